@@ -1,0 +1,61 @@
+// Batch plan: what each data-parallel rank computes in one step.  Built by pure functions from lengths.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ballast {
+
+/// Tokens [begin, end) of a sample.  begin == 0 everywhere is a packed micro-batch; begin > 0 is a dependent chunk that
+/// attends to the stored keys and values of [0, begin).
+struct Segment {
+  std::int64_t sample = 0;  ///< index in the dataset
+  std::int64_t begin = 0, end = 0;
+  std::int64_t loss_tokens = 0;  ///< tokens of this segment that carry loss
+  std::int64_t tokens() const { return end - begin; }
+  bool operator==(const Segment&) const = default;
+};
+
+/// Segments computed together, concatenated along one packed axis.
+struct MicroBatch {
+  std::vector<Segment> segments;
+  int sp = 1;                ///< sequence-parallel degree (HBP); 1 without adaptive SP
+  int recompute_layers = -1; ///< layers recomputed in backward; -1: as the deck says
+  std::int64_t tokens() const;
+  std::int64_t loss_tokens() const;
+  /// Sum over segments of visible (query, key) pairs: n (begin + (n + 1) / 2) for n tokens.
+  double attention_pairs() const;
+  bool operator==(const MicroBatch&) const = default;
+};
+
+/// One step: micro_batches[d] is the list of data-parallel rank d, in execution order.
+struct Batch {
+  std::int64_t step = 0;
+  std::vector<std::vector<MicroBatch>> micro_batches;
+  std::int64_t loss_tokens() const;  ///< of the whole global batch: the `ave_token` normaliser
+  std::int64_t tokens() const;
+  std::int64_t samples() const;      ///< distinct samples (segments with begin == 0)
+  /// Order-sensitive 64-bit hash, written to the trace.
+  std::uint64_t hash() const;
+};
+
+/// Length of one sample of the step's global batch.
+struct SampleLength {
+  std::int64_t sample = 0;
+  std::int64_t tokens = 0;
+  std::int64_t loss_tokens = 0;
+};
+
+struct BatchingOptions {
+  std::string method = "packed";    ///< none | packed (later issues add random, sorted, isf, ffs, ffd, bfs, spfhp, hbp, chunkflow, sab, lbb)
+  std::int64_t micro_batch_tokens = 4096;  ///< pack capacity in tokens; longer samples get a micro-batch of their own
+  int dp = 1;
+};
+
+/// Assigns the samples of one global batch.  `none`: one sample a micro-batch, dealt round robin in the given order.
+/// `packed`: best-fit decreasing into packs of at most micro_batch_tokens, packs dealt longest-attention-first to the least loaded
+/// data-parallel rank.  Every sample appears exactly once; the result depends on the arguments alone.
+/// Errors: unknown method, dp < 1, a sample without tokens is kept (it costs nothing and counts).
+Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples, const BatchingOptions& options);
+
+}  // namespace ballast

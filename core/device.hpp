@@ -1,0 +1,48 @@
+// Device: where memory lives and how bytes move.  One implementation per backend (host here, CUDA in kernels/cuda).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace ballast {
+
+enum class Space { host, cuda };
+enum class Backend { host, cuda };
+
+/// What a piece of memory is for; peak bytes are kept per category (trace and `check`).
+enum class MemoryCategory { parameters, gradients, optimizer, activations, communication, kv_store, workspace, data };
+inline constexpr int kMemoryCategories = 8;
+const char* name(MemoryCategory category);
+
+/// Allocation and transfer on one memory space.  Errors throw ballast::Error.
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual Space space() const = 0;
+  virtual std::string description() const = 0;
+  virtual void* allocate(std::size_t bytes) = 0;  ///< at least 64-byte aligned; 0 bytes gives nullptr
+  virtual void deallocate(void* pointer, std::size_t bytes) noexcept = 0;
+  virtual void zero(void* pointer, std::size_t bytes) = 0;
+  /// Copies between this device and the host or within the device; ordered with this device's compute stream.
+  virtual void copy(void* to, Space to_space, const void* from, Space from_space, std::size_t bytes) = 0;
+  /// Returns when all queued work is done.
+  virtual void synchronize() = 0;
+};
+
+/// The host device: storage from Kokkos.  Kokkos must be initialised before the first allocation.
+Device& host_device();
+/// The CUDA device of this process, or nullptr when none was set up (see kernels/cuda).
+Device* cuda_device();
+void set_cuda_device(Device* device);
+Device& device_of(Space space);
+
+/// Current and peak bytes of this process per category; allocation through Tensor keeps it.
+struct MemoryUse {
+  std::int64_t current[kMemoryCategories] = {};
+  std::int64_t peak[kMemoryCategories] = {};
+  std::int64_t current_total = 0, peak_total = 0;
+};
+const MemoryUse& memory_use();
+void reset_peak_memory();
+
+}  // namespace ballast

@@ -1,0 +1,87 @@
+// Event recorder: what happened, keyed by the plans' own identifiers.  Kept in memory, handed to a sink at step ends.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace ballast {
+
+/// What an event measured.  The first group mirrors Schedule ops one to one.
+enum class EventKind : std::int32_t {
+  forward, recompute, backward, backward_input, backward_weight, send, recv, offload, fetch,  // schedule ops
+  attention_forward, attention_backward,      // one ring step's computation
+  ring_wait,                                  // time a ring step waited for its hops
+  layer_forward, layer_backward, head,        // parts of a stage
+  indexing, gradient_reduce, parameter_gather, optimizer, data, checkpoint, validation, step, idle
+};
+inline constexpr int kEventKinds = 23;
+const char* name(EventKind kind);
+/// True for kinds whose time is useful computation (POP): everything but waits, transfers and enclosing spans.
+bool useful(EventKind kind);
+
+struct Event {
+  std::int32_t step = -1, micro_batch = -1, chunk = -1, layer = -1, stage = -1;
+  std::int32_t outer = -1, inner = -1;  ///< ring step
+  EventKind kind = EventKind::step;
+  double begin_s = 0, end_s = 0;        ///< seconds since the recorder's origin (clock-aligned across ranks)
+  double flops = 0;                     ///< useful FLOPs
+  std::int64_t bytes = 0;               ///< moved between ranks
+};
+
+/// Time source.  mark() is cheap and may be taken on a device stream; seconds() may be asked only after the work is done.
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual std::int64_t mark() = 0;
+  virtual double seconds(std::int64_t mark) = 0;
+};
+Clock& host_clock();
+
+class Recorder {
+ public:
+  explicit Recorder(Clock& clock = host_clock());
+  /// Identifiers that later events inherit.
+  Event context;
+  /// Opens an event that inherits `context`; returns its handle.
+  std::int64_t begin(EventKind kind);
+  void end(std::int64_t handle, double flops = 0, std::int64_t bytes = 0);
+  /// Seconds added to every time so that ranks share an origin (set once after clock alignment).
+  void set_offset(double seconds) { offset_s_ = seconds; }
+  double now();
+  /// Resolves all closed events, passes them to `sink` (if any) and forgets them.
+  void flush(const std::function<void(std::span<const Event>)>& sink);
+  /// The latest event opened, for reports about a rank that hangs.
+  std::string last_event() const;
+  bool enabled = true;
+
+ private:
+  struct Pending { Event event; std::int64_t begin_mark = 0, end_mark = -1; };
+  Clock& clock_;
+  double offset_s_ = 0;
+  std::int64_t flushed_ = 0;
+  std::vector<Pending> pending_;
+  Event last_;
+};
+
+/// Records a scope; recorder may be null.
+class Scope {
+ public:
+  Scope(Recorder* recorder, EventKind kind) : recorder_(recorder && recorder->enabled ? recorder : nullptr) {
+    if (recorder_) handle_ = recorder_->begin(kind);
+  }
+  ~Scope() {
+    if (recorder_) recorder_->end(handle_, flops, bytes);
+  }
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+  double flops = 0;
+  std::int64_t bytes = 0;
+
+ private:
+  Recorder* recorder_;
+  std::int64_t handle_ = 0;
+};
+
+}  // namespace ballast

@@ -1,0 +1,59 @@
+// Schedule: per pipeline stage an ordered list of ops, transfers explicit and matched.  The executor walks it, the
+// simulator times it, the trace reports it op by op.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace ballast {
+
+enum class OpKind { forward, recompute, backward, backward_input, backward_weight, send, recv, offload, fetch };
+const char* name(OpKind kind);
+
+/// What a transfer carries: stage outputs forward, their gradients backward.
+enum class Payload { none, activation, gradient };
+
+struct Op {
+  OpKind kind = OpKind::forward;
+  int micro_batch = 0;  ///< index in the data-parallel rank's list of the step's Batch
+  int chunk = 0;        ///< index of the dependent chunk inside its sample, 0 for standalone
+  int peer = -1;        ///< stage at the other end of a transfer
+  Payload payload = Payload::none;
+  bool operator==(const Op&) const = default;
+};
+
+struct Schedule {
+  std::vector<std::vector<Op>> stages;
+  std::uint64_t hash() const;
+};
+
+/// Gradient accumulation on one stage: forward then backward of each micro-batch, in order.  The pipeline issue adds
+/// gpipe, 1f1b and the state-aware schedules behind the same value.
+Schedule accumulate_schedule(int micro_batches);
+
+/// Durations for the simulator, in seconds (any unit will do as long as it is one).
+struct ScheduleCosts {
+  std::function<double(int stage, const Op&)> duration;
+};
+
+struct TimedOp {
+  Op op;
+  double begin_s = 0, end_s = 0;
+};
+
+struct SimulatedSchedule {
+  std::vector<std::vector<TimedOp>> stages;
+  double step_time_s = 0;
+  double bubble_ratio = 0;   ///< 1 - useful / (stages * step time); recomputation, transfers and waits count as bubble
+  std::vector<int> peak_live_activations;  ///< per stage: forwards (or recomputes) whose backward is still to come
+};
+
+/// Runs every stage's list in order; a recv waits for its matching send (same micro-batch and payload).  Sends are
+/// posted and cost the receiver `duration` from then on.  Throws Error naming the blocked ops when the lists deadlock.
+SimulatedSchedule simulate(const Schedule& schedule, const ScheduleCosts& costs);
+
+/// Unmatched transfers, a backward before its forward and the like; empty when well formed.
+std::string problems(const Schedule& schedule);
+
+}  // namespace ballast

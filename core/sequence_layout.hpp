@@ -1,0 +1,64 @@
+// SequenceLayout: (rank, local index) <-> position on the packed axis of a micro-batch, over context-parallel ranks.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/attention_index.hpp"
+#include "core/batch.hpp"
+
+namespace ballast {
+
+enum class LayoutKind { contiguous, zigzag, striped };
+LayoutKind layout_kind(const std::string& name);  ///< throws Error for an unknown name
+const char* name(LayoutKind kind);
+
+/// How N tokens are spread over C ranks.  Local indices ascend with the global position on every rank and every layout,
+/// so that causal visibility is one interval per query (see visible_intervals).
+///   contiguous  rank r holds [b(r), b(r+1)), b(i) = N i / C rounded down to `align`
+///   zigzag      2C pieces cut alike; rank r holds pieces r and 2C-1-r
+///   striped     block b of `stripe` tokens lies on rank b mod C
+class SequenceLayout {
+ public:
+  SequenceLayout() = default;
+  SequenceLayout(LayoutKind kind, std::int64_t tokens, int ranks, std::int64_t stripe = 64, std::int64_t align = 1);
+
+  struct Location {
+    int rank = 0;
+    std::int64_t index = 0;
+    bool operator==(const Location&) const = default;
+  };
+  Location locate(std::int64_t global) const;
+  std::int64_t global(int rank, std::int64_t index) const;
+  std::int64_t local_tokens(int rank) const;
+  std::int64_t tokens() const { return tokens_; }
+  int ranks() const { return ranks_; }
+  LayoutKind kind() const { return kind_; }
+  std::int64_t stripe() const { return stripe_; }
+  /// Number of local tokens of `rank` whose global position is below `global`: the lower bound that turns global
+  /// intervals into local ones.
+  std::int64_t lower_bound(int rank, std::int64_t global) const;
+  /// Maximal ranges [begin, end) of global positions on `rank`, ascending.
+  std::vector<std::pair<std::int64_t, std::int64_t>> pieces(int rank) const;
+
+ private:
+  std::int64_t boundary(std::int64_t i, std::int64_t parts) const;
+  LayoutKind kind_ = LayoutKind::contiguous;
+  std::int64_t tokens_ = 0, stripe_ = 64, align_ = 1;
+  int ranks_ = 1;
+};
+
+/// Segment and position of every packed position of a micro-batch, and its place inside the micro-batch.
+struct PackedAxis {
+  std::vector<std::int64_t> offset;  ///< [segments + 1], start of each segment on the packed axis
+  const MicroBatch* micro_batch = nullptr;
+  explicit PackedAxis(const MicroBatch& batch);
+  int segment_of(std::int64_t packed) const;
+  AxisToken token(std::int64_t packed) const;
+};
+
+/// Tokens that `rank` holds of a micro-batch under a layout, in local order.
+std::vector<AxisToken> local_tokens(const MicroBatch& batch, const SequenceLayout& layout, int rank);
+
+}  // namespace ballast

@@ -1,0 +1,89 @@
+// Communicators, waits and errors on many ranks.  One type carries host tensors by MPI and device tensors by NCCL.
+#pragma once
+#include <mpi.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/recorder.hpp"
+#include "core/tensor.hpp"
+
+namespace ballast {
+
+/// Waits for MPI requests without starving other ranks of the core: test, then yield.  Every wait in Ballast goes
+/// through here.  After `set_wait_limit` seconds without progress the rank reports its last event and aborts the job.
+void wait_all(std::vector<MPI_Request>& requests);
+void set_wait_limit(double seconds, const Recorder* recorder = nullptr);
+/// Throws Error for an MPI return code other than MPI_SUCCESS.
+void check_mpi(int code, const char* what);
+
+enum class Reduction { sum, max, min };
+
+/// One direction of a neighbour transfer.
+struct Transfer {
+  Tensor tensor;  ///< contiguous; sent or overwritten
+  int peer = 0;
+  bool send = true;
+};
+
+/// Transfers in flight; complete() before touching the tensors.  Holds the tensors alive.  Empty: nothing in flight.
+class Pending {
+ public:
+  Pending() = default;
+  explicit Pending(std::function<void()> complete) : complete_(std::move(complete)) {}
+  Pending(Pending&& other) noexcept : complete_(std::move(other.complete_)) { other.complete_ = nullptr; }
+  Pending& operator=(Pending&& other) noexcept;
+  ~Pending();
+  void complete();
+  bool active() const { return static_cast<bool>(complete_); }
+
+ private:
+  std::function<void()> complete_;
+};
+
+/// A group of ranks.  Collectives are called by all of them in the same order.  Reductions of floating-point host
+/// tensors add in a fixed order for a given group size, so a repeated run gives the same bits.
+class Communicator {
+ public:
+  Communicator();  ///< a group of one
+  explicit Communicator(MPI_Comm comm, bool owned = false);
+  static Communicator world();
+  int rank() const;
+  int size() const;
+  MPI_Comm mpi() const;
+  /// Sub-group of ranks with equal `color` (>= 0), ordered by `key`.  Collective.
+  Communicator split(int color, int key) const;
+
+  /// Posts all transfers of a step at once and returns immediately.  Two transfers between the same pair of ranks match
+  /// in the order given.
+  Pending exchange(std::span<const Transfer> transfers) const;
+  void all_reduce(Tensor& tensor, Reduction reduction = Reduction::sum) const;
+  double all_reduce(double value, Reduction reduction = Reduction::sum) const;
+  std::int64_t all_reduce(std::int64_t value, Reduction reduction = Reduction::sum) const;
+  /// `input` [size() * n] -> `output` [n], sum; and back.
+  void reduce_scatter(const Tensor& input, Tensor& output) const;
+  void all_gather(const Tensor& input, Tensor& output) const;
+  /// `input` [size(), n] -> `output` [size(), n]: block p goes to rank p.
+  void all_to_all(const Tensor& input, Tensor& output) const;
+  void broadcast(Tensor& tensor, int root) const;
+  std::string broadcast(const std::string& text, int root) const;
+  /// Texts of all ranks, on every rank.
+  std::vector<std::string> all_gather(const std::string& text) const;
+  void barrier() const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+/// Collective: when any rank's condition is false, every rank throws Error with the message of the lowest such rank;
+/// main prints it once, from rank 0.
+void check_all(const Communicator& comm, bool condition, const std::string& message);
+/// One rank: prints who and where, then aborts all ranks with a non-zero status.
+[[noreturn]] void fail_here(const std::string& message);
+
+}  // namespace ballast
