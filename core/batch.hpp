@@ -50,11 +50,13 @@ struct BatchingOptions {
   std::string method = "packed";    ///< none | packed (later issues add random, sorted, isf, ffs, ffd, bfs, spfhp, hbp, chunkflow, sab, lbb)
   std::int64_t micro_batch_tokens = 4096;  ///< pack capacity in tokens; longer samples get a micro-batch of their own
   int dp = 1;
+  /// Cost of one visible (query, key) pair in units of one token's matrix products; balances packs over ranks.
+  double pair_cost_tokens = 0;
 };
 
 /// Assigns the samples of one global batch.  `none`: one sample a micro-batch, dealt round robin in the given order.
-/// `packed`: best-fit decreasing into packs of at most micro_batch_tokens, packs dealt longest-attention-first to the least loaded
-/// data-parallel rank.  Every sample appears exactly once; the result depends on the arguments alone.
+/// `packed`: best-fit decreasing into packs of at most micro_batch_tokens, packs dealt heaviest first (tokens and attention
+/// pairs) to the least loaded data-parallel rank.  Every sample appears exactly once; the result depends on the arguments alone.
 /// Errors: unknown method, dp < 1, a sample without tokens is kept (it costs nothing and counts).
 Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples, const BatchingOptions& options);
 
