@@ -49,6 +49,7 @@ struct Parameter {
   int stage = 0;                  ///< pipeline stage that owns it
   int layer = -1;                 ///< transformer layer, -1 for embedding, final norm and head
   int tp_dim = -1;                ///< dimension split under tensor parallelism, -1: replicated
+  bool tied_copy = false;         ///< second copy of a tied embedding on the last stage; gradients of both copies are summed
   std::int64_t numel() const;
 };
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/attention_executor.hpp"
+#include "core/attention_index.hpp"
 #include "core/model_shape.hpp"
 #include "core/recorder.hpp"
 #include "kernels/parameters.hpp"
@@ -24,6 +25,7 @@ struct LocalBatch {
   Tensor tokens;      ///< [T] i32, host or device
   Tensor targets;     ///< [T] i32; -1 where the token carries no loss
   Tensor positions;   ///< [T] i32, position inside the sample (RoPE)
+  Tensor loss_weights;  ///< [T] f32 (f64), weight of each token's loss in the objective; undefined: all 1
   std::vector<std::int32_t> segment;  ///< [T] segment index, for per-segment losses
   std::int64_t size() const { return tokens.defined() ? tokens.size(0) : 0; }
 };
@@ -35,7 +37,7 @@ using StageActivationsPtr = std::unique_ptr<StageActivations, StageActivationsDe
 
 struct StageOutput {
   Tensor hidden;          ///< [T, hidden], not on the last stage
-  double loss_sum = 0;    ///< summed token loss of this rank's tokens, last stage only (filled when asked, see loss())
+  double loss_sum = 0;    ///< summed token loss of this rank's tokens (fp64, unweighted), last stage only
   Tensor token_loss;      ///< [T] f32 (f64), last stage only; 0 where there is no loss
 };
 
@@ -51,8 +53,8 @@ class StageModel {
   /// (pass nullptr for evaluation).
   StageOutput forward(const LocalBatch& batch, const Tensor& input, AttentionExecutor& attention, StageActivationsPtr* saved);
   /// `loss_scale`: derivative of the objective with respect to each token's loss (1 / loss tokens of the global batch
-  /// for `ave_token`), times optional per-token weights.  `d_output`: gradient of the stage output, undefined on the
-  /// last stage.  Returns the gradient of `input` (undefined on the first stage); parameter gradients are added.
+  /// for `ave_token`), times batch.loss_weights.  `d_output`: gradient of the stage output, undefined on the
+  /// last stage.  `batch` is the one that forward had.  Returns the gradient of `input` (undefined on the first stage); parameter gradients are added.
   Tensor backward(const LocalBatch& batch, StageActivationsPtr saved, AttentionExecutor& attention, double loss_scale, const Tensor& d_output);
 
   const ModelShape& shape() const;

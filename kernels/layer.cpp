@@ -1,0 +1,198 @@
+#include "kernels/layer.hpp"
+
+#include <cmath>
+#include <vector>
+
+#include "kernels/elementwise.hpp"
+#include "kernels/linear.hpp"
+#include "kernels/rmsnorm.hpp"
+#include "kernels/rope.hpp"
+#include "kernels/swiglu.hpp"
+
+namespace ballast {
+namespace {
+
+std::int64_t query_width(const ModelShape& s) { return s.query_heads * s.head_dim; }
+std::int64_t kv_width(const ModelShape& s) { return s.kv_heads * s.head_dim; }
+std::int64_t qkv_width(const ModelShape& s) { return query_width(s) + 2 * kv_width(s); }
+
+// Columns [begin, begin + heads * D) of a joined buffer [T, width] as [T, heads, D].
+Tensor heads_of(const Tensor& joined, std::int64_t begin, std::int64_t heads, std::int64_t head_dim) {
+  const Tensor by_head = joined.reshape({joined.size(0), joined.size(1) / head_dim, head_dim});
+  return by_head.narrow(1, begin / head_dim, begin / head_dim + heads);
+}
+
+struct ActivationSpec {
+  const char* name;
+  Tensor LayerActivations::*member;
+  Keep kept_from;  // the least Keep that keeps it
+  Shape shape;
+  bool statistic;
+};
+
+// The one list of a layer's activations: allocation and the memory estimate both read it.
+std::vector<ActivationSpec> activation_specs(const ModelShape& s, std::int64_t t) {
+  using A = LayerActivations;
+  return {
+      {"layer input", &A::input, Keep::input, {t, s.hidden}, false},
+      {"layer rstd1", &A::rstd1, Keep::selective, {t}, true},
+      {"layer normed1", &A::normed1, Keep::all, {t, s.hidden}, false},
+      {"layer qkv", &A::qkv, Keep::selective, {t, qkv_width(s)}, false},
+      {"layer attention", &A::attention, Keep::selective, {t, query_width(s)}, false},
+      {"layer lse", &A::lse, Keep::selective, {s.query_heads, t}, true},
+      {"layer middle", &A::middle, Keep::selective, {t, s.hidden}, false},
+      {"layer rstd2", &A::rstd2, Keep::selective, {t}, true},
+      {"layer normed2", &A::normed2, Keep::all, {t, s.hidden}, false},
+      {"layer gate_up", &A::gate_up, Keep::selective, {t, 2 * s.intermediate}, false},
+      {"layer product", &A::product, Keep::all, {t, s.intermediate}, false},
+  };
+}
+
+LayerTensors bind(const ModelShape& shape, std::int64_t index, const Parameters& parameters, Tensor (Parameters::*joined)(const std::string&, int) const) {
+  const std::string prefix = fmt::format("model.layers.{}.", index);
+  const auto get = [&](const char* name, int count) { return (parameters.*joined)(prefix + name, count); };
+  LayerTensors t;
+  t.norm1 = get("input_layernorm.weight", 1);
+  t.qkv = get("self_attn.q_proj.weight", 3);
+  if (shape.qkv_bias) t.qkv_bias = get("self_attn.q_proj.bias", 3);
+  t.output = get("self_attn.o_proj.weight", 1);
+  t.norm2 = get("post_attention_layernorm.weight", 1);
+  t.gate_up = get("mlp.gate_proj.weight", 2);
+  t.down = get("mlp.down_proj.weight", 1);
+  return t;
+}
+
+}  // namespace
+
+Layer::Layer(const ModelShape& shape, std::int64_t index, const Parameters& parameters)
+    : shape_(shape),
+      index_(index),
+      type_(parameters.dtype()),
+      value_(bind(shape, index, parameters, &Parameters::joined_value)),
+      gradient_(bind(shape, index, parameters, &Parameters::joined_gradient)) {}
+
+double Layer::flops(std::int64_t tokens) const {
+  const double t = static_cast<double>(tokens), h = static_cast<double>(shape_.hidden), i = static_cast<double>(shape_.intermediate);
+  return linear_flops(t, h, static_cast<double>(qkv_width(shape_))) + linear_flops(t, static_cast<double>(query_width(shape_)), h) +
+         linear_flops(t, h, 2 * i) + linear_flops(t, i, h);
+}
+
+LayerActivations Layer::allocate(std::int64_t tokens, Keep keep, bool has_branch, Workspace& workspace) const {
+  Device& device = device_of(value_.qkv.space());
+  LayerActivations a;
+  for (const ActivationSpec& spec : activation_specs(shape_, tokens)) {
+    if (spec.member == &LayerActivations::input && !has_branch) continue;  // forward takes the residual itself
+    const DType type = spec.statistic ? statistics_type(type_) : type_;
+    a.*spec.member = keep >= spec.kept_from ? Tensor::empty(spec.shape, type, device) : workspace.take(spec.name, spec.shape, type);
+  }
+  return a;
+}
+
+void Layer::release(Keep keep, LayerActivations& a) {
+  for (const ActivationSpec& spec : activation_specs({}, 0))
+    if (keep < spec.kept_from) a.*spec.member = {};
+}
+
+std::int64_t Layer::kept_bytes(const ModelShape& shape, std::int64_t tokens, DType type, Keep keep) {
+  std::int64_t bytes = 0;
+  for (const ActivationSpec& spec : activation_specs(shape, tokens)) {
+    if (keep < spec.kept_from) continue;
+    std::int64_t elements = 1;
+    for (auto extent : spec.shape) elements *= extent;
+    bytes += elements * static_cast<std::int64_t>(size_of(spec.statistic ? statistics_type(type) : type));
+  }
+  return bytes;
+}
+
+AttentionInputs Layer::attention_inputs(const LayerActivations& a) const {
+  AttentionInputs in;
+  in.layer = static_cast<int>(index_);
+  in.q = heads_of(a.qkv, 0, shape_.query_heads, shape_.head_dim);
+  in.k = heads_of(a.qkv, query_width(shape_), shape_.kv_heads, shape_.head_dim);
+  in.v = heads_of(a.qkv, query_width(shape_) + kv_width(shape_), shape_.kv_heads, shape_.head_dim);
+  in.scale = 1.0 / std::sqrt(static_cast<double>(shape_.head_dim));
+  return in;
+}
+
+ResidualPair Layer::forward(const ResidualPair& in, const RotaryTable& rotary, AttentionExecutor& attention, LayerActivations& a,
+                            Workspace& workspace) const {
+  if (in.branch.defined()) {
+    add_rmsnorm_forward(in.residual, in.branch, value_.norm1, shape_.rms_eps, a.input, a.normed1, a.rstd1);
+  } else {
+    a.input = in.residual;
+    rmsnorm_forward(a.input, value_.norm1, shape_.rms_eps, a.normed1, a.rstd1);
+  }
+  forward_from_input(rotary, attention, a, workspace);
+  Tensor branch = workspace.take("layer branch", a.input.shape(), type_);
+  linear_forward(a.product, value_.down, {}, branch);
+  return {a.middle, branch};
+}
+
+// From normed1 to the SwiGLU product.
+void Layer::forward_from_input(const RotaryTable& rotary, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const {
+  linear_forward(a.normed1, value_.qkv, value_.qkv_bias, a.qkv);
+  Tensor rotated = heads_of(a.qkv, 0, shape_.query_heads + shape_.kv_heads, shape_.head_dim);  // q and k lie side by side
+  rope_apply(rotated, rotary.cos, rotary.sin, false, rotated);
+  Tensor o = heads_of(a.attention, 0, shape_.query_heads, shape_.head_dim);
+  attention.forward(attention_inputs(a), o, a.lse);
+  Tensor branch = workspace.take("layer branch", a.input.shape(), type_);
+  linear_forward(a.attention, value_.output, {}, branch);
+  add_rmsnorm_forward(a.input, branch, value_.norm2, shape_.rms_eps, a.middle, a.normed2, a.rstd2);
+  linear_forward(a.normed2, value_.gate_up, {}, a.gate_up);
+  swiglu_forward(a.gate_up, a.product);
+}
+
+void Layer::restore(Keep keep, const RotaryTable& rotary, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const {
+  if (keep == Keep::all) return;
+  const std::int64_t tokens = a.input.size(0);
+  for (const ActivationSpec& spec : activation_specs(shape_, tokens))
+    if (keep < spec.kept_from) a.*spec.member = workspace.take(spec.name, spec.shape, spec.statistic ? statistics_type(type_) : type_);
+  if (keep == Keep::input) {
+    rmsnorm_forward(a.input, value_.norm1, shape_.rms_eps, a.normed1, a.rstd1);
+    forward_from_input(rotary, attention, a, workspace);
+  } else {
+    rmsnorm_recompute(a.input, a.rstd1, value_.norm1, a.normed1);
+    rmsnorm_recompute(a.middle, a.rstd2, value_.norm2, a.normed2);
+    swiglu_forward(a.gate_up, a.product);
+  }
+}
+
+void Layer::backward(const RotaryTable& rotary, AttentionExecutor& attention, const LayerActivations& a, Tensor& d, Workspace& workspace) const {
+  const std::int64_t tokens = d.size(0), q = query_width(shape_), kv = kv_width(shape_);
+  const auto scratch = [&](const char* name, std::int64_t columns) { return workspace.take(name, {tokens, columns}, type_); };
+  LayerTensors g = gradient_;
+
+  // MLP: d is the gradient of both summands of the output.
+  Tensor d_product = scratch("layer d_product", shape_.intermediate), d_gate_up = scratch("layer d_gate_up", 2 * shape_.intermediate);
+  Tensor d_normed = scratch("layer d_normed", shape_.hidden);
+  linear_input_gradient(d, value_.down, d_product);
+  linear_weight_gradient(a.product, d, g.down);
+  swiglu_backward(a.gate_up, d_product, d_gate_up);
+  linear_input_gradient(d_gate_up, value_.gate_up, d_normed);
+  linear_weight_gradient(a.normed2, d_gate_up, g.gate_up);
+  rmsnorm_weight_gradient(d_normed, a.middle, a.rstd2, g.norm2);
+  rmsnorm_input_gradient(d_normed, a.middle, a.rstd2, value_.norm2, true, d);
+
+  // Attention: d is now the gradient of x2, that is of x and of the attention branch.
+  Tensor d_attention = scratch("layer d_attention", q);
+  linear_input_gradient(d, value_.output, d_attention);
+  linear_weight_gradient(a.attention, d, g.output);
+  Tensor dq = scratch("layer dq", q).reshape({tokens, shape_.query_heads, shape_.head_dim});
+  Tensor dk = scratch("layer dk", kv).reshape({tokens, shape_.kv_heads, shape_.head_dim});
+  Tensor dv = scratch("layer dv", kv).reshape({tokens, shape_.kv_heads, shape_.head_dim});
+  attention.backward(attention_inputs(a), heads_of(a.attention, 0, shape_.query_heads, shape_.head_dim), a.lse,
+                     heads_of(d_attention, 0, shape_.query_heads, shape_.head_dim), dq, dk, dv);
+  Tensor d_qkv = scratch("layer d_qkv", qkv_width(shape_));
+  Tensor d_q = heads_of(d_qkv, 0, shape_.query_heads, shape_.head_dim), d_k = heads_of(d_qkv, q, shape_.kv_heads, shape_.head_dim);
+  Tensor d_v = heads_of(d_qkv, q + kv, shape_.kv_heads, shape_.head_dim);
+  rope_apply(dq, rotary.cos, rotary.sin, true, d_q);
+  rope_apply(dk, rotary.cos, rotary.sin, true, d_k);
+  copy_rows(dv, d_v);
+  linear_input_gradient(d_qkv, value_.qkv, d_normed);
+  linear_weight_gradient(a.normed1, d_qkv, g.qkv);
+  if (shape_.qkv_bias) linear_bias_gradient(d_qkv, g.qkv_bias);
+  rmsnorm_weight_gradient(d_normed, a.input, a.rstd1, g.norm1);
+  rmsnorm_input_gradient(d_normed, a.input, a.rstd1, value_.norm1, true, d);
+}
+
+}  // namespace ballast

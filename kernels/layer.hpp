@@ -1,0 +1,90 @@
+// One transformer layer: x2 = x + attention(norm(x)), out = x2 + mlp(norm(x2)).  The last addition is left to whoever
+// reads the output (the next layer's norm, or the head's), which fuses it; so a layer hands over (residual, branch).
+// Composed of the operations beside it and an AttentionExecutor: no backend code of its own.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "core/attention_executor.hpp"
+#include "core/model_shape.hpp"
+#include "kernels/parameters.hpp"
+#include "kernels/workspace.hpp"
+
+namespace ballast {
+
+/// Parameters of one layer, q/k/v and gate/up joined along dimension 0; the same struct holds values or gradients.
+struct LayerTensors {
+  Tensor norm1;                ///< [H]
+  Tensor qkv, qkv_bias;        ///< [(Hq + 2 Hkv) D, H] and [(Hq + 2 Hkv) D]; bias undefined without
+  Tensor output;               ///< [H, Hq D]
+  Tensor norm2;                ///< [H]
+  Tensor gate_up;              ///< [2 I, H]
+  Tensor down;                 ///< [H, I]
+};
+
+/// How much of a layer's forward is kept for its backward.
+enum class Keep {
+  nothing,    ///< evaluation
+  input,      ///< the layer's input alone; backward runs the whole forward again, attention included
+  selective,  ///< matrix products and attention; norms and the SwiGLU product are formed again
+  all,
+};
+
+/// Intermediate results of one layer over T tokens.
+struct LayerActivations {
+  Tensor input;            ///< [T, H] x
+  Tensor rstd1, normed1;   ///< [T], [T, H]
+  Tensor qkv;              ///< [T, (Hq + 2 Hkv) D], q and k rotated
+  Tensor attention, lse;   ///< [T, Hq D], [Hq, T]
+  Tensor middle;           ///< [T, H] x2
+  Tensor rstd2, normed2;   ///< [T], [T, H]
+  Tensor gate_up, product; ///< [T, 2 I], [T, I]
+};
+
+/// A hidden state as two summands; `branch` is undefined when `residual` is the whole of it.
+struct ResidualPair {
+  Tensor residual, branch;  ///< [T, H]
+};
+
+/// Rotation table of a micro-batch, shared by all layers: [T, D/2] each.
+struct RotaryTable {
+  Tensor cos, sin;
+};
+
+/// dtype of statistics (rstd, LSE, token losses, rotation table) beside activations of `type`.
+inline DType statistics_type(DType type) { return type == DType::f64 ? DType::f64 : DType::f32; }
+
+class Layer {
+ public:
+  /// `index`: place in the whole model.  Throws Error when the parameters of this layer are not all there.
+  Layer(const ModelShape& shape, std::int64_t index, const Parameters& parameters);
+
+  std::int64_t index() const { return index_; }
+  /// Matrix products of one forward pass over `tokens` tokens, attention not included.
+  double flops(std::int64_t tokens) const;
+  /// Activations of which those that `keep` names are new, the rest lie in the workspace until the next layer's pass.
+  /// `has_branch`: the layer's input comes as two summands, so that their sum needs a place.
+  LayerActivations allocate(std::int64_t tokens, Keep keep, bool has_branch, Workspace& workspace) const;
+  /// Forgets the activations that lie in the workspace.
+  static void release(Keep keep, LayerActivations& a);
+  /// Fills `a` from the hidden state `in`, returns the output.  a.input becomes in.residual where that is the whole
+  /// hidden state.  The output's branch lies in the workspace.
+  ResidualPair forward(const ResidualPair& in, const RotaryTable& rotary, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const;
+  /// Fills what `keep` left out of `a`, bit for bit as forward did.
+  void restore(Keep keep, const RotaryTable& rotary, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const;
+  /// d [T, H]: gradient of the output, turned into that of the input in place.  Adds the parameter gradients.
+  void backward(const RotaryTable& rotary, AttentionExecutor& attention, const LayerActivations& a, Tensor& d, Workspace& workspace) const;
+  /// Bytes of the activations that `keep` names.
+  static std::int64_t kept_bytes(const ModelShape& shape, std::int64_t tokens, DType type, Keep keep);
+
+ private:
+  void forward_from_input(const RotaryTable& rotary, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const;
+  AttentionInputs attention_inputs(const LayerActivations& a) const;
+
+  ModelShape shape_;
+  std::int64_t index_ = 0;
+  DType type_ = DType::f32;
+  LayerTensors value_, gradient_;
+};
+
+}  // namespace ballast

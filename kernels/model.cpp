@@ -1,0 +1,198 @@
+#include "kernels/model.hpp"
+
+#include "kernels/cross_entropy.hpp"
+#include "kernels/elementwise.hpp"
+#include "kernels/embedding.hpp"
+#include "kernels/layer.hpp"
+#include "kernels/linear.hpp"
+#include "kernels/lm_head.hpp"
+#include "kernels/rope.hpp"
+
+namespace ballast {
+
+struct StageActivations {
+  RotaryTable rotary;
+  std::vector<LayerActivations> layers;
+  Tensor hidden, rstd, lse;  // last stage: input of the final norm [T, H], its rstd and the logits' LSE [T]
+};
+
+void StageActivationsDeleter::operator()(StageActivations* activations) const { delete activations; }
+
+namespace {
+
+Keep keep_of(const RecomputeOptions& options, std::int64_t layer_in_stage) {
+  if (options.mode == Recompute::selective) return Keep::selective;
+  if (options.mode == Recompute::full && (options.layers < 0 || layer_in_stage < options.layers)) return Keep::input;
+  return Keep::all;
+}
+
+/// Sets the recorder's layer for the events of a scope.
+class LayerContext {
+ public:
+  LayerContext(Recorder* recorder, std::int64_t layer) : recorder_(recorder), previous_(recorder ? recorder->context.layer : -1) {
+    if (recorder_) recorder_->context.layer = static_cast<std::int32_t>(layer);
+  }
+  ~LayerContext() {
+    if (recorder_) recorder_->context.layer = previous_;
+  }
+  LayerContext(const LayerContext&) = delete;
+  LayerContext& operator=(const LayerContext&) = delete;
+
+ private:
+  Recorder* recorder_;
+  std::int32_t previous_;
+};
+
+}  // namespace
+
+struct StageModel::Impl {
+  ModelShape shape;
+  std::int64_t layer_begin, layer_end;
+  RecomputeOptions recompute;
+  Recorder* recorder;
+  DType type;
+  Device* device;
+  Workspace workspace;
+  RopeFrequencies frequencies;
+  std::vector<Layer> layers;
+  Tensor embedding, embedding_gradient;  // first stage
+  LmHead head;                           // last stage
+
+  Impl(const ModelShape& s, std::int64_t begin, std::int64_t end, Parameters& parameters, RecomputeOptions r, Recorder* rec, std::int64_t head_chunk)
+      : shape(s),
+        layer_begin(begin),
+        layer_end(end),
+        recompute(r),
+        recorder(rec),
+        type(parameters.dtype()),
+        device(&device_of(parameters.values().space())),
+        workspace(*device),
+        frequencies(rope_frequencies(s)) {
+    for (std::int64_t l = begin; l < end; ++l) layers.emplace_back(shape, l, parameters);
+    const std::string embedding_name = "model.embed_tokens.weight", head_name = shape.tied_embedding ? embedding_name : "lm_head.weight";
+    if (first()) {
+      embedding = parameters.value(embedding_name);
+      embedding_gradient = parameters.gradient(embedding_name);
+    }
+    if (last())
+      head = {parameters.value("model.norm.weight"), parameters.gradient("model.norm.weight"), parameters.value(head_name), parameters.gradient(head_name),
+              shape.rms_eps, head_chunk};
+  }
+
+  bool first() const { return layer_begin == 0; }
+  bool last() const { return layer_end == shape.layers; }
+
+  void check(const LocalBatch& batch, const Tensor& input) const {
+    const std::int64_t t = batch.size();
+    require(batch.tokens.defined() && batch.positions.defined() && batch.positions.numel() == t, "micro-batch: {} tokens but {} positions", t,
+            batch.positions.defined() ? batch.positions.numel() : 0);
+    if (last()) require(batch.targets.defined() && batch.targets.numel() == t, "micro-batch: the last stage needs a target for each of {} tokens", t);
+    if (!first())
+      require(input.defined() && input.shape() == Shape({t, shape.hidden}) && input.dtype() == type, "stage input must be {} [{}, {}]", name(type), t,
+              shape.hidden);
+  }
+
+  // A tensor that backward needs, or scratch for evaluation.
+  Tensor kept(bool keep, const char* name, const Shape& s, DType t) { return keep ? Tensor::empty(s, t, *device) : workspace.take(name, s, t); }
+};
+
+StageModel::StageModel(const ModelShape& shape, std::int64_t layer_begin, std::int64_t layer_end, Parameters& parameters, RecomputeOptions recompute,
+                       Recorder* recorder, std::int64_t head_chunk_tokens) {
+  const auto list = problems(shape);
+  require(list.empty(), "the model's shape is impossible: {}", fmt::join(list, "; "));
+  require(0 <= layer_begin && layer_begin < layer_end && layer_end <= shape.layers, "stage of layers [{}, {}) in a model of {} layers: a stage needs at least one",
+          layer_begin, layer_end, shape.layers);
+  impl_ = std::make_unique<Impl>(shape, layer_begin, layer_end, parameters, recompute, recorder, head_chunk_tokens);
+}
+
+StageModel::~StageModel() = default;
+const ModelShape& StageModel::shape() const { return impl_->shape; }
+bool StageModel::first() const { return impl_->first(); }
+bool StageModel::last() const { return impl_->last(); }
+
+StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input, AttentionExecutor& attention, StageActivationsPtr* saved) {
+  Impl& m = *impl_;
+  m.check(batch, input);
+  const std::int64_t tokens = batch.size(), half = m.shape.head_dim / 2;
+  const DType statistics = statistics_type(m.type);
+  const bool keep = saved != nullptr;
+  StageActivationsPtr activations(new StageActivations);
+  StageActivations& a = *activations;
+  a.rotary = {m.kept(keep, "rotary cos", {tokens, half}, statistics), m.kept(keep, "rotary sin", {tokens, half}, statistics)};
+  rope_table(batch.positions, m.frequencies, a.rotary.cos, a.rotary.sin);
+
+  ResidualPair hidden{input, {}};
+  if (m.first()) {
+    hidden.residual = m.kept(keep, "embedded", {tokens, m.shape.hidden}, m.type);
+    embedding_forward(batch.tokens, m.embedding, hidden.residual);
+  }
+  for (std::size_t l = 0; l < m.layers.size(); ++l) {
+    const Layer& layer = m.layers[l];
+    LayerContext context(m.recorder, layer.index());
+    Scope scope(m.recorder, EventKind::layer_forward);
+    scope.flops = layer.flops(tokens);
+    const Keep level = keep ? keep_of(m.recompute, static_cast<std::int64_t>(l)) : Keep::nothing;
+    LayerActivations& intermediate = a.layers.emplace_back(layer.allocate(tokens, level, hidden.branch.defined(), m.workspace));
+    hidden = layer.forward(hidden, a.rotary, attention, intermediate, m.workspace);
+    Layer::release(level, intermediate);
+  }
+
+  StageOutput output;
+  if (m.last()) {
+    LayerContext context(m.recorder, -1);
+    Scope scope(m.recorder, EventKind::head);
+    scope.flops = linear_flops(static_cast<double>(tokens), static_cast<double>(m.shape.hidden), static_cast<double>(m.shape.vocabulary));
+    a.hidden = m.kept(keep, "final hidden", {tokens, m.shape.hidden}, m.type);
+    a.rstd = m.kept(keep, "final rstd", {tokens}, statistics);
+    a.lse = m.kept(keep, "final lse", {tokens}, statistics);
+    output.token_loss = Tensor::empty({tokens}, statistics, *m.device, MemoryCategory::workspace);
+    lm_head_forward(m.head, hidden.residual, hidden.branch, batch.targets, m.workspace, a.hidden, a.rstd, a.lse, output.token_loss);
+    output.loss_sum = sum_losses(output.token_loss);
+  } else {
+    output.hidden = Tensor::empty({tokens, m.shape.hidden}, m.type, *m.device, MemoryCategory::workspace);
+    add(hidden.residual, hidden.branch, output.hidden);
+  }
+  if (keep) *saved = std::move(activations);
+  return output;
+}
+
+Tensor StageModel::backward(const LocalBatch& batch, StageActivationsPtr saved, AttentionExecutor& attention, double loss_scale, const Tensor& d_output) {
+  Impl& m = *impl_;
+  require(saved != nullptr && saved->layers.size() == m.layers.size(), "backward needs the activations that forward of the same stage kept");
+  StageActivations& a = *saved;
+  const std::int64_t tokens = batch.size();
+  Tensor d = Tensor::empty({tokens, m.shape.hidden}, m.type, *m.device, MemoryCategory::workspace);
+  if (m.last()) {
+    LayerContext context(m.recorder, -1);
+    Scope scope(m.recorder, EventKind::head);
+    scope.flops = 2.0 * linear_flops(static_cast<double>(tokens), static_cast<double>(m.shape.hidden), static_cast<double>(m.shape.vocabulary));
+    lm_head_backward(m.head, a.hidden, a.rstd, a.lse, batch.targets, loss_scale, batch.loss_weights, m.workspace, d);
+  } else {
+    require(d_output.defined() && d_output.shape() == d.shape() && d_output.dtype() == m.type, "gradient of the stage output must be {} [{}, {}]",
+            name(m.type), tokens, m.shape.hidden);
+    d.copy_from(d_output);
+  }
+  for (std::size_t l = m.layers.size(); l-- > 0;) {
+    const Layer& layer = m.layers[l];
+    LayerContext context(m.recorder, layer.index());
+    Scope scope(m.recorder, EventKind::layer_backward);
+    scope.flops = 2.0 * layer.flops(tokens);
+    layer.restore(keep_of(m.recompute, static_cast<std::int64_t>(l)), a.rotary, attention, a.layers[l], m.workspace);
+    layer.backward(a.rotary, attention, a.layers[l], d, m.workspace);
+    a.layers[l] = {};  // frees this layer's activations
+  }
+  if (!m.first()) return d;
+  embedding_weight_gradient(batch.tokens, d, m.embedding_gradient);
+  return {};
+}
+
+std::int64_t StageModel::activation_bytes(const ModelShape& shape, std::int64_t layers, bool last_stage, std::int64_t tokens, DType type,
+                                          RecomputeOptions recompute) {
+  const auto statistic = static_cast<std::int64_t>(size_of(statistics_type(type))), element = static_cast<std::int64_t>(size_of(type));
+  std::int64_t bytes = 2 * tokens * (shape.head_dim / 2) * statistic;  // rotary table
+  for (std::int64_t l = 0; l < layers; ++l) bytes += Layer::kept_bytes(shape, tokens, type, keep_of(recompute, l));
+  if (last_stage) bytes += tokens * (shape.hidden * element + 2 * statistic);
+  return bytes;
+}
+
+}  // namespace ballast
