@@ -1,8 +1,75 @@
-// Test main: MPI and Kokkos around GoogleTest; only rank 0 prints passes, and every rank leaves with the same status.
+// Test main: MPI and Kokkos around GoogleTest.  Rank 0 prints; the ranks agree on every test's result, so that all leave with the same
+// status, and a rank that failed alone does not leave the others waiting for it inside a collective call.
 #include <gtest/gtest.h>
 #include <mpi.h>
+#include <sched.h>
 
 #include <Kokkos_Core.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+namespace {
+
+int rank_in(MPI_Comm comm) {
+  int rank = 0;
+  MPI_Comm_rank(comm, &rank);
+  return rank;
+}
+
+/// Seconds that a failed rank waits for the others to finish the same test (BALLAST_TEST_HANG_S, default 30).
+double hang_seconds() {
+  const char* text = std::getenv("BALLAST_TEST_HANG_S");
+  return text ? std::atof(text) : 30.0;
+}
+
+/// Prints a rank's failures at once, and joins all ranks at the end of each test.
+class RankListener : public ::testing::EmptyTestEventListener {
+ public:
+  explicit RankListener(MPI_Comm comm) : comm_(comm), rank_(rank_in(comm)) {}
+
+  void OnTestStart(const ::testing::TestInfo&) override { failed_ = false; }
+
+  void OnTestPartResult(const ::testing::TestPartResult& result) override {
+    if (!result.failed()) return;
+    failed_ = true;
+    if (rank_ != 0) {
+      std::fprintf(stderr, "[rank %d] %s:%d: %s\n", rank_, result.file_name() ? result.file_name() : "?", result.line_number(), result.message());
+    }
+  }
+
+  void OnTestEnd(const ::testing::TestInfo& info) override {
+    // A rank-local failure may have left the others inside a call that this rank will never join.  Only a failed rank loses patience: a
+    // passing one may wait for a neighbour's slow reference.
+    int mine = failed_ ? 1 : 0, failures = 0, done = 0;
+    MPI_Request request;
+    MPI_Iallreduce(&mine, &failures, 1, MPI_INT, MPI_SUM, comm_, &request);
+    const double deadline = MPI_Wtime() + hang_seconds();
+    while (!done) {
+      MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+      if (done) break;
+      if (failed_ && MPI_Wtime() > deadline) {
+        std::fprintf(stderr, "[rank %d] %s.%s failed here while other ranks are still in it; aborting all ranks\n", rank_, info.test_suite_name(),
+                     info.name());
+        MPI_Abort(MPI_COMM_WORLD, 1);
+      }
+      sched_yield();
+    }
+    if (failures > 0) {
+      any_failed_ = true;
+      if (rank_ == 0 && !failed_) std::fprintf(stderr, "%s.%s failed on %d other rank(s)\n", info.test_suite_name(), info.name(), failures);
+    }
+  }
+
+  bool any_failed() const { return any_failed_; }
+
+ private:
+  MPI_Comm comm_;
+  int rank_;
+  bool failed_ = false, any_failed_ = false;
+};
+
+}  // namespace
 
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
@@ -10,24 +77,22 @@ int main(int argc, char** argv) {
   {
     Kokkos::ScopeGuard kokkos(argc, argv);
     ::testing::InitGoogleTest(&argc, argv);
-    int rank = 0;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    // Ranks must run the same tests in the same order.
+    int seed = ::testing::UnitTest::GetInstance()->random_seed();
+    MPI_Bcast(&seed, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    if (GTEST_FLAG_GET(shuffle) && GTEST_FLAG_GET(random_seed) == 0) GTEST_FLAG_SET(random_seed, 1 + seed % 99999);
+    MPI_Comm comm;
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
     auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
-    if (rank != 0) {
-      // Other ranks print failures only.
-      struct FailurePrinter : ::testing::EmptyTestEventListener {
-        void OnTestPartResult(const ::testing::TestPartResult& result) override {
-          if (!result.failed()) return;
-          int r = 0;
-          MPI_Comm_rank(MPI_COMM_WORLD, &r);
-          std::fprintf(stderr, "[rank %d] %s:%d: %s\n", r, result.file_name() ? result.file_name() : "?", result.line_number(), result.message());
-        }
-      };
+    if (rank_in(comm) != 0) {
       delete listeners.Release(listeners.default_result_printer());
-      listeners.Append(new FailurePrinter);
+      delete listeners.Release(listeners.default_xml_generator());
     }
-    int mine = RUN_ALL_TESTS();
-    MPI_Allreduce(&mine, &status, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    auto* listener = new RankListener(comm);
+    listeners.Append(listener);
+    const int mine = RUN_ALL_TESTS() != 0 || listener->any_failed() ? 1 : 0;
+    MPI_Allreduce(&mine, &status, 1, MPI_INT, MPI_MAX, comm);
+    MPI_Comm_free(&comm);
   }
   MPI_Finalize();
   return status;
