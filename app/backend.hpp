@@ -1,0 +1,27 @@
+// Backend of a run: device, clock and compute dtype, chosen by the deck and by what this machine has.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "core/deck.hpp"
+#include "core/recorder.hpp"
+#include "core/tensor.hpp"
+#include "parallel/comm.hpp"
+
+namespace ballast {
+
+struct BackendChoice {
+  Device* device = nullptr;
+  Clock* clock = nullptr;
+  DType dtype = DType::f32;
+  std::string note;  ///< one line when the deck's wish could not be met, else ""
+
+  std::unique_ptr<Device> owned_device;
+  std::unique_ptr<Clock> owned_clock;
+};
+
+/// run.backend = "cuda" takes the GPU of this rank's local number on every rank, or, when any rank has none, the host on all of them with
+/// `note` saying why.  Collective.
+BackendChoice choose_backend(const Deck& deck, const Communicator& world, int local_rank);
+
+}  // namespace ballast

@@ -1,0 +1,40 @@
+#include "app/local_batch.hpp"
+
+#include <algorithm>
+#include <span>
+
+namespace ballast {
+
+LocalBatch read_local_batch(const Dataset& dataset, const MicroBatch& micro_batch, const SequenceLayout& layout, int cp_rank, Device& device) {
+  const std::int64_t local = layout.local_tokens(cp_rank);
+  Tensor tokens = Tensor::empty({local}, DType::i32, host_device(), MemoryCategory::data);
+  Tensor targets = Tensor::empty({local}, DType::i32, host_device(), MemoryCategory::data);
+  Tensor positions = Tensor::empty({local}, DType::i32, host_device(), MemoryCategory::data);
+  LocalBatch batch;
+  batch.segment.resize(local);
+  const PackedAxis axis(micro_batch);
+  std::int64_t at = 0;
+  for (const auto& [begin, end] : layout.pieces(cp_rank)) {
+    for (std::int64_t packed = begin; packed < end;) {
+      // The part of this piece that lies in one segment is one range of one sample.
+      const int s = axis.segment_of(packed);
+      const Segment& segment = micro_batch.segments[s];
+      const std::int64_t stop = std::min(end, axis.offset[s + 1]), count = stop - packed;
+      const std::int64_t first = segment.begin + packed - axis.offset[s];
+      dataset.tokens(segment.sample, first, first + count, std::span(tokens.data<std::int32_t>() + at, count));
+      dataset.targets(segment.sample, first, first + count, std::span(targets.data<std::int32_t>() + at, count));
+      for (std::int64_t i = 0; i < count; ++i) {
+        positions.data<std::int32_t>()[at + i] = static_cast<std::int32_t>(first + i);
+        batch.segment[at + i] = s;
+      }
+      at += count;
+      packed = stop;
+    }
+  }
+  batch.tokens = tokens.to(device);
+  batch.targets = targets.to(device);
+  batch.positions = positions.to(device);
+  return batch;
+}
+
+}  // namespace ballast

@@ -1,0 +1,55 @@
+#include "app/restore.hpp"
+
+#include <algorithm>
+
+#include "ballast_version.hpp"
+
+namespace ballast {
+namespace {
+
+/// This rank's part of the flat parameter buffer.  Replicated state (ZeRO 0) is written by one rank and read by all.
+CheckpointShard shard_of(Session& session, ShardedOptimizer& optimizer, bool writing) {
+  CheckpointShard shard;
+  shard.table = &session.parameters.table();
+  shard.begin = std::min(optimizer.shard_begin(), session.parameters.numel());
+  shard.end = std::min(optimizer.shard_end(), session.parameters.numel());
+  const bool replicated = session.deck.integer("optimizer.zero") == 0;
+  if (writing && replicated && session.mesh.replica.rank() != 0) shard.end = shard.begin;
+  const std::int64_t count = shard.end - shard.begin;
+  AdamWState& state = optimizer.state();
+  shard.fields = {{"master", state.master.rows(0, count)}, {"moment1", state.moment1.rows(0, count)}, {"moment2", state.moment2.rows(0, count)}};
+  return shard;
+}
+
+/// A fingerprint as numbers that HDF5 attributes hold exactly.
+std::vector<double> halves(std::uint64_t x) { return {static_cast<double>(x >> 32), static_cast<double>(x & 0xffffffffu)}; }
+
+}  // namespace
+
+Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what, const std::string& run_folder) {
+  Restored restored;
+  const Communicator& world = session.mesh.world;
+  restored.path = what == "latest" ? latest_checkpoint(run_folder + "/checkpoints", world, restored.warnings) : what;
+  if (restored.path.empty()) return restored;
+  CheckpointShard shard = shard_of(session, optimizer, false);
+  restored.state = read_checkpoint(restored.path, world, shard);
+  optimizer.values_from_master();
+  const auto seed = static_cast<std::uint64_t>(session.deck.integer("run.seed"));
+  check_all(world, restored.state.seed == seed,
+            fmt::format("{}: written with run.seed = {}, the deck has {}; the order of samples would change: use the same seed", restored.path, restored.state.seed, seed));
+  const auto data = restored.state.extra.find("data_fingerprint");
+  if (data != restored.state.extra.end() && data->second != halves(session.dataset->fingerprint()))
+    restored.warnings.push_back(fmt::format("{}: written over other data than {}; the sampler goes on at its position in the new order", restored.path, session.dataset->description()));
+  return restored;
+}
+
+std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState state, const std::string& folder) {
+  Scope scope(&session.recorder, EventKind::checkpoint);
+  state.seed = static_cast<std::uint64_t>(session.deck.integer("run.seed"));
+  state.deck = session.deck.effective_toml();
+  state.git_hash = git_hash();
+  state.extra["data_fingerprint"] = halves(session.dataset->fingerprint());
+  return write_checkpoint(folder, session.mesh.world, shard_of(session, optimizer, true), state, static_cast<int>(session.deck.integer("checkpoint.keep")));
+}
+
+}  // namespace ballast

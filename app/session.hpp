@@ -1,0 +1,52 @@
+// Session: what training and evaluation share on one rank: mesh, data, model and how a micro-batch is prepared.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "app/backend.hpp"
+#include "core/deck.hpp"
+#include "core/recorder.hpp"
+#include "core/run_options.hpp"
+#include "core/sampler.hpp"
+#include "io/dataset.hpp"
+#include "kernels/model.hpp"
+#include "kernels/parameters.hpp"
+#include "parallel/mesh.hpp"
+#include "parallel/ring_attention.hpp"
+#include "parallel/stage_executor.hpp"
+
+namespace ballast {
+
+class Session {
+ public:
+  /// Collective.  Opens the mesh, the dataset and the model of the deck; parameters hold their initial values.  Errors reach every rank.
+  Session(const Communicator& world, const Deck& deck);
+
+  /// Layout of a micro-batch over the context-parallel ranks.
+  SequenceLayout layout(const MicroBatch& micro_batch) const;
+  /// Tokens and attention of a micro-batch of data-parallel rank `mesh.at.dp`.
+  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale);
+  /// Length of each sample, as batching sees it.
+  std::vector<SampleLength> lengths(const std::vector<std::int64_t>& samples) const;
+  /// The Batch plan of these samples on this mesh.
+  Batch plan(std::int64_t step, const std::vector<std::int64_t>& samples) const;
+  /// Model FLOPs of a batch, forward and backward, all ranks together.
+  double training_flops(const Batch& batch) const;
+
+  Deck deck;
+  RunOptions options;
+  Mesh mesh;
+  BackendChoice backend;
+  Device& device;
+  std::unique_ptr<Dataset> dataset;
+  Sampler sampler;
+  Recorder recorder;
+  Parameters parameters;
+  StageModel model;
+  RingGroup ring;
+};
+
+/// Runs `work` on every rank and lets all ranks fail together when one throws.  Collective.
+void together(const Communicator& comm, const std::function<void()>& work);
+
+}  // namespace ballast

@@ -1,0 +1,260 @@
+#include "app/trainer.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+
+#include "ballast_version.hpp"
+#include "app/evaluate.hpp"
+#include "parallel/clock_alignment.hpp"
+#include "parallel/signals.hpp"
+
+namespace ballast {
+namespace {
+
+AdamWOptions adamw_options(const Deck& deck) {
+  return {deck.real("optimizer.beta1"), deck.real("optimizer.beta2"), deck.real("optimizer.eps"), deck.real("optimizer.weight_decay")};
+}
+
+/// Computation of one step on this rank: schedule ops less the time their rings waited.
+double computation_seconds(std::span<const Event> events, std::int64_t step) {
+  double sum = 0;
+  for (const Event& e : events) {
+    if (e.step != step) continue;
+    if (e.kind == EventKind::forward || e.kind == EventKind::recompute || e.kind == EventKind::backward) sum += e.end_s - e.begin_s;
+    if (e.kind == EventKind::ring_wait) sum -= e.end_s - e.begin_s;
+  }
+  return sum;
+}
+
+std::string describe(const Batch& batch) {
+  std::string text;
+  for (std::size_t d = 0; d < batch.micro_batches.size(); ++d)
+    for (std::size_t m = 0; m < batch.micro_batches[d].size(); ++m) {
+      text += fmt::format("dp {} micro_batch {}:", d, m);
+      for (const Segment& s : batch.micro_batches[d][m].segments) text += fmt::format(" {}[{},{})", s.sample, s.begin, s.end);
+      text += '\n';
+    }
+  return text;
+}
+
+std::string describe(const Schedule& schedule) {
+  std::string text;
+  for (std::size_t s = 0; s < schedule.stages.size(); ++s)
+    for (const Op& op : schedule.stages[s]) text += fmt::format("stage {} {} {} {}\n", s, name(op.kind), op.micro_batch, op.chunk);
+  return text;
+}
+
+}  // namespace
+
+Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck& deck)
+    : line_(line),
+      session_(world, deck),
+      folder_(world, line.output_folder(deck), !line.restart.empty()),
+      optimizer_(session_.parameters, session_.mesh.replica, static_cast<int>(deck.integer("optimizer.zero")), adamw_options(deck), &session_.recorder),
+      log_(folder_.log(), world.rank() == 0),
+      started_s_(session_.recorder.now()),
+      peak_flops_(dense_peak_flops(session_.device, session_.parameters.dtype())) {
+  optimizer_.reset_master_from_values();
+  Restored restored;
+  if (!line.restart.empty()) restored = restore(session_, optimizer_, line.restart, folder_.path());
+  state_ = restored.state;
+  last_saved_ = restored.path.empty() ? -1 : state_.step;
+  session_.recorder.set_offset(align_clocks(world));
+  session_.recorder.enabled = deck.boolean("trace.enabled");
+  set_wait_limit(deck.real("run.hang_timeout_s"), &session_.recorder);
+  together(world, [&] {
+    if (world.rank() == 0) {
+      std::ofstream file(folder_.deck());
+      file << deck.effective_toml();
+      require(file.good(), "{} cannot be written; is the disk full?", folder_.deck());
+    }
+    if (!session_.recorder.enabled) return;
+    const Mesh& m = session_.mesh;
+    TraceHeader header;
+    header.rank = world.rank();
+    header.ranks = world.size();
+    header.host = host_name();
+    header.device = session_.device.description();
+    header.mesh = m.table.at(world.rank());
+    header.deck = deck.effective_toml();
+    header.git_hash = git_hash();
+    header.mesh_degrees = {{"dp", m.shape.dp}, {"pp", m.shape.pp}, {"cp_outer", m.shape.cp_outer}, {"cp_inner", m.shape.cp_inner}, {"sp", m.shape.sp}, {"tp", m.shape.tp}};
+    header.coordinates = {{"dp", m.at.dp}, {"pp", m.at.pp}, {"cp_outer", m.at.cp_outer}, {"cp_inner", m.at.cp_inner}, {"sp", m.at.sp}, {"tp", m.at.tp}};
+    header.segment = static_cast<int>(state_.step);
+    trace_ = std::make_unique<TraceWriter>(folder_.trace(), header);
+  });
+  write_header(restored);
+}
+
+void Trainer::write_header(const Restored& restored) {
+  const Deck& deck = session_.deck;
+  log_.comment(fmt::format("ballast {} ({})", version(), git_hash()));
+  log_.comment(fmt::format("deck {}{}", deck.file, deck.case_name.empty() ? "" : ", case " + deck.case_name));
+  for (const std::string& row : session_.mesh.table) log_.comment(row);
+  if (!session_.backend.note.empty()) log_.comment(session_.backend.note);
+  log_.comment(fmt::format("model {}: {} parameters, {}", session_.options.model.preset, session_.options.model.parameters(), name(session_.parameters.dtype())));
+  log_.comment(fmt::format("data {}: {} training samples, {} held out", session_.dataset->description(), session_.sampler.training_samples(),
+                           session_.sampler.validation().size()));
+  log_.comment(fmt::format("mfu is relative to {:.1f} GFLOP/s a rank (dense matrix product)", peak_flops_ * 1e-9));
+  for (const std::string& warning : restored.warnings) log_.comment("warning: " + warning);
+  if (!restored.path.empty()) log_.comment(fmt::format("continues {} after step {}", restored.path, state_.step));
+  else if (!line_.restart.empty()) log_.comment("no sound checkpoint to continue: starts from the beginning");
+}
+
+int Trainer::run() {
+  const std::int64_t steps = session_.deck.integer("run.steps"), every = session_.deck.integer("checkpoint.every_steps");
+  const std::int64_t validate = session_.deck.integer("eval.every_steps");
+  StopReason stop = StopReason::none;
+  while (state_.step < steps && stop == StopReason::none) {
+    step();
+    if (every > 0 && state_.step % every == 0) checkpoint();
+    if (validate > 0 && state_.step % validate == 0 && !session_.sampler.validation().empty()) {
+      const Evaluation result = evaluate(session_, session_.deck.integer("eval.samples"));
+      log_.step({{"step", fmt::to_string(state_.step)}, {"validation_loss", fmt::format("{:.6f}", result.loss)}, {"validation_tokens", fmt::to_string(result.loss_tokens)}});
+      if (trace_) trace_->step(state_.step, {{"validation_loss", result.loss}});
+    }
+    // One more step, and a checkpoint of about its length, must still fit.
+    const double deadline = line_.wall_time_s > 0 ? started_s_ + line_.wall_time_s - 2 * longest_step_s_ : 0;
+    stop = agreed_stop(session_.mesh.world, deadline > 0 && session_.recorder.now() > deadline);
+  }
+  checkpoint();
+  if (trace_) {
+    session_.recorder.flush([&](std::span<const Event> events) { trace_->events(events); });
+    trace_->flush();
+  }
+  if (state_.step >= steps) {
+    log_.comment(fmt::format("finished after step {}", state_.step));
+    return 0;
+  }
+  log_.comment(fmt::format("stopped after step {} ({}); continue with -r latest", state_.step, name(stop)));
+  return 75;
+}
+
+void Trainer::step() {
+  Recorder& recorder = session_.recorder;
+  const double begin = recorder.now();
+  recorder.context.step = static_cast<std::int32_t>(state_.step);
+  const auto whole = recorder.enabled ? recorder.begin(EventKind::step) : -1;
+
+  // Plan: the same on every rank.
+  const auto samples = session_.sampler.next(state_.sampler, session_.deck.integer("batching.global_tokens"), session_.deck.integer("batching.global_samples"),
+                                             [&](std::int64_t s) { return session_.dataset->length(s); });
+  const Batch batch = session_.plan(state_.step, samples);
+  const auto& mine = batch.micro_batches.at(session_.mesh.at.dp);
+  const int count = static_cast<int>(mine.size());
+  const Schedule schedule = accumulate_schedule(count);
+  if (trace_) {
+    trace_->plan("batch", batch.hash(), describe(batch), state_.step);
+    trace_->plan("schedule", schedule.hash(), describe(schedule), state_.step);
+  }
+  std::size_t rounds = 0;
+  for (const auto& list : batch.micro_batches) rounds = std::max(rounds, list.size());
+
+  // Execute.
+  const double scale = batch.loss_tokens() > 0 ? 1.0 / static_cast<double>(batch.loss_tokens()) : 0.0;
+  reset_peak_memory();
+  optimizer_.begin_step();
+  const MicroBatchLosses losses = run_stage(schedule.stages.at(0), count, session_.model,
+                                            {[&](int m) { return session_.prepare(mine[m], scale); }, [&] { optimizer_.after_micro_batch(); }}, &recorder);
+  for (std::size_t r = mine.size(); r < rounds; ++r) optimizer_.after_micro_batch();  // collective: idle ranks join
+  const double norm = optimizer_.reduce_gradients();
+  double loss = 0;
+  for (double l : losses) loss += l;
+  loss = session_.mesh.replica.all_reduce(loss) * scale;
+  if (!std::isfinite(loss) || !std::isfinite(norm)) stop_at_nonfinite(batch, losses, loss, norm);
+
+  // Update.
+  const Deck& deck = session_.deck;
+  const std::int64_t decay_steps = deck.integer("optimizer.decay_steps"), next = state_.step + 1;
+  const double rate = cosine_rate(next, deck.integer("optimizer.warmup_steps"), decay_steps > 0 ? decay_steps : deck.integer("run.steps"),
+                                  deck.real("optimizer.learning_rate"), deck.real("optimizer.minimum_learning_rate"));
+  const double limit = deck.real("optimizer.clip_norm");
+  optimizer_.apply(limit > 0 && norm > limit ? limit / norm : 1.0, rate, next);
+
+  // Observe.
+  session_.device.synchronize();
+  if (whole >= 0) recorder.end(whole);
+  const double seconds = recorder.now() - begin;
+  longest_step_s_ = std::max(longest_step_s_, seconds);
+  state_.step = next;
+  state_.tokens_seen += batch.tokens();
+  state_.seconds_trained += seconds;
+  observe(batch, loss, norm, rate, seconds);
+}
+
+void Trainer::observe(const Batch& batch, double loss, double norm, double rate, double seconds) {
+  const Communicator& world = session_.mesh.world;
+  double compute = 0;
+  session_.recorder.flush([&](std::span<const Event> events) {
+    compute = computation_seconds(events, state_.step - 1);
+    if (trace_) trace_->events(events);
+  });
+  const MemoryUse& memory = memory_use();
+  Tensor most = Tensor::empty({2}, DType::f64);
+  most.data<double>()[0] = compute;
+  most.data<double>()[1] = static_cast<double>(memory.peak_total);
+  world.all_reduce(most, Reduction::max);
+  const double mean = world.all_reduce(compute) / world.size();
+  const double flops = session_.training_flops(batch) / world.size() / seconds;
+  const double imbalance = mean > 0 ? most.data<double>()[0] / mean : 1;
+  const double tokens_rate = static_cast<double>(batch.tokens()) / seconds / world.size();
+  if (trace_) {
+    StepRow row{{"loss", loss}, {"grad_norm", norm}, {"learning_rate", rate}, {"step_time_s", seconds}, {"computation_s", compute}, {"imbalance", imbalance},
+                {"tokens", static_cast<double>(batch.tokens())}, {"loss_tokens", static_cast<double>(batch.loss_tokens())}, {"flops_per_s", flops}, {"mfu", flops / peak_flops_}};
+    for (int c = 0; c < kMemoryCategories; ++c) row[fmt::format("peak_bytes_{}", name(static_cast<MemoryCategory>(c)))] = static_cast<double>(memory.peak[c]);
+    row["peak_bytes_total"] = static_cast<double>(memory.peak_total);
+    trace_->step(state_.step - 1, row);
+    trace_->flush();
+  }
+  const std::int64_t steps = session_.deck.integer("run.steps"), every = std::max<std::int64_t>(1, session_.deck.integer("run.log_every"));
+  if (state_.step % every == 0 || state_.step == steps || state_.step == 1)
+    log_.step({{"step", fmt::to_string(state_.step)},
+               {"loss", fmt::format("{:.6f}", loss)},
+               {"grad_norm", fmt::format("{:.5f}", norm)},
+               {"lr", fmt::format("{:.4e}", rate)},
+               {"step_time_s", fmt::format("{:.4f}", seconds)},
+               {"tokens_per_s_per_rank", fmt::format("{:.1f}", tokens_rate)},
+               {"tflops_per_rank", fmt::format("{:.4f}", flops * 1e-12)},
+               {"mfu", fmt::format("{:.4f}", flops / peak_flops_)},
+               {"imbalance", fmt::format("{:.4f}", imbalance)},
+               {"memory_mib", fmt::format("{:.1f}", most.data<double>()[1] / (1 << 20))}});
+  const double per_step = state_.seconds_trained / static_cast<double>(state_.step);
+  log_.progress(state_.step, steps, per_step * static_cast<double>(steps - state_.step));
+}
+
+void Trainer::stop_at_nonfinite(const Batch& batch, const MicroBatchLosses& losses, double loss, double norm) {
+  // The ranks of one context-parallel group run the same micro-batches, so they look for the culprit together.
+  std::int64_t first = static_cast<std::int64_t>(losses.size());
+  for (std::size_t m = losses.size(); m-- > 0;)
+    if (!std::isfinite(losses[m])) first = static_cast<std::int64_t>(m);
+  first = session_.mesh.cp.all_reduce(first, Reduction::min);
+  std::string where;
+  if (first < static_cast<std::int64_t>(losses.size())) {
+    MicroBatchWork work = session_.prepare(batch.micro_batches.at(session_.mesh.at.dp)[first], 0);
+    const int layer = session_.model.first_nonfinite_layer(work.batch, *work.attention);
+    where = fmt::format("micro-batch {} of data-parallel rank {}, {}", first, session_.mesh.at.dp,
+                        layer < 0 ? std::string("in the head (every layer's output is finite)") : layer >= session_.options.model.layers ? "in the head" : fmt::format("from layer {} on", layer));
+  }
+  const std::string what = fmt::format("step {}: loss = {}, gradient norm = {}", state_.step + 1, loss, norm);
+  const std::string remedy = "nothing was overwritten; lower optimizer.learning_rate or look at the data of this step, then continue with -r latest";
+  check_all(session_.mesh.world, where.empty(), fmt::format("{}; first seen in {}; {}", what, where, remedy));
+  check_all(session_.mesh.world, false, fmt::format("{}; every micro-batch's loss is finite, so it arose in backward; {}", what, remedy));
+  std::abort();  // check_all(false) throws
+}
+
+void Trainer::checkpoint() {
+  if (last_saved_ == state_.step) return;
+  const std::string path = save(session_, optimizer_, state_, folder_.checkpoints());
+  last_saved_ = state_.step;
+  log_.comment("checkpoint " + path);
+}
+
+int train_command(const CommandLine& line) {
+  const Communicator world = Communicator::world();
+  const Deck deck = line.deck(world);
+  catch_stop_signals();
+  return Trainer(line, world, deck).run();
+}
+
+}  // namespace ballast

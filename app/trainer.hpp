@@ -1,0 +1,45 @@
+// The train loop: sample, plan, execute, reduce, update, observe; checkpoints and agreed stops between steps.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "app/command_line.hpp"
+#include "app/restore.hpp"
+#include "app/run_folder.hpp"
+#include "app/session.hpp"
+#include "app/step_log.hpp"
+#include "io/trace_writer.hpp"
+#include "parallel/zero.hpp"
+
+namespace ballast {
+
+class Trainer {
+ public:
+  /// Collective.  Locks the run folder, restores when asked, opens log and trace.
+  Trainer(const CommandLine& line, const Communicator& world, const Deck& deck);
+  /// Runs to run.steps, a signal or the wall-time limit.  Returns the exit status: 0, or 75 when it stopped early (requeue me).
+  int run();
+
+ private:
+  void write_header(const Restored& restored);
+  void step();
+  /// Names the first micro-batch and layer with a NaN or Inf and stops all ranks; nothing is written.
+  [[noreturn]] void stop_at_nonfinite(const Batch& batch, const MicroBatchLosses& losses, double loss, double norm);
+  void observe(const Batch& batch, double loss, double norm, double rate, double seconds);
+  void checkpoint();
+
+  CommandLine line_;
+  Session session_;
+  RunFolder folder_;
+  ShardedOptimizer optimizer_;
+  StepLog log_;
+  std::unique_ptr<TraceWriter> trace_;
+  CheckpointState state_;
+  std::int64_t last_saved_ = -1;
+  double started_s_, peak_flops_, longest_step_s_ = 0;
+};
+
+/// Dense matrix-product rate of one rank in FLOP/s, the base of MFU: measured with all ranks at work on the host.
+double dense_peak_flops(const Device& device, DType type);
+
+}  // namespace ballast

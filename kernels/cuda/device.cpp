@@ -1,0 +1,143 @@
+#include "kernels/cuda/device.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/error.hpp"
+
+namespace ballast::cuda {
+namespace {
+cudaStream_t g_stream = nullptr;
+void* g_scratch = nullptr;
+std::size_t g_scratch_bytes = 0;
+}  // namespace
+
+void check(cudaError_t code, const char* what) {
+  if (code == cudaSuccess) return;
+  const char* remedy = code == cudaErrorMemoryAllocation ? "; use fewer tokens per micro-batch, recompute.mode = \"full\", optimizer.zero or more ranks" : "";
+  fail("CUDA: {} failed: {} ({}){}", what, cudaGetErrorString(code), cudaGetErrorName(code), remedy);
+}
+
+int device_count(std::string& why) {
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code != cudaSuccess) {
+    why = cudaGetErrorString(code);
+    cudaGetLastError();
+    return 0;
+  }
+  if (count == 0) why = "no CUDA device is visible";
+  return count;
+}
+
+CudaDevice::CudaDevice(int local_rank) {
+  std::string why;
+  const int count = device_count(why);
+  require(count > 0, "run.backend = \"cuda\": {}; use run.backend = \"host\" here", why);
+  index_ = local_rank % count;
+  check(cudaSetDevice(index_), "cudaSetDevice");
+  cudaDeviceProp properties;
+  check(cudaGetDeviceProperties(&properties, index_), "cudaGetDeviceProperties");
+  description_ = fmt::format("{} #{} (sm_{}{}, {} GiB)", properties.name, index_, properties.major, properties.minor, properties.totalGlobalMem >> 30);
+  check(cudaStreamCreateWithFlags(&g_stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  cudaMemPool_t pool;
+  check(cudaDeviceGetDefaultMemPool(&pool, index_), "cudaDeviceGetDefaultMemPool");
+  std::uint64_t keep = UINT64_MAX;
+  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "cudaMemPoolSetAttribute");
+}
+
+CudaDevice::~CudaDevice() {
+  if (g_scratch) cudaFreeAsync(g_scratch, g_stream);
+  g_scratch = nullptr;
+  g_scratch_bytes = 0;
+  cudaStreamDestroy(g_stream);
+  g_stream = nullptr;
+}
+
+void* CudaDevice::allocate(std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  void* pointer = nullptr;
+  const cudaError_t code = cudaMallocAsync(&pointer, bytes, g_stream);
+  if (code == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    fail("CUDA: {:.1f} MiB could not be allocated on {}; use fewer tokens per micro-batch, recompute.mode = \"full\", optimizer.zero or more ranks",
+         static_cast<double>(bytes) / (1 << 20), description_);
+  }
+  check(code, "cudaMallocAsync");
+  return pointer;
+}
+
+void CudaDevice::deallocate(void* pointer, std::size_t) noexcept {
+  if (pointer && g_stream) cudaFreeAsync(pointer, g_stream);
+}
+
+void CudaDevice::zero(void* pointer, std::size_t bytes) {
+  if (bytes) check(cudaMemsetAsync(pointer, 0, bytes, g_stream), "cudaMemsetAsync");
+}
+
+void CudaDevice::copy(void* to, Space to_space, const void* from, Space from_space, std::size_t bytes) {
+  if (bytes == 0) return;
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, g_stream), "cudaMemcpyAsync");
+  // A host buffer may be freed or read as soon as this returns.
+  if (to_space == Space::host || from_space == Space::host) check(cudaStreamSynchronize(g_stream), "copy between host and device");
+}
+
+void CudaDevice::synchronize() { check(cudaStreamSynchronize(g_stream), "cudaStreamSynchronize"); }
+
+cudaStream_t stream() { return g_stream; }
+
+void* scratch(std::size_t bytes) {
+  if (bytes > g_scratch_bytes) {
+    if (g_scratch) check(cudaFreeAsync(g_scratch, g_stream), "cudaFreeAsync");
+    g_scratch = nullptr;
+    check(cudaMallocAsync(&g_scratch, bytes, g_stream), "cudaMallocAsync");
+    g_scratch_bytes = bytes;
+  }
+  return g_scratch;
+}
+
+namespace {
+
+/// Marks are indices of recorded events; times are measured from an origin event tied to the host clock.
+class DeviceClock final : public Clock {
+ public:
+  DeviceClock() {
+    check(cudaEventCreate(&origin_), "cudaEventCreate");
+    check(cudaEventRecord(origin_, g_stream), "cudaEventRecord");
+    check(cudaEventSynchronize(origin_), "cudaEventSynchronize");
+    origin_host_s_ = host_clock().seconds(host_clock().mark());
+  }
+  ~DeviceClock() override {
+    cudaEventDestroy(origin_);
+    for (cudaEvent_t e : events_) cudaEventDestroy(e);
+  }
+  std::int64_t mark() override {
+    const std::size_t slot = next_ % kRing;
+    if (slot >= events_.size()) {
+      events_.emplace_back();
+      check(cudaEventCreate(&events_.back()), "cudaEventCreate");
+    }
+    check(cudaEventRecord(events_[slot], g_stream), "cudaEventRecord");
+    return static_cast<std::int64_t>(next_++);
+  }
+  double seconds(std::int64_t mark) override {
+    const cudaEvent_t event = events_[static_cast<std::size_t>(mark) % kRing];
+    check(cudaEventSynchronize(event), "cudaEventSynchronize");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, origin_, event), "cudaEventElapsedTime");
+    return origin_host_s_ + ms * 1e-3;
+  }
+
+ private:
+  static constexpr std::size_t kRing = 1 << 16;  // marks outstanding between two flushes
+  cudaEvent_t origin_ = nullptr;
+  double origin_host_s_ = 0;
+  std::vector<cudaEvent_t> events_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Clock> device_clock() { return std::make_unique<DeviceClock>(); }
+
+}  // namespace ballast::cuda

@@ -1,0 +1,66 @@
+// CUDA device of this process: stream-ordered memory, copies, one compute stream, device-side clock.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/device.hpp"
+#include "core/recorder.hpp"
+
+namespace ballast::cuda {
+
+/// Throws ballast::Error naming `what`, the CUDA error and a remedy where one is known.
+void check(cudaError_t code, const char* what);
+
+/// Devices that this process can use; 0 with the reason in `why` (no driver, no device) when there are none.
+int device_count(std::string& why);
+
+class CudaDevice final : public Device {
+ public:
+  /// Uses device `local_rank` mod count.  Memory comes from the device's stream-ordered pool, which keeps what it once took, so that a
+  /// steady step allocates nothing from the driver.
+  explicit CudaDevice(int local_rank);
+  ~CudaDevice() override;
+  Space space() const override { return Space::cuda; }
+  std::string description() const override { return description_; }
+  void* allocate(std::size_t bytes) override;
+  void deallocate(void* pointer, std::size_t bytes) noexcept override;
+  void zero(void* pointer, std::size_t bytes) override;
+  void copy(void* to, Space to_space, const void* from, Space from_space, std::size_t bytes) override;
+  void synchronize() override;
+  int index() const { return index_; }
+
+ private:
+  int index_ = 0;
+  std::string description_;
+};
+
+/// The compute stream of this process (created with the device).
+cudaStream_t stream();
+/// Scratch memory of at least `bytes` on the compute stream, grown when needed and reused by every operation: valid until the next call.
+void* scratch(std::size_t bytes);
+
+/// Clock whose marks are events on the compute stream, resolved after synchronisation.  Events are recycled at each resolve.
+std::unique_ptr<Clock> device_clock();
+
+/// Row-major C [m, n] = alpha op(A) [m, k] op(B) [k, n] + beta C by cuBLASLt: A and B bf16, fp32 accumulation, C bf16 or fp32.
+/// Leading dimensions in elements.  `bias` (bf16, [n]) is added when not null (C bf16, beta 0).
+struct Gemm {
+  std::int64_t m = 0, n = 0, k = 0;
+  const void* a = nullptr;
+  std::int64_t lda = 0;
+  bool transpose_a = false;
+  const void* b = nullptr;
+  std::int64_t ldb = 0;
+  bool transpose_b = false;
+  void* c = nullptr;
+  std::int64_t ldc = 0;
+  bool c_is_float = false;
+  float alpha = 1, beta = 0;
+  const void* bias = nullptr;
+};
+void gemm(const Gemm& call);
+
+}  // namespace ballast::cuda

@@ -1,0 +1,36 @@
+// NCCL behind Communicator: the same collectives and neighbour transfers for tensors in GPU memory.
+#pragma once
+#include <mpi.h>
+
+#include <memory>
+#include <span>
+
+#include "parallel/comm.hpp"
+
+namespace ballast {
+
+/// One NCCL communicator and its own stream.  Every call is ordered after the compute stream's work so far; transfers of exchange() run beside
+/// later computation until completed, the others are ordered before it.  Nothing waits on the host.
+class NcclGroup {
+ public:
+  /// Collective over `comm`; bootstrapped with one broadcast.  Throws Error where NCCL cannot start, with its reason.
+  explicit NcclGroup(MPI_Comm comm);
+  ~NcclGroup();
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
+
+  Pending exchange(std::span<const Transfer> transfers);
+  void all_reduce(Tensor& tensor, Reduction reduction);
+  void reduce_scatter(const Tensor& input, Tensor& output);
+  void all_gather(const Tensor& input, Tensor& output);
+  void all_to_all(const Tensor& input, Tensor& output);
+  void broadcast(Tensor& tensor, int root);
+  /// Throws Error when NCCL has met an asynchronous error (a peer died, a link failed).  Called by waits and at step ends.
+  void check_health();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,137 @@
+"""Helpers of the whole-program tests: a tiny deck over real text files, runs of the ballast program, and readers of what they leave."""
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+BALLAST = os.environ["BALLAST_PROGRAM"]
+MPIEXEC = os.environ.get("BALLAST_MPIEXEC", "mpiexec")
+
+DECK = """# Tiny run for the tests.
+[run]
+seed = 11
+steps = {steps}
+[mesh]
+dp = {dp}
+cp_outer = {cp_outer}
+cp_inner = {cp_inner}
+[model]
+layers = 2
+hidden = 32
+intermediate = 64
+query_heads = 4
+kv_heads = 2
+head_dim = 8
+vocabulary = 256
+[data]
+source = "files"
+paths = ["{data}"]
+extensions = [".txt"]
+max_tokens = 300
+long = "split"
+validation_share = 0.1
+[batching]
+method = "packed"
+micro_batch_tokens = 300
+global_tokens = 1500
+[ring]
+layout = "zigzag"
+[optimizer]
+learning_rate = 0.01
+warmup_steps = 3
+clip_norm = 1.0
+zero = 1
+[checkpoint]
+every_steps = {every}
+keep = 3
+"""
+
+
+class RunCase(unittest.TestCase):
+    """Each test gets a folder with data files and may start runs there."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="ballast-test-")
+        self.data = os.path.join(self.folder, "data")
+        os.makedirs(self.data)
+        rng = random.Random(5)
+        words = ["ring", "stripe", "anchor", "budget", "chunk", "segment", "stage", "bubble", "rank"]
+        for i in range(40):
+            with open(os.path.join(self.data, f"{i:03}.txt"), "w") as f:
+                f.write(" ".join(rng.choice(words) for _ in range(rng.randint(1, 150))))
+
+    def tearDown(self):
+        subprocess.run(["rm", "-rf", self.folder], check=False)
+
+    def deck(self, name="deck.toml", text=None, **values):
+        settings = {"steps": 6, "dp": 2, "cp_outer": 1, "cp_inner": 1, "every": 2, "data": self.data}
+        settings.update(values)
+        path = os.path.join(self.folder, name)
+        with open(path, "w") as f:
+            f.write((text or DECK).format(**settings))
+        return path
+
+    def out(self, name):
+        return os.path.join(self.folder, name)
+
+    def command(self, ranks, *arguments):
+        return [MPIEXEC, "-n", str(ranks), BALLAST, *arguments]
+
+    def run_ballast(self, ranks, *arguments, timeout=120, status=0, **options):
+        done = subprocess.run(self.command(ranks, *arguments), capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, **options)
+        if status is not None:
+            self.assertEqual(done.returncode, status, f"{arguments}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
+        return done
+
+    def start(self, ranks, *arguments):
+        return subprocess.Popen(self.command(ranks, *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def steps(self, run):
+        """Step lines of RUN/log.txt as dictionaries, in order."""
+        rows = []
+        with open(os.path.join(run, "log.txt")) as f:
+            for line in f:
+                if line.startswith("step="):
+                    rows.append(dict(field.split("=", 1) for field in line.split()))
+        return rows
+
+    def losses(self, run):
+        return {int(r["step"]): r["loss"] for r in self.steps(run) if "loss" in r}
+
+    def checkpoints(self, run):
+        folder = os.path.join(run, "checkpoints")
+        return sorted(f for f in os.listdir(folder) if f.endswith(".h5"))
+
+    def tensors(self, path):
+        """Digest of every tensor of a checkpoint, by name."""
+        import h5py
+        digests = {}
+        with h5py.File(path, "r") as f:
+            f["parameters"].visititems(lambda name, item: digests.__setitem__(name, hashlib.sha256(item[()].tobytes()).hexdigest()) if isinstance(item, h5py.Dataset) else None)
+        return digests
+
+    def wait_for_step(self, process, run, step, timeout=60):
+        """Waits until the log of `run` shows `step`."""
+        end = time.time() + timeout
+        while time.time() < end:
+            if process.poll() is not None:
+                self.fail(f"the run ended early with {process.returncode}:\n{process.stdout.read()[-4000:]}")
+            try:
+                if any(s >= step for s in self.losses(run)):
+                    return
+            except FileNotFoundError:
+                pass
+            time.sleep(0.05)
+        self.fail(f"no step {step} within {timeout} s")
+
+    def stop_group(self, process):
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+        process.stdout.close()

@@ -1,0 +1,201 @@
+"""Whole-program tests of `ballast train` and `eval`: meshes, restarts, signals, killed ranks, damaged files, full disks."""
+import glob
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import time
+import unittest
+
+from runs import BALLAST, RunCase
+
+
+class Meshes(RunCase):
+    def test_loss_is_the_same_on_every_mesh(self):
+        meshes = [(1, 1, 1, 1), (2, 2, 1, 1), (2, 1, 1, 2), (4, 2, 1, 2), (4, 1, 2, 2), (8, 2, 2, 2)]
+        reference = None
+        for ranks, dp, outer, inner in meshes:
+            deck, run = self.deck(dp=dp, cp_outer=outer, cp_inner=inner, steps=4), self.out(f"m{dp}{outer}{inner}")
+            self.run_ballast(ranks, "train", deck, "-d", run, "run.precision=fp64")
+            losses = [float(v) for v in self.losses(run).values()]
+            self.assertEqual(len(losses), 4)
+            self.assertLess(losses[-1], losses[0])
+            reference = reference or losses
+            for a, b in zip(reference, losses):
+                self.assertAlmostEqual(a, b, delta=2e-6, msg=f"mesh dp {dp} cp {outer} x {inner}")
+
+    def test_impossible_mesh_shows_the_arithmetic(self):
+        done = self.run_ballast(3, "train", self.deck(), "-d", self.out("x"), status=None)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("3", done.stderr + done.stdout)
+        self.assertIn("mesh", done.stderr + done.stdout)
+
+    def test_trace_holds_the_schedule_op_by_op(self):
+        import h5py
+        run = self.out("traced")
+        self.run_ballast(4, "train", self.deck(dp=2, cp_inner=2), "-d", run)
+        for path in glob.glob(os.path.join(run, "trace", "trace_*.h5")):
+            with h5py.File(path, "r") as f:
+                events = f["events"][()]
+                kinds = [k.decode() if isinstance(k, bytes) else k for k in f["events"].attrs["kinds"]] if "kinds" in f["events"].attrs else None
+                self.assertIsNotNone(kinds, "the trace names its event kinds")
+                for step in range(6):
+                    rows = [e for e in events if e["step"] == step and kinds[e["kind"]] in ("forward", "backward")]
+                    rows.sort(key=lambda e: e["begin_s"])
+                    order = [(kinds[e["kind"]], int(e["micro_batch"])) for e in rows]
+                    count = len(order) // 2
+                    self.assertGreater(count, 0)
+                    self.assertEqual(order, [op for m in range(count) for op in (("forward", m), ("backward", m))])
+
+    def test_log_goes_down_and_zero_stages_agree(self):
+        finals = {}
+        for zero in (0, 1, 2):
+            run = self.out(f"zero{zero}")
+            self.run_ballast(4, "train", self.deck(dp=2, cp_inner=2, steps=5), "-d", run, f"optimizer.zero={zero}", "run.precision=fp64")
+            finals[zero] = float(self.losses(run)[5])
+        self.assertAlmostEqual(finals[0], finals[1], delta=1e-6)
+        self.assertAlmostEqual(finals[0], finals[2], delta=1e-6)
+
+
+class Restarts(RunCase):
+    def test_restart_on_the_same_mesh_is_bit_identical(self):
+        deck, whole, parts = self.deck(cp_inner=2), self.out("whole"), self.out("parts")
+        self.run_ballast(4, "train", deck, "-d", whole)
+        self.run_ballast(4, "train", deck, "-d", parts, "run.steps=3", "optimizer.decay_steps=6")
+        self.run_ballast(4, "train", deck, "-d", parts, "-r", "latest")
+        self.assertEqual(self.losses(whole), self.losses(parts))
+        self.assertEqual(self.tensors(os.path.join(whole, "checkpoints", "step_00000006.h5")), self.tensors(os.path.join(parts, "checkpoints", "step_00000006.h5")))
+
+    def test_restart_on_another_mesh_sees_the_same_samples(self):
+        whole, parts = self.out("whole"), self.out("parts")
+        self.run_ballast(2, "train", self.deck(), "-d", whole, "run.precision=fp64")
+        self.run_ballast(2, "train", self.deck(), "-d", parts, "run.precision=fp64", "run.steps=4", "optimizer.decay_steps=6")
+        self.run_ballast(4, "train", self.deck("other.toml", dp=1, cp_outer=2, cp_inner=2), "-d", parts, "run.precision=fp64", "-r", "latest")
+        a, b = self.losses(whole), self.losses(parts)
+        self.assertEqual(sorted(a), sorted(b))
+        for step in a:
+            self.assertAlmostEqual(float(a[step]), float(b[step]), delta=2e-6)
+
+    def test_signals_and_wall_time_stop_with_75_and_go_on(self):
+        whole = self.out("whole")
+        deck = self.deck(steps=400, every=1000)
+        for name, stop in (("term", signal.SIGTERM), ("usr1", signal.SIGUSR1)):
+            run = self.out(name)
+            process = self.start(2, "train", deck, "-d", run)
+            try:
+                self.wait_for_step(process, run, 3)
+                children = subprocess.run(["pgrep", "-g", str(process.pid), "-f", "ballast train"], capture_output=True, text=True).stdout.split()
+                ranks = [int(p) for p in children if os.path.basename(os.readlink(f"/proc/{p}/exe")) == os.path.basename(BALLAST)]
+                self.assertEqual(len(ranks), 2)
+                os.kill(random.choice(ranks), stop)  # one rank hears it, all agree
+                output = process.communicate(timeout=60)[0]
+            finally:
+                self.stop_group(process)
+            self.assertIn(process.returncode, (75,), output[-2000:])
+            self.assertEqual(len(self.checkpoints(run)), 1)
+            last = max(self.losses(run))
+            self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", f"run.steps={last + 2}", "optimizer.decay_steps=400")
+            self.assertEqual(sorted(self.losses(run)), list(range(1, last + 3)))
+        run = self.out("wall")
+        begin = time.time()
+        self.run_ballast(2, "train", self.deck("wall.toml", steps=100000, every=0), "-d", run, "-t", "00:00:05", status=75)
+        self.assertLess(time.time() - begin, 20)
+        self.assertEqual(len(self.checkpoints(run)), 1)
+
+    def test_keep_and_folder_rules(self):
+        deck, run = self.deck(steps=10, every=1), self.out("run")
+        self.run_ballast(2, "train", deck, "-d", run)
+        self.assertEqual(self.checkpoints(run), [f"step_{s:08}.h5" for s in (8, 9, 10)])
+        again = self.run_ballast(2, "train", deck, "-d", run, status=None)
+        self.assertNotEqual(again.returncode, 0)
+        self.assertIn("-r latest", again.stderr + again.stdout)
+        long = self.start(2, "train", self.deck("long.toml", steps=100000), "-d", self.out("busy"))
+        try:
+            self.wait_for_step(long, self.out("busy"), 1)
+            second = self.run_ballast(2, "train", deck, "-d", self.out("busy"), "-r", "latest", status=None)
+            self.assertNotEqual(second.returncode, 0)
+            self.assertIn("in use", second.stderr + second.stdout)
+        finally:
+            self.stop_group(long)
+
+    def test_damaged_latest_checkpoint_is_named_and_the_one_before_used(self):
+        deck, run = self.deck(steps=6), self.out("run")
+        self.run_ballast(2, "train", deck, "-d", run)
+        newest = os.path.join(run, "checkpoints", "step_00000006.h5")
+        with open(newest, "r+b") as f:
+            f.truncate(os.path.getsize(newest) // 2)
+        done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest")
+        self.assertIn("step_00000006.h5", done.stdout + done.stderr)
+        self.assertIn("step_00000004.h5", done.stdout)
+        done = self.run_ballast(2, "train", deck, "-d", self.out("other"), "-r", os.path.join(run, "checkpoints", "step_00000004.h5"))
+        self.assertEqual(self.losses(run)[6], self.losses(self.out("other"))[6])
+
+
+class Failures(RunCase):
+    def test_a_killed_rank_ends_the_others_and_keeps_the_last_checkpoint(self):
+        rng = random.Random(3)
+        deck = self.deck(dp=2, cp_inner=2, steps=100000, every=1)
+        for moment in range(10):
+            run = self.out(f"kill{moment}")
+            process = self.start(4, "train", deck, "-d", run)
+            try:
+                self.wait_for_step(process, run, 2 + rng.randint(0, 3))
+                time.sleep(rng.random() * 0.1)
+                children = subprocess.run(["pgrep", "-g", str(process.pid), "-f", "ballast train"], capture_output=True, text=True).stdout.split()
+                ranks = [int(p) for p in children if os.path.basename(os.readlink(f"/proc/{p}/exe")) == os.path.basename(BALLAST)]
+                self.assertEqual(len(ranks), 4)
+                os.kill(rng.choice(ranks), signal.SIGKILL)
+                begin = time.time()
+                process.communicate(timeout=30)
+                self.assertLess(time.time() - begin, 30)
+                self.assertNotEqual(process.returncode, 0)
+            finally:
+                self.stop_group(process)
+            left = subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, text=True).stdout.split()
+            self.assertEqual(left, [])
+            last = max(self.losses(run))
+            done = self.run_ballast(4, "train", deck, "-d", run, "-r", "latest", f"run.steps={last + 2}", "optimizer.decay_steps=100000")
+            self.assertIn("continues", done.stdout)
+
+    def test_full_disk_keeps_the_last_checkpoint(self):
+        deck, run = self.deck(steps=4, every=2), self.out("run")
+        self.run_ballast(2, "train", deck, "-d", run)
+        before = self.tensors(os.path.join(run, "checkpoints", "step_00000004.h5"))
+        size = os.path.getsize(os.path.join(run, "checkpoints", "step_00000004.h5"))
+
+        def limit():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
+
+        done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", "run.steps=8", "trace.enabled=false", status=None, preexec_fn=limit)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertEqual(self.tensors(os.path.join(run, "checkpoints", "step_00000004.h5")), before)
+        self.assertEqual(glob.glob(os.path.join(run, "checkpoints", "step_00000006.h5")), [])
+        self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", "run.steps=8")
+
+    def test_nonfinite_loss_stops_and_names_the_place(self):
+        run = self.out("nan")
+        done = self.run_ballast(2, "train", self.deck(steps=50, every=5), "-d", run, "optimizer.learning_rate=1e18", "optimizer.clip_norm=0", "optimizer.warmup_steps=0", status=None)
+        text = done.stdout + done.stderr
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("step", text)
+        self.assertRegex(text, r"micro-batch \d+|arose in backward")
+
+
+class Evaluation(RunCase):
+    def test_eval_equals_the_loss_in_the_log(self):
+        run, twin = self.out("run"), self.out("eval.json")
+        self.run_ballast(2, "train", self.deck(), "-d", run, "eval.every_steps=6")
+        logged = [float(r["validation_loss"]) for r in self.steps(run) if "validation_loss" in r]
+        self.assertEqual(len(logged), 1)
+        self.run_ballast(4, "eval", self.deck("other.toml", dp=1, cp_outer=2, cp_inner=2), "-d", run, "-r", "latest", "--json", twin)
+        with open(twin) as f:
+            found = json.load(f)
+        self.assertAlmostEqual(found["validation_loss"], logged[0], delta=2e-5)
+        self.assertGreater(found["loss_tokens"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
