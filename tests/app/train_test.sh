@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Whole-program tests (tests/app/test_*.py) under the first python that has h5py; BALLAST_PROGRAM names the program.
+set -u
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+for python in python3 /usr/bin/python3; do
+  if "$python" -c 'import h5py' 2>/dev/null; then
+    cd "$here" && exec "$python" -m unittest -v "${1:-test_train}"
+  fi
+done
+echo "skipped: no python3 with h5py; install python3-h5py"
+exit 77
