@@ -2,6 +2,7 @@
 #pragma once
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <random>
 #include <string>
