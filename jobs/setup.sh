@@ -61,7 +61,7 @@ offered() {
 install_packages() {
   local missing entry names=()
   if [ "${BALLAST_SKIP_INSTALL:-0}" = 1 ] || ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-    say "packages are left alone; needed (Debian names):" $packages
+    say "packages are left alone; needed (Debian names): $packages"
     return
   fi
   # shellcheck disable=SC2086
@@ -92,6 +92,7 @@ check_mpi() {
   mpicc=$(mpi_tool mpicc)
   mpicxx=$(mpi_tool mpicxx)
   mpiexec=$(mpi_tool mpiexec)
+  h5pcc=$(mpi_tool h5pcc)
   if [ -z "$mpicc" ] || [ -z "$mpicxx" ] || [ -z "$mpiexec" ]; then stop "mpicc, mpicxx and mpiexec are not all on PATH; install mpich and libmpich-dev"; fi
   folder=$(mktemp -d)
   cat >"$folder/ranks.c" <<'PROGRAM'
@@ -108,7 +109,7 @@ int main(int argc, char** argv) {
   return 0;
 }
 PROGRAM
-  ranks=$("$mpicc" -o "$folder/ranks" "$folder/ranks.c" 2>&1 && timeout 120 "$mpiexec" -n 2 "$folder/ranks" 2>&1 </dev/null || true)
+  ranks=$({ "$mpicc" -o "$folder/ranks" "$folder/ranks.c" && timeout 120 "$mpiexec" -n 2 "$folder/ranks" </dev/null; } 2>&1 || true)
   rm -rf "$folder"
   case $ranks in
     *"size 2 sum 1"*) ;;
@@ -134,7 +135,7 @@ build_jobs() {
   echo "${BALLAST_BUILD_JOBS:-$jobs}"
 }
 
-with_tests= preset=default definitions=() targets=()
+with_tests='' preset=default definitions=() targets=()
 while [ $# -gt 0 ]; do
   case $1 in
     --tests) with_tests=1 ;;
@@ -160,7 +161,7 @@ cd "$root"
 jobs=$(build_jobs)
 say "configuring preset $preset"
 cmake --preset "$preset" -DMPI_CXX_COMPILER="$mpicxx" -DMPIEXEC_EXECUTABLE="$mpiexec" \
-  ${H5PCC:+-DHDF5_C_COMPILER_EXECUTABLE="$H5PCC"} "${definitions[@]}" </dev/null
+  ${h5pcc:+-DHDF5_C_COMPILER_EXECUTABLE="$h5pcc"} "${definitions[@]}" </dev/null
 say "building with $jobs compiler processes"
 cmake --build --preset "$preset" --parallel "$jobs" "${targets[@]}" </dev/null
 say "ready in $((SECONDS - started)) s"
