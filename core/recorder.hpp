@@ -16,9 +16,13 @@ enum class EventKind : std::int32_t {
   layer_forward, layer_backward, head,        // parts of a stage
   indexing, gradient_reduce, parameter_gather, optimizer, data, checkpoint, validation, step, idle
 };
-inline constexpr int kEventKinds = 23;
+inline constexpr int kEventKinds = 24;
 const char* name(EventKind kind);
-/// True for kinds whose time is useful computation (POP): everything but waits, transfers and enclosing spans.
+/// The kind of this name; Error for an unknown one.
+EventKind event_kind(const std::string& name);
+/// True for kinds whose time is useful computation (POP): the model's arithmetic and indexing, recomputation included; not waits,
+/// transfers, reading and writing, or the enclosing spans `step` and `validation`.  Kinds nest (an attention step lies inside a layer
+/// inside an op), so sums over kinds take exclusive_seconds() of core/metrics.
 bool useful(EventKind kind);
 
 struct Event {
@@ -30,7 +34,8 @@ struct Event {
   std::int64_t bytes = 0;               ///< moved between ranks
 };
 
-/// Time source.  mark() is cheap and may be taken on a device stream; seconds() may be asked only after the work is done.
+/// Time source.  mark() is cheap and may be taken on a device stream; seconds() may be asked only after the work is done.  The
+/// host clock is monotonic and shared by the processes of a node.
 class Clock {
  public:
   virtual ~Clock() = default;
@@ -44,25 +49,32 @@ class Recorder {
   explicit Recorder(Clock& clock = host_clock());
   /// Identifiers that later events inherit.
   Event context;
-  /// Opens an event that inherits `context`; returns its handle.
+  /// Opens an event that inherits `context`; returns its handle, or -1 while not enabled.
   std::int64_t begin(EventKind kind);
+  /// Closes an event, also after a flush in between.  Handle -1 does nothing; Error for one that is not open.
   void end(std::int64_t handle, double flops = 0, std::int64_t bytes = 0);
   /// Seconds added to every time so that ranks share an origin (set once after clock alignment).
   void set_offset(double seconds) { offset_s_ = seconds; }
   double now();
-  /// Resolves all closed events, passes them to `sink` (if any) and forgets them.
+  /// Resolves all closed events, passes them to `sink` (if any) in the order they began, and forgets them.  Open events stay.
   void flush(const std::function<void(std::span<const Event>)>& sink);
-  /// The latest event opened, for reports about a rank that hangs.
+  /// The latest event opened, with its identifiers and whether it has ended, for reports about a rank that hangs.  Reads no clock.
   std::string last_event() const;
   bool enabled = true;
 
  private:
-  struct Pending { Event event; std::int64_t begin_mark = 0, end_mark = -1; };
+  struct Pending {
+    Event event;
+    std::int64_t handle = -1, begin_mark = 0, end_mark = 0;
+    bool open = true;
+  };
+  Pending& find(std::int64_t handle);
   Clock& clock_;
   double offset_s_ = 0;
-  std::int64_t flushed_ = 0;
+  std::int64_t next_ = 0;         ///< next handle; pending_ holds the latest pending_.size() ones
+  std::vector<Pending> carried_;  ///< events still open at the last flush
   std::vector<Pending> pending_;
-  Event last_;
+  Pending last_;                  ///< latest event at the last flush
 };
 
 /// Records a scope; recorder may be null.
