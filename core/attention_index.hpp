@@ -8,6 +8,7 @@
 // of this query block covers).
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,10 @@ struct AttentionIndex {
   /// 64 g + j is NOT computed there (a run covers it).  Words of (h, b) start at cover_offset[h * q_blocks + b].
   std::vector<std::int64_t> cover_offset;
   std::vector<std::uint64_t> cover;
+
+  /// A backend's own copy of this index (device arrays and what it derives from them), made at the first call that uses it and shared by
+  /// copies of this value.  Whoever changes the arrays above resets it.
+  mutable std::shared_ptr<void> mirror;
 
   std::int64_t q_blocks() const { return (q_tokens + kBlock - 1) / kBlock; }
   std::int64_t k_blocks() const { return (k_tokens + kBlock - 1) / kBlock; }

@@ -35,6 +35,14 @@ double sum_losses(const Tensor& token_loss);
 void add(const Tensor& a, const Tensor& b, Tensor& out);
 void copy_rows(const Tensor& from, Tensor& to);
 
+void attention_forward(const AttentionIndex& index, const Tensor& q, const Tensor& k, const Tensor& v, double scale, Tensor& o, Tensor& lse);
+void attention_merge(Tensor& o, Tensor& lse, const Tensor& o_part, const Tensor& lse_part);
+void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta);
+void attention_backward(const AttentionIndex& index, const Tensor& q, const Tensor& k, const Tensor& v, double scale, const Tensor& lse, const Tensor& delta,
+                        const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv);
+/// Bit-identical backward from run to run (run.deterministic): slower, see kernels/cuda/attention.hpp.
+void set_deterministic(bool on);
+
 void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale, double learning_rate, std::int64_t step, const AdamWOptions& options, Tensor& values);
 double sum_of_squares(const Tensor& x);
 
