@@ -1,2 +1,161 @@
 #!/usr/bin/env bash
-exit 77
+# Starts a real Slurm on loopback in a temporary folder and checks jobs/train.sbatch: the warning signal stops the run with a checkpoint, the
+# job is requeued, the restart finishes it and the log continues; a cancelled job stays cancelled; jobs/sweep.sbatch runs its elements.
+# Exits 77 (skipped) with one line where Slurm cannot start: it needs root, munged, slurmctld and slurmd.
+set -euo pipefail
+root=${BALLAST_ROOT:?}
+program=${BALLAST_PROGRAM:?}
+folder=$(mktemp -d /tmp/ballast-slurm.XXXXXX)
+daemons=()
+
+cleanup() {
+  local status=$? pid
+  trap - EXIT
+  set +e
+  if [ ${#daemons[@]} -gt 1 ]; then
+    scancel --quiet --user="$(id -un)" >/dev/null 2>&1
+    for _ in $(seq 50); do
+      [ -n "$(squeue --noheader 2>/dev/null)" ] || break
+      sleep 0.2
+    done
+  fi
+  for pid in "${daemons[@]}"; do kill "$pid" 2>/dev/null; done
+  for pid in "${daemons[@]}"; do
+    for _ in $(seq 50); do
+      kill -0 "$pid" 2>/dev/null || break
+      sleep 0.1
+    done
+    kill -KILL "$pid" 2>/dev/null
+  done
+  if [ "$status" != 0 ] && [ "$status" != 77 ]; then
+    for file in "$folder"/*.log "$folder"/work/*.out; do
+      echo "--- $file"
+      tail -n 40 "$file"
+    done 2>/dev/null
+  fi
+  rm -rf "$folder"
+  exit "$status"
+}
+trap cleanup EXIT
+trap 'exit 143' TERM INT
+
+skip() {
+  echo "SKIPPED: $*"
+  exit 77
+}
+fail() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
+# wait_for SECONDS COMMAND...: until COMMAND succeeds; 1 when it never does.
+wait_for() {
+  local until=$((SECONDS + $1))
+  shift
+  until "$@" >/dev/null 2>&1; do
+    [ "$SECONDS" -lt "$until" ] || return 1
+    sleep 0.2
+  done
+}
+
+[ "$(id -u)" = 0 ] || skip "a Slurm of its own needs root"
+for tool in munged slurmctld slurmd sbatch srun runuser; do
+  command -v "$tool" >/dev/null || PATH=$PATH:/usr/sbin command -v "$tool" >/dev/null || skip "no $tool (Debian packages slurm-wlm and munge)"
+done
+PATH=$PATH:/usr/sbin
+
+host=$(hostname -s)
+free_port() { /usr/bin/python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+mkdir -p "$folder"/{munge,state,spool,work}
+chmod 755 "$folder" "$folder/munge"
+head -c 1024 /dev/urandom >"$folder/munge/key"
+chmod 400 "$folder/munge/key"
+chown -R munge: "$folder/munge"
+runuser -u munge -- munged --foreground --socket="$folder/munge/socket" --key-file="$folder/munge/key" --pid-file="$folder/munge/pid" \
+  --log-file="$folder/munge/log" --seed-file="$folder/munge/seed" >"$folder/munged.log" 2>&1 </dev/null &
+daemons+=($!)
+wait_for 20 test -S "$folder/munge/socket" || skip "munged does not start: $(tail -n 1 "$folder/munged.log")"
+
+cat >"$folder/slurm.conf" <<CONF
+ClusterName=ballasttest
+SlurmctldHost=$host(127.0.0.1)
+SlurmctldPort=$(free_port)
+SlurmdPort=$(free_port)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket=$folder/munge/socket
+CredType=cred/munge
+StateSaveLocation=$folder/state
+SlurmdSpoolDir=$folder/spool
+SlurmctldPidFile=$folder/slurmctld.pid
+SlurmdPidFile=$folder/slurmd.pid
+SlurmctldLogFile=$folder/slurmctld.log
+SlurmdLogFile=$folder/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+MpiDefault=pmi2
+ReturnToService=2
+SchedulerParameters=batch_sched_delay=0,sched_interval=2
+KillWait=5
+NodeName=$host NodeAddr=127.0.0.1 CPUs=8 RealMemory=1000 State=UNKNOWN
+PartitionName=test Nodes=$host Default=YES MaxTime=INFINITE State=UP
+CONF
+export SLURM_CONF=$folder/slurm.conf
+slurmctld -D >"$folder/slurmctld.out.log" 2>&1 </dev/null &
+daemons+=($!)
+slurmd -D >"$folder/slurmd.out.log" 2>&1 </dev/null &
+daemons+=($!)
+node_idle() { sinfo --noheader --format=%T | grep -qx idle; }
+wait_for 40 node_idle || skip "Slurm does not start here: $(tail -q -n 1 "$folder/slurmctld.log" "$folder/slurmd.log" 2>/dev/null | tr '\n' ' ')"
+
+cd "$folder/work"
+export BALLAST_ROOT=$root BALLAST_PROGRAM=$program
+state() { scontrol show job "$1" | sed -n 's/^ *JobState=\([A-Z]*\).*/\1/p'; }
+field() { scontrol show job "$1" | tr ' ' '\n' | sed -n "s/^$2=//p" | head -n 1; }
+is() { [ "$(state "$1")" = "$2" ]; }
+# A requeued job waits two minutes before Slurm looks at it again; this one need not.
+resumed() {
+  scontrol update jobid="$1" starttime=now >/dev/null 2>&1 || true
+  [ "$(field "$1" Restarts)" -ge 1 ] && { is "$1" RUNNING || is "$1" COMPLETED; }
+}
+reached() { [ "$(grep -c '^step=' "$1")" -ge "$2" ]; }
+
+# The quickstart deck, made small; long enough that the signal finds it at work.
+small=(model.layers=1 model.hidden=32 model.intermediate=64 model.query_heads=2 model.kv_heads=1 model.head_dim=16
+  batching.micro_batch_tokens=256 batching.global_tokens=1024 data.max_tokens=256 checkpoint.every_steps=1000000)
+steps=${BALLAST_SLURM_STEPS:-400}
+submit() { sbatch --parsable --ntasks-per-node=4 --output=job-%j.out "$@"; }
+
+job=$(BALLAST_RUN=$folder/work/run submit "$root/jobs/train.sbatch" "$root/inputs/quickstart.toml" run.steps="$steps" "${small[@]}")
+log=$folder/work/run/log.txt
+wait_for 60 reached "$log" 5 || fail "job $job took no step in 60 s; state $(state "$job")"
+scancel --batch --signal=USR1 "$job"  # what --signal=B:USR1@120 sends
+wait_for 60 resumed "$job" || fail "job $job was not requeued and restarted; state $(state "$job"), restarts $(field "$job" Restarts)"
+first=$(grep -c '^step=' "$log")
+wait_for 120 is "$job" COMPLETED || fail "job $job did not finish; state $(state "$job"), exit $(field "$job" ExitCode)"
+[ "$(field "$job" ExitCode)" = 0:0 ] || fail "job $job ended with $(field "$job" ExitCode)"
+grep -q 'stopped early with a checkpoint: requeued' "job-$job.out" || fail "the first start did not stop for the signal"
+mapfile -t numbers < <(sed -n 's/^step=\([0-9]*\).*/\1/p' "$log")
+[ "${numbers[*]}" = "$(seq -s ' ' 1 "$steps")" ] || fail "the log's steps are not 1 to $steps once each: ${numbers[*]}"
+echo "requeue: job $job wrote at least $first of $steps steps before its restart and finished the rest"
+
+job=$(BALLAST_RUN=$folder/work/cancelled submit "$root/jobs/train.sbatch" "$root/inputs/quickstart.toml" run.steps=1000000 "${small[@]}")
+wait_for 60 reached "$folder/work/cancelled/log.txt" 3 || fail "job $job took no step in 60 s"
+scancel "$job"
+wait_for 60 is "$job" CANCELLED || fail "cancelled job $job is $(state "$job")"
+sleep 1
+is "$job" CANCELLED || fail "cancelled job $job came back as $(state "$job")"
+echo "cancel: job $job stayed cancelled"
+
+cp "$root/inputs/quickstart.toml" one.toml
+cp "$root/inputs/quickstart.toml" two.toml
+job=$(submit --array=0-1 "$root/jobs/sweep.sbatch" one.toml two.toml run.steps=3 "${small[@]}")
+element_done() { reached "$folder/work/runs/$1-$job/log.txt" 3; }
+wait_for 90 element_done one || fail "element 0 of sweep $job did not run"
+wait_for 90 element_done two || fail "element 1 of sweep $job did not run"
+echo "sweep: both elements of job $job ran"
