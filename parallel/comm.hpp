@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.hpp"
 #include "core/recorder.hpp"
 #include "core/tensor.hpp"
 
@@ -17,9 +18,14 @@ namespace ballast {
 /// Waits for MPI requests without starving other ranks of the core: test, then yield.  Every wait in Ballast goes
 /// through here.  After `set_wait_limit` seconds without progress the rank reports its last event and aborts the job.
 void wait_all(std::vector<MPI_Request>& requests);
+/// The same, leaving the status of each request.
+void wait_all(std::vector<MPI_Request>& requests, std::vector<MPI_Status>& statuses);
+/// Seconds without progress (600 until set), and whose last event is reported; `recorder` must live until the next call.
 void set_wait_limit(double seconds, const Recorder* recorder = nullptr);
 /// Throws Error for an MPI return code other than MPI_SUCCESS.
 void check_mpi(int code, const char* what);
+/// Longer messages travel in parts of this many bytes (2^30 until set: MPI counts in int).  The same on all ranks.
+void set_largest_message(std::int64_t bytes);
 
 enum class Reduction { sum, max, min };
 
@@ -31,6 +37,8 @@ struct Transfer {
 };
 
 /// Transfers in flight; complete() before touching the tensors.  Holds the tensors alive.  Empty: nothing in flight.
+/// The destructor completes them, except while an exception unwinds: then the peers may never answer, so the transfers are
+/// abandoned (their buffers stay allocated) and the rank can leave.
 class Pending {
  public:
   Pending() = default;
@@ -42,14 +50,19 @@ class Pending {
   bool active() const { return static_cast<bool>(complete_); }
 
  private:
+  void finish() noexcept;
   std::function<void()> complete_;
 };
 
-/// A group of ranks.  Collectives are called by all of them in the same order.  Reductions of floating-point host
-/// tensors add in a fixed order for a given group size, so a repeated run gives the same bits.
+/// A group of ranks; handles share it.  Collectives are called by all of them in the same order, with contiguous tensors.
+/// Reductions of host tensors run element by element in rank order (f32 summed in f64, rounded once; a NaN wins min and max): the bits
+/// depend on the values and the group size alone, not on the call, the position or the algorithm.  Device tensors travel by NCCL; the first call
+/// with one sets NCCL up and is collective, exchange() included.  Errors: Error for shapes that do not fit, for failed transfers
+/// and for device tensors in a program without NCCL.
 class Communicator {
  public:
   Communicator();  ///< a group of one
+  /// `owned`: frees `comm` with the last handle.  Sets its error handler to MPI_ERRORS_RETURN.
   explicit Communicator(MPI_Comm comm, bool owned = false);
   static Communicator world();
   int rank() const;
@@ -57,6 +70,8 @@ class Communicator {
   MPI_Comm mpi() const;
   /// Sub-group of ranks with equal `color` (>= 0), ordered by `key`.  Collective.
   Communicator split(int color, int key) const;
+  /// Sub-group of ranks that share memory (MPI_COMM_TYPE_SHARED), in rank order.  Collective.
+  Communicator split_by_machine() const;
 
   /// Posts all transfers of a step at once and returns immediately.  Two transfers between the same pair of ranks match
   /// in the order given.
@@ -64,7 +79,7 @@ class Communicator {
   void all_reduce(Tensor& tensor, Reduction reduction = Reduction::sum) const;
   double all_reduce(double value, Reduction reduction = Reduction::sum) const;
   std::int64_t all_reduce(std::int64_t value, Reduction reduction = Reduction::sum) const;
-  /// `input` [size() * n] -> `output` [n], sum; and back.
+  /// `input` [size() * n] -> `output` [n], sum; and back.  In place: `output` (`input`) may be this rank's block of the other.
   void reduce_scatter(const Tensor& input, Tensor& output) const;
   void all_gather(const Tensor& input, Tensor& output) const;
   /// `input` [size(), n] -> `output` [size(), n]: block p goes to rank p.
@@ -80,10 +95,16 @@ class Communicator {
   std::shared_ptr<State> state_;
 };
 
-/// Collective: when any rank's condition is false, every rank throws Error with the message of the lowest such rank;
-/// main prints it once, from rank 0.
+/// An Error that every rank of the run throws together: main prints it once, from rank 0, and all leave.  Any other Error is one
+/// rank's alone: main hands it to fail_here.
+class CollectiveError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Collective: when any rank's condition is false, every rank throws CollectiveError with the message of the lowest such rank.
 void check_all(const Communicator& comm, bool condition, const std::string& message);
-/// One rank: prints who and where, then aborts all ranks with a non-zero status.
+/// One rank: prints rank, host, message and last event, then aborts all ranks with a non-zero status.
 [[noreturn]] void fail_here(const std::string& message);
 
 }  // namespace ballast
