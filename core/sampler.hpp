@@ -19,12 +19,18 @@ struct SamplerPosition {
 /// Splits samples 0..n-1 into training and validation by a counter-based hash, and shuffles training anew each epoch.
 class Sampler {
  public:
-  Sampler(std::int64_t samples, std::uint64_t seed, double validation_share, bool shuffle = true);
-  const std::vector<std::int64_t>& validation() const { return validation_; }
+  /// `validation_share` in [0, 1) of the samples, each decided by its own hash, so that a dataset that grows keeps its split; above 0, and
+  /// with two samples or more, both sides get at least one.  `document` (optional) maps a sample to what it was cut from: all pieces of a
+  /// document fall on one side.  Errors: no sample, a share outside [0, 1), nothing left to train on.
+  Sampler(std::int64_t samples, std::uint64_t seed, double validation_share, bool shuffle = true,
+          const std::function<std::int64_t(std::int64_t)>& document = {});
+  const std::vector<std::int64_t>& validation() const { return validation_; }  ///< ascending
   std::int64_t training_samples() const { return static_cast<std::int64_t>(training_.size()); }
   /// Samples of the next step: taken in order until `global_tokens` tokens are reached (at least one sample; the one
   /// that reaches it is included) or, when global_samples > 0, exactly that many.  Advances `position`, wraps into the
-  /// next epoch.  `length` gives a sample's tokens.
+  /// next epoch.  `length` gives a sample's tokens.  A step that needs more than is left of an epoch goes on in the next one, so that a
+  /// sample can come twice in one step (always, when a step needs more than an epoch holds).  The position after an epoch's last sample is
+  /// the start of the next epoch.  Errors: a position outside the epoch (another dataset), an epoch without a single token.
   std::vector<std::int64_t> next(SamplerPosition& position, std::int64_t global_tokens, std::int64_t global_samples,
                                  const std::function<std::int64_t(std::int64_t)>& length);
 

@@ -1,0 +1,73 @@
+#include "core/sampler.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/error.hpp"
+#include "core/random.hpp"
+
+namespace ballast {
+
+Sampler::Sampler(std::int64_t samples, std::uint64_t seed, double validation_share, bool shuffle,
+                 const std::function<std::int64_t(std::int64_t)>& document)
+    : seed_(seed), shuffle_(shuffle) {
+  require(samples > 0, "the dataset has no samples");
+  require(validation_share >= 0 && validation_share < 1, "data.validation_share = {} is outside [0, 1)", validation_share);
+  const auto document_of = [&](std::int64_t sample) { return document ? document(sample) : sample; };
+  const auto draw = [&](std::int64_t of_document) {
+    return random_uniform(seed, stream_of("sampler.validation"), static_cast<std::uint64_t>(of_document));
+  };
+  double lowest = 2, highest = -1;
+  for (std::int64_t sample = 0; sample < samples; ++sample) {
+    const double value = draw(document_of(sample));
+    lowest = std::min(lowest, value);
+    highest = std::max(highest, value);
+  }
+  // Few samples may all fall on one side: the extreme ones then decide, so that both sides have one.
+  double threshold = validation_share;
+  if (validation_share > 0 && lowest < highest) {
+    if (lowest >= threshold) threshold = std::nextafter(lowest, 2.0);
+    if (highest < threshold) threshold = highest;
+  }
+  for (std::int64_t sample = 0; sample < samples; ++sample) {
+    (validation_share > 0 && draw(document_of(sample)) < threshold ? validation_ : training_).push_back(sample);
+  }
+  require(!training_.empty(), "data.validation_share = {} leaves no sample to train on: the dataset has {} sample(s) of one document", validation_share,
+          samples);
+}
+
+const std::vector<std::int64_t>& Sampler::order(std::int64_t epoch) {
+  if (!shuffle_) return training_;
+  if (order_epoch_ != epoch) {
+    order_ = training_;
+    const std::uint64_t stream = stream_of("sampler.order") + static_cast<std::uint64_t>(epoch);
+    for (std::size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[random_bits(seed_, stream, i) % i]);  // Fisher-Yates
+    order_epoch_ = epoch;
+  }
+  return order_;
+}
+
+std::vector<std::int64_t> Sampler::next(SamplerPosition& position, std::int64_t global_tokens, std::int64_t global_samples,
+                                        const std::function<std::int64_t(std::int64_t)>& length) {
+  require(global_tokens > 0 || global_samples > 0, "a step needs batching.global_tokens or batching.global_samples above 0");
+  require(position.epoch >= 0 && position.index >= 0 && position.index < training_samples(),
+          "sampler position {} of epoch {} does not exist: an epoch has {} training samples; was the checkpoint written with another dataset?",
+          position.index, position.epoch, training_samples());
+  SamplerPosition next = position;
+  std::vector<std::int64_t> samples;
+  std::int64_t tokens = 0;
+  const auto enough = [&] { return global_samples > 0 ? static_cast<std::int64_t>(samples.size()) == global_samples : tokens >= global_tokens; };
+  do {
+    const std::int64_t sample = order(next.epoch)[static_cast<std::size_t>(next.index)];
+    samples.push_back(sample);
+    if (global_samples <= 0) tokens += length(sample);
+    if (++next.index == training_samples()) next = {next.epoch + 1, 0};
+    require(global_samples > 0 || tokens > 0 || static_cast<std::int64_t>(samples.size()) < 2 * training_samples(),
+            "the {} training samples hold no token", training_samples());
+  } while (!enough());
+  position = next;
+  return samples;
+}
+
+}  // namespace ballast
