@@ -1,5 +1,5 @@
 // Attention of one call: blocked, over an AttentionIndex, with partial results that merge (rings, prefixes).
-// Host implementation: attention_host.cpp (BLAS for the products).  CUDA: kernels/cuda/attention.hpp.
+// Host implementation: attention_host*.cpp (BLAS for the products).  CUDA: kernels/cuda/attention.hpp.
 #pragma once
 #include "core/attention_index.hpp"
 #include "core/tensor.hpp"
