@@ -1,20 +1,12 @@
 #include "app/session.hpp"
 
-#include <cblas.h>
-
 #include <exception>
+#include <optional>
 
 #include "app/local_batch.hpp"
 
 namespace ballast {
 namespace {
-
-/// Cost of one visible (query, key) pair in units of one token's matrix products: 4 D Hq a layer against 2 FLOPs a weight.
-double pair_cost_in_tokens(const ModelShape& shape) {
-  const double per_pair = 4.0 * static_cast<double>(shape.head_dim * shape.query_heads * shape.layers);
-  const double per_token = 2.0 * static_cast<double>(shape.parameters_without_embedding() + shape.vocabulary * shape.hidden);
-  return per_pair / per_token;
-}
 
 RecomputeOptions recompute_options(const Deck& deck) {
   const std::string& mode = deck.text("recompute.mode");
@@ -28,6 +20,15 @@ std::unique_ptr<Dataset> open_together(const Communicator& world, const Deck& de
   for (std::size_t r = 1; r < prints.size(); ++r)
     check_all(world, prints[r] == prints[0], fmt::format("data: rank {} sees other data than rank 0 ({}); every node needs the same files", r, dataset->description()));
   return dataset;
+}
+
+Sampler sampler_of(const Communicator& world, const Deck& deck, const Dataset& dataset) {
+  std::optional<Sampler> sampler;
+  together(world, [&] {
+    sampler.emplace(dataset.samples(), static_cast<std::uint64_t>(deck.integer("run.seed")), deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
+                    [&](std::int64_t s) { return dataset.document(s); });
+  });
+  return *std::move(sampler);
 }
 
 }  // namespace
@@ -49,14 +50,11 @@ Session::Session(const Communicator& world, const Deck& deck_)
       backend(choose_backend(deck, world, mesh.local_rank)),
       device(*backend.device),
       dataset(open_together(world, deck)),
-      sampler(dataset->samples(), static_cast<std::uint64_t>(deck.integer("run.seed")), deck.real("data.validation_share"), deck.boolean("batching.shuffle")),
+      sampler(sampler_of(world, deck, *dataset)),
       recorder(*backend.clock),
       parameters(parameter_table(options.model), backend.dtype, device, mesh.replica.size()),
       model(options.model, 0, options.model.layers, parameters, recompute_options(deck), &recorder, deck.integer("model.head_chunk_tokens")),
       ring{mesh.cp, plan_ring(mesh.at.cp(mesh.shape), mesh.shape.cp_outer, mesh.shape.cp_inner)} {
-  openblas_set_num_threads(1);  // ranks share the cores already
-  check_all(world, sampler.training_samples() > 0, fmt::format("data: no training samples ({}); check data.paths, data.min_tokens and data.validation_share",
-                                                               dataset->description()));
   check_all(world, dataset->vocabulary() <= options.model.vocabulary,
             fmt::format("model.vocabulary = {} is smaller than the data's vocabulary of {}", options.model.vocabulary, dataset->vocabulary()));
   recorder.context.stage = mesh.at.pp;
@@ -83,12 +81,7 @@ std::vector<SampleLength> Session::lengths(const std::vector<std::int64_t>& samp
   return result;
 }
 
-Batch Session::plan(std::int64_t step, const std::vector<std::int64_t>& samples) const {
-  BatchingOptions batching = options.batching;
-  batching.dp = mesh.shape.dp;
-  batching.pair_cost_tokens = pair_cost_in_tokens(options.model);
-  return plan_batch(step, lengths(samples), batching);
-}
+Batch Session::plan(std::int64_t step, const std::vector<std::int64_t>& samples) const { return plan_batch(step, lengths(samples), options.batching); }
 
 double Session::training_flops(const Batch& batch) const {
   double pairs = 0;

@@ -234,7 +234,7 @@ void Trainer::stop_at_nonfinite(const Batch& batch, const MicroBatchLosses& loss
     MicroBatchWork work = session_.prepare(batch.micro_batches.at(session_.mesh.at.dp)[first], 0);
     const int layer = session_.model.first_nonfinite_layer(work.batch, *work.attention);
     where = fmt::format("micro-batch {} of data-parallel rank {}, {}", first, session_.mesh.at.dp,
-                        layer < 0 ? std::string("in the head (every layer's output is finite)") : layer >= session_.options.model.layers ? "in the head" : fmt::format("from layer {} on", layer));
+                        layer < 0 ? std::string("the head (every layer's output is finite)") : fmt::format("layer {}", layer));
   }
   const std::string what = fmt::format("step {}: loss = {}, gradient norm = {}", state_.step + 1, loss, norm);
   const std::string remedy = "nothing was overwritten; lower optimizer.learning_rate or look at the data of this step, then continue with -r latest";

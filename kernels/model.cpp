@@ -1,5 +1,8 @@
 #include "kernels/model.hpp"
 
+#include <cmath>
+#include <functional>
+
 #include "kernels/cross_entropy.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/embedding.hpp"
@@ -57,6 +60,7 @@ struct StageModel::Impl {
   std::vector<Layer> layers;
   Tensor embedding, embedding_gradient;  // first stage
   LmHead head;                           // last stage
+  std::function<void(std::int64_t layer, const ResidualPair& output)> inspect;  // called after each layer while a diagnosis runs
 
   Impl(const ModelShape& s, std::int64_t begin, std::int64_t end, Parameters& parameters, RecomputeOptions r, Recorder* rec, std::int64_t head_chunk)
       : shape(s),
@@ -135,6 +139,7 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input, At
     LayerActivations& intermediate = a.layers.emplace_back(layer.allocate(tokens, level, hidden.branch.defined(), m.workspace));
     hidden = layer.forward(hidden, a.rotary, attention, intermediate, m.workspace);
     Layer::release(level, intermediate);
+    if (m.inspect) m.inspect(layer.index(), hidden);
   }
 
   StageOutput output;
@@ -184,6 +189,36 @@ Tensor StageModel::backward(const LocalBatch& batch, StageActivationsPtr saved, 
   if (!m.first()) return d;
   embedding_weight_gradient(batch.tokens, d, m.embedding_gradient);
   return {};
+}
+
+namespace {
+
+bool finite(const Tensor& x) {
+  const Tensor host = x.to(host_device());
+  const auto all = [&](auto&& at) {
+    for (std::int64_t i = 0; i < host.numel(); ++i)
+      if (!at(i)) return false;
+    return true;
+  };
+  if (host.dtype() == DType::bf16) return all([data = host.data<bf16>()](std::int64_t i) { return (data[i].bits & 0x7f80) != 0x7f80; });
+  return dispatch_float(host.dtype(), [&]<class T>(T) { return all([data = host.data<T>()](std::int64_t i) { return std::isfinite(data[i]); }); });
+}
+
+}  // namespace
+
+int StageModel::first_nonfinite_layer(const LocalBatch& batch, AttentionExecutor& attention) {
+  int found = -1;
+  impl_->inspect = [&](std::int64_t layer, const ResidualPair& output) {
+    if (found < 0 && !(finite(output.residual) && finite(output.branch))) found = static_cast<int>(layer);
+  };
+  try {
+    forward(batch, {}, attention, nullptr);
+  } catch (...) {
+    impl_->inspect = nullptr;
+    throw;
+  }
+  impl_->inspect = nullptr;
+  return found;
 }
 
 std::int64_t StageModel::activation_bytes(const ModelShape& shape, std::int64_t layers, bool last_stage, std::int64_t tokens, DType type,

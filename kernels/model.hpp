@@ -57,6 +57,10 @@ class StageModel {
   /// last stage.  `batch` is the one that forward had.  Returns the gradient of `input` (undefined on the first stage); parameter gradients are added.
   Tensor backward(const LocalBatch& batch, StageActivationsPtr saved, AttentionExecutor& attention, double loss_scale, const Tensor& d_output);
 
+  /// Diagnosis after a NaN or Inf loss: first layer of the model whose output, on this rank's tokens, is not finite, or -1.  Runs forward once
+  /// more without keeping anything; collective like forward.
+  int first_nonfinite_layer(const LocalBatch& batch, AttentionExecutor& attention);
+
   const ModelShape& shape() const;
   bool first() const;
   bool last() const;
