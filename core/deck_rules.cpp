@@ -1,0 +1,128 @@
+// Rules that join several keys.  One line a rule; messages name the keys, the place and the remedy.
+#include <algorithm>
+#include <cmath>
+
+#include "core/deck.hpp"
+#include "core/run_options.hpp"
+
+namespace ballast {
+namespace {
+
+class Rules {
+ public:
+  Rules(const Deck& deck, const std::set<std::string>& faulty) : deck_(deck), faulty_(faulty) {}
+
+  /// Reports `message` at the first of `keys` that the deck sets, unless one of them is faulty.
+  void add(const std::vector<std::string>& keys, const std::string& message) {
+    for (const auto& key : keys)
+      if (faulty_.count(key) != 0) return;
+    std::string place = deck_.file.empty() ? "deck" : deck_.file;
+    for (const auto& key : keys)
+      if (deck_.is_set(key) && !deck_.place(key).starts_with("preset ")) {
+        place = deck_.place(key);
+        break;
+      }
+    list.push_back(place + ": " + message);
+  }
+  std::vector<std::string> list;
+
+ private:
+  const Deck& deck_;
+  const std::set<std::string>& faulty_;
+};
+
+std::vector<std::string> paths_of(const std::string& block) {
+  std::vector<std::string> paths;
+  for (const auto& key : block_keys(block)) paths.push_back(block + "." + key);
+  return paths;
+}
+
+void run_rules(const Deck& deck, Rules& rules) {
+  const std::string& backend = deck.text("run.backend");
+  const std::string& precision = deck.text("run.precision");
+  if (backend == "host" && precision == "bf16")
+    rules.add({"run.precision", "run.backend"}, "run.precision = \"bf16\" needs run.backend = \"cuda\"; the host computes in \"fp32\" or \"fp64\"");
+  if (backend == "cuda" && precision == "fp64")
+    rules.add({"run.precision", "run.backend"}, "run.precision = \"fp64\" needs run.backend = \"host\"; CUDA computes in \"bf16\"");
+  if (deck.integer("eval.every_steps") > 0 && deck.real("data.validation_share") == 0)
+    rules.add({"eval.every_steps", "data.validation_share"},
+              fmt::format("eval.every_steps = {} needs held-out samples; set data.validation_share above 0", deck.integer("eval.every_steps")));
+}
+
+void mesh_rules(const Deck& deck, Rules& rules) {
+  for (const std::string& problem : problems(mesh_shape(deck), 0)) rules.add(paths_of("mesh"), problem);
+}
+
+void model_rules(const Deck& deck, Rules& rules) {
+  const bool custom = deck.text("model.preset") == "custom";
+  for (const std::string& problem : problems(model_shape(deck))) {
+    // Messages of a shape begin with the field's name, which is the key's.
+    const std::string key = "model." + problem.substr(0, problem.find(' '));
+    const bool missing = custom && find_key(key) != nullptr && !deck.is_set(key);
+    const std::string hint = missing ? "; a custom model states its whole shape, or choose a model.preset" : "";
+    std::vector<std::string> keys = {find_key(key) != nullptr ? key : "model.preset", "model.preset"};
+    for (const auto& path : paths_of("model"))
+      if (problem.find(" " + path.substr(6) + " ") != std::string::npos) keys.push_back(path);  // the others that it names
+    rules.add(keys, "model." + problem + hint);
+  }
+}
+
+void data_rules(const Deck& deck, Rules& rules) {
+  const std::string& source = deck.text("data.source");
+  const auto needs = [&](const char* key, bool there, const char* what) {
+    if (!there) rules.add({"data.source", key}, fmt::format("data.source = \"{}\" needs {}: {}", source, key, what));
+  };
+  if (source == "files") {
+    needs("data.paths", !deck.get<std::vector<std::string>>("data.paths").empty(), "folders or files to read");
+    const std::int64_t vocabulary = model_shape(deck).vocabulary;
+    if (vocabulary > 0 && vocabulary < 256)
+      rules.add({"model.vocabulary", "data.source", "model.preset"}, fmt::format("model.vocabulary = {} is below the 256 token ids of byte-level data (data.source = \"files\")", vocabulary));
+  }
+  if (source == "megatron") needs("data.path", !deck.text("data.path").empty(), "the common stem of the .bin and .idx files");
+  if (source == "hdf5") needs("data.path", !deck.text("data.path").empty(), "the HDF5 file");
+  if (source == "lengths") needs("data.lengths_file", !deck.text("data.lengths_file").empty(), "a text file with one length a line");
+  if (source == "distribution") {
+    const auto& edges = deck.get<std::vector<std::int64_t>>("data.bin_tokens");
+    const auto& shares = deck.get<std::vector<double>>("data.bin_share");
+    needs("data.bin_tokens", !edges.empty(), "upper edges of the length bins");
+    needs("data.samples", deck.integer("data.samples") > 0, "how many samples to draw");
+    if (edges.size() != shares.size())
+      rules.add({"data.bin_share", "data.bin_tokens"}, fmt::format("data.bin_share has {} values for {} bins in data.bin_tokens", shares.size(), edges.size()));
+    if (std::adjacent_find(edges.begin(), edges.end(), std::greater_equal<>()) != edges.end())
+      rules.add({"data.bin_tokens"}, fmt::format("data.bin_tokens = {} must ascend", to_text(edges)));
+    double sum = 0;
+    for (double share : shares) sum += share;
+    if (!shares.empty() && !(sum > 0 && std::isfinite(sum))) rules.add({"data.bin_share"}, fmt::format("data.bin_share = {} must have a positive sum", to_text(shares)));
+  }
+  const std::int64_t shortest = deck.integer("data.min_tokens"), longest = deck.integer("data.max_tokens");
+  if (longest > 0 && shortest > longest)
+    rules.add({"data.min_tokens", "data.max_tokens"}, fmt::format("data.min_tokens = {} is above data.max_tokens = {}: no sample would be left", shortest, longest));
+}
+
+void optimizer_rules(const Deck& deck, Rules& rules) {
+  const double peak = deck.real("optimizer.learning_rate"), least = deck.real("optimizer.minimum_learning_rate");
+  if (least > peak)
+    rules.add({"optimizer.minimum_learning_rate", "optimizer.learning_rate"},
+              fmt::format("optimizer.minimum_learning_rate = {} is above optimizer.learning_rate = {}", least, peak));
+  const std::int64_t warmup = deck.integer("optimizer.warmup_steps"), decay = deck.integer("optimizer.decay_steps");
+  if (decay > 0 && warmup > decay)
+    rules.add({"optimizer.warmup_steps", "optimizer.decay_steps"},
+              fmt::format("optimizer.warmup_steps = {} is above optimizer.decay_steps = {}: the cosine would end before it begins", warmup, decay));
+  const std::int64_t layers = deck.integer("recompute.layers"), all = model_shape(deck).layers;
+  if (deck.text("recompute.mode") == "full" && all > 0 && layers > all)
+    rules.add({"recompute.layers", "model.layers"}, fmt::format("recompute.layers = {} is more than the model's {} layers; -1 means all", layers, all));
+}
+
+}  // namespace
+
+std::vector<std::string> deck_problems(const Deck& deck, DeckNeeds needs, const std::set<std::string>& faulty) {
+  Rules rules(deck, faulty);
+  run_rules(deck, rules);
+  mesh_rules(deck, rules);
+  if (needs.model || deck.block_set("model")) model_rules(deck, rules);
+  if (needs.data || deck.block_set("data")) data_rules(deck, rules);
+  optimizer_rules(deck, rules);
+  return rules.list;
+}
+
+}  // namespace ballast

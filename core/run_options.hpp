@@ -1,0 +1,32 @@
+// RunOptions: the deck's values as the typed options that plans and executors take.  The one place where deck keys become options.
+#pragma once
+#include <cstdint>
+
+#include "core/batch.hpp"
+#include "core/deck.hpp"
+#include "core/mesh_shape.hpp"
+#include "core/model_shape.hpp"
+#include "core/sequence_layout.hpp"
+
+namespace ballast {
+
+struct RunOptions {
+  MeshShape mesh;
+  ModelShape model;
+  BatchingOptions batching;  ///< with dp of the mesh and the pair cost of the model
+  LayoutKind layout = LayoutKind::zigzag;
+  std::int64_t stripe = 64;  ///< tokens of a stripe (striped layout)
+
+  /// A deck that has no deck_problems() gives options without problems.
+  static RunOptions from(const Deck& deck);
+};
+
+MeshShape mesh_shape(const Deck& deck);
+/// The preset's shape with the deck's explicit keys on top; all zero where the deck says nothing of a model.
+ModelShape model_shape(const Deck& deck);
+
+/// Cost of one visible (query, key) pair in units of one token's matrix products, forward: 4 D per query head and layer against 2 FLOPs a
+/// weight.  0 for a shape without layers.
+double pair_cost_tokens(const ModelShape& shape);
+
+}  // namespace ballast
