@@ -104,6 +104,8 @@ class CollectiveError : public Error {
 
 /// Collective: when any rank's condition is false, every rank throws CollectiveError with the message of the lowest such rank.
 void check_all(const Communicator& comm, bool condition, const std::string& message);
+/// Name of this machine, for tables and messages.
+std::string host_name();
 /// One rank: prints rank, host, message and last event, then aborts all ranks with a non-zero status.
 [[noreturn]] void fail_here(const std::string& message);
 

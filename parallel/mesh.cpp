@@ -1,7 +1,5 @@
 #include "parallel/mesh.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <set>
 
@@ -27,11 +25,6 @@ std::vector<int> node_of_ranks(const Communicator& world, const Communicator& no
 }
 
 }  // namespace
-
-std::string host_name() {
-  char text[256] = "";
-  return gethostname(text, sizeof text - 1) == 0 ? text : "unknown";
-}
 
 Mesh::Mesh(const Communicator& world_, const MeshShape& shape_) : shape(shape_), world(world_) {
   const std::vector<std::string> wrong = problems(shape, world.size());

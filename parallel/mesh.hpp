@@ -26,7 +26,4 @@ class Mesh {
   std::vector<std::string> warnings;
 };
 
-/// Name of this machine, for tables and messages.
-std::string host_name();
-
 }  // namespace ballast

@@ -24,11 +24,9 @@ bool mpi_runs() {
 }
 
 std::string who() {
-  char host[256] = "?";
-  gethostname(host, sizeof host - 1);
   int rank = -1;
   if (mpi_runs()) MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  return fmt::format("rank {} on {}", rank, host);
+  return fmt::format("rank {} on {}", rank, host_name());
 }
 
 std::string last_event() { return g_recorder ? "; last event: " + g_recorder->last_event() : std::string(); }
@@ -70,6 +68,11 @@ class Patience {
 };
 
 }  // namespace
+
+std::string host_name() {
+  char text[256] = "";
+  return gethostname(text, sizeof text - 1) == 0 ? text : "unknown";
+}
 
 void check_mpi(int code, const char* what) {
   if (code == MPI_SUCCESS) return;

@@ -1,0 +1,268 @@
+#include "parallel/ring_attention.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "kernels/attention.hpp"
+#include "kernels/elementwise.hpp"
+
+namespace ballast {
+
+RingBuffers::Lease::Lease(RingBuffers* pool, Tensor storage, const Shape& shape) : pool_(pool), storage_(std::move(storage)) {
+  std::int64_t elements = 1;
+  for (auto extent : shape) elements *= extent;
+  tensor = storage_.rows(0, elements).reshape(shape);
+}
+
+RingBuffers::Lease& RingBuffers::Lease::operator=(Lease&& other) noexcept {
+  std::swap(pool_, other.pool_);
+  std::swap(storage_, other.storage_);
+  std::swap(tensor, other.tensor);
+  return *this;
+}
+
+RingBuffers::Lease::~Lease() {
+  if (pool_) pool_->free_.push_back(std::move(storage_));
+}
+
+RingBuffers::Lease RingBuffers::take(const Shape& shape, DType type, Device& device, std::int64_t capacity) {
+  std::int64_t elements = 1;
+  for (auto extent : shape) elements *= extent;
+  // The smallest free buffer that fits; else the largest that does not makes room for a new one.
+  auto fits = free_.end(), small = free_.end();
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    if (it->dtype() != type || it->space() != device.space()) continue;
+    if (it->numel() >= elements) {
+      if (fits == free_.end() || it->numel() < fits->numel()) fits = it;
+    } else if (small == free_.end() || it->numel() > small->numel()) {
+      small = it;
+    }
+  }
+  Tensor storage;
+  if (fits != free_.end()) {
+    storage = std::move(*fits);
+    free_.erase(fits);
+  } else {
+    if (small != free_.end()) free_.erase(small);
+    storage = Tensor::empty({std::max({elements, capacity, std::int64_t{1}})}, type, device, MemoryCategory::communication);
+  }
+  return Lease(this, std::move(storage), shape);
+}
+
+namespace {
+
+/// Sets the ring step in the recorder's context, for its lifetime.
+class RingContext {
+ public:
+  explicit RingContext(Recorder* recorder) : recorder_(recorder) {}
+  ~RingContext() { set(-1, -1); }
+  void set(int outer, int inner) {
+    if (!recorder_) return;
+    recorder_->context.outer = outer;
+    recorder_->context.inner = inner;
+  }
+
+ private:
+  Recorder* recorder_;
+};
+
+/// One pass round the ring: the KV shards and dKV sums this rank holds, and the hops in flight (core/ring_plan.hpp has the rules).
+class RingPass {
+ public:
+  RingPass(const RingGroup& group, const std::vector<std::int64_t>& shard_tokens, const AttentionInputs& in, DType sum_type, Recorder* recorder)
+      : group_(group), shard_tokens_(shard_tokens), in_(in), sum_type_(sum_type), recorder_(recorder), context_(recorder), device_(device_of(in.q.space())) {
+    capacity_ = elements(*std::max_element(shard_tokens.begin(), shard_tokens.end()));
+    if (group.plan.ranks() == 1) return;
+    const int own = group.plan.rank;
+    RingBuffers::Lease packed = buffer(own, in.k.dtype());
+    Tensor k = part(packed.tensor, 0), v = part(packed.tensor, 1);
+    if (shard_tokens[own] > 0) {
+      copy_rows(in.k, k);
+      copy_rows(in.v, v);
+    }
+    kv_.emplace(own, std::move(packed));
+  }
+
+  /// Calls `compute` for every step's shard, its hops around it.
+  void walk(const std::vector<RingStep>& steps, const std::function<void(int shard)>& compute) {
+    for (int t = 0; t < static_cast<int>(steps.size()); ++t) {
+      const RingStep& step = steps[t];
+      context_.set(step.outer, step.inner);
+      for (const auto* hop : {&step.kv_inner, &step.kv_outer})
+        if (*hop) post(**hop, kv_.at((*hop)->send_shard).tensor, {}, in_.k.dtype(), false);
+      for (const auto* hop : {&step.dkv_inner, &step.dkv_outer})
+        if (*hop) {
+          RingBuffers::Lease sum = std::move(dkv_.at((*hop)->send_shard));
+          dkv_.erase((*hop)->send_shard);
+          const Tensor sent = sum.tensor;
+          post(**hop, sent, std::move(sum), sum_type_, true);
+        }
+      if (step.shard >= 0) compute(step.shard);
+      complete(t);
+      for (int shard : step.release) kv_.erase(shard);
+    }
+  }
+
+  /// [tokens of the shard, Hkv, D]; this rank's own are the caller's.
+  Tensor keys(int shard) const { return shard == group_.plan.rank ? in_.k : part(kv_.at(shard).tensor, 0); }
+  Tensor values(int shard) const { return shard == group_.plan.rank ? in_.v : part(kv_.at(shard).tensor, 1); }
+  /// New, zeroed sums of a shard: dK and dV.
+  std::pair<Tensor, Tensor> new_sums(int shard) {
+    RingBuffers::Lease& sum = dkv_[shard] = buffer(shard, sum_type_);
+    sum.tensor.zero();
+    return sums(shard);
+  }
+  std::pair<Tensor, Tensor> sums(int shard) const {
+    const Tensor& sum = dkv_.at(shard).tensor;
+    return {part(sum, 0), part(sum, 1)};
+  }
+
+ private:
+  struct Flight {
+    RingHop hop;
+    bool dkv = false;
+    RingBuffers::Lease sent, received;  ///< `sent` only for dKV: KV stays readable while it travels
+    std::int64_t bytes = 0;
+    Pending pending;  ///< last member: completed before the buffers go
+  };
+
+  std::int64_t elements(std::int64_t tokens) const { return 2 * tokens * in_.k.size(1) * in_.k.size(2); }
+  RingBuffers::Lease buffer(int shard, DType type) const {
+    return group_.buffers->take({2, shard_tokens_[shard], in_.k.size(1), in_.k.size(2)}, type, device_, capacity_);
+  }
+  static Tensor part(const Tensor& packed, int which) { return packed.rows(which, which + 1).reshape({packed.size(1), packed.size(2), packed.size(3)}); }
+
+  void post(const RingHop& hop, const Tensor& send, RingBuffers::Lease sent, DType type, bool dkv) {
+    Flight flight{hop, dkv, std::move(sent), buffer(hop.recv_shard, type), static_cast<std::int64_t>(send.bytes()), {}};
+    const Transfer transfers[] = {{flight.received.tensor, hop.from, false}, {send, hop.to, true}};
+    flight.pending = group_.cp.exchange(transfers);
+    flights_.push_back(std::move(flight));
+  }
+
+  /// Completes the hops that end at step t, in the order of posting.
+  void complete(int t) {
+    const auto ends_now = [t](const Flight& f) { return f.hop.complete == t; };
+    if (std::none_of(flights_.begin(), flights_.end(), ends_now)) return;
+    {
+      Scope wait(recorder_, EventKind::ring_wait);
+      for (Flight& f : flights_)
+        if (ends_now(f)) {
+          f.pending.complete();
+          wait.bytes += f.bytes;
+        }
+    }
+    for (Flight& f : flights_) {
+      if (!ends_now(f)) continue;
+      if (f.dkv) join(f);
+      else kv_[f.hop.recv_shard] = std::move(f.received);
+    }
+    std::erase_if(flights_, ends_now);
+  }
+
+  void join(Flight& f) {
+    const auto held = dkv_.find(f.hop.recv_shard);
+    if (held == dkv_.end()) {
+      dkv_.emplace(f.hop.recv_shard, std::move(f.received));
+    } else if (held->second.tensor.numel() > 0) {
+      Tensor sum = held->second.tensor;
+      add(sum, f.received.tensor, sum);
+    }
+  }
+
+  const RingGroup& group_;
+  const std::vector<std::int64_t>& shard_tokens_;
+  const AttentionInputs& in_;
+  const DType sum_type_;
+  Recorder* recorder_;
+  RingContext context_;
+  Device& device_;
+  std::int64_t capacity_ = 0;
+  std::map<int, RingBuffers::Lease> kv_, dkv_;  ///< by shard: [2, tokens, Hkv, D]
+  std::vector<Flight> flights_;
+};
+
+}  // namespace
+
+RingAttention::RingAttention(const RingGroup& group, const MicroBatch& batch, const SequenceLayout& layout, Recorder* recorder) : group_(group), recorder_(recorder) {
+  const int ranks = group.plan.ranks();
+  require(group.cp.size() == ranks && group.cp.rank() == group.plan.rank, "ring attention: the plan is for rank {} of {}, the communicator has rank {} of {}",
+          group.plan.rank, ranks, group.cp.rank(), group.cp.size());
+  require(layout.ranks() == ranks, "ring attention: the layout spreads tokens over {} ranks, the ring has {}", layout.ranks(), ranks);
+  Scope scope(recorder, EventKind::indexing);
+  const auto queries = local_tokens(batch, layout, group.plan.rank);
+  for (int shard = 0; shard < ranks; ++shard) {
+    shard_tokens_.push_back(layout.local_tokens(shard));
+    index_.push_back(dense_index(queries, shard == group.plan.rank ? queries : local_tokens(batch, layout, shard)));
+    pairs_.push_back(index_.back().pairs_per_head());
+  }
+}
+
+void RingAttention::check(const AttentionInputs& in) const {
+  const std::int64_t tokens = shard_tokens_[group_.plan.rank];
+  require(in.q.rank() == 3 && in.k.rank() == 3 && in.q.size(0) == tokens && in.k.size(0) == tokens && in.v.shape() == in.k.shape() && in.q.size(2) == in.k.size(2),
+          "ring attention: this rank holds {} tokens of the micro-batch; q {}, k {}, v {} do not fit", tokens, to_string(in.q.shape()), to_string(in.k.shape()),
+          to_string(in.v.shape()));
+}
+
+void RingAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) {
+  check(in);
+  const double flops_per_pair = 4.0 * static_cast<double>(in.q.size(1) * in.q.size(2));
+  Device& device = device_of(in.q.space());
+  const bool alone = group_.plan.ranks() == 1;
+  // Partial outputs meet in the type of the LSE: where `o` has it they meet there.
+  RingBuffers::Lease sum_lease, part_o, part_lse;
+  Tensor sum = o;
+  if (!alone) {
+    if (o.dtype() != lse.dtype() || !o.contiguous()) {
+      sum_lease = group_.buffers->take(o.shape(), lse.dtype(), device);
+      sum = sum_lease.tensor;
+    }
+    part_o = group_.buffers->take(o.shape(), lse.dtype(), device);
+    part_lse = group_.buffers->take(lse.shape(), lse.dtype(), device);
+  }
+  bool started = false;  // a rank's first shard is its own, where every token sees itself: only a rank without tokens never starts
+  RingPass pass(group_, shard_tokens_, in, lse.dtype(), recorder_);
+  pass.walk(group_.plan.forward, [&](int shard) {
+    Scope scope(recorder_, EventKind::attention_forward);
+    scope.flops = flops_per_pair * pairs_[shard];
+    if (pairs_[shard] == 0) return;
+    Tensor& to = started ? part_o.tensor : sum;
+    Tensor& to_lse = started ? part_lse.tensor : lse;
+    attention_forward(index_[shard], in.q, pass.keys(shard), pass.values(shard), in.scale, to, to_lse);
+    if (started) attention_merge(sum, lse, part_o.tensor, part_lse.tensor);
+    started = true;
+  });
+  if (started && sum.raw() != o.raw()) copy_rows(sum, o);
+}
+
+void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) {
+  check(in);
+  const double flops_per_pair = 10.0 * static_cast<double>(in.q.size(1) * in.q.size(2));
+  Device& device = device_of(in.q.space());
+  const bool empty = in.q.size(0) == 0;
+  RingBuffers::Lease delta = group_.buffers->take(lse.shape(), lse.dtype(), device), dq_lease;
+  if (!empty) attention_delta(o, d_o, delta.tensor);
+  Tensor dq_sum = dq;
+  if (dq.dtype() != lse.dtype() || !dq.contiguous()) {
+    dq_lease = group_.buffers->take(dq.shape(), lse.dtype(), device);
+    dq_sum = dq_lease.tensor;
+  }
+  dq_sum.zero();
+  RingPass pass(group_, shard_tokens_, in, lse.dtype(), recorder_);
+  pass.walk(group_.plan.backward, [&](int shard) {
+    auto [dk_sum, dv_sum] = pass.new_sums(shard);
+    Scope scope(recorder_, EventKind::attention_backward);
+    scope.flops = flops_per_pair * pairs_[shard];
+    if (pairs_[shard] == 0) return;
+    attention_backward(index_[shard], in.q, pass.keys(shard), pass.values(shard), in.scale, lse, delta.tensor, d_o, dq_sum, dk_sum, dv_sum);
+  });
+  if (empty) return;
+  if (dq_sum.raw() != dq.raw()) copy_rows(dq_sum, dq);
+  const auto [dk_sum, dv_sum] = pass.sums(group_.plan.rank);
+  copy_rows(dk_sum, dk);
+  copy_rows(dv_sum, dv);
+}
+
+}  // namespace ballast
