@@ -90,6 +90,9 @@ void data_rules(const Deck& deck, Rules& rules) {
       rules.add({"data.bin_share", "data.bin_tokens"}, fmt::format("data.bin_share has {} values for {} bins in data.bin_tokens", shares.size(), edges.size()));
     if (std::adjacent_find(edges.begin(), edges.end(), std::greater_equal<>()) != edges.end())
       rules.add({"data.bin_tokens"}, fmt::format("data.bin_tokens = {} must ascend", to_text(edges)));
+    const std::int64_t least = std::max<std::int64_t>(1, deck.integer("data.min_tokens"));
+    if (!edges.empty() && edges.front() < least)
+      rules.add({"data.bin_tokens", "data.min_tokens"}, fmt::format("data.bin_tokens begins with {}, below data.min_tokens = {}", edges.front(), least));
     double sum = 0;
     for (double share : shares) sum += share;
     if (!shares.empty() && !(sum > 0 && std::isfinite(sum))) rules.add({"data.bin_share"}, fmt::format("data.bin_share = {} must have a positive sum", to_text(shares)));

@@ -87,14 +87,14 @@ std::vector<KeySpec> build() {
 
   k.text("data.source", "files", {"files", "megatron", "hdf5", "lengths", "distribution"},
          "files: text as bytes, one file a sample; megatron: .bin/.idx; hdf5: /tokens, /offsets; lengths: a length file, tokens made up; distribution: a table of length bins");
-  k.texts("data.paths", {}, "files: folders (searched recursively) and files");
-  k.texts("data.extensions", {}, "files: endings to take inside folders, such as \".hpp\"; empty: every file");
-  k.text("data.path", "", {}, "megatron: common stem of the .bin and .idx files; hdf5: the file");
-  k.text("data.mask_path", "", {}, "megatron: stem of a parallel pair that holds the loss mask; empty: every token counts");
+  k.texts("data.paths", {}, "files: files, folders (searched recursively) and globs");
+  k.texts("data.extensions", {}, "files: endings to take from folders and globs, such as \".hpp\" (\"\": files without one); empty list: every file");
+  k.text("data.path", "", {}, "megatron: the .bin and .idx files, with or without the ending; hdf5: the file");
+  k.text("data.mask_path", "", {}, "megatron: a parallel .bin/.idx pair of bytes, 0 where a token carries no loss; empty: every token does");
   k.text("data.lengths_file", "", {}, "lengths: text file with one length a line");
-  k.numbers("data.bin_tokens", "tokens", between(1, kTokens), "distribution: upper edge of each length bin, ascending");
-  k.reals("data.bin_share", "", at_least(0), "distribution: weight of each bin, in proportion; as many as bin_tokens");
-  k.number("data.samples", 0, "samples", between(0, kTokens), "samples to take at most (0: all); distribution: samples to draw");
+  k.numbers("data.bin_tokens", "tokens", between(1, kTokens), "distribution: upper edge of each length bin, ascending, inclusive");
+  k.reals("data.bin_share", "", at_least(0), "distribution: share of the samples in each bin (not cumulative), in proportion to their sum");
+  k.number("data.samples", 0, "samples", between(0, kTokens), "samples to take at most, from the first on; 0: all. distribution: how many to draw");
   k.number("data.max_tokens", 0, "tokens", between(0, kTokens), "longest sample; 0: no limit");
   k.number("data.min_tokens", 1, "tokens", between(0, kTokens), "shorter samples are left out");
   k.text("data.long", "truncate", {"truncate", "split", "drop"}, "what happens to a sample above max_tokens");
