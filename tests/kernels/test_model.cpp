@@ -325,6 +325,38 @@ TEST(Recompute, RunsAttentionAgainOnlyForFullLayers) {
   EXPECT_EQ(forwards({Recompute::full, -1}), 4);
 }
 
+// Blocked attention over a dense index in place of the naive one; bit equality of recomputation holds for it too.
+TEST(Model, LocalAttentionAgreesWithTheDefinition) {
+  Draw draw;
+  SCOPED_TRACE(draw.trace());
+  ModelShape shape = small_shape();
+  shape.head_dim = 16;
+  for (const DType type : {DType::f32, DType::f64}) {
+    Example setup(shape, type, draw, {70, 1, 129, 3});
+    const double naive = run(setup, {});
+    const Tensor expected = setup.parameters.gradients().clone();
+    std::vector<AxisToken> axis;
+    for (std::size_t t = 0; t < setup.tokens.token.size(); ++t) axis.push_back({setup.tokens.segment[t], setup.tokens.position[t]});
+    const auto local = [&](RecomputeOptions options) {
+      setup.parameters.gradients().zero();
+      StageModel model(shape, 0, shape.layers, setup.parameters, options, nullptr);
+      LocalAttention attention(dense_index(axis, axis));
+      StageActivationsPtr saved;
+      const double loss = model.forward(setup.batch, {}, attention, &saved).loss_sum;
+      model.backward(setup.batch, std::move(saved), attention, 1.0, {});
+      return loss;
+    };
+    const double loss = local({});
+    EXPECT_NEAR(loss, naive, tolerance(type, 1e-5, 1e-12) * naive);
+    EXPECT_LT(relative_error(setup.parameters.gradients(), expected), tolerance(type, 1e-4, 1e-11));
+    const Tensor kept = setup.parameters.gradients().clone();
+    for (const RecomputeOptions options : {RecomputeOptions{Recompute::selective, -1}, RecomputeOptions{Recompute::full, 1}, RecomputeOptions{Recompute::full, -1}}) {
+      EXPECT_EQ(local(options), loss);
+      EXPECT_TRUE(bit_equal(setup.parameters.gradients(), kept));
+    }
+  }
+}
+
 TEST(Model, EventsNameLayersAndFlops) {
   Draw draw;
   Example setup(small_shape(), DType::f32, draw, {9});
