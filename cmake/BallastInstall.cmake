@@ -10,7 +10,8 @@ set(report_folder "$(dirname -- \"$(readlink -f -- \"$0\")\")/../${CMAKE_INSTALL
 configure_file(cmake/ballast-report.in ${PROJECT_BINARY_DIR}/generated/ballast-report @ONLY)
 install(PROGRAMS ${PROJECT_BINARY_DIR}/generated/ballast-report DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY app/report/ DESTINATION ${CMAKE_INSTALL_DATADIR}/ballast/report PATTERN __pycache__ EXCLUDE)
-install(DIRECTORY inputs jobs DESTINATION ${CMAKE_INSTALL_DATADIR}/ballast USE_SOURCE_PERMISSIONS)
+install(DIRECTORY inputs jobs DESTINATION ${CMAKE_INSTALL_DATADIR}/ballast USE_SOURCE_PERMISSIONS
+        PATTERN setup.sh EXCLUDE PATTERN quickstart.sh EXCLUDE)
 
 set(exported_targets ballast_version ballast_core ballast_kernels ballast_parallel ballast_io)
 if(TARGET ballast_cuda)

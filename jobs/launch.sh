@@ -22,7 +22,8 @@ ballast_setup() {
   for build in build build-host build-cuda; do
     if [ -z "$program" ] && [ -x "$ballast_root/$build/bin/ballast" ]; then program=$ballast_root/$build/bin/ballast; fi
   done
-  [ -x "$program" ] || ballast_stop "no program '$program'; build one (jobs/setup.sh, or cmake --preset cuda) or set BALLAST_PROGRAM"
+  if [ -z "$program" ]; then program=$(command -v ballast || true); fi
+  [ -x "$program" ] || ballast_stop "no program '${program:-ballast}'; build one (jobs/setup.sh, or cmake --preset cuda) or set BALLAST_PROGRAM"
   report=$(dirname -- "$program")/ballast-report
   export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}} OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
 }
