@@ -1,0 +1,88 @@
+// Shared by the tests on several ranks: random data that all ranks agree on, and shapes of meshes for any number of ranks.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/mesh_shape.hpp"
+#include "core/random.hpp"
+#include "core/tensor.hpp"
+#include "parallel/comm.hpp"
+
+namespace ballast::testing {
+
+/// Seed of this run, the same on every rank; fixed by BALLAST_TEST_SEED.
+inline std::uint64_t shared_seed() {
+  static const std::uint64_t seed = [] {
+    const char* fixed = std::getenv("BALLAST_TEST_SEED");
+    const std::uint64_t mine = fixed ? std::strtoull(fixed, nullptr, 10) : std::random_device{}();
+    return std::stoull(Communicator::world().broadcast(std::to_string(mine), 0));
+  }();
+  return seed;
+}
+
+/// Draws that are the same on every rank as long as the ranks draw alike.
+class SharedDraw {
+ public:
+  explicit SharedDraw(std::uint64_t stream) : stream_(stream) {}
+  std::string trace() const { return "repeat with BALLAST_TEST_SEED=" + std::to_string(shared_seed()); }
+  double normal() { return random_normal(shared_seed(), stream_, counter_++); }
+  double uniform() { return random_uniform(shared_seed(), stream_, counter_++); }
+  /// Integer in [low, high].
+  std::int64_t integer(std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(random_bits(shared_seed(), stream_, counter_++) % static_cast<std::uint64_t>(high - low + 1));
+  }
+  std::vector<double> normals(std::int64_t n) {
+    std::vector<double> list(static_cast<std::size_t>(n));
+    for (double& x : list) x = normal();
+    return list;
+  }
+
+ private:
+  std::uint64_t stream_, counter_ = 0;
+};
+
+/// |a - b|_2 / |b|_2; NaN counts as infinite.
+inline double relative_error(const std::vector<double>& a, const std::vector<double>& b) {
+  if (a.size() != b.size()) return INFINITY;
+  double difference = 0, size = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+    size += b[i] * b[i];
+  }
+  if (std::isnan(difference) || std::isnan(size)) return INFINITY;
+  return size > 0 ? std::sqrt(difference / size) : std::sqrt(difference);
+}
+
+/// Elements of a contiguous tensor as double.
+inline std::vector<double> elements(const Tensor& t) {
+  std::vector<double> list(static_cast<std::size_t>(t.numel()));
+  dispatch_float(t.dtype(), [&](auto x) {
+    for (std::size_t i = 0; i < list.size(); ++i) list[i] = t.data<decltype(x)>()[i];
+  });
+  return list;
+}
+
+inline bool bit_equal(const Tensor& a, const Tensor& b) {
+  return a.shape() == b.shape() && a.dtype() == b.dtype() && (a.bytes() == 0 || std::memcmp(a.raw(), b.raw(), a.bytes()) == 0);
+}
+
+/// Every dp x cp_outer x cp_inner that fills `ranks`.
+inline std::vector<MeshShape> data_and_context_meshes(int ranks) {
+  std::vector<MeshShape> list;
+  for (int dp = 1; dp <= ranks; ++dp)
+    for (int outer = 1; dp * outer <= ranks; ++outer)
+      if (ranks % (dp * outer) == 0) {
+        MeshShape shape;
+        shape.dp = dp;
+        shape.cp_outer = outer;
+        shape.cp_inner = ranks / dp / outer;
+        list.push_back(shape);
+      }
+  return list;
+}
+
+}  // namespace ballast::testing
