@@ -91,7 +91,10 @@ void Trainer::write_header(const Restored& restored) {
   const Deck& deck = session_.deck;
   log_.comment(fmt::format("ballast {} ({})", version(), git_hash()));
   log_.comment(fmt::format("deck {}{}", deck.file, deck.case_name.empty() ? "" : ", case " + deck.case_name));
-  for (const std::string& row : session_.mesh.table) log_.comment(row);
+  const Mesh& mesh = session_.mesh;
+  const auto devices = mesh.world.all_gather(session_.device.description());
+  for (std::size_t r = 0; r < mesh.table.size(); ++r) log_.comment(mesh.table[r] + "  " + devices.at(r));
+  for (const std::string& warning : mesh.warnings) log_.comment("warning: " + warning);
   if (!session_.backend.note.empty()) log_.comment(session_.backend.note);
   log_.comment(fmt::format("model {}: {} parameters, {}", session_.options.model.preset, session_.options.model.parameters(), name(session_.parameters.dtype())));
   log_.comment(fmt::format("data {}: {} training samples, {} held out", session_.dataset->description(), session_.sampler.training_samples(),
