@@ -53,9 +53,12 @@ struct HeadGroups {
   int stacked() const { return index_heads == 1 ? q_heads / kv_heads : 1; }
 };
 
-/// Columns of the score buffer: wide enough for good matrix products, small enough to stay in a core's own cache.
-inline std::int64_t tile_columns(int stacked_heads, std::int64_t cached_elements) {
-  return std::clamp<std::int64_t>(cached_elements / (std::int64_t{stacked_heads} * kBlock) / kBlock * kBlock, kBlock, 8 * kBlock);
+/// Columns of a score buffer: wide enough for good matrix products, small enough to stay in a core's own cache.  Sizes of
+/// 128 to 768 KiB measured alike (docs/performance.md).
+inline std::int64_t tile_columns(int stacked_heads, std::size_t element_bytes) {
+  constexpr std::size_t buffer_bytes = 256 * 1024;
+  const std::int64_t columns = static_cast<std::int64_t>(buffer_bytes / element_bytes) / (std::int64_t{stacked_heads} * kBlock);
+  return std::clamp<std::int64_t>(columns / kBlock * kBlock, kBlock, 8 * kBlock);
 }
 
 /// Row-major C = alpha op(A) op(B) + beta C.

@@ -65,7 +65,7 @@ void attention_backward(const AttentionIndex& index, const Tensor& q_, const Ten
   const auto dq = head_rows<T>(dq_), dk = head_rows<T>(dk_), dv = head_rows<T>(dv_);
   const std::int64_t head_dim = q.head_dim;
   const HeadGroups groups{static_cast<int>(q_.size(1)), static_cast<int>(k_.size(1)), index.index_heads};
-  const std::int64_t max_rows = groups.stacked() * std::int64_t{kBlock}, columns = tile_columns(groups.stacked(), 64 * 1024 / sizeof(T) * 4);
+  const std::int64_t max_rows = groups.stacked() * std::int64_t{kBlock}, columns = tile_columns(groups.stacked(), sizeof(T));
 
   for_each_kv_head<T>(groups.kv_heads, Scratch<T>::elements(max_rows, columns, head_dim), [&](int kv_head, T* data) {
     Scratch<T> s(data, max_rows, columns, head_dim);

@@ -90,7 +90,7 @@ void attention_forward(const AttentionIndex& index, const Tensor& q_, const Tens
   const auto lse = token_rows<T>(lse_);
   const std::int64_t head_dim = q.head_dim;
   const HeadGroups groups{static_cast<int>(q_.size(1)), static_cast<int>(k_.size(1)), index.index_heads};
-  const std::int64_t max_rows = groups.stacked() * std::int64_t{kBlock}, columns = tile_columns(groups.stacked(), 96 * 1024 / sizeof(T) * 4);
+  const std::int64_t max_rows = groups.stacked() * std::int64_t{kBlock}, columns = tile_columns(groups.stacked(), sizeof(T));
 
   for_each_kv_head<T>(groups.kv_heads, Scratch<T>::elements(max_rows, columns, head_dim), [&](int kv_head, T* data) {
     Scratch<T> s(data, max_rows, columns, head_dim);
