@@ -7,6 +7,7 @@
 #include <Kokkos_Core.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <string>
 
 namespace {
@@ -78,9 +79,10 @@ int main(int argc, char** argv) {
     Kokkos::ScopeGuard kokkos(argc, argv);
     ::testing::InitGoogleTest(&argc, argv);
     // Ranks must run the same tests in the same order.
-    int seed = ::testing::UnitTest::GetInstance()->random_seed();
+    int seed = GTEST_FLAG_GET(random_seed);
+    if (seed == 0) seed = 1 + static_cast<int>(std::time(nullptr) % 99999);
     MPI_Bcast(&seed, 1, MPI_INT, 0, MPI_COMM_WORLD);
-    if (GTEST_FLAG_GET(shuffle) && GTEST_FLAG_GET(random_seed) == 0) GTEST_FLAG_SET(random_seed, 1 + seed % 99999);
+    GTEST_FLAG_SET(random_seed, seed);
     MPI_Comm comm;
     MPI_Comm_dup(MPI_COMM_WORLD, &comm);
     auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
