@@ -68,11 +68,11 @@ __global__ void swiglu_backward_kernel(const Pack8* gate_up, const Pack8* d_y, P
   }
 }
 
-__global__ void add_kernel(const __nv_bfloat16* a, std::int64_t a_stride, const __nv_bfloat16* b, std::int64_t b_stride, __nv_bfloat16* out, std::int64_t out_stride,
-                           std::int64_t n, std::int64_t width) {
+template <class T>
+__global__ void add_kernel(const T* a, std::int64_t a_stride, const T* b, std::int64_t b_stride, T* out, std::int64_t out_stride, std::int64_t n, std::int64_t width) {
   for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
     const std::int64_t row = i / width, c = i % width;
-    out[row * out_stride + c] = __float2bfloat16_rn(__bfloat162float(a[row * a_stride + c]) + __bfloat162float(b[row * b_stride + c]));
+    out[row * out_stride + c] = static_cast<T>(static_cast<float>(a[row * a_stride + c]) + static_cast<float>(b[row * b_stride + c]));
   }
 }
 
@@ -121,9 +121,15 @@ cudaError_t swiglu_backward(const Bf16* gate_up, const Bf16* d_y, Bf16* d_gate_u
   return cudaGetLastError();
 }
 
-cudaError_t add_rows(const Bf16* a, std::int64_t a_stride, const Bf16* b, std::int64_t b_stride, Bf16* out, std::int64_t out_stride, std::int64_t rows, std::int64_t width,
-                     cudaStream_t stream) {
-  if (rows * width > 0) add_kernel<<<blocks_for(rows * width), kThreads, 0, stream>>>(a, a_stride, b, b_stride, out, out_stride, rows * width, width);
+cudaError_t add_rows(const void* a, std::int64_t a_stride, const void* b, std::int64_t b_stride, void* out, std::int64_t out_stride, bool is_float, std::int64_t rows,
+                     std::int64_t width, cudaStream_t stream) {
+  const std::int64_t n = rows * width;
+  if (n == 0) return cudaSuccess;
+  const auto launch = [&]<class T>(T*) {
+    add_kernel<T><<<blocks_for(n), kThreads, 0, stream>>>(static_cast<const T*>(a), a_stride, static_cast<const T*>(b), b_stride, static_cast<T*>(out), out_stride, n, width);
+  };
+  if (is_float) launch(static_cast<float*>(nullptr));
+  else launch(static_cast<__nv_bfloat16*>(nullptr));
   return cudaGetLastError();
 }
 

@@ -142,7 +142,13 @@ double sum_losses(const Tensor& token_loss) {
 }
 
 void add(const Tensor& a, const Tensor& b, Tensor& out) {
-  check(add_rows(bf16_of(a), row_stride(a), bf16_of(b), row_stride(b), bf16_of(out), row_stride(out), a.size(0), a.size(1), stream()), "add");
+  require(a.dtype() == b.dtype() && a.dtype() == out.dtype() && a.shape() == b.shape() && a.shape() == out.shape(), "CUDA add: {} {} and {} {}", name(a.dtype()),
+          to_string(a.shape()), name(b.dtype()), to_string(b.shape()));
+  if (a.numel() == 0) return;
+  const bool dense = a.contiguous() && b.contiguous() && out.contiguous();
+  const std::int64_t rows = dense ? 1 : a.size(0), width = a.numel() / rows;
+  const auto stride = [&](const Tensor& t) { return dense ? width : row_stride(t); };
+  check(add_rows(a.raw(), stride(a), b.raw(), stride(b), out.raw(), stride(out), a.dtype() == DType::f32, rows, width, stream()), "add");
 }
 
 void copy_rows(const Tensor& from, Tensor& to) {
@@ -150,8 +156,11 @@ void copy_rows(const Tensor& from, Tensor& to) {
     require(x.dtype() == DType::f32 || x.dtype() == DType::bf16, "CUDA copy of {} rows", name(x.dtype()));
     return x.dtype() == DType::f32;
   };
-  const std::int64_t rows = from.rank() == 0 ? 1 : from.size(0), width = rows == 0 ? 0 : from.numel() / rows;
-  check(convert_rows(from.raw(), is_float(from), from.strides()[0], to.raw(), is_float(to), to.strides()[0], rows, width, stream()), "copy of rows");
+  if (from.numel() == 0) return;
+  const bool dense = from.contiguous() && to.contiguous();
+  const std::int64_t rows = dense ? 1 : from.size(0), width = from.numel() / rows;
+  check(convert_rows(from.raw(), is_float(from), dense ? width : from.strides()[0], to.raw(), is_float(to), dense ? width : to.strides()[0], rows, width, stream()),
+        "copy of rows");
 }
 
 void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale, double learning_rate, std::int64_t step, const AdamWOptions& options, Tensor& values) {

@@ -63,9 +63,9 @@ cudaError_t sum_of_squares(const float* x, std::int64_t n, double* partial, doub
 /// result[0] = sum of x in fp64, fixed order.
 cudaError_t sum(const float* x, std::int64_t n, double* partial, double* result, cudaStream_t stream);
 
-/// out = a + b over rows of `width` elements whose starts lie `*_stride` elements apart.
-cudaError_t add_rows(const Bf16* a, std::int64_t a_stride, const Bf16* b, std::int64_t b_stride, Bf16* out, std::int64_t out_stride, std::int64_t rows, std::int64_t width,
-                     cudaStream_t stream);
+/// out = a + b over rows of `width` elements whose starts lie `*_stride` elements apart; bf16, or fp32 with `is_float`.
+cudaError_t add_rows(const void* a, std::int64_t a_stride, const void* b, std::int64_t b_stride, void* out, std::int64_t out_stride, bool is_float, std::int64_t rows,
+                     std::int64_t width, cudaStream_t stream);
 /// Same rows, between any two of bf16 and fp32 (flags tell which side is fp32).
 cudaError_t convert_rows(const void* x, bool x_float, std::int64_t x_stride, void* y, bool y_float, std::int64_t y_stride, std::int64_t rows, std::int64_t width,
                          cudaStream_t stream);
