@@ -9,8 +9,8 @@ namespace ballast {
 namespace {
 
 // Shapes as published in the models' config.json files.
-ModelShape qwen(const char* name, std::int64_t layers, std::int64_t hidden, std::int64_t query_heads, std::int64_t kv_heads, std::int64_t head_dim,
-                std::int64_t intermediate, std::int64_t vocabulary, bool tied) {
+ModelShape qwen(const char* name, std::int64_t layers, std::int64_t hidden, std::int64_t query_heads, std::int64_t kv_heads,
+                std::int64_t head_dim, std::int64_t intermediate, std::int64_t vocabulary, bool tied) {
   ModelShape s;
   s.preset = name;
   s.layers = layers;
@@ -74,7 +74,8 @@ std::int64_t ModelShape::parameters_without_embedding() const {
 std::int64_t ModelShape::parameters() const { return parameters_without_embedding() + (tied_embedding ? 1 : 2) * vocabulary * hidden; }
 
 double ModelShape::training_flops(double tokens, double attention_pairs) const {
-  const double products = static_cast<double>(layers) * static_cast<double>(layer_products(*this)) + static_cast<double>(vocabulary * hidden);
+  const double products =
+      static_cast<double>(layers) * static_cast<double>(layer_products(*this)) + static_cast<double>(vocabulary * hidden);
   return 6.0 * products * tokens + 12.0 * static_cast<double>(layers * query_heads * head_dim) * attention_pairs;
 }
 
@@ -114,7 +115,8 @@ std::vector<std::string> problems(const ModelShape& s) {
   if (!(s.yarn_factor >= 1)) list.push_back(fmt::format("yarn_factor = {} must be at least 1 (1 is plain RoPE)", s.yarn_factor));
   if (!(s.llama3_factor >= 1)) list.push_back(fmt::format("llama3_factor = {} must be at least 1 (1 is plain RoPE)", s.llama3_factor));
   if (s.yarn_factor > 1 && s.llama3_factor > 1)
-    list.push_back(fmt::format("yarn_factor = {} and llama3_factor = {} exclude each other; set one of them to 1", s.yarn_factor, s.llama3_factor));
+    list.push_back(
+        fmt::format("yarn_factor = {} and llama3_factor = {} exclude each other; set one of them to 1", s.yarn_factor, s.llama3_factor));
   if (s.llama3_factor > 1 && !(s.llama3_low > 0 && s.llama3_high > s.llama3_low))
     list.push_back(fmt::format("llama3_low = {} and llama3_high = {} must satisfy 0 < low < high", s.llama3_low, s.llama3_high));
   return list;
@@ -125,8 +127,8 @@ std::int64_t Parameter::numel() const { return std::accumulate(shape.begin(), sh
 std::vector<Parameter> parameter_table(const ModelShape& s, const std::vector<std::int64_t>& layer_begin) {
   require(!layer_begin.empty() && layer_begin.front() == 0, "the parameter table needs the first layer of every stage, beginning with 0");
   for (std::size_t i = 1; i < layer_begin.size(); ++i)
-    require(layer_begin[i] > layer_begin[i - 1] && layer_begin[i] < s.layers, "stage {} begins at layer {}: stages must ascend, below {} layers", i,
-            layer_begin[i], s.layers);
+    require(layer_begin[i] > layer_begin[i - 1] && layer_begin[i] < s.layers,
+            "stage {} begins at layer {}: stages must ascend, below {} layers", i, layer_begin[i], s.layers);
   const int last_stage = static_cast<int>(layer_begin.size()) - 1;
   const std::int64_t q = s.query_heads * s.head_dim, kv = s.kv_heads * s.head_dim;
   // Projections that write to the residual stream start smaller, so that its variance does not grow with depth (GPT-2).

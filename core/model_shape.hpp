@@ -21,7 +21,7 @@ struct ModelShape {
   /// Llama 3.1 frequency scaling ("llama3"): factor 1 is none.
   double llama3_factor = 1.0, llama3_low = 1.0, llama3_high = 4.0;
 
-  std::int64_t parameters() const;                 ///< tied weights once
+  std::int64_t parameters() const;  ///< tied weights once
   std::int64_t parameters_without_embedding() const;
   /// Model FLOPs of one training pass (forward + backward = 3 x forward) over `tokens` tokens whose segments have
   /// `attention_pairs` visible pairs: 6 per weight of every matrix product (head included, embedding look-up not) and
@@ -40,16 +40,16 @@ enum class Initialiser { zeros, ones, normal };
 
 /// One row of the parameter table: the one list that initialisation, optimizer, checkpoint, safetensors and LoRA read.
 struct Parameter {
-  std::string name;               ///< Hugging Face name, e.g. model.layers.0.self_attn.q_proj.weight
+  std::string name;                 ///< Hugging Face name, e.g. model.layers.0.self_attn.q_proj.weight
   std::vector<std::int64_t> shape;  ///< full logical shape; matrices are [out, in] as in Hugging Face
   Initialiser initialiser = Initialiser::normal;
   double initial_std = 0.02;
   bool weight_decay = true;
   bool trainable = true;
-  int stage = 0;                  ///< pipeline stage that owns it
-  int layer = -1;                 ///< transformer layer, -1 for embedding, final norm and head
-  int tp_dim = -1;                ///< dimension split under tensor parallelism, -1: replicated
-  bool tied_copy = false;         ///< second copy of a tied embedding on the last stage; gradients of both copies are summed
+  int stage = 0;           ///< pipeline stage that owns it
+  int layer = -1;          ///< transformer layer, -1 for embedding, final norm and head
+  int tp_dim = -1;         ///< dimension split under tensor parallelism, -1: replicated
+  bool tied_copy = false;  ///< second copy of a tied embedding on the last stage; gradients of both copies are summed
   std::int64_t numel() const;
 };
 

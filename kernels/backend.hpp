@@ -9,7 +9,9 @@
 #define BALLAST_ON_CUDA(tensor, call) \
   if ((tensor).space() == ::ballast::Space::cuda) return ::ballast::cuda::call
 #else
-#define BALLAST_ON_CUDA(tensor, call)             \
-  if ((tensor).space() == ::ballast::Space::cuda) \
-  ::ballast::fail("{}: the tensor lies on a GPU, but this program was built without CUDA; rebuild where nvcc is found or use the host backend", __func__)
+#define BALLAST_ON_CUDA(tensor, call)                                                                                               \
+  if ((tensor).space() == ::ballast::Space::cuda)                                                                                   \
+  ::ballast::fail(                                                                                                                  \
+      "{}: the tensor lies on a GPU, but this program was built without CUDA; rebuild where nvcc is found or use the host backend", \
+      __func__)
 #endif

@@ -10,7 +10,8 @@ namespace ballast {
 namespace host {
 namespace {
 
-template <class T> T lane_max(const T* x, std::int64_t n) {
+template <class T>
+T lane_max(const T* x, std::int64_t n) {
   constexpr int lanes = 16;
   T top[lanes];
   for (T& t : top) t = x[0];
@@ -22,7 +23,8 @@ template <class T> T lane_max(const T* x, std::int64_t n) {
   return top[0];
 }
 
-template <class T> T log_sum_exp(const T* x, std::int64_t n) {
+template <class T>
+T log_sum_exp(const T* x, std::int64_t n) {
   constexpr std::int64_t block = 4096;  // fp32 partial sums stay short; blocks are joined in fp64
   const T top = lane_max(x, n);
   double sum = 0;
@@ -33,13 +35,15 @@ template <class T> T log_sum_exp(const T* x, std::int64_t n) {
   return static_cast<T>(static_cast<double>(top) + std::log(sum));
 }
 
-template <class T> void forward(const Tensor& logits_, const Tensor& targets_, Tensor& loss_, Tensor& lse_) {
+template <class T>
+void forward(const Tensor& logits_, const Tensor& targets_, Tensor& loss_, Tensor& lse_) {
   const auto logits = matrix<const T>(logits_);
   const auto targets = vector<const std::int32_t>(targets_);
   const auto loss = vector<T>(loss_), lse = vector<T>(lse_);
   const std::int64_t vocabulary = logits.columns();
   for (std::size_t i = 0; i < targets.extent(0); ++i)
-    require(targets(i) >= -1 && targets(i) < vocabulary, "cross_entropy: target {} lies outside the vocabulary of {}", targets(i), vocabulary);
+    require(targets(i) >= -1 && targets(i) < vocabulary, "cross_entropy: target {} lies outside the vocabulary of {}", targets(i),
+            vocabulary);
   parallel_for("cross entropy", logits.rows(), [=](std::int64_t row) {
     const auto i = static_cast<std::size_t>(row);
     const bool counted = targets(i) >= 0;
@@ -48,7 +52,8 @@ template <class T> void forward(const Tensor& logits_, const Tensor& targets_, T
   });
 }
 
-template <class T> void backward(const Tensor& targets_, const Tensor& lse_, double scale, const Tensor& weights_, Tensor& logits_) {
+template <class T>
+void backward(const Tensor& targets_, const Tensor& lse_, double scale, const Tensor& weights_, Tensor& logits_) {
   const auto logits = matrix<T>(logits_);
   const auto targets = vector<const std::int32_t>(targets_);
   const auto lse = vector<const T>(lse_);
@@ -72,9 +77,10 @@ template <class T> void backward(const Tensor& targets_, const Tensor& lse_, dou
 }  // namespace host
 
 void cross_entropy_forward(const Tensor& logits, const Tensor& targets, Tensor& token_loss, Tensor& lse) {
-  require(logits.rank() == 2 && logits.size(0) == targets.numel() && token_loss.numel() == targets.numel() && lse.numel() == targets.numel(),
-          "cross_entropy_forward: logits {}, targets {}, losses {} and lse {} do not fit", to_string(logits.shape()), to_string(targets.shape()),
-          to_string(token_loss.shape()), to_string(lse.shape()));
+  require(
+      logits.rank() == 2 && logits.size(0) == targets.numel() && token_loss.numel() == targets.numel() && lse.numel() == targets.numel(),
+      "cross_entropy_forward: logits {}, targets {}, losses {} and lse {} do not fit", to_string(logits.shape()),
+      to_string(targets.shape()), to_string(token_loss.shape()), to_string(lse.shape()));
   BALLAST_ON_CUDA(logits, cross_entropy_forward(logits, targets, token_loss, lse));
   dispatch_float(logits.dtype(), [&](auto t) { host::forward<decltype(t)>(logits, targets, token_loss, lse); });
 }
@@ -82,8 +88,8 @@ void cross_entropy_forward(const Tensor& logits, const Tensor& targets, Tensor& 
 void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double scale, const Tensor& weights, Tensor& logits) {
   require(logits.rank() == 2 && logits.size(0) == targets.numel() && lse.numel() == targets.numel() &&
               (!weights.defined() || weights.numel() == targets.numel()),
-          "cross_entropy_backward: logits {}, targets {}, lse {} and weights {} do not fit", to_string(logits.shape()), to_string(targets.shape()),
-          to_string(lse.shape()), to_string(weights.shape()));
+          "cross_entropy_backward: logits {}, targets {}, lse {} and weights {} do not fit", to_string(logits.shape()),
+          to_string(targets.shape()), to_string(lse.shape()), to_string(weights.shape()));
   BALLAST_ON_CUDA(logits, cross_entropy_backward(targets, lse, scale, weights, logits));
   dispatch_float(logits.dtype(), [&](auto t) { host::backward<decltype(t)>(targets, lse, scale, weights, logits); });
 }

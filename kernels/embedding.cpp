@@ -13,19 +13,22 @@ namespace {
 
 void check_tokens(const Vector<const std::int32_t>& tokens, std::int64_t vocabulary) {
   for (std::size_t i = 0; i < tokens.extent(0); ++i)
-    require(tokens(i) >= 0 && tokens(i) < vocabulary, "embedding: token {} at local index {} lies outside the vocabulary of {}; use the model's tokenizer",
-            tokens(i), i, vocabulary);
+    require(tokens(i) >= 0 && tokens(i) < vocabulary,
+            "embedding: token {} at local index {} lies outside the vocabulary of {}; use the model's tokenizer", tokens(i), i, vocabulary);
 }
 
-template <class T> void forward(const Tensor& tokens_, const Tensor& w_, Tensor& y_) {
+template <class T>
+void forward(const Tensor& tokens_, const Tensor& w_, Tensor& y_) {
   const auto tokens = vector<const std::int32_t>(tokens_);
   const auto w = matrix<const T>(w_);
   const auto y = matrix<T>(y_);
   check_tokens(tokens, w.rows());
-  parallel_for("embedding", y.rows(), [=](std::int64_t i) { std::copy_n(w.row(tokens(static_cast<std::size_t>(i))), y.columns(), y.row(i)); });
+  parallel_for("embedding", y.rows(),
+               [=](std::int64_t i) { std::copy_n(w.row(tokens(static_cast<std::size_t>(i))), y.columns(), y.row(i)); });
 }
 
-template <class T> void weight_gradient(const Tensor& tokens_, const Tensor& dy_, Tensor& dw_) {
+template <class T>
+void weight_gradient(const Tensor& tokens_, const Tensor& dy_, Tensor& dw_) {
   const auto tokens = vector<const std::int32_t>(tokens_);
   const auto dy = matrix<const T>(dy_);
   const auto dw = matrix<T>(dw_);

@@ -9,11 +9,13 @@
 namespace ballast::host {
 
 using Unmanaged = Kokkos::MemoryTraits<Kokkos::Unmanaged>;
-template <class T> using Vector = Kokkos::View<T*, Kokkos::LayoutRight, Kokkos::HostSpace, Unmanaged>;
+template <class T>
+using Vector = Kokkos::View<T*, Kokkos::LayoutRight, Kokkos::HostSpace, Unmanaged>;
 
 /// Rows of a tensor whose other dimensions are dense: [rows, columns], columns being the product of the others.  Rows may
 /// lie apart (a slice of a joined buffer).  Opened by row, so that inner loops run over plain, dense pointers.
-template <class T> struct Matrix {
+template <class T>
+struct Matrix {
   Kokkos::View<T**, Kokkos::LayoutStride, Kokkos::HostSpace, Unmanaged> view;
   std::int64_t rows() const { return static_cast<std::int64_t>(view.extent(0)); }
   std::int64_t columns() const { return static_cast<std::int64_t>(view.extent(1)); }
@@ -21,18 +23,21 @@ template <class T> struct Matrix {
   T* row(std::int64_t i) const { return view.data() + i * row_stride(); }
 };
 
-template <class T> void require_host(const Tensor& t) {
+template <class T>
+void require_host(const Tensor& t) {
   require(t.space() == Space::host, "a tensor of shape {} lies on a GPU; host code cannot open it", to_string(t.shape()));
 }
 
 /// T may be const.  Throws Error for another dtype, a device tensor or a tensor that is not dense.
-template <class T> Vector<T> vector(const Tensor& t) {
+template <class T>
+Vector<T> vector(const Tensor& t) {
   require_host<T>(t);
   require(t.contiguous(), "a dense vector was expected, got shape {} with strides", to_string(t.shape()));
   return Vector<T>(t.data<std::remove_const_t<T>>(), static_cast<std::size_t>(t.numel()));
 }
 
-template <class T> Matrix<T> matrix(const Tensor& t) {
+template <class T>
+Matrix<T> matrix(const Tensor& t) {
   require_host<T>(t);
   require(t.rank() >= 1, "a matrix was expected, got a scalar");
   std::int64_t columns = 1;
@@ -41,18 +46,21 @@ template <class T> Matrix<T> matrix(const Tensor& t) {
     columns *= t.shape()[d];
   }
   const std::int64_t stride = t.size(0) > 1 ? t.strides()[0] : columns;
-  const Kokkos::LayoutStride layout(static_cast<std::size_t>(t.size(0)), static_cast<std::size_t>(stride), static_cast<std::size_t>(columns), 1);
+  const Kokkos::LayoutStride layout(static_cast<std::size_t>(t.size(0)), static_cast<std::size_t>(stride),
+                                    static_cast<std::size_t>(columns), 1);
   return {decltype(Matrix<T>::view)(t.data<std::remove_const_t<T>>(), layout)};
 }
 
 /// f(i) for i in [0, n), in parallel on the host's execution space.  Iterations must be independent.
-template <class F> void parallel_for(const char* label, std::int64_t n, const F& f) {
+template <class F>
+void parallel_for(const char* label, std::int64_t n, const F& f) {
   using Policy = Kokkos::RangePolicy<Kokkos::DefaultHostExecutionSpace, Kokkos::IndexType<std::int64_t>>;
   if (n > 0) Kokkos::parallel_for(label, Policy(0, n), f);
 }
 
 /// Sum of f(i) over [0, n) in a fixed order that vectorises: 16 interleaved sums in T, joined in double.
-template <class T, class F> double lane_sum(std::int64_t n, const F& f) {
+template <class T, class F>
+double lane_sum(std::int64_t n, const F& f) {
   constexpr int lanes = 16;
   T sum[lanes] = {};
   std::int64_t i = 0;

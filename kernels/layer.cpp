@@ -48,7 +48,8 @@ std::vector<ActivationSpec> activation_specs(const ModelShape& s, std::int64_t t
   };
 }
 
-LayerTensors bind(const ModelShape& shape, std::int64_t index, const Parameters& parameters, Tensor (Parameters::*joined)(const std::string&, int) const) {
+LayerTensors bind(const ModelShape& shape, std::int64_t index, const Parameters& parameters,
+                  Tensor (Parameters::*joined)(const std::string&, int) const) {
   const std::string prefix = fmt::format("model.layers.{}.", index);
   const auto get = [&](const char* name, int count) { return (parameters.*joined)(prefix + name, count); };
   LayerTensors t;
@@ -157,7 +158,8 @@ void Layer::restore(Keep keep, const RotaryTable& rotary, AttentionExecutor& att
   }
 }
 
-void Layer::backward(const RotaryTable& rotary, AttentionExecutor& attention, const LayerActivations& a, Tensor& d, Workspace& workspace) const {
+void Layer::backward(const RotaryTable& rotary, AttentionExecutor& attention, const LayerActivations& a, Tensor& d,
+                     Workspace& workspace) const {
   const std::int64_t tokens = d.size(0), q = query_width(shape_), kv = kv_width(shape_);
   const auto scratch = [&](const char* name, std::int64_t columns) { return workspace.take(name, {tokens, columns}, type_); };
   LayerTensors g = gradient_;

@@ -14,12 +14,12 @@ namespace ballast {
 
 /// Parameters of one layer, q/k/v and gate/up joined along dimension 0; the same struct holds values or gradients.
 struct LayerTensors {
-  Tensor norm1;                ///< [H]
-  Tensor qkv, qkv_bias;        ///< [(Hq + 2 Hkv) D, H] and [(Hq + 2 Hkv) D]; bias undefined without
-  Tensor output;               ///< [H, Hq D]
-  Tensor norm2;                ///< [H]
-  Tensor gate_up;              ///< [2 I, H]
-  Tensor down;                 ///< [H, I]
+  Tensor norm1;          ///< [H]
+  Tensor qkv, qkv_bias;  ///< [(Hq + 2 Hkv) D, H] and [(Hq + 2 Hkv) D]; bias undefined without
+  Tensor output;         ///< [H, Hq D]
+  Tensor norm2;          ///< [H]
+  Tensor gate_up;        ///< [2 I, H]
+  Tensor down;           ///< [H, I]
 };
 
 /// How much of a layer's forward is kept for its backward.
@@ -32,13 +32,13 @@ enum class Keep {
 
 /// Intermediate results of one layer over T tokens.
 struct LayerActivations {
-  Tensor input;            ///< [T, H] x
-  Tensor rstd1, normed1;   ///< [T], [T, H]
-  Tensor qkv;              ///< [T, (Hq + 2 Hkv) D], q and k rotated
-  Tensor attention, lse;   ///< [T, Hq D], [Hq, T]
-  Tensor middle;           ///< [T, H] x2
-  Tensor rstd2, normed2;   ///< [T], [T, H]
-  Tensor gate_up, product; ///< [T, 2 I], [T, I]
+  Tensor input;             ///< [T, H] x
+  Tensor rstd1, normed1;    ///< [T], [T, H]
+  Tensor qkv;               ///< [T, (Hq + 2 Hkv) D], q and k rotated
+  Tensor attention, lse;    ///< [T, Hq D], [Hq, T]
+  Tensor middle;            ///< [T, H] x2
+  Tensor rstd2, normed2;    ///< [T], [T, H]
+  Tensor gate_up, product;  ///< [T, 2 I], [T, I]
 };
 
 /// A hidden state as two summands; `branch` is undefined when `residual` is the whole of it.
@@ -69,7 +69,8 @@ class Layer {
   static void release(Keep keep, LayerActivations& a);
   /// Fills `a` from the hidden state `in`, returns the output.  a.input becomes in.residual where that is the whole
   /// hidden state.  The output's branch lies in the workspace.
-  ResidualPair forward(const ResidualPair& in, const RotaryTable& rotary, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const;
+  ResidualPair forward(const ResidualPair& in, const RotaryTable& rotary, AttentionExecutor& attention, LayerActivations& a,
+                       Workspace& workspace) const;
   /// Fills what `keep` left out of `a`, bit for bit as forward did.
   void restore(Keep keep, const RotaryTable& rotary, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const;
   /// d [T, H]: gradient of the output, turned into that of the input in place.  Adds the parameter gradients.

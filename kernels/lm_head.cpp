@@ -8,8 +8,8 @@
 
 namespace ballast {
 
-void lm_head_forward(const LmHead& head, const Tensor& residual, const Tensor& branch, const Tensor& targets, Workspace& workspace, Tensor& hidden,
-                     Tensor& rstd, Tensor& lse, Tensor& token_loss) {
+void lm_head_forward(const LmHead& head, const Tensor& residual, const Tensor& branch, const Tensor& targets, Workspace& workspace,
+                     Tensor& hidden, Tensor& rstd, Tensor& lse, Tensor& token_loss) {
   const std::int64_t tokens = residual.size(0), width = residual.size(1), vocabulary = head.weight.size(0);
   require(head.chunk_tokens > 0, "the LM head needs chunks of at least one token, got {}", head.chunk_tokens);
   for (std::int64_t begin = 0; begin < tokens; begin += head.chunk_tokens) {
@@ -36,7 +36,8 @@ void lm_head_backward(const LmHead& head, const Tensor& hidden, const Tensor& rs
     Tensor d_h = d_hidden.rows(begin, end);
     rmsnorm_recompute(h, r, head.norm, normed);
     linear_forward(normed, head.weight, {}, logits);
-    cross_entropy_backward(targets.rows(begin, end), lse.rows(begin, end), scale, weights.defined() ? weights.rows(begin, end) : Tensor(), logits);
+    cross_entropy_backward(targets.rows(begin, end), lse.rows(begin, end), scale, weights.defined() ? weights.rows(begin, end) : Tensor(),
+                           logits);
     linear_weight_gradient(normed, logits, weight_gradient);
     linear_input_gradient(logits, head.weight, d_normed);
     rmsnorm_weight_gradient(d_normed, h, r, norm_gradient);

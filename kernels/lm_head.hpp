@@ -16,8 +16,8 @@ struct LmHead {
 };
 
 /// hidden = residual + branch (all [T, H]); then rstd, lse and token_loss [T] of the normed hidden under targets [T].
-void lm_head_forward(const LmHead& head, const Tensor& residual, const Tensor& branch, const Tensor& targets, Workspace& workspace, Tensor& hidden,
-                     Tensor& rstd, Tensor& lse, Tensor& token_loss);
+void lm_head_forward(const LmHead& head, const Tensor& residual, const Tensor& branch, const Tensor& targets, Workspace& workspace,
+                     Tensor& hidden, Tensor& rstd, Tensor& lse, Tensor& token_loss);
 /// Gradient of sum scale * weight * token_loss: overwrites d_hidden [T, H], adds the parameter gradients.
 void lm_head_backward(const LmHead& head, const Tensor& hidden, const Tensor& rstd, const Tensor& lse, const Tensor& targets, double scale,
                       const Tensor& weights, Workspace& workspace, Tensor& d_hidden);

@@ -58,11 +58,12 @@ struct StageModel::Impl {
   Workspace workspace;
   RopeFrequencies frequencies;
   std::vector<Layer> layers;
-  Tensor embedding, embedding_gradient;  // first stage
-  LmHead head;                           // last stage
+  Tensor embedding, embedding_gradient;                                         // first stage
+  LmHead head;                                                                  // last stage
   std::function<void(std::int64_t layer, const ResidualPair& output)> inspect;  // called after each layer while a diagnosis runs
 
-  Impl(const ModelShape& s, std::int64_t begin, std::int64_t end, Parameters& parameters, RecomputeOptions r, Recorder* rec, std::int64_t head_chunk)
+  Impl(const ModelShape& s, std::int64_t begin, std::int64_t end, Parameters& parameters, RecomputeOptions r, Recorder* rec,
+       std::int64_t head_chunk)
       : shape(s),
         layer_begin(begin),
         layer_end(end),
@@ -79,8 +80,12 @@ struct StageModel::Impl {
       embedding_gradient = parameters.gradient(embedding_name);
     }
     if (last())
-      head = {parameters.value("model.norm.weight"), parameters.gradient("model.norm.weight"), parameters.value(head_name), parameters.gradient(head_name),
-              shape.rms_eps, head_chunk};
+      head = {parameters.value("model.norm.weight"),
+              parameters.gradient("model.norm.weight"),
+              parameters.value(head_name),
+              parameters.gradient(head_name),
+              shape.rms_eps,
+              head_chunk};
   }
 
   bool first() const { return layer_begin == 0; }
@@ -88,24 +93,27 @@ struct StageModel::Impl {
 
   void check(const LocalBatch& batch, const Tensor& input) const {
     const std::int64_t t = batch.size();
-    require(batch.tokens.defined() && batch.positions.defined() && batch.positions.numel() == t, "micro-batch: {} tokens but {} positions", t,
-            batch.positions.defined() ? batch.positions.numel() : 0);
-    if (last()) require(batch.targets.defined() && batch.targets.numel() == t, "micro-batch: the last stage needs a target for each of {} tokens", t);
+    require(batch.tokens.defined() && batch.positions.defined() && batch.positions.numel() == t, "micro-batch: {} tokens but {} positions",
+            t, batch.positions.defined() ? batch.positions.numel() : 0);
+    if (last())
+      require(batch.targets.defined() && batch.targets.numel() == t, "micro-batch: the last stage needs a target for each of {} tokens", t);
     if (!first())
-      require(input.defined() && input.shape() == Shape({t, shape.hidden}) && input.dtype() == type, "stage input must be {} [{}, {}]", name(type), t,
-              shape.hidden);
+      require(input.defined() && input.shape() == Shape({t, shape.hidden}) && input.dtype() == type, "stage input must be {} [{}, {}]",
+              name(type), t, shape.hidden);
   }
 
   // A tensor that backward needs, or scratch for evaluation.
-  Tensor kept(bool keep, const char* name, const Shape& s, DType t) { return keep ? Tensor::empty(s, t, *device) : workspace.take(name, s, t); }
+  Tensor kept(bool keep, const char* name, const Shape& s, DType t) {
+    return keep ? Tensor::empty(s, t, *device) : workspace.take(name, s, t);
+  }
 };
 
-StageModel::StageModel(const ModelShape& shape, std::int64_t layer_begin, std::int64_t layer_end, Parameters& parameters, RecomputeOptions recompute,
-                       Recorder* recorder, std::int64_t head_chunk_tokens) {
+StageModel::StageModel(const ModelShape& shape, std::int64_t layer_begin, std::int64_t layer_end, Parameters& parameters,
+                       RecomputeOptions recompute, Recorder* recorder, std::int64_t head_chunk_tokens) {
   const auto list = problems(shape);
   require(list.empty(), "the model's shape is impossible: {}", fmt::join(list, "; "));
-  require(0 <= layer_begin && layer_begin < layer_end && layer_end <= shape.layers, "stage of layers [{}, {}) in a model of {} layers: a stage needs at least one",
-          layer_begin, layer_end, shape.layers);
+  require(0 <= layer_begin && layer_begin < layer_end && layer_end <= shape.layers,
+          "stage of layers [{}, {}) in a model of {} layers: a stage needs at least one", layer_begin, layer_end, shape.layers);
   impl_ = std::make_unique<Impl>(shape, layer_begin, layer_end, parameters, recompute, recorder, head_chunk_tokens);
 }
 
@@ -161,20 +169,23 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input, At
   return output;
 }
 
-Tensor StageModel::backward(const LocalBatch& batch, StageActivationsPtr saved, AttentionExecutor& attention, double loss_scale, const Tensor& d_output) {
+Tensor StageModel::backward(const LocalBatch& batch, StageActivationsPtr saved, AttentionExecutor& attention, double loss_scale,
+                            const Tensor& d_output) {
   Impl& m = *impl_;
-  require(saved != nullptr && saved->layers.size() == m.layers.size(), "backward needs the activations that forward of the same stage kept");
+  require(saved != nullptr && saved->layers.size() == m.layers.size(),
+          "backward needs the activations that forward of the same stage kept");
   StageActivations& a = *saved;
   const std::int64_t tokens = batch.size();
   Tensor d = Tensor::empty({tokens, m.shape.hidden}, m.type, *m.device, MemoryCategory::workspace);
   if (m.last()) {
     LayerContext context(m.recorder, -1);
     Scope scope(m.recorder, EventKind::head);
-    scope.flops = 2.0 * linear_flops(static_cast<double>(tokens), static_cast<double>(m.shape.hidden), static_cast<double>(m.shape.vocabulary));
+    scope.flops =
+        2.0 * linear_flops(static_cast<double>(tokens), static_cast<double>(m.shape.hidden), static_cast<double>(m.shape.vocabulary));
     lm_head_backward(m.head, a.hidden, a.rstd, a.lse, batch.targets, loss_scale, batch.loss_weights, m.workspace, d);
   } else {
-    require(d_output.defined() && d_output.shape() == d.shape() && d_output.dtype() == m.type, "gradient of the stage output must be {} [{}, {}]",
-            name(m.type), tokens, m.shape.hidden);
+    require(d_output.defined() && d_output.shape() == d.shape() && d_output.dtype() == m.type,
+            "gradient of the stage output must be {} [{}, {}]", name(m.type), tokens, m.shape.hidden);
     d.copy_from(d_output);
   }
   for (std::size_t l = m.layers.size(); l-- > 0;) {
@@ -201,7 +212,8 @@ bool finite(const Tensor& x) {
     return true;
   };
   if (host.dtype() == DType::bf16) return all([data = host.data<bf16>()](std::int64_t i) { return (data[i].bits & 0x7f80) != 0x7f80; });
-  return dispatch_float(host.dtype(), [&]<class T>(T) { return all([data = host.data<T>()](std::int64_t i) { return std::isfinite(data[i]); }); });
+  return dispatch_float(host.dtype(),
+                        [&]<class T>(T) { return all([data = host.data<T>()](std::int64_t i) { return std::isfinite(data[i]); }); });
 }
 
 }  // namespace

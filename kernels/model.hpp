@@ -22,31 +22,33 @@ struct RecomputeOptions {
 
 /// This rank's tokens of a micro-batch, in the local order of its layout.
 struct LocalBatch {
-  Tensor tokens;      ///< [T] i32, host or device
-  Tensor targets;     ///< [T] i32; -1 where the token carries no loss
-  Tensor positions;   ///< [T] i32, position inside the sample (RoPE)
-  Tensor loss_weights;  ///< [T] f32 (f64), weight of each token's loss in the objective; undefined: all 1
+  Tensor tokens;                      ///< [T] i32, host or device
+  Tensor targets;                     ///< [T] i32; -1 where the token carries no loss
+  Tensor positions;                   ///< [T] i32, position inside the sample (RoPE)
+  Tensor loss_weights;                ///< [T] f32 (f64), weight of each token's loss in the objective; undefined: all 1
   std::vector<std::int32_t> segment;  ///< [T] segment index, for per-segment losses
   std::int64_t size() const { return tokens.defined() ? tokens.size(0) : 0; }
 };
 
 /// What forward keeps for backward; opaque outside kernels/.
 struct StageActivations;
-struct StageActivationsDeleter { void operator()(StageActivations*) const; };
+struct StageActivationsDeleter {
+  void operator()(StageActivations*) const;
+};
 using StageActivationsPtr = std::unique_ptr<StageActivations, StageActivationsDeleter>;
 
 struct StageOutput {
-  Tensor hidden;          ///< [T, hidden], not on the last stage
-  double loss_sum = 0;    ///< summed token loss of this rank's tokens (fp64, unweighted), last stage only
-  Tensor token_loss;      ///< [T] f32 (f64), last stage only; 0 where there is no loss
+  Tensor hidden;        ///< [T, hidden], not on the last stage
+  double loss_sum = 0;  ///< summed token loss of this rank's tokens (fp64, unweighted), last stage only
+  Tensor token_loss;    ///< [T] f32 (f64), last stage only; 0 where there is no loss
 };
 
 class StageModel {
  public:
   /// Layers [layer_begin, layer_end) of the model; the first stage holds the embedding, the last the final norm and
   /// head.  `parameters` must contain them and outlive the model.
-  StageModel(const ModelShape& shape, std::int64_t layer_begin, std::int64_t layer_end, Parameters& parameters, RecomputeOptions recompute, Recorder* recorder,
-             std::int64_t head_chunk_tokens = 1024);
+  StageModel(const ModelShape& shape, std::int64_t layer_begin, std::int64_t layer_end, Parameters& parameters, RecomputeOptions recompute,
+             Recorder* recorder, std::int64_t head_chunk_tokens = 1024);
   ~StageModel();
 
   /// `input`: hidden states of the previous stage, undefined on the first.  Keeps what backward needs in `saved`
@@ -54,18 +56,21 @@ class StageModel {
   StageOutput forward(const LocalBatch& batch, const Tensor& input, AttentionExecutor& attention, StageActivationsPtr* saved);
   /// `loss_scale`: derivative of the objective with respect to each token's loss (1 / loss tokens of the global batch
   /// for `ave_token`), times batch.loss_weights.  `d_output`: gradient of the stage output, undefined on the
-  /// last stage.  `batch` is the one that forward had.  Returns the gradient of `input` (undefined on the first stage); parameter gradients are added.
-  Tensor backward(const LocalBatch& batch, StageActivationsPtr saved, AttentionExecutor& attention, double loss_scale, const Tensor& d_output);
+  /// last stage.  `batch` is the one that forward had.  Returns the gradient of `input` (undefined on the first stage); parameter gradients
+  /// are added.
+  Tensor backward(const LocalBatch& batch, StageActivationsPtr saved, AttentionExecutor& attention, double loss_scale,
+                  const Tensor& d_output);
 
-  /// Diagnosis after a NaN or Inf loss: first layer of the model whose output, on this rank's tokens, is not finite, or -1.  Runs forward once
-  /// more without keeping anything; collective like forward.
+  /// Diagnosis after a NaN or Inf loss: first layer of the model whose output, on this rank's tokens, is not finite, or -1.  Runs forward
+  /// once more without keeping anything; collective like forward.
   int first_nonfinite_layer(const LocalBatch& batch, AttentionExecutor& attention);
 
   const ModelShape& shape() const;
   bool first() const;
   bool last() const;
   /// Bytes that forward keeps for `tokens` local tokens (memory estimate of `check`; the test compares it with the measured peak).
-  static std::int64_t activation_bytes(const ModelShape& shape, std::int64_t layers, bool last_stage, std::int64_t tokens, DType type, RecomputeOptions recompute);
+  static std::int64_t activation_bytes(const ModelShape& shape, std::int64_t layers, bool last_stage, std::int64_t tokens, DType type,
+                                       RecomputeOptions recompute);
 
  private:
   struct Impl;
@@ -77,7 +82,8 @@ class LocalAttention final : public AttentionExecutor {
  public:
   explicit LocalAttention(AttentionIndex index, Recorder* recorder = nullptr) : index_(std::move(index)), recorder_(recorder) {}
   void forward(const AttentionInputs& in, Tensor& o, Tensor& lse) override;
-  void backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) override;
+  void backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk,
+                Tensor& dv) override;
 
  private:
   AttentionIndex index_;

@@ -18,7 +18,8 @@ struct AdamWState {
 
 /// One AdamW step (decoupled weight decay, bias correction with `step` counted from 1); `gradient` [n] is multiplied by
 /// `gradient_scale` (clipping) first; the new master values are also written to `values` [n] in its dtype.
-void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale, double learning_rate, std::int64_t step, const AdamWOptions& options, Tensor& values);
+void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale, double learning_rate, std::int64_t step,
+                const AdamWOptions& options, Tensor& values);
 
 /// Sum of squares of a flat tensor, accumulated in fp64 in fixed order.
 double sum_of_squares(const Tensor& x);

@@ -10,12 +10,13 @@ namespace ballast {
 namespace {
 
 Shape joined_shape(const std::vector<Parameter>& table, std::size_t first, int count) {
-  require(count >= 1 && first + static_cast<std::size_t>(count) <= table.size(), "{} parameters from {} reach past the table", count, table[first].name);
+  require(count >= 1 && first + static_cast<std::size_t>(count) <= table.size(), "{} parameters from {} reach past the table", count,
+          table[first].name);
   Shape shape = table[first].shape;
   for (std::size_t i = first + 1; i < first + static_cast<std::size_t>(count); ++i) {
     const Shape& next = table[i].shape;
-    require(next.size() == shape.size() && std::equal(next.begin() + 1, next.end(), shape.begin() + 1), "{} {} cannot be joined to {}", table[i].name,
-            to_string(next), table[first].name);
+    require(next.size() == shape.size() && std::equal(next.begin() + 1, next.end(), shape.begin() + 1), "{} {} cannot be joined to {}",
+            table[i].name, to_string(next), table[first].name);
     shape[0] += next[0];
   }
   return shape;
@@ -27,7 +28,8 @@ bf16 to_bf16(float value) {
   return {static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
-template <class T, class F> void fill(T* out, std::int64_t n, const F& value) {
+template <class T, class F>
+void fill(T* out, std::int64_t n, const F& value) {
   host::parallel_for("initialise", n, [=](std::int64_t i) {
     if constexpr (std::is_same_v<T, bf16>)
       out[i] = to_bf16(static_cast<float>(value(i)));
@@ -36,12 +38,17 @@ template <class T, class F> void fill(T* out, std::int64_t n, const F& value) {
   });
 }
 
-template <class T> void fill_parameter(const Parameter& p, std::uint64_t seed, T* out) {
+template <class T>
+void fill_parameter(const Parameter& p, std::uint64_t seed, T* out) {
   const std::uint64_t stream = stream_of(p.name.c_str());
   const double std = p.initial_std;
   switch (p.initialiser) {
-    case Initialiser::zeros: fill(out, p.numel(), [](std::int64_t) { return 0.0; }); break;
-    case Initialiser::ones: fill(out, p.numel(), [](std::int64_t) { return 1.0; }); break;
+    case Initialiser::zeros:
+      fill(out, p.numel(), [](std::int64_t) { return 0.0; });
+      break;
+    case Initialiser::ones:
+      fill(out, p.numel(), [](std::int64_t) { return 1.0; });
+      break;
     case Initialiser::normal:
       fill(out, p.numel(), [=](std::int64_t i) { return std * random_normal(seed, stream, static_cast<std::uint64_t>(i)); });
       break;
@@ -93,12 +100,20 @@ void Parameters::initialise(std::uint64_t seed) {
   for (const Parameter& p : table_) {
     Tensor target = value(p.name);
     // Drawn on the host whatever the device: host and GPU runs begin alike.
-    Tensor drawn = target.space() == Space::host ? target : Tensor::empty(p.shape, target.dtype(), host_device(), MemoryCategory::workspace);
+    Tensor drawn =
+        target.space() == Space::host ? target : Tensor::empty(p.shape, target.dtype(), host_device(), MemoryCategory::workspace);
     switch (target.dtype()) {
-      case DType::f32: fill_parameter(p, seed, drawn.data<float>()); break;
-      case DType::f64: fill_parameter(p, seed, drawn.data<double>()); break;
-      case DType::bf16: fill_parameter(p, seed, drawn.data<bf16>()); break;
-      default: fail("parameters in {} cannot be initialised", name(target.dtype()));
+      case DType::f32:
+        fill_parameter(p, seed, drawn.data<float>());
+        break;
+      case DType::f64:
+        fill_parameter(p, seed, drawn.data<double>());
+        break;
+      case DType::bf16:
+        fill_parameter(p, seed, drawn.data<bf16>());
+        break;
+      default:
+        fail("parameters in {} cannot be initialised", name(target.dtype()));
     }
     if (target.space() != Space::host) target.copy_from(drawn);
   }

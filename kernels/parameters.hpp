@@ -26,8 +26,8 @@ class Parameters {
   /// `count` neighbours starting at `name`, joined along dimension 0.
   Tensor joined_value(const std::string& name, int count) const;
   Tensor joined_gradient(const std::string& name, int count) const;
-  Tensor& values() { return values_; }       ///< [padded numel]
-  Tensor& gradients() { return gradients_; }  ///< [padded numel]
+  Tensor& values() { return values_; }           ///< [padded numel]
+  Tensor& gradients() { return gradients_; }     ///< [padded numel]
   std::int64_t numel() const { return numel_; }  ///< without padding
   DType dtype() const { return values_.dtype(); }
 

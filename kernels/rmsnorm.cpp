@@ -10,17 +10,20 @@ namespace ballast {
 namespace host {
 namespace {
 
-template <class T> T reciprocal_rms(const T* x, std::int64_t n, double eps) {
+template <class T>
+T reciprocal_rms(const T* x, std::int64_t n, double eps) {
   const double squares = lane_sum<T>(n, [x](std::int64_t j) { return x[j] * x[j]; });
   return static_cast<T>(1.0 / std::sqrt(squares / static_cast<double>(n) + eps));
 }
 
 // The one place that forms y: forward and recomputation must agree bit for bit.
-template <class T> void normalise(const T* __restrict x, T rstd, const T* __restrict w, std::int64_t n, T* __restrict y) {
+template <class T>
+void normalise(const T* __restrict x, T rstd, const T* __restrict w, std::int64_t n, T* __restrict y) {
   for (std::int64_t j = 0; j < n; ++j) y[j] = (x[j] * rstd) * w[j];
 }
 
-template <class T> void forward(const Tensor& x_, const Tensor* branch_, const Tensor& w_, double eps, Tensor* sum_, Tensor& y_, Tensor& rstd_) {
+template <class T>
+void forward(const Tensor& x_, const Tensor* branch_, const Tensor& w_, double eps, Tensor* sum_, Tensor& y_, Tensor& rstd_) {
   const auto x = matrix<const T>(x_);
   const auto branch = branch_ ? matrix<const T>(*branch_) : x;
   const auto sum = sum_ ? matrix<T>(*sum_) : Matrix<T>{};
@@ -43,7 +46,8 @@ template <class T> void forward(const Tensor& x_, const Tensor* branch_, const T
   });
 }
 
-template <class T> void recompute(const Tensor& x_, const Tensor& rstd_, const Tensor& w_, Tensor& y_) {
+template <class T>
+void recompute(const Tensor& x_, const Tensor& rstd_, const Tensor& w_, Tensor& y_) {
   const auto x = matrix<const T>(x_);
   const auto y = matrix<T>(y_);
   const auto w = vector<const T>(w_), rstd = vector<const T>(rstd_);
@@ -51,7 +55,8 @@ template <class T> void recompute(const Tensor& x_, const Tensor& rstd_, const T
                [=](std::int64_t i) { normalise(x.row(i), rstd(static_cast<std::size_t>(i)), w.data(), x.columns(), y.row(i)); });
 }
 
-template <class T> void input_gradient(const Tensor& dy_, const Tensor& x_, const Tensor& rstd_, const Tensor& w_, bool accumulate, Tensor& dx_) {
+template <class T>
+void input_gradient(const Tensor& dy_, const Tensor& x_, const Tensor& rstd_, const Tensor& w_, bool accumulate, Tensor& dx_) {
   const auto dy = matrix<const T>(dy_), x = matrix<const T>(x_);
   const auto dx = matrix<T>(dx_);
   const auto w = vector<const T>(w_), rstd = vector<const T>(rstd_);
@@ -71,7 +76,8 @@ template <class T> void input_gradient(const Tensor& dy_, const Tensor& x_, cons
   });
 }
 
-template <class T> void weight_gradient(const Tensor& dy_, const Tensor& x_, const Tensor& rstd_, Tensor& dw_) {
+template <class T>
+void weight_gradient(const Tensor& dy_, const Tensor& x_, const Tensor& rstd_, Tensor& dw_) {
   const auto dy = matrix<const T>(dy_), x = matrix<const T>(x_);
   const auto rstd = vector<const T>(rstd_);
   const auto dw = vector<T>(dw_);
@@ -96,8 +102,8 @@ template <class T> void weight_gradient(const Tensor& dy_, const Tensor& x_, con
 namespace {
 void check(const char* what, const Tensor& x, const Tensor& other, const Tensor& w, const Tensor& rstd) {
   require(x.rank() == 2 && x.shape() == other.shape() && w.numel() == x.size(1) && rstd.numel() == x.size(0),
-          "{}: tokens {} and {}, weight {} and rstd {} do not fit", what, to_string(x.shape()), to_string(other.shape()), to_string(w.shape()),
-          to_string(rstd.shape()));
+          "{}: tokens {} and {}, weight {} and rstd {} do not fit", what, to_string(x.shape()), to_string(other.shape()),
+          to_string(w.shape()), to_string(rstd.shape()));
 }
 }  // namespace
 

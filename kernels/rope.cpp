@@ -49,7 +49,8 @@ RopeFrequencies rope_frequencies(const ModelShape& shape) {
 namespace host {
 namespace {
 
-template <class T> void table(const Tensor& positions_, const RopeFrequencies& rope, Tensor& cos_, Tensor& sin_) {
+template <class T>
+void table(const Tensor& positions_, const RopeFrequencies& rope, Tensor& cos_, Tensor& sin_) {
   const auto positions = vector<const std::int32_t>(positions_);
   const auto cos = matrix<T>(cos_), sin = matrix<T>(sin_);
   const double* frequency = rope.frequency.data();
@@ -65,7 +66,8 @@ template <class T> void table(const Tensor& positions_, const RopeFrequencies& r
   });
 }
 
-template <class T> void rotate(const T* x, const T* c, const T* s, T sign, std::int64_t half, T* y) {
+template <class T>
+void rotate(const T* x, const T* c, const T* s, T sign, std::int64_t half, T* y) {
 #pragma GCC ivdep
   for (std::int64_t j = 0; j < half; ++j) {  // y may be x itself, never overlap otherwise
     const T a = x[j], b = x[j + half];
@@ -74,13 +76,15 @@ template <class T> void rotate(const T* x, const T* c, const T* s, T sign, std::
   }
 }
 
-template <class T> void apply(const Tensor& x_, const Tensor& cos_, const Tensor& sin_, bool transposed, Tensor& y_) {
+template <class T>
+void apply(const Tensor& x_, const Tensor& cos_, const Tensor& sin_, bool transposed, Tensor& y_) {
   const auto x = matrix<const T>(x_), cos = matrix<const T>(cos_), sin = matrix<const T>(sin_);
   const auto y = matrix<T>(y_);
   const std::int64_t heads = x_.size(1), head_dim = x_.size(2);
   const T sign = transposed ? T(-1) : T(1);
   parallel_for("rope", x.rows(), [=](std::int64_t i) {
-    for (std::int64_t h = 0; h < heads; ++h) rotate(x.row(i) + h * head_dim, cos.row(i), sin.row(i), sign, head_dim / 2, y.row(i) + h * head_dim);
+    for (std::int64_t h = 0; h < heads; ++h)
+      rotate(x.row(i) + h * head_dim, cos.row(i), sin.row(i), sign, head_dim / 2, y.row(i) + h * head_dim);
   });
 }
 
@@ -89,16 +93,18 @@ template <class T> void apply(const Tensor& x_, const Tensor& cos_, const Tensor
 
 void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Tensor& cos, Tensor& sin) {
   const Shape expected = {positions.size(0), static_cast<std::int64_t>(frequencies.frequency.size())};
-  require(positions.rank() == 1 && cos.shape() == expected && sin.shape() == expected, "rope_table: positions {}, {} frequencies, cos {} and sin {} do not fit",
-          to_string(positions.shape()), frequencies.frequency.size(), to_string(cos.shape()), to_string(sin.shape()));
+  require(positions.rank() == 1 && cos.shape() == expected && sin.shape() == expected,
+          "rope_table: positions {}, {} frequencies, cos {} and sin {} do not fit", to_string(positions.shape()),
+          frequencies.frequency.size(), to_string(cos.shape()), to_string(sin.shape()));
   BALLAST_ON_CUDA(positions, rope_table(positions, frequencies, cos, sin));
   dispatch_float(cos.dtype(), [&](auto t) { host::table<decltype(t)>(positions, frequencies, cos, sin); });
 }
 
 void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, bool transposed, Tensor& y) {
-  require(x.rank() == 3 && x.shape() == y.shape() && cos.rank() == 2 && cos.shape() == sin.shape() && cos.size(0) == x.size(0) && 2 * cos.size(1) == x.size(2),
-          "rope_apply: input {}, output {}, cos {} and sin {} do not fit", to_string(x.shape()), to_string(y.shape()), to_string(cos.shape()),
-          to_string(sin.shape()));
+  require(x.rank() == 3 && x.shape() == y.shape() && cos.rank() == 2 && cos.shape() == sin.shape() && cos.size(0) == x.size(0) &&
+              2 * cos.size(1) == x.size(2),
+          "rope_apply: input {}, output {}, cos {} and sin {} do not fit", to_string(x.shape()), to_string(y.shape()),
+          to_string(cos.shape()), to_string(sin.shape()));
   BALLAST_ON_CUDA(x, rope_apply(x, cos, sin, transposed, y));
   dispatch_float(x.dtype(), [&](auto t) { host::apply<decltype(t)>(x, cos, sin, transposed, y); });
 }

@@ -8,7 +8,8 @@ namespace ballast {
 namespace host {
 namespace {
 
-template <class T> void forward(const Tensor& gate_up_, Tensor& y_) {
+template <class T>
+void forward(const Tensor& gate_up_, Tensor& y_) {
   const auto gate_up = matrix<const T>(gate_up_);
   const auto y = matrix<T>(y_);
   const std::int64_t n = y.columns();
@@ -20,7 +21,8 @@ template <class T> void forward(const Tensor& gate_up_, Tensor& y_) {
   });
 }
 
-template <class T> void backward(const Tensor& gate_up_, const Tensor& dy_, Tensor& d_gate_up_) {
+template <class T>
+void backward(const Tensor& gate_up_, const Tensor& dy_, Tensor& d_gate_up_) {
   const auto gate_up = matrix<const T>(gate_up_), dy = matrix<const T>(dy_);
   const auto d_gate_up = matrix<T>(d_gate_up_);
   const std::int64_t n = dy.columns();

@@ -59,7 +59,8 @@ inline double element(const Tensor& t, std::int64_t index) {
     offset += index % t.shape()[d] * t.strides()[d];
     index /= t.shape()[d];
   }
-  return t.dtype() == DType::i32 ? t.data<std::int32_t>()[offset] : dispatch_float(t.dtype(), [&](auto x) -> double { return t.data<decltype(x)>()[offset]; });
+  return t.dtype() == DType::i32 ? t.data<std::int32_t>()[offset]
+                                 : dispatch_float(t.dtype(), [&](auto x) -> double { return t.data<decltype(x)>()[offset]; });
 }
 inline std::vector<double> elements(const Tensor& t) {
   std::vector<double> list(static_cast<std::size_t>(t.numel()));
@@ -92,7 +93,8 @@ inline double relative_error(const Tensor& a, const Tensor& b) { return relative
 /// Root mean square of a - b: for sums that may cancel, of terms of order 1.
 inline double rms_error(const Tensor& a, const std::vector<double>& b) {
   double squares = 0;
-  for (std::size_t i = 0; i < b.size(); ++i) squares += std::pow(element(a, static_cast<std::int64_t>(i)) - b[i], 2) / static_cast<double>(b.size());
+  for (std::size_t i = 0; i < b.size(); ++i)
+    squares += std::pow(element(a, static_cast<std::int64_t>(i)) - b[i], 2) / static_cast<double>(b.size());
   return std::isnan(squares) ? INFINITY : std::sqrt(squares);
 }
 
@@ -107,7 +109,9 @@ inline double dot(const Tensor& a, const Tensor& b) {
 }
 
 /// f'(0) by central differences of fourth order: error about h^4 f^(5)(0) / 30, and f's rounding over h.
-inline double derivative(const std::function<double(double)>& f, double h = 3e-4) { return (8 * (f(h) - f(-h)) - (f(2 * h) - f(-2 * h))) / (12 * h); }
+inline double derivative(const std::function<double(double)>& f, double h = 3e-4) {
+  return (8 * (f(h) - f(-h)) - (f(2 * h) - f(-2 * h))) / (12 * h);
+}
 
 /// Derivative of f() by every element of x (f64, dense).
 inline std::vector<double> central_differences(const Tensor& x, const std::function<double()>& f) {

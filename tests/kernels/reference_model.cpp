@@ -78,11 +78,14 @@ void add_to(Values& x, const Values& y) {
 double rope_amplitude(const ModelShape& s) { return s.yarn_factor > 1 ? 1.0 + 0.1 * std::log(s.yarn_factor) : 1.0; }
 
 double rope_frequency(const ModelShape& s, std::int64_t pair) {
-  const double pi2 = 2 * std::numbers::pi, plain = 1.0 / std::pow(s.rope_theta, 2.0 * static_cast<double>(pair) / static_cast<double>(s.head_dim));
+  const double pi2 = 2 * std::numbers::pi,
+               plain = 1.0 / std::pow(s.rope_theta, 2.0 * static_cast<double>(pair) / static_cast<double>(s.head_dim));
   const double context = static_cast<double>(s.original_context);
   if (s.yarn_factor > 1) {
     // The pair whose frequency makes r turns within the original context: context / (theta^(2 i / D) 2 pi) = r.
-    const auto pair_of_turns = [&](double r) { return std::log(context / (r * pi2)) / std::log(s.rope_theta) * static_cast<double>(s.head_dim) / 2; };
+    const auto pair_of_turns = [&](double r) {
+      return std::log(context / (r * pi2)) / std::log(s.rope_theta) * static_cast<double>(s.head_dim) / 2;
+    };
     double low = std::floor(pair_of_turns(32)), high = std::ceil(pair_of_turns(1));
     if (low < 0) low = 0;
     if (high > static_cast<double>(s.head_dim - 1)) high = static_cast<double>(s.head_dim - 1);
@@ -143,7 +146,8 @@ bool NaiveAttention::visible(std::int64_t query, std::int64_t key) const {
 }
 
 namespace {
-template <class T> T& at(const Tensor& t, std::int64_t token, std::int64_t head, std::int64_t c) {
+template <class T>
+T& at(const Tensor& t, std::int64_t token, std::int64_t head, std::int64_t c) {
   return t.data<T>()[token * t.strides()[0] + head * t.strides()[1] + c];
 }
 }  // namespace
@@ -173,11 +177,13 @@ void NaiveAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) 
   });
 }
 
-void NaiveAttention::backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) {
+void NaiveAttention::backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk,
+                              Tensor& dv) {
   const std::int64_t n = in.q.size(0), heads = in.q.size(1), d = in.q.size(2), group = heads / in.k.size(1);
   dispatch_float(in.q.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    Values q_sum(static_cast<std::size_t>(dq.numel())), k_sum(static_cast<std::size_t>(dk.numel())), v_sum(static_cast<std::size_t>(dv.numel()));
+    Values q_sum(static_cast<std::size_t>(dq.numel())), k_sum(static_cast<std::size_t>(dk.numel())),
+        v_sum(static_cast<std::size_t>(dv.numel()));
     const auto place = [&](std::int64_t token, std::int64_t head, std::int64_t count, std::int64_t c) {
       return static_cast<std::size_t>((token * count + head) * d + c);
     };
@@ -192,7 +198,8 @@ void NaiveAttention::backward(const AttentionInputs& in, const Tensor& o, const 
             score += double(at<T>(in.q, i, h, c)) * double(at<T>(in.k, j, h / group, c));
             d_weight += double(at<T>(d_o, i, h, c)) * double(at<T>(in.v, j, h / group, c));
           }
-          const double weight = std::exp(score * in.scale - double(lse.data<T>()[h * n + i])), d_score = weight * (d_weight - delta) * in.scale;
+          const double weight = std::exp(score * in.scale - double(lse.data<T>()[h * n + i])),
+                       d_score = weight * (d_weight - delta) * in.scale;
           for (std::int64_t c = 0; c < d; ++c) {
             q_sum[place(i, h, heads, c)] += d_score * double(at<T>(in.k, j, h / group, c));
             k_sum[place(j, h / group, heads / group, c)] += d_score * double(at<T>(in.q, i, h, c));

@@ -27,9 +27,11 @@ double rope_amplitude(const ModelShape& shape);
 /// Query i sees key j when both lie in one segment and position[j] <= position[i].  f32 and f64 tensors; sums in fp64.
 class NaiveAttention final : public AttentionExecutor {
  public:
-  NaiveAttention(std::vector<std::int32_t> segment, std::vector<std::int32_t> position) : segment_(std::move(segment)), position_(std::move(position)) {}
+  NaiveAttention(std::vector<std::int32_t> segment, std::vector<std::int32_t> position)
+      : segment_(std::move(segment)), position_(std::move(position)) {}
   void forward(const AttentionInputs& in, Tensor& o, Tensor& lse) override;
-  void backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) override;
+  void backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk,
+                Tensor& dv) override;
   int forwards = 0;
 
  private:

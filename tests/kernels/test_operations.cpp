@@ -31,12 +31,14 @@ class Operations : public ::testing::TestWithParam<DType> {
   // A tensor whose rows lie apart: columns [3, 3 + n) of a wider one.
   Tensor strided(std::int64_t rows, std::int64_t n) { return draw.tensor({rows, n + 7}, type).narrow(1, 3, 3 + n); }
 };
-INSTANTIATE_TEST_SUITE_P(Types, Operations, ::testing::Values(DType::f32, DType::f64), [](const auto& info) { return std::string(name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Types, Operations, ::testing::Values(DType::f32, DType::f64),
+                         [](const auto& info) { return std::string(name(info.param)); });
 
 TEST_P(Operations, LinearIsThreeLoops) {
   for (const auto& [t, in, out] : {std::tuple{1, 1, 1}, {5, 3, 8}, {37, 65, 18}, {0, 4, 3}}) {
     const Tensor x = strided(t, in), w = draw.tensor({out, in}, type), b = draw.tensor({out}, type), dy = strided(t, out);
-    Tensor y = strided(t, out), plain = strided(t, out), dx = strided(t, in), dw = draw.tensor({out, in}, type), db = draw.tensor({out}, type);
+    Tensor y = strided(t, out), plain = strided(t, out), dx = strided(t, in), dw = draw.tensor({out, in}, type),
+           db = draw.tensor({out}, type);
     std::vector<double> y_ref(t * out), plain_ref(t * out), dx_ref(t * in, 0.0), dw_ref = elements(dw), db_ref = elements(db);
     for (int i = 0; i < t; ++i)
       for (int o = 0; o < out; ++o) {
@@ -66,7 +68,8 @@ TEST_P(Operations, LinearLeavesWhatLiesBetweenRows) {
   const Tensor kept = wide.clone();
   Tensor y = wide.narrow(1, 3, 8);
   linear_forward(draw.tensor({4, 6}, type), draw.tensor({5, 6}, type), draw.tensor({5}, type), y);
-  EXPECT_TRUE(relative_error(wide.narrow(1, 0, 3), kept.narrow(1, 0, 3)) == 0 && relative_error(wide.narrow(1, 8, 12), kept.narrow(1, 8, 12)) == 0);
+  EXPECT_TRUE(relative_error(wide.narrow(1, 0, 3), kept.narrow(1, 0, 3)) == 0 &&
+              relative_error(wide.narrow(1, 8, 12), kept.narrow(1, 8, 12)) == 0);
 }
 
 TEST(OperationErrors, ShapesThatDoNotFitAreRefused) {
@@ -100,7 +103,8 @@ TEST_P(Operations, RmsNormFollowsItsFormula) {
   for (const std::int64_t width : {1, 15, 16, 100}) {
     const std::int64_t t = 7;
     const Tensor x = draw.tensor({t, width}, type, 3.0), branch = draw.tensor({t, width}, type), w = draw.tensor({width}, type);
-    Tensor y = strided(t, width), sum = Tensor::empty({t, width}, type), fused = Tensor::empty({t, width}, type), again = Tensor::empty({t, width}, type);
+    Tensor y = strided(t, width), sum = Tensor::empty({t, width}, type), fused = Tensor::empty({t, width}, type),
+           again = Tensor::empty({t, width}, type);
     Tensor rstd = Tensor::empty({t}, type), fused_rstd = Tensor::empty({t}, type);
     rmsnorm_forward(x, w, 1e-3, y, rstd);
     add_rmsnorm_forward(x, branch, w, 1e-3, sum, fused, fused_rstd);
@@ -110,7 +114,8 @@ TEST_P(Operations, RmsNormFollowsItsFormula) {
         double squares = 0;
         for (std::int64_t j = 0; j < width; ++j) squares += std::pow(element(input, i * width + j), 2);
         for (std::int64_t j = 0; j < width; ++j)
-          out[static_cast<std::size_t>(i * width + j)] = element(input, i * width + j) / std::sqrt(squares / static_cast<double>(width) + 1e-3) * element(w, j);
+          out[static_cast<std::size_t>(i * width + j)] =
+              element(input, i * width + j) / std::sqrt(squares / static_cast<double>(width) + 1e-3) * element(w, j);
       }
       return out;
     };
@@ -226,7 +231,8 @@ TEST(Gradients, Rope) {
   SCOPED_TRACE(draw.trace());
   const RopeFrequencies rope = rope_frequencies(rope_shape(1));
   const Tensor x = draw.tensor({3, 2, 64}, DType::f64), c = draw.tensor({3, 2, 64}, DType::f64);
-  Tensor cos = Tensor::empty({3, 32}, DType::f64), sin = Tensor::empty({3, 32}, DType::f64), y = Tensor::empty({3, 2, 64}, DType::f64), dx = y.clone();
+  Tensor cos = Tensor::empty({3, 32}, DType::f64), sin = Tensor::empty({3, 32}, DType::f64), y = Tensor::empty({3, 2, 64}, DType::f64),
+         dx = y.clone();
   rope_table(draw.integers({3}, 0, 1000), rope, cos, sin);
   rope_apply(c, cos, sin, true, dx);
   EXPECT_LT(relative_error(dx, central_differences(x, [&] { return rope_apply(x, cos, sin, false, y), dot(y, c); })), kGradientTolerance);
@@ -292,7 +298,8 @@ TEST(Gradients, SwiGlu) {
 
 TEST_P(Operations, EmbeddingLooksUpAndAddsBack) {
   const std::int64_t t = 300, vocabulary = 7, width = 70;
-  const Tensor tokens = draw.integers({t}, 0, vocabulary - 1), w = draw.tensor({vocabulary, width}, type), dy = draw.tensor({t, width}, type);
+  const Tensor tokens = draw.integers({t}, 0, vocabulary - 1), w = draw.tensor({vocabulary, width}, type),
+               dy = draw.tensor({t, width}, type);
   Tensor y = Tensor::empty({t, width}, type), dw = draw.tensor({vocabulary, width}, type);
   std::vector<double> expected = elements(dw);
   embedding_forward(tokens, w, y);
@@ -330,7 +337,8 @@ TEST_P(Operations, CrossEntropyFollowsItsFormula) {
       for (std::int64_t j = 0; j < vocabulary; ++j) sum += std::exp(element(logits, i * vocabulary + j) - top);
       expected.push_back(target < 0 ? 0 : top + std::log(sum) - element(logits, i * vocabulary + target));
       for (std::int64_t j = 0; j < vocabulary; ++j)
-        gradient.push_back(target < 0 ? 0 : 0.3 * element(weights, i) * (std::exp(element(logits, i * vocabulary + j) - top) / sum - (j == target)));
+        gradient.push_back(
+            target < 0 ? 0 : 0.3 * element(weights, i) * (std::exp(element(logits, i * vocabulary + j) - top) / sum - (j == target)));
     }
     EXPECT_LT(relative_error(loss, expected), tight);
     EXPECT_LT(relative_error(d, gradient), tolerance(type, 1e-5, 1e-12));
@@ -369,7 +377,8 @@ TEST(Gradients, LmHead) {
   const std::int64_t t = 7, width = 6, vocabulary = 11;
   const auto f64 = [&](Shape shape) { return draw.tensor(shape, DType::f64); };
   const Tensor residual = f64({t, width}), branch = f64({t, width}), targets = from_list({1, 2, -1, 10, 0, 5, 5}), weights = f64({t});
-  LmHead head{f64({width}), Tensor::zeros({width}, DType::f64), f64({vocabulary, width}), Tensor::zeros({vocabulary, width}, DType::f64), 1e-3, 3};
+  LmHead head{
+      f64({width}), Tensor::zeros({width}, DType::f64), f64({vocabulary, width}), Tensor::zeros({vocabulary, width}, DType::f64), 1e-3, 3};
   Workspace workspace(host_device());
   Tensor hidden = f64({t, width}), rstd = f64({t}), lse = f64({t}), loss = f64({t}), d = f64({t, width});
   const auto objective = [&] {
@@ -389,7 +398,8 @@ TEST(LmHead, LogitsAreNeverWhole) {
   const auto zeros = [](Shape shape) { return Tensor::zeros(std::move(shape), DType::f32, host_device(), MemoryCategory::data); };
   LmHead head{zeros({width}), zeros({width}), zeros({vocabulary, width}), zeros({vocabulary, width}), 1e-6, chunk};
   Workspace workspace(host_device());
-  Tensor residual = zeros({t, width}), hidden = zeros({t, width}), rstd = zeros({t}), lse = zeros({t}), loss = zeros({t}), d = zeros({t, width});
+  Tensor residual = zeros({t, width}), hidden = zeros({t, width}), rstd = zeros({t}), lse = zeros({t}), loss = zeros({t}),
+         d = zeros({t, width});
   const Tensor targets = Tensor::zeros({t}, DType::i32);
   reset_peak_memory();
   const std::int64_t before = memory_use().current_total;

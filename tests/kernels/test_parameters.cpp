@@ -94,7 +94,8 @@ TEST(Parameters, InitialValuesHaveTheirDistribution) {
 }
 
 class Optimizer : public ::testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(Types, Optimizer, ::testing::Values(DType::f32, DType::f64), [](const auto& info) { return std::string(name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Types, Optimizer, ::testing::Values(DType::f32, DType::f64),
+                         [](const auto& info) { return std::string(name(info.param)); });
 
 TEST_P(Optimizer, AdamWFollowsItsAlgorithm) {
   const DType type = GetParam();
@@ -138,7 +139,8 @@ TEST_P(Optimizer, ShardsGiveTheBitsOfTheWhole) {
   Tensor a = Tensor::empty({n}, type), b = Tensor::empty({n}, type);
   adamw_step(whole, gradient, 1, 0.1, 1, {}, a);
   for (const auto& [begin, end] : {std::pair{std::int64_t{0}, cut}, {cut, n}}) {
-    AdamWState part{split.master.rows(begin, end), split.moment1.rows(begin, end), split.moment2.rows(begin, end), split.decay.rows(begin, end)};
+    AdamWState part{split.master.rows(begin, end), split.moment1.rows(begin, end), split.moment2.rows(begin, end),
+                    split.decay.rows(begin, end)};
     Tensor out = b.rows(begin, end);
     adamw_step(part, gradient.rows(begin, end), 1, 0.1, 1, {}, out);
   }
