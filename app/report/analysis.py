@@ -1,0 +1,364 @@
+"""Applies metrics.py to one run: per rank and step times, POP, rings, micro-batches, plans, memory, regions."""
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import metrics
+from load import KINDS
+
+# Step-time split: category -> kinds, by exclusive time, in the order of stacking.
+CATEGORIES = {
+    "attention": ["attention_forward", "attention_backward"],
+    "indexing": ["indexing"],
+    "rest of forward and backward": ["forward", "recompute", "backward", "backward_input", "backward_weight", "layer_forward", "layer_backward", "head"],
+    "ring wait": ["ring_wait"],
+    "pipeline transfer": ["send", "recv", "offload", "fetch"],
+    "gradient reduction": ["gradient_reduce", "parameter_gather"],
+    "optimizer": ["optimizer"],
+    "data": ["data"],
+    "checkpoint": ["checkpoint"],
+    "validation": ["validation"],
+    "other": [],  # kinds of a newer program
+    "idle": ["step", "idle"],
+}
+SCHEDULE_OPS = ["forward", "recompute", "backward", "backward_input", "backward_weight"]
+WAITS = ["ring_wait", "send", "recv", "offload", "fetch", "gradient_reduce", "parameter_gather", "data"]
+
+
+def codes(kinds):
+    return np.array([KINDS.index(k) for k in kinds])
+
+
+def category_of_kind():
+    """Index into CATEGORIES for every kind."""
+    names = list(CATEGORIES)
+    table = np.full(len(KINDS), names.index("other"))
+    for i, kinds in enumerate(CATEGORIES.values()):
+        for kind in kinds:
+            table[KINDS.index(kind)] = i
+    return table
+
+
+@dataclass
+class Analysis:
+    run: object
+    ranks: list = field(default_factory=list)
+    steps: np.ndarray = None           # steps shown, ascending
+    complete: np.ndarray = None        # [step] every present rank has a whole step
+    step_seconds: np.ndarray = None    # [rank, step], NaN where absent
+    useful: np.ndarray = None          # [rank, step], NaN where absent
+    split: np.ndarray = None           # [rank, step, category]
+    exclusive: dict = field(default_factory=dict)  # rank -> exclusive seconds of its events
+    runtime: float = 0.0
+    pop: tuple = (1.0, 1.0, 1.0)
+    ring: dict = field(default_factory=dict)       # "forward", "backward", "all" -> dict of metrics
+    ring_times: dict = field(default_factory=dict) # direction -> (workers, ring steps, compute, wait)
+    imbalance: float = 1.0
+    bubble_ratio: float = 0.0
+    batch: dict = field(default_factory=dict)      # dbr, abr, pr, cr, ave_t; empty without batch plans
+    segment_tokens: np.ndarray = None
+    micro_batch_tokens: np.ndarray = None
+    memory: dict = field(default_factory=dict)     # category -> [rank] bytes
+    regions: list = field(default_factory=list)
+    scalars: dict = field(default_factory=dict)    # name -> (steps, values)
+
+
+def analyse(run):
+    a = Analysis(run)
+    a.ranks = sorted(run.traces)
+    for rank, trace in run.traces.items():
+        a.exclusive[rank] = _exclusive_by_session(trace)
+    _times(a)
+    _ring(a)
+    _micro_batches(a)
+    _plans(a)
+    _memory(a)
+    _regions(a)
+    _scalars(a)
+    return a
+
+
+def _exclusive_by_session(trace):
+    """Clocks of different sessions have nothing to do with one another."""
+    events, seconds = trace.events, np.zeros(len(trace.events))
+    for session in np.unique(events["session"]):
+        mine = np.flatnonzero(events["session"] == session)
+        seconds[mine] = metrics.exclusive_seconds(events["begin_s"][mine], events["end_s"][mine])
+    return seconds
+
+
+def _times(a):
+    step_kind = KINDS.index("step")
+    traces = a.run.traces
+    with_span = [t.events["step"][(t.events["kind"] == step_kind) & (t.events["step"] >= 0)] for t in traces.values()]
+    any_step = [t.events["step"][t.events["step"] >= 0] for t in traces.values()]
+    spans = np.unique(np.concatenate(with_span)) if with_span else np.zeros(0, int)
+    a.steps = spans if spans.size else np.unique(np.concatenate(any_step))
+    shape = (len(a.ranks), len(a.steps))
+    a.step_seconds, a.useful = np.full(shape, np.nan), np.full(shape, np.nan)
+    a.split = np.zeros(shape + (len(CATEGORIES),))
+    category, useful_codes = category_of_kind(), codes([k for k in KINDS if k in metrics.USEFUL])
+    windows = defaultdict(list)
+    for r, rank in enumerate(a.ranks):
+        events, seconds = traces[rank].events, a.exclusive[rank]
+        if not len(a.steps):
+            continue
+        known = np.isin(events["step"], a.steps)
+        at = np.searchsorted(a.steps, events["step"])
+        np.add.at(a.split[r], (at[known], category[events["kind"][known]]), seconds[known])
+        span = known & (events["kind"] == step_kind)
+        if not spans.size:
+            span = known
+        own = {}
+        for s, begin, end, session in zip(*(column[span].tolist() for column in (at, events["begin_s"], events["end_s"], events["session"]))):
+            before = own.get(s, (begin, end))
+            own[s] = (min(begin, before[0]), max(end, before[1]), traces[rank].sessions[session].number)
+        for s, (begin, end, session) in own.items():
+            a.step_seconds[r, s] = end - begin
+            windows[session, s].append((begin, end))
+        useful = np.zeros(len(a.steps))
+        mine = known & np.isin(events["kind"], useful_codes)
+        np.add.at(useful, at[mine], seconds[mine])
+        a.useful[r] = np.where(np.isnan(a.step_seconds[r]), np.nan, useful)
+    a.complete = ~np.isnan(a.step_seconds).any(axis=0) if len(a.ranks) else np.zeros(len(a.steps), bool)
+    if len(a.steps) and not a.complete.all():
+        partial = a.steps[~a.complete]
+        a.run.notes.append(f"{len(partial)} step{'s' if len(partial) > 1 else ''} ({_listed(partial)}) were not recorded to the end by every "
+                           "rank and are left out of the POP table")
+    shown = a.complete if a.complete.any() else np.ones(len(a.steps), bool)
+    per_session = defaultdict(list)
+    for (session, s), spans_ in windows.items():
+        if shown[s]:
+            per_session[session] += spans_
+    a.runtime = sum(metrics.union_seconds(*np.array(w).T) for w in per_session.values())
+    totals = np.nansum(a.useful[:, shown], axis=1)
+    a.pop = metrics.pop(totals, a.runtime)
+
+
+def _listed(values, limit=6):
+    text = ", ".join(str(v) for v in values[:limit])
+    return text + (" ..." if len(values) > limit else "")
+
+
+def _ring(a):
+    """Groups attention events into passes: one layer of one micro-batch in one direction, over the workers of a cp group."""
+    kinds = {KINDS.index("attention_forward"): "forward", KINDS.index("attention_backward"): "backward"}
+    wait_kind = KINDS.index("ring_wait")
+    passes = defaultdict(lambda: defaultdict(dict))  # pass -> worker -> ring step -> [compute, wall]
+    for rank in a.ranks:
+        trace = a.run.traces[rank]
+        events = trace.events
+        mine = (np.isin(events["kind"], list(kinds)) | (events["kind"] == wait_kind)) & ((events["outer"] >= 0) | (events["inner"] >= 0))
+        mine = events[mine]
+        mine = mine[np.lexsort((mine["begin_s"], mine["session"]))]
+        groups = [(s.number,) + tuple(s.at.get(c, 0) for c in ("dp", "pp", "sp", "tp")) for s in trace.sessions]
+        seen, current = defaultdict(int), None
+        for step, mb, chunk, layer, outer, inner, kind, begin, end, session in zip(
+                *(mine[n].tolist() for n in ("step", "micro_batch", "chunk", "layer", "outer", "inner", "kind", "begin_s", "end_s", "session"))):
+            place = (session, step, mb, chunk, layer)
+            if kind == wait_kind:
+                # The wait that ends a ring step belongs to the computation before it.
+                if current and current[0] == place + (outer, inner):
+                    current[1][1] = end - current[2]
+                continue
+            key = place + (kind, outer, inner)
+            seen[key] += 1  # a recomputed layer runs the same pass again
+            entry = [end - begin, end - begin]
+            passes[groups[session] + place[1:] + (kind, seen[key])][rank][outer, inner] = entry
+            current = (place + (outer, inner), entry, begin)
+    sums = defaultdict(lambda: np.zeros(4))
+    laid_out = defaultdict(lambda: defaultdict(lambda: np.zeros(3)))
+    for key, workers in passes.items():
+        if len(workers) < 2:
+            continue
+        ring_steps = sorted({t for steps in workers.values() for t in steps})
+        table = np.array([[steps.get(t, (0.0, 0.0)) for t in ring_steps] for steps in workers.values()])
+        compute, wall = table[..., 0], table[..., 1]
+        direction, weight = kinds[key[-2]], compute.sum()
+        values = np.array([metrics.worker_imbalance(compute), metrics.step_imbalance(compute), metrics.computation_ratio(compute, wall), 1.0])
+        for name in (direction, "all"):
+            sums[name] += weight * values
+        for worker, row in zip(workers, table):
+            for t, (c, w) in zip(ring_steps, row):
+                laid_out[direction][worker, t] += (c, w - c, 1)
+    for name, total in sums.items():
+        if total[3] > 0:
+            a.ring[name] = dict(zip(("worker_imbalance", "step_imbalance", "computation_ratio"), (total[:3] / total[3]).tolist()))
+    for direction, cells in laid_out.items():
+        workers, ring_steps = sorted({w for w, _ in cells}), sorted({t for _, t in cells})
+        compute, wait = np.zeros((2, len(workers), len(ring_steps)))
+        for (worker, t), (c, w, n) in cells.items():
+            compute[workers.index(worker), ring_steps.index(t)] = c / n
+            wait[workers.index(worker), ring_steps.index(t)] = w / n
+        a.ring_times[direction] = (workers, ring_steps, compute, wait)
+
+
+def _micro_batches(a):
+    """Equation 11 over micro-batches, and the bubble ratio of the schedules."""
+    useful_codes = codes([k for k in KINDS if k in metrics.USEFUL and k != "optimizer"])
+    op_codes, recompute = codes(SCHEDULE_OPS), KINDS.index("recompute")
+    times = defaultdict(list)                              # (session, step, dp, micro-batch) -> seconds of each rank
+    spans = defaultdict(lambda: [np.inf, -np.inf, 0.0, 0])  # (session, step, pipeline) -> begin, end, useful, stages
+    for rank in a.ranks:
+        trace, seconds = a.run.traces[rank], a.exclusive[rank]
+        events = trace.events
+        for number, session in enumerate(trace.sessions):
+            mine = (events["session"] == number) & (events["step"] >= 0) & (events["micro_batch"] >= 0)
+            e, x = events[mine], seconds[mine]
+            busy = np.isin(e["kind"], useful_codes)
+            per = defaultdict(float)
+            for step, mb, value in zip(e["step"][busy].tolist(), e["micro_batch"][busy].tolist(), x[busy].tolist()):
+                per[step, mb] += value
+            for (step, mb), value in per.items():
+                times[session.number, step, session.at.get("dp", 0), mb].append(value)
+            ops = np.isin(e["kind"], op_codes)
+            if not ops.any():
+                continue
+            again = _inside(e, e["kind"] == recompute)  # a bubble
+            pipeline = (session.number,) + tuple(session.at.get(c, 0) for c in ("dp", "cp_outer", "cp_inner", "sp", "tp"))
+            for step in np.unique(e["step"][ops]).tolist():
+                spans[pipeline + (step,)][3] += 1
+            for step, begin, end in zip(e["step"][ops].tolist(), e["begin_s"][ops].tolist(), e["end_s"][ops].tolist()):
+                span = spans[pipeline + (step,)]
+                span[0], span[1] = min(span[0], begin), max(span[1], end)
+            for step, value in zip(e["step"][busy & ~again].tolist(), x[busy & ~again].tolist()):
+                spans[pipeline + (step,)][2] += value
+    per_step = defaultdict(list)
+    for (session, step, _, _), values in times.items():
+        per_step[session, step].append(np.mean(values))
+    if per_step:
+        a.imbalance = float(np.mean([metrics.imbalance_degree(v) for v in per_step.values()]))
+    wall = sum((s[1] - s[0]) * s[3] for s in spans.values())
+    a.bubble_ratio = 1 - sum(s[2] for s in spans.values()) / wall if wall > 0 else 0.0
+
+
+def _inside(events, outer):
+    """Which events lie within one of the events marked in `outer` (which do not overlap)."""
+    order = np.argsort(events["begin_s"][outer], kind="stable")
+    begin, end = events["begin_s"][outer][order], events["end_s"][outer][order]
+    if not begin.size:
+        return np.zeros(len(events), bool)
+    at = np.searchsorted(begin, events["begin_s"], side="right") - 1
+    return (at >= 0) & (events["end_s"] <= end[np.maximum(at, 0)])
+
+
+_MICRO_BATCH = re.compile(r"dp (\d+) micro_batch (\d+)(?: sp (\d+))?:((?: -?\d+\[\d+,\d+\))*)")
+_SEGMENT = re.compile(r"(-?\d+)\[(\d+),(\d+)\)")
+
+
+def parse_batch(text):
+    """[(dp rank, sp, [segment tokens])] of the text of a Batch plan."""
+    return [(int(m[1]), int(m[3] or 1), [int(s[3]) - int(s[2]) for s in _SEGMENT.finditer(m[4])]) for m in _MICRO_BATCH.finditer(text)]
+
+
+def _plans(a):
+    trace = next((a.run.traces[r] for r in a.ranks if len(a.run.traces[r].plan_steps)), None)
+    if trace is None:
+        return
+    parsed = {i: parse_batch(text) for i, (kind, _, text) in enumerate(trace.plans) if kind == "batch"}
+    used = [parsed[p] for p in trace.plan_steps["plan"].tolist() if parsed.get(p)]
+    if not used:
+        return
+    mesh = trace.last.mesh
+    shared = mesh.get("cp_outer", 1) * mesh.get("cp_inner", 1) * mesh.get("sp", 1) > 1
+    capacity = a.run.deck.get("batching.micro_batch_tokens", 0) if a.run.deck.get("batching.method", "none") != "none" else 0
+    dbr, abr, pr, cr, ave_t, segments, packs = [], [], [], [], [], [], []
+    for batch in used:
+        dp = max(mesh.get("dp", 1), 1 + max(d for d, _, _ in batch))
+        tokens, squares, sizes, communicated = np.zeros(dp), np.zeros(dp), [], 0
+        for d, sp, lengths in batch:
+            tokens[d] += sum(lengths)
+            squares[d] += sum(n * n for n in lengths)
+            sizes.append(sum(lengths))
+            communicated += sum(lengths) if sp > 1 or shared else 0
+            segments += lengths
+        packs += sizes
+        most = capacity or max(sizes)
+        dbr.append(metrics.balance_ratio(tokens))
+        abr.append(metrics.balance_ratio(squares))
+        pr.append(metrics.padding_ratio(np.minimum(sizes, most), most))  # a sample longer than the capacity has a pack of its own
+        cr.append(communicated / max(tokens.sum(), 1))
+        ave_t.append(tokens.mean())
+    a.batch = {"dbr": np.mean(dbr), "pr": np.mean(pr), "abr": np.mean(abr), "cr": np.mean(cr), "ave_t": np.mean(ave_t)}
+    a.batch = {k: float(v) for k, v in a.batch.items()}
+    a.segment_tokens, a.micro_batch_tokens = np.array(segments), np.array(packs)
+
+
+def _memory(a):
+    names = sorted({n[len("peak_bytes_"):] for t in a.run.traces.values() for n in t.steps if n.startswith("peak_bytes_")})
+    for name in names:
+        peaks = []
+        for rank in a.ranks:
+            values = a.run.traces[rank].steps.get("peak_bytes_" + name, np.zeros(0))
+            values = values[~np.isnan(values)]
+            peaks.append(float(values.max()) if values.size else np.nan)
+        a.memory[name] = np.array(peaks)
+
+
+def _regions(a):
+    """Every kind that any rank entered, so that what rank 0 never does is not lost."""
+    for code, kind in enumerate(KINDS):
+        seconds, inclusive, count, entered = np.zeros(len(a.ranks)), np.zeros(len(a.ranks)), 0, []
+        for r, rank in enumerate(a.ranks):
+            events = a.run.traces[rank].events
+            mine = events["kind"] == code
+            if mine.any():
+                seconds[r] = a.exclusive[rank][mine].sum()
+                inclusive[r] = (events["end_s"][mine] - events["begin_s"][mine]).sum()
+                count += int(mine.sum())
+                entered.append(rank)
+        if entered:
+            a.regions.append({"region": kind, "ranks": entered, "events": count, "exclusive": seconds, "inclusive": inclusive,
+                              "imbalance": metrics.imbalance_degree(seconds)})
+
+
+def _scalars(a):
+    """Scalars of the lowest rank that has them; the step log stands in where no trace has."""
+    for rank in a.ranks:
+        steps = a.run.traces[rank].steps
+        for name, values in steps.items():
+            known = ~np.isnan(values) if name != "step" else np.zeros(0, bool)
+            if name != "step" and known.any() and name not in a.scalars:
+                a.scalars[name] = (steps["step"][known], values[known])
+    if "loss" not in a.scalars and a.run.log:
+        rows = [(line["step"] - 1, line["loss"]) for line in a.run.log if "loss" in line]  # the log counts finished steps
+        if rows:
+            a.scalars["loss"] = tuple(np.array(rows).T)
+
+
+def mean_step_seconds(a):
+    """Mean over steps of the slowest rank's step time."""
+    shown = a.complete if a.complete is not None and a.complete.any() else slice(None)
+    times = a.step_seconds[:, shown]
+    return float(np.mean(np.nanmax(times, axis=0))) if times.size else 0.0
+
+
+def summary(a):
+    """The numbers of metrics.json: names of the metrics at top level."""
+    shown = a.complete if a.complete.any() else np.ones(len(a.steps), bool)
+    result = {"run": a.run.name, "ranks": a.run.ranks, "ranks_read": len(a.ranks), "steps": int(shown.sum()), "runtime_s": a.runtime,
+              "step_time_s": mean_step_seconds(a), "load_balance": a.pop[0], "communication_efficiency": a.pop[1], "parallel_efficiency": a.pop[2],
+              "imbalance": a.imbalance, "bubble_ratio": a.bubble_ratio}
+    result.update(a.ring.get("all", {}))
+    result.update(a.batch)
+    for name, key in (("loss", "loss"), ("validation_loss", "validation_loss")):
+        if name in a.scalars:
+            result[key] = float(a.scalars[name][1][-1])
+    if "loss" in a.scalars:
+        result["first_loss"] = float(a.scalars["loss"][1][0])
+    if "tokens" in a.scalars and a.runtime > 0:
+        steps, tokens = a.scalars["tokens"]
+        result["tokens_per_s_per_rank"] = float(tokens[np.isin(steps, a.steps[shown])].sum() / a.runtime / max(a.run.ranks, 1))
+    if "mfu" in a.scalars:
+        result["mfu"] = float(np.mean(a.scalars["mfu"][1]))
+    if "total" in a.memory and not np.isnan(a.memory["total"]).all():
+        result["peak_bytes"] = float(np.nanmax(a.memory["total"]))
+    means = np.nanmean(np.where(np.isnan(a.step_seconds)[..., None], np.nan, a.split)[:, shown], axis=(0, 1)) if a.split[:, shown].size else []
+    result["step_split_s"] = {name: float(v) for name, v in zip(CATEGORIES, means) if v > 0}
+    result["ring"] = a.ring
+    result["per_rank"] = [{"rank": rank, "useful_s": float(np.nansum(a.useful[r, shown])),
+                           **{f"peak_bytes_{n}": float(v[r]) for n, v in a.memory.items() if not np.isnan(v[r])}} for r, rank in enumerate(a.ranks)]
+    result["notes"] = list(a.run.notes)
+    return result

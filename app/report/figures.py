@@ -1,0 +1,290 @@
+"""One function a figure: takes an Analysis, returns a matplotlib figure or None where the run has nothing to show."""
+import numpy as np
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator
+
+import metrics
+from analysis import CATEGORIES, SCHEDULE_OPS, category_of_kind
+from load import KINDS
+from style import CATEGORY_COLOURS, GRID, HEAT, INK, MEMORY_COLOURS, MUTED, SERIES, bytes_unit, plt, seconds_unit
+
+WIDTH = 9.6
+
+
+def _integer_axis(axis):
+    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def _rank_height(ranks, per=0.32, least=1.7, most=7.5):
+    return float(np.clip(1.2 + per * ranks, least, most))
+
+
+def _rank_ticks(ax, ranks):
+    every = max(1, len(ranks) // 24)
+    ax.set_yticks(range(0, len(ranks), every))
+    ax.set_yticklabels([str(r) for r in ranks[::every]])
+
+
+def loss(a):
+    if "loss" not in a.scalars:
+        return None
+    figure, ax = plt.subplots(figsize=(WIDTH, 3.0))
+    steps, values = a.scalars["loss"]
+    ax.plot(steps, values, label="training", marker="o" if len(steps) <= 60 else None, markersize=3)
+    if "validation_loss" in a.scalars:
+        ax.plot(*a.scalars["validation_loss"], "D", markersize=5, color=SERIES[1], label="held out")
+        ax.legend(loc="upper right")
+    ax.set(xlabel="step", ylabel="loss (nats / token)", title="Loss")
+    _integer_axis(ax.xaxis)
+    return figure
+
+
+def split(a):
+    """Step-time split: per rank (mean over steps) and per step (mean over ranks)."""
+    if not a.split.size or not np.nansum(a.split):
+        return None
+    here = ~np.isnan(a.step_seconds)
+    by_rank = np.array([a.split[r, here[r]].mean(axis=0) if here[r].any() else np.zeros(len(CATEGORIES)) for r in range(len(a.ranks))])
+    by_step = np.array([a.split[here[:, s], s].mean(axis=0) if here[:, s].any() else np.zeros(len(CATEGORIES)) for s in range(len(a.steps))])
+    factor, unit = seconds_unit(max(by_rank.sum(axis=1).max(), by_step.sum(axis=1).max()))
+    height = _rank_height(len(a.ranks)) + 0.5
+    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, max(height, 3.2)), gridspec_kw={"width_ratios": [1, 1.25]})
+    offset_rank, offset_step = np.zeros(len(a.ranks)), np.zeros(len(a.steps))
+    for c, name in enumerate(CATEGORIES):
+        if not by_rank[:, c].any() and not by_step[:, c].any():
+            continue
+        colour = CATEGORY_COLOURS[name]
+        left.barh(range(len(a.ranks)), by_rank[:, c] * factor, left=offset_rank * factor, color=colour, height=0.72, label=name)
+        right.bar(a.steps, by_step[:, c] * factor, bottom=offset_step * factor, color=colour, width=0.86 if len(a.steps) <= 60 else 1.0)
+        offset_rank += by_rank[:, c]
+        offset_step += by_step[:, c]
+    left.invert_yaxis()
+    _rank_ticks(left, a.ranks)
+    left.grid(axis="y", visible=False)
+    right.grid(axis="x", visible=False)
+    left.set(xlabel=f"time per step ({unit})", ylabel="rank", title="By rank, mean over steps")
+    right.set(xlabel="step", ylabel=f"time ({unit})", title="By step, mean over ranks")
+    _integer_axis(right.xaxis)
+    figure.legend(*left.get_legend_handles_labels(), loc="lower center", ncol=5,
+                  bbox_to_anchor=(0.5, -0.02 - 0.24 / max(height, 3.2)))
+    return figure
+
+
+def heatmap(a):
+    """Rank x step: seconds of useful computation."""
+    if not len(a.steps) or np.isnan(a.useful).all():
+        return None
+    factor, unit = seconds_unit(np.nanmax(a.useful))
+    figure, ax = plt.subplots(figsize=(WIDTH, _rank_height(len(a.ranks))))
+    colours = plt.get_cmap(HEAT).copy()
+    colours.set_bad("#eceff3")
+    image = ax.imshow(a.useful * factor, aspect="auto", cmap=colours, interpolation="nearest", vmin=0)
+    _rank_ticks(ax, a.ranks)
+    ticks = np.unique(np.linspace(0, len(a.steps) - 1, min(len(a.steps), 13)).astype(int))
+    ax.set_xticks(ticks)
+    ax.set_xticklabels([str(a.steps[t]) for t in ticks])
+    ax.grid(False)
+    ax.set(xlabel="step", ylabel="rank", title="Useful computation, rank x step")
+    bar = figure.colorbar(image, ax=ax, pad=0.015, aspect=18)
+    bar.set_label(f"useful computation ({unit})")
+    bar.outline.set_visible(False)
+    return figure
+
+
+def ring(a):
+    """Mean computation and wait at each ring step, per worker."""
+    directions = [d for d in ("forward", "backward") if d in a.ring_times]
+    if not directions:
+        return None
+    longest = max((a.ring_times[d][2] + a.ring_times[d][3]).max() for d in directions)
+    factor, unit = seconds_unit(longest)
+    many = any(len(a.ring_times[d][0]) > 8 for d in directions)
+    workers = max(len(a.ring_times[d][0]) for d in directions)
+    figure, axes = plt.subplots(1, len(directions), figsize=(WIDTH, _rank_height(workers) if many else 3.0), squeeze=False, sharey=not many)
+    for ax, direction in zip(axes[0], directions):
+        names, ring_steps, compute, wait = a.ring_times[direction]
+        labels = [f"{max(o, 0)}.{max(i, 0)}" if len({o for o, _ in ring_steps}) > 1 else str(i) for o, i in ring_steps]
+        at = np.arange(len(ring_steps))
+        if many:
+            image = ax.imshow(compute * factor, aspect="auto", cmap=HEAT, vmin=0, vmax=longest * factor, interpolation="nearest")
+            _rank_ticks(ax, names)
+            ax.set_ylabel("rank")
+            ax.grid(False)
+        else:
+            width = 0.82 / len(names)
+            for w, name in enumerate(names):
+                x = at + (w - (len(names) - 1) / 2) * width
+                ax.bar(x, compute[w] * factor, width * 0.92, color=SERIES[w % len(SERIES)], label=f"rank {name}")
+                ax.bar(x, wait[w] * factor, width * 0.92, bottom=compute[w] * factor, color="white", edgecolor="#d1495b", hatch="////", linewidth=0.6)
+            ax.grid(axis="x", visible=False)
+        ax.set_xticks(at)
+        ax.set_xticklabels(labels)
+        ax.set(xlabel="ring step" + (" (outer.inner)" if "." in labels[0] else ""), title=f"Ring attention, {direction}")
+    if many:
+        figure.colorbar(image, ax=axes[0].tolist(), pad=0.015).set_label(f"mean computation ({unit})")
+    else:
+        axes[0][0].set_ylabel(f"mean time of a ring step ({unit})")
+        handles, names = axes[0][0].get_legend_handles_labels()
+        handles.append(Patch(facecolor="white", edgecolor="#d1495b", hatch="////", linewidth=0.6))
+        axes[0][-1].legend(handles, names + ["wait"], loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return figure
+
+
+def timeline_step(a):
+    """The complete step of median length: index into a.steps."""
+    shown = np.flatnonzero(a.complete if a.complete.any() else ~np.isnan(a.step_seconds).all(axis=0))
+    if not shown.size:
+        return None
+    longest = np.nanmax(a.step_seconds[:, shown], axis=0)
+    return int(shown[np.argsort(longest)[len(shown) // 2]])
+
+
+def timeline(a):
+    """One step: per rank the schedule ops (upper lane) and what the rank was doing at each moment (lower lane)."""
+    s = timeline_step(a)
+    if s is None:
+        return None
+    category, names = category_of_kind(), list(CATEGORIES)
+    op_codes = {KINDS.index(k): k for k in SCHEDULE_OPS}
+    chosen = {rank: a.run.traces[rank].events[a.run.traces[rank].events["step"] == a.steps[s]] for rank in a.ranks}
+    step_kind = KINDS.index("step")
+    chosen = {rank: e for rank, e in chosen.items() if len(e)}
+    inside = [e[e["kind"] == step_kind] if (e["kind"] == step_kind).any() else e for e in chosen.values()]
+    origin, last = min(e["begin_s"].min() for e in inside), max(e["end_s"].max() for e in inside)
+    factor, unit = seconds_unit(last - origin)
+    figure, ax = plt.subplots(figsize=(WIDTH, _rank_height(len(a.ranks), per=0.62, most=11) + 0.4))
+    least, used = (last - origin) / 3000, set()
+    for row, rank in enumerate(a.ranks):
+        if rank not in chosen:
+            continue
+        events = chosen[rank]
+        bars = {}
+        for begin, end, event in metrics.innermost_intervals(events["begin_s"], events["end_s"]):
+            begin, end = max(begin, origin), min(end, last)
+            if end <= begin:
+                continue
+            drawn = bars.setdefault(category[events["kind"][event]], [])
+            if drawn and begin - drawn[-1][1] < least and end - begin < least:
+                drawn[-1][1] = end  # hair lines run together
+            else:
+                drawn.append([begin, end])
+        for c in sorted(bars, reverse=True):
+            used.add(c)
+            spans = [((b - origin) * factor, max(e - b, least) * factor) for b, e in bars[c]]
+            ax.broken_barh(spans, (row - 0.12, 0.5), color=CATEGORY_COLOURS[names[c]], linewidth=0)
+        for e in events[np.isin(events["kind"], list(op_codes))]:
+            kind, begin, length = op_codes[int(e["kind"])], (e["begin_s"] - origin) * factor, (e["end_s"] - e["begin_s"]) * factor
+            colour = {"forward": "#c7dcf1", "recompute": "#f5dfae"}.get(kind, "#cfe3d3")
+            ax.broken_barh([(begin, length)], (row - 0.4, 0.24), facecolor=colour, edgecolor="white", linewidth=0.8)
+            if length > 0.024 * (last - origin) * factor:
+                ax.text(begin + length / 2, row - 0.275, f"{kind[0].upper()}{e['micro_batch']}", ha="center", va="center", fontsize=7.5, color=INK)
+    ax.set_ylim(len(a.ranks) - 0.45, -0.6)
+    ax.set_xlim(0, (last - origin) * factor)
+    _rank_ticks(ax, a.ranks)
+    ax.grid(axis="y", visible=False)
+    ax.set(xlabel=f"time since the step began ({unit})", ylabel="rank", title=f"Timeline of step {a.steps[s]}")
+    handles = [Patch(color=CATEGORY_COLOURS[names[c]], label=names[c]) for c in sorted(used)]
+    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.55 / (figure.get_figheight() - 0.9)), ncol=6, handlelength=1.2, columnspacing=1.4)
+    return figure
+
+
+def memory(a):
+    categories = [c for c in a.memory if c != "total" and np.nansum(a.memory[c]) > 0]
+    if not categories:
+        return None
+    categories.sort(key=lambda c: -np.nansum(a.memory[c]))
+    factor, unit = bytes_unit(np.nanmax(sum(np.nan_to_num(a.memory[c]) for c in categories)))
+    figure, ax = plt.subplots(figsize=(WIDTH, _rank_height(len(a.ranks)) + 0.5))
+    offset = np.zeros(len(a.ranks))
+    for i, name in enumerate(categories):
+        values = np.nan_to_num(a.memory[name])
+        ax.barh(range(len(a.ranks)), values * factor, left=offset * factor, height=0.72, color=MEMORY_COLOURS.get(name, SERIES[i % len(SERIES)]), label=name)
+        offset += values
+    if "total" in a.memory:
+        ax.plot(a.memory["total"] * factor, range(len(a.ranks)), "D", color=INK, markersize=5, label="peak at one moment")
+    ax.invert_yaxis()
+    _rank_ticks(ax, a.ranks)
+    ax.grid(axis="y", visible=False)
+    ax.set(xlabel=f"peak memory ({unit})", ylabel="rank", title="Peak memory by category")
+    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return figure
+
+
+def lengths(a):
+    if a.segment_tokens is None or not a.segment_tokens.size:
+        return None
+    tokens = np.maximum(a.segment_tokens, 1)
+    low, high = np.floor(np.log2(tokens.min())), np.ceil(np.log2(tokens.max() + 1))
+    edges = 2.0 ** np.arange(low, max(high, low + 1) + 0.25, 0.5)
+    figure, axes = plt.subplots(1, 3, figsize=(WIDTH, 2.9))
+    panels = [(axes[0], tokens, None, edges, "segments", "Segment lengths"), (axes[1], tokens, tokens, edges, "tokens", "Tokens by segment length")]
+    for ax, values, weights, bins, ylabel, title in panels:
+        ax.hist(values, bins=bins, weights=weights, color=SERIES[0], rwidth=0.94)
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_locator(LogLocator(base=2, numticks=7))
+        ax.xaxis.set_major_formatter(FuncFormatter(_tokens))
+        ax.set(xlabel="segment length (tokens)", ylabel=ylabel, title=title)
+    axes[2].hist(a.micro_batch_tokens, bins=min(30, max(5, len(np.unique(a.micro_batch_tokens)))), color=SERIES[2], rwidth=0.94)
+    axes[2].set(xlabel="micro-batch size (tokens)", ylabel="micro-batches", title="Micro-batch sizes")
+    axes[2].xaxis.set_major_formatter(FuncFormatter(_tokens))
+    axes[2].xaxis.set_major_locator(MaxNLocator(4))
+    for ax in axes:
+        ax.grid(axis="x", visible=False)
+        ax.yaxis.set_major_formatter(EngFormatter(sep=""))
+    return figure
+
+
+def _tokens(value, _=None):
+    for size, letter in ((2**20, "M"), (2**10, "K")):
+        if value >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def compare(analyses):
+    """Several runs: loss, step-time split and POP side by side."""
+    labels = [a.run.name for a in analyses]
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(WIDTH * 1.15, 3.4), gridspec_kw={"width_ratios": [1.1, 1, 1]})
+    for i, a in enumerate(analyses):
+        if "loss" in a.scalars:
+            left.plot(*a.scalars["loss"], color=SERIES[i % len(SERIES)], label=labels[i])
+    left.set(xlabel="step", ylabel="loss (nats / token)", title="Loss")
+    if left.lines:
+        left.legend()
+    _integer_axis(left.xaxis)
+    offset = np.zeros(len(analyses))
+    means = []
+    for a in analyses:
+        here = ~np.isnan(a.step_seconds)
+        means.append(a.split[here].mean(axis=0) if here.any() else np.zeros(len(CATEGORIES)))
+    means = np.array(means)
+    factor, unit = seconds_unit(max(means.sum(axis=1).max(), 1e-9))
+    for c, name in enumerate(CATEGORIES):
+        if means[:, c].any():
+            middle.bar(range(len(labels)), means[:, c] * factor, bottom=offset * factor, width=0.66, color=CATEGORY_COLOURS[name], label=name)
+            offset += means[:, c]
+    middle.set(ylabel=f"time per step ({unit})", title="Step time, mean")
+    middle.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=2, fontsize=7.5, handlelength=1.1, columnspacing=1)
+    at, width = np.arange(len(labels)), 0.26
+    for i, name in enumerate(("load balance", "communication efficiency", "parallel efficiency")):
+        right.bar(at + (i - 1) * width, [a.pop[i] for a in analyses], width * 0.92, color=SERIES[i], label=name)
+    right.set(ylim=(0, 1.02), ylabel="efficiency", title="POP efficiencies")
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=1, fontsize=7.5)
+    for ax in (middle, right):
+        ax.set_xticks(range(len(labels)))
+        ax.set_xticklabels(labels, rotation=0 if max(map(len, labels)) < 12 else 20, ha="center" if max(map(len, labels)) < 12 else "right")
+        ax.grid(axis="x", visible=False)
+    return figure
+
+
+# name -> (function, caption); the order of the page.
+FIGURES = {
+    "loss": (loss, "Loss of each step, and held-out loss where it was taken."),
+    "split": (split, "Where the time of a step goes. Every moment counts once, for the innermost region the rank is in."),
+    "heatmap": (heatmap, "Seconds of useful computation. A straggler is a bright row, an uneven batch a bright column; grey: no data."),
+    "timeline": (timeline, "The step of median length. Upper lane: operations of the schedule with their micro-batch (F forward, R recompute, B "
+                           "backward). Lower lane: what the rank was doing."),
+    "ring": (ring, "Mean computation (solid) and wait (hatched) of each context-parallel worker at each ring step."),
+    "memory": (memory, "Highest value of each category over all steps. The peaks need not coincide; the diamond is the highest sum at one moment."),
+    "lengths": (lengths, "From the executed Batch plans."),
+}

@@ -1,0 +1,277 @@
+"""Reads run folders: RUN/trace/trace_*.h5 (layout: io/trace_writer.hpp), RUN/deck.toml, RUN/log.txt.
+
+A rank whose file is missing, truncated or damaged costs a note, never the report."""
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+FORMAT_VERSION = 1
+KINDS = ("forward recompute backward backward_input backward_weight send recv offload fetch attention_forward attention_backward ring_wait "
+         "layer_forward layer_backward head indexing gradient_reduce parameter_gather optimizer data checkpoint validation step idle").split()
+COORDINATES = ("dp", "pp", "cp_outer", "cp_inner", "sp", "tp")
+
+
+@dataclass
+class Session:
+    """One start or restart of one rank."""
+    rank: int
+    ranks: int
+    segment: int
+    started: float
+    host: str = ""
+    device: str = ""
+    git_hash: str = ""
+    deck: str = ""
+    mesh: dict = field(default_factory=dict)
+    at: dict = field(default_factory=dict)
+    first: dict = field(default_factory=dict)  # table -> first row
+    number: int = 0                            # common to all ranks, set by Run
+
+
+@dataclass
+class RankTrace:
+    rank: int
+    path: Path
+    sessions: list
+    events: np.ndarray      # structured; kind as an index into KINDS
+    steps: dict             # scalar name -> array, "step" among them
+    plans: list             # (kind, hash, text)
+    plan_steps: np.ndarray  # step, plan
+
+    @property
+    def last(self):
+        return self.sessions[-1]
+
+
+@dataclass
+class Run:
+    path: Path
+    name: str
+    traces: dict            # rank -> RankTrace
+    ranks: int              # of the newest session
+    deck_text: str
+    deck: dict              # "block.key" -> value
+    log: list               # one dict a step line
+    notes: list             # what is missing or odd, for the reader
+
+    @property
+    def first_trace(self):
+        return self.traces[min(self.traces)] if self.traces else None
+
+
+class ReportError(Exception):
+    """A problem that the user can mend."""
+
+
+def _text(value):
+    return value.decode("utf-8", "replace").rstrip("\0") if isinstance(value, bytes) else str(value).rstrip("\0")
+
+
+def _sessions(file):
+    sessions = []
+    for key in sorted(file["sessions"]):
+        group = file["sessions"][key]
+        a = group.attrs
+        deck = group["deck"][()] if "deck" in group else b""
+        session = Session(int(a["rank"]), int(a["ranks"]), int(a["segment"]), float(a["started_unix_s"]), _text(a["host"]), _text(a["device"]),
+                          _text(a["git_hash"]), _text(deck))
+        for key_, value in a.items():
+            if key_.startswith("mesh."):
+                session.mesh[key_[5:]] = int(value)
+            elif key_.startswith("at."):
+                session.at[key_[3:]] = int(value)
+            elif key_.startswith("first_"):
+                session.first[key_[6:]] = int(value)
+        sessions.append(session)
+    return sessions
+
+
+def _events(file, rows):
+    dataset = file["events"]
+    names = {value: name for name, value in h5py.check_enum_dtype(dataset.dtype["kind"]).items()}
+    events = dataset[:rows]
+    lookup = np.full(max(names, default=0) + 1, -1)
+    for value, name in names.items():
+        if name not in KINDS:
+            KINDS.append(name)  # a kind of a newer program: shown under its own name
+        lookup[value] = KINDS.index(name)
+    kind = events["kind"].astype(int)
+    if kind.size and (kind.min() < 0 or kind.max() >= lookup.size):
+        raise OSError("event kinds out of range")
+    fields = [(name, dataset.dtype[name].base if name != "kind" else np.dtype("i4")) for name in dataset.dtype.names]
+    plain = np.empty(events.shape, dtype=fields)
+    for name, _ in fields:
+        plain[name] = lookup[kind] if name == "kind" else events[name]
+    sound = np.isfinite(plain["begin_s"]) & np.isfinite(plain["end_s"]) & (plain["end_s"] >= plain["begin_s"])
+    return plain, sound
+
+
+def read_rank(path):
+    """One file.  Returns (RankTrace, notes); raises OSError, KeyError or ValueError when it cannot be read."""
+    notes = []
+    with h5py.File(path, "r") as file:
+        if _text(file.attrs.get("format", "")) != "ballast-trace":
+            raise OSError("not a Ballast trace")
+        if int(file.attrs["format_version"]) != FORMAT_VERSION:
+            raise OSError(f"format version {int(file.attrs['format_version'])}, this report reads version {FORMAT_VERSION}")
+        rows = file["rows"][()]
+        sessions = _sessions(file)
+        if not sessions:
+            raise OSError("no session")
+        events, sound = _events(file, int(rows["events"]))
+        if not sound.all():
+            notes.append(f"{path.name}: {int((~sound).sum())} events without sound times are left out")
+        steps = {name: file["steps"][name][:int(rows["steps"])] for name in file["steps"]}
+        text = file["plan_text"][:int(rows["plan_text"])].tobytes()
+        plans = [(_text(p["kind"]), int(p["hash"]), text[int(p["begin"]):int(p["begin"]) + int(p["bytes"])].decode("utf-8", "replace"))
+                 for p in file["plans"][:int(rows["plans"])]]
+        plan_steps = file["plan_steps"][:int(rows["plan_steps"])]
+    trace = RankTrace(sessions[-1].rank, path, sessions, events, steps, plans, plan_steps)
+    trace.events = _with_session(trace, events)[sound]
+    return trace, notes
+
+
+def _with_session(trace, events):
+    """Adds the column `session` (index into trace.sessions) to events."""
+    wide = np.empty(events.shape, dtype=events.dtype.descr + [("session", "i4")])
+    for name in events.dtype.names:
+        wide[name] = events[name]
+    wide["session"] = session_of(trace, "events", len(events))
+    return wide
+
+
+def session_of(trace, table, rows):
+    firsts = [s.first.get(table, 0) for s in trace.sessions]
+    return np.searchsorted(firsts, np.arange(rows), side="right") - 1
+
+
+def _number_sessions(traces):
+    """Sessions of different ranks belong together when they started together: nearest start on the rank with most sessions."""
+    reference = max(traces.values(), key=lambda t: (len(t.sessions), -t.rank)).sessions
+    starts = np.array([s.started for s in reference])
+    for trace in traces.values():
+        for session in trace.sessions:
+            session.number = int(np.argmin(np.abs(starts - session.started)))
+
+
+def _keep_latest(traces, notes):
+    """A restart goes back to a checkpoint: from its first step on, what earlier sessions recorded was given up and is not shown."""
+    numbers = {rank: np.array([s.number for s in t.sessions]) for rank, t in traces.items()}
+    count = 1 + max(int(n.max()) for n in numbers.values())
+    first = np.full(count, np.inf)  # first step of each session
+    for rank, trace in traces.items():
+        in_step = trace.events["step"] >= 0
+        np.minimum.at(first, numbers[rank][trace.events["session"][in_step]], trace.events["step"][in_step])
+    # A session ends where the earliest later one begins.
+    end = np.append(np.minimum.accumulate(first[::-1])[::-1][1:], np.inf)
+    given_up = set()
+    for rank, trace in traces.items():
+        keep = trace.events["step"] < end[numbers[rank][trace.events["session"]]]
+        given_up |= set(trace.events["step"][~keep].tolist())
+        trace.events = trace.events[keep]
+        if "step" in trace.steps:
+            # "<=": scalars of the state between steps (held-out loss) stand in the row of the next step.
+            rows = trace.steps["step"] <= end[numbers[rank][session_of(trace, "steps", len(trace.steps["step"]))]]
+            trace.steps = _merge_steps({name: values[rows] for name, values in trace.steps.items()})
+        rows = trace.plan_steps["step"] < end[numbers[rank][session_of(trace, "plan_steps", len(trace.plan_steps))]]
+        trace.plan_steps = trace.plan_steps[rows]
+    if given_up:
+        notes.append(f"{len(given_up)} step{'s' if len(given_up) > 1 else ''} from {min(given_up)} to {max(given_up)} ran before a restart "
+                     "from an earlier checkpoint; only the run after it is shown")
+
+
+def _merge_steps(columns):
+    """One row a step: the latest value of each scalar."""
+    steps = np.unique(columns["step"])
+    merged = {"step": steps}
+    for name, values in columns.items():
+        if name == "step":
+            continue
+        out = np.full(len(steps), np.nan)
+        known = ~np.isnan(values)
+        out[np.searchsorted(steps, columns["step"][known])] = values[known]  # assigned in row order: the last one stays
+        merged[name] = out
+    return merged
+
+
+def parse_deck(text):
+    """"block.key" -> value of an effective deck.  Reads what the program writes, where tomllib (Python 3.11) is absent too."""
+    try:
+        import tomllib
+        return {f"{block}.{key}": value for block, keys in tomllib.loads(text).items() if isinstance(keys, dict) for key, value in keys.items()}
+    except (ImportError, ValueError):
+        pass
+    values, block = {}, ""
+    for line in text.splitlines():
+        if match := re.match(r"\s*\[(\w+)\]", line):
+            block = match[1]
+        elif match := re.match(r'\s*(\w+)\s*=\s*("[^"]*"|[^#]*)', line):
+            value = match[2].strip()
+            try:
+                values[f"{block}.{match[1]}"] = value.strip('"') if value[:1] == '"' else int(value)
+            except ValueError:
+                values[f"{block}.{match[1]}"] = value
+    return values
+
+
+def parse_log(text):
+    """Step lines of the log as dictionaries of numbers."""
+    lines = []
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        fields = {}
+        for part in line.split():
+            key, _, value = part.partition("=")
+            try:
+                fields[key] = float(value)
+            except ValueError:
+                continue
+        if "step" in fields:
+            lines.append(fields)
+    return lines
+
+
+def _read_text(path):
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def load_run(path):
+    path = Path(path)
+    if not path.is_dir():
+        raise ReportError(f"{path}: no such run folder")
+    folder = path / "trace" if (path / "trace").is_dir() else path
+    files = sorted(folder.glob("trace_*.h5"))
+    notes, traces = [], {}
+    for file in files:
+        try:
+            trace, more = read_rank(file)
+            traces[trace.rank] = trace
+            notes += more
+        except (OSError, KeyError, ValueError, TypeError) as error:
+            notes.append(f"{file.name} cannot be read and is left out: {error}")
+    for file in sorted(folder.glob("trace_*.damaged")):
+        notes.append(f"{file.name} was damaged when the run restarted; its events are not shown")
+    if not traces:
+        reason = "; ".join(notes) or "switch the trace on with trace.enabled=true"
+        raise ReportError(f"{path}: no readable trace in {folder} ({reason})")
+    _number_sessions(traces)
+    newest = max((t.last for t in traces.values()), key=lambda s: s.number)
+    current = {rank: t for rank, t in traces.items() if t.last.number == newest.number}
+    missing = sorted(set(range(newest.ranks)) - set(current))
+    if missing:
+        notes.append(f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {newest.ranks} left no readable trace; "
+                     "every figure and metric covers the others only")
+    _keep_latest(traces, notes)
+    gone = sorted(set(traces) - set(current))
+    if gone:
+        notes.append(f"ranks {', '.join(map(str, gone))} belong to an earlier start on another number of ranks")
+    deck_text = _read_text(path / "deck.toml") or newest.deck
+    name = path.resolve().name if path.name != "trace" else path.resolve().parent.name
+    return Run(path, name, traces, newest.ranks, deck_text, parse_deck(deck_text), parse_log(_read_text(path / "log.txt")), notes)

@@ -1,0 +1,142 @@
+"""Imbalance metrics, one definition each: the twins of core/metrics.cpp, and tested against it.  Times in seconds."""
+import numpy as np
+
+# Kinds whose exclusive time is useful computation (POP); useful() in core/recorder.cpp.
+USEFUL = frozenset(
+    "forward recompute backward backward_input backward_weight attention_forward attention_backward "
+    "layer_forward layer_backward head indexing optimizer".split())
+
+FORMULAS = {
+    "pop": "load balance = mean useful / max useful over ranks; communication efficiency = max useful / runtime; parallel efficiency = "
+           "load balance x communication efficiency = mean useful / runtime. Useful: model arithmetic, indexing, recomputation and "
+           "optimizer, without waits and transfers. Runtime: wall time with at least one rank inside a training step.",
+    "ring": "worker imbalance = max / mean of computation time over the context-parallel workers at a ring step, averaged over ring "
+            "steps; step imbalance = max / mean over ring steps at a worker, averaged over workers; computation ratio = computation "
+            "time / ring-step wall time, averaged over workers and ring steps. Each is taken for one pass (one layer of one micro-batch, "
+            "one direction) and averaged over passes, weighted by computation time.",
+    "batch": "dbr = sum (T_max - T_i) / (T_max N) with T_i the tokens of data-parallel rank i; abr: the same with A_i, the sum of squared "
+             "segment lengths; pr = sum (t_max - t_i) / (t_max B) with t_i the tokens of pack i and t_max its capacity; cr = tokens in "
+             "micro-batches that several ranks share (sp x cp > 1) / tokens; ave_t = tokens / (steps N). Means over steps.",
+    "step": "imbalance = max T_i / mean T_i over the micro-batches of a step, T_i averaged over the ranks that run micro-batch i, mean over "
+            "steps (SparseBalance Equation 11); bubble ratio = 1 - forward and backward time / (stages x schedule time), recomputation, "
+            "transfers and waits counted as bubble.",
+    "regions": "exclusive = time in the region outside the regions nested in it; per rank that enters it, summed over steps; "
+               "imbalance = max / mean over all ranks, a rank that never enters counted as 0.",
+}
+
+
+def imbalance_degree(values):
+    """max / mean; 1 for an empty or all-zero input."""
+    values = np.asarray(values, dtype=float)
+    mean = values.mean() if values.size else 0.0
+    return float(values.max() / mean) if mean > 0 else 1.0
+
+
+def _table(times):
+    rows = [np.asarray(row, dtype=float) for row in times]
+    if any(row.size != rows[0].size for row in rows):
+        raise ValueError("workers have different numbers of ring steps")
+    return np.array(rows) if rows and rows[0].size else np.zeros((0, 0))
+
+
+def worker_imbalance(times):
+    """times[worker][ring step]: over workers at a step, averaged over steps."""
+    times = _table(times)
+    return float(np.mean([imbalance_degree(step) for step in times.T])) if times.size else 1.0
+
+
+def step_imbalance(times):
+    """times[worker][ring step]: over steps at a worker, averaged over workers."""
+    times = _table(times)
+    return float(np.mean([imbalance_degree(worker) for worker in times])) if times.size else 1.0
+
+
+def computation_ratio(compute, wall):
+    """Computation / wall time of a ring step, mean over workers and steps; steps without wall time are left out."""
+    compute, wall = _table(compute), _table(wall)
+    if compute.shape != wall.shape:
+        raise ValueError("computation and wall times must have the same workers and ring steps")
+    ran = wall > 0
+    return float(np.mean(compute[ran] / wall[ran])) if ran.any() else 1.0
+
+
+def balance_ratio(values):
+    """sum (max - x_i) / (max N): DBR and ABR."""
+    values = np.asarray(values, dtype=float)
+    return padding_ratio(values, values.max()) if values.size else 0.0
+
+
+def padding_ratio(pack_tokens, capacity):
+    pack_tokens = np.asarray(pack_tokens, dtype=float)
+    return float((capacity - pack_tokens.mean()) / capacity) if pack_tokens.size and capacity > 0 else 0.0
+
+
+def pop(useful, runtime):
+    """(load balance, communication efficiency, parallel efficiency) from useful seconds per rank and the run time."""
+    useful = np.asarray(useful, dtype=float)
+    most = useful.max() if useful.size else 0.0
+    if most <= 0 or runtime <= 0:
+        return 1.0, 1.0, 1.0
+    balance, communication = float(useful.mean() / most), float(most / runtime)
+    return balance, communication, balance * communication
+
+
+def _begin_order(begin, end):
+    return np.lexsort((-end, begin))  # stable: ties keep the order of recording, which is that of nesting
+
+
+def exclusive_seconds(begin, end):
+    """Seconds of each event that no later-begun event of the same rank covers."""
+    begin, end = np.asarray(begin, dtype=float), np.asarray(end, dtype=float)
+    seconds = (end - begin).tolist()
+    order = _begin_order(begin, end).tolist()
+    begins, ends = begin.tolist(), end.tolist()
+    open_events = []
+    for i in order:
+        at, until = begins[i], ends[i]
+        while open_events and ends[open_events[-1]] <= at:
+            open_events.pop()
+        for outer in reversed(open_events):
+            to = min(until, ends[outer])
+            if to > at:
+                seconds[outer] -= to - at
+                at = to
+            if at >= until:
+                break
+        open_events.append(i)
+    return np.array(seconds)
+
+
+def innermost_intervals(begin, end):
+    """Disjoint intervals (begin, end, event) in which each event is the innermost one, ascending: the exclusive times laid out."""
+    begin, end = np.asarray(begin, dtype=float), np.asarray(end, dtype=float)
+    intervals, open_events, at = [], [], -np.inf
+
+    def advance(to):
+        nonlocal at
+        while open_events and at < to:
+            top = open_events[-1]
+            until = min(end[top], to)
+            if until > at:
+                intervals.append((at, until, top))
+                at = until
+            if end[top] <= at:
+                open_events.pop()
+        at = max(at, to) if np.isfinite(to) else at
+
+    for i in _begin_order(begin, end).tolist():
+        advance(begin[i])
+        open_events.append(i)
+    advance(np.inf)
+    return intervals
+
+
+def union_seconds(begin, end):
+    """Length of the union of intervals."""
+    begin, end = np.asarray(begin, dtype=float), np.asarray(end, dtype=float)
+    order = np.argsort(begin)
+    total, reached = 0.0, -np.inf
+    for b, e in zip(begin[order], end[order]):
+        total += max(0.0, e - max(b, reached))
+        reached = max(reached, e)
+    return float(total)

@@ -1,0 +1,45 @@
+"""Chrome / Perfetto trace (JSON): a process a rank, an event a region, identifiers as arguments."""
+import json
+
+from load import KINDS
+
+IDS = ("step", "micro_batch", "chunk", "layer", "stage", "outer", "inner")
+
+
+def write(runs, path):
+    """Streams the events, so that a large trace needs no second copy in memory.  Ranks of the i-th run have pid 100000 i + rank."""
+    with open(path, "w", encoding="utf-8") as out:
+        out.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        separator = ""
+
+        def emit(event):
+            nonlocal separator
+            out.write(separator + json.dumps(event, separators=(",", ":")))
+            separator = ",\n"
+
+        for r, run in enumerate(runs):
+            starts = {}  # every session begins at 0 and follows the one before
+            for number in sorted({s.number for t in run.traces.values() for s in t.sessions}):
+                times = [(t.events["begin_s"][m].min(), t.events["end_s"][m].max()) for t in run.traces.values()
+                         for i, s in enumerate(t.sessions) if s.number == number and (m := t.events["session"] == i).any()]
+                if times:
+                    shift = max((end for _, end in starts.values()), default=0.0)
+                    origin = min(t[0] for t in times)
+                    starts[number] = (origin - shift, max(t[1] for t in times) - origin + shift)
+            for rank, trace in sorted(run.traces.items()):
+                pid = 100000 * r + rank
+                at = " ".join(f"{k} {v}" for k, v in trace.last.at.items() if trace.last.mesh.get(k, 1) > 1)
+                label = f"rank {rank}" + (f" ({at})" if at else "")
+                emit({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": f"{run.name}: {label}" if len(runs) > 1 else label}})
+                emit({"name": "process_sort_index", "ph": "M", "pid": pid, "args": {"sort_index": pid}})
+                emit({"name": "thread_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": trace.last.host or "host"}})
+                for e in trace.events:
+                    origin = starts[trace.sessions[e["session"]].number][0]
+                    args = {name: int(e[name]) for name in IDS if e[name] >= 0}
+                    if e["flops"] > 0:
+                        args["flops"] = float(e["flops"])
+                    if e["bytes"] > 0:
+                        args["bytes"] = int(e["bytes"])
+                    emit({"name": KINDS[e["kind"]], "cat": "ballast", "ph": "X", "pid": pid, "tid": 0, "ts": round((e["begin_s"] - origin) * 1e6, 3),
+                          "dur": round((e["end_s"] - e["begin_s"]) * 1e6, 3), "args": args})
+        out.write("\n]}\n")

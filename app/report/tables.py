@@ -1,0 +1,151 @@
+"""The report's tables, once as data: the page shows them, CSV files repeat them."""
+import csv
+from dataclasses import dataclass
+
+import numpy as np
+
+import metrics
+from analysis import CATEGORIES, summary
+from load import COORDINATES
+
+
+@dataclass
+class Table:
+    name: str       # of the CSV file
+    title: str
+    columns: list   # headings, units in parentheses
+    rows: list      # numbers or texts
+    formula: str = ""
+    formats: tuple = ()  # one a column; "" for texts and plain numbers
+
+    def write_csv(self, path):
+        with open(path, "w", newline="", encoding="utf-8") as out:
+            writer = csv.writer(out)
+            writer.writerow(self.columns)
+            writer.writerows(self.rows)
+
+
+def ranks(a):
+    rows = []
+    for rank in a.ranks:
+        trace = a.run.traces[rank]
+        session = trace.last
+        rows.append([rank, session.host, session.device] + [session.at.get(c, 0) for c in COORDINATES]
+                    + [len(trace.sessions), int((~np.isnan(a.step_seconds[a.ranks.index(rank)])).sum()), len(trace.events)])
+    return Table("ranks", "Ranks", ["rank", "host", "device", *COORDINATES, "starts", "steps", "events"], rows,
+                 formats=("", "", "") + ("",) * len(COORDINATES) + ("", "", ",d"))
+
+
+def pop(a):
+    shown = a.complete if a.complete.any() else np.ones(len(a.steps), bool)
+    rows = []
+    for r, rank in enumerate(a.ranks):
+        useful = float(np.nansum(a.useful[r, shown]))
+        others = useful / max(float(np.max(np.nansum(a.useful[:, shown], axis=1))), 1e-300)
+        rows.append([rank, useful, others, useful / a.runtime if a.runtime > 0 else 1.0])
+    rows.append(["all: load balance", "", a.pop[0], ""])
+    rows.append(["all: communication efficiency", "", "", a.pop[1]])
+    rows.append(["all: parallel efficiency", "", "", a.pop[2]])
+    return Table("pop", "POP efficiencies", ["rank", "useful (s)", "useful / max useful", "useful / runtime"], rows, metrics.FORMULAS["pop"],
+                 ("", ".4f", ".4f", ".4f"))
+
+
+def split(a):
+    used = [c for c, name in enumerate(CATEGORIES) if np.nansum(a.split[..., c]) > 0]
+    rows = []
+    for r, rank in enumerate(a.ranks):
+        here = ~np.isnan(a.step_seconds[r])
+        mean = a.split[r, here].mean(axis=0) if here.any() else np.zeros(len(CATEGORIES))
+        rows.append([rank] + [float(mean[c]) * 1e3 for c in used] + [float(mean.sum()) * 1e3])
+    names = list(CATEGORIES)
+    return Table("split", "Step-time split, mean over steps", ["rank"] + [f"{names[c]} (ms)" for c in used] + ["sum (ms)"], rows,
+                 "Exclusive time: every moment of a rank counts for the innermost region around it; idle is step time outside all regions.",
+                 ("",) + (".2f",) * (len(used) + 1))
+
+
+def ring(a):
+    if not a.ring:
+        return None
+    rows = [[d, v["worker_imbalance"], v["step_imbalance"], v["computation_ratio"]] for d, v in sorted(a.ring.items(), key=lambda i: i[0] == "all")]
+    return Table("ring", "Ring attention", ["direction", "worker imbalance", "step imbalance", "computation ratio"], rows, metrics.FORMULAS["ring"],
+                 ("", ".4f", ".4f", ".4f"))
+
+
+def ring_steps(a):
+    rows = []
+    for direction, (workers, steps, compute, wait) in a.ring_times.items():
+        rows += [[direction, worker, max(o, 0), max(i, 0), float(compute[w, t]), float(wait[w, t])]
+                 for w, worker in enumerate(workers) for t, (o, i) in enumerate(steps)]
+    return Table("ring_steps", "", ["direction", "rank", "outer", "inner", "computation (s)", "wait (s)"], rows) if rows else None
+
+
+def steps_balance(a):
+    rows = [["imbalance", a.imbalance], ["bubble_ratio", a.bubble_ratio]]
+    return Table("schedule", "Micro-batches and schedule", ["metric", "value"], rows, metrics.FORMULAS["step"], ("", ".4f"))
+
+
+def batch(a):
+    if not a.batch:
+        return None
+    rows = [[k, v] for k, v in a.batch.items()]
+    return Table("batch", "Batch plans", ["metric", "value"], rows, metrics.FORMULAS["batch"], ("", ".4f"))
+
+
+def memory(a):
+    if not a.memory:
+        return None
+    names = sorted(a.memory, key=lambda n: (n == "total", n))
+    rows = [[rank] + [float(a.memory[n][r]) / 2**20 for n in names] for r, rank in enumerate(a.ranks)]
+    return Table("memory", "Peak memory by category", ["rank"] + [f"{n} (MiB)" for n in names], rows,
+                 "Highest value over all steps; total is the highest sum at one moment, not the sum of the peaks.", ("",) + (".1f",) * len(names))
+
+
+def regions(a):
+    rows = []
+    for region in sorted(a.regions, key=lambda g: -g["exclusive"].sum()):
+        mine = region["exclusive"][[a.ranks.index(r) for r in region["ranks"]]]
+        who = "all" if len(region["ranks"]) == len(a.ranks) else ", ".join(map(str, region["ranks"]))
+        rows.append([region["region"], who, region["events"], float(mine.min()), float(mine.mean()), float(mine.max()), float(region["inclusive"].sum()),
+                     region["imbalance"]])
+    return Table("regions", "Regions", ["region", "ranks", "events", "exclusive, min (s)", "mean (s)", "max (s)", "inclusive, all ranks (s)", "imbalance"],
+                 rows, metrics.FORMULAS["regions"], ("", "", ",d", ".4f", ".4f", ".4f", ".4f", ".3f"))
+
+
+def steps(a):
+    """CSV alone: a row a step with every scalar of the trace."""
+    names = sorted(a.scalars)
+    known = {n: dict(zip(s.tolist(), v.tolist())) for n, (s, v) in a.scalars.items()}
+    every = sorted({int(s) for values in known.values() for s in values} | set(a.steps.tolist()))
+    slowest = {int(s): float(np.nanmax(a.step_seconds[:, i])) for i, s in enumerate(a.steps) if not np.isnan(a.step_seconds[:, i]).all()}
+    return Table("steps", "", ["step", "slowest rank (s)", *names], [[s, slowest.get(s, "")] + [known[n].get(s, "") for n in names] for s in every])
+
+
+def segments(a):
+    if a.segment_tokens is None:
+        return None
+    values, counts = np.unique(a.segment_tokens, return_counts=True)
+    return Table("segments", "", ["segment length (tokens)", "segments"], [list(r) for r in zip(values.tolist(), counts.tolist())])
+
+
+COMPARED = [("ranks", "ranks", ""), ("steps", "steps", ""), ("step_time_s", "step time (s)", ".4f"), ("tokens_per_s_per_rank", "tokens / s / rank", ",.0f"),
+            ("mfu", "MFU", ".3f"), ("loss", "last loss", ".4f"), ("validation_loss", "held-out loss", ".4f"), ("load_balance", "load balance", ".4f"),
+            ("communication_efficiency", "communication efficiency", ".4f"), ("parallel_efficiency", "parallel efficiency", ".4f"),
+            ("worker_imbalance", "worker imbalance", ".4f"), ("step_imbalance", "step imbalance", ".4f"), ("computation_ratio", "computation ratio", ".4f"),
+            ("imbalance", "imbalance", ".4f"), ("bubble_ratio", "bubble ratio", ".4f"), ("dbr", "dbr", ".4f"), ("pr", "pr", ".4f"), ("abr", "abr", ".4f"),
+            ("cr", "cr", ".4f"), ("ave_t", "ave_t (tokens)", ",.0f"), ("peak_bytes", "peak memory (MiB)", ".1f")]
+
+
+def comparison(analyses):
+    """Several runs side by side: a row a metric, a column a run."""
+    summaries = [summary(a) for a in analyses]
+    rows = []
+    for key, label, spec in COMPARED:
+        values = [s.get(key) for s in summaries]
+        if any(v is not None for v in values):
+            values = [v / 2**20 if key == "peak_bytes" and v is not None else v for v in values]
+            rows.append([label] + ["" if v is None else format(v, spec) for v in values])
+    return Table("comparison", "Comparison", ["metric"] + [a.run.name for a in analyses], rows)
+
+
+SHOWN = (pop, ring, steps_balance, batch, regions, memory, ranks)
+CSV_ONLY = (split, ring_steps, steps, segments)
