@@ -41,10 +41,7 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line, s
   sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
 }
 
-bool is_override(const std::string& argument) {
-  const auto equals = argument.find('=');
-  return equals != std::string::npos && argument.find('.') < equals;
-}
+bool is_setting(const std::string& argument) { return argument.find('=') != std::string::npos; }
 
 }  // namespace
 
@@ -95,7 +92,7 @@ ParsedLine parse_command_line(const std::vector<std::string>& arguments) {
   try {
     std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // the order that CLI11 wants
     app.parse(std::move(reversed));
-    if (line.command == "bench" && is_override(line.deck_file)) {  // bench takes overrides without a deck
+    if (line.command == "bench" && is_setting(line.deck_file)) {  // bench takes settings without a deck
       line.overrides.insert(line.overrides.begin(), line.deck_file);
       line.deck_file.clear();
     }

@@ -50,7 +50,10 @@ void run_rules(const Deck& deck, Rules& rules) {
 }
 
 void mesh_rules(const Deck& deck, Rules& rules) {
-  for (const std::string& problem : problems(mesh_shape(deck), 0)) rules.add(paths_of("mesh"), problem);
+  const MeshShape mesh = mesh_shape(deck);
+  for (const std::string& problem : problems(mesh, 0)) rules.add(paths_of("mesh"), problem);
+  const std::int64_t layers = model_shape(deck).layers;
+  if (layers > 0 && mesh.pp > layers) rules.add({"mesh.pp", "model.layers"}, fmt::format("mesh.pp = {} is more than the model's {} layers: a stage needs at least one", mesh.pp, layers));
 }
 
 void model_rules(const Deck& deck, Rules& rules) {

@@ -1,0 +1,208 @@
+#include "app/check_facts.hpp"
+
+#include <algorithm>
+
+#include "core/metrics.hpp"
+#include "kernels/layer.hpp"
+#include "kernels/model.hpp"
+
+namespace ballast {
+namespace {
+
+// Beyond these a list helps nobody and would only take memory.
+constexpr std::int64_t kListedPieces = 1 << 20;
+constexpr int kListedRanks = 1 << 20;
+constexpr int kPlannedRing = 1 << 16;
+constexpr std::int64_t kListedMicroBatches = 1 << 12;
+
+DType compute_type(const Deck& deck) {
+  if (deck.text("run.backend") == "cuda") return DType::bf16;
+  return deck.text("run.precision") == "fp64" ? DType::f64 : DType::f32;
+}
+
+RecomputeOptions recompute_options(const Deck& deck) {
+  const std::string& mode = deck.text("recompute.mode");
+  return {mode == "none" ? Recompute::none : mode == "selective" ? Recompute::selective : Recompute::full, static_cast<int>(deck.integer("recompute.layers"))};
+}
+
+/// The part of the model that one tensor-parallel rank holds.
+ModelShape tensor_shard(ModelShape shape, int tp) {
+  const auto part = [tp](std::int64_t n) { return (n + tp - 1) / tp; };
+  shape.query_heads = part(shape.query_heads);
+  shape.kv_heads = part(shape.kv_heads);
+  shape.intermediate = part(shape.intermediate);
+  shape.vocabulary = part(shape.vocabulary);
+  return shape;
+}
+
+/// Causal pairs of queries [begin, end) of one segment: each sees itself and all before it.
+double causal_pairs(std::int64_t begin, std::int64_t end) {
+  const double b = static_cast<double>(begin), e = static_cast<double>(end);
+  return (e * (e + 1) - b * (b + 1)) / 2;
+}
+
+std::vector<ShardFacts> shard_facts(const RunOptions& options, std::int64_t tokens, std::vector<std::string>& notes) {
+  const SequenceLayout layout(options.layout, tokens, options.mesh.cp(), options.stripe);
+  const bool list = options.layout != LayoutKind::striped || tokens / options.stripe <= kListedPieces;
+  if (!list) notes.push_back(fmt::format("pieces: {} stripes are not listed one by one", tokens / options.stripe));
+  std::vector<ShardFacts> shards(static_cast<std::size_t>(options.mesh.cp()));
+  for (std::size_t r = 0; r < shards.size(); ++r) {
+    ShardFacts& shard = shards[r];
+    shard.cp = static_cast<int>(r);
+    shard.tokens = layout.local_tokens(shard.cp);
+    if (!list) continue;
+    shard.pieces = layout.pieces(shard.cp);
+    for (const auto& [begin, end] : shard.pieces) shard.pairs += causal_pairs(begin, end);
+  }
+  return shards;
+}
+
+nlohmann::ordered_json hop_json(const std::optional<RingHop>& hop) {
+  if (!hop) return nullptr;
+  return {{"to", hop->to}, {"from", hop->from}, {"send_shard", hop->send_shard}, {"recv_shard", hop->recv_shard}, {"complete", hop->complete}};
+}
+
+nlohmann::ordered_json steps_json(const std::vector<RingStep>& steps) {
+  auto list = nlohmann::ordered_json::array();
+  for (const RingStep& s : steps)
+    list.push_back({{"outer", s.outer},
+                    {"inner", s.inner},
+                    {"shard", s.shard},
+                    {"kv_inner", hop_json(s.kv_inner)},
+                    {"kv_outer", hop_json(s.kv_outer)},
+                    {"dkv_inner", hop_json(s.dkv_inner)},
+                    {"dkv_outer", hop_json(s.dkv_outer)}});
+  return list;
+}
+
+nlohmann::ordered_json memory_json(const MemoryEstimate& memory) {
+  nlohmann::ordered_json out;
+  for (int c = 0; c < kMemoryCategories; ++c) out[fmt::format("{}_bytes", name(static_cast<MemoryCategory>(c)))] = memory.bytes[static_cast<std::size_t>(c)];
+  out["total_bytes"] = memory.total();
+  return out;
+}
+
+}  // namespace
+
+CheckFacts CheckFacts::of(const Deck& deck) {
+  CheckFacts f;
+  f.file = deck.file;
+  f.case_name = deck.case_name;
+  f.options = RunOptions::from(deck);
+  f.type = compute_type(deck);
+  f.zero = static_cast<int>(deck.integer("optimizer.zero"));
+  f.recompute = deck.text("recompute.mode");
+  const MeshShape& mesh = f.options.mesh;
+  f.notes = not_executable(mesh);
+  for (std::string& note : f.notes) note = "train refuses: " + note;
+
+  // A sample longer than a pack gets a micro-batch of its own.
+  const std::int64_t longest = deck.integer("data.max_tokens");
+  const bool packed = f.options.batching.method == "packed";
+  f.micro_batch_tokens = packed || longest == 0 ? std::max(f.options.batching.micro_batch_tokens, longest) : longest;
+  if (longest == 0) f.notes.push_back("data.max_tokens = 0: a sample longer than the micro-batch shown here needs more memory");
+  const std::int64_t samples = deck.integer("batching.global_samples"), packs = (deck.integer("batching.global_tokens") + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
+  f.micro_batches = std::max<std::int64_t>(1, ((samples > 0 && !packed ? samples : packs) + mesh.dp - 1) / mesh.dp);
+  if (samples > 0 && packed) f.notes.push_back("batching.global_samples: the number of micro-batches depends on the samples; `ballast pack` counts them");
+
+  f.shards = shard_facts(f.options, f.micro_batch_tokens, f.notes);
+  std::int64_t fullest = 0;
+  for (const ShardFacts& shard : f.shards) fullest = std::max(fullest, shard.tokens);
+  if (fullest == 0 || f.shards.back().tokens == 0) f.notes.push_back("some context-parallel ranks hold no token of the micro-batch");
+  if (mesh.cp() <= kPlannedRing) f.ring = plan_ring(0, mesh.cp_outer, mesh.cp_inner);
+  else f.notes.push_back(fmt::format("ring plan: not worked out above {} context-parallel ranks", kPlannedRing));
+
+  const ModelShape local = tensor_shard(f.options.model, mesh.tp);
+  const std::int64_t kv_elements = 2 * fullest * local.kv_heads * local.head_dim;
+  f.kv_hop_bytes = kv_elements * static_cast<std::int64_t>(size_of(f.type));
+  f.dkv_hop_bytes = kv_elements * (f.type == DType::f64 ? 8 : 4);
+
+  const std::int64_t layers = local.layers;
+  std::vector<std::int64_t> layer_begin;
+  for (int s = 0; s < mesh.pp; ++s) layer_begin.push_back(layers * s / mesh.pp);
+  f.stages.resize(static_cast<std::size_t>(mesh.pp));
+  for (const Parameter& p : parameter_table(local, layer_begin)) f.stages[static_cast<std::size_t>(p.stage)].parameters += p.numel();
+  const RecomputeOptions recompute = recompute_options(deck);
+  const std::int64_t listed = std::min(f.micro_batches, kListedMicroBatches);
+  for (int s = 0; s < mesh.pp; ++s) {
+    StageFacts& stage = f.stages[static_cast<std::size_t>(s)];
+    stage.layer_begin = layer_begin[static_cast<std::size_t>(s)];
+    stage.layer_end = s + 1 < mesh.pp ? layer_begin[static_cast<std::size_t>(s) + 1] : layers;
+    const std::int64_t shard = (stage.parameters + mesh.replicas() - 1) / mesh.replicas();
+    stage.shard_parameters = f.zero == 0 ? stage.parameters : shard;
+    // One-forward-one-backward keeps as many micro-batches alive as there are stages from here on.
+    stage.live_micro_batches = static_cast<int>(std::min<std::int64_t>(mesh.pp - s, f.micro_batches));
+    if (mesh.pp == 1) stage.ops = accumulate_schedule(static_cast<int>(listed)).stages.at(0);
+
+    MemoryInputs in;
+    in.model = local;
+    in.parameters = stage.parameters;
+    in.replicas = mesh.replicas();
+    in.zero = f.zero;
+    in.type = f.type;
+    in.last_stage = s + 1 == mesh.pp;
+    in.tokens = (fullest + mesh.sp - 1) / mesh.sp;
+    in.activation_bytes = stage.live_micro_batches * StageModel::activation_bytes(local, stage.layer_end - stage.layer_begin, in.last_stage, in.tokens, f.type, recompute);
+    const Keep kept = recompute.mode == Recompute::none ? Keep::all : recompute.mode == Recompute::selective ? Keep::selective : Keep::input;
+    in.recomputed_bytes = Layer::kept_bytes(local, in.tokens, f.type, Keep::all) - Layer::kept_bytes(local, in.tokens, f.type, kept);
+    in.head_chunk_tokens = deck.integer("model.head_chunk_tokens");
+    in.cp = mesh.cp();
+    in.kv_buffers = f.ring.kv_buffers;
+    in.dkv_buffers = std::max(1, f.ring.dkv_buffers);
+    in.host = deck.text("run.backend") == "host";
+    stage.memory = estimate_memory(in);
+  }
+  return f;
+}
+
+double CheckFacts::pair_imbalance() const {
+  std::vector<double> pairs;
+  for (const ShardFacts& shard : shards) pairs.push_back(shard.pairs);
+  return imbalance_degree(pairs);
+}
+
+std::int64_t CheckFacts::largest_rank_bytes() const {
+  std::int64_t bytes = 0;
+  for (const StageFacts& stage : stages) bytes = std::max(bytes, stage.memory.total());
+  return bytes;
+}
+
+nlohmann::ordered_json CheckFacts::json() const {
+  const MeshShape& mesh = options.mesh;
+  const ModelShape& model = options.model;
+  nlohmann::ordered_json out;
+  if (!case_name.empty()) out["name"] = case_name;
+  out["deck"] = file;
+  out["ranks"] = mesh.size();
+  out["mesh"] = {{"dp", mesh.dp}, {"pp", mesh.pp}, {"cp_outer", mesh.cp_outer}, {"cp_inner", mesh.cp_inner}, {"sp", mesh.sp}, {"tp", mesh.tp}, {"ranks_per_node", mesh.ranks_per_node}};
+  out["model"] = {{"preset", model.preset}, {"parameters", model.parameters()}, {"parameters_without_embedding", model.parameters_without_embedding()},
+                  {"layers", model.layers}, {"hidden", model.hidden}, {"intermediate", model.intermediate}, {"query_heads", model.query_heads},
+                  {"kv_heads", model.kv_heads}, {"head_dim", model.head_dim}, {"vocabulary", model.vocabulary}};
+  out["dtype"] = ballast::name(type);
+  out["micro_batch_tokens"] = micro_batch_tokens;
+  out["micro_batches"] = micro_batches;
+  out["pair_imbalance"] = pair_imbalance();
+  out["largest_rank_bytes"] = largest_rank_bytes();
+  out["notes"] = notes;
+
+  auto& ranks = out["rank_table"] = nlohmann::ordered_json::array();
+  for (int r = 0; r < std::min(mesh.size(), kListedRanks); ++r) {
+    const MeshCoordinates at = coordinates(mesh, r);
+    ranks.push_back({{"rank", r}, {"node", node(r)}, {"dp", at.dp}, {"pp", at.pp}, {"cp_outer", at.cp_outer}, {"cp_inner", at.cp_inner}, {"cp", at.cp(mesh)}, {"sp", at.sp}, {"tp", at.tp}});
+  }
+  auto& shard_list = out["shards"] = nlohmann::ordered_json::array();
+  for (const ShardFacts& shard : shards) shard_list.push_back({{"cp", shard.cp}, {"tokens", shard.tokens}, {"pairs", shard.pairs}, {"pieces", shard.pieces}});
+  out["ring"] = {{"layout", ballast::name(options.layout)}, {"stripe", options.stripe}, {"kv_buffers", ring.kv_buffers}, {"dkv_buffers", ring.dkv_buffers},
+                 {"kv_hop_bytes", kv_hop_bytes}, {"dkv_hop_bytes", dkv_hop_bytes}, {"forward", steps_json(ring.forward)}, {"backward", steps_json(ring.backward)}};
+  auto& stage_list = out["stages"] = nlohmann::ordered_json::array();
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    const StageFacts& stage = stages[s];
+    auto ops = nlohmann::ordered_json::array();
+    for (const Op& op : stage.ops) ops.push_back({{"op", ballast::name(op.kind)}, {"micro_batch", op.micro_batch}, {"chunk", op.chunk}});
+    stage_list.push_back({{"stage", s}, {"layer_begin", stage.layer_begin}, {"layer_end", stage.layer_end}, {"parameters", stage.parameters},
+                          {"shard_parameters", stage.shard_parameters}, {"live_micro_batches", stage.live_micro_batches}, {"memory", memory_json(stage.memory)}, {"ops", ops}});
+  }
+  return out;
+}
+
+}  // namespace ballast

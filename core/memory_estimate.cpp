@@ -1,0 +1,60 @@
+#include "core/memory_estimate.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/error.hpp"
+
+namespace ballast {
+namespace {
+
+constexpr std::int64_t kReductionBytes = std::int64_t{32} << 20;  // receive space of a host reduction, at most
+
+}  // namespace
+
+std::int64_t MemoryEstimate::total() const { return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}); }
+
+MemoryEstimate estimate_memory(const MemoryInputs& in) {
+  const ModelShape& m = in.model;
+  const auto element = static_cast<std::int64_t>(size_of(in.type));
+  const std::int64_t sum = in.type == DType::f64 ? 8 : 4;  // gradients, optimizer state, statistics, partial outputs
+  const bool wide = element == sum;                        // values themselves serve as master weights and partial sums
+  const std::int64_t q = m.query_heads * m.head_dim, kv = m.kv_heads * m.head_dim, t = in.tokens;
+  MemoryEstimate estimate;
+  const auto at = [&](MemoryCategory category) -> std::int64_t& { return estimate.bytes[static_cast<std::size_t>(category)]; };
+
+  // The flat buffer is padded so that it divides over the shards.
+  const std::int64_t shard = (in.parameters + in.replicas - 1) / in.replicas, padded = shard * in.replicas;
+  const std::int64_t owned = in.zero == 0 ? padded : shard;
+  at(MemoryCategory::parameters) = padded * element;
+  at(MemoryCategory::gradients) = padded * sum + (in.zero == 2 ? shard * sum : 0);
+  at(MemoryCategory::optimizer) = owned * ((wide ? 2 : 3) * sum + 1);  // two moments, master weights, the weight-decay mask
+  at(MemoryCategory::activations) = in.activation_bytes;
+  at(MemoryCategory::data) = 3 * t * 4;  // tokens, targets, positions
+
+  // Scratch of one layer's backward, which is the widest moment: d, its branch, normed, product and gate_up, attention and q, k, v twice.
+  const std::int64_t layer = t * element * (3 * m.hidden + 3 * m.intermediate + 3 * q + 4 * kv);
+  const std::int64_t chunk = std::min(in.head_chunk_tokens, t);
+  const std::int64_t head = in.last_stage ? chunk * element * (2 * m.hidden + m.vocabulary) + t * sum : 0;
+  at(MemoryCategory::workspace) = layer + in.recomputed_bytes + head;
+
+  // KV shards in the compute type; partial outputs and dKV sums in the sum type.
+  const std::int64_t partial = in.cp > 1 ? t * sum * ((wide ? 1 : 2) * q + m.query_heads) : 0;
+  const std::int64_t backward = t * sum * (m.query_heads + (wide ? 0 : q));
+  const std::int64_t shards = in.cp > 1 ? (1 + in.kv_buffers) * 2 * kv * t * element : 0;
+  const std::int64_t reduction = in.host && in.replicas > 1 ? std::min<std::int64_t>(kReductionBytes, padded * sum) : 0;
+  at(MemoryCategory::communication) = shards + in.dkv_buffers * 2 * kv * t * sum + std::max(partial, backward) + reduction;
+  return estimate;
+}
+
+std::string bytes_text(double bytes) {
+  static constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  int unit = 0;
+  while (bytes >= 1000 && unit < 6) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.{}f} {}", bytes, bytes < 10 ? 2 : bytes < 100 ? 1 : 0, units[unit]);
+}
+
+}  // namespace ballast
