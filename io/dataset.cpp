@@ -1,7 +1,7 @@
 #include "io/dataset.hpp"
 
 #include <algorithm>
-#include <numeric>
+#include <limits>
 
 #include "core/error.hpp"
 #include "io/dataset_source.hpp"
@@ -14,7 +14,8 @@ namespace {
 class CutDataset final : public Dataset {
  public:
   CutDataset(std::unique_ptr<DocumentSource> source, const DataOptions& options) : source_(std::move(source)), options_(options) {
-    require(options_.max_tokens >= 0 && options_.min_tokens >= 0, "data.max_tokens and data.min_tokens must not be negative");
+    require(options_.max_tokens >= 0 && options_.min_tokens >= 0 && options_.samples >= 0,
+            "data.max_tokens, data.min_tokens and data.samples must not be negative");
     require(options_.max_tokens == 0 || options_.min_tokens <= options_.max_tokens, "data.min_tokens = {} is above data.max_tokens = {}",
             options_.min_tokens, options_.max_tokens);
     require(options_.long_samples == "truncate" || options_.long_samples == "split" || options_.long_samples == "drop",
@@ -97,9 +98,11 @@ class CutDataset final : public Dataset {
   void cut() {
     const std::int64_t documents = source_->documents(), shortest = std::max<std::int64_t>(1, options_.min_tokens), longest = options_.max_tokens;
     const bool split = options_.long_samples == "split", drop = options_.long_samples == "drop";
-    std::int64_t samples = 0;
+    const std::int64_t most = options_.samples > 0 ? options_.samples : std::numeric_limits<std::int64_t>::max();
+    std::int64_t samples = 0, taken = 0;
     const auto for_each_piece = [&](auto&& take) {
-      for (std::int64_t d = 0; d < documents; ++d) {
+      longer_ = left_out_ = taken = 0;
+      for (std::int64_t d = 0; d < documents && taken < most; ++d) {
         const std::int64_t tokens = source_->length(d);
         const bool is_long = longest > 0 && tokens > longest;
         longer_ += is_long;
@@ -107,16 +110,19 @@ class CutDataset final : public Dataset {
         std::int64_t begin = 0;
         do {
           const std::int64_t rest = tokens - begin, piece = is_long ? std::min(rest, longest) : rest;
-          if (piece >= shortest) take(Piece{d, begin});
-          else ++left_out_;
+          if (piece < shortest) {
+            ++left_out_;
+          } else {
+            take(Piece{d, begin});
+            ++taken;
+          }
           begin += piece;
-        } while (is_long && split && begin < tokens);
+        } while (is_long && split && begin < tokens && taken < most);
       }
     };
     for_each_piece([&](Piece) { ++samples; });
     identity_ = samples == documents && left_out_ == 0 && (longer_ == 0 || !(split || drop));
     if (identity_) return;
-    longer_ = left_out_ = 0;
     pieces_.reserve(static_cast<std::size_t>(samples));
     for_each_piece([&](Piece piece) { pieces_.push_back(piece); });
   }

@@ -18,6 +18,9 @@ class Hdf5Source final : public DocumentSource {
     tokens_ = open("tokens");
     total_ = size(tokens_, "tokens");
     const hdf5::Handle offsets = open("offsets");
+    // No compression of HDF5's reaches this ratio, so a larger size is damage and must not become an allocation.
+    require(size(offsets, "offsets") <= 2048 * static_cast<std::int64_t>(H5Dget_storage_size(offsets)),
+            "{}: /offsets claims {} entries, which the file does not hold", path_, size(offsets, "offsets"));
     offsets_.resize(static_cast<std::size_t>(size(offsets, "offsets")));
     read(offsets, "offsets", H5T_NATIVE_INT64, 0, static_cast<std::int64_t>(offsets_.size()), offsets_.data());
     require(!offsets_.empty() && offsets_.front() == 0 && offsets_.back() == total_,

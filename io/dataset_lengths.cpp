@@ -88,9 +88,9 @@ std::unique_ptr<DocumentSource> open_distribution(const DataOptions& options) {
   require(edges.front() >= shortest, "data.bin_tokens begins with {}, below the shortest sample of {} tokens (data.min_tokens)", edges.front(), shortest);
   require(std::is_sorted(edges.begin(), edges.end(), std::less_equal<>()) && edges.back() <= kLongest,
           "data.bin_tokens must ascend strictly and stay within 2^40 tokens: it lists the upper edge of each bin");
-  require(std::all_of(shares.begin(), shares.end(), [](double s) { return s >= 0 && s <= 1; }), "data.bin_share: every share is from 0 to 1");
   const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
-  require(std::abs(sum - 1) <= 1e-3, "data.bin_share: the shares add up to {}, not 1; they are per bin, not cumulative", sum);
+  require(std::all_of(shares.begin(), shares.end(), [](double s) { return s >= 0; }) && sum > 0 && std::isfinite(sum),
+          "data.bin_share: shares are not negative, and their sum is positive");
 
   std::vector<std::int64_t> lengths(static_cast<std::size_t>(options.samples));
   for (std::size_t i = 0; i < lengths.size(); ++i) {
