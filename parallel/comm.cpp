@@ -104,6 +104,7 @@ struct Communicator::State {
   MPI_Comm comm = MPI_COMM_SELF;
   bool owned = false;
   int rank = 0, size = 1;
+  std::shared_ptr<State> machine;  ///< ranks that share memory with this one, once asked for
   Tensor scratch;  ///< [bytes] u8, receive space of host reductions
 #ifdef BALLAST_HAVE_NCCL
   std::unique_ptr<NcclGroup> nccl;  ///< made by the first call with a device tensor
@@ -222,10 +223,15 @@ Communicator Communicator::split(int color, int key) const {
 }
 
 Communicator Communicator::split_by_machine() const {
-  barrier();
-  MPI_Comm part = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_split_type(state_->comm, MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &part), "MPI_Comm_split_type");
-  return Communicator(part, true);
+  Communicator result;
+  if (!state_->machine) {
+    barrier();
+    MPI_Comm part = MPI_COMM_NULL;
+    check_mpi(MPI_Comm_split_type(state_->comm, MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &part), "MPI_Comm_split_type");
+    state_->machine = std::make_shared<State>(part, true);
+  }
+  result.state_ = state_->machine;
+  return result;
 }
 
 Pending Communicator::exchange(std::span<const Transfer> transfers) const {

@@ -70,7 +70,7 @@ class Communicator {
   MPI_Comm mpi() const;
   /// Sub-group of ranks with equal `color` (>= 0), ordered by `key`.  Collective.
   Communicator split(int color, int key) const;
-  /// Sub-group of ranks that share memory (MPI_COMM_TYPE_SHARED), in rank order.  Collective.
+  /// Sub-group of ranks that share memory (MPI_COMM_TYPE_SHARED), in rank order; made once.  Collective.
   Communicator split_by_machine() const;
 
   /// Posts all transfers of a step at once and returns immediately.  Two transfers between the same pair of ranks match

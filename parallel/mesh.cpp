@@ -1,17 +1,52 @@
 #include "parallel/mesh.hpp"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 namespace ballast {
 namespace {
 
-/// Ranks whose coordinates agree once `vary` has zeroed the dimensions of the group; ranked as in `world`.
-template <class Vary> Communicator along(const Communicator& world, const MeshShape& shape, const MeshCoordinates& at, const Vary& vary) {
-  MeshCoordinates first = at;
-  vary(first);
-  return world.split(rank_of(shape, first), world.rank());
-}
+enum Dimension : unsigned { kDp = 1, kPp = 2, kCpOuter = 4, kCpInner = 8, kSp = 16, kTp = 32 };
+
+/// Makes the groups along sets of dimensions.  Dimensions of degree 1 add nothing, so equal groups share one communicator, and groups of
+/// one rank need none: MPI_Comm_split is slow where ranks share cores.
+class Groups {
+ public:
+  Groups(const Communicator& world, const MeshShape& shape) : world_(world), shape_(shape) {
+    made_[effective(~0u)] = world;
+    made_[0] = Communicator();
+  }
+  /// Ranks that differ from this one in `dimensions` only, in world order.  Collective over the world.
+  Communicator along(unsigned dimensions) {
+    const unsigned key = effective(dimensions);
+    const auto found = made_.find(key);
+    if (found != made_.end()) return found->second;
+    MeshCoordinates first = coordinates(shape_, world_.rank());
+    if (key & kDp) first.dp = 0;
+    if (key & kPp) first.pp = 0;
+    if (key & kCpOuter) first.cp_outer = 0;
+    if (key & kCpInner) first.cp_inner = 0;
+    if (key & kSp) first.sp = 0;
+    if (key & kTp) first.tp = 0;
+    return made_[key] = world_.split(rank_of(shape_, first), world_.rank());
+  }
+
+ private:
+  unsigned effective(unsigned dimensions) const {
+    unsigned wide = 0;
+    if (shape_.dp > 1) wide |= kDp;
+    if (shape_.pp > 1) wide |= kPp;
+    if (shape_.cp_outer > 1) wide |= kCpOuter;
+    if (shape_.cp_inner > 1) wide |= kCpInner;
+    if (shape_.sp > 1) wide |= kSp;
+    if (shape_.tp > 1) wide |= kTp;
+    return dimensions & wide;
+  }
+  const Communicator& world_;
+  const MeshShape& shape_;
+  std::map<unsigned, Communicator> made_;
+};
 
 std::vector<int> node_of_ranks(const Communicator& world, const Communicator& node) {
   // A node is named by its lowest world rank, and counted in that order.
@@ -31,18 +66,21 @@ Mesh::Mesh(const Communicator& world_, const MeshShape& shape_) : shape(shape_),
   check_all(world, wrong.empty(), fmt::format("{}", fmt::join(wrong, "\n")));
   at = coordinates(shape, world.rank());
 
-  dp = along(world, shape, at, [](MeshCoordinates& c) { c.dp = 0; });
-  pp = along(world, shape, at, [](MeshCoordinates& c) { c.pp = 0; });
-  cp = along(world, shape, at, [](MeshCoordinates& c) { c.cp_outer = c.cp_inner = 0; });
-  cp_outer = along(world, shape, at, [](MeshCoordinates& c) { c.cp_outer = 0; });
-  cp_inner = along(world, shape, at, [](MeshCoordinates& c) { c.cp_inner = 0; });
-  sp = along(world, shape, at, [](MeshCoordinates& c) { c.sp = 0; });
-  tp = along(world, shape, at, [](MeshCoordinates& c) { c.tp = 0; });
-  replica = along(world, shape, at, [](MeshCoordinates& c) { c.dp = c.cp_outer = c.cp_inner = c.sp = 0; });
+  Groups groups(world, shape);
+  dp = groups.along(kDp);
+  pp = groups.along(kPp);
+  cp = groups.along(kCpOuter | kCpInner);
+  cp_outer = groups.along(kCpOuter);
+  cp_inner = groups.along(kCpInner);
+  sp = groups.along(kSp);
+  tp = groups.along(kTp);
+  replica = groups.along(kDp | kCpOuter | kCpInner | kSp);
 
   const Communicator machine = world.split_by_machine();
   local_rank = machine.rank();
-  node = shape.ranks_per_node > 0 ? world.split(world.rank() / shape.ranks_per_node, world.rank()) : machine;
+  if (shape.ranks_per_node == 0) node = machine;
+  else if (shape.ranks_per_node >= world.size()) node = world;
+  else if (shape.ranks_per_node > 1) node = world.split(world.rank() / shape.ranks_per_node, world.rank());
   const std::vector<int> nodes = node_of_ranks(world, node);
   node_index = nodes[world.rank()];
 

@@ -14,7 +14,8 @@ class Mesh {
   Mesh(const Communicator& world, const MeshShape& shape);
   MeshShape shape;
   MeshCoordinates at;
-  /// Groups along each dimension, ranked by the coordinate: cp by cp_outer * shape.cp_inner + cp_inner.
+  /// Groups along each dimension, ranked by the coordinate: cp by cp_outer * shape.cp_inner + cp_inner.  Groups of the same ranks are one
+  /// communicator.
   Communicator world, dp, pp, cp, cp_outer, cp_inner, sp, tp;
   Communicator replica;   ///< ranks that hold the same parameters (dp x cp x sp, in world order): gradient reduction and ZeRO shards
   Communicator node;      ///< ranks on this machine, or of this emulated node (shape.ranks_per_node)

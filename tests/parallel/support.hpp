@@ -2,7 +2,10 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -10,7 +13,7 @@
 #include "core/mesh_shape.hpp"
 #include "core/random.hpp"
 #include "core/tensor.hpp"
-#include "parallel/comm.hpp"
+#include "parallel/mesh.hpp"
 
 namespace ballast::testing {
 
@@ -83,6 +86,14 @@ inline std::vector<MeshShape> data_and_context_meshes(int ranks) {
         list.push_back(shape);
       }
   return list;
+}
+
+/// The mesh of a shape, made once for all tests: new communicators cost much where ranks share cores.  Collective at first.
+inline const Mesh& mesh_of(const MeshShape& shape) {
+  static std::vector<std::unique_ptr<Mesh>> made;
+  for (const auto& mesh : made)
+    if (mesh->shape == shape) return *mesh;
+  return *made.emplace_back(std::make_unique<Mesh>(Communicator::world(), shape));
 }
 
 }  // namespace ballast::testing

@@ -35,7 +35,7 @@ std::vector<int> expected(const MeshShape& shape, MeshCoordinates at, const std:
 void check_groups(const MeshShape& shape) {
   SCOPED_TRACE(describe(shape));
   const Communicator world = Communicator::world();
-  const Mesh mesh(world, shape);
+  const Mesh& mesh = testing::mesh_of(shape);
   EXPECT_EQ(mesh.at, coordinates(shape, world.rank()));
   EXPECT_EQ(members(mesh.dp), expected(shape, mesh.at, [](auto& c) { c.dp = 0; }));
   EXPECT_EQ(members(mesh.pp), expected(shape, mesh.at, [](auto& c) { c.pp = 0; }));
@@ -75,7 +75,7 @@ TEST(Mesh, EmulatedNodes) {
     shape.cp_inner = per_node;
     shape.cp_outer = world.size() / per_node;
     shape.ranks_per_node = per_node;
-    const Mesh mesh(world, shape);
+    const Mesh& mesh = testing::mesh_of(shape);
     EXPECT_EQ(mesh.node.size(), per_node);
     EXPECT_EQ(mesh.node_index, world.rank() / per_node);
     EXPECT_EQ(mesh.node.rank(), world.rank() % per_node);
