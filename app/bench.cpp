@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cstdio>
 
-#include "core/deck.hpp"
+#include "app/command_line.hpp"
+#include "app/json_twin.hpp"
+#include "core/run_options.hpp"
 
 namespace ballast {
 
@@ -30,7 +33,7 @@ BenchSettings::BenchSettings(std::vector<Setting> known, const std::vector<std::
   if (wrong.empty()) return;
   wrong += "\nsettings are:";
   for (const auto& setting : known) wrong += fmt::format("\n  {:<10} {} (default: {})", setting.key, setting.meaning, setting.default_value.empty() ? "none" : setting.default_value);
-  throw Error("bench settings:" + wrong);
+  throw Error("bench settings:" + wrong + "\nwith a deck, words with a dot (block.key=value) override deck keys");
 }
 
 const std::string& BenchSettings::text(const std::string& key) const { return values_.at(key); }
@@ -71,7 +74,7 @@ std::uint64_t BenchSettings::seed() const {
   return static_cast<std::uint64_t>(integer("seed", 0));
 }
 
-nlohmann::json to_json(const Timing& timing) { return {{"median_s", timing.median_s}, {"min_s", timing.min_s}, {"max_s", timing.max_s}}; }
+nlohmann::ordered_json to_json(const Timing& timing) { return {{"median_s", timing.median_s}, {"min_s", timing.min_s}, {"max_s", timing.max_s}}; }
 
 std::vector<Timing> time_in_turn(std::int64_t repeats, const std::vector<std::function<void()>>& work) {
   for (const auto& piece : work) piece();
@@ -89,6 +92,77 @@ std::vector<Timing> time_in_turn(std::int64_t repeats, const std::vector<std::fu
     result.push_back({t[t.size() / 2], t.front(), t.back()});
   }
   return result;
+}
+
+namespace {
+
+std::vector<Benchmark> benchmarks() { return {attention_benchmark(), gemm_benchmark()}; }
+
+Benchmark find_benchmark(const std::string& name) {
+  std::string list;
+  std::vector<std::string> names;
+  for (auto& benchmark : benchmarks()) {
+    if (benchmark.name == name) return benchmark;
+    list += fmt::format("\n  {:<10} {}", benchmark.name, benchmark.meaning);
+    names.push_back(benchmark.name);
+  }
+  const std::string near = nearest_name(name, names);
+  fail("bench {} is unknown{}; benchmarks are:{}", name, near.empty() ? "" : fmt::format("; did you mean \"{}\"?", near), list);
+}
+
+/// Settings for every case of the deck, or for the one case without a deck.  Words with a dot belong to the deck.
+std::vector<std::pair<std::string, BenchSettings>> cases_of(const Benchmark& benchmark, const CommandLine& line) {
+  CommandLine deck_line = line;
+  deck_line.overrides.clear();
+  std::vector<std::string> words;
+  for (const auto& word : line.overrides) (word.substr(0, word.find('=')).find('.') == std::string::npos || line.deck_file.empty() ? words : deck_line.overrides).push_back(word);
+  if (line.deck_file.empty()) return {{"", BenchSettings(benchmark.settings, words)}};
+  std::vector<std::pair<std::string, BenchSettings>> cases;
+  for (const Deck& deck : deck_line.decks({.model = true, .data = false})) {
+    const ModelShape model = model_shape(deck);
+    auto settings = benchmark.settings;
+    for (auto& setting : settings)
+      for (const auto& [key, value] : {std::pair{"q_heads", model.query_heads}, {"kv_heads", model.kv_heads}, {"head_dim", model.head_dim}})
+        if (setting.key == key) setting.default_value = fmt::to_string(value);
+    cases.emplace_back(deck.case_name, BenchSettings(settings, words));
+  }
+  return cases;
+}
+
+}  // namespace
+
+int bench_command(const CommandLine& line) {
+  // Every rank measures, so that with several of them the figures are those of a shared machine; rank 0 speaks.
+  const Communicator world = Communicator::world();
+  Benchmark benchmark;
+  std::vector<std::pair<std::string, BenchSettings>> cases;
+  std::string problem;
+  try {
+    benchmark = find_benchmark(line.name);
+    cases = cases_of(benchmark, line);
+  } catch (const Error& e) {
+    problem = e.what();
+  }
+  check_all(world, problem.empty(), problem);
+  nlohmann::ordered_json json;
+  for (const auto& [name, settings] : cases) {
+    BenchResult result;
+    try {
+      result = benchmark.run(settings);
+    } catch (const Error& e) {
+      problem = e.what();
+    }
+    check_all(world, problem.empty(), problem);
+    if (world.rank() == 0) fmt::print("{}{}", name.empty() ? "" : fmt::format("case {}: ", name), result.text);
+    if (name.empty()) {
+      json = result.json;
+    } else {
+      result.json["name"] = name;
+      json["cases"].push_back(result.json);
+    }
+  }
+  if (world.rank() == 0 && !line.json.empty()) write_json(line.json, json);
+  return 0;
 }
 
 }  // namespace ballast

@@ -29,11 +29,15 @@ class BenchSettings {
   std::map<std::string, std::string> values_;
 };
 
-/// Prints its table on standard output and returns the same numbers for --json.
+/// What a benchmark found: a table to print, and the same numbers for --json.
+struct BenchResult {
+  std::string text;
+  nlohmann::ordered_json json;
+};
 struct Benchmark {
   std::string name, meaning;
-  std::vector<BenchSettings::Setting> settings;
-  std::function<nlohmann::json(const BenchSettings&)> run;
+  std::vector<BenchSettings::Setting> settings;  ///< q_heads, kv_heads and head_dim follow the deck's model when a deck is given
+  std::function<BenchResult(const BenchSettings&)> run;
 };
 Benchmark attention_benchmark();
 Benchmark gemm_benchmark();
@@ -42,7 +46,7 @@ Benchmark gemm_benchmark();
 struct Timing {
   double median_s = 0, min_s = 0, max_s = 0;
 };
-nlohmann::json to_json(const Timing& timing);
+nlohmann::ordered_json to_json(const Timing& timing);
 /// Runs all pieces in turn, `repeats` times after one round that does not count, so that a drifting clock or a busy
 /// machine meets all of them alike.
 std::vector<Timing> time_in_turn(std::int64_t repeats, const std::vector<std::function<void()>>& work);

@@ -128,7 +128,8 @@ Errors compare(const AttentionProblem& p, std::int64_t kv_head, const Tensor& o,
   return errors;
 }
 
-nlohmann::json run(const BenchSettings& settings) {
+BenchResult run(const BenchSettings& settings) {
+  std::string text;
   AttentionProblem p;
   p.tokens = settings.integer("tokens");
   p.segments = settings.integer("segments");
@@ -150,16 +151,16 @@ nlohmann::json run(const BenchSettings& settings) {
   attention_delta(o, p.d_o, delta);
   attention_backward(p.index, p.q, p.k, p.v, p.scale, lse, delta, p.d_o, dq, dk, dv);
 
-  nlohmann::json json{{"benchmark", "attention"}, {"dtype", name(p.type)}, {"tokens", p.tokens}, {"segments", p.segments}, {"q_heads", p.q_heads},
+  nlohmann::ordered_json json{{"benchmark", "attention"}, {"dtype", name(p.type)}, {"tokens", p.tokens}, {"segments", p.segments}, {"q_heads", p.q_heads},
                       {"kv_heads", p.kv_heads}, {"head_dim", p.head_dim}, {"density", p.density}, {"seed", p.seed}, {"pairs", p.pairs()}};
-  fmt::print("attention {} tokens={} segments={} q_heads={} kv_heads={} head_dim={} density={} seed={}\n", name(p.type), p.tokens, p.segments, p.q_heads,
+  text += fmt::format("attention {} tokens={} segments={} q_heads={} kv_heads={} head_dim={} density={} seed={}\n", name(p.type), p.tokens, p.segments, p.q_heads,
              p.kv_heads, p.head_dim, p.density, p.seed);
   if (settings.boolean("check")) {
     // Before the timing: a figure for a wrong result is worth nothing.
     const std::int64_t kv_head = static_cast<std::int64_t>(random_bits(p.seed, stream_of("bench head"), 0) % static_cast<std::uint64_t>(p.kv_heads));
     const Errors errors = dispatch_float(p.type, [&](auto zero) { return compare<decltype(zero)>(p, kv_head, o, lse, dq, dk, dv); });
     json["error"] = {{"o", errors.o}, {"lse", errors.lse}, {"dq", errors.dq}, {"dk", errors.dk}, {"dv", errors.dv}};
-    fmt::print("  error against fp64, key/value head {}: o {:.1e}  lse {:.1e}  dq {:.1e}  dk {:.1e}  dv {:.1e}\n", kv_head, errors.o, errors.lse, errors.dq,
+    text += fmt::format("  error against fp64, key/value head {}: o {:.1e}  lse {:.1e}  dq {:.1e}  dk {:.1e}  dv {:.1e}\n", kv_head, errors.o, errors.lse, errors.dq,
                errors.dk, errors.dv);
     const double limit = p.type == DType::f64 ? 1e-11 : 1e-4;
     for (double error : {errors.o, errors.lse, errors.dq, errors.dk, errors.dv})
@@ -174,18 +175,19 @@ nlohmann::json run(const BenchSettings& settings) {
                                               [&] { matrix_product(a, b, c); }});
   const double product_rate = 2.0 * size * size * size / std::min(timings[1].median_s, timings[3].median_s);
   json["gemm_gflops"] = product_rate * 1e-9;
-  fmt::print("  {:<9} {:>10} {:>10} {:>10} {:>9} {:>8}\n", "", "median_s", "min_s", "max_s", "GFLOP/s", "of gemm");
+  text += fmt::format("  {:<9} {:>10} {:>10} {:>10} {:>9} {:>8}\n", "", "median_s", "min_s", "max_s", "GFLOP/s", "of gemm");
   const auto report = [&](const char* direction, const Timing& timing, double flops_per_pair) {
     const double rate = flops_per_pair * static_cast<double>(p.head_dim) * p.pairs() / timing.median_s;
-    fmt::print("  {:<9} {:>10.3e} {:>10.3e} {:>10.3e} {:>9.1f} {:>8.3f}\n", direction, timing.median_s, timing.min_s, timing.max_s, rate * 1e-9, rate / product_rate);
+    text += fmt::format("  {:<9} {:>10.3e} {:>10.3e} {:>10.3e} {:>9.1f} {:>8.3f}\n", direction, timing.median_s, timing.min_s, timing.max_s, rate * 1e-9, rate / product_rate);
     json[direction] = to_json(timing);
-    json[direction].update({{"gflops", rate * 1e-9}, {"of_gemm", rate / product_rate}});
+    json[direction]["gflops"] = rate * 1e-9;
+    json[direction]["of_gemm"] = rate / product_rate;
   };
   report("forward", timings[0], 4);
   report("backward", timings[2], 10);
-  fmt::print("  gemm 1024 {:>42.1f}\n", product_rate * 1e-9);
-  fmt::print("# GFLOP/s of useful work: 4 (forward) or 10 (backward) x head_dim x computed (query, key) pairs x q_heads / median time\n");
-  return json;
+  text += fmt::format("  gemm 1024 {:>42.1f}\n", product_rate * 1e-9);
+  text += fmt::format("# GFLOP/s of useful work: 4 (forward) or 10 (backward) x head_dim x computed (query, key) pairs x q_heads / median time\n");
+  return {std::move(text), std::move(json)};
 }
 
 }  // namespace

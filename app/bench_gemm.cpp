@@ -49,7 +49,8 @@ double sampled_error(const Tensor& a, const Tensor& b, const Tensor& c, std::uin
   return error / (std::sqrt(static_cast<double>(k)) / 12);
 }
 
-nlohmann::json run(const BenchSettings& settings) {
+BenchResult run(const BenchSettings& settings) {
+  std::string text;
   const std::int64_t m = settings.integer("m"), n = settings.integer("n"), k = settings.integer("k");
   const DType type = settings.float_type("dtype");
   const std::uint64_t seed = settings.seed();
@@ -57,13 +58,15 @@ nlohmann::json run(const BenchSettings& settings) {
   Tensor c = Tensor::empty({m, n}, type);
   const Timing timing = time_in_turn(settings.integer("repeats"), {[&] { matrix_product(a, b, c); }}).front();
   const double gflops = 2e-9 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) / timing.median_s, error = sampled_error(a, b, c, seed);
-  fmt::print("gemm {} m={} n={} k={} seed={}\n", name(type), m, n, k, seed);
-  fmt::print("  {:>10} {:>10} {:>10} {:>9} {:>9}\n", "median_s", "min_s", "max_s", "GFLOP/s", "error");
-  fmt::print("  {:>10.3e} {:>10.3e} {:>10.3e} {:>9.1f} {:>9.1e}\n", timing.median_s, timing.min_s, timing.max_s, gflops, error);
-  fmt::print("# GFLOP/s = 2 m n k / median time; error: largest of 256 sampled elements against fp64, in units of their spread\n");
-  nlohmann::json json = to_json(timing);
-  json.update({{"benchmark", "gemm"}, {"dtype", name(type)}, {"m", m}, {"n", n}, {"k", k}, {"seed", seed}, {"gflops", gflops}, {"error", error}});
-  return json;
+  text += fmt::format("gemm {} m={} n={} k={} seed={}\n", name(type), m, n, k, seed);
+  text += fmt::format("  {:>10} {:>10} {:>10} {:>9} {:>9}\n", "median_s", "min_s", "max_s", "GFLOP/s", "error");
+  text += fmt::format("  {:>10.3e} {:>10.3e} {:>10.3e} {:>9.1f} {:>9.1e}\n", timing.median_s, timing.min_s, timing.max_s, gflops, error);
+  text += fmt::format("# GFLOP/s = 2 m n k / median time; error: largest of 256 sampled elements against fp64, in units of their spread\n");
+  nlohmann::ordered_json json{{"benchmark", "gemm"}, {"dtype", name(type)}, {"m", m}, {"n", n}, {"k", k}, {"seed", seed}};
+  json.update(to_json(timing));
+  json["gflops"] = gflops;
+  json["error"] = error;
+  return {std::move(text), std::move(json)};
 }
 
 }  // namespace
