@@ -128,6 +128,19 @@ class RunCase(unittest.TestCase):
             time.sleep(0.05)
         self.fail(f"no step {step} within {timeout} s")
 
+    def ranks_of(self, run):
+        """Process ids of the ranks that train into `run`."""
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as f:
+                    words = f.read().decode(errors="replace").split("\0")
+                if os.path.realpath(f"/proc/{pid}/exe") == os.path.realpath(BALLAST) and run in words:
+                    found.append(int(pid))
+            except OSError:
+                continue  # it ended meanwhile
+        return found
+
     def stop_group(self, process):
         try:
             os.killpg(process.pid, signal.SIGKILL)

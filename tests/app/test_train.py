@@ -5,11 +5,10 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import time
 import unittest
 
-from runs import BALLAST, RunCase
+from runs import RunCase
 
 
 class Meshes(RunCase):
@@ -85,8 +84,7 @@ class Restarts(RunCase):
             process = self.start(2, "train", deck, "-d", run)
             try:
                 self.wait_for_step(process, run, 3)
-                children = subprocess.run(["pgrep", "-g", str(process.pid), "-f", "ballast train"], capture_output=True, text=True).stdout.split()
-                ranks = [int(p) for p in children if os.path.basename(os.readlink(f"/proc/{p}/exe")) == os.path.basename(BALLAST)]
+                ranks = self.ranks_of(run)
                 self.assertEqual(len(ranks), 2)
                 os.kill(random.choice(ranks), stop)  # one rank hears it, all agree
                 output = process.communicate(timeout=60)[0]
@@ -142,8 +140,7 @@ class Failures(RunCase):
             try:
                 self.wait_for_step(process, run, 2 + rng.randint(0, 3))
                 time.sleep(rng.random() * 0.1)
-                children = subprocess.run(["pgrep", "-g", str(process.pid), "-f", "ballast train"], capture_output=True, text=True).stdout.split()
-                ranks = [int(p) for p in children if os.path.basename(os.readlink(f"/proc/{p}/exe")) == os.path.basename(BALLAST)]
+                ranks = self.ranks_of(run)
                 self.assertEqual(len(ranks), 4)
                 os.kill(rng.choice(ranks), signal.SIGKILL)
                 begin = time.time()
@@ -152,8 +149,7 @@ class Failures(RunCase):
                 self.assertNotEqual(process.returncode, 0)
             finally:
                 self.stop_group(process)
-            left = subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, text=True).stdout.split()
-            self.assertEqual(left, [])
+            self.assertEqual(self.ranks_of(run), [])
             last = max(self.losses(run))
             done = self.run_ballast(4, "train", deck, "-d", run, "-r", "latest", f"run.steps={last + 2}", "optimizer.decay_steps=100000")
             self.assertIn("continues", done.stdout)
