@@ -4,15 +4,7 @@
 #include <limits>
 
 #include "kernels/attention.hpp"
-#if __has_include("kernels/cuda/attention_operations.hpp")
 #include "kernels/backend.hpp"
-#ifdef BALLAST_HAVE_CUDA
-#include "kernels/cuda/attention_operations.hpp"
-#endif
-#else
-#undef BALLAST_HAVE_CUDA
-#include "kernels/backend.hpp"
-#endif
 #include "kernels/host_view.hpp"
 
 // OpenBLAS only; other BLAS libraries do not have it.
