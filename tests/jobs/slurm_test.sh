@@ -120,7 +120,7 @@ field() { scontrol show job "$1" | tr ' ' '\n' | sed -n "s/^$2=//p" | head -n 1;
 is() { [ "$(state "$1")" = "$2" ]; }
 requeued() { [ "$(field "$1" Restarts)" -ge 1 ] && is "$1" PENDING; }
 resumed() { is "$1" RUNNING || is "$1" COMPLETED; }
-reached() { [ "$(grep -c '^step=' "$1")" -ge "$2" ]; }
+reached() { [ "$(grep -c '^step=[0-9]* loss=' "$1")" -ge "$2" ]; }
 
 # The quickstart deck, made small; long enough that the signal finds it at work.
 small=(model.layers=1 model.hidden=32 model.intermediate=64 model.query_heads=2 model.kv_heads=1 model.head_dim=16
@@ -133,7 +133,7 @@ log=$folder/work/run/log.txt
 wait_for 60 reached "$log" 5 || fail "job $job took no step in 60 s; state $(state "$job")"
 scancel --batch --signal=USR1 "$job"  # what --signal=B:USR1@120 sends
 wait_for 60 requeued "$job" || fail "job $job was not requeued; state $(state "$job"), restarts $(field "$job" Restarts)"
-first=$(grep -c '^step=' "$log")
+first=$(grep -c '^step=[0-9]* loss=' "$log")
 [ "$first" -lt "$steps" ] || fail "the run finished before the signal; raise BALLAST_SLURM_STEPS"
 # A requeued job waits two minutes, so that nodes can forget its first start.  This one need not wait so long.
 sleep 4
@@ -142,7 +142,7 @@ wait_for 60 resumed "$job" || fail "job $job did not start again; state $(state 
 wait_for 120 is "$job" COMPLETED || fail "job $job did not finish; state $(state "$job"), exit $(field "$job" ExitCode)"
 [ "$(field "$job" ExitCode)" = 0:0 ] || fail "job $job ended with $(field "$job" ExitCode)"
 grep -q 'stopped early with a checkpoint: requeued' "job-$job.out" || fail "the first start did not stop for the signal"
-mapfile -t numbers < <(sed -n 's/^step=\([0-9]*\).*/\1/p' "$log")
+mapfile -t numbers < <(sed -n 's/^step=\([0-9]*\) loss=.*/\1/p' "$log")
 [ "${numbers[*]}" = "$(seq -s ' ' 1 "$steps")" ] || fail "the log's steps are not 1 to $steps once each: ${numbers[*]}"
 echo "requeue: job $job wrote $first of $steps steps, was requeued and wrote the rest"
 
