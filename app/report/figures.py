@@ -1,7 +1,7 @@
 """One function a figure: takes an Analysis, returns a matplotlib figure or None where the run has nothing to show."""
 import numpy as np
 from matplotlib.patches import Patch
-from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator
 
 import metrics
 from analysis import CATEGORIES, SCHEDULE_OPS, category_of_kind
@@ -15,7 +15,7 @@ def _integer_axis(axis):
     axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-def _rank_height(ranks, per=0.32, least=1.7, most=7.5):
+def _rank_height(ranks, per=0.32, least=2.1, most=7.5):
     return float(np.clip(1.2 + per * ranks, least, most))
 
 
@@ -55,7 +55,10 @@ def split(a):
             continue
         colour = CATEGORY_COLOURS[name]
         left.barh(range(len(a.ranks)), by_rank[:, c] * factor, left=offset_rank * factor, color=colour, height=0.72, label=name)
-        right.bar(a.steps, by_step[:, c] * factor, bottom=offset_step * factor, color=colour, width=0.86 if len(a.steps) <= 60 else 1.0)
+        if len(a.steps) <= 120:
+            right.bar(a.steps, by_step[:, c] * factor, bottom=offset_step * factor, color=colour, width=0.86)
+        else:
+            right.fill_between(a.steps, offset_step * factor, (offset_step + by_step[:, c]) * factor, color=colour, linewidth=0)
         offset_rank += by_rank[:, c]
         offset_step += by_step[:, c]
     left.invert_yaxis()
@@ -65,8 +68,7 @@ def split(a):
     left.set(xlabel=f"time per step ({unit})", ylabel="rank", title="By rank, mean over steps")
     right.set(xlabel="step", ylabel=f"time ({unit})", title="By step, mean over ranks")
     _integer_axis(right.xaxis)
-    figure.legend(*left.get_legend_handles_labels(), loc="lower center", ncol=5,
-                  bbox_to_anchor=(0.5, -0.02 - 0.24 / max(height, 3.2)))
+    figure.legend(*left.get_legend_handles_labels(), loc="upper center", ncol=5, bbox_to_anchor=(0.5, 0.0))
     return figure
 
 
@@ -84,7 +86,7 @@ def heatmap(a):
     ax.set_xticks(ticks)
     ax.set_xticklabels([str(a.steps[t]) for t in ticks])
     ax.grid(False)
-    ax.set(xlabel="step", ylabel="rank", title="Useful computation, rank x step")
+    ax.set(xlabel="step", ylabel="rank", title="Useful computation, rank \u00d7 step")
     bar = figure.colorbar(image, ax=ax, pad=0.015, aspect=18)
     bar.set_label(f"useful computation ({unit})")
     bar.outline.set_visible(False)
@@ -115,7 +117,7 @@ def ring(a):
             for w, name in enumerate(names):
                 x = at + (w - (len(names) - 1) / 2) * width
                 ax.bar(x, compute[w] * factor, width * 0.92, color=SERIES[w % len(SERIES)], label=f"rank {name}")
-                ax.bar(x, wait[w] * factor, width * 0.92, bottom=compute[w] * factor, color="white", edgecolor="#d1495b", hatch="////", linewidth=0.6)
+                ax.bar(x, wait[w] * factor, width * 0.92, bottom=compute[w] * factor, color="white", edgecolor="#94a3b8", hatch="////", linewidth=0.6)
             ax.grid(axis="x", visible=False)
         ax.set_xticks(at)
         ax.set_xticklabels(labels)
@@ -125,7 +127,7 @@ def ring(a):
     else:
         axes[0][0].set_ylabel(f"mean time of a ring step ({unit})")
         handles, names = axes[0][0].get_legend_handles_labels()
-        handles.append(Patch(facecolor="white", edgecolor="#d1495b", hatch="////", linewidth=0.6))
+        handles.append(Patch(facecolor="white", edgecolor="#94a3b8", hatch="////", linewidth=0.6))
         axes[0][-1].legend(handles, names + ["wait"], loc="center left", bbox_to_anchor=(1.01, 0.5))
     return figure
 
@@ -227,7 +229,7 @@ def lengths(a):
     axes[2].hist(a.micro_batch_tokens, bins=min(30, max(5, len(np.unique(a.micro_batch_tokens)))), color=SERIES[2], rwidth=0.94)
     axes[2].set(xlabel="micro-batch size (tokens)", ylabel="micro-batches", title="Micro-batch sizes")
     axes[2].xaxis.set_major_formatter(FuncFormatter(_tokens))
-    axes[2].xaxis.set_major_locator(MaxNLocator(4))
+    axes[2].xaxis.set_major_locator(MultipleLocator(2.0 ** np.ceil(np.log2(max(a.micro_batch_tokens.max(), 4) / 4))))
     for ax in axes:
         ax.grid(axis="x", visible=False)
         ax.yaxis.set_major_formatter(EngFormatter(sep=""))

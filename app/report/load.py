@@ -149,12 +149,13 @@ def session_of(trace, table, rows):
 
 
 def _number_sessions(traces):
-    """Sessions of different ranks belong together when they started together: nearest start on the rank with most sessions."""
+    """Sessions of different ranks belong together when they have the same first step and number of ranks, and started together: the
+    nearest such start on the rank with most sessions."""
     reference = max(traces.values(), key=lambda t: (len(t.sessions), -t.rank)).sessions
-    starts = np.array([s.started for s in reference])
     for trace in traces.values():
         for session in trace.sessions:
-            session.number = int(np.argmin(np.abs(starts - session.started)))
+            alike = [i for i, s in enumerate(reference) if (s.segment, s.ranks) == (session.segment, session.ranks)] or range(len(reference))
+            session.number = min(alike, key=lambda i: abs(reference[i].started - session.started))
 
 
 def _keep_latest(traces, notes):
@@ -271,7 +272,8 @@ def load_run(path):
     _keep_latest(traces, notes)
     gone = sorted(set(traces) - set(current))
     if gone:
-        notes.append(f"ranks {', '.join(map(str, gone))} belong to an earlier start on another number of ranks")
+        many = len(gone) > 1
+        notes.append(f"rank{'s' * many} {', '.join(map(str, gone))} belong{'s' * (not many)} to an earlier start on another number of ranks")
     deck_text = _read_text(path / "deck.toml") or newest.deck
     name = path.resolve().name if path.name != "trace" else path.resolve().parent.name
     return Run(path, name, traces, newest.ranks, deck_text, parse_deck(deck_text), parse_log(_read_text(path / "log.txt")), notes)

@@ -8,7 +8,7 @@ USEFUL = frozenset(
 
 FORMULAS = {
     "pop": "load balance = mean useful / max useful over ranks; communication efficiency = max useful / runtime; parallel efficiency = "
-           "load balance x communication efficiency = mean useful / runtime. Useful: model arithmetic, indexing, recomputation and "
+           "load balance \u00d7 communication efficiency = mean useful / runtime. Useful: model arithmetic, indexing, recomputation and "
            "optimizer, without waits and transfers. Runtime: wall time with at least one rank inside a training step.",
     "ring": "worker imbalance = max / mean of computation time over the context-parallel workers at a ring step, averaged over ring "
             "steps; step imbalance = max / mean over ring steps at a worker, averaged over workers; computation ratio = computation "
@@ -16,9 +16,9 @@ FORMULAS = {
             "one direction) and averaged over passes, weighted by computation time.",
     "batch": "dbr = sum (T_max - T_i) / (T_max N) with T_i the tokens of data-parallel rank i; abr: the same with A_i, the sum of squared "
              "segment lengths; pr = sum (t_max - t_i) / (t_max B) with t_i the tokens of pack i and t_max its capacity; cr = tokens in "
-             "micro-batches that several ranks share (sp x cp > 1) / tokens; ave_t = tokens / (steps N). Means over steps.",
+             "micro-batches that several ranks share (sp \u00d7 cp > 1) / tokens; ave_t = tokens / (steps N). Means over steps.",
     "step": "imbalance = max T_i / mean T_i over the micro-batches of a step, T_i averaged over the ranks that run micro-batch i, mean over "
-            "steps (SparseBalance Equation 11); bubble ratio = 1 - forward and backward time / (stages x schedule time), recomputation, "
+            "steps (SparseBalance Equation 11); bubble ratio = 1 - forward and backward time / (stages \u00d7 schedule time), recomputation, "
             "transfers and waits counted as bubble.",
     "regions": "exclusive = time in the region outside the regions nested in it; per rank that enters it, summed over steps; "
                "imbalance = max / mean over all ranks, a rank that never enters counted as 0.",

@@ -23,7 +23,7 @@ nav div { max-width: 1120px; margin: 0 auto; padding: 9px 32px; display: flex; f
 a { color: var(--accent); text-decoration: none; } a:hover { text-decoration: underline; }
 h2 { margin: 44px 0 4px; font-size: 21px; font-weight: 650; letter-spacing: -0.01em; }
 h3 { margin: 34px 0 8px; font-size: 16px; font-weight: 650; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(158px, 1fr)); gap: 12px; margin: 24px 0 8px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(220px, 1fr)); gap: 12px; margin: 24px 0 8px; }
 .tile { border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px 11px; }
 .tile b { display: block; font-size: 21px; font-weight: 650; line-height: 1.25; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .tile span { color: var(--muted); font-size: 13px; }

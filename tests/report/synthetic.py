@@ -41,7 +41,7 @@ def write(run, ranks, kill=False, deck=DECK):
     run = Path(run)
     run.mkdir(parents=True, exist_ok=True)
     (run / "deck.toml").write_text(deck)
-    lines = [line for rank in ranks for line in rank.lines] + (["kill"] if kill else [])
+    lines = [line for rank in ranks for line in rank.lines[:2]] + [line for rank in ranks for line in rank.lines[2:]] + (["kill"] if kill else [])
     done = subprocess.run([HELPER, "write", str(run / "trace")], input="\n".join(lines) + "\n", text=True, capture_output=True)
     if done.returncode != (-9 if kill else 0):
         raise RuntimeError(f"report_helper: status {done.returncode}: {done.stderr}")
