@@ -29,6 +29,8 @@ class ShardedOptimizer {
   std::int64_t shard_begin() const { return begin_; }
   std::int64_t shard_end() const { return end_; }
   AdamWState& state() { return state_; }
+  /// Reduced gradient of the shard, valid between reduce_gradients() and begin_step().
+  const Tensor& shard_gradient() const { return shard_gradient_; }
   /// Copies master values of the shard from the parameter values (after initialisation or loading values alone).
   void reset_master_from_values();
   /// Writes master values to parameter values and gathers them on all ranks (after a checkpoint load).  Collective.

@@ -113,30 +113,45 @@ struct LocalData {
   }
 };
 
-/// |mine - expected|_2 / |expected|_2 over all ranks of the group; tensors that are zero by nature are measured against `least`.
-double group_error(const Communicator& group, const std::vector<double>& mine, const std::vector<double>& expected, double least) {
-  double difference = mine.size() == expected.size() ? 0 : INFINITY, size = 0;
-  for (std::size_t i = 0; i < std::min(mine.size(), expected.size()); ++i) {
-    difference += (mine[i] - expected[i]) * (mine[i] - expected[i]);
-    size += expected[i] * expected[i];
+/// Collects |mine - expected|^2 and |expected|^2 of several tensors, and joins them over the ranks in one reduction.
+class Errors {
+ public:
+  void add(const char* name, const std::vector<double>& mine, const std::vector<double>& expected) {
+    double difference = mine.size() == expected.size() ? 0 : INFINITY, size = 0;
+    for (std::size_t i = 0; i < std::min(mine.size(), expected.size()); ++i) {
+      difference += (mine[i] - expected[i]) * (mine[i] - expected[i]);
+      size += expected[i] * expected[i];
+    }
+    names_.push_back(name);
+    sums_.insert(sums_.end(), {difference, size});
   }
-  difference = group.all_reduce(difference);
-  size = group.all_reduce(size);
-  return std::isnan(difference) ? INFINITY : std::sqrt(difference) / std::max({std::sqrt(size), least, 1e-300});
-}
+  /// Relative to the expected size, or to `least` for tensors that are zero by nature.  Collective.
+  void expect_below(const Communicator& group, double tolerance, double least) {
+    Tensor all = Tensor::wrap(sums_.data(), {static_cast<std::int64_t>(sums_.size())}, DType::f64);
+    group.all_reduce(all);
+    for (std::size_t i = 0; i < names_.size(); ++i) {
+      const double difference = sums_[2 * i], size = sums_[2 * i + 1];
+      EXPECT_LE(std::sqrt(difference), tolerance * std::max(std::sqrt(size), least)) << names_[i];
+    }
+  }
+
+ private:
+  std::vector<const char*> names_;
+  std::vector<double> sums_;
+};
 
 void check(const RingGroup& group, const MicroBatch& batch, const SequenceLayout& layout, DType type, const NaiveAttention& all) {
   LocalData local(all, layout, group.plan.rank, type);
   RingAttention attention(group, batch, layout, nullptr);
   attention.forward(local.in, local.o, local.lse);
   attention.backward(local.in, local.o, local.lse, local.d_o, local.dq, local.dk, local.dv);
-  const double tolerance = type == DType::f64 ? 1e-10 : 1e-5;
-  const double least = std::sqrt(static_cast<double>(batch.tokens()));
-  EXPECT_LT(group_error(group.cp, testing::elements(local.o), local.rows(all.o, kHeads * kDim), least), tolerance) << "o";
-  EXPECT_LT(group_error(group.cp, testing::elements(local.lse), local.lse_rows(all), least), tolerance) << "lse";
-  EXPECT_LT(group_error(group.cp, local.gradient(0, kHeads), local.rows(all.dq, kHeads * kDim), least), tolerance) << "dq";
-  EXPECT_LT(group_error(group.cp, local.gradient(kHeads, kKvHeads), local.rows(all.dk, kKvHeads * kDim), least), tolerance) << "dk";
-  EXPECT_LT(group_error(group.cp, local.gradient(kHeads + kKvHeads, kKvHeads), local.rows(all.dv, kKvHeads * kDim), least), tolerance) << "dv";
+  Errors errors;
+  errors.add("o", testing::elements(local.o), local.rows(all.o, kHeads * kDim));
+  errors.add("lse", testing::elements(local.lse), local.lse_rows(all));
+  errors.add("dq", local.gradient(0, kHeads), local.rows(all.dq, kHeads * kDim));
+  errors.add("dk", local.gradient(kHeads, kKvHeads), local.rows(all.dk, kKvHeads * kDim));
+  errors.add("dv", local.gradient(kHeads + kKvHeads, kKvHeads), local.rows(all.dv, kKvHeads * kDim));
+  errors.expect_below(group.cp, type == DType::f64 ? 1e-10 : 1e-5, std::sqrt(static_cast<double>(batch.tokens())));
 }
 
 class Ring : public ::testing::Test {

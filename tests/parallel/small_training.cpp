@@ -1,0 +1,135 @@
+#include "small_training.hpp"
+
+#include <algorithm>
+
+namespace ballast::testing {
+namespace {
+
+constexpr std::uint64_t kSeed = 20240607;  // parameters; the tokens follow the seed of the run
+
+Mesh& alone() {
+  static const Communicator self;
+  static Mesh mesh(self, MeshShape());
+  return mesh;
+}
+
+}  // namespace
+
+std::int32_t token_of(std::int64_t sample, std::int64_t position) {
+  return static_cast<std::int32_t>(random_bits(shared_seed(), 1000 + sample, position) % static_cast<std::uint64_t>(small_shape().vocabulary));
+}
+
+std::int32_t target_of(std::int64_t sample, std::int64_t position, std::int64_t length) {
+  if (position + 1 >= length || random_bits(shared_seed(), 5000 + sample, position) % 7 == 0) return -1;
+  return token_of(sample, position + 1);
+}
+
+SampleLength sample_of(std::int64_t sample, std::int64_t tokens) {
+  SampleLength result{sample, tokens, 0};
+  for (std::int64_t i = 0; i < tokens; ++i) result.loss_tokens += target_of(sample, i, tokens) >= 0;
+  return result;
+}
+
+SmallTraining::SmallTraining(const Mesh& mesh, const StepOptions& options)
+    : parameters(parameter_table(small_shape()), options.type, host_device(), mesh.replica.size()),
+      model(small_shape(), 0, small_shape().layers, parameters, options.recompute, options.recorder, 16),
+      optimizer(parameters, mesh.replica, options.zero, {}, options.recorder),
+      mesh_(mesh),
+      options_(options),
+      ring_{mesh.cp, plan_ring(mesh.at.cp(mesh.shape), mesh.shape.cp_outer, mesh.shape.cp_inner)} {
+  parameters.initialise(kSeed);
+  // Larger weights than a model starts with, so that attention is not nearly uniform; and biases that are not zero.
+  dispatch_float(options.type, [&](auto t) {
+    for (const Parameter& p : parameters.table()) {
+      auto* x = parameters.value(p.name).data<decltype(t)>();
+      for (std::int64_t i = 0; i < p.numel(); ++i)
+        x[i] = p.shape.size() > 1 ? 8 * x[i] : x[i] + static_cast<decltype(t)>(0.1 * random_normal(kSeed, stream_of(p.name.c_str()), 1000000 + i));
+    }
+  });
+  optimizer.reset_master_from_values();
+}
+
+MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss_scale) const {
+  const SequenceLayout layout(options_.layout, micro_batch.tokens(), mesh_.shape.cp(), options_.stripe);
+  MicroBatchWork work;
+  const auto tokens = local_tokens(micro_batch, layout, ring_.plan.rank);
+  const auto n = static_cast<std::int64_t>(tokens.size());
+  LocalBatch& batch = work.batch;
+  batch.tokens = Tensor::empty({n}, DType::i32);
+  batch.targets = Tensor::empty({n}, DType::i32);
+  batch.positions = Tensor::empty({n}, DType::i32);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const Segment& segment = micro_batch.segments[tokens[i].segment];
+    batch.tokens.data<std::int32_t>()[i] = token_of(segment.sample, tokens[i].position);
+    batch.targets.data<std::int32_t>()[i] = target_of(segment.sample, tokens[i].position, segment.end);
+    batch.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(tokens[i].position);
+    batch.segment.push_back(tokens[i].segment);
+  }
+  work.attention = std::make_unique<RingAttention>(ring_, micro_batch, layout, options_.recorder);
+  work.loss_scale = loss_scale;
+  return work;
+}
+
+double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
+  BatchingOptions batching;
+  batching.method = options_.method;
+  batching.micro_batch_tokens = options_.micro_batch_tokens;
+  batching.dp = mesh_.shape.dp;
+  const Batch batch = plan_batch(0, samples, batching);
+  const auto& mine = batch.micro_batches.at(mesh_.at.dp);
+  std::size_t rounds = 0;
+  for (const auto& list : batch.micro_batches) rounds = std::max(rounds, list.size());
+  const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(1, batch.loss_tokens()));
+  const int count = static_cast<int>(mine.size());
+  optimizer.begin_step();
+  const MicroBatchLosses losses = run_stage(accumulate_schedule(count).stages.at(0), count, model,
+                                            {[&](int m) { return prepare(mine[m], scale); }, [&] { optimizer.after_micro_batch(); }}, options_.recorder);
+  for (std::size_t r = mine.size(); r < rounds; ++r) optimizer.after_micro_batch();
+  norm = optimizer.reduce_gradients();
+  double loss = 0;
+  for (double l : losses) loss += l;
+  return mesh_.replica.all_reduce(loss) * scale;
+}
+
+void SmallTraining::update(double learning_rate, std::int64_t step) { optimizer.apply(norm > 1 ? 1 / norm : 1.0, learning_rate, step); }
+
+Reference reference_step(const std::vector<SampleLength>& samples, DType type) {
+  StepOptions options;
+  options.type = type;
+  options.method = "none";
+  SmallTraining training(alone(), options);
+  Reference reference;
+  reference.loss = training.gradients(samples);
+  reference.norm = training.norm;
+  for (const Parameter& p : training.parameters.table()) {
+    reference.names.push_back(p.name);
+    reference.gradients.push_back(elements(training.parameters.gradient(p.name)));
+  }
+  return reference;
+}
+
+std::pair<double, std::string> worst_gradient(SmallTraining& training, const Communicator& replica, const Reference& reference) {
+  // Each rank compares its shard; the sums of all parameters are joined at once.
+  const std::int64_t begin = training.optimizer.shard_begin(), end = training.optimizer.shard_end();
+  const std::vector<double> shard = elements(training.optimizer.shard_gradient());
+  std::vector<double> sums(2 * reference.names.size(), 0.0);
+  for (std::size_t p = 0; p < reference.names.size(); ++p) {
+    const std::int64_t first = training.parameters.offset(reference.names[p]);
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(reference.gradients[p].size()); ++i) {
+      if (first + i < begin || first + i >= end) continue;
+      const double expected = reference.gradients[p][i], difference = shard[first + i - begin] - expected;
+      sums[2 * p] += difference * difference;
+      sums[2 * p + 1] += expected * expected;
+    }
+  }
+  Tensor joined = Tensor::wrap(sums.data(), {static_cast<std::int64_t>(sums.size())}, DType::f64);
+  replica.all_reduce(joined);
+  std::pair<double, std::string> worst{0, ""};
+  for (std::size_t p = 0; p < reference.names.size(); ++p) {
+    const double error = std::isnan(sums[2 * p]) ? INFINITY : std::sqrt(sums[2 * p] / std::max(sums[2 * p + 1], 1e-300));
+    if (error > worst.first) worst = {error, reference.names[p]};
+  }
+  return worst;
+}
+
+}  // namespace ballast::testing

@@ -1,0 +1,78 @@
+// One training step of a small model on a mesh, from plan to reduced gradients: what the train loop does, without files.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "core/batch.hpp"
+#include "core/sequence_layout.hpp"
+#include "kernels/model.hpp"
+#include "parallel/ring_attention.hpp"
+#include "parallel/stage_executor.hpp"
+#include "parallel/zero.hpp"
+#include "support.hpp"
+
+namespace ballast::testing {
+
+inline ModelShape small_shape() {
+  ModelShape shape;
+  shape.layers = 2;
+  shape.hidden = 16;
+  shape.intermediate = 24;
+  shape.query_heads = 4;
+  shape.kv_heads = 2;
+  shape.head_dim = 4;
+  shape.vocabulary = 19;
+  shape.qkv_bias = true;
+  shape.rope_theta = 1e4;
+  return shape;
+}
+
+struct StepOptions {
+  DType type = DType::f64;
+  LayoutKind layout = LayoutKind::zigzag;
+  std::int64_t stripe = 64;
+  std::string method = "packed";
+  std::int64_t micro_batch_tokens = 48;
+  int zero = 0;
+  RecomputeOptions recompute;
+  Recorder* recorder = nullptr;
+};
+
+/// Token at a position of a sample; about one target in seven carries no loss, the last of a sample never does.
+std::int32_t token_of(std::int64_t sample, std::int64_t position);
+std::int32_t target_of(std::int64_t sample, std::int64_t position, std::int64_t length);
+SampleLength sample_of(std::int64_t sample, std::int64_t tokens);
+
+/// A model on this rank of a mesh.
+class SmallTraining {
+ public:
+  SmallTraining(const Mesh& mesh, const StepOptions& options);
+  /// Forward, backward and reduction over these samples; returns the loss per token of the global batch.  Collective.
+  double gradients(const std::vector<SampleLength>& samples);
+  /// Continues gradients() with clipping at 1 and AdamW.
+  void update(double learning_rate, std::int64_t step);
+
+  Parameters parameters;
+  StageModel model;
+  ShardedOptimizer optimizer;
+  double norm = 0;
+
+ private:
+  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale) const;
+  const Mesh& mesh_;
+  StepOptions options_;
+  RingGroup ring_;
+};
+
+/// The same step on one rank with every sample in a micro-batch of its own, kept per parameter; computed without any communication.
+struct Reference {
+  double loss = 0, norm = 0;
+  std::vector<std::string> names;
+  std::vector<std::vector<double>> gradients;
+};
+Reference reference_step(const std::vector<SampleLength>& samples, DType type);
+
+/// Largest relative L2 error of a parameter's gradient, and which.  Collective over the replica group.
+std::pair<double, std::string> worst_gradient(SmallTraining& training, const Communicator& replica, const Reference& reference);
+
+}  // namespace ballast::testing

@@ -1,0 +1,115 @@
+// Invariants 1 to 3 over dp x cp: loss and every gradient are those of one rank that trains each sample alone.
+#include <gtest/gtest.h>
+
+#include "small_training.hpp"
+
+namespace ballast {
+namespace {
+
+using namespace testing;
+
+struct LayoutCase {
+  LayoutKind kind;
+  std::int64_t stripe;
+};
+const LayoutCase kLayouts[] = {{LayoutKind::contiguous, 1}, {LayoutKind::zigzag, 1}, {LayoutKind::striped, 1}, {LayoutKind::striped, 3}, {LayoutKind::striped, 64}};
+
+/// Odd lengths, one-token and empty samples, one longer than a pack.
+std::vector<SampleLength> awkward_samples() {
+  std::vector<SampleLength> samples;
+  for (std::int64_t tokens : {71, 23, 1, 0, 13, 37, 1, 9}) samples.push_back(sample_of(static_cast<std::int64_t>(samples.size()), tokens));
+  return samples;
+}
+
+void expect_like_one_rank(const MeshShape& shape, const StepOptions& options, const std::vector<SampleLength>& samples, const Reference& reference) {
+  SCOPED_TRACE(fmt::format("{}, {} {}, zero {}, {}", describe(shape), name(options.layout), options.stripe, options.zero, name(options.type)));
+  const Mesh& mesh = mesh_of(shape);
+  SmallTraining training(mesh, options);
+  const double loss = training.gradients(samples);
+  const double tolerance = options.type == DType::f64 ? 1e-10 : 1e-5;
+  EXPECT_NEAR(loss, reference.loss, tolerance * reference.loss);
+  EXPECT_NEAR(training.norm, reference.norm, tolerance * reference.norm);
+  const auto [error, where] = worst_gradient(training, mesh.replica, reference);
+  EXPECT_LT(error, tolerance) << where;
+}
+
+class Training : public ::testing::Test {
+ protected:
+  const int ranks = Communicator::world().size();
+  const std::vector<SampleLength> samples = awkward_samples();
+  const std::string trace = "repeat with BALLAST_TEST_SEED=" + std::to_string(shared_seed());
+};
+
+TEST_F(Training, EveryMeshAndLayoutEqualsOneRankInFp64) {
+  SCOPED_TRACE(trace);
+  const Reference reference = reference_step(samples, DType::f64);
+  int zero = 0;
+  for (const MeshShape& shape : data_and_context_meshes(ranks))
+    for (const LayoutCase& l : kLayouts) {
+      if (shape.cp() == 1 && l.kind != LayoutKind::contiguous) continue;  // one rank holds all: layouts do not differ
+      StepOptions options;
+      options.layout = l.kind;
+      options.stripe = l.stripe;
+      options.zero = zero++ % 3;
+      expect_like_one_rank(shape, options, samples, reference);
+    }
+}
+
+TEST_F(Training, EveryMeshEqualsOneRankInFp32) {
+  SCOPED_TRACE(trace);
+  const Reference reference = reference_step(samples, DType::f32);
+  int zero = 0;
+  for (const MeshShape& shape : data_and_context_meshes(ranks)) {
+    StepOptions options;
+    options.type = DType::f32;
+    options.zero = zero++ % 3;
+    expect_like_one_rank(shape, options, samples, reference);
+  }
+}
+
+TEST_F(Training, MoreRanksThanSamplesOrTokens) {
+  SCOPED_TRACE(trace);
+  const std::vector<SampleLength> few{sample_of(0, 5)};
+  const Reference reference = reference_step(few, DType::f64);
+  for (const MeshShape& shape : data_and_context_meshes(ranks)) {
+    StepOptions options;
+    options.zero = 2;
+    expect_like_one_rank(shape, options, few, reference);
+  }
+}
+
+TEST_F(Training, RecomputationChangesNoBitOnARing) {
+  SCOPED_TRACE(trace);
+  MeshShape shape;
+  shape.cp_inner = ranks;
+  const Mesh& mesh = mesh_of(shape);
+  StepOptions options;
+  options.type = DType::f32;
+  SmallTraining keep(mesh, options);
+  const double loss = keep.gradients(samples);
+  for (RecomputeOptions recompute : {RecomputeOptions{Recompute::selective, -1}, RecomputeOptions{Recompute::full, 1}, RecomputeOptions{Recompute::full, -1}}) {
+    options.recompute = recompute;
+    SmallTraining again(mesh, options);
+    EXPECT_EQ(again.gradients(samples), loss);
+    EXPECT_TRUE(bit_equal(again.parameters.gradients(), keep.parameters.gradients())) << static_cast<int>(recompute.mode) << " " << recompute.layers;
+  }
+}
+
+TEST_F(Training, RepeatsItsBits) {
+  MeshShape shape;
+  shape.dp = ranks > 1 ? 2 : 1;
+  shape.cp_outer = ranks / shape.dp;
+  StepOptions options;
+  options.type = DType::f32;
+  options.zero = 1;
+  SmallTraining first(mesh_of(shape), options), second(mesh_of(shape), options);
+  for (std::int64_t step = 1; step <= 2; ++step) {
+    EXPECT_EQ(first.gradients(samples), second.gradients(samples));
+    first.update(1e-2, step);
+    second.update(1e-2, step);
+  }
+  EXPECT_TRUE(bit_equal(first.parameters.values(), second.parameters.values()));
+}
+
+}  // namespace
+}  // namespace ballast
