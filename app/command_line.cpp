@@ -79,6 +79,13 @@ ParsedLine parse_command_line(const std::vector<std::string>& arguments) {
     return {std::nullopt, fmt::format("ballast --help deck {}: no such block{}; blocks: {}\n", block, near.empty() ? "" : " (did you mean " + near + "?)", fmt::join(names, ", ")), 2};
   }
 
+  std::vector<std::string> known;
+  for (const Command& command : kCommands) known.emplace_back(command.name);
+  if (!arguments.empty() && !arguments[0].starts_with("-") && std::find(known.begin(), known.end(), arguments[0]) == known.end()) {
+    const std::string near = nearest_name(arguments[0], known);
+    return {std::nullopt, fmt::format("ballast: unknown command {}{}; commands: {}\n", arguments[0], near.empty() ? "" : " (did you mean " + near + "?)", fmt::join(known, ", ")), 2};
+  }
+
   CommandLine line;
   std::string wall_time;
   CLI::App app(kAbout, "ballast");

@@ -86,7 +86,7 @@ PackFacts pack(const Deck& deck) {
     std::vector<double> packs;
     for (const auto& list : batch.micro_batches)
       for (const MicroBatch& m : list) {
-        packs.push_back(tokens(m));
+        packs.push_back(std::min(tokens(m), capacity));  // a sample above the capacity has a pack of its own, without padding
         if (f.cp * m.sp > 1) communicating += tokens(m);
       }
     f.packs += static_cast<std::int64_t>(packs.size());

@@ -42,7 +42,7 @@ MemoryEstimate estimate_memory(const MemoryInputs& in) {
   const std::int64_t partial = in.cp > 1 ? t * sum * ((wide ? 1 : 2) * q + m.query_heads) : 0;
   const std::int64_t backward = t * sum * (m.query_heads + (wide ? 0 : q));
   const std::int64_t shards = in.cp > 1 ? (1 + in.kv_buffers) * 2 * kv * t * element : 0;
-  const std::int64_t reduction = in.host && in.replicas > 1 ? std::min<std::int64_t>(kReductionBytes, padded * sum) : 0;
+  const std::int64_t reduction = in.host ? std::min<std::int64_t>(kReductionBytes, padded * sum) : 0;
   at(MemoryCategory::communication) = shards + in.dkv_buffers * 2 * kv * t * sum + std::max(partial, backward) + reduction;
   return estimate;
 }
