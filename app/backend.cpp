@@ -2,6 +2,7 @@
 
 #ifdef BALLAST_HAVE_CUDA
 #include "kernels/cuda/device.hpp"
+#include "kernels/cuda/operations.hpp"
 #endif
 
 namespace ballast {
@@ -31,6 +32,7 @@ BackendChoice choose_backend(const Deck& deck, const Communicator& world, int lo
   choice.owned_device = std::make_unique<cuda::CudaDevice>(local_rank);
   choice.device = choice.owned_device.get();
   set_cuda_device(choice.device);
+  cuda::set_deterministic(deck.boolean("run.deterministic"));
   choice.owned_clock = cuda::device_clock();
   choice.clock = choice.owned_clock.get();
   choice.dtype = DType::bf16;

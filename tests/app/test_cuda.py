@@ -1,0 +1,69 @@
+"""Whole training runs on GPUs against the host backend: the same deck, run.backend = "cuda".  Skips, with the reason, where no GPU answers."""
+import os
+import subprocess
+import unittest
+
+from runs import DECK, RunCase
+
+
+def gpus():
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+GPUS = gpus()
+WIDE = DECK.replace("hidden = 32", "hidden = 256").replace("intermediate = 64", "intermediate = 512").replace("head_dim = 8", "head_dim = 64")
+RATE = "optimizer.learning_rate=0.001"
+
+
+@unittest.skipIf(GPUS == 0, "no GPU answers here (nvidia-smi lists none)")
+class Cuda(RunCase):
+    def train(self, name, ranks, *overrides, **mesh):
+        run = self.out(name)
+        values = {"dp": 1, "cp_outer": 1, "cp_inner": 1, "steps": 30, "every": 0}
+        values.update(mesh)
+        done = self.run_ballast(ranks, "train", self.deck(name + ".toml", WIDE, **values), "-d", run, RATE, *overrides)
+        return run, done
+
+    def curve(self, run):
+        return [float(row["loss"]) for row in self.steps(run) if "loss" in row]
+
+    def test_loss_curve_is_the_hosts_within_bf16_noise_on_every_mesh(self):
+        host, _ = self.train("host", 1)
+        reference = self.curve(host)
+        self.assertLess(reference[-1], reference[0] - 1)
+        meshes = [(1, {})]
+        if GPUS >= 2:
+            meshes += [(2, {"dp": 2}), (2, {"cp_inner": 2})]
+        if GPUS >= 4:
+            meshes += [(4, {"cp_inner": 4}), (4, {"cp_outer": 2, "cp_inner": 2}), (4, {"dp": 2, "cp_inner": 2})]
+        for ranks, mesh in meshes:
+            for zero in (1, 2) if mesh.get("dp") else (1,):
+                run, done = self.train("cuda" + "".join(f"-{k}{v}" for k, v in mesh.items()) + f"-zero{zero}", ranks, "run.backend=cuda", f"optimizer.zero={zero}", **mesh)
+                self.assertNotIn("use the host backend", done.stdout)
+                curve = self.curve(run)
+                worst = max(abs(a - b) / b for a, b in zip(curve, reference))
+                print(f"# {ranks} GPUs {mesh} zero {zero}: first {curve[0]:.5f} (host {reference[0]:.5f}), last {curve[-1]:.5f} ({reference[-1]:.5f}), worst {worst:.2e}")
+                self.assertAlmostEqual(curve[0], reference[0], delta=5e-3 * reference[0])
+                self.assertLess(worst, 3e-2)
+
+    def test_deterministic_runs_repeat_their_digits_with_and_without_recomputation(self):
+        rows = []
+        for name, overrides in (("a", []), ("b", []), ("full", ["recompute.mode=full"]), ("selective", ["recompute.mode=selective"])):
+            run, _ = self.train(name, 1, "run.backend=cuda", "run.deterministic=true", *overrides, steps=8)
+            rows.append([(r["loss"], r["grad_norm"]) for r in self.steps(run)])
+        for other in rows[1:]:
+            self.assertEqual(rows[0], other)
+
+    def test_restart_is_bit_identical(self):
+        whole, _ = self.train("whole", 1, "run.backend=cuda", "run.deterministic=true", steps=6, every=3)
+        parts, _ = self.train("parts", 1, "run.backend=cuda", "run.deterministic=true", "optimizer.decay_steps=6", steps=3, every=3)
+        self.run_ballast(1, "train", self.deck("again.toml", WIDE, dp=1, steps=6, every=3), "-d", parts, "-r", "latest", RATE, "run.backend=cuda", "run.deterministic=true")
+        self.assertEqual(self.losses(whole), self.losses(parts))
+
+
+if __name__ == "__main__":
+    unittest.main()
