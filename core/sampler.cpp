@@ -24,17 +24,12 @@ Sampler::Sampler(std::int64_t samples, std::uint64_t seed, double validation_sha
     lowest = std::min(lowest, value);
     highest = std::max(highest, value);
   }
-  // Few samples may all fall on one side: the extreme ones then decide, so that both sides have one.
+  // Few samples may all fall on one side: the extreme ones then decide, so that both sides have one.  A single document is trained on.
   double threshold = validation_share;
-  if (validation_share > 0 && lowest < highest) {
-    if (lowest >= threshold) threshold = std::nextafter(lowest, 2.0);
-    if (highest < threshold) threshold = highest;
-  }
+  if (threshold > 0) threshold = lowest < highest ? std::clamp(threshold, std::nextafter(lowest, 2.0), highest) : 0;
   for (std::int64_t sample = 0; sample < samples; ++sample) {
-    (validation_share > 0 && draw(document_of(sample)) < threshold ? validation_ : training_).push_back(sample);
+    (draw(document_of(sample)) < threshold ? validation_ : training_).push_back(sample);
   }
-  require(!training_.empty(), "data.validation_share = {} leaves no sample to train on: the dataset has {} sample(s) of one document", validation_share,
-          samples);
 }
 
 const std::vector<std::int64_t>& Sampler::order(std::int64_t epoch) {

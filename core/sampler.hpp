@@ -21,7 +21,7 @@ class Sampler {
  public:
   /// `validation_share` in [0, 1) of the samples, each decided by its own hash, so that a dataset that grows keeps its split; above 0, and
   /// with two samples or more, both sides get at least one.  `document` (optional) maps a sample to what it was cut from: all pieces of a
-  /// document fall on one side.  Errors: no sample, a share outside [0, 1), nothing left to train on.
+  /// document fall on one side.  Errors: no sample, a share outside [0, 1).
   Sampler(std::int64_t samples, std::uint64_t seed, double validation_share, bool shuffle = true,
           const std::function<std::int64_t(std::int64_t)>& document = {});
   const std::vector<std::int64_t>& validation() const { return validation_; }  ///< ascending

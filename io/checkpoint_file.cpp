@@ -52,6 +52,7 @@ std::uint64_t create_checkpoint_file(const std::string& path, const std::vector<
   const std::uint64_t block_bytes = envelope_bytes(datasets.size());
   const hdf5::Handle creation = hdf5::property_list(H5P_FILE_CREATE), access = access_list(), dataset = hdf5::property_list(H5P_DATASET_CREATE);
   hdf5::check(H5Pset_userblock(creation, block_bytes), "setting the HDF5 user block");
+  hdf5::check(H5Pset_obj_track_times(creation, false), "times of the root group");
   // Big metadata blocks, so that small pieces do not scatter between the datasets.
   hdf5::check(H5Pset_meta_block_size(access, hsize_t{1} << 18), "setting the HDF5 metadata block");
   // Space now, values later and from many ranks; no time stamps, so that equal states give equal files.

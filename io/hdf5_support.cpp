@@ -124,7 +124,9 @@ bool exists(hid_t parent, const std::string& name) {
 }
 
 Handle create_group(hid_t parent, const std::string& name) {
-  return Handle(H5Gcreate2(parent, name.c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), H5Gclose, "creating group " + name);
+  const Handle creation = property_list(H5P_GROUP_CREATE);
+  check(H5Pset_obj_track_times(creation, false), "times of group " + name);
+  return Handle(H5Gcreate2(parent, name.c_str(), H5P_DEFAULT, creation, H5P_DEFAULT), H5Gclose, "creating group " + name);
 }
 
 Handle open_group(hid_t parent, const std::string& name) {
@@ -132,8 +134,10 @@ Handle open_group(hid_t parent, const std::string& name) {
 }
 
 Handle create_dataset(hid_t parent, const std::string& name, hid_t type, const std::vector<hsize_t>& dims, hid_t creation) {
-  return Handle(H5Dcreate2(parent, name.c_str(), type, simple_space(dims), H5P_DEFAULT, creation, H5P_DEFAULT), H5Dclose,
-                "creating dataset " + name);
+  const Handle plain = property_list(H5P_DATASET_CREATE);
+  check(H5Pset_obj_track_times(plain, false), "times of dataset " + name);
+  return Handle(H5Dcreate2(parent, name.c_str(), type, simple_space(dims), H5P_DEFAULT, creation == H5P_DEFAULT ? hid_t{plain} : creation, H5P_DEFAULT),
+                H5Dclose, "creating dataset " + name);
 }
 
 Handle open_dataset(hid_t parent, const std::string& name) {

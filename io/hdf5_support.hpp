@@ -61,7 +61,8 @@ Handle open_file(const std::string& path, bool writable = false, hid_t access = 
 Handle property_list(hid_t property_class);
 Handle simple_space(const std::vector<hsize_t>& dims, const std::vector<hsize_t>& max_dims = {});  ///< no dims: a scalar
 
-/// Objects below `parent`, by name or path.  Errors name the object.
+/// Objects below `parent`, by name or path; those made here have no time stamps, so that equal contents give equal files.  Errors name the
+/// object.
 bool exists(hid_t parent, const std::string& name);
 Handle create_group(hid_t parent, const std::string& name);
 Handle open_group(hid_t parent, const std::string& name);
