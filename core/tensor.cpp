@@ -1,5 +1,10 @@
 #include "core/tensor.hpp"
 
+#include <features.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <Kokkos_Core.hpp>
 #include <cstring>
 #include <limits>
@@ -34,6 +39,13 @@ std::int64_t product(const Shape& shape) {
 
 class HostDevice final : public Device {
  public:
+  HostDevice() {
+#ifdef __GLIBC__
+    // Activations come and go in every step: keep their pages instead of returning them to the system and faulting them in anew.
+    mallopt(M_MMAP_THRESHOLD, 1 << 30);
+    mallopt(M_TRIM_THRESHOLD, 2047 << 20);
+#endif
+  }
   Space space() const override { return Space::host; }
   std::string description() const override { return "host (Kokkos " + std::string(Kokkos::DefaultHostExecutionSpace::name()) + ")"; }
   void* allocate(std::size_t bytes) override {
