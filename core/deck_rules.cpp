@@ -60,13 +60,13 @@ void model_rules(const Deck& deck, Rules& rules) {
   const bool custom = deck.text("model.preset") == "custom";
   for (const std::string& problem : problems(model_shape(deck))) {
     // Messages of a shape begin with the field's name, which is the key's.
-    const std::string key = "model." + problem.substr(0, problem.find(' '));
+    const std::string key = fmt::format("model.{}", problem.substr(0, problem.find(' ')));
     const bool missing = custom && find_key(key) != nullptr && !deck.is_set(key);
     const std::string hint = missing ? "; a custom model states its whole shape, or choose a model.preset" : "";
     std::vector<std::string> keys;
     if (find_key(key) != nullptr) keys.push_back(key);
     for (const auto& path : paths_of("model"))
-      if (problem.find(" " + path.substr(6) + " ") != std::string::npos) keys.push_back(path);  // the others that it names
+      if (problem.find(fmt::format(" {} ", path.substr(6))) != std::string::npos) keys.push_back(path);  // the others that it names
     keys.push_back("model.preset");
     rules.add(keys, "model." + problem + hint);
   }

@@ -289,8 +289,10 @@ bool Reader::known(const std::string& block, const std::string& key, std::size_t
 
 void Reader::read_key(const std::string& block, const std::string& key, const toml::node& node, std::size_t line, const std::string& where,
                       std::vector<Setting>& into) {
-  if (!known(block, key, line, where)) return;
   const std::string path = block + "." + key, begin = line == kCommandLine ? where + ": " : "";
+  if (node.is_table() && find_key(path) == nullptr && find_block(block) != nullptr)
+    return add(line, fmt::format("{}{} is a table inside a block; decks have two levels, [block] and key = value", begin, printable(path)));
+  if (!known(block, key, line, where)) return;
   const KeySpec& spec = *find_key(path);
   if (node.is_table()) {
     faulty.insert(path);
