@@ -31,7 +31,7 @@ inline std::uint64_t shared_seed() {
 class SharedDraw {
  public:
   explicit SharedDraw(std::uint64_t stream) : stream_(stream) {}
-  std::string trace() const { return "repeat with BALLAST_TEST_SEED=" + std::to_string(shared_seed()); }
+  std::string trace() const { return fmt::format("repeat with BALLAST_TEST_SEED={}", shared_seed()); }
   double normal() { return random_normal(shared_seed(), stream_, counter_++); }
   double uniform() { return random_uniform(shared_seed(), stream_, counter_++); }
   /// Integer in [low, high].

@@ -272,11 +272,11 @@ TEST_F(Comm, CheckAllThrowsTheLowestRanksMessageEverywhere) {
   for (int first = 0; first < size; ++first) {
     std::string message;
     try {
-      check_all(world, rank < first, "message of rank " + std::to_string(rank));
+      check_all(world, rank < first, fmt::format("message of rank {}", rank));
     } catch (const CollectiveError& e) {
       message = e.what();
     }
-    EXPECT_EQ(message, "message of rank " + std::to_string(first));
+    EXPECT_EQ(message, fmt::format("message of rank {}", first));
   }
 }
 
