@@ -23,8 +23,8 @@ using hdf5::Handle;
 constexpr std::int64_t kFormatVersion = 1;
 constexpr hsize_t kCopyBytes = 1 << 22;
 
-/// Tables whose used rows /rows counts; the order is that of its fields.
-enum Table { kEvents, kSteps, kPlans, kPlanSteps, kPlanText, kTables };
+/// Tables in the order of the fields of /rows.
+enum TableName { kEvents, kSteps, kPlans, kPlanSteps, kPlanText, kTables };
 constexpr const char* kTableNames[kTables] = {"events", "steps", "plans", "plan_steps", "plan_text"};
 constexpr hsize_t kFirstCapacity[kTables] = {16384, 1024, 256, 1024, 1 << 18};
 
@@ -93,62 +93,62 @@ Handle rows_type() {
   return type;
 }
 
-Handle copy_of(hid_t type) { return Handle(H5Tcopy(type), H5Tclose, "type"); }
+/// Row of /steps: the step, then one double a scalar.
+Handle step_type(const std::vector<std::string>& scalars) {
+  Handle type = compound(8 * (1 + scalars.size()));
+  insert(type, "step", 0, H5T_NATIVE_INT64);
+  for (std::size_t i = 0; i < scalars.size(); ++i) insert(type, scalars[i].c_str(), 8 * (1 + i), H5T_NATIVE_DOUBLE);
+  return type;
+}
 
-/// One contiguous dataset of the file.  `table` says which row count it belongs to.
-struct Column {
-  std::string path;
-  Table table;
-  Handle type;
-  Handle dataset;
+/// One contiguous dataset of the file, with its type in memory and in the file.
+struct Table {
+  Handle type, dataset;
+  std::int64_t rows = 0;
+  hsize_t capacity = 0;
 };
 
-void transfer(const Column& column, hsize_t begin, hsize_t count, void* data, bool write) {
+void transfer(hid_t dataset, hid_t type, hsize_t begin, hsize_t count, void* data, bool write, const char* name) {
   if (count == 0) return;
-  const Handle file(H5Dget_space(column.dataset), H5Sclose, "dataspace of " + column.path);
-  check(H5Sselect_hyperslab(file, H5S_SELECT_SET, &begin, nullptr, &count, nullptr), "rows of " + column.path);
+  const Handle file(H5Dget_space(dataset), H5Sclose, std::string("dataspace of ") + name);
+  check(H5Sselect_hyperslab(file, H5S_SELECT_SET, &begin, nullptr, &count, nullptr), std::string("rows of ") + name);
   const Handle memory = hdf5::simple_space({count});
   if (write)
-    check(H5Dwrite(column.dataset, column.type, memory, file, H5P_DEFAULT, data), "writing " + column.path);
+    check(H5Dwrite(dataset, type, memory, file, H5P_DEFAULT, data), std::string("writing ") + name);
   else
-    check(H5Dread(column.dataset, column.type, memory, file, H5P_DEFAULT, data), "reading " + column.path);
+    check(H5Dread(dataset, type, memory, file, H5P_DEFAULT, data), std::string("reading ") + name);
 }
-
-void put(const Column& column, hsize_t begin, hsize_t count, const void* data) {
-  transfer(column, begin, count, const_cast<void*>(data), true);
-}
-void get(const Column& column, hsize_t begin, hsize_t count, void* data) { transfer(column, begin, count, data, false); }
 
 }  // namespace
 
 struct TraceWriter::Impl {
   std::string path;
-  Handle file, rows_dataset;
-  std::int64_t rows[kTables] = {};
-  hsize_t capacity[kTables] = {};
-  std::vector<Column> columns;                     ///< events, plans, plan_steps, plan_text, steps/step, then scalars
+  Handle file, rows_dataset, rows_memory = rows_type();
+  Table tables[kTables];
+  std::vector<std::string> scalars;                ///< fields of /steps after `step`
   std::map<std::int64_t, std::int64_t> step_rows;  ///< this session's row of a step
   std::map<std::pair<std::string, std::uint64_t>, std::int64_t> plans;
   std::int64_t sessions = 0;
 
-  Column& column(const std::string& name) {
-    return *std::find_if(columns.begin(), columns.end(), [&](const Column& c) { return c.path == name; });
-  }
-  bool has(const std::string& name) const {
-    return std::any_of(columns.begin(), columns.end(), [&](const Column& c) { return c.path == name; });
-  }
-
-  static std::vector<Column> fixed_columns() {
-    std::vector<Column> list;
-    list.push_back({"events", kEvents, event_type(), {}});
-    list.push_back({"plans", kPlans, plan_type(), {}});
-    list.push_back({"plan_steps", kPlanSteps, plan_step_type(), {}});
-    list.push_back({"plan_text", kPlanText, copy_of(H5T_NATIVE_UINT8), {}});
-    list.push_back({"steps/step", kSteps, copy_of(H5T_NATIVE_INT64), {}});
-    return list;
+  Handle type_of(int table) const {
+    switch (table) {
+      case kEvents:
+        return event_type();
+      case kSteps:
+        return step_type(scalars);
+      case kPlans:
+        return plan_type();
+      case kPlanSteps:
+        return plan_step_type();
+      default:
+        return Handle(H5Tcopy(H5T_NATIVE_UINT8), H5Tclose, "byte type");
+    }
   }
 
-  static Column scalar_column(const std::string& name) { return {"steps/" + name, kSteps, copy_of(H5T_NATIVE_DOUBLE), {}}; }
+  void put(TableName table, std::int64_t row, std::size_t count, const void* data) {
+    transfer(tables[table].dataset, tables[table].type, static_cast<hsize_t>(row), count, const_cast<void*>(data), true,
+             kTableNames[table]);
+  }
 
   /// Access without locks and without a sieve buffer: a write goes to the file at once and readers are welcome.
   static Handle access() {
@@ -160,13 +160,14 @@ struct TraceWriter::Impl {
     return list;
   }
 
-  void create_column(hid_t parent, Column& column) const {
-    const Handle list = hdf5::property_list(H5P_DATASET_CREATE);
-    check(H5Pset_layout(list, H5D_CONTIGUOUS), "layout of " + column.path);
-    check(H5Pset_alloc_time(list, H5D_ALLOC_TIME_EARLY), "layout of " + column.path);
-    check(H5Pset_fill_time(list, H5D_FILL_TIME_NEVER), "layout of " + column.path);  // spare rows stay holes in the file
-    check(H5Pset_obj_track_times(list, false), "layout of " + column.path);
-    column.dataset = hdf5::create_dataset(parent, column.path, column.type, {capacity[column.table]}, list);
+  /// Space is reserved at once and never filled, so that spare rows stay holes in the file.
+  static Handle layout() {
+    Handle list = hdf5::property_list(H5P_DATASET_CREATE);
+    check(H5Pset_layout(list, H5D_CONTIGUOUS), "dataset layout");
+    check(H5Pset_alloc_time(list, H5D_ALLOC_TIME_EARLY), "dataset layout");
+    check(H5Pset_fill_time(list, H5D_FILL_TIME_NEVER), "dataset layout");
+    check(H5Pset_obj_track_times(list, false), "dataset layout");
+    return list;
   }
 
   void read_existing() {
@@ -174,93 +175,90 @@ struct TraceWriter::Impl {
     require(hdf5::read_text_attribute(file, "format") == "ballast-trace", "it is not a Ballast trace");
     const std::int64_t found = hdf5::read_int_attribute(file, "format_version");
     require(found == kFormatVersion, "it has format version {}, this program writes version {}", found, kFormatVersion);
-    check(H5Dread(hdf5::open_dataset(file, "rows"), rows_type(), H5S_ALL, H5S_ALL, H5P_DEFAULT, rows), "reading rows");
-    columns = fixed_columns();
-    for (const std::string& name : hdf5::names_in(file, "steps"))
-      if (name != "step") columns.push_back(scalar_column(name));
-    for (Column& c : columns) {
-      c.dataset = hdf5::open_dataset(file, c.path);
-      const auto dims = hdf5::dims_of(c.dataset, c.path);
-      require(dims.size() == 1 && rows[c.table] >= 0 && static_cast<hsize_t>(rows[c.table]) <= dims[0], "{} has fewer rows than /rows says",
-              c.path);
-      capacity[c.table] = dims[0];
+    std::int64_t rows[kTables] = {};
+    check(H5Dread(hdf5::open_dataset(file, "rows"), rows_memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, rows), "reading rows");
+    for (int t = 0; t < kTables; ++t) {
+      tables[t].dataset = hdf5::open_dataset(file, kTableNames[t]);
+      tables[t].rows = rows[t];
+      const auto dims = hdf5::dims_of(tables[t].dataset, kTableNames[t]);
+      require(dims.size() == 1 && rows[t] >= 0 && static_cast<hsize_t>(rows[t]) <= dims[0], "{} has fewer rows than /rows says",
+              kTableNames[t]);
     }
+    const Handle fields(H5Dget_type(tables[kSteps].dataset), H5Tclose, "type of steps");
+    for (int i = 1; i < check(H5Tget_nmembers(fields), "type of steps"); ++i) {
+      char* field = H5Tget_member_name(fields, static_cast<unsigned>(i));
+      scalars.emplace_back(field ? field : "");
+      H5free_memory(field);
+    }
+    for (int t = 0; t < kTables; ++t) tables[t].type = type_of(t);
     sessions = static_cast<std::int64_t>(hdf5::names_in(file, "sessions").size());
     std::vector<PlanRow> known(static_cast<std::size_t>(rows[kPlans]));
-    get(column("plans"), 0, known.size(), known.data());
+    transfer(tables[kPlans].dataset, tables[kPlans].type, 0, known.size(), known.data(), false, "plans");
     for (std::size_t i = 0; i < known.size(); ++i) plans[{known[i].kind, known[i].hash}] = static_cast<std::int64_t>(i);
   }
 
-  /// Writes the file anew with the capacities and columns as they are now, and `extra` on top, and puts it in place.
+  /// Copies the used rows; a scalar that the old file lacks becomes NaN, an event kind is matched by its name.
+  void copy_rows(int table, const Table& to) const {
+    const Table& from = tables[table];
+    const hsize_t bytes = H5Tget_size(to.type), used = static_cast<hsize_t>(from.rows), most = std::max<hsize_t>(1, kCopyBytes / bytes);
+    std::vector<double> buffer;
+    for (hsize_t begin = 0; from.dataset.valid() && begin < used; begin += most) {
+      const hsize_t count = std::min(used - begin, most);
+      buffer.assign((count * bytes + 7) / 8, std::numeric_limits<double>::quiet_NaN());
+      transfer(from.dataset, to.type, begin, count, buffer.data(), false, kTableNames[table]);
+      transfer(to.dataset, to.type, begin, count, buffer.data(), true, kTableNames[table]);
+    }
+  }
+
+  /// Writes the file anew with the capacities and scalars as they are now, and `extra` on top, and puts it in place.
   template <class Extra>
-  void rewrite(std::vector<Column> next, const Extra& extra) {
+  void rewrite(const Extra& extra) {
     const std::string temporary = path + ".tmp";
-    const Handle list = access();
-    Handle fresh = hdf5::create_file(temporary, H5P_DEFAULT, list);
+    Handle fresh = hdf5::create_file(temporary, H5P_DEFAULT, access());
     hdf5::write_attribute(fresh, "format", std::string("ballast-trace"));
     hdf5::write_attribute(fresh, "format_version", kFormatVersion);
-    hdf5::create_group(fresh, "steps");
     if (file.valid())
       check(H5Ocopy(file, "sessions", fresh, "sessions", H5P_DEFAULT, H5P_DEFAULT), "copying sessions");
     else
       hdf5::create_group(fresh, "sessions");
-    for (Column& c : next) {
-      create_column(fresh, c);
-      const hsize_t bytes = H5Tget_size(c.type), used = static_cast<hsize_t>(rows[c.table]);
-      std::vector<char> buffer;
-      if (has(c.path)) {
-        for (hsize_t begin = 0; begin < used;) {
-          const hsize_t count = std::min(used - begin, std::max<hsize_t>(1, kCopyBytes / bytes));
-          buffer.resize(count * bytes);
-          get(column(c.path), begin, count, buffer.data());
-          put(c, begin, count, buffer.data());
-          begin += count;
-        }
-      } else if (c.path != "steps/step" && c.table == kSteps && used > 0) {
-        const std::vector<double> missing(used, std::numeric_limits<double>::quiet_NaN());
-        put(c, 0, used, missing.data());
-      }
+    Table next[kTables];
+    for (int t = 0; t < kTables; ++t) {
+      next[t] = {type_of(t), {}, tables[t].rows, tables[t].capacity};
+      next[t].dataset = hdf5::create_dataset(fresh, kTableNames[t], next[t].type, {next[t].capacity}, layout());
+      copy_rows(t, next[t]);
     }
-    const Handle row_list = hdf5::property_list(H5P_DATASET_CREATE);
-    check(H5Pset_alloc_time(row_list, H5D_ALLOC_TIME_EARLY), "layout of rows");
-    check(H5Pset_obj_track_times(row_list, false), "layout of rows");
-    Handle fresh_rows = hdf5::create_dataset(fresh, "rows", rows_type(), {}, row_list);
+    Handle fresh_rows = hdf5::create_dataset(fresh, "rows", rows_memory, {}, layout());
     extra(fresh);
-    check(H5Dwrite(fresh_rows, rows_type(), H5S_ALL, H5S_ALL, H5P_DEFAULT, rows), "writing rows");
+    write_rows(fresh_rows);
     check(H5Fflush(fresh, H5F_SCOPE_GLOBAL), "flushing");
     int* descriptor = nullptr;
     if (H5Fget_vfd_handle(fresh, H5P_DEFAULT, reinterpret_cast<void**>(&descriptor)) >= 0 && descriptor) ::fsync(*descriptor);
     require(std::rename(temporary.c_str(), path.c_str()) == 0, "renaming {}: {}", temporary, std::strerror(errno));
-    columns = std::move(next);
+    for (int t = 0; t < kTables; ++t) tables[t] = std::move(next[t]);
     rows_dataset = std::move(fresh_rows);
     file = std::move(fresh);
   }
 
-  /// The columns as they are, without their datasets.
-  std::vector<Column> same_columns() const {
-    std::vector<Column> list = fixed_columns();
-    for (const Column& c : columns)
-      if (c.table == kSteps && c.path != "steps/step") list.push_back(scalar_column(c.path.substr(6)));
-    return list;
+  void reserve(TableName table, std::size_t more) {
+    Table& t = tables[table];
+    const hsize_t needed = static_cast<hsize_t>(t.rows) + more;
+    if (needed <= t.capacity) return;
+    while (t.capacity < needed) t.capacity *= 2;
+    rewrite([](hid_t) {});
   }
 
-  void reserve(Table table, hsize_t more) {
-    const hsize_t needed = static_cast<hsize_t>(rows[table]) + more;
-    if (needed <= capacity[table]) return;
-    while (capacity[table] < needed) capacity[table] *= 2;
-    rewrite(same_columns(), [](hid_t) {});
-  }
-
-  /// Appends rows to a table of one column.
-  void append(const char* name, Table table, hsize_t count, const void* data) {
+  void append(TableName table, std::size_t count, const void* data) {
     reserve(table, count);
-    put(column(name), static_cast<hsize_t>(rows[table]), count, data);
-    rows[table] += static_cast<std::int64_t>(count);
+    put(table, tables[table].rows, count, data);
+    tables[table].rows += static_cast<std::int64_t>(count);
   }
 
   void begin_session(const TraceHeader& header) {
-    for (int t = 0; t < kTables; ++t) capacity[t] = std::max({capacity[t], kFirstCapacity[t], static_cast<hsize_t>(rows[t])});
-    rewrite(columns.empty() ? fixed_columns() : same_columns(), [&](hid_t fresh) {
+    for (int t = 0; t < kTables; ++t) {
+      tables[t].capacity = kFirstCapacity[t];
+      while (tables[t].capacity < 2 * static_cast<hsize_t>(tables[t].rows)) tables[t].capacity *= 2;
+    }
+    rewrite([&](hid_t fresh) {
       const Handle group = hdf5::create_group(fresh, fmt::format("sessions/{:03}", sessions));
       const auto text = [&](const char* key, const std::string& value) { hdf5::write_attribute(group, key, value); };
       const auto number = [&](const std::string& key, std::int64_t value) { hdf5::write_attribute(group, key, value); };
@@ -269,9 +267,9 @@ struct TraceWriter::Impl {
       number("segment", header.segment);
       for (const auto& [key, value] : header.mesh_degrees) number("mesh." + key, value);
       for (const auto& [key, value] : header.coordinates) number("at." + key, value);
-      number("first_events", rows[kEvents]);
-      number("first_steps", rows[kSteps]);
-      number("first_plan_steps", rows[kPlanSteps]);
+      number("first_events", tables[kEvents].rows);
+      number("first_steps", tables[kSteps].rows);
+      number("first_plan_steps", tables[kPlanSteps].rows);
       text("host", header.host);
       text("device", header.device);
       text("mesh", header.mesh);
@@ -283,7 +281,11 @@ struct TraceWriter::Impl {
     ++sessions;
   }
 
-  void flush() { check(H5Dwrite(rows_dataset, rows_type(), H5S_ALL, H5S_ALL, H5P_DEFAULT, rows), "writing rows"); }
+  void write_rows(hid_t dataset) const {
+    std::int64_t rows[kTables];
+    for (int t = 0; t < kTables; ++t) rows[t] = tables[t].rows;
+    check(H5Dwrite(dataset, rows_memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, rows), "writing rows");
+  }
 
   /// Runs `work`; its errors get the file's name and the likely remedy.
   template <class Work>
@@ -322,42 +324,47 @@ TraceWriter::~TraceWriter() {
   try {
     Impl& m = *impl_;
     if (!m.file.valid()) return;
-    m.flush();
-    for (int t = 0; t < kTables; ++t) m.capacity[t] = static_cast<hsize_t>(m.rows[t]);
-    m.rewrite(m.same_columns(), [](hid_t) {});
+    m.write_rows(m.rows_dataset);
+    for (Table& t : m.tables) t.capacity = static_cast<hsize_t>(t.rows);
+    m.rewrite([](hid_t) {});
   } catch (const std::exception&) {  // the file in place is whole up to the last flush
     std::remove((impl_->path + ".tmp").c_str());
   }
 }
 
 void TraceWriter::events(std::span<const Event> events) {
-  impl_->guarded([&] { impl_->append("events", kEvents, events.size(), events.data()); });
+  impl_->guarded([&] { impl_->append(kEvents, events.size(), events.data()); });
 }
 
 void TraceWriter::step(std::int64_t step, const StepRow& row) {
   Impl& m = *impl_;
   m.guarded([&] {
-    std::vector<Column> next;
+    std::vector<std::string> unknown;
     for (const auto& [name, value] : row) {
       const bool sound = !name.empty() && name != "step" && std::all_of(name.begin(), name.end(), [](unsigned char c) {
         return std::isalnum(c) || c == '_' || c == '.' || c == '-';
       });
       require(sound, "'{}' cannot name a step scalar", name);
-      if (m.has("steps/" + name)) continue;
-      if (next.empty()) next = m.same_columns();
-      next.push_back(Impl::scalar_column(name));
+      if (std::find(m.scalars.begin(), m.scalars.end(), name) == m.scalars.end()) unknown.push_back(name);
     }
-    if (!next.empty()) m.rewrite(std::move(next), [](hid_t) {});
-    auto found = m.step_rows.find(step);
-    if (found == m.step_rows.end()) {
-      m.reserve(kSteps, 1);
-      const std::int64_t at = m.rows[kSteps]++;
-      const double missing = std::numeric_limits<double>::quiet_NaN();
-      for (const Column& c : m.columns)
-        if (c.table == kSteps) put(c, static_cast<hsize_t>(at), 1, c.path == "steps/step" ? static_cast<const void*>(&step) : &missing);
-      found = m.step_rows.emplace(step, at).first;
+    if (!unknown.empty()) {
+      m.scalars.insert(m.scalars.end(), unknown.begin(), unknown.end());
+      m.rewrite([](hid_t) {});
     }
-    for (const auto& [name, value] : row) put(m.column("steps/" + name), static_cast<hsize_t>(found->second), 1, &value);
+    std::vector<double> values(1 + m.scalars.size(), std::numeric_limits<double>::quiet_NaN());
+    std::memcpy(values.data(), &step, sizeof(step));
+    const auto found = m.step_rows.find(step);
+    Table& table = m.tables[kSteps];
+    if (found != m.step_rows.end())
+      transfer(table.dataset, table.type, static_cast<hsize_t>(found->second), 1, values.data(), false, "steps");
+    for (std::size_t i = 0; i < m.scalars.size(); ++i)
+      if (const auto given = row.find(m.scalars[i]); given != row.end()) values[1 + i] = given->second;
+    if (found != m.step_rows.end()) {
+      m.put(kSteps, found->second, 1, values.data());
+    } else {
+      m.append(kSteps, 1, values.data());
+      m.step_rows[step] = table.rows - 1;
+    }
   });
 }
 
@@ -372,19 +379,19 @@ void TraceWriter::plan(const std::string& kind, std::uint64_t hash, const std::s
       kind.copy(row.kind, sizeof(row.kind) - 1);
       row.hash = hash;
       row.step = step;
-      row.begin = m.rows[kPlanText];
+      row.begin = m.tables[kPlanText].rows;
       row.bytes = static_cast<std::int64_t>(text.size());
-      m.append("plan_text", kPlanText, text.size(), text.data());
-      m.append("plans", kPlans, 1, &row);
-      found = m.plans.emplace(std::pair{kind, hash}, m.rows[kPlans] - 1).first;
+      m.append(kPlanText, text.size(), text.data());
+      m.append(kPlans, 1, &row);
+      found = m.plans.emplace(std::pair{kind, hash}, m.tables[kPlans].rows - 1).first;
     }
     const PlanStep executed{step, found->second};
-    m.append("plan_steps", kPlanSteps, 1, &executed);
+    m.append(kPlanSteps, 1, &executed);
   });
 }
 
 void TraceWriter::flush() {
-  impl_->guarded([&] { impl_->flush(); });
+  impl_->guarded([&] { impl_->write_rows(impl_->rows_dataset); });
 }
 
 const std::string& TraceWriter::path() const { return impl_->path; }

@@ -3,7 +3,7 @@
 // Contents of DIR/trace_RRRRR.h5 (RRRRR is the rank), format_version 1:
 //   /rows             rows in use of each table below; what lies beyond them is unused space
 //   /events           compound, one row an event: the fields of Event, `kind` as an enumeration with names
-//   /steps/step       step of each row; /steps/NAME: the scalar NAME of that step, NaN where it was not given
+//   /steps            compound, one row a step: `step`, then a field a scalar, NaN where it was not given
 //   /plans            kind, hash, first step, and the place of the text in /plan_text; a distinct plan once
 //   /plan_steps       which plan (row of /plans) was executed at which step
 //   /plan_text        texts of the plans, one after another, UTF-8
@@ -11,7 +11,7 @@
 //                     session wrote (first_events, first_steps, first_plan_steps), and the deck as a text
 //
 // How it survives a kill at any moment: tables are contiguous and have spare rows, so appending writes data bytes and then the 40
-// bytes of /rows, never metadata.  When a table is full, or a new column or session appears, the file is rewritten beside the old
+// bytes of /rows, never metadata.  When a table is full, or a new scalar or session appears, the file is rewritten beside the old
 // one with more room and takes its place by rename.  A clean end rewrites it once more without spare rows.  There is no file
 // lock: the report may read a live run.
 #pragma once

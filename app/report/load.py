@@ -124,7 +124,8 @@ def read_rank(path):
         events, sound = _events(file, int(rows["events"]))
         if not sound.all():
             notes.append(f"{path.name}: {int((~sound).sum())} events without sound times are left out")
-        steps = {name: file["steps"][name][:int(rows["steps"])] for name in file["steps"]}
+        table = file["steps"][:int(rows["steps"])]
+        steps = {name: table[name] for name in table.dtype.names}
         text = file["plan_text"][:int(rows["plan_text"])].tobytes()
         plans = [(_text(p["kind"]), int(p["hash"]), text[int(p["begin"]):int(p["begin"]) + int(p["bytes"])].decode("utf-8", "replace"))
                  for p in file["plans"][:int(rows["plans"])]]

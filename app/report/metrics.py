@@ -33,22 +33,29 @@ def imbalance_degree(values):
 
 
 def _table(times):
-    rows = [np.asarray(row, dtype=float) for row in times]
-    if any(row.size != rows[0].size for row in rows):
-        raise ValueError("workers have different numbers of ring steps")
-    return np.array(rows) if rows and rows[0].size else np.zeros((0, 0))
+    if not isinstance(times, np.ndarray):
+        if len({len(row) for row in times}) > 1:
+            raise ValueError("workers have different numbers of ring steps")
+        times = np.array([list(row) for row in times], dtype=float)
+    return times if times.size else np.zeros((0, 0))
+
+
+def _mean_degree(rows):
+    """Mean of imbalance_degree over the rows of a table."""
+    mean = rows.mean(axis=1)
+    return float(np.where(mean > 0, rows.max(axis=1) / np.where(mean > 0, mean, 1.0), 1.0).mean())
 
 
 def worker_imbalance(times):
     """times[worker][ring step]: over workers at a step, averaged over steps."""
     times = _table(times)
-    return float(np.mean([imbalance_degree(step) for step in times.T])) if times.size else 1.0
+    return _mean_degree(times.T) if times.size else 1.0
 
 
 def step_imbalance(times):
     """times[worker][ring step]: over steps at a worker, averaged over workers."""
     times = _table(times)
-    return float(np.mean([imbalance_degree(worker) for worker in times])) if times.size else 1.0
+    return _mean_degree(times) if times.size else 1.0
 
 
 def computation_ratio(compute, wall):

@@ -33,13 +33,13 @@ def write(runs, path):
                 emit({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": f"{run.name}: {label}" if len(runs) > 1 else label}})
                 emit({"name": "process_sort_index", "ph": "M", "pid": pid, "args": {"sort_index": pid}})
                 emit({"name": "thread_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": trace.last.host or "host"}})
-                for e in trace.events:
-                    origin = starts[trace.sessions[e["session"]].number][0]
-                    args = {name: int(e[name]) for name in IDS if e[name] >= 0}
-                    if e["flops"] > 0:
-                        args["flops"] = float(e["flops"])
-                    if e["bytes"] > 0:
-                        args["bytes"] = int(e["bytes"])
-                    emit({"name": KINDS[e["kind"]], "cat": "ballast", "ph": "X", "pid": pid, "tid": 0, "ts": round((e["begin_s"] - origin) * 1e6, 3),
-                          "dur": round((e["end_s"] - e["begin_s"]) * 1e6, 3), "args": args})
+                columns = (trace.events[name].tolist() for name in ("session", "kind", "begin_s", "end_s", "flops", "bytes", *IDS))
+                for session, kind, begin, end, flops, size, *ids in zip(*columns):
+                    args = {name: value for name, value in zip(IDS, ids) if value >= 0}
+                    if flops > 0:
+                        args["flops"] = flops
+                    if size > 0:
+                        args["bytes"] = size
+                    emit({"name": KINDS[kind], "cat": "ballast", "ph": "X", "pid": pid, "tid": 0,
+                          "ts": round((begin - starts[trace.sessions[session].number][0]) * 1e6, 3), "dur": round((end - begin) * 1e6, 3), "args": args})
         out.write("\n]}\n")
