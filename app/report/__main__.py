@@ -1,6 +1,8 @@
 """ballast-report RUN_DIR... : imbalance report of one run, or of several side by side."""
 import sys
 
+sys.dont_write_bytecode = True  # the folder may be a checkout or read-only
+
 NEEDED = {"h5py": "python3-h5py", "numpy": "python3-numpy", "matplotlib": "python3-matplotlib"}
 
 

@@ -21,8 +21,11 @@ class RunTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
 
     def report(self, *arguments, status=0):
-        """Runs the command line; returns what it printed."""
+        """Runs the command line; returns what it printed.  Figures are coarse here, for speed."""
         import importlib.util
+
+        import style
+        style.plt.rcParams["savefig.dpi"] = 40
         spec = importlib.util.spec_from_file_location("ballast_report_main", REPORT / "__main__.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
