@@ -32,14 +32,17 @@ BenchSettings::BenchSettings(std::vector<Setting> known, const std::vector<std::
   }
   if (wrong.empty()) return;
   wrong += "\nsettings are:";
-  for (const auto& setting : known) wrong += fmt::format("\n  {:<10} {} (default: {})", setting.key, setting.meaning, setting.default_value.empty() ? "none" : setting.default_value);
+  for (const auto& setting : known)
+    wrong += fmt::format("\n  {:<10} {} (default: {})", setting.key, setting.meaning,
+                         setting.default_value.empty() ? "none" : setting.default_value);
   throw Error("bench settings:" + wrong + "\nwith a deck, words with a dot (block.key=value) override deck keys");
 }
 
 const std::string& BenchSettings::text(const std::string& key) const { return values_.at(key); }
 
 namespace {
-template <class T> T number(const std::string& key, const std::string& text, const char* what) {
+template <class T>
+T number(const std::string& key, const std::string& text, const char* what) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   require(error == std::errc{} && end == text.data() + text.size(), "bench setting {}={} is not {}", key, text, what);
@@ -74,7 +77,9 @@ std::uint64_t BenchSettings::seed() const {
   return static_cast<std::uint64_t>(integer("seed", 0));
 }
 
-nlohmann::ordered_json to_json(const Timing& timing) { return {{"median_s", timing.median_s}, {"min_s", timing.min_s}, {"max_s", timing.max_s}}; }
+nlohmann::ordered_json to_json(const Timing& timing) {
+  return {{"median_s", timing.median_s}, {"min_s", timing.min_s}, {"max_s", timing.max_s}};
+}
 
 std::vector<Timing> time_in_turn(std::int64_t repeats, const std::vector<std::function<void()>>& work) {
   for (const auto& piece : work) piece();
@@ -115,7 +120,8 @@ std::vector<std::pair<std::string, BenchSettings>> cases_of(const Benchmark& ben
   CommandLine deck_line = line;
   deck_line.overrides.clear();
   std::vector<std::string> words;
-  for (const auto& word : line.overrides) (word.substr(0, word.find('=')).find('.') == std::string::npos || line.deck_file.empty() ? words : deck_line.overrides).push_back(word);
+  for (const auto& word : line.overrides)
+    (word.substr(0, word.find('=')).find('.') == std::string::npos || line.deck_file.empty() ? words : deck_line.overrides).push_back(word);
   if (line.deck_file.empty()) return {{"", BenchSettings(benchmark.settings, words)}};
   std::vector<std::pair<std::string, BenchSettings>> cases;
   for (const Deck& deck : deck_line.decks({.model = true, .data = false})) {

@@ -23,7 +23,7 @@ class BenchSettings {
   double real(const std::string& key, double minimum, double maximum) const;
   bool boolean(const std::string& key) const;
   DType float_type(const std::string& key) const;  ///< f32 or f64
-  std::uint64_t seed() const;  ///< setting "seed"; from the clock when it is empty
+  std::uint64_t seed() const;                      ///< setting "seed"; from the clock when it is empty
 
  private:
   std::map<std::string, std::string> values_;

@@ -36,8 +36,10 @@ struct AttentionProblem {
       index.run_offset[b] = static_cast<std::int64_t>(runs.size());
       for (std::int32_t k = whole.first; k < whole.last; ++k) {
         if (k + 1 < whole.last && random_uniform(seed, stream_of("bench blocks"), b * index.k_blocks() + k) >= density) continue;
-        if (static_cast<std::int64_t>(runs.size()) > index.run_offset[b] && runs.back().last == k) runs.back().last = k + 1;
-        else runs.push_back({k, k + 1, -1});
+        if (static_cast<std::int64_t>(runs.size()) > index.run_offset[b] && runs.back().last == k)
+          runs.back().last = k + 1;
+        else
+          runs.push_back({k, k + 1, -1});
       }
     }
     index.run_offset.back() = static_cast<std::int64_t>(runs.size());
@@ -65,7 +67,8 @@ struct Errors {
 
 /// Compares all results of one key/value head with sums over pairs in fp64.
 template <class T>
-Errors compare(const AttentionProblem& p, std::int64_t kv_head, const Tensor& o, const Tensor& lse, const Tensor& dq, const Tensor& dk, const Tensor& dv) {
+Errors compare(const AttentionProblem& p, std::int64_t kv_head, const Tensor& o, const Tensor& lse, const Tensor& dq, const Tensor& dk,
+               const Tensor& dv) {
   const std::int64_t d = p.head_dim, group = p.q_heads / p.kv_heads, n = p.tokens;
   const auto column = [&](const Tensor& t, std::int64_t head) {  // [tokens, d] of one head in fp64
     std::vector<double> x(n * d);
@@ -145,40 +148,46 @@ BenchResult run(const BenchSettings& settings) {
   require(p.density == 1 || p.segments == 1, "bench attention: density below 1 needs segments=1");
   p.make();
 
-  Tensor o = Tensor::empty(p.q.shape(), p.type), lse = Tensor::empty({p.q_heads, p.tokens}, p.type), delta = Tensor::empty(lse.shape(), p.type);
+  Tensor o = Tensor::empty(p.q.shape(), p.type), lse = Tensor::empty({p.q_heads, p.tokens}, p.type),
+         delta = Tensor::empty(lse.shape(), p.type);
   Tensor dq = Tensor::zeros(p.q.shape(), p.type), dk = Tensor::zeros(p.k.shape(), p.type), dv = Tensor::zeros(p.k.shape(), p.type);
   attention_forward(p.index, p.q, p.k, p.v, p.scale, o, lse);
   attention_delta(o, p.d_o, delta);
   attention_backward(p.index, p.q, p.k, p.v, p.scale, lse, delta, p.d_o, dq, dk, dv);
 
-  nlohmann::ordered_json json{{"benchmark", "attention"}, {"dtype", name(p.type)}, {"tokens", p.tokens}, {"segments", p.segments}, {"q_heads", p.q_heads},
-                      {"kv_heads", p.kv_heads}, {"head_dim", p.head_dim}, {"density", p.density}, {"seed", p.seed}, {"pairs", p.pairs()}};
-  text += fmt::format("attention {} tokens={} segments={} q_heads={} kv_heads={} head_dim={} density={} seed={}\n", name(p.type), p.tokens, p.segments, p.q_heads,
-             p.kv_heads, p.head_dim, p.density, p.seed);
+  nlohmann::ordered_json json{{"benchmark", "attention"}, {"dtype", name(p.type)},  {"tokens", p.tokens},     {"segments", p.segments},
+                              {"q_heads", p.q_heads},     {"kv_heads", p.kv_heads}, {"head_dim", p.head_dim}, {"density", p.density},
+                              {"seed", p.seed},           {"pairs", p.pairs()}};
+  text += fmt::format("attention {} tokens={} segments={} q_heads={} kv_heads={} head_dim={} density={} seed={}\n", name(p.type), p.tokens,
+                      p.segments, p.q_heads, p.kv_heads, p.head_dim, p.density, p.seed);
   if (settings.boolean("check")) {
     // Before the timing: a figure for a wrong result is worth nothing.
-    const std::int64_t kv_head = static_cast<std::int64_t>(random_bits(p.seed, stream_of("bench head"), 0) % static_cast<std::uint64_t>(p.kv_heads));
+    const std::int64_t kv_head =
+        static_cast<std::int64_t>(random_bits(p.seed, stream_of("bench head"), 0) % static_cast<std::uint64_t>(p.kv_heads));
     const Errors errors = dispatch_float(p.type, [&](auto zero) { return compare<decltype(zero)>(p, kv_head, o, lse, dq, dk, dv); });
     json["error"] = {{"o", errors.o}, {"lse", errors.lse}, {"dq", errors.dq}, {"dk", errors.dk}, {"dv", errors.dv}};
-    text += fmt::format("  error against fp64, key/value head {}: o {:.1e}  lse {:.1e}  dq {:.1e}  dk {:.1e}  dv {:.1e}\n", kv_head, errors.o, errors.lse, errors.dq,
-               errors.dk, errors.dv);
+    text += fmt::format("  error against fp64, key/value head {}: o {:.1e}  lse {:.1e}  dq {:.1e}  dk {:.1e}  dv {:.1e}\n", kv_head,
+                        errors.o, errors.lse, errors.dq, errors.dk, errors.dv);
     const double limit = p.type == DType::f64 ? 1e-11 : 1e-4;
     for (double error : {errors.o, errors.lse, errors.dq, errors.dk, errors.dv})
-      require(error <= limit, "bench attention: error {:.1e} against the fp64 reference is above {:.0e}: the result is wrong", error, limit);
+      require(error <= limit, "bench attention: error {:.1e} against the fp64 reference is above {:.0e}: the result is wrong", error,
+              limit);
   }
 
   constexpr std::int64_t size = 1024;
   const Tensor a = random_matrix(size, size, p.type, p.seed), b = random_matrix(size, size, p.type, p.seed + 1);
   Tensor c = Tensor::empty({size, size}, p.type);
-  const auto timings = time_in_turn(repeats, {[&] { attention_forward(p.index, p.q, p.k, p.v, p.scale, o, lse); }, [&] { matrix_product(a, b, c); },
-                                              [&] { attention_backward(p.index, p.q, p.k, p.v, p.scale, lse, delta, p.d_o, dq, dk, dv); },
-                                              [&] { matrix_product(a, b, c); }});
+  const auto timings =
+      time_in_turn(repeats, {[&] { attention_forward(p.index, p.q, p.k, p.v, p.scale, o, lse); }, [&] { matrix_product(a, b, c); },
+                             [&] { attention_backward(p.index, p.q, p.k, p.v, p.scale, lse, delta, p.d_o, dq, dk, dv); },
+                             [&] { matrix_product(a, b, c); }});
   const double product_rate = 2.0 * size * size * size / std::min(timings[1].median_s, timings[3].median_s);
   json["gemm_gflops"] = product_rate * 1e-9;
   text += fmt::format("  {:<9} {:>10} {:>10} {:>10} {:>9} {:>8}\n", "", "median_s", "min_s", "max_s", "GFLOP/s", "of gemm");
   const auto report = [&](const char* direction, const Timing& timing, double flops_per_pair) {
     const double rate = flops_per_pair * static_cast<double>(p.head_dim) * p.pairs() / timing.median_s;
-    text += fmt::format("  {:<9} {:>10.3e} {:>10.3e} {:>10.3e} {:>9.1f} {:>8.3f}\n", direction, timing.median_s, timing.min_s, timing.max_s, rate * 1e-9, rate / product_rate);
+    text += fmt::format("  {:<9} {:>10.3e} {:>10.3e} {:>10.3e} {:>9.1f} {:>8.3f}\n", direction, timing.median_s, timing.min_s, timing.max_s,
+                        rate * 1e-9, rate / product_rate);
     json[direction] = to_json(timing);
     json[direction]["gflops"] = rate * 1e-9;
     json[direction]["of_gemm"] = rate / product_rate;
@@ -186,7 +195,8 @@ BenchResult run(const BenchSettings& settings) {
   report("forward", timings[0], 4);
   report("backward", timings[2], 10);
   text += fmt::format("  gemm 1024 {:>42.1f}\n", product_rate * 1e-9);
-  text += fmt::format("# GFLOP/s of useful work: 4 (forward) or 10 (backward) x head_dim x computed (query, key) pairs x q_heads / median time\n");
+  text += fmt::format(
+      "# GFLOP/s of useful work: 4 (forward) or 10 (backward) x head_dim x computed (query, key) pairs x q_heads / median time\n");
   return {std::move(text), std::move(json)};
 }
 

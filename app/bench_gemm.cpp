@@ -57,7 +57,8 @@ BenchResult run(const BenchSettings& settings) {
   const Tensor a = random_matrix(m, k, type, seed), b = random_matrix(k, n, type, seed + 1);
   Tensor c = Tensor::empty({m, n}, type);
   const Timing timing = time_in_turn(settings.integer("repeats"), {[&] { matrix_product(a, b, c); }}).front();
-  const double gflops = 2e-9 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) / timing.median_s, error = sampled_error(a, b, c, seed);
+  const double gflops = 2e-9 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) / timing.median_s,
+               error = sampled_error(a, b, c, seed);
   text += fmt::format("gemm {} m={} n={} k={} seed={}\n", name(type), m, n, k, seed);
   text += fmt::format("  {:>10} {:>10} {:>10} {:>9} {:>9}\n", "median_s", "min_s", "max_s", "GFLOP/s", "error");
   text += fmt::format("  {:>10.3e} {:>10.3e} {:>10.3e} {:>9.1f} {:>9.1e}\n", timing.median_s, timing.min_s, timing.max_s, gflops, error);

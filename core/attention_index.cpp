@@ -12,7 +12,9 @@ namespace {
 
 constexpr std::uint64_t kAllRows = ~std::uint64_t{0};
 
-std::uint64_t rows_of(const AttentionIndex& index, const BlockRun& run) { return run.row_mask < 0 ? kAllRows : index.row_masks[run.row_mask]; }
+std::uint64_t rows_of(const AttentionIndex& index, const BlockRun& run) {
+  return run.row_mask < 0 ? kAllRows : index.row_masks[run.row_mask];
+}
 
 /// Bits [first, last) of a word, 0 <= first <= last <= 64.
 std::uint64_t bits(int first, int last) {
@@ -27,7 +29,8 @@ double run_pairs(const AttentionIndex& index, std::int64_t block, const BlockRun
   double sum = 0;
   for (std::int64_t i = 0; i < rows; ++i) {
     if (!(mask >> i & 1)) continue;
-    const std::int64_t begin = std::max<std::int64_t>(index.key_begin[row + i], first), end = std::min<std::int64_t>(index.key_end[row + i], last);
+    const std::int64_t begin = std::max<std::int64_t>(index.key_begin[row + i], first),
+                       end = std::min<std::int64_t>(index.key_end[row + i], last);
     if (end > begin) sum += static_cast<double>(end - begin);
   }
   return sum;
@@ -43,7 +46,8 @@ double bar_pairs(const AttentionIndex& index, int head, std::int64_t block) {
     const std::int64_t first = std::lower_bound(begin, end, index.key_begin[row + i]) - begin;
     const std::int64_t last = std::lower_bound(begin, end, index.key_end[row + i]) - begin;
     for (std::int64_t group = first / 64; group * 64 < last; ++group) {
-      const auto wanted = bits(static_cast<int>(std::max<std::int64_t>(first - group * 64, 0)), static_cast<int>(std::min<std::int64_t>(last - group * 64, 64)));
+      const auto wanted = bits(static_cast<int>(std::max<std::int64_t>(first - group * 64, 0)),
+                               static_cast<int>(std::min<std::int64_t>(last - group * 64, 64)));
       sum += std::popcount(wanted & ~cover[group]);
     }
   }
@@ -72,7 +76,8 @@ double AttentionIndex::visible_pairs() const {
 
 AttentionIndex dense_index(const std::vector<AxisToken>& queries, const std::vector<AxisToken>& keys) {
   constexpr auto limit = static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max());
-  require(queries.size() <= limit && keys.size() <= limit, "attention over {} queries and {} keys: at most {} of each in one call", queries.size(), keys.size(), limit);
+  require(queries.size() <= limit && keys.size() <= limit, "attention over {} queries and {} keys: at most {} of each in one call",
+          queries.size(), keys.size(), limit);
   AttentionIndex index;
   index.q_tokens = static_cast<std::int64_t>(queries.size());
   index.k_tokens = static_cast<std::int64_t>(keys.size());
@@ -85,7 +90,8 @@ AttentionIndex dense_index(const std::vector<AxisToken>& queries, const std::vec
   std::unordered_map<std::int32_t, Range> range_of;
   for (std::int32_t j = 0; j < index.k_tokens; ++j) {
     if (j > 0 && keys[j].segment == keys[j - 1].segment) {
-      require(keys[j].position > keys[j - 1].position, "attention index: key {} of segment {} does not ascend in position", j, keys[j].segment);
+      require(keys[j].position > keys[j - 1].position, "attention index: key {} of segment {} does not ascend in position", j,
+              keys[j].segment);
     } else {
       const bool fresh = range_of.try_emplace(keys[j].segment, Range{j, j, j, std::numeric_limits<std::int64_t>::min()}).second;
       require(fresh, "attention index: keys of segment {} are not adjacent (key {})", keys[j].segment, j);
@@ -101,14 +107,15 @@ AttentionIndex dense_index(const std::vector<AxisToken>& queries, const std::vec
     std::int32_t first = end, last = end;
     if (found != range_of.end()) {
       Range& range = found->second;
-      require(queries[i].position >= range.latest, "attention index: query {} of segment {} does not ascend in position", i, queries[i].segment);
+      require(queries[i].position >= range.latest, "attention index: query {} of segment {} does not ascend in position", i,
+              queries[i].segment);
       range.latest = queries[i].position;
       while (range.seen < range.end && keys[range.seen].position <= queries[i].position) ++range.seen;
       first = range.begin;
       last = range.seen;
     }
-    require(first >= begin && last >= end, "attention index: segment {} (query {}) comes in another order among the keys than among the queries",
-            queries[i].segment, i);
+    require(first >= begin && last >= end,
+            "attention index: segment {} (query {}) comes in another order among the keys than among the queries", queries[i].segment, i);
     index.key_begin[i] = begin = first;
     index.key_end[i] = end = last;
   }
@@ -185,7 +192,8 @@ namespace {
 
 /// Offsets of `lists` lists in an array of `entries`: right length, from 0 to entries, never decreasing.
 std::string offset_problems(const char* what, const std::vector<std::int64_t>& offset, std::int64_t lists, std::size_t entries) {
-  if (static_cast<std::int64_t>(offset.size()) != lists + 1) return fmt::format("{} has {} entries, expected {}", what, offset.size(), lists + 1);
+  if (static_cast<std::int64_t>(offset.size()) != lists + 1)
+    return fmt::format("{} has {} entries, expected {}", what, offset.size(), lists + 1);
   if (offset.front() != 0 || offset.back() != static_cast<std::int64_t>(entries))
     return fmt::format("{} goes from {} to {}, expected 0 to {}", what, offset.front(), offset.back(), entries);
   if (!std::is_sorted(offset.begin(), offset.end())) return fmt::format("{} decreases", what);
@@ -194,11 +202,14 @@ std::string offset_problems(const char* what, const std::vector<std::int64_t>& o
 
 std::string row_problems(const AttentionIndex& index) {
   if (index.q_tokens < 0 || index.k_tokens < 0) return fmt::format("{} queries and {} keys", index.q_tokens, index.k_tokens);
-  if (static_cast<std::int64_t>(index.key_begin.size()) != index.q_tokens || static_cast<std::int64_t>(index.key_end.size()) != index.q_tokens)
-    return fmt::format("key_begin and key_end have {} and {} entries for {} queries", index.key_begin.size(), index.key_end.size(), index.q_tokens);
+  if (static_cast<std::int64_t>(index.key_begin.size()) != index.q_tokens ||
+      static_cast<std::int64_t>(index.key_end.size()) != index.q_tokens)
+    return fmt::format("key_begin and key_end have {} and {} entries for {} queries", index.key_begin.size(), index.key_end.size(),
+                       index.q_tokens);
   for (std::int64_t i = 0; i < index.q_tokens; ++i) {
     const std::int32_t begin = index.key_begin[i], end = index.key_end[i];
-    if (begin < 0 || end < begin || end > index.k_tokens) return fmt::format("query {} sees keys [{}, {}) of {}", i, begin, end, index.k_tokens);
+    if (begin < 0 || end < begin || end > index.k_tokens)
+      return fmt::format("query {} sees keys [{}, {}) of {}", i, begin, end, index.k_tokens);
     if (i > 0 && (begin < index.key_begin[i - 1] || end < index.key_end[i - 1]))
       return fmt::format("query {} sees keys [{}, {}), before those of query {}", i, begin, end, i - 1);
   }
@@ -213,8 +224,12 @@ std::string run_problems(const AttentionIndex& index) {
     std::int32_t row_end[kBlock] = {};  // per row of the block, the first key block that no run has covered yet
     for (std::int64_t r = index.run_offset[list]; r < index.run_offset[list + 1]; ++r) {
       const BlockRun& run = index.runs[r];
-      const auto place = [&] { return fmt::format("run {} [{}, {}) of index head {}, query block {}", r, run.first, run.last, list / index.q_blocks(), list % index.q_blocks()); };
-      if (run.first < 0 || run.last <= run.first || run.last > index.k_blocks()) return fmt::format("{} lies outside the {} key blocks or is empty", place(), index.k_blocks());
+      const auto place = [&] {
+        return fmt::format("run {} [{}, {}) of index head {}, query block {}", r, run.first, run.last, list / index.q_blocks(),
+                           list % index.q_blocks());
+      };
+      if (run.first < 0 || run.last <= run.first || run.last > index.k_blocks())
+        return fmt::format("{} lies outside the {} key blocks or is empty", place(), index.k_blocks());
       if (run.row_mask < -1 || run.row_mask >= static_cast<std::int64_t>(index.row_masks.size()))
         return fmt::format("{} names row mask {} of {}", place(), run.row_mask, index.row_masks.size());
       if (r > index.run_offset[list] && run.first < index.runs[r - 1].first) return fmt::format("{} is out of order", place());
@@ -233,21 +248,26 @@ std::string bar_problems(const AttentionIndex& index) {
   if (index.bar_offset.empty()) return index.bars.empty() ? "" : "bars without bar_offset";
   if (!index.row_masks.empty()) return "bars and row masks exclude each other";
   if (index.segments < 1) return fmt::format("segments = {}", index.segments);
-  if (auto text = offset_problems("bar_offset", index.bar_offset, std::int64_t{index.index_heads} * index.segments, index.bars.size()); !text.empty()) return text;
+  if (auto text = offset_problems("bar_offset", index.bar_offset, std::int64_t{index.index_heads} * index.segments, index.bars.size());
+      !text.empty())
+    return text;
   if (static_cast<std::int64_t>(index.block_segment.size()) != index.q_blocks())
     return fmt::format("block_segment has {} entries for {} query blocks", index.block_segment.size(), index.q_blocks());
   for (std::int32_t segment : index.block_segment)
     if (segment < 0 || segment >= index.segments) return fmt::format("block_segment names segment {} of {}", segment, index.segments);
   for (std::size_t list = 0; list + 1 < index.bar_offset.size(); ++list) {
     for (std::int64_t j = index.bar_offset[list]; j < index.bar_offset[list + 1]; ++j) {
-      if (index.bars[j] < 0 || index.bars[j] >= index.k_tokens) return fmt::format("bar {} is key {} of {}", j, index.bars[j], index.k_tokens);
-      if (j > index.bar_offset[list] && index.bars[j] <= index.bars[j - 1]) return fmt::format("bar {} (key {}) does not ascend", j, index.bars[j]);
+      if (index.bars[j] < 0 || index.bars[j] >= index.k_tokens)
+        return fmt::format("bar {} is key {} of {}", j, index.bars[j], index.k_tokens);
+      if (j > index.bar_offset[list] && index.bars[j] <= index.bars[j - 1])
+        return fmt::format("bar {} (key {}) does not ascend", j, index.bars[j]);
     }
   }
   std::vector<std::int64_t> offset;
   std::vector<std::uint64_t> cover;
   compute_cover(index, offset, cover);
-  if (offset != index.cover_offset || cover != index.cover) return "cover words do not fit runs and bars; call cover_bars() after both are set";
+  if (offset != index.cover_offset || cover != index.cover)
+    return "cover words do not fit runs and bars; call cover_bars() after both are set";
   return "";
 }
 

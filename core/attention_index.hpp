@@ -84,9 +84,9 @@ void cover_bars(AttentionIndex& index);
 /// Transpose for backward: per index head and key block, the query blocks that use it, ascending, each with its row
 /// mask.  Bars are not part of it (backward handles them by column).
 struct TransposedIndex {
-  std::vector<std::int64_t> offset;      ///< [index_heads * k_blocks + 1]
+  std::vector<std::int64_t> offset;  ///< [index_heads * k_blocks + 1]
   std::vector<std::int32_t> query_block;
-  std::vector<std::int32_t> row_mask;    ///< as in BlockRun
+  std::vector<std::int32_t> row_mask;  ///< as in BlockRun
 };
 TransposedIndex transpose(const AttentionIndex& index);
 

@@ -58,7 +58,8 @@ std::vector<RingStep> add_dkv(const Rings& r, std::vector<RingStep> steps) {
       if (j == 0 && o > 0 && two_levels) step.dkv_inner = r.on_inner(r.shard(o - 1, r.inner - 1), r.shard(o - 1, 0), t);
       // ... meet there the sum that arrives from the nodes before, and travel on from the next step.  The receiver's own
       // share of that shard is whole only at its next outer step, so the hop has a whole turn of the inner ring.
-      if (o > 0 && j == (two_levels ? 1 : 0)) step.dkv_outer = r.on_outer(r.shard(o - 1, 0), r.shard(o, 0), two_levels ? (o + 1) * r.inner : t);
+      if (o > 0 && j == (two_levels ? 1 : 0))
+        step.dkv_outer = r.on_outer(r.shard(o - 1, 0), r.shard(o, 0), two_levels ? (o + 1) * r.inner : t);
     }
   }
   // Epilogue: the hops home, with nothing left to hide them.
@@ -107,7 +108,8 @@ struct Replica {
 /// Replays one direction on all ranks in lockstep.
 class Replay {
  public:
-  Replay(const std::vector<RingPlan>& plans, bool backward) : plans_(plans), backward_(backward), ranks_(static_cast<int>(plans.size())), state_(plans.size()) {
+  Replay(const std::vector<RingPlan>& plans, bool backward)
+      : plans_(plans), backward_(backward), ranks_(static_cast<int>(plans.size())), state_(plans.size()) {
     for (int r = 0; r < ranks_; ++r) state_[r].kv = {r};
   }
 
@@ -125,7 +127,8 @@ class Replay {
 
  private:
   const std::vector<RingStep>& steps(int r) const { return backward_ ? plans_[r].backward : plans_[r].forward; }
-  template <class... Args> void wrong(int r, int t, fmt::format_string<Args...> format, Args&&... args) {
+  template <class... Args>
+  void wrong(int r, int t, fmt::format_string<Args...> format, Args&&... args) {
     if (wrong_.empty()) wrong_ = fmt::format("rank {}, step {}: ", r, t) + fmt::format(format, std::forward<Args>(args)...);
   }
   bool is_shard(int s) const { return s >= 0 && s < ranks_; }
@@ -138,21 +141,27 @@ class Replay {
       const auto& h = hop(steps(r)[t], kind);
       if (!h) continue;
       if (dkv && !backward_) return wrong(r, t, "a dKV hop in forward");
-      if ((h->level == RingLevel::outer) != (kind == kKvOuter || kind == kDkvOuter)) return wrong(r, t, "{} hop names the other level", kKindName[kind]);
+      if ((h->level == RingLevel::outer) != (kind == kKvOuter || kind == kDkvOuter))
+        return wrong(r, t, "{} hop names the other level", kKindName[kind]);
       if (!is_shard(h->to) || !is_shard(h->from) || !is_shard(h->send_shard) || !is_shard(h->recv_shard))
         return wrong(r, t, "{} hop names a rank or shard outside [0, {})", kKindName[kind], ranks_);
-      if (h->complete < t || h->complete >= static_cast<int>(steps(r).size())) return wrong(r, t, "{} hop is completed at step {}", kKindName[kind], h->complete);
+      if (h->complete < t || h->complete >= static_cast<int>(steps(r).size()))
+        return wrong(r, t, "{} hop is completed at step {}", kKindName[kind], h->complete);
       const auto& send = hop(steps(h->to)[t], kind);
       const auto& receive = hop(steps(h->from)[t], kind);
-      if (!send || send->from != r || send->recv_shard != h->send_shard) return wrong(r, t, "{} hop to rank {} is not received there", kKindName[kind], h->to);
-      if (!receive || receive->to != r || receive->send_shard != h->recv_shard) return wrong(r, t, "{} hop from rank {} is not sent there", kKindName[kind], h->from);
+      if (!send || send->from != r || send->recv_shard != h->send_shard)
+        return wrong(r, t, "{} hop to rank {} is not received there", kKindName[kind], h->to);
+      if (!receive || receive->to != r || receive->send_shard != h->recv_shard)
+        return wrong(r, t, "{} hop from rank {} is not sent there", kKindName[kind], h->from);
       if (state_[r].in_flight[kind]) return wrong(r, t, "a second {} hop is posted while one is in flight", kKindName[kind]);
       if (!dkv) {
-        if (!state_[r].kv.count(h->send_shard)) return wrong(r, t, "{} hop sends KV shard {}, which is not there", kKindName[kind], h->send_shard);
+        if (!state_[r].kv.count(h->send_shard))
+          return wrong(r, t, "{} hop sends KV shard {}, which is not there", kKindName[kind], h->send_shard);
         continue;
       }
       const auto held = state_[r].accumulators.find(h->send_shard);
-      if (held == state_[r].accumulators.end()) return wrong(r, t, "{} hop sends the dKV of shard {}, which is not there", kKindName[kind], h->send_shard);
+      if (held == state_[r].accumulators.end())
+        return wrong(r, t, "{} hop sends the dKV of shard {}, which is not there", kKindName[kind], h->send_shard);
       sent[r] = std::move(held->second);
       state_[r].accumulators.erase(held);
     }
@@ -188,7 +197,8 @@ class Replay {
     for (int shard : step.release) {
       if (shard == r || !state.kv.erase(shard)) return wrong(r, t, "releases KV shard {}, which is its own or not there", shard);
       for (int kind : {kKvInner, kKvOuter})
-        if (state.in_flight[kind] && state.in_flight[kind]->hop.send_shard == shard) return wrong(r, t, "releases KV shard {} while it is being sent", shard);
+        if (state.in_flight[kind] && state.in_flight[kind]->hop.send_shard == shard)
+          return wrong(r, t, "releases KV shard {} while it is being sent", shard);
     }
   }
 
@@ -203,9 +213,11 @@ class Replay {
       if (times != 1) return wrong(r, last, "shard {} is computed {} times", shard, times);
     }
     if (state.kv.size() != 1) return wrong(r, last, "{} KV buffers are never released", state.kv.size() - 1);
-    if (state.kv_peak > plans_[r].kv_buffers) return wrong(r, last, "{} KV buffers are alive at once, the plan promises {}", state.kv_peak, plans_[r].kv_buffers);
+    if (state.kv_peak > plans_[r].kv_buffers)
+      return wrong(r, last, "{} KV buffers are alive at once, the plan promises {}", state.kv_peak, plans_[r].kv_buffers);
     if (!backward_) return;
-    if (state.dkv_peak > plans_[r].dkv_buffers) return wrong(r, last, "{} dKV buffers are alive at once, the plan promises {}", state.dkv_peak, plans_[r].dkv_buffers);
+    if (state.dkv_peak > plans_[r].dkv_buffers)
+      return wrong(r, last, "{} dKV buffers are alive at once, the plan promises {}", state.dkv_peak, plans_[r].dkv_buffers);
     for (const auto& [shard, sum] : state.accumulators) {
       if (shard != r) return wrong(r, last, "the dKV of shard {} ends here, not with its owner", shard);
       for (int rank = 0; rank < ranks_; ++rank)
@@ -267,11 +279,13 @@ std::string problems(const std::vector<RingPlan>& plans) {
   if (plans.empty()) return "ring plan: no ranks";
   for (std::size_t r = 0; r < plans.size(); ++r) {
     const RingPlan& plan = plans[r];
-    if (plan.rank != static_cast<int>(r) || plan.outer != plans[0].outer || plan.inner != plans[0].inner || plan.ranks() != static_cast<int>(plans.size()))
+    if (plan.rank != static_cast<int>(r) || plan.outer != plans[0].outer || plan.inner != plans[0].inner ||
+        plan.ranks() != static_cast<int>(plans.size()))
       return fmt::format("ring plan: entry {} of {} is rank {} of {} x {}", r, plans.size(), plan.rank, plan.outer, plan.inner);
   }
   for (bool backward : {false, true})
-    if (auto text = Replay(plans, backward).run(); !text.empty()) return fmt::format("ring plan, {}: {}", backward ? "backward" : "forward", text);
+    if (auto text = Replay(plans, backward).run(); !text.empty())
+      return fmt::format("ring plan, {}: {}", backward ? "backward" : "forward", text);
   return "";
 }
 

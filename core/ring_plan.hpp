@@ -41,13 +41,13 @@ struct RingHop {
 
 /// One step of one rank.
 struct RingStep {
-  int outer = 0, inner = 0;  ///< ring step indices; the epilogue (hops home) uses outer = outer ranks
-  int shard = -1;            ///< KV shard computed at this step; -1: communication only
-  std::optional<RingHop> kv_inner;    ///< completed at the same step
-  std::optional<RingHop> kv_outer;    ///< posted at an outer step's first inner step, completed at its last
+  int outer = 0, inner = 0;         ///< ring step indices; the epilogue (hops home) uses outer = outer ranks
+  int shard = -1;                   ///< KV shard computed at this step; -1: communication only
+  std::optional<RingHop> kv_inner;  ///< completed at the same step
+  std::optional<RingHop> kv_outer;  ///< posted at an outer step's first inner step, completed at its last
   /// Backward only.  dKV (fp32) of the shard computed at the previous step travels while this step computes.  At the first
   /// step of an outer step it is the sum of the node that goes back to the rank which entered with that shard.
-  std::optional<RingHop> dkv_inner;   ///< completed at the same step
+  std::optional<RingHop> dkv_inner;  ///< completed at the same step
   /// Backward only.  The sum over the nodes so far; with an inner ring, posted at an outer step's second inner step (when
   /// the node's sum of the outer step before is whole) and completed at the next outer step's first.
   std::optional<RingHop> dkv_outer;
@@ -76,8 +76,8 @@ std::string problems(const std::vector<RingPlan>& plans);
 
 /// Component times of one ring pass on one rank, in seconds (MTraining Table 4 names them).
 struct RingCosts {
-  double indexing_s = 0, host_s = 0;  ///< once per call
-  double compute_s = 0;               ///< attention of one step
+  double indexing_s = 0, host_s = 0;                ///< once per call
+  double compute_s = 0;                             ///< attention of one step
   double inner_hop_s = 0, outer_hop_s = 0;          ///< one KV hop
   double inner_dkv_hop_s = 0, outer_dkv_hop_s = 0;  ///< one dKV hop (backward); 0 when counted with KV
 };

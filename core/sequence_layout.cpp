@@ -15,9 +15,12 @@ LayoutKind layout_kind(const std::string& name) {
 
 const char* name(LayoutKind kind) {
   switch (kind) {
-    case LayoutKind::contiguous: return "contiguous";
-    case LayoutKind::zigzag: return "zigzag";
-    case LayoutKind::striped: return "striped";
+    case LayoutKind::contiguous:
+      return "contiguous";
+    case LayoutKind::zigzag:
+      return "zigzag";
+    case LayoutKind::striped:
+      return "striped";
   }
   return "?";
 }
@@ -29,8 +32,8 @@ SequenceLayout::SequenceLayout(LayoutKind kind, std::int64_t tokens, int ranks, 
   require(stripe >= 1, "sequence layout: stripe of {} tokens; must be at least 1", stripe);
   require(align >= 1, "sequence layout: pieces aligned to {} tokens; must be at least 1", align);
   // boundary() multiplies the two.
-  require(tokens <= std::numeric_limits<std::int64_t>::max() / (2 * static_cast<std::int64_t>(ranks)), "sequence layout: {} tokens over {} ranks overflow",
-          tokens, ranks);
+  require(tokens <= std::numeric_limits<std::int64_t>::max() / (2 * static_cast<std::int64_t>(ranks)),
+          "sequence layout: {} tokens over {} ranks overflow", tokens, ranks);
 }
 
 std::int64_t SequenceLayout::boundary(std::int64_t i, std::int64_t parts) const {
@@ -39,7 +42,8 @@ std::int64_t SequenceLayout::boundary(std::int64_t i, std::int64_t parts) const 
 
 namespace {
 /// Last piece that starts at or below `global`; pieces may be empty.
-template <class Boundary> std::int64_t piece_of(std::int64_t global, std::int64_t parts, const Boundary& boundary) {
+template <class Boundary>
+std::int64_t piece_of(std::int64_t global, std::int64_t parts, const Boundary& boundary) {
   std::int64_t low = 0, high = parts;  // boundary(low) <= global < boundary(high)
   while (high - low > 1) {
     const std::int64_t middle = (low + high) / 2;
@@ -53,29 +57,36 @@ SequenceLayout::Location SequenceLayout::locate(std::int64_t global) const {
   require(global >= 0 && global < tokens_, "sequence layout: position {} lies outside [0, {})", global, tokens_);
   int rank = 0;
   switch (kind_) {
-    case LayoutKind::contiguous: rank = static_cast<int>(piece_of(global, ranks_, [&](std::int64_t i) { return boundary(i, ranks_); })); break;
+    case LayoutKind::contiguous:
+      rank = static_cast<int>(piece_of(global, ranks_, [&](std::int64_t i) { return boundary(i, ranks_); }));
+      break;
     case LayoutKind::zigzag: {
       const std::int64_t parts = 2 * static_cast<std::int64_t>(ranks_);
       const std::int64_t piece = piece_of(global, parts, [&](std::int64_t i) { return boundary(i, parts); });
       rank = static_cast<int>(std::min(piece, parts - 1 - piece));
       break;
     }
-    case LayoutKind::striped: rank = static_cast<int>(global / stripe_ % ranks_); break;
+    case LayoutKind::striped:
+      rank = static_cast<int>(global / stripe_ % ranks_);
+      break;
   }
   return {rank, lower_bound(rank, global)};
 }
 
 std::int64_t SequenceLayout::global(int rank, std::int64_t index) const {
   require(rank >= 0 && rank < ranks_, "sequence layout: rank {} lies outside [0, {})", rank, ranks_);
-  require(index >= 0 && index < local_tokens(rank), "sequence layout: local index {} lies outside [0, {}) of rank {}", index, local_tokens(rank), rank);
+  require(index >= 0 && index < local_tokens(rank), "sequence layout: local index {} lies outside [0, {}) of rank {}", index,
+          local_tokens(rank), rank);
   switch (kind_) {
-    case LayoutKind::contiguous: return boundary(rank, ranks_) + index;
+    case LayoutKind::contiguous:
+      return boundary(rank, ranks_) + index;
     case LayoutKind::zigzag: {
       const std::int64_t parts = 2 * static_cast<std::int64_t>(ranks_);
       const std::int64_t first = boundary(rank, parts), length = boundary(rank + 1, parts) - first;
       return index < length ? first + index : boundary(parts - 1 - rank, parts) + index - length;
     }
-    case LayoutKind::striped: return (index / stripe_ * ranks_ + rank) * stripe_ + index % stripe_;
+    case LayoutKind::striped:
+      return (index / stripe_ * ranks_ + rank) * stripe_ + index % stripe_;
   }
   return 0;
 }
@@ -89,7 +100,8 @@ std::int64_t SequenceLayout::lower_bound(int rank, std::int64_t global) const {
     return std::clamp(global, boundary(piece, parts), boundary(piece + 1, parts)) - boundary(piece, parts);
   };
   switch (kind_) {
-    case LayoutKind::contiguous: return below(rank, ranks_);
+    case LayoutKind::contiguous:
+      return below(rank, ranks_);
     case LayoutKind::zigzag: {
       const std::int64_t parts = 2 * static_cast<std::int64_t>(ranks_);
       return below(rank, parts) + below(parts - 1 - rank, parts);
@@ -109,19 +121,25 @@ std::vector<std::pair<std::int64_t, std::int64_t>> SequenceLayout::pieces(int ra
   std::vector<std::pair<std::int64_t, std::int64_t>> result;
   const auto add = [&](std::int64_t begin, std::int64_t end) {
     if (begin >= end) return;
-    if (!result.empty() && result.back().second == begin) result.back().second = end;
-    else result.emplace_back(begin, end);
+    if (!result.empty() && result.back().second == begin)
+      result.back().second = end;
+    else
+      result.emplace_back(begin, end);
   };
   switch (kind_) {
-    case LayoutKind::contiguous: add(boundary(rank, ranks_), boundary(rank + 1, ranks_)); break;
+    case LayoutKind::contiguous:
+      add(boundary(rank, ranks_), boundary(rank + 1, ranks_));
+      break;
     case LayoutKind::zigzag: {
       const std::int64_t parts = 2 * static_cast<std::int64_t>(ranks_);
-      for (std::int64_t piece : {static_cast<std::int64_t>(rank), parts - 1 - rank}) add(boundary(piece, parts), boundary(piece + 1, parts));
+      for (std::int64_t piece : {static_cast<std::int64_t>(rank), parts - 1 - rank})
+        add(boundary(piece, parts), boundary(piece + 1, parts));
       break;
     }
     case LayoutKind::striped: {
       const std::int64_t blocks = tokens_ / stripe_ + (tokens_ % stripe_ != 0);
-      for (std::int64_t block = rank; block < blocks; block += ranks_) add(block * stripe_, std::min(tokens_ - block * stripe_, stripe_) + block * stripe_);
+      for (std::int64_t block = rank; block < blocks; block += ranks_)
+        add(block * stripe_, std::min(tokens_ - block * stripe_, stripe_) + block * stripe_);
       break;
     }
   }
@@ -132,8 +150,8 @@ PackedAxis::PackedAxis(const MicroBatch& batch) : micro_batch(&batch) {
   offset.reserve(batch.segments.size() + 1);
   offset.push_back(0);
   for (const auto& segment : batch.segments) {
-    require(segment.begin >= 0 && segment.end >= segment.begin, "segment [{}, {}) of sample {} is not a range of tokens", segment.begin, segment.end,
-            segment.sample);
+    require(segment.begin >= 0 && segment.end >= segment.begin, "segment [{}, {}) of sample {} is not a range of tokens", segment.begin,
+            segment.end, segment.sample);
     offset.push_back(offset.back() + segment.tokens());
   }
 }
@@ -151,7 +169,8 @@ AxisToken PackedAxis::token(std::int64_t packed) const {
 
 std::vector<AxisToken> local_tokens(const MicroBatch& batch, const SequenceLayout& layout, int rank) {
   const PackedAxis axis(batch);
-  require(axis.offset.back() == layout.tokens(), "the layout spreads {} tokens, the micro-batch has {}", layout.tokens(), axis.offset.back());
+  require(axis.offset.back() == layout.tokens(), "the layout spreads {} tokens, the micro-batch has {}", layout.tokens(),
+          axis.offset.back());
   std::vector<AxisToken> tokens;
   tokens.reserve(layout.local_tokens(rank));
   std::size_t segment = 0;  // pieces ascend, and so do segments

@@ -13,7 +13,8 @@ extern "C" __attribute__((weak)) void openblas_set_num_threads(int threads);
 namespace ballast {
 namespace host {
 
-template <class T> void attention_merge(Tensor& o_, Tensor& lse_, const Tensor& o_part_, const Tensor& lse_part_) {
+template <class T>
+void attention_merge(Tensor& o_, Tensor& lse_, const Tensor& o_part_, const Tensor& lse_part_) {
   const auto o = head_rows<T>(o_);
   const auto o_part = head_rows<const T>(o_part_);
   const auto lse = token_rows<T>(lse_);
@@ -35,7 +36,8 @@ template <class T> void attention_merge(Tensor& o_, Tensor& lse_, const Tensor& 
   });
 }
 
-template <class T> void attention_delta(const Tensor& o_, const Tensor& d_o_, Tensor& delta_) {
+template <class T>
+void attention_delta(const Tensor& o_, const Tensor& d_o_, Tensor& delta_) {
   const auto o = head_rows<const T>(o_), d_o = head_rows<const T>(d_o_);
   const auto delta = token_rows<T>(delta_);
   const std::int64_t heads = o_.size(1), head_dim = o_.size(2);
@@ -52,22 +54,27 @@ template <class T> void attention_delta(const Tensor& o_, const Tensor& d_o_, Te
 namespace {
 
 /// [tokens, heads, head_dim] with dense heads and head_dim.
-void check_rows(const char* where, const char* what, const Tensor& t, std::int64_t tokens, std::int64_t heads, std::int64_t head_dim, DType type) {
-  require(t.shape() == Shape{tokens, heads, head_dim}, "{}: {} has shape {}, expected {}", where, what, to_string(t.shape()), to_string({tokens, heads, head_dim}));
+void check_rows(const char* where, const char* what, const Tensor& t, std::int64_t tokens, std::int64_t heads, std::int64_t head_dim,
+                DType type) {
+  require(t.shape() == Shape{tokens, heads, head_dim}, "{}: {} has shape {}, expected {}", where, what, to_string(t.shape()),
+          to_string({tokens, heads, head_dim}));
   require(t.dtype() == type, "{}: {} is {}, expected {} like the other operands", where, what, name(t.dtype()), name(type));
   require(t.numel() == 0 || (t.strides()[2] == 1 && t.strides()[1] == head_dim), "{}: heads and head dim of {} must be dense", where, what);
 }
 /// [heads, tokens] with dense tokens.
 void check_lines(const char* where, const char* what, const Tensor& t, std::int64_t heads, std::int64_t tokens, DType type) {
-  require(t.shape() == Shape{heads, tokens}, "{}: {} has shape {}, expected {}", where, what, to_string(t.shape()), to_string({heads, tokens}));
+  require(t.shape() == Shape{heads, tokens}, "{}: {} has shape {}, expected {}", where, what, to_string(t.shape()),
+          to_string({heads, tokens}));
   require(t.dtype() == type, "{}: {} is {}, expected {} like the other operands", where, what, name(t.dtype()), name(type));
   require(t.numel() == 0 || t.strides()[1] == 1, "{}: tokens of {} must be dense", where, what);
 }
 void check_operands(const char* where, const AttentionIndex& index, const Tensor& q, const Tensor& k, const Tensor& v) {
-  require(q.rank() == 3 && k.rank() == 3, "{}: q {} and k {} must be [tokens, heads, head_dim]", where, to_string(q.shape()), to_string(k.shape()));
+  require(q.rank() == 3 && k.rank() == 3, "{}: q {} and k {} must be [tokens, heads, head_dim]", where, to_string(q.shape()),
+          to_string(k.shape()));
   const std::int64_t q_heads = q.size(1), kv_heads = k.size(1), head_dim = q.size(2);
   require(kv_heads >= 1 && q_heads % kv_heads == 0, "{}: {} query heads are no multiple of {} key/value heads", where, q_heads, kv_heads);
-  require(index.index_heads == 1 || index.index_heads == q_heads, "{}: the index has {} heads, expected 1 or {}", where, index.index_heads, q_heads);
+  require(index.index_heads == 1 || index.index_heads == q_heads, "{}: the index has {} heads, expected 1 or {}", where, index.index_heads,
+          q_heads);
   check_rows(where, "q", q, index.q_tokens, q_heads, head_dim, q.dtype());
   check_rows(where, "k", k, index.k_tokens, kv_heads, head_dim, q.dtype());
   check_rows(where, "v", v, index.k_tokens, kv_heads, head_dim, q.dtype());
@@ -84,7 +91,8 @@ void single_threaded_blas() {
 
 }  // namespace
 
-void attention_forward(const AttentionIndex& index, const Tensor& q, const Tensor& k, const Tensor& v, double scale, Tensor& o, Tensor& lse) {
+void attention_forward(const AttentionIndex& index, const Tensor& q, const Tensor& k, const Tensor& v, double scale, Tensor& o,
+                       Tensor& lse) {
   BALLAST_ON_CUDA(q, attention_forward(index, q, k, v, scale, o, lse));
   check_operands("attention_forward", index, q, k, v);
   check_rows("attention_forward", "o", o, q.size(0), q.size(1), q.size(2), q.dtype());

@@ -17,21 +17,25 @@
 namespace ballast::host {
 
 /// A tensor [tokens, heads, head_dim] opened by row: heads and head_dim are dense, tokens may lie apart.
-template <class T> struct HeadRows {
+template <class T>
+struct HeadRows {
   T* data = nullptr;
   std::int64_t stride = 0, head_dim = 0;
   T* at(std::int64_t token, std::int64_t head) const { return data + token * stride + head * head_dim; }
 };
-template <class T> HeadRows<T> head_rows(const Tensor& t) {
+template <class T>
+HeadRows<T> head_rows(const Tensor& t) {
   return {t.data<std::remove_const_t<T>>(), t.strides()[0], t.size(2)};
 }
 /// A tensor [heads, tokens] opened by head.
-template <class T> struct TokenRows {
+template <class T>
+struct TokenRows {
   T* data = nullptr;
   std::int64_t stride = 0;
   T* at(std::int64_t head) const { return data + head * stride; }
 };
-template <class T> TokenRows<T> token_rows(const Tensor& t) {
+template <class T>
+TokenRows<T> token_rows(const Tensor& t) {
   return {t.data<std::remove_const_t<T>>(), t.strides()[0]};
 }
 
@@ -62,23 +66,26 @@ inline std::int64_t tile_columns(int stacked_heads, std::size_t element_bytes) {
 }
 
 /// Row-major C = alpha op(A) op(B) + beta C.
-inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const float* a, std::int64_t lda,
-                 const float* b, std::int64_t ldb, float beta, float* c, std::int64_t ldc) {
+inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const float* a,
+                 std::int64_t lda, const float* b, std::int64_t ldb, float beta, float* c, std::int64_t ldc) {
   cblas_sgemm(CblasRowMajor, ta, tb, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), alpha, a, static_cast<int>(lda), b,
               static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
 }
-inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, std::int64_t m, std::int64_t n, std::int64_t k, double alpha, const double* a, std::int64_t lda,
-                 const double* b, std::int64_t ldb, double beta, double* c, std::int64_t ldc) {
+inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, std::int64_t m, std::int64_t n, std::int64_t k, double alpha, const double* a,
+                 std::int64_t lda, const double* b, std::int64_t ldb, double beta, double* c, std::int64_t ldc) {
   cblas_dgemm(CblasRowMajor, ta, tb, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), alpha, a, static_cast<int>(lda), b,
               static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
 }
 
 template <class T>
-void attention_forward(const AttentionIndex& index, const Tensor& q, const Tensor& k, const Tensor& v, double scale, Tensor& o, Tensor& lse);
+void attention_forward(const AttentionIndex& index, const Tensor& q, const Tensor& k, const Tensor& v, double scale, Tensor& o,
+                       Tensor& lse);
 template <class T>
 void attention_backward(const AttentionIndex& index, const Tensor& q, const Tensor& k, const Tensor& v, double scale, const Tensor& lse,
                         const Tensor& delta, const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv);
-template <class T> void attention_merge(Tensor& o, Tensor& lse, const Tensor& o_part, const Tensor& lse_part);
-template <class T> void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta);
+template <class T>
+void attention_merge(Tensor& o, Tensor& lse, const Tensor& o_part, const Tensor& lse_part);
+template <class T>
+void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta);
 
 }  // namespace ballast::host

@@ -8,7 +8,8 @@ namespace ballast::host {
 namespace {
 
 /// p[j] = e^(p[j] - lse) and ds[j] = p[j] (ds[j] - delta) on [begin, end), 0 elsewhere on [0, keys).
-template <class T> void row_gradient(T* p, T* ds, std::int64_t keys, std::int64_t begin, std::int64_t end, T lse, T delta) {
+template <class T>
+void row_gradient(T* p, T* ds, std::int64_t keys, std::int64_t begin, std::int64_t end, T lse, T delta) {
   if (lse == -std::numeric_limits<T>::infinity()) end = begin;  // an empty row has no gradient
   for (T* x : {p, ds}) {
     std::fill(x, x + begin, T(0));
@@ -22,7 +23,8 @@ template <class T> void row_gradient(T* p, T* ds, std::int64_t keys, std::int64_
 }
 
 /// Buffers of one thread.
-template <class T> struct Scratch {
+template <class T>
+struct Scratch {
   T *q, *d_o, *dq, *p, *ds, *keys, *values, *d_keys;
   static std::int64_t elements(std::int64_t rows, std::int64_t columns, std::int64_t head_dim) {
     return 3 * Arena<T>::padded(rows * head_dim) + 2 * Arena<T>::padded(rows * columns) + 3 * Arena<T>::padded(columns * head_dim);
@@ -42,10 +44,12 @@ template <class T> struct Scratch {
 
 /// to[key] += left^T right over the stacked rows, for the keys of a piece: dV = P^T dO and dK = dS^T Q.
 template <class T>
-void add_key_gradient(const KeyPiece& piece, std::int64_t rows, const T* left, std::int64_t columns, const T* right, const HeadRows<T>& to, int kv_head, T* buffer) {
+void add_key_gradient(const KeyPiece& piece, std::int64_t rows, const T* left, std::int64_t columns, const T* right, const HeadRows<T>& to,
+                      int kv_head, T* buffer) {
   const std::int64_t head_dim = to.head_dim;
   if (!piece.list) {
-    gemm(CblasTrans, CblasNoTrans, piece.keys, head_dim, rows, T(1), left, columns, right, head_dim, T(1), to.at(piece.first, kv_head), to.stride);
+    gemm(CblasTrans, CblasNoTrans, piece.keys, head_dim, rows, T(1), left, columns, right, head_dim, T(1), to.at(piece.first, kv_head),
+         to.stride);
     return;
   }
   gemm(CblasTrans, CblasNoTrans, piece.keys, head_dim, rows, T(1), left, columns, right, head_dim, T(0), buffer, head_dim);
@@ -86,7 +90,8 @@ void attention_backward(const AttentionIndex& index, const Tensor& q_, const Ten
             T *p = s.p + piece.column, *ds = s.ds + piece.column;
             const auto keys = piece_matrix(piece, k, kv_head, s.keys), values = piece_matrix(piece, v, kv_head, s.values);
             gemm(CblasNoTrans, CblasTrans, rows, piece.keys, head_dim, T(1), s.q, head_dim, keys.data, keys.stride, T(0), p, columns);
-            gemm(CblasNoTrans, CblasTrans, rows, piece.keys, head_dim, T(1), s.d_o, head_dim, values.data, values.stride, T(0), ds, columns);
+            gemm(CblasNoTrans, CblasTrans, rows, piece.keys, head_dim, T(1), s.d_o, head_dim, values.data, values.stride, T(0), ds,
+                 columns);
             for (std::int64_t r = 0; r < rows; ++r) {
               const std::int64_t i = r % stack.queries, head = group.first + r / stack.queries;
               row_gradient(p + r * columns, ds + r * columns, piece.keys, piece.begin[i], piece.end[i], lse.at(head)[stack.token + i],
@@ -106,9 +111,9 @@ void attention_backward(const AttentionIndex& index, const Tensor& q_, const Ten
   });
 }
 
-template void attention_backward<float>(const AttentionIndex&, const Tensor&, const Tensor&, const Tensor&, double, const Tensor&, const Tensor&,
-                                        const Tensor&, Tensor&, Tensor&, Tensor&);
-template void attention_backward<double>(const AttentionIndex&, const Tensor&, const Tensor&, const Tensor&, double, const Tensor&, const Tensor&,
-                                         const Tensor&, Tensor&, Tensor&, Tensor&);
+template void attention_backward<float>(const AttentionIndex&, const Tensor&, const Tensor&, const Tensor&, double, const Tensor&,
+                                        const Tensor&, const Tensor&, Tensor&, Tensor&, Tensor&);
+template void attention_backward<double>(const AttentionIndex&, const Tensor&, const Tensor&, const Tensor&, double, const Tensor&,
+                                         const Tensor&, const Tensor&, Tensor&, Tensor&, Tensor&);
 
 }  // namespace ballast::host

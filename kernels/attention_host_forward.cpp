@@ -10,7 +10,8 @@ namespace {
 constexpr std::int64_t kLanes = kColumnAlign;
 
 /// Largest of s[begin..end) and `m`.
-template <class T> T row_max(const T* s, std::int64_t begin, std::int64_t end, T m) {
+template <class T>
+T row_max(const T* s, std::int64_t begin, std::int64_t end, T m) {
   std::int64_t j = begin;
   if (end - begin >= kLanes) {
     T lane[kLanes];
@@ -24,7 +25,8 @@ template <class T> T row_max(const T* s, std::int64_t begin, std::int64_t end, T
 }
 
 /// s[j] = e^(s[j] - m) on [begin, end), 0 elsewhere on [0, keys); returns the sum.
-template <class T> T row_exp(T* s, std::int64_t keys, std::int64_t begin, std::int64_t end, T m) {
+template <class T>
+T row_exp(T* s, std::int64_t keys, std::int64_t begin, std::int64_t end, T m) {
   std::fill(s, s + begin, T(0));
   std::fill(s + end, s + keys, T(0));
   T lane[kLanes] = {};
@@ -42,10 +44,12 @@ template <class T> T row_exp(T* s, std::int64_t keys, std::int64_t begin, std::i
 }
 
 /// Buffers of one thread.
-template <class T> struct Scratch {
+template <class T>
+struct Scratch {
   T *q, *o, *scores, *keys, *values, *max, *sum;
   static std::int64_t elements(std::int64_t rows, std::int64_t columns, std::int64_t head_dim) {
-    return 2 * Arena<T>::padded(rows * head_dim) + Arena<T>::padded(rows * columns) + 2 * Arena<T>::padded(columns * head_dim) + 2 * Arena<T>::padded(rows);
+    return 2 * Arena<T>::padded(rows * head_dim) + Arena<T>::padded(rows * columns) + 2 * Arena<T>::padded(columns * head_dim) +
+           2 * Arena<T>::padded(rows);
   }
   Scratch(T* data, std::int64_t rows, std::int64_t columns, std::int64_t head_dim) {
     Arena<T> arena(data);
@@ -60,7 +64,8 @@ template <class T> struct Scratch {
 };
 
 /// Online softmax of one tile: turns scores into e^(score - max) and rescales what has been summed so far.
-template <class T> void softmax_tile(const std::vector<KeyPiece>& tile, const StackedRows& stack, std::int64_t columns, std::int64_t head_dim, Scratch<T>& s) {
+template <class T>
+void softmax_tile(const std::vector<KeyPiece>& tile, const StackedRows& stack, std::int64_t columns, std::int64_t head_dim, Scratch<T>& s) {
   for (std::int64_t r = 0; r < stack.rows(); ++r) {
     const std::int64_t i = r % stack.queries;
     T* scores = s.scores + r * columns;
@@ -84,7 +89,8 @@ template <class T> void softmax_tile(const std::vector<KeyPiece>& tile, const St
 }  // namespace
 
 template <class T>
-void attention_forward(const AttentionIndex& index, const Tensor& q_, const Tensor& k_, const Tensor& v_, double scale, Tensor& o_, Tensor& lse_) {
+void attention_forward(const AttentionIndex& index, const Tensor& q_, const Tensor& k_, const Tensor& v_, double scale, Tensor& o_,
+                       Tensor& lse_) {
   const auto q = head_rows<const T>(q_), k = head_rows<const T>(k_), v = head_rows<const T>(v_);
   const auto o = head_rows<T>(o_);
   const auto lse = token_rows<T>(lse_);
@@ -108,12 +114,14 @@ void attention_forward(const AttentionIndex& index, const Tensor& q_, const Tens
         while (const auto* tile = walker.next()) {
           for (const auto& piece : *tile) {
             const auto keys = piece_matrix(piece, k, kv_head, s.keys);
-            gemm(CblasNoTrans, CblasTrans, rows, piece.keys, head_dim, T(1), s.q, head_dim, keys.data, keys.stride, T(0), s.scores + piece.column, columns);
+            gemm(CblasNoTrans, CblasTrans, rows, piece.keys, head_dim, T(1), s.q, head_dim, keys.data, keys.stride, T(0),
+                 s.scores + piece.column, columns);
           }
           softmax_tile(*tile, stack, columns, head_dim, s);
           for (const auto& piece : *tile) {
             const auto values = piece_matrix(piece, v, kv_head, s.values);
-            gemm(CblasNoTrans, CblasNoTrans, rows, head_dim, piece.keys, T(1), s.scores + piece.column, columns, values.data, values.stride, T(1), s.o, head_dim);
+            gemm(CblasNoTrans, CblasNoTrans, rows, head_dim, piece.keys, T(1), s.scores + piece.column, columns, values.data, values.stride,
+                 T(1), s.o, head_dim);
           }
         }
         for (std::int64_t r = 0; r < rows; ++r) {

@@ -18,7 +18,8 @@ struct StackedRows {
   std::int64_t rows() const { return group.heads * queries; }
 
   /// Dense copy [rows, head_dim], scaled.
-  template <class T> void gather(const HeadRows<const T>& from, T factor, T* to) const {
+  template <class T>
+  void gather(const HeadRows<const T>& from, T factor, T* to) const {
     for (int h = 0; h < group.heads; ++h)
       for (std::int64_t i = 0; i < queries; ++i, to += from.head_dim) {
         const T* row = from.at(token + i, group.first + h);
@@ -28,18 +29,21 @@ struct StackedRows {
 };
 
 /// Keys (or values) of a piece as a matrix: in place for a range, gathered into `buffer` for bars.
-template <class T> struct PieceMatrix {
+template <class T>
+struct PieceMatrix {
   const T* data;
   std::int64_t stride;
 };
-template <class T> PieceMatrix<T> piece_matrix(const KeyPiece& piece, const HeadRows<const T>& from, int kv_head, T* buffer) {
+template <class T>
+PieceMatrix<T> piece_matrix(const KeyPiece& piece, const HeadRows<const T>& from, int kv_head, T* buffer) {
   if (!piece.list) return {from.at(piece.first, kv_head), from.stride};
   for (std::int64_t j = 0; j < piece.keys; ++j) std::copy_n(from.at(piece.list[j], kv_head), from.head_dim, buffer + j * from.head_dim);
   return {buffer, from.head_dim};
 }
 
 /// Cuts one allocation into buffers that start on cache lines.
-template <class T> class Arena {
+template <class T>
+class Arena {
  public:
   explicit Arena(T* data) : next_(data) {}
   T* take(std::int64_t elements) {
@@ -55,7 +59,8 @@ template <class T> class Arena {
 
 /// Calls f(kv_head, scratch) for every key/value head, on as many threads as Kokkos offers.  `scratch` holds `elements`
 /// values of T and belongs to one thread at a time.
-template <class T, class F> void for_each_kv_head(int kv_heads, std::int64_t elements, const F& f) {
+template <class T, class F>
+void for_each_kv_head(int kv_heads, std::int64_t elements, const F& f) {
   const std::int64_t workers = std::min<std::int64_t>(kv_heads, Kokkos::DefaultHostExecutionSpace().concurrency());
   Tensor scratch = Tensor::empty({workers, Arena<T>::padded(elements)}, dtype_of<T>::value, host_device(), MemoryCategory::workspace);
   T* data = scratch.data<T>();

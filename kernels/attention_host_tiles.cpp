@@ -26,8 +26,10 @@ void TileWalker::start(int index_head, std::int64_t block) {
     const std::int64_t last = std::min<std::int64_t>(std::int64_t{run.last} * kBlock, high);
     const std::uint64_t rows = run.row_mask < 0 ? ~std::uint64_t{0} : index_.row_masks[run.row_mask];
     if (first >= last || rows == 0) continue;
-    if (!ranges_.empty() && ranges_.back().last == first && ranges_.back().rows == rows) ranges_.back().last = last;
-    else ranges_.push_back({first, last, rows, false});
+    if (!ranges_.empty() && ranges_.back().last == first && ranges_.back().rows == rows)
+      ranges_.back().last = last;
+    else
+      ranges_.push_back({first, last, rows, false});
   }
 
   if (!index_.has_bars()) return;

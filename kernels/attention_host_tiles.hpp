@@ -15,11 +15,11 @@ namespace ballast::host {
 inline constexpr std::int64_t kColumnAlign = 16;
 
 struct KeyPiece {
-  std::int64_t column = 0;                ///< first column in the tile, a multiple of kColumnAlign
-  std::int64_t keys = 0;                  ///< columns in use
-  std::int64_t first = 0;                 ///< first key of a range; unused when `list` is set
-  const std::int32_t* list = nullptr;     ///< keys of the columns (bars), ascending
-  std::int32_t begin[kBlock] = {};        ///< row i of the query block sees columns [begin[i], end[i]) of the piece
+  std::int64_t column = 0;             ///< first column in the tile, a multiple of kColumnAlign
+  std::int64_t keys = 0;               ///< columns in use
+  std::int64_t first = 0;              ///< first key of a range; unused when `list` is set
+  const std::int32_t* list = nullptr;  ///< keys of the columns (bars), ascending
+  std::int32_t begin[kBlock] = {};     ///< row i of the query block sees columns [begin[i], end[i]) of the piece
   std::int32_t end[kBlock] = {};
 };
 
@@ -45,9 +45,9 @@ class TileWalker {
   const AttentionIndex& index_;
   const std::int64_t max_columns_;
   std::int64_t row_ = 0, rows_ = 0;
-  std::vector<Range> ranges_;         ///< what is left of the block
+  std::vector<Range> ranges_;  ///< what is left of the block
   std::size_t range_ = 0;
-  std::vector<std::int32_t> bars_;    ///< bars of the block that no run covers and some row may see
+  std::vector<std::int32_t> bars_;  ///< bars of the block that no run covers and some row may see
   std::vector<KeyPiece> pieces_;
 };
 

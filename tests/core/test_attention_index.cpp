@@ -26,7 +26,8 @@ bool computed(const AttentionIndex& index, int head, std::int64_t i, std::int64_
   if (in_run) return true;
   if (in_any_row || index.bar_offset.empty()) return false;
   const std::int64_t bars = std::int64_t{head} * index.segments + index.block_segment[block];
-  return std::binary_search(index.bars.begin() + index.bar_offset[bars], index.bars.begin() + index.bar_offset[bars + 1], static_cast<std::int32_t>(j));
+  return std::binary_search(index.bars.begin() + index.bar_offset[bars], index.bars.begin() + index.bar_offset[bars + 1],
+                            static_cast<std::int32_t>(j));
 }
 
 MicroBatch random_batch(std::mt19937_64& random, bool prefixed) {
@@ -60,7 +61,8 @@ TEST(AttentionIndex, IntervalsOfEveryLayoutMatchBruteForce) {
           for (std::size_t i = 0; i < queries.size(); ++i)
             for (std::size_t j = 0; j < keys.size(); ++j) {
               const bool visible = queries[i].segment == keys[j].segment && keys[j].position <= queries[i].position;
-              ASSERT_EQ(visible, computed(index, 0, i, j)) << name(kind) << " rank " << me << " keys of " << other << " pair " << i << ", " << j;
+              ASSERT_EQ(visible, computed(index, 0, i, j))
+                  << name(kind) << " rank " << me << " keys of " << other << " pair " << i << ", " << j;
             }
           ASSERT_EQ(index.pairs_per_head(), index.visible_pairs());
           pairs += index.visible_pairs();

@@ -98,10 +98,22 @@ TEST(RingPlan, DamageIsFound) {
   EXPECT_NE(damaged([](auto& p) { p[4].forward[2].shard = 0; }), "");
   EXPECT_NE(damaged([](auto& p) { p[4].forward[1].kv_inner.reset(); }), "");
   EXPECT_NE(damaged([](auto& p) { p[4].forward[3].kv_outer->complete = 6; }), "");
-  EXPECT_NE(damaged([](auto& p) { for (auto& q : p) q.backward[0].kv_outer->complete = 3; }), "");
-  EXPECT_NE(damaged([](auto& p) { for (auto& q : p) q.backward.pop_back(); }), "");
-  EXPECT_NE(damaged([](auto& p) { for (auto& q : p) q.backward[4].dkv_outer.reset(); }), "");
-  EXPECT_NE(damaged([](auto& p) { for (auto& q : p) q.backward[4].dkv_outer->complete = 7; }), "");
+  EXPECT_NE(damaged([](auto& p) {
+              for (auto& q : p) q.backward[0].kv_outer->complete = 3;
+            }),
+            "");
+  EXPECT_NE(damaged([](auto& p) {
+              for (auto& q : p) q.backward.pop_back();
+            }),
+            "");
+  EXPECT_NE(damaged([](auto& p) {
+              for (auto& q : p) q.backward[4].dkv_outer.reset();
+            }),
+            "");
+  EXPECT_NE(damaged([](auto& p) {
+              for (auto& q : p) q.backward[4].dkv_outer->complete = 7;
+            }),
+            "");
   EXPECT_NE(damaged([](auto& p) { p[0].backward[5].dkv_inner->send_shard = 0; }), "");
   EXPECT_NE(damaged([](auto& p) { p[7].forward[4].release.push_back(1); }), "");
   EXPECT_NE(damaged([](auto& p) { p[7].forward[1].release.clear(); }), "");
@@ -129,10 +141,10 @@ TEST(RingPlan, HashTellsPlansApart) {
 TEST(RingPlan, SimulatesMTrainingTable4) {
   const RingCosts forward{1.13, 2.08, 0.51, 0.13, 0.98};
   const RingCosts backward{1.86, 1.90, 2.65, 0.42, 3.40};
-  EXPECT_NEAR(simulate(plan_ring(0, 32, 1).forward, forward), 1.13 + 2.08 + 0.98 * 31 + 0.51, 1e-9);   // 34.10
+  EXPECT_NEAR(simulate(plan_ring(0, 32, 1).forward, forward), 1.13 + 2.08 + 0.98 * 31 + 0.51, 1e-9);           // 34.10
   EXPECT_NEAR(simulate(plan_ring(0, 32, 1).backward, backward, false), 1.86 + 1.90 + 3.40 * 31 + 2.65, 1e-9);  // 111.81
-  EXPECT_NEAR(simulate(plan_ring(5, 4, 8).forward, forward), 1.13 + 2.08 + 0.51 * 32, 1e-9);  // 19.53
-  EXPECT_NEAR(simulate(plan_ring(5, 4, 8).backward, backward, false), 1.86 + 1.90 + 2.65 * 32, 1e-9);  // 88.56
+  EXPECT_NEAR(simulate(plan_ring(5, 4, 8).forward, forward), 1.13 + 2.08 + 0.51 * 32, 1e-9);                   // 19.53
+  EXPECT_NEAR(simulate(plan_ring(5, 4, 8).backward, backward, false), 1.86 + 1.90 + 2.65 * 32, 1e-9);          // 88.56
 }
 
 TEST(RingPlan, HopsHomeAreExposed) {

@@ -1,12 +1,11 @@
 // Host attention, forward and backward, against the pair-by-pair reference on fresh random data.
-#include "kernels/attention.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 
 #include "core/error.hpp"
 #include "core/sequence_layout.hpp"
+#include "kernels/attention.hpp"
 #include "kernels/test_attention_reference.hpp"
 
 namespace ballast {
@@ -23,15 +22,18 @@ double tolerance(DType type) { return type == DType::f64 ? 1e-12 : 4e-6; }
 /// The kernel on the operands of a case, as slices of wider buffers when `slack_heads` > 0.  Gradients start at `start`.
 AttentionResult run_kernel(const AttentionCase& c, int slack_heads = 0, double start = 0) {
   const auto tq = static_cast<std::int64_t>(c.queries.size()), tk = static_cast<std::int64_t>(c.keys.size());
-  const Tensor q = make_rows(c.q, tq, c.q_heads, c.head_dim, c.type, slack_heads), k = make_rows(c.k, tk, c.kv_heads, c.head_dim, c.type, slack_heads);
-  const Tensor v = make_rows(c.v, tk, c.kv_heads, c.head_dim, c.type, 2 * slack_heads), d_o = make_rows(c.d_o, tq, c.q_heads, c.head_dim, c.type, slack_heads);
+  const Tensor q = make_rows(c.q, tq, c.q_heads, c.head_dim, c.type, slack_heads),
+               k = make_rows(c.k, tk, c.kv_heads, c.head_dim, c.type, slack_heads);
+  const Tensor v = make_rows(c.v, tk, c.kv_heads, c.head_dim, c.type, 2 * slack_heads),
+               d_o = make_rows(c.d_o, tq, c.q_heads, c.head_dim, c.type, slack_heads);
   const std::vector<double> q_start(c.q_size(), start), k_start(c.k_size(), start), nan(c.q_size(), std::nan(""));
   Tensor o = make_rows(nan, tq, c.q_heads, c.head_dim, c.type, slack_heads);
   Tensor lse = Tensor::empty({c.q_heads, tq}, c.type), delta = Tensor::empty({c.q_heads, tq}, c.type);
   attention_forward(c.index, q, k, v, c.scale, o, lse);
   attention_delta(o, d_o, delta);
   Tensor dq = make_rows(q_start, tq, c.q_heads, c.head_dim, c.type, slack_heads);
-  Tensor dk = make_rows(k_start, tk, c.kv_heads, c.head_dim, c.type, slack_heads), dv = make_rows(k_start, tk, c.kv_heads, c.head_dim, c.type, slack_heads);
+  Tensor dk = make_rows(k_start, tk, c.kv_heads, c.head_dim, c.type, slack_heads),
+         dv = make_rows(k_start, tk, c.kv_heads, c.head_dim, c.type, slack_heads);
   attention_backward(c.index, q, k, v, c.scale, lse, delta, d_o, dq, dk, dv);
   return {values_of(o), values_of(lse), values_of(dq), values_of(dk), values_of(dv)};
 }
@@ -141,7 +143,8 @@ TEST_F(Attention, DensePackedAndPrefixMatchTheReference) {
   for (const auto& axes : cases)
     for (DType type : {DType::f32, DType::f64})
       for (const Shape4& shape : {Shape4{1, 1, 64}, {2, 2, 16}, {1, 4, 80}, {2, 7, 64}, {1, 1, 128}, {3, 1, 7}}) {
-        SCOPED_TRACE(fmt::format("{}, {}, {} key heads, group {}, head dim {}", axes.name, name(type), shape.kv_heads, shape.group, shape.head_dim));
+        SCOPED_TRACE(
+            fmt::format("{}, {}, {} key heads, group {}, head dim {}", axes.name, name(type), shape.kv_heads, shape.group, shape.head_dim));
         const AttentionCase c = make(axes.queries, axes.keys, shape, type);
         expect_close(run_kernel(c), reference_attention(c), tolerance(type));
       }
@@ -152,8 +155,10 @@ TEST_F(Attention, EveryPatternMatchesTheReference) {
     for (bool per_head : {false, true})
       for (DType type : {DType::f32, DType::f64})
         for (const Shape4& shape : {Shape4{2, 1, 64}, {1, 3, 16}, {2, 2, 80}}) {
-          SCOPED_TRACE(fmt::format("pattern {}, per head {}, {}, group {}, head dim {}", static_cast<int>(pattern), per_head, name(type), shape.group, shape.head_dim));
-          const auto tokens = random_() % 2 ? axis({{0, 450 + static_cast<std::int64_t>(random_() % 64)}}) : axis({{0, 100}, {0, 28}, {0, 250}});
+          SCOPED_TRACE(fmt::format("pattern {}, per head {}, {}, group {}, head dim {}", static_cast<int>(pattern), per_head, name(type),
+                                   shape.group, shape.head_dim));
+          const auto tokens =
+              random_() % 2 ? axis({{0, 450 + static_cast<std::int64_t>(random_() % 64)}}) : axis({{0, 100}, {0, 28}, {0, 250}});
           AttentionCase c = make(tokens, tokens, shape, type);
           set_pattern(c, pattern, per_head, random_);
           ASSERT_EQ(problems(c.index), "");
@@ -221,7 +226,8 @@ TEST_F(Attention, RingShardsMergeToTheWhole) {
           const std::int64_t tokens = layout.local_tokens(r);
           const Tensor q = rows(whole.q, whole.q_heads, r), d_o = rows(whole.d_o, whole.q_heads, r);
           Tensor o = zeros(whole.q_heads, r), part = zeros(whole.q_heads, r), dq = zeros(whole.q_heads, r);
-          Tensor lse = Tensor::empty({whole.q_heads, tokens}, type), lse_part = Tensor::empty({whole.q_heads, tokens}, type), delta = lse_part.clone();
+          Tensor lse = Tensor::empty({whole.q_heads, tokens}, type), lse_part = Tensor::empty({whole.q_heads, tokens}, type),
+                 delta = lse_part.clone();
           std::vector<AttentionIndex> index;
           for (int s = 0; s < ranks; ++s) {
             index.push_back(dense_index(local_tokens(batch, layout, r), local_tokens(batch, layout, s)));
@@ -231,7 +237,8 @@ TEST_F(Attention, RingShardsMergeToTheWhole) {
           }
           attention_delta(o, d_o, delta);
           for (int s = 0; s < ranks; ++s)
-            attention_backward(index[s], q, rows(whole.k, whole.kv_heads, s), rows(whole.v, whole.kv_heads, s), whole.scale, lse, delta, d_o, dq, dk[s], dv[s]);
+            attention_backward(index[s], q, rows(whole.k, whole.kv_heads, s), rows(whole.v, whole.kv_heads, s), whole.scale, lse, delta,
+                               d_o, dq, dk[s], dv[s]);
           EXPECT_LE(relative_error(values_of(o), shard(expected.o, q_row, r)), tolerance(type)) << "o of rank " << r;
           EXPECT_LE(relative_error(values_of(dq), shard(expected.dq, q_row, r)), 2 * tolerance(type)) << "dq of rank " << r;
           for (int h = 0; h < whole.q_heads; ++h)
@@ -304,7 +311,8 @@ TEST_F(Attention, MergeGuardsEmptySides) {
     dispatch_float(type, [&](auto zero) {
       using T = decltype(zero);
       constexpr T nothing = -std::numeric_limits<T>::infinity();
-      Tensor o = Tensor::empty({4, 1, 2}, type), part = Tensor::empty({4, 1, 2}, type), lse = Tensor::empty({1, 4}, type), lse_part = Tensor::empty({1, 4}, type);
+      Tensor o = Tensor::empty({4, 1, 2}, type), part = Tensor::empty({4, 1, 2}, type), lse = Tensor::empty({1, 4}, type),
+             lse_part = Tensor::empty({1, 4}, type);
       const T o_values[] = {1, 2, 3, 4, 0, 0, 0, 0}, part_values[] = {5, 6, 0, 0, 7, 8, 0, 0};
       const T lse_values[] = {std::log(T(1)), 80, nothing, nothing}, lse_part_values[] = {std::log(T(3)), nothing, -90, nothing};
       std::copy_n(o_values, 8, o.data<T>()), std::copy_n(part_values, 8, part.data<T>());
@@ -313,8 +321,10 @@ TEST_F(Attention, MergeGuardsEmptySides) {
       const T expected[] = {4, 5, 3, 4, 7, 8, 0, 0}, expected_lse[] = {std::log(T(4)), 80, -90, nothing};
       for (int i = 0; i < 8; ++i) EXPECT_NEAR(o.data<T>()[i], expected[i], 1e-5);
       for (int i = 0; i < 4; ++i) {
-        if (expected_lse[i] == nothing) EXPECT_EQ(lse.data<T>()[i], nothing);
-        else EXPECT_NEAR(lse.data<T>()[i], expected_lse[i], 1e-5);
+        if (expected_lse[i] == nothing)
+          EXPECT_EQ(lse.data<T>()[i], nothing);
+        else
+          EXPECT_NEAR(lse.data<T>()[i], expected_lse[i], 1e-5);
       }
     });
 }
@@ -337,7 +347,7 @@ TEST_F(Attention, NaNReachesTheOutput) {
     AttentionCase c = make(tokens, tokens, {1, 1, 16}, DType::f32);
     (what == 0 ? c.q : what == 1 ? c.k : c.v)[70 * 16 + 3] = std::nan("");
     const AttentionResult got = run_kernel(c);
-    EXPECT_TRUE(std::isnan(got.o[70 * 16])|| what == 2);
+    EXPECT_TRUE(std::isnan(got.o[70 * 16]) || what == 2);
     EXPECT_TRUE(std::isnan(got.o[70 * 16 + 3]));
     EXPECT_EQ(what != 2, std::isnan(got.lse[70]));
     EXPECT_FALSE(std::isnan(got.o[20 * 16 + 3]));
@@ -357,10 +367,15 @@ TEST_F(Attention, RepeatsBitForBit) {
 
 TEST_F(Attention, BadOperandsAreRefused) {
   const AttentionCase c = make(axis({{0, 10}}), axis({{0, 10}}), {1, 2, 16}, DType::f32);
-  const auto rows = [](std::int64_t tokens, std::int64_t heads, std::int64_t d, DType type = DType::f32) { return Tensor::zeros({tokens, heads, d}, type); };
+  const auto rows = [](std::int64_t tokens, std::int64_t heads, std::int64_t d, DType type = DType::f32) {
+    return Tensor::zeros({tokens, heads, d}, type);
+  };
   const Tensor q = rows(10, 2, 16), kv = rows(10, 1, 16);
-  Tensor o = rows(10, 2, 16), lse = Tensor::zeros({2, 10}, DType::f32), wrong_lse = Tensor::zeros({10, 2}, DType::f32), f64 = rows(10, 2, 16, DType::f64);
-  const auto call = [&](const Tensor& a, const Tensor& b, const Tensor& v, Tensor& out, Tensor& sums) { attention_forward(c.index, a, b, v, 1.0, out, sums); };
+  Tensor o = rows(10, 2, 16), lse = Tensor::zeros({2, 10}, DType::f32), wrong_lse = Tensor::zeros({10, 2}, DType::f32),
+         f64 = rows(10, 2, 16, DType::f64);
+  const auto call = [&](const Tensor& a, const Tensor& b, const Tensor& v, Tensor& out, Tensor& sums) {
+    attention_forward(c.index, a, b, v, 1.0, out, sums);
+  };
   EXPECT_NO_THROW(call(q, kv, kv, o, lse));
   EXPECT_THROW(call(rows(11, 2, 16), kv, kv, o, lse), Error);
   EXPECT_THROW(call(q, rows(9, 1, 16), kv, o, lse), Error);

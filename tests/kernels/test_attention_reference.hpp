@@ -51,7 +51,8 @@ struct AttentionCase {
     }
     if (covered || index.bar_offset.empty()) return false;
     const std::int64_t bars = std::int64_t{index_head} * index.segments + index.block_segment[block];
-    return std::binary_search(index.bars.begin() + index.bar_offset[bars], index.bars.begin() + index.bar_offset[bars + 1], static_cast<std::int32_t>(j));
+    return std::binary_search(index.bars.begin() + index.bar_offset[bars], index.bars.begin() + index.bar_offset[bars + 1],
+                              static_cast<std::int32_t>(j));
   }
 };
 
