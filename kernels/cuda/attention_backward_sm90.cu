@@ -1,0 +1,554 @@
+// Attention backward on Hopper: key-stationary, wgmma and TMA, persistent grid.
+//
+// A work unit is 128 keys of one key head (or 128 gathered columns); each of the two consumer warpgroups owns 64 of them and
+// keeps their dK and dV in registers while (query head, query block) tiles of Q and dO stream by.  Scores are computed
+// transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T and dS^T feed dV += P^T dO and dK += dS^T Q straight from
+// registers.  dS goes to shared memory once, for dQ += dS K, whose 64 columns per consumer leave as an fp32 bulk reduce-add.
+// (FlashAttention-2, Dao 2023, Algorithm 2; the transposed form is FlashAttention-3's.)
+#include "kernels/cuda/attention_launch.hpp"
+#include "kernels/cuda/attention_tiles.cuh"
+
+namespace ballast::cuda {
+namespace {
+using namespace hopper;
+
+constexpr int kThreads = 384;
+constexpr int kConsumerWarps = 8;
+constexpr int kStages = 2;
+constexpr int kBarUnit = 1 << 30;  // as in attention_index.cu
+
+struct BackwardParams {
+  DeviceIndex index;
+  int group;   // query heads per key head
+  int splits;  // work units per (tile, key head): each takes group / splits query heads
+  float scale, scale_log2;
+  const float* statistics;  // [q_heads, q_blocks, {lse2, delta}, 64]
+  float* dk;
+  float* dv;
+  std::int64_t dk_stride, dv_stride;
+  float* bar_dk;
+  float* bar_dv;
+  bool add;  // dk, dv += instead of =
+  int* counter;
+};
+
+struct BackwardMaps {
+  CUtensorMap q, dout, k, v, bar_k, bar_v, dq;
+};
+
+struct WorkUnit {
+  int done;        // no more work
+  int bars;        // keys are gathered columns
+  int first_row;   // first key, or first gathered row
+  int first_key;   // the same as the masks count: key, or bar of the list
+  int kv_head;     // head of dk, dv or of the gathered buffer
+};
+
+struct QueryTile {
+  int end;
+  int query_block, head;
+  std::int8_t state[2];   // HalfState of either consumer's 64 keys
+  std::uint64_t word[2];  // row mask, or cover word for bars
+};
+
+template <int D>
+struct BackwardShared {
+  static constexpr int kBoxes = D / 64;
+  static constexpr int kBlockBytes = kBlock * D * 2;
+  static constexpr int kQueryColumns = D / 2;  // columns of dQ that one consumer computes
+  static constexpr int kKeyBoxStride = kKeyTile * 128;
+  alignas(1024) unsigned char k[2 * kBlockBytes];
+  alignas(1024) unsigned char v[2 * kBlockBytes];
+  alignas(1024) unsigned char q[kStages][kBlockBytes];
+  alignas(1024) unsigned char dout[kStages][kBlockBytes];
+  alignas(1024) unsigned char ds[2][kKeyTile * 128];                  // [buffer][key][64 queries]
+  alignas(1024) unsigned char dq[2][kBlock * kQueryColumns * 4];      // fp32, [consumer][32-column box][query]
+  alignas(128) float statistics[kStages][2][kBlock];                  // lse2, delta
+  alignas(128) Interval rows[kStages][kBlock];
+  std::uint64_t q_full[kStages], dout_full[kStages], empty[kStages], kv_full, kv_empty;
+  QueryTile tile[kStages];
+  WorkUnit unit;
+  RunCursor cursor[2];  // the producer's, kept out of its few registers
+  int next_unit;
+};
+
+// --- producer -------------------------------------------------------------------------------------------------------
+template <int D>
+struct Producer {
+  using Shared = BackwardShared<D>;
+  Shared& sh;
+  const BackwardMaps& maps;
+  const BackwardParams& p;
+  RingPosition<kStages> ring;
+
+  __device__ Producer(Shared& s, const BackwardMaps& m, const BackwardParams& params) : sh(s), maps(m), p(params) {}
+
+  __device__ void tile(int head, int qb, bool bars, int index_head, HalfState s0, HalfState s1, std::uint64_t w0,
+                       std::uint64_t w1) {
+    const int s = ring.stage;
+    barrier_wait(&sh.empty[s], ring.parity ^ 1);
+    QueryTile& t = sh.tile[s];
+    t.end = 0;
+    t.query_block = qb;
+    t.head = head;
+    t.state[0] = s0;
+    t.state[1] = s1;
+    t.word[0] = w0;
+    t.word[1] = w1;
+    const std::int64_t blocks = p.index.shape.q_blocks();
+    barrier_expect(&sh.q_full[s], Shared::kBlockBytes + sizeof(sh.statistics[0]) + sizeof(sh.rows[0]));
+    for (int c = 0; c < Shared::kBoxes; ++c) {
+      tma_load(sh.q[s] + c * kBlock * 128, &maps.q, &sh.q_full[s], c * 64, head, qb * kBlock);
+    }
+    bulk_load(sh.statistics[s], p.statistics + (head * blocks + qb) * 2 * kBlock, sizeof(sh.statistics[0]), &sh.q_full[s]);
+    const Interval* rows = bars ? p.index.bar_bounds + index_head * blocks * kBlock : p.index.rows;
+    bulk_load(sh.rows[s], rows + static_cast<std::int64_t>(qb) * kBlock, sizeof(sh.rows[0]), &sh.q_full[s]);
+    barrier_arrive(&sh.q_full[s]);
+    barrier_expect(&sh.dout_full[s], Shared::kBlockBytes);
+    for (int c = 0; c < Shared::kBoxes; ++c) {
+      tma_load(sh.dout[s] + c * kBlock * 128, &maps.dout, &sh.dout_full[s], c * 64, head, qb * kBlock);
+    }
+    barrier_arrive(&sh.dout_full[s]);
+    ring.advance();
+  }
+  __device__ void end() {
+    barrier_wait(&sh.empty[ring.stage], ring.parity ^ 1);
+    sh.tile[ring.stage].end = 1;
+    barrier_arrive(&sh.q_full[ring.stage]);
+    barrier_arrive(&sh.dout_full[ring.stage]);
+    ring.advance();
+  }
+
+  __device__ HalfState state(int qb, int mask, int key, std::uint64_t& word) {
+    word = kAllRows;
+    if (mask == kAbsent || key >= p.index.shape.k_tokens) return kSkip;
+    const HalfState s = visible_state(p.index.bounds[qb], key);
+    if (s == kSkip || mask < 0) return s;
+    word = p.index.row_masks[mask];
+    return kMasked;
+  }
+  /// Query blocks of one head that use either of the unit's two key blocks.
+  __device__ void key_blocks(int key_tile, int head, int index_head) {
+    RunCursor& a = sh.cursor[0];
+    RunCursor& b = sh.cursor[1];
+    open_key_block(a, p.index, index_head, 2 * key_tile);
+    open_key_block(b, p.index, index_head, 2 * key_tile + 1);
+    while (true) {
+      const int qb = min(a.block, b.block);
+      if (qb == INT_MAX) break;
+      int mask0 = kAbsent, mask1 = kAbsent;
+      if (a.block == qb) {
+        mask0 = a.mask;
+        a.pop();
+      }
+      if (b.block == qb) {
+        mask1 = b.mask;
+        b.pop();
+      }
+      std::uint64_t w0, w1;
+      const HalfState s0 = state(qb, mask0, key_tile * kKeyTile, w0);
+      const HalfState s1 = state(qb, mask1, key_tile * kKeyTile + kBlock, w1);
+      if (s0 != kSkip || s1 != kSkip) tile(head, qb, false, index_head, s0, s1, w0, w1);
+    }
+  }
+  __device__ HalfState bar_state(const BlockBounds& bounds, int index_head, int qb, int first_bar, std::uint64_t& word) {
+    word = 0;
+    HalfState s = visible_state(bounds, first_bar);
+    if (s == kSkip) return s;
+    word = cover_word(p.index, index_head, qb, first_bar / kBlock);
+    if (word == kAllRows) return kSkip;
+    return word != 0 ? kMasked : s;
+  }
+  __device__ void bar_blocks(int bar_tile, int first_bar, int head, int index_head) {
+    const Interval range = p.index.bar_tile_queries[bar_tile];
+    for (int qb = range.begin; qb < range.end; ++qb) {
+      const BlockBounds bounds = bar_block_bounds(p.index, index_head, qb);
+      std::uint64_t w0, w1;
+      const HalfState s0 = bar_state(bounds, index_head, qb, first_bar, w0);
+      const HalfState s1 = bar_state(bounds, index_head, qb, first_bar + kBlock, w1);
+      if (s0 != kSkip || s1 != kSkip) tile(head, qb, true, index_head, s0, s1, w0, w1);
+    }
+  }
+
+  __device__ void load_keys(bool bars, int kv_head, int row) {
+    barrier_expect(&sh.kv_full, 4 * Shared::kBlockBytes);
+    for (int half = 0; half < 2; ++half) {
+      for (int c = 0; c < Shared::kBoxes; ++c) {
+        const int at = c * Shared::kKeyBoxStride + half * kBlock * 128;
+        tma_load(sh.k + at, bars ? &maps.bar_k : &maps.k, &sh.kv_full, c * 64, kv_head, row + half * kBlock);
+        tma_load(sh.v + at, bars ? &maps.bar_v : &maps.v, &sh.kv_full, c * 64, kv_head, row + half * kBlock);
+      }
+    }
+    barrier_arrive(&sh.kv_full);
+  }
+
+  __device__ void run() {
+    const DeviceIndex& index = p.index;
+    const int items = *index.backward_units * p.splits;
+    int parity = 1;
+    int item = atomicAdd(p.counter, 1);
+    while (true) {
+      if (item < items) sh.next_unit = atomicAdd(p.counter, 1);
+      const int unit = item < items ? index.backward_order[item / p.splits] : 0;
+      const int split = item % p.splits;
+      if (item < items && (unit & kBarUnit) != 0 && split != 0) {  // tiles of bars are not split
+        item = sh.next_unit;
+        continue;
+      }
+      barrier_wait(&sh.kv_empty, parity);
+      parity ^= 1;
+      WorkUnit& u = sh.unit;
+      u.done = item >= items;
+      if (u.done) {
+        barrier_arrive(&sh.kv_full);
+        return;
+      }
+      if (unit & kBarUnit) {
+        const int bar_tile = (unit & ~kBarUnit) / index.bar_heads();
+        const int list = index.bar_tile_list[bar_tile];
+        const int index_head = list / index.shape.segments;
+        u.bars = 1;
+        u.kv_head = (unit & ~kBarUnit) % index.bar_heads();
+        u.first_row = bar_tile * kBarTile;
+        u.first_key = u.first_row - index.bar_row_offset[list];
+        load_keys(true, u.kv_head, u.first_row);
+        const bool shared_list = index.shape.index_heads == 1;
+        const int first = shared_list ? u.kv_head * p.group : index_head;
+        const int heads = shared_list ? p.group : 1;
+        for (int i = 0; i < heads; ++i) bar_blocks(bar_tile, u.first_key, first + i, index_head);
+      } else {
+        const int key_tile = unit / index.shape.kv_heads;
+        u.bars = 0;
+        u.kv_head = unit % index.shape.kv_heads;
+        u.first_row = u.first_key = key_tile * kKeyTile;
+        load_keys(false, u.kv_head, u.first_row);
+        const int heads = p.group / p.splits, first = u.kv_head * p.group + split * heads;
+        for (int i = 0; i < heads; ++i) key_blocks(key_tile, first + i, index.shape.index_heads == 1 ? 0 : first + i);
+      }
+      end();
+      item = sh.next_unit;
+    }
+  }
+};
+
+// --- consumer -------------------------------------------------------------------------------------------------------
+template <int D, bool kWithDq>
+struct Consumer {
+  using Shared = BackwardShared<D>;
+  static constexpr int kBoxes = Shared::kBoxes;
+  Shared& sh;
+  const BackwardMaps& maps;
+  const BackwardParams& p;
+  const int consumer, thread, lane, row;
+  RingPosition<kStages> ring;
+  int buffer = 0;
+
+  __device__ Consumer(Shared& s, const BackwardMaps& m, const BackwardParams& params, int which)
+      : sh(s), maps(m), p(params), consumer(which), thread(threadIdx.x % 128), lane(threadIdx.x % 32),
+        row(thread / 32 * 16 + lane / 4) {}
+
+  /// Every warp arrives for itself: another warp of the warpgroup may still be reading the stage.
+  __device__ __forceinline__ void release(std::uint64_t* bar) {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(bar);
+  }
+  /// keys x queries product of the consumer's 64 keys: K Q^T or V dO^T.
+  __device__ __forceinline__ void issue_transposed(float (&acc)[32], const unsigned char* keys, const unsigned char* queries) {
+    const std::uint64_t a = descriptor(keys + consumer * kBlock * 128), b = descriptor(queries);
+#pragma unroll
+    for (int c = 0; c < kBoxes; ++c) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        Wgmma<64>::template ss<0, 0>(acc, advance(a, c * Shared::kKeyBoxStride + i * 32), advance(b, c * kBlock * 128 + i * 32),
+                                     c + i > 0);
+      }
+    }
+    wgmma_commit();
+  }
+  /// dV += P^T dO or dK += dS^T Q.
+  __device__ __forceinline__ void issue_gradient(float (&acc)[D / 2], const std::uint32_t (&a)[16], const unsigned char* queries) {
+    const std::uint64_t b = descriptor(queries, kBlock * 128);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) Wgmma<D>::template rs<1>(acc, a + 4 * i, advance(b, i * 2048), 1);
+    wgmma_commit();
+  }
+  /// P^T from S^T: probabilities under the final LSE, zero where masked.
+  __device__ __forceinline__ void probabilities(float (&s)[32], int stage) {
+    const float* lse2 = sh.statistics[stage][0] + 2 * (lane % 4);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 l = *reinterpret_cast<const float2*>(lse2 + 8 * j);
+      s[4 * j] = exp2_fast(s[4 * j] * p.scale_log2 - l.x);
+      s[4 * j + 1] = exp2_fast(s[4 * j + 1] * p.scale_log2 - l.y);
+      s[4 * j + 2] = exp2_fast(s[4 * j + 2] * p.scale_log2 - l.x);
+      s[4 * j + 3] = exp2_fast(s[4 * j + 3] * p.scale_log2 - l.y);
+    }
+    const QueryTile& t = sh.tile[stage];
+    if (t.state[consumer] == kWhole) return;
+    const bool bars = sh.unit.bars;
+    const std::uint64_t word = t.word[consumer];
+    const int key = sh.unit.first_key + consumer * kBlock + row;
+    // A bar that is covered loses its whole row of S^T; a row mask drops columns.
+    const bool drop0 = bars && (word >> row & 1), drop1 = bars && (word >> (row + 8) & 1);
+    const std::uint64_t queries = bars ? kAllRows : word >> (2 * (lane % 4));
+    const Interval* rows = sh.rows[stage] + 2 * (lane % 4);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const Interval seen = rows[8 * j + e];
+        const bool dropped = !(queries >> (8 * j + e) & 1);
+        if (dropped || drop0 || key < seen.begin || key >= seen.end) s[4 * j + e] = 0;
+        if (dropped || drop1 || key + 8 < seen.begin || key + 8 >= seen.end) s[4 * j + 2 + e] = 0;
+      }
+    }
+  }
+  /// dS^T = P^T * (dP^T - delta), as bf16 A operand.  P is the rounded one that dV uses: its fp32 form would not fit in
+  /// the registers beside dK and dV.
+  __device__ __forceinline__ void score_gradients(const std::uint32_t (&probability)[16], const float (&dp)[32],
+                                                  std::uint32_t (&ds)[16], int stage) {
+    const float* delta = sh.statistics[stage][1] + 2 * (lane % 4);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 d = *reinterpret_cast<const float2*>(delta + 8 * j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const std::uint32_t pair = probability[2 * j + r];
+        ds[2 * j + r] = pack_bf16(__uint_as_float(pair << 16) * (dp[4 * j + 2 * r] - d.x),
+                                  __uint_as_float(pair & 0xFFFF0000u) * (dp[4 * j + 2 * r + 1] - d.y));
+      }
+    }
+  }
+  /// dS^T into shared memory, rows of 64 queries, 128-byte swizzle.
+  __device__ __forceinline__ void share(const std::uint32_t (&ds)[16]) {
+    const int key = thread / 32 * 16 + lane % 16;  // row that this lane addresses: matrices 0, 1 are rows 0-7, 8-15
+    const std::uint32_t base = smem_address(sh.ds[buffer]) + (consumer * kBlock + key) * 128;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = 2 * i + lane / 16;  // matrices 2, 3: the next 8 queries
+      store_matrix_x4(base + ((column ^ (key & 7)) << 4), ds + 4 * i);
+    }
+    fence_async_proxy();
+  }
+  __device__ __forceinline__ void issue_query_gradient(float (&dq)[Shared::kQueryColumns / 2]) {
+    // Columns [consumer * D / 2, ...) of K: the second 128-byte box for D = 128, the second half of the box for D = 64.
+    const std::uint64_t a = descriptor(sh.ds[buffer]);
+    const std::uint64_t b = descriptor(sh.k + (D == 128 ? consumer * Shared::kKeyBoxStride : consumer * 64));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      Wgmma<Shared::kQueryColumns>::template ss<1, 1>(dq, advance(a, i * 2048), advance(b, i * 2048), i > 0);
+    }
+    wgmma_commit();
+  }
+  /// Sends the consumer's columns of dQ to L2, where they are added.
+  __device__ __forceinline__ void reduce(const float (&dq)[Shared::kQueryColumns / 2], int query_block, int head) {
+    unsigned char* out = sh.dq[consumer];
+    if (thread == 0) bulk_wait_read();
+    named_barrier(2 + consumer, 128);
+#pragma unroll
+    for (int j = 0; j < Shared::kQueryColumns / 8; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int query = row + 8 * r, chunk = 2 * (j % 4) + lane % 4 / 2;
+        *reinterpret_cast<float2*>(out + j / 4 * (kBlock * 128) + query * 128 + ((chunk ^ (query & 7)) << 4) + (lane % 2) * 8) =
+            make_float2(dq[4 * j + 2 * r] * p.scale, dq[4 * j + 2 * r + 1] * p.scale);
+      }
+    }
+    fence_async_proxy();
+    named_barrier(2 + consumer, 128);
+    if (thread == 0) {
+      for (int b = 0; b < Shared::kQueryColumns / 32; ++b) {
+        tma_reduce_add(&maps.dq, out + b * kBlock * 128, consumer * Shared::kQueryColumns + b * 32, head, query_block * kBlock);
+      }
+      bulk_commit();
+    }
+  }
+
+  __device__ __forceinline__ void store(const float (&acc)[D / 2], float* out, std::int64_t stride, float factor,
+                                        const WorkUnit& u, bool add) {
+    const std::int64_t end = u.bars ? LLONG_MAX : p.index.shape.k_tokens;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const std::int64_t token = u.first_row + consumer * kBlock + row + 8 * r;
+      if (token >= end) continue;
+      float* to = out + token * stride + u.kv_head * D + 2 * (lane % 4);
+#pragma unroll
+      for (int j = 0; j < D / 8; ++j) {
+        const float x = acc[4 * j + 2 * r] * factor, y = acc[4 * j + 2 * r + 1] * factor;
+        if (add) {
+          global_add(to + 8 * j, x, y);
+        } else {
+          *reinterpret_cast<float2*>(to + 8 * j) = make_float2(x, y);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    int kv_parity = 0;
+    while (true) {
+      barrier_wait(&sh.kv_full, kv_parity);
+      kv_parity ^= 1;
+      if (sh.unit.done) break;
+      float dk[D / 2], dv[D / 2];
+#pragma unroll
+      for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
+
+      while (true) {
+        const int stage = ring.stage;
+        barrier_wait(&sh.q_full[stage], ring.parity);
+        const QueryTile& t = sh.tile[stage];
+        if (t.end) break;
+        barrier_wait(&sh.dout_full[stage], ring.parity);
+        // __shfl_sync tells the compiler that the branch is uniform, as wgmma demands.
+        if (__shfl_sync(~0u, t.state[consumer], 0) != kSkip) {
+          float s[32], dp[32];
+          std::uint32_t a[16], ds[16];
+          wgmma_fence();
+          issue_transposed(s, sh.k, sh.q[stage]);
+          issue_transposed(dp, sh.v, sh.dout[stage]);
+          wgmma_wait<1>();
+          probabilities(s, stage);
+#pragma unroll
+          for (int i = 0; i < 16; ++i) a[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
+          wgmma_fence();
+          issue_gradient(dv, a, sh.dout[stage]);
+          wgmma_wait<1>();
+          score_gradients(a, dp, ds, stage);
+          if (kWithDq) share(ds);
+          wgmma_fence();
+          issue_gradient(dk, ds, sh.q[stage]);
+          wgmma_wait<0>();
+        } else if (kWithDq) {
+          const std::uint32_t zero[16] = {};
+          share(zero);
+        }
+        const int query_block = t.query_block, head = t.head;
+        if (kWithDq) {
+          named_barrier(1, 256);
+          float dq[Shared::kQueryColumns / 2];
+          wgmma_fence();
+          issue_query_gradient(dq);
+          release(&sh.empty[stage]);
+          wgmma_wait<0>();
+          buffer ^= 1;
+          reduce(dq, query_block, head);
+        } else {
+          release(&sh.empty[stage]);
+        }
+        ring.advance();
+      }
+      const WorkUnit u = sh.unit;
+      release(&sh.kv_empty);
+      release(&sh.empty[ring.stage]);
+      ring.advance();
+      const std::int64_t bar_stride = p.index.bar_heads() * D;
+      const bool add = p.add && !u.bars;
+      store(dk, u.bars ? p.bar_dk : p.dk, u.bars ? bar_stride : p.dk_stride, p.scale, u, add);
+      store(dv, u.bars ? p.bar_dv : p.dv, u.bars ? bar_stride : p.dv_stride, 1.0f, u, add);
+    }
+    if (kWithDq && thread == 0) bulk_wait();
+  }
+};
+
+template <int D, bool kWithDq>
+__global__ __launch_bounds__(kThreads, 1) void attention_backward_kernel(const __grid_constant__ BackwardMaps maps,
+                                                                         const __grid_constant__ BackwardParams p) {
+  extern __shared__ __align__(1024) unsigned char raw[];
+  auto& sh = *reinterpret_cast<BackwardShared<D>*>(raw);
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) {
+      barrier_init(&sh.q_full[s], 1);
+      barrier_init(&sh.dout_full[s], 1);
+      barrier_init(&sh.empty[s], kConsumerWarps);
+    }
+    barrier_init(&sh.kv_full, 1);
+    barrier_init(&sh.kv_empty, kConsumerWarps);
+    barrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    registers_release<40>();
+    if (threadIdx.x == 0) Producer<D>(sh, maps, p).run();
+  } else {
+    registers_claim<232>();
+    Consumer<D, kWithDq>(sh, maps, p, threadIdx.x / 128 - 1).run();
+  }
+}
+
+int processor_count() {
+  int device = 0, n = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device);
+  return n;
+}
+
+template <int D, bool kWithDq>
+cudaError_t launch(const BackwardMaps& maps, const BackwardParams& p, cudaStream_t stream) {
+  constexpr int kBytes = sizeof(BackwardShared<D>);
+  static_assert(kBytes <= 232448);
+  const cudaError_t e =
+      cudaFuncSetAttribute(attention_backward_kernel<D, kWithDq>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (e != cudaSuccess) return e;
+  attention_backward_kernel<D, kWithDq><<<processor_count(), kThreads, kBytes, stream>>>(maps, p);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+int backward_splits(const AttentionBackwardArgs& a) {
+  if (a.deterministic) return 1;
+  // About four units a processor keep the longest-first queue balanced.
+  const int group = a.q_heads / a.kv_heads;
+  const std::int64_t wanted = 4 * processor_count(), units = a.index->backward_unit_capacity();
+  int splits = 1;
+  while (splits < group && units * splits < wanted) {
+    do ++splits;
+    while (group % splits != 0);
+  }
+  return splits;
+}
+
+cudaError_t backward_sm90(const AttentionBackwardArgs& a, const AttentionScratch& scratch, cudaStream_t stream) {
+  const DeviceIndex& index = *a.index;
+  BackwardParams p;
+  p.index = index;
+  p.group = a.q_heads / a.kv_heads;
+  p.splits = backward_splits(a);
+  p.scale = a.scale;
+  p.scale_log2 = a.scale * 1.4426950408889634f;
+  p.statistics = scratch.statistics;
+  p.dk = a.dk;
+  p.dv = a.dv;
+  p.dk_stride = a.dk_stride;
+  p.dv_stride = a.dv_stride;
+  p.bar_dk = scratch.bar_dk;
+  p.bar_dv = scratch.bar_dv;
+  p.add = a.accumulate_dkv || p.splits > 1;
+  p.counter = scratch.counters;
+
+  BackwardMaps maps;
+  using hopper::make_tensor_map;
+  const std::int64_t q_tokens = index.shape.q_tokens, k_tokens = index.shape.k_tokens;
+  cudaError_t e = make_tensor_map(&maps.q, a.q, false, a.head_dim, a.q_heads, q_tokens, a.q_stride);
+  if (e == cudaSuccess) e = make_tensor_map(&maps.dout, a.dout, false, a.head_dim, a.q_heads, q_tokens, a.dout_stride);
+  if (e == cudaSuccess) e = make_tensor_map(&maps.k, a.k, false, a.head_dim, a.kv_heads, k_tokens, a.k_stride);
+  if (e == cudaSuccess) e = make_tensor_map(&maps.v, a.v, false, a.head_dim, a.kv_heads, k_tokens, a.v_stride);
+  if (e == cudaSuccess) e = make_tensor_map(&maps.dq, a.dq, true, a.head_dim, a.q_heads, q_tokens, a.dq_stride);
+  maps.bar_k = maps.k;
+  maps.bar_v = maps.v;
+  if (e == cudaSuccess && index.has_bars()) {
+    const int heads = index.bar_heads();
+    e = make_tensor_map(&maps.bar_k, scratch.bar_k, false, a.head_dim, heads, index.bar_rows(), heads * a.head_dim);
+    if (e == cudaSuccess) {
+      e = make_tensor_map(&maps.bar_v, scratch.bar_v, false, a.head_dim, heads, index.bar_rows(), heads * a.head_dim);
+    }
+  }
+  if (e != cudaSuccess) return e;
+  if (!a.deterministic) return a.head_dim == 128 ? launch<128, true>(maps, p, stream) : launch<64, true>(maps, p, stream);
+  e = query_gradient_plain(a, scratch, stream);
+  if (e != cudaSuccess) return e;
+  return a.head_dim == 128 ? launch<128, false>(maps, p, stream) : launch<64, false>(maps, p, stream);
+}
+
+}  // namespace ballast::cuda

@@ -1,0 +1,494 @@
+// Checks and times the CUDA attention kernels without the rest of Ballast (see build.sh).
+//   attention_bench check [smoke]          small cases against fp64, every path and option; "smoke" runs the first few
+//   attention_bench time [lengths.txt]     medians of the sizes that docs/performance_attention.md reports
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "kernels/cuda/attention.hpp"
+#include "kernels/cuda/attention_index.hpp"
+#include "kernels/cuda/standalone/attention_cases.hpp"
+#include "kernels/cuda/standalone/attention_reference.cuh"
+
+using namespace bench;
+using namespace ballast::cuda;
+
+#define CHECK(call)                                                                                        \
+  do {                                                                                                     \
+    const cudaError_t check_error = (call);                                                                \
+    if (check_error != cudaSuccess) {                                                                      \
+      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(check_error));          \
+      std::exit(1);                                                                                        \
+    }                                                                                                      \
+  } while (0)
+
+namespace {
+
+template <class T>
+struct Buffer {
+  T* data = nullptr;
+  std::int64_t size = 0;
+  explicit Buffer(std::int64_t n) : size(n) { CHECK(cudaMalloc(&data, std::max<std::int64_t>(n, 1) * sizeof(T))); }
+  explicit Buffer(const std::vector<T>& v) : Buffer(static_cast<std::int64_t>(v.size())) {
+    if (size > 0) CHECK(cudaMemcpy(data, v.data(), size * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  Buffer(const Buffer&) = delete;
+  ~Buffer() { cudaFree(data); }
+  void poison() { CHECK(cudaMemset(data, 0xFF, size * sizeof(T))); }  // NaN as bf16 and as fp32
+  std::vector<T> host() const {
+    std::vector<T> v(static_cast<std::size_t>(size));
+    if (size > 0) CHECK(cudaMemcpy(v.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost));
+    return v;
+  }
+};
+
+__device__ float normal(std::uint64_t x) {  // splitmix64, Box-Muller
+  x += 0x9E3779B97F4A7C15ull;
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBull;
+  x ^= x >> 31;
+  const float u = ((x >> 40) + 1) * (1.0f / 16777217), w = (x & 0xFFFFFF) * (1.0f / 16777216);
+  return sqrtf(-2 * logf(u)) * cosf(6.2831853f * w);
+}
+template <class T>
+__global__ void fill_normal(T* out, std::int64_t n, std::uint64_t seed) {
+  const std::int64_t i = blockIdx.x * 256ll + threadIdx.x;
+  if (i < n) out[i] = T(normal(seed << 40 ^ i));
+}
+template <class T>
+void randomise(Buffer<T>& b, std::uint64_t seed) {
+  fill_normal<<<static_cast<unsigned>((b.size + 255) / 256 + 1), 256>>>(b.data, b.size, seed);
+  CHECK(cudaGetLastError());
+}
+
+std::uint64_t g_seed = 1;
+
+/// One attention problem on the device: inputs (q, k, v slices of fused buffers), outputs, index.
+struct Problem {
+  AttentionIndex host;
+  int hq, hkv, d;
+  std::int64_t q_stride, kv_stride;
+  Buffer<bf16> qb, kvb, dout, o16;
+  Buffer<float> o32, lse, dq, dk, dv;
+  IndexShape shape;
+  Buffer<char> index_buffer;
+  DeviceIndex index;
+  Buffer<char> workspace;
+  double scale;
+
+  Problem(AttentionIndex x, int q_heads, int kv_heads, int head_dim)
+      : host(std::move(x)), hq(q_heads), hkv(kv_heads), d(head_dim), q_stride(hq * d + 8), kv_stride(2 * hkv * d + 16),
+        qb(host.q_tokens * q_stride + 8), kvb(host.k_tokens * kv_stride), dout(host.q_tokens * hq * d), o16(host.q_tokens * hq * d),
+        o32(host.q_tokens * hq * d), lse(host.q_tokens * hq), dq(host.q_tokens * hq * d), dk(host.k_tokens * hkv * d),
+        dv(host.k_tokens * hkv * d), shape(shape_of(host, hq, hkv)), index_buffer(static_cast<std::int64_t>(index_bytes(shape))),
+        index(bind_index(shape, index_buffer.data)), workspace(bytes()), scale(1 / std::sqrt(double(d))) {
+    index_buffer.poison();
+    workspace.poison();
+    CHECK(upload_index(host, index, 0));
+    CHECK(derive_index(index, 0));
+    CHECK(cudaDeviceSynchronize());
+    randomise(qb, g_seed++);
+    randomise(kvb, g_seed++);
+    randomise(dout, g_seed++);
+  }
+  std::int64_t bytes() {
+    return static_cast<std::int64_t>(std::max(attention_forward_workspace(forward_args(false)), attention_backward_workspace(backward_args())));
+  }
+  AttentionForwardArgs forward_args(bool fp32) {
+    AttentionForwardArgs a;
+    a.q = qb.data + 8;
+    a.k = kvb.data;
+    a.v = kvb.data + hkv * d;
+    a.q_stride = q_stride;
+    a.k_stride = a.v_stride = kv_stride;
+    a.q_heads = hq;
+    a.kv_heads = hkv;
+    a.head_dim = d;
+    a.scale = static_cast<float>(scale);
+    a.o = fp32 ? static_cast<void*>(o32.data) : o16.data;
+    a.o_fp32 = fp32;
+    a.o_stride = hq * d;
+    a.lse = lse.data;
+    a.index = &index;
+    a.workspace = workspace.data;
+    a.workspace_bytes = static_cast<std::size_t>(workspace.size);
+    return a;
+  }
+  AttentionBackwardArgs backward_args() {
+    AttentionBackwardArgs a;
+    a.q = qb.data + 8;
+    a.k = kvb.data;
+    a.v = kvb.data + hkv * d;
+    a.dout = dout.data;
+    a.q_stride = q_stride;
+    a.k_stride = a.v_stride = kv_stride;
+    a.dout_stride = a.o_stride = a.dq_stride = hq * d;
+    a.dk_stride = a.dv_stride = hkv * d;
+    a.q_heads = hq;
+    a.kv_heads = hkv;
+    a.head_dim = d;
+    a.scale = static_cast<float>(scale);
+    a.o = o32.data;
+    a.o_fp32 = true;
+    a.lse = lse.data;
+    a.dq = dq.data;
+    a.dk = dk.data;
+    a.dv = dv.data;
+    a.index = &index;
+    a.workspace = workspace.data;
+    a.workspace_bytes = static_cast<std::size_t>(workspace.size);
+    return a;
+  }
+};
+
+/// ||a - b|| / ||b||, infinities must agree; NaN never passes.
+template <class A, class B>
+double error(const std::vector<A>& a, const std::vector<B>& b) {
+  double diff = 0, norm = 0;
+  for (std::size_t i = 0; i < b.size(); ++i) {
+    const double x = static_cast<double>(static_cast<float>(a[i])), y = static_cast<double>(static_cast<float>(b[i]));
+    if (std::isinf(y)) {
+      if (x != y) return INFINITY;
+      continue;
+    }
+    if (!std::isfinite(x)) return INFINITY;
+    diff += (x - y) * (x - y);
+    norm += y * y;
+  }
+  return norm > 0 ? std::sqrt(diff / norm) : std::sqrt(diff);
+}
+
+struct Reference {
+  std::vector<double> o, lse, dq, dk, dv;
+};
+Reference reference(Problem& p, const std::vector<std::int64_t>& rows, bool pairwise) {
+  const std::int64_t n = static_cast<std::int64_t>(rows.size());
+  Buffer<std::int64_t> ids(rows);
+  Buffer<std::uint8_t> allowed(pairwise ? allowed_pairs(p.host) : std::vector<std::uint8_t>{});
+  Buffer<double> probability(n * p.hq * p.host.k_tokens), ds(n * p.hq * p.host.k_tokens), o(n * p.hq * p.d), lse(n * p.hq), dq(n * p.hq * p.d),
+      dk(p.dk.size), dv(p.dv.size);
+  const AttentionForwardArgs a = p.forward_args(false);
+  ReferenceProblem r{static_cast<const bf16*>(a.q), static_cast<const bf16*>(a.k), static_cast<const bf16*>(a.v), p.dout.data, a.q_stride, a.k_stride,
+                     a.v_stride, p.hq * p.d, p.host.q_tokens, p.host.k_tokens, p.hq, p.hkv, p.d, p.host.index_heads, p.scale,
+                     pairwise ? allowed.data : nullptr, p.index.key_begin, p.index.key_end, ids.data, n};
+  reference_rows<<<dim3(static_cast<unsigned>(n), p.hq), 128>>>(r, probability.data, ds.data, o.data, lse.data, dq.data);
+  if (pairwise) reference_keys<<<dim3(static_cast<unsigned>(p.host.k_tokens), p.hkv), 128>>>(r, probability.data, ds.data, dk.data, dv.data);
+  CHECK(cudaDeviceSynchronize());
+  Reference out{o.host(), lse.host(), dq.host(), {}, {}};
+  if (pairwise) {
+    out.dk = dk.host();
+    out.dv = dv.host();
+  }
+  return out;
+}
+
+int g_failures = 0;
+void verdict(const char* name, const char* path, const double (&e)[5], double limit) {
+  bool good = true;
+  for (double x : e) good = good && x < limit;  // NaN fails
+  if (!good) ++g_failures;
+  std::printf("%-46s %-14s o %.1e lse %.1e dq %.1e dk %.1e dv %.1e %s\n", name, path, e[0], e[1], e[2], e[3], e[4], good ? "ok" : "FAIL");
+  std::fflush(stdout);
+}
+
+void check_case(const char* name, AttentionIndex x, int hq, int hkv, int d) {
+  Problem p(std::move(x), hq, hkv, d);
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(p.host.q_tokens));
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int64_t>(i);
+  const Reference ref = reference(p, rows, true);
+  struct Option {
+    const char* name;
+    AttentionPath path;
+    bool fp32, deterministic, accumulate;
+  };
+  const Option options[] = {{"sm90", AttentionPath::sm90, true, false, false},
+                            {"sm90 bf16 +=", AttentionPath::sm90, false, false, true},
+                            {"sm90 determ.", AttentionPath::sm90, true, true, false},
+                            {"plain", AttentionPath::plain, true, false, true}};
+  for (const Option& option : options) {
+    p.o16.poison();
+    p.o32.poison();
+    p.lse.poison();
+    p.dq.poison();
+    p.dk.poison();
+    p.dv.poison();
+    AttentionForwardArgs f = p.forward_args(option.fp32);
+    f.path = option.path;
+    CHECK(attention_forward(f, 0));
+    CHECK(cudaDeviceSynchronize());
+    AttentionBackwardArgs b = p.backward_args();
+    b.path = option.path;
+    b.o = f.o;
+    b.o_fp32 = option.fp32;
+    b.deterministic = option.deterministic;
+    b.accumulate_dq = b.accumulate_dkv = option.accumulate;
+    if (option.accumulate) {
+      randomise(p.dq, g_seed++);
+      randomise(p.dk, g_seed++);
+      randomise(p.dv, g_seed++);
+    }
+    const std::vector<float> before[3] = {p.dq.host(), p.dk.host(), p.dv.host()};
+    CHECK(attention_backward(b, 0));
+    CHECK(cudaDeviceSynchronize());
+    std::vector<float> after[3] = {p.dq.host(), p.dk.host(), p.dv.host()};
+    if (option.deterministic) {
+      CHECK(attention_backward(b, 0));
+      CHECK(cudaDeviceSynchronize());
+      const std::vector<float> again[3] = {p.dq.host(), p.dk.host(), p.dv.host()};
+      for (int i = 0; i < 3; ++i) {
+        if (std::memcmp(again[i].data(), after[i].data(), again[i].size() * 4) != 0) {
+          std::printf("%s: deterministic backward differs between runs\n", name);
+          ++g_failures;
+        }
+      }
+    }
+    for (int i = 0; option.accumulate && i < 3; ++i) {
+      for (std::size_t j = 0; j < after[i].size(); ++j) after[i][j] -= before[i][j];
+    }
+    const double e[5] = {option.fp32 ? error(p.o32.host(), ref.o) : error(p.o16.host(), ref.o), error(p.lse.host(), ref.lse),
+                         error(after[0], ref.dq), error(after[1], ref.dk), error(after[2], ref.dv)};
+    verdict(name, option.name, e, 1e-2);
+  }
+}
+
+std::set<int> random_blocks(std::mt19937& rng, int low, int high, double keep, int run) {
+  std::set<int> s;
+  for (int b = low; b < high; ++b) {
+    if (rng() % 10000 < keep * 10000 / run) {
+      for (int i = 0; i < run; ++i) s.insert(std::min(b + i, high - 1));
+    }
+  }
+  if (high > low) s.insert(high - 1);
+  return s;
+}
+
+/// Zigzag ring step: this rank's two pieces look at the keys of another rank's two pieces.
+AttentionIndex ring_step(int piece, int mine, int other, int ranks) {
+  AttentionIndex x;
+  x.q_tokens = x.k_tokens = 2 * piece;
+  const int q_piece[2] = {mine, 2 * ranks - 1 - mine}, k_piece[2] = {other, 2 * ranks - 1 - other};
+  for (int i = 0; i < 2 * piece; ++i) {
+    const int position = q_piece[i / piece] * piece + i % piece;
+    int end = 0;
+    for (int j = 0; j < 2; ++j) end += std::clamp(position + 1 - k_piece[j] * piece, 0, piece);
+    x.key_begin.push_back(0);
+    x.key_end.push_back(end);
+  }
+  dense_runs(x);
+  return x;
+}
+
+int run_checks(bool smoke) {
+  std::mt19937 rng(7);
+  std::mt19937_64 rng64(8);
+  check_case("dense 256, 2/1 heads, D128", dense({256}, 256), 2, 1, 128);
+  check_case("dense 130, 4/2 heads, D64", dense({130}, 130), 4, 2, 64);
+  {
+    AttentionIndex x = dense({192, 128}, 320);
+    list_runs(x, 1, [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.4, 1); });
+    add_bars(x, {0, 192, 320}, 40, rng);
+    check_case("lists and bars, two segments, 4/2 heads, D128", x, 4, 2, 128);
+  }
+  if (smoke) return g_failures;
+  for (int d : {64, 128}) {
+    check_case("dense 1, 2/2 heads", dense({1}, 1), 2, 2, d);
+    check_case("dense 63, 7/1 heads", dense({63}, 63), 7, 1, d);
+    check_case("dense 777, 14/2 heads", dense({777}, 777), 14, 2, d);
+    check_case("dense 515, 16/1 heads", dense({515}, 515), 16, 1, d);
+    check_case("dense 600, 6/6 heads", dense({600}, 600), 6, 6, d);
+    check_case("packed 0,1,300,64,1,5,257, 4/1 heads", dense({0, 1, 300, 64, 1, 5, 257}, 628), 4, 1, d);
+    check_case("prefix: 200 queries over 713 keys, 8/2 heads", dense({100, 613}, 200), 8, 2, d);
+    check_case("ring step, rows without keys, 6/2 heads", ring_step(150, 0, 1, 2), 6, 2, d);
+    check_case("ring step, other way, 6/2 heads", ring_step(150, 1, 0, 2), 6, 2, d);
+    AttentionIndex x = dense({1001}, 1001);
+    list_runs(x, 1, [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.3, 1); });
+    check_case("lists 1001, one for all, 8/2 heads", x, 8, 2, d);
+    list_runs(x, 1, [&](int, int, int low, int high) { return rng() % 4 == 0 ? std::set<int>{} : random_blocks(rng, low, high, 0.3, 2); });
+    check_case("lists 1001, some rows empty, 7/1 heads", x, 7, 1, d);
+    AttentionIndex y = dense({1001}, 1001);
+    list_runs(y, 8, [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.3, 1); });
+    check_case("lists 1001, one per head, 8/2 heads", y, 8, 2, d);
+    add_bars(y, {0, 1001}, 150, rng);
+    check_case("lists and bars 1001, one per head, 8/2 heads", y, 8, 2, d);
+    AttentionIndex z = dense({320, 64, 500}, 884);
+    list_runs(z, 1, [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.3, 1); });
+    add_row_masks(z, rng64);
+    check_case("row masks, packed 320,64,500, 4/2 heads", z, 4, 2, d);
+    AttentionIndex w = dense({320, 64, 500}, 884);
+    list_runs(w, 6, [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.2, 1); });
+    add_bars(w, {0, 320, 384, 884}, 130, rng);
+    check_case("bars per head, packed 320,64,500, 6/2 heads", w, 6, 2, d);
+    AttentionIndex u = dense({512}, 512);
+    list_runs(u, 1, [&](int, int, int, int high) { return std::set<int>{high - 1}; });
+    add_bars(u, {0, 512}, 200, rng);
+    check_case("bars for all heads 512, 7/1 heads", u, 7, 1, d);
+  }
+  std::printf("%d failures\n", g_failures);
+  return g_failures;
+}
+
+// --- timing ---------------------------------------------------------------------------------------------------------
+template <class F>
+double median_ms(F f, int repeats) {
+  for (int i = 0; i < 2; ++i) f();
+  std::vector<float> times;
+  cudaEvent_t a, b;
+  CHECK(cudaEventCreate(&a));
+  CHECK(cudaEventCreate(&b));
+  for (int i = 0; i < repeats; ++i) {
+    CHECK(cudaEventRecord(a));
+    f();
+    CHECK(cudaEventRecord(b));
+    CHECK(cudaEventSynchronize(b));
+    float ms;
+    CHECK(cudaEventElapsedTime(&ms, a, b));
+    times.push_back(ms);
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+struct Timing {
+  double forward, backward, forward_flops;
+};
+Timing time_case(const char* name, AttentionIndex x, int hq, int hkv, int d, bool verify) {
+  const double pairs = pairs_per_head(x);
+  Problem p(std::move(x), hq, hkv, d);
+  const AttentionForwardArgs f = p.forward_args(true);
+  AttentionBackwardArgs b = p.backward_args(), det = b;
+  det.deterministic = true;
+  Timing t;
+  t.forward_flops = 4.0 * d * hq * pairs;
+  const double derive = median_ms([&] { CHECK(derive_index(p.index, 0)); }, 5);
+  t.forward = median_ms([&] { CHECK(attention_forward(f, 0)); }, 9);
+  t.backward = median_ms([&] { CHECK(attention_backward(b, 0)); }, 9);
+  std::printf("%-34s fwd %9.3f ms %6.1f TF/s | bwd %9.3f ms %6.1f TF/s | index %7.3f ms", name, t.forward, t.forward_flops / t.forward / 1e9,
+              t.backward, 2.5 * t.forward_flops / t.backward / 1e9, derive);
+  if (verify && p.shape.dense) {
+    std::vector<std::int64_t> rows;
+    for (int i = 0; i < 48; ++i) rows.push_back((p.host.q_tokens - 1) * i / 47);
+    const Reference ref = reference(p, rows, false);
+    const std::vector<float> o = p.o32.host(), lse = p.lse.host(), dq = p.dq.host();
+    std::vector<float> o_rows, lse_rows, dq_rows;
+    for (std::int64_t r : rows) {
+      o_rows.insert(o_rows.end(), o.begin() + r * hq * d, o.begin() + (r + 1) * hq * d);
+      dq_rows.insert(dq_rows.end(), dq.begin() + r * hq * d, dq.begin() + (r + 1) * hq * d);
+    }
+    for (int h = 0; h < hq; ++h) {
+      for (std::int64_t r : rows) lse_rows.push_back(lse[h * p.host.q_tokens + r]);
+    }
+    const double e[3] = {error(o_rows, ref.o), error(lse_rows, ref.lse), error(dq_rows, ref.dq)};
+    std::printf(" | o %.1e lse %.1e dq %.1e%s", e[0], e[1], e[2], e[0] < 1e-2 && e[1] < 1e-2 && e[2] < 2e-2 ? "" : " FAIL");
+  } else if (verify) {
+    const std::vector<float> o = p.o32.host(), dq = p.dq.host(), dk = p.dk.host(), dv = p.dv.host();
+    AttentionForwardArgs plain = f;
+    plain.path = AttentionPath::plain;
+    det.path = AttentionPath::plain;
+    CHECK(attention_forward(plain, 0));
+    CHECK(attention_backward(det, 0));
+    CHECK(cudaDeviceSynchronize());
+    const double e[4] = {error(o, p.o32.host()), error(dq, p.dq.host()), error(dk, p.dk.host()), error(dv, p.dv.host())};
+    std::printf(" | against plain: o %.1e dq %.1e dk %.1e dv %.1e%s", e[0], e[1], e[2], e[3],
+                e[0] < 2e-2 && e[1] < 2e-2 && e[2] < 2e-2 && e[3] < 2e-2 ? "" : " FAIL");
+  }
+  std::printf("\n");
+  std::fflush(stdout);
+  return t;
+}
+
+/// MTraining-like vertical slash, one pattern per head: local band, block diagonals, columns.
+AttentionIndex vertical_slash(int tokens, int heads, int local, int bands, int band, int columns, std::mt19937& rng) {
+  AttentionIndex x = packed_index({tokens}, tokens);
+  std::vector<std::vector<int>> offsets(heads);
+  for (auto& o : offsets) {
+    for (int i = 0; i < bands; ++i) o.push_back(local / kBlock + static_cast<int>(rng() % (tokens / kBlock - local / kBlock)));
+  }
+  list_runs(x, heads, [&](int h, int qb, int, int) {
+    std::set<int> s;
+    for (int i = 0; i < local / kBlock && i <= qb; ++i) s.insert(qb - i);
+    for (int o : offsets[h]) {
+      for (int i = 0; i < band / kBlock; ++i) {
+        if (qb - o - i >= 0) s.insert(qb - o - i);
+      }
+    }
+    return s;
+  });
+  add_bars(x, {0, tokens}, columns, rng);
+  return x;
+}
+
+AttentionIndex block_list(int tokens, double keep, int run, bool align, std::mt19937& rng) {
+  AttentionIndex x = packed_index({tokens}, tokens);
+  list_runs(x, 1, [&](int, int qb, int, int) {
+    std::set<int> s;
+    const int wanted = std::max(1, static_cast<int>(keep * qb));
+    while (static_cast<int>(s.size()) < wanted) {
+      int b = static_cast<int>(rng() % (qb + 1));
+      if (align) b = b / run * run;
+      for (int i = 0; i < run && b + i <= qb; ++i) s.insert(b + i);
+    }
+    s.insert(qb);
+    return s;
+  });
+  return x;
+}
+
+int run_times(const char* lengths_file, const std::string& only) {
+  std::mt19937 rng(3);
+  const auto wants = [&](const char* what) { return only.empty() || only == what; };
+  Timing dense32{};
+  if (wants("dense")) {
+    time_case("dense 8K D128 16/2", dense({8192}, 8192), 16, 2, 128, true);
+    dense32 = time_case("dense 32K D128 16/2", dense({32768}, 32768), 16, 2, 128, true);
+    time_case("dense 128K D128 16/2", dense({131072}, 131072), 16, 2, 128, true);
+    time_case("dense 32K D64 14/2", dense({32768}, 32768), 14, 2, 64, true);
+    time_case("dense 8K D128 16/16", dense({8192}, 8192), 16, 16, 128, true);
+  }
+  std::ifstream file(lengths_file == nullptr ? "" : lengths_file);
+  std::vector<int> lengths;
+  for (int n; file >> n;) lengths.push_back(n);
+  if (wants("packed") && !lengths.empty()) {
+    Timing sum{};
+    std::size_t at = 0;
+    const int packs = 6;
+    for (int pack = 0; pack < packs; ++pack) {
+      std::vector<int> segments;
+      int used = 0;
+      while (used < 32768) {
+        const int n = std::min(lengths[at++ % lengths.size()], 32768 - used);  // the last sample is cut to fill the pack
+        segments.push_back(n);
+        used += n;
+      }
+      const Timing t = time_case(("packed 32K, " + std::to_string(segments.size()) + " samples").c_str(), dense(segments, 32768), 16, 2, 128, pack < 2);
+      sum.forward += t.forward;
+      sum.backward += t.backward;
+      sum.forward_flops += t.forward_flops;
+    }
+    const double rate = 3.5 * sum.forward_flops / (sum.forward + sum.backward) / 1e9;
+    std::printf("packed, all: fwd %.1f bwd %.1f both %.1f TF/s", sum.forward_flops / sum.forward / 1e9, 2.5 * sum.forward_flops / sum.backward / 1e9, rate);
+    if (dense32.forward > 0) std::printf(" = %.3f of dense", rate / (3.5 * dense32.forward_flops / (dense32.forward + dense32.backward) / 1e9));
+    std::printf("\n");
+  }
+  if (wants("lists")) {
+    time_case("5% of 32K, aligned runs of 2", block_list(32768, 0.05, 2, true, rng), 16, 2, 128, true);
+    time_case("5% of 128K, aligned runs of 2", block_list(131072, 0.05, 2, true, rng), 16, 2, 128, false);
+    time_case("5% of 128K, free runs of 2", block_list(131072, 0.05, 2, false, rng), 16, 2, 128, false);
+    time_case("5% of 128K, single blocks", block_list(131072, 0.05, 1, false, rng), 16, 2, 128, false);
+  }
+  if (wants("bars")) {
+    time_case("vertical slash 16K, per head", vertical_slash(16384, 16, 1024, 4, 256, 256, rng), 16, 2, 128, true);
+    time_case("vertical slash 128K, per head", vertical_slash(131072, 16, 1024, 12, 256, 1024, rng), 16, 2, 128, false);
+  }
+  return g_failures;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc >= 2 && std::strcmp(argv[1], "check") == 0) return run_checks(argc > 2) != 0;
+  if (argc >= 2 && std::strcmp(argv[1], "time") == 0) return run_times(argc > 2 ? argv[2] : nullptr, argc > 3 ? argv[3] : "") != 0;
+  std::printf("usage: attention_bench check [smoke] | time [lengths.txt [dense|packed|lists|bars]]\n");
+  return 2;
+}

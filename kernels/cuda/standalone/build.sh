@@ -1,0 +1,9 @@
+#!/bin/sh
+# Builds attention_bench with nvcc alone (CUDA 12.8 or newer).  Usage: build.sh [OUTPUT]
+set -e
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../../.." && pwd)
+out=${1:-$root/build/attention_bench}
+mkdir -p "$(dirname "$out")"
+exec ${NVCC:-nvcc} -std=c++20 -O3 -lineinfo -gencode arch=compute_90a,code=sm_90a -I"$root" -o "$out" \
+  "$here/attention_bench.cu" "$root"/kernels/cuda/attention*.cu
