@@ -88,7 +88,7 @@ def heatmap(a):
     ax.grid(False)
     ax.set(xlabel="step", ylabel="rank", title="Useful computation, rank \u00d7 step")
     bar = figure.colorbar(image, ax=ax, pad=0.015, aspect=18)
-    bar.set_label(f"useful computation ({unit})")
+    bar.set_label(f"useful ({unit})")
     bar.outline.set_visible(False)
     return figure
 

@@ -37,9 +37,15 @@ std::pair<std::string, std::string> pair_of(const std::string& field) {
   return {field.substr(0, at), field.substr(at + 1)};
 }
 
-std::string with_line_breaks(std::string text) {
-  for (std::size_t at = 0; (at = text.find("\\n", at)) != std::string::npos;) text.replace(at, 2, "\n");
-  return text;
+/// A backslash and an n stand for a line break.
+std::string with_line_breaks(const std::string& text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool line_break = text[i] == '\\' && i + 1 < text.size() && text[i + 1] == 'n';
+    out.push_back(line_break ? '\n' : text[i]);
+    i += line_break;
+  }
+  return out;
 }
 
 void write(const std::string& dir) {

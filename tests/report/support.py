@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 import unittest
+import unittest.mock
 from pathlib import Path
 
 sys.dont_write_bytecode = True
@@ -20,17 +21,18 @@ class RunTest(unittest.TestCase):
         self.folder = Path(tempfile.mkdtemp(prefix="ballast_report_"))
         self.addCleanup(shutil.rmtree, self.folder)
 
-    def report(self, *arguments, status=0):
-        """Runs the command line; returns what it printed.  Figures are coarse here, for speed."""
+    def report(self, *arguments, status=0, draw=True):
+        """Runs the command line; returns what it printed.  Figures are coarse or left out here, for speed."""
         import importlib.util
 
+        import page
         import style
         style.plt.rcParams["savefig.dpi"] = 40
         spec = importlib.util.spec_from_file_location("ballast_report_main", REPORT / "__main__.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), unittest.mock.patch.object(page, "FIGURES", page.FIGURES if draw else {}):
             got = module.main([str(a) for a in arguments])
         self.assertEqual(got, status, err.getvalue())
         return out.getvalue() + err.getvalue()

@@ -47,7 +47,7 @@ def known_run(folder):
 class KnownNumbers(RunTest):
     def test_metrics(self):
         run = known_run(self.folder / "known")
-        self.report(run, "--json", self.folder / "m.json")
+        self.report(run, "--json", self.folder / "m.json", draw=False)
         m = self.metrics(run / "report")
         self.assertEqual(m, json.loads((self.folder / "m.json").read_text()))
         want = {"ranks": 2, "steps": 2, "runtime_s": 20, "step_time_s": 10, "load_balance": 0.75, "communication_efficiency": 0.8, "parallel_efficiency": 0.6,
@@ -93,7 +93,7 @@ class KnownNumbers(RunTest):
 
     def test_perfetto(self):
         run = known_run(self.folder / "known")
-        self.report(run, "--perfetto", self.folder / "p.json")
+        self.report(run, "--perfetto", self.folder / "p.json", draw=False)
         events = json.loads((self.folder / "p.json").read_text())["traceEvents"]
         spans = [e for e in events if e["ph"] == "X"]
         with h5py.File(run / "trace" / "trace_00000.h5") as a, h5py.File(run / "trace" / "trace_00001.h5") as b:
@@ -162,7 +162,7 @@ class DamagedRuns(RunTest):
             child.wait()
             with h5py.File(run / "trace" / "trace_00000.h5", "r") as file:  # opens with nothing special
                 self.assertGreaterEqual(int(file["rows"][()]["events"]), 0)
-            self.report(run)
+            self.report(run, draw=round_ == 0)
 
     def test_missing_rank_is_noted(self):
         run = known_run(self.folder / "run")
@@ -197,7 +197,7 @@ class DamagedRuns(RunTest):
                     file["events"][...] = rows
             else:
                 victim.write_text("" if damage == "empty" else "no HDF5")
-            text = self.report(run)
+            text = self.report(run, draw=False)
             self.assertIn("trace_00001.h5 cannot be read", text, damage)
             self.assertEqual(self.metrics(run / "report")["ranks_read"], 1)
 
@@ -310,7 +310,7 @@ class SeveralRuns(RunTest):
 
     def test_a_balanced_twin_scores_better(self):
         slow, even = (synthetic.training_run(self.folder / n, straggler=s, seed=1) for n, s in (("slow", 1), ("even", None)))
-        self.report(slow, even, "--out", self.folder / "out")
+        self.report(slow, even, "--out", self.folder / "out", draw=False)
         first, second = self.metrics(self.folder / "out")["cases"]
         self.assertGreater(first["worker_imbalance"], second["worker_imbalance"])
         self.assertLess(first["computation_ratio"], second["computation_ratio"])
