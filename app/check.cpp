@@ -30,22 +30,26 @@ void print_mesh(const CheckFacts& f) {
   for (int r = 0; r < size; ++r) {
     if (r == ends && size > 3 * ends) r = size - ends;
     const MeshCoordinates at = coordinates(mesh, r);
-    table.row({text(r), f.node(r) < 0 ? "-" : text(f.node(r)), text(at.dp), text(at.pp), text(at.cp_outer), text(at.cp_inner), text(at.cp(mesh)), text(at.sp), text(at.tp)});
+    table.row({text(r), f.node(r) < 0 ? "-" : text(f.node(r)), text(at.dp), text(at.pp), text(at.cp_outer), text(at.cp_inner),
+               text(at.cp(mesh)), text(at.sp), text(at.tp)});
   }
   fmt::print("{}", table.text(kRows, static_cast<std::size_t>(size)));
 }
 
 void print_model(const CheckFacts& f) {
   const ModelShape& m = f.options.model;
-  fmt::print("\nmodel {}: {} parameters ({} without embedding and head), computed in {}\n", m.preset, m.parameters(), m.parameters_without_embedding(), name(f.type));
-  fmt::print("  {} layers, hidden {}, intermediate {}, {} query and {} key/value heads of {}, vocabulary {}{}{}\n", m.layers, m.hidden, m.intermediate, m.query_heads,
-             m.kv_heads, m.head_dim, m.vocabulary, m.qkv_bias ? ", qkv bias" : "", m.tied_embedding ? ", tied embedding" : "");
+  fmt::print("\nmodel {}: {} parameters ({} without embedding and head), computed in {}\n", m.preset, m.parameters(),
+             m.parameters_without_embedding(), name(f.type));
+  fmt::print("  {} layers, hidden {}, intermediate {}, {} query and {} key/value heads of {}, vocabulary {}{}{}\n", m.layers, m.hidden,
+             m.intermediate, m.query_heads, m.kv_heads, m.head_dim, m.vocabulary, m.qkv_bias ? ", qkv bias" : "",
+             m.tied_embedding ? ", tied embedding" : "");
 }
 
 std::string pieces_text(const ShardFacts& shard) {
   if (shard.pieces.empty()) return "-";
   std::string out;
-  for (std::size_t i = 0; i < shard.pieces.size() && i < 3; ++i) out += fmt::format("{}[{}, {})", i == 0 ? "" : " ", shard.pieces[i].first, shard.pieces[i].second);
+  for (std::size_t i = 0; i < shard.pieces.size() && i < 3; ++i)
+    out += fmt::format("{}[{}, {})", i == 0 ? "" : " ", shard.pieces[i].first, shard.pieces[i].second);
   return shard.pieces.size() > 3 ? out + fmt::format(" ... {} pieces", shard.pieces.size()) : out;
 }
 
@@ -54,7 +58,8 @@ void print_shards(const CheckFacts& f) {
   fmt::print("\nshards of a micro-batch of {} tokens, layout {}{}: causal pairs max / mean {:.4f}\n", f.micro_batch_tokens, name(o.layout),
              o.layout == LayoutKind::striped ? fmt::format(" of {}", o.stripe) : "", f.pair_imbalance());
   TextTable table({"cp", "tokens", "causal_pairs", "pieces"});
-  for (const ShardFacts& shard : f.shards) table.row({text(shard.cp), text(shard.tokens), fmt::format("{:.0f}", shard.pairs), pieces_text(shard)});
+  for (const ShardFacts& shard : f.shards)
+    table.row({text(shard.cp), text(shard.tokens), fmt::format("{:.0f}", shard.pairs), pieces_text(shard)});
   fmt::print("{}", table.text(kRows));
 }
 
@@ -65,33 +70,38 @@ std::string hop_text(const std::optional<RingHop>& hop) {
 void print_ring(const CheckFacts& f) {
   const MeshShape& mesh = f.options.mesh;
   if (f.ring.forward.empty() || mesh.cp() == 1) return;
-  fmt::print("\nring plan of context-parallel rank 0 ({} x {}): {} forward and {} backward steps a layer; KV hop {}, dKV hop {}; {} KV and {} dKV buffers\n",
-             mesh.cp_outer, mesh.cp_inner, f.ring.forward.size(), f.ring.backward.size(), bytes_text(static_cast<double>(f.kv_hop_bytes)),
-             bytes_text(static_cast<double>(f.dkv_hop_bytes)), f.ring.kv_buffers, f.ring.dkv_buffers);
+  fmt::print(
+      "\nring plan of context-parallel rank 0 ({} x {}): {} forward and {} backward steps a layer; KV hop {}, dKV hop {}; {} KV and {} dKV "
+      "buffers\n",
+      mesh.cp_outer, mesh.cp_inner, f.ring.forward.size(), f.ring.backward.size(), bytes_text(static_cast<double>(f.kv_hop_bytes)),
+      bytes_text(static_cast<double>(f.dkv_hop_bytes)), f.ring.kv_buffers, f.ring.dkv_buffers);
   TextTable forward({"forward", "outer", "inner", "computes", "kv_inner", "kv_outer"});
   for (std::size_t t = 0; t < f.ring.forward.size(); ++t) {
     const RingStep& s = f.ring.forward[t];
-    forward.row({text(static_cast<std::int64_t>(t)), text(s.outer), text(s.inner), s.shard < 0 ? "-" : fmt::format("shard {}", s.shard), hop_text(s.kv_inner), hop_text(s.kv_outer)});
+    forward.row({text(static_cast<std::int64_t>(t)), text(s.outer), text(s.inner), s.shard < 0 ? "-" : fmt::format("shard {}", s.shard),
+                 hop_text(s.kv_inner), hop_text(s.kv_outer)});
   }
   TextTable backward({"backward", "outer", "inner", "computes", "kv_inner", "kv_outer", "dkv_inner", "dkv_outer"});
   for (std::size_t t = 0; t < f.ring.backward.size(); ++t) {
     const RingStep& s = f.ring.backward[t];
-    backward.row({text(static_cast<std::int64_t>(t)), text(s.outer), text(s.inner), s.shard < 0 ? "-" : fmt::format("shard {}", s.shard), hop_text(s.kv_inner), hop_text(s.kv_outer),
-                  hop_text(s.dkv_inner), hop_text(s.dkv_outer)});
+    backward.row({text(static_cast<std::int64_t>(t)), text(s.outer), text(s.inner), s.shard < 0 ? "-" : fmt::format("shard {}", s.shard),
+                  hop_text(s.kv_inner), hop_text(s.kv_outer), hop_text(s.dkv_inner), hop_text(s.dkv_outer)});
   }
   fmt::print("{}{}", forward.text(kRows), backward.text(kRows));
 }
 
 void print_schedule(const CheckFacts& f) {
-  fmt::print("\nschedule: {} micro-batches a step on each of {} data-parallel ranks when packs are full\n", f.micro_batches, f.options.mesh.dp);
+  fmt::print("\nschedule: {} micro-batches a step on each of {} data-parallel ranks when packs are full\n", f.micro_batches,
+             f.options.mesh.dp);
   TextTable table({"stage", "layers", "parameters", "optimizer_shard", "live_micro_batches", "ops"});
   for (std::size_t s = 0; s < f.stages.size(); ++s) {
     const StageFacts& stage = f.stages[s];
     std::string ops;
-    for (std::size_t i = 0; i < stage.ops.size() && i < 6; ++i) ops += fmt::format("{}{} {}", i == 0 ? "" : ", ", name(stage.ops[i].kind), stage.ops[i].micro_batch);
+    for (std::size_t i = 0; i < stage.ops.size() && i < 6; ++i)
+      ops += fmt::format("{}{} {}", i == 0 ? "" : ", ", name(stage.ops[i].kind), stage.ops[i].micro_batch);
     if (stage.ops.size() > 6) ops += fmt::format(" ... {} ops", 2 * f.micro_batches);
-    table.row({text(static_cast<std::int64_t>(s)), fmt::format("{}..{}", stage.layer_begin, stage.layer_end - 1), text(stage.parameters), text(stage.shard_parameters),
-               text(stage.live_micro_batches), ops.empty() ? "no schedule for pp > 1 in this version" : ops});
+    table.row({text(static_cast<std::int64_t>(s)), fmt::format("{}..{}", stage.layer_begin, stage.layer_end - 1), text(stage.parameters),
+               text(stage.shard_parameters), text(stage.live_micro_batches), ops.empty() ? "no schedule for pp > 1 in this version" : ops});
   }
   fmt::print("{}", table.text(kRows));
 }
@@ -118,7 +128,8 @@ void print_memory(const CheckFacts& f) {
     table.row(row);
     all += static_cast<double>(f.stages[s].memory.total()) * (f.ranks() / f.options.mesh.pp);
   }
-  fmt::print("{}  fullest rank {}, all {} ranks at most {}\n", table.text(kRows), bytes_text(static_cast<double>(f.largest_rank_bytes())), f.ranks(), bytes_text(all));
+  fmt::print("{}  fullest rank {}, all {} ranks at most {}\n", table.text(kRows), bytes_text(static_cast<double>(f.largest_rank_bytes())),
+             f.ranks(), bytes_text(all));
 }
 
 void print_whole(const CheckFacts& f) {
@@ -134,11 +145,13 @@ void print_whole(const CheckFacts& f) {
 
 void print_cases(const std::vector<CheckFacts>& cases) {
   fmt::print("deck {}: no problems in {} cases (--case NAME shows one whole)\n\n", cases.front().file, cases.size());
-  TextTable table({"case", "ranks", "dp", "pp", "cp_outer", "cp_inner", "sp", "tp", "parameters", "micro_batch_tokens", "micro_batches", "pair_imbalance", "fullest_rank", "notes"});
+  TextTable table({"case", "ranks", "dp", "pp", "cp_outer", "cp_inner", "sp", "tp", "parameters", "micro_batch_tokens", "micro_batches",
+                   "pair_imbalance", "fullest_rank", "notes"});
   for (const CheckFacts& f : cases) {
     const MeshShape& m = f.options.mesh;
-    table.row({f.case_name, text(m.size()), text(m.dp), text(m.pp), text(m.cp_outer), text(m.cp_inner), text(m.sp), text(m.tp), count_text(f.options.model.parameters()),
-               text(f.micro_batch_tokens), text(f.micro_batches), fmt::format("{:.4f}", f.pair_imbalance()), bytes_text(static_cast<double>(f.largest_rank_bytes())),
+    table.row({f.case_name, text(m.size()), text(m.dp), text(m.pp), text(m.cp_outer), text(m.cp_inner), text(m.sp), text(m.tp),
+               count_text(f.options.model.parameters()), text(f.micro_batch_tokens), text(f.micro_batches),
+               fmt::format("{:.4f}", f.pair_imbalance()), bytes_text(static_cast<double>(f.largest_rank_bytes())),
                text(static_cast<std::int64_t>(f.notes.size()))});
   }
   fmt::print("{}", table.text());

@@ -11,7 +11,8 @@ namespace {
 
 // Beyond these a list helps nobody and would only take memory.
 constexpr std::int64_t kListedPieces = 1 << 20;
-constexpr int kListedRanks = 1 << 20;
+constexpr int kListedRanks = 1 << 16;
+constexpr std::size_t kTwinPieces = 1 << 16;
 constexpr int kPlannedRing = 1 << 16;
 constexpr std::int64_t kListedMicroBatches = 1 << 12;
 
@@ -22,7 +23,10 @@ DType compute_type(const Deck& deck) {
 
 RecomputeOptions recompute_options(const Deck& deck) {
   const std::string& mode = deck.text("recompute.mode");
-  return {mode == "none" ? Recompute::none : mode == "selective" ? Recompute::selective : Recompute::full, static_cast<int>(deck.integer("recompute.layers"))};
+  return {mode == "none"        ? Recompute::none
+          : mode == "selective" ? Recompute::selective
+                                : Recompute::full,
+          static_cast<int>(deck.integer("recompute.layers"))};
 }
 
 /// The part of the model that one tensor-parallel rank holds.
@@ -59,7 +63,8 @@ std::vector<ShardFacts> shard_facts(const RunOptions& options, std::int64_t toke
 
 nlohmann::ordered_json hop_json(const std::optional<RingHop>& hop) {
   if (!hop) return nullptr;
-  return {{"to", hop->to}, {"from", hop->from}, {"send_shard", hop->send_shard}, {"recv_shard", hop->recv_shard}, {"complete", hop->complete}};
+  return {
+      {"to", hop->to}, {"from", hop->from}, {"send_shard", hop->send_shard}, {"recv_shard", hop->recv_shard}, {"complete", hop->complete}};
 }
 
 nlohmann::ordered_json steps_json(const std::vector<RingStep>& steps) {
@@ -77,7 +82,8 @@ nlohmann::ordered_json steps_json(const std::vector<RingStep>& steps) {
 
 nlohmann::ordered_json memory_json(const MemoryEstimate& memory) {
   nlohmann::ordered_json out;
-  for (int c = 0; c < kMemoryCategories; ++c) out[fmt::format("{}_bytes", name(static_cast<MemoryCategory>(c)))] = memory.bytes[static_cast<std::size_t>(c)];
+  for (int c = 0; c < kMemoryCategories; ++c)
+    out[fmt::format("{}_bytes", name(static_cast<MemoryCategory>(c)))] = memory.bytes[static_cast<std::size_t>(c)];
   out["total_bytes"] = memory.total();
   return out;
 }
@@ -101,16 +107,20 @@ CheckFacts CheckFacts::of(const Deck& deck) {
   const bool packed = f.options.batching.method == "packed";
   f.micro_batch_tokens = packed || longest == 0 ? std::max(f.options.batching.micro_batch_tokens, longest) : longest;
   if (longest == 0) f.notes.push_back("data.max_tokens = 0: a sample longer than the micro-batch shown here needs more memory");
-  const std::int64_t samples = deck.integer("batching.global_samples"), packs = (deck.integer("batching.global_tokens") + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
+  const std::int64_t samples = deck.integer("batching.global_samples"),
+                     packs = (deck.integer("batching.global_tokens") + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
   f.micro_batches = std::max<std::int64_t>(1, ((samples > 0 && !packed ? samples : packs) + mesh.dp - 1) / mesh.dp);
-  if (samples > 0 && packed) f.notes.push_back("batching.global_samples: the number of micro-batches depends on the samples; `ballast pack` counts them");
+  if (samples > 0 && packed)
+    f.notes.push_back("batching.global_samples: the number of micro-batches depends on the samples; `ballast pack` counts them");
 
   f.shards = shard_facts(f.options, f.micro_batch_tokens, f.notes);
   std::int64_t fullest = 0;
   for (const ShardFacts& shard : f.shards) fullest = std::max(fullest, shard.tokens);
   if (fullest == 0 || f.shards.back().tokens == 0) f.notes.push_back("some context-parallel ranks hold no token of the micro-batch");
-  if (mesh.cp() <= kPlannedRing) f.ring = plan_ring(0, mesh.cp_outer, mesh.cp_inner);
-  else f.notes.push_back(fmt::format("ring plan: not worked out above {} context-parallel ranks", kPlannedRing));
+  if (mesh.cp() <= kPlannedRing)
+    f.ring = plan_ring(0, mesh.cp_outer, mesh.cp_inner);
+  else
+    f.notes.push_back(fmt::format("ring plan: not worked out above {} context-parallel ranks", kPlannedRing));
 
   const ModelShape local = tensor_shard(f.options.model, mesh.tp);
   const std::int64_t kv_elements = 2 * fullest * local.kv_heads * local.head_dim;
@@ -142,8 +152,11 @@ CheckFacts CheckFacts::of(const Deck& deck) {
     in.type = f.type;
     in.last_stage = s + 1 == mesh.pp;
     in.tokens = (fullest + mesh.sp - 1) / mesh.sp;
-    in.activation_bytes = stage.live_micro_batches * StageModel::activation_bytes(local, stage.layer_end - stage.layer_begin, in.last_stage, in.tokens, f.type, recompute);
-    const Keep kept = recompute.mode == Recompute::none ? Keep::all : recompute.mode == Recompute::selective ? Keep::selective : Keep::input;
+    in.activation_bytes = stage.live_micro_batches * StageModel::activation_bytes(local, stage.layer_end - stage.layer_begin, in.last_stage,
+                                                                                  in.tokens, f.type, recompute);
+    const Keep kept = recompute.mode == Recompute::none        ? Keep::all
+                      : recompute.mode == Recompute::selective ? Keep::selective
+                                                               : Keep::input;
     in.recomputed_bytes = Layer::kept_bytes(local, in.tokens, f.type, Keep::all) - Layer::kept_bytes(local, in.tokens, f.type, kept);
     in.head_chunk_tokens = deck.integer("model.head_chunk_tokens");
     in.cp = mesh.cp();
@@ -174,10 +187,23 @@ nlohmann::ordered_json CheckFacts::json() const {
   if (!case_name.empty()) out["name"] = case_name;
   out["deck"] = file;
   out["ranks"] = mesh.size();
-  out["mesh"] = {{"dp", mesh.dp}, {"pp", mesh.pp}, {"cp_outer", mesh.cp_outer}, {"cp_inner", mesh.cp_inner}, {"sp", mesh.sp}, {"tp", mesh.tp}, {"ranks_per_node", mesh.ranks_per_node}};
-  out["model"] = {{"preset", model.preset}, {"parameters", model.parameters()}, {"parameters_without_embedding", model.parameters_without_embedding()},
-                  {"layers", model.layers}, {"hidden", model.hidden}, {"intermediate", model.intermediate}, {"query_heads", model.query_heads},
-                  {"kv_heads", model.kv_heads}, {"head_dim", model.head_dim}, {"vocabulary", model.vocabulary}};
+  out["mesh"] = {{"dp", mesh.dp},
+                 {"pp", mesh.pp},
+                 {"cp_outer", mesh.cp_outer},
+                 {"cp_inner", mesh.cp_inner},
+                 {"sp", mesh.sp},
+                 {"tp", mesh.tp},
+                 {"ranks_per_node", mesh.ranks_per_node}};
+  out["model"] = {{"preset", model.preset},
+                  {"parameters", model.parameters()},
+                  {"parameters_without_embedding", model.parameters_without_embedding()},
+                  {"layers", model.layers},
+                  {"hidden", model.hidden},
+                  {"intermediate", model.intermediate},
+                  {"query_heads", model.query_heads},
+                  {"kv_heads", model.kv_heads},
+                  {"head_dim", model.head_dim},
+                  {"vocabulary", model.vocabulary}};
   out["dtype"] = ballast::name(type);
   out["micro_batch_tokens"] = micro_batch_tokens;
   out["micro_batches"] = micro_batches;
@@ -188,19 +214,43 @@ nlohmann::ordered_json CheckFacts::json() const {
   auto& ranks = out["rank_table"] = nlohmann::ordered_json::array();
   for (int r = 0; r < std::min(mesh.size(), kListedRanks); ++r) {
     const MeshCoordinates at = coordinates(mesh, r);
-    ranks.push_back({{"rank", r}, {"node", node(r)}, {"dp", at.dp}, {"pp", at.pp}, {"cp_outer", at.cp_outer}, {"cp_inner", at.cp_inner}, {"cp", at.cp(mesh)}, {"sp", at.sp}, {"tp", at.tp}});
+    ranks.push_back({{"rank", r},
+                     {"node", node(r)},
+                     {"dp", at.dp},
+                     {"pp", at.pp},
+                     {"cp_outer", at.cp_outer},
+                     {"cp_inner", at.cp_inner},
+                     {"cp", at.cp(mesh)},
+                     {"sp", at.sp},
+                     {"tp", at.tp}});
   }
+  out["rank_table_omitted"] = std::max(0, mesh.size() - kListedRanks);
   auto& shard_list = out["shards"] = nlohmann::ordered_json::array();
-  for (const ShardFacts& shard : shards) shard_list.push_back({{"cp", shard.cp}, {"tokens", shard.tokens}, {"pairs", shard.pairs}, {"pieces", shard.pieces}});
-  out["ring"] = {{"layout", ballast::name(options.layout)}, {"stripe", options.stripe}, {"kv_buffers", ring.kv_buffers}, {"dkv_buffers", ring.dkv_buffers},
-                 {"kv_hop_bytes", kv_hop_bytes}, {"dkv_hop_bytes", dkv_hop_bytes}, {"forward", steps_json(ring.forward)}, {"backward", steps_json(ring.backward)}};
+  for (const ShardFacts& shard : shards) {
+    shard_list.push_back({{"cp", shard.cp}, {"tokens", shard.tokens}, {"pairs", shard.pairs}, {"piece_count", shard.pieces.size()}});
+    if (shard.pieces.size() * shards.size() <= kTwinPieces) shard_list.back()["pieces"] = shard.pieces;
+  }
+  out["ring"] = {{"layout", ballast::name(options.layout)},
+                 {"stripe", options.stripe},
+                 {"kv_buffers", ring.kv_buffers},
+                 {"dkv_buffers", ring.dkv_buffers},
+                 {"kv_hop_bytes", kv_hop_bytes},
+                 {"dkv_hop_bytes", dkv_hop_bytes},
+                 {"forward", steps_json(ring.forward)},
+                 {"backward", steps_json(ring.backward)}};
   auto& stage_list = out["stages"] = nlohmann::ordered_json::array();
   for (std::size_t s = 0; s < stages.size(); ++s) {
     const StageFacts& stage = stages[s];
     auto ops = nlohmann::ordered_json::array();
     for (const Op& op : stage.ops) ops.push_back({{"op", ballast::name(op.kind)}, {"micro_batch", op.micro_batch}, {"chunk", op.chunk}});
-    stage_list.push_back({{"stage", s}, {"layer_begin", stage.layer_begin}, {"layer_end", stage.layer_end}, {"parameters", stage.parameters},
-                          {"shard_parameters", stage.shard_parameters}, {"live_micro_batches", stage.live_micro_batches}, {"memory", memory_json(stage.memory)}, {"ops", ops}});
+    stage_list.push_back({{"stage", s},
+                          {"layer_begin", stage.layer_begin},
+                          {"layer_end", stage.layer_end},
+                          {"parameters", stage.parameters},
+                          {"shard_parameters", stage.shard_parameters},
+                          {"live_micro_batches", stage.live_micro_batches},
+                          {"memory", memory_json(stage.memory)},
+                          {"ops", ops}});
   }
   return out;
 }

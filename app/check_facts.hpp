@@ -24,11 +24,11 @@ struct ShardFacts {
 /// One pipeline stage.
 struct StageFacts {
   std::int64_t layer_begin = 0, layer_end = 0;
-  std::int64_t parameters = 0;       ///< elements on each of its ranks
-  std::int64_t shard_parameters = 0; ///< elements whose optimizer state a rank owns
-  int live_micro_batches = 1;        ///< whose activations live at once
-  std::vector<Op> ops;               ///< of one step
-  MemoryEstimate memory;             ///< of its fullest rank
+  std::int64_t parameters = 0;        ///< elements on each of its ranks
+  std::int64_t shard_parameters = 0;  ///< elements whose optimizer state a rank owns
+  int live_micro_batches = 1;         ///< whose activations live at once
+  std::vector<Op> ops;                ///< of one step
+  MemoryEstimate memory;              ///< of its fullest rank
 };
 
 struct CheckFacts {
@@ -37,13 +37,13 @@ struct CheckFacts {
   DType type = DType::f32;
   int zero = 0;
   std::string recompute;
-  std::int64_t micro_batch_tokens = 0;  ///< the largest micro-batch that the deck allows
-  std::int64_t micro_batches = 0;       ///< of a step on one data-parallel rank, when packs are full
-  std::vector<ShardFacts> shards;       ///< by context-parallel rank
-  RingPlan ring;                        ///< of context-parallel rank 0
+  std::int64_t micro_batch_tokens = 0;               ///< the largest micro-batch that the deck allows
+  std::int64_t micro_batches = 0;                    ///< of a step on one data-parallel rank, when packs are full
+  std::vector<ShardFacts> shards;                    ///< by context-parallel rank
+  RingPlan ring;                                     ///< of context-parallel rank 0
   std::int64_t kv_hop_bytes = 0, dkv_hop_bytes = 0;  ///< of the largest shard, one layer
   std::vector<StageFacts> stages;
-  std::vector<std::string> notes;       ///< what train would refuse or what could not be worked out
+  std::vector<std::string> notes;  ///< what train would refuse or what could not be worked out
 
   static CheckFacts of(const Deck& deck);
   int ranks() const { return options.mesh.size(); }

@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::array kCommands = {
     Command{"train", "train a model: one process a rank, started by mpiexec or srun", true, train_command},
-    Command{"check", "validate a deck; show mesh, shards, schedule and memory estimate for any number of ranks, without starting them", false, check_command},
+    Command{"check", "validate a deck; show mesh, shards, schedule and memory estimate for any number of ranks, without starting them",
+            false, check_command},
     Command{"pack", "run the batching plan over the deck's data and print the balance metrics", false, pack_command},
     Command{"eval", "held-out loss of a checkpoint", true, eval_command},
     Command{"bench", "time an operation against a reference", true, bench_command},
@@ -37,7 +38,8 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line, s
     sub.add_option("-r,--restart", line.restart, "checkpoint file to continue, or latest: the newest sound one of the run folder");
     sub.add_option("-d,--output", line.output, "run folder (default: run.output of the deck, or runs/NAME of the deck file)");
   }
-  if (command == "train") sub.add_option("-t,--time", wall_time, "wall-time limit HH:MM:SS or D-HH:MM:SS: checkpoint in time and leave with status 75");
+  if (command == "train")
+    sub.add_option("-t,--time", wall_time, "wall-time limit HH:MM:SS or D-HH:MM:SS: checkpoint in time and leave with status 75");
   sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
 }
 
@@ -54,15 +56,17 @@ double parse_wall_time(const std::string& text) {
   const int read = with_days ? std::sscanf(text.c_str(), "%5ld-%5ld:%5ld:%5ld%c", &days, &hours, &minutes, &seconds, &end) - 1
                              : std::sscanf(text.c_str(), "%5ld:%5ld:%5ld%c", &hours, &minutes, &seconds, &end);
   const bool digits = text.find_first_not_of("0123456789:-") == std::string::npos && !text.empty() && text.front() != '-';
-  const double total = 86400.0 * static_cast<double>(days) + 3600.0 * static_cast<double>(hours) + 60.0 * static_cast<double>(minutes) + static_cast<double>(seconds);
+  const double total = 86400.0 * static_cast<double>(days) + 3600.0 * static_cast<double>(hours) + 60.0 * static_cast<double>(minutes) +
+                       static_cast<double>(seconds);
   require(read == 3 && digits && days >= 0 && hours >= 0 && minutes >= 0 && seconds >= 0 && minutes < 60 && seconds < 60 && total > 0,
           "-t {}: a wall-time limit is HH:MM:SS or D-HH:MM:SS, above zero", text);
   return total;
 }
 
 std::string version_text() {
-  return fmt::format("ballast {} ({})\nbuild     {}\ncompiler  {}\nMPI       {}\nKokkos    {}\nCUDA      {}\nNCCL      {}\nHDF5      {}\n", version(), git_hash(),
-                     build_type(), compiler_version(), mpi_version(), kokkos_version(), cuda_version(), nccl_version(), hdf5_version());
+  return fmt::format("ballast {} ({})\nbuild     {}\ncompiler  {}\nMPI       {}\nKokkos    {}\nCUDA      {}\nNCCL      {}\nHDF5      {}\n",
+                     version(), git_hash(), build_type(), compiler_version(), mpi_version(), kokkos_version(), cuda_version(),
+                     nccl_version(), hdf5_version());
 }
 
 ParsedLine parse_command_line(const std::vector<std::string>& arguments) {
@@ -76,14 +80,20 @@ ParsedLine parse_command_line(const std::vector<std::string>& arguments) {
     for (const auto& b : deck_blocks())
       if (b.feature.empty()) names.push_back(b.name);
     const std::string near = nearest_name(block, names);
-    return {std::nullopt, fmt::format("ballast --help deck {}: no such block{}; blocks: {}\n", block, near.empty() ? "" : " (did you mean " + near + "?)", fmt::join(names, ", ")), 2};
+    return {std::nullopt,
+            fmt::format("ballast --help deck {}: no such block{}; blocks: {}\n", block, near.empty() ? "" : " (did you mean " + near + "?)",
+                        fmt::join(names, ", ")),
+            2};
   }
 
   std::vector<std::string> known;
   for (const Command& command : kCommands) known.emplace_back(command.name);
   if (!arguments.empty() && !arguments[0].starts_with("-") && std::find(known.begin(), known.end(), arguments[0]) == known.end()) {
     const std::string near = nearest_name(arguments[0], known);
-    return {std::nullopt, fmt::format("ballast: unknown command {}{}; commands: {}\n", arguments[0], near.empty() ? "" : " (did you mean " + near + "?)", fmt::join(known, ", ")), 2};
+    return {std::nullopt,
+            fmt::format("ballast: unknown command {}{}; commands: {}\n", arguments[0], near.empty() ? "" : " (did you mean " + near + "?)",
+                        fmt::join(known, ", ")),
+            2};
   }
 
   CommandLine line;

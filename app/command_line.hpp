@@ -21,8 +21,8 @@ struct CommandLine {
   std::string json;                    ///< --json, or "": no twin
   double wall_time_s = 0;              ///< -t in seconds; 0: no limit
 
-  /// The chosen deck, the same on every rank: rank 0 reads the file and hands its text to the others.  Collective; throws CollectiveError with all
-  /// problems, among them degrees that no executor runs.
+  /// The chosen deck, the same on every rank: rank 0 reads the file and hands its text to the others.  Collective; throws CollectiveError
+  /// with all problems, among them degrees that no executor runs.
   Deck deck(const Communicator& world) const;
   /// For commands without ranks: the decks to handle, one a case (the one of --case, or the base deck when there is no list).
   std::vector<Deck> decks(DeckNeeds needs) const;

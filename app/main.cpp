@@ -1,4 +1,5 @@
-// ballast: parses the command line, starts MPI and Kokkos for the commands that run on ranks, and turns every error into a message and a status.
+// ballast: parses the command line, starts MPI and Kokkos for the commands that run on ranks, and turns every error into a message and a
+// status.
 #include <mpi.h>
 
 #include <Kokkos_Core.hpp>
@@ -66,8 +67,10 @@ int main(int argc, char** argv) {
   std::vector<std::string> arguments;
   std::vector<char*> kokkos{argv[0]};
   for (int i = 1; i < argc; ++i) {
-    if (std::string(argv[i]).starts_with("--kokkos-")) kokkos.push_back(argv[i]);
-    else arguments.emplace_back(argv[i]);
+    if (std::string(argv[i]).starts_with("--kokkos-"))
+      kokkos.push_back(argv[i]);
+    else
+      arguments.emplace_back(argv[i]);
   }
   kokkos.push_back(nullptr);
   try {
@@ -77,7 +80,8 @@ int main(int argc, char** argv) {
       return parsed.status;
     }
     for (const Command& command : commands())
-      if (parsed.line->command == command.name) return command.ranks ? start_ranks(command, *parsed.line, kokkos) : run_plain(command, *parsed.line);
+      if (parsed.line->command == command.name)
+        return command.ranks ? start_ranks(command, *parsed.line, kokkos) : run_plain(command, *parsed.line);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "ballast: %s\n", e.what());
   }

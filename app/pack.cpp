@@ -20,16 +20,17 @@ struct PackFacts {
   int dp = 1, cp = 1;
   std::int64_t samples = 0, tokens = 0, packs = 0, batches = 0, longest = 0;
   std::int64_t tail_packs = 0;  ///< of an epoch's last batch where too few samples are left to fill it; no part of the means
-  double dbr = 0;    ///< balance ratio of tokens over data-parallel ranks
-  double pr = 0;     ///< padding ratio of packs against their capacity
-  double abr = 0;    ///< balance ratio of the attention load (sum of squared lengths) over data-parallel ranks
-  double cr = 0;     ///< share of tokens in micro-batches that need communication (cp or sp above 1)
-  double ave_t = 0;  ///< tokens of a micro-batch
+  double dbr = 0;               ///< balance ratio of tokens over data-parallel ranks
+  double pr = 0;                ///< padding ratio of packs against their capacity
+  double abr = 0;               ///< balance ratio of the attention load (sum of squared lengths) over data-parallel ranks
+  double cr = 0;                ///< share of tokens in micro-batches that need communication (cp or sp above 1)
+  double ave_t = 0;             ///< tokens of a micro-batch
   double plan_seconds = 0;
 };
 
 /// Sum over the micro-batches of a rank, for each rank.
-template <class F> std::vector<double> by_rank(const Batch& batch, F&& of) {
+template <class F>
+std::vector<double> by_rank(const Batch& batch, F&& of) {
   std::vector<double> sums;
   for (const auto& list : batch.micro_batches) {
     double sum = 0;
@@ -51,7 +52,8 @@ PackFacts pack(const Deck& deck) {
   if (data.vocabulary == 0) data.vocabulary = 1 << 17;  // a deck without a model: only lengths are read here
   const std::unique_ptr<Dataset> dataset = open_dataset(data);
   const bool shuffle = deck.boolean("batching.shuffle");
-  Sampler sampler(dataset->samples(), data.seed, deck.real("data.validation_share"), shuffle, [&](std::int64_t s) { return dataset->document(s); });
+  Sampler sampler(dataset->samples(), data.seed, deck.real("data.validation_share"), shuffle,
+                  [&](std::int64_t s) { return dataset->document(s); });
   require(sampler.training_samples() > 0, "data: no training samples ({}); check the block [data]", dataset->description());
 
   PackFacts f;
@@ -69,7 +71,8 @@ PackFacts pack(const Deck& deck) {
     // The batch that would reach into the next epoch ends with this one, so that every sample counts once.
     SamplerPosition next = position;
     auto chosen = sampler.next(next, global_tokens, global_samples, [&](std::int64_t s) { return dataset->length(s); });
-    if (next.epoch > 0) chosen.resize(std::min<std::size_t>(chosen.size(), static_cast<std::size_t>(sampler.training_samples() - position.index)));
+    if (next.epoch > 0)
+      chosen.resize(std::min<std::size_t>(chosen.size(), static_cast<std::size_t>(sampler.training_samples() - position.index)));
     position = next;
     std::vector<SampleLength> lengths;
     for (std::int64_t s : chosen) {
@@ -115,8 +118,21 @@ PackFacts pack(const Deck& deck) {
 nlohmann::ordered_json json(const PackFacts& f) {
   nlohmann::ordered_json out;
   if (!f.case_name.empty()) out["name"] = f.case_name;
-  out.update({{"method", f.method}, {"dp", f.dp}, {"dbr", f.dbr}, {"pr", f.pr}, {"abr", f.abr}, {"cr", f.cr}, {"ave_t", f.ave_t}, {"samples", f.samples}, {"tokens", f.tokens},
-              {"longest", f.longest}, {"packs", f.packs}, {"tail_packs", f.tail_packs}, {"batches", f.batches}, {"plan_seconds", f.plan_seconds}, {"data", f.data}});
+  out.update({{"method", f.method},
+              {"dp", f.dp},
+              {"dbr", f.dbr},
+              {"pr", f.pr},
+              {"abr", f.abr},
+              {"cr", f.cr},
+              {"ave_t", f.ave_t},
+              {"samples", f.samples},
+              {"tokens", f.tokens},
+              {"longest", f.longest},
+              {"packs", f.packs},
+              {"tail_packs", f.tail_packs},
+              {"batches", f.batches},
+              {"plan_seconds", f.plan_seconds},
+              {"data", f.data}});
   return out;
 }
 
@@ -133,17 +149,27 @@ int pack_command(const CommandLine& line) {
   TextTable table(header);
   auto list = nlohmann::ordered_json::array();
   for (const PackFacts& f : cases) {
-    std::vector<std::string> row{f.method, fmt::to_string(f.dp), fmt::format("{:.4f}", f.dbr), fmt::format("{:.4f}", f.pr), fmt::format("{:.4f}", f.abr),
-                                 fmt::format("{:.4f}", f.cr), fmt::format("{:.1f}", f.ave_t), fmt::to_string(f.samples), fmt::to_string(f.packs),
-                                 fmt::to_string(f.batches), fmt::format("{:.6f}", f.plan_seconds)};
+    std::vector<std::string> row{f.method,
+                                 fmt::to_string(f.dp),
+                                 fmt::format("{:.4f}", f.dbr),
+                                 fmt::format("{:.4f}", f.pr),
+                                 fmt::format("{:.4f}", f.abr),
+                                 fmt::format("{:.4f}", f.cr),
+                                 fmt::format("{:.1f}", f.ave_t),
+                                 fmt::to_string(f.samples),
+                                 fmt::to_string(f.packs),
+                                 fmt::to_string(f.batches),
+                                 fmt::format("{:.6f}", f.plan_seconds)};
     if (named) row.insert(row.begin(), f.case_name);
     table.row(row);
     list.push_back(json(f));
   }
   fmt::print("{}", table.text());
   fmt::print(
-      "dbr, abr: sum(max - x) / (max N) over data-parallel ranks, x = tokens, x = sum of squared lengths; pr: sum(capacity - tokens) / (capacity packs);\n"
-      "cr: share of tokens in micro-batches spread over several ranks; ave_t: tokens of a micro-batch; means over the full batches of one epoch\n");
+      "dbr, abr: sum(max - x) / (max N) over data-parallel ranks, x = tokens, x = sum of squared lengths; pr: sum(capacity - tokens) / "
+      "(capacity packs);\n"
+      "cr: share of tokens in micro-batches spread over several ranks; ave_t: tokens of a micro-batch; means over the full batches of one "
+      "epoch\n");
   write_json(line.json, cases.size() == 1 ? list.front() : nlohmann::ordered_json{{"cases", list}});
   return 0;
 }

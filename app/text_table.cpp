@@ -35,7 +35,8 @@ std::string TextTable::text(std::size_t limit, std::size_t total) const {
   }
   const auto line = [&](const std::vector<std::string>& cells) {
     std::string out;
-    for (std::size_t c = 0; c < columns; ++c) out += right[c] ? fmt::format("  {:>{}}", cells[c], width[c]) : fmt::format("  {:<{}}", cells[c], width[c]);
+    for (std::size_t c = 0; c < columns; ++c)
+      out += right[c] ? fmt::format("  {:>{}}", cells[c], width[c]) : fmt::format("  {:<{}}", cells[c], width[c]);
     out.erase(out.find_last_not_of(' ') + 1);
     return out + '\n';
   };

@@ -9,8 +9,12 @@
 namespace ballast {
 namespace {
 
-template <class... F> struct Overloaded : F... { using F::operator()...; };
-template <class... F> Overloaded(F...) -> Overloaded<F...>;
+template <class... F>
+struct Overloaded : F... {
+  using F::operator()...;
+};
+template <class... F>
+Overloaded(F...) -> Overloaded<F...>;
 
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -35,14 +39,26 @@ std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (char c : text) {
     switch (c) {
-      case '"': out += "\\\""; break;
-      case '\\': out += "\\\\"; break;
-      case '\n': out += "\\n"; break;
-      case '\t': out += "\\t"; break;
-      case '\r': out += "\\r"; break;
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
       default:
-        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) out += fmt::format("\\u{:04X}", static_cast<unsigned char>(c));
-        else out += c;
+        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
+          out += fmt::format("\\u{:04X}", static_cast<unsigned char>(c));
+        else
+          out += c;
     }
   }
   return out + '"';
@@ -57,7 +73,9 @@ std::string real_text(double value) {
   return text;
 }
 
-std::string number_text(double value) { return std::floor(value) == value && std::abs(value) < 1e15 ? fmt::format("{:.0f}", value) : fmt::format("{}", value); }
+std::string number_text(double value) {
+  return std::floor(value) == value && std::abs(value) < 1e15 ? fmt::format("{:.0f}", value) : fmt::format("{}", value);
+}
 
 /// Problem of one number against the key's bounds.
 bool in_range(const KeySpec& spec, double value) {
@@ -134,7 +152,8 @@ std::string to_text(const DeckValue& value) {
 }
 
 const char* type_name(const DeckValue& value) {
-  static constexpr const char* names[] = {"true or false", "an integer", "a number", "text", "a list of integers", "a list of numbers", "a list of text"};
+  static constexpr const char* names[] = {"true or false",      "an integer",        "a number",      "text",
+                                          "a list of integers", "a list of numbers", "a list of text"};
   return names[value.index()];
 }
 
@@ -149,13 +168,14 @@ std::string value_problem(const KeySpec& spec, const DeckValue& value) {
   const auto number = [&](double v, const std::string& text) -> std::string {
     if (in_range(spec, v)) return "";
     const std::string range = range_text(spec);
-    return fmt::format("{} = {} is out of range: it must be {}{}{}", spec.path(), text, range.empty() ? "finite" : range, spec.unit.empty() ? "" : " ", spec.unit);
+    return fmt::format("{} = {} is out of range: it must be {}{}{}", spec.path(), text, range.empty() ? "finite" : range,
+                       spec.unit.empty() ? "" : " ", spec.unit);
   };
   const auto word = [&](const std::string& v) -> std::string {
     if (spec.allowed.empty() || std::find(spec.allowed.begin(), spec.allowed.end(), v) != spec.allowed.end()) return "";
     const std::string near = nearest_name(v, spec.allowed);
-    return fmt::format("{} = {} is not a known value{}; allowed: {}", spec.path(), quoted(v), near.empty() ? "" : " (did you mean " + quoted(near) + "?)",
-                       listed(spec.allowed));
+    return fmt::format("{} = {} is not a known value{}; allowed: {}", spec.path(), quoted(v),
+                       near.empty() ? "" : " (did you mean " + quoted(near) + "?)", listed(spec.allowed));
   };
   const auto first = [](const auto& values, auto&& check) -> std::string {
     for (const auto& v : values)
@@ -196,7 +216,8 @@ std::string Deck::place(const std::string& path) const {
 void Deck::set(const std::string& path, DeckValue value, std::string place) {
   const KeySpec* spec = find_key(path);
   if (spec == nullptr) throw std::logic_error("the deck schema has no key " + path);
-  if (spec->default_value.index() != value.index()) throw std::logic_error(fmt::format("deck key {} is {}, not {}", path, type_name(spec->default_value), type_name(value)));
+  if (spec->default_value.index() != value.index())
+    throw std::logic_error(fmt::format("deck key {} is {}, not {}", path, type_name(spec->default_value), type_name(value)));
   entries_[path] = {std::move(value), std::move(place)};
 }
 
@@ -232,7 +253,8 @@ std::string Deck::effective_toml() const {
     for (const KeySpec& spec : deck_schema()) {
       if (spec.block != block.name) continue;
       const DeckValue& v = value(spec.path());
-      out += fmt::format("{} = {}  # {}{}{}\n", spec.key, to_text(v), v == spec.default_value ? "default; " : "", spec.unit.empty() ? "" : "[" + spec.unit + "] ", spec.meaning);
+      out += fmt::format("{} = {}  # {}{}{}\n", spec.key, to_text(v), v == spec.default_value ? "default; " : "",
+                         spec.unit.empty() ? "" : "[" + spec.unit + "] ", spec.meaning);
     }
   }
   return out;
@@ -251,9 +273,11 @@ std::string deck_help(const std::string& only) {
     for (const KeySpec& spec : deck_schema()) {
       if (spec.block != block.name) continue;
       const std::string range = range_text(spec);
-      out += fmt::format("  {} = {}\n      {}\n      {}{}{}\n", spec.key, to_text(spec.default_value), spec.meaning, type_name(spec.default_value),
-                         spec.unit.empty() ? "" : " [" + spec.unit + "]",
-                         !spec.allowed.empty() ? ": " + listed(spec.allowed) : range.empty() ? "" : ", " + range);
+      out += fmt::format("  {} = {}\n      {}\n      {}{}{}\n", spec.key, to_text(spec.default_value), spec.meaning,
+                         type_name(spec.default_value), spec.unit.empty() ? "" : " [" + spec.unit + "]",
+                         !spec.allowed.empty() ? ": " + listed(spec.allowed)
+                         : range.empty()       ? ""
+                                               : ", " + range);
     }
   }
   return out;

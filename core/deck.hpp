@@ -14,15 +14,16 @@
 
 namespace ballast {
 
-using DeckValue = std::variant<bool, std::int64_t, double, std::string, std::vector<std::int64_t>, std::vector<double>, std::vector<std::string>>;
+using DeckValue =
+    std::variant<bool, std::int64_t, double, std::string, std::vector<std::int64_t>, std::vector<double>, std::vector<std::string>>;
 
 /// One key of the schema.  The default value gives the type.
 struct KeySpec {
   std::string block, key;
   DeckValue default_value;
-  std::string unit;                  ///< "" when it has none
-  std::string meaning;               ///< one line
-  std::vector<std::string> allowed;  ///< for text and text lists; empty: any
+  std::string unit;                        ///< "" when it has none
+  std::string meaning;                     ///< one line
+  std::vector<std::string> allowed;        ///< for text and text lists; empty: any
   std::optional<double> minimum, maximum;  ///< for numbers and number lists, inclusive unless `above` or `below` is set
   bool above = false, below = false;       ///< the minimum (maximum) itself is not allowed
   std::string path() const { return block + "." + key; }
@@ -58,12 +59,13 @@ struct DeckEntry {
 
 class Deck {
  public:
-  std::string file;      ///< path as given, for messages
-  std::string case_name; ///< chosen case, or ""
+  std::string file;       ///< path as given, for messages
+  std::string case_name;  ///< chosen case, or ""
 
   /// Value of "block.key": set in the deck, or the schema's default.  Throws std::logic_error for a key or type that
   /// the schema does not have (a programming error).
-  template <class T> const T& get(const std::string& path) const {
+  template <class T>
+  const T& get(const std::string& path) const {
     const T* held = std::get_if<T>(&value(path));
     if (held == nullptr) throw std::logic_error("deck key " + path + " is " + type_name(value(path)));
     return *held;
@@ -80,7 +82,8 @@ class Deck {
   std::string place(const std::string& path) const;
   /// Throws std::logic_error like value().
   void set(const std::string& path, DeckValue value, std::string place);
-  /// Fills the shape keys of [model] that the deck leaves out from a known model.preset, so that values and effective deck hold the whole shape.
+  /// Fills the shape keys of [model] that the deck leaves out from a known model.preset, so that values and effective deck hold the whole
+  /// shape.
   void apply_preset();
   /// The whole effective deck as TOML: every key with its value, unit and meaning; defaults are commented as such.  Reading it again gives
   /// the same values.
@@ -95,8 +98,8 @@ struct DeckNeeds {
   bool model = true, data = true;
 };
 
-/// Cross-key rules (needs one key, forbids another, a combination that cannot run): one message a problem, each with the place.  Rules about a
-/// key in `faulty` ("block.key") stay silent: its value is not what the user meant.
+/// Cross-key rules (needs one key, forbids another, a combination that cannot run): one message a problem, each with the place.  Rules
+/// about a key in `faulty` ("block.key") stay silent: its value is not what the user meant.
 std::vector<std::string> deck_problems(const Deck& deck, DeckNeeds needs = {}, const std::set<std::string>& faulty = {});
 
 }  // namespace ballast

@@ -41,19 +41,23 @@ void run_rules(const Deck& deck, Rules& rules) {
   const std::string& backend = deck.text("run.backend");
   const std::string& precision = deck.text("run.precision");
   if (backend == "host" && precision == "bf16")
-    rules.add({"run.precision", "run.backend"}, "run.precision = \"bf16\" needs run.backend = \"cuda\"; the host computes in \"fp32\" or \"fp64\"");
+    rules.add({"run.precision", "run.backend"},
+              "run.precision = \"bf16\" needs run.backend = \"cuda\"; the host computes in \"fp32\" or \"fp64\"");
   if (backend == "cuda" && precision == "fp64")
     rules.add({"run.precision", "run.backend"}, "run.precision = \"fp64\" needs run.backend = \"host\"; CUDA computes in \"bf16\"");
   if (deck.integer("eval.every_steps") > 0 && deck.real("data.validation_share") == 0)
-    rules.add({"eval.every_steps", "data.validation_share"},
-              fmt::format("eval.every_steps = {} needs held-out samples; set data.validation_share above 0", deck.integer("eval.every_steps")));
+    rules.add(
+        {"eval.every_steps", "data.validation_share"},
+        fmt::format("eval.every_steps = {} needs held-out samples; set data.validation_share above 0", deck.integer("eval.every_steps")));
 }
 
 void mesh_rules(const Deck& deck, Rules& rules) {
   const MeshShape mesh = mesh_shape(deck);
   for (const std::string& problem : problems(mesh, 0)) rules.add(paths_of("mesh"), problem);
   const std::int64_t layers = model_shape(deck).layers;
-  if (layers > 0 && mesh.pp > layers) rules.add({"mesh.pp", "model.layers"}, fmt::format("mesh.pp = {} is more than the model's {} layers: a stage needs at least one", mesh.pp, layers));
+  if (layers > 0 && mesh.pp > layers)
+    rules.add({"mesh.pp", "model.layers"},
+              fmt::format("mesh.pp = {} is more than the model's {} layers: a stage needs at least one", mesh.pp, layers));
 }
 
 void model_rules(const Deck& deck, Rules& rules) {
@@ -81,7 +85,8 @@ void data_rules(const Deck& deck, Rules& rules) {
     needs("data.paths", !deck.get<std::vector<std::string>>("data.paths").empty(), "folders or files to read");
     const std::int64_t vocabulary = model_shape(deck).vocabulary;
     if (vocabulary > 0 && vocabulary < 256)
-      rules.add({"model.vocabulary", "data.source", "model.preset"}, fmt::format("model.vocabulary = {} is below the 256 token ids of byte-level data (data.source = \"files\")", vocabulary));
+      rules.add({"model.vocabulary", "data.source", "model.preset"},
+                fmt::format("model.vocabulary = {} is below the 256 token ids of byte-level data (data.source = \"files\")", vocabulary));
   }
   if (source == "megatron") needs("data.path", !deck.text("data.path").empty(), "the common stem of the .bin and .idx files");
   if (source == "hdf5") needs("data.path", !deck.text("data.path").empty(), "the HDF5 file");
@@ -92,19 +97,23 @@ void data_rules(const Deck& deck, Rules& rules) {
     needs("data.bin_tokens", !edges.empty(), "upper edges of the length bins");
     needs("data.samples", deck.integer("data.samples") > 0, "how many samples to draw");
     if (edges.size() != shares.size())
-      rules.add({"data.bin_share", "data.bin_tokens"}, fmt::format("data.bin_share has {} values for {} bins in data.bin_tokens", shares.size(), edges.size()));
+      rules.add({"data.bin_share", "data.bin_tokens"},
+                fmt::format("data.bin_share has {} values for {} bins in data.bin_tokens", shares.size(), edges.size()));
     if (std::adjacent_find(edges.begin(), edges.end(), std::greater_equal<>()) != edges.end())
       rules.add({"data.bin_tokens"}, fmt::format("data.bin_tokens = {} must ascend", to_text(edges)));
     const std::int64_t least = std::max<std::int64_t>(1, deck.integer("data.min_tokens"));
     if (!edges.empty() && edges.front() < least)
-      rules.add({"data.bin_tokens", "data.min_tokens"}, fmt::format("data.bin_tokens begins with {}, below data.min_tokens = {}", edges.front(), least));
+      rules.add({"data.bin_tokens", "data.min_tokens"},
+                fmt::format("data.bin_tokens begins with {}, below data.min_tokens = {}", edges.front(), least));
     double sum = 0;
     for (double share : shares) sum += share;
-    if (!shares.empty() && !(sum > 0 && std::isfinite(sum))) rules.add({"data.bin_share"}, fmt::format("data.bin_share = {} must have a positive sum", to_text(shares)));
+    if (!shares.empty() && !(sum > 0 && std::isfinite(sum)))
+      rules.add({"data.bin_share"}, fmt::format("data.bin_share = {} must have a positive sum", to_text(shares)));
   }
   const std::int64_t shortest = deck.integer("data.min_tokens"), longest = deck.integer("data.max_tokens");
   if (longest > 0 && shortest > longest)
-    rules.add({"data.min_tokens", "data.max_tokens"}, fmt::format("data.min_tokens = {} is above data.max_tokens = {}: no sample would be left", shortest, longest));
+    rules.add({"data.min_tokens", "data.max_tokens"},
+              fmt::format("data.min_tokens = {} is above data.max_tokens = {}: no sample would be left", shortest, longest));
 }
 
 void optimizer_rules(const Deck& deck, Rules& rules) {
@@ -115,10 +124,12 @@ void optimizer_rules(const Deck& deck, Rules& rules) {
   const std::int64_t warmup = deck.integer("optimizer.warmup_steps"), decay = deck.integer("optimizer.decay_steps");
   if (decay > 0 && warmup > decay)
     rules.add({"optimizer.warmup_steps", "optimizer.decay_steps"},
-              fmt::format("optimizer.warmup_steps = {} is above optimizer.decay_steps = {}: the cosine would end before it begins", warmup, decay));
+              fmt::format("optimizer.warmup_steps = {} is above optimizer.decay_steps = {}: the cosine would end before it begins", warmup,
+                          decay));
   const std::int64_t layers = deck.integer("recompute.layers"), all = model_shape(deck).layers;
   if (deck.text("recompute.mode") == "full" && all > 0 && layers > all)
-    rules.add({"recompute.layers", "model.layers"}, fmt::format("recompute.layers = {} is more than the model's {} layers; -1 means all", layers, all));
+    rules.add({"recompute.layers", "model.layers"},
+              fmt::format("recompute.layers = {} is more than the model's {} layers; -1 means all", layers, all));
 }
 
 }  // namespace

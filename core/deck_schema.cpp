@@ -21,26 +21,36 @@ Range between(double minimum, double maximum) { return {minimum, maximum, false,
 /// [minimum, maximum)
 Range up_to(double minimum, double maximum) { return {minimum, maximum, false, true}; }
 
-constexpr double kDegree = 1 << 20;          // ranks of one mesh dimension
-constexpr double kTokens = 1ll << 40;        // tokens, steps, samples
-constexpr double kWidth = 1 << 24;           // extent of a model dimension
+constexpr double kDegree = 1 << 20;    // ranks of one mesh dimension
+constexpr double kTokens = 1ll << 40;  // tokens, steps, samples
+constexpr double kWidth = 1 << 24;     // extent of a model dimension
 
 class Rows {
  public:
-  void number(const char* path, std::int64_t value, const char* unit, Range range, const char* meaning) { add(path, value, unit, range, {}, meaning); }
-  void real(const char* path, double value, const char* unit, Range range, const char* meaning) { add(path, value, unit, range, {}, meaning); }
+  void number(const char* path, std::int64_t value, const char* unit, Range range, const char* meaning) {
+    add(path, value, unit, range, {}, meaning);
+  }
+  void real(const char* path, double value, const char* unit, Range range, const char* meaning) {
+    add(path, value, unit, range, {}, meaning);
+  }
   void flag(const char* path, bool value, const char* meaning) { add(path, value, "", any, {}, meaning); }
-  void text(const char* path, const char* value, Texts allowed, const char* meaning) { add(path, std::string(value), "", any, std::move(allowed), meaning); }
+  void text(const char* path, const char* value, Texts allowed, const char* meaning) {
+    add(path, std::string(value), "", any, std::move(allowed), meaning);
+  }
   void texts(const char* path, Texts value, const char* meaning) { add(path, std::move(value), "", any, {}, meaning); }
-  void numbers(const char* path, const char* unit, Range range, const char* meaning) { add(path, std::vector<std::int64_t>(), unit, range, {}, meaning); }
-  void reals(const char* path, const char* unit, Range range, const char* meaning) { add(path, std::vector<double>(), unit, range, {}, meaning); }
+  void numbers(const char* path, const char* unit, Range range, const char* meaning) {
+    add(path, std::vector<std::int64_t>(), unit, range, {}, meaning);
+  }
+  void reals(const char* path, const char* unit, Range range, const char* meaning) {
+    add(path, std::vector<double>(), unit, range, {}, meaning);
+  }
   std::vector<KeySpec> list;
 
  private:
   void add(const std::string& path, DeckValue value, const char* unit, Range range, Texts allowed, const char* meaning) {
     const auto dot = path.find('.');
-    list.push_back({path.substr(0, dot), path.substr(dot + 1), std::move(value), unit, meaning, std::move(allowed), range.minimum, range.maximum, range.above,
-                    range.below});
+    list.push_back({path.substr(0, dot), path.substr(dot + 1), std::move(value), unit, meaning, std::move(allowed), range.minimum,
+                    range.maximum, range.above, range.below});
   }
 };
 
@@ -52,8 +62,10 @@ Texts presets_and_custom() {
 
 std::vector<KeySpec> build() {
   Rows k;
-  k.text("run.backend", "host", {"host", "cuda"}, "where the computation runs; cuda falls back to the host, with a note, where a rank has no GPU");
-  k.text("run.precision", "fp32", {"fp32", "fp64", "bf16"}, "compute precision on the host (fp32 or fp64); CUDA computes in bf16 with fp32 accumulation and master weights");
+  k.text("run.backend", "host", {"host", "cuda"},
+         "where the computation runs; cuda falls back to the host, with a note, where a rank has no GPU");
+  k.text("run.precision", "fp32", {"fp32", "fp64", "bf16"},
+         "compute precision on the host (fp32 or fp64); CUDA computes in bf16 with fp32 accumulation and master weights");
   k.number("run.seed", 1, "", at_least(0), "seed of initial weights, validation split and sample order");
   k.number("run.steps", 100, "steps", between(0, kTokens), "training steps of the whole run, restarts included");
   k.text("run.output", "", {}, "run folder; empty: runs/NAME of the deck file (-d on the command line comes first)");
@@ -67,9 +79,11 @@ std::vector<KeySpec> build() {
   k.number("mesh.cp_inner", 1, "ranks", between(1, kDegree), "context parallel, inner ring (inside a node)");
   k.number("mesh.sp", 1, "ranks", between(1, kDegree), "Ulysses sequence parallel degree");
   k.number("mesh.tp", 1, "ranks", between(1, kDegree), "tensor parallel degree");
-  k.number("mesh.ranks_per_node", 0, "ranks", between(0, kDegree), "ranks that count as one node; 0: as the machine says. Set it to exercise two-level rings on one machine");
+  k.number("mesh.ranks_per_node", 0, "ranks", between(0, kDegree),
+           "ranks that count as one node; 0: as the machine says. Set it to exercise two-level rings on one machine");
 
-  k.text("model.preset", "custom", presets_and_custom(), "published shape, whose values the keys below replace; custom needs all of layers to vocabulary");
+  k.text("model.preset", "custom", presets_and_custom(),
+         "published shape, whose values the keys below replace; custom needs all of layers to vocabulary");
   k.number("model.layers", 0, "layers", between(0, 1 << 16), "transformer layers");
   k.number("model.hidden", 0, "", between(0, kWidth), "width of the residual stream");
   k.number("model.intermediate", 0, "", between(0, kWidth), "width of the SwiGLU layer");
@@ -86,24 +100,32 @@ std::vector<KeySpec> build() {
   k.number("model.head_chunk_tokens", 1024, "tokens", between(1, kTokens), "tokens whose logits exist at once in the LM head");
 
   k.text("data.source", "files", {"files", "megatron", "hdf5", "lengths", "distribution"},
-         "files: text as bytes, one file a sample; megatron: .bin/.idx; hdf5: /tokens, /offsets; lengths: a length file, tokens made up; distribution: a table of length bins");
+         "files: text as bytes, one file a sample; megatron: .bin/.idx; hdf5: /tokens, /offsets; lengths: a length file, tokens made up; "
+         "distribution: a table of length bins");
   k.texts("data.paths", {}, "files: files, folders (searched recursively) and globs");
-  k.texts("data.extensions", {}, "files: endings to take from folders and globs, such as \".hpp\" (\"\": files without one); empty list: every file");
+  k.texts("data.extensions", {},
+          "files: endings to take from folders and globs, such as \".hpp\" (\"\": files without one); empty list: every file");
   k.text("data.path", "", {}, "megatron: the .bin and .idx files, with or without the ending; hdf5: the file");
-  k.text("data.mask_path", "", {}, "megatron: a parallel .bin/.idx pair of bytes, 0 where a token carries no loss; empty: every token does");
+  k.text("data.mask_path", "", {},
+         "megatron: a parallel .bin/.idx pair of bytes, 0 where a token carries no loss; empty: every token does");
   k.text("data.lengths_file", "", {}, "lengths: text file with one length a line");
   k.numbers("data.bin_tokens", "tokens", between(1, kTokens), "distribution: upper edge of each length bin, ascending, inclusive");
   k.reals("data.bin_share", "", at_least(0), "distribution: share of the samples in each bin (not cumulative), in proportion to their sum");
-  k.number("data.samples", 0, "samples", between(0, kTokens), "samples to take at most, from the first on; 0: all. distribution: how many to draw");
+  k.number("data.samples", 0, "samples", between(0, kTokens),
+           "samples to take at most, from the first on; 0: all. distribution: how many to draw");
   k.number("data.max_tokens", 0, "tokens", between(0, kTokens), "longest sample; 0: no limit");
   k.number("data.min_tokens", 1, "tokens", between(0, kTokens), "shorter samples are left out");
   k.text("data.long", "truncate", {"truncate", "split", "drop"}, "what happens to a sample above max_tokens");
   k.real("data.validation_share", 0, "", up_to(0, 1), "share of the samples held out for validation");
 
-  k.text("batching.method", "packed", {"none", "packed"}, "none: one sample a micro-batch, dealt in turn; packed: best-fit packs, heaviest first to the least loaded rank");
-  k.number("batching.micro_batch_tokens", 4096, "tokens", between(1, kTokens), "capacity of a pack; a longer sample gets a micro-batch of its own");
-  k.number("batching.global_tokens", 65536, "tokens", between(1, kTokens), "tokens of a global batch: samples are taken in order until they reach it");
-  k.number("batching.global_samples", 0, "samples", between(0, kTokens), "samples of a global batch, in place of global_tokens; 0: global_tokens decides");
+  k.text("batching.method", "packed", {"none", "packed"},
+         "none: one sample a micro-batch, dealt in turn; packed: best-fit packs, heaviest first to the least loaded rank");
+  k.number("batching.micro_batch_tokens", 4096, "tokens", between(1, kTokens),
+           "capacity of a pack; a longer sample gets a micro-batch of its own");
+  k.number("batching.global_tokens", 65536, "tokens", between(1, kTokens),
+           "tokens of a global batch: samples are taken in order until they reach it");
+  k.number("batching.global_samples", 0, "samples", between(0, kTokens),
+           "samples of a global batch, in place of global_tokens; 0: global_tokens decides");
   k.flag("batching.shuffle", true, "a new sample order each epoch, the same on every mesh");
 
   k.text("attention.pattern", "dense", {"dense"}, "which (query, key) pairs are computed");
@@ -111,7 +133,8 @@ std::vector<KeySpec> build() {
   k.text("ring.layout", "zigzag", {"contiguous", "zigzag", "striped"}, "how the tokens of a micro-batch lie on the context-parallel ranks");
   k.number("ring.stripe", 64, "tokens", between(1, 1 << 30), "tokens of a stripe (striped layout)");
 
-  k.text("loss.normaliser", "ave_token", {"ave_token"}, "ave_token: summed token loss of the global batch over its loss tokens, exact on every mesh");
+  k.text("loss.normaliser", "ave_token", {"ave_token"},
+         "ave_token: summed token loss of the global batch over its loss tokens, exact on every mesh");
 
   k.real("optimizer.learning_rate", 3e-4, "", at_least(0), "peak learning rate of AdamW");
   k.real("optimizer.minimum_learning_rate", 0, "", at_least(0), "learning rate at the end of the cosine");
@@ -122,12 +145,15 @@ std::vector<KeySpec> build() {
   k.real("optimizer.eps", 1e-8, "", above(0), "epsilon of AdamW");
   k.real("optimizer.weight_decay", 0.1, "", at_least(0), "decoupled weight decay of the matrices");
   k.real("optimizer.clip_norm", 1, "", at_least(0), "limit of the global gradient norm; 0: none");
-  k.number("optimizer.zero", 1, "", between(0, 2), "ZeRO stage over the ranks that hold the same parameters: 0 replicated, 1 optimizer state, 2 gradients too");
+  k.number("optimizer.zero", 1, "", between(0, 2),
+           "ZeRO stage over the ranks that hold the same parameters: 0 replicated, 1 optimizer state, 2 gradients too");
 
-  k.text("recompute.mode", "none", {"none", "selective", "full"}, "what backward forms again: selective: norms and SwiGLU products; full: whole layers from their input");
+  k.text("recompute.mode", "none", {"none", "selective", "full"},
+         "what backward forms again: selective: norms and SwiGLU products; full: whole layers from their input");
   k.number("recompute.layers", -1, "layers", between(-1, 1 << 16), "full: the first layers of a stage that are formed again; -1: all");
 
-  k.number("checkpoint.every_steps", 0, "steps", between(0, kTokens), "steps between checkpoints; 0: only at the end and on an agreed stop");
+  k.number("checkpoint.every_steps", 0, "steps", between(0, kTokens),
+           "steps between checkpoints; 0: only at the end and on an agreed stop");
   k.number("checkpoint.keep", 2, "files", between(1, 1 << 20), "newest checkpoints to keep");
 
   k.flag("trace.enabled", true, "write the event trace that ballast-report reads");

@@ -14,18 +14,18 @@ namespace ballast {
 /// What one rank holds and computes.
 struct MemoryInputs {
   ModelShape model;
-  std::int64_t parameters = 0;         ///< elements of this rank's stage
-  int replicas = 1;                    ///< ranks that hold the same parameters
-  int zero = 0;                        ///< optimizer.zero
-  DType type = DType::f32;             ///< of parameter values and activations; sums are fp64 beside fp64, fp32 otherwise
+  std::int64_t parameters = 0;  ///< elements of this rank's stage
+  int replicas = 1;             ///< ranks that hold the same parameters
+  int zero = 0;                 ///< optimizer.zero
+  DType type = DType::f32;      ///< of parameter values and activations; sums are fp64 beside fp64, fp32 otherwise
   bool last_stage = true;
-  std::int64_t tokens = 0;             ///< local tokens of the largest micro-batch: the fullest context-parallel rank's
-  std::int64_t activation_bytes = 0;   ///< kept from forward to backward (StageModel::activation_bytes)
-  std::int64_t recomputed_bytes = 0;   ///< of one layer: formed again in backward, hence scratch
+  std::int64_t tokens = 0;            ///< local tokens of the largest micro-batch: the fullest context-parallel rank's
+  std::int64_t activation_bytes = 0;  ///< kept from forward to backward (StageModel::activation_bytes)
+  std::int64_t recomputed_bytes = 0;  ///< of one layer: formed again in backward, hence scratch
   std::int64_t head_chunk_tokens = 1024;
-  int cp = 1;                          ///< context-parallel ranks
-  int kv_buffers = 0, dkv_buffers = 1; ///< of the rank's RingPlan
-  bool host = true;                    ///< reductions over MPI need receive space
+  int cp = 1;                           ///< context-parallel ranks
+  int kv_buffers = 0, dkv_buffers = 1;  ///< of the rank's RingPlan
+  bool host = true;                     ///< reductions over MPI need receive space
 };
 
 struct MemoryEstimate {

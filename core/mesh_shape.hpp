@@ -32,8 +32,8 @@ int rank_of(const MeshShape& shape, const MeshCoordinates& at);
 /// "dp 2 x pp 1 x cp_outer 2 x cp_inner 2 x sp 1 x tp 1 = 8".
 std::string describe(const MeshShape& shape);
 
-/// Problems of a mesh on `ranks` ranks (0: any number), each with the arithmetic shown; empty when the mesh exists.  Refuses degrees below 1,
-/// a product other than `ranks`, nodes that do not divide the ranks, and a two-level ring whose inner ring leaves its node.
+/// Problems of a mesh on `ranks` ranks (0: any number), each with the arithmetic shown; empty when the mesh exists.  Refuses degrees below
+/// 1, a product other than `ranks`, nodes that do not divide the ranks, and a two-level ring whose inner ring leaves its node.
 std::vector<std::string> problems(const MeshShape& shape, int ranks);
 
 /// One sentence for each degree that plans know but no executor of this version runs (pp, sp, tp above 1).  `train` and `eval` refuse them,

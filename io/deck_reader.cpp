@@ -13,18 +13,20 @@
 namespace ballast {
 namespace {
 
-constexpr std::size_t kMaximumBytes = 1 << 20;   // a deck is some kilobytes; more is a wrong file
-constexpr std::size_t kMaximumProblems = 50;     // printed
-constexpr int kMaximumSyntaxProblems = 20;       // searched for, since each needs another parse
-constexpr std::size_t kMaximumQuote = 80;        // bytes of a foreign text in a message
+constexpr std::size_t kMaximumBytes = 1 << 20;  // a deck is some kilobytes; more is a wrong file
+constexpr std::size_t kMaximumProblems = 50;    // printed
+constexpr int kMaximumSyntaxProblems = 20;      // searched for, since each needs another parse
+constexpr std::size_t kMaximumQuote = 80;       // bytes of a foreign text in a message
 
 /// Foreign text for a message: one line, no control characters, not endless.
 std::string printable(std::string_view text) {
   std::string out;
   for (char c : text.substr(0, kMaximumQuote)) {
     const auto u = static_cast<unsigned char>(c);
-    if (u < 0x20 || u >= 0x7f) out += fmt::format("\\x{:02x}", u);
-    else out += c;
+    if (u < 0x20 || u >= 0x7f)
+      out += fmt::format("\\x{:02x}", u);
+    else
+      out += c;
   }
   return text.size() > kMaximumQuote ? out + "..." : out;
 }
@@ -40,7 +42,8 @@ std::string found(const toml::node& node) {
   return "a date or time";
 }
 
-template <class T> std::optional<T> scalar(const toml::node& node) {
+template <class T>
+std::optional<T> scalar(const toml::node& node) {
   if constexpr (std::is_same_v<T, double>) {
     if (const auto* v = node.as_integer()) return static_cast<double>(v->get());
     if (const auto* v = node.as_floating_point()) return v->get();
@@ -54,8 +57,10 @@ template <class T> std::optional<T> scalar(const toml::node& node) {
   return std::nullopt;
 }
 
-template <class T> struct is_vector : std::false_type {};
-template <class T> struct is_vector<std::vector<T>> : std::true_type {};
+template <class T>
+struct is_vector : std::false_type {};
+template <class T>
+struct is_vector<std::vector<T>> : std::true_type {};
 
 /// The node as the type that the schema wants; `wrong` is the offending node otherwise (an element of a list, or the node itself).
 std::optional<DeckValue> convert(const toml::node& node, const KeySpec& spec, const toml::node*& wrong) {
@@ -113,7 +118,9 @@ class Reader {
 
   void read_text(const std::string& text);
   void read_override(const std::string& argument);
-  void add(std::size_t line, const std::string& message) { problems_.push_back({line, (line == kCommandLine ? "" : place(line) + ": ") + message}); }
+  void add(std::size_t line, const std::string& message) {
+    problems_.push_back({line, (line == kCommandLine ? "" : place(line) + ": ") + message});
+  }
   /// Throws when there are problems.
   void finish(const std::vector<std::string>& more = {});
 
@@ -128,7 +135,8 @@ class Reader {
   void read_block(const std::string& name, std::size_t line, const toml::node& node, std::vector<Setting>& into);
   void read_case(const toml::table& table, std::size_t line);
   /// `where` is the place of the value, `line` its order.
-  void read_key(const std::string& block, const std::string& key, const toml::node& node, std::size_t line, const std::string& where, std::vector<Setting>& into);
+  void read_key(const std::string& block, const std::string& key, const toml::node& node, std::size_t line, const std::string& where,
+                std::vector<Setting>& into);
   bool known(const std::string& block, const std::string& key, std::size_t line, const std::string& where);
   void doubt(const std::string& block);
 
@@ -139,7 +147,8 @@ class Reader {
 /// Whether blanking this line out leaves the rest of the file readable: a whole key or header, and no list that goes on below.
 bool stands_alone(std::string_view line) {
   const auto first = line.find_first_not_of(" \t");
-  if (first == std::string_view::npos || line.find("\"\"\"") != std::string_view::npos || line.find("'''") != std::string_view::npos) return false;
+  if (first == std::string_view::npos || line.find("\"\"\"") != std::string_view::npos || line.find("'''") != std::string_view::npos)
+    return false;
   if (line[first] == '[') return true;
   const auto equals = line.find('=');
   if (equals == std::string_view::npos) return false;
@@ -189,8 +198,10 @@ void Reader::read_text(const std::string& text) {
     }
     for (const toml::node& element : *list) {
       const std::size_t at = element.source().begin.line;
-      if (const toml::table* table = element.as_table()) read_case(*table, at != 0 ? at : line);
-      else add(at != 0 ? at : line, "a case is a table with a name and overrides, found " + found(element));
+      if (const toml::table* table = element.as_table())
+        read_case(*table, at != 0 ? at : line);
+      else
+        add(at != 0 ? at : line, "a case is a table with a name and overrides, found " + found(element));
     }
   }
 }
@@ -239,8 +250,10 @@ void Reader::read_case(const toml::table& table, std::size_t line) {
   Case one;
   if (const toml::node* name = table.get("name")) {
     const std::size_t at = name->source().begin.line;
-    if (const auto text = scalar<std::string>(*name); !text || text->empty()) add(at, "the name of a case is a text that is not empty, found " + found(*name));
-    else one.name = *text;
+    if (const auto text = scalar<std::string>(*name); !text || text->empty())
+      add(at, "the name of a case is a text that is not empty, found " + found(*name));
+    else
+      one.name = *text;
     for (const Case& other : cases)
       if (!one.name.empty() && other.name == one.name) add(at, fmt::format("two cases have the name \"{}\"", printable(one.name)));
   } else {
@@ -251,8 +264,10 @@ void Reader::read_case(const toml::table& table, std::size_t line) {
     const std::size_t at = key.source().begin.line;
     if (name == "name") continue;
     const auto dot = name.find('.');
-    if (dot != std::string::npos) read_key(name.substr(0, dot), name.substr(dot + 1), node, at, place(at), one.settings);
-    else read_block(name, at, node, one.settings);
+    if (dot != std::string::npos)
+      read_key(name.substr(0, dot), name.substr(dot + 1), node, at, place(at), one.settings);
+    else
+      read_block(name, at, node, one.settings);
   }
   cases.push_back(std::move(one));
 }
@@ -271,10 +286,13 @@ bool Reader::known(const std::string& block, const std::string& key, std::size_t
     for (const auto& other : deck_blocks())
       if (find_key(other.name + "." + key) != nullptr) elsewhere.push_back(other.name + "." + key);
     std::string near = nearest_name(key, keys);
-    if (!near.empty()) near = block + "." + near;
-    else if (!elsewhere.empty()) near = elsewhere.front();
+    if (!near.empty())
+      near = block + "." + near;
+    else if (!elsewhere.empty())
+      near = elsewhere.front();
     if (!near.empty()) faulty.insert(near);
-    add(line, fmt::format("{}unknown key {}{}; keys of [{}]: {}", begin, printable(path), near.empty() ? "" : " (did you mean " + near + "?)", block, fmt::join(keys, ", ")));
+    add(line, fmt::format("{}unknown key {}{}; keys of [{}]: {}", begin, printable(path),
+                          near.empty() ? "" : " (did you mean " + near + "?)", block, fmt::join(keys, ", ")));
     return false;
   }
   std::vector<std::string> paths;
@@ -283,7 +301,8 @@ bool Reader::known(const std::string& block, const std::string& key, std::size_t
   if (!near.empty()) faulty.insert(near);
   std::vector<std::string> blocks;
   for (const auto& b : deck_blocks()) blocks.push_back(b.name);
-  add(line, fmt::format("{}unknown key {}{}; blocks: {}", begin, printable(path), near.empty() ? "" : " (did you mean " + near + "?)", fmt::join(blocks, ", ")));
+  add(line, fmt::format("{}unknown key {}{}; blocks: {}", begin, printable(path), near.empty() ? "" : " (did you mean " + near + "?)",
+                        fmt::join(blocks, ", ")));
   return false;
 }
 
@@ -296,15 +315,17 @@ void Reader::read_key(const std::string& block, const std::string& key, const to
   const KeySpec& spec = *find_key(path);
   if (node.is_table()) {
     faulty.insert(path);
-    add(line, fmt::format("{}{} expects {}, found a table; decks have two levels, [block] and key = value", begin, path, type_name(spec.default_value)));
+    add(line, fmt::format("{}{} expects {}, found a table; decks have two levels, [block] and key = value", begin, path,
+                          type_name(spec.default_value)));
     return;
   }
   const toml::node* wrong = nullptr;
   const auto value = convert(node, spec, wrong);
   if (!value) {
     faulty.insert(path);
-    add(line, fmt::format("{}{} expects {}{}, found {}{}; write it like {}", begin, path, type_name(spec.default_value), spec.unit.empty() ? "" : " [" + spec.unit + "]",
-                          wrong != &node ? "a list with " : "", found(*wrong), example(spec.default_value)));
+    add(line, fmt::format("{}{} expects {}{}, found {}{}; write it like {}", begin, path, type_name(spec.default_value),
+                          spec.unit.empty() ? "" : " [" + spec.unit + "]", wrong != &node ? "a list with " : "", found(*wrong),
+                          example(spec.default_value)));
     return;
   }
   if (const std::string problem = value_problem(spec, *value); !problem.empty()) {
@@ -357,7 +378,8 @@ void Reader::read_override(const std::string& argument) {
     std::vector<std::string> owners;
     for (const auto& b : deck_blocks())
       if (find_key(b.name + "." + path) != nullptr) owners.push_back(b.name + "." + path);
-    add(kCommandLine, fmt::format("{}: an override is block.key=value{}", where, owners.empty() ? "" : fmt::format("; did you mean {}?", fmt::join(owners, " or "))));
+    add(kCommandLine, fmt::format("{}: an override is block.key=value{}", where,
+                                  owners.empty() ? "" : fmt::format("; did you mean {}?", fmt::join(owners, " or "))));
     return;
   }
   const toml::table table = override_value(argument.substr(equals + 1), find_key(path));
@@ -375,12 +397,14 @@ void Reader::finish(const std::vector<std::string>& more) {
     lines.resize(kMaximumProblems);
     lines.push_back(fmt::format("{}: ... and {} more", file_, count - kMaximumProblems));
   }
-  throw Error(fmt::format("{}: {} problem{} in the deck (ballast --help deck lists every key)\n{}", file_, count, count == 1 ? "" : "s", fmt::join(lines, "\n")));
+  throw Error(fmt::format("{}: {} problem{} in the deck (ballast --help deck lists every key)\n{}", file_, count, count == 1 ? "" : "s",
+                          fmt::join(lines, "\n")));
 }
 
 }  // namespace
 
-Deck parse_deck(const std::string& text, const std::string& file, const std::vector<std::string>& overrides, const std::string& case_name, DeckNeeds needs) {
+Deck parse_deck(const std::string& text, const std::string& file, const std::vector<std::string>& overrides, const std::string& case_name,
+                DeckNeeds needs) {
   Reader reader(file);
   reader.read_text(text);
   for (const auto& argument : overrides) reader.read_override(argument);
@@ -401,8 +425,8 @@ Deck parse_deck(const std::string& text, const std::string& file, const std::vec
       for (const Case& c : reader.cases) names.push_back(c.name);
       const std::string near = nearest_name(case_name, names);
       reader.add(0, names.empty() ? fmt::format("the deck has no [[case]] list, so no case \"{}\"", printable(case_name))
-                                  : fmt::format("no case \"{}\"{}; cases: {}", printable(case_name), near.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", near),
-                                                fmt::join(names, ", ")));
+                                  : fmt::format("no case \"{}\"{}; cases: {}", printable(case_name),
+                                                near.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", near), fmt::join(names, ", ")));
     }
   }
   apply(reader.overrides);

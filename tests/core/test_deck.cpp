@@ -24,7 +24,8 @@ TEST(DeckSchema, EveryKeyIsUniqueKnownAndDescribed) {
     EXPECT_EQ(find_key(spec.path()), &spec);
     EXPECT_FALSE(spec.meaning.empty()) << spec.path();
     EXPECT_EQ(spec.meaning.find('\n'), std::string::npos) << spec.path();
-    EXPECT_TRUE(std::all_of(spec.key.begin(), spec.key.end(), [](char c) { return std::islower(c) || std::isdigit(c) || c == '_'; })) << spec.path();
+    EXPECT_TRUE(std::all_of(spec.key.begin(), spec.key.end(), [](char c) { return std::islower(c) || std::isdigit(c) || c == '_'; }))
+        << spec.path();
   }
 }
 
@@ -35,7 +36,8 @@ TEST(DeckSchema, EveryDefaultIsAcceptable) {
 TEST(DeckSchema, BoundsFitTypes) {
   for (const KeySpec& spec : deck_schema()) {
     const bool number = std::holds_alternative<std::int64_t>(spec.default_value) || std::holds_alternative<double>(spec.default_value) ||
-                        std::holds_alternative<std::vector<std::int64_t>>(spec.default_value) || std::holds_alternative<std::vector<double>>(spec.default_value);
+                        std::holds_alternative<std::vector<std::int64_t>>(spec.default_value) ||
+                        std::holds_alternative<std::vector<double>>(spec.default_value);
     EXPECT_TRUE(number || !(spec.minimum || spec.maximum)) << spec.path();
     EXPECT_TRUE(!spec.minimum || !spec.maximum || *spec.minimum < *spec.maximum) << spec.path();
     EXPECT_TRUE(std::holds_alternative<std::string>(spec.default_value) || spec.allowed.empty()) << spec.path();
@@ -43,8 +45,9 @@ TEST(DeckSchema, BoundsFitTypes) {
 }
 
 TEST(DeckSchema, EveryDesignBlockIsKnownAndHasKeysOrAReason) {
-  const std::vector<std::string> design = {"run",  "mesh", "model",      "data",      "batching",  "chunk", "pipeline", "attention",  "ring",  "dst", "sab",
-                                           "loss", "curriculum", "optimizer", "recompute", "lora",  "costs",    "checkpoint", "trace", "profile", "eval"};
+  const std::vector<std::string> design = {"run",       "mesh", "model", "data",       "batching", "chunk",      "pipeline",
+                                           "attention", "ring", "dst",   "sab",        "loss",     "curriculum", "optimizer",
+                                           "recompute", "lora", "costs", "checkpoint", "trace",    "profile",    "eval"};
   ASSERT_EQ(deck_blocks().size(), design.size());
   for (const auto& name : design) {
     const BlockSpec* block = find_block(name);
@@ -69,7 +72,8 @@ TEST(DeckSchema, HelpNamesEveryKeyUnitAndAllowedValue) {
 /// Plain recursive edit distance with swaps, as reference.
 std::size_t slow_distance(const std::string& a, const std::string& b, std::size_t i, std::size_t j) {
   if (i == 0 || j == 0) return std::max(i, j);
-  std::size_t best = std::min({slow_distance(a, b, i - 1, j) + 1, slow_distance(a, b, i, j - 1) + 1, slow_distance(a, b, i - 1, j - 1) + (a[i - 1] != b[j - 1])});
+  std::size_t best = std::min(
+      {slow_distance(a, b, i - 1, j) + 1, slow_distance(a, b, i, j - 1) + 1, slow_distance(a, b, i - 1, j - 1) + (a[i - 1] != b[j - 1])});
   if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) best = std::min(best, slow_distance(a, b, i - 2, j - 2) + 1);
   return best;
 }

@@ -53,7 +53,7 @@ TEST(DeckReader, ValuesTypesAndPlaces) {
   EXPECT_EQ(deck.place("mesh.pp"), "default");
   EXPECT_EQ(deck.real("optimizer.learning_rate"), 1.0);  // an integer will do for a number
   EXPECT_EQ(deck.get<std::vector<std::string>>("data.paths"), (std::vector<std::string>{"/usr/include", "/tmp"}));
-  EXPECT_EQ(deck.integer("model.hidden"), 896);          // from the preset
+  EXPECT_EQ(deck.integer("model.hidden"), 896);  // from the preset
   EXPECT_EQ(deck.place("model.hidden"), "preset qwen2.5-0.5b");
   EXPECT_EQ(deck.integer("model.layers"), 2);
 }
@@ -70,7 +70,9 @@ TEST(DeckReader, OtherSpellingsOfTwoLevels) {
 }
 
 TEST(DeckReader, EffectiveDeckReadsBackToTheSame) {
-  const Deck deck = parse_deck(kSound, "deck.toml", {"data.long=split", "ring.layout=striped", "data.bin_tokens=[4, 8]", "data.bin_share=[1, 0.25]", "run.output=a \"b\" \\c"});
+  const Deck deck = parse_deck(
+      kSound, "deck.toml",
+      {"data.long=split", "ring.layout=striped", "data.bin_tokens=[4, 8]", "data.bin_share=[1, 0.25]", "run.output=a \"b\" \\c"});
   const std::string text = deck.effective_toml();
   const Deck again = parse_deck(text, "effective.toml");
   for (const KeySpec& spec : deck_schema()) EXPECT_EQ(again.value(spec.path()), deck.value(spec.path())) << spec.path();
@@ -90,26 +92,34 @@ TEST(DeckReader, RandomEffectiveDecksRoundTrip) {
     for (const KeySpec& spec : deck_schema()) {
       if (spec.block == "model" || spec.block == "mesh" || random() % 3 != 0) continue;
       DeckValue value = spec.default_value;
-      if (std::holds_alternative<bool>(value)) value = random() % 2 == 0;
-      else if (std::holds_alternative<double>(value)) value = number(spec);
-      else if (std::holds_alternative<std::int64_t>(value)) value = static_cast<std::int64_t>(number(spec));
-      else if (std::holds_alternative<std::vector<double>>(value)) value = std::vector<double>{number(spec), number(spec)};
-      else if (std::holds_alternative<std::vector<std::int64_t>>(value)) value = std::vector<std::int64_t>{1 + static_cast<std::int64_t>(random() % 9)};
-      else if (std::holds_alternative<std::string>(value)) value = spec.allowed.empty() ? std::string("p\t\"q\" \xc3\xa9#=[") : spec.allowed[random() % spec.allowed.size()];
-      else value = std::vector<std::string>{"one, two", "]"};
+      if (std::holds_alternative<bool>(value))
+        value = random() % 2 == 0;
+      else if (std::holds_alternative<double>(value))
+        value = number(spec);
+      else if (std::holds_alternative<std::int64_t>(value))
+        value = static_cast<std::int64_t>(number(spec));
+      else if (std::holds_alternative<std::vector<double>>(value))
+        value = std::vector<double>{number(spec), number(spec)};
+      else if (std::holds_alternative<std::vector<std::int64_t>>(value))
+        value = std::vector<std::int64_t>{1 + static_cast<std::int64_t>(random() % 9)};
+      else if (std::holds_alternative<std::string>(value))
+        value = spec.allowed.empty() ? std::string("p\t\"q\" \xc3\xa9#=[") : spec.allowed[random() % spec.allowed.size()];
+      else
+        value = std::vector<std::string>{"one, two", "]"};
       ASSERT_EQ(value_problem(spec, value), "") << spec.path() << " seed " << seed;
       deck.set(spec.path(), value, "test");
     }
     if (!deck_problems(deck).empty()) continue;  // a combination that a rule refuses
     const Deck again = parse_deck(deck.effective_toml(), "effective.toml");
-    for (const KeySpec& spec : deck_schema()) ASSERT_EQ(again.value(spec.path()), deck.value(spec.path())) << spec.path() << " seed " << seed;
+    for (const KeySpec& spec : deck_schema())
+      ASSERT_EQ(again.value(spec.path()), deck.value(spec.path())) << spec.path() << " seed " << seed;
   }
 }
 
 TEST(DeckReader, OverridesWinAndBareWordsAreText) {
   const Deck deck = parse_deck(kSound, "deck.toml",
-                               {"mesh.dp=4", "ring.layout=striped", "data.paths=/a,/b", "run.output=123", "run.seed=5", "run.seed=6", "optimizer.beta1=0", "trace.enabled=false",
-                                "data.extensions=[.hpp,.h]", "recompute.layers=-1"});
+                               {"mesh.dp=4", "ring.layout=striped", "data.paths=/a,/b", "run.output=123", "run.seed=5", "run.seed=6",
+                                "optimizer.beta1=0", "trace.enabled=false", "data.extensions=[.hpp,.h]", "recompute.layers=-1"});
   EXPECT_EQ(deck.integer("mesh.dp"), 4);
   EXPECT_EQ(deck.place("mesh.dp"), "command line: mesh.dp=4");
   EXPECT_EQ(deck.text("ring.layout"), "striped");
@@ -119,7 +129,8 @@ TEST(DeckReader, OverridesWinAndBareWordsAreText) {
   EXPECT_EQ(deck.integer("run.seed"), 6);
   EXPECT_EQ(deck.real("optimizer.beta1"), 0);
   EXPECT_FALSE(deck.boolean("trace.enabled"));
-  EXPECT_EQ(deck.get<std::vector<std::string>>("data.paths"), parse_deck(kSound, "d", {R"(data.paths=["/a", "/b"])"}).get<std::vector<std::string>>("data.paths"));
+  EXPECT_EQ(deck.get<std::vector<std::string>>("data.paths"),
+            parse_deck(kSound, "d", {R"(data.paths=["/a", "/b"])"}).get<std::vector<std::string>>("data.paths"));
 }
 
 TEST(DeckReader, BadOverridesNameThemselves) {
@@ -157,7 +168,8 @@ seed = 9
   EXPECT_EQ(block.integer("run.seed"), 9);
   EXPECT_TRUE(holds(problem(text, {}, "doted"), {"deck.toml: no case \"doted\" (did you mean \"dotted\"?); cases: dotted, block"}));
   EXPECT_TRUE(holds(problem(kSound, {}, "x"), {"no [[case]] list"}));
-  EXPECT_TRUE(holds(problem(text + "[[case]]\nname = \"z\"\nmesh.dpx = 3\n"), {"deck.toml:26: unknown key mesh.dpx (did you mean mesh.dp?)"}));
+  EXPECT_TRUE(
+      holds(problem(text + "[[case]]\nname = \"z\"\nmesh.dpx = 3\n"), {"deck.toml:26: unknown key mesh.dpx (did you mean mesh.dp?)"}));
   EXPECT_TRUE(holds(problem(text + "mesh.dp = 3\n"), {"deck.toml:24: run.mesh is a table inside a block"}));
   EXPECT_TRUE(holds(problem(text + "[[case]]\n"), {"a case needs a name"}));
   EXPECT_TRUE(holds(problem(text + "[[case]]\nname = 3\n"), {"deck.toml:25", "found the integer 3"}));
@@ -190,7 +202,8 @@ k = 1
       "deck.toml:5: not valid TOML",
       "deck.toml:6: mesh.pp = 0 is out of range: it must be at least 1",
       "deck.toml:7: unknown block modle (did you mean [model]?)",
-      "deck.toml:10: ring.layout = \"zigzg\" is not a known value (did you mean \"zigzag\"?); allowed: \"contiguous\", \"zigzag\", \"striped\"",
+      "deck.toml:10: ring.layout = \"zigzg\" is not a known value (did you mean \"zigzag\"?); allowed: \"contiguous\", \"zigzag\", "
+      "\"striped\"",
       "deck.toml:15: block [chunk] belongs to chunked execution (ChunkFlow), which this version does not have; remove the block",
       "command line: optimizer.zero=3: optimizer.zero = 3 is out of range: it must be at least 0 and at most 2",
   };
@@ -204,7 +217,8 @@ k = 1
 }
 
 TEST(DeckReader, RulesNameTheLine) {
-  EXPECT_TRUE(holds(problem(std::string(kSound) + "[ring]\nstripe = 3\n[eval]\nevery_steps = 5\n"), {"deck.toml:17: eval.every_steps = 5", "data.validation_share"}));
+  EXPECT_TRUE(holds(problem(std::string(kSound) + "[ring]\nstripe = 3\n[eval]\nevery_steps = 5\n"),
+                    {"deck.toml:17: eval.every_steps = 5", "data.validation_share"}));
   EXPECT_TRUE(holds(problem(""), {"deck.toml: model.layers = 0", "deck.toml: data.source = \"files\" needs data.paths"}));
   // A misspelt key is not reported a second time as missing.
   const std::string text = problem("[model]\npreset = \"qwen2.5-0.5b\"\n[data]\npathes = [\"/x\"]\n");

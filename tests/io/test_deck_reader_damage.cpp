@@ -11,38 +11,38 @@ namespace {
 
 /// A sound deck as lines, so that damage can say where it is.
 const std::vector<std::string> kLines = {
-    "# Trains on headers.",           // 1
-    "[run]",                          // 2
-    "seed = 7",                       // 3
-    "steps = 20",                     // 4
-    "precision = \"fp32\"",           // 5
-    "[mesh]",                         // 6
-    "dp = 2",                         // 7
-    "cp_inner = 2",                   // 8
-    "[model]",                        // 9
-    "layers = 2",                     // 10
-    "hidden = 64",                    // 11
-    "intermediate = 128",             // 12
-    "query_heads = 4",                // 13
-    "kv_heads = 2",                   // 14
-    "head_dim = 16",                  // 15
-    "vocabulary = 256",               // 16
-    "[data]",                         // 17
-    "source = \"files\"",             // 18
-    "paths = [\"/usr/include\"]",     // 19
-    "max_tokens = 4096",              // 20
-    "long = \"split\"",               // 21
-    "validation_share = 0.1",         // 22
-    "[batching]",                     // 23
-    "method = \"packed\"",            // 24
-    "micro_batch_tokens = 4096",      // 25
-    "[ring]",                         // 26
-    "layout = \"zigzag\"",            // 27
-    "[optimizer]",                    // 28
-    "learning_rate = 0.001",          // 29
-    "warmup_steps = 3",               // 30
-    "[eval]",                         // 31
-    "every_steps = 10",               // 32
+    "# Trains on headers.",        // 1
+    "[run]",                       // 2
+    "seed = 7",                    // 3
+    "steps = 20",                  // 4
+    "precision = \"fp32\"",        // 5
+    "[mesh]",                      // 6
+    "dp = 2",                      // 7
+    "cp_inner = 2",                // 8
+    "[model]",                     // 9
+    "layers = 2",                  // 10
+    "hidden = 64",                 // 11
+    "intermediate = 128",          // 12
+    "query_heads = 4",             // 13
+    "kv_heads = 2",                // 14
+    "head_dim = 16",               // 15
+    "vocabulary = 256",            // 16
+    "[data]",                      // 17
+    "source = \"files\"",          // 18
+    "paths = [\"/usr/include\"]",  // 19
+    "max_tokens = 4096",           // 20
+    "long = \"split\"",            // 21
+    "validation_share = 0.1",      // 22
+    "[batching]",                  // 23
+    "method = \"packed\"",         // 24
+    "micro_batch_tokens = 4096",   // 25
+    "[ring]",                      // 26
+    "layout = \"zigzag\"",         // 27
+    "[optimizer]",                 // 28
+    "learning_rate = 0.001",       // 29
+    "warmup_steps = 3",            // 30
+    "[eval]",                      // 31
+    "every_steps = 10",            // 32
 };
 
 std::string join(const std::vector<std::string>& lines) {
@@ -72,8 +72,12 @@ class Damage {
 
   bool is_key(std::size_t i) const { return kLines[i].find('=') != std::string::npos; }
   /// Index of a random line with a key, or of a header.
-  std::size_t key_line() { return pick([this](std::size_t i) { return is_key(i); }); }
-  std::size_t header_line() { return pick([](std::size_t i) { return kLines[i][0] == '['; }); }
+  std::size_t key_line() {
+    return pick([this](std::size_t i) { return is_key(i); });
+  }
+  std::size_t header_line() {
+    return pick([](std::size_t i) { return kLines[i][0] == '['; });
+  }
   std::string block_of(std::size_t i) const {
     while (kLines[i][0] != '[') --i;
     return kLines[i].substr(1, kLines[i].size() - 2);
@@ -86,12 +90,20 @@ class Damage {
       std::string other = word;
       const std::size_t at = below(word.size());
       switch (below(4)) {
-        case 0: other.erase(at, 1); break;
-        case 1: other.insert(at, 1, word[at]); break;
-        case 2: std::swap(other[at], other[(at + 1) % word.size()]); break;
-        default: other[at] = static_cast<char>('a' + below(26));
+        case 0:
+          other.erase(at, 1);
+          break;
+        case 1:
+          other.insert(at, 1, word[at]);
+          break;
+        case 2:
+          std::swap(other[at], other[(at + 1) % word.size()]);
+          break;
+        default:
+          other[at] = static_cast<char>('a' + below(26));
       }
-      if (other != word && !other.empty() && other.find_first_not_of("abcdefghijklmnopqrstuvwxyz_0123456789") == std::string::npos) return other;
+      if (other != word && !other.empty() && other.find_first_not_of("abcdefghijklmnopqrstuvwxyz_0123456789") == std::string::npos)
+        return other;
     }
   }
   std::string garbage(std::size_t n) {
@@ -101,7 +113,8 @@ class Damage {
   }
 
  private:
-  template <class F> std::size_t pick(F&& good) {
+  template <class F>
+  std::size_t pick(F&& good) {
     for (;;)
       if (const std::size_t i = below(kLines.size()); good(i)) return i;
   }
@@ -150,18 +163,25 @@ Damaged damaged(Damage& d, int kind) {
       return {"misspelt block " + lines[h], join(lines), {at(h)}};
     }
     case 5: {  // wrong type
-      static const std::vector<std::string> others = {"true", "\"word\"", "1.5", "[1, true]", "{ x = 1 }", "1979-05-27", "[\"a\", 3]", "12:30:00"};
+      static const std::vector<std::string> others = {"true",      "\"word\"",   "1.5",        "[1, true]",
+                                                      "{ x = 1 }", "1979-05-27", "[\"a\", 3]", "12:30:00"};
       const std::string value = others[d.below(others.size())];
-      if ((value[0] == '"' && std::holds_alternative<std::string>(spec.default_value)) || (value == "1.5" && std::holds_alternative<double>(spec.default_value))) return damaged(d, kind);
+      if ((value[0] == '"' && std::holds_alternative<std::string>(spec.default_value)) ||
+          (value == "1.5" && std::holds_alternative<double>(spec.default_value)))
+        return damaged(d, kind);
       lines[k] = key + " = " + value;
       return {"wrong type " + lines[k], join(lines), {at(k)}};
     }
     case 6: {  // out of range or not allowed
       std::string value;
-      if (!spec.allowed.empty()) value = "\"" + d.misspelt(spec.allowed[0]) + "\"";
-      else if (std::holds_alternative<std::int64_t>(spec.default_value) && spec.minimum) value = fmt::format("{}", static_cast<std::int64_t>(*spec.minimum) - 1 - static_cast<std::int64_t>(d.below(1000)));
-      else if (std::holds_alternative<double>(spec.default_value)) value = d.below(2) == 0 ? "-0.5" : "nan";
-      else return damaged(d, kind);
+      if (!spec.allowed.empty())
+        value = "\"" + d.misspelt(spec.allowed[0]) + "\"";
+      else if (std::holds_alternative<std::int64_t>(spec.default_value) && spec.minimum)
+        value = fmt::format("{}", static_cast<std::int64_t>(*spec.minimum) - 1 - static_cast<std::int64_t>(d.below(1000)));
+      else if (std::holds_alternative<double>(spec.default_value))
+        value = d.below(2) == 0 ? "-0.5" : "nan";
+      else
+        return damaged(d, kind);
       lines[k] = key + " = " + value;
       return {"out of range " + lines[k], join(lines), {at(k)}};
     }
@@ -193,24 +213,30 @@ Damaged damaged(Damage& d, int kind) {
       return {"missing " + name, join(lines), {name}};
     }
     case 14: {  // numbers that no type holds
-      static const std::vector<std::string> numbers = {"99999999999999999999", "1e999", "0x", "1__0", "--1", "1.2.3", "+", "1e", "inf", "08"};
-      if (std::holds_alternative<std::string>(spec.default_value) || std::holds_alternative<std::vector<std::string>>(spec.default_value)) return damaged(d, kind);
+      static const std::vector<std::string> numbers = {
+          "99999999999999999999", "1e999", "0x", "1__0", "--1", "1.2.3", "+", "1e", "inf", "08"};
+      if (std::holds_alternative<std::string>(spec.default_value) || std::holds_alternative<std::vector<std::string>>(spec.default_value))
+        return damaged(d, kind);
       lines[k] = key + " = " + numbers[d.below(numbers.size())];
       return {"number " + lines[k], join(lines), {at(k)}};
     }
     case 15: {  // broken text or list
-      static const std::vector<std::string> values = {"\"open", "[1, 2", "\"\"\"open", "'", "[[[[[[[[", "{ a = ", "\"bad \\q escape\"", "\"\\u12\"", "bare word", "=", "[\"a\" \"b\"]"};
+      static const std::vector<std::string> values = {
+          "\"open", "[1, 2", "\"\"\"open", "'", "[[[[[[[[", "{ a = ", "\"bad \\q escape\"", "\"\\u12\"", "bare word", "=", "[\"a\" \"b\"]"};
       lines[k] = key + " = " + values[d.below(values.size())];
       return {"broken value " + lines[k], join(lines), {"deck.toml:"}};
     }
     case 16: {  // a block of a later version, or one turned into a list or a value
-      static const std::vector<std::string> blocks = {"[chunk]", "[pipeline]", "[dst]", "[sab]", "[lora]", "[costs]", "[[mesh2]]", "[[]]", "[]", "[a.b.c]", "[mesh.dp]"};
+      static const std::vector<std::string> blocks = {"[chunk]",   "[pipeline]", "[dst]", "[sab]",   "[lora]",   "[costs]",
+                                                      "[[mesh2]]", "[[]]",       "[]",    "[a.b.c]", "[mesh.dp]"};
       lines.push_back(blocks[d.below(blocks.size())]);
       return {"block " + lines.back(), join(lines), {at(lines.size() - 1)}};
     }
     case 17: {  // cases gone wrong
-      static const std::vector<std::string> cases = {"[[case]]\nmesh.dp = 2", "[case]\nname = \"x\"", "[[case]]\nname = \"\"", "[[case]]\nname = \"x\"\nmesh.dq = 1",
-                                                     "[[case]]\nname = \"x\"\ndp = 1", "[[case]]\nname = \"x\"\n[[case]]\nname = \"x\"", "[[case]]\nname = \"x\"\nmesh = 3"};
+      static const std::vector<std::string> cases = {"[[case]]\nmesh.dp = 2",           "[case]\nname = \"x\"",
+                                                     "[[case]]\nname = \"\"",           "[[case]]\nname = \"x\"\nmesh.dq = 1",
+                                                     "[[case]]\nname = \"x\"\ndp = 1",  "[[case]]\nname = \"x\"\n[[case]]\nname = \"x\"",
+                                                     "[[case]]\nname = \"x\"\nmesh = 3"};
       const std::size_t begin = lines.size();
       lines.push_back(cases[d.below(cases.size())]);
       Damaged result{"case " + lines.back(), join(lines), {}};
@@ -218,9 +244,15 @@ Damaged damaged(Damage& d, int kind) {
       return result;
     }
     case 18: {  // a combination that a rule refuses
-      static const std::vector<std::pair<std::size_t, std::string>> breaches = {
-          {4, "precision = \"bf16\""}, {12, "query_heads = 5"}, {14, "head_dim = 15"}, {15, "vocabulary = 100"}, {19, "max_tokens = 4096\nmin_tokens = 5000"},
-          {17, "source = \"hdf5\""},   {21, "validation_share = 0.0"}, {7, "cp_inner = 4\ncp_outer = 2\nranks_per_node = 2"}, {29, "warmup_steps = 30\ndecay_steps = 20"}};
+      static const std::vector<std::pair<std::size_t, std::string>> breaches = {{4, "precision = \"bf16\""},
+                                                                                {12, "query_heads = 5"},
+                                                                                {14, "head_dim = 15"},
+                                                                                {15, "vocabulary = 100"},
+                                                                                {19, "max_tokens = 4096\nmin_tokens = 5000"},
+                                                                                {17, "source = \"hdf5\""},
+                                                                                {21, "validation_share = 0.0"},
+                                                                                {7, "cp_inner = 4\ncp_outer = 2\nranks_per_node = 2"},
+                                                                                {29, "warmup_steps = 30\ndecay_steps = 20"}};
       const auto& [i, text] = breaches[d.below(breaches.size())];
       lines[i] = text;
       return {"rule " + text, join(lines), {"deck.toml:"}};
@@ -242,9 +274,12 @@ TEST(DeckDamage, TwoHundredDecksAreRefusedWithTheirPlace) {
     const Damaged deck = damaged(d, i % 20);
     const std::string what = fmt::format("deck {} (seed {}): {}", i, seed, deck.what);
     const std::string message = refusal(deck.text, what);
-    EXPECT_TRUE(std::any_of(deck.mentions.begin(), deck.mentions.end(), [&](const auto& m) { return message.find(m) != std::string::npos; }))
-        << what << "\nwants one of " << fmt::format("{}", fmt::join(deck.mentions, " | ")) << " in\n" << message;
-    EXPECT_TRUE(std::all_of(message.begin(), message.end(), [](char c) { return c == '\n' || (c >= 0x20 && c < 0x7f); })) << what << "\n" << message;
+    EXPECT_TRUE(
+        std::any_of(deck.mentions.begin(), deck.mentions.end(), [&](const auto& m) { return message.find(m) != std::string::npos; }))
+        << what << "\nwants one of " << fmt::format("{}", fmt::join(deck.mentions, " | ")) << " in\n"
+        << message;
+    EXPECT_TRUE(std::all_of(message.begin(), message.end(), [](char c) { return c == '\n' || (c >= 0x20 && c < 0x7f); })) << what << "\n"
+                                                                                                                          << message;
     EXPECT_LT(message.size(), 20000u) << what;
   }
 }
@@ -259,16 +294,24 @@ TEST(DeckDamage, RandomEditsAreReadOrRefusedAndNothingElse) {
     for (std::size_t edits = 1 + d.below(4); edits > 0; --edits) {
       const std::size_t where = d.below(text.size());
       switch (d.below(4)) {
-        case 0: text[where] = static_cast<char>(d.below(256)); break;
-        case 1: text.erase(where, 1 + d.below(20)); break;
-        case 2: text.insert(where, d.garbage(1 + d.below(8))); break;
-        default: text.insert(where, sound.substr(d.below(sound.size()), d.below(40)));
+        case 0:
+          text[where] = static_cast<char>(d.below(256));
+          break;
+        case 1:
+          text.erase(where, 1 + d.below(20));
+          break;
+        case 2:
+          text.insert(where, d.garbage(1 + d.below(8)));
+          break;
+        default:
+          text.insert(where, sound.substr(d.below(sound.size()), d.below(40)));
       }
       if (text.empty()) text = "x";
     }
     try {
       const Deck deck = parse_deck(text, "deck.toml");
-      EXPECT_EQ(parse_deck(deck.effective_toml(), "effective.toml").effective_toml(), deck.effective_toml()) << "seed " << seed << "\n" << text;
+      EXPECT_EQ(parse_deck(deck.effective_toml(), "effective.toml").effective_toml(), deck.effective_toml()) << "seed " << seed << "\n"
+                                                                                                             << text;
     } catch (const Error& e) {
       ++refused;
       EXPECT_EQ(std::string(e.what()).rfind("deck.toml: ", 0), 0u) << e.what();
