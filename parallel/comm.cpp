@@ -15,7 +15,9 @@ constexpr std::size_t kScratchBytes = std::size_t{32} << 20;  // receive space o
 constexpr std::size_t kSmallBytes = std::size_t{64} << 10;    // gathered total up to which latency counts more than bytes
 std::size_t g_message_bytes = std::size_t{1} << 30;           // counts of MPI are int
 
-void require_dense(const Tensor& t, const char* call) { require(t.contiguous(), "{} needs contiguous tensors, got shape {}", call, to_string(t.shape())); }
+void require_dense(const Tensor& t, const char* call) {
+  require(t.contiguous(), "{} needs contiguous tensors, got shape {}", call, to_string(t.shape()));
+}
 
 /// Requests in flight; wait() completes them and verifies that every message had the expected size.
 class Messages {
@@ -38,7 +40,8 @@ class Messages {
       if (expected_[i] < 0) continue;
       int got = 0;
       check_mpi(MPI_Get_count(&statuses[i], MPI_BYTE, &got), "MPI_Get_count");
-      require(got == expected_[i], "rank {} sent {} bytes where {} were expected: the ranks disagree on a tensor's shape", statuses[i].MPI_SOURCE, got, expected_[i]);
+      require(got == expected_[i], "rank {} sent {} bytes where {} were expected: the ranks disagree on a tensor's shape",
+              statuses[i].MPI_SOURCE, got, expected_[i]);
     }
     requests_.clear();
     expected_.clear();
@@ -49,7 +52,8 @@ class Messages {
     expected_.push_back(expected);
     return requests_.emplace_back(MPI_REQUEST_NULL);
   }
-  template <class F> static void in_parts(std::size_t bytes, F&& f) {
+  template <class F>
+  static void in_parts(std::size_t bytes, F&& f) {
     for (std::size_t at = 0; at < bytes; at += g_message_bytes) f(at, static_cast<int>(std::min(g_message_bytes, bytes - at)));
   }
   MPI_Comm comm_;
@@ -60,7 +64,8 @@ class Messages {
 
 /// out[i] = parts[0][i] (+) parts[1][i] (+) ..., always in this order.  Floating-point sums run in fp64 and round once, so they depend on
 /// the values and the number of parts alone.  `out` may be one of the parts.
-template <class T> void combine(const std::vector<const T*>& parts, std::int64_t n, Reduction reduction, T* out) {
+template <class T>
+void combine(const std::vector<const T*>& parts, std::int64_t n, Reduction reduction, T* out) {
   using Sum = std::conditional_t<std::is_floating_point_v<T>, double, T>;
   constexpr std::int64_t kSpan = 1024;
   Sum sum[kSpan];
@@ -75,10 +80,12 @@ template <class T> void combine(const std::vector<const T*>& parts, std::int64_t
           break;
         // Comparisons are written so that a NaN wins from either side.
         case Reduction::max:
-          for (std::int64_t i = 0; i < count; ++i) sum[i] = sum[i] >= static_cast<Sum>(x[i]) || sum[i] != sum[i] ? sum[i] : static_cast<Sum>(x[i]);
+          for (std::int64_t i = 0; i < count; ++i)
+            sum[i] = sum[i] >= static_cast<Sum>(x[i]) || sum[i] != sum[i] ? sum[i] : static_cast<Sum>(x[i]);
           break;
         case Reduction::min:
-          for (std::int64_t i = 0; i < count; ++i) sum[i] = sum[i] <= static_cast<Sum>(x[i]) || sum[i] != sum[i] ? sum[i] : static_cast<Sum>(x[i]);
+          for (std::int64_t i = 0; i < count; ++i)
+            sum[i] = sum[i] <= static_cast<Sum>(x[i]) || sum[i] != sum[i] ? sum[i] : static_cast<Sum>(x[i]);
           break;
       }
     }
@@ -86,14 +93,21 @@ template <class T> void combine(const std::vector<const T*>& parts, std::int64_t
   }
 }
 
-template <class F> void dispatch_number(DType type, F&& f) {
+template <class F>
+void dispatch_number(DType type, F&& f) {
   switch (type) {
-    case DType::f32: return f(float{});
-    case DType::f64: return f(double{});
-    case DType::i32: return f(std::int32_t{});
-    case DType::i64: return f(std::int64_t{});
-    case DType::u8: return f(std::uint8_t{});
-    case DType::bf16: break;
+    case DType::f32:
+      return f(float{});
+    case DType::f64:
+      return f(double{});
+    case DType::i32:
+      return f(std::int32_t{});
+    case DType::i64:
+      return f(std::int64_t{});
+    case DType::u8:
+      return f(std::uint8_t{});
+    case DType::bf16:
+      break;
   }
   fail("host tensors of {} cannot be reduced: sums are kept in f32", name(type));
 }
@@ -105,7 +119,7 @@ struct Communicator::State {
   bool owned = false;
   int rank = 0, size = 1;
   std::shared_ptr<State> machine;  ///< ranks that share memory with this one, once asked for
-  Tensor scratch;  ///< [bytes] u8, receive space of host reductions
+  Tensor scratch;                  ///< [bytes] u8, receive space of host reductions
 #ifdef BALLAST_HAVE_NCCL
   std::unique_ptr<NcclGroup> nccl;  ///< made by the first call with a device tensor
   NcclGroup& device() {
@@ -143,18 +157,21 @@ struct Communicator::State {
     if (size == 1 || block_bytes == 0) return;
     if (block_bytes * size <= kSmallBytes) {
       MPI_Request request;
-      check_mpi(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data, static_cast<int>(block_bytes), MPI_BYTE, comm, &request), "MPI_Iallgather");
+      check_mpi(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data, static_cast<int>(block_bytes), MPI_BYTE, comm, &request),
+                "MPI_Iallgather");
       return wait(request);
     }
     auto* blocks = static_cast<char*>(data);
     Messages messages(comm, kCollectiveTag);
-    for (int i = 1; i < size; ++i) messages.receive(blocks + block_bytes * ((rank + size - i) % size), block_bytes, (rank + size - i) % size);
+    for (int i = 1; i < size; ++i)
+      messages.receive(blocks + block_bytes * ((rank + size - i) % size), block_bytes, (rank + size - i) % size);
     for (int i = 1; i < size; ++i) messages.send(blocks + block_bytes * rank, block_bytes, (rank + i) % size);
     messages.wait();
   }
   /// Every rank's `send_block(p)` goes to rank p and is reduced there in rank order into `out` [n]; the blocks of a rank may have any
   /// lengths, `n` is this rank's, `length(p)` that of rank p.  `out` may be this rank's own block.
-  template <class T, class Block, class Length> void reduce_blocks(const Block& send_block, const Length& length, Reduction reduction, T* out) {
+  template <class T, class Block, class Length>
+  void reduce_blocks(const Block& send_block, const Length& length, Reduction reduction, T* out) {
     const std::int64_t span = std::max<std::int64_t>(1, static_cast<std::int64_t>(kScratchBytes / sizeof(T)) / size);
     std::int64_t longest = 0;
     for (int p = 0; p < size; ++p) longest = std::max(longest, length(p));
@@ -183,9 +200,12 @@ struct Communicator::State {
 #define BALLAST_BY_NCCL(tensor, call) \
   if ((tensor).space() == Space::cuda) return state_->device().call
 #else
-#define BALLAST_BY_NCCL(tensor, call) \
-  if ((tensor).space() == Space::cuda) \
-  fail("{}: the tensor lies on a GPU, but this program was built without NCCL; rebuild where CUDA and NCCL are found or use run.backend = \"host\"", __func__)
+#define BALLAST_BY_NCCL(tensor, call)                                                                                                      \
+  if ((tensor).space() == Space::cuda)                                                                                                     \
+  fail(                                                                                                                                    \
+      "{}: the tensor lies on a GPU, but this program was built without NCCL; rebuild where CUDA and NCCL are found or use run.backend = " \
+      "\"host\"",                                                                                                                          \
+      __func__)
 #endif
 
 void set_largest_message(std::int64_t bytes) {
@@ -285,7 +305,8 @@ void Communicator::all_reduce(Tensor& tensor, Reduction reduction) const {
       const int p = (s.rank + s.size - i) % s.size;
       messages.receive(data + begin(p), sizeof(T) * static_cast<std::size_t>(length(p)), p);
     }
-    for (int i = 1; i < s.size; ++i) messages.send(data + begin(s.rank), sizeof(T) * static_cast<std::size_t>(length(s.rank)), (s.rank + i) % s.size);
+    for (int i = 1; i < s.size; ++i)
+      messages.send(data + begin(s.rank), sizeof(T) * static_cast<std::size_t>(length(s.rank)), (s.rank + i) % s.size);
     messages.wait();
   });
 }
@@ -306,7 +327,8 @@ void Communicator::reduce_scatter(const Tensor& input, Tensor& output) const {
   require_dense(input, "reduce_scatter");
   require_dense(output, "reduce_scatter");
   require(input.numel() == output.numel() * size() && input.dtype() == output.dtype() && input.space() == output.space(),
-          "reduce_scatter over {} ranks: {} {} does not fit {} {}", size(), name(input.dtype()), to_string(input.shape()), name(output.dtype()), to_string(output.shape()));
+          "reduce_scatter over {} ranks: {} {} does not fit {} {}", size(), name(input.dtype()), to_string(input.shape()),
+          name(output.dtype()), to_string(output.shape()));
   BALLAST_BY_NCCL(input, reduce_scatter(input, output));
   const std::int64_t n = output.numel();
   dispatch_number(input.dtype(), [&](auto type) {
@@ -320,7 +342,8 @@ void Communicator::all_gather(const Tensor& input, Tensor& output) const {
   require_dense(input, "all_gather");
   require_dense(output, "all_gather");
   require(output.numel() == input.numel() * size() && input.dtype() == output.dtype() && input.space() == output.space(),
-          "all_gather over {} ranks: {} {} does not fit {} {}", size(), name(input.dtype()), to_string(input.shape()), name(output.dtype()), to_string(output.shape()));
+          "all_gather over {} ranks: {} {} does not fit {} {}", size(), name(input.dtype()), to_string(input.shape()), name(output.dtype()),
+          to_string(output.shape()));
   BALLAST_BY_NCCL(input, all_gather(input, output));
   if (input.bytes() == 0) return;
   auto* own = static_cast<char*>(output.raw()) + input.bytes() * rank();
@@ -331,8 +354,10 @@ void Communicator::all_gather(const Tensor& input, Tensor& output) const {
 void Communicator::all_to_all(const Tensor& input, Tensor& output) const {
   require_dense(input, "all_to_all");
   require_dense(output, "all_to_all");
-  require(input.numel() == output.numel() && input.numel() % size() == 0 && input.dtype() == output.dtype() && input.space() == output.space(),
-          "all_to_all over {} ranks: {} {} does not fit {} {}", size(), name(input.dtype()), to_string(input.shape()), name(output.dtype()), to_string(output.shape()));
+  require(
+      input.numel() == output.numel() && input.numel() % size() == 0 && input.dtype() == output.dtype() && input.space() == output.space(),
+      "all_to_all over {} ranks: {} {} does not fit {} {}", size(), name(input.dtype()), to_string(input.shape()), name(output.dtype()),
+      to_string(output.shape()));
   BALLAST_BY_NCCL(input, all_to_all(input, output));
   const std::size_t block = input.bytes() / size();
   if (block == 0) return;
@@ -352,7 +377,8 @@ void Communicator::broadcast(Tensor& tensor, int root) const {
   if (size() == 1) return;
   for (std::size_t at = 0; at < tensor.bytes(); at += g_message_bytes) {
     MPI_Request request;
-    check_mpi(MPI_Ibcast(static_cast<char*>(tensor.raw()) + at, static_cast<int>(std::min(g_message_bytes, tensor.bytes() - at)), MPI_BYTE, root, state_->comm, &request),
+    check_mpi(MPI_Ibcast(static_cast<char*>(tensor.raw()) + at, static_cast<int>(std::min(g_message_bytes, tensor.bytes() - at)), MPI_BYTE,
+                         root, state_->comm, &request),
               "MPI_Ibcast");
     state_->wait(request);
   }

@@ -20,7 +20,7 @@ namespace ballast {
 void wait_all(std::vector<MPI_Request>& requests);
 /// The same, leaving the status of each request.
 void wait_all(std::vector<MPI_Request>& requests, std::vector<MPI_Status>& statuses);
-/// Seconds without progress (600 until set), and whose last event is reported; `recorder` must live until the next call.
+/// Seconds without progress (600 until set), and whose last event is reported; `recorder` must live as long as ranks wait.
 void set_wait_limit(double seconds, const Recorder* recorder = nullptr);
 /// Throws Error for an MPI return code other than MPI_SUCCESS.
 void check_mpi(int code, const char* what);
@@ -56,9 +56,9 @@ class Pending {
 
 /// A group of ranks; handles share it.  Collectives are called by all of them in the same order, with contiguous tensors.
 /// Reductions of host tensors run element by element in rank order (f32 summed in f64, rounded once; a NaN wins min and max): the bits
-/// depend on the values and the group size alone, not on the call, the position or the algorithm.  Device tensors travel by NCCL; the first call
-/// with one sets NCCL up and is collective, exchange() included.  Errors: Error for shapes that do not fit, for failed transfers
-/// and for device tensors in a program without NCCL.
+/// depend on the values and the group size alone, not on the call, the position or the algorithm.  Device tensors travel by NCCL; the first
+/// call with one sets NCCL up and is collective, exchange() included.  Errors: Error for shapes that do not fit, for failed transfers and
+/// for device tensors in a program without NCCL.
 class Communicator {
  public:
   Communicator();  ///< a group of one
@@ -106,7 +106,7 @@ class CollectiveError : public Error {
 void check_all(const Communicator& comm, bool condition, const std::string& message);
 /// Name of this machine, for tables and messages.
 std::string host_name();
-/// One rank: prints rank, host, message and last event, then aborts all ranks with a non-zero status.
+/// One rank: prints rank, host, message and (outside a catch block) the last event, then aborts all ranks with a non-zero status.
 [[noreturn]] void fail_here(const std::string& message);
 
 }  // namespace ballast

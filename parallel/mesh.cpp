@@ -78,9 +78,12 @@ Mesh::Mesh(const Communicator& world_, const MeshShape& shape_) : shape(shape_),
 
   const Communicator machine = world.split_by_machine();
   local_rank = machine.rank();
-  if (shape.ranks_per_node == 0) node = machine;
-  else if (shape.ranks_per_node >= world.size()) node = world;
-  else if (shape.ranks_per_node > 1) node = world.split(world.rank() / shape.ranks_per_node, world.rank());
+  if (shape.ranks_per_node == 0)
+    node = machine;
+  else if (shape.ranks_per_node >= world.size())
+    node = world;
+  else if (shape.ranks_per_node > 1)
+    node = world.split(world.rank() / shape.ranks_per_node, world.rank());
   const std::vector<int> nodes = node_of_ranks(world, node);
   node_index = nodes[world.rank()];
 
@@ -90,16 +93,17 @@ Mesh::Mesh(const Communicator& world_, const MeshShape& shape_) : shape(shape_),
   const auto digits = std::to_string(world.size() - 1).size();
   for (int r = 0; r < world.size(); ++r) {
     const MeshCoordinates c = coordinates(shape, r);
-    table.push_back(fmt::format("rank {:>{}}  host {:<{}}  node {}  dp {}  pp {}  cp_outer {}  cp_inner {}  sp {}  tp {}", r, digits, hosts[r], widest, nodes[r], c.dp,
-                                c.pp, c.cp_outer, c.cp_inner, c.sp, c.tp));
+    table.push_back(fmt::format("rank {:>{}}  host {:<{}}  node {}  dp {}  pp {}  cp_outer {}  cp_inner {}  sp {}  tp {}", r, digits,
+                                hosts[r], widest, nodes[r], c.dp, c.pp, c.cp_outer, c.cp_inner, c.sp, c.tp));
   }
   for (int r = 0; r < world.size(); ++r) {
     MeshCoordinates first = coordinates(shape, r);
     if (first.cp_inner == 0) continue;
     first.cp_inner = 0;
     if (nodes[rank_of(shape, first)] == nodes[r]) continue;
-    warnings.push_back(fmt::format("ring attention: the inner ring of {} ranks (cp_inner {}) leaves its node between ranks {} and {}; {}", shape.cp_inner, shape.cp_inner,
-                                   rank_of(shape, first), r, "split it with mesh.cp_outer so that inner rings stay on one node"));
+    warnings.push_back(fmt::format("ring attention: the inner ring of {} ranks (cp_inner {}) leaves its node between ranks {} and {}; {}",
+                                   shape.cp_inner, shape.cp_inner, rank_of(shape, first), r,
+                                   "split it with mesh.cp_outer so that inner rings stay on one node"));
     break;
   }
 }

@@ -71,8 +71,15 @@ class RingContext {
 /// One pass round the ring: the KV shards and dKV sums this rank holds, and the hops in flight (core/ring_plan.hpp has the rules).
 class RingPass {
  public:
-  RingPass(const RingGroup& group, const std::vector<std::int64_t>& shard_tokens, const AttentionInputs& in, DType sum_type, Recorder* recorder)
-      : group_(group), shard_tokens_(shard_tokens), in_(in), sum_type_(sum_type), recorder_(recorder), context_(recorder), device_(device_of(in.q.space())) {
+  RingPass(const RingGroup& group, const std::vector<std::int64_t>& shard_tokens, const AttentionInputs& in, DType sum_type,
+           Recorder* recorder)
+      : group_(group),
+        shard_tokens_(shard_tokens),
+        in_(in),
+        sum_type_(sum_type),
+        recorder_(recorder),
+        context_(recorder),
+        device_(device_of(in.q.space())) {
     capacity_ = elements(*std::max_element(shard_tokens.begin(), shard_tokens.end()));
     if (group.plan.ranks() == 1) return;
     const int own = group.plan.rank;
@@ -132,7 +139,9 @@ class RingPass {
   RingBuffers::Lease buffer(int shard, DType type) const {
     return group_.buffers->take({2, shard_tokens_[shard], in_.k.size(1), in_.k.size(2)}, type, device_, capacity_);
   }
-  static Tensor part(const Tensor& packed, int which) { return packed.rows(which, which + 1).reshape({packed.size(1), packed.size(2), packed.size(3)}); }
+  static Tensor part(const Tensor& packed, int which) {
+    return packed.rows(which, which + 1).reshape({packed.size(1), packed.size(2), packed.size(3)});
+  }
 
   void post(const RingHop& hop, const Tensor& send, RingBuffers::Lease sent, DType type, bool dkv) {
     Flight flight{hop, dkv, std::move(sent), buffer(hop.recv_shard, type), static_cast<std::int64_t>(send.bytes()), {}};
@@ -155,8 +164,10 @@ class RingPass {
     }
     for (Flight& f : flights_) {
       if (!ends_now(f)) continue;
-      if (f.dkv) join(f);
-      else kv_[f.hop.recv_shard] = std::move(f.received);
+      if (f.dkv)
+        join(f);
+      else
+        kv_[f.hop.recv_shard] = std::move(f.received);
     }
     std::erase_if(flights_, ends_now);
   }
@@ -185,10 +196,12 @@ class RingPass {
 
 }  // namespace
 
-RingAttention::RingAttention(const RingGroup& group, const MicroBatch& batch, const SequenceLayout& layout, Recorder* recorder) : group_(group), recorder_(recorder) {
+RingAttention::RingAttention(const RingGroup& group, const MicroBatch& batch, const SequenceLayout& layout, Recorder* recorder)
+    : group_(group), recorder_(recorder) {
   const int ranks = group.plan.ranks();
-  require(group.cp.size() == ranks && group.cp.rank() == group.plan.rank, "ring attention: the plan is for rank {} of {}, the communicator has rank {} of {}",
-          group.plan.rank, ranks, group.cp.rank(), group.cp.size());
+  require(group.cp.size() == ranks && group.cp.rank() == group.plan.rank,
+          "ring attention: the plan is for rank {} of {}, the communicator has rank {} of {}", group.plan.rank, ranks, group.cp.rank(),
+          group.cp.size());
   require(layout.ranks() == ranks, "ring attention: the layout spreads tokens over {} ranks, the ring has {}", layout.ranks(), ranks);
   Scope scope(recorder, EventKind::indexing);
   const auto queries = local_tokens(batch, layout, group.plan.rank);
@@ -201,9 +214,10 @@ RingAttention::RingAttention(const RingGroup& group, const MicroBatch& batch, co
 
 void RingAttention::check(const AttentionInputs& in) const {
   const std::int64_t tokens = shard_tokens_[group_.plan.rank];
-  require(in.q.rank() == 3 && in.k.rank() == 3 && in.q.size(0) == tokens && in.k.size(0) == tokens && in.v.shape() == in.k.shape() && in.q.size(2) == in.k.size(2),
-          "ring attention: this rank holds {} tokens of the micro-batch; q {}, k {}, v {} do not fit", tokens, to_string(in.q.shape()), to_string(in.k.shape()),
-          to_string(in.v.shape()));
+  require(in.q.rank() == 3 && in.k.rank() == 3 && in.q.size(0) == tokens && in.k.size(0) == tokens && in.v.shape() == in.k.shape() &&
+              in.q.size(2) == in.k.size(2),
+          "ring attention: this rank holds {} tokens of the micro-batch; q {}, k {}, v {} do not fit", tokens, to_string(in.q.shape()),
+          to_string(in.k.shape()), to_string(in.v.shape()));
 }
 
 void RingAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) {
@@ -237,7 +251,8 @@ void RingAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) {
   if (started && sum.raw() != o.raw()) copy_rows(sum, o);
 }
 
-void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) {
+void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk,
+                             Tensor& dv) {
   check(in);
   const double flops_per_pair = 10.0 * static_cast<double>(in.q.size(1) * in.q.size(2));
   Device& device = device_of(in.q.space());

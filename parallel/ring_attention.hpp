@@ -54,7 +54,8 @@ class RingAttention final : public AttentionExecutor {
   /// `group` must outlive it.  Throws Error when plan, communicator, layout and micro-batch disagree on sizes.
   RingAttention(const RingGroup& group, const MicroBatch& batch, const SequenceLayout& layout, Recorder* recorder);
   void forward(const AttentionInputs& in, Tensor& o, Tensor& lse) override;
-  void backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) override;
+  void backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk,
+                Tensor& dv) override;
 
  private:
   void check(const AttentionInputs& in) const;

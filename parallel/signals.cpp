@@ -13,10 +13,14 @@ extern "C" void note_signal(int signal) { (signal == SIGTERM ? g_terminate : g_u
 
 const char* name(StopReason reason) {
   switch (reason) {
-    case StopReason::none: return "";
-    case StopReason::wall_time: return "wall-time limit";
-    case StopReason::user_signal: return "SIGUSR1";
-    case StopReason::terminate: return "SIGTERM";
+    case StopReason::none:
+      return "";
+    case StopReason::wall_time:
+      return "wall-time limit";
+    case StopReason::user_signal:
+      return "SIGUSR1";
+    case StopReason::terminate:
+      return "SIGTERM";
   }
   return "";
 }
@@ -30,7 +34,10 @@ void catch_stop_signals() {
 }
 
 StopReason agreed_stop(const Communicator& comm, bool past_deadline) {
-  const StopReason mine = g_terminate ? StopReason::terminate : g_user ? StopReason::user_signal : past_deadline ? StopReason::wall_time : StopReason::none;
+  const StopReason mine = g_terminate     ? StopReason::terminate
+                          : g_user        ? StopReason::user_signal
+                          : past_deadline ? StopReason::wall_time
+                                          : StopReason::none;
   return static_cast<StopReason>(comm.all_reduce(static_cast<std::int64_t>(mine), Reduction::max));
 }
 

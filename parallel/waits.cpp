@@ -29,7 +29,11 @@ std::string who() {
   return fmt::format("rank {} on {}", rank, host_name());
 }
 
-std::string last_event() { return g_recorder ? "; last event: " + g_recorder->last_event() : std::string(); }
+/// Inside a catch block the recorder may have gone with the stack that threw.
+std::string last_event() {
+  if (!g_recorder || std::current_exception()) return "";
+  return "; last event: " + g_recorder->last_event();
+}
 
 void print(const std::string& line) {
   std::fflush(stdout);
@@ -58,7 +62,8 @@ class Patience {
 
  private:
   [[noreturn]] static void give_up(double waited_s) {
-    print(fmt::format("ballast: {}: waited {:.1f} s for other ranks without progress (run.hang_timeout_s){}", who(), waited_s, last_event()));
+    print(
+        fmt::format("ballast: {}: waited {:.1f} s for other ranks without progress (run.hang_timeout_s){}", who(), waited_s, last_event()));
     // Ranks that wait for the same culprit lose patience about now; whoever prints nothing is dead or stuck outside a wait.
     usleep(static_cast<useconds_t>(1e6 * std::clamp(0.1 * g_limit_s, 0.2, 3.0)));
     abort_all();
@@ -101,8 +106,10 @@ void wait_all(std::vector<MPI_Request>& requests, std::vector<MPI_Status>& statu
     check_mpi(code, "MPI_Testsome");
     if (some == MPI_UNDEFINED) return;  // nothing is active any more
     for (int i = 0; i < some; ++i) statuses[completed[i]] = now[i];
-    if (some > 0) patience.restart();
-    else patience.yield();
+    if (some > 0)
+      patience.restart();
+    else
+      patience.yield();
   }
 }
 

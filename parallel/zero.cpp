@@ -24,7 +24,8 @@ Tensor decay_mask(const Parameters& parameters, std::int64_t begin, std::int64_t
 
 }  // namespace
 
-ShardedOptimizer::ShardedOptimizer(Parameters& parameters, const Communicator& replica, int zero_stage, AdamWOptions options, Recorder* recorder)
+ShardedOptimizer::ShardedOptimizer(Parameters& parameters, const Communicator& replica, int zero_stage, AdamWOptions options,
+                                   Recorder* recorder)
     : parameters_(parameters), replica_(replica), zero_stage_(zero_stage), options_(options), recorder_(recorder) {
   require(zero_stage >= 0 && zero_stage <= 2, "optimizer.zero = {}: must be 0, 1 or 2", zero_stage);
   const std::int64_t padded = parameters.values().numel(), ranks = replica.size();
@@ -39,7 +40,8 @@ ShardedOptimizer::ShardedOptimizer(Parameters& parameters, const Communicator& r
   state_.moment1 = state();
   state_.moment2 = state();
   state_.decay = decay_mask(parameters, begin_, end_, device);
-  shard_gradient_ = zero_stage == 2 ? Tensor::zeros({n}, sums, device, MemoryCategory::gradients) : parameters.gradients().rows(begin_, end_);
+  shard_gradient_ =
+      zero_stage == 2 ? Tensor::zeros({n}, sums, device, MemoryCategory::gradients) : parameters.gradients().rows(begin_, end_);
 }
 
 void ShardedOptimizer::begin_step() {
@@ -109,7 +111,8 @@ void ShardedOptimizer::values_from_master() {
 
 Tensor ShardedOptimizer::full_gradient(const std::string& name) {
   if (zero_stage_ == 0) return parameters_.gradient(name).clone();
-  Tensor all = Tensor::empty({parameters_.gradients().numel()}, shard_gradient_.dtype(), device_of(shard_gradient_.space()), MemoryCategory::workspace);
+  Tensor all = Tensor::empty({parameters_.gradients().numel()}, shard_gradient_.dtype(), device_of(shard_gradient_.space()),
+                             MemoryCategory::workspace);
   replica_.all_gather(shard_gradient_, all);
   const Parameter& p = parameters_.info(name);
   const std::int64_t first = parameters_.offset(name);

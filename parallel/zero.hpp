@@ -16,9 +16,9 @@ class ShardedOptimizer {
   /// `parameters` must outlive it.  Master weights are undefined until reset_master_from_values() or a checkpoint fills them; with
   /// f32 or f64 parameters they are the values themselves, so that no second copy exists.
   ShardedOptimizer(Parameters& parameters, const Communicator& replica, int zero_stage, AdamWOptions options, Recorder* recorder);
-  void begin_step();             ///< zeroes accumulators
-  void after_micro_batch();      ///< ZeRO-2: reduce-scatter and clear the full gradient buffer.  Collective when zero_stage == 2,
-                                 ///< so every rank calls it `rounds` times; see rounds in the train loop
+  void begin_step();         ///< zeroes accumulators
+  void after_micro_batch();  ///< ZeRO-2: reduce-scatter and clear the full gradient buffer.  Collective when zero_stage == 2,
+                             ///< so every rank calls it `rounds` times; see rounds in the train loop
   /// Reduces what is left, returns the global gradient norm (over all parameters of this pipeline stage's replica group; the caller
   /// joins pipeline stages), before clipping.  Collective; the same bits on every rank and in stages 0 and 1.
   double reduce_gradients();

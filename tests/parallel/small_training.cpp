@@ -16,7 +16,8 @@ Mesh& alone() {
 }  // namespace
 
 std::int32_t token_of(std::int64_t sample, std::int64_t position) {
-  return static_cast<std::int32_t>(random_bits(shared_seed(), 1000 + sample, position) % static_cast<std::uint64_t>(small_shape().vocabulary));
+  return static_cast<std::int32_t>(random_bits(shared_seed(), 1000 + sample, position) %
+                                   static_cast<std::uint64_t>(small_shape().vocabulary));
 }
 
 std::int32_t target_of(std::int64_t sample, std::int64_t position, std::int64_t length) {
@@ -43,7 +44,8 @@ SmallTraining::SmallTraining(const Mesh& mesh, const StepOptions& options)
     for (const Parameter& p : parameters.table()) {
       auto* x = parameters.value(p.name).data<decltype(t)>();
       for (std::int64_t i = 0; i < p.numel(); ++i)
-        x[i] = p.shape.size() > 1 ? 8 * x[i] : x[i] + static_cast<decltype(t)>(0.1 * random_normal(kSeed, stream_of(p.name.c_str()), 1000000 + i));
+        x[i] = p.shape.size() > 1 ? 8 * x[i]
+                                  : x[i] + static_cast<decltype(t)>(0.1 * random_normal(kSeed, stream_of(p.name.c_str()), 1000000 + i));
     }
   });
   optimizer.reset_master_from_values();
@@ -82,8 +84,9 @@ double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
   const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(1, batch.loss_tokens()));
   const int count = static_cast<int>(mine.size());
   optimizer.begin_step();
-  const MicroBatchLosses losses = run_stage(accumulate_schedule(count).stages.at(0), count, model,
-                                            {[&](int m) { return prepare(mine[m], scale); }, [&] { optimizer.after_micro_batch(); }}, options_.recorder);
+  const MicroBatchLosses losses =
+      run_stage(accumulate_schedule(count).stages.at(0), count, model,
+                {[&](int m) { return prepare(mine[m], scale); }, [&] { optimizer.after_micro_batch(); }}, options_.recorder);
   for (std::size_t r = mine.size(); r < rounds; ++r) optimizer.after_micro_batch();
   norm = optimizer.reduce_gradients();
   double loss = 0;

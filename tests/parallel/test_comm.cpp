@@ -21,9 +21,13 @@ class Comm : public ::testing::Test {
 };
 
 /// What rank r holds at i, in any type: small integers, so that sums are exact.
-template <class T> T sample(int r, std::int64_t i) { return static_cast<T>((r * 7 + i * 3) % 23); }
+template <class T>
+T sample(int r, std::int64_t i) {
+  return static_cast<T>((r * 7 + i * 3) % 23);
+}
 
-template <class T> Tensor filled(int r, std::int64_t n) {
+template <class T>
+Tensor filled(int r, std::int64_t n) {
   Tensor t = Tensor::empty({n}, dtype_of<T>::value);
   for (std::int64_t i = 0; i < n; ++i) t.data<T>()[i] = sample<T>(r, i);
   return t;
@@ -32,7 +36,8 @@ template <class T> Tensor filled(int r, std::int64_t n) {
 // Below and above the limit between the two algorithms, and lengths that divide nothing.
 const std::int64_t kLengths[] = {0, 1, 5, 1023, 40001};
 
-template <class T> void check_all_reduce(const Communicator& comm) {
+template <class T>
+void check_all_reduce(const Communicator& comm) {
   for (std::int64_t n : kLengths) {
     for (Reduction reduction : {Reduction::sum, Reduction::max, Reduction::min}) {
       Tensor t = filled<T>(comm.rank(), n);
@@ -41,7 +46,9 @@ template <class T> void check_all_reduce(const Communicator& comm) {
         T expected = sample<T>(0, i);
         for (int r = 1; r < comm.size(); ++r) {
           const T x = sample<T>(r, i);
-          expected = reduction == Reduction::sum ? static_cast<T>(expected + x) : reduction == Reduction::max ? std::max(expected, x) : std::min(expected, x);
+          expected = reduction == Reduction::sum   ? static_cast<T>(expected + x)
+                     : reduction == Reduction::max ? std::max(expected, x)
+                                                   : std::min(expected, x);
         }
         ASSERT_EQ(t.data<T>()[i], expected) << "n=" << n << " i=" << i << " reduction=" << static_cast<int>(reduction);
       }
@@ -129,7 +136,8 @@ TEST_F(Comm, AllToAll) {
   for (std::int64_t n : {0, 1, 3, 9001}) {
     Tensor input = Tensor::empty({size, n}, DType::i32), output = Tensor::empty({size, n}, DType::i32);
     for (int p = 0; p < size; ++p)
-      for (std::int64_t i = 0; i < n; ++i) input.data<std::int32_t>()[p * n + i] = static_cast<std::int32_t>(1000000 * rank + 10000 * p + i);
+      for (std::int64_t i = 0; i < n; ++i)
+        input.data<std::int32_t>()[p * n + i] = static_cast<std::int32_t>(1000000 * rank + 10000 * p + i);
     world.all_to_all(input, output);
     for (int p = 0; p < size; ++p)
       for (std::int64_t i = 0; i < n; ++i) ASSERT_EQ(output.data<std::int32_t>()[p * n + i], 1000000 * p + 10000 * rank + i);
@@ -234,7 +242,8 @@ TEST_F(Comm, WrongLengthIsNoticed) {
 TEST_F(Comm, NanReachesEveryRank) {
   for (int bad = 0; bad < size; ++bad) {
     const double value = rank == bad ? std::numeric_limits<double>::quiet_NaN() : rank;
-    for (Reduction reduction : {Reduction::sum, Reduction::max, Reduction::min}) EXPECT_TRUE(std::isnan(world.all_reduce(value, reduction)));
+    for (Reduction reduction : {Reduction::sum, Reduction::max, Reduction::min})
+      EXPECT_TRUE(std::isnan(world.all_reduce(value, reduction)));
   }
 }
 
@@ -281,7 +290,8 @@ TEST_F(Comm, CheckAllThrowsTheLowestRanksMessageEverywhere) {
 }
 
 TEST_F(Comm, MistakesAreErrors) {
-  Tensor wide = Tensor::zeros({4, 4}, DType::f32), odd = Tensor::zeros({static_cast<std::int64_t>(size) * 3 + 1}, DType::f32), three = Tensor::zeros({3}, DType::f32);
+  Tensor wide = Tensor::zeros({4, 4}, DType::f32), odd = Tensor::zeros({static_cast<std::int64_t>(size) * 3 + 1}, DType::f32),
+         three = Tensor::zeros({3}, DType::f32);
   Tensor columns = wide.narrow(1, 0, 2);
   EXPECT_THROW(world.all_reduce(columns), Error);
   EXPECT_THROW(world.reduce_scatter(odd, three), Error);

@@ -75,10 +75,11 @@ Outcome run_four(const std::string& mode, const std::string& flags) {
   const char* mpiexec = std::getenv("BALLAST_MPIEXEC");
   const char* path = std::getenv("PATH");
   // A clean environment: this process may itself have been started by mpiexec.
-  const std::string command =
-      fmt::format("env -i PATH='{}' HOME=/tmp OPENBLAS_NUM_THREADS=1 BALLAST_TEST_FAILURE={} BALLAST_TEST_PIDS='{}' timeout -k 1 40 '{}' {} -n {} '{}' "
-                  "--gtest_filter='FailureOnFourRanks.*' > '{}' 2>&1 < /dev/null",
-                  path ? path : "/usr/bin:/bin", mode, (folder / "pids").string(), mpiexec ? mpiexec : "mpiexec", flags, kRanks, self, (folder / "output").string());
+  const std::string command = fmt::format(
+      "env -i PATH='{}' HOME=/tmp OPENBLAS_NUM_THREADS=1 BALLAST_TEST_FAILURE={} BALLAST_TEST_PIDS='{}' timeout -k 1 40 '{}' {} -n {} '{}' "
+      "--gtest_filter='FailureOnFourRanks.*' > '{}' 2>&1 < /dev/null",
+      path ? path : "/usr/bin:/bin", mode, (folder / "pids").string(), mpiexec ? mpiexec : "mpiexec", flags, kRanks, self,
+      (folder / "output").string());
   Outcome outcome;
   const auto begin = std::chrono::steady_clock::now();
   outcome.status = std::system(command.c_str());
@@ -87,7 +88,8 @@ Outcome run_four(const std::string& mode, const std::string& flags) {
   // Processes may take a moment to go after mpiexec has returned.
   for (int wait = 0; wait < 100; ++wait) {
     outcome.survivors = 0;
-    for (const auto& entry : fs::directory_iterator(folder / "pids")) outcome.survivors += ::kill(std::stoi(entry.path().filename()), 0) == 0;
+    for (const auto& entry : fs::directory_iterator(folder / "pids"))
+      outcome.survivors += ::kill(std::stoi(entry.path().filename()), 0) == 0;
     if (outcome.survivors == 0) break;
     usleep(50000);
   }

@@ -17,7 +17,8 @@ constexpr std::int64_t kHeads = 4, kKvHeads = 2, kDim = 8, kWidth = (kHeads + 2 
 
 MicroBatch micro_batch(const std::vector<std::pair<std::int64_t, std::int64_t>>& ranges) {
   MicroBatch batch;
-  for (std::size_t s = 0; s < ranges.size(); ++s) batch.segments.push_back({static_cast<std::int64_t>(s), ranges[s].first, ranges[s].second, 0});
+  for (std::size_t s = 0; s < ranges.size(); ++s)
+    batch.segments.push_back({static_cast<std::int64_t>(s), ranges[s].first, ranges[s].second, 0});
   return batch;
 }
 
@@ -25,7 +26,8 @@ struct LayoutCase {
   LayoutKind kind;
   std::int64_t stripe;
 };
-const LayoutCase kLayouts[] = {{LayoutKind::contiguous, 1}, {LayoutKind::zigzag, 1}, {LayoutKind::striped, 1}, {LayoutKind::striped, 3}, {LayoutKind::striped, 64}};
+const LayoutCase kLayouts[] = {
+    {LayoutKind::contiguous, 1}, {LayoutKind::zigzag, 1}, {LayoutKind::striped, 1}, {LayoutKind::striped, 3}, {LayoutKind::striped, 64}};
 
 /// outer x inner = ranks.
 std::vector<std::pair<int, int>> rings(int ranks) {
@@ -108,7 +110,8 @@ struct LocalData {
     const std::vector<double> all = testing::elements(d_joined);
     std::vector<double> list;
     for (std::size_t i = 0; i < packed.size(); ++i)
-      list.insert(list.end(), all.begin() + static_cast<std::ptrdiff_t>(i * kWidth + first * kDim), all.begin() + static_cast<std::ptrdiff_t>(i * kWidth + (first + heads) * kDim));
+      list.insert(list.end(), all.begin() + static_cast<std::ptrdiff_t>(i * kWidth + first * kDim),
+                  all.begin() + static_cast<std::ptrdiff_t>(i * kWidth + (first + heads) * kDim));
     return list;
   }
 };
@@ -164,11 +167,11 @@ class Ring : public ::testing::Test {
 TEST_F(Ring, EqualsTheDefinitionOnEveryRingLayoutAndMicroBatch) {
   SCOPED_TRACE(draw.trace());
   const MicroBatch batches[] = {
-      micro_batch({{0, 1}}),                                          // fewer tokens than ranks: some hold none
-      micro_batch({{0, 37}}),                                         // divides nothing
+      micro_batch({{0, 1}}),                                           // fewer tokens than ranks: some hold none
+      micro_batch({{0, 37}}),                                          // divides nothing
       micro_batch({{0, 5}, {0, 1}, {0, 0}, {0, 70}, {0, 1}, {0, 3}}),  // packed: one-token and empty segments
-      micro_batch({{100, 133}, {0, 9}}),                              // starts inside its sample: sees what the layout covers
-      micro_batch({{0, 0}}),                                          // no tokens at all
+      micro_batch({{100, 133}, {0, 9}}),                               // starts inside its sample: sees what the layout covers
+      micro_batch({{0, 0}}),                                           // no tokens at all
   };
   for (std::size_t b = 0; b < std::size(batches); ++b) {
     const NaiveAttention all = reference_of(batches[b], draw);
@@ -200,7 +203,8 @@ TEST_F(Ring, RandomMicroBatches) {
     const LayoutCase l = kLayouts[draw.integer(0, 4)];
     const std::int64_t stripe = l.kind == LayoutKind::striped ? draw.integer(1, 40) : 1;
     SCOPED_TRACE(fmt::format("round {}, {} tokens, ring {} x {}, {} {}", round, batch.tokens(), outer, inner, name(l.kind), stripe));
-    check(ring(outer, inner), batch, SequenceLayout(l.kind, batch.tokens(), world.size(), stripe), round % 2 ? DType::f64 : DType::f32, all);
+    check(ring(outer, inner), batch, SequenceLayout(l.kind, batch.tokens(), world.size(), stripe), round % 2 ? DType::f64 : DType::f32,
+          all);
   }
 }
 
@@ -228,7 +232,8 @@ TEST_F(Ring, RepeatsItsBitsAndItsBuffers) {
     reset_peak_memory();
     for (int layer = 0; layer < 3; ++layer) once(second);
     EXPECT_EQ(communication(), held);
-    EXPECT_EQ(memory_use().peak[static_cast<int>(MemoryCategory::communication)], held) << "later layers and micro-batches reuse the ring's buffers";
+    EXPECT_EQ(memory_use().peak[static_cast<int>(MemoryCategory::communication)], held)
+        << "later layers and micro-batches reuse the ring's buffers";
     EXPECT_TRUE(testing::bit_equal(first.o, second.o));
     EXPECT_TRUE(testing::bit_equal(first.lse, second.lse));
     EXPECT_TRUE(testing::bit_equal(first.d_joined, second.d_joined));

@@ -12,7 +12,8 @@ struct LayoutCase {
   LayoutKind kind;
   std::int64_t stripe;
 };
-const LayoutCase kLayouts[] = {{LayoutKind::contiguous, 1}, {LayoutKind::zigzag, 1}, {LayoutKind::striped, 1}, {LayoutKind::striped, 3}, {LayoutKind::striped, 64}};
+const LayoutCase kLayouts[] = {
+    {LayoutKind::contiguous, 1}, {LayoutKind::zigzag, 1}, {LayoutKind::striped, 1}, {LayoutKind::striped, 3}, {LayoutKind::striped, 64}};
 
 /// Odd lengths, one-token and empty samples, one longer than a pack.
 std::vector<SampleLength> awkward_samples() {
@@ -21,8 +22,10 @@ std::vector<SampleLength> awkward_samples() {
   return samples;
 }
 
-void expect_like_one_rank(const MeshShape& shape, const StepOptions& options, const std::vector<SampleLength>& samples, const Reference& reference) {
-  SCOPED_TRACE(fmt::format("{}, {} {}, zero {}, {}", describe(shape), name(options.layout), options.stripe, options.zero, name(options.type)));
+void expect_like_one_rank(const MeshShape& shape, const StepOptions& options, const std::vector<SampleLength>& samples,
+                          const Reference& reference) {
+  SCOPED_TRACE(
+      fmt::format("{}, {} {}, zero {}, {}", describe(shape), name(options.layout), options.stripe, options.zero, name(options.type)));
   const Mesh& mesh = mesh_of(shape);
   SmallTraining training(mesh, options);
   const double loss = training.gradients(samples);
@@ -87,11 +90,13 @@ TEST_F(Training, RecomputationChangesNoBitOnARing) {
   options.type = DType::f32;
   SmallTraining keep(mesh, options);
   const double loss = keep.gradients(samples);
-  for (RecomputeOptions recompute : {RecomputeOptions{Recompute::selective, -1}, RecomputeOptions{Recompute::full, 1}, RecomputeOptions{Recompute::full, -1}}) {
+  for (RecomputeOptions recompute :
+       {RecomputeOptions{Recompute::selective, -1}, RecomputeOptions{Recompute::full, 1}, RecomputeOptions{Recompute::full, -1}}) {
     options.recompute = recompute;
     SmallTraining again(mesh, options);
     EXPECT_EQ(again.gradients(samples), loss);
-    EXPECT_TRUE(bit_equal(again.parameters.gradients(), keep.parameters.gradients())) << static_cast<int>(recompute.mode) << " " << recompute.layers;
+    EXPECT_TRUE(bit_equal(again.parameters.gradients(), keep.parameters.gradients()))
+        << static_cast<int>(recompute.mode) << " " << recompute.layers;
   }
 }
 

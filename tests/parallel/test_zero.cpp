@@ -97,7 +97,8 @@ TEST_F(Zero, MasterAndValuesFollowEachOther) {
   const Mesh& mesh = mesh_of(shape);
   SmallTraining training(mesh, stage(1));
   auto& state = training.optimizer.state();
-  for (std::int64_t i = 0; i < state.master.numel(); ++i) state.master.data<float>()[i] = static_cast<float>(training.optimizer.shard_begin() + i);
+  for (std::int64_t i = 0; i < state.master.numel(); ++i)
+    state.master.data<float>()[i] = static_cast<float>(training.optimizer.shard_begin() + i);
   training.optimizer.values_from_master();
   const float* values = training.parameters.values().data<float>();
   for (std::int64_t i = 0; i < training.parameters.values().numel(); ++i) ASSERT_EQ(values[i], static_cast<float>(i));
