@@ -34,12 +34,14 @@ struct CheckpointShard {
 };
 
 /// Writes DIR/step_XXXXXXXX.h5: temporary name, checksums over fixed logical ranges, flush, sync, rename; then removes
-/// all but the newest `keep` files.  Collective.  Any failure (full disk included) removes the temporary file, leaves older files alone and
+/// all but the newest `keep` files up to this step (>= 1; files of later steps, left by a run that went back, are not counted and not
+/// touched).  Space is reserved first, elements go through MPI-IO.  Collective.  Any failure (full disk included) removes the temporary file, leaves older files alone and
 /// throws Error on every rank.  Returns the path.
 std::string write_checkpoint(const std::string& dir, const Communicator& world, const CheckpointShard& shard, const CheckpointState& state, int keep);
 
-/// Reads a file into this rank's shard (any sharding).  Collective.  Verifies format version, shapes, dtype and every checksum first; throws
-/// Error naming file and dataset.
+/// Reads a file into this rank's shard (any sharding; several ranks may read the same elements).  `shard.fields` says which fields to read.
+/// Collective.  Verifies format version, shapes, dtype and every checksum first, and that the file has no parameter that no rank wants;
+/// throws Error naming file and dataset, with the shard untouched.
 CheckpointState read_checkpoint(const std::string& path, const Communicator& world, CheckpointShard& shard);
 
 /// Path of the newest checkpoint in DIR that verifies, skipping (and naming in `warnings`) damaged ones; "" when none.  Collective.

@@ -61,12 +61,12 @@ class IndexedFile {
   const MappedFile& data() const { return data_; }
   const StoredType& type() const { return *type_; }
   std::int64_t tokens() const { return data_.size() / type_->bytes; }
-  std::int64_t sequence_tokens(std::int64_t sequence) const { return load<std::int32_t>(index_.bytes(lengths_at_ + 4 * sequence, 4)); }
-  std::int64_t first_sequence(std::int64_t document) const { return load<std::int64_t>(index_.bytes(documents_at_ + 8 * document, 8)); }
+  std::int64_t sequence_tokens(std::int64_t sequence) const { return load<std::int32_t>(index_.at(lengths_at_ + 4 * sequence, 4)); }
+  std::int64_t first_sequence(std::int64_t document) const { return load<std::int64_t>(index_.at(documents_at_ + 8 * document, 8)); }
   /// First token of a document in the whole file; `documents()` gives the end.
   std::int64_t first_token(std::int64_t document) const {
     const std::int64_t sequence = first_sequence(document);
-    return sequence == sequences_ ? tokens() : load<std::int64_t>(index_.bytes(pointers_at_ + 8 * sequence, 8)) / type_->bytes;
+    return sequence == sequences_ ? tokens() : load<std::int64_t>(index_.at(pointers_at_ + 8 * sequence, 8)) / type_->bytes;
   }
   std::int64_t length(std::int64_t document) const { return first_token(document + 1) - first_token(document); }
   void read(std::int64_t document, std::int64_t begin, std::int64_t end, std::int32_t* out) const {

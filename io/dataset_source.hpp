@@ -32,8 +32,8 @@ std::unique_ptr<DocumentSource> open_hdf5(const DataOptions& options);
 std::unique_ptr<DocumentSource> open_lengths(const DataOptions& options);
 std::unique_ptr<DocumentSource> open_distribution(const DataOptions& options);
 
-/// A file mapped for reading.  Every access is checked against the size that the file has now, because a file that shrinks under a map
-/// would otherwise end the program with SIGBUS.
+/// A file mapped for reading.  bytes() checks the size that the file has now, because a file that shrinks under a map would end the program
+/// with SIGBUS; at() leaves that out, for many small reads after one bytes().
 class MappedFile {
  public:
   /// Errors: cannot be opened, is no regular file.
@@ -45,6 +45,7 @@ class MappedFile {
   const std::string& path() const { return path_; }
   /// `count` bytes from `offset`.  Errors: beyond the end, or the file has become shorter.
   const std::byte* bytes(std::int64_t offset, std::int64_t count) const;
+  const std::byte* at(std::int64_t offset, std::int64_t count) const;
 
  private:
   std::string path_;
