@@ -21,6 +21,7 @@ check() {
   fi
 }
 
+cd "$root"  # where shellcheck resolves the sourced file
 mapfile -t scripts < <(find "$root/jobs" "$root/tests" "$root/.ci" -type f \( -name '*.sh' -o -name '*.sbatch' -o -name run \) | sort)
 for script in "${scripts[@]}"; do check "syntax of ${script#"$root"/}" 0 '' bash -n "$script"; done
 if command -v shellcheck >/dev/null; then check "shellcheck" 0 '' shellcheck --severity=warning "${scripts[@]}"; fi
