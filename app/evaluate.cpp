@@ -18,7 +18,7 @@ Evaluation evaluate(Session& session, std::int64_t samples) {
   double loss = 0;
   for (const MicroBatch& micro_batch : batch.micro_batches.at(session.mesh.at.dp)) {
     MicroBatchWork work = session.prepare(micro_batch, 0);
-    loss += session.model.forward(work.batch, Tensor(), *work.attention, nullptr).loss_sum;
+    loss += session.model.forward(work.batch, Tensor(), *work.attention, nullptr).loss_sum();
   }
   session.recorder.enabled = was_enabled;
   Evaluation result;

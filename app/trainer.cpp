@@ -6,26 +6,13 @@
 
 #include "ballast_version.hpp"
 #include "app/evaluate.hpp"
+#include "app/json_twin.hpp"
+#include "core/metrics.hpp"
 #include "parallel/clock_alignment.hpp"
 #include "parallel/signals.hpp"
 
 namespace ballast {
 namespace {
-
-AdamWOptions adamw_options(const Deck& deck) {
-  return {deck.real("optimizer.beta1"), deck.real("optimizer.beta2"), deck.real("optimizer.eps"), deck.real("optimizer.weight_decay")};
-}
-
-/// Computation of one step on this rank: schedule ops less the time their rings waited.
-double computation_seconds(std::span<const Event> events, std::int64_t step) {
-  double sum = 0;
-  for (const Event& e : events) {
-    if (e.step != step) continue;
-    if (e.kind == EventKind::forward || e.kind == EventKind::recompute || e.kind == EventKind::backward) sum += e.end_s - e.begin_s;
-    if (e.kind == EventKind::ring_wait) sum -= e.end_s - e.begin_s;
-  }
-  return sum;
-}
 
 std::string describe(const Batch& batch) {
   std::string text;
@@ -33,6 +20,18 @@ std::string describe(const Batch& batch) {
     for (std::size_t m = 0; m < batch.micro_batches[d].size(); ++m) {
       text += fmt::format("dp {} micro_batch {}:", d, m);
       for (const Segment& s : batch.micro_batches[d][m].segments) text += fmt::format(" {}[{},{})", s.sample, s.begin, s.end);
+      text += '\n';
+    }
+  return text;
+}
+
+std::string describe(const RingPlan& plan) {
+  std::string text = fmt::format("rank {} of {} x {}\n", plan.rank, plan.outer, plan.inner);
+  for (const auto& [pass, steps] : {std::pair{"forward", &plan.forward}, {"backward", &plan.backward}})
+    for (const RingStep& step : *steps) {
+      text += fmt::format("{} {}.{} shard {}", pass, step.outer, step.inner, step.shard);
+      for (const auto& [what, hop] : {std::pair{"kv", &step.kv_inner}, {"kv", &step.kv_outer}, {"dkv", &step.dkv_inner}, {"dkv", &step.dkv_outer}})
+        if (*hop) text += fmt::format("; {} {} of shard {} to {}", (*hop)->level == RingLevel::inner ? "inner" : "outer", what, (*hop)->send_shard, (*hop)->to);
       text += '\n';
     }
   return text;
@@ -52,8 +51,8 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
       session_(world, deck),
       folder_(world, line.output_folder(deck), !line.restart.empty()),
       optimizer_(session_.parameters, session_.mesh.replica, static_cast<int>(deck.integer("optimizer.zero")), adamw_options(deck), &session_.recorder),
+      train_step_(session_, optimizer_),
       log_(folder_.log(), world.rank() == 0),
-      started_s_(session_.recorder.now()),
       peak_flops_(dense_peak_flops(session_.device, session_.parameters.dtype())) {
   optimizer_.reset_master_from_values();
   Restored restored;
@@ -61,6 +60,7 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
   state_ = restored.state;
   last_saved_ = restored.path.empty() ? -1 : state_.step;
   session_.recorder.set_offset(align_clocks(world));
+  started_s_ = session_.recorder.now();
   session_.recorder.enabled = deck.boolean("trace.enabled");
   set_wait_limit(deck.real("run.hang_timeout_s"), &session_.recorder);
   together(world, [&] {
@@ -84,6 +84,7 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
     header.segment = static_cast<int>(state_.step);
     trace_ = std::make_unique<TraceWriter>(folder_.trace(), header);
   });
+  if (trace_) trace_->plan("ring", session_.ring.plan.hash(), describe(session_.ring.plan), state_.step);
   write_header(restored);
 }
 
@@ -115,7 +116,8 @@ int Trainer::run() {
     if (validate > 0 && state_.step % validate == 0 && !session_.sampler.validation().empty()) {
       const Evaluation result = evaluate(session_, session_.deck.integer("eval.samples"));
       log_.step({{"step", fmt::to_string(state_.step)}, {"validation_loss", fmt::format("{:.6f}", result.loss)}, {"validation_tokens", fmt::to_string(result.loss_tokens)}});
-      if (trace_) trace_->step(state_.step, {{"validation_loss", result.loss}});
+      summary_["validation_loss"] = result.loss;
+      if (trace_) trace_->step(state_.step - 1, {{"validation_loss", result.loss}});
     }
     // One more step, and a checkpoint of about its length, must still fit.
     const double deadline = line_.wall_time_s > 0 ? started_s_ + line_.wall_time_s - 2 * longest_step_s_ : 0;
@@ -126,6 +128,8 @@ int Trainer::run() {
     session_.recorder.flush([&](std::span<const Event> events) { trace_->events(events); });
     trace_->flush();
   }
+  summary_["finished"] = state_.step >= steps;
+  if (session_.mesh.world.rank() == 0) write_json(line_.json, summary_);
   if (state_.step >= steps) {
     log_.comment(fmt::format("finished after step {}", state_.step));
     return 0;
@@ -144,36 +148,16 @@ void Trainer::step() {
   const auto samples = session_.sampler.next(state_.sampler, session_.deck.integer("batching.global_tokens"), session_.deck.integer("batching.global_samples"),
                                              [&](std::int64_t s) { return session_.dataset->length(s); });
   const Batch batch = session_.plan(state_.step, samples);
-  const auto& mine = batch.micro_batches.at(session_.mesh.at.dp);
-  const int count = static_cast<int>(mine.size());
-  const Schedule schedule = accumulate_schedule(count);
   if (trace_) {
+    const Schedule schedule = train_step_.schedule(batch);
     trace_->plan("batch", batch.hash(), describe(batch), state_.step);
     trace_->plan("schedule", schedule.hash(), describe(schedule), state_.step);
   }
-  std::size_t rounds = 0;
-  for (const auto& list : batch.micro_batches) rounds = std::max(rounds, list.size());
-
-  // Execute.
-  const double scale = batch.loss_tokens() > 0 ? 1.0 / static_cast<double>(batch.loss_tokens()) : 0.0;
   reset_peak_memory();
-  optimizer_.begin_step();
-  const MicroBatchLosses losses = run_stage(schedule.stages.at(0), count, session_.model,
-                                            {[&](int m) { return session_.prepare(mine[m], scale); }, [&] { optimizer_.after_micro_batch(); }}, &recorder);
-  for (std::size_t r = mine.size(); r < rounds; ++r) optimizer_.after_micro_batch();  // collective: idle ranks join
-  const double norm = optimizer_.reduce_gradients();
-  double loss = 0;
-  for (double l : losses) loss += l;
-  loss = session_.mesh.replica.all_reduce(loss) * scale;
-  if (!std::isfinite(loss) || !std::isfinite(norm)) stop_at_nonfinite(batch, losses, loss, norm);
-
-  // Update.
-  const Deck& deck = session_.deck;
-  const std::int64_t decay_steps = deck.integer("optimizer.decay_steps"), next = state_.step + 1;
-  const double rate = cosine_rate(next, deck.integer("optimizer.warmup_steps"), decay_steps > 0 ? decay_steps : deck.integer("run.steps"),
-                                  deck.real("optimizer.learning_rate"), deck.real("optimizer.minimum_learning_rate"));
-  const double limit = deck.real("optimizer.clip_norm");
-  optimizer_.apply(limit > 0 && norm > limit ? limit / norm : 1.0, rate, next);
+  const TrainStep::Gradients found = train_step_.compute(batch);
+  if (!std::isfinite(found.loss) || !std::isfinite(found.norm)) stop_at_nonfinite(batch, found);
+  const std::int64_t next = state_.step + 1;
+  const double rate = train_step_.update(found.norm, next);
 
   // Observe.
   session_.device.synchronize();
@@ -183,25 +167,36 @@ void Trainer::step() {
   state_.step = next;
   state_.tokens_seen += batch.tokens();
   state_.seconds_trained += seconds;
-  observe(batch, loss, norm, rate, seconds);
+  observe(batch, found.loss, found.norm, rate, seconds);
 }
 
 void Trainer::observe(const Batch& batch, double loss, double norm, double rate, double seconds) {
-  const Communicator& world = session_.mesh.world;
+  const Mesh& mesh = session_.mesh;
   double compute = 0;
+  Tensor times = Tensor::zeros({static_cast<std::int64_t>(batch.micro_batches.at(mesh.at.dp).size())}, DType::f64);
   session_.recorder.flush([&](std::span<const Event> events) {
-    compute = computation_seconds(events, state_.step - 1);
+    compute = useful_seconds(events, state_.step - 1);
+    for (const Event& e : events)
+      if (e.step == state_.step - 1 && (e.kind == EventKind::forward || e.kind == EventKind::recompute || e.kind == EventKind::backward))
+        times.data<double>()[e.micro_batch] += e.end_s - e.begin_s;
     if (trace_) trace_->events(events);
   });
+  // Imbalance: longest over mean execution time of the step's micro-batches (SparseBalance Equation 11), each averaged over its ring.
+  if (mesh.cp.size() > 1) mesh.cp.all_reduce(times);
   const MemoryUse& memory = memory_use();
-  Tensor most = Tensor::empty({2}, DType::f64);
-  most.data<double>()[0] = compute;
+  Tensor most = Tensor::zeros({2}, DType::f64), sums = Tensor::zeros({2}, DType::f64);
   most.data<double>()[1] = static_cast<double>(memory.peak_total);
-  world.all_reduce(most, Reduction::max);
-  const double mean = world.all_reduce(compute) / world.size();
-  const double flops = session_.training_flops(batch) / world.size() / seconds;
+  for (std::int64_t m = 0; m < times.numel(); ++m) {
+    most.data<double>()[0] = std::max(most.data<double>()[0], times.data<double>()[m]);
+    sums.data<double>()[0] += times.data<double>()[m];
+    sums.data<double>()[1] += 1;
+  }
+  mesh.world.all_reduce(most, Reduction::max);
+  mesh.world.all_reduce(sums);
+  const double mean = sums.data<double>()[0] / std::max(1.0, sums.data<double>()[1]);
   const double imbalance = mean > 0 ? most.data<double>()[0] / mean : 1;
-  const double tokens_rate = static_cast<double>(batch.tokens()) / seconds / world.size();
+  const double flops = session_.training_flops(batch) / mesh.world.size() / seconds;
+  const double tokens_rate = static_cast<double>(batch.tokens()) / seconds / mesh.world.size();
   if (trace_) {
     StepRow row{{"loss", loss}, {"grad_norm", norm}, {"learning_rate", rate}, {"step_time_s", seconds}, {"computation_s", compute}, {"imbalance", imbalance},
                 {"tokens", static_cast<double>(batch.tokens())}, {"loss_tokens", static_cast<double>(batch.loss_tokens())}, {"flops_per_s", flops}, {"mfu", flops / peak_flops_}};
@@ -210,6 +205,9 @@ void Trainer::observe(const Batch& batch, double loss, double norm, double rate,
     trace_->step(state_.step - 1, row);
     trace_->flush();
   }
+  for (const auto& [key, value] : {std::pair{"loss", loss}, {"grad_norm", norm}, {"step_time_s", seconds}, {"tokens_per_s_per_rank", tokens_rate}, {"mfu", flops / peak_flops_}, {"imbalance", imbalance}})
+    summary_[key] = value;
+  summary_["step"] = state_.step;
   const std::int64_t steps = session_.deck.integer("run.steps"), every = std::max<std::int64_t>(1, session_.deck.integer("run.log_every"));
   if (state_.step % every == 0 || state_.step == steps || state_.step == 1)
     log_.step({{"step", fmt::to_string(state_.step)},
@@ -226,7 +224,8 @@ void Trainer::observe(const Batch& batch, double loss, double norm, double rate,
   log_.progress(state_.step, steps, per_step * static_cast<double>(steps - state_.step));
 }
 
-void Trainer::stop_at_nonfinite(const Batch& batch, const MicroBatchLosses& losses, double loss, double norm) {
+void Trainer::stop_at_nonfinite(const Batch& batch, const TrainStep::Gradients& found) {
+  const MicroBatchLosses& losses = found.losses;
   // The ranks of one context-parallel group run the same micro-batches, so they look for the culprit together.
   std::int64_t first = static_cast<std::int64_t>(losses.size());
   for (std::size_t m = losses.size(); m-- > 0;)
@@ -239,7 +238,7 @@ void Trainer::stop_at_nonfinite(const Batch& batch, const MicroBatchLosses& loss
     where = fmt::format("micro-batch {} of data-parallel rank {}, {}", first, session_.mesh.at.dp,
                         layer < 0 ? std::string("the head (every layer's output is finite)") : fmt::format("layer {}", layer));
   }
-  const std::string what = fmt::format("step {}: loss = {}, gradient norm = {}", state_.step + 1, loss, norm);
+  const std::string what = fmt::format("step {}: loss = {}, gradient norm = {}", state_.step + 1, found.loss, found.norm);
   const std::string remedy = "nothing was overwritten; lower optimizer.learning_rate or look at the data of this step, then continue with -r latest";
   check_all(session_.mesh.world, where.empty(), fmt::format("{}; first seen in {}; {}", what, where, remedy));
   check_all(session_.mesh.world, false, fmt::format("{}; every micro-batch's loss is finite, so it arose in backward; {}", what, remedy));

@@ -1,6 +1,7 @@
 // The train loop: sample, plan, execute, reduce, update, observe; checkpoints and agreed stops between steps.
 #pragma once
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "app/command_line.hpp"
@@ -8,6 +9,7 @@
 #include "app/run_folder.hpp"
 #include "app/session.hpp"
 #include "app/step_log.hpp"
+#include "app/train_step.hpp"
 #include "io/trace_writer.hpp"
 #include "parallel/zero.hpp"
 
@@ -24,7 +26,7 @@ class Trainer {
   void write_header(const Restored& restored);
   void step();
   /// Names the first micro-batch and layer with a NaN or Inf and stops all ranks; nothing is written.
-  [[noreturn]] void stop_at_nonfinite(const Batch& batch, const MicroBatchLosses& losses, double loss, double norm);
+  [[noreturn]] void stop_at_nonfinite(const Batch& batch, const TrainStep::Gradients& found);
   void observe(const Batch& batch, double loss, double norm, double rate, double seconds);
   void checkpoint();
 
@@ -32,11 +34,13 @@ class Trainer {
   Session session_;
   RunFolder folder_;
   ShardedOptimizer optimizer_;
+  TrainStep train_step_;
   StepLog log_;
   std::unique_ptr<TraceWriter> trace_;
   CheckpointState state_;
+  nlohmann::ordered_json summary_;  ///< --json: the run's last step and held-out loss
   std::int64_t last_saved_ = -1;
-  double started_s_, peak_flops_, longest_step_s_ = 0;
+  double started_s_ = 0, peak_flops_, longest_step_s_ = 0;
 };
 
 /// Dense matrix-product rate of one rank in FLOP/s, the base of MFU: measured with all ranks at work on the host.

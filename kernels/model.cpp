@@ -108,6 +108,8 @@ struct StageModel::Impl {
   }
 };
 
+double StageOutput::loss_sum() const { return token_loss.defined() ? sum_losses(token_loss) : 0.0; }
+
 StageModel::StageModel(const ModelShape& shape, std::int64_t layer_begin, std::int64_t layer_end, Parameters& parameters,
                        RecomputeOptions recompute, Recorder* recorder, std::int64_t head_chunk_tokens) {
   const auto list = problems(shape);
@@ -160,7 +162,6 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input, At
     a.lse = m.kept(keep, "final lse", {tokens}, statistics);
     output.token_loss = Tensor::empty({tokens}, statistics, *m.device, MemoryCategory::workspace);
     lm_head_forward(m.head, hidden.residual, hidden.branch, batch.targets, m.workspace, a.hidden, a.rstd, a.lse, output.token_loss);
-    output.loss_sum = sum_losses(output.token_loss);
   } else {
     output.hidden = Tensor::empty({tokens, m.shape.hidden}, m.type, *m.device, MemoryCategory::workspace);
     add(hidden.residual, hidden.branch, output.hidden);

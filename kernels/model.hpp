@@ -39,8 +39,9 @@ using StageActivationsPtr = std::unique_ptr<StageActivations, StageActivationsDe
 
 struct StageOutput {
   Tensor hidden;        ///< [T, hidden], not on the last stage
-  double loss_sum = 0;  ///< summed token loss of this rank's tokens (fp64, unweighted), last stage only
   Tensor token_loss;    ///< [T] f32 (f64), last stage only; 0 where there is no loss
+  /// Summed token loss of this rank's tokens (fp64, unweighted); 0 where there is none.  Waits for the device, so ask late.
+  double loss_sum() const;
 };
 
 class StageModel {

@@ -29,7 +29,7 @@ EventKind event_kind(OpKind kind) {
 }
 
 MicroBatchLosses run_stage(const std::vector<Op>& ops, int micro_batches, StageModel& model, const StageCallbacks& callbacks, Recorder* recorder) {
-  MicroBatchLosses losses(micro_batches, 0.0);
+  std::vector<StageOutput> outputs(micro_batches);
   std::vector<std::optional<Live>> live(micro_batches);
   for (const Op& op : ops) {
     if (recorder) {
@@ -44,7 +44,7 @@ MicroBatchLosses run_stage(const std::vector<Op>& ops, int micro_batches, StageM
           slot.emplace(Live{callbacks.prepare(op.micro_batch), nullptr});
         }
         Scope scope(recorder, event_kind(op.kind));
-        losses[op.micro_batch] = model.forward(slot->work.batch, Tensor(), *slot->work.attention, &slot->saved).loss_sum;
+        outputs[op.micro_batch] = model.forward(slot->work.batch, Tensor(), *slot->work.attention, &slot->saved);
         break;
       }
       case OpKind::backward: {
@@ -61,6 +61,9 @@ MicroBatchLosses run_stage(const std::vector<Op>& ops, int micro_batches, StageM
     }
   }
   if (recorder) recorder->context.micro_batch = recorder->context.chunk = -1;
+  // Only now, so that the host does not wait for the device between micro-batches.
+  MicroBatchLosses losses;
+  for (const StageOutput& output : outputs) losses.push_back(output.loss_sum());
   return losses;
 }
 

@@ -73,7 +73,7 @@ double run(Example& setup, RecomputeOptions recompute, std::int64_t head_chunk =
   StageModel model(setup.shape, 0, setup.shape.layers, setup.parameters, recompute, nullptr, head_chunk);
   auto attention = setup.attention();
   StageActivationsPtr saved;
-  const double loss = model.forward(setup.batch, {}, attention, &saved).loss_sum;
+  const double loss = model.forward(setup.batch, {}, attention, &saved).loss_sum();
   model.backward(setup.batch, std::move(saved), attention, scale, {});
   return loss;
 }
@@ -102,7 +102,7 @@ TEST_P(ModelCases, LossIsTheReferences) {
   EXPECT_LT(relative_error(output.token_loss, expected), 1e-12);
   double sum = 0;
   for (double loss : expected) sum += loss;
-  EXPECT_NEAR(output.loss_sum, sum, 1e-11 * sum);
+  EXPECT_NEAR(output.loss_sum(), sum, 1e-11 * sum);
 }
 
 TEST_P(ModelCases, EveryGradientAgreesWithCentralDifferencesOfTheReference) {
@@ -198,7 +198,7 @@ TEST(Model, TwoStagesEqualOne) {
   auto attention = setup.attention();
   StageActivationsPtr front_saved, back_saved;
   const Tensor hidden = front.forward(setup.batch, {}, attention, &front_saved).hidden;
-  EXPECT_NEAR(back.forward(setup.batch, hidden, attention, &back_saved).loss_sum, loss, 1e-12 * loss);
+  EXPECT_NEAR(back.forward(setup.batch, hidden, attention, &back_saved).loss_sum(), loss, 1e-12 * loss);
   const Tensor d_hidden = back.backward(setup.batch, std::move(back_saved), attention, 1.0, {});
   EXPECT_FALSE(front.backward(setup.batch, std::move(front_saved), attention, 1.0, d_hidden).defined());
   EXPECT_LT(relative_error(setup.parameters.gradients(), gradient), 1e-13);
@@ -349,7 +349,7 @@ TEST(Model, LocalAttentionAgreesWithTheDefinition) {
       StageModel model(shape, 0, shape.layers, setup.parameters, options, nullptr);
       LocalAttention attention(dense_index(axis, axis));
       StageActivationsPtr saved;
-      const double loss = model.forward(setup.batch, {}, attention, &saved).loss_sum;
+      const double loss = model.forward(setup.batch, {}, attention, &saved).loss_sum();
       model.backward(setup.batch, std::move(saved), attention, 1.0, {});
       return loss;
     };

@@ -1,0 +1,42 @@
+#include "app/train_step.hpp"
+
+#include <algorithm>
+
+namespace ballast {
+
+AdamWOptions adamw_options(const Deck& deck) {
+  return {deck.real("optimizer.beta1"), deck.real("optimizer.beta2"), deck.real("optimizer.eps"), deck.real("optimizer.weight_decay")};
+}
+
+Schedule TrainStep::schedule(const Batch& batch) const {
+  return accumulate_schedule(static_cast<int>(batch.micro_batches.at(session_.mesh.at.dp).size()));
+}
+
+TrainStep::Gradients TrainStep::compute(const Batch& batch) {
+  const auto& mine = batch.micro_batches.at(session_.mesh.at.dp);
+  std::size_t rounds = 0;
+  for (const auto& list : batch.micro_batches) rounds = std::max(rounds, list.size());
+  // `ave_token`: every token of the global batch weighs the same, on whichever rank it lies.
+  const double scale = batch.loss_tokens() > 0 ? 1.0 / static_cast<double>(batch.loss_tokens()) : 0.0;
+  optimizer_.begin_step();
+  Gradients found;
+  found.losses = run_stage(schedule(batch).stages.at(0), static_cast<int>(mine.size()), session_.model,
+                           {[&](int m) { return session_.prepare(mine[m], scale); }, [&] { optimizer_.after_micro_batch(); }}, &session_.recorder);
+  for (std::size_t r = mine.size(); r < rounds; ++r) optimizer_.after_micro_batch();  // collective: ranks without work join
+  found.norm = optimizer_.reduce_gradients();
+  for (double l : found.losses) found.loss += l;
+  found.loss = session_.mesh.replica.all_reduce(found.loss) * scale;
+  return found;
+}
+
+double TrainStep::update(double norm, std::int64_t step) {
+  const Deck& deck = session_.deck;
+  const std::int64_t decay_steps = deck.integer("optimizer.decay_steps");
+  const double rate = cosine_rate(step, deck.integer("optimizer.warmup_steps"), decay_steps > 0 ? decay_steps : deck.integer("run.steps"),
+                                  deck.real("optimizer.learning_rate"), deck.real("optimizer.minimum_learning_rate"));
+  const double limit = deck.real("optimizer.clip_norm");
+  optimizer_.apply(limit > 0 && norm > limit ? limit / norm : 1.0, rate, step);
+  return rate;
+}
+
+}  // namespace ballast

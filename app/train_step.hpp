@@ -1,0 +1,33 @@
+// One training step on this rank, given its Batch: execute the schedule, reduce gradients, update.  Used by `train` and `bench step`.
+#pragma once
+#include "app/session.hpp"
+#include "core/schedule.hpp"
+#include "parallel/stage_executor.hpp"
+#include "parallel/zero.hpp"
+
+namespace ballast {
+
+AdamWOptions adamw_options(const Deck& deck);
+
+class TrainStep {
+ public:
+  TrainStep(Session& session, ShardedOptimizer& optimizer) : session_(session), optimizer_(optimizer) {}
+
+  struct Gradients {
+    double loss = 0;  ///< objective of the global batch
+    double norm = 0;  ///< of the whole gradient, before clipping
+    MicroBatchLosses losses;  ///< this rank's summed token losses
+  };
+  /// The schedule of this rank for a batch.
+  Schedule schedule(const Batch& batch) const;
+  /// Forward and backward of all micro-batches, gradients reduced.  Collective.
+  Gradients compute(const Batch& batch);
+  /// Clips and updates; `step` counts from 1.  Returns the learning rate.  Collective.
+  double update(double norm, std::int64_t step);
+
+ private:
+  Session& session_;
+  ShardedOptimizer& optimizer_;
+};
+
+}  // namespace ballast
