@@ -46,13 +46,16 @@ const std::vector<std::int64_t>& Sampler::order(std::int64_t epoch) {
 std::vector<std::int64_t> Sampler::next(SamplerPosition& position, std::int64_t global_tokens, std::int64_t global_samples,
                                         const std::function<std::int64_t(std::int64_t)>& length) {
   require(global_tokens > 0 || global_samples > 0, "a step needs batching.global_tokens or batching.global_samples above 0");
-  require(position.epoch >= 0 && position.index >= 0 && position.index < training_samples(),
-          "sampler position {} of epoch {} does not exist: an epoch has {} training samples; was the checkpoint written with another dataset?",
-          position.index, position.epoch, training_samples());
+  require(
+      position.epoch >= 0 && position.index >= 0 && position.index < training_samples(),
+      "sampler position {} of epoch {} does not exist: an epoch has {} training samples; was the checkpoint written with another dataset?",
+      position.index, position.epoch, training_samples());
   SamplerPosition next = position;
   std::vector<std::int64_t> samples;
   std::int64_t tokens = 0;
-  const auto enough = [&] { return global_samples > 0 ? static_cast<std::int64_t>(samples.size()) == global_samples : tokens >= global_tokens; };
+  const auto enough = [&] {
+    return global_samples > 0 ? static_cast<std::int64_t>(samples.size()) == global_samples : tokens >= global_tokens;
+  };
   do {
     const std::int64_t sample = order(next.epoch)[static_cast<std::size_t>(next.index)];
     samples.push_back(sample);

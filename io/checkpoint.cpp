@@ -79,9 +79,8 @@ void sync_directory(const std::string& dir) {
 
 /// The dataset of a parameter's field, or null; `datasets` are sorted.
 const CheckpointDataset* find(const std::vector<CheckpointDataset>& datasets, const std::string& parameter, const std::string& field) {
-  const auto at = std::lower_bound(datasets.begin(), datasets.end(), std::tie(parameter, field), [](const CheckpointDataset& d, const auto& wanted) {
-    return std::tie(d.parameter, d.field) < wanted;
-  });
+  const auto at = std::lower_bound(datasets.begin(), datasets.end(), std::tie(parameter, field),
+                                   [](const CheckpointDataset& d, const auto& wanted) { return std::tie(d.parameter, d.field) < wanted; });
   return at != datasets.end() && at->parameter == parameter && at->field == field ? &*at : nullptr;
 }
 
@@ -115,7 +114,8 @@ void for_each_piece(const std::vector<CheckpointDataset>& datasets, const Checkp
 }
 
 /// All ranks write their shards through MPI-IO.  A rank whose write fails still joins the closing, which is collective.
-void write_shards(const std::string& path, const Communicator& world, const std::vector<CheckpointDataset>& datasets, const CheckpointShard& shard) {
+void write_shards(const std::string& path, const Communicator& world, const std::vector<CheckpointDataset>& datasets,
+                  const CheckpointShard& shard) {
   std::optional<CheckpointFile> file;
   on_all_ranks(world, [&] { file.emplace(path, world); });
   on_all_ranks(world, [&] {
@@ -140,7 +140,8 @@ std::uint64_t checksum(CheckpointFile& file, const CheckpointDataset& dataset, c
 }
 
 /// Checksums of all ranges, on every rank; each range is read by one rank.
-std::vector<std::uint64_t> compute_checksums(const std::string& path, const Communicator& world, const std::vector<CheckpointDataset>& datasets) {
+std::vector<std::uint64_t> compute_checksums(const std::string& path, const Communicator& world,
+                                             const std::vector<CheckpointDataset>& datasets) {
   const auto ranges = checksum_ranges(datasets);
   std::vector<std::uint64_t> sums(ranges.size(), 0);
   on_all_ranks(world, [&] {
@@ -171,8 +172,8 @@ void verify(const std::string& path, const Communicator& world) {
     const auto [first, last] = ranges_of_rank(datasets, ranges, world.rank(), world.size());
     for (std::size_t i = first; i < last; ++i) {
       const CheckpointDataset& dataset = datasets[ranges[i].dataset];
-      require(checksum(file, dataset, ranges[i], buffer) == sums[i], "{}: dataset {} is damaged in elements [{}, {}) (checksum)", path, dataset.path(),
-              ranges[i].begin, ranges[i].end);
+      require(checksum(file, dataset, ranges[i], buffer) == sums[i], "{}: dataset {} is damaged in elements [{}, {}) (checksum)", path,
+              dataset.path(), ranges[i].begin, ranges[i].end);
     }
   });
 }
@@ -183,23 +184,25 @@ void check_match(const std::string& path, const std::vector<CheckpointDataset>& 
     for (const auto& [field, tensor] : shard.fields) {
       const CheckpointDataset* dataset = find(datasets, parameter.name, field);
       require(dataset != nullptr, "{}: no dataset /parameters/{}/{}; the checkpoint is of another model", path, parameter.name, field);
-      require(dataset->shape == parameter.shape, "{}: dataset {} has shape {}, the model's is {}", path, dataset->path(), to_string(dataset->shape),
-              to_string(parameter.shape));
-      require(dataset->type == tensor.dtype(), "{}: dataset {} holds {}, this run keeps {}; use the precision that it was written with", path,
-              dataset->path(), name(dataset->type), name(tensor.dtype()));
+      require(dataset->shape == parameter.shape, "{}: dataset {} has shape {}, the model's is {}", path, dataset->path(),
+              to_string(dataset->shape), to_string(parameter.shape));
+      require(dataset->type == tensor.dtype(), "{}: dataset {} holds {}, this run keeps {}; use the precision that it was written with",
+              path, dataset->path(), name(dataset->type), name(tensor.dtype()));
     }
   });
 }
 
 /// Every parameter in the file must be in some rank's table: a smaller model than the one written is refused too.
-void check_all_wanted(const std::string& path, const Communicator& world, const std::vector<CheckpointDataset>& datasets, const CheckpointShard& shard) {
+void check_all_wanted(const std::string& path, const Communicator& world, const std::vector<CheckpointDataset>& datasets,
+                      const CheckpointShard& shard) {
   std::vector<std::uint8_t> wanted(datasets.size(), 0);
   for (std::size_t d = 0; d < datasets.size(); ++d) {
     wanted[d] = std::any_of(shard.table->begin(), shard.table->end(), [&](const Parameter& p) { return p.name == datasets[d].parameter; });
   }
   std::vector<MPI_Request> requests(1);
-  check_mpi(MPI_Iallreduce(MPI_IN_PLACE, wanted.data(), static_cast<int>(wanted.size()), MPI_UINT8_T, MPI_BOR, world.mpi(), requests.data()),
-            "comparing a checkpoint with the model");
+  check_mpi(
+      MPI_Iallreduce(MPI_IN_PLACE, wanted.data(), static_cast<int>(wanted.size()), MPI_UINT8_T, MPI_BOR, world.mpi(), requests.data()),
+      "comparing a checkpoint with the model");
   wait_all(requests);
   on_all_ranks(world, [&] {
     const auto missing = std::find(wanted.begin(), wanted.end(), 0);
@@ -210,15 +213,16 @@ void check_all_wanted(const std::string& path, const Communicator& world, const 
 
 }  // namespace
 
-std::string write_checkpoint(const std::string& dir, const Communicator& world, const CheckpointShard& shard, const CheckpointState& state, int keep) {
+std::string write_checkpoint(const std::string& dir, const Communicator& world, const CheckpointShard& shard, const CheckpointState& state,
+                             int keep) {
   const auto datasets = agree_layout(world, shard);
   const std::string path = dir + "/" + file_name(state.step), partial = path + kPartial;
   const bool first_rank = world.rank() == 0;
   std::uint64_t block_bytes = 0;
   try {
     on_all_ranks(world, [&] {
-      require(state.step >= 0 && keep >= 1, "checkpoint of step {} with checkpoint.keep = {}: neither can be negative, and keep is at least 1", state.step,
-              keep);
+      require(state.step >= 0 && keep >= 1,
+              "checkpoint of step {} with checkpoint.keep = {}: neither can be negative, and keep is at least 1", state.step, keep);
       if (!first_rank) return;
       fs::create_directories(dir);
       remove_partials(dir);

@@ -19,7 +19,7 @@ struct CheckpointState {
   std::int64_t tokens_seen = 0;
   double seconds_trained = 0;
   std::uint64_t seed = 0;
-  std::string deck;        ///< effective deck
+  std::string deck;  ///< effective deck
   std::string git_hash;
   std::map<std::string, std::vector<double>> extra;  ///< e.g. SAB averages
 };
@@ -35,9 +35,10 @@ struct CheckpointShard {
 
 /// Writes DIR/step_XXXXXXXX.h5: temporary name, checksums over fixed logical ranges, flush, sync, rename; then removes
 /// all but the newest `keep` files up to this step (>= 1; files of later steps, left by a run that went back, are not counted and not
-/// touched).  Space is reserved first, elements go through MPI-IO.  Collective.  Any failure (full disk included) removes the temporary file, leaves older files alone and
-/// throws Error on every rank.  Returns the path.
-std::string write_checkpoint(const std::string& dir, const Communicator& world, const CheckpointShard& shard, const CheckpointState& state, int keep);
+/// touched).  Space is reserved first, elements go through MPI-IO.  Collective.  Any failure (full disk included) removes the temporary
+/// file, leaves older files alone and throws Error on every rank.  Returns the path.
+std::string write_checkpoint(const std::string& dir, const Communicator& world, const CheckpointShard& shard, const CheckpointState& state,
+                             int keep);
 
 /// Reads a file into this rank's shard (any sharding; several ranks may read the same elements).  `shard.fields` says which fields to read.
 /// Collective.  Verifies format version, shapes, dtype and every checksum first, and that the file has no parameter that no rank wants;

@@ -42,7 +42,8 @@ class RawFile {
     for (std::size_t done = 0; done < count;) {
       const ssize_t n = ::pread(descriptor_, static_cast<char*>(to) + done, count - done, static_cast<off_t>(offset + done));
       if (n < 0 && errno == EINTR) continue;
-      require(n > 0, "{}: reading bytes [{}, {}): {}", path_, offset, offset + count, n == 0 ? "the file ends before" : std::strerror(errno));
+      require(n > 0, "{}: reading bytes [{}, {}): {}", path_, offset, offset + count,
+              n == 0 ? "the file ends before" : std::strerror(errno));
       done += static_cast<std::size_t>(n);
     }
   }
@@ -92,7 +93,9 @@ std::vector<char> block_of(Header header, const std::vector<DataExtent>& extents
 
 }  // namespace
 
-std::uint64_t envelope_bytes(std::size_t extents) { return std::max<std::uint64_t>(512, std::bit_ceil(sizeof(Header) + extents * sizeof(DataExtent))); }
+std::uint64_t envelope_bytes(std::size_t extents) {
+  return std::max<std::uint64_t>(512, std::bit_ceil(sizeof(Header) + extents * sizeof(DataExtent)));
+}
 
 void seal(const std::string& path, std::uint64_t block_bytes, std::vector<DataExtent> extents) {
   std::sort(extents.begin(), extents.end(), [](const DataExtent& a, const DataExtent& b) { return a.offset < b.offset; });
@@ -115,8 +118,10 @@ void check_seal(const std::string& path) {
   Header header, fresh;
   require(bytes >= sizeof header, "{}: {} bytes are no checkpoint", path, bytes);
   file.read(0, &header, sizeof header);
-  require(std::memcmp(header.magic, fresh.magic, sizeof fresh.magic) == 0, "{}: not a Ballast checkpoint, or its first bytes are altered", path);
-  require(header.version == kCheckpointVersion, "{}: checkpoint format version {}; this program reads version {}", path, header.version, kCheckpointVersion);
+  require(std::memcmp(header.magic, fresh.magic, sizeof fresh.magic) == 0, "{}: not a Ballast checkpoint, or its first bytes are altered",
+          path);
+  require(header.version == kCheckpointVersion, "{}: checkpoint format version {}; this program reads version {}", path, header.version,
+          kCheckpointVersion);
   require(header.block_bytes <= kLargestBlock && header.block_bytes <= bytes && header.extents <= header.block_bytes / sizeof(DataExtent) &&
               envelope_bytes(header.extents) <= header.block_bytes,
           "{}: the header is altered or the file is truncated to {} bytes", path, bytes);

@@ -2,8 +2,8 @@
 // never handed an altered file, and a truncated one is told from its size.
 //
 // It lies in the HDF5 user block, which other HDF5 programs skip.  Little endian: magic (16 bytes), format version, bytes of the file,
-// xxHash64 of every byte after the user block and outside the data extents, bytes of the user block, number of extents, xxHash64 of the user
-// block with this word 0; then (offset, bytes) of each extent, ascending.
+// xxHash64 of every byte after the user block and outside the data extents, bytes of the user block, number of extents, xxHash64 of the
+// user block with this word 0; then (offset, bytes) of each extent, ascending.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -48,9 +48,11 @@ void write_state(hid_t file, const CheckpointState& state) {
 
 }  // namespace
 
-std::uint64_t create_checkpoint_file(const std::string& path, const std::vector<CheckpointDataset>& datasets, const CheckpointState& state) {
+std::uint64_t create_checkpoint_file(const std::string& path, const std::vector<CheckpointDataset>& datasets,
+                                     const CheckpointState& state) {
   const std::uint64_t block_bytes = envelope_bytes(datasets.size());
-  const hdf5::Handle creation = hdf5::property_list(H5P_FILE_CREATE), access = access_list(), dataset = hdf5::property_list(H5P_DATASET_CREATE);
+  const hdf5::Handle creation = hdf5::property_list(H5P_FILE_CREATE), access = access_list(),
+                     dataset = hdf5::property_list(H5P_DATASET_CREATE);
   hdf5::check(H5Pset_userblock(creation, block_bytes), "setting the HDF5 user block");
   hdf5::check(H5Pset_obj_track_times(creation, false), "times of the root group");
   // Big metadata blocks, so that small pieces do not scatter between the datasets.
@@ -73,7 +75,8 @@ std::uint64_t create_checkpoint_file(const std::string& path, const std::vector<
   return block_bytes;
 }
 
-template <class F> auto CheckpointFile::named(F&& work) const {
+template <class F>
+auto CheckpointFile::named(F&& work) const {
   try {
     return work();
   } catch (const Error& error) {
@@ -81,7 +84,8 @@ template <class F> auto CheckpointFile::named(F&& work) const {
   }
 }
 
-CheckpointFile::CheckpointFile(const std::string& path, bool writable) : path_(path), file_(hdf5::open_file(path, writable, access_list())) {}
+CheckpointFile::CheckpointFile(const std::string& path, bool writable)
+    : path_(path), file_(hdf5::open_file(path, writable, access_list())) {}
 
 CheckpointFile::CheckpointFile(const std::string& path, const Communicator& world) : path_(path) {
   const hdf5::Handle access = access_list();
@@ -133,7 +137,8 @@ void CheckpointFile::transfer(const CheckpointDataset& dataset, std::int64_t fir
       hsize_t elements = 1;
       for (hsize_t e : extent) elements *= e;
       const hdf5::Handle memory_space = hdf5::simple_space({elements});
-      hdf5::check(H5Sselect_hyperslab(file_space, H5S_SELECT_SET, start.data(), nullptr, extent.data(), nullptr), "selecting elements of " + name);
+      hdf5::check(H5Sselect_hyperslab(file_space, H5S_SELECT_SET, start.data(), nullptr, extent.data(), nullptr),
+                  "selecting elements of " + name);
       const bool reading = direction == Direction::read;
       hdf5::check(reading ? H5Dread(open_dataset_, type, memory_space, file_space, H5P_DEFAULT, at)
                           : H5Dwrite(open_dataset_, type, memory_space, file_space, H5P_DEFAULT, at),

@@ -10,7 +10,8 @@
 
 namespace ballast {
 
-/// Creates a file with every dataset allocated, state written and elements still unset.  One rank, POSIX.  Returns the size of the user block.
+/// Creates a file with every dataset allocated, state written and elements still unset.  One rank, POSIX.  Returns the size of the user
+/// block.
 std::uint64_t create_checkpoint_file(const std::string& path, const std::vector<CheckpointDataset>& datasets, const CheckpointState& state);
 
 /// An open file.  One process reads or writes it by POSIX; with a communicator all its ranks write it through MPI-IO.
@@ -37,7 +38,8 @@ class CheckpointFile {
   enum class Direction { read, write };
   void transfer(const CheckpointDataset& dataset, std::int64_t first, std::int64_t count, void* memory, Direction direction);
   /// Runs `work` and puts the file's name before any error.
-  template <class F> auto named(F&& work) const;
+  template <class F>
+  auto named(F&& work) const;
 
   std::string path_;
   hdf5::Handle file_, open_dataset_;

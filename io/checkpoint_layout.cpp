@@ -19,7 +19,8 @@ std::int64_t product(const Shape& shape) { return std::accumulate(shape.begin(),
 void add_boxes(const Shape& shape, std::size_t dim, std::vector<std::uint64_t>& prefix, std::int64_t begin, std::int64_t end,
                std::vector<Hyperslab>& boxes) {
   if (begin == end) return;
-  const std::int64_t row = std::accumulate(shape.begin() + static_cast<std::ptrdiff_t>(dim) + 1, shape.end(), std::int64_t{1}, std::multiplies<>());
+  const std::int64_t row =
+      std::accumulate(shape.begin() + static_cast<std::ptrdiff_t>(dim) + 1, shape.end(), std::int64_t{1}, std::multiplies<>());
   const auto inside = [&](std::int64_t index, std::int64_t b, std::int64_t e) {
     prefix.push_back(static_cast<std::uint64_t>(index));
     add_boxes(shape, dim + 1, prefix, b, e, boxes);
@@ -87,8 +88,8 @@ void check_cover(const std::vector<Offer>& offers, std::uint64_t table) {
   std::int64_t covered = 0;
   for (std::size_t r : ranks) {
     require(offers[r].begin == covered, "checkpoint shards: elements [{}, {}) are offered by {}; rank {} offers [{}, {})",
-            std::min(covered, offers[r].begin), std::max(covered, offers[r].begin), offers[r].begin > covered ? "no rank" : "two ranks", r, offers[r].begin,
-            offers[r].end);
+            std::min(covered, offers[r].begin), std::max(covered, offers[r].begin), offers[r].begin > covered ? "no rank" : "two ranks", r,
+            offers[r].begin, offers[r].end);
     covered = offers[r].end;
   }
   require(covered == holder->numel, "checkpoint shards: elements [{}, {}) are offered by no rank", covered, holder->numel);
@@ -102,15 +103,19 @@ std::vector<ChecksumRange> checksum_ranges(const std::vector<CheckpointDataset>&
   std::vector<ChecksumRange> ranges;
   for (std::size_t d = 0; d < datasets.size(); ++d) {
     const std::int64_t numel = datasets[d].numel();
-    for (std::int64_t begin = 0; begin < numel; begin += kChecksumElements) ranges.push_back({d, begin, std::min(numel, begin + kChecksumElements)});
+    for (std::int64_t begin = 0; begin < numel; begin += kChecksumElements)
+      ranges.push_back({d, begin, std::min(numel, begin + kChecksumElements)});
   }
   return ranges;
 }
 
-std::pair<std::size_t, std::size_t> ranges_of_rank(const std::vector<CheckpointDataset>& datasets, const std::vector<ChecksumRange>& ranges, int rank,
-                                                   int size) {
-  const auto bytes = [&](const ChecksumRange& r) { return static_cast<double>(r.end - r.begin) * static_cast<double>(size_of(datasets[r.dataset].type)); };
-  const double total = std::accumulate(ranges.begin(), ranges.end(), 0.0, [&](double sum, const ChecksumRange& r) { return sum + bytes(r); });
+std::pair<std::size_t, std::size_t> ranges_of_rank(const std::vector<CheckpointDataset>& datasets, const std::vector<ChecksumRange>& ranges,
+                                                   int rank, int size) {
+  const auto bytes = [&](const ChecksumRange& r) {
+    return static_cast<double>(r.end - r.begin) * static_cast<double>(size_of(datasets[r.dataset].type));
+  };
+  const double total =
+      std::accumulate(ranges.begin(), ranges.end(), 0.0, [&](double sum, const ChecksumRange& r) { return sum + bytes(r); });
   // A range belongs to the rank in whose share of the bytes it begins.
   std::size_t first = ranges.size(), last = ranges.size();
   double before = 0;
@@ -152,14 +157,15 @@ void check_shard(const CheckpointShard& shard) {
             "checkpoint shard: parameter \"{}\" of shape {} cannot be stored", p.name, to_string(p.shape));
     numel += p.numel();
   }
-  require(0 <= shard.begin && shard.begin <= shard.end && shard.end <= numel, "checkpoint shard: elements [{}, {}) of {}", shard.begin, shard.end, numel);
+  require(0 <= shard.begin && shard.begin <= shard.end && shard.end <= numel, "checkpoint shard: elements [{}, {}) of {}", shard.begin,
+          shard.end, numel);
   if (shard.begin == shard.end) return;
   require(!shard.fields.empty(), "checkpoint shard: elements [{}, {}) without fields", shard.begin, shard.end);
   for (const auto& [field, tensor] : shard.fields) {
     require(tensor.defined() && tensor.numel() == shard.end - shard.begin && tensor.contiguous(),
             "checkpoint shard: field {} has shape {}, not {} elements in a row", field, to_string(tensor.shape()), shard.end - shard.begin);
-    require(tensor.dtype() == DType::f32 || tensor.dtype() == DType::f64 || tensor.dtype() == DType::bf16, "checkpoint shard: field {} of {}", field,
-            name(tensor.dtype()));
+    require(tensor.dtype() == DType::f32 || tensor.dtype() == DType::f64 || tensor.dtype() == DType::bf16,
+            "checkpoint shard: field {} of {}", field, name(tensor.dtype()));
   }
 }
 
@@ -175,7 +181,9 @@ std::vector<CheckpointDataset> agree_layout(const Communicator& world, const Che
     offers.push_back(parse_offer(text));
   }
   // Ranks with equal tables (all of them, or those of a pipeline stage) let the lowest one send it.
-  const auto first_with = [&](std::uint64_t h) { return std::find_if(offers.begin(), offers.end(), [&](const Offer& o) { return o.table_hash == h; }) - offers.begin(); };
+  const auto first_with = [&](std::uint64_t h) {
+    return std::find_if(offers.begin(), offers.end(), [&](const Offer& o) { return o.table_hash == h; }) - offers.begin();
+  };
   const auto tables = world.all_gather(first_with(hash) == world.rank() ? table : std::string());
 
   std::vector<CheckpointDataset> datasets;
@@ -184,8 +192,8 @@ std::vector<CheckpointDataset> agree_layout(const Communicator& world, const Che
     require(filled != offers.end(), "checkpoint shards: every rank's shard is empty");
     std::map<std::string, Shape> shapes;
     for (std::size_t r = 0; r < offers.size(); ++r) {
-      require(offers[r].begin == offers[r].end || offers[r].fields == filled->fields, "checkpoint shards: rank {} offers other fields than rank {}", r,
-              filled - offers.begin());
+      require(offers[r].begin == offers[r].end || offers[r].fields == filled->fields,
+              "checkpoint shards: rank {} offers other fields than rank {}", r, filled - offers.begin());
       if (first_with(offers[r].table_hash) != static_cast<std::ptrdiff_t>(r)) continue;
       check_cover(offers, offers[r].table_hash);
       std::istringstream lines(tables[r]);

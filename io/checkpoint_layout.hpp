@@ -29,8 +29,8 @@ struct ChecksumRange {
 inline constexpr std::int64_t kChecksumElements = std::int64_t{1} << 20;
 std::vector<ChecksumRange> checksum_ranges(const std::vector<CheckpointDataset>& datasets);
 /// Ranges [first, last) that `rank` of `size` checks: neighbours, about equal bytes; every range belongs to one rank.
-std::pair<std::size_t, std::size_t> ranges_of_rank(const std::vector<CheckpointDataset>& datasets, const std::vector<ChecksumRange>& ranges, int rank,
-                                                   int size);
+std::pair<std::size_t, std::size_t> ranges_of_rank(const std::vector<CheckpointDataset>& datasets, const std::vector<ChecksumRange>& ranges,
+                                                   int rank, int size);
 
 /// A box of a row-major array.
 struct Hyperslab {

@@ -73,7 +73,8 @@ class CutDataset final : public Dataset {
   std::string description() const override {
     std::string text = fmt::format("{}; {} samples", source_->description(), samples());
     if (longer_ > 0) text += fmt::format("; {} documents longer than {} tokens: {}", longer_, options_.max_tokens, options_.long_samples);
-    if (left_out_ > 0) text += fmt::format("; {} shorter than {} tokens left out", left_out_, std::max<std::int64_t>(1, options_.min_tokens));
+    if (left_out_ > 0)
+      text += fmt::format("; {} shorter than {} tokens left out", left_out_, std::max<std::int64_t>(1, options_.min_tokens));
     return text;
   }
 
@@ -96,7 +97,8 @@ class CutDataset final : public Dataset {
 
   /// Lists the samples, unless they are simply all documents.
   void cut() {
-    const std::int64_t documents = source_->documents(), shortest = std::max<std::int64_t>(1, options_.min_tokens), longest = options_.max_tokens;
+    const std::int64_t documents = source_->documents(), shortest = std::max<std::int64_t>(1, options_.min_tokens),
+                       longest = options_.max_tokens;
     const bool split = options_.long_samples == "split", drop = options_.long_samples == "drop";
     const std::int64_t most = options_.samples > 0 ? options_.samples : std::numeric_limits<std::int64_t>::max();
     std::int64_t samples = 0, taken = 0;
@@ -135,8 +137,8 @@ class CutDataset final : public Dataset {
   Piece checked(std::int64_t sample, std::int64_t begin, std::int64_t end, std::size_t room) const {
     const Piece piece = at(sample);
     require(0 <= begin && begin <= end && end <= length(sample) && room == static_cast<std::size_t>(end - begin),
-            "tokens [{}, {}) into {} places of sample {} ({}), which has {} tokens", begin, end, room, sample, source_->place(piece.document),
-            length(sample));
+            "tokens [{}, {}) into {} places of sample {} ({}), which has {} tokens", begin, end, room, sample,
+            source_->place(piece.document), length(sample));
     return piece;
   }
 
@@ -164,12 +166,18 @@ class CutDataset final : public Dataset {
 
 std::unique_ptr<Dataset> open_dataset(const DataOptions& options) {
   std::unique_ptr<DocumentSource> source;
-  if (options.source == "files") source = open_files(options);
-  else if (options.source == "megatron") source = open_megatron(options);
-  else if (options.source == "hdf5") source = open_hdf5(options);
-  else if (options.source == "lengths") source = open_lengths(options);
-  else if (options.source == "distribution") source = open_distribution(options);
-  else fail("data.source = \"{}\" is unknown; it is one of: files, megatron, hdf5, lengths, distribution", options.source);
+  if (options.source == "files")
+    source = open_files(options);
+  else if (options.source == "megatron")
+    source = open_megatron(options);
+  else if (options.source == "hdf5")
+    source = open_hdf5(options);
+  else if (options.source == "lengths")
+    source = open_lengths(options);
+  else if (options.source == "distribution")
+    source = open_distribution(options);
+  else
+    fail("data.source = \"{}\" is unknown; it is one of: files, megatron, hdf5, lengths, distribution", options.source);
   return std::make_unique<CutDataset>(std::move(source), options);
 }
 

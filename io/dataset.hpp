@@ -41,13 +41,14 @@ struct DataOptions {
   std::string mask_path;                 ///< megatron: parallel .bin/.idx of bytes, 0 where a token is no target; "": every token is
   std::string lengths_file;              ///< lengths: one length in tokens a line; # begins a comment
   std::vector<std::int64_t> bin_tokens;  ///< distribution: upper edge of each length bin, ascending, inclusive
-  std::vector<double> bin_share;         ///< distribution: share of samples in each bin, per bin (not cumulative), in proportion to their sum
-  std::int64_t samples = 0;              ///< samples to take at most, from the first on; 0: all.  distribution: how many to draw
-  std::int64_t max_tokens = 0;           ///< longest sample; 0: no limit
-  std::int64_t min_tokens = 1;           ///< shorter samples are left out; empty ones always are
-  std::string long_samples = "truncate"; ///< what becomes of a longer document: truncate | split (pieces of max_tokens, each a sample) | drop
-  std::uint64_t seed = 0;                ///< lengths and distribution
-  std::int64_t vocabulary = 0;           ///< of the model; 0: any id of 31 bits
+  std::vector<double> bin_share;  ///< distribution: share of samples in each bin, per bin (not cumulative), in proportion to their sum
+  std::int64_t samples = 0;       ///< samples to take at most, from the first on; 0: all.  distribution: how many to draw
+  std::int64_t max_tokens = 0;    ///< longest sample; 0: no limit
+  std::int64_t min_tokens = 1;    ///< shorter samples are left out; empty ones always are
+  std::string long_samples =
+      "truncate";               ///< what becomes of a longer document: truncate | split (pieces of max_tokens, each a sample) | drop
+  std::uint64_t seed = 0;       ///< lengths and distribution
+  std::int64_t vocabulary = 0;  ///< of the model; 0: any id of 31 bits
 };
 DataOptions data_options(const Deck& deck);
 

@@ -107,8 +107,10 @@ class FileFinder {
     const bool regular = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
     ::close(descriptor);
     if (!regular) return "not a regular file";
-    if (status.st_size == 0) empty_.insert(real.string());
-    else files_.push_back({real.string(), status.st_size});
+    if (status.st_size == 0)
+      empty_.insert(real.string());
+    else
+      files_.push_back({real.string(), status.st_size});
     return "";
   }
 

@@ -11,9 +11,12 @@ namespace {
 class Hdf5Source final : public DocumentSource {
  public:
   explicit Hdf5Source(const DataOptions& options)
-      : path_(options.path), vocabulary_(options.vocabulary > 0 ? options.vocabulary : std::int64_t{1} << 31), file_(hdf5::open_file(path_)) {
+      : path_(options.path),
+        vocabulary_(options.vocabulary > 0 ? options.vocabulary : std::int64_t{1} << 31),
+        file_(hdf5::open_file(path_)) {
     for (const char* name : {"tokens", "offsets"}) {
-      require(hdf5::exists(file_, name), "{} has no dataset /{}; a token file holds /tokens, /offsets and optionally /loss_mask", path_, name);
+      require(hdf5::exists(file_, name), "{} has no dataset /{}; a token file holds /tokens, /offsets and optionally /loss_mask", path_,
+              name);
     }
     tokens_ = open("tokens");
     total_ = size(tokens_, "tokens");

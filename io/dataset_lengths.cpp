@@ -21,7 +21,8 @@ class MadeUpSource final : public DocumentSource {
  public:
   MadeUpSource(std::string name, std::vector<std::int64_t> lengths, const DataOptions& options)
       : name_(std::move(name)), lengths_(std::move(lengths)), seed_(options.seed), vocabulary_(options.vocabulary) {
-    require(vocabulary_ > 0 && vocabulary_ < (std::int64_t{1} << 31), "{}: tokens are made up in [0, model.vocabulary), which is {}", name_, vocabulary_);
+    require(vocabulary_ > 0 && vocabulary_ < (std::int64_t{1} << 31), "{}: tokens are made up in [0, model.vocabulary), which is {}", name_,
+            vocabulary_);
   }
   std::int64_t documents() const override { return static_cast<std::int64_t>(lengths_.size()); }
   std::int64_t length(std::int64_t document) const override { return lengths_.at(static_cast<std::size_t>(document)); }
@@ -30,7 +31,8 @@ class MadeUpSource final : public DocumentSource {
     for (std::int64_t i = begin; i < end;) {
       const auto words = philox(seed_, stream, static_cast<std::uint64_t>(i / 4));
       for (std::int64_t w = i % 4; w < 4 && i < end; ++w, ++i) {
-        *out++ = static_cast<std::int32_t>((std::uint64_t{words[static_cast<std::size_t>(w)]} * static_cast<std::uint64_t>(vocabulary_)) >> 32);
+        *out++ =
+            static_cast<std::int32_t>((std::uint64_t{words[static_cast<std::size_t>(w)]} * static_cast<std::uint64_t>(vocabulary_)) >> 32);
       }
     }
   }
@@ -42,7 +44,11 @@ class MadeUpSource final : public DocumentSource {
                        std::accumulate(lengths_.begin(), lengths_.end(), std::int64_t{0}), longest);
   }
   std::uint64_t fingerprint() const override {
-    return Fingerprint().add(lengths_.data(), lengths_.size() * sizeof(std::int64_t)).add(static_cast<std::int64_t>(seed_)).add(vocabulary_).value();
+    return Fingerprint()
+        .add(lengths_.data(), lengths_.size() * sizeof(std::int64_t))
+        .add(static_cast<std::int64_t>(seed_))
+        .add(vocabulary_)
+        .value();
   }
 
  private:
@@ -70,7 +76,8 @@ std::unique_ptr<DocumentSource> open_lengths(const DataOptions& options) {
     std::int64_t tokens = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), tokens);
     require(error == std::errc{} && end == text.data() + text.size() && tokens >= 0 && tokens <= kLongest,
-            "{}:{}: \"{}\" is no length: a line holds one whole number of tokens, 0 to 2^40", options.lengths_file, number, text.substr(0, 40));
+            "{}:{}: \"{}\" is no length: a line holds one whole number of tokens, 0 to 2^40", options.lengths_file, number,
+            text.substr(0, 40));
     lengths.push_back(tokens);
   }
   require(file.eof(), "{}: reading stopped after {} lengths", options.lengths_file, lengths.size());
@@ -82,10 +89,12 @@ std::unique_ptr<DocumentSource> open_distribution(const DataOptions& options) {
   const auto& edges = options.bin_tokens;
   const auto& shares = options.bin_share;
   require(!edges.empty() && edges.size() == shares.size(),
-          "data.source = \"distribution\" needs data.bin_tokens and data.bin_share of one size; they have {} and {} entries", edges.size(), shares.size());
+          "data.source = \"distribution\" needs data.bin_tokens and data.bin_share of one size; they have {} and {} entries", edges.size(),
+          shares.size());
   require(options.samples > 0, "data.source = \"distribution\" needs data.samples above 0");
   const std::int64_t shortest = std::max<std::int64_t>(1, options.min_tokens);
-  require(edges.front() >= shortest, "data.bin_tokens begins with {}, below the shortest sample of {} tokens (data.min_tokens)", edges.front(), shortest);
+  require(edges.front() >= shortest, "data.bin_tokens begins with {}, below the shortest sample of {} tokens (data.min_tokens)",
+          edges.front(), shortest);
   require(std::is_sorted(edges.begin(), edges.end(), std::less_equal<>()) && edges.back() <= kLongest,
           "data.bin_tokens must ascend strictly and stay within 2^40 tokens: it lists the upper edge of each bin");
   const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
@@ -101,7 +110,8 @@ std::unique_ptr<DocumentSource> open_distribution(const DataOptions& options) {
     // Log-uniform over the whole numbers [low, high].
     const std::int64_t low = bin == 0 ? shortest : edges[bin - 1] + 1, high = edges[bin];
     const double draw = random_uniform(options.seed, stream_of("dataset.length"), i);
-    const double value = std::exp(std::log(static_cast<double>(low)) + draw * std::log(static_cast<double>(high + 1) / static_cast<double>(low)));
+    const double value =
+        std::exp(std::log(static_cast<double>(low)) + draw * std::log(static_cast<double>(high + 1) / static_cast<double>(low)));
     lengths[i] = std::clamp(static_cast<std::int64_t>(value), low, high);
   }
   return std::make_unique<MadeUpSource>(fmt::format("distribution of {} length bins", edges.size()), std::move(lengths), options);

@@ -16,7 +16,8 @@ namespace {
 constexpr char kMagic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', '\0', '\0'};
 constexpr std::int64_t kHeaderBytes = 9 + 8 + 1 + 8 + 8;
 
-template <class T> T load(const std::byte* from) {  // the arrays are not aligned
+template <class T>
+T load(const std::byte* from) {  // the arrays are not aligned
   T value;
   std::memcpy(&value, from, sizeof value);
   return value;
@@ -27,7 +28,8 @@ std::string without_suffix(const std::string& path) {
   return ends(".bin") || ends(".idx") ? path.substr(0, path.size() - 4) : path;
 }
 
-template <class Stored> void widen(const std::byte* from, std::int64_t count, std::int32_t* out) {
+template <class Stored>
+void widen(const std::byte* from, std::int64_t count, std::int32_t* out) {
   for (std::int64_t i = 0; i < count; ++i) {
     const auto value = load<Stored>(from + i * static_cast<std::int64_t>(sizeof(Stored)));
     // An id that 32 bits cannot hold becomes -1, which no vocabulary has.
@@ -91,11 +93,12 @@ class IndexedFile {
     const auto sequences = load<std::uint64_t>(header + 18), entries = load<std::uint64_t>(header + 26);
     const std::uint64_t room = static_cast<std::uint64_t>(index_.size() - kHeaderBytes);
     require(sequences <= room / 12 && entries <= room / 8 && entries >= 1,
-            "{}: {} sequences at byte 18 and {} document entries at byte 26 do not fit in a file of {} bytes", name, sequences, entries, index_.size());
+            "{}: {} sequences at byte 18 and {} document entries at byte 26 do not fit in a file of {} bytes", name, sequences, entries,
+            index_.size());
     const std::uint64_t expected = 12 * sequences + 8 * entries;
     require(room == expected || room == expected + sequences,
-            "{}: {} bytes, but {} sequences and {} document entries need {}; the file is truncated or altered", name, index_.size(), sequences, entries,
-            expected + kHeaderBytes);
+            "{}: {} bytes, but {} sequences and {} document entries need {}; the file is truncated or altered", name, index_.size(),
+            sequences, entries, expected + kHeaderBytes);
     sequences_ = static_cast<std::int64_t>(sequences);
     document_entries_ = static_cast<std::int64_t>(entries);
     lengths_at_ = kHeaderBytes;
@@ -113,13 +116,14 @@ class IndexedFile {
       const auto tokens = load<std::int32_t>(all + lengths_at_ + 4 * s);
       const auto pointer = load<std::int64_t>(all + pointers_at_ + 8 * s);
       require(tokens >= 0, "{}: sequence {} has the length {} at byte {}", index_.path(), s, tokens, lengths_at_ + 4 * s);
-      require(pointer == expected, "{}: sequence {} begins at byte {} of {}, says byte {}; its predecessors end at {}", index_.path(), s, pointer,
-              data_.path(), pointers_at_ + 8 * s, expected);
+      require(pointer == expected, "{}: sequence {} begins at byte {} of {}, says byte {}; its predecessors end at {}", index_.path(), s,
+              pointer, data_.path(), pointers_at_ + 8 * s, expected);
       expected += tokens * type_->bytes;
-      require(expected <= data_.size(), "{}: sequence {} ends at byte {}, beyond {} with {} bytes; one of the files is truncated", index_.path(), s,
-              expected, data_.path(), data_.size());
+      require(expected <= data_.size(), "{}: sequence {} ends at byte {}, beyond {} with {} bytes; one of the files is truncated",
+              index_.path(), s, expected, data_.path(), data_.size());
     }
-    require(expected == data_.size(), "{} has {} bytes, but the sequences of {} end at {}", data_.path(), data_.size(), index_.path(), expected);
+    require(expected == data_.size(), "{} has {} bytes, but the sequences of {} end at {}", data_.path(), data_.size(), index_.path(),
+            expected);
   }
 
   void check_documents() const {
@@ -129,10 +133,12 @@ class IndexedFile {
       const auto sequence = load<std::int64_t>(entries + 8 * d);
       const bool first_is_zero = d > 0 || sequence == 0;
       require(first_is_zero && sequence >= previous && sequence <= sequences_,
-              "{}: document entry {} at byte {} is sequence {}; entries ascend from 0 to {}", index_.path(), d, documents_at_ + 8 * d, sequence, sequences_);
+              "{}: document entry {} at byte {} is sequence {}; entries ascend from 0 to {}", index_.path(), d, documents_at_ + 8 * d,
+              sequence, sequences_);
       previous = sequence;
     }
-    require(previous == sequences_, "{}: the last document entry is {}, not the number of sequences {}", index_.path(), previous, sequences_);
+    require(previous == sequences_, "{}: the last document entry is {}, not the number of sequences {}", index_.path(), previous,
+            sequences_);
   }
 
   MappedFile index_, data_;
@@ -149,8 +155,9 @@ class MegatronSource final : public DocumentSource {
     mask_ = std::make_unique<IndexedFile>(options.mask_path);
     const std::string& name = mask_->index().path();
     require(mask_->type().bytes == 1, "{}: a loss mask has one byte a token, this file holds {}", name, mask_->type().name);
-    require(mask_->sequences() == file_.sequences() && mask_->documents() == file_.documents(), "{} has {} sequences and {} documents, {} has {} and {}",
-            name, mask_->sequences(), mask_->documents(), file_.index().path(), file_.sequences(), file_.documents());
+    require(mask_->sequences() == file_.sequences() && mask_->documents() == file_.documents(),
+            "{} has {} sequences and {} documents, {} has {} and {}", name, mask_->sequences(), mask_->documents(), file_.index().path(),
+            file_.sequences(), file_.documents());
     for (std::int64_t s = 0; s < file_.sequences(); ++s) {
       require(mask_->sequence_tokens(s) == file_.sequence_tokens(s), "{}: sequence {} has {} mask bytes for {} tokens", name, s,
               mask_->sequence_tokens(s), file_.sequence_tokens(s));
@@ -163,7 +170,9 @@ class MegatronSource final : public DocumentSource {
 
   std::int64_t documents() const override { return file_.documents(); }
   std::int64_t length(std::int64_t document) const override { return file_.length(document); }
-  void tokens(std::int64_t document, std::int64_t begin, std::int64_t end, std::int32_t* out) const override { file_.read(document, begin, end, out); }
+  void tokens(std::int64_t document, std::int64_t begin, std::int64_t end, std::int32_t* out) const override {
+    file_.read(document, begin, end, out);
+  }
   bool masked() const override { return mask_ != nullptr; }
   void mask(std::int64_t document, std::int64_t begin, std::int64_t end, std::uint8_t* out) const override {
     std::memcpy(out, mask_->data().bytes(mask_->first_token(document) + begin, end - begin), static_cast<std::size_t>(end - begin));

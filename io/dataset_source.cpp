@@ -39,14 +39,15 @@ MappedFile::~MappedFile() {
 }
 
 const std::byte* MappedFile::at(std::int64_t offset, std::int64_t count) const {
-  require(offset >= 0 && count >= 0 && offset <= size_ && count <= size_ - offset, "{} has {} bytes; bytes [{}, {} + {}) were asked for", path_, size_,
-          offset, offset, count);
+  require(offset >= 0 && count >= 0 && offset <= size_ && count <= size_ - offset, "{} has {} bytes; bytes [{}, {} + {}) were asked for",
+          path_, size_, offset, offset, count);
   return static_cast<const std::byte*>(map_) + offset;
 }
 
 const std::byte* MappedFile::bytes(std::int64_t offset, std::int64_t count) const {
   struct stat status {};
-  require(::fstat(descriptor_, &status) == 0 && status.st_size >= size_, "{} had {} bytes when it was opened and is shorter now", path_, size_);
+  require(::fstat(descriptor_, &status) == 0 && status.st_size >= size_, "{} had {} bytes when it was opened and is shorter now", path_,
+          size_);
   return at(offset, count);
 }
 

@@ -29,7 +29,8 @@ Handle open_scalar(hid_t object, const std::string& name, H5T_class_t expected) 
   Handle attribute(H5Aopen(object, name.c_str(), H5P_DEFAULT), H5Aclose, "opening attribute " + name);
   const Handle space(H5Aget_space(attribute), H5Sclose, "attribute " + name);
   const Handle type(H5Aget_type(attribute), H5Tclose, "attribute " + name);
-  require(H5Sget_simple_extent_npoints(space) == 1 && H5Tget_class(type) == expected, "attribute {} has an unexpected type or extent", name);
+  require(H5Sget_simple_extent_npoints(space) == 1 && H5Tget_class(type) == expected, "attribute {} has an unexpected type or extent",
+          name);
   return attribute;
 }
 
@@ -86,12 +87,18 @@ void Handle::release() noexcept {
 
 hid_t native_type(DType type) {
   switch (type) {
-    case DType::f32: return H5T_NATIVE_FLOAT;
-    case DType::f64: return H5T_NATIVE_DOUBLE;
-    case DType::bf16: return H5T_NATIVE_UINT16;  // the bits: HDF5 has no bf16
-    case DType::i32: return H5T_NATIVE_INT32;
-    case DType::i64: return H5T_NATIVE_INT64;
-    case DType::u8: return H5T_NATIVE_UINT8;
+    case DType::f32:
+      return H5T_NATIVE_FLOAT;
+    case DType::f64:
+      return H5T_NATIVE_DOUBLE;
+    case DType::bf16:
+      return H5T_NATIVE_UINT16;  // the bits: HDF5 has no bf16
+    case DType::i32:
+      return H5T_NATIVE_INT32;
+    case DType::i64:
+      return H5T_NATIVE_INT64;
+    case DType::u8:
+      return H5T_NATIVE_UINT8;
   }
   fail("no HDF5 type for dtype {}", static_cast<int>(type));
 }
@@ -136,7 +143,8 @@ Handle open_group(hid_t parent, const std::string& name) {
 Handle create_dataset(hid_t parent, const std::string& name, hid_t type, const std::vector<hsize_t>& dims, hid_t creation) {
   const Handle plain = property_list(H5P_DATASET_CREATE);
   check(H5Pset_obj_track_times(plain, false), "times of dataset " + name);
-  return Handle(H5Dcreate2(parent, name.c_str(), type, simple_space(dims), H5P_DEFAULT, creation == H5P_DEFAULT ? hid_t{plain} : creation, H5P_DEFAULT),
+  return Handle(H5Dcreate2(parent, name.c_str(), type, simple_space(dims), H5P_DEFAULT, creation == H5P_DEFAULT ? hid_t{plain} : creation,
+                           H5P_DEFAULT),
                 H5Dclose, "creating dataset " + name);
 }
 
@@ -158,9 +166,11 @@ std::vector<std::string> names_in(hid_t parent, const std::string& group_name) {
   check(H5Gget_info(group, &info), "listing group " + group_name);
   std::vector<std::string> names;
   for (hsize_t i = 0; i < info.nlinks; ++i) {
-    const auto bytes = check(H5Lget_name_by_idx(group, ".", H5_INDEX_NAME, H5_ITER_INC, i, nullptr, 0, H5P_DEFAULT), "listing group " + group_name);
+    const auto bytes =
+        check(H5Lget_name_by_idx(group, ".", H5_INDEX_NAME, H5_ITER_INC, i, nullptr, 0, H5P_DEFAULT), "listing group " + group_name);
     std::string name(static_cast<std::size_t>(bytes) + 1, '\0');
-    check(H5Lget_name_by_idx(group, ".", H5_INDEX_NAME, H5_ITER_INC, i, name.data(), name.size(), H5P_DEFAULT), "listing group " + group_name);
+    check(H5Lget_name_by_idx(group, ".", H5_INDEX_NAME, H5_ITER_INC, i, name.data(), name.size(), H5P_DEFAULT),
+          "listing group " + group_name);
     name.pop_back();
     names.push_back(std::move(name));
   }
@@ -196,7 +206,8 @@ double read_real_attribute(hid_t object, const std::string& name) {
 std::string read_text_attribute(hid_t object, const std::string& name) {
   const Handle attribute = open_scalar(object, name, H5T_STRING);
   const Handle type(H5Aget_type(attribute), H5Tclose, "attribute " + name);
-  require(check(H5Tis_variable_str(type), "attribute " + name) == 0, "attribute {} is a variable-length text where a fixed one was expected", name);
+  require(check(H5Tis_variable_str(type), "attribute " + name) == 0,
+          "attribute {} is a variable-length text where a fixed one was expected", name);
   std::string text(H5Tget_size(type), '\0');
   check(H5Aread(attribute, type, text.data()), "reading attribute " + name);
   text.erase(text.find_last_not_of('\0') + 1);
@@ -226,7 +237,8 @@ void read_range(hid_t dataset, const std::string& name, hid_t memory_type, std::
   const Handle file_space(H5Dget_space(dataset), H5Sclose, "dataspace of " + name);
   check(H5Sselect_hyperslab(file_space, H5S_SELECT_SET, start, nullptr, extent, nullptr), "selecting a range of " + name);
   const Handle memory_space = simple_space({count});
-  check(H5Dread(dataset, memory_type, memory_space, file_space, H5P_DEFAULT, out), fmt::format("reading {} [{}, {})", name, begin, begin + count));
+  check(H5Dread(dataset, memory_type, memory_space, file_space, H5P_DEFAULT, out),
+        fmt::format("reading {} [{}, {})", name, begin, begin + count));
 }
 
 }  // namespace ballast::hdf5

@@ -43,16 +43,28 @@ class Handle {
 
 /// Type in memory and in the file (this machine's byte order; HDF5 converts on others).
 hid_t native_type(DType type);
-template <class T> hid_t native_type() {
-  if constexpr (std::is_same_v<T, double>) return H5T_NATIVE_DOUBLE;
-  else if constexpr (std::is_same_v<T, float>) return H5T_NATIVE_FLOAT;
-  else if constexpr (std::is_same_v<T, std::int64_t>) return H5T_NATIVE_INT64;
-  else if constexpr (std::is_same_v<T, std::uint64_t>) return H5T_NATIVE_UINT64;
-  else if constexpr (std::is_same_v<T, std::int32_t>) return H5T_NATIVE_INT32;
-  else if constexpr (std::is_same_v<T, std::uint32_t>) return H5T_NATIVE_UINT32;
-  else if constexpr (std::is_same_v<T, std::int16_t>) return H5T_NATIVE_INT16;
-  else if constexpr (std::is_same_v<T, std::uint16_t>) return H5T_NATIVE_UINT16;
-  else { static_assert(std::is_same_v<T, std::uint8_t>, "no HDF5 type for T"); return H5T_NATIVE_UINT8; }
+template <class T>
+hid_t native_type() {
+  if constexpr (std::is_same_v<T, double>)
+    return H5T_NATIVE_DOUBLE;
+  else if constexpr (std::is_same_v<T, float>)
+    return H5T_NATIVE_FLOAT;
+  else if constexpr (std::is_same_v<T, std::int64_t>)
+    return H5T_NATIVE_INT64;
+  else if constexpr (std::is_same_v<T, std::uint64_t>)
+    return H5T_NATIVE_UINT64;
+  else if constexpr (std::is_same_v<T, std::int32_t>)
+    return H5T_NATIVE_INT32;
+  else if constexpr (std::is_same_v<T, std::uint32_t>)
+    return H5T_NATIVE_UINT32;
+  else if constexpr (std::is_same_v<T, std::int16_t>)
+    return H5T_NATIVE_INT16;
+  else if constexpr (std::is_same_v<T, std::uint16_t>)
+    return H5T_NATIVE_UINT16;
+  else {
+    static_assert(std::is_same_v<T, std::uint8_t>, "no HDF5 type for T");
+    return H5T_NATIVE_UINT8;
+  }
 }
 
 /// Files.  `access` is a file access property list (H5P_DEFAULT: this process alone, POSIX).  Errors name the file.
@@ -86,12 +98,14 @@ void write_text(hid_t parent, const std::string& name, const std::string& text);
 std::string read_text(hid_t parent, const std::string& name);
 
 /// Whole one-dimensional datasets, and elements [begin, begin + out.size()) of one.
-template <class T> void write_vector(hid_t parent, const std::string& name, std::span<const T> values) {
+template <class T>
+void write_vector(hid_t parent, const std::string& name, std::span<const T> values) {
   const Handle dataset = create_dataset(parent, name, native_type<T>(), {values.size()});
   if (!values.empty()) check(H5Dwrite(dataset, native_type<T>(), H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()), "writing dataset " + name);
 }
 void read_range(hid_t dataset, const std::string& name, hid_t memory_type, std::uint64_t begin, std::uint64_t count, void* out);
-template <class T> std::vector<T> read_vector(hid_t parent, const std::string& name) {
+template <class T>
+std::vector<T> read_vector(hid_t parent, const std::string& name) {
   const Handle dataset = open_dataset(parent, name);
   const auto dims = dims_of(dataset, name);
   require(dims.size() == 1, "dataset {} has {} dimensions where one was expected", name, dims.size());

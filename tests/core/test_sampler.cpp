@@ -67,7 +67,8 @@ TEST(Sampler, StepsContinueEachOther) {
   std::mt19937_64 random(kSeed);
   std::vector<std::int64_t> joined;
   while (joined.size() < 500) {
-    const std::int64_t count = std::min<std::int64_t>(1 + static_cast<std::int64_t>(random() % 40), 500 - static_cast<std::int64_t>(joined.size()));
+    const std::int64_t count =
+        std::min<std::int64_t>(1 + static_cast<std::int64_t>(random() % 40), 500 - static_cast<std::int64_t>(joined.size()));
     Sampler fresh(101, kSeed, 0.1);  // a restart
     const auto step = (random() % 2 ? fresh : parts).next(b, 0, count, one);
     joined.insert(joined.end(), step.begin(), step.end());

@@ -38,8 +38,12 @@ Parameter parameter(const std::string& name, Shape shape) {
 
 /// Ranks 1 to 3, sizes that divide nothing, and one dataset of more than one checksum range.
 std::vector<Parameter> small_table() {
-  return {parameter("model.embed_tokens.weight", {37, 19}), parameter("model.layers.0.self_attn.q_proj.weight", {23, 31}),
-          parameter("model.layers.0.self_attn.q_proj.bias", {23}), parameter("odd.cube", {3, 5, 7}), parameter("one", {1}), parameter("model.norm.weight", {41})};
+  return {parameter("model.embed_tokens.weight", {37, 19}),
+          parameter("model.layers.0.self_attn.q_proj.weight", {23, 31}),
+          parameter("model.layers.0.self_attn.q_proj.bias", {23}),
+          parameter("odd.cube", {3, 5, 7}),
+          parameter("one", {1}),
+          parameter("model.norm.weight", {41})};
 }
 
 std::int64_t numel(const std::vector<Parameter>& table) {
@@ -55,7 +59,8 @@ double value_of(const std::string& field, std::int64_t i, std::uint64_t salt = 0
 
 const std::vector<std::string> kFields = {"master", "moment1", "moment2"};
 
-CheckpointShard make_shard(const std::vector<Parameter>& table, std::int64_t begin, std::int64_t end, DType type, bool filled, std::uint64_t salt = 0) {
+CheckpointShard make_shard(const std::vector<Parameter>& table, std::int64_t begin, std::int64_t end, DType type, bool filled,
+                           std::uint64_t salt = 0) {
   CheckpointShard shard;
   shard.table = &table;
   shard.begin = begin;
@@ -76,7 +81,8 @@ std::int64_t mismatches(const CheckpointShard& shard, std::uint64_t salt = 0) {
   for (const auto& [field, tensor] : shard.fields) {
     dispatch_float(tensor.dtype(), [&, &field = field, &tensor = tensor](auto zero) {
       using T = decltype(zero);
-      for (std::int64_t i = shard.begin; i < shard.end; ++i) wrong += tensor.template data<T>()[i - shard.begin] != static_cast<T>(value_of(field, i, salt));
+      for (std::int64_t i = shard.begin; i < shard.end; ++i)
+        wrong += tensor.template data<T>()[i - shard.begin] != static_cast<T>(value_of(field, i, salt));
     });
   }
   return wrong;
@@ -87,7 +93,9 @@ std::pair<std::int64_t, std::int64_t> cut(std::int64_t total, int rank, int size
   if (style == 1) return rank == size - 1 ? std::pair{std::int64_t{0}, total} : std::pair{std::int64_t{0}, std::int64_t{0}};
   if (style == 2) {
     std::vector<std::int64_t> cuts{0, total};
-    for (int i = 1; i < size; ++i) cuts.push_back(static_cast<std::int64_t>(random_bits(shared_seed(), 77, static_cast<std::uint64_t>(i)) % static_cast<std::uint64_t>(total)));
+    for (int i = 1; i < size; ++i)
+      cuts.push_back(
+          static_cast<std::int64_t>(random_bits(shared_seed(), 77, static_cast<std::uint64_t>(i)) % static_cast<std::uint64_t>(total)));
     if (size > 2) cuts.back() = cuts[cuts.size() - 2];
     std::sort(cuts.begin(), cuts.end());
     return {cuts[static_cast<std::size_t>(rank)], cuts[static_cast<std::size_t>(rank) + 1]};
@@ -138,7 +146,8 @@ class Checkpoint : public ::testing::Test {
     if (world.rank() == 0) fs::remove_all(dir);
     world.barrier();
   }
-  std::string write(const std::vector<Parameter>& table, std::int64_t step, int style = 0, DType type = DType::f32, int keep = 3, std::uint64_t salt = 0) {
+  std::string write(const std::vector<Parameter>& table, std::int64_t step, int style = 0, DType type = DType::f32, int keep = 3,
+                    std::uint64_t salt = 0) {
     const auto [begin, end] = cut(numel(table), world.rank(), world.size(), style);
     return write_checkpoint(dir, world, make_shard(table, begin, end, type, true, salt), some_state(step), keep);
   }
@@ -149,7 +158,8 @@ class Checkpoint : public ::testing::Test {
     return found;
   }
   /// The Error text of `work` on this rank; fails the test when there is none.
-  template <class F> std::string error_of(F&& work) {
+  template <class F>
+  std::string error_of(F&& work) {
     try {
       work();
     } catch (const CollectiveError& error) {
@@ -194,7 +204,8 @@ TEST_F(Checkpoint, BoxesCoverAFlatRangeInOrder) {
 
 TEST_F(Checkpoint, EveryRangeIsCheckedByOneRank) {
   std::vector<CheckpointDataset> datasets;
-  for (std::int64_t i = 0; i < 9; ++i) datasets.push_back({"p" + std::to_string(i), "master", {1 + i * i * 300000}, i % 2 ? DType::f32 : DType::f64});
+  for (std::int64_t i = 0; i < 9; ++i)
+    datasets.push_back({"p" + std::to_string(i), "master", {1 + i * i * 300000}, i % 2 ? DType::f32 : DType::f64});
   const auto ranges = checksum_ranges(datasets);
   for (int size : {1, 2, 3, 8, 200}) {
     std::size_t next = 0;
@@ -272,7 +283,8 @@ TEST_F(Checkpoint, SpansManyChecksumRanges) {
 TEST_F(Checkpoint, StagesWithTheirOwnTables) {
   // Two pipeline stages: the second one's table ends with the tied copy of the embedding, which is stored once.
   if (world.size() < 2) GTEST_SKIP() << "needs 2 ranks";
-  std::vector<Parameter> first = {parameter("embed", {11, 3}), parameter("layer0", {7, 5})}, second = {parameter("layer1", {7, 5}), parameter("embed", {11, 3})};
+  std::vector<Parameter> first = {parameter("embed", {11, 3}), parameter("layer0", {7, 5})},
+                         second = {parameter("layer1", {7, 5}), parameter("embed", {11, 3})};
   second.back().tied_copy = true;
   const int stage = world.rank() % 2, members = (world.size() + 1 - stage) / 2, member = world.rank() / 2;
   const auto& table = stage == 0 ? first : second;
@@ -283,7 +295,8 @@ TEST_F(Checkpoint, StagesWithTheirOwnTables) {
   read_checkpoint(path, world, back);
   for (std::int64_t i = 0; i < numel(table); ++i) {
     const bool tied = stage == 1 && i >= 35;
-    const float expected = static_cast<float>(tied ? value_of("master", i - 35, 0) : value_of("master", i, static_cast<std::uint64_t>(stage)));
+    const float expected =
+        static_cast<float>(tied ? value_of("master", i - 35, 0) : value_of("master", i, static_cast<std::uint64_t>(stage)));
     ASSERT_EQ(back.fields["master"].data<float>()[i], expected) << "stage " << stage << " element " << i;
   }
 }
@@ -293,7 +306,9 @@ TEST_F(Checkpoint, BadShardsAreRefusedOnEveryRank) {
   const std::int64_t total = numel(table);
   const int rank = world.rank(), size = world.size();
   auto shard_of = [&](std::int64_t begin, std::int64_t end) { return make_shard(table, begin, end, DType::f32, true); };
-  const auto refused = [&](const CheckpointShard& shard) { return error_of([&] { write_checkpoint(dir, world, shard, some_state(1), 1); }); };
+  const auto refused = [&](const CheckpointShard& shard) {
+    return error_of([&] { write_checkpoint(dir, world, shard, some_state(1), 1); });
+  };
   EXPECT_NE(refused(rank == 0 ? shard_of(0, total - 1) : shard_of(0, 0)).find("offered by no rank"), std::string::npos);
   EXPECT_NE(refused(shard_of(0, 0)).find("every rank's shard is empty"), std::string::npos);
   if (size > 1) {
@@ -372,19 +387,19 @@ TEST_F(Checkpoint, FiftyDamagedFilesAreRefused) {
       file.seekg(place);
       const char old = static_cast<char>(file.get());
       file.seekp(place);
-      if (kind == 0) file.put(static_cast<char>(old ^ (1 << (more % 8))));            // one bit anywhere
-      if (kind == 1) fs::resize_file(bad, static_cast<std::uintmax_t>(place));        // truncated
-      if (kind == 2) {                                                                // a page of noise, at least one byte of it different
+      if (kind == 0) file.put(static_cast<char>(old ^ (1 << (more % 8))));      // one bit anywhere
+      if (kind == 1) fs::resize_file(bad, static_cast<std::uintmax_t>(place));  // truncated
+      if (kind == 2) {                                                          // a page of noise, at least one byte of it different
         file.put(static_cast<char>(~old));
         for (int k = 1; k < 512 && place + k < bytes; ++k) file.put(static_cast<char>(more >> (k % 56)));
       }
-      if (kind == 3) {                                                                // one bit in the header
+      if (kind == 3) {  // one bit in the header
         file.seekg(static_cast<std::streamoff>(more % 700));
         const char byte = static_cast<char>(file.get());
         file.seekp(static_cast<std::streamoff>(more % 700));
         file.put(static_cast<char>(byte ^ 4));
       }
-      if (kind == 4) {                                                                // longer than written
+      if (kind == 4) {  // longer than written
         file.seekp(0, std::ios::end);
         file.put('\0');
       }

@@ -36,7 +36,8 @@ std::vector<std::int32_t> targets_of(const Dataset& data, std::int64_t sample, s
   return out;
 }
 
-template <class F> std::string error_of(F&& work) {
+template <class F>
+std::string error_of(F&& work) {
   try {
     work();
   } catch (const Error& error) {
@@ -87,7 +88,8 @@ TEST_F(Samples, TokensAndTargetsOfAnyRange) {
     const auto length = static_cast<std::int64_t>(text.size());
     ASSERT_EQ(data->length(sample), length);
     ASSERT_EQ(data->loss_tokens(sample), length - 1);
-    std::int64_t begin = static_cast<std::int64_t>(random() % (text.size() + 1)), end = static_cast<std::int64_t>(random() % (text.size() + 1));
+    std::int64_t begin = static_cast<std::int64_t>(random() % (text.size() + 1)),
+                 end = static_cast<std::int64_t>(random() % (text.size() + 1));
     if (begin > end) std::swap(begin, end);
     const auto tokens = tokens_of(*data, sample, begin, end), targets = targets_of(*data, sample, begin, end);
     for (std::int64_t p = begin; p < end; ++p) {
@@ -180,12 +182,12 @@ TEST_F(Files, FoldersGlobsAndExtensions) {
 TEST_F(Files, LinksPipesAndLoops) {
   write("tree/a", "a");
   write("elsewhere/b", "b");
-  fs::create_directory_symlink("..", dir + "/tree/up");                // a loop
+  fs::create_directory_symlink("..", dir + "/tree/up");  // a loop
   fs::create_directory_symlink(dir + "/elsewhere", dir + "/tree/out");
-  fs::create_symlink(dir + "/tree/a", dir + "/tree/again");            // the same file
-  fs::create_symlink("self", dir + "/tree/self");                      // circles
+  fs::create_symlink(dir + "/tree/a", dir + "/tree/again");  // the same file
+  fs::create_symlink("self", dir + "/tree/self");            // circles
   fs::create_symlink("absent", dir + "/tree/dangling");
-  ASSERT_EQ(::mkfifo((dir + "/tree/pipe").c_str(), 0600), 0);          // opening it would hang
+  ASSERT_EQ(::mkfifo((dir + "/tree/pipe").c_str(), 0600), 0);  // opening it would hang
   const auto data = open_dataset(files({"tree"}));
   EXPECT_EQ(contents(*data), (std::vector<std::string>{"b", "a"}));
   EXPECT_NE(data->description().find("2 unreadable"), std::string::npos) << data->description();
@@ -301,7 +303,8 @@ TEST_F(Distribution, SharesAndShapeOfBins) {
     const std::int64_t tokens = data->length(s);
     ASSERT_GE(tokens, 1);
     ASSERT_LE(tokens, 32768);
-    const auto bin = static_cast<std::size_t>(std::lower_bound(options.bin_tokens.begin(), options.bin_tokens.end(), tokens) - options.bin_tokens.begin());
+    const auto bin = static_cast<std::size_t>(std::lower_bound(options.bin_tokens.begin(), options.bin_tokens.end(), tokens) -
+                                              options.bin_tokens.begin());
     ++counts[bin];
     if (bin == 3) log_sum += std::log(static_cast<double>(tokens));
   }
