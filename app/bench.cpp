@@ -4,6 +4,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <optional>
 
 #include "app/command_line.hpp"
 #include "app/json_twin.hpp"
@@ -101,7 +102,7 @@ std::vector<Timing> time_in_turn(std::int64_t repeats, const std::vector<std::fu
 
 namespace {
 
-std::vector<Benchmark> benchmarks() { return {attention_benchmark(), gemm_benchmark()}; }
+std::vector<Benchmark> benchmarks() { return {attention_benchmark(), gemm_benchmark(), step_benchmark()}; }
 
 Benchmark find_benchmark(const std::string& name) {
   std::string list;
@@ -115,22 +116,29 @@ Benchmark find_benchmark(const std::string& name) {
   fail("bench {} is unknown{}; benchmarks are:{}", name, near.empty() ? "" : fmt::format("; did you mean \"{}\"?", near), list);
 }
 
+struct BenchCase {
+  std::string name;
+  std::optional<Deck> deck;
+  BenchSettings settings;
+};
+
 /// Settings for every case of the deck, or for the one case without a deck.  Words with a dot belong to the deck.
-std::vector<std::pair<std::string, BenchSettings>> cases_of(const Benchmark& benchmark, const CommandLine& line) {
+std::vector<BenchCase> cases_of(const Benchmark& benchmark, const CommandLine& line) {
   CommandLine deck_line = line;
   deck_line.overrides.clear();
   std::vector<std::string> words;
   for (const auto& word : line.overrides)
     (word.substr(0, word.find('=')).find('.') == std::string::npos || line.deck_file.empty() ? words : deck_line.overrides).push_back(word);
-  if (line.deck_file.empty()) return {{"", BenchSettings(benchmark.settings, words)}};
-  std::vector<std::pair<std::string, BenchSettings>> cases;
-  for (const Deck& deck : deck_line.decks({.model = true, .data = false})) {
+  require(!benchmark.run_deck || !line.deck_file.empty(), "bench {} needs a deck: ballast bench {} DECK", benchmark.name, benchmark.name);
+  if (line.deck_file.empty()) return {{"", std::nullopt, BenchSettings(benchmark.settings, words)}};
+  std::vector<BenchCase> cases;
+  for (const Deck& deck : deck_line.decks({.model = true, .data = benchmark.run_deck != nullptr})) {
     const ModelShape model = model_shape(deck);
     auto settings = benchmark.settings;
     for (auto& setting : settings)
       for (const auto& [key, value] : {std::pair{"q_heads", model.query_heads}, {"kv_heads", model.kv_heads}, {"head_dim", model.head_dim}})
         if (setting.key == key) setting.default_value = fmt::to_string(value);
-    cases.emplace_back(deck.case_name, BenchSettings(settings, words));
+    cases.push_back({deck.case_name, deck, BenchSettings(settings, words)});
   }
   return cases;
 }
@@ -141,7 +149,7 @@ int bench_command(const CommandLine& line) {
   // Every rank measures, so that with several of them the figures are those of a shared machine; rank 0 speaks.
   const Communicator world = Communicator::world();
   Benchmark benchmark;
-  std::vector<std::pair<std::string, BenchSettings>> cases;
+  std::vector<BenchCase> cases;
   std::string problem;
   try {
     benchmark = find_benchmark(line.name);
@@ -151,10 +159,12 @@ int bench_command(const CommandLine& line) {
   }
   check_all(world, problem.empty(), problem);
   nlohmann::ordered_json json;
-  for (const auto& [name, settings] : cases) {
+  for (const auto& [name, deck, settings] : cases) {
     BenchResult result;
     try {
-      result = benchmark.run(settings);
+      result = benchmark.run_deck ? benchmark.run_deck(*deck, settings) : benchmark.run(settings);
+    } catch (const CollectiveError&) {
+      throw;  // all ranks have it already
     } catch (const Error& e) {
       problem = e.what();
     }

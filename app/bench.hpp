@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/deck.hpp"
 #include "core/tensor.hpp"
 
 namespace ballast {
@@ -38,9 +39,12 @@ struct Benchmark {
   std::string name, meaning;
   std::vector<BenchSettings::Setting> settings;  ///< q_heads, kv_heads and head_dim follow the deck's model when a deck is given
   std::function<BenchResult(const BenchSettings&)> run;
+  /// Instead of `run`, for what needs a whole deck (model, mesh, data); collective over all ranks.
+  std::function<BenchResult(const Deck&, const BenchSettings&)> run_deck = nullptr;
 };
 Benchmark attention_benchmark();
 Benchmark gemm_benchmark();
+Benchmark step_benchmark();
 
 /// Wall times of one piece of work, in seconds.
 struct Timing {
