@@ -1,7 +1,9 @@
 #include "kernels/parameters.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <thread>
 
 #include "core/random.hpp"
 #include "kernels/host_view.hpp"
@@ -30,12 +32,21 @@ bf16 to_bf16(float value) {
 
 template <class T, class F>
 void fill(T* out, std::int64_t n, const F& value) {
-  host::parallel_for("initialise", n, [=](std::int64_t i) {
-    if constexpr (std::is_same_v<T, bf16>)
-      out[i] = to_bf16(static_cast<float>(value(i)));
-    else
-      out[i] = static_cast<T>(value(i));
-  });
+  const auto range = [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      if constexpr (std::is_same_v<T, bf16>)
+        out[i] = to_bf16(static_cast<float>(value(i)));
+      else
+        out[i] = static_cast<T>(value(i));
+    }
+  };
+  // Billions of normal values take minutes on one core, and the distribution's Kokkos has no threads.
+  constexpr std::int64_t kWorthAThread = 1 << 20;
+  const std::int64_t workers = std::clamp<std::int64_t>(n / kWorthAThread, 1, std::clamp<std::int64_t>(std::thread::hardware_concurrency(), 1, 16));
+  std::vector<std::thread> threads;
+  for (std::int64_t w = 1; w < workers; ++w) threads.emplace_back(range, n * w / workers, n * (w + 1) / workers);
+  range(0, n / workers);
+  for (auto& thread : threads) thread.join();
 }
 
 template <class T>
