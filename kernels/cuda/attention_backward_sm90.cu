@@ -68,7 +68,9 @@ struct BackwardShared {
   std::uint64_t q_full[kStages], dout_full[kStages], empty[kStages], kv_full, kv_empty;
   QueryTile tile[kStages];
   WorkUnit unit;
-  RunCursor cursor[2];  // the producer's, kept out of its few registers
+  // The producer's own, kept out of its few registers:
+  RunCursor cursor[2];
+  Interval queries;
   int next_unit;
 };
 
@@ -83,25 +85,33 @@ struct Producer {
 
   __device__ Producer(Shared& s, const BackwardMaps& m, const BackwardParams& params) : sh(s), maps(m), p(params) {}
 
-  __device__ void tile(int head, int qb, bool bars, int index_head, HalfState s0, HalfState s1, std::uint64_t w0,
-                       std::uint64_t w1) {
+  __device__ int index_head(int head) const { return p.index.shape.index_heads == 1 ? 0 : head; }
+  /// mask0, mask1: row masks of the two key blocks; for bars the cover words are looked up instead.
+  __device__ void tile(int head, int qb, HalfState s0, HalfState s1, int mask0, int mask1) {
     const int s = ring.stage;
     barrier_wait(&sh.empty[s], ring.parity ^ 1);
     QueryTile& t = sh.tile[s];
+    const bool bars = sh.unit.bars;
     t.end = 0;
     t.query_block = qb;
     t.head = head;
     t.state[0] = s0;
     t.state[1] = s1;
-    t.word[0] = w0;
-    t.word[1] = w1;
+    if (bars) {
+      const int group = sh.unit.first_key / kBlock;
+      if (s0 != kSkip) t.word[0] = cover_word(p.index, index_head(head), qb, group);
+      if (s1 != kSkip) t.word[1] = cover_word(p.index, index_head(head), qb, group + 1);
+    } else {
+      t.word[0] = mask0 >= 0 ? p.index.row_masks[mask0] : kAllRows;
+      t.word[1] = mask1 >= 0 ? p.index.row_masks[mask1] : kAllRows;
+    }
     const std::int64_t blocks = p.index.shape.q_blocks();
     barrier_expect(&sh.q_full[s], Shared::kBlockBytes + sizeof(sh.statistics[0]) + sizeof(sh.rows[0]));
     for (int c = 0; c < Shared::kBoxes; ++c) {
       tma_load(sh.q[s] + c * kBlock * 128, &maps.q, &sh.q_full[s], c * 64, head, qb * kBlock);
     }
     bulk_load(sh.statistics[s], p.statistics + (head * blocks + qb) * 2 * kBlock, sizeof(sh.statistics[0]), &sh.q_full[s]);
-    const Interval* rows = bars ? p.index.bar_bounds + index_head * blocks * kBlock : p.index.rows;
+    const Interval* rows = bars ? p.index.bar_bounds + index_head(head) * blocks * kBlock : p.index.rows;
     bulk_load(sh.rows[s], rows + static_cast<std::int64_t>(qb) * kBlock, sizeof(sh.rows[0]), &sh.q_full[s]);
     barrier_arrive(&sh.q_full[s]);
     barrier_expect(&sh.dout_full[s], Shared::kBlockBytes);
@@ -119,20 +129,18 @@ struct Producer {
     ring.advance();
   }
 
-  __device__ HalfState state(int qb, int mask, int key, std::uint64_t& word) {
-    word = kAllRows;
+  __device__ HalfState state(int qb, int mask, int key) {
     if (mask == kAbsent || key >= p.index.shape.k_tokens) return kSkip;
     const HalfState s = visible_state(p.index.bounds[qb], key);
-    if (s == kSkip || mask < 0) return s;
-    word = p.index.row_masks[mask];
-    return kMasked;
+    return s != kSkip && mask >= 0 ? kMasked : s;
   }
   /// Query blocks of one head that use either of the unit's two key blocks.
-  __device__ void key_blocks(int key_tile, int head, int index_head) {
+  __device__ void key_blocks(int head) {
     RunCursor& a = sh.cursor[0];
     RunCursor& b = sh.cursor[1];
-    open_key_block(a, p.index, index_head, 2 * key_tile);
-    open_key_block(b, p.index, index_head, 2 * key_tile + 1);
+    const int kb = sh.unit.first_key / kBlock;
+    open_key_block(a, p.index, index_head(head), kb);
+    open_key_block(b, p.index, index_head(head), kb + 1);
     while (true) {
       const int qb = min(a.block, b.block);
       if (qb == INT_MAX) break;
@@ -145,28 +153,22 @@ struct Producer {
         mask1 = b.mask;
         b.pop();
       }
-      std::uint64_t w0, w1;
-      const HalfState s0 = state(qb, mask0, key_tile * kKeyTile, w0);
-      const HalfState s1 = state(qb, mask1, key_tile * kKeyTile + kBlock, w1);
-      if (s0 != kSkip || s1 != kSkip) tile(head, qb, false, index_head, s0, s1, w0, w1);
+      const HalfState s0 = state(qb, mask0, sh.unit.first_key), s1 = state(qb, mask1, sh.unit.first_key + kBlock);
+      if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, mask0, mask1);
     }
   }
-  __device__ HalfState bar_state(const BlockBounds& bounds, int index_head, int qb, int first_bar, std::uint64_t& word) {
-    word = 0;
-    HalfState s = visible_state(bounds, first_bar);
+  __device__ HalfState bar_state(const BlockBounds& bounds, int head, int qb, int first_bar) {
+    const HalfState s = visible_state(bounds, first_bar);
     if (s == kSkip) return s;
-    word = cover_word(p.index, index_head, qb, first_bar / kBlock);
-    if (word == kAllRows) return kSkip;
-    return word != 0 ? kMasked : s;
+    const std::uint64_t word = cover_word(p.index, index_head(head), qb, first_bar / kBlock);
+    return word == ~0ull ? kSkip : word != 0 ? kMasked : s;
   }
-  __device__ void bar_blocks(int bar_tile, int first_bar, int head, int index_head) {
-    const Interval range = p.index.bar_tile_queries[bar_tile];
-    for (int qb = range.begin; qb < range.end; ++qb) {
-      const BlockBounds bounds = bar_block_bounds(p.index, index_head, qb);
-      std::uint64_t w0, w1;
-      const HalfState s0 = bar_state(bounds, index_head, qb, first_bar, w0);
-      const HalfState s1 = bar_state(bounds, index_head, qb, first_bar + kBlock, w1);
-      if (s0 != kSkip || s1 != kSkip) tile(head, qb, true, index_head, s0, s1, w0, w1);
+  __device__ void bar_blocks(int head) {
+    sh.queries = p.index.bar_tile_queries[sh.unit.first_row / kBarTile];
+    for (int qb = sh.queries.begin; qb < sh.queries.end; ++qb) {
+      const BlockBounds bounds = bar_block_bounds(p.index, index_head(head), qb);
+      const HalfState s0 = bar_state(bounds, head, qb, sh.unit.first_key), s1 = bar_state(bounds, head, qb, sh.unit.first_key + kBlock);
+      if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, kNoMask, kNoMask);
     }
   }
 
@@ -206,16 +208,15 @@ struct Producer {
       if (unit & kBarUnit) {
         const int bar_tile = (unit & ~kBarUnit) / index.bar_heads();
         const int list = index.bar_tile_list[bar_tile];
-        const int index_head = list / index.shape.segments;
         u.bars = 1;
         u.kv_head = (unit & ~kBarUnit) % index.bar_heads();
         u.first_row = bar_tile * kBarTile;
         u.first_key = u.first_row - index.bar_row_offset[list];
         load_keys(true, u.kv_head, u.first_row);
         const bool shared_list = index.shape.index_heads == 1;
-        const int first = shared_list ? u.kv_head * p.group : index_head;
+        const int first = shared_list ? u.kv_head * p.group : list / index.shape.segments;
         const int heads = shared_list ? p.group : 1;
-        for (int i = 0; i < heads; ++i) bar_blocks(bar_tile, u.first_key, first + i, index_head);
+        for (int i = 0; i < heads; ++i) bar_blocks(first + i);
       } else {
         const int key_tile = unit / index.shape.kv_heads;
         u.bars = 0;
@@ -223,7 +224,7 @@ struct Producer {
         u.first_row = u.first_key = key_tile * kKeyTile;
         load_keys(false, u.kv_head, u.first_row);
         const int heads = p.group / p.splits, first = u.kv_head * p.group + split * heads;
-        for (int i = 0; i < heads; ++i) key_blocks(key_tile, first + i, index.shape.index_heads == 1 ? 0 : first + i);
+        for (int i = 0; i < heads; ++i) key_blocks(first + i);
       }
       end();
       item = sh.next_unit;
@@ -236,12 +237,15 @@ template <int D, bool kWithDq>
 struct Consumer {
   using Shared = BackwardShared<D>;
   static constexpr int kBoxes = Shared::kBoxes;
+  static_assert(kStages == 2, "dS and the previous tile are named by the parity of the stage");
   Shared& sh;
   const BackwardMaps& maps;
   const BackwardParams& p;
   const int consumer, thread, lane, row;
   RingPosition<kStages> ring;
-  int buffer = 0;
+  int previous;  // head and query block of the previous tile, whose stage is the other one; kNone at the start of a unit
+  static constexpr int kNone = -1, kBlockBits = 16;
+  static constexpr int kDqRegisters = kWithDq ? Shared::kQueryColumns / 2 : 1;
 
   __device__ Consumer(Shared& s, const BackwardMaps& m, const BackwardParams& params, int which)
       : sh(s), maps(m), p(params), consumer(which), thread(threadIdx.x % 128), lane(threadIdx.x % 32),
@@ -322,7 +326,7 @@ struct Consumer {
   /// dS^T into shared memory, rows of 64 queries, 128-byte swizzle.
   __device__ __forceinline__ void share(const std::uint32_t (&ds)[16]) {
     const int key = thread / 32 * 16 + lane % 16;  // row that this lane addresses: matrices 0, 1 are rows 0-7, 8-15
-    const std::uint32_t base = smem_address(sh.ds[buffer]) + (consumer * kBlock + key) * 128;
+    const std::uint32_t base = smem_address(sh.ds[ring.stage]) + (consumer * kBlock + key) * 128;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int column = 2 * i + lane / 16;  // matrices 2, 3: the next 8 queries
@@ -332,7 +336,7 @@ struct Consumer {
   }
   __device__ __forceinline__ void issue_query_gradient(float (&dq)[Shared::kQueryColumns / 2]) {
     // Columns [consumer * D / 2, ...) of K: the second 128-byte box for D = 128, the second half of the box for D = 64.
-    const std::uint64_t a = descriptor(sh.ds[buffer]);
+    const std::uint64_t a = descriptor(sh.ds[ring.stage ^ 1]);
     const std::uint64_t b = descriptor(sh.k + (D == 128 ? consumer * Shared::kKeyBoxStride : consumer * 64));
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -362,6 +366,23 @@ struct Consumer {
       }
       bulk_commit();
     }
+  }
+
+  /// Starts dQ of the previous tile, once both consumers have written its dS.
+  __device__ __forceinline__ void begin_query_gradient(float (&dq)[kDqRegisters]) {
+    if constexpr (kWithDq) {
+      named_barrier(1, 256);
+      issue_query_gradient(dq);
+    }
+  }
+  __device__ __forceinline__ void finish_query_gradient(const float (&dq)[kDqRegisters]) {
+    if constexpr (kWithDq) {
+      if (previous != kNone) reduce(dq, previous & ((1 << kBlockBits) - 1), previous >> kBlockBits);
+    }
+  }
+  /// The previous tile's dK, the last reader of its stage, is complete.
+  __device__ __forceinline__ void release_previous() {
+    if (previous != kNone) release(&sh.empty[ring.stage ^ 1]);
   }
 
   __device__ __forceinline__ void store(const float (&acc)[D / 2], float* out, std::int64_t stride, float factor,
@@ -394,49 +415,62 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
 
+      // Tile i starts its scores before dQ of tile i - 1, so the tensor cores are busy while P is computed; dK of tile i
+      // is still in flight when the next tile begins.  The first tile of a unit computes a dQ that nobody wants.
+      previous = kNone;
       while (true) {
         const int stage = ring.stage;
         barrier_wait(&sh.q_full[stage], ring.parity);
         const QueryTile& t = sh.tile[stage];
         if (t.end) break;
-        barrier_wait(&sh.dout_full[stage], ring.parity);
         // __shfl_sync tells the compiler that the branch is uniform, as wgmma demands.
         if (__shfl_sync(~0u, t.state[consumer], 0) != kSkip) {
-          float s[32], dp[32];
-          std::uint32_t a[16], ds[16];
+          float s[32], dq[kDqRegisters];
+          std::uint32_t a[16];
           wgmma_fence();
           issue_transposed(s, sh.k, sh.q[stage]);
-          issue_transposed(dp, sh.v, sh.dout[stage]);
-          wgmma_wait<1>();
+          begin_query_gradient(dq);
+          wgmma_wait<kWithDq ? 1 : 0>();
+          release_previous();
           probabilities(s, stage);
 #pragma unroll
           for (int i = 0; i < 16; ++i) a[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
+          barrier_wait(&sh.dout_full[stage], ring.parity);
           wgmma_fence();
           issue_gradient(dv, a, sh.dout[stage]);
           wgmma_wait<1>();
+          finish_query_gradient(dq);
+          float dp[32];
+          wgmma_fence();
+          issue_transposed(dp, sh.v, sh.dout[stage]);
+          wgmma_wait<0>();
+          std::uint32_t ds[16];
           score_gradients(a, dp, ds, stage);
           if (kWithDq) share(ds);
           wgmma_fence();
           issue_gradient(dk, ds, sh.q[stage]);
-          wgmma_wait<0>();
-        } else if (kWithDq) {
-          const std::uint32_t zero[16] = {};
-          share(zero);
-        }
-        const int query_block = t.query_block, head = t.head;
-        if (kWithDq) {
-          named_barrier(1, 256);
-          float dq[Shared::kQueryColumns / 2];
-          wgmma_fence();
-          issue_query_gradient(dq);
-          release(&sh.empty[stage]);
-          wgmma_wait<0>();
-          buffer ^= 1;
-          reduce(dq, query_block, head);
+          wgmma_wait<0>();  // dS leaves its registers: S, dQ, dK and dV of the next tile need them
         } else {
-          release(&sh.empty[stage]);
+          float dq[kDqRegisters];
+          wgmma_fence();
+          begin_query_gradient(dq);
+          wgmma_wait<0>();
+          release_previous();
+          finish_query_gradient(dq);
+          barrier_wait(&sh.dout_full[stage], ring.parity);
+          const std::uint32_t zero[16] = {};
+          if (kWithDq) share(zero);
         }
+        previous = t.head << kBlockBits | t.query_block;
         ring.advance();
+      }
+      {
+        float dq[kDqRegisters];
+        wgmma_fence();
+        begin_query_gradient(dq);
+        wgmma_wait<0>();
+        release_previous();
+        finish_query_gradient(dq);
       }
       const WorkUnit u = sh.unit;
       release(&sh.kv_empty);

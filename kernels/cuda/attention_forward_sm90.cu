@@ -42,12 +42,13 @@ struct WorkItem {
 };
 
 struct TileInfo {
-  int end;                      // no data: the work item is complete
+  std::uint16_t state[2];       // per consumer: HalfState of the first half, 256 * that of the second, or kEnd
   int bars;                     // keys count in the bar list instead of the key axis
   int key[2];                   // first key of either half
-  std::int8_t state[2][2];      // HalfState [consumer][half]
-  std::uint64_t word[2][2];     // row mask, or cover word when bars
+  std::uint64_t word[2][2];     // row mask, or cover word when bars: [consumer][half]
 };
+constexpr int kAllSkip = 0, kAllWhole = kWhole | kWhole << 8;
+constexpr int kEnd = 0xFFFF;    // no data: the work item is complete
 
 template <int D>
 struct ForwardShared {
@@ -102,12 +103,14 @@ struct Producer {
     if (half == 0) open_stage();
     TileInfo& t = sh.tile[ring.stage];
     if (half == 0) {
-      t.end = 0;
       t.bars = bars;
+      t.state[0] = s0;
+      t.state[1] = s1;
+    } else {
+      t.state[0] |= s0 << 8;
+      t.state[1] |= s1 << 8;
     }
     t.key[half] = key;
-    t.state[0][half] = s0;
-    t.state[1][half] = s1;
     t.word[0][half] = w0;
     t.word[1][half] = w1;
     load_half(bars, kv_head, token);
@@ -116,15 +119,12 @@ struct Producer {
   /// Completes a stage that has one block: the other half is loaded from beyond the tensor, which writes zeros.
   __device__ void flush() {
     if (half == 0) return;
-    TileInfo& t = sh.tile[ring.stage];
-    t.key[1] = 0;
-    t.state[0][1] = t.state[1][1] = kSkip;
     load_half(false, 0, INT_MAX - kBlock);
     close_stage();
   }
   __device__ void end() {
     open_stage();
-    sh.tile[ring.stage].end = 1;
+    sh.tile[ring.stage].state[0] = sh.tile[ring.stage].state[1] = kEnd;
     close_stage();
   }
 };
@@ -304,22 +304,22 @@ struct Consumer {
     __syncwarp();
     if (lane == 0) barrier_arrive(bar);
   }
-  /// Waits for the next stage that this consumer uses, giving back the others.  Returns it, or -1 at the end of the item.
-  __device__ __forceinline__ int next_stage(int& parity) {
+  /// Waits for the next stage that this consumer uses, giving back the others; -1 at the end of the item.  A consumer that
+  /// still holds a stage passes over at most `skips` others, else the ring could run dry: one more counts as all masked.
+  __device__ __forceinline__ int next_stage(int& parity, int& state, int skips) {
     while (true) {
       const int s = ring.stage;
       parity = ring.parity;
       barrier_wait(&sh.k_full[s], ring.parity);
-      const TileInfo& t = sh.tile[s];
-      if (t.end) return -1;
+      state = sh.tile[s].state[consumer];
+      if (state == kEnd) return -1;
       ring.advance();
-      if (t.state[consumer][0] != kSkip || t.state[consumer][1] != kSkip) return s;
+      if (state != kAllSkip || skips-- == 0) return s;
       barrier_wait(&sh.v_full[s], parity);  // or the stage could be refilled while its V is still arriving
       release(&sh.empty[s]);
     }
   }
-  __device__ __forceinline__ std::uint64_t allowed(const TileInfo& t, int half, Interval seen, int r) {
-    const HalfState state = static_cast<HalfState>(t.state[consumer][half]);
+  __device__ __forceinline__ std::uint64_t allowed(const TileInfo& t, int state, int half, Interval seen, int r) {
     if (state == kSkip) return 0;
     if (state == kWhole) return ~0ull;
     const std::uint64_t word = t.word[consumer][half];
@@ -327,16 +327,17 @@ struct Consumer {
     if (t.bars) return bits & ~word;
     return (word >> r & 1) ? bits : 0;
   }
-  __device__ __forceinline__ void mask(float (&s)[64], int stage) {
+  __device__ __forceinline__ void mask(float (&s)[64], int stage, int state) {
+    if (state == kAllWhole) return;
     const TileInfo& t = sh.tile[stage];
-    if (t.state[consumer][0] == kWhole && t.state[consumer][1] == kWhole) return;
     Interval a = seen0, b = seen1;
     if (t.bars) {
       a = bar_rows[row];
       b = bar_rows[row + 8];
     }
-    if (t.state[consumer][0] != kWhole) mask_half<0>(s, allowed(t, 0, a, row), allowed(t, 0, b, row + 8), lane);
-    if (t.state[consumer][1] != kWhole) mask_half<1>(s, allowed(t, 1, a, row), allowed(t, 1, b, row + 8), lane);
+    const int first = state & 0xFF, second = state >> 8;
+    if (first != kWhole) mask_half<0>(s, allowed(t, first, 0, a, row), allowed(t, first, 0, b, row + 8), lane);
+    if (second != kWhole) mask_half<1>(s, allowed(t, second, 1, a, row), allowed(t, second, 1, b, row + 8), lane);
   }
 
   __device__ __forceinline__ void issue_scores(float (&s)[64], int stage) {
@@ -361,28 +362,33 @@ struct Consumer {
   }
   /// Online softmax: s becomes P, the running maximum and sum are updated; returns the factors for the old output.
   __device__ __forceinline__ void softmax(float (&s)[64], float (&top)[2], float (&sum)[2], float (&factor)[2]) {
+    // Two chains a row: a long chain of dependent operations would wait for itself.
+    float m[4] = {top[0], top[1], -INFINITY, -INFINITY}, part[4] = {}, shift[2];
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) m[e / 2 + 2 * (j % 2)] = fmaxf(m[e / 2 + 2 * (j % 2)], s[4 * j + e]);
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float m = top[r];
-#pragma unroll
-      for (int j = 0; j < 16; ++j) m = fmaxf(m, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
-      m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
-      const float shift = m == -INFINITY ? 0.0f : m * p.scale_log2;  // no key yet: every exponent stays -inf
-      factor[r] = exp2_fast(top[r] * p.scale_log2 - shift);
-      top[r] = m;
-      float part = 0;
-#pragma unroll
-      for (int j = 0; j < 16; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = s[4 * j + 2 * r + e];
-          x = exp2_fast(x * p.scale_log2 - shift);
-          part += x;
-        }
-      }
-      sum[r] = sum[r] * factor[r] + part;
+      float x = fmaxf(m[r], m[r + 2]);
+      x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+      x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+      shift[r] = x == -INFINITY ? 0.0f : x * p.scale_log2;  // no key yet: every exponent stays -inf
+      factor[r] = exp2_fast(top[r] * p.scale_log2 - shift[r]);
+      top[r] = x;
     }
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& x = s[4 * j + e];
+        x = exp2_fast(x * p.scale_log2 - shift[e / 2]);
+        part[e / 2 + 2 * (j % 2)] += x;
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum[r] = sum[r] * factor[r] + (part[r] + part[r + 2]);
   }
   __device__ __forceinline__ void pack(const float (&s)[64], std::uint32_t (&probability)[32]) {
 #pragma unroll
@@ -442,23 +448,23 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) o[i] = 0;
 
-      int parity;
-      int stage = next_stage(parity);
+      int parity, state;
+      int stage = next_stage(parity, state, INT_MAX);
       if (stage >= 0) {
         issue_scores(s, stage);
         wgmma_wait<0>();
-        mask(s, stage);
+        mask(s, stage, state);
         softmax(s, top, sum, factor);
         pack(s, probability);
         while (true) {
           int next_parity;
-          const int next = next_stage(next_parity);
+          const int next = next_stage(next_parity, state, Shared::kStages - 2);
           if (next < 0) break;
           issue_scores(s, next);
           barrier_wait(&sh.v_full[stage], parity);
           issue_output(o, probability, stage);
           wgmma_wait<1>();
-          mask(s, next);
+          mask(s, next, state);
           softmax(s, top, sum, factor);
           wgmma_wait<0>();
           release(&sh.empty[stage]);

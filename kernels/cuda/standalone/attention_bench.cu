@@ -1,6 +1,7 @@
 // Checks and times the CUDA attention kernels without the rest of Ballast (see build.sh).
 //   attention_bench check [smoke]          small cases against fp64, every path and option; "smoke" runs the first few
 //   attention_bench time [lengths.txt]     medians of the sizes that docs/performance_attention.md reports
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -189,7 +190,10 @@ void verdict(const char* name, const char* path, const double (&e)[5], double li
   bool good = true;
   for (double x : e) good = good && x < limit;  // NaN fails
   if (!good) ++g_failures;
-  std::printf("%-46s %-14s o %.1e lse %.1e dq %.1e dk %.1e dv %.1e %s\n", name, path, e[0], e[1], e[2], e[3], e[4], good ? "ok" : "FAIL");
+  static const auto start = std::chrono::steady_clock::now();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::printf("%6.1f s  %-46s %-14s o %.1e lse %.1e dq %.1e dk %.1e dv %.1e %s\n", seconds, name, path, e[0], e[1], e[2], e[3], e[4],
+              good ? "ok" : "FAIL");
   std::fflush(stdout);
 }
 
@@ -292,7 +296,7 @@ int run_checks(bool smoke) {
     check_case("lists and bars, two segments, 4/2 heads, D128", x, 4, 2, 128);
   }
   if (smoke) return g_failures;
-  for (int d : {64, 128}) {
+  for (int d : {128, 64}) {
     check_case("dense 1, 2/2 heads", dense({1}, 1), 2, 2, d);
     check_case("dense 63, 7/1 heads", dense({63}, 63), 7, 1, d);
     check_case("dense 777, 14/2 heads", dense({777}, 777), 14, 2, d);
