@@ -99,12 +99,12 @@ CheckFacts CheckFacts::of(const Deck& deck) {
   f.zero = static_cast<int>(deck.integer("optimizer.zero"));
   f.recompute = deck.text("recompute.mode");
   const MeshShape& mesh = f.options.mesh;
-  f.notes = not_executable(mesh);
+  f.notes = not_executable(deck);
   for (std::string& note : f.notes) note = "train refuses: " + note;
 
   // A sample longer than a pack gets a micro-batch of its own.
   const std::int64_t longest = deck.integer("data.max_tokens");
-  const bool packed = f.options.batching.method == "packed";
+  const bool packed = f.options.batching.method != "none";
   f.micro_batch_tokens = packed || longest == 0 ? std::max(f.options.batching.micro_batch_tokens, longest) : longest;
   if (longest == 0) f.notes.push_back("data.max_tokens = 0: a sample longer than the micro-batch shown here needs more memory");
   const std::int64_t samples = deck.integer("batching.global_samples"),

@@ -18,7 +18,9 @@ constexpr std::array kCommands = {
     Command{"check", "validate a deck; show mesh, shards, schedule and memory estimate for any number of ranks, without starting them",
             false, check_command},
     Command{"pack", "run the batching plan over the deck's data and print the balance metrics", false, pack_command},
+    Command{"plan", "time rings, balance and pipeline schedules from the deck's costs, without starting ranks", false, plan_command},
     Command{"eval", "held-out loss of a checkpoint", true, eval_command},
+    Command{"export", "write a checkpoint's weights as a Hugging Face folder: config.json and safetensors", true, export_command},
     Command{"bench", "time an operation against a reference", true, bench_command},
 };
 
@@ -28,6 +30,13 @@ constexpr const char* kAbout =
 
 /// Options of one subcommand, bound to `line`.  `wall_time` is read later, so that its message is ours.
 void add_options(CLI::App& sub, const std::string& command, CommandLine& line, std::string& wall_time) {
+  if (command == "export") {
+    sub.add_option("CHECKPOINT", line.checkpoint, "checkpoint file, RUN/checkpoints/step_XXXXXXXX.h5")->required();
+    sub.add_option("DIR", line.folder, "folder to write")->required();
+    sub.add_option("--dtype", line.dtype, "bf16 (rounded to nearest even) or f32")->check(CLI::IsMember({"bf16", "f32"}))->capture_default_str();
+    sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
+    return;
+  }
   const bool bench = command == "bench", runs = command == "train" || command == "eval";
   if (bench) sub.add_option("NAME", line.name, "what to measure")->required();
   auto* deck = sub.add_option("DECK", line.deck_file, "input deck (TOML)");
@@ -141,7 +150,7 @@ Deck CommandLine::deck(const Communicator& world) const {
   Deck result;
   attempt([&] {
     result = parse_deck(text, deck_file, overrides, case_name);
-    const auto refused = not_executable(mesh_shape(result));
+    const auto refused = not_executable(result);
     require(refused.empty(), "{}: {}", deck_file, fmt::join(refused, fmt::format("\n{}: ", deck_file)));
   });
   return result;

@@ -6,7 +6,7 @@
 #include "app/command_line.hpp"
 #include "app/json_twin.hpp"
 #include "app/text_table.hpp"
-#include "core/metrics.hpp"
+#include "core/batch_metrics.hpp"
 #include "core/run_options.hpp"
 #include "core/sampler.hpp"
 #include "io/dataset.hpp"
@@ -14,126 +14,172 @@
 namespace ballast {
 namespace {
 
-/// Metrics of HBP Equations 1 to 3, each a mean over the full global batches of one epoch.
 struct PackFacts {
-  std::string case_name, method, data;
-  int dp = 1, cp = 1;
-  std::int64_t samples = 0, tokens = 0, packs = 0, batches = 0, longest = 0;
-  std::int64_t tail_packs = 0;  ///< of an epoch's last batch where too few samples are left to fill it; no part of the means
-  double dbr = 0;               ///< balance ratio of tokens over data-parallel ranks
-  double pr = 0;                ///< padding ratio of packs against their capacity
-  double abr = 0;               ///< balance ratio of the attention load (sum of squared lengths) over data-parallel ranks
-  double cr = 0;                ///< share of tokens in micro-batches that need communication (cp or sp above 1)
-  double ave_t = 0;             ///< tokens of a micro-batch
+  std::string case_name, data;
+  RunOptions options;
+  BatchMetrics metrics;
   double plan_seconds = 0;
 };
 
-/// Sum over the micro-batches of a rank, for each rank.
+/// Wall time of `plan`, added to `seconds`.
 template <class F>
-std::vector<double> by_rank(const Batch& batch, F&& of) {
-  std::vector<double> sums;
-  for (const auto& list : batch.micro_batches) {
-    double sum = 0;
-    for (const MicroBatch& m : list) sum += of(m);
-    sums.push_back(sum);
-  }
-  return sums;
+auto timed(double& seconds, F&& plan) {
+  const auto begin = std::chrono::steady_clock::now();
+  auto result = plan();
+  seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return result;
 }
 
-double squared_lengths(const MicroBatch& m) {
-  double sum = 0;
-  for (const Segment& s : m.segments) sum += static_cast<double>(s.tokens()) * static_cast<double>(s.tokens());
-  return sum;
+std::vector<SampleLength> lengths_of(const Dataset& dataset, const std::vector<std::int64_t>& samples) {
+  std::vector<SampleLength> lengths;
+  lengths.reserve(samples.size());
+  // Loss tokens do not steer the plan; counting them may mean reading masks.
+  for (const std::int64_t s : samples) lengths.push_back({s, dataset.length(s), 0});
+  return lengths;
+}
+
+/// batching.scope = "epoch": the whole epoch packed at once.
+void pack_epoch(const Dataset& dataset, Sampler& sampler, PackFacts& f, BatchMeter& meter) {
+  SamplerPosition position;
+  const auto samples = lengths_of(dataset, sampler.next(position, 0, sampler.training_samples(), {}));
+  const std::vector<Batch> batches = timed(f.plan_seconds, [&] { return plan_epoch(samples, f.options.batching); });
+  for (const Batch& batch : batches) meter.add(batch, BatchMeter::is_full(batch));
+}
+
+/// batching.scope = "step": each global batch by itself, as training does.
+void pack_steps(const Deck& deck, const Dataset& dataset, Sampler& sampler, PackFacts& f, BatchMeter& meter) {
+  const std::int64_t global_tokens = deck.integer("batching.global_tokens"), global_samples = deck.integer("batching.global_samples");
+  const auto length = [&](std::int64_t s) { return dataset.length(s); };
+  SamplerPosition position;
+  for (std::int64_t step = 0; position.epoch == 0; ++step) {
+    // The batch that would reach into the next epoch ends with this one, so that every sample counts once.
+    const std::size_t left = static_cast<std::size_t>(sampler.training_samples() - position.index);
+    auto chosen = sampler.next(position, global_tokens, global_samples, length);
+    chosen.resize(std::min(chosen.size(), left));
+    const auto samples = lengths_of(dataset, chosen);
+    const Batch batch = timed(f.plan_seconds, [&] { return plan_batch(step, samples, f.options.batching); });
+    meter.add(batch, global_samples > 0 ? static_cast<std::int64_t>(chosen.size()) == global_samples : batch.tokens() >= global_tokens);
+  }
 }
 
 PackFacts pack(const Deck& deck) {
-  const RunOptions options = RunOptions::from(deck);
   DataOptions data = data_options(deck);
   if (data.vocabulary == 0) data.vocabulary = 1 << 17;  // a deck without a model: only lengths are read here
   const std::unique_ptr<Dataset> dataset = open_dataset(data);
-  const bool shuffle = deck.boolean("batching.shuffle");
-  Sampler sampler(dataset->samples(), data.seed, deck.real("data.validation_share"), shuffle,
+  Sampler sampler(dataset->samples(), data.seed, deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
                   [&](std::int64_t s) { return dataset->document(s); });
   require(sampler.training_samples() > 0, "data: no training samples ({}); check the block [data]", dataset->description());
-
   PackFacts f;
   f.case_name = deck.case_name;
-  f.method = options.batching.method;
   f.data = dataset->description();
-  f.dp = options.mesh.dp;
-  f.cp = options.mesh.cp() * options.mesh.sp;
-  const double capacity = static_cast<double>(options.batching.micro_batch_tokens);
-  const std::int64_t global_tokens = deck.integer("batching.global_tokens"), global_samples = deck.integer("batching.global_samples");
-  double communicating = 0;
-  std::int64_t full_batches = 0;
-  SamplerPosition position;
-  while (position.epoch == 0 && position.index < sampler.training_samples()) {
-    // The batch that would reach into the next epoch ends with this one, so that every sample counts once.
-    SamplerPosition next = position;
-    auto chosen = sampler.next(next, global_tokens, global_samples, [&](std::int64_t s) { return dataset->length(s); });
-    if (next.epoch > 0)
-      chosen.resize(std::min<std::size_t>(chosen.size(), static_cast<std::size_t>(sampler.training_samples() - position.index)));
-    position = next;
-    std::vector<SampleLength> lengths;
-    for (std::int64_t s : chosen) {
-      // Loss tokens do not steer the plan; counting them may mean reading masks.
-      lengths.push_back({s, dataset->length(s), 0});
-      f.longest = std::max(f.longest, lengths.back().tokens);
-    }
-
-    const auto begin = std::chrono::steady_clock::now();
-    const Batch batch = plan_batch(f.batches, lengths, options.batching);
-    f.plan_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-
-    const auto tokens = [](const MicroBatch& m) { return static_cast<double>(m.tokens()); };
-    std::vector<double> packs;
-    for (const auto& list : batch.micro_batches)
-      for (const MicroBatch& m : list) {
-        packs.push_back(std::min(tokens(m), capacity));  // a sample above the capacity has a pack of its own, without padding
-        if (f.cp * m.sp > 1) communicating += tokens(m);
-      }
-    f.packs += static_cast<std::int64_t>(packs.size());
-    f.samples += batch.samples();
-    f.tokens += batch.tokens();
-    ++f.batches;
-    const bool full = global_samples > 0 ? static_cast<std::int64_t>(chosen.size()) == global_samples : batch.tokens() >= global_tokens;
-    if (!full && full_batches > 0) {
-      f.tail_packs = static_cast<std::int64_t>(packs.size());
-      continue;
-    }
-    ++full_batches;
-    f.dbr += balance_ratio(by_rank(batch, tokens));
-    f.abr += balance_ratio(by_rank(batch, squared_lengths));
-    f.pr += padding_ratio(packs, capacity);
-  }
-  const double batches = static_cast<double>(std::max<std::int64_t>(1, full_batches));
-  f.dbr /= batches;
-  f.abr /= batches;
-  f.pr /= batches;
-  f.cr = f.tokens > 0 ? communicating / static_cast<double>(f.tokens) : 0;
-  f.ave_t = f.packs > 0 ? static_cast<double>(f.tokens) / static_cast<double>(f.packs) : 0;
+  f.options = RunOptions::from(deck);
+  BatchMeter meter(f.options.batching, f.options.mesh.cp() * f.options.mesh.sp);
+  if (deck.text("batching.scope") == "epoch")
+    pack_epoch(*dataset, sampler, f, meter);
+  else
+    pack_steps(deck, *dataset, sampler, f, meter);
+  f.metrics = meter.result();
   return f;
 }
 
+nlohmann::ordered_json histogram(const std::vector<std::int64_t>& counts, const std::vector<double>& edges) {
+  return {{"edges", edges}, {"counts", counts}};
+}
+
+nlohmann::ordered_json json(const GroupMetrics& g) {
+  std::vector<double> shares, powers{0};
+  for (int b = 0; b <= GroupMetrics::kBins; ++b) shares.push_back(static_cast<double>(b) / GroupMetrics::kBins);
+  for (std::size_t b = 0; b < g.lengths.size(); ++b) powers.push_back(static_cast<double>(std::int64_t{1} << b));
+  return {
+      {"group_tokens", g.group.tokens},
+      {"group_ranks", g.group.ranks},
+      {"group_recompute", g.group.recompute_layers},
+      {"samples", g.samples},
+      {"tokens", g.tokens},
+      {"packs", g.packs},
+      {"tail_packs", g.tail_packs},
+      {"batches", g.batches},
+      {"dbr", g.dbr},
+      {"pr", g.pr},
+      {"abr", g.abr},
+      {"histograms",
+       {{"fill", histogram(g.fill, shares)}, {"attention", histogram(g.attention, shares)}, {"lengths", histogram(g.lengths, powers)}}}};
+}
+
 nlohmann::ordered_json json(const PackFacts& f) {
+  const BatchMetrics& m = f.metrics;
   nlohmann::ordered_json out;
   if (!f.case_name.empty()) out["name"] = f.case_name;
-  out.update({{"method", f.method},
-              {"dp", f.dp},
-              {"dbr", f.dbr},
-              {"pr", f.pr},
-              {"abr", f.abr},
-              {"cr", f.cr},
-              {"ave_t", f.ave_t},
-              {"samples", f.samples},
-              {"tokens", f.tokens},
-              {"longest", f.longest},
-              {"packs", f.packs},
-              {"tail_packs", f.tail_packs},
-              {"batches", f.batches},
+  out.update({{"method", f.options.batching.method},
+              {"dp", f.options.mesh.dp},
+              {"dbr", m.dbr},
+              {"pr", m.pr},
+              {"abr", m.abr},
+              {"cr", m.cr},
+              {"cr_bound", m.cr_bound},
+              {"ave_t", m.ave_t},
+              {"samples", m.samples},
+              {"tokens", m.tokens},
+              {"longest", m.longest},
+              {"packs", m.packs},
+              {"tail_packs", m.tail_packs},
+              {"batches", m.batches},
               {"plan_seconds", f.plan_seconds},
               {"data", f.data}});
+  out["groups"] = nlohmann::ordered_json::array();
+  for (const GroupMetrics& g : m.groups) out["groups"].push_back(json(g));
   return out;
+}
+
+/// Columns from the left: `labels`, then what a group and the whole have in common.
+template <class M>
+std::vector<std::string> balance_row(std::vector<std::string> labels, const M& m) {
+  for (const double value : {m.dbr, m.pr, m.abr}) labels.push_back(fmt::format("{:.4f}", value));
+  for (const std::int64_t value : {m.samples, m.tokens, m.packs, m.batches, m.tail_packs}) labels.push_back(fmt::to_string(value));
+  return labels;
+}
+
+void print(const std::vector<PackFacts>& cases) {
+  for (std::size_t i = 0; i < cases.size(); ++i)
+    if (i == 0 || cases[i].data != cases[i - 1].data) fmt::print("data {}\n", cases[i].data);
+  const bool named = !cases.front().case_name.empty();
+  const std::vector<std::string> name(named ? 1 : 0, "case");
+  std::vector<std::string> header = name;
+  for (const char* column :
+       {"method", "dp", "dbr", "pr", "abr", "samples", "tokens", "packs", "batches", "tail_packs", "cr", "ave_t", "plan_seconds"})
+    header.push_back(column);
+  TextTable table(header);
+  header = name;
+  for (const char* column : {"group", "ranks", "dbr", "pr", "abr", "samples", "tokens", "packs", "batches", "tail_packs"})
+    header.push_back(column);
+  TextTable groups(header);
+  bool grouped = false;
+  for (const PackFacts& f : cases) {
+    std::vector<std::string> labels(named ? 1 : 0, f.case_name), row = labels;
+    row.push_back(f.options.batching.method);
+    row.push_back(fmt::to_string(f.options.mesh.dp));
+    row = balance_row(row, f.metrics);
+    row.push_back(fmt::format("{:.4f}", f.metrics.cr));
+    row.push_back(fmt::format("{:.1f}", f.metrics.ave_t));
+    row.push_back(fmt::format("{:.6f}", f.plan_seconds));
+    table.row(row);
+    if (f.options.batching.method != "hbp") continue;
+    grouped = true;
+    for (const GroupMetrics& g : f.metrics.groups) {
+      row = labels;
+      row.push_back(fmt::to_string(g.group.tokens));
+      row.push_back(fmt::to_string(g.group.ranks));
+      groups.row(balance_row(row, g));
+    }
+  }
+  fmt::print("{}", table.text());
+  if (grouped) fmt::print("packing groups\n{}", groups.text());
+  fmt::print(
+      "dbr, abr: sum(max - x) / (max N) over data-parallel ranks, x = tokens, x = sum of squared lengths; pr: sum(length - tokens) / "
+      "(length packs), length = that of\n"
+      "the pack's group (none, sorted: padded to the longest sample); means over the full batches of one epoch, the others' packs are "
+      "tail_packs;\n"
+      "cr: share of tokens in micro-batches spread over several ranks; ave_t: tokens of a rank in a batch\n");
 }
 
 }  // namespace
@@ -141,35 +187,9 @@ nlohmann::ordered_json json(const PackFacts& f) {
 int pack_command(const CommandLine& line) {
   std::vector<PackFacts> cases;
   for (const Deck& deck : line.decks({.model = false, .data = true})) cases.push_back(pack(deck));
-  for (std::size_t i = 0; i < cases.size(); ++i)
-    if (i == 0 || cases[i].data != cases[i - 1].data) fmt::print("data {}\n", cases[i].data);
-  const bool named = !cases.front().case_name.empty();
-  std::vector<std::string> header{"method", "dp", "dbr", "pr", "abr", "cr", "ave_t", "samples", "packs", "batches", "plan_seconds"};
-  if (named) header.insert(header.begin(), "case");
-  TextTable table(header);
+  print(cases);
   auto list = nlohmann::ordered_json::array();
-  for (const PackFacts& f : cases) {
-    std::vector<std::string> row{f.method,
-                                 fmt::to_string(f.dp),
-                                 fmt::format("{:.4f}", f.dbr),
-                                 fmt::format("{:.4f}", f.pr),
-                                 fmt::format("{:.4f}", f.abr),
-                                 fmt::format("{:.4f}", f.cr),
-                                 fmt::format("{:.1f}", f.ave_t),
-                                 fmt::to_string(f.samples),
-                                 fmt::to_string(f.packs),
-                                 fmt::to_string(f.batches),
-                                 fmt::format("{:.6f}", f.plan_seconds)};
-    if (named) row.insert(row.begin(), f.case_name);
-    table.row(row);
-    list.push_back(json(f));
-  }
-  fmt::print("{}", table.text());
-  fmt::print(
-      "dbr, abr: sum(max - x) / (max N) over data-parallel ranks, x = tokens, x = sum of squared lengths; pr: sum(capacity - tokens) / "
-      "(capacity packs);\n"
-      "cr: share of tokens in micro-batches spread over several ranks; ave_t: tokens of a micro-batch; means over the full batches of one "
-      "epoch\n");
+  for (const PackFacts& f : cases) list.push_back(json(f));
   write_json(line.json, cases.size() == 1 ? list.front() : nlohmann::ordered_json{{"cases", list}});
   return 0;
 }

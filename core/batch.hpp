@@ -19,8 +19,8 @@ struct Segment {
 /// Segments computed together, concatenated along one packed axis.
 struct MicroBatch {
   std::vector<Segment> segments;
-  int sp = 1;                ///< sequence-parallel degree (HBP); 1 without adaptive SP
-  int recompute_layers = -1; ///< layers recomputed in backward; -1: as the deck says
+  int sp = 1;                 ///< sequence-parallel degree (HBP); 1 without adaptive SP
+  int recompute_layers = -1;  ///< layers recomputed in backward; -1: as the deck says
   std::int64_t tokens() const;
   std::int64_t loss_tokens() const;
   /// Sum over segments of visible (query, key) pairs: n (begin + (n + 1) / 2) for n tokens.
@@ -34,7 +34,7 @@ struct Batch {
   std::vector<std::vector<MicroBatch>> micro_batches;
   std::int64_t loss_tokens() const;  ///< of the whole global batch: the `ave_token` normaliser
   std::int64_t tokens() const;
-  std::int64_t samples() const;      ///< distinct samples (segments with begin == 0)
+  std::int64_t samples() const;  ///< distinct samples (segments with begin == 0)
   /// Order-sensitive 64-bit hash, written to the trace.
   std::uint64_t hash() const;
 };
@@ -46,18 +46,39 @@ struct SampleLength {
   std::int64_t loss_tokens = 0;
 };
 
+/// One packing group of Hierarchical Balance Packing.
+struct PackGroup {
+  std::int64_t tokens = 0;    ///< pack length
+  int ranks = 1;              ///< ranks that share a pack: its sequence-parallel degree
+  int recompute_layers = -1;  ///< layers recomputed in backward; -1: as the deck says
+};
+
 struct BatchingOptions {
-  std::string method = "packed";    ///< none | packed (later issues add random, sorted, isf, ffs, ffd, bfs, spfhp, hbp, chunkflow, sab, lbb)
+  std::string method = "packed";           ///< none | packed | random | sorted | isf | ffs | ffd | bfs | spfhp | hbp
   std::int64_t micro_batch_tokens = 4096;  ///< pack capacity in tokens; longer samples get a micro-batch of their own
   int dp = 1;
   /// Cost of one visible (query, key) pair in units of one token's matrix products; balances packs over ranks.
   double pair_cost_tokens = 0;
+  std::vector<PackGroup> groups;  ///< hbp: lengths ascend
+  bool balance = true;            ///< hbp: batches of packs with like attention; false: of packs in random order (the paper's ablation)
+  std::uint64_t seed = 0;         ///< of every random order
 };
+
+/// Names of the methods, in the order of the papers' tables: none random sorted isf ffs ffd bfs spfhp packed hbp.
+const std::vector<std::string>& batching_methods();
 
 /// Assigns the samples of one global batch.  `none`: one sample a micro-batch, dealt round robin in the given order.
 /// `packed`: best-fit decreasing into packs of at most micro_batch_tokens, packs dealt heaviest first (tokens and attention
-/// pairs) to the least loaded data-parallel rank.  Every sample appears exactly once; the result depends on the arguments alone.
-/// Errors: unknown method, dp < 1, a sample without tokens is kept (it costs nothing and counts).
+/// pairs) to the least loaded data-parallel rank.  `hbp`: rounds of one group each, their packs alike, heaviest to the least loaded
+/// ranks; ranks [d, d + sp) share a pack, which stands with rank d, and the others hold a micro-batch without segments in that round.
+/// The others: packs as in core/packing, in random order, dealt round robin.  Every sample appears exactly once; the result depends on the
+/// arguments alone.  Errors: unknown method, dp < 1, groups that cannot pack (core/hbp).  A sample without tokens is kept (it costs
+/// nothing and counts).
 Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples, const BatchingOptions& options);
+
+/// A whole epoch packed at once (HBP Section 4.2): each batch is one iteration, in which every data-parallel rank has one micro-batch,
+/// alone or shared.  A group's last batch may leave ranks idle.  hbp sorts a group's packs by attention before it cuts batches
+/// (Algorithm 7) and shuffles the batches; the baselines shuffle their packs.  Every sample appears exactly once.  Errors: as plan_batch.
+std::vector<Batch> plan_epoch(const std::vector<SampleLength>& samples, const BatchingOptions& options);
 
 }  // namespace ballast

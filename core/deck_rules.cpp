@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/deck.hpp"
+#include "core/hbp.hpp"
 #include "core/run_options.hpp"
 
 namespace ballast {
@@ -90,7 +91,11 @@ void data_rules(const Deck& deck, Rules& rules) {
   }
   if (source == "megatron") needs("data.path", !deck.text("data.path").empty(), "the common stem of the .bin and .idx files");
   if (source == "hdf5") needs("data.path", !deck.text("data.path").empty(), "the HDF5 file");
-  if (source == "lengths") needs("data.lengths_file", !deck.text("data.lengths_file").empty(), "a text file with one length a line");
+  if (source == "lengths") {
+    const bool file = !deck.text("data.lengths_file").empty(), list = !deck.get<std::vector<std::int64_t>>("data.lengths").empty();
+    needs("data.lengths_file", file || list, "a text file with one length a line (or data.lengths, a list)");
+    if (file && list) rules.add({"data.lengths", "data.lengths_file"}, "data.lengths and data.lengths_file exclude each other; keep one");
+  }
   if (source == "distribution") {
     const auto& edges = deck.get<std::vector<std::int64_t>>("data.bin_tokens");
     const auto& shares = deck.get<std::vector<double>>("data.bin_share");
@@ -116,6 +121,29 @@ void data_rules(const Deck& deck, Rules& rules) {
               fmt::format("data.min_tokens = {} is above data.max_tokens = {}: no sample would be left", shortest, longest));
 }
 
+void batching_rules(const Deck& deck, Rules& rules) {
+  const std::vector<std::string> keys{"batching.groups", "batching.group_ranks", "batching.group_recompute"};
+  if (deck.text("batching.method") != "hbp") {
+    for (const auto& key : keys)
+      if (deck.is_set(key) && deck.get<std::vector<std::int64_t>>(key).size() > 0)
+        rules.add({key, "batching.method"}, fmt::format("{} needs batching.method = \"hbp\"; the method is \"{}\"", key, deck.text("batching.method")));
+    return;
+  }
+  const std::size_t groups = deck.get<std::vector<std::int64_t>>(keys[0]).size();
+  for (const auto& key : {keys[1], keys[2]}) {
+    const std::size_t size = deck.get<std::vector<std::int64_t>>(key).size();
+    if (size > 0 && size != groups) rules.add({key, keys[0]}, fmt::format("{} has {} values for {} groups in batching.groups", key, size, groups));
+  }
+  const RunOptions options = RunOptions::from(deck);
+  for (const std::string& problem : problems(options.batching.groups, options.mesh.dp)) {
+    const std::string key = problem.substr(0, problem.find_first_of(" :"));
+    rules.add({key, "batching.method", "mesh.dp"}, problem);
+  }
+  const bool shared = std::any_of(options.batching.groups.begin(), options.batching.groups.end(), [](const PackGroup& g) { return g.ranks > 1; });
+  if (shared && options.mesh.sp > 1)
+    rules.add({"mesh.sp", keys[1]}, fmt::format("mesh.sp = {}: with batching.group_ranks each group joins data-parallel ranks itself; set mesh.sp = 1", options.mesh.sp));
+}
+
 void optimizer_rules(const Deck& deck, Rules& rules) {
   const double peak = deck.real("optimizer.learning_rate"), least = deck.real("optimizer.minimum_learning_rate");
   if (least > peak)
@@ -132,6 +160,15 @@ void optimizer_rules(const Deck& deck, Rules& rules) {
               fmt::format("recompute.layers = {} is more than the model's {} layers; -1 means all", layers, all));
 }
 
+void cost_rules(const Deck& deck, Rules& rules) {
+  for (const char* level : {"inner", "outer"}) {
+    const std::string forward = fmt::format("costs.forward_{}_hop_ms", level), backward = fmt::format("costs.backward_{}_hop_ms", level);
+    if (deck.real(backward) < deck.real(forward))
+      rules.add({backward, forward}, fmt::format("{} = {} is below {} = {}: backward's hop carries KV and dKV, forward's KV alone", backward,
+                                                 deck.real(backward), forward, deck.real(forward)));
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> deck_problems(const Deck& deck, DeckNeeds needs, const std::set<std::string>& faulty) {
@@ -140,7 +177,9 @@ std::vector<std::string> deck_problems(const Deck& deck, DeckNeeds needs, const 
   mesh_rules(deck, rules);
   if (needs.model || deck.block_set("model")) model_rules(deck, rules);
   if (needs.data || deck.block_set("data")) data_rules(deck, rules);
+  batching_rules(deck, rules);
   optimizer_rules(deck, rules);
+  if (deck.block_set("costs")) cost_rules(deck, rules);
   return rules.list;
 }
 

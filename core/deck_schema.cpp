@@ -1,6 +1,7 @@
 // The schema: every block and every key that a deck may hold.  A new key is one row here.
 #include <algorithm>
 
+#include "core/batch.hpp"
 #include "core/deck.hpp"
 #include "core/model_shape.hpp"
 
@@ -72,6 +73,8 @@ std::vector<KeySpec> build() {
   k.flag("run.deterministic", false, "bit-identical repetition on CUDA too (the host always is)");
   k.real("run.hang_timeout_s", 600, "s", above(0), "a rank that waits this long without progress reports its last event and ends the run");
   k.number("run.log_every", 1, "steps", between(1, kTokens), "steps between two lines of the step log");
+  k.text("run.dump_gradients", "", {},
+         "safetensors file for the reduced gradients (fp32, before clipping) of the first step that this start of the run takes; empty: none");
 
   k.number("mesh.dp", 1, "ranks", between(1, kDegree), "data parallel degree");
   k.number("mesh.pp", 1, "stages", between(1, kDegree), "pipeline parallel degree");
@@ -83,7 +86,9 @@ std::vector<KeySpec> build() {
            "ranks that count as one node; 0: as the machine says. Set it to exercise two-level rings on one machine");
 
   k.text("model.preset", "custom", presets_and_custom(),
-         "published shape, whose values the keys below replace; custom needs all of layers to vocabulary");
+         "published shape, whose values the keys below replace; custom needs all of layers to vocabulary, or weights");
+  k.text("model.weights", "", {},
+         "Hugging Face folder (config.json, safetensors) that a run starts from; the keys of the shape come from it. A checkpoint (-r) goes first");
   k.number("model.layers", 0, "layers", between(0, 1 << 16), "transformer layers");
   k.number("model.hidden", 0, "", between(0, kWidth), "width of the residual stream");
   k.number("model.intermediate", 0, "", between(0, kWidth), "width of the SwiGLU layer");
@@ -96,7 +101,10 @@ std::vector<KeySpec> build() {
   k.real("model.rms_eps", 1e-6, "", above(0), "epsilon of RMSNorm");
   k.real("model.rope_theta", 1e6, "", above(1), "base of the rotary embedding");
   k.real("model.yarn_factor", 1, "", at_least(1), "YaRN scaling of the context; 1: plain RoPE");
-  k.number("model.original_context", 32768, "tokens", between(1, kTokens), "context that the model was trained for (YaRN)");
+  k.number("model.original_context", 32768, "tokens", between(1, kTokens), "context that the model was trained for (YaRN, llama3)");
+  k.real("model.llama3_factor", 1, "", at_least(1), "Llama 3.1 scaling of low rotary frequencies; 1: none");
+  k.real("model.llama3_low", 1, "turns", above(0), "llama3: frequencies below this many turns over original_context are divided by the factor");
+  k.real("model.llama3_high", 4, "turns", above(0), "llama3: frequencies above this many turns stay as they are");
   k.number("model.head_chunk_tokens", 1024, "tokens", between(1, kTokens), "tokens whose logits exist at once in the LM head");
 
   k.text("data.source", "files", {"files", "megatron", "hdf5", "lengths", "distribution"},
@@ -109,6 +117,7 @@ std::vector<KeySpec> build() {
   k.text("data.mask_path", "", {},
          "megatron: a parallel .bin/.idx pair of bytes, 0 where a token carries no loss; empty: every token does");
   k.text("data.lengths_file", "", {}, "lengths: text file with one length a line");
+  k.numbers("data.lengths", "tokens", between(1, kTokens), "lengths: the lengths themselves, in place of a file");
   k.numbers("data.bin_tokens", "tokens", between(1, kTokens), "distribution: upper edge of each length bin, ascending, inclusive");
   k.reals("data.bin_share", "", at_least(0), "distribution: share of the samples in each bin (not cumulative), in proportion to their sum");
   k.number("data.samples", 0, "samples", between(0, kTokens),
@@ -118,8 +127,8 @@ std::vector<KeySpec> build() {
   k.text("data.long", "truncate", {"truncate", "split", "drop"}, "what happens to a sample above max_tokens");
   k.real("data.validation_share", 0, "", up_to(0, 1), "share of the samples held out for validation");
 
-  k.text("batching.method", "packed", {"none", "packed"},
-         "none: one sample a micro-batch, dealt in turn; packed: best-fit packs, heaviest first to the least loaded rank");
+  k.text("batching.method", "packed", batching_methods(),
+         "none: one sample a micro-batch; packed: best-fit packs, heaviest first to the least loaded rank; hbp: packing groups; others: packing baselines");
   k.number("batching.micro_batch_tokens", 4096, "tokens", between(1, kTokens),
            "capacity of a pack; a longer sample gets a micro-batch of its own");
   k.number("batching.global_tokens", 65536, "tokens", between(1, kTokens),
@@ -127,6 +136,14 @@ std::vector<KeySpec> build() {
   k.number("batching.global_samples", 0, "samples", between(0, kTokens),
            "samples of a global batch, in place of global_tokens; 0: global_tokens decides");
   k.flag("batching.shuffle", true, "a new sample order each epoch, the same on every mesh");
+  k.text("batching.scope", "step", {"step", "epoch"},
+         "what is packed at once: each global batch, or the whole epoch, cut into batches of one micro-batch a rank (pack only)");
+  k.numbers("batching.groups", "tokens", between(1, kTokens), "hbp: pack length of each group, ascending");
+  k.numbers("batching.group_ranks", "ranks", between(1, kDegree), "hbp: ranks that share a pack of each group, its sequence parallel degree; empty list: 1");
+  k.numbers("batching.group_recompute", "layers", between(-1, 1 << 16),
+            "hbp: layers recomputed in backward in each group; -1 or an empty list: as block recompute says");
+  k.flag("batching.balance", true, "hbp: batches of packs with like attention; false: of packs in random order");
+  k.text("batching.long", "refuse", {"refuse", "split"}, "hbp: what happens to a sample above the longest group; split: pieces of its length, each a sample");
 
   k.text("attention.pattern", "dense", {"dense"}, "which (query, key) pairs are computed");
 
@@ -151,6 +168,19 @@ std::vector<KeySpec> build() {
   k.text("recompute.mode", "none", {"none", "selective", "full"},
          "what backward forms again: selective: norms and SwiGLU products; full: whole layers from their input");
   k.number("recompute.layers", -1, "layers", between(-1, 1 << 16), "full: the first layers of a stage that are formed again; -1: all");
+
+  k.real("costs.forward_indexing_ms", 0, "ms", at_least(0), "ring attention, forward: sparse index, once a call");
+  k.real("costs.forward_host_ms", 0, "ms", at_least(0), "ring attention, forward: host work that nothing hides, once a call");
+  k.real("costs.forward_compute_ms", 0, "ms", at_least(0), "ring attention, forward: attention of one ring step");
+  k.real("costs.forward_inner_hop_ms", 0, "ms", at_least(0), "KV of one shard to the next rank of the inner ring");
+  k.real("costs.forward_outer_hop_ms", 0, "ms", at_least(0), "KV of one shard to the next node");
+  k.real("costs.backward_indexing_ms", 0, "ms", at_least(0), "ring attention, backward: work once a call, such as all vertical lines");
+  k.real("costs.backward_host_ms", 0, "ms", at_least(0), "ring attention, backward: host work that nothing hides, once a call");
+  k.real("costs.backward_compute_ms", 0, "ms", at_least(0), "ring attention, backward: attention of one ring step");
+  k.real("costs.backward_inner_hop_ms", 0, "ms", at_least(0),
+         "KV and dKV of one shard together to the next rank of the inner ring; dKV alone takes what exceeds forward's hop");
+  k.real("costs.backward_outer_hop_ms", 0, "ms", at_least(0),
+         "KV and dKV of one shard together to the next node; dKV alone takes what exceeds forward's hop");
 
   k.number("checkpoint.every_steps", 0, "steps", between(0, kTokens),
            "steps between checkpoints; 0: only at the end and on an agreed stop");
@@ -183,7 +213,7 @@ std::span<const BlockSpec> deck_blocks() {
       {"optimizer", "AdamW, learning-rate schedule and ZeRO", ""},
       {"recompute", "activations formed again in backward instead of kept", ""},
       {"lora", "low-rank adapters", "LoRA fine-tuning (SparseBalance)"},
-      {"costs", "stated costs for the planner", "the planner"},
+      {"costs", "component times that the planner takes as given", ""},
       {"checkpoint", "checkpoints and restart", ""},
       {"trace", "event trace", ""},
       {"profile", "profile tables", "profile tables (SparseBalance)"},

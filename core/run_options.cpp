@@ -1,7 +1,5 @@
 #include "core/run_options.hpp"
 
-#include <algorithm>
-
 namespace ballast {
 
 MeshShape mesh_shape(const Deck& deck) {
@@ -20,12 +18,9 @@ MeshShape mesh_shape(const Deck& deck) {
 ModelShape model_shape(const Deck& given) {
   Deck deck = given;
   deck.apply_preset();
-  const std::string& preset = deck.text("model.preset");
-  const auto& known = model_presets();
   ModelShape shape;
-  // What has no key, such as Llama 3.1's frequency scaling, comes from the preset alone.
-  if (std::find(known.begin(), known.end(), preset) != known.end()) shape = model_preset(preset);
-  shape.preset = preset;
+  shape.preset = deck.text("model.preset");
+  if (shape.preset == "custom" && !deck.text("model.weights").empty()) shape.preset = deck.text("model.weights");
   shape.layers = deck.integer("model.layers");
   shape.hidden = deck.integer("model.hidden");
   shape.intermediate = deck.integer("model.intermediate");
@@ -39,6 +34,9 @@ ModelShape model_shape(const Deck& given) {
   shape.rope_theta = deck.real("model.rope_theta");
   shape.yarn_factor = deck.real("model.yarn_factor");
   shape.original_context = deck.integer("model.original_context");
+  shape.llama3_factor = deck.real("model.llama3_factor");
+  shape.llama3_low = deck.real("model.llama3_low");
+  shape.llama3_high = deck.real("model.llama3_high");
   return shape;
 }
 
@@ -49,6 +47,21 @@ double pair_cost_tokens(const ModelShape& shape) {
   return per_pair / per_token;
 }
 
+std::vector<std::string> not_executable(const Deck& deck) {
+  std::vector<std::string> list = not_executable(mesh_shape(deck));
+  if (deck.text("batching.scope") == "epoch")
+    list.push_back("batching.scope = \"epoch\" is for `ballast pack`: a training step's samples do not depend on the mesh; set batching.scope = \"step\"");
+  for (const PackGroup& group : RunOptions::from(deck).batching.groups) {
+    if (group.ranks > 1)
+      list.push_back(fmt::format("batching.group_ranks: {} ranks share a pack of {} tokens, which this version plans (`ballast pack`) but does not run; set 1 for every group",
+                                 group.ranks, group.tokens));
+    if (group.recompute_layers >= 0)
+      list.push_back(fmt::format("batching.group_recompute: {} layers for packs of {} tokens, which this version plans (`ballast pack`) but does not run; use block recompute",
+                                 group.recompute_layers, group.tokens));
+  }
+  return list;
+}
+
 RunOptions RunOptions::from(const Deck& deck) {
   RunOptions options;
   options.mesh = mesh_shape(deck);
@@ -57,6 +70,14 @@ RunOptions RunOptions::from(const Deck& deck) {
   options.batching.micro_batch_tokens = deck.integer("batching.micro_batch_tokens");
   options.batching.dp = options.mesh.dp;
   options.batching.pair_cost_tokens = pair_cost_tokens(options.model);
+  options.batching.balance = deck.boolean("batching.balance");
+  options.batching.seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
+  const auto& ranks = deck.get<std::vector<std::int64_t>>("batching.group_ranks");
+  const auto& recompute = deck.get<std::vector<std::int64_t>>("batching.group_recompute");
+  for (const std::int64_t tokens : deck.get<std::vector<std::int64_t>>("batching.groups")) {
+    const std::size_t g = options.batching.groups.size();
+    options.batching.groups.push_back({tokens, g < ranks.size() ? static_cast<int>(ranks[g]) : 1, g < recompute.size() ? static_cast<int>(recompute[g]) : -1});
+  }
   options.layout = layout_kind(deck.text("ring.layout"));
   options.stripe = deck.integer("ring.stripe");
   return options;

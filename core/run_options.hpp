@@ -1,6 +1,8 @@
 // RunOptions: the deck's values as the typed options that plans and executors take.  The one place where deck keys become options.
 #pragma once
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "core/batch.hpp"
 #include "core/deck.hpp"
@@ -22,6 +24,8 @@ struct RunOptions {
 };
 
 MeshShape mesh_shape(const Deck& deck);
+/// What `train` refuses of a deck that plans can be made for: one sentence each.  Empty: it can run.
+std::vector<std::string> not_executable(const Deck& deck);
 /// The preset's shape with the deck's explicit keys on top; all zero where the deck says nothing of a model.
 ModelShape model_shape(const Deck& deck);
 

@@ -12,12 +12,18 @@ DataOptions data_options(const Deck& deck) {
   options.path = deck.text("data.path");
   options.mask_path = deck.text("data.mask_path");
   options.lengths_file = deck.text("data.lengths_file");
+  options.lengths = deck.get<std::vector<std::int64_t>>("data.lengths");
   options.bin_tokens = deck.get<std::vector<std::int64_t>>("data.bin_tokens");
   options.bin_share = deck.get<std::vector<double>>("data.bin_share");
   options.samples = deck.integer("data.samples");
   options.max_tokens = deck.integer("data.max_tokens");
   options.min_tokens = deck.integer("data.min_tokens");
   options.long_samples = deck.text("data.long");
+  const auto& groups = deck.get<std::vector<std::int64_t>>("batching.groups");
+  if (deck.text("batching.long") == "split" && !groups.empty() && (options.max_tokens == 0 || options.max_tokens > groups.back())) {
+    options.max_tokens = groups.back();
+    options.long_samples = "split";
+  }
   options.seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
   options.vocabulary = model_shape(deck).vocabulary;
   return options;
