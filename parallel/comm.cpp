@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #ifdef BALLAST_HAVE_NCCL
 #include "parallel/nccl_group.hpp"
@@ -10,7 +11,8 @@
 namespace ballast {
 namespace {
 
-constexpr int kExchangeTag = 0, kCollectiveTag = 1;
+constexpr int kCollectiveTag = 1;
+constexpr int exchange_tag(int channel) { return 2 * channel; }
 constexpr std::size_t kScratchBytes = std::size_t{32} << 20;  // receive space of a reduction
 constexpr std::size_t kSmallBytes = std::size_t{64} << 10;    // gathered total up to which latency counts more than bytes
 std::size_t g_message_bytes = std::size_t{1} << 30;           // counts of MPI are int
@@ -121,11 +123,8 @@ struct Communicator::State {
   std::shared_ptr<State> machine;  ///< ranks that share memory with this one, once asked for
   Tensor scratch;                  ///< [bytes] u8, receive space of host reductions
 #ifdef BALLAST_HAVE_NCCL
-  std::unique_ptr<NcclGroup> nccl;  ///< made by the first call with a device tensor
-  NcclGroup& device() {
-    if (!nccl) nccl = std::make_unique<NcclGroup>(comm);
-    return *nccl;
-  }
+  std::map<int, NcclGroup> nccl;  ///< by channel, each made by the first call with a device tensor; collectives use channel 0
+  NcclGroup& device(int channel = 0) { return nccl.try_emplace(channel, comm).first->second; }
 #endif
 
   State() = default;
@@ -197,10 +196,10 @@ struct Communicator::State {
 };
 
 #ifdef BALLAST_HAVE_NCCL
-#define BALLAST_BY_NCCL(tensor, call) \
-  if ((tensor).space() == Space::cuda) return state_->device().call
+#define BALLAST_BY_NCCL(tensor, call, ...) \
+  if ((tensor).space() == Space::cuda) return state_->device(__VA_ARGS__).call
 #else
-#define BALLAST_BY_NCCL(tensor, call)                                                                                                      \
+#define BALLAST_BY_NCCL(tensor, call, ...)                                                                                                 \
   if ((tensor).space() == Space::cuda)                                                                                                     \
   fail(                                                                                                                                    \
       "{}: the tensor lies on a GPU, but this program was built without NCCL; rebuild where CUDA and NCCL are found or use run.backend = " \
@@ -254,19 +253,20 @@ Communicator Communicator::split_by_machine() const {
   return result;
 }
 
-Pending Communicator::exchange(std::span<const Transfer> transfers) const {
+Pending Communicator::exchange(std::span<const Transfer> transfers, int channel) const {
+  require(channel >= 0 && channel < 64, "exchange: channel {} lies outside [0, 64)", channel);
   if (transfers.empty()) return {};
   for (const Transfer& t : transfers) {
     require_dense(t.tensor, "exchange");
     require(t.tensor.space() == transfers[0].tensor.space(), "exchange: tensors of one call must lie in one memory space");
     require(t.peer >= 0 && t.peer < size(), "exchange: rank {} lies outside a group of {}", t.peer, size());
   }
-  BALLAST_BY_NCCL(transfers[0].tensor, exchange(transfers));
+  BALLAST_BY_NCCL(transfers[0].tensor, exchange(transfers), channel);
   struct Flight {
     Messages messages;
     std::vector<Tensor> alive;
   };
-  auto flight = std::make_shared<Flight>(Flight{Messages(state_->comm, kExchangeTag), {}});
+  auto flight = std::make_shared<Flight>(Flight{Messages(state_->comm, exchange_tag(channel)), {}});
   // Receives first: a message that finds its receive posted needs no copy.
   for (const Transfer& t : transfers) {
     flight->alive.push_back(t.tensor);

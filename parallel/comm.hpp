@@ -22,6 +22,8 @@ void wait_all(std::vector<MPI_Request>& requests);
 void wait_all(std::vector<MPI_Request>& requests, std::vector<MPI_Status>& statuses);
 /// Seconds without progress (600 until set), and whose last event is reported; `recorder` must live as long as ranks wait.
 void set_wait_limit(double seconds, const Recorder* recorder = nullptr);
+/// Puts the host's waits for the GPU under the same limit, and lets them see errors of NCCL.  set_wait_limit and NCCL's first use call it.
+void watch_gpu_waits();
 /// Throws Error for an MPI return code other than MPI_SUCCESS.
 void check_mpi(int code, const char* what);
 /// Longer messages travel in parts of this many bytes (2^30 until set: MPI counts in int).  The same on all ranks.
@@ -73,9 +75,10 @@ class Communicator {
   /// Sub-group of ranks that share memory (MPI_COMM_TYPE_SHARED), in rank order; made once.  Collective.
   Communicator split_by_machine() const;
 
-  /// Posts all transfers of a step at once and returns immediately.  Two transfers between the same pair of ranks match
-  /// in the order given.
-  Pending exchange(std::span<const Transfer> transfers) const;
+  /// Posts all transfers of a step at once and returns immediately.  Two transfers between the same pair of ranks and on the same channel
+  /// match in the order given.  Channels do not wait for one another: on GPUs each has its own NCCL communicator and stream, so a slow
+  /// link holds up its own channel only.  The ranks open channels (first use) in the same order.
+  Pending exchange(std::span<const Transfer> transfers, int channel = 0) const;
   void all_reduce(Tensor& tensor, Reduction reduction = Reduction::sum) const;
   double all_reduce(double value, Reduction reduction = Reduction::sum) const;
   std::int64_t all_reduce(std::int64_t value, Reduction reduction = Reduction::sum) const;

@@ -15,6 +15,12 @@ void check_nccl(ncclResult_t code, const char* what, ncclComm_t comm = nullptr) 
   fail("NCCL: {} failed: {} ({}); see NCCL_DEBUG=INFO", what, ncclGetErrorString(code), comm ? ncclGetLastError(comm) : "");
 }
 
+/// Communicators of this process.
+std::vector<ncclComm_t>& live() {
+  static std::vector<ncclComm_t> list;
+  return list;
+}
+
 ncclDataType_t type_of(const Tensor& t) {
   switch (t.dtype()) {
     case DType::f32: return ncclFloat32;
@@ -73,6 +79,8 @@ NcclGroup::NcclGroup(MPI_Comm mpi) : impl_(std::make_unique<Impl>()) {
   check_mpi(MPI_Ibcast(&id, sizeof id, MPI_BYTE, 0, mpi, request.data()), "MPI_Ibcast");
   wait_all(request);
   check_nccl(ncclCommInitRank(&impl_->comm, impl_->size, id, impl_->rank), "ncclCommInitRank");
+  live().push_back(impl_->comm);
+  watch_gpu_waits();
   // Transfers go first: the compute stream has work for later, the wire is what a ring waits for.
   int least = 0, greatest = 0;
   cuda::check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
@@ -80,6 +88,7 @@ NcclGroup::NcclGroup(MPI_Comm mpi) : impl_(std::make_unique<Impl>()) {
 }
 
 NcclGroup::~NcclGroup() {
+  std::erase(live(), impl_->comm);
   if (impl_->comm) ncclCommAbort(impl_->comm);  // unlike ncclCommDestroy it does not wait for peers that failed
   if (impl_->stream) cudaStreamDestroy(impl_->stream);
   for (cudaEvent_t e : impl_->free_events) cudaEventDestroy(e);
@@ -145,9 +154,11 @@ void NcclGroup::broadcast(Tensor& tensor, int root) {
 }
 
 void NcclGroup::check_health() {
-  ncclResult_t state = ncclSuccess;
-  check_nccl(ncclCommGetAsyncError(impl_->comm, &state), "ncclCommGetAsyncError", impl_->comm);
-  check_nccl(state, "an earlier transfer", impl_->comm);
+  for (ncclComm_t comm : live()) {
+    ncclResult_t state = ncclSuccess;
+    check_nccl(ncclCommGetAsyncError(comm, &state), "ncclCommGetAsyncError", comm);
+    check_nccl(state, "an earlier transfer", comm);
+  }
 }
 
 }  // namespace ballast

@@ -10,7 +10,8 @@
 namespace ballast {
 
 /// One NCCL communicator and its own stream.  Every call is ordered after the compute stream's work so far; transfers of exchange() run beside
-/// later computation until completed, the others are ordered before it.  Nothing waits on the host.
+/// later computation until completed, the others are ordered before it.  Nothing waits on the host.  Goes without waiting for peers, which may
+/// have failed.
 class NcclGroup {
  public:
   /// Collective over `comm`; bootstrapped with one broadcast.  Throws Error where NCCL cannot start, with its reason.
@@ -25,8 +26,9 @@ class NcclGroup {
   void all_gather(const Tensor& input, Tensor& output);
   void all_to_all(const Tensor& input, Tensor& output);
   void broadcast(Tensor& tensor, int root);
-  /// Throws Error when NCCL has met an asynchronous error (a peer died, a link failed).  Called by waits and at step ends.
-  void check_health();
+  /// Throws Error when any group of this process has met an asynchronous error (a peer died, a link failed).  Polled by every wait of the
+  /// host: for other ranks (parallel/waits.cpp) and for the GPU.
+  static void check_health();
 
  private:
   struct Impl;

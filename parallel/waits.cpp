@@ -10,6 +10,13 @@
 
 #include "parallel/comm.hpp"
 
+#ifdef BALLAST_HAVE_CUDA
+#include "kernels/cuda/device.hpp"
+#endif
+#ifdef BALLAST_HAVE_NCCL
+#include "parallel/nccl_group.hpp"
+#endif
+
 namespace ballast {
 namespace {
 
@@ -46,6 +53,21 @@ void print(const std::string& line) {
   std::_Exit(1);
 }
 
+/// Ends the run: nothing came of a wait for `whom`.
+[[noreturn]] void give_up(double waited_s, const char* whom) {
+  print(fmt::format("ballast: {}: waited {:.1f} s for {} without progress (run.hang_timeout_s){}", who(), waited_s, whom, last_event()));
+  // Ranks that wait for the same culprit lose patience about now; whoever prints nothing is dead or stuck outside a wait.
+  usleep(static_cast<useconds_t>(1e6 * std::clamp(0.1 * g_limit_s, 0.2, 3.0)));
+  abort_all();
+}
+
+/// Throws Error when transfers between GPUs have failed.
+void check_transfers() {
+#ifdef BALLAST_HAVE_NCCL
+  NcclGroup::check_health();
+#endif
+}
+
 /// Yields between tests, and keeps the time since something last completed.
 class Patience {
  public:
@@ -55,19 +77,13 @@ class Patience {
     if (++polls_ % 256 == 1) {
       const double now = MPI_Wtime();
       if (polls_ == 1) since_s_ = now;
-      if (now - since_s_ > g_limit_s) give_up(now - since_s_);
+      if (now - since_s_ > g_limit_s) give_up(now - since_s_, "other ranks");
+      check_transfers();
     }
     sched_yield();
   }
 
  private:
-  [[noreturn]] static void give_up(double waited_s) {
-    print(
-        fmt::format("ballast: {}: waited {:.1f} s for other ranks without progress (run.hang_timeout_s){}", who(), waited_s, last_event()));
-    // Ranks that wait for the same culprit lose patience about now; whoever prints nothing is dead or stuck outside a wait.
-    usleep(static_cast<useconds_t>(1e6 * std::clamp(0.1 * g_limit_s, 0.2, 3.0)));
-    abort_all();
-  }
   std::int64_t polls_ = 0;
   double since_s_ = 0;
 };
@@ -117,6 +133,16 @@ void set_wait_limit(double seconds, const Recorder* recorder) {
   require(seconds > 0, "the wait limit must be positive, got {} s", seconds);
   g_limit_s = seconds;
   g_recorder = recorder;
+  watch_gpu_waits();
+}
+
+void watch_gpu_waits() {
+#ifdef BALLAST_HAVE_CUDA
+  cuda::set_wait_watch([](double waited_s) {
+    check_transfers();
+    if (waited_s > g_limit_s) give_up(waited_s, "the GPU, whose work may itself wait for other ranks or last longer than the limit,");
+  });
+#endif
 }
 
 Pending& Pending::operator=(Pending&& other) noexcept {

@@ -1,7 +1,10 @@
 #include "kernels/cuda/device.hpp"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "core/error.hpp"
 
@@ -10,7 +13,28 @@ namespace {
 cudaStream_t g_stream = nullptr;
 void* g_scratch = nullptr;
 std::size_t g_scratch_bytes = 0;
+std::function<void(double)> g_watch;
+
+/// Returns when the compute stream's work is done.
+void wait_for_stream(const char* what) {
+  using Seconds = std::chrono::duration<double>;
+  const auto begin = std::chrono::steady_clock::now();
+  auto asked = begin;
+  for (;;) {
+    const cudaError_t state = cudaStreamQuery(g_stream);
+    if (state != cudaErrorNotReady) return check(state, what);
+    cudaGetLastError();  // "not ready" is no error, but a later launch would report it as one
+    const auto now = std::chrono::steady_clock::now();
+    if (g_watch && Seconds(now - asked).count() > 1e-3) {
+      asked = now;
+      g_watch(Seconds(now - begin).count());
+    }
+    sched_yield();
+  }
+}
 }  // namespace
+
+void set_wait_watch(std::function<void(double)> watch) { g_watch = std::move(watch); }
 
 void check(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return;
@@ -77,13 +101,14 @@ void CudaDevice::zero(void* pointer, std::size_t bytes) {
 
 void CudaDevice::copy(void* to, Space to_space, const void* from, Space from_space, std::size_t bytes) {
   if (bytes == 0) return;
+  if (to_space == Space::host) wait_for_stream("work before a copy to the host");  // the copy itself would wait without polling
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, g_stream), "cudaMemcpyAsync");
   // A host target is read as soon as this returns.  A pageable host source has been staged already: it may go.
   (void)from_space;
   if (to_space == Space::host) check(cudaStreamSynchronize(g_stream), "copy to the host");
 }
 
-void CudaDevice::synchronize() { check(cudaStreamSynchronize(g_stream), "cudaStreamSynchronize"); }
+void CudaDevice::synchronize() { wait_for_stream("work on the GPU"); }
 
 cudaStream_t stream() { return g_stream; }
 

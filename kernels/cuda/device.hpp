@@ -2,6 +2,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,6 +37,10 @@ class CudaDevice final : public Device {
   int index_ = 0;
   std::string description_;
 };
+
+/// Waits of the host for the GPU (CudaDevice::synchronize and copies to the host) poll, so that a transfer whose peer died cannot hold the
+/// host for ever.  `watch` is called about once a millisecond with the seconds waited so far; it may throw, or end the process.
+void set_wait_watch(std::function<void(double waited_s)> watch);
 
 /// The compute stream of this process (created with the device).
 cudaStream_t stream();

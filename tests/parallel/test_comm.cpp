@@ -211,6 +211,24 @@ TEST_F(Comm, TransfersBetweenTwoRanksMatchInTheOrderGiven) {
     }
 }
 
+TEST_F(Comm, ChannelsMatchApart) {
+  // One order at the sender, the other at the receiver: only the channel can tell which message is which.
+  const int next = (rank + 1) % size, previous = (rank + size - 1) % size;
+  constexpr std::int64_t n = 301;
+  const Tensor first = filled<float>(rank, n), second = filled<float>(rank + 5, n);
+  Tensor from_first = Tensor::zeros({n}, DType::f32), from_second = Tensor::zeros({n}, DType::f32);
+  const auto one = [&](const Tensor& t, int peer, bool send, int channel) {
+    const Transfer transfer[] = {{t, peer, send}};
+    return world.exchange(transfer, channel);
+  };
+  Pending pending[] = {one(first, next, true, 0), one(second, next, true, 1), one(from_second, previous, false, 1),
+                       one(from_first, previous, false, 0)};
+  for (Pending& p : pending) p.complete();
+  EXPECT_TRUE(testing::bit_equal(from_first, filled<float>(previous, n)));
+  EXPECT_TRUE(testing::bit_equal(from_second, filled<float>(previous + 5, n)));
+  EXPECT_THROW(one(first, rank, true, -1), Error);
+}
+
 TEST_F(Comm, PendingCompletesWhenItGoes) {
   Tensor sent = filled<double>(rank, 50000), received = Tensor::zeros({50000}, DType::f64);
   const int next = (rank + 1) % size, previous = (rank + size - 1) % size;

@@ -1,0 +1,39 @@
+// The CUDA device: copies, and waits of the host that can be watched and ended.
+#include "cuda/support.hpp"
+
+namespace ballast::test {
+namespace {
+
+using CudaWaits = CudaTest;
+
+TEST_F(CudaWaits, AWatchSeesALongWaitAndMayEndIt) {
+  const std::size_t bytes = std::size_t{1} << 30;
+  Tensor a = Tensor::zeros({static_cast<std::int64_t>(bytes)}, DType::u8, *gpu), b = Tensor::zeros({static_cast<std::int64_t>(bytes)}, DType::u8, *gpu);
+  gpu->synchronize();
+  const auto busy = [&] {  // some 100 ms of copies
+    for (int i = 0; i < 200; ++i) b.copy_from(a);
+  };
+  double waited = 0;
+  cuda::set_wait_watch([&](double seconds) { waited = seconds; });
+  busy();
+  gpu->synchronize();
+  EXPECT_GT(waited, 0.005);
+  cuda::set_wait_watch([](double seconds) {
+    if (seconds > 0.005) fail("waited {:.3f} s", seconds);
+  });
+  busy();
+  EXPECT_THROW(gpu->synchronize(), Error);
+  cuda::set_wait_watch(nullptr);
+  gpu->synchronize();
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);  // "not ready" left nothing behind for the next launch
+}
+
+TEST_F(CudaWaits, CopiesComeBack) {
+  for (const std::int64_t n : {1, 1000, 10000001}) {
+    const Tensor x = random({n});
+    EXPECT_EQ(error(to_gpu(x, DType::bf16), x), 0);
+  }
+}
+
+}  // namespace
+}  // namespace ballast::test
