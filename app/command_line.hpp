@@ -18,6 +18,8 @@ struct CommandLine {
   std::string case_name;               ///< --case, or ""
   std::string restart;                 ///< -r: a checkpoint file, "latest", or ""
   std::string output;                  ///< -d, or ""
+  std::string checkpoint, folder;      ///< export: from where, to where
+  std::string dtype = "bf16";          ///< export: bf16 or f32
   std::string json;                    ///< --json, or "": no twin
   double wall_time_s = 0;              ///< -t in seconds; 0: no limit
 
@@ -44,6 +46,8 @@ int train_command(const CommandLine& line);
 int eval_command(const CommandLine& line);
 int check_command(const CommandLine& line);
 int pack_command(const CommandLine& line);
+int plan_command(const CommandLine& line);
+int export_command(const CommandLine& line);
 int bench_command(const CommandLine& line);
 
 /// What parsing came to: a command to run, or a text to print and a status to leave with (help and version 0, bad usage 2).

@@ -4,6 +4,7 @@
 
 #include "app/command_line.hpp"
 #include "app/json_twin.hpp"
+#include "app/model_files.hpp"
 #include "app/restore.hpp"
 
 namespace ballast {
@@ -33,10 +34,18 @@ int eval_command(const CommandLine& line) {
   const Communicator world = Communicator::world();
   const Deck deck = line.deck(world);
   Session session(world, deck);
-  check_all(world, !line.restart.empty(), "eval needs a checkpoint: give -r CHECKPOINT or -r latest");
+  const std::string& weights = deck.text("model.weights");
+  check_all(world, !line.restart.empty() || !weights.empty(), "eval needs a checkpoint (-r CHECKPOINT or -r latest) or model.weights in the deck");
   check_all(world, !session.sampler.validation().empty(), "eval: the validation split is empty; set data.validation_share above 0");
   ShardedOptimizer optimizer(session.parameters, session.mesh.replica, static_cast<int>(deck.integer("optimizer.zero")), {}, nullptr);
-  const Restored restored = restore(session, optimizer, line.restart, line.output_folder(deck));
+  Restored restored;
+  if (line.restart.empty()) {
+    load_weights(session, optimizer);
+    restored.path = weights;
+  } else {
+    restored = restore(session, optimizer, line.restart, line.output_folder(deck));
+    check_all(world, !restored.path.empty(), fmt::format("eval: no sound checkpoint in {}", line.output_folder(deck)));
+  }
   const Evaluation result = evaluate(session, deck.integer("eval.samples"));
   if (world.rank() == 0) {
     fmt::print("checkpoint={} step={} validation_loss={:.6f} loss_tokens={} samples={}\n", restored.path, restored.state.step, result.loss, result.loss_tokens, result.samples);

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <utility>
 
 #include "ballast_version.hpp"
 #include "app/evaluate.hpp"
+#include "app/model_files.hpp"
 #include "app/json_twin.hpp"
 #include "core/metrics.hpp"
 #include "parallel/clock_alignment.hpp"
@@ -53,10 +55,12 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
       optimizer_(session_.parameters, session_.mesh.replica, static_cast<int>(deck.integer("optimizer.zero")), adamw_options(deck), &session_.recorder),
       train_step_(session_, optimizer_),
       log_(folder_.log(), world.rank() == 0),
+      gradient_file_(deck.text("run.dump_gradients")),
       peak_flops_(dense_peak_flops(session_.device, session_.parameters.dtype())) {
   optimizer_.reset_master_from_values();
   Restored restored;
   if (!line.restart.empty()) restored = restore(session_, optimizer_, line.restart, folder_.path());
+  if (restored.path.empty() && !deck.text("model.weights").empty()) load_weights(session_, optimizer_);
   state_ = restored.state;
   last_saved_ = restored.path.empty() ? -1 : state_.step;
   session_.recorder.set_offset(align_clocks(world));
@@ -98,6 +102,7 @@ void Trainer::write_header(const Restored& restored) {
   for (const std::string& warning : mesh.warnings) log_.comment("warning: " + warning);
   if (!session_.backend.note.empty()) log_.comment(session_.backend.note);
   log_.comment(fmt::format("model {}: {} parameters, {}", session_.options.model.preset, session_.options.model.parameters(), name(session_.parameters.dtype())));
+  if (restored.path.empty() && !deck.text("model.weights").empty()) log_.comment("starts from the weights in " + deck.text("model.weights"));
   log_.comment(fmt::format("data {}: {} training samples, {} held out", session_.dataset->description(), session_.sampler.training_samples(),
                            session_.sampler.validation().size()));
   log_.comment(fmt::format("mfu is relative to {:.1f} GFLOP/s a rank (dense matrix product)", peak_flops_ * 1e-9));
@@ -156,6 +161,7 @@ void Trainer::step() {
   reset_peak_memory();
   const TrainStep::Gradients found = train_step_.compute(batch);
   if (!std::isfinite(found.loss) || !std::isfinite(found.norm)) stop_at_nonfinite(batch, found);
+  if (!gradient_file_.empty()) dump_gradients(std::exchange(gradient_file_, ""), session_, optimizer_);
   const std::int64_t next = state_.step + 1;
   const double rate = train_step_.update(found.norm, next);
 

@@ -39,6 +39,7 @@ class Trainer {
   std::unique_ptr<TraceWriter> trace_;
   CheckpointState state_;
   nlohmann::ordered_json summary_;  ///< --json: the run's last step and held-out loss
+  std::string gradient_file_;  ///< run.dump_gradients until it is written
   std::int64_t last_saved_ = -1;
   double started_s_ = 0, peak_flops_, longest_step_s_ = 0;
 };

@@ -92,6 +92,26 @@ std::string listed(const std::vector<std::string>& values) {
   return text;
 }
 
+/// The keys of a model's shape with their values.
+std::vector<std::pair<std::string, DeckValue>> shape_values(const ModelShape& s) {
+  return {{"model.layers", s.layers},
+          {"model.hidden", s.hidden},
+          {"model.intermediate", s.intermediate},
+          {"model.query_heads", s.query_heads},
+          {"model.kv_heads", s.kv_heads},
+          {"model.head_dim", s.head_dim},
+          {"model.vocabulary", s.vocabulary},
+          {"model.qkv_bias", s.qkv_bias},
+          {"model.tied_embedding", s.tied_embedding},
+          {"model.rms_eps", s.rms_eps},
+          {"model.rope_theta", s.rope_theta},
+          {"model.original_context", s.original_context},
+          {"model.yarn_factor", s.yarn_factor},
+          {"model.llama3_factor", s.llama3_factor},
+          {"model.llama3_low", s.llama3_low},
+          {"model.llama3_high", s.llama3_high}};
+}
+
 }  // namespace
 
 const KeySpec* find_key(const std::string& path) {
@@ -225,23 +245,29 @@ void Deck::apply_preset() {
   const std::string preset = text("model.preset");
   const auto& known = model_presets();
   if (std::find(known.begin(), known.end(), preset) == known.end()) return;
-  const ModelShape shape = model_preset(preset);
-  const auto fill = [&](const char* path, DeckValue value) {
+  for (auto& [path, value] : shape_values(model_preset(preset)))
     if (!is_set(path)) set(path, std::move(value), "preset " + preset);
-  };
-  fill("model.layers", shape.layers);
-  fill("model.hidden", shape.hidden);
-  fill("model.intermediate", shape.intermediate);
-  fill("model.query_heads", shape.query_heads);
-  fill("model.kv_heads", shape.kv_heads);
-  fill("model.head_dim", shape.head_dim);
-  fill("model.vocabulary", shape.vocabulary);
-  fill("model.qkv_bias", shape.qkv_bias);
-  fill("model.tied_embedding", shape.tied_embedding);
-  fill("model.rms_eps", shape.rms_eps);
-  fill("model.rope_theta", shape.rope_theta);
-  fill("model.yarn_factor", shape.yarn_factor);
-  fill("model.original_context", shape.original_context);
+}
+
+std::vector<std::string> Deck::apply_weights(const ModelShape& shape) {
+  static const std::set<std::string> free = {"model.rope_theta",    "model.original_context", "model.yarn_factor",
+                                             "model.llama3_factor", "model.llama3_low",       "model.llama3_high"};
+  const std::string folder = text("model.weights");
+  Deck stated = *this;
+  stated.apply_preset();
+  std::vector<std::string> problems;
+  for (auto& [path, value] : shape_values(shape)) {
+    if (stated.is_set(path) && free.count(path) == 0 && stated.value(path) != value)
+      problems.push_back(fmt::format("{}: {} = {} contradicts {} in {}/config.json (model.weights); leave the key out", stated.place(path),
+                                     path, to_text(stated.value(path)), to_text(value), folder));
+    if (!is_set(path)) set(path, std::move(value), "weights " + folder);
+  }
+  return problems;
+}
+
+bool Deck::states_shape() const {
+  const auto values = shape_values(ModelShape());
+  return std::all_of(values.begin(), values.end(), [&](const auto& v) { return is_set(v.first); });
 }
 
 std::string Deck::effective_toml() const {

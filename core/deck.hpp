@@ -14,6 +14,8 @@
 
 namespace ballast {
 
+struct ModelShape;
+
 using DeckValue =
     std::variant<bool, std::int64_t, double, std::string, std::vector<std::int64_t>, std::vector<double>, std::vector<std::string>>;
 
@@ -85,6 +87,11 @@ class Deck {
   /// Fills the shape keys of [model] that the deck leaves out from a known model.preset, so that values and effective deck hold the whole
   /// shape.
   void apply_preset();
+  /// The same from `shape`, read from the folder of model.weights.  Returns one problem for each key to which the deck, or its preset, gives
+  /// another value; the keys that stretch the context (rope_theta, original_context, yarn_factor, llama3_*) may differ.
+  std::vector<std::string> apply_weights(const ModelShape& shape);
+  /// Whether every key of the model's shape has a value, as in an effective deck.
+  bool states_shape() const;
   /// The whole effective deck as TOML: every key with its value, unit and meaning; defaults are commented as such.  Reading it again gives
   /// the same values.
   std::string effective_toml() const;
@@ -96,6 +103,7 @@ class Deck {
 /// What a command reads from a deck: a block that it needs may not be missing.
 struct DeckNeeds {
   bool model = true, data = true;
+  bool weights = true;  ///< the shape is completed from the folder of model.weights
 };
 
 /// Cross-key rules (needs one key, forbids another, a combination that cannot run): one message a problem, each with the place.  Rules

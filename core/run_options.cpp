@@ -51,7 +51,9 @@ std::vector<std::string> not_executable(const Deck& deck) {
   std::vector<std::string> list = not_executable(mesh_shape(deck));
   if (deck.text("batching.scope") == "epoch")
     list.push_back("batching.scope = \"epoch\" is for `ballast pack`: a training step's samples do not depend on the mesh; set batching.scope = \"step\"");
-  for (const PackGroup& group : RunOptions::from(deck).batching.groups) {
+  const BatchingOptions batching = RunOptions::from(deck).batching;
+  for (const PackGroup& group : batching.groups) {
+    if (batching.method != "hbp") break;
     if (group.ranks > 1)
       list.push_back(fmt::format("batching.group_ranks: {} ranks share a pack of {} tokens, which this version plans (`ballast pack`) but does not run; set 1 for every group",
                                  group.ranks, group.tokens));

@@ -282,6 +282,13 @@ CheckpointState read_checkpoint(const std::string& path, const Communicator& wor
   return state;
 }
 
+CheckpointState verify_checkpoint(const std::string& path, const Communicator& world) {
+  verify(path, world);
+  CheckpointState state;
+  on_all_ranks(world, [&] { state = CheckpointFile(path, false).state(); });
+  return state;
+}
+
 std::string latest_checkpoint(const std::string& dir, const Communicator& world, std::vector<std::string>& warnings) {
   std::string list;
   if (world.rank() == 0) {

@@ -45,6 +45,9 @@ std::string write_checkpoint(const std::string& dir, const Communicator& world, 
 /// throws Error naming file and dataset, with the shard untouched.
 CheckpointState read_checkpoint(const std::string& path, const Communicator& world, CheckpointShard& shard);
 
+/// Everything besides tensors of a file whose every byte is checked first, as in read_checkpoint.  Collective.
+CheckpointState verify_checkpoint(const std::string& path, const Communicator& world);
+
 /// Path of the newest checkpoint in DIR that verifies, skipping (and naming in `warnings`) damaged ones; "" when none.  Collective.
 std::string latest_checkpoint(const std::string& dir, const Communicator& world, std::vector<std::string>& warnings);
 

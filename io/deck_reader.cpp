@@ -9,6 +9,9 @@
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <set>
+
+#include "io/huggingface.hpp"
 
 namespace ballast {
 namespace {
@@ -401,6 +404,20 @@ void Reader::finish(const std::vector<std::string>& more) {
                           fmt::join(lines, "\n")));
 }
 
+/// Takes the shape from the folder of model.weights.  A deck that states the whole shape, as effective decks do, may outlive the folder.  When
+/// the shape stays unknown, every key of the model joins `faulty`, so that one message says it.
+std::vector<std::string> complete_from_weights(Deck& deck, std::set<std::string>& faulty) {
+  const std::string dir = deck.text("model.weights");
+  if (dir.empty() || faulty.count("model.weights") != 0) return {};
+  if (!std::filesystem::exists(dir) && deck.states_shape()) return {};
+  try {
+    return deck.apply_weights(read_huggingface_config(dir));
+  } catch (const Error& error) {
+    for (const std::string& key : block_keys("model")) faulty.insert("model." + key);
+    return {fmt::format("{}: model.weights: {}", deck.place("model.weights"), error.what())};
+  }
+}
+
 }  // namespace
 
 Deck parse_deck(const std::string& text, const std::string& file, const std::vector<std::string>& overrides, const std::string& case_name,
@@ -432,7 +449,12 @@ Deck parse_deck(const std::string& text, const std::string& file, const std::vec
   apply(reader.overrides);
   // Rules about keys that could not be read at all would only confuse.
   std::vector<std::string> rules;
-  if (reader.sound_syntax) rules = deck_problems(deck, needs, reader.faulty);
+  if (reader.sound_syntax) {
+    std::set<std::string> faulty = reader.faulty;
+    if (needs.weights) rules = complete_from_weights(deck, faulty);
+    const auto more = deck_problems(deck, needs, faulty);
+    rules.insert(rules.end(), more.begin(), more.end());
+  }
   reader.finish(rules);
   deck.apply_preset();
   return deck;

@@ -1,9 +1,11 @@
 #include "io/huggingface.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "io/safetensors.hpp"
 
@@ -31,12 +33,23 @@ void read_rope(const json& config, const std::string& file, ModelShape& shape) {
   json rope = optional(config, file, "rope_parameters", json::object());
   if (rope.empty()) rope = optional(config, file, "rope_scaling", json::object());
   shape.rope_theta = rope.contains("rope_theta") ? need<double>(rope, file, "rope_theta") : optional(config, file, "rope_theta", 10000.0);
+  require(optional(rope, file, "partial_rotary_factor", 1.0) == 1, "{}: partial rotary embedding is not supported", file);
   shape.original_context = optional<std::int64_t>(config, file, "max_position_embeddings", 32768);
   const std::string type = rope.contains("rope_type") ? need<std::string>(rope, file, "rope_type") : optional<std::string>(rope, file, "type", "default");
   if (type == "default") return;
   shape.original_context = optional<std::int64_t>(rope, file, "original_max_position_embeddings", shape.original_context);
+  // What differs from the published definition is refused: the same weights would give other logits.
+  const auto expect = [&](const char* key, double value) {
+    const double stated = optional(rope, file, key, value);
+    require(std::abs(stated - value) < 1e-6, "{}: {} rope with \"{}\" = {} is not supported ({})", file, type, key, stated, value);
+  };
   if (type == "yarn") {
     shape.yarn_factor = need<double>(rope, file, "factor");
+    expect("beta_fast", 32);
+    expect("beta_slow", 1);
+    expect("attention_factor", 0.1 * std::log(shape.yarn_factor) + 1);
+    require(optional(rope, file, "truncate", true), "{}: yarn rope with \"truncate\" = false is not supported", file);
+    require(!(rope.contains("mscale") && rope.contains("mscale_all_dim")), "{}: yarn rope with \"mscale\" is not supported", file);
   } else if (type == "llama3") {
     shape.llama3_factor = need<double>(rope, file, "factor");
     shape.llama3_low = need<double>(rope, file, "low_freq_factor");
@@ -93,6 +106,7 @@ ModelShape read_huggingface_config(const std::string& dir) {
   const auto activation = optional<std::string>(config, file, "hidden_act", "silu");
   require(activation == "silu", "{}: hidden_act \"{}\" is not supported (silu)", file, activation);
   require(!optional(config, file, "use_sliding_window", false), "{}: sliding-window attention is not supported", file);
+  require(!optional(config, file, "mlp_bias", false), "{}: mlp_bias is not supported", file);
   require(type == "qwen2" || !optional(config, file, "attention_bias", false), "{}: attention_bias of llama (it biases the output too) is not supported", file);
   ModelShape shape;
   shape.preset = type + " of " + dir;
@@ -115,6 +129,10 @@ ModelShape read_huggingface_config(const std::string& dir) {
 
 void read_huggingface_weights(const std::string& dir, const std::vector<Parameter>& table, std::int64_t begin, std::int64_t end, Tensor& out) {
   const Safetensors source(dir);
+  std::set<std::string> known = {"lm_head.weight"};  // a tied model's file may hold it too
+  for (const Parameter& parameter : table) known.insert(parameter.name);
+  for (const std::string& name : source.names())
+    require(known.count(name) != 0 || name.ends_with(".rotary_emb.inv_freq"), "{}: holds tensor {}, which the model of its config.json does not have", dir, name);
   std::int64_t offset = 0;
   for (const Parameter& parameter : table) {
     const SafetensorsEntry& entry = source.entry(parameter.name);

@@ -16,7 +16,7 @@ namespace ballast {
 ModelShape read_huggingface_config(const std::string& dir);
 
 /// Values of the flat buffer's elements [begin, end), whose parameters are `table` in order, from DIR's safetensors, into `out` [end - begin] (f32 or
-/// f64, host).  Reads those elements alone.  Errors: a missing tensor or another shape than the table's, by name.
+/// f64, host).  Reads those elements alone.  Errors: a missing tensor, one that the table does not have, or another shape than the table's, by name.
 void read_huggingface_weights(const std::string& dir, const std::vector<Parameter>& table, std::int64_t begin, std::int64_t end, Tensor& out);
 
 /// Writes DIR: config.json, model-XXXXX-of-XXXXX.safetensors of at most `shard_bytes` (a lone file is model.safetensors), and the index.  `read(i, begin, out)` fills

@@ -1,0 +1,155 @@
+// Against Hugging Face Transformers: log probabilities of every token, loss and all gradients of the models under tests/reference, whose
+// make_reference.py computed them in fp32; read as any Hugging Face folder, run on one rank and on every mesh of the ranks at hand.
+#include <filesystem>
+
+#include "io/huggingface.hpp"
+#include "io/safetensors.hpp"
+#include "kernels/model.hpp"
+#include "parallel/ring_attention.hpp"
+#include "parallel/stage_executor.hpp"
+#include "parallel/support.hpp"
+#include "parallel/zero.hpp"
+
+namespace ballast {
+namespace {
+
+using testing::elements;
+using testing::relative_error;
+
+struct Reference {
+  explicit Reference(const std::string& name)
+      : folder((std::filesystem::path(__FILE__).parent_path().parent_path() / "reference" / name).string()),
+        file(folder + "/reference.safetensors") {
+    for (int s = 0; file.contains("tokens." + std::to_string(s)); ++s) {
+      tokens.push_back(read("tokens." + std::to_string(s)));
+      log_probabilities.push_back(read("log_probabilities." + std::to_string(s)));
+      targets += static_cast<std::int64_t>(tokens.back().size()) - 1;
+    }
+    loss = read("loss").at(0);
+  }
+  std::vector<double> read(const std::string& name) const {
+    std::vector<double> values(static_cast<std::size_t>(file.entry(name).numel()));
+    file.read(name, 0, std::span<double>(values));
+    return values;
+  }
+  std::string folder;
+  Safetensors file;
+  std::vector<std::vector<double>> tokens, log_probabilities;  // [sample][token (, word)]
+  std::int64_t targets = 0;
+  double loss = 0;
+};
+
+/// The model of a reference on this rank of a mesh, loaded as `train` does: each rank reads its shard.
+struct Loaded {
+  Loaded(const Reference& reference, const Mesh& mesh, DType type, int zero)
+      : shape(read_huggingface_config(reference.folder)),
+        parameters(parameter_table(shape), type, host_device(), mesh.replica.size()),
+        model(shape, 0, shape.layers, parameters, {}, nullptr, 40),
+        optimizer(parameters, mesh.replica, zero, {}, nullptr),
+        ring{mesh.cp, plan_ring(mesh.at.cp(mesh.shape), mesh.shape.cp_outer, mesh.shape.cp_inner)} {
+    const std::int64_t first = std::min(optimizer.shard_begin(), parameters.numel()),
+                       last = std::min(optimizer.shard_end(), parameters.numel());
+    Tensor part = optimizer.state().master.rows(0, last - first);
+    read_huggingface_weights(reference.folder, parameters.table(), first, last, part);
+    optimizer.values_from_master();
+  }
+
+  /// `target(sample, position)`: -1 where there is no loss.
+  MicroBatchWork prepare(const Reference& reference, const MicroBatch& micro_batch, int cp,
+                         const std::function<std::int32_t(std::int64_t, std::int64_t)>& target, double scale) const {
+    const SequenceLayout layout(LayoutKind::zigzag, micro_batch.tokens(), cp, 1);
+    MicroBatchWork work;
+    const auto mine = local_tokens(micro_batch, layout, ring.plan.rank);
+    const auto n = static_cast<std::int64_t>(mine.size());
+    for (Tensor* t : {&work.batch.tokens, &work.batch.targets, &work.batch.positions}) *t = Tensor::empty({n}, DType::i32);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t sample = micro_batch.segments[mine[i].segment].sample, position = mine[i].position;
+      work.batch.tokens.data<std::int32_t>()[i] = static_cast<std::int32_t>(reference.tokens[sample][position]);
+      work.batch.targets.data<std::int32_t>()[i] = target(sample, position);
+      work.batch.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(position);
+      work.batch.segment.push_back(mine[i].segment);
+    }
+    work.attention = std::make_unique<RingAttention>(ring, micro_batch, layout, nullptr);
+    work.loss_scale = scale;
+    return work;
+  }
+
+  ModelShape shape;
+  Parameters parameters;
+  StageModel model;
+  ShardedOptimizer optimizer;
+  RingGroup ring;
+};
+
+MicroBatch all_samples(const Reference& reference) {
+  MicroBatch packed;
+  for (std::size_t s = 0; s < reference.tokens.size(); ++s)
+    packed.segments.push_back({static_cast<std::int64_t>(s), 0, static_cast<std::int64_t>(reference.tokens[s].size())});
+  return packed;
+}
+
+class TransformersParity : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(TransformersParity, LogProbabilityOfEveryWord) {
+  const Reference reference(GetParam());
+  const Communicator self;
+  const Mesh alone(self, MeshShape());
+  for (const DType type : {DType::f32, DType::f64}) {
+    Loaded loaded(reference, alone, type, 0);
+    const MicroBatch packed = all_samples(reference);
+    double worst = 0;
+    for (std::int32_t word = 0; word < loaded.shape.vocabulary; ++word) {
+      // With one word as every token's target, the token losses are the word's negative log probabilities.
+      MicroBatchWork work = loaded.prepare(
+          reference, packed, 1, [&](auto, auto) { return word; }, 0);
+      const std::vector<double> losses = elements(loaded.model.forward(work.batch, {}, *work.attention, nullptr).token_loss);
+      std::size_t at = 0;
+      for (std::size_t s = 0; s < reference.tokens.size(); ++s)
+        for (std::size_t i = 0; i < reference.tokens[s].size(); ++i, ++at)
+          worst = std::max(worst, std::abs(losses[at] + reference.log_probabilities[s][i * loaded.shape.vocabulary + word]));
+    }
+    EXPECT_LT(worst, 1e-5) << name(type);
+  }
+}
+
+TEST_P(TransformersParity, LossAndEveryGradientOnEveryMesh) {
+  const Reference reference(GetParam());
+  for (const MeshShape& shape : testing::data_and_context_meshes(Communicator::world().size())) {
+    const Mesh& mesh = testing::mesh_of(shape);
+    for (const auto& [type, zero] : {std::pair{DType::f32, 1}, {DType::f64, 2}, {DType::f64, 0}}) {
+      Loaded loaded(reference, mesh, type, zero);
+      // One pack on the first data-parallel rank; the others join the reduction with nothing, as ranks without micro-batches do.
+      const auto next = [&](std::int64_t s, std::int64_t i) {
+        const auto& tokens = reference.tokens[s];
+        return i + 1 < static_cast<std::int64_t>(tokens.size()) ? static_cast<std::int32_t>(tokens[i + 1]) : -1;
+      };
+      loaded.optimizer.begin_step();
+      double loss = 0;
+      if (mesh.at.dp == 0) {
+        MicroBatchWork work =
+            loaded.prepare(reference, all_samples(reference), shape.cp(), next, 1.0 / static_cast<double>(reference.targets));
+        StageActivationsPtr saved;
+        loss = loaded.model.forward(work.batch, {}, *work.attention, &saved).loss_sum();
+        loaded.model.backward(work.batch, std::move(saved), *work.attention, work.loss_scale, {});
+      }
+      loaded.optimizer.after_micro_batch();
+      const double norm = loaded.optimizer.reduce_gradients();
+      loss = mesh.replica.all_reduce(loss) / static_cast<double>(reference.targets);
+      EXPECT_NEAR(loss, reference.loss, 1e-6) << describe(shape);
+      double squares = 0;
+      for (const Parameter& p : loaded.parameters.table()) {
+        const std::vector<double> expected = reference.read("gradient." + p.name);
+        const double error = relative_error(elements(loaded.optimizer.full_gradient(p.name)), expected);
+        EXPECT_LT(error, 1e-5) << p.name << ", " << name(type) << ", " << describe(shape);
+        for (double g : expected) squares += g * g;
+      }
+      EXPECT_NEAR(norm / std::sqrt(squares), 1, 1e-6) << describe(shape);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Reference, TransformersParity, ::testing::Values("qwen2", "qwen2_yarn", "llama3"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace ballast
