@@ -60,7 +60,7 @@ struct BatchingOptions {
   /// Cost of one visible (query, key) pair in units of one token's matrix products; balances packs over ranks.
   double pair_cost_tokens = 0;
   std::vector<PackGroup> groups;  ///< hbp: lengths ascend
-  bool balance = true;            ///< hbp: batches of packs with like attention; false: of packs in random order (the paper's ablation)
+  bool balance = true;            ///< hbp: packs and batches of like attention; false: random packs in random order (the paper's ablation)
   std::uint64_t seed = 0;         ///< of every random order
 };
 

@@ -31,7 +31,7 @@ class Planner {
     std::transform(samples.begin(), samples.end(), lengths.begin(), [](const SampleLength& s) { return s.tokens; });
     if (options.method == "hbp") {
       groups_ = options.groups;
-      GroupedPacking grouped = hbp_packing(lengths, groups_, options.dp);
+      GroupedPacking grouped = hbp_packing(lengths, groups_, options.dp, options.balance, options.seed + stream);
       packs_ = std::move(grouped.packs);
       group_ = std::move(grouped.group);
     } else {

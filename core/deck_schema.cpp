@@ -142,10 +142,16 @@ std::vector<KeySpec> build() {
   k.numbers("batching.group_ranks", "ranks", between(1, kDegree), "hbp: ranks that share a pack of each group, its sequence parallel degree; empty list: 1");
   k.numbers("batching.group_recompute", "layers", between(-1, 1 << 16),
             "hbp: layers recomputed in backward in each group; -1 or an empty list: as block recompute says");
-  k.flag("batching.balance", true, "hbp: batches of packs with like attention; false: of packs in random order");
+  k.flag("batching.balance", true, "hbp: packs and batches of like attention; false: random packs of each group in random order");
   k.text("batching.long", "refuse", {"refuse", "split"}, "hbp: what happens to a sample above the longest group; split: pieces of its length, each a sample");
 
   k.text("attention.pattern", "dense", {"dense"}, "which (query, key) pairs are computed");
+
+  k.text("attention.index", "pattern", {"pattern", "generated"},
+         "pattern: from the pattern's own rule; generated: vertical-slash patterns made up for the planner (random weights are not sparse)");
+  k.real("attention.generated_density", 0.05, "", between(1e-6, 1), "generated: share of the causal pairs that is computed; 1: dense");
+  k.number("attention.generated_band_tokens", 1024, "tokens", between(1, kTokens), "generated: local band");
+  k.number("attention.generated_columns", 1024, "keys", between(0, kTokens), "generated: single key columns of a head");
 
   k.text("ring.layout", "zigzag", {"contiguous", "zigzag", "striped"}, "how the tokens of a micro-batch lie on the context-parallel ranks");
   k.number("ring.stripe", 64, "tokens", between(1, 1 << 30), "tokens of a stripe (striped layout)");

@@ -89,8 +89,8 @@ std::vector<std::uint32_t> fill_pack(Remaining& lengths, std::int64_t capacity) 
 
 class Packer {
  public:
-  Packer(std::span<const std::int64_t> lengths, std::span<const PackGroup> groups, int ranks)
-      : groups_(groups), ranks_(ranks), order_(longest_first(lengths)), samples_(gathered(lengths, order_)) {
+  Packer(std::span<const std::int64_t> lengths, std::span<const PackGroup> groups, int ranks, bool alike, std::uint64_t seed)
+      : groups_(groups), ranks_(ranks), alike_(alike), seed_(seed), order_(longest_first(lengths)), samples_(gathered(lengths, order_)) {
     result_.packs.items.reserve(order_.size());
   }
 
@@ -119,31 +119,56 @@ class Packer {
   }
 
   void pack_group(std::size_t g, std::uint32_t begin, std::uint32_t end) {
-    const std::size_t width = static_cast<std::size_t>(ranks_ / groups_[g].ranks);
     std::vector<std::uint32_t> own;
     for (std::uint32_t p = samples_.from(begin); p < end; p = samples_.from(p + 1)) {
       own.push_back(p);
       samples_.take(p);
     }
-    // A layer: `width` neighbours by length.  A set of packs takes whole layers, each counted with its longest sample.
+    if (alike_) pack_alike(g, own, end);
+    else pack_alone(g, own, end);
+  }
+
+  /// Sets of `width` packs.  A set takes whole layers: `width` neighbours by length, counted with their longest.
+  void pack_alike(std::size_t g, const std::vector<std::uint32_t>& own, std::uint32_t end) {
+    const std::size_t width = static_cast<std::size_t>(ranks_ / groups_[g].ranks);
     std::vector<std::int64_t> longest;
     for (std::size_t i = 0; i < own.size(); i += width) longest.push_back(samples_.tokens(own[i]));
     Remaining layers(std::move(longest));
     while (layers.from(0) < layers.size()) {
       const std::vector<std::uint32_t> chosen = fill_pack(layers, groups_[g].tokens);
-      packs_.assign(std::min(width, own.size() - chosen.front() * width), {});
-      ranking_.resize(packs_.size());
-      std::iota(ranking_.begin(), ranking_.end(), 0u);
+      begin_set(std::min(width, own.size() - chosen.front() * width));
       for (const std::uint32_t i : chosen) {
         layers.take(i);
         spread(std::span(own).subspan(i * width, std::min(width, own.size() - i * width)));
       }
-      if (g > 0) greedy_fill(groups_[g].tokens, end);
-      for (const Pack& pack : packs_) {
-        for (const std::uint32_t p : pack.positions) result_.packs.items.push_back(order_[p]);
-        result_.packs.close();
-        result_.group.push_back(static_cast<std::uint32_t>(g));
-      }
+      end_set(g, end);
+    }
+  }
+
+  /// Pack by pack, each from a random draw (isf).
+  void pack_alone(std::size_t g, const std::vector<std::uint32_t>& own, std::uint32_t end) {
+    std::vector<std::int64_t> tokens(own.size());
+    std::transform(own.begin(), own.end(), tokens.begin(), [&](std::uint32_t p) { return samples_.tokens(p); });
+    const Packing packs = pack_lengths("isf", tokens, groups_[g].tokens, seed_ + g);
+    for (std::size_t p = 0; p < packs.size(); ++p) {
+      begin_set(1);
+      for (const std::uint32_t i : packs[p]) add(packs_.front(), own[i]);
+      end_set(g, end);
+    }
+  }
+
+  void begin_set(std::size_t packs) {
+    packs_.assign(packs, {});
+    ranking_.resize(packs);
+    std::iota(ranking_.begin(), ranking_.end(), 0u);
+  }
+  /// Fills the set's room with samples from position `shorter` on and stores its packs.
+  void end_set(std::size_t g, std::uint32_t shorter) {
+    if (g > 0) greedy_fill(groups_[g].tokens, shorter);
+    for (const Pack& pack : packs_) {
+      for (const std::uint32_t p : pack.positions) result_.packs.items.push_back(order_[p]);
+      result_.packs.close();
+      result_.group.push_back(static_cast<std::uint32_t>(g));
     }
   }
 
@@ -183,6 +208,8 @@ class Packer {
 
   std::span<const PackGroup> groups_;
   int ranks_;
+  bool alike_;
+  std::uint64_t seed_;
   std::vector<std::uint32_t> order_;  ///< samples, longest first; a position is an index in it
   Remaining samples_;                 ///< by position
   std::vector<Pack> packs_;           ///< of the set being filled
@@ -214,7 +241,7 @@ std::size_t group_of(std::int64_t tokens, std::span<const PackGroup> groups) {
       std::partition_point(groups.begin(), groups.end(), [&](const PackGroup& g) { return g.tokens < tokens; }) - groups.begin());
 }
 
-GroupedPacking hbp_packing(std::span<const std::int64_t> lengths, std::span<const PackGroup> groups, int ranks) {
+GroupedPacking hbp_packing(std::span<const std::int64_t> lengths, std::span<const PackGroup> groups, int ranks, bool alike, std::uint64_t seed) {
   const auto wrong = problems(groups, ranks);
   require(wrong.empty(), "{}", wrong.empty() ? "" : wrong.front());
   require(lengths.size() < kNone, "{} samples: one plan holds fewer than 2^32", lengths.size());
@@ -223,7 +250,7 @@ GroupedPacking hbp_packing(std::span<const std::int64_t> lengths, std::span<cons
             "sample {} of the plan has {} tokens, more than the longest group's {} (batching.groups); add a group, or let batching.long = "
             "\"split\" cut it",
             i, lengths[i], groups.back().tokens);
-  return Packer(lengths, groups, ranks).run();
+  return Packer(lengths, groups, ranks, alike, seed).run();
 }
 
 }  // namespace ballast

@@ -71,23 +71,23 @@ Packing iterative_sampling(Lengths lengths, std::int64_t capacity, std::uint64_t
   return packs;
 }
 
-/// Leftmost pack with enough room, from a tree of the most room in each half.  Packs not yet begun have all of it.
+/// Leftmost pack with enough room, from a tree of the most room in each half.
 Packing first_fit(const Items& order, Lengths lengths, std::int64_t capacity) {
   // Of two packs at most one is half empty, so this many are enough; items above the capacity come on top.
   const double total = std::accumulate(lengths.begin(), lengths.end(), 0.0,
                                        [&](double sum, std::int64_t n) { return sum + static_cast<double>(std::min(n, capacity)); });
   const std::size_t most = std::min(lengths.size(), static_cast<std::size_t>(2 * total / static_cast<double>(capacity)) + 2);
   const std::size_t leaves = std::bit_ceil(std::max<std::size_t>(1, most));
-  std::vector<std::int64_t> room(2 * leaves, capacity);
+  std::vector<std::int64_t> room(2 * leaves, capacity + 1);  // one more than any item within the capacity: not yet begun
   Items pack_of(order.size());
   std::uint32_t packs = 0;
   for (std::size_t i = 0; i < order.size(); ++i) {
-    const std::int64_t tokens = std::min(lengths[order[i]], capacity);  // an item above the capacity takes a pack whole
+    const std::int64_t tokens = std::min(lengths[order[i]], capacity + 1);  // an item above the capacity begins a pack
     std::size_t at = 1;
     while (at < leaves) at = 2 * at + (room[2 * at] >= tokens ? 0 : 1);
     pack_of[i] = static_cast<std::uint32_t>(at - leaves);
     packs = std::max(packs, pack_of[i] + 1);
-    room[at] = lengths[order[i]] > capacity ? -1 : room[at] - tokens;  // -1: not even an item without tokens joins it
+    room[at] = std::min(room[at], capacity) - tokens;  // -1: not even an item without tokens joins the one above the capacity
     for (at /= 2; at >= 1; at /= 2) room[at] = std::max(room[2 * at], room[2 * at + 1]);
   }
   return gather(order, pack_of, packs);
