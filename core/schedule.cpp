@@ -62,6 +62,11 @@ SimulatedSchedule simulate(const Schedule& schedule, const ScheduleCosts& costs)
   std::vector<double> clock(stages, 0);
   std::vector<std::set<int>> live(stages);
   std::map<Wire, double> arrival;
+  // A forward whose micro-batch is formed again later keeps nothing.
+  std::vector<std::set<int>> formed_again(stages);
+  for (int s = 0; s < stages; ++s)
+    for (const Op& op : schedule.stages[s])
+      if (op.kind == OpKind::recompute) formed_again[s].insert(op.micro_batch);
   double useful = 0;
   for (bool progress = true; progress;) {
     progress = false;
@@ -79,7 +84,8 @@ SimulatedSchedule simulate(const Schedule& schedule, const ScheduleCosts& costs)
           const double duration = costs.duration(s, op);
           end = begin + duration;
           if (is_useful(op.kind)) useful += duration;
-          if (op.kind == OpKind::forward || op.kind == OpKind::recompute) live[s].insert(op.micro_batch);
+          const bool kept = op.kind == OpKind::recompute || (op.kind == OpKind::forward && formed_again[s].count(op.micro_batch) == 0);
+          if (kept) live[s].insert(op.micro_batch);
           result.peak_live_activations[s] = std::max(result.peak_live_activations[s], static_cast<int>(live[s].size()));
           if (op.kind == OpKind::backward || op.kind == OpKind::backward_weight) live[s].erase(op.micro_batch);
         }
@@ -109,7 +115,10 @@ std::string problems(const Schedule& schedule) {
           if (op.peer < 0 || op.peer >= stages || op.peer == s) return describe(s, op) + ": no such peer";
           balance[wire(s, op)] += op.kind == OpKind::send ? 1 : -1;
           break;
-        case OpKind::forward: case OpKind::recompute:
+        case OpKind::recompute:
+          if (forwards[op.micro_batch] == 0) return describe(s, op) + ": before its forward";
+          break;
+        case OpKind::forward:
           ++forwards[op.micro_batch];
           break;
         case OpKind::backward: case OpKind::backward_input:

@@ -28,8 +28,7 @@ struct Schedule {
   std::uint64_t hash() const;
 };
 
-/// Gradient accumulation on one stage: forward then backward of each micro-batch, in order.  The pipeline issue adds
-/// gpipe, 1f1b and the state-aware schedules behind the same value.
+/// Gradient accumulation on one stage: forward then backward of each micro-batch, in order.  Several stages: core/pipeline_schedule.
 Schedule accumulate_schedule(int micro_batches);
 
 /// Durations for the simulator, in seconds (any unit will do as long as it is one).
@@ -46,7 +45,8 @@ struct SimulatedSchedule {
   std::vector<std::vector<TimedOp>> stages;
   double step_time_s = 0;
   double bubble_ratio = 0;   ///< 1 - useful / (stages * step time); recomputation, transfers and waits count as bubble
-  std::vector<int> peak_live_activations;  ///< per stage: forwards (or recomputes) whose backward is still to come
+  /// Per stage: forwards and recomputes whose backward is still to come.  A forward that a recompute follows keeps no activations.
+  std::vector<int> peak_live_activations;
 };
 
 /// Runs every stage's list in order; a recv waits for its matching send (same micro-batch and payload).  Sends are

@@ -40,6 +40,7 @@ struct DataOptions {
   std::string path;                      ///< megatron: path of .bin and .idx, with or without the suffix; hdf5: the file
   std::string mask_path;                 ///< megatron: parallel .bin/.idx of bytes, 0 where a token is no target; "": every token is
   std::string lengths_file;              ///< lengths: one length in tokens a line; # begins a comment
+  std::vector<std::int64_t> lengths;     ///< lengths: in place of the file where it is not empty
   std::vector<std::int64_t> bin_tokens;  ///< distribution: upper edge of each length bin, ascending, inclusive
   std::vector<double> bin_share;  ///< distribution: share of samples in each bin, per bin (not cumulative), in proportion to their sum
   std::int64_t samples = 0;       ///< samples to take at most, from the first on; 0: all.  distribution: how many to draw

@@ -61,6 +61,7 @@ class MadeUpSource final : public DocumentSource {
 }  // namespace
 
 std::unique_ptr<DocumentSource> open_lengths(const DataOptions& options) {
+  if (!options.lengths.empty()) return std::make_unique<MadeUpSource>("lengths of the deck", options.lengths, options);
   require(!options.lengths_file.empty(), "data.source = \"lengths\" needs data.lengths_file: one length in tokens a line");
   std::ifstream file(options.lengths_file);
   require(file.good(), "data.lengths_file: {} cannot be opened", options.lengths_file);

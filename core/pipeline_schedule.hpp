@@ -1,0 +1,34 @@
+// Pipeline schedules as plans: GPipe, 1F1B and ChunkFlow's state-aware 1F1B, for micro-batches of any lengths and dependent chunks.
+// Sources: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2021), ChunkFlow Sections 4.2 and 4.3, Algorithm 2.
+#pragma once
+#include <vector>
+
+#include "core/batch.hpp"
+#include "core/schedule.hpp"
+
+namespace ballast {
+
+/// groups[g]: micro-batches (indices in the data-parallel rank's list) of one sample's dependent chunks, ascending; a standalone micro-batch
+/// is a group of one.  Forward runs ascending inside a group, backward descending.
+using ChunkGroups = std::vector<std::vector<int>>;
+
+/// Groups of a list, by first appearance.  Error: dependent chunks of a sample that do not follow each other without a gap.
+ChunkGroups chunk_groups(const std::vector<MicroBatch>& list);
+
+/// All forwards, then all backwards in reverse.
+Schedule gpipe_schedule(const ChunkGroups& groups, int stages);
+
+/// 1F1B in the given order: stage s runs P - 1 - s forwards ahead.  A group's activations are all kept, so stage s holds at most
+/// (longest group) + P - 1 - s.
+Schedule one_f_one_b_schedule(const ChunkGroups& groups, int stages);
+
+/// State-aware 1F1B: at most k + P - 1 - s live activations at stage s.  Of a group of N > k chunks the first N - k are forwarded without
+/// keeping activations and formed again (recompute) from the stage's stored chunk input just before or while their gradient is awaited,
+/// without the neighbour stages.  Built by list scheduling against `costs`: at each moment the stage that can begin first takes a backward
+/// whose gradient is there, a recompute, or the next forward that a free slot admits.  All stages take groups in one order, and a group
+/// with chunks to form again hands its slot from chunk to chunk, so there is always a stage that can go on.  The order of groups is
+/// searched (`search` orders at most, a function of the arguments alone), the shortest step wins; 1 keeps the given order.
+/// Errors: k < 1, stages < 1, a group without micro-batches.
+Schedule state_aware_schedule(const ChunkGroups& groups, int stages, int k, const ScheduleCosts& costs, int search = 64);
+
+}  // namespace ballast

@@ -1,0 +1,122 @@
+// Pipeline schedules: figures of ChunkFlow Sections 3 and 4.3, bounds on live activations, and random mixes of lengths.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "core/error.hpp"
+#include "core/pipeline_schedule.hpp"
+
+namespace ballast {
+namespace {
+
+/// Durations proportional to length, backward twice forward.
+ScheduleCosts proportional(std::vector<double> length, double hop = 0) {
+  return {[length, hop](int, const Op& op) {
+    const double n = length[op.micro_batch];
+    if (op.kind == OpKind::forward || op.kind == OpKind::recompute) return n;
+    if (op.kind == OpKind::backward) return 2 * n;
+    return hop * n;
+  }};
+}
+
+TEST(PipelineSchedule, FiguresOfChunkFlow) {
+  const auto bubble = [](const Schedule& schedule, const ScheduleCosts& costs) {
+    EXPECT_EQ(problems(schedule), "");
+    return simulate(schedule, costs).bubble_ratio;
+  };
+  const ChunkGroups four{{0}, {1}, {2}, {3}}, chunks{{0, 1}, {2}, {3}};
+  const ScheduleCosts equal = proportional({1, 1, 1, 1}), mixed = proportional({4, 2, 1, 1}), twos = proportional({2, 2, 2, 2});
+  EXPECT_NEAR(bubble(one_f_one_b_schedule(four, 4), equal), 3.0 / 7, 1e-12);
+  EXPECT_NEAR(bubble(one_f_one_b_schedule(four, 4), mixed), 4.0 / 7, 1e-12);
+  EXPECT_NEAR(bubble(one_f_one_b_schedule({{0}, {1}}, 4), proportional({4, 4})), 0.6, 1e-12);
+  EXPECT_NEAR(bubble(gpipe_schedule(four, 4), equal), 3.0 / 7, 1e-12);
+  for (int search : {1, 64}) {
+    EXPECT_NEAR(bubble(state_aware_schedule(chunks, 4, 1, twos, search), twos), 1 - 24.0 / 44, 1e-12);
+    EXPECT_NEAR(bubble(state_aware_schedule(chunks, 4, 2, twos, search), twos), 1 - 24.0 / 42, 1e-12);
+  }
+}
+
+/// The order that the plan promises: forward ascending, backward descending, the first N - k chunks formed again exactly once.
+void expect_state_aware(const Schedule& schedule, const ChunkGroups& groups, int k) {
+  for (const auto& ops : schedule.stages) {
+    std::vector<std::vector<int>> at(3, std::vector<int>(1000, -1));
+    int order = 0;
+    for (const Op& op : ops) {
+      if (op.kind != OpKind::forward && op.kind != OpKind::recompute && op.kind != OpKind::backward) continue;
+      int& place = at[op.kind == OpKind::forward ? 0 : op.kind == OpKind::recompute ? 1 : 2][op.micro_batch];
+      EXPECT_EQ(place, -1);
+      place = order++;
+    }
+    for (const auto& group : groups)
+      for (std::size_t c = 0; c < group.size(); ++c) {
+        const int m = group[c];
+        ASSERT_GE(at[0][m], 0);
+        ASSERT_GE(at[2][m], 0);
+        const bool again = static_cast<int>(c) < static_cast<int>(group.size()) - k;
+        EXPECT_EQ(at[1][m] >= 0, again);
+        EXPECT_TRUE(!again || (at[0][m] < at[1][m] && at[1][m] < at[2][m]));
+        EXPECT_TRUE(c == 0 || (at[0][group[c - 1]] < at[0][m] && at[2][group[c - 1]] > at[2][m]));
+      }
+  }
+}
+
+TEST(PipelineSchedule, RandomMixesNeverDeadlockAndKeepTheBounds) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  for (int trial = 0; trial < 1000 && !::testing::Test::HasFailure(); ++trial) {
+    const int stages = 1 + below(6), k = 1 + below(4), samples = 1 + below(7);
+    ChunkGroups groups;
+    std::vector<double> length;
+    std::size_t longest = 1;
+    for (int g = 0; g < samples; ++g) {
+      const int chunks = below(3) == 0 ? 1 + below(9) : 1;
+      longest = std::max(longest, static_cast<std::size_t>(chunks));
+      groups.emplace_back();
+      for (int c = 0; c < chunks; ++c) {
+        groups.back().push_back(static_cast<int>(length.size()));
+        length.push_back(1 + below(16));
+      }
+    }
+    const ScheduleCosts costs = proportional(length, below(2) == 0 ? 0.0 : 0.3);
+    double work = 0;
+    for (double n : length) work += 3 * n;
+    const auto check = [&](const char* what, const Schedule& schedule, int keep) {
+      SCOPED_TRACE(fmt::format("{} trial {}: {} stages, k {}", what, trial, stages, k));
+      EXPECT_EQ(problems(schedule), "");
+      const SimulatedSchedule result = simulate(schedule, costs);
+      EXPECT_GE(result.step_time_s, work - 1e-9);
+      EXPECT_NEAR(result.bubble_ratio, 1 - work / result.step_time_s, 1e-9);
+      expect_state_aware(schedule, groups, keep);
+      return result;
+    };
+    const int all = static_cast<int>(longest);
+    check("gpipe", gpipe_schedule(groups, stages), all);
+    const SimulatedSchedule plain = check("1f1b", one_f_one_b_schedule(groups, stages), all);
+    const Schedule schedule = state_aware_schedule(groups, stages, k, costs, 4);
+    const SimulatedSchedule aware = check("state-aware", schedule, k);
+    EXPECT_EQ(schedule.hash(), state_aware_schedule(groups, stages, k, costs, 4).hash());
+    for (int s = 0; s < stages; ++s) {
+      EXPECT_LE(plain.peak_live_activations[s], all + stages - 1 - s);
+      EXPECT_LE(aware.peak_live_activations[s], k + stages - 1 - s);
+    }
+  }
+}
+
+TEST(PipelineSchedule, GroupsOfAList) {
+  const std::vector<MicroBatch> list{{{{7, 0, 4, 0}}}, {{{1, 0, 2, 0}, {2, 0, 2, 0}}}, {{{7, 4, 8, 0}}}, {{{3, 0, 4, 0}}}, {{{7, 8, 9, 0}}}};
+  EXPECT_EQ(chunk_groups(list), (ChunkGroups{{0, 2, 4}, {1}, {3}}));
+  EXPECT_THROW(chunk_groups({{{{7, 4, 8, 0}}}}), Error);
+  EXPECT_THROW(chunk_groups({{{{7, 0, 4, 0}}}, {{{7, 5, 8, 0}}}}), Error);
+}
+
+TEST(PipelineSchedule, BadInput) {
+  EXPECT_THROW(gpipe_schedule({{0}}, 0), Error);
+  EXPECT_THROW(one_f_one_b_schedule({{}}, 2), Error);
+  EXPECT_THROW(state_aware_schedule({{0}}, 2, 0, proportional({1})), Error);
+  EXPECT_TRUE(state_aware_schedule({}, 2, 1, proportional({})).stages[1].empty());
+}
+
+}  // namespace
+}  // namespace ballast
