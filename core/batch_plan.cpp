@@ -5,6 +5,7 @@
 #include <queue>
 
 #include "core/batch.hpp"
+#include "core/chunk.hpp"
 #include "core/error.hpp"
 #include "core/hbp.hpp"
 #include "core/packing.hpp"
@@ -75,7 +76,7 @@ class Planner {
     std::stable_sort(blocks.begin(), blocks.end(), [&](std::size_t a, std::size_t b) { return block_load(a) < block_load(b); });
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       const bool idle = i >= packs.size();
-      if (idle && !aligned_) continue;  // rounds need not meet where no rank shares a pack
+      if (idle && !aligned_) break;  // rounds need not meet where no rank shares a pack
       for (std::size_t d = blocks[i] * ranks; d < (blocks[i] + 1) * ranks; ++d) {
         batch.micro_batches[d].push_back({{}, group.ranks, group.recompute_layers});
         if (!idle) load[d] += cost_[packs[i]] / static_cast<double>(ranks);
@@ -95,7 +96,7 @@ class Planner {
     for (const std::uint32_t p : order) {
       const auto [sum, d] = load.top();
       load.pop();
-      batch.micro_batches[static_cast<std::size_t>(d)].push_back({segments(p)});
+      batch.micro_batches[static_cast<std::size_t>(d)].push_back({segments(p), 1, groups_[group_[p]].recompute_layers});
       load.emplace(sum + cost_[p], d);
     }
   }
@@ -107,6 +108,7 @@ class Planner {
       for (const std::uint32_t p : round.packs) batch.micro_batches[d++ % batch.micro_batches.size()].push_back({segments(p)});
   }
 
+  bool aligned() const { return aligned_; }
   std::size_t ranks() const { return static_cast<std::size_t>(options_.dp); }
 
  private:
@@ -174,12 +176,13 @@ const std::vector<std::string>& batching_methods() {
 }
 
 Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples, const BatchingOptions& options) {
+  if (options.method == "chunkflow") return plan_chunks(step, samples, options);
   check_method(options.method);
   const Planner planner(samples, options, static_cast<std::uint64_t>(step));
   Batch batch;
   batch.step = step;
   batch.micro_batches.resize(planner.ranks());
-  if (options.method == "packed") {
+  if (options.method == "packed" || (options.method == "hbp" && !planner.aligned())) {
     planner.add_all(batch);
   } else if (options.method == "hbp") {
     std::vector<double> load(planner.ranks());
