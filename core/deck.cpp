@@ -266,8 +266,10 @@ std::vector<std::string> Deck::apply_weights(const ModelShape& shape) {
 }
 
 bool Deck::states_shape() const {
+  Deck stated = *this;
+  stated.apply_preset();
   const auto values = shape_values(ModelShape());
-  return std::all_of(values.begin(), values.end(), [&](const auto& v) { return is_set(v.first); });
+  return std::all_of(values.begin(), values.end(), [&](const auto& v) { return stated.is_set(v.first); });
 }
 
 std::string Deck::effective_toml() const {

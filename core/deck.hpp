@@ -90,7 +90,7 @@ class Deck {
   /// The same from `shape`, read from the folder of model.weights.  Returns one problem for each key to which the deck, or its preset, gives
   /// another value; the keys that stretch the context (rope_theta, original_context, yarn_factor, llama3_*) may differ.
   std::vector<std::string> apply_weights(const ModelShape& shape);
-  /// Whether every key of the model's shape has a value, as in an effective deck.
+  /// Whether every key of the model's shape has a value, as in an effective deck or from a preset.
   bool states_shape() const;
   /// The whole effective deck as TOML: every key with its value, unit and meaning; defaults are commented as such.  Reading it again gives
   /// the same values.

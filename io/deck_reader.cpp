@@ -404,8 +404,8 @@ void Reader::finish(const std::vector<std::string>& more) {
                           fmt::join(lines, "\n")));
 }
 
-/// Takes the shape from the folder of model.weights.  A deck that states the whole shape, as effective decks do, may outlive the folder.  When
-/// the shape stays unknown, every key of the model joins `faulty`, so that one message says it.
+/// Takes the shape from the folder of model.weights.  A deck that states the whole shape, as effective decks do, or a preset, is complete
+/// without the folder.  When the shape stays unknown, every key of the model joins `faulty`, so that one message says it.
 std::vector<std::string> complete_from_weights(Deck& deck, std::set<std::string>& faulty) {
   const std::string dir = deck.text("model.weights");
   if (dir.empty() || faulty.count("model.weights") != 0) return {};

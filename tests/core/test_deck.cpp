@@ -185,6 +185,38 @@ TEST(DeckPreset, FillsTheShapeAndExplicitKeysWin) {
   }
 }
 
+TEST(DeckWeights, FillTheShapeAndContradictionsAreNamed) {
+  ModelShape shape = model_preset("llama3.1-8b");
+  Deck deck;
+  deck.set("model.weights", std::string("folder"), "deck.toml:1");
+  EXPECT_FALSE(deck.states_shape());
+  EXPECT_TRUE(deck.apply_weights(shape).empty());
+  EXPECT_TRUE(deck.states_shape());
+  const ModelShape filled = model_shape(deck);
+  EXPECT_EQ(filled.parameters(), shape.parameters());
+  EXPECT_EQ(filled.llama3_factor, shape.llama3_factor);
+  EXPECT_EQ(filled.llama3_high, shape.llama3_high);
+  EXPECT_EQ(filled.rms_eps, shape.rms_eps);
+  EXPECT_EQ(filled.rope_theta, shape.rope_theta);
+  EXPECT_TRUE(deck.apply_weights(shape).empty());  // again, as with an effective deck
+
+  shape.layers = 31;
+  shape.tied_embedding = true;
+  shape.rope_theta = 1e7;  // stretches the context: the deck's value stays
+  const auto problems = deck.apply_weights(shape);
+  ASSERT_EQ(problems.size(), 2u);
+  EXPECT_NE(problems[0].find("model.layers = 32 contradicts 31 in folder/config.json"), std::string::npos) << problems[0];
+  EXPECT_NE(problems[1].find("model.tied_embedding"), std::string::npos) << problems[1];
+  EXPECT_EQ(model_shape(deck).rope_theta, 5e5);
+
+  Deck preset;
+  preset.set("model.preset", std::string("qwen2.5-0.5b"), "deck.toml:2");
+  EXPECT_TRUE(preset.states_shape());
+  preset.set("model.weights", std::string("folder"), "deck.toml:1");
+  EXPECT_TRUE(preset.apply_weights(model_preset("qwen2.5-0.5b")).empty());
+  EXPECT_FALSE(preset.apply_weights(model_preset("qwen2.5-1.5b")).empty());
+}
+
 TEST(DeckOptions, EveryOptionComesFromItsKey) {
   Deck deck;
   const auto set = [&](const char* path, DeckValue value) { deck.set(path, std::move(value), "test"); };
