@@ -172,6 +172,7 @@ TEST_F(Megatron, DamagedFilesAreRefusedByName) {
   const Indexed good(random_documents(random, 30, 100), 4, random());
   ASSERT_EQ(error_of(megatron(good)), "");
   const auto expect_refused = [&](const Indexed& bad, const std::string& what) {
+    if (bad.idx == good.idx && bad.bin == good.bin) return;  // a drawn value can be the one that was there
     const std::string message = error_of(megatron(bad));
     EXPECT_TRUE(message.find("corpus.idx") != std::string::npos || message.find("corpus.bin") != std::string::npos)
         << what << " gives \"" << message << "\", seed " << kSeed;
