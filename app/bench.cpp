@@ -9,6 +9,11 @@
 #include "app/command_line.hpp"
 #include "app/json_twin.hpp"
 #include "core/run_options.hpp"
+#include "parallel/comm.hpp"
+
+#ifdef BALLAST_HAVE_CUDA
+#include "kernels/cuda/device.hpp"
+#endif
 
 namespace ballast {
 
@@ -68,9 +73,14 @@ bool BenchSettings::boolean(const std::string& key) const {
   return text(key) == "true";
 }
 
-DType BenchSettings::float_type(const std::string& key) const {
-  require(text(key) == "f32" || text(key) == "f64", "bench setting {}={} must be f32 or f64", key, text(key));
-  return text(key) == "f32" ? DType::f32 : DType::f64;
+DType BenchSettings::float_type(Space space) const {
+  const std::string& type = text("dtype");
+  if (space == Space::cuda) {
+    require(type.empty() || type == "bf16", "bench setting dtype={}: backend=cuda computes in bf16", type);
+    return DType::bf16;
+  }
+  require(type.empty() || type == "f32" || type == "f64", "bench setting dtype={} must be f32 or f64 on the host", type);
+  return type == "f64" ? DType::f64 : DType::f32;
 }
 
 std::uint64_t BenchSettings::seed() const {
@@ -82,16 +92,44 @@ nlohmann::ordered_json to_json(const Timing& timing) {
   return {{"median_s", timing.median_s}, {"min_s", timing.min_s}, {"max_s", timing.max_s}};
 }
 
-std::vector<Timing> time_in_turn(std::int64_t repeats, const std::vector<std::function<void()>>& work) {
+BenchDevice::BenchDevice(const BenchSettings& settings) : device_(&host_device()) {
+  const std::string& backend = settings.text("backend");
+  require(backend == "host" || backend == "cuda", "bench setting backend={} must be host or cuda", backend);
+  const int local_rank = Communicator::world().split_by_machine().rank();
+  if (backend == "host") return;
+#ifdef BALLAST_HAVE_CUDA
+  std::string why;
+  require(cuda::device_count(why) > 0, "bench setting backend=cuda: no GPU here ({}); backend=host measures the host", why);
+  owned_ = std::make_unique<cuda::CudaDevice>(local_rank);
+  device_ = owned_.get();
+  set_cuda_device(device_);
+#else
+  (void)local_rank;
+  fail("bench setting backend=cuda: this program was built without CUDA; rebuild where nvcc is found, or use backend=host");
+#endif
+}
+
+BenchDevice::~BenchDevice() {
+  if (owned_) set_cuda_device(nullptr);
+}
+
+std::vector<Timing> BenchDevice::time_in_turn(std::int64_t repeats, const std::vector<std::function<void()>>& work) const {
   for (const auto& piece : work) piece();
+  device_->synchronize();
+  Clock* clock = &host_clock();
+#ifdef BALLAST_HAVE_CUDA
+  std::unique_ptr<Clock> events;  // a new one: its times are finest near its origin
+  if (cuda()) clock = (events = cuda::device_clock()).get();
+#endif
   std::vector<std::vector<double>> times(work.size());
-  for (std::int64_t i = 0; i < repeats; ++i) {
+  for (std::int64_t i = 0; i < repeats; ++i)
     for (std::size_t w = 0; w < work.size(); ++w) {
-      const auto begin = std::chrono::steady_clock::now();
+      const std::int64_t begin = clock->mark();
       work[w]();
-      times[w].push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+      const std::int64_t end = clock->mark();
+      device_->synchronize();
+      times[w].push_back(clock->seconds(end) - clock->seconds(begin));
     }
-  }
   std::vector<Timing> result;
   for (auto& t : times) {
     std::sort(t.begin(), t.end());
@@ -102,7 +140,7 @@ std::vector<Timing> time_in_turn(std::int64_t repeats, const std::vector<std::fu
 
 namespace {
 
-std::vector<Benchmark> benchmarks() { return {attention_benchmark(), gemm_benchmark(), step_benchmark()}; }
+std::vector<Benchmark> benchmarks() { return {attention_benchmark(), gemm_benchmark(), ring_benchmark(), step_benchmark()}; }
 
 Benchmark find_benchmark(const std::string& name) {
   std::string list;
@@ -136,8 +174,14 @@ std::vector<BenchCase> cases_of(const Benchmark& benchmark, const CommandLine& l
     const ModelShape model = model_shape(deck);
     auto settings = benchmark.settings;
     for (auto& setting : settings)
-      for (const auto& [key, value] : {std::pair{"q_heads", model.query_heads}, {"kv_heads", model.kv_heads}, {"head_dim", model.head_dim}})
-        if (setting.key == key) setting.default_value = fmt::to_string(value);
+      for (const auto& [key, value] : {std::pair{"q_heads", fmt::to_string(model.query_heads)},
+                                       {"kv_heads", fmt::to_string(model.kv_heads)},
+                                       {"head_dim", fmt::to_string(model.head_dim)},
+                                       {"backend", deck.text("run.backend")},
+                                       {"outer", fmt::to_string(deck.integer("mesh.cp_outer"))},
+                                       {"layout", deck.text("ring.layout")},
+                                       {"stripe", fmt::to_string(deck.integer("ring.stripe"))}})
+        if (setting.key == key) setting.default_value = value;
     cases.push_back({deck.case_name, deck, BenchSettings(settings, words)});
   }
   return cases;

@@ -23,12 +23,18 @@ std::vector<ncclComm_t>& live() {
 
 ncclDataType_t type_of(const Tensor& t) {
   switch (t.dtype()) {
-    case DType::f32: return ncclFloat32;
-    case DType::f64: return ncclFloat64;
-    case DType::bf16: return ncclBfloat16;
-    case DType::i32: return ncclInt32;
-    case DType::i64: return ncclInt64;
-    case DType::u8: return ncclUint8;
+    case DType::f32:
+      return ncclFloat32;
+    case DType::f64:
+      return ncclFloat64;
+    case DType::bf16:
+      return ncclBfloat16;
+    case DType::i32:
+      return ncclInt32;
+    case DType::i64:
+      return ncclInt64;
+    case DType::u8:
+      return ncclUint8;
   }
   return ncclUint8;
 }
@@ -37,7 +43,9 @@ ncclRedOp_t operation(Reduction reduction) {
   return reduction == Reduction::sum ? ncclSum : reduction == Reduction::max ? ncclMax : ncclMin;
 }
 
-void require_dense(const Tensor& t) { require(t.contiguous() && t.space() == Space::cuda, "NCCL needs contiguous GPU tensors, got shape {}", to_string(t.shape())); }
+void require_dense(const Tensor& t) {
+  require(t.contiguous() && t.space() == Space::cuda, "NCCL needs contiguous GPU tensors, got shape {}", to_string(t.shape()));
+}
 
 }  // namespace
 
@@ -63,7 +71,8 @@ struct NcclGroup::Impl {
     cuda::check(cudaStreamWaitEvent(later, e, 0), "cudaStreamWaitEvent");
     free_events.push_back(e);  // the wait holds the recorded state, so the event may be recorded again
   }
-  template <class F> void collective(const char* what, F&& call) {
+  template <class F>
+  void collective(const char* what, F&& call) {
     order(cuda::stream(), stream);
     check_nccl(call(), what, comm);
     order(stream, cuda::stream());
@@ -104,7 +113,8 @@ Pending NcclGroup::exchange(std::span<const Transfer> transfers) {
     alive.push_back(t.tensor);
     const auto count = static_cast<std::size_t>(t.tensor.numel());
     if (count == 0) continue;
-    check_nccl(t.send ? ncclSend(t.tensor.raw(), count, type_of(t.tensor), t.peer, g.comm, g.stream) : ncclRecv(t.tensor.raw(), count, type_of(t.tensor), t.peer, g.comm, g.stream),
+    check_nccl(t.send ? ncclSend(t.tensor.raw(), count, type_of(t.tensor), t.peer, g.comm, g.stream)
+                      : ncclRecv(t.tensor.raw(), count, type_of(t.tensor), t.peer, g.comm, g.stream),
                t.send ? "ncclSend" : "ncclRecv", g.comm);
   }
   check_nccl(ncclGroupEnd(), "ncclGroupEnd", g.comm);
@@ -119,19 +129,24 @@ Pending NcclGroup::exchange(std::span<const Transfer> transfers) {
 
 void NcclGroup::all_reduce(Tensor& tensor, Reduction reduction) {
   require_dense(tensor);
-  impl_->collective("ncclAllReduce", [&] { return ncclAllReduce(tensor.raw(), tensor.raw(), tensor.numel(), type_of(tensor), operation(reduction), impl_->comm, impl_->stream); });
+  impl_->collective("ncclAllReduce", [&] {
+    return ncclAllReduce(tensor.raw(), tensor.raw(), tensor.numel(), type_of(tensor), operation(reduction), impl_->comm, impl_->stream);
+  });
 }
 
 void NcclGroup::reduce_scatter(const Tensor& input, Tensor& output) {
   require_dense(input);
   require_dense(output);
-  impl_->collective("ncclReduceScatter", [&] { return ncclReduceScatter(input.raw(), output.raw(), output.numel(), type_of(output), ncclSum, impl_->comm, impl_->stream); });
+  impl_->collective("ncclReduceScatter", [&] {
+    return ncclReduceScatter(input.raw(), output.raw(), output.numel(), type_of(output), ncclSum, impl_->comm, impl_->stream);
+  });
 }
 
 void NcclGroup::all_gather(const Tensor& input, Tensor& output) {
   require_dense(input);
   require_dense(output);
-  impl_->collective("ncclAllGather", [&] { return ncclAllGather(input.raw(), output.raw(), input.numel(), type_of(input), impl_->comm, impl_->stream); });
+  impl_->collective("ncclAllGather",
+                    [&] { return ncclAllGather(input.raw(), output.raw(), input.numel(), type_of(input), impl_->comm, impl_->stream); });
 }
 
 void NcclGroup::all_to_all(const Tensor& input, Tensor& output) {
@@ -150,7 +165,9 @@ void NcclGroup::all_to_all(const Tensor& input, Tensor& output) {
 
 void NcclGroup::broadcast(Tensor& tensor, int root) {
   require_dense(tensor);
-  impl_->collective("ncclBroadcast", [&] { return ncclBroadcast(tensor.raw(), tensor.raw(), tensor.numel(), type_of(tensor), root, impl_->comm, impl_->stream); });
+  impl_->collective("ncclBroadcast", [&] {
+    return ncclBroadcast(tensor.raw(), tensor.raw(), tensor.numel(), type_of(tensor), root, impl_->comm, impl_->stream);
+  });
 }
 
 void NcclGroup::check_health() {

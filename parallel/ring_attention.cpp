@@ -146,8 +146,7 @@ class RingPass {
   void post(const RingHop& hop, const Tensor& send, RingBuffers::Lease sent, DType type, bool dkv) {
     Flight flight{hop, dkv, std::move(sent), buffer(hop.recv_shard, type), static_cast<std::int64_t>(send.bytes()), {}};
     const Transfer transfers[] = {{flight.received.tensor, hop.from, false}, {send, hop.to, true}};
-    // A channel a level: hops between nodes must not hold up those inside a node.
-    flight.pending = group_.cp.exchange(transfers, hop.level == RingLevel::outer ? 1 : 0);
+    flight.pending = group_.cp.exchange(transfers, ring_channel(hop.level));
     flights_.push_back(std::move(flight));
   }
 

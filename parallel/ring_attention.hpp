@@ -39,6 +39,9 @@ class RingBuffers {
   std::vector<Tensor> free_;
 };
 
+/// Channel of a level's hops (Communicator::exchange): those between nodes must not hold up those inside a node.
+inline int ring_channel(RingLevel level) { return level == RingLevel::outer ? 1 : 0; }
+
 /// Communicator of a ring, this rank's plan and the buffers (made once; plan of mesh.cp with cp_outer and cp_inner).
 struct RingGroup {
   Communicator cp;  ///< ranks in plan order

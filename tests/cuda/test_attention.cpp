@@ -50,8 +50,8 @@ struct Start {
 };
 
 Results on_host(const Problem& p, const Start* start = nullptr) {
-  Results r{Tensor::empty(p.q.shape(), f64), Tensor::empty({p.heads.q(), p.q.size(0)}, f64), Tensor::zeros(p.q.shape(), f64), Tensor::zeros(p.k.shape(), f64),
-            Tensor::zeros(p.k.shape(), f64)};
+  Results r{Tensor::empty(p.q.shape(), f64), Tensor::empty({p.heads.q(), p.q.size(0)}, f64), Tensor::zeros(p.q.shape(), f64),
+            Tensor::zeros(p.k.shape(), f64), Tensor::zeros(p.k.shape(), f64)};
   if (start) r.dq = start->dq.clone(), r.dk = start->dk.clone(), r.dv = start->dv.clone();
   Tensor delta = Tensor::empty(r.lse.shape(), f64);
   attention_forward(p.index, p.q, p.k, p.v, p.scale, r.o, r.lse);
@@ -107,14 +107,16 @@ class CudaAttention : public CudaTest {
     }
     // Tensors that are zero by nature (the gradient of a softmax over one key) are held to 1e-4 of unit values.
     const double floor = 1e-4 * static_cast<double>(expected.numel());
-    EXPECT_TRUE(std::sqrt(difference) <= kWhole * std::sqrt(std::max(norm, floor))) << what << ": relative error " << std::sqrt(difference / std::max(norm, floor));
+    EXPECT_TRUE(std::sqrt(difference) <= kWhole * std::sqrt(std::max(norm, floor)))
+        << what << ": relative error " << std::sqrt(difference / std::max(norm, floor));
     EXPECT_TRUE(std::sqrt(worst) <= kRow * std::sqrt(std::max(largest, 1e-4 * static_cast<double>(width))))
         << what << ": worst row " << std::sqrt(worst) << ", largest row " << std::sqrt(largest);
   }
   void expect_lse(const Tensor& found, const Tensor& expected) {
     for (std::int64_t i = 0; i < expected.numel(); ++i) {
       const double a = found.data<double>()[i], b = expected.data<double>()[i];
-      ASSERT_TRUE(std::isinf(b) ? a == b : std::abs(a - b) <= kLse * std::max(1.0, std::abs(b))) << "lse " << i << ": " << a << ", expected " << b;
+      ASSERT_TRUE(std::isinf(b) ? a == b : std::abs(a - b) <= kLse * std::max(1.0, std::abs(b)))
+          << "lse " << i << ": " << a << ", expected " << b;
     }
   }
   void expect_close(const Results& found, const Results& expected) {
@@ -190,7 +192,8 @@ void set_pattern(AttentionIndex& x, Pattern pattern, int index_heads, const std:
   if (pattern != Pattern::bars && pattern != Pattern::runs_and_bars) return;
   x.segments = static_cast<int>(starts.size()) - 1;
   for (std::int64_t b = 0; b < x.q_blocks(); ++b)
-    x.block_segment.push_back(static_cast<std::int32_t>(std::upper_bound(starts.begin(), starts.end() - 1, b * kBlock) - starts.begin()) - 1);
+    x.block_segment.push_back(static_cast<std::int32_t>(std::upper_bound(starts.begin(), starts.end() - 1, b * kBlock) - starts.begin()) -
+                              1);
   x.bar_offset = {0};
   for (int h = 0; h < index_heads; ++h)
     for (int s = 0; s < x.segments; ++s) {
@@ -235,7 +238,11 @@ TEST_F(CudaAttention, RingShardsOfEveryLayoutMergeToTheWhole) {
   for (const Heads& heads : {Heads{2, 2, 64}, {1, 7, 128}}) {
     const Problem whole = problem(whole_axis, whole_axis, heads);
     const Results expected = on_host(whole);
-    for (const auto& [kind, stripe] : {std::pair{LayoutKind::contiguous, 64}, {LayoutKind::zigzag, 64}, {LayoutKind::striped, 1}, {LayoutKind::striped, 3}, {LayoutKind::striped, 64}}) {
+    for (const auto& [kind, stripe] : {std::pair{LayoutKind::contiguous, 64},
+                                       {LayoutKind::zigzag, 64},
+                                       {LayoutKind::striped, 1},
+                                       {LayoutKind::striped, 3},
+                                       {LayoutKind::striped, 64}}) {
       const int ranks = 2 + static_cast<int>(rng() % 4);
       SCOPED_TRACE(trace(fmt::format("{} over {} ranks, stripe {}", name(kind), ranks, stripe).c_str(), heads));
       const SequenceLayout layout(kind, batch.tokens(), ranks, stripe);
@@ -243,7 +250,8 @@ TEST_F(CudaAttention, RingShardsOfEveryLayoutMergeToTheWhole) {
         Shape shape = all.shape();
         shape[0] = layout.local_tokens(rank);
         Tensor part = Tensor::empty(shape, f64);
-        for (std::int64_t i = 0; i < shape[0]; ++i) part.rows(i, i + 1).copy_from(all.rows(layout.global(rank, i), layout.global(rank, i) + 1));
+        for (std::int64_t i = 0; i < shape[0]; ++i)
+          part.rows(i, i + 1).copy_from(all.rows(layout.global(rank, i), layout.global(rank, i) + 1));
         return part;
       };
       std::vector<Tensor> k, v, dk, dv;
@@ -272,7 +280,8 @@ TEST_F(CudaAttention, RingShardsOfEveryLayoutMergeToTheWhole) {
         const Tensor found = to_host(lse);
         for (std::int64_t h = 0; h < heads.q(); ++h)
           for (std::int64_t i = 0; i < tokens; ++i)
-            ASSERT_NEAR(found.data<double>()[h * tokens + i], expected.lse.data<double>()[h * batch.tokens() + layout.global(r, i)], 2 * kLse * 8);
+            ASSERT_NEAR(found.data<double>()[h * tokens + i], expected.lse.data<double>()[h * batch.tokens() + layout.global(r, i)],
+                        2 * kLse * 8);
       }
       for (int s = 0; s < ranks; ++s) {
         expect_rows("dk", to_host(dk[s]), shard(expected.dk, s));
@@ -296,7 +305,8 @@ TEST_F(CudaAttention, SlicesOfFusedBuffersAndAccumulation) {
     Tensor fused = Tensor::empty({n, all, heads.dim}, f64), sums = Tensor::empty({n, all, heads.dim}, f64);
     const auto columns = [&](Tensor& to, const Tensor& from, std::int64_t at) {
       for (std::int64_t i = 0; i < n; ++i)
-        std::copy_n(from.data<double>() + i * from.size(1) * heads.dim, from.size(1) * heads.dim, to.data<double>() + (i * all + at) * heads.dim);
+        std::copy_n(from.data<double>() + i * from.size(1) * heads.dim, from.size(1) * heads.dim,
+                    to.data<double>() + (i * all + at) * heads.dim);
     };
     columns(fused, p.q, 0), columns(fused, p.k, hq), columns(fused, p.v, hq + hkv);
     columns(sums, start.dq, 0), columns(sums, start.dk, hq), columns(sums, start.dv, hq + hkv);
@@ -327,7 +337,8 @@ TEST_F(CudaAttention, RowsWithoutKeysAreExactZeros) {
         ASSERT_EQ(found.o.data<double>()[x], 0) << "row " << i;
         ASSERT_EQ(found.dq.data<double>()[x], 0) << "row " << i;
       }
-      for (std::int64_t h = 0; h < heads.q(); ++h) ASSERT_EQ(found.lse.data<double>()[h * 230 + i], -std::numeric_limits<double>::infinity());
+      for (std::int64_t h = 0; h < heads.q(); ++h)
+        ASSERT_EQ(found.lse.data<double>()[h * 230 + i], -std::numeric_limits<double>::infinity());
     }
   }
   const Problem no_keys = problem(axis({{0, 70}}), axis({}), {1, 2, 64});

@@ -8,7 +8,8 @@ using CudaWaits = CudaTest;
 
 TEST_F(CudaWaits, AWatchSeesALongWaitAndMayEndIt) {
   const std::size_t bytes = std::size_t{1} << 30;
-  Tensor a = Tensor::zeros({static_cast<std::int64_t>(bytes)}, DType::u8, *gpu), b = Tensor::zeros({static_cast<std::int64_t>(bytes)}, DType::u8, *gpu);
+  Tensor a = Tensor::zeros({static_cast<std::int64_t>(bytes)}, DType::u8, *gpu),
+         b = Tensor::zeros({static_cast<std::int64_t>(bytes)}, DType::u8, *gpu);
   gpu->synchronize();
   const auto busy = [&] {  // some 100 ms of copies
     for (int i = 0; i < 200; ++i) b.copy_from(a);
