@@ -1,5 +1,6 @@
 """Whole training runs on GPUs against the host backend: the same deck, run.backend = "cuda".  Skips, with the reason, where no GPU answers."""
 import os
+import signal
 import subprocess
 import unittest
 
@@ -63,6 +64,46 @@ class Cuda(RunCase):
         parts, _ = self.train("parts", 1, "run.backend=cuda", "run.deterministic=true", "optimizer.decay_steps=6", steps=3, every=3)
         self.run_ballast(1, "train", self.deck("again.toml", WIDE, dp=1, steps=6, every=3), "-d", parts, "-r", "latest", RATE, "run.backend=cuda", "run.deterministic=true")
         self.assertEqual(self.losses(whole), self.losses(parts))
+
+    @unittest.skipIf(GPUS < 2, "needs two GPUs")
+    def test_a_stopped_rank_is_reported_within_the_time_limit(self):
+        run = self.out("stopped")
+        deck = self.deck("stopped.toml", WIDE, dp=1, cp_inner=2, steps=100000, every=0)
+        process = self.start(2, "train", deck, "-d", run, "run.backend=cuda", "run.hang_timeout_s=8")
+        try:
+            self.wait_for_step(process, run, 3, timeout=120)
+            ranks = self.ranks_of(run)
+            if not ranks:
+                self.skipTest("the ranks' processes do not show in /proc under the program's name")
+            os.kill(max(ranks), signal.SIGSTOP)
+            output, _ = process.communicate(timeout=90)
+        finally:
+            self.stop_group(process)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertIn("without progress (run.hang_timeout_s)", output)
+
+
+@unittest.skipIf(GPUS == 0, "no GPU answers here (nvidia-smi lists none)")
+class CudaBench(RunCase):
+    """The benchmarks refuse a wrong result themselves; their tables are printed for the record."""
+
+    def bench(self, ranks, *arguments):
+        done = self.run_ballast(ranks, "bench", *arguments, "backend=cuda", timeout=300)
+        print(done.stdout)
+
+    def test_gemm(self):
+        self.bench(1, "gemm")
+        self.bench(1, "gemm", "m=1000", "n=264", "k=4096")
+
+    def test_attention(self):
+        for settings in (["tokens=8192"], ["tokens=8192", "lengths=random"], ["tokens=16384", "density=0.05", "run=2"], ["tokens=4095", "head_dim=64", "q_heads=14"]):
+            self.bench(1, "attention", "q_heads=16", "kv_heads=2", "head_dim=128", *settings)
+
+    def test_ring(self):
+        rings = [(1, 1)] + ([(2, 1), (2, 2)] if GPUS >= 2 else []) + ([(4, 1), (4, 2)] if GPUS >= 4 else [])
+        for ranks, outer in rings:
+            for layout in ("zigzag", "striped"):
+                self.bench(ranks, "ring", "tokens=16384", "q_heads=16", "kv_heads=2", "head_dim=128", f"outer={outer}", f"layout={layout}")
 
 
 if __name__ == "__main__":
