@@ -24,4 +24,7 @@ std::optional<PlanPart> plan_ring_times(const Deck& deck);
 /// Balance of a generated pattern (attention.index = "generated") over the ranks and steps of the deck's ring (MTraining Table 5).
 std::optional<PlanPart> plan_balance(const Deck& deck);
 
+/// Pipeline schedule of the deck's first global batch over mesh.pp stages, from stated costs (ChunkFlow Sections 3 to 5).
+std::optional<PlanPart> plan_pipeline(const Deck& deck);
+
 }  // namespace ballast

@@ -54,7 +54,7 @@ struct PackGroup {
 };
 
 struct BatchingOptions {
-  std::string method = "packed";           ///< none | packed | random | sorted | isf | ffs | ffd | bfs | spfhp | hbp
+  std::string method = "packed";           ///< none | packed | random | sorted | isf | ffs | ffd | bfs | spfhp | hbp | chunkflow
   std::int64_t micro_batch_tokens = 4096;  ///< pack capacity in tokens; longer samples get a micro-batch of their own
   int dp = 1;
   /// Cost of one visible (query, key) pair in units of one token's matrix products; balances packs over ranks.
@@ -64,13 +64,14 @@ struct BatchingOptions {
   std::uint64_t seed = 0;         ///< of every random order
 };
 
-/// Names of the methods, in the order of the papers' tables: none random sorted isf ffs ffd bfs spfhp packed hbp.
+/// Names of the methods that pack whole samples, in the order of the papers' tables: none random sorted isf ffs ffd bfs spfhp packed hbp.
 const std::vector<std::string>& batching_methods();
 
 /// Assigns the samples of one global batch.  `none`: one sample a micro-batch, dealt round robin in the given order.
 /// `packed`: best-fit decreasing into packs of at most micro_batch_tokens, packs dealt heaviest first (tokens and attention
-/// pairs) to the least loaded data-parallel rank.  `hbp`: rounds of one group each, their packs alike, heaviest to the least loaded
-/// ranks; ranks [d, d + sp) share a pack, which stands with rank d, and the others hold a micro-batch without segments in that round.
+/// pairs) to the least loaded data-parallel rank.  `hbp`: likewise where every group has one rank a pack; else rounds of one group each, their
+/// packs alike, the heaviest to the least loaded ranks: ranks [d, d + sp) share a pack, which stands with rank d, and the others hold a micro-batch without segments in that round.
+/// `chunkflow`: core/chunk, with micro_batch_tokens as the chunk size.
 /// The others: packs as in core/packing, in random order, dealt round robin.  Every sample appears exactly once; the result depends on the
 /// arguments alone.  Errors: unknown method, dp < 1, groups that cannot pack (core/hbp).  A sample without tokens is kept (it costs
 /// nothing and counts).

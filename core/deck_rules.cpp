@@ -175,6 +175,8 @@ std::vector<std::string> deck_problems(const Deck& deck, DeckNeeds needs, const 
   batching_rules(deck, rules);
   optimizer_rules(deck, rules);
   if (deck.block_set("costs")) cost_rules(deck, rules);
+  if (deck.text("batching.method") == "chunkflow" && deck.text("batching.scope") == "epoch")
+    rules.add({"batching.scope", "batching.method"}, "batching.scope = \"epoch\" packs whole epochs; batching.method = \"chunkflow\" needs batching.scope = \"step\"");
   return rules.list;
 }
 

@@ -61,6 +61,12 @@ Texts presets_and_custom() {
   return names;
 }
 
+Texts batching_methods_and_chunkflow() {
+  Texts names = batching_methods();
+  names.emplace_back("chunkflow");
+  return names;
+}
+
 std::vector<KeySpec> build() {
   Rows k;
   k.text("run.backend", "host", {"host", "cuda"},
@@ -127,7 +133,7 @@ std::vector<KeySpec> build() {
   k.text("data.long", "truncate", {"truncate", "split", "drop"}, "what happens to a sample above max_tokens");
   k.real("data.validation_share", 0, "", up_to(0, 1), "share of the samples held out for validation");
 
-  k.text("batching.method", "packed", batching_methods(),
+  k.text("batching.method", "packed", batching_methods_and_chunkflow(),
          "none: one sample a micro-batch; packed: best-fit packs, heaviest first to the least loaded rank; hbp: packing groups; others: packing baselines");
   k.number("batching.micro_batch_tokens", 4096, "tokens", between(1, kTokens),
            "capacity of a pack; a longer sample gets a micro-batch of its own");
@@ -146,6 +152,15 @@ std::vector<KeySpec> build() {
   k.text("batching.long", "refuse", {"refuse", "split"}, "hbp: what happens to a sample above the longest group; split: pieces of its length, each a sample");
 
   k.text("attention.pattern", "dense", {"dense"}, "which (query, key) pairs are computed");
+
+  k.number("chunk.tokens", 8192, "tokens", between(1, kTokens), "chunkflow: longer samples are cut here, shorter ones share a chunk");
+  k.number("chunk.k", 1, "chunks", between(1, 1 << 20),
+           "state_aware_1f1b: chunks of a sample that keep their activations; earlier ones are forwarded twice");
+
+  k.text("pipeline.schedule", "1f1b", {"gpipe", "1f1b", "state_aware_1f1b"},
+         "gpipe: all forwards, then all backwards; 1f1b: in turn; state_aware_1f1b: list-scheduled, at most chunk.k + stages - 1 - s live "
+         "chunks at stage s");
+  k.number("pipeline.search", 64, "orders", between(1, 1 << 20), "state_aware_1f1b: orders of samples to try at most; 1: the batch's order");
 
   k.text("attention.index", "pattern", {"pattern", "generated"},
          "pattern: from the pattern's own rule; generated: vertical-slash patterns made up for the planner (random weights are not sparse)");
@@ -188,6 +203,11 @@ std::vector<KeySpec> build() {
   k.real("costs.backward_outer_hop_ms", 0, "ms", at_least(0),
          "KV and dKV of one shard together to the next node; dKV alone takes what exceeds forward's hop");
 
+  k.real("costs.forward_token_s", 1e-6, "s", at_least(0), "pipeline: forward of one token on one stage");
+  k.real("costs.forward_pair_s", 0, "s", at_least(0), "pipeline: forward of one visible (query, key) pair on one stage");
+  k.real("costs.backward_over_forward", 2, "", at_least(0), "pipeline: time of backward in units of forward");
+  k.real("costs.stage_hop_token_s", 0, "s", at_least(0), "pipeline: one token's activations or gradients to the neighbour stage");
+
   k.number("checkpoint.every_steps", 0, "steps", between(0, kTokens),
            "steps between checkpoints; 0: only at the end and on an agreed stop");
   k.number("checkpoint.keep", 2, "files", between(1, 1 << 20), "newest checkpoints to keep");
@@ -208,8 +228,8 @@ std::span<const BlockSpec> deck_blocks() {
       {"model", "decoder-only Transformer as in Qwen2.5 and Llama 3", ""},
       {"data", "samples", ""},
       {"batching", "which samples form a step, and how they share micro-batches", ""},
-      {"chunk", "dependent chunks of long samples", "chunked execution (ChunkFlow)"},
-      {"pipeline", "pipeline schedules", "pipeline parallelism (ChunkFlow)"},
+      {"chunk", "dependent chunks of long samples (batching.method = \"chunkflow\")", ""},
+      {"pipeline", "pipeline schedules (mesh.pp stages)", ""},
       {"attention", "attention pattern", ""},
       {"ring", "ring attention over context-parallel ranks", ""},
       {"dst", "dynamic sparsity tuning", "dynamic sparsity tuning (SparseBalance)"},

@@ -51,6 +51,11 @@ std::vector<std::string> not_executable(const Deck& deck) {
   std::vector<std::string> list = not_executable(mesh_shape(deck));
   if (deck.text("batching.scope") == "epoch")
     list.push_back("batching.scope = \"epoch\" is for `ballast pack`: a training step's samples do not depend on the mesh; set batching.scope = \"step\"");
+  if (deck.text("batching.method") == "chunkflow")
+    list.push_back("batching.method = \"chunkflow\" cuts samples into dependent chunks, which this version plans (`ballast plan`, `ballast pack`) but does not train; "
+                   "choose another method");
+  if (deck.text("attention.index") == "generated")
+    list.push_back("attention.index = \"generated\" describes made-up patterns for `ballast plan`; set attention.index = \"pattern\" to train");
   const BatchingOptions batching = RunOptions::from(deck).batching;
   for (const PackGroup& group : batching.groups) {
     if (batching.method != "hbp") break;
@@ -69,7 +74,7 @@ RunOptions RunOptions::from(const Deck& deck) {
   options.mesh = mesh_shape(deck);
   options.model = model_shape(deck);
   options.batching.method = deck.text("batching.method");
-  options.batching.micro_batch_tokens = deck.integer("batching.micro_batch_tokens");
+  options.batching.micro_batch_tokens = deck.integer(options.batching.method == "chunkflow" ? "chunk.tokens" : "batching.micro_batch_tokens");
   options.batching.dp = options.mesh.dp;
   options.batching.pair_cost_tokens = pair_cost_tokens(options.model);
   options.batching.balance = deck.boolean("batching.balance");

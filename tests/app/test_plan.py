@@ -1,0 +1,80 @@
+"""Whole-program tests of `ballast plan`: the decks reproduce the figures that their papers and our pages state."""
+import json
+import os
+import subprocess
+import unittest
+
+from runs import BALLAST, RunCase
+
+INPUTS = os.path.join(os.environ.get("BALLAST_ROOT", os.path.join(os.path.dirname(__file__), "..", "..")), "inputs")
+
+
+class Plan(RunCase):
+    def plan(self, deck, *overrides, status=0):
+        twin = self.out("twin.json")
+        done = subprocess.run([BALLAST, "plan", os.path.join(INPUTS, deck), *overrides, "--json", twin], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, cwd=self.folder)
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        if status != 0:
+            return done.stderr
+        with open(twin) as f:
+            return json.load(f)
+
+    def test_mtraining_table_4(self):
+        facts = self.plan("mtraining/table4.toml")
+        for key, expected in [("flat_forward_ms", 34.10), ("flat_backward_ms", 111.81), ("hierarchical_forward_ms", 19.53), ("hierarchical_backward_ms", 88.56)]:
+            self.assertAlmostEqual(facts[key], expected, delta=0.01)
+        # Forward sends no dKV; backward's hops home come on top.
+        self.assertAlmostEqual(facts["hierarchical_forward_plan_ms"], 19.53, delta=0.01)
+        self.assertAlmostEqual(facts["hierarchical_backward_plan_ms"], 88.56 + 0.29 + 2.42, delta=0.01)
+        self.assertAlmostEqual(facts["flat_backward_plan_ms"], 1.86 + 1.90 + 2.65 + 30 * 3.40 + 2.65 + 2.42, delta=0.01)
+
+    def test_mtraining_table_5(self):
+        cases = {c["name"]: c for c in self.plan("mtraining/table5.toml")["cases"]}
+        striped, zigzag = cases["striped-64"], cases["zigzag"]
+        self.assertAlmostEqual(striped["density"], 0.05, delta=0.001)
+        self.assertLessEqual(striped["worker_imbalance"], 1.05)
+        self.assertLessEqual(striped["step_imbalance"], 1.20)
+        self.assertLess(striped["shuffled_worker_imbalance"], 1.02)
+        self.assertLess(striped["shuffled_step_imbalance"], 1.02)
+        self.assertGreaterEqual(zigzag["critical_path"], 1.4)
+        self.assertGreater(zigzag["worker_imbalance"], 1.5)
+        for name in ("dense striped-64", "dense zigzag"):
+            self.assertLess(cases[name]["worker_imbalance"], 1.02)
+            self.assertLess(cases[name]["step_imbalance"], 1.02)
+
+    def test_chunkflow_figures(self):
+        for deck, overrides, bubble, step_time in [("figure2", ["data.lengths=[2,2,2,2]"], 3 / 7, 42), ("figure2", [], 4 / 7, 56), ("figure7", [], 0.6, 60),
+                                                   ("figure6", ["chunk.k=1"], 1 - 24 / 44, 44), ("figure6", ["chunk.k=2"], 1 - 24 / 42, 42)]:
+            facts = self.plan(f"chunkflow/{deck}.toml", *overrides)
+            self.assertAlmostEqual(facts["bubble_ratio"], bubble, places=9, msg=f"{deck} {overrides}")
+            self.assertAlmostEqual(facts["step_time"], step_time, places=9)
+            k = int(overrides[0].split("=")[1]) if overrides and overrides[0].startswith("chunk.k") else 1
+            self.assertTrue(all(n <= k + 3 - s for s, n in enumerate(facts["peak_live_activations"])), facts)
+
+    def test_chunks_shorten_a_long_tailed_step(self):
+        cases = {c["name"]: c for c in self.plan("chunkflow/table6.toml", "pipeline.search=2")["cases"]}
+        base = cases.pop("1f1b, one sample each")
+        for name, case in cases.items():
+            self.assertLess(case["step_time"], base["step_time"] * 1.5, name)
+        self.assertLess(cases["8K, K 4"]["step_time"], cases["32K, K 1"]["step_time"])
+
+    def test_nothing_to_plan_and_bad_costs(self):
+        self.assertIn("nothing to plan", self.plan("quickstart.toml", status=1))
+        self.assertIn("costs.backward_inner_hop_ms = 0.1 is below", self.plan("mtraining/table4.toml", "costs.backward_inner_hop_ms=0.1", status=1))
+        self.assertIn("cuts a block", self.plan("mtraining/table5.toml", "ring.stripe=1", "--case", "striped-64", status=1))
+
+    def test_train_refuses_what_is_only_planned(self):
+        for deck, overrides, mention in [("chunkflow/figure6.toml", ["mesh.pp=1"], 'batching.method = "chunkflow"'),
+                                         ("mtraining/table5.toml", ["--case", "zigzag", "mesh.cp_outer=1", "mesh.cp_inner=1", "mesh.ranks_per_node=0"], "attention.index")]:
+            done = self.run_ballast(1, "train", os.path.join(INPUTS, deck), *overrides, "-d", self.out("run"), status=None)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(mention, done.stderr)
+
+    def test_every_planned_deck_passes_check(self):
+        for deck in ("mtraining/table4", "mtraining/table5", "chunkflow/figure2", "chunkflow/figure6", "chunkflow/figure7", "chunkflow/table6"):
+            done = subprocess.run([BALLAST, "check", os.path.join(INPUTS, deck + ".toml")], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
