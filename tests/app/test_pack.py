@@ -1,0 +1,104 @@
+"""ballast pack on the decks of inputs/hbp and on length files: balance within the bounds that the decks state."""
+import glob
+import json
+import os
+import random
+import subprocess
+
+from runs import BALLAST, RunCase
+
+DECKS = os.path.join(os.environ["BALLAST_ROOT"], "inputs", "hbp")
+METRICS = {"dbr", "pr", "abr", "cr", "ave_t", "samples", "packs", "plan_seconds", "tail_packs"}
+
+
+class Pack(RunCase):
+    def pack(self, deck, *overrides, case=None):
+        twin = self.out("pack.json")
+        line = [BALLAST, "pack", deck, *overrides, "--json", twin] + (["--case", case] if case else [])
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(twin) as f:
+            return json.load(f)
+
+    def lengths_file(self, lengths):
+        path = self.out("lengths.txt")
+        with open(path, "w") as f:
+            f.write("".join(f"{n}\n" for n in lengths))
+        return path
+
+    def check(self, case):
+        self.assertLessEqual(METRICS, set(case))
+        for key in ("dbr", "pr", "abr", "cr"):
+            self.assertGreaterEqual(case[key], 0)
+            self.assertLess(case[key], 1.0000001)
+        groups = case["groups"]
+        self.assertEqual(sum(g["samples"] for g in groups), case["samples"])
+        self.assertEqual(sum(g["packs"] for g in groups), case["packs"])
+        for g in groups:
+            histograms = g["histograms"]
+            self.assertEqual(sum(histograms["fill"]["counts"]), g["packs"])
+            self.assertEqual(sum(histograms["attention"]["counts"]), g["packs"])
+            self.assertEqual(sum(histograms["lengths"]["counts"]), g["samples"])
+            for h in histograms.values():
+                self.assertEqual(len(h["edges"]), len(h["counts"]) + 1)
+
+    def test_every_deck(self):
+        rng = random.Random(3)
+        path = self.lengths_file(int(min(500000, max(500, rng.lognormvariate(7.6, 0.9)))) for _ in range(60000))
+        decks = sorted(glob.glob(os.path.join(DECKS, "*.toml")))
+        self.assertGreaterEqual(len(decks), 9)
+        for deck in decks:
+            name = os.path.basename(deck)[:-5]
+            few = [f"data.lengths_file={path}"] if name == "prolong" else ["data.samples=60000"]
+            cases = {c["name"]: c for c in self.pack(deck, *few)["cases"]}
+            for case in cases.values():
+                with self.subTest(deck=name, case=case["name"]):
+                    self.check(case)
+                    if case["name"] == "training" or case["name"] == "hierarchical":
+                        continue
+                    # Few samples make few batches, so the bounds are wider than those of the whole decks.
+                    if case["method"] == "hbp":
+                        self.assertLess(case["abr"], 0.03)
+                        self.assertLess(case["pr"], 0.03)
+                        self.assertLess(case["cr"] - case["cr_bound"], 0.05)
+                    elif case["method"] != "sorted":
+                        self.assertGreater(case["abr"], 0.2)
+                    if case["method"] in ("isf", "ffs", "ffd", "bfs", "spfhp"):
+                        self.assertLess(case["pr"], 0.05)
+
+    def test_the_mix_of_the_paper(self):
+        cases = {c["name"]: c for c in self.pack(os.path.join(DECKS, "table6.toml"))["cases"]}
+        naive, hbp = cases["isf"], cases["hierarchical-balance"]
+        self.assertAlmostEqual(naive["abr"], 0.5, delta=0.1)
+        self.assertEqual(naive["cr"], 1)
+        self.assertLessEqual(hbp["abr"], 0.004)
+        self.assertLessEqual(hbp["pr"], 0.005)
+        self.assertLessEqual(hbp["dbr"], 0.005)
+        self.assertLess(hbp["cr"] - hbp["cr_bound"], 0.01)
+        self.assertEqual(hbp["samples"], 902000)
+
+    def test_example_of_the_paper(self):
+        # Two packs, {2K, 2K} and {1K, 1K, 1K, 1K}, on two devices.
+        deck = self.deck(text='[mesh]\ndp = 2\n[data]\nsource = "lengths"\nlengths_file = "{data}"\n[batching]\nscope = "epoch"\nmethod = "ffd"\nmicro_batch_tokens = 4096\n',
+                         data=self.lengths_file([2048, 1024, 1024, 2048, 1024, 1024]))
+        result = self.pack(deck)
+        self.assertEqual(result["abr"], 0.25)
+        self.assertEqual((result["dbr"], result["pr"], result["cr"], result["packs"], result["ave_t"]), (0, 0, 0, 2, 4096))
+
+    def test_long_samples(self):
+        text = '[mesh]\ndp = 2\n[data]\nsource = "lengths"\nlengths_file = "{data}"\n[batching]\nscope = "epoch"\nmethod = "hbp"\ngroups = [100, 400]\ngroup_ranks = [1, 2]\n'
+        deck = self.deck(text=text, data=self.lengths_file([90, 1000, 30, 70]))
+        done = subprocess.run([BALLAST, "pack", deck], capture_output=True, text=True, timeout=60, check=False)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("1000 tokens", done.stderr)
+        self.assertIn("batching.long", done.stderr)
+        result = self.pack(deck, "batching.long=split")
+        self.assertEqual((result["tokens"], result["samples"], result["longest"]), (1190, 6, 400))  # 400 + 400 + 200 and the short ones
+
+    def test_groups_that_cannot_be(self):
+        deck = os.path.join(DECKS, "table6.toml")
+        for override, words in (("batching.group_ranks=[1,5]", "do not divide the 32"), ("batching.groups=[4,4]", "must ascend"),
+                                ("batching.group_ranks=[1]", "has 1 values for 2 groups"), ("mesh.sp=2", "set mesh.sp = 1")):
+            done = subprocess.run([BALLAST, "pack", deck, "--case", "hierarchical-balance", override], capture_output=True, text=True, timeout=60, check=False)
+            self.assertNotEqual(done.returncode, 0, override)
+            self.assertIn(words, done.stderr, override)
