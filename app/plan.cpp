@@ -42,7 +42,8 @@ std::optional<PlanPart> plan_ring_times(const Deck& deck) {
   part.title = fmt::format("ring attention over {} x {} ranks", mesh.cp_outer, mesh.cp_inner);
   part.header = {"ring", "pass", "steps", "ms", "plan_ms"};
   part.note =
-      "ms: until the last compute, KV and dKV of a shard in one message, as MTraining Table 4 counts; plan_ms: the plan that runs, where dKV "
+      "ms: until the last compute, KV and dKV of a shard in one message, as MTraining Table 4 counts; plan_ms: the plan that runs, where "
+      "dKV "
       "follows\nits KV one compute later and travels home at the end";
   for (const bool hierarchical : {false, true}) {
     // A flat ring through several nodes goes at the pace of the links between them.

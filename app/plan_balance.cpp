@@ -19,12 +19,12 @@ std::optional<PlanPart> plan_balance(const Deck& deck) {
   require(pattern.tokens % kBlock == 0, "batching.micro_batch_tokens = {} must be a multiple of {} for attention.index = \"generated\"",
           pattern.tokens, kBlock);
   // All heads of a dense pattern are alike: one stands for them.
-  const std::vector<GeneratedHead> heads =
-      pattern.density < 1 ? generate(pattern) : std::vector<GeneratedHead>{dense_head(pattern.tokens)};
+  const std::vector<GeneratedHead> heads = pattern.density < 1 ? generate(pattern) : std::vector<GeneratedHead>{dense_head(pattern.tokens)};
 
   PlanPart part;
   part.title = "balance over ranks and ring steps";
-  part.header = {"tokens", "ring", "layout", "density", "worker_imbalance", "step_imbalance", "computation_ratio", "critical_path", "lockstep_path"};
+  part.header = {"tokens",        "ring",         "layout", "density", "worker_imbalance", "step_imbalance", "computation_ratio",
+                 "critical_path", "lockstep_path"};
   part.note =
       "worker_imbalance: max / mean of work over ranks, mean over steps; step_imbalance: max / mean over steps, mean over ranks; "
       "computation_ratio:\nwork / largest work of the step; critical_path: time / ideal when ranks wait for their ring neighbours alone, "

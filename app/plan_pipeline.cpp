@@ -37,7 +37,8 @@ ScheduleCosts stage_costs(const Deck& deck, const std::vector<MicroBatch>& list)
   return {[=](int, const Op& op) {
     const auto m = static_cast<std::size_t>(op.micro_batch);
     switch (op.kind) {
-      case OpKind::forward: case OpKind::recompute:
+      case OpKind::forward:
+      case OpKind::recompute:
         return forward[m];
       case OpKind::backward:
         return backward * forward[m];
@@ -86,21 +87,19 @@ std::optional<PlanPart> plan_pipeline(const Deck& deck) {
 
   PlanPart part;
   part.title = fmt::format("pipeline of {} stages, first global batch", stages);
-  part.header = {"schedule", "batching", "chunk_tokens", "k", "micro_batches", "recomputed", "step_time", "bubble_ratio", "peak_live_activations"};
+  part.header = {"schedule",  "batching",     "chunk_tokens",         "k", "micro_batches", "recomputed",
+                 "step_time", "bubble_ratio", "peak_live_activations"};
   part.note =
-      "bubble_ratio: 1 - forward and backward time / (ranks x step_time), in which recomputation, transfers and waits are bubble; step_time "
+      "bubble_ratio: 1 - forward and backward time / (ranks x step_time), in which recomputation, transfers and waits are bubble; "
+      "step_time "
       "in seconds;\npeak_live_activations: micro-batches whose activations a stage holds at once, first stage first";
   const std::string& schedule = deck.text("pipeline.schedule");
   const bool chunked = options.batching.method == "chunkflow", aware = schedule == "state_aware_1f1b";
   part.rows.push_back({schedule, options.batching.method, chunked ? fmt::to_string(options.batching.micro_batch_tokens) : "-",
                        aware ? fmt::to_string(deck.integer("chunk.k")) : "-", fmt::to_string(micro_batches), fmt::to_string(recomputed),
                        fmt::format("{:.6g}", step_s), fmt::format("{:.4f}", bubble), fmt::format("{}", fmt::join(live, " "))});
-  part.values = {{"schedule", schedule},
-                 {"bubble_ratio", bubble},
-                 {"step_time", step_s},
-                 {"peak_live_activations", live},
-                 {"micro_batches", micro_batches},
-                 {"recomputed", recomputed}};
+  part.values = {{"schedule", schedule},          {"bubble_ratio", bubble},         {"step_time", step_s},
+                 {"peak_live_activations", live}, {"micro_batches", micro_batches}, {"recomputed", recomputed}};
   return part;
 }
 

@@ -33,7 +33,9 @@ class BinSearch {
     for (std::size_t b = 0; b < room_.size(); ++b) {
       if (room_[b] < n) continue;
       // Bins with the same room are alike, so one of them stands for all.
-      if (std::find(room_.begin(), room_.begin() + static_cast<std::ptrdiff_t>(b), room_[b]) != room_.begin() + static_cast<std::ptrdiff_t>(b)) continue;
+      if (std::find(room_.begin(), room_.begin() + static_cast<std::ptrdiff_t>(b), room_[b]) !=
+          room_.begin() + static_cast<std::ptrdiff_t>(b))
+        continue;
       const bool exact = room_[b] == n;
       room_[b] -= n;
       bins_[b].push_back(order_[at]);
@@ -113,7 +115,8 @@ std::vector<MicroBatch> construct_chunks(const std::vector<SampleLength>& sample
       continue;
     }
     const auto loss_before = [&](std::int64_t token) {
-      return static_cast<std::int64_t>(static_cast<long double>(s.loss_tokens) * static_cast<long double>(token) / static_cast<long double>(s.tokens));
+      return static_cast<std::int64_t>(static_cast<long double>(s.loss_tokens) * static_cast<long double>(token) /
+                                       static_cast<long double>(s.tokens));
     };
     for (std::int64_t begin = 0; begin < s.tokens; begin += chunk_tokens) {
       const std::int64_t end = std::min(s.tokens, begin + chunk_tokens);

@@ -8,9 +8,9 @@
 
 namespace ballast {
 
-/// Fewest bins of `capacity` that hold `lengths`, as found: best fit over decreasing lengths, and where that leaves a gap to the lower bound
-/// and at most 64 lengths, a branch-and-bound search of bounded size from the lower bound up.  result[b]: indices in bin b.  Every length
-/// must fit a bin; empty lengths share the first bin.  O(n log n).  Errors: capacity < 1, a length that no bin holds.
+/// Fewest bins of `capacity` that hold `lengths`, as found: best fit over decreasing lengths, and where that leaves a gap to the lower
+/// bound and at most 64 lengths, a branch-and-bound search of bounded size from the lower bound up.  result[b]: indices in bin b.  Every
+/// length must fit a bin; empty lengths share the first bin.  O(n log n).  Errors: capacity < 1, a length that no bin holds.
 std::vector<std::vector<std::uint32_t>> fewest_bins(std::span<const std::int64_t> lengths, std::int64_t capacity);
 
 /// Bins that no packing can undercut: the total, and the lengths above half a bin together with what their bins cannot take in

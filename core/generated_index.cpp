@@ -78,8 +78,8 @@ std::vector<int> block_owners(const SequenceLayout& layout) {
   for (int r = 0; r < layout.ranks(); ++r)
     for (const auto& [begin, end] : layout.pieces(r)) {
       require(begin % kBlock == 0 && end % kBlock == 0,
-              "generated index: rank {} holds [{}, {}), which cuts a block of {} tokens; use zigzag, or a stripe that is a multiple of {}", r,
-              begin, end, kBlock, kBlock);
+              "generated index: rank {} holds [{}, {}), which cuts a block of {} tokens; use zigzag, or a stripe that is a multiple of {}",
+              r, begin, end, kBlock, kBlock);
       for (std::int64_t b = begin / kBlock; b < end / kBlock; ++b) owner[b] = r;
     }
   return owner;
@@ -126,7 +126,8 @@ std::vector<std::vector<double>> ring_work(const std::vector<GeneratedHead>& hea
   const int ranks = outer * inner;
   for (int r : owner) require(r >= 0 && r < ranks, "generated index: a block on rank {} of a ring of {} x {}", r, outer, inner);
   std::vector<double> between(static_cast<std::size_t>(ranks) * ranks, 0);  // [query rank][key rank]
-  for_each_work(heads, static_cast<std::int64_t>(owner.size()) * kBlock, [&](std::int64_t q, std::int64_t k, double pairs) { between[owner[q] * ranks + owner[k]] += pairs; });
+  for_each_work(heads, static_cast<std::int64_t>(owner.size()) * kBlock,
+                [&](std::int64_t q, std::int64_t k, double pairs) { between[owner[q] * ranks + owner[k]] += pairs; });
   std::vector<std::vector<double>> work(ranks);
   for (int w = 0; w < ranks; ++w)
     for (const RingStep& step : plan_ring(w, outer, inner).forward) work[w].push_back(between[w * ranks + step.shard]);

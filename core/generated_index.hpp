@@ -21,7 +21,8 @@ struct GeneratedPattern {
   std::uint64_t seed = 0;
 };
 
-/// One head.  A slash d is the block diagonal (i, i - d), computed whole under the causal mask; a column is a key that all later blocks use.
+/// One head.  A slash d is the block diagonal (i, i - d), computed whole under the causal mask; a column is a key that all later blocks
+/// use.
 struct GeneratedHead {
   std::vector<std::int32_t> slashes;  ///< ascending; 0, the diagonal, first
   std::vector<std::int64_t> columns;  ///< ascending
@@ -69,8 +70,9 @@ std::vector<std::vector<double>> ring_work(const std::vector<GeneratedHead>& hea
 struct RingBalance {
   double worker_imbalance = 1, step_imbalance = 1;  ///< core/metrics.hpp
   double computation_ratio = 1;  ///< mean over ranks and steps of work / largest work of the step: ranks that start each step together
-  double critical_path = 1;      ///< time / ideal when ranks wait for their ring neighbours alone, as the executor does; ideal: all work spread evenly
-  double lockstep_path = 1;      ///< the same when all ranks begin each step together
+  double critical_path =
+      1;  ///< time / ideal when ranks wait for their ring neighbours alone, as the executor does; ideal: all work spread evenly
+  double lockstep_path = 1;  ///< the same when all ranks begin each step together
 };
 RingBalance ring_balance(const std::vector<std::vector<double>>& work, int outer, int inner);
 

@@ -198,8 +198,8 @@ class ListScheduler {
         list.backward(c.item);
         ++state.next_backward;
         state.formed[m] = false;
-        const bool hand_over = c.item.chunk > 0 && discarded(backward_[state.next_backward]) &&
-                               !state.formed[backward_[state.next_backward].micro_batch];
+        const bool hand_over =
+            c.item.chunk > 0 && discarded(backward_[state.next_backward]) && !state.formed[backward_[state.next_backward].micro_batch];
         if (!hand_over) --state.live;
         state.gradient_at[m] = end + transfer_s(s - 1, Payload::gradient);
         break;

@@ -45,7 +45,8 @@ TEST(GeneratedIndex, WorkCountsEveryPairOnce) {
     EXPECT_EQ(got, expected);
     EXPECT_NEAR(density(heads, p.tokens) * 0.5 * static_cast<double>(p.tokens * (p.tokens + 1)) * p.heads, total, 1e-6 * total);
     // The ring computes the same work, whatever the layout.
-    for (const auto& owner : {block_owners(SequenceLayout(LayoutKind::striped, p.tokens, 4, 64, 64)), shuffled_stripes(p.tokens / kBlock, 4, p.seed)}) {
+    for (const auto& owner :
+         {block_owners(SequenceLayout(LayoutKind::striped, p.tokens, 4, 64, 64)), shuffled_stripes(p.tokens / kBlock, 4, p.seed)}) {
       double sum = 0;
       for (const auto& worker : ring_work(heads, owner, 2, 2))
         for (double w : worker) sum += w;
@@ -90,7 +91,9 @@ TEST(GeneratedIndex, StripesBalanceWhatZigzagDoesNot) {
 TEST(GeneratedIndex, ShuffledStripesGiveEachRankOneBlockOfARound) {
   const std::vector<int> owner = shuffled_stripes(23, 5, 9);
   for (std::size_t first = 0; first + 5 <= owner.size(); first += 5)
-    EXPECT_EQ(std::set<int>(owner.begin() + static_cast<std::ptrdiff_t>(first), owner.begin() + static_cast<std::ptrdiff_t>(first) + 5).size(), 5u);
+    EXPECT_EQ(
+        std::set<int>(owner.begin() + static_cast<std::ptrdiff_t>(first), owner.begin() + static_cast<std::ptrdiff_t>(first) + 5).size(),
+        5u);
 }
 
 TEST(GeneratedIndex, BadInput) {

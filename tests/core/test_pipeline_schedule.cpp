@@ -105,7 +105,8 @@ TEST(PipelineSchedule, RandomMixesNeverDeadlockAndKeepTheBounds) {
 }
 
 TEST(PipelineSchedule, GroupsOfAList) {
-  const std::vector<MicroBatch> list{{{{7, 0, 4, 0}}}, {{{1, 0, 2, 0}, {2, 0, 2, 0}}}, {{{7, 4, 8, 0}}}, {{{3, 0, 4, 0}}}, {{{7, 8, 9, 0}}}};
+  const std::vector<MicroBatch> list{
+      {{{7, 0, 4, 0}}}, {{{1, 0, 2, 0}, {2, 0, 2, 0}}}, {{{7, 4, 8, 0}}}, {{{3, 0, 4, 0}}}, {{{7, 8, 9, 0}}}};
   EXPECT_EQ(chunk_groups(list), (ChunkGroups{{0, 2, 4}, {1}, {3}}));
   EXPECT_THROW(chunk_groups({{{{7, 4, 8, 0}}}}), Error);
   EXPECT_THROW(chunk_groups({{{{7, 0, 4, 0}}}, {{{7, 5, 8, 0}}}}), Error);
