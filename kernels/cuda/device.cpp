@@ -124,42 +124,62 @@ void* scratch(std::size_t bytes) {
 
 namespace {
 
-/// Marks are indices of recorded events; times are measured from an origin event tied to the host clock.
+/// Marks are indices of recorded events; times are measured from an origin event tied to the host clock.  The distance of two events is a
+/// float of milliseconds, too coarse after minutes, so the origin moves along every few seconds.
 class DeviceClock final : public Clock {
  public:
   DeviceClock() {
-    check(cudaEventCreate(&origin_), "cudaEventCreate");
+    for (cudaEvent_t* e : {&origin_, &next_origin_}) check(cudaEventCreate(e), "cudaEventCreate");
     check(cudaEventRecord(origin_, g_stream), "cudaEventRecord");
     check(cudaEventSynchronize(origin_), "cudaEventSynchronize");
-    origin_host_s_ = host_clock().seconds(host_clock().mark());
+    origin_s_ = recorded_s_ = host_s();
   }
   ~DeviceClock() override {
     cudaEventDestroy(origin_);
+    cudaEventDestroy(next_origin_);
     for (cudaEvent_t e : events_) cudaEventDestroy(e);
   }
   std::int64_t mark() override {
-    const std::size_t slot = next_ % kRing;
+    if (next_origin_mark_ < 0 && host_s() - recorded_s_ > kOriginAge) {
+      check(cudaEventRecord(next_origin_, g_stream), "cudaEventRecord");
+      next_origin_mark_ = next_;
+      recorded_s_ = host_s();
+    }
+    const std::size_t slot = static_cast<std::size_t>(next_) % kRing;
     if (slot >= events_.size()) {
       events_.emplace_back();
       check(cudaEventCreate(&events_.back()), "cudaEventCreate");
     }
     check(cudaEventRecord(events_[slot], g_stream), "cudaEventRecord");
-    return static_cast<std::int64_t>(next_++);
+    return next_++;
   }
   double seconds(std::int64_t mark) override {
     const cudaEvent_t event = events_[static_cast<std::size_t>(mark) % kRing];
     check(cudaEventSynchronize(event), "cudaEventSynchronize");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, origin_, event), "cudaEventElapsedTime");
-    return origin_host_s_ + ms * 1e-3;
+    // A mark after the next origin is done, so that origin is too.
+    if (next_origin_mark_ >= 0 && mark >= next_origin_mark_) {
+      origin_s_ += between(origin_, next_origin_);
+      origin_mark_ = next_origin_mark_;
+      next_origin_mark_ = -1;
+      std::swap(origin_, next_origin_);
+    }
+    return mark >= origin_mark_ ? origin_s_ + between(origin_, event) : origin_s_ - between(event, origin_);
   }
 
  private:
+  static double host_s() { return host_clock().seconds(host_clock().mark()); }
+  static double between(cudaEvent_t earlier, cudaEvent_t later) {
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, earlier, later), "cudaEventElapsedTime");
+    return ms * 1e-3;
+  }
   static constexpr std::size_t kRing = 1 << 16;  // marks outstanding between two flushes
-  cudaEvent_t origin_ = nullptr;
-  double origin_host_s_ = 0;
+  static constexpr double kOriginAge = 2;        // seconds: steps of a quarter of a microsecond
+  cudaEvent_t origin_ = nullptr, next_origin_ = nullptr;
+  double origin_s_ = 0, recorded_s_ = 0;
+  std::int64_t origin_mark_ = 0, next_origin_mark_ = -1;  ///< first mark after the event; -1: not recorded
   std::vector<cudaEvent_t> events_;
-  std::size_t next_ = 0;
+  std::int64_t next_ = 0;
 };
 
 }  // namespace

@@ -1,4 +1,9 @@
 // The CUDA device: copies, and waits of the host that can be watched and ended.
+#include <unistd.h>
+
+#include <vector>
+
+#include "core/recorder.hpp"
 #include "cuda/support.hpp"
 
 namespace ballast::test {
@@ -27,6 +32,26 @@ TEST_F(CudaWaits, AWatchSeesALongWaitAndMayEndIt) {
   cuda::set_wait_watch(nullptr);
   gpu->synchronize();
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);  // "not ready" left nothing behind for the next launch
+}
+
+TEST_F(CudaWaits, TheClockFollowsTheHostsWhileItsOriginMoves) {
+  const auto clock = cuda::device_clock();
+  const auto host_s = [] { return host_clock().seconds(host_clock().mark()); };
+  const auto now = [&] { return clock->seconds(clock->mark()); };
+  double last = now();
+  const double start = host_s();
+  std::vector<std::int64_t> marks;
+  while (host_s() - start < 5) {  // two origins further
+    const double before = host_s(), device_s = now(), after = host_s();
+    ASSERT_GE(device_s, last - 2e-6);
+    ASSERT_GT(device_s, before - 2e-3);
+    ASSERT_LT(device_s, after + 2e-3);
+    last = device_s;
+    if (marks.size() < 10) marks.push_back(clock->mark());
+    usleep(1000);
+  }
+  for (std::size_t i = 1; i < marks.size(); ++i) EXPECT_GE(clock->seconds(marks[i]), clock->seconds(marks[i - 1]));
+  EXPECT_LT(clock->seconds(marks.back()), start + 1);  // marks older than the origin keep their time
 }
 
 TEST_F(CudaWaits, CopiesComeBack) {
