@@ -253,6 +253,16 @@ def parse_batch(text):
     return [(int(m[1]), int(m[3] or 1), [int(s[3]) - int(s[2]) for s in _SEGMENT.finditer(m[4])]) for m in _MICRO_BATCH.finditer(text)]
 
 
+def _pack_length(deck, lengths):
+    """Tokens of a micro-batch without padding left to fill: its group's, the capacity of a pack, or that of samples padded to the longest."""
+    method, longest = deck.get("batching.method", "none"), max(lengths)
+    if method in ("none", "sorted"):
+        return longest * len(lengths)
+    if method == "hbp":
+        return min((g for g in deck.get("batching.groups", []) if g >= longest), default=longest)
+    return deck.get("batching.micro_batch_tokens", 0) or sum(lengths)
+
+
 def _plans(a):
     trace = next((a.run.traces[r] for r in a.ranks if len(a.run.traces[r].plan_steps)), None)
     if trace is None:
@@ -263,22 +273,24 @@ def _plans(a):
         return
     mesh = trace.last.mesh
     shared = mesh.get("cp_outer", 1) * mesh.get("cp_inner", 1) * mesh.get("sp", 1) > 1
-    capacity = a.run.deck.get("batching.micro_batch_tokens", 0) if a.run.deck.get("batching.method", "none") != "none" else 0
     dbr, abr, pr, cr, ave_t, segments, packs = [], [], [], [], [], [], []
     for batch in used:
         dp = max(mesh.get("dp", 1), 1 + max(d for d, _, _ in batch))
-        tokens, squares, sizes, communicated = np.zeros(dp), np.zeros(dp), [], 0
+        tokens, squares, sizes, padding, communicated = np.zeros(dp), np.zeros(dp), [], [], 0
         for d, sp, lengths in batch:
-            tokens[d] += sum(lengths)
-            squares[d] += sum(n * n for n in lengths)
+            if not lengths:
+                continue
+            tokens[d:d + sp] += sum(lengths) / sp
+            squares[d:d + sp] += sum(n * n for n in lengths) / sp
             sizes.append(sum(lengths))
+            most = _pack_length(a.run.deck, lengths)
+            padding.append(metrics.padding_ratio(np.minimum(sizes[-1:], most), most))  # a longer sample has a pack of its own
             communicated += sum(lengths) if sp > 1 or shared else 0
             segments += lengths
         packs += sizes
-        most = capacity or max(sizes)
         dbr.append(metrics.balance_ratio(tokens))
         abr.append(metrics.balance_ratio(squares))
-        pr.append(metrics.padding_ratio(np.minimum(sizes, most), most))  # a sample longer than the capacity has a pack of its own
+        pr.append(np.mean(padding))
         cr.append(communicated / max(tokens.sum(), 1))
         ave_t.append(tokens.mean())
     a.batch = {"dbr": np.mean(dbr), "pr": np.mean(pr), "abr": np.mean(abr), "cr": np.mean(cr), "ave_t": np.mean(ave_t)}
