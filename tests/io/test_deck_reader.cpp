@@ -141,7 +141,7 @@ TEST(DeckReader, BadOverridesNameThemselves) {
   EXPECT_TRUE(holds(problem(kSound, {"nonsense"}), {"command line: nonsense: an override is block.key=value"}));
   EXPECT_TRUE(holds(problem(kSound, {"mesh.dp=1\nx = 2"}), {"command line: mesh.dp=1\\x0ax = 2", "expects an integer"}));
   EXPECT_TRUE(holds(problem(kSound, {"mesh.dp="}), {"command line: mesh.dp=:"}));
-  EXPECT_TRUE(holds(problem(kSound, {"chunk.k=1"}), {"chunk.k belongs to", "this version does not have"}));
+  EXPECT_TRUE(holds(problem(kSound, {"sab.k=1"}), {"sab.k belongs to", "this version does not have"}));
 }
 
 TEST(DeckReader, CasesOverrideAndAreAllValidated) {
