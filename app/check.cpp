@@ -101,7 +101,7 @@ void print_schedule(const CheckFacts& f) {
       ops += fmt::format("{}{} {}", i == 0 ? "" : ", ", name(stage.ops[i].kind), stage.ops[i].micro_batch);
     if (stage.ops.size() > 6) ops += fmt::format(" ... {} ops", 2 * f.micro_batches);
     table.row({text(static_cast<std::int64_t>(s)), fmt::format("{}..{}", stage.layer_begin, stage.layer_end - 1), text(stage.parameters),
-               text(stage.shard_parameters), text(stage.live_micro_batches), ops.empty() ? "no schedule for pp > 1 in this version" : ops});
+               text(stage.shard_parameters), text(stage.live_micro_batches), ops.empty() ? "see ballast plan (pp > 1)" : ops});
   }
   fmt::print("{}", table.text(kRows));
 }
