@@ -69,9 +69,9 @@ const std::vector<std::string>& batching_methods();
 
 /// Assigns the samples of one global batch.  `none`: one sample a micro-batch, dealt round robin in the given order.
 /// `packed`: best-fit decreasing into packs of at most micro_batch_tokens, packs dealt heaviest first (tokens and attention
-/// pairs) to the least loaded data-parallel rank.  `hbp`: likewise where every group has one rank a pack; else rounds of one group each, their
-/// packs alike, the heaviest to the least loaded ranks: ranks [d, d + sp) share a pack, which stands with rank d, and the others hold a micro-batch without segments in that round.
-/// `chunkflow`: core/chunk, with micro_batch_tokens as the chunk size.
+/// pairs) to the least loaded data-parallel rank.  `hbp`: likewise where every group has one rank a pack; else rounds of one
+/// group each, their packs alike, the heaviest to the least loaded ranks: ranks [d, d + sp) share a pack, which stands with rank d, and
+/// the others hold a micro-batch without segments in that round.
 /// The others: packs as in core/packing, in random order, dealt round robin.  Every sample appears exactly once; the result depends on the
 /// arguments alone.  Errors: unknown method, dp < 1, groups that cannot pack (core/hbp).  A sample without tokens is kept (it costs
 /// nothing and counts).

@@ -124,8 +124,10 @@ class Packer {
       own.push_back(p);
       samples_.take(p);
     }
-    if (alike_) pack_alike(g, own, end);
-    else pack_alone(g, own, end);
+    if (alike_)
+      pack_alike(g, own, end);
+    else
+      pack_alone(g, own, end);
   }
 
   /// Sets of `width` packs.  A set takes whole layers: `width` neighbours by length, counted with their longest.
@@ -241,7 +243,8 @@ std::size_t group_of(std::int64_t tokens, std::span<const PackGroup> groups) {
       std::partition_point(groups.begin(), groups.end(), [&](const PackGroup& g) { return g.tokens < tokens; }) - groups.begin());
 }
 
-GroupedPacking hbp_packing(std::span<const std::int64_t> lengths, std::span<const PackGroup> groups, int ranks, bool alike, std::uint64_t seed) {
+GroupedPacking hbp_packing(std::span<const std::int64_t> lengths, std::span<const PackGroup> groups, int ranks, bool alike,
+                           std::uint64_t seed) {
   const auto wrong = problems(groups, ranks);
   require(wrong.empty(), "{}", wrong.empty() ? "" : wrong.front());
   require(lengths.size() < kNone, "{} samples: one plan holds fewer than 2^32", lengths.size());

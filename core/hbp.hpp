@@ -24,11 +24,12 @@ struct GroupedPacking {
 };
 
 /// From the longest group down: packs the samples that no longer group has taken, then fills the room left with shorter groups' samples
-/// (GreedyFill, Algorithm 6), the longest that fits first.  A batch of a group has m = ranks / group.ranks packs; packing places m samples of
-/// neighbouring length at a time, one in each of m packs.  So packs come in sets of m that are alike in tokens and attention before any
+/// (GreedyFill, Algorithm 6), the longest that fits first.  A batch of a group has m = ranks / group.ranks packs; packing places m samples
+/// of neighbouring length at a time, one in each of m packs.  So packs come in sets of m that are alike in tokens and attention before any
 /// sorting, and a set costs no more to place than a sample.  `alike` = false packs a group's samples by isf instead, as the paper does.
 /// O(n) for the radix sort and O(n / m log n) for the rest; about 50 bytes a sample.
 /// Errors: problems(groups, ranks); a sample longer than every group.
-GroupedPacking hbp_packing(std::span<const std::int64_t> lengths, std::span<const PackGroup> groups, int ranks, bool alike = true, std::uint64_t seed = 0);
+GroupedPacking hbp_packing(std::span<const std::int64_t> lengths, std::span<const PackGroup> groups, int ranks, bool alike = true,
+                           std::uint64_t seed = 0);
 
 }  // namespace ballast

@@ -50,21 +50,30 @@ double pair_cost_tokens(const ModelShape& shape) {
 std::vector<std::string> not_executable(const Deck& deck) {
   std::vector<std::string> list = not_executable(mesh_shape(deck));
   if (deck.text("batching.scope") == "epoch")
-    list.push_back("batching.scope = \"epoch\" is for `ballast pack`: a training step's samples do not depend on the mesh; set batching.scope = \"step\"");
+    list.push_back(
+        "batching.scope = \"epoch\" is for `ballast pack`: a training step's samples do not depend on the mesh; set batching.scope = "
+        "\"step\"");
   if (deck.text("batching.method") == "chunkflow")
-    list.push_back("batching.method = \"chunkflow\" cuts samples into dependent chunks, which this version plans (`ballast plan`, `ballast pack`) but does not train; "
-                   "choose another method");
+    list.push_back(
+        "batching.method = \"chunkflow\" cuts samples into dependent chunks, which this version plans (`ballast plan`, `ballast pack`) but "
+        "does not train; "
+        "choose another method");
   if (deck.text("attention.index") == "generated")
-    list.push_back("attention.index = \"generated\" describes made-up patterns for `ballast plan`; set attention.index = \"pattern\" to train");
+    list.push_back(
+        "attention.index = \"generated\" describes made-up patterns for `ballast plan`; set attention.index = \"pattern\" to train");
   const BatchingOptions batching = RunOptions::from(deck).batching;
   for (const PackGroup& group : batching.groups) {
     if (batching.method != "hbp") break;
     if (group.ranks > 1)
-      list.push_back(fmt::format("batching.group_ranks: {} ranks share a pack of {} tokens, which this version plans (`ballast pack`) but does not run; set 1 for every group",
-                                 group.ranks, group.tokens));
+      list.push_back(
+          fmt::format("batching.group_ranks: {} ranks share a pack of {} tokens, which this version plans (`ballast pack`) but does not "
+                      "run; set 1 for every group",
+                      group.ranks, group.tokens));
     if (group.recompute_layers >= 0)
-      list.push_back(fmt::format("batching.group_recompute: {} layers for packs of {} tokens, which this version plans (`ballast pack`) but does not run; use block recompute",
-                                 group.recompute_layers, group.tokens));
+      list.push_back(
+          fmt::format("batching.group_recompute: {} layers for packs of {} tokens, which this version plans (`ballast pack`) but does not "
+                      "run; use block recompute",
+                      group.recompute_layers, group.tokens));
   }
   return list;
 }
@@ -74,7 +83,8 @@ RunOptions RunOptions::from(const Deck& deck) {
   options.mesh = mesh_shape(deck);
   options.model = model_shape(deck);
   options.batching.method = deck.text("batching.method");
-  options.batching.micro_batch_tokens = deck.integer(options.batching.method == "chunkflow" ? "chunk.tokens" : "batching.micro_batch_tokens");
+  options.batching.micro_batch_tokens =
+      deck.integer(options.batching.method == "chunkflow" ? "chunk.tokens" : "batching.micro_batch_tokens");
   options.batching.dp = options.mesh.dp;
   options.batching.pair_cost_tokens = pair_cost_tokens(options.model);
   options.batching.balance = deck.boolean("batching.balance");
@@ -83,7 +93,8 @@ RunOptions RunOptions::from(const Deck& deck) {
   const auto& recompute = deck.get<std::vector<std::int64_t>>("batching.group_recompute");
   for (const std::int64_t tokens : deck.get<std::vector<std::int64_t>>("batching.groups")) {
     const std::size_t g = options.batching.groups.size();
-    options.batching.groups.push_back({tokens, g < ranks.size() ? static_cast<int>(ranks[g]) : 1, g < recompute.size() ? static_cast<int>(recompute[g]) : -1});
+    options.batching.groups.push_back(
+        {tokens, g < ranks.size() ? static_cast<int>(ranks[g]) : 1, g < recompute.size() ? static_cast<int>(recompute[g]) : -1});
   }
   options.layout = layout_kind(deck.text("ring.layout"));
   options.stripe = deck.integer("ring.stripe");

@@ -1,6 +1,5 @@
-// Hierarchical Balance Packing: every sample once on any length set, groups and capacities kept, metrics by hand, balance on the papers' shapes.
-#include "core/hbp.hpp"
-
+// Hierarchical Balance Packing: every sample once on any length set, groups and capacities kept, metrics by hand, balance on the paper's
+// shapes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,13 +10,15 @@
 
 #include "core/batch_metrics.hpp"
 #include "core/error.hpp"
+#include "core/hbp.hpp"
 
 namespace ballast {
 namespace {
 
 std::vector<SampleLength> samples_of(const std::vector<std::int64_t>& lengths) {
   std::vector<SampleLength> samples;
-  for (std::size_t i = 0; i < lengths.size(); ++i) samples.push_back({static_cast<std::int64_t>(100 + i), lengths[i], std::max<std::int64_t>(0, lengths[i] - 1)});
+  for (std::size_t i = 0; i < lengths.size(); ++i)
+    samples.push_back({static_cast<std::int64_t>(100 + i), lengths[i], std::max<std::int64_t>(0, lengths[i] - 1)});
   return samples;
 }
 
@@ -62,7 +63,8 @@ std::vector<std::int64_t> random_lengths(std::mt19937_64& rng, std::int64_t long
   std::vector<std::int64_t> lengths(kind == 1 ? 1 : rng() % 80);
   const auto below = [&](std::int64_t n) { return static_cast<std::int64_t>(rng() % static_cast<std::uint64_t>(n)); };
   const std::int64_t same = 1 + below(longest);
-  for (auto& length : lengths) length = kind == 0 ? same : kind == 2 ? below(3) : kind == 3 ? below(1 + below(longest)) : 1 + below(longest);
+  for (auto& length : lengths)
+    length = kind == 0 ? same : kind == 2 ? below(3) : kind == 3 ? below(1 + below(longest)) : 1 + below(longest);
   return lengths;
 }
 
@@ -246,7 +248,8 @@ std::vector<std::int64_t> drawn(std::mt19937_64& rng, std::size_t n, std::vector
 
 /// Short set as Tulu3 and 2,000 in 902,000 as LongCite (issue and Tables 2, 6).
 std::vector<std::int64_t> mixed_lengths(std::mt19937_64& rng, std::size_t n) {
-  auto lengths = drawn(rng, n - n / 451, {128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768}, {.12, .16, .25, .26, .14, .055, .012, .0025, .0005}, 32);
+  auto lengths = drawn(rng, n - n / 451, {128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768},
+                       {.12, .16, .25, .26, .14, .055, .012, .0025, .0005}, 32);
   const auto longer = drawn(rng, n / 451, {8192, 16384, 32768, 65536, 131072}, {.02, .08, .2, .35, .35}, 4097);
   lengths.insert(lengths.end(), longer.begin(), longer.end());
   std::shuffle(lengths.begin(), lengths.end(), rng);

@@ -1,6 +1,4 @@
 // Packing baselines: every item once, capacity kept, each method what its name says; sums against slow references.
-#include "core/packing.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include <random>
 
 #include "core/error.hpp"
+#include "core/packing.hpp"
 
 namespace ballast {
 namespace {
@@ -76,7 +75,8 @@ TEST(Packing, EveryItemOnceInEveryMethod) {
       const std::string what = fmt::format("{}, seed {}, trial {}", method, seed, trial);
       const Packing packing = pack_lengths(method, lengths, capacity, static_cast<std::uint64_t>(trial));
       expect_partition(packing, lengths, capacity, what);
-      if (trial % 100 == 0) EXPECT_EQ(packing.items, pack_lengths(method, lengths, capacity, static_cast<std::uint64_t>(trial)).items) << what;
+      if (trial % 100 == 0)
+        EXPECT_EQ(packing.items, pack_lengths(method, lengths, capacity, static_cast<std::uint64_t>(trial)).items) << what;
       if (HasFailure()) return;
     }
   }
@@ -93,7 +93,8 @@ TEST(Packing, FirstAndBestFitAreTheSlowOnes) {
     std::iota(order.begin(), order.end(), 0u);
     std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return lengths[a] > lengths[b]; });
     ASSERT_EQ(longest_first(lengths), order) << "seed " << seed;
-    EXPECT_EQ(packs_of(pack_lengths("ffd", lengths, capacity)), slow_fit(order, lengths, capacity, false)) << "seed " << seed << " trial " << trial;
+    EXPECT_EQ(packs_of(pack_lengths("ffd", lengths, capacity)), slow_fit(order, lengths, capacity, false))
+        << "seed " << seed << " trial " << trial;
     // Best fit may choose among equally full packs: their fill is what counts.
     const auto fill = [&](const Packs& packs) {
       Lengths tokens;
@@ -101,7 +102,8 @@ TEST(Packing, FirstAndBestFitAreTheSlowOnes) {
       std::sort(tokens.begin(), tokens.end());
       return tokens;
     };
-    EXPECT_EQ(fill(packs_of(pack_lengths("bfd", lengths, capacity))), fill(slow_fit(order, lengths, capacity, true))) << "seed " << seed << " trial " << trial;
+    EXPECT_EQ(fill(packs_of(pack_lengths("bfd", lengths, capacity))), fill(slow_fit(order, lengths, capacity, true)))
+        << "seed " << seed << " trial " << trial;
   }
 }
 
@@ -119,7 +121,8 @@ TEST(Packing, LongestFirstOfWideNumbers) {
 TEST(Packing, ByHand) {
   const Lengths lengths{6, 5, 4, 3, 2};
   EXPECT_EQ(packs_of(pack_lengths("ffd", lengths, 10)), (Packs{{0, 2}, {1, 3, 4}}));
-  EXPECT_EQ(packs_of(pack_lengths("spfhp", lengths, 10)), (Packs{{0, 3}, {1, 2}, {4}}));  // 4 joins the shorter pack, 3 the other, 2 neither
+  EXPECT_EQ(packs_of(pack_lengths("spfhp", lengths, 10)),
+            (Packs{{0, 3}, {1, 2}, {4}}));  // 4 joins the shorter pack, 3 the other, 2 neither
   EXPECT_EQ(packs_of(pack_lengths("sorted", lengths, 10)), (Packs{{0}, {1, 2}, {3, 4}}));  // padded: 6; 5 + 5; 3 + 3
 }
 
