@@ -248,7 +248,7 @@ struct Consumer {
   static constexpr int kDqRegisters = kWithDq ? Shared::kQueryColumns / 2 : 1;
 
   __device__ Consumer(Shared& s, const BackwardMaps& m, const BackwardParams& params, int which)
-      : sh(s), maps(m), p(params), consumer(which), thread(threadIdx.x % 128), lane(threadIdx.x % 32),
+      : sh(s), maps(m), p(params), consumer(uniform(which)), thread(threadIdx.x % 128), lane(threadIdx.x % 32),
         row(thread / 32 * 16 + lane / 4) {}
 
   /// Every warp arrives for itself: another warp of the warpgroup may still be reading the stage.
@@ -258,7 +258,7 @@ struct Consumer {
   }
   /// keys x queries product of the consumer's 64 keys: K Q^T or V dO^T.
   __device__ __forceinline__ void issue_transposed(float (&acc)[32], const unsigned char* keys, const unsigned char* queries) {
-    const std::uint64_t a = descriptor(keys + consumer * kBlock * 128), b = descriptor(queries);
+    const std::uint32_t a = descriptor(keys + consumer * kBlock * 128), b = descriptor(queries);
 #pragma unroll
     for (int c = 0; c < kBoxes; ++c) {
 #pragma unroll
@@ -271,7 +271,7 @@ struct Consumer {
   }
   /// dV += P^T dO or dK += dS^T Q.
   __device__ __forceinline__ void issue_gradient(float (&acc)[D / 2], const std::uint32_t (&a)[16], const unsigned char* queries) {
-    const std::uint64_t b = descriptor(queries, kBlock * 128);
+    const std::uint32_t b = descriptor(queries, kBlock * 128);
 #pragma unroll
     for (int i = 0; i < 4; ++i) Wgmma<D>::template rs<1>(acc, a + 4 * i, advance(b, i * 2048), 1);
     wgmma_commit();
@@ -334,10 +334,17 @@ struct Consumer {
     }
     fence_async_proxy();
   }
+  /// dS for both consumers.  The named barriers 4 to 7 are one per consumer and buffer: this consumer arrives, the other waits.
+  __device__ __forceinline__ void publish(const std::uint32_t (&ds)[16]) {
+    share(ds);
+    named_arrive(4 + 2 * ring.stage + consumer, 256);
+    named_barrier(8 + consumer, 128);
+  }
   __device__ __forceinline__ void issue_query_gradient(float (&dq)[Shared::kQueryColumns / 2]) {
+    const int previous_stage = uniform(ring.stage) ^ 1;
     // Columns [consumer * D / 2, ...) of K: the second 128-byte box for D = 128, the second half of the box for D = 64.
-    const std::uint64_t a = descriptor(sh.ds[ring.stage ^ 1]);
-    const std::uint64_t b = descriptor(sh.k + (D == 128 ? consumer * Shared::kKeyBoxStride : consumer * 64));
+    const std::uint32_t a = descriptor(sh.ds[previous_stage]);
+    const std::uint32_t b = descriptor(sh.k + (D == 128 ? consumer * Shared::kKeyBoxStride : consumer * 64));
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       Wgmma<Shared::kQueryColumns>::template ss<1, 1>(dq, advance(a, i * 2048), advance(b, i * 2048), i > 0);
@@ -371,7 +378,7 @@ struct Consumer {
   /// Starts dQ of the previous tile, once both consumers have written its dS.
   __device__ __forceinline__ void begin_query_gradient(float (&dq)[kDqRegisters]) {
     if constexpr (kWithDq) {
-      named_barrier(1, 256);
+      named_barrier(4 + 2 * (ring.stage ^ 1) + (consumer ^ 1), 256);  // the other consumer's publish() arrives
       issue_query_gradient(dq);
     }
   }
@@ -415,11 +422,14 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
 
-      // Tile i starts its scores before dQ of tile i - 1, so the tensor cores are busy while P is computed; dK of tile i
-      // is still in flight when the next tile begins.  The first tile of a unit computes a dQ that nobody wants.
+      // dK of tile i - 1 is in flight when tile i begins, and dQ of tile i - 1 starts only after P of tile i: so the two
+      // consumers may run half a tile apart, one computing exponentials while the other feeds the tensor cores.  (A barrier
+      // right after dS keeps them in step, and both then wait at the same time: 10 % slower.)  The first tile of a unit
+      // computes a dQ that nobody wants.
       previous = kNone;
+      if (kWithDq) named_arrive(4 + 2 * (ring.stage ^ 1) + consumer, 256);
       while (true) {
-        const int stage = ring.stage;
+        const int stage = uniform(ring.stage);
         barrier_wait(&sh.q_full[stage], ring.parity);
         const QueryTile& t = sh.tile[stage];
         if (t.end) break;
@@ -429,14 +439,15 @@ struct Consumer {
           std::uint32_t a[16];
           wgmma_fence();
           issue_transposed(s, sh.k, sh.q[stage]);
-          begin_query_gradient(dq);
-          wgmma_wait<kWithDq ? 1 : 0>();
+          wgmma_wait<1>();  // dK of the previous tile
           release_previous();
+          wgmma_wait<0>();
           probabilities(s, stage);
 #pragma unroll
           for (int i = 0; i < 16; ++i) a[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
           barrier_wait(&sh.dout_full[stage], ring.parity);
           wgmma_fence();
+          begin_query_gradient(dq);
           issue_gradient(dv, a, sh.dout[stage]);
           wgmma_wait<1>();
           finish_query_gradient(dq);
@@ -446,10 +457,9 @@ struct Consumer {
           wgmma_wait<0>();
           std::uint32_t ds[16];
           score_gradients(a, dp, ds, stage);
-          if (kWithDq) share(ds);
+          if (kWithDq) publish(ds);
           wgmma_fence();
           issue_gradient(dk, ds, sh.q[stage]);
-          wgmma_wait<0>();  // dS leaves its registers: S, dQ, dK and dV of the next tile need them
         } else {
           float dq[kDqRegisters];
           wgmma_fence();
@@ -459,7 +469,7 @@ struct Consumer {
           finish_query_gradient(dq);
           barrier_wait(&sh.dout_full[stage], ring.parity);
           const std::uint32_t zero[16] = {};
-          if (kWithDq) share(zero);
+          if (kWithDq) publish(zero);
         }
         previous = t.head << kBlockBits | t.query_block;
         ring.advance();

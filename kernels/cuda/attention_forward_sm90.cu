@@ -20,6 +20,7 @@ struct ForwardParams {
   DeviceIndex index;
   int group;      // query heads per key head
   int inner;      // work items per unit of the index
+  int turn;       // work items of a unit before the next unit
   int items;
   bool pairs_heads;
   float scale, scale_log2;
@@ -63,7 +64,9 @@ struct ForwardShared {
   std::uint64_t k_full[kStages], v_full[kStages], empty[kStages], q_full, q_empty;
   TileInfo tile[kStages];
   WorkItem work;
-  int next_item;  // kept here because the producer has few registers
+  // The producer's own, kept out of its few registers:
+  int next_item;
+  RunCursor cursor[2];
 };
 
 // --- producer -------------------------------------------------------------------------------------------------------
@@ -130,8 +133,10 @@ struct Producer {
 };
 
 __device__ WorkItem decode(const ForwardParams& p, int item) {
-  const int unit = p.index.forward_order[item / p.inner];
-  const int inner = item % p.inner;
+  // Of one unit, p.turn query heads follow each other; with key heads in turn, all units pass before the next p.turn.
+  const int units = p.items / p.inner, position = item / p.turn;
+  const int unit = p.index.forward_order[position % units];
+  const int inner = position / units * p.turn + item % p.turn;
   WorkItem w;
   if (p.pairs_heads) {
 #pragma unroll
@@ -160,7 +165,8 @@ __device__ void produce_blocks(Producer<D>& out, const ForwardParams& p, const W
   const bool second = w.query_block[1] < index.shape.q_blocks();
   const BlockBounds bounds0 = index.bounds[w.query_block[0]];
   const BlockBounds bounds1 = second ? index.bounds[w.query_block[1]] : BlockBounds{INT_MAX, INT_MAX, 0, 0};
-  RunCursor a, b;
+  RunCursor& a = out.sh.cursor[0];
+  RunCursor& b = out.sh.cursor[1];
   open_query_block(a, index, w.index_head[0], w.query_block[0]);
   if (p.pairs_heads) {
     b.open_empty();
@@ -296,7 +302,7 @@ struct Consumer {
   const Interval* bar_rows;
 
   __device__ Consumer(Shared& s, const ForwardParams& params, int which)
-      : sh(s), p(params), consumer(which), thread(threadIdx.x % 128), lane(threadIdx.x % 32),
+      : sh(s), p(params), consumer(uniform(which)), thread(threadIdx.x % 128), lane(threadIdx.x % 32),
         row(thread / 32 * 16 + lane / 4) {}
 
   /// Every warp arrives for itself: another warp of the warpgroup may still be reading.
@@ -341,7 +347,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void issue_scores(float (&s)[64], int stage) {
-    const std::uint64_t dq = descriptor(sh.q[consumer]), dk = descriptor(sh.k[stage]);
+    const std::uint32_t dq = descriptor(sh.q[consumer]), dk = descriptor(sh.k[uniform(stage)]);
     wgmma_fence();
 #pragma unroll
     for (int c = 0; c < kBoxes; ++c) {
@@ -354,7 +360,7 @@ struct Consumer {
     wgmma_commit();
   }
   __device__ __forceinline__ void issue_output(float (&o)[D / 2], const std::uint32_t (&probability)[32], int stage) {
-    const std::uint64_t dv = descriptor(sh.v[stage], Shared::kBoxStride);
+    const std::uint32_t dv = descriptor(sh.v[uniform(stage)], Shared::kBoxStride);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 8; ++i) Wgmma<D>::template rs<1>(o, probability + 4 * i, advance(dv, i * 2048), 1);
@@ -568,6 +574,7 @@ cudaError_t forward_sm90(const AttentionForwardArgs& a, const AttentionScratch& 
   p.group = a.q_heads / a.kv_heads;
   p.pairs_heads = index.pairs_heads();
   p.inner = p.pairs_heads ? a.q_heads / 2 : index.shape.index_heads == 1 ? a.q_heads : 1;
+  p.turn = index.key_heads_in_turn() && p.inner % a.kv_heads == 0 ? p.inner / a.kv_heads : p.inner;
   p.items = static_cast<int>(index.forward_units()) * p.inner;
   p.scale = a.scale;
   p.scale_log2 = a.scale * 1.4426950408889634f;

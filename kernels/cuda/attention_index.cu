@@ -262,7 +262,9 @@ __global__ void backward_cost_kernel(DeviceIndex x, int tiles) {
 }
 
 /// Counting sort of units by cost, longest first.  One CTA of 1,024 threads.  `block_units` turns bar tiles into marked ids.
-__global__ void order_kernel(const std::int32_t* cost, std::int32_t* order, int n, const std::int32_t* count, int block_units) {
+/// With turns > 1 the block units i of one key head (i % turns) come together, head after head, and the bars first.
+__global__ void order_kernel(const std::int32_t* cost, std::int32_t* order, int n, const std::int32_t* count, int block_units,
+                             int turns) {
   __shared__ int top, bucket[1024];
   if (count != nullptr) n = *count;
   if (threadIdx.x == 0) top = 1;
@@ -272,8 +274,12 @@ __global__ void order_kernel(const std::int32_t* cost, std::int32_t* order, int 
   for (int i = threadIdx.x; i < n; i += 1024) mine = max(mine, cost[i]);
   atomicMax(&top, mine);
   __syncthreads();
-  const auto slot = [&](int c) { return 1023 - static_cast<int>(static_cast<std::int64_t>(c) * 1023 / top); };
-  for (int i = threadIdx.x; i < n; i += 1024) atomicAdd(&bucket[slot(cost[i])], 1);
+  const int width = 1024 / turns;
+  const auto slot = [&](int i) {
+    const int by_cost = width - 1 - static_cast<int>(static_cast<std::int64_t>(cost[i]) * (width - 1) / top);
+    return i < block_units ? i % turns * width + by_cost : by_cost;
+  };
+  for (int i = threadIdx.x; i < n; i += 1024) atomicAdd(&bucket[slot(i)], 1);
   __syncthreads();
   const int own = bucket[threadIdx.x];
   for (int step = 1; step < 1024; step *= 2) {
@@ -285,7 +291,7 @@ __global__ void order_kernel(const std::int32_t* cost, std::int32_t* order, int 
   bucket[threadIdx.x] -= own;
   __syncthreads();
   for (int i = threadIdx.x; i < n; i += 1024) {
-    order[atomicAdd(&bucket[slot(cost[i])], 1)] = i < block_units ? i : kBarUnit | (i - block_units);
+    order[atomicAdd(&bucket[slot(i)], 1)] = i < block_units ? i : kBarUnit | (i - block_units);
   }
 }
 
@@ -486,9 +492,10 @@ cudaError_t derive_index(const DeviceIndex& x, cudaStream_t stream) {
   }
   const int units = static_cast<int>(x.forward_units()), tiles = static_cast<int>((s.k_blocks() + 1) / 2);
   forward_cost_kernel<<<grid(units), kThreads, 0, stream>>>(x, units);
-  order_kernel<<<1, 1024, 0, stream>>>(x.forward_cost, x.forward_order, units, nullptr, INT_MAX);
+  order_kernel<<<1, 1024, 0, stream>>>(x.forward_cost, x.forward_order, units, nullptr, INT_MAX, 1);
   backward_cost_kernel<<<grid(x.backward_unit_capacity()), kThreads, 0, stream>>>(x, tiles);
-  order_kernel<<<1, 1024, 0, stream>>>(x.backward_cost, x.backward_order, 0, x.backward_units, tiles * s.kv_heads);
+  order_kernel<<<1, 1024, 0, stream>>>(x.backward_cost, x.backward_order, 0, x.backward_units, tiles * s.kv_heads,
+                                        x.key_heads_in_turn() ? s.kv_heads : 1);
   return cudaGetLastError();
 }
 

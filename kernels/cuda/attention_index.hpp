@@ -88,6 +88,12 @@ struct DeviceIndex {
     if (shape.bars == 0) return 0;
     return (shape.bars / kBarTile + static_cast<std::int64_t>(shape.index_heads) * shape.segments) * kBarTile;
   }  
+  /// Key heads one after another rather than together: when all keys and values (at head dim 128) exceed the L2 cache and one
+  /// head alone fills the machine many times over.
+  BALLAST_HOST_DEVICE bool key_heads_in_turn() const {
+    return shape.kv_heads > 1 && shape.k_tokens * shape.kv_heads * 512 > (48 << 20) &&
+           shape.q_blocks() * (shape.q_heads / shape.kv_heads) > 4096;
+  }
   BALLAST_HOST_DEVICE int bar_heads() const { return shape.index_heads == 1 ? shape.kv_heads : 1; }  ///< heads of the gathered buffer
   std::int64_t forward_units() const;
   std::int64_t backward_unit_capacity() const;

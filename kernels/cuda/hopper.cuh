@@ -49,6 +49,11 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// Arrives at a named barrier without waiting; the others of the `threads` call named_barrier().
+__device__ __forceinline__ void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // --- TMA ------------------------------------------------------------------------------------------------------------
 // One thread names a box of a tensor described by a CUtensorMap (built on the host) and the copy engine does the rest:
 // addresses, strides, zero fill outside the tensor, the shared-memory swizzle, and completion on an mbarrier.  The
@@ -111,13 +116,15 @@ __device__ __forceinline__ void wgmma_wait() {
 // 16 along K adds 32 bytes to the address.  *MN-major* (the transposed reading of the same bytes): the 64 columns are the
 // M or N dimension, rows are the summation; a step of 16 along K adds 2,048 bytes, and `next_columns` is the distance to
 // the tile that holds the next 64 columns.
-__device__ __forceinline__ std::uint64_t descriptor(const void* tile, int next_columns = 16) {
-  constexpr std::uint64_t kSwizzle128 = 1ull << 62;
-  return kSwizzle128 | (static_cast<std::uint64_t>(1024 >> 4) << 32) |
-         (static_cast<std::uint64_t>(next_columns >> 4) << 16) | ((smem_address(tile) & 0x3FFFF) >> 4);
+// Only the low word depends on the address, so that is what the code carries; the high word (stride and swizzle) is constant.
+__device__ __forceinline__ std::uint32_t descriptor(const void* tile, int next_columns = 16) {
+  return static_cast<std::uint32_t>(next_columns >> 4) << 16 | (smem_address(tile) & 0x3FFFF) >> 4;
 }
 /// Descriptor moved by `bytes` inside shared memory.
-__device__ __forceinline__ std::uint64_t advance(std::uint64_t desc, int bytes) { return desc + (bytes >> 4); }
+__device__ __forceinline__ std::uint32_t advance(std::uint32_t desc, int bytes) { return desc + (bytes >> 4); }
+/// The value of lane 0, in a form that the compiler knows to be the same in all lanes.  wgmma takes descriptors from uniform
+/// registers: without this, address arithmetic is done per thread and moved over instruction by instruction.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
 #define BALLAST_D4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define BALLAST_D16(d, i) BALLAST_D4(d, i), BALLAST_D4(d, i + 4), BALLAST_D4(d, i + 8), BALLAST_D4(d, i + 12)
@@ -137,27 +144,28 @@ struct Wgmma;
   template <>                                                                                                        \
   struct Wgmma<N> {                                                                                                  \
     template <int kTransA, int kTransB>                                                                              \
-    static __device__ __forceinline__ void ss(float (&d)[N / 2], std::uint64_t a, std::uint64_t b, int add) {        \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #A2 ", 0;\n"                                                 \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 " REGS "}, %" #A0 ", %" #A1             \
+    static __device__ __forceinline__ void ss(float (&d)[N / 2], std::uint32_t a, std::uint32_t b, int add) {        \
+      asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %" #A2 ", 0;\n"                                \
+                   "mov.b64 a, {%" #A0 ", 0x40000040};\nmov.b64 b, {%" #A1 ", 0x40000040};\n"                        \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 " REGS "}, a, b"                        \
                    ", p, 1, 1, %" #A3 ", %" #A4 ";\n}\n"                                                             \
                    : DLIST                                                                                           \
-                   : "l"(a), "l"(b), "r"(add), "n"(kTransA), "n"(kTransB));                                          \
+                   : "r"(a), "r"(b), "r"(add), "n"(kTransA), "n"(kTransB));                                          \
     }                                                                                                                \
     template <int kTransB>                                                                                           \
-    static __device__ __forceinline__ void rs(float (&d)[N / 2], const std::uint32_t* a, std::uint64_t b, int add) { \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #A5 ", 0;\n"                                                 \
+    static __device__ __forceinline__ void rs(float (&d)[N / 2], const std::uint32_t* a, std::uint32_t b, int add) { \
+      asm volatile("{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %" #A5 ", 0;\n"                                   \
+                   "mov.b64 b, {%" #A4 ", 0x40000040};\n"                                                            \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 " REGS "}, {%" #A0 ", %" #A1 ", %" #A2  \
-                   ", %" #A3 "}, %" #A4 ", p, 1, 1, " BALLAST_STR_TRANS(N) ";\n}\n"                                  \
+                   ", %" #A3 "}, b, p, 1, 1, " BALLAST_STR_TRANS(N) ";\n}\n"                                  \
                    : DLIST                                                                                           \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kTransB));                    \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add), "n"(kTransB));                    \
     }                                                                                                                \
   };
 #define BALLAST_STR_TRANS(N) BALLAST_TRANS_##N
 #define BALLAST_TRANS_32 "%22"
 #define BALLAST_TRANS_64 "%38"
 #define BALLAST_TRANS_128 "%70"
-#define BALLAST_DLIST_32(d) BALLAST_D16(d, 0)
 BALLAST_WGMMA(32, BALLAST_R16, BALLAST_D16(d, 0), 16, 17, 18, 19, 20, 21)
 BALLAST_WGMMA(64, BALLAST_R32, BALLAST_D32(d), 32, 33, 34, 35, 36, 37)
 BALLAST_WGMMA(128, BALLAST_R64, BALLAST_D64(d), 64, 65, 66, 67, 68, 69)
@@ -179,6 +187,10 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
 __device__ __forceinline__ void store_matrix_x4(std::uint32_t address, const std::uint32_t* r) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
                "r"(r[2]), "r"(r[3]) : "memory");
+}
+/// Vector additions in L2 that return nothing (16 or 8 bytes, aligned).
+__device__ __forceinline__ void global_add(float* p, float x, float y, float z, float w) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
 }
 __device__ __forceinline__ void global_add(float* p, float x, float y) {
   asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(x), "f"(y) : "memory");
