@@ -590,7 +590,7 @@ cudaError_t backward_sm90(const AttentionBackwardArgs& a, const AttentionScratch
   }
   if (e != cudaSuccess) return e;
   if (!a.deterministic) return a.head_dim == 128 ? launch<128, true>(maps, p, stream) : launch<64, true>(maps, p, stream);
-  e = query_gradient_plain(a, scratch, stream);
+  e = query_gradient_sm90(a, scratch, stream);
   if (e != cudaSuccess) return e;
   return a.head_dim == 128 ? launch<128, false>(maps, p, stream) : launch<64, false>(maps, p, stream);
 }

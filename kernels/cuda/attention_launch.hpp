@@ -25,6 +25,7 @@ int backward_splits(const AttentionBackwardArgs& args);
 cudaError_t forward_plain(const AttentionForwardArgs& args, const AttentionScratch& scratch, cudaStream_t stream);
 cudaError_t backward_plain(const AttentionBackwardArgs& args, const AttentionScratch& scratch, cudaStream_t stream);
 /// dQ alone, query-stationary, so always in the same order.
+cudaError_t query_gradient_sm90(const AttentionBackwardArgs& args, const AttentionScratch& scratch, cudaStream_t stream);
 cudaError_t query_gradient_plain(const AttentionBackwardArgs& args, const AttentionScratch& scratch, cudaStream_t stream);
 
 /// Gathered rows of k and v (attention_index.cu), and the addition of their gradients back to dk and dv.
