@@ -65,7 +65,7 @@ PATH=$PATH:/usr/sbin
 
 host=$(hostname -s)
 free_port() { /usr/bin/python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
-mkdir -p "$folder"/{munge,state,spool,work}
+mkdir -p "$folder"/{munge,state,spool,area}
 chmod 755 "$folder" "$folder/munge"
 head -c 1024 /dev/urandom >"$folder/munge/key"
 chmod 400 "$folder/munge/key"
@@ -113,7 +113,7 @@ daemons+=($!)
 node_idle() { sinfo --noheader --format=%T | grep -qx idle; }
 wait_for 40 node_idle || skip "Slurm does not start here: $(tail -q -n 1 "$folder/slurmctld.log" "$folder/slurmd.log" 2>/dev/null | tr '\n' ' ')"
 
-cd "$folder/work"
+cd "$folder/area"
 export BALLAST_ROOT=$root BALLAST_PROGRAM=$program
 state() { scontrol show job "$1" | sed -n 's/^ *JobState=\([A-Z]*\).*/\1/p'; }
 field() { scontrol show job "$1" | tr ' ' '\n' | sed -n "s/^$2=//p" | head -n 1; }
@@ -128,8 +128,8 @@ small=(model.layers=1 model.hidden=32 model.intermediate=64 model.query_heads=2 
 steps=${BALLAST_SLURM_STEPS:-400}
 submit() { sbatch --parsable --ntasks-per-node=4 --output=job-%j.out "$@"; }
 
-job=$(BALLAST_RUN=$folder/work/run submit "$root/jobs/train.sbatch" "$root/inputs/quickstart.toml" run.steps="$steps" "${small[@]}")
-log=$folder/work/run/log.txt
+job=$(BALLAST_RUN=$folder/area/run submit "$root/jobs/train.sbatch" "$root/inputs/quickstart.toml" run.steps="$steps" "${small[@]}")
+log=$folder/area/run/log.txt
 wait_for 60 reached "$log" 5 || fail "job $job took no step in 60 s; state $(state "$job")"
 scancel --batch --signal=USR1 "$job"  # what --signal=B:USR1@120 sends
 wait_for 60 requeued "$job" || fail "job $job was not requeued; state $(state "$job"), restarts $(field "$job" Restarts)"
@@ -146,8 +146,8 @@ mapfile -t numbers < <(sed -n 's/^step=\([0-9]*\) loss=.*/\1/p' "$log")
 [ "${numbers[*]}" = "$(seq -s ' ' 1 "$steps")" ] || fail "the log's steps are not 1 to $steps once each: ${numbers[*]}"
 echo "requeue: job $job wrote $first of $steps steps, was requeued and wrote the rest"
 
-job=$(BALLAST_RUN=$folder/work/cancelled submit "$root/jobs/train.sbatch" "$root/inputs/quickstart.toml" run.steps=1000000 "${small[@]}")
-wait_for 60 reached "$folder/work/cancelled/log.txt" 3 || fail "job $job took no step in 60 s"
+job=$(BALLAST_RUN=$folder/area/cancelled submit "$root/jobs/train.sbatch" "$root/inputs/quickstart.toml" run.steps=1000000 "${small[@]}")
+wait_for 60 reached "$folder/area/cancelled/log.txt" 3 || fail "job $job took no step in 60 s"
 scancel "$job"
 wait_for 60 is "$job" CANCELLED || fail "cancelled job $job is $(state "$job")"
 sleep 1
@@ -157,7 +157,7 @@ echo "cancel: job $job stayed cancelled"
 cp "$root/inputs/quickstart.toml" one.toml
 cp "$root/inputs/quickstart.toml" two.toml
 job=$(submit --array=0-1 "$root/jobs/sweep.sbatch" one.toml two.toml run.steps=3 "${small[@]}")
-element_done() { reached "$folder/work/runs/$1-$job/log.txt" 3; }
+element_done() { reached "$folder/area/runs/$1-$job/log.txt" 3; }
 wait_for 90 element_done one || fail "element 0 of sweep $job did not run"
 wait_for 90 element_done two || fail "element 1 of sweep $job did not run"
 echo "sweep: both elements of job $job ran"
