@@ -60,45 +60,72 @@ bool heads_fit(const DeviceIndex* index, int q_heads, int kv_heads, int head_dim
          (head_dim == 64 || head_dim == 128) && scale > 0 && index->shape.q_heads == q_heads && index->shape.kv_heads == kv_heads;
 }
 
+__device__ float4 load4(const __nv_bfloat16* p) {
+  const uint2 raw = *reinterpret_cast<const uint2*>(p);
+  return make_float4(__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xFFFF0000u), __uint_as_float(raw.y << 16),
+                     __uint_as_float(raw.y & 0xFFFF0000u));
+}
+__device__ float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
+
+/// Dot product of two rows by a warp; `vector`: both are aligned for four elements at once.
 template <class T>
-__device__ float row_dot(const __nv_bfloat16* a, const T* b, int n) {
+__device__ float row_dot(const __nv_bfloat16* a, const T* b, int n, bool vector) {
   float sum = 0;
-  for (int d = threadIdx.x % 32; d < n; d += 32) sum += static_cast<float>(a[d]) * static_cast<float>(b[d]);
+  if (vector) {
+    const int d = threadIdx.x % 32 * 4;
+    if (d < n) {
+      const float4 x = load4(a + d), y = load4(b + d);
+      sum = x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
+    }
+  } else {
+    for (int d = threadIdx.x % 32; d < n; d += 32) sum += static_cast<float>(a[d]) * static_cast<float>(b[d]);
+  }
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   return sum;
 }
 
-__device__ float delta_of(const __nv_bfloat16* dout, std::int64_t dout_stride, const void* o, std::int64_t o_stride, bool o_fp32,
-                          std::int64_t token, int head, int head_dim) {
-  const __nv_bfloat16* a = dout + token * dout_stride + head * head_dim;
-  const std::int64_t at = token * o_stride + head * head_dim;
-  return o_fp32 ? row_dot(a, static_cast<const float*>(o) + at, head_dim)
-                : row_dot(a, static_cast<const __nv_bfloat16*>(o) + at, head_dim);
+struct DeltaOperands {
+  const __nv_bfloat16* dout;
+  const void* o;
+  std::int64_t dout_stride, o_stride;
+  bool o_fp32, vector;
+  int head_dim;
+  __device__ float operator()(std::int64_t token, int head) const {
+    const __nv_bfloat16* a = dout + token * dout_stride + head * head_dim;
+    const std::int64_t at = token * o_stride + head * head_dim;
+    return o_fp32 ? row_dot(a, static_cast<const float*>(o) + at, head_dim, vector)
+                  : row_dot(a, static_cast<const __nv_bfloat16*>(o) + at, head_dim, vector);
+  }
+};
+DeltaOperands delta_operands(const void* dout, std::int64_t dout_stride, const void* o, std::int64_t o_stride, bool o_fp32, int head_dim) {
+  const auto fits = [](const void* p, std::int64_t stride, int bytes) {
+    return reinterpret_cast<std::uintptr_t>(p) % (4 * bytes) == 0 && stride % 4 == 0;
+  };
+  return {static_cast<const __nv_bfloat16*>(dout), o, dout_stride, o_stride, o_fp32,
+          fits(dout, dout_stride, 2) && fits(o, o_stride, o_fp32 ? 4 : 2), head_dim};
 }
 
-__global__ void delta_kernel(const __nv_bfloat16* dout, std::int64_t dout_stride, const void* o, std::int64_t o_stride, bool o_fp32,
-                             float* delta, std::int64_t tokens, int heads, int head_dim) {
+__global__ void delta_kernel(DeltaOperands delta_of, float* delta, std::int64_t tokens, int heads) {
   const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
   if (i >= tokens * heads) return;
   const std::int64_t token = i / heads;
   const int head = static_cast<int>(i % heads);
-  const float d = delta_of(dout, dout_stride, o, o_stride, o_fp32, token, head, head_dim);
+  const float d = delta_of(token, head);
   if (threadIdx.x % 32 == 0) delta[head * tokens + token] = d;
 }
 
 /// One warp a row and head, heads fastest so that neighbouring warps read neighbouring memory.
-__global__ void statistics_kernel(AttentionBackwardArgs a, std::int64_t tokens, std::int64_t blocks, float* statistics) {
+__global__ void statistics_kernel(DeltaOperands delta_of, const float* given_delta, const float* lse, int heads, std::int64_t tokens,
+                                  std::int64_t blocks, float* statistics) {
   const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
-  const std::int64_t token = i / a.q_heads;
-  const int head = static_cast<int>(i % a.q_heads);
+  const std::int64_t token = i / heads;
+  const int head = static_cast<int>(i % heads);
   if (token >= blocks * kBlock) return;
   float lse2 = INFINITY, delta = 0;
   if (token < tokens) {
-    const float lse = a.lse[head * tokens + token];
-    if (lse != -INFINITY) lse2 = lse * kLog2E;
-    delta = a.delta != nullptr ? a.delta[head * tokens + token]
-                               : delta_of(static_cast<const __nv_bfloat16*>(a.dout), a.dout_stride, a.o, a.o_stride, a.o_fp32, token,
-                                          head, a.head_dim);
+    const float l = lse[head * tokens + token];
+    if (l != -INFINITY) lse2 = l * kLog2E;
+    delta = given_delta != nullptr ? given_delta[head * tokens + token] : delta_of(token, head);
   }
   if (threadIdx.x % 32 == 0) {
     float* out = statistics + (head * blocks + token / kBlock) * 2 * kBlock + token % kBlock;
@@ -142,6 +169,7 @@ __global__ void fill_kernel(float* out, std::int64_t n, float value) {
 
 cudaError_t zero_rows(void* p, std::int64_t stride, std::int64_t columns, std::int64_t rows, int element_bytes, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
+  if (stride == columns) return cudaMemsetAsync(p, 0, static_cast<std::size_t>(rows * columns * element_bytes), stream);
   return cudaMemset2DAsync(p, static_cast<std::size_t>(stride * element_bytes), 0, static_cast<std::size_t>(columns * element_bytes),
                            static_cast<std::size_t>(rows), stream);
 }
@@ -198,7 +226,7 @@ cudaError_t attention_backward(const AttentionBackwardArgs& a, cudaStream_t stre
     e = choose(a.path, tma, sm90);
   }
   // Kernels that add need zeros to add to.
-  if (e == cudaSuccess && !a.accumulate_dq && (empty || (sm90 && !a.deterministic))) {
+  if (e == cudaSuccess && !a.accumulate_dq && (empty || (sm90 && !separate_query_gradient(a)))) {
     e = zero_rows(a.dq, a.dq_stride, q_columns, q_tokens, 4, stream);
   }
   if (e == cudaSuccess && !a.accumulate_dkv && (empty || (sm90 && backward_splits(a) > 1))) {
@@ -209,8 +237,9 @@ cudaError_t attention_backward(const AttentionBackwardArgs& a, cudaStream_t stre
 
   e = cudaMemsetAsync(w.scratch.counters, 0, 256, stream);
   if (e != cudaSuccess) return e;
-  statistics_kernel<<<grid(index.shape.q_blocks() * kBlock * a.q_heads * 32), kThreads, 0, stream>>>(a, q_tokens, index.shape.q_blocks(),
-                                                                                                   w.scratch.statistics);
+  statistics_kernel<<<grid(index.shape.q_blocks() * kBlock * a.q_heads * 32), kThreads, 0, stream>>>(
+      delta_operands(a.dout, a.dout_stride, a.o, a.o_stride, a.o_fp32, a.head_dim), a.delta, a.lse, a.q_heads, q_tokens,
+      index.shape.q_blocks(), w.scratch.statistics);
   e = cudaGetLastError();
   if (e == cudaSuccess && index.has_bars()) {
     e = gather_bars(index, a.k, a.k_stride, a.v, a.v_stride, a.head_dim, w.scratch.bar_k, w.scratch.bar_v, stream);
@@ -225,8 +254,8 @@ cudaError_t attention_backward(const AttentionBackwardArgs& a, cudaStream_t stre
 cudaError_t attention_delta(const void* dout, std::int64_t dout_stride, const void* o, std::int64_t o_stride, bool o_fp32, float* delta,
                             std::int64_t tokens, int heads, int head_dim, cudaStream_t stream) {
   if (tokens == 0) return cudaSuccess;
-  delta_kernel<<<grid(tokens * heads * 32), kThreads, 0, stream>>>(static_cast<const __nv_bfloat16*>(dout), dout_stride, o, o_stride,
-                                                                   o_fp32, delta, tokens, heads, head_dim);
+  delta_kernel<<<grid(tokens * heads * 32), kThreads, 0, stream>>>(delta_operands(dout, dout_stride, o, o_stride, o_fp32, head_dim), delta,
+                                                                   tokens, heads);
   return cudaGetLastError();
 }
 

@@ -62,8 +62,8 @@ struct AttentionBackwardArgs {
   std::int64_t dq_stride = 0, dk_stride = 0, dv_stride = 0;
   bool accumulate_dq = false;   ///< true: dq += ; false: dq =
   bool accumulate_dkv = false;  ///< likewise for dk and dv
-  /// true: bit-identical from run to run (dQ by a query-stationary kernel, 7 matrix products instead of 5).
-  /// false: dQ by fp32 reduce-add whose order varies.
+  /// true: bit-identical from run to run (dQ by a query-stationary kernel, 7 matrix products instead of 5, and no unit of work
+  /// shared by processors).  false: dQ, and for short calls dK and dV, by fp32 additions whose order varies.
   bool deterministic = false;
   const DeviceIndex* index = nullptr;
   void* workspace = nullptr;  ///< device, 256-byte aligned, attention_backward_workspace() bytes

@@ -540,15 +540,22 @@ cudaError_t launch(const BackwardMaps& maps, const BackwardParams& p, cudaStream
 
 }  // namespace
 
+bool separate_query_gradient(const AttentionBackwardArgs& a) {
+  return a.deterministic || (!a.index->shape.dense && !a.index->has_bars());
+}
+
 int backward_splits(const AttentionBackwardArgs& a) {
-  if (a.deterministic) return 1;
-  // About four units a processor keep the longest-first queue balanced.
+  if (separate_query_gradient(a)) return 1;  // lists are short, and their units many
+  const IndexShape& s = a.index->shape;
   const int group = a.q_heads / a.kv_heads;
-  const std::int64_t wanted = 4 * processor_count(), units = a.index->backward_unit_capacity();
+  const std::int64_t units = a.index->backward_unit_capacity();
+  const std::int64_t pairs = s.block_pairs > 0 ? s.block_pairs : s.q_blocks() * s.k_blocks() / 2;
+  const std::int64_t tiles = pairs / s.index_heads * a.q_heads / 2 / units;  // query tiles of an average unit
+  // Six units a processor for balance, and more while a unit stays long beside its own prologue and epilogue: the last units
+  // to finish decide the tail.
   int splits = 1;
-  while (splits < group && units * splits < wanted) {
-    do ++splits;
-    while (group % splits != 0);
+  for (int n = 2; n <= group; ++n) {
+    if (group % n == 0 && (units * splits < 6 * processor_count() || tiles / n >= 400)) splits = n;
   }
   return splits;
 }
@@ -589,7 +596,7 @@ cudaError_t backward_sm90(const AttentionBackwardArgs& a, const AttentionScratch
     }
   }
   if (e != cudaSuccess) return e;
-  if (!a.deterministic) return a.head_dim == 128 ? launch<128, true>(maps, p, stream) : launch<64, true>(maps, p, stream);
+  if (!separate_query_gradient(a)) return a.head_dim == 128 ? launch<128, true>(maps, p, stream) : launch<64, true>(maps, p, stream);
   e = query_gradient_sm90(a, scratch, stream);
   if (e != cudaSuccess) return e;
   return a.head_dim == 128 ? launch<128, false>(maps, p, stream) : launch<64, false>(maps, p, stream);

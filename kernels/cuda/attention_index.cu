@@ -418,7 +418,13 @@ IndexShape shape_of(const AttentionIndex& index, int q_heads, int kv_heads) {
   s.q_heads = q_heads;
   s.kv_heads = kv_heads;
   s.dense = is_dense(index);
-  if (s.dense) return s;  // one pattern for all heads, whatever index.index_heads says
+  if (s.dense) {  // one pattern for all heads, whatever index.index_heads says
+    for (std::int64_t b = 0; b < s.q_blocks(); ++b) {
+      const std::int64_t last = std::min((b + 1) * kBlock, s.q_tokens) - 1;
+      s.block_pairs += std::max(0, (index.key_end[last] + kBlock - 1) / kBlock - index.key_begin[b * kBlock] / kBlock);
+    }
+    return s;
+  }
   s.index_heads = index.index_heads;
   s.runs = static_cast<std::int64_t>(index.runs.size());
   s.row_masks = static_cast<std::int64_t>(index.row_masks.size());

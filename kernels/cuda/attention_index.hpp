@@ -31,7 +31,9 @@ struct IndexShape {
   /// and need not be filled.
   bool dense = false;
   std::int64_t runs = 0, row_masks = 0;
-  std::int64_t block_pairs = 0;  ///< (query block, key block, mask) triples over all index heads: size of the transpose
+  /// (query block, key block, mask) triples over all index heads: size of the transpose.  For a dense index only a hint of how
+  /// much work there is (0: as for one causal segment).
+  std::int64_t block_pairs = 0;
   int segments = 1;
   std::int64_t bars = 0, cover_words = 0;  ///< bars = 0: no bars, and the arrays for them are absent
 
