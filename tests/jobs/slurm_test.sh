@@ -28,7 +28,7 @@ cleanup() {
     kill -KILL "$pid" 2>/dev/null
   done
   if [ "$status" != 0 ] && [ "$status" != 77 ]; then
-    for file in "$folder"/munged.log "$folder"/slurm*d.log "$folder"/work/*.out; do
+    for file in "$folder"/munged.log "$folder"/slurm*d.log "$folder"/area/*.out; do
       echo "--- $file"
       tail -n 20 "$file"
     done 2>/dev/null
