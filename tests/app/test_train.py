@@ -154,6 +154,31 @@ class Failures(RunCase):
             done = self.run_ballast(4, "train", deck, "-d", run, "-r", "latest", f"run.steps={last + 2}", "optimizer.decay_steps=100000")
             self.assertIn("continues", done.stdout)
 
+    def test_a_killed_checkpoint_write_leaves_the_one_before(self):
+        deck = self.deck(dp=2, steps=100000, every=1)
+        caught = 0
+        for trial in range(3):
+            run = self.out(f"write{trial}")
+            folder = os.path.join(run, "checkpoints")
+            process = self.start(2, "train", deck, "-d", run)
+            try:
+                self.wait_for_step(process, run, 2)
+                ranks, end = self.ranks_of(run), time.time() + 20
+                while time.time() < end and not any(f.endswith(".partial") for f in os.listdir(folder)):
+                    pass
+                for rank in ranks:  # all at once, so that nobody tidies up
+                    os.kill(rank, signal.SIGKILL)
+                process.communicate(timeout=30)
+                self.assertNotEqual(process.returncode, 0)
+            finally:
+                self.stop_group(process)
+            caught += any(f.endswith(".partial") for f in os.listdir(folder))
+            newest = int(self.checkpoints(run)[-1][5:13])
+            done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", f"run.steps={newest + 2}", "optimizer.decay_steps=100000")
+            self.assertIn(f"continues {os.path.join(folder, f'step_{newest:08}.h5')}", done.stdout)
+            self.assertEqual([f for f in os.listdir(folder) if f.endswith(".partial")], [])
+        self.assertGreater(caught, 0, "no kill fell into a write: the test has lost its subject")
+
     def test_full_disk_keeps_the_last_checkpoint(self):
         deck, run = self.deck(steps=4, every=2), self.out("run")
         self.run_ballast(2, "train", deck, "-d", run)
