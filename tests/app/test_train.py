@@ -157,7 +157,9 @@ class Failures(RunCase):
     def test_a_killed_checkpoint_write_leaves_the_one_before(self):
         deck = self.deck(dp=2, steps=100000, every=1)
         caught = 0
-        for trial in range(3):
+        for trial in range(12):  # a busy machine may let a write finish before the kill arrives
+            if caught == 2:
+                break
             run = self.out(f"write{trial}")
             folder = os.path.join(run, "checkpoints")
             process = self.start(2, "train", deck, "-d", run)
