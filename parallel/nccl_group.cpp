@@ -3,6 +3,7 @@
 #ifdef BALLAST_HAVE_NCCL
 #include <nccl.h>
 
+#include <array>
 #include <vector>
 
 #include "kernels/cuda/device.hpp"
@@ -54,6 +55,21 @@ struct NcclGroup::Impl {
   cudaStream_t stream = nullptr;
   int rank = 0, size = 1;
   std::vector<cudaEvent_t> free_events;
+  // Behind a peer that stopped, transfers wait on the device for ever.  A host that goes on launching work fills the launch queue (about
+  // a thousand entries) and then blocks inside the driver, where no time limit reaches it.  So it runs at most this many transfers ahead.
+  static constexpr std::size_t kAhead = 8;
+  std::array<cudaEvent_t, kAhead> ends{};
+  std::size_t transfers = 0;
+
+  /// Waits, by polling, until the transfer kAhead before this one is done.
+  void begin_transfer() {
+    if (cudaEvent_t end = ends[transfers % kAhead]) cuda::wait_for(end, "a transfer between GPUs");
+  }
+  void end_transfer() {
+    cudaEvent_t& end = ends[transfers++ % kAhead];
+    if (!end) cuda::check(cudaEventCreateWithFlags(&end, cudaEventDisableTiming), "cudaEventCreate");
+    cuda::check(cudaEventRecord(end, stream), "cudaEventRecord");
+  }
 
   cudaEvent_t event() {
     if (free_events.empty()) {
@@ -73,8 +89,10 @@ struct NcclGroup::Impl {
   }
   template <class F>
   void collective(const char* what, F&& call) {
+    begin_transfer();
     order(cuda::stream(), stream);
     check_nccl(call(), what, comm);
+    end_transfer();
     order(stream, cuda::stream());
   }
 };
@@ -101,10 +119,13 @@ NcclGroup::~NcclGroup() {
   if (impl_->comm) ncclCommAbort(impl_->comm);  // unlike ncclCommDestroy it does not wait for peers that failed
   if (impl_->stream) cudaStreamDestroy(impl_->stream);
   for (cudaEvent_t e : impl_->free_events) cudaEventDestroy(e);
+  for (cudaEvent_t e : impl_->ends)
+    if (e) cudaEventDestroy(e);
 }
 
 Pending NcclGroup::exchange(std::span<const Transfer> transfers) {
   Impl& g = *impl_;
+  g.begin_transfer();
   g.order(cuda::stream(), g.stream);
   check_nccl(ncclGroupStart(), "ncclGroupStart");
   std::vector<Tensor> alive;
@@ -118,6 +139,7 @@ Pending NcclGroup::exchange(std::span<const Transfer> transfers) {
                t.send ? "ncclSend" : "ncclRecv", g.comm);
   }
   check_nccl(ncclGroupEnd(), "ncclGroupEnd", g.comm);
+  g.end_transfer();
   cudaEvent_t done = g.event();
   cuda::check(cudaEventRecord(done, g.stream), "cudaEventRecord");
   // The tensors live until the compute stream has been told to wait, so the pool cannot hand their memory on too early.

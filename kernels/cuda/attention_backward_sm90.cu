@@ -13,7 +13,7 @@ namespace {
 using namespace hopper;
 
 constexpr int kThreads = 384;
-constexpr int kConsumerWarps = 8;
+constexpr int kConsumerArrivals = 8 * kWarpArrivals;  // of the consumers' 8 warps
 constexpr int kStages = 2;
 constexpr int kBarUnit = 1 << 30;  // as in attention_index.cu
 
@@ -251,11 +251,6 @@ struct Consumer {
       : sh(s), maps(m), p(params), consumer(uniform(which)), thread(threadIdx.x % 128), lane(threadIdx.x % 32),
         row(thread / 32 * 16 + lane / 4) {}
 
-  /// Every warp arrives for itself: another warp of the warpgroup may still be reading the stage.
-  __device__ __forceinline__ void release(std::uint64_t* bar) {
-    __syncwarp();
-    if (lane == 0) barrier_arrive(bar);
-  }
   /// keys x queries product of the consumer's 64 keys: K Q^T or V dO^T.
   __device__ __forceinline__ void issue_transposed(float (&acc)[32], const unsigned char* keys, const unsigned char* queries) {
     const std::uint32_t a = descriptor(keys + consumer * kBlock * 128), b = descriptor(queries);
@@ -389,7 +384,7 @@ struct Consumer {
   }
   /// The previous tile's dK, the last reader of its stage, is complete.
   __device__ __forceinline__ void release_previous() {
-    if (previous != kNone) release(&sh.empty[ring.stage ^ 1]);
+    if (previous != kNone) warp_arrive(&sh.empty[ring.stage ^ 1]);
   }
 
   __device__ __forceinline__ void store(const float (&acc)[D / 2], float* out, std::int64_t stride, float factor,
@@ -483,8 +478,8 @@ struct Consumer {
         finish_query_gradient(dq);
       }
       const WorkUnit u = sh.unit;
-      release(&sh.kv_empty);
-      release(&sh.empty[ring.stage]);
+      warp_arrive(&sh.kv_empty);
+      warp_arrive(&sh.empty[ring.stage]);
       ring.advance();
       const std::int64_t bar_stride = p.index.bar_heads() * D;
       const bool add = p.add && !u.bars;
@@ -504,10 +499,10 @@ __global__ __launch_bounds__(kThreads, 1) void attention_backward_kernel(const _
     for (int s = 0; s < kStages; ++s) {
       barrier_init(&sh.q_full[s], 1);
       barrier_init(&sh.dout_full[s], 1);
-      barrier_init(&sh.empty[s], kConsumerWarps);
+      barrier_init(&sh.empty[s], kConsumerArrivals);
     }
     barrier_init(&sh.kv_full, 1);
-    barrier_init(&sh.kv_empty, kConsumerWarps);
+    barrier_init(&sh.kv_empty, kConsumerArrivals);
     barrier_init_fence();
   }
   __syncthreads();

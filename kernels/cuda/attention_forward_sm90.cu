@@ -45,11 +45,6 @@ struct Consumer {
       : sh(s), p(params), consumer(uniform(which)), thread(threadIdx.x % 128), lane(threadIdx.x % 32),
         row(thread / 32 * 16 + lane / 4) {}
 
-  /// Every warp arrives for itself: another warp of the warpgroup may still be reading.
-  __device__ __forceinline__ void release(std::uint64_t* bar) {
-    __syncwarp();
-    if (lane == 0) barrier_arrive(bar);
-  }
   /// Waits for the next stage that this consumer uses, giving back the others; -1 at the end of the item.  A consumer that
   /// still holds a stage passes over at most `skips` others, else the ring could run dry: one more counts as all masked.
   __device__ __forceinline__ int next_stage(int& parity, int& state, int skips) {
@@ -62,7 +57,7 @@ struct Consumer {
       ring.advance();
       if (state != kAllSkip || skips-- == 0) return s;
       barrier_wait(&sh.v_full[s], parity);  // or the stage could be refilled while its V is still arriving
-      release(&sh.empty[s]);
+      warp_arrive(&sh.empty[s]);
     }
   }
   __device__ __forceinline__ void mask(float (&s)[64], int stage, int state) {
@@ -209,7 +204,7 @@ struct Consumer {
           mask(s, next, state);
           softmax(s, top, sum, factor);
           wgmma_wait<0>();
-          release(&sh.empty[stage]);
+          warp_arrive(&sh.empty[stage]);
 #pragma unroll
           for (int j = 0; j < D / 8; ++j) {
             o[4 * j] *= factor[0];
@@ -223,14 +218,14 @@ struct Consumer {
         }
       }
       // ring now stands at the end marker; all score products of this item are complete.
-      release(&sh.q_empty);
+      warp_arrive(&sh.q_empty);
       if (stage >= 0) {
         barrier_wait(&sh.v_full[stage], parity);
         issue_output(o, probability, stage);
         wgmma_wait<0>();
-        release(&sh.empty[stage]);
+        warp_arrive(&sh.empty[stage]);
       }
-      release(&sh.empty[ring.stage]);
+      warp_arrive(&sh.empty[ring.stage]);
       ring.advance();
       if (exists) store(o, top, sum, query_block, head);
     }

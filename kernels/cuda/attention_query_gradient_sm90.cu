@@ -43,10 +43,6 @@ struct Consumer {
       : sh(s), p(params), consumer(uniform(which)), thread(threadIdx.x % 128), lane(threadIdx.x % 32),
         row(thread / 32 * 16 + lane / 4) {}
 
-  __device__ __forceinline__ void release(std::uint64_t* bar) {
-    __syncwarp();
-    if (lane == 0) barrier_arrive(bar);
-  }
   /// 64 queries x 64 keys: Q K^T or dO V^T.
   __device__ __forceinline__ void issue_product(float (&acc)[32], const unsigned char* queries, const unsigned char* keys) {
     const std::uint32_t a = descriptor(queries), b = descriptor(keys);
@@ -133,11 +129,11 @@ struct Consumer {
         if ((state & 0xFF) != kSkip) half_tile(dq, stage, 0, state & 0xFF);
         if (state >> 8 != kSkip) half_tile(dq, stage, 1, state >> 8);
         wgmma_wait<0>();
-        release(&sh.empty[stage]);
+        warp_arrive(&sh.empty[stage]);
         ring.advance();
       }
-      release(&sh.q_empty);
-      release(&sh.empty[ring.stage]);
+      warp_arrive(&sh.q_empty);
+      warp_arrive(&sh.empty[ring.stage]);
       ring.advance();
       if (exists) store(dq, query_block, head);
     }

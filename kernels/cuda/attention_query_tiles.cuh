@@ -8,7 +8,7 @@ namespace ballast::cuda {
 using namespace hopper;
 
 inline constexpr int kQueryThreads = 384;  // producer warpgroup, two consumer warpgroups
-inline constexpr int kConsumerWarps = 8;
+inline constexpr int kConsumerArrivals = 8 * kWarpArrivals;  // of the consumers' 8 warps
 
 /// Which work there is.  An item is two (query block, head) pairs; see DeviceIndex::pairs_heads().
 struct QueryWork {
@@ -73,10 +73,10 @@ struct KeyRing {
     for (int s = 0; s < kStages; ++s) {
       barrier_init(&k_full[s], 1);
       barrier_init(&v_full[s], 1);
-      barrier_init(&empty[s], kConsumerWarps);
+      barrier_init(&empty[s], kConsumerArrivals);
     }
     barrier_init(&q_full, 1);
-    barrier_init(&q_empty, kConsumerWarps);
+    barrier_init(&q_empty, kConsumerArrivals);
     barrier_init_fence();
   }
 };

@@ -15,13 +15,14 @@ void* g_scratch = nullptr;
 std::size_t g_scratch_bytes = 0;
 std::function<void(double)> g_watch;
 
-/// Returns when the compute stream's work is done.
-void wait_for_stream(const char* what) {
+/// Polls `query` until it no longer answers "not ready".
+template <class Query>
+void poll(Query query, const char* what) {
   using Seconds = std::chrono::duration<double>;
   const auto begin = std::chrono::steady_clock::now();
   auto asked = begin;
   for (;;) {
-    const cudaError_t state = cudaStreamQuery(g_stream);
+    const cudaError_t state = query();
     if (state != cudaErrorNotReady) return check(state, what);
     cudaGetLastError();  // "not ready" is no error, but a later launch would report it as one
     const auto now = std::chrono::steady_clock::now();
@@ -32,7 +33,16 @@ void wait_for_stream(const char* what) {
     sched_yield();
   }
 }
+
+/// Returns when the compute stream's work is done.
+void wait_for_stream(const char* what) {
+  poll([] { return cudaStreamQuery(g_stream); }, what);
+}
 }  // namespace
+
+void wait_for(cudaEvent_t event, const char* what) {
+  poll([event] { return cudaEventQuery(event); }, what);
+}
 
 void set_wait_watch(std::function<void(double)> watch) { g_watch = std::move(watch); }
 

@@ -38,9 +38,11 @@ class CudaDevice final : public Device {
   std::string description_;
 };
 
-/// Waits of the host for the GPU (CudaDevice::synchronize and copies to the host) poll, so that a transfer whose peer died cannot hold the
+/// Waits of the host for the GPU (CudaDevice::synchronize, copies to the host, wait_for) poll, so that a transfer whose peer died cannot hold the
 /// host for ever.  `watch` is called about once a millisecond with the seconds waited so far; it may throw, or end the process.
 void set_wait_watch(std::function<void(double waited_s)> watch);
+/// Until the work recorded in `event` is done; an event never recorded counts as done.  Errors name `what`.
+void wait_for(cudaEvent_t event, const char* what);
 
 /// The compute stream of this process (created with the device).
 cudaStream_t stream();

@@ -44,6 +44,23 @@ __device__ __forceinline__ void barrier_wait(std::uint64_t* bar, int parity) {
       "}\n" ::"r"(smem_address(bar)), "r"(parity) : "memory");
 }
 
+// A consumer warp gives a stage back by one arrival: __syncwarp() puts the reads of its lanes before the arrival of one of them.
+// compute-sanitizer's racecheck does not follow that step, so its builds (BALLAST_EVERY_LANE_ARRIVES) let every lane arrive.
+#ifdef BALLAST_EVERY_LANE_ARRIVES
+inline constexpr int kWarpArrivals = 32;
+#else
+inline constexpr int kWarpArrivals = 1;
+#endif
+/// Arrivals of a whole warp, kWarpArrivals of them.
+__device__ __forceinline__ void warp_arrive(std::uint64_t* bar) {
+  if constexpr (kWarpArrivals == 1) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar);
+  } else {
+    barrier_arrive(bar);
+  }
+}
+
 /// Named barrier over `threads` threads: unlike __syncthreads() it joins only the warps that call it with this id.
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

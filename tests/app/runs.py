@@ -141,6 +141,14 @@ class RunCase(unittest.TestCase):
                 continue  # it ended meanwhile
         return found
 
+    def state_of(self, pid):
+        """What a process does, for messages: its state letter and where it sleeps in the kernel."""
+        try:
+            with open(f"/proc/{pid}/stat") as stat, open(f"/proc/{pid}/wchan") as wchan:
+                return stat.read().rsplit(")", 1)[1].split()[0] + " " + wchan.read()
+        except OSError:
+            return "gone"
+
     def stop_group(self, process):
         try:
             os.killpg(process.pid, signal.SIGKILL)

@@ -76,7 +76,13 @@ class Cuda(RunCase):
             if not ranks:
                 self.skipTest("the ranks' processes do not show in /proc under the program's name")
             os.kill(max(ranks), signal.SIGSTOP)
-            output, _ = process.communicate(timeout=90)
+            try:
+                output, _ = process.communicate(timeout=90)
+            except subprocess.TimeoutExpired:
+                states = {pid: self.state_of(pid) for pid in ranks}
+                os.killpg(process.pid, signal.SIGKILL)
+                output, _ = process.communicate(timeout=30)
+                self.fail(f"still running 90 s after rank {max(ranks)} was stopped; states {states}; output:\n{output[-4000:]}")
         finally:
             self.stop_group(process)
         self.assertNotEqual(process.returncode, 0)

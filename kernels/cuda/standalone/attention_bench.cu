@@ -555,6 +555,7 @@ int run_times(const char* lengths_file, const std::string& only) {
   if (wants("bars")) {
     time_case("vertical slash 16K, per head", vertical_slash(16384, 16, 1024, 4, 256, 256, rng), 16, 2, 128, true);
     time_case("vertical slash 128K, per head", vertical_slash(131072, 16, 1024, 12, 256, 1024, rng), 16, 2, 128, false);
+    time_case("vertical slash 256K, per head", vertical_slash(262144, 16, 1024, 12, 256, 1024, rng), 16, 2, 128, false);
   }
   return g_failures;
 }
