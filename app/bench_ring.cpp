@@ -41,7 +41,7 @@ struct RingSide {
     o = Tensor::empty(in.q.shape(), p.type, device), lse = Tensor::empty({p.q_heads, n}, p.sums(), device);
     dq = Tensor::empty(in.q.shape(), p.type, device), dk = Tensor::empty(in.k.shape(), p.type, device),
     dv = Tensor::empty(in.k.shape(), p.type, device);
-    attention = std::make_unique<RingAttention>(group, batch, layout, nullptr);
+    attention = std::make_unique<RingAttention>(group, dense_source(batch, layout, group.plan.rank, nullptr), nullptr);
   }
   void forward() { attention->forward(in, o, lse); }
   void backward() { attention->backward(in, o, lse, d_o, dq, dk, dv); }

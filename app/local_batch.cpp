@@ -19,15 +19,20 @@ LocalBatch read_local_batch(const Dataset& dataset, const MicroBatch& micro_batc
       // The part of this piece that lies in one segment is one range of one sample.
       const int s = axis.segment_of(packed);
       const Segment& segment = micro_batch.segments[s];
-      const std::int64_t stop = std::min(end, axis.offset[s + 1]), count = stop - packed;
-      const std::int64_t first = segment.begin + packed - axis.offset[s];
+      const std::int64_t stop = std::min(end, axis.offset[s + 1]), first = segment.begin + packed - axis.offset[s];
+      const std::int64_t count = std::clamp<std::int64_t>(segment.end - first, 0, stop - packed), padding = stop - packed - count;
       dataset.tokens(segment.sample, first, first + count, std::span(tokens.data<std::int32_t>() + at, count));
       dataset.targets(segment.sample, first, first + count, std::span(targets.data<std::int32_t>() + at, count));
       for (std::int64_t i = 0; i < count; ++i) {
         positions.data<std::int32_t>()[at + i] = static_cast<std::int32_t>(first + i);
         batch.segment[at + i] = s;
       }
-      at += count;
+      for (std::int64_t i = count; i < count + padding; ++i) {
+        tokens.data<std::int32_t>()[at + i] = positions.data<std::int32_t>()[at + i] = 0;
+        targets.data<std::int32_t>()[at + i] = -1;
+        batch.segment[at + i] = s;
+      }
+      at += count + padding;
       packed = stop;
     }
   }

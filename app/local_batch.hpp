@@ -7,7 +7,7 @@
 
 namespace ballast {
 
-/// Reads only this rank's pieces.  Tensors are on `device`.
+/// Padding has token 0 and no target.  Reads only this rank's pieces.  Tensors are on `device`.
 LocalBatch read_local_batch(const Dataset& dataset, const MicroBatch& micro_batch, const SequenceLayout& layout, int cp_rank, Device& device);
 
 }  // namespace ballast

@@ -9,13 +9,8 @@ std::optional<PlanPart> plan_balance(const Deck& deck) {
   if (deck.text("attention.index") != "generated") return std::nullopt;
   const RunOptions options = RunOptions::from(deck);
   const MeshShape& mesh = options.mesh;
-  GeneratedPattern pattern;
+  GeneratedPattern pattern = options.attention.generator;
   pattern.tokens = options.batching.micro_batch_tokens;
-  pattern.heads = static_cast<int>(std::max<std::int64_t>(1, options.model.query_heads));
-  pattern.density = deck.real("attention.generated_density");
-  pattern.band_tokens = deck.integer("attention.generated_band_tokens");
-  pattern.columns = deck.integer("attention.generated_columns");
-  pattern.seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
   require(pattern.tokens % kBlock == 0, "batching.micro_batch_tokens = {} must be a multiple of {} for attention.index = \"generated\"",
           pattern.tokens, kBlock);
   // All heads of a dense pattern are alike: one stands for them.
@@ -44,7 +39,7 @@ std::optional<PlanPart> plan_balance(const Deck& deck) {
     part.values[prefix + "lockstep_path"] = b.lockstep_path;
   };
   const bool striped = options.layout == LayoutKind::striped;
-  const SequenceLayout layout(options.layout, pattern.tokens, mesh.cp(), options.stripe, kBlock);
+  const SequenceLayout layout = options.sequence_layout(pattern.tokens);
   add(striped ? fmt::format("striped-{}", options.stripe) : name(options.layout), block_owners(layout), "");
   if (striped) add("shuffled", shuffled_stripes(pattern.tokens / kBlock, mesh.cp(), pattern.seed), "shuffled_");
   return part;

@@ -62,16 +62,22 @@ Session::Session(const Communicator& world, const Deck& deck_)
 }
 
 SequenceLayout Session::layout(const MicroBatch& micro_batch) const {
-  return SequenceLayout(options.layout, micro_batch.tokens(), mesh.shape.cp(), options.stripe);
+  return options.sequence_layout(micro_batch.axis_tokens());
 }
 
 MicroBatchWork Session::prepare(const MicroBatch& micro_batch, double loss_scale) {
   const SequenceLayout at = layout(micro_batch);
   MicroBatchWork work;
   work.batch = read_local_batch(*dataset, micro_batch, at, ring.plan.rank, device);
-  work.attention = std::make_unique<RingAttention>(ring, micro_batch, at, &recorder);
+  work.attention = std::make_unique<RingAttention>(ring, index_source(attention_axes(micro_batch, at, ring.plan.rank)), &recorder);
   work.loss_scale = loss_scale;
   return work;
+}
+
+std::unique_ptr<IndexSource> Session::index_source(AttentionAxes axes) {
+  const AttentionOptions& attention = options.attention;
+  if (attention.generated) return std::make_unique<GeneratedSource>(std::move(axes), attention.generator, indexes, &recorder);
+  return std::make_unique<DenseSource>(std::move(axes), &recorder);
 }
 
 std::vector<SampleLength> Session::lengths(const std::vector<std::int64_t>& samples) const {

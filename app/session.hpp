@@ -26,6 +26,8 @@ class Session {
   SequenceLayout layout(const MicroBatch& micro_batch) const;
   /// Tokens and attention of a micro-batch of data-parallel rank `mesh.at.dp`.
   MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale);
+  /// The attention indexes of a micro-batch with these axes, as block attention says.
+  std::unique_ptr<IndexSource> index_source(AttentionAxes axes);
   /// Length of each sample, as batching sees it.
   std::vector<SampleLength> lengths(const std::vector<std::int64_t>& samples) const;
   /// The Batch plan of these samples on this mesh.
@@ -44,6 +46,7 @@ class Session {
   Parameters parameters;
   StageModel model;
   RingGroup ring;
+  IndexCache indexes;
 };
 
 /// Runs `work` on every rank and lets all ranks fail together when one throws.  Collective.

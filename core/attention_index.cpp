@@ -26,6 +26,9 @@ double run_pairs(const AttentionIndex& index, std::int64_t block, const BlockRun
   const std::int64_t row = block * kBlock, rows = std::min<std::int64_t>(kBlock, index.q_tokens - row);
   const std::uint64_t mask = rows_of(index, run);
   const std::int64_t first = std::int64_t{run.first} * kBlock, last = std::min(std::int64_t{run.last} * kBlock, index.k_tokens);
+  // Below the diagonal and inside the segment, which is nearly all of a long sequence, every row sees the whole run.
+  if (mask == kAllRows && rows > 0 && index.key_begin[row + rows - 1] <= first && index.key_end[row] >= last)
+    return static_cast<double>(rows * (last - first));
   double sum = 0;
   for (std::int64_t i = 0; i < rows; ++i) {
     if (!(mask >> i & 1)) continue;
@@ -57,6 +60,7 @@ double bar_pairs(const AttentionIndex& index, int head, std::int64_t block) {
 }  // namespace
 
 double AttentionIndex::pairs_per_head() const {
+  if (pairs >= 0) return pairs;
   double sum = 0;
   for (int h = 0; h < index_heads; ++h) {
     for (std::int64_t b = 0; b < q_blocks(); ++b) {
@@ -65,7 +69,7 @@ double AttentionIndex::pairs_per_head() const {
       if (has_bars()) sum += bar_pairs(*this, h, b);
     }
   }
-  return sum / index_heads;
+  return pairs = sum / index_heads;
 }
 
 double AttentionIndex::visible_pairs() const {
@@ -89,6 +93,7 @@ AttentionIndex dense_index(const std::vector<AxisToken>& queries, const std::vec
   };
   std::unordered_map<std::int32_t, Range> range_of;
   for (std::int32_t j = 0; j < index.k_tokens; ++j) {
+    if (keys[j].segment < 0) continue;  // padding ends its segment's keys
     if (j > 0 && keys[j].segment == keys[j - 1].segment) {
       require(keys[j].position > keys[j - 1].position, "attention index: key {} of segment {} does not ascend in position", j,
               keys[j].segment);

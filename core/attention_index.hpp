@@ -56,6 +56,7 @@ struct AttentionIndex {
   /// A backend's own copy of this index (device arrays and what it derives from them), made at the first call that uses it and shared by
   /// copies of this value.  Whoever changes the arrays above resets it.
   mutable std::shared_ptr<void> mirror;
+  mutable double pairs = -1;  ///< pairs_per_head() once it was asked for; -1 before.  Reset like `mirror`
 
   std::int64_t q_blocks() const { return (q_tokens + kBlock - 1) / kBlock; }
   std::int64_t k_blocks() const { return (k_tokens + kBlock - 1) / kBlock; }
@@ -71,7 +72,7 @@ struct AttentionIndex {
 /// Visible interval of every query row, given the tokens of the two axes as (segment, position).  Key tokens of one
 /// segment must be adjacent and ascend in position.  Returned through key_begin/key_end of a dense index.
 struct AxisToken {
-  std::int32_t segment = 0;
+  std::int32_t segment = 0;   ///< -1: padding, which sees nothing and is seen by nothing
   std::int64_t position = 0;  ///< position inside the sample, so that a dependent chunk starts at begin > 0
 };
 

@@ -12,6 +12,12 @@ std::int64_t MicroBatch::tokens() const {
   return sum;
 }
 
+std::int64_t MicroBatch::axis_tokens() const {
+  std::int64_t sum = 0;
+  for (const auto& s : segments) sum += (s.tokens() + align - 1) / align * align;
+  return sum;
+}
+
 std::int64_t MicroBatch::loss_tokens() const {
   std::int64_t sum = 0;
   for (const auto& s : segments) sum += s.loss_tokens;
@@ -57,7 +63,7 @@ std::uint64_t Batch::hash() const {
   for (const auto& list : micro_batches) {
     h.add(list.size());
     for (const auto& mb : list) {
-      h.add(mb.segments.size()).add(mb.sp).add(mb.recompute_layers);
+      h.add(mb.segments.size()).add(mb.sp).add(mb.recompute_layers).add(mb.align);
       for (const auto& s : mb.segments) h.add(s.sample).add(s.begin).add(s.end).add(s.loss_tokens);
     }
   }

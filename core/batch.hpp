@@ -21,7 +21,11 @@ struct MicroBatch {
   std::vector<Segment> segments;
   int sp = 1;                 ///< sequence-parallel degree (HBP); 1 without adaptive SP
   int recompute_layers = -1;  ///< layers recomputed in backward; -1: as the deck says
+  /// Segments start at multiples of this on the packed axis, which ends at one (sparse patterns: 64); what lies between is padding.
+  std::int64_t align = 1;
   std::int64_t tokens() const;
+  /// Length of the packed axis: tokens and padding.
+  std::int64_t axis_tokens() const;
   std::int64_t loss_tokens() const;
   /// Sum over segments of visible (query, key) pairs: n (begin + (n + 1) / 2) for n tokens.
   double attention_pairs() const;
@@ -62,6 +66,7 @@ struct BatchingOptions {
   std::vector<PackGroup> groups;  ///< hbp: lengths ascend
   bool balance = true;            ///< hbp: packs and batches of like attention; false: random packs in random order (the paper's ablation)
   std::uint64_t seed = 0;         ///< of every random order
+  std::int64_t align = 1;         ///< of every micro-batch; lengths count rounded up to it
 };
 
 /// Names of the methods that pack whole samples, in the order of the papers' tables: none random sorted isf ffs ffd bfs spfhp packed hbp.

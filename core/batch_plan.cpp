@@ -29,7 +29,7 @@ class Planner {
       : samples_(samples), options_(options), stream_(stream) {
     require(options.dp >= 1, "mesh.dp = {}: a batch needs at least one data-parallel rank", options.dp);
     std::vector<std::int64_t> lengths(samples.size());
-    std::transform(samples.begin(), samples.end(), lengths.begin(), [](const SampleLength& s) { return s.tokens; });
+    std::transform(samples.begin(), samples.end(), lengths.begin(), [&](const SampleLength& s) { return (s.tokens + options.align - 1) / options.align * options.align; });
     if (options.method == "hbp") {
       groups_ = options.groups;
       GroupedPacking grouped = hbp_packing(lengths, groups_, options.dp, options.balance, options.seed + stream);
@@ -176,7 +176,12 @@ const std::vector<std::string>& batching_methods() {
 }
 
 Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples, const BatchingOptions& options) {
-  if (options.method == "chunkflow") return plan_chunks(step, samples, options);
+  const auto aligned = [&](Batch batch) {
+    for (auto& list : batch.micro_batches)
+      for (MicroBatch& micro_batch : list) micro_batch.align = options.align;
+    return batch;
+  };
+  if (options.method == "chunkflow") return aligned(plan_chunks(step, samples, options));
   check_method(options.method);
   const Planner planner(samples, options, static_cast<std::uint64_t>(step));
   Batch batch;
@@ -190,7 +195,7 @@ Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples, co
   } else {
     planner.deal(batch);
   }
-  return batch;
+  return aligned(std::move(batch));
 }
 
 std::vector<Batch> plan_epoch(const std::vector<SampleLength>& samples, const BatchingOptions& options) {

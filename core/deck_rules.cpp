@@ -139,6 +139,18 @@ void batching_rules(const Deck& deck, Rules& rules) {
     rules.add({"mesh.sp", keys[1]}, fmt::format("mesh.sp = {}: with batching.group_ranks each group joins data-parallel ranks itself; set mesh.sp = 1", options.mesh.sp));
 }
 
+void attention_rules(const Deck& deck, Rules& rules) {
+  const RunOptions options = RunOptions::from(deck);
+  if (options.attention.sparse() && options.layout == LayoutKind::striped && options.stripe % kBlock != 0)
+    rules.add({"ring.stripe", "ring.layout", "attention.pattern", "attention.index"},
+              fmt::format("ring.stripe = {}: sparse attention computes blocks of {} tokens, which stripes must not cut; set a multiple of {}, or attention.pattern = "
+                          "\"dense\" with attention.index = \"pattern\"",
+                          options.stripe, kBlock, kBlock));
+  if (options.attention.sparse() && options.batching.method == "chunkflow" && options.batching.micro_batch_tokens % kBlock != 0)
+    rules.add({"chunk.tokens", "attention.pattern", "attention.index"},
+              fmt::format("chunk.tokens = {}: sparse attention needs chunks of a multiple of {} tokens", options.batching.micro_batch_tokens, kBlock));
+}
+
 void optimizer_rules(const Deck& deck, Rules& rules) {
   const double peak = deck.real("optimizer.learning_rate"), least = deck.real("optimizer.minimum_learning_rate");
   if (least > peak)
@@ -173,6 +185,7 @@ std::vector<std::string> deck_problems(const Deck& deck, DeckNeeds needs, const 
   if (needs.model || deck.block_set("model")) model_rules(deck, rules);
   if (needs.data || deck.block_set("data")) data_rules(deck, rules);
   batching_rules(deck, rules);
+  attention_rules(deck, rules);
   optimizer_rules(deck, rules);
   if (deck.block_set("costs")) cost_rules(deck, rules);
   if (deck.text("batching.method") == "chunkflow" && deck.text("batching.scope") == "epoch")

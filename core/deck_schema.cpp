@@ -163,7 +163,7 @@ std::vector<KeySpec> build() {
   k.number("pipeline.search", 64, "orders", between(1, 1 << 20), "state_aware_1f1b: orders of samples to try at most; 1: the batch's order");
 
   k.text("attention.index", "pattern", {"pattern", "generated"},
-         "pattern: from the pattern's own rule; generated: vertical-slash patterns made up for the planner (random weights are not sparse)");
+         "pattern: from the pattern's own rule; generated: made-up vertical-slash patterns, for plans and timings (random weights are not sparse)");
   k.real("attention.generated_density", 0.05, "", between(1e-6, 1), "generated: share of the causal pairs that is computed; 1: dense");
   k.number("attention.generated_band_tokens", 1024, "tokens", between(1, kTokens), "generated: local band");
   k.number("attention.generated_columns", 1024, "keys", between(0, kTokens), "generated: single key columns of a head");

@@ -1,5 +1,7 @@
 #include "core/run_options.hpp"
 
+#include <algorithm>
+
 namespace ballast {
 
 MeshShape mesh_shape(const Deck& deck) {
@@ -58,9 +60,6 @@ std::vector<std::string> not_executable(const Deck& deck) {
         "batching.method = \"chunkflow\" cuts samples into dependent chunks, which this version plans (`ballast plan`, `ballast pack`) but "
         "does not train; "
         "choose another method");
-  if (deck.text("attention.index") == "generated")
-    list.push_back(
-        "attention.index = \"generated\" describes made-up patterns for `ballast plan`; set attention.index = \"pattern\" to train");
   const BatchingOptions batching = RunOptions::from(deck).batching;
   for (const PackGroup& group : batching.groups) {
     if (batching.method != "hbp") break;
@@ -77,6 +76,19 @@ std::vector<std::string> not_executable(const Deck& deck) {
   }
   return list;
 }
+
+namespace {
+AttentionOptions attention_options(const Deck& deck) {
+  AttentionOptions options;
+  options.pattern = deck.text("attention.pattern");
+  options.generated = deck.text("attention.index") == "generated";
+  options.generator.density = deck.real("attention.generated_density");
+  options.generator.band_tokens = deck.integer("attention.generated_band_tokens");
+  options.generator.columns = deck.integer("attention.generated_columns");
+  options.generator.seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
+  return options;
+}
+}  // namespace
 
 RunOptions RunOptions::from(const Deck& deck) {
   RunOptions options;
@@ -98,6 +110,9 @@ RunOptions RunOptions::from(const Deck& deck) {
   }
   options.layout = layout_kind(deck.text("ring.layout"));
   options.stripe = deck.integer("ring.stripe");
+  options.attention = attention_options(deck);
+  options.attention.generator.heads = static_cast<int>(std::max<std::int64_t>(1, options.model.query_heads));
+  options.batching.align = options.attention.align();
   return options;
 }
 

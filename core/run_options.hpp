@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/attention_options.hpp"
 #include "core/batch.hpp"
 #include "core/deck.hpp"
 #include "core/mesh_shape.hpp"
@@ -18,6 +19,12 @@ struct RunOptions {
   BatchingOptions batching;  ///< with dp of the mesh and the pair cost of the model
   LayoutKind layout = LayoutKind::zigzag;
   std::int64_t stripe = 64;  ///< tokens of a stripe (striped layout)
+  AttentionOptions attention;
+
+  /// Layout of a packed axis over the context-parallel ranks.
+  SequenceLayout sequence_layout(std::int64_t axis_tokens) const {
+    return SequenceLayout(layout, axis_tokens, mesh.cp(), stripe, attention.align());
+  }
 
   /// A deck that has no deck_problems() gives options without problems.
   static RunOptions from(const Deck& deck);

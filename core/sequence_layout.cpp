@@ -152,7 +152,7 @@ PackedAxis::PackedAxis(const MicroBatch& batch) : micro_batch(&batch) {
   for (const auto& segment : batch.segments) {
     require(segment.begin >= 0 && segment.end >= segment.begin, "segment [{}, {}) of sample {} is not a range of tokens", segment.begin,
             segment.end, segment.sample);
-    offset.push_back(offset.back() + segment.tokens());
+    offset.push_back(offset.back() + (segment.tokens() + batch.align - 1) / batch.align * batch.align);
   }
 }
 
@@ -164,7 +164,9 @@ int PackedAxis::segment_of(std::int64_t packed) const {
 
 AxisToken PackedAxis::token(std::int64_t packed) const {
   const int segment = segment_of(packed);
-  return {segment, micro_batch->segments[segment].begin + packed - offset[segment]};
+  const Segment& at = micro_batch->segments[segment];
+  const std::int64_t position = at.begin + packed - offset[segment];
+  return position < at.end ? AxisToken{segment, position} : AxisToken{-1, 0};
 }
 
 std::vector<AxisToken> local_tokens(const MicroBatch& batch, const SequenceLayout& layout, int rank) {
@@ -177,7 +179,8 @@ std::vector<AxisToken> local_tokens(const MicroBatch& batch, const SequenceLayou
   for (const auto& [begin, end] : layout.pieces(rank)) {
     for (std::int64_t packed = begin; packed < end; ++packed) {
       while (axis.offset[segment + 1] <= packed) ++segment;
-      tokens.push_back({static_cast<std::int32_t>(segment), batch.segments[segment].begin + packed - axis.offset[segment]});
+      const std::int64_t position = batch.segments[segment].begin + packed - axis.offset[segment];
+      tokens.push_back(position < batch.segments[segment].end ? AxisToken{static_cast<std::int32_t>(segment), position} : AxisToken{-1, 0});
     }
   }
   return tokens;

@@ -49,7 +49,8 @@ class SequenceLayout {
   int ranks_ = 1;
 };
 
-/// Segment and position of every packed position of a micro-batch, and its place inside the micro-batch.
+/// Segment and position of every packed position of a micro-batch, and its place inside the micro-batch.  Padding (MicroBatch::align)
+/// follows the segment it belongs to and is a token of segment -1.
 struct PackedAxis {
   std::vector<std::int64_t> offset;  ///< [segments + 1], start of each segment on the packed axis
   const MicroBatch* micro_batch = nullptr;

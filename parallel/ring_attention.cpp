@@ -196,32 +196,29 @@ class RingPass {
 
 }  // namespace
 
-RingAttention::RingAttention(const RingGroup& group, const MicroBatch& batch, const SequenceLayout& layout, Recorder* recorder)
-    : group_(group), recorder_(recorder) {
+RingAttention::RingAttention(const RingGroup& group, std::unique_ptr<IndexSource> source, Recorder* recorder)
+    : group_(group), recorder_(recorder), source_(std::move(source)) {
   const int ranks = group.plan.ranks();
   require(group.cp.size() == ranks && group.cp.rank() == group.plan.rank,
           "ring attention: the plan is for rank {} of {}, the communicator has rank {} of {}", group.plan.rank, ranks, group.cp.rank(),
           group.cp.size());
-  require(layout.ranks() == ranks, "ring attention: the layout spreads tokens over {} ranks, the ring has {}", layout.ranks(), ranks);
-  Scope scope(recorder, EventKind::indexing);
-  const auto queries = local_tokens(batch, layout, group.plan.rank);
-  for (int shard = 0; shard < ranks; ++shard) {
-    shard_tokens_.push_back(layout.local_tokens(shard));
-    index_.push_back(dense_index(queries, shard == group.plan.rank ? queries : local_tokens(batch, layout, shard)));
-    pairs_.push_back(index_.back().pairs_per_head());
-  }
+  const AttentionAxes& axes = source_->axes();
+  require(static_cast<int>(axes.keys.size()) == ranks && axes.rank == group.plan.rank,
+          "ring attention: the index is for rank {} of {} shards, the ring has rank {} of {}", axes.rank, axes.keys.size(), group.plan.rank, ranks);
+  for (const auto& keys : axes.keys) shard_tokens_.push_back(static_cast<std::int64_t>(keys.size()));
 }
 
 void RingAttention::check(const AttentionInputs& in) const {
-  const std::int64_t tokens = shard_tokens_[group_.plan.rank];
-  require(in.q.rank() == 3 && in.k.rank() == 3 && in.q.size(0) == tokens && in.k.size(0) == tokens && in.v.shape() == in.k.shape() &&
+  const std::int64_t queries = static_cast<std::int64_t>(source_->axes().queries.size()), keys = shard_tokens_[group_.plan.rank];
+  require(in.q.rank() == 3 && in.k.rank() == 3 && in.q.size(0) == queries && in.k.size(0) == keys && in.v.shape() == in.k.shape() &&
               in.q.size(2) == in.k.size(2),
-          "ring attention: this rank holds {} tokens of the micro-batch; q {}, k {}, v {} do not fit", tokens, to_string(in.q.shape()),
-          to_string(in.k.shape()), to_string(in.v.shape()));
+          "ring attention: this rank has {} queries and {} keys of the micro-batch; q {}, k {}, v {} do not fit", queries, keys,
+          to_string(in.q.shape()), to_string(in.k.shape()), to_string(in.v.shape()));
 }
 
 void RingAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) {
   check(in);
+  const std::vector<AttentionIndex>& index = source_->shards(in);
   const double flops_per_pair = 4.0 * static_cast<double>(in.q.size(1) * in.q.size(2));
   Device& device = device_of(in.q.space());
   const bool alone = group_.plan.ranks() == 1;
@@ -240,11 +237,12 @@ void RingAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) {
   RingPass pass(group_, shard_tokens_, in, lse.dtype(), recorder_);
   pass.walk(group_.plan.forward, [&](int shard) {
     Scope scope(recorder_, EventKind::attention_forward);
-    scope.flops = flops_per_pair * pairs_[shard];
-    if (pairs_[shard] == 0) return;
+    const double pairs = index[shard].pairs_per_head();
+    scope.flops = flops_per_pair * pairs;
+    if (pairs == 0) return;
     Tensor& to = started ? part_o.tensor : sum;
     Tensor& to_lse = started ? part_lse.tensor : lse;
-    attention_forward(index_[shard], in.q, pass.keys(shard), pass.values(shard), in.scale, to, to_lse);
+    attention_forward(index[shard], in.q, pass.keys(shard), pass.values(shard), in.scale, to, to_lse);
     if (started) attention_merge(sum, lse, part_o.tensor, part_lse.tensor);
     started = true;
   });
@@ -254,6 +252,7 @@ void RingAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) {
 void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk,
                              Tensor& dv) {
   check(in);
+  const std::vector<AttentionIndex>& index = source_->shards(in);
   const double flops_per_pair = 10.0 * static_cast<double>(in.q.size(1) * in.q.size(2));
   Device& device = device_of(in.q.space());
   const bool empty = in.q.size(0) == 0;
@@ -269,9 +268,10 @@ void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const T
   pass.walk(group_.plan.backward, [&](int shard) {
     auto [dk_sum, dv_sum] = pass.new_sums(shard);
     Scope scope(recorder_, EventKind::attention_backward);
-    scope.flops = flops_per_pair * pairs_[shard];
-    if (pairs_[shard] == 0) return;
-    attention_backward(index_[shard], in.q, pass.keys(shard), pass.values(shard), in.scale, lse, delta.tensor, d_o, dq_sum, dk_sum, dv_sum);
+    const double pairs = index[shard].pairs_per_head();
+    scope.flops = flops_per_pair * pairs;
+    if (pairs == 0) return;
+    attention_backward(index[shard], in.q, pass.keys(shard), pass.values(shard), in.scale, lse, delta.tensor, d_o, dq_sum, dk_sum, dv_sum);
   });
   if (empty) return;
   if (dq_sum.raw() != dq.raw()) copy_rows(dq_sum, dq);

@@ -6,11 +6,9 @@
 #include <vector>
 
 #include "core/attention_executor.hpp"
-#include "core/attention_index.hpp"
-#include "core/batch.hpp"
+#include "core/index_source.hpp"
 #include "core/recorder.hpp"
 #include "core/ring_plan.hpp"
-#include "core/sequence_layout.hpp"
 #include "parallel/comm.hpp"
 
 namespace ballast {
@@ -49,13 +47,13 @@ struct RingGroup {
   std::shared_ptr<RingBuffers> buffers = std::make_shared<RingBuffers>();
 };
 
-/// Attention of one micro-batch over the context-parallel ranks.  Every rank of the group makes one with the same
-/// micro-batch and layout.  Indexes of all steps are built here, once per micro-batch, not per layer.
+/// Attention of one micro-batch over the context-parallel ranks.  Every rank of the group makes one, with a source of the same micro-batch
+/// and layout.  The source says which keys each shard holds and which pairs are computed; the ring only carries them.
 /// Records one attention event a ring step with the useful FLOPs, and one ring_wait with the bytes this rank sent.
 class RingAttention final : public AttentionExecutor {
  public:
-  /// `group` must outlive it.  Throws Error when plan, communicator, layout and micro-batch disagree on sizes.
-  RingAttention(const RingGroup& group, const MicroBatch& batch, const SequenceLayout& layout, Recorder* recorder);
+  /// `group` must outlive it.  Throws Error when plan, communicator and the source's axes disagree on sizes.
+  RingAttention(const RingGroup& group, std::unique_ptr<IndexSource> source, Recorder* recorder);
   void forward(const AttentionInputs& in, Tensor& o, Tensor& lse) override;
   void backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk,
                 Tensor& dv) override;
@@ -64,9 +62,8 @@ class RingAttention final : public AttentionExecutor {
   void check(const AttentionInputs& in) const;
   const RingGroup& group_;
   Recorder* recorder_;
-  std::vector<std::int64_t> shard_tokens_;  ///< local tokens of every context-parallel rank
-  std::vector<AttentionIndex> index_;       ///< [shard]: my queries against the keys of that rank
-  std::vector<double> pairs_;               ///< [shard]: pairs a query head computes; 0: nothing to do
+  std::unique_ptr<IndexSource> source_;
+  std::vector<std::int64_t> shard_tokens_;  ///< keys of every shard
 };
 
 }  // namespace ballast

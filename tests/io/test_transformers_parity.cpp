@@ -68,7 +68,7 @@ struct Loaded {
       work.batch.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(position);
       work.batch.segment.push_back(mine[i].segment);
     }
-    work.attention = std::make_unique<RingAttention>(ring, micro_batch, layout, nullptr);
+    work.attention = std::make_unique<RingAttention>(ring, dense_source(micro_batch, layout, ring.plan.rank, nullptr), nullptr);
     work.loss_scale = scale;
     return work;
   }

@@ -67,7 +67,7 @@ MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss
     batch.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(tokens[i].position);
     batch.segment.push_back(tokens[i].segment);
   }
-  work.attention = std::make_unique<RingAttention>(ring_, micro_batch, layout, options_.recorder);
+  work.attention = std::make_unique<RingAttention>(ring_, dense_source(micro_batch, layout, ring_.plan.rank, options_.recorder), options_.recorder);
   work.loss_scale = loss_scale;
   return work;
 }

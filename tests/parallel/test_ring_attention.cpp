@@ -145,7 +145,7 @@ class Errors {
 
 void check(const RingGroup& group, const MicroBatch& batch, const SequenceLayout& layout, DType type, const NaiveAttention& all) {
   LocalData local(all, layout, group.plan.rank, type);
-  RingAttention attention(group, batch, layout, nullptr);
+  RingAttention attention(group, dense_source(batch, layout, group.plan.rank, nullptr), nullptr);
   attention.forward(local.in, local.o, local.lse);
   attention.backward(local.in, local.o, local.lse, local.d_o, local.dq, local.dk, local.dv);
   Errors errors;
@@ -222,7 +222,7 @@ TEST_F(Ring, RepeatsItsBitsAndItsBuffers) {
     second.dk = second.d_joined.narrow(1, kHeads, kHeads + kKvHeads);
     second.dv = second.d_joined.narrow(1, kHeads + kKvHeads, kHeads + 2 * kKvHeads);
     const auto once = [&](LocalData& data) {
-      RingAttention attention(group, batch, layout, nullptr);
+      RingAttention attention(group, dense_source(batch, layout, group.plan.rank, nullptr), nullptr);
       attention.forward(data.in, data.o, data.lse);
       attention.backward(data.in, data.o, data.lse, data.d_o, data.dq, data.dk, data.dv);
     };
@@ -248,7 +248,7 @@ TEST_F(Ring, RecordsStepsWorkAndBytes) {
     const SequenceLayout layout(LayoutKind::striped, batch.tokens(), world.size(), 4);
     LocalData local(all, layout, world.rank(), DType::f32);
     Recorder recorder;
-    RingAttention attention(group, batch, layout, &recorder);
+    RingAttention attention(group, dense_source(batch, layout, group.plan.rank, &recorder), &recorder);
     attention.forward(local.in, local.o, local.lse);
     attention.backward(local.in, local.o, local.lse, local.d_o, local.dq, local.dk, local.dv);
     EXPECT_EQ(recorder.context.outer, -1);
@@ -285,11 +285,12 @@ TEST_F(Ring, SizesThatDisagreeAreErrors) {
   const MicroBatch batch = micro_batch({{0, 16}});
   const RingGroup group = ring(1, world.size());
   const SequenceLayout layout(LayoutKind::contiguous, 16, world.size());
-  EXPECT_THROW(RingAttention(group, micro_batch({{0, 15}}), layout, nullptr), Error);
-  EXPECT_THROW(RingAttention(group, batch, SequenceLayout(LayoutKind::contiguous, 16, world.size() + 1), nullptr), Error);
+  EXPECT_THROW(dense_source(micro_batch({{0, 15}}), layout, world.rank(), nullptr), Error);
+  const SequenceLayout wider(LayoutKind::contiguous, 16, world.size() + 1);
+  EXPECT_THROW(RingAttention(group, dense_source(batch, wider, world.rank(), nullptr), nullptr), Error);
   const RingGroup longer{world, plan_ring(world.rank(), 1, world.size() + 1)};
-  EXPECT_THROW(RingAttention(longer, batch, SequenceLayout(LayoutKind::contiguous, 16, world.size() + 1), nullptr), Error);
-  RingAttention attention(group, batch, layout, nullptr);
+  EXPECT_THROW(RingAttention(longer, dense_source(batch, wider, world.rank(), nullptr), nullptr), Error);
+  RingAttention attention(group, dense_source(batch, layout, group.plan.rank, nullptr), nullptr);
   AttentionInputs in;
   in.q = in.k = in.v = Tensor::zeros({layout.local_tokens(world.rank()) + 1, 1, 4}, DType::f32);
   Tensor o = Tensor::zeros(in.q.shape(), DType::f32), lse = Tensor::zeros({1, in.q.size(0)}, DType::f32);
