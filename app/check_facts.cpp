@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/head_split.hpp"
 #include "core/metrics.hpp"
 #include "kernels/layer.hpp"
 #include "kernels/model.hpp"
@@ -123,7 +124,8 @@ CheckFacts CheckFacts::of(const Deck& deck) {
     f.notes.push_back(fmt::format("ring plan: not worked out above {} context-parallel ranks", kPlannedRing));
 
   const ModelShape local = tensor_shard(f.options.model, mesh.tp);
-  const std::int64_t kv_elements = 2 * fullest * local.kv_heads * local.head_dim;
+  const HeadSplit heads{mesh.sp, local.query_heads, local.kv_heads};
+  const std::int64_t kv_elements = 2 * fullest * heads.local_kv_heads() * local.head_dim;
   f.kv_hop_bytes = kv_elements * static_cast<std::int64_t>(size_of(f.type));
   f.dkv_hop_bytes = kv_elements * (f.type == DType::f64 ? 8 : 4);
 
@@ -160,6 +162,7 @@ CheckFacts CheckFacts::of(const Deck& deck) {
     in.recomputed_bytes = Layer::kept_bytes(local, in.tokens, f.type, Keep::all) - Layer::kept_bytes(local, in.tokens, f.type, kept);
     in.head_chunk_tokens = deck.integer("model.head_chunk_tokens");
     in.cp = mesh.cp();
+    in.sp = mesh.sp;
     in.kv_buffers = f.ring.kv_buffers;
     in.dkv_buffers = std::max(1, f.ring.dkv_buffers);
     in.host = deck.text("run.backend") == "host";

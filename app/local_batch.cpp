@@ -5,8 +5,10 @@
 
 namespace ballast {
 
-LocalBatch read_local_batch(const Dataset& dataset, const MicroBatch& micro_batch, const SequenceLayout& layout, int cp_rank, Device& device) {
-  const std::int64_t local = layout.local_tokens(cp_rank);
+LocalBatch read_local_batch(const Dataset& dataset, const MicroBatch& micro_batch, const std::vector<std::pair<std::int64_t, std::int64_t>>& pieces,
+                            Device& device) {
+  std::int64_t local = 0;
+  for (const auto& [begin, end] : pieces) local += end - begin;
   Tensor tokens = Tensor::empty({local}, DType::i32, host_device(), MemoryCategory::data);
   Tensor targets = Tensor::empty({local}, DType::i32, host_device(), MemoryCategory::data);
   Tensor positions = Tensor::empty({local}, DType::i32, host_device(), MemoryCategory::data);
@@ -14,7 +16,7 @@ LocalBatch read_local_batch(const Dataset& dataset, const MicroBatch& micro_batc
   batch.segment.resize(local);
   const PackedAxis axis(micro_batch);
   std::int64_t at = 0;
-  for (const auto& [begin, end] : layout.pieces(cp_rank)) {
+  for (const auto& [begin, end] : pieces) {
     for (std::int64_t packed = begin; packed < end;) {
       // The part of this piece that lies in one segment is one range of one sample.
       const int s = axis.segment_of(packed);

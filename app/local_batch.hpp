@@ -1,5 +1,8 @@
 // LocalBatch of one rank: its tokens, targets and positions of a micro-batch under a layout, read from the dataset.
 #pragma once
+#include <utility>
+#include <vector>
+
 #include "core/batch.hpp"
 #include "core/sequence_layout.hpp"
 #include "io/dataset.hpp"
@@ -7,7 +10,9 @@
 
 namespace ballast {
 
-/// Padding has token 0 and no target.  Reads only this rank's pieces.  Tensors are on `device`.
-LocalBatch read_local_batch(const Dataset& dataset, const MicroBatch& micro_batch, const SequenceLayout& layout, int cp_rank, Device& device);
+/// Reads `pieces` alone: ranges of the packed axis, ascending (SequenceLayout::pieces).  Padding has token 0 and no target.  Tensors are on
+/// `device`.
+LocalBatch read_local_batch(const Dataset& dataset, const MicroBatch& micro_batch, const std::vector<std::pair<std::int64_t, std::int64_t>>& pieces,
+                            Device& device);
 
 }  // namespace ballast

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "app/local_batch.hpp"
+#include "parallel/ulysses.hpp"
 
 namespace ballast {
 namespace {
@@ -67,16 +68,24 @@ SequenceLayout Session::layout(const MicroBatch& micro_batch) const {
 
 MicroBatchWork Session::prepare(const MicroBatch& micro_batch, double loss_scale) {
   const SequenceLayout at = layout(micro_batch);
+  const std::int64_t tokens = at.local_tokens(ring.plan.rank);
+  const Communicator& sequence = mesh.sequence(micro_batch.sp);
+  const auto [begin, end] = even_part(tokens, sequence.rank(), sequence.size());
   MicroBatchWork work;
-  work.batch = read_local_batch(*dataset, micro_batch, at, ring.plan.rank, device);
-  work.attention = std::make_unique<RingAttention>(ring, index_source(attention_axes(micro_batch, at, ring.plan.rank)), &recorder);
+  work.batch = read_local_batch(*dataset, micro_batch, at.pieces(ring.plan.rank, begin, end), device);
+  work.attention = std::make_unique<RingAttention>(ring, index_source(attention_axes(micro_batch, at, ring.plan.rank), sequence), &recorder);
+  if (sequence.size() > 1)
+    work.attention = std::make_unique<UlyssesAttention>(sequence, *ring.buffers, tokens, std::move(work.attention), &recorder);
   work.loss_scale = loss_scale;
   return work;
 }
 
-std::unique_ptr<IndexSource> Session::index_source(AttentionAxes axes) {
+std::unique_ptr<IndexSource> Session::index_source(AttentionAxes axes, const Communicator& sequence) {
   const AttentionOptions& attention = options.attention;
-  if (attention.generated) return std::make_unique<GeneratedSource>(std::move(axes), attention.generator, indexes, &recorder);
+  GeneratedPattern generator = attention.generator;
+  generator.heads /= sequence.size();
+  generator.first_head = sequence.rank() * generator.heads;
+  if (attention.generated) return std::make_unique<GeneratedSource>(std::move(axes), generator, indexes, &recorder);
   return std::make_unique<DenseSource>(std::move(axes), &recorder);
 }
 

@@ -26,8 +26,8 @@ class Session {
   SequenceLayout layout(const MicroBatch& micro_batch) const;
   /// Tokens and attention of a micro-batch of data-parallel rank `mesh.at.dp`.
   MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale);
-  /// The attention indexes of a micro-batch with these axes, as block attention says.
-  std::unique_ptr<IndexSource> index_source(AttentionAxes axes);
+  /// The attention indexes of a micro-batch with these axes, as block attention says, for this rank's heads of a Ulysses group.
+  std::unique_ptr<IndexSource> index_source(AttentionAxes axes, const Communicator& sequence);
   /// Length of each sample, as batching sees it.
   std::vector<SampleLength> lengths(const std::vector<std::int64_t>& samples) const;
   /// The Batch plan of these samples on this mesh.

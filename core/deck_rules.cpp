@@ -4,6 +4,7 @@
 
 #include "core/deck.hpp"
 #include "core/hbp.hpp"
+#include "core/head_split.hpp"
 #include "core/run_options.hpp"
 
 namespace ballast {
@@ -59,6 +60,10 @@ void mesh_rules(const Deck& deck, Rules& rules) {
   if (layers > 0 && mesh.pp > layers)
     rules.add({"mesh.pp", "model.layers"},
               fmt::format("mesh.pp = {} is more than the model's {} layers: a stage needs at least one", mesh.pp, layers));
+  const std::int64_t heads = model_shape(deck).query_heads;
+  if (mesh.sp > 1 && heads > 0)
+    if (const std::string problem = head_split_problem(heads, mesh.sp); !problem.empty())
+      rules.add({"mesh.sp", "model.query_heads"}, fmt::format("mesh.sp = {}: {}", mesh.sp, problem));
 }
 
 void model_rules(const Deck& deck, Rules& rules) {

@@ -105,7 +105,7 @@ std::vector<GeneratedHead> generate(const GeneratedPattern& p) {
   require(p.band_tokens >= 1, "generated index: a local band of {} tokens; must be at least 1", p.band_tokens);
   require(p.columns >= 0 && p.columns <= p.tokens, "generated index: {} columns for {} tokens", p.columns, p.tokens);
   std::vector<GeneratedHead> heads;
-  for (int h = 0; h < p.heads; ++h) heads.push_back(generate_head(p, h));
+  for (int h = 0; h < p.heads; ++h) heads.push_back(generate_head(p, p.first_head + h));
   return heads;
 }
 

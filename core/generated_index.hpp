@@ -15,6 +15,7 @@ namespace ballast {
 struct GeneratedPattern {
   std::int64_t tokens = 0;  ///< of the sequence, a multiple of 64
   int heads = 1;
+  int first_head = 0;               ///< number of the first, where a rank computes some heads of a layer (Ulysses)
   double density = 0.05;            ///< share of the causal pairs that is computed; met to within one slash a head
   std::int64_t band_tokens = 1024;  ///< local band, always in
   std::int64_t columns = 1024;      ///< single keys of a head

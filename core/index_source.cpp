@@ -105,7 +105,7 @@ IndexCache::Shards IndexCache::find(const std::vector<std::int64_t>& key) {
 GeneratedSource::GeneratedSource(AttentionAxes axes_, const GeneratedPattern& pattern, IndexCache& cache, Recorder* recorder)
     : IndexSource(std::move(axes_)) {
   Scope scope(recorder, EventKind::indexing);
-  shards_ = cache.get(axes(), [&] {
+  shards_ = cache.get(axes(), pattern.first_head, pattern.heads, [&] {
     const KeyAxis axis = key_axis(axes().keys);
     return split_keys(generated_index(axes().queries, axis, pattern), axis, axes().keys);
   });

@@ -46,10 +46,11 @@ AttentionIndex generated_index(const std::vector<AxisToken>& queries, const KeyA
 class IndexCache {
  public:
   using Shards = std::shared_ptr<const std::vector<AttentionIndex>>;
-  /// The indexes of these axes; `build` makes them the first time.  The 8 latest shapes are kept.
+  /// The indexes of `heads` heads from `first_head` on over these axes; `build` makes them the first time.  The 8 latest shapes are kept.
   template <class Build>
-  Shards get(const AttentionAxes& axes, Build&& build) {
+  Shards get(const AttentionAxes& axes, int first_head, int heads, Build&& build) {
     std::vector<std::int64_t> key = shape_key(axes);
+    key.insert(key.end(), {first_head, heads});
     if (Shards found = find(key)) return found;
     auto made = std::make_shared<const std::vector<AttentionIndex>>(build());
     kept_.emplace_front(std::move(key), made);

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "core/error.hpp"
+#include "core/head_split.hpp"
 
 namespace ballast {
 namespace {
@@ -38,12 +39,17 @@ MemoryEstimate estimate_memory(const MemoryInputs& in) {
   const std::int64_t head = in.last_stage ? chunk * element * (2 * m.hidden + m.vocabulary) + t * sum : 0;
   at(MemoryCategory::workspace) = layer + in.recomputed_bytes + head;
 
-  // KV shards in the compute type; partial outputs and dKV sums in the sum type.
+  // KV shards in the compute type; partial outputs and dKV sums in the sum type.  A Ulysses rank has its share of the heads of all the
+  // group's tokens, repeated key/value heads included, and gathers q, k, v, o and d_o of them.
+  const HeadSplit heads{in.sp, m.query_heads, m.kv_heads};
+  const std::int64_t kv_shared = heads.local_kv_heads() * in.sp * m.head_dim;
   const std::int64_t partial = in.cp > 1 ? t * sum * ((wide ? 1 : 2) * q + m.query_heads) : 0;
   const std::int64_t backward = t * sum * (m.query_heads + (wide ? 0 : q));
-  const std::int64_t shards = in.cp > 1 ? (1 + in.kv_buffers) * 2 * kv * t * element : 0;
+  const std::int64_t shards = in.cp > 1 ? (1 + in.kv_buffers) * 2 * kv_shared * t * element : 0;
+  const std::int64_t exchange =
+      in.sp > 1 ? t * element * (2 * (3 * q + 2 * kv_shared) + q) + t * 2 * (kv_shared + m.query_heads) * sum : 0;
   const std::int64_t reduction = in.host ? std::min<std::int64_t>(kReductionBytes, padded * sum) : 0;
-  at(MemoryCategory::communication) = shards + in.dkv_buffers * 2 * kv * t * sum + std::max(partial, backward) + reduction;
+  at(MemoryCategory::communication) = shards + in.dkv_buffers * 2 * kv_shared * t * sum + std::max(partial, backward) + exchange + reduction;
   return estimate;
 }
 

@@ -24,6 +24,7 @@ struct MemoryInputs {
   std::int64_t recomputed_bytes = 0;  ///< of one layer: formed again in backward, hence scratch
   std::int64_t head_chunk_tokens = 1024;
   int cp = 1;                           ///< context-parallel ranks
+  int sp = 1;                           ///< Ulysses ranks; `tokens` is one's part
   int kv_buffers = 0, dkv_buffers = 1;  ///< of the rank's RingPlan
   bool host = true;                     ///< reductions over MPI need receive space
 };

@@ -95,7 +95,6 @@ std::vector<std::string> not_executable(const MeshShape& shape) {
                       degree, what, name, instead));
   };
   refuse("pp", shape.pp, "pipeline parallelism", "mesh.dp, mesh.cp_outer or mesh.cp_inner");
-  refuse("sp", shape.sp, "Ulysses sequence parallelism", "the ring (mesh.cp_outer, mesh.cp_inner)");
   refuse("tp", shape.tp, "tensor parallelism", "optimizer.zero and the ring (mesh.cp_outer, mesh.cp_inner)");
   return list;
 }

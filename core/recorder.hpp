@@ -13,10 +13,11 @@ enum class EventKind : std::int32_t {
   forward, recompute, backward, backward_input, backward_weight, send, recv, offload, fetch,  // schedule ops
   attention_forward, attention_backward,      // one ring step's computation
   ring_wait,                                  // time a ring step waited for its hops
+  sequence_exchange,                          // all-to-all of heads against sequence (Ulysses)
   layer_forward, layer_backward, head,        // parts of a stage
   indexing, gradient_reduce, parameter_gather, optimizer, data, checkpoint, validation, step, idle
 };
-inline constexpr int kEventKinds = 24;
+inline constexpr int kEventKinds = 25;
 const char* name(EventKind kind);
 /// The kind of this name; Error for an unknown one.
 EventKind event_kind(const std::string& name);

@@ -146,6 +146,17 @@ std::vector<std::pair<std::int64_t, std::int64_t>> SequenceLayout::pieces(int ra
   return result;
 }
 
+std::vector<std::pair<std::int64_t, std::int64_t>> SequenceLayout::pieces(int rank, std::int64_t begin, std::int64_t end) const {
+  std::vector<std::pair<std::int64_t, std::int64_t>> result;
+  std::int64_t index = 0;  // local index of the piece's first token
+  for (const auto& [first, last] : pieces(rank)) {
+    const std::int64_t from = std::max(begin, index), to = std::min(end, index + last - first);
+    if (from < to) result.emplace_back(first + from - index, first + to - index);
+    index += last - first;
+  }
+  return result;
+}
+
 PackedAxis::PackedAxis(const MicroBatch& batch) : micro_batch(&batch) {
   offset.reserve(batch.segments.size() + 1);
   offset.push_back(0);

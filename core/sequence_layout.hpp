@@ -41,6 +41,8 @@ class SequenceLayout {
   std::int64_t lower_bound(int rank, std::int64_t global) const;
   /// Maximal ranges [begin, end) of global positions on `rank`, ascending.
   std::vector<std::pair<std::int64_t, std::int64_t>> pieces(int rank) const;
+  /// The same for local indices [begin, end) of the rank alone, such as one member's part of a Ulysses group (core/head_split.hpp).
+  std::vector<std::pair<std::int64_t, std::int64_t>> pieces(int rank, std::int64_t begin, std::int64_t end) const;
 
  private:
   std::int64_t boundary(std::int64_t i, std::int64_t parts) const;

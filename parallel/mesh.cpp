@@ -61,7 +61,7 @@ std::vector<int> node_of_ranks(const Communicator& world, const Communicator& no
 
 }  // namespace
 
-Mesh::Mesh(const Communicator& world_, const MeshShape& shape_) : shape(shape_), world(world_) {
+Mesh::Mesh(const Communicator& world_, const MeshShape& shape_, const std::vector<int>& joined) : shape(shape_), world(world_) {
   const std::vector<std::string> wrong = problems(shape, world.size());
   check_all(world, wrong.empty(), fmt::format("{}", fmt::join(wrong, "\n")));
   at = coordinates(shape, world.rank());
@@ -75,6 +75,18 @@ Mesh::Mesh(const Communicator& world_, const MeshShape& shape_) : shape(shape_),
   sp = groups.along(kSp);
   tp = groups.along(kTp);
   replica = groups.along(kDp | kCpOuter | kCpInner | kSp);
+  for (const int degree : joined) {
+    require(degree > 1 && shape.dp % degree == 0, "mesh.dp = {}: {} data-parallel ranks cannot share a micro-batch: {} = {} x {} + {}",
+            shape.dp, degree, shape.dp, shape.dp / std::max(1, degree), degree, shape.dp % std::max(1, degree));
+    if (joined_.count(degree) != 0) continue;
+    if (degree == shape.dp) {
+      joined_[degree] = dp;
+      continue;
+    }
+    MeshCoordinates first = at;
+    first.dp -= at.dp % degree;
+    joined_[degree] = world.split(rank_of(shape, first), world.rank());
+  }
 
   const Communicator machine = world.split_by_machine();
   local_rank = machine.rank();
@@ -106,6 +118,13 @@ Mesh::Mesh(const Communicator& world_, const MeshShape& shape_) : shape(shape_),
                                    "split it with mesh.cp_outer so that inner rings stay on one node"));
     break;
   }
+}
+
+const Communicator& Mesh::sequence(int degree) const {
+  if (degree <= 1) return sp;
+  const auto found = joined_.find(degree);
+  require(found != joined_.end(), "no group of {} data-parallel ranks was made when the mesh was", degree);
+  return found->second;
 }
 
 }  // namespace ballast

@@ -1,5 +1,6 @@
 // Rank mesh: communicators of dp x pp x cp_outer x cp_inner x sp x tp (core/mesh_shape.hpp has the arithmetic).
 #pragma once
+#include <map>
 #include <string>
 #include <vector>
 
@@ -10,8 +11,12 @@ namespace ballast {
 
 class Mesh {
  public:
-  /// Collective over `world`; throws CollectiveError with all problems when the shape does not fit its size.
-  Mesh(const Communicator& world, const MeshShape& shape);
+  /// Collective over `world`; throws CollectiveError with all problems when the shape does not fit its size.  `joined`: numbers of
+  /// neighbouring data-parallel ranks that share some micro-batches (adaptive sequence parallelism, HBP Section 4.3), divisors of dp.
+  Mesh(const Communicator& world, const MeshShape& shape, const std::vector<int>& joined = {});
+  /// Ulysses group of this rank for micro-batches of degree `degree` (MicroBatch::sp): degree 1 is the mesh's own `sp`; above that,
+  /// `degree` neighbouring data-parallel ranks at the same place otherwise, in dp order.  Made at start.  Throws Error for another degree.
+  const Communicator& sequence(int degree) const;
   MeshShape shape;
   MeshCoordinates at;
   /// Groups along each dimension, ranked by the coordinate: cp by cp_outer * shape.cp_inner + cp_inner.  Groups of the same ranks are one
@@ -25,6 +30,9 @@ class Mesh {
   std::vector<std::string> table;
   /// What runs, but not as fast as it could, such as inner rings that leave their machine.  On every rank.
   std::vector<std::string> warnings;
+
+ private:
+  std::map<int, Communicator> joined_;
 };
 
 }  // namespace ballast

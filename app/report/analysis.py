@@ -14,6 +14,7 @@ CATEGORIES = {
     "indexing": ["indexing"],
     "rest of forward and backward": ["forward", "recompute", "backward", "backward_input", "backward_weight", "layer_forward", "layer_backward", "head"],
     "ring wait": ["ring_wait"],
+    "sequence exchange": ["sequence_exchange"],
     "pipeline transfer": ["send", "recv", "offload", "fetch"],
     "gradient reduction": ["gradient_reduce", "parameter_gather"],
     "optimizer": ["optimizer"],
@@ -24,7 +25,7 @@ CATEGORIES = {
     "idle": ["step", "idle"],
 }
 SCHEDULE_OPS = ["forward", "recompute", "backward", "backward_input", "backward_weight"]
-WAITS = ["ring_wait", "send", "recv", "offload", "fetch", "gradient_reduce", "parameter_gather", "data"]
+WAITS = ["ring_wait", "sequence_exchange", "send", "recv", "offload", "fetch", "gradient_reduce", "parameter_gather", "data"]
 
 
 def codes(kinds):

@@ -10,7 +10,7 @@ import numpy as np
 
 FORMAT_VERSION = 1
 KINDS = ("forward recompute backward backward_input backward_weight send recv offload fetch attention_forward attention_backward ring_wait "
-         "layer_forward layer_backward head indexing gradient_reduce parameter_gather optimizer data checkpoint validation step idle").split()
+         "sequence_exchange layer_forward layer_backward head indexing gradient_reduce parameter_gather optimizer data checkpoint validation step idle").split()
 COORDINATES = ("dp", "pp", "cp_outer", "cp_inner", "sp", "tp")
 
 

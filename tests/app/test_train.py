@@ -13,17 +13,17 @@ from runs import RunCase
 
 class Meshes(RunCase):
     def test_loss_is_the_same_on_every_mesh(self):
-        meshes = [(1, 1, 1, 1), (2, 2, 1, 1), (2, 1, 1, 2), (4, 2, 1, 2), (4, 1, 2, 2), (8, 2, 2, 2)]
+        meshes = [(1, 1, 1, 1, 1), (2, 2, 1, 1, 1), (2, 1, 1, 2, 1), (4, 2, 1, 2, 1), (4, 1, 2, 2, 1), (8, 2, 2, 2, 1), (4, 1, 1, 1, 4), (8, 2, 1, 2, 2)]
         reference = None
-        for ranks, dp, outer, inner in meshes:
-            deck, run = self.deck(dp=dp, cp_outer=outer, cp_inner=inner, steps=4), self.out(f"m{dp}{outer}{inner}")
-            self.run_ballast(ranks, "train", deck, "-d", run, "run.precision=fp64")
+        for ranks, dp, outer, inner, sp in meshes:
+            deck, run = self.deck(dp=dp, cp_outer=outer, cp_inner=inner, steps=4), self.out(f"m{dp}{outer}{inner}{sp}")
+            self.run_ballast(ranks, "train", deck, "-d", run, "run.precision=fp64", f"mesh.sp={sp}")
             losses = [float(v) for v in self.losses(run).values()]
             self.assertEqual(len(losses), 4)
             self.assertLess(losses[-1], losses[0])
             reference = reference or losses
             for a, b in zip(reference, losses):
-                self.assertAlmostEqual(a, b, delta=2e-6, msg=f"mesh dp {dp} cp {outer} x {inner}")
+                self.assertAlmostEqual(a, b, delta=2e-6, msg=f"mesh dp {dp} cp {outer} x {inner} sp {sp}")
 
     def test_impossible_mesh_shows_the_arithmetic(self):
         done = self.run_ballast(3, "train", self.deck(), "-d", self.out("x"), status=None)

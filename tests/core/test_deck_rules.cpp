@@ -50,6 +50,7 @@ INSTANTIATE_TEST_SUITE_P(
                {{"mesh.cp_inner", I{4}}, {"mesh.cp_outer", I{2}}, {"mesh.ranks_per_node", I{2}}},
                "deck.toml:11",
                "cp_inner 4 x sp 1 x tp 1 = 4"},
+        Breach{"heads_over_sequence_ranks", {{"mesh.sp", I{4}}}, "deck.toml:10", "14 = 3 x 4 + 2"},
         Breach{"more_stages_than_layers", {{"mesh.pp", I{25}}}, "deck.toml:10", "24 layers"},
         Breach{"heads_do_not_divide", {{"model.kv_heads", I{3}}}, "deck.toml:10", "query_heads = 14 is not a multiple of kv_heads = 3"},
         Breach{"odd_head_dim", {{"model.head_dim", I{63}}}, "deck.toml:10", "odd"},

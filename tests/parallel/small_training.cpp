@@ -54,7 +54,11 @@ SmallTraining::SmallTraining(const Mesh& mesh, const StepOptions& options)
 MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss_scale) const {
   const SequenceLayout layout(options_.layout, micro_batch.tokens(), mesh_.shape.cp(), options_.stripe);
   MicroBatchWork work;
-  const auto tokens = local_tokens(micro_batch, layout, ring_.plan.rank);
+  auto tokens = local_tokens(micro_batch, layout, ring_.plan.rank);
+  const auto whole = static_cast<std::int64_t>(tokens.size());
+  const Communicator& sequence = mesh_.sequence(micro_batch.sp);
+  const auto [begin, end] = even_part(whole, sequence.rank(), sequence.size());
+  tokens.assign(tokens.begin() + begin, tokens.begin() + end);
   const auto n = static_cast<std::int64_t>(tokens.size());
   LocalBatch& batch = work.batch;
   batch.tokens = Tensor::empty({n}, DType::i32);
@@ -68,6 +72,8 @@ MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss
     batch.segment.push_back(tokens[i].segment);
   }
   work.attention = std::make_unique<RingAttention>(ring_, dense_source(micro_batch, layout, ring_.plan.rank, options_.recorder), options_.recorder);
+  if (sequence.size() > 1)
+    work.attention = std::make_unique<UlyssesAttention>(sequence, *ring_.buffers, whole, std::move(work.attention), options_.recorder);
   work.loss_scale = loss_scale;
   return work;
 }

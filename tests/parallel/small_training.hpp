@@ -8,6 +8,7 @@
 #include "kernels/model.hpp"
 #include "parallel/ring_attention.hpp"
 #include "parallel/stage_executor.hpp"
+#include "parallel/ulysses.hpp"
 #include "parallel/zero.hpp"
 #include "support.hpp"
 

@@ -88,6 +88,18 @@ inline std::vector<MeshShape> data_and_context_meshes(int ranks) {
   return list;
 }
 
+/// Every dp x cp_outer x cp_inner x sp that fills `ranks` and has an sp of 2 or more that divides `heads`.
+inline std::vector<MeshShape> sequence_meshes(int ranks, std::int64_t heads) {
+  std::vector<MeshShape> list;
+  for (int sp = 2; sp <= ranks; ++sp)
+    if (ranks % sp == 0 && heads % sp == 0)
+      for (MeshShape shape : data_and_context_meshes(ranks / sp)) {
+        shape.sp = sp;
+        list.push_back(shape);
+      }
+  return list;
+}
+
 /// The mesh of a shape, made once for all tests: new communicators cost much where ranks share cores.  Collective at first.
 inline const Mesh& mesh_of(const MeshShape& shape) {
   static std::vector<std::unique_ptr<Mesh>> made;

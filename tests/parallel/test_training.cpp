@@ -70,11 +70,29 @@ TEST_F(Training, EveryMeshEqualsOneRankInFp32) {
   }
 }
 
+TEST_F(Training, SequenceParallelismAloneAndRoundRingsEqualsOneRank) {
+  SCOPED_TRACE(trace);
+  for (const DType type : {DType::f64, DType::f32}) {
+    const Reference reference = reference_step(samples, type);
+    int zero = 0;
+    for (const MeshShape& shape : sequence_meshes(ranks, small_shape().query_heads)) {
+      StepOptions options;
+      options.type = type;
+      options.layout = zero % 2 ? LayoutKind::striped : LayoutKind::zigzag;
+      options.stripe = 3;
+      options.zero = zero++ % 3;
+      expect_like_one_rank(shape, options, samples, reference);
+    }
+  }
+}
+
 TEST_F(Training, MoreRanksThanSamplesOrTokens) {
   SCOPED_TRACE(trace);
   const std::vector<SampleLength> few{sample_of(0, 5)};
   const Reference reference = reference_step(few, DType::f64);
-  for (const MeshShape& shape : data_and_context_meshes(ranks)) {
+  std::vector<MeshShape> shapes = data_and_context_meshes(ranks);
+  for (const MeshShape& shape : sequence_meshes(ranks, small_shape().query_heads)) shapes.push_back(shape);
+  for (const MeshShape& shape : shapes) {
     StepOptions options;
     options.zero = 2;
     expect_like_one_rank(shape, options, few, reference);
