@@ -19,6 +19,7 @@ steps = {steps}
 dp = {dp}
 cp_outer = {cp_outer}
 cp_inner = {cp_inner}
+sp = {sp}
 [model]
 layers = 2
 hidden = 32
@@ -68,7 +69,7 @@ class RunCase(unittest.TestCase):
         subprocess.run(["rm", "-rf", self.folder], check=False)
 
     def deck(self, name="deck.toml", text=None, **values):
-        settings = {"steps": 6, "dp": 2, "cp_outer": 1, "cp_inner": 1, "every": 2, "data": self.data}
+        settings = {"steps": 6, "dp": 2, "cp_outer": 1, "cp_inner": 1, "sp": 1, "every": 2, "data": self.data}
         settings.update(values)
         path = os.path.join(self.folder, name)
         with open(path, "w") as f:

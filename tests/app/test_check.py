@@ -43,7 +43,7 @@ class CommandLine(RunCase):
         self.assertEqual(self.run_ballast(3, "--version").stdout.count("Kokkos"), 1)
 
     def test_damaged_decks_name_the_place(self):
-        sound = DECK.format(steps=6, dp=2, cp_outer=1, cp_inner=1, every=2, data=self.data)
+        sound = DECK.format(steps=6, dp=2, cp_outer=1, cp_inner=1, sp=1, every=2, data=self.data)
         seed = random.randrange(1 << 30)
         path = os.path.join(self.folder, "deck.toml")
         for what, content, mentions in damaged(sound, seed):

@@ -38,9 +38,9 @@ class Cuda(RunCase):
         self.assertLess(reference[-1], reference[0] - 1)
         meshes = [(1, {})]
         if GPUS >= 2:
-            meshes += [(2, {"dp": 2}), (2, {"cp_inner": 2})]
+            meshes += [(2, {"dp": 2}), (2, {"cp_inner": 2}), (2, {"sp": 2})]
         if GPUS >= 4:
-            meshes += [(4, {"cp_inner": 4}), (4, {"cp_outer": 2, "cp_inner": 2}), (4, {"dp": 2, "cp_inner": 2})]
+            meshes += [(4, {"cp_inner": 4}), (4, {"cp_outer": 2, "cp_inner": 2}), (4, {"dp": 2, "cp_inner": 2}), (4, {"sp": 4}), (4, {"sp": 2, "cp_inner": 2})]
         for ranks, mesh in meshes:
             for zero in (1, 2) if mesh.get("dp") else (1,):
                 run, done = self.train("cuda" + "".join(f"-{k}{v}" for k, v in mesh.items()) + f"-zero{zero}", ranks, "run.backend=cuda", f"optimizer.zero={zero}", **mesh)

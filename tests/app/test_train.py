@@ -16,8 +16,8 @@ class Meshes(RunCase):
         meshes = [(1, 1, 1, 1, 1), (2, 2, 1, 1, 1), (2, 1, 1, 2, 1), (4, 2, 1, 2, 1), (4, 1, 2, 2, 1), (8, 2, 2, 2, 1), (4, 1, 1, 1, 4), (8, 2, 1, 2, 2)]
         reference = None
         for ranks, dp, outer, inner, sp in meshes:
-            deck, run = self.deck(dp=dp, cp_outer=outer, cp_inner=inner, steps=4), self.out(f"m{dp}{outer}{inner}{sp}")
-            self.run_ballast(ranks, "train", deck, "-d", run, "run.precision=fp64", f"mesh.sp={sp}")
+            deck, run = self.deck(dp=dp, cp_outer=outer, cp_inner=inner, sp=sp, steps=4), self.out(f"m{dp}{outer}{inner}{sp}")
+            self.run_ballast(ranks, "train", deck, "-d", run, "run.precision=fp64")
             losses = [float(v) for v in self.losses(run).values()]
             self.assertEqual(len(losses), 4)
             self.assertLess(losses[-1], losses[0])
