@@ -15,11 +15,11 @@ namespace ballast {
 struct GeneratedPattern {
   std::int64_t tokens = 0;  ///< of the sequence, a multiple of 64
   int heads = 1;
-  int first_head = 0;               ///< number of the first, where a rank computes some heads of a layer (Ulysses)
   double density = 0.05;            ///< share of the causal pairs that is computed; met to within one slash a head
   std::int64_t band_tokens = 1024;  ///< local band, always in
   std::int64_t columns = 1024;      ///< single keys of a head
   std::uint64_t seed = 0;
+  int first_head = 0;  ///< number of the first, where a rank computes some heads of a layer (Ulysses)
 };
 
 /// One head.  A slash d is the block diagonal (i, i - d), computed whole under the causal mask; a column is a key that all later blocks

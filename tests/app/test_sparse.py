@@ -26,6 +26,8 @@ class Sparse(RunCase):
     def test_generated_index(self):
         generated = ["attention.index=generated", "attention.generated_band_tokens=64", "attention.generated_columns=8"]
         sparse = self.expect_same_on_every_mesh(*generated, "attention.generated_density=0.3")
+        for a, b in zip(sparse, self.losses_of((4, 1, 1, 2, "striped", 64), *generated, "attention.generated_density=0.3", "mesh.sp=2")):
+            self.assertAlmostEqual(a, b, delta=2e-6, msg="each Ulysses rank has its own heads' patterns")
         dense = self.losses_of(MESHES[0])
         self.assertNotEqual(sparse, dense)
         for a, b in zip(dense, self.losses_of(MESHES[1], *generated, "attention.generated_density=1")):
