@@ -18,6 +18,7 @@ constexpr std::array kCommands = {
     Command{"check", "validate a deck; show mesh, shards, schedule and memory estimate for any number of ranks, without starting them",
             false, check_command},
     Command{"pack", "run the batching plan over the deck's data and print the balance metrics", false, pack_command},
+    Command{"profile", "measure a layer's latency and memory and the links' speed; write a profile table", true, profile_command},
     Command{"plan", "time rings, balance and pipeline schedules from the deck's costs, without starting ranks", false, plan_command},
     Command{"eval", "held-out loss of a checkpoint", true, eval_command},
     Command{"export", "write a checkpoint's weights as a Hugging Face folder: config.json and safetensors", true, export_command},
@@ -37,16 +38,15 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line, s
     sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
     return;
   }
-  const bool bench = command == "bench", runs = command == "train" || command == "eval";
+  const bool bench = command == "bench", runs = command == "train" || command == "eval", profile = command == "profile";
   if (bench) sub.add_option("NAME", line.name, "what to measure")->required();
   auto* deck = sub.add_option("DECK", line.deck_file, "input deck (TOML)");
   if (!bench) deck->required();
   sub.add_option("block.key=value", line.overrides, "overrides of deck keys, last wins; values are TOML, bare words are text");
   sub.add_option("--case", line.case_name, "case of the deck's [[case]] list");
-  if (runs) {
-    sub.add_option("-r,--restart", line.restart, "checkpoint file to continue, or latest: the newest sound one of the run folder");
+  if (runs) sub.add_option("-r,--restart", line.restart, "checkpoint file to continue, or latest: the newest sound one of the run folder");
+  if (runs || profile)
     sub.add_option("-d,--output", line.output, "run folder (default: run.output of the deck, or runs/NAME of the deck file)");
-  }
   if (command == "train")
     sub.add_option("-t,--time", wall_time, "wall-time limit HH:MM:SS or D-HH:MM:SS: checkpoint in time and leave with status 75");
   sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
@@ -133,7 +133,7 @@ ParsedLine parse_command_line(const std::vector<std::string>& arguments) {
   return {line, "", 0};
 }
 
-Deck CommandLine::deck(const Communicator& world) const {
+Deck CommandLine::deck(const Communicator& world, DeckNeeds needs) const {
   std::string text, problem;
   const auto attempt = [&](auto&& work) {
     try {
@@ -149,7 +149,7 @@ Deck CommandLine::deck(const Communicator& world) const {
   text = world.broadcast(text, 0);
   Deck result;
   attempt([&] {
-    result = parse_deck(text, deck_file, overrides, case_name);
+    result = parse_deck(text, deck_file, overrides, case_name, needs);
     const auto refused = not_executable(result);
     require(refused.empty(), "{}: {}", deck_file, fmt::join(refused, fmt::format("\n{}: ", deck_file)));
   });

@@ -25,7 +25,7 @@ struct CommandLine {
 
   /// The chosen deck, the same on every rank: rank 0 reads the file and hands its text to the others.  Collective; throws CollectiveError
   /// with all problems, among them degrees that no executor runs.
-  Deck deck(const Communicator& world) const;
+  Deck deck(const Communicator& world, DeckNeeds needs = {}) const;
   /// For commands without ranks: the decks to handle, one a case (the one of --case, or the base deck when there is no list).
   std::vector<Deck> decks(DeckNeeds needs) const;
   /// -d, else run.output, else runs/NAME of the deck file (and case).
@@ -46,6 +46,7 @@ int train_command(const CommandLine& line);
 int eval_command(const CommandLine& line);
 int check_command(const CommandLine& line);
 int pack_command(const CommandLine& line);
+int profile_command(const CommandLine& line);
 int plan_command(const CommandLine& line);
 int export_command(const CommandLine& line);
 int bench_command(const CommandLine& line);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/attention_index.hpp"
 #include "core/deck.hpp"
 #include "core/hbp.hpp"
 #include "core/head_split.hpp"
@@ -181,6 +182,27 @@ void cost_rules(const Deck& deck, Rules& rules) {
   }
 }
 
+void profile_rules(const Deck& deck, Rules& rules) {
+  for (const char* key : {"profile.lengths", "profile.prefixes", "profile.budgets"}) {
+    const auto& list = deck.get<std::vector<std::int64_t>>(key);
+    if (std::adjacent_find(list.begin(), list.end(), std::greater_equal<>()) != list.end())
+      rules.add({key}, fmt::format("{} = {} must ascend", key, to_text(list)));
+    const bool tokens = std::string(key) != "profile.budgets";
+    if (tokens && std::any_of(list.begin(), list.end(), [](std::int64_t n) { return n % kBlock != 0; }))
+      rules.add({key}, fmt::format("{} = {} must be multiples of {}", key, to_text(list), kBlock));
+  }
+  if (deck.integer("profile.block_tokens") % kBlock != 0)
+    rules.add({"profile.block_tokens"}, fmt::format("profile.block_tokens = {} must be a multiple of {}", deck.integer("profile.block_tokens"), kBlock));
+  if (deck.text("profile.pattern") != "dense" && deck.get<std::vector<std::int64_t>>("profile.budgets").empty())
+    rules.add({"profile.pattern", "profile.budgets"},
+              fmt::format("profile.pattern = \"{}\" needs profile.budgets, the budgets to measure", deck.text("profile.pattern")));
+  const auto& modes = deck.get<std::vector<std::string>>("profile.recompute");
+  for (const std::string& mode : modes)
+    if (mode != "none" && mode != "selective" && mode != "full")
+      rules.add({"profile.recompute"}, fmt::format("profile.recompute: \"{}\" is none of none, selective, full", mode));
+  if (modes.empty()) rules.add({"profile.recompute"}, "profile.recompute is empty; name at least \"none\"");
+}
+
 }  // namespace
 
 std::vector<std::string> deck_problems(const Deck& deck, DeckNeeds needs, const std::set<std::string>& faulty) {
@@ -193,6 +215,7 @@ std::vector<std::string> deck_problems(const Deck& deck, DeckNeeds needs, const 
   attention_rules(deck, rules);
   optimizer_rules(deck, rules);
   if (deck.block_set("costs")) cost_rules(deck, rules);
+  if (deck.block_set("profile")) profile_rules(deck, rules);
   if (deck.text("batching.method") == "chunkflow" && deck.text("batching.scope") == "epoch")
     rules.add({"batching.scope", "batching.method"}, "batching.scope = \"epoch\" packs whole epochs; batching.method = \"chunkflow\" needs batching.scope = \"step\"");
   return rules.list;

@@ -214,6 +214,21 @@ std::vector<KeySpec> build() {
 
   k.flag("trace.enabled", true, "write the event trace that ballast-report reads");
 
+  k.text("profile.table", "", {}, "profile table (HDF5) that plans and budgets read; `ballast profile` writes it (empty: profile.h5 of its run folder)");
+  k.flag("profile.allow_mismatch", false, "use a table of other hardware, kernels, layer or dtype all the same, with a note");
+  k.real("profile.repair_limit", 0.25, "", at_least(0), "relative change of a time up to which falling times are made monotone; beyond: refused");
+  k.text("profile.pattern", "dense", {"dense", "moba", "vertical_slash"},
+         "pattern whose budgets `ballast profile` measures, beside dense attention, by indexes with a budget of random blocks");
+  k.number("profile.block_tokens", 64, "tokens", between(64, kTokens), "key block that budgets count: MoBA's block, 64 for vertical_slash");
+  k.numbers("profile.lengths", "tokens", between(64, kTokens), "lengths to measure, ascending multiples of 64; empty: 256 to 4096");
+  k.numbers("profile.prefixes", "tokens", between(64, kTokens), "stored keys before a chunk to measure, ascending multiples of 64; 0 is always measured");
+  k.numbers("profile.budgets", "blocks", between(1, 1 << 20), "budgets to measure, ascending");
+  k.texts("profile.recompute", {"none"}, "recompute modes to measure: none, selective, full");
+  k.number("profile.warmup", 2, "runs", between(0, 1 << 20), "runs before timing");
+  k.number("profile.repeats", 9, "runs", between(1, 1 << 20), "timed runs of each point");
+  k.number("profile.held_out", 24, "points", between(0, 1 << 20), "layers that the table did not see, timed to judge its predictions");
+  k.number("profile.largest_message", 1 << 24, "bytes", between(1 << 14, 1ll << 32), "largest message of the link measurement");
+
   k.number("eval.every_steps", 0, "steps", between(0, kTokens), "steps between held-out losses; 0: none while training");
   k.number("eval.samples", 0, "samples", between(0, kTokens), "held-out samples to use; 0: all");
   return k.list;
@@ -242,7 +257,7 @@ std::span<const BlockSpec> deck_blocks() {
       {"costs", "component times that the planner takes as given", ""},
       {"checkpoint", "checkpoints and restart", ""},
       {"trace", "event trace", ""},
-      {"profile", "profile tables", "profile tables (SparseBalance)"},
+      {"profile", "profile tables of layer latency and link speed", ""},
       {"eval", "held-out loss", ""},
   };
   return blocks;

@@ -56,10 +56,14 @@ void check_holes(const std::vector<ProfileRow>& series, std::int64_t block, std:
         notes.push_back(fmt::format("{}: {} tokens after {} were not measured and are interpolated", describe_series(first), n, p));
   }
   if (first.part != ProfilePart::attention) return;
-  // The series' largest budget may be the one that covers its longest length only.
+  const auto covering = [&](const auto& key) { return (key.first + key.second + block - 1) / block; };
+  budgets.clear();  // those that leave something out
+  for (const auto& [key, measured] : at)
+    for (const std::int64_t b : measured)
+      if (b < covering(key)) budgets.insert(b);
+  if (budgets.empty()) return;
   for (const auto& [key, measured] : at) {
-    const std::int64_t covering = (key.first + key.second + block - 1) / block;
-    const std::int64_t least = std::min(*budgets.begin(), covering), most = std::min(*budgets.rbegin(), covering);
+    const std::int64_t least = std::min(*budgets.begin(), covering(key)), most = std::min(*budgets.rbegin(), covering(key));
     const std::int64_t missing = *measured.begin() > least ? least : *measured.rbegin() < most ? most : 0;
     require(missing == 0, "profile table: {}: {} tokens after {} lack budget {}, which nothing can be interpolated from; {}",
             describe_series(first), key.first, key.second, missing, kRemedy);

@@ -30,7 +30,7 @@ struct ProfileRow {
   ProfilePass pass = ProfilePass::forward;
   double median_s = 0;     ///< of one layer
   double spread_s = 0;     ///< distance of the quartiles
-  std::int64_t bytes = 0;  ///< activations that forward keeps for backward; 0 on other rows
+  std::int64_t bytes = 0;  ///< of rest: forward, activations kept for backward; backward, peak of both passes, scratch included
   bool operator==(const ProfileRow&) const = default;
 };
 /// "attention moba, 4096 tokens after 0, budget 8, sp 1, recompute none, forward".

@@ -14,7 +14,7 @@ def missing_packages():
 def arguments(argv):
     import argparse
     parser = argparse.ArgumentParser(prog="ballast-report", description="Imbalance report (HTML, PNG, CSV, JSON) from the traces of run folders.")
-    parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run folder, as given to ballast train -d")
+    parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run folder, as given to ballast train -d (or profile -d)")
     parser.add_argument("--out", metavar="DIR", help="where to write (default: RUN_DIR/report, for several runs ./ballast-report)")
     parser.add_argument("--perfetto", metavar="FILE", help="also write a timeline for ui.perfetto.dev or chrome://tracing")
     parser.add_argument("--json", metavar="FILE", help="also write the metrics here")
@@ -38,8 +38,18 @@ def main(argv):
     import analysis
     import page
     import perfetto
+    import profile_page
     from load import ReportError, load_run
+    profiles = [Path(path) for path in args.runs if profile_page.is_profile(Path(path))]
+    if profiles and len(profiles) < len(args.runs):
+        print(f"ballast-report: {profiles[0]} holds a profile and not a run; give it alone", file=sys.stderr)
+        return 2
     try:
+        for path in profiles:
+            folder = Path(args.out) / path.name if args.out and len(profiles) > 1 else Path(args.out) if args.out else path / "report"
+            print(profile_page.write(path, profile_page.load(path), folder))
+        if profiles:
+            return 0
         runs = [load_run(path) for path in args.runs]
         distinct_names(runs)
         analyses = [analysis.analyse(run) for run in runs]

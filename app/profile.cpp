@@ -1,0 +1,274 @@
+// ballast profile: measures a layer over lengths and budgets, and the links of the mesh, into a profile table; then times layers that the
+// table did not see and prints how well it, the FLOPs alone and the length alone predict them (SparseBalance Section IV-B, Figure 6).
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "app/command_line.hpp"
+#include "app/json_twin.hpp"
+#include "app/latency.hpp"
+#include "app/profile_layer.hpp"
+#include "app/profile_links.hpp"
+#include "app/session.hpp"
+#include "app/text_table.hpp"
+#include "ballast_version.hpp"
+#include "core/random.hpp"
+#include "io/profile_file.hpp"
+
+namespace ballast {
+namespace {
+
+struct Bins {
+  std::string pattern;
+  std::int64_t block_tokens = 64;
+  std::vector<std::int64_t> lengths, prefixes, budgets;
+  std::vector<std::string> recompute;
+
+  explicit Bins(const Deck& deck)
+      : pattern(deck.text("profile.pattern")),
+        block_tokens(deck.integer("profile.block_tokens")),
+        lengths(deck.get<std::vector<std::int64_t>>("profile.lengths")),
+        prefixes(deck.get<std::vector<std::int64_t>>("profile.prefixes")),
+        budgets(deck.get<std::vector<std::int64_t>>("profile.budgets")),
+        recompute(deck.get<std::vector<std::string>>("profile.recompute")) {
+    if (lengths.empty()) lengths = {256, 512, 1024, 2048, 4096};
+    prefixes.insert(prefixes.begin(), 0);
+    if (pattern == "dense") budgets.clear();
+  }
+};
+
+/// Measured times are the slowest rank's: all ranks measure at once.
+class Measurement {
+ public:
+  Measurement(const Communicator& world, ProfileTable& table) : world_(world), table_(table) {}
+  void add(ProfileRow row, const MeasuredPasses& passes) {
+    for (const ProfilePass pass : {ProfilePass::forward, ProfilePass::backward}) {
+      const MeasuredTime& t = pass == ProfilePass::forward ? passes.forward : passes.backward;
+      row.pass = pass;
+      row.median_s = world_.all_reduce(t.median_s, Reduction::max);
+      row.spread_s = world_.all_reduce(t.spread_s, Reduction::max);
+      row.bytes = world_.all_reduce(t.bytes, Reduction::max);
+      table_.rows.push_back(row);
+    }
+  }
+
+ private:
+  const Communicator& world_;
+  ProfileTable& table_;
+};
+
+void measure(const Bins& bins, LayerProfiler& layer, Measurement& rows) {
+  for (const std::int64_t n : bins.lengths) {
+    for (const std::string& recompute : bins.recompute) {
+      rows.add({ProfilePart::rest, "", n, 0, 0, 1, recompute}, layer.rest(n, recompute));
+      rows.add({ProfilePart::head, "", n, 0, 0, 1, recompute}, layer.head(n));
+      for (const std::int64_t p : bins.prefixes) {
+        rows.add({ProfilePart::attention, "dense", n, p, 0, 1, recompute}, layer.attention({{n, p}}, 0, bins.block_tokens, recompute));
+        for (const std::int64_t k : bins.budgets) {
+          rows.add({ProfilePart::attention, bins.pattern, n, p, k, 1, recompute},
+                   layer.attention({{n, p}}, k, bins.block_tokens, recompute));
+          if (k * bins.block_tokens >= n + p) break;  // larger ones compute the same
+        }
+      }
+    }
+  }
+}
+
+/// A layer that the table did not see, and what each predictor says of it.  Seconds, forward and backward.
+struct HeldOut {
+  std::vector<BudgetSegment> segments;
+  std::int64_t budget = 0;
+  double measured_s = 0, table_s = 0, flops_s = 0, length_s = 0;
+  std::int64_t tokens() const {
+    std::int64_t sum = 0;
+    for (const BudgetSegment& s : segments) sum += s.query_tokens;
+    return sum;
+  }
+};
+
+/// Log-uniform lengths between the bins, alone and (every other point) with up to three more in one pack; budgets between theirs.
+std::vector<HeldOut> draw_points(const Bins& bins, std::int64_t count, std::uint64_t seed) {
+  std::vector<HeldOut> points(static_cast<std::size_t>(count));
+  std::uint64_t drawn = 0;
+  const auto between = [&](std::int64_t low, std::int64_t high) {
+    const double u = random_uniform(seed, stream_of("profile held out"), drawn++);
+    return std::exp(std::log(static_cast<double>(low)) + u * (std::log(static_cast<double>(high)) - std::log(static_cast<double>(low))));
+  };
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const std::int64_t low = bins.lengths.front(), high = bins.lengths.back();
+    std::int64_t left = std::clamp<std::int64_t>(static_cast<std::int64_t>(between(low, high)) / kBlock * kBlock, low, high);
+    const int pieces = i % 2 == 0 ? 1 : 2 + static_cast<int>(i / 2 % 3);
+    for (int s = 1; s < pieces && left >= 2 * low; ++s) {
+      points[i].segments.push_back({std::max(low, static_cast<std::int64_t>(between(low, left - low)) / kBlock * kBlock), 0});
+      left -= points[i].segments.back().query_tokens;
+    }
+    points[i].segments.push_back({std::max(low, left), 0});
+    if (!bins.budgets.empty()) points[i].budget = std::lround(between(bins.budgets.front(), bins.budgets.back()));
+  }
+  return points;
+}
+
+MicroBatch micro_batch(const std::vector<BudgetSegment>& segments) {
+  MicroBatch m;
+  for (const BudgetSegment& s : segments)
+    m.segments.push_back({static_cast<std::int64_t>(m.segments.size()), s.prefix_tokens, s.prefix_tokens + s.query_tokens, 0});
+  return m;
+}
+
+double pairs(const std::vector<BudgetSegment>& segments, std::int64_t budget, std::int64_t block) {
+  double sum = 0;
+  for (const BudgetSegment& s : segments)
+    sum += static_cast<double>(s.query_tokens) * mean_keys(s.query_tokens, s.prefix_tokens, budget, block);
+  return sum;
+}
+
+/// The two analytic predictors, fitted to the layers of the table: FLOPs over one rate, and a curve of the tokens alone.
+struct Analytic {
+  double rate = 1;
+  PowerCurve by_length;
+  Analytic(const Bins& bins, const LatencyModel& model, const LayerProfiler& layer) {
+    std::vector<double> rates, tokens, seconds;
+    for (const std::int64_t n : bins.lengths) {
+      double logs = 0, count = 0;
+      const auto add = [&](std::int64_t budget) {
+        const std::vector<BudgetSegment> one{{n, 0}};
+        const double s = model.predict(micro_batch(one), budget).total_s();
+        rates.push_back(layer.flops(n, pairs(one, budget, bins.block_tokens)) / s);
+        logs += std::log(s), ++count;
+      };
+      if (bins.budgets.empty()) add(0);
+      for (const std::int64_t k : bins.budgets) add(k);
+      tokens.push_back(static_cast<double>(n));
+      seconds.push_back(std::max(seconds.empty() ? 0.0 : seconds.back(), std::exp(logs / count)));
+    }
+    std::nth_element(rates.begin(), rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2), rates.end());
+    rate = rates[rates.size() / 2];
+    by_length = PowerCurve(tokens, seconds);
+  }
+};
+
+double median_error(const std::vector<HeldOut>& points, double HeldOut::*predicted) {
+  std::vector<double> errors;
+  for (const HeldOut& p : points) errors.push_back(std::abs(p.*predicted / p.measured_s - 1));
+  std::sort(errors.begin(), errors.end());
+  return errors.empty() ? 0 : errors[errors.size() / 2];
+}
+
+nlohmann::ordered_json rows_json(const ProfileTable& table) {
+  auto list = nlohmann::ordered_json::array();
+  for (const ProfileRow& r : table.rows)
+    list.push_back({{"part", name(r.part)},
+                    {"pattern", r.pattern},
+                    {"query_tokens", r.query_tokens},
+                    {"prefix_tokens", r.prefix_tokens},
+                    {"budget", r.budget},
+                    {"sp", r.sp},
+                    {"recompute", r.recompute},
+                    {"pass", name(r.pass)},
+                    {"median_s", r.median_s},
+                    {"spread_s", r.spread_s},
+                    {"bytes", r.bytes}});
+  return list;
+}
+
+void print(const ProfileTable& table) {
+  TextTable text({"part", "pattern", "tokens", "prefix", "budget", "recompute", "forward_ms", "backward_ms", "spread_ms", "bytes"});
+  for (std::size_t i = 0; i + 1 < table.rows.size(); i += 2) {
+    const ProfileRow &f = table.rows[i], &b = table.rows[i + 1];
+    text.row({name(f.part), f.pattern.empty() ? "-" : f.pattern, fmt::to_string(f.query_tokens), fmt::to_string(f.prefix_tokens),
+              f.budget == 0 ? "-" : fmt::to_string(f.budget), f.recompute, fmt::format("{:.4f}", 1e3 * f.median_s),
+              fmt::format("{:.4f}", 1e3 * b.median_s), fmt::format("{:.4f}", 1e3 * (f.spread_s + b.spread_s)), fmt::to_string(f.bytes)});
+  }
+  fmt::print("{}", text.text());
+  for (const ProfileLink& l : table.links)
+    fmt::print("link {}: {:.2f} us, {:.2f} GB/s each way\n", l.level, 1e6 * l.latency_s, 1e-9 * l.bytes_per_s);
+}
+
+}  // namespace
+
+int profile_command(const CommandLine& line) {
+  const Communicator world = Communicator::world();
+  const Deck deck = line.deck(world, {.data = false});
+  const RunOptions options = RunOptions::from(deck);
+  const Mesh mesh(world, options.mesh);
+  const BackendChoice backend = choose_backend(deck, world, mesh.local_rank);
+  const std::string folder = line.output_folder(deck);
+  const std::string path = deck.text("profile.table").empty() ? folder + "/profile.h5" : deck.text("profile.table");
+  const Bins bins(deck);
+  const auto seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
+
+  ProfileTable measured;
+  measured.identity = measured_identity(deck, *backend.device, backend.dtype);
+  measured.identity["software"] = fmt::format("ballast {} ({})", version(), git_hash());
+  measured.identity["ranks"] = fmt::to_string(world.size());
+  measured.block_tokens = bins.block_tokens;
+  LayerProfiler layer(options.model, backend.dtype, *backend.device, *backend.clock,
+                      {deck.integer("profile.warmup"), deck.integer("profile.repeats"), deck.integer("model.head_chunk_tokens"), seed});
+  Measurement rows(world, measured);
+  measure(bins, layer, rows);
+  measured.links = measure_links(mesh, *backend.device, deck.integer("profile.repeats"), deck.integer("profile.largest_message"));
+
+  // What the file will be read as.
+  std::vector<std::string> notes;
+  ProfileTable table;
+  together(world, [&] { table = checked(measured, deck.real("profile.repair_limit"), notes); });
+  LatencyOptions series;
+  series.pattern = bins.pattern;
+  series.recompute = bins.recompute.front();
+  const LatencyModel model(table, series);
+  const Analytic analytic(bins, model, layer);
+  std::vector<HeldOut> points = draw_points(bins, deck.integer("profile.held_out"), seed);
+  for (HeldOut& p : points) {
+    const MeasuredPasses m = layer.whole(p.segments, p.budget, bins.block_tokens, series.recompute);
+    p.measured_s = world.all_reduce(m.forward.median_s + m.backward.median_s, Reduction::max);
+    p.table_s = model.predict(micro_batch(p.segments), p.budget).total_s();
+    p.flops_s = layer.flops(p.tokens(), pairs(p.segments, p.budget, bins.block_tokens)) / analytic.rate;
+    p.length_s = analytic.by_length(static_cast<double>(p.tokens()));
+  }
+  together(world, [&] {
+    if (world.rank() == 0) write_profile(path, measured);
+  });
+  if (world.rank() != 0) return 0;
+
+  fmt::print("profile of one layer on {} ({})\n", measured.identity["hardware"], measured.identity["layer"]);
+  if (!backend.note.empty()) fmt::print("note: {}\n", backend.note);
+  for (const std::string& note : notes) fmt::print("note: {}\n", note);
+  print(measured);
+  if (measured.links.empty()) fmt::print("links: none measured, every level of the mesh has one rank\n");
+  nlohmann::ordered_json json{{"table", path},
+                              {"identity", measured.identity},
+                              {"block_tokens", measured.block_tokens},
+                              {"pattern", bins.pattern},
+                              {"notes", notes}};
+  json["rows"] = rows_json(measured);
+  json["links"] = nlohmann::ordered_json::array();
+  for (const ProfileLink& l : measured.links)
+    json["links"].push_back({{"level", l.level}, {"latency_s", l.latency_s}, {"bytes_per_s", l.bytes_per_s}});
+  json["held_out"] = nlohmann::ordered_json::array();
+  for (const HeldOut& p : points) {
+    auto lengths = nlohmann::ordered_json::array();
+    for (const BudgetSegment& s : p.segments) lengths.push_back(s.query_tokens);
+    json["held_out"].push_back({{"lengths", lengths},
+                                {"budget", p.budget},
+                                {"measured_s", p.measured_s},
+                                {"table_s", p.table_s},
+                                {"flops_s", p.flops_s},
+                                {"length_s", p.length_s}});
+  }
+  if (!points.empty()) {
+    fmt::print("{} held-out layers, median error: table {:.1f} %, FLOPs alone {:.1f} %, length alone {:.1f} %\n", points.size(),
+               100 * median_error(points, &HeldOut::table_s), 100 * median_error(points, &HeldOut::flops_s),
+               100 * median_error(points, &HeldOut::length_s));
+    fmt::print("# FLOPs alone: FLOPs of the layer over one rate, length alone: a curve of the tokens, both fitted to the table's layers\n");
+  }
+  json["held_out_error"] = median_error(points, &HeldOut::table_s);
+  json["flops_error"] = median_error(points, &HeldOut::flops_s);
+  json["length_error"] = median_error(points, &HeldOut::length_s);
+  fmt::print("{}\n", path);
+  std::filesystem::create_directories(folder);
+  write_json(folder + "/profile.json", json);
+  if (!line.json.empty()) write_json(line.json, json);
+  return 0;
+}
+
+}  // namespace ballast

@@ -1,0 +1,56 @@
+// One transformer layer, its attention and the head, timed apart on this rank's device.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/budget_index.hpp"
+#include "core/device.hpp"
+#include "core/model_shape.hpp"
+#include "core/profile_table.hpp"
+#include "core/recorder.hpp"
+#include "core/tensor.hpp"
+
+namespace ballast {
+
+/// Times of one piece of work.
+struct MeasuredTime {
+  double median_s = 0, spread_s = 0;  ///< spread: distance of the quartiles
+  std::int64_t bytes = 0;             ///< forward: activations kept for backward; backward: peak of both passes, scratch included
+};
+struct MeasuredPasses {
+  MeasuredTime forward, backward;
+};
+
+class LayerProfiler {
+ public:
+  struct Options {
+    std::int64_t warmup = 2, repeats = 9;
+    std::int64_t head_chunk_tokens = 1024;
+    std::uint64_t seed = 1;
+  };
+  /// Allocates one layer, the embedding and the head of `shape` with random values.
+  LayerProfiler(const ModelShape& shape, DType type, Device& device, Clock& clock, const Options& options);
+  ~LayerProfiler();
+
+  /// The layer with its attention left out; `recompute` is what backward forms again first: none, selective or full.
+  MeasuredPasses rest(std::int64_t tokens, const std::string& recompute);
+  /// Attention alone over an index with an injected budget (0: dense); full recompute runs its forward again in backward.
+  MeasuredPasses attention(const std::vector<BudgetSegment>& segments, std::int64_t budget, std::int64_t block_tokens,
+                           const std::string& recompute);
+  /// Embedding, final norm, head and loss.
+  MeasuredPasses head(std::int64_t tokens);
+  /// The whole layer as it runs, for held-out points.
+  MeasuredPasses whole(const std::vector<BudgetSegment>& segments, std::int64_t budget, std::int64_t block_tokens,
+                       const std::string& recompute);
+  /// FLOPs of the layer, forward and backward, with `pairs` (query, key) pairs a head.
+  double flops(std::int64_t tokens, double pairs) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,45 @@
+"""ballast profile on a tiny layer: the table holds every point, predicts, and is refused where it does not belong."""
+import json
+import os
+import subprocess
+
+from runs import BALLAST, RunCase
+
+DECK = os.path.join(os.environ["BALLAST_ROOT"], "inputs", "sparsebalance", "figure6.toml")
+TINY = ["--case", "host", "model.hidden=64", "model.intermediate=96", "model.head_dim=16", "profile.lengths=[128,256,512]", "profile.prefixes=[256]",
+        "profile.budgets=[2,4]", "profile.repeats=3", "profile.warmup=1", "profile.held_out=6", "profile.largest_message=65536",
+        "profile.recompute=[\"none\",\"full\"]", "profile.repair_limit=10"]
+
+
+class Profile(RunCase):
+    def test_table_of_two_ranks(self):
+        folder, twin = self.out("profile"), self.out("twin.json")
+        line = [os.environ["BALLAST_MPIEXEC"], "-n", "2", BALLAST, "profile", DECK, *TINY, "mesh.cp_inner=2", "-d", folder, "--json", twin]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(twin) as f:
+            found = json.load(f)
+        points = {(r["part"], r["pattern"], r["query_tokens"], r["prefix_tokens"], r["budget"], r["recompute"], r["pass"]) for r in found["rows"]}
+        self.assertEqual(len(points), len(found["rows"]))
+        for n in (128, 256, 512):
+            for recompute in ("none", "full"):
+                for direction in ("forward", "backward"):
+                    self.assertIn(("rest", "", n, 0, 0, recompute, direction), points)
+                    for prefix in (0, 256):
+                        self.assertIn(("attention", "dense", n, prefix, 0, recompute, direction), points)
+                        self.assertIn(("attention", "moba", n, prefix, 2, recompute, direction), points)
+        kept = {r["recompute"]: r["bytes"] for r in found["rows"] if r["part"] == "rest" and r["query_tokens"] == 512 and r["pass"] == "forward"}
+        self.assertLess(kept["full"], kept["none"])
+        self.assertGreater(kept["full"], 0)
+        self.assertEqual([link["level"] for link in found["links"]], ["inner"])
+        self.assertGreater(found["links"][0]["bytes_per_s"], 1e6)
+        self.assertEqual(len(found["held_out"]), 6)
+        self.assertTrue(os.path.exists(os.path.join(folder, "profile.h5")))
+        self.assertTrue(os.path.exists(os.path.join(folder, "profile.json")))
+
+    def test_damaged_bins_are_refused(self):
+        done = subprocess.run([BALLAST, "profile", DECK, "--case", "host", "profile.lengths=[512,256]", "profile.block_tokens=100",
+                               "profile.recompute=[\"some\"]"], capture_output=True, text=True, timeout=60, check=False)
+        self.assertNotEqual(done.returncode, 0)
+        for part in ("must ascend", "multiple of 64", "none of none, selective, full"):
+            self.assertIn(part, done.stderr)
