@@ -104,7 +104,8 @@ CheckFacts CheckFacts::of(const Deck& deck) {
   for (std::string& note : f.notes) note = "train refuses: " + note;
 
   // A sample longer than a pack gets a micro-batch of its own.
-  const std::int64_t longest = deck.integer("data.max_tokens");
+  std::int64_t longest = deck.integer("data.max_tokens");
+  if (deck.text("data.source") == "needle") longest = std::ranges::max(deck.get<std::vector<std::int64_t>>("data.needle_lengths"));
   const bool packed = f.options.batching.method != "none";
   f.micro_batch_tokens = packed || longest == 0 ? std::max(f.options.batching.micro_batch_tokens, longest) : longest;
   if (longest == 0) f.notes.push_back("data.max_tokens = 0: a sample longer than the micro-batch shown here needs more memory");

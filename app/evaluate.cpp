@@ -17,9 +17,13 @@ Evaluation evaluate(Session& session, std::int64_t samples) {
   if (samples > 0 && static_cast<std::int64_t>(chosen.size()) > samples) chosen.resize(samples);
   const Batch batch = session.plan(-1, chosen);
   double loss = 0;
+  NeedleJudge judge(*session.dataset, chosen);
   for (const MicroBatch& micro_batch : batch.micro_batches.at(session.mesh.at.dp)) {
     MicroBatchWork work = session.prepare(micro_batch, 0);
-    loss += session.model.forward(work.batch, Tensor(), *work.attention, nullptr).loss_sum();
+    work.batch.judged = judge.has_questions();
+    const StageOutput output = session.model.forward(work.batch, Tensor(), *work.attention, nullptr);
+    loss += output.loss_sum();
+    judge.add(micro_batch, work.batch, output);
   }
   session.recorder.enabled = was_enabled;
   Evaluation result;
@@ -27,7 +31,23 @@ Evaluation evaluate(Session& session, std::int64_t samples) {
   result.samples = batch.samples();
   loss = session.mesh.replica.all_reduce(loss);
   result.loss = result.loss_tokens > 0 ? loss / static_cast<double>(result.loss_tokens) : 0;
+  result.needle = judge.result(session.mesh.world, session.deck.integer("eval.depths"));
   return result;
+}
+
+StepRow Evaluation::scalars() const {
+  StepRow row = needle.scalars();
+  row["validation_loss"] = loss;
+  return row;
+}
+
+void Evaluation::write(nlohmann::ordered_json& json) const {
+  json["validation_loss"] = loss;
+  json["loss_tokens"] = loss_tokens;
+  json["samples"] = samples;
+  if (needle.lengths.empty()) return;
+  json["needle_accuracy"] = needle.total().accuracy();
+  json["needle"] = needle.json();
 }
 
 int eval_command(const CommandLine& line) {
@@ -36,7 +56,7 @@ int eval_command(const CommandLine& line) {
   Session session(world, deck);
   const std::string& weights = deck.text("model.weights");
   check_all(world, !line.restart.empty() || !weights.empty(), "eval needs a checkpoint (-r CHECKPOINT or -r latest) or model.weights in the deck");
-  check_all(world, !session.sampler.validation().empty(), "eval: the validation split is empty; set data.validation_share above 0");
+  check_all(world, !session.sampler.validation().empty(), "eval: the validation split is empty; set data.validation_share (data.needle_held_out for needle data) above 0");
   ShardedOptimizer optimizer(session.parameters, session.mesh.replica, static_cast<int>(deck.integer("optimizer.zero")), {}, nullptr);
   Restored restored;
   if (line.restart.empty()) {
@@ -49,7 +69,11 @@ int eval_command(const CommandLine& line) {
   const Evaluation result = evaluate(session, deck.integer("eval.samples"));
   if (world.rank() == 0) {
     fmt::print("checkpoint={} step={} validation_loss={:.6f} loss_tokens={} samples={}\n", restored.path, restored.state.step, result.loss, result.loss_tokens, result.samples);
-    write_json(line.json, {{"checkpoint", restored.path}, {"step", restored.state.step}, {"validation_loss", result.loss}, {"loss_tokens", result.loss_tokens}, {"samples", result.samples}});
+    if (!result.needle.lengths.empty())
+      fmt::print("needle_accuracy={:.4f} questions={}\n{}", result.needle.total().accuracy(), result.needle.total().questions, result.needle.table());
+    nlohmann::ordered_json json{{"checkpoint", restored.path}, {"step", restored.state.step}};
+    result.write(json);
+    write_json(line.json, json);
   }
   return 0;
 }

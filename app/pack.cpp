@@ -67,7 +67,7 @@ PackFacts pack(const Deck& deck) {
   if (data.vocabulary == 0) data.vocabulary = 1 << 17;  // a deck without a model: only lengths are read here
   const std::unique_ptr<Dataset> dataset = open_dataset(data);
   Sampler sampler(dataset->samples(), data.seed, deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
-                  [&](std::int64_t s) { return dataset->document(s); });
+                  [&](std::int64_t s) { return dataset->document(s); }, dataset->held_out());
   require(sampler.training_samples() > 0, "data: no training samples ({}); check the block [data]", dataset->description());
   PackFacts f;
   f.case_name = deck.case_name;

@@ -16,7 +16,7 @@ Batch first_batch(const Deck& deck, const RunOptions& options) {
   if (data.vocabulary == 0) data.vocabulary = 1 << 17;  // a deck without a model: only lengths are read here
   const std::unique_ptr<Dataset> dataset = open_dataset(data);
   Sampler sampler(dataset->samples(), data.seed, deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
-                  [&](std::int64_t s) { return dataset->document(s); });
+                  [&](std::int64_t s) { return dataset->document(s); }, dataset->held_out());
   SamplerPosition position;
   std::vector<SampleLength> samples;
   for (const std::int64_t s : sampler.next(position, deck.integer("batching.global_tokens"), deck.integer("batching.global_samples"),

@@ -27,7 +27,7 @@ Sampler sampler_of(const Communicator& world, const Deck& deck, const Dataset& d
   std::optional<Sampler> sampler;
   together(world, [&] {
     sampler.emplace(dataset.samples(), static_cast<std::uint64_t>(deck.integer("run.seed")), deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
-                    [&](std::int64_t s) { return dataset.document(s); });
+                    [&](std::int64_t s) { return dataset.document(s); }, dataset.held_out());
   });
   return *std::move(sampler);
 }

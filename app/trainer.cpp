@@ -120,9 +120,15 @@ int Trainer::run() {
     if (every > 0 && state_.step % every == 0) checkpoint();
     if (validate > 0 && state_.step % validate == 0 && !session_.sampler.validation().empty()) {
       const Evaluation result = evaluate(session_, session_.deck.integer("eval.samples"));
-      log_.step({{"step", fmt::to_string(state_.step)}, {"validation_loss", fmt::format("{:.6f}", result.loss)}, {"validation_tokens", fmt::to_string(result.loss_tokens)}});
+      StepFields fields{{"step", fmt::to_string(state_.step)}, {"validation_loss", fmt::format("{:.6f}", result.loss)}, {"validation_tokens", fmt::to_string(result.loss_tokens)}};
+      if (!result.needle.lengths.empty()) fields.emplace_back("needle_accuracy", fmt::format("{:.4f}", result.needle.total().accuracy()));
+      log_.step(fields);
+      nlohmann::ordered_json found;
+      result.write(found);
       summary_["validation_loss"] = result.loss;
-      if (trace_) trace_->step(state_.step - 1, {{"validation_loss", result.loss}});
+      for (const char* key : {"needle_accuracy", "needle"})
+        if (found.contains(key)) summary_[key] = found[key];
+      if (trace_) trace_->step(state_.step - 1, result.scalars());
     }
     // One more step, and a checkpoint of about its length, must still fit.
     const double deadline = line_.wall_time_s > 0 ? started_s_ + line_.wall_time_s - 2 * longest_step_s_ : 0;

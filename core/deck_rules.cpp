@@ -48,10 +48,11 @@ void run_rules(const Deck& deck, Rules& rules) {
               "run.precision = \"bf16\" needs run.backend = \"cuda\"; the host computes in \"fp32\" or \"fp64\"");
   if (backend == "cuda" && precision == "fp64")
     rules.add({"run.precision", "run.backend"}, "run.precision = \"fp64\" needs run.backend = \"host\"; CUDA computes in \"bf16\"");
-  if (deck.integer("eval.every_steps") > 0 && deck.real("data.validation_share") == 0)
-    rules.add(
-        {"eval.every_steps", "data.validation_share"},
-        fmt::format("eval.every_steps = {} needs held-out samples; set data.validation_share above 0", deck.integer("eval.every_steps")));
+  const bool needle = deck.text("data.source") == "needle";
+  const char* held_out = needle ? "data.needle_held_out" : "data.validation_share";
+  if (deck.integer("eval.every_steps") > 0 && (needle ? deck.integer(held_out) == 0 : deck.real(held_out) == 0))
+    rules.add({"eval.every_steps", held_out},
+              fmt::format("eval.every_steps = {} needs held-out samples; set {} above 0", deck.integer("eval.every_steps"), held_out));
 }
 
 void mesh_rules(const Deck& deck, Rules& rules) {
@@ -120,6 +121,16 @@ void data_rules(const Deck& deck, Rules& rules) {
     for (double share : shares) sum += share;
     if (!shares.empty() && !(sum > 0 && std::isfinite(sum)))
       rules.add({"data.bin_share"}, fmt::format("data.bin_share = {} must have a positive sum", to_text(shares)));
+  }
+  if (source == "needle") {
+    needs("data.samples", deck.integer("data.samples") > 0, "how many samples to draw for training");
+    for (const std::string& problem : problems(needle_options(deck)))
+      rules.add({problem.substr(0, problem.find_first_of(" :")), "data.needle_lengths", "data.source"}, problem);
+    if (deck.real("data.validation_share") > 0)
+      rules.add({"data.validation_share", "data.source"},
+                "data.validation_share does not apply to data.source = \"needle\", whose held-out samples have streams of their own; set data.needle_held_out");
+    for (const char* key : {"data.max_tokens", "data.min_tokens"})
+      if (deck.is_set(key)) rules.add({key, "data.source"}, fmt::format("{} does not apply to data.source = \"needle\": samples are never cut; set data.needle_lengths", key));
   }
   const std::int64_t shortest = deck.integer("data.min_tokens"), longest = deck.integer("data.max_tokens");
   if (longest > 0 && shortest > longest)

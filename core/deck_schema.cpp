@@ -105,6 +105,8 @@ std::vector<KeySpec> build() {
   k.flag("model.qkv_bias", false, "bias on the query, key and value projections (Qwen2.5)");
   k.flag("model.tied_embedding", false, "embedding and head share one matrix");
   k.real("model.rms_eps", 1e-6, "", above(0), "epsilon of RMSNorm");
+  k.real("model.initial_std", 0.02, "", above(0),
+         "standard deviation of the initial matrices (over sqrt(2 layers) where they write to the residual stream); small models learn sooner with more");
   k.real("model.rope_theta", 1e6, "", above(1), "base of the rotary embedding");
   k.real("model.yarn_factor", 1, "", at_least(1), "YaRN scaling of the context; 1: plain RoPE");
   k.number("model.original_context", 32768, "tokens", between(1, kTokens), "context that the model was trained for (YaRN, llama3)");
@@ -113,9 +115,9 @@ std::vector<KeySpec> build() {
   k.real("model.llama3_high", 4, "turns", above(0), "llama3: frequencies above this many turns stay as they are");
   k.number("model.head_chunk_tokens", 1024, "tokens", between(1, kTokens), "tokens whose logits exist at once in the LM head");
 
-  k.text("data.source", "files", {"files", "megatron", "hdf5", "lengths", "distribution"},
+  k.text("data.source", "files", {"files", "megatron", "hdf5", "lengths", "distribution", "needle"},
          "files: text as bytes, one file a sample; megatron: .bin/.idx; hdf5: /tokens, /offsets; lengths: a length file, tokens made up; "
-         "distribution: a table of length bins");
+         "distribution: a table of length bins; needle: key-value pairs hidden in filler and asked for at the end");
   k.texts("data.paths", {}, "files: files, folders (searched recursively) and globs");
   k.texts("data.extensions", {},
           "files: endings to take from folders and globs, such as \".hpp\" (\"\": files without one); empty list: every file");
@@ -127,11 +129,23 @@ std::vector<KeySpec> build() {
   k.numbers("data.bin_tokens", "tokens", between(1, kTokens), "distribution: upper edge of each length bin, ascending, inclusive");
   k.reals("data.bin_share", "", at_least(0), "distribution: share of the samples in each bin (not cumulative), in proportion to their sum");
   k.number("data.samples", 0, "samples", between(0, kTokens),
-           "samples to take at most, from the first on; 0: all. distribution: how many to draw");
+           "samples to take at most, from the first on; 0: all. distribution, needle: how many to draw");
   k.number("data.max_tokens", 0, "tokens", between(0, kTokens), "longest sample; 0: no limit");
   k.number("data.min_tokens", 1, "tokens", between(0, kTokens), "shorter samples are left out");
   k.text("data.long", "truncate", {"truncate", "split", "drop"}, "what happens to a sample above max_tokens");
   k.real("data.validation_share", 0, "", up_to(0, 1), "share of the samples held out for validation");
+
+  k.numbers("data.needle_lengths", "tokens", between(1, kTokens), "needle: lengths of samples, questions included; each sample has one of them");
+  k.reals("data.needle_length_share", "", at_least(0), "needle: share of the samples of each length, in proportion to their sum; empty list: alike");
+  k.numbers("data.needle_pairs", "pairs", between(1, 1 << 24), "needle: key-value pairs hidden in a sample, of distinct keys: one number, or one for each length; empty list: 16");
+  k.numbers("data.needle_questions", "questions", between(1, 1 << 24),
+            "needle: pairs asked for at the end of a sample, whose values carry the loss: one number, or one for each length; empty list: 16");
+  k.number("data.needle_keys", 64, "tokens", between(1, kWidth), "needle: token ids that are keys");
+  k.number("data.needle_values", 64, "tokens", between(1, kWidth), "needle: token ids that form values; the rest of model.vocabulary is filler");
+  k.number("data.needle_value_tokens", 1, "tokens", between(1, 1 << 16), "needle: tokens of a value; an answer is right when all are");
+  k.flag("data.needle_closing", true,
+         "needle: a pair ends with its key again, like a closing tag, which carries loss but does not count as accuracy; small models learn much sooner");
+  k.number("data.needle_held_out", 0, "samples", between(0, kTokens), "needle: samples held out, from random streams of their own");
 
   k.text("batching.method", "packed", batching_methods_and_chunkflow(),
          "none: one sample a micro-batch; packed: best-fit packs, heaviest first to the least loaded rank; hbp: packing groups; others: packing baselines");
@@ -231,6 +245,7 @@ std::vector<KeySpec> build() {
 
   k.number("eval.every_steps", 0, "steps", between(0, kTokens), "steps between held-out losses; 0: none while training");
   k.number("eval.samples", 0, "samples", between(0, kTokens), "held-out samples to use; 0: all");
+  k.number("eval.depths", 8, "parts", between(1, 1 << 10), "needle: parts of the context whose accuracy is reported apart");
   return k.list;
 }
 
@@ -258,7 +273,7 @@ std::span<const BlockSpec> deck_blocks() {
       {"checkpoint", "checkpoints and restart", ""},
       {"trace", "event trace", ""},
       {"profile", "profile tables of layer latency and link speed", ""},
-      {"eval", "held-out loss", ""},
+      {"eval", "held-out loss and needle accuracy", ""},
   };
   return blocks;
 }

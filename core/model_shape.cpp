@@ -111,6 +111,7 @@ std::vector<std::string> problems(const ModelShape& s) {
     list.push_back(fmt::format("query_heads = {} is not a multiple of kv_heads = {}", s.query_heads, s.kv_heads));
   if (s.head_dim > 0 && s.head_dim % 2 != 0) list.push_back(fmt::format("head_dim = {} is odd; rotary embedding turns pairs", s.head_dim));
   if (!(s.rms_eps > 0)) list.push_back(fmt::format("rms_eps = {} must be above 0", s.rms_eps));
+  if (!(s.initial_std > 0)) list.push_back(fmt::format("initial_std = {} must be above 0", s.initial_std));
   if (!(s.rope_theta > 1)) list.push_back(fmt::format("rope_theta = {} must be above 1", s.rope_theta));
   if (!(s.yarn_factor >= 1)) list.push_back(fmt::format("yarn_factor = {} must be at least 1 (1 is plain RoPE)", s.yarn_factor));
   if (!(s.llama3_factor >= 1)) list.push_back(fmt::format("llama3_factor = {} must be at least 1 (1 is plain RoPE)", s.llama3_factor));
@@ -132,14 +133,14 @@ std::vector<Parameter> parameter_table(const ModelShape& s, const std::vector<st
   const int last_stage = static_cast<int>(layer_begin.size()) - 1;
   const std::int64_t q = s.query_heads * s.head_dim, kv = s.kv_heads * s.head_dim;
   // Projections that write to the residual stream start smaller, so that its variance does not grow with depth (GPT-2).
-  const double output_std = 0.02 / std::sqrt(2.0 * static_cast<double>(s.layers));
+  const double output_std = s.initial_std / std::sqrt(2.0 * static_cast<double>(s.layers));
   std::vector<Parameter> table;
   int stage = 0, layer = -1;
-  const auto matrix = [&](const std::string& name, std::int64_t out, std::int64_t in, int tp_dim, double std = 0.02) {
+  const auto matrix = [&](const std::string& name, std::int64_t out, std::int64_t in, int tp_dim, double std = -1) {
     Parameter p;
     p.name = name;
     p.shape = {out, in};
-    p.initial_std = std;
+    p.initial_std = std < 0 ? s.initial_std : std;
     p.stage = stage;
     p.layer = layer;
     p.tp_dim = tp_dim;

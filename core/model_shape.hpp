@@ -14,6 +14,7 @@ struct ModelShape {
   bool qkv_bias = false;
   bool tied_embedding = false;
   double rms_eps = 1e-6;
+  double initial_std = 0.02;  ///< of the initial matrices; those that write to the residual stream begin with it over sqrt(2 layers)
   double rope_theta = 1e6;
   /// YaRN scaling factor; 1 is plain RoPE.  original_context in tokens is what the model was trained for.
   double yarn_factor = 1.0;

@@ -33,6 +33,7 @@ ModelShape model_shape(const Deck& given) {
   shape.qkv_bias = deck.boolean("model.qkv_bias");
   shape.tied_embedding = deck.boolean("model.tied_embedding");
   shape.rms_eps = deck.real("model.rms_eps");
+  shape.initial_std = deck.real("model.initial_std");
   shape.rope_theta = deck.real("model.rope_theta");
   shape.yarn_factor = deck.real("model.yarn_factor");
   shape.original_context = deck.integer("model.original_context");
@@ -40,6 +41,25 @@ ModelShape model_shape(const Deck& given) {
   shape.llama3_low = deck.real("model.llama3_low");
   shape.llama3_high = deck.real("model.llama3_high");
   return shape;
+}
+
+NeedleOptions needle_options(const Deck& deck) {
+  NeedleOptions options;
+  options.lengths = deck.get<std::vector<std::int64_t>>("data.needle_lengths");
+  options.length_share = deck.get<std::vector<double>>("data.needle_length_share");
+  const auto list = [&](const char* key, std::vector<std::int64_t>& value) {
+    const auto& given = deck.get<std::vector<std::int64_t>>(key);
+    if (!given.empty()) value = given;
+  };
+  list("data.needle_pairs", options.pairs);
+  list("data.needle_questions", options.questions);
+  options.keys = deck.integer("data.needle_keys");
+  options.values = deck.integer("data.needle_values");
+  options.closing = deck.boolean("data.needle_closing");
+  options.value_tokens = deck.integer("data.needle_value_tokens");
+  options.vocabulary = model_shape(deck).vocabulary;
+  options.seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
+  return options;
 }
 
 double pair_cost_tokens(const ModelShape& shape) {

@@ -9,6 +9,7 @@
 #include "core/deck.hpp"
 #include "core/mesh_shape.hpp"
 #include "core/model_shape.hpp"
+#include "core/needle.hpp"
 #include "core/sequence_layout.hpp"
 
 namespace ballast {
@@ -35,6 +36,8 @@ MeshShape mesh_shape(const Deck& deck);
 std::vector<std::string> not_executable(const Deck& deck);
 /// The preset's shape with the deck's explicit keys on top; all zero where the deck says nothing of a model.
 ModelShape model_shape(const Deck& deck);
+/// The needle task of block data (data.source = "needle"), with the model's vocabulary and run.seed.
+NeedleOptions needle_options(const Deck& deck);
 
 /// Cost of one visible (query, key) pair in units of one token's matrix products, forward: 4 D per query head and layer against 2 FLOPs a
 /// weight.  0 for a shape without layers.

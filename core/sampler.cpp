@@ -10,9 +10,11 @@
 namespace ballast {
 
 Sampler::Sampler(std::int64_t samples, std::uint64_t seed, double validation_share, bool shuffle,
-                 const std::function<std::int64_t(std::int64_t)>& document)
+                 const std::function<std::int64_t(std::int64_t)>& document, std::int64_t held_out)
     : seed_(seed), shuffle_(shuffle) {
-  require(samples > 0, "the dataset has no samples");
+  const std::int64_t all = samples;
+  samples -= held_out;
+  require(held_out >= 0 && samples > 0, "the dataset has no samples for training: {}, of which {} are held out", all, held_out);
   require(validation_share >= 0 && validation_share < 1, "data.validation_share = {} is outside [0, 1)", validation_share);
   const auto document_of = [&](std::int64_t sample) { return document ? document(sample) : sample; };
   const auto draw = [&](std::int64_t of_document) {
@@ -30,6 +32,7 @@ Sampler::Sampler(std::int64_t samples, std::uint64_t seed, double validation_sha
   for (std::int64_t sample = 0; sample < samples; ++sample) {
     (draw(document_of(sample)) < threshold ? validation_ : training_).push_back(sample);
   }
+  for (std::int64_t sample = samples; sample < all; ++sample) validation_.push_back(sample);
 }
 
 const std::vector<std::int64_t>& Sampler::order(std::int64_t epoch) {

@@ -21,9 +21,10 @@ class Sampler {
  public:
   /// `validation_share` in [0, 1) of the samples, each decided by its own hash, so that a dataset that grows keeps its split; above 0, and
   /// with two samples or more, both sides get at least one.  `document` (optional) maps a sample to what it was cut from: all pieces of a
-  /// document fall on one side.  Errors: no sample, a share outside [0, 1).
+  /// document fall on one side.  The last `held_out` samples are validation, whatever the share says of the others.  Errors: no sample for
+  /// training, a share outside [0, 1).
   Sampler(std::int64_t samples, std::uint64_t seed, double validation_share, bool shuffle = true,
-          const std::function<std::int64_t(std::int64_t)>& document = {});
+          const std::function<std::int64_t(std::int64_t)>& document = {}, std::int64_t held_out = 0);
   const std::vector<std::int64_t>& validation() const { return validation_; }  ///< ascending
   std::int64_t training_samples() const { return static_cast<std::int64_t>(training_.size()); }
   /// Samples of the next step: taken in order until `global_tokens` tokens are reached (at least one sample; the one

@@ -165,6 +165,7 @@ class CutDataset final : public Dataset {
 }  // namespace
 
 std::unique_ptr<Dataset> open_dataset(const DataOptions& options) {
+  if (options.source == "needle") return open_needle(options);
   std::unique_ptr<DocumentSource> source;
   if (options.source == "files")
     source = open_files(options);
@@ -177,7 +178,7 @@ std::unique_ptr<Dataset> open_dataset(const DataOptions& options) {
   else if (options.source == "distribution")
     source = open_distribution(options);
   else
-    fail("data.source = \"{}\" is unknown; it is one of: files, megatron, hdf5, lengths, distribution", options.source);
+    fail("data.source = \"{}\" is unknown; it is one of: files, megatron, hdf5, lengths, distribution, needle", options.source);
   return std::make_unique<CutDataset>(std::move(source), options);
 }
 

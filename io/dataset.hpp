@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/deck.hpp"
+#include "core/needle.hpp"
 
 namespace ballast {
 
@@ -30,11 +31,15 @@ class Dataset {
   virtual std::uint64_t fingerprint() const = 0;
   /// Document that a sample was cut from (long = "split"): pieces of one document belong on the same side of a validation split.
   virtual std::int64_t document(std::int64_t sample) const { return sample; }
+  /// How many of the last samples are held out whatever data.validation_share says.
+  virtual std::int64_t held_out() const { return 0; }
+  /// Questions of a sample whose answers evaluation judges (data.source = "needle"); others have none.
+  virtual std::vector<NeedleQuestion> questions(std::int64_t) const { return {}; }
 };
 
 /// Block `data` of a deck, and what it needs of others.
 struct DataOptions {
-  std::string source = "files";          ///< files | megatron | hdf5 | lengths | distribution
+  std::string source = "files";          ///< files | megatron | hdf5 | lengths | distribution | needle
   std::vector<std::string> paths;        ///< files: files, directories (searched recursively) or globs
   std::vector<std::string> extensions;   ///< files: those to take from directories and globs; "" means no extension; none given: all
   std::string path;                      ///< megatron: path of .bin and .idx, with or without the suffix; hdf5: the file
@@ -48,6 +53,8 @@ struct DataOptions {
   std::int64_t min_tokens = 1;    ///< shorter samples are left out; empty ones always are
   std::string long_samples =
       "truncate";               ///< what becomes of a longer document: truncate | split (pieces of max_tokens, each a sample) | drop
+  NeedleOptions needle;            ///< needle: the task; `samples` says how many for training, `vocabulary` and `seed` below hold for it too
+  std::int64_t needle_held_out = 0;  ///< needle: samples for evaluation alone
   std::uint64_t seed = 0;       ///< lengths and distribution
   std::int64_t vocabulary = 0;  ///< of the model; 0: any id of 31 bits
 };

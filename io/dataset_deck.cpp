@@ -24,6 +24,8 @@ DataOptions data_options(const Deck& deck) {
     options.max_tokens = groups.back();
     options.long_samples = "split";
   }
+  options.needle = needle_options(deck);
+  options.needle_held_out = deck.integer("data.needle_held_out");
   options.seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
   options.vocabulary = model_shape(deck).vocabulary;
   return options;

@@ -31,6 +31,8 @@ std::unique_ptr<DocumentSource> open_megatron(const DataOptions& options);
 std::unique_ptr<DocumentSource> open_hdf5(const DataOptions& options);
 std::unique_ptr<DocumentSource> open_lengths(const DataOptions& options);
 std::unique_ptr<DocumentSource> open_distribution(const DataOptions& options);
+/// Not a source of documents: samples of the needle task are whole, their loss is known, and some are held out.
+std::unique_ptr<Dataset> open_needle(const DataOptions& options);
 
 /// A file mapped for reading.  bytes() checks the size that the file has now, because a file that shrinks under a map would end the program
 /// with SIGBUS; at() leaves that out, for many small reads after one bytes().

@@ -53,6 +53,28 @@ void forward(const Tensor& logits_, const Tensor& targets_, Tensor& loss_, Tenso
 }
 
 template <class T>
+void correct(const Tensor& logits_, const Tensor& targets_, Tensor& correct_) {
+  const auto logits = matrix<const T>(logits_);
+  const auto targets = vector<const std::int32_t>(targets_);
+  const auto correct = vector<std::uint8_t>(correct_);
+  const std::int64_t vocabulary = logits.columns();
+  for (std::size_t i = 0; i < targets.extent(0); ++i)
+    require(targets(i) < vocabulary, "cross_entropy: target {} lies outside the vocabulary of {}", targets(i), vocabulary);
+  parallel_for("cross entropy correct", logits.rows(), [=](std::int64_t row) {
+    const auto i = static_cast<std::size_t>(row);
+    const std::int64_t target = targets(i);
+    correct(i) = 0;
+    if (target < 0) return;
+    const T* x = logits.row(row);
+    const T own = x[target];
+    bool best = own == own;
+    for (std::int64_t j = 0; j < target; ++j) best &= x[j] < own;  // false for NaN too
+    for (std::int64_t j = target + 1; j < vocabulary; ++j) best &= x[j] <= own;
+    correct(i) = best;
+  });
+}
+
+template <class T>
 void backward(const Tensor& targets_, const Tensor& lse_, double scale, const Tensor& weights_, Tensor& logits_) {
   const auto logits = matrix<T>(logits_);
   const auto targets = vector<const std::int32_t>(targets_);
@@ -83,6 +105,14 @@ void cross_entropy_forward(const Tensor& logits, const Tensor& targets, Tensor& 
       to_string(targets.shape()), to_string(token_loss.shape()), to_string(lse.shape()));
   BALLAST_ON_CUDA(logits, cross_entropy_forward(logits, targets, token_loss, lse));
   dispatch_float(logits.dtype(), [&](auto t) { host::forward<decltype(t)>(logits, targets, token_loss, lse); });
+}
+
+void cross_entropy_correct(const Tensor& logits, const Tensor& targets, Tensor& correct) {
+  require(logits.rank() == 2 && logits.size(0) == targets.numel() && correct.numel() == targets.numel(),
+          "cross_entropy_correct: logits {}, targets {} and results {} do not fit", to_string(logits.shape()), to_string(targets.shape()),
+          to_string(correct.shape()));
+  BALLAST_ON_CUDA(logits, cross_entropy_correct(logits, targets, correct));
+  dispatch_float(logits.dtype(), [&](auto t) { host::correct<decltype(t)>(logits, targets, correct); });
 }
 
 void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double scale, const Tensor& weights, Tensor& logits) {

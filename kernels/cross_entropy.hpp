@@ -7,6 +7,9 @@ namespace ballast {
 
 /// Overwrites token_loss and lse; both are 0 where there is no loss.  A target beyond the vocabulary throws Error on the host.
 void cross_entropy_forward(const Tensor& logits, const Tensor& targets, Tensor& token_loss, Tensor& lse);
+/// correct [n] u8 = 1 where the target is the most likely token: no logit is higher, and of equal ones the lowest id counts; 0 elsewhere,
+/// where there is no loss, and where a logit is NaN.
+void cross_entropy_correct(const Tensor& logits, const Tensor& targets, Tensor& correct);
 /// Turns logits into the gradient of sum scale * weight * token_loss, in place: scale weight (softmax - onehot).
 /// Undefined `weights` are ones.
 void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double scale, const Tensor& weights, Tensor& logits);

@@ -9,7 +9,7 @@
 namespace ballast {
 
 void lm_head_forward(const LmHead& head, const Tensor& residual, const Tensor& branch, const Tensor& targets, Workspace& workspace,
-                     Tensor& hidden, Tensor& rstd, Tensor& lse, Tensor& token_loss) {
+                     Tensor& hidden, Tensor& rstd, Tensor& lse, Tensor& token_loss, const Tensor& correct) {
   const std::int64_t tokens = residual.size(0), width = residual.size(1), vocabulary = head.weight.size(0);
   require(head.chunk_tokens > 0, "the LM head needs chunks of at least one token, got {}", head.chunk_tokens);
   for (std::int64_t begin = 0; begin < tokens; begin += head.chunk_tokens) {
@@ -20,6 +20,10 @@ void lm_head_forward(const LmHead& head, const Tensor& residual, const Tensor& b
     add_rmsnorm_forward(residual.rows(begin, end), branch.rows(begin, end), head.norm, head.eps, h, normed, r);
     linear_forward(normed, head.weight, {}, logits);
     cross_entropy_forward(logits, targets.rows(begin, end), loss, l);
+    if (correct.defined()) {
+      Tensor c = correct.rows(begin, end);
+      cross_entropy_correct(logits, targets.rows(begin, end), c);
+    }
   }
 }
 

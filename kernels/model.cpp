@@ -161,7 +161,8 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input, At
     a.rstd = m.kept(keep, "final rstd", {tokens}, statistics);
     a.lse = m.kept(keep, "final lse", {tokens}, statistics);
     output.token_loss = Tensor::empty({tokens}, statistics, *m.device, MemoryCategory::workspace);
-    lm_head_forward(m.head, hidden.residual, hidden.branch, batch.targets, m.workspace, a.hidden, a.rstd, a.lse, output.token_loss);
+    if (batch.judged) output.correct = Tensor::empty({tokens}, DType::u8, *m.device, MemoryCategory::workspace);
+    lm_head_forward(m.head, hidden.residual, hidden.branch, batch.targets, m.workspace, a.hidden, a.rstd, a.lse, output.token_loss, output.correct);
   } else {
     output.hidden = Tensor::empty({tokens, m.shape.hidden}, m.type, *m.device, MemoryCategory::workspace);
     add(hidden.residual, hidden.branch, output.hidden);

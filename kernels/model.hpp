@@ -27,6 +27,7 @@ struct LocalBatch {
   Tensor positions;                   ///< [T] i32, position inside the sample (RoPE)
   Tensor loss_weights;                ///< [T] f32 (f64), weight of each token's loss in the objective; undefined: all 1
   std::vector<std::int32_t> segment;  ///< [T] segment index, for per-segment losses
+  bool judged = false;                ///< whether forward also says which targets it would have predicted (StageOutput::correct)
   std::int64_t size() const { return tokens.defined() ? tokens.size(0) : 0; }
 };
 
@@ -40,6 +41,7 @@ using StageActivationsPtr = std::unique_ptr<StageActivations, StageActivationsDe
 struct StageOutput {
   Tensor hidden;        ///< [T, hidden], not on the last stage
   Tensor token_loss;    ///< [T] f32 (f64), last stage only; 0 where there is no loss
+  Tensor correct;       ///< [T] u8, last stage of a judged batch only: 1 where the target is the most likely token
   /// Summed token loss of this rank's tokens (fp64, unweighted); 0 where there is none.  Waits for the device, so ask late.
   double loss_sum() const;
 };

@@ -129,6 +129,11 @@ void cross_entropy_forward(const Tensor& logits, const Tensor& targets, Tensor& 
         "cross-entropy");
 }
 
+void cross_entropy_correct(const Tensor& logits, const Tensor& targets, Tensor& correct) {
+  require_dense(logits, "cross-entropy");
+  check(cross_entropy_correct(bf16_of(logits), targets.data<std::int32_t>(), correct.data<std::uint8_t>(), logits.size(0), logits.size(1), stream()), "correct predictions");
+}
+
 void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double scale, const Tensor& weights, Tensor& logits) {
   require_dense(logits, "cross-entropy gradient");
   check(cross_entropy_backward(bf16_of(logits), targets.data<std::int32_t>(), float_of(lse), static_cast<float>(scale), weights.defined() ? float_of(weights) : nullptr,

@@ -29,6 +29,7 @@ void embedding_forward(const Tensor& tokens, const Tensor& w, Tensor& y);
 void embedding_weight_gradient(const Tensor& tokens, const Tensor& dy, Tensor& dw);
 
 void cross_entropy_forward(const Tensor& logits, const Tensor& targets, Tensor& token_loss, Tensor& lse);
+void cross_entropy_correct(const Tensor& logits, const Tensor& targets, Tensor& correct);
 void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double scale, const Tensor& weights, Tensor& logits);
 double sum_losses(const Tensor& token_loss);
 

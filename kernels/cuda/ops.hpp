@@ -47,6 +47,8 @@ cudaError_t embedding_backward(const std::int32_t* ids, const Bf16* d_y, float* 
 /// logits [rows, vocabulary] -> loss [rows] (0 where target < 0) and lse [rows].
 cudaError_t cross_entropy_forward(const Bf16* logits, const std::int32_t* targets, float* loss, float* lse, std::int64_t rows, std::int64_t vocabulary,
                                   cudaStream_t stream);
+/// correct [rows] u8 = 1 where no column's logit is above the target's, nor equal at a lower column; 0 where target < 0 or a logit is NaN.
+cudaError_t cross_entropy_correct(const Bf16* logits, const std::int32_t* targets, std::uint8_t* correct, std::int64_t rows, std::int64_t vocabulary, cudaStream_t stream);
 /// logits are overwritten with their gradient: (softmax - onehot) * scale * weights[row] (null: ones), 0 where target < 0.
 cudaError_t cross_entropy_backward(Bf16* logits, const std::int32_t* targets, const float* lse, float scale, const float* weights, std::int64_t rows,
                                    std::int64_t vocabulary, cudaStream_t stream);

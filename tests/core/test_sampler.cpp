@@ -157,5 +157,16 @@ TEST(Sampler, MistakesAreRefused) {
   EXPECT_EQ(at, SamplerPosition{});
 }
 
+TEST(Sampler, HeldOutSamplesAreNeverTrainedOn) {
+  Sampler sampler(100, kSeed, 0, true, {}, 30);
+  EXPECT_EQ(sampler.training_samples(), 70);
+  std::vector<std::int64_t> last(30);
+  std::iota(last.begin(), last.end(), 70);
+  EXPECT_EQ(sampler.validation(), last);
+  SamplerPosition at;
+  for (const std::int64_t s : sampler.next(at, 0, 700, one)) ASSERT_LT(s, 70) << "seed " << kSeed;
+  EXPECT_THROW(Sampler(30, kSeed, 0, true, {}, 30), Error);
+}
+
 }  // namespace
 }  // namespace ballast

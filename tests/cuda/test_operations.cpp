@@ -1,4 +1,6 @@
 // Every model operation, CUDA (bf16) against its host twin in fp64 on the same inputs, forward and backward.
+#include <algorithm>
+
 #include "cuda/support.hpp"
 #include "kernels/cross_entropy.hpp"
 #include "kernels/elementwise.hpp"
@@ -133,6 +135,32 @@ TEST_F(Operations, CrossEntropy) {
       cross_entropy_backward(targets_gpu, lse_gpu, 0.37, weighted ? to_gpu(weights, f32) : Tensor(), d_gpu);
       EXPECT_CLOSE(d_gpu, d, kBf16);
     }
+  }
+}
+
+TEST_F(Operations, CrossEntropyCorrect) {
+  for (const std::int64_t vocabulary : {2, 8, 257, 32000}) {
+    const int t = 400;
+    Tensor logits = Tensor::empty({t, vocabulary}, f64);
+    for (std::int64_t i = 0; i < logits.numel(); ++i) logits.data<double>()[i] = static_cast<double>(rng() % 7);  // ties on most rows
+    std::vector<std::int32_t> where;
+    for (int i = 0; i < t; ++i) {
+      const double* row = logits.data<double>() + i * vocabulary;
+      const auto best = static_cast<std::int32_t>(std::max_element(row, row + vocabulary) - row);  // the lowest of equals
+      where.push_back(i % 5 == 0 ? -1 : i % 2 == 0 ? best : static_cast<std::int32_t>(rng() % vocabulary));
+    }
+    logits.data<double>()[3 * vocabulary + 1] = NAN;
+    const Tensor targets = integers(where);
+    Tensor correct = Tensor::empty({t}, DType::u8), correct_gpu = unwritten({t}, DType::u8);
+    cross_entropy_correct(logits, targets, correct);
+    cross_entropy_correct(to_gpu(logits, b16), targets.to(*gpu), correct_gpu);
+    const Tensor found = correct_gpu.to(host_device());
+    int right = 0;
+    for (int i = 0; i < t; ++i) {
+      ASSERT_EQ(found.data<std::uint8_t>()[i], correct.data<std::uint8_t>()[i]) << "row " << i << ", vocabulary " << vocabulary << ", seed " << seed;
+      right += correct.data<std::uint8_t>()[i];
+    }
+    EXPECT_GE(right, t / 3);
   }
 }
 

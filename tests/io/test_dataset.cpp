@@ -1,4 +1,4 @@
-// Datasets: how documents become samples and targets, and the sources `files`, `lengths` and `distribution`.
+// Datasets: how documents become samples and targets, and the sources `files`, `lengths`, `distribution` and `needle`.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -71,6 +71,7 @@ using Files = DatasetTest;
 using Samples = DatasetTest;
 using Lengths = DatasetTest;
 using Distribution = DatasetTest;
+using Needle = DatasetTest;
 
 TEST_F(Samples, TokensAndTargetsOfAnyRange) {
   std::mt19937_64 random(kSeed);
@@ -346,6 +347,51 @@ TEST_F(Distribution, MistakesAreRefused) {
   refused([](DataOptions& o) { o.bin_tokens = {20, 20}; }, "ascend");
   refused([](DataOptions& o) { o.bin_tokens = {0, 20}; }, "data.min_tokens");
   refused([](DataOptions& o) { o.samples = 0; }, "data.samples");
+}
+
+TEST_F(Needle, TrainingAndHeldOutSamples) {
+  DataOptions options;
+  options.source = "needle";
+  options.needle.lengths = {64, 128};
+  options.needle.pairs = {4, 9};
+  options.needle.questions = {4, 8};
+  options.needle.keys = 12;
+  options.needle.values = 5;
+  options.needle.value_tokens = 2;
+  options.vocabulary = 40;
+  options.seed = kSeed;
+  options.samples = 300;
+  options.needle_held_out = 100;
+  const auto data = open_dataset(options);
+  ASSERT_EQ(data->samples(), 400);
+  EXPECT_EQ(data->held_out(), 100);
+  for (std::int64_t s = 0; s < 400; ++s) {
+    const std::int64_t length = data->length(s);
+    const auto targets = targets_of(*data, s, 0, length), tokens = tokens_of(*data, s, 0, length);
+    ASSERT_EQ(data->loss_tokens(s), length - std::count(targets.begin(), targets.end(), -1));
+    const auto questions = data->questions(s);
+    ASSERT_EQ(questions.size(), length == 64 ? 4u : 8u);
+    for (const NeedleQuestion& q : questions)
+      for (std::int64_t t = q.first; t < q.last; ++t)
+        ASSERT_EQ(targets[static_cast<std::size_t>(t)], tokens[static_cast<std::size_t>(t) + 1]) << "seed " << kSeed;
+  }
+  // More training samples go on where the others end, and leave the held-out ones alone.
+  options.samples = 350;
+  const auto more = open_dataset(options);
+  for (std::int64_t s = 0; s < 300; ++s) ASSERT_EQ(tokens_of(*more, s, 0, more->length(s)), tokens_of(*data, s, 0, data->length(s)));
+  for (std::int64_t s = 0; s < 100; ++s)
+    ASSERT_EQ(tokens_of(*more, 350 + s, 0, more->length(350 + s)), tokens_of(*data, 300 + s, 0, data->length(300 + s)));
+  EXPECT_NE(more->fingerprint(), data->fingerprint());
+  std::vector<std::int32_t> out(1);
+  EXPECT_THROW(data->tokens(400, 0, 1, out), Error);
+  options.max_tokens = 100;
+  EXPECT_NE(error_of([&] { open_dataset(options); }).find("never cut"), std::string::npos);
+  options.max_tokens = 0;
+  options.samples = 0;
+  EXPECT_NE(error_of([&] { open_dataset(options); }).find("data.samples"), std::string::npos);
+  options.samples = 1;
+  options.needle.lengths = {20};
+  EXPECT_NE(error_of([&] { open_dataset(options); }).find("data.needle_pairs"), std::string::npos);
 }
 
 }  // namespace

@@ -359,6 +359,63 @@ TEST_P(Operations, CrossEntropyFollowsItsFormula) {
   EXPECT_THROW(cross_entropy_forward(logits, from_list({0, -2}), loss, lse), Error);
 }
 
+TEST_P(Operations, CrossEntropyCorrectIsTheArgmax) {
+  int right = 0, ties = 0;
+  for (const std::int64_t vocabulary : {1, 2, 5, 300}) {
+    const std::int64_t n = 64;
+    const Tensor logits = Tensor::empty({n, vocabulary}, type), targets = draw.integers({n}, -1, vocabulary - 1);
+    Tensor correct = Tensor::empty({n}, DType::u8);
+    dispatch_float(type, [&](auto t) {  // few distinct values, so that ties happen
+      for (std::int64_t i = 0; i < logits.numel(); ++i) logits.data<decltype(t)>()[i] = static_cast<decltype(t)>(draw.integer(-3, 3));
+    });
+    cross_entropy_correct(logits, targets, correct);
+    for (std::int64_t i = 0; i < n; ++i) {
+      std::int64_t best = 0;
+      for (std::int64_t j = 1; j < vocabulary; ++j)
+        if (element(logits, i * vocabulary + j) > element(logits, i * vocabulary + best)) best = j;
+      const auto target = static_cast<std::int64_t>(element(targets, i));
+      ASSERT_EQ(correct.data<std::uint8_t>()[i], target == best ? 1 : 0);
+      right += target == best;
+      ties += target >= 0 && target != best && element(logits, i * vocabulary + target) == element(logits, i * vocabulary + best);
+    }
+  }
+  EXPECT_GT(right, 0);
+  EXPECT_GT(ties, 0);
+  Tensor logits = Tensor::zeros({2, 3}, type), correct = Tensor::empty({2}, DType::u8);
+  dispatch_float(type, [&](auto t) { logits.data<decltype(t)>()[2] = logits.data<decltype(t)>()[3] = NAN; });
+  cross_entropy_correct(logits, from_list({0, 0}), correct);
+  EXPECT_EQ(correct.data<std::uint8_t>()[0], 0);  // another logit is NaN
+  EXPECT_EQ(correct.data<std::uint8_t>()[1], 0);  // the target's own is
+  EXPECT_THROW(cross_entropy_correct(logits, from_list({0, 3}), correct), Error);
+  EXPECT_THROW(cross_entropy_correct(logits, from_list({0}), correct), Error);
+}
+
+TEST(LmHead, JudgesChunkByChunk) {
+  Draw draw;
+  SCOPED_TRACE(draw.trace());
+  const std::int64_t tokens = 37, width = 6, vocabulary = 5;
+  const auto make = [&](const Shape& shape) { return draw.tensor(shape, DType::f64); };
+  LmHead head{make({width}), {}, make({vocabulary, width}), {}, 1e-6, 8};
+  const Tensor residual = make({tokens, width}), branch = make({tokens, width}), targets = draw.integers({tokens}, -1, vocabulary - 1);
+  Workspace workspace(host_device());
+  Tensor hidden = make({tokens, width}), rstd = make({tokens}), lse = make({tokens}), loss = make({tokens}), correct = Tensor::zeros({tokens}, DType::u8);
+  lm_head_forward(head, residual, branch, targets, workspace, hidden, rstd, lse, loss, correct);
+  int right = 0;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    std::int64_t best = 0;
+    double top = -1e30;
+    for (std::int64_t j = 0; j < vocabulary; ++j) {
+      double logit = 0;
+      for (std::int64_t c = 0; c < width; ++c)
+        logit += (element(residual, t * width + c) + element(branch, t * width + c)) * element(head.norm, c) * element(head.weight, j * width + c);
+      if (logit > top) top = logit, best = j;
+    }
+    ASSERT_EQ(correct.data<std::uint8_t>()[t], best == static_cast<std::int64_t>(element(targets, t)) ? 1 : 0) << "token " << t;
+    right += best == static_cast<std::int64_t>(element(targets, t));
+  }
+  EXPECT_GT(right, 0);
+}
+
 TEST(Gradients, CrossEntropy) {
   Draw draw;
   SCOPED_TRACE(draw.trace());

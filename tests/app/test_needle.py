@@ -1,0 +1,107 @@
+"""Whole-program tests of the needle task: accuracy while training, from a checkpoint, on every mesh, in log, JSON and trace."""
+import glob
+import json
+import os
+import unittest
+
+from runs import RunCase
+
+DECK = """# Tiny needle run for the tests.
+[run]
+seed = 5
+steps = {steps}
+precision = "fp64"
+[mesh]
+dp = {dp}
+cp_outer = {cp_outer}
+cp_inner = {cp_inner}
+[model]
+layers = 1
+hidden = 16
+intermediate = 16
+query_heads = 2
+kv_heads = 1
+head_dim = 8
+vocabulary = 24
+[data]
+source = "needle"
+samples = 200
+needle_held_out = 30
+needle_lengths = [64, 96]
+needle_pairs = [4, 8]
+needle_questions = [4, 7]
+needle_keys = 8
+needle_values = {values}
+needle_value_tokens = 2
+needle_closing = {closing}
+[batching]
+micro_batch_tokens = 200
+global_tokens = 800
+[optimizer]
+learning_rate = 0.01
+[eval]
+every_steps = {every}
+depths = 3
+"""
+
+
+class Needle(RunCase):
+    def evaluate(self, deck, run, ranks, *more):
+        twin = self.out("eval.json")
+        self.run_ballast(ranks, "eval", deck, "-d", run, "-r", "latest", "--json", twin, *more)
+        with open(twin) as f:
+            return json.load(f)
+
+    def test_accuracy_is_the_same_on_every_mesh_and_everywhere(self):
+        import h5py
+        run, twin = self.out("run"), self.out("train.json")
+        self.run_ballast(2, "train", self.deck(text=DECK, values=2, closing="true"), "-d", run, "--json", twin)
+        with open(twin) as f:
+            trained = json.load(f)
+        logged = [r["needle_accuracy"] for r in self.steps(run) if "needle_accuracy" in r]
+        self.assertEqual(len(logged), 3)
+        found = None
+        for ranks, dp, outer, inner in [(1, 1, 1, 1), (2, 1, 1, 2), (4, 2, 1, 2), (4, 1, 2, 2)]:
+            deck = self.deck("mesh.toml", text=DECK, values=2, closing="true", dp=dp, cp_outer=outer, cp_inner=inner)
+            for more in ([], ["ring.layout=striped", "ring.stripe=1"])[: 2 if ranks == 2 else 1]:
+                again = self.evaluate(deck, run, ranks, *more)
+                found = found or again
+                self.assertEqual(again["needle"], found["needle"], f"mesh dp {dp} cp {outer} x {inner} {more}")
+        self.assertEqual(f"{found['needle_accuracy']:.4f}", logged[-1])
+        self.assertEqual(found["needle"], trained["needle"])
+        needle = found["needle"]
+        by_length = {row["length"]: row for row in needle["by_length"]}
+        self.assertEqual(sorted(by_length), [64, 96])
+        self.assertEqual(by_length[64]["questions"] % 4 + by_length[96]["questions"] % 7, 0)
+        self.assertEqual(by_length[64]["questions"] // 4 + by_length[96]["questions"] // 7, 30)
+        self.assertEqual(len(needle["by_depth"]), 3)
+        for rows in ("by_length", "by_depth", "cells"):
+            self.assertEqual(sum(r["questions"] for r in needle[rows]), needle["questions"])
+            self.assertAlmostEqual(sum(r["questions"] * r["accuracy"] for r in needle[rows]), needle["questions"] * needle["accuracy"], places=9)
+        self.assertTrue(0 < needle["accuracy"] < 1)  # two values of two tokens: a quarter by chance
+        with h5py.File(glob.glob(os.path.join(run, "trace", "trace_00000.h5"))[0], "r") as f:
+            steps = f["steps"][()]
+            last = steps[steps["step"] == 5][0]
+            self.assertEqual(last["needle_accuracy"], needle["accuracy"])
+            self.assertEqual(last["needle_accuracy.length.96"], by_length[96]["accuracy"])
+            self.assertEqual(last["needle_accuracy.depth.2"], needle["by_depth"][2]["accuracy"])
+
+    def test_what_can_only_be_right_is_right(self):
+        # One value token: every answer is known after a few steps, wherever its tokens lie.
+        run = self.out("run")
+        self.run_ballast(1, "train", self.deck(text=DECK, values=1, closing="false", dp=1, every=0, steps=12), "-d", run)
+        found = self.evaluate(self.deck("two.toml", text=DECK, values=1, closing="false", dp=1, cp_inner=2), run, 2, "ring.layout=striped", "ring.stripe=1")
+        self.assertEqual(found["needle_accuracy"], 1)
+        fresh = self.out("fresh")
+        self.run_ballast(1, "train", self.deck(text=DECK, values=1, closing="false", dp=1, every=0, steps=1), "-d", fresh, "optimizer.learning_rate=0")
+        self.assertLess(self.evaluate(self.deck("one.toml", text=DECK, values=1, closing="false", dp=1), fresh, 1)["needle_accuracy"], 0.5)
+
+    def test_eval_samples_limits_the_questions(self):
+        run = self.out("run")
+        self.run_ballast(2, "train", self.deck(text=DECK, values=2, closing="true", every=0), "-d", run)
+        found = self.evaluate(self.deck(text=DECK, values=2, closing="true"), run, 2, "eval.samples=1")
+        self.assertIn(found["needle"]["questions"], (4, 7))
+
+
+if __name__ == "__main__":
+    unittest.main()
