@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "app/local_batch.hpp"
+#include "parallel/pattern_source.hpp"
 #include "parallel/ulysses.hpp"
 
 namespace ballast {
@@ -86,6 +87,7 @@ std::unique_ptr<IndexSource> Session::index_source(AttentionAxes axes, const Com
   generator.heads /= sequence.size();
   generator.first_head = sequence.rank() * generator.heads;
   if (attention.generated) return std::make_unique<GeneratedSource>(std::move(axes), generator, indexes, &recorder);
+  if (attention.sparse()) return pattern_source(mesh.cp, std::move(axes), attention, nullptr, &recorder);
   return std::make_unique<DenseSource>(std::move(axes), &recorder);
 }
 

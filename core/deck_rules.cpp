@@ -158,11 +158,17 @@ void batching_rules(const Deck& deck, Rules& rules) {
 
 void attention_rules(const Deck& deck, Rules& rules) {
   const RunOptions options = RunOptions::from(deck);
-  if (options.attention.sparse() && options.layout == LayoutKind::striped && options.stripe % kBlock != 0)
+  const AttentionOptions& attention = options.attention;
+  const std::int64_t align = attention.align();
+  for (const auto& [key, tokens] : {std::pair{"attention.moba_block", attention.moba_block}, {"attention.xattention_block", attention.xattention_block}})
+    if (tokens % kBlock != 0) rules.add({key}, fmt::format("{} = {} must be a multiple of {} tokens", key, tokens, kBlock));
+  if (kBlock % attention.xattention_stride != 0)
+    rules.add({"attention.xattention_stride"}, fmt::format("attention.xattention_stride = {} must divide {}", attention.xattention_stride, kBlock));
+  if (attention.sparse() && options.layout == LayoutKind::striped && options.stripe % align != 0)
     rules.add({"ring.stripe", "ring.layout", "attention.pattern", "attention.index"},
               fmt::format("ring.stripe = {}: sparse attention computes blocks of {} tokens, which stripes must not cut; set a multiple of {}, or attention.pattern = "
                           "\"dense\" with attention.index = \"pattern\"",
-                          options.stripe, kBlock, kBlock));
+                          options.stripe, align, align));
   if (options.attention.sparse() && options.batching.method == "chunkflow" && options.batching.micro_batch_tokens % kBlock != 0)
     rules.add({"chunk.tokens", "attention.pattern", "attention.index"},
               fmt::format("chunk.tokens = {}: sparse attention needs chunks of a multiple of {} tokens", options.batching.micro_batch_tokens, kBlock));

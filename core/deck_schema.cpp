@@ -22,6 +22,9 @@ Range between(double minimum, double maximum) { return {minimum, maximum, false,
 /// [minimum, maximum)
 Range up_to(double minimum, double maximum) { return {minimum, maximum, false, true}; }
 
+/// (0, 1]
+Range share() { return {0.0, 1.0, true, false}; }
+
 constexpr double kDegree = 1 << 20;    // ranks of one mesh dimension
 constexpr double kTokens = 1ll << 40;  // tokens, steps, samples
 constexpr double kWidth = 1 << 24;     // extent of a model dimension
@@ -165,7 +168,19 @@ std::vector<KeySpec> build() {
   k.flag("batching.balance", true, "hbp: packs and batches of like attention; false: random packs of each group in random order");
   k.text("batching.long", "refuse", {"refuse", "split"}, "hbp: what happens to a sample above the longest group; split: pieces of its length, each a sample");
 
-  k.text("attention.pattern", "dense", {"dense"}, "which (query, key) pairs are computed");
+  k.text("attention.pattern", "dense", {"dense", "vertical_slash", "moba", "xattention"},
+         "which (query, key) pairs are computed; vertical_slash: columns and block diagonals that the last queries attend to (MTraining); moba: the "
+         "best blocks of keys for each query; xattention: blocks with the heaviest antidiagonals");
+  k.real("attention.vertical_share", 0.9, "", share(), "vertical_slash, p_v: share of the observed attention that the columns hold; 1: dense");
+  k.real("attention.slash_share", 0.9, "", share(), "vertical_slash, p_s: share of the observed attention that the slashes hold; 1: dense");
+  k.number("attention.last_q", 64, "queries", between(1, 1 << 20), "vertical_slash: queries at a segment's end that are observed; segments no longer are dense");
+  k.number("attention.max_columns", 4096, "keys", between(0, kTokens), "vertical_slash: columns of a head at most, the heaviest; 0: no cap");
+  k.number("attention.max_slashes", 1024, "blocks", between(0, kTokens), "vertical_slash: slashes of a head at most, the heaviest; 0: no cap");
+  k.number("attention.moba_block", 256, "tokens", between(64, 1 << 30), "moba: tokens of a block, a multiple of 64");
+  k.number("attention.moba_top_k", 32, "blocks", between(1, kTokens), "moba: blocks a query, its own included; more than there are: dense");
+  k.number("attention.xattention_block", 128, "tokens", between(64, 1 << 20), "xattention: tokens of a block, a multiple of 64");
+  k.number("attention.xattention_stride", 16, "tokens", between(1, 1 << 20), "xattention: tokens between the antidiagonals that are summed; divides 64");
+  k.real("attention.xattention_threshold", 0.9, "", share(), "xattention: share of the estimated attention that each row of blocks keeps; 1: dense");
 
   k.number("chunk.tokens", 8192, "tokens", between(1, kTokens), "chunkflow: longer samples are cut here, shorter ones share a chunk");
   k.number("chunk.k", 1, "chunks", between(1, 1 << 20),

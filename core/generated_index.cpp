@@ -109,13 +109,6 @@ std::vector<GeneratedHead> generate(const GeneratedPattern& p) {
   return heads;
 }
 
-GeneratedHead dense_head(std::int64_t tokens) {
-  GeneratedHead head;
-  head.slashes.resize(tokens / kBlock);
-  std::iota(head.slashes.begin(), head.slashes.end(), 0);
-  return head;
-}
-
 double density(const std::vector<GeneratedHead>& heads, std::int64_t tokens) {
   double pairs = 0;
   for_each_work(heads, tokens, [&](std::int64_t, std::int64_t, double n) { pairs += n; });

@@ -9,6 +9,7 @@
 #include "core/attention_index.hpp"
 #include "core/ring_plan.hpp"
 #include "core/sequence_layout.hpp"
+#include "core/vertical_slash.hpp"
 
 namespace ballast {
 
@@ -22,20 +23,13 @@ struct GeneratedPattern {
   int first_head = 0;  ///< number of the first, where a rank computes some heads of a layer (Ulysses)
 };
 
-/// One head.  A slash d is the block diagonal (i, i - d), computed whole under the causal mask; a column is a key that all later blocks
-/// use.
-struct GeneratedHead {
-  std::vector<std::int32_t> slashes;  ///< ascending; 0, the diagonal, first
-  std::vector<std::int64_t> columns;  ///< ascending
-};
+/// One head; its first slash is the diagonal.
+using GeneratedHead = VerticalSlash;
 
 /// Heads of a pattern, each a function of seed and head number alone.  Beside the band, slashes come in clusters of 4 to 16 neighbours at
 /// log-uniform distances; every eighth column lies in the first 64th of the sequence.  Band and columns stay where density asks for less.
 /// Errors: tokens no positive multiple of 64, density outside (0, 1], more columns than tokens, sizes below what they count.
 std::vector<GeneratedHead> generate(const GeneratedPattern& pattern);
-
-/// The head that computes every causal pair.
-GeneratedHead dense_head(std::int64_t tokens);
 
 /// Calls visit(query block, key block, pairs) for all work of the heads; a block pair comes once for each head and slash, and once for its
 /// columns.  A pair under a slash and a column counts once.  Memory: the columns' counts; time: what is visited.

@@ -6,23 +6,6 @@
 #include "core/error.hpp"
 
 namespace ballast {
-namespace {
-
-/// A head's slashes as ranges [first, last] of neighbouring offsets, farthest first: for a query block they ascend in key block.
-std::vector<std::pair<std::int32_t, std::int32_t>> slash_ranges(const std::vector<std::int32_t>& slashes) {
-  std::vector<std::pair<std::int32_t, std::int32_t>> ranges;
-  for (std::int32_t d : slashes) {
-    if (!ranges.empty() && ranges.back().second + 1 == d)
-      ranges.back().second = d;
-    else
-      ranges.emplace_back(d, d);
-  }
-  std::reverse(ranges.begin(), ranges.end());
-  return ranges;
-}
-
-}  // namespace
-
 DenseSource::DenseSource(AttentionAxes axes_, Recorder* recorder) : IndexSource(std::move(axes_)) {
   Scope scope(recorder, EventKind::indexing);
   for (const auto& keys : axes().keys) shards_.push_back(dense_index(axes().queries, keys));
@@ -33,12 +16,8 @@ std::unique_ptr<IndexSource> dense_source(const MicroBatch& batch, const Sequenc
 }
 
 AttentionIndex generated_index(const std::vector<AxisToken>& queries, const KeyAxis& axis, const GeneratedPattern& pattern) {
-  const std::vector<QueryBlock> blocks = query_blocks(queries, axis);
-  AttentionIndex index = visible_index(queries, axis, pattern.heads);
-  index.segments = std::max(1, axis.segments());
-  for (const QueryBlock& block : blocks) index.block_segment.push_back(block.segment);
   std::map<std::int64_t, std::vector<GeneratedHead>> of_length;
-  std::vector<const std::vector<GeneratedHead>*> of_segment;
+  std::vector<std::vector<GeneratedHead>> of_segment;
   for (int s = 0; s < axis.segments(); ++s) {
     const std::int64_t tokens = axis.offset[s + 1] - axis.offset[s];
     auto& heads = of_length[tokens];
@@ -48,32 +27,9 @@ AttentionIndex generated_index(const std::vector<AxisToken>& queries, const KeyA
       own.columns = std::min(pattern.columns, tokens / 16);
       heads = pattern.density < 1 ? generate(own) : std::vector<GeneratedHead>(pattern.heads, dense_head(tokens));
     }
-    of_segment.push_back(&heads);
+    of_segment.push_back(heads);
   }
-  index.run_offset.push_back(0);
-  index.bar_offset.push_back(0);
-  for (int h = 0; h < pattern.heads; ++h) {
-    std::vector<std::vector<std::pair<std::int32_t, std::int32_t>>> ranges(axis.segments());
-    for (int s = 0; s < axis.segments(); ++s) {
-      if (of_segment[s]->empty()) continue;
-      ranges[s] = slash_ranges((*of_segment[s])[h].slashes);
-      for (std::int64_t c : (*of_segment[s])[h].columns)
-        if (c < axis.count[s]) index.bars.push_back(static_cast<std::int32_t>(axis.offset[s] + c));
-      index.bar_offset.push_back(static_cast<std::int64_t>(index.bars.size()));
-    }
-    if (axis.segments() == 0) index.bar_offset.push_back(0);
-    for (const QueryBlock& block : blocks) {
-      const auto base = static_cast<std::int32_t>(axis.offset[block.segment] / kBlock + block.block);
-      for (const auto& [near, far] : ranges[block.segment]) {
-        if (near > block.block) continue;
-        const std::int32_t reach = std::min(far, static_cast<std::int32_t>(block.block));
-        index.runs.push_back({base - reach, base - near + 1, -1});
-      }
-      index.run_offset.push_back(static_cast<std::int64_t>(index.runs.size()));
-    }
-  }
-  cover_bars(index);
-  return index;
+  return vertical_slash_index(queries, axis, of_segment, false);
 }
 
 std::vector<std::int64_t> IndexCache::shape_key(const AttentionAxes& axes) {
@@ -106,7 +62,7 @@ GeneratedSource::GeneratedSource(AttentionAxes axes_, const GeneratedPattern& pa
     : IndexSource(std::move(axes_)) {
   Scope scope(recorder, EventKind::indexing);
   shards_ = cache.get(axes(), pattern.first_head, pattern.heads, [&] {
-    const KeyAxis axis = key_axis(axes().keys);
+    const KeyAxis axis = key_axis(axes());
     return split_keys(generated_index(axes().queries, axis, pattern), axis, axes().keys);
   });
 }

@@ -8,8 +8,6 @@
 namespace ballast {
 namespace {
 
-std::int64_t aligned(std::int64_t tokens) { return (tokens + kBlock - 1) / kBlock * kBlock; }
-
 /// Which blocks of the whole key axis a shard holds, and where.
 struct ShardBlocks {
   std::vector<std::int32_t> below;  ///< [blocks + 1]: blocks of the shard before global block g
@@ -21,22 +19,10 @@ struct ShardBlocks {
   }
 };
 
-ShardBlocks shard_blocks(const KeyAxis& axis, const std::vector<AxisToken>& keys, std::size_t shard) {
-  require(keys.size() % kBlock == 0, "sparse attention: shard {} has {} keys, no multiple of {}; use zigzag, or a stripe that is a multiple of {}",
-          shard, keys.size(), kBlock, kBlock);
+ShardBlocks shard_blocks(const KeyAxis& axis, const std::vector<AxisToken>& keys) {
   ShardBlocks blocks;
   blocks.below.assign(axis.tokens() / kBlock + 1, 0);
-  for (std::size_t first = 0; first < keys.size(); first += kBlock) {
-    const bool starts = keys[first].segment >= 0 && axis.global(keys[first]) % kBlock == 0;
-    const std::int64_t global = starts ? axis.global(keys[first]) : 0;
-    bool whole = starts;
-    for (std::size_t i = 1; whole && i < kBlock; ++i)
-      whole = keys[first + i].segment < 0 || axis.global(keys[first + i]) == global + static_cast<std::int64_t>(i);
-    require(whole && blocks.below[global / kBlock + 1] == 0,
-            "sparse attention: shard {} cuts a block of {} keys at its key {}; use zigzag, or a stripe that is a multiple of {}", shard, kBlock, first,
-            kBlock);
-    blocks.below[global / kBlock + 1] = 1;
-  }
+  for (const std::int32_t g : global_blocks(axis, keys)) blocks.below[g + 1] = 1;
   for (std::size_t g = 1; g < blocks.below.size(); ++g) blocks.below[g] += blocks.below[g - 1];
   return blocks;
 }
@@ -94,15 +80,19 @@ AttentionIndex cut(const AttentionIndex& index, const ShardBlocks& shard, std::i
 AttentionAxes attention_axes(const MicroBatch& batch, const SequenceLayout& layout, int rank) {
   AttentionAxes axes;
   axes.rank = rank;
+  axes.align = batch.align;
+  for (const Segment& segment : batch.segments) axes.first_query.push_back(segment.begin);
   axes.queries = local_tokens(batch, layout, rank);
   for (int shard = 0; shard < layout.ranks(); ++shard) axes.keys.push_back(shard == rank ? axes.queries : local_tokens(batch, layout, shard));
   return axes;
 }
 
-KeyAxis key_axis(const std::vector<std::vector<AxisToken>>& keys) {
+KeyAxis key_axis(const AttentionAxes& axes) {
+  const std::int64_t align = std::max<std::int64_t>(kBlock, axes.align);
+  require(align % kBlock == 0, "sparse attention: segments that start at multiples of {}, no multiple of {}", align, kBlock);
   KeyAxis axis;
   std::vector<std::int64_t> end;
-  for (const auto& shard : keys)
+  for (const auto& shard : axes.keys)
     for (const AxisToken& key : shard) {
       if (key.segment < 0) continue;
       const std::size_t s = static_cast<std::size_t>(key.segment);
@@ -120,10 +110,30 @@ KeyAxis key_axis(const std::vector<std::vector<AxisToken>>& keys) {
     if (axis.count[s] == 0) axis.first_position[s] = 0;
     const std::int64_t span = axis.count[s] == 0 ? 0 : end[s] - axis.first_position[s];
     require(span == axis.count[s], "sparse attention: the shards hold {} keys of segment {}, whose positions span {}", axis.count[s], s, span);
-    axis.offset.push_back(axis.offset.back() + aligned(span));
+    axis.offset.push_back(axis.offset.back() + (span + align - 1) / align * align);
   }
   require(axis.tokens() <= std::numeric_limits<std::int32_t>::max(), "sparse attention over {} keys: at most 2^31 - 1 in one call", axis.tokens());
   return axis;
+}
+
+std::vector<std::int32_t> global_blocks(const KeyAxis& axis, const std::vector<AxisToken>& keys) {
+  require(keys.size() % kBlock == 0, "sparse attention: a shard has {} keys, no multiple of {}; use zigzag, or a stripe that is a multiple of {}",
+          keys.size(), kBlock, kBlock);
+  std::vector<std::int32_t> blocks;
+  blocks.reserve(keys.size() / kBlock);
+  std::int64_t last = -kBlock;
+  for (std::size_t first = 0; first < keys.size(); first += kBlock) {
+    // A block of padding alone follows the last block of its segment.
+    const std::int64_t global = keys[first].segment >= 0 ? axis.global(keys[first]) : last + kBlock;
+    bool whole = global % kBlock == 0 && global > last && global < axis.tokens();
+    for (std::size_t i = 1; whole && i < kBlock; ++i)
+      whole = keys[first + i].segment < 0 || axis.global(keys[first + i]) == global + static_cast<std::int64_t>(i);
+    require(whole, "sparse attention: a shard cuts a block of {} keys at its key {}; use zigzag, or a stripe that is a multiple of {}", kBlock, first,
+            kBlock);
+    blocks.push_back(static_cast<std::int32_t>(global / kBlock));
+    last = global;
+  }
+  return blocks;
 }
 
 std::vector<QueryBlock> query_blocks(const std::vector<AxisToken>& queries, const KeyAxis& axis) {
@@ -131,6 +141,10 @@ std::vector<QueryBlock> query_blocks(const std::vector<AxisToken>& queries, cons
   blocks.reserve(queries.size() / kBlock + 1);
   for (std::size_t first = 0; first < queries.size(); first += kBlock) {
     const AxisToken& token = queries[first];
+    if (token.segment < 0 && !blocks.empty()) {  // padding alone: the block after the last of its segment
+      blocks.push_back({blocks.back().segment, blocks.back().block + 1});
+      continue;
+    }
     bool whole = token.segment >= 0 && token.segment < axis.segments() && axis.global(token) % kBlock == 0;
     for (std::size_t i = 1; whole && i < std::min<std::size_t>(kBlock, queries.size() - first); ++i) {
       const AxisToken& next = queries[first + i];
@@ -169,7 +183,7 @@ std::vector<AttentionIndex> split_keys(const AttentionIndex& index, const KeyAxi
   std::vector<AttentionIndex> shards;
   shards.reserve(keys.size());
   for (std::size_t s = 0; s < keys.size(); ++s)
-    shards.push_back(cut(index, shard_blocks(axis, keys[s], s), static_cast<std::int64_t>(keys[s].size())));
+    shards.push_back(cut(index, shard_blocks(axis, keys[s]), static_cast<std::int64_t>(keys[s].size())));
   return shards;
 }
 

@@ -11,6 +11,8 @@ namespace ballast {
 /// Tokens of one attention call as one rank has them.  Padding is a token of segment -1: it sees nothing and nothing sees it.
 struct AttentionAxes {
   int rank = 0;                              ///< of the ring
+  std::int64_t align = 1;                    ///< segments start at multiples of this (MicroBatch::align)
+  std::vector<std::int64_t> first_query;     ///< [segments] position of a segment's first query, on whichever rank
   std::vector<AxisToken> queries;            ///< this rank's, in local order
   std::vector<std::vector<AxisToken>> keys;  ///< [shard]: what that rank's K and V hold, in local order; by segment, then position
 };
@@ -18,7 +20,7 @@ struct AttentionAxes {
 /// Axes of a micro-batch whose keys are its own tokens.  Error: a layout of other tokens than the micro-batch's.
 AttentionAxes attention_axes(const MicroBatch& batch, const SequenceLayout& layout, int rank);
 
-/// All keys of a call in global order: segment after segment, each from a multiple of 64 on, in ascending position.  A segment's keys are
+/// All keys of a call in global order: segment after segment, each from a multiple of 64 (of the axes' `align`) on, in ascending position.  A segment's keys are
 /// a gapless range of positions, a stored prefix included.
 struct KeyAxis {
   std::vector<std::int64_t> offset;          ///< [segments + 1] start of each segment on the axis, multiples of 64
@@ -29,7 +31,10 @@ struct KeyAxis {
   std::int64_t global(const AxisToken& token) const { return offset[token.segment] + token.position - first_position[token.segment]; }
 };
 /// Error: a segment whose shards together do not hold every position of its range once.
-KeyAxis key_axis(const std::vector<std::vector<AxisToken>>& keys);
+KeyAxis key_axis(const AttentionAxes& axes);
+
+/// Block of the whole axis that each block of 64 keys of a shard is.  Error: a shard that cuts a block.
+std::vector<std::int32_t> global_blocks(const KeyAxis& axis, const std::vector<AxisToken>& keys);
 
 /// 64 queries of one segment: block `block` of the segment's keys is the one they lie on.
 struct QueryBlock {

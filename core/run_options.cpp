@@ -102,6 +102,16 @@ AttentionOptions attention_options(const Deck& deck) {
   AttentionOptions options;
   options.pattern = deck.text("attention.pattern");
   options.generated = deck.text("attention.index") == "generated";
+  options.vertical_share = deck.real("attention.vertical_share");
+  options.slash_share = deck.real("attention.slash_share");
+  options.last_q = deck.integer("attention.last_q");
+  options.max_columns = deck.integer("attention.max_columns");
+  options.max_slashes = deck.integer("attention.max_slashes");
+  options.moba_block = deck.integer("attention.moba_block");
+  options.moba_top_k = deck.integer("attention.moba_top_k");
+  options.xattention_block = deck.integer("attention.xattention_block");
+  options.xattention_stride = deck.integer("attention.xattention_stride");
+  options.xattention_threshold = deck.real("attention.xattention_threshold");
   options.generator.density = deck.real("attention.generated_density");
   options.generator.band_tokens = deck.integer("attention.generated_band_tokens");
   options.generator.columns = deck.integer("attention.generated_columns");

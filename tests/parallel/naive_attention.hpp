@@ -13,11 +13,13 @@ struct NaiveAttention {
   std::int64_t heads = 1, kv_heads = 1, dim = 1;
   double scale = 1;
   std::vector<AxisToken> tokens;
+  std::vector<char> mask;  ///< [Hq, T, T] which pairs are computed; empty: all visible ones
   std::vector<double> q, k, v, d_o;
   std::vector<double> o, lse, dq, dk, dv;
 
-  bool visible(std::size_t query, std::size_t key) const {
-    return tokens[query].segment == tokens[key].segment && tokens[key].position <= tokens[query].position;
+  bool visible(std::size_t head, std::size_t query, std::size_t key) const {
+    if (tokens[query].segment < 0 || tokens[query].segment != tokens[key].segment || tokens[key].position > tokens[query].position) return false;
+    return mask.empty() || mask[(head * tokens.size() + query) * tokens.size() + key] != 0;
   }
   double dot(const std::vector<double>& a, std::size_t row_a, const std::vector<double>& b, std::size_t row_b) const {
     double sum = 0;
@@ -40,8 +42,9 @@ struct NaiveAttention {
       const auto k_row = [&](std::size_t j) { return j * kv_heads + g; };
       for (std::size_t i = 0; i < n; ++i) {
         double sum = 0, total = 0;
-        for (std::size_t j = 0; j < n; ++j) sum += p[j] = visible(i, j) ? std::exp(scale * dot(q, q_row(i), k, k_row(j))) : 0.0;
+        for (std::size_t j = 0; j < n; ++j) sum += p[j] = visible(h, i, j) ? std::exp(scale * dot(q, q_row(i), k, k_row(j))) : 0.0;
         lse[h * n + i] = std::log(sum);
+        if (sum == 0) continue;
         for (std::size_t j = 0; j < n; ++j) {
           p[j] /= sum;
           if (p[j] == 0) continue;

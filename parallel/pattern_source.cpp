@@ -1,0 +1,36 @@
+#include "parallel/pattern_source.hpp"
+
+#include "core/error.hpp"
+#include "parallel/pattern_sources.hpp"
+
+namespace ballast {
+
+PatternSource::PatternSource(Communicator cp, AttentionAxes axes_in, const AttentionOptions& options, BudgetPolicy* policy, Recorder* recorder)
+    : IndexSource(std::move(axes_in)), cp_(std::move(cp)), options_(options), policy_(policy), recorder_(recorder), axis_(key_axis(axes())) {
+  require(static_cast<int>(axes().keys.size()) == cp_.size() && axes().rank == cp_.rank(), "sparse attention: axes of rank {} of {} on rank {} of {}",
+          axes().rank, axes().keys.size(), cp_.rank(), cp_.size());
+  require(static_cast<int>(axes().first_query.size()) >= axis_.segments(), "sparse attention: first queries of {} segments, keys of {}",
+          axes().first_query.size(), axis_.segments());
+}
+
+const std::vector<AttentionIndex>& PatternSource::shards(const AttentionInputs& in) {
+  const auto found = layers_.find(in.layer);
+  if (found != layers_.end()) return found->second;
+  Scope scope(recorder_, EventKind::indexing);
+  const Built built = build(in);
+  return layers_.emplace(in.layer, split_keys(built.index, axis_, axes().keys)).first->second;
+}
+
+void PatternSource::join(Tensor& tensor, Reduction reduction) const {
+  if (cp_.size() > 1 && tensor.numel() > 0) cp_.all_reduce(tensor, reduction);
+}
+
+std::unique_ptr<IndexSource> pattern_source(const Communicator& cp, AttentionAxes axes, const AttentionOptions& options, BudgetPolicy* policy,
+                                            Recorder* recorder) {
+  if (options.pattern == "vertical_slash") return std::make_unique<VerticalSlashSource>(cp, std::move(axes), options, policy, recorder);
+  if (options.pattern == "moba") return std::make_unique<MobaSource>(cp, std::move(axes), options, policy, recorder);
+  if (options.pattern == "xattention") return std::make_unique<XAttentionSource>(cp, std::move(axes), options, policy, recorder);
+  fail("attention.pattern = \"{}\" has no index builder; allowed: vertical_slash, moba, xattention", options.pattern);
+}
+
+}  // namespace ballast

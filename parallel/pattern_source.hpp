@@ -1,0 +1,51 @@
+// Indexes chosen from Q and K by a sparse pattern (attention.pattern), over context-parallel ranks: only what decides the choice is joined,
+// never K itself.  Sources: MTraining Algorithm 1 (vertical_slash), MoBA (moba), XAttention (xattention); DESIGN "attention index".
+#pragma once
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "core/attention_options.hpp"
+#include "core/budget_policy.hpp"
+#include "core/index_source.hpp"
+#include "parallel/comm.hpp"
+
+namespace ballast {
+
+/// What was chosen for one index head of a layer; the same on every rank.
+struct HeadBudget {
+  double budget = 0;          ///< vertical_slash: slashes + columns / 64; others: pattern blocks a query; mean over segments by queries
+  std::int64_t overflow = 0;  ///< columns and slashes that the caps left out
+};
+
+/// Builds a layer's index at its first forward and keeps it for the micro-batch.
+class PatternSource : public IndexSource {
+ public:
+  /// `cp`: the ring's ranks.  `policy` may be null: then the budgets are those of `options`.
+  PatternSource(Communicator cp, AttentionAxes axes, const AttentionOptions& options, BudgetPolicy* policy, Recorder* recorder);
+  const std::vector<AttentionIndex>& shards(const AttentionInputs& in) final;
+
+ protected:
+  struct Built {
+    AttentionIndex index;  ///< local queries over the whole key axis
+    std::vector<HeadBudget> budgets;
+  };
+  virtual Built build(const AttentionInputs& in) = 0;
+  /// Sums (maxima) a tensor over the ring's ranks.
+  void join(Tensor& tensor, Reduction reduction) const;
+
+  const Communicator cp_;
+  const AttentionOptions options_;
+  BudgetPolicy* const policy_;
+  Recorder* const recorder_;
+  const KeyAxis axis_;
+
+ private:
+  std::map<int, std::vector<AttentionIndex>> layers_;
+};
+
+/// The source of options.pattern ("vertical_slash", "moba" or "xattention").
+std::unique_ptr<IndexSource> pattern_source(const Communicator& cp, AttentionAxes axes, const AttentionOptions& options, BudgetPolicy* policy,
+                                            Recorder* recorder);
+
+}  // namespace ballast

@@ -1,0 +1,47 @@
+// The patterns behind pattern_source(); one file each.
+#pragma once
+#include "kernels/index_scores.hpp"
+#include "parallel/pattern_source.hpp"
+
+namespace ballast {
+
+/// MTraining Algorithm 1: the last queries of every segment go to the keys, column sums stay, diagonal sums are joined; each rank sends its
+/// heaviest columns.
+class VerticalSlashSource final : public PatternSource {
+ public:
+  using PatternSource::PatternSource;
+
+ private:
+  Built build(const AttentionInputs& in) override;
+};
+
+/// Pattern blocks of `block_tokens` on the key axis, numbered over all segments.
+struct PatternBlocks {
+  PatternBlocks(const KeyAxis& axis, std::int64_t block_tokens);
+  /// Local blocks of 64 among them.
+  PatternRows rows(const KeyAxis& axis, const std::vector<AxisToken>& tokens) const;
+  std::int64_t block_tokens = 0;
+  std::vector<std::int64_t> first;  ///< [segments + 1]
+  std::int64_t count() const { return first.back(); }
+  std::int64_t widest() const;      ///< blocks of the longest segment
+};
+
+/// MoBA: keys pooled over blocks and joined; every query routes to its best blocks.
+class MobaSource final : public PatternSource {
+ public:
+  using PatternSource::PatternSource;
+
+ private:
+  Built build(const AttentionInputs& in) override;
+};
+
+/// XAttention: antidiagonal sums of every block of queries against every block of keys, in one ring turn of K.
+class XAttentionSource final : public PatternSource {
+ public:
+  using PatternSource::PatternSource;
+
+ private:
+  Built build(const AttentionInputs& in) override;
+};
+
+}  // namespace ballast
