@@ -99,9 +99,9 @@ void print_schedule(const CheckFacts& f) {
     std::string ops;
     for (std::size_t i = 0; i < stage.ops.size() && i < 6; ++i)
       ops += fmt::format("{}{} {}", i == 0 ? "" : ", ", name(stage.ops[i].kind), stage.ops[i].micro_batch);
-    if (stage.ops.size() > 6) ops += fmt::format(" ... {} ops", 2 * f.micro_batches);
+    if (stage.ops.size() > 6) ops += fmt::format(" ... {} ops", stage.ops.size());
     table.row({text(static_cast<std::int64_t>(s)), fmt::format("{}..{}", stage.layer_begin, stage.layer_end - 1), text(stage.parameters),
-               text(stage.shard_parameters), text(stage.live_micro_batches), ops.empty() ? "see ballast plan (pp > 1)" : ops});
+               text(stage.shard_parameters), text(stage.live_micro_batches), ops});
   }
   fmt::print("{}", table.text(kRows));
 }

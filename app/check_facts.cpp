@@ -15,7 +15,7 @@ constexpr std::int64_t kListedPieces = 1 << 20;
 constexpr int kListedRanks = 1 << 16;
 constexpr std::size_t kTwinPieces = 1 << 16;
 constexpr int kPlannedRing = 1 << 16;
-constexpr std::int64_t kListedMicroBatches = 1 << 12;
+constexpr std::int64_t kListedMicroBatches = 1 << 12, kPipelinedMicroBatches = 1 << 7;
 
 DType compute_type(const Deck& deck) {
   if (deck.text("run.backend") == "cuda") return DType::bf16;
@@ -60,6 +60,13 @@ std::vector<ShardFacts> shard_facts(const RunOptions& options, std::int64_t toke
     for (const auto& [begin, end] : shard.pieces) shard.pairs += causal_pairs(begin, end);
   }
   return shards;
+}
+
+/// Micro-batches of a step, all full, `most` at most.
+std::vector<MicroBatch> full_micro_batches(const CheckFacts& f, std::int64_t most) {
+  std::vector<MicroBatch> list;
+  for (std::int64_t m = 0; m < std::min(f.micro_batches, most); ++m) list.push_back({{{m, 0, f.micro_batch_tokens, 0}}});
+  return list;
 }
 
 nlohmann::ordered_json hop_json(const std::optional<RingHop>& hop) {
@@ -131,21 +138,21 @@ CheckFacts CheckFacts::of(const Deck& deck) {
   f.dkv_hop_bytes = kv_elements * (f.type == DType::f64 ? 8 : 4);
 
   const std::int64_t layers = local.layers;
-  std::vector<std::int64_t> layer_begin;
-  for (int s = 0; s < mesh.pp; ++s) layer_begin.push_back(layers * s / mesh.pp);
+  const std::vector<std::int64_t>& layer_begin = f.options.layer_begin;
   f.stages.resize(static_cast<std::size_t>(mesh.pp));
   for (const Parameter& p : parameter_table(local, layer_begin)) f.stages[static_cast<std::size_t>(p.stage)].parameters += p.numel();
   const RecomputeOptions recompute = recompute_options(deck);
-  const std::int64_t listed = std::min(f.micro_batches, kListedMicroBatches);
+  const std::vector<MicroBatch> list = full_micro_batches(f, mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches);
+  const Schedule schedule = plan_schedule(list, f.options.pipeline);
+  const SimulatedSchedule simulated = simulate(schedule, schedule_costs(f.options.pipeline.costs, list));
   for (int s = 0; s < mesh.pp; ++s) {
     StageFacts& stage = f.stages[static_cast<std::size_t>(s)];
     stage.layer_begin = layer_begin[static_cast<std::size_t>(s)];
     stage.layer_end = s + 1 < mesh.pp ? layer_begin[static_cast<std::size_t>(s) + 1] : layers;
     const std::int64_t shard = (stage.parameters + mesh.replicas() - 1) / mesh.replicas();
     stage.shard_parameters = f.zero == 0 ? stage.parameters : shard;
-    // One-forward-one-backward keeps as many micro-batches alive as there are stages from here on.
-    stage.live_micro_batches = static_cast<int>(std::min<std::int64_t>(mesh.pp - s, f.micro_batches));
-    if (mesh.pp == 1) stage.ops = accumulate_schedule(static_cast<int>(listed)).stages.at(0);
+    stage.live_micro_batches = simulated.peak_live_activations.at(static_cast<std::size_t>(s));
+    stage.ops = schedule.stages.at(static_cast<std::size_t>(s));
 
     MemoryInputs in;
     in.model = local;

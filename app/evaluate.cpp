@@ -16,20 +16,24 @@ Evaluation evaluate(Session& session, std::int64_t samples) {
   std::vector<std::int64_t> chosen = session.sampler.validation();
   if (samples > 0 && static_cast<std::int64_t>(chosen.size()) > samples) chosen.resize(samples);
   const Batch batch = session.plan(-1, chosen);
+  const auto& mine = batch.micro_batches.at(session.mesh.at.dp);
   double loss = 0;
   NeedleJudge judge(*session.dataset, chosen);
-  for (const MicroBatch& micro_batch : batch.micro_batches.at(session.mesh.at.dp)) {
-    MicroBatchWork work = session.prepare(micro_batch, 0);
+  const auto prepare = [&](int m) {
+    MicroBatchWork work = session.prepare(mine[m], 0);
     work.batch.judged = judge.has_questions();
-    const StageOutput output = session.model.forward(work.batch, Tensor(), *work.attention, nullptr);
+    return work;
+  };
+  const auto take = [&](int m, const LocalBatch& local, const StageOutput& output) {
     loss += output.loss_sum();
-    judge.add(micro_batch, work.batch, output);
-  }
+    judge.add(mine[m], local, output);
+  };
+  run_stage(forward_schedule(chunk_groups(mine), session.links.stages()), static_cast<int>(mine.size()), session.model, session.links, {prepare, {}, take}, nullptr);
   session.recorder.enabled = was_enabled;
   Evaluation result;
   result.loss_tokens = batch.loss_tokens();
   result.samples = batch.samples();
-  loss = session.mesh.replica.all_reduce(loss);
+  loss = session.mesh.pp.all_reduce(session.mesh.replica.all_reduce(loss));  // the last stage has it
   result.loss = result.loss_tokens > 0 ? loss / static_cast<double>(result.loss_tokens) : 0;
   result.needle = judge.result(session.mesh.world, session.deck.integer("eval.depths"));
   return result;

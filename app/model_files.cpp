@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 
 #include "io/huggingface.hpp"
 #include "io/safetensors.hpp"
@@ -19,12 +20,13 @@ void load_weights(Session& session, ShardedOptimizer& optimizer) {
     require(std::filesystem::is_directory(folder), "model.weights = \"{}\": no such folder; a run that goes on (-r) does not need it",
             folder);
     Tensor& master = optimizer.state().master;
+    const auto table = parameter_table(session.options.model, session.options.layer_begin);  // a stage is one range of it
     const std::int64_t first = std::min(optimizer.shard_begin(), session.parameters.numel());
     const std::int64_t last = std::min(optimizer.shard_end(), session.parameters.numel());
     for (std::int64_t at = first;; at += kPieceElements) {  // once at least, so that every rank sees the names and shapes
       const std::int64_t end = std::min(at + kPieceElements, last);
       Tensor piece = Tensor::empty({end - at}, master.dtype(), host_device(), MemoryCategory::workspace);
-      read_huggingface_weights(folder, session.parameters.table(), at, end, piece);
+      read_huggingface_weights(folder, table, session.stage.begin + at, session.stage.begin + end, piece);
       master.rows(at - optimizer.shard_begin(), end - optimizer.shard_begin()).copy_from(piece);
       session.device.synchronize();  // before the piece goes
       if (end == last) break;
@@ -37,23 +39,51 @@ void dump_gradients(const std::string& file, Session& session, const ShardedOpti
   // The buffer of the micro-batches' gradients is free until the next step; a shard that lies in it stays in its place.
   Tensor& all = session.parameters.gradients();
   if (optimizer.shard_gradient().numel() < all.numel()) session.mesh.replica.all_gather(optimizer.shard_gradient(), all);
-  together(session.mesh.world, [&] {
-    if (session.mesh.world.rank() != 0) return;
+  const Mesh& mesh = session.mesh;
+  const auto table = parameter_table(session.options.model, session.options.layer_begin);
+  together(mesh.world, [&] {
+    if (mesh.replica.rank() != 0) return;  // the others hold the same
+    const bool writes = mesh.at.pp == 0;
+    std::string problem;  // the writer takes in what the other stages send even when it cannot write
+    const auto attempt = [&](const auto& work) {
+      if (!writes || !problem.empty()) return;
+      try {
+        work();
+      } catch (const std::exception& e) {
+        problem = e.what();
+      }
+    };
     std::vector<std::pair<std::string, Shape>> tensors;
-    for (const Parameter& p : session.parameters.table()) tensors.emplace_back(p.name, p.shape);
-    SafetensorsWriter writer(file, tensors, "F32");
-    std::vector<float> values;
-    for (std::int64_t at = 0; at < session.parameters.numel(); at += kPieceElements) {
-      const std::int64_t end = std::min(at + kPieceElements, session.parameters.numel());
-      const Tensor piece = all.rows(at, end).to(host_device());
-      session.device.synchronize();
-      dispatch_float(piece.dtype(), [&](auto t) {
-        const auto* data = piece.data<decltype(t)>();
-        values.assign(data, data + piece.numel());
-      });
-      writer.append(values);
+    std::vector<std::int64_t> elements(static_cast<std::size_t>(mesh.shape.pp), 0);  // by stage
+    for (const Parameter& p : table) {
+      if (p.tied_copy) continue;  // the last of its stage
+      tensors.emplace_back(p.name, p.shape);
+      elements[static_cast<std::size_t>(p.stage)] += p.numel();
     }
-    writer.finish();
+    std::optional<SafetensorsWriter> writer;
+    attempt([&] { writer.emplace(file, tensors, "F32"); });
+    std::vector<float> values;
+    for (int stage = 0; stage < mesh.shape.pp; ++stage) {
+      const std::int64_t count = elements[static_cast<std::size_t>(stage)];
+      for (std::int64_t at = 0; at < count; at += kPieceElements) {
+        const std::int64_t end = std::min(at + kPieceElements, count);
+        const bool mine = stage == mesh.at.pp;
+        if (!mine && !writes) continue;
+        const Tensor piece = mine ? all.rows(at, end).to(host_device())
+                                  : Tensor::empty({end - at}, all.dtype(), host_device(), MemoryCategory::communication);
+        session.device.synchronize();
+        if (mine != writes) mesh.pp.exchange(std::vector<Transfer>{{piece, writes ? stage : 0, !writes}}).complete();
+        attempt([&] {
+          dispatch_float(piece.dtype(), [&](auto t) {
+            const auto* data = piece.data<decltype(t)>();
+            values.assign(data, data + piece.numel());
+          });
+          writer->append(values);
+        });
+      }
+    }
+    attempt([&] { writer->finish(); });
+    require(problem.empty(), "{}", problem);
   });
 }
 

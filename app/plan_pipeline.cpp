@@ -25,39 +25,6 @@ Batch first_batch(const Deck& deck, const RunOptions& options) {
   return plan_batch(0, samples, options.batching);
 }
 
-/// Stages alike; time is linear in tokens and visible pairs.
-ScheduleCosts stage_costs(const Deck& deck, const std::vector<MicroBatch>& list) {
-  const double token_s = deck.real("costs.forward_token_s"), pair_s = deck.real("costs.forward_pair_s"),
-               backward = deck.real("costs.backward_over_forward"), hop_s = deck.real("costs.stage_hop_token_s");
-  std::vector<double> forward, hop;
-  for (const MicroBatch& m : list) {
-    forward.push_back(token_s * static_cast<double>(m.tokens()) + pair_s * m.attention_pairs());
-    hop.push_back(hop_s * static_cast<double>(m.tokens()));
-  }
-  return {[=](int, const Op& op) {
-    const auto m = static_cast<std::size_t>(op.micro_batch);
-    switch (op.kind) {
-      case OpKind::forward:
-      case OpKind::recompute:
-        return forward[m];
-      case OpKind::backward:
-        return backward * forward[m];
-      case OpKind::send:
-        return hop[m];
-      default:
-        return 0.0;
-    }
-  }};
-}
-
-Schedule make_schedule(const Deck& deck, const ChunkGroups& groups, int stages, const ScheduleCosts& costs) {
-  const std::string& name = deck.text("pipeline.schedule");
-  if (name == "gpipe") return gpipe_schedule(groups, stages);
-  if (name == "1f1b") return one_f_one_b_schedule(groups, stages);
-  return state_aware_schedule(groups, stages, static_cast<int>(deck.integer("chunk.k")), costs,
-                              static_cast<int>(deck.integer("pipeline.search")));
-}
-
 }  // namespace
 
 std::optional<PlanPart> plan_pipeline(const Deck& deck) {
@@ -70,9 +37,8 @@ std::optional<PlanPart> plan_pipeline(const Deck& deck) {
   std::size_t micro_batches = 0, recomputed = 0;
   std::vector<int> live(stages, 0);
   for (const std::vector<MicroBatch>& list : batch.micro_batches) {
-    const ChunkGroups groups = chunk_groups(list);
-    const ScheduleCosts costs = stage_costs(deck, list);
-    const Schedule schedule = make_schedule(deck, groups, stages, costs);
+    const ScheduleCosts costs = schedule_costs(options.pipeline.costs, list);
+    const Schedule schedule = plan_schedule(list, options.pipeline);
     const std::string wrong = problems(schedule);
     require(wrong.empty(), "pipeline.schedule = \"{}\": {}", deck.text("pipeline.schedule"), wrong);
     const SimulatedSchedule result = simulate(schedule, costs);

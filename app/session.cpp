@@ -33,6 +33,12 @@ Sampler sampler_of(const Communicator& world, const Deck& deck, const Dataset& d
   return *std::move(sampler);
 }
 
+/// One behind the last layer of a pipeline stage.
+std::int64_t stage_end(const RunOptions& options, int stage) {
+  const auto next = static_cast<std::size_t>(stage) + 1;
+  return next < options.layer_begin.size() ? options.layer_begin[next] : options.model.layers;
+}
+
 }  // namespace
 
 void together(const Communicator& comm, const std::function<void()>& work) {
@@ -54,9 +60,12 @@ Session::Session(const Communicator& world, const Deck& deck_)
       dataset(open_together(world, deck)),
       sampler(sampler_of(world, deck, *dataset)),
       recorder(*backend.clock),
-      parameters(parameter_table(options.model), backend.dtype, device, mesh.replica.size()),
-      model(options.model, 0, options.model.layers, parameters, recompute_options(deck), &recorder, deck.integer("model.head_chunk_tokens")),
-      ring{mesh.cp, plan_ring(mesh.at.cp(mesh.shape), mesh.shape.cp_outer, mesh.shape.cp_inner)} {
+      stage(stage_table(options.model, options.layer_begin, mesh.at.pp)),
+      parameters(stage.table, backend.dtype, device, mesh.replica.size()),
+      model(options.model, options.layer_begin[mesh.at.pp], stage_end(options, mesh.at.pp), parameters, recompute_options(deck), &recorder,
+            deck.integer("model.head_chunk_tokens")),
+      ring{mesh.cp, plan_ring(mesh.at.cp(mesh.shape), mesh.shape.cp_outer, mesh.shape.cp_inner)},
+      links(mesh.pp, device) {
   check_all(world, dataset->vocabulary() <= options.model.vocabulary,
             fmt::format("model.vocabulary = {} is smaller than the data's vocabulary of {}", options.model.vocabulary, dataset->vocabulary()));
   recorder.context.stage = mesh.at.pp;

@@ -5,6 +5,7 @@
 
 #include "app/backend.hpp"
 #include "core/deck.hpp"
+#include "core/pipeline_stages.hpp"
 #include "core/recorder.hpp"
 #include "core/run_options.hpp"
 #include "core/sampler.hpp"
@@ -12,6 +13,7 @@
 #include "kernels/model.hpp"
 #include "kernels/parameters.hpp"
 #include "parallel/mesh.hpp"
+#include "parallel/pipeline_links.hpp"
 #include "parallel/ring_attention.hpp"
 #include "parallel/stage_executor.hpp"
 
@@ -43,10 +45,12 @@ class Session {
   std::unique_ptr<Dataset> dataset;
   Sampler sampler;
   Recorder recorder;
+  StageTable stage;  ///< this rank's part of the parameter table
   Parameters parameters;
   StageModel model;
   RingGroup ring;
   IndexCache indexes;
+  PipelineLinks links;
 };
 
 /// Runs `work` on every rank and lets all ranks fail together when one throws.  Collective.

@@ -1,6 +1,7 @@
 #include "app/train_step.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace ballast {
 
@@ -9,7 +10,7 @@ AdamWOptions adamw_options(const Deck& deck) {
 }
 
 Schedule TrainStep::schedule(const Batch& batch) const {
-  return accumulate_schedule(static_cast<int>(batch.micro_batches.at(session_.mesh.at.dp).size()));
+  return plan_schedule(batch.micro_batches.at(session_.mesh.at.dp), session_.options.pipeline);
 }
 
 TrainStep::Gradients TrainStep::compute(const Batch& batch) {
@@ -20,12 +21,14 @@ TrainStep::Gradients TrainStep::compute(const Batch& batch) {
   const double scale = batch.loss_tokens() > 0 ? 1.0 / static_cast<double>(batch.loss_tokens()) : 0.0;
   optimizer_.begin_step();
   Gradients found;
-  found.losses = run_stage(schedule(batch).stages.at(0), static_cast<int>(mine.size()), session_.model,
+  found.losses = run_stage(schedule(batch), static_cast<int>(mine.size()), session_.model, session_.links,
                            {[&](int m) { return session_.prepare(mine[m], scale); }, [&] { optimizer_.after_micro_batch(); }}, &session_.recorder);
   for (std::size_t r = mine.size(); r < rounds; ++r) optimizer_.after_micro_batch();  // collective: ranks without work join
-  found.norm = optimizer_.reduce_gradients();
+  optimizer_.reduce_gradients();
+  tied_.sum_gradients();
+  found.norm = std::sqrt(session_.mesh.pp.all_reduce(optimizer_.squared_norm()));
   for (double l : found.losses) found.loss += l;
-  found.loss = session_.mesh.replica.all_reduce(found.loss) * scale;
+  found.loss = session_.mesh.pp.all_reduce(session_.mesh.replica.all_reduce(found.loss)) * scale;  // the last stage has it
   return found;
 }
 

@@ -3,6 +3,7 @@
 #include "app/session.hpp"
 #include "core/schedule.hpp"
 #include "parallel/stage_executor.hpp"
+#include "parallel/tied_embedding.hpp"
 #include "parallel/zero.hpp"
 
 namespace ballast {
@@ -11,14 +12,18 @@ AdamWOptions adamw_options(const Deck& deck);
 
 class TrainStep {
  public:
-  TrainStep(Session& session, ShardedOptimizer& optimizer) : session_(session), optimizer_(optimizer) {}
+  /// Collective.
+  TrainStep(Session& session, ShardedOptimizer& optimizer)
+      : session_(session),
+        optimizer_(optimizer),
+        tied_(session.mesh, session.parameters, optimizer, static_cast<int>(session.deck.integer("optimizer.zero"))) {}
 
   struct Gradients {
     double loss = 0;  ///< objective of the global batch
     double norm = 0;  ///< of the whole gradient, before clipping
     MicroBatchLosses losses;  ///< this rank's summed token losses
   };
-  /// The schedule of this rank for a batch.
+  /// The schedule of this rank's pipeline for a batch, all stages.
   Schedule schedule(const Batch& batch) const;
   /// Forward and backward of all micro-batches, gradients reduced.  Collective.
   Gradients compute(const Batch& batch);
@@ -28,6 +33,7 @@ class TrainStep {
  private:
   Session& session_;
   ShardedOptimizer& optimizer_;
+  TiedEmbedding tied_;
 };
 
 }  // namespace ballast

@@ -42,7 +42,11 @@ std::string describe(const RingPlan& plan) {
 std::string describe(const Schedule& schedule) {
   std::string text;
   for (std::size_t s = 0; s < schedule.stages.size(); ++s)
-    for (const Op& op : schedule.stages[s]) text += fmt::format("stage {} {} {} {}\n", s, name(op.kind), op.micro_batch, op.chunk);
+    for (const Op& op : schedule.stages[s]) {
+      text += fmt::format("stage {} {} {} {}", s, name(op.kind), op.micro_batch, op.chunk);
+      if (op.peer >= 0) text += fmt::format(" {} {}", op.payload == Payload::activation ? "activation" : "gradient", op.peer);
+      text += '\n';
+    }
   return text;
 }
 
@@ -238,15 +242,15 @@ void Trainer::observe(const Batch& batch, double loss, double norm, double rate,
 
 void Trainer::stop_at_nonfinite(const Batch& batch, const TrainStep::Gradients& found) {
   const MicroBatchLosses& losses = found.losses;
-  // The ranks of one context-parallel group run the same micro-batches, so they look for the culprit together.
+  // The ranks of one pipeline and of one context-parallel group run the same micro-batches, so they look for the culprit together.
   std::int64_t first = static_cast<std::int64_t>(losses.size());
   for (std::size_t m = losses.size(); m-- > 0;)
     if (!std::isfinite(losses[m])) first = static_cast<std::int64_t>(m);
-  first = session_.mesh.cp.all_reduce(first, Reduction::min);
+  first = session_.mesh.pp.all_reduce(session_.mesh.cp.all_reduce(first, Reduction::min), Reduction::min);
   std::string where;
   if (first < static_cast<std::int64_t>(losses.size())) {
     MicroBatchWork work = session_.prepare(batch.micro_batches.at(session_.mesh.at.dp)[first], 0);
-    const int layer = session_.model.first_nonfinite_layer(work.batch, *work.attention);
+    const int layer = first_nonfinite_layer(work, session_.model, session_.links);
     where = fmt::format("micro-batch {} of data-parallel rank {}, {}", first, session_.mesh.at.dp,
                         layer < 0 ? std::string("the head (every layer's output is finite)") : fmt::format("layer {}", layer));
   }

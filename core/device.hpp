@@ -27,6 +27,10 @@ class Device {
   virtual void copy(void* to, Space to_space, const void* from, Space from_space, std::size_t bytes) = 0;
   /// Returns when all queued work is done.
   virtual void synchronize() = 0;
+  /// A mark behind the work queued so far, and the wait until that work is done: keeps the host from running far ahead.  The latest eight
+  /// marks can be waited for.  The host queues nothing.
+  virtual std::int64_t fence() { return 0; }
+  virtual void wait(std::int64_t) {}
 };
 
 /// The host device: storage from Kokkos.  Kokkos must be initialised before the first allocation.

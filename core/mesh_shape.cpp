@@ -94,7 +94,6 @@ std::vector<std::string> not_executable(const MeshShape& shape) {
           fmt::format("mesh.{} = {}: {} cannot be run by this version (`ballast check` shows its plan); set mesh.{} = 1 and use {}", name,
                       degree, what, name, instead));
   };
-  refuse("pp", shape.pp, "pipeline parallelism", "mesh.dp, mesh.cp_outer or mesh.cp_inner");
   refuse("tp", shape.tp, "tensor parallelism", "optimizer.zero and the ring (mesh.cp_outer, mesh.cp_inner)");
   return list;
 }

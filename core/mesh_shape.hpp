@@ -36,7 +36,7 @@ std::string describe(const MeshShape& shape);
 /// 1, a product other than `ranks`, nodes that do not divide the ranks, and a two-level ring whose inner ring leaves its node.
 std::vector<std::string> problems(const MeshShape& shape, int ranks);
 
-/// One sentence for each degree that plans know but no executor of this version runs (pp, tp above 1).  `train` and `eval` refuse them,
+/// One sentence for each degree that plans know but no executor of this version runs (tp above 1).  `train` and `eval` refuse them,
 /// `check` does not.
 std::vector<std::string> not_executable(const MeshShape& shape);
 

@@ -260,6 +260,46 @@ ChunkGroups chunk_groups(const std::vector<MicroBatch>& list) {
   return groups;
 }
 
+Schedule forward_schedule(const ChunkGroups& groups, int stages) {
+  Schedule schedule = empty_schedule(stages);
+  const std::vector<Item> order = forward_order(groups);
+  for (int s = 0; s < stages; ++s) {
+    StageList list(schedule.stages[s], s, stages);
+    for (const Item& i : order) list.forward(i);
+  }
+  return schedule;
+}
+
+ScheduleCosts schedule_costs(const PipelineCosts& costs, const std::vector<MicroBatch>& list) {
+  std::vector<double> forward, hop;
+  for (const MicroBatch& m : list) {
+    forward.push_back(costs.token_s * static_cast<double>(m.tokens()) + costs.pair_s * m.attention_pairs());
+    hop.push_back(costs.hop_token_s * static_cast<double>(m.tokens()));
+  }
+  return {[forward, hop, backward = costs.backward_over_forward](int, const Op& op) {
+    const auto m = static_cast<std::size_t>(op.micro_batch);
+    switch (op.kind) {
+      case OpKind::forward:
+      case OpKind::recompute:
+        return forward[m];
+      case OpKind::backward:
+        return backward * forward[m];
+      case OpKind::send:
+        return hop[m];
+      default:
+        return 0.0;
+    }
+  }};
+}
+
+Schedule plan_schedule(const std::vector<MicroBatch>& list, const PipelineOptions& options) {
+  const ChunkGroups groups = chunk_groups(list);
+  if (options.schedule == "gpipe") return gpipe_schedule(groups, options.stages);
+  if (options.schedule == "1f1b") return one_f_one_b_schedule(groups, options.stages);
+  require(options.schedule == "state_aware_1f1b", "pipeline.schedule = \"{}\" is unknown", options.schedule);
+  return state_aware_schedule(groups, options.stages, options.k, schedule_costs(options.costs, list), options.search);
+}
+
 Schedule gpipe_schedule(const ChunkGroups& groups, int stages) {
   Schedule schedule = empty_schedule(stages);
   const std::vector<Item> order = forward_order(groups);

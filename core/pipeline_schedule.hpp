@@ -1,6 +1,7 @@
 // Pipeline schedules as plans: GPipe, 1F1B and ChunkFlow's state-aware 1F1B, for micro-batches of any lengths and dependent chunks.
 // Sources: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2021), ChunkFlow Sections 4.2 and 4.3, Algorithm 2.
 #pragma once
+#include <string>
 #include <vector>
 
 #include "core/batch.hpp"
@@ -30,5 +31,25 @@ Schedule one_f_one_b_schedule(const ChunkGroups& groups, int stages);
 /// searched (`search` orders at most, a function of the arguments alone), the shortest step wins; 1 keeps the given order.
 /// Errors: k < 1, stages < 1, a group without micro-batches.
 Schedule state_aware_schedule(const ChunkGroups& groups, int stages, int k, const ScheduleCosts& costs, int search = 64);
+
+/// Every forward in order, nothing else: evaluation.
+Schedule forward_schedule(const ChunkGroups& groups, int stages);
+
+/// Forward and backward times of a stage, linear in tokens and visible pairs; all stages alike.
+struct PipelineCosts {
+  double token_s = 1, pair_s = 0;      ///< forward of one token, of one visible (query, key) pair
+  double backward_over_forward = 2;
+  double hop_token_s = 0;              ///< one token's activations or gradients to the neighbour stage
+};
+ScheduleCosts schedule_costs(const PipelineCosts& costs, const std::vector<MicroBatch>& list);
+
+struct PipelineOptions {
+  std::string schedule = "1f1b";  ///< gpipe | 1f1b | state_aware_1f1b
+  int stages = 1;
+  int k = 1, search = 64;  ///< of state_aware_1f1b
+  PipelineCosts costs;
+};
+/// The Schedule of one data-parallel rank's list.  Error: unknown name, and those above.
+Schedule plan_schedule(const std::vector<MicroBatch>& list, const PipelineOptions& options);
 
 }  // namespace ballast

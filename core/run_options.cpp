@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/pipeline_stages.hpp"
+
 namespace ballast {
 
 MeshShape mesh_shape(const Deck& deck) {
@@ -143,6 +145,22 @@ RunOptions RunOptions::from(const Deck& deck) {
   options.attention = attention_options(deck);
   options.attention.generator.heads = static_cast<int>(std::max<std::int64_t>(1, options.model.query_heads));
   options.batching.align = options.attention.align();
+  options.pipeline.schedule = deck.text("pipeline.schedule");
+  options.pipeline.stages = options.mesh.pp;
+  options.pipeline.k = static_cast<int>(deck.integer("chunk.k"));
+  options.pipeline.search = static_cast<int>(deck.integer("pipeline.search"));
+  PipelineCosts& costs = options.pipeline.costs;
+  costs.token_s = deck.real("costs.forward_token_s");
+  costs.pair_s = deck.is_set("costs.forward_pair_s") || deck.is_set("costs.forward_token_s")
+                     ? deck.real("costs.forward_pair_s")  // stated costs are whole
+                     : costs.token_s * options.batching.pair_cost_tokens;
+  costs.backward_over_forward = deck.real("costs.backward_over_forward");
+  costs.hop_token_s = deck.real("costs.stage_hop_token_s");
+  if (options.mesh.pp > 1 && options.model.layers >= options.mesh.pp) {
+    // A full pack's tokens see half of it on average.
+    const double context = static_cast<double>(options.batching.micro_batch_tokens) / 2;
+    options.layer_begin = balance_stages(options.model.layers, options.mesh.pp, part_costs(options.model, context));
+  }
   return options;
 }
 

@@ -10,6 +10,7 @@
 #include "core/mesh_shape.hpp"
 #include "core/model_shape.hpp"
 #include "core/needle.hpp"
+#include "core/pipeline_schedule.hpp"
 #include "core/sequence_layout.hpp"
 
 namespace ballast {
@@ -26,6 +27,8 @@ struct RunOptions {
   SequenceLayout sequence_layout(std::int64_t axis_tokens) const {
     return SequenceLayout(layout, axis_tokens, mesh.cp(), stripe, attention.align());
   }
+  PipelineOptions pipeline;  ///< with the stages of the mesh; a pair's cost follows the model where the deck states none
+  std::vector<std::int64_t> layer_begin{0};  ///< first layer of every pipeline stage
 
   /// A deck that has no deck_problems() gives options without problems.
   static RunOptions from(const Deck& deck);

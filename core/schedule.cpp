@@ -24,16 +24,6 @@ std::uint64_t Schedule::hash() const {
   return h.value();
 }
 
-Schedule accumulate_schedule(int micro_batches) {
-  Schedule schedule;
-  auto& ops = schedule.stages.emplace_back();
-  for (int m = 0; m < micro_batches; ++m) {
-    ops.push_back({OpKind::forward, m});
-    ops.push_back({OpKind::backward, m});
-  }
-  return schedule;
-}
-
 namespace {
 
 std::string describe(int stage, const Op& op) {

@@ -28,9 +28,6 @@ struct Schedule {
   std::uint64_t hash() const;
 };
 
-/// Gradient accumulation on one stage: forward then backward of each micro-batch, in order.  Several stages: core/pipeline_schedule.
-Schedule accumulate_schedule(int micro_batches);
-
 /// Durations for the simulator, in seconds (any unit will do as long as it is one).
 struct ScheduleCosts {
   std::function<double(int stage, const Op&)> duration;

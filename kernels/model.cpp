@@ -123,6 +123,8 @@ StageModel::~StageModel() = default;
 const ModelShape& StageModel::shape() const { return impl_->shape; }
 bool StageModel::first() const { return impl_->first(); }
 bool StageModel::last() const { return impl_->last(); }
+DType StageModel::type() const { return impl_->type; }
+Device& StageModel::device() const { return *impl_->device; }
 
 StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input, AttentionExecutor& attention, StageActivationsPtr* saved) {
   Impl& m = *impl_;
@@ -220,19 +222,20 @@ bool finite(const Tensor& x) {
 
 }  // namespace
 
-int StageModel::first_nonfinite_layer(const LocalBatch& batch, AttentionExecutor& attention) {
+std::pair<int, StageOutput> StageModel::first_nonfinite_layer(const LocalBatch& batch, const Tensor& input, AttentionExecutor& attention) {
   int found = -1;
+  StageOutput output;
   impl_->inspect = [&](std::int64_t layer, const ResidualPair& output) {
     if (found < 0 && !(finite(output.residual) && finite(output.branch))) found = static_cast<int>(layer);
   };
   try {
-    forward(batch, {}, attention, nullptr);
+    output = forward(batch, input, attention, nullptr);
   } catch (...) {
     impl_->inspect = nullptr;
     throw;
   }
   impl_->inspect = nullptr;
-  return found;
+  return {found, std::move(output)};
 }
 
 std::int64_t StageModel::activation_bytes(const ModelShape& shape, std::int64_t layers, bool last_stage, std::int64_t tokens, DType type,

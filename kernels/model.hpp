@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/attention_executor.hpp"
@@ -64,13 +65,15 @@ class StageModel {
   Tensor backward(const LocalBatch& batch, StageActivationsPtr saved, AttentionExecutor& attention, double loss_scale,
                   const Tensor& d_output);
 
-  /// Diagnosis after a NaN or Inf loss: first layer of the model whose output, on this rank's tokens, is not finite, or -1.  Runs forward
-  /// once more without keeping anything; collective like forward.
-  int first_nonfinite_layer(const LocalBatch& batch, AttentionExecutor& attention);
+  /// Diagnosis after a NaN or Inf loss: first layer of the stage whose output, on this rank's tokens, is not finite, or -1, with the stage's
+  /// output.  Runs forward once more without keeping anything; collective like forward.
+  std::pair<int, StageOutput> first_nonfinite_layer(const LocalBatch& batch, const Tensor& input, AttentionExecutor& attention);
 
   const ModelShape& shape() const;
   bool first() const;
   bool last() const;
+  DType type() const;  ///< of activations
+  Device& device() const;
   /// Bytes that forward keeps for `tokens` local tokens (memory estimate of `check`; the test compares it with the measured peak).
   static std::int64_t activation_bytes(const ModelShape& shape, std::int64_t layers, bool last_stage, std::int64_t tokens, DType type,
                                        RecomputeOptions recompute);

@@ -35,9 +35,20 @@ class Messages {
       check_mpi(MPI_Irecv(static_cast<char*>(data) + at, count, MPI_BYTE, peer, tag_, comm_, &add(count)), "MPI_Irecv");
     });
   }
+  /// Whether all of them have completed; wait() will not wait then.
+  bool arrived() {
+    if (taken_) return true;
+    int all = 0;
+    statuses_.resize(requests_.size());
+    check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &all, statuses_.data()), "MPI_Testall");
+    return taken_ = all != 0;
+  }
   void wait() {
     std::vector<MPI_Status> statuses;
-    wait_all(requests_, statuses);
+    if (taken_)
+      statuses = statuses_;
+    else
+      wait_all(requests_, statuses);
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       if (expected_[i] < 0) continue;
       int got = 0;
@@ -62,6 +73,8 @@ class Messages {
   int tag_;
   std::vector<MPI_Request> requests_;
   std::vector<int> expected_;  ///< bytes of a receive, -1 for a send
+  std::vector<MPI_Status> statuses_;
+  bool taken_ = false;  ///< `statuses_` are those of the completed requests
 };
 
 /// out[i] = parts[0][i] (+) parts[1][i] (+) ..., always in this order.  Floating-point sums run in fp64 and round once, so they depend on
@@ -274,7 +287,7 @@ Pending Communicator::exchange(std::span<const Transfer> transfers, int channel)
   }
   for (const Transfer& t : transfers)
     if (t.send) flight->messages.send(t.tensor.raw(), t.tensor.bytes(), t.peer);
-  return Pending([flight, state = state_] { flight->messages.wait(); });
+  return Pending([flight, state = state_] { flight->messages.wait(); }, [flight] { return flight->messages.arrived(); });
 }
 
 void Communicator::all_reduce(Tensor& tensor, Reduction reduction) const {

@@ -44,16 +44,20 @@ struct Transfer {
 class Pending {
  public:
   Pending() = default;
-  explicit Pending(std::function<void()> complete) : complete_(std::move(complete)) {}
-  Pending(Pending&& other) noexcept : complete_(std::move(other.complete_)) { other.complete_ = nullptr; }
+  /// `done`: whether `complete` would not wait.
+  Pending(std::function<void()> complete, std::function<bool()> done) : complete_(std::move(complete)), done_(std::move(done)) {}
+  Pending(Pending&& other) noexcept { *this = std::move(other); }
   Pending& operator=(Pending&& other) noexcept;
   ~Pending();
   void complete();
+  /// Completes the transfers if nothing has to be waited for, and says whether none are left in flight.  Lets host transfers progress.
+  bool test();
   bool active() const { return static_cast<bool>(complete_); }
 
  private:
   void finish() noexcept;
   std::function<void()> complete_;
+  std::function<bool()> done_;
 };
 
 /// A group of ranks; handles share it.  Collectives are called by all of them in the same order, with contiguous tensors.

@@ -143,10 +143,20 @@ Pending NcclGroup::exchange(std::span<const Transfer> transfers) {
   cudaEvent_t done = g.event();
   cuda::check(cudaEventRecord(done, g.stream), "cudaEventRecord");
   // The tensors live until the compute stream has been told to wait, so the pool cannot hand their memory on too early.
-  return Pending([this, done, alive = std::move(alive)] {
-    cuda::check(cudaStreamWaitEvent(cuda::stream(), done, 0), "cudaStreamWaitEvent");
-    impl_->free_events.push_back(done);
-  });
+  return Pending(
+      [this, done, alive = std::move(alive)] {
+        cuda::check(cudaStreamWaitEvent(cuda::stream(), done, 0), "cudaStreamWaitEvent");
+        impl_->free_events.push_back(done);
+      },
+      [done] {
+        const cudaError_t state = cudaEventQuery(done);
+        if (state == cudaErrorNotReady) {
+          cudaGetLastError();  // it is no error, but a later launch would report it as one
+          return false;
+        }
+        cuda::check(state, "cudaEventQuery");
+        return true;
+      });
 }
 
 void NcclGroup::all_reduce(Tensor& tensor, Reduction reduction) {

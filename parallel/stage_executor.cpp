@@ -1,14 +1,177 @@
 #include "parallel/stage_executor.hpp"
 
+#include <deque>
+#include <limits>
+#include <map>
 #include <optional>
 
 namespace ballast {
 namespace {
 
-/// A micro-batch between its forward and its backward.
-struct Live {
-  MicroBatchWork work;
-  StageActivationsPtr saved;
+/// Ops that the host may be ahead of the device: enough to keep it busy, few enough that tensors in flight are given back in time.
+constexpr std::size_t kOpsAhead = 2;
+
+bool transfers(OpKind kind) { return kind == OpKind::send || kind == OpKind::recv; }
+
+/// One walk over a stage's list.
+class StageRun {
+ public:
+  StageRun(const std::vector<Op>& ops, int micro_batches, StageModel& model, const PipelineLinks& links, const StageCallbacks& callbacks,
+           Recorder* recorder)
+      : ops_(ops), model_(model), links_(links), callbacks_(callbacks), recorder_(recorder) {
+    live_.resize(static_cast<std::size_t>(micro_batches));
+    outputs_.resize(live_.size());
+    ahead_.resize(live_.size());
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      Ahead& a = ahead_.at(static_cast<std::size_t>(ops[i].micro_batch));
+      a.last_op = i;
+      a.backward |= ops[i].kind == OpKind::backward;
+      a.recompute |= ops[i].kind == OpKind::recompute;
+    }
+  }
+
+  MicroBatchLosses walk() {
+    bool reduce = false;
+    for (at_ = 0; at_ < ops_.size(); ++at_) {
+      const Op& op = ops_[at_];
+      if (reduce && op.kind != OpKind::send) {  // the neighbour's gradient goes first
+        callbacks_.gradients_ready();
+        reduce = false;
+      }
+      if (recorder_) {
+        recorder_->context.micro_batch = op.micro_batch;
+        recorder_->context.chunk = op.chunk;
+      }
+      if (!transfers(op.kind)) post_receives(at_ + 1);
+      run(op);
+      reduce |= op.kind == OpKind::backward;
+      if (ahead_[static_cast<std::size_t>(op.micro_batch)].last_op == at_) live_[static_cast<std::size_t>(op.micro_batch)].reset();
+      std::erase_if(sends_, [](Pending& send) { return send.test(); });
+      if (links_.stages() > 1 && !transfers(op.kind)) pace();
+    }
+    if (reduce) callbacks_.gradients_ready();
+    for (Pending& send : sends_) send.complete();
+    if (recorder_) recorder_->context.micro_batch = recorder_->context.chunk = -1;
+    // Only now, so that the host does not wait for the device between micro-batches.
+    MicroBatchLosses losses;
+    for (const StageOutput& output : outputs_) losses.push_back(output.loss_sum());
+    return losses;
+  }
+
+ private:
+  /// A micro-batch between its first op and its last.
+  struct Live {
+    MicroBatchWork work;
+    Tensor input;     ///< from the stage before, until the last forward or recompute
+    Tensor output;    ///< for the next stage, until it is sent
+    Tensor d_output;  ///< from the next stage, until backward
+    Tensor d_input;   ///< for the stage before, until it is sent
+    StageActivationsPtr saved;
+  };
+  struct Ahead {
+    std::size_t last_op = 0;
+    bool backward = false, recompute = false;
+  };
+  struct Receive {
+    Tensor tensor;
+    Pending pending;
+  };
+
+  Live& live(int micro_batch) {
+    auto& slot = live_.at(static_cast<std::size_t>(micro_batch));
+    if (!slot) {
+      Scope data(recorder_, EventKind::data);
+      slot.emplace(Live{callbacks_.prepare(micro_batch), {}, {}, {}, {}, nullptr});
+    }
+    return *slot;
+  }
+
+  /// Posts the receives from op `first` on, up to the next computation.
+  void post_receives(std::size_t first) {
+    for (std::size_t i = first; i < ops_.size() && transfers(ops_[i].kind); ++i) {
+      if (ops_[i].kind != OpKind::recv || receives_.count(i) != 0) continue;
+      const Op& op = ops_[i];
+      Receive receive;
+      receive.tensor = Tensor::empty({live(op.micro_batch).work.batch.size(), model_.shape().hidden}, model_.type(), model_.device(),
+                                     op.payload == Payload::activation ? MemoryCategory::activations : MemoryCategory::communication);
+      receive.pending = links_.receive(receive.tensor, op.peer, op.payload);
+      receives_.emplace(i, std::move(receive));
+    }
+  }
+
+  void run(const Op& op) {
+    switch (op.kind) {
+      case OpKind::recv: {
+        post_receives(at_);
+        Live& l = live(op.micro_batch);
+        Scope scope(recorder_, event_kind(op.kind));
+        Receive receive = std::move(receives_.at(at_));
+        receives_.erase(at_);
+        receive.pending.complete();
+        scope.bytes = static_cast<std::int64_t>(receive.tensor.bytes());
+        (op.payload == Payload::activation ? l.input : l.d_output) = receive.tensor;
+        break;
+      }
+      case OpKind::send: {
+        Live& l = live(op.micro_batch);
+        Scope scope(recorder_, event_kind(op.kind));
+        Tensor& tensor = op.payload == Payload::activation ? l.output : l.d_input;
+        require(tensor.defined(), "schedule: micro-batch {} is sent to stage {} before it is computed", op.micro_batch, op.peer);
+        scope.bytes = static_cast<std::int64_t>(tensor.bytes());
+        sends_.push_back(links_.send(tensor, op.peer, op.payload));
+        tensor = {};
+        break;
+      }
+      case OpKind::forward: case OpKind::recompute:
+        forward(op);
+        break;
+      case OpKind::backward: {
+        Live& l = live(op.micro_batch);
+        require(l.saved != nullptr, "schedule: backward of micro-batch {} before its forward", op.micro_batch);
+        Scope scope(recorder_, event_kind(op.kind));
+        l.d_input = model_.backward(l.work.batch, std::move(l.saved), *l.work.attention, l.work.loss_scale, l.d_output);
+        l.d_output = {};
+        break;
+      }
+      default:
+        fail("schedule: this executor cannot run {} of micro-batch {}", name(op.kind), op.micro_batch);
+    }
+  }
+
+  void forward(const Op& op) {
+    Live& l = live(op.micro_batch);
+    const bool again = op.kind == OpKind::recompute;
+    const Ahead& a = ahead_[static_cast<std::size_t>(op.micro_batch)];
+    require(model_.first() || l.input.defined(), "schedule: {} of micro-batch {} before its input is there", name(op.kind), op.micro_batch);
+    Scope scope(recorder_, event_kind(op.kind));
+    const bool keep = again || (a.backward && !a.recompute);
+    StageOutput output = model_.forward(l.work.batch, l.input, *l.work.attention, keep ? &l.saved : nullptr);
+    if (keep || !a.backward) l.input = {};  // what backward needs of it is among the activations
+    if (again) return;                      // the next stage and the loss have it from the first time
+    if (model_.last() && callbacks_.output) return callbacks_.output(op.micro_batch, l.work.batch, output);
+    l.output = std::move(output.hidden);
+    outputs_[static_cast<std::size_t>(op.micro_batch)].token_loss = std::move(output.token_loss);
+  }
+
+  void pace() {
+    fences_.push_back(model_.device().fence());
+    if (fences_.size() <= kOpsAhead) return;
+    model_.device().wait(fences_.front());
+    fences_.pop_front();
+  }
+
+  const std::vector<Op>& ops_;
+  StageModel& model_;
+  const PipelineLinks& links_;
+  const StageCallbacks& callbacks_;
+  Recorder* recorder_;
+  std::size_t at_ = 0;
+  std::vector<Ahead> ahead_;
+  std::vector<StageOutput> outputs_;
+  std::vector<std::optional<Live>> live_;
+  std::deque<std::int64_t> fences_;
+  std::vector<Pending> sends_;
+  std::map<std::size_t, Receive> receives_;  ///< posted, by op
 };
 
 }  // namespace
@@ -28,43 +191,25 @@ EventKind event_kind(OpKind kind) {
   return EventKind::idle;
 }
 
-MicroBatchLosses run_stage(const std::vector<Op>& ops, int micro_batches, StageModel& model, const StageCallbacks& callbacks, Recorder* recorder) {
-  std::vector<StageOutput> outputs(micro_batches);
-  std::vector<std::optional<Live>> live(micro_batches);
-  for (const Op& op : ops) {
-    if (recorder) {
-      recorder->context.micro_batch = op.micro_batch;
-      recorder->context.chunk = op.chunk;
-    }
-    auto& slot = live.at(op.micro_batch);
-    switch (op.kind) {
-      case OpKind::forward: {
-        if (!slot) {
-          Scope data(recorder, EventKind::data);
-          slot.emplace(Live{callbacks.prepare(op.micro_batch), nullptr});
-        }
-        Scope scope(recorder, event_kind(op.kind));
-        outputs[op.micro_batch] = model.forward(slot->work.batch, Tensor(), *slot->work.attention, &slot->saved);
-        break;
-      }
-      case OpKind::backward: {
-        require(slot && slot->saved, "schedule: backward of micro-batch {} before its forward", op.micro_batch);
-        {
-          Scope scope(recorder, event_kind(op.kind));
-          model.backward(slot->work.batch, std::move(slot->saved), *slot->work.attention, slot->work.loss_scale, Tensor());
-        }
-        slot.reset();
-        callbacks.gradients_ready();
-        break;
-      }
-      default: fail("schedule: a single stage cannot run {} of micro-batch {}", name(op.kind), op.micro_batch);
-    }
+MicroBatchLosses run_stage(const Schedule& schedule, int micro_batches, StageModel& model, const PipelineLinks& links,
+                           const StageCallbacks& callbacks, Recorder* recorder) {
+  require(static_cast<int>(schedule.stages.size()) == links.stages(), "schedule of {} stages on a pipeline of {}", schedule.stages.size(),
+          links.stages());
+  return StageRun(schedule.stages[static_cast<std::size_t>(links.stage())], micro_batches, model, links, callbacks, recorder).walk();
+}
+
+int first_nonfinite_layer(MicroBatchWork& work, StageModel& model, const PipelineLinks& links) {
+  const int s = links.stage();
+  Tensor input;
+  if (s > 0) {
+    input = Tensor::empty({work.batch.size(), model.shape().hidden}, model.type(), model.device());
+    links.receive(input, s - 1, Payload::activation).complete();
   }
-  if (recorder) recorder->context.micro_batch = recorder->context.chunk = -1;
-  // Only now, so that the host does not wait for the device between micro-batches.
-  MicroBatchLosses losses;
-  for (const StageOutput& output : outputs) losses.push_back(output.loss_sum());
-  return losses;
+  const auto [layer, output] = model.first_nonfinite_layer(work.batch, input, *work.attention);
+  if (s + 1 < links.stages()) links.send(output.hidden, s + 1, Payload::activation).complete();
+  constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+  const std::int64_t first = links.communicator().all_reduce(layer < 0 ? kNone : std::int64_t{layer}, Reduction::min);
+  return first == kNone ? -1 : static_cast<int>(first);
 }
 
 }  // namespace ballast

@@ -8,10 +8,11 @@
 #include "core/recorder.hpp"
 #include "core/schedule.hpp"
 #include "kernels/model.hpp"
+#include "parallel/pipeline_links.hpp"
 
 namespace ballast {
 
-/// What one micro-batch needs on this rank; made when its first op runs and dropped after its backward.
+/// What one micro-batch needs on this rank; made when its first op runs and dropped after its last one.
 struct MicroBatchWork {
   LocalBatch batch;
   std::unique_ptr<AttentionExecutor> attention;
@@ -22,14 +23,23 @@ struct StageCallbacks {
   std::function<MicroBatchWork(int micro_batch)> prepare;
   /// Called after the parameter gradients of a micro-batch are complete (ZeRO-2 reduces them here).
   std::function<void()> gradients_ready;
+  /// Takes the output of each micro-batch's forward on the last stage (evaluation), in place of summing its loss; may be empty.
+  std::function<void(int micro_batch, const LocalBatch& batch, const StageOutput& output)> output;
 };
 
-/// Summed token loss of this rank's tokens per micro-batch.
+/// Summed token loss of this rank's tokens per micro-batch; 0 on stages before the last.
 using MicroBatchLosses = std::vector<double>;
 
-/// Runs `ops` (one stage of a Schedule without transfers) for `micro_batches` micro-batches.  Throws Error for an op
-/// that a single stage cannot have.
-MicroBatchLosses run_stage(const std::vector<Op>& ops, int micro_batches, StageModel& model, const StageCallbacks& callbacks, Recorder* recorder);
+/// Runs the list of stage links.stage() for `micro_batches` micro-batches.  Sends are posted and completed later; receives are posted before
+/// the computation that precedes them.  A forward without a later backward (evaluation) or with a recompute keeps no activations.  Throws
+/// Error for a list that asks for what is not there (core/schedule's problems() finds it beforehand).
+MicroBatchLosses run_stage(const Schedule& schedule, int micro_batches, StageModel& model, const PipelineLinks& links,
+                           const StageCallbacks& callbacks, Recorder* recorder);
+
+/// Diagnosis after a NaN or Inf loss: forwards micro-batch `micro_batch` once more through all stages and returns the first layer of the
+/// model whose output is not finite on this rank's tokens, or -1; the same on every stage.  Collective over the stages and the
+/// context-parallel ranks.
+int first_nonfinite_layer(MicroBatchWork& work, StageModel& model, const PipelineLinks& links);
 
 /// The event kind that reports an op.
 EventKind event_kind(OpKind kind);

@@ -149,6 +149,7 @@ Pending& Pending::operator=(Pending&& other) noexcept {
   if (this == &other) return *this;
   finish();
   complete_ = std::move(other.complete_);
+  done_ = std::move(other.done_);
   other.complete_ = nullptr;
   return *this;
 }
@@ -160,6 +161,11 @@ void Pending::complete() {
   const auto call = std::move(complete_);
   complete_ = nullptr;
   call();
+}
+
+bool Pending::test() {
+  if (complete_ && done_()) complete();
+  return !complete_;
 }
 
 void Pending::finish() noexcept {

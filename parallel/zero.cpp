@@ -60,24 +60,36 @@ void ShardedOptimizer::after_micro_batch() {
   scope.bytes = static_cast<std::int64_t>(gradients.bytes() - reduced.bytes());
 }
 
-double ShardedOptimizer::reduce_gradients() {
+void ShardedOptimizer::reduce_gradients() {
   Scope scope(recorder_, EventKind::gradient_reduce);
   Tensor& gradients = parameters_.gradients();
   const std::int64_t ranks = replica_.size(), block = gradients.numel() / ranks;
   const auto other_blocks = static_cast<std::int64_t>(size_of(gradients.dtype())) * block * (ranks - 1);
-  double squares = 0;
   if (zero_stage_ == 0) {
     replica_.all_reduce(gradients);
     scope.bytes = 2 * other_blocks;
-    // Block by block, in the order in which the sharded stages add them up: the norm has the same bits.
-    for (std::int64_t r = 0; r < ranks; ++r) squares += sum_of_squares(gradients.rows(block * r, block * (r + 1)));
-    return std::sqrt(squares);
-  }
-  if (zero_stage_ == 1) {
+  } else if (zero_stage_ == 1) {
     replica_.reduce_scatter(gradients, shard_gradient_);
     scope.bytes = other_blocks;
   }
-  return std::sqrt(replica_.all_reduce(sum_of_squares(shard_gradient_)));
+}
+
+double ShardedOptimizer::squared_norm() {
+  Scope scope(recorder_, EventKind::gradient_reduce);
+  // The tied copy is the last parameter of its stage.
+  std::int64_t counted = parameters_.numel();
+  for (const Parameter& p : parameters_.table())
+    if (p.tied_copy) counted = parameters_.offset(p.name);
+  const auto squares = [&](std::int64_t begin, std::int64_t end) {
+    end = std::min(end, counted);
+    return begin < end ? sum_of_squares(shard_gradient_.rows(begin - begin_, end - begin_)) : 0.0;
+  };
+  if (zero_stage_ > 0) return replica_.all_reduce(squares(begin_, end_));
+  // Block by block, in the order in which the sharded stages add them up: the norm has the same bits.
+  const std::int64_t ranks = replica_.size(), block = parameters_.gradients().numel() / ranks;
+  double sum = 0;
+  for (std::int64_t r = 0; r < ranks; ++r) sum += squares(block * r, block * (r + 1));
+  return sum;
 }
 
 void ShardedOptimizer::apply(double gradient_scale, double learning_rate, std::int64_t step) {

@@ -19,9 +19,11 @@ class ShardedOptimizer {
   void begin_step();         ///< zeroes accumulators
   void after_micro_batch();  ///< ZeRO-2: reduce-scatter and clear the full gradient buffer.  Collective when zero_stage == 2,
                              ///< so every rank calls it `rounds` times; see rounds in the train loop
-  /// Reduces what is left, returns the global gradient norm (over all parameters of this pipeline stage's replica group; the caller
-  /// joins pipeline stages), before clipping.  Collective; the same bits on every rank and in stages 0 and 1.
-  double reduce_gradients();
+  /// Reduces what is left.  Collective.
+  void reduce_gradients();
+  /// Sum of squares of the reduced gradients of this pipeline stage, before clipping; a tied copy is left out, since the stage of the
+  /// embedding counts it.  Collective; the same bits on every rank and in stages 0 and 1.
+  double squared_norm();
   /// AdamW on this rank's shard with gradients scaled by `gradient_scale`, then gathers the new values.  Collective.
   void apply(double gradient_scale, double learning_rate, std::int64_t step);
 

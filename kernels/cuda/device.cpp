@@ -84,6 +84,8 @@ CudaDevice::~CudaDevice() {
   if (g_scratch) cudaFreeAsync(g_scratch, g_stream);
   g_scratch = nullptr;
   g_scratch_bytes = 0;
+  for (cudaEvent_t event : fences_)
+    if (event) cudaEventDestroy(event);
   cudaStreamDestroy(g_stream);
   g_stream = nullptr;
 }
@@ -119,6 +121,19 @@ void CudaDevice::copy(void* to, Space to_space, const void* from, Space from_spa
 }
 
 void CudaDevice::synchronize() { wait_for_stream("work on the GPU"); }
+
+std::int64_t CudaDevice::fence() {
+  cudaEvent_t& event = fences_[next_fence_ % kFences];
+  if (event == nullptr) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  check(cudaEventRecord(event, g_stream), "cudaEventRecord");
+  return next_fence_++;
+}
+
+void CudaDevice::wait(std::int64_t fence) {
+  require(fence >= 0 && fence < next_fence_ && fence >= next_fence_ - kFences, "CUDA: fence {} is not among the latest {} of {}", fence,
+          kFences, next_fence_);
+  wait_for(fences_[fence % kFences], "work on the GPU");
+}
 
 cudaStream_t stream() { return g_stream; }
 

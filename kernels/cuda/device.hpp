@@ -31,10 +31,15 @@ class CudaDevice final : public Device {
   void zero(void* pointer, std::size_t bytes) override;
   void copy(void* to, Space to_space, const void* from, Space from_space, std::size_t bytes) override;
   void synchronize() override;
+  std::int64_t fence() override;
+  void wait(std::int64_t fence) override;
   int index() const { return index_; }
 
  private:
+  static constexpr std::int64_t kFences = 8;
   int index_ = 0;
+  cudaEvent_t fences_[kFences] = {};
+  std::int64_t next_fence_ = 0;
   std::string description_;
 };
 

@@ -64,7 +64,7 @@ TEST(MeshShape, NodesHoldWholeInnerRings) {
 
 TEST(MeshShape, DegreesWithoutExecutorAreNamed) {
   EXPECT_TRUE(not_executable({4, 1, 2, 2, 1, 1, 0}).empty());
-  EXPECT_EQ(not_executable({1, 2, 1, 1, 2, 2, 0}).size(), 2u);  // sequence parallelism runs
+  EXPECT_EQ(not_executable({1, 2, 1, 1, 2, 2, 0}).size(), 1u);
 }
 
 TEST(MemoryEstimate, ShardsAndTypesCountAsAllocated) {

@@ -1,6 +1,9 @@
 // Pipeline schedules: figures of ChunkFlow Sections 3 and 4.3, bounds on live activations, and random mixes of lengths.
 #include <gtest/gtest.h>
 
+#include <map>
+#include <tuple>
+
 #include <random>
 
 #include "core/error.hpp"
@@ -17,6 +20,32 @@ ScheduleCosts proportional(std::vector<double> length, double hop = 0) {
     if (op.kind == OpKind::backward) return 2 * n;
     return hop * n;
   }};
+}
+
+/// Walks all stages with at most `buffers` messages under way per pair and payload, each taken in the order of sending, as transports do.
+bool runs_with_buffers(const Schedule& schedule, std::size_t buffers) {
+  std::map<std::tuple<int, int, Payload>, std::vector<int>> wires;
+  std::vector<std::size_t> next(schedule.stages.size(), 0);
+  for (bool progress = true; progress;) {
+    progress = false;
+    for (int s = 0; s < static_cast<int>(schedule.stages.size()); ++s)
+      for (; next[s] < schedule.stages[s].size(); ++next[s], progress = true) {
+        const Op& op = schedule.stages[s][next[s]];
+        if (op.kind == OpKind::send) {
+          auto& wire = wires[{s, op.peer, op.payload}];
+          if (wire.size() == buffers) break;
+          wire.push_back(op.micro_batch);
+        } else if (op.kind == OpKind::recv) {
+          auto& wire = wires[{op.peer, s, op.payload}];
+          if (wire.empty()) break;
+          if (wire.front() != op.micro_batch) return false;
+          wire.erase(wire.begin());
+        }
+      }
+  }
+  for (std::size_t s = 0; s < next.size(); ++s)
+    if (next[s] < schedule.stages[s].size()) return false;
+  return true;
 }
 
 TEST(PipelineSchedule, FiguresOfChunkFlow) {
@@ -85,6 +114,7 @@ TEST(PipelineSchedule, RandomMixesNeverDeadlockAndKeepTheBounds) {
     const auto check = [&](const char* what, const Schedule& schedule, int keep) {
       SCOPED_TRACE(fmt::format("{} trial {}: {} stages, k {}", what, trial, stages, k));
       EXPECT_EQ(problems(schedule), "");
+      EXPECT_TRUE(runs_with_buffers(schedule, 8));
       const SimulatedSchedule result = simulate(schedule, costs);
       EXPECT_GE(result.step_time_s, work - 1e-9);
       EXPECT_NEAR(result.bubble_ratio, 1 - work / result.step_time_s, 1e-9);

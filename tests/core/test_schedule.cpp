@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.hpp"
-#include "core/schedule.hpp"
+#include "core/pipeline_schedule.hpp"
 
 namespace ballast {
 namespace {
@@ -51,8 +51,8 @@ TEST(Schedule, LiveActivationsOf1F1B) {
   EXPECT_EQ(simulate(one_f_one_b(4, 8), proportional(std::vector<double>(8, 1.0))).peak_live_activations, (std::vector<int>{4, 3, 2, 1}));
 }
 
-TEST(Schedule, AccumulateIsOneStageInOrder) {
-  const Schedule schedule = accumulate_schedule(3);
+TEST(Schedule, OneStageAccumulatesInOrder) {
+  const Schedule schedule = plan_schedule({{{{0, 0, 1, 0}}}, {{{1, 0, 2, 0}}}, {{{2, 0, 3, 0}}}}, {});
   EXPECT_EQ(problems(schedule), "");
   const auto result = simulate(schedule, proportional({1, 2, 3}));
   EXPECT_DOUBLE_EQ(result.step_time_s, 18);

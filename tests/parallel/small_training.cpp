@@ -32,12 +32,16 @@ SampleLength sample_of(std::int64_t sample, std::int64_t tokens) {
 }
 
 SmallTraining::SmallTraining(const Mesh& mesh, const StepOptions& options)
-    : parameters(parameter_table(small_shape()), options.type, host_device(), mesh.replica.size()),
-      model(small_shape(), 0, small_shape().layers, parameters, options.recompute, options.recorder, 16),
+    : layer_begin_(balance_stages(options.shape.layers, mesh.shape.pp, part_costs(options.shape, 8))),
+      parameters(stage_table(options.shape, layer_begin_, mesh.at.pp).table, options.type, host_device(), mesh.replica.size()),
+      model(options.shape, layer_begin_[mesh.at.pp], mesh.at.pp + 1 < mesh.shape.pp ? layer_begin_[mesh.at.pp + 1] : options.shape.layers,
+            parameters, options.recompute, options.recorder, 16),
       optimizer(parameters, mesh.replica, options.zero, {}, options.recorder),
       mesh_(mesh),
       options_(options),
-      ring_{mesh.cp, plan_ring(mesh.at.cp(mesh.shape), mesh.shape.cp_outer, mesh.shape.cp_inner)} {
+      ring_{mesh.cp, plan_ring(mesh.at.cp(mesh.shape), mesh.shape.cp_outer, mesh.shape.cp_inner)},
+      links_(mesh.pp, host_device()),
+      tied_(mesh, parameters, optimizer, options.zero) {
   parameters.initialise(kSeed);
   // Larger weights than a model starts with, so that attention is not nearly uniform; and biases that are not zero.
   dispatch_float(options.type, [&](auto t) {
@@ -88,22 +92,32 @@ double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
   std::size_t rounds = 0;
   for (const auto& list : batch.micro_batches) rounds = std::max(rounds, list.size());
   const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(1, batch.loss_tokens()));
-  const int count = static_cast<int>(mine.size());
   optimizer.begin_step();
+  PipelineOptions pipeline = options_.pipeline;
+  pipeline.stages = mesh_.shape.pp;
+  schedule = plan_schedule(mine, pipeline);
   const MicroBatchLosses losses =
-      run_stage(accumulate_schedule(count).stages.at(0), count, model,
+      run_stage(schedule, static_cast<int>(mine.size()), model, links_,
                 {[&](int m) { return prepare(mine[m], scale); }, [&] { optimizer.after_micro_batch(); }}, options_.recorder);
   for (std::size_t r = mine.size(); r < rounds; ++r) optimizer.after_micro_batch();
-  norm = optimizer.reduce_gradients();
+  optimizer.reduce_gradients();
+  tied_.sum_gradients();
+  norm = std::sqrt(mesh_.pp.all_reduce(optimizer.squared_norm()));
   double loss = 0;
   for (double l : losses) loss += l;
-  return mesh_.replica.all_reduce(loss) * scale;
+  return mesh_.pp.all_reduce(mesh_.replica.all_reduce(loss)) * scale;
+}
+
+int SmallTraining::first_nonfinite_layer(const MicroBatch& micro_batch) {
+  MicroBatchWork work = prepare(micro_batch, 0);
+  return ballast::first_nonfinite_layer(work, model, links_);
 }
 
 void SmallTraining::update(double learning_rate, std::int64_t step) { optimizer.apply(norm > 1 ? 1 / norm : 1.0, learning_rate, step); }
 
-Reference reference_step(const std::vector<SampleLength>& samples, DType type) {
+Reference reference_step(const std::vector<SampleLength>& samples, DType type, const ModelShape& shape) {
   StepOptions options;
+  options.shape = shape;
   options.type = type;
   options.method = "none";
   SmallTraining training(alone(), options);
@@ -117,12 +131,13 @@ Reference reference_step(const std::vector<SampleLength>& samples, DType type) {
   return reference;
 }
 
-std::pair<double, std::string> worst_gradient(SmallTraining& training, const Communicator& replica, const Reference& reference) {
+std::pair<double, std::string> worst_gradient(SmallTraining& training, const Communicator& world, const Reference& reference) {
   // Each rank compares its shard; the sums of all parameters are joined at once.
   const std::int64_t begin = training.optimizer.shard_begin(), end = training.optimizer.shard_end();
   const std::vector<double> shard = elements(training.optimizer.shard_gradient());
   std::vector<double> sums(2 * reference.names.size(), 0.0);
   for (std::size_t p = 0; p < reference.names.size(); ++p) {
+    if (!training.parameters.contains(reference.names[p])) continue;  // another stage's
     const std::int64_t first = training.parameters.offset(reference.names[p]);
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(reference.gradients[p].size()); ++i) {
       if (first + i < begin || first + i >= end) continue;
@@ -132,7 +147,7 @@ std::pair<double, std::string> worst_gradient(SmallTraining& training, const Com
     }
   }
   Tensor joined = Tensor::wrap(sums.data(), {static_cast<std::int64_t>(sums.size())}, DType::f64);
-  replica.all_reduce(joined);
+  world.all_reduce(joined);
   std::pair<double, std::string> worst{0, ""};
   for (std::size_t p = 0; p < reference.names.size(); ++p) {
     const double error = std::isnan(sums[2 * p]) ? INFINITY : std::sqrt(sums[2 * p] / std::max(sums[2 * p + 1], 1e-300));

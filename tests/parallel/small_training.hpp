@@ -4,10 +4,13 @@
 #include <vector>
 
 #include "core/batch.hpp"
+#include "core/pipeline_schedule.hpp"
+#include "core/pipeline_stages.hpp"
 #include "core/sequence_layout.hpp"
 #include "kernels/model.hpp"
 #include "parallel/ring_attention.hpp"
 #include "parallel/stage_executor.hpp"
+#include "parallel/tied_embedding.hpp"
 #include "parallel/ulysses.hpp"
 #include "parallel/zero.hpp"
 #include "support.hpp"
@@ -35,6 +38,8 @@ struct StepOptions {
   std::string method = "packed";
   std::int64_t micro_batch_tokens = 48;
   int zero = 0;
+  ModelShape shape = small_shape();
+  PipelineOptions pipeline;  ///< stages follow the mesh
   RecomputeOptions recompute;
   Recorder* recorder = nullptr;
 };
@@ -50,19 +55,28 @@ class SmallTraining {
   SmallTraining(const Mesh& mesh, const StepOptions& options);
   /// Forward, backward and reduction over these samples; returns the loss per token of the global batch.  Collective.
   double gradients(const std::vector<SampleLength>& samples);
+  /// Diagnosis of one micro-batch.  Collective over stages and ring.
+  int first_nonfinite_layer(const MicroBatch& micro_batch);
   /// Continues gradients() with clipping at 1 and AdamW.
   void update(double learning_rate, std::int64_t step);
 
+ private:
+  std::vector<std::int64_t> layer_begin_;
+
+ public:
   Parameters parameters;
   StageModel model;
   ShardedOptimizer optimizer;
   double norm = 0;
+  Schedule schedule;  ///< that gradients() executed
 
  private:
   MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale) const;
   const Mesh& mesh_;
   StepOptions options_;
   RingGroup ring_;
+  PipelineLinks links_;
+  TiedEmbedding tied_;
 };
 
 /// The same step on one rank with every sample in a micro-batch of its own, kept per parameter; computed without any communication.
@@ -71,9 +85,9 @@ struct Reference {
   std::vector<std::string> names;
   std::vector<std::vector<double>> gradients;
 };
-Reference reference_step(const std::vector<SampleLength>& samples, DType type);
+Reference reference_step(const std::vector<SampleLength>& samples, DType type, const ModelShape& shape = small_shape());
 
-/// Largest relative L2 error of a parameter's gradient, and which.  Collective over the replica group.
-std::pair<double, std::string> worst_gradient(SmallTraining& training, const Communicator& replica, const Reference& reference);
+/// Largest relative L2 error of a parameter's gradient, and which.  Collective over the whole mesh.
+std::pair<double, std::string> worst_gradient(SmallTraining& training, const Communicator& world, const Reference& reference);
 
 }  // namespace ballast::testing

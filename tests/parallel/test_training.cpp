@@ -32,7 +32,7 @@ void expect_like_one_rank(const MeshShape& shape, const StepOptions& options, co
   const double tolerance = options.type == DType::f64 ? 1e-10 : 1e-5;
   EXPECT_NEAR(loss, reference.loss, tolerance * reference.loss);
   EXPECT_NEAR(training.norm, reference.norm, tolerance * reference.norm);
-  const auto [error, where] = worst_gradient(training, mesh.replica, reference);
+  const auto [error, where] = worst_gradient(training, mesh.world, reference);
   EXPECT_LT(error, tolerance) << where;
 }
 

@@ -1,0 +1,70 @@
+"""Whole-program tests of pipelines: losses, gradients, checkpoints, evaluation, diagnosis and trace over mesh.pp stages."""
+import glob
+import json
+import os
+import unittest
+
+from runs import RunCase
+
+SHAPE = ["model.layers=4", "model.tied_embedding=true", "run.precision=fp64"]
+
+
+class Pipelines(RunCase):
+    def test_losses_gradients_and_restarts_are_those_of_one_stage(self):
+        reference = None
+        gradients = {}
+        for ranks, dp, pp, inner, schedule in [(1, 1, 1, 1, "1f1b"), (2, 1, 2, 1, "1f1b"), (4, 2, 2, 1, "gpipe"), (4, 1, 4, 1, "state_aware_1f1b"), (4, 1, 2, 2, "1f1b")]:
+            run, dump = self.out(f"p{dp}{pp}{inner}"), self.out(f"p{dp}{pp}{inner}.safetensors")
+            self.run_ballast(ranks, "train", self.deck(dp=dp, cp_inner=inner, steps=4), "-d", run, f"mesh.pp={pp}", f"pipeline.schedule={schedule}", f"run.dump_gradients={dump}", "eval.every_steps=4", *SHAPE)
+            rows = self.steps(run)
+            values = [float(r["loss"]) for r in rows if "loss" in r] + [float(r["grad_norm"]) for r in rows if "grad_norm" in r] + [float(r["validation_loss"]) for r in rows if "validation_loss" in r]
+            reference = reference or values
+            self.assertEqual(len(values), len(reference))
+            for a, b in zip(reference, values):
+                self.assertAlmostEqual(a, b, delta=2e-6, msg=f"dp {dp} pp {pp} cp {inner}")
+            with open(dump, "rb") as f:
+                gradients[run] = f.read()
+        sizes = {len(g) for g in gradients.values()}
+        self.assertEqual(len(sizes), 1)
+        # A checkpoint of four stages goes on with one, and evaluates the same on two.
+        four, one = self.out("p141"), self.out("p111")
+        self.run_ballast(1, "train", self.deck(dp=1, steps=6), "-d", four, "-r", "latest", *SHAPE)
+        self.run_ballast(2, "train", self.deck(dp=1, steps=6), "-d", one, "-r", "latest", "mesh.pp=2", *SHAPE)
+        a, b = self.losses(four), self.losses(one)
+        self.assertEqual(sorted(a), list(range(1, 7)))
+        for step in a:
+            self.assertAlmostEqual(float(a[step]), float(b[step]), delta=2e-6)
+        losses = []
+        for ranks, pp in [(1, 1), (2, 2)]:
+            twin = self.out("eval.json")
+            self.run_ballast(ranks, "eval", self.deck(dp=1, steps=6), "-r", sorted(glob.glob(os.path.join(one, "checkpoints", "*.h5")))[-1], f"mesh.pp={pp}", "--json", twin, *SHAPE)
+            with open(twin) as f:
+                losses.append(json.load(f)["validation_loss"])
+        self.assertAlmostEqual(*losses, delta=1e-9)
+
+    def test_the_trace_holds_the_schedule_of_every_stage_op_by_op(self):
+        import h5py
+        for schedule in ("gpipe", "state_aware_1f1b"):
+            run = self.out(schedule)
+            self.run_ballast(4, "train", self.deck(dp=1, steps=2), "-d", run, "mesh.pp=4", "model.layers=4", f"pipeline.schedule={schedule}")
+            stages = set()
+            for path in glob.glob(os.path.join(run, "trace", "trace_*.h5")):
+                with h5py.File(path, "r") as f:
+                    events = f["events"][: f["rows"][0]] if f["rows"].shape else f["events"][()]
+                    kinds = {value: name for name, value in h5py.check_enum_dtype(events.dtype["kind"]).items()}
+                    counts, text = f["rows"][()], bytes(f["plan_text"][()])
+                    plans = f["plans"][: counts["plans"]]
+                    scheduled = [(s["step"], plans[s["plan"]]) for s in f["plan_steps"][: counts["plan_steps"]] if plans[s["plan"]]["kind"] == b"schedule"]
+                    self.assertEqual([step for step, _ in scheduled], [0, 1])
+                    for step, plan in scheduled:
+                        rows = [e for e in events if e["step"] == step and kinds[e["kind"]] in ("forward", "recompute", "backward", "send", "recv") and e["micro_batch"] >= 0]
+                        rows.sort(key=lambda e: e["begin_s"])
+                        stage = int(rows[0]["stage"])
+                        stages.add(stage)
+                        planned = [line.split()[2:5] for line in text[plan["begin"]:][: plan["bytes"]].decode().splitlines() if line.startswith(f"stage {stage} ")]
+                        self.assertEqual([[kinds[e["kind"]], str(e["micro_batch"]), str(e["chunk"])] for e in rows], planned)
+            self.assertEqual(stages, {0, 1, 2, 3})
+
+
+if __name__ == "__main__":
+    unittest.main()
