@@ -115,10 +115,18 @@ CheckFacts CheckFacts::of(const Deck& deck) {
   if (deck.text("data.source") == "needle") longest = std::ranges::max(deck.get<std::vector<std::int64_t>>("data.needle_lengths"));
   const bool packed = f.options.batching.method != "none";
   f.micro_batch_tokens = packed || longest == 0 ? std::max(f.options.batching.micro_batch_tokens, longest) : longest;
+  // A rank's part of a pack is what its group leaves it: the group with the fullest rank is shown.
+  PackGroup shown{f.micro_batch_tokens, 1, -1};
+  if (f.options.batching.method == "hbp") {
+    shown = *std::max_element(f.options.batching.groups.begin(), f.options.batching.groups.end(),
+                              [](const PackGroup& a, const PackGroup& b) { return a.tokens * b.ranks < b.tokens * a.ranks; });
+    f.micro_batch_tokens = shown.tokens;
+    if (shown.ranks > 1) f.notes.push_back(fmt::format("a pack of {} tokens is shared by {} data-parallel ranks", shown.tokens, shown.ranks));
+  }
   if (longest == 0) f.notes.push_back("data.max_tokens = 0: a sample longer than the micro-batch shown here needs more memory");
   const std::int64_t samples = deck.integer("batching.global_samples"),
                      packs = (deck.integer("batching.global_tokens") + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
-  f.micro_batches = std::max<std::int64_t>(1, ((samples > 0 && !packed ? samples : packs) + mesh.dp - 1) / mesh.dp);
+  f.micro_batches = std::max<std::int64_t>(1, ((samples > 0 && !packed ? samples : packs * shown.ranks) + mesh.dp - 1) / mesh.dp);
   if (samples > 0 && packed)
     f.notes.push_back("batching.global_samples: the number of micro-batches depends on the samples; `ballast pack` counts them");
 
@@ -132,7 +140,8 @@ CheckFacts CheckFacts::of(const Deck& deck) {
     f.notes.push_back(fmt::format("ring plan: not worked out above {} context-parallel ranks", kPlannedRing));
 
   const ModelShape local = tensor_shard(f.options.model, mesh.tp);
-  const HeadSplit heads{mesh.sp, local.query_heads, local.kv_heads};
+  const int sp = mesh.sp * shown.ranks;
+  const HeadSplit heads{sp, local.query_heads, local.kv_heads};
   const std::int64_t kv_elements = 2 * fullest * heads.local_kv_heads() * local.head_dim;
   f.kv_hop_bytes = kv_elements * static_cast<std::int64_t>(size_of(f.type));
   f.dkv_hop_bytes = kv_elements * (f.type == DType::f64 ? 8 : 4);
@@ -141,7 +150,7 @@ CheckFacts CheckFacts::of(const Deck& deck) {
   const std::vector<std::int64_t>& layer_begin = f.options.layer_begin;
   f.stages.resize(static_cast<std::size_t>(mesh.pp));
   for (const Parameter& p : parameter_table(local, layer_begin)) f.stages[static_cast<std::size_t>(p.stage)].parameters += p.numel();
-  const RecomputeOptions recompute = recompute_options(deck);
+  const RecomputeOptions recompute = recompute_options(deck).with(shown.recompute_layers);
   const std::vector<MicroBatch> list = full_micro_batches(f, mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches);
   const Schedule schedule = plan_schedule(list, f.options.pipeline);
   const SimulatedSchedule simulated = simulate(schedule, schedule_costs(f.options.pipeline.costs, list));
@@ -161,7 +170,7 @@ CheckFacts CheckFacts::of(const Deck& deck) {
     in.zero = f.zero;
     in.type = f.type;
     in.last_stage = s + 1 == mesh.pp;
-    in.tokens = (fullest + mesh.sp - 1) / mesh.sp;
+    in.tokens = (fullest + sp - 1) / sp;
     in.activation_bytes = stage.live_micro_batches * StageModel::activation_bytes(local, stage.layer_end - stage.layer_begin, in.last_stage,
                                                                                   in.tokens, f.type, recompute);
     const Keep kept = recompute.mode == Recompute::none        ? Keep::all
@@ -170,7 +179,7 @@ CheckFacts CheckFacts::of(const Deck& deck) {
     in.recomputed_bytes = Layer::kept_bytes(local, in.tokens, f.type, Keep::all) - Layer::kept_bytes(local, in.tokens, f.type, kept);
     in.head_chunk_tokens = deck.integer("model.head_chunk_tokens");
     in.cp = mesh.cp();
-    in.sp = mesh.sp;
+    in.sp = sp;
     in.kv_buffers = f.ring.kv_buffers;
     in.dkv_buffers = std::max(1, f.ring.dkv_buffers);
     in.host = deck.text("run.backend") == "host";

@@ -16,7 +16,7 @@ Evaluation evaluate(Session& session, std::int64_t samples) {
   std::vector<std::int64_t> chosen = session.sampler.validation();
   if (samples > 0 && static_cast<std::int64_t>(chosen.size()) > samples) chosen.resize(samples);
   const Batch batch = session.plan(-1, chosen);
-  const auto& mine = batch.micro_batches.at(session.mesh.at.dp);
+  const std::vector<MicroBatch> mine = batch.work_of(session.mesh.at.dp);
   double loss = 0;
   NeedleJudge judge(*session.dataset, chosen);
   const auto prepare = [&](int m) {

@@ -54,7 +54,7 @@ void together(const Communicator& comm, const std::function<void()>& work) {
 Session::Session(const Communicator& world, const Deck& deck_)
     : deck(deck_),
       options(RunOptions::from(deck)),
-      mesh(world, options.mesh),
+      mesh(world, options.mesh, options.joined_ranks()),
       backend(choose_backend(deck, world, mesh.local_rank)),
       device(*backend.device),
       dataset(open_together(world, deck)),
@@ -68,6 +68,7 @@ Session::Session(const Communicator& world, const Deck& deck_)
       links(mesh.pp, device) {
   check_all(world, dataset->vocabulary() <= options.model.vocabulary,
             fmt::format("model.vocabulary = {} is smaller than the data's vocabulary of {}", options.model.vocabulary, dataset->vocabulary()));
+  for (const int degree : options.joined_ranks()) connect(mesh.sequence(degree), device);
   recorder.context.stage = mesh.at.pp;
   parameters.initialise(static_cast<std::uint64_t>(deck.integer("run.seed")));
 }
@@ -83,6 +84,7 @@ MicroBatchWork Session::prepare(const MicroBatch& micro_batch, double loss_scale
   const auto [begin, end] = even_part(tokens, sequence.rank(), sequence.size());
   MicroBatchWork work;
   work.batch = read_local_batch(*dataset, micro_batch, at.pieces(ring.plan.rank, begin, end), device);
+  work.batch.recompute_layers = micro_batch.recompute_layers;
   work.attention = std::make_unique<RingAttention>(ring, index_source(attention_axes(micro_batch, at, ring.plan.rank), sequence), &recorder);
   if (sequence.size() > 1)
     work.attention = std::make_unique<UlyssesAttention>(sequence, *ring.buffers, tokens, std::move(work.attention), &recorder);

@@ -10,11 +10,11 @@ AdamWOptions adamw_options(const Deck& deck) {
 }
 
 Schedule TrainStep::schedule(const Batch& batch) const {
-  return plan_schedule(batch.micro_batches.at(session_.mesh.at.dp), session_.options.pipeline);
+  return plan_schedule(batch.work_of(session_.mesh.at.dp), session_.options.pipeline);
 }
 
 TrainStep::Gradients TrainStep::compute(const Batch& batch) {
-  const auto& mine = batch.micro_batches.at(session_.mesh.at.dp);
+  const std::vector<MicroBatch> mine = batch.work_of(session_.mesh.at.dp);
   std::size_t rounds = 0;
   for (const auto& list : batch.micro_batches) rounds = std::max(rounds, list.size());
   // `ave_token`: every token of the global batch weighs the same, on whichever rank it lies.

@@ -20,8 +20,12 @@ std::string describe(const Batch& batch) {
   std::string text;
   for (std::size_t d = 0; d < batch.micro_batches.size(); ++d)
     for (std::size_t m = 0; m < batch.micro_batches[d].size(); ++m) {
-      text += fmt::format("dp {} micro_batch {}:", d, m);
-      for (const Segment& s : batch.micro_batches[d][m].segments) text += fmt::format(" {}[{},{})", s.sample, s.begin, s.end);
+      const MicroBatch& micro_batch = batch.micro_batches[d][m];
+      text += fmt::format("dp {} micro_batch {}", d, m);
+      if (micro_batch.sp > 1) text += fmt::format(" sp {}", micro_batch.sp);
+      if (micro_batch.recompute_layers >= 0) text += fmt::format(" recompute {}", micro_batch.recompute_layers);
+      text += ':';
+      for (const Segment& s : micro_batch.segments) text += fmt::format(" {}[{},{})", s.sample, s.begin, s.end);
       text += '\n';
     }
   return text;
@@ -188,8 +192,9 @@ void Trainer::step() {
 
 void Trainer::observe(const Batch& batch, double loss, double norm, double rate, double seconds) {
   const Mesh& mesh = session_.mesh;
+  const std::vector<MicroBatch> mine = batch.work_of(mesh.at.dp);
   double compute = 0;
-  Tensor times = Tensor::zeros({static_cast<std::int64_t>(batch.micro_batches.at(mesh.at.dp).size())}, DType::f64);
+  Tensor times = Tensor::zeros({static_cast<std::int64_t>(mine.size())}, DType::f64);
   session_.recorder.flush([&](std::span<const Event> events) {
     compute = useful_seconds(events, state_.step - 1);
     for (const Event& e : events)
@@ -197,7 +202,8 @@ void Trainer::observe(const Batch& batch, double loss, double norm, double rate,
         times.data<double>()[e.micro_batch] += e.end_s - e.begin_s;
     if (trace_) trace_->events(events);
   });
-  // Imbalance: longest over mean execution time of the step's micro-batches (SparseBalance Equation 11), each averaged over its ring.
+  // Imbalance: longest over mean execution time of the step's micro-batches (SparseBalance Equation 11), each averaged over its ring; rounds
+  // in which a rank has nothing to do do not count.
   if (mesh.cp.size() > 1) mesh.cp.all_reduce(times);
   const MemoryUse& memory = memory_use();
   Tensor most = Tensor::zeros({2}, DType::f64), sums = Tensor::zeros({2}, DType::f64);
@@ -205,7 +211,7 @@ void Trainer::observe(const Batch& batch, double loss, double norm, double rate,
   for (std::int64_t m = 0; m < times.numel(); ++m) {
     most.data<double>()[0] = std::max(most.data<double>()[0], times.data<double>()[m]);
     sums.data<double>()[0] += times.data<double>()[m];
-    sums.data<double>()[1] += 1;
+    sums.data<double>()[1] += mine[static_cast<std::size_t>(m)].tokens() > 0 ? 1 : 0;
   }
   mesh.world.all_reduce(most, Reduction::max);
   mesh.world.all_reduce(sums);
@@ -242,17 +248,18 @@ void Trainer::observe(const Batch& batch, double loss, double norm, double rate,
 
 void Trainer::stop_at_nonfinite(const Batch& batch, const TrainStep::Gradients& found) {
   const MicroBatchLosses& losses = found.losses;
-  // The ranks of one pipeline and of one context-parallel group run the same micro-batches, so they look for the culprit together.
+  // Ranks that share micro-batches find the culprit together, and which share may change from one to the next: so all look at the same one.
   std::int64_t first = static_cast<std::int64_t>(losses.size());
   for (std::size_t m = losses.size(); m-- > 0;)
     if (!std::isfinite(losses[m])) first = static_cast<std::int64_t>(m);
-  first = session_.mesh.pp.all_reduce(session_.mesh.cp.all_reduce(first, Reduction::min), Reduction::min);
+  first = session_.mesh.world.all_reduce(first, Reduction::min);
   std::string where;
   if (first < static_cast<std::int64_t>(losses.size())) {
-    MicroBatchWork work = session_.prepare(batch.micro_batches.at(session_.mesh.at.dp)[first], 0);
+    MicroBatchWork work = session_.prepare(batch.work_of(session_.mesh.at.dp)[first], 0);
     const int layer = first_nonfinite_layer(work, session_.model, session_.links);
-    where = fmt::format("micro-batch {} of data-parallel rank {}, {}", first, session_.mesh.at.dp,
-                        layer < 0 ? std::string("the head (every layer's output is finite)") : fmt::format("layer {}", layer));
+    if (layer >= 0 || !std::isfinite(losses[first]))
+      where = fmt::format("micro-batch {} of data-parallel rank {}, {}", first, session_.mesh.at.dp,
+                          layer < 0 ? std::string("the head (every layer's output is finite)") : fmt::format("layer {}", layer));
   }
   const std::string what = fmt::format("step {}: loss = {}, gradient norm = {}", state_.step + 1, found.loss, found.norm);
   const std::string remedy = "nothing was overwritten; lower optimizer.learning_rate or look at the data of this step, then continue with -r latest";

@@ -32,13 +32,17 @@ struct MicroBatch {
   bool operator==(const MicroBatch&) const = default;
 };
 
-/// One step: micro_batches[d] is the list of data-parallel rank d, in execution order.
+/// One step: micro_batches[d] is the list of data-parallel rank d, in execution order.  Ranks [d, d + sp), d a multiple of sp, share a
+/// micro-batch of sp > 1: it stands with rank d, the others hold one without segments, of the same sp, at the same place of their lists.
 struct Batch {
   std::int64_t step = 0;
   std::vector<std::vector<MicroBatch>> micro_batches;
   std::int64_t loss_tokens() const;  ///< of the whole global batch: the `ave_token` normaliser
   std::int64_t tokens() const;
   std::int64_t samples() const;  ///< distinct samples (segments with begin == 0)
+  /// What data-parallel rank `dp` works on: its own micro-batches, and for those of sp > 1 the one that the first of its sp neighbouring
+  /// ranks holds, of which each computes a part.
+  std::vector<MicroBatch> work_of(int dp) const;
   /// Order-sensitive 64-bit hash, written to the trace.
   std::uint64_t hash() const;
 };

@@ -164,7 +164,7 @@ std::vector<KeySpec> build() {
   k.numbers("batching.groups", "tokens", between(1, kTokens), "hbp: pack length of each group, ascending");
   k.numbers("batching.group_ranks", "ranks", between(1, kDegree), "hbp: ranks that share a pack of each group, its sequence parallel degree; empty list: 1");
   k.numbers("batching.group_recompute", "layers", between(-1, 1 << 16),
-            "hbp: layers recomputed in backward in each group; -1 or an empty list: as block recompute says");
+            "hbp: first layers of a stage formed again in backward in each group, as recompute.mode = \"full\" does; -1 or an empty list: as block recompute says");
   k.flag("batching.balance", true, "hbp: packs and batches of like attention; false: random packs of each group in random order");
   k.text("batching.long", "refuse", {"refuse", "split"}, "hbp: what happens to a sample above the longest group; split: pieces of its length, each a sample");
 

@@ -1,6 +1,7 @@
 #include "core/run_options.hpp"
 
 #include <algorithm>
+#include <set>
 
 #include "core/pipeline_stages.hpp"
 
@@ -82,20 +83,6 @@ std::vector<std::string> not_executable(const Deck& deck) {
         "batching.method = \"chunkflow\" cuts samples into dependent chunks, which this version plans (`ballast plan`, `ballast pack`) but "
         "does not train; "
         "choose another method");
-  const BatchingOptions batching = RunOptions::from(deck).batching;
-  for (const PackGroup& group : batching.groups) {
-    if (batching.method != "hbp") break;
-    if (group.ranks > 1)
-      list.push_back(
-          fmt::format("batching.group_ranks: {} ranks share a pack of {} tokens, which this version plans (`ballast pack`) but does not "
-                      "run; set 1 for every group",
-                      group.ranks, group.tokens));
-    if (group.recompute_layers >= 0)
-      list.push_back(
-          fmt::format("batching.group_recompute: {} layers for packs of {} tokens, which this version plans (`ballast pack`) but does not "
-                      "run; use block recompute",
-                      group.recompute_layers, group.tokens));
-  }
   return list;
 }
 
@@ -121,6 +108,13 @@ AttentionOptions attention_options(const Deck& deck) {
   return options;
 }
 }  // namespace
+
+std::vector<int> RunOptions::joined_ranks() const {
+  std::set<int> degrees;
+  for (const PackGroup& group : batching.groups)
+    if (batching.method == "hbp" && group.ranks > 1) degrees.insert(group.ranks);
+  return {degrees.begin(), degrees.end()};
+}
 
 RunOptions RunOptions::from(const Deck& deck) {
   RunOptions options;

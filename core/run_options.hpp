@@ -32,6 +32,8 @@ struct RunOptions {
 
   /// A deck that has no deck_problems() gives options without problems.
   static RunOptions from(const Deck& deck);
+  /// Numbers of data-parallel ranks, above 1, that share packs of some group (adaptive sequence parallelism), ascending.
+  std::vector<int> joined_ranks() const;
 };
 
 MeshShape mesh_shape(const Deck& deck);

@@ -147,7 +147,7 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input, At
     LayerContext context(m.recorder, layer.index());
     Scope scope(m.recorder, EventKind::layer_forward);
     scope.flops = layer.flops(tokens);
-    const Keep level = keep ? keep_of(m.recompute, static_cast<std::int64_t>(l)) : Keep::nothing;
+    const Keep level = keep ? keep_of(m.recompute.with(batch.recompute_layers), static_cast<std::int64_t>(l)) : Keep::nothing;
     LayerActivations& intermediate = a.layers.emplace_back(layer.allocate(tokens, level, hidden.branch.defined(), m.workspace));
     hidden = layer.forward(hidden, a.rotary, attention, intermediate, m.workspace);
     Layer::release(level, intermediate);
@@ -197,7 +197,7 @@ Tensor StageModel::backward(const LocalBatch& batch, StageActivationsPtr saved, 
     LayerContext context(m.recorder, layer.index());
     Scope scope(m.recorder, EventKind::layer_backward);
     scope.flops = 2.0 * layer.flops(tokens);
-    layer.restore(keep_of(m.recompute, static_cast<std::int64_t>(l)), a.rotary, attention, a.layers[l], m.workspace);
+    layer.restore(keep_of(m.recompute.with(batch.recompute_layers), static_cast<std::int64_t>(l)), a.rotary, attention, a.layers[l], m.workspace);
     layer.backward(a.rotary, attention, a.layers[l], d, m.workspace);
     a.layers[l] = {};  // frees this layer's activations
   }

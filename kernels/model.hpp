@@ -19,6 +19,10 @@ struct RecomputeOptions {
   Recompute mode = Recompute::none;
   /// With `full`: layers [0, layers) of the stage are recomputed (HBP's "GC layers"); -1 means all.
   int layers = -1;
+  /// Those of a micro-batch that asks for `micro_batch_layers` layers (MicroBatch::recompute_layers): `full` with that many; -1: these.
+  RecomputeOptions with(int micro_batch_layers) const {
+    return micro_batch_layers < 0 ? *this : RecomputeOptions{Recompute::full, micro_batch_layers};
+  }
 };
 
 /// This rank's tokens of a micro-batch, in the local order of its layout.
@@ -29,6 +33,7 @@ struct LocalBatch {
   Tensor loss_weights;                ///< [T] f32 (f64), weight of each token's loss in the objective; undefined: all 1
   std::vector<std::int32_t> segment;  ///< [T] segment index, for per-segment losses
   bool judged = false;                ///< whether forward also says which targets it would have predicted (StageOutput::correct)
+  int recompute_layers = -1;          ///< layers recomputed in place of the model's options (RecomputeOptions::with); -1: as they say
   std::int64_t size() const { return tokens.defined() ? tokens.size(0) : 0; }
 };
 

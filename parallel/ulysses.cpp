@@ -39,6 +39,19 @@ AttentionInputs slices(const Tensor& whole, const AttentionInputs& in, std::int6
 
 }  // namespace
 
+void connect(const Communicator& group, Device& device) {
+  Tensor sent = Tensor::zeros({1}, DType::f32, device, MemoryCategory::communication);
+  Tensor received = Tensor::zeros({group.size()}, DType::f32, device, MemoryCategory::communication);
+  std::vector<Transfer> transfers;
+  for (int p = 0; p < group.size(); ++p) {
+    if (p == group.rank()) continue;
+    transfers.push_back({received.rows(p, p + 1), p, false});
+    transfers.push_back({sent, p, true});
+  }
+  group.exchange(transfers).complete();
+  device.synchronize();
+}
+
 UlyssesAttention::UlyssesAttention(const Communicator& sequence, RingBuffers& buffers, std::int64_t tokens,
                                    std::unique_ptr<AttentionExecutor> inner, Recorder* recorder)
     : sequence_(sequence), buffers_(buffers), tokens_(tokens), inner_(std::move(inner)), recorder_(recorder) {

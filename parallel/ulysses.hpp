@@ -12,6 +12,9 @@
 
 namespace ballast {
 
+/// Connects every pair of ranks of a group on `device`, so that its first exchange in training costs no more than a later one.  Collective.
+void connect(const Communicator& group, Device& device);
+
 /// Attention of one micro-batch over the ranks of `sequence`.  Rank r holds even_part(tokens, r, ranks) of the `tokens` tokens that `inner`
 /// computes on; it gathers its heads (core/head_split.hpp) of all of them, runs `inner`, and scatters the results.  Repeated key/value
 /// heads' gradients are summed in the type of the LSE, in rank order.  `inner` sees the local heads and may be a ring over other ranks, one

@@ -245,7 +245,7 @@ def _inside(events, outer):
     return (at >= 0) & (events["end_s"] <= end[np.maximum(at, 0)])
 
 
-_MICRO_BATCH = re.compile(r"dp (\d+) micro_batch (\d+)(?: sp (\d+))?:((?: -?\d+\[\d+,\d+\))*)")
+_MICRO_BATCH = re.compile(r"dp (\d+) micro_batch (\d+)(?: sp (\d+))?(?: recompute \d+)?:((?: -?\d+\[\d+,\d+\))*)")
 _SEGMENT = re.compile(r"(-?\d+)\[(\d+),(\d+)\)")
 
 

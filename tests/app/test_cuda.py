@@ -51,6 +51,17 @@ class Cuda(RunCase):
                 self.assertAlmostEqual(curve[0], reference[0], delta=5e-3 * reference[0])
                 self.assertLess(worst, 3e-2)
 
+    @unittest.skipIf(GPUS < 4, "needs four GPUs")
+    def test_degrees_that_change_within_a_step_give_the_hosts_loss_curve(self):
+        hbp = ["batching.method=hbp", "batching.groups=[80,160,300]", "batching.group_ranks=[1,2,4]", "batching.group_recompute=[-1,1,2]"]
+        host, _ = self.train("host", 1)
+        reference = self.curve(host)
+        run, done = self.train("adaptive", 4, "run.backend=cuda", *hbp, dp=4)
+        self.assertNotIn("use the host backend", done.stdout)
+        worst = max(abs(a - b) / b for a, b in zip(self.curve(run), reference))
+        print(f"# 4 GPUs, degrees 1, 2, 4 in turn: worst {worst:.2e}")
+        self.assertLess(worst, 3e-2)
+
     def test_deterministic_runs_repeat_their_digits_with_and_without_recomputation(self):
         rows = []
         for name, overrides in (("a", []), ("b", []), ("full", ["recompute.mode=full"]), ("selective", ["recompute.mode=selective"])):

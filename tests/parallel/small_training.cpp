@@ -7,13 +7,13 @@ namespace {
 
 constexpr std::uint64_t kSeed = 20240607;  // parameters; the tokens follow the seed of the run
 
-Mesh& alone() {
+}  // namespace
+
+const Mesh& alone() {
   static const Communicator self;
-  static Mesh mesh(self, MeshShape());
+  static const Mesh mesh(self, MeshShape());
   return mesh;
 }
-
-}  // namespace
 
 std::int32_t token_of(std::int64_t sample, std::int64_t position) {
   return static_cast<std::int32_t>(random_bits(shared_seed(), 1000 + sample, position) %
@@ -78,17 +78,23 @@ MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss
   work.attention = std::make_unique<RingAttention>(ring_, dense_source(micro_batch, layout, ring_.plan.rank, options_.recorder), options_.recorder);
   if (sequence.size() > 1)
     work.attention = std::make_unique<UlyssesAttention>(sequence, *ring_.buffers, whole, std::move(work.attention), options_.recorder);
+  work.batch.recompute_layers = micro_batch.recompute_layers;
   work.loss_scale = loss_scale;
   return work;
 }
 
-double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
+Batch SmallTraining::plan(const std::vector<SampleLength>& samples) const {
   BatchingOptions batching;
   batching.method = options_.method;
   batching.micro_batch_tokens = options_.micro_batch_tokens;
   batching.dp = mesh_.shape.dp;
-  const Batch batch = plan_batch(0, samples, batching);
-  const auto& mine = batch.micro_batches.at(mesh_.at.dp);
+  batching.groups = options_.groups;
+  return plan_batch(0, samples, batching);
+}
+
+double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
+  const Batch batch = plan(samples);
+  const std::vector<MicroBatch> mine = batch.work_of(mesh_.at.dp);
   std::size_t rounds = 0;
   for (const auto& list : batch.micro_batches) rounds = std::max(rounds, list.size());
   const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(1, batch.loss_tokens()));
@@ -121,6 +127,10 @@ Reference reference_step(const std::vector<SampleLength>& samples, DType type, c
   options.type = type;
   options.method = "none";
   SmallTraining training(alone(), options);
+  return reference_step(training, samples);
+}
+
+Reference reference_step(SmallTraining& training, const std::vector<SampleLength>& samples) {
   Reference reference;
   reference.loss = training.gradients(samples);
   reference.norm = training.norm;

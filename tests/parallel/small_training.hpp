@@ -37,6 +37,7 @@ struct StepOptions {
   std::int64_t stripe = 64;
   std::string method = "packed";
   std::int64_t micro_batch_tokens = 48;
+  std::vector<PackGroup> groups;  ///< of method hbp
   int zero = 0;
   ModelShape shape = small_shape();
   PipelineOptions pipeline;  ///< stages follow the mesh
@@ -53,6 +54,8 @@ SampleLength sample_of(std::int64_t sample, std::int64_t tokens);
 class SmallTraining {
  public:
   SmallTraining(const Mesh& mesh, const StepOptions& options);
+  /// The Batch plan of these samples.
+  Batch plan(const std::vector<SampleLength>& samples) const;
   /// Forward, backward and reduction over these samples; returns the loss per token of the global batch.  Collective.
   double gradients(const std::vector<SampleLength>& samples);
   /// Diagnosis of one micro-batch.  Collective over stages and ring.
@@ -79,12 +82,17 @@ class SmallTraining {
   TiedEmbedding tied_;
 };
 
+/// The mesh of this rank alone.
+const Mesh& alone();
+
 /// The same step on one rank with every sample in a micro-batch of its own, kept per parameter; computed without any communication.
 struct Reference {
   double loss = 0, norm = 0;
   std::vector<std::string> names;
   std::vector<std::vector<double>> gradients;
 };
+/// `training` on alone() with method "none"; its parameters stay as they are.
+Reference reference_step(SmallTraining& training, const std::vector<SampleLength>& samples);
 Reference reference_step(const std::vector<SampleLength>& samples, DType type, const ModelShape& shape = small_shape());
 
 /// Largest relative L2 error of a parameter's gradient, and which.  Collective over the whole mesh.

@@ -101,11 +101,11 @@ inline std::vector<MeshShape> sequence_meshes(int ranks, std::int64_t heads) {
 }
 
 /// The mesh of a shape, made once for all tests: new communicators cost much where ranks share cores.  Collective at first.
-inline const Mesh& mesh_of(const MeshShape& shape) {
-  static std::vector<std::unique_ptr<Mesh>> made;
-  for (const auto& mesh : made)
-    if (mesh->shape == shape) return *mesh;
-  return *made.emplace_back(std::make_unique<Mesh>(Communicator::world(), shape));
+inline const Mesh& mesh_of(const MeshShape& shape, const std::vector<int>& joined = {}) {
+  static std::vector<std::pair<std::vector<int>, std::unique_ptr<Mesh>>> made;
+  for (const auto& [degrees, mesh] : made)
+    if (mesh->shape == shape && degrees == joined) return *mesh;
+  return *made.emplace_back(joined, std::make_unique<Mesh>(Communicator::world(), shape, joined)).second;
 }
 
 }  // namespace ballast::testing

@@ -1,6 +1,8 @@
 // Invariants 1 to 3 over dp x cp: loss and every gradient are those of one rank that trains each sample alone.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "small_training.hpp"
 
 namespace ballast {
@@ -82,6 +84,51 @@ TEST_F(Training, SequenceParallelismAloneAndRoundRingsEqualsOneRank) {
       options.stripe = 3;
       options.zero = zero++ % 3;
       expect_like_one_rank(shape, options, samples, reference);
+    }
+  }
+}
+
+/// Samples of the lengths, numbered from `first` on.
+std::vector<SampleLength> samples_from(std::int64_t first, const std::vector<std::int64_t>& lengths) {
+  std::vector<SampleLength> list;
+  for (const std::int64_t tokens : lengths) list.push_back(sample_of(first++, tokens));
+  return list;
+}
+
+TEST_F(Training, DegreesThatChangeEveryStepEqualOneRank) {
+  SCOPED_TRACE(trace);
+  // Short packs alone, long ones alone, both, and too few to occupy all ranks: each step has other degrees than the one before.
+  const std::vector<std::vector<SampleLength>> steps{samples_from(0, {9, 15, 3, 16, 1, 0, 12, 7}), samples_from(10, {61, 40, 90}),
+                                                     samples_from(20, {5, 90, 13, 33, 30, 2, 21, 1}), samples_from(30, {4, 35})};
+  for (MeshShape shape : data_and_context_meshes(ranks)) {
+    if (shape.cp_outer > 1 || shape.dp < 2) continue;
+    StepOptions options;
+    options.method = "hbp";
+    const int most = std::min(4, shape.dp);  // of 4 query heads
+    options.groups = {{16, 1, 1}, {40, 2, 0}, {96, most, -1}};
+    for (int zero : {0, 1, 2}) {
+      options.zero = zero;
+      options.recompute.mode = zero == 1 ? Recompute::selective : Recompute::none;
+      SCOPED_TRACE(fmt::format("{}, zero {}", describe(shape), zero));
+      const Mesh& mesh = mesh_of(shape, most > 2 ? std::vector<int>{2, most} : std::vector<int>{2});
+      SmallTraining training(mesh, options);
+      StepOptions plain;
+      plain.method = "none";
+      SmallTraining reference(alone(), plain);
+      std::set<int> degrees;
+      for (std::size_t step = 0; step < steps.size(); ++step) {
+        SCOPED_TRACE(fmt::format("step {}", step));
+        for (const auto& list : training.plan(steps[step]).micro_batches)
+          for (const MicroBatch& m : list) degrees.insert(m.sp);
+        const Reference expected = reference_step(reference, steps[step]);
+        EXPECT_NEAR(training.gradients(steps[step]), expected.loss, 1e-10 * expected.loss);
+        EXPECT_NEAR(training.norm, expected.norm, 1e-10 * expected.norm);
+        const auto [error, where] = worst_gradient(training, mesh.replica, expected);
+        EXPECT_LT(error, 1e-9) << where;
+        training.update(1e-3, static_cast<std::int64_t>(step) + 1);
+        reference.update(1e-3, static_cast<std::int64_t>(step) + 1);
+      }
+      EXPECT_EQ(degrees, most > 2 ? (std::set<int>{1, 2, most}) : (std::set<int>{1, 2}));
     }
   }
 }
