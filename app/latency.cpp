@@ -1,5 +1,7 @@
 #include "app/latency.hpp"
 
+#include <algorithm>
+
 #include "ballast_version.hpp"
 #include "core/run_options.hpp"
 #include "io/profile_file.hpp"
@@ -46,6 +48,25 @@ LatencyOptions latency_options(const Deck& deck, const std::string& pattern) {
   options.cp = mesh.cp();
   options.exchange_bytes_per_token =
       static_cast<double>(2 * (m.query_heads + m.kv_heads) * m.head_dim) * static_cast<double>(size_of(planned_type(deck)));
+  return options;
+}
+
+LatencyModel latency_model(const Deck& deck, std::vector<std::string>& notes) {
+  const std::string& pattern = deck.text("profile.pattern");
+  if (!deck.text("profile.table").empty()) return LatencyModel(load_profile(deck, notes), latency_options(deck, pattern));
+  const double pair_s = deck.real("costs.forward_pair_s");
+  require(pair_s > 0, "{}: latency is predicted from a profile.table, or from costs.forward_token_s and costs.forward_pair_s above 0", deck.file);
+  const double per_stage = static_cast<double>(std::max<std::int64_t>(1, model_shape(deck).layers / mesh_shape(deck).pp));
+  LatencyOptions options = latency_options(deck, pattern);
+  options.recompute = "none";
+  return LatencyModel(stated_profile(deck.real("costs.forward_token_s") / per_stage, pair_s / per_stage, deck.real("costs.backward_over_forward"), pattern,
+                                     deck.integer("profile.block_tokens")),
+                      options);
+}
+
+DstOptions dst_options(const Deck& deck) {
+  DstOptions options{anchor_named(deck.text("dst.anchor")), deck.real("dst.threshold"), deck.integer("dst.base_budget"), deck.get<std::vector<std::int64_t>>("dst.budgets")};
+  if (options.candidates.empty()) options.candidates = default_candidates(options.base_budget);
   return options;
 }
 

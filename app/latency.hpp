@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/deck.hpp"
+#include "core/dst.hpp"
 #include "core/profile_table.hpp"
 #include "core/tensor.hpp"
 
@@ -22,5 +23,12 @@ ProfileTable load_profile(const Deck& deck, std::vector<std::string>& notes, con
 
 /// Series and ranks of the deck for LatencyModel: recompute.mode, mesh.sp, ranks of a ring; `pattern` as in the table.
 LatencyOptions latency_options(const Deck& deck, const std::string& pattern);
+
+/// The model that plans of this deck use: of profile.table, or else of the stated costs (costs.forward_token_s, forward_pair_s and
+/// backward_over_forward are a stage's: a layer takes its part of them).  `notes` as load_profile.
+LatencyModel latency_model(const Deck& deck, std::vector<std::string>& notes);
+
+/// Block dst.
+DstOptions dst_options(const Deck& deck);
 
 }  // namespace ballast

@@ -16,7 +16,7 @@ namespace ballast {
 namespace {
 
 using Part = std::optional<PlanPart> (*)(const Deck&);
-constexpr std::array kParts = {Part{plan_ring_times}, Part{plan_balance}, Part{plan_pipeline}};
+constexpr std::array kParts = {Part{plan_ring_times}, Part{plan_balance}, Part{plan_pipeline}, Part{plan_sparsebalance}};
 
 /// Component times of one direction.  `joined`: KV and dKV of a shard travel as one message.
 RingCosts ring_costs(const Deck& deck, const std::string& direction, bool joined) {
@@ -93,7 +93,7 @@ int plan_command(const CommandLine& line) {
     fmt::print("{}{}\n{}{}\n", any ? "\n" : "", title, table->text(), note);
     any = true;
   }
-  require(any, "{}: nothing to plan; state component times in [costs], attention.index = \"generated\", or a [pipeline]", line.deck_file);
+  require(any, "{}: nothing to plan; state component times in [costs], attention.index = \"generated\", a [pipeline] or a [dst]", line.deck_file);
   if (!named) {
     write_json(line.json, values.front());
     return 0;

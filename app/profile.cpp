@@ -33,6 +33,7 @@ struct Bins {
         recompute(deck.get<std::vector<std::string>>("profile.recompute")) {
     if (lengths.empty()) lengths = {256, 512, 1024, 2048, 4096};
     prefixes.insert(prefixes.begin(), 0);
+    if (budgets.empty()) budgets = {2, 4, 8, 16, 32, 64};
     if (pattern == "dense") budgets.clear();
   }
 };

@@ -1,6 +1,7 @@
 // Batch plan: what each data-parallel rank computes in one step.  Built by pure functions from lengths.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -62,7 +63,7 @@ struct PackGroup {
 };
 
 struct BatchingOptions {
-  std::string method = "packed";           ///< none | packed | random | sorted | isf | ffs | ffd | bfs | spfhp | hbp | chunkflow
+  std::string method = "packed";           ///< none | packed | random | sorted | isf | ffs | ffd | bfs | spfhp | hbp | sab | lbb | chunkflow
   std::int64_t micro_batch_tokens = 4096;  ///< pack capacity in tokens; longer samples get a micro-batch of their own
   int dp = 1;
   /// Cost of one visible (query, key) pair in units of one token's matrix products; balances packs over ranks.
@@ -70,17 +71,20 @@ struct BatchingOptions {
   std::vector<PackGroup> groups;  ///< hbp: lengths ascend
   bool balance = true;            ///< hbp: packs and batches of like attention; false: random packs in random order (the paper's ablation)
   std::uint64_t seed = 0;         ///< of every random order
+  int micro_batch_samples = 0;    ///< none, sab, lbb: samples of a micro-batch (none: exactly, in order); 0: none 1, sab and lbb as capacity allows
+  std::function<double(std::int64_t tokens)> sample_cost;  ///< sab: predicted latency of a sample
   std::int64_t align = 1;         ///< of every micro-batch; lengths count rounded up to it
 };
 
-/// Names of the methods that pack whole samples, in the order of the papers' tables: none random sorted isf ffs ffd bfs spfhp packed hbp.
+/// Names of the methods that pack whole samples of a step or an epoch (sab and lbb balance a step, chunkflow cuts samples), in the order of the papers' tables: none random sorted isf ffs ffd bfs spfhp packed hbp.
 const std::vector<std::string>& batching_methods();
 
-/// Assigns the samples of one global batch.  `none`: one sample a micro-batch, dealt round robin in the given order.
+/// Assigns the samples of one global batch.  `none`: one sample (or micro_batch_samples) a micro-batch, dealt round robin in the given order.
 /// `packed`: best-fit decreasing into packs of at most micro_batch_tokens, packs dealt heaviest first (tokens and attention
 /// pairs) to the least loaded data-parallel rank.  `hbp`: likewise where every group has one rank a pack; else rounds of one
 /// group each, their packs alike, the heaviest to the least loaded ranks: ranks [d, d + sp) share a pack, which stands with rank d, and
 /// the others hold a micro-batch without segments in that round.
+/// `sab`, `lbb`: the two-level partition of core/sab by sample_cost, or by tokens.
 /// The others: packs as in core/packing, in random order, dealt round robin.  Every sample appears exactly once; the result depends on the
 /// arguments alone.  Errors: unknown method, dp < 1, groups that cannot pack (core/hbp).  A sample without tokens is kept (it costs
 /// nothing and counts).

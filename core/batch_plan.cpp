@@ -10,6 +10,7 @@
 #include "core/hbp.hpp"
 #include "core/packing.hpp"
 #include "core/random.hpp"
+#include "core/sab.hpp"
 
 namespace ballast {
 namespace {
@@ -116,9 +117,10 @@ class Planner {
     if (options_.method == "packed") return pack_lengths("bfd", lengths, options_.micro_batch_tokens);
     if (options_.method != "none") return pack_lengths(options_.method, lengths, options_.micro_batch_tokens, options_.seed + stream_);
     Packing packs;
+    const auto together = static_cast<std::size_t>(std::max(1, options_.micro_batch_samples));
     for (std::size_t i = 0; i < lengths.size(); ++i) {
       packs.items.push_back(static_cast<std::uint32_t>(i));
-      packs.close();
+      if ((i + 1) % together == 0 || i + 1 == lengths.size()) packs.close();
     }
     return packs;
   }
@@ -168,6 +170,14 @@ void check_method(const std::string& method) {
           fmt::join(known, ", "));
 }
 
+Batch plan_by_weight(std::int64_t step, const Samples& samples, const BatchingOptions& options) {
+  require(options.method == "lbb" || options.sample_cost, "batching.method = \"sab\" needs predicted latency: name a profile.table, or state [costs]");
+  std::vector<double> weights;
+  for (const SampleLength& s : samples)
+    weights.push_back(options.method == "lbb" ? static_cast<double>(s.tokens) : options.sample_cost(s.tokens));
+  return plan_weighted(step, samples, weights, options);
+}
+
 }  // namespace
 
 const std::vector<std::string>& batching_methods() {
@@ -182,6 +192,7 @@ Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples, co
     return batch;
   };
   if (options.method == "chunkflow") return aligned(plan_chunks(step, samples, options));
+  if (options.method == "sab" || options.method == "lbb") return plan_by_weight(step, samples, options);
   check_method(options.method);
   const Planner planner(samples, options, static_cast<std::uint64_t>(step));
   Batch batch;

@@ -207,6 +207,15 @@ void cost_rules(const Deck& deck, Rules& rules) {
   }
 }
 
+void dst_rules(const Deck& deck, Rules& rules) {
+  const auto& budgets = deck.get<std::vector<std::int64_t>>("dst.budgets");
+  const std::int64_t base = deck.integer("dst.base_budget");
+  if (std::adjacent_find(budgets.begin(), budgets.end(), std::greater_equal<>()) != budgets.end())
+    rules.add({"dst.budgets"}, fmt::format("dst.budgets = {} must ascend", to_text(budgets)));
+  else if (!budgets.empty() && !std::binary_search(budgets.begin(), budgets.end(), base))
+    rules.add({"dst.budgets", "dst.base_budget"}, fmt::format("dst.budgets = {} lacks dst.base_budget = {}", to_text(budgets), base));
+}
+
 void profile_rules(const Deck& deck, Rules& rules) {
   for (const char* key : {"profile.lengths", "profile.prefixes", "profile.budgets"}) {
     const auto& list = deck.get<std::vector<std::int64_t>>(key);
@@ -218,9 +227,6 @@ void profile_rules(const Deck& deck, Rules& rules) {
   }
   if (deck.integer("profile.block_tokens") % kBlock != 0)
     rules.add({"profile.block_tokens"}, fmt::format("profile.block_tokens = {} must be a multiple of {}", deck.integer("profile.block_tokens"), kBlock));
-  if (deck.text("profile.pattern") != "dense" && deck.get<std::vector<std::int64_t>>("profile.budgets").empty())
-    rules.add({"profile.pattern", "profile.budgets"},
-              fmt::format("profile.pattern = \"{}\" needs profile.budgets, the budgets to measure", deck.text("profile.pattern")));
   const auto& modes = deck.get<std::vector<std::string>>("profile.recompute");
   for (const std::string& mode : modes)
     if (mode != "none" && mode != "selective" && mode != "full")
@@ -241,8 +247,11 @@ std::vector<std::string> deck_problems(const Deck& deck, DeckNeeds needs, const 
   optimizer_rules(deck, rules);
   if (deck.block_set("costs")) cost_rules(deck, rules);
   if (deck.block_set("profile")) profile_rules(deck, rules);
-  if (deck.text("batching.method") == "chunkflow" && deck.text("batching.scope") == "epoch")
-    rules.add({"batching.scope", "batching.method"}, "batching.scope = \"epoch\" packs whole epochs; batching.method = \"chunkflow\" needs batching.scope = \"step\"");
+  if (deck.block_set("dst")) dst_rules(deck, rules);
+  const std::string& method = deck.text("batching.method");
+  if ((method == "chunkflow" || method == "sab" || method == "lbb") && deck.text("batching.scope") == "epoch")
+    rules.add({"batching.scope", "batching.method"},
+              fmt::format("batching.scope = \"epoch\" packs whole epochs; batching.method = \"{}\" needs batching.scope = \"step\"", method));
   return rules.list;
 }
 

@@ -64,9 +64,9 @@ Texts presets_and_custom() {
   return names;
 }
 
-Texts batching_methods_and_chunkflow() {
+Texts all_batching_methods() {
   Texts names = batching_methods();
-  names.emplace_back("chunkflow");
+  for (const char* name : {"sab", "lbb", "chunkflow"}) names.emplace_back(name);
   return names;
 }
 
@@ -150,14 +150,17 @@ std::vector<KeySpec> build() {
          "needle: a pair ends with its key again, like a closing tag, which carries loss but does not count as accuracy; small models learn much sooner");
   k.number("data.needle_held_out", 0, "samples", between(0, kTokens), "needle: samples held out, from random streams of their own");
 
-  k.text("batching.method", "packed", batching_methods_and_chunkflow(),
-         "none: one sample a micro-batch; packed: best-fit packs, heaviest first to the least loaded rank; hbp: packing groups; others: packing baselines");
+  k.text("batching.method", "packed", all_batching_methods(),
+         "none: one sample a micro-batch; packed: best-fit packs, heaviest first to the least loaded rank; hbp: packing groups; sab: ranks, then micro-batches, balanced by "
+         "predicted latency (SparseBalance), lbb: by tokens; others: packing baselines");
   k.number("batching.micro_batch_tokens", 4096, "tokens", between(1, kTokens),
            "capacity of a pack; a longer sample gets a micro-batch of its own");
   k.number("batching.global_tokens", 65536, "tokens", between(1, kTokens),
            "tokens of a global batch: samples are taken in order until they reach it");
   k.number("batching.global_samples", 0, "samples", between(0, kTokens),
            "samples of a global batch, in place of global_tokens; 0: global_tokens decides");
+  k.number("batching.micro_batch_samples", 0, "samples", between(0, 1 << 20),
+           "none, sab, lbb: samples of a micro-batch (none: that many in order; sab, lbb: on average); 0: one (none), as micro_batch_tokens allows (sab, lbb)");
   k.flag("batching.shuffle", true, "a new sample order each epoch, the same on every mesh");
   k.text("batching.scope", "step", {"step", "epoch"},
          "what is packed at once: each global batch, or the whole epoch, cut into batches of one micro-batch a rank (pack only)");
@@ -199,6 +202,17 @@ std::vector<KeySpec> build() {
 
   k.text("ring.layout", "zigzag", {"contiguous", "zigzag", "striped"}, "how the tokens of a micro-batch lie on the context-parallel ranks");
   k.number("ring.stripe", 64, "tokens", between(1, 1 << 30), "tokens of a stripe (striped layout)");
+
+  k.flag("dst.enabled", false, "dynamic sparsity tuning: micro-batches predicted above the anchor lose attention budget, those below gain");
+  k.text("dst.anchor", "mean", {"mean", "min", "max"}, "predicted latency that micro-batches are aligned to");
+  k.real("dst.threshold", 0.1, "", between(0, 1), "p: largest drop of coverage, the share of routing mass that a budget keeps");
+  k.number("dst.base_budget", 32, "blocks", between(1, 1 << 20), "budget without tuning, in key blocks a query");
+  k.numbers("dst.budgets", "blocks", between(1, 1 << 20),
+            "budgets to choose from, ascending, with the base; empty: four to the octave, from an eighth of the base to four times it");
+  k.numbers("dst.simulated_coverage", "blocks", between(1, 1 << 20),
+            "plan: blocks that cover 90 %, one of these drawn for each sample and layer (SparseBalance Figure 4); empty: 10, 36, 50");
+
+  k.real("sab.decay", 0.9, "", up_to(0, 1), "weight of the past in the moving average of final budgets of a length bin");
 
   k.text("loss.normaliser", "ave_token", {"ave_token"},
          "ave_token: summed token loss of the global batch over its loss tokens, exact on every mesh");
@@ -251,7 +265,7 @@ std::vector<KeySpec> build() {
   k.number("profile.block_tokens", 64, "tokens", between(64, kTokens), "key block that budgets count: MoBA's block, 64 for vertical_slash");
   k.numbers("profile.lengths", "tokens", between(64, kTokens), "lengths to measure, ascending multiples of 64; empty: 256 to 4096");
   k.numbers("profile.prefixes", "tokens", between(64, kTokens), "stored keys before a chunk to measure, ascending multiples of 64; 0 is always measured");
-  k.numbers("profile.budgets", "blocks", between(1, 1 << 20), "budgets to measure, ascending");
+  k.numbers("profile.budgets", "blocks", between(1, 1 << 20), "budgets to measure, ascending; empty: 2, 4, 8 ... 64");
   k.texts("profile.recompute", {"none"}, "recompute modes to measure: none, selective, full");
   k.number("profile.warmup", 2, "runs", between(0, 1 << 20), "runs before timing");
   k.number("profile.repeats", 9, "runs", between(1, 1 << 20), "timed runs of each point");
@@ -277,8 +291,8 @@ std::span<const BlockSpec> deck_blocks() {
       {"pipeline", "pipeline schedules (mesh.pp stages)", ""},
       {"attention", "attention pattern", ""},
       {"ring", "ring attention over context-parallel ranks", ""},
-      {"dst", "dynamic sparsity tuning", "dynamic sparsity tuning (SparseBalance)"},
-      {"sab", "sparsity-aware batching", "sparsity-aware batching (SparseBalance)"},
+      {"dst", "dynamic sparsity tuning (SparseBalance)", ""},
+      {"sab", "sparsity-aware batching (batching.method = \"sab\")", ""},
       {"loss", "training objective", ""},
       {"curriculum", "order of packing groups over the run", "the packing-group curriculum (Hierarchical Balance Packing)"},
       {"optimizer", "AdamW, learning-rate schedule and ZeRO", ""},

@@ -126,6 +126,7 @@ RunOptions RunOptions::from(const Deck& deck) {
   options.batching.dp = options.mesh.dp;
   options.batching.pair_cost_tokens = pair_cost_tokens(options.model);
   options.batching.balance = deck.boolean("batching.balance");
+  options.batching.micro_batch_samples = static_cast<int>(deck.integer("batching.micro_batch_samples"));
   options.batching.seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
   const auto& ranks = deck.get<std::vector<std::int64_t>>("batching.group_ranks");
   const auto& recompute = deck.get<std::vector<std::int64_t>>("batching.group_recompute");

@@ -28,6 +28,22 @@ class Plan(RunCase):
         self.assertAlmostEqual(facts["hierarchical_backward_plan_ms"], 88.56 + 0.29 + 2.42, delta=0.01)
         self.assertAlmostEqual(facts["flat_backward_plan_ms"], 1.86 + 1.90 + 2.65 + 30 * 3.40 + 2.65 + 2.42, delta=0.01)
 
+    def test_sparsebalance_table_1(self):
+        cases = {c["name"]: c for c in self.plan("sparsebalance/table1.toml")["cases"]}
+        self.assertEqual(len(cases), 12)
+        for prefix in ("", "dp 4 "):
+            imbalance = [cases[prefix + name]["imbalance"] for name in ("Baseline", "+DST", "+SAB", "+SAB+DST")]
+            self.assertEqual(imbalance, sorted(imbalance, reverse=True))
+            self.assertGreater(cases[prefix + "+LBB+DST"]["imbalance"], imbalance[3] - 0.02)
+            self.assertGreaterEqual(cases[prefix + "+SAB+DST"]["speedup"], 1.33)
+            self.assertEqual(cases[prefix + "Baseline"]["speedup"], 1)
+            for name in ("Baseline", "+SAB", "+LBB"):
+                self.assertEqual(cases[prefix + name]["coverage_loss"], 0)
+            for name in ("+DST", "+SAB+DST", "+LBB+DST"):
+                self.assertLessEqual(cases[prefix + name]["largest_coverage_loss"], 0.1 + 1e-12)
+        for name, expected in [("Baseline", 2.0), ("+DST", 1.9), ("+SAB", 1.4), ("+SAB+DST", 1.29)]:
+            self.assertAlmostEqual(cases[name]["imbalance"], expected, delta=0.1)
+
     def test_mtraining_table_5(self):
         cases = {c["name"]: c for c in self.plan("mtraining/table5.toml")["cases"]}
         striped, zigzag = cases["striped-64"], cases["zigzag"]

@@ -192,7 +192,7 @@ layout = "zigzg"
 paths = ["/x"]
 min_tokens = 9
 max_tokens = 3
-[sab]
+[curriculum]
 k = 1
 )",
                                    {"optimizer.zero=3"});
@@ -204,7 +204,7 @@ k = 1
       "deck.toml:7: unknown block modle (did you mean [model]?)",
       "deck.toml:10: ring.layout = \"zigzg\" is not a known value (did you mean \"zigzag\"?); allowed: \"contiguous\", \"zigzag\", "
       "\"striped\"",
-      "deck.toml:15: block [sab] belongs to sparsity-aware batching (SparseBalance), which this version does not have; remove the block",
+      "deck.toml:15: block [curriculum] belongs to the packing-group curriculum (Hierarchical Balance Packing), which this version does not have; remove the block",
       "command line: optimizer.zero=3: optimizer.zero = 3 is out of range: it must be at least 0 and at most 2",
   };
   std::size_t from = 0;
