@@ -29,6 +29,9 @@ PatternRows PatternBlocks::rows(const KeyAxis& axis, const std::vector<AxisToken
 }
 
 PatternSource::Built MobaSource::build(const AttentionInputs& in) {
+#ifdef BALLAST_HAVE_CUDA
+  if (in.q.space() == Space::cuda && policy_ == nullptr) return build_on_gpu(in);
+#endif
   const PatternBlocks blocks(axis_, options_.moba_block);
   const Tensor q = index_operand(in.q), k = index_operand(in.k);
   const std::int64_t heads = q.size(1), kv_heads = k.size(1), head_dim = q.size(2);

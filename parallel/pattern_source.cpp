@@ -1,5 +1,7 @@
 #include "parallel/pattern_source.hpp"
 
+#include <algorithm>
+
 #include "core/error.hpp"
 #include "parallel/pattern_sources.hpp"
 
@@ -17,8 +19,20 @@ const std::vector<AttentionIndex>& PatternSource::shards(const AttentionInputs& 
   const auto found = layers_.find(in.layer);
   if (found != layers_.end()) return found->second;
   Scope scope(recorder_, EventKind::indexing);
-  const Built built = build(in);
-  return layers_.emplace(in.layer, split_keys(built.index, axis_, axes().keys)).first->second;
+  Built built = build(in);
+  if (built.shards.empty()) built.shards = split_keys(built.index, axis_, axes().keys);
+  return layers_.emplace(in.layer, std::move(built.shards)).first->second;
+}
+
+std::vector<double> PatternSource::query_shares() const {
+  std::vector<double> share;
+  double queries = 0;
+  for (int s = 0; s < axis_.segments(); ++s) {
+    share.push_back(axis_.count[s] > 0 ? static_cast<double>(axis_.first_position[s] + axis_.count[s] - axes().first_query[s]) : 0.0);
+    queries += share.back();
+  }
+  for (double& x : share) x /= std::max(1.0, queries);
+  return share;
 }
 
 void PatternSource::join(Tensor& tensor, Reduction reduction) const {

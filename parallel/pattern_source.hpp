@@ -29,8 +29,11 @@ class PatternSource : public IndexSource {
   struct Built {
     AttentionIndex index;  ///< local queries over the whole key axis
     std::vector<HeadBudget> budgets;
+    std::vector<AttentionIndex> shards;  ///< where a GPU built them: `index` is empty then
   };
   virtual Built build(const AttentionInputs& in) = 0;
+  /// [segments] queries of a segment over those of all, on all ranks.
+  std::vector<double> query_shares() const;
   /// Sums (maxima) a tensor over the ring's ranks.
   void join(Tensor& tensor, Reduction reduction) const;
 

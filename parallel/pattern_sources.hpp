@@ -4,6 +4,10 @@
 #include "parallel/pattern_source.hpp"
 
 namespace ballast {
+namespace cuda {
+class SlashBuilder;
+class BlockBuilder;
+}  // namespace cuda
 
 /// MTraining Algorithm 1: the last queries of every segment go to the keys, column sums stay, diagonal sums are joined; each rank sends its
 /// heaviest columns.
@@ -13,6 +17,8 @@ class VerticalSlashSource final : public PatternSource {
 
  private:
   Built build(const AttentionInputs& in) override;
+  Built build_on_gpu(const AttentionInputs& in);  ///< pattern_on_gpu.cpp: for stated shares
+  std::shared_ptr<cuda::SlashBuilder> gpu_;
 };
 
 /// Pattern blocks of `block_tokens` on the key axis, numbered over all segments.
@@ -33,6 +39,8 @@ class MobaSource final : public PatternSource {
 
  private:
   Built build(const AttentionInputs& in) override;
+  Built build_on_gpu(const AttentionInputs& in);  ///< pattern_on_gpu.cpp: for a stated top_k
+  std::shared_ptr<cuda::BlockBuilder> gpu_;
 };
 
 /// XAttention: antidiagonal sums of every block of queries against every block of keys, in one ring turn of K.

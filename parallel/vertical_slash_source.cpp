@@ -78,6 +78,9 @@ class ColumnExchange {
 }  // namespace
 
 PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
+#ifdef BALLAST_HAVE_CUDA
+  if (in.q.space() == Space::cuda && policy_ == nullptr) return build_on_gpu(in);
+#endif
   const std::int64_t heads = in.q.size(1), slots = axis_.tokens() / kBlock;
   const int segments = axis_.segments();
   const bool full = policy_ == nullptr && (options_.vertical_share >= 1 || options_.slash_share >= 1);
@@ -124,11 +127,7 @@ PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
     for (std::size_t i = 0; i < mass.size(); ++i) mass[i].columns = std::move(gathered[i]);
   }
 
-  std::vector<double> weight(static_cast<std::size_t>(segments));  // queries of a segment, of all
-  double queries = 0;
-  for (int s = 0; s < segments; ++s)
-    queries += weight[s] = axis_.count[s] > 0 ? static_cast<double>(axis_.first_position[s] + axis_.count[s] - axes().first_query[s]) : 0.0;
-  for (double& w : weight) w /= std::max(1.0, queries);
+  const std::vector<double> weight = query_shares();
 
   std::int64_t budget = 0;
   if (policy_ != nullptr) {

@@ -229,7 +229,7 @@ cudaError_t attention_backward(const AttentionBackwardArgs& a, cudaStream_t stre
   if (e == cudaSuccess && !a.accumulate_dq && (empty || (sm90 && !separate_query_gradient(a)))) {
     e = zero_rows(a.dq, a.dq_stride, q_columns, q_tokens, 4, stream);
   }
-  if (e == cudaSuccess && !a.accumulate_dkv && (empty || (sm90 && backward_splits(a) > 1))) {
+  if (e == cudaSuccess && !a.accumulate_dkv && (empty || (sm90 && cuts_units(a)))) {
     e = zero_rows(a.dk, a.dk_stride, k_columns, k_tokens, 4, stream);
     if (e == cudaSuccess) e = zero_rows(a.dv, a.dv_stride, k_columns, k_tokens, 4, stream);
   }

@@ -15,12 +15,12 @@ using namespace hopper;
 constexpr int kThreads = 384;
 constexpr int kConsumerArrivals = 8 * kWarpArrivals;  // of the consumers' 8 warps
 constexpr int kStages = 2;
-constexpr int kBarUnit = 1 << 30;  // as in attention_index.cu
 
 struct BackwardParams {
   DeviceIndex index;
   int group;   // query heads per key head
-  int splits;  // work units per (tile, key head): each takes group / splits query heads
+  const std::int32_t* pieces;  // order of work
+  const std::int32_t* piece_count;
   float scale, scale_log2;
   const float* statistics;  // [q_heads, q_blocks, {lse2, delta}, 64]
   float* dk;
@@ -64,7 +64,7 @@ struct BackwardShared {
   alignas(1024) unsigned char ds[2][kKeyTile * 128];                  // [buffer][key][64 queries]
   alignas(1024) unsigned char dq[2][kBlock * kQueryColumns * 4];      // fp32, [consumer][32-column box][query]
   alignas(128) float statistics[kStages][2][kBlock];                  // lse2, delta
-  alignas(128) Interval rows[kStages][kBlock];
+  alignas(128) Interval key_queries[kKeyTile];                        // query rows that see each of the unit's keys
   std::uint64_t q_full[kStages], dout_full[kStages], empty[kStages], kv_full, kv_empty;
   QueryTile tile[kStages];
   WorkUnit unit;
@@ -106,13 +106,11 @@ struct Producer {
       t.word[1] = mask1 >= 0 ? p.index.row_masks[mask1] : kAllRows;
     }
     const std::int64_t blocks = p.index.shape.q_blocks();
-    barrier_expect(&sh.q_full[s], Shared::kBlockBytes + sizeof(sh.statistics[0]) + sizeof(sh.rows[0]));
+    barrier_expect(&sh.q_full[s], Shared::kBlockBytes + sizeof(sh.statistics[0]));
     for (int c = 0; c < Shared::kBoxes; ++c) {
       tma_load(sh.q[s] + c * kBlock * 128, &maps.q, &sh.q_full[s], c * 64, head, qb * kBlock);
     }
     bulk_load(sh.statistics[s], p.statistics + (head * blocks + qb) * 2 * kBlock, sizeof(sh.statistics[0]), &sh.q_full[s]);
-    const Interval* rows = bars ? p.index.bar_bounds + index_head(head) * blocks * kBlock : p.index.rows;
-    bulk_load(sh.rows[s], rows + static_cast<std::int64_t>(qb) * kBlock, sizeof(sh.rows[0]), &sh.q_full[s]);
     barrier_arrive(&sh.q_full[s]);
     barrier_expect(&sh.dout_full[s], Shared::kBlockBytes);
     for (int c = 0; c < Shared::kBoxes; ++c) {
@@ -173,7 +171,8 @@ struct Producer {
   }
 
   __device__ void load_keys(bool bars, int kv_head, int row) {
-    barrier_expect(&sh.kv_full, 4 * Shared::kBlockBytes);
+    barrier_expect(&sh.kv_full, 4 * Shared::kBlockBytes + sizeof(sh.key_queries));
+    bulk_load(sh.key_queries, (bars ? p.index.bar_row_queries : p.index.key_queries) + row, sizeof(sh.key_queries), &sh.kv_full);
     for (int half = 0; half < 2; ++half) {
       for (int c = 0; c < Shared::kBoxes; ++c) {
         const int at = c * Shared::kKeyBoxStride + half * kBlock * 128;
@@ -186,17 +185,12 @@ struct Producer {
 
   __device__ void run() {
     const DeviceIndex& index = p.index;
-    const int items = *index.backward_units * p.splits;
+    const int items = *p.piece_count;
     int parity = 1;
     int item = atomicAdd(p.counter, 1);
     while (true) {
       if (item < items) sh.next_unit = atomicAdd(p.counter, 1);
-      const int unit = item < items ? index.backward_order[item / p.splits] : 0;
-      const int split = item % p.splits;
-      if (item < items && (unit & kBarUnit) != 0 && split != 0) {  // tiles of bars are not split
-        item = sh.next_unit;
-        continue;
-      }
+      const int piece = item < items ? p.pieces[item] : 0;
       barrier_wait(&sh.kv_empty, parity);
       parity ^= 1;
       WorkUnit& u = sh.unit;
@@ -205,11 +199,12 @@ struct Producer {
         barrier_arrive(&sh.kv_full);
         return;
       }
-      if (unit & kBarUnit) {
-        const int bar_tile = (unit & ~kBarUnit) / index.bar_heads();
+      const int unit = piece & ((1 << kPieceShift) - 1);
+      if (piece & kBarUnit) {
+        const int bar_tile = unit / index.bar_heads();
         const int list = index.bar_tile_list[bar_tile];
         u.bars = 1;
-        u.kv_head = (unit & ~kBarUnit) % index.bar_heads();
+        u.kv_head = unit % index.bar_heads();
         u.first_row = bar_tile * kBarTile;
         u.first_key = u.first_row - index.bar_row_offset[list];
         load_keys(true, u.kv_head, u.first_row);
@@ -223,7 +218,8 @@ struct Producer {
         u.kv_head = unit % index.shape.kv_heads;
         u.first_row = u.first_key = key_tile * kKeyTile;
         load_keys(false, u.kv_head, u.first_row);
-        const int heads = p.group / p.splits, first = u.kv_head * p.group + split * heads;
+        const int part = piece >> kPieceShift & 15, parts = (piece >> (kPieceShift + 4) & 15) + 1;
+        const int heads = p.group / parts, first = u.kv_head * p.group + part * heads;
         for (int i = 0; i < heads; ++i) key_blocks(first + i);
       }
       end();
@@ -271,6 +267,14 @@ struct Consumer {
     for (int i = 0; i < 4; ++i) Wgmma<D>::template rs<1>(acc, a + 4 * i, advance(b, i * 2048), 1);
     wgmma_commit();
   }
+  /// Queries of a tile that use key `r` of the consumer's 64, as bits.
+  __device__ __forceinline__ std::uint64_t allowed_queries(const QueryTile& t, int r) {
+    const Interval seen = sh.key_queries[consumer * kBlock + r];
+    const int first = t.query_block * kBlock;
+    const std::uint64_t bits = interval_bits(seen.begin - first, seen.end - first), word = t.word[consumer];
+    if (sh.unit.bars) return (word >> r & 1) ? 0 : bits;  // covered: the whole row of S^T
+    return bits & word;
+  }
   /// P^T from S^T: probabilities under the final LSE, zero where masked.
   __device__ __forceinline__ void probabilities(float (&s)[32], int stage) {
     const float* lse2 = sh.statistics[stage][0] + 2 * (lane % 4);
@@ -284,21 +288,14 @@ struct Consumer {
     }
     const QueryTile& t = sh.tile[stage];
     if (t.state[consumer] == kWhole) return;
-    const bool bars = sh.unit.bars;
-    const std::uint64_t word = t.word[consumer];
-    const int key = sh.unit.first_key + consumer * kBlock + row;
-    // A bar that is covered loses its whole row of S^T; a row mask drops columns.
-    const bool drop0 = bars && (word >> row & 1), drop1 = bars && (word >> (row + 8) & 1);
-    const std::uint64_t queries = bars ? kAllRows : word >> (2 * (lane % 4));
-    const Interval* rows = sh.rows[stage] + 2 * (lane % 4);
+    const std::uint64_t allowed0 = allowed_queries(t, row) >> (2 * (lane % 4));
+    const std::uint64_t allowed1 = allowed_queries(t, row + 8) >> (2 * (lane % 4));
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const Interval seen = rows[8 * j + e];
-        const bool dropped = !(queries >> (8 * j + e) & 1);
-        if (dropped || drop0 || key < seen.begin || key >= seen.end) s[4 * j + e] = 0;
-        if (dropped || drop1 || key + 8 < seen.begin || key + 8 >= seen.end) s[4 * j + 2 + e] = 0;
+        if (!(allowed0 >> (8 * j + e) & 1)) s[4 * j + e] = 0;
+        if (!(allowed1 >> (8 * j + e) & 1)) s[4 * j + 2 + e] = 0;
       }
     }
   }
@@ -539,28 +536,16 @@ bool separate_query_gradient(const AttentionBackwardArgs& a) {
   return a.deterministic || (!a.index->shape.dense && !a.index->has_bars());
 }
 
-int backward_splits(const AttentionBackwardArgs& a) {
-  if (separate_query_gradient(a)) return 1;  // lists are short, and their units many
-  const IndexShape& s = a.index->shape;
-  const int group = a.q_heads / a.kv_heads;
-  const std::int64_t units = a.index->backward_unit_capacity();
-  const std::int64_t pairs = s.block_pairs > 0 ? s.block_pairs : s.q_blocks() * s.k_blocks() / 2;
-  const std::int64_t tiles = pairs / s.index_heads * a.q_heads / 2 / units;  // query tiles of an average unit
-  // Six units a processor for balance, and more while a unit stays long beside its own prologue and epilogue: the last units
-  // to finish decide the tail.
-  int splits = 1;
-  for (int n = 2; n <= group; ++n) {
-    if (group % n == 0 && (units * splits < 6 * processor_count() || tiles / n >= 400)) splits = n;
-  }
-  return splits;
-}
+bool cuts_units(const AttentionBackwardArgs& a) { return !separate_query_gradient(a) && a.q_heads > a.kv_heads; }
 
 cudaError_t backward_sm90(const AttentionBackwardArgs& a, const AttentionScratch& scratch, cudaStream_t stream) {
   const DeviceIndex& index = *a.index;
   BackwardParams p;
   p.index = index;
   p.group = a.q_heads / a.kv_heads;
-  p.splits = backward_splits(a);
+  const bool cut = cuts_units(a);
+  p.pieces = cut ? index.backward_pieces : index.backward_order;
+  p.piece_count = index.backward_units + (cut ? 1 : 0);
   p.scale = a.scale;
   p.scale_log2 = a.scale * 1.4426950408889634f;
   p.statistics = scratch.statistics;
@@ -570,7 +555,7 @@ cudaError_t backward_sm90(const AttentionBackwardArgs& a, const AttentionScratch
   p.dv_stride = a.dv_stride;
   p.bar_dk = scratch.bar_dk;
   p.bar_dv = scratch.bar_dv;
-  p.add = a.accumulate_dkv || p.splits > 1;
+  p.add = a.accumulate_dkv || cut;
   p.counter = scratch.counters;
 
   BackwardMaps maps;

@@ -12,7 +12,6 @@ namespace ballast::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBarUnit = 1 << 30;  // marks a backward unit that is a tile of gathered columns
 
 int grid(std::int64_t threads) { return static_cast<int>(std::max<std::int64_t>(1, (threads + kThreads - 1) / kThreads)); }
 
@@ -56,6 +55,16 @@ __global__ void query_range_kernel(DeviceIndex x) {
   x.query_range[kb] = {begin, max(begin, end)};
 }
 
+/// Bounds never decrease from row to row, so the rows that see a key are an interval.
+__global__ void key_queries_kernel(DeviceIndex x) {
+  const std::int64_t key = thread_index();
+  if (key >= x.key_rows()) return;
+  const int rows = key < x.shape.k_tokens ? static_cast<int>(x.shape.q_tokens) : 0;
+  const int begin = first_true(rows, [&](int q) { return x.key_end[q] > key; });
+  const int end = first_true(rows, [&](int q) { return x.key_begin[q] > key; });
+  x.key_queries[key] = {begin, max(begin, end)};
+}
+
 // --- bars -----------------------------------------------------------------------------------------------------------
 __global__ void bar_offsets_kernel(DeviceIndex x) {
   if (threadIdx.x != 0) return;
@@ -75,13 +84,16 @@ __global__ void bar_rows_kernel(DeviceIndex x) {
   const int lists = x.shape.index_heads * x.shape.segments;
   if (row >= x.bar_row_offset[lists]) {
     x.bar_row_key[row] = -1;
+    x.bar_row_queries[row] = {0, 0};
     return;
   }
   // The last list that starts at or before this row and is not empty.
   const int list = first_true(lists, [&](int l) { return x.bar_row_offset[l + 1] > row; });
   const int i = static_cast<int>(row) - x.bar_row_offset[list];
   const std::int64_t first = x.bar_offset[list];
-  x.bar_row_key[row] = first + i < x.bar_offset[list + 1] ? x.bars[first + i] : -1;
+  const int key = first + i < x.bar_offset[list + 1] ? x.bars[first + i] : -1;
+  x.bar_row_key[row] = key;
+  x.bar_row_queries[row] = key < 0 ? Interval{0, 0} : x.key_queries[key];
   if (row % kBarTile == 0) x.bar_tile_list[row / kBarTile] = list;
 }
 
@@ -261,25 +273,61 @@ __global__ void backward_cost_kernel(DeviceIndex x, int tiles) {
   x.backward_cost[i] = cost;
 }
 
-/// Counting sort of units by cost, longest first.  One CTA of 1,024 threads.  `block_units` turns bar tiles into marked ids.
-/// With turns > 1 the block units i of one key head (i % turns) come together, head after head, and the bars first.
-__global__ void order_kernel(const std::int32_t* cost, std::int32_t* order, int n, const std::int32_t* count, int block_units,
-                             int turns) {
+struct Ordering {
+  const std::int32_t* cost;
+  const std::int32_t* count;  ///< how many units; null: n
+  int n;
+  int block_units;  ///< units from here on are tiles of bars, and are marked
+  int turns;        ///< > 1: units i of keys with the same i % turns (key head) come together, head after head, and the bars first
+  int group;        ///< > 1: units of keys that are long are cut into a divisor of `group` pieces
+  int processors;
+  std::int32_t* order;
+  std::int32_t* pieces;  ///< how many pieces there are; may be null
+};
+
+/// Counting sort by cost, longest first.  One CTA of 1,024 threads.
+__global__ void order_kernel(const Ordering o) {
   __shared__ int top, bucket[1024];
-  if (count != nullptr) n = *count;
-  if (threadIdx.x == 0) top = 1;
+  __shared__ unsigned long long total;
+  const int n = o.count != nullptr ? *o.count : o.n;
+  if (threadIdx.x == 0) {
+    top = 1;
+    total = 0;
+  }
   bucket[threadIdx.x] = 0;
   __syncthreads();
+  unsigned long long sum = 0;
+  for (int i = threadIdx.x; i < min(n, o.block_units); i += 1024) sum += o.cost[i];
+  atomicAdd(&total, sum);
+  __syncthreads();
+  // Units of keys are cut alike into six pieces a processor for balance, and more while a piece stays long (400 tiles) beside its own
+  // prologue and epilogue: the last pieces to finish decide the tail.  A unit that alone would take over a sixth of a processor's share
+  // (the first block, which every query uses) is cut further.
+  const int long_units = min(n, o.block_units);
+  int alike = 1;
+  for (int d = 2; d <= o.group; ++d) {
+    if (o.group % d == 0 && (long_units * alike < 6 * o.processors || total / max(long_units, 1) / d >= 400)) alike = d;
+  }
+  const long long limit = static_cast<long long>(total / (6ull * o.processors));
+  const auto parts = [&](int i) {
+    if (i >= o.block_units) return 1;
+    int d = alike;
+    while (d < o.group && (o.group % d != 0 || o.cost[i] > limit * d)) ++d;
+    return d;
+  };
   int mine = 1;
-  for (int i = threadIdx.x; i < n; i += 1024) mine = max(mine, cost[i]);
+  for (int i = threadIdx.x; i < n; i += 1024) mine = max(mine, o.cost[i]);
   atomicMax(&top, mine);
   __syncthreads();
-  const int width = 1024 / turns;
+  const int width = 1024 / o.turns;
   const auto slot = [&](int i) {
-    const int by_cost = width - 1 - static_cast<int>(static_cast<std::int64_t>(cost[i]) * (width - 1) / top);
-    return i < block_units ? i % turns * width + by_cost : by_cost;
+    const int by_cost = width - 1 - static_cast<int>(static_cast<std::int64_t>(o.cost[i]) * (width - 1) / top);
+    return i < o.block_units ? i % o.turns * width + by_cost : by_cost;
   };
-  for (int i = threadIdx.x; i < n; i += 1024) atomicAdd(&bucket[slot(i)], 1);
+  for (int i = threadIdx.x; i < n; i += 1024) {
+    const int p = parts(i);
+    atomicAdd(&bucket[slot(i)], p);
+  }
   __syncthreads();
   const int own = bucket[threadIdx.x];
   for (int step = 1; step < 1024; step *= 2) {
@@ -288,10 +336,14 @@ __global__ void order_kernel(const std::int32_t* cost, std::int32_t* order, int 
     bucket[threadIdx.x] += add;
     __syncthreads();
   }
+  if (threadIdx.x == 1023 && o.pieces != nullptr) *o.pieces = bucket[1023];
+  __syncthreads();
   bucket[threadIdx.x] -= own;
   __syncthreads();
   for (int i = threadIdx.x; i < n; i += 1024) {
-    order[atomicAdd(&bucket[slot(i)], 1)] = i < block_units ? i : kBarUnit | (i - block_units);
+    const int p = parts(i), at = atomicAdd(&bucket[slot(i)], p);
+    const int unit = i < o.block_units ? i : kBarUnit | (i - o.block_units);
+    for (int part = 0; part < p; ++part) o.order[at + part] = backward_piece(unit, part, p);
   }
 }
 
@@ -356,11 +408,13 @@ std::size_t carve(DeviceIndex& x, void* base) {
   c.take(x.rows, s.q_blocks() * kBlock);
   c.take(x.bounds, s.q_blocks());
   c.take(x.query_range, s.k_blocks());
+  c.take(x.key_queries, x.key_rows());
   c.take(x.forward_order, x.forward_units());
   c.take(x.forward_cost, x.forward_units());
   c.take(x.backward_order, x.backward_unit_capacity());
   c.take(x.backward_cost, x.backward_unit_capacity());
-  c.take(x.backward_units, 1);
+  c.take(x.backward_pieces, x.backward_unit_capacity() * (s.q_heads / std::max(s.kv_heads, 1)));
+  c.take(x.backward_units, 2);
   if (!s.dense) {
     c.take(x.run_offset, q_lists + 1);
     c.take(x.runs, s.runs);
@@ -378,6 +432,7 @@ std::size_t carve(DeviceIndex& x, void* base) {
     c.take(x.cover, s.cover_words);
     c.take(x.bar_row_offset, bar_lists + 1);
     c.take(x.bar_row_key, x.bar_rows());
+    c.take(x.bar_row_queries, x.bar_rows());
     c.take(x.bar_tile_list, x.bar_rows() / kBarTile);
     c.take(x.bar_tile_queries, x.bar_rows() / kBarTile);
     c.take(x.bar_bounds, q_lists * kBlock);
@@ -418,13 +473,7 @@ IndexShape shape_of(const AttentionIndex& index, int q_heads, int kv_heads) {
   s.q_heads = q_heads;
   s.kv_heads = kv_heads;
   s.dense = is_dense(index);
-  if (s.dense) {  // one pattern for all heads, whatever index.index_heads says
-    for (std::int64_t b = 0; b < s.q_blocks(); ++b) {
-      const std::int64_t last = std::min((b + 1) * kBlock, s.q_tokens) - 1;
-      s.block_pairs += std::max(0, (index.key_end[last] + kBlock - 1) / kBlock - index.key_begin[b * kBlock] / kBlock);
-    }
-    return s;
-  }
+  if (s.dense) return s;  // one pattern for all heads, whatever index.index_heads says
   s.index_heads = index.index_heads;
   s.runs = static_cast<std::int64_t>(index.runs.size());
   s.row_masks = static_cast<std::int64_t>(index.row_masks.size());
@@ -451,11 +500,17 @@ DeviceIndex bind_index(const IndexShape& shape, void* buffer) {
 }
 
 cudaError_t upload_index(const AttentionIndex& index, DeviceIndex& x, cudaStream_t stream) {
+  return upload_index(index, x, [stream](void* to, const void* from, std::size_t bytes) {
+    return cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream);
+  });
+}
+
+cudaError_t upload_index(const AttentionIndex& index, DeviceIndex& x, const IndexCopy& send) {
   cudaError_t e = cudaSuccess;
   const auto copy = [&](auto* to, const auto& from, std::int64_t capacity) {
     if (static_cast<std::int64_t>(from.size()) > capacity) e = cudaErrorInvalidValue;
     if (e != cudaSuccess || from.empty()) return;
-    e = cudaMemcpyAsync(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice, stream);
+    e = send(to, from.data(), from.size() * sizeof(from[0]));
   };
   const IndexShape& s = x.shape;
   if (index.q_tokens != s.q_tokens || index.k_tokens != s.k_tokens) return cudaErrorInvalidValue;
@@ -480,6 +535,7 @@ cudaError_t derive_index(const DeviceIndex& x, cudaStream_t stream) {
   if (s.q_tokens == 0 || s.k_tokens == 0) return cudaSuccess;
   row_bounds_kernel<<<grid(s.q_blocks() * kBlock), kThreads, 0, stream>>>(x);
   query_range_kernel<<<grid(s.k_blocks()), kThreads, 0, stream>>>(x);
+  key_queries_kernel<<<grid(x.key_rows()), kThreads, 0, stream>>>(x);
   if (x.has_bars()) {
     const std::int64_t tiles = x.bar_rows() / kBarTile;
     bar_offsets_kernel<<<1, 32, 0, stream>>>(x);
@@ -498,10 +554,20 @@ cudaError_t derive_index(const DeviceIndex& x, cudaStream_t stream) {
   }
   const int units = static_cast<int>(x.forward_units()), tiles = static_cast<int>((s.k_blocks() + 1) / 2);
   forward_cost_kernel<<<grid(units), kThreads, 0, stream>>>(x, units);
-  order_kernel<<<1, 1024, 0, stream>>>(x.forward_cost, x.forward_order, units, nullptr, INT_MAX, 1);
+  int device = 0, processors = 0;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (e != cudaSuccess) return e;
+  order_kernel<<<1, 1024, 0, stream>>>({x.forward_cost, nullptr, units, INT_MAX, 1, 1, processors, x.forward_order, nullptr});
   backward_cost_kernel<<<grid(x.backward_unit_capacity()), kThreads, 0, stream>>>(x, tiles);
-  order_kernel<<<1, 1024, 0, stream>>>(x.backward_cost, x.backward_order, 0, x.backward_units, tiles * s.kv_heads,
-                                        x.key_heads_in_turn() ? s.kv_heads : 1);
+  Ordering whole{x.backward_cost, x.backward_units, 0, tiles * s.kv_heads, x.key_heads_in_turn() ? s.kv_heads : 1, 1, processors,
+                 x.backward_order, nullptr};
+  Ordering cut = whole;
+  cut.group = s.q_heads / s.kv_heads;
+  cut.order = x.backward_pieces;
+  cut.pieces = x.backward_units + 1;
+  order_kernel<<<1, 1024, 0, stream>>>(whole);
+  order_kernel<<<1, 1024, 0, stream>>>(cut);
   return cudaGetLastError();
 }
 

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "core/attention_index.hpp"
 
@@ -31,9 +32,7 @@ struct IndexShape {
   /// and need not be filled.
   bool dense = false;
   std::int64_t runs = 0, row_masks = 0;
-  /// (query block, key block, mask) triples over all index heads: size of the transpose.  For a dense index only a hint of how
-  /// much work there is (0: as for one causal segment).
-  std::int64_t block_pairs = 0;
+  std::int64_t block_pairs = 0;  ///< (query block, key block, mask) triples over all index heads: size of the transpose; 0 when dense
   int segments = 1;
   std::int64_t bars = 0, cover_words = 0;  ///< bars = 0: no bars, and the arrays for them are absent
 
@@ -48,6 +47,13 @@ struct BlockBounds {
 struct Interval {
   std::int32_t begin, end;
 };
+
+// A backward work unit is 128 keys of one key head, or 128 gathered columns (kBarUnit).  Long units of keys are cut by query heads: a
+// piece names its unit, which of `parts` equal shares of the group's query heads it takes, and `parts`.
+inline constexpr int kBarUnit = 1 << 30, kPieceShift = 22;  ///< a unit has 22 bits, part and parts - 1 have 4 each
+BALLAST_HOST_DEVICE constexpr int backward_piece(int unit, int part, int parts) {
+  return unit | part << kPieceShift | (parts - 1) << (kPieceShift + 4);
+}
 
 struct DeviceIndex {
   IndexShape shape;
@@ -66,24 +72,29 @@ struct DeviceIndex {
   Interval* rows = nullptr;            ///< [64 q_blocks] visible keys of a row; rows past q_tokens see none
   BlockBounds* bounds = nullptr;       ///< [q_blocks]
   Interval* query_range = nullptr;     ///< [k_blocks] query blocks that can see a key block
+  Interval* key_queries = nullptr;     ///< [key_rows()] query rows that see a key
   std::int32_t* transposed_offset = nullptr;  ///< [index_heads * k_blocks + 1]
   BlockRun* transposed = nullptr;      ///< query blocks of a key block, ascending
   std::uint64_t* scratch = nullptr;    ///< unsorted transpose
   std::int32_t* scratch_count = nullptr;
   std::int32_t* forward_order = nullptr;   ///< forward work units, longest first
-  std::int32_t* backward_order = nullptr;  ///< backward work units, longest first
+  std::int32_t* backward_order = nullptr;   ///< backward work units as pieces of one part, longest first
+  std::int32_t* backward_pieces = nullptr;  ///< the same with long units cut, for kernels that may add into dK and dV
   std::int32_t* forward_cost = nullptr;
   std::int32_t* backward_cost = nullptr;
-  std::int32_t* backward_units = nullptr;  ///< [1] how many there are
+  std::int32_t* backward_units = nullptr;   ///< [2] how many there are in backward_order and in backward_pieces
   // Bars gathered into a dense buffer, lists padded to kBarTile rows.
   std::int32_t* bar_row_offset = nullptr;  ///< [index_heads * segments + 1] first gathered row of a list
   std::int32_t* bar_row_key = nullptr;     ///< [bar_rows] key of a gathered row, -1 for padding
+  Interval* bar_row_queries = nullptr;     ///< [bar_rows] query rows that see a gathered row
   std::int32_t* bar_tile_list = nullptr;   ///< [bar_rows / kBarTile] list (index head * segments + segment) of a tile
   Interval* bar_tile_queries = nullptr;    ///< [bar_rows / kBarTile] query blocks that can see the tile
   Interval* bar_bounds = nullptr;          ///< [index_heads, 64 q_blocks] visible bars of a row, counted in its list
 
   /// Two query heads that share a key head and a list fill one CTA; otherwise two neighbouring query blocks do.
   BALLAST_HOST_DEVICE bool pairs_heads() const { return shape.index_heads == 1 && (shape.q_heads / shape.kv_heads) % 2 == 0; }
+  /// Keys, padded to whole backward units.
+  BALLAST_HOST_DEVICE std::int64_t key_rows() const { return (shape.k_tokens + kKeyTile - 1) / kKeyTile * kKeyTile; }
   BALLAST_HOST_DEVICE bool has_bars() const { return shape.bars > 0; }
   /// Capacity of the gathered buffer.
   BALLAST_HOST_DEVICE std::int64_t bar_rows() const {
@@ -106,7 +117,10 @@ IndexShape shape_of(const AttentionIndex& index, int q_heads, int kv_heads);
 /// Bytes of the buffer, and the pointers laid out in it (buffer: device, 256-byte aligned).
 std::size_t index_bytes(const IndexShape& shape);
 DeviceIndex bind_index(const IndexShape& shape, void* buffer);
-/// Copies the host value.  The vectors must stay alive until the stream has run.
+/// Copies the host value by copy(to, from, bytes), host to device in stream order.
+using IndexCopy = std::function<cudaError_t(void* to, const void* from, std::size_t bytes)>;
+cudaError_t upload_index(const AttentionIndex& index, DeviceIndex& device, const IndexCopy& copy);
+/// The same by cudaMemcpyAsync; the vectors must stay alive until the stream has run.
 cudaError_t upload_index(const AttentionIndex& index, DeviceIndex& device, cudaStream_t stream);
 /// Computes the derived half.  Call once per index; forward, recomputation and backward share the result.
 cudaError_t derive_index(const DeviceIndex& device, cudaStream_t stream);

@@ -20,8 +20,8 @@ struct AttentionScratch {
 cudaError_t forward_sm90(const AttentionForwardArgs& args, const AttentionScratch& scratch, cudaStream_t stream);
 /// dq, dk, dv are already zeroed where they are to be overwritten by additions.
 cudaError_t backward_sm90(const AttentionBackwardArgs& args, const AttentionScratch& scratch, cudaStream_t stream);
-/// Splits of a key head's query heads over several work units, so that short calls fill the machine; > 1 adds into dk, dv.
-int backward_splits(const AttentionBackwardArgs& args);
+/// Whether the sm_90 backward cuts long units by query heads (DeviceIndex::backward_pieces), and so adds into dk and dv.
+bool cuts_units(const AttentionBackwardArgs& args);
 /// Whether the sm_90 backward computes dQ in a kernel of its own: for the deterministic option, and for block lists, where the
 /// key-stationary kernel would spend its dQ product on the union of two key blocks' lists.  Else dQ is added to.
 bool separate_query_gradient(const AttentionBackwardArgs& args);

@@ -4,6 +4,7 @@
 #include "kernels/cuda/attention.hpp"
 #include "kernels/cuda/attention_index.hpp"
 #include "kernels/cuda/device.hpp"
+#include "kernels/cuda/index_mirror.hpp"
 #include "kernels/cuda/operations.hpp"
 
 namespace ballast::cuda {
@@ -11,23 +12,22 @@ namespace {
 
 bool g_deterministic = false;
 
-/// Device arrays of one AttentionIndex for calls with the given heads.
-struct Mirror {
-  Tensor buffer;
-  DeviceIndex index;
-  int q_heads = 0, kv_heads = 0;
-};
-
 const DeviceIndex& mirror_of(const AttentionIndex& index, int q_heads, int kv_heads) {
-  auto mirror = std::static_pointer_cast<Mirror>(index.mirror);
+  auto mirror = std::static_pointer_cast<IndexMirror>(index.mirror);
   if (!mirror || mirror->q_heads != q_heads || mirror->kv_heads != kv_heads) {
-    mirror = std::make_shared<Mirror>();
+    require(static_cast<std::int64_t>(index.key_begin.size()) == index.q_tokens, "attention: an index built on the GPU for {} query and {} key heads serves {} and {}",
+            mirror ? mirror->q_heads : 0, mirror ? mirror->kv_heads : 0, q_heads, kv_heads);
+    mirror = std::make_shared<IndexMirror>();
     mirror->q_heads = q_heads;
     mirror->kv_heads = kv_heads;
     const IndexShape shape = shape_of(index, q_heads, kv_heads);
     mirror->buffer = Tensor::empty({static_cast<std::int64_t>(index_bytes(shape))}, DType::u8, device_of(Space::cuda), MemoryCategory::workspace);
     mirror->index = bind_index(shape, mirror->buffer.raw());
-    check(upload_index(index, mirror->index, stream()), "upload of the attention index");
+    const auto send = [](void* to, const void* from, std::size_t bytes) {
+      copy_to_gpu(to, from, bytes);
+      return cudaSuccess;
+    };
+    check(upload_index(index, mirror->index, send), "upload of the attention index");
     check(derive_index(mirror->index, stream()), "preparation of the attention index");
     index.mirror = mirror;
   }

@@ -3,7 +3,9 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "core/error.hpp"
@@ -43,6 +45,45 @@ void wait_for_stream(const char* what) {
 void wait_for(cudaEvent_t event, const char* what) {
   poll([event] { return cudaEventQuery(event); }, what);
 }
+
+namespace {
+/// Page-locked memory through which host data reach the GPU.  From ordinary memory the driver may first wait for the stream to drain, so
+/// the host could not prepare a micro-batch while the GPU works on the one before.  Kept until the process ends: freeing it would wait
+/// for the GPU, also for one whose peers are gone.
+class Staging {
+ public:
+  void copy(void* to, const void* from, std::size_t bytes) {
+    if (!memory_) {
+      check(cudaHostAlloc(reinterpret_cast<void**>(&memory_), kSlots * kSlotBytes, cudaHostAllocDefault), "allocation of page-locked memory");
+      for (cudaEvent_t& e : free_) check(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "cudaEventCreate");
+    }
+    for (std::size_t at = 0; at < bytes;) {
+      if (used_ >= kSlotBytes) next_slot();
+      const std::size_t n = std::min(bytes - at, kSlotBytes - used_);
+      char* staged = memory_ + slot_ * kSlotBytes + used_;
+      std::memcpy(staged, static_cast<const char*>(from) + at, n);
+      check(cudaMemcpyAsync(static_cast<char*>(to) + at, staged, n, cudaMemcpyHostToDevice, g_stream), "copy to the GPU");
+      at += n;
+      used_ += (n + 255) / 256 * 256;
+    }
+  }
+
+ private:
+  void next_slot() {
+    check(cudaEventRecord(free_[slot_], g_stream), "cudaEventRecord");
+    slot_ = (slot_ + 1) % kSlots;
+    used_ = 0;
+    wait_for(free_[slot_], "an earlier copy to the GPU");
+  }
+  static constexpr std::size_t kSlots = 4, kSlotBytes = std::size_t{4} << 20;
+  char* memory_ = nullptr;
+  std::array<cudaEvent_t, kSlots> free_{};
+  std::size_t slot_ = 0, used_ = 0;
+};
+Staging g_staging;
+}  // namespace
+
+void copy_to_gpu(void* to, const void* from, std::size_t bytes) { g_staging.copy(to, from, bytes); }
 
 void set_wait_watch(std::function<void(double)> watch) { g_watch = std::move(watch); }
 
@@ -114,9 +155,8 @@ void CudaDevice::zero(void* pointer, std::size_t bytes) {
 void CudaDevice::copy(void* to, Space to_space, const void* from, Space from_space, std::size_t bytes) {
   if (bytes == 0) return;
   if (to_space == Space::host) wait_for_stream("work before a copy to the host");  // the copy itself would wait without polling
+  if (to_space == Space::cuda && from_space == Space::host) return copy_to_gpu(to, from, bytes);
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, g_stream), "cudaMemcpyAsync");
-  // A host target is read as soon as this returns.  A pageable host source has been staged already: it may go.
-  (void)from_space;
   if (to_space == Space::host) check(cudaStreamSynchronize(g_stream), "copy to the host");
 }
 

@@ -51,6 +51,9 @@ void wait_for(cudaEvent_t event, const char* what);
 
 /// The compute stream of this process (created with the device).
 cudaStream_t stream();
+/// Copies host memory to the GPU in the order of the compute stream, by way of page-locked memory: `from` may go when this returns, and the
+/// host waits only when more than 12 MiB of copies are outstanding.
+void copy_to_gpu(void* to, const void* from, std::size_t bytes);
 /// Scratch memory of at least `bytes` on the compute stream, grown when needed and reused by every operation: valid until the next call.
 void* scratch(std::size_t bytes);
 

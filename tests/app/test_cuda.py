@@ -62,6 +62,24 @@ class Cuda(RunCase):
         print(f"# 4 GPUs, degrees 1, 2, 4 in turn: worst {worst:.2e}")
         self.assertLess(worst, 3e-2)
 
+    def test_sparse_patterns_built_on_the_gpu_follow_the_hosts_curve(self):
+        long = WIDE.replace("max_tokens = 300", "max_tokens = 900").replace("micro_batch_tokens = 300", "micro_batch_tokens = 1800").replace("global_tokens = 1500", "global_tokens = 3600")
+        patterns = {"slash": ["attention.pattern=vertical_slash", "attention.vertical_share=0.3", "attention.slash_share=0.5"],
+                    "capped": ["attention.pattern=vertical_slash", "attention.max_columns=70", "attention.max_slashes=2"],
+                    "moba": ["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=3"],
+                    "xattention": ["attention.pattern=xattention"]}
+        for name, pattern in patterns.items():
+            curves = []
+            for backend, ranks in [("host", 1), ("cuda", 1)] + ([("cuda", 2)] if GPUS >= 2 else []) + ([("cuda", 4)] if GPUS >= 4 else []):
+                run = self.out(f"{name}-{backend}-{ranks}")
+                deck = self.deck(f"{name}-{backend}-{ranks}.toml", long, dp=1, cp_outer=1, cp_inner=ranks, steps=12, every=0)
+                self.run_ballast(ranks, "train", deck, "-d", run, RATE, f"run.backend={backend}", *pattern)
+                curves.append(self.curve(run))
+            worst = max(abs(a - b) / b for curve in curves[1:] for a, b in zip(curve, curves[0]))
+            print(f"# {name}: host {curves[0][0]:.5f} to {curves[0][-1]:.5f}, worst {worst:.2e}")
+            self.assertLess(curves[0][-1], curves[0][0])
+            self.assertLess(worst, 3e-2)
+
     def test_deterministic_runs_repeat_their_digits_with_and_without_recomputation(self):
         rows = []
         for name, overrides in (("a", []), ("b", []), ("full", ["recompute.mode=full"]), ("selective", ["recompute.mode=selective"])):

@@ -54,6 +54,25 @@ TEST_F(CudaWaits, TheClockFollowsTheHostsWhileItsOriginMoves) {
   EXPECT_LT(clock->seconds(marks.back()), start + 1);  // marks older than the origin keep their time
 }
 
+TEST_F(CudaWaits, HostDataAreTakenWhileTheGpuIsBusy) {
+  const std::int64_t bytes = std::int64_t{1} << 30;
+  Tensor a = Tensor::zeros({bytes}, DType::u8, *gpu), b = Tensor::zeros({bytes}, DType::u8, *gpu);
+  const Tensor x = random({1 << 20});
+  Tensor staged = Tensor::empty({1 << 20}, DType::f32);
+  for (std::int64_t i = 0; i < x.numel(); ++i) staged.data<float>()[i] = static_cast<float>(x.data<double>()[i]);
+  const auto host_s = [] { return host_clock().seconds(host_clock().mark()); };
+  staged.to(*gpu);  // page-locked memory is there from now on
+  gpu->synchronize();
+  for (int i = 0; i < 400; ++i) b.copy_from(a);  // some 200 ms
+  const double begin = host_s();
+  const Tensor sent = staged.to(*gpu);
+  const double taken_s = host_s() - begin;
+  for (std::int64_t i = 0; i < x.numel(); ++i) staged.data<float>()[i] = 0;  // the source may change at once
+  gpu->synchronize();
+  EXPECT_LT(taken_s, 0.5 * (host_s() - begin));
+  EXPECT_EQ(error(sent, x), 0);
+}
+
 TEST_F(CudaWaits, CopiesComeBack) {
   for (const std::int64_t n : {1, 1000, 10000001}) {
     const Tensor x = random({n});

@@ -2,147 +2,20 @@
 //   attention_bench check [smoke]          small cases against fp64, every path and option; "smoke" runs the first few
 //   attention_bench time [lengths.txt]     medians of the sizes that docs/performance_attention.md reports
 #include <chrono>
+#include <climits>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <string>
 
-#include "kernels/cuda/attention.hpp"
-#include "kernels/cuda/attention_index.hpp"
-#include "kernels/cuda/standalone/attention_cases.hpp"
-#include "kernels/cuda/standalone/attention_reference.cuh"
+#include "kernels/cuda/attention_pattern.hpp"
+#include "kernels/cuda/standalone/attention_problem.cuh"
 
 using namespace bench;
 using namespace ballast::cuda;
 
-#define CHECK(call)                                                                                        \
-  do {                                                                                                     \
-    const cudaError_t check_error = (call);                                                                \
-    if (check_error != cudaSuccess) {                                                                      \
-      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(check_error));          \
-      std::exit(1);                                                                                        \
-    }                                                                                                      \
-  } while (0)
-
 namespace {
-
-template <class T>
-struct Buffer {
-  T* data = nullptr;
-  std::int64_t size = 0;
-  explicit Buffer(std::int64_t n) : size(n) { CHECK(cudaMalloc(&data, std::max<std::int64_t>(n, 1) * sizeof(T))); }
-  explicit Buffer(const std::vector<T>& v) : Buffer(static_cast<std::int64_t>(v.size())) {
-    if (size > 0) CHECK(cudaMemcpy(data, v.data(), size * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  Buffer(const Buffer&) = delete;
-  ~Buffer() { cudaFree(data); }
-  void poison() { CHECK(cudaMemset(data, 0xFF, size * sizeof(T))); }  // NaN as bf16 and as fp32
-  std::vector<T> host() const {
-    std::vector<T> v(static_cast<std::size_t>(size));
-    if (size > 0) CHECK(cudaMemcpy(v.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost));
-    return v;
-  }
-};
-
-__device__ float normal(std::uint64_t x) {  // splitmix64, Box-Muller
-  x += 0x9E3779B97F4A7C15ull;
-  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ x >> 27) * 0x94D049BB133111EBull;
-  x ^= x >> 31;
-  const float u = ((x >> 40) + 1) * (1.0f / 16777217), w = (x & 0xFFFFFF) * (1.0f / 16777216);
-  return sqrtf(-2 * logf(u)) * cosf(6.2831853f * w);
-}
-template <class T>
-__global__ void fill_normal(T* out, std::int64_t n, std::uint64_t seed) {
-  const std::int64_t i = blockIdx.x * 256ll + threadIdx.x;
-  if (i < n) out[i] = T(normal(seed << 40 ^ i));
-}
-template <class T>
-void randomise(Buffer<T>& b, std::uint64_t seed) {
-  fill_normal<<<static_cast<unsigned>((b.size + 255) / 256 + 1), 256>>>(b.data, b.size, seed);
-  CHECK(cudaGetLastError());
-}
-
-std::uint64_t g_seed = 1;
-
-/// One attention problem on the device: inputs (q, k, v slices of fused buffers), outputs, index.
-struct Problem {
-  AttentionIndex host;
-  int hq, hkv, d;
-  std::int64_t q_stride, kv_stride;
-  Buffer<bf16> qb, kvb, dout, o16;
-  Buffer<float> o32, lse, dq, dk, dv;
-  IndexShape shape;
-  Buffer<char> index_buffer;
-  DeviceIndex index;
-  Buffer<char> workspace;
-  double scale;
-
-  Problem(AttentionIndex x, int q_heads, int kv_heads, int head_dim)
-      : host(std::move(x)), hq(q_heads), hkv(kv_heads), d(head_dim), q_stride(hq * d + 8), kv_stride(2 * hkv * d + 16),
-        qb(host.q_tokens * q_stride + 8), kvb(host.k_tokens * kv_stride), dout(host.q_tokens * hq * d), o16(host.q_tokens * hq * d),
-        o32(host.q_tokens * hq * d), lse(host.q_tokens * hq), dq(host.q_tokens * hq * d), dk(host.k_tokens * hkv * d),
-        dv(host.k_tokens * hkv * d), shape(shape_of(host, hq, hkv)), index_buffer(static_cast<std::int64_t>(index_bytes(shape))),
-        index(bind_index(shape, index_buffer.data)), workspace(bytes()), scale(1 / std::sqrt(double(d))) {
-    index_buffer.poison();
-    workspace.poison();
-    CHECK(upload_index(host, index, 0));
-    CHECK(derive_index(index, 0));
-    CHECK(cudaDeviceSynchronize());
-    randomise(qb, g_seed++);
-    randomise(kvb, g_seed++);
-    randomise(dout, g_seed++);
-  }
-  std::int64_t bytes() {
-    return static_cast<std::int64_t>(std::max(attention_forward_workspace(forward_args(false)), attention_backward_workspace(backward_args())));
-  }
-  AttentionForwardArgs forward_args(bool fp32) {
-    AttentionForwardArgs a;
-    a.q = qb.data + 8;
-    a.k = kvb.data;
-    a.v = kvb.data + hkv * d;
-    a.q_stride = q_stride;
-    a.k_stride = a.v_stride = kv_stride;
-    a.q_heads = hq;
-    a.kv_heads = hkv;
-    a.head_dim = d;
-    a.scale = static_cast<float>(scale);
-    a.o = fp32 ? static_cast<void*>(o32.data) : o16.data;
-    a.o_fp32 = fp32;
-    a.o_stride = hq * d;
-    a.lse = lse.data;
-    a.index = &index;
-    a.workspace = workspace.data;
-    a.workspace_bytes = static_cast<std::size_t>(workspace.size);
-    return a;
-  }
-  AttentionBackwardArgs backward_args() {
-    AttentionBackwardArgs a;
-    a.q = qb.data + 8;
-    a.k = kvb.data;
-    a.v = kvb.data + hkv * d;
-    a.dout = dout.data;
-    a.q_stride = q_stride;
-    a.k_stride = a.v_stride = kv_stride;
-    a.dout_stride = a.o_stride = a.dq_stride = hq * d;
-    a.dk_stride = a.dv_stride = hkv * d;
-    a.q_heads = hq;
-    a.kv_heads = hkv;
-    a.head_dim = d;
-    a.scale = static_cast<float>(scale);
-    a.o = o32.data;
-    a.o_fp32 = true;
-    a.lse = lse.data;
-    a.dq = dq.data;
-    a.dk = dk.data;
-    a.dv = dv.data;
-    a.index = &index;
-    a.workspace = workspace.data;
-    a.workspace_bytes = static_cast<std::size_t>(workspace.size);
-    return a;
-  }
-};
 
 /// ||a - b|| / ||b||, infinities must agree; NaN never passes.
 template <class A, class B>
@@ -429,8 +302,11 @@ struct Timing {
 Timing time_case(const char* name, AttentionIndex x, int hq, int hkv, int d, bool verify) {
   const double pairs = pairs_per_head(x);
   Problem p(std::move(x), hq, hkv, d);
-  const AttentionForwardArgs f = p.forward_args(true);
-  AttentionBackwardArgs b = p.backward_args(), det = b;
+  const AttentionForwardArgs f = p.forward_args(false);  // bf16 output, as one GPU trains
+  AttentionBackwardArgs b = p.backward_args();
+  b.o = p.o16.data;
+  b.o_fp32 = false;
+  AttentionBackwardArgs det = b;
   det.deterministic = true;
   Timing t;
   t.forward_flops = 4.0 * d * hq * pairs;
@@ -445,8 +321,10 @@ Timing time_case(const char* name, AttentionIndex x, int hq, int hkv, int d, boo
     std::vector<std::int64_t> rows;
     for (int i = 0; i < 48; ++i) rows.push_back((p.host.q_tokens - 1) * i / 47);
     const Reference ref = reference(p, rows, false);
-    const std::vector<float> o = p.o32.host(), lse = p.lse.host(), dq = p.dq.host();
-    std::vector<float> o_rows, lse_rows, dq_rows;
+    const std::vector<bf16> o = p.o16.host();
+    const std::vector<float> lse = p.lse.host(), dq = p.dq.host();
+    std::vector<bf16> o_rows;
+    std::vector<float> lse_rows, dq_rows;
     for (std::int64_t r : rows) {
       o_rows.insert(o_rows.end(), o.begin() + r * hq * d, o.begin() + (r + 1) * hq * d);
       dq_rows.insert(dq_rows.end(), dq.begin() + r * hq * d, dq.begin() + (r + 1) * hq * d);
@@ -457,14 +335,15 @@ Timing time_case(const char* name, AttentionIndex x, int hq, int hkv, int d, boo
     const double e[3] = {error(o_rows, ref.o), error(lse_rows, ref.lse), error(dq_rows, ref.dq)};
     std::printf(" | o %.1e lse %.1e dq %.1e%s", e[0], e[1], e[2], e[0] < 1e-2 && e[1] < 1e-2 && e[2] < 2e-2 ? "" : " FAIL");
   } else if (verify) {
-    const std::vector<float> o = p.o32.host(), dq = p.dq.host(), dk = p.dk.host(), dv = p.dv.host();
+    const std::vector<bf16> o = p.o16.host();
+    const std::vector<float> dq = p.dq.host(), dk = p.dk.host(), dv = p.dv.host();
     AttentionForwardArgs plain = f;
     plain.path = AttentionPath::plain;
     det.path = AttentionPath::plain;
     CHECK(attention_forward(plain, 0));
     CHECK(attention_backward(det, 0));
     CHECK(cudaDeviceSynchronize());
-    const double e[4] = {error(o, p.o32.host()), error(dq, p.dq.host()), error(dk, p.dk.host()), error(dv, p.dv.host())};
+    const double e[4] = {error(o, p.o16.host()), error(dq, p.dq.host()), error(dk, p.dk.host()), error(dv, p.dv.host())};
     std::printf(" | against plain: o %.1e dq %.1e dk %.1e dv %.1e%s", e[0], e[1], e[2], e[3],
                 e[0] < 2e-2 && e[1] < 2e-2 && e[2] < 2e-2 && e[3] < 2e-2 ? "" : " FAIL");
   }
@@ -492,6 +371,95 @@ AttentionIndex vertical_slash(int tokens, int heads, int local, int bands, int b
   });
   add_bars(x, {0, tokens}, columns, rng);
   return x;
+}
+
+/// A pattern as MTraining's vertical slash, built on the GPU from its slashes and columns, then attention under it; and what choosing
+/// slashes and columns by the last 64 queries costs.
+void time_built(const char* name, int tokens, int hq, int hkv, int d, int local, int bands, int band, int columns, std::mt19937& rng) {
+  const int slots = tokens / kBlock;
+  std::vector<std::int32_t> slash_entries(static_cast<std::size_t>(hq) * slots), column_entries(static_cast<std::size_t>(hq) * tokens), slash_counts, column_counts;
+  for (int h = 0; h < hq; ++h) {
+    std::set<int> slashes, bars;
+    for (int i = 0; i < local / kBlock; ++i) slashes.insert(i);
+    for (int b = 0; b < bands; ++b) {
+      const int first = local / kBlock + static_cast<int>(rng() % (slots - local / kBlock));
+      for (int i = 0; i < band / kBlock && first + i < slots; ++i) slashes.insert(first + i);
+    }
+    while (static_cast<int>(bars.size()) < columns) bars.insert(static_cast<int>(rng() % tokens));
+    std::copy(slashes.begin(), slashes.end(), slash_entries.begin() + static_cast<std::ptrdiff_t>(h) * slots);
+    std::copy(bars.begin(), bars.end(), column_entries.begin() + static_cast<std::ptrdiff_t>(h) * tokens);
+    slash_counts.push_back(static_cast<int>(slashes.size()));
+    column_counts.push_back(columns);
+  }
+  std::vector<std::int32_t> each(slots);
+  for (int i = 0; i < slots; ++i) each[i] = i;
+  const std::vector<std::uint8_t> whole = {0};
+  Buffer<std::int32_t> segment(std::vector<std::int32_t>{0, slots}), zero(std::vector<std::int32_t>(slots, 0)), same(each);
+  Buffer<std::uint8_t> whole_flags(whole);
+  const PatternAxes axes{1, slots, segment.data, zero.data, whole_flags.data, same.data, same.data, same.data};
+  Buffer<std::int32_t> slash_list(slash_entries), column_list(column_entries), slash_count(slash_counts), column_count(column_counts);
+  const PatternLists slashes{slash_list.data, slash_count.data, 1}, bars{column_list.data, column_count.data, kBlock};
+
+  Problem p(dense({tokens}, tokens), hq, hkv, d);
+  const IndexShape shape = slash_shape(tokens, tokens, hq, hkv, {slash_counts, column_counts}, each, {0, slots}, whole);
+  Buffer<char> memory(static_cast<std::int64_t>(index_bytes(shape))), scratch(static_cast<std::int64_t>(slash_scratch_bytes(hq, axes)));
+  memory.poison();
+  DeviceIndex index = bind_index(shape, memory.data);
+  index.key_begin = p.index.key_begin;
+  index.key_end = p.index.key_end;
+  const auto convert = [&] {
+    CHECK(build_slash_index(index, axes, slashes, bars, scratch.data, 0));
+    CHECK(derive_index(index, 0));
+  };
+  convert();
+  Buffer<std::uint64_t> pairs(1);
+  CHECK(cudaMemset(pairs.data, 0, 8));
+  CHECK(count_pairs(index, pairs.data, 0));
+  const double flops = 4.0 * d * static_cast<double>(pairs.host()[0]);
+  AttentionForwardArgs f = p.forward_args(false);
+  AttentionBackwardArgs b = p.backward_args();
+  b.o = p.o16.data;
+  b.o_fp32 = false;
+  f.index = b.index = &index;
+  Buffer<char> workspace(static_cast<std::int64_t>(std::max(attention_forward_workspace(f), attention_backward_workspace(b))));
+  f.workspace = b.workspace = workspace.data;
+  f.workspace_bytes = b.workspace_bytes = static_cast<std::size_t>(workspace.size);
+  const double conversion = median_ms(convert, 9);
+  const double both = median_ms([&] {
+    convert();
+    CHECK(attention_forward(f, 0));
+  }, 9);
+  const double backward = median_ms([&] { CHECK(attention_backward(b, 0)); }, 9);
+
+  std::vector<Interval> rows;
+  for (int i = 0; i < kBlock; ++i) rows.push_back({0, tokens - kBlock + i + 1});
+  Buffer<Interval> visible(rows);
+  Buffer<std::int32_t> tile(std::vector<std::int32_t>{slots - 1});
+  Buffer<bf16> queries(kBlock * hq * d);
+  randomise(queries, g_seed++);
+  const Observation seen{1, tile.data, visible.data, queries.data, f.k, f.k_stride, tokens, hq, hkv, d, f.scale};
+  Buffer<float> top(hq * kBlock);
+  Buffer<std::int64_t> sum(hq * kBlock), mass(static_cast<std::int64_t>(hq) * slots * (1 + kBlock));
+  Buffer<std::int32_t> chosen(static_cast<std::int64_t>(hq) * slots * (1 + kBlock)), counts(4 * hq);
+  const double observe = median_ms([&] {
+    CHECK(cudaMemsetAsync(top.data, kBelowScores, top.size * 4, 0));
+    CHECK(cudaMemsetAsync(sum.data, 0, sum.size * 8, 0));
+    CHECK(cudaMemsetAsync(mass.data, 0, mass.size * 8, 0));
+    CHECK(observe_maximum(seen, top.data, 0));
+    CHECK(observe_sum(seen, top.data, sum.data, 0));
+    CHECK(observe_mass(seen, axes, top.data, sum.data, mass.data + hq * slots, mass.data, 0));
+  }, 9);
+  const double select = median_ms([&] {
+    CHECK(select_heaviest(mass.data, hq, axes, {0.9, INT_MAX, true}, {chosen.data, counts.data, 1}, counts.data + 2 * hq, 0));
+    CHECK(select_heaviest(mass.data + hq * slots, hq, axes, {0.9, INT_MAX, false}, {chosen.data + hq * slots, counts.data + hq, kBlock}, counts.data + 3 * hq, 0));
+  }, 9);
+  double total = 0;
+  for (std::int64_t m : mass.host()) total += std::ldexp(static_cast<double>(m), -kMassBits);
+  std::printf("%-34s conversion %6.3f + fwd = %7.3f ms (fwd %6.1f TF/s) | bwd %8.3f ms %6.1f TF/s | observe %6.3f select %6.3f ms | index %.0f MiB | mass %.6f of %d\n",
+              name, conversion, both, flops / (both - conversion) / 1e9, backward, 2.5 * flops / backward / 1e9, observe, select, memory.size / 1048576.0, total,
+              2 * kBlock * hq);
+  if (std::fabs(total - 2.0 * kBlock * hq) > 1e-3 * kBlock * hq) ++g_failures;
+  std::fflush(stdout);
 }
 
 AttentionIndex block_list(int tokens, double keep, int run, bool align, std::mt19937& rng) {
@@ -556,6 +524,8 @@ int run_times(const char* lengths_file, const std::string& only) {
     time_case("vertical slash 16K, per head", vertical_slash(16384, 16, 1024, 4, 256, 256, rng), 16, 2, 128, true);
     time_case("vertical slash 128K, per head", vertical_slash(131072, 16, 1024, 12, 256, 1024, rng), 16, 2, 128, false);
     time_case("vertical slash 256K, per head", vertical_slash(262144, 16, 1024, 12, 256, 1024, rng), 16, 2, 128, false);
+    time_built("vertical slash 128K, built here", 131072, 16, 2, 128, 1024, 12, 256, 1024, rng);
+    time_built("vertical slash 256K, built here", 262144, 16, 2, 128, 1024, 12, 256, 1024, rng);
   }
   return g_failures;
 }

@@ -1,0 +1,30 @@
+// What the builders of lists on the GPU share.
+#pragma once
+#include <climits>
+#include <cstdint>
+
+namespace ballast::cuda {
+
+/// offset[i + 1] = sum of offset[1 .. i + 1], at most `limit`; offset[0] = 0.  One CTA of 1,024 threads.
+static __global__ void accumulate_offsets(std::int64_t* offset, int n, std::int64_t limit) {
+  __shared__ long long sums[1024];
+  const int each = (n + 1023) / 1024, first = min(n, static_cast<int>(threadIdx.x) * each), last = min(n, first + each);
+  long long sum = 0;
+  for (int i = first; i < last; ++i) sum += offset[i + 1];
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  for (int step = 1; step < 1024; step *= 2) {
+    const long long add = static_cast<int>(threadIdx.x) >= step ? sums[threadIdx.x - step] : 0;
+    __syncthreads();
+    sums[threadIdx.x] += add;
+    __syncthreads();
+  }
+  long long running = sums[threadIdx.x] - sum;
+  for (int i = first; i < last; ++i) {
+    running += offset[i + 1];
+    offset[i + 1] = min(running, static_cast<long long>(limit));
+  }
+  if (threadIdx.x == 0) offset[0] = 0;
+}
+
+}  // namespace ballast::cuda

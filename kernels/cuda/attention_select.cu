@@ -1,0 +1,194 @@
+// The heaviest entries of each list (attention_pattern.hpp), one CTA a list: the threshold by search over its bits, three at a time, with
+// exact sums, then one pass that writes the entries in order.  Nothing depends on the order in which threads run.
+#include <climits>
+#include <cmath>
+
+#include "kernels/cuda/attention_pattern.hpp"
+
+namespace ballast::cuda {
+namespace {
+
+constexpr int kThreads = 1024, kWarps = kThreads / 32;
+constexpr int kBits = 3, kSteps = (1 << kBits) - 1;
+
+struct SelectParams {
+  const std::int64_t* values;
+  PatternAxes axes;
+  Selection selection;
+  PatternLists lists;
+  std::int32_t* cut;
+};
+
+struct Tally {
+  unsigned long long sum;
+  unsigned count;
+};
+
+/// Adds each thread's tallies over the CTA.
+template <int N>
+__device__ void add_up(Tally (&mine)[N], Tally* shared) {
+  __syncthreads();
+  if (threadIdx.x < N) shared[threadIdx.x] = {0, 0};
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < N; ++k) {
+    for (int step = 16; step > 0; step /= 2) {
+      mine[k].sum += __shfl_xor_sync(~0u, mine[k].sum, step);
+      mine[k].count += __shfl_xor_sync(~0u, mine[k].count, step);
+    }
+    if (threadIdx.x % 32 == 0) {
+      atomicAdd(&shared[k].sum, mine[k].sum);
+      atomicAdd(&shared[k].count, mine[k].count);
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < N; ++k) mine[k] = shared[k];
+}
+
+/// The entries above `threshold` and the first `ties` of those equal to it.
+struct Found {
+  unsigned long long threshold;
+  unsigned above, ties;
+};
+
+/// The heaviest of v[0, n): no more than `most`, and, unless everything is wanted, only until their sum reaches `target`.  `top`: bits in use.
+__device__ Found find(const std::int64_t* v, int n, bool everything, unsigned long long target, unsigned most, int top, Tally* shared) {
+  // The largest t >= 1 whose entries v >= t reach the target or number `most`; 0 when none does.
+  unsigned long long threshold = 0;
+  for (int shift = (top + kBits - 1) / kBits * kBits - kBits; shift >= 0; shift -= kBits) {
+    Tally reached[kSteps] = {};
+    for (int i = threadIdx.x; i < n; i += kThreads) {
+      const unsigned long long x = v[i];
+      const unsigned long long steps = x >= threshold ? (x - threshold) >> shift : 0;
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        if (steps > static_cast<unsigned long long>(k)) {
+          reached[k].sum += x;
+          ++reached[k].count;
+        }
+      }
+    }
+    add_up(reached, shared);
+    int step = 0;
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      if ((!everything && reached[k].sum >= target) || reached[k].count >= most) step = k + 1;
+    }
+    threshold += static_cast<unsigned long long>(step) << shift;
+  }
+  Tally above[1] = {}, equal[1] = {};
+  for (int i = threadIdx.x; i < n; i += kThreads) {
+    const unsigned long long x = v[i];
+    if (x > threshold) {
+      above[0].sum += x;
+      ++above[0].count;
+    }
+    equal[0].count += x == threshold;
+  }
+  add_up(above, shared);
+  add_up(equal, shared);
+  unsigned long long wanted = equal[0].count;
+  if (!everything) wanted = threshold == 0 ? 0 : min(wanted, (target - min(target, above[0].sum) + threshold - 1) / threshold);
+  const unsigned room = most > above[0].count ? most - above[0].count : 0;
+  return {threshold, above[0].count, static_cast<unsigned>(min(wanted, static_cast<unsigned long long>(room)))};
+}
+
+__global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) {
+  __shared__ Tally shared[kSteps];
+  __shared__ unsigned warp_above[kWarps], warp_equal[kWarps];
+  const int segments = p.axes.segments, h = static_cast<int>(blockIdx.x) / segments, s = static_cast<int>(blockIdx.x) % segments;
+  const int first_slot = p.axes.segment_slot[s], slots = p.axes.segment_slot[s + 1] - first_slot, width = p.lists.width;
+  const std::int64_t at = width * (static_cast<std::int64_t>(h) * p.axes.slots + first_slot);
+  const std::int64_t* v = p.values + at;
+  std::int32_t* out = p.lists.entries + at;
+  const int n = width * slots;
+  const bool whole = p.axes.whole[s] != 0;
+  if (n == 0 || (whole && !p.selection.first_always)) {
+    if (threadIdx.x == 0) p.lists.counts[blockIdx.x] = p.cut[blockIdx.x] = 0;
+    return;
+  }
+  const double share = whole ? 1.0 : p.selection.share;
+  const unsigned most = whole ? INT_MAX : static_cast<unsigned>(max(p.selection.most, 0));
+
+  Tally all[1] = {};
+  unsigned long long bits = 0;
+  for (int i = threadIdx.x; i < n; i += kThreads) {
+    all[0].sum += v[i];
+    bits |= v[i];
+  }
+  all[0].count = 0;
+  add_up(all, shared);
+  // The CTA agrees on the highest bit in use.
+  __shared__ unsigned long long used;
+  if (threadIdx.x == 0) used = 0;
+  __syncthreads();
+  atomicOr(&used, bits);
+  __syncthreads();
+  const unsigned long long total = all[0].sum;
+  const bool everything = share >= 1.0;
+  unsigned long long target = everything ? ULLONG_MAX : static_cast<unsigned long long>(ceil(share * static_cast<double>(total)));
+  if (!everything) target = max(min(max(target, 1ull), total), 1ull);  // of nothing, nothing is chosen
+
+  const int top = used == 0 ? 0 : 64 - __clzll(static_cast<long long>(used));
+  Found found = find(v, n, everything, target, INT_MAX, top, shared);
+  const unsigned wanted = found.above + found.ties;
+  if (wanted > most) found = find(v, n, everything, target, most, top, shared);
+  const unsigned long long threshold = found.threshold;
+  const unsigned ties = found.ties;
+
+  // Each warp writes a contiguous range; ranges before it tell where.
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int range = (n + kThreads - 1) / kThreads * 32, begin = min(n, warp * range), end = min(n, begin + range);
+  unsigned own_above = 0, own_equal = 0;
+  for (int i = begin + lane; i < end; i += 32) {
+    const unsigned long long x = v[i];
+    own_above += x > threshold;
+    own_equal += x == threshold;
+  }
+  for (int step = 16; step > 0; step /= 2) {
+    own_above += __shfl_xor_sync(~0u, own_above, step);
+    own_equal += __shfl_xor_sync(~0u, own_equal, step);
+  }
+  if (lane == 0) {
+    warp_above[warp] = own_above;
+    warp_equal[warp] = own_equal;
+  }
+  __syncthreads();
+  unsigned above_before = 0, equal_before = 0;
+  for (int w = 0; w < warp; ++w) {
+    above_before += warp_above[w];
+    equal_before += warp_equal[w];
+  }
+  // Entry 0 is forced when it would not be chosen: then everything moves up by one.
+  const unsigned long long x0 = v[0];
+  const bool forced = p.selection.first_always && !(x0 > threshold || (x0 == threshold && ties > 0));
+  unsigned written = above_before + min(equal_before, ties) + forced;
+  if (forced && threadIdx.x == 0) out[0] = 0;
+  for (int base = begin; base < end; base += 32) {
+    const int i = base + lane;
+    const unsigned long long x = i < end ? v[i] : 0;
+    const unsigned equal = __ballot_sync(~0u, i < end && x == threshold), below = (1u << lane) - 1;
+    const bool chosen = i < end && (x > threshold || (x == threshold && equal_before + __popc(equal & below) < ties));
+    const unsigned mask = __ballot_sync(~0u, chosen);
+    if (chosen) out[written + __popc(mask & below)] = i;
+    written += __popc(mask);
+    equal_before += __popc(equal);
+  }
+  if (threadIdx.x == kThreads - 1) {
+    p.lists.counts[blockIdx.x] = static_cast<std::int32_t>(written);
+    p.cut[blockIdx.x] = static_cast<std::int32_t>(wanted - found.above - found.ties);
+  }
+}
+
+}  // namespace
+
+cudaError_t select_heaviest(const std::int64_t* values, int heads, const PatternAxes& axes, const Selection& selection, const PatternLists& lists,
+                            std::int32_t* cut, cudaStream_t stream) {
+  if (!(selection.share > 0 && selection.share <= 1) || lists.width < 1) return cudaErrorInvalidValue;
+  if (heads * axes.segments == 0) return cudaSuccess;
+  select_kernel<<<heads * axes.segments, kThreads, 0, stream>>>({values, axes, selection, lists, cut});
+  return cudaGetLastError();
+}
+
+}  // namespace ballast::cuda
