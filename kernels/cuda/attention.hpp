@@ -63,7 +63,8 @@ struct AttentionBackwardArgs {
   bool accumulate_dq = false;   ///< true: dq += ; false: dq =
   bool accumulate_dkv = false;  ///< likewise for dk and dv
   /// true: bit-identical from run to run (dQ by a query-stationary kernel, 7 matrix products instead of 5, and no unit of work
-  /// shared by processors).  false: dQ, and for short calls dK and dV, by fp32 additions whose order varies.
+  /// shared by processors).  false: dQ, dK and dV by fp32 additions whose order varies, except for block lists without gathered
+  /// columns, which take the same path as true.
   bool deterministic = false;
   const DeviceIndex* index = nullptr;
   void* workspace = nullptr;  ///< device, 256-byte aligned, attention_backward_workspace() bytes
