@@ -32,6 +32,8 @@ BackendChoice choose_backend(const Deck& deck, const Communicator& world, int lo
   choice.owned_device = std::make_unique<cuda::CudaDevice>(local_rank);
   choice.device = choice.owned_device.get();
   set_cuda_device(choice.device);
+  choice.owned_pinned = std::make_unique<cuda::PinnedHost>();
+  set_pinned_device(choice.owned_pinned.get());
   cuda::set_deterministic(deck.boolean("run.deterministic"));
   choice.owned_clock = cuda::device_clock();
   choice.clock = choice.owned_clock.get();

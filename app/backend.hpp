@@ -16,7 +16,7 @@ struct BackendChoice {
   DType dtype = DType::f32;
   std::string note;  ///< one line when the deck's wish could not be met, else ""
 
-  std::unique_ptr<Device> owned_device;
+  std::unique_ptr<Device> owned_device, owned_pinned;
   std::unique_ptr<Clock> owned_clock;
 };
 

@@ -62,10 +62,12 @@ std::vector<ShardFacts> shard_facts(const RunOptions& options, std::int64_t toke
   return shards;
 }
 
-/// Micro-batches of a step, all full, `most` at most.
-std::vector<MicroBatch> full_micro_batches(const CheckFacts& f, std::int64_t most) {
+/// Micro-batches of a step, all full, `most` at most; the first ones are the chunks of one sample of `longest` tokens.
+std::vector<MicroBatch> full_micro_batches(const CheckFacts& f, std::int64_t most, std::int64_t longest) {
   std::vector<MicroBatch> list;
-  for (std::int64_t m = 0; m < std::min(f.micro_batches, most); ++m) list.push_back({{{m, 0, f.micro_batch_tokens, 0}}});
+  const std::int64_t cut = std::min(longest, most * f.micro_batch_tokens);
+  for (std::int64_t begin = 0; begin < cut; begin += f.micro_batch_tokens) list.push_back({{{0, begin, std::min(cut, begin + f.micro_batch_tokens), 0}}});
+  for (std::int64_t m = static_cast<std::int64_t>(list.size()); m < std::min(f.micro_batches, most); ++m) list.push_back({{{m + 1, 0, f.micro_batch_tokens, 0}}});
   return list;
 }
 
@@ -113,8 +115,9 @@ CheckFacts CheckFacts::of(const Deck& deck) {
   // A sample longer than a pack gets a micro-batch of its own.
   std::int64_t longest = deck.integer("data.max_tokens");
   if (deck.text("data.source") == "needle") longest = std::ranges::max(deck.get<std::vector<std::int64_t>>("data.needle_lengths"));
-  const bool packed = f.options.batching.method != "none";
-  f.micro_batch_tokens = packed || longest == 0 ? std::max(f.options.batching.micro_batch_tokens, longest) : longest;
+  const bool packed = f.options.batching.method != "none", chunked = f.options.batching.method == "chunkflow";
+  f.micro_batch_tokens = chunked ? f.options.batching.micro_batch_tokens
+                         : packed || longest == 0 ? std::max(f.options.batching.micro_batch_tokens, longest) : longest;
   // A rank's part of a pack is what its group leaves it: the group with the fullest rank is shown.
   PackGroup shown{f.micro_batch_tokens, 1, -1};
   if (f.options.batching.method == "hbp") {
@@ -151,7 +154,7 @@ CheckFacts CheckFacts::of(const Deck& deck) {
   f.stages.resize(static_cast<std::size_t>(mesh.pp));
   for (const Parameter& p : parameter_table(local, layer_begin)) f.stages[static_cast<std::size_t>(p.stage)].parameters += p.numel();
   const RecomputeOptions recompute = recompute_options(deck).with(shown.recompute_layers);
-  const std::vector<MicroBatch> list = full_micro_batches(f, mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches);
+  const std::vector<MicroBatch> list = full_micro_batches(f, mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches, chunked ? longest : 0);
   const Schedule schedule = plan_schedule(list, f.options.pipeline);
   const SimulatedSchedule simulated = simulate(schedule, schedule_costs(f.options.pipeline.costs, list));
   for (int s = 0; s < mesh.pp; ++s) {
@@ -182,6 +185,15 @@ CheckFacts CheckFacts::of(const Deck& deck) {
     in.sp = sp;
     in.kv_buffers = f.ring.kv_buffers;
     in.dkv_buffers = std::max(1, f.ring.dkv_buffers);
+    if (chunked && longest > f.micro_batch_tokens) {
+      const auto local_share = [&](std::int64_t tokens) { return (tokens * fullest + f.micro_batch_tokens - 1) / f.micro_batch_tokens; };
+      in.layers = stage.layer_end - stage.layer_begin;
+      in.stored_tokens = local_share(longest);
+      if (f.options.pipeline.offload) in.window_tokens = local_share(std::max(f.micro_batch_tokens, deck.integer("chunk.window_tokens")));
+      const std::int64_t chunks = (longest + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
+      const std::int64_t again = f.options.pipeline.schedule == "state_aware_1f1b" ? std::max<std::int64_t>(0, chunks - f.options.pipeline.k) : 0;
+      in.stored_inputs = s > 0 ? again * in.tokens : 0;
+    }
     in.host = deck.text("run.backend") == "host";
     stage.memory = estimate_memory(in);
   }

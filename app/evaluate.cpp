@@ -19,8 +19,9 @@ Evaluation evaluate(Session& session, std::int64_t samples) {
   const std::vector<MicroBatch> mine = batch.work_of(session.mesh.at.dp);
   double loss = 0;
   NeedleJudge judge(*session.dataset, chosen);
+  ChunkStores stores = session.chunk_stores(mine);
   const auto prepare = [&](int m) {
-    MicroBatchWork work = session.prepare(mine[m], 0);
+    MicroBatchWork work = session.prepare(mine[m], 0, stores.at(m));
     work.batch.judged = judge.has_questions();
     return work;
   };
@@ -28,7 +29,7 @@ Evaluation evaluate(Session& session, std::int64_t samples) {
     loss += output.loss_sum();
     judge.add(mine[m], local, output);
   };
-  run_stage(forward_schedule(chunk_groups(mine), session.links.stages()), static_cast<int>(mine.size()), session.model, session.links, {prepare, {}, take}, nullptr);
+  run_stage(forward_schedule(chunk_groups(mine), session.links.stages()), static_cast<int>(mine.size()), session.model, session.links, {prepare, {}, take, nullptr}, nullptr);
   session.recorder.enabled = was_enabled;
   Evaluation result;
   result.loss_tokens = batch.loss_tokens();

@@ -27,6 +27,9 @@ std::optional<PlanPart> plan_balance(const Deck& deck);
 /// Pipeline schedule of the deck's first global batch over mesh.pp stages, from stated costs (ChunkFlow Sections 3 to 5).
 std::optional<PlanPart> plan_pipeline(const Deck& deck);
 
+/// The fastest chunk size and K whose fullest rank fits a memory limit (ChunkFlow Section 5).
+std::optional<PlanPart> plan_search(const Deck& deck);
+
 /// Sparsity-aware batching and dynamic sparsity tuning (blocks dst, sab) over run.steps global batches (SparseBalance Table I).
 std::optional<PlanPart> plan_sparsebalance(const Deck& deck);
 

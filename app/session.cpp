@@ -65,7 +65,8 @@ Session::Session(const Communicator& world, const Deck& deck_)
       model(options.model, options.layer_begin[mesh.at.pp], stage_end(options, mesh.at.pp), parameters, recompute_options(deck), &recorder,
             deck.integer("model.head_chunk_tokens")),
       ring{mesh.cp, plan_ring(mesh.at.cp(mesh.shape), mesh.shape.cp_outer, mesh.shape.cp_inner)},
-      links(mesh.pp, device) {
+      links(mesh.pp, device),
+      kv_place{deck.text("chunk.offload") == "host", deck.integer("chunk.window_tokens"), &recorder} {
   check_all(world, dataset->vocabulary() <= options.model.vocabulary,
             fmt::format("model.vocabulary = {} is smaller than the data's vocabulary of {}", options.model.vocabulary, dataset->vocabulary()));
   for (const int degree : options.joined_ranks()) connect(mesh.sequence(degree), device);
@@ -77,7 +78,17 @@ SequenceLayout Session::layout(const MicroBatch& micro_batch) const {
   return options.sequence_layout(micro_batch.axis_tokens());
 }
 
-MicroBatchWork Session::prepare(const MicroBatch& micro_batch, double loss_scale) {
+ChunkStores Session::chunk_stores(const std::vector<MicroBatch>& list) {
+  const auto tokens = [this](const MicroBatch& micro_batch) {
+    const SequenceLayout at = layout(micro_batch);
+    KvStore::ShardKeys keys;
+    for (int r = 0; r < at.ranks(); ++r) keys.push_back(local_tokens(micro_batch, at, r));
+    return keys;
+  };
+  return ChunkStores(list, tokens, ring.plan.rank, kv_place);
+}
+
+MicroBatchWork Session::prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored) {
   const SequenceLayout at = layout(micro_batch);
   const std::int64_t tokens = at.local_tokens(ring.plan.rank);
   const Communicator& sequence = mesh.sequence(micro_batch.sp);
@@ -85,7 +96,8 @@ MicroBatchWork Session::prepare(const MicroBatch& micro_batch, double loss_scale
   MicroBatchWork work;
   work.batch = read_local_batch(*dataset, micro_batch, at.pieces(ring.plan.rank, begin, end), device);
   work.batch.recompute_layers = micro_batch.recompute_layers;
-  work.attention = std::make_unique<RingAttention>(ring, index_source(attention_axes(micro_batch, at, ring.plan.rank), sequence), &recorder);
+  AttentionAxes axes = stored.store ? stored.store->axes(stored.chunk) : attention_axes(micro_batch, at, ring.plan.rank);
+  work.attention = std::make_unique<RingAttention>(ring, index_source(std::move(axes), sequence), &recorder, std::move(stored));
   if (sequence.size() > 1)
     work.attention = std::make_unique<UlyssesAttention>(sequence, *ring.buffers, tokens, std::move(work.attention), &recorder);
   work.loss_scale = loss_scale;

@@ -14,6 +14,7 @@
 #include "kernels/parameters.hpp"
 #include "parallel/mesh.hpp"
 #include "parallel/pipeline_links.hpp"
+#include "parallel/kv_store.hpp"
 #include "parallel/ring_attention.hpp"
 #include "parallel/stage_executor.hpp"
 
@@ -26,8 +27,10 @@ class Session {
 
   /// Layout of a micro-batch over the context-parallel ranks.
   SequenceLayout layout(const MicroBatch& micro_batch) const;
+  /// What the dependent chunks of a list of micro-batches share; the session must outlive it.
+  ChunkStores chunk_stores(const std::vector<MicroBatch>& list);
   /// Tokens and attention of a micro-batch of data-parallel rank `mesh.at.dp`.
-  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale);
+  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored = {});
   /// The attention indexes of a micro-batch with these axes, as block attention says, for this rank's heads of a Ulysses group.
   std::unique_ptr<IndexSource> index_source(AttentionAxes axes, const Communicator& sequence);
   /// Length of each sample, as batching sees it.
@@ -51,6 +54,7 @@ class Session {
   RingGroup ring;
   IndexCache indexes;
   PipelineLinks links;
+  KvPlace kv_place;
 };
 
 /// Runs `work` on every rank and lets all ranks fail together when one throws.  Collective.

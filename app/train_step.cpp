@@ -21,8 +21,10 @@ TrainStep::Gradients TrainStep::compute(const Batch& batch) {
   const double scale = batch.loss_tokens() > 0 ? 1.0 / static_cast<double>(batch.loss_tokens()) : 0.0;
   optimizer_.begin_step();
   Gradients found;
+  ChunkStores stores = session_.chunk_stores(mine);
   found.losses = run_stage(schedule(batch), static_cast<int>(mine.size()), session_.model, session_.links,
-                           {[&](int m) { return session_.prepare(mine[m], scale); }, [&] { optimizer_.after_micro_batch(); }}, &session_.recorder);
+                           {[&](int m) { return session_.prepare(mine[m], scale, stores.at(m)); }, [&] { optimizer_.after_micro_batch(); }, {}, session_.kv_place.host.get()},
+                           &session_.recorder);
   for (std::size_t r = mine.size(); r < rounds; ++r) optimizer_.after_micro_batch();  // collective: ranks without work join
   optimizer_.reduce_gradients();
   tied_.sum_gradients();

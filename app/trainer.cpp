@@ -255,7 +255,16 @@ void Trainer::stop_at_nonfinite(const Batch& batch, const TrainStep::Gradients& 
   first = session_.mesh.world.all_reduce(first, Reduction::min);
   std::string where;
   if (first < static_cast<std::int64_t>(losses.size())) {
-    MicroBatchWork work = session_.prepare(batch.work_of(session_.mesh.at.dp)[first], 0);
+    const std::vector<MicroBatch> mine = batch.work_of(session_.mesh.at.dp);
+    ChunkStores stores = session_.chunk_stores(mine);
+    const auto prepare = [&](int m) { return session_.prepare(mine[static_cast<std::size_t>(m)], 0, stores.at(m)); };
+    // A dependent chunk attends to the keys of the chunks before it.
+    std::vector<int> before;
+    for (const auto& group : chunk_groups(mine))
+      if (const auto at = std::find(group.begin(), group.end(), first); at != group.end()) before.assign(group.begin(), at);
+    if (!before.empty())
+      run_stage(forward_schedule({before}, session_.links.stages()), static_cast<int>(mine.size()), session_.model, session_.links, {prepare, {}, {}, nullptr}, nullptr);
+    MicroBatchWork work = prepare(static_cast<int>(first));
     const int layer = first_nonfinite_layer(work, session_.model, session_.links);
     if (layer >= 0 || !std::isfinite(losses[first]))
       where = fmt::format("micro-batch {} of data-parallel rank {}, {}", first, session_.mesh.at.dp,

@@ -189,6 +189,15 @@ std::vector<KeySpec> build() {
   k.number("chunk.k", 1, "chunks", between(1, 1 << 20),
            "state_aware_1f1b: chunks of a sample that keep their activations; earlier ones are forwarded twice");
 
+  k.text("chunk.offload", "none", {"none", "host"},
+         "where the stored keys, values, their gradients and chunk inputs lie: none: on the device; host: in (pinned) host memory, brought back window by window");
+  k.number("chunk.window_tokens", 8192, "tokens", between(1, kTokens), "chunk.offload = host: stored tokens that are on the device at once; at least one chunk");
+
+  k.numbers("chunk.search_tokens", "tokens", between(1, kTokens), "plan: chunk sizes to search over; empty: no search");
+  k.numbers("chunk.search_k", "chunks", between(1, 1 << 20), "plan: values of chunk.k to search over; empty: 1, 2, 4, 8 and 16");
+  k.number("chunk.search_steps", 4, "steps", between(1, kTokens), "plan: global batches that the search averages over");
+  k.real("chunk.search_memory_gib", 0, "GiB", at_least(0), "plan: memory of a rank that a pair may need, by the estimate of check; 0: no limit");
+
   k.text("pipeline.schedule", "1f1b", {"gpipe", "1f1b", "state_aware_1f1b"},
          "gpipe: all forwards, then all backwards; 1f1b: in turn; state_aware_1f1b: list-scheduled, at most chunk.k + stages - 1 - s live "
          "chunks at stage s");

@@ -8,7 +8,7 @@
 namespace ballast {
 DenseSource::DenseSource(AttentionAxes axes_, Recorder* recorder) : IndexSource(std::move(axes_)) {
   Scope scope(recorder, EventKind::indexing);
-  for (const auto& keys : axes().keys) shards_.push_back(dense_index(axes().queries, keys));
+  for (const auto& keys : axes().calls()) shards_.push_back(dense_index(axes().queries, keys));
 }
 
 std::unique_ptr<IndexSource> dense_source(const MicroBatch& batch, const SequenceLayout& layout, int rank, Recorder* recorder) {
@@ -45,7 +45,7 @@ std::vector<std::int64_t> IndexCache::shape_key(const AttentionAxes& axes) {
     key.push_back(-2);  // ends the axis
   };
   add(axes.queries);
-  for (const auto& keys : axes.keys) add(keys);
+  for (const auto& keys : axes.calls()) add(keys);
   return key;
 }
 
@@ -63,7 +63,7 @@ GeneratedSource::GeneratedSource(AttentionAxes axes_, const GeneratedPattern& pa
   Scope scope(recorder, EventKind::indexing);
   shards_ = cache.get(axes(), pattern.first_head, pattern.heads, [&] {
     const KeyAxis axis = key_axis(axes());
-    return split_keys(generated_index(axes().queries, axis, pattern), axis, axes().keys);
+    return split_keys(generated_index(axes().queries, axis, pattern), axis, axes().calls());
   });
 }
 

@@ -18,9 +18,11 @@ class IndexSource {
  public:
   explicit IndexSource(AttentionAxes axes) : axes_(std::move(axes)) {}
   virtual ~IndexSource() = default;
-  /// [shard]: this rank's queries against that shard's keys, for layer `in.layer`.  Made at the layer's first forward of the micro-batch;
+  /// [shard] (or [turn * shards + shard], as axes().calls()): this rank's queries against those keys, for layer `in.layer`.  Made at the layer's first forward of the micro-batch;
   /// the same objects at every later call (recomputation, backward).  Collective over the ring where the pattern depends on Q and K.
   virtual const std::vector<AttentionIndex>& shards(const AttentionInputs& in) = 0;
+  /// Whether shards() of this layer will look at `in.k`, which then holds all keys of axes().keys[rank].
+  virtual bool reads_keys(int /*layer*/) const { return false; }
   const AttentionAxes& axes() const { return axes_; }
 
  private:

@@ -15,6 +15,10 @@ struct AttentionAxes {
   std::vector<std::int64_t> first_query;     ///< [segments] position of a segment's first query, on whichever rank
   std::vector<AxisToken> queries;            ///< this rank's, in local order
   std::vector<std::vector<AxisToken>> keys;  ///< [shard]: what that rank's K and V hold, in local order; by segment, then position
+  /// What one call gets at a time, where a ring is walked several times: [turn * shards + shard], in the end the same keys.  Empty: `keys`.
+  std::vector<std::vector<AxisToken>> turns;
+  /// Key axes of the calls that indexes are made for.
+  const std::vector<std::vector<AxisToken>>& calls() const { return turns.empty() ? keys : turns; }
 };
 
 /// Axes of a micro-batch whose keys are its own tokens.  Error: a layout of other tokens than the micro-batch's.

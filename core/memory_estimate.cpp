@@ -13,7 +13,9 @@ constexpr std::int64_t kReductionBytes = std::int64_t{32} << 20;  // receive spa
 
 }  // namespace
 
-std::int64_t MemoryEstimate::total() const { return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}); }
+std::int64_t MemoryEstimate::total() const {
+  return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}) - bytes[static_cast<std::size_t>(MemoryCategory::offloaded)];
+}
 
 MemoryEstimate estimate_memory(const MemoryInputs& in) {
   const ModelShape& m = in.model;
@@ -30,7 +32,11 @@ MemoryEstimate estimate_memory(const MemoryInputs& in) {
   at(MemoryCategory::parameters) = padded * element;
   at(MemoryCategory::gradients) = padded * sum + (in.zero == 2 ? shard * sum : 0);
   at(MemoryCategory::optimizer) = owned * ((wide ? 2 : 3) * sum + 1);  // two moments, master weights, the weight-decay mask
-  at(MemoryCategory::activations) = in.activation_bytes;
+  at(MemoryCategory::activations) += in.activation_bytes;
+  const std::int64_t stored = in.layers * in.stored_tokens * 2 * kv * (element + sum), inputs = in.stored_inputs * m.hidden * element;
+  at(in.window_tokens > 0 ? MemoryCategory::offloaded : MemoryCategory::kv_store) = stored;
+  at(in.window_tokens > 0 ? MemoryCategory::offloaded : MemoryCategory::activations) += inputs;
+  if (in.window_tokens > 0) at(MemoryCategory::kv_store) = in.window_tokens * 2 * kv * (element + sum);
   at(MemoryCategory::data) = 3 * t * 4;  // tokens, targets, positions
 
   // Scratch of one layer's backward, which is the widest moment: d, its branch, normed, product and gate_up, attention and q, k, v twice.

@@ -26,12 +26,17 @@ struct MemoryInputs {
   int cp = 1;                           ///< context-parallel ranks
   int sp = 1;                           ///< Ulysses ranks; `tokens` is one's part
   int kv_buffers = 0, dkv_buffers = 1;  ///< of the rank's RingPlan
+  // Dependent chunks; 0 without.
+  std::int64_t layers = 0;         ///< of the stage
+  std::int64_t stored_tokens = 0;  ///< local tokens of the longest sample, whose keys, values and their gradients are stored
+  std::int64_t window_tokens = 0;  ///< offload: local tokens on the device at once, and the stored ones in host memory; 0: all on the device
+  std::int64_t stored_inputs = 0;  ///< tokens of chunks whose stage input waits for a recompute
   bool host = true;                     ///< reductions over MPI need receive space
 };
 
 struct MemoryEstimate {
   std::array<std::int64_t, kMemoryCategories> bytes{};  ///< by MemoryCategory
-  std::int64_t total() const;
+  std::int64_t total() const;  ///< of the device: without what is offloaded
   std::int64_t operator[](MemoryCategory category) const { return bytes[static_cast<std::size_t>(category)]; }
 };
 

@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "core/error.hpp"
 #include "core/random.hpp"
@@ -292,12 +293,32 @@ ScheduleCosts schedule_costs(const PipelineCosts& costs, const std::vector<Micro
   }};
 }
 
+Schedule with_offload(const Schedule& schedule) {
+  Schedule result = schedule;
+  for (std::size_t s = 1; s < schedule.stages.size(); ++s) {
+    std::set<int> again;
+    for (const Op& op : schedule.stages[s])
+      if (op.kind == OpKind::recompute) again.insert(op.micro_batch);
+    std::vector<Op>& list = result.stages[s];
+    list.clear();
+    for (const Op& op : schedule.stages[s]) {
+      if (op.kind == OpKind::recompute) list.push_back({OpKind::fetch, op.micro_batch, op.chunk});
+      list.push_back(op);
+      if (op.kind == OpKind::forward && again.count(op.micro_batch) != 0) list.push_back({OpKind::offload, op.micro_batch, op.chunk});
+    }
+  }
+  return result;
+}
+
 Schedule plan_schedule(const std::vector<MicroBatch>& list, const PipelineOptions& options) {
   const ChunkGroups groups = chunk_groups(list);
-  if (options.schedule == "gpipe") return gpipe_schedule(groups, options.stages);
-  if (options.schedule == "1f1b") return one_f_one_b_schedule(groups, options.stages);
-  require(options.schedule == "state_aware_1f1b", "pipeline.schedule = \"{}\" is unknown", options.schedule);
-  return state_aware_schedule(groups, options.stages, options.k, schedule_costs(options.costs, list), options.search);
+  const auto plan = [&] {
+    if (options.schedule == "gpipe") return gpipe_schedule(groups, options.stages);
+    if (options.schedule == "1f1b") return one_f_one_b_schedule(groups, options.stages);
+    require(options.schedule == "state_aware_1f1b", "pipeline.schedule = \"{}\" is unknown", options.schedule);
+    return state_aware_schedule(groups, options.stages, options.k, schedule_costs(options.costs, list), options.search);
+  };
+  return options.offload ? with_offload(plan()) : plan();
 }
 
 Schedule gpipe_schedule(const ChunkGroups& groups, int stages) {

@@ -47,8 +47,13 @@ struct PipelineOptions {
   std::string schedule = "1f1b";  ///< gpipe | 1f1b | state_aware_1f1b
   int stages = 1;
   int k = 1, search = 64;  ///< of state_aware_1f1b
+  bool offload = false;    ///< stored chunk inputs wait in host memory
   PipelineCosts costs;
 };
+/// Adds the ops that put the input of a chunk away after a forward that keeps nothing, and bring it back before its recompute; the first stage
+/// has tokens in its place.
+Schedule with_offload(const Schedule& schedule);
+
 /// The Schedule of one data-parallel rank's list.  Error: unknown name, and those above.
 Schedule plan_schedule(const std::vector<MicroBatch>& list, const PipelineOptions& options);
 

@@ -78,11 +78,6 @@ std::vector<std::string> not_executable(const Deck& deck) {
     list.push_back(
         "batching.scope = \"epoch\" is for `ballast pack`: a training step's samples do not depend on the mesh; set batching.scope = "
         "\"step\"");
-  if (deck.text("batching.method") == "chunkflow")
-    list.push_back(
-        "batching.method = \"chunkflow\" cuts samples into dependent chunks, which this version plans (`ballast plan`, `ballast pack`) but "
-        "does not train; "
-        "choose another method");
   return list;
 }
 
@@ -144,6 +139,7 @@ RunOptions RunOptions::from(const Deck& deck) {
   options.pipeline.stages = options.mesh.pp;
   options.pipeline.k = static_cast<int>(deck.integer("chunk.k"));
   options.pipeline.search = static_cast<int>(deck.integer("pipeline.search"));
+  options.pipeline.offload = deck.text("chunk.offload") == "host";
   PipelineCosts& costs = options.pipeline.costs;
   costs.token_s = deck.real("costs.forward_token_s");
   costs.pair_s = deck.is_set("costs.forward_pair_s") || deck.is_set("costs.forward_token_s")

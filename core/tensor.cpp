@@ -18,7 +18,7 @@ MemoryUse g_memory;
 void account(MemoryCategory category, std::int64_t bytes) {
   const int c = static_cast<int>(category);
   g_memory.current[c] += bytes;
-  g_memory.current_total += bytes;
+  if (category != MemoryCategory::offloaded) g_memory.current_total += bytes;
   g_memory.peak[c] = std::max(g_memory.peak[c], g_memory.current[c]);
   g_memory.peak_total = std::max(g_memory.peak_total, g_memory.current_total);
 }
@@ -67,14 +67,18 @@ class HostDevice final : public Device {
     if (bytes) std::memmove(to, from, bytes);
   }
   void synchronize() override {}
+  void stream_copy(void* to, const void* from, std::size_t bytes) override {
+    if (bytes) std::memcpy(to, from, bytes);
+  }
 };
 
 Device* g_cuda_device = nullptr;
+Device* g_pinned_device = nullptr;
 
 }  // namespace
 
 const char* name(MemoryCategory category) {
-  static const char* names[] = {"parameters", "gradients", "optimizer", "activations", "communication", "kv_store", "workspace", "data"};
+  static const char* names[] = {"parameters", "gradients", "optimizer", "activations", "communication", "kv_store", "workspace", "data", "offloaded"};
   return names[static_cast<int>(category)];
 }
 
@@ -84,6 +88,8 @@ Device& host_device() {
 }
 Device* cuda_device() { return g_cuda_device; }
 void set_cuda_device(Device* device) { g_cuda_device = device; }
+Device& pinned_device() { return g_pinned_device != nullptr ? *g_pinned_device : host_device(); }
+void set_pinned_device(Device* device) { g_pinned_device = device; }
 Device& device_of(Space space) {
   if (space == Space::host) return host_device();
   require(g_cuda_device != nullptr, "no CUDA device was set up in this process");

@@ -126,7 +126,8 @@ bool StageModel::last() const { return impl_->last(); }
 DType StageModel::type() const { return impl_->type; }
 Device& StageModel::device() const { return *impl_->device; }
 
-StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input, AttentionExecutor& attention, StageActivationsPtr* saved) {
+StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input, AttentionExecutor& attention, StageActivationsPtr* saved,
+                                bool head) {
   Impl& m = *impl_;
   m.check(batch, input);
   const std::int64_t tokens = batch.size(), half = m.shape.head_dim / 2;
@@ -155,7 +156,8 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input, At
   }
 
   StageOutput output;
-  if (m.last()) {
+  require(head || !keep, "a forward that keeps activations needs the head's");
+  if (m.last() && head) {
     LayerContext context(m.recorder, -1);
     Scope scope(m.recorder, EventKind::head);
     scope.flops = linear_flops(static_cast<double>(tokens), static_cast<double>(m.shape.hidden), static_cast<double>(m.shape.vocabulary));
@@ -165,7 +167,7 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input, At
     output.token_loss = Tensor::empty({tokens}, statistics, *m.device, MemoryCategory::workspace);
     if (batch.judged) output.correct = Tensor::empty({tokens}, DType::u8, *m.device, MemoryCategory::workspace);
     lm_head_forward(m.head, hidden.residual, hidden.branch, batch.targets, m.workspace, a.hidden, a.rstd, a.lse, output.token_loss, output.correct);
-  } else {
+  } else if (!m.last()) {
     output.hidden = Tensor::empty({tokens, m.shape.hidden}, m.type, *m.device, MemoryCategory::workspace);
     add(hidden.residual, hidden.branch, output.hidden);
   }

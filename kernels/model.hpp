@@ -61,8 +61,8 @@ class StageModel {
   ~StageModel();
 
   /// `input`: hidden states of the previous stage, undefined on the first.  Keeps what backward needs in `saved`
-  /// (pass nullptr for evaluation).
-  StageOutput forward(const LocalBatch& batch, const Tensor& input, AttentionExecutor& attention, StageActivationsPtr* saved);
+  /// (pass nullptr for evaluation).  `head`: whether the last stage forms the loss; a chunk that is forwarded again forms it then.
+  StageOutput forward(const LocalBatch& batch, const Tensor& input, AttentionExecutor& attention, StageActivationsPtr* saved, bool head = true);
   /// `loss_scale`: derivative of the objective with respect to each token's loss (1 / loss tokens of the global batch
   /// for `ave_token`), times batch.loss_weights.  `d_output`: gradient of the stage output, undefined on the
   /// last stage.  `batch` is the one that forward had.  Returns the gradient of `input` (undefined on the first stage); parameter gradients

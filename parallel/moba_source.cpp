@@ -30,7 +30,7 @@ PatternRows PatternBlocks::rows(const KeyAxis& axis, const std::vector<AxisToken
 
 PatternSource::Built MobaSource::build(const AttentionInputs& in) {
 #ifdef BALLAST_HAVE_CUDA
-  if (in.q.space() == Space::cuda && policy_ == nullptr) return build_on_gpu(in);
+  if (in.q.space() == Space::cuda && policy_ == nullptr && axes().turns.empty()) return build_on_gpu(in);
 #endif
   const PatternBlocks blocks(axis_, options_.moba_block);
   const Tensor q = index_operand(in.q), k = index_operand(in.k);

@@ -20,7 +20,7 @@ const std::vector<AttentionIndex>& PatternSource::shards(const AttentionInputs& 
   if (found != layers_.end()) return found->second;
   Scope scope(recorder_, EventKind::indexing);
   Built built = build(in);
-  if (built.shards.empty()) built.shards = split_keys(built.index, axis_, axes().keys);
+  if (built.shards.empty()) built.shards = split_keys(built.index, axis_, axes().calls());
   return layers_.emplace(in.layer, std::move(built.shards)).first->second;
 }
 

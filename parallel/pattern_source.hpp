@@ -24,6 +24,7 @@ class PatternSource : public IndexSource {
   /// `cp`: the ring's ranks.  `policy` may be null: then the budgets are those of `options`.
   PatternSource(Communicator cp, AttentionAxes axes, const AttentionOptions& options, BudgetPolicy* policy, Recorder* recorder);
   const std::vector<AttentionIndex>& shards(const AttentionInputs& in) final;
+  bool reads_keys(int layer) const final { return layers_.count(layer) == 0; }
 
  protected:
   struct Built {

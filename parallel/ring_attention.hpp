@@ -10,32 +10,10 @@
 #include "core/recorder.hpp"
 #include "core/ring_plan.hpp"
 #include "parallel/comm.hpp"
+#include "parallel/kv_store.hpp"
+#include "parallel/ring_buffers.hpp"
 
 namespace ballast {
-
-/// Buffers that rings lend out and take back: the steady state allocates nothing, over layers and micro-batches.
-class RingBuffers {
- public:
-  /// A buffer on loan; returns to the pool with its last move.
-  class Lease {
-   public:
-    Lease() = default;
-    Lease(RingBuffers* pool, Tensor storage, const Shape& shape);
-    Lease(Lease&& other) noexcept { *this = std::move(other); }
-    Lease& operator=(Lease&& other) noexcept;
-    ~Lease();
-    Tensor tensor;  ///< contiguous, contents undefined at first
-
-   private:
-    RingBuffers* pool_ = nullptr;
-    Tensor storage_;
-  };
-  /// `capacity`: elements to allocate for when no free buffer fits `shape` (so that shards of all sizes share buffers).
-  Lease take(const Shape& shape, DType type, Device& device, std::int64_t capacity = 0);
-
- private:
-  std::vector<Tensor> free_;
-};
 
 /// Channel of a level's hops (Communicator::exchange): those between nodes must not hold up those inside a node.
 inline int ring_channel(RingLevel level) { return level == RingLevel::outer ? 1 : 0; }
@@ -48,22 +26,30 @@ struct RingGroup {
 };
 
 /// Attention of one micro-batch over the context-parallel ranks.  Every rank of the group makes one, with a source of the same micro-batch
-/// and layout.  The source says which keys each shard holds and which pairs are computed; the ring only carries them.
+/// and layout.  The source says which keys each shard holds and which pairs are computed; the ring only carries them.  A dependent chunk's keys
+/// are those of its store, walked in the store's turns; its backward adds to the store's accumulators.
 /// Records one attention event a ring step with the useful FLOPs, and one ring_wait with the bytes this rank sent.
 class RingAttention final : public AttentionExecutor {
  public:
   /// `group` must outlive it.  Throws Error when plan, communicator and the source's axes disagree on sizes.
-  RingAttention(const RingGroup& group, std::unique_ptr<IndexSource> source, Recorder* recorder);
+  RingAttention(const RingGroup& group, std::unique_ptr<IndexSource> source, Recorder* recorder, StoredChunk stored = {});
   void forward(const AttentionInputs& in, Tensor& o, Tensor& lse) override;
   void backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk,
                 Tensor& dv) override;
 
  private:
   void check(const AttentionInputs& in) const;
+  int turns() const { return static_cast<int>(tokens_.size()); }
+  const std::vector<AttentionIndex>& indexes(const AttentionInputs& in);
+  const AttentionIndex& index(const std::vector<AttentionIndex>& all, int turn, int shard) const {
+    return all[static_cast<std::size_t>(turn * group_.plan.ranks() + shard)];
+  }
+  KvStore::Keys keys(const AttentionInputs& in, int turn);
   const RingGroup& group_;
   Recorder* recorder_;
   std::unique_ptr<IndexSource> source_;
-  std::vector<std::int64_t> shard_tokens_;  ///< keys of every shard
+  StoredChunk stored_;
+  std::vector<std::vector<std::int64_t>> tokens_;  ///< [turn][shard] keys
 };
 
 }  // namespace ballast

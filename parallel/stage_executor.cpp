@@ -42,7 +42,8 @@ class StageRun {
         recorder_->context.micro_batch = op.micro_batch;
         recorder_->context.chunk = op.chunk;
       }
-      if (!transfers(op.kind)) post_receives(at_ + 1);
+      // A receive that is posted on a GPU waits there, and an allocation by the host would wait for it.
+      if (!transfers(op.kind) && model_.device().space() == Space::host) post_receives(at_ + 1);
       run(op);
       reduce |= op.kind == OpKind::backward;
       if (ahead_[static_cast<std::size_t>(op.micro_batch)].last_op == at_) live_[static_cast<std::size_t>(op.micro_batch)].reset();
@@ -63,6 +64,7 @@ class StageRun {
   struct Live {
     MicroBatchWork work;
     Tensor input;     ///< from the stage before, until the last forward or recompute
+    RingBuffers::Lease away;  ///< the input in host memory
     Tensor output;    ///< for the next stage, until it is sent
     Tensor d_output;  ///< from the next stage, until backward
     Tensor d_input;   ///< for the stage before, until it is sent
@@ -81,7 +83,8 @@ class StageRun {
     auto& slot = live_.at(static_cast<std::size_t>(micro_batch));
     if (!slot) {
       Scope data(recorder_, EventKind::data);
-      slot.emplace(Live{callbacks_.prepare(micro_batch), {}, {}, {}, {}, nullptr});
+      slot.emplace();
+      slot->work = callbacks_.prepare(micro_batch);
     }
     return *slot;
   }
@@ -133,6 +136,25 @@ class StageRun {
         l.d_output = {};
         break;
       }
+      case OpKind::offload: case OpKind::fetch: {
+        Live& l = live(op.micro_batch);
+        Scope scope(recorder_, event_kind(op.kind));
+        const bool out = op.kind == OpKind::offload;
+        require(callbacks_.host != nullptr && (out ? l.input.defined() : l.away.tensor.defined()),
+                "schedule: {} of micro-batch {}: there is nothing to move, or no host memory to move it to", name(op.kind), op.micro_batch);
+        if (out)
+          l.away = callbacks_.host->take(l.input.shape(), l.input.dtype(), pinned_device());
+        else
+          l.input = Tensor::empty(l.away.tensor.shape(), l.away.tensor.dtype(), model_.device());
+        const Tensor &from = out ? l.input : l.away.tensor, &to = out ? l.away.tensor : l.input;
+        model_.device().stream_copy(to.raw(), from.raw(), from.bytes());
+        scope.bytes = static_cast<std::int64_t>(from.bytes());
+        if (out)
+          l.input = {};
+        else
+          l.away = {};
+        break;
+      }
       default:
         fail("schedule: this executor cannot run {} of micro-batch {}", name(op.kind), op.micro_batch);
     }
@@ -145,12 +167,12 @@ class StageRun {
     require(model_.first() || l.input.defined(), "schedule: {} of micro-batch {} before its input is there", name(op.kind), op.micro_batch);
     Scope scope(recorder_, event_kind(op.kind));
     const bool keep = again || (a.backward && !a.recompute);
-    StageOutput output = model_.forward(l.work.batch, l.input, *l.work.attention, keep ? &l.saved : nullptr);
+    const bool counts = again || !a.recompute;  // a chunk that is forwarded twice forms its loss the second time
+    StageOutput output = model_.forward(l.work.batch, l.input, *l.work.attention, keep ? &l.saved : nullptr, counts);
     if (keep || !a.backward) l.input = {};  // what backward needs of it is among the activations
-    if (again) return;                      // the next stage and the loss have it from the first time
     if (model_.last() && callbacks_.output) return callbacks_.output(op.micro_batch, l.work.batch, output);
-    l.output = std::move(output.hidden);
-    outputs_[static_cast<std::size_t>(op.micro_batch)].token_loss = std::move(output.token_loss);
+    if (counts) outputs_[static_cast<std::size_t>(op.micro_batch)].token_loss = std::move(output.token_loss);
+    if (!again) l.output = std::move(output.hidden);
   }
 
   void pace() {

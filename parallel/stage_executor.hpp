@@ -9,6 +9,7 @@
 #include "core/schedule.hpp"
 #include "kernels/model.hpp"
 #include "parallel/pipeline_links.hpp"
+#include "parallel/ring_buffers.hpp"
 
 namespace ballast {
 
@@ -25,13 +26,14 @@ struct StageCallbacks {
   std::function<void()> gradients_ready;
   /// Takes the output of each micro-batch's forward on the last stage (evaluation), in place of summing its loss; may be empty.
   std::function<void(int micro_batch, const LocalBatch& batch, const StageOutput& output)> output;
+  RingBuffers* host = nullptr;  ///< lends host memory for chunk inputs that a schedule puts away
 };
 
 /// Summed token loss of this rank's tokens per micro-batch; 0 on stages before the last.
 using MicroBatchLosses = std::vector<double>;
 
-/// Runs the list of stage links.stage() for `micro_batches` micro-batches.  Sends are posted and completed later; receives are posted before
-/// the computation that precedes them.  A forward without a later backward (evaluation) or with a recompute keeps no activations.  Throws
+/// Runs the list of stage links.stage() for `micro_batches` micro-batches.  Sends are posted and completed later; on the host, where a message
+/// moves while ranks wait, receives are posted before the computation that precedes them.  A forward without a later backward (evaluation) or with a recompute keeps no activations.  Throws
 /// Error for a list that asks for what is not there (core/schedule's problems() finds it beforehand).
 MicroBatchLosses run_stage(const Schedule& schedule, int micro_batches, StageModel& model, const PipelineLinks& links,
                            const StageCallbacks& callbacks, Recorder* recorder);

@@ -79,7 +79,7 @@ class ColumnExchange {
 
 PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
 #ifdef BALLAST_HAVE_CUDA
-  if (in.q.space() == Space::cuda && policy_ == nullptr) return build_on_gpu(in);
+  if (in.q.space() == Space::cuda && policy_ == nullptr && axes().turns.empty()) return build_on_gpu(in);
 #endif
   const std::int64_t heads = in.q.size(1), slots = axis_.tokens() / kBlock;
   const int segments = axis_.segments();

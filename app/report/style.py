@@ -21,7 +21,7 @@ CATEGORY_COLOURS = {
 }
 SERIES = ["#2563a8", "#d1495b", "#5b9a68", "#edae49", "#8d6a9f", "#0e9aa7", "#a3845b", "#475569"]
 MEMORY_COLOURS = {"parameters": "#2563a8", "gradients": "#8fb8de", "optimizer": "#5b9a68", "activations": "#edae49", "communication": "#d1495b",
-                  "kv_store": "#8d6a9f", "workspace": "#94a3b8", "data": "#0e9aa7"}
+                  "kv_store": "#8d6a9f", "workspace": "#94a3b8", "data": "#0e9aa7", "offloaded": "#c2b8a3"}
 HEAT = "viridis"
 
 plt.rcParams.update({

@@ -162,6 +162,31 @@ void CudaDevice::copy(void* to, Space to_space, const void* from, Space from_spa
 
 void CudaDevice::synchronize() { wait_for_stream("work on the GPU"); }
 
+void CudaDevice::stream_copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, g_stream), "cudaMemcpyAsync");
+}
+
+void* PinnedHost::allocate(std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  void* pointer = nullptr;
+  check(cudaMallocHost(&pointer, bytes), "cudaMallocHost (pinned host memory)");
+  return pointer;
+}
+
+void PinnedHost::deallocate(void* pointer, std::size_t) noexcept {
+  if (pointer) cudaFreeHost(pointer);
+}
+
+void PinnedHost::zero(void* pointer, std::size_t bytes) {
+  if (bytes) std::memset(pointer, 0, bytes);
+}
+
+void PinnedHost::copy(void* to, Space, const void* from, Space, std::size_t bytes) {
+  if (bytes) std::memmove(to, from, bytes);
+}
+
+void PinnedHost::stream_copy(void* to, const void* from, std::size_t bytes) { copy(to, Space::host, from, Space::host, bytes); }
+
 std::int64_t CudaDevice::fence() {
   cudaEvent_t& event = fences_[next_fence_ % kFences];
   if (event == nullptr) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");

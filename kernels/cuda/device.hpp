@@ -31,6 +31,7 @@ class CudaDevice final : public Device {
   void zero(void* pointer, std::size_t bytes) override;
   void copy(void* to, Space to_space, const void* from, Space from_space, std::size_t bytes) override;
   void synchronize() override;
+  void stream_copy(void* to, const void* from, std::size_t bytes) override;
   std::int64_t fence() override;
   void wait(std::int64_t fence) override;
   int index() const { return index_; }
@@ -41,6 +42,19 @@ class CudaDevice final : public Device {
   cudaEvent_t fences_[kFences] = {};
   std::int64_t next_fence_ = 0;
   std::string description_;
+};
+
+/// Page-locked host memory (core's pinned_device).
+class PinnedHost final : public Device {
+ public:
+  Space space() const override { return Space::host; }
+  std::string description() const override { return "pinned host memory"; }
+  void* allocate(std::size_t bytes) override;
+  void deallocate(void* pointer, std::size_t bytes) noexcept override;
+  void zero(void* pointer, std::size_t bytes) override;
+  void copy(void* to, Space to_space, const void* from, Space from_space, std::size_t bytes) override;
+  void stream_copy(void* to, const void* from, std::size_t bytes) override;
+  void synchronize() override {}
 };
 
 /// Waits of the host for the GPU (CudaDevice::synchronize, copies to the host, wait_for) poll, so that a transfer whose peer died cannot hold the

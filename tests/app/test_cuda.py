@@ -80,6 +80,24 @@ class Cuda(RunCase):
             self.assertLess(curves[0][-1], curves[0][0])
             self.assertLess(worst, 3e-2)
 
+    def test_pipelines_and_chunks_follow_the_host(self):
+        host, _ = self.train("host-deep", 1, "model.layers=4", steps=10)
+        reference = self.curve(host)
+        chunked = ["batching.method=chunkflow", "chunk.tokens=64", "pipeline.schedule=state_aware_1f1b", "chunk.k=2"]
+        runs = [(1, 1, 1, chunked), (1, 1, 1, chunked + ["chunk.offload=host", "chunk.window_tokens=128"])]
+        if GPUS >= 2:
+            runs += [(2, 2, 1, ["pipeline.schedule=gpipe"]), (2, 2, 1, ["model.tied_embedding=false"]), (2, 2, 1, chunked + ["chunk.offload=host"]), (2, 1, 2, chunked)]
+        if GPUS >= 4:
+            runs += [(4, 4, 1, []), (4, 4, 1, chunked), (4, 2, 2, chunked + ["chunk.offload=host"])]
+        for number, (ranks, pp, inner, extra) in enumerate(runs):
+            run, done = self.train(f"deep{number}", ranks, "run.backend=cuda", "model.layers=4", f"mesh.pp={pp}", *extra, cp_inner=inner, steps=10)
+            self.assertNotIn("use the host backend", done.stdout)
+            curve = self.curve(run)
+            worst = max(abs(a - b) / b for a, b in zip(curve, reference))
+            print(f"# {ranks} GPUs pp {pp} cp {inner} {' '.join(extra)}: first {curve[0]:.5f} (host {reference[0]:.5f}), last {curve[-1]:.5f} ({reference[-1]:.5f}), worst {worst:.2e}")
+            self.assertAlmostEqual(curve[0], reference[0], delta=5e-3 * reference[0])
+            self.assertLess(worst, 3e-2)
+
     def test_deterministic_runs_repeat_their_digits_with_and_without_recomputation(self):
         rows = []
         for name, overrides in (("a", []), ("b", []), ("full", ["recompute.mode=full"]), ("selective", ["recompute.mode=selective"])):

@@ -65,6 +65,20 @@ class Pipelines(RunCase):
                         self.assertEqual([[kinds[e["kind"]], str(e["micro_batch"]), str(e["chunk"])] for e in rows], planned)
             self.assertEqual(stages, {0, 1, 2, 3})
 
+    def test_chunks_train_like_packs_and_put_their_state_away(self):
+        reference = None
+        chunked = ["batching.method=chunkflow", "chunk.tokens=64", "pipeline.schedule=state_aware_1f1b", "eval.every_steps=3", *SHAPE]
+        for ranks, pp, inner, extra in [(1, 1, 1, ["batching.method=packed"]), (1, 1, 1, []), (2, 2, 1, ["chunk.k=2", "chunk.offload=host"]), (2, 1, 2, ["chunk.offload=host", "chunk.window_tokens=128"]),
+                                        (4, 2, 2, ["recompute.mode=full"])]:
+            run = self.out(f"c{pp}{inner}{len(extra)}")
+            self.run_ballast(ranks, "train", self.deck(dp=1, cp_inner=inner, steps=3), "-d", run, f"mesh.pp={pp}", *chunked, *extra)
+            rows = self.steps(run)
+            values = [float(r["loss"]) for r in rows if "loss" in r] + [float(r["grad_norm"]) for r in rows if "grad_norm" in r] + [float(r["validation_loss"]) for r in rows if "validation_loss" in r]
+            reference = reference or values
+            self.assertEqual(len(values), len(reference))
+            for a, b in zip(reference, values):
+                self.assertAlmostEqual(a, b, delta=2e-6, msg=f"pp {pp} cp {inner} {extra}")
+
 
 if __name__ == "__main__":
     unittest.main()

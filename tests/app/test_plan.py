@@ -80,13 +80,29 @@ class Plan(RunCase):
         self.assertIn("ring.stripe = 1: sparse attention", self.plan("mtraining/table5.toml", "ring.stripe=1", "--case", "striped-64", status=1))
 
     def test_train_refuses_what_is_only_planned(self):
-        for deck, overrides, mention in [("chunkflow/figure6.toml", ["mesh.pp=1"], 'batching.method = "chunkflow"')]:
+        for deck, overrides, mention in [("hbp/table2.toml", ["batching.scope=epoch"], "batching.scope")]:
             done = self.run_ballast(1, "train", os.path.join(INPUTS, deck), *overrides, "-d", self.out("run"), status=None)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(mention, done.stderr)
 
+    def test_search_finds_the_fastest_pair_that_fits(self):
+        small = ["data.samples=512", "batching.global_samples=32", "chunk.search_tokens=[4096,16384]", "chunk.search_k=[1,4]", "chunk.search_steps=1", "pipeline.search=1"]
+        facts = self.plan("chunkflow/search.toml", *small)
+        fitting = [p for p in facts["search"] if p["fits"]]
+        self.assertEqual(len(facts["search"]), 4)
+        self.assertEqual(facts["best_step_time"], min(p["step_time"] for p in fitting))
+        self.assertEqual(facts["best_overrides"][2:], [f"chunk.tokens={facts['best_chunk_tokens']}", f"chunk.k={facts['best_k']}"])
+        # Activations grow with chunk size and K; a limit between leaves the small ones.
+        need = {(p["chunk_tokens"], p["k"]): p["fullest_rank_bytes"] for p in facts["search"]}
+        self.assertLess(need[4096, 1], need[4096, 4])
+        self.assertLess(need[4096, 4], need[16384, 4])
+        limit = (need[4096, 1] + min(need[4096, 4], need[16384, 1])) / 2 / 2**30
+        facts = self.plan("chunkflow/search.toml", *small, f"chunk.search_memory_gib={limit}")
+        self.assertEqual((facts["best_chunk_tokens"], facts["best_k"]), (4096, 1))
+        self.assertIn("no pair of chunk.search_tokens", self.plan("chunkflow/search.toml", *small, "chunk.search_memory_gib=1.0", status=1))
+
     def test_every_planned_deck_passes_check(self):
-        for deck in ("mtraining/table4", "mtraining/table5", "chunkflow/figure2", "chunkflow/figure6", "chunkflow/figure7", "chunkflow/table6"):
+        for deck in ("chunkflow/search", "chunkflow/table5", "chunkflow/figure8", "mtraining/table4", "mtraining/table5", "chunkflow/figure2", "chunkflow/figure6", "chunkflow/figure7", "chunkflow/table6"):
             done = subprocess.run([BALLAST, "check", os.path.join(INPUTS, deck + ".toml")], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
             self.assertEqual(done.returncode, 0, done.stderr)
 

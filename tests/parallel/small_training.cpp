@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "parallel/pattern_source.hpp"
+
 namespace ballast::testing {
 namespace {
 
@@ -55,8 +57,12 @@ SmallTraining::SmallTraining(const Mesh& mesh, const StepOptions& options)
   optimizer.reset_master_from_values();
 }
 
-MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss_scale) const {
-  const SequenceLayout layout(options_.layout, micro_batch.tokens(), mesh_.shape.cp(), options_.stripe);
+SequenceLayout SmallTraining::layout(const MicroBatch& micro_batch) const {
+  return SequenceLayout(options_.layout, micro_batch.axis_tokens(), mesh_.shape.cp(), options_.stripe, options_.attention.align());
+}
+
+MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored) const {
+  const SequenceLayout layout = this->layout(micro_batch);
   MicroBatchWork work;
   auto tokens = local_tokens(micro_batch, layout, ring_.plan.rank);
   const auto whole = static_cast<std::int64_t>(tokens.size());
@@ -65,17 +71,31 @@ MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss
   tokens.assign(tokens.begin() + begin, tokens.begin() + end);
   const auto n = static_cast<std::int64_t>(tokens.size());
   LocalBatch& batch = work.batch;
-  batch.tokens = Tensor::empty({n}, DType::i32);
-  batch.targets = Tensor::empty({n}, DType::i32);
-  batch.positions = Tensor::empty({n}, DType::i32);
+  batch.tokens = Tensor::empty({n}, DType::i32, host_device(), MemoryCategory::data);
+  batch.targets = Tensor::empty({n}, DType::i32, host_device(), MemoryCategory::data);
+  batch.positions = Tensor::empty({n}, DType::i32, host_device(), MemoryCategory::data);
   for (std::int64_t i = 0; i < n; ++i) {
+    if (tokens[i].segment < 0) {  // padding
+      batch.tokens.data<std::int32_t>()[i] = batch.positions.data<std::int32_t>()[i] = 0;
+      batch.targets.data<std::int32_t>()[i] = -1;
+      batch.segment.push_back(-1);
+      continue;
+    }
     const Segment& segment = micro_batch.segments[tokens[i].segment];
+    const auto length = length_.find(segment.sample);
     batch.tokens.data<std::int32_t>()[i] = token_of(segment.sample, tokens[i].position);
-    batch.targets.data<std::int32_t>()[i] = target_of(segment.sample, tokens[i].position, segment.end);
+    batch.targets.data<std::int32_t>()[i] = target_of(segment.sample, tokens[i].position, length == length_.end() ? segment.end : length->second);
     batch.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(tokens[i].position);
     batch.segment.push_back(tokens[i].segment);
   }
-  work.attention = std::make_unique<RingAttention>(ring_, dense_source(micro_batch, layout, ring_.plan.rank, options_.recorder), options_.recorder);
+  AttentionAxes axes = stored.store ? stored.store->axes(stored.chunk) : attention_axes(micro_batch, layout, ring_.plan.rank);
+  std::unique_ptr<IndexSource> source;
+  if (options_.attention.sparse())
+    source = pattern_source(mesh_.cp, std::move(axes), options_.attention, nullptr, options_.recorder);
+  else
+    source = std::make_unique<DenseSource>(std::move(axes), options_.recorder);
+  if (options_.wrap_source) source = options_.wrap_source(micro_batch, std::move(source));
+  work.attention = std::make_unique<RingAttention>(ring_, std::move(source), options_.recorder, std::move(stored));
   if (sequence.size() > 1)
     work.attention = std::make_unique<UlyssesAttention>(sequence, *ring_.buffers, whole, std::move(work.attention), options_.recorder);
   work.batch.recompute_layers = micro_batch.recompute_layers;
@@ -88,11 +108,13 @@ Batch SmallTraining::plan(const std::vector<SampleLength>& samples) const {
   batching.method = options_.method;
   batching.micro_batch_tokens = options_.micro_batch_tokens;
   batching.dp = mesh_.shape.dp;
+  batching.align = options_.attention.align();
   batching.groups = options_.groups;
   return plan_batch(0, samples, batching);
 }
 
 double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
+  for (const SampleLength& s : samples) length_[s.sample] = s.tokens;
   const Batch batch = plan(samples);
   const std::vector<MicroBatch> mine = batch.work_of(mesh_.at.dp);
   std::size_t rounds = 0;
@@ -101,10 +123,19 @@ double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
   optimizer.begin_step();
   PipelineOptions pipeline = options_.pipeline;
   pipeline.stages = mesh_.shape.pp;
+  pipeline.offload = options_.kv_place.offload;
   schedule = plan_schedule(mine, pipeline);
+  const auto keys = [this](const MicroBatch& micro_batch) {
+    const SequenceLayout at = layout(micro_batch);
+    KvStore::ShardKeys shards;
+    for (int r = 0; r < at.ranks(); ++r) shards.push_back(local_tokens(micro_batch, at, r));
+    return shards;
+  };
+  ChunkStores stores(mine, keys, ring_.plan.rank, options_.kv_place);
   const MicroBatchLosses losses =
       run_stage(schedule, static_cast<int>(mine.size()), model, links_,
-                {[&](int m) { return prepare(mine[m], scale); }, [&] { optimizer.after_micro_batch(); }}, options_.recorder);
+                {[&](int m) { return prepare(mine[m], scale, stores.at(m)); }, [&] { optimizer.after_micro_batch(); }, {}, options_.kv_place.host.get()},
+                options_.recorder);
   for (std::size_t r = mine.size(); r < rounds; ++r) optimizer.after_micro_batch();
   optimizer.reduce_gradients();
   tied_.sum_gradients();
@@ -121,10 +152,15 @@ int SmallTraining::first_nonfinite_layer(const MicroBatch& micro_batch) {
 
 void SmallTraining::update(double learning_rate, std::int64_t step) { optimizer.apply(norm > 1 ? 1 / norm : 1.0, learning_rate, step); }
 
-Reference reference_step(const std::vector<SampleLength>& samples, DType type, const ModelShape& shape) {
+Reference reference_step(const std::vector<SampleLength>& samples, DType type, const ModelShape& shape, const AttentionOptions& attention) {
   StepOptions options;
+  options.attention = attention;
   options.shape = shape;
   options.type = type;
+  return reference_step(samples, options);
+}
+
+Reference reference_step(const std::vector<SampleLength>& samples, StepOptions options) {
   options.method = "none";
   SmallTraining training(alone(), options);
   return reference_step(training, samples);

@@ -1,8 +1,11 @@
 // One training step of a small model on a mesh, from plan to reduced gradients: what the train loop does, without files.
 #pragma once
+#include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "core/attention_options.hpp"
 #include "core/batch.hpp"
 #include "core/pipeline_schedule.hpp"
 #include "core/pipeline_stages.hpp"
@@ -41,6 +44,10 @@ struct StepOptions {
   int zero = 0;
   ModelShape shape = small_shape();
   PipelineOptions pipeline;  ///< stages follow the mesh
+  KvPlace kv_place;          ///< of dependent chunks (method "chunkflow")
+  AttentionOptions attention;
+  /// Indexes in place of those of `attention`; `source` is what would be used.
+  std::function<std::unique_ptr<IndexSource>(const MicroBatch& micro_batch, std::unique_ptr<IndexSource> source)> wrap_source;
   RecomputeOptions recompute;
   Recorder* recorder = nullptr;
 };
@@ -74,11 +81,13 @@ class SmallTraining {
   Schedule schedule;  ///< that gradients() executed
 
  private:
-  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale) const;
+  SequenceLayout layout(const MicroBatch& micro_batch) const;
+  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored = {}) const;
   const Mesh& mesh_;
   StepOptions options_;
   RingGroup ring_;
   PipelineLinks links_;
+  std::map<std::int64_t, std::int64_t> length_;  ///< tokens of each sample
   TiedEmbedding tied_;
 };
 
@@ -93,7 +102,8 @@ struct Reference {
 };
 /// `training` on alone() with method "none"; its parameters stay as they are.
 Reference reference_step(SmallTraining& training, const std::vector<SampleLength>& samples);
-Reference reference_step(const std::vector<SampleLength>& samples, DType type, const ModelShape& shape = small_shape());
+Reference reference_step(const std::vector<SampleLength>& samples, DType type, const ModelShape& shape = small_shape(), const AttentionOptions& attention = {});
+Reference reference_step(const std::vector<SampleLength>& samples, StepOptions options);
 
 /// Largest relative L2 error of a parameter's gradient, and which.  Collective over the whole mesh.
 std::pair<double, std::string> worst_gradient(SmallTraining& training, const Communicator& world, const Reference& reference);

@@ -1,0 +1,90 @@
+#include "app/pipeline_simulation.hpp"
+
+#include <algorithm>
+
+#include "app/latency.hpp"
+#include "core/sampler.hpp"
+#include "io/dataset.hpp"
+
+namespace ballast {
+
+StageTimes::StageTimes(const Deck& deck, std::vector<std::string>& notes) {
+  if (deck.text("profile.table").empty()) return;
+  const ProfileTable table = load_profile(deck, notes);
+  const std::string& pattern = deck.text("attention.pattern");
+  model_.emplace(table, latency_options(deck, pattern));
+  for (const ProfileLink& link : table.links)
+    if (link.level == "stage") {
+      stage_latency_s_ = link.latency_s;
+      stage_byte_s_ = 1 / link.bytes_per_s;
+    }
+  token_bytes_ = static_cast<double>(model_shape(deck).hidden) * (deck.text("run.backend") == "cuda" ? 2 : deck.text("run.precision") == "fp64" ? 8 : 4);
+}
+
+ScheduleCosts StageTimes::of(const std::vector<MicroBatch>& list, const RunOptions& options) const {
+  if (!model_) return schedule_costs(options.pipeline.costs, list);
+  struct Times {
+    LayerTime layer, head;
+    double hop_s = 0;
+  };
+  std::vector<Times> times;
+  for (const MicroBatch& m : list)
+    times.push_back({model_->predict(m), model_->head(m.tokens()),
+                     stage_latency_s_ + stage_byte_s_ * token_bytes_ * static_cast<double>(m.tokens()) / options.mesh.cp() / options.mesh.sp});
+  return {[times = std::move(times), begin = options.layer_begin, layers = options.model.layers](int stage, const Op& op) {
+    const Times& t = times[static_cast<std::size_t>(op.micro_batch)];
+    const auto s = static_cast<std::size_t>(stage);
+    const bool last = s + 1 == begin.size();
+    const auto count = static_cast<double>((last ? layers : begin[s + 1]) - begin[s]);
+    switch (op.kind) {
+      case OpKind::forward:
+      case OpKind::recompute:
+        return count * t.layer.forward_s + (last ? t.head.forward_s : 0);
+      case OpKind::backward:
+        return count * t.layer.backward_s + (last ? t.head.backward_s : 0);
+      case OpKind::send:
+        return t.hop_s;
+      default:
+        return 0.0;
+    }
+  }};
+}
+
+std::vector<Batch> first_batches(const Deck& deck, const RunOptions& options, std::int64_t count) {
+  DataOptions data = data_options(deck);
+  if (data.vocabulary == 0) data.vocabulary = 1 << 17;  // a deck without a model: only lengths are read here
+  const std::unique_ptr<Dataset> dataset = open_dataset(data);
+  Sampler sampler(dataset->samples(), data.seed, deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
+                  [&](std::int64_t s) { return dataset->document(s); }, dataset->held_out());
+  SamplerPosition position;
+  std::vector<Batch> batches;
+  for (std::int64_t step = 0; step < count; ++step) {
+    std::vector<SampleLength> samples;
+    for (const std::int64_t s : sampler.next(position, deck.integer("batching.global_tokens"), deck.integer("batching.global_samples"),
+                                             [&](std::int64_t sample) { return dataset->length(sample); }))
+      samples.push_back({s, dataset->length(s), 0});
+    batches.push_back(plan_batch(step, samples, options.batching));
+  }
+  return batches;
+}
+
+void simulate_batch(const Batch& batch, const RunOptions& options, const StageTimes& times, PipelineFacts& facts) {
+  const int stages = options.mesh.pp;
+  facts.live.resize(static_cast<std::size_t>(stages), 0);
+  double step_s = 0;
+  for (const std::vector<MicroBatch>& list : batch.micro_batches) {
+    const Schedule schedule = plan_schedule(list, options.pipeline);
+    const std::string wrong = problems(schedule);
+    require(wrong.empty(), "pipeline.schedule = \"{}\": {}", options.pipeline.schedule, wrong);
+    const SimulatedSchedule result = simulate(schedule, times.of(list, options));
+    step_s = std::max(step_s, result.step_time_s);
+    facts.useful_s += (1 - result.bubble_ratio) * result.step_time_s * stages;
+    facts.micro_batches += list.size();
+    for (const Op& op : schedule.stages.front()) facts.recomputed += op.kind == OpKind::recompute;
+    for (int s = 0; s < stages; ++s) facts.live[s] = std::max(facts.live[s], result.peak_live_activations[s]);
+  }
+  facts.step_s += step_s;
+  facts.rank_s += step_s * stages * static_cast<double>(batch.micro_batches.size());
+}
+
+}  // namespace ballast
