@@ -51,21 +51,39 @@ LatencyOptions latency_options(const Deck& deck, const std::string& pattern) {
   return options;
 }
 
-LatencyModel latency_model(const Deck& deck, std::vector<std::string>& notes) {
-  const std::string& pattern = deck.text("profile.pattern");
-  if (!deck.text("profile.table").empty()) return LatencyModel(load_profile(deck, notes), latency_options(deck, pattern));
+std::string budget_pattern(const Deck& deck) {
+  const std::string& pattern = deck.text("attention.pattern");
+  return pattern == "moba" || pattern == "vertical_slash" ? pattern : "dense";
+}
+
+std::int64_t budget_block_tokens(const Deck& deck) {
+  return budget_pattern(deck) == "moba" ? deck.integer("attention.moba_block") : kBlock;
+}
+
+LatencyModel latency_model(const Deck& deck, std::vector<std::string>& notes, const Device* device) {
+  const std::string pattern = budget_pattern(deck);
+  if (!deck.text("profile.table").empty()) {
+    const ProfileTable table = load_profile(deck, notes, device);
+    require(pattern == "dense" || table.block_tokens == budget_block_tokens(deck),
+            "{}: budgets of profile table {} count blocks of {} tokens, the deck's of {}", deck.file, deck.text("profile.table"),
+            table.block_tokens, budget_block_tokens(deck));
+    return LatencyModel(table, latency_options(deck, pattern));
+  }
   const double pair_s = deck.real("costs.forward_pair_s");
-  require(pair_s > 0, "{}: latency is predicted from a profile.table, or from costs.forward_token_s and costs.forward_pair_s above 0", deck.file);
+  require(pair_s > 0, "{}: latency is predicted from a profile.table, or from costs.forward_token_s and costs.forward_pair_s above 0",
+          deck.file);
   const double per_stage = static_cast<double>(std::max<std::int64_t>(1, model_shape(deck).layers / mesh_shape(deck).pp));
   LatencyOptions options = latency_options(deck, pattern);
   options.recompute = "none";
-  return LatencyModel(stated_profile(deck.real("costs.forward_token_s") / per_stage, pair_s / per_stage, deck.real("costs.backward_over_forward"), pattern,
-                                     deck.integer("profile.block_tokens")),
+  return LatencyModel(stated_profile(deck.real("costs.forward_token_s") / per_stage, pair_s / per_stage,
+                                     deck.real("costs.backward_over_forward"), pattern, budget_block_tokens(deck)),
                       options);
 }
 
 DstOptions dst_options(const Deck& deck) {
-  DstOptions options{anchor_named(deck.text("dst.anchor")), deck.real("dst.threshold"), deck.integer("dst.base_budget"), deck.get<std::vector<std::int64_t>>("dst.budgets")};
+  DstOptions options{anchor_named(deck.text("dst.anchor")), deck.real("dst.threshold"), deck.integer("dst.base_budget"),
+                     deck.get<std::vector<std::int64_t>>("dst.budgets")};
+  if (options.base_budget == 0) options.base_budget = deck.integer("attention.moba_top_k");
   if (options.candidates.empty()) options.candidates = default_candidates(options.base_budget);
   return options;
 }

@@ -26,9 +26,14 @@ LatencyOptions latency_options(const Deck& deck, const std::string& pattern);
 
 /// The model that plans of this deck use: of profile.table, or else of the stated costs (costs.forward_token_s, forward_pair_s and
 /// backward_over_forward are a stage's: a layer takes its part of them).  `notes` as load_profile.
-LatencyModel latency_model(const Deck& deck, std::vector<std::string>& notes);
+LatencyModel latency_model(const Deck& deck, std::vector<std::string>& notes, const Device* device = nullptr);
 
-/// Block dst.
+/// The pattern whose budgets count, attention.pattern where it has budgets (moba, vertical_slash), else dense; and the tokens of the key
+/// blocks that its budgets count.
+std::string budget_pattern(const Deck& deck);
+std::int64_t budget_block_tokens(const Deck& deck);
+
+/// Block dst, with the pattern's base budget where the block states none.
 DstOptions dst_options(const Deck& deck);
 
 }  // namespace ballast

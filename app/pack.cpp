@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "app/command_line.hpp"
+#include "app/budget_tuning.hpp"
 #include "app/json_twin.hpp"
 #include "app/text_table.hpp"
 #include "core/batch_metrics.hpp"
@@ -73,6 +74,11 @@ PackFacts pack(const Deck& deck) {
   f.case_name = deck.case_name;
   f.data = dataset->description();
   f.options = RunOptions::from(deck);
+  std::unique_ptr<BudgetTuning> tuning;
+  if (f.options.batching.method == "sab") {
+    tuning = std::make_unique<BudgetTuning>(deck, nullptr);
+    f.options.batching.sample_cost = [&](std::int64_t tokens) { return tuning->sample_cost(tokens); };
+  }
   BatchMeter meter(f.options.batching, f.options.mesh.cp() * f.options.mesh.sp);
   if (deck.text("batching.scope") == "epoch")
     pack_epoch(*dataset, sampler, f, meter);

@@ -32,7 +32,8 @@ struct Means {
   void add(const SimulatedStep& s) {
     ++steps;
     const auto mean = [&](double& of, double value) { of += (value - of) / steps; };
-    mean(imbalance, s.imbalance), mean(step_time_s, s.step_time_s), mean(bubble, s.bubble_ratio), mean(budget, s.mean_budget), mean(loss, s.mean_coverage_loss);
+    mean(imbalance, s.imbalance), mean(step_time_s, s.step_time_s), mean(bubble, s.bubble_ratio), mean(budget, s.mean_budget),
+        mean(loss, s.mean_coverage_loss);
     largest_loss = std::max(largest_loss, s.largest_coverage_loss);
     if (forward_max_s.size() >= kListedSteps) return;
     forward_max_s.push_back(s.forward_max_s), forward_mean_s.push_back(s.forward_mean_s), forward_min_s.push_back(s.forward_min_s);
@@ -42,7 +43,11 @@ struct Means {
 class Simulation {
  public:
   Simulation(const Deck& deck, const RunOptions& run)
-      : deck_(deck), run_(run), options_(simulation_options(deck, run)), model_(latency_model(deck, notes)), averages_(static_cast<double>(options_.dst.base_budget), deck.real("sab.decay")) {
+      : deck_(deck),
+        run_(run),
+        options_(simulation_options(deck, run)),
+        model_(latency_model(deck, notes)),
+        averages_(static_cast<double>(options_.dst.base_budget), deck.real("sab.decay")) {
     DataOptions data = data_options(deck);
     if (data.vocabulary == 0) data.vocabulary = 1 << 17;  // a deck without a model: only lengths are read here
     dataset_ = open_dataset(data);
@@ -54,15 +59,17 @@ class Simulation {
   /// The whole run under `batching`, with or without tuning; averages of budgets begin anew.
   Means run(const BatchingOptions& batching, bool tune) {
     averages_ = BudgetAverages(static_cast<double>(options_.dst.base_budget), deck_.real("sab.decay"));
-    Sampler sampler(dataset_->samples(), static_cast<std::uint64_t>(deck_.integer("run.seed")), deck_.real("data.validation_share"), deck_.boolean("batching.shuffle"),
-                    [&](std::int64_t s) { return dataset_->document(s); }, dataset_->held_out());
+    Sampler sampler(
+        dataset_->samples(), static_cast<std::uint64_t>(deck_.integer("run.seed")), deck_.real("data.validation_share"),
+        deck_.boolean("batching.shuffle"), [&](std::int64_t s) { return dataset_->document(s); }, dataset_->held_out());
     SamplerPosition position;
     SparseBalanceOptions options = options_;
     options.tune = tune;
     Means means;
     for (std::int64_t step = 0; step < deck_.integer("run.steps"); ++step) {
       std::vector<SampleLength> samples;
-      for (const std::int64_t s : sampler.next(position, deck_.integer("batching.global_tokens"), deck_.integer("batching.global_samples"), [&](std::int64_t sample) { return dataset_->length(sample); }))
+      for (const std::int64_t s : sampler.next(position, deck_.integer("batching.global_tokens"), deck_.integer("batching.global_samples"),
+                                               [&](std::int64_t sample) { return dataset_->length(sample); }))
         samples.push_back({s, dataset_->length(s), 0});
       const SimulatedStep one = simulate_step(plan_batch(step, samples, batching), model_, options);
       averages_.update(one.budget_sums, one.budget_counts);
@@ -103,14 +110,17 @@ std::optional<PlanPart> plan_sparsebalance(const Deck& deck) {
   part.title = fmt::format("sparsity and balance over {} global batches, dp {}, pp {}", found.steps, run.mesh.dp, run.mesh.pp);
   part.header = {"batching", "dst", "imbalance", "step_time", "speedup", "bubble_ratio", "mean_budget", "coverage_loss", "largest_loss"};
   part.note =
-      "means over global batches.  imbalance: max / mean over micro-batches of the time averaged over their stages (Equation 11); step_time in "
-      "seconds: 1F1B of the slowest\ndata-parallel rank; speedup: over the same samples in given order without tuning; coverage_loss: drop of "
+      "means over global batches.  imbalance: max / mean over micro-batches of the time averaged over their stages (Equation 11); "
+      "step_time in "
+      "seconds: 1F1B of the slowest\ndata-parallel rank; speedup: over the same samples in given order without tuning; coverage_loss: drop "
+      "of "
       "coverage against the base budget, mean over layers and\nmicro-batches (negative: gained), largest_loss its largest";
   for (const std::string& note : simulation.notes) part.note += "\nnote: " + note;
   const DstOptions& dst = simulation.options().dst;
-  part.rows.push_back({method, tune ? fmt::format("{} {}", deck.text("dst.anchor"), dst.threshold) : "-", fmt::format("{:.3f}", found.imbalance),
-                       fmt::format("{:.5g}", found.step_time_s), fmt::format("{:.3f}", speedup), fmt::format("{:.4f}", found.bubble), fmt::format("{:.1f}", found.budget),
-                       fmt::format("{:.4f}", found.loss), fmt::format("{:.4f}", found.largest_loss)});
+  part.rows.push_back({method, tune ? fmt::format("{} {}", deck.text("dst.anchor"), dst.threshold) : "-",
+                       fmt::format("{:.3f}", found.imbalance), fmt::format("{:.5g}", found.step_time_s), fmt::format("{:.3f}", speedup),
+                       fmt::format("{:.4f}", found.bubble), fmt::format("{:.1f}", found.budget), fmt::format("{:.4f}", found.loss),
+                       fmt::format("{:.4f}", found.largest_loss)});
   part.values = {{"batching", method},
                  {"dst", tune},
                  {"imbalance", found.imbalance},

@@ -25,8 +25,8 @@ struct Bins {
   std::vector<std::string> recompute;
 
   explicit Bins(const Deck& deck)
-      : pattern(deck.text("profile.pattern")),
-        block_tokens(deck.integer("profile.block_tokens")),
+      : pattern(budget_pattern(deck)),
+        block_tokens(budget_block_tokens(deck)),
         lengths(deck.get<std::vector<std::int64_t>>("profile.lengths")),
         prefixes(deck.get<std::vector<std::int64_t>>("profile.prefixes")),
         budgets(deck.get<std::vector<std::int64_t>>("profile.budgets")),

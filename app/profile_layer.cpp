@@ -86,8 +86,17 @@ struct LayerProfiler::Impl {
     return summary(std::move(times));
   }
 
+  /// Random rows, a few of them over and over: what they are costs no time, and drawing each would.
   Tensor values(const char* what, std::int64_t tokens, std::int64_t heads, std::int64_t width) const {
-    return attention_values(options.seed, what, tokens, heads, width, type, [](std::int64_t i) { return i; }).to(device);
+    constexpr std::int64_t kDrawn = 1024;
+    const Tensor drawn =
+        attention_values(options.seed, what, std::min(tokens, kDrawn), heads, width, type, [](std::int64_t i) { return i; });
+    Tensor all = Tensor::empty({tokens, heads, width}, type, device, MemoryCategory::data);
+    for (std::int64_t begin = 0; begin < tokens; begin += kDrawn) {
+      const std::int64_t count = std::min(kDrawn, tokens - begin);
+      all.rows(begin, begin + count).copy_from(drawn.rows(0, count));
+    }
+    return all;
   }
   Tensor numbers(std::int64_t tokens, std::int64_t below, const char* what) const {
     Tensor t = Tensor::empty({tokens}, DType::i32, host_device(), MemoryCategory::data);

@@ -37,6 +37,13 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
   const auto seed = static_cast<std::uint64_t>(session.deck.integer("run.seed"));
   check_all(world, restored.state.seed == seed,
             fmt::format("{}: written with run.seed = {}, the deck has {}; the order of samples would change: use the same seed", restored.path, restored.state.seed, seed));
+  if (session.tuning) {
+    const auto averages = restored.state.extra.find("budget_averages");
+    if (averages != restored.state.extra.end())
+      together(world, [&] { session.tuning->averages().restore(averages->second); });
+    else
+      restored.warnings.push_back(fmt::format("{}: holds no averages of budgets; they begin anew", restored.path));
+  }
   const auto data = restored.state.extra.find("data_fingerprint");
   if (data != restored.state.extra.end() && data->second != halves(session.dataset->fingerprint()))
     restored.warnings.push_back(fmt::format("{}: written over other data than {}; the sampler goes on at its position in the new order", restored.path, session.dataset->description()));
@@ -48,6 +55,7 @@ std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState 
   state.seed = static_cast<std::uint64_t>(session.deck.integer("run.seed"));
   state.deck = session.deck.effective_toml();
   state.git_hash = git_hash();
+  if (session.tuning) state.extra["budget_averages"] = session.tuning->averages().values();
   state.extra["data_fingerprint"] = halves(session.dataset->fingerprint());
   return write_checkpoint(folder, session.mesh.world, shard_of(session, optimizer, true), state, static_cast<int>(session.deck.integer("checkpoint.keep")));
 }

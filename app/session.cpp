@@ -71,6 +71,10 @@ Session::Session(const Communicator& world, const Deck& deck_)
             fmt::format("model.vocabulary = {} is smaller than the data's vocabulary of {}", options.model.vocabulary, dataset->vocabulary()));
   for (const int degree : options.joined_ranks()) connect(mesh.sequence(degree), device);
   recorder.context.stage = mesh.at.pp;
+  if (BudgetTuning::wanted(deck)) {
+    together(world, [&] { tuning = std::make_unique<BudgetTuning>(deck, &device); });
+    options.batching.sample_cost = [this](std::int64_t tokens) { return tuning->sample_cost(tokens); };
+  }
   parameters.initialise(static_cast<std::uint64_t>(deck.integer("run.seed")));
 }
 
@@ -88,7 +92,7 @@ ChunkStores Session::chunk_stores(const std::vector<MicroBatch>& list) {
   return ChunkStores(list, tokens, ring.plan.rank, kv_place);
 }
 
-MicroBatchWork Session::prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored) {
+MicroBatchWork Session::prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored, BudgetPolicy* policy) {
   const SequenceLayout at = layout(micro_batch);
   const std::int64_t tokens = at.local_tokens(ring.plan.rank);
   const Communicator& sequence = mesh.sequence(micro_batch.sp);
@@ -97,20 +101,20 @@ MicroBatchWork Session::prepare(const MicroBatch& micro_batch, double loss_scale
   work.batch = read_local_batch(*dataset, micro_batch, at.pieces(ring.plan.rank, begin, end), device);
   work.batch.recompute_layers = micro_batch.recompute_layers;
   AttentionAxes axes = stored.store ? stored.store->axes(stored.chunk) : attention_axes(micro_batch, at, ring.plan.rank);
-  work.attention = std::make_unique<RingAttention>(ring, index_source(std::move(axes), sequence), &recorder, std::move(stored));
+  work.attention = std::make_unique<RingAttention>(ring, index_source(std::move(axes), sequence, policy), &recorder, std::move(stored));
   if (sequence.size() > 1)
     work.attention = std::make_unique<UlyssesAttention>(sequence, *ring.buffers, tokens, std::move(work.attention), &recorder);
   work.loss_scale = loss_scale;
   return work;
 }
 
-std::unique_ptr<IndexSource> Session::index_source(AttentionAxes axes, const Communicator& sequence) {
+std::unique_ptr<IndexSource> Session::index_source(AttentionAxes axes, const Communicator& sequence, BudgetPolicy* policy) {
   const AttentionOptions& attention = options.attention;
   GeneratedPattern generator = attention.generator;
   generator.heads /= sequence.size();
   generator.first_head = sequence.rank() * generator.heads;
   if (attention.generated) return std::make_unique<GeneratedSource>(std::move(axes), generator, indexes, &recorder);
-  if (attention.sparse()) return pattern_source(mesh.cp, std::move(axes), attention, nullptr, &recorder);
+  if (attention.sparse()) return pattern_source(mesh.cp, std::move(axes), attention, policy, &recorder);
   return std::make_unique<DenseSource>(std::move(axes), &recorder);
 }
 

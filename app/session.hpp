@@ -4,6 +4,7 @@
 #include <string>
 
 #include "app/backend.hpp"
+#include "app/budget_tuning.hpp"
 #include "core/deck.hpp"
 #include "core/pipeline_stages.hpp"
 #include "core/recorder.hpp"
@@ -30,9 +31,10 @@ class Session {
   /// What the dependent chunks of a list of micro-batches share; the session must outlive it.
   ChunkStores chunk_stores(const std::vector<MicroBatch>& list);
   /// Tokens and attention of a micro-batch of data-parallel rank `mesh.at.dp`.
-  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored = {});
+  /// `policy`: who chooses the budgets of its layers (DST); null: they are as block attention says.
+  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored = {}, BudgetPolicy* policy = nullptr);
   /// The attention indexes of a micro-batch with these axes, as block attention says, for this rank's heads of a Ulysses group.
-  std::unique_ptr<IndexSource> index_source(AttentionAxes axes, const Communicator& sequence);
+  std::unique_ptr<IndexSource> index_source(AttentionAxes axes, const Communicator& sequence, BudgetPolicy* policy = nullptr);
   /// Length of each sample, as batching sees it.
   std::vector<SampleLength> lengths(const std::vector<std::int64_t>& samples) const;
   /// The Batch plan of these samples on this mesh.
@@ -55,6 +57,7 @@ class Session {
   IndexCache indexes;
   PipelineLinks links;
   KvPlace kv_place;
+  std::unique_ptr<BudgetTuning> tuning;  ///< null unless the deck tunes budgets or batches by predicted latency
 };
 
 /// Runs `work` on every rank and lets all ranks fail together when one throws.  Collective.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
+#include <vector>
 
 namespace ballast {
 
@@ -20,17 +22,32 @@ TrainStep::Gradients TrainStep::compute(const Batch& batch) {
   // `ave_token`: every token of the global batch weighs the same, on whichever rank it lies.
   const double scale = batch.loss_tokens() > 0 ? 1.0 / static_cast<double>(batch.loss_tokens()) : 0.0;
   optimizer_.begin_step();
+  BudgetTuning* const tuning = session_.tuning.get();
+  if (tuning != nullptr) tuning->begin_step(batch, session_.mesh.at.dp);
   Gradients found;
   ChunkStores stores = session_.chunk_stores(mine);
   found.losses = run_stage(schedule(batch), static_cast<int>(mine.size()), session_.model, session_.links,
-                           {[&](int m) { return session_.prepare(mine[m], scale, stores.at(m)); }, [&] { optimizer_.after_micro_batch(); }, {}, session_.kv_place.host.get()},
+                           {[&](int m) { return session_.prepare(mine[m], scale, stores.at(m), tuning != nullptr ? tuning->policy(m) : nullptr); },
+                            [&] { optimizer_.after_micro_batch(); },
+                            {},
+                            session_.kv_place.host.get()},
                            &session_.recorder);
   for (std::size_t r = mine.size(); r < rounds; ++r) optimizer_.after_micro_batch();  // collective: ranks without work join
   optimizer_.reduce_gradients();
   tied_.sum_gradients();
   found.norm = std::sqrt(session_.mesh.pp.all_reduce(optimizer_.squared_norm()));
-  for (double l : found.losses) found.loss += l;
-  found.loss = session_.mesh.pp.all_reduce(session_.mesh.replica.all_reduce(found.loss)) * scale;  // the last stage has it
+  // The loss (the last stage has it) and the sums of final budgets travel together.
+  std::vector<double> sums(1, 0.0);
+  for (double l : found.losses) sums[0] += l;
+  if (tuning != nullptr) {
+    const std::vector<double> bins = tuning->bin_sums();
+    sums.insert(sums.end(), bins.begin(), bins.end());
+  }
+  Tensor joined = Tensor::wrap(sums.data(), {static_cast<std::int64_t>(sums.size())}, DType::f64);
+  session_.mesh.replica.all_reduce(joined);
+  session_.mesh.pp.all_reduce(joined);
+  found.loss = sums[0] * scale;
+  if (tuning != nullptr) tuning->end_step(std::span<const double>(sums).subspan(1));
   return found;
 }
 

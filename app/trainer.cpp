@@ -1,6 +1,7 @@
 #include "app/trainer.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <utility>
@@ -107,6 +108,8 @@ void Trainer::write_header(const Restored& restored) {
   const Mesh& mesh = session_.mesh;
   const auto devices = mesh.world.all_gather(session_.device.description());
   for (std::size_t r = 0; r < mesh.table.size(); ++r) log_.comment(mesh.table[r] + "  " + devices.at(r));
+  if (session_.tuning)
+    for (const std::string& note : session_.tuning->notes()) log_.comment("profile: " + note);
   for (const std::string& warning : mesh.warnings) log_.comment("warning: " + warning);
   if (!session_.backend.note.empty()) log_.comment(session_.backend.note);
   log_.comment(fmt::format("model {}: {} parameters, {}", session_.options.model.preset, session_.options.model.parameters(), name(session_.parameters.dtype())));
@@ -166,7 +169,9 @@ void Trainer::step() {
   // Plan: the same on every rank.
   const auto samples = session_.sampler.next(state_.sampler, session_.deck.integer("batching.global_tokens"), session_.deck.integer("batching.global_samples"),
                                              [&](std::int64_t s) { return session_.dataset->length(s); });
+  const auto plan_begin = std::chrono::steady_clock::now();
   const Batch batch = session_.plan(state_.step, samples);
+  plan_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - plan_begin).count();
   if (trace_) {
     const Schedule schedule = train_step_.schedule(batch);
     trace_->plan("batch", batch.hash(), describe(batch), state_.step);
@@ -174,6 +179,9 @@ void Trainer::step() {
   }
   reset_peak_memory();
   const TrainStep::Gradients found = train_step_.compute(batch);
+  if (trace_ && session_.tuning)
+    if (const std::string budgets = session_.tuning->describe(); !budgets.empty())
+      trace_->plan("budgets", std::hash<std::string>()(budgets), budgets, state_.step);
   if (!std::isfinite(found.loss) || !std::isfinite(found.norm)) stop_at_nonfinite(batch, found);
   if (!gradient_file_.empty()) dump_gradients(std::exchange(gradient_file_, ""), session_, optimizer_);
   const std::int64_t next = state_.step + 1;
@@ -220,9 +228,13 @@ void Trainer::observe(const Batch& batch, double loss, double norm, double rate,
   const double flops = session_.training_flops(batch) / mesh.world.size() / seconds;
   const double tokens_rate = static_cast<double>(batch.tokens()) / seconds / mesh.world.size();
   if (trace_) {
-    StepRow row{{"loss", loss}, {"grad_norm", norm}, {"learning_rate", rate}, {"step_time_s", seconds}, {"computation_s", compute}, {"imbalance", imbalance},
+    StepRow row{{"loss", loss}, {"grad_norm", norm}, {"learning_rate", rate}, {"step_time_s", seconds}, {"plan_s", plan_s_}, {"computation_s", compute}, {"imbalance", imbalance},
                 {"tokens", static_cast<double>(batch.tokens())}, {"loss_tokens", static_cast<double>(batch.loss_tokens())}, {"flops_per_s", flops}, {"mfu", flops / peak_flops_}};
     for (int c = 0; c < kMemoryCategories; ++c) row[fmt::format("peak_bytes_{}", name(static_cast<MemoryCategory>(c)))] = static_cast<double>(memory.peak[c]);
+    if (session_.tuning) {
+      const BudgetTuning::Facts f = session_.tuning->facts();
+      row.insert({{"budget", f.mean_budget}, {"coverage_loss", f.mean_coverage_loss}, {"largest_coverage_loss", f.largest_coverage_loss}});
+    }
     row["peak_bytes_total"] = static_cast<double>(memory.peak_total);
     trace_->step(state_.step - 1, row);
     trace_->flush();

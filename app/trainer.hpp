@@ -42,6 +42,7 @@ class Trainer {
   std::string gradient_file_;  ///< run.dump_gradients until it is written
   std::int64_t last_saved_ = -1;
   double started_s_ = 0, peak_flops_, longest_step_s_ = 0;
+  double plan_s_ = 0;  ///< host seconds of the last step's Batch plan
 };
 
 /// Dense matrix-product rate of one rank in FLOP/s, the base of MFU: measured with all ranks at work on the host.

@@ -191,8 +191,8 @@ Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples, co
       for (MicroBatch& micro_batch : list) micro_batch.align = options.align;
     return batch;
   };
+  if (options.method == "sab" || options.method == "lbb") return aligned(plan_by_weight(step, samples, options));
   if (options.method == "chunkflow") return aligned(plan_chunks(step, samples, options));
-  if (options.method == "sab" || options.method == "lbb") return plan_by_weight(step, samples, options);
   check_method(options.method);
   const Planner planner(samples, options, static_cast<std::uint64_t>(step));
   Batch batch;

@@ -209,7 +209,23 @@ void cost_rules(const Deck& deck, Rules& rules) {
 
 void dst_rules(const Deck& deck, Rules& rules) {
   const auto& budgets = deck.get<std::vector<std::int64_t>>("dst.budgets");
-  const std::int64_t base = deck.integer("dst.base_budget");
+  const RunOptions options = RunOptions::from(deck);
+  const std::string& pattern = options.attention.pattern;
+  const std::int64_t stated = deck.integer("dst.base_budget"), base = stated == 0 ? options.attention.moba_top_k : stated;
+  if (deck.boolean("dst.enabled")) {
+    if (pattern != "moba" && pattern != "vertical_slash")
+      rules.add({"dst.enabled", "attention.pattern"},
+                fmt::format("dst.enabled tunes the budget of attention.pattern = \"moba\" or \"vertical_slash\"; \"{}\" has none", pattern));
+    if (options.attention.generated)
+      rules.add({"dst.enabled", "attention.index"}, "dst.enabled needs routing scores, which attention.index = \"generated\" does not have; set \"pattern\"");
+    if (pattern == "vertical_slash" && stated == 0)
+      rules.add({"dst.base_budget", "dst.enabled"}, "dst.base_budget = 0: vertical_slash has no fixed budget; state the one that tuning starts from");
+    const auto& groups = options.batching.groups;
+    const bool shared = options.batching.method == "hbp" && std::any_of(groups.begin(), groups.end(), [](const PackGroup& g) { return g.ranks > 1; });
+    if (options.mesh.sp > 1 || shared)
+      rules.add({"dst.enabled", "mesh.sp", "batching.group_ranks"},
+                "dst.enabled: the ranks of a Ulysses group see other heads and would choose other budgets; use the ring (mesh.cp_inner, mesh.cp_outer) and packs of one rank");
+  }
   if (std::adjacent_find(budgets.begin(), budgets.end(), std::greater_equal<>()) != budgets.end())
     rules.add({"dst.budgets"}, fmt::format("dst.budgets = {} must ascend", to_text(budgets)));
   else if (!budgets.empty() && !std::binary_search(budgets.begin(), budgets.end(), base))
@@ -225,8 +241,6 @@ void profile_rules(const Deck& deck, Rules& rules) {
     if (tokens && std::any_of(list.begin(), list.end(), [](std::int64_t n) { return n % kBlock != 0; }))
       rules.add({key}, fmt::format("{} = {} must be multiples of {}", key, to_text(list), kBlock));
   }
-  if (deck.integer("profile.block_tokens") % kBlock != 0)
-    rules.add({"profile.block_tokens"}, fmt::format("profile.block_tokens = {} must be a multiple of {}", deck.integer("profile.block_tokens"), kBlock));
   const auto& modes = deck.get<std::vector<std::string>>("profile.recompute");
   for (const std::string& mode : modes)
     if (mode != "none" && mode != "selective" && mode != "full")
@@ -248,6 +262,11 @@ std::vector<std::string> deck_problems(const Deck& deck, DeckNeeds needs, const 
   if (deck.block_set("costs")) cost_rules(deck, rules);
   if (deck.block_set("profile")) profile_rules(deck, rules);
   if (deck.block_set("dst")) dst_rules(deck, rules);
+  const bool predicts = deck.boolean("dst.enabled") || deck.text("batching.method") == "sab";
+  if (predicts && deck.text("profile.table").empty() && deck.real("costs.forward_pair_s") == 0)
+    rules.add({"dst.enabled", "batching.method"},
+              "dst.enabled and batching.method = \"sab\" predict latency: name a profile.table (`ballast profile` measures one), or state "
+              "costs.forward_token_s and costs.forward_pair_s");
   const std::string& method = deck.text("batching.method");
   if ((method == "chunkflow" || method == "sab" || method == "lbb") && deck.text("batching.scope") == "epoch")
     rules.add({"batching.scope", "batching.method"},

@@ -215,7 +215,7 @@ std::vector<KeySpec> build() {
   k.flag("dst.enabled", false, "dynamic sparsity tuning: micro-batches predicted above the anchor lose attention budget, those below gain");
   k.text("dst.anchor", "mean", {"mean", "min", "max"}, "predicted latency that micro-batches are aligned to");
   k.real("dst.threshold", 0.1, "", between(0, 1), "p: largest drop of coverage, the share of routing mass that a budget keeps");
-  k.number("dst.base_budget", 32, "blocks", between(1, 1 << 20), "budget without tuning, in key blocks a query");
+  k.number("dst.base_budget", 0, "blocks", between(0, 1 << 20), "budget without tuning, in key blocks a query; 0: attention.moba_top_k (moba)");
   k.numbers("dst.budgets", "blocks", between(1, 1 << 20),
             "budgets to choose from, ascending, with the base; empty: four to the octave, from an eighth of the base to four times it");
   k.numbers("dst.simulated_coverage", "blocks", between(1, 1 << 20),
@@ -269,12 +269,9 @@ std::vector<KeySpec> build() {
   k.text("profile.table", "", {}, "profile table (HDF5) that plans and budgets read; `ballast profile` writes it (empty: profile.h5 of its run folder)");
   k.flag("profile.allow_mismatch", false, "use a table of other hardware, kernels, layer or dtype all the same, with a note");
   k.real("profile.repair_limit", 0.25, "", at_least(0), "relative change of a time up to which falling times are made monotone; beyond: refused");
-  k.text("profile.pattern", "dense", {"dense", "moba", "vertical_slash"},
-         "pattern whose budgets `ballast profile` measures, beside dense attention, by indexes with a budget of random blocks");
-  k.number("profile.block_tokens", 64, "tokens", between(64, kTokens), "key block that budgets count: MoBA's block, 64 for vertical_slash");
   k.numbers("profile.lengths", "tokens", between(64, kTokens), "lengths to measure, ascending multiples of 64; empty: 256 to 4096");
   k.numbers("profile.prefixes", "tokens", between(64, kTokens), "stored keys before a chunk to measure, ascending multiples of 64; 0 is always measured");
-  k.numbers("profile.budgets", "blocks", between(1, 1 << 20), "budgets to measure, ascending; empty: 2, 4, 8 ... 64");
+  k.numbers("profile.budgets", "blocks", between(1, 1 << 20), "budgets of attention.pattern (moba, vertical_slash) to measure beside dense attention, by indexes of that many random blocks, ascending; empty: 2, 4, 8 ... 64");
   k.texts("profile.recompute", {"none"}, "recompute modes to measure: none, selective, full");
   k.number("profile.warmup", 2, "runs", between(0, 1 << 20), "runs before timing");
   k.number("profile.repeats", 9, "runs", between(1, 1 << 20), "timed runs of each point");

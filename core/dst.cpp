@@ -60,7 +60,8 @@ std::vector<std::vector<DstTarget>> dst_targets(const Batch& batch, const Latenc
   return targets;
 }
 
-std::int64_t final_budget(const DstTarget& target, std::span<const std::int64_t> candidates, std::span<const double> coverage, double threshold) {
+std::int64_t final_budget(const DstTarget& target, std::span<const std::int64_t> candidates, std::span<const double> coverage,
+                          double threshold) {
   require(coverage.size() == candidates.size(), "coverage at {} budgets for {} candidates", coverage.size(), candidates.size());
   if (!target.above_anchor) return target.anchor_budget;
   const double least = coverage[place(candidates, target.base_budget)] - threshold;
@@ -69,13 +70,19 @@ std::int64_t final_budget(const DstTarget& target, std::span<const std::int64_t>
   return std::max(target.anchor_budget, candidates[static_cast<std::size_t>(kept - coverage.begin())]);
 }
 
-double coverage_loss(const DstTarget& target, std::span<const std::int64_t> candidates, std::span<const double> coverage, std::int64_t budget) {
+double coverage_loss(const DstTarget& target, std::span<const std::int64_t> candidates, std::span<const double> coverage,
+                     std::int64_t budget) {
   return coverage[place(candidates, target.base_budget)] - coverage[place(candidates, budget)];
 }
 
 std::int64_t DstPolicy::choose(int layer, std::span<const double> coverage) {
   const std::int64_t budget = final_budget(target_, options_.candidates, coverage, options_.threshold);
-  choices_.push_back({layer, budget, coverage_loss(target_, options_.candidates, coverage, budget)});
+  const Choice choice{layer, budget, coverage_loss(target_, options_.candidates, coverage, budget)};
+  const auto same = std::find_if(choices_.begin(), choices_.end(), [&](const Choice& c) { return c.layer == layer; });
+  if (same == choices_.end())
+    choices_.push_back(choice);
+  else
+    *same = choice;  // the forward of a chunk runs again
   return budget;
 }
 

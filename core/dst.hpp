@@ -40,10 +40,12 @@ std::vector<std::vector<DstTarget>> dst_targets(const Batch& batch, const Latenc
 /// Equation 7.  coverage[i] = C(candidates[i]), non-decreasing (Equation 4).  A micro-batch at or below the anchor takes the anchor's
 /// budget.  One above takes the largest budget within anchor and bound (Equation 6); where none is, the smallest whose drop from the base's
 /// coverage is at most `threshold` (Algorithm 1, line 10), which is never above the base.
-std::int64_t final_budget(const DstTarget& target, std::span<const std::int64_t> candidates, std::span<const double> coverage, double threshold);
+std::int64_t final_budget(const DstTarget& target, std::span<const std::int64_t> candidates, std::span<const double> coverage,
+                          double threshold);
 
 /// Coverage lost against the base budget; negative where it gained.
-double coverage_loss(const DstTarget& target, std::span<const std::int64_t> candidates, std::span<const double> coverage, std::int64_t budget);
+double coverage_loss(const DstTarget& target, std::span<const std::int64_t> candidates, std::span<const double> coverage,
+                     std::int64_t budget);
 
 /// The policy of one micro-batch on one rank; keeps what it chose for trace and averages.
 class DstPolicy final : public BudgetPolicy {

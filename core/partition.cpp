@@ -27,7 +27,8 @@ double load_of(const std::vector<std::uint32_t>& bin, std::span<const double> we
 
 Partition in_order(Bins bins) {
   for (auto& bin : bins) std::sort(bin.begin(), bin.end());
-  std::stable_sort(bins.begin(), bins.end(), [](const auto& a, const auto& b) { return !a.empty() && (b.empty() || a.front() < b.front()); });
+  std::stable_sort(bins.begin(), bins.end(),
+                   [](const auto& a, const auto& b) { return !a.empty() && (b.empty() || a.front() < b.front()); });
   return bins;
 }
 
@@ -39,7 +40,9 @@ Bins largest_differencing(std::span<const double> weights, std::size_t bins) {
     std::uint32_t number = 0;
     double spread() const { return load.front() - load.back(); }
   };
-  const auto smaller = [](const Tuple& a, const Tuple& b) { return a.spread() != b.spread() ? a.spread() < b.spread() : a.number > b.number; };
+  const auto smaller = [](const Tuple& a, const Tuple& b) {
+    return a.spread() != b.spread() ? a.spread() < b.spread() : a.number > b.number;
+  };
   std::priority_queue<Tuple, std::vector<Tuple>, decltype(smaller)> tuples(smaller);
   for (std::uint32_t i = 0; i < weights.size(); ++i) {
     Tuple t{std::vector<double>(bins, 0), Bins(bins), i};
@@ -103,7 +106,8 @@ void improve(Bins& bins, std::span<const double> weights) {
 /// Depth-first search for a lighter heaviest bin; loads that are equal are one.
 class Search {
  public:
-  Search(std::span<const double> weights, std::size_t bins, double best) : weights_(weights), order_(heaviest_first(weights)), load_(bins, 0), bin_(weights.size()), best_(best) {
+  Search(std::span<const double> weights, std::size_t bins, double best)
+      : weights_(weights), order_(heaviest_first(weights)), load_(bins, 0), bin_(weights.size()), best_(best) {
     const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
     bound_ = std::max(total / static_cast<double>(bins), weights.empty() ? 0 : weights[order_.front()]);
   }

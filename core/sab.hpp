@@ -10,10 +10,11 @@
 namespace ballast {
 
 /// Algorithm 2 with weights W[i] of the samples: bins for data-parallel ranks, then each rank's into micro-batches.  The number of
-/// micro-batches of every rank is ceil(samples / (micro_batch_samples dp)) or, with options.micro_batch_samples = 0, the smallest that keeps
-/// packs of several samples within micro_batch_tokens.  Samples and micro-batches keep the given (random) order.  Empty micro-batches are
-/// left out.  Errors: as balanced_partition.
-Batch plan_weighted(std::int64_t step, const std::vector<SampleLength>& samples, std::span<const double> weights, const BatchingOptions& options);
+/// micro-batches of every rank is ceil(samples / (micro_batch_samples dp)) or, with options.micro_batch_samples = 0, the smallest that
+/// keeps packs of several samples within micro_batch_tokens.  Samples and micro-batches keep the given (random) order.  Empty micro-batches
+/// are left out.  Errors: as balanced_partition.
+Batch plan_weighted(std::int64_t step, const std::vector<SampleLength>& samples, std::span<const double> weights,
+                    const BatchingOptions& options);
 
 /// Exponential moving average of final budgets in each length bin (powers of two tokens).
 class BudgetAverages {

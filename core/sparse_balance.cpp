@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
 
 #include "core/error.hpp"
@@ -25,13 +26,15 @@ struct StageTimes {
 }  // namespace
 
 double simulated_coverage(std::int64_t tokens, std::int64_t budget, std::int64_t blocks90, std::int64_t block_tokens) {
-  const auto visible = static_cast<double>((tokens + block_tokens - 1) / block_tokens), k = static_cast<double>(budget), scale = static_cast<double>(blocks90);
+  const auto visible = static_cast<double>((tokens + block_tokens - 1) / block_tokens), k = static_cast<double>(budget),
+             scale = static_cast<double>(blocks90);
   if (k >= visible) return 1;
   return (1 - std::pow(10.0, -k / scale)) / (1 - std::pow(10.0, -visible / scale));
 }
 
 SimulatedStep simulate_step(const Batch& batch, const LatencyModel& model, const SparseBalanceOptions& options) {
-  require(options.stages >= 1 && options.layers >= options.stages, "{} layers on {} stages: a stage needs at least one", options.layers, options.stages);
+  require(options.stages >= 1 && options.layers >= options.stages, "{} layers on {} stages: a stage needs at least one", options.layers,
+          options.stages);
   require(!options.coverage_blocks.empty(), "dst.simulated_coverage is empty; name at least one budget that covers 90 %");
   const auto targets = options.tune ? dst_targets(batch, model, options.dst) : std::vector<std::vector<DstTarget>>();
   SimulatedStep step;
@@ -45,6 +48,7 @@ SimulatedStep simulate_step(const Batch& batch, const LatencyModel& model, const
     for (std::size_t i = 0; i < list.size(); ++i) {
       const MicroBatch& m = list[i];
       StageTimes& t = times.emplace_back(StageTimes{std::vector<double>(options.stages, 0), std::vector<double>(options.stages, 0)});
+      std::map<std::int64_t, LayerTime> at_budget;
       std::optional<DstPolicy> policy;
       if (options.tune) policy.emplace(options.dst, targets[d][i]);
       for (std::int64_t layer = 0; layer < options.layers; ++layer) {
@@ -53,7 +57,8 @@ SimulatedStep simulate_step(const Batch& batch, const LatencyModel& model, const
           std::vector<double> coverage(options.dst.candidates.size(), 0);
           for (const Segment& s : m.segments) {
             const std::uint64_t at = static_cast<std::uint64_t>(s.sample) * 4096 + static_cast<std::uint64_t>(layer);
-            const std::uint64_t drawn = random_bits(options.seed + static_cast<std::uint64_t>(batch.step), stream_of("simulated coverage"), at);
+            const std::uint64_t drawn =
+                random_bits(options.seed + static_cast<std::uint64_t>(batch.step), stream_of("simulated coverage"), at);
             const std::int64_t blocks90 = options.coverage_blocks[drawn % options.coverage_blocks.size()];
             const double share = static_cast<double>(s.tokens()) / static_cast<double>(m.tokens());
             for (std::size_t k = 0; k < coverage.size(); ++k)
@@ -71,7 +76,9 @@ SimulatedStep simulate_step(const Batch& batch, const LatencyModel& model, const
           step.budget_sums[bin] += static_cast<double>(budget);
           step.budget_counts[bin] += 1;
         }
-        const LayerTime one = model.predict(m, budget);
+        const auto [known, fresh] = at_budget.try_emplace(budget);
+        if (fresh) known->second = model.predict(m, budget);
+        const LayerTime& one = known->second;
         const auto stage = static_cast<std::size_t>(layer * options.stages / options.layers);
         t.forward[stage] += one.forward_s;
         t.backward[stage] += one.backward_s;

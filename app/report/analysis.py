@@ -60,6 +60,7 @@ class Analysis:
     bubble_ratio: float = 0.0
     batch: dict = field(default_factory=dict)      # dbr, abr, pr, cr, ave_t; empty without batch plans
     segment_tokens: np.ndarray = None
+    budgets: np.ndarray = None                     # [choice]: base budget, final budget, coverage loss (dynamic sparsity tuning)
     micro_batch_tokens: np.ndarray = None
     memory: dict = field(default_factory=dict)     # category -> [rank] bytes
     regions: list = field(default_factory=list)
@@ -75,6 +76,7 @@ def analyse(run):
     _ring(a)
     _micro_batches(a)
     _plans(a)
+    _budgets(a)
     _memory(a)
     _regions(a)
     _scalars(a)
@@ -262,6 +264,20 @@ def _pack_length(deck, lengths):
     if method == "hbp":
         return min((g for g in deck.get("batching.groups", []) if g >= longest), default=longest)
     return deck.get("batching.micro_batch_tokens", 0) or sum(lengths)
+
+
+CHOICE = re.compile(r"base (\d+) budget (\d+) coverage_loss (\S+)")
+
+
+def _budgets(a):
+    """Choices of all ranks; those of a ring's ranks are alike."""
+    rows = []
+    for rank in a.ranks:
+        trace = a.run.traces[rank]
+        parsed = {i: [tuple(map(float, c)) for c in CHOICE.findall(text)] for i, (kind, _, text) in enumerate(trace.plans) if kind == "budgets"}
+        for plan in trace.plan_steps["plan"].tolist():
+            rows += parsed.get(plan, [])
+    a.budgets = np.array(rows) if rows else None
 
 
 def _plans(a):

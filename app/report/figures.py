@@ -236,6 +236,28 @@ def lengths(a):
     return figure
 
 
+def budgets(a):
+    """Final budgets and coverage losses of dynamic sparsity tuning."""
+    if a.budgets is None:
+        return None
+    base, chosen, loss = a.budgets.T
+    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.9))
+    values, counts = np.unique(chosen, return_counts=True)
+    left.bar(np.arange(len(values)), counts, color=SERIES[0], width=0.86)
+    left.set_xticks(np.arange(len(values)), [f"{v:.0f}" for v in values])
+    for b in np.unique(base):
+        at = np.interp(b, values, np.arange(len(values)))
+        left.axvline(at, color=SERIES[1], linewidth=1.2, linestyle="--", label=f"base {b:.0f}")
+    left.legend()
+    left.set(xlabel="final budget (key blocks a query)", ylabel="layers x micro-batches", title="Attention budgets")
+    right.hist(loss, bins=30, color=SERIES[2], rwidth=0.94)
+    right.set(xlabel="coverage lost against the base budget", ylabel="layers x micro-batches", title="Coverage")
+    for ax in (left, right):
+        ax.grid(axis="x", visible=False)
+        ax.yaxis.set_major_formatter(EngFormatter(sep=""))
+    return figure
+
+
 def _tokens(value, _=None):
     for size, letter in ((2**20, "M"), (2**10, "K")):
         if value >= size:
@@ -289,4 +311,5 @@ FIGURES = {
     "ring": (ring, "Mean computation (solid) and wait (hatched) of each context-parallel worker at each ring step."),
     "memory": (memory, "Highest value of each category over all steps. The peaks need not coincide; the diamond is the highest sum at one moment."),
     "lengths": (lengths, "From the executed Batch plans."),
+    "budgets": (budgets, "Dynamic sparsity tuning: what every layer chose for every micro-batch. Negative losses are coverage gained."),
 }

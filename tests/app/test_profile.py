@@ -38,7 +38,7 @@ class Profile(RunCase):
         self.assertTrue(os.path.exists(os.path.join(folder, "profile.json")))
 
     def test_damaged_bins_are_refused(self):
-        done = subprocess.run([BALLAST, "profile", DECK, "--case", "host", "profile.lengths=[512,256]", "profile.block_tokens=100",
+        done = subprocess.run([BALLAST, "profile", DECK, "--case", "host", "profile.lengths=[512,256]", "attention.moba_block=100",
                                "profile.recompute=[\"some\"]"], capture_output=True, text=True, timeout=60, check=False)
         self.assertNotEqual(done.returncode, 0)
         for part in ("must ascend", "multiple of 64", "none of none, selective, full"):

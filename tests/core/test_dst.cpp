@@ -45,7 +45,8 @@ TEST(Dst, EquationsThreeToSevenAgainstBruteForce) {
     const auto coverage = random_coverage(random, budgets.size());
     // Latency at each budget, non-decreasing, and an anchor somewhere among them.
     std::vector<double> latency = random_coverage(random, budgets.size());
-    const double anchor = std::uniform_real_distribution<>(0, 1.1)(random), p = random() % 5 == 0 ? 0 : std::uniform_real_distribution<>(0, 0.6)(random);
+    const double anchor = std::uniform_real_distribution<>(0, 1.1)(random),
+                 p = random() % 5 == 0 ? 0 : std::uniform_real_distribution<>(0, 0.6)(random);
     const std::size_t base = random() % budgets.size();
     // align (Equation 9), by search.
     std::int64_t aligned = budgets.front();
@@ -98,7 +99,8 @@ TEST(Dst, AnchorsAndTargetsOfABatch) {
     for (std::int64_t n = 1024; n <= 32768; n *= 2) {
       table.rows.push_back({ProfilePart::rest, "", n, 0, 0, 1, "none", pass, 1e-7 * static_cast<double>(n), 0, 0});
       for (std::int64_t k = 4; k <= 128; k *= 2) {
-        table.rows.push_back({ProfilePart::attention, "moba", n, 0, k, 1, "none", pass, 1e-10 * static_cast<double>(n) * mean_keys(n, 0, k, 256), 0, 0});
+        table.rows.push_back(
+            {ProfilePart::attention, "moba", n, 0, k, 1, "none", pass, 1e-10 * static_cast<double>(n) * mean_keys(n, 0, k, 256), 0, 0});
         if (k * 256 >= n) break;
       }
     }

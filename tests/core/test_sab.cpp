@@ -51,11 +51,14 @@ double exhaustive(const std::vector<double>& weights, int bins) {
 /// ChatQA2-like (below 4K or above 16K) and LongAlign-like (8K to 72K, most 8K to 16K) lengths.
 std::int64_t draw(std::mt19937_64& random, int mix) {
   std::uniform_real_distribution<> u(0, 1);
-  if (mix == 0) return u(random) < 0.5 ? 200 + static_cast<std::int64_t>(3800 * u(random)) : 16384 + static_cast<std::int64_t>(16384 * u(random));
+  if (mix == 0)
+    return u(random) < 0.5 ? 200 + static_cast<std::int64_t>(3800 * u(random)) : 16384 + static_cast<std::int64_t>(16384 * u(random));
   return u(random) < 0.7 ? 8192 + static_cast<std::int64_t>(8192 * u(random)) : static_cast<std::int64_t>(16384 * std::pow(4.4, u(random)));
 }
 
-double latency_of(std::int64_t tokens) { return 1e-6 * static_cast<double>(tokens) * (1 + static_cast<double>(std::min<std::int64_t>(tokens, 16384)) / 8192); }
+double latency_of(std::int64_t tokens) {
+  return 1e-6 * static_cast<double>(tokens) * (1 + static_cast<double>(std::min<std::int64_t>(tokens, 16384)) / 8192);
+}
 
 std::vector<std::int64_t> real_lengths() {
   std::vector<std::int64_t> list;
@@ -77,7 +80,8 @@ TEST(Partition, NearExhaustiveAndNeverWorseThanLongestFirst) {
     const std::size_t n = 1 + random() % (bins <= 3 ? 16 : 13);
     std::vector<double> weights;
     for (std::size_t i = 0; i < n; ++i)
-      weights.push_back(random() % 3 == 0 ? static_cast<double>(random() % 20) : latency_of(draw(random, static_cast<int>(random() % 2))) * 1e3);
+      weights.push_back(random() % 3 == 0 ? static_cast<double>(random() % 20)
+                                          : latency_of(draw(random, static_cast<int>(random() % 2))) * 1e3);
     const Partition parts = balanced_partition(weights, bins);
     std::vector<int> seen(n, 0);
     for (const auto& bin : parts)
@@ -105,7 +109,8 @@ TEST(Partition, ManySamplesReachTheBoundOverRanks) {
       const std::size_t n = 64 + random() % 200;
       for (std::size_t i = 0; i < n; ++i) weights.push_back(latency_of(mix < 2 ? draw(random, mix) : real[random() % real.size()]));
       const double mean = std::accumulate(weights.begin(), weights.end(), 0.0) / ranks;
-      over.push_back(heaviest(balanced_partition(weights, ranks), weights) / std::max(mean, *std::max_element(weights.begin(), weights.end())));
+      over.push_back(heaviest(balanced_partition(weights, ranks), weights) /
+                     std::max(mean, *std::max_element(weights.begin(), weights.end())));
     }
     std::sort(over.begin(), over.end());
     std::printf("mix %d: median %.6f, worst %.6f of max(longest, mean)\n", mix, over[over.size() / 2], over.back());
@@ -145,7 +150,8 @@ TEST(Sab, TwoLevelsKeepEverySampleAndItsOrder) {
     ASSERT_EQ(std::set<std::int64_t>(found.begin(), found.end()).size(), samples.size());
     ASSERT_LE(*std::max_element(load.begin(), load.end()), heaviest(longest_first_partition(weights, options.dp), weights) * (1 + 1e-12));
     if (options.micro_batch_samples > 0) {
-      const std::size_t each = (samples.size() + static_cast<std::size_t>(options.micro_batch_samples * options.dp) - 1) / static_cast<std::size_t>(options.micro_batch_samples * options.dp);
+      const std::size_t each = (samples.size() + static_cast<std::size_t>(options.micro_batch_samples * options.dp) - 1) /
+                               static_cast<std::size_t>(options.micro_batch_samples * options.dp);
       for (const auto& list : batch.micro_batches) ASSERT_LE(list.size(), each);
     }
   }

@@ -1,0 +1,89 @@
+"""Training with dynamic sparsity tuning and sparsity-aware batching: budgets in the trace, the same on all ranks of a ring, restarts, refusals."""
+import glob
+import os
+import re
+import sys
+
+from runs import RunCase
+
+sys.path.insert(0, os.path.join(os.environ["BALLAST_ROOT"], "app", "report"))
+import load  # noqa: E402
+
+BUDGETS = ["dst.enabled=true", "batching.method=sab", "attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=3", "costs.forward_token_s=1e-6",
+           "costs.forward_pair_s=1e-7", "data.max_tokens=900", "batching.micro_batch_tokens=1200", "batching.global_tokens=6000"]
+CHOICE = re.compile(r"micro_batch (\d+) layer (\d+) base (\d+) budget (\d+) coverage_loss (-?[0-9.]+)")
+
+
+class SparseBalance(RunCase):
+    def choices(self, run):
+        """rank -> step -> [(micro-batch, layer, base, budget, loss)] and rank -> mesh coordinates."""
+        found, at = {}, {}
+        for path in glob.glob(os.path.join(run, "trace", "*.h5")):
+            trace, _ = load.read_rank(path)
+            steps = found.setdefault(trace.rank, {})
+            for step, plan in trace.plan_steps:
+                kind, _, text = trace.plans[plan]
+                if kind == "budgets":
+                    steps[int(step)] = [tuple(map(float, c)) for c in CHOICE.findall(text)]
+            at[trace.rank] = trace.last.at
+        return found, at
+
+    def test_budgets_of_a_ring_agree_and_keep_the_bound(self):
+        run = self.out("run")
+        self.run_ballast(4, "train", self.deck(steps=3, dp=2, cp_inner=2), *BUDGETS, "-d", run)
+        found, at = self.choices(run)
+        self.assertEqual(sorted(found), [0, 1, 2, 3])
+        seen = set()
+        for rank, steps in found.items():
+            self.assertEqual(sorted(steps), [0, 1, 2])
+            other = next(r for r in found if r != rank and at[r]["dp"] == at[rank]["dp"])
+            self.assertEqual(steps, found[other])
+            for choices in steps.values():
+                self.assertEqual({c[1] for c in choices}, {0.0, 1.0})
+                for _, _, base, budget, loss in choices:
+                    self.assertEqual(base, 3)
+                    self.assertLessEqual(loss, 0.1 + 1e-6)
+                    # A budget below the base loses coverage, one above gains.
+                    self.assertGreaterEqual(loss * (base - budget), 0)
+                    seen.add(budget)
+        self.assertGreater(len(seen), 1)
+        self.assertTrue(any(b > 3 for b in seen), seen)
+
+    def test_restart_goes_on_bit_for_bit_over_stages(self):
+        deck = self.deck(steps=6, dp=2, every=3)
+        mesh = ["mesh.pp=2", *BUDGETS]
+        self.run_ballast(4, "train", deck, *mesh, "-d", self.out("whole"))
+        self.run_ballast(4, "train", deck, *mesh, "run.steps=3", "optimizer.decay_steps=6", "-d", self.out("parts"))
+        self.run_ballast(4, "train", deck, *mesh, "optimizer.decay_steps=6", "-d", self.out("parts"), "-r", "latest")
+        self.assertEqual(self.losses(self.out("whole")), self.losses(self.out("parts")))
+        last = self.checkpoints(self.out("whole"))[-1]
+        self.assertEqual(self.tensors(os.path.join(self.out("whole"), "checkpoints", last)), self.tensors(os.path.join(self.out("parts"), "checkpoints", last)))
+        found, at = self.choices(self.out("whole"))
+        for rank, steps in found.items():  # a stage chooses for its own layers
+            self.assertEqual({c[1] for choices in steps.values() for c in choices}, {float(at[rank]["pp"])})
+        again, _ = self.choices(self.out("parts"))
+        self.assertEqual(found, again)
+
+    def test_what_cannot_combine_is_refused(self):
+        deck = self.deck(dp=1)
+        for overrides, message in ((["dst.enabled=true"], "has none"), (BUDGETS + ["mesh.sp=2"], "Ulysses"), (BUDGETS + ["costs.forward_pair_s=0"], "profile.table"),
+                                   (BUDGETS + ["attention.pattern=vertical_slash"], "dst.base_budget"), (BUDGETS + ["dst.budgets=[1,2]"], "lacks"),
+                                   (BUDGETS + ["attention.index=generated"], "routing scores")):
+            done = self.run_ballast(1, "train", deck, *overrides, "-d", self.out("refused"), status=1)
+            self.assertIn(message, done.stderr)
+
+    def test_a_table_of_another_layer_is_refused(self):
+        table = self.out("table.h5")
+        base = ["attention.pattern=moba", "attention.moba_block=64", "profile.lengths=[128,256]", "profile.budgets=[1,2]", "profile.repeats=1", "profile.warmup=0",
+                "profile.held_out=0", f"profile.table={table}"]
+        self.run_ballast(1, "profile", self.deck(dp=1), *base, "-d", self.out("profile"))
+        limits = ["profile.repair_limit=100", f"profile.table={table}"]
+        self.run_ballast(1, "train", self.deck(dp=1, steps=1), *BUDGETS, *limits, "-d", self.out("good"))
+        done = self.run_ballast(1, "train", self.deck(dp=1, steps=1), *BUDGETS, *limits, "model.hidden=64", "-d", self.out("bad"), status=1)
+        self.assertIn("hidden 32", done.stderr)
+        self.assertIn("hidden 64", done.stderr)
+        self.run_ballast(1, "train", self.deck(dp=1, steps=1), *BUDGETS, *limits, "model.hidden=64", "profile.allow_mismatch=true", "-d", self.out("allowed"))
+        with open(os.path.join(self.out("allowed"), "log.txt")) as log:
+            self.assertIn("hidden 64", log.read())
+
+
