@@ -49,6 +49,17 @@ class SparseBalance(RunCase):
         self.assertGreater(len(seen), 1)
         self.assertTrue(any(b > 3 for b in seen), seen)
 
+    def test_chunks_choose_for_themselves(self):
+        run = self.out("chunks")
+        chunked = [b for b in BUDGETS if not b.startswith("batching.method")] + ["batching.method=chunkflow", "chunk.tokens=256", "pipeline.schedule=state_aware_1f1b"]
+        self.run_ballast(2, "train", self.deck(steps=2, dp=2), *chunked, "-d", run)
+        found, _ = self.choices(run)
+        for steps in found.values():
+            for choices in steps.values():
+                self.assertEqual(len(choices), len({c[:2] for c in choices}))  # a second forward asks no more
+                self.assertGreater(len(choices), 2)
+                self.assertLessEqual(max(c[4] for c in choices), 0.1 + 1e-6)
+
     def test_restart_goes_on_bit_for_bit_over_stages(self):
         deck = self.deck(steps=6, dp=2, every=3)
         mesh = ["mesh.pp=2", *BUDGETS]
@@ -75,7 +86,7 @@ class SparseBalance(RunCase):
     def test_a_table_of_another_layer_is_refused(self):
         table = self.out("table.h5")
         base = ["attention.pattern=moba", "attention.moba_block=64", "profile.lengths=[128,256]", "profile.budgets=[1,2]", "profile.repeats=1", "profile.warmup=0",
-                "profile.held_out=0", f"profile.table={table}"]
+                "profile.held_out=0", "profile.repair_limit=1000", f"profile.table={table}"]
         self.run_ballast(1, "profile", self.deck(dp=1), *base, "-d", self.out("profile"))
         limits = ["profile.repair_limit=100", f"profile.table={table}"]
         self.run_ballast(1, "train", self.deck(dp=1, steps=1), *BUDGETS, *limits, "-d", self.out("good"))
