@@ -4,6 +4,8 @@ import os
 import re
 import sys
 
+import h5py
+
 from runs import RunCase
 
 sys.path.insert(0, os.path.join(os.environ["BALLAST_ROOT"], "app", "report"))
@@ -27,6 +29,10 @@ class SparseBalance(RunCase):
                     steps[int(step)] = [tuple(map(float, c)) for c in CHOICE.findall(text)]
             at[trace.rank] = trace.last.at
         return found, at
+
+    def averages(self, path):
+        with h5py.File(path, "r") as f:
+            return list(f["state/extra/budget_averages"][()])
 
     def test_budgets_of_a_ring_agree_and_keep_the_bound(self):
         run = self.out("run")
@@ -69,6 +75,9 @@ class SparseBalance(RunCase):
         self.assertEqual(self.losses(self.out("whole")), self.losses(self.out("parts")))
         last = self.checkpoints(self.out("whole"))[-1]
         self.assertEqual(self.tensors(os.path.join(self.out("whole"), "checkpoints", last)), self.tensors(os.path.join(self.out("parts"), "checkpoints", last)))
+        averages = [self.averages(os.path.join(self.out(run), "checkpoints", last)) for run in ("whole", "parts")]
+        self.assertEqual(*averages)
+        self.assertNotEqual(set(averages[0]), {3.0})  # they have moved from the base
         found, at = self.choices(self.out("whole"))
         for rank, steps in found.items():  # a stage chooses for its own layers
             self.assertEqual({c[1] for choices in steps.values() for c in choices}, {float(at[rank]["pp"])})
