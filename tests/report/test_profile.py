@@ -1,0 +1,59 @@
+"""Profile folders and budgets of dynamic sparsity tuning in the report."""
+import json
+import unittest
+
+import synthetic
+from support import RunTest
+from synthetic import Rank
+
+
+def profile(folder):
+    folder.mkdir()
+    rows = []
+    for tokens in (256, 512):
+        for budget, pattern in ((0, "dense"), (2, "moba"), (4, "moba")):
+            for direction in ("forward", "backward"):
+                rows.append({"part": "attention", "pattern": pattern, "query_tokens": tokens, "prefix_tokens": 0, "budget": budget, "sp": 1, "recompute": "none",
+                             "pass": direction, "median_s": 1e-6 * tokens * (budget or 8), "spread_s": 0, "bytes": 0})
+    points = [{"lengths": [300] * n, "budget": 3, "measured_s": 0.01 * n, "table_s": 0.0105 * n, "flops_s": 0.013 * n, "length_s": 0.02 * n} for n in (1, 2, 3)]
+    facts = {"identity": {"hardware": "a <GPU>", "kernels": "abc"}, "notes": ["a note & more"], "rows": rows, "held_out": points, "held_out_error": 0.05, "flops_error": 0.3,
+             "length_error": 1.0, "links": [{"level": "inner", "latency_s": 3e-6, "bytes_per_s": 3e11}]}
+    (folder / "profile.json").write_text(json.dumps(facts))
+    return folder
+
+
+class ProfilePage(RunTest):
+    def test_page(self):
+        folder = profile(self.folder / "p")
+        self.assertIn("report.html", self.report(folder))
+        text = (folder / "report" / "report.html").read_text()
+        for part in ("a &lt;GPU&gt;", "a note &amp; more", "inner", "300.00", "data:image/png"):
+            self.assertIn(part, text)
+        for name in ("latency.png", "predictions.png"):
+            self.assertGreater((folder / "report" / name).stat().st_size, 1000)
+
+    def test_damaged_or_mixed(self):
+        folder = profile(self.folder / "p")
+        self.assertIn("alone", self.report(folder, self.folder / "run", status=2))
+        (folder / "profile.json").write_text("{")
+        self.assertIn("profile.json", self.report(folder, status=2))
+
+
+class Budgets(RunTest):
+    def test_choices_of_all_ranks(self):
+        ranks = [Rank(r, 2, {"pp": 2}, {"pp": r}) for r in range(2)]
+        for r in ranks:
+            r.event("step", 0, 1, step=0)
+            r.plan("batch", 5, 0, "dp 0 micro_batch 0: 3[0,2048)\n")
+            r.plan("budgets", 6 + r.rank, 0, f"micro_batch 0 layer {r.rank} base 32 budget {20 + r.rank} coverage_loss {0.05 - r.rank}\n")
+            r.step(0, loss=1.0, tokens=2048)
+        import analysis
+        from load import load_run
+        a = analysis.analyse(load_run(synthetic.write(self.folder / "run", ranks)))
+        self.assertEqual(sorted(a.budgets.tolist()), [[32, 20, 0.05], [32, 21, -0.95]])
+        self.report(self.folder / "run")
+        self.assertTrue((self.folder / "run" / "report" / "budgets.png").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
