@@ -145,7 +145,7 @@ int Trainer::run() {
     const double deadline = line_.wall_time_s > 0 ? started_s_ + line_.wall_time_s - 2 * longest_step_s_ : 0;
     stop = agreed_stop(session_.mesh.world, deadline > 0 && session_.recorder.now() > deadline);
   }
-  checkpoint();
+  if (state_.step < steps || session_.deck.boolean("checkpoint.at_end")) checkpoint();
   if (trace_) {
     session_.recorder.flush([&](std::span<const Event> events) { trace_->events(events); });
     trace_->flush();

@@ -262,6 +262,7 @@ std::vector<KeySpec> build() {
 
   k.number("checkpoint.every_steps", 0, "steps", between(0, kTokens),
            "steps between checkpoints; 0: only at the end and on an agreed stop");
+  k.flag("checkpoint.at_end", true, "a checkpoint after the last step; a run that is stopped before writes one in any case");
   k.number("checkpoint.keep", 2, "files", between(1, 1 << 20), "newest checkpoints to keep");
 
   k.flag("trace.enabled", true, "write the event trace that ballast-report reads");

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -94,6 +95,10 @@ void check(cudaError_t code, const char* what) {
 }
 
 int device_count(std::string& why) {
+  // Streams share the device's work queues, eight unless asked otherwise before CUDA starts.  NCCL has several streams for each of a
+  // pipeline's channels, and a transfer that waits for its peer would hold up whatever lies behind it in its queue: stages that wait for
+  // each other's transfers then wait for ever.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   int count = 0;
   const cudaError_t code = cudaGetDeviceCount(&count);
   if (code != cudaSuccess) {

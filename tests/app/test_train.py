@@ -205,6 +205,13 @@ class Failures(RunCase):
         self.assertIn("step", text)
         self.assertRegex(text, r"micro-batch \d+|arose in backward")
 
+    def test_no_checkpoint_at_the_end_where_the_deck_says_so(self):
+        for name, settings, count in (("without", ["checkpoint.at_end=false"], 0), ("with", [], 1)):
+            run = self.out(name)
+            self.run_ballast(2, "train", self.deck(steps=2, every=0), "-d", run, *settings)
+            folder = os.path.join(run, "checkpoints")
+            self.assertEqual(len(os.listdir(folder)) if os.path.isdir(folder) else 0, count)
+
 
 class Evaluation(RunCase):
     def test_eval_equals_the_loss_in_the_log(self):
