@@ -1,6 +1,8 @@
 #include "app/latency.hpp"
 
 #include <algorithm>
+#include <fstream>
+#include <regex>
 
 #include "ballast_version.hpp"
 #include "core/run_options.hpp"
@@ -19,6 +21,16 @@ std::string layer_text(const ModelShape& m) {
                      m.kv_heads, m.head_dim, m.qkv_bias ? ", qkv bias" : "");
 }
 
+/// The kind of device, whichever of them this rank has: without a GPU's number, with the host's processor.
+std::string hardware_text(const Device& device) {
+  std::string text = std::regex_replace(device.description(), std::regex(" #[0-9]+"), "");
+  if (device.space() != Space::host) return text;
+  std::ifstream processors("/proc/cpuinfo");
+  for (std::string line; std::getline(processors, line);)
+    if (line.starts_with("model name")) return text + ", " + line.substr(std::min(line.size(), line.find(':') + 2));
+  return text;
+}
+
 }  // namespace
 
 std::map<std::string, std::string> planned_identity(const Deck& deck) {
@@ -26,7 +38,7 @@ std::map<std::string, std::string> planned_identity(const Deck& deck) {
 }
 
 std::map<std::string, std::string> measured_identity(const Deck& deck, const Device& device, DType type) {
-  return {{"layer", layer_text(model_shape(deck))}, {"dtype", name(type)}, {"hardware", device.description()}, {"kernels", kernel_hash()}};
+  return {{"layer", layer_text(model_shape(deck))}, {"dtype", name(type)}, {"hardware", hardware_text(device)}, {"kernels", kernel_hash()}};
 }
 
 ProfileTable load_profile(const Deck& deck, std::vector<std::string>& notes, const Device* device) {
