@@ -23,7 +23,8 @@ std::optional<PlanPart> plan_search(const Deck& deck) {
   PlanPart part;
   part.title = fmt::format("chunk size and K over {} global batch{}, {}", steps, steps == 1 ? "" : "es",
                            times.measured() ? "times of " + deck.text("profile.table") : "stated costs");
-  part.header = {"chunk_tokens", "k", "micro_batches", "recomputed", "step_time", "bubble_ratio", "peak_live_activations", "fullest_rank", "fits"};
+  part.header = {"chunk_tokens", "k",   "micro_batches", "recomputed", "step_time", "bubble_ratio", "peak_live_activations",
+                 "fullest_rank", "fits"};
   auto rows = nlohmann::ordered_json::array();
   for (const std::int64_t tokens : sizes)
     for (const std::int64_t k : ks) {
@@ -42,17 +43,27 @@ std::optional<PlanPart> plan_search(const Deck& deck) {
       const bool fits = limit == 0 || static_cast<double>(bytes) <= limit;
       if (fits && (!best || step_s < best->step_s)) best = Best{step_s, tokens, k};
       part.rows.push_back({fmt::to_string(tokens), fmt::to_string(k), fmt::to_string(facts.micro_batches), fmt::to_string(facts.recomputed),
-                           fmt::format("{:.6g}", step_s), fmt::format("{:.4f}", facts.bubble_ratio()), fmt::format("{}", fmt::join(facts.live, " ")),
-                           model ? bytes_text(static_cast<double>(bytes)) : "-", limit == 0 ? "-" : fits ? "yes" : "no"});
-      rows.push_back({{"chunk_tokens", tokens}, {"k", k}, {"step_time", step_s}, {"bubble_ratio", facts.bubble_ratio()}, {"fullest_rank_bytes", bytes}, {"fits", fits}});
+                           fmt::format("{:.6g}", step_s), fmt::format("{:.4f}", facts.bubble_ratio()),
+                           fmt::format("{}", fmt::join(facts.live, " ")), model ? bytes_text(static_cast<double>(bytes)) : "-",
+                           limit == 0 ? "-"
+                           : fits     ? "yes"
+                                      : "no"});
+      rows.push_back({{"chunk_tokens", tokens},
+                      {"k", k},
+                      {"step_time", step_s},
+                      {"bubble_ratio", facts.bubble_ratio()},
+                      {"fullest_rank_bytes", bytes},
+                      {"fits", fits}});
     }
-  require(limit == 0 || best.has_value(), "{}: no pair of chunk.search_tokens and chunk.search_k fits chunk.search_memory_gib = {}; raise it, lower the chunk sizes, or set recompute.mode, chunk.offload or optimizer.zero",
+  require(limit == 0 || best.has_value(),
+          "{}: no pair of chunk.search_tokens and chunk.search_k fits chunk.search_memory_gib = {}; raise it, lower the chunk sizes, or "
+          "set recompute.mode, chunk.offload or optimizer.zero",
           deck.file, deck.real("chunk.search_memory_gib"));
   part.note = "step_time: mean seconds of a step; fullest_rank: memory estimate of `ballast check`";
   part.values = {{"search", rows}};
   if (best) {
-    const std::vector<std::string> overrides{"batching.method=chunkflow", "pipeline.schedule=state_aware_1f1b", fmt::format("chunk.tokens={}", best->tokens),
-                                             fmt::format("chunk.k={}", best->k)};
+    const std::vector<std::string> overrides{"batching.method=chunkflow", "pipeline.schedule=state_aware_1f1b",
+                                             fmt::format("chunk.tokens={}", best->tokens), fmt::format("chunk.k={}", best->k)};
     part.note += fmt::format("\nfastest that fits; train with it: ballast train {} {}", deck.file, fmt::join(overrides, " "));
     part.values["best_chunk_tokens"] = best->tokens;
     part.values["best_k"] = best->k;

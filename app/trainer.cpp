@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <utility>
 
 #include "ballast_version.hpp"
@@ -97,6 +98,16 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
     header.segment = static_cast<int>(state_.step);
     trace_ = std::make_unique<TraceWriter>(folder_.trace(), header);
   });
+  std::vector<std::string> table_notes;
+  if (!deck.text("profile.table").empty()) {
+    try {
+      times_.emplace(deck, table_notes);
+    } catch (const Error& e) {  // the table may serve others and lack what schedules need
+      table_notes.push_back(fmt::format("schedules are not predicted: {}", e.what()));
+    }
+    if (world.all_reduce(std::int64_t{times_.has_value()}, Reduction::min) == 0) times_.reset();
+  }
+  for (const std::string& note : table_notes) restored.warnings.push_back(note);
   if (trace_) trace_->plan("ring", session_.ring.plan.hash(), describe(session_.ring.plan), state_.step);
   write_header(restored);
 }
@@ -198,18 +209,37 @@ void Trainer::step() {
   observe(batch, found.loss, found.norm, rate, seconds);
 }
 
+double Trainer::predicted_seconds(const Batch& batch) {
+  const std::vector<MicroBatch> mine = batch.work_of(session_.mesh.at.dp);
+  const double seconds = simulate(plan_schedule(mine, session_.options.pipeline), times_->of(mine, session_.options)).step_time_s;
+  return session_.mesh.world.all_reduce(seconds, Reduction::max);
+}
+
 void Trainer::observe(const Batch& batch, double loss, double norm, double rate, double seconds) {
   const Mesh& mesh = session_.mesh;
   const std::vector<MicroBatch> mine = batch.work_of(mesh.at.dp);
   double compute = 0;
+  Tensor span = Tensor::zeros({2}, DType::f64);  // of all ranks' schedules: - first begin, last end
+  span.data<double>()[0] = span.data<double>()[1] = -std::numeric_limits<double>::max();
   Tensor times = Tensor::zeros({static_cast<std::int64_t>(mine.size())}, DType::f64);
   session_.recorder.flush([&](std::span<const Event> events) {
     compute = useful_seconds(events, state_.step - 1);
     for (const Event& e : events)
       if (e.step == state_.step - 1 && (e.kind == EventKind::forward || e.kind == EventKind::recompute || e.kind == EventKind::backward))
         times.data<double>()[e.micro_batch] += e.end_s - e.begin_s;
+    for (const Event& e : events)
+      if (e.step == state_.step - 1 && e.kind <= EventKind::fetch && e.layer < 0) {
+        span.data<double>()[0] = std::max(span.data<double>()[0], -e.begin_s);
+        span.data<double>()[1] = std::max(span.data<double>()[1], e.end_s);
+      }
     if (trace_) trace_->events(events);
   });
+  double schedule_s = 0, predicted_s = 0;
+  if (times_) {
+    mesh.world.all_reduce(span, Reduction::max);
+    schedule_s = std::max(0.0, span.data<double>()[0] + span.data<double>()[1]);
+    predicted_s = predicted_seconds(batch);
+  }
   // Imbalance: longest over mean execution time of the step's micro-batches (SparseBalance Equation 11), each averaged over its ring; rounds
   // in which a rank has nothing to do do not count.
   if (mesh.cp.size() > 1) mesh.cp.all_reduce(times);
@@ -235,6 +265,10 @@ void Trainer::observe(const Batch& batch, double loss, double norm, double rate,
       const BudgetTuning::Facts f = session_.tuning->facts();
       row.insert({{"budget", f.mean_budget}, {"coverage_loss", f.mean_coverage_loss}, {"largest_coverage_loss", f.largest_coverage_loss}});
     }
+    if (times_) {
+      row["schedule_s"] = schedule_s;
+      row["predicted_schedule_s"] = predicted_s;
+    }
     row["peak_bytes_total"] = static_cast<double>(memory.peak_total);
     trace_->step(state_.step - 1, row);
     trace_->flush();
@@ -243,17 +277,23 @@ void Trainer::observe(const Batch& batch, double loss, double norm, double rate,
     summary_[key] = value;
   summary_["step"] = state_.step;
   const std::int64_t steps = session_.deck.integer("run.steps"), every = std::max<std::int64_t>(1, session_.deck.integer("run.log_every"));
-  if (state_.step % every == 0 || state_.step == steps || state_.step == 1)
-    log_.step({{"step", fmt::to_string(state_.step)},
-               {"loss", fmt::format("{:.6f}", loss)},
-               {"grad_norm", fmt::format("{:.5f}", norm)},
-               {"lr", fmt::format("{:.4e}", rate)},
-               {"step_time_s", fmt::format("{:.4f}", seconds)},
-               {"tokens_per_s_per_rank", fmt::format("{:.1f}", tokens_rate)},
-               {"tflops_per_rank", fmt::format("{:.4f}", flops * 1e-12)},
-               {"mfu", fmt::format("{:.4f}", flops / peak_flops_)},
-               {"imbalance", fmt::format("{:.4f}", imbalance)},
-               {"memory_mib", fmt::format("{:.1f}", most.data<double>()[1] / (1 << 20))}});
+  StepFields fields = {{"step", fmt::to_string(state_.step)},
+                       {"loss", fmt::format("{:.6f}", loss)},
+                       {"grad_norm", fmt::format("{:.5f}", norm)},
+                       {"lr", fmt::format("{:.4e}", rate)},
+                       {"step_time_s", fmt::format("{:.4f}", seconds)},
+                       {"tokens_per_s_per_rank", fmt::format("{:.1f}", tokens_rate)},
+                       {"tflops_per_rank", fmt::format("{:.4f}", flops * 1e-12)},
+                       {"mfu", fmt::format("{:.4f}", flops / peak_flops_)},
+                       {"imbalance", fmt::format("{:.4f}", imbalance)},
+                       {"memory_mib", fmt::format("{:.1f}", most.data<double>()[1] / (1 << 20))}};
+  if (times_) {
+    fields.emplace_back("schedule_s", fmt::format("{:.4f}", schedule_s));
+    fields.emplace_back("predicted_schedule_s", fmt::format("{:.4f}", predicted_s));
+    summary_["schedule_s"] = schedule_s;
+    summary_["predicted_schedule_s"] = predicted_s;
+  }
+  if (state_.step % every == 0 || state_.step == steps || state_.step == 1) log_.step(fields);
   const double per_step = state_.seconds_trained / static_cast<double>(state_.step);
   log_.progress(state_.step, steps, per_step * static_cast<double>(steps - state_.step));
 }

@@ -2,9 +2,11 @@
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "app/command_line.hpp"
+#include "app/pipeline_simulation.hpp"
 #include "app/restore.hpp"
 #include "app/run_folder.hpp"
 #include "app/session.hpp"
@@ -28,6 +30,8 @@ class Trainer {
   /// Names the first micro-batch and layer with a NaN or Inf and stops all ranks; nothing is written.
   [[noreturn]] void stop_at_nonfinite(const Batch& batch, const TrainStep::Gradients& found);
   void observe(const Batch& batch, double loss, double norm, double rate, double seconds);
+  /// Simulated seconds of the batch's schedules over the times of profile.table: the slowest data-parallel rank's.  Collective.
+  double predicted_seconds(const Batch& batch);
   void checkpoint();
 
   CommandLine line_;
@@ -37,6 +41,7 @@ class Trainer {
   TrainStep train_step_;
   StepLog log_;
   std::unique_ptr<TraceWriter> trace_;
+  std::optional<StageTimes> times_;  ///< where the deck names a profile table: predictions stand beside what is measured
   CheckpointState state_;
   nlohmann::ordered_json summary_;  ///< --json: the run's last step and held-out loss
   std::string gradient_file_;  ///< run.dump_gradients until it is written

@@ -80,7 +80,7 @@ class Plan(RunCase):
         self.assertIn("ring.stripe = 1: sparse attention", self.plan("mtraining/table5.toml", "ring.stripe=1", "--case", "striped-64", status=1))
 
     def test_train_refuses_what_is_only_planned(self):
-        for deck, overrides, mention in [("hbp/table2.toml", ["batching.scope=epoch"], "batching.scope")]:
+        for deck, overrides, mention in [("chunkflow/figure2.toml", ["mesh.pp=1", "batching.scope=epoch"], "batching.scope")]:
             done = self.run_ballast(1, "train", os.path.join(INPUTS, deck), *overrides, "-d", self.out("run"), status=None)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(mention, done.stderr)

@@ -67,6 +67,24 @@ TEST(MeshShape, DegreesWithoutExecutorAreNamed) {
   EXPECT_EQ(not_executable({1, 2, 1, 1, 2, 2, 0}).size(), 1u);
 }
 
+TEST(MemoryEstimate, StoredChunksLieOnTheDeviceOrInHostMemory) {
+  MemoryInputs in;
+  in.model.hidden = 8;
+  in.model.kv_heads = 2;
+  in.model.head_dim = 4;
+  const std::int64_t before = estimate_memory(in).total();
+  in.layers = 3;
+  in.stored_tokens = 100;
+  in.stored_inputs = 50;
+  const MemoryEstimate resident = estimate_memory(in);
+  EXPECT_EQ(resident[MemoryCategory::kv_store], 3 * 100 * 2 * 8 * (4 + 4));
+  EXPECT_EQ(resident.total() - before, resident[MemoryCategory::kv_store] + 50 * 8 * 4);
+  in.window_tokens = 20;
+  const MemoryEstimate away = estimate_memory(in);
+  EXPECT_EQ(away[MemoryCategory::offloaded], resident.total() - before);
+  EXPECT_EQ(away.total() - before, 20 * 2 * 8 * (4 + 4));
+}
+
 TEST(MemoryEstimate, ShardsAndTypesCountAsAllocated) {
   MemoryInputs in;
   in.model.hidden = 8;

@@ -134,6 +134,45 @@ TEST(PipelineSchedule, RandomMixesNeverDeadlockAndKeepTheBounds) {
   }
 }
 
+TEST(PipelineSchedule, OffloadSurroundsTheSecondForward) {
+  const std::vector<MicroBatch> list{{{{0, 0, 4, 0}}}, {{{0, 4, 8, 0}}}, {{{0, 8, 9, 0}}}, {{{1, 0, 3, 0}}}};
+  PipelineOptions options;
+  options.schedule = "state_aware_1f1b";
+  options.stages = 2;
+  const Schedule plain = plan_schedule(list, options);
+  options.offload = true;
+  const Schedule moved = plan_schedule(list, options);
+  EXPECT_EQ(problems(moved), "");
+  EXPECT_EQ(moved.stages[0], plain.stages[0]) << "the first stage has tokens";
+  std::vector<Op> kept;
+  for (std::size_t i = 0; i < moved.stages[1].size(); ++i) {
+    const Op& op = moved.stages[1][i];
+    if (op.kind == OpKind::offload) {
+      EXPECT_EQ(moved.stages[1][i - 1], (Op{OpKind::forward, op.micro_batch, op.chunk}));
+    } else if (op.kind == OpKind::fetch) {
+      EXPECT_EQ(moved.stages[1][i + 1], (Op{OpKind::recompute, op.micro_batch, op.chunk}));
+    } else {
+      kept.push_back(op);
+    }
+  }
+  EXPECT_EQ(kept, plain.stages[1]);
+  EXPECT_EQ(moved.stages[1].size(), kept.size() + 4) << "two chunks of three are forwarded again";
+}
+
+TEST(PipelineSchedule, ForwardsAloneEvaluate) {
+  const Schedule schedule = forward_schedule({{0, 1}, {2}}, 3);
+  for (int s = 0; s < 3; ++s) {
+    std::vector<int> order;
+    for (const Op& op : schedule.stages[s])
+      if (op.kind == OpKind::forward) order.push_back(op.micro_batch);
+    EXPECT_EQ(order, (std::vector<int>{0, 1, 2}));
+  }
+  EXPECT_TRUE(runs_with_buffers(schedule, 1));
+  PipelineOptions unknown;
+  unknown.schedule = "zigzag";
+  EXPECT_THROW(plan_schedule({}, unknown), Error);
+}
+
 TEST(PipelineSchedule, GroupsOfAList) {
   const std::vector<MicroBatch> list{
       {{{7, 0, 4, 0}}}, {{{1, 0, 2, 0}, {2, 0, 2, 0}}}, {{{7, 4, 8, 0}}}, {{{3, 0, 4, 0}}}, {{{7, 8, 9, 0}}}};
