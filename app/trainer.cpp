@@ -240,6 +240,8 @@ void Trainer::observe(const Batch& batch, double loss, double norm, double rate,
     schedule_s = std::max(0.0, span.data<double>()[0] + span.data<double>()[1]);
     predicted_s = predicted_seconds(batch);
   }
+  const std::vector<BudgetRow> budgets = session_.recorder.take_budgets();
+  if (trace_) trace_->budgets(budgets);
   // Imbalance: longest over mean execution time of the step's micro-batches (SparseBalance Equation 11), each averaged over its ring; rounds
   // in which a rank has nothing to do do not count.
   if (mesh.cp.size() > 1) mesh.cp.all_reduce(times);

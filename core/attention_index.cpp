@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <numeric>
 #include <unordered_map>
 
 #include "core/error.hpp"
@@ -45,31 +46,40 @@ double bar_pairs(const AttentionIndex& index, int head, std::int64_t block) {
   const auto begin = index.bars.begin() + index.bar_offset[list], end = index.bars.begin() + index.bar_offset[list + 1];
   const std::uint64_t* cover = index.cover.data() + index.cover_offset[head * index.q_blocks() + block];
   double sum = 0;
-  for (std::int64_t i = 0; i < rows; ++i) {
-    const std::int64_t first = std::lower_bound(begin, end, index.key_begin[row + i]) - begin;
-    const std::int64_t last = std::lower_bound(begin, end, index.key_end[row + i]) - begin;
+  const auto bars_below = [&](std::int32_t key) { return std::lower_bound(begin, end, key) - begin; };
+  // Rows between whose ends no bar lies see the same ones.
+  const bool alike = rows > 0 && bars_below(index.key_begin[row]) == bars_below(index.key_begin[row + rows - 1]) &&
+                     bars_below(index.key_end[row]) == bars_below(index.key_end[row + rows - 1]);
+  for (std::int64_t i = 0; i < (alike ? 1 : rows); ++i) {
+    const std::int64_t first = bars_below(index.key_begin[row + i]), last = bars_below(index.key_end[row + i]);
     for (std::int64_t group = first / 64; group * 64 < last; ++group) {
       const auto wanted = bits(static_cast<int>(std::max<std::int64_t>(first - group * 64, 0)),
                                static_cast<int>(std::min<std::int64_t>(last - group * 64, 64)));
       sum += std::popcount(wanted & ~cover[group]);
     }
   }
-  return sum;
+  return alike ? sum * static_cast<double>(rows) : sum;
 }
 
 }  // namespace
 
 double AttentionIndex::pairs_per_head() const {
   if (pairs >= 0) return pairs;
-  double sum = 0;
+  pairs_of_head.assign(static_cast<std::size_t>(index_heads), 0.0);
   for (int h = 0; h < index_heads; ++h) {
+    double& sum = pairs_of_head[static_cast<std::size_t>(h)];
     for (std::int64_t b = 0; b < q_blocks(); ++b) {
       const std::int64_t list = h * q_blocks() + b;
       for (std::int64_t r = run_offset[list]; r < run_offset[list + 1]; ++r) sum += run_pairs(*this, b, runs[r]);
       if (has_bars()) sum += bar_pairs(*this, h, b);
     }
   }
-  return pairs = sum / index_heads;
+  return pairs = std::accumulate(pairs_of_head.begin(), pairs_of_head.end(), 0.0) / index_heads;
+}
+
+double AttentionIndex::head_pairs(int head) const {
+  const double mean = pairs_per_head();
+  return pairs_of_head.empty() ? mean : pairs_of_head.at(static_cast<std::size_t>(head));
 }
 
 double AttentionIndex::visible_pairs() const {

@@ -57,6 +57,7 @@ struct AttentionIndex {
   /// copies of this value.  Whoever changes the arrays above resets it.
   mutable std::shared_ptr<void> mirror;
   mutable double pairs = -1;  ///< pairs_per_head() once it was asked for; -1 before.  Reset like `mirror`
+  mutable std::vector<double> pairs_of_head;  ///< head_pairs() likewise; empty before
 
   std::int64_t q_blocks() const { return (q_tokens + kBlock - 1) / kBlock; }
   std::int64_t k_blocks() const { return (k_tokens + kBlock - 1) / kBlock; }
@@ -65,6 +66,8 @@ struct AttentionIndex {
   /// (query, key) pairs that the call computes, summed over index heads and divided by index_heads: multiply by the
   /// number of query heads and by 4 D for forward FLOPs, 10 D for backward.
   double pairs_per_head() const;
+  /// (query, key) pairs of one index head; the mean over heads where a backend built the index and told their sum alone.
+  double head_pairs(int head) const;
   /// Pairs of the dense causal index over the same visible intervals.
   double visible_pairs() const;
 };

@@ -1,6 +1,7 @@
 #include "core/index_source.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 
 #include "core/error.hpp"
@@ -65,6 +66,7 @@ GeneratedSource::GeneratedSource(AttentionAxes axes_, const GeneratedPattern& pa
     const KeyAxis axis = key_axis(axes());
     return split_keys(generated_index(axes().queries, axis, pattern), axis, axes().calls());
   });
+  record_budgets(recorder, -1, *shards_, visible_pairs(axes().queries, key_axis(axes())), [](int) { return std::pair(std::numeric_limits<double>::quiet_NaN(), std::int64_t{0}); });
 }
 
 }  // namespace ballast

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -43,6 +44,21 @@ std::unique_ptr<IndexSource> dense_source(const MicroBatch& batch, const Sequenc
 /// Generated vertical-slash patterns over the whole key axis, one per head: every segment has the pattern of its own number of keys
 /// (GeneratedPattern::tokens is not read), with at most one column in 16 keys.  Errors: those of generate and query_blocks.
 AttentionIndex generated_index(const std::vector<AxisToken>& queries, const KeyAxis& axis, const GeneratedPattern& pattern);
+
+/// Hands the recorder a row for each head: what `shards` compute of the `visible` pairs, and the budget and overflow that budget_of(head) names.
+template <class BudgetOf>
+void record_budgets(Recorder* recorder, int layer, const std::vector<AttentionIndex>& shards, double visible, BudgetOf&& budget_of) {
+  if (recorder == nullptr || !recorder->enabled || shards.empty()) return;
+  for (int h = 0; h < shards.front().index_heads; ++h) {
+    BudgetRow row;
+    row.layer = layer;
+    row.head = h;
+    row.visible_pairs = visible;
+    for (const AttentionIndex& shard : shards) row.computed_pairs += shard.head_pairs(h);
+    std::tie(row.budget, row.overflow) = budget_of(h);
+    recorder->budget(row);
+  }
+}
 
 /// Indexes that depend on the axes alone, kept over micro-batches and steps with what a backend keeps beside them.
 class IndexCache {

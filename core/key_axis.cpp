@@ -178,6 +178,13 @@ AttentionIndex visible_index(const std::vector<AxisToken>& queries, const KeyAxi
   return index;
 }
 
+double visible_pairs(const std::vector<AxisToken>& queries, const KeyAxis& axis) {
+  double pairs = 0;
+  for (const AxisToken& query : queries)
+    if (query.segment >= 0) pairs += static_cast<double>(query.position - axis.first_position[query.segment] + 1);
+  return pairs;
+}
+
 std::vector<AttentionIndex> split_keys(const AttentionIndex& index, const KeyAxis& axis, const std::vector<std::vector<AxisToken>>& keys) {
   require(index.k_tokens == axis.tokens(), "sparse attention: an index over {} keys, the axis has {}", index.k_tokens, axis.tokens());
   std::vector<AttentionIndex> shards;

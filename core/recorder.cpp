@@ -115,6 +115,14 @@ void Recorder::flush(const std::function<void(std::span<const Event>)>& sink) {
   if (sink && !closed.empty()) sink(closed);
 }
 
+void Recorder::budget(BudgetRow row) {
+  if (!enabled) return;
+  row.step = context.step;
+  row.micro_batch = context.micro_batch;
+  row.chunk = context.chunk;
+  budgets_.push_back(row);
+}
+
 std::string Recorder::last_event() const {
   Pending latest = pending_.empty() ? last_ : pending_.back();
   if (latest.handle < 0) return "no event yet";

@@ -4,6 +4,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ballast {
@@ -35,6 +36,17 @@ struct Event {
   std::int64_t bytes = 0;               ///< moved between ranks
 };
 
+/// What a sparse pattern chose for one head of one layer, and what this rank computes of it.
+struct BudgetRow {
+  std::int32_t step = -1, micro_batch = -1, chunk = -1, layer = -1;  ///< layer -1: one choice for all layers
+  std::int32_t head = 0;                                             ///< among the heads that this rank computes
+  std::int32_t unused = 0;
+  double budget = 0;          ///< in the pattern's unit (parallel/pattern_source.hpp); NaN where none was set
+  double computed_pairs = 0;  ///< (query, key) pairs of this rank's queries
+  double visible_pairs = 0;   ///< those that dense attention computes
+  std::int64_t overflow = 0;  ///< columns and slashes that caps left out
+};
+
 /// Time source.  mark() is cheap and may be taken on a device stream; seconds() may be asked only after the work is done.  The
 /// host clock is monotonic and shared by the processes of a node.
 class Clock {
@@ -59,6 +71,9 @@ class Recorder {
   double now();
   /// Resolves all closed events, passes them to `sink` (if any) in the order they began, and forgets them.  Open events stay.
   void flush(const std::function<void(std::span<const Event>)>& sink);
+  /// Keeps a row, with the context's step, micro-batch and chunk, until take_budgets.
+  void budget(BudgetRow row);
+  std::vector<BudgetRow> take_budgets() { return std::exchange(budgets_, {}); }
   /// The latest event opened, with its identifiers and whether it has ended, for reports about a rank that hangs.  Reads no clock.
   std::string last_event() const;
   bool enabled = true;
@@ -76,6 +91,7 @@ class Recorder {
   std::vector<Pending> carried_;  ///< events still open at the last flush
   std::vector<Pending> pending_;
   Pending last_;                  ///< latest event at the last flush
+  std::vector<BudgetRow> budgets_;
 };
 
 /// Records a scope; recorder may be null.

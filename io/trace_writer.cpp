@@ -20,13 +20,13 @@ namespace {
 using hdf5::check;
 using hdf5::Handle;
 
-constexpr std::int64_t kFormatVersion = 1;
+constexpr std::int64_t kFormatVersion = 2;
 constexpr hsize_t kCopyBytes = 1 << 22;
 
 /// Tables in the order of the fields of /rows.
-enum TableName { kEvents, kSteps, kPlans, kPlanSteps, kPlanText, kTables };
-constexpr const char* kTableNames[kTables] = {"events", "steps", "plans", "plan_steps", "plan_text"};
-constexpr hsize_t kFirstCapacity[kTables] = {16384, 1024, 256, 1024, 1 << 18};
+enum TableName { kEvents, kSteps, kPlans, kPlanSteps, kPlanText, kBudgets, kTables };
+constexpr const char* kTableNames[kTables] = {"events", "steps", "plans", "plan_steps", "plan_text", "budgets"};
+constexpr hsize_t kFirstCapacity[kTables] = {16384, 1024, 256, 1024, 1 << 18, 1024};
 
 struct PlanRow {
   char kind[24] = {};
@@ -65,6 +65,20 @@ Handle event_type() {
   insert(type, "end_s", offsetof(Event, end_s), H5T_NATIVE_DOUBLE);
   insert(type, "flops", offsetof(Event, flops), H5T_NATIVE_DOUBLE);
   insert(type, "bytes", offsetof(Event, bytes), H5T_NATIVE_INT64);
+  return type;
+}
+
+Handle budget_type() {
+  Handle type = compound(sizeof(BudgetRow));
+  insert(type, "step", offsetof(BudgetRow, step), H5T_NATIVE_INT32);
+  insert(type, "micro_batch", offsetof(BudgetRow, micro_batch), H5T_NATIVE_INT32);
+  insert(type, "chunk", offsetof(BudgetRow, chunk), H5T_NATIVE_INT32);
+  insert(type, "layer", offsetof(BudgetRow, layer), H5T_NATIVE_INT32);
+  insert(type, "head", offsetof(BudgetRow, head), H5T_NATIVE_INT32);
+  insert(type, "budget", offsetof(BudgetRow, budget), H5T_NATIVE_DOUBLE);
+  insert(type, "computed_pairs", offsetof(BudgetRow, computed_pairs), H5T_NATIVE_DOUBLE);
+  insert(type, "visible_pairs", offsetof(BudgetRow, visible_pairs), H5T_NATIVE_DOUBLE);
+  insert(type, "overflow", offsetof(BudgetRow, overflow), H5T_NATIVE_INT64);
   return type;
 }
 
@@ -140,6 +154,8 @@ struct TraceWriter::Impl {
         return plan_type();
       case kPlanSteps:
         return plan_step_type();
+      case kBudgets:
+        return budget_type();
       default:
         return Handle(H5Tcopy(H5T_NATIVE_UINT8), H5Tclose, "byte type");
     }
@@ -270,6 +286,7 @@ struct TraceWriter::Impl {
       number("first_events", tables[kEvents].rows);
       number("first_steps", tables[kSteps].rows);
       number("first_plan_steps", tables[kPlanSteps].rows);
+      number("first_budgets", tables[kBudgets].rows);
       text("host", header.host);
       text("device", header.device);
       text("mesh", header.mesh);
@@ -334,6 +351,11 @@ TraceWriter::~TraceWriter() {
 
 void TraceWriter::events(std::span<const Event> events) {
   impl_->guarded([&] { impl_->append(kEvents, events.size(), events.data()); });
+}
+
+void TraceWriter::budgets(std::span<const BudgetRow> rows) {
+  if (rows.empty()) return;
+  impl_->guarded([&] { impl_->append(kBudgets, rows.size(), rows.data()); });
 }
 
 void TraceWriter::step(std::int64_t step, const StepRow& row) {

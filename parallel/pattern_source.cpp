@@ -21,6 +21,10 @@ const std::vector<AttentionIndex>& PatternSource::shards(const AttentionInputs& 
   Scope scope(recorder_, EventKind::indexing);
   Built built = build(in);
   if (built.shards.empty()) built.shards = split_keys(built.index, axis_, axes().calls());
+  record_budgets(recorder_, in.layer, built.shards, visible_pairs(axes().queries, axis_), [&](int h) {
+    const HeadBudget& head = built.budgets.at(static_cast<std::size_t>(h));
+    return std::pair(head.budget, head.overflow);
+  });
   return layers_.emplace(in.layer, std::move(built.shards)).first->second;
 }
 

@@ -62,6 +62,7 @@ class Analysis:
     segment_tokens: np.ndarray = None
     budgets: np.ndarray = None                     # [choice]: base budget, final budget, coverage loss (dynamic sparsity tuning)
     micro_batch_tokens: np.ndarray = None
+    budgets: dict = field(default_factory=dict)    # (step, layer, head) -> [budget sum, rows, computed pairs, visible pairs, overflow]
     memory: dict = field(default_factory=dict)     # category -> [rank] bytes
     regions: list = field(default_factory=list)
     scalars: dict = field(default_factory=dict)    # name -> (steps, values)
@@ -315,6 +316,33 @@ def _plans(a):
     a.segment_tokens, a.micro_batch_tokens = np.array(segments), np.array(packs)
 
 
+def _budgets(a):
+    """Budgets and pairs by step, layer and head, over micro-batches and ranks.  Ranks of one ring hold equal budgets and overflows, and each
+    its own queries' pairs."""
+    table = defaultdict(lambda: np.zeros(5))
+    for rank in a.ranks:
+        trace = a.run.traces[rank]
+        rows, at = trace.budgets, trace.last.at
+        heads = 1 + int(rows["head"].max()) if len(rows) else 0
+        first_of_ring = at.get("cp_outer", 0) == 0 and at.get("cp_inner", 0) == 0
+        for step, layer, head, budget, computed, visible, overflow in zip(*(rows[n].tolist() for n in (
+                "step", "layer", "head", "budget", "computed_pairs", "visible_pairs", "overflow"))):
+            if step >= 0:
+                table[step, layer, head + heads * at.get("sp", 0)] += (budget, 1, computed, visible, overflow if first_of_ring else 0)
+    a.budgets = dict(table)
+
+
+def sparsity(a):
+    """Sparsity ratio, mean budget and overflow of a run; empty without sparse attention."""
+    if not a.budgets:
+        return {}
+    total = np.sum(list(a.budgets.values()), axis=0)
+    result = {"sparsity_ratio": metrics.sparsity_ratio(total[2], total[3]), "budget_overflow": float(total[4])}
+    if np.isfinite(total[0]):
+        result["mean_budget"] = float(total[0] / total[1])
+    return result
+
+
 def _memory(a):
     names = sorted({n[len("peak_bytes_"):] for t in a.run.traces.values() for n in t.steps if n.startswith("peak_bytes_")})
     for name in names:
@@ -372,6 +400,7 @@ def summary(a):
               "imbalance": a.imbalance, "bubble_ratio": a.bubble_ratio}
     result.update(a.ring.get("all", {}))
     result.update(a.batch)
+    result.update(sparsity(a))
     for name, key in (("loss", "loss"), ("validation_loss", "validation_loss")):
         if name in a.scalars:
             result[key] = float(a.scalars[name][1][-1])

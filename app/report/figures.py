@@ -132,6 +132,30 @@ def ring(a):
     return figure
 
 
+def sparsity(a):
+    """Sparsity ratio by layer and head, and by step: mean and range over layers and heads."""
+    if not a.budgets:
+        return None
+    steps, layers, heads = (sorted({key[i] for key in a.budgets}) for i in range(3))
+    table = np.full((len(steps), len(layers), len(heads)), np.nan)
+    for (step, layer, head), v in a.budgets.items():
+        table[steps.index(step), layers.index(layer), heads.index(head)] = metrics.sparsity_ratio(v[2], v[3])
+    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, _rank_height(len(layers), least=2.6)), gridspec_kw={"width_ratios": [1.25, 1]})
+    image = left.imshow(np.nanmean(table, axis=0), aspect="auto", cmap=HEAT, vmin=np.nanmin(table), vmax=np.nanmax(table), interpolation="nearest")
+    figure.colorbar(image, ax=left, pad=0.02)
+    _rank_ticks(left, [layer if layer >= 0 else "all" for layer in layers])
+    left.grid(False)
+    left.set(xlabel="head", ylabel="layer", title="Sparsity ratio, mean over steps")
+    _integer_axis(left.xaxis)
+    flat = table.reshape(len(steps), -1)
+    right.fill_between(steps, np.nanmin(flat, axis=1), np.nanmax(flat, axis=1), color=SERIES[0], alpha=0.22, label="range over layers and heads")
+    right.plot(steps, np.nanmean(flat, axis=1), color=SERIES[0], label="mean", marker="o" if len(steps) <= 60 else None, markersize=3)
+    right.set(xlabel="step", title="Sparsity ratio by step")
+    right.legend()
+    _integer_axis(right.xaxis)
+    return figure
+
+
 def timeline_step(a):
     """The complete step of median length: index into a.steps."""
     shown = np.flatnonzero(a.complete if a.complete.any() else ~np.isnan(a.step_seconds).all(axis=0))
@@ -309,6 +333,7 @@ FIGURES = {
     "timeline": (timeline, "The step of median length. Upper lane: operations of the schedule with their micro-batch (F forward, R recompute, B "
                            "backward). Lower lane: what the rank was doing."),
     "ring": (ring, "Mean computation (solid) and wait (hatched) of each context-parallel worker at each ring step."),
+    "sparsity": (sparsity, "Share of the causal pairs that sparse attention leaves out (MTraining Figure 3). Budgets of every layer, head and step: budgets.csv."),
     "memory": (memory, "Highest value of each category over all steps. The peaks need not coincide; the diamond is the highest sum at one moment."),
     "lengths": (lengths, "From the executed Batch plans."),
     "budgets": (budgets, "Dynamic sparsity tuning: what every layer chose for every micro-batch. Negative losses are coverage gained."),

@@ -8,9 +8,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-FORMAT_VERSION = 1
+FORMAT_VERSIONS = (1, 2)  # 1 has no budgets
 KINDS = ("forward recompute backward backward_input backward_weight send recv offload fetch attention_forward attention_backward ring_wait "
          "sequence_exchange layer_forward layer_backward head indexing gradient_reduce parameter_gather optimizer data checkpoint validation step idle").split()
+BUDGETS = [("step", "i4"), ("micro_batch", "i4"), ("chunk", "i4"), ("layer", "i4"), ("head", "i4"), ("budget", "f8"), ("computed_pairs", "f8"),
+           ("visible_pairs", "f8"), ("overflow", "i8")]
 COORDINATES = ("dp", "pp", "cp_outer", "cp_inner", "sp", "tp")
 
 
@@ -40,6 +42,7 @@ class RankTrace:
     steps: dict             # scalar name -> array, "step" among them
     plans: list             # (kind, hash, text)
     plan_steps: np.ndarray  # step, plan
+    budgets: np.ndarray     # fields of BUDGETS
 
     @property
     def last(self):
@@ -115,8 +118,8 @@ def read_rank(path):
     with h5py.File(path, "r") as file:
         if _text(file.attrs.get("format", "")) != "ballast-trace":
             raise OSError("not a Ballast trace")
-        if int(file.attrs["format_version"]) != FORMAT_VERSION:
-            raise OSError(f"format version {int(file.attrs['format_version'])}, this report reads version {FORMAT_VERSION}")
+        if int(file.attrs["format_version"]) not in FORMAT_VERSIONS:
+            raise OSError(f"format version {int(file.attrs['format_version'])}, this report reads versions {', '.join(map(str, FORMAT_VERSIONS))}")
         rows = file["rows"][()]
         sessions = _sessions(file)
         if not sessions:
@@ -130,7 +133,8 @@ def read_rank(path):
         plans = [(_text(p["kind"]), int(p["hash"]), text[int(p["begin"]):int(p["begin"]) + int(p["bytes"])].decode("utf-8", "replace"))
                  for p in file["plans"][:int(rows["plans"])]]
         plan_steps = file["plan_steps"][:int(rows["plan_steps"])]
-    trace = RankTrace(sessions[-1].rank, path, sessions, events, steps, plans, plan_steps)
+        budgets = file["budgets"][:int(rows["budgets"])] if "budgets" in file else np.zeros(0, BUDGETS)
+    trace = RankTrace(sessions[-1].rank, path, sessions, events, steps, plans, plan_steps, budgets)
     trace.events = _with_session(trace, events)[sound]
     return trace, notes
 
@@ -180,6 +184,7 @@ def _keep_latest(traces, notes):
             trace.steps = _merge_steps({name: values[rows] for name, values in trace.steps.items()})
         rows = trace.plan_steps["step"] < end[numbers[rank][session_of(trace, "plan_steps", len(trace.plan_steps))]]
         trace.plan_steps = trace.plan_steps[rows]
+        trace.budgets = trace.budgets[trace.budgets["step"] < end[numbers[rank][session_of(trace, "budgets", len(trace.budgets))]]]
     if given_up:
         notes.append(f"{len(given_up)} step{'s' if len(given_up) > 1 else ''} from {min(given_up)} to {max(given_up)} ran before a restart "
                      "from an earlier checkpoint; only the run after it is shown")

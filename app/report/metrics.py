@@ -14,6 +14,9 @@ FORMULAS = {
             "steps; step imbalance = max / mean over ring steps at a worker, averaged over workers; computation ratio = computation "
             "time / ring-step wall time, averaged over workers and ring steps. Each is taken for one pass (one layer of one micro-batch, "
             "one direction) and averaged over passes, weighted by computation time.",
+    "sparsity": "sparsity ratio = 1 - computed pairs / pairs that dense causal attention computes; budget in the pattern's unit a query "
+                "(vertical_slash: slashes + columns / 64; moba, xattention: blocks), mean over micro-batches, heads and steps; overflow: "
+                "columns and slashes that the caps left out, all steps and heads.",
     "batch": "dbr = sum (T_max - T_i) / (T_max N) with T_i the tokens of data-parallel rank i; abr: the same with A_i, the sum of squared "
              "segment lengths; pr = sum (t_max - t_i) / (t_max B) with t_i the tokens of pack i and t_max its capacity; cr = tokens in "
              "micro-batches that several ranks share (sp \u00d7 cp > 1) / tokens; ave_t = tokens / (steps N). Means over steps.",
@@ -23,6 +26,12 @@ FORMULAS = {
     "regions": "exclusive = time in the region outside the regions nested in it; per rank that enters it, summed over steps; "
                "imbalance = max / mean over all ranks, a rank that never enters counted as 0.",
 }
+
+
+def sparsity_ratio(computed, visible):
+    """1 - computed / visible pairs; 0 where nothing is visible."""
+    visible = np.asarray(visible, dtype=float)
+    return 1 - np.divide(computed, visible, out=np.ones_like(visible), where=visible > 0)
 
 
 def imbalance_degree(values):

@@ -91,6 +91,29 @@ def batch(a):
     return Table("batch", "Batch plans", ["metric", "value"], rows, metrics.FORMULAS["batch"], ("", ".4f"))
 
 
+def sparsity(a):
+    if not a.budgets:
+        return None
+    layers = sorted({layer for _, layer, _ in a.budgets})
+    rows = []
+    for layer in layers:
+        mine = np.array([v for (_, l, _), v in a.budgets.items() if l == layer])
+        ratios = metrics.sparsity_ratio(mine[:, 2], mine[:, 3])
+        total = mine.sum(axis=0)
+        rows.append([str(layer) if layer >= 0 else "all", metrics.sparsity_ratio(total[2], total[3]), float(ratios.min()), float(ratios.max()),
+                     float(total[0] / total[1]), int(total[4])])
+    return Table("sparsity", "Sparse attention", ["layer", "sparsity ratio", "least of a head and step", "most", "mean budget", "overflow"], rows,
+                 metrics.FORMULAS["sparsity"], ("", ".4f", ".4f", ".4f", ".2f", ",d"))
+
+
+def budgets(a):
+    if not a.budgets:
+        return None
+    rows = [[step, layer, head, float(v[0] / v[1]), float(v[2]), float(v[3]), float(metrics.sparsity_ratio(v[2], v[3])), int(v[4])]
+            for (step, layer, head), v in sorted(a.budgets.items())]
+    return Table("budgets", "", ["step", "layer", "head", "budget", "computed pairs", "visible pairs", "sparsity ratio", "overflow"], rows)
+
+
 def memory(a):
     if not a.memory:
         return None
@@ -131,6 +154,7 @@ COMPARED = [("ranks", "ranks", ""), ("steps", "steps", ""), ("step_time_s", "ste
             ("mfu", "MFU", ".3f"), ("loss", "last loss", ".4f"), ("validation_loss", "held-out loss", ".4f"), ("load_balance", "load balance", ".4f"),
             ("communication_efficiency", "communication efficiency", ".4f"), ("parallel_efficiency", "parallel efficiency", ".4f"),
             ("worker_imbalance", "worker imbalance", ".4f"), ("step_imbalance", "step imbalance", ".4f"), ("computation_ratio", "computation ratio", ".4f"),
+            ("sparsity_ratio", "sparsity ratio", ".4f"), ("mean_budget", "mean budget", ".2f"),
             ("imbalance", "imbalance", ".4f"), ("bubble_ratio", "bubble ratio", ".4f"), ("dbr", "dbr", ".4f"), ("pr", "pr", ".4f"), ("abr", "abr", ".4f"),
             ("cr", "cr", ".4f"), ("ave_t", "ave_t (tokens)", ",.0f"), ("peak_bytes", "peak memory (MiB)", ".1f")]
 
@@ -147,5 +171,5 @@ def comparison(analyses):
     return Table("comparison", "Comparison", ["metric"] + [a.run.name for a in analyses], rows)
 
 
-SHOWN = (pop, ring, steps_balance, batch, regions, memory, ranks)
-CSV_ONLY = (split, ring_steps, steps, segments)
+SHOWN = (pop, ring, sparsity, steps_balance, batch, regions, memory, ranks)
+CSV_ONLY = (split, budgets, ring_steps, steps, segments)

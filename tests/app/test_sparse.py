@@ -46,6 +46,28 @@ class Sparse(RunCase):
                 for a, b in zip(dense, self.losses_of(MESHES[0], f"attention.pattern={pattern}", *settings, full[pattern])):
                     self.assertAlmostEqual(a, b, delta=2e-6, msg="a full budget is dense")
 
+    def test_trace_holds_budgets_and_pairs(self):
+        import h5py
+        run = self.out("trace")
+        self.run_ballast(2, "train", self.deck(dp=1, cp_inner=2, steps=1, every=0), "-d", run, "attention.pattern=vertical_slash", "attention.max_columns=2",
+                         "attention.vertical_share=0.5", "attention.slash_share=0.5", "attention.last_q=32")
+        rows, flops = [], 0
+        for rank in range(2):
+            with h5py.File(f"{run}/trace/trace_{rank:05}.h5") as f:
+                rows.append(f["budgets"][:])
+                events = f["events"][:]
+                names = {v: k for k, v in h5py.check_enum_dtype(f["events"].dtype["kind"]).items()}
+                flops += sum(e["flops"] for e in events if names[int(e["kind"])] == "attention_forward")
+        self.assertEqual(len(rows[0]), len(rows[1]))
+        self.assertEqual({(r["layer"], r["head"]) for r in rows[0]}, {(layer, head) for layer in range(2) for head in range(4)})
+        for mine, other in zip(*rows):
+            self.assertEqual(mine["budget"], other["budget"], "ranks of a ring choose alike")
+            self.assertEqual(mine["overflow"], other["overflow"])
+        self.assertGreater(sum(r["overflow"] for r in rows[0]), 0)
+        computed, visible = (sum(r[name] for part in rows for r in part) for name in ("computed_pairs", "visible_pairs"))
+        self.assertLess(computed, visible)
+        self.assertAlmostEqual(flops, 4 * 8 * computed, delta=1e-6 * flops)  # 4 FLOPs a pair and head dim, one row a head
+
     def test_bad_budgets_are_refused(self):
         for setting, mention in [("attention.vertical_share=0", "vertical_share"), ("attention.slash_share=1.5", "slash_share"), ("attention.last_q=0", "last_q"),
                                  ("attention.moba_block=100", "multiple of 64"), ("attention.xattention_stride=48", "divide 64"),

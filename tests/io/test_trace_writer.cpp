@@ -62,7 +62,7 @@ std::vector<Event> numbered_events(std::int64_t first, int count) {
 }
 
 struct Rows {
-  std::int64_t events = -1, steps = -1, plans = -1, plan_steps = -1, plan_text = -1;
+  std::int64_t events = -1, steps = -1, plans = -1, plan_steps = -1, plan_text = -1, budgets = -1;
 };
 
 /// What an independent reader of the file sees: names and layout spelled out here, not taken from the writer.
@@ -87,7 +87,8 @@ Contents read(const std::string& path) {
                                                         {"steps", offsetof(Rows, steps)},
                                                         {"plans", offsetof(Rows, plans)},
                                                         {"plan_steps", offsetof(Rows, plan_steps)},
-                                                        {"plan_text", offsetof(Rows, plan_text)}};
+                                                        {"plan_text", offsetof(Rows, plan_text)},
+                                                        {"budgets", offsetof(Rows, budgets)}};
   for (const auto& [field, offset] : fields) H5Tinsert(row_type, field, offset, H5T_NATIVE_INT64);
   hdf5::check(H5Dread(hdf5::open_dataset(file, "rows"), row_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, &c.rows), "rows");
   const auto field = [&](const char* name, hid_t type, auto& out) {

@@ -3,6 +3,7 @@
 //       session RANK RANKS SEGMENT KEY=NUMBER...   mesh degrees (mesh.dp=2) and coordinates (at.dp=0) of the rank
 //       deck RANK TEXT                             of the next session; \n stands for a line break
 //       event RANK STEP MICRO_BATCH CHUNK LAYER STAGE OUTER INNER KIND BEGIN END FLOPS BYTES
+//       budget RANK STEP LAYER HEAD BUDGET COMPUTED VISIBLE OVERFLOW
 //       step RANK STEP KEY=VALUE...
 //       plan RANK KIND HASH STEP TEXT
 //       kill                                       flushes everything and dies as by kill -9
@@ -86,6 +87,16 @@ void write(const std::string& dir) {
       e.flops = std::stod(f.at(12));
       e.bytes = std::stoll(f.at(13));
       writers.at(rank)->events({&e, 1});
+    } else if (f[0] == "budget") {
+      BudgetRow row;
+      row.step = std::stoi(f.at(2));
+      row.layer = std::stoi(f.at(3));
+      row.head = std::stoi(f.at(4));
+      row.budget = std::stod(f.at(5));
+      row.computed_pairs = std::stod(f.at(6));
+      row.visible_pairs = std::stod(f.at(7));
+      row.overflow = std::stoll(f.at(8));
+      writers.at(rank)->budgets({&row, 1});
     } else if (f[0] == "step") {
       StepRow row;
       for (std::size_t i = 3; i < f.size(); ++i) row[pair_of(f[i]).first] = std::stod(pair_of(f[i]).second);

@@ -28,6 +28,9 @@ class Rank:
         self.event(kind, self.clock, self.clock + seconds, **ids)
         self.clock += seconds
 
+    def budget(self, step, layer, head, budget, computed, visible, overflow=0):
+        self.lines.append("\t".join(map(str, ("budget", self.rank, step, layer, head, budget, computed, visible, overflow))))
+
     def step(self, step, **values):
         self.lines.append("\t".join(["step", str(self.rank), str(step)] + [f"{k}={v!r}" for k, v in values.items()]))
 

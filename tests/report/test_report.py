@@ -316,6 +316,39 @@ class SeveralRuns(RunTest):
         self.assertLess(first["computation_ratio"], second["computation_ratio"])
 
 
+class KnownBudgets(RunTest):
+    def test_budgets(self):
+        ranks = [Rank(r, 2, {"cp_inner": 2}, {"cp_inner": r}) for r in range(2)]
+        for r in ranks:
+            for step in range(2):
+                r.event("step", 100.0 + step, 101.0 + step, step=step)
+                for layer in range(2):
+                    for head in range(3):
+                        r.budget(step, layer, head, 4 + head + step, 10 * (1 + head) * (1 + r.rank), 100, overflow=layer)
+        run = synthetic.write(self.folder / "budgets", ranks)
+        self.report(run)
+        m = self.metrics(run / "report")
+        self.assertAlmostEqual(m["sparsity_ratio"], 1 - (10 + 20 + 30) * 3 / 600)
+        self.assertAlmostEqual(m["mean_budget"], 5.5)
+        self.assertEqual(m["budget_overflow"], 6)  # a ring's ranks cut off the same columns: counted once
+        with open(run / "report" / "budgets.csv", newline="") as f:
+            rows = list(csv.DictReader(f))
+        self.assertEqual(len(rows), 12)
+        self.assertEqual([float(rows[5][k]) for k in ("step", "layer", "head", "budget", "computed pairs", "visible pairs", "overflow")], [0, 1, 2, 6, 90, 200, 1])
+        self.assertTrue((run / "report" / "sparsity.png").exists())
+        self.assertIn("Sparse attention", (run / "report" / "report.html").read_text())
+
+    def test_generated_patterns_have_no_budget(self):
+        r = Rank(0, 1)
+        r.event("step", 100.0, 101.0, step=0)
+        r.budget(0, -1, 0, "nan", 5, 20)
+        run = synthetic.write(self.folder / "generated", [r])
+        self.report(run)
+        m = self.metrics(run / "report")
+        self.assertAlmostEqual(m["sparsity_ratio"], 0.75)
+        self.assertNotIn("mean_budget", m)
+
+
 class Loading(RunTest):
     def test_every_field_arrives(self):
         import load
