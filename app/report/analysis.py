@@ -62,7 +62,7 @@ class Analysis:
     segment_tokens: np.ndarray = None
     budgets: np.ndarray = None                     # [choice]: base budget, final budget, coverage loss (dynamic sparsity tuning)
     micro_batch_tokens: np.ndarray = None
-    budgets: dict = field(default_factory=dict)    # (step, layer, head) -> [budget sum, rows, computed pairs, visible pairs, overflow]
+    sparse: dict = field(default_factory=dict)     # (step, layer, head) -> [budget sum, rows, computed pairs, visible pairs, overflow]
     memory: dict = field(default_factory=dict)     # category -> [rank] bytes
     regions: list = field(default_factory=list)
     scalars: dict = field(default_factory=dict)    # name -> (steps, values)
@@ -78,6 +78,7 @@ def analyse(run):
     _micro_batches(a)
     _plans(a)
     _budgets(a)
+    _sparse(a)
     _memory(a)
     _regions(a)
     _scalars(a)
@@ -316,7 +317,7 @@ def _plans(a):
     a.segment_tokens, a.micro_batch_tokens = np.array(segments), np.array(packs)
 
 
-def _budgets(a):
+def _sparse(a):
     """Budgets and pairs by step, layer and head, over micro-batches and ranks.  Ranks of one ring hold equal budgets and overflows, and each
     its own queries' pairs."""
     table = defaultdict(lambda: np.zeros(5))
@@ -329,14 +330,14 @@ def _budgets(a):
                 "step", "layer", "head", "budget", "computed_pairs", "visible_pairs", "overflow"))):
             if step >= 0:
                 table[step, layer, head + heads * at.get("sp", 0)] += (budget, 1, computed, visible, overflow if first_of_ring else 0)
-    a.budgets = dict(table)
+    a.sparse = dict(table)
 
 
 def sparsity(a):
     """Sparsity ratio, mean budget and overflow of a run; empty without sparse attention."""
-    if not a.budgets:
+    if not a.sparse:
         return {}
-    total = np.sum(list(a.budgets.values()), axis=0)
+    total = np.sum(list(a.sparse.values()), axis=0)
     result = {"sparsity_ratio": metrics.sparsity_ratio(total[2], total[3]), "budget_overflow": float(total[4])}
     if np.isfinite(total[0]):
         result["mean_budget"] = float(total[0] / total[1])

@@ -134,11 +134,11 @@ def ring(a):
 
 def sparsity(a):
     """Sparsity ratio by layer and head, and by step: mean and range over layers and heads."""
-    if not a.budgets:
+    if not a.sparse:
         return None
-    steps, layers, heads = (sorted({key[i] for key in a.budgets}) for i in range(3))
+    steps, layers, heads = (sorted({key[i] for key in a.sparse}) for i in range(3))
     table = np.full((len(steps), len(layers), len(heads)), np.nan)
-    for (step, layer, head), v in a.budgets.items():
+    for (step, layer, head), v in a.sparse.items():
         table[steps.index(step), layers.index(layer), heads.index(head)] = metrics.sparsity_ratio(v[2], v[3])
     figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, _rank_height(len(layers), least=2.6)), gridspec_kw={"width_ratios": [1.25, 1]})
     image = left.imshow(np.nanmean(table, axis=0), aspect="auto", cmap=HEAT, vmin=np.nanmin(table), vmax=np.nanmax(table), interpolation="nearest")

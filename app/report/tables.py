@@ -92,12 +92,12 @@ def batch(a):
 
 
 def sparsity(a):
-    if not a.budgets:
+    if not a.sparse:
         return None
-    layers = sorted({layer for _, layer, _ in a.budgets})
+    layers = sorted({layer for _, layer, _ in a.sparse})
     rows = []
     for layer in layers:
-        mine = np.array([v for (_, l, _), v in a.budgets.items() if l == layer])
+        mine = np.array([v for (_, l, _), v in a.sparse.items() if l == layer])
         ratios = metrics.sparsity_ratio(mine[:, 2], mine[:, 3])
         total = mine.sum(axis=0)
         rows.append([str(layer) if layer >= 0 else "all", metrics.sparsity_ratio(total[2], total[3]), float(ratios.min()), float(ratios.max()),
@@ -107,10 +107,10 @@ def sparsity(a):
 
 
 def budgets(a):
-    if not a.budgets:
+    if not a.sparse:
         return None
     rows = [[step, layer, head, float(v[0] / v[1]), float(v[2]), float(v[3]), float(metrics.sparsity_ratio(v[2], v[3])), int(v[4])]
-            for (step, layer, head), v in sorted(a.budgets.items())]
+            for (step, layer, head), v in sorted(a.sparse.items())]
     return Table("budgets", "", ["step", "layer", "head", "budget", "computed pairs", "visible pairs", "sparsity ratio", "overflow"], rows)
 
 
