@@ -152,7 +152,11 @@ CheckFacts CheckFacts::of(const Deck& deck) {
   const std::int64_t layers = local.layers;
   const std::vector<std::int64_t>& layer_begin = f.options.layer_begin;
   f.stages.resize(static_cast<std::size_t>(mesh.pp));
-  for (const Parameter& p : parameter_table(local, layer_begin)) f.stages[static_cast<std::size_t>(p.stage)].parameters += p.numel();
+  for (const Parameter& p : parameter_table(local, layer_begin)) {
+    StageFacts& stage = f.stages[static_cast<std::size_t>(p.stage)];
+    stage.parameters += p.numel();
+    if (!p.trainable) stage.frozen += p.numel();
+  }
   const RecomputeOptions recompute = recompute_options(deck).with(shown.recompute_layers);
   const std::vector<MicroBatch> list = full_micro_batches(f, mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches, chunked ? longest : 0);
   const Schedule schedule = plan_schedule(list, f.options.pipeline);
@@ -161,14 +165,15 @@ CheckFacts CheckFacts::of(const Deck& deck) {
     StageFacts& stage = f.stages[static_cast<std::size_t>(s)];
     stage.layer_begin = layer_begin[static_cast<std::size_t>(s)];
     stage.layer_end = s + 1 < mesh.pp ? layer_begin[static_cast<std::size_t>(s) + 1] : layers;
-    const std::int64_t shard = (stage.parameters + mesh.replicas() - 1) / mesh.replicas();
-    stage.shard_parameters = f.zero == 0 ? stage.parameters : shard;
+    const std::int64_t trained = stage.parameters - stage.frozen, shard = (trained + mesh.replicas() - 1) / mesh.replicas();
+    stage.shard_parameters = f.zero == 0 ? trained : shard;
     stage.live_micro_batches = simulated.peak_live_activations.at(static_cast<std::size_t>(s));
     stage.ops = schedule.stages.at(static_cast<std::size_t>(s));
 
     MemoryInputs in;
     in.model = local;
-    in.parameters = stage.parameters;
+    in.parameters = stage.parameters - stage.frozen;
+    in.frozen = stage.frozen;
     in.replicas = mesh.replicas();
     in.zero = f.zero;
     in.type = f.type;
@@ -279,6 +284,7 @@ nlohmann::ordered_json CheckFacts::json() const {
                           {"layer_begin", stage.layer_begin},
                           {"layer_end", stage.layer_end},
                           {"parameters", stage.parameters},
+                          {"frozen_parameters", stage.frozen},
                           {"shard_parameters", stage.shard_parameters},
                           {"live_micro_batches", stage.live_micro_batches},
                           {"memory", memory_json(stage.memory)},

@@ -25,6 +25,7 @@ struct ShardFacts {
 struct StageFacts {
   std::int64_t layer_begin = 0, layer_end = 0;
   std::int64_t parameters = 0;        ///< elements on each of its ranks
+  std::int64_t frozen = 0;            ///< of them, those that are not trained (beside adapters)
   std::int64_t shard_parameters = 0;  ///< elements whose optimizer state a rank owns
   int live_micro_batches = 1;         ///< whose activations live at once
   std::vector<Op> ops;                ///< of one step

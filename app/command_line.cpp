@@ -35,6 +35,7 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line, s
     sub.add_option("CHECKPOINT", line.checkpoint, "checkpoint file, RUN/checkpoints/step_XXXXXXXX.h5")->required();
     sub.add_option("DIR", line.folder, "folder to write")->required();
     sub.add_option("--dtype", line.dtype, "bf16 (rounded to nearest even) or f32")->check(CLI::IsMember({"bf16", "f32"}))->capture_default_str();
+    sub.add_flag("--adapter", line.adapter, "of a checkpoint with adapters: those alone, as a PEFT folder; else they are merged into the weights");
     sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
     return;
   }

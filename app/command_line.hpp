@@ -19,6 +19,7 @@ struct CommandLine {
   std::string restart;                 ///< -r: a checkpoint file, "latest", or ""
   std::string output;                  ///< -d, or ""
   std::string checkpoint, folder;      ///< export: from where, to where
+  bool adapter = false;                ///< export: the adapters alone
   std::string dtype = "bf16";          ///< export: bf16 or f32
   std::string json;                    ///< --json, or "": no twin
   double wall_time_s = 0;              ///< -t in seconds; 0: no limit

@@ -63,6 +63,7 @@ int eval_command(const CommandLine& line) {
   check_all(world, !line.restart.empty() || !weights.empty(), "eval needs a checkpoint (-r CHECKPOINT or -r latest) or model.weights in the deck");
   check_all(world, !session.sampler.validation().empty(), "eval: the validation split is empty; set data.validation_share (data.needle_held_out for needle data) above 0");
   ShardedOptimizer optimizer(session.parameters, session.mesh.replica, static_cast<int>(deck.integer("optimizer.zero")), {}, nullptr);
+  load_base(session);
   Restored restored;
   if (line.restart.empty()) {
     load_weights(session, optimizer);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <span>
 
+#include "core/random.hpp"
+
 namespace ballast {
 
 LocalBatch read_local_batch(const Dataset& dataset, const MicroBatch& micro_batch, const std::vector<std::pair<std::int64_t, std::int64_t>>& pieces,
@@ -42,6 +44,17 @@ LocalBatch read_local_batch(const Dataset& dataset, const MicroBatch& micro_batc
   batch.targets = targets.to(device);
   batch.positions = positions.to(device);
   return batch;
+}
+
+void name_tokens(LocalBatch& batch, const MicroBatch& micro_batch, std::int64_t step, Device& device) {
+  const Tensor positions = batch.positions.to(host_device());
+  Tensor keys = Tensor::empty({batch.size()}, DType::i64, host_device(), MemoryCategory::data);
+  for (std::int64_t t = 0; t < batch.size(); ++t) {
+    const std::int64_t sample = micro_batch.segments.at(static_cast<std::size_t>(batch.segment[static_cast<std::size_t>(t)])).sample;
+    keys.data<std::int64_t>()[t] = static_cast<std::int64_t>(
+        random_bits(static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(sample), static_cast<std::uint64_t>(positions.data<std::int32_t>()[t])));
+  }
+  batch.dropout_keys = keys.to(device);
 }
 
 }  // namespace ballast

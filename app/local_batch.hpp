@@ -15,4 +15,7 @@ namespace ballast {
 LocalBatch read_local_batch(const Dataset& dataset, const MicroBatch& micro_batch, const std::vector<std::pair<std::int64_t, std::int64_t>>& pieces,
                             Device& device);
 
+/// Fills batch.dropout_keys, so that a token drops the same adapter inputs on every mesh, and others at another step.
+void name_tokens(LocalBatch& batch, const MicroBatch& micro_batch, std::int64_t step, Device& device);
+
 }  // namespace ballast

@@ -1,11 +1,15 @@
 #include "app/model_files.hpp"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <optional>
 
+#include "core/random.hpp"
 #include "io/huggingface.hpp"
 #include "io/safetensors.hpp"
+#include "kernels/elementwise.hpp"
 
 namespace ballast {
 namespace {
@@ -14,8 +18,45 @@ constexpr std::int64_t kPieceElements = std::int64_t{1} << 24;  // on the host a
 
 }  // namespace
 
+void load_base(Session& session) {
+  const std::string& folder = session.deck.text("model.weights");
+  Parameters& parameters = session.parameters;
+  if (parameters.frozen_numel() == 0 || folder.empty()) return;
+  together(session.mesh.world, [&] {
+    require(std::filesystem::is_directory(folder), "model.weights = \"{}\": no such folder; adapters need the weights that they were trained beside", folder);
+    ModelShape plain = session.options.model;
+    plain.lora = {};
+    const auto table = parameter_table(plain, session.options.layer_begin);  // what is frozen of a stage is one range of it
+    const DType type = parameters.dtype() == DType::f64 ? DType::f64 : DType::f32;
+    std::vector<float> values;
+    for (const Parameter& p : parameters.frozen_table()) {
+      const std::int64_t first = parameters.offset(p.name);
+      std::uint64_t print = stream_of(p.name.c_str());
+      for (std::int64_t at = first; at < first + p.numel(); at += kPieceElements) {
+        const std::int64_t end = std::min(at + kPieceElements, first + p.numel());
+        Tensor piece = Tensor::empty({end - at}, type, host_device(), MemoryCategory::workspace);
+        read_huggingface_weights(folder, table, session.stage.begin + at, session.stage.begin + end, piece);
+        Tensor target = parameters.values().rows(at, end);
+        if (target.dtype() == type)
+          target.copy_from(piece);
+        else
+          copy_rows(piece.to(session.device), target);
+        session.device.synchronize();  // before the piece goes
+        // As fp32 in every precision, parameter by parameter: the same folder has the same fingerprint on every mesh.
+        dispatch_float(type, [&](auto t) { values.assign(piece.data<decltype(t)>(), piece.data<decltype(t)>() + piece.numel()); });
+        print = XXH64(values.data(), values.size() * sizeof(float), print);
+      }
+      if (!p.tied_copy) session.base_fingerprint += print;
+    }
+  });
+  const std::vector<std::string> stages = session.mesh.pp.all_gather(fmt::to_string(session.base_fingerprint));
+  session.base_fingerprint = 0;
+  for (const std::string& print : stages) session.base_fingerprint += std::stoull(print);
+}
+
 void load_weights(Session& session, ShardedOptimizer& optimizer) {
   const std::string& folder = session.deck.text("model.weights");
+  if (session.parameters.frozen_numel() > 0) return;
   together(session.mesh.world, [&] {
     require(std::filesystem::is_directory(folder), "model.weights = \"{}\": no such folder; a run that goes on (-r) does not need it",
             folder);
@@ -56,7 +97,7 @@ void dump_gradients(const std::string& file, Session& session, const ShardedOpti
     std::vector<std::pair<std::string, Shape>> tensors;
     std::vector<std::int64_t> elements(static_cast<std::size_t>(mesh.shape.pp), 0);  // by stage
     for (const Parameter& p : table) {
-      if (p.tied_copy) continue;  // the last of its stage
+      if (p.tied_copy || !p.trainable) continue;  // a tied copy is the last of its stage
       tensors.emplace_back(p.name, p.shape);
       elements[static_cast<std::size_t>(p.stage)] += p.numel();
     }

@@ -110,7 +110,7 @@ struct LayerProfiler::Impl {
   MeasuredPasses run(std::int64_t tokens, const std::string& recompute, AttentionExecutor& attention) {
     const Keep keep = keep_of(recompute);
     const std::int64_t half = shape.head_dim / 2;
-    RotaryTable rotary{Tensor::empty({tokens, half}, statistics_type(type), device),
+    TokenTables rotary{Tensor::empty({tokens, half}, statistics_type(type), device),
                        Tensor::empty({tokens, half}, statistics_type(type), device)};
     rope_table(numbers(tokens, 0, ""), frequencies, rotary.cos, rotary.sin);
     const auto rows = [&](const char* what) { return values(what, tokens, 1, shape.hidden).reshape({tokens, shape.hidden}); };

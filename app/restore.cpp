@@ -10,9 +10,9 @@ namespace {
 /// This rank's part of the flat parameter buffer.  Replicated state (ZeRO 0) is written by one rank and read by all.
 CheckpointShard shard_of(Session& session, ShardedOptimizer& optimizer, bool writing) {
   CheckpointShard shard;
-  shard.table = &session.parameters.table();
-  shard.begin = std::min(optimizer.shard_begin(), session.parameters.numel());
-  shard.end = std::min(optimizer.shard_end(), session.parameters.numel());
+  shard.table = &session.parameters.trainable_table();
+  shard.begin = std::min(optimizer.shard_begin(), session.parameters.trainable_numel());
+  shard.end = std::min(optimizer.shard_end(), session.parameters.trainable_numel());
   const bool replicated = session.deck.integer("optimizer.zero") == 0;
   if (writing && replicated && session.mesh.replica.rank() != 0) shard.end = shard.begin;
   const std::int64_t count = shard.end - shard.begin;
@@ -44,6 +44,9 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
     else
       restored.warnings.push_back(fmt::format("{}: holds no averages of budgets; they begin anew", restored.path));
   }
+  const auto base = restored.state.extra.find("base_fingerprint");
+  check_all(world, base == restored.state.extra.end() || base->second == halves(session.base_fingerprint),
+            fmt::format("{}: its adapters were trained beside other weights than those of model.weights = \"{}\"", restored.path, session.deck.text("model.weights")));
   const auto data = restored.state.extra.find("data_fingerprint");
   if (data != restored.state.extra.end() && data->second != halves(session.dataset->fingerprint()))
     restored.warnings.push_back(fmt::format("{}: written over other data than {}; the sampler goes on at its position in the new order", restored.path, session.dataset->description()));
@@ -57,6 +60,7 @@ std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState 
   state.git_hash = git_hash();
   if (session.tuning) state.extra["budget_averages"] = session.tuning->averages().values();
   state.extra["data_fingerprint"] = halves(session.dataset->fingerprint());
+  if (session.parameters.frozen_numel() > 0) state.extra["base_fingerprint"] = halves(session.base_fingerprint);
   return write_checkpoint(folder, session.mesh.world, shard_of(session, optimizer, true), state, static_cast<int>(session.deck.integer("checkpoint.keep")));
 }
 

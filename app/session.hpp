@@ -52,6 +52,7 @@ class Session {
   Recorder recorder;
   StageTable stage;  ///< this rank's part of the parameter table
   Parameters parameters;
+  std::uint64_t base_fingerprint = 0;  ///< of the frozen weights beside adapters, once load_base has read them; 0: initial values
   StageModel model;
   RingGroup ring;
   IndexCache indexes;

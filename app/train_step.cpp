@@ -5,6 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "app/local_batch.hpp"
+
 namespace ballast {
 
 AdamWOptions adamw_options(const Deck& deck) {
@@ -26,12 +28,14 @@ TrainStep::Gradients TrainStep::compute(const Batch& batch) {
   if (tuning != nullptr) tuning->begin_step(batch, session_.mesh.at.dp);
   Gradients found;
   ChunkStores stores = session_.chunk_stores(mine);
+  const auto prepare = [&](int m) {
+    const MicroBatch& micro_batch = mine[static_cast<std::size_t>(m)];
+    MicroBatchWork work = session_.prepare(micro_batch, scale, stores.at(m), tuning != nullptr ? tuning->policy(m) : nullptr);
+    if (session_.options.model.lora.dropout > 0) name_tokens(work.batch, micro_batch, batch.step, session_.device);
+    return work;
+  };
   found.losses = run_stage(schedule(batch), static_cast<int>(mine.size()), session_.model, session_.links,
-                           {[&](int m) { return session_.prepare(mine[m], scale, stores.at(m), tuning != nullptr ? tuning->policy(m) : nullptr); },
-                            [&] { optimizer_.after_micro_batch(); },
-                            {},
-                            session_.kv_place.host.get()},
-                           &session_.recorder);
+                           {prepare, [&] { optimizer_.after_micro_batch(); }, {}, session_.kv_place.host.get()}, &session_.recorder);
   for (std::size_t r = mine.size(); r < rounds; ++r) optimizer_.after_micro_batch();  // collective: ranks without work join
   optimizer_.reduce_gradients();
   tied_.sum_gradients();

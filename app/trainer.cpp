@@ -68,6 +68,7 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
       gradient_file_(deck.text("run.dump_gradients")),
       peak_flops_(dense_peak_flops(session_.device, session_.parameters.dtype())) {
   optimizer_.reset_master_from_values();
+  load_base(session_);
   Restored restored;
   if (!line.restart.empty()) restored = restore(session_, optimizer_, line.restart, folder_.path());
   if (restored.path.empty() && !deck.text("model.weights").empty()) load_weights(session_, optimizer_);
@@ -124,6 +125,9 @@ void Trainer::write_header(const Restored& restored) {
   for (const std::string& warning : mesh.warnings) log_.comment("warning: " + warning);
   if (!session_.backend.note.empty()) log_.comment(session_.backend.note);
   log_.comment(fmt::format("model {}: {} parameters, {}", session_.options.model.preset, session_.options.model.parameters(), name(session_.parameters.dtype())));
+  if (session_.parameters.frozen_numel() > 0)
+    log_.comment(fmt::format("adapters of rank {} on {}: {} parameters are trained, {} are frozen", session_.options.model.lora.rank,
+                             fmt::join(session_.options.model.lora.projections, ", "), session_.parameters.trainable_numel(), session_.parameters.frozen_numel()));
   if (restored.path.empty() && !deck.text("model.weights").empty()) log_.comment("starts from the weights in " + deck.text("model.weights"));
   log_.comment(fmt::format("data {}: {} training samples, {} held out", session_.dataset->description(), session_.sampler.training_samples(),
                            session_.sampler.validation().size()));

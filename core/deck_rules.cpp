@@ -1,6 +1,7 @@
 // Rules that join several keys.  One line a rule; messages name the keys, the place and the remedy.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/attention_index.hpp"
 #include "core/deck.hpp"
@@ -129,8 +130,8 @@ void data_rules(const Deck& deck, Rules& rules) {
     if (deck.real("data.validation_share") > 0)
       rules.add({"data.validation_share", "data.source"},
                 "data.validation_share does not apply to data.source = \"needle\", whose held-out samples have streams of their own; set data.needle_held_out");
-    for (const char* key : {"data.max_tokens", "data.min_tokens"})
-      if (deck.is_set(key)) rules.add({key, "data.source"}, fmt::format("{} does not apply to data.source = \"needle\": samples are never cut; set data.needle_lengths", key));
+    for (const auto& [key, otherwise] : {std::pair{"data.max_tokens", 0}, {"data.min_tokens", 1}})
+      if (deck.integer(key) != otherwise) rules.add({key, "data.source"}, fmt::format("{} does not apply to data.source = \"needle\": samples are never cut; set data.needle_lengths", key));
   }
   const std::int64_t shortest = deck.integer("data.min_tokens"), longest = deck.integer("data.max_tokens");
   if (longest > 0 && shortest > longest)
@@ -198,6 +199,10 @@ void optimizer_rules(const Deck& deck, Rules& rules) {
               fmt::format("recompute.layers = {} is more than the model's {} layers; -1 means all", layers, all));
 }
 
+void lora_rules(const Deck& deck, Rules& rules) {
+  for (const std::string& problem : problems(lora_options(deck))) rules.add({problem.substr(0, problem.find_first_of(" :"))}, problem);
+}
+
 void cost_rules(const Deck& deck, Rules& rules) {
   for (const char* level : {"inner", "outer"}) {
     const std::string forward = fmt::format("costs.forward_{}_hop_ms", level), backward = fmt::format("costs.backward_{}_hop_ms", level);
@@ -259,6 +264,7 @@ std::vector<std::string> deck_problems(const Deck& deck, DeckNeeds needs, const 
   batching_rules(deck, rules);
   attention_rules(deck, rules);
   optimizer_rules(deck, rules);
+  if (deck.block_set("lora")) lora_rules(deck, rules);
   if (deck.block_set("costs")) cost_rules(deck, rules);
   if (deck.block_set("profile")) profile_rules(deck, rules);
   if (deck.block_set("dst")) dst_rules(deck, rules);

@@ -149,6 +149,7 @@ std::vector<KeySpec> build() {
   k.flag("data.needle_closing", true,
          "needle: a pair ends with its key again, like a closing tag, which carries loss but does not count as accuracy; small models learn much sooner");
   k.number("data.needle_held_out", 0, "samples", between(0, kTokens), "needle: samples held out, from random streams of their own");
+  k.reals("data.needle_held_out_share", "", at_least(0), "needle: share of the held-out samples of each length; empty list: as in training");
 
   k.text("batching.method", "packed", all_batching_methods(),
          "none: one sample a micro-batch; packed: best-fit packs, heaviest first to the least loaded rank; hbp: packing groups; sab: ranks, then micro-batches, balanced by "
@@ -242,6 +243,11 @@ std::vector<KeySpec> build() {
          "what backward forms again: selective: norms and SwiGLU products; full: whole layers from their input");
   k.number("recompute.layers", -1, "layers", between(-1, 1 << 16), "full: the first layers of a stage that are formed again; -1: all");
 
+  k.number("lora.rank", 0, "", between(0, 1 << 16), "rank of the adapters that are trained in place of the weights; 0: none, the weights are");
+  k.real("lora.alpha", 16, "", above(0), "an adapter's output is multiplied by alpha / rank");
+  k.real("lora.dropout", 0, "", up_to(0, 1), "share of an adapter's inputs dropped in training");
+  k.texts("lora.projections", {"q", "k", "v", "o"}, "matrices of a layer that get an adapter: some of q, k, v, o, gate, up, down");
+
   k.real("costs.forward_indexing_ms", 0, "ms", at_least(0), "ring attention, forward: sparse index, once a call");
   k.real("costs.forward_host_ms", 0, "ms", at_least(0), "ring attention, forward: host work that nothing hides, once a call");
   k.real("costs.forward_compute_ms", 0, "ms", at_least(0), "ring attention, forward: attention of one ring step");
@@ -304,7 +310,7 @@ std::span<const BlockSpec> deck_blocks() {
       {"curriculum", "order of packing groups over the run", "the packing-group curriculum (Hierarchical Balance Packing)"},
       {"optimizer", "AdamW, learning-rate schedule and ZeRO", ""},
       {"recompute", "activations formed again in backward instead of kept", ""},
-      {"lora", "low-rank adapters", "LoRA fine-tuning (SparseBalance)"},
+      {"lora", "low-rank adapters (LoRA) in place of full fine-tuning", ""},
       {"costs", "component times that the planner takes as given", ""},
       {"checkpoint", "checkpoints and restart", ""},
       {"trace", "event trace", ""},

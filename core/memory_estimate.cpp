@@ -29,7 +29,7 @@ MemoryEstimate estimate_memory(const MemoryInputs& in) {
   // The flat buffer is padded so that it divides over the shards.
   const std::int64_t shard = (in.parameters + in.replicas - 1) / in.replicas, padded = shard * in.replicas;
   const std::int64_t owned = in.zero == 0 ? padded : shard;
-  at(MemoryCategory::parameters) = padded * element;
+  at(MemoryCategory::parameters) = (padded + in.frozen) * element;
   at(MemoryCategory::gradients) = padded * sum + (in.zero == 2 ? shard * sum : 0);
   at(MemoryCategory::optimizer) = owned * ((wide ? 2 : 3) * sum + 1);  // two moments, master weights, the weight-decay mask
   at(MemoryCategory::activations) += in.activation_bytes;

@@ -14,7 +14,8 @@ namespace ballast {
 /// What one rank holds and computes.
 struct MemoryInputs {
   ModelShape model;
-  std::int64_t parameters = 0;  ///< elements of this rank's stage
+  std::int64_t parameters = 0;  ///< trainable elements of this rank's stage
+  std::int64_t frozen = 0;      ///< others: values alone
   int replicas = 1;             ///< ranks that hold the same parameters
   int zero = 0;                 ///< optimizer.zero
   DType type = DType::f32;      ///< of parameter values and activations; sums are fp64 beside fp64, fp32 otherwise

@@ -1,5 +1,6 @@
 #include "core/model_shape.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -76,7 +77,7 @@ std::int64_t ModelShape::parameters() const { return parameters_without_embeddin
 double ModelShape::training_flops(double tokens, double attention_pairs) const {
   const double products =
       static_cast<double>(layers) * static_cast<double>(layer_products(*this)) + static_cast<double>(vocabulary * hidden);
-  return 6.0 * products * tokens + 12.0 * static_cast<double>(layers * query_heads * head_dim) * attention_pairs;
+  return (lora.enabled() ? 4.0 : 6.0) * products * tokens + 12.0 * static_cast<double>(layers * query_heads * head_dim) * attention_pairs;
 }
 
 ModelShape model_preset(const std::string& name) {
@@ -122,6 +123,33 @@ std::vector<std::string> problems(const ModelShape& s) {
     list.push_back(fmt::format("llama3_low = {} and llama3_high = {} must satisfy 0 < low < high", s.llama3_low, s.llama3_high));
   return list;
 }
+
+namespace {
+
+/// Freezes the table and adds the adapters of its matrices.
+void add_adapters(const LoraOptions& lora, std::vector<Parameter>& table) {
+  for (Parameter& p : table) p.trainable = false;
+  const std::size_t frozen = table.size();
+  for (std::size_t i = 0; i < frozen; ++i) {
+    const std::string suffix = ".weight", name = table[i].name;
+    for (const std::string& projection : lora_projections()) {
+      if (std::find(lora.projections.begin(), lora.projections.end(), projection) == lora.projections.end() || !name.ends_with(lora_module(projection) + suffix)) continue;
+      Parameter adapter = table[i];
+      adapter.trainable = true;
+      adapter.tp_dim = -1;
+      adapter.name = name.substr(0, name.size() - suffix.size()) + ".lora_A.weight";
+      adapter.shape = {lora.rank, table[i].shape[1]};
+      adapter.initial_std = 1 / std::sqrt(3 * static_cast<double>(table[i].shape[1]));  // the variance that PEFT's uniform values have
+      table.push_back(adapter);
+      adapter.name = name.substr(0, name.size() - suffix.size()) + ".lora_B.weight";
+      adapter.shape = {table[i].shape[0], lora.rank};
+      adapter.initialiser = Initialiser::zeros;
+      table.push_back(adapter);
+    }
+  }
+}
+
+}  // namespace
 
 std::int64_t Parameter::numel() const { return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()); }
 
@@ -187,6 +215,7 @@ std::vector<Parameter> parameter_table(const ModelShape& s, const std::vector<st
     matrix("model.embed_tokens.weight", s.vocabulary, s.hidden, 0);
     table.back().tied_copy = true;
   }
+  if (s.lora.enabled()) add_adapters(s.lora, table);
   return table;
 }
 

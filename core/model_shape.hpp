@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "core/lora.hpp"
+
 namespace ballast {
 
 struct ModelShape {
@@ -21,12 +23,13 @@ struct ModelShape {
   std::int64_t original_context = 32768;
   /// Llama 3.1 frequency scaling ("llama3"): factor 1 is none.
   double llama3_factor = 1.0, llama3_low = 1.0, llama3_high = 4.0;
+  LoraOptions lora;  ///< adapters beside the weights, which are frozen then
 
-  std::int64_t parameters() const;  ///< tied weights once
+  std::int64_t parameters() const;  ///< tied weights once, adapters not counted
   std::int64_t parameters_without_embedding() const;
   /// Model FLOPs of one training pass (forward + backward = 3 x forward) over `tokens` tokens whose segments have
   /// `attention_pairs` visible pairs: 6 per weight of every matrix product (head included, embedding look-up not) and
-  /// 12 D per pair and query head.
+  /// 12 D per pair and query head.  With adapters 4 per frozen weight, whose own gradient nobody asks for; the adapters are not counted.
   double training_flops(double tokens, double attention_pairs) const;
 };
 
@@ -55,7 +58,9 @@ struct Parameter {
 };
 
 /// All parameters in the order embedding, layers, final norm, head; q, k, v (and gate, up) weights are neighbours, so
-/// that they form one matrix product when stored back to back.  `layer_begin[s]` is the first layer of stage s.
+/// that they form one matrix product when stored back to back.  `layer_begin[s]` is the first layer of stage s.  With lora.rank > 0 none of them is
+/// trainable, and the adapters follow: of each layer, in the order of lora_projections(), MODULE.lora_A.weight [rank, in] and
+/// MODULE.lora_B.weight [out, rank], which begins at 0.
 std::vector<Parameter> parameter_table(const ModelShape& shape, const std::vector<std::int64_t>& layer_begin = {0});
 
 }  // namespace ballast

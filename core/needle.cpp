@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "core/error.hpp"
 #include "core/random.hpp"
@@ -57,11 +58,14 @@ std::vector<std::string> problems(const NeedleOptions& o) {
   positive("needle_values", o.values);
   positive("needle_value_tokens", o.value_tokens);
   if (o.lengths.empty()) list.emplace_back("data.needle_lengths is empty; list the lengths of samples in tokens");
-  if (!o.length_share.empty() && o.length_share.size() != o.lengths.size())
-    list.push_back(fmt::format("data.needle_length_share has {} values for {} lengths in data.needle_lengths", o.length_share.size(), o.lengths.size()));
-  const double sum = std::accumulate(o.length_share.begin(), o.length_share.end(), 0.0);
-  if (!o.length_share.empty() && (!(sum > 0 && std::isfinite(sum)) || *std::min_element(o.length_share.begin(), o.length_share.end()) < 0))
-    list.emplace_back("data.needle_length_share: shares are not negative, and their sum is positive");
+  for (const auto& [key, share] : {std::pair{"data.needle_length_share", &o.length_share}, {"data.needle_held_out_share", &o.held_out_share}}) {
+    if (share->empty()) continue;
+    const double sum = std::accumulate(share->begin(), share->end(), 0.0);
+    if (share->size() != o.lengths.size())
+      list.push_back(fmt::format("{} has {} values for {} lengths in data.needle_lengths", key, share->size(), o.lengths.size()));
+    else if (!(sum > 0 && std::isfinite(sum)) || *std::min_element(share->begin(), share->end()) < 0)
+      list.push_back(fmt::format("{}: shares are not negative, and their sum is positive", key));
+  }
   const auto fits = [&](const char* key, const std::vector<std::int64_t>& values) {
     if (values.size() != 1 && values.size() != o.lengths.size())
       list.push_back(fmt::format("data.{} has {} values; give one, or one for each of {} lengths in data.needle_lengths", key, values.size(), o.lengths.size()));
@@ -86,10 +90,11 @@ std::vector<std::string> problems(const NeedleOptions& o) {
 std::size_t NeedleOptions::kind(bool held_out, std::int64_t index) const {
   std::size_t chosen = 0;
   Draws draws(seed, stream(held_out, index), Draws::length);
-  if (length_share.empty()) return static_cast<std::size_t>(draws.below(static_cast<std::int64_t>(lengths.size())));
-  double rest = draws.uniform() * std::accumulate(length_share.begin(), length_share.end(), 0.0);
-  while (chosen + 1 < lengths.size() && rest >= length_share[chosen]) rest -= length_share[chosen++];
-  while (length_share[chosen] == 0) --chosen;  // rounding can run past the last length that has a share
+  const std::vector<double>& share = held_out && !held_out_share.empty() ? held_out_share : length_share;
+  if (share.empty()) return static_cast<std::size_t>(draws.below(static_cast<std::int64_t>(lengths.size())));
+  double rest = draws.uniform() * std::accumulate(share.begin(), share.end(), 0.0);
+  while (chosen + 1 < lengths.size() && rest >= share[chosen]) rest -= share[chosen++];
+  while (share[chosen] == 0) --chosen;  // rounding can run past the last length that has a share
   return chosen;
 }
 

@@ -18,6 +18,7 @@ namespace ballast {
 struct NeedleOptions {
   std::vector<std::int64_t> lengths;  ///< tokens of a sample, questions included; each sample has one of them
   std::vector<double> length_share;   ///< share of the samples of each length, in proportion to their sum; empty: alike
+  std::vector<double> held_out_share; ///< of the held-out samples; empty: as in training
   std::vector<std::int64_t> pairs{16};      ///< hidden in a sample, of distinct keys: one number for all lengths, or one for each
   std::vector<std::int64_t> questions{16};  ///< asked at the end of a sample, at most its pairs; likewise
   std::int64_t keys = 64;             ///< token ids [0, keys) are keys, one token each

@@ -37,7 +37,7 @@ std::vector<std::int64_t> balance_stages(std::int64_t layers, int stages, const 
 StageTable stage_table(const ModelShape& shape, const std::vector<std::int64_t>& layer_begin, int stage) {
   StageTable part;
   for (Parameter& p : parameter_table(shape, layer_begin)) {
-    if (p.stage < stage) part.begin += p.numel();
+    if (p.stage < stage && !(shape.lora.enabled() && p.trainable)) part.begin += p.numel();
     if (p.stage == stage) part.table.push_back(std::move(p));
   }
   return part;

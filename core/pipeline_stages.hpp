@@ -22,7 +22,7 @@ PartCosts part_costs(const ModelShape& shape, double context);
 std::vector<std::int64_t> balance_stages(std::int64_t layers, int stages, const PartCosts& costs);
 
 /// The rows of the parameter table that one stage holds, in order, and how many elements of the whole table lie before them: each stage is
-/// one range of it.
+/// one range of it.  With adapters that holds of the frozen weights; the stage's adapters follow them.
 struct StageTable {
   std::vector<Parameter> table;
   std::int64_t begin = 0;

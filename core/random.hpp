@@ -8,7 +8,7 @@
 namespace ballast {
 
 /// Philox4x32-10 (Salmon et al., SC 2011): four 32-bit words from a 64-bit key and a 128-bit counter.
-inline std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t counter_high, std::uint64_t counter_low) {
+constexpr std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t counter_high, std::uint64_t counter_low) {
   std::array<std::uint32_t, 4> c{static_cast<std::uint32_t>(counter_low), static_cast<std::uint32_t>(counter_low >> 32),
                                  static_cast<std::uint32_t>(counter_high), static_cast<std::uint32_t>(counter_high >> 32)};
   std::uint32_t k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);

@@ -43,13 +43,25 @@ ModelShape model_shape(const Deck& given) {
   shape.llama3_factor = deck.real("model.llama3_factor");
   shape.llama3_low = deck.real("model.llama3_low");
   shape.llama3_high = deck.real("model.llama3_high");
+  shape.lora = lora_options(deck);
   return shape;
+}
+
+LoraOptions lora_options(const Deck& deck) {
+  LoraOptions options;
+  options.rank = deck.integer("lora.rank");
+  options.alpha = deck.real("lora.alpha");
+  options.dropout = deck.real("lora.dropout");
+  options.projections = deck.get<std::vector<std::string>>("lora.projections");
+  options.seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
+  return options;
 }
 
 NeedleOptions needle_options(const Deck& deck) {
   NeedleOptions options;
   options.lengths = deck.get<std::vector<std::int64_t>>("data.needle_lengths");
   options.length_share = deck.get<std::vector<double>>("data.needle_length_share");
+  options.held_out_share = deck.get<std::vector<double>>("data.needle_held_out_share");
   const auto list = [&](const char* key, std::vector<std::int64_t>& value) {
     const auto& given = deck.get<std::vector<std::int64_t>>(key);
     if (!given.empty()) value = given;

@@ -41,6 +41,8 @@ MeshShape mesh_shape(const Deck& deck);
 std::vector<std::string> not_executable(const Deck& deck);
 /// The preset's shape with the deck's explicit keys on top; all zero where the deck says nothing of a model.
 ModelShape model_shape(const Deck& deck);
+/// Block lora, with run.seed.
+LoraOptions lora_options(const Deck& deck);
 /// The needle task of block data (data.source = "needle"), with the model's vocabulary and run.seed.
 NeedleOptions needle_options(const Deck& deck);
 

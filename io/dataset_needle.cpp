@@ -41,7 +41,7 @@ class NeedleDataset final : public Dataset {
   std::uint64_t fingerprint() const override {
     Fingerprint print;
     for (const auto* list : {&task_.lengths, &task_.pairs, &task_.questions}) print.add(list->data(), list->size() * sizeof(std::int64_t));
-    print.add(task_.length_share.data(), task_.length_share.size() * sizeof(double));
+    for (const auto* share : {&task_.length_share, &task_.held_out_share}) print.add(share->data(), share->size() * sizeof(double));
     for (const std::int64_t n : {std::int64_t{task_.closing}, task_.keys, task_.values, task_.value_tokens, task_.vocabulary, static_cast<std::int64_t>(task_.seed), training_, held_out_})
       print.add(n);
     return print.value();

@@ -76,6 +76,7 @@ void embedding_forward(const Tensor& tokens, const Tensor& w, Tensor& y) {
 }
 
 void embedding_weight_gradient(const Tensor& tokens, const Tensor& dy, Tensor& dw) {
+  if (!dw.defined()) return;  // a frozen weight
   check("embedding_weight_gradient", tokens, dw, dy);
   BALLAST_ON_CUDA(dy, embedding_weight_gradient(tokens, dy, dw));
   dispatch_float(dy.dtype(), [&](auto t) { host::weight_gradient<decltype(t)>(tokens, dy, dw); });

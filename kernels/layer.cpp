@@ -70,12 +70,35 @@ Layer::Layer(const ModelShape& shape, std::int64_t index, const Parameters& para
       index_(index),
       type_(parameters.dtype()),
       value_(bind(shape, index, parameters, &Parameters::joined_value)),
-      gradient_(bind(shape, index, parameters, &Parameters::joined_gradient)) {}
+      gradient_(bind(shape, index, parameters, &Parameters::joined_gradient)),
+      lora_qkv_(shape.lora),
+      lora_output_(shape.lora),
+      lora_gate_up_(shape.lora),
+      lora_down_(shape.lora) {
+  const std::string prefix = fmt::format("model.layers.{}.", index);
+  const std::int64_t q = query_width(shape), kv = kv_width(shape), i = shape.intermediate;
+  lora_qkv_.add(parameters, prefix, "q", 0, q);
+  lora_qkv_.add(parameters, prefix, "k", q, q + kv);
+  lora_qkv_.add(parameters, prefix, "v", q + kv, q + 2 * kv);
+  lora_output_.add(parameters, prefix, "o", 0, shape.hidden);
+  lora_gate_up_.add(parameters, prefix, "gate", 0, i);
+  lora_gate_up_.add(parameters, prefix, "up", i, 2 * i);
+  lora_down_.add(parameters, prefix, "down", 0, shape.hidden);
+}
 
 double Layer::flops(std::int64_t tokens) const {
   const double t = static_cast<double>(tokens), h = static_cast<double>(shape_.hidden), i = static_cast<double>(shape_.intermediate);
   return linear_flops(t, h, static_cast<double>(qkv_width(shape_))) + linear_flops(t, static_cast<double>(query_width(shape_)), h) +
-         linear_flops(t, h, 2 * i) + linear_flops(t, i, h);
+         linear_flops(t, h, 2 * i) + linear_flops(t, i, h) + adapter_flops(tokens);
+}
+
+double Layer::adapter_flops(std::int64_t tokens) const {
+  const double t = static_cast<double>(tokens);
+  return lora_qkv_.flops(t) + lora_output_.flops(t) + lora_gate_up_.flops(t) + lora_down_.flops(t);
+}
+
+double Layer::backward_flops(std::int64_t tokens) const {
+  return (shape_.lora.enabled() ? 1 : 2) * flops(tokens) + (shape_.lora.enabled() ? adapter_flops(tokens) : 0);
 }
 
 LayerActivations Layer::allocate(std::int64_t tokens, Keep keep, bool has_branch, Workspace& workspace) const {
@@ -115,7 +138,7 @@ AttentionInputs Layer::attention_inputs(const LayerActivations& a) const {
   return in;
 }
 
-ResidualPair Layer::forward(const ResidualPair& in, const RotaryTable& rotary, AttentionExecutor& attention, LayerActivations& a,
+ResidualPair Layer::forward(const ResidualPair& in, const TokenTables& tables, AttentionExecutor& attention, LayerActivations& a,
                             Workspace& workspace) const {
   if (in.branch.defined()) {
     add_rmsnorm_forward(in.residual, in.branch, value_.norm1, shape_.rms_eps, a.input, a.normed1, a.rstd1);
@@ -123,34 +146,38 @@ ResidualPair Layer::forward(const ResidualPair& in, const RotaryTable& rotary, A
     a.input = in.residual;
     rmsnorm_forward(a.input, value_.norm1, shape_.rms_eps, a.normed1, a.rstd1);
   }
-  forward_from_input(rotary, attention, a, workspace);
+  forward_from_input(tables, attention, a, workspace);
   Tensor branch = workspace.take("layer branch", a.input.shape(), type_);
   linear_forward(a.product, value_.down, {}, branch);
+  lora_down_.forward(a.product, tables.dropout_keys, branch, workspace);
   return {a.middle, branch};
 }
 
 // From normed1 to the SwiGLU product.
-void Layer::forward_from_input(const RotaryTable& rotary, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const {
+void Layer::forward_from_input(const TokenTables& tables, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const {
   linear_forward(a.normed1, value_.qkv, value_.qkv_bias, a.qkv);
+  lora_qkv_.forward(a.normed1, tables.dropout_keys, a.qkv, workspace);
   Tensor rotated = heads_of(a.qkv, 0, shape_.query_heads + shape_.kv_heads, shape_.head_dim);  // q and k lie side by side
-  rope_apply(rotated, rotary.cos, rotary.sin, false, rotated);
+  rope_apply(rotated, tables.cos, tables.sin, false, rotated);
   Tensor o = heads_of(a.attention, 0, shape_.query_heads, shape_.head_dim);
   attention.forward(attention_inputs(a), o, a.lse);
   Tensor branch = workspace.take("layer branch", a.input.shape(), type_);
   linear_forward(a.attention, value_.output, {}, branch);
+  lora_output_.forward(a.attention, tables.dropout_keys, branch, workspace);
   add_rmsnorm_forward(a.input, branch, value_.norm2, shape_.rms_eps, a.middle, a.normed2, a.rstd2);
   linear_forward(a.normed2, value_.gate_up, {}, a.gate_up);
+  lora_gate_up_.forward(a.normed2, tables.dropout_keys, a.gate_up, workspace);
   swiglu_forward(a.gate_up, a.product);
 }
 
-void Layer::restore(Keep keep, const RotaryTable& rotary, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const {
+void Layer::restore(Keep keep, const TokenTables& tables, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const {
   if (keep == Keep::all) return;
   const std::int64_t tokens = a.input.size(0);
   for (const ActivationSpec& spec : activation_specs(shape_, tokens))
     if (keep < spec.kept_from) a.*spec.member = workspace.take(spec.name, spec.shape, spec.statistic ? statistics_type(type_) : type_);
   if (keep == Keep::input) {
     rmsnorm_forward(a.input, value_.norm1, shape_.rms_eps, a.normed1, a.rstd1);
-    forward_from_input(rotary, attention, a, workspace);
+    forward_from_input(tables, attention, a, workspace);
   } else {
     rmsnorm_recompute(a.input, a.rstd1, value_.norm1, a.normed1);
     rmsnorm_recompute(a.middle, a.rstd2, value_.norm2, a.normed2);
@@ -158,7 +185,7 @@ void Layer::restore(Keep keep, const RotaryTable& rotary, AttentionExecutor& att
   }
 }
 
-void Layer::backward(const RotaryTable& rotary, AttentionExecutor& attention, const LayerActivations& a, Tensor& d,
+void Layer::backward(const TokenTables& tables, AttentionExecutor& attention, const LayerActivations& a, Tensor& d,
                      Workspace& workspace) const {
   const std::int64_t tokens = d.size(0), q = query_width(shape_), kv = kv_width(shape_);
   const auto scratch = [&](const char* name, std::int64_t columns) { return workspace.take(name, {tokens, columns}, type_); };
@@ -169,9 +196,11 @@ void Layer::backward(const RotaryTable& rotary, AttentionExecutor& attention, co
   Tensor d_normed = scratch("layer d_normed", shape_.hidden);
   linear_input_gradient(d, value_.down, d_product);
   linear_weight_gradient(a.product, d, g.down);
+  lora_down_.backward(a.product, tables.dropout_keys, d, d_product, workspace);
   swiglu_backward(a.gate_up, d_product, d_gate_up);
   linear_input_gradient(d_gate_up, value_.gate_up, d_normed);
   linear_weight_gradient(a.normed2, d_gate_up, g.gate_up);
+  lora_gate_up_.backward(a.normed2, tables.dropout_keys, d_gate_up, d_normed, workspace);
   rmsnorm_weight_gradient(d_normed, a.middle, a.rstd2, g.norm2);
   rmsnorm_input_gradient(d_normed, a.middle, a.rstd2, value_.norm2, true, d);
 
@@ -179,6 +208,7 @@ void Layer::backward(const RotaryTable& rotary, AttentionExecutor& attention, co
   Tensor d_attention = scratch("layer d_attention", q);
   linear_input_gradient(d, value_.output, d_attention);
   linear_weight_gradient(a.attention, d, g.output);
+  lora_output_.backward(a.attention, tables.dropout_keys, d, d_attention, workspace);
   Tensor dq = scratch("layer dq", q).reshape({tokens, shape_.query_heads, shape_.head_dim});
   Tensor dk = scratch("layer dk", kv).reshape({tokens, shape_.kv_heads, shape_.head_dim});
   Tensor dv = scratch("layer dv", kv).reshape({tokens, shape_.kv_heads, shape_.head_dim});
@@ -187,11 +217,12 @@ void Layer::backward(const RotaryTable& rotary, AttentionExecutor& attention, co
   Tensor d_qkv = scratch("layer d_qkv", qkv_width(shape_));
   Tensor d_q = heads_of(d_qkv, 0, shape_.query_heads, shape_.head_dim), d_k = heads_of(d_qkv, q, shape_.kv_heads, shape_.head_dim);
   Tensor d_v = heads_of(d_qkv, q + kv, shape_.kv_heads, shape_.head_dim);
-  rope_apply(dq, rotary.cos, rotary.sin, true, d_q);
-  rope_apply(dk, rotary.cos, rotary.sin, true, d_k);
+  rope_apply(dq, tables.cos, tables.sin, true, d_q);
+  rope_apply(dk, tables.cos, tables.sin, true, d_k);
   copy_rows(dv, d_v);
   linear_input_gradient(d_qkv, value_.qkv, d_normed);
   linear_weight_gradient(a.normed1, d_qkv, g.qkv);
+  lora_qkv_.backward(a.normed1, tables.dropout_keys, d_qkv, d_normed, workspace);
   if (shape_.qkv_bias) linear_bias_gradient(d_qkv, g.qkv_bias);
   rmsnorm_weight_gradient(d_normed, a.input, a.rstd1, g.norm1);
   rmsnorm_input_gradient(d_normed, a.input, a.rstd1, value_.norm1, true, d);

@@ -7,6 +7,7 @@
 
 #include "core/attention_executor.hpp"
 #include "core/model_shape.hpp"
+#include "kernels/lora.hpp"
 #include "kernels/parameters.hpp"
 #include "kernels/workspace.hpp"
 
@@ -46,9 +47,10 @@ struct ResidualPair {
   Tensor residual, branch;  ///< [T, H]
 };
 
-/// Rotation table of a micro-batch, shared by all layers: [T, D/2] each.
-struct RotaryTable {
-  Tensor cos, sin;
+/// What all layers read of a micro-batch's tokens: their rotation, and which adapter inputs they drop.
+struct TokenTables {
+  Tensor cos, sin;      ///< [T, D/2] each
+  Tensor dropout_keys;  ///< [T] i64 (kernels/dropout); undefined: nothing is dropped
 };
 
 /// dtype of statistics (rstd, LSE, token losses, rotation table) beside activations of `type`.
@@ -62,6 +64,8 @@ class Layer {
   std::int64_t index() const { return index_; }
   /// Matrix products of one forward pass over `tokens` tokens, attention not included.
   double flops(std::int64_t tokens) const;
+  /// Of one backward pass: frozen weights need their inputs' gradients alone.
+  double backward_flops(std::int64_t tokens) const;
   /// Activations of which those that `keep` names are new, the rest lie in the workspace until the next layer's pass.
   /// `has_branch`: the layer's input comes as two summands, so that their sum needs a place.
   LayerActivations allocate(std::int64_t tokens, Keep keep, bool has_branch, Workspace& workspace) const;
@@ -69,23 +73,25 @@ class Layer {
   static void release(Keep keep, LayerActivations& a);
   /// Fills `a` from the hidden state `in`, returns the output.  a.input becomes in.residual where that is the whole
   /// hidden state.  The output's branch lies in the workspace.
-  ResidualPair forward(const ResidualPair& in, const RotaryTable& rotary, AttentionExecutor& attention, LayerActivations& a,
+  ResidualPair forward(const ResidualPair& in, const TokenTables& tables, AttentionExecutor& attention, LayerActivations& a,
                        Workspace& workspace) const;
   /// Fills what `keep` left out of `a`, bit for bit as forward did.
-  void restore(Keep keep, const RotaryTable& rotary, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const;
+  void restore(Keep keep, const TokenTables& tables, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const;
   /// d [T, H]: gradient of the output, turned into that of the input in place.  Adds the parameter gradients.
-  void backward(const RotaryTable& rotary, AttentionExecutor& attention, const LayerActivations& a, Tensor& d, Workspace& workspace) const;
+  void backward(const TokenTables& tables, AttentionExecutor& attention, const LayerActivations& a, Tensor& d, Workspace& workspace) const;
   /// Bytes of the activations that `keep` names.
   static std::int64_t kept_bytes(const ModelShape& shape, std::int64_t tokens, DType type, Keep keep);
 
  private:
-  void forward_from_input(const RotaryTable& rotary, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const;
+  void forward_from_input(const TokenTables& tables, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const;
+  double adapter_flops(std::int64_t tokens) const;
   AttentionInputs attention_inputs(const LayerActivations& a) const;
 
   ModelShape shape_;
   std::int64_t index_ = 0;
   DType type_ = DType::f32;
-  LayerTensors value_, gradient_;
+  LayerTensors value_, gradient_;                // gradients are undefined where frozen
+  LoraLinear lora_qkv_, lora_output_, lora_gate_up_, lora_down_;
 };
 
 }  // namespace ballast

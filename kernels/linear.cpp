@@ -102,12 +102,14 @@ void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx) {
 }
 
 void linear_weight_gradient(const Tensor& x, const Tensor& dy, Tensor& dw) {
+  if (!dw.defined()) return;  // a frozen weight
   check("linear_weight_gradient", x, dw, dy);
   BALLAST_ON_CUDA(x, linear_weight_gradient(x, dy, dw));
   dispatch_float(x.dtype(), [&](auto t) { host::weight_gradient<decltype(t)>(x, dy, dw); });
 }
 
 void linear_bias_gradient(const Tensor& dy, Tensor& db) {
+  if (!db.defined()) return;  // a frozen weight
   require(dy.rank() >= 2 && db.numel() == columns(dy), "linear_bias_gradient: gradient {} and bias {} do not fit", to_string(dy.shape()),
           to_string(db.shape()));
   BALLAST_ON_CUDA(dy, linear_bias_gradient(dy, db));

@@ -14,7 +14,7 @@
 namespace ballast {
 
 struct StageActivations {
-  RotaryTable rotary;
+  TokenTables tables;
   std::vector<LayerActivations> layers;
   Tensor hidden, rstd, lse;  // last stage: input of the final norm [T, H], its rstd and the logits' LSE [T]
 };
@@ -135,8 +135,8 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input, At
   const bool keep = saved != nullptr;
   StageActivationsPtr activations(new StageActivations);
   StageActivations& a = *activations;
-  a.rotary = {m.kept(keep, "rotary cos", {tokens, half}, statistics), m.kept(keep, "rotary sin", {tokens, half}, statistics)};
-  rope_table(batch.positions, m.frequencies, a.rotary.cos, a.rotary.sin);
+  a.tables = {m.kept(keep, "rotary cos", {tokens, half}, statistics), m.kept(keep, "rotary sin", {tokens, half}, statistics), batch.dropout_keys};
+  rope_table(batch.positions, m.frequencies, a.tables.cos, a.tables.sin);
 
   ResidualPair hidden{input, {}};
   if (m.first()) {
@@ -150,7 +150,7 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input, At
     scope.flops = layer.flops(tokens);
     const Keep level = keep ? keep_of(m.recompute.with(batch.recompute_layers), static_cast<std::int64_t>(l)) : Keep::nothing;
     LayerActivations& intermediate = a.layers.emplace_back(layer.allocate(tokens, level, hidden.branch.defined(), m.workspace));
-    hidden = layer.forward(hidden, a.rotary, attention, intermediate, m.workspace);
+    hidden = layer.forward(hidden, a.tables, attention, intermediate, m.workspace);
     Layer::release(level, intermediate);
     if (m.inspect) m.inspect(layer.index(), hidden);
   }
@@ -187,7 +187,7 @@ Tensor StageModel::backward(const LocalBatch& batch, StageActivationsPtr saved, 
     LayerContext context(m.recorder, -1);
     Scope scope(m.recorder, EventKind::head);
     scope.flops =
-        2.0 * linear_flops(static_cast<double>(tokens), static_cast<double>(m.shape.hidden), static_cast<double>(m.shape.vocabulary));
+        (m.head.weight_gradient.defined() ? 2.0 : 1.0) * linear_flops(static_cast<double>(tokens), static_cast<double>(m.shape.hidden), static_cast<double>(m.shape.vocabulary));
     lm_head_backward(m.head, a.hidden, a.rstd, a.lse, batch.targets, loss_scale, batch.loss_weights, m.workspace, d);
   } else {
     require(d_output.defined() && d_output.shape() == d.shape() && d_output.dtype() == m.type,
@@ -198,9 +198,9 @@ Tensor StageModel::backward(const LocalBatch& batch, StageActivationsPtr saved, 
     const Layer& layer = m.layers[l];
     LayerContext context(m.recorder, layer.index());
     Scope scope(m.recorder, EventKind::layer_backward);
-    scope.flops = 2.0 * layer.flops(tokens);
-    layer.restore(keep_of(m.recompute.with(batch.recompute_layers), static_cast<std::int64_t>(l)), a.rotary, attention, a.layers[l], m.workspace);
-    layer.backward(a.rotary, attention, a.layers[l], d, m.workspace);
+    scope.flops = layer.backward_flops(tokens);
+    layer.restore(keep_of(m.recompute.with(batch.recompute_layers), static_cast<std::int64_t>(l)), a.tables, attention, a.layers[l], m.workspace);
+    layer.backward(a.tables, attention, a.layers[l], d, m.workspace);
     a.layers[l] = {};  // frees this layer's activations
   }
   if (!m.first()) return d;

@@ -32,6 +32,7 @@ struct LocalBatch {
   Tensor positions;                   ///< [T] i32, position inside the sample (RoPE)
   Tensor loss_weights;                ///< [T] f32 (f64), weight of each token's loss in the objective; undefined: all 1
   std::vector<std::int32_t> segment;  ///< [T] segment index, for per-segment losses
+  Tensor dropout_keys;                ///< [T] i64, names each token for the adapters' dropout (kernels/dropout); undefined: nothing is dropped
   bool judged = false;                ///< whether forward also says which targets it would have predicted (StageOutput::correct)
   int recompute_layers = -1;          ///< layers recomputed in place of the model's options (RecomputeOptions::with); -1: as they say
   std::int64_t size() const { return tokens.defined() ? tokens.size(0) : 0; }

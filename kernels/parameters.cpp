@@ -74,11 +74,14 @@ Parameters::Parameters(std::vector<Parameter> table, DType type, Device& device,
           "parameters in {} need a GPU; on the host use f32 or f64", name(type));
   for (std::size_t i = 0; i < table_.size(); ++i) {
     require(position_.emplace(table_[i].name, i).second, "parameter {} is listed twice for one rank", table_[i].name);
+    require(table_[i].trainable || trainable_table_.empty(), "frozen parameter {} comes after trainable ones", table_[i].name);
+    (table_[i].trainable ? trainable_table_ : frozen_table_).push_back(table_[i]);
     offset_.push_back(numel_);
     numel_ += table_[i].numel();
+    if (!table_[i].trainable) frozen_ = numel_;
   }
-  const std::int64_t padded = (numel_ + pad_to - 1) / pad_to * pad_to;
-  values_ = Tensor::zeros({padded}, type, device, MemoryCategory::parameters);
+  const std::int64_t padded = (trainable_numel() + pad_to - 1) / pad_to * pad_to;
+  values_ = Tensor::zeros({frozen_ + padded}, type, device, MemoryCategory::parameters);
   gradients_ = Tensor::zeros({padded}, type == DType::f64 ? DType::f64 : DType::f32, device, MemoryCategory::gradients);
 }
 
@@ -89,6 +92,8 @@ const Parameter& Parameters::info(const std::string& name) const {
 }
 
 std::int64_t Parameters::offset(const std::string& name) const { return offset_[static_cast<std::size_t>(&info(name) - table_.data())]; }
+
+std::int64_t Parameters::trainable_offset(const std::string& name) const { return offset(name) - frozen_; }
 
 Tensor Parameters::value(const std::string& name) const { return joined_value(name, 1); }
 Tensor Parameters::gradient(const std::string& name) const { return joined_gradient(name, 1); }
@@ -104,7 +109,9 @@ Tensor Parameters::joined_gradient(const std::string& name, int count) const {
   const auto first = static_cast<std::size_t>(&info(name) - table_.data());
   const Shape shape = joined_shape(table_, first, count);
   const std::size_t last = first + static_cast<std::size_t>(count) - 1;
-  return gradients_.rows(offset_[first], offset_[last] + table_[last].numel()).reshape(shape);
+  require(table_[first].trainable == table_[last].trainable, "{} is frozen, its neighbour {} is not: they cannot be joined", table_[first].name, table_[last].name);
+  if (!table_[first].trainable) return {};
+  return gradients_.rows(offset_[first] - frozen_, offset_[last] + table_[last].numel() - frozen_).reshape(shape);
 }
 
 void Parameters::initialise(std::uint64_t seed) {

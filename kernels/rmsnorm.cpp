@@ -134,6 +134,7 @@ void rmsnorm_input_gradient(const Tensor& dy, const Tensor& x, const Tensor& rst
 }
 
 void rmsnorm_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, Tensor& dw) {
+  if (!dw.defined()) return;  // a frozen weight
   check("rmsnorm_weight_gradient", dy, x, dw, rstd);
   BALLAST_ON_CUDA(dy, rmsnorm_weight_gradient(dy, x, rstd, dw));
   dispatch_float(dy.dtype(), [&](auto t) { host::weight_gradient<decltype(t)>(dy, x, rstd, dw); });

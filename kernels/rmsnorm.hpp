@@ -15,7 +15,7 @@ void rmsnorm_recompute(const Tensor& x, const Tensor& rstd, const Tensor& w, Ten
 /// dx = rstd (w dy - xhat mean(w dy xhat)) with xhat = x rstd.  `accumulate`: dx += (the residual path's gradient is there
 /// already), else overwrites.
 void rmsnorm_input_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& w, bool accumulate, Tensor& dx);
-/// dw += sum over tokens of dy xhat, summed in fp64 in token order before it is added.
+/// dw += sum over tokens of dy xhat, summed in fp64 in token order before it is added.  Undefined dw: frozen, nothing is done.
 void rmsnorm_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, Tensor& dw);
 
 }  // namespace ballast

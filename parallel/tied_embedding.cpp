@@ -11,7 +11,7 @@ TiedEmbedding::TiedEmbedding(const Mesh& mesh, const Parameters& parameters, con
     : optimizer_(optimizer) {
   if (mesh.shape.pp == 1) return;
   std::string name;
-  for (const Parameter& p : parameters.table())
+  for (const Parameter& p : parameters.trainable_table())
     if (p.tied_copy) name = p.name;
   std::string tied;
   for (const std::string& n : mesh.pp.all_gather(name)) tied = n.empty() ? tied : n;
@@ -22,7 +22,7 @@ TiedEmbedding::TiedEmbedding(const Mesh& mesh, const Parameters& parameters, con
   if (!first && !last) return;
 
   // What each rank holds, in elements of the embedding.
-  const std::int64_t offset = parameters.offset(tied), numel = parameters.info(tied).numel();
+  const std::int64_t offset = parameters.trainable_offset(tied), numel = parameters.info(tied).numel();
   const std::int64_t begin = std::clamp<std::int64_t>(optimizer.shard_begin() - offset, 0, numel);
   const std::int64_t end = std::clamp<std::int64_t>(optimizer.shard_end() - offset, 0, numel);
   const auto ranges = ends_.all_gather(fmt::format("{} {}", begin, end));

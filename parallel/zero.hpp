@@ -10,7 +10,7 @@ namespace ballast {
 /// stage 0: everything replicated.  1: optimizer state sharded.  2: reduced gradients kept sharded too (gradients of each micro-batch are
 /// reduce-scattered into an fp32 shard; the full buffer is only one micro-batch's).  Gradients are summed over the ranks, never
 /// averaged, in rank order: stages 0 and 1 give the same bits, stage 2 differs by the order of summation over micro-batches alone.
-/// The parameters' flat buffers must be padded to a multiple of the replica size (Parameters' pad_to).
+/// Frozen parameters have no part in it.  The parameters' flat buffers must be padded to a multiple of the replica size (Parameters' pad_to).
 class ShardedOptimizer {
  public:
   /// `parameters` must outlive it.  Master weights are undefined until reset_master_from_values() or a checkpoint fills them; with
@@ -27,7 +27,7 @@ class ShardedOptimizer {
   /// AdamW on this rank's shard with gradients scaled by `gradient_scale`, then gathers the new values.  Collective.
   void apply(double gradient_scale, double learning_rate, std::int64_t step);
 
-  /// This rank's shard of the flat buffer: elements [begin, end), padding included.
+  /// This rank's shard of the trainable part of the flat buffer: elements [begin, end), padding included.
   std::int64_t shard_begin() const { return begin_; }
   std::int64_t shard_end() const { return end_; }
   AdamWState& state() { return state_; }

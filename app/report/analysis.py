@@ -402,7 +402,7 @@ def summary(a):
     result.update(a.ring.get("all", {}))
     result.update(a.batch)
     result.update(sparsity(a))
-    for name, key in (("loss", "loss"), ("validation_loss", "validation_loss")):
+    for name, key in (("loss", "loss"), ("validation_loss", "validation_loss"), ("needle_accuracy", "needle_accuracy")):
         if name in a.scalars:
             result[key] = float(a.scalars[name][1][-1])
     if "loss" in a.scalars:

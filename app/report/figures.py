@@ -1,4 +1,6 @@
 """One function a figure: takes an Analysis, returns a matplotlib figure or None where the run has nothing to show."""
+import re
+
 import numpy as np
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator
@@ -36,6 +38,35 @@ def loss(a):
         ax.legend(loc="upper right")
     ax.set(xlabel="step", ylabel="loss (nats / token)", title="Loss")
     _integer_axis(ax.xaxis)
+    return figure
+
+
+_CELL = re.compile(r"needle_accuracy\.length\.(\d+)\.depth\.(\d+)$")
+
+
+def needle(a):
+    """Accuracy over the run, and by length and depth at its last evaluation."""
+    if "needle_accuracy" not in a.scalars:
+        return None
+    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3.2), gridspec_kw={"width_ratios": [1, 1.2]})
+    lengths = sorted({int(m[1]) for m in map(re.compile(r"needle_accuracy\.length\.(\d+)$").match, a.scalars) if m})
+    for i, length in enumerate(lengths):
+        left.plot(*a.scalars[f"needle_accuracy.length.{length}"], marker="o", markersize=3, color=SERIES[i % len(SERIES)], label=f"{length} tokens")
+    left.plot(*a.scalars["needle_accuracy"], color=INK, linewidth=1.2, linestyle="--", label="all")
+    left.set(xlabel="step", ylabel="accuracy", ylim=(-0.02, 1.02), title="Needle accuracy")
+    left.legend(loc="lower right")
+    _integer_axis(left.xaxis)
+    cells = {(int(m[1]), int(m[2])): float(a.scalars[m[0]][1][-1]) for m in map(_CELL.match, a.scalars) if m}
+    depths = 1 + max((d for _, d in cells), default=0)
+    table = np.array([[cells.get((n, d), np.nan) for d in range(depths)] for n in lengths])
+    right.imshow(table, vmin=0, vmax=1, cmap=HEAT, aspect="auto")
+    for (row, column), value in np.ndenumerate(table):
+        if value == value:
+            right.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color="white" if value < 0.5 else INK)
+    right.set_xticks(range(depths), [f"{100 * d // depths}-{100 * (d + 1) // depths} %" for d in range(depths)])
+    right.set_yticks(range(len(lengths)), [str(n) for n in lengths])
+    right.set(xlabel="depth of the pair", ylabel="length (tokens)", title="At the last evaluation")
+    right.grid(False)
     return figure
 
 
@@ -328,6 +359,7 @@ def compare(analyses):
 # name -> (function, caption); the order of the page.
 FIGURES = {
     "loss": (loss, "Loss of each step, and held-out loss where it was taken."),
+    "needle": (needle, "Share of the held-out questions whose whole answer is the most likely one, by length of the sample and depth of the asked pair."),
     "split": (split, "Where the time of a step goes. Every moment counts once, for the innermost region the rank is in."),
     "heatmap": (heatmap, "Seconds of useful computation. A straggler is a bright row, an uneven batch a bright column; grey: no data."),
     "timeline": (timeline, "The step of median length. Upper lane: operations of the schedule with their micro-batch (F forward, R recompute, B "

@@ -151,7 +151,7 @@ def segments(a):
 
 
 COMPARED = [("ranks", "ranks", ""), ("steps", "steps", ""), ("step_time_s", "step time (s)", ".4f"), ("tokens_per_s_per_rank", "tokens / s / rank", ",.0f"),
-            ("mfu", "MFU", ".3f"), ("loss", "last loss", ".4f"), ("validation_loss", "held-out loss", ".4f"), ("load_balance", "load balance", ".4f"),
+            ("mfu", "MFU", ".3f"), ("loss", "last loss", ".4f"), ("validation_loss", "held-out loss", ".4f"), ("needle_accuracy", "needle accuracy", ".4f"), ("load_balance", "load balance", ".4f"),
             ("communication_efficiency", "communication efficiency", ".4f"), ("parallel_efficiency", "parallel efficiency", ".4f"),
             ("worker_imbalance", "worker imbalance", ".4f"), ("step_imbalance", "step imbalance", ".4f"), ("computation_ratio", "computation ratio", ".4f"),
             ("sparsity_ratio", "sparsity ratio", ".4f"), ("mean_budget", "mean budget", ".2f"),

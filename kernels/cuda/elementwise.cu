@@ -1,4 +1,5 @@
 // RoPE, SwiGLU, conversions and additions: one pass over memory each.
+#include "core/random.hpp"
 #include "kernels/cuda/ops.hpp"
 #include "kernels/cuda/reduce.cuh"
 
@@ -88,7 +89,32 @@ void convert(const void* x, std::int64_t x_stride, void* y, std::int64_t y_strid
   convert_kernel<<<blocks_for(rows * width), kThreads, 0, stream>>>(static_cast<const X*>(x), x_stride, static_cast<Y*>(y), y_stride, rows * width, width);
 }
 
+// A thread draws once for four neighbouring columns.
+__global__ void dropout_kernel(const __nv_bfloat16* x, std::int64_t x_stride, const std::int64_t* keys, std::uint64_t stream_id, std::uint32_t threshold, float scale,
+                               __nv_bfloat16* y, std::int64_t y_stride, std::int64_t n, std::int64_t width) {
+  const std::int64_t groups = (width + 3) / 4;
+  for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
+    const std::int64_t row = i / groups, group = i % groups;
+    std::uint32_t words[4] = {threshold, threshold, threshold, threshold};
+    if (keys) {
+      const auto drawn = philox(stream_id, static_cast<std::uint64_t>(keys[row]), static_cast<std::uint64_t>(group));
+      for (int w = 0; w < 4; ++w) words[w] = drawn[w];
+    }
+    for (int w = 0; w < 4 && 4 * group + w < width; ++w) {
+      const std::int64_t c = 4 * group + w;
+      y[row * y_stride + c] = __float2bfloat16_rn(words[w] >= threshold ? scale * __bfloat162float(x[row * x_stride + c]) : 0.0f);
+    }
+  }
+}
+
 }  // namespace
+
+cudaError_t dropout(const Bf16* x, std::int64_t x_stride, const std::int64_t* keys, std::uint64_t stream_id, std::uint32_t threshold, float scale, Bf16* y,
+                    std::int64_t y_stride, std::int64_t rows, std::int64_t width, cudaStream_t stream) {
+  const std::int64_t n = rows * ((width + 3) / 4);
+  if (n > 0) dropout_kernel<<<blocks_for(n), kThreads, 0, stream>>>(x, x_stride, keys, stream_id, threshold, scale, y, y_stride, n, width);
+  return cudaGetLastError();
+}
 
 cudaError_t rope_table(const std::int32_t* positions, const double* frequency, double scale, float* cos, float* sin, std::int64_t tokens, int half, cudaStream_t stream) {
   if (tokens > 0) rope_table_kernel<<<blocks_for(tokens * half), kThreads, 0, stream>>>(positions, frequency, scale, cos, sin, tokens * half, half);

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/device.hpp"
 #include "kernels/cuda/ops.hpp"
+#include "kernels/dropout.hpp"
 
 namespace ballast::cuda {
 namespace {
@@ -144,6 +145,12 @@ void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double sca
 double sum_losses(const Tensor& token_loss) {
   require_dense(token_loss, "sum of losses");
   return read_double([&](double* partial, double* result) { return sum(float_of(token_loss), token_loss.numel(), partial, result, stream()); });
+}
+
+void dropout(const Tensor& x, const Tensor& keys, std::uint64_t stream_id, double rate, double scale, Tensor& y) {
+  check(dropout(bf16_of(x), row_stride(x), rate > 0 ? keys.data<std::int64_t>() : nullptr, stream_id, dropout_threshold(rate), static_cast<float>(scale), bf16_of(y),
+                row_stride(y), x.size(0), x.size(1), stream()),
+        "dropout");
 }
 
 void add(const Tensor& a, const Tensor& b, Tensor& out) {

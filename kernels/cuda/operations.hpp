@@ -33,6 +33,7 @@ void cross_entropy_correct(const Tensor& logits, const Tensor& targets, Tensor& 
 void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double scale, const Tensor& weights, Tensor& logits);
 double sum_losses(const Tensor& token_loss);
 
+void dropout(const Tensor& x, const Tensor& keys, std::uint64_t stream, double rate, double scale, Tensor& y);
 void add(const Tensor& a, const Tensor& b, Tensor& out);
 void copy_rows(const Tensor& from, Tensor& to);
 

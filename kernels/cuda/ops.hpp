@@ -65,6 +65,10 @@ cudaError_t sum_of_squares(const float* x, std::int64_t n, double* partial, doub
 /// result[0] = sum of x in fp64, fixed order.
 cudaError_t sum(const float* x, std::int64_t n, double* partial, double* result, cudaStream_t stream);
 
+/// y = scale x where (stream, keys[row], column) lets the element stay, else 0 (kernels/dropout.hpp); null keys: all stay.  Strides in elements; y may be x.
+cudaError_t dropout(const Bf16* x, std::int64_t x_stride, const std::int64_t* keys, std::uint64_t stream_id, std::uint32_t threshold, float scale, Bf16* y,
+                    std::int64_t y_stride, std::int64_t rows, std::int64_t width, cudaStream_t stream);
+
 /// out = a + b over rows of `width` elements whose starts lie `*_stride` elements apart; bf16, or fp32 with `is_float`.
 cudaError_t add_rows(const void* a, std::int64_t a_stride, const void* b, std::int64_t b_stride, void* out, std::int64_t out_stride, bool is_float, std::int64_t rows,
                      std::int64_t width, cudaStream_t stream);

@@ -99,7 +99,7 @@ class Needle(RunCase):
     def test_eval_samples_limits_the_questions(self):
         run = self.out("run")
         self.run_ballast(2, "train", self.deck(text=DECK, values=2, closing="true", every=0), "-d", run)
-        found = self.evaluate(self.deck(text=DECK, values=2, closing="true"), run, 2, "eval.samples=1")
+        found = self.evaluate(os.path.join(run, "deck.toml"), run, 2, "eval.samples=1")  # the effective deck, which states every key
         self.assertIn(found["needle"]["questions"], (4, 7))
 
 

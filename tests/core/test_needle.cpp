@@ -153,6 +153,11 @@ TEST(Needle, SharesOfLengths) {
   EXPECT_NEAR(longer, 2000, 200) << "seed " << kSeed;
   o.length_share = {0, 2};
   for (std::int64_t index = 0; index < 100; ++index) EXPECT_EQ(o.kind(true, index), 1u);
+  o.held_out_share = {1, 0};
+  for (std::int64_t index = 0; index < 100; ++index) {
+    EXPECT_EQ(o.kind(true, index), 0u);
+    EXPECT_EQ(o.kind(false, index), 1u);
+  }
 }
 
 TEST(Needle, MistakesAreNamed) {
@@ -173,6 +178,7 @@ TEST(Needle, MistakesAreNamed) {
   named([](NeedleOptions& o) { o.questions = {0}; }, "data.needle_questions = 0");
   named([](NeedleOptions& o) { o.length_share = {1}; }, "data.needle_length_share has 1 values");
   named([](NeedleOptions& o) { o.length_share = {0, 0}; }, "data.needle_length_share: ");
+  named([](NeedleOptions& o) { o.held_out_share = {1, -1}; }, "data.needle_held_out_share: ");
   named([](NeedleOptions& o) { o.vocabulary = 41; }, "data.needle_keys + data.needle_values");
   named([](NeedleOptions& o) { o.value_tokens = 0; }, "data.needle_value_tokens = 0");
   NeedleOptions o = options();

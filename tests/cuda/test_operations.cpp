@@ -3,6 +3,7 @@
 
 #include "cuda/support.hpp"
 #include "kernels/cross_entropy.hpp"
+#include "kernels/dropout.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/embedding.hpp"
 #include "kernels/linear.hpp"
@@ -161,6 +162,23 @@ TEST_F(Operations, CrossEntropyCorrect) {
       right += correct.data<std::uint8_t>()[i];
     }
     EXPECT_GE(right, t / 3);
+  }
+}
+
+TEST_F(Operations, Dropout) {
+  const std::int64_t t = 129, width = 203;
+  const Tensor x = random({t, width}), wide_gpu = to_gpu(random({t, width + 5}), b16);
+  Tensor keys = Tensor::empty({t}, DType::i64);
+  for (std::int64_t i = 0; i < t; ++i) keys.data<std::int64_t>()[i] = static_cast<std::int64_t>(rng()) * static_cast<std::int64_t>(rng());
+  for (const double rate : {0.0, 0.1, 0.75}) {
+    Tensor y = Tensor::empty({t, width}, f64), y_gpu = wide_gpu.narrow(1, 5, 5 + width);
+    dropout(x, keys, 1234567, rate, 1.5, y);
+    dropout(to_gpu(x, b16), keys.to(*gpu), 1234567, rate, 1.5, y_gpu);
+    Tensor dense = unwritten({t, width}, b16);
+    copy_rows(y_gpu, dense);
+    EXPECT_CLOSE(dense, y, kBf16);
+    const Tensor found = to_host(dense);
+    for (std::int64_t i = 0; i < found.numel(); ++i) ASSERT_EQ(found.data<double>()[i] == 0, y.data<double>()[i] == 0) << "element " << i << ", seed " << seed;
   }
 }
 

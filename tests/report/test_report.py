@@ -231,6 +231,18 @@ class DamagedRuns(RunTest):
         self.assertEqual(m["steps"], 2)
         self.assertEqual(m["validation_loss"], 1.5)
 
+    def test_needle_accuracy_is_shown(self):
+        r = Rank(0, 1)
+        r.event("step", 0, 1, step=0)
+        r.event("step", 1, 2, step=1)
+        for step, right in ((0, 0.25), (1, 0.75)):
+            r.step(step, loss=1.0, **{"needle_accuracy": right, "needle_accuracy.length.64": right, "needle_accuracy.length.512": right - 0.1,
+                                      "needle_accuracy.length.64.depth.0": right, "needle_accuracy.length.512.depth.1": 0.5})
+        run = synthetic.write(self.folder / "run", [r])
+        self.report(run)
+        self.assertEqual(self.metrics(run / "report")["needle_accuracy"], 0.75)
+        self.assertTrue((run / "report" / "needle.png").exists())
+
     def test_events_with_impossible_times(self):
         r = Rank(0, 1)
         r.event("step", 0, 10, step=0)
