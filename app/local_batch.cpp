@@ -57,4 +57,14 @@ void name_tokens(LocalBatch& batch, const MicroBatch& micro_batch, std::int64_t 
   batch.dropout_keys = keys.to(device);
 }
 
+Tensor token_weights(const std::vector<double>& of_segment, const LocalBatch& batch, DType type, Device& device) {
+  if (of_segment.empty()) return {};
+  Tensor weights = Tensor::empty({batch.size()}, type, host_device(), MemoryCategory::data);
+  dispatch_float(type, [&](auto t) {
+    for (std::size_t i = 0; i < batch.segment.size(); ++i)
+      weights.data<decltype(t)>()[i] = static_cast<decltype(t)>(batch.segment[i] < 0 ? 0.0 : of_segment[static_cast<std::size_t>(batch.segment[i])]);
+  });
+  return weights.to(device);
+}
+
 }  // namespace ballast

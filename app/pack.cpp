@@ -69,6 +69,7 @@ PackFacts pack(const Deck& deck) {
   const std::unique_ptr<Dataset> dataset = open_dataset(data);
   Sampler sampler(dataset->samples(), data.seed, deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
                   [&](std::int64_t s) { return dataset->document(s); }, dataset->held_out());
+  sampler.begin_with(RunOptions::from(deck).curriculum, [&](std::int64_t s) { return dataset->length(s); });
   require(sampler.training_samples() > 0, "data: no training samples ({}); check the block [data]", dataset->description());
   PackFacts f;
   f.case_name = deck.case_name;

@@ -56,6 +56,7 @@ std::vector<Batch> first_batches(const Deck& deck, const RunOptions& options, st
   const std::unique_ptr<Dataset> dataset = open_dataset(data);
   Sampler sampler(dataset->samples(), data.seed, deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
                   [&](std::int64_t s) { return dataset->document(s); }, dataset->held_out());
+  sampler.begin_with(RunOptions::from(deck).curriculum, [&](std::int64_t s) { return dataset->length(s); });
   SamplerPosition position;
   std::vector<Batch> batches;
   for (std::int64_t step = 0; step < count; ++step) {

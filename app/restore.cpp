@@ -24,6 +24,12 @@ CheckpointShard shard_of(Session& session, ShardedOptimizer& optimizer, bool wri
 /// A fingerprint as numbers that HDF5 attributes hold exactly.
 std::vector<double> halves(std::uint64_t x) { return {static_cast<double>(x >> 32), static_cast<double>(x & 0xffffffffu)}; }
 
+/// What of a curriculum decides the first epoch's order of samples.
+std::vector<double> numbers(const Curriculum& c) {
+  if (c.steps == 0) return {0};
+  return {static_cast<double>(c.steps), static_cast<double>(c.max_tokens), static_cast<double>(c.global_tokens), static_cast<double>(c.global_samples)};
+}
+
 }  // namespace
 
 Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what, const std::string& run_folder) {
@@ -47,6 +53,12 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
   const auto base = restored.state.extra.find("base_fingerprint");
   check_all(world, base == restored.state.extra.end() || base->second == halves(session.base_fingerprint),
             fmt::format("{}: its adapters were trained beside other weights than those of model.weights = \"{}\"", restored.path, session.deck.text("model.weights")));
+  const auto curriculum = restored.state.extra.find("curriculum");
+  const std::vector<double> before = curriculum == restored.state.extra.end() ? std::vector<double>{0} : curriculum->second;
+  check_all(world, restored.state.sampler.epoch > 0 || before == numbers(session.options.curriculum),
+            fmt::format("{}: written under another curriculum (steps, max_tokens, global_tokens, global_samples = {}, the deck has {}); the order of samples would "
+                        "change in the first epoch: use the same block curriculum and batch size",
+                        restored.path, fmt::join(before, ", "), fmt::join(numbers(session.options.curriculum), ", ")));
   const auto data = restored.state.extra.find("data_fingerprint");
   if (data != restored.state.extra.end() && data->second != halves(session.dataset->fingerprint()))
     restored.warnings.push_back(fmt::format("{}: written over other data than {}; the sampler goes on at its position in the new order", restored.path, session.dataset->description()));
@@ -59,6 +71,7 @@ std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState 
   state.deck = session.deck.effective_toml();
   state.git_hash = git_hash();
   if (session.tuning) state.extra["budget_averages"] = session.tuning->averages().values();
+  state.extra["curriculum"] = numbers(session.options.curriculum);
   state.extra["data_fingerprint"] = halves(session.dataset->fingerprint());
   if (session.parameters.frozen_numel() > 0) state.extra["base_fingerprint"] = halves(session.base_fingerprint);
   return write_checkpoint(folder, session.mesh.world, shard_of(session, optimizer, true), state, static_cast<int>(session.deck.integer("checkpoint.keep")));

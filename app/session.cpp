@@ -29,6 +29,7 @@ Sampler sampler_of(const Communicator& world, const Deck& deck, const Dataset& d
   together(world, [&] {
     sampler.emplace(dataset.samples(), static_cast<std::uint64_t>(deck.integer("run.seed")), deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
                     [&](std::int64_t s) { return dataset.document(s); }, dataset.held_out());
+    sampler->begin_with(RunOptions::from(deck).curriculum, [&](std::int64_t s) { return dataset.length(s); });
   });
   return *std::move(sampler);
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "app/local_batch.hpp"
+#include "core/loss_weights.hpp"
 
 namespace ballast {
 
@@ -21,19 +22,19 @@ TrainStep::Gradients TrainStep::compute(const Batch& batch) {
   const std::vector<MicroBatch> mine = batch.work_of(session_.mesh.at.dp);
   std::size_t rounds = 0;
   for (const auto& list : batch.micro_batches) rounds = std::max(rounds, list.size());
-  // `ave_token`: every token of the global batch weighs the same, on whichever rank it lies.
-  const double scale = batch.loss_tokens() > 0 ? 1.0 / static_cast<double>(batch.loss_tokens()) : 0.0;
-  optimizer_.begin_step();
-  BudgetTuning* const tuning = session_.tuning.get();
-  if (tuning != nullptr) tuning->begin_step(batch, session_.mesh.at.dp);
-  Gradients found;
+  const LossWeights weights(session_.options.normaliser, batch);
+  const DType weight_type = session_.parameters.dtype() == DType::f64 ? DType::f64 : DType::f32;
   ChunkStores stores = session_.chunk_stores(mine);
+  BudgetTuning* const tuning = session_.tuning.get();
   const auto prepare = [&](int m) {
-    const MicroBatch& micro_batch = mine[static_cast<std::size_t>(m)];
-    MicroBatchWork work = session_.prepare(micro_batch, scale, stores.at(m), tuning != nullptr ? tuning->policy(m) : nullptr);
-    if (session_.options.model.lora.dropout > 0) name_tokens(work.batch, micro_batch, batch.step, session_.device);
+    MicroBatchWork work = session_.prepare(mine[m], weights.of(mine[m]), stores.at(m), tuning != nullptr ? tuning->policy(m) : nullptr);
+    if (session_.options.model.lora.dropout > 0) name_tokens(work.batch, mine[m], batch.step, session_.device);
+    work.batch.loss_weights = token_weights(weights.segments(mine[m]), work.batch, weight_type, session_.device);
     return work;
   };
+  optimizer_.begin_step();
+  if (tuning != nullptr) tuning->begin_step(batch, session_.mesh.at.dp);
+  Gradients found;
   found.losses = run_stage(schedule(batch), static_cast<int>(mine.size()), session_.model, session_.links,
                            {prepare, [&] { optimizer_.after_micro_batch(); }, {}, session_.kv_place.host.get()}, &session_.recorder);
   for (std::size_t r = mine.size(); r < rounds; ++r) optimizer_.after_micro_batch();  // collective: ranks without work join
@@ -42,7 +43,7 @@ TrainStep::Gradients TrainStep::compute(const Batch& batch) {
   found.norm = std::sqrt(session_.mesh.pp.all_reduce(optimizer_.squared_norm()));
   // The loss (the last stage has it) and the sums of final budgets travel together.
   std::vector<double> sums(1, 0.0);
-  for (double l : found.losses) sums[0] += l;
+  for (std::size_t m = 0; m < mine.size(); ++m) sums[0] += found.losses[m] * weights.of(mine[m]);
   if (tuning != nullptr) {
     const std::vector<double> bins = tuning->bin_sums();
     sums.insert(sums.end(), bins.begin(), bins.end());
@@ -50,7 +51,7 @@ TrainStep::Gradients TrainStep::compute(const Batch& batch) {
   Tensor joined = Tensor::wrap(sums.data(), {static_cast<std::int64_t>(sums.size())}, DType::f64);
   session_.mesh.replica.all_reduce(joined);
   session_.mesh.pp.all_reduce(joined);
-  found.loss = sums[0] * scale;
+  found.loss = sums[0];
   if (tuning != nullptr) tuning->end_step(std::span<const double>(sums).subspan(1));
   return found;
 }

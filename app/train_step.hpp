@@ -21,7 +21,7 @@ class TrainStep {
   struct Gradients {
     double loss = 0;  ///< objective of the global batch
     double norm = 0;  ///< of the whole gradient, before clipping
-    MicroBatchLosses losses;  ///< this rank's summed token losses
+    MicroBatchLosses losses;  ///< of this rank's micro-batches, before their weight in the objective
   };
   /// The schedule of this rank's pipeline for a batch, all stages.
   Schedule schedule(const Batch& batch) const;

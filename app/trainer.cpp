@@ -131,6 +131,9 @@ void Trainer::write_header(const Restored& restored) {
   if (restored.path.empty() && !deck.text("model.weights").empty()) log_.comment("starts from the weights in " + deck.text("model.weights"));
   log_.comment(fmt::format("data {}: {} training samples, {} held out", session_.dataset->description(), session_.sampler.training_samples(),
                            session_.sampler.validation().size()));
+  if (const std::int64_t steps = session_.options.curriculum.steps; steps > 0)
+    log_.comment(fmt::format("curriculum: the first {} steps take samples of at most {} tokens{}", session_.sampler.short_steps(), session_.options.curriculum.max_tokens,
+                             session_.sampler.short_steps() < steps ? fmt::format(" (curriculum.steps = {}: the epoch has no more short ones)", steps) : ""));
   log_.comment(fmt::format("mfu is relative to {:.1f} GFLOP/s a rank (dense matrix product)", peak_flops_ * 1e-9));
   for (const std::string& warning : restored.warnings) log_.comment("warning: " + warning);
   if (!restored.path.empty()) log_.comment(fmt::format("continues {} after step {}", restored.path, state_.step));

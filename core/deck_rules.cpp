@@ -140,6 +140,9 @@ void data_rules(const Deck& deck, Rules& rules) {
 }
 
 void batching_rules(const Deck& deck, Rules& rules) {
+  if (deck.integer("curriculum.steps") > 0 && deck.integer("curriculum.max_tokens") == 0 && deck.text("batching.method") != "hbp")
+    rules.add({"curriculum.steps", "curriculum.max_tokens"},
+              "curriculum.steps needs curriculum.max_tokens, the longest sample of those steps: batching.method has no packing groups to take it from");
   const std::vector<std::string> keys{"batching.groups", "batching.group_ranks", "batching.group_recompute"};
   if (deck.text("batching.method") != "hbp") return;  // a deck may state groups for its other cases
   const std::size_t groups = deck.get<std::vector<std::int64_t>>(keys[0]).size();

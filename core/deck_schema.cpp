@@ -224,8 +224,14 @@ std::vector<KeySpec> build() {
 
   k.real("sab.decay", 0.9, "", up_to(0, 1), "weight of the past in the moving average of final budgets of a length bin");
 
-  k.text("loss.normaliser", "ave_token", {"ave_token"},
-         "ave_token: summed token loss of the global batch over its loss tokens, exact on every mesh");
+  k.text("loss.normaliser", "ave_token", {"ave_token", "token_mean", "sample_mean", "sum"},
+         "ave_token: summed token loss of the global batch over its loss tokens, exact on every mesh; token_mean: mean over micro-batches of "
+         "their mean token loss; sample_mean: mean over micro-batches of the mean over their samples; sum: of all token losses");
+
+  k.number("curriculum.steps", 0, "steps", between(0, kTokens),
+           "first steps of the run that take short samples alone; the long ones follow later in the first epoch");
+  k.number("curriculum.max_tokens", 0, "tokens", between(0, kTokens),
+           "longest sample of those steps; 0: the first packing group's length (batching.method = \"hbp\")");
 
   k.real("optimizer.learning_rate", 3e-4, "", at_least(0), "peak learning rate of AdamW");
   k.real("optimizer.minimum_learning_rate", 0, "", at_least(0), "learning rate at the end of the cosine");
@@ -307,7 +313,7 @@ std::span<const BlockSpec> deck_blocks() {
       {"dst", "dynamic sparsity tuning (SparseBalance)", ""},
       {"sab", "sparsity-aware batching (batching.method = \"sab\")", ""},
       {"loss", "training objective", ""},
-      {"curriculum", "order of packing groups over the run", "the packing-group curriculum (Hierarchical Balance Packing)"},
+      {"curriculum", "order of packing groups over the run", ""},
       {"optimizer", "AdamW, learning-rate schedule and ZeRO", ""},
       {"recompute", "activations formed again in backward instead of kept", ""},
       {"lora", "low-rank adapters (LoRA) in place of full fine-tuning", ""},

@@ -142,6 +142,11 @@ RunOptions RunOptions::from(const Deck& deck) {
     options.batching.groups.push_back(
         {tokens, g < ranks.size() ? static_cast<int>(ranks[g]) : 1, g < recompute.size() ? static_cast<int>(recompute[g]) : -1});
   }
+  options.normaliser = loss_normaliser(deck.text("loss.normaliser"));
+  options.curriculum = {deck.integer("curriculum.steps"), deck.integer("curriculum.max_tokens"), deck.integer("batching.global_tokens"),
+                        deck.integer("batching.global_samples")};
+  if (options.curriculum.max_tokens == 0 && options.batching.method == "hbp" && !options.batching.groups.empty())
+    options.curriculum.max_tokens = options.batching.groups.front().tokens;
   options.layout = layout_kind(deck.text("ring.layout"));
   options.stripe = deck.integer("ring.stripe");
   options.attention = attention_options(deck);

@@ -7,10 +7,12 @@
 #include "core/attention_options.hpp"
 #include "core/batch.hpp"
 #include "core/deck.hpp"
+#include "core/loss_weights.hpp"
 #include "core/mesh_shape.hpp"
 #include "core/model_shape.hpp"
 #include "core/needle.hpp"
 #include "core/pipeline_schedule.hpp"
+#include "core/sampler.hpp"
 #include "core/sequence_layout.hpp"
 
 namespace ballast {
@@ -18,6 +20,8 @@ namespace ballast {
 struct RunOptions {
   MeshShape mesh;
   ModelShape model;
+  LossNormaliser normaliser = LossNormaliser::ave_token;
+  Curriculum curriculum;
   BatchingOptions batching;  ///< with dp of the mesh and the pair cost of the model
   LayoutKind layout = LayoutKind::zigzag;
   std::int64_t stripe = 64;  ///< tokens of a stripe (striped layout)

@@ -35,7 +35,30 @@ Sampler::Sampler(std::int64_t samples, std::uint64_t seed, double validation_sha
   for (std::int64_t sample = samples; sample < all; ++sample) validation_.push_back(sample);
 }
 
+void Sampler::begin_with(const Curriculum& curriculum, const std::function<std::int64_t(std::int64_t)>& length) {
+  if (curriculum.steps <= 0) return;
+  std::vector<std::int64_t> first, rest;
+  std::int64_t tokens = 0, samples = 0;
+  for (const std::int64_t sample : order(0)) {
+    const std::int64_t n = length(sample);
+    if (short_steps_ == curriculum.steps || n > curriculum.max_tokens) {
+      rest.push_back(sample);
+      continue;
+    }
+    first.push_back(sample);
+    tokens += n;
+    ++samples;
+    if (curriculum.global_samples > 0 ? samples == curriculum.global_samples : tokens >= curriculum.global_tokens) {
+      ++short_steps_;
+      tokens = samples = 0;
+    }
+  }
+  first.insert(first.end(), rest.begin(), rest.end());
+  first_order_ = std::move(first);
+}
+
 const std::vector<std::int64_t>& Sampler::order(std::int64_t epoch) {
+  if (epoch == 0 && !first_order_.empty()) return first_order_;
   if (!shuffle_) return training_;
   if (order_epoch_ != epoch) {
     order_ = training_;

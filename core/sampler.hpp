@@ -16,6 +16,14 @@ struct SamplerPosition {
   bool operator==(const SamplerPosition&) const = default;
 };
 
+/// Short samples first (HBP Section 4.3): the first `steps` steps of the first epoch take samples of at most max_tokens alone.  A step is
+/// as large as Sampler::next makes it.
+struct Curriculum {
+  std::int64_t steps = 0;  ///< 0: none
+  std::int64_t max_tokens = 0;
+  std::int64_t global_tokens = 0, global_samples = 0;
+};
+
 /// Splits samples 0..n-1 into training and validation by a counter-based hash, and shuffles training anew each epoch.
 class Sampler {
  public:
@@ -25,6 +33,11 @@ class Sampler {
   /// training, a share outside [0, 1).
   Sampler(std::int64_t samples, std::uint64_t seed, double validation_share, bool shuffle = true,
           const std::function<std::int64_t(std::int64_t)>& document = {}, std::int64_t held_out = 0);
+  /// Puts the short samples of the curriculum's steps before all others in the first epoch's order, which otherwise stays; so each sample
+  /// still comes once, and a position means the same after a restart.  Fewer steps where the epoch has too few short samples.
+  void begin_with(const Curriculum& curriculum, const std::function<std::int64_t(std::int64_t)>& length);
+  /// Steps that begin_with could fill.
+  std::int64_t short_steps() const { return short_steps_; }
   const std::vector<std::int64_t>& validation() const { return validation_; }  ///< ascending
   std::int64_t training_samples() const { return static_cast<std::int64_t>(training_.size()); }
   /// Samples of the next step: taken in order until `global_tokens` tokens are reached (at least one sample; the one
@@ -40,6 +53,8 @@ class Sampler {
   std::uint64_t seed_;
   bool shuffle_;
   std::vector<std::int64_t> training_, validation_, order_;
+  std::vector<std::int64_t> first_order_;  ///< of epoch 0 under a curriculum
+  std::int64_t short_steps_ = 0;
   std::int64_t order_epoch_ = -1;
 };
 

@@ -124,7 +124,17 @@ void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double sca
   dispatch_float(logits.dtype(), [&](auto t) { host::backward<decltype(t)>(targets, lse, scale, weights, logits); });
 }
 
-double sum_losses(const Tensor& token_loss) {
+double sum_losses(const Tensor& token_loss, const Tensor& weights) {
+  if (weights.defined()) {
+    // Two short lists, and rare (sample_mean): no kernel of its own.
+    const Tensor losses = token_loss.to(host_device()), factors = weights.to(host_device());
+    return dispatch_float(losses.dtype(), [&](auto t) {
+      const auto loss = host::vector<const decltype(t)>(losses), factor = host::vector<const decltype(t)>(factors);
+      double sum = 0;
+      for (std::size_t i = 0; i < loss.extent(0); ++i) sum += static_cast<double>(loss(i)) * static_cast<double>(factor(i));
+      return sum;
+    });
+  }
   BALLAST_ON_CUDA(token_loss, sum_losses(token_loss));
   return dispatch_float(token_loss.dtype(), [&](auto t) {
     const auto loss = host::vector<const decltype(t)>(token_loss);

@@ -13,7 +13,7 @@ void cross_entropy_correct(const Tensor& logits, const Tensor& targets, Tensor& 
 /// Turns logits into the gradient of sum scale * weight * token_loss, in place: scale weight (softmax - onehot).
 /// Undefined `weights` are ones.
 void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double scale, const Tensor& weights, Tensor& logits);
-/// Sum of token losses in fp64, in token order.  Waits for the device.
-double sum_losses(const Tensor& token_loss);
+/// Sum of token losses, times `weights` where they are defined, in fp64.  Waits for the device.
+double sum_losses(const Tensor& token_loss, const Tensor& weights = {});
 
 }  // namespace ballast

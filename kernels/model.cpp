@@ -108,7 +108,7 @@ struct StageModel::Impl {
   }
 };
 
-double StageOutput::loss_sum() const { return token_loss.defined() ? sum_losses(token_loss) : 0.0; }
+double StageOutput::loss_sum() const { return token_loss.defined() ? sum_losses(token_loss, loss_weights) : 0.0; }
 
 StageModel::StageModel(const ModelShape& shape, std::int64_t layer_begin, std::int64_t layer_end, Parameters& parameters,
                        RecomputeOptions recompute, Recorder* recorder, std::int64_t head_chunk_tokens) {
@@ -165,6 +165,7 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input, At
     a.rstd = m.kept(keep, "final rstd", {tokens}, statistics);
     a.lse = m.kept(keep, "final lse", {tokens}, statistics);
     output.token_loss = Tensor::empty({tokens}, statistics, *m.device, MemoryCategory::workspace);
+    output.loss_weights = batch.loss_weights;
     if (batch.judged) output.correct = Tensor::empty({tokens}, DType::u8, *m.device, MemoryCategory::workspace);
     lm_head_forward(m.head, hidden.residual, hidden.branch, batch.targets, m.workspace, a.hidden, a.rstd, a.lse, output.token_loss, output.correct);
   } else if (!m.last()) {

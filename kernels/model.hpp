@@ -48,8 +48,9 @@ using StageActivationsPtr = std::unique_ptr<StageActivations, StageActivationsDe
 struct StageOutput {
   Tensor hidden;        ///< [T, hidden], not on the last stage
   Tensor token_loss;    ///< [T] f32 (f64), last stage only; 0 where there is no loss
+  Tensor loss_weights;  ///< [T], last stage only: those of the batch
   Tensor correct;       ///< [T] u8, last stage of a judged batch only: 1 where the target is the most likely token
-  /// Summed token loss of this rank's tokens (fp64, unweighted); 0 where there is none.  Waits for the device, so ask late.
+  /// Sum over this rank's tokens of weight x loss (fp64); 0 where there is none.  Waits for the device, so ask late.
   double loss_sum() const;
 };
 

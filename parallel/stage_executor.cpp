@@ -171,8 +171,11 @@ class StageRun {
     StageOutput output = model_.forward(l.work.batch, l.input, *l.work.attention, keep ? &l.saved : nullptr, counts);
     if (keep || !a.backward) l.input = {};  // what backward needs of it is among the activations
     if (model_.last() && callbacks_.output) return callbacks_.output(op.micro_batch, l.work.batch, output);
-    if (counts) outputs_[static_cast<std::size_t>(op.micro_batch)].token_loss = std::move(output.token_loss);
     if (!again) l.output = std::move(output.hidden);
+    if (!counts) return;
+    StageOutput& kept = outputs_[static_cast<std::size_t>(op.micro_batch)];
+    kept.token_loss = std::move(output.token_loss);
+    kept.loss_weights = std::move(output.loss_weights);
   }
 
   void pace() {

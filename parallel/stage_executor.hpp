@@ -29,7 +29,7 @@ struct StageCallbacks {
   RingBuffers* host = nullptr;  ///< lends host memory for chunk inputs that a schedule puts away
 };
 
-/// Summed token loss of this rank's tokens per micro-batch; 0 on stages before the last.
+/// Sum over this rank's tokens of loss weight x loss (LocalBatch::loss_weights) per micro-batch; 0 on stages before the last.
 using MicroBatchLosses = std::vector<double>;
 
 /// Runs the list of stage links.stage() for `micro_batches` micro-batches.  Sends are posted and completed later; on the host, where a message

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "core/error.hpp"
+#include "core/random.hpp"
 #include "core/sampler.hpp"
 
 namespace ballast {
@@ -166,6 +167,45 @@ TEST(Sampler, HeldOutSamplesAreNeverTrainedOn) {
   SamplerPosition at;
   for (const std::int64_t s : sampler.next(at, 0, 700, one)) ASSERT_LT(s, 70) << "seed " << kSeed;
   EXPECT_THROW(Sampler(30, kSeed, 0, true, {}, 30), Error);
+}
+
+TEST(Sampler, CurriculumTakesShortSamplesFirstAndEachOnce) {
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  const std::int64_t count = 400;
+  const auto length = [&](std::int64_t s) { return static_cast<std::int64_t>(1 + random_bits(seed, 3, static_cast<std::uint64_t>(s)) % 100); };
+  for (const std::int64_t global_samples : {0, 9}) {
+    const Curriculum curriculum{7, 30, 200, global_samples};
+    Sampler sampler(count, seed, 0.1);
+    sampler.begin_with(curriculum, length);
+    EXPECT_EQ(sampler.short_steps(), 7);
+    SamplerPosition position, resumed;
+    std::vector<std::int64_t> seen;
+    bool later_long = false;
+    for (int step = 0; position.epoch == 0; ++step) {
+      const SamplerPosition before = position;
+      for (const std::int64_t s : sampler.next(position, 200, global_samples, length)) {
+        if (step < 7) EXPECT_LE(length(s), 30) << "step " << step;
+        later_long = later_long || (step >= 7 && length(s) > 30);
+        seen.push_back(s);
+      }
+      if (step != 5) continue;
+      // Another process that goes on from here takes the same samples.
+      Sampler again(count, seed, 0.1);
+      again.begin_with(curriculum, length);
+      resumed = before;
+      SamplerPosition same = before;
+      EXPECT_EQ(again.next(resumed, 200, global_samples, length), sampler.next(same, 200, global_samples, length));
+    }
+    EXPECT_TRUE(later_long);
+    seen.resize(static_cast<std::size_t>(sampler.training_samples()));
+    std::sort(seen.begin(), seen.end());
+    EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end()) << "each sample once";
+  }
+  Sampler few(count, seed, 0);
+  few.begin_with({1000, 30, 200, 0}, length);
+  EXPECT_GT(few.short_steps(), 0);
+  EXPECT_LT(few.short_steps(), 1000);
 }
 
 }  // namespace

@@ -61,7 +61,8 @@ SequenceLayout SmallTraining::layout(const MicroBatch& micro_batch) const {
   return SequenceLayout(options_.layout, micro_batch.axis_tokens(), mesh_.shape.cp(), options_.stripe, options_.attention.align());
 }
 
-MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored) const {
+MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored,
+                                      const std::vector<double>& segment_weights) const {
   const SequenceLayout layout = this->layout(micro_batch);
   MicroBatchWork work;
   auto tokens = local_tokens(micro_batch, layout, ring_.plan.rank);
@@ -98,6 +99,12 @@ MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss
   work.attention = std::make_unique<RingAttention>(ring_, std::move(source), options_.recorder, std::move(stored));
   if (sequence.size() > 1)
     work.attention = std::make_unique<UlyssesAttention>(sequence, *ring_.buffers, whole, std::move(work.attention), options_.recorder);
+  if (!segment_weights.empty()) {
+    batch.loss_weights = Tensor::empty({n}, options_.type);
+    dispatch_float(options_.type, [&](auto t) {
+      for (std::int64_t i = 0; i < n; ++i) batch.loss_weights.data<decltype(t)>()[i] = static_cast<decltype(t)>(batch.segment[i] < 0 ? 0.0 : segment_weights[batch.segment[i]]);
+    });
+  }
   work.batch.recompute_layers = micro_batch.recompute_layers;
   work.loss_scale = loss_scale;
   return work;
@@ -119,7 +126,7 @@ double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
   const std::vector<MicroBatch> mine = batch.work_of(mesh_.at.dp);
   std::size_t rounds = 0;
   for (const auto& list : batch.micro_batches) rounds = std::max(rounds, list.size());
-  const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(1, batch.loss_tokens()));
+  const LossWeights weights(options_.normaliser, batch);
   optimizer.begin_step();
   PipelineOptions pipeline = options_.pipeline;
   pipeline.stages = mesh_.shape.pp;
@@ -134,15 +141,16 @@ double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
   ChunkStores stores(mine, keys, ring_.plan.rank, options_.kv_place);
   const MicroBatchLosses losses =
       run_stage(schedule, static_cast<int>(mine.size()), model, links_,
-                {[&](int m) { return prepare(mine[m], scale, stores.at(m)); }, [&] { optimizer.after_micro_batch(); }, {}, options_.kv_place.host.get()},
+                {[&](int m) { return prepare(mine[m], weights.of(mine[m]), stores.at(m), weights.segments(mine[m])); }, [&] { optimizer.after_micro_batch(); },
+                 {}, options_.kv_place.host.get()},
                 options_.recorder);
   for (std::size_t r = mine.size(); r < rounds; ++r) optimizer.after_micro_batch();
   optimizer.reduce_gradients();
   tied_.sum_gradients();
   norm = std::sqrt(mesh_.pp.all_reduce(optimizer.squared_norm()));
   double loss = 0;
-  for (double l : losses) loss += l;
-  return mesh_.pp.all_reduce(mesh_.replica.all_reduce(loss)) * scale;
+  for (std::size_t m = 0; m < mine.size(); ++m) loss += losses[m] * weights.of(mine[m]);
+  return mesh_.pp.all_reduce(mesh_.replica.all_reduce(loss));
 }
 
 int SmallTraining::first_nonfinite_layer(const MicroBatch& micro_batch) {

@@ -7,6 +7,7 @@
 
 #include "core/attention_options.hpp"
 #include "core/batch.hpp"
+#include "core/loss_weights.hpp"
 #include "core/pipeline_schedule.hpp"
 #include "core/pipeline_stages.hpp"
 #include "core/sequence_layout.hpp"
@@ -42,6 +43,7 @@ struct StepOptions {
   std::int64_t micro_batch_tokens = 48;
   std::vector<PackGroup> groups;  ///< of method hbp
   int zero = 0;
+  LossNormaliser normaliser = LossNormaliser::ave_token;
   ModelShape shape = small_shape();
   PipelineOptions pipeline;  ///< stages follow the mesh
   KvPlace kv_place;          ///< of dependent chunks (method "chunkflow")
@@ -63,7 +65,7 @@ class SmallTraining {
   SmallTraining(const Mesh& mesh, const StepOptions& options);
   /// The Batch plan of these samples.
   Batch plan(const std::vector<SampleLength>& samples) const;
-  /// Forward, backward and reduction over these samples; returns the loss per token of the global batch.  Collective.
+  /// Forward, backward and reduction over these samples; returns the objective.  Collective.
   double gradients(const std::vector<SampleLength>& samples);
   /// Diagnosis of one micro-batch.  Collective over stages and ring.
   int first_nonfinite_layer(const MicroBatch& micro_batch);
@@ -82,7 +84,7 @@ class SmallTraining {
 
  private:
   SequenceLayout layout(const MicroBatch& micro_batch) const;
-  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored = {}) const;
+  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored = {}, const std::vector<double>& segment_weights = {}) const;
   const Mesh& mesh_;
   StepOptions options_;
   RingGroup ring_;

@@ -1,6 +1,8 @@
 // Invariants 1 to 3 over dp x cp: loss and every gradient are those of one rank that trains each sample alone.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <set>
 
 #include "small_training.hpp"
@@ -130,6 +132,79 @@ TEST_F(Training, DegreesThatChangeEveryStepEqualOneRank) {
       }
       EXPECT_EQ(degrees, most > 2 ? (std::set<int>{1, 2, most}) : (std::set<int>{1, 2}));
     }
+  }
+}
+
+/// The objective of Equation 6 from gradients of single samples' mean losses: for each micro-batch the mean over its samples, weighted by
+/// `weight(sample, micro-batch)`, then over micro-batches.
+Reference combined(SmallTraining& single, const Batch& batch, const std::function<double(const Segment&, const MicroBatch&)>& weight) {
+  Reference sum;
+  for (const auto& list : batch.micro_batches)
+    for (const MicroBatch& m : list)
+      for (const Segment& s : m.segments) {
+        if (s.loss_tokens == 0) continue;
+        const Reference one = reference_step(single, {{s.sample, s.end, s.loss_tokens}});
+        const double w = weight(s, m);
+        sum.loss += w * one.loss;
+        sum.names = one.names;
+        sum.gradients.resize(one.gradients.size());
+        for (std::size_t p = 0; p < one.gradients.size(); ++p) {
+          sum.gradients[p].resize(one.gradients[p].size());
+          for (std::size_t i = 0; i < one.gradients[p].size(); ++i) sum.gradients[p][i] += w * one.gradients[p][i];
+        }
+      }
+  return sum;
+}
+
+TEST_F(Training, LossNormalisersAreThoseOfEquation6AndOnlyTwoOfThemKeepTheSplitOut) {
+  SCOPED_TRACE(trace);
+  StepOptions plain;
+  plain.method = "none";
+  SmallTraining single(alone(), plain);
+  std::vector<MeshShape> shapes = data_and_context_meshes(ranks);
+  for (const MeshShape& shape : sequence_meshes(ranks, small_shape().query_heads)) shapes.push_back(shape);
+  if (shapes.size() > 6) shapes.resize(6);
+  for (const LossNormaliser normaliser : {LossNormaliser::ave_token, LossNormaliser::sum, LossNormaliser::token_mean, LossNormaliser::sample_mean}) {
+    const Reference* first = nullptr;
+    Reference kept;
+    double apart = 0;  // how far the gradients of other splits are from those of the first
+    for (const MeshShape& shape : shapes)
+      for (const std::int64_t tokens : {48, 96, 400}) {
+        SCOPED_TRACE(fmt::format("normaliser {}, {}, packs of {}", static_cast<int>(normaliser), describe(shape), tokens));
+        StepOptions options;
+        options.normaliser = normaliser;
+        options.micro_batch_tokens = tokens;
+        const Mesh& mesh = mesh_of(shape);
+        SmallTraining training(mesh, options);
+        const Batch batch = training.plan(samples);
+        double micro_batches = 0;
+        for (const auto& list : batch.micro_batches)
+          for (const MicroBatch& m : list) micro_batches += m.loss_tokens() > 0;
+        const Reference expected = combined(single, batch, [&](const Segment& s, const MicroBatch& m) {
+          const double carrying = static_cast<double>(std::count_if(m.segments.begin(), m.segments.end(), [](const Segment& of) { return of.loss_tokens > 0; }));
+          const double own = static_cast<double>(s.loss_tokens);
+          switch (normaliser) {
+            case LossNormaliser::ave_token: return own / static_cast<double>(batch.loss_tokens());
+            case LossNormaliser::sum: return own;
+            case LossNormaliser::token_mean: return own / static_cast<double>(m.loss_tokens()) / micro_batches;
+            case LossNormaliser::sample_mean: return 1 / carrying / micro_batches;
+          }
+          return 0.0;
+        });
+        EXPECT_NEAR(training.gradients(samples), expected.loss, 1e-10 * expected.loss);
+        const auto [error, where] = worst_gradient(training, mesh.world, expected);
+        EXPECT_LT(error, 1e-10) << where;
+        if (first) apart = std::max(apart, worst_gradient(training, mesh.world, *first).first);
+        if (!first) {
+          kept = expected;
+          first = &kept;
+        }
+      }
+    const bool exact = normaliser == LossNormaliser::ave_token || normaliser == LossNormaliser::sum;
+    if (exact)
+      EXPECT_LT(apart, 1e-10) << "the same for every split";
+    else
+      EXPECT_GT(apart, 1e-2) << "depends on which samples share a micro-batch";
   }
 }
 
