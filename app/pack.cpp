@@ -6,6 +6,7 @@
 #include "app/command_line.hpp"
 #include "app/budget_tuning.hpp"
 #include "app/json_twin.hpp"
+#include "app/pack_costs.hpp"
 #include "app/text_table.hpp"
 #include "core/batch_metrics.hpp"
 #include "core/run_options.hpp"
@@ -20,6 +21,14 @@ struct PackFacts {
   RunOptions options;
   BatchMetrics metrics;
   double plan_seconds = 0;
+  std::optional<PackCosts> costs;  ///< where the deck has a profile table or states them
+  int recompute_layers = 0;
+  double run_seconds = 0;  ///< of all batches by those costs
+  std::vector<std::string> notes;
+
+  void time(const Batch& batch) {
+    if (costs) run_seconds += step_seconds(batch, options.mesh.sp, recompute_layers, *costs);
+  }
 };
 
 /// Wall time of `plan`, added to `seconds`.
@@ -44,7 +53,10 @@ void pack_epoch(const Dataset& dataset, Sampler& sampler, PackFacts& f, BatchMet
   SamplerPosition position;
   const auto samples = lengths_of(dataset, sampler.next(position, 0, sampler.training_samples(), {}));
   const std::vector<Batch> batches = timed(f.plan_seconds, [&] { return plan_epoch(samples, f.options.batching); });
-  for (const Batch& batch : batches) meter.add(batch, BatchMeter::is_full(batch));
+  for (const Batch& batch : batches) {
+    meter.add(batch, BatchMeter::is_full(batch));
+    f.time(batch);
+  }
 }
 
 /// batching.scope = "step": each global batch by itself, as training does.
@@ -59,6 +71,7 @@ void pack_steps(const Deck& deck, const Dataset& dataset, Sampler& sampler, Pack
     chosen.resize(std::min(chosen.size(), left));
     const auto samples = lengths_of(dataset, chosen);
     const Batch batch = timed(f.plan_seconds, [&] { return plan_batch(step, samples, f.options.batching); });
+    f.time(batch);
     meter.add(batch, global_samples > 0 ? static_cast<std::int64_t>(chosen.size()) == global_samples : batch.tokens() >= global_tokens);
   }
 }
@@ -75,6 +88,8 @@ PackFacts pack(const Deck& deck) {
   f.case_name = deck.case_name;
   f.data = dataset->description();
   f.options = RunOptions::from(deck);
+  f.costs = pack_costs(deck, f.notes);
+  f.recompute_layers = recomputed_layers(deck);
   std::unique_ptr<BudgetTuning> tuning;
   if (f.options.batching.method == "sab") {
     tuning = std::make_unique<BudgetTuning>(deck, nullptr);
@@ -133,6 +148,7 @@ nlohmann::ordered_json json(const PackFacts& f) {
               {"batches", m.batches},
               {"plan_seconds", f.plan_seconds},
               {"data", f.data}});
+  if (f.costs) out["run_seconds"] = f.run_seconds;
   out["groups"] = nlohmann::ordered_json::array();
   for (const GroupMetrics& g : m.groups) out["groups"].push_back(json(g));
   return out;
@@ -155,6 +171,8 @@ void print(const std::vector<PackFacts>& cases) {
   for (const char* column :
        {"method", "dp", "dbr", "pr", "abr", "samples", "tokens", "packs", "batches", "tail_packs", "cr", "ave_t", "plan_seconds"})
     header.push_back(column);
+  const bool timed = std::any_of(cases.begin(), cases.end(), [](const PackFacts& f) { return f.costs.has_value(); });
+  if (timed) header.push_back("run_s");
   TextTable table(header);
   header = name;
   for (const char* column : {"group", "ranks", "dbr", "pr", "abr", "samples", "tokens", "packs", "batches", "tail_packs"})
@@ -169,6 +187,7 @@ void print(const std::vector<PackFacts>& cases) {
     row.push_back(fmt::format("{:.4f}", f.metrics.cr));
     row.push_back(fmt::format("{:.1f}", f.metrics.ave_t));
     row.push_back(fmt::format("{:.6f}", f.plan_seconds));
+    if (timed) row.push_back(f.costs ? fmt::format("{:.2f}", f.run_seconds) : "-");
     table.row(row);
     if (f.options.batching.method != "hbp") continue;
     grouped = true;
@@ -187,6 +206,9 @@ void print(const std::vector<PackFacts>& cases) {
       "the pack's group (none, sorted: padded to the longest sample); means over the full batches of one epoch, the others' packs are "
       "tail_packs;\n"
       "cr: share of tokens in micro-batches spread over several ranks; ave_t: tokens of a rank in a batch\n");
+  if (timed) fmt::print("run_s: planned seconds of all batches, from the deck's profile table or costs; a rank waits for those it shares packs with and for the step's end\n");
+  for (const PackFacts& f : cases)
+    for (const std::string& note : f.notes) fmt::print("note: {}{}\n", f.case_name.empty() ? "" : f.case_name + ": ", note);
 }
 
 }  // namespace

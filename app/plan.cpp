@@ -16,7 +16,7 @@ namespace ballast {
 namespace {
 
 using Part = std::optional<PlanPart> (*)(const Deck&);
-constexpr std::array kParts = {Part{plan_ring_times}, Part{plan_balance}, Part{plan_pipeline}, Part{plan_search}, Part{plan_sparsebalance}};
+constexpr std::array kParts = {Part{plan_ring_times}, Part{plan_balance}, Part{plan_pipeline}, Part{plan_search}, Part{plan_sparsebalance}, Part{plan_groups}};
 
 /// Component times of one direction.  `joined`: KV and dKV of a shard travel as one message.
 RingCosts ring_costs(const Deck& deck, const std::string& direction, bool joined) {

@@ -169,6 +169,10 @@ std::vector<KeySpec> build() {
   k.numbers("batching.group_ranks", "ranks", between(1, kDegree), "hbp: ranks that share a pack of each group, its sequence parallel degree; empty list: 1");
   k.numbers("batching.group_recompute", "layers", between(-1, 1 << 16),
             "hbp: first layers of a stage formed again in backward in each group, as recompute.mode = \"full\" does; -1 or an empty list: as block recompute says");
+  k.numbers("batching.select_lengths", "tokens", between(1, kTokens),
+            "pack lengths that `ballast plan` tries when it selects packing groups, ascending; empty: no selection");
+  k.numbers("batching.select_ranks", "ranks", between(1, kDegree), "ranks a pack to try; empty list: powers of two that divide mesh.dp and the query heads");
+  k.real("batching.select_memory_gib", 0, "GiB", at_least(0), "memory of a rank that selected groups keep within by recomputing layers; 0: no limit");
   k.flag("batching.balance", true, "hbp: packs and batches of like attention; false: random packs of each group in random order");
   k.text("batching.long", "refuse", {"refuse", "split"}, "hbp: what happens to a sample above the longest group; split: pieces of its length, each a sample");
 
@@ -267,9 +271,10 @@ std::vector<KeySpec> build() {
   k.real("costs.backward_outer_hop_ms", 0, "ms", at_least(0),
          "KV and dKV of one shard together to the next node; dKV alone takes what exceeds forward's hop");
 
-  k.real("costs.forward_token_s", 1e-6, "s", at_least(0), "pipeline: forward of one token on one stage");
-  k.real("costs.forward_pair_s", 0, "s", at_least(0), "pipeline: forward of one visible (query, key) pair on one stage");
-  k.real("costs.backward_over_forward", 2, "", at_least(0), "pipeline: time of backward in units of forward");
+  k.real("costs.forward_token_s", 1e-6, "s", at_least(0), "forward of one token on one pipeline stage (packs: the whole model)");
+  k.real("costs.forward_pair_s", 0, "s", at_least(0), "forward of one visible (query, key) pair on one pipeline stage (packs: the whole model)");
+  k.real("costs.backward_over_forward", 2, "", at_least(0), "time of backward in units of forward");
+  k.real("costs.exchange_token_s", 0, "s", at_least(0), "packs: all-to-alls of one token, all layers, forward and backward, if it went whole to other ranks (Ulysses)");
   k.real("costs.stage_hop_token_s", 0, "s", at_least(0), "pipeline: one token's activations or gradients to the neighbour stage");
 
   k.number("checkpoint.every_steps", 0, "steps", between(0, kTokens),
