@@ -7,7 +7,7 @@ from runs import RunCase
 HBP = ["batching.method=hbp", "batching.groups=[80,160,300]", "batching.global_tokens=2500"]
 
 
-class AdaptiveSequenceParallelism(RunCase):
+class Hbp(RunCase):
     def train(self, name, ranks, *overrides, **values):
         run = self.out(name)
         self.run_ballast(ranks, "train", self.deck(name + ".toml", **{"steps": 5, "every": 0, **values}), "-d", run, *overrides)
@@ -16,6 +16,8 @@ class AdaptiveSequenceParallelism(RunCase):
     def curve(self, run):
         return [(float(r["loss"]), float(r["grad_norm"])) for r in self.steps(run) if "loss" in r]
 
+
+class AdaptiveSequenceParallelism(Hbp):
     def test_losses_are_those_of_one_rank_on_every_mesh(self):
         one = self.curve(self.train("one", 1, "run.precision=fp64", "batching.global_tokens=2500", dp=1))
         self.assertEqual(len(one), 5)
@@ -38,6 +40,48 @@ class AdaptiveSequenceParallelism(RunCase):
             text = f["plan_text"][()].tobytes().decode(errors="replace")
         for degree in (2, 4):
             self.assertIn(f" sp {degree}:", text)
+
+
+class LossNormalisers(Hbp):
+    def test_ranks_that_share_a_micro_batch_change_no_normaliser(self):
+        firsts = {}
+        for normaliser in ("ave_token", "token_mean", "sample_mean", "sum"):
+            curves = [self.curve(self.train(f"{normaliser}{i}", ranks, "run.precision=fp64", f"loss.normaliser={normaliser}", "optimizer.learning_rate=0.001", dp=2, steps=2, **mesh))
+                      for i, (ranks, mesh) in enumerate([(2, {}), (4, {"sp": 2}), (4, {"cp_inner": 2})])]
+            for other in curves[1:]:
+                for (a, b), (c, d) in zip(curves[0], other):
+                    self.assertAlmostEqual(a, c, delta=2e-6 * abs(a), msg=normaliser)
+                    self.assertAlmostEqual(b, d, delta=2e-5 * abs(b), msg=normaliser)
+            firsts[normaliser] = curves[0][0][0]
+        self.assertGreater(firsts["sum"], 100 * firsts["ave_token"])
+        self.assertEqual(len(set(firsts.values())), 4, firsts)
+
+
+class Curriculum(Hbp):
+    def test_short_samples_first_also_over_a_restart(self):
+        short = [*HBP, "batching.group_ranks=[1,1,2]", "batching.global_tokens=600", "curriculum.steps=3", "run.log_every=1"]
+        whole = self.train("whole", 2, *short, dp=2, steps=6)
+        with open(os.path.join(whole, "log.txt")) as f:
+            self.assertIn("# curriculum: the first 3 steps take samples of at most 80 tokens", f.read())
+        longest = self.longest(whole)
+        self.assertTrue(all(n <= 80 for n in longest[:3]), longest)
+        self.assertTrue(any(n > 80 for n in longest[3:]), longest)
+        parts = self.train("parts", 2, *short, "optimizer.decay_steps=6", dp=2, steps=2, every=2)
+        changed = self.run_ballast(2, "train", self.deck("again.toml", dp=2, steps=6), "-d", parts, "-r", "latest", *short, "curriculum.steps=4", status=None)
+        self.assertNotEqual(changed.returncode, 0)
+        self.assertIn("another curriculum", changed.stderr + changed.stdout)
+        self.run_ballast(2, "train", self.deck("again.toml", dp=2, steps=6), "-d", parts, "-r", "latest", *short)
+        self.assertEqual(self.losses(whole), self.losses(parts))
+
+    def longest(self, run):
+        """Longest sample of every step, from the executed plans."""
+        import re
+
+        import h5py
+        with h5py.File(os.path.join(run, "trace", "trace_00000.h5"), "r") as f:
+            text = f["plan_text"][()].tobytes()
+            plans = [text[int(p["begin"]):int(p["begin"]) + int(p["bytes"])].decode() for p in f["plans"][: int(f["rows"][()]["plans"])] if p["kind"] == b"batch"]
+        return [max(int(end) for end in re.findall(r"\[0,(\d+)\)", plan)) for plan in plans]
 
 
 if __name__ == "__main__":

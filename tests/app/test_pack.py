@@ -46,7 +46,7 @@ class Pack(RunCase):
         rng = random.Random(3)
         path = self.lengths_file(int(min(500000, max(500, rng.lognormvariate(7.6, 0.9)))) for _ in range(60000))
         decks = sorted(glob.glob(os.path.join(DECKS, "*.toml")))
-        self.assertGreaterEqual(len(decks), 9)
+        self.assertGreaterEqual(len(decks), 11)
         for deck in decks:
             name = os.path.basename(deck)[:-5]
             few = [f"data.lengths_file={path}"] if name == "prolong" else ["data.samples=60000"]
@@ -54,7 +54,7 @@ class Pack(RunCase):
             for case in cases.values():
                 with self.subTest(deck=name, case=case["name"]):
                     self.check(case)
-                    if case["name"] == "training" or case["name"] == "hierarchical":
+                    if case["name"].startswith("training") or case["name"] == "hierarchical" or name == "speed":
                         continue
                     # Few samples make few batches, so the bounds are wider than those of the whole decks.
                     if case["method"] == "hbp":
