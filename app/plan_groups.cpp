@@ -60,7 +60,7 @@ std::string list_text(const std::vector<PackGroup>& groups, std::int64_t (*value
 std::optional<PlanPart> plan_groups(const Deck& deck) {
   GroupSearch search;
   search.lengths = deck.get<std::vector<std::int64_t>>("batching.select_lengths");
-  if (search.lengths.empty()) return std::nullopt;
+  if (search.lengths.empty() || deck.text("batching.method") != "hbp") return std::nullopt;
   const auto begin = std::chrono::steady_clock::now();
   const RunOptions options = RunOptions::from(deck);
   std::vector<std::string> notes;

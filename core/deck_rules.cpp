@@ -143,14 +143,14 @@ void batching_rules(const Deck& deck, Rules& rules) {
   if (deck.integer("curriculum.steps") > 0 && deck.integer("curriculum.max_tokens") == 0 && deck.text("batching.method") != "hbp")
     rules.add({"curriculum.steps", "curriculum.max_tokens"},
               "curriculum.steps needs curriculum.max_tokens, the longest sample of those steps: batching.method has no packing groups to take it from");
+  const std::vector<std::string> keys{"batching.groups", "batching.group_ranks", "batching.group_recompute"};
+  if (deck.text("batching.method") != "hbp") return;  // a deck may state groups for its other cases
   for (const char* key : {"batching.select_lengths", "batching.select_ranks"})
     if (const auto& list = deck.get<std::vector<std::int64_t>>(key); std::adjacent_find(list.begin(), list.end(), std::greater_equal<>()) != list.end())
       rules.add({key}, fmt::format("{} = {} must ascend", key, to_text(list)));
   for (const std::int64_t ranks : deck.get<std::vector<std::int64_t>>("batching.select_ranks"))
     if (deck.integer("mesh.dp") % ranks != 0)
       rules.add({"batching.select_ranks", "mesh.dp"}, fmt::format("batching.select_ranks: {} does not divide mesh.dp = {}", ranks, deck.integer("mesh.dp")));
-  const std::vector<std::string> keys{"batching.groups", "batching.group_ranks", "batching.group_recompute"};
-  if (deck.text("batching.method") != "hbp") return;  // a deck may state groups for its other cases
   const std::size_t groups = deck.get<std::vector<std::int64_t>>(keys[0]).size();
   for (const auto& key : {keys[1], keys[2]}) {
     const std::size_t size = deck.get<std::vector<std::int64_t>>(key).size();

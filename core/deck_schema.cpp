@@ -170,7 +170,7 @@ std::vector<KeySpec> build() {
   k.numbers("batching.group_recompute", "layers", between(-1, 1 << 16),
             "hbp: first layers of a stage formed again in backward in each group, as recompute.mode = \"full\" does; -1 or an empty list: as block recompute says");
   k.numbers("batching.select_lengths", "tokens", between(1, kTokens),
-            "pack lengths that `ballast plan` tries when it selects packing groups, ascending; empty: no selection");
+            "hbp: pack lengths that `ballast plan` tries when it selects packing groups, ascending; empty: no selection");
   k.numbers("batching.select_ranks", "ranks", between(1, kDegree), "ranks a pack to try; empty list: powers of two that divide mesh.dp and the query heads");
   k.real("batching.select_memory_gib", 0, "GiB", at_least(0), "memory of a rank that selected groups keep within by recomputing layers; 0: no limit");
   k.flag("batching.balance", true, "hbp: packs and batches of like attention; false: random packs of each group in random order");
