@@ -1,4 +1,5 @@
 """Whole-program tests of Hierarchical Balance Packing's training: groups whose packs several ranks share."""
+import json
 import os
 import unittest
 
@@ -59,13 +60,13 @@ class LossNormalisers(Hbp):
 
 class Curriculum(Hbp):
     def test_short_samples_first_also_over_a_restart(self):
-        short = [*HBP, "batching.group_ranks=[1,1,2]", "batching.global_tokens=600", "curriculum.steps=3", "run.log_every=1"]
+        short = [*HBP, "batching.group_ranks=[1,1,2]", "batching.global_tokens=400", "curriculum.steps=3", "curriculum.max_tokens=250"]
         whole = self.train("whole", 2, *short, dp=2, steps=6)
         with open(os.path.join(whole, "log.txt")) as f:
-            self.assertIn("# curriculum: the first 3 steps take samples of at most 80 tokens", f.read())
+            self.assertIn("# curriculum: the first 3 steps take samples of at most 250 tokens", f.read())
         longest = self.longest(whole)
-        self.assertTrue(all(n <= 80 for n in longest[:3]), longest)
-        self.assertTrue(any(n > 80 for n in longest[3:]), longest)
+        self.assertTrue(all(n <= 250 for n in longest[:3]), longest)
+        self.assertTrue(any(n > 250 for n in longest[3:]), longest)
         parts = self.train("parts", 2, *short, "optimizer.decay_steps=6", dp=2, steps=2, every=2)
         changed = self.run_ballast(2, "train", self.deck("again.toml", dp=2, steps=6), "-d", parts, "-r", "latest", *short, "curriculum.steps=4", status=None)
         self.assertNotEqual(changed.returncode, 0)
@@ -82,6 +83,36 @@ class Curriculum(Hbp):
             text = f["plan_text"][()].tobytes()
             plans = [text[int(p["begin"]):int(p["begin"]) + int(p["bytes"])].decode() for p in f["plans"][: int(f["rows"][()]["plans"])] if p["kind"] == b"batch"]
         return [max(int(end) for end in re.findall(r"\[0,(\d+)\)", plan)) for plan in plans]
+
+
+class Selection(Hbp):
+    DECK = os.path.join(os.environ.get("BALLAST_ROOT", ""), "inputs", "hbp", "table5.toml")
+
+    def facts(self, command, case, *overrides):
+        twin = self.out("twin.json")
+        self.run_ballast(1, command, self.DECK, "--case", case, "data.samples=60000", *overrides, "--json", twin)
+        with open(twin) as f:
+            facts = json.load(f)
+        return facts["cases"][0] if "cases" in facts else facts
+
+    def time_of(self, groups, ranks, recompute):
+        return self.facts("pack", "hbp", f"batching.groups={groups}", f"batching.group_ranks={ranks}", f"batching.group_recompute={recompute}")["run_seconds"]
+
+    def test_selected_groups_are_as_good_as_hand_set_ones(self):
+        found = self.facts("plan", "hbp")
+        self.assertLess(found["selection_seconds"], 180)
+        selected = self.time_of(found["groups"], found["group_ranks"], found["group_recompute"])
+        hand_set = [([16384, 131072], [1, 8], [23, 24]), ([32768, 131072], [1, 8], [30, 24]), ([8192, 131072], [1, 8], [10, 24]),
+                    ([32768, 131072], [4, 8], [11, 24]), ([4096, 16384, 131072], [1, 2, 8], [0, 11, 24])]
+        times = [self.time_of(*groups) for groups in hand_set]
+        self.assertLessEqual(selected, 1.03 * min(times), f"{found['groups']} {times}")
+        naive = self.facts("pack", "isf-sp8")["run_seconds"]
+        self.assertGreater(naive, 1.3 * selected)
+        tight = self.facts("plan", "hbp", "batching.select_memory_gib=66")
+        self.assertGreaterEqual(sum(tight["group_recompute"]), sum(found["group_recompute"]))
+        refused = self.run_ballast(1, "plan", self.DECK, "--case", "hbp", "batching.select_memory_gib=20", status=None)
+        self.assertNotEqual(refused.returncode, 0)
+        self.assertIn("at no degree", refused.stderr)
 
 
 if __name__ == "__main__":
