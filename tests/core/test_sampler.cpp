@@ -172,7 +172,7 @@ TEST(Sampler, HeldOutSamplesAreNeverTrainedOn) {
 TEST(Sampler, CurriculumTakesShortSamplesFirstAndEachOnce) {
   const std::uint64_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
-  const std::int64_t count = 400;
+  const std::int64_t count = 1200;
   const auto length = [&](std::int64_t s) { return static_cast<std::int64_t>(1 + random_bits(seed, 3, static_cast<std::uint64_t>(s)) % 100); };
   for (const std::int64_t global_samples : {0, 9}) {
     const Curriculum curriculum{7, 30, 200, global_samples};

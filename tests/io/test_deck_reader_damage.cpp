@@ -227,7 +227,7 @@ Damaged damaged(Damage& d, int kind) {
       return {"broken value " + lines[k], join(lines), {"deck.toml:"}};
     }
     case 16: {  // a block of a later version, or one turned into a list or a value
-      static const std::vector<std::string> blocks = {"[lora]", "[Costs]", "[[mesh2]]",
+      static const std::vector<std::string> blocks = {"[Costs]", "[[mesh2]]",
                                                       "[[]]",       "[]",    "[a.b.c]", "[mesh.dp]"};
       lines.push_back(blocks[d.below(blocks.size())]);
       return {"block " + lines.back(), join(lines), {at(lines.size() - 1)}};
