@@ -21,7 +21,7 @@ const LayoutCase kLayouts[] = {{LayoutKind::contiguous, 1}, {LayoutKind::zigzag,
 MicroBatch aligned_batch(std::mt19937_64& random, std::int64_t align) {
   MicroBatch batch;
   batch.align = align;
-  for (int s = 0, n = 1 + static_cast<int>(random() % 4); s < n; ++s) batch.segments.push_back({s, 0, static_cast<std::int64_t>(random() % 300), 0});
+  for (int s = 0, n = 1 + static_cast<int>(random() % 4); s < n; ++s) batch.segments.push_back({s, 0, static_cast<std::int64_t>(random() % 300) + (s == 0 ? 1 : 0), 0});  // an index needs a segment
   return batch;
 }
 
