@@ -41,8 +41,9 @@ AttentionResult run_kernel(const AttentionCase& c, int slack_heads = 0, double s
 void expect_close(const AttentionResult& got, const AttentionResult& expected, double tolerance) {
   EXPECT_LE(relative_error(got.o, expected.o), tolerance) << "o";
   EXPECT_LE(relative_error(got.lse, expected.lse), tolerance) << "lse";
-  EXPECT_LE(relative_error(got.dq, expected.dq), 2 * tolerance) << "dq";
-  EXPECT_LE(relative_error(got.dk, expected.dk), 2 * tolerance) << "dk";
+  // Differences of terms of order one, whose rounding is left where they cancel: under one visible key both are zero.
+  EXPECT_LE(relative_error(got.dq, expected.dq, 1), 2 * tolerance) << "dq";
+  EXPECT_LE(relative_error(got.dk, expected.dk, 1), 2 * tolerance) << "dk";
   EXPECT_LE(relative_error(got.dv, expected.dv), 2 * tolerance) << "dv";
 }
 

@@ -137,8 +137,8 @@ inline std::vector<double> values_of(const Tensor& t) {
   return values;
 }
 
-/// Largest difference over the largest reference value (at least 0.1, where all are small); infinities must be equal.
-inline double relative_error(const std::vector<double>& got, const std::vector<double>& expected) {
+/// Largest difference over the largest reference value (at least `floor`, where all are small); infinities must be equal.
+inline double relative_error(const std::vector<double>& got, const std::vector<double>& expected, double floor = 0.1) {
   if (got.size() != expected.size()) return std::numeric_limits<double>::infinity();
   double error = 0, top = 0;
   for (std::size_t i = 0; i < got.size(); ++i) {
@@ -150,7 +150,7 @@ inline double relative_error(const std::vector<double>& got, const std::vector<d
     error = std::max(error, std::abs(got[i] - expected[i]));
     top = std::max(top, std::abs(expected[i]));
   }
-  return error == 0 ? 0 : error / std::max(top, 0.1);
+  return error == 0 ? 0 : error / std::max(top, floor);
 }
 
 }  // namespace ballast::test

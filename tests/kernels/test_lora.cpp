@@ -86,7 +86,7 @@ struct Adapted {
         return f();
       });
       Tensor(value).copy_from(kept);
-      EXPECT_NEAR(dot(gradient, direction), along, 1e-7 * (1 + std::abs(along)));
+      EXPECT_NEAR(dot(gradient, direction), along, 1e-6 * (1 + std::abs(along)));  // the step's cubic term reaches 3e-7 for some draws
       EXPECT_GT(std::sqrt(dot(gradient, gradient)), 1e-6);
     }
   }
