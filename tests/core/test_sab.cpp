@@ -64,7 +64,7 @@ std::vector<std::int64_t> real_lengths() {
   std::vector<std::int64_t> list;
   // Beside a clone of the repository, or where BALLAST_LENGTHS says.
   const char* stated = std::getenv("BALLAST_LENGTHS");
-  const std::filesystem::path beside = std::filesystem::path(__FILE__).parent_path() / "../../../shared/data/prolong_lengths.txt";
+  const std::filesystem::path beside = std::filesystem::path(BALLAST_TESTS_DIR) / "../../shared/data/prolong_lengths.txt";
   std::ifstream file(stated != nullptr ? std::filesystem::path(stated) : beside);
   for (std::int64_t n = 0; file >> n;) list.push_back(n);
   return list;

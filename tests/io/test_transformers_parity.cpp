@@ -17,7 +17,7 @@ using testing::elements;
 
 struct Reference {
   explicit Reference(const std::string& name)
-      : folder((std::filesystem::path(__FILE__).parent_path().parent_path() / "reference" / name).string()),
+      : folder((std::filesystem::path(BALLAST_TESTS_DIR) / "reference" / name).string()),
         file(folder + "/reference.safetensors") {
     for (int s = 0; file.contains("tokens." + std::to_string(s)); ++s) {
       tokens.push_back(read("tokens." + std::to_string(s)));
