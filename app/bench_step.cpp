@@ -26,7 +26,7 @@ BenchResult run(const Deck& deck, const BenchSettings& settings) {
                                                              [&](std::int64_t s) { return session.dataset->length(s); }));
     world.barrier();
     const auto begin = std::chrono::steady_clock::now();
-    const TrainStep::Gradients found = step.compute(batch);
+    const TrainStep::Gradients found = step.compute(batch, step.schedule(batch));
     step.update(found.norm, i + 1);
     session.device.synchronize();
     const double seconds = world.all_reduce(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), Reduction::max);

@@ -18,7 +18,7 @@ Schedule TrainStep::schedule(const Batch& batch) const {
   return plan_schedule(batch.work_of(session_.mesh.at.dp), session_.options.pipeline);
 }
 
-TrainStep::Gradients TrainStep::compute(const Batch& batch) {
+TrainStep::Gradients TrainStep::compute(const Batch& batch, const Schedule& schedule) {
   const std::vector<MicroBatch> mine = batch.work_of(session_.mesh.at.dp);
   std::size_t rounds = 0;
   for (const auto& list : batch.micro_batches) rounds = std::max(rounds, list.size());
@@ -35,7 +35,7 @@ TrainStep::Gradients TrainStep::compute(const Batch& batch) {
   optimizer_.begin_step();
   if (tuning != nullptr) tuning->begin_step(batch, session_.mesh.at.dp);
   Gradients found;
-  found.losses = run_stage(schedule(batch), static_cast<int>(mine.size()), session_.model, session_.links,
+  found.losses = run_stage(schedule, static_cast<int>(mine.size()), session_.model, session_.links,
                            {prepare, [&] { optimizer_.after_micro_batch(); }, {}, session_.kv_place.host.get()}, &session_.recorder);
   for (std::size_t r = mine.size(); r < rounds; ++r) optimizer_.after_micro_batch();  // collective: ranks without work join
   optimizer_.reduce_gradients();

@@ -25,8 +25,8 @@ class TrainStep {
   };
   /// The schedule of this rank's pipeline for a batch, all stages.
   Schedule schedule(const Batch& batch) const;
-  /// Forward and backward of all micro-batches, gradients reduced.  Collective.
-  Gradients compute(const Batch& batch);
+  /// Forward and backward of all micro-batches in the order of schedule(batch), gradients reduced.  Collective.
+  Gradients compute(const Batch& batch, const Schedule& schedule);
   /// Clips and updates; `step` counts from 1.  Returns the learning rate.  Collective.
   double update(double norm, std::int64_t step);
 

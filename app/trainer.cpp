@@ -190,13 +190,13 @@ void Trainer::step() {
   const auto plan_begin = std::chrono::steady_clock::now();
   const Batch batch = session_.plan(state_.step, samples);
   plan_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - plan_begin).count();
+  const Schedule schedule = train_step_.schedule(batch);
   if (trace_) {
-    const Schedule schedule = train_step_.schedule(batch);
     trace_->plan("batch", batch.hash(), describe(batch), state_.step);
     trace_->plan("schedule", schedule.hash(), describe(schedule), state_.step);
   }
   reset_peak_memory();
-  const TrainStep::Gradients found = train_step_.compute(batch);
+  const TrainStep::Gradients found = train_step_.compute(batch, schedule);
   if (trace_ && session_.tuning)
     if (const std::string budgets = session_.tuning->describe(); !budgets.empty())
       trace_->plan("budgets", std::hash<std::string>()(budgets), budgets, state_.step);
@@ -213,16 +213,29 @@ void Trainer::step() {
   state_.step = next;
   state_.tokens_seen += batch.tokens();
   state_.seconds_trained += seconds;
-  observe(batch, found.loss, found.norm, rate, seconds);
+  observe(batch, schedule, found.loss, found.norm, rate, seconds);
 }
 
-double Trainer::predicted_seconds(const Batch& batch) {
-  const std::vector<MicroBatch> mine = batch.work_of(session_.mesh.at.dp);
-  const double seconds = simulate(plan_schedule(mine, session_.options.pipeline), times_->of(mine, session_.options)).step_time_s;
-  return session_.mesh.world.all_reduce(seconds, Reduction::max);
+double Trainer::predict(const std::vector<MicroBatch>& mine, const Schedule& schedule) {
+  const SimulatedSchedule simulated = simulate(schedule, times_->of(mine, session_.options));
+  if (trace_) {
+    std::vector<Event> ops;
+    for (const TimedOp& timed : simulated.stages.at(static_cast<std::size_t>(session_.mesh.at.pp))) {
+      Event& e = ops.emplace_back();
+      e.step = static_cast<std::int32_t>(state_.step - 1);
+      e.micro_batch = timed.op.micro_batch;
+      e.chunk = timed.op.chunk;
+      e.stage = session_.mesh.at.pp;
+      e.kind = event_kind(timed.op.kind);
+      e.begin_s = timed.begin_s;
+      e.end_s = timed.end_s;
+    }
+    trace_->predicted(ops);
+  }
+  return session_.mesh.world.all_reduce(simulated.step_time_s, Reduction::max);
 }
 
-void Trainer::observe(const Batch& batch, double loss, double norm, double rate, double seconds) {
+void Trainer::observe(const Batch& batch, const Schedule& schedule, double loss, double norm, double rate, double seconds) {
   const Mesh& mesh = session_.mesh;
   const std::vector<MicroBatch> mine = batch.work_of(mesh.at.dp);
   double compute = 0;
@@ -245,7 +258,7 @@ void Trainer::observe(const Batch& batch, double loss, double norm, double rate,
   if (times_) {
     mesh.world.all_reduce(span, Reduction::max);
     schedule_s = std::max(0.0, span.data<double>()[0] + span.data<double>()[1]);
-    predicted_s = predicted_seconds(batch);
+    predicted_s = predict(mine, schedule);
   }
   const std::vector<BudgetRow> budgets = session_.recorder.take_budgets();
   if (trace_) trace_->budgets(budgets);

@@ -29,9 +29,10 @@ class Trainer {
   void step();
   /// Names the first micro-batch and layer with a NaN or Inf and stops all ranks; nothing is written.
   [[noreturn]] void stop_at_nonfinite(const Batch& batch, const TrainStep::Gradients& found);
-  void observe(const Batch& batch, double loss, double norm, double rate, double seconds);
-  /// Simulated seconds of the batch's schedules over the times of profile.table: the slowest data-parallel rank's.  Collective.
-  double predicted_seconds(const Batch& batch);
+  void observe(const Batch& batch, const Schedule& schedule, double loss, double norm, double rate, double seconds);
+  /// Simulated seconds of the step's schedules over the times of profile.table, the slowest data-parallel rank's; the trace gets the ops of
+  /// this stage.  Collective.
+  double predict(const std::vector<MicroBatch>& mine, const Schedule& schedule);
   void checkpoint();
 
   CommandLine line_;

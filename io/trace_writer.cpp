@@ -20,13 +20,13 @@ namespace {
 using hdf5::check;
 using hdf5::Handle;
 
-constexpr std::int64_t kFormatVersion = 2;
+constexpr std::int64_t kFormatVersion = 3;
 constexpr hsize_t kCopyBytes = 1 << 22;
 
 /// Tables in the order of the fields of /rows.
-enum TableName { kEvents, kSteps, kPlans, kPlanSteps, kPlanText, kBudgets, kTables };
-constexpr const char* kTableNames[kTables] = {"events", "steps", "plans", "plan_steps", "plan_text", "budgets"};
-constexpr hsize_t kFirstCapacity[kTables] = {16384, 1024, 256, 1024, 1 << 18, 1024};
+enum TableName { kEvents, kSteps, kPlans, kPlanSteps, kPlanText, kBudgets, kPredicted, kTables };
+constexpr const char* kTableNames[kTables] = {"events", "steps", "plans", "plan_steps", "plan_text", "budgets", "predicted"};
+constexpr hsize_t kFirstCapacity[kTables] = {16384, 1024, 256, 1024, 1 << 18, 1024, 1024};
 
 struct PlanRow {
   char kind[24] = {};
@@ -146,7 +146,7 @@ struct TraceWriter::Impl {
 
   Handle type_of(int table) const {
     switch (table) {
-      case kEvents:
+      case kEvents: case kPredicted:
         return event_type();
       case kSteps:
         return step_type(scalars);
@@ -287,6 +287,7 @@ struct TraceWriter::Impl {
       number("first_steps", tables[kSteps].rows);
       number("first_plan_steps", tables[kPlanSteps].rows);
       number("first_budgets", tables[kBudgets].rows);
+      number("first_predicted", tables[kPredicted].rows);
       text("host", header.host);
       text("device", header.device);
       text("mesh", header.mesh);
@@ -356,6 +357,11 @@ void TraceWriter::events(std::span<const Event> events) {
 void TraceWriter::budgets(std::span<const BudgetRow> rows) {
   if (rows.empty()) return;
   impl_->guarded([&] { impl_->append(kBudgets, rows.size(), rows.data()); });
+}
+
+void TraceWriter::predicted(std::span<const Event> ops) {
+  if (ops.empty()) return;
+  impl_->guarded([&] { impl_->append(kPredicted, ops.size(), ops.data()); });
 }
 
 void TraceWriter::step(std::int64_t step, const StepRow& row) {

@@ -1,6 +1,6 @@
 // Trace: one HDF5 file a rank, an event a row, flushed so that a killed run stays readable.
 //
-// Contents of DIR/trace_RRRRR.h5 (RRRRR is the rank), format_version 2:
+// Contents of DIR/trace_RRRRR.h5 (RRRRR is the rank), format_version 3:
 //   /rows             rows in use of each table below; what lies beyond them is unused space
 //   /events           compound, one row an event: the fields of Event, `kind` as an enumeration with names
 //   /steps            compound, one row a step: `step`, then a field a scalar, NaN where it was not given
@@ -8,8 +8,10 @@
 //   /plan_steps       which plan (row of /plans) was executed at which step
 //   /plan_text        texts of the plans, one after another, UTF-8
 //   /budgets          compound, one row a head of a layer of a micro-batch under sparse attention: the fields of BudgetRow (version 2)
+//   /predicted        compound, one row an op of the rank's stage as the simulator times it: the fields of Event, seconds since the step's schedule
+//                     begins (version 3)
 //   /sessions/NNN     one group a start or restart: attributes of TraceHeader, started_unix_s, the first row of each table that the
-//                     session wrote (first_events, first_steps, first_plan_steps, first_budgets), and the deck as a text
+//                     session wrote (first_events, first_steps, first_plan_steps, first_budgets, first_predicted), and the deck as a text
 //
 // How it survives a kill at any moment: tables are contiguous and have spare rows, so appending writes data bytes and then the 40
 // bytes of /rows, never metadata.  When a table is full, or a new scalar or session appears, the file is rewritten beside the old
@@ -51,6 +53,8 @@ class TraceWriter {
   TraceWriter& operator=(const TraceWriter&) = delete;
   void events(std::span<const Event> events);
   void budgets(std::span<const BudgetRow> rows);
+  /// Simulated ops of the rank's stage: step, micro_batch, chunk, stage, kind, begin_s and end_s of each.
+  void predicted(std::span<const Event> ops);
   /// Scalars of a step; calls with the same step of one session share a row.
   void step(std::int64_t step, const StepRow& row);
   /// Text of an executed plan (schedule, batch, ring) under its hash; each distinct plan is stored once.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import metrics
+import prediction
 from load import KINDS
 
 # Step-time split: category -> kinds, by exclusive time, in the order of stacking.
@@ -65,6 +66,7 @@ class Analysis:
     sparse: dict = field(default_factory=dict)     # (step, layer, head) -> [budget sum, rows, computed pairs, visible pairs, overflow]
     memory: dict = field(default_factory=dict)     # category -> [rank] bytes
     regions: list = field(default_factory=list)
+    prediction: object = None                      # prediction.Prediction, None without predicted ops
     scalars: dict = field(default_factory=dict)    # name -> (steps, values)
 
 
@@ -82,6 +84,7 @@ def analyse(run):
     _memory(a)
     _regions(a)
     _scalars(a)
+    a.prediction = prediction.compare(run)
     return a
 
 
@@ -402,6 +405,7 @@ def summary(a):
     result.update(a.ring.get("all", {}))
     result.update(a.batch)
     result.update(sparsity(a))
+    result.update(prediction.summary(a.prediction))
     for name, key in (("loss", "loss"), ("validation_loss", "validation_loss"), ("needle_accuracy", "needle_accuracy")):
         if name in a.scalars:
             result[key] = float(a.scalars[name][1][-1])

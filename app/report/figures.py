@@ -245,6 +245,48 @@ def timeline(a):
     return figure
 
 
+OP_COLOURS = {"forward": "#8fb8de", "recompute": "#edae49", "backward": "#5b9a68", "backward_input": "#5b9a68", "backward_weight": "#a8cfb2", "offload": "#c2b8a3",
+              "fetch": "#c2b8a3", "recv": "#f0dfe2"}
+OP_LETTERS = {"forward": "F", "recompute": "R", "backward": "B", "backward_input": "B", "backward_weight": "W"}
+
+
+def prediction(a):
+    """The step of median length: per stage the simulated ops over the measured ones."""
+    p = a.prediction
+    if p is None:
+        return None
+    step = p.steps[int(np.argsort(p.measured_s)[len(p.steps) // 2])]
+    lanes = p.lanes[step]
+    origin = min(m["begin_s"].min() for _, m in lanes.values())
+    last = max(max(q["end_s"].max(), m["end_s"].max() - origin) for q, m in lanes.values())
+    factor, unit = seconds_unit(last)
+    figure, ax = plt.subplots(figsize=(WIDTH, _rank_height(len(lanes), per=0.8, most=12) + 0.4))
+    used, names, several = {}, [], len({d for d, _ in lanes}) > 1
+    for row, ((dp, stage), sides) in enumerate(sorted(lanes.items())):
+        names.append(f"dp {dp}, stage {stage}" if several else f"stage {stage}")
+        for side, ops in enumerate(sides):
+            zero, low = (origin if side else 0.0), row + (-0.38, 0.03)[side]
+            for e in ops:
+                kind = KINDS[e["kind"]]
+                length = (e["end_s"] - e["begin_s"]) * factor
+                if kind not in OP_COLOURS or length <= 0:
+                    continue
+                used[kind] = OP_COLOURS[kind]
+                begin = (e["begin_s"] - zero) * factor
+                ax.broken_barh([(begin, length)], (low, 0.35), facecolor=OP_COLOURS[kind], edgecolor="white", linewidth=0.5)
+                if length > 0.02 * last * factor and kind in OP_LETTERS:
+                    ax.text(begin + length / 2, low + 0.175, f"{OP_LETTERS[kind]}{e['micro_batch']}", ha="center", va="center", fontsize=6.5, color=INK)
+            ax.text(1.005, low + 0.175, ("predicted", "measured")[side], transform=ax.get_yaxis_transform(), va="center", fontsize=7.5, color=MUTED)
+    ax.set_ylim(len(lanes) - 0.5, -0.5)
+    ax.set_xlim(0, last * factor)
+    _rank_ticks(ax, names)
+    ax.grid(axis="y", visible=False)
+    ax.set(xlabel=f"time since the schedule began ({unit})", title=f"Schedule of step {step}, simulated and as it ran")
+    ax.legend(handles=[Patch(color=colour, label=kind.replace("_", " ")) for kind, colour in used.items()], loc="upper center",
+              bbox_to_anchor=(0.5, -0.55 / (figure.get_figheight() - 0.9)), ncol=6, handlelength=1.2, columnspacing=1.4)
+    return figure
+
+
 def memory(a):
     categories = [c for c in a.memory if c != "total" and np.nansum(a.memory[c]) > 0]
     if not categories:
@@ -364,6 +406,8 @@ FIGURES = {
     "heatmap": (heatmap, "Seconds of useful computation. A straggler is a bright row, an uneven batch a bright column; grey: no data."),
     "timeline": (timeline, "The step of median length. Upper lane: operations of the schedule with their micro-batch (F forward, R recompute, B "
                            "backward). Lower lane: what the rank was doing."),
+    "prediction": (prediction, "The step of median schedule time. Upper lane of a stage: its ops as the simulator times them with profile.table; lower lane: as they "
+                               "ran (F forward, R recompute, B backward or its input half, W weight half). Receives last until the message is there."),
     "ring": (ring, "Mean computation (solid) and wait (hatched) of each context-parallel worker at each ring step."),
     "sparsity": (sparsity, "Share of the causal pairs that sparse attention leaves out (MTraining Figure 3). Budgets of every layer, head and step: budgets.csv."),
     "memory": (memory, "Highest value of each category over all steps. The peaks need not coincide; the diamond is the highest sum at one moment."),

@@ -8,7 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-FORMAT_VERSIONS = (1, 2)  # 1 has no budgets
+FORMAT_VERSIONS = (1, 2, 3)  # 1 has no budgets, 2 no predicted ops
 KINDS = ("forward recompute backward backward_input backward_weight send recv offload fetch attention_forward attention_backward ring_wait "
          "sequence_exchange layer_forward layer_backward head indexing gradient_reduce parameter_gather optimizer data checkpoint validation step idle").split()
 BUDGETS = [("step", "i4"), ("micro_batch", "i4"), ("chunk", "i4"), ("layer", "i4"), ("head", "i4"), ("budget", "f8"), ("computed_pairs", "f8"),
@@ -43,6 +43,7 @@ class RankTrace:
     plans: list             # (kind, hash, text)
     plan_steps: np.ndarray  # step, plan
     budgets: np.ndarray     # fields of BUDGETS
+    predicted: np.ndarray   # as events: simulated ops of the rank's stage, seconds since the step's schedule begins
 
     @property
     def last(self):
@@ -92,8 +93,8 @@ def _sessions(file):
     return sessions
 
 
-def _events(file, rows):
-    dataset = file["events"]
+def _events(file, rows, table="events"):
+    dataset = file[table]
     names = {value: name for name, value in h5py.check_enum_dtype(dataset.dtype["kind"]).items()}
     events = dataset[:rows]
     lookup = np.full(max(names, default=0) + 1, -1)
@@ -127,6 +128,7 @@ def read_rank(path):
         events, sound = _events(file, int(rows["events"]))
         if not sound.all():
             notes.append(f"{path.name}: {int((~sound).sum())} events without sound times are left out")
+        predicted = _events(file, int(rows["predicted"]), "predicted")[0] if "predicted" in file else events[:0]
         table = file["steps"][:int(rows["steps"])]
         steps = {name: table[name] for name in table.dtype.names}
         text = file["plan_text"][:int(rows["plan_text"])].tobytes()
@@ -134,7 +136,7 @@ def read_rank(path):
                  for p in file["plans"][:int(rows["plans"])]]
         plan_steps = file["plan_steps"][:int(rows["plan_steps"])]
         budgets = file["budgets"][:int(rows["budgets"])] if "budgets" in file else np.zeros(0, BUDGETS)
-    trace = RankTrace(sessions[-1].rank, path, sessions, events, steps, plans, plan_steps, budgets)
+    trace = RankTrace(sessions[-1].rank, path, sessions, events, steps, plans, plan_steps, budgets, predicted)
     trace.events = _with_session(trace, events)[sound]
     return trace, notes
 
@@ -184,6 +186,7 @@ def _keep_latest(traces, notes):
             trace.steps = _merge_steps({name: values[rows] for name, values in trace.steps.items()})
         rows = trace.plan_steps["step"] < end[numbers[rank][session_of(trace, "plan_steps", len(trace.plan_steps))]]
         trace.plan_steps = trace.plan_steps[rows]
+        trace.predicted = trace.predicted[trace.predicted["step"] < end[numbers[rank][session_of(trace, "predicted", len(trace.predicted))]]]
         trace.budgets = trace.budgets[trace.budgets["step"] < end[numbers[rank][session_of(trace, "budgets", len(trace.budgets))]]]
     if given_up:
         notes.append(f"{len(given_up)} step{'s' if len(given_up) > 1 else ''} from {min(given_up)} to {max(given_up)} ran before a restart "

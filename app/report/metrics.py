@@ -23,6 +23,9 @@ FORMULAS = {
     "step": "imbalance = max T_i / mean T_i over the micro-batches of a step, T_i averaged over the ranks that run micro-batch i, mean over "
             "steps (SparseBalance Equation 11); bubble ratio = 1 - forward and backward time / (stages \u00d7 schedule time), recomputation, "
             "transfers and waits counted as bubble.",
+    "prediction": "Predicted: the executed schedule simulated over the times of profile.table; measured: its ops in the trace, from the first begin to the "
+                  "last end over all ranks, the mean of a stage's ranks. wait = step time - busy (forward, backward and its halves, recompute, offload, "
+                  "fetch); bubble ratio as above, over whole ops. Prediction error: median over steps of |predicted / measured step time - 1|.",
     "regions": "exclusive = time in the region outside the regions nested in it; per rank that enters it, summed over steps; "
                "imbalance = max / mean over all ranks, a rank that never enters counted as 0.",
 }

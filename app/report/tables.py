@@ -7,6 +7,7 @@ import numpy as np
 import metrics
 from analysis import CATEGORIES, summary
 from load import COORDINATES
+from prediction import OPS
 
 
 @dataclass
@@ -84,6 +85,19 @@ def steps_balance(a):
     return Table("schedule", "Micro-batches and schedule", ["metric", "value"], rows, metrics.FORMULAS["step"], ("", ".4f"))
 
 
+def predicted(a):
+    if a.prediction is None:
+        return None
+    p, rows = a.prediction, []
+    for stage, sums in p.stages.items():
+        rows += [[f"stage {stage}", kind, *sums[kind], sums[kind][0] / sums[kind][1] if sums[kind][1] > 0 else np.nan]
+                 for kind in (*OPS, "busy", "wait") if kind in sums]
+    mean = (float(p.predicted_s.mean()), float(p.measured_s.mean()))
+    rows += [["all", "step time", *mean, mean[0] / mean[1]], ["all", "bubble ratio", *p.bubble_ratio, np.nan]]
+    return Table("prediction", "Simulated and measured schedule, mean over steps", ["stage", "ops", "predicted (s)", "measured (s)", "predicted / measured"], rows,
+                 metrics.FORMULAS["prediction"] + f" Here {100 * p.error:.1f} % over {len(p.steps)} steps.", ("", "", ".5f", ".5f", ".3f"))
+
+
 def batch(a):
     if not a.batch:
         return None
@@ -155,7 +169,7 @@ COMPARED = [("ranks", "ranks", ""), ("steps", "steps", ""), ("step_time_s", "ste
             ("communication_efficiency", "communication efficiency", ".4f"), ("parallel_efficiency", "parallel efficiency", ".4f"),
             ("worker_imbalance", "worker imbalance", ".4f"), ("step_imbalance", "step imbalance", ".4f"), ("computation_ratio", "computation ratio", ".4f"),
             ("sparsity_ratio", "sparsity ratio", ".4f"), ("mean_budget", "mean budget", ".2f"),
-            ("imbalance", "imbalance", ".4f"), ("bubble_ratio", "bubble ratio", ".4f"), ("dbr", "dbr", ".4f"), ("pr", "pr", ".4f"), ("abr", "abr", ".4f"),
+            ("imbalance", "imbalance", ".4f"), ("bubble_ratio", "bubble ratio", ".4f"), ("prediction_error", "prediction error", ".4f"), ("dbr", "dbr", ".4f"), ("pr", "pr", ".4f"), ("abr", "abr", ".4f"),
             ("cr", "cr", ".4f"), ("ave_t", "ave_t (tokens)", ",.0f"), ("peak_bytes", "peak memory (MiB)", ".1f")]
 
 
@@ -171,5 +185,5 @@ def comparison(analyses):
     return Table("comparison", "Comparison", ["metric"] + [a.run.name for a in analyses], rows)
 
 
-SHOWN = (pop, ring, sparsity, steps_balance, batch, regions, memory, ranks)
+SHOWN = (pop, ring, sparsity, steps_balance, predicted, batch, regions, memory, ranks)
 CSV_ONLY = (split, budgets, ring_steps, steps, segments)

@@ -4,6 +4,7 @@
 //       deck RANK TEXT                             of the next session; \n stands for a line break
 //       event RANK STEP MICRO_BATCH CHUNK LAYER STAGE OUTER INNER KIND BEGIN END FLOPS BYTES
 //       budget RANK STEP LAYER HEAD BUDGET COMPUTED VISIBLE OVERFLOW
+//       predicted RANK STEP MICRO_BATCH CHUNK STAGE KIND BEGIN END
 //       step RANK STEP KEY=VALUE...
 //       plan RANK KIND HASH STEP TEXT
 //       kill                                       flushes everything and dies as by kill -9
@@ -87,6 +88,14 @@ void write(const std::string& dir) {
       e.flops = std::stod(f.at(12));
       e.bytes = std::stoll(f.at(13));
       writers.at(rank)->events({&e, 1});
+    } else if (f[0] == "predicted") {
+      Event e;
+      std::int32_t* ids[] = {&e.step, &e.micro_batch, &e.chunk, &e.stage};
+      for (std::size_t i = 0; i < 4; ++i) *ids[i] = std::stoi(f.at(2 + i));
+      e.kind = event_kind(f.at(6));
+      e.begin_s = std::stod(f.at(7));
+      e.end_s = std::stod(f.at(8));
+      writers.at(rank)->predicted({&e, 1});
     } else if (f[0] == "budget") {
       BudgetRow row;
       row.step = std::stoi(f.at(2));

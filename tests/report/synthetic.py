@@ -28,6 +28,9 @@ class Rank:
         self.event(kind, self.clock, self.clock + seconds, **ids)
         self.clock += seconds
 
+    def predicted(self, kind, begin, end, step=-1, mb=-1, chunk=-1, stage=0):
+        self.lines.append("\t".join(map(str, ("predicted", self.rank, step, mb, chunk, stage, kind, repr(float(begin)), repr(float(end))))))
+
     def budget(self, step, layer, head, budget, computed, visible, overflow=0):
         self.lines.append("\t".join(map(str, ("budget", self.rank, step, layer, head, budget, computed, visible, overflow))))
 
