@@ -3,11 +3,12 @@
 #ifdef BALLAST_HAVE_CUDA
 #include "kernels/cuda/device.hpp"
 #include "kernels/cuda/operations.hpp"
+#include "parallel/nccl_group.hpp"
 #endif
 
 namespace ballast {
 
-BackendChoice choose_backend(const Deck& deck, const Communicator& world, int local_rank) {
+BackendChoice choose_backend(const Deck& deck, const Communicator& world) {
   BackendChoice choice;
   choice.device = &host_device();
   choice.clock = &host_clock();
@@ -29,7 +30,11 @@ BackendChoice choose_backend(const Deck& deck, const Communicator& world, int lo
       return choice;
     }
 #ifdef BALLAST_HAVE_CUDA
-  choice.owned_device = std::make_unique<cuda::CudaDevice>(local_rank);
+  const Communicator machine = world.split_by_machine();
+  choice.owned_device = std::make_unique<cuda::CudaDevice>(machine.rank());
+#ifdef BALLAST_HAVE_NCCL
+  choice.note = NcclGroup::let_ranks_share_gpus(world, machine, cuda::device_count(why));
+#endif
   choice.device = choice.owned_device.get();
   set_cuda_device(choice.device);
   choice.owned_pinned = std::make_unique<cuda::PinnedHost>();
@@ -38,8 +43,6 @@ BackendChoice choose_backend(const Deck& deck, const Communicator& world, int lo
   choice.owned_clock = cuda::device_clock();
   choice.clock = choice.owned_clock.get();
   choice.dtype = DType::bf16;
-#else
-  (void)local_rank;
 #endif
   return choice;
 }

@@ -13,6 +13,7 @@
 
 #ifdef BALLAST_HAVE_CUDA
 #include "kernels/cuda/device.hpp"
+#include "parallel/nccl_group.hpp"
 #endif
 
 namespace ballast {
@@ -95,16 +96,19 @@ nlohmann::ordered_json to_json(const Timing& timing) {
 BenchDevice::BenchDevice(const BenchSettings& settings) : device_(&host_device()) {
   const std::string& backend = settings.text("backend");
   require(backend == "host" || backend == "cuda", "bench setting backend={} must be host or cuda", backend);
-  const int local_rank = Communicator::world().split_by_machine().rank();
   if (backend == "host") return;
 #ifdef BALLAST_HAVE_CUDA
   std::string why;
   require(cuda::device_count(why) > 0, "bench setting backend=cuda: no GPU here ({}); backend=host measures the host", why);
-  owned_ = std::make_unique<cuda::CudaDevice>(local_rank);
+  const Communicator machine = Communicator::world().split_by_machine();
+  owned_ = std::make_unique<cuda::CudaDevice>(machine.rank());
+#ifdef BALLAST_HAVE_NCCL
+  const std::string shared = NcclGroup::let_ranks_share_gpus(Communicator::world(), machine, cuda::device_count(why));
+  if (!shared.empty() && Communicator::world().rank() == 0) fmt::print("# {}\n", shared);
+#endif
   device_ = owned_.get();
   set_cuda_device(device_);
 #else
-  (void)local_rank;
   fail("bench setting backend=cuda: this program was built without CUDA; rebuild where nvcc is found, or use backend=host");
 #endif
 }

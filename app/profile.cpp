@@ -192,7 +192,7 @@ int profile_command(const CommandLine& line) {
   const Deck deck = line.deck(world, {.data = false});
   const RunOptions options = RunOptions::from(deck);
   const Mesh mesh(world, options.mesh);
-  const BackendChoice backend = choose_backend(deck, world, mesh.local_rank);
+  const BackendChoice backend = choose_backend(deck, world);
   const std::string folder = line.output_folder(deck);
   const std::string path = deck.text("profile.table").empty() ? folder + "/profile.h5" : deck.text("profile.table");
   const Bins bins(deck);

@@ -56,7 +56,7 @@ Session::Session(const Communicator& world, const Deck& deck_)
     : deck(deck_),
       options(RunOptions::from(deck)),
       mesh(world, options.mesh, options.joined_ranks()),
-      backend(choose_backend(deck, world, mesh.local_rank)),
+      backend(choose_backend(deck, world)),
       device(*backend.device),
       dataset(open_together(world, deck)),
       sampler(sampler_of(world, deck, *dataset)),

@@ -89,7 +89,6 @@ Mesh::Mesh(const Communicator& world_, const MeshShape& shape_, const std::vecto
   }
 
   const Communicator machine = world.split_by_machine();
-  local_rank = machine.rank();
   if (shape.ranks_per_node == 0)
     node = machine;
   else if (shape.ranks_per_node >= world.size())

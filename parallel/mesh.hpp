@@ -24,7 +24,6 @@ class Mesh {
   Communicator world, dp, pp, cp, cp_outer, cp_inner, sp, tp;
   Communicator replica;  ///< ranks that hold the same parameters (dp x cp x sp, in world order): gradient reduction and ZeRO shards
   Communicator node;     ///< ranks on this machine, or of this emulated node (shape.ranks_per_node)
-  int local_rank = 0;    ///< rank among those of this machine, emulated nodes or not: it picks the GPU
   int node_index = 0;    ///< nodes count by their lowest world rank
   /// rank / host / node / coordinates, one line a rank in world order, on every rank.
   std::vector<std::string> table;

@@ -4,6 +4,7 @@
 #include <nccl.h>
 
 #include <array>
+#include <cstdlib>
 #include <vector>
 
 #include "kernels/cuda/device.hpp"
@@ -200,6 +201,14 @@ void NcclGroup::broadcast(Tensor& tensor, int root) {
   impl_->collective("ncclBroadcast", [&] {
     return ncclBroadcast(tensor.raw(), tensor.raw(), tensor.numel(), type_of(tensor), root, impl_->comm, impl_->stream);
   });
+}
+
+std::string NcclGroup::let_ranks_share_gpus(const Communicator& world, const Communicator& machine, int gpus) {
+  if (machine.size() <= gpus) return "";
+  setenv("NCCL_HOSTID", fmt::format("{}-{}", host_name(), machine.rank()).c_str(), 0);
+  if (machine.size() == world.size()) setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+  return fmt::format("{} ranks share {} GPU{} of {}: transfers go through sockets, good for trying a mesh and useless for timing", machine.size(), gpus,
+                     gpus == 1 ? "" : "s", host_name());
 }
 
 void NcclGroup::check_health() {

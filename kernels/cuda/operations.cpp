@@ -21,6 +21,16 @@ std::int64_t row_stride(const Tensor& x) {
   return x.strides()[0];
 }
 
+/// Elements between entries of dimension 0, each of which is dense: rows of a matrix, or of heads narrowed out of [tokens, heads, D].
+std::int64_t entry_stride(const Tensor& x) {
+  std::int64_t dense = 1;
+  for (int d = x.rank() - 1; d > 0; --d) {
+    require(x.size(d) == 1 || x.strides()[d] == dense, "CUDA rows that are not dense, shape {}, strides {}", to_string(x.shape()), to_string(x.strides()));
+    dense *= x.size(d);
+  }
+  return x.strides()[0];
+}
+
 /// Runs a reduction and brings its result to the host.
 template <class F> double read_double(F&& reduce) {
   auto* partial = static_cast<double*>(scratch((sum_partial_doubles() + 1) * sizeof(double)));
@@ -159,7 +169,7 @@ void add(const Tensor& a, const Tensor& b, Tensor& out) {
   if (a.numel() == 0) return;
   const bool dense = a.contiguous() && b.contiguous() && out.contiguous();
   const std::int64_t rows = dense ? 1 : a.size(0), width = a.numel() / rows;
-  const auto stride = [&](const Tensor& t) { return dense ? width : row_stride(t); };
+  const auto stride = [&](const Tensor& t) { return dense ? width : entry_stride(t); };
   check(add_rows(a.raw(), stride(a), b.raw(), stride(b), out.raw(), stride(out), a.dtype() == DType::f32, rows, width, stream()), "add");
 }
 
@@ -171,7 +181,7 @@ void copy_rows(const Tensor& from, Tensor& to) {
   if (from.numel() == 0) return;
   const bool dense = from.contiguous() && to.contiguous();
   const std::int64_t rows = dense ? 1 : from.size(0), width = from.numel() / rows;
-  check(convert_rows(from.raw(), is_float(from), dense ? width : from.strides()[0], to.raw(), is_float(to), dense ? width : to.strides()[0], rows, width, stream()),
+  check(convert_rows(from.raw(), is_float(from), dense ? width : entry_stride(from), to.raw(), is_float(to), dense ? width : entry_stride(to), rows, width, stream()),
         "copy of rows");
 }
 

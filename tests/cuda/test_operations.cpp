@@ -214,5 +214,17 @@ TEST_F(Operations, AddAndCopyRows) {
   EXPECT_EQ(error(back, a), 0);
 }
 
+TEST_F(Operations, HeadsNarrowedOutOfATensorAreAddedInPlace) {
+  const Tensor sum = random({75, 4, 64}), summand = random({75, 6, 64});
+  const Tensor sum_gpu = to_gpu(sum, f32), summand_gpu = to_gpu(summand, f32);
+  Tensor part = sum.narrow(1, 2, 3), part_gpu = sum_gpu.narrow(1, 2, 3);
+  for (std::int64_t token = 0; token < 75; ++token)
+    for (std::int64_t d = 0; d < 64; ++d) part.data<double>()[token * 4 * 64 + d] += summand.data<double>()[(token * 6 + 5) * 64 + d];
+  add(part_gpu, summand_gpu.narrow(1, 5, 6), part_gpu);
+  EXPECT_CLOSE(sum_gpu, sum, kFp32);
+  Tensor skewed = to_gpu(random({4, 8, 6}), f32).narrow(2, 0, 3);
+  EXPECT_THROW(add(skewed, skewed, skewed), Error);
+}
+
 }  // namespace
 }  // namespace ballast::test
