@@ -3,11 +3,14 @@
 #include <chrono>
 
 #include "app/bench.hpp"
+#include "app/overheads.hpp"
 #include "app/train_step.hpp"
 #include "app/trainer.hpp"
 
 namespace ballast {
 namespace {
+
+constexpr std::int64_t kObserved = 3;  // steps with events, for the shares of tuning and planning
 
 BenchResult run(const Deck& deck, const BenchSettings& settings) {
   const Communicator world = Communicator::world();
@@ -21,16 +24,30 @@ BenchResult run(const Deck& deck, const BenchSettings& settings) {
   SamplerPosition position;
   std::vector<double> times;
   double tokens = 0, flops = 0, loss = 0;
-  for (std::int64_t i = 0; i < warmup + repeats; ++i) {
-    const Batch batch = session.plan(i, session.sampler.next(position, deck.integer("batching.global_tokens"), deck.integer("batching.global_samples"),
-                                                             [&](std::int64_t s) { return session.dataset->length(s); }));
+  Overheads overheads(deck);
+  const std::int64_t observed = overheads.any() ? kObserved : 0;  // steps after the timed ones
+  for (std::int64_t i = 0; i < warmup + repeats + observed; ++i) {
+    session.recorder.enabled = i >= warmup + repeats;
+    session.recorder.context.step = static_cast<std::int32_t>(i);
+    const auto samples = session.sampler.next(position, deck.integer("batching.global_tokens"), deck.integer("batching.global_samples"),
+                                              [&](std::int64_t s) { return session.dataset->length(s); });
+    session.device.synchronize();
     world.barrier();
     const auto begin = std::chrono::steady_clock::now();
+    const Batch batch = [&] {
+      Scope scope(&session.recorder, EventKind::planning);
+      return session.plan(i, samples);
+    }();
     const TrainStep::Gradients found = step.compute(batch, step.schedule(batch));
     step.update(found.norm, i + 1);
     session.device.synchronize();
     const double seconds = world.all_reduce(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), Reduction::max);
-    if (i < warmup) continue;
+    if (session.recorder.enabled) {
+      OverheadSeconds mine;
+      session.recorder.flush([&](std::span<const Event> events) { mine = overhead_seconds(events, i); });
+      overheads.add({world.all_reduce(mine.tuning_s, Reduction::max), world.all_reduce(mine.planning_s, Reduction::max)}, seconds);
+    }
+    if (i < warmup || i >= warmup + repeats) continue;
     times.push_back(seconds);
     tokens += static_cast<double>(batch.tokens());
     flops += session.training_flops(batch);
@@ -56,6 +73,10 @@ BenchResult run(const Deck& deck, const BenchSettings& settings) {
   json["mfu"] = rate / peak;
   json["peak_memory_gib"] = memory_gib;
   json["loss"] = loss;
+  for (const auto& [key, share] : overheads.shares()) {
+    text += fmt::format("  {} {:.6f}\n", key, share);
+    json[key] = share;
+  }
   return {std::move(text), std::move(json)};
 }
 

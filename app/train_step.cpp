@@ -33,7 +33,10 @@ TrainStep::Gradients TrainStep::compute(const Batch& batch, const Schedule& sche
     return work;
   };
   optimizer_.begin_step();
-  if (tuning != nullptr) tuning->begin_step(batch, session_.mesh.at.dp);
+  if (tuning != nullptr) {
+    Scope scope(&session_.recorder, EventKind::tuning);
+    tuning->begin_step(batch, session_.mesh.at.dp);
+  }
   Gradients found;
   found.losses = run_stage(schedule, static_cast<int>(mine.size()), session_.model, session_.links,
                            {prepare, [&] { optimizer_.after_micro_batch(); }, {}, session_.kv_place.host.get()}, &session_.recorder);
@@ -52,7 +55,10 @@ TrainStep::Gradients TrainStep::compute(const Batch& batch, const Schedule& sche
   session_.mesh.replica.all_reduce(joined);
   session_.mesh.pp.all_reduce(joined);
   found.loss = sums[0];
-  if (tuning != nullptr) tuning->end_step(std::span<const double>(sums).subspan(1));
+  if (tuning != nullptr) {
+    Scope scope(&session_.recorder, EventKind::planning);  // of the steps to come
+    tuning->end_step(std::span<const double>(sums).subspan(1));
+  }
   return found;
 }
 

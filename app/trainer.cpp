@@ -66,7 +66,8 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
       train_step_(session_, optimizer_),
       log_(folder_.log(), world.rank() == 0),
       gradient_file_(deck.text("run.dump_gradients")),
-      peak_flops_(dense_peak_flops(session_.device, session_.parameters.dtype())) {
+      peak_flops_(dense_peak_flops(session_.device, session_.parameters.dtype())),
+      overheads_(deck) {
   optimizer_.reset_master_from_values();
   load_base(session_);
   Restored restored;
@@ -169,6 +170,10 @@ int Trainer::run() {
     trace_->flush();
   }
   summary_["finished"] = state_.step >= steps;
+  for (const auto& [key, share] : overheads_.shares()) {
+    log_.comment(fmt::format("{} = {:.6f}: {:.3f} % of the step on the rank that spends most", key, share, 100 * share));
+    summary_[key] = share;
+  }
   if (session_.mesh.world.rank() == 0) write_json(line_.json, summary_);
   if (state_.step >= steps) {
     log_.comment(fmt::format("finished after step {}", state_.step));
@@ -188,7 +193,10 @@ void Trainer::step() {
   const auto samples = session_.sampler.next(state_.sampler, session_.deck.integer("batching.global_tokens"), session_.deck.integer("batching.global_samples"),
                                              [&](std::int64_t s) { return session_.dataset->length(s); });
   const auto plan_begin = std::chrono::steady_clock::now();
-  const Batch batch = session_.plan(state_.step, samples);
+  const Batch batch = [&] {
+    Scope scope(&recorder, EventKind::planning);
+    return session_.plan(state_.step, samples);
+  }();
   plan_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - plan_begin).count();
   const Schedule schedule = train_step_.schedule(batch);
   if (trace_) {
@@ -239,11 +247,13 @@ void Trainer::observe(const Batch& batch, const Schedule& schedule, double loss,
   const Mesh& mesh = session_.mesh;
   const std::vector<MicroBatch> mine = batch.work_of(mesh.at.dp);
   double compute = 0;
+  OverheadSeconds spent;
   Tensor span = Tensor::zeros({2}, DType::f64);  // of all ranks' schedules: - first begin, last end
   span.data<double>()[0] = span.data<double>()[1] = -std::numeric_limits<double>::max();
   Tensor times = Tensor::zeros({static_cast<std::int64_t>(mine.size())}, DType::f64);
   session_.recorder.flush([&](std::span<const Event> events) {
     compute = useful_seconds(events, state_.step - 1);
+    spent = overhead_seconds(events, state_.step - 1);
     for (const Event& e : events)
       if (e.step == state_.step - 1 && (e.kind == EventKind::forward || e.kind == EventKind::recompute || e.kind == EventKind::backward))
         times.data<double>()[e.micro_batch] += e.end_s - e.begin_s;
@@ -266,8 +276,10 @@ void Trainer::observe(const Batch& batch, const Schedule& schedule, double loss,
   // in which a rank has nothing to do do not count.
   if (mesh.cp.size() > 1) mesh.cp.all_reduce(times);
   const MemoryUse& memory = memory_use();
-  Tensor most = Tensor::zeros({2}, DType::f64), sums = Tensor::zeros({2}, DType::f64);
+  Tensor most = Tensor::zeros({4}, DType::f64), sums = Tensor::zeros({2}, DType::f64);
   most.data<double>()[1] = static_cast<double>(memory.peak_total);
+  most.data<double>()[2] = spent.tuning_s;
+  most.data<double>()[3] = spent.planning_s;
   for (std::int64_t m = 0; m < times.numel(); ++m) {
     most.data<double>()[0] = std::max(most.data<double>()[0], times.data<double>()[m]);
     sums.data<double>()[0] += times.data<double>()[m];
@@ -275,12 +287,13 @@ void Trainer::observe(const Batch& batch, const Schedule& schedule, double loss,
   }
   mesh.world.all_reduce(most, Reduction::max);
   mesh.world.all_reduce(sums);
+  if (session_.recorder.enabled) overheads_.add({most.data<double>()[2], most.data<double>()[3]}, seconds);
   const double mean = sums.data<double>()[0] / std::max(1.0, sums.data<double>()[1]);
   const double imbalance = mean > 0 ? most.data<double>()[0] / mean : 1;
   const double flops = session_.training_flops(batch) / mesh.world.size() / seconds;
   const double tokens_rate = static_cast<double>(batch.tokens()) / seconds / mesh.world.size();
   if (trace_) {
-    StepRow row{{"loss", loss}, {"grad_norm", norm}, {"learning_rate", rate}, {"step_time_s", seconds}, {"plan_s", plan_s_}, {"computation_s", compute}, {"imbalance", imbalance},
+    StepRow row{{"loss", loss}, {"grad_norm", norm}, {"learning_rate", rate}, {"step_time_s", seconds}, {"plan_s", plan_s_}, {"planning_s", spent.planning_s}, {"tuning_s", spent.tuning_s}, {"computation_s", compute}, {"imbalance", imbalance},
                 {"tokens", static_cast<double>(batch.tokens())}, {"loss_tokens", static_cast<double>(batch.loss_tokens())}, {"flops_per_s", flops}, {"mfu", flops / peak_flops_}};
     for (int c = 0; c < kMemoryCategories; ++c) row[fmt::format("peak_bytes_{}", name(static_cast<MemoryCategory>(c)))] = static_cast<double>(memory.peak[c]);
     if (session_.tuning) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "app/command_line.hpp"
+#include "app/overheads.hpp"
 #include "app/pipeline_simulation.hpp"
 #include "app/restore.hpp"
 #include "app/run_folder.hpp"
@@ -49,6 +50,7 @@ class Trainer {
   std::int64_t last_saved_ = -1;
   double started_s_ = 0, peak_flops_, longest_step_s_ = 0;
   double plan_s_ = 0;  ///< host seconds of the last step's Batch plan
+  Overheads overheads_;
 };
 
 /// Dense matrix-product rate of one rank in FLOP/s, the base of MFU: measured with all ranks at work on the host.

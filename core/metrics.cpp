@@ -110,4 +110,19 @@ double useful_seconds(std::span<const Event> events, std::int64_t step) {
   return sum;
 }
 
+double kind_seconds(std::span<const Event> events, EventKind kind, std::int64_t step) {
+  double sum = 0;
+  for (const Event& e : events)
+    if (e.kind == kind && e.step == step) sum += e.end_s - e.begin_s;
+  return sum;
+}
+
+void OverheadShare::add(double most_s, double step_s) {
+  if (steps_++ == 1) spent_s_ = whole_s_ = 0;
+  spent_s_ += most_s;
+  whole_s_ += step_s;
+}
+
+double OverheadShare::share() const { return whole_s_ > 0 ? spent_s_ / whole_s_ : 0; }
+
 }  // namespace ballast

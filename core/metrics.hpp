@@ -39,5 +39,18 @@ Pop pop(std::span<const double> useful, double runtime);
 std::vector<double> exclusive_seconds(std::span<const Event> events);
 /// Useful computation of one rank in `step` (any step for -1): exclusive seconds of useful kinds.
 double useful_seconds(std::span<const Event> events, std::int64_t step = -1);
+/// Seconds of one rank's events of `kind` in `step`, with all that lies inside them; such events must not nest in one another.
+double kind_seconds(std::span<const Event> events, EventKind kind, std::int64_t step);
+
+/// What share of their steps some work takes: the seconds of the rank that spends most in a step, summed over steps, over the sum of their
+/// times.  The first step, which has costs of its own, is left out where there are others.
+class OverheadShare {
+ public:
+  void add(double most_s, double step_s);
+  double share() const;  ///< 0 before any step
+ private:
+  std::int64_t steps_ = 0;
+  double spent_s_ = 0, whole_s_ = 0;
+};
 
 }  // namespace ballast

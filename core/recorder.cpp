@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::array<const char*, kEventKinds> kNames = {
     "forward",         "recompute",         "backward",           "backward_input", "backward_weight", "send",           "recv", "offload",
-    "fetch",           "attention_forward", "attention_backward", "ring_wait",      "sequence_exchange", "layer_forward",   "layer_backward", "head", "indexing",
+    "fetch",           "attention_forward", "attention_backward", "ring_wait",      "sequence_exchange", "layer_forward",   "layer_backward", "head", "indexing", "tuning", "planning",
     "gradient_reduce", "parameter_gather",  "optimizer",          "data",           "checkpoint",      "validation",     "step", "idle"};
 
 /// Nanoseconds of the monotonic clock since the machine started: the same origin for all processes of a node.
@@ -49,6 +49,7 @@ bool useful(EventKind kind) {
     case EventKind::layer_backward:
     case EventKind::head:
     case EventKind::indexing:
+    case EventKind::tuning:
     case EventKind::optimizer:
       return true;
     default:

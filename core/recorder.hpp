@@ -16,13 +16,16 @@ enum class EventKind : std::int32_t {
   ring_wait,                                  // time a ring step waited for its hops
   sequence_exchange,                          // all-to-all of heads against sequence (Ulysses)
   layer_forward, layer_backward, head,        // parts of a stage
-  indexing, gradient_reduce, parameter_gather, optimizer, data, checkpoint, validation, step, idle
+  indexing,
+  tuning,    // dynamic sparsity tuning: targets of a step, coverage and choice of a layer's budget
+  planning,  // the step's Batch plan, sparsity-aware batching included
+  gradient_reduce, parameter_gather, optimizer, data, checkpoint, validation, step, idle
 };
-inline constexpr int kEventKinds = 25;
+inline constexpr int kEventKinds = 27;
 const char* name(EventKind kind);
 /// The kind of this name; Error for an unknown one.
 EventKind event_kind(const std::string& name);
-/// True for kinds whose time is useful computation (POP): the model's arithmetic and indexing, recomputation included; not waits,
+/// True for kinds whose time is useful computation (POP): the model's arithmetic, indexing and tuning, recomputation included; not planning, waits,
 /// transfers, reading and writing, or the enclosing spans `step` and `validation`.  Kinds nest (an attention step lies inside a layer
 /// inside an op), so sums over kinds take exclusive_seconds() of core/metrics.
 bool useful(EventKind kind);

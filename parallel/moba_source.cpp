@@ -51,6 +51,7 @@ PatternSource::Built MobaSource::build(const AttentionInputs& in) {
   const PatternRows at = blocks.rows(axis_, axes().queries);
   std::int64_t budget = options_.moba_top_k;
   if (policy_ != nullptr) {
+    Scope tuning(recorder_, EventKind::tuning);
     const std::vector<std::int64_t> candidates(policy_->candidates().begin(), policy_->candidates().end());
     const auto count = static_cast<std::int64_t>(candidates.size());
     Tensor mass = Tensor::empty({count}, DType::i64, device_of(k.space()), MemoryCategory::workspace);

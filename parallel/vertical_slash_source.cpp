@@ -131,6 +131,7 @@ PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
 
   std::int64_t budget = 0;
   if (policy_ != nullptr) {
+    Scope tuning(recorder_, EventKind::tuning);
     const std::vector<std::int64_t> candidates(policy_->candidates().begin(), policy_->candidates().end());
     std::vector<double> coverage(candidates.size(), 0.0);
     for (int s = 0; s < segments; ++s)

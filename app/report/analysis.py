@@ -13,6 +13,8 @@ from load import KINDS
 CATEGORIES = {
     "attention": ["attention_forward", "attention_backward"],
     "indexing": ["indexing"],
+    "budget tuning": ["tuning"],
+    "planning": ["planning"],
     "rest of forward and backward": ["forward", "recompute", "backward", "backward_input", "backward_weight", "layer_forward", "layer_backward", "head"],
     "ring wait": ["ring_wait"],
     "sequence exchange": ["sequence_exchange"],
@@ -65,6 +67,7 @@ class Analysis:
     micro_batch_tokens: np.ndarray = None
     sparse: dict = field(default_factory=dict)     # (step, layer, head) -> [budget sum, rows, computed pairs, visible pairs, overflow]
     memory: dict = field(default_factory=dict)     # category -> [rank] bytes
+    overheads: dict = field(default_factory=dict)  # dst_overhead_share, sab_overhead_share, where the run has them
     regions: list = field(default_factory=list)
     prediction: object = None                      # prediction.Prediction, None without predicted ops
     scalars: dict = field(default_factory=dict)    # name -> (steps, values)
@@ -81,6 +84,7 @@ def analyse(run):
     _plans(a)
     _budgets(a)
     _sparse(a)
+    _overheads(a)
     _memory(a)
     _regions(a)
     _scalars(a)
@@ -347,6 +351,23 @@ def sparsity(a):
     return result
 
 
+def _overheads(a):
+    """Shares of budget tuning and of planning, of a run that tunes budgets or batches by predicted latency (sab) or length (lbb)."""
+    shown = np.flatnonzero(a.complete if a.complete.any() else np.ones(len(a.steps), bool))
+    if not shown.size:
+        return
+    slowest = np.nanmax(a.step_seconds[:, shown], axis=0)
+    dst, sab = str(a.run.deck.get("dst.enabled")).lower() == "true", a.run.deck.get("batching.method") in ("sab", "lbb")
+    for key, kind, wanted in (("dst_overhead_share", "tuning", dst), ("sab_overhead_share", "planning", sab)):
+        seconds = np.zeros((len(a.ranks), len(a.steps)))
+        for r, rank in enumerate(a.ranks):
+            events = a.run.traces[rank].events
+            events = events[(events["kind"] == KINDS.index(kind)) & np.isin(events["step"], a.steps)]
+            np.add.at(seconds[r], np.searchsorted(a.steps, events["step"]), events["end_s"] - events["begin_s"])
+        if wanted and seconds.any():
+            a.overheads[key] = metrics.overhead_share(seconds.max(axis=0)[shown], slowest)
+
+
 def _memory(a):
     names = sorted({n[len("peak_bytes_"):] for t in a.run.traces.values() for n in t.steps if n.startswith("peak_bytes_")})
     for name in names:
@@ -406,6 +427,7 @@ def summary(a):
     result.update(a.batch)
     result.update(sparsity(a))
     result.update(prediction.summary(a.prediction))
+    result.update(a.overheads)
     for name, key in (("loss", "loss"), ("validation_loss", "validation_loss"), ("needle_accuracy", "needle_accuracy")):
         if name in a.scalars:
             result[key] = float(a.scalars[name][1][-1])

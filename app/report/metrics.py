@@ -4,11 +4,11 @@ import numpy as np
 # Kinds whose exclusive time is useful computation (POP); useful() in core/recorder.cpp.
 USEFUL = frozenset(
     "forward recompute backward backward_input backward_weight attention_forward attention_backward "
-    "layer_forward layer_backward head indexing optimizer".split())
+    "layer_forward layer_backward head indexing tuning optimizer".split())
 
 FORMULAS = {
     "pop": "load balance = mean useful / max useful over ranks; communication efficiency = max useful / runtime; parallel efficiency = "
-           "load balance \u00d7 communication efficiency = mean useful / runtime. Useful: model arithmetic, indexing, recomputation and "
+           "load balance \u00d7 communication efficiency = mean useful / runtime. Useful: model arithmetic, indexing, budget tuning, recomputation and "
            "optimizer, without waits and transfers. Runtime: wall time with at least one rank inside a training step.",
     "ring": "worker imbalance = max / mean of computation time over the context-parallel workers at a ring step, averaged over ring "
             "steps; step imbalance = max / mean over ring steps at a worker, averaged over workers; computation ratio = computation "
@@ -26,6 +26,8 @@ FORMULAS = {
     "prediction": "Predicted: the executed schedule simulated over the times of profile.table; measured: its ops in the trace, from the first begin to the "
                   "last end over all ranks, the mean of a stage's ranks. wait = step time - busy (forward, backward and its halves, recompute, offload, "
                   "fetch); bubble ratio as above, over whole ops. Prediction error: median over steps of |predicted / measured step time - 1|.",
+    "overhead": "dst_overhead_share = time of budget tuning (targets, coverage, choice) / step time; sab_overhead_share = time of planning the "
+                "batch / step time; of a step the rank that spends most counts, and the first step is left out where there are others.",
     "regions": "exclusive = time in the region outside the regions nested in it; per rank that enters it, summed over steps; "
                "imbalance = max / mean over all ranks, a rank that never enters counted as 0.",
 }
@@ -148,6 +150,14 @@ def innermost_intervals(begin, end):
         open_events.append(i)
     advance(np.inf)
     return intervals
+
+
+def overhead_share(most, steps):
+    """Seconds of the rank that spends most in each step over the steps' times, both summed; the first step is left out where there are others."""
+    most, steps = np.asarray(most, dtype=float), np.asarray(steps, dtype=float)
+    first = 1 if len(steps) > 1 else 0
+    whole = steps[first:].sum()
+    return float(most[first:].sum() / whole) if whole > 0 else 0.0
 
 
 def union_seconds(begin, end):

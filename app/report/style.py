@@ -8,8 +8,11 @@ INK, MUTED, GRID = "#1f2933", "#64748b", "#e5e9ef"
 CATEGORY_COLOURS = {
     "attention": "#2563a8",
     "indexing": "#0e9aa7",
+    "budget tuning": "#57c4cd",
+    "planning": "#7a6f5d",
     "rest of forward and backward": "#8fb8de",
     "ring wait": "#d1495b",
+    "sequence exchange": "#b5838d",
     "pipeline transfer": "#e4879b",
     "gradient reduction": "#edae49",
     "optimizer": "#5b9a68",

@@ -98,6 +98,12 @@ def predicted(a):
                  metrics.FORMULAS["prediction"] + f" Here {100 * p.error:.1f} % over {len(p.steps)} steps.", ("", "", ".5f", ".5f", ".3f"))
 
 
+def overheads(a):
+    if not a.overheads:
+        return None
+    return Table("overheads", "Overheads of balance", ["metric", "share of the step"], [[k, v] for k, v in a.overheads.items()], metrics.FORMULAS["overhead"], ("", ".6f"))
+
+
 def batch(a):
     if not a.batch:
         return None
@@ -169,6 +175,7 @@ COMPARED = [("ranks", "ranks", ""), ("steps", "steps", ""), ("step_time_s", "ste
             ("communication_efficiency", "communication efficiency", ".4f"), ("parallel_efficiency", "parallel efficiency", ".4f"),
             ("worker_imbalance", "worker imbalance", ".4f"), ("step_imbalance", "step imbalance", ".4f"), ("computation_ratio", "computation ratio", ".4f"),
             ("sparsity_ratio", "sparsity ratio", ".4f"), ("mean_budget", "mean budget", ".2f"),
+            ("dst_overhead_share", "DST, share of step", ".5f"), ("sab_overhead_share", "SAB, share of step", ".5f"),
             ("imbalance", "imbalance", ".4f"), ("bubble_ratio", "bubble ratio", ".4f"), ("prediction_error", "prediction error", ".4f"), ("dbr", "dbr", ".4f"), ("pr", "pr", ".4f"), ("abr", "abr", ".4f"),
             ("cr", "cr", ".4f"), ("ave_t", "ave_t (tokens)", ",.0f"), ("peak_bytes", "peak memory (MiB)", ".1f")]
 
@@ -185,5 +192,5 @@ def comparison(analyses):
     return Table("comparison", "Comparison", ["metric"] + [a.run.name for a in analyses], rows)
 
 
-SHOWN = (pop, ring, sparsity, steps_balance, predicted, batch, regions, memory, ranks)
+SHOWN = (pop, ring, sparsity, steps_balance, predicted, batch, overheads, regions, memory, ranks)
 CSV_ONLY = (split, budgets, ring_steps, steps, segments)

@@ -1,5 +1,6 @@
 """Training with dynamic sparsity tuning and sparsity-aware batching: budgets in the trace, the same on all ranks of a ring, restarts, refusals."""
 import glob
+import json
 import os
 import re
 import sys
@@ -54,6 +55,36 @@ class SparseBalance(RunCase):
                     seen.add(budget)
         self.assertGreater(len(seen), 1)
         self.assertTrue(any(b > 3 for b in seen), seen)
+
+    def test_overheads_are_measured(self):
+        run, twin = self.out("run"), self.out("twin.json")
+        self.run_ballast(2, "train", self.deck(steps=3, dp=2), *BUDGETS, "-d", run, "--json", twin)
+        with open(twin) as f:
+            found = json.load(f)
+        # By hand from the traces: the rank that spends most in a step, the first step left out.
+        spent, whole = {}, {}
+        for path in glob.glob(os.path.join(run, "trace", "*.h5")):
+            trace, _ = load.read_rank(path)
+            for step in (1, 2):
+                mine = trace.events[trace.events["step"] == step]
+                for kind in ("tuning", "planning"):
+                    of = mine[mine["kind"] == load.KINDS.index(kind)]
+                    spent[kind, step] = max(spent.get((kind, step), 0), float((of["end_s"] - of["begin_s"]).sum()))
+                    self.assertGreater(len(of), 0)
+                whole[step] = float(trace.steps["step_time_s"][trace.steps["step"] == step][0])
+        for key, kind in (("dst_overhead_share", "tuning"), ("sab_overhead_share", "planning")):
+            want = (spent[kind, 1] + spent[kind, 2]) / (whole[1] + whole[2])
+            self.assertAlmostEqual(found[key], want, delta=0.2 * want)
+            self.assertGreater(found[key], 0)
+            self.assertLess(found[key], 0.5)
+        with open(os.path.join(run, "log.txt")) as f:
+            log = f.read()
+        self.assertIn("# dst_overhead_share = ", log)
+        self.assertIn("# sab_overhead_share = ", log)
+        plain = [b for b in BUDGETS if not b.startswith(("dst.enabled", "batching.method"))]
+        self.run_ballast(2, "train", self.deck(steps=2, dp=2), *plain, "-d", self.out("plain"), "--json", twin)
+        with open(twin) as f:
+            self.assertFalse([key for key in json.load(f) if "overhead" in key])
 
     def test_chunks_choose_for_themselves(self):
         run = self.out("chunks")

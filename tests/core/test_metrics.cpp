@@ -100,6 +100,33 @@ Event event(EventKind kind, double begin, double end, int step = 0) {
   return e;
 }
 
+TEST(OverheadShare, SumsBeforeItDivides) {
+  OverheadShare share;
+  EXPECT_EQ(share.share(), 0);
+  share.add(3, 4);
+  EXPECT_DOUBLE_EQ(share.share(), 0.75) << "one step alone";
+  share.add(0.1, 1);
+  EXPECT_DOUBLE_EQ(share.share(), 0.1) << "the first step no longer counts";
+  share.add(0.2, 5);
+  EXPECT_DOUBLE_EQ(share.share(), (0.1 + 0.2) / 6);
+}
+
+TEST(OverheadShare, SecondsOfAKindAreThoseOfItsStep) {
+  const auto event = [](EventKind kind, int step, double begin, double end) {
+    Event e;
+    e.kind = kind;
+    e.step = step;
+    e.begin_s = begin;
+    e.end_s = end;
+    return e;
+  };
+  const std::vector<Event> events{event(EventKind::tuning, 0, 0, 9), event(EventKind::tuning, 1, 10, 10.5), event(EventKind::gradient_reduce, 1, 10.1, 10.2),
+                                  event(EventKind::tuning, 1, 12, 12.25), event(EventKind::planning, 1, 13, 14)};
+  EXPECT_DOUBLE_EQ(kind_seconds(events, EventKind::tuning, 1), 0.75) << "what waits inside it belongs to it";
+  EXPECT_DOUBLE_EQ(kind_seconds(events, EventKind::planning, 1), 1);
+  EXPECT_DOUBLE_EQ(kind_seconds(events, EventKind::planning, 0), 0);
+}
+
 TEST(ExclusiveSeconds, NestedEventsCountOnce) {
   const std::vector<Event> events = {event(EventKind::step, 0, 10),         event(EventKind::forward, 1, 5),
                                      event(EventKind::layer_forward, 1, 4), event(EventKind::attention_forward, 2, 3),

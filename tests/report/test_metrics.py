@@ -42,6 +42,11 @@ class Metrics(unittest.TestCase):
         self.assertEqual(metrics.exclusive_seconds([], []).size, 0)
         self.assertEqual(metrics.innermost_intervals([], []), [])
 
+    def test_overhead_share(self):
+        self.assertEqual(metrics.overhead_share([], []), 0)
+        self.assertEqual(metrics.overhead_share([3], [4]), 0.75)
+        self.assertAlmostEqual(metrics.overhead_share([3, 0.1, 0.2], [4, 1, 5]), 0.05)
+
     def test_ragged(self):
         with self.assertRaises(ValueError):
             metrics.worker_imbalance([[1, 2], [3]])

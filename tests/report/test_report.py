@@ -91,6 +91,23 @@ class KnownNumbers(RunTest):
         self.assertAlmostEqual(float(rows["indexing"]["imbalance"]), 2)
         self.assertIn("<td class=\"text\">indexing</td>", (run / "report" / "report.html").read_text())
 
+    def test_overheads_of_tuning_and_planning(self):
+        deck = synthetic.DECK.replace('method = "packed"', 'method = "sab"') + "[dst]\nenabled = true\n"
+        ranks = [synthetic.Rank(r, 2, {"dp": 2}, {"dp": r}, deck=deck) for r in range(2)]
+        for step, (tuning, planning) in enumerate([((9, 9), (9, 9)), ((0.1, 0.3), (0.02, 0.01)), ((0.5, 0.1), (0.04, 0.05))]):
+            for r in ranks:
+                t0 = 100.0 + 10 * step
+                r.event("step", t0, t0 + 10, step=step)
+                r.event("planning", t0, t0 + planning[r.rank] / 2, step=step)
+                r.event("planning", t0 + 9, t0 + 9 + planning[r.rank] / 2, step=step)
+                r.event("tuning", t0 + 5, t0 + 5 + tuning[r.rank], step=step)
+        run = synthetic.write(self.folder / "overheads", ranks, deck=deck)
+        self.report(run, draw=False)
+        found = self.metrics(run / "report")
+        self.assertAlmostEqual(found["dst_overhead_share"], (0.3 + 0.5) / 20)
+        self.assertAlmostEqual(found["sab_overhead_share"], (0.02 + 0.05) / 20)
+        self.assertIn("dst_overhead_share = time of budget tuning", (run / "report" / "report.html").read_text())
+
     def test_perfetto(self):
         run = known_run(self.folder / "known")
         self.report(run, "--perfetto", self.folder / "p.json", draw=False)
