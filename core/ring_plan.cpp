@@ -53,12 +53,14 @@ std::vector<RingStep> add_dkv(const Rings& r, std::vector<RingStep> steps) {
     for (int j = 0; j < r.inner; ++j) {
       const int t = o * r.inner + j;
       RingStep& step = steps[t];
-      if (j > 0) step.dkv_inner = r.on_inner(r.shard(o, j - 1), r.shard(o, j), t);
-      // The node's sums of outer step o - 1 end their turn here, on the rank that entered with the shard ...
+      // The partial of the rank that entered with a shard waits there for the others' sum, which so has a hop less to go: it
+      // begins at the next rank, and likewise the sum over the nodes at the next node.
+      if (j > 1) step.dkv_inner = r.on_inner(r.shard(o, j - 1), r.shard(o, j), t);
+      // The node's sums of outer step o - 1 end their turn here ...
       if (j == 0 && o > 0 && two_levels) step.dkv_inner = r.on_inner(r.shard(o - 1, r.inner - 1), r.shard(o - 1, 0), t);
-      // ... meet there the sum that arrives from the nodes before, and travel on from the next step.  The receiver's own
+      // ... meet the sum that arrives from the nodes before, and travel on from the next step.  The receiver's own
       // share of that shard is whole only at its next outer step, so the hop has a whole turn of the inner ring.
-      if (o > 0 && j == (two_levels ? 1 : 0))
+      if (o > 1 && j == (two_levels ? 1 : 0))
         step.dkv_outer = r.on_outer(r.shard(o - 1, 0), r.shard(o, 0), two_levels ? (o + 1) * r.inner : t);
     }
   }
@@ -73,6 +75,28 @@ std::vector<RingStep> add_dkv(const Rings& r, std::vector<RingStep> steps) {
   if (r.inner > 1) add_step().dkv_inner = r.on_inner(r.shard(r.outer - 1, r.inner - 1), r.shard(r.outer - 1, 0), t);
   if (r.outer > 1) add_step().dkv_outer = r.on_outer(r.shard(r.outer - 1, 0), r.shard(r.outer, 0), two_levels ? t + 1 : t);
   return steps;
+}
+
+/// Most dKV buffers alive at once on one rank.
+int most_sums(const std::vector<RingStep>& steps) {
+  std::set<int> held;
+  std::vector<RingHop> flights;
+  std::size_t most = 0;
+  for (std::size_t t = 0; t < steps.size(); ++t) {
+    for (const auto* hop : {&steps[t].dkv_inner, &steps[t].dkv_outer})
+      if (*hop) {
+        held.erase((*hop)->send_shard);
+        flights.push_back(**hop);
+      }
+    if (steps[t].shard >= 0) held.insert(steps[t].shard);
+    most = std::max(most, held.size() + 2 * flights.size());  // one leaves, one arrives
+    std::erase_if(flights, [&](const RingHop& hop) {
+      const bool ends = hop.complete == static_cast<int>(t);
+      if (ends) held.insert(hop.recv_shard);
+      return ends;
+    });
+  }
+  return static_cast<int>(most);
 }
 
 enum Kind { kKvInner, kKvOuter, kDkvInner, kDkvOuter, kKinds };
@@ -267,11 +291,10 @@ RingPlan plan_ring(int rank, int outer, int inner) {
   plan.inner = inner;
   plan.forward = kv_steps(rings);
   plan.backward = add_dkv(rings, plan.forward);
-  // KV: the shard an outer step entered with, the next node's on its way, and two that alternate on the inner ring.  dKV:
-  // the partial, and per ring one that leaves and one that arrives; on a single ring the arriving sum joins the partial.
+  // KV: the shard an outer step entered with, the next node's on its way, and two that alternate on the inner ring.
   const bool both = outer > 1 && inner > 1;
   plan.kv_buffers = both ? (outer > 2 ? 1 : 0) + 1 + std::min(inner - 1, 2) : std::min(outer * inner - 1, 2);
-  plan.dkv_buffers = outer * inner == 1 ? 1 : both ? 5 : 3;
+  plan.dkv_buffers = most_sums(plan.backward);
   return plan;
 }
 

@@ -16,9 +16,10 @@
 //   * dKV (backward).  A rank holds at most one accumulator per shard.  The partial computed at a step is the accumulator
 //     of `shard` (a fresh, zeroed buffer).  Posting a dKV hop takes the accumulator of `send_shard` away from the rank; that
 //     buffer is free once the hop is complete.  When the hop completes, what arrived is joined: added to the accumulator
-//     of `recv_shard` if the rank holds one, else it becomes that accumulator.  Never more than two terms meet, so the
-//     order of joining does not change the sum.  After the last step the only accumulator left is that of the rank's own
-//     shard: its whole dKV.
+//     of `recv_shard` if the rank holds one, else it becomes that accumulator; hops that are completed at the same step are
+//     joined in the order of posting.  A rank's partial of its own shard stays with it: the other ranks' sum comes home to
+//     it, in one hop less than a sum that began there.  After the last step the only accumulator left is that of the rank's
+//     own shard: its whole dKV.
 // `kv_buffers` and `dkv_buffers` say how many such buffers live at once at most.
 #pragma once
 #include <cstdint>
@@ -45,10 +46,11 @@ struct RingStep {
   int shard = -1;                   ///< KV shard computed at this step; -1: communication only
   std::optional<RingHop> kv_inner;  ///< completed at the same step
   std::optional<RingHop> kv_outer;  ///< posted at an outer step's first inner step, completed at its last
-  /// Backward only.  dKV (fp32) of the shard computed at the previous step travels while this step computes.  At the first
-  /// step of an outer step it is the sum of the node that goes back to the rank which entered with that shard.
+  /// Backward only.  dKV (fp32) of the shard computed at the previous step travels while this step computes, from the second rank that
+  /// computes with it on.  At the first step of an outer step it is the other ranks' sum that goes back to the rank which entered with that
+  /// shard.
   std::optional<RingHop> dkv_inner;  ///< completed at the same step
-  /// Backward only.  The sum over the nodes so far; with an inner ring, posted at an outer step's second inner step (when
+  /// Backward only.  The sum over the nodes so far, without the owner's; with an inner ring, posted at an outer step's second inner step (when
   /// the node's sum of the outer step before is whole) and completed at the next outer step's first.
   std::optional<RingHop> dkv_outer;
   std::vector<int> release;  ///< shards whose KV buffer this rank needs no more after this step; never its own

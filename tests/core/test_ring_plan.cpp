@@ -43,12 +43,12 @@ TEST(RingPlan, FlatRingOfThree) {
   EXPECT_FALSE(plan.forward[2].kv_inner);
   ASSERT_EQ(plan.backward.size(), 4u);
   EXPECT_FALSE(plan.backward[0].dkv_inner);
-  EXPECT_EQ(plan.backward[1].dkv_inner, (RingHop{RingLevel::inner, 2, 0, 1, 0, 1}));
+  EXPECT_FALSE(plan.backward[1].dkv_inner);  // the own partial stays
   EXPECT_EQ(plan.backward[2].dkv_inner, (RingHop{RingLevel::inner, 2, 0, 0, 2, 2}));
   EXPECT_EQ(plan.backward[3].shard, -1);
   EXPECT_EQ(plan.backward[3].dkv_inner, (RingHop{RingLevel::inner, 2, 0, 2, 1, 3}));
   EXPECT_EQ(plan.kv_buffers, 2);
-  EXPECT_EQ(plan.dkv_buffers, 3);
+  EXPECT_EQ(plan.dkv_buffers, 4);  // its own partial, this step's, one that leaves and one that arrives
 }
 
 TEST(RingPlan, OneRankHasNoHops) {
@@ -84,8 +84,8 @@ TEST(RingPlan, HopsOfTwoLevels) {
     }
     EXPECT_EQ(kv_inner, 3 * 3);
     EXPECT_EQ(kv_outer, 2);
-    EXPECT_EQ(dkv_inner, 3 * 4);  // a whole turn per node, back to the rank that entered with the shard
-    EXPECT_EQ(dkv_outer, 3);
+    EXPECT_EQ(dkv_inner, 3 * 3);  // a turn per node, from the rank after the one that entered with the shard back to it
+    EXPECT_EQ(dkv_outer, 2);
   }
 }
 
@@ -107,11 +107,11 @@ TEST(RingPlan, DamageIsFound) {
             }),
             "");
   EXPECT_NE(damaged([](auto& p) {
-              for (auto& q : p) q.backward[4].dkv_outer.reset();
+              for (auto& q : p) q.backward[7].dkv_outer.reset();
             }),
             "");
   EXPECT_NE(damaged([](auto& p) {
-              for (auto& q : p) q.backward[4].dkv_outer->complete = 7;
+              for (auto& q : p) q.backward[7].dkv_outer->complete = 10;
             }),
             "");
   EXPECT_NE(damaged([](auto& p) { p[0].backward[5].dkv_inner->send_shard = 0; }), "");
@@ -152,7 +152,7 @@ TEST(RingPlan, HopsHomeAreExposed) {
   EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 4, 8).backward, costs, false), 320);
   EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 4, 8).backward, costs), 320 + 2 + 7);
   EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 1, 8).backward, costs), 80 + 2);
-  EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 8, 1).backward, costs), 10 + 6 * 12 + 10 + 7);  // 5 + 7 on one link outlast 10
+  EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 8, 1).backward, costs), 10 + 10 + 5 * 12 + 10 + 7);  // 5 + 7 on one link outlast 10
   EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 1, 1).backward, costs), 10);
   // A hop slower than a step delays the next one that needs it.
   EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 1, 3).forward, {0, 0, 1, 4}), 4 + 4 + 1);
