@@ -179,8 +179,10 @@ CheckFacts CheckFacts::of(const Deck& deck) {
     in.type = f.type;
     in.last_stage = s + 1 == mesh.pp;
     in.tokens = (fullest + sp - 1) / sp;
-    in.activation_bytes = stage.live_micro_batches * StageModel::activation_bytes(local, stage.layer_end - stage.layer_begin, in.last_stage,
-                                                                                  in.tokens, f.type, recompute);
+    const std::int64_t stage_layers = stage.layer_end - stage.layer_begin;
+    const std::int64_t whole = StageModel::activation_bytes(local, stage_layers, in.last_stage, in.tokens, f.type, recompute);
+    const std::int64_t half = StageModel::between_halves_bytes(local, stage_layers, in.tokens, f.type);
+    in.activation_bytes = stage.live_micro_batches * whole + simulated.peak_weight_halves.at(static_cast<std::size_t>(s)) * std::max<std::int64_t>(0, half - whole);
     const Keep kept = recompute.mode == Recompute::none        ? Keep::all
                       : recompute.mode == Recompute::selective ? Keep::selective
                                                                : Keep::input;
@@ -196,7 +198,7 @@ CheckFacts CheckFacts::of(const Deck& deck) {
       in.stored_tokens = local_share(longest);
       if (f.options.pipeline.offload) in.window_tokens = local_share(std::max(f.micro_batch_tokens, deck.integer("chunk.window_tokens")));
       const std::int64_t chunks = (longest + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
-      const std::int64_t again = f.options.pipeline.schedule == "state_aware_1f1b" ? std::max<std::int64_t>(0, chunks - f.options.pipeline.k) : 0;
+      const std::int64_t again = state_aware(f.options.pipeline.schedule) ? std::max<std::int64_t>(0, chunks - f.options.pipeline.k) : 0;
       in.stored_inputs = s > 0 ? again * in.tokens : 0;
     }
     in.host = deck.text("run.backend") == "host";

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "app/latency.hpp"
+#include "core/pipeline_stages.hpp"
 #include "core/sampler.hpp"
 #include "io/dataset.hpp"
 
@@ -13,6 +14,7 @@ StageTimes::StageTimes(const Deck& deck, std::vector<std::string>& notes) {
   const ProfileTable table = load_profile(deck, notes);
   const std::string& pattern = deck.text("attention.pattern");
   model_.emplace(table, latency_options(deck, pattern));
+  full_recompute_ = deck.text("recompute.mode") == "full";
   for (const ProfileLink& link : table.links)
     if (link.level == "stage") {
       stage_latency_s_ = link.latency_s;
@@ -25,12 +27,17 @@ ScheduleCosts StageTimes::of(const std::vector<MicroBatch>& list, const RunOptio
   if (!model_) return schedule_costs(options.pipeline.costs, list);
   struct Times {
     LayerTime layer, head;
+    double weight_s = 0;  ///< of layer.backward_s: weight gradients
     double hop_s = 0;
   };
   std::vector<Times> times;
-  for (const MicroBatch& m : list)
-    times.push_back({model_->predict(m), model_->head(m.tokens()),
+  const double weight_share = ballast::weight_share(options.model);
+  for (const MicroBatch& m : list) {
+    const LayerTime rest = model_->rest(m.tokens());
+    const double again_s = full_recompute_ ? rest.forward_s : 0;  // a part of backward_s
+    times.push_back({model_->predict(m), model_->head(m.tokens()), weight_share * std::max(0.0, rest.backward_s - again_s),
                      stage_latency_s_ + stage_byte_s_ * token_bytes_ * static_cast<double>(m.tokens()) / options.mesh.cp() / options.mesh.sp});
+  }
   return {[times = std::move(times), begin = options.layer_begin, layers = options.model.layers](int stage, const Op& op) {
     const Times& t = times[static_cast<std::size_t>(op.micro_batch)];
     const auto s = static_cast<std::size_t>(stage);
@@ -42,6 +49,10 @@ ScheduleCosts StageTimes::of(const std::vector<MicroBatch>& list, const RunOptio
         return count * t.layer.forward_s + (last ? t.head.forward_s : 0);
       case OpKind::backward:
         return count * t.layer.backward_s + (last ? t.head.backward_s : 0);
+      case OpKind::backward_input:
+        return count * (t.layer.backward_s - t.weight_s) + (last ? t.head.backward_s : 0);
+      case OpKind::backward_weight:
+        return count * t.weight_s;
       case OpKind::send:
         return t.hop_s;
       default:

@@ -21,6 +21,7 @@ class StageTimes {
 
  private:
   std::optional<LatencyModel> model_;
+  bool full_recompute_ = false;
   double stage_latency_s_ = 0, stage_byte_s_ = 0, token_bytes_ = 0;
 };
 

@@ -21,7 +21,7 @@ std::optional<PlanPart> plan_pipeline(const Deck& deck) {
       "step_time "
       "in seconds;\npeak_live_activations: micro-batches whose activations a stage holds at once, first stage first";
   const std::string& schedule = deck.text("pipeline.schedule");
-  const bool chunked = options.batching.method == "chunkflow", aware = schedule == "state_aware_1f1b";
+  const bool chunked = options.batching.method == "chunkflow", aware = state_aware(schedule);
   part.rows.push_back({schedule, options.batching.method, chunked ? fmt::to_string(options.batching.micro_batch_tokens) : "-",
                        aware ? fmt::to_string(deck.integer("chunk.k")) : "-", fmt::to_string(facts.micro_batches), fmt::to_string(facts.recomputed),
                        fmt::format("{:.6g}", facts.step_s), fmt::format("{:.4f}", facts.bubble_ratio()), fmt::format("{}", fmt::join(facts.live, " "))});

@@ -20,6 +20,7 @@ std::optional<PlanPart> plan_search(const Deck& deck) {
     std::int64_t tokens = 0, k = 0;
   };
   std::optional<Best> best;
+  const std::string schedule = state_aware(deck.text("pipeline.schedule")) ? deck.text("pipeline.schedule") : "state_aware_1f1b";
   PlanPart part;
   part.title = fmt::format("chunk size and K over {} global batch{}, {}", steps, steps == 1 ? "" : "es",
                            times.measured() ? "times of " + deck.text("profile.table") : "stated costs");
@@ -31,7 +32,7 @@ std::optional<PlanPart> plan_search(const Deck& deck) {
       Deck point = deck;
       const auto set = [&](const char* key, DeckValue value) { point.set(key, std::move(value), "search"); };
       set("batching.method", std::string("chunkflow"));
-      set("pipeline.schedule", std::string("state_aware_1f1b"));
+      set("pipeline.schedule", schedule);
       set("chunk.tokens", tokens);
       set("chunk.k", k);
       const RunOptions options = RunOptions::from(point);
@@ -62,7 +63,7 @@ std::optional<PlanPart> plan_search(const Deck& deck) {
   part.note = "step_time: mean seconds of a step; fullest_rank: memory estimate of `ballast check`";
   part.values = {{"search", rows}};
   if (best) {
-    const std::vector<std::string> overrides{"batching.method=chunkflow", "pipeline.schedule=state_aware_1f1b",
+    const std::vector<std::string> overrides{"batching.method=chunkflow", "pipeline.schedule=" + schedule,
                                              fmt::format("chunk.tokens={}", best->tokens), fmt::format("chunk.k={}", best->k)};
     part.note += fmt::format("\nfastest that fits; train with it: ballast train {} {}", deck.file, fmt::join(overrides, " "));
     part.values["best_chunk_tokens"] = best->tokens;

@@ -138,7 +138,7 @@ struct LayerProfiler::Impl {
     measured.backward = time(
         [&] {
           work = kept;
-          layer.restore(keep, rotary, attention, work, workspace);
+          layer.restore(keep, false, rotary, attention, work, workspace);
           layer.backward(rotary, attention, work, d, workspace);
           work = {};
         },

@@ -255,7 +255,7 @@ void Trainer::observe(const Batch& batch, const Schedule& schedule, double loss,
     compute = useful_seconds(events, state_.step - 1);
     spent = overhead_seconds(events, state_.step - 1);
     for (const Event& e : events)
-      if (e.step == state_.step - 1 && (e.kind == EventKind::forward || e.kind == EventKind::recompute || e.kind == EventKind::backward))
+      if (e.step == state_.step - 1 && e.kind <= EventKind::backward_weight)
         times.data<double>()[e.micro_batch] += e.end_s - e.begin_s;
     for (const Event& e : events)
       if (e.step == state_.step - 1 && e.kind <= EventKind::fetch && e.layer < 0) {

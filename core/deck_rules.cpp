@@ -168,8 +168,8 @@ void batching_rules(const Deck& deck, Rules& rules) {
       rules.add({keys[2], "model.layers"}, fmt::format("batching.group_recompute = {} is more than the model's {} layers", group.recompute_layers, options.model.layers));
   }
   const bool shared = std::any_of(options.batching.groups.begin(), options.batching.groups.end(), [](const PackGroup& g) { return g.ranks > 1; });
-  if (shared && options.mesh.pp > 1 && deck.text("pipeline.schedule") == "state_aware_1f1b")
-    rules.add({"pipeline.schedule", keys[1]}, "pipeline.schedule = \"state_aware_1f1b\" orders each data-parallel rank's micro-batches by themselves, but batching.group_ranks makes ranks share some; set \"1f1b\" or \"gpipe\"");
+  if (shared && options.mesh.pp > 1 && state_aware(deck.text("pipeline.schedule")))
+    rules.add({"pipeline.schedule", keys[1]}, fmt::format("pipeline.schedule = \"{}\" orders each data-parallel rank's micro-batches by themselves, but batching.group_ranks makes ranks share some; set \"1f1b\" or \"gpipe\"", deck.text("pipeline.schedule")));
   if (shared && options.mesh.sp > 1)
     rules.add({"mesh.sp", keys[1]}, fmt::format("mesh.sp = {}: with batching.group_ranks each group joins data-parallel ranks itself; set mesh.sp = 1", options.mesh.sp));
 }

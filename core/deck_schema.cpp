@@ -192,7 +192,7 @@ std::vector<KeySpec> build() {
 
   k.number("chunk.tokens", 8192, "tokens", between(1, kTokens), "chunkflow: longer samples are cut here, shorter ones share a chunk");
   k.number("chunk.k", 1, "chunks", between(1, 1 << 20),
-           "state_aware_1f1b: chunks of a sample that keep their activations; earlier ones are forwarded twice");
+           "state_aware_1f1b, zero_bubble: chunks of a sample that keep their activations; earlier ones are forwarded twice");
 
   k.text("chunk.offload", "none", {"none", "host"},
          "where the stored keys, values, their gradients and chunk inputs lie: none: on the device; host: in (pinned) host memory, brought back window by window");
@@ -203,10 +203,10 @@ std::vector<KeySpec> build() {
   k.number("chunk.search_steps", 4, "steps", between(1, kTokens), "plan: global batches that the search averages over");
   k.real("chunk.search_memory_gib", 0, "GiB", at_least(0), "plan: memory of a rank that a pair may need, by the estimate of check; 0: no limit");
 
-  k.text("pipeline.schedule", "1f1b", {"gpipe", "1f1b", "state_aware_1f1b"},
+  k.text("pipeline.schedule", "1f1b", {"gpipe", "1f1b", "state_aware_1f1b", "zero_bubble"},
          "gpipe: all forwards, then all backwards; 1f1b: in turn; state_aware_1f1b: list-scheduled, at most chunk.k + stages - 1 - s live "
-         "chunks at stage s");
-  k.number("pipeline.search", 64, "orders", between(1, 1 << 20), "state_aware_1f1b: orders of samples to try at most; 1: the batch's order");
+         "chunks at stage s; zero_bubble: the same, with backward split into input and weight gradients where that fills waits");
+  k.number("pipeline.search", 64, "orders", between(1, 1 << 20), "state_aware_1f1b, zero_bubble: orders of samples to try at most; 1: the batch's order");
 
   k.text("attention.index", "pattern", {"pattern", "generated"},
          "pattern: from the pattern's own rule; generated: made-up vertical-slash patterns, for plans and timings (random weights are not sparse)");

@@ -1,4 +1,4 @@
-// Pipeline schedules as plans: GPipe, 1F1B and ChunkFlow's state-aware 1F1B, for micro-batches of any lengths and dependent chunks.
+// Pipeline schedules as plans: GPipe, 1F1B, ChunkFlow's state-aware 1F1B and its zero-bubble variant, for micro-batches of any lengths and dependent chunks.
 // Sources: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2021), ChunkFlow Sections 4.2 and 4.3, Algorithm 2.
 #pragma once
 #include <string>
@@ -29,8 +29,12 @@ Schedule one_f_one_b_schedule(const ChunkGroups& groups, int stages);
 /// whose gradient is there, a recompute, or the next forward that a free slot admits.  All stages take groups in one order, and a group
 /// with chunks to form again hands its slot from chunk to chunk, so there is always a stage that can go on.  The order of groups is
 /// searched (`search` orders at most, a function of the arguments alone), the shortest step wins; 1 keeps the given order.
+/// `split`: the zero-bubble variant (Qi et al. 2024, ZB-H1, for any lengths and dependent chunks).  Backward is an input half, which alone
+/// the stage before waits for, and a weight half that fills what would be waits.  A weight half still to come counts as live, since it
+/// holds as much as a forward's activations (StageModel::backward_input), so the bound above holds.  Halves that follow each other directly
+/// are one backward; weight halves come in the order of their input halves.  Orders that gain nothing by halves keep whole backwards.
 /// Errors: k < 1, stages < 1, a group without micro-batches.
-Schedule state_aware_schedule(const ChunkGroups& groups, int stages, int k, const ScheduleCosts& costs, int search = 64);
+Schedule state_aware_schedule(const ChunkGroups& groups, int stages, int k, const ScheduleCosts& costs, int search = 64, bool split = false);
 
 /// Every forward in order, nothing else: evaluation.
 Schedule forward_schedule(const ChunkGroups& groups, int stages);
@@ -39,17 +43,21 @@ Schedule forward_schedule(const ChunkGroups& groups, int stages);
 struct PipelineCosts {
   double token_s = 1, pair_s = 0;      ///< forward of one token, of one visible (query, key) pair
   double backward_over_forward = 2;
+  double weight_share = 0.5;           ///< of a token's backward that forms weight gradients (weight_share() of core/pipeline_stages); attention has none
   double hop_token_s = 0;              ///< one token's activations or gradients to the neighbour stage
 };
 ScheduleCosts schedule_costs(const PipelineCosts& costs, const std::vector<MicroBatch>& list);
 
 struct PipelineOptions {
-  std::string schedule = "1f1b";  ///< gpipe | 1f1b | state_aware_1f1b
+  std::string schedule = "1f1b";  ///< gpipe | 1f1b | state_aware_1f1b | zero_bubble
   int stages = 1;
-  int k = 1, search = 64;  ///< of state_aware_1f1b
+  int k = 1, search = 64;  ///< of state_aware_1f1b and zero_bubble
   bool offload = false;    ///< stored chunk inputs wait in host memory
   PipelineCosts costs;
 };
+/// Whether a schedule bounds live chunks by k: of a sample of N > k chunks the first N - k are formed again.
+inline bool state_aware(const std::string& schedule) { return schedule == "state_aware_1f1b" || schedule == "zero_bubble"; }
+
 /// Adds the ops that put the input of a chunk away after a forward that keeps nothing, and bring it back before its recompute; the first stage
 /// has tokens in its place.
 Schedule with_offload(const Schedule& schedule);

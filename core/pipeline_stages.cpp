@@ -14,6 +14,14 @@ PartCosts part_costs(const ModelShape& s, double context) {
   return costs;
 }
 
+double weight_share(const ModelShape& s) {
+  if (!s.lora.enabled()) return 0.5;
+  double frozen = 0, adapters = 0;
+  for (const Parameter& p : parameter_table(s))
+    if (p.name.find("layers.0.") != std::string::npos && p.shape.size() == 2) (p.trainable ? adapters : frozen) += static_cast<double>(p.numel());
+  return adapters > 0 ? adapters / (frozen + 2 * adapters) : 0.5;
+}
+
 std::vector<std::int64_t> balance_stages(std::int64_t layers, int stages, const PartCosts& costs) {
   require(stages >= 1, "{} pipeline stages; must be at least 1", stages);
   require(layers >= stages, "{} layers cannot be spread over {} pipeline stages: a stage needs at least one", layers, stages);

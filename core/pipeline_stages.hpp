@@ -16,6 +16,9 @@ struct PartCosts {
 /// is a copy of one row, counted with one operation an element.
 PartCosts part_costs(const ModelShape& shape, double context);
 
+/// Share of a layer's backward matrix products that forms weight gradients: half, but with adapters (frozen weights have none) less.
+double weight_share(const ModelShape& shape);
+
 /// First layer of every stage, so that the slowest stage is as fast as can be: stage 0 also has the embedding, the last one the final norm and
 /// the head.  Every stage gets at least one layer.  Among equals later stages get more, since they hold fewer live activations.
 /// Errors: fewer layers than stages, fewer than one stage.

@@ -163,6 +163,7 @@ RunOptions RunOptions::from(const Deck& deck) {
                      ? deck.real("costs.forward_pair_s")  // stated costs are whole
                      : costs.token_s * options.batching.pair_cost_tokens;
   costs.backward_over_forward = deck.real("costs.backward_over_forward");
+  costs.weight_share = weight_share(options.model);
   costs.hop_token_s = deck.real("costs.stage_hop_token_s");
   if (options.mesh.pp > 1 && options.model.layers >= options.mesh.pp) {
     // A full pack's tokens see half of it on average.

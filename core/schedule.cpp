@@ -48,6 +48,8 @@ SimulatedSchedule simulate(const Schedule& schedule, const ScheduleCosts& costs)
   SimulatedSchedule result;
   result.stages.resize(stages);
   result.peak_live_activations.assign(stages, 0);
+  result.peak_weight_halves.assign(stages, 0);
+  std::vector<int> halves(stages, 0);
   std::vector<std::size_t> next(stages, 0);
   std::vector<double> clock(stages, 0);
   std::vector<std::set<int>> live(stages);
@@ -78,6 +80,8 @@ SimulatedSchedule simulate(const Schedule& schedule, const ScheduleCosts& costs)
           if (kept) live[s].insert(op.micro_batch);
           result.peak_live_activations[s] = std::max(result.peak_live_activations[s], static_cast<int>(live[s].size()));
           if (op.kind == OpKind::backward || op.kind == OpKind::backward_weight) live[s].erase(op.micro_batch);
+          halves[s] += op.kind == OpKind::backward_input ? 1 : op.kind == OpKind::backward_weight ? -1 : 0;
+          result.peak_weight_halves[s] = std::max(result.peak_weight_halves[s], halves[s]);
         }
         result.stages[s].push_back({op, begin, end});
         clock[s] = end;
@@ -98,7 +102,7 @@ std::string problems(const Schedule& schedule) {
   const int stages = static_cast<int>(schedule.stages.size());
   std::map<Wire, int> balance;  // sends minus receives
   for (int s = 0; s < stages; ++s) {
-    std::map<int, int> forwards, backwards;
+    std::map<int, int> forwards, backwards, whole;  // whole: ended by a backward or its weight half
     for (const Op& op : schedule.stages[s]) {
       switch (op.kind) {
         case OpKind::send: case OpKind::recv:
@@ -114,15 +118,17 @@ std::string problems(const Schedule& schedule) {
         case OpKind::backward: case OpKind::backward_input:
           if (forwards[op.micro_batch] == 0) return describe(s, op) + ": before its forward";
           if (++backwards[op.micro_batch] > 1) return describe(s, op) + ": twice";
+          if (op.kind == OpKind::backward) ++whole[op.micro_batch];
           break;
         case OpKind::backward_weight:
           if (backwards[op.micro_batch] == 0) return describe(s, op) + ": before its backward_input";
+          if (++whole[op.micro_batch] > 1) return describe(s, op) + ": twice";
           break;
         case OpKind::offload: case OpKind::fetch: break;
       }
     }
     for (const auto& [micro_batch, count] : forwards)
-      if (backwards[micro_batch] == 0) return fmt::format("stage {}: micro-batch {} has no backward", s, micro_batch);
+      if (whole[micro_batch] == 0) return fmt::format("stage {}: micro-batch {} has no backward", s, micro_batch);
   }
   for (const auto& [key, count] : balance)
     if (count != 0)

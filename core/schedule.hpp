@@ -44,6 +44,8 @@ struct SimulatedSchedule {
   double bubble_ratio = 0;   ///< 1 - useful / (stages * step time); recomputation, transfers and waits count as bubble
   /// Per stage: forwards and recomputes whose backward is still to come.  A forward that a recompute follows keeps no activations.
   std::vector<int> peak_live_activations;
+  /// Per stage: the most of them at once whose input half is done and whose weight half is still to come.
+  std::vector<int> peak_weight_halves;
 };
 
 /// Runs every stage's list in order; a recv waits for its matching send (same micro-batch and payload).  Sends are

@@ -28,23 +28,24 @@ struct ActivationSpec {
   Keep kept_from;  // the least Keep that keeps it
   Shape shape;
   bool statistic;
+  bool weight_input;  // what a weight gradient is formed from
 };
 
 // The one list of a layer's activations: allocation and the memory estimate both read it.
 std::vector<ActivationSpec> activation_specs(const ModelShape& s, std::int64_t t) {
   using A = LayerActivations;
   return {
-      {"layer input", &A::input, Keep::input, {t, s.hidden}, false},
-      {"layer rstd1", &A::rstd1, Keep::selective, {t}, true},
-      {"layer normed1", &A::normed1, Keep::all, {t, s.hidden}, false},
-      {"layer qkv", &A::qkv, Keep::selective, {t, qkv_width(s)}, false},
-      {"layer attention", &A::attention, Keep::selective, {t, query_width(s)}, false},
-      {"layer lse", &A::lse, Keep::selective, {s.query_heads, t}, true},
-      {"layer middle", &A::middle, Keep::selective, {t, s.hidden}, false},
-      {"layer rstd2", &A::rstd2, Keep::selective, {t}, true},
-      {"layer normed2", &A::normed2, Keep::all, {t, s.hidden}, false},
-      {"layer gate_up", &A::gate_up, Keep::selective, {t, 2 * s.intermediate}, false},
-      {"layer product", &A::product, Keep::all, {t, s.intermediate}, false},
+      {"layer input", &A::input, Keep::input, {t, s.hidden}, false, false},
+      {"layer rstd1", &A::rstd1, Keep::selective, {t}, true, false},
+      {"layer normed1", &A::normed1, Keep::all, {t, s.hidden}, false, true},
+      {"layer qkv", &A::qkv, Keep::selective, {t, qkv_width(s)}, false, false},
+      {"layer attention", &A::attention, Keep::selective, {t, query_width(s)}, false, true},
+      {"layer lse", &A::lse, Keep::selective, {s.query_heads, t}, true, false},
+      {"layer middle", &A::middle, Keep::selective, {t, s.hidden}, false, false},
+      {"layer rstd2", &A::rstd2, Keep::selective, {t}, true, false},
+      {"layer normed2", &A::normed2, Keep::all, {t, s.hidden}, false, true},
+      {"layer gate_up", &A::gate_up, Keep::selective, {t, 2 * s.intermediate}, false, false},
+      {"layer product", &A::product, Keep::all, {t, s.intermediate}, false, true},
   };
 }
 
@@ -97,10 +98,6 @@ double Layer::adapter_flops(std::int64_t tokens) const {
   return lora_qkv_.flops(t) + lora_output_.flops(t) + lora_gate_up_.flops(t) + lora_down_.flops(t);
 }
 
-double Layer::backward_flops(std::int64_t tokens) const {
-  return (shape_.lora.enabled() ? 1 : 2) * flops(tokens) + (shape_.lora.enabled() ? adapter_flops(tokens) : 0);
-}
-
 LayerActivations Layer::allocate(std::int64_t tokens, Keep keep, bool has_branch, Workspace& workspace) const {
   Device& device = device_of(value_.qkv.space());
   LayerActivations a;
@@ -126,6 +123,18 @@ std::int64_t Layer::kept_bytes(const ModelShape& shape, std::int64_t tokens, DTy
     bytes += elements * static_cast<std::int64_t>(size_of(spec.statistic ? statistics_type(type) : type));
   }
   return bytes;
+}
+
+void Layer::keep_weight_inputs(LayerActivations& a) {
+  for (const ActivationSpec& spec : activation_specs({}, 0))
+    if (!spec.weight_input) a.*spec.member = {};
+}
+
+std::int64_t Layer::between_halves_bytes(const ModelShape& shape, std::int64_t tokens, DType type) {
+  std::int64_t elements = tokens * (qkv_width(shape) + 2 * shape.hidden + 2 * shape.intermediate);
+  for (const ActivationSpec& spec : activation_specs(shape, tokens))
+    if (spec.weight_input) elements += spec.shape[0] * spec.shape[1];
+  return elements * static_cast<std::int64_t>(size_of(type));
 }
 
 AttentionInputs Layer::attention_inputs(const LayerActivations& a) const {
@@ -170,11 +179,14 @@ void Layer::forward_from_input(const TokenTables& tables, AttentionExecutor& att
   swiglu_forward(a.gate_up, a.product);
 }
 
-void Layer::restore(Keep keep, const TokenTables& tables, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const {
+void Layer::restore(Keep keep, bool halves, const TokenTables& tables, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const {
   if (keep == Keep::all) return;
   const std::int64_t tokens = a.input.size(0);
-  for (const ActivationSpec& spec : activation_specs(shape_, tokens))
-    if (keep < spec.kept_from) a.*spec.member = workspace.take(spec.name, spec.shape, spec.statistic ? statistics_type(type_) : type_);
+  for (const ActivationSpec& spec : activation_specs(shape_, tokens)) {
+    if (keep >= spec.kept_from) continue;
+    const DType type = spec.statistic ? statistics_type(type_) : type_;
+    a.*spec.member = halves && spec.weight_input ? Tensor::empty(spec.shape, type, device_of(value_.qkv.space())) : workspace.take(spec.name, spec.shape, type);
+  }
   if (keep == Keep::input) {
     rmsnorm_forward(a.input, value_.norm1, shape_.rms_eps, a.normed1, a.rstd1);
     forward_from_input(tables, attention, a, workspace);
@@ -185,45 +197,72 @@ void Layer::restore(Keep keep, const TokenTables& tables, AttentionExecutor& att
   }
 }
 
-void Layer::backward(const TokenTables& tables, AttentionExecutor& attention, const LayerActivations& a, Tensor& d,
-                     Workspace& workspace) const {
+void Layer::weight_gradients(const Tensor& x, const Tensor& dy, Tensor gradient, const LoraLinear& adapters, const TokenTables& tables, Workspace& workspace) {
+  linear_weight_gradient(x, dy, gradient);
+  adapters.weight_gradient(x, tables.dropout_keys, dy, workspace);
+}
+
+void Layer::qkv_weights(const TokenTables& tables, const LayerActivations& a, const Tensor& d_qkv, Workspace& workspace) const {
+  weight_gradients(a.normed1, d_qkv, gradient_.qkv, lora_qkv_, tables, workspace);
+  Tensor bias = gradient_.qkv_bias;
+  if (shape_.qkv_bias) linear_bias_gradient(d_qkv, bias);
+}
+
+void Layer::backward_weight(const TokenTables& tables, const LayerActivations& a, const LayerGradients& d, Workspace& workspace) const {
+  weight_gradients(a.product, d.down, gradient_.down, lora_down_, tables, workspace);
+  weight_gradients(a.normed2, d.gate_up, gradient_.gate_up, lora_gate_up_, tables, workspace);
+  weight_gradients(a.attention, d.output, gradient_.output, lora_output_, tables, workspace);
+  qkv_weights(tables, a, d.qkv, workspace);
+}
+
+void Layer::backward(const TokenTables& tables, AttentionExecutor& attention, const LayerActivations& a, Tensor& d, Workspace& workspace,
+                     LayerGradients* later) const {
   const std::int64_t tokens = d.size(0), q = query_width(shape_), kv = kv_width(shape_);
   const auto scratch = [&](const char* name, std::int64_t columns) { return workspace.take(name, {tokens, columns}, type_); };
   LayerTensors g = gradient_;
+  if (later != nullptr) {
+    const auto kept = [&](std::int64_t columns) { return Tensor::empty({tokens, columns}, type_, device_of(d.space())); };
+    *later = {kept(qkv_width(shape_)), kept(shape_.hidden), kept(2 * shape_.intermediate), kept(shape_.hidden)};
+  }
 
   // MLP: d is the gradient of both summands of the output.
-  Tensor d_product = scratch("layer d_product", shape_.intermediate), d_gate_up = scratch("layer d_gate_up", 2 * shape_.intermediate);
-  Tensor d_normed = scratch("layer d_normed", shape_.hidden);
+  Tensor d_product = scratch("layer d_product", shape_.intermediate), d_normed = scratch("layer d_normed", shape_.hidden);
+  Tensor d_gate_up = later != nullptr ? later->gate_up : scratch("layer d_gate_up", 2 * shape_.intermediate);
   linear_input_gradient(d, value_.down, d_product);
-  linear_weight_gradient(a.product, d, g.down);
-  lora_down_.backward(a.product, tables.dropout_keys, d, d_product, workspace);
+  lora_down_.input_gradient(tables.dropout_keys, d, d_product, workspace);
+  if (later != nullptr)
+    later->down.copy_from(d);  // d goes on
+  else
+    weight_gradients(a.product, d, g.down, lora_down_, tables, workspace);
   swiglu_backward(a.gate_up, d_product, d_gate_up);
   linear_input_gradient(d_gate_up, value_.gate_up, d_normed);
-  linear_weight_gradient(a.normed2, d_gate_up, g.gate_up);
-  lora_gate_up_.backward(a.normed2, tables.dropout_keys, d_gate_up, d_normed, workspace);
+  lora_gate_up_.input_gradient(tables.dropout_keys, d_gate_up, d_normed, workspace);
+  if (later == nullptr) weight_gradients(a.normed2, d_gate_up, g.gate_up, lora_gate_up_, tables, workspace);
   rmsnorm_weight_gradient(d_normed, a.middle, a.rstd2, g.norm2);
   rmsnorm_input_gradient(d_normed, a.middle, a.rstd2, value_.norm2, true, d);
 
   // Attention: d is now the gradient of x2, that is of x and of the attention branch.
   Tensor d_attention = scratch("layer d_attention", q);
   linear_input_gradient(d, value_.output, d_attention);
-  linear_weight_gradient(a.attention, d, g.output);
-  lora_output_.backward(a.attention, tables.dropout_keys, d, d_attention, workspace);
+  lora_output_.input_gradient(tables.dropout_keys, d, d_attention, workspace);
+  if (later != nullptr)
+    later->output.copy_from(d);
+  else
+    weight_gradients(a.attention, d, g.output, lora_output_, tables, workspace);
   Tensor dq = scratch("layer dq", q).reshape({tokens, shape_.query_heads, shape_.head_dim});
   Tensor dk = scratch("layer dk", kv).reshape({tokens, shape_.kv_heads, shape_.head_dim});
   Tensor dv = scratch("layer dv", kv).reshape({tokens, shape_.kv_heads, shape_.head_dim});
   attention.backward(attention_inputs(a), heads_of(a.attention, 0, shape_.query_heads, shape_.head_dim), a.lse,
                      heads_of(d_attention, 0, shape_.query_heads, shape_.head_dim), dq, dk, dv);
-  Tensor d_qkv = scratch("layer d_qkv", qkv_width(shape_));
+  Tensor d_qkv = later != nullptr ? later->qkv : scratch("layer d_qkv", qkv_width(shape_));
   Tensor d_q = heads_of(d_qkv, 0, shape_.query_heads, shape_.head_dim), d_k = heads_of(d_qkv, q, shape_.kv_heads, shape_.head_dim);
   Tensor d_v = heads_of(d_qkv, q + kv, shape_.kv_heads, shape_.head_dim);
   rope_apply(dq, tables.cos, tables.sin, true, d_q);
   rope_apply(dk, tables.cos, tables.sin, true, d_k);
   copy_rows(dv, d_v);
   linear_input_gradient(d_qkv, value_.qkv, d_normed);
-  linear_weight_gradient(a.normed1, d_qkv, g.qkv);
-  lora_qkv_.backward(a.normed1, tables.dropout_keys, d_qkv, d_normed, workspace);
-  if (shape_.qkv_bias) linear_bias_gradient(d_qkv, g.qkv_bias);
+  lora_qkv_.input_gradient(tables.dropout_keys, d_qkv, d_normed, workspace);
+  if (later == nullptr) qkv_weights(tables, a, d_qkv, workspace);
   rmsnorm_weight_gradient(d_normed, a.input, a.rstd1, g.norm1);
   rmsnorm_input_gradient(d_normed, a.input, a.rstd1, value_.norm1, true, d);
 }

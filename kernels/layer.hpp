@@ -42,6 +42,11 @@ struct LayerActivations {
   Tensor gate_up, product;  ///< [T, 2 I], [T, I]
 };
 
+/// What the weight half of a layer's backward needs beside the inputs of its matrices: the gradients of their outputs.
+struct LayerGradients {
+  Tensor qkv, output, gate_up, down;  ///< [T, (Hq + 2 Hkv) D], [T, H], [T, 2 I], [T, H]
+};
+
 /// A hidden state as two summands; `branch` is undefined when `residual` is the whole of it.
 struct ResidualPair {
   Tensor residual, branch;  ///< [T, H]
@@ -64,8 +69,9 @@ class Layer {
   std::int64_t index() const { return index_; }
   /// Matrix products of one forward pass over `tokens` tokens, attention not included.
   double flops(std::int64_t tokens) const;
-  /// Of one backward pass: frozen weights need their inputs' gradients alone.
-  double backward_flops(std::int64_t tokens) const;
+  /// Of one backward pass, input and weight half; frozen weights have none of the latter.
+  double input_gradient_flops(std::int64_t tokens) const { return flops(tokens); }
+  double weight_gradient_flops(std::int64_t tokens) const { return shape_.lora.enabled() ? adapter_flops(tokens) : flops(tokens); }
   /// Activations of which those that `keep` names are new, the rest lie in the workspace until the next layer's pass.
   /// `has_branch`: the layer's input comes as two summands, so that their sum needs a place.
   LayerActivations allocate(std::int64_t tokens, Keep keep, bool has_branch, Workspace& workspace) const;
@@ -75,16 +81,28 @@ class Layer {
   /// hidden state.  The output's branch lies in the workspace.
   ResidualPair forward(const ResidualPair& in, const TokenTables& tables, AttentionExecutor& attention, LayerActivations& a,
                        Workspace& workspace) const;
-  /// Fills what `keep` left out of `a`, bit for bit as forward did.
-  void restore(Keep keep, const TokenTables& tables, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const;
-  /// d [T, H]: gradient of the output, turned into that of the input in place.  Adds the parameter gradients.
-  void backward(const TokenTables& tables, AttentionExecutor& attention, const LayerActivations& a, Tensor& d, Workspace& workspace) const;
+  /// Fills what `keep` left out of `a`, bit for bit as forward did.  `halves`: backward_weight comes later, so that its inputs need memory of
+  /// their own.
+  void restore(Keep keep, bool halves, const TokenTables& tables, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const;
+  /// d [T, H]: gradient of the output, turned into that of the input in place.  Adds the parameter gradients; with `later` those of the norms
+  /// alone, and `later` gets what backward_weight needs for the others.
+  void backward(const TokenTables& tables, AttentionExecutor& attention, const LayerActivations& a, Tensor& d, Workspace& workspace,
+                LayerGradients* later = nullptr) const;
+  /// Forgets all that backward_weight does not need.
+  static void keep_weight_inputs(LayerActivations& a);
+  /// The second half: adds the gradients of matrices, biases and adapters.  Both halves together are backward, bit for bit.
+  void backward_weight(const TokenTables& tables, const LayerActivations& a, const LayerGradients& gradients, Workspace& workspace) const;
+  /// Bytes held between the halves: as many as Keep::all keeps, but for the statistics.
+  static std::int64_t between_halves_bytes(const ModelShape& shape, std::int64_t tokens, DType type);
   /// Bytes of the activations that `keep` names.
   static std::int64_t kept_bytes(const ModelShape& shape, std::int64_t tokens, DType type, Keep keep);
 
  private:
   void forward_from_input(const TokenTables& tables, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const;
   double adapter_flops(std::int64_t tokens) const;
+  void qkv_weights(const TokenTables& tables, const LayerActivations& a, const Tensor& d_qkv, Workspace& workspace) const;
+  /// Of y = x W^T with adapters.
+  static void weight_gradients(const Tensor& x, const Tensor& dy, Tensor gradient, const LoraLinear& adapters, const TokenTables& tables, Workspace& workspace);
   AttentionInputs attention_inputs(const LayerActivations& a) const;
 
   ModelShape shape_;

@@ -41,19 +41,28 @@ void LoraLinear::forward(const Tensor& x, const Tensor& keys, Tensor& y, Workspa
   }
 }
 
-void LoraLinear::backward(const Tensor& x, const Tensor& keys, const Tensor& dy, Tensor& dx, Workspace& workspace) const {
+Tensor LoraLinear::projected_gradient(const Adapter& adapter, const Tensor& dy, Workspace& workspace) const {
+  Tensor dh = workspace.take("lora d_projected", {dy.size(0), options_.rank}, dy.dtype());
+  linear_input_gradient(dy.narrow(1, adapter.begin, adapter.end), adapter.b, dh);
+  dropout(dh, {}, 0, 0, options_.scale(), dh);
+  return dh;
+}
+
+void LoraLinear::input_gradient(const Tensor& keys, const Tensor& dy, Tensor& dx, Workspace& workspace) const {
   for (const Adapter& adapter : adapters_) {
-    const Tensor d = dy.narrow(1, adapter.begin, adapter.end), x_dropped = dropped(adapter, x, keys, workspace);
-    Tensor a_gradient = adapter.a_gradient, b_gradient = adapter.b_gradient;
-    linear_weight_gradient(projected(adapter, x_dropped, workspace), d, b_gradient);
-    Tensor dh = workspace.take("lora d_projected", {x.size(0), options_.rank}, x.dtype());
-    linear_input_gradient(d, adapter.b, dh);
-    dropout(dh, {}, 0, 0, options_.scale(), dh);
-    linear_weight_gradient(x_dropped, dh, a_gradient);
-    Tensor through = workspace.take("lora d_input", x.shape(), x.dtype());
-    linear_input_gradient(dh, adapter.a, through);
+    Tensor through = workspace.take("lora d_input", dx.shape(), dx.dtype());
+    linear_input_gradient(projected_gradient(adapter, dy, workspace), adapter.a, through);
     if (options_.dropout > 0 && keys.defined()) dropout(through, keys, adapter.stream, options_.dropout, 1 / (1 - options_.dropout), through);
     ballast::add(dx, through, dx);
+  }
+}
+
+void LoraLinear::weight_gradient(const Tensor& x, const Tensor& keys, const Tensor& dy, Workspace& workspace) const {
+  for (const Adapter& adapter : adapters_) {
+    const Tensor x_dropped = dropped(adapter, x, keys, workspace);
+    Tensor a_gradient = adapter.a_gradient, b_gradient = adapter.b_gradient;
+    linear_weight_gradient(projected(adapter, x_dropped, workspace), dy.narrow(1, adapter.begin, adapter.end), b_gradient);
+    linear_weight_gradient(x_dropped, projected_gradient(adapter, dy, workspace), a_gradient);
   }
 }
 

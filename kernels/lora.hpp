@@ -20,8 +20,10 @@ class LoraLinear {
   void add(const Parameters& parameters, const std::string& prefix, const std::string& projection, std::int64_t begin, std::int64_t end);
   /// y [T, joined out] += alpha / rank B A dropout(x), x [T, in].  `keys` as in kernels/dropout; undefined: no dropout (evaluation).
   void forward(const Tensor& x, const Tensor& keys, Tensor& y, Workspace& workspace) const;
-  /// dx [T, in] += gradient through the adapters; theirs are added to.
-  void backward(const Tensor& x, const Tensor& keys, const Tensor& dy, Tensor& dx, Workspace& workspace) const;
+  /// dx [T, in] += gradient through the adapters.
+  void input_gradient(const Tensor& keys, const Tensor& dy, Tensor& dx, Workspace& workspace) const;
+  /// Adds the adapters' own gradients.
+  void weight_gradient(const Tensor& x, const Tensor& keys, const Tensor& dy, Workspace& workspace) const;
   /// Floating-point operations of forward over `tokens`.
   double flops(double tokens) const;
 
@@ -33,6 +35,7 @@ class LoraLinear {
     std::uint64_t stream = 0;  // of its dropout
   };
   Tensor dropped(const Adapter& adapter, const Tensor& x, const Tensor& keys, Workspace& workspace) const;
+  Tensor projected_gradient(const Adapter& adapter, const Tensor& dy, Workspace& workspace) const;  // alpha / rank B^T dy
   Tensor projected(const Adapter& adapter, const Tensor& dropped_x, Workspace& workspace) const;  // alpha / rank A x
 
   LoraOptions options_;

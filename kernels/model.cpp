@@ -16,6 +16,7 @@ namespace ballast {
 struct StageActivations {
   TokenTables tables;
   std::vector<LayerActivations> layers;
+  std::vector<LayerGradients> gradients;  // [layer] between the halves of backward
   Tensor hidden, rstd, lse;  // last stage: input of the final norm [T, H], its rstd and the logits' LSE [T]
 };
 
@@ -121,6 +122,7 @@ StageModel::StageModel(const ModelShape& shape, std::int64_t layer_begin, std::i
 
 StageModel::~StageModel() = default;
 const ModelShape& StageModel::shape() const { return impl_->shape; }
+std::int64_t StageModel::layers() const { return static_cast<std::int64_t>(impl_->layers.size()); }
 bool StageModel::first() const { return impl_->first(); }
 bool StageModel::last() const { return impl_->last(); }
 DType StageModel::type() const { return impl_->type; }
@@ -178,10 +180,34 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input, At
 
 Tensor StageModel::backward(const LocalBatch& batch, StageActivationsPtr saved, AttentionExecutor& attention, double loss_scale,
                             const Tensor& d_output) {
+  require(saved != nullptr, "backward needs the activations that forward of the same stage kept");
+  return run_backward(batch, *saved, attention, loss_scale, d_output, false);
+}
+
+Tensor StageModel::backward_input(const LocalBatch& batch, StageActivations& saved, AttentionExecutor& attention, double loss_scale,
+                                  const Tensor& d_output) {
+  return run_backward(batch, saved, attention, loss_scale, d_output, true);
+}
+
+void StageModel::backward_weight(StageActivationsPtr saved) {
   Impl& m = *impl_;
-  require(saved != nullptr && saved->layers.size() == m.layers.size(),
-          "backward needs the activations that forward of the same stage kept");
-  StageActivations& a = *saved;
+  require(saved != nullptr && saved->gradients.size() == m.layers.size(), "the weight half of backward needs what the input half left");
+  for (std::size_t l = m.layers.size(); l-- > 0;) {
+    const Layer& layer = m.layers[l];
+    LayerContext context(m.recorder, layer.index());
+    Scope scope(m.recorder, EventKind::layer_backward);
+    scope.flops = layer.weight_gradient_flops(saved->layers[l].normed1.size(0));
+    layer.backward_weight(saved->tables, saved->layers[l], saved->gradients[l], m.workspace);
+    saved->layers[l] = {};
+    saved->gradients[l] = {};
+  }
+}
+
+Tensor StageModel::run_backward(const LocalBatch& batch, StageActivations& a, AttentionExecutor& attention, double loss_scale,
+                                const Tensor& d_output, bool halves) {
+  Impl& m = *impl_;
+  require(a.layers.size() == m.layers.size() && a.gradients.empty(), "backward needs the activations that forward of the same stage kept");
+  if (halves) a.gradients.resize(m.layers.size());
   const std::int64_t tokens = batch.size();
   Tensor d = Tensor::empty({tokens, m.shape.hidden}, m.type, *m.device, MemoryCategory::workspace);
   if (m.last()) {
@@ -199,11 +225,16 @@ Tensor StageModel::backward(const LocalBatch& batch, StageActivationsPtr saved, 
     const Layer& layer = m.layers[l];
     LayerContext context(m.recorder, layer.index());
     Scope scope(m.recorder, EventKind::layer_backward);
-    scope.flops = layer.backward_flops(tokens);
-    layer.restore(keep_of(m.recompute.with(batch.recompute_layers), static_cast<std::int64_t>(l)), a.tables, attention, a.layers[l], m.workspace);
-    layer.backward(a.tables, attention, a.layers[l], d, m.workspace);
-    a.layers[l] = {};  // frees this layer's activations
+    scope.flops = layer.input_gradient_flops(tokens) + (halves ? 0 : layer.weight_gradient_flops(tokens));
+    layer.restore(keep_of(m.recompute.with(batch.recompute_layers), static_cast<std::int64_t>(l)), halves, a.tables, attention, a.layers[l], m.workspace);
+    layer.backward(a.tables, attention, a.layers[l], d, m.workspace, halves ? &a.gradients[l] : nullptr);
+    // Frees what is done with.
+    if (halves)
+      Layer::keep_weight_inputs(a.layers[l]);
+    else
+      a.layers[l] = {};
   }
+  a.tables.cos = a.tables.sin = a.hidden = a.rstd = a.lse = {};
   if (!m.first()) return d;
   embedding_weight_gradient(batch.tokens, d, m.embedding_gradient);
   return {};
@@ -239,6 +270,10 @@ std::pair<int, StageOutput> StageModel::first_nonfinite_layer(const LocalBatch& 
   }
   impl_->inspect = nullptr;
   return {found, std::move(output)};
+}
+
+std::int64_t StageModel::between_halves_bytes(const ModelShape& shape, std::int64_t layers, std::int64_t tokens, DType type) {
+  return layers * Layer::between_halves_bytes(shape, tokens, type);
 }
 
 std::int64_t StageModel::activation_bytes(const ModelShape& shape, std::int64_t layers, bool last_stage, std::int64_t tokens, DType type,

@@ -72,11 +72,19 @@ class StageModel {
   Tensor backward(const LocalBatch& batch, StageActivationsPtr saved, AttentionExecutor& attention, double loss_scale,
                   const Tensor& d_output);
 
+  /// The same in halves: the first is all that the stage before waits for, and leaves in `saved` what the second needs, for each layer as
+  /// much as forward keeps without recomputation (between_halves_bytes).  Norms, head and embedding, whose weight gradients are small or would
+  /// need the logits again, are done in the first.  Halves of several micro-batches may interleave; together they equal backward, bit for bit
+  /// where both orders are the same.
+  Tensor backward_input(const LocalBatch& batch, StageActivations& saved, AttentionExecutor& attention, double loss_scale, const Tensor& d_output);
+  void backward_weight(StageActivationsPtr saved);
+
   /// Diagnosis after a NaN or Inf loss: first layer of the stage whose output, on this rank's tokens, is not finite, or -1, with the stage's
   /// output.  Runs forward once more without keeping anything; collective like forward.
   std::pair<int, StageOutput> first_nonfinite_layer(const LocalBatch& batch, const Tensor& input, AttentionExecutor& attention);
 
   const ModelShape& shape() const;
+  std::int64_t layers() const;  ///< of the stage
   bool first() const;
   bool last() const;
   DType type() const;  ///< of activations
@@ -84,8 +92,12 @@ class StageModel {
   /// Bytes that forward keeps for `tokens` local tokens (memory estimate of `check`; the test compares it with the measured peak).
   static std::int64_t activation_bytes(const ModelShape& shape, std::int64_t layers, bool last_stage, std::int64_t tokens, DType type,
                                        RecomputeOptions recompute);
+  /// Bytes that backward_input leaves to backward_weight.
+  static std::int64_t between_halves_bytes(const ModelShape& shape, std::int64_t layers, std::int64_t tokens, DType type);
 
  private:
+  Tensor run_backward(const LocalBatch& batch, StageActivations& saved, AttentionExecutor& attention, double loss_scale, const Tensor& d_output,
+                      bool halves);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -25,7 +25,7 @@ class StageRun {
     for (std::size_t i = 0; i < ops.size(); ++i) {
       Ahead& a = ahead_.at(static_cast<std::size_t>(ops[i].micro_batch));
       a.last_op = i;
-      a.backward |= ops[i].kind == OpKind::backward;
+      a.backward |= ops[i].kind == OpKind::backward || ops[i].kind == OpKind::backward_input;
       a.recompute |= ops[i].kind == OpKind::recompute;
     }
   }
@@ -45,7 +45,7 @@ class StageRun {
       // A receive that is posted on a GPU waits there, and an allocation by the host would wait for it.
       if (!transfers(op.kind) && model_.device().space() == Space::host) post_receives(at_ + 1);
       run(op);
-      reduce |= op.kind == OpKind::backward;
+      reduce |= op.kind == OpKind::backward || op.kind == OpKind::backward_weight;
       if (ahead_[static_cast<std::size_t>(op.micro_batch)].last_op == at_) live_[static_cast<std::size_t>(op.micro_batch)].reset();
       std::erase_if(sends_, [](Pending& send) { return send.test(); });
       if (links_.stages() > 1 && !transfers(op.kind)) pace();
@@ -68,7 +68,7 @@ class StageRun {
     Tensor output;    ///< for the next stage, until it is sent
     Tensor d_output;  ///< from the next stage, until backward
     Tensor d_input;   ///< for the stage before, until it is sent
-    StageActivationsPtr saved;
+    StageActivationsPtr saved;  ///< until backward, or its weight half
   };
   struct Ahead {
     std::size_t last_op = 0;
@@ -128,12 +128,23 @@ class StageRun {
       case OpKind::forward: case OpKind::recompute:
         forward(op);
         break;
-      case OpKind::backward: {
+      case OpKind::backward: case OpKind::backward_input: {
         Live& l = live(op.micro_batch);
-        require(l.saved != nullptr, "schedule: backward of micro-batch {} before its forward", op.micro_batch);
+        require(l.saved != nullptr && l.work.attention != nullptr, "schedule: {} of micro-batch {} before its forward", name(op.kind), op.micro_batch);
         Scope scope(recorder_, event_kind(op.kind));
-        l.d_input = model_.backward(l.work.batch, std::move(l.saved), *l.work.attention, l.work.loss_scale, l.d_output);
+        if (op.kind == OpKind::backward)
+          l.d_input = model_.backward(l.work.batch, std::move(l.saved), *l.work.attention, l.work.loss_scale, l.d_output);
+        else
+          l.d_input = model_.backward_input(l.work.batch, *l.saved, *l.work.attention, l.work.loss_scale, l.d_output);
+        l.work.attention.reset();  // the weight half needs neither stored keys nor an index
         l.d_output = {};
+        break;
+      }
+      case OpKind::backward_weight: {
+        Live& l = live(op.micro_batch);
+        require(l.saved != nullptr && l.work.attention == nullptr, "schedule: backward_weight of micro-batch {} before its backward_input", op.micro_batch);
+        Scope scope(recorder_, event_kind(op.kind));
+        model_.backward_weight(std::move(l.saved));
         break;
       }
       case OpKind::offload: case OpKind::fetch: {
@@ -155,8 +166,6 @@ class StageRun {
           l.away = {};
         break;
       }
-      default:
-        fail("schedule: this executor cannot run {} of micro-batch {}", name(op.kind), op.micro_batch);
     }
   }
 

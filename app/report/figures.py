@@ -234,7 +234,7 @@ def timeline(a):
             colour = {"forward": "#c7dcf1", "recompute": "#f5dfae"}.get(kind, "#cfe3d3")
             ax.broken_barh([(begin, length)], (row - 0.4, 0.24), facecolor=colour, edgecolor="white", linewidth=0.8)
             if length > 0.024 * (last - origin) * factor:
-                ax.text(begin + length / 2, row - 0.275, f"{kind[0].upper()}{e['micro_batch']}", ha="center", va="center", fontsize=7.5, color=INK)
+                ax.text(begin + length / 2, row - 0.275, f"{OP_LETTERS[kind]}{e['micro_batch']}", ha="center", va="center", fontsize=7.5, color=INK)
     ax.set_ylim(len(a.ranks) - 0.45, -0.6)
     ax.set_xlim(0, (last - origin) * factor)
     _rank_ticks(ax, a.ranks)

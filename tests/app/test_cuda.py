@@ -83,6 +83,7 @@ class Cuda(RunCase):
         chunked = ["batching.method=chunkflow", "chunk.tokens=64", "pipeline.schedule=state_aware_1f1b", "chunk.k=2"]
         runs = [(1, 1, 1, chunked), (1, 1, 1, chunked + ["chunk.offload=host", "chunk.window_tokens=128"])]
         runs += [(2, 2, 1, ["pipeline.schedule=gpipe"]), (2, 2, 1, ["model.tied_embedding=false"]), (2, 2, 1, chunked + ["chunk.offload=host"]), (2, 1, 2, chunked)]
+        runs += [(2, 2, 1, ["pipeline.schedule=zero_bubble"]), (4, 4, 1, chunked + ["pipeline.schedule=zero_bubble", "recompute.mode=full"])]
         runs += [(4, 4, 1, []), (4, 4, 1, ["pipeline.schedule=gpipe"]), (4, 4, 1, chunked), (4, 2, 2, chunked + ["chunk.offload=host"])]
         for number, (ranks, pp, inner, extra) in enumerate(runs):
             run, done = self.train(f"deep{number}", ranks, "run.backend=cuda", "model.layers=4", f"mesh.pp={pp}", *extra, cp_inner=inner, steps=10)

@@ -13,8 +13,8 @@ class Pipelines(RunCase):
     def test_losses_gradients_and_restarts_are_those_of_one_stage(self):
         reference = None
         gradients = {}
-        for ranks, dp, pp, inner, schedule in [(1, 1, 1, 1, "1f1b"), (2, 1, 2, 1, "1f1b"), (4, 2, 2, 1, "gpipe"), (4, 1, 4, 1, "state_aware_1f1b"), (4, 1, 2, 2, "1f1b")]:
-            run, dump = self.out(f"p{dp}{pp}{inner}"), self.out(f"p{dp}{pp}{inner}.safetensors")
+        for ranks, dp, pp, inner, schedule in [(1, 1, 1, 1, "1f1b"), (2, 1, 2, 1, "1f1b"), (4, 2, 2, 1, "gpipe"), (4, 1, 4, 1, "state_aware_1f1b"), (4, 1, 2, 2, "1f1b"), (4, 1, 4, 1, "zero_bubble")]:
+            run, dump = self.out(f"p{dp}{pp}{inner}{schedule[0]}"), self.out(f"p{dp}{pp}{inner}{schedule[0]}.safetensors")
             self.run_ballast(ranks, "train", self.deck(dp=dp, cp_inner=inner, steps=4), "-d", run, f"mesh.pp={pp}", f"pipeline.schedule={schedule}", f"run.dump_gradients={dump}", "eval.every_steps=4", *SHAPE)
             rows = self.steps(run)
             values = [float(r["loss"]) for r in rows if "loss" in r] + [float(r["grad_norm"]) for r in rows if "grad_norm" in r] + [float(r["validation_loss"]) for r in rows if "validation_loss" in r]
@@ -27,7 +27,7 @@ class Pipelines(RunCase):
         sizes = {len(g) for g in gradients.values()}
         self.assertEqual(len(sizes), 1)
         # A checkpoint of four stages goes on with one, and evaluates the same on two.
-        four, one = self.out("p141"), self.out("p111")
+        four, one = self.out("p141z"), self.out("p1111")
         self.run_ballast(1, "train", self.deck(dp=1, steps=6), "-d", four, "-r", "latest", *SHAPE)
         self.run_ballast(2, "train", self.deck(dp=1, steps=6), "-d", one, "-r", "latest", "mesh.pp=2", *SHAPE)
         a, b = self.losses(four), self.losses(one)
@@ -44,7 +44,7 @@ class Pipelines(RunCase):
 
     def test_the_trace_holds_the_schedule_of_every_stage_op_by_op(self):
         import h5py
-        for schedule in ("gpipe", "state_aware_1f1b"):
+        for schedule in ("gpipe", "state_aware_1f1b", "zero_bubble"):
             run = self.out(schedule)
             self.run_ballast(4, "train", self.deck(dp=1, steps=2), "-d", run, "mesh.pp=4", "model.layers=4", f"pipeline.schedule={schedule}")
             stages = set()
@@ -57,19 +57,20 @@ class Pipelines(RunCase):
                     scheduled = [(s["step"], plans[s["plan"]]) for s in f["plan_steps"][: counts["plan_steps"]] if plans[s["plan"]]["kind"] == b"schedule"]
                     self.assertEqual([step for step, _ in scheduled], [0, 1])
                     for step, plan in scheduled:
-                        rows = [e for e in events if e["step"] == step and kinds[e["kind"]] in ("forward", "recompute", "backward", "send", "recv") and e["micro_batch"] >= 0]
+                        rows = [e for e in events if e["step"] == step and kinds[e["kind"]] in ("forward", "recompute", "backward", "backward_input", "backward_weight", "send", "recv") and e["layer"] < 0 and e["micro_batch"] >= 0]
                         rows.sort(key=lambda e: e["begin_s"])
                         stage = int(rows[0]["stage"])
                         stages.add(stage)
                         planned = [line.split()[2:5] for line in text[plan["begin"]:][: plan["bytes"]].decode().splitlines() if line.startswith(f"stage {stage} ")]
                         self.assertEqual([[kinds[e["kind"]], str(e["micro_batch"]), str(e["chunk"])] for e in rows], planned)
             self.assertEqual(stages, {0, 1, 2, 3})
+            self.assertEqual(b"backward_weight" in text, schedule == "zero_bubble")
 
     def test_chunks_train_like_packs_and_put_their_state_away(self):
         reference = None
         chunked = ["batching.method=chunkflow", "chunk.tokens=64", "pipeline.schedule=state_aware_1f1b", "eval.every_steps=3", *SHAPE]
         for ranks, pp, inner, extra in [(1, 1, 1, ["batching.method=packed"]), (1, 1, 1, []), (2, 2, 1, ["chunk.k=2", "chunk.offload=host"]), (2, 1, 2, ["chunk.offload=host", "chunk.window_tokens=128"]),
-                                        (4, 2, 2, ["recompute.mode=full"])]:
+                                        (4, 2, 2, ["recompute.mode=full", "pipeline.schedule=zero_bubble"])]:
             run = self.out(f"c{pp}{inner}{len(extra)}")
             self.run_ballast(ranks, "train", self.deck(dp=1, cp_inner=inner, steps=3), "-d", run, f"mesh.pp={pp}", *chunked, *extra)
             rows = self.steps(run)

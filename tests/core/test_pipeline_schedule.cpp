@@ -12,11 +12,11 @@
 namespace ballast {
 namespace {
 
-/// Durations proportional to length, backward twice forward.
+/// Durations proportional to length, backward twice forward, its halves alike.
 ScheduleCosts proportional(std::vector<double> length, double hop = 0) {
   return {[length, hop](int, const Op& op) {
     const double n = length[op.micro_batch];
-    if (op.kind == OpKind::forward || op.kind == OpKind::recompute) return n;
+    if (op.kind == OpKind::forward || op.kind == OpKind::recompute || op.kind == OpKind::backward_input || op.kind == OpKind::backward_weight) return n;
     if (op.kind == OpKind::backward) return 2 * n;
     return hop * n;
   }};
@@ -65,17 +65,47 @@ TEST(PipelineSchedule, FiguresOfChunkFlow) {
   }
 }
 
-/// The order that the plan promises: forward ascending, backward descending, the first N - k chunks formed again exactly once.
+TEST(PipelineSchedule, ZeroBubbleFillsWaitsWithWeightGradients) {
+  const auto built = [&](const ChunkGroups& groups, int stages, int k, const std::vector<double>& length) {
+    const ScheduleCosts costs = proportional(length);
+    const Schedule schedule = state_aware_schedule(groups, stages, k, costs, 64, true);
+    EXPECT_EQ(problems(schedule), "");
+    return simulate(schedule, costs);
+  };
+  // ZB-H1 (Qi et al. 2024, Section 2.2): m equal micro-batches take m (F + B + W) + (P - 1)(F + B - W); 1F1B (m + P - 1)(F + B + W).
+  for (int stages : {2, 3, 4, 6}) {
+    const auto seconds = [&](int m) {
+      ChunkGroups groups;
+      for (int i = 0; i < m; ++i) groups.push_back({i});
+      return built(groups, stages, 1, std::vector<double>(m, 1.0)).step_time_s;
+    };
+    EXPECT_NEAR(seconds(stages), 3 * stages + stages - 1, 1e-12) << stages << " stages";
+    EXPECT_LE(seconds(2 * stages), 6 * stages + stages - 1 + stages - 2) << stages << " stages";
+  }
+  // The mix of ChunkFlow Figure 6, 24 units of work: 44 and 42 with whole backwards.
+  const ChunkGroups chunks{{0, 1}, {2}, {3}};
+  EXPECT_LE(built(chunks, 4, 1, {2, 2, 2, 2}).step_time_s, 36);
+  EXPECT_LE(built(chunks, 4, 2, {2, 2, 2, 2}).step_time_s, 32);
+  const Schedule alone = state_aware_schedule(chunks, 1, 1, proportional({2, 2, 2, 2}), 64, true);
+  for (const Op& op : alone.stages[0]) EXPECT_NE(op.kind, OpKind::backward_input);
+}
+
+/// The order that the plan promises: forward ascending, backward descending, the first N - k chunks formed again exactly once, weight halves in
+/// the order of their input halves.
 void expect_state_aware(const Schedule& schedule, const ChunkGroups& groups, int k) {
   for (const auto& ops : schedule.stages) {
     std::vector<std::vector<int>> at(3, std::vector<int>(1000, -1));
     int order = 0;
+    std::vector<int> inputs, weights;
     for (const Op& op : ops) {
-      if (op.kind != OpKind::forward && op.kind != OpKind::recompute && op.kind != OpKind::backward) continue;
+      if (op.kind == OpKind::backward_weight) weights.push_back(op.micro_batch);
+      if (op.kind == OpKind::backward_input) inputs.push_back(op.micro_batch);
+      if (op.kind != OpKind::forward && op.kind != OpKind::recompute && op.kind != OpKind::backward && op.kind != OpKind::backward_input) continue;
       int& place = at[op.kind == OpKind::forward ? 0 : op.kind == OpKind::recompute ? 1 : 2][op.micro_batch];
       EXPECT_EQ(place, -1);
       place = order++;
     }
+    EXPECT_EQ(inputs, weights);
     for (const auto& group : groups)
       for (std::size_t c = 0; c < group.size(); ++c) {
         const int m = group[c];
@@ -127,7 +157,9 @@ TEST(PipelineSchedule, RandomMixesNeverDeadlockAndKeepTheBounds) {
     const Schedule schedule = state_aware_schedule(groups, stages, k, costs, 4);
     const SimulatedSchedule aware = check("state-aware", schedule, k);
     EXPECT_EQ(schedule.hash(), state_aware_schedule(groups, stages, k, costs, 4).hash());
+    const SimulatedSchedule halves = check("zero-bubble", state_aware_schedule(groups, stages, k, costs, 4, true), k);
     for (int s = 0; s < stages; ++s) {
+      EXPECT_LE(halves.peak_live_activations[s], k + stages - 1);
       EXPECT_LE(plain.peak_live_activations[s], all + stages - 1 - s);
       EXPECT_LE(aware.peak_live_activations[s], k + stages - 1 - s);
     }

@@ -55,6 +55,17 @@ TEST(PipelineStages, AHeavyHeadTakesLayersFromTheLastStage) {
   EXPECT_GT(24 - balance_stages(24, 4, part_costs(model_preset("qwen2.5-0.5b"), 131072))[3], 3);
 }
 
+TEST(PipelineStages, ShareOfWeightGradients) {
+  ModelShape shape = model_preset("qwen2.5-0.5b");
+  EXPECT_EQ(weight_share(shape), 0.5);
+  // One adapter on down_proj: of its backward, products with W (frozen) and with B and A towards the input, and two for B and A themselves.
+  shape.lora.rank = 8;
+  shape.lora.projections = {"down"};
+  const double h = shape.hidden, i = shape.intermediate, q = shape.query_heads * shape.head_dim, kv = shape.kv_heads * shape.head_dim;
+  const double frozen = h * (q + 2 * kv) + q * h + 3 * h * i, adapter = 8 * (h + i);
+  EXPECT_NEAR(weight_share(shape), adapter / (frozen + 2 * adapter), 1e-12);
+}
+
 TEST(PipelineStages, TablesTileTheModels) {
   for (const bool tied : {false, true}) {
     ModelShape shape = model_preset("qwen2.5-0.5b");

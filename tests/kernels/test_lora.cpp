@@ -68,12 +68,17 @@ struct Adapted {
     for (double loss : reference::token_losses(plain, [this](const std::string& name) { return merged(name); }, tokens)) sum += loss;
     return sum;
   }
-  double objective(RecomputeOptions recompute = {}, bool backward = false) {
+  double objective(RecomputeOptions recompute = {}, bool backward = false, bool halves = false) {
     StageModel model(shape, 0, shape.layers, parameters, recompute, nullptr, 4);
     reference::NaiveAttention attention{tokens.segment, tokens.position};
     StageActivationsPtr saved;
     const double loss = model.forward(batch, {}, attention, &saved).loss_sum();
-    if (backward) model.backward(batch, std::move(saved), attention, 1.0, {});
+    if (backward && halves) {
+      model.backward_input(batch, *saved, attention, 1.0, {});
+      model.backward_weight(std::move(saved));
+    } else if (backward) {
+      model.backward(batch, std::move(saved), attention, 1.0, {});
+    }
     return loss;
   }
   void expect_gradients(Draw& draw, const std::function<double()>& f) {
@@ -123,11 +128,12 @@ TEST(Lora, GradientsUnderDropoutAndRecomputation) {
   model.objective({}, true);
   model.expect_gradients(draw, [&] { return model.objective(); });
   const Tensor kept = model.parameters.gradients().clone();
-  for (const Recompute mode : {Recompute::selective, Recompute::full}) {
-    model.parameters.gradients().zero();
-    model.objective({mode, -1}, true);
-    EXPECT_TRUE(bit_equal(model.parameters.gradients(), kept));
-  }
+  for (const Recompute mode : {Recompute::none, Recompute::selective, Recompute::full})
+    for (const bool halves : {false, true}) {
+      model.parameters.gradients().zero();
+      model.objective({mode, -1}, true, halves);
+      EXPECT_TRUE(bit_equal(model.parameters.gradients(), kept));
+    }
 }
 
 TEST(Lora, FrozenWeightsHaveNoGradientMemory) {

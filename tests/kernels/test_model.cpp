@@ -306,6 +306,38 @@ TEST_P(RecomputeCases, ActivationBytesAreWhatForwardKeeps) {
   EXPECT_EQ(memory_use().peak[category] - before, StageModel::activation_bytes(shape, 4, true, 37, type, options));
 }
 
+// Two micro-batches, their halves interleaved.
+TEST_P(RecomputeCases, HalvesOfBackwardEqualItBitForBit) {
+  const auto [type, options] = GetParam();
+  Draw draw;
+  SCOPED_TRACE(draw.trace());
+  ModelShape shape = small_shape();
+  shape.layers = 4;
+  shape.qkv_bias = true;
+  shape.tied_embedding = true;
+  Example setup(shape, type, draw, {23, 1, 14});
+  run(setup, options);
+  run(setup, options, 5, 0.25);
+  const Tensor gradient = setup.parameters.gradients().clone();
+  setup.parameters.gradients().zero();
+  StageModel model(shape, 0, 4, setup.parameters, options, nullptr, 5);
+  auto attention = setup.attention();
+  const int category = static_cast<int>(MemoryCategory::activations);
+  const std::int64_t before = memory_use().current[category], half = StageModel::between_halves_bytes(shape, 4, 38, type);
+  StageActivationsPtr saved[2];
+  for (const int i : {0, 1}) {
+    model.forward(setup.batch, {}, attention, &saved[i]);
+    EXPECT_THROW(model.backward_weight(StageActivationsPtr()), Error);
+    model.backward_input(setup.batch, *saved[i], attention, i == 0 ? 1.0 : 0.25, {});
+    EXPECT_EQ(memory_use().current[category] - before, (i + 1) * half);
+    EXPECT_THROW(model.backward_input(setup.batch, *saved[i], attention, 1.0, {}), Error) << "twice";
+  }
+  EXPECT_FALSE(bit_equal(setup.parameters.gradients(), gradient)) << "weights are still to come";
+  for (StageActivationsPtr& s : saved) model.backward_weight(std::move(s));
+  EXPECT_TRUE(bit_equal(setup.parameters.gradients(), gradient));
+  EXPECT_EQ(memory_use().current[category], before);
+}
+
 INSTANTIATE_TEST_SUITE_P(Modes, RecomputeCases,
                          ::testing::Values(std::pair{DType::f32, RecomputeOptions{Recompute::none, -1}},
                                            std::pair{DType::f32, RecomputeOptions{Recompute::selective, -1}},

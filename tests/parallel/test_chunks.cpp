@@ -74,7 +74,7 @@ TEST_F(Chunks, EverySizeAndKEqualsWholeSamples) {
     for (const std::int64_t tokens : {5, 16, 48, 100})
       for (const int k : {1, 2, 9}) {
         if (turn++ % (ranks > 4 ? 5 * ranks : ranks) != 0) continue;  // more ranks are slower, and have more meshes
-        StepOptions options = options_of(tokens, k, turn % 7 == 0 ? "1f1b" : turn % 7 == 3 ? "gpipe" : "state_aware_1f1b");
+        StepOptions options = options_of(tokens, k, turn % 7 == 0 ? "1f1b" : turn % 7 == 3 ? "gpipe" : turn % 2 == 0 ? "zero_bubble" : "state_aware_1f1b");
         options.zero = turn % 3;
         options.recompute = turn % 4 == 0 ? RecomputeOptions{Recompute::full, -1} : turn % 4 == 1 ? RecomputeOptions{Recompute::selective, -1} : RecomputeOptions{};
         options.layout = turn % 2 == 0 ? LayoutKind::zigzag : LayoutKind::striped;
@@ -273,12 +273,13 @@ TEST_F(Chunks, RandomMixesEqualWholeSamples) {
   SCOPED_TRACE(trace);
   SharedDraw draws(78);
   const std::vector<MeshShape> meshes = chunk_meshes(ranks);
+  const char* const schedules[] = {"1f1b", "state_aware_1f1b", "zero_bubble", "zero_bubble"};
   for (int mix = 0; mix < (full ? 200 : 4); ++mix) {
     samples.clear();
     const std::int64_t count = draws.integer(1, 8);
     for (std::int64_t s = 0; s < count; ++s) samples.push_back(sample_of(s, draws.integer(0, 4) == 0 ? draws.integer(40, 120) : draws.integer(0, 20)));
     const Reference reference = reference_step(samples, DType::f64, deep_shape());
-    StepOptions options = options_of(draws.integer(3, 50), static_cast<int>(draws.integer(1, 4)), draws.integer(0, 3) == 0 ? "1f1b" : "state_aware_1f1b");
+    StepOptions options = options_of(draws.integer(3, 50), static_cast<int>(draws.integer(1, 4)), schedules[draws.integer(0, 3)]);
     options.zero = static_cast<int>(draws.integer(0, 2));
     options.kv_place.offload = draws.integer(0, 1) == 1;
     options.kv_place.window_tokens = draws.integer(1, 100);

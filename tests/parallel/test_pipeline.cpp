@@ -2,6 +2,8 @@
 // recorded are the plan's, one by one.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "small_training.hpp"
 
 namespace ballast {
@@ -58,7 +60,7 @@ TEST_F(Pipeline, EveryMeshAndScheduleEqualsOneRank) {
   for (const bool tied : {false, true}) {
     const Reference reference = reference_step(samples, DType::f64, deep_shape(tied));
     for (const MeshShape& shape : pipeline_meshes(ranks))
-      for (const char* schedule : {"gpipe", "1f1b", "state_aware_1f1b"}) {
+      for (const char* schedule : {"gpipe", "1f1b", "state_aware_1f1b", "zero_bubble"}) {
         if (ranks > 4 && turn++ % 4 != 0) continue;  // more ranks than cores are slow
         StepOptions options;
         options.shape = deep_shape(tied);
@@ -109,9 +111,45 @@ TEST_F(Pipeline, TiedCopiesStayEqualOverUpdates) {
   }
 }
 
+TEST_F(Pipeline, HalvesOfBackwardEqualItBitForBitAndHoldWhatIsPredicted) {
+  SCOPED_TRACE(trace);
+  samples.clear();
+  for (std::int64_t s = 0; s < 2 * ranks; ++s) samples.push_back(sample_of(s, 40));
+  MeshShape shape;
+  shape.pp = std::min(ranks, 4);
+  shape.cp_inner = ranks / shape.pp;
+  const Mesh& mesh = mesh_of(shape);
+  StepOptions options;
+  options.shape = deep_shape(true);
+  options.method = "none";
+  options.pipeline.search = 1;  // the order of 1f1b, so that sums are formed in the same order
+  options.pipeline.costs.backward_over_forward = 2;
+  SmallTraining whole(mesh, options);
+  const double loss = whole.gradients(samples);
+  options.pipeline.schedule = "zero_bubble";
+  SmallTraining halves(mesh, options);
+  reset_peak_memory();
+  const std::int64_t before = memory_use().current[static_cast<int>(MemoryCategory::activations)];
+  EXPECT_EQ(halves.gradients(samples), loss);
+  EXPECT_EQ(halves.norm, whole.norm);
+  EXPECT_TRUE(bit_equal(halves.parameters.gradients(), whole.parameters.gradients()));
+  const auto stage = static_cast<std::size_t>(mesh.at.pp);
+  const std::vector<Op>& ops = halves.schedule.stages.at(stage);
+  const auto weights = std::count_if(ops.begin(), ops.end(), [](const Op& op) { return op.kind == OpKind::backward_weight; });
+  EXPECT_TRUE(mesh.at.pp == 0 || weights > 0);
+  // Between forward and the end of backward, predicted and held: activations, and beside them a layer's gradients before its activations go, the stage
+  // input and a message.
+  const SimulatedSchedule predicted = simulate(halves.schedule, {[](int, const Op&) { return 1.0; }});
+  const std::int64_t tokens = 40 / mesh.cp.size(), layers = halves.model.layers();
+  const std::int64_t held = predicted.peak_live_activations.at(stage) * StageModel::activation_bytes(options.shape, layers, halves.model.last(), tokens, DType::f64, {});
+  const std::int64_t measured = memory_use().peak[static_cast<int>(MemoryCategory::activations)] - before, row = tokens * options.shape.hidden * 8;
+  EXPECT_LE(measured, held + StageModel::between_halves_bytes(options.shape, 1, tokens, DType::f64) + 3 * row);
+  EXPECT_GE(measured, held - 3 * predicted.peak_live_activations.at(stage) * row) << "the bound is loose";
+}
+
 TEST_F(Pipeline, RecordedOpsAreThePlans) {
   SCOPED_TRACE(trace);
-  for (const char* schedule : {"gpipe", "1f1b", "state_aware_1f1b"}) {
+  for (const char* schedule : {"gpipe", "1f1b", "state_aware_1f1b", "zero_bubble"}) {
     MeshShape shape;
     shape.pp = std::min(ranks, 4);
     shape.dp = ranks / shape.pp;
@@ -139,17 +177,17 @@ TEST_F(Pipeline, RandomMixesRunThroughEverySchedule) {
   const int mixes = all != nullptr ? 50 : 3;
   SharedDraw draws(77);
   const std::vector<MeshShape> meshes = pipeline_meshes(ranks);
-  const char* schedules[] = {"gpipe", "1f1b", "state_aware_1f1b"};
+  const char* schedules[] = {"gpipe", "1f1b", "state_aware_1f1b", "zero_bubble"};
   for (int mix = 0; mix < mixes; ++mix) {
     samples.clear();
     const std::int64_t count = draws.integer(1, 12);
     for (std::int64_t s = 0; s < count; ++s)
       samples.push_back(sample_of(s, draws.integer(0, 9) == 0 ? draws.integer(60, 150) : draws.integer(0, 30)));
     const Reference reference = reference_step(samples, DType::f64, deep_shape(mix % 2 == 0));
-    for (int turn = 0; turn < (all != nullptr ? 3 : 1); ++turn) {
+    for (int turn = 0; turn < (all != nullptr ? 4 : 1); ++turn) {
       StepOptions options;
       options.shape = deep_shape(mix % 2 == 0);
-      options.pipeline.schedule = schedules[(mix + turn) % 3];
+      options.pipeline.schedule = schedules[(mix + turn) % 4];
       options.micro_batch_tokens = draws.integer(8, 64);
       options.zero = static_cast<int>(draws.integer(0, 2));
       expect_like_one_rank(meshes[static_cast<std::size_t>(draws.integer(0, static_cast<std::int64_t>(meshes.size()) - 1))], options, reference);
