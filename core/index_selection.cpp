@@ -51,6 +51,11 @@ void add_slashes(VerticalSlash& head, const std::vector<std::int64_t>& chosen) {
   for (std::int64_t d : chosen) head.slashes.push_back(static_cast<std::int32_t>(d));
 }
 
+/// Columns that a budget may buy, heaviest first.
+std::vector<MassItem> kept_columns(const HeadMass& mass, const AttentionOptions& options) {
+  return heaviest(mass.columns, options.max_columns > 0 ? options.max_columns : static_cast<std::int64_t>(mass.columns.size()));
+}
+
 /// What one unit of budget, 64 keys a query row, buys: a slash, or 64 columns.  Heaviest first, slashes before columns of equal mass.
 struct Unit {
   std::int64_t mass = 0;
@@ -82,7 +87,7 @@ HeadChoice choose_vertical_slash(const HeadMass& mass, const AttentionOptions& o
 }
 
 HeadChoice choose_vertical_slash(const HeadMass& mass, std::int64_t budget, const AttentionOptions& options) {
-  const std::vector<MassItem> columns = heaviest(mass.columns, options.max_columns > 0 ? options.max_columns : static_cast<std::int64_t>(mass.columns.size()));
+  const std::vector<MassItem> columns = kept_columns(mass, options);
   const std::vector<Unit> units = units_of(mass, columns);
   HeadChoice choice;
   std::vector<std::int64_t> slashes;
@@ -100,15 +105,15 @@ HeadChoice choose_vertical_slash(const HeadMass& mass, std::int64_t budget, cons
   return choice;
 }
 
-std::vector<double> vertical_slash_coverage(const HeadMass& mass, const std::vector<std::int64_t>& budgets) {
-  const std::vector<MassItem> columns = heaviest(mass.columns, static_cast<std::int64_t>(mass.columns.size()));
-  const std::vector<Unit> units = units_of(mass, columns);
-  std::vector<double> coverage;
+std::vector<std::int64_t> vertical_slash_coverage(const HeadMass& mass, const std::vector<std::int64_t>& budgets, const AttentionOptions& options) {
+  const std::vector<Unit> units = units_of(mass, kept_columns(mass, options));
+  std::vector<std::int64_t> coverage;
   std::int64_t sum = 0;
   std::size_t taken = 0;
   for (std::int64_t budget : budgets) {
     for (; taken < units.size() && static_cast<std::int64_t>(taken) < budget; ++taken) sum += units[taken].mass;
-    coverage.push_back(mass.total > 0 ? std::min(1.0, static_cast<double>(sum) / static_cast<double>(mass.total)) : 1.0);
+    const double share = mass.total > 0 ? std::min(1.0, static_cast<double>(sum) / static_cast<double>(mass.total)) : 1.0;
+    coverage.push_back(std::llrint(share * kCoverageUnit));
   }
   return coverage;
 }

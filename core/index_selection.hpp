@@ -5,15 +5,13 @@
 #include <vector>
 
 #include "core/attention_options.hpp"
+#include "core/coverage.hpp"
 #include "core/vertical_slash.hpp"
 
 namespace ballast {
 
 /// One unit of probability mass; room for 2^22 of them in a sum.
 inline constexpr double kMassUnit = 1099511627776.0;  // 2^40
-
-/// Unit of coverage sums, which run over all queries and heads; room for 2^34 of them.
-inline constexpr double kCoverageUnit = 268435456.0;  // 2^28
 
 /// An element that may be chosen, and its mass.
 struct MassItem {
@@ -47,8 +45,8 @@ HeadChoice choose_vertical_slash(const HeadMass& mass, const AttentionOptions& o
 
 /// The same at a stated budget of 64-key blocks a query row: the heaviest of slashes and of groups of 64 columns, by mass.
 HeadChoice choose_vertical_slash(const HeadMass& mass, std::int64_t budget, const AttentionOptions& options);
-/// Mass that the budgets reach, in kMassUnit of `total` (a column under a slash counts once at most: never above 1).
-std::vector<double> vertical_slash_coverage(const HeadMass& mass, const std::vector<std::int64_t>& budgets);
+/// Share of `total` that the budgets' choices hold (a column under a slash counts once at most: never above 1), in kCoverageUnit.
+std::vector<std::int64_t> vertical_slash_coverage(const HeadMass& mass, const std::vector<std::int64_t>& budgets, const AttentionOptions& options);
 
 /// Index from a choice of whole pattern blocks of `block_tokens` keys (a multiple of 64) that count from the segment's start.
 /// rows(head, query block of `blocks`, pattern block) is the word of the 64 queries that use it; the block that a query lies in is always

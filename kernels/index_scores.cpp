@@ -1,6 +1,7 @@
 #include "kernels/index_scores.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -160,15 +161,25 @@ void route_coverage(const Tensor& q_, const Tensor& pooled_, double scale, const
   mass.zero();
   const std::int64_t blocks = static_cast<std::int64_t>(at.own.size()), count = static_cast<std::int64_t>(budgets.size());
   std::vector<std::int64_t> part(static_cast<std::size_t>(q.heads * blocks * count), 0);  // of one (head, block of 64): no two threads share it
-  for_each_route("route coverage", q, pooled, scale, at, [&](std::int64_t h, std::int64_t b, std::int64_t, std::vector<float> scores) {
-    std::sort(scores.begin(), scores.end(), std::greater<>());
-    double sum = 0;
-    for (float s : scores) sum += std::exp(static_cast<double>(s) - scores[0]);
-    double reached = 0;
-    std::size_t taken = 0;
+  const std::vector<std::uint32_t>& weights = logit_weights();
+  for_each_route("route coverage", q, pooled, scale, at, [&](std::int64_t h, std::int64_t b, std::int64_t, const std::vector<float>& scores) {
+    const float highest = *std::max_element(scores.begin(), scores.end());
+    std::array<std::int64_t, kLogitSteps> counts{};
+    std::int64_t total = 0;
+    for (float s : scores) {
+      const int step = logit_step(highest, s);
+      ++counts[step];
+      total += weights[step];
+    }
+    std::int64_t reached = 0, taken = 0;  // of the steps before `step`
+    int step = 0;
     for (std::int64_t n = 0; n < count; ++n) {
-      for (; taken < scores.size() && static_cast<std::int64_t>(taken) < budgets[n]; ++taken) reached += std::exp(static_cast<double>(scores[taken]) - scores[0]);
-      part[(h * blocks + b) * count + n] += std::llrint(std::min(1.0, reached / sum) * kCoverageUnit);
+      for (; step < kLogitSteps && taken + counts[step] <= budgets[n]; ++step) {
+        taken += counts[step];
+        reached += counts[step] * weights[step];
+      }
+      const std::int64_t mass_of_budget = reached + (step < kLogitSteps ? (budgets[n] - taken) * weights[step] : 0);
+      part[(h * blocks + b) * count + n] += std::llrint(static_cast<double>(mass_of_budget) / static_cast<double>(total) * kCoverageUnit);
     }
   });
   for (std::size_t i = 0; i < part.size(); ++i) mass.data<std::int64_t>()[i % budgets.size()] += part[i];

@@ -42,8 +42,8 @@ void pool_keys(const Tensor& k, const PatternRows& at, Tensor& sums);
 /// rows [Hq, blocks of 64, width] i64, bit i of word (h, b, j) set when row i of b uses pattern block first[b] + j.  Ties go to the lower block.
 /// pooled [pattern blocks, Hkv, D] f32.
 void route_queries(const Tensor& q, const Tensor& pooled, double scale, const PatternRows& at, std::int64_t top_k, Tensor& rows);
-/// mass [budgets] i64, in kCoverageUnit: summed over queries and heads, the softmax mass of the k highest routing scores for each k of
-/// `budgets` (ascending).
+/// mass [budgets] i64, in kCoverageUnit: summed over queries and heads, the softmax mass of the k highest routing scores, own block included,
+/// for each k of `budgets` (ascending).  Scores are rounded to logit_step()s.
 void route_coverage(const Tensor& q, const Tensor& pooled, double scale, const PatternRows& at, const std::vector<std::int64_t>& budgets, Tensor& mass);
 
 /// XAttention: antidiagonal sums over strides of `stride` tokens.  q [T, Hq, D] against the keys of one shard: for every row i of `stride`

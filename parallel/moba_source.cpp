@@ -30,7 +30,7 @@ PatternRows PatternBlocks::rows(const KeyAxis& axis, const std::vector<AxisToken
 
 PatternSource::Built MobaSource::build(const AttentionInputs& in) {
 #ifdef BALLAST_HAVE_CUDA
-  if (in.q.space() == Space::cuda && policy_ == nullptr && axes().turns.empty()) return build_on_gpu(in);
+  if (in.q.space() == Space::cuda) return build_on_gpu(in);
 #endif
   const PatternBlocks blocks(axis_, options_.moba_block);
   const Tensor q = index_operand(in.q), k = index_operand(in.k);
@@ -52,19 +52,10 @@ PatternSource::Built MobaSource::build(const AttentionInputs& in) {
   std::int64_t budget = options_.moba_top_k;
   if (policy_ != nullptr) {
     Scope tuning(recorder_, EventKind::tuning);
-    const std::vector<std::int64_t> candidates(policy_->candidates().begin(), policy_->candidates().end());
-    const auto count = static_cast<std::int64_t>(candidates.size());
-    Tensor mass = Tensor::empty({count}, DType::i64, device_of(k.space()), MemoryCategory::workspace);
-    route_coverage(q, pooled, in.scale, at, candidates, mass);
-    join(mass, Reduction::sum);
-    mass = mass.to(host_device());
-    double queries = 0;
-    for (int s = 0; s < axis_.segments(); ++s)
-      if (axis_.count[s] > 0) queries += static_cast<double>(axis_.first_position[s] + axis_.count[s] - axes().first_query[s]);
-    std::vector<double> coverage;
-    for (std::int64_t i = 0; i < count; ++i)
-      coverage.push_back(queries > 0 ? static_cast<double>(mass.data<std::int64_t>()[i]) / kCoverageUnit / (queries * static_cast<double>(heads)) : 1.0);
-    budget = policy_->choose(in.layer, coverage);
+    Tensor coverage = Tensor::empty({static_cast<std::int64_t>(candidates().size())}, DType::i64, device_of(k.space()), MemoryCategory::workspace);
+    route_coverage(q, pooled, in.scale, at, candidates(), coverage);
+    join(coverage, Reduction::sum);
+    budget = choose(in.layer, coverage, heads);
   }
 
   Tensor rows = Tensor::empty({heads, static_cast<std::int64_t>(at.own.size()), blocks.widest()}, DType::i64, device_of(q.space()), MemoryCategory::workspace);

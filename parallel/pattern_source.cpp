@@ -1,8 +1,10 @@
 #include "parallel/pattern_source.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.hpp"
+#include "core/index_selection.hpp"
 #include "parallel/pattern_sources.hpp"
 
 namespace ballast {
@@ -28,15 +30,29 @@ const std::vector<AttentionIndex>& PatternSource::shards(const AttentionInputs& 
   return layers_.emplace(in.layer, std::move(built.shards)).first->second;
 }
 
+std::vector<std::int64_t> PatternSource::query_counts() const {
+  std::vector<std::int64_t> counts;
+  for (int s = 0; s < axis_.segments(); ++s)
+    counts.push_back(axis_.count[s] > 0 ? axis_.first_position[s] + axis_.count[s] - axes().first_query[s] : 0);
+  return counts;
+}
+
 std::vector<double> PatternSource::query_shares() const {
+  const std::vector<std::int64_t> counts = query_counts();
+  const double queries = static_cast<double>(std::max<std::int64_t>(1, std::accumulate(counts.begin(), counts.end(), std::int64_t{0})));
   std::vector<double> share;
-  double queries = 0;
-  for (int s = 0; s < axis_.segments(); ++s) {
-    share.push_back(axis_.count[s] > 0 ? static_cast<double>(axis_.first_position[s] + axis_.count[s] - axes().first_query[s]) : 0.0);
-    queries += share.back();
-  }
-  for (double& x : share) x /= std::max(1.0, queries);
+  for (std::int64_t n : counts) share.push_back(static_cast<double>(n) / queries);
   return share;
+}
+
+std::int64_t PatternSource::choose(int layer, const Tensor& coverage, std::int64_t heads) const {
+  const std::vector<std::int64_t> counts = query_counts();
+  const std::int64_t queries = std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) * heads;
+  const Tensor sums = coverage.to(host_device());
+  std::vector<double> mean;
+  for (std::int64_t i = 0; i < sums.numel(); ++i)
+    mean.push_back(queries > 0 ? static_cast<double>(sums.data<std::int64_t>()[i]) / (kCoverageUnit * static_cast<double>(queries)) : 1.0);
+  return policy_->choose(layer, mean);
 }
 
 void PatternSource::join(Tensor& tensor, Reduction reduction) const {

@@ -33,8 +33,12 @@ class PatternSource : public IndexSource {
     std::vector<AttentionIndex> shards;  ///< where a GPU built them: `index` is empty then
   };
   virtual Built build(const AttentionInputs& in) = 0;
-  /// [segments] queries of a segment over those of all, on all ranks.
+  /// [segments] queries of a segment on all ranks; over those of all segments.
+  std::vector<std::int64_t> query_counts() const;
   std::vector<double> query_shares() const;
+  std::vector<std::int64_t> candidates() const { return {policy_->candidates().begin(), policy_->candidates().end()}; }
+  /// The policy's choice given the coverage at its candidates [candidates] i64, in kCoverageUnit, summed over queries and heads on all ranks.
+  std::int64_t choose(int layer, const Tensor& coverage, std::int64_t heads) const;
   /// Sums (maxima) a tensor over the ring's ranks.
   void join(Tensor& tensor, Reduction reduction) const;
 

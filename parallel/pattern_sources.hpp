@@ -1,5 +1,7 @@
 // The patterns behind pattern_source(); one file each.
 #pragma once
+#include <functional>
+
 #include "kernels/index_scores.hpp"
 #include "parallel/pattern_source.hpp"
 
@@ -17,7 +19,7 @@ class VerticalSlashSource final : public PatternSource {
 
  private:
   Built build(const AttentionInputs& in) override;
-  Built build_on_gpu(const AttentionInputs& in);  ///< pattern_on_gpu.cpp: for stated shares
+  Built build_on_gpu(const AttentionInputs& in);  ///< pattern_on_gpu.cpp
   std::shared_ptr<cuda::SlashBuilder> gpu_;
 };
 
@@ -39,7 +41,7 @@ class MobaSource final : public PatternSource {
 
  private:
   Built build(const AttentionInputs& in) override;
-  Built build_on_gpu(const AttentionInputs& in);  ///< pattern_on_gpu.cpp: for a stated top_k
+  Built build_on_gpu(const AttentionInputs& in);  ///< pattern_on_gpu.cpp
   std::shared_ptr<cuda::BlockBuilder> gpu_;
 };
 
@@ -50,6 +52,11 @@ class XAttentionSource final : public PatternSource {
 
  private:
   Built build(const AttentionInputs& in) override;
+  Built build_on_gpu(const AttentionInputs& in);  ///< pattern_on_gpu.cpp
+  /// Calls visit(shard, its keys) for every shard, each rank beginning with its own: one turn of K round a flat ring.
+  void turn_keys(const Tensor& own, const std::function<void(int, const Tensor&)>& visit) const;
+  std::shared_ptr<cuda::BlockBuilder> gpu_;
+  std::int64_t query_blocks_ = 0;  ///< on all ranks
 };
 
 }  // namespace ballast

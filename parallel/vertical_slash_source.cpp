@@ -79,7 +79,7 @@ class ColumnExchange {
 
 PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
 #ifdef BALLAST_HAVE_CUDA
-  if (in.q.space() == Space::cuda && policy_ == nullptr && axes().turns.empty()) return build_on_gpu(in);
+  if (in.q.space() == Space::cuda) return build_on_gpu(in);
 #endif
   const std::int64_t heads = in.q.size(1), slots = axis_.tokens() / kBlock;
   const int segments = axis_.segments();
@@ -132,14 +132,15 @@ PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
   std::int64_t budget = 0;
   if (policy_ != nullptr) {
     Scope tuning(recorder_, EventKind::tuning);
-    const std::vector<std::int64_t> candidates(policy_->candidates().begin(), policy_->candidates().end());
-    std::vector<double> coverage(candidates.size(), 0.0);
+    const std::vector<std::int64_t> budgets = candidates(), queries = query_counts();
+    Tensor coverage = Tensor::zeros({static_cast<std::int64_t>(budgets.size())}, DType::i64);
     for (int s = 0; s < segments; ++s)
       for (std::int64_t h = 0; h < heads; ++h) {
-        const std::vector<double> part = observed.dense[s] ? std::vector<double>(candidates.size(), 1.0) : vertical_slash_coverage(of(s, h), candidates);
-        for (std::size_t i = 0; i < part.size(); ++i) coverage[i] += weight[s] * part[i] / static_cast<double>(heads);
+        const std::vector<std::int64_t> part =
+            observed.dense[s] ? std::vector<std::int64_t>(budgets.size(), static_cast<std::int64_t>(kCoverageUnit)) : vertical_slash_coverage(of(s, h), budgets, options_);
+        for (std::size_t i = 0; i < part.size(); ++i) coverage.data<std::int64_t>()[i] += queries[s] * part[i];
       }
-    budget = policy_->choose(in.layer, coverage);
+    budget = choose(in.layer, coverage, heads);
   }
 
   Built built;

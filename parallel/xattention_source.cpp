@@ -6,12 +6,9 @@
 #include "parallel/pattern_sources.hpp"
 
 namespace ballast {
-namespace {
 
-/// Calls visit(shard, its keys) for every shard, each rank beginning with its own: one turn of K round a flat ring.
-template <class Visit>
-void turn_keys(const Communicator& cp, const AttentionAxes& axes, const Tensor& own, Visit&& visit) {
-  const int ranks = cp.size(), rank = cp.rank();
+void XAttentionSource::turn_keys(const Tensor& own, const std::function<void(int, const Tensor&)>& visit) const {
+  const int ranks = cp_.size(), rank = cp_.rank();
   Tensor held = own;
   if (ranks > 1 && !held.contiguous()) {
     held = Tensor::empty(own.shape(), own.dtype(), device_of(own.space()), MemoryCategory::communication);
@@ -22,10 +19,10 @@ void turn_keys(const Communicator& cp, const AttentionAxes& axes, const Tensor& 
     Tensor arriving;
     Pending pending;
     if (t + 1 < ranks) {
-      arriving = Tensor::empty({static_cast<std::int64_t>(axes.keys[next].size()), own.size(1), own.size(2)}, own.dtype(), device_of(own.space()),
+      arriving = Tensor::empty({static_cast<std::int64_t>(axes().keys[next].size()), own.size(1), own.size(2)}, own.dtype(), device_of(own.space()),
                                MemoryCategory::communication);
       const Transfer transfers[] = {{arriving, (rank - 1 + ranks) % ranks, false}, {held, (rank + 1) % ranks, true}};
-      pending = cp.exchange(transfers);
+      pending = cp_.exchange(transfers);
     }
     visit(shard, held);
     if (pending.active()) pending.complete();
@@ -33,9 +30,10 @@ void turn_keys(const Communicator& cp, const AttentionAxes& axes, const Tensor& 
   }
 }
 
-}  // namespace
-
 PatternSource::Built XAttentionSource::build(const AttentionInputs& in) {
+#ifdef BALLAST_HAVE_CUDA
+  if (in.q.space() == Space::cuda) return build_on_gpu(in);
+#endif
   const std::int64_t block = options_.xattention_block, stride = options_.xattention_stride;
   const PatternBlocks blocks(axis_, block);
   const Tensor q = index_operand(in.q), k = index_operand(in.k);
@@ -46,7 +44,7 @@ PatternSource::Built XAttentionSource::build(const AttentionInputs& in) {
   std::fill_n(maximum.data<float>(), maximum.numel(), -std::numeric_limits<float>::infinity());
   maximum = maximum.to(device_of(q.space()));
   sum = sum.to(device_of(q.space()));
-  turn_keys(cp_, axes(), k, [&](int shard, const Tensor& keys) {
+  turn_keys(k, [&](int shard, const Tensor& keys) {
     stride_scores(q, keys, in.scale, static_cast<int>(stride), static_cast<int>(block), at, blocks.rows(axis_, axes().keys[shard]), maximum, sum);
   });
   Tensor mass = Tensor::empty({heads, tokens / block, blocks.count()}, DType::i64, device_of(q.space()), MemoryCategory::workspace);

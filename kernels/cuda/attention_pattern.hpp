@@ -65,12 +65,30 @@ struct Selection {
   double share = 0;             ///< top-p: the heaviest entries up to and including the one that reaches this share; (0, 1]
   std::int32_t most = 0;        ///< and no more than this many
   bool first_always = false;    ///< entry 0 (the main diagonal) is in, whatever its mass, beside `most` others
+  const std::int32_t* most_of = nullptr;  ///< [heads, segments] so many of each list in place of share and most, where not null
 };
 /// For each head and segment the heaviest of values [heads, width * slots]; ties go to the lower entry.  Whole segments keep every entry
 /// when `first_always` (every slash), else none (no column is needed there).
 /// cut [heads, segments]: entries that the share asked for and `most` left out.
 cudaError_t select_heaviest(const std::int64_t* values, int heads, const PatternAxes& axes, const Selection& selection, const PatternLists& lists,
                             std::int32_t* cut, cudaStream_t stream);
+
+/// Budgets of a BudgetPolicy, in 64-key blocks a query row: a slash, or 64 of the heaviest columns, is one; the heaviest of both are taken, slashes before
+/// columns of equal mass (choose_vertical_slash() of core/index_selection.hpp).  All pointers on the device.
+struct BudgetPrices {
+  const std::int64_t* budget = nullptr;    ///< [budgets] ascending
+  int budgets = 0;
+  const std::int64_t* queries = nullptr;   ///< [segments] queries, on all ranks
+  std::int32_t most_columns = 0;           ///< that a list may have
+  int mass_bits = 0;                       ///< bits that hold the mass of a list
+  std::int64_t* coverage = nullptr;        ///< [budgets] += share of the mass that is reached, in kCoverageUnit, summed over queries and heads
+  std::int32_t* most = nullptr;            ///< [budgets, 2, heads, segments] slashes and columns that a budget buys
+};
+/// mass: slashes [heads, slots], then columns [heads, 64 slots], of all ranks.  Whole segments are covered by any budget.
+/// Error: cudaErrorInvalidValue where mass_bits leave too few bits for the number of lists.
+cudaError_t budget_scratch_bytes(int heads, const PatternAxes& axes, const BudgetPrices& x, std::size_t& bytes);
+cudaError_t price_budgets(const std::int64_t* mass, int heads, const PatternAxes& axes, const BudgetPrices& x, void* scratch, std::size_t bytes,
+                          cudaStream_t stream);
 
 /// Most entries that each list may have, [heads, segments]; the main diagonal need not be counted.
 struct PatternCaps {

@@ -1,15 +1,15 @@
-// The heaviest entries of each list (attention_pattern.hpp), one CTA a list: the threshold by search over its bits, three at a time, with
-// exact sums, then one pass that writes the entries in order.  Nothing depends on the order in which threads run.
+// The heaviest entries of each list (attention_pattern.hpp), one CTA a list: the threshold (attention_heaviest.cuh), then one pass that writes
+// the entries in order.  Nothing depends on the order in which threads run.
 #include <climits>
 #include <cmath>
 
+#include "kernels/cuda/attention_heaviest.cuh"
 #include "kernels/cuda/attention_pattern.hpp"
 
 namespace ballast::cuda {
 namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
-constexpr int kBits = 3, kSteps = (1 << kBits) - 1;
 
 struct SelectParams {
   const std::int64_t* values;
@@ -18,81 +18,6 @@ struct SelectParams {
   PatternLists lists;
   std::int32_t* cut;
 };
-
-struct Tally {
-  unsigned long long sum;
-  unsigned count;
-};
-
-/// Adds each thread's tallies over the CTA.
-template <int N>
-__device__ void add_up(Tally (&mine)[N], Tally* shared) {
-  __syncthreads();
-  if (threadIdx.x < N) shared[threadIdx.x] = {0, 0};
-  __syncthreads();
-#pragma unroll
-  for (int k = 0; k < N; ++k) {
-    for (int step = 16; step > 0; step /= 2) {
-      mine[k].sum += __shfl_xor_sync(~0u, mine[k].sum, step);
-      mine[k].count += __shfl_xor_sync(~0u, mine[k].count, step);
-    }
-    if (threadIdx.x % 32 == 0) {
-      atomicAdd(&shared[k].sum, mine[k].sum);
-      atomicAdd(&shared[k].count, mine[k].count);
-    }
-  }
-  __syncthreads();
-#pragma unroll
-  for (int k = 0; k < N; ++k) mine[k] = shared[k];
-}
-
-/// The entries above `threshold` and the first `ties` of those equal to it.
-struct Found {
-  unsigned long long threshold;
-  unsigned above, ties;
-};
-
-/// The heaviest of v[0, n): no more than `most`, and, unless everything is wanted, only until their sum reaches `target`.  `top`: bits in use.
-__device__ Found find(const std::int64_t* v, int n, bool everything, unsigned long long target, unsigned most, int top, Tally* shared) {
-  // The largest t >= 1 whose entries v >= t reach the target or number `most`; 0 when none does.
-  unsigned long long threshold = 0;
-  for (int shift = (top + kBits - 1) / kBits * kBits - kBits; shift >= 0; shift -= kBits) {
-    Tally reached[kSteps] = {};
-    for (int i = threadIdx.x; i < n; i += kThreads) {
-      const unsigned long long x = v[i];
-      const unsigned long long steps = x >= threshold ? (x - threshold) >> shift : 0;
-#pragma unroll
-      for (int k = 0; k < kSteps; ++k) {
-        if (steps > static_cast<unsigned long long>(k)) {
-          reached[k].sum += x;
-          ++reached[k].count;
-        }
-      }
-    }
-    add_up(reached, shared);
-    int step = 0;
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      if ((!everything && reached[k].sum >= target) || reached[k].count >= most) step = k + 1;
-    }
-    threshold += static_cast<unsigned long long>(step) << shift;
-  }
-  Tally above[1] = {}, equal[1] = {};
-  for (int i = threadIdx.x; i < n; i += kThreads) {
-    const unsigned long long x = v[i];
-    if (x > threshold) {
-      above[0].sum += x;
-      ++above[0].count;
-    }
-    equal[0].count += x == threshold;
-  }
-  add_up(above, shared);
-  add_up(equal, shared);
-  unsigned long long wanted = equal[0].count;
-  if (!everything) wanted = threshold == 0 ? 0 : min(wanted, (target - min(target, above[0].sum) + threshold - 1) / threshold);
-  const unsigned room = most > above[0].count ? most - above[0].count : 0;
-  return {threshold, above[0].count, static_cast<unsigned>(min(wanted, static_cast<unsigned long long>(room)))};
-}
 
 __global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) {
   __shared__ Tally shared[kSteps];
@@ -108,32 +33,17 @@ __global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) 
     if (threadIdx.x == 0) p.lists.counts[blockIdx.x] = p.cut[blockIdx.x] = 0;
     return;
   }
-  const double share = whole ? 1.0 : p.selection.share;
-  const unsigned most = whole ? INT_MAX : static_cast<unsigned>(max(p.selection.most, 0));
+  const bool stated = !whole && p.selection.most_of != nullptr;
+  const double share = whole || stated ? 1.0 : p.selection.share;
+  const unsigned most = whole ? INT_MAX : static_cast<unsigned>(max(stated ? p.selection.most_of[blockIdx.x] : p.selection.most, 0));
 
-  Tally all[1] = {};
-  unsigned long long bits = 0;
-  for (int i = threadIdx.x; i < n; i += kThreads) {
-    all[0].sum += v[i];
-    bits |= v[i];
-  }
-  all[0].count = 0;
-  add_up(all, shared);
-  // The CTA agrees on the highest bit in use.
-  __shared__ unsigned long long used;
-  if (threadIdx.x == 0) used = 0;
-  __syncthreads();
-  atomicOr(&used, bits);
-  __syncthreads();
-  const unsigned long long total = all[0].sum;
   const bool everything = share >= 1.0;
-  unsigned long long target = everything ? ULLONG_MAX : static_cast<unsigned long long>(ceil(share * static_cast<double>(total)));
-  if (!everything) target = max(min(max(target, 1ull), total), 1ull);  // of nothing, nothing is chosen
-
-  const int top = used == 0 ? 0 : 64 - __clzll(static_cast<long long>(used));
-  Found found = find(v, n, everything, target, INT_MAX, top, shared);
+  const Whole all = add_list<kThreads>(v, n, shared);
+  const unsigned long long target = everything ? ULLONG_MAX : target_of(share, all.sum);
+  const int top = all.bits;
+  Found found = find<kThreads>(v, n, everything, target, stated ? most : INT_MAX, top, shared);
   const unsigned wanted = found.above + found.ties;
-  if (wanted > most) found = find(v, n, everything, target, most, top, shared);
+  if (wanted > most) found = find<kThreads>(v, n, everything, target, most, top, shared);
   const unsigned long long threshold = found.threshold;
   const unsigned ties = found.ties;
 
@@ -185,7 +95,7 @@ __global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) 
 
 cudaError_t select_heaviest(const std::int64_t* values, int heads, const PatternAxes& axes, const Selection& selection, const PatternLists& lists,
                             std::int32_t* cut, cudaStream_t stream) {
-  if (!(selection.share > 0 && selection.share <= 1) || lists.width < 1) return cudaErrorInvalidValue;
+  if (!(selection.most_of != nullptr || (selection.share > 0 && selection.share <= 1)) || lists.width < 1) return cudaErrorInvalidValue;
   if (heads * axes.segments == 0) return cudaSuccess;
   select_kernel<<<heads * axes.segments, kThreads, 0, stream>>>({values, axes, selection, lists, cut});
   return cudaGetLastError();

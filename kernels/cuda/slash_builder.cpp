@@ -20,6 +20,12 @@ Tensor upload(const std::vector<std::int32_t>& values, Device& device) {
   return Tensor::wrap(const_cast<std::int32_t*>(values.data()), {static_cast<std::int64_t>(values.size())}, DType::i32).to(device);
 }
 
+/// A cap of the options, where 0 means none.
+std::int32_t capacity(std::int64_t cap) {
+  constexpr std::int64_t none = std::numeric_limits<std::int32_t>::max();
+  return static_cast<std::int32_t>(cap > 0 ? std::min(cap, none) : none);
+}
+
 std::int32_t slot_of(const KeyAxis& axis, const AxisToken& token) { return static_cast<std::int32_t>(axis.global(token) / kBlock); }
 
 }  // namespace
@@ -35,9 +41,10 @@ struct SlashBuilder::Arrays {
     std::int64_t tokens = 0;
     Tensor key_begin, key_end, key_slot, slot_key;
   };
-  std::vector<Shard> shards;
-  int rank = 0;
+  std::vector<Shard> shards;  ///< of the calls
+  Shard own;                  ///< of this rank's keys; no intervals
   std::int64_t q_tokens = 0;
+  std::int64_t observed = 0;  ///< rows of one segment at most
   // Observation: tiles of 64 rows, each a query block.
   std::vector<std::int32_t> tile_slot;
   std::vector<std::pair<std::int64_t, std::int64_t>> local;  ///< (query block here, its tile)
@@ -56,8 +63,8 @@ struct SlashBuilder::Arrays {
     return x;
   }
   Observation observation(const Tensor& queries, const Tensor& k, double scale) const {
-    require(k.rank() == 3 && k.strides()[2] == 1 && (k.size(0) == 0 || k.strides()[1] == k.size(2)) && k.size(0) == shards[rank].tokens,
-            "vertical slash: k {} does not fit the {} keys here", to_string(k.shape()), shards[rank].tokens);
+    require(k.rank() == 3 && k.strides()[2] == 1 && (k.size(0) == 0 || k.strides()[1] == k.size(2)) && k.size(0) == own.tokens,
+            "vertical slash: k {} does not fit the {} keys here", to_string(k.shape()), own.tokens);
     require(k.size(2) == 64 || k.size(2) == 128, "attention on CUDA needs a head dim of 64 or 128, got {}", k.size(2));
     Observation x;
     x.tiles = static_cast<int>(tile_slot.size());
@@ -74,6 +81,8 @@ struct SlashBuilder::Arrays {
     return x;
   }
   std::int64_t rows() const { return static_cast<std::int64_t>(tile_slot.size()) * kBlock; }
+  /// Zeros where nothing was observed.
+  Tensor mass_or_none(const Tensor& mass, int q_heads) const;
 };
 
 SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis, const std::vector<char>& whole, const std::vector<std::int64_t>& first_observed,
@@ -83,7 +92,6 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis, const
   a.device = &device;
   a.segments = axis.segments();
   a.slots = static_cast<int>(axis.tokens() / kBlock);
-  a.rank = axes.rank;
   a.q_tokens = static_cast<std::int64_t>(axes.queries.size());
   a.whole.assign(whole.begin(), whole.end());
   std::vector<std::int32_t> slot_segment;
@@ -99,6 +107,7 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis, const
   for (int s = 0; s < a.segments; ++s) {
     const std::int64_t first = axis.first_position[s], end = first + axis.count[s];
     if (whole[s] || end <= first_observed[s]) continue;
+    a.observed = std::max(a.observed, end - first_observed[s]);
     for (std::int64_t block = (first_observed[s] - first) / kBlock; block * kBlock < axis.count[s]; ++block) {
       a.tile_slot.push_back(a.segment_slot[s] + static_cast<std::int32_t>(block));
       for (std::int64_t i = 0; i < kBlock; ++i) {
@@ -118,17 +127,21 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis, const
   a.query_slots = upload(a.query_slot, device);
   a.whole_flags = Tensor::wrap(a.whole.data(), {a.segments}, DType::u8).to(device);
   a.tile_slots = upload(a.tile_slot, device);
-  const std::vector<AttentionIndex> seen = split_keys(visible_index(axes.queries, axis, 1), axis, axes.keys);
-  for (std::size_t k = 0; k < axes.keys.size(); ++k) {
-    const auto& keys = axes.keys[k];
+  const auto shard_of = [&](const std::vector<AxisToken>& keys) {
     std::vector<std::int32_t> key_slot, slot_key(static_cast<std::size_t>(a.slots), -1);
     for (std::size_t i = 0; i < keys.size(); i += kBlock) {
       key_slot.push_back(keys[i].segment < 0 ? 0 : slot_of(axis, keys[i]));  // a block of padding alone is never seen
       if (keys[i].segment >= 0) slot_key[key_slot.back()] = static_cast<std::int32_t>(i / kBlock);
     }
-    a.shards.push_back({static_cast<std::int64_t>(keys.size()), upload(seen[k].key_begin, device), upload(seen[k].key_end, device), upload(key_slot, device),
-                        upload(slot_key, device)});
+    return Arrays::Shard{static_cast<std::int64_t>(keys.size()), {}, {}, upload(key_slot, device), upload(slot_key, device)};
+  };
+  const std::vector<AttentionIndex> seen = split_keys(visible_index(axes.queries, axis, 1), axis, axes.calls());
+  for (std::size_t k = 0; k < seen.size(); ++k) {
+    a.shards.push_back(shard_of(axes.calls()[k]));
+    a.shards.back().key_begin = upload(seen[k].key_begin, device);
+    a.shards.back().key_end = upload(seen[k].key_end, device);
   }
+  a.own = shard_of(axes.keys[axes.rank]);
   if (a.tile_slot.empty()) return;
   const AttentionIndex own = split_keys(visible_index(rows, axis, 1), axis, {axes.keys[axes.rank]}).front();
   std::vector<std::int32_t> intervals;
@@ -169,36 +182,67 @@ Tensor SlashBuilder::mass(const Tensor& queries, const Tensor& k, double scale, 
   const Arrays& a = *arrays_;
   const std::int64_t slashes = queries.size(1) * a.slots;
   Tensor mass = Tensor::zeros({slashes * (1 + kBlock)}, DType::i64, *a.device, MemoryCategory::workspace);
-  check(observe_mass(a.observation(queries, k, scale), a.axes(a.shards[a.rank]), maximum.data<float>(), sum.data<std::int64_t>(),
+  check(observe_mass(a.observation(queries, k, scale), a.axes(a.own), maximum.data<float>(), sum.data<std::int64_t>(),
                      mass.data<std::int64_t>() + slashes, mass.data<std::int64_t>(), stream()),
         "mass of columns and slashes");
   return mass;
 }
 
-std::vector<AttentionIndex> SlashBuilder::build(const Tensor& mass_in, int q_heads, int kv_heads, SlashCounts& counts) const {
+Tensor SlashBuilder::Arrays::mass_or_none(const Tensor& mass, int q_heads) const {
+  return mass.defined() ? mass : Tensor::zeros({std::int64_t{q_heads} * slots * (1 + kBlock)}, DType::i64, *device, MemoryCategory::workspace);
+}
+
+SlashBudgets SlashBuilder::budgets(const Tensor& mass_in, int q_heads, const std::vector<std::int64_t>& budgets, const std::vector<std::int64_t>& queries) const {
+  const Arrays& a = *arrays_;
+  const Tensor mass = a.mass_or_none(mass_in, q_heads);
+  const auto count = static_cast<std::int64_t>(budgets.size());
+  std::vector<std::int64_t> numbers = budgets;
+  numbers.insert(numbers.end(), queries.begin(), queries.end());
+  const Tensor given = Tensor::wrap(numbers.data(), {static_cast<std::int64_t>(numbers.size())}, DType::i64).to(*a.device);
+  SlashBudgets made;
+  made.coverage = Tensor::zeros({count}, DType::i64, *a.device, MemoryCategory::workspace);
+  made.most = workspace({count, 2, std::int64_t{q_heads} * a.segments}, DType::i32, *a.device);
+  BudgetPrices x;
+  x.budget = given.data<std::int64_t>();
+  x.budgets = static_cast<int>(count);
+  x.queries = given.data<std::int64_t>() + count;
+  x.most_columns = capacity(options_.max_columns);
+  x.mass_bits = kMassBits + 1;  // of the mass of one list
+  while ((std::int64_t{1} << (x.mass_bits - kMassBits - 1)) < a.observed) ++x.mass_bits;
+  x.coverage = made.coverage.data<std::int64_t>();
+  x.most = made.most.data<std::int32_t>();
+  const PatternAxes axes = a.axes(a.own);
+  std::size_t bytes = 0;
+  check(budget_scratch_bytes(q_heads, axes, x, bytes), "coverage of the budgets");
+  check(price_budgets(mass.data<std::int64_t>(), q_heads, axes, x, scratch(bytes), bytes, stream()), "coverage of the budgets");
+  return made;
+}
+
+std::vector<AttentionIndex> SlashBuilder::build(const Tensor& mass_in, int q_heads, int kv_heads, SlashCounts& counts, const Tensor& most, std::int64_t budget) const {
   const Arrays& a = *arrays_;
   Device& device = *a.device;
   const std::int64_t slots = a.slots, lists = std::int64_t{q_heads} * a.segments;
-  const Tensor mass = mass_in.defined() ? mass_in : Tensor::zeros({q_heads * slots * (1 + kBlock)}, DType::i64, device, MemoryCategory::workspace);
+  const Tensor mass = a.mass_or_none(mass_in, q_heads);
   Tensor entries = workspace({q_heads * slots * (1 + kBlock)}, DType::i32, device);
   Tensor numbers = Tensor::zeros({4, lists}, DType::i32, device, MemoryCategory::workspace);  // slashes, columns, cuts of either
   const auto row = [&](int i) { return numbers.data<std::int32_t>() + i * lists; };
   const PatternLists slashes{entries.data<std::int32_t>(), row(0), 1}, columns{entries.data<std::int32_t>() + q_heads * slots, row(1), kBlock};
-  const auto most = [](std::int64_t cap) { return cap > 0 ? static_cast<std::int32_t>(std::min<std::int64_t>(cap, std::numeric_limits<std::int32_t>::max()))
-                                                          : std::numeric_limits<std::int32_t>::max(); };
-  const PatternAxes any = a.axes(a.shards.front());
-  check(select_heaviest(mass.data<std::int64_t>(), q_heads, any, {options_.slash_share, most(options_.max_slashes), true}, slashes, row(2), stream()),
-        "selection of slashes");
-  check(select_heaviest(mass.data<std::int64_t>() + q_heads * slots, q_heads, any, {options_.vertical_share, most(options_.max_columns), false}, columns, row(3),
-                        stream()),
-        "selection of columns");
+  const PatternAxes any = a.axes(a.own);
+  Selection of_slashes{options_.slash_share, capacity(options_.max_slashes), true}, of_columns{options_.vertical_share, capacity(options_.max_columns), false};
+  if (most.defined()) {
+    of_slashes.most_of = most.data<std::int32_t>();
+    of_slashes.most = capacity(budget);
+    of_columns.most_of = most.data<std::int32_t>() + lists;
+    of_columns.most = std::min(of_columns.most, capacity(budget * kBlock));
+  }
+  check(select_heaviest(mass.data<std::int64_t>(), q_heads, any, of_slashes, slashes, row(2), stream()), "selection of slashes");
+  check(select_heaviest(mass.data<std::int64_t>() + q_heads * slots, q_heads, any, of_columns, columns, row(3), stream()), "selection of columns");
 
   // Sizes follow what was chosen, which the host must then read, unless what the caps allow is little anyway.
   const auto shape_of_shard = [&](const PatternCaps& caps, const Arrays::Shard& shard) {
     return slash_shape(a.q_tokens, shard.tokens, q_heads, kv_heads, caps, a.query_slot, a.segment_slot, a.whole);
   };
-  PatternCaps caps{std::vector<std::int32_t>(static_cast<std::size_t>(lists), most(options_.max_slashes)),
-                   std::vector<std::int32_t>(static_cast<std::size_t>(lists), most(options_.max_columns))};
+  PatternCaps caps{std::vector<std::int32_t>(static_cast<std::size_t>(lists), of_slashes.most), std::vector<std::int32_t>(static_cast<std::size_t>(lists), of_columns.most)};
   std::size_t bytes = 0;
   for (const Arrays::Shard& shard : a.shards) bytes += index_bytes(shape_of_shard(caps, shard));
   if (bytes > kSmallIndex) {

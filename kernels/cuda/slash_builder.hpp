@@ -16,6 +16,12 @@ struct SlashOptions {
   std::int64_t max_columns = 0, max_slashes = 0;   ///< a head and segment; 0: no cap
 };
 
+/// What the budgets of a policy buy: [i] of the i-th budget.
+struct SlashBudgets {
+  Tensor coverage;  ///< i64 [budgets], in kCoverageUnit: vertical_slash_coverage() summed over queries and heads
+  Tensor most;      ///< i32 [budgets, 2, heads segments]: slashes and columns of a list
+};
+
 /// What was chosen, per head and segment [heads][segments].
 struct SlashCounts {
   std::vector<std::int32_t> slashes, columns;
@@ -39,9 +45,13 @@ class SlashBuilder {
   Tensor sum(const Tensor& queries, const Tensor& k, double scale, const Tensor& maximum) const;
   /// i64 [Hq, 65 slots]: of every slot the mass of its diagonal, then, behind those of all slots, of its 64 columns; the sum over ranks is next.
   Tensor mass(const Tensor& queries, const Tensor& k, double scale, const Tensor& maximum, const Tensor& sum) const;
-  /// One index a shard for calls with these heads.  `mass` may be undefined where nothing is observed.  The host waits for counts and pairs
-  /// at the end, and, unless the caps alone keep the index below 32 MiB, before for the sizes.
-  std::vector<AttentionIndex> build(const Tensor& mass, int q_heads, int kv_heads, SlashCounts& counts) const;
+  /// The budgets (ascending) of 64-key blocks a query row: the heaviest of slashes and of groups of 64 columns, as choose_vertical_slash() takes
+  /// them.  queries [segments]: those of all ranks.  `mass` as in build(), the sums of all ranks.
+  SlashBudgets budgets(const Tensor& mass, int q_heads, const std::vector<std::int64_t>& budgets, const std::vector<std::int64_t>& queries) const;
+  /// One index a call of the axes, for these heads.  `mass` may be undefined where nothing is observed.  `most` [2, heads segments], a row of
+  /// SlashBudgets::most, takes so many slashes and columns in place of the shares where it is defined.  The host waits for counts and pairs
+  /// at the end, and, unless the caps (with `most`: `budget`) alone keep the index below 32 MiB, before for the sizes.
+  std::vector<AttentionIndex> build(const Tensor& mass, int q_heads, int kv_heads, SlashCounts& counts, const Tensor& most = {}, std::int64_t budget = 0) const;
 
  private:
   struct Arrays;

@@ -61,9 +61,12 @@ class Cuda(RunCase):
 
     def test_sparse_patterns_built_on_the_gpu_follow_the_hosts_curve(self):
         long = WIDE.replace("max_tokens = 300", "max_tokens = 900").replace("micro_batch_tokens = 300", "micro_batch_tokens = 1800").replace("global_tokens = 1500", "global_tokens = 3600")
+        tuned = ["dst.enabled=true", "costs.forward_pair_s=1e-6"]
         patterns = {"slash": ["attention.pattern=vertical_slash", "attention.vertical_share=0.3", "attention.slash_share=0.5"],
                     "capped": ["attention.pattern=vertical_slash", "attention.max_columns=70", "attention.max_slashes=2"],
                     "moba": ["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=3"],
+                    "moba-dst": ["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=3", *tuned],
+                    "slash-dst": ["attention.pattern=vertical_slash", "dst.base_budget=4", *tuned],
                     "xattention": ["attention.pattern=xattention"]}
         for name, pattern in patterns.items():
             curves = []

@@ -79,8 +79,8 @@ TEST_F(CudaBlocks, EveryRowTakesItsBestBlocksAndItsOwn) {
     ASSERT_EQ(cuda::pool_keys(k_gpu.raw(), columns, columns, blocks.device(), sums.data<std::int64_t>(), cuda::stream()), cudaSuccess);
     ASSERT_EQ(cuda::mean_keys(sums.data<std::int64_t>(), keys_gpu.data<std::int32_t>(), blocks.count, columns, high.raw(), low.raw(), cuda::stream()), cudaSuccess);
     Tensor words = Tensor::empty({heads, static_cast<std::int64_t>(blocks.own.size()), width}, DType::i64, *gpu);
-    const cuda::Routing routing{q_gpu.raw(), heads * dim, count, high.raw(), low.raw(), heads, kv_heads, dim, blocks.device(), top_k, width};
-    ASSERT_EQ(cuda::route_queries(routing, reinterpret_cast<std::uint64_t*>(words.data<std::int64_t>()), cuda::stream()), cudaSuccess);
+    const cuda::Routing routing{q_gpu.raw(), heads * dim, count, high.raw(), low.raw(), heads, kv_heads, dim, blocks.device(), width};
+    ASSERT_EQ(cuda::route_queries(routing, top_k, reinterpret_cast<std::uint64_t*>(words.data<std::int64_t>()), cuda::stream()), cudaSuccess);
     const Tensor found = words.to(host_device());
 
     for (std::int64_t i = 0; i < count; ++i)

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "../core/index_pairs.hpp"
@@ -117,6 +118,38 @@ double score(const NaiveAttention& all, std::int64_t h, std::int64_t i, std::int
   return all.scale * all.dot(all.q, i * kHeads + h, all.k, j * kKvHeads + h / (kHeads / kKvHeads));
 }
 
+/// Mass of every column and block diagonal of a segment under its last queries, by definition.
+std::pair<std::vector<double>, std::vector<double>> observed_mass(const Data& data, const AttentionOptions& options, std::int64_t h, int s) {
+  const std::int64_t first = PackedAxis(data.batch).offset[s], count = data.batch.segments[s].tokens();
+  std::vector<double> column(static_cast<std::size_t>(count), 0), slash(static_cast<std::size_t>((count + 63) / 64), 0);
+  for (std::int64_t i = count - options.last_q; i < count; ++i) {
+    double sum = 0;
+    for (std::int64_t j = 0; j <= i; ++j) sum += std::exp(score(data.all, h, first + i, first + j));
+    for (std::int64_t j = 0; j <= i; ++j) {
+      const double p = std::exp(score(data.all, h, first + i, first + j)) / sum;
+      column[j] += p;
+      slash[i / 64 - j / 64] += p;
+    }
+  }
+  return {column, slash};
+}
+
+/// Takes one stated budget and keeps the coverage that it was told.
+class Stated final : public BudgetPolicy {
+ public:
+  explicit Stated(std::int64_t budget) : budget_(budget) {}
+  std::span<const std::int64_t> candidates() const override { return candidates_; }
+  std::int64_t choose(int, std::span<const double> told) override {
+    coverage.assign(told.begin(), told.end());
+    return budget_;
+  }
+  std::vector<double> coverage;
+
+ private:
+  std::vector<std::int64_t> candidates_{1, 2, 3, 4, 6, 9, 14};
+  std::int64_t budget_;
+};
+
 class Patterns : public ::testing::TestWithParam<const char*> {
  protected:
   Communicator world = Communicator::world();
@@ -219,6 +252,94 @@ TEST_P(Patterns, RingAttentionUnderTheMask) {
 
 INSTANTIATE_TEST_SUITE_P(All, Patterns, ::testing::Values("vertical_slash", "moba", "xattention"), [](const auto& info) { return std::string(info.param); });
 
+class Budgets : public Patterns {
+ protected:
+  /// C(k) of the candidates (BudgetPolicy) by definition, in fp64.
+  static std::vector<double> coverage(const Data& data, const AttentionOptions& options, std::span<const std::int64_t> candidates) {
+    const PackedAxis axis(data.batch);
+    std::vector<double> sums(candidates.size(), 0);
+    double queries = 0;
+    for (std::size_t s = 0; s < data.batch.segments.size(); ++s)
+      for (std::int64_t h = 0; h < kHeads; ++h) {
+        const std::int64_t first = axis.offset[s], count = data.batch.segments[s].tokens();
+        queries += static_cast<double>(count);
+        const auto add = [&](std::vector<double> mass, double total, double weight) {  // shares of the k heaviest
+          std::sort(mass.rbegin(), mass.rend());
+          for (std::size_t c = 0; c < candidates.size(); ++c) {
+            double sum = 0;
+            for (std::size_t k = 0; k < mass.size() && static_cast<std::int64_t>(k) < candidates[c]; ++k) sum += mass[k];
+            sums[c] += weight * std::min(1.0, sum / total);
+          }
+        };
+        if (options.pattern == "moba") {
+          const std::int64_t width = options.moba_block;
+          std::vector<std::vector<double>> logits(static_cast<std::size_t>(count));
+          for (std::int64_t b = 0; b * width < count; ++b) {
+            const std::int64_t keys = std::min(width, count - b * width);
+            for (std::int64_t i = b * width; i < count; ++i) {
+              double mean = 0;
+              for (std::int64_t j = b * width; j < b * width + keys; ++j) mean += score(data.all, h, first + i, first + j) / static_cast<double>(keys);
+              logits[i].push_back(std::exp(mean));
+            }
+          }
+          for (const auto& row : logits) add(row, std::accumulate(row.begin(), row.end(), 0.0), 1);
+        } else if (count <= options.last_q) {
+          for (double& sum : sums) sum += static_cast<double>(count);
+        } else {
+          auto [column, units] = observed_mass(data, options, h, static_cast<int>(s));
+          const double total = std::accumulate(units.begin(), units.end(), 0.0);
+          std::sort(column.rbegin(), column.rend());
+          for (std::size_t g = 0; g < column.size(); g += 64)
+            units.push_back(std::accumulate(column.begin() + static_cast<std::ptrdiff_t>(g), column.begin() + static_cast<std::ptrdiff_t>(std::min(g + 64, column.size())), 0.0));
+          add(units, total, static_cast<double>(count));
+        }
+      }
+    for (double& sum : sums) sum /= queries;
+    return sums;
+  }
+};
+
+TEST_P(Budgets, CoverageIsThatOfItsDefinitionAndTheSameOnAnyNumberOfRanks) {
+  SCOPED_TRACE(draw.trace());
+  const AttentionOptions options = options_of(GetParam());
+  for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{1000}, {300, 40, 577, 64}}) {
+    const Data data(lengths, options, draw);
+    const std::int64_t n = data.batch.axis_tokens();
+    for (std::int64_t budget : {2, 6}) {
+      Stated one(budget);
+      const SequenceLayout flat(LayoutKind::contiguous, n, 1, 64, options.align());
+      const auto source = pattern_source(Communicator(), attention_axes(data.batch, flat, 0), options, &one, nullptr);
+      Mask expected(static_cast<std::size_t>(kHeads * n * n), 0);
+      mark(*source, source->shards(data.inputs(data.packed(flat, 0), DType::f32)), data, flat, expected);
+      const std::vector<double> definition = coverage(data, options, one.candidates());
+      ASSERT_EQ(one.coverage.size(), definition.size());
+      for (std::size_t c = 0; c < definition.size(); ++c) EXPECT_NEAR(one.coverage[c], definition[c], 1e-4) << "budget " << one.candidates()[c];
+      if (options.pattern == "moba") {
+        for (std::int64_t i = 0; i < lengths[0]; ++i) {
+          std::int64_t blocks = 0;
+          for (std::int64_t j = 0; j <= i; j += options.moba_block) blocks += expected[static_cast<std::size_t>(i * n + j)];
+          ASSERT_EQ(blocks, std::min(budget, i / options.moba_block + 1)) << "query " << i;
+        }
+      }
+      for (const LayoutCase& l : kLayouts) {
+        const SequenceLayout layout(l.kind, n, world.size(), l.stripe, options.align());
+        Stated policy(budget);
+        const auto spread = pattern_source(world, attention_axes(data.batch, layout, world.rank()), options, &policy, nullptr);
+        Mask mask(expected.size(), 0);
+        mark(*spread, spread->shards(data.inputs(data.packed(layout, world.rank()), DType::f32)), data, layout, mask);
+        EXPECT_EQ(policy.coverage, one.coverage) << name(l.kind) << " " << l.stripe;
+        std::int64_t wrong = 0;
+        for (std::int64_t q : data.packed(layout, world.rank()))
+          for (std::int64_t h = 0; h < kHeads; ++h)
+            for (std::int64_t j = 0; j < n; ++j) wrong += mask[(h * n + q) * n + j] != expected[(h * n + q) * n + j];
+        EXPECT_EQ(wrong, 0) << name(l.kind) << " " << l.stripe;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Budgets, ::testing::Values("vertical_slash", "moba"), [](const auto& info) { return std::string(info.param); });
+
 class Choice : public ::testing::Test {
  protected:
   SharedDraw draw{37};
@@ -234,16 +355,7 @@ TEST_F(Choice, ColumnsAndSlashesAreTheFewestThatReachTheirShare) {
   for (std::int64_t h = 0; h < kHeads; ++h)
     for (int s = 0; s < 2; ++s) {
       const std::int64_t first = axis.offset[s], count = data.batch.segments[s].tokens();
-      std::vector<double> column(static_cast<std::size_t>(count), 0), slash(static_cast<std::size_t>((count + 63) / 64), 0);
-      for (std::int64_t i = count - options.last_q; i < count; ++i) {
-        double sum = 0;
-        for (std::int64_t j = 0; j <= i; ++j) sum += std::exp(score(data.all, h, first + i, first + j));
-        for (std::int64_t j = 0; j <= i; ++j) {
-          const double p = std::exp(score(data.all, h, first + i, first + j)) / sum;
-          column[j] += p;
-          slash[i / 64 - j / 64] += p;
-        }
-      }
+      const auto [column, slash] = observed_mass(data, options, h, s);
       // The last block of queries shows every slash, and single columns beside them.
       const std::int64_t last = count - 1;
       const auto at = [&](std::int64_t i, std::int64_t j) { return mask[(h * n + first + i) * n + first + j] != 0; };
