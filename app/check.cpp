@@ -4,6 +4,7 @@
 #include "app/check_facts.hpp"
 #include "app/command_line.hpp"
 #include "app/json_twin.hpp"
+#include "app/stored_groups.hpp"
 #include "app/text_table.hpp"
 
 namespace ballast {
@@ -157,11 +158,28 @@ void print_cases(const std::vector<CheckFacts>& cases) {
   fmt::print("{}", table.text());
 }
 
+/// Groups of the profile table; without them, as before a selection, one group of the longest length stands for all.
+void take_groups(Deck& deck, DeckNeeds needs, std::vector<std::string>& notes) {
+  try {
+    set_groups(deck, stored_groups(deck, notes), needs);
+  } catch (const Error& e) {
+    const auto& lengths = deck.get<std::vector<std::int64_t>>("batching.select_lengths");
+    set_groups(deck, {{lengths.empty() ? deck.integer("batching.micro_batch_tokens") : lengths.back(), 1, -1}}, needs);
+    notes.push_back(fmt::format("batching.groups_from: {}; one group of {} tokens is shown", e.what(), deck.get<std::vector<std::int64_t>>("batching.groups").front()));
+  }
+}
+
 }  // namespace
 
 int check_command(const CommandLine& line) {
   std::vector<CheckFacts> cases;
-  for (const Deck& deck : line.decks({.model = true, .data = false})) cases.push_back(CheckFacts::of(deck));
+  const DeckNeeds needs{.model = true, .data = false, .groups = false};
+  for (Deck& deck : line.decks(needs)) {
+    std::vector<std::string> notes;
+    if (takes_stored_groups(deck)) take_groups(deck, needs, notes);
+    cases.push_back(CheckFacts::of(deck));
+    cases.back().notes.insert(cases.back().notes.end(), notes.begin(), notes.end());
+  }
   if (cases.size() == 1) {
     print_whole(cases.front());
     write_json(line.json, cases.front().json());

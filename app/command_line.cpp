@@ -5,6 +5,7 @@
 #include <array>
 #include <filesystem>
 
+#include "app/stored_groups.hpp"
 #include "ballast_version.hpp"
 #include "core/mesh_shape.hpp"
 #include "core/run_options.hpp"
@@ -149,30 +150,42 @@ Deck CommandLine::deck(const Communicator& world, DeckNeeds needs) const {
   });
   text = world.broadcast(text, 0);
   Deck result;
+  std::vector<std::string> notes;
   attempt([&] {
     result = parse_deck(text, deck_file, overrides, case_name, needs);
     const auto refused = not_executable(result);
     require(refused.empty(), "{}: {}", deck_file, fmt::join(refused, fmt::format("\n{}: ", deck_file)));
+    if (needs.groups && takes_stored_groups(result)) set_groups(result, stored_groups(result, notes), needs);
   });
+  for (const std::string& note : notes)
+    if (world.rank() == 0) fmt::print("note: {}\n", note);
   return result;
 }
 
 std::vector<Deck> CommandLine::decks(DeckNeeds needs) const {
   const std::string text = deck_file.empty() ? "" : read_deck_text(deck_file);
   const std::string file = deck_file.empty() ? "command line" : deck_file;
-  if (!case_name.empty()) return {parse_deck(text, file, overrides, case_name, needs)};
+  const auto parse = [&](const std::string& name) {
+    Deck deck = parse_deck(text, file, overrides, name, needs);
+    if (std::vector<std::string> notes; needs.groups && takes_stored_groups(deck)) {
+      set_groups(deck, stored_groups(deck, notes), needs);
+      for (const std::string& note : notes) fmt::print(stderr, "note: {}\n", note);
+    }
+    return deck;
+  };
+  if (!case_name.empty()) return {parse(case_name)};
   // Without a sound base deck the list of cases is unknown: then its problems are the message.
   std::vector<std::string> names;
   try {
     names = parse_deck_cases(text, file);
   } catch (const Error&) {
-    return {parse_deck(text, file, overrides, "", needs)};
+    return {parse("")};
   }
-  if (names.empty()) return {parse_deck(text, file, overrides, "", needs)};
+  if (names.empty()) return {parse("")};
   std::vector<Deck> list;
   std::string problems;
   for (const auto& name : names) try {
-      list.push_back(parse_deck(text, file, overrides, name, needs));
+      list.push_back(parse(name));
     } catch (const Error& e) {
       problems += fmt::format("{}case \"{}\": {}", problems.empty() ? "" : "\n", name, e.what());
     }

@@ -7,6 +7,7 @@
 
 #include "app/command_line.hpp"
 #include "app/json_twin.hpp"
+#include "app/stored_groups.hpp"
 #include "app/text_table.hpp"
 #include "core/mesh_shape.hpp"
 #include "core/ring_plan.hpp"
@@ -16,7 +17,8 @@ namespace ballast {
 namespace {
 
 using Part = std::optional<PlanPart> (*)(const Deck&);
-constexpr std::array kParts = {Part{plan_ring_times}, Part{plan_balance}, Part{plan_pipeline}, Part{plan_search}, Part{plan_sparsebalance}, Part{plan_groups}};
+// Groups come first: the other parts plan with those that were selected.
+constexpr std::array kParts = {Part{plan_groups}, Part{plan_ring_times}, Part{plan_balance}, Part{plan_pipeline}, Part{plan_search}, Part{plan_sparsebalance}};
 
 /// Component times of one direction.  `joined`: KV and dKV of a shard travel as one message.
 RingCosts ring_costs(const Deck& deck, const std::string& direction, bool joined) {
@@ -65,7 +67,8 @@ std::optional<PlanPart> plan_ring_times(const Deck& deck) {
 }
 
 int plan_command(const CommandLine& line) {
-  const std::vector<Deck> decks = line.decks({.model = false, .data = false});
+  const DeckNeeds needs{.model = false, .data = false, .groups = false};
+  std::vector<Deck> decks = line.decks(needs);
   const bool named = !decks.front().case_name.empty();
   std::vector<nlohmann::ordered_json> values(decks.size(), nlohmann::ordered_json::object());
   bool any = false;
@@ -75,6 +78,11 @@ int plan_command(const CommandLine& line) {
     std::string title, note;
     for (std::size_t d = 0; d < decks.size(); ++d) {
       const std::optional<PlanPart> part = part_of(decks[d]);
+      if (part_of == plan_groups && takes_stored_groups(decks[d])) {
+        std::vector<std::string> notes;
+        set_groups(decks[d], stored_groups(decks[d], notes), needs);
+        for (const std::string& note : notes) fmt::print(stderr, "note: {}\n", note);
+      }
       if (!part) continue;
       if (!table) {
         std::vector<std::string> header = part->header;
@@ -93,7 +101,7 @@ int plan_command(const CommandLine& line) {
     fmt::print("{}{}\n{}{}\n", any ? "\n" : "", title, table->text(), note);
     any = true;
   }
-  require(any, "{}: nothing to plan; state component times in [costs], attention.index = \"generated\", a [pipeline] or a [dst]", line.deck_file);
+  require(any, "{}: nothing to plan; state component times in [costs], attention.index = \"generated\", a [pipeline], a [dst] or batching.select_lengths", line.deck_file);
   if (!named) {
     write_json(line.json, values.front());
     return 0;

@@ -33,7 +33,8 @@ std::optional<PlanPart> plan_search(const Deck& deck);
 /// Sparsity-aware batching and dynamic sparsity tuning (blocks dst, sab) over run.steps global batches (SparseBalance Table I).
 std::optional<PlanPart> plan_sparsebalance(const Deck& deck);
 
-/// Packing groups for the deck's data (batching.select_lengths) from its profile table or stated costs (HBP Section 4.1).
+/// Packing groups for the deck's data (batching.select_lengths) from its profile table or stated costs (HBP Section 4.1).  Stored in the profile
+/// table where batching.groups_from = "profile".
 std::optional<PlanPart> plan_groups(const Deck& deck);
 
 }  // namespace ballast

@@ -5,6 +5,7 @@
 
 #include "app/pack_costs.hpp"
 #include "app/plan.hpp"
+#include "app/stored_groups.hpp"
 #include "core/hbp.hpp"
 #include "core/head_split.hpp"
 #include "core/memory_estimate.hpp"
@@ -17,22 +18,36 @@ namespace ballast {
 namespace {
 
 constexpr std::int64_t kSamples = 20000;  // that stand for the data set
-constexpr std::size_t kPacks = 64;        // of a length that are timed
+constexpr std::size_t kPacks = 64;        // of a length that are timed by Algorithm 3
 
-/// Lengths of the first samples of the first epoch, the longest of all among them.
-std::vector<std::int64_t> sample_lengths(const Deck& deck) {
-  const DataOptions data = data_options(deck);
-  const std::unique_ptr<Dataset> dataset = open_dataset(data);
-  Sampler sampler(dataset->samples(), data.seed, deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
-                  [&](std::int64_t s) { return dataset->document(s); }, dataset->held_out());
+/// Samples that stand for the data set, as training meets them: the first of the first epoch, in global batches (batching.scope = "step") or
+/// all at once; the longest of all is among them.
+struct Samples {
+  std::vector<std::vector<SampleLength>> batches;
   std::vector<std::int64_t> lengths;
-  std::int64_t longest = 0;
-  for (std::int64_t s = 0; s < dataset->samples(); ++s) longest = std::max(longest, dataset->length(s));
-  SamplerPosition position;
-  for (const std::int64_t s : sampler.next(position, 0, std::min(kSamples, sampler.training_samples()), {})) lengths.push_back(dataset->length(s));
-  if (std::find(lengths.begin(), lengths.end(), longest) == lengths.end()) lengths.push_back(longest);
-  return lengths;
-}
+
+  explicit Samples(const Deck& deck) {
+    DataOptions data = data_options(deck);
+    if (data.vocabulary == 0) data.vocabulary = 1 << 17;  // only lengths are read here
+    const std::unique_ptr<Dataset> dataset = open_dataset(data);
+    Sampler sampler(dataset->samples(), data.seed, deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
+                    [&](std::int64_t s) { return dataset->document(s); }, dataset->held_out());
+    const std::int64_t most = std::min(kSamples, sampler.training_samples());
+    require(most > 0, "data: no training samples ({}); check the block [data]", dataset->description());
+    const bool epoch = deck.text("batching.scope") == "epoch";
+    SamplerPosition position;
+    while (static_cast<std::int64_t>(lengths.size()) < most) {
+      const auto chosen = epoch ? sampler.next(position, 0, most, {})
+                                : sampler.next(position, deck.integer("batching.global_tokens"), deck.integer("batching.global_samples"),
+                                               [&](std::int64_t s) { return dataset->length(s); });
+      batches.emplace_back();
+      for (const std::int64_t s : chosen) batches.back().push_back({s, dataset->length(s), 0}), lengths.push_back(dataset->length(s));
+    }
+    std::int64_t longest = 0;
+    for (std::int64_t s = 0; s < dataset->samples(); ++s) longest = std::max(longest, dataset->length(s));
+    if (std::find(lengths.begin(), lengths.end(), longest) == lengths.end()) lengths.push_back(longest);
+  }
+};
 
 /// Naive packs (isf) of the samples that fit into them.
 std::vector<MicroBatch> naive_packs(const std::vector<std::int64_t>& lengths, std::int64_t tokens, std::uint64_t seed) {
@@ -73,11 +88,27 @@ std::optional<PlanPart> plan_groups(const Deck& deck) {
     for (int degree = 1; degree <= options.mesh.dp; degree *= 2)
       if (options.mesh.dp % degree == 0 && head_split_problem(std::max<std::int64_t>(1, options.model.query_heads), degree).empty()) search.degrees.push_back(degree);
 
-  const std::vector<std::int64_t> lengths = sample_lengths(deck);
+  const Samples samples(deck);
+  const std::vector<std::int64_t>& lengths = samples.lengths;
   const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   require(longest <= search.lengths.back(), "{}: batching.select_lengths ends with {}, but a sample has {} tokens; add a longer one or set data.max_tokens", deck.file,
           search.lengths.back(), longest);
-  const GroupSelection selection = select_groups(search, [&](std::int64_t tokens) { return naive_packs(lengths, tokens, options.batching.seed); }, *costs);
+  GroupSelection selection = select_groups(search, [&](std::int64_t tokens) { return naive_packs(lengths, tokens, options.batching.seed); }, *costs);
+  const auto planned_seconds = [&](const std::vector<PackGroup>& groups) {
+    BatchingOptions batching = options.batching;
+    batching.groups = groups;
+    double seconds = 0;
+    for (std::size_t b = 0; b < samples.batches.size(); ++b) {
+      if (deck.text("batching.scope") == "epoch")
+        for (const Batch& batch : plan_epoch(samples.batches[b], batching)) seconds += step_seconds(batch, options.mesh.sp, 0, *costs);
+      else
+        seconds += step_seconds(plan_batch(static_cast<std::int64_t>(b), samples.batches[b], batching), options.mesh.sp, 0, *costs);
+    }
+    return seconds;
+  };
+  const double first_s = planned_seconds(selection.groups);
+  selection.groups = refine_groups(selection, planned_seconds);
+  const double planned_s = planned_seconds(selection.groups);
 
   PlanPart part;
   part.title = "packing groups, selected";
@@ -94,13 +125,17 @@ std::optional<PlanPart> plan_groups(const Deck& deck) {
   const std::string tokens = list_text(selection.groups, [](const PackGroup& g) { return g.tokens; });
   const std::string ranks = list_text(selection.groups, [](const PackGroup& g) { return std::int64_t{g.ranks}; });
   const std::string recompute = list_text(selection.groups, [](const PackGroup& g) { return std::int64_t{g.recompute_layers}; });
-  part.note = fmt::format(
-      "token_us: rank-microseconds a token in naive packs, forward and backward (HBP Algorithms 1, 3, 4); selected in {:.2f} s. For `train` and "
-      "`pack`:\n\n[batching]\nmethod = \"hbp\"\ngroups = {}\ngroup_ranks = {}\ngroup_recompute = {}",
-      seconds, tokens, ranks, recompute);
+  part.note = fmt::format("token_us: rank-microseconds a token in naive packs, forward and backward (HBP Algorithms 1, 3, 4); selected in {:.2f} s: {} samples planned in {:.4g} s with "
+                          "the groups of Algorithm 1, in {:.4g} s with these", seconds, lengths.size(), first_s, planned_s);
+  const std::vector<std::string> wrong = problems(selection.groups, options.mesh.dp);
+  const bool stored = takes_stored_groups(deck) && wrong.empty();
+  if (stored) store_groups(deck, selection.groups);
+  if (stored) part.note += fmt::format("; stored in {}: groups {}, ranks {}, recomputed layers {}", deck.text("profile.table"), tokens, ranks, recompute);
+  else part.note += fmt::format(". For `train` and `pack`:\n\n[batching]\nmethod = \"hbp\"\ngroups = {}\ngroup_ranks = {}\ngroup_recompute = {}", tokens, ranks, recompute);
   for (const std::string& note : notes) part.note += "\nnote: " + note;
-  for (const std::string& problem : problems(selection.groups, options.mesh.dp)) part.note += "\nnote: " + problem;
-  part.values = {{"trials", trials}, {"selection_seconds", seconds}};
+  for (const std::string& problem : wrong) part.note += "\nnote: " + problem;
+  part.values = {{"trials", trials}, {"selection_seconds", seconds}, {"algorithm_1_run_s", first_s}, {"run_s", planned_s}};
+  if (stored) part.values["stored_in"] = deck.text("profile.table");
   for (const char* key : {"groups", "group_ranks", "group_recompute"}) part.values[key] = nlohmann::ordered_json::array();
   for (const PackGroup& g : selection.groups) {
     part.values["groups"].push_back(g.tokens);

@@ -7,6 +7,7 @@
 #include "app/command_line.hpp"
 #include "app/json_twin.hpp"
 #include "app/latency.hpp"
+#include "app/plan.hpp"
 #include "app/profile_layer.hpp"
 #include "app/profile_links.hpp"
 #include "app/session.hpp"
@@ -155,6 +156,12 @@ double median_error(const std::vector<HeldOut>& points, double HeldOut::*predict
   return errors.empty() ? 0 : errors[errors.size() / 2];
 }
 
+TextTable table_text(const PlanPart& part) {
+  TextTable table(part.header);
+  for (const auto& row : part.rows) table.row(row);
+  return table;
+}
+
 nlohmann::ordered_json rows_json(const ProfileTable& table) {
   auto list = nlohmann::ordered_json::array();
   for (const ProfileRow& r : table.rows)
@@ -189,7 +196,7 @@ void print(const ProfileTable& table) {
 
 int profile_command(const CommandLine& line) {
   const Communicator world = Communicator::world();
-  const Deck deck = line.deck(world, {.data = false});
+  const Deck deck = line.deck(world, {.data = false, .groups = false});
   const RunOptions options = RunOptions::from(deck);
   const Mesh mesh(world, options.mesh);
   const BackendChoice backend = choose_backend(deck, world);
@@ -229,6 +236,13 @@ int profile_command(const CommandLine& line) {
   together(world, [&] {
     if (world.rank() == 0) write_profile(path, measured);
   });
+  std::optional<PlanPart> selected;
+  together(world, [&] {
+    if (world.rank() != 0) return;
+    Deck with_table = deck;
+    with_table.set("profile.table", path, "this run");
+    selected = plan_groups(with_table);
+  });
   if (world.rank() != 0) return 0;
 
   fmt::print("profile of one layer on {} ({})\n", measured.identity["hardware"], measured.identity["layer"]);
@@ -266,6 +280,10 @@ int profile_command(const CommandLine& line) {
   json["flops_error"] = median_error(points, &HeldOut::flops_s);
   json["length_error"] = median_error(points, &HeldOut::length_s);
   fmt::print("{}\n", path);
+  if (selected) {
+    fmt::print("\n{}\n{}{}\n", selected->title, table_text(*selected).text(), selected->note);
+    json["selection"] = selected->values;
+  }
   std::filesystem::create_directories(folder);
   write_json(folder + "/profile.json", json);
   if (!line.json.empty()) write_json(line.json, json);

@@ -60,6 +60,7 @@ struct PackGroup {
   std::int64_t tokens = 0;    ///< pack length
   int ranks = 1;              ///< ranks that share a pack: its sequence-parallel degree
   int recompute_layers = -1;  ///< layers recomputed in backward; -1: as the deck says
+  bool operator==(const PackGroup&) const = default;
 };
 
 struct BatchingOptions {

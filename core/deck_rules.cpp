@@ -151,6 +151,14 @@ void batching_rules(const Deck& deck, Rules& rules) {
   for (const std::int64_t ranks : deck.get<std::vector<std::int64_t>>("batching.select_ranks"))
     if (deck.integer("mesh.dp") % ranks != 0)
       rules.add({"batching.select_ranks", "mesh.dp"}, fmt::format("batching.select_ranks: {} does not divide mesh.dp = {}", ranks, deck.integer("mesh.dp")));
+  if (const bool selects = !deck.get<std::vector<std::int64_t>>("batching.select_lengths").empty(); selects && deck.integer("mesh.pp") > 1)
+    rules.add({"batching.select_lengths", "mesh.pp"},
+              fmt::format("batching.select_lengths: groups are selected for packs that run through the whole model on a rank, not through {} stages; set mesh.pp = 1 or state batching.groups", deck.integer("mesh.pp")));
+  if (deck.text("batching.groups_from") == "profile") {
+    if (deck.text("profile.table").empty())
+      rules.add({"batching.groups_from", "profile.table"}, "batching.groups_from = \"profile\" needs profile.table, which `ballast plan` stores selected groups in");
+    return;  // the stated ones are for other cases
+  }
   const std::size_t groups = deck.get<std::vector<std::int64_t>>(keys[0]).size();
   for (const auto& key : {keys[1], keys[2]}) {
     const std::size_t size = deck.get<std::vector<std::int64_t>>(key).size();

@@ -169,8 +169,11 @@ std::vector<KeySpec> build() {
   k.numbers("batching.group_ranks", "ranks", between(1, kDegree), "hbp: ranks that share a pack of each group, its sequence parallel degree; empty list: 1");
   k.numbers("batching.group_recompute", "layers", between(-1, 1 << 16),
             "hbp: first layers of a stage formed again in backward in each group, as recompute.mode = \"full\" does; -1 or an empty list: as block recompute says");
+  k.text("batching.groups_from", "deck", {"deck", "profile"},
+         "hbp: where the packing groups stand; profile: those that `ballast profile` or `ballast plan` selected (select_lengths) and stored in profile.table, in place of groups, "
+         "group_ranks and group_recompute");
   k.numbers("batching.select_lengths", "tokens", between(1, kTokens),
-            "hbp: pack lengths that `ballast plan` tries when it selects packing groups, ascending; empty: no selection");
+            "hbp: pack lengths that `ballast plan` and `ballast profile` try when they select packing groups, ascending; empty: no selection");
   k.numbers("batching.select_ranks", "ranks", between(1, kDegree), "ranks a pack to try; empty list: powers of two that divide mesh.dp and the query heads");
   k.real("batching.select_memory_gib", 0, "GiB", at_least(0), "memory of a rank that selected groups keep within by recomputing layers; 0: no limit");
   k.flag("batching.balance", true, "hbp: packs and batches of like attention; false: random packs of each group in random order");

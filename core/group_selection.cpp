@@ -67,7 +67,7 @@ GroupSelection select_groups(const GroupSearch& search, const std::function<std:
   for (const std::int64_t tokens : search.lengths) found.push_back(select.best(tokens, search.degrees));
   const GroupTrial best = *std::min_element(found.begin(), found.end(), [](const GroupTrial& a, const GroupTrial& b) { return a.token_s < b.token_s; });
   const GroupTrial longest = found.back();
-  require(std::isfinite(longest.token_s), "group selection: packs of {} tokens fit into {:.1f} GiB at no degree up to {}, not even with all layers recomputed",
+  require(std::isfinite(longest.token_s), "group selection: packs of {} tokens fit into {:.3g} GiB at no degree up to {}, not even with all layers recomputed",
           longest.tokens, search.memory_bytes / (1 << 30), search.degrees.back());
 
   std::vector<GroupTrial> groups;  // stage 2
@@ -88,6 +88,42 @@ GroupSelection select_groups(const GroupSearch& search, const std::function<std:
     select.result.groups.push_back({g.tokens, g.ranks, g.recompute_layers});
   }
   return std::move(select.result);
+}
+
+std::vector<PackGroup> refine_groups(const GroupSelection& selection, const std::function<double(const std::vector<PackGroup>&)>& seconds) {
+  std::vector<PackGroup> best = selection.groups;
+  const std::int64_t longest = best.back().tokens;
+  double best_s = seconds(best);
+  const auto sound = [&](const std::vector<PackGroup>& groups) {
+    if (groups.empty() || groups.back().tokens != longest) return false;
+    return std::is_sorted(groups.begin(), groups.end(), [](const PackGroup& a, const PackGroup& b) { return a.ranks < b.ranks; });
+  };
+  for (bool better = true; better;) {
+    std::vector<std::vector<PackGroup>> changed;
+    for (std::size_t g = 0; g < best.size(); ++g) {
+      changed.push_back(best);
+      changed.back().erase(changed.back().begin() + static_cast<std::ptrdiff_t>(g));
+    }
+    for (const GroupTrial& t : selection.trials) {
+      if (!std::isfinite(t.token_s) || t.tokens > longest) continue;
+      const PackGroup group{t.tokens, t.ranks, t.recompute_layers};
+      changed.push_back(best);
+      auto& list = changed.back();
+      const auto at = std::lower_bound(list.begin(), list.end(), group, [](const PackGroup& a, const PackGroup& b) { return a.tokens < b.tokens; });
+      if (at != list.end() && at->tokens == group.tokens) *at = group;
+      else list.insert(at, group);
+    }
+    better = false;
+    std::vector<PackGroup> next;
+    for (const auto& groups : changed) {
+      if (groups == best || !sound(groups)) continue;
+      const double s = seconds(groups);
+      if (s >= best_s * 0.999) continue;
+      best_s = s, next = groups, better = true;
+    }
+    if (better) best = next;
+  }
+  return best;
 }
 
 double step_seconds(const Batch& batch, int sp, int recompute_layers, const PackCosts& costs) {

@@ -48,6 +48,12 @@ int recomputed_layers(std::int64_t tokens, int ranks, const GroupSearch& search,
 GroupSelection select_groups(const GroupSearch& search, const std::function<std::vector<MicroBatch>(std::int64_t tokens)>& packs,
                              const PackCosts& costs);
 
+/// Stage 3, ours: what Algorithm 1 cannot see is how the groups' packs of a global batch meet: few long packs on one rank each leave the others
+/// waiting.  Goes from the selected groups to better ones, one change at a time (a trial's setting joins, replaces the group of its length, or a
+/// group leaves), the best change first, while `seconds`, the planned time of the data's batches, falls by more than 0.1 %.  The longest
+/// length stays, lengths ascend, degrees do not fall.  Returns the groups.
+std::vector<PackGroup> refine_groups(const GroupSelection& selection, const std::function<double(const std::vector<PackGroup>&)>& seconds);
+
 /// Seconds of one step of a Batch plan whose micro-batches are also shared by `sp` ranks of the mesh: every data-parallel rank goes through
 /// its list and waits only for those that it shares a micro-batch with; the slowest rank counts.  Gradient reduction is not in it.
 double step_seconds(const Batch& batch, int sp, int recompute_layers, const PackCosts& costs);

@@ -57,14 +57,15 @@ LatencyModel::LatencyModel(const ProfileTable& table, const LatencyOptions& opti
          options.recompute, known);
   }
   shares_ = options.cp * (sp == options.sp ? 1 : options.sp);
-  if (sp != options.sp)
-    for (const ProfileLink& l : table.links)
-      if (l.level == "inner") {
-        // One exchange before attention (q, k, v) and one after (o); each rank keeps its own part.
-        const double away = 1 - 1.0 / options.sp;
-        exchange_s_ = away * options.exchange_bytes_per_token / l.bytes_per_s;
-        exchanges_s_ = 2 * l.latency_s;
-      }
+  const auto link = [&](const char* level) { return std::find_if(table.links.begin(), table.links.end(), [&](const ProfileLink& l) { return l.level == level; }); };
+  // Ranks of a Ulysses group lie side by side: as those of an inner ring, or, where packs join them, data-parallel ones.
+  const auto between = link("inner") != table.links.end() ? link("inner") : link("dp");
+  if (sp != options.sp && between != table.links.end()) {
+    // One exchange before attention (q, k, v) and one after (o); each rank keeps its own part.
+    const double away = 1 - 1.0 / options.sp;
+    exchange_s_ = away * options.exchange_bytes_per_token / between->bytes_per_s;
+    exchanges_s_ = 2 * between->latency_s;
+  }
 
   const auto curve = [&](ProfilePart part, ProfilePass pass, auto value) {
     std::vector<double> x, y;

@@ -43,12 +43,20 @@ struct ProfileLink {
   bool operator==(const ProfileLink&) const = default;
 };
 
+/// Packing groups that were selected with a table's times (core/group_selection), and what for, by name: model, data, ranks, memory ...
+struct StoredGroups {
+  std::map<std::string, std::string> made_for;
+  std::vector<PackGroup> groups;
+  bool operator==(const StoredGroups&) const = default;
+};
+
 struct ProfileTable {
   /// What the figures hold for, by name: hardware, kernels (hash of their sources), layer (shape), dtype ...
   std::map<std::string, std::string> identity;
   std::int64_t block_tokens = 64;  ///< tokens of a key block that budgets count
   std::vector<ProfileRow> rows;
   std::vector<ProfileLink> links;
+  std::vector<StoredGroups> groups;
 
   /// The link of a level; Error that lists the measured ones.
   const ProfileLink& link(const std::string& level) const;
@@ -97,7 +105,7 @@ struct LatencyOptions {
   std::string pattern = "dense";
   std::string recompute = "none";
   /// Ranks that share a micro-batch evenly.  A degree without rows of its own divides the rows of sp = 1; Ulysses then adds its
-  /// all-to-alls over the `inner` link, where the table has one.
+  /// all-to-alls over the `inner` link, else the `dp` link, where the table has one.
   int sp = 1, cp = 1;
   /// Bytes of q, k, v and o of one token in a layer, for those all-to-alls.
   double exchange_bytes_per_token = 0;

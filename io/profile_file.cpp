@@ -116,6 +116,43 @@ E value_named(const std::string& text, std::initializer_list<E> all) {
   fail("\"{}\" is unknown", text);
 }
 
+std::vector<std::string> lines(const std::string& text) {
+  std::vector<std::string> list;
+  for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
+    list.push_back(text.substr(begin, end - begin));
+  return list;
+}
+
+void write_groups(hid_t file, const std::vector<StoredGroups>& selections) {
+  const Handle all = hdf5::create_group(file, "groups");
+  hdf5::write_attribute(all, "selections", static_cast<std::int64_t>(selections.size()));
+  for (std::size_t i = 0; i < selections.size(); ++i) {
+    const Handle one = hdf5::create_group(all, fmt::to_string(i));
+    std::string made_for;
+    for (const auto& [key, value] : selections[i].made_for) made_for += key + "=" + value + "\n";
+    hdf5::write_text(one, "made_for", made_for);
+    write_column(one, selections[i].groups, Column<PackGroup, std::int64_t>{"tokens", "tokens", &PackGroup::tokens});
+    write_column(one, selections[i].groups, Column<PackGroup, int>{"ranks", "ranks", &PackGroup::ranks});
+    write_column(one, selections[i].groups, Column<PackGroup, int>{"recompute_layers", "layers", &PackGroup::recompute_layers});
+  }
+}
+
+std::vector<StoredGroups> read_groups(hid_t file) {
+  const Handle all = hdf5::open_group(file, "groups");
+  const std::int64_t count = hdf5::read_int_attribute(all, "selections");
+  require(count >= 0 && count < (1 << 16), "{} selections of packing groups", count);
+  std::vector<StoredGroups> selections(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < selections.size(); ++i) {
+    const Handle one = hdf5::open_group(all, fmt::to_string(i));
+    for (const std::string& line : lines(hdf5::read_text(one, "made_for"))) selections[i].made_for[line.substr(0, line.find('='))] = line.substr(line.find('=') + 1);
+    selections[i].groups.resize(hdf5::read_vector<std::int64_t>(one, "tokens").size());
+    read_column(one, selections[i].groups, Column<PackGroup, std::int64_t>{"tokens", "tokens", &PackGroup::tokens});
+    read_column(one, selections[i].groups, Column<PackGroup, int>{"ranks", "ranks", &PackGroup::ranks});
+    read_column(one, selections[i].groups, Column<PackGroup, int>{"recompute_layers", "layers", &PackGroup::recompute_layers});
+  }
+  return selections;
+}
+
 void write(const std::string& path, const ProfileTable& t) {
   const Handle creation = hdf5::property_list(H5P_FILE_CREATE);
   hdf5::check(H5Pset_userblock(creation, kUserBlock), "user block");
@@ -141,6 +178,7 @@ void write(const std::string& path, const ProfileTable& t) {
     std::string keys;
     for (const auto& [key, value] : t.identity) keys += key + "\n";
     hdf5::write_text(file, "identity_names", keys);
+    if (!t.groups.empty()) write_groups(file, t.groups);
   }
   file.close("writing " + path);
   const Envelope envelope = envelope_of(whole_file(path));
@@ -148,13 +186,6 @@ void write(const std::string& path, const ProfileTable& t) {
   raw.write(reinterpret_cast<const char*>(&envelope), sizeof envelope);
   raw.close();
   require(raw.good(), "its last bytes are not written; is the disk full?");
-}
-
-std::vector<std::string> lines(const std::string& text) {
-  std::vector<std::string> list;
-  for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
-    list.push_back(text.substr(begin, end - begin));
-  return list;
 }
 
 ProfileTable read(const std::string& path) {
@@ -186,6 +217,7 @@ ProfileTable read(const std::string& path) {
   read_names(rows, "recompute", t.rows, [](ProfileRow& r, const std::string& s) { r.recompute = s; });
   read_names(rows, "pass", t.rows, [](ProfileRow& r, const std::string& s) { r.pass = value_named(s, {W::forward, W::backward}); });
   read_names(links, "level", t.links, [](ProfileLink& l, const std::string& s) { l.level = s; });
+  if (hdf5::exists(file, "groups")) t.groups = read_groups(file);
   return t;
 }
 

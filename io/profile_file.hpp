@@ -1,7 +1,8 @@
 // Profile table as an HDF5 file, and whether it may be used here.
 //
 // Layout, version 1: /rows and /links hold one dataset a column with its unit as attribute `unit`; texts of a row (part, pattern,
-// recompute, pass) are numbers into /names.  /identity: text attributes.  The HDF5 user block holds the format version,
+// recompute, pass) are numbers into /names.  /identity: text attributes.  /groups, where packing groups were selected: one group a selection,
+// with a column a setting and the text made_for (a line "name=value" each).  The HDF5 user block holds the format version,
 // the file's size and a checksum of all its bytes.
 #pragma once
 #include <map>

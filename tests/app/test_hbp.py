@@ -115,5 +115,71 @@ class Selection(Hbp):
         self.assertIn("at no degree", refused.stderr)
 
 
+class StoredGroups(Hbp):
+    """From a measured layer to a training run: profile, selection, table, train."""
+
+    def test_selected_groups_go_through_the_table_into_the_run(self):
+        import re
+
+        import h5py
+        table = self.out("table.h5")
+        wants = ["batching.method=hbp", "batching.groups_from=profile", f"profile.table={table}", "batching.select_lengths=[80,160,300]", "run.precision=fp64",
+                 "batching.global_tokens=2500", "batching.select_memory_gib=0.01"]
+        bins = ["profile.lengths=[64,128,320]", "profile.recompute=[none,full]", "profile.repeats=3", "profile.warmup=1", "profile.held_out=0", "profile.largest_message=65536",
+                "profile.repair_limit=10"]
+
+        def run(command, *overrides, dp=2, status=0, **values):
+            return self.run_ballast(dp if command in ("train", "profile") else 1, command, self.deck("deck.toml", steps=4, every=0, dp=dp, **values), *wants, *overrides, status=status)
+
+        def refused(command, *overrides, **more):
+            done = run(command, *overrides, status=None, **more)
+            self.assertNotEqual(done.returncode, 0)
+            return done.stdout + done.stderr
+
+        self.assertIn("does not exist", refused("train"))
+        self.assertIn("one group of 300 tokens is shown", run("check").stdout)  # a plan before the table is there
+        done = run("profile", "-d", self.out("profile"), *bins, "--json", self.out("profile.json"))
+        self.assertIn(f"stored in {table}", done.stdout)
+        with open(self.out("profile.json")) as f:
+            found = json.load(f)["selection"]
+        self.assertEqual(found["stored_in"], table)
+        self.assertLess(found["selection_seconds"], 180)
+        self.assertLessEqual(found["run_s"], found["algorithm_1_run_s"])
+        self.assertEqual(found["groups"][-1], 300)
+        stated = [f"batching.{key}={found[key]}".replace(" ", "") for key in ("groups", "group_ranks", "group_recompute")]
+
+        # The run is that of the groups stated by hand; its effective deck holds them.
+        run("train", "-d", self.out("stored"))
+        run("train", "-d", self.out("stated"), "batching.groups_from=deck", *stated)
+        self.assertEqual(self.losses(self.out("stored")), self.losses(self.out("stated")))
+        with open(os.path.join(self.out("stored"), "deck.toml")) as f:
+            deck = f.read()
+        self.assertRegex(deck, re.escape(f"groups = {found['groups']}"))
+        self.assertIn('groups_from = "deck"', deck)
+        with open(os.path.join(self.out("stored"), "log.txt")) as f:
+            self.assertIn(f"# packing groups of profile table {table}", f.read())
+        run("pack", "--json", self.out("pack.json"))
+        with open(self.out("pack.json")) as f:
+            self.assertEqual([g["group_tokens"] for g in json.load(f)["groups"]], found["groups"])
+
+        # Other uses are refused with both sides, unless the deck allows them.
+        for override, part in (("data.max_tokens=250", "data of the selection: "), ("batching.select_memory_gib=0.02", "select_memory_gib 0.01"),
+                               ("model.layers=3", "model of the selection: 2 layers"), ("model.intermediate=96", "layer of the table"), ("optimizer.zero=0", "optimizer.zero 1"),
+                               ("attention.pattern=moba", "attention of the selection: dense"), ("batching.select_lengths=[160,300]", "[80, 160, 300]")):
+            message = refused("train", override)
+            self.assertIn(part, message)
+            self.assertIn("profile.allow_mismatch", message)
+        self.assertIn("mesh.dp 2", refused("pack", dp=4))
+        self.assertIn("note: memory of the selection", run("train", "-d", self.out("allowed"), "batching.select_memory_gib=0.02", "profile.allow_mismatch=true").stdout)
+
+        # A second selection joins the first; the same one again takes its own place.
+        run("plan", "batching.select_memory_gib=0.02")
+        run("plan", "batching.select_memory_gib=0.02")
+        with h5py.File(table) as f:
+            self.assertEqual(len(f["groups"]), 2)
+        for limit in ("0.01", "0.02"):
+            run("pack", f"batching.select_memory_gib={limit}")
+
+
 if __name__ == "__main__":
     unittest.main()

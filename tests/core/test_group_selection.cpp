@@ -1,6 +1,7 @@
 // Group auto-selection against the paper's own figures and a plain search; times of Batch plans by hand.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <random>
@@ -84,6 +85,58 @@ TEST(GroupSelection, MemoryForcesADegreeOrIsRefused) {
   EXPECT_TRUE(std::isinf(found.trials[3].token_s)) << "800 tokens on one rank";
   EXPECT_THROW(select_groups({{100, 8000}, {1, 2, 4}, 8, 1000}, one_pack, costs), Error);
   EXPECT_THROW(select_groups({{}, {1}, 8, 0}, one_pack, costs), Error);
+}
+
+TEST(GroupSelection, RefinementEndsWhereNoSingleChangeHelps) {
+  const auto seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  int improved = 0;
+  for (int round = 0; round < 200; ++round) {
+    GroupSelection found;
+    std::map<std::pair<std::int64_t, int>, double> gain;
+    for (const std::int64_t tokens : {100, 200, 400, 800})
+      for (const int ranks : {1, 2, 4}) {
+        const bool fits = tokens == 800 || random() % 5 > 0;
+        found.trials.push_back({tokens, ranks, static_cast<int>(random() % 3), 0, fits ? 1.0 : INFINITY});
+        gain[{tokens, ranks}] = std::uniform_real_distribution<>(-10, 10)(random);
+      }
+    found.groups = {{800, 2, found.trials[10].recompute_layers}};
+    const auto seconds = [&](const std::vector<PackGroup>& groups) {
+      double sum = 100;
+      for (const PackGroup& g : groups) sum += gain.at({g.tokens, g.ranks});
+      return sum;
+    };
+    const std::vector<PackGroup> refined = refine_groups(found, seconds);
+    EXPECT_TRUE(problems(refined, 4).empty());
+    EXPECT_EQ(refined.back().tokens, 800);
+    EXPECT_LE(seconds(refined), seconds(found.groups));
+    improved += seconds(refined) < seconds(found.groups);
+    // Every sound choice of settings, 4^3 * 3 of them; those that differ in one length are no better.
+    std::map<std::int64_t, int> mine;
+    for (const PackGroup& g : refined) mine[g.tokens] = g.ranks;
+    for (int code = 0; code < 256; ++code) {
+      std::vector<PackGroup> other;
+      int apart = 0;
+      bool there = true;
+      for (int l = 0, rest = code; l < 4; ++l, rest /= 4) {
+        const std::int64_t tokens = 100 << l;
+        const int ranks = rest % 4 == 3 ? 0 : 1 << (rest % 4);
+        apart += ranks != (mine.count(tokens) ? mine[tokens] : 0);
+        if (ranks == 0) continue;
+        there = there && std::isfinite(found.trials[static_cast<std::size_t>(3 * l + rest % 4)].token_s);
+        other.push_back({tokens, ranks, 0});
+      }
+      if (!there || apart != 1 || other.empty() || other.back().tokens != 800 || !problems(other, 4).empty()) continue;
+      EXPECT_GE(seconds(other), seconds(refined) * 0.999 - 1e-9);
+    }
+    for (const PackGroup& g : refined) {
+      const auto trial = std::find_if(found.trials.begin(), found.trials.end(), [&](const GroupTrial& t) { return t.tokens == g.tokens && t.ranks == g.ranks; });
+      EXPECT_EQ(g.recompute_layers, trial->recompute_layers);
+      EXPECT_TRUE(std::isfinite(trial->token_s)) << "what does not fit is never taken";
+    }
+  }
+  EXPECT_GT(improved, 100);
 }
 
 TEST(GroupSelection, StepsWaitForSharedPacksOnly) {

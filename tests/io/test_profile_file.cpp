@@ -33,6 +33,7 @@ ProfileTable random_table(std::mt19937_64& random) {
     t.rows.push_back(r);
   }
   t.links = {{"inner", 3e-6, 3e11}, {"outer", 2e-5, 5e9}};
+  t.groups = {{{{"data", "9 samples, a=b"}, {"ranks", "4"}}, {{static_cast<std::int64_t>(1 + random() % 100), 1, 0}, {128, 4, -1}}}, {{}, {{64, 1, 2}}}};
   return t;
 }
 
