@@ -115,6 +115,18 @@ class Selection(Hbp):
         self.assertIn("at no degree", refused.stderr)
 
 
+class MeasuredDeck(Hbp):
+    def test_groups_selected_from_a_measured_table_are_as_good_as_five_hand_set_ones(self):
+        deck, table = os.path.join(os.environ["BALLAST_ROOT"], "inputs", "hbp", "selected.toml"), f"profile.table={self.out('table.h5')}"
+        self.run_ballast(4, "profile", deck, "--case", "selected", table, "profile.repeats=3", "profile.warmup=1", "profile.held_out=0", "profile.repair_limit=10", "-d", self.out("profile"))
+        self.run_ballast(1, "pack", deck, table, "profile.repair_limit=10", "--json", self.out("pack.json"))
+        with open(self.out("pack.json")) as f:
+            seconds = {c["name"]: c["run_seconds"] for c in json.load(f)["cases"]}
+        selected = seconds.pop("selected")
+        self.assertEqual(len(seconds), 5)
+        self.assertLessEqual(selected, 1.03 * min(seconds.values()), seconds)
+
+
 class StoredGroups(Hbp):
     """From a measured layer to a training run: profile, selection, table, train."""
 

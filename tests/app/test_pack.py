@@ -49,6 +49,8 @@ class Pack(RunCase):
         self.assertGreaterEqual(len(decks), 11)
         for deck in decks:
             name = os.path.basename(deck)[:-5]
+            if name == "selected":
+                continue  # needs the profile table that test_hbp measures
             few = [f"data.lengths_file={path}"] if name == "prolong" else ["data.samples=60000"]
             cases = {c["name"]: c for c in self.pack(deck, *few)["cases"]}
             for case in cases.values():
