@@ -114,23 +114,26 @@ __global__ void delta_kernel(DeltaOperands delta_of, float* delta, std::int64_t 
   if (threadIdx.x % 32 == 0) delta[head * tokens + token] = d;
 }
 
-/// One warp a row and head, heads fastest so that neighbouring warps read neighbouring memory.
+/// A CTA a row, a warp a head.  zero (may be null, 16-byte aligned as its stride): dQ, cleared on the way by kernels that add to it.
 __global__ void statistics_kernel(DeltaOperands delta_of, const float* given_delta, const float* lse, int heads, std::int64_t tokens,
-                                  std::int64_t blocks, float* statistics) {
-  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
-  const std::int64_t token = i / heads;
-  const int head = static_cast<int>(i % heads);
-  if (token >= blocks * kBlock) return;
-  float lse2 = INFINITY, delta = 0;
-  if (token < tokens) {
-    const float l = lse[head * tokens + token];
-    if (l != -INFINITY) lse2 = l * kLog2E;
-    delta = given_delta != nullptr ? given_delta[head * tokens + token] : delta_of(token, head);
-  }
-  if (threadIdx.x % 32 == 0) {
-    float* out = statistics + (head * blocks + token / kBlock) * 2 * kBlock + token % kBlock;
-    out[0] = lse2;
-    out[kBlock] = delta;
+                                  std::int64_t blocks, float* statistics, float* zero, std::int64_t zero_stride) {
+  const std::int64_t token = blockIdx.x;
+  const int lane = threadIdx.x % 32;
+  for (int head = threadIdx.x / 32; head < heads; head += kThreads / 32) {
+    float lse2 = INFINITY, delta = 0;
+    if (token < tokens) {
+      const float l = lse[head * tokens + token];
+      if (l != -INFINITY) lse2 = l * kLog2E;
+      if (zero != nullptr && 4 * lane < delta_of.head_dim) {
+        *reinterpret_cast<float4*>(zero + token * zero_stride + head * delta_of.head_dim + 4 * lane) = make_float4(0, 0, 0, 0);
+      }
+      delta = given_delta != nullptr ? given_delta[head * tokens + token] : delta_of(token, head);
+    }
+    if (lane == 0) {
+      float* out = statistics + (head * blocks + token / kBlock) * 2 * kBlock + token % kBlock;
+      out[0] = lse2;
+      out[kBlock] = delta;
+    }
   }
 }
 
@@ -225,10 +228,9 @@ cudaError_t attention_backward(const AttentionBackwardArgs& a, cudaStream_t stre
                      reinterpret_cast<std::uintptr_t>(a.dk) % 8 == 0 && reinterpret_cast<std::uintptr_t>(a.dv) % 8 == 0;
     e = choose(a.path, tma, sm90);
   }
-  // Kernels that add need zeros to add to.
-  if (e == cudaSuccess && !a.accumulate_dq && (empty || (sm90 && !separate_query_gradient(a)))) {
-    e = zero_rows(a.dq, a.dq_stride, q_columns, q_tokens, 4, stream);
-  }
+  // Kernels that add need zeros to add to; dQ's are written beside the statistics.
+  const bool clear_dq = !empty && !a.accumulate_dq && sm90 && !separate_query_gradient(a);
+  if (e == cudaSuccess && empty && !a.accumulate_dq) e = zero_rows(a.dq, a.dq_stride, q_columns, q_tokens, 4, stream);
   if (e == cudaSuccess && !a.accumulate_dkv && (empty || (sm90 && cuts_units(a)))) {
     e = zero_rows(a.dk, a.dk_stride, k_columns, k_tokens, 4, stream);
     if (e == cudaSuccess) e = zero_rows(a.dv, a.dv_stride, k_columns, k_tokens, 4, stream);
@@ -237,9 +239,9 @@ cudaError_t attention_backward(const AttentionBackwardArgs& a, cudaStream_t stre
 
   e = cudaMemsetAsync(w.scratch.counters, 0, 256, stream);
   if (e != cudaSuccess) return e;
-  statistics_kernel<<<grid(index.shape.q_blocks() * kBlock * a.q_heads * 32), kThreads, 0, stream>>>(
+  statistics_kernel<<<static_cast<unsigned>(index.shape.q_blocks() * kBlock), kThreads, 0, stream>>>(
       delta_operands(a.dout, a.dout_stride, a.o, a.o_stride, a.o_fp32, a.head_dim), a.delta, a.lse, a.q_heads, q_tokens,
-      index.shape.q_blocks(), w.scratch.statistics);
+      index.shape.q_blocks(), w.scratch.statistics, clear_dq ? a.dq : nullptr, a.dq_stride);
   e = cudaGetLastError();
   if (e == cudaSuccess && index.has_bars()) {
     e = gather_bars(index, a.k, a.k_stride, a.v, a.v_stride, a.head_dim, w.scratch.bar_k, w.scratch.bar_v, stream);

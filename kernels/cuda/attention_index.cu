@@ -1,5 +1,5 @@
-// Derives on the GPU what the attention kernels need besides the AttentionIndex itself: padded row bounds, transposed lists,
-// work orders and the gathered columns.  Every kernel here is small; sizes follow what the index selects.
+// Derives on the GPU what the attention kernels need besides the AttentionIndex itself: padded row bounds, transposed lists and the
+// gathered columns; work orders are in attention_order.cu.  Every kernel here is small; sizes follow what the index selects.
 #include <algorithm>
 #include <climits>
 
@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/attention_index.hpp"
 #include "kernels/cuda/attention_launch.hpp"
+#include "kernels/cuda/attention_lists.cuh"
 
 namespace ballast::cuda {
 namespace {
@@ -16,21 +17,6 @@ constexpr int kThreads = 256;
 int grid(std::int64_t threads) { return static_cast<int>(std::max<std::int64_t>(1, (threads + kThreads - 1) / kThreads)); }
 
 __device__ std::int64_t thread_index() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
-
-/// First i in [0, n) with predicate(i), for predicates that turn true once.
-template <class Predicate>
-__device__ int first_true(int n, Predicate predicate) {
-  int low = 0, high = n;
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (predicate(middle)) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
-  }
-  return low;
-}
 
 __global__ void row_bounds_kernel(DeviceIndex x) {
   const std::int64_t q = thread_index();
@@ -143,16 +129,6 @@ __device__ void for_each_block(const DeviceIndex& x, std::int64_t list, F f) {
     for (int kb = max(run.first, low); kb < min(run.last, high); ++kb) f(kb, run.row_mask);
   }
 }
-__device__ int count_blocks(const DeviceIndex& x, std::int64_t list) {
-  const BlockBounds b = x.bounds[list % x.shape.q_blocks()];
-  const int low = b.begin_first / kBlock, high = (b.end_last + kBlock - 1) / kBlock;
-  if (x.shape.dense) return max(0, high - low);
-  int n = 0;
-  for (std::int64_t r = x.run_offset[list]; r < x.run_offset[list + 1]; ++r) {
-    n += max(0, min(x.runs[r].last, high) - max(x.runs[r].first, low));
-  }
-  return n;
-}
 
 __global__ void transpose_count_kernel(DeviceIndex x) {
   const std::int64_t list = thread_index();
@@ -217,133 +193,6 @@ __global__ void transpose_sort_kernel(DeviceIndex x) {
       const int qb = static_cast<int>(mine >> 32);
       x.transposed[begin + rank] = {qb, qb + 1, static_cast<int>(mine & 0xFFFFFFFFu) - 1};
     }
-  }
-}
-
-// --- work orders ----------------------------------------------------------------------------------------------------
-__device__ int bar_groups(const DeviceIndex& x, int h, int qb) {
-  if (!x.has_bars()) return 0;
-  const std::int64_t last = min(static_cast<std::int64_t>(qb + 1) * kBlock, x.shape.q_tokens) - 1;
-  return (x.bar_bounds[h * x.shape.q_blocks() * kBlock + last].end + kBlock - 1) / kBlock;
-}
-
-__global__ void forward_cost_kernel(DeviceIndex x, int units) {
-  const int unit = static_cast<int>(thread_index());
-  if (unit >= units) return;
-  const int blocks = static_cast<int>(x.shape.q_blocks());
-  const int per_head = x.pairs_heads() ? blocks : (blocks + 1) / 2;
-  const int h = unit / per_head;
-  int cost = 0;
-  for (int i = 0; i < (x.pairs_heads() ? 1 : 2); ++i) {
-    const int qb = x.pairs_heads() ? unit : 2 * (unit % per_head) + i;
-    if (qb < blocks) cost = max(cost, count_blocks(x, static_cast<std::int64_t>(h) * blocks + qb) + bar_groups(x, h, qb));
-  }
-  x.forward_cost[unit] = cost;
-}
-
-__global__ void backward_cost_kernel(DeviceIndex x, int tiles) {
-  const int i = static_cast<int>(thread_index());
-  const int kv_heads = x.shape.kv_heads, group = x.shape.q_heads / kv_heads;
-  const int block_units = tiles * kv_heads;
-  const int bar_tiles = x.has_bars() ? x.bar_row_offset[x.shape.index_heads * x.shape.segments] / kBarTile : 0;
-  const int units = block_units + bar_tiles * x.bar_heads();
-  if (i == 0) *x.backward_units = units;
-  if (i >= units) return;
-  int cost = 0;
-  if (i >= block_units) {
-    const Interval range = x.bar_tile_queries[(i - block_units) / x.bar_heads()];
-    cost = (range.end - range.begin) * (x.shape.index_heads == 1 ? group : 1);
-  } else {
-    const int tile = i / kv_heads;
-    const int heads = x.shape.index_heads == 1 ? 1 : group;
-    for (int g = 0; g < heads; ++g) {
-      int longest = 0;
-      for (int kb = 2 * tile; kb < 2 * tile + 2 && kb < x.shape.k_blocks(); ++kb) {
-        if (x.shape.dense) {
-          longest = max(longest, x.query_range[kb].end - x.query_range[kb].begin);
-        } else {
-          const int h = x.shape.index_heads == 1 ? 0 : i % kv_heads * group + g;
-          const std::int64_t list = h * x.shape.k_blocks() + kb;
-          longest = max(longest, x.transposed_offset[list + 1] - x.transposed_offset[list]);
-        }
-      }
-      cost += longest * (group / heads);
-    }
-  }
-  x.backward_cost[i] = cost;
-}
-
-struct Ordering {
-  const std::int32_t* cost;
-  const std::int32_t* count;  ///< how many units; null: n
-  int n;
-  int block_units;  ///< units from here on are tiles of bars, and are marked
-  int turns;        ///< > 1: units i of keys with the same i % turns (key head) come together, head after head, and the bars first
-  int group;        ///< > 1: units of keys that are long are cut into a divisor of `group` pieces
-  int processors;
-  std::int32_t* order;
-  std::int32_t* pieces;  ///< how many pieces there are; may be null
-};
-
-/// Counting sort by cost, longest first.  One CTA of 1,024 threads.
-__global__ void order_kernel(const Ordering o) {
-  __shared__ int top, bucket[1024];
-  __shared__ unsigned long long total;
-  const int n = o.count != nullptr ? *o.count : o.n;
-  if (threadIdx.x == 0) {
-    top = 1;
-    total = 0;
-  }
-  bucket[threadIdx.x] = 0;
-  __syncthreads();
-  unsigned long long sum = 0;
-  for (int i = threadIdx.x; i < min(n, o.block_units); i += 1024) sum += o.cost[i];
-  atomicAdd(&total, sum);
-  __syncthreads();
-  // Units of keys are cut alike into six pieces a processor for balance, and more while a piece stays long (400 tiles) beside its own
-  // prologue and epilogue: the last pieces to finish decide the tail.  A unit that alone would take over a sixth of a processor's share
-  // (the first block, which every query uses) is cut further.
-  const int long_units = min(n, o.block_units);
-  int alike = 1;
-  for (int d = 2; d <= o.group; ++d) {
-    if (o.group % d == 0 && (long_units * alike < 6 * o.processors || total / max(long_units, 1) / d >= 400)) alike = d;
-  }
-  const long long limit = static_cast<long long>(total / (6ull * o.processors));
-  const auto parts = [&](int i) {
-    if (i >= o.block_units) return 1;
-    int d = alike;
-    while (d < o.group && (o.group % d != 0 || o.cost[i] > limit * d)) ++d;
-    return d;
-  };
-  int mine = 1;
-  for (int i = threadIdx.x; i < n; i += 1024) mine = max(mine, o.cost[i]);
-  atomicMax(&top, mine);
-  __syncthreads();
-  const int width = 1024 / o.turns;
-  const auto slot = [&](int i) {
-    const int by_cost = width - 1 - static_cast<int>(static_cast<std::int64_t>(o.cost[i]) * (width - 1) / top);
-    return i < o.block_units ? i % o.turns * width + by_cost : by_cost;
-  };
-  for (int i = threadIdx.x; i < n; i += 1024) {
-    const int p = parts(i);
-    atomicAdd(&bucket[slot(i)], p);
-  }
-  __syncthreads();
-  const int own = bucket[threadIdx.x];
-  for (int step = 1; step < 1024; step *= 2) {
-    const int add = threadIdx.x >= step ? bucket[threadIdx.x - step] : 0;
-    __syncthreads();
-    bucket[threadIdx.x] += add;
-    __syncthreads();
-  }
-  if (threadIdx.x == 1023 && o.pieces != nullptr) *o.pieces = bucket[1023];
-  __syncthreads();
-  bucket[threadIdx.x] -= own;
-  __syncthreads();
-  for (int i = threadIdx.x; i < n; i += 1024) {
-    const int p = parts(i), at = atomicAdd(&bucket[slot(i)], p);
-    const int unit = i < o.block_units ? i : kBarUnit | (i - o.block_units);
-    for (int part = 0; part < p; ++part) o.order[at + part] = backward_piece(unit, part, p);
   }
 }
 
@@ -415,6 +264,7 @@ std::size_t carve(DeviceIndex& x, void* base) {
   c.take(x.backward_cost, x.backward_unit_capacity());
   c.take(x.backward_pieces, x.backward_unit_capacity() * (s.q_heads / std::max(s.kv_heads, 1)));
   c.take(x.backward_units, 2);
+  c.take(x.order_buckets, x.segment_places() + 1024);
   if (!s.dense) {
     c.take(x.run_offset, q_lists + 1);
     c.take(x.runs, s.runs);
@@ -552,23 +402,7 @@ cudaError_t derive_index(const DeviceIndex& x, cudaStream_t stream) {
     transpose_fill_kernel<<<grid(s.index_heads * s.q_blocks()), kThreads, 0, stream>>>(x);
     transpose_sort_kernel<<<lists, 128, 0, stream>>>(x);
   }
-  const int units = static_cast<int>(x.forward_units()), tiles = static_cast<int>((s.k_blocks() + 1) / 2);
-  forward_cost_kernel<<<grid(units), kThreads, 0, stream>>>(x, units);
-  int device = 0, processors = 0;
-  cudaError_t e = cudaGetDevice(&device);
-  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (e != cudaSuccess) return e;
-  order_kernel<<<1, 1024, 0, stream>>>({x.forward_cost, nullptr, units, INT_MAX, 1, 1, processors, x.forward_order, nullptr});
-  backward_cost_kernel<<<grid(x.backward_unit_capacity()), kThreads, 0, stream>>>(x, tiles);
-  Ordering whole{x.backward_cost, x.backward_units, 0, tiles * s.kv_heads, x.key_heads_in_turn() ? s.kv_heads : 1, 1, processors,
-                 x.backward_order, nullptr};
-  Ordering cut = whole;
-  cut.group = s.q_heads / s.kv_heads;
-  cut.order = x.backward_pieces;
-  cut.pieces = x.backward_units + 1;
-  order_kernel<<<1, 1024, 0, stream>>>(whole);
-  order_kernel<<<1, 1024, 0, stream>>>(cut);
-  return cudaGetLastError();
+  return order_work(x, stream);
 }
 
 cudaError_t gather_bars(const DeviceIndex& x, const void* k, std::int64_t k_stride, const void* v, std::int64_t v_stride,

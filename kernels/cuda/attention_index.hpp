@@ -79,10 +79,12 @@ struct DeviceIndex {
   std::int32_t* scratch_count = nullptr;
   std::int32_t* forward_order = nullptr;   ///< forward work units, longest first
   std::int32_t* backward_order = nullptr;   ///< backward work units as pieces of one part, longest first
-  std::int32_t* backward_pieces = nullptr;  ///< the same with long units cut, for kernels that may add into dK and dV
+  /// The same with long units cut, for kernels that may add into dK and dV; with several packed segments one after another.
+  std::int32_t* backward_pieces = nullptr;
   std::int32_t* forward_cost = nullptr;
   std::int32_t* backward_cost = nullptr;
   std::int32_t* backward_units = nullptr;   ///< [2] how many there are in backward_order and in backward_pieces
+  std::int32_t* order_buckets = nullptr;    ///< [segment_places() + 1024] scratch of the sort
   // Bars gathered into a dense buffer, lists padded to kBarTile rows.
   std::int32_t* bar_row_offset = nullptr;  ///< [index_heads * segments + 1] first gathered row of a list
   std::int32_t* bar_row_key = nullptr;     ///< [bar_rows] key of a gathered row, -1 for padding
@@ -106,6 +108,10 @@ struct DeviceIndex {
   BALLAST_HOST_DEVICE bool key_heads_in_turn() const {
     return shape.kv_heads > 1 && shape.k_tokens * shape.kv_heads * 512 > (48 << 20) &&
            shape.q_blocks() * (shape.q_heads / shape.kv_heads) > 4096;
+  }
+  /// Places for the backward pieces of a dense index, one a key tile and query head.
+  BALLAST_HOST_DEVICE int segment_places() const {
+    return shape.dense ? static_cast<int>(key_rows() / kKeyTile) * shape.q_heads : 0;
   }
   BALLAST_HOST_DEVICE int bar_heads() const { return shape.index_heads == 1 ? shape.kv_heads : 1; }  ///< heads of the gathered buffer
   std::int64_t forward_units() const;

@@ -31,6 +31,8 @@ cudaError_t backward_plain(const AttentionBackwardArgs& args, const AttentionScr
 cudaError_t query_gradient_sm90(const AttentionBackwardArgs& args, const AttentionScratch& scratch, cudaStream_t stream);
 cudaError_t query_gradient_plain(const AttentionBackwardArgs& args, const AttentionScratch& scratch, cudaStream_t stream);
 
+/// The last part of derive_index(): forward_order, backward_order and backward_pieces.
+cudaError_t order_work(const DeviceIndex& index, cudaStream_t stream);
 /// Gathered rows of k and v (attention_index.cu), and the addition of their gradients back to dk and dv.
 cudaError_t gather_bars(const DeviceIndex& index, const void* k, std::int64_t k_stride, const void* v, std::int64_t v_stride,
                         int head_dim, void* bar_k, void* bar_v, cudaStream_t stream);

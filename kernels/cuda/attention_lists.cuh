@@ -1,9 +1,24 @@
-// What the builders of lists on the GPU share.
+// What the small kernels share that build or derive lists on the GPU.
 #pragma once
 #include <climits>
 #include <cstdint>
 
 namespace ballast::cuda {
+
+/// First i in [0, n) with predicate(i), for predicates that turn true once.
+template <class Predicate>
+__device__ inline int first_true(int n, Predicate predicate) {
+  int low = 0, high = n;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (predicate(middle)) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
 
 /// offset[i + 1] = sum of offset[1 .. i + 1], at most `limit`; offset[0] = 0.  One CTA of 1,024 threads.
 static __global__ void accumulate_offsets(std::int64_t* offset, int n, std::int64_t limit) {

@@ -245,6 +245,7 @@ int run_checks(bool smoke) {
     check_case("dense 515, 16/1 heads", dense({515}, 515), 16, 1, d);
     check_case("dense 600, 6/6 heads", dense({600}, 600), 6, 6, d);
     check_case("packed 0,1,300,64,1,5,257, 4/1 heads", dense({0, 1, 300, 64, 1, 5, 257}, 628), 4, 1, d);
+    check_case("packed 1900,40,700,300, 16/2 heads", dense({1900, 40, 700, 300}, 2940), 16, 2, d);
     check_case("prefix: 200 queries over 713 keys, 8/2 heads", dense({100, 613}, 200), 8, 2, d);
     check_case("ring step, rows without keys, 6/2 heads", ring_step(150, 0, 1, 2), 6, 2, d);
     check_case("ring step, other way, 6/2 heads", ring_step(150, 1, 0, 2), 6, 2, d);
@@ -314,6 +315,10 @@ Timing time_case(const char* name, AttentionIndex x, int hq, int hkv, int d, boo
   t.forward = median_ms([&] { CHECK(attention_forward(f, 0)); }, 9);
   t.backward = median_ms([&] { CHECK(attention_backward(b, 0)); }, 9);
   const double ordered = median_ms([&] { CHECK(attention_backward(det, 0)); }, 3);
+  p.dk.poison();
+  p.dv.poison();
+  CHECK(attention_backward(det, 0));
+  const std::vector<float> whole_dk = p.dk.host(), whole_dv = p.dv.host();
   CHECK(attention_backward(b, 0));  // leave the default result for the check below
   std::printf("%-34s fwd %9.3f ms %6.1f TF/s | bwd %9.3f ms %6.1f TF/s | det %8.3f ms | index %7.3f ms", name, t.forward, t.forward_flops / t.forward / 1e9,
               t.backward, 2.5 * t.forward_flops / t.backward / 1e9, ordered, derive);
@@ -332,8 +337,10 @@ Timing time_case(const char* name, AttentionIndex x, int hq, int hkv, int d, boo
     for (int h = 0; h < hq; ++h) {
       for (std::int64_t r : rows) lse_rows.push_back(lse[h * p.host.q_tokens + r]);
     }
-    const double e[3] = {error(o_rows, ref.o), error(lse_rows, ref.lse), error(dq_rows, ref.dq)};
-    std::printf(" | o %.1e lse %.1e dq %.1e%s", e[0], e[1], e[2], e[0] < 1e-2 && e[1] < 1e-2 && e[2] < 2e-2 ? "" : " FAIL");
+    // dK and dV by cut pieces against whole units.
+    const double e[5] = {error(o_rows, ref.o), error(lse_rows, ref.lse), error(dq_rows, ref.dq), error(p.dk.host(), whole_dk), error(p.dv.host(), whole_dv)};
+    std::printf(" | o %.1e lse %.1e dq %.1e dk %.0e dv %.0e%s", e[0], e[1], e[2], e[3], e[4],
+                e[0] < 1e-2 && e[1] < 1e-2 && e[2] < 2e-2 && e[3] < 1e-2 && e[4] < 1e-2 ? "" : " FAIL");
   } else if (verify) {
     const std::vector<bf16> o = p.o16.host();
     const std::vector<float> dq = p.dq.host(), dk = p.dk.host(), dv = p.dv.host();
@@ -478,6 +485,29 @@ AttentionIndex block_list(int tokens, double keep, int run, bool align, std::mt1
   return x;
 }
 
+/// Useful pairs over those in the tiles that the kernels compute: 64 x 128 keys forward, 128 keys x 64 queries backward.  No kernel with these
+/// tiles gets a larger share of its rate on unmasked tiles.
+struct TileShare {
+  double pairs = 0, forward = 0, backward = 0;
+  void add(const AttentionIndex& x) {
+    std::vector<int> first(x.k_blocks(), INT_MAX), last(x.k_blocks(), -1);
+    pairs += pairs_per_head(x);
+    for (int b = 0; b < x.q_blocks(); ++b) {
+      const std::int64_t row = std::min<std::int64_t>((b + 1) * kBlock, x.q_tokens) - 1;
+      const int low = x.key_begin[b * kBlock] / kBlock, high = (x.key_end[row] + kBlock - 1) / kBlock;
+      forward += (high - low + 1) / 2 * 2.0 * kBlock * kBlock;
+      for (int k = low; k < high; ++k) {
+        first[k] = std::min(first[k], b);
+        last[k] = b;
+      }
+    }
+    for (std::size_t k = 0; k < first.size(); k += 2) {
+      const std::size_t other = std::min(k + 1, first.size() - 1);
+      backward += std::max(0, std::max(last[k], last[other]) + 1 - std::min(first[k], first[other])) * 2.0 * kBlock * kBlock;
+    }
+  }
+};
+
 int run_times(const char* lengths_file, const std::string& only) {
   std::mt19937 rng(3);
   const auto wants = [&](const char* what) { return only.empty() || only == what; };
@@ -494,6 +524,7 @@ int run_times(const char* lengths_file, const std::string& only) {
   for (int n; file >> n;) lengths.push_back(n);
   if (wants("packed") && !lengths.empty()) {
     Timing sum{};
+    TileShare share;
     std::size_t at = 0;
     const int packs = 6;
     for (int pack = 0; pack < packs; ++pack) {
@@ -504,6 +535,7 @@ int run_times(const char* lengths_file, const std::string& only) {
         segments.push_back(n);
         used += n;
       }
+      share.add(dense(segments, 32768));
       const Timing t = time_case(("packed 32K, " + std::to_string(segments.size()) + " samples").c_str(), dense(segments, 32768), 16, 2, 128, pack < 2);
       sum.forward += t.forward;
       sum.backward += t.backward;
@@ -512,7 +544,16 @@ int run_times(const char* lengths_file, const std::string& only) {
     const double rate = 3.5 * sum.forward_flops / (sum.forward + sum.backward) / 1e9;
     std::printf("packed, all: fwd %.1f bwd %.1f both %.1f TF/s", sum.forward_flops / sum.forward / 1e9, 2.5 * sum.forward_flops / sum.backward / 1e9, rate);
     if (dense32.forward > 0) std::printf(" = %.3f of dense", rate / (3.5 * dense32.forward_flops / (dense32.forward + dense32.backward) / 1e9));
-    std::printf("\n");
+    std::printf("; useful share of tiles: fwd %.3f bwd %.3f\n", share.pairs / share.forward, share.pairs / share.backward);
+  }
+  if (wants("equal")) {
+    for (int n : {16384, 4096, 1024, 256}) {
+      const std::vector<int> segments(32768 / n, n);
+      TileShare share;
+      share.add(dense(segments, 32768));
+      time_case(("32K, segments of " + std::to_string(n)).c_str(), dense(segments, 32768), 16, 2, 128, false);
+      std::printf("  useful share of tiles: fwd %.3f bwd %.3f\n", share.pairs / share.forward, share.pairs / share.backward);
+    }
   }
   if (wants("lists")) {
     time_case("5% of 32K, aligned runs of 2", block_list(32768, 0.05, 2, true, rng), 16, 2, 128, true);
@@ -535,6 +576,6 @@ int run_times(const char* lengths_file, const std::string& only) {
 int main(int argc, char** argv) {
   if (argc >= 2 && std::strcmp(argv[1], "check") == 0) return run_checks(argc > 2) != 0;
   if (argc >= 2 && std::strcmp(argv[1], "time") == 0) return run_times(argc > 2 ? argv[2] : nullptr, argc > 3 ? argv[3] : "") != 0;
-  std::printf("usage: attention_bench check [smoke] | time [lengths.txt [dense|packed|lists|bars]]\n");
+  std::printf("usage: attention_bench check [smoke] | time [lengths.txt [dense|packed|equal|lists|bars]]\n");
   return 2;
 }
