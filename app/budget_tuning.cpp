@@ -13,6 +13,7 @@ BudgetTuning::BudgetTuning(const Deck& deck, const Device* device)
     : tune_(deck.boolean("dst.enabled")),
       model_(latency_model(deck, notes_, device)),
       options_(dst_options(deck)),
+      base_(options_.base_budget),
       averages_(static_cast<double>(options_.base_budget), deck.real("sab.decay")) {}
 
 double BudgetTuning::sample_cost(std::int64_t tokens) const {

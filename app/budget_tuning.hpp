@@ -27,6 +27,8 @@ class BudgetTuning {
   void begin_step(const Batch& batch, int dp_rank);
   /// The policy of micro-batch `m` of this rank in this step; null without DST.
   BudgetPolicy* policy(int m);
+  /// The base budget in every layer, for evaluation; null without DST.
+  BudgetPolicy* base_policy() { return tune_ ? &base_ : nullptr; }
 
   /// This rank's choices: sums of final budgets and numbers of (sample, layer) pairs in each length bin, 2 * BudgetAverages::kBins values
   /// that are summed over all ranks.
@@ -50,6 +52,7 @@ class BudgetTuning {
   std::vector<std::string> notes_;
   LatencyModel model_;
   DstOptions options_;
+  FixedBudget base_;
   BudgetAverages averages_;
   std::vector<MicroBatch> mine_;
   std::vector<DstTarget> targets_;

@@ -21,7 +21,7 @@ Evaluation evaluate(Session& session, std::int64_t samples) {
   NeedleJudge judge(*session.dataset, chosen);
   ChunkStores stores = session.chunk_stores(mine);
   const auto prepare = [&](int m) {
-    MicroBatchWork work = session.prepare(mine[m], 0, stores.at(m));
+    MicroBatchWork work = session.prepare(mine[m], 0, stores.at(m), session.tuning ? session.tuning->base_policy() : nullptr);
     work.batch.judged = judge.has_questions();
     return work;
   };

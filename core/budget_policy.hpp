@@ -20,4 +20,15 @@ class BudgetPolicy {
   virtual std::int64_t choose(int layer, std::span<const double> coverage) = 0;
 };
 
+/// One budget for every layer: what a tuned run is evaluated at.  Stateless, so that all micro-batches may share it.
+class FixedBudget final : public BudgetPolicy {
+ public:
+  explicit FixedBudget(std::int64_t budget) : budget_(budget) {}
+  std::span<const std::int64_t> candidates() const override { return {&budget_, 1}; }
+  std::int64_t choose(int, std::span<const double>) override { return budget_; }
+
+ private:
+  std::int64_t budget_;
+};
+
 }  // namespace ballast

@@ -102,6 +102,23 @@ class Needle(RunCase):
         found = self.evaluate(os.path.join(run, "deck.toml"), run, 2, "eval.samples=1")  # the effective deck, which states every key
         self.assertIn(found["needle"]["questions"], (4, 7))
 
+    def test_a_tuned_run_is_evaluated_at_its_base_budget(self):
+        run, deck = self.out("run"), self.deck(text=DECK, values=2, closing="true", dp=1, every=0, steps=3)
+        long = ["data.needle_lengths=[64,256]", "batching.micro_batch_tokens=256"]
+        self.run_ballast(1, "train", deck, "-d", run, *long)
+        moba = ["attention.pattern=moba", "attention.moba_block=64"]
+        slashes = ["attention.pattern=vertical_slash", "attention.max_slashes=1", "attention.max_columns=1"]
+        tuned = ["dst.enabled=true", "costs.forward_token_s=1e-6", "costs.forward_pair_s=1e-8"]
+
+        def loss(*more):
+            return self.evaluate(deck, run, 1, *long, *more)["validation_loss"]
+
+        dense, narrow = loss(), loss(*moba, "attention.moba_top_k=2")
+        self.assertGreater(abs(dense - narrow), 1e-6)
+        self.assertAlmostEqual(loss(*moba, "attention.moba_top_k=4", *tuned, "dst.base_budget=2"), narrow, places=12)
+        self.assertGreater(abs(dense - loss(*slashes)), 1e-6)
+        self.assertAlmostEqual(loss(*slashes[:1], "attention.max_slashes=1", "attention.max_columns=0", *tuned, "dst.base_budget=8"), dense, places=12)  # 4 slashes, 4 x 64 columns
+
 
 if __name__ == "__main__":
     unittest.main()

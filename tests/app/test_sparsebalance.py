@@ -56,6 +56,22 @@ class SparseBalance(RunCase):
         self.assertGreater(len(seen), 1)
         self.assertTrue(any(b > 3 for b in seen), seen)
 
+    def test_needle_deck_tunes_budgets(self):
+        deck = os.path.join(os.environ["BALLAST_ROOT"], "inputs", "sparsebalance", "needle.toml")
+        few = ["run.steps=3", "model.layers=2", "curriculum.steps=0", "data.needle_length_share=[4,0,0,2,1]", "data.needle_held_out=2", "eval.every_steps=3", "checkpoint.every_steps=0"]
+        for case, bound in (("fixed", 0), ("p=0.1", 0.1), ("p=0.3", 0.3)):
+            run = self.out(case)
+            self.run_ballast(1, "train", deck, "--case", case, *few, "-d", run)
+            choices = [c for step in self.choices(run)[0][0].values() for c in step]
+            self.assertEqual({c[2] for c in choices}, {4.0})
+            budgets = {c[3] for c in choices}
+            self.assertLessEqual(max(c[4] for c in choices), bound + 1e-6)
+            if case == "fixed":
+                self.assertEqual(budgets, {4.0})
+            else:
+                self.assertLess(min(budgets), 4)
+                self.assertGreater(max(budgets), 4)
+
     def test_overheads_are_measured(self):
         run, twin = self.out("run"), self.out("twin.json")
         self.run_ballast(2, "train", self.deck(steps=3, dp=2), *BUDGETS, "-d", run, "--json", twin)
