@@ -1,6 +1,7 @@
 #include "app/pipeline_simulation.hpp"
 
 #include <algorithm>
+#include <set>
 
 #include "app/latency.hpp"
 #include "core/pipeline_stages.hpp"
@@ -31,6 +32,10 @@ ScheduleCosts StageTimes::of(const std::vector<MicroBatch>& list, const RunOptio
     double hop_s = 0;
   };
   std::vector<Times> times;
+  std::set<int> without_head;  // the first forward of a chunk that is formed again skips it
+  if (state_aware(options.pipeline.schedule))
+    for (const std::vector<int>& group : chunk_groups(list))
+      for (std::size_t c = 0; c + static_cast<std::size_t>(options.pipeline.k) < group.size(); ++c) without_head.insert(group[c]);
   const double weight_share = ballast::weight_share(options.model);
   for (const MicroBatch& m : list) {
     const LayerTime rest = model_->rest(m.tokens());
@@ -38,7 +43,7 @@ ScheduleCosts StageTimes::of(const std::vector<MicroBatch>& list, const RunOptio
     times.push_back({model_->predict(m), model_->head(m.tokens()), weight_share * std::max(0.0, rest.backward_s - again_s),
                      stage_latency_s_ + stage_byte_s_ * token_bytes_ * static_cast<double>(m.tokens()) / options.mesh.cp() / options.mesh.sp});
   }
-  return {[times = std::move(times), begin = options.layer_begin, layers = options.model.layers](int stage, const Op& op) {
+  return {[times = std::move(times), without_head = std::move(without_head), begin = options.layer_begin, layers = options.model.layers](int stage, const Op& op) {
     const Times& t = times[static_cast<std::size_t>(op.micro_batch)];
     const auto s = static_cast<std::size_t>(stage);
     const bool last = s + 1 == begin.size();
@@ -46,7 +51,7 @@ ScheduleCosts StageTimes::of(const std::vector<MicroBatch>& list, const RunOptio
     switch (op.kind) {
       case OpKind::forward:
       case OpKind::recompute:
-        return count * t.layer.forward_s + (last ? t.head.forward_s : 0);
+        return count * t.layer.forward_s + (last && (op.kind == OpKind::recompute || without_head.count(op.micro_batch) == 0) ? t.head.forward_s : 0);
       case OpKind::backward:
         return count * t.layer.backward_s + (last ? t.head.backward_s : 0);
       case OpKind::backward_input:

@@ -66,6 +66,38 @@ class Pipelines(RunCase):
             self.assertEqual(stages, {0, 1, 2, 3})
             self.assertEqual(b"backward_weight" in text, schedule == "zero_bubble")
 
+    def test_predicted_ops_stand_beside_the_executed_ones(self):
+        import h5py
+        profile, run, shape = self.out("profile"), self.out("predicted"), ["model.layers=2", "model.vocabulary=4096"]
+        self.run_ballast(2, "profile", self.deck(dp=1, steps=2), "-d", profile, "mesh.pp=2", "profile.lengths=[64,128]", "profile.prefixes=[64]", "profile.repeats=3",
+                         "profile.held_out=0", "profile.repair_limit=100", "profile.largest_message=65536", *shape)
+        self.run_ballast(2, "train", self.deck(dp=1, steps=2), "-d", run, "mesh.pp=2", "batching.method=chunkflow", "chunk.tokens=64", "chunk.k=1",
+                         "pipeline.schedule=zero_bubble", f"profile.table={profile}/profile.h5", "profile.repair_limit=100", *shape)
+        for row in self.steps(run):
+            if "loss" in row:
+                self.assertGreater(float(row["predicted_schedule_s"]), 0)
+        shorter = 0
+        for stage in (0, 1):
+            with h5py.File(os.path.join(run, "trace", f"trace_{stage:05}.h5"), "r") as f:
+                counts = f["rows"][()]
+                events, predicted = f["events"][: counts["events"]], f["predicted"][: counts["predicted"]]
+                kinds = {value: name for name, value in h5py.check_enum_dtype(events.dtype["kind"]).items()}
+                done = [e for e in events if kinds[e["kind"]] in ("forward", "recompute", "backward", "backward_input", "backward_weight", "send", "recv") and e["layer"] < 0 and e["micro_batch"] >= 0]
+                done.sort(key=lambda e: e["begin_s"])
+                ops = [[(e["step"], kinds[e["kind"]], e["micro_batch"], e["chunk"], e["stage"]) for e in rows] for rows in (predicted, done)]
+                self.assertEqual(*ops)
+                seconds = {op: e["end_s"] - e["begin_s"] for op, e in zip(ops[0], predicted)}
+                for (step, kind, mb, chunk, _), again in seconds.items():
+                    if kind != "recompute":
+                        continue
+                    first = seconds[step, "forward", mb, chunk, stage]
+                    if stage == 0:
+                        self.assertAlmostEqual(first, again, delta=1e-12)
+                    else:
+                        self.assertLess(first, 0.95 * again, "the first forward skips the head")
+                        shorter += 1
+        self.assertGreater(shorter, 0)
+
     def test_chunks_train_like_packs_and_put_their_state_away(self):
         reference = None
         chunked = ["batching.method=chunkflow", "chunk.tokens=64", "pipeline.schedule=state_aware_1f1b", "eval.every_steps=3", *SHAPE]
