@@ -107,7 +107,7 @@ Reference reference_step(SmallTraining& training, const std::vector<SampleLength
 Reference reference_step(const std::vector<SampleLength>& samples, DType type, const ModelShape& shape = small_shape(), const AttentionOptions& attention = {});
 Reference reference_step(const std::vector<SampleLength>& samples, StepOptions options);
 
-/// Largest relative L2 error of a parameter's gradient, and which.  Collective over the whole mesh.
+/// Largest relative L2 error of a parameter's gradient (relative to 1e-5 of the whole gradient where it is smaller), and which.  Collective over the whole mesh.
 std::pair<double, std::string> worst_gradient(SmallTraining& training, const Communicator& world, const Reference& reference);
 
 }  // namespace ballast::testing
