@@ -1,7 +1,9 @@
 // ballast profile: measures a layer over lengths and budgets, and the links of the mesh, into a profile table; then times layers that the
 // table did not see and prints how well it, the FLOPs alone and the length alone predict them (SparseBalance Section IV-B, Figure 6).
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 
 #include "app/command_line.hpp"
@@ -18,26 +20,6 @@
 
 namespace ballast {
 namespace {
-
-struct Bins {
-  std::string pattern;
-  std::int64_t block_tokens = 64;
-  std::vector<std::int64_t> lengths, prefixes, budgets;
-  std::vector<std::string> recompute;
-
-  explicit Bins(const Deck& deck)
-      : pattern(budget_pattern(deck)),
-        block_tokens(budget_block_tokens(deck)),
-        lengths(deck.get<std::vector<std::int64_t>>("profile.lengths")),
-        prefixes(deck.get<std::vector<std::int64_t>>("profile.prefixes")),
-        budgets(deck.get<std::vector<std::int64_t>>("profile.budgets")),
-        recompute(deck.get<std::vector<std::string>>("profile.recompute")) {
-    if (lengths.empty()) lengths = {256, 512, 1024, 2048, 4096};
-    prefixes.insert(prefixes.begin(), 0);
-    if (budgets.empty()) budgets = {2, 4, 8, 16, 32, 64};
-    if (pattern == "dense") budgets.clear();
-  }
-};
 
 /// Measured times are the slowest rank's: all ranks measure at once.
 class Measurement {
@@ -59,21 +41,65 @@ class Measurement {
   ProfileTable& table_;
 };
 
-void measure(const Bins& bins, LayerProfiler& layer, Measurement& rows) {
-  for (const std::int64_t n : bins.lengths) {
-    for (const std::string& recompute : bins.recompute) {
-      rows.add({ProfilePart::rest, "", n, 0, 0, 1, recompute}, layer.rest(n, recompute));
-      rows.add({ProfilePart::head, "", n, 0, 0, 1, recompute}, layer.head(n));
-      for (const std::int64_t p : bins.prefixes) {
-        rows.add({ProfilePart::attention, "dense", n, p, 0, 1, recompute}, layer.attention({{n, p}}, 0, bins.block_tokens, recompute));
-        for (const std::int64_t k : bins.budgets) {
-          rows.add({ProfilePart::attention, bins.pattern, n, p, k, 1, recompute},
-                   layer.attention({{n, p}}, k, bins.block_tokens, recompute));
-          if (k * bins.block_tokens >= n + p) break;  // larger ones compute the same
-        }
-      }
-    }
+/// Measures a point and adds its rows.  Full recompute runs the forward of attention again in backward: its rows are sums of measured ones.
+void measure(const ProfileBins& bins, const ProfilePoint& point, LayerProfiler& layer, Measurement& rows) {
+  const auto& [part, pattern, n, p, k, recompute] = point;
+  if (part == ProfilePart::rest) {
+    rows.add({part, "", n, 0, 0, 1, recompute}, layer.rest(n, recompute));
+    return;
   }
+  const MeasuredPasses once = part == ProfilePart::head ? layer.head(n) : layer.attention({{n, p}}, k, bins.block_tokens);
+  for (const std::string& mode : bins.recompute) {
+    MeasuredPasses passes = once;
+    if (part == ProfilePart::attention && mode == "full") {
+      passes.backward.median_s += once.forward.median_s;
+      passes.backward.spread_s += once.forward.spread_s;
+    }
+    rows.add({part, pattern, n, p, k, 1, mode}, passes);
+  }
+}
+
+/// Chooses how often passes run, so that all take about profile.target_s, and says how long that will be.  Collective.
+RepeatRule repeat_rule(const Communicator& world, const Deck& deck, const ProfileBins& bins, const std::vector<ProfilePoint>& points, LayerProfiler& layer) {
+  RepeatRule rule;
+  rule.warmup = deck.integer("profile.warmup");
+  rule.most = deck.integer("profile.repeats");
+  rule.pass_s = 0;
+  layer.repeat(rule);
+  const auto both = [&](const MeasuredPasses& passes) { return world.all_reduce(passes.forward.median_s + passes.backward.median_s, Reduction::max); };
+  PilotTimes pilot;
+  pilot.tokens = bins.lengths[bins.lengths.size() / 2];
+  pilot.rest_s = both(layer.rest(pilot.tokens, bins.recompute.front()));
+  pilot.attention_s = both(layer.attention({{pilot.tokens, 0}}, 0, bins.block_tokens));
+  pilot.head_s = both(layer.head(pilot.tokens));
+  std::vector<double> runs = estimated_run_seconds(points, pilot, bins.block_tokens);
+  const std::int64_t held_out = deck.integer("profile.held_out");
+  const double low_n = static_cast<double>(bins.lengths.front()), times_n = static_cast<double>(bins.lengths.back()) / low_n;
+  for (std::int64_t i = 0; i < held_out; ++i) {  // log-uniform lengths, as draw_points has them
+    const auto n = std::llround(low_n * std::pow(times_n, (static_cast<double>(i) + 0.5) / static_cast<double>(held_out)));
+    const auto parts = estimated_run_seconds({{ProfilePart::rest, "", n, 0, 0, ""}, {ProfilePart::attention, "", n, 0, 0, ""}}, pilot, bins.block_tokens);
+    runs.push_back(parts[0] + parts[1]);
+  }
+  const auto total = [&] {
+    double s = 0;
+    for (const double run : runs) s += 2 * rule.seconds(run);
+    return s;
+  };
+  // The share of a pass that fits; time in it never falls when the share grows.
+  const double target = deck.real("profile.target_s");
+  double low = 0, high = target;
+  for (int i = 0; i < 40; ++i) {
+    rule.pass_s = (low + high) / 2;
+    (total() <= target ? low : high) = rule.pass_s;
+  }
+  rule.pass_s = low;
+  if (world.rank() == 0) {
+    fmt::print("profile: {} points and {} held-out layers, about {:.0f} s of timed runs{}\n", points.size(), held_out, std::ceil(total()),
+               total() > target ? fmt::format(": more than profile.target_s = {}, even with {} repeats a point; shorten profile.lengths, prefixes or budgets", target, std::min(rule.least, rule.most))
+                                : "");
+    std::fflush(stdout);
+  }
+  return rule;
 }
 
 /// A layer that the table did not see, and what each predictor says of it.  Seconds, forward and backward.
@@ -89,7 +115,7 @@ struct HeldOut {
 };
 
 /// Log-uniform lengths between the bins, alone and (every other point) with up to three more in one pack; budgets between theirs.
-std::vector<HeldOut> draw_points(const Bins& bins, std::int64_t count, std::uint64_t seed) {
+std::vector<HeldOut> draw_points(const ProfileBins& bins, std::int64_t count, std::uint64_t seed) {
   std::vector<HeldOut> points(static_cast<std::size_t>(count));
   std::uint64_t drawn = 0;
   const auto between = [&](std::int64_t low, std::int64_t high) {
@@ -128,7 +154,7 @@ double pairs(const std::vector<BudgetSegment>& segments, std::int64_t budget, st
 struct Analytic {
   double rate = 1;
   PowerCurve by_length;
-  Analytic(const Bins& bins, const LatencyModel& model, const LayerProfiler& layer) {
+  Analytic(const ProfileBins& bins, const LatencyModel& model, const LayerProfiler& layer) {
     std::vector<double> rates, tokens, seconds;
     for (const std::int64_t n : bins.lengths) {
       double logs = 0, count = 0;
@@ -202,7 +228,8 @@ int profile_command(const CommandLine& line) {
   const BackendChoice backend = choose_backend(deck, world);
   const std::string folder = line.output_folder(deck);
   const std::string path = deck.text("profile.table").empty() ? folder + "/profile.h5" : deck.text("profile.table");
-  const Bins bins(deck);
+  const ProfileBins bins(deck, backend.device->space() == Space::cuda);
+  const auto begin = std::chrono::steady_clock::now();
   const auto seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
 
   ProfileTable measured;
@@ -211,9 +238,11 @@ int profile_command(const CommandLine& line) {
   measured.identity["ranks"] = fmt::to_string(world.size());
   measured.block_tokens = bins.block_tokens;
   LayerProfiler layer(options.model, backend.dtype, *backend.device, *backend.clock,
-                      {deck.integer("profile.warmup"), deck.integer("profile.repeats"), deck.integer("model.head_chunk_tokens"), seed});
+                      {deck.integer("model.head_chunk_tokens"), seed});
+  const std::vector<ProfilePoint> points = profile_points(bins);
+  layer.repeat(repeat_rule(world, deck, bins, points, layer));
   Measurement rows(world, measured);
-  measure(bins, layer, rows);
+  for (const ProfilePoint& point : points) measure(bins, point, layer, rows);
   measured.links = measure_links(mesh, *backend.device, deck.integer("profile.repeats"), deck.integer("profile.largest_message"));
 
   // What the file will be read as.
@@ -225,8 +254,8 @@ int profile_command(const CommandLine& line) {
   series.recompute = bins.recompute.front();
   const LatencyModel model(table, series);
   const Analytic analytic(bins, model, layer);
-  std::vector<HeldOut> points = draw_points(bins, deck.integer("profile.held_out"), seed);
-  for (HeldOut& p : points) {
+  std::vector<HeldOut> held_out = draw_points(bins, deck.integer("profile.held_out"), seed);
+  for (HeldOut& p : held_out) {
     const MeasuredPasses m = layer.whole(p.segments, p.budget, bins.block_tokens, series.recompute);
     p.measured_s = world.all_reduce(m.forward.median_s + m.backward.median_s, Reduction::max);
     p.table_s = model.predict(micro_batch(p.segments), p.budget).total_s();
@@ -248,19 +277,22 @@ int profile_command(const CommandLine& line) {
   fmt::print("profile of one layer on {} ({})\n", measured.identity["hardware"], measured.identity["layer"]);
   if (!backend.note.empty()) fmt::print("note: {}\n", backend.note);
   for (const std::string& note : notes) fmt::print("note: {}\n", note);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  fmt::print("measured in {:.1f} s, preparations included\n", seconds);
   print(measured);
   if (measured.links.empty()) fmt::print("links: none measured, every level of the mesh has one rank\n");
   nlohmann::ordered_json json{{"table", path},
                               {"identity", measured.identity},
                               {"block_tokens", measured.block_tokens},
                               {"pattern", bins.pattern},
-                              {"notes", notes}};
+                              {"notes", notes},
+                              {"measure_seconds", seconds}};
   json["rows"] = rows_json(measured);
   json["links"] = nlohmann::ordered_json::array();
   for (const ProfileLink& l : measured.links)
     json["links"].push_back({{"level", l.level}, {"latency_s", l.latency_s}, {"bytes_per_s", l.bytes_per_s}});
   json["held_out"] = nlohmann::ordered_json::array();
-  for (const HeldOut& p : points) {
+  for (const HeldOut& p : held_out) {
     auto lengths = nlohmann::ordered_json::array();
     for (const BudgetSegment& s : p.segments) lengths.push_back(s.query_tokens);
     json["held_out"].push_back({{"lengths", lengths},
@@ -270,15 +302,15 @@ int profile_command(const CommandLine& line) {
                                 {"flops_s", p.flops_s},
                                 {"length_s", p.length_s}});
   }
-  if (!points.empty()) {
-    fmt::print("{} held-out layers, median error: table {:.1f} %, FLOPs alone {:.1f} %, length alone {:.1f} %\n", points.size(),
-               100 * median_error(points, &HeldOut::table_s), 100 * median_error(points, &HeldOut::flops_s),
-               100 * median_error(points, &HeldOut::length_s));
+  if (!held_out.empty()) {
+    fmt::print("{} held-out layers, median error: table {:.1f} %, FLOPs alone {:.1f} %, length alone {:.1f} %\n", held_out.size(),
+               100 * median_error(held_out, &HeldOut::table_s), 100 * median_error(held_out, &HeldOut::flops_s),
+               100 * median_error(held_out, &HeldOut::length_s));
     fmt::print("# FLOPs alone: FLOPs of the layer over one rate, length alone: a curve of the tokens, both fitted to the table's layers\n");
   }
-  json["held_out_error"] = median_error(points, &HeldOut::table_s);
-  json["flops_error"] = median_error(points, &HeldOut::flops_s);
-  json["length_error"] = median_error(points, &HeldOut::length_s);
+  json["held_out_error"] = median_error(held_out, &HeldOut::table_s);
+  json["flops_error"] = median_error(held_out, &HeldOut::flops_s);
+  json["length_error"] = median_error(held_out, &HeldOut::length_s);
   fmt::print("{}\n", path);
   if (selected) {
     fmt::print("\n{}\n{}{}\n", selected->title, table_text(*selected).text(), selected->note);

@@ -48,6 +48,7 @@ MeasuredTime summary(std::vector<double> times) {
 struct LayerProfiler::Impl {
   ModelShape shape;
   Options options;
+  RepeatRule rule;
   Device& device;
   Clock& clock;
   DType type;
@@ -71,18 +72,29 @@ struct LayerProfiler::Impl {
     parameters.initialise(options.seed);
   }
 
-  /// `before` runs untimed ahead of each run of `work`.
+  /// `before` runs ahead of each run of `work`; its own time is taken off.
   MeasuredTime time(const std::function<void()>& work, const std::function<void()>& before = {}) const {
-    std::vector<double> times;
-    for (std::int64_t i = -options.warmup; i < options.repeats; ++i) {
-      if (before) before();
+    const std::function<void()> nothing = [] {};
+    const auto batch = [&](std::int64_t runs, const std::function<void()>& first, const std::function<void()>& then) {
       device.synchronize();
       const std::int64_t begin = clock.mark();
-      work();
+      for (std::int64_t i = 0; i < runs; ++i) first(), then();
       const std::int64_t end = clock.mark();
       device.synchronize();
-      if (i >= 0) times.push_back(clock.seconds(end) - clock.seconds(begin));
+      return (clock.seconds(end) - clock.seconds(begin)) / static_cast<double>(runs);
+    };
+    const std::function<void()>& first = before ? before : nothing;
+    double once = batch(1, first, work);  // of the last warm-up run
+    for (std::int64_t i = 1, most = rule.warmups(once); i < most; ++i) once = batch(1, first, work);
+    const std::int64_t runs = rule.runs(once), batches = rule.batches(once);
+    std::vector<double> times, aside(1, 0.0);
+    for (std::int64_t i = 0; i < batches; ++i) times.push_back(batch(runs, first, work));
+    if (before) {
+      aside.clear();
+      for (int i = 0; i < 3; ++i) aside.push_back(batch(runs, first, nothing));
+      std::sort(aside.begin(), aside.end());
     }
+    for (double& t : times) t = std::max(t - aside[aside.size() / 2], t / 2);
     return summary(std::move(times));
   }
 
@@ -110,8 +122,7 @@ struct LayerProfiler::Impl {
   MeasuredPasses run(std::int64_t tokens, const std::string& recompute, AttentionExecutor& attention) {
     const Keep keep = keep_of(recompute);
     const std::int64_t half = shape.head_dim / 2;
-    TokenTables rotary{Tensor::empty({tokens, half}, statistics_type(type), device),
-                       Tensor::empty({tokens, half}, statistics_type(type), device)};
+    TokenTables rotary{Tensor::empty({tokens, half}, statistics_type(type), device), Tensor::empty({tokens, half}, statistics_type(type), device), {}};
     rope_table(numbers(tokens, 0, ""), frequencies, rotary.cos, rotary.sin);
     const auto rows = [&](const char* what) { return values(what, tokens, 1, shape.hidden).reshape({tokens, shape.hidden}); };
     const ResidualPair in{rows("profile residual"), rows("profile branch")};
@@ -151,6 +162,7 @@ struct LayerProfiler::Impl {
 LayerProfiler::LayerProfiler(const ModelShape& shape, DType type, Device& device, Clock& clock, const Options& options)
     : impl_(std::make_unique<Impl>(shape, type, device, clock, options)) {}
 LayerProfiler::~LayerProfiler() = default;
+void LayerProfiler::repeat(const RepeatRule& rule) { impl_->rule = rule; }
 
 MeasuredPasses LayerProfiler::rest(std::int64_t tokens, const std::string& recompute) {
   NoAttention nothing;
@@ -165,8 +177,7 @@ MeasuredPasses LayerProfiler::whole(const std::vector<BudgetSegment>& segments, 
   return impl_->run(tokens, recompute, attention);
 }
 
-MeasuredPasses LayerProfiler::attention(const std::vector<BudgetSegment>& segments, std::int64_t budget, std::int64_t block_tokens,
-                                        const std::string& recompute) {
+MeasuredPasses LayerProfiler::attention(const std::vector<BudgetSegment>& segments, std::int64_t budget, std::int64_t block_tokens) {
   Impl& m = *impl_;
   LocalAttention attention(budget_index(segments, budget, block_tokens, static_cast<int>(m.shape.query_heads), m.options.seed));
   std::int64_t n = 0, keys = 0;
@@ -181,13 +192,9 @@ MeasuredPasses LayerProfiler::attention(const std::vector<BudgetSegment>& segmen
   const auto like = [&](const Tensor& t) { return Tensor::empty(t.shape(), m.type, m.device, MemoryCategory::workspace); };
   Tensor o = like(in.q), dq = like(in.q), dk = like(in.k), dv = like(in.v);
   Tensor lse = Tensor::empty({m.shape.query_heads, n}, statistics_type(m.type), m.device, MemoryCategory::workspace);
-  const auto forward = [&] { attention.forward(in, o, lse); };
   MeasuredPasses measured;
-  measured.forward = m.time(forward);
-  measured.backward = m.time([&] {
-    if (recompute == "full") forward();
-    attention.backward(in, o, lse, d_o, dq, dk, dv);
-  });
+  measured.forward = m.time([&] { attention.forward(in, o, lse); });
+  measured.backward = m.time([&] { attention.backward(in, o, lse, d_o, dq, dk, dv); });
   return measured;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "app/profile_grid.hpp"
 #include "core/budget_index.hpp"
 #include "core/device.hpp"
 #include "core/model_shape.hpp"
@@ -15,7 +16,7 @@
 
 namespace ballast {
 
-/// Times of one piece of work.
+/// Times of one piece of work: the median over batches of runs, which last long enough that neither launches nor the clock's grain decide.
 struct MeasuredTime {
   double median_s = 0, spread_s = 0;  ///< spread: distance of the quartiles
   std::int64_t bytes = 0;             ///< forward: activations kept for backward; backward: peak of both passes, scratch included
@@ -27,19 +28,19 @@ struct MeasuredPasses {
 class LayerProfiler {
  public:
   struct Options {
-    std::int64_t warmup = 2, repeats = 9;
     std::int64_t head_chunk_tokens = 1024;
     std::uint64_t seed = 1;
   };
   /// Allocates one layer, the embedding and the head of `shape` with random values.
   LayerProfiler(const ModelShape& shape, DType type, Device& device, Clock& clock, const Options& options);
   ~LayerProfiler();
+  /// How often a pass runs from now on.
+  void repeat(const RepeatRule& rule);
 
   /// The layer with its attention left out; `recompute` is what backward forms again first: none, selective or full.
   MeasuredPasses rest(std::int64_t tokens, const std::string& recompute);
-  /// Attention alone over an index with an injected budget (0: dense); full recompute runs its forward again in backward.
-  MeasuredPasses attention(const std::vector<BudgetSegment>& segments, std::int64_t budget, std::int64_t block_tokens,
-                           const std::string& recompute);
+  /// Attention alone over an index with an injected budget (0: dense).
+  MeasuredPasses attention(const std::vector<BudgetSegment>& segments, std::int64_t budget, std::int64_t block_tokens);
   /// Embedding, final norm, head and loss.
   MeasuredPasses head(std::int64_t tokens);
   /// The whole layer as it runs, for held-out points.

@@ -149,7 +149,9 @@ void batching_rules(const Deck& deck, Rules& rules) {
     if (const auto& list = deck.get<std::vector<std::int64_t>>(key); std::adjacent_find(list.begin(), list.end(), std::greater_equal<>()) != list.end())
       rules.add({key}, fmt::format("{} = {} must ascend", key, to_text(list)));
   for (const std::int64_t ranks : deck.get<std::vector<std::int64_t>>("batching.select_ranks"))
-    if (deck.integer("mesh.dp") % ranks != 0)
+    if (const std::int64_t heads = model_shape(deck).query_heads; heads > 0 && !head_split_problem(heads, static_cast<int>(ranks)).empty())
+      rules.add({"batching.select_ranks", "model.query_heads"}, fmt::format("batching.select_ranks: {}", head_split_problem(heads, static_cast<int>(ranks))));
+    else if (deck.integer("mesh.dp") % ranks != 0)
       rules.add({"batching.select_ranks", "mesh.dp"}, fmt::format("batching.select_ranks: {} does not divide mesh.dp = {}", ranks, deck.integer("mesh.dp")));
   if (const bool selects = !deck.get<std::vector<std::int64_t>>("batching.select_lengths").empty(); selects && deck.integer("mesh.pp") > 1)
     rules.add({"batching.select_lengths", "mesh.pp"},

@@ -43,6 +43,21 @@ class AdaptiveSequenceParallelism(Hbp):
             self.assertIn(f" sp {degree}:", text)
 
 
+class UlyssesWithOthers(Hbp):
+    def test_stages_chunks_and_rings_with_shared_sequences_equal_one_rank(self):
+        one = self.curve(self.train("one", 1, "run.precision=fp64", dp=1, steps=4))
+        chunks = ["batching.method=chunkflow", "chunk.tokens=96", "chunk.k=1"]
+        runs = [(4, {"dp": 1, "sp": 2}, ["mesh.pp=2", "pipeline.schedule=1f1b"]),
+                (4, {"dp": 1, "sp": 2}, ["mesh.pp=2", "pipeline.schedule=zero_bubble", "recompute.mode=full"]),
+                (2, {"dp": 1, "sp": 2}, chunks),
+                (4, {"dp": 1, "sp": 2, "cp_inner": 2}, chunks + ["chunk.offload=host", "chunk.window_tokens=96"]),
+                (4, {"dp": 1, "sp": 2}, chunks + ["mesh.pp=2", "pipeline.schedule=state_aware_1f1b", "optimizer.zero=2"])]
+        for i, (ranks, mesh, more) in enumerate(runs):
+            for (a, b), (c, d) in zip(one, self.curve(self.train(f"with{i}", ranks, "run.precision=fp64", *more, steps=4, **mesh))):
+                self.assertAlmostEqual(a, c, delta=2e-6, msg=str(runs[i]))
+                self.assertAlmostEqual(b, d, delta=2e-5, msg=str(runs[i]))
+
+
 class LossNormalisers(Hbp):
     def test_ranks_that_share_a_micro_batch_change_no_normaliser(self):
         firsts = {}

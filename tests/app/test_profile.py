@@ -43,3 +43,29 @@ class Profile(RunCase):
         self.assertNotEqual(done.returncode, 0)
         for part in ("must ascend", "multiple of 64", "none of none, selective, full"):
             self.assertIn(part, done.stderr)
+
+    def test_points_are_pruned_and_short_work_is_timed_in_batches(self):
+        twin = self.out("twin.json")
+        line = [BALLAST, "profile", DECK, *TINY, "profile.prefixes=[1024]", "profile.budgets=[2,4,6,8]", "profile.recompute=[none,full,selective]", "profile.held_out=0", "-d", self.out("profile"),
+                "--json", twin]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"profile: \d+ points and 0 held-out layers, about \d+ s of timed runs")
+        self.assertRegex(done.stdout, r"measured in [0-9.]+ s")
+        with open(twin) as f:
+            found = json.load(f)
+        rows = {(r["part"], r["query_tokens"], r["prefix_tokens"], r["budget"], r["recompute"], r["pass"]): r["median_s"] for r in found["rows"] if r["pattern"] in ("moba", "")}
+        budgets = lambda n, p: sorted({k[3] for k in rows if k[0] == "attention" and k[1] == n and k[2] == p})
+        self.assertEqual(budgets(512, 0), [2, 4, 6, 8])
+        self.assertEqual(budgets(128, 0), [2])  # two blocks are all there are
+        self.assertEqual(budgets(512, 1024), [2, 6, 8])  # every other after a prefix, and the last
+        self.assertFalse([n for n in found["notes"] if "not measured" in n], "what is left out on purpose needs no note")
+        for n in (128, 512):
+            # What full recompute forms again is added; selective leaves attention alone.
+            forward, backward = (rows["attention", n, 0, 2, "none", p] for p in ("forward", "backward"))
+            self.assertAlmostEqual(rows["attention", n, 0, 2, "full", "backward"], forward + backward)
+            self.assertEqual(rows["attention", n, 0, 2, "selective", "backward"], backward)
+        # A target that three batches a point cannot keep is named before anything is measured.
+        late = subprocess.run(line + ["profile.target_s=0.001"], capture_output=True, text=True, timeout=300, check=False)
+        self.assertEqual(late.returncode, 0, late.stderr)
+        self.assertIn("more than profile.target_s = 0.001, even with 3 repeats a point", late.stdout)
