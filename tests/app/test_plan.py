@@ -67,6 +67,16 @@ class Plan(RunCase):
             k = int(overrides[0].split("=")[1]) if overrides and overrides[0].startswith("chunk.k") else 1
             self.assertTrue(all(n <= k + 3 - s for s, n in enumerate(facts["peak_live_activations"])), facts)
 
+    def test_halves_of_backward_fill_waits(self):
+        for deck, overrides, before, after in [("figure2", ["data.lengths=[2,2,2,2]"], 42, 30), ("figure6", ["chunk.k=1"], 44, 32), ("figure7", [], 60, 44)]:
+            whole, halves = (self.plan(f"chunkflow/{deck}.toml", *overrides, f"pipeline.schedule={s}") for s in ("state_aware_1f1b", "zero_bubble"))
+            self.assertAlmostEqual(whole["step_time"], before, places=9)
+            self.assertAlmostEqual(halves["step_time"], after, places=9)
+            self.assertTrue(all(n <= 4 for n in halves["peak_live_activations"]), halves)
+        cases = {c["name"]: c for c in self.plan("chunkflow/zero_bubble.toml", "run.seed=1", "pipeline.search=8")["cases"]}
+        for k in (1, 2, 4):
+            self.assertLess(cases[f"zero-bubble, K {k}"]["step_time"], 0.8 * cases[f"state-aware, K {k}"]["step_time"])
+
     def test_chunks_shorten_a_long_tailed_step(self):
         cases = {c["name"]: c for c in self.plan("chunkflow/table6.toml", "pipeline.search=2")["cases"]}
         base = cases.pop("1f1b, one sample each")
@@ -92,6 +102,7 @@ class Plan(RunCase):
         self.assertEqual(len(facts["search"]), 4)
         self.assertEqual(facts["best_step_time"], min(p["step_time"] for p in fitting))
         self.assertEqual(facts["best_overrides"][2:], [f"chunk.tokens={facts['best_chunk_tokens']}", f"chunk.k={facts['best_k']}"])
+        self.assertEqual(self.plan("chunkflow/search.toml", *small, "pipeline.schedule=zero_bubble")["best_overrides"][1], "pipeline.schedule=zero_bubble")
         # Activations grow with chunk size and K; a limit between leaves the small ones.
         need = {(p["chunk_tokens"], p["k"]): p["fullest_rank_bytes"] for p in facts["search"]}
         self.assertLess(need[4096, 1], need[4096, 4])
@@ -102,7 +113,7 @@ class Plan(RunCase):
         self.assertIn("no pair of chunk.search_tokens", self.plan("chunkflow/search.toml", *small, "chunk.search_memory_gib=1.0", status=1))
 
     def test_every_planned_deck_passes_check(self):
-        for deck in ("chunkflow/search", "chunkflow/table5", "chunkflow/figure8", "mtraining/table4", "mtraining/table5", "chunkflow/figure2", "chunkflow/figure6", "chunkflow/figure7", "chunkflow/table6"):
+        for deck in ("chunkflow/search", "chunkflow/table5", "chunkflow/figure8", "mtraining/table4", "mtraining/table5", "chunkflow/figure2", "chunkflow/figure6", "chunkflow/figure7", "chunkflow/table6", "chunkflow/zero_bubble"):
             done = subprocess.run([BALLAST, "check", os.path.join(INPUTS, deck + ".toml")], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
             self.assertEqual(done.returncode, 0, done.stderr)
 
