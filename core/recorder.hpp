@@ -13,7 +13,7 @@ namespace ballast {
 enum class EventKind : std::int32_t {
   forward, recompute, backward, backward_input, backward_weight, send, recv, offload, fetch,  // schedule ops
   attention_forward, attention_backward,      // one ring step's computation
-  ring_wait,                                  // time a ring step waited for its hops
+  ring_wait,                                  // time a ring step waited for its hops, or the choice of an index (no ring step) for other ranks
   sequence_exchange,                          // all-to-all of heads against sequence (Ulysses)
   layer_forward, layer_backward, head,        // parts of a stage
   indexing,

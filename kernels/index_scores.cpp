@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -30,7 +31,34 @@ float dot(const float* a, const float* b, std::int64_t n) {
   return static_cast<float>(host::lane_sum<float>(n, [=](std::int64_t d) { return a[d] * b[d]; }));
 }
 
-std::int64_t fixed(double share) { return std::llrint(share * kMassUnit); }
+/// Keys (or pooled keys) as a product reads them: 64 of one head side by side for every element of the head dimension.
+class KeyTiles {
+ public:
+  explicit KeyTiles(const Rows& k) : head_dim_(k.head_dim), tiles_((k.tokens + kBlock - 1) / kBlock), data_(static_cast<std::size_t>(k.heads * tiles_ * k.head_dim * kBlock), 0.0f) {
+    for (std::int64_t g = 0; g < k.heads; ++g)
+      for (std::int64_t j = 0; j < k.tokens; ++j)
+        for (std::int64_t d = 0; d < head_dim_; ++d) data_[static_cast<std::size_t>((at(g, j / kBlock) + d) * kBlock + j % kBlock)] = k.at(j, g)[d];
+  }
+  std::int64_t tiles() const { return tiles_; }
+  /// scores[j - begin] = scale q . key j for the keys of [begin, end) in one tile.  Every product is summed in the order of its elements.
+  void scores(const float* q, std::int64_t head, std::int64_t tile, float scale, std::int64_t begin, std::int64_t end, float* to) const {
+    float sum[kBlock] = {};
+    const float* keys = &data_[static_cast<std::size_t>(at(head, tile) * kBlock)];
+    for (std::int64_t d = 0; d < head_dim_; ++d)
+      for (int j = 0; j < kBlock; ++j) sum[j] += q[d] * keys[d * kBlock + j];
+    for (std::int64_t j = begin; j < end; ++j) to[j - begin] = scale * sum[j - tile * kBlock];
+  }
+
+ private:
+  std::int64_t at(std::int64_t head, std::int64_t tile) const { return (head * tiles_ + tile) * head_dim_; }
+  std::int64_t head_dim_, tiles_;
+  std::vector<float> data_;
+};
+
+/// A share in kMassUnit, rounded: as a number, and as an integer (its low mantissa bits, which unlike std::llrint vectorises).  |share| < 2^10.
+constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52
+double rounded(double share) { return (share * kMassUnit + kMagic) - kMagic; }
+std::int64_t fixed(double share) { return std::bit_cast<std::int64_t>(share * kMassUnit + kMagic) - std::bit_cast<std::int64_t>(kMagic); }
 
 void check_heads(const Rows& q, const Rows& k) {
   require(k.heads > 0 && q.heads % k.heads == 0 && q.head_dim == k.head_dim, "index scores: {} query heads of {} against {} key heads of {}", q.heads,
@@ -54,47 +82,64 @@ void observe_scores(const Tensor& q_, const Tensor& k_, double scale, const Obse
           "observe_scores: {} rows of {} queries, scores {}", count, q.tokens, to_string(scores.shape()));
   float* to = scores.data<float>();
   float* most = row_max.data<float>();
-  parallel_for("observe scores", q.heads * count, [&, to, most](std::int64_t i) {
-    const std::int64_t h = i / count, r = i % count;
-    float* row = to + i * k.tokens;
-    float top = kNothing;
-    std::fill_n(row, rows.key_begin[r], kNothing);
-    for (std::int64_t j = rows.key_begin[r]; j < rows.key_end[r]; ++j) {
-      row[j] = static_cast<float>(scale) * dot(q.at(r, h), k.at(j, h / group), q.head_dim);
-      top = std::max(top, row[j]);
+  const KeyTiles tiles(k);
+  parallel_for("observe scores", q.heads * tiles.tiles(), [&, to](std::int64_t i) {
+    const std::int64_t h = i / tiles.tiles(), tile = i % tiles.tiles(), first = tile * kBlock, last = std::min(k.tokens, first + kBlock);
+    for (std::int64_t r = 0; r < count; ++r) {
+      float* row = to + (h * count + r) * k.tokens;
+      const std::int64_t begin = std::clamp<std::int64_t>(rows.key_begin[r], first, last), end = std::clamp<std::int64_t>(rows.key_end[r], begin, last);
+      if (begin < end) tiles.scores(q.at(r, h), h / group, tile, static_cast<float>(scale), begin, end, row + begin);
+      std::fill(row + first, row + begin, kNothing);
+      std::fill(row + end, row + last, kNothing);
     }
-    std::fill(row + rows.key_end[r], row + k.tokens, kNothing);
+  });
+  parallel_for("observe maxima", q.heads * count, [&, to, most](std::int64_t i) {
+    const float* row = to + i * k.tokens;
+    float top = kNothing;
+    for (std::int64_t j = rows.key_begin[i % count]; j < rows.key_end[i % count]; ++j) top = row[j] > top ? row[j] : top;
     most[i] = top;
   });
 }
 
-void observe_sum(const Tensor& scores, const Tensor& row_max, const ObservedRows& rows, Tensor& row_sum) {
+void observe_sum(Tensor& scores, const Tensor& row_max, const ObservedRows& rows, Tensor& row_sum) {
   const std::int64_t heads = scores.size(0), count = scores.size(1), tokens = scores.size(2);
-  const float *from = scores.data<float>(), *most = row_max.data<float>();
+  const float* most = row_max.data<float>();
+  float* score = scores.data<float>();
   std::int64_t* to = row_sum.data<std::int64_t>();
-  parallel_for("observe sum", heads * count, [&, from, most, to](std::int64_t i) {
+  parallel_for("observe sum", heads * count, [&, score, most, to](std::int64_t i) {
+    const std::int64_t begin = rows.key_begin[i % count], end = rows.key_end[i % count];
+    const float top = most[i];
+    float* row = score + i * tokens;
     std::int64_t sum = 0;
-    for (std::int64_t j = rows.key_begin[i % count]; j < rows.key_end[i % count]; ++j) sum += fixed(host::fast_exp(from[i * tokens + j] - most[i]));
+    for (std::int64_t j = begin; j < end; ++j) row[j] = host::fast_exp(row[j] - top);
+    for (std::int64_t j = begin; j < end; ++j) sum += fixed(row[j]);  // a loop of its own: together they do not vectorise
     to[i] = sum;
   });
 }
 
-void observe_mass(const Tensor& scores, const Tensor& row_max, const Tensor& row_sum, const ObservedRows& rows, Tensor& columns, Tensor& slashes) {
+void observe_mass(const Tensor& scores, const Tensor& row_sum, const ObservedRows& rows, Tensor& columns, Tensor& slashes) {
   const std::int64_t heads = scores.size(0), count = scores.size(1), tokens = scores.size(2), slots = slashes.size(1);
-  const float *from = scores.data<float>(), *most = row_max.data<float>();
+  const float* from = scores.data<float>();
   const std::int64_t* sums = row_sum.data<std::int64_t>();
   columns.zero();
   slashes.zero();
   std::int64_t *column = columns.data<std::int64_t>(), *slash = slashes.data<std::int64_t>();
-  parallel_for("observe mass", heads, [&, from, most, sums, column, slash](std::int64_t h) {
+  parallel_for("observe mass", heads, [&, from, sums, column, slash](std::int64_t h) {
     for (std::int64_t r = 0; r < count; ++r) {
       const std::int64_t i = h * count + r;
       if (sums[i] == 0) continue;
       const double share = 1.0 / static_cast<double>(sums[i]);
-      for (std::int64_t j = rows.key_begin[r]; j < rows.key_end[r]; ++j) {
-        const std::int64_t mass = fixed(static_cast<double>(fixed(host::fast_exp(from[i * tokens + j] - most[i]))) * share);
-        column[h * tokens + j] += mass;
-        slash[h * slots + rows.row_slot[r] - rows.key_block[j / kBlock]] += mass;
+      for (std::int64_t j = rows.key_begin[r]; j < rows.key_end[r];) {
+        const std::int64_t block = j / kBlock, end = std::min<std::int64_t>(rows.key_end[r], (block + 1) * kBlock);
+        std::int64_t of_block = 0;
+        const float* e = from + i * tokens;
+        std::int64_t* sum = column + h * tokens;
+        for (; j < end; ++j) {
+          const std::int64_t mass = fixed(rounded(e[j]) * share);
+          sum[j] += mass;
+          of_block += mass;
+        }
+        slash[h * slots + rows.row_slot[r] - rows.key_block[block]] += of_block;
       }
     }
   });
@@ -124,12 +169,16 @@ template <class Visit>
 void for_each_route(const char* label, const Rows& q, const Rows& pooled, double scale, const PatternRows& at, const Visit& visit) {
   check_heads(q, pooled);
   const std::int64_t group = q.heads / pooled.heads, blocks = static_cast<std::int64_t>(at.own.size());
+  const KeyTiles tiles(pooled);
   parallel_for(label, q.heads * blocks, [&](std::int64_t n) {
-    const std::int64_t h = n / blocks, b = n % blocks;
-    std::vector<float> scores(at.own[b] - at.first[b] + 1);
+    const std::int64_t h = n / blocks, b = n % blocks, first = at.first[b], last = at.own[b] + 1;
+    std::vector<float> scores(static_cast<std::size_t>(last - first));
     for (std::int64_t i = 0; i < at.rows[b]; ++i) {
-      for (std::size_t j = 0; j < scores.size(); ++j)
-        scores[j] = static_cast<float>(scale) * dot(q.at(b * kBlock + i, h), pooled.at(at.first[b] + static_cast<std::int64_t>(j), h / group), q.head_dim);
+      for (std::int64_t begin = first; begin < last;) {
+        const std::int64_t tile = begin / kBlock, end = std::min(last, (tile + 1) * kBlock);
+        tiles.scores(q.at(b * kBlock + i, h), h / group, tile, static_cast<float>(scale), begin, end, &scores[static_cast<std::size_t>(begin - first)]);
+        begin = end;
+      }
       visit(h, b, i, scores);
     }
   });

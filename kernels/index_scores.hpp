@@ -23,11 +23,12 @@ struct ObservedRows {
 /// scores [Hq, R, T] f32 = scale q . k, -inf where row r does not see the key; row_max [Hq, R] their maximum (-inf without keys).
 /// q [R, Hq, D], k [T, Hkv, D].
 void observe_scores(const Tensor& q, const Tensor& k, double scale, const ObservedRows& rows, Tensor& scores, Tensor& row_max);
-/// row_sum [Hq, R] i64, in kMassUnit: sum over the local keys of exp(score - row_max), row_max being the maximum over all ranks.
-void observe_sum(const Tensor& scores, const Tensor& row_max, const ObservedRows& rows, Tensor& row_sum);
-/// columns [Hq, T] and slashes [Hq, slots], i64 in kMassUnit: softmax mass by key and by slash slot, summed over the observed rows;
-/// row_sum over all ranks.
-void observe_mass(const Tensor& scores, const Tensor& row_max, const Tensor& row_sum, const ObservedRows& rows, Tensor& columns, Tensor& slashes);
+/// row_sum [Hq, R] i64, in kMassUnit: sum over the local keys of e = exp(score - row_max), row_max being the maximum over all ranks.  Visible
+/// scores become e.
+void observe_sum(Tensor& scores, const Tensor& row_max, const ObservedRows& rows, Tensor& row_sum);
+/// columns [Hq, T] and slashes [Hq, slots], i64 in kMassUnit: softmax mass by key and by slash slot, summed over the observed rows; scores
+/// as observe_sum() leaves them, row_sum over all ranks.
+void observe_mass(const Tensor& scores, const Tensor& row_sum, const ObservedRows& rows, Tensor& columns, Tensor& slashes);
 
 /// A call's blocks of 64 local rows, each inside one pattern block of all keys.
 struct PatternRows {

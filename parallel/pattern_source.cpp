@@ -56,7 +56,10 @@ std::int64_t PatternSource::choose(int layer, const Tensor& coverage, std::int64
 }
 
 void PatternSource::join(Tensor& tensor, Reduction reduction) const {
-  if (cp_.size() > 1 && tensor.numel() > 0) cp_.all_reduce(tensor, reduction);
+  if (cp_.size() == 1 || tensor.numel() == 0) return;
+  Scope wait(recorder_, EventKind::ring_wait);
+  wait.bytes = static_cast<std::int64_t>(tensor.bytes());
+  cp_.all_reduce(tensor, reduction);
 }
 
 std::unique_ptr<IndexSource> pattern_source(const Communicator& cp, AttentionAxes axes, const AttentionOptions& options, BudgetPolicy* policy,

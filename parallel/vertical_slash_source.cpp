@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "core/index_selection.hpp"
 #include "kernels/elementwise.hpp"
@@ -42,28 +43,37 @@ struct Observation {
   }
 };
 
-/// The columns of all ranks, by head and segment: each rank sends its heaviest.
-class ColumnExchange {
+/// Observed mass of all ranks in one gather: slashes are summed, of its columns each rank sends the heaviest.
+class MassExchange {
  public:
-  ColumnExchange(std::size_t lists, std::int64_t most) : mine_(lists), most_(most) {}
+  /// `most` [lists]: columns that a rank may send of each (head, segment).
+  explicit MassExchange(std::vector<std::int64_t> most) : columns_(most.size()), most_(std::move(most)) {}
   void add(std::size_t list, MassItem item) {
-    if (item.mass > 0) mine_[list].push_back(item);
+    if (item.mass > 0) columns_[list].push_back(item);
   }
-  std::vector<std::vector<MassItem>> gather(const Communicator& cp) {
-    std::vector<std::int64_t> message;
-    for (auto& list : mine_) {
-      if (most_ > 0) list = heaviest(std::move(list), most_);
+  /// The lists of all ranks; `slashes` becomes their sum.
+  std::vector<std::vector<MassItem>> gather(const Communicator& cp, Tensor& slashes, Recorder* recorder) {
+    for (std::size_t l = 0; l < most_.size(); ++l)
+      if (static_cast<std::int64_t>(columns_[l].size()) > most_[l]) columns_[l] = heaviest(std::move(columns_[l]), most_[l]);
+    if (cp.size() == 1) return std::move(columns_);
+    std::vector<std::int64_t> message(slashes.data<std::int64_t>(), slashes.data<std::int64_t>() + slashes.numel());
+    for (const auto& list : columns_) {
       message.push_back(static_cast<std::int64_t>(list.size()));
       for (const MassItem& item : list) message.insert(message.end(), {item.index, item.mass});
     }
-    if (cp.size() == 1) return std::move(mine_);
-    const std::int64_t longest = cp.all_reduce(static_cast<std::int64_t>(message.size()), Reduction::max);
+    const std::int64_t longest = slashes.numel() + static_cast<std::int64_t>(most_.size()) + 2 * std::accumulate(most_.begin(), most_.end(), std::int64_t{0});
     message.resize(static_cast<std::size_t>(longest));
     Tensor all = Tensor::empty({cp.size() * longest}, DType::i64, host_device(), MemoryCategory::communication);
-    cp.all_gather(Tensor::wrap(message.data(), {longest}, DType::i64), all);
-    std::vector<std::vector<MassItem>> lists(mine_.size());
+    {
+      Scope wait(recorder, EventKind::ring_wait);
+      wait.bytes = longest * 8;
+      cp.all_gather(Tensor::wrap(message.data(), {longest}, DType::i64), all);
+    }
+    std::vector<std::vector<MassItem>> lists(most_.size());
+    slashes.zero();
     for (int r = 0; r < cp.size(); ++r) {
       const std::int64_t* at = all.data<std::int64_t>() + r * longest;
+      for (std::int64_t i = 0; i < slashes.numel(); ++i) slashes.data<std::int64_t>()[i] += *at++;
       for (auto& list : lists)
         for (std::int64_t n = *at++; n > 0; --n, at += 2) list.push_back({at[0], at[1]});
     }
@@ -71,9 +81,21 @@ class ColumnExchange {
   }
 
  private:
-  std::vector<std::vector<MassItem>> mine_;
-  std::int64_t most_;
+  std::vector<std::vector<MassItem>> columns_;
+  std::vector<std::int64_t> most_;
 };
+
+/// [segments] keys of a segment on the rank that has most of them.
+std::vector<std::int64_t> widest_shards(const AttentionAxes& axes, int segments) {
+  std::vector<std::int64_t> widest(static_cast<std::size_t>(segments), 0), here(widest.size());
+  for (const auto& shard : axes.keys) {
+    std::fill(here.begin(), here.end(), 0);
+    for (const AxisToken& key : shard)
+      if (key.segment >= 0) ++here[key.segment];
+    for (std::size_t s = 0; s < here.size(); ++s) widest[s] = std::max(widest[s], here[s]);
+  }
+  return widest;
+}
 
 }  // namespace
 
@@ -106,24 +128,24 @@ PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
     join(row_max, Reduction::max);
     observe_sum(scores, row_max, rows, row_sum);
     join(row_sum, Reduction::sum);
-    observe_mass(scores, row_max, row_sum, rows, columns, slashes);
-    join(slashes, Reduction::sum);
-    columns = columns.to(host_device());
-    slashes = slashes.to(host_device());
+    observe_mass(scores, row_sum, rows, columns, slashes);
 
-    ColumnExchange exchange(mass.size(), options_.max_columns);
-    for (std::int64_t h = 0; h < heads; ++h) {
+    std::vector<std::int64_t> most;
+    for (const std::int64_t keys : widest_shards(axes(), segments))
+      most.insert(most.end(), static_cast<std::size_t>(heads), options_.max_columns > 0 ? std::min(options_.max_columns, keys) : keys);
+    MassExchange exchange(std::move(most));
+    for (std::int64_t h = 0; h < heads; ++h)
       for (std::size_t j = 0; j < own.size(); ++j)
         if (own[j].segment >= 0 && !observed.dense[own[j].segment])
           exchange.add(static_cast<std::size_t>(own[j].segment * heads + h),
                        {axis_.global(own[j]) - axis_.offset[own[j].segment], columns.data<std::int64_t>()[h * k.size(0) + static_cast<std::int64_t>(j)]});
+    std::vector<std::vector<MassItem>> gathered = exchange.gather(cp_, slashes, recorder_);
+    for (std::int64_t h = 0; h < heads; ++h)
       for (int s = 0; s < segments; ++s) {
         const std::int64_t* from = slashes.data<std::int64_t>() + h * slots;
         of(s, h).slashes.assign(from + axis_.offset[s] / kBlock, from + (axis_.offset[s] + axis_.count[s] + kBlock - 1) / kBlock);
         for (std::int64_t m : of(s, h).slashes) of(s, h).total += m;
       }
-    }
-    std::vector<std::vector<MassItem>> gathered = exchange.gather(cp_);
     for (std::size_t i = 0; i < mass.size(); ++i) mass[i].columns = std::move(gathered[i]);
   }
 

@@ -25,7 +25,11 @@ void XAttentionSource::turn_keys(const Tensor& own, const std::function<void(int
       pending = cp_.exchange(transfers);
     }
     visit(shard, held);
-    if (pending.active()) pending.complete();
+    if (pending.active()) {
+      Scope wait(recorder_, EventKind::ring_wait);
+      wait.bytes = static_cast<std::int64_t>(held.bytes());
+      pending.complete();
+    }
     held = arriving;
   }
 }

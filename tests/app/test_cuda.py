@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import unittest
+from pathlib import Path
 
 from runs import DECK, RunCase
 
@@ -96,6 +97,22 @@ class Cuda(RunCase):
             print(f"# {ranks} ranks pp {pp} cp {inner} {' '.join(extra)}: first {curve[0]:.5f} (host {reference[0]:.5f}), last {curve[-1]:.5f} ({reference[-1]:.5f}), worst {worst:.2e}")
             self.assertAlmostEqual(curve[0], reference[0], delta=5e-3 * reference[0])
             self.assertLess(worst, 3e-2)
+
+    def test_sparse_chunks_with_stored_keys_follow_the_host(self):
+        long = WIDE.replace("max_tokens = 300", "max_tokens = 900")
+        chunked = ["batching.method=chunkflow", "chunk.tokens=256", "pipeline.schedule=state_aware_1f1b", "chunk.k=2"]
+        for pattern in (["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=3"], ["attention.pattern=vertical_slash", "attention.vertical_share=0.3", "attention.slash_share=0.5"],
+                        ["attention.pattern=xattention"]):
+            for place in ([], ["chunk.offload=host", "chunk.window_tokens=256"]):
+                curves = []
+                for backend in ("host", "cuda"):
+                    run = self.out("-".join([backend, pattern[0].split("=")[1], str(len(place))]))
+                    deck = self.deck(Path(run).name + ".toml", long, dp=1, cp_outer=1, cp_inner=1, steps=3, every=0)
+                    self.run_ballast(1, "train", deck, "-d", run, RATE, f"run.backend={backend}", *chunked, *place, *pattern)
+                    curves.append(self.curve(run))
+                worst = max(abs(a - b) / b for a, b in zip(curves[1], curves[0]))
+                print(f"# chunks, {pattern[0]} {' '.join(place)}: host {curves[0][0]:.5f} to {curves[0][-1]:.5f}, worst {worst:.2e}")
+                self.assertLess(worst, 3e-2)
 
     def test_deterministic_runs_repeat_their_digits_with_and_without_recomputation(self):
         rows = []
