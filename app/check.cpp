@@ -57,7 +57,7 @@ std::string pieces_text(const ShardFacts& shard) {
 void print_shards(const CheckFacts& f) {
   const RunOptions& o = f.options;
   fmt::print("\nshards of a micro-batch of {} tokens, layout {}{}: causal pairs max / mean {:.4f}\n", f.micro_batch_tokens, name(o.layout),
-             o.layout == LayoutKind::striped ? fmt::format(" of {}", o.stripe) : "", f.pair_imbalance());
+             deals_stripes(o.layout) ? fmt::format(" of {}", o.stripe) : "", f.pair_imbalance());
   TextTable table({"cp", "tokens", "causal_pairs", "pieces"});
   for (const ShardFacts& shard : f.shards)
     table.row({text(shard.cp), text(shard.tokens), fmt::format("{:.0f}", shard.pairs), pieces_text(shard)});

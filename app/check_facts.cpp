@@ -48,7 +48,7 @@ double causal_pairs(std::int64_t begin, std::int64_t end) {
 
 std::vector<ShardFacts> shard_facts(const RunOptions& options, std::int64_t tokens, std::vector<std::string>& notes) {
   const SequenceLayout layout = options.sequence_layout(tokens);
-  const bool list = options.layout != LayoutKind::striped || tokens / options.stripe <= kListedPieces;
+  const bool list = !deals_stripes(options.layout) || tokens / options.stripe <= kListedPieces;
   if (!list) notes.push_back(fmt::format("pieces: {} stripes are not listed one by one", tokens / options.stripe));
   std::vector<ShardFacts> shards(static_cast<std::size_t>(options.mesh.cp()));
   for (std::size_t r = 0; r < shards.size(); ++r) {

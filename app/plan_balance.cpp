@@ -23,7 +23,7 @@ std::optional<PlanPart> plan_balance(const Deck& deck) {
   part.note =
       "worker_imbalance: max / mean of work over ranks, mean over steps; step_imbalance: max / mean over steps, mean over ranks; "
       "computation_ratio:\nwork / largest work of the step; critical_path: time / ideal when ranks wait for their ring neighbours alone, "
-      "lockstep_path: for all ranks at\neach step. shuffled: every round of stripes dealt in an order of its own; planned only";
+      "lockstep_path: for all ranks at\neach step. shuffled: every round of stripes dealt in an order of its own (ring.layout = \"shuffled\")";
   const double share = density(heads, pattern.tokens);
   part.values["density"] = share;
   const auto add = [&](const std::string& layout, const std::vector<int>& owner, const std::string& prefix) {
@@ -38,10 +38,13 @@ std::optional<PlanPart> plan_balance(const Deck& deck) {
     part.values[prefix + "critical_path"] = b.critical_path;
     part.values[prefix + "lockstep_path"] = b.lockstep_path;
   };
-  const bool striped = options.layout == LayoutKind::striped;
-  const SequenceLayout layout = options.sequence_layout(pattern.tokens);
-  add(striped ? fmt::format("striped-{}", options.stripe) : name(options.layout), block_owners(layout), "");
-  if (striped) add("shuffled", shuffled_stripes(pattern.tokens / kBlock, mesh.cp(), pattern.seed), "shuffled_");
+  const auto title = [&](LayoutKind kind) { return deals_stripes(kind) ? fmt::format("{}-{}", name(kind), options.stripe) : name(kind); };
+  add(title(options.layout), block_owners(options.sequence_layout(pattern.tokens)), "");
+  if (options.layout == LayoutKind::striped) {
+    RunOptions other = options;
+    other.layout = LayoutKind::shuffled;
+    add(title(other.layout), block_owners(other.sequence_layout(pattern.tokens)), "shuffled_");
+  }
   return part;
 }
 

@@ -192,7 +192,7 @@ void attention_rules(const Deck& deck, Rules& rules) {
     if (tokens % kBlock != 0) rules.add({key}, fmt::format("{} = {} must be a multiple of {} tokens", key, tokens, kBlock));
   if (kBlock % attention.xattention_stride != 0)
     rules.add({"attention.xattention_stride"}, fmt::format("attention.xattention_stride = {} must divide {}", attention.xattention_stride, kBlock));
-  if (attention.sparse() && options.layout == LayoutKind::striped && options.stripe % align != 0)
+  if (attention.sparse() && deals_stripes(options.layout) && options.stripe % align != 0)
     rules.add({"ring.stripe", "ring.layout", "attention.pattern", "attention.index"},
               fmt::format("ring.stripe = {}: sparse attention computes blocks of {} tokens, which stripes must not cut; set a multiple of {}, or attention.pattern = "
                           "\"dense\" with attention.index = \"pattern\"",

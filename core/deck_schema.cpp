@@ -217,8 +217,8 @@ std::vector<KeySpec> build() {
   k.number("attention.generated_band_tokens", 1024, "tokens", between(1, kTokens), "generated: local band");
   k.number("attention.generated_columns", 1024, "keys", between(0, kTokens), "generated: single key columns of a head");
 
-  k.text("ring.layout", "zigzag", {"contiguous", "zigzag", "striped"}, "how the tokens of a micro-batch lie on the context-parallel ranks");
-  k.number("ring.stripe", 64, "tokens", between(1, 1 << 30), "tokens of a stripe (striped layout)");
+  k.text("ring.layout", "zigzag", {"contiguous", "zigzag", "striped", "shuffled"}, "how the tokens of a micro-batch lie on the context-parallel ranks; shuffled: stripes, each round of them dealt in an order of its own");
+  k.number("ring.stripe", 64, "tokens", between(1, 1 << 30), "tokens of a stripe (striped and shuffled layouts)");
 
   k.flag("dst.enabled", false, "dynamic sparsity tuning: micro-batches predicted above the anchor lose attention budget, those below gain");
   k.text("dst.anchor", "mean", {"mean", "min", "max"}, "predicted latency that micro-batches are aligned to");

@@ -85,19 +85,6 @@ std::vector<int> block_owners(const SequenceLayout& layout) {
   return owner;
 }
 
-std::vector<int> shuffled_stripes(std::int64_t blocks, int ranks, std::uint64_t seed) {
-  require(blocks >= 0 && ranks >= 1, "shuffled stripes: {} blocks over {} ranks", blocks, ranks);
-  std::vector<int> owner(blocks);
-  std::vector<int> round(ranks);
-  for (std::int64_t first = 0; first < blocks; first += ranks) {
-    std::iota(round.begin(), round.end(), 0);
-    for (int i = ranks - 1; i > 0; --i)
-      std::swap(round[i], round[random_bits(seed, stream_of("shuffled_stripes"), first + i) % (static_cast<std::uint64_t>(i) + 1)]);
-    for (std::int64_t b = first; b < std::min(blocks, first + ranks); ++b) owner[b] = round[b - first];
-  }
-  return owner;
-}
-
 std::vector<GeneratedHead> generate(const GeneratedPattern& p) {
   require(p.tokens > 0 && p.tokens % kBlock == 0, "generated index: {} tokens; must be a positive multiple of {}", p.tokens, kBlock);
   require(p.heads >= 1, "generated index: {} heads; must be at least 1", p.heads);

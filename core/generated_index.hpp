@@ -54,10 +54,6 @@ double density(const std::vector<GeneratedHead>& heads, std::int64_t tokens);
 /// Rank of every 64-token block.  Error: a layout that cuts a block (stripes that are no multiple of 64, zigzag not aligned to 64).
 std::vector<int> block_owners(const SequenceLayout& layout);
 
-/// Block stripes whose every round of `ranks` blocks is dealt in an order of its own.  A slash, which block striping computes whole at one
-/// ring step (or two), is spread over all of them, and each round still gives every rank one block, so causal balance stays.
-std::vector<int> shuffled_stripes(std::int64_t blocks, int ranks, std::uint64_t seed);
-
 /// work[w][t]: pairs, summed over heads, that rank w computes at step t of the ring of outer x inner ranks; owner[b] holds block b.
 std::vector<std::vector<double>> ring_work(const std::vector<GeneratedHead>& heads, const std::vector<int>& owner, int outer, int inner);
 

@@ -24,7 +24,7 @@ struct RunOptions {
   Curriculum curriculum;
   BatchingOptions batching;  ///< with dp of the mesh and the pair cost of the model
   LayoutKind layout = LayoutKind::zigzag;
-  std::int64_t stripe = 64;  ///< tokens of a stripe (striped layout)
+  std::int64_t stripe = 64;  ///< tokens of a stripe (striped and shuffled layouts)
   AttentionOptions attention;
 
   /// Layout of a packed axis over the context-parallel ranks.

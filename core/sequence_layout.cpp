@@ -2,15 +2,21 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "core/error.hpp"
+#include "core/random.hpp"
 
 namespace ballast {
+namespace {
+/// Rounds with an order of their own: many more than a slash or a band meets, and little memory at any length.
+constexpr std::int64_t kDeals = 256;
+}  // namespace
 
 LayoutKind layout_kind(const std::string& name) {
-  for (auto kind : {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped})
+  for (auto kind : {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::shuffled})
     if (name == ballast::name(kind)) return kind;
-  fail("sequence layout \"{}\" is unknown; allowed: contiguous, zigzag, striped", name);
+  fail("sequence layout \"{}\" is unknown; allowed: contiguous, zigzag, striped, shuffled", name);
 }
 
 const char* name(LayoutKind kind) {
@@ -21,6 +27,8 @@ const char* name(LayoutKind kind) {
       return "zigzag";
     case LayoutKind::striped:
       return "striped";
+    case LayoutKind::shuffled:
+      return "shuffled";
   }
   return "?";
 }
@@ -34,6 +42,30 @@ SequenceLayout::SequenceLayout(LayoutKind kind, std::int64_t tokens, int ranks, 
   // boundary() multiplies the two.
   require(tokens <= std::numeric_limits<std::int64_t>::max() / (2 * static_cast<std::int64_t>(ranks)),
           "sequence layout: {} tokens over {} ranks overflow", tokens, ranks);
+  if (kind == LayoutKind::shuffled) {
+    const std::int64_t rounds = std::min(kDeals, tokens / stripe / ranks + 1);
+    auto deals = std::make_shared<Deals>();
+    for (std::int64_t round = 0; round < rounds; ++round) {
+      const std::size_t first = deals->ranks.size();
+      deals->ranks.resize(first + static_cast<std::size_t>(ranks));
+      deals->places.resize(deals->ranks.size());
+      const auto order = deals->ranks.begin() + static_cast<std::ptrdiff_t>(first);
+      std::iota(order, deals->ranks.end(), 0);
+      for (int i = ranks - 1; i > 0; --i)
+        std::swap(order[i], order[static_cast<std::ptrdiff_t>(random_bits(0, stream_of("shuffled_stripes"), static_cast<std::uint64_t>(round * ranks + i)) %
+                                                              (static_cast<std::uint64_t>(i) + 1))]);
+      for (int i = 0; i < ranks; ++i) deals->places[first + static_cast<std::size_t>(order[i])] = i;
+    }
+    deals_ = std::move(deals);
+  }
+}
+
+std::int64_t SequenceLayout::place(std::int64_t round, int rank) const {
+  return deals_ ? deals_->places[static_cast<std::size_t>(round % kDeals * ranks_ + rank)] : rank;
+}
+
+int SequenceLayout::dealt(std::int64_t round, std::int64_t place) const {
+  return deals_ ? deals_->ranks[static_cast<std::size_t>(round % kDeals * ranks_ + place)] : static_cast<int>(place);
 }
 
 std::int64_t SequenceLayout::boundary(std::int64_t i, std::int64_t parts) const {
@@ -66,8 +98,8 @@ SequenceLayout::Location SequenceLayout::locate(std::int64_t global) const {
       rank = static_cast<int>(std::min(piece, parts - 1 - piece));
       break;
     }
-    case LayoutKind::striped:
-      rank = static_cast<int>(global / stripe_ % ranks_);
+    case LayoutKind::striped: case LayoutKind::shuffled:
+      rank = dealt(global / stripe_ / ranks_, global / stripe_ % ranks_);
       break;
   }
   return {rank, lower_bound(rank, global)};
@@ -85,8 +117,8 @@ std::int64_t SequenceLayout::global(int rank, std::int64_t index) const {
       const std::int64_t first = boundary(rank, parts), length = boundary(rank + 1, parts) - first;
       return index < length ? first + index : boundary(parts - 1 - rank, parts) + index - length;
     }
-    case LayoutKind::striped:
-      return (index / stripe_ * ranks_ + rank) * stripe_ + index % stripe_;
+    case LayoutKind::striped: case LayoutKind::shuffled:
+      return (index / stripe_ * ranks_ + place(index / stripe_, rank)) * stripe_ + index % stripe_;
   }
   return 0;
 }
@@ -106,11 +138,11 @@ std::int64_t SequenceLayout::lower_bound(int rank, std::int64_t global) const {
       const std::int64_t parts = 2 * static_cast<std::int64_t>(ranks_);
       return below(rank, parts) + below(parts - 1 - rank, parts);
     }
-    case LayoutKind::striped: {
+    case LayoutKind::striped: case LayoutKind::shuffled: {
       // Whole turns of all ranks, then this rank's part of the last, incomplete turn.  Blocks, not tokens, are counted, so
       // that a huge stripe cannot overflow.
-      const std::int64_t block = global / stripe_, turn = block / ranks_, last = block % ranks_;
-      return turn * stripe_ + (last > rank ? stripe_ : last == rank ? global % stripe_ : 0);
+      const std::int64_t block = global / stripe_, turn = block / ranks_, last = block % ranks_, own = place(turn, rank);
+      return turn * stripe_ + (last > own ? stripe_ : last == own ? global % stripe_ : 0);
     }
   }
   return 0;
@@ -136,10 +168,12 @@ std::vector<std::pair<std::int64_t, std::int64_t>> SequenceLayout::pieces(int ra
         add(boundary(piece, parts), boundary(piece + 1, parts));
       break;
     }
-    case LayoutKind::striped: {
+    case LayoutKind::striped: case LayoutKind::shuffled: {
       const std::int64_t blocks = tokens_ / stripe_ + (tokens_ % stripe_ != 0);
-      for (std::int64_t block = rank; block < blocks; block += ranks_)
-        add(block * stripe_, std::min(tokens_ - block * stripe_, stripe_) + block * stripe_);
+      for (std::int64_t round = 0; round * ranks_ < blocks; ++round) {
+        const std::int64_t block = round * ranks_ + place(round, rank);
+        if (block < blocks) add(block * stripe_, std::min(tokens_ - block * stripe_, stripe_) + block * stripe_);
+      }
       break;
     }
   }

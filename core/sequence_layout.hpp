@@ -1,6 +1,7 @@
 // SequenceLayout: (rank, local index) <-> position on the packed axis of a micro-batch, over context-parallel ranks.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,15 +11,19 @@
 
 namespace ballast {
 
-enum class LayoutKind { contiguous, zigzag, striped };
+enum class LayoutKind { contiguous, zigzag, striped, shuffled };
 LayoutKind layout_kind(const std::string& name);  ///< throws Error for an unknown name
 const char* name(LayoutKind kind);
+/// Whether the layout deals blocks of `stripe` tokens.
+inline bool deals_stripes(LayoutKind kind) { return kind == LayoutKind::striped || kind == LayoutKind::shuffled; }
 
 /// How N tokens are spread over C ranks.  Local indices ascend with the global position on every rank and every layout,
 /// so that causal visibility is one interval per query (see visible_intervals).
 ///   contiguous  rank r holds [b(r), b(r+1)), b(i) = N i / C rounded down to `align`
 ///   zigzag      2C pieces cut alike; rank r holds pieces r and 2C-1-r
 ///   striped     block b of `stripe` tokens lies on rank b mod C
+///   shuffled    like striped, but every round of C blocks is dealt to the ranks in a random order of its own, always the same one.  A slash,
+///               which striping computes whole at one ring step or two, is spread over all of them, and causal balance stays.
 class SequenceLayout {
  public:
   SequenceLayout() = default;
@@ -46,6 +51,15 @@ class SequenceLayout {
 
  private:
   std::int64_t boundary(std::int64_t i, std::int64_t parts) const;
+  /// Place of `rank` in round `round` of stripes, and the rank at a place.
+  std::int64_t place(std::int64_t round, int rank) const;
+  int dealt(std::int64_t round, std::int64_t place) const;
+
+  /// Orders of the rounds of a shuffled layout, one after another; later rounds repeat them.
+  struct Deals {
+    std::vector<std::int32_t> ranks, places;  ///< [rounds][ranks]: the rank at each place, the place of each rank
+  };
+  std::shared_ptr<const Deals> deals_;
   LayoutKind kind_ = LayoutKind::contiguous;
   std::int64_t tokens_ = 0, stripe_ = 64, align_ = 1;
   int ranks_ = 1;

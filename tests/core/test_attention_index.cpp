@@ -29,7 +29,7 @@ TEST(AttentionIndex, IntervalsOfEveryLayoutMatchBruteForce) {
   std::mt19937_64 random(seed);
   for (int trial = 0; trial < 60; ++trial) {
     const MicroBatch batch = random_batch(random, trial % 2);
-    for (auto kind : {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
+    for (auto kind : {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::shuffled}) {
       const int ranks = 1 + static_cast<int>(random() % 5);
       const std::int64_t stripes[] = {1, 3, 64};
       const SequenceLayout layout(kind, batch.tokens(), ranks, stripes[random() % 3]);

@@ -46,7 +46,7 @@ TEST(GeneratedIndex, WorkCountsEveryPairOnce) {
     EXPECT_NEAR(density(heads, p.tokens) * 0.5 * static_cast<double>(p.tokens * (p.tokens + 1)) * p.heads, total, 1e-6 * total);
     // The ring computes the same work, whatever the layout.
     for (const auto& owner :
-         {block_owners(SequenceLayout(LayoutKind::striped, p.tokens, 4, 64, 64)), shuffled_stripes(p.tokens / kBlock, 4, p.seed)}) {
+         {block_owners(SequenceLayout(LayoutKind::striped, p.tokens, 4, 64, 64)), block_owners(SequenceLayout(LayoutKind::shuffled, p.tokens, 4, 64, 64))}) {
       double sum = 0;
       for (const auto& worker : ring_work(heads, owner, 2, 2))
         for (double w : worker) sum += w;
@@ -76,7 +76,7 @@ TEST(GeneratedIndex, StripesBalanceWhatZigzagDoesNot) {
     const auto balance = [&](const std::vector<int>& owner) { return ring_balance(ring_work(heads, owner, 2, 4), 2, 4); };
     const RingBalance striped = balance(block_owners(SequenceLayout(LayoutKind::striped, p.tokens, 8, 64, 64)));
     const RingBalance zigzag = balance(block_owners(SequenceLayout(LayoutKind::zigzag, p.tokens, 8, 64, 64)));
-    const RingBalance shuffled = balance(shuffled_stripes(p.tokens / kBlock, 8, seed));
+    const RingBalance shuffled = balance(block_owners(SequenceLayout(LayoutKind::shuffled, p.tokens, 8, 64, 64)));
     EXPECT_LT(striped.worker_imbalance, 1.10);
     EXPECT_GT(zigzag.worker_imbalance, 1.3);
     EXPECT_LT(shuffled.worker_imbalance, 1.05);
@@ -86,14 +86,6 @@ TEST(GeneratedIndex, StripesBalanceWhatZigzagDoesNot) {
       EXPECT_GE(b.lockstep_path, b.critical_path - 1e-12);
     }
   }
-}
-
-TEST(GeneratedIndex, ShuffledStripesGiveEachRankOneBlockOfARound) {
-  const std::vector<int> owner = shuffled_stripes(23, 5, 9);
-  for (std::size_t first = 0; first + 5 <= owner.size(); first += 5)
-    EXPECT_EQ(
-        std::set<int>(owner.begin() + static_cast<std::ptrdiff_t>(first), owner.begin() + static_cast<std::ptrdiff_t>(first) + 5).size(),
-        5u);
 }
 
 TEST(GeneratedIndex, BadInput) {

@@ -16,7 +16,7 @@ struct LayoutCase {
   LayoutKind kind;
   std::int64_t stripe;
 };
-const LayoutCase kLayouts[] = {{LayoutKind::contiguous, 1}, {LayoutKind::zigzag, 1}, {LayoutKind::striped, 64}, {LayoutKind::striped, 128}};
+const LayoutCase kLayouts[] = {{LayoutKind::contiguous, 1}, {LayoutKind::zigzag, 1}, {LayoutKind::striped, 64}, {LayoutKind::striped, 128}, {LayoutKind::shuffled, 64}};
 
 MicroBatch aligned_batch(std::mt19937_64& random, std::int64_t align) {
   MicroBatch batch;

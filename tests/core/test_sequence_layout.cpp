@@ -1,13 +1,15 @@
 // Layouts: exact inverses for any lengths, and local tokens against the definition.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "core/error.hpp"
 #include "core/sequence_layout.hpp"
 
 namespace ballast {
 namespace {
 
-constexpr LayoutKind kKinds[] = {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped};
+constexpr LayoutKind kKinds[] = {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::shuffled};
 
 /// Owner of a position by the definition in the header, one position at a time.
 int owner(LayoutKind kind, std::int64_t tokens, int ranks, std::int64_t stripe, std::int64_t align, std::int64_t global) {
@@ -25,13 +27,13 @@ TEST(SequenceLayout, MapsAreExactInverses) {
       for (int ranks : {1, 2, 3, 4, 7, 8})
         for (std::int64_t stripe : {1, 3, 64})
           for (std::int64_t align : {1, 5, 64}) {
-            if (kind == LayoutKind::striped ? align != 1 : stripe != 64) continue;  // the other parameter has no meaning
+            if (deals_stripes(kind) ? align != 1 : stripe != 64) continue;  // the other parameter has no meaning
             SCOPED_TRACE(fmt::format("{} {} tokens, {} ranks, stripe {}, align {}", name(kind), tokens, ranks, stripe, align));
             const SequenceLayout layout(kind, tokens, ranks, stripe, align);
             std::vector<std::int64_t> count(ranks, 0);
             for (std::int64_t g = 0; g < tokens; ++g) {
               const auto at = layout.locate(g);
-              ASSERT_EQ(at.rank, owner(kind, tokens, ranks, stripe, align, g));
+              if (kind != LayoutKind::shuffled) ASSERT_EQ(at.rank, owner(kind, tokens, ranks, stripe, align, g));
               ASSERT_EQ(at.index, count[at.rank]++);  // local indices ascend with the global position and leave no gap
               ASSERT_EQ(layout.global(at.rank, at.index), g);
               for (int r = 0; r < ranks; ++r) ASSERT_EQ(layout.lower_bound(r, g), r == at.rank ? at.index : count[r]);
@@ -51,6 +53,30 @@ TEST(SequenceLayout, MapsAreExactInverses) {
               ASSERT_EQ(index, count[r]);
             }
           }
+}
+
+TEST(SequenceLayout, ShuffledRoundsGiveEveryRankOneStripe) {
+  for (const int ranks : {1, 2, 5, 32})
+    for (const std::int64_t stripe : {1, 64}) {
+      const std::int64_t rounds = 600;  // more than have an order of their own
+      const SequenceLayout layout(LayoutKind::shuffled, rounds * ranks * stripe + stripe / 2, ranks, stripe);
+      std::vector<std::vector<int>> orders;
+      for (std::int64_t round = 0; round < rounds; ++round) {
+        std::vector<int> order;
+        for (int i = 0; i < ranks; ++i) {
+          const std::int64_t first = (round * ranks + i) * stripe;
+          order.push_back(layout.locate(first).rank);
+          EXPECT_EQ(layout.locate(first + stripe - 1).rank, order.back());
+        }
+        orders.push_back(order);
+        std::sort(order.begin(), order.end());
+        for (int r = 0; r < ranks; ++r) EXPECT_EQ(order[r], r);
+      }
+      std::sort(orders.begin(), orders.end());
+      const auto distinct = std::unique(orders.begin(), orders.end()) - orders.begin();
+      EXPECT_GE(distinct, ranks == 1 ? 1 : ranks == 2 ? 2 : ranks == 5 ? 90 : 256);
+      EXPECT_EQ(SequenceLayout(LayoutKind::shuffled, 77 * stripe, ranks, stripe).locate(40 * stripe), layout.locate(40 * stripe));
+    }
 }
 
 TEST(SequenceLayout, PiecesStartAtTheAlignment) {

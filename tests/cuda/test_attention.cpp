@@ -242,7 +242,8 @@ TEST_F(CudaAttention, RingShardsOfEveryLayoutMergeToTheWhole) {
                                        {LayoutKind::zigzag, 64},
                                        {LayoutKind::striped, 1},
                                        {LayoutKind::striped, 3},
-                                       {LayoutKind::striped, 64}}) {
+                                       {LayoutKind::striped, 64},
+                                       {LayoutKind::shuffled, 64}}) {
       const int ranks = 2 + static_cast<int>(rng() % 4);
       SCOPED_TRACE(trace(fmt::format("{} over {} ranks, stripe {}", name(kind), ranks, stripe).c_str(), heads));
       const SequenceLayout layout(kind, batch.tokens(), ranks, stripe);

@@ -199,9 +199,9 @@ TEST_F(Attention, RingShardsMergeToTheWhole) {
     const AttentionCase whole = make(whole_axis, whole_axis, shape, type);
     const AttentionResult expected = reference_attention(whole);
     const std::int64_t q_row = whole.q_heads * whole.head_dim, k_row = whole.kv_heads * whole.head_dim;
-    for (auto kind : {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped})
+    for (auto kind : {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::shuffled})
       for (std::int64_t stripe : {1, 3, 64}) {
-        if (kind != LayoutKind::striped && stripe != 64) continue;
+        if (!deals_stripes(kind) && stripe != 64) continue;
         const int ranks = 1 + static_cast<int>(random_() % 6);
         SCOPED_TRACE(fmt::format("{} over {} ranks, stripe {}, {}", name(kind), ranks, stripe, name(type)));
         const SequenceLayout layout(kind, batch.tokens(), ranks, stripe);

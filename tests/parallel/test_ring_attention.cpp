@@ -27,7 +27,7 @@ struct LayoutCase {
   std::int64_t stripe;
 };
 const LayoutCase kLayouts[] = {
-    {LayoutKind::contiguous, 1}, {LayoutKind::zigzag, 1}, {LayoutKind::striped, 1}, {LayoutKind::striped, 3}, {LayoutKind::striped, 64}};
+    {LayoutKind::contiguous, 1}, {LayoutKind::zigzag, 1}, {LayoutKind::striped, 1}, {LayoutKind::striped, 3}, {LayoutKind::striped, 64}, {LayoutKind::shuffled, 3}};
 
 /// outer x inner = ranks.
 std::vector<std::pair<int, int>> rings(int ranks) {
@@ -200,8 +200,8 @@ TEST_F(Ring, RandomMicroBatches) {
     const NaiveAttention all = reference_of(batch, draw);
     const auto shapes = rings(world.size());
     const auto [outer, inner] = shapes[static_cast<std::size_t>(draw.integer(0, static_cast<std::int64_t>(shapes.size()) - 1))];
-    const LayoutCase l = kLayouts[draw.integer(0, 4)];
-    const std::int64_t stripe = l.kind == LayoutKind::striped ? draw.integer(1, 40) : 1;
+    const LayoutCase l = kLayouts[draw.integer(0, 5)];
+    const std::int64_t stripe = deals_stripes(l.kind) ? draw.integer(1, 40) : 1;
     SCOPED_TRACE(fmt::format("round {}, {} tokens, ring {} x {}, {} {}", round, batch.tokens(), outer, inner, name(l.kind), stripe));
     check(ring(outer, inner), batch, SequenceLayout(l.kind, batch.tokens(), world.size(), stripe), round % 2 ? DType::f64 : DType::f32,
           all);

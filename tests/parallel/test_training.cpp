@@ -17,7 +17,7 @@ struct LayoutCase {
   std::int64_t stripe;
 };
 const LayoutCase kLayouts[] = {
-    {LayoutKind::contiguous, 1}, {LayoutKind::zigzag, 1}, {LayoutKind::striped, 1}, {LayoutKind::striped, 3}, {LayoutKind::striped, 64}};
+    {LayoutKind::contiguous, 1}, {LayoutKind::zigzag, 1}, {LayoutKind::striped, 1}, {LayoutKind::shuffled, 3}, {LayoutKind::striped, 64}};
 
 /// Odd lengths, one-token and empty samples, one longer than a pack.
 std::vector<SampleLength> awkward_samples() {
