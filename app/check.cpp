@@ -158,14 +158,15 @@ void print_cases(const std::vector<CheckFacts>& cases) {
   fmt::print("{}", table.text());
 }
 
-/// Groups of the profile table; without them, as before a selection, one group of the longest length stands for all.
+/// Groups of the profile table; before a selection one group of the longest length stands for all.
 void take_groups(Deck& deck, DeckNeeds needs, std::vector<std::string>& notes) {
   try {
+    require(takes_stored_groups(deck), "they are to be selected with `ballast plan`");
     set_groups(deck, stored_groups(deck, notes), needs);
   } catch (const Error& e) {
     const auto& lengths = deck.get<std::vector<std::int64_t>>("batching.select_lengths");
     set_groups(deck, {{lengths.empty() ? deck.integer("batching.micro_batch_tokens") : lengths.back(), 1, -1}}, needs);
-    notes.push_back(fmt::format("batching.groups_from: {}; one group of {} tokens is shown", e.what(), deck.get<std::vector<std::int64_t>>("batching.groups").front()));
+    notes.push_back(fmt::format("batching.groups: {}; one group of {} tokens is shown", e.what(), deck.get<std::vector<std::int64_t>>("batching.groups").front()));
   }
 }
 
@@ -176,7 +177,7 @@ int check_command(const CommandLine& line) {
   const DeckNeeds needs{.model = true, .data = false, .groups = false};
   for (Deck& deck : line.decks(needs)) {
     std::vector<std::string> notes;
-    if (takes_stored_groups(deck)) take_groups(deck, needs, notes);
+    if (takes_stored_groups(deck) || lacks_groups(deck)) take_groups(deck, needs, notes);
     cases.push_back(CheckFacts::of(deck));
     cases.back().notes.insert(cases.back().notes.end(), notes.begin(), notes.end());
   }

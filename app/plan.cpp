@@ -83,6 +83,12 @@ int plan_command(const CommandLine& line) {
         set_groups(decks[d], stored_groups(decks[d], notes), needs);
         for (const std::string& note : notes) fmt::print(stderr, "note: {}\n", note);
       }
+      if (part_of == plan_groups && part && lacks_groups(decks[d])) {
+        std::vector<PackGroup> groups;
+        for (std::size_t g = 0; g < part->values["groups"].size(); ++g)
+          groups.push_back({part->values["groups"][g], part->values["group_ranks"][g], part->values["group_recompute"][g]});
+        set_groups(decks[d], groups, needs);
+      }
       if (!part) continue;
       if (!table) {
         std::vector<std::string> header = part->header;

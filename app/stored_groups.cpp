@@ -39,6 +39,10 @@ std::size_t differences(const Uses& a, const Uses& b) {
 
 bool takes_stored_groups(const Deck& deck) { return deck.text("batching.method") == "hbp" && deck.text("batching.groups_from") == "profile"; }
 
+bool lacks_groups(const Deck& deck) {
+  return deck.text("batching.method") == "hbp" && !takes_stored_groups(deck) && deck.get<std::vector<std::int64_t>>("batching.groups").empty();
+}
+
 std::map<std::string, std::string> groups_made_for(const Deck& deck) {
   const ModelShape model = model_shape(deck);
   const MeshShape mesh = mesh_shape(deck);

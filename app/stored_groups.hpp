@@ -29,4 +29,7 @@ std::vector<PackGroup> stored_groups(const Deck& deck, std::vector<std::string>&
 /// have them; checks the deck's rules again.
 void set_groups(Deck& deck, const std::vector<PackGroup>& groups, DeckNeeds needs);
 
+/// Whether a deck of batching.method = "hbp" states no groups and takes none from a table: they are to be selected yet.
+bool lacks_groups(const Deck& deck);
+
 }  // namespace ballast

@@ -104,7 +104,7 @@ class Deck {
 struct DeckNeeds {
   bool model = true, data = true;
   bool weights = true;  ///< the shape is completed from the folder of model.weights
-  bool groups = true;   ///< packing groups are taken from the profile table where batching.groups_from says so
+  bool groups = true;   ///< of packing (hbp): taken from the profile table where batching.groups_from says so; false: they may still be to be selected
 };
 
 /// Cross-key rules (needs one key, forbids another, a combination that cannot run): one message a problem, each with the place.  Rules

@@ -139,7 +139,7 @@ void data_rules(const Deck& deck, Rules& rules) {
               fmt::format("data.min_tokens = {} is above data.max_tokens = {}: no sample would be left", shortest, longest));
 }
 
-void batching_rules(const Deck& deck, Rules& rules) {
+void batching_rules(const Deck& deck, DeckNeeds needs, Rules& rules) {
   if (deck.integer("curriculum.steps") > 0 && deck.integer("curriculum.max_tokens") == 0 && deck.text("batching.method") != "hbp")
     rules.add({"curriculum.steps", "curriculum.max_tokens"},
               "curriculum.steps needs curriculum.max_tokens, the longest sample of those steps: batching.method has no packing groups to take it from");
@@ -153,7 +153,8 @@ void batching_rules(const Deck& deck, Rules& rules) {
       rules.add({"batching.select_ranks", "model.query_heads"}, fmt::format("batching.select_ranks: {}", head_split_problem(heads, static_cast<int>(ranks))));
     else if (deck.integer("mesh.dp") % ranks != 0)
       rules.add({"batching.select_ranks", "mesh.dp"}, fmt::format("batching.select_ranks: {} does not divide mesh.dp = {}", ranks, deck.integer("mesh.dp")));
-  if (const bool selects = !deck.get<std::vector<std::int64_t>>("batching.select_lengths").empty(); selects && deck.integer("mesh.pp") > 1)
+  const bool selects = !deck.get<std::vector<std::int64_t>>("batching.select_lengths").empty();
+  if (selects && deck.integer("mesh.pp") > 1)
     rules.add({"batching.select_lengths", "mesh.pp"},
               fmt::format("batching.select_lengths: groups are selected for packs that run through the whole model on a rank, not through {} stages; set mesh.pp = 1 or state batching.groups", deck.integer("mesh.pp")));
   if (deck.text("batching.groups_from") == "profile") {
@@ -162,6 +163,7 @@ void batching_rules(const Deck& deck, Rules& rules) {
     return;  // the stated ones are for other cases
   }
   const std::size_t groups = deck.get<std::vector<std::int64_t>>(keys[0]).size();
+  if (groups == 0 && selects && !needs.groups) return;  // to be selected
   for (const auto& key : {keys[1], keys[2]}) {
     const std::size_t size = deck.get<std::vector<std::int64_t>>(key).size();
     if (size > 0 && size != groups) rules.add({key, keys[0]}, fmt::format("{} has {} values for {} groups in batching.groups", key, size, groups));
@@ -280,7 +282,7 @@ std::vector<std::string> deck_problems(const Deck& deck, DeckNeeds needs, const 
   mesh_rules(deck, rules);
   if (needs.model || deck.block_set("model")) model_rules(deck, rules);
   if (needs.data || deck.block_set("data")) data_rules(deck, rules);
-  batching_rules(deck, rules);
+  batching_rules(deck, needs, rules);
   attention_rules(deck, rules);
   optimizer_rules(deck, rules);
   if (deck.block_set("lora")) lora_rules(deck, rules);

@@ -223,7 +223,7 @@ class Packer {
 
 std::vector<std::string> problems(std::span<const PackGroup> groups, int ranks) {
   std::vector<std::string> list;
-  if (groups.empty()) list.push_back("batching.groups is empty: method \"hbp\" needs the pack length of each group");
+  if (groups.empty()) list.push_back("batching.groups is empty: method \"hbp\" needs the pack length of each group; `ballast plan` selects groups where batching.select_lengths names lengths to try");
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const PackGroup& group = groups[g];
     if (group.tokens < 1) list.push_back(fmt::format("batching.groups: {} tokens must be at least 1", group.tokens));

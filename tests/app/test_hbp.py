@@ -123,8 +123,15 @@ class Selection(Hbp):
         self.assertLessEqual(selected, 1.03 * min(times), f"{found['groups']} {times}")
         naive = self.facts("pack", "isf-sp8")["run_seconds"]
         self.assertGreater(naive, 1.3 * selected)
+        again = self.facts("plan", "hbp", "batching.groups=[]", "batching.group_ranks=[]", "batching.group_recompute=[]")  # none are needed beforehand
+        self.assertEqual(again["groups"], found["groups"])
         tight = self.facts("plan", "hbp", "batching.select_memory_gib=66")
         self.assertGreaterEqual(sum(tight["group_recompute"]), sum(found["group_recompute"]))
+        none = ["batching.groups=[]", "batching.group_ranks=[]", "batching.group_recompute=[]"]
+        self.assertIn("to be selected", self.run_ballast(1, "check", self.DECK, "--case", "hbp", *none).stdout)
+        lacking = self.run_ballast(1, "pack", self.DECK, "--case", "hbp", *none, status=None)
+        self.assertNotEqual(lacking.returncode, 0)
+        self.assertIn("`ballast plan` selects groups", lacking.stderr)
         refused = self.run_ballast(1, "plan", self.DECK, "--case", "hbp", "batching.select_memory_gib=20", status=None)
         self.assertNotEqual(refused.returncode, 0)
         self.assertIn("at no degree", refused.stderr)
