@@ -32,7 +32,7 @@ double PowerCurve::operator()(double x) const {
   const auto upper = static_cast<std::size_t>(std::upper_bound(log_x_.begin(), log_x_.end(), at) - log_x_.begin());
   const std::size_t hi = std::clamp<std::size_t>(upper, 1, last), lo = hi - 1;
   double slope = (log_y_[hi] - log_y_[lo]) / (log_x_[hi] - log_x_[lo]);
-  if (upper == 0) return std::exp(log_y_[0] + std::min(slope, 2.0) * (at - log_x_[0]));
+  if (upper == 0) return std::exp(log_y_[0] + std::min(slope, 1.0) * (at - log_x_[0]));
   if (upper > last) return std::exp(log_y_[last] + std::min(slope, 2.0) * (at - log_x_[last]));
   return std::exp(log_y_[lo] + slope * (at - log_x_[lo]));
 }

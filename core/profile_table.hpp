@@ -86,8 +86,8 @@ struct LayerTime {
 /// Mean keys that a query of `query_tokens` tokens after `prefix_tokens` stored ones sees with `budget` key blocks; budget 0: all.
 double mean_keys(std::int64_t query_tokens, std::int64_t prefix_tokens, std::int64_t budget, std::int64_t block_tokens);
 
-/// Monotone power law through points: log y linear in log x between them and, with the slope of the two nearest points kept within
-/// [0, 2], beyond them.  One point: slope 1.
+/// Monotone power law through points: log y linear in log x between them and, with the slope of the two nearest points, beyond them: kept within
+/// [0, 1] below (a token costs no less in a shorter call) and [0, 2] above.  One point: slope 1.
 class PowerCurve {
  public:
   PowerCurve() = default;

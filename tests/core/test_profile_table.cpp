@@ -76,6 +76,15 @@ TEST(ProfileTable, MeanKeysCountsPairs) {
   }
 }
 
+TEST(LatencyModel, ATokenCostsNoLessInAShorterCall) {
+  const double x[] = {64, 128, 256}, steep[] = {1, 4, 32}, flat[] = {1, 1.2, 1.5};
+  const PowerCurve falls(x, steep), floor(x, flat);
+  EXPECT_NEAR(falls(16), 0.25, 1e-12);
+  EXPECT_NEAR(falls(512), 32 * 4, 1e-9);  // the slope 3 of the last two is taken for 2
+  EXPECT_NEAR(floor(32), 1 / 1.2, 1e-12);
+  EXPECT_NEAR(falls(96), std::pow(1.5, 2), 1e-12);
+}
+
 TEST(LatencyModel, GivesTheMeasuredPointsBack) {
   const Seconds seconds = [](std::int64_t n, std::int64_t p, std::int64_t k) { return 2e-5 + 1e-10 * slow_pairs(n, p, k, 256); };
   std::vector<std::string> notes;
