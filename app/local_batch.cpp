@@ -25,8 +25,10 @@ LocalBatch read_local_batch(const Dataset& dataset, const MicroBatch& micro_batc
       const Segment& segment = micro_batch.segments[s];
       const std::int64_t stop = std::min(end, axis.offset[s + 1]), first = segment.begin + packed - axis.offset[s];
       const std::int64_t count = std::clamp<std::int64_t>(segment.end - first, 0, stop - packed), padding = stop - packed - count;
-      dataset.tokens(segment.sample, first, first + count, std::span(tokens.data<std::int32_t>() + at, count));
-      dataset.targets(segment.sample, first, first + count, std::span(targets.data<std::int32_t>() + at, count));
+      if (count > 0) {  // a piece that begins behind a segment's end is padding alone
+        dataset.tokens(segment.sample, first, first + count, std::span(tokens.data<std::int32_t>() + at, count));
+        dataset.targets(segment.sample, first, first + count, std::span(targets.data<std::int32_t>() + at, count));
+      }
       for (std::int64_t i = 0; i < count; ++i) {
         positions.data<std::int32_t>()[at + i] = static_cast<std::int32_t>(first + i);
         batch.segment[at + i] = s;

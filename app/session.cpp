@@ -115,7 +115,7 @@ std::unique_ptr<IndexSource> Session::index_source(AttentionAxes axes, const Com
   generator.heads /= sequence.size();
   generator.first_head = sequence.rank() * generator.heads;
   if (attention.generated) return std::make_unique<GeneratedSource>(std::move(axes), generator, indexes, &recorder);
-  if (attention.sparse()) return pattern_source(mesh.cp, std::move(axes), attention, policy, &recorder);
+  if (attention.sparse()) return pattern_source(mesh.cp, std::move(axes), attention, policy, &recorder, sequence);
   return std::make_unique<DenseSource>(std::move(axes), &recorder);
 }
 

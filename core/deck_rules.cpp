@@ -248,9 +248,9 @@ void dst_rules(const Deck& deck, Rules& rules) {
       rules.add({"dst.base_budget", "dst.enabled"}, "dst.base_budget = 0: vertical_slash has no fixed budget; state the one that tuning starts from");
     const auto& groups = options.batching.groups;
     const bool shared = options.batching.method == "hbp" && std::any_of(groups.begin(), groups.end(), [](const PackGroup& g) { return g.ranks > 1; });
-    if (options.mesh.sp > 1 || shared)
-      rules.add({"dst.enabled", "mesh.sp", "batching.group_ranks"},
-                "dst.enabled: the ranks of a Ulysses group see other heads and would choose other budgets; use the ring (mesh.cp_inner, mesh.cp_outer) and packs of one rank");
+    if (shared)
+      rules.add({"dst.enabled", "batching.group_ranks"},
+                "dst.enabled: a pack on several ranks (batching.group_ranks) has no latency that the others could be aligned to; use packs of one rank, or mesh.sp");
   }
   if (std::adjacent_find(budgets.begin(), budgets.end(), std::greater_equal<>()) != budgets.end())
     rules.add({"dst.budgets"}, fmt::format("dst.budgets = {} must ascend", to_text(budgets)));

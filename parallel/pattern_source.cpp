@@ -9,8 +9,8 @@
 
 namespace ballast {
 
-PatternSource::PatternSource(Communicator cp, AttentionAxes axes_in, const AttentionOptions& options, BudgetPolicy* policy, Recorder* recorder)
-    : IndexSource(std::move(axes_in)), cp_(std::move(cp)), options_(options), policy_(policy), recorder_(recorder), axis_(key_axis(axes())) {
+PatternSource::PatternSource(Communicator cp, Communicator sp, AttentionAxes axes_in, const AttentionOptions& options, BudgetPolicy* policy, Recorder* recorder)
+    : IndexSource(std::move(axes_in)), cp_(std::move(cp)), sp_(std::move(sp)), options_(options), policy_(policy), recorder_(recorder), axis_(key_axis(axes())) {
   require(static_cast<int>(axes().keys.size()) == cp_.size() && axes().rank == cp_.rank(), "sparse attention: axes of rank {} of {} on rank {} of {}",
           axes().rank, axes().keys.size(), cp_.rank(), cp_.size());
   require(static_cast<int>(axes().first_query.size()) >= axis_.segments(), "sparse attention: first queries of {} segments, keys of {}",
@@ -45,7 +45,9 @@ std::vector<double> PatternSource::query_shares() const {
   return share;
 }
 
-std::int64_t PatternSource::choose(int layer, const Tensor& coverage, std::int64_t heads) const {
+std::int64_t PatternSource::choose(int layer, Tensor coverage, std::int64_t heads) const {
+  join(sp_, coverage, Reduction::sum);
+  heads *= sp_.size();
   const std::vector<std::int64_t> counts = query_counts();
   const std::int64_t queries = std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) * heads;
   const Tensor sums = coverage.to(host_device());
@@ -55,18 +57,18 @@ std::int64_t PatternSource::choose(int layer, const Tensor& coverage, std::int64
   return policy_->choose(layer, mean);
 }
 
-void PatternSource::join(Tensor& tensor, Reduction reduction) const {
-  if (cp_.size() == 1 || tensor.numel() == 0) return;
+void PatternSource::join(const Communicator& ranks, Tensor& tensor, Reduction reduction) const {
+  if (ranks.size() == 1 || tensor.numel() == 0) return;
   Scope wait(recorder_, EventKind::ring_wait);
   wait.bytes = static_cast<std::int64_t>(tensor.bytes());
-  cp_.all_reduce(tensor, reduction);
+  ranks.all_reduce(tensor, reduction);
 }
 
 std::unique_ptr<IndexSource> pattern_source(const Communicator& cp, AttentionAxes axes, const AttentionOptions& options, BudgetPolicy* policy,
-                                            Recorder* recorder) {
-  if (options.pattern == "vertical_slash") return std::make_unique<VerticalSlashSource>(cp, std::move(axes), options, policy, recorder);
-  if (options.pattern == "moba") return std::make_unique<MobaSource>(cp, std::move(axes), options, policy, recorder);
-  if (options.pattern == "xattention") return std::make_unique<XAttentionSource>(cp, std::move(axes), options, policy, recorder);
+                                            Recorder* recorder, const Communicator& sp) {
+  if (options.pattern == "vertical_slash") return std::make_unique<VerticalSlashSource>(cp, sp, std::move(axes), options, policy, recorder);
+  if (options.pattern == "moba") return std::make_unique<MobaSource>(cp, sp, std::move(axes), options, policy, recorder);
+  if (options.pattern == "xattention") return std::make_unique<XAttentionSource>(cp, sp, std::move(axes), options, policy, recorder);
   fail("attention.pattern = \"{}\" has no index builder; allowed: vertical_slash, moba, xattention", options.pattern);
 }
 

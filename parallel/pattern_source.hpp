@@ -21,8 +21,8 @@ struct HeadBudget {
 /// Builds a layer's index at its first forward and keeps it for the micro-batch.
 class PatternSource : public IndexSource {
  public:
-  /// `cp`: the ring's ranks.  `policy` may be null: then the budgets are those of `options`.
-  PatternSource(Communicator cp, AttentionAxes axes, const AttentionOptions& options, BudgetPolicy* policy, Recorder* recorder);
+  /// `cp`: the ring's ranks; `sp`: those with the other heads of the same tokens (Ulysses).  `policy` may be null: then the budgets are those of `options`.
+  PatternSource(Communicator cp, Communicator sp, AttentionAxes axes, const AttentionOptions& options, BudgetPolicy* policy, Recorder* recorder);
   const std::vector<AttentionIndex>& shards(const AttentionInputs& in) final;
   bool reads_keys(int layer) const final { return layers_.count(layer) == 0; }
 
@@ -37,23 +37,25 @@ class PatternSource : public IndexSource {
   std::vector<std::int64_t> query_counts() const;
   std::vector<double> query_shares() const;
   std::vector<std::int64_t> candidates() const { return {policy_->candidates().begin(), policy_->candidates().end()}; }
-  /// The policy's choice given the coverage at its candidates [candidates] i64, in kCoverageUnit, summed over queries and heads on all ranks.
-  std::int64_t choose(int layer, const Tensor& coverage, std::int64_t heads) const;
+  /// The policy's choice given the coverage at its candidates [candidates] i64, in kCoverageUnit, summed over the queries of all ranks of the ring
+  /// and the `heads` here; sums over the heads of the other ranks.  Collective over `sp`.
+  std::int64_t choose(int layer, Tensor coverage, std::int64_t heads) const;
   /// Sums (maxima) a tensor over the ring's ranks.
-  void join(Tensor& tensor, Reduction reduction) const;
+  void join(Tensor& tensor, Reduction reduction) const { join(cp_, tensor, reduction); }
 
-  const Communicator cp_;
+  const Communicator cp_, sp_;
   const AttentionOptions options_;
   BudgetPolicy* const policy_;
   Recorder* const recorder_;
   const KeyAxis axis_;
 
  private:
+  void join(const Communicator& ranks, Tensor& tensor, Reduction reduction) const;
   std::map<int, std::vector<AttentionIndex>> layers_;
 };
 
 /// The source of options.pattern ("vertical_slash", "moba" or "xattention").
 std::unique_ptr<IndexSource> pattern_source(const Communicator& cp, AttentionAxes axes, const AttentionOptions& options, BudgetPolicy* policy,
-                                            Recorder* recorder);
+                                            Recorder* recorder, const Communicator& sp = {});
 
 }  // namespace ballast

@@ -56,6 +56,25 @@ class SparseBalance(RunCase):
         self.assertGreater(len(seen), 1)
         self.assertTrue(any(b > 3 for b in seen), seen)
 
+    def test_budgets_are_those_of_one_rank_on_any_mesh(self):
+        expected = losses = None
+        for name, ranks, mesh in (("one", 1, {}), ("sp", 2, {"sp": 2}), ("sp-cp", 4, {"sp": 2, "cp_inner": 2})):
+            run = self.out(name)
+            self.run_ballast(ranks, "train", self.deck(steps=2, **{"dp": 1, **mesh}), *BUDGETS, "batching.method=none", "-d", run)
+            found, _ = self.choices(run)
+            self.assertEqual(len(found), ranks)
+            curve = [float(row["loss"]) for row in self.steps(run) if "loss" in row]
+            if expected is None:
+                expected, losses = found[0], curve
+                self.assertGreater(len({budget for choices in expected.values() for _, _, _, budget, _ in choices}), 1)
+            for steps in found.values():
+                for step, choices in steps.items():
+                    self.assertEqual([c[:4] for c in choices], [c[:4] for c in expected[step]], f"{name} step {step}")
+                    for (*_, loss), (*_, of_one) in zip(choices, expected[step]):
+                        self.assertAlmostEqual(loss, of_one, delta=5e-6)
+            for a, b in zip(curve, losses):
+                self.assertAlmostEqual(a, b, delta=2e-5)
+
     def test_needle_deck_tunes_budgets(self):
         deck = os.path.join(os.environ["BALLAST_ROOT"], "inputs", "sparsebalance", "needle.toml")
         few = ["run.steps=3", "model.layers=2", "curriculum.steps=0", "data.needle_length_share=[4,0,0,2,1]", "data.needle_held_out=2", "eval.every_steps=3", "checkpoint.every_steps=0"]
@@ -133,7 +152,7 @@ class SparseBalance(RunCase):
 
     def test_what_cannot_combine_is_refused(self):
         deck = self.deck(dp=1)
-        for overrides, message in ((["dst.enabled=true"], "has none"), (BUDGETS + ["mesh.sp=2"], "Ulysses"), (BUDGETS + ["costs.forward_pair_s=0"], "profile.table"),
+        for overrides, message in ((["dst.enabled=true"], "has none"), (BUDGETS + ["batching.method=hbp", "batching.groups=[300,900]", "batching.group_ranks=[1,2]"], "packs of one rank"), (BUDGETS + ["costs.forward_pair_s=0"], "profile.table"),
                                    (BUDGETS + ["attention.pattern=vertical_slash"], "dst.base_budget"), (BUDGETS + ["dst.budgets=[1,2]"], "lacks"),
                                    (BUDGETS + ["attention.index=generated"], "routing scores")):
             done = self.run_ballast(1, "train", deck, *overrides, "-d", self.out("refused"), status=1)
