@@ -1,6 +1,7 @@
 // Pipeline schedules as plans: GPipe, 1F1B, ChunkFlow's state-aware 1F1B and its zero-bubble variant, for micro-batches of any lengths and dependent chunks.
 // Sources: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2021), ChunkFlow Sections 4.2 and 4.3, Algorithm 2.
 #pragma once
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,10 @@
 #include "core/schedule.hpp"
 
 namespace ballast {
+
+/// Messages of one payload that a stage may be ahead of its neighbour's receives.  A transport may make the sender's host wait beyond that
+/// (parallel/nccl_group.cpp does), so every schedule here runs with this many.
+inline constexpr std::size_t kTransfersAhead = 8;
 
 /// groups[g]: micro-batches (indices in the data-parallel rank's list) of one sample's dependent chunks, ascending; a standalone
 /// micro-batch is a group of one.  Forward runs ascending inside a group, backward descending.

@@ -112,9 +112,10 @@ class ListScheduler {
     const Item* again = nullptr;
     if (state.next_backward < backward_.size()) {
       const Item& next = backward_[state.next_backward];
-      if (state.formed[next.micro_batch])
-        offer(split() ? OpKind::backward_input : OpKind::backward, s + 1 < stages_ ? state_[s + 1].gradient_at[next.micro_batch] : 0.0, next);
-      else if (discarded(next) && !first_of_group(state.next_backward))
+      if (state.formed[next.micro_batch]) {
+        if (may_send(s, Payload::gradient))
+          offer(split() ? OpKind::backward_input : OpKind::backward, s + 1 < stages_ ? state_[s + 1].gradient_at[next.micro_batch] : 0.0, next);
+      } else if (discarded(next) && !first_of_group(state.next_backward))
         again = &next;
     }
     // A group that is on its way back gets the last slot, so that it goes on whatever the forwards do.
@@ -124,7 +125,7 @@ class ListScheduler {
     if (rules_.weights == Weights::lag && static_cast<int>(state.weights.size()) > s) offer(OpKind::backward_weight, 0, state.weights.front());
     if (state.next_forward < forward_.size()) {
       const Item& next = forward_[state.next_forward];
-      if (discarded(next) || room) offer(OpKind::forward, s > 0 ? state_[s - 1].output_at[next.micro_batch] : 0.0, next);
+      if ((discarded(next) || room) && may_send(s, Payload::activation)) offer(OpKind::forward, s > 0 ? state_[s - 1].output_at[next.micro_batch] : 0.0, next);
     }
     if (again != nullptr && !rules_.recompute_first) offer(OpKind::recompute, 0, *again);
     if (again == nullptr && rules_.early_recompute && room) {
@@ -138,6 +139,13 @@ class ListScheduler {
     return best;
   }
 
+  /// Whether the neighbour has begun to receive enough for one more message: a host that waits to send receives nothing, and two that wait
+  /// for each other wait for ever.  Some stage can always go on: the first sends no gradients, and its live slots reach the group on its way back.
+  bool may_send(int s, Payload payload) const {
+    if (payload == Payload::activation)
+      return s + 1 == stages_ || state_[s].next_forward - state_[s + 1].next_forward < kTransfersAhead;
+    return s == 0 || state_[s].next_backward - state_[s - 1].next_backward < kTransfersAhead;
+  }
   /// Whether stage s may hold one more micro-batch's activations beside what it has and `reserved`.
   bool fits(int s, int reserved) const {
     const int whole = state_[s].live - static_cast<int>(state_[s].weights.size());

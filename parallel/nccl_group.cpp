@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "core/pipeline_schedule.hpp"
 #include "kernels/cuda/device.hpp"
 
 namespace ballast {
@@ -58,7 +59,7 @@ struct NcclGroup::Impl {
   std::vector<cudaEvent_t> free_events;
   // Behind a peer that stopped, transfers wait on the device for ever.  A host that goes on launching work fills the launch queue (about
   // a thousand entries) and then blocks inside the driver, where no time limit reaches it.  So it runs at most this many transfers ahead.
-  static constexpr std::size_t kAhead = 8;
+  static constexpr std::size_t kAhead = kTransfersAhead;
   std::array<cudaEvent_t, kAhead> ends{};
   std::size_t transfers = 0;
 

@@ -119,6 +119,25 @@ void expect_state_aware(const Schedule& schedule, const ChunkGroups& groups, int
   }
 }
 
+TEST(PipelineSchedule, LongSamplesNeverRunFurtherAheadThanATransportAllows) {
+  ChunkGroups groups(4);
+  std::vector<double> length;
+  for (auto& group : groups)
+    for (int c = 0; c < 40; ++c) {
+      group.push_back(static_cast<int>(length.size()));
+      length.push_back(1);
+    }
+  for (int stages : {2, 3, 4})
+    for (const bool split : {false, true})
+      for (const int k : {1, 4}) {
+        SCOPED_TRACE(fmt::format("{} stages, k {}, split {}", stages, k, split));
+        const Schedule schedule = state_aware_schedule(groups, stages, k, proportional(length, 0.3), 2, split);
+        EXPECT_EQ(problems(schedule), "");
+        EXPECT_TRUE(runs_with_buffers(schedule, kTransfersAhead));
+        expect_state_aware(schedule, groups, k);
+      }
+}
+
 TEST(PipelineSchedule, RandomMixesNeverDeadlockAndKeepTheBounds) {
   const unsigned seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -144,7 +163,7 @@ TEST(PipelineSchedule, RandomMixesNeverDeadlockAndKeepTheBounds) {
     const auto check = [&](const char* what, const Schedule& schedule, int keep) {
       SCOPED_TRACE(fmt::format("{} trial {}: {} stages, k {}", what, trial, stages, k));
       EXPECT_EQ(problems(schedule), "");
-      EXPECT_TRUE(runs_with_buffers(schedule, 8));
+      EXPECT_TRUE(runs_with_buffers(schedule, kTransfersAhead));
       const SimulatedSchedule result = simulate(schedule, costs);
       EXPECT_GE(result.step_time_s, work - 1e-9);
       EXPECT_NEAR(result.bubble_ratio, 1 - work / result.step_time_s, 1e-9);
