@@ -112,16 +112,8 @@ TEST(OverheadShare, SumsBeforeItDivides) {
 }
 
 TEST(OverheadShare, SecondsOfAKindAreThoseOfItsStep) {
-  const auto event = [](EventKind kind, int step, double begin, double end) {
-    Event e;
-    e.kind = kind;
-    e.step = step;
-    e.begin_s = begin;
-    e.end_s = end;
-    return e;
-  };
-  const std::vector<Event> events{event(EventKind::tuning, 0, 0, 9), event(EventKind::tuning, 1, 10, 10.5), event(EventKind::gradient_reduce, 1, 10.1, 10.2),
-                                  event(EventKind::tuning, 1, 12, 12.25), event(EventKind::planning, 1, 13, 14)};
+  const std::vector<Event> events{event(EventKind::tuning, 0, 9, 0), event(EventKind::tuning, 10, 10.5, 1), event(EventKind::gradient_reduce, 10.1, 10.2, 1),
+                                  event(EventKind::tuning, 12, 12.25, 1), event(EventKind::planning, 13, 14, 1)};
   EXPECT_DOUBLE_EQ(kind_seconds(events, EventKind::tuning, 1), 0.75) << "what waits inside it belongs to it";
   EXPECT_DOUBLE_EQ(kind_seconds(events, EventKind::planning, 1), 1);
   EXPECT_DOUBLE_EQ(kind_seconds(events, EventKind::planning, 0), 0);

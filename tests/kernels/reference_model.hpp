@@ -10,6 +10,21 @@
 
 namespace ballast::reference {
 
+/// Two layers, small and of odd sizes, so that the plain loops take milliseconds.
+inline ModelShape small_shape() {
+  ModelShape s;
+  s.layers = 2;
+  s.hidden = 12;
+  s.query_heads = 4;
+  s.kv_heads = 2;
+  s.head_dim = 6;
+  s.intermediate = 10;
+  s.vocabulary = 17;
+  s.rope_theta = 100;
+  s.original_context = 64;
+  return s;
+}
+
 struct Tokens {
   std::vector<std::int32_t> token, target, position, segment;
 };

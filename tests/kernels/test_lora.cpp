@@ -14,15 +14,7 @@ namespace {
 using namespace numeric;
 
 ModelShape shape_with(const std::vector<std::string>& projections, double dropout_rate = 0) {
-  ModelShape s;
-  s.layers = 2;
-  s.hidden = 12;
-  s.query_heads = 4;
-  s.kv_heads = 2;
-  s.head_dim = 6;
-  s.intermediate = 10;
-  s.vocabulary = 17;
-  s.rope_theta = 100;
+  ModelShape s = reference::small_shape();
   s.qkv_bias = true;
   s.lora = {3, 5.0, dropout_rate, projections, 99};
   return s;

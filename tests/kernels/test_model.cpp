@@ -11,20 +11,7 @@ namespace ballast {
 namespace {
 
 using namespace numeric;
-
-ModelShape small_shape() {
-  ModelShape s;
-  s.layers = 2;
-  s.hidden = 12;
-  s.query_heads = 4;
-  s.kv_heads = 2;
-  s.head_dim = 6;
-  s.intermediate = 10;
-  s.vocabulary = 17;
-  s.rope_theta = 100;
-  s.original_context = 64;
-  return s;
-}
+using reference::small_shape;
 
 struct Case {
   const char* name;
