@@ -1,0 +1,58 @@
+"""tests/bars: its decks are valid, its commands run at laptop size, its figures are read from what programs print."""
+import json
+import os
+import subprocess
+import sys
+
+from runs import BALLAST, RunCase
+
+ROOT = os.environ["BALLAST_ROOT"]
+BARS = [sys.executable, os.path.join(ROOT, "tests", "bars"), "--programs", os.path.dirname(BALLAST)]
+
+
+class Bars(RunCase):
+    def run_bars(self, *arguments, code=0):
+        done = subprocess.run([*BARS, *arguments], capture_output=True, text=True, timeout=300, check=False)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done.stdout
+
+    def test_every_deck_takes_its_overrides(self):
+        lines = self.run_bars("--check").splitlines()
+        self.assertGreater(len(lines), 50)
+        self.assertEqual([line for line in lines if not line.endswith(": ok")], [])
+
+    def test_commands_run_on_the_host(self):
+        out = self.out("bars")
+        printed = self.run_bars("--host", "--gpus", "2", "--out", out, "ring", "memory", "hbp")
+        self.assertNotIn("no figure", printed)
+        with open(os.path.join(out, "figures.json")) as file:
+            figures = {f["what"]: f for f in json.load(file)}
+        # Memory is exact on the host too: chunks and windows bound it, not the sequence.
+        self.assertEqual(figures["peak memory of a 256K sequence / 32K, chunks of 2K, offloaded"]["held"], "held", printed)
+        self.assertGreater(figures["128K + short mix: hbp, x isf at SP 1"]["value"], 0)
+
+    def test_figures_are_read_from_what_is_printed(self):
+        folder = os.path.join(self.out("bars"), "attention")
+        os.makedirs(folder)
+        outputs = {
+            "check": "  0.1 s  dense\n0 failures\n",
+            "time": "dense 32K D128 16/2                fwd     6.680 ms  658.0 TF/s | bwd    22.100 ms  498.0 TF/s | det   25.500 ms | index   0.100 ms\n"
+                    "packed, all: fwd 514.0 bwd 445.0 both 462.0 TF/s = 0.770 of dense; useful share of tiles: fwd 0.942 bwd 0.933\n"
+                    "5% of 128K, aligned runs of 2      fwd     1.000 ms  501.0 TF/s | bwd     1.000 ms  386.0 TF/s | det    1.000 ms | index   0.180 ms\n"
+                    "vertical slash 128K, built here    conversion  1.400 + fwd =   7.300 ms (fwd  500.0 TF/s) | bwd   25.000 ms  500.0 TF/s | observe  1.600 select  1.000 ms\n",
+            "peers": "cudnn 32K    fwd     6.680 ms   658.0 TF/s | bwd    11.050 ms   995.0 TF/s\nflex 5%      fwd     1.000 ms   334.0 TF/s | bwd     1.000 ms   193.0 TF/s\n",
+        }
+        for name, text in outputs.items():
+            with open(os.path.join(folder, name + ".txt"), "w") as file:
+                file.write(text)
+        self.run_bars("--again", "--gpus", "1", "--out", os.path.dirname(folder), "attention", code=1)  # some are missed, some absent
+        with open(os.path.join(os.path.dirname(folder), "figures.json")) as file:
+            figures = {f["what"]: (f["value"], f["held"]) for f in json.load(file)}
+        self.assertEqual(figures["dense 32K forward, x cuDNN"], (1.0, "held"))
+        self.assertEqual(figures["dense 32K backward, x cuDNN"], (0.5, "MISSED"))
+        self.assertEqual(figures["dense 8K forward, x cuDNN"], (None, "no figure"))
+        self.assertEqual(figures["5 % of 128K, aligned runs of 2, forward, per pair, x FlexAttention"], (1.5, "held"))
+        self.assertEqual(figures["5 % of 128K, aligned runs of 2, backward, per pair, x FlexAttention"], (2.0, "held"))
+        self.assertEqual(figures["packed lengths, forward + backward, x own dense rate"], (0.77, "MISSED"))
+        self.assertEqual(figures["vertical slash 128K, index + forward, x MTraining's kernels"], (2.0, "held"))
+        self.assertAlmostEqual(figures["vertical slash 128K, backward, x MTraining's kernels"][0], 2.92)

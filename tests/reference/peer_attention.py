@@ -1,0 +1,74 @@
+"""Attention kernels of PyTorch on one GPU, the peers of `attention_bench time`: scaled-dot-product attention over cuDNN (dense causal) and FlexAttention
+(5 % of 128K tokens in blocks of 128, the diagonal and the first block among them). 16 query and 2 key/value heads of 128, bf16, medians of device events.
+
+    python3 tests/reference/peer_attention.py
+"""
+import random
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+Q_HEADS, KV_HEADS, D, BLOCK = 16, 2, 128, 128
+
+
+def median_ms(work, repeats=7):
+    for _ in range(2):
+        work()
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return sorted(times)[repeats // 2]
+
+
+def time_forward_and_backward(name, tokens, pairs, attention):
+    q, k, v = (torch.randn(1, heads, tokens, D, device="cuda", dtype=torch.bfloat16, requires_grad=True) for heads in (Q_HEADS, KV_HEADS, KV_HEADS))
+    d_out = torch.randn_like(q)
+    forward = median_ms(lambda: attention(q, k, v))
+    out = attention(q, k, v)
+
+    def backward():
+        q.grad = k.grad = v.grad = None
+        out.backward(d_out, retain_graph=True)
+
+    back = median_ms(backward)
+    flops = 4 * D * Q_HEADS * pairs
+    print(f"{name:12} fwd {forward:9.3f} ms {flops / forward / 1e9:7.1f} TF/s | bwd {back:9.3f} ms {2.5 * flops / back / 1e9:7.1f} TF/s", flush=True)
+
+
+def causal(batch, head, query, key):
+    return query >= key
+
+
+def sparse_blocks(tokens, kept):
+    """Random whole blocks of keys for every block of queries, and the diagonal under the causal mask: `kept` of the visible pairs."""
+    blocks, rng = tokens // BLOCK, random.Random(1)
+    counts, lists = torch.zeros(1, 1, blocks, dtype=torch.int32), torch.zeros(1, 1, blocks, blocks, dtype=torch.int32)
+    for row in range(blocks):
+        chosen = sorted({0, *rng.sample(range(row), int(kept * row))}) if row else []
+        counts[0, 0, row] = len(chosen)
+        lists[0, 0, row, : len(chosen)] = torch.tensor(chosen, dtype=torch.int32)
+    ones, diagonal = torch.ones(1, 1, blocks, dtype=torch.int32), torch.zeros(1, 1, blocks, blocks, dtype=torch.int32)
+    diagonal[0, 0, :, 0] = torch.arange(blocks)
+    mask = BlockMask.from_kv_blocks(ones.cuda(), diagonal.cuda(), counts.cuda(), lists.cuda(), BLOCK_SIZE=BLOCK, mask_mod=causal)
+    return mask, int(counts.sum()) * BLOCK * BLOCK + blocks * BLOCK * (BLOCK + 1) // 2
+
+
+def main():
+    torch.manual_seed(0)
+    for tokens in (8192, 32768, 131072):
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            time_forward_and_backward(f"cudnn {tokens // 1024}K", tokens, tokens * (tokens + 1) / 2,
+                                      lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
+    mask, pairs = sparse_blocks(131072, 0.05)
+    flex = torch.compile(flex_attention, dynamic=False)
+    time_forward_and_backward("flex 5%", 131072, pairs, lambda q, k, v: flex(q, k, v, block_mask=mask, enable_gqa=True))
+
+
+main()
