@@ -158,9 +158,8 @@ class StoredGroups(Hbp):
         import h5py
         table = self.out("table.h5")
         wants = ["batching.method=hbp", "batching.groups_from=profile", f"profile.table={table}", "batching.select_lengths=[80,160,300]", "run.precision=fp64",
-                 "batching.global_tokens=2500", "batching.select_memory_gib=0.01"]
-        bins = ["profile.lengths=[64,128,320]", "profile.recompute=[none,full]", "profile.repeats=3", "profile.warmup=1", "profile.held_out=0", "profile.largest_message=65536",
-                "profile.repair_limit=10"]
+                 "batching.global_tokens=2500", "batching.select_memory_gib=0.01", "profile.repair_limit=10"]
+        bins = ["profile.lengths=[64,128,320]", "profile.recompute=[none,full]", "profile.repeats=3", "profile.warmup=1", "profile.held_out=0", "profile.largest_message=65536"]
 
         def run(command, *overrides, dp=2, status=0, **values):
             return self.run_ballast(dp if command in ("train", "profile") else 1, command, self.deck("deck.toml", steps=4, every=0, dp=dp, **values), *wants, *overrides, status=status)
