@@ -373,6 +373,8 @@ def compare(analyses):
     if left.lines:
         left.legend()
     _integer_axis(left.xaxis)
+    slanted = max(map(len, labels)) >= 12
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.34 if slanted else -0.16), "fontsize": 7.5}
     offset = np.zeros(len(analyses))
     means = []
     for a in analyses:
@@ -385,15 +387,15 @@ def compare(analyses):
             middle.bar(range(len(labels)), means[:, c] * factor, bottom=offset * factor, width=0.66, color=CATEGORY_COLOURS[name], label=name)
             offset += means[:, c]
     middle.set(ylabel=f"time per step ({unit})", title="Step time, mean")
-    middle.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=2, fontsize=7.5, handlelength=1.1, columnspacing=1)
+    middle.legend(**below, ncol=2, handlelength=1.1, columnspacing=1)
     at, width = np.arange(len(labels)), 0.26
     for i, name in enumerate(("load balance", "communication efficiency", "parallel efficiency")):
         right.bar(at + (i - 1) * width, [a.pop[i] for a in analyses], width * 0.92, color=SERIES[i], label=name)
     right.set(ylim=(0, 1.02), ylabel="efficiency", title="POP efficiencies")
-    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=1, fontsize=7.5)
+    right.legend(**below, ncol=1)
     for ax in (middle, right):
         ax.set_xticks(range(len(labels)))
-        ax.set_xticklabels(labels, rotation=0 if max(map(len, labels)) < 12 else 20, ha="center" if max(map(len, labels)) < 12 else "right")
+        ax.set_xticklabels(labels, rotation=20 if slanted else 0, ha="right" if slanted else "center")
         ax.grid(axis="x", visible=False)
     return figure
 

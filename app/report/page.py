@@ -77,7 +77,9 @@ def table_html(table):
     tag = [' class="text"' if t else "" for t in text]
     head = "".join(f"<th{tag[c]}>{escape(name)}</th>" for c, name in enumerate(table.columns))
     body = ""
-    for row in table.rows:
+    for r, row in enumerate(table.rows):
+        if table.row_formats:
+            formats = ("",) + (table.row_formats[r],) * (len(row) - 1)
         total = ' class="total"' if isinstance(row[0], str) and row[0].startswith("all") else ""
         body += f"<tr{total}>" + "".join(f"<td{tag[c]}>{cell(v, formats[c])}</td>" for c, v in enumerate(row)) + "</tr>\n"
     title = f"<h3>{escape(table.title)}</h3>" if table.title else ""

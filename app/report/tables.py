@@ -18,6 +18,7 @@ class Table:
     rows: list      # numbers or texts
     formula: str = ""
     formats: tuple = ()  # one a column; "" for texts and plain numbers
+    row_formats: tuple = ()  # instead, where rows differ: one a row, of all its columns but the first
 
     def write_csv(self, path):
         with open(path, "w", newline="", encoding="utf-8") as out:
@@ -183,13 +184,14 @@ COMPARED = [("ranks", "ranks", ""), ("steps", "steps", ""), ("step_time_s", "ste
 def comparison(analyses):
     """Several runs side by side: a row a metric, a column a run."""
     summaries = [summary(a) for a in analyses]
-    rows = []
+    rows, formats = [], []
     for key, label, spec in COMPARED:
         values = [s.get(key) for s in summaries]
         if any(v is not None for v in values):
             values = [v / 2**20 if key == "peak_bytes" and v is not None else v for v in values]
-            rows.append([label] + ["" if v is None else format(v, spec) for v in values])
-    return Table("comparison", "Comparison", ["metric"] + [a.run.name for a in analyses], rows)
+            rows.append([label] + ["" if v is None else v for v in values])
+            formats.append(spec)
+    return Table("comparison", "Comparison", ["metric"] + [a.run.name for a in analyses], rows, row_formats=tuple(formats))
 
 
 SHOWN = (pop, ring, sparsity, steps_balance, predicted, batch, overheads, regions, memory, ranks)
