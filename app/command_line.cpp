@@ -20,8 +20,8 @@ constexpr std::array kCommands = {
             false, check_command},
     Command{"pack", "run the batching plan over the deck's data and print the balance metrics", false, pack_command},
     Command{"profile", "measure a layer's latency and memory and the links' speed; write a profile table", true, profile_command},
-    Command{"plan", "time rings, balance and pipeline schedules from the deck's costs, without starting ranks", false, plan_command},
-    Command{"eval", "held-out loss of a checkpoint", true, eval_command},
+    Command{"plan", "time rings, sparse balance, pipelines and packing groups from stated costs or a profile table, without starting ranks", false, plan_command},
+    Command{"eval", "held-out loss of a checkpoint or of model.weights; needle accuracy", true, eval_command},
     Command{"export", "write a checkpoint's weights as a Hugging Face folder: config.json and safetensors", true, export_command},
     Command{"bench", "time an operation against a reference", true, bench_command},
 };
@@ -88,8 +88,7 @@ ParsedLine parse_command_line(const std::vector<std::string>& arguments) {
     std::string text = deck_help(block);
     if (!text.empty()) return {std::nullopt, std::move(text), 0};
     std::vector<std::string> names;
-    for (const auto& b : deck_blocks())
-      if (b.feature.empty()) names.push_back(b.name);
+    for (const auto& b : deck_blocks()) names.push_back(b.name);
     const std::string near = nearest_name(block, names);
     return {std::nullopt,
             fmt::format("ballast --help deck {}: no such block{}; blocks: {}\n", block, near.empty() ? "" : " (did you mean " + near + "?)",

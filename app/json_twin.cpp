@@ -1,10 +1,22 @@
 #include "app/json_twin.hpp"
 
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "core/error.hpp"
 
 namespace ballast {
+
+std::string json_problem(const std::string& file) {
+  if (file.empty()) return "";
+  const bool there = std::filesystem::exists(file);
+  const bool opens = std::ofstream(file, std::ios::app).good();
+  const std::string why = opens ? "" : std::strerror(errno);
+  if (std::error_code ignored; opens && !there) std::filesystem::remove(file, ignored);
+  return opens ? "" : fmt::format("--json {}: the file cannot be written: {}", file, why);
+}
 
 void write_json(const std::string& file, const nlohmann::ordered_json& value) {
   if (file.empty()) return;

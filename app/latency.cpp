@@ -47,7 +47,13 @@ ProfileTable load_profile(const Deck& deck, std::vector<std::string>& notes, con
   const ProfileTable table = read_profile(path);
   const auto here = device == nullptr ? planned_identity(deck) : measured_identity(deck, *device, planned_type(deck));
   notes = identity_differences(path, table, here, deck.boolean("profile.allow_mismatch"));
-  return checked(table, deck.real("profile.repair_limit"), notes);
+  if (const auto hardware = table.identity.find("hardware"); device == nullptr && hardware != table.identity.end())
+    notes.push_back(fmt::format("times of {}, measured on {}", path, hardware->second));
+  try {
+    return checked(table, deck.real("profile.repair_limit"), notes);
+  } catch (const Error& e) {
+    fail("{}: {}", path, e.what());
+  }
 }
 
 LatencyOptions latency_options(const Deck& deck, const std::string& pattern) {
@@ -77,8 +83,8 @@ LatencyModel latency_model(const Deck& deck, std::vector<std::string>& notes, co
   if (!deck.text("profile.table").empty()) {
     const ProfileTable table = load_profile(deck, notes, device);
     require(pattern == "dense" || table.block_tokens == budget_block_tokens(deck),
-            "{}: budgets of profile table {} count blocks of {} tokens, the deck's of {}", deck.file, deck.text("profile.table"),
-            table.block_tokens, budget_block_tokens(deck));
+            "{}: budgets of profile table {} count blocks of {} tokens, the deck's of {}; measure a table for the deck's with `ballast profile`", deck.file,
+            deck.text("profile.table"), table.block_tokens, budget_block_tokens(deck));
     return LatencyModel(table, latency_options(deck, pattern));
   }
   const double pair_s = deck.real("costs.forward_pair_s");

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "app/command_line.hpp"
+#include "app/json_twin.hpp"
 
 namespace ballast {
 namespace {
@@ -24,6 +25,8 @@ int launched_rank() {
 int run_plain(const Command& command, const CommandLine& line) {
   if (launched_rank() != 0) return 0;  // one process says it all
   try {
+    const std::string unwritable = json_problem(line.json);
+    require(unwritable.empty(), "{}", unwritable);
     return command.run(line);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "ballast: %s\n", e.what());
@@ -34,6 +37,9 @@ int run_plain(const Command& command, const CommandLine& line) {
 /// An error that all ranks share is printed by rank 0, and all leave; one rank's own error ends the others too.
 int run_on_ranks(const Command& command, const CommandLine& line) {
   try {
+    const Communicator world = Communicator::world();
+    const std::string unwritable = world.rank() == 0 ? json_problem(line.json) : "";
+    check_all(world, unwritable.empty(), unwritable);
     return command.run(line);
   } catch (const CollectiveError& e) {
     if (Communicator::world().rank() == 0) std::fprintf(stderr, "ballast: %s\n", e.what());

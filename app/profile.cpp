@@ -218,43 +218,43 @@ void print(const ProfileTable& table) {
     fmt::print("link {}: {:.2f} us, {:.2f} GB/s each way\n", l.level, 1e6 * l.latency_s, 1e-9 * l.bytes_per_s);
 }
 
-}  // namespace
-
-int profile_command(const CommandLine& line) {
-  const Communicator world = Communicator::world();
-  const Deck deck = line.deck(world, {.data = false, .groups = false});
-  const RunOptions options = RunOptions::from(deck);
-  const Mesh mesh(world, options.mesh);
-  const BackendChoice backend = choose_backend(deck, world);
-  const std::string folder = line.output_folder(deck);
-  const std::string path = deck.text("profile.table").empty() ? folder + "/profile.h5" : deck.text("profile.table");
-  const ProfileBins bins(deck, backend.device->space() == Space::cuda);
-  const auto begin = std::chrono::steady_clock::now();
-  const auto seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
-
+/// What one run of the command found.
+struct Profiled {
+  std::string path;
   ProfileTable measured;
-  measured.identity = measured_identity(deck, *backend.device, backend.dtype);
-  measured.identity["software"] = fmt::format("ballast {} ({})", version(), git_hash());
-  measured.identity["ranks"] = fmt::to_string(world.size());
-  measured.block_tokens = bins.block_tokens;
-  LayerProfiler layer(options.model, backend.dtype, *backend.device, *backend.clock,
-                      {deck.integer("model.head_chunk_tokens"), seed});
-  const std::vector<ProfilePoint> points = profile_points(bins);
-  layer.repeat(repeat_rule(world, deck, bins, points, layer));
-  Measurement rows(world, measured);
-  for (const ProfilePoint& point : points) measure(bins, point, layer, rows);
-  measured.links = measure_links(mesh, *backend.device, deck.integer("profile.repeats"), deck.integer("profile.largest_message"));
-
-  // What the file will be read as.
+  std::vector<HeldOut> held_out;
   std::vector<std::string> notes;
+  std::string pattern;
+  std::optional<PlanPart> selected;
+  double seconds = 0;
+  double error(double HeldOut::*predicted) const { return median_error(held_out, predicted); }
+};
+
+/// Writes the table and returns it as it will be read.  One that would be refused goes elsewhere: an earlier one at `path` stays.  Collective.
+ProfileTable keep(const Communicator& world, const Deck& deck, Profiled& found) {
   ProfileTable table;
-  together(world, [&] { table = checked(measured, deck.real("profile.repair_limit"), notes); });
+  together(world, [&] {
+    const bool writes = world.rank() == 0;
+    try {
+      table = checked(found.measured, deck.real("profile.repair_limit"), found.notes);
+    } catch (const Error& e) {
+      const std::string kept = std::filesystem::path(found.path).replace_extension(".refused.h5").string();
+      if (writes) write_profile(kept, found.measured);
+      fail("{}; what was measured is kept in {}, which profile.table may name with a larger profile.repair_limit", e.what(), kept);
+    }
+    if (writes) write_profile(found.path, found.measured);
+  });
+  return table;
+}
+
+/// Times layers that the table did not see.  Collective.
+std::vector<HeldOut> measure_held_out(const Communicator& world, const Deck& deck, const ProfileBins& bins, const ProfileTable& table, LayerProfiler& layer) {
   LatencyOptions series;
   series.pattern = bins.pattern;
   series.recompute = bins.recompute.front();
   const LatencyModel model(table, series);
   const Analytic analytic(bins, model, layer);
-  std::vector<HeldOut> held_out = draw_points(bins, deck.integer("profile.held_out"), seed);
+  std::vector<HeldOut> held_out = draw_points(bins, deck.integer("profile.held_out"), static_cast<std::uint64_t>(deck.integer("run.seed")));
   for (HeldOut& p : held_out) {
     const MeasuredPasses m = layer.whole(p.segments, p.budget, bins.block_tokens, series.recompute);
     p.measured_s = world.all_reduce(m.forward.median_s + m.backward.median_s, Reduction::max);
@@ -262,37 +262,38 @@ int profile_command(const CommandLine& line) {
     p.flops_s = layer.flops(p.tokens(), pairs(p.segments, p.budget, bins.block_tokens)) / analytic.rate;
     p.length_s = analytic.by_length(static_cast<double>(p.tokens()));
   }
-  together(world, [&] {
-    if (world.rank() == 0) write_profile(path, measured);
-  });
-  std::optional<PlanPart> selected;
-  together(world, [&] {
-    if (world.rank() != 0) return;
-    Deck with_table = deck;
-    with_table.set("profile.table", path, "this run");
-    selected = plan_groups(with_table);
-  });
-  if (world.rank() != 0) return 0;
+  return held_out;
+}
 
-  fmt::print("profile of one layer on {} ({})\n", measured.identity["hardware"], measured.identity["layer"]);
-  if (!backend.note.empty()) fmt::print("note: {}\n", backend.note);
-  for (const std::string& note : notes) fmt::print("note: {}\n", note);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  fmt::print("measured in {:.1f} s, preparations included\n", seconds);
-  print(measured);
-  if (measured.links.empty()) fmt::print("links: none measured, every level of the mesh has one rank\n");
-  nlohmann::ordered_json json{{"table", path},
-                              {"identity", measured.identity},
-                              {"block_tokens", measured.block_tokens},
-                              {"pattern", bins.pattern},
-                              {"notes", notes},
-                              {"measure_seconds", seconds}};
-  json["rows"] = rows_json(measured);
+void print(const Profiled& found, const std::string& backend_note) {
+  fmt::print("profile of one layer on {} ({})\n", found.measured.identity.at("hardware"), found.measured.identity.at("layer"));
+  if (!backend_note.empty()) fmt::print("note: {}\n", backend_note);
+  for (const std::string& note : found.notes) fmt::print("note: {}\n", note);
+  fmt::print("measured in {:.1f} s, preparations included\n", found.seconds);
+  print(found.measured);
+  if (found.measured.links.empty()) fmt::print("links: none measured, every level of the mesh has one rank\n");
+  if (!found.held_out.empty()) {
+    fmt::print("{} held-out layers, median error: table {:.1f} %, FLOPs alone {:.1f} %, length alone {:.1f} %\n", found.held_out.size(),
+               100 * found.error(&HeldOut::table_s), 100 * found.error(&HeldOut::flops_s), 100 * found.error(&HeldOut::length_s));
+    fmt::print("# FLOPs alone: FLOPs of the layer over one rate, length alone: a curve of the tokens, both fitted to the table's layers\n");
+  }
+  fmt::print("{}\n", found.path);
+  if (found.selected) fmt::print("\n{}\n{}{}\n", found.selected->title, table_text(*found.selected).text(), found.selected->note);
+}
+
+nlohmann::ordered_json json_of(const Profiled& found) {
+  nlohmann::ordered_json json{{"table", found.path},
+                              {"identity", found.measured.identity},
+                              {"block_tokens", found.measured.block_tokens},
+                              {"pattern", found.pattern},
+                              {"notes", found.notes},
+                              {"measure_seconds", found.seconds}};
+  json["rows"] = rows_json(found.measured);
   json["links"] = nlohmann::ordered_json::array();
-  for (const ProfileLink& l : measured.links)
+  for (const ProfileLink& l : found.measured.links)
     json["links"].push_back({{"level", l.level}, {"latency_s", l.latency_s}, {"bytes_per_s", l.bytes_per_s}});
   json["held_out"] = nlohmann::ordered_json::array();
-  for (const HeldOut& p : held_out) {
+  for (const HeldOut& p : found.held_out) {
     auto lengths = nlohmann::ordered_json::array();
     for (const BudgetSegment& s : p.segments) lengths.push_back(s.query_tokens);
     json["held_out"].push_back({{"lengths", lengths},
@@ -302,23 +303,58 @@ int profile_command(const CommandLine& line) {
                                 {"flops_s", p.flops_s},
                                 {"length_s", p.length_s}});
   }
-  if (!held_out.empty()) {
-    fmt::print("{} held-out layers, median error: table {:.1f} %, FLOPs alone {:.1f} %, length alone {:.1f} %\n", held_out.size(),
-               100 * median_error(held_out, &HeldOut::table_s), 100 * median_error(held_out, &HeldOut::flops_s),
-               100 * median_error(held_out, &HeldOut::length_s));
-    fmt::print("# FLOPs alone: FLOPs of the layer over one rate, length alone: a curve of the tokens, both fitted to the table's layers\n");
-  }
-  json["held_out_error"] = median_error(held_out, &HeldOut::table_s);
-  json["flops_error"] = median_error(held_out, &HeldOut::flops_s);
-  json["length_error"] = median_error(held_out, &HeldOut::length_s);
-  fmt::print("{}\n", path);
-  if (selected) {
-    fmt::print("\n{}\n{}{}\n", selected->title, table_text(*selected).text(), selected->note);
-    json["selection"] = selected->values;
-  }
+  json["held_out_error"] = found.error(&HeldOut::table_s);
+  json["flops_error"] = found.error(&HeldOut::flops_s);
+  json["length_error"] = found.error(&HeldOut::length_s);
+  if (found.selected) json["selection"] = found.selected->values;
+  return json;
+}
+
+}  // namespace
+
+int profile_command(const CommandLine& line) {
+  const Communicator world = Communicator::world();
+  const Deck deck = line.deck(world, {.data = false, .groups = false});
+  const RunOptions options = RunOptions::from(deck);
+  const Mesh mesh(world, options.mesh);
+  const BackendChoice backend = choose_backend(deck, world);
+  const std::string folder = line.output_folder(deck);
+  const ProfileBins bins(deck, backend.device->space() == Space::cuda);
+  const auto begin = std::chrono::steady_clock::now();
+
+  Profiled found;
+  found.path = deck.text("profile.table").empty() ? folder + "/profile.h5" : deck.text("profile.table");
+  found.pattern = bins.pattern;
+  together(world, [&] {
+    if (world.rank() == 0) require_writable_profile(found.path);
+  });
+  ProfileTable& measured = found.measured;
+  measured.identity = measured_identity(deck, *backend.device, backend.dtype);
+  measured.identity["software"] = fmt::format("ballast {} ({})", version(), git_hash());
+  measured.identity["ranks"] = fmt::to_string(world.size());
+  measured.block_tokens = bins.block_tokens;
+  LayerProfiler layer(options.model, backend.dtype, *backend.device, *backend.clock,
+                      {deck.integer("model.head_chunk_tokens"), static_cast<std::uint64_t>(deck.integer("run.seed"))});
+  const std::vector<ProfilePoint> points = profile_points(bins);
+  layer.repeat(repeat_rule(world, deck, bins, points, layer));
+  Measurement rows(world, measured);
+  for (const ProfilePoint& point : points) measure(bins, point, layer, rows);
+  measured.links = measure_links(mesh, *backend.device, deck.integer("profile.repeats"), deck.integer("profile.largest_message"));
+
+  const ProfileTable table = keep(world, deck, found);
+  found.held_out = measure_held_out(world, deck, bins, table, layer);
+  together(world, [&] {
+    if (world.rank() != 0) return;
+    Deck with_table = deck;
+    with_table.set("profile.table", found.path, "this run");
+    found.selected = plan_groups(with_table);
+  });
+  if (world.rank() != 0) return 0;
+  found.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  print(found, backend.note);
   std::filesystem::create_directories(folder);
-  write_json(folder + "/profile.json", json);
-  if (!line.json.empty()) write_json(line.json, json);
+  write_json(folder + "/profile.json", json_of(found));
+  write_json(line.json, json_of(found));
   return 0;
 }
 

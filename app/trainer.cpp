@@ -109,20 +109,21 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
     }
     if (world.all_reduce(std::int64_t{times_.has_value()}, Reduction::min) == 0) times_.reset();
   }
-  for (const std::string& note : table_notes) restored.warnings.push_back(note);
   if (trace_) trace_->plan("ring", session_.ring.plan.hash(), describe(session_.ring.plan), state_.step);
-  write_header(restored);
+  write_header(restored, table_notes);
 }
 
-void Trainer::write_header(const Restored& restored) {
+void Trainer::write_header(const Restored& restored, const std::vector<std::string>& table_notes) {
   const Deck& deck = session_.deck;
   log_.comment(fmt::format("ballast {} ({})", version(), git_hash()));
   log_.comment(fmt::format("deck {}{}", deck.file, deck.case_name.empty() ? "" : ", case " + deck.case_name));
   const Mesh& mesh = session_.mesh;
   const auto devices = mesh.world.all_gather(session_.device.description());
   for (std::size_t r = 0; r < mesh.table.size(); ++r) log_.comment(mesh.table[r] + "  " + devices.at(r));
-  if (session_.tuning)
-    for (const std::string& note : session_.tuning->notes()) log_.comment("profile: " + note);
+  const std::vector<std::string> tuning_notes = session_.tuning ? session_.tuning->notes() : std::vector<std::string>{};
+  for (const std::string& note : tuning_notes) log_.comment("profile: " + note);
+  for (const std::string& note : table_notes)  // of the same table: once is enough
+    if (std::find(tuning_notes.begin(), tuning_notes.end(), note) == tuning_notes.end()) log_.comment("profile: " + note);
   for (const std::string& warning : mesh.warnings) log_.comment("warning: " + warning);
   if (!session_.backend.note.empty()) log_.comment(session_.backend.note);
   log_.comment(fmt::format("model {}: {} parameters, {}", session_.options.model.preset, session_.options.model.parameters(), name(session_.parameters.dtype())));

@@ -26,7 +26,7 @@ class Trainer {
   int run();
 
  private:
-  void write_header(const Restored& restored);
+  void write_header(const Restored& restored, const std::vector<std::string>& table_notes);
   void step();
   /// Names the first micro-batch and layer with a NaN or Inf and stops all ranks; nothing is written.
   [[noreturn]] void stop_at_nonfinite(const Batch& batch, const TrainStep::Gradients& found);

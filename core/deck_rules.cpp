@@ -199,9 +199,9 @@ void attention_rules(const Deck& deck, Rules& rules) {
               fmt::format("ring.stripe = {}: sparse attention computes blocks of {} tokens, which stripes must not cut; set a multiple of {}, or attention.pattern = "
                           "\"dense\" with attention.index = \"pattern\"",
                           options.stripe, align, align));
-  if (options.attention.sparse() && options.batching.method == "chunkflow" && options.batching.micro_batch_tokens % kBlock != 0)
+  if (attention.sparse() && options.batching.method == "chunkflow" && options.batching.micro_batch_tokens % align != 0)
     rules.add({"chunk.tokens", "attention.pattern", "attention.index"},
-              fmt::format("chunk.tokens = {}: sparse attention needs chunks of a multiple of {} tokens", options.batching.micro_batch_tokens, kBlock));
+              fmt::format("chunk.tokens = {}: sparse attention needs chunks of a multiple of {} tokens", options.batching.micro_batch_tokens, align));
 }
 
 void optimizer_rules(const Deck& deck, Rules& rules) {

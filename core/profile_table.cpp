@@ -139,7 +139,7 @@ ProfileTable checked(ProfileTable table, double limit, std::vector<std::string>&
     require(r.query_tokens > 0 && r.prefix_tokens >= 0 && r.budget >= 0 && r.sp >= 1 && r.bytes >= 0, "profile table: {} is out of range",
             describe(r));
     if (!(r.median_s > 0 && std::isfinite(r.median_s))) {
-      notes.push_back(fmt::format("{}: no positive finite time; a hole", describe(r)));
+      notes.push_back(fmt::format("{}: no positive finite time; left out, to be interpolated", describe(r)));
       continue;
     }
     stated[series_of(r)].insert(point_of(r));

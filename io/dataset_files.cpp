@@ -135,7 +135,8 @@ class FilesSource final : public DocumentSource {
     description_ = fmt::format("files: {} files, {} bytes, longest {}", files_.size(), bytes, longest);
     if (finder.empty() > 0) description_ += fmt::format(", {} empty skipped", finder.empty());
     if (finder.unreadable() > 0) description_ += fmt::format(", {} unreadable skipped", finder.unreadable());
-    if (files_.empty() && !options.extensions.empty()) description_ += " (data.extensions leaves none)";
+    require(!files_.empty(), "{}: data.paths = {} hold no text{}", description_, fmt::join(options.paths, ", "),
+            options.extensions.empty() ? "" : fmt::format(" in files that end in {} (data.extensions)", fmt::join(options.extensions, ", ")));
   }
 
   std::int64_t documents() const override { return static_cast<std::int64_t>(files_.size()); }

@@ -1,5 +1,7 @@
 // data.source = "hdf5": /tokens (whole numbers, all documents one after another), /offsets (documents + 1 positions in /tokens, from 0 to
 // its size) and optionally /loss_mask (one number a token, 0 where it is no target).  Read by range; chunked and compressed files work.
+#include <filesystem>
+
 #include "core/error.hpp"
 #include "io/dataset_source.hpp"
 #include "io/hdf5_support.hpp"
@@ -8,12 +10,20 @@ namespace ballast {
 
 namespace {
 
+/// HDF5's own words for these two say little to who mistyped a path.
+hdf5::Handle opened(const std::string& path) {
+  require(std::filesystem::is_regular_file(path), "data.path: {} is no file", path);
+  hdf5::silence();
+  require(H5Fis_hdf5(path.c_str()) > 0, "data.path: {} is no HDF5 file; a token file holds /tokens, /offsets and optionally /loss_mask", path);
+  return hdf5::open_file(path);
+}
+
 class Hdf5Source final : public DocumentSource {
  public:
   explicit Hdf5Source(const DataOptions& options)
       : path_(options.path),
         vocabulary_(options.vocabulary > 0 ? options.vocabulary : std::int64_t{1} << 31),
-        file_(hdf5::open_file(path_)) {
+        file_(opened(path_)) {
     for (const char* name : {"tokens", "offsets"}) {
       require(hdf5::exists(file_, name), "{} has no dataset /{}; a token file holds /tokens, /offsets and optionally /loss_mask", path_,
               name);

@@ -1,8 +1,11 @@
 // data.source = "lengths" and "distribution": lengths from a file or drawn from a table of bins, tokens made up.  For experiments on the
 // system, where only lengths matter; every value comes from the counter-based generator, so it is the same on every mesh.
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <numeric>
 
@@ -64,7 +67,8 @@ std::unique_ptr<DocumentSource> open_lengths(const DataOptions& options) {
   if (!options.lengths.empty()) return std::make_unique<MadeUpSource>("lengths of the deck", options.lengths, options);
   require(!options.lengths_file.empty(), "data.source = \"lengths\" needs data.lengths_file: one length in tokens a line");
   std::ifstream file(options.lengths_file);
-  require(file.good(), "data.lengths_file: {} cannot be opened", options.lengths_file);
+  require(file.good(), "data.lengths_file: {} cannot be opened: {}; name a text file with one length a line", options.lengths_file, std::strerror(errno));
+  require(!std::filesystem::is_directory(options.lengths_file), "data.lengths_file: {} is a folder; name a text file with one length a line", options.lengths_file);
   std::vector<std::int64_t> lengths;
   std::string line;
   for (std::int64_t number = 1; std::getline(file, line); ++number) {
@@ -82,7 +86,7 @@ std::unique_ptr<DocumentSource> open_lengths(const DataOptions& options) {
     lengths.push_back(tokens);
   }
   require(file.eof(), "{}: reading stopped after {} lengths", options.lengths_file, lengths.size());
-  require(!lengths.empty(), "{} holds no length", options.lengths_file);
+  require(!lengths.empty(), "data.lengths_file: {} holds no length", options.lengths_file);
   return std::make_unique<MadeUpSource>("lengths of " + options.lengths_file, std::move(lengths), options);
 }
 

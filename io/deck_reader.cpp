@@ -233,10 +233,6 @@ void Reader::read_block(const std::string& name, std::size_t line, const toml::n
                           near.empty() ? "" : " (did you mean [" + near + "]?)", fmt::join(names, ", ")));
     return;
   }
-  if (!block->feature.empty()) {
-    add(line, fmt::format("block [{}] belongs to {}, which this version does not have; remove the block", name, block->feature));
-    return;
-  }
   const toml::table* table = node.as_table();
   if (table == nullptr) {
     doubt(name);
@@ -280,10 +276,6 @@ bool Reader::known(const std::string& block, const std::string& key, std::size_t
   if (find_key(path) != nullptr) return true;
   const std::string begin = line == kCommandLine ? where + ": " : "";
   const BlockSpec* spec = find_block(block);
-  if (spec != nullptr && !spec->feature.empty()) {
-    add(line, fmt::format("{}{} belongs to {}, which this version does not have; remove it", begin, printable(path), spec->feature));
-    return false;
-  }
   if (spec != nullptr) {
     std::vector<std::string> keys = block_keys(block), elsewhere;
     for (const auto& other : deck_blocks())

@@ -3,6 +3,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -22,6 +23,7 @@ struct Envelope {
 constexpr std::size_t kUserBlock = 512;
 
 std::string whole_file(const std::string& path) {
+  require(std::filesystem::is_regular_file(path), "not a file");
   std::ifstream file(path, std::ios::binary);
   require(file.good(), "it cannot be opened");
   return {std::istreambuf_iterator<char>(file), {}};
@@ -223,10 +225,21 @@ ProfileTable read(const std::string& path) {
 
 }  // namespace
 
-void write_profile(const std::string& path, const ProfileTable& table) {
+void require_writable_profile(const std::string& path) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::error_code error;
   if (!folder.empty()) std::filesystem::create_directories(folder, error);
+  require(!error, "profile table {} cannot be written: {}: {}", path, folder.string(), error.message());
+  const std::string partial = path + ".partial";
+  const bool opened = std::ofstream(partial).good();
+  const std::string why = opened ? "" : std::strerror(errno);
+  std::filesystem::remove(partial, error);
+  require(opened && !std::filesystem::is_directory(path), "profile table {} cannot be written: {}", path, opened ? "it is a folder" : why);
+}
+
+void write_profile(const std::string& path, const ProfileTable& table) {
+  require_writable_profile(path);
+  std::error_code error;
   const std::string partial = path + ".partial";
   try {
     write(partial, table);

@@ -15,6 +15,8 @@ namespace ballast {
 
 inline constexpr std::uint64_t kProfileVersion = 1;
 
+/// Makes the folder of `path` and fails, naming the reason, where no table could be written there: asked before hours of measuring.
+void require_writable_profile(const std::string& path);
 /// Written to a temporary name, then renamed.  Errors name the file.
 void write_profile(const std::string& path, const ProfileTable& table);
 

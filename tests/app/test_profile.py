@@ -44,6 +44,26 @@ class Profile(RunCase):
         for part in ("must ascend", "multiple of 64", "none of none, selective, full"):
             self.assertIn(part, done.stderr)
 
+    def test_a_refused_measurement_is_kept_and_an_unwritable_place_is_found_first(self):
+        folder = self.out("refused")
+        strict = [BALLAST, "profile", DECK, *TINY, "profile.held_out=0", "-d", folder]
+        done = subprocess.run(strict + ["profile.repair_limit=0"], capture_output=True, text=True, timeout=300, check=False)
+        kept = os.path.join(folder, "profile.refused.h5")
+        if done.returncode != 0:  # no two clocks are that even, but a machine may be
+            self.assertIn(f"kept in {kept}", done.stderr)
+            self.assertFalse(os.path.exists(os.path.join(folder, "profile.h5")))
+            done = subprocess.run([BALLAST, "plan", DECK, *TINY, "data.source=lengths", "data.lengths=[256,512]", "pipeline.schedule=1f1b", f"profile.table={kept}"],
+                                  capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(f"note: times of {kept}, measured on host", done.stdout)
+        taken = self.out("taken")
+        os.mkdir(taken)
+        for place in (taken, os.path.join(DECK, "profile.h5")):
+            done = subprocess.run(strict + [f"profile.table={place}"], capture_output=True, text=True, timeout=60, check=False)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(f"profile table {place} cannot be written", done.stderr)
+            self.assertNotIn("timed runs", done.stdout, "found before anything is measured")
+
     def test_points_are_pruned_and_short_work_is_timed_in_batches(self):
         twin = self.out("twin.json")
         line = [BALLAST, "profile", DECK, *TINY, "profile.prefixes=[1024]", "profile.budgets=[2,4,6,8]", "profile.recompute=[none,full,selective]", "profile.held_out=0", "-d", self.out("profile"),

@@ -155,6 +155,9 @@ TEST_F(Samples, MistakesAreRefused) {
   refused([](DataOptions& o) { o.long_samples = "cut"; }, "truncate, split, drop");
   refused([](DataOptions& o) { o.source = "parquet"; }, "megatron");
   refused([](DataOptions& o) { o.paths.clear(); }, "data.paths");
+  refused([&](DataOptions& o) { o.paths = {dir}, o.extensions = {".hpp", ".cpp"}; }, "hold no text in files that end in .hpp, .cpp");
+  refused([&](DataOptions& o) { o.source = "lengths", o.lengths_file = dir; }, "is a folder");
+  refused([&](DataOptions& o) { o.source = "lengths", o.lengths_file = dir + "/absent"; }, "No such file or directory");
 }
 
 TEST_F(Files, FoldersGlobsAndExtensions) {
