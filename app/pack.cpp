@@ -7,11 +7,10 @@
 #include "app/budget_tuning.hpp"
 #include "app/json_twin.hpp"
 #include "app/pack_costs.hpp"
+#include "app/planned_samples.hpp"
 #include "app/text_table.hpp"
 #include "core/batch_metrics.hpp"
 #include "core/run_options.hpp"
-#include "core/sampler.hpp"
-#include "io/dataset.hpp"
 
 namespace ballast {
 namespace {
@@ -40,18 +39,9 @@ auto timed(double& seconds, F&& plan) {
   return result;
 }
 
-std::vector<SampleLength> lengths_of(const Dataset& dataset, const std::vector<std::int64_t>& samples) {
-  std::vector<SampleLength> lengths;
-  lengths.reserve(samples.size());
-  // Loss tokens do not steer the plan; counting them may mean reading masks.
-  for (const std::int64_t s : samples) lengths.push_back({s, dataset.length(s), 0});
-  return lengths;
-}
-
 /// batching.scope = "epoch": the whole epoch packed at once.
-void pack_epoch(const Dataset& dataset, Sampler& sampler, PackFacts& f, BatchMeter& meter) {
-  SamplerPosition position;
-  const auto samples = lengths_of(dataset, sampler.next(position, 0, sampler.training_samples(), {}));
+void pack_epoch(PlannedSamples& planned, PackFacts& f, BatchMeter& meter) {
+  const auto samples = planned.first(planned.training_samples());
   const std::vector<Batch> batches = timed(f.plan_seconds, [&] { return plan_epoch(samples, f.options.batching); });
   for (const Batch& batch : batches) {
     meter.add(batch, BatchMeter::is_full(batch));
@@ -60,33 +50,26 @@ void pack_epoch(const Dataset& dataset, Sampler& sampler, PackFacts& f, BatchMet
 }
 
 /// batching.scope = "step": each global batch by itself, as training does.
-void pack_steps(const Deck& deck, const Dataset& dataset, Sampler& sampler, PackFacts& f, BatchMeter& meter) {
+void pack_steps(const Deck& deck, PlannedSamples& planned, PackFacts& f, BatchMeter& meter) {
   const std::int64_t global_tokens = deck.integer("batching.global_tokens"), global_samples = deck.integer("batching.global_samples");
-  const auto length = [&](std::int64_t s) { return dataset.length(s); };
   SamplerPosition position;
   for (std::int64_t step = 0; position.epoch == 0; ++step) {
     // The batch that would reach into the next epoch ends with this one, so that every sample counts once.
-    const std::size_t left = static_cast<std::size_t>(sampler.training_samples() - position.index);
-    auto chosen = sampler.next(position, global_tokens, global_samples, length);
-    chosen.resize(std::min(chosen.size(), left));
-    const auto samples = lengths_of(dataset, chosen);
+    const std::size_t left = static_cast<std::size_t>(planned.training_samples() - position.index);
+    auto samples = planned.next(position);
+    samples.resize(std::min(samples.size(), left));
     const Batch batch = timed(f.plan_seconds, [&] { return plan_batch(step, samples, f.options.batching); });
     f.time(batch);
-    meter.add(batch, global_samples > 0 ? static_cast<std::int64_t>(chosen.size()) == global_samples : batch.tokens() >= global_tokens);
+    meter.add(batch, global_samples > 0 ? static_cast<std::int64_t>(samples.size()) == global_samples : batch.tokens() >= global_tokens);
   }
 }
 
 PackFacts pack(const Deck& deck) {
-  DataOptions data = data_options(deck);
-  if (data.vocabulary == 0) data.vocabulary = 1 << 17;  // a deck without a model: only lengths are read here
-  const std::unique_ptr<Dataset> dataset = open_dataset(data);
-  Sampler sampler(dataset->samples(), data.seed, deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
-                  [&](std::int64_t s) { return dataset->document(s); }, dataset->held_out());
-  sampler.begin_with(RunOptions::from(deck).curriculum, [&](std::int64_t s) { return dataset->length(s); });
-  require(sampler.training_samples() > 0, "data: no training samples ({}); check the block [data]", dataset->description());
+  PlannedSamples planned(deck);
+  planned.begin_with_curriculum();
   PackFacts f;
   f.case_name = deck.case_name;
-  f.data = dataset->description();
+  f.data = planned.dataset().description();
   f.options = RunOptions::from(deck);
   f.costs = pack_costs(deck, f.notes);
   f.recompute_layers = recomputed_layers(deck);
@@ -97,9 +80,9 @@ PackFacts pack(const Deck& deck) {
   }
   BatchMeter meter(f.options.batching, f.options.mesh.cp() * f.options.mesh.sp);
   if (deck.text("batching.scope") == "epoch")
-    pack_epoch(*dataset, sampler, f, meter);
+    pack_epoch(planned, f, meter);
   else
-    pack_steps(deck, *dataset, sampler, f, meter);
+    pack_steps(deck, planned, f, meter);
   f.metrics = meter.result();
   return f;
 }

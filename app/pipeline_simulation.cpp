@@ -4,14 +4,17 @@
 #include <set>
 
 #include "app/latency.hpp"
+#include "app/planned_samples.hpp"
 #include "core/pipeline_stages.hpp"
-#include "core/sampler.hpp"
-#include "io/dataset.hpp"
 
 namespace ballast {
 
 StageTimes::StageTimes(const Deck& deck, std::vector<std::string>& notes) {
-  if (deck.text("profile.table").empty()) return;
+  if (deck.text("profile.table").empty()) {
+    source_ = deck.block_set("costs") ? "stated costs" : "no costs stated: 1 us a token";
+    return;
+  }
+  source_ = "times of " + deck.text("profile.table");
   const ProfileTable table = load_profile(deck, notes);
   const std::string& pattern = deck.text("attention.pattern");
   model_.emplace(table, latency_options(deck, pattern));
@@ -67,21 +70,11 @@ ScheduleCosts StageTimes::of(const std::vector<MicroBatch>& list, const RunOptio
 }
 
 std::vector<Batch> first_batches(const Deck& deck, const RunOptions& options, std::int64_t count) {
-  DataOptions data = data_options(deck);
-  if (data.vocabulary == 0) data.vocabulary = 1 << 17;  // a deck without a model: only lengths are read here
-  const std::unique_ptr<Dataset> dataset = open_dataset(data);
-  Sampler sampler(dataset->samples(), data.seed, deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
-                  [&](std::int64_t s) { return dataset->document(s); }, dataset->held_out());
-  sampler.begin_with(RunOptions::from(deck).curriculum, [&](std::int64_t s) { return dataset->length(s); });
+  PlannedSamples planned(deck);
+  planned.begin_with_curriculum();
   SamplerPosition position;
   std::vector<Batch> batches;
-  for (std::int64_t step = 0; step < count; ++step) {
-    std::vector<SampleLength> samples;
-    for (const std::int64_t s : sampler.next(position, deck.integer("batching.global_tokens"), deck.integer("batching.global_samples"),
-                                             [&](std::int64_t sample) { return dataset->length(sample); }))
-      samples.push_back({s, dataset->length(s), 0});
-    batches.push_back(plan_batch(step, samples, options.batching));
-  }
+  for (std::int64_t step = 0; step < count; ++step) batches.push_back(plan_batch(step, planned.next(position), options.batching));
   return batches;
 }
 

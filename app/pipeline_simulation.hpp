@@ -17,10 +17,11 @@ class StageTimes {
   /// `notes`: what the table's checks say.  Errors: those of load_profile.
   StageTimes(const Deck& deck, std::vector<std::string>& notes);
   ScheduleCosts of(const std::vector<MicroBatch>& list, const RunOptions& options) const;
-  bool measured() const { return model_.has_value(); }
+  const std::string& source() const { return source_; }  ///< where they come from, for titles
 
  private:
   std::optional<LatencyModel> model_;
+  std::string source_;
   bool full_recompute_ = false;
   double stage_latency_s_ = 0, stage_byte_s_ = 0, token_bytes_ = 0;
 };

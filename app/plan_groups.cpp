@@ -5,14 +5,13 @@
 
 #include "app/pack_costs.hpp"
 #include "app/plan.hpp"
+#include "app/planned_samples.hpp"
 #include "app/stored_groups.hpp"
 #include "core/hbp.hpp"
 #include "core/head_split.hpp"
 #include "core/memory_estimate.hpp"
 #include "core/packing.hpp"
 #include "core/run_options.hpp"
-#include "core/sampler.hpp"
-#include "io/dataset.hpp"
 
 namespace ballast {
 namespace {
@@ -27,24 +26,17 @@ struct Samples {
   std::vector<std::int64_t> lengths;
 
   explicit Samples(const Deck& deck) {
-    DataOptions data = data_options(deck);
-    if (data.vocabulary == 0) data.vocabulary = 1 << 17;  // only lengths are read here
-    const std::unique_ptr<Dataset> dataset = open_dataset(data);
-    Sampler sampler(dataset->samples(), data.seed, deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
-                    [&](std::int64_t s) { return dataset->document(s); }, dataset->held_out());
-    const std::int64_t most = std::min(kSamples, sampler.training_samples());
-    require(most > 0, "data: no training samples ({}); check the block [data]", dataset->description());
+    PlannedSamples planned(deck);
+    const std::int64_t most = std::min(kSamples, planned.training_samples());
     const bool epoch = deck.text("batching.scope") == "epoch";
     SamplerPosition position;
     while (static_cast<std::int64_t>(lengths.size()) < most) {
-      const auto chosen = epoch ? sampler.next(position, 0, most, {})
-                                : sampler.next(position, deck.integer("batching.global_tokens"), deck.integer("batching.global_samples"),
-                                               [&](std::int64_t s) { return dataset->length(s); });
-      batches.emplace_back();
-      for (const std::int64_t s : chosen) batches.back().push_back({s, dataset->length(s), 0}), lengths.push_back(dataset->length(s));
+      batches.push_back(epoch ? planned.first(most) : planned.next(position));
+      for (const SampleLength& s : batches.back()) lengths.push_back(s.tokens);
     }
+    const Dataset& dataset = planned.dataset();
     std::int64_t longest = 0;
-    for (std::int64_t s = 0; s < dataset->samples(); ++s) longest = std::max(longest, dataset->length(s));
+    for (std::int64_t s = 0; s < dataset.samples(); ++s) longest = std::max(longest, dataset.length(s));
     if (std::find(lengths.begin(), lengths.end(), longest) == lengths.end()) lengths.push_back(longest);
   }
 };

@@ -23,7 +23,7 @@ std::optional<PlanPart> plan_search(const Deck& deck) {
   const std::string schedule = state_aware(deck.text("pipeline.schedule")) ? deck.text("pipeline.schedule") : "state_aware_1f1b";
   PlanPart part;
   part.title = fmt::format("chunk size and K over {} global batch{}, {}", steps, steps == 1 ? "" : "es",
-                           times.measured() ? "times of " + deck.text("profile.table") : "stated costs");
+                           times.source());
   part.header = {"chunk_tokens", "k",   "micro_batches", "recomputed", "step_time", "bubble_ratio", "peak_live_activations",
                  "fullest_rank", "fits"};
   auto rows = nlohmann::ordered_json::array();
@@ -71,7 +71,7 @@ std::optional<PlanPart> plan_search(const Deck& deck) {
     part.values["best_step_time"] = best->step_s;
     part.values["best_overrides"] = overrides;
   }
-  for (const std::string& note : notes) part.note += "\n" + note;
+  for (const std::string& note : notes) part.note += "\nnote: " + note;
   return part;
 }
 

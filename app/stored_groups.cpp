@@ -3,18 +3,16 @@
 #include <algorithm>
 
 #include "app/latency.hpp"
+#include "app/planned_samples.hpp"
 #include "core/hash.hpp"
 #include "core/run_options.hpp"
-#include "io/dataset.hpp"
 #include "io/profile_file.hpp"
 
 namespace ballast {
 namespace {
 
 std::string data_text(const Deck& deck) {
-  DataOptions options = data_options(deck);
-  if (options.vocabulary == 0) options.vocabulary = 1 << 17;  // only lengths are read here
-  const std::unique_ptr<Dataset> dataset = open_dataset(options);
+  const std::unique_ptr<Dataset> dataset = open_planned_data(deck);
   std::int64_t tokens = 0, longest = 0;
   Hash hash;
   for (std::int64_t s = 0; s < dataset->samples(); ++s) {

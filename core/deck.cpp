@@ -276,7 +276,6 @@ std::string Deck::effective_toml() const {
   std::string out = "# Effective deck: every key with its value.\n";
   if (!case_name.empty()) out += "# Case " + quoted(case_name) + "\n";
   for (const BlockSpec& block : deck_blocks()) {
-    if (!block.feature.empty()) continue;
     out += fmt::format("\n[{}]  # {}\n", block.name, block.meaning);
     for (const KeySpec& spec : deck_schema()) {
       if (spec.block != block.name) continue;
@@ -296,7 +295,7 @@ std::string deck_help(const std::string& only) {
         "  [[case]]\n  name = \"flat\"\n  mesh.cp_outer = 1        # or \"mesh.cp_outer\" = 1, or mesh = { cp_outer = 1 }\n\n"
         "--case NAME picks one.  On the command line, block.key=value comes last and wins.\n";
   for (const BlockSpec& block : deck_blocks()) {
-    if (!block.feature.empty() || (!only.empty() && block.name != only)) continue;
+    if (!only.empty() && block.name != only) continue;
     out += fmt::format("{}[{}]  {}\n", out.empty() ? "" : "\n", block.name, block.meaning);
     for (const KeySpec& spec : deck_schema()) {
       if (spec.block != block.name) continue;

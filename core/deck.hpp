@@ -34,7 +34,6 @@ struct KeySpec {
 /// Blocks in printing order, each with one line of meaning, and all keys.
 struct BlockSpec {
   std::string name, meaning;
-  std::string feature;  ///< what a block without keys belongs to, for the message that refuses it; "" for a block with keys
 };
 std::span<const BlockSpec> deck_blocks();
 std::span<const KeySpec> deck_schema();

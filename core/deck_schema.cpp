@@ -210,6 +210,7 @@ std::vector<KeySpec> build() {
          "gpipe: all forwards, then all backwards; 1f1b: in turn; state_aware_1f1b: list-scheduled, at most chunk.k + stages - 1 - s live "
          "chunks at stage s; zero_bubble: the same, with backward split into input and weight gradients where that fills waits");
   k.number("pipeline.search", 64, "orders", between(1, 1 << 20), "state_aware_1f1b, zero_bubble: orders of samples to try at most; 1: the batch's order");
+  k.number("pipeline.plan_steps", 1, "steps", between(1, kTokens), "plan: global batches that times are averaged over");
 
   k.text("attention.index", "pattern", {"pattern", "generated"},
          "pattern: from the pattern's own rule; generated: made-up vertical-slash patterns, for plans and timings (random weights are not sparse)");
@@ -278,6 +279,8 @@ std::vector<KeySpec> build() {
   k.real("costs.forward_pair_s", 0, "s", at_least(0), "forward of one visible (query, key) pair on one pipeline stage (packs: the whole model)");
   k.real("costs.backward_over_forward", 2, "", at_least(0), "time of backward in units of forward");
   k.real("costs.exchange_token_s", 0, "s", at_least(0), "packs: all-to-alls of one token, all layers, forward and backward, if it went whole to other ranks (Ulysses)");
+  k.real("costs.forward_micro_batch_s", 0, "s", at_least(0),
+         "pipeline: forward of a micro-batch on one stage beside its tokens and pairs: launches, kernels too small to fill the device");
   k.real("costs.stage_hop_token_s", 0, "s", at_least(0), "pipeline: one token's activations or gradients to the neighbour stage");
 
   k.number("checkpoint.every_steps", 0, "steps", between(0, kTokens),
@@ -310,27 +313,27 @@ std::vector<KeySpec> build() {
 
 std::span<const BlockSpec> deck_blocks() {
   static const std::vector<BlockSpec> blocks = {
-      {"run", "the run as a whole", ""},
-      {"mesh", "degrees of the rank mesh; their product is the number of ranks", ""},
-      {"model", "decoder-only Transformer as in Qwen2.5 and Llama 3", ""},
-      {"data", "samples", ""},
-      {"batching", "which samples form a step, and how they share micro-batches", ""},
-      {"chunk", "dependent chunks of long samples (batching.method = \"chunkflow\")", ""},
-      {"pipeline", "pipeline schedules (mesh.pp stages)", ""},
-      {"attention", "attention pattern", ""},
-      {"ring", "ring attention over context-parallel ranks", ""},
-      {"dst", "dynamic sparsity tuning (SparseBalance)", ""},
-      {"sab", "sparsity-aware batching (batching.method = \"sab\")", ""},
-      {"loss", "training objective", ""},
-      {"curriculum", "order of packing groups over the run", ""},
-      {"optimizer", "AdamW, learning-rate schedule and ZeRO", ""},
-      {"recompute", "activations formed again in backward instead of kept", ""},
-      {"lora", "low-rank adapters (LoRA) in place of full fine-tuning", ""},
-      {"costs", "component times that the planner takes as given", ""},
-      {"checkpoint", "checkpoints and restart", ""},
-      {"trace", "event trace", ""},
-      {"profile", "profile tables of layer latency and link speed", ""},
-      {"eval", "held-out loss and needle accuracy", ""},
+      {"run", "the run as a whole"},
+      {"mesh", "degrees of the rank mesh; their product is the number of ranks"},
+      {"model", "decoder-only Transformer as in Qwen2.5 and Llama 3"},
+      {"data", "samples"},
+      {"batching", "which samples form a step, and how they share micro-batches"},
+      {"chunk", "dependent chunks of long samples (batching.method = \"chunkflow\")"},
+      {"pipeline", "pipeline schedules (mesh.pp stages)"},
+      {"attention", "attention pattern"},
+      {"ring", "ring attention over context-parallel ranks"},
+      {"dst", "dynamic sparsity tuning (SparseBalance)"},
+      {"sab", "sparsity-aware batching (batching.method = \"sab\")"},
+      {"loss", "training objective"},
+      {"curriculum", "order of packing groups over the run"},
+      {"optimizer", "AdamW, learning-rate schedule and ZeRO"},
+      {"recompute", "activations formed again in backward instead of kept"},
+      {"lora", "low-rank adapters (LoRA) in place of full fine-tuning"},
+      {"costs", "component times that the planner takes as given"},
+      {"checkpoint", "checkpoints and restart"},
+      {"trace", "event trace"},
+      {"profile", "profile tables of layer latency and link speed"},
+      {"eval", "held-out loss and needle accuracy"},
   };
   return blocks;
 }

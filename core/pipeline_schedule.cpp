@@ -44,7 +44,7 @@ Schedule forward_schedule(const ChunkGroups& groups, int stages) {
 ScheduleCosts schedule_costs(const PipelineCosts& costs, const std::vector<MicroBatch>& list) {
   std::vector<double> forward, weight, hop;
   for (const MicroBatch& m : list) {
-    forward.push_back(costs.token_s * static_cast<double>(m.tokens()) + costs.pair_s * m.attention_pairs());
+    forward.push_back(costs.micro_batch_s + costs.token_s * static_cast<double>(m.tokens()) + costs.pair_s * m.attention_pairs());
     weight.push_back(costs.backward_over_forward * costs.weight_share * costs.token_s * static_cast<double>(m.tokens()));
     hop.push_back(costs.hop_token_s * static_cast<double>(m.tokens()));
   }

@@ -44,9 +44,10 @@ Schedule state_aware_schedule(const ChunkGroups& groups, int stages, int k, cons
 /// Every forward in order, nothing else: evaluation.
 Schedule forward_schedule(const ChunkGroups& groups, int stages);
 
-/// Forward and backward times of a stage, linear in tokens and visible pairs; all stages alike.
+/// Forward and backward times of a stage, affine in tokens and visible pairs; all stages alike.
 struct PipelineCosts {
   double token_s = 1, pair_s = 0;      ///< forward of one token, of one visible (query, key) pair
+  double micro_batch_s = 0;            ///< forward of a micro-batch beside them: launches, kernels too small to fill the device
   double backward_over_forward = 2;
   double weight_share = 0.5;           ///< of a token's backward that forms weight gradients (weight_share() of core/pipeline_stages); attention has none
   double hop_token_s = 0;              ///< one token's activations or gradients to the neighbour stage

@@ -162,6 +162,7 @@ RunOptions RunOptions::from(const Deck& deck) {
   costs.pair_s = deck.is_set("costs.forward_pair_s") || deck.is_set("costs.forward_token_s")
                      ? deck.real("costs.forward_pair_s")  // stated costs are whole
                      : costs.token_s * options.batching.pair_cost_tokens;
+  costs.micro_batch_s = deck.real("costs.forward_micro_batch_s");
   costs.backward_over_forward = deck.real("costs.backward_over_forward");
   costs.weight_share = weight_share(options.model);
   costs.hop_token_s = deck.real("costs.stage_hop_token_s");

@@ -84,6 +84,32 @@ class Plan(RunCase):
             self.assertLess(case["step_time"], base["step_time"] * 1.5, name)
         self.assertLess(cases["8K, K 4"]["step_time"], cases["32K, K 1"]["step_time"])
 
+    def test_chunks_at_the_papers_scales(self):
+        whole, plain = ({c["name"]: c["step_time"] for c in self.plan("chunkflow/figure8_scale.toml", "pipeline.plan_steps=6", *extra)["cases"]} for extra in ([], ["costs.forward_micro_batch_s=0"]))
+        for case in whole:
+            if case.endswith("1f1b"):
+                name = case[:-len("1f1b")]
+                self.assertGreater(whole[case] / whole[name + "chunks"], plain[case] / plain[name + "chunks"], name)
+                self.assertGreater(whole[case] / whole[name + "chunks"], 1.4 if "32K" in name else 2.0, name)
+        # One stage: as long in chunks as in samples, but for what a micro-batch costs whatever its length: 2.8 ms, and twice that backward.
+        self.assertAlmostEqual(plain["7B, 32K, 1f1b"], plain["7B, 32K, chunks"], delta=1e-9)
+        self.assertGreater(whole["7B, 32K, 1f1b"] - plain["7B, 32K, 1f1b"], 250 * 3 * 2.8e-3)
+
+    def test_times_are_means_over_the_batches(self):
+        deck = ["chunkflow/figure2.toml", "data.lengths=[4,2,1,1,2,2,2,2]", "data.samples=8"]
+        one, two = self.plan(*deck), self.plan(*deck, "pipeline.plan_steps=2")
+        self.assertAlmostEqual(one["step_time"], 56, places=9)
+        self.assertAlmostEqual(two["step_time"], (56 + 42) / 2, places=9)
+        self.assertEqual(two["micro_batches"], 8)
+
+    def test_an_unwritable_twin_is_found_before_the_work(self):
+        deck = os.path.join(INPUTS, "chunkflow/figure2.toml")
+        for command in ([BALLAST, "plan", deck], [BALLAST, "train", deck, "mesh.pp=1", "-d", self.out("run")]):
+            done = subprocess.run([*command, "--json", self.out("absent") + "/twin.json"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("twin.json: the file cannot be written: No such file or directory", done.stderr)
+            self.assertEqual(done.stdout, "")
+
     def test_nothing_to_plan_and_bad_costs(self):
         self.assertIn("nothing to plan", self.plan("quickstart.toml", status=1))
         self.assertIn("costs.backward_inner_hop_ms = 0.1 is below", self.plan("mtraining/table4.toml", "costs.backward_inner_hop_ms=0.1", status=1))
@@ -113,7 +139,7 @@ class Plan(RunCase):
         self.assertIn("no pair of chunk.search_tokens", self.plan("chunkflow/search.toml", *small, "chunk.search_memory_gib=1.0", status=1))
 
     def test_every_planned_deck_passes_check(self):
-        for deck in ("chunkflow/search", "chunkflow/table5", "chunkflow/figure8", "mtraining/table4", "mtraining/table5", "chunkflow/figure2", "chunkflow/figure6", "chunkflow/figure7", "chunkflow/table6", "chunkflow/zero_bubble"):
+        for deck in ("chunkflow/search", "chunkflow/table5", "chunkflow/figure8", "mtraining/table4", "mtraining/table5", "chunkflow/figure2", "chunkflow/figure6", "chunkflow/figure7", "chunkflow/table6", "chunkflow/zero_bubble", "chunkflow/table1", "chunkflow/figure8_scale"):
             done = subprocess.run([BALLAST, "check", os.path.join(INPUTS, deck + ".toml")], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
             self.assertEqual(done.returncode, 0, done.stderr)
 
