@@ -3,35 +3,98 @@
 # backend, then against Hugging Face Transformers where python3 has it, and the attention kernels under compute-sanitizer
 # where it and nvcc are there.
 #
-#   tests/gpu.sh [FOLDER]      FOLDER holds ballast and test_cuda (default: the build tree's)
+#   tests/gpu.sh [FOLDER [PATTERN]]   FOLDER holds ballast and test_cuda (default: the build tree's); PATTERN (of grep -E)
+#                                     picks parts by name, such as 'chunks|pipelines'; BALLAST_GPU_PART_S: seconds a part may take (300)
 #
-# Elsewhere it says why it skips and leaves with 77.
+# A part that fails or hangs does not keep the others from running; last comes a table of all parts, after the ends of those that failed.
+# Without a GPU it says why it skips and leaves with 77.
 set -u
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
   echo "skipped: no GPU answers here (nvidia-smi lists none)"
   exit 77
 fi
-programs=${1:-$root/build/bin}
+programs=$(cd -- "${1:-$root/build/bin}" && pwd) || exit 1
+pattern=${2:-.}
+limit=${BALLAST_GPU_PART_S:-300}
 tests=$programs
 [ -x "$tests/test_cuda" ] || tests=$root/build/tests
-export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1} NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
-status=0
-"$tests/test_cuda" || status=1
-cd "$root/tests/app" && BALLAST_PROGRAM=$programs/ballast python3 -m unittest -v test_cuda || status=1
+export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1} NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0} BALLAST_PROGRAM=$programs/ballast PYTHONDONTWRITEBYTECODE=1
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+table=() failed=() status=0
+
+# part NAME COMMAND...: runs it, keeps its output's end for the summary when it fails.
+part() {
+  local name=$1 begin=$SECONDS code result
+  shift
+  grep -qE -- "$pattern" <<<"$name" || return 0
+  echo "== $name"
+  timeout -k 10 "$limit" "$@" 2>&1 | tee "$folder/log"
+  code=${PIPESTATUS[0]}
+  case $code in
+    0) result=passed ;;
+    77) result=skipped ;;
+    124 | 137) result="stopped after $limit s" ;;
+    *) result="failed ($code)" ;;
+  esac
+  if [ "$code" != 0 ] && [ "$code" != 77 ]; then
+    status=1
+    failed+=("== $name: $result"$'\n'"$(grep -E 'FAILED|Error|error:|ballast:|CUDA:' "$folder/log" | head -n 8)"$'\n'"$(tail -n 8 "$folder/log")")
+  fi
+  table+=("$(printf '%-66s %-20s %4d s' "$name" "$result" $((SECONDS - begin)))")
+}
+skip() {
+  grep -qE -- "$pattern" <<<"$1" || return 0
+  echo "skipped: $1 ($2)"
+  table+=("$(printf '%-66s %s' "$1" "skipped: $2")")
+}
+
+# The sanitizers' programs are built beside the first parts.
+sanitizers="nvcc or compute-sanitizer is not here"
+if command -v nvcc >/dev/null && command -v compute-sanitizer >/dev/null && grep -qE -- "$pattern" <<<"sanitizer memcheck racecheck"; then
+  sanitizers=
+  (sh "$root/kernels/cuda/standalone/build.sh" "$folder/plain" >"$folder/plain.log" 2>&1) &
+  (FLAGS=-DBALLAST_EVERY_LANE_ARRIVES sh "$root/kernels/cuda/standalone/build.sh" "$folder/arrivals" >"$folder/arrivals.log" 2>&1) &
+fi
+
+# lists WHAT NAMES: a list that came out empty is a failure, not a pass.
+lists() {
+  [ -n "$2" ] && return
+  status=1
+  table+=("$(printf '%-66s %s' "$1" "failed: lists no tests")")
+}
+suites=$("$tests/test_cuda" --gtest_list_tests | grep -E '^[A-Za-z0-9_]+\.' | cut -d. -f1)
+lists test_cuda "$suites"
+for suite in $suites; do
+  part "test_cuda $suite" "$tests/test_cuda" --gtest_filter="$suite.*"
+done
+cd "$root/tests/app" || exit 1
+names=$(python3 -c '
+import unittest, test_cuda
+for case in (test_cuda.Cuda, test_cuda.CudaBench):
+    print(*(f"{case.__name__}.{name}" for name in unittest.TestLoader().getTestCaseNames(case)), sep="\n")')
+lists test_cuda.py "$names"
+for name in $names; do
+  part "$name" python3 -m unittest test_cuda."$name"
+done
 if python3 -c 'import torch, transformers, safetensors' 2>/dev/null; then
-  python3 "$root/tests/reference/compare_gpu.py" "$programs/ballast" || status=1
+  part "compare_gpu (Transformers)" python3 "$root/tests/reference/compare_gpu.py" "$programs/ballast"
 else
-  echo "skipped: comparison with Transformers (no torch and transformers here)"
+  skip "compare_gpu (Transformers)" "no torch and transformers here"
 fi
-if command -v nvcc >/dev/null && command -v compute-sanitizer >/dev/null; then
-  bench=$(mktemp -d)
-  sh "$root/kernels/cuda/standalone/build.sh" "$bench/plain" && FLAGS=-DBALLAST_EVERY_LANE_ARRIVES sh "$root/kernels/cuda/standalone/build.sh" "$bench/arrivals" || status=1
-  "$bench/plain" check || status=1
-  compute-sanitizer --tool memcheck --error-exitcode 1 "$bench/plain" check smoke || status=1
-  compute-sanitizer --tool racecheck --error-exitcode 1 "$bench/arrivals" check smoke || status=1
-  rm -rf "$bench"
+if [ -z "$sanitizers" ]; then
+  wait
+  cat "$folder/plain.log" "$folder/arrivals.log"
+  part "attention check" "$folder/plain" check
+  part "sanitizer memcheck" compute-sanitizer --tool memcheck --error-exitcode 1 "$folder/plain" check smoke
+  part "sanitizer racecheck" compute-sanitizer --tool racecheck --error-exitcode 1 "$folder/arrivals" check smoke
 else
-  echo "skipped: compute-sanitizer (no nvcc or no compute-sanitizer here)"
+  skip "sanitizer memcheck, racecheck" "$sanitizers"
 fi
+
+echo
+[ ${#failed[@]} -eq 0 ] || printf '%s\n' "${failed[@]}"
+printf '%s\n' "${table[@]}"
+printf 'all: %d s\n' "$SECONDS"
 exit $status
