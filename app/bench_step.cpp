@@ -64,7 +64,7 @@ BenchResult run(const Deck& deck, const BenchSettings& settings) {
   text += fmt::format("  {:>10} {:>10} {:>10} {:>14} {:>13} {:>7} {:>10} {:>8}\n", "median_s", "min_s", "max_s", "tokens/s/rank", "TFLOP/s/rank", "mfu", "memory_gib", "loss");
   text += fmt::format("  {:>10.4f} {:>10.4f} {:>10.4f} {:>14.1f} {:>13.3f} {:>7.4f} {:>10.2f} {:>8.4f}\n", timing.median_s, timing.min_s, timing.max_s, tokens_per_s, rate * 1e-12,
                       rate / peak, memory_gib, loss);
-  text += fmt::format("# TFLOP/s: 6 FLOPs a weight of every matrix product and token, 12 D a visible pair and query head; recomputation does not count.  mfu: of {:.1f} TFLOP/s dense\n",
+  text += fmt::format("# TFLOP/s: 6 FLOPs a weight of every matrix product and token, 12 D a visible pair and query head; recomputation does not count.  mfu: of {:.3g} TFLOP/s dense\n",
                       peak * 1e-12);
   nlohmann::ordered_json json{{"benchmark", "step"}, {"ranks", world.size()}, {"device", session.device.description()}, {"tokens_per_step", tokens / steps}};
   json.update(to_json(timing));

@@ -71,9 +71,14 @@ int eval_command(const CommandLine& line) {
   } else {
     restored = restore(session, optimizer, line.restart, line.output_folder(deck));
     check_all(world, !restored.path.empty(), fmt::format("eval: no sound checkpoint in {}", line.output_folder(deck)));
+    const auto seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
+    check_all(world, restored.state.seed == seed || deck.text("data.source") == "needle",
+              fmt::format("{}: written with run.seed = {}, the deck has {}; other samples would be held out, some of them trained on: use the same seed", restored.path,
+                          restored.state.seed, seed));
   }
   const Evaluation result = evaluate(session, deck.integer("eval.samples"));
   if (world.rank() == 0) {
+    for (const std::string& warning : restored.warnings) fmt::print("# warning: {}\n", warning);
     fmt::print("checkpoint={} step={} validation_loss={:.6f} loss_tokens={} samples={}\n", restored.path, restored.state.step, result.loss, result.loss_tokens, result.samples);
     if (!result.needle.lengths.empty())
       fmt::print("needle_accuracy={:.4f} questions={}\n{}", result.needle.total().accuracy(), result.needle.total().questions, result.needle.table());

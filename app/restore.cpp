@@ -40,9 +40,6 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
   CheckpointShard shard = shard_of(session, optimizer, false);
   restored.state = read_checkpoint(restored.path, world, shard);
   optimizer.values_from_master();
-  const auto seed = static_cast<std::uint64_t>(session.deck.integer("run.seed"));
-  check_all(world, restored.state.seed == seed,
-            fmt::format("{}: written with run.seed = {}, the deck has {}; the order of samples would change: use the same seed", restored.path, restored.state.seed, seed));
   if (session.tuning) {
     const auto averages = restored.state.extra.find("budget_averages");
     if (averages != restored.state.extra.end())
@@ -53,6 +50,14 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
   const auto base = restored.state.extra.find("base_fingerprint");
   check_all(world, base == restored.state.extra.end() || base->second == halves(session.base_fingerprint),
             fmt::format("{}: its adapters were trained beside other weights than those of model.weights = \"{}\"", restored.path, session.deck.text("model.weights")));
+  return restored;
+}
+
+void check_sample_order(Session& session, Restored& restored) {
+  const Communicator& world = session.mesh.world;
+  const auto seed = static_cast<std::uint64_t>(session.deck.integer("run.seed"));
+  check_all(world, restored.state.seed == seed,
+            fmt::format("{}: written with run.seed = {}, the deck has {}; the order of samples would change: use the same seed", restored.path, restored.state.seed, seed));
   const auto curriculum = restored.state.extra.find("curriculum");
   const std::vector<double> before = curriculum == restored.state.extra.end() ? std::vector<double>{0} : curriculum->second;
   check_all(world, restored.state.sampler.epoch > 0 || before == numbers(session.options.curriculum),
@@ -62,7 +67,6 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
   const auto data = restored.state.extra.find("data_fingerprint");
   if (data != restored.state.extra.end() && data->second != halves(session.dataset->fingerprint()))
     restored.warnings.push_back(fmt::format("{}: written over other data than {}; the sampler goes on at its position in the new order", restored.path, session.dataset->description()));
-  return restored;
 }
 
 std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState state, const std::string& folder) {

@@ -16,8 +16,12 @@ struct Restored {
 };
 
 /// Loads `what` (a file, or "latest" for the newest sound checkpoint of `run_folder`; none there is not an error) into parameters and optimizer.
-/// Collective.  Errors: damaged or foreign file, another seed than the deck's.
+/// Collective.  Errors: damaged or foreign file, adapters of another base.
 Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what, const std::string& run_folder);
+
+/// What training needs beside: the deck takes the samples in the order that the checkpoint's position counts in.  Other data is a warning.
+/// Collective.  Errors: another seed, in the first epoch another curriculum.
+void check_sample_order(Session& session, Restored& restored);
 
 /// Writes the state after `state.step` steps.  Collective; returns the path.
 std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState state, const std::string& folder);

@@ -72,6 +72,7 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
   load_base(session_);
   Restored restored;
   if (!line.restart.empty()) restored = restore(session_, optimizer_, line.restart, folder_.path());
+  if (!restored.path.empty()) check_sample_order(session_, restored);
   if (restored.path.empty() && !deck.text("model.weights").empty()) load_weights(session_, optimizer_);
   state_ = restored.state;
   last_saved_ = restored.path.empty() ? -1 : state_.step;

@@ -102,6 +102,19 @@ class Needle(RunCase):
         found = self.evaluate(os.path.join(run, "deck.toml"), run, 2, "eval.samples=1")  # the effective deck, which states every key
         self.assertIn(found["needle"]["questions"], (4, 7))
 
+    def test_evaluation_does_not_ask_for_the_order_of_training(self):
+        run = self.out("run")
+        self.run_ballast(1, "train", self.deck(text=DECK, values=2, closing="true", dp=1, every=0, steps=2), "-d", run, "curriculum.steps=1", "curriculum.max_tokens=64")
+        deck = self.deck("other.toml", text=DECK, values=2, closing="true", dp=1)
+        found = self.evaluate(deck, run, 1, "batching.global_tokens=400")
+        other = self.evaluate(deck, run, 1, "run.seed=6")  # questions from another stream: none was trained on under any seed
+        self.assertNotEqual(found["validation_loss"], other["validation_loss"])
+        self.assertIn("another curriculum", self.run_ballast(1, "train", deck, "-d", run, "-r", "latest", status=1).stderr)
+        # Of files another seed would hold out samples that were trained on.
+        files = self.out("files")
+        self.run_ballast(1, "train", self.deck("files.toml", dp=1, steps=1), "-d", files)
+        self.assertIn("some of them trained on", self.run_ballast(1, "eval", self.deck("files.toml", dp=1), "-d", files, "-r", "latest", "run.seed=12", status=1).stderr)
+
     def test_a_tuned_run_is_evaluated_at_its_base_budget(self):
         run, deck = self.out("run"), self.deck(text=DECK, values=2, closing="true", dp=1, every=0, steps=3)
         long = ["data.needle_lengths=[64,256]", "batching.micro_batch_tokens=256"]
