@@ -294,9 +294,13 @@ bool is_dense(const AttentionIndex& index) {
   if (index.has_bars()) return false;
   for (int h = 0; h < index.index_heads; ++h) {
     for (std::int64_t b = 0; b < index.q_blocks(); ++b) {
-      const std::int64_t first_row = b * kBlock, last_row = std::min(first_row + kBlock, index.q_tokens) - 1;
+      // Rows at either end may see nothing: bounds never decrease, so the others' are from the first to the last that sees something.
+      std::int64_t first_row = b * kBlock, last_row = std::min(first_row + kBlock, index.q_tokens) - 1;
+      const auto sees = [&](std::int64_t row) { return index.key_begin[row] < index.key_end[row]; };
+      while (first_row < last_row && !sees(first_row)) ++first_row;
+      while (last_row > first_row && !sees(last_row)) --last_row;
+      if (!sees(first_row)) continue;
       const int low = index.key_begin[first_row] / kBlock, high = (index.key_end[last_row] + kBlock - 1) / kBlock;
-      if (low >= high) continue;
       const std::int64_t list = h * index.q_blocks() + b, r = index.run_offset[list];
       if (index.run_offset[list + 1] - r != 1 || index.runs[r].row_mask >= 0 || index.runs[r].first > low ||
           index.runs[r].last < high) {
