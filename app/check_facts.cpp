@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/deck_effect.hpp"
 #include "core/head_split.hpp"
 #include "core/metrics.hpp"
 #include "kernels/layer.hpp"
@@ -111,6 +112,7 @@ CheckFacts CheckFacts::of(const Deck& deck) {
   const MeshShape& mesh = f.options.mesh;
   f.notes = not_executable(deck);
   for (std::string& note : f.notes) note = "train refuses: " + note;
+  for (const std::string& note : without_effect(deck)) f.notes.push_back(note);
 
   // A sample longer than a pack gets a micro-batch of its own.
   std::int64_t longest = deck.integer("data.max_tokens");

@@ -1,5 +1,6 @@
 #include "app/session.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <optional>
 
@@ -32,6 +33,18 @@ Sampler sampler_of(const Communicator& world, const Deck& deck, const Dataset& d
     sampler->begin_with(RunOptions::from(deck).curriculum, [&](std::int64_t s) { return dataset.length(s); });
   });
   return *std::move(sampler);
+}
+
+/// A sample that no packing group holds would end the run at the step that meets it; `ballast pack` shows them too.
+void refuse_samples_beyond_groups(const Deck& deck, const Dataset& dataset, const std::vector<PackGroup>& groups) {
+  if (groups.empty() || deck.text("batching.method") != "hbp" || deck.text("batching.long") != "refuse") return;
+  std::int64_t beyond = 0, longest = 0;
+  for (std::int64_t s = 0; s < dataset.samples(); ++s) {
+    beyond += dataset.length(s) > groups.back().tokens;
+    longest = std::max(longest, dataset.length(s));
+  }
+  require(beyond == 0, "{} of {} samples have more tokens than the longest group's {} (batching.groups), the longest {}; add a group, or set batching.long = \"split\" or data.max_tokens",
+          beyond, dataset.samples(), groups.back().tokens, longest);
 }
 
 /// One behind the last layer of a pipeline stage.
@@ -70,6 +83,7 @@ Session::Session(const Communicator& world, const Deck& deck_)
       kv_place{deck.text("chunk.offload") == "host", deck.integer("chunk.window_tokens"), &recorder} {
   check_all(world, dataset->vocabulary() <= options.model.vocabulary,
             fmt::format("model.vocabulary = {} is smaller than the data's vocabulary of {}", options.model.vocabulary, dataset->vocabulary()));
+  together(world, [&] { refuse_samples_beyond_groups(deck, *dataset, options.batching.groups); });
   for (const int degree : options.joined_ranks()) connect(mesh.sequence(degree), device);
   recorder.context.stage = mesh.at.pp;
   if (BudgetTuning::wanted(deck)) {

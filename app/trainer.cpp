@@ -11,6 +11,7 @@
 #include "app/evaluate.hpp"
 #include "app/model_files.hpp"
 #include "app/json_twin.hpp"
+#include "core/deck_effect.hpp"
 #include "core/metrics.hpp"
 #include "parallel/clock_alignment.hpp"
 #include "parallel/signals.hpp"
@@ -118,6 +119,7 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
   const Deck& deck = session_.deck;
   log_.comment(fmt::format("ballast {} ({})", version(), git_hash()));
   log_.comment(fmt::format("deck {}{}", deck.file, deck.case_name.empty() ? "" : ", case " + deck.case_name));
+  for (const std::string& note : without_effect(deck)) log_.comment("note: " + note);
   const Mesh& mesh = session_.mesh;
   const auto devices = mesh.world.all_gather(session_.device.description());
   for (std::size_t r = 0; r < mesh.table.size(); ++r) log_.comment(mesh.table[r] + "  " + devices.at(r));
