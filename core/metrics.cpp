@@ -87,6 +87,7 @@ std::vector<double> exclusive_seconds(std::span<const Event> events) {
   std::vector<std::size_t> open;  // enclosing events, outermost first
   for (const std::size_t i : order) {
     const Event& e = events[i];
+    if (beside(e.kind)) continue;
     seconds[i] = e.end_s - e.begin_s;
     while (!open.empty() && events[open.back()].end_s <= e.begin_s) open.pop_back();
     // Taken from the innermost event around it, and from the next one out where that ended earlier.

@@ -35,7 +35,8 @@ struct Pop {
 Pop pop(std::span<const double> useful, double runtime);
 
 /// Seconds of each event that no later-begun event of the same rank covers, in the order given: a layer without the attention
-/// inside it, a step without everything inside it.  Times of all events of one rank then add up to the time it spent.
+/// inside it, a step without everything inside it.  Times of all events of one rank then add up to the time it spent; kinds that run
+/// beside() the others have none.
 std::vector<double> exclusive_seconds(std::span<const Event> events);
 /// Useful computation of one rank in `step` (any step for -1): exclusive seconds of useful kinds.
 double useful_seconds(std::span<const Event> events, std::int64_t step = -1);

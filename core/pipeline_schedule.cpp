@@ -68,6 +68,21 @@ ScheduleCosts schedule_costs(const PipelineCosts& costs, const std::vector<Micro
   }};
 }
 
+namespace {
+
+/// Where in a list, whose next op is a micro-batch's recompute, the fetch of its input begins: ahead of the computation before that (and of what that
+/// one receives), so that it runs beside it.
+std::ptrdiff_t fetch_place(const std::vector<Op>& list, int micro_batch) {
+  auto at = list.rbegin();
+  const auto away = [&](const Op& op) { return op.kind == OpKind::offload && op.micro_batch == micro_batch; };
+  while (at != list.rend() && !computes(at->kind) && !away(*at)) ++at;
+  if (at != list.rend() && computes(at->kind))
+    for (++at; at != list.rend() && at->kind == OpKind::recv;) ++at;
+  return list.rend() - at;
+}
+
+}  // namespace
+
 Schedule with_offload(const Schedule& schedule) {
   Schedule result = schedule;
   for (std::size_t s = 1; s < schedule.stages.size(); ++s) {
@@ -77,7 +92,7 @@ Schedule with_offload(const Schedule& schedule) {
     std::vector<Op>& list = result.stages[s];
     list.clear();
     for (const Op& op : schedule.stages[s]) {
-      if (op.kind == OpKind::recompute) list.push_back({OpKind::fetch, op.micro_batch, op.chunk});
+      if (op.kind == OpKind::recompute) list.insert(list.begin() + fetch_place(list, op.micro_batch), {OpKind::fetch, op.micro_batch, op.chunk});
       list.push_back(op);
       if (op.kind == OpKind::forward && again.count(op.micro_batch) != 0) list.push_back({OpKind::offload, op.micro_batch, op.chunk});
     }

@@ -64,8 +64,9 @@ struct PipelineOptions {
 /// Whether a schedule bounds live chunks by k: of a sample of N > k chunks the first N - k are formed again.
 inline bool state_aware(const std::string& schedule) { return schedule == "state_aware_1f1b" || schedule == "zero_bubble"; }
 
-/// Adds the ops that put the input of a chunk away after a forward that keeps nothing, and bring it back before its recompute; the first stage
-/// has tokens in its place.
+/// Adds the ops that put the input of a chunk away after a forward that keeps nothing, and bring it back for its recompute; the first stage has
+/// tokens in its place.  They start copies, which run beside the computation that follows in the list: a fetch stands one computation ahead of its
+/// recompute.
 Schedule with_offload(const Schedule& schedule);
 
 /// The Schedule of one data-parallel rank's list.  Error: unknown name, and those above.

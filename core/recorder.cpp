@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <limits>
 
 #include "core/error.hpp"
 
@@ -11,13 +12,13 @@ namespace {
 
 constexpr std::array<const char*, kEventKinds> kNames = {
     "forward",         "recompute",         "backward",           "backward_input", "backward_weight", "send",           "recv", "offload",
-    "fetch",           "attention_forward", "attention_backward", "ring_wait",      "sequence_exchange", "layer_forward",   "layer_backward", "head", "indexing", "tuning", "planning",
+    "fetch",           "attention_forward", "attention_backward", "ring_wait",      "copy_wait",       "sequence_exchange", "layer_forward",   "layer_backward", "head", "indexing", "tuning", "planning",
     "gradient_reduce", "parameter_gather",  "optimizer",          "data",           "checkpoint",      "validation",     "step", "idle"};
 
 /// Nanoseconds of the monotonic clock since the machine started: the same origin for all processes of a node.
 class HostClock final : public Clock {
  public:
-  std::int64_t mark() override {
+  std::int64_t mark(Queue) override {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
   double seconds(std::int64_t mark) override { return static_cast<double>(mark) * 1e-9; }
@@ -64,13 +65,14 @@ Clock& host_clock() {
 
 Recorder::Recorder(Clock& clock) : clock_(clock) { pending_.reserve(4096); }
 
-std::int64_t Recorder::begin(EventKind kind) {
+std::int64_t Recorder::begin(EventKind kind, Queue queue) {
   if (!enabled) return -1;
   Pending& p = pending_.emplace_back();
   p.event = context;
   p.event.kind = kind;
   p.handle = next_;
-  p.begin_mark = clock_.mark();  // last, so that the event does not time its own creation
+  p.queue = queue;
+  p.begin_mark = clock_.mark(queue);  // last, so that the event does not time its own creation
   return next_++;
 }
 
@@ -84,8 +86,8 @@ Recorder::Pending& Recorder::find(std::int64_t handle) {
 
 void Recorder::end(std::int64_t handle, double flops, std::int64_t bytes) {
   if (handle < 0) return;
-  const std::int64_t mark = clock_.mark();  // first, for the same reason
   Pending& p = find(handle);
+  const std::int64_t mark = clock_.mark(p.queue);  // early, for the same reason
   require(p.open, "recorder: event {} ({}) was ended twice; pair every begin() with one end()", handle, name(p.event.kind));
   p.end_mark = mark;
   p.open = false;
@@ -100,18 +102,22 @@ void Recorder::flush(const std::function<void(std::span<const Event>)>& sink) {
   std::vector<Event> closed;
   closed.reserve(carried_.size() + pending_.size());
   std::vector<Pending> open;
+  std::int64_t last = -1, first_open = std::numeric_limits<std::int64_t>::max();
   for (auto* list : {&carried_, &pending_}) {
     for (Pending& p : *list) {
       if (p.open) {
         open.push_back(p);
+        first_open = std::min(first_open, p.begin_mark);
         continue;
       }
       p.event.begin_s = clock_.seconds(p.begin_mark) + offset_s_;
       p.event.end_s = clock_.seconds(p.end_mark) + offset_s_;
       closed.push_back(p.event);
+      last = std::max(last, p.end_mark);
     }
   }
   carried_ = std::move(open);
+  clock_.forget(std::min(last, first_open));
   pending_.clear();  // keeps its capacity: the steady state allocates nothing
   if (sink && !closed.empty()) sink(closed);
 }

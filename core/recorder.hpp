@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/device.hpp"
+
 namespace ballast {
 
 /// What an event measured.  The first group mirrors Schedule ops one to one.
@@ -14,6 +16,7 @@ enum class EventKind : std::int32_t {
   forward, recompute, backward, backward_input, backward_weight, send, recv, offload, fetch,  // schedule ops
   attention_forward, attention_backward,      // one ring step's computation
   ring_wait,                                  // time a ring step waited for its hops, or the choice of an index (no ring step) for other ranks
+  copy_wait,                                  // time that computation waited for copies to or from host memory
   sequence_exchange,                          // all-to-all of heads against sequence (Ulysses)
   layer_forward, layer_backward, head,        // parts of a stage
   indexing,
@@ -21,14 +24,16 @@ enum class EventKind : std::int32_t {
   planning,  // the step's Batch plan, sparsity-aware batching included
   gradient_reduce, parameter_gather, optimizer, data, checkpoint, validation, step, idle
 };
-inline constexpr int kEventKinds = 27;
+inline constexpr int kEventKinds = 28;
 const char* name(EventKind kind);
 /// The kind of this name; Error for an unknown one.
 EventKind event_kind(const std::string& name);
 /// True for kinds whose time is useful computation (POP): the model's arithmetic, indexing and tuning, recomputation included; not planning, waits,
 /// transfers, reading and writing, or the enclosing spans `step` and `validation`.  Kinds nest (an attention step lies inside a layer
-/// inside an op), so sums over kinds take exclusive_seconds() of core/metrics.
+/// inside an op; but see beside()), so sums over kinds take exclusive_seconds() of core/metrics.
 bool useful(EventKind kind);
+/// True for kinds that do not nest: copies to and from host memory run beside computation, and what they cost it is copy_wait.
+inline bool beside(EventKind kind) { return kind == EventKind::offload || kind == EventKind::fetch; }
 
 struct Event {
   std::int32_t step = -1, micro_batch = -1, chunk = -1, layer = -1, stage = -1;
@@ -50,13 +55,15 @@ struct BudgetRow {
   std::int64_t overflow = 0;  ///< columns and slashes that caps left out
 };
 
-/// Time source.  mark() is cheap and may be taken on a device stream; seconds() may be asked only after the work is done.  The
+/// Time source.  mark() is cheap and may be taken on a queue of a device; seconds() may be asked only after the work is done.  The
 /// host clock is monotonic and shared by the processes of a node.
 class Clock {
  public:
   virtual ~Clock() = default;
-  virtual std::int64_t mark() = 0;
+  virtual std::int64_t mark(Queue queue = Queue::compute) = 0;
   virtual double seconds(std::int64_t mark) = 0;
+  /// Nobody asks for marks before this one any more.
+  virtual void forget(std::int64_t before) { static_cast<void>(before); }
 };
 Clock& host_clock();
 
@@ -65,8 +72,8 @@ class Recorder {
   explicit Recorder(Clock& clock = host_clock());
   /// Identifiers that later events inherit.
   Event context;
-  /// Opens an event that inherits `context`; returns its handle, or -1 while not enabled.
-  std::int64_t begin(EventKind kind);
+  /// Opens an event that inherits `context`; returns its handle, or -1 while not enabled.  `queue` is the one whose work it times.
+  std::int64_t begin(EventKind kind, Queue queue = Queue::compute);
   /// Closes an event, also after a flush in between.  Handle -1 does nothing; Error for one that is not open.
   void end(std::int64_t handle, double flops = 0, std::int64_t bytes = 0);
   /// Seconds added to every time so that ranks share an origin (set once after clock alignment).
@@ -84,6 +91,7 @@ class Recorder {
  private:
   struct Pending {
     Event event;
+    Queue queue = Queue::compute;
     std::int64_t handle = -1, begin_mark = 0, end_mark = 0;
     bool open = true;
   };
@@ -100,8 +108,8 @@ class Recorder {
 /// Records a scope; recorder may be null.
 class Scope {
  public:
-  Scope(Recorder* recorder, EventKind kind) : recorder_(recorder && recorder->enabled ? recorder : nullptr) {
-    if (recorder_) handle_ = recorder_->begin(kind);
+  Scope(Recorder* recorder, EventKind kind, Queue queue = Queue::compute) : recorder_(recorder && recorder->enabled ? recorder : nullptr) {
+    if (recorder_) handle_ = recorder_->begin(kind, queue);
   }
   ~Scope() {
     if (recorder_) recorder_->end(handle_, flops, bytes);

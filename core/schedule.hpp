@@ -10,6 +10,10 @@ namespace ballast {
 
 enum class OpKind { forward, recompute, backward, backward_input, backward_weight, send, recv, offload, fetch };
 const char* name(OpKind kind);
+/// Whether an op computes; the others move tensors.
+inline bool computes(OpKind kind) {
+  return kind != OpKind::send && kind != OpKind::recv && kind != OpKind::offload && kind != OpKind::fetch;
+}
 
 /// What a transfer carries: stage outputs forward, their gradients backward.
 enum class Payload { none, activation, gradient };

@@ -67,11 +67,9 @@ class HostDevice final : public Device {
     if (bytes) std::memmove(to, from, bytes);
   }
   void synchronize() override {}
-  void stream_copy(void* to, const void* from, std::size_t bytes) override {
-    if (bytes) std::memcpy(to, from, bytes);
-  }
 };
 
+Device* g_host_device = nullptr;
 Device* g_cuda_device = nullptr;
 Device* g_pinned_device = nullptr;
 
@@ -84,8 +82,9 @@ const char* name(MemoryCategory category) {
 
 Device& host_device() {
   static HostDevice device;
-  return device;
+  return g_host_device != nullptr ? *g_host_device : device;
 }
+void set_host_device(Device* device) { g_host_device = device; }
 Device* cuda_device() { return g_cuda_device; }
 void set_cuda_device(Device* device) { g_cuda_device = device; }
 Device& pinned_device() { return g_pinned_device != nullptr ? *g_pinned_device : host_device(); }

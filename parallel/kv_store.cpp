@@ -5,6 +5,7 @@
 
 #include "core/pipeline_schedule.hpp"
 #include "kernels/elementwise.hpp"
+#include "parallel/host_copy.hpp"
 
 namespace ballast {
 
@@ -69,11 +70,25 @@ Tensor KvStore::rows(const Tensor& pair, int which, std::int64_t first, std::int
   return part.reshape({pair.size(1), pair.size(2), pair.size(3)}).rows(first, last);
 }
 
-void KvStore::move(const Tensor& from, Tensor to, EventKind kind) const {
-  if (from.numel() == 0) return;
-  Scope scope(place_.recorder, kind);
-  scope.bytes = static_cast<std::int64_t>(from.bytes());
-  device_->stream_copy(to.raw(), from.raw(), from.bytes());
+RingBuffers::Lease KvStore::window(std::int64_t tokens, const Tensor& like) const {
+  const Shape row{like.size(2), like.size(3)};
+  return place_.device->take({2, tokens, row[0], row[1]}, like.dtype(), *device_, window_elements(row));
+}
+
+RingBuffers::Lease KvStore::fetch(const Tensor& pair, std::int64_t begin, std::int64_t end, Fence after) const {
+  RingBuffers::Lease lease = window(end - begin, pair);
+  if (begin == end) return lease;
+  device_->wait(lease.busy, Queue::to_device);
+  device_->wait(after, Queue::to_device);
+  lease.busy = copy_beside(*device_, Queue::to_device, {{rows(lease.tensor, 0, 0, end - begin), rows(pair, 0, begin, end)},
+                                                         {rows(lease.tensor, 1, 0, end - begin), rows(pair, 1, begin, end)}}, place_.recorder);
+  return lease;
+}
+
+Fence KvStore::put_away(const Tensor& window, const Tensor& pair, std::int64_t begin, std::int64_t end) const {
+  if (begin == end) return {};
+  return copy_beside(*device_, Queue::to_host, {{rows(pair, 0, begin, end), rows(window, 0, 0, end - begin)},
+                                                {rows(pair, 1, begin, end), rows(window, 1, 0, end - begin)}}, place_.recorder);
 }
 
 void KvStore::put(LayerState& state, int chunk, const Tensor& k, const Tensor& v) {
@@ -82,6 +97,7 @@ void KvStore::put(LayerState& state, int chunk, const Tensor& k, const Tensor& v
   if (!state.kv.defined()) {
     state.kv = storage({2, offset_.back(), row[0], row[1]}, k.dtype(), *device_, state.kv_lease);
     state.stored.assign(chunks_.size(), false);
+    state.put.assign(chunks_.size(), {});
     state.sum_type = k.dtype() == DType::f64 ? DType::f64 : DType::f32;
   }
   const auto c = static_cast<std::size_t>(chunk);
@@ -92,17 +108,20 @@ void KvStore::put(LayerState& state, int chunk, const Tensor& k, const Tensor& v
     require(state.stored[earlier], "KV store: chunk {} runs before chunk {} is forwarded", chunk, earlier);
   if (state.stored[c]) return;
   state.stored[c] = true;
-  if (own == 0) return;
-  for (const int which : {0, 1}) {
-    const Tensor& from = which == 0 ? k : v;
-    Tensor to = rows(state.kv, which, offset_[c], offset_[c + 1]);
-    if (!place_.offload) {
-      copy_rows(from, to);
-      continue;
+  if (own > 0) {
+    RingBuffers::Lease packed;
+    if (place_.offload) {  // their rows may lie apart, and they may go before they are copied
+      packed = window(own, state.kv);
+      wait_for_copy(*device_, packed.busy, place_.recorder);
     }
-    RingBuffers::Lease packed = place_.device->take({own, row[0], row[1]}, k.dtype(), *device_, window_elements(row));  // rows may lie apart
-    copy_rows(from, packed.tensor);
-    move(packed.tensor, to, EventKind::offload);
+    const Tensor& to = place_.offload ? packed.tensor : state.kv;
+    const std::int64_t begin = place_.offload ? 0 : offset_[c];
+    Tensor to_k = rows(to, 0, begin, begin + own), to_v = rows(to, 1, begin, begin + own);
+    copy_rows(k, to_k);
+    copy_rows(v, to_v);
+    if (place_.offload) state.put[c] = packed.busy = put_away(packed.tensor, state.kv, offset_[c], offset_[c + 1]);
+  } else if (c > 0) {
+    state.put[c] = state.put[c - 1];
   }
 }
 
@@ -111,7 +130,6 @@ KvStore::Keys KvStore::keys(int layer, int chunk, int turn, const Tensor& k, con
   if (turn == 0) put(state, chunk, k, v);
   const auto [first, last] = range(chunk, turn);
   const std::int64_t begin = offset_[static_cast<std::size_t>(first)], end = offset_[static_cast<std::size_t>(last)];
-  const Shape row{k.size(1), k.size(2)};
   Keys result;
   if (!place_.offload) {
     result.k = rows(state.kv, 0, begin, end);
@@ -120,14 +138,14 @@ KvStore::Keys KvStore::keys(int layer, int chunk, int turn, const Tensor& k, con
     result.k = k;
     result.v = v;
   } else {
-    result.lease = place_.device->take({2, end - begin, row[0], row[1]}, k.dtype(), *device_, window_elements(row));
+    result.lease = fetch(state.kv, begin, end, state.put[static_cast<std::size_t>(last) - 1]);
     result.k = rows(result.lease.tensor, 0, 0, end - begin);
     result.v = rows(result.lease.tensor, 1, 0, end - begin);
-    move(rows(state.kv, 0, begin, end), result.k, EventKind::fetch);
-    move(rows(state.kv, 1, begin, end), result.v, EventKind::fetch);
   }
   return result;
 }
+
+void KvStore::arrive(Keys& keys) const { wait_for_copy(*device_, std::exchange(keys.lease.busy, {}), place_.recorder); }
 
 std::pair<Tensor, RingBuffers::Lease> KvStore::all_keys(int layer, int chunk, const Tensor& k, const Tensor& v) {
   LayerState& state = layers_[layer];
@@ -136,7 +154,12 @@ std::pair<Tensor, RingBuffers::Lease> KvStore::all_keys(int layer, int chunk, co
   const Tensor stored = rows(state.kv, 0, 0, end);
   if (!place_.offload) return {stored, RingBuffers::Lease()};
   RingBuffers::Lease lease = place_.device->take(stored.shape(), stored.dtype(), *device_);
-  move(stored, lease.tensor, EventKind::fetch);
+  if (end > 0) {
+    device_->wait(lease.busy, Queue::to_device);
+    device_->wait(state.put[static_cast<std::size_t>(chunk)], Queue::to_device);
+    wait_for_copy(*device_, copy_beside(*device_, Queue::to_device, {{lease.tensor, stored}}, place_.recorder), place_.recorder);
+    lease.busy = {};
+  }
   return {lease.tensor, std::move(lease)};
 }
 
@@ -156,25 +179,24 @@ KvStore::Sums KvStore::sums(int layer, int chunk, int turn) {
     sums.dv = rows(state.dkv, 1, begin, end);
     return sums;
   }
-  sums.lease = place_.device->take({2, end - begin, row[0], row[1]}, state.sum_type, *device_, window_elements(row));
+  sums.fresh = chunk == chunks() - 1;
+  sums.lease = sums.fresh ? window(end - begin, state.dkv) : fetch(state.dkv, begin, end, state.kept);
   sums.dk = rows(sums.lease.tensor, 0, 0, end - begin);
   sums.dv = rows(sums.lease.tensor, 1, 0, end - begin);
-  if (chunk == chunks() - 1) {  // nothing has been added yet
-    sums.lease.tensor.zero();
-  } else {
-    move(rows(state.dkv, 0, begin, end), sums.dk, EventKind::fetch);
-    move(rows(state.dkv, 1, begin, end), sums.dv, EventKind::fetch);
-  }
   return sums;
 }
 
-void KvStore::keep(int layer, int chunk, int turn, const Sums& sums) {
+void KvStore::arrive(Sums& sums) const {
+  wait_for_copy(*device_, std::exchange(sums.lease.busy, {}), place_.recorder);
+  if (sums.fresh) sums.lease.tensor.zero();
+}
+
+void KvStore::keep(int layer, int chunk, int turn, Sums& sums) {
   if (!place_.offload || turn == 0) return;  // in place already, or complete
-  const LayerState& state = layers_.at(layer);
+  LayerState& state = layers_.at(layer);
   const auto [first, last] = range(chunk, turn);
   const std::int64_t begin = offset_[static_cast<std::size_t>(first)], end = offset_[static_cast<std::size_t>(last)];
-  move(sums.dk, rows(state.dkv, 0, begin, end), EventKind::offload);
-  move(sums.dv, rows(state.dkv, 1, begin, end), EventKind::offload);
+  if (begin < end) state.kept = sums.lease.busy = put_away(sums.lease.tensor, state.dkv, begin, end);
 }
 
 std::pair<std::int64_t, std::int64_t> KvStore::own_rows(int chunk) const {

@@ -17,7 +17,9 @@ namespace ballast {
 /// Where stored state lies, and what it is lent from; one for all samples and steps.
 struct KvPlace {
   bool offload = false;               ///< keys, values and accumulators in pinned host memory, brought to the device window by window
-  std::int64_t window_tokens = 8192;  ///< offload: tokens of the sample, over all ring ranks, that are on the device at once; at least one chunk
+  /// Offload: tokens of a window, over all ring ranks; at least one chunk.  Two windows are on the device: one is computed with while the next one
+  /// comes and the sums of the one before it go.
+  std::int64_t window_tokens = 8192;
   Recorder* recorder = nullptr;       ///< takes an offload or fetch event with the bytes of every transfer
   std::shared_ptr<RingBuffers> host = std::make_shared<RingBuffers>(MemoryCategory::offloaded);
   std::shared_ptr<RingBuffers> device = std::make_shared<RingBuffers>(MemoryCategory::kv_store);
@@ -43,22 +45,26 @@ class KvStore {
   /// device whole, for the time of the lease.
   std::pair<Tensor, RingBuffers::Lease> all_keys(int layer, int chunk, const Tensor& k, const Tensor& v);
 
-  /// One turn's keys and values of this rank, [tokens, Hkv, D]; valid while the lease is held.
+  /// One turn's keys and values of this rank, [tokens, Hkv, D]; valid after arrive() and while the lease is held.
   struct Keys {
     Tensor k, v;
     RingBuffers::Lease lease;
   };
-  /// k, v: the chunk's own, from its forward.
+  /// Starts to bring them to the device, beside the computation that is queued next.  k, v: the chunk's own, from its forward.
   Keys keys(int layer, int chunk, int turn, const Tensor& k, const Tensor& v);
+  /// Computation from now on finds them.
+  void arrive(Keys& keys) const;
 
-  /// One turn's accumulators of dK and dV in f32 (f64), with what later chunks have added; to be added to, then handed to keep().
+  /// One turn's accumulators of dK and dV in f32 (f64), with what later chunks have added; to be added to after arrive(), then handed to keep().
   struct Sums {
     Tensor dk, dv;
     RingBuffers::Lease lease;
+    bool fresh = false;  ///< nothing has been added yet: arrive() makes them zero
   };
   Sums sums(int layer, int chunk, int turn);
-  /// Keeps the sums of earlier chunks.  After the last turn those of the chunk itself are complete.
-  void keep(int layer, int chunk, int turn, const Sums& sums);
+  void arrive(Sums& sums) const;
+  /// Keeps the sums of earlier chunks, beside the computation that is queued next.  After the last turn those of the chunk itself are complete.
+  void keep(int layer, int chunk, int turn, Sums& sums);
   /// Rows of turn 0 that are the chunk's own.
   std::pair<std::int64_t, std::int64_t> own_rows(int chunk) const;
   /// A layer's backward of chunk `chunk` is done; after that of chunk 0 its memory is given back.
@@ -68,7 +74,9 @@ class KvStore {
   struct LayerState {
     Tensor kv, dkv;  ///< [2, tokens, Hkv, D] of this rank's slices of all chunks (dkv: but the last), K (dK) first
     RingBuffers::Lease kv_lease, dkv_lease;
-    std::vector<bool> stored;
+    std::vector<bool> stored;   ///< [chunk]
+    std::vector<Fence> put;     ///< [chunk] its way to host memory; those of earlier chunks lie before it
+    Fence kept;                 ///< the same of the sums that were kept last
     DType sum_type = DType::f32;
   };
   int windows(int chunk) const { return place_.offload ? (chunk + window_chunks_ - 1) / window_chunks_ : 0; }
@@ -77,8 +85,13 @@ class KvStore {
   Tensor storage(const Shape& shape, DType type, Device& device, RingBuffers::Lease& lease) const;
   /// K (which = 0) or V (1) of chunks [first, last) in a layer's tensor.
   Tensor rows(const Tensor& pair, int which, std::int64_t first, std::int64_t last) const;
-  void move(const Tensor& from, Tensor to, EventKind kind) const;
+  /// Brings rows [begin, end) of a layer's tensor to a buffer on the device, which holds K in its first half, V in its second.
+  RingBuffers::Lease fetch(const Tensor& pair, std::int64_t begin, std::int64_t end, Fence after) const;
+  /// Puts such a buffer back; returns the fence of the copy.
+  Fence put_away(const Tensor& window, const Tensor& pair, std::int64_t begin, std::int64_t end) const;
   void put(LayerState& state, int chunk, const Tensor& k, const Tensor& v);
+  /// Buffer for a window of `tokens`.
+  RingBuffers::Lease window(std::int64_t tokens, const Tensor& like) const;
   /// Elements of the largest window, K and V together.
   std::int64_t window_elements(const Shape& row) const;
 

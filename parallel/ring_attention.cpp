@@ -192,8 +192,14 @@ const std::vector<AttentionIndex>& RingAttention::indexes(const AttentionInputs&
 }
 
 KvStore::Keys RingAttention::keys(const AttentionInputs& in, int turn) {
+  if (turn == turns()) return {};
   if (stored_.store) return stored_.store->keys(in.layer, stored_.chunk, turn, in.k, in.v);
   return {in.k, in.v, {}};
+}
+
+KvStore::Sums RingAttention::sums(const AttentionInputs& in, int turn) {
+  if (!stored_.store || turn == turns()) return {};
+  return stored_.store->sums(in.layer, stored_.chunk, turn);
 }
 
 void RingAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) {
@@ -213,8 +219,11 @@ void RingAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) {
     part_lse = group_.buffers->take(lse.shape(), lse.dtype(), device);
   }
   bool started = false;  // a rank's first shard is its own, where every token sees itself: only a rank without tokens never starts
+  KvStore::Keys next = keys(in, 0);
   for (int turn = 0; turn < turns(); ++turn) {
-    const KvStore::Keys own = keys(in, turn);
+    KvStore::Keys own = std::move(next);
+    next = keys(in, turn + 1);
+    if (stored_.store) stored_.store->arrive(own);
     RingPass pass(group_, tokens_[static_cast<std::size_t>(turn)], own.k, own.v, lse.dtype(), recorder_);
     pass.walk(group_.plan.forward, [&](int shard) {
       Scope scope(recorder_, EventKind::attention_forward);
@@ -246,11 +255,16 @@ void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const T
     dq_sum = dq_lease.tensor;
   }
   dq_sum.zero();
+  const bool in_place = stored_.store && group_.plan.ranks() == 1;
+  KvStore::Keys next = keys(in, 0);
+  KvStore::Sums next_sums = sums(in, 0);
   for (int turn = 0; turn < turns(); ++turn) {
-    const KvStore::Keys own = keys(in, turn);
-    KvStore::Sums stored;
-    if (stored_.store) stored = stored_.store->sums(in.layer, stored_.chunk, turn);
-    const bool in_place = stored_.store && group_.plan.ranks() == 1;
+    KvStore::Keys own = std::move(next);
+    KvStore::Sums stored = std::move(next_sums);
+    next = keys(in, turn + 1);
+    next_sums = sums(in, turn + 1);
+    if (stored_.store) stored_.store->arrive(own);
+    if (in_place) stored_.store->arrive(stored);
     RingPass pass(group_, tokens_[static_cast<std::size_t>(turn)], own.k, own.v, lse.dtype(), recorder_);
     pass.walk(group_.plan.backward, [&](int shard) {
       auto [dk_sum, dv_sum] = in_place ? std::pair(stored.dk, stored.dv) : pass.new_sums(shard);
@@ -268,6 +282,7 @@ void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const T
       copy_rows(dv_sum, dv);
       continue;
     }
+    if (!in_place) stored_.store->arrive(stored);
     if (!in_place && stored.dk.size(0) > 0) {
       const auto [dk_sum, dv_sum] = pass.sums(group_.plan.rank);
       add(stored.dk, dk_sum, stored.dk);

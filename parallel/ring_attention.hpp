@@ -27,7 +27,8 @@ struct RingGroup {
 
 /// Attention of one micro-batch over the context-parallel ranks.  Every rank of the group makes one, with a source of the same micro-batch
 /// and layout.  The source says which keys each shard holds and which pairs are computed; the ring only carries them.  A dependent chunk's keys
-/// are those of its store, walked in the store's turns; its backward adds to the store's accumulators.
+/// are those of its store, walked in the store's turns; its backward adds to the store's accumulators.  What a turn needs of the store begins to
+/// come before the turn before it is computed.
 /// Records one attention event a ring step with the useful FLOPs, and one ring_wait with the bytes this rank sent.
 class RingAttention final : public AttentionExecutor {
  public:
@@ -44,7 +45,9 @@ class RingAttention final : public AttentionExecutor {
   const AttentionIndex& index(const std::vector<AttentionIndex>& all, int turn, int shard) const {
     return all[static_cast<std::size_t>(turn * group_.plan.ranks() + shard)];
   }
+  /// Of a turn; nothing after the last one.
   KvStore::Keys keys(const AttentionInputs& in, int turn);
+  KvStore::Sums sums(const AttentionInputs& in, int turn);
   const RingGroup& group_;
   Recorder* recorder_;
   std::unique_ptr<IndexSource> source_;

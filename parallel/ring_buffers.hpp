@@ -14,11 +14,14 @@ class RingBuffers {
   class Lease {
    public:
     Lease() = default;
-    Lease(RingBuffers* pool, Tensor storage, const Shape& shape);
+    Lease(RingBuffers* pool, Tensor storage, const Shape& shape, Fence busy = {});
     Lease(Lease&& other) noexcept { *this = std::move(other); }
     Lease& operator=(Lease&& other) noexcept;
     ~Lease();
     Tensor tensor;  ///< contiguous, contents undefined at first
+    /// A copy that may still read or write the buffer: at first that of the last borrower, for which the queue that uses the buffer waits.  One that the
+    /// borrower starts and nobody waits for while the loan lasts stands here when it ends.
+    Fence busy;
 
    private:
     RingBuffers* pool_ = nullptr;
@@ -29,8 +32,12 @@ class RingBuffers {
   Lease take(const Shape& shape, DType type, Device& device, std::int64_t capacity = 0);
 
  private:
+  struct Free {
+    Tensor storage;
+    Fence busy;
+  };
   MemoryCategory category_;
-  std::vector<Tensor> free_;
+  std::vector<Free> free_;  ///< in the order of their return, so that of equal ones the longest free is lent
 };
 
 }  // namespace ballast

@@ -4,6 +4,9 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <utility>
+
+#include "parallel/host_copy.hpp"
 
 namespace ballast {
 namespace {
@@ -44,7 +47,9 @@ class StageRun {
       }
       // A receive that is posted on a GPU waits there, and an allocation by the host would wait for it.
       if (!transfers(op.kind) && model_.device().space() == Space::host) post_receives(at_ + 1);
+      const std::size_t leaving = leaving_.size();
       run(op);
+      if (computes(op.kind)) let_go(leaving);
       reduce |= op.kind == OpKind::backward || op.kind == OpKind::backward_weight;
       if (ahead_[static_cast<std::size_t>(op.micro_batch)].last_op == at_) live_[static_cast<std::size_t>(op.micro_batch)].reset();
       std::erase_if(sends_, [](Pending& send) { return send.test(); });
@@ -52,6 +57,7 @@ class StageRun {
     }
     if (reduce) callbacks_.gradients_ready();
     for (Pending& send : sends_) send.complete();
+    let_go(leaving_.size());
     if (recorder_) recorder_->context.micro_batch = recorder_->context.chunk = -1;
     // Only now, so that the host does not wait for the device between micro-batches.
     MicroBatchLosses losses;
@@ -64,7 +70,7 @@ class StageRun {
   struct Live {
     MicroBatchWork work;
     Tensor input;     ///< from the stage before, until the last forward or recompute
-    RingBuffers::Lease away;  ///< the input in host memory
+    RingBuffers::Lease away;  ///< the input in host memory; busy: with its last copy, there or back
     Tensor output;    ///< for the next stage, until it is sent
     Tensor d_output;  ///< from the next stage, until backward
     Tensor d_input;   ///< for the stage before, until it is sent
@@ -77,6 +83,11 @@ class StageRun {
   struct Receive {
     Tensor tensor;
     Pending pending;
+  };
+  /// A tensor on its way to host memory.
+  struct Leaving {
+    Tensor tensor;
+    Fence copied;
   };
 
   Live& live(int micro_batch) {
@@ -149,21 +160,19 @@ class StageRun {
       }
       case OpKind::offload: case OpKind::fetch: {
         Live& l = live(op.micro_batch);
-        Scope scope(recorder_, event_kind(op.kind));
         const bool out = op.kind == OpKind::offload;
         require(callbacks_.host != nullptr && (out ? l.input.defined() : l.away.tensor.defined()),
                 "schedule: {} of micro-batch {}: there is nothing to move, or no host memory to move it to", name(op.kind), op.micro_batch);
-        if (out)
+        Device& device = model_.device();
+        if (out) {
           l.away = callbacks_.host->take(l.input.shape(), l.input.dtype(), pinned_device());
-        else
-          l.input = Tensor::empty(l.away.tensor.shape(), l.away.tensor.dtype(), model_.device());
-        const Tensor &from = out ? l.input : l.away.tensor, &to = out ? l.away.tensor : l.input;
-        model_.device().stream_copy(to.raw(), from.raw(), from.bytes());
-        scope.bytes = static_cast<std::int64_t>(from.bytes());
-        if (out)
-          l.input = {};
-        else
-          l.away = {};
+          l.away.busy = copy_beside(device, Queue::to_host, {{l.away.tensor, l.input}}, recorder_);
+          leaving_.push_back({std::exchange(l.input, {}), l.away.busy});
+        } else {
+          l.input = Tensor::empty(l.away.tensor.shape(), l.away.tensor.dtype(), device);
+          device.wait(l.away.busy, Queue::to_device);
+          l.away.busy = copy_beside(device, Queue::to_device, {{l.input, l.away.tensor}}, recorder_);
+        }
         break;
       }
     }
@@ -174,6 +183,10 @@ class StageRun {
     const bool again = op.kind == OpKind::recompute;
     const Ahead& a = ahead_[static_cast<std::size_t>(op.micro_batch)];
     require(model_.first() || l.input.defined(), "schedule: {} of micro-batch {} before its input is there", name(op.kind), op.micro_batch);
+    if (again && l.away.tensor.defined()) {
+      wait_for_copy(model_.device(), std::exchange(l.away.busy, {}), recorder_);
+      l.away = {};
+    }
     Scope scope(recorder_, event_kind(op.kind));
     const bool keep = again || (a.backward && !a.recompute);
     const bool counts = again || !a.recompute;  // a chunk that is forwarded twice forms its loss the second time
@@ -187,8 +200,16 @@ class StageRun {
     kept.loss_weights = std::move(output.loss_weights);
   }
 
+  /// Gives the first `count` tensors that left back to the pool, once they have left: their copies had the op just queued to hide behind.
+  void let_go(std::size_t count) {
+    for (; count > 0; --count) {
+      wait_for_copy(model_.device(), leaving_.front().copied, recorder_);
+      leaving_.pop_front();
+    }
+  }
+
   void pace() {
-    fences_.push_back(model_.device().fence());
+    fences_.push_back(model_.device().fence(Queue::compute));
     if (fences_.size() <= kOpsAhead) return;
     model_.device().wait(fences_.front());
     fences_.pop_front();
@@ -203,7 +224,8 @@ class StageRun {
   std::vector<Ahead> ahead_;
   std::vector<StageOutput> outputs_;
   std::vector<std::optional<Live>> live_;
-  std::deque<std::int64_t> fences_;
+  std::deque<Fence> fences_;
+  std::deque<Leaving> leaving_;
   std::vector<Pending> sends_;
   std::map<std::size_t, Receive> receives_;  ///< posted, by op
 };

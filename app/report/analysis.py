@@ -18,7 +18,8 @@ CATEGORIES = {
     "rest of forward and backward": ["forward", "recompute", "backward", "backward_input", "backward_weight", "layer_forward", "layer_backward", "head"],
     "ring wait": ["ring_wait"],
     "sequence exchange": ["sequence_exchange"],
-    "pipeline transfer": ["send", "recv", "offload", "fetch"],
+    "pipeline transfer": ["send", "recv"],
+    "host copies": ["copy_wait", "offload", "fetch"],
     "gradient reduction": ["gradient_reduce", "parameter_gather"],
     "optimizer": ["optimizer"],
     "data": ["data"],
@@ -28,7 +29,6 @@ CATEGORIES = {
     "idle": ["step", "idle"],
 }
 SCHEDULE_OPS = ["forward", "recompute", "backward", "backward_input", "backward_weight"]
-WAITS = ["ring_wait", "sequence_exchange", "send", "recv", "offload", "fetch", "gradient_reduce", "parameter_gather", "data"]
 
 
 def codes(kinds):
@@ -92,11 +92,16 @@ def analyse(run):
     return a
 
 
+def nesting(events):
+    """Which events nest; the others run beside them."""
+    return ~np.isin(events["kind"], codes(metrics.BESIDE))
+
+
 def _exclusive_by_session(trace):
-    """Clocks of different sessions have nothing to do with one another."""
+    """Clocks of different sessions have nothing to do with one another; what runs beside the others has no time of its own."""
     events, seconds = trace.events, np.zeros(len(trace.events))
     for session in np.unique(events["session"]):
-        mine = np.flatnonzero(events["session"] == session)
+        mine = np.flatnonzero((events["session"] == session) & nesting(events))
         seconds[mine] = metrics.exclusive_seconds(events["begin_s"][mine], events["end_s"][mine])
     return seconds
 

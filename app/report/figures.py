@@ -6,7 +6,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator
 
 import metrics
-from analysis import CATEGORIES, SCHEDULE_OPS, category_of_kind
+from analysis import CATEGORIES, SCHEDULE_OPS, category_of_kind, nesting
 from load import KINDS
 from style import CATEGORY_COLOURS, GRID, HEAT, INK, MEMORY_COLOURS, MUTED, SERIES, bytes_unit, plt, seconds_unit
 
@@ -214,7 +214,7 @@ def timeline(a):
     for row, rank in enumerate(a.ranks):
         if rank not in chosen:
             continue
-        events = chosen[rank]
+        events = chosen[rank][nesting(chosen[rank])]
         bars = {}
         for begin, end, event in metrics.innermost_intervals(events["begin_s"], events["end_s"]):
             begin, end = max(begin, origin), min(end, last)
@@ -245,7 +245,7 @@ def timeline(a):
     return figure
 
 
-OP_COLOURS = {"forward": "#8fb8de", "recompute": "#edae49", "backward": "#5b9a68", "backward_input": "#5b9a68", "backward_weight": "#a8cfb2", "offload": "#c2b8a3",
+OP_COLOURS = {"forward": "#8fb8de", "recompute": "#edae49", "backward": "#5b9a68", "backward_input": "#5b9a68", "backward_weight": "#a8cfb2", "offload": "#8a7f6a",
               "fetch": "#c2b8a3", "recv": "#f0dfe2"}
 OP_LETTERS = {"forward": "F", "recompute": "R", "backward": "B", "backward_input": "B", "backward_weight": "W"}
 
@@ -273,7 +273,8 @@ def prediction(a):
                     continue
                 used[kind] = OP_COLOURS[kind]
                 begin = (e["begin_s"] - zero) * factor
-                ax.broken_barh([(begin, length)], (low, 0.35), facecolor=OP_COLOURS[kind], edgecolor="white", linewidth=0.5)
+                aside = kind in metrics.BESIDE  # a strip over the ops beside which it runs
+                ax.broken_barh([(begin, length)], (low, 0.06 if aside else 0.35), facecolor=OP_COLOURS[kind], edgecolor="white", linewidth=0.5, zorder=3 if aside else 1)
                 if length > 0.02 * last * factor and kind in OP_LETTERS:
                     ax.text(begin + length / 2, low + 0.175, f"{OP_LETTERS[kind]}{e['micro_batch']}", ha="center", va="center", fontsize=6.5, color=INK)
             ax.text(1.005, low + 0.175, ("predicted", "measured")[side], transform=ax.get_yaxis_transform(), va="center", fontsize=7.5, color=MUTED)

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 
 FORMAT_VERSIONS = (1, 2, 3)  # 1 has no budgets, 2 no predicted ops
-KINDS = ("forward recompute backward backward_input backward_weight send recv offload fetch attention_forward attention_backward ring_wait "
+KINDS = ("forward recompute backward backward_input backward_weight send recv offload fetch attention_forward attention_backward ring_wait copy_wait "
          "sequence_exchange layer_forward layer_backward head indexing tuning planning gradient_reduce parameter_gather optimizer data checkpoint validation step idle").split()
 BUDGETS = [("step", "i4"), ("micro_batch", "i4"), ("chunk", "i4"), ("layer", "i4"), ("head", "i4"), ("budget", "f8"), ("computed_pairs", "f8"),
            ("visible_pairs", "f8"), ("overflow", "i8")]

@@ -6,6 +6,9 @@ USEFUL = frozenset(
     "forward recompute backward backward_input backward_weight attention_forward attention_backward "
     "layer_forward layer_backward head indexing tuning optimizer".split())
 
+# Kinds that run beside the others (beside() in core/recorder.hpp): they take no time from them, and what they cost is copy_wait.
+BESIDE = frozenset(("offload", "fetch"))
+
 FORMULAS = {
     "pop": "load balance = mean useful / max useful over ranks; communication efficiency = max useful / runtime; parallel efficiency = "
            "load balance \u00d7 communication efficiency = mean useful / runtime. Useful: model arithmetic, indexing, budget tuning, recomputation and "
@@ -24,8 +27,8 @@ FORMULAS = {
             "steps (SparseBalance Equation 11); bubble ratio = 1 - forward and backward time / (stages \u00d7 schedule time), recomputation, "
             "transfers and waits counted as bubble.",
     "prediction": "Predicted: the executed schedule simulated over the times of profile.table; measured: its ops in the trace, from the first begin to the "
-                  "last end over all ranks, the mean of a stage's ranks. wait = step time - busy (forward, backward and its halves, recompute, offload, "
-                  "fetch); bubble ratio as above, over whole ops. Prediction error: median over steps of |predicted / measured step time - 1|.",
+                  "last end over all ranks, the mean of a stage's ranks. wait = step time - busy (forward, backward and its halves, recompute); "
+                  "bubble ratio as above, over whole ops. Prediction error: median over steps of |predicted / measured step time - 1|.",
     "overhead": "dst_overhead_share = time of budget tuning (targets, coverage, choice) / step time; sab_overhead_share = time of planning the "
                 "batch / step time; of a step the rank that spends most counts, and the first step is left out where there are others.",
     "regions": "exclusive = time in the region outside the regions nested in it; per rank that enters it, summed over steps; "

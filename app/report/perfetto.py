@@ -1,6 +1,9 @@
 """Chrome / Perfetto trace (JSON): a process a rank, an event a region, identifiers as arguments."""
 import json
 
+import numpy as np
+
+import metrics
 from load import KINDS
 
 IDS = ("step", "micro_batch", "chunk", "layer", "stage", "outer", "inner")
@@ -33,6 +36,10 @@ def write(runs, path):
                 emit({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": f"{run.name}: {label}" if len(runs) > 1 else label}})
                 emit({"name": "process_sort_index", "ph": "M", "pid": pid, "args": {"sort_index": pid}})
                 emit({"name": "thread_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": trace.last.host or "host"}})
+                lanes = [KINDS.index(kind) for kind in sorted(metrics.BESIDE)]  # threads of their own: they overlap the others
+                for kind in np.unique(trace.events["kind"]):
+                    if kind in lanes:
+                        emit({"name": "thread_name", "ph": "M", "pid": pid, "tid": 1 + lanes.index(kind), "args": {"name": KINDS[kind]}})
                 columns = (trace.events[name].tolist() for name in ("session", "kind", "begin_s", "end_s", "flops", "bytes", *IDS))
                 for session, kind, begin, end, flops, size, *ids in zip(*columns):
                     args = {name: value for name, value in zip(IDS, ids) if value >= 0}
@@ -40,6 +47,6 @@ def write(runs, path):
                         args["flops"] = flops
                     if size > 0:
                         args["bytes"] = size
-                    emit({"name": KINDS[kind], "cat": "ballast", "ph": "X", "pid": pid, "tid": 0,
+                    emit({"name": KINDS[kind], "cat": "ballast", "ph": "X", "pid": pid, "tid": 1 + lanes.index(kind) if kind in lanes else 0,
                           "ts": round((begin - starts[trace.sessions[session].number][0]) * 1e6, 3), "dur": round((end - begin) * 1e6, 3), "args": args})
         out.write("\n]}\n")

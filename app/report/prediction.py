@@ -7,8 +7,8 @@ import numpy as np
 from load import KINDS
 
 USEFUL_OPS = ("forward", "backward", "backward_input", "backward_weight")
-BUSY_OPS = ("forward", "recompute", "backward", "backward_input", "backward_weight", "offload", "fetch")
-OPS = BUSY_OPS + ("send", "recv")
+BUSY_OPS = ("forward", "recompute", "backward", "backward_input", "backward_weight")
+OPS = BUSY_OPS + ("offload", "fetch", "send", "recv")
 
 
 @dataclass

@@ -14,6 +14,7 @@ CATEGORY_COLOURS = {
     "ring wait": "#d1495b",
     "sequence exchange": "#b5838d",
     "pipeline transfer": "#e4879b",
+    "host copies": "#c2b8a3",
     "gradient reduction": "#edae49",
     "optimizer": "#5b9a68",
     "data": "#8d6a9f",

@@ -7,13 +7,15 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <utility>
 
 #include "core/error.hpp"
 
 namespace ballast::cuda {
 namespace {
-cudaStream_t g_stream = nullptr;
+cudaStream_t g_streams[kQueues] = {};
+cudaStream_t& g_stream = g_streams[static_cast<int>(Queue::compute)];
 void* g_scratch = nullptr;
 std::size_t g_scratch_bytes = 0;
 std::function<void(double)> g_watch;
@@ -37,9 +39,9 @@ void poll(Query query, const char* what) {
   }
 }
 
-/// Returns when the compute stream's work is done.
-void wait_for_stream(const char* what) {
-  poll([] { return cudaStreamQuery(g_stream); }, what);
+/// Returns when a queue's work is done.
+void wait_for_queue(Queue queue, const char* what) {
+  poll([queue] { return cudaStreamQuery(stream(queue)); }, what);
 }
 }  // namespace
 
@@ -119,7 +121,7 @@ CudaDevice::CudaDevice(int local_rank) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, index_), "cudaGetDeviceProperties");
   description_ = fmt::format("{} #{} (sm_{}{}, {} GiB)", properties.name, index_, properties.major, properties.minor, properties.totalGlobalMem >> 30);
-  check(cudaStreamCreateWithFlags(&g_stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  for (cudaStream_t& stream : g_streams) check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   cudaMemPool_t pool;
   check(cudaDeviceGetDefaultMemPool(&pool, index_), "cudaDeviceGetDefaultMemPool");
   std::uint64_t keep = UINT64_MAX;
@@ -130,10 +132,10 @@ CudaDevice::~CudaDevice() {
   if (g_scratch) cudaFreeAsync(g_scratch, g_stream);
   g_scratch = nullptr;
   g_scratch_bytes = 0;
-  for (cudaEvent_t event : fences_)
-    if (event) cudaEventDestroy(event);
-  cudaStreamDestroy(g_stream);
-  g_stream = nullptr;
+  for (const Fences& fences : fences_)
+    for (cudaEvent_t event : fences.events)
+      if (event) cudaEventDestroy(event);
+  for (cudaStream_t& stream : g_streams) cudaStreamDestroy(std::exchange(stream, nullptr));
 }
 
 void* CudaDevice::allocate(std::size_t bytes) {
@@ -159,16 +161,18 @@ void CudaDevice::zero(void* pointer, std::size_t bytes) {
 
 void CudaDevice::copy(void* to, Space to_space, const void* from, Space from_space, std::size_t bytes) {
   if (bytes == 0) return;
-  if (to_space == Space::host) wait_for_stream("work before a copy to the host");  // the copy itself would wait without polling
+  if (to_space == Space::host) wait_for_queue(Queue::compute, "work before a copy to the host");  // the copy itself would wait without polling
   if (to_space == Space::cuda && from_space == Space::host) return copy_to_gpu(to, from, bytes);
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, g_stream), "cudaMemcpyAsync");
   if (to_space == Space::host) check(cudaStreamSynchronize(g_stream), "copy to the host");
 }
 
-void CudaDevice::synchronize() { wait_for_stream("work on the GPU"); }
+void CudaDevice::synchronize() {
+  for (const Queue queue : {Queue::compute, Queue::to_host, Queue::to_device}) wait_for_queue(queue, "work on the GPU");
+}
 
-void CudaDevice::stream_copy(void* to, const void* from, std::size_t bytes) {
-  if (bytes) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, g_stream), "cudaMemcpyAsync");
+void CudaDevice::queue_copy(Queue queue, void* to, const void* from, std::size_t bytes) {
+  if (bytes) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream(queue)), "cudaMemcpyAsync");
 }
 
 void* PinnedHost::allocate(std::size_t bytes) {
@@ -179,7 +183,14 @@ void* PinnedHost::allocate(std::size_t bytes) {
 }
 
 void PinnedHost::deallocate(void* pointer, std::size_t) noexcept {
-  if (pointer) cudaFreeHost(pointer);
+  if (!pointer) return;
+  try {
+    for (const Queue queue : {Queue::to_host, Queue::to_device})
+      if (stream(queue)) wait_for_queue(queue, "copies to and from host memory");
+  } catch (const std::exception&) {
+    return;  // a GPU that does not answer ends this process, and the memory with it
+  }
+  cudaFreeHost(pointer);
 }
 
 void PinnedHost::zero(void* pointer, std::size_t bytes) {
@@ -190,22 +201,29 @@ void PinnedHost::copy(void* to, Space, const void* from, Space, std::size_t byte
   if (bytes) std::memmove(to, from, bytes);
 }
 
-void PinnedHost::stream_copy(void* to, const void* from, std::size_t bytes) { copy(to, Space::host, from, Space::host, bytes); }
-
-std::int64_t CudaDevice::fence() {
-  cudaEvent_t& event = fences_[next_fence_ % kFences];
+Fence CudaDevice::fence(Queue queue) {
+  Fences& fences = fences_[static_cast<int>(queue)];
+  cudaEvent_t& event = fences.events[fences.next % kFences];
   if (event == nullptr) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
-  check(cudaEventRecord(event, g_stream), "cudaEventRecord");
-  return next_fence_++;
+  check(cudaEventRecord(event, stream(queue)), "cudaEventRecord");
+  return {queue, fences.next++};
 }
 
-void CudaDevice::wait(std::int64_t fence) {
-  require(fence >= 0 && fence < next_fence_ && fence >= next_fence_ - kFences, "CUDA: fence {} is not among the latest {} of {}", fence,
-          kFences, next_fence_);
-  wait_for(fences_[fence % kFences], "work on the GPU");
+cudaEvent_t CudaDevice::event_of(Fence fence) const {
+  const Fences& fences = fences_[static_cast<int>(fence.queue)];
+  require(fence.number < fences.next, "CUDA: fence {} of {} was never made", fence.number, fences.next);
+  return fences.events[std::max(fence.number, fences.next - kFences) % kFences];
 }
 
-cudaStream_t stream() { return g_stream; }
+void CudaDevice::wait(Fence fence, Queue later) {
+  if (!fence.empty()) check(cudaStreamWaitEvent(stream(later), event_of(fence), 0), "cudaStreamWaitEvent");
+}
+
+void CudaDevice::wait(Fence fence) {
+  if (!fence.empty()) wait_for(event_of(fence), "work on the GPU");
+}
+
+cudaStream_t stream(Queue queue) { return g_streams[static_cast<int>(queue)]; }
 
 void* scratch(std::size_t bytes) {
   if (bytes > g_scratch_bytes) {
@@ -233,23 +251,32 @@ class DeviceClock final : public Clock {
     cudaEventDestroy(origin_);
     cudaEventDestroy(next_origin_);
     for (cudaEvent_t e : events_) cudaEventDestroy(e);
+    for (cudaEvent_t e : free_) cudaEventDestroy(e);
   }
-  std::int64_t mark() override {
-    if (next_origin_mark_ < 0 && host_s() - recorded_s_ > kOriginAge) {
+  std::int64_t mark(Queue queue) override {
+    if (queue == Queue::compute && next_origin_mark_ < 0 && host_s() - recorded_s_ > kOriginAge) {
       check(cudaEventRecord(next_origin_, g_stream), "cudaEventRecord");
-      next_origin_mark_ = next_;
+      next_origin_mark_ = next();
       recorded_s_ = host_s();
     }
-    const std::size_t slot = static_cast<std::size_t>(next_) % kRing;
-    if (slot >= events_.size()) {
-      events_.emplace_back();
-      check(cudaEventCreate(&events_.back()), "cudaEventCreate");
+    if (free_.empty()) {
+      free_.emplace_back();
+      check(cudaEventCreate(&free_.back()), "cudaEventCreate");
     }
-    check(cudaEventRecord(events_[slot], g_stream), "cudaEventRecord");
-    return next_++;
+    check(cudaEventRecord(free_.back(), stream(queue)), "cudaEventRecord");
+    events_.push_back(free_.back());
+    free_.pop_back();
+    return next() - 1;
+  }
+  void forget(std::int64_t before) override {
+    for (; first_ < before && !events_.empty(); ++first_) {
+      free_.push_back(events_.front());
+      events_.pop_front();
+    }
   }
   double seconds(std::int64_t mark) override {
-    const cudaEvent_t event = events_[static_cast<std::size_t>(mark) % kRing];
+    require(mark >= first_ && mark < next(), "CUDA clock: mark {} is not among {} to {}", mark, first_, next() - 1);
+    const cudaEvent_t event = events_[static_cast<std::size_t>(mark - first_)];
     check(cudaEventSynchronize(event), "cudaEventSynchronize");
     // A mark after the next origin is done, so that origin is too.
     if (next_origin_mark_ >= 0 && mark >= next_origin_mark_) {
@@ -268,13 +295,14 @@ class DeviceClock final : public Clock {
     check(cudaEventElapsedTime(&ms, earlier, later), "cudaEventElapsedTime");
     return ms * 1e-3;
   }
-  static constexpr std::size_t kRing = 1 << 16;  // marks outstanding between two flushes
+  std::int64_t next() const { return first_ + static_cast<std::int64_t>(events_.size()); }
   static constexpr double kOriginAge = 2;        // seconds: steps of a quarter of a microsecond
   cudaEvent_t origin_ = nullptr, next_origin_ = nullptr;
   double origin_s_ = 0, recorded_s_ = 0;
   std::int64_t origin_mark_ = 0, next_origin_mark_ = -1;  ///< first mark after the event; -1: not recorded
-  std::vector<cudaEvent_t> events_;
-  std::int64_t next_ = 0;
+  std::deque<cudaEvent_t> events_;  ///< of the marks from first_ on
+  std::vector<cudaEvent_t> free_;
+  std::int64_t first_ = 0;
 };
 
 }  // namespace

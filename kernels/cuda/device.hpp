@@ -1,4 +1,4 @@
-// CUDA device of this process: stream-ordered memory, copies, one compute stream, device-side clock.
+// CUDA device of this process: stream-ordered memory, copies, a stream a queue, device-side clock.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -31,20 +31,26 @@ class CudaDevice final : public Device {
   void zero(void* pointer, std::size_t bytes) override;
   void copy(void* to, Space to_space, const void* from, Space from_space, std::size_t bytes) override;
   void synchronize() override;
-  void stream_copy(void* to, const void* from, std::size_t bytes) override;
-  std::int64_t fence() override;
-  void wait(std::int64_t fence) override;
+  void queue_copy(Queue queue, void* to, const void* from, std::size_t bytes) override;
+  Fence fence(Queue queue) override;
+  void wait(Fence fence, Queue later) override;
+  void wait(Fence fence) override;
   int index() const { return index_; }
 
  private:
-  static constexpr std::int64_t kFences = 8;
+  /// Events are used again: a fence older than the latest kFences of its queue stands for the oldest of those, which lies behind it.
+  static constexpr std::int64_t kFences = 64;
+  struct Fences {
+    cudaEvent_t events[kFences] = {};
+    std::int64_t next = 0;
+  };
+  cudaEvent_t event_of(Fence fence) const;
   int index_ = 0;
-  cudaEvent_t fences_[kFences] = {};
-  std::int64_t next_fence_ = 0;
+  Fences fences_[kQueues];
   std::string description_;
 };
 
-/// Page-locked host memory (core's pinned_device).
+/// Page-locked host memory (core's pinned_device).  It is given back to the system after all copies that are under way.
 class PinnedHost final : public Device {
  public:
   Space space() const override { return Space::host; }
@@ -53,7 +59,6 @@ class PinnedHost final : public Device {
   void deallocate(void* pointer, std::size_t bytes) noexcept override;
   void zero(void* pointer, std::size_t bytes) override;
   void copy(void* to, Space to_space, const void* from, Space from_space, std::size_t bytes) override;
-  void stream_copy(void* to, const void* from, std::size_t bytes) override;
   void synchronize() override {}
 };
 
@@ -63,15 +68,16 @@ void set_wait_watch(std::function<void(double waited_s)> watch);
 /// Until the work recorded in `event` is done; an event never recorded counts as done.  Errors name `what`.
 void wait_for(cudaEvent_t event, const char* what);
 
-/// The compute stream of this process (created with the device).
-cudaStream_t stream();
+/// A queue's stream (created with the device).
+cudaStream_t stream(Queue queue = Queue::compute);
 /// Copies host memory to the GPU in the order of the compute stream, by way of page-locked memory: `from` may go when this returns, and the
 /// host waits only when more than 12 MiB of copies are outstanding.
 void copy_to_gpu(void* to, const void* from, std::size_t bytes);
 /// Scratch memory of at least `bytes` on the compute stream, grown when needed and reused by every operation: valid until the next call.
 void* scratch(std::size_t bytes);
 
-/// Clock whose marks are events on the compute stream, resolved after synchronisation.  Events are recycled at each resolve.
+/// Clock whose marks are events on the queues' streams, resolved after synchronisation.  Events of forgotten marks are used again.  A mark on a queue of
+/// copies lies behind the computation of all marks before it (copy_beside of parallel/host_copy.hpp sees to that).
 std::unique_ptr<Clock> device_clock();
 
 /// Row-major C [m, n] = alpha op(A) [m, k] op(B) [k, n] + beta C by cuBLASLt: A and B bf16, fp32 accumulation, C bf16 or fp32.

@@ -130,6 +130,11 @@ TEST(ExclusiveSeconds, NestedEventsCountOnce) {
   EXPECT_TRUE(exclusive_seconds({}).empty());
 }
 
+TEST(ExclusiveSeconds, CopiesRunBesideTheOthers) {
+  const std::vector<Event> events = {event(EventKind::forward, 0, 10), event(EventKind::fetch, 1, 6), event(EventKind::copy_wait, 5, 6), event(EventKind::offload, 7, 12)};
+  EXPECT_EQ(exclusive_seconds(events), (std::vector<double>{9, 0, 1, 0}));
+}
+
 TEST(ExclusiveSeconds, OverlapGoesToTheLaterEventAndFurtherOut) {
   // The second event outlives the first: the step around both loses their union.
   const std::vector<Event> events = {event(EventKind::step, 0, 20), event(EventKind::send, 1, 10), event(EventKind::forward, 5, 15)};

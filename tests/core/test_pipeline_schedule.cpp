@@ -185,7 +185,7 @@ TEST(PipelineSchedule, RandomMixesNeverDeadlockAndKeepTheBounds) {
   }
 }
 
-TEST(PipelineSchedule, OffloadSurroundsTheSecondForward) {
+TEST(PipelineSchedule, InputsLeaveAfterTheFirstForwardAndComeOneOpBeforeTheSecond) {
   const std::vector<MicroBatch> list{{{{0, 0, 4, 0}}}, {{{0, 4, 8, 0}}}, {{{0, 8, 9, 0}}}, {{{1, 0, 3, 0}}}};
   PipelineOptions options;
   options.schedule = "state_aware_1f1b";
@@ -196,16 +196,21 @@ TEST(PipelineSchedule, OffloadSurroundsTheSecondForward) {
   EXPECT_EQ(problems(moved), "");
   EXPECT_EQ(moved.stages[0], plain.stages[0]) << "the first stage has tokens";
   std::vector<Op> kept;
-  for (std::size_t i = 0; i < moved.stages[1].size(); ++i) {
-    const Op& op = moved.stages[1][i];
+  std::vector<int> ahead;  // computations between a fetch and its recompute
+  const std::vector<Op>& ops = moved.stages[1];
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const Op& op = ops[i];
     if (op.kind == OpKind::offload) {
-      EXPECT_EQ(moved.stages[1][i - 1], (Op{OpKind::forward, op.micro_batch, op.chunk}));
+      EXPECT_EQ(ops[i - 1], (Op{OpKind::forward, op.micro_batch, op.chunk}));
     } else if (op.kind == OpKind::fetch) {
-      EXPECT_EQ(moved.stages[1][i + 1], (Op{OpKind::recompute, op.micro_batch, op.chunk}));
+      EXPECT_NE(std::find(ops.begin(), ops.begin() + static_cast<std::ptrdiff_t>(i), Op{OpKind::offload, op.micro_batch, op.chunk}), ops.begin() + static_cast<std::ptrdiff_t>(i));
+      ahead.push_back(0);
+      for (std::size_t j = i + 1; ops.at(j) != Op{OpKind::recompute, op.micro_batch, op.chunk}; ++j) ahead.back() += computes(ops[j].kind);
     } else {
       kept.push_back(op);
     }
   }
+  EXPECT_EQ(ahead, (std::vector<int>{1, 1}));
   EXPECT_EQ(kept, plain.stages[1]);
   EXPECT_EQ(moved.stages[1].size(), kept.size() + 4) << "two chunks of three are forwarded again";
 }

@@ -13,7 +13,7 @@ namespace {
 /// Advances one second at each mark, so that every time is known.
 class CountingClock final : public Clock {
  public:
-  std::int64_t mark() override { return next_++; }
+  std::int64_t mark(Queue) override { return next_++; }
   double seconds(std::int64_t mark) override { return static_cast<double>(mark); }
 
  private:

@@ -6,8 +6,10 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 
+#include "delayed_copies.hpp"
 #include "small_training.hpp"
 
 namespace ballast {
@@ -85,6 +87,25 @@ TEST_F(Chunks, EverySizeAndKEqualsWholeSamples) {
       }
 }
 
+TEST_F(Chunks, CopiesThatComeLateAreWaitedFor) {
+  SCOPED_TRACE(trace);
+  const Reference reference = reference_step(samples, DType::f64, deep_shape());
+  DelayedCopies late;
+  int turn = 0, mesh = 0;
+  for (const MeshShape& shape : chunk_meshes(ranks)) {
+    if (shape.dp > 2 || mesh++ % std::max(1, ranks / 2) != 0) continue;
+    const char* const schedules[] = {"state_aware_1f1b", "zero_bubble", "1f1b"};
+    StepOptions options = options_of(turn % 2 == 0 ? 5 : 16, 1 + turn % 2, schedules[turn % 3]);
+    options.recompute = turn % 4 == 1 ? RecomputeOptions{Recompute::full, -1} : RecomputeOptions{};
+    options.kv_place.offload = true;
+    options.kv_place.window_tokens = turn % 3 == 2 ? 1 : 17;
+    expect_like_whole_samples(shape, options, reference);
+    ++turn;
+  }
+  EXPECT_GT(late.copies(), 0);
+  EXPECT_EQ(late.torn(), 0);
+}
+
 TEST_F(Chunks, SparsePatternsChooseTheSameIndex) {
   SCOPED_TRACE(trace);
   samples = {sample_of(0, 700), sample_of(1, 128), sample_of(2, 70)};
@@ -105,6 +126,8 @@ TEST_F(Chunks, SparsePatternsChooseTheSameIndex) {
       options.attention = attention;
       options.kv_place.offload = turn++ % 2 == 1;
       options.kv_place.window_tokens = 200;
+      std::optional<DelayedCopies> late;
+      if (options.kv_place.offload) late.emplace();
       expect_like_whole_samples(shape, options, reference);
     }
   }

@@ -112,7 +112,7 @@ TEST(Mesh, ImpossibleShapesAreRefusedOnAllRanks) {
 class ShiftedClock final : public Clock {
  public:
   explicit ShiftedClock(double shift) : shift_(shift) {}
-  std::int64_t mark() override { return host_clock().mark(); }
+  std::int64_t mark(Queue) override { return host_clock().mark(); }
   double seconds(std::int64_t mark) override { return host_clock().seconds(mark) + shift_; }
 
  private:

@@ -108,6 +108,18 @@ class KnownNumbers(RunTest):
         self.assertAlmostEqual(found["sab_overhead_share"], (0.02 + 0.05) / 20)
         self.assertIn("dst_overhead_share = time of budget tuning", (run / "report" / "report.html").read_text())
 
+    def test_copies_run_beside_the_others(self):
+        r = Rank(0, 1)
+        for kind, begin, end in (("step", 0, 10), ("forward", 0, 10), ("fetch", 1, 7), ("copy_wait", 6, 7), ("offload", 8, 12)):
+            r.event(kind, begin, end, step=0, mb=0)
+        run = synthetic.write(self.folder / "run", [r])
+        self.report(run, "--perfetto", self.folder / "p.json")
+        self.assertAlmostEqual(self.metrics(run / "report")["parallel_efficiency"], 0.9)
+        events = json.loads((self.folder / "p.json").read_text())["traceEvents"]
+        lanes = {e["name"]: e["tid"] for e in events if e["ph"] == "X"}
+        self.assertEqual((lanes["forward"], lanes["copy_wait"]), (0, 0))
+        self.assertEqual(len({lanes["forward"], lanes["fetch"], lanes["offload"]}), 3)
+
     def test_perfetto(self):
         run = known_run(self.folder / "known")
         self.report(run, "--perfetto", self.folder / "p.json", draw=False)
