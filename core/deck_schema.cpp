@@ -199,7 +199,7 @@ std::vector<KeySpec> build() {
 
   k.text("chunk.offload", "none", {"none", "host"},
          "where the stored keys, values, their gradients and chunk inputs lie: none: on the device; host: in (pinned) host memory, brought back window by window");
-  k.number("chunk.window_tokens", 8192, "tokens", between(1, kTokens), "chunk.offload = host: stored tokens that are on the device at once; at least one chunk");
+  k.number("chunk.window_tokens", 8192, "tokens", between(1, kTokens), "chunk.offload = host: stored tokens of a window, two of which are on the device; at least one chunk");
 
   k.numbers("chunk.search_tokens", "tokens", between(1, kTokens), "plan: chunk sizes to search over; empty: no search");
   k.numbers("chunk.search_k", "chunks", between(1, 1 << 20), "plan: values of chunk.k to search over; empty: 1, 2, 4, 8 and 16");

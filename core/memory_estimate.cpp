@@ -36,7 +36,10 @@ MemoryEstimate estimate_memory(const MemoryInputs& in) {
   const std::int64_t stored = in.layers * in.stored_tokens * 2 * kv * (element + sum), inputs = in.stored_inputs * m.hidden * element;
   at(in.window_tokens > 0 ? MemoryCategory::offloaded : MemoryCategory::kv_store) = stored;
   at(in.window_tokens > 0 ? MemoryCategory::offloaded : MemoryCategory::activations) += inputs;
-  if (in.window_tokens > 0) at(MemoryCategory::kv_store) = in.window_tokens * 2 * kv * (element + sum);
+  if (in.window_tokens > 0) {  // two windows, and two chunk inputs: one leaving, one that came ahead
+    at(MemoryCategory::kv_store) = 2 * in.window_tokens * 2 * kv * (element + sum);
+    at(MemoryCategory::activations) += std::min(in.stored_inputs, 2 * t) * m.hidden * element;
+  }
   at(MemoryCategory::data) = 3 * t * 4;  // tokens, targets, positions
 
   // Scratch of one layer's backward, which is the widest moment: d, its branch, normed, product and gate_up, attention and q, k, v twice.

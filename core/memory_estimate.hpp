@@ -30,7 +30,7 @@ struct MemoryInputs {
   // Dependent chunks; 0 without.
   std::int64_t layers = 0;         ///< of the stage
   std::int64_t stored_tokens = 0;  ///< local tokens of the longest sample, whose keys, values and their gradients are stored
-  std::int64_t window_tokens = 0;  ///< offload: local tokens on the device at once, and the stored ones in host memory; 0: all on the device
+  std::int64_t window_tokens = 0;  ///< offload: local tokens of a window, two of which are on the device, and the stored ones in host memory; 0: all on the device
   std::int64_t stored_inputs = 0;  ///< tokens of chunks whose stage input waits for a recompute
   bool host = true;                     ///< reductions over MPI need receive space
 };

@@ -82,7 +82,12 @@ TEST(MemoryEstimate, StoredChunksLieOnTheDeviceOrInHostMemory) {
   in.window_tokens = 20;
   const MemoryEstimate away = estimate_memory(in);
   EXPECT_EQ(away[MemoryCategory::offloaded], resident.total() - before);
-  EXPECT_EQ(away.total() - before, 20 * 2 * 8 * (4 + 4));
+  EXPECT_EQ(away.total() - before, 2 * 20 * 2 * 8 * (4 + 4));
+  in.tokens = 10;
+  in.stored_inputs = 0;
+  const std::int64_t none = estimate_memory(in).total();
+  in.stored_inputs = 50;
+  EXPECT_EQ(estimate_memory(in).total() - none, 2 * 10 * 8 * 4) << "one input that leaves, one that comes";
 }
 
 TEST(MemoryEstimate, ShardsAndTypesCountAsAllocated) {

@@ -310,6 +310,44 @@ TEST_F(Chunks, RandomMixesEqualWholeSamples) {
   }
 }
 
+TEST_F(Chunks, WhatIsFetchedHasBeenPutAway) {
+  DelayedCopies late;
+  SharedDraw draws(79);
+  const auto random = [&] {
+    Tensor t = Tensor::empty({1, 2, 4}, DType::f64);
+    for (std::int64_t i = 0; i < t.numel(); ++i) t.data<double>()[i] = static_cast<double>(draws.integer(-1000, 1000));
+    return t;
+  };
+  KvPlace place;
+  place.offload = true;
+  place.window_tokens = 1;
+  const std::vector<AxisToken> a{{0, 0}}, b{{0, 1}}, c{{0, 2}};
+  KvStore store({{a}, {b}, {c}}, 0, 1, place);
+  std::vector<RingBuffers::Lease> held;  // so that no buffer is used again, which would wait for its copy
+  const auto hold = [&] { held.push_back(place.device->take({2, 1, 2, 4}, DType::f64, host_device())); };
+  std::vector<Tensor> k, v;
+  for (int chunk = 0; chunk < 3; ++chunk) {
+    k.push_back(random());
+    v.push_back(random());
+    store.keys(0, chunk, 0, k[chunk], v[chunk]);
+    hold();
+  }
+  KvStore::Keys came = store.keys(0, 2, 2, k[2], v[2]);
+  store.arrive(came);
+  EXPECT_TRUE(bit_equal(came.k, k[1]) && bit_equal(came.v, v[1]));
+  {
+    KvStore::Sums sums = store.sums(0, 2, 2);
+    store.arrive(sums);
+    sums.dk.copy_from(k[0]);
+    sums.dv.copy_from(v[0]);
+    store.keep(0, 2, 2, sums);
+  }
+  hold();
+  KvStore::Sums sums = store.sums(0, 1, 0);
+  store.arrive(sums);
+  EXPECT_TRUE(bit_equal(sums.dk, k[0]) && bit_equal(sums.dv, v[0]));
+}
+
 TEST_F(Chunks, OrderOfUseIsChecked) {
   const KvPlace place;
   const std::vector<AxisToken> first{{0, 0}, {0, 1}}, second{{0, 2}};
