@@ -39,7 +39,7 @@ class CudaDevice final : public Device {
 
  private:
   /// Events are used again: a fence older than the latest kFences of its queue stands for the oldest of those, which lies behind it.
-  static constexpr std::int64_t kFences = 64;
+  static constexpr std::int64_t kFences = 1024;
   struct Fences {
     cudaEvent_t events[kFences] = {};
     std::int64_t next = 0;

@@ -119,6 +119,8 @@ class Cuda(RunCase):
                 ({"pp": 2}, halves), ({"pp": 2}, cut + halves), ({"pp": 2}, cut + halves + ["recompute.mode=selective"] + offloaded), ({"pp": 4}, cut + halves + ["recompute.mode=full"]), ({"pp": 4}, halves),
                 ({"pp": 4}, []), ({"pp": 4}, ["pipeline.schedule=gpipe"]), ({"pp": 4}, cut), ({"pp": 2, "cp_inner": 2}, cut + offloaded), ({"pp": 2, "cp_inner": 2}, cut + halves), ({"pp": 2, "dp": 2}, halves),
                 ({"cp_outer": 2, "cp_inner": 2}, cut + offloaded), ({"pp": 2, "sp": 2}, cut)]
+        windows = cut[:-1] + ["chunk.k=1", "chunk.offload=host", "chunk.window_tokens=64"]  # many windows, inputs that go and come
+        runs += [({}, windows), ({"pp": 2}, windows)]
         self.compare("deep", deep, [(mesh, deep + extra) for mesh, extra in runs], steps=6)
         tied = deep + ["model.tied_embedding=true"]
         self.compare("tied", tied, [({"pp": 2}, tied), ({"pp": 2}, tied + halves)], steps=6)
