@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <queue>
+#include <utility>
 
 #include "core/error.hpp"
 #include "core/packing.hpp"
@@ -88,8 +89,8 @@ Bins fewest_bins(std::span<const std::int64_t> lengths, std::int64_t capacity) {
   require(capacity >= 1, "chunks of {} tokens; must be at least 1", capacity);
   for (const std::int64_t n : lengths) require(n >= 0 && n <= capacity, "a length of {} tokens does not fit a chunk of {}", n, capacity);
   const Packing packing = pack_lengths("bfd", lengths, capacity);
-  const auto least = static_cast<std::size_t>(least_bins(lengths, capacity));
   if (lengths.size() <= kSearchedItems) {
+    const auto least = static_cast<std::size_t>(least_bins(lengths, capacity));
     const std::vector<std::uint32_t> order = longest_first(lengths);
     for (std::size_t count = least; count < packing.size(); ++count) {
       BinSearch search(lengths, order, capacity, count);
@@ -140,7 +141,7 @@ std::vector<MicroBatch> construct_chunks(const std::vector<SampleLength>& sample
 
 Batch plan_chunks(std::int64_t step, const std::vector<SampleLength>& samples, const BatchingOptions& options) {
   require(options.dp >= 1, "mesh.dp = {}: a batch needs at least one data-parallel rank", options.dp);
-  const std::vector<MicroBatch> chunks = construct_chunks(samples, options.micro_batch_tokens);
+  std::vector<MicroBatch> chunks = construct_chunks(samples, options.micro_batch_tokens);
   Batch batch;
   batch.step = step;
   batch.micro_batches.resize(options.dp);
@@ -163,7 +164,7 @@ Batch plan_chunks(std::int64_t step, const std::vector<SampleLength>& samples, c
     load.emplace(sum + cost[g], d);
   }
   for (std::size_t g = 0; g < groups.size(); ++g)
-    for (const int m : groups[g]) batch.micro_batches[rank[g]].push_back(chunks[m]);
+    for (const int m : groups[g]) batch.micro_batches[rank[g]].push_back(std::move(chunks[m]));
   return batch;
 }
 
