@@ -20,7 +20,7 @@ def gpus():
 GPUS = gpus()
 # BALLAST_TEST_BACKEND=host runs the same list without a GPU, to try decks and meshes.
 BACKEND = os.environ.get("BALLAST_TEST_BACKEND", "cuda")
-WORKERS = int(os.environ.get("BALLAST_TEST_WORKERS", 2))  # runs at a time
+WORKERS = int(os.environ.get("BALLAST_TEST_WORKERS", 3))  # runs at a time
 WIDE = DECK.replace("hidden = 32", "hidden = 256").replace("intermediate = 64", "intermediate = 512").replace("head_dim = 8", "head_dim = 64")
 LONG = WIDE.replace("max_tokens = 300", "max_tokens = 900").replace("micro_batch_tokens = 300", "micro_batch_tokens = 1800").replace("global_tokens = 1500", "global_tokens = 3600")
 RATE = "optimizer.learning_rate=0.001"
@@ -59,10 +59,10 @@ class Cuda(RunCase):
             self.assertNotIn("use the host backend", done.stdout)
             return self.steps(run)
 
-        host, _ = self.train(f"{title}-host".replace(" ", "-"), 1, *reference, **common)
-        expected = [row for row in self.steps(host) if "loss" in row]
         with ThreadPoolExecutor(WORKERS) as pool:
+            host = pool.submit(self.train, f"{title}-host".replace(" ", "-"), 1, *reference, **common)
             pending = [(mesh, overrides, pool.submit(one, number, mesh, overrides)) for number, (mesh, overrides) in enumerate(runs)]
+        expected = [row for row in self.steps(host.result()[0]) if "loss" in row]
         for mesh, overrides, run in pending:
             label = f"{title}, {' '.join(f'{k} {v}' for k, v in mesh.items()) or 'one rank'} {' '.join(overrides)}"
             with self.subTest(label):
@@ -100,14 +100,14 @@ class Cuda(RunCase):
                                       ("capped slash", capped, [({}, []), (flat, [])]),
                                       ("moba", MOBA, [({}, []), ({"cp_inner": 2}, SHUFFLED), (flat, SHUFFLED), (two_level, [])]),
                                       ("xattention", XATTENTION, [({}, []), ({"cp_inner": 2}, []), ({"cp_inner": 2}, SHUFFLED), (flat, SHUFFLED), (two_level, SHUFFLED), ({"sp": 2}, [])])):
-            curve = self.compare(name, pattern, [(mesh, pattern + extra) for mesh, extra in meshes], text=LONG, steps=8)
+            curve = self.compare(name, pattern, [(mesh, pattern + extra) for mesh, extra in meshes], text=LONG, steps=5)
             self.assertLess(curve[-1], curve[0])
 
     def test_tuned_budgets_follow_the_host(self):
         for name, pattern in (("moba tuned", MOBA + TUNED), ("slash tuned", SLASH + ["dst.base_budget=4"] + TUNED)):
             meshes = [{}, {"cp_inner": 2}, {"sp": 2}, {"sp": 2, "cp_inner": 2}, {"pp": 2}, {"cp_inner": 4}]
             self.compare(name, pattern, [(mesh, pattern) for mesh in meshes] + [({"cp_outer": 2, "cp_inner": 2}, pattern + SHUFFLED), ({"pp": 2, "cp_inner": 2}, pattern + ["pipeline.schedule=zero_bubble"])],
-                         text=LONG, steps=6)
+                         text=LONG, steps=4)
             cut = pattern + chunked(256)
             offloaded = ["chunk.offload=host", "chunk.window_tokens=256"]
             self.compare(name + " in chunks", cut, [({}, cut), ({}, cut + offloaded), ({"cp_inner": 2}, cut), ({"pp": 2}, cut + ["pipeline.schedule=zero_bubble"]), ({"sp": 2}, cut)], text=LONG, steps=3)
