@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "app/deck_options.hpp"
 #include "core/deck_effect.hpp"
 #include "core/head_split.hpp"
 #include "core/metrics.hpp"
@@ -17,19 +18,6 @@ constexpr int kListedRanks = 1 << 16;
 constexpr std::size_t kTwinPieces = 1 << 16;
 constexpr int kPlannedRing = 1 << 16;
 constexpr std::int64_t kListedMicroBatches = 1 << 12, kPipelinedMicroBatches = 1 << 7;
-
-DType compute_type(const Deck& deck) {
-  if (deck.text("run.backend") == "cuda") return DType::bf16;
-  return deck.text("run.precision") == "fp64" ? DType::f64 : DType::f32;
-}
-
-RecomputeOptions recompute_options(const Deck& deck) {
-  const std::string& mode = deck.text("recompute.mode");
-  return {mode == "none"        ? Recompute::none
-          : mode == "selective" ? Recompute::selective
-                                : Recompute::full,
-          static_cast<int>(deck.integer("recompute.layers"))};
-}
 
 /// The part of the model that one tensor-parallel rank holds.
 ModelShape tensor_shard(ModelShape shape, int tp) {
@@ -99,29 +87,27 @@ nlohmann::ordered_json memory_json(const MemoryEstimate& memory) {
   return out;
 }
 
-}  // namespace
+/// What the largest micro-batch is, and who shares it.
+struct LargestMicroBatch {
+  std::int64_t longest = 0;  ///< sample; 0: the deck does not say
+  PackGroup group;           ///< hbp: the group whose packs fill a rank most; else the whole micro-batch
+  std::int64_t fullest = 0;  ///< tokens of the context-parallel rank that has most
+  int sp = 1;                ///< ranks that share those
+};
 
-CheckFacts CheckFacts::of(const Deck& deck) {
-  CheckFacts f;
-  f.file = deck.file;
-  f.case_name = deck.case_name;
-  f.options = RunOptions::from(deck);
-  f.type = compute_type(deck);
-  f.zero = static_cast<int>(deck.integer("optimizer.zero"));
-  f.recompute = deck.text("recompute.mode");
-  const MeshShape& mesh = f.options.mesh;
-  f.notes = not_executable(deck);
-  for (std::string& note : f.notes) note = "train refuses: " + note;
-  for (const std::string& note : without_effect(deck)) f.notes.push_back(note);
-
-  // A sample longer than a pack gets a micro-batch of its own.
-  std::int64_t longest = deck.integer("data.max_tokens");
+/// Sets micro_batch_tokens and micro_batches.
+LargestMicroBatch largest_micro_batch(const Deck& deck, CheckFacts& f) {
+  LargestMicroBatch largest;
+  std::int64_t& longest = largest.longest;
+  longest = deck.integer("data.max_tokens");
   if (deck.text("data.source") == "needle") longest = std::ranges::max(deck.get<std::vector<std::int64_t>>("data.needle_lengths"));
+  // A sample longer than a pack gets a micro-batch of its own.
   const bool packed = f.options.batching.method != "none", chunked = f.options.batching.method == "chunkflow";
   f.micro_batch_tokens = chunked ? f.options.batching.micro_batch_tokens
                          : packed || longest == 0 ? std::max(f.options.batching.micro_batch_tokens, longest) : longest;
   // A rank's part of a pack is what its group leaves it: the group with the fullest rank is shown.
-  PackGroup shown{f.micro_batch_tokens, 1, -1};
+  PackGroup& shown = largest.group;
+  shown = {f.micro_batch_tokens, 1, -1};
   if (f.options.batching.method == "hbp") {
     shown = *std::max_element(f.options.batching.groups.begin(), f.options.batching.groups.end(),
                               [](const PackGroup& a, const PackGroup& b) { return a.tokens * b.ranks < b.tokens * a.ranks; });
@@ -129,29 +115,85 @@ CheckFacts CheckFacts::of(const Deck& deck) {
     if (shown.ranks > 1) f.notes.push_back(fmt::format("a pack of {} tokens is shared by {} data-parallel ranks", shown.tokens, shown.ranks));
   }
   if (longest == 0) f.notes.push_back("data.max_tokens = 0: a sample longer than the micro-batch shown here needs more memory");
-  const std::int64_t samples = deck.integer("batching.global_samples"),
+  const std::int64_t samples = deck.integer("batching.global_samples"), dp = f.options.mesh.dp,
                      packs = (deck.integer("batching.global_tokens") + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
-  f.micro_batches = std::max<std::int64_t>(1, ((samples > 0 && !packed ? samples : packs * shown.ranks) + mesh.dp - 1) / mesh.dp);
+  f.micro_batches = std::max<std::int64_t>(1, ((samples > 0 && !packed ? samples : packs * shown.ranks) + dp - 1) / dp);
   if (samples > 0 && packed)
     f.notes.push_back("batching.global_samples: the number of micro-batches depends on the samples; `ballast pack` counts them");
+  largest.sp = f.options.mesh.sp * shown.ranks;
+  return largest;
+}
+
+/// What decides the memory of stage `s`.  `local`: the model of a tensor-parallel rank; `waiting`: weight halves that wait at once.
+MemoryInputs memory_inputs(const Deck& deck, const CheckFacts& f, int s, const ModelShape& local, const LargestMicroBatch& largest, int waiting) {
+  const StageFacts& stage = f.stages[static_cast<std::size_t>(s)];
+  const MeshShape& mesh = f.options.mesh;
+  const RecomputeOptions recompute = recompute_options(deck).with(largest.group.recompute_layers);
+  MemoryInputs in;
+  in.model = local;
+  in.parameters = stage.parameters - stage.frozen;
+  in.frozen = stage.frozen;
+  in.replicas = mesh.replicas();
+  in.zero = f.zero;
+  in.type = f.type;
+  in.last_stage = s + 1 == mesh.pp;
+  in.tokens = (largest.fullest + largest.sp - 1) / largest.sp;
+  const std::int64_t stage_layers = stage.layer_end - stage.layer_begin;
+  const std::int64_t whole = StageModel::activation_bytes(local, stage_layers, in.last_stage, in.tokens, f.type, recompute);
+  const std::int64_t half = StageModel::between_halves_bytes(local, stage_layers, in.tokens, f.type);
+  in.activation_bytes = stage.live_micro_batches * whole + waiting * std::max<std::int64_t>(0, half - whole);
+  const Keep kept = recompute.mode == Recompute::none        ? Keep::all
+                    : recompute.mode == Recompute::selective ? Keep::selective
+                                                             : Keep::input;
+  in.recomputed_bytes = Layer::kept_bytes(local, in.tokens, f.type, Keep::all) - Layer::kept_bytes(local, in.tokens, f.type, kept);
+  in.head_chunk_tokens = deck.integer("model.head_chunk_tokens");
+  in.cp = mesh.cp();
+  in.sp = largest.sp;
+  in.kv_buffers = f.ring.kv_buffers;
+  in.dkv_buffers = std::max(1, f.ring.dkv_buffers);
+  if (f.options.batching.method == "chunkflow" && largest.longest > f.micro_batch_tokens) {
+    const auto local_share = [&](std::int64_t tokens) { return (tokens * largest.fullest + f.micro_batch_tokens - 1) / f.micro_batch_tokens; };
+    in.layers = stage_layers;
+    in.stored_tokens = local_share(largest.longest);
+    if (f.options.pipeline.offload) in.window_tokens = local_share(std::max(f.micro_batch_tokens, deck.integer("chunk.window_tokens")));
+    const std::int64_t chunks = (largest.longest + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
+    const std::int64_t again = state_aware(f.options.pipeline.schedule) ? std::max<std::int64_t>(0, chunks - f.options.pipeline.k) : 0;
+    in.stored_inputs = s > 0 ? again * in.tokens : 0;
+  }
+  in.host = deck.text("run.backend") == "host";
+  return in;
+}
+
+}  // namespace
+
+CheckFacts CheckFacts::of(const Deck& deck) {
+  CheckFacts f;
+  f.file = deck.file;
+  f.case_name = deck.case_name;
+  f.options = RunOptions::from(deck);
+  f.type = planned_type(deck);
+  f.zero = static_cast<int>(deck.integer("optimizer.zero"));
+  f.recompute = deck.text("recompute.mode");
+  const MeshShape& mesh = f.options.mesh;
+  f.notes = not_executable(deck);
+  for (std::string& note : f.notes) note = "train refuses: " + note;
+  for (const std::string& note : without_effect(deck)) f.notes.push_back(note);
+  LargestMicroBatch largest = largest_micro_batch(deck, f);
 
   f.shards = shard_facts(f.options, f.micro_batch_tokens, f.notes);
-  std::int64_t fullest = 0;
-  for (const ShardFacts& shard : f.shards) fullest = std::max(fullest, shard.tokens);
-  if (fullest == 0 || f.shards.back().tokens == 0) f.notes.push_back("some context-parallel ranks hold no token of the micro-batch");
+  for (const ShardFacts& shard : f.shards) largest.fullest = std::max(largest.fullest, shard.tokens);
+  if (largest.fullest == 0 || f.shards.back().tokens == 0) f.notes.push_back("some context-parallel ranks hold no token of the micro-batch");
   if (mesh.cp() <= kPlannedRing)
     f.ring = plan_ring(0, mesh.cp_outer, mesh.cp_inner);
   else
     f.notes.push_back(fmt::format("ring plan: not worked out above {} context-parallel ranks", kPlannedRing));
 
   const ModelShape local = tensor_shard(f.options.model, mesh.tp);
-  const int sp = mesh.sp * shown.ranks;
-  const HeadSplit heads{sp, local.query_heads, local.kv_heads};
-  const std::int64_t kv_elements = 2 * fullest * heads.local_kv_heads() * local.head_dim;
+  const HeadSplit heads{largest.sp, local.query_heads, local.kv_heads};
+  const std::int64_t kv_elements = 2 * largest.fullest * heads.local_kv_heads() * local.head_dim;
   f.kv_hop_bytes = kv_elements * static_cast<std::int64_t>(size_of(f.type));
   f.dkv_hop_bytes = kv_elements * (f.type == DType::f64 ? 8 : 4);
 
-  const std::int64_t layers = local.layers;
   const std::vector<std::int64_t>& layer_begin = f.options.layer_begin;
   f.stages.resize(static_cast<std::size_t>(mesh.pp));
   for (const Parameter& p : parameter_table(local, layer_begin)) {
@@ -159,52 +201,20 @@ CheckFacts CheckFacts::of(const Deck& deck) {
     stage.parameters += p.numel();
     if (!p.trainable) stage.frozen += p.numel();
   }
-  const RecomputeOptions recompute = recompute_options(deck).with(shown.recompute_layers);
-  const std::vector<MicroBatch> list = full_micro_batches(f, mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches, chunked ? longest : 0);
+  const bool chunked = f.options.batching.method == "chunkflow";
+  const std::vector<MicroBatch> list = full_micro_batches(f, mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches, chunked ? largest.longest : 0);
   const Schedule schedule = plan_schedule(list, f.options.pipeline);
   const SimulatedSchedule simulated = simulate(schedule, schedule_costs(f.options.pipeline.costs, list));
   for (int s = 0; s < mesh.pp; ++s) {
-    StageFacts& stage = f.stages[static_cast<std::size_t>(s)];
-    stage.layer_begin = layer_begin[static_cast<std::size_t>(s)];
-    stage.layer_end = s + 1 < mesh.pp ? layer_begin[static_cast<std::size_t>(s) + 1] : layers;
+    const auto at = static_cast<std::size_t>(s);
+    StageFacts& stage = f.stages[at];
+    stage.layer_begin = layer_begin[at];
+    stage.layer_end = s + 1 < mesh.pp ? layer_begin[at + 1] : local.layers;
     const std::int64_t trained = stage.parameters - stage.frozen, shard = (trained + mesh.replicas() - 1) / mesh.replicas();
     stage.shard_parameters = f.zero == 0 ? trained : shard;
-    stage.live_micro_batches = simulated.peak_live_activations.at(static_cast<std::size_t>(s));
-    stage.ops = schedule.stages.at(static_cast<std::size_t>(s));
-
-    MemoryInputs in;
-    in.model = local;
-    in.parameters = stage.parameters - stage.frozen;
-    in.frozen = stage.frozen;
-    in.replicas = mesh.replicas();
-    in.zero = f.zero;
-    in.type = f.type;
-    in.last_stage = s + 1 == mesh.pp;
-    in.tokens = (fullest + sp - 1) / sp;
-    const std::int64_t stage_layers = stage.layer_end - stage.layer_begin;
-    const std::int64_t whole = StageModel::activation_bytes(local, stage_layers, in.last_stage, in.tokens, f.type, recompute);
-    const std::int64_t half = StageModel::between_halves_bytes(local, stage_layers, in.tokens, f.type);
-    in.activation_bytes = stage.live_micro_batches * whole + simulated.peak_weight_halves.at(static_cast<std::size_t>(s)) * std::max<std::int64_t>(0, half - whole);
-    const Keep kept = recompute.mode == Recompute::none        ? Keep::all
-                      : recompute.mode == Recompute::selective ? Keep::selective
-                                                               : Keep::input;
-    in.recomputed_bytes = Layer::kept_bytes(local, in.tokens, f.type, Keep::all) - Layer::kept_bytes(local, in.tokens, f.type, kept);
-    in.head_chunk_tokens = deck.integer("model.head_chunk_tokens");
-    in.cp = mesh.cp();
-    in.sp = sp;
-    in.kv_buffers = f.ring.kv_buffers;
-    in.dkv_buffers = std::max(1, f.ring.dkv_buffers);
-    if (chunked && longest > f.micro_batch_tokens) {
-      const auto local_share = [&](std::int64_t tokens) { return (tokens * fullest + f.micro_batch_tokens - 1) / f.micro_batch_tokens; };
-      in.layers = stage.layer_end - stage.layer_begin;
-      in.stored_tokens = local_share(longest);
-      if (f.options.pipeline.offload) in.window_tokens = local_share(std::max(f.micro_batch_tokens, deck.integer("chunk.window_tokens")));
-      const std::int64_t chunks = (longest + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
-      const std::int64_t again = state_aware(f.options.pipeline.schedule) ? std::max<std::int64_t>(0, chunks - f.options.pipeline.k) : 0;
-      in.stored_inputs = s > 0 ? again * in.tokens : 0;
-    }
-    in.host = deck.text("run.backend") == "host";
-    stage.memory = estimate_memory(in);
+    stage.live_micro_batches = simulated.peak_live_activations.at(at);
+    stage.ops = schedule.stages.at(at);
+    stage.memory = estimate_memory(memory_inputs(deck, f, s, local, largest, simulated.peak_weight_halves.at(at)));
   }
   return f;
 }

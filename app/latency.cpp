@@ -4,17 +4,13 @@
 #include <fstream>
 #include <regex>
 
+#include "app/deck_options.hpp"
 #include "ballast_version.hpp"
 #include "core/run_options.hpp"
 #include "io/profile_file.hpp"
 
 namespace ballast {
 namespace {
-
-DType planned_type(const Deck& deck) {
-  if (deck.text("run.backend") == "cuda") return DType::bf16;
-  return deck.text("run.precision") == "fp64" ? DType::f64 : DType::f32;
-}
 
 std::string layer_text(const ModelShape& m) {
   return fmt::format("hidden {}, intermediate {}, {} query and {} key/value heads of {}{}", m.hidden, m.intermediate, m.query_heads,

@@ -4,17 +4,13 @@
 #include <exception>
 #include <optional>
 
+#include "app/deck_options.hpp"
 #include "app/local_batch.hpp"
 #include "parallel/pattern_source.hpp"
 #include "parallel/ulysses.hpp"
 
 namespace ballast {
 namespace {
-
-RecomputeOptions recompute_options(const Deck& deck) {
-  const std::string& mode = deck.text("recompute.mode");
-  return {mode == "none" ? Recompute::none : mode == "selective" ? Recompute::selective : Recompute::full, static_cast<int>(deck.integer("recompute.layers"))};
-}
 
 std::unique_ptr<Dataset> open_together(const Communicator& world, const Deck& deck) {
   std::unique_ptr<Dataset> dataset;
