@@ -152,7 +152,7 @@ void print(const std::vector<PackFacts>& cases) {
   const std::vector<std::string> name(named ? 1 : 0, "case");
   std::vector<std::string> header = name;
   for (const char* column :
-       {"method", "dp", "dbr", "pr", "abr", "samples", "tokens", "packs", "batches", "tail_packs", "cr", "ave_t", "plan_seconds"})
+       {"method", "dp", "dbr", "pr", "abr", "samples", "tokens", "packs", "batches", "tail_packs", "cr", "cr_bound", "ave_t", "plan_seconds"})
     header.push_back(column);
   const bool timed = std::any_of(cases.begin(), cases.end(), [](const PackFacts& f) { return f.costs.has_value(); });
   if (timed) header.push_back("run_s");
@@ -168,6 +168,7 @@ void print(const std::vector<PackFacts>& cases) {
     row.push_back(fmt::to_string(f.options.mesh.dp));
     row = balance_row(row, f.metrics);
     row.push_back(fmt::format("{:.4f}", f.metrics.cr));
+    row.push_back(f.options.batching.method == "hbp" ? fmt::format("{:.4f}", f.metrics.cr_bound) : "-");
     row.push_back(fmt::format("{:.1f}", f.metrics.ave_t));
     row.push_back(fmt::format("{:.6f}", f.plan_seconds));
     if (timed) row.push_back(f.costs ? fmt::format("{:.2f}", f.run_seconds) : "-");
@@ -188,10 +189,18 @@ void print(const std::vector<PackFacts>& cases) {
       "(length packs), length = that of\n"
       "the pack's group (none, sorted: padded to the longest sample); means over the full batches of one epoch, the others' packs are "
       "tail_packs;\n"
-      "cr: share of tokens in micro-batches spread over several ranks; ave_t: tokens of a rank in a batch\n");
+      "cr: share of tokens in micro-batches spread over several ranks, cr_bound: in samples longer than every group of one rank; ave_t: tokens of a rank in a "
+      "batch\n");
   if (timed) fmt::print("run_s: planned seconds of all batches, from the deck's profile table or costs; a rank waits for those it shares packs with and for the step's end\n");
+  const auto in_all = [&](const std::string& note) {
+    return std::all_of(cases.begin(), cases.end(), [&](const PackFacts& f) { return std::find(f.notes.begin(), f.notes.end(), note) != f.notes.end(); });
+  };
   for (const PackFacts& f : cases)
-    for (const std::string& note : f.notes) fmt::print("note: {}{}\n", f.case_name.empty() ? "" : f.case_name + ": ", note);
+    for (const std::string& note : f.notes)
+      if (!in_all(note))
+        fmt::print("note: {}: {}\n", f.case_name, note);
+      else if (&f == &cases.front())
+        fmt::print("note: {}\n", note);
 }
 
 }  // namespace
