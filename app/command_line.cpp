@@ -41,7 +41,7 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line, s
     return;
   }
   const bool bench = command == "bench", runs = command == "train" || command == "eval", profile = command == "profile";
-  if (bench) sub.add_option("NAME", line.name, "what to measure")->required();
+  if (bench) sub.add_option("NAME", line.name, "what to measure: attention, gemm, ring or step")->required();
   auto* deck = sub.add_option("DECK", line.deck_file, "input deck (TOML)");
   if (!bench) deck->required();
   sub.add_option("block.key=value", line.overrides, "overrides of deck keys, last wins; values are TOML, bare words are text");

@@ -255,13 +255,19 @@ std::vector<std::string> Deck::apply_weights(const ModelShape& shape) {
   const std::string folder = text("model.weights");
   Deck stated = *this;
   stated.apply_preset();
-  std::vector<std::string> problems;
+  std::vector<std::string> problems, of_preset;
   for (auto& [path, value] : shape_values(shape)) {
-    if (stated.is_set(path) && free.count(path) == 0 && stated.value(path) != value)
+    const bool contradicts = stated.is_set(path) && free.count(path) == 0 && stated.value(path) != value;
+    if (contradicts && stated.place(path).starts_with("preset "))
+      of_preset.push_back(fmt::format("{} {} against {}", path.substr(path.find('.') + 1), to_text(stated.value(path)), to_text(value)));
+    else if (contradicts)
       problems.push_back(fmt::format("{}: {} = {} contradicts {} in {}/config.json (model.weights); leave the key out", stated.place(path),
                                      path, to_text(stated.value(path)), to_text(value), folder));
     if (!is_set(path)) set(path, std::move(value), "weights " + folder);
   }
+  if (!of_preset.empty())
+    problems.push_back(fmt::format("{}: model.preset = {} is another shape than {}/config.json (model.weights): {}; set model.preset = \"custom\", the shape comes from the weights",
+                                   place("model.preset"), quoted(text("model.preset")), folder, fmt::join(of_preset, ", ")));
   return problems;
 }
 
