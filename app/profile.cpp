@@ -334,7 +334,7 @@ int profile_command(const CommandLine& line) {
   measured.identity["ranks"] = fmt::to_string(world.size());
   measured.block_tokens = bins.block_tokens;
   LayerProfiler layer(options.model, backend.dtype, *backend.device, *backend.clock,
-                      {deck.integer("model.head_chunk_tokens"), static_cast<std::uint64_t>(deck.integer("run.seed"))});
+                      {deck.integer("model.head_chunk_tokens"), static_cast<std::uint64_t>(deck.integer("run.seed")), (options.model.layers + options.mesh.pp - 1) / options.mesh.pp});
   const std::vector<ProfilePoint> points = profile_points(bins);
   layer.repeat(repeat_rule(world, deck, bins, points, layer));
   Measurement rows(world, measured);

@@ -53,22 +53,31 @@ struct LayerProfiler::Impl {
   Clock& clock;
   DType type;
   Parameters parameters;
-  Layer layer;
+  std::vector<Layer> layers;
+  std::size_t turn = 0;
   RopeFrequencies frequencies;
 
-  static ModelShape one_layer(ModelShape s) {
-    s.layers = 1;
+  static ModelShape cold(ModelShape s, DType type, std::int64_t most) {
+    constexpr double kCacheBytes = 64 << 20;  // no cache of a core or GPU holds more
+    const auto elements = [&](std::int64_t count) {
+      s.layers = count;
+      double sum = 0;
+      for (const Parameter& p : parameter_table(s)) sum += static_cast<double>(p.numel());
+      return sum;
+    };
+    const double bytes = (elements(2) - elements(1)) * static_cast<double>(size_of(type) + size_of(statistics_type(type)));  // gradients too
+    s.layers = std::clamp<std::int64_t>(static_cast<std::int64_t>(std::ceil(kCacheBytes / bytes)), 1, std::max<std::int64_t>(1, most));
     return s;
   }
   Impl(const ModelShape& s, DType t, Device& d, Clock& c, const Options& o)
-      : shape(one_layer(s)),
+      : shape(cold(s, t, o.layers)),
         options(o),
         device(d),
         clock(c),
         type(t),
         parameters(parameter_table(shape), t, d),
-        layer(shape, 0, parameters),
         frequencies(rope_frequencies(shape)) {
+    for (std::int64_t i = 0; i < shape.layers; ++i) layers.emplace_back(shape, i, parameters);
     parameters.initialise(options.seed);
   }
 
@@ -132,29 +141,33 @@ struct LayerProfiler::Impl {
     const std::int64_t before = memory_use().current_total;
     reset_peak_memory();
     Workspace workspace(device);
-    LayerActivations kept;
+    std::vector<LayerActivations> kept(layers.size());
     MeasuredPasses measured;
     const auto forward = [&] {
-      kept = {};
-      kept = layer.allocate(tokens, keep, true, workspace);
-      layer.forward(in, rotary, attention, kept, workspace);
-      Layer::release(keep, kept);
+      const std::size_t i = turn++ % layers.size();
+      kept[i] = {};
+      kept[i] = layers[i].allocate(tokens, keep, true, workspace);
+      layers[i].forward(in, rotary, attention, kept[i], workspace);
+      Layer::release(keep, kept[i]);
     };
     measured.forward = time(forward);
+    for (std::size_t i = 0; i < layers.size(); ++i) forward();
     const std::int64_t with = memory_use().current_total;
-    kept = {};
+    kept[0] = {};
     measured.forward.bytes = with - memory_use().current_total;
+    turn = 0;
     forward();
     LayerActivations work;
     measured.backward = time(
         [&] {
-          work = kept;
-          layer.restore(keep, false, rotary, attention, work, workspace);
-          layer.backward(rotary, attention, work, d, workspace);
+          const std::size_t i = turn++ % layers.size();
+          work = kept[i];
+          layers[i].restore(keep, false, rotary, attention, work, workspace);
+          layers[i].backward(rotary, attention, work, d, workspace);
           work = {};
         },
         [&] { d.copy_from(d_output); });
-    measured.backward.bytes = memory_use().peak_total - before;
+    measured.backward.bytes = memory_use().peak_total - before - static_cast<std::int64_t>(layers.size() - 1) * measured.forward.bytes;
     return measured;
   }
 };
@@ -229,7 +242,7 @@ MeasuredPasses LayerProfiler::head(std::int64_t tokens) {
 }
 
 double LayerProfiler::flops(std::int64_t tokens, double pairs) const {
-  return 3 * impl_->layer.flops(tokens) + 14 * static_cast<double>(impl_->shape.head_dim * impl_->shape.query_heads) * pairs;
+  return 3 * impl_->layers.front().flops(tokens) + 14 * static_cast<double>(impl_->shape.head_dim * impl_->shape.query_heads) * pairs;
 }
 
 }  // namespace ballast

@@ -30,8 +30,10 @@ class LayerProfiler {
   struct Options {
     std::int64_t head_chunk_tokens = 1024;
     std::uint64_t seed = 1;
+    std::int64_t layers = 1;  ///< of a stage
   };
-  /// Allocates one layer, the embedding and the head of `shape` with random values.
+  /// Allocates layers, the embedding and the head of `shape` with random values.  Layers of a stage run one after another, so weights are not in the
+  /// caches any more when their layer's turn comes again.  As many as that takes, at most those of a stage, are timed in turn.
   LayerProfiler(const ModelShape& shape, DType type, Device& device, Clock& clock, const Options& options);
   ~LayerProfiler();
   /// How often a pass runs from now on.

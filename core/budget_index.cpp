@@ -16,8 +16,8 @@ AttentionIndex budget_index(const std::vector<BudgetSegment>& segments, std::int
   std::vector<AxisToken> queries, keys;
   for (std::size_t s = 0; s < segments.size(); ++s) {
     const auto& [n, prefix] = segments[s];
-    require(n > 0 && prefix >= 0 && n % kBlock == 0 && prefix % kBlock == 0, "budget index: {} tokens after {} are no multiples of {}", n,
-            prefix, kBlock);
+    require(n > 0 && prefix >= 0, "budget index: {} tokens after {}", n, prefix);
+    require(budget == 0 || (n % kBlock == 0 && prefix % kBlock == 0), "budget index: {} tokens after {} are no multiples of {}", n, prefix, kBlock);
     for (std::int64_t i = 0; i < prefix + n; ++i) {
       keys.push_back({static_cast<std::int32_t>(s), i});
       if (i >= prefix) queries.push_back(keys.back());

@@ -264,8 +264,8 @@ void profile_rules(const Deck& deck, Rules& rules) {
     if (std::adjacent_find(list.begin(), list.end(), std::greater_equal<>()) != list.end())
       rules.add({key}, fmt::format("{} = {} must ascend", key, to_text(list)));
     const bool tokens = std::string(key) != "profile.budgets";
-    if (tokens && std::any_of(list.begin(), list.end(), [](std::int64_t n) { return n % kBlock != 0; }))
-      rules.add({key}, fmt::format("{} = {} must be multiples of {}", key, to_text(list), kBlock));
+    if (tokens && deck.text("attention.pattern") != "dense" && std::any_of(list.begin(), list.end(), [](std::int64_t n) { return n % kBlock != 0; }))
+      rules.add({key}, fmt::format("{} = {} must be multiples of {} with attention.pattern = \"{}\"", key, to_text(list), kBlock, deck.text("attention.pattern")));
   }
   const auto& modes = deck.get<std::vector<std::string>>("profile.recompute");
   for (const std::string& mode : modes)

@@ -293,7 +293,7 @@ std::vector<KeySpec> build() {
   k.text("profile.table", "", {}, "profile table (HDF5) that plans and budgets read; `ballast profile` writes it (empty: profile.h5 of its run folder)");
   k.flag("profile.allow_mismatch", false, "use a table of other hardware, kernels, layer or dtype all the same, with a note");
   k.real("profile.repair_limit", 0.25, "", at_least(0), "relative change of a time up to which falling times are made monotone; beyond: refused");
-  k.numbers("profile.lengths", "tokens", between(64, kTokens), "lengths to measure, ascending multiples of 64; empty: 256 to 2048, on a GPU 1024 to 65536");
+  k.numbers("profile.lengths", "tokens", between(1, kTokens), "lengths to measure, ascending, multiples of 64 with a sparse attention.pattern; empty: 256 to 2048, on a GPU 1024 to 65536");
   k.numbers("profile.prefixes", "tokens", between(64, kTokens), "stored keys before a chunk to measure, ascending multiples of 64; 0 is always measured");
   k.numbers("profile.budgets", "blocks", between(1, 1 << 20), "budgets of attention.pattern (moba, vertical_slash) to measure beside dense attention, by indexes of that many random blocks, ascending; empty: 2, 4 ... 32, on a GPU 4, 8 ... 128");
   k.texts("profile.recompute", {"none"}, "recompute modes to measure: none, selective, full");

@@ -69,7 +69,7 @@ class Pipelines(RunCase):
     def test_predicted_ops_stand_beside_the_executed_ones(self):
         import h5py
         profile, run, shape = self.out("profile"), self.out("predicted"), ["model.layers=2", "model.vocabulary=4096"]
-        self.run_ballast(2, "profile", self.deck(dp=1, steps=2), "-d", profile, "mesh.pp=2", "profile.lengths=[64,128]", "profile.prefixes=[64]", "profile.repeats=3",
+        self.run_ballast(2, "profile", self.deck(dp=1, steps=2), "-d", profile, "mesh.pp=2", "profile.lengths=[8,64,128]", "profile.prefixes=[64]", "profile.repeats=3",
                          "profile.held_out=0", "profile.repair_limit=100", "profile.largest_message=65536", *shape)
         self.run_ballast(2, "train", self.deck(dp=1, steps=2), "-d", run, "mesh.pp=2", "batching.method=chunkflow", "chunk.tokens=64", "chunk.k=1",
                          "pipeline.schedule=zero_bubble", f"profile.table={profile}/profile.h5", "profile.repair_limit=100", *shape)
