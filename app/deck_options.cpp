@@ -9,7 +9,10 @@ DType planned_type(const Deck& deck) {
 
 RecomputeOptions recompute_options(const Deck& deck) {
   const std::string& mode = deck.text("recompute.mode");
-  return {mode == "none" ? Recompute::none : mode == "selective" ? Recompute::selective : Recompute::full, static_cast<int>(deck.integer("recompute.layers"))};
+  return {mode == "none"        ? Recompute::none
+          : mode == "selective" ? Recompute::selective
+                                : Recompute::full,
+          static_cast<int>(deck.integer("recompute.layers"))};
 }
 
 }  // namespace ballast

@@ -14,8 +14,9 @@ std::unique_ptr<Dataset> open_planned_data(const Deck& deck) {
 PlannedSamples::PlannedSamples(const Deck& deck)
     : deck_(deck),
       dataset_(open_planned_data(deck)),
-      sampler_(dataset_->samples(), static_cast<std::uint64_t>(deck.integer("run.seed")), deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
-               [this](std::int64_t s) { return dataset_->document(s); }, dataset_->held_out()) {
+      sampler_(
+          dataset_->samples(), static_cast<std::uint64_t>(deck.integer("run.seed")), deck.real("data.validation_share"),
+          deck.boolean("batching.shuffle"), [this](std::int64_t s) { return dataset_->document(s); }, dataset_->held_out()) {
   require(training_samples() > 0, "data: no training samples ({}); check the block [data]", dataset_->description());
 }
 

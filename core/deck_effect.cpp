@@ -15,7 +15,9 @@ struct Reads {
 const std::vector<Reads>& rules() {
   static const std::vector<Reads> list = {
       {{"chunk.tokens", "chunk.k", "chunk.offload", "chunk.window_tokens"}, "batching.method", {"\"chunkflow\""}},
-      {{"attention.vertical_share", "attention.slash_share", "attention.last_q", "attention.max_"}, "attention.pattern", {"\"vertical_slash\""}},
+      {{"attention.vertical_share", "attention.slash_share", "attention.last_q", "attention.max_"},
+       "attention.pattern",
+       {"\"vertical_slash\""}},
       {{"attention.moba_"}, "attention.pattern", {"\"moba\""}},
       {{"attention.xattention_"}, "attention.pattern", {"\"xattention\""}},
       {{"attention.generated_"}, "attention.index", {"\"generated\""}},
@@ -38,7 +40,9 @@ const std::vector<Reads>& rules() {
   return list;
 }
 
-bool names(const std::string& key, const std::string& path) { return key.ends_with('_') || key.ends_with('.') ? path.starts_with(key) : path == key; }
+bool names(const std::string& key, const std::string& path) {
+  return key.ends_with('_') || key.ends_with('.') ? path.starts_with(key) : path == key;
+}
 
 bool read_with(const Deck& deck, const Reads& rule) {
   const DeckValue& value = deck.value(rule.switch_key);

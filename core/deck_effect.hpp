@@ -1,4 +1,5 @@
-// Overrides of the command line that change nothing: their feature is off.  Decks may state keys for their other cases, a command line has one.
+// Overrides of the command line that change nothing: their feature is off.  Decks may state keys for their other cases, a command line has
+// one.
 #pragma once
 #include <string>
 #include <vector>
