@@ -9,6 +9,7 @@
 #include <cstring>
 #include <deque>
 #include <utility>
+#include <vector>
 
 #include "core/error.hpp"
 
@@ -19,6 +20,9 @@ cudaStream_t& g_stream = g_streams[static_cast<int>(Queue::compute)];
 void* g_scratch = nullptr;
 std::size_t g_scratch_bytes = 0;
 std::function<void(double)> g_watch;
+/// Pinned memory to give back when the GPU is idle: giving it back waits for the GPU, which in the midst of a step may itself wait for a
+/// transfer to another rank, and that rank for this host.
+std::vector<void*> g_retired;
 
 /// Polls `query` until it no longer answers "not ready".
 template <class Query>
@@ -169,6 +173,7 @@ void CudaDevice::copy(void* to, Space to_space, const void* from, Space from_spa
 
 void CudaDevice::synchronize() {
   for (const Queue queue : {Queue::compute, Queue::to_host, Queue::to_device}) wait_for_queue(queue, "work on the GPU");
+  for (void* pointer : std::exchange(g_retired, {})) cudaFreeHost(pointer);
 }
 
 void CudaDevice::queue_copy(Queue queue, void* to, const void* from, std::size_t bytes) {
@@ -183,14 +188,7 @@ void* PinnedHost::allocate(std::size_t bytes) {
 }
 
 void PinnedHost::deallocate(void* pointer, std::size_t) noexcept {
-  if (!pointer) return;
-  try {
-    for (const Queue queue : {Queue::to_host, Queue::to_device})
-      if (stream(queue)) wait_for_queue(queue, "copies to and from host memory");
-  } catch (const std::exception&) {
-    return;  // a GPU that does not answer ends this process, and the memory with it
-  }
-  cudaFreeHost(pointer);
+  if (pointer) g_retired.push_back(pointer);
 }
 
 void PinnedHost::zero(void* pointer, std::size_t bytes) {

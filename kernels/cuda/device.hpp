@@ -50,7 +50,7 @@ class CudaDevice final : public Device {
   std::string description_;
 };
 
-/// Page-locked host memory (core's pinned_device).  It is given back to the system after all copies that are under way.
+/// Page-locked host memory (core's pinned_device).  It goes back to the system at the next CudaDevice::synchronize(), when nothing uses it.
 class PinnedHost final : public Device {
  public:
   Space space() const override { return Space::host; }

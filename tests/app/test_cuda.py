@@ -122,6 +122,8 @@ class Cuda(RunCase):
         windows = cut[:-1] + ["chunk.k=1", "chunk.offload=host", "chunk.window_tokens=64"]  # many windows, inputs that go and come
         runs += [({}, windows), ({"pp": 2}, windows)]
         self.compare("deep", deep, [(mesh, deep + extra) for mesh, extra in runs], steps=6)
+        many = chunked(64, "chunk.k=1", "chunk.offload=host", "chunk.window_tokens=64")  # more chunks than transfers run ahead, host memory that grows
+        self.compare("many chunks", many, [({"pp": 2}, many), ({"pp": 2}, many + halves)], text=LONG, steps=4)
         tied = deep + ["model.tied_embedding=true"]
         self.compare("tied", tied, [({"pp": 2}, tied), ({"pp": 2}, tied + halves)], steps=6)
 
