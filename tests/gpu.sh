@@ -76,7 +76,7 @@ for case in (test_cuda.Cuda, test_cuda.CudaBench):
     print(*(f"{case.__name__}.{name}" for name in unittest.TestLoader().getTestCaseNames(case)), sep="\n")')
 lists test_cuda.py "$names"
 for name in $names; do
-  part "$name" python3 -m unittest test_cuda."$name"
+  part "$name" python3 -u -m unittest test_cuda."$name"
 done
 if python3 -c 'import torch, transformers, safetensors' 2>/dev/null; then
   part "compare_gpu (Transformers)" python3 "$root/tests/reference/compare_gpu.py" "$programs/ballast"

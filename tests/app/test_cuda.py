@@ -62,20 +62,20 @@ class Cuda(RunCase):
         with ThreadPoolExecutor(WORKERS) as pool:
             host = pool.submit(self.train, f"{title}-host".replace(" ", "-"), 1, *reference, **common)
             pending = [(mesh, overrides, pool.submit(one, number, mesh, overrides)) for number, (mesh, overrides) in enumerate(runs)]
-        expected = [row for row in self.steps(host.result()[0]) if "loss" in row]
-        for mesh, overrides, run in pending:
-            label = f"{title}, {' '.join(f'{k} {v}' for k, v in mesh.items()) or 'one rank'} {' '.join(overrides)}"
-            with self.subTest(label):
-                found = [row for row in run.result() if "loss" in row]
-                self.assertEqual(len(found), len(expected), f"{label}: steps with a loss")
-                for row, host_row in zip(found, expected):
-                    loss, host_loss = float(row["loss"]), float(host_row["loss"])
-                    bound = 5e-3 if row is found[0] else 3e-2
-                    self.assertLess(abs(loss - host_loss), bound * host_loss, f"{label}: loss of step {row['step']} is {loss}, the host's {host_loss}")
-                norm, host_norm = float(found[0]["grad_norm"]), float(expected[0]["grad_norm"])
-                self.assertLess(abs(norm - host_norm), 5e-2 * host_norm, f"{label}: gradient norm of the first step is {norm}, the host's {host_norm}")
-                worst = max(abs(float(a["loss"]) / float(b["loss"]) - 1) for a, b in zip(found, expected))
-                print(f"# {label}: loss {found[0]['loss']} to {found[-1]['loss']}, worst against the host {worst:.2e}, first gradient norm {norm / host_norm - 1:+.2e}", flush=True)
+            expected = [row for row in self.steps(host.result()[0]) if "loss" in row]
+            for mesh, overrides, run in pending:
+                label = f"{title}, {' '.join(f'{k} {v}' for k, v in mesh.items()) or 'one rank'} {' '.join(overrides)}"
+                with self.subTest(label):
+                    found = [row for row in run.result() if "loss" in row]
+                    self.assertEqual(len(found), len(expected), f"{label}: steps with a loss")
+                    for row, host_row in zip(found, expected):
+                        loss, host_loss = float(row["loss"]), float(host_row["loss"])
+                        bound = 5e-3 if row is found[0] else 3e-2
+                        self.assertLess(abs(loss - host_loss), bound * host_loss, f"{label}: loss of step {row['step']} is {loss}, the host's {host_loss}")
+                    norm, host_norm = float(found[0]["grad_norm"]), float(expected[0]["grad_norm"])
+                    self.assertLess(abs(norm - host_norm), 5e-2 * host_norm, f"{label}: gradient norm of the first step is {norm}, the host's {host_norm}")
+                    worst = max(abs(float(a["loss"]) / float(b["loss"]) - 1) for a, b in zip(found, expected))
+                    print(f"# {label}: loss {found[0]['loss']} to {found[-1]['loss']}, worst against the host {worst:.2e}, first gradient norm {norm / host_norm - 1:+.2e}", flush=True)
         return [float(row["loss"]) for row in expected]
 
     def test_dense_runs_follow_the_host_on_every_mesh(self):

@@ -1,13 +1,15 @@
 """Measures Ballast's bars on the GPUs of this machine, each against its peer in the same run, and prints one table.
 
-    python3 tests/bars [NAME...]             all bars for this number of GPUs, or those named
+    python3 tests/bars [NAME...]             all bars for this number of GPUs, or those named; BAR/COMMAND picks commands: 'sparse-step/trace-*'
     python3 tests/bars --list                what there is, and the seconds that each takes
     python3 tests/bars --out FOLDER --again  forms the figures again from an earlier run's folder (with traces: where h5py is installed)
+    python3 tests/bars --resume              only what has not ended well in the folder, after a run that was cut short
     python3 tests/bars --host                the same commands at laptop size on the host backend: shows that they work, the figures mean nothing
     python3 tests/bars --check               `ballast check` of every deck with the overrides used here
 
 Needs the built program; the attention bars also nvcc, PyTorch and a file of sample lengths (--lengths, one a line)."""
 import argparse
+import fnmatch
 import json
 import os
 import subprocess
@@ -28,7 +30,7 @@ def arguments():
     parser.add_argument("--gpus", type=int, help="ranks, one a GPU (default: as many GPUs as nvidia-smi lists, at most 4; with --host 2)")
     parser.add_argument("--lengths", default="", help="file of sample lengths for the packed attention bar")
     parser.add_argument("--seconds", type=int, default=0, help="start no command after this many seconds")
-    for flag in ("--list", "--again", "--host", "--check"):
+    for flag in ("--list", "--again", "--resume", "--host", "--check"):
         parser.add_argument(flag, action="store_true")
     return parser.parse_args()
 
@@ -52,6 +54,17 @@ def build_kernels(out):
     return program if built else ""
 
 
+ENDED_WELL = "\n# ended well\n"
+
+
+def ended_well(command, folder):
+    try:
+        with open(os.path.join(folder, command.name + ".txt"), errors="replace") as log:
+            return log.read().endswith(ENDED_WELL)
+    except OSError:
+        return False
+
+
 def launch(command, folder):
     line = [part.replace("{out}", folder) for part in command.line]
     if command.ranks:
@@ -68,7 +81,10 @@ def launch(command, folder):
             log.write(str(problem) + "\n")
             code = 127
     print(f"  {command.name}: {'ok' if code == 0 else f'failed ({code})'}, {time.time() - begin:.0f} s", flush=True)
-    if code:
+    if code == 0:
+        with open(os.path.join(folder, command.name + ".txt"), "a") as log:
+            log.write(ENDED_WELL)
+    else:
         with open(os.path.join(folder, command.name + ".txt"), errors="replace") as log:
             print("    " + "\n    ".join(line.rstrip()[:200] for line in log.readlines()[-4:]), flush=True)
     return code == 0
@@ -123,7 +139,11 @@ def main():
     gpus = asked.gpus or (2 if asked.host else min(gpus_here(), 4))
     if gpus == 3:
         gpus = 2
-    unknown = set(asked.names) - {bar.name for bar in BARS}
+    wanted = {}  # bar: patterns of its commands
+    for name in asked.names or [bar.name for bar in BARS if gpus in bar.gpus]:
+        bar, _, command = name.partition("/")
+        wanted.setdefault(bar, []).append(command or "*")
+    unknown = set(wanted) - {bar.name for bar in BARS}
     if unknown:
         print(f"tests/bars: no bar named {', '.join(sorted(unknown))}; --list shows them", file=sys.stderr)
         return 2
@@ -136,7 +156,7 @@ def main():
         return 77
     out = os.path.abspath(asked.out)
     os.makedirs(out, exist_ok=True)
-    chosen = [bar for bar in BARS if (bar.name in asked.names if asked.names else gpus in bar.gpus) and (bar.host or not asked.host)]
+    chosen = [bar for bar in BARS if bar.name in wanted and (bar.host or not asked.host)]
     kernels = ""
     if not asked.again and not asked.host and any(bar.name == "attention" for bar in chosen):
         kernels = build_kernels(out)
@@ -151,7 +171,11 @@ def main():
         if not asked.again:
             print(f"{bar.name}: {bar.what}", flush=True)
             for command in bar.commands(setting):
-                if asked.seconds and time.time() - begin > asked.seconds:
+                if not any(fnmatch.fnmatchcase(command.name, pattern) for pattern in wanted[bar.name]):
+                    continue
+                if asked.resume and ended_well(command, folder):
+                    print(f"  {command.name}: kept from before")
+                elif asked.seconds and time.time() - begin > asked.seconds:
                     print(f"  {command.name}: not started, {asked.seconds} s are over")
                     failed.append(f"{bar.name}/{command.name}")
                 elif not launch(command, folder):

@@ -220,13 +220,28 @@ NODE = 'if [ "${PMI_RANK:-0}" -lt 2 ]; then export NCCL_HOSTID=node-a; else expo
 
 
 def nodes_commands(s):
+    """Four ranks; on two GPUs each node's two share them with the other node's, and the sequence and the model are shorter."""
     sockets = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}
-    return [Command(case, ["sh", "-c", NODE, "node", s.ballast, "bench", "step", deck("mtraining", "step512k.toml"), "--case", case, *long_step(s, 524288), *(["mesh.cp_inner=2"] if case == "hierarchical" else []),
-                           "warmup=1", "repeats=2", "--json", f"{{out}}/{case}.json"], ranks=4, limit_s=170, environment=sockets) for case in ("flat", "hierarchical")]
+    size = long_step(s, 131072 * s.gpus) + ([] if s.gpus == 4 else ["model.layers=12"])
+    commands = []
+    for case, inner in (("flat", 4), ("hierarchical", 2)):
+        commands.append(Command(case, ["sh", "-c", NODE, "node", s.ballast, "bench", "step", deck("mtraining", "step512k.toml"), "--case", case, *size, f"mesh.cp_inner={inner}", "warmup=1", "repeats=2", "--json",
+                                       f"{{out}}/{case}.json"], ranks=4, limit_s=170, environment=sockets))
+    for tokens in (32768, 131072):
+        for outer in (1, 2):
+            name = f"ring-{tokens}-outer-{outer}"
+            commands.append(Command(name, ["sh", "-c", NODE, "node", s.ballast, "bench", "ring", "backend=cuda", f"tokens={tokens}", "q_heads=16", "kv_heads=2", "head_dim=128", f"outer={outer}", "repeats=5", "--json",
+                                           f"{{out}}/{name}.json"], ranks=4, limit_s=60, environment=sockets))
+    return commands
 
 
 def nodes_figures(r):
-    return [Figure("two emulated nodes, 512K tokens: hierarchical, x flat", ratio(r.value("flat", "median_s"), r.value("hierarchical", "median_s")), 1.25, 1.3)]
+    bar = (1.25, 1.3) if r.gpus == 4 else (None, None)
+    figures = [Figure(f"two emulated nodes, {128 * r.gpus}K tokens, 95 % sparse step: hierarchical, x flat", ratio(r.value("flat", "median_s"), r.value("hierarchical", "median_s")), *bar)]
+    for tokens in (32768, 131072):
+        flat, two = (r.value(f"ring-{tokens}-outer-{outer}", "efficiency") for outer in (1, 2))
+        figures.append(Figure(f"two emulated nodes, dense ring of {tokens // 1024}K tokens: hierarchical, x flat", ratio(two, flat)))
+    return figures
 
 
 def index_commands(s):
@@ -389,7 +404,7 @@ BARS = [
     Bar("memory", "peak memory against the longest sequence", [1], 90, memory_commands, memory_figures, host=True),
     Bar("ring", "dense ring attention", [2, 4], 25, ring_commands, ring_figures, host=True),
     Bar("sparse-step", "a long sequence, 95 % sparse against dense", [2, 4], 260, sparse_step_commands, sparse_step_figures, host=True),
-    Bar("nodes", "hierarchical against flat rings over two emulated nodes", [4], 200, nodes_commands, nodes_figures),
+    Bar("nodes", "hierarchical against flat rings over two emulated nodes", [2, 4], 200, nodes_commands, nodes_figures),
     Bar("figure8", "chunks against a Megatron-style baseline", [2, 4], 300, figure8_commands, figure8_figures, host=True),
     Bar("prediction", "simulated against measured schedules", [1, 2, 4], 200, prediction_commands, prediction_figures, host=True),
     Bar("hbp", "Hierarchical Balance Packing against naive packing", [2, 4], 160, hbp_commands, hbp_figures, host=True),
