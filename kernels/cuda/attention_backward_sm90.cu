@@ -42,6 +42,7 @@ struct WorkUnit {
   int first_row;   // first key, or first gathered row
   int first_key;   // the same as the masks count: key, or bar of the list
   int kv_head;     // head of dk, dv or of the gathered buffer
+  int cut;         // others add to the same keys
 };
 
 struct QueryTile {
@@ -205,6 +206,7 @@ struct Producer {
         const int list = index.bar_tile_list[bar_tile];
         u.bars = 1;
         u.kv_head = unit % index.bar_heads();
+        u.cut = 0;
         u.first_row = bar_tile * kBarTile;
         u.first_key = u.first_row - index.bar_row_offset[list];
         load_keys(true, u.kv_head, u.first_row);
@@ -219,6 +221,7 @@ struct Producer {
         u.first_row = u.first_key = key_tile * kKeyTile;
         load_keys(false, u.kv_head, u.first_row);
         const int part = piece >> kPieceShift & 15, parts = (piece >> (kPieceShift + 4) & 15) + 1;
+        u.cut = parts > 1;
         const int heads = p.group / parts, first = u.kv_head * p.group + part * heads;
         for (int i = 0; i < heads; ++i) key_blocks(first + i);
       }
@@ -479,7 +482,7 @@ struct Consumer {
       warp_arrive(&sh.empty[ring.stage]);
       ring.advance();
       const std::int64_t bar_stride = p.index.bar_heads() * D;
-      const bool add = p.add && !u.bars;
+      const bool add = (p.add && !u.bars) || u.cut;
       store(dk, u.bars ? p.bar_dk : p.dk, u.bars ? bar_stride : p.dk_stride, p.scale, u, add);
       store(dv, u.bars ? p.bar_dv : p.dv, u.bars ? bar_stride : p.dv_stride, 1.0f, u, add);
     }
@@ -536,7 +539,7 @@ bool separate_query_gradient(const AttentionBackwardArgs& a) {
   return a.deterministic || (!a.index->shape.dense && !a.index->has_bars());
 }
 
-bool cuts_units(const AttentionBackwardArgs& a) { return !separate_query_gradient(a) && a.q_heads > a.kv_heads; }
+bool cuts_units(const AttentionBackwardArgs& a) { return !a.deterministic && a.q_heads > a.kv_heads; }
 
 cudaError_t backward_sm90(const AttentionBackwardArgs& a, const AttentionScratch& scratch, cudaStream_t stream) {
   const DeviceIndex& index = *a.index;
@@ -555,7 +558,7 @@ cudaError_t backward_sm90(const AttentionBackwardArgs& a, const AttentionScratch
   p.dv_stride = a.dv_stride;
   p.bar_dk = scratch.bar_dk;
   p.bar_dv = scratch.bar_dv;
-  p.add = a.accumulate_dkv || cut;
+  p.add = a.accumulate_dkv;
   p.counter = scratch.counters;
 
   BackwardMaps maps;

@@ -1,6 +1,7 @@
 """Whole training runs on GPUs against the host backend: the same deck, run.backend = "cuda".  Where there are fewer GPUs than ranks, ranks share
 them, so that every mesh is tried even on one GPU.  Skips, with the reason, where no GPU answers."""
 import os
+import re
 import signal
 import subprocess
 import unittest
@@ -21,6 +22,7 @@ GPUS = gpus()
 # BALLAST_TEST_BACKEND=host runs the same list without a GPU, to try decks and meshes.
 BACKEND = os.environ.get("BALLAST_TEST_BACKEND", "cuda")
 WORKERS = int(os.environ.get("BALLAST_TEST_WORKERS", 3))  # runs at a time
+RUNS = os.environ.get("BALLAST_TEST_RUNS", "")  # only runs whose title and overrides this expression finds
 WIDE = DECK.replace("hidden = 32", "hidden = 256").replace("intermediate = 64", "intermediate = 512").replace("head_dim = 8", "head_dim = 64")
 LONG = WIDE.replace("max_tokens = 300", "max_tokens = 900").replace("micro_batch_tokens = 300", "micro_batch_tokens = 1800").replace("global_tokens = 1500", "global_tokens = 3600")
 RATE = "optimizer.learning_rate=0.001"
@@ -50,6 +52,11 @@ class Cuda(RunCase):
     def compare(self, title, reference, runs, **common):
         """Trains `reference` (overrides) on one host rank and every (mesh, overrides) of `runs` on GPUs, several at a time.  All of them run
         whatever fails; what differs is named: the run, the step, both values."""
+        def label_of(mesh, overrides):
+            return f"{title}, {' '.join(f'{k} {v}' for k, v in mesh.items()) or 'one rank'} {' '.join(overrides)}"
+
+        runs = [run for run in runs if re.search(RUNS, label_of(*run))]
+
         def one(number, mesh, overrides):
             ranks = 1
             for key in ("dp", "sp", "cp_outer", "cp_inner", "pp"):
@@ -64,7 +71,7 @@ class Cuda(RunCase):
             pending = [(mesh, overrides, pool.submit(one, number, mesh, overrides)) for number, (mesh, overrides) in enumerate(runs)]
             expected = [row for row in self.steps(host.result()[0]) if "loss" in row]
             for mesh, overrides, run in pending:
-                label = f"{title}, {' '.join(f'{k} {v}' for k, v in mesh.items()) or 'one rank'} {' '.join(overrides)}"
+                label = label_of(mesh, overrides)
                 with self.subTest(label):
                     found = [row for row in run.result() if "loss" in row]
                     self.assertEqual(len(found), len(expected), f"{label}: steps with a loss")
