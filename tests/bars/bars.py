@@ -193,9 +193,13 @@ def long_step(s, tokens):
     return [f"data.lengths=[{tokens}]", f"batching.micro_batch_tokens={tokens}", f"batching.global_tokens={tokens}", f"mesh.cp_inner={s.gpus}"]
 
 
+def shallow(s):
+    return [] if s.gpus == 4 else ["model.layers=12"]
+
+
 def sparse_step_commands(s):
     path, pre = deck("mtraining", "step512k.toml"), "laptop " if s.host else ""
-    size = ["mesh.cp_inner=" + str(s.gpus)] if s.host else long_step(s, 131072 * s.gpus)
+    size = ["mesh.cp_inner=" + str(s.gpus)] if s.host else long_step(s, 131072 * s.gpus) + shallow(s)
     commands = [Command("dense", [s.ballast, "bench", "step", path, "--case", pre + "dense", "warmup=0", "repeats=1", *size, "--json", "{out}/dense.json"], ranks=s.gpus, limit_s=200),
                 Command("sparse", [s.ballast, "bench", "step", path, "--case", pre + "flat", "warmup=1", "repeats=2", *size, "--json", "{out}/sparse.json"], ranks=s.gpus, limit_s=200)]
     for layout in ("striped", "shuffled"):
@@ -222,7 +226,7 @@ NODE = 'if [ "${PMI_RANK:-0}" -lt 2 ]; then export NCCL_HOSTID=node-a; else expo
 def nodes_commands(s):
     """Four ranks; on two GPUs each node's two share them with the other node's, and the sequence and the model are shorter."""
     sockets = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}
-    size = long_step(s, 131072 * s.gpus) + ([] if s.gpus == 4 else ["model.layers=12"])
+    size = long_step(s, 131072 * s.gpus) + shallow(s)
     commands = []
     for case, inner in (("flat", 4), ("hierarchical", 2)):
         commands.append(Command(case, ["sh", "-c", NODE, "node", s.ballast, "bench", "step", deck("mtraining", "step512k.toml"), "--case", case, *size, f"mesh.cp_inner={inner}", "warmup=1", "repeats=2", "--json",
@@ -329,7 +333,7 @@ def prediction_commands(s):
                                     "profile.held_out=8", "profile.target_s=40", "-d", "{out}/profile", "--json", "{out}/profile.json"], ranks=s.gpus, limit_s=150)]
     for case in ("baseline", "chunks", "zero-bubble"):
         for k in (4, 1) if case != "baseline" else (4,):
-            size = [f"chunk.k={k}"] + ([] if s.host else ["data.max_tokens=32768"])
+            size = [f"chunk.k={k}"] + ([] if s.host else ["data.max_tokens=32768", "batching.global_samples=64"])
             commands.append(figure8_command(s, f"run {case} K {k}", case, *keys, "run.steps=4", *size, "profile.table={out}/profile/profile.h5"))
     return commands
 
