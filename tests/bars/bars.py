@@ -330,7 +330,7 @@ def prediction_commands(s):
     lengths = "profile.lengths=[8,16,32,64,128,256,512]" if s.host else "profile.lengths=[16,64,128,256,512,1024,2048,4096,8192,16384,32768]"
     prefixes = "profile.prefixes=[128,256,384]" if s.host else "profile.prefixes=[8192,16384,24576]"
     commands = [Command("profile", [s.ballast, "profile", deck("chunkflow", "figure8.toml"), *([] if s.host else SHAPE_7B), *keys, lengths, prefixes, 'profile.recompute=["none","full"]', "profile.repeats=5",
-                                    "profile.held_out=8", "profile.target_s=40", "-d", "{out}/profile", "--json", "{out}/profile.json"], ranks=s.gpus, limit_s=150)]
+                                    "profile.held_out=8", "profile.target_s=40", "profile.repair_limit=0.5", "-d", "{out}/profile", "--json", "{out}/profile.json"], ranks=s.gpus, limit_s=150)]
     for case in ("baseline", "chunks", "zero-bubble"):
         for k in (4, 1) if case != "baseline" else (4,):
             size = [f"chunk.k={k}"] + ([] if s.host else ["data.max_tokens=32768", "batching.global_samples=64"])
