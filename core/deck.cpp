@@ -112,6 +112,13 @@ std::vector<std::pair<std::string, DeckValue>> shape_values(const ModelShape& s)
           {"model.llama3_high", s.llama3_high}};
 }
 
+/// Shape keys that stretch a model's context: choices of a run rather than of the model.
+const std::set<std::string>& context_keys() {
+  static const std::set<std::string> keys = {"model.rope_theta",    "model.original_context", "model.yarn_factor",
+                                             "model.llama3_factor", "model.llama3_low",       "model.llama3_high"};
+  return keys;
+}
+
 }  // namespace
 
 const KeySpec* find_key(const std::string& path) {
@@ -249,9 +256,13 @@ void Deck::apply_preset() {
     if (!is_set(path)) set(path, std::move(value), "preset " + preset);
 }
 
+void Deck::drop_shape() {
+  for (const auto& [path, value] : shape_values(ModelShape()))
+    if (context_keys().count(path) == 0) entries_.erase(path);
+}
+
 std::vector<std::string> Deck::apply_weights(const ModelShape& shape) {
-  static const std::set<std::string> free = {"model.rope_theta",    "model.original_context", "model.yarn_factor",
-                                             "model.llama3_factor", "model.llama3_low",       "model.llama3_high"};
+  const std::set<std::string>& free = context_keys();
   const std::string folder = text("model.weights");
   Deck stated = *this;
   stated.apply_preset();
@@ -299,7 +310,8 @@ std::string deck_help(const std::string& only) {
     out =
         "A deck is TOML with two flat levels: [block] and key = value.  An optional list of cases overrides keys:\n\n"
         "  [[case]]\n  name = \"flat\"\n  mesh.cp_outer = 1        # or \"mesh.cp_outer\" = 1, or mesh = { cp_outer = 1 }\n\n"
-        "--case NAME picks one.  On the command line, block.key=value comes last and wins.\n";
+        "--case NAME picks one.  On the command line, block.key=value comes last and wins.  A model.preset of a case or of the\n"
+        "command line replaces the shape that stood before it.\n";
   for (const BlockSpec& block : deck_blocks()) {
     if (!only.empty() && block.name != only) continue;
     out += fmt::format("{}[{}]  {}\n", out.empty() ? "" : "\n", block.name, block.meaning);

@@ -86,6 +86,8 @@ class Deck {
   /// Fills the shape keys of [model] that the deck leaves out from a known model.preset, so that values and effective deck hold the whole
   /// shape.
   void apply_preset();
+  /// Forgets the keys of the model's shape (layers to rms_eps), for a preset that comes after them; those that stretch the context stay.
+  void drop_shape();
   /// The same from `shape`, read from the folder of model.weights.  Returns one problem for each key to which the deck, or its preset, gives
   /// another value; the keys that stretch the context (rope_theta, original_context, yarn_factor, llama3_*) may differ.
   std::vector<std::string> apply_weights(const ModelShape& shape);

@@ -422,6 +422,9 @@ Deck parse_deck(const std::string& text, const std::string& file, const std::vec
   deck.file = file;
   deck.case_name = case_name;
   const auto apply = [&](const std::vector<Setting>& settings) {
+    // A preset of a case or of the command line means that model, not the hidden size of another one that the deck states for itself.
+    const auto preset = std::find_if(settings.begin(), settings.end(), [](const Setting& s) { return s.path == "model.preset"; });
+    if (preset != settings.end() && preset->value != DeckValue(std::string("custom"))) deck.drop_shape();
     for (const Setting& s : settings) deck.set(s.path, s.value, s.place);
   };
   apply(reader.base);

@@ -233,14 +233,14 @@ def _micro_batches(a):
             ops = np.isin(e["kind"], op_codes)
             if not ops.any():
                 continue
-            again = _inside(e, e["kind"] == recompute)  # a bubble
+            counts = busy & _inside(e, ops) & ~_inside(e, e["kind"] == recompute)  # recomputation is a bubble; what precedes the ops is outside the wall
             pipeline = (session.number,) + tuple(session.at.get(c, 0) for c in ("dp", "cp_outer", "cp_inner", "sp", "tp"))
             for step in np.unique(e["step"][ops]).tolist():
                 spans[pipeline + (step,)][3] += 1
             for step, begin, end in zip(e["step"][ops].tolist(), e["begin_s"][ops].tolist(), e["end_s"][ops].tolist()):
                 span = spans[pipeline + (step,)]
                 span[0], span[1] = min(span[0], begin), max(span[1], end)
-            for step, value in zip(e["step"][busy & ~again].tolist(), x[busy & ~again].tolist()):
+            for step, value in zip(e["step"][counts].tolist(), x[counts].tolist()):
                 spans[pipeline + (step,)][2] += value
     per_step = defaultdict(list)
     for (session, step, _, _), values in times.items():

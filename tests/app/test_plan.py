@@ -45,6 +45,11 @@ class Plan(RunCase):
         for name, expected in [("Baseline", 2.0), ("+DST", 1.9), ("+SAB", 1.4), ("+SAB+DST", 1.29)]:
             self.assertAlmostEqual(cases[name]["imbalance"], expected, delta=0.1)
 
+    def test_sab_beside_a_pipeline(self):
+        facts = self.plan("sparsebalance/table1.toml", "--case", "+SAB", "pipeline.schedule=1f1b", "run.steps=2")["cases"][0]
+        self.assertLess(facts["imbalance"], 1.8)
+        self.assertGreater(facts["bubble_ratio"], 0)
+
     def test_mtraining_table_5(self):
         cases = {c["name"]: c for c in self.plan("mtraining/table5.toml")["cases"]}
         striped, zigzag = cases["striped-64"], cases["zigzag"]

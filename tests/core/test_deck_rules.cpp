@@ -42,6 +42,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Breach{"bf16_on_host", {{"run.precision", S("bf16")}}, "deck.toml:10", "cuda"},
         Breach{"fp64_on_cuda", {{"run.backend", S("cuda")}, {"run.precision", S("fp64")}}, "deck.toml:11", "host"},
+        Breach{"head_dim_on_cuda", {{"model.head_dim", I{32}}, {"run.backend", S("cuda")}}, "deck.toml:10", "64 or 128"},
+        Breach{"query_heads_a_key_head_on_cuda", {{"model.kv_heads", I{1}}, {"model.query_heads", I{32}}, {"run.backend", S("cuda")}}, "deck.toml:10", "at most 16"},
         Breach{"eval_without_validation", {{"eval.every_steps", I{5}}}, "deck.toml:10", "data.validation_share"},
         Breach{
             "mesh_too_large", {{"mesh.dp", I{1 << 20}}, {"mesh.pp", I{16}}, {"mesh.cp_outer", I{1 << 20}}}, "deck.toml:10", "2147483647"},

@@ -133,6 +133,37 @@ TEST(DeckReader, OverridesWinAndBareWordsAreText) {
             parse_deck(kSound, "d", {R"(data.paths=["/a", "/b"])"}).get<std::vector<std::string>>("data.paths"));
 }
 
+TEST(DeckReader, APresetReplacesTheShapeThatStoodBeforeIt) {
+  const std::string text = R"(
+[model]
+layers = 2
+hidden = 64
+intermediate = 128
+query_heads = 4
+kv_heads = 2
+head_dim = 16
+vocabulary = 512
+yarn_factor = 4.0
+[data]
+paths = ["/a"]
+[[case]]
+name = "large"
+model.preset = "qwen2.5-7b"
+model.layers = 3
+)";
+  const ModelShape published = model_preset("qwen2.5-7b");
+  EXPECT_EQ(parse_deck(text, "d").integer("model.hidden"), 64);
+  const Deck large = parse_deck(text, "d", {}, "large");
+  EXPECT_EQ(large.integer("model.hidden"), published.hidden);
+  EXPECT_EQ(large.integer("model.head_dim"), published.head_dim);
+  EXPECT_EQ(large.integer("model.layers"), 3);
+  EXPECT_EQ(large.real("model.yarn_factor"), 4);  // the run's choice, not the model's
+  const Deck command_line = parse_deck(text, "d", {"model.layers=5", "model.preset=qwen2.5-7b"}, "large");
+  EXPECT_EQ(command_line.integer("model.vocabulary"), published.vocabulary);
+  EXPECT_EQ(command_line.integer("model.layers"), 5);
+  EXPECT_EQ(parse_deck(text, "d", {"model.preset=custom"}, "").integer("model.hidden"), 64);
+}
+
 TEST(DeckReader, BadOverridesNameThemselves) {
   EXPECT_TRUE(holds(problem(kSound, {"mesh.dp=x"}), {"command line: mesh.dp=x: mesh.dp expects an integer [ranks], found the text \"x\""}));
   EXPECT_TRUE(holds(problem(kSound, {"mesh.dq=3"}), {"command line: mesh.dq=3: unknown key mesh.dq (did you mean mesh.dp?)"}));

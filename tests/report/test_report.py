@@ -148,6 +148,16 @@ class KnownNumbers(RunTest):
         self.assertAlmostEqual(m["bubble_ratio"], 1 - 5 / 8)
         self.assertAlmostEqual(m["parallel_efficiency"], 0.7)
 
+    def test_what_precedes_the_schedule_is_no_part_of_its_bubble_ratio(self):
+        r = Rank(0, 1)
+        r.event("step", 0, 10, step=0)
+        r.event("indexing", 0, 2, step=0, mb=0)
+        r.event("forward", 2, 5, step=0, mb=0)
+        r.event("backward", 6, 8, step=0, mb=0)
+        run = synthetic.write(self.folder / "r", [r])
+        self.report(run)
+        self.assertAlmostEqual(self.metrics(run / "report")["bubble_ratio"], 1 - 5 / 6)
+
     def test_micro_batch_imbalance_over_data_parallel_ranks(self):
         ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}) for r in range(2)]
         for r, times in zip(ranks, ([1.0, 3.0], [2.0, 2.0])):
