@@ -101,7 +101,11 @@ int plan_command(const CommandLine& line) {
         if (named) row.insert(row.begin(), decks[d].case_name);
         table->row(row);
       }
-      values[d].update(part->values);
+      for (const auto& [key, value] : part->values.items()) {
+        // Both tables have it, as step_time of the first global batch's pipeline and of the whole run's: the first keeps a name of its own.
+        if (const auto earlier = values[d].find(key); earlier != values[d].end()) values[d]["first_batch_" + key] = *earlier;
+        values[d][key] = value;
+      }
     }
     if (!table) continue;
     fmt::print("{}{}\n{}{}\n", any ? "\n" : "", title, table->text(), note);

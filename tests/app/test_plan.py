@@ -49,6 +49,8 @@ class Plan(RunCase):
         facts = self.plan("sparsebalance/table1.toml", "--case", "+SAB", "pipeline.schedule=1f1b", "run.steps=2")["cases"][0]
         self.assertLess(facts["imbalance"], 1.8)
         self.assertGreater(facts["bubble_ratio"], 0)
+        self.assertGreater(facts["first_batch_bubble_ratio"], 0)  # of the pipeline's own table
+        self.assertNotEqual(facts["first_batch_step_time"], facts["step_time"])
 
     def test_mtraining_table_5(self):
         cases = {c["name"]: c for c in self.plan("mtraining/table5.toml")["cases"]}
