@@ -1,18 +1,14 @@
 // bench gemm: the matrix product that every other figure is compared with, by BLAS on the host and cuBLASLt on the GPU.
-#include <cblas.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "app/bench.hpp"
 #include "core/random.hpp"
+#include "kernels/blas.hpp"
 
 #ifdef BALLAST_HAVE_CUDA
 #include "kernels/cuda/device.hpp"
 #endif
-
-// OpenBLAS only; other BLAS libraries do not have it.
-extern "C" __attribute__((weak)) void openblas_set_num_threads(int threads);
 
 namespace ballast {
 
@@ -41,12 +37,11 @@ void matrix_product(const Tensor& a, const Tensor& b, Tensor& c) {
     return cuda::gemm(call);
   }
 #endif
-  if (openblas_set_num_threads) openblas_set_num_threads(1);
-  const int m = static_cast<int>(a.size(0)), n = static_cast<int>(b.size(1)), k = static_cast<int>(b.size(0));
+  const std::int64_t m = a.size(0), n = b.size(1), k = b.size(0);
   if (a.dtype() == DType::f32)
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m, n, k, 1, a.data<float>(), k, b.data<float>(), n, 0, c.data<float>(), n);
+    blas::gemm(CblasNoTrans, CblasNoTrans, m, n, k, 1, a.data<float>(), k, b.data<float>(), n, 0, c.data<float>(), n);
   else
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m, n, k, 1, a.data<double>(), k, b.data<double>(), n, 0, c.data<double>(), n);
+    blas::gemm(CblasNoTrans, CblasNoTrans, m, n, k, 1, a.data<double>(), k, b.data<double>(), n, 0, c.data<double>(), n);
 }
 
 namespace {

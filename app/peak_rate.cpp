@@ -1,11 +1,10 @@
 // The base of MFU.  Data-sheet rates for GPUs; on the host, what OpenBLAS reaches on one core with every rank at work.
-#include <cblas.h>
-
 #include <algorithm>
 #include <chrono>
 #include <vector>
 
 #include "app/trainer.hpp"
+#include "kernels/blas.hpp"
 
 namespace ballast {
 namespace {
@@ -20,9 +19,9 @@ double product_rate(DType type) {
   for (int repeat = 0; repeat < 5; ++repeat) {
     const auto begin = std::chrono::steady_clock::now();
     if (type == DType::f64)
-      cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, n, n, 1, ad.data(), n, bd.data(), n, 0, cd.data(), n);
+      blas::gemm(CblasNoTrans, CblasNoTrans, n, n, n, 1, ad.data(), n, bd.data(), n, 0, cd.data(), n);
     else
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, n, n, 1, a.data(), n, b.data(), n, 0, c.data(), n);
+      blas::gemm(CblasNoTrans, CblasNoTrans, n, n, n, 1, a.data(), n, b.data(), n, 0, c.data(), n);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     best = std::max(best, 2.0 * n * n * n / seconds);
   }

@@ -7,9 +7,6 @@
 #include "kernels/backend.hpp"
 #include "kernels/host_view.hpp"
 
-// OpenBLAS only; other BLAS libraries do not have it.
-extern "C" __attribute__((weak)) void openblas_set_num_threads(int threads);
-
 namespace ballast {
 namespace host {
 
@@ -80,15 +77,6 @@ void check_operands(const char* where, const AttentionIndex& index, const Tensor
   check_rows(where, "v", v, index.k_tokens, kv_heads, head_dim, q.dtype());
 }
 
-/// Ranks share the machine's cores, so BLAS must not start threads of its own.
-void single_threaded_blas() {
-  static const bool once = [] {
-    if (openblas_set_num_threads) openblas_set_num_threads(1);
-    return true;
-  }();
-  (void)once;
-}
-
 }  // namespace
 
 void attention_forward(const AttentionIndex& index, const Tensor& q, const Tensor& k, const Tensor& v, double scale, Tensor& o,
@@ -98,7 +86,6 @@ void attention_forward(const AttentionIndex& index, const Tensor& q, const Tenso
   check_rows("attention_forward", "o", o, q.size(0), q.size(1), q.size(2), q.dtype());
   check_lines("attention_forward", "lse", lse, q.size(1), q.size(0), q.dtype());
   if (q.numel() == 0) return;
-  single_threaded_blas();
   dispatch_float(q.dtype(), [&](auto t) { host::attention_forward<decltype(t)>(index, q, k, v, scale, o, lse); });
 }
 
@@ -135,7 +122,6 @@ void attention_backward(const AttentionIndex& index, const Tensor& q, const Tens
   check_rows(where, "dk", dk, k.size(0), k.size(1), k.size(2), q.dtype());
   check_rows(where, "dv", dv, k.size(0), k.size(1), k.size(2), q.dtype());
   if (q.numel() == 0 || k.numel() == 0) return;
-  single_threaded_blas();
   dispatch_float(q.dtype(), [&](auto t) { host::attention_backward<decltype(t)>(index, q, k, v, scale, lse, delta, d_o, dq, dk, dv); });
 }
 

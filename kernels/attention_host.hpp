@@ -6,13 +6,13 @@
 // (FlashAttention, Dao et al. 2022).  Memory beyond the operands does not grow with the length.  One thread per
 // key/value head at most; every sum has a fixed order, so results are the same from run to run.
 #pragma once
-#include <cblas.h>
 
 #include <algorithm>
 #include <cstdint>
 
 #include "core/attention_index.hpp"
 #include "core/tensor.hpp"
+#include "kernels/blas.hpp"
 
 namespace ballast::host {
 
@@ -65,17 +65,7 @@ inline std::int64_t tile_columns(int stacked_heads, std::size_t element_bytes) {
   return std::clamp<std::int64_t>(columns / kBlock * kBlock, kBlock, 8 * kBlock);
 }
 
-/// Row-major C = alpha op(A) op(B) + beta C.
-inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const float* a,
-                 std::int64_t lda, const float* b, std::int64_t ldb, float beta, float* c, std::int64_t ldc) {
-  cblas_sgemm(CblasRowMajor, ta, tb, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), alpha, a, static_cast<int>(lda), b,
-              static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
-}
-inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, std::int64_t m, std::int64_t n, std::int64_t k, double alpha, const double* a,
-                 std::int64_t lda, const double* b, std::int64_t ldb, double beta, double* c, std::int64_t ldc) {
-  cblas_dgemm(CblasRowMajor, ta, tb, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), alpha, a, static_cast<int>(lda), b,
-              static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
-}
+using blas::gemm;
 
 template <class T>
 void attention_forward(const AttentionIndex& index, const Tensor& q, const Tensor& k, const Tensor& v, double scale, Tensor& o,

@@ -1,27 +1,16 @@
 #include "kernels/linear.hpp"
 
-#include <cblas.h>
-
 #include <algorithm>
 
 #include "kernels/backend.hpp"
+#include "kernels/blas.hpp"
 #include "kernels/host_view.hpp"
 
 namespace ballast {
 namespace host {
 namespace {
 
-// Row-major C = alpha op(A) op(B) + beta C.
-void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::int64_t lda,
-          const float* b, std::int64_t ldb, float beta, float* c, std::int64_t ldc) {
-  cblas_sgemm(CblasRowMajor, ta, tb, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), 1.0f, a, static_cast<int>(lda), b,
-              static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
-}
-void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, std::int64_t m, std::int64_t n, std::int64_t k, const double* a, std::int64_t lda,
-          const double* b, std::int64_t ldb, double beta, double* c, std::int64_t ldc) {
-  cblas_dgemm(CblasRowMajor, ta, tb, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), 1.0, a, static_cast<int>(lda), b,
-              static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
-}
+using blas::gemm;
 
 template <class T>
 void forward(const Tensor& x_, const Tensor& w_, const Tensor& bias_, Tensor& y_) {
@@ -32,7 +21,7 @@ void forward(const Tensor& x_, const Tensor& w_, const Tensor& bias_, Tensor& y_
     const auto bias = vector<const T>(bias_);
     parallel_for("linear bias", y.rows(), [=](std::int64_t i) { std::copy_n(bias.data(), y.columns(), y.row(i)); });
   }
-  gemm(CblasNoTrans, CblasTrans, y.rows(), y.columns(), x.columns(), x.row(0), x.row_stride(), w.row(0), w.row_stride(),
+  gemm(CblasNoTrans, CblasTrans, y.rows(), y.columns(), x.columns(), T(1), x.row(0), x.row_stride(), w.row(0), w.row_stride(),
        bias_.defined() ? T(1) : T(0), y.row(0), y.row_stride());
 }
 
@@ -41,7 +30,7 @@ void input_gradient(const Tensor& dy_, const Tensor& w_, Tensor& dx_) {
   const auto dy = matrix<const T>(dy_), w = matrix<const T>(w_);
   const auto dx = matrix<T>(dx_);
   if (dx.rows() == 0) return;
-  gemm(CblasNoTrans, CblasNoTrans, dx.rows(), dx.columns(), dy.columns(), dy.row(0), dy.row_stride(), w.row(0), w.row_stride(), T(0),
+  gemm(CblasNoTrans, CblasNoTrans, dx.rows(), dx.columns(), dy.columns(), T(1), dy.row(0), dy.row_stride(), w.row(0), w.row_stride(), T(0),
        dx.row(0), dx.row_stride());
 }
 
@@ -50,7 +39,7 @@ void weight_gradient(const Tensor& x_, const Tensor& dy_, Tensor& dw_) {
   const auto x = matrix<const T>(x_), dy = matrix<const T>(dy_);
   const auto dw = matrix<T>(dw_);
   if (x.rows() == 0) return;
-  gemm(CblasTrans, CblasNoTrans, dw.rows(), dw.columns(), x.rows(), dy.row(0), dy.row_stride(), x.row(0), x.row_stride(), T(1), dw.row(0),
+  gemm(CblasTrans, CblasNoTrans, dw.rows(), dw.columns(), x.rows(), T(1), dy.row(0), dy.row_stride(), x.row(0), x.row_stride(), T(1), dw.row(0),
        dw.row_stride());
 }
 
