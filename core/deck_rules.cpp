@@ -87,10 +87,13 @@ void model_rules(const Deck& deck, Rules& rules) {
   const ModelShape shape = model_shape(deck);
   if (deck.text("run.backend") != "cuda" || shape.head_dim <= 0 || shape.kv_heads <= 0) return;
   if (shape.head_dim != 64 && shape.head_dim != 128)
-    rules.add({"model.head_dim", "run.backend"}, fmt::format("model.head_dim = {}: attention on CUDA needs 64 or 128; choose one, or run.backend = \"host\"", shape.head_dim));
+    rules.add({"model.head_dim", "run.backend"},
+              fmt::format("model.head_dim = {}: attention on CUDA needs 64 or 128; choose one, or run.backend = \"host\"", shape.head_dim));
   if (shape.query_heads / shape.kv_heads > 16)
-    rules.add({"model.kv_heads", "model.query_heads", "run.backend"}, fmt::format("model.kv_heads = {} for {} query heads: attention on CUDA takes at most 16 query heads a key/value head; or run.backend = \"host\"",
-                                                                                  shape.kv_heads, shape.query_heads));
+    rules.add({"model.kv_heads", "model.query_heads", "run.backend"},
+              fmt::format("model.kv_heads = {} for {} query heads: attention on CUDA takes at most 16 query heads a key/value head; or "
+                          "run.backend = \"host\"",
+                          shape.kv_heads, shape.query_heads));
 }
 
 void data_rules(const Deck& deck, Rules& rules) {

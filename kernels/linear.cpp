@@ -39,8 +39,8 @@ void weight_gradient(const Tensor& x_, const Tensor& dy_, Tensor& dw_) {
   const auto x = matrix<const T>(x_), dy = matrix<const T>(dy_);
   const auto dw = matrix<T>(dw_);
   if (x.rows() == 0) return;
-  gemm(CblasTrans, CblasNoTrans, dw.rows(), dw.columns(), x.rows(), T(1), dy.row(0), dy.row_stride(), x.row(0), x.row_stride(), T(1), dw.row(0),
-       dw.row_stride());
+  gemm(CblasTrans, CblasNoTrans, dw.rows(), dw.columns(), x.rows(), T(1), dy.row(0), dy.row_stride(), x.row(0), x.row_stride(), T(1),
+       dw.row(0), dw.row_stride());
 }
 
 template <class T>

@@ -12,7 +12,8 @@ namespace {
 
 template <class T>
 double worst_error(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, std::mt19937_64& rng) {
-  const std::int64_t m = 1 + static_cast<std::int64_t>(rng() % 90), n = 1 + static_cast<std::int64_t>(rng() % 90), k = 1 + static_cast<std::int64_t>(rng() % 90);
+  const std::int64_t m = 1 + static_cast<std::int64_t>(rng() % 90), n = 1 + static_cast<std::int64_t>(rng() % 90),
+                     k = 1 + static_cast<std::int64_t>(rng() % 90);
   const std::int64_t lda = (ta == CblasNoTrans ? k : m) + 3, ldb = (tb == CblasNoTrans ? n : k) + 1, ldc = n + 2;
   std::normal_distribution<T> normal;
   const auto draw = [&](std::int64_t count) {
@@ -30,7 +31,8 @@ double worst_error(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, std::mt19937_64& rng)
       if (j < n) {
         double sum = 0;
         for (std::int64_t l = 0; l < k; ++l)
-          sum += static_cast<double>(ta == CblasNoTrans ? a[i * lda + l] : a[l * lda + i]) * (tb == CblasNoTrans ? b[l * ldb + j] : b[j * ldb + l]);
+          sum += static_cast<double>(ta == CblasNoTrans ? a[i * lda + l] : a[l * lda + i]) *
+                 (tb == CblasNoTrans ? b[l * ldb + j] : b[j * ldb + l]);
         expected = 0.5 * sum - 2 * expected;
       }
       worst = std::max(worst, std::abs(expected - c[i * ldc + j]));
