@@ -136,7 +136,13 @@ std::vector<SampleLength> Session::lengths(const std::vector<std::int64_t>& samp
   return result;
 }
 
-Batch Session::plan(std::int64_t step, const std::vector<std::int64_t>& samples) const { return plan_batch(step, lengths(samples), options.batching); }
+Batch Session::plan(std::int64_t step, const std::vector<std::int64_t>& samples) const {
+  Batch batch = plan_batch(step, lengths(samples), options.batching);
+  // These two weigh a token by how many its chunk holds, which the plan estimates where a mask leaves some out.
+  if (options.normaliser == LossNormaliser::token_mean || options.normaliser == LossNormaliser::sample_mean)
+    count_loss_tokens(batch, *dataset);
+  return batch;
+}
 
 double Session::training_flops(const Batch& batch) const {
   double pairs = 0;

@@ -12,7 +12,7 @@ namespace ballast {
 struct Segment {
   std::int64_t sample = 0;  ///< index in the dataset
   std::int64_t begin = 0, end = 0;
-  std::int64_t loss_tokens = 0;  ///< tokens of this segment that carry loss
+  std::int64_t loss_tokens = 0;  ///< tokens of this segment that carry loss; of a chunk of a masked sample an estimate
   std::int64_t tokens() const { return end - begin; }
   bool operator==(const Segment&) const = default;
 };

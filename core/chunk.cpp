@@ -115,7 +115,9 @@ std::vector<MicroBatch> construct_chunks(const std::vector<SampleLength>& sample
       short_samples.push_back(static_cast<std::uint32_t>(i));
       continue;
     }
+    const bool all_but_last = s.loss_tokens == s.tokens - 1;  // without a mask
     const auto loss_before = [&](std::int64_t token) {
+      if (all_but_last) return std::min(token, s.loss_tokens);
       return static_cast<std::int64_t>(static_cast<long double>(s.loss_tokens) * static_cast<long double>(token) /
                                        static_cast<long double>(s.tokens));
     };

@@ -20,17 +20,15 @@ LossWeights::LossWeights(LossNormaliser normaliser, const Batch& batch) : normal
 }
 
 double LossWeights::of(const MicroBatch& micro_batch) const {
+  // These two do not ask how many of the tokens are here: of a chunk that is known only roughly.
+  if (normaliser_ == LossNormaliser::ave_token) return loss_tokens_ > 0 ? 1.0 / static_cast<double>(loss_tokens_) : 0.0;
+  if (normaliser_ == LossNormaliser::sum) return 1;
   const std::int64_t tokens = micro_batch.loss_tokens();
   if (tokens == 0) return 0;
   const auto over = [](std::int64_t a, std::int64_t b) { return 1.0 / (static_cast<double>(a) * static_cast<double>(b)); };
-  switch (normaliser_) {
-    case LossNormaliser::ave_token: return over(loss_tokens_, 1);
-    case LossNormaliser::token_mean: return over(micro_batches_, tokens);
-    case LossNormaliser::sample_mean:
-      return over(micro_batches_, std::count_if(micro_batch.segments.begin(), micro_batch.segments.end(), [](const Segment& s) { return s.loss_tokens > 0; }));
-    case LossNormaliser::sum: return 1;
-  }
-  return 0;
+  if (normaliser_ == LossNormaliser::token_mean) return over(micro_batches_, tokens);
+  return over(micro_batches_,
+              std::count_if(micro_batch.segments.begin(), micro_batch.segments.end(), [](const Segment& s) { return s.loss_tokens > 0; }));
 }
 
 std::vector<double> LossWeights::segments(const MicroBatch& micro_batch) const {

@@ -22,7 +22,8 @@ LossNormaliser loss_normaliser(const std::string& name);
 class LossWeights {
  public:
   LossWeights(LossNormaliser normaliser, const Batch& batch);
-  /// Weight of every token of a micro-batch; for sample_mean times that of its segment.  0 without loss tokens.
+  /// Weight of every token of a micro-batch; for sample_mean times that of its segment.  ave_token and sum do not read the micro-batch, so
+  /// that chunks weigh right whatever their plan estimates; the other two need exact Segment::loss_tokens, and give 0 where there are none.
   double of(const MicroBatch& micro_batch) const;
   /// sample_mean: by segment, 1 / its loss tokens, 0 where it has none.  Empty for the others: all 1.
   std::vector<double> segments(const MicroBatch& micro_batch) const;

@@ -182,4 +182,16 @@ std::unique_ptr<Dataset> open_dataset(const DataOptions& options) {
   return std::make_unique<CutDataset>(std::move(source), options);
 }
 
+void count_loss_tokens(Batch& batch, const Dataset& dataset) {
+  std::vector<std::int32_t> targets;
+  for (std::vector<MicroBatch>& list : batch.micro_batches)
+    for (MicroBatch& m : list)
+      for (Segment& s : m.segments) {
+        if (s.begin == 0 && s.end == dataset.length(s.sample)) continue;
+        targets.resize(static_cast<std::size_t>(s.end - s.begin));
+        dataset.targets(s.sample, s.begin, s.end, targets);
+        s.loss_tokens = std::count_if(targets.begin(), targets.end(), [](std::int32_t t) { return t >= 0; });
+      }
+}
+
 }  // namespace ballast

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/batch.hpp"
 #include "core/deck.hpp"
 #include "core/needle.hpp"
 
@@ -36,6 +37,9 @@ class Dataset {
   /// Questions of a sample whose answers evaluation judges (data.source = "needle"); others have none.
   virtual std::vector<NeedleQuestion> questions(std::int64_t) const { return {}; }
 };
+
+/// Exact Segment::loss_tokens of those segments that are a part of their sample; a plan estimates them where a mask leaves tokens out.
+void count_loss_tokens(Batch& batch, const Dataset& dataset);
 
 /// Block `data` of a deck, and what it needs of others.
 struct DataOptions {

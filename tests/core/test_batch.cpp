@@ -7,6 +7,7 @@
 
 #include "core/batch.hpp"
 #include "core/error.hpp"
+#include "core/loss_weights.hpp"
 
 namespace ballast {
 namespace {
@@ -73,6 +74,19 @@ TEST(Batch, AttentionPairsCountPrefixes) {
   EXPECT_EQ(mb.tokens(), 5);
   EXPECT_EQ(mb.loss_tokens(), 4);
   EXPECT_DOUBLE_EQ(mb.attention_pairs(), (1 + 2 + 3) + (11 + 12));
+}
+
+TEST(Batch, ChunksWeighRightWhateverTheirPlanEstimates) {
+  // One loss token in a sample of five chunks: the plan cannot know which chunk holds it.
+  const Batch batch = plan_batch(0, {{0, 20, 1}, {1, 3, 2}}, {.method = "chunkflow", .micro_batch_tokens = 4});
+  const LossWeights token(LossNormaliser::ave_token, batch), sum(LossNormaliser::sum, batch);
+  for (const auto& list : batch.micro_batches)
+    for (const MicroBatch& m : list) {
+      EXPECT_DOUBLE_EQ(token.of(m), 1.0 / 3);
+      EXPECT_DOUBLE_EQ(sum.of(m), 1);
+    }
+  const Batch none = plan_batch(0, {{0, 20, 0}}, {.method = "chunkflow", .micro_batch_tokens = 4});
+  EXPECT_EQ(LossWeights(LossNormaliser::ave_token, none).of(none.micro_batches[0][0]), 0);
 }
 
 TEST(Batch, BadOptionsAreRefused) {

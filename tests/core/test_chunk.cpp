@@ -94,6 +94,10 @@ TEST(Chunk, EveryTokenOnceAndGroupsTogether) {
           EXPECT_EQ(s.begin, reached[s.sample - 100]);
           reached[s.sample - 100] = s.end;
           EXPECT_GE(s.loss_tokens, 0);
+          const SampleLength& whole = samples[s.sample - 100];
+          if (whole.loss_tokens == whole.tokens - 1) {
+            EXPECT_EQ(s.loss_tokens, s.end - s.begin - (s.end == whole.tokens ? 1 : 0));  // no mask: exact
+          }
           loss[s.sample - 100] += s.loss_tokens;
         }
       }

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <random>
 
+#include "core/chunk.hpp"
 #include "core/error.hpp"
 #include "io/dataset.hpp"
 #include "io/hdf5_support.hpp"
@@ -134,6 +135,21 @@ TEST_F(Megatron, LossMaskBesideTheTokens) {
   megatron(Indexed(masks, 1, kSeed), "mask");
   options.mask_path = dir + "/mask";
   expect_equal(*open_dataset(options), documents, masks, random);
+  // Chunks count theirs.
+  const auto whole = open_dataset(options);
+  std::vector<SampleLength> samples;
+  for (std::int64_t s = 0; s < whole->samples(); ++s) samples.push_back({s, whole->length(s), whole->loss_tokens(s)});
+  Batch batch;
+  batch.micro_batches = {construct_chunks(samples, 16)};
+  const std::int64_t all = batch.loss_tokens();
+  count_loss_tokens(batch, *whole);
+  EXPECT_EQ(batch.loss_tokens(), all);
+  for (const MicroBatch& m : batch.micro_batches[0])
+    for (const Segment& s : m.segments) {
+      std::int64_t expected = 0;
+      for (std::int64_t t = s.begin; t < s.end && t + 1 < whole->length(s.sample); ++t) expected += masks[s.sample][t + 1] != 0;
+      EXPECT_EQ(s.loss_tokens, expected) << "sample " << s.sample << " from " << s.begin << ", seed " << kSeed;
+    }
   // Split samples count their own targets.
   options.max_tokens = 7;
   options.long_samples = "split";

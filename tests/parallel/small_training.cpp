@@ -23,7 +23,8 @@ std::int32_t token_of(std::int64_t sample, std::int64_t position) {
 }
 
 std::int32_t target_of(std::int64_t sample, std::int64_t position, std::int64_t length) {
-  if (position + 1 >= length || random_bits(shared_seed(), 5000 + sample, position) % 7 == 0) return -1;
+  if (sample >= kMaskedSample && position % 23 != 19) return -1;
+  if (position + 1 >= length || (sample < kMaskedSample && random_bits(shared_seed(), 5000 + sample, position) % 7 == 0)) return -1;
   return token_of(sample, position + 1);
 }
 

@@ -57,6 +57,8 @@ struct StepOptions {
 /// Token at a position of a sample; about one target in seven carries no loss, the last of a sample never does.
 std::int32_t token_of(std::int64_t sample, std::int64_t position);
 std::int32_t target_of(std::int64_t sample, std::int64_t position, std::int64_t length);
+/// Samples from this number on carry loss on one token in 23.
+inline constexpr std::int64_t kMaskedSample = 100000;
 SampleLength sample_of(std::int64_t sample, std::int64_t tokens);
 
 /// A model on this rank of a mesh.
