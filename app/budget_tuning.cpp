@@ -71,4 +71,9 @@ std::string BudgetTuning::describe() const {
   return text;
 }
 
+void predict_samples(const Deck& deck, BatchingOptions& batching) {
+  if (batching.method != "sab") return;
+  batching.sample_cost = [tuning = std::make_shared<BudgetTuning>(deck, nullptr)](std::int64_t tokens) { return tuning->sample_cost(tokens); };
+}
+
 }  // namespace ballast

@@ -59,4 +59,7 @@ class BudgetTuning {
   std::map<int, std::unique_ptr<DstPolicy>> policies_;
 };
 
+/// For plans without a run: where batching.method = "sab", gives `batching` the predicted latency of samples at the base budget.
+void predict_samples(const Deck& deck, BatchingOptions& batching);
+
 }  // namespace ballast

@@ -73,11 +73,7 @@ PackFacts pack(const Deck& deck) {
   f.options = RunOptions::from(deck);
   f.costs = pack_costs(deck, f.notes);
   f.recompute_layers = recomputed_layers(deck);
-  std::unique_ptr<BudgetTuning> tuning;
-  if (f.options.batching.method == "sab") {
-    tuning = std::make_unique<BudgetTuning>(deck, nullptr);
-    f.options.batching.sample_cost = [&](std::int64_t tokens) { return tuning->sample_cost(tokens); };
-  }
+  predict_samples(deck, f.options.batching);
   BatchMeter meter(f.options.batching, f.options.mesh.cp() * f.options.mesh.sp);
   if (deck.text("batching.scope") == "epoch")
     pack_epoch(planned, f, meter);

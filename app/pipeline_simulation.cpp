@@ -1,7 +1,6 @@
 #include "app/pipeline_simulation.hpp"
 
 #include <algorithm>
-#include <optional>
 #include <set>
 
 #include "app/budget_tuning.hpp"
@@ -76,11 +75,7 @@ std::vector<Batch> first_batches(const Deck& deck, const RunOptions& options, st
   planned.begin_with_curriculum();
   SamplerPosition position;
   BatchingOptions batching = options.batching;
-  std::optional<BudgetTuning> tuning;
-  if (batching.method == "sab") {
-    tuning.emplace(deck, nullptr);
-    batching.sample_cost = [&](std::int64_t tokens) { return tuning->sample_cost(tokens); };
-  }
+  predict_samples(deck, batching);
   std::vector<Batch> batches;
   for (std::int64_t step = 0; step < count; ++step) batches.push_back(plan_batch(step, planned.next(position), batching));
   return batches;
