@@ -12,6 +12,7 @@ import argparse
 import fnmatch
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -75,8 +76,14 @@ def launch(command, folder):
         log.write("# " + " ".join(line) + "\n")
         log.flush()
         try:
-            # A launcher that is stopped politely takes its ranks along.
-            code = subprocess.run(["timeout", "-k", "10", str(command.limit_s), *line], stdout=log, stderr=subprocess.STDOUT, env=environment, check=False).returncode
+            # A launcher that is stopped politely takes its ranks along; so it is when this program is stopped, lest they disturb who measures next.
+            process = subprocess.Popen(["timeout", "-k", "10", str(command.limit_s), *line], stdout=log, stderr=subprocess.STDOUT, env=environment)
+            try:
+                code = process.wait()
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait()
         except OSError as problem:
             log.write(str(problem) + "\n")
             code = 127
@@ -132,6 +139,7 @@ def table(rows):
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     asked = arguments()
     ballast = os.path.join(os.path.abspath(asked.programs), "ballast")
     if asked.check:
