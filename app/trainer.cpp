@@ -141,7 +141,8 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
                              session_.sampler.short_steps() < steps ? fmt::format(" (curriculum.steps = {}: the epoch has no more short ones)", steps) : ""));
   if (const std::string place = deck.place("batching.groups"); place.starts_with("profile table"))
     log_.comment(fmt::format("packing groups of {}: {} tokens on {} ranks", place, to_text(deck.value("batching.groups")), to_text(deck.value("batching.group_ranks"))));
-  log_.comment(fmt::format("mfu is relative to {:.1f} GFLOP/s a rank (dense matrix product)", peak_flops_ * 1e-9));
+  log_.comment(fmt::format("mfu is relative to {:.1f} GFLOP/s a rank (dense matrix product){}", peak_flops_ * 1e-9,
+                           session_.options.attention.sparse() ? "; pairs that sparse attention leaves out count too, so it can pass 1" : ""));
   for (const std::string& warning : restored.warnings) log_.comment("warning: " + warning);
   if (!restored.path.empty()) log_.comment(fmt::format("continues {} after step {}", restored.path, state_.step));
   else if (!line_.restart.empty()) log_.comment("no sound checkpoint to continue: starts from the beginning");

@@ -56,3 +56,17 @@ class Bars(RunCase):
         self.assertEqual(figures["packed lengths, forward + backward, x own dense rate"], (0.77, "MISSED"))
         self.assertEqual(figures["vertical slash 128K, index + forward, x MTraining's kernels"], (2.0, "held"))
         self.assertAlmostEqual(figures["vertical slash 128K, backward, x MTraining's kernels"][0], 2.92)
+
+    def test_cases_on_the_same_samples_are_compared_step_by_step(self):
+        folder = os.path.join(self.out("bars"), "hbp")
+        os.makedirs(folder)
+        for name, steps in (("hbp", [1.0, 4.0, 2.0]), ("isf-sp1", [2.0, 7.0, 90.0]), ("isf-sp2", [1.5, 4.0, 2.2])):  # one step disturbed
+            with open(os.path.join(folder, name + ".json"), "w") as file:
+                json.dump({"cases": [{"median_s": sorted(steps)[1], "steps_s": steps}]}, file)
+            with open(os.path.join(folder, name + ".txt"), "w") as file:
+                file.write("ended\n")
+        self.run_bars("--again", "--gpus", "4", "--out", os.path.dirname(folder), "hbp")
+        with open(os.path.join(os.path.dirname(folder), "figures.json")) as file:
+            figures = {f["what"]: (f["value"], f["held"]) for f in json.load(file)}
+        self.assertEqual(figures["128K + short mix: hbp, x isf at SP 1"], (2.0, "held"))
+        self.assertAlmostEqual(figures["the same, x isf at its best SP above 1"][0], 1.1)

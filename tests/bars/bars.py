@@ -79,6 +79,13 @@ class Results:
 
     def value(self, name, key):
         """Number of a JSON twin, by key at any depth, of its first case."""
+        return self.find(name, key, (int, float))
+
+    def values(self, name, key):
+        """List of a JSON twin, likewise; empty without one."""
+        return self.find(name, key, list) or []
+
+    def find(self, name, key, kind):
         try:
             with open(os.path.join(self.folder, name + ".json")) as file:
                 found = json.load(file)
@@ -88,7 +95,7 @@ class Results:
         while pending:
             node = pending.pop(0)
             if isinstance(node, dict):
-                if isinstance(node.get(key), (int, float)):
+                if isinstance(node.get(key), kind):
                     return node[key]
                 pending += list(node.values())
             elif isinstance(node, list):
@@ -110,6 +117,12 @@ class Results:
 
 def ratio(a, b):
     return a / b if a is not None and b else None
+
+
+def step_ratio(r, slow, fast):
+    """Median over steps of the time of `slow` / `fast`, two cases of `bench step` on the same samples; steps differ in work, so medians of times would compare different ones."""
+    a, b = (r.values(name, "steps_s") for name in (slow, fast))
+    return statistics.median(x / y for x, y in zip(a, b)) if a and len(a) == len(b) else None
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------------------------
@@ -366,11 +379,9 @@ def hbp_commands(s):
 
 
 def hbp_figures(r):
-    hbp = r.value("hbp", "median_s")
-    best = [r.value(name, "median_s") for name in r.names("isf-sp") if name != "isf-sp1"]
-    best = min((b for b in best if b is not None), default=None)
-    return [Figure("128K + short mix: hbp, x isf at SP 1", ratio(r.value("isf-sp1", "median_s"), hbp), 1.3 if r.gpus == 4 else None, 1.4 if r.gpus == 4 else None),
-            Figure("the same, x isf at its best SP above 1", ratio(best, hbp), 1.0 if r.gpus == 4 else None)]
+    others = [step_ratio(r, name, "hbp") for name in r.names("isf-sp") if name != "isf-sp1"]
+    return [Figure("128K + short mix: hbp, x isf at SP 1", step_ratio(r, "isf-sp1", "hbp"), 1.3 if r.gpus == 4 else None, 1.4 if r.gpus == 4 else None),
+            Figure("the same, x isf at its best SP above 1", min((x for x in others if x is not None), default=None), 1.0 if r.gpus == 4 else None)]
 
 
 def balance_commands(s):
@@ -396,7 +407,7 @@ def balance_figures(r):
         return figures
     for case in ("dst", "sab", "sab+dst"):
         bar = (1.25, 1.33) if case == "sab+dst" and r.gpus == 4 else (None, None)
-        figures.append(Figure(f"bimodal lengths: +{case}, x baseline", ratio(r.value("baseline", "median_s"), r.value(case, "median_s")), *bar))
+        figures.append(Figure(f"bimodal lengths: +{case}, x baseline", step_ratio(r, "baseline", case), *bar))
     shares = [r.value("sab+dst", key) for key in ("dst_overhead_share", "sab_overhead_share")]
     return figures + [Figure("overhead of DST and SAB, share of the step", sum(shares) if None not in shares else None, 0.015, at_most=True)]
 
