@@ -51,12 +51,12 @@ std::vector<ShardFacts> shard_facts(const RunOptions& options, std::int64_t toke
   return shards;
 }
 
-/// Micro-batches of a step, all full, `most` at most; the first ones are the chunks of one sample of `longest` tokens.
-std::vector<MicroBatch> full_micro_batches(const CheckFacts& f, std::int64_t most, std::int64_t longest) {
+/// `micro_batches` of a step, all full, `most` at most; the first ones are the chunks of one sample of `longest` tokens.
+std::vector<MicroBatch> full_micro_batches(const CheckFacts& f, std::int64_t micro_batches, std::int64_t most, std::int64_t longest) {
   std::vector<MicroBatch> list;
   const std::int64_t cut = std::min(longest, most * f.micro_batch_tokens);
   for (std::int64_t begin = 0; begin < cut; begin += f.micro_batch_tokens) list.push_back({{{0, begin, std::min(cut, begin + f.micro_batch_tokens), 0}}});
-  for (std::int64_t m = static_cast<std::int64_t>(list.size()); m < std::min(f.micro_batches, most); ++m) list.push_back({{{m + 1, 0, f.micro_batch_tokens, 0}}});
+  for (std::int64_t m = static_cast<std::int64_t>(list.size()); m < std::min(micro_batches, most); ++m) list.push_back({{{m + 1, 0, f.micro_batch_tokens, 0}}});
   return list;
 }
 
@@ -117,9 +117,10 @@ LargestMicroBatch largest_micro_batch(const Deck& deck, CheckFacts& f) {
   if (longest == 0) f.notes.push_back("data.max_tokens = 0: a sample longer than the micro-batch shown here needs more memory");
   const std::int64_t samples = deck.integer("batching.global_samples"), dp = f.options.mesh.dp,
                      packs = (deck.integer("batching.global_tokens") + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
-  f.micro_batches = std::max<std::int64_t>(1, ((samples > 0 && !packed ? samples : packs * shown.ranks) + dp - 1) / dp);
-  if (samples > 0 && packed)
-    f.notes.push_back("batching.global_samples: the number of micro-batches depends on the samples; `ballast pack` counts them");
+  f.micro_batches = std::max<std::int64_t>(1, ((samples > 0 ? samples : packs) * shown.ranks + dp - 1) / dp);
+  f.micro_batches_at_most = samples > 0 && packed;
+  if (f.micro_batches_at_most)
+    f.notes.push_back("batching.global_samples: the number of micro-batches depends on the samples, here as if no two shared one; `ballast pack` counts them");
   largest.sp = f.options.mesh.sp * shown.ranks;
   return largest;
 }
@@ -202,9 +203,23 @@ CheckFacts CheckFacts::of(const Deck& deck) {
     if (!p.trainable) stage.frozen += p.numel();
   }
   const bool chunked = f.options.batching.method == "chunkflow";
-  const std::vector<MicroBatch> list = full_micro_batches(f, mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches, chunked ? largest.longest : 0);
-  const Schedule schedule = plan_schedule(list, f.options.pipeline);
-  const SimulatedSchedule simulated = simulate(schedule, schedule_costs(f.options.pipeline.costs, list));
+  const auto simulated_with = [&](std::int64_t micro_batches) {
+    const std::vector<MicroBatch> list = full_micro_batches(f, micro_batches, mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches, chunked ? largest.longest : 0);
+    const Schedule schedule = plan_schedule(list, f.options.pipeline);
+    return std::pair{schedule, simulate(schedule, schedule_costs(f.options.pipeline.costs, list))};
+  };
+  auto [schedule, simulated] = simulated_with(f.micro_batches);
+  if (f.micro_batches_at_most) {
+    // Fewer micro-batches may keep more weight halves waiting: other forwards and backwards fill the waits of many.
+    const std::int64_t chunks = chunked ? (largest.longest + f.micro_batch_tokens - 1) / f.micro_batch_tokens : 0, more = f.options.pipeline.k + mesh.pp;
+    for (std::int64_t m = chunks; m < std::min({f.micro_batches, chunks + more, kPipelinedMicroBatches}); m += (more + 7) / 8) {
+      const SimulatedSchedule fewer = simulated_with(std::max<std::int64_t>(1, m)).second;
+      for (std::size_t s = 0; s < fewer.peak_live_activations.size(); ++s) {
+        simulated.peak_live_activations[s] = std::max(simulated.peak_live_activations[s], fewer.peak_live_activations[s]);
+        simulated.peak_weight_halves[s] = std::max(simulated.peak_weight_halves[s], fewer.peak_weight_halves[s]);
+      }
+    }
+  }
   for (int s = 0; s < mesh.pp; ++s) {
     const auto at = static_cast<std::size_t>(s);
     StageFacts& stage = f.stages[at];

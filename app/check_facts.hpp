@@ -40,6 +40,7 @@ struct CheckFacts {
   std::string recompute;
   std::int64_t micro_batch_tokens = 0;               ///< the largest micro-batch that the deck allows
   std::int64_t micro_batches = 0;                    ///< of a step on one data-parallel rank, when packs are full
+  bool micro_batches_at_most = false;                ///< or, where a step is given in samples, when no two share a pack
   std::vector<ShardFacts> shards;                    ///< by context-parallel rank
   RingPlan ring;                                     ///< of context-parallel rank 0
   std::int64_t kv_hop_bytes = 0, dkv_hop_bytes = 0;  ///< of the largest shard, one layer

@@ -64,18 +64,15 @@ class ListScheduler {
     Built built{empty_schedule(stages_), 0};
     std::vector<StageList> lists;
     for (int s = 0; s < stages_; ++s) lists.emplace_back(built.schedule.stages[s], s, stages_);
+    // A stage's choice depends on itself and its neighbours alone.
+    std::vector<Choice> choices;
+    for (int s = 0; s < stages_; ++s) choices.push_back(choose(s));
     while (true) {
-      Choice best;
-      int at = -1;
-      for (int s = 0; s < stages_; ++s) {
-        const Choice c = choose(s);
-        if (c.begin < best.begin) {
-          best = c;
-          at = s;
-        }
-      }
-      if (at < 0) break;
-      built.end_s = std::max(built.end_s, take(at, best, lists[at]));
+      const auto first = std::min_element(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) { return a.begin < b.begin; });
+      if (first->begin == kNever) break;
+      const int at = static_cast<int>(first - choices.begin());
+      built.end_s = std::max(built.end_s, take(at, *first, lists[at]));
+      for (int s = std::max(0, at - 1); s < std::min(stages_, at + 2); ++s) choices[s] = choose(s);
     }
     for (auto& ops : built.schedule.stages) join_halves(ops);
     return built;

@@ -94,6 +94,13 @@ class Check(RunCase):
         self.assertEqual(facts["ranks"], 1 << 20)
         self.assertLess(len(text), 20000)
 
+    def test_memory_of_steps_given_in_samples_counts_every_chunk_that_may_live(self):
+        # A long sample gives k chunks; whether another micro-batch is under way depends on how many the other samples fill.
+        text, facts = self.check(self.deck(), "mesh.dp=2", "mesh.pp=2", "batching.method=chunkflow", "chunk.tokens=512", "chunk.k=4", "pipeline.schedule=state_aware_1f1b", "data.max_tokens=2048",
+                                 "batching.global_samples=32")
+        self.assertEqual([s["live_micro_batches"] for s in facts["stages"]], [5, 4])  # k + P - 1 - s
+        self.assertIn("at most 16 micro-batches", text)
+
     def test_cases_print_a_row_each(self):
         deck = self.deck(text=DECK + '[[case]]\nname = "one"\n[[case]]\nname = "two"\nmesh.cp_inner = 2\n')
         text, facts = self.check(deck)
