@@ -28,38 +28,43 @@ StageTimes::StageTimes(const Deck& deck, std::vector<std::string>& notes) {
   token_bytes_ = static_cast<double>(model_shape(deck).hidden) * (deck.text("run.backend") == "cuda" ? 2 : deck.text("run.precision") == "fp64" ? 8 : 4);
 }
 
+std::vector<MicroBatchTimes> StageTimes::measured(const std::vector<MicroBatch>& list, const RunOptions& options) const {
+  const double weight_share = ballast::weight_share(options.model);
+  std::vector<MicroBatchTimes> times;
+  for (const MicroBatch& m : list) {
+    const LayerTime rest = model_->rest(m.tokens()), layer = model_->predict(m), head = model_->head(m.tokens());
+    const double again_s = full_recompute_ ? rest.forward_s : 0;  // a part of backward_s
+    times.push_back(
+        {layer.forward_s, layer.backward_s, weight_share * std::max(0.0, rest.backward_s - again_s), head.forward_s, head.backward_s,
+         stage_latency_s_ + stage_byte_s_ * token_bytes_ * static_cast<double>(m.tokens()) / options.mesh.cp() / options.mesh.sp});
+  }
+  return times;
+}
+
 ScheduleCosts StageTimes::of(const std::vector<MicroBatch>& list, const RunOptions& options) const {
-  if (!model_) return schedule_costs(options.pipeline.costs, list);
-  struct Times {
-    LayerTime layer, head;
-    double weight_s = 0;  ///< of layer.backward_s: weight gradients
-    double hop_s = 0;
-  };
-  std::vector<Times> times;
+  return model_ ? schedule_costs(measured(list, options), list, options) : schedule_costs(options.pipeline.costs, list);
+}
+
+ScheduleCosts schedule_costs(std::vector<MicroBatchTimes> times, const std::vector<MicroBatch>& list, const RunOptions& options) {
   std::set<int> without_head;  // the first forward of a chunk that is formed again skips it
   if (state_aware(options.pipeline.schedule))
     for (const std::vector<int>& group : chunk_groups(list))
       for (std::size_t c = 0; c + static_cast<std::size_t>(options.pipeline.k) < group.size(); ++c) without_head.insert(group[c]);
-  const double weight_share = ballast::weight_share(options.model);
-  for (const MicroBatch& m : list) {
-    const LayerTime rest = model_->rest(m.tokens());
-    const double again_s = full_recompute_ ? rest.forward_s : 0;  // a part of backward_s
-    times.push_back({model_->predict(m), model_->head(m.tokens()), weight_share * std::max(0.0, rest.backward_s - again_s),
-                     stage_latency_s_ + stage_byte_s_ * token_bytes_ * static_cast<double>(m.tokens()) / options.mesh.cp() / options.mesh.sp});
-  }
-  return {[times = std::move(times), without_head = std::move(without_head), begin = options.layer_begin, layers = options.model.layers](int stage, const Op& op) {
-    const Times& t = times[static_cast<std::size_t>(op.micro_batch)];
+  return {[times = std::move(times), without_head = std::move(without_head), begin = options.layer_begin, layers = options.model.layers](
+              int stage, const Op& op) {
+    const MicroBatchTimes& t = times[static_cast<std::size_t>(op.micro_batch)];
     const auto s = static_cast<std::size_t>(stage);
     const bool last = s + 1 == begin.size();
     const auto count = static_cast<double>((last ? layers : begin[s + 1]) - begin[s]);
     switch (op.kind) {
       case OpKind::forward:
       case OpKind::recompute:
-        return count * t.layer.forward_s + (last && (op.kind == OpKind::recompute || without_head.count(op.micro_batch) == 0) ? t.head.forward_s : 0);
+        return count * t.layer_forward_s +
+               (last && (op.kind == OpKind::recompute || without_head.count(op.micro_batch) == 0) ? t.head_forward_s : 0);
       case OpKind::backward:
-        return count * t.layer.backward_s + (last ? t.head.backward_s : 0);
+        return count * t.layer_backward_s + (last ? t.head_backward_s : 0);
       case OpKind::backward_input:
-        return count * (t.layer.backward_s - t.weight_s) + (last ? t.head.backward_s : 0);
+        return count * (t.layer_backward_s - t.weight_s) + (last ? t.head_backward_s : 0);
       case OpKind::backward_weight:
         return count * t.weight_s;
       case OpKind::send:
@@ -86,10 +91,11 @@ void simulate_batch(const Batch& batch, const RunOptions& options, const StageTi
   facts.live.resize(static_cast<std::size_t>(stages), 0);
   double step_s = 0;
   for (const std::vector<MicroBatch>& list : batch.micro_batches) {
-    const Schedule schedule = plan_schedule(list, options.pipeline);
+    const ScheduleCosts costs = times.of(list, options);
+    const Schedule schedule = plan_schedule(list, options.pipeline, costs);
     const std::string wrong = problems(schedule);
     require(wrong.empty(), "pipeline.schedule = \"{}\": {}", options.pipeline.schedule, wrong);
-    const SimulatedSchedule result = simulate(schedule, times.of(list, options));
+    const SimulatedSchedule result = simulate(schedule, costs);
     step_s = std::max(step_s, result.step_time_s);
     facts.useful_s += (1 - result.bubble_ratio) * result.step_time_s * stages;
     facts.micro_batches += list.size();

@@ -11,12 +11,25 @@
 
 namespace ballast {
 
+/// Seconds of one micro-batch, from a profile table.
+struct MicroBatchTimes {
+  double layer_forward_s = 0, layer_backward_s = 0;
+  double weight_s = 0;  ///< of layer_backward_s: weight gradients
+  double head_forward_s = 0, head_backward_s = 0;
+  double hop_s = 0;  ///< its activations or gradients to the neighbour stage
+};
+/// Costs of a list's ops from the times of its micro-batches: products and sums alone, so that ranks with the same times have the same
+/// costs.
+ScheduleCosts schedule_costs(std::vector<MicroBatchTimes> times, const std::vector<MicroBatch>& list, const RunOptions& options);
+
 /// Times of a stage's ops: from the profile table of the deck (profile.table) where it names one, else from the stated costs.
 class StageTimes {
  public:
   /// `notes`: what the table's checks say.  Errors: those of load_profile.
   StageTimes(const Deck& deck, std::vector<std::string>& notes);
   ScheduleCosts of(const std::vector<MicroBatch>& list, const RunOptions& options) const;
+  /// From the table alone.
+  std::vector<MicroBatchTimes> measured(const std::vector<MicroBatch>& list, const RunOptions& options) const;
   const std::string& source() const { return source_; }  ///< where they come from, for titles
 
  private:

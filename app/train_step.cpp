@@ -1,8 +1,11 @@
 #include "app/train_step.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "app/local_batch.hpp"
@@ -14,8 +17,31 @@ AdamWOptions adamw_options(const Deck& deck) {
   return {deck.real("optimizer.beta1"), deck.real("optimizer.beta2"), deck.real("optimizer.eps"), deck.real("optimizer.weight_decay")};
 }
 
+TrainStep::TrainStep(Session& session, ShardedOptimizer& optimizer)
+    : session_(session),
+      optimizer_(optimizer),
+      tied_(session.mesh, session.parameters, optimizer, static_cast<int>(session.deck.integer("optimizer.zero"))) {
+  if (session.deck.text("profile.table").empty()) return;
+  try {
+    times_.emplace(session.deck, table_notes_);
+  } catch (const Error& e) {  // the table may serve others and lack what schedules need
+    table_notes_.push_back(fmt::format("schedules are not predicted: {}", e.what()));
+  }
+  if (session.mesh.world.all_reduce(std::int64_t{times_.has_value()}, Reduction::min) == 0) times_.reset();
+}
+
 Schedule TrainStep::schedule(const Batch& batch) const {
-  return plan_schedule(batch.work_of(session_.mesh.at.dp), session_.options.pipeline);
+  const std::vector<MicroBatch> mine = batch.work_of(session_.mesh.at.dp);
+  const RunOptions& options = session_.options;
+  if (!times_ || options.mesh.pp == 1 || !state_aware(options.pipeline.schedule)) return plan_schedule(mine, options.pipeline);
+  // All ranks of a pipeline must build one schedule, and the last bits of a prediction may differ between processors: the first rank's
+  // times count.
+  std::vector<MicroBatchTimes> times = times_->measured(mine, options);
+  static_assert(sizeof(MicroBatchTimes) == 6 * sizeof(double));
+  Tensor numbers = Tensor::wrap(&times.data()->layer_forward_s, {static_cast<std::int64_t>(times.size()), 6}, DType::f64);
+  for (const Communicator* group : {&session_.mesh.sp, &session_.mesh.cp, &session_.mesh.pp})
+    if (group->size() > 1 && !times.empty()) group->broadcast(numbers, 0);
+  return plan_schedule(mine, options.pipeline, schedule_costs(std::move(times), mine, options));
 }
 
 TrainStep::Gradients TrainStep::compute(const Batch& batch, const Schedule& schedule) {

@@ -102,17 +102,8 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
     header.segment = static_cast<int>(state_.step);
     trace_ = std::make_unique<TraceWriter>(folder_.trace(), header);
   });
-  std::vector<std::string> table_notes;
-  if (!deck.text("profile.table").empty()) {
-    try {
-      times_.emplace(deck, table_notes);
-    } catch (const Error& e) {  // the table may serve others and lack what schedules need
-      table_notes.push_back(fmt::format("schedules are not predicted: {}", e.what()));
-    }
-    if (world.all_reduce(std::int64_t{times_.has_value()}, Reduction::min) == 0) times_.reset();
-  }
   if (trace_) trace_->plan("ring", session_.ring.plan.hash(), describe(session_.ring.plan), state_.step);
-  write_header(restored, table_notes);
+  write_header(restored, train_step_.table_notes());
 }
 
 void Trainer::write_header(const Restored& restored, const std::vector<std::string>& table_notes) {
@@ -204,8 +195,8 @@ void Trainer::step() {
     Scope scope(&recorder, EventKind::planning);
     return session_.plan(state_.step, samples);
   }();
-  plan_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - plan_begin).count();
   const Schedule schedule = train_step_.schedule(batch);
+  plan_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - plan_begin).count();
   if (trace_) {
     trace_->plan("batch", batch.hash(), describe(batch), state_.step);
     trace_->plan("schedule", schedule.hash(), describe(schedule), state_.step);
@@ -232,7 +223,7 @@ void Trainer::step() {
 }
 
 double Trainer::predict(const std::vector<MicroBatch>& mine, const Schedule& schedule) {
-  const SimulatedSchedule simulated = simulate(schedule, times_->of(mine, session_.options));
+  const SimulatedSchedule simulated = simulate(schedule, train_step_.times()->of(mine, session_.options));
   if (trace_) {
     std::vector<Event> ops;
     for (const TimedOp& timed : simulated.stages.at(static_cast<std::size_t>(session_.mesh.at.pp))) {
@@ -272,7 +263,7 @@ void Trainer::observe(const Batch& batch, const Schedule& schedule, double loss,
     if (trace_) trace_->events(events);
   });
   double schedule_s = 0, predicted_s = 0;
-  if (times_) {
+  if (train_step_.times()) {
     mesh.world.all_reduce(span, Reduction::max);
     schedule_s = std::max(0.0, span.data<double>()[0] + span.data<double>()[1]);
     predicted_s = predict(mine, schedule);
@@ -307,7 +298,7 @@ void Trainer::observe(const Batch& batch, const Schedule& schedule, double loss,
       const BudgetTuning::Facts f = session_.tuning->facts();
       row.insert({{"budget", f.mean_budget}, {"coverage_loss", f.mean_coverage_loss}, {"largest_coverage_loss", f.largest_coverage_loss}});
     }
-    if (times_) {
+    if (train_step_.times()) {
       row["schedule_s"] = schedule_s;
       row["predicted_schedule_s"] = predicted_s;
     }
@@ -329,7 +320,7 @@ void Trainer::observe(const Batch& batch, const Schedule& schedule, double loss,
                        {"mfu", fmt::format("{:.4f}", flops / peak_flops_)},
                        {"imbalance", fmt::format("{:.4f}", imbalance)},
                        {"memory_mib", fmt::format("{:.1f}", most.data<double>()[1] / (1 << 20))}};
-  if (times_) {
+  if (train_step_.times()) {
     fields.emplace_back("schedule_s", fmt::format("{:.4f}", schedule_s));
     fields.emplace_back("predicted_schedule_s", fmt::format("{:.4f}", predicted_s));
     summary_["schedule_s"] = schedule_s;

@@ -2,12 +2,10 @@
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 
 #include "app/command_line.hpp"
 #include "app/overheads.hpp"
-#include "app/pipeline_simulation.hpp"
 #include "app/restore.hpp"
 #include "app/run_folder.hpp"
 #include "app/session.hpp"
@@ -43,13 +41,12 @@ class Trainer {
   TrainStep train_step_;
   StepLog log_;
   std::unique_ptr<TraceWriter> trace_;
-  std::optional<StageTimes> times_;  ///< where the deck names a profile table: predictions stand beside what is measured
   CheckpointState state_;
   nlohmann::ordered_json summary_;  ///< --json: the run's last step and held-out loss
   std::string gradient_file_;  ///< run.dump_gradients until it is written
   std::int64_t last_saved_ = -1;
   double started_s_ = 0, peak_flops_, longest_step_s_ = 0;
-  double plan_s_ = 0;  ///< host seconds of the last step's Batch plan
+  double plan_s_ = 0;  ///< host seconds of the last step's Batch plan and Schedule
   Overheads overheads_;
 };
 

@@ -101,12 +101,16 @@ Schedule with_offload(const Schedule& schedule) {
 }
 
 Schedule plan_schedule(const std::vector<MicroBatch>& list, const PipelineOptions& options) {
+  return plan_schedule(list, options, schedule_costs(options.costs, list));
+}
+
+Schedule plan_schedule(const std::vector<MicroBatch>& list, const PipelineOptions& options, const ScheduleCosts& costs) {
   const ChunkGroups groups = chunk_groups(list);
   const auto plan = [&] {
     if (options.schedule == "gpipe") return gpipe_schedule(groups, options.stages);
     if (options.schedule == "1f1b") return one_f_one_b_schedule(groups, options.stages);
     require(state_aware(options.schedule), "pipeline.schedule = \"{}\" is unknown", options.schedule);
-    return state_aware_schedule(groups, options.stages, options.k, schedule_costs(options.costs, list), options.search, options.schedule == "zero_bubble");
+    return state_aware_schedule(groups, options.stages, options.k, costs, options.search, options.schedule == "zero_bubble");
   };
   return options.offload ? with_offload(plan()) : plan();
 }

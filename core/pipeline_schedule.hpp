@@ -33,12 +33,12 @@ Schedule one_f_one_b_schedule(const ChunkGroups& groups, int stages);
 /// without the neighbour stages.  Built by list scheduling against `costs`: at each moment the stage that can begin first takes a backward
 /// whose gradient is there, a recompute, or the next forward that a free slot admits.  All stages take groups in one order, and a group
 /// with chunks to form again hands its slot from chunk to chunk, so there is always a stage that can go on.  The order of groups is
-/// searched (`search` orders at most, a function of the arguments alone), the shortest step wins; 1 keeps the given order.
-/// `split`: the zero-bubble variant (Qi et al. 2024, ZB-H1, for any lengths and dependent chunks).  Backward is an input half, which alone
-/// the stage before waits for, and a weight half that fills what would be waits.  A weight half still to come counts as live, since it
-/// holds as much as a forward's activations (StageModel::backward_input), so the bound above holds.  Halves that follow each other directly
-/// are one backward; weight halves come in the order of their input halves.  Orders that gain nothing by halves keep whole backwards.
-/// Errors: k < 1, stages < 1, a group without micro-batches.
+/// searched (`search` orders at most, fewer of very many micro-batches; a function of the arguments alone), the shortest step wins; 1 keeps
+/// the given order. `split`: the zero-bubble variant (Qi et al. 2024, ZB-H1, for any lengths and dependent chunks).  Backward is an input
+/// half, which alone the stage before waits for, and a weight half that fills what would be waits.  A weight half still to come counts as
+/// live, since it holds as much as a forward's activations (StageModel::backward_input), so the bound above holds.  Halves that follow each
+/// other directly are one backward; weight halves come in the order of their input halves.  Orders that gain nothing by halves keep whole
+/// backwards. Errors: k < 1, stages < 1, a group without micro-batches.
 Schedule state_aware_schedule(const ChunkGroups& groups, int stages, int k, const ScheduleCosts& costs, int search = 64, bool split = false);
 
 /// Every forward in order, nothing else: evaluation.
@@ -71,5 +71,7 @@ Schedule with_offload(const Schedule& schedule);
 
 /// The Schedule of one data-parallel rank's list.  Error: unknown name, and those above.
 Schedule plan_schedule(const std::vector<MicroBatch>& list, const PipelineOptions& options);
+/// The same against other costs than the stated ones, such as measured times: what state-aware schedules are built by.
+Schedule plan_schedule(const std::vector<MicroBatch>& list, const PipelineOptions& options, const ScheduleCosts& costs);
 
 }  // namespace ballast

@@ -210,6 +210,9 @@ class ListScheduler {
   std::vector<State> state_;
 };
 
+/// List entries that a search may form before it keeps what it has: below a second on one core, whatever the batch.
+constexpr std::int64_t kMostEntries = 4'000'000;
+
 /// Seconds that no schedule can beat: some stage waits for its first input, works without a pause, and its last gradient goes home.
 double least_time(const ChunkGroups& groups, int stages, int k, const ScheduleCosts& costs, bool split) {
   const std::vector<Item> items = forward_order(groups);
@@ -243,12 +246,15 @@ Schedule state_aware_schedule(const ChunkGroups& groups, int stages, int k, cons
     for (const auto& [recompute_first, early] : {std::pair{true, true}, {true, false}, {false, true}, {false, false}})
       if ((split || weights == Weights::whole) && (again || (recompute_first && early))) rules.push_back({recompute_first, early, weights});
   int tried = 0;
-  const auto good_enough = [&] { return best.end_s <= least * (1 + 1e-12) || tried >= std::max(1, search); };
+  std::int64_t size = 0, entries = 0;
+  for (const auto& group : groups) size += static_cast<std::int64_t>(group.size());
+  const auto good_enough = [&] { return best.end_s <= least * (1 + 1e-12) || tried >= std::max(1, search) || entries > kMostEntries; };
   const auto attempt = [&](const std::vector<std::size_t>& order) {
     ChunkGroups ordered;
     for (std::size_t g : order) ordered.push_back(groups[g]);
     bool better = false;
     for (const ListScheduler::Rules& r : rules) {
+      entries += (split ? 3 : 2) * size * stages;
       if (Built built = ListScheduler(ordered, stages, k, costs, r).run(); built.end_s < best.end_s) {
         best = std::move(built);
         better = true;

@@ -61,7 +61,7 @@ class UlyssesWithOthers(Hbp):
 class SamplesBeyondGroups(Hbp):
     def test_are_refused_before_the_first_step_on_every_rank(self):
         done = self.run_ballast(2, "train", self.deck(dp=2, steps=50), "batching.method=hbp", "batching.groups=[80,160]", "-d", self.out("run"), status=1)
-        self.assertRegex(done.stderr, r"^ballast: [1-9]\d* of \d+ samples have more tokens than the longest group's 160 \(batching.groups\), the longest 300; add a group")
+        self.assertRegex(done.stderr, r"(?m)^ballast: [1-9]\d* of \d+ samples have more tokens than the longest group's 160 \(batching.groups\), the longest 300; add a group")
         self.assertNotIn("step=", done.stdout)
         self.run_ballast(2, "train", self.deck(dp=2, steps=1), "batching.method=hbp", "batching.groups=[80,160]", "batching.long=split", "-d", self.out("split"))
 

@@ -2,9 +2,11 @@
 import glob
 import json
 import os
+import shutil
+import subprocess
 import unittest
 
-from runs import RunCase
+from runs import BALLAST, RunCase
 
 SHAPE = ["model.layers=4", "model.tied_embedding=true", "run.precision=fp64"]
 
@@ -97,6 +99,38 @@ class Pipelines(RunCase):
                         self.assertLess(first, 0.95 * again, "the first forward skips the head")
                         shorter += 1
         self.assertGreater(shorter, 0)
+
+    def test_ranks_with_unlike_tables_build_one_schedule(self):
+        # The table stands in for a processor whose logarithms round otherwise: every rank reads one of its own, from its own folder.
+        import h5py
+        for name, words in (("table", 4096), ("slow", 65536)):  # the head's share differs
+            self.run_ballast(2, "profile", self.deck(dp=1, steps=2), "-d", self.out(name), "mesh.pp=2", "profile.lengths=[8,64,128]", "profile.prefixes=[64]", "profile.repeats=3",
+                             "profile.held_out=0", "profile.repair_limit=100", "profile.largest_message=65536", "model.layers=2", f"model.vocabulary={words}")
+
+        def schedules(name, slow):
+            """Text of the run's schedules, the same on all ranks; those in `slow` read the other table."""
+            places, run = self.out(name + "-places"), self.out(name)
+            for rank in range(4):
+                os.makedirs(os.path.join(places, str(rank)))
+                shutil.copy(os.path.join(self.out("slow" if rank in slow else "table"), "profile.h5"), os.path.join(places, str(rank), "table.h5"))
+            command = self.command(4, "train", self.deck(dp=1, cp_inner=2, steps=3), "-d", run, "mesh.pp=2", "batching.method=chunkflow", "chunk.tokens=64", "chunk.k=1", "pipeline.schedule=zero_bubble",
+                                   "profile.table=table.h5", "profile.repair_limit=100", "profile.allow_mismatch=true", "model.layers=2", "model.vocabulary=4096")
+            at = command.index(BALLAST)
+            command[at:at] = ["sh", "-c", 'cd "$0/$PMI_RANK" && exec "$@"', places]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+            self.assertEqual(done.returncode, 0, done.stdout[-3000:] + done.stderr[-3000:])
+            self.assertIn("predicted_schedule_s", self.steps(run)[0], "the table was not taken")
+            texts = []
+            for rank in range(4):
+                with h5py.File(os.path.join(run, "trace", f"trace_{rank:05}.h5"), "r") as f:
+                    counts, text = f["rows"][()], bytes(f["plan_text"][()])
+                    texts.append([text[p["begin"]:][: p["bytes"]] for p in f["plans"][: counts["plans"]] if p["kind"] == b"schedule"])
+            self.assertEqual(len({str(t) for t in texts}), 1, "ranks walked different schedules")
+            return texts[0]
+
+        plain = schedules("plain", ())
+        self.assertTrue(plain != schedules("other", (0, 1, 2, 3)), "both tables give the same schedules: nothing is tested")
+        self.assertTrue(plain == schedules("mixed", (1, 2, 3)), "the first rank's times should count")
 
     def test_chunks_train_like_packs_and_put_their_state_away(self):
         reference = None
