@@ -67,6 +67,7 @@ BenchResult run(const Deck& deck, const BenchSettings& settings) {
                       rate / peak, memory_gib, loss);
   text += fmt::format("# TFLOP/s: 6 FLOPs a weight of every matrix product and token, 12 D a visible pair and query head; recomputation does not count.  mfu: of {:.3g} TFLOP/s dense{}\n",
                       peak * 1e-12, session.options.attention.sparse() ? "; pairs that sparse attention leaves out count too, so it can pass 1" : "");
+  for (const std::string& note : step.table_notes()) text += "# profile: " + note + "\n";
   nlohmann::ordered_json json{{"benchmark", "step"}, {"ranks", world.size()}, {"device", session.device.description()}, {"tokens_per_step", tokens / steps}};
   json.update(to_json(timing));
   json["steps_s"] = in_order;  // cases of one deck have the same samples in the same steps

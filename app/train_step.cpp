@@ -25,7 +25,7 @@ TrainStep::TrainStep(Session& session, ShardedOptimizer& optimizer)
   try {
     times_.emplace(session.deck, table_notes_);
   } catch (const Error& e) {  // the table may serve others and lack what schedules need
-    table_notes_.push_back(fmt::format("schedules are not predicted: {}", e.what()));
+    table_notes_.push_back(fmt::format("schedules are neither predicted nor built by the table: {}", e.what()));
   }
   if (session.mesh.world.all_reduce(std::int64_t{times_.has_value()}, Reduction::min) == 0) times_.reset();
 }
