@@ -25,17 +25,21 @@ constexpr const char* kWeight = ".weight";
 
 /// "....q_proj" of "....q_proj.weight".
 std::string module_of(const std::string& parameter) {
-  return parameter.ends_with(kWeight) ? parameter.substr(0, parameter.size() - std::char_traits<char>::length(kWeight)) : parameter;
+  return parameter.ends_with(kWeight)
+             ? parameter.substr(0, parameter.size() - std::char_traits<char>::length(kWeight))
+             : parameter;
 }
 
 }  // namespace
 
-MasterWeights::MasterWeights(const std::string& path, const std::vector<Parameter>& table) : file_(path, false) {
+MasterWeights::MasterWeights(const std::string& path, const std::vector<Parameter>& table)
+    : file_(path, false) {
   for (const CheckpointDataset& d : file_.datasets())
     if (d.field == "master") datasets_.emplace(d.parameter, d);
   for (const Parameter& p : table) {
     const auto at = datasets_.find(p.name);
-    require(at != datasets_.end() && at->second.shape == p.shape, "{}: has no parameter {} of shape {}, which the model of its deck needs", path, p.name,
+    require(at != datasets_.end() && at->second.shape == p.shape,
+            "{}: has no parameter {} of shape {}, which the model of its deck needs", path, p.name,
             to_string(p.shape));
   }
 }
@@ -67,14 +71,21 @@ WeightReader base_weights(const Deck& deck, const ModelShape& with_adapters) {
       std::copy(values, values + out.size(), out.begin());
     };
   }
-  require(std::filesystem::is_directory(folder), "model.weights = \"{}\": no such folder; the weights beside which these adapters were trained are merged from it", folder);
+  require(std::filesystem::is_directory(folder),
+          "model.weights = \"{}\": no such folder; the weights beside which these adapters were "
+          "trained are merged from it",
+          folder);
   auto source = std::make_shared<Safetensors>(folder);
   for (const Parameter& p : parameter_table(shape))
-    require(source->contains(p.name) && source->entry(p.name).shape == p.shape, "{}: has no tensor {} of shape {}", folder, p.name, to_string(p.shape));
-  return [source](const Parameter& p, std::int64_t begin, std::span<float> out) { source->read(p.name, begin, out); };
+    require(source->contains(p.name) && source->entry(p.name).shape == p.shape,
+            "{}: has no tensor {} of shape {}", folder, p.name, to_string(p.shape));
+  return [source](const Parameter& p, std::int64_t begin, std::span<float> out) {
+    source->read(p.name, begin, out);
+  };
 }
 
-WeightReader merged_weights(const std::string& checkpoint, const ModelShape& shape, WeightReader base) {
+WeightReader merged_weights(const std::string& checkpoint, const ModelShape& shape,
+                            WeightReader base) {
   struct Pair {
     std::vector<float> a, b;  // of one matrix, read when its first element is asked for
   };
@@ -88,21 +99,26 @@ WeightReader merged_weights(const std::string& checkpoint, const ModelShape& sha
   return [=](const Parameter& p, std::int64_t begin, std::span<float> out) {
     base(p, begin, out);
     const std::string module = module_of(p.name);
-    const auto a = by_name.find(module + ".lora_A.weight"), b = by_name.find(module + ".lora_B.weight");
+    const auto a = by_name.find(module + ".lora_A.weight"),
+               b = by_name.find(module + ".lora_B.weight");
     if (a == by_name.end()) return;
-    if (held->first != module) *held = {module, {masters->read(a->second), masters->read(b->second)}};
+    if (held->first != module)
+      *held = {module, {masters->read(a->second), masters->read(b->second)}};
     const std::int64_t in = p.shape[1];
     for (std::size_t i = 0; i < out.size(); ++i) {
-      const std::int64_t row = (begin + static_cast<std::int64_t>(i)) / in, column = (begin + static_cast<std::int64_t>(i)) % in;
+      const std::int64_t row = (begin + static_cast<std::int64_t>(i)) / in,
+                         column = (begin + static_cast<std::int64_t>(i)) % in;
       double sum = 0;
       for (std::int64_t r = 0; r < rank; ++r)
-        sum += static_cast<double>(held->second.b[static_cast<std::size_t>(row * rank + r)]) * static_cast<double>(held->second.a[static_cast<std::size_t>(r * in + column)]);
+        sum += static_cast<double>(held->second.b[static_cast<std::size_t>(row * rank + r)]) *
+               static_cast<double>(held->second.a[static_cast<std::size_t>(r * in + column)]);
       out[i] = static_cast<float>(static_cast<double>(out[i]) + scale * sum);
     }
   };
 }
 
-void write_peft(const std::string& dir, const std::string& checkpoint, const Deck& deck, const ModelShape& shape, const std::string& dtype) {
+void write_peft(const std::string& dir, const std::string& checkpoint, const Deck& deck,
+                const ModelShape& shape, const std::string& dtype) {
   namespace fs = std::filesystem;
   std::error_code error;
   fs::create_directories(dir, error);
@@ -117,7 +133,8 @@ void write_peft(const std::string& dir, const std::string& checkpoint, const Dec
   for (const Parameter& p : adapters) writer.append(masters.read(p));
   writer.finish();
   auto modules = nlohmann::ordered_json::array();
-  for (const std::string& projection : shape.lora.projections) modules.push_back(projection + "_proj");
+  for (const std::string& projection : shape.lora.projections)
+    modules.push_back(projection + "_proj");
   const nlohmann::ordered_json json{{"peft_type", "LORA"},
                                     {"task_type", "CAUSAL_LM"},
                                     {"base_model_name_or_path", deck.text("model.weights")},

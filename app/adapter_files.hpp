@@ -1,4 +1,5 @@
-// What `ballast export` makes of a checkpoint with adapters: whole weights with the adapters merged in, or a PEFT folder of the adapters alone.
+// What `ballast export` makes of a checkpoint with adapters: whole weights with the adapters merged
+// in, or a PEFT folder of the adapters alone.
 #pragma once
 #include <functional>
 #include <map>
@@ -28,16 +29,21 @@ class MasterWeights {
 };
 
 /// Elements [begin, begin + out.size()) of a parameter.
-using WeightReader = std::function<void(const Parameter&, std::int64_t begin, std::span<float> out)>;
+using WeightReader =
+    std::function<void(const Parameter&, std::int64_t begin, std::span<float> out)>;
 
-/// The frozen weights of a deck: from model.weights, or the initial values.  Errors: the folder is missing or does not fit.
+/// The frozen weights of a deck: from model.weights, or the initial values.  Errors: the folder is
+/// missing or does not fit.
 WeightReader base_weights(const Deck& deck, const ModelShape& shape);
 
 /// W + alpha / rank B A for every matrix with an adapter in the checkpoint, the base elsewhere.
-WeightReader merged_weights(const std::string& checkpoint, const ModelShape& shape, WeightReader base);
+WeightReader merged_weights(const std::string& checkpoint, const ModelShape& shape,
+                            WeightReader base);
 
-/// Writes DIR/adapter_config.json and adapter_model.safetensors under PEFT's names (base_model.model.MODULE.lora_A.weight).  dtype: F32 or BF16.
-/// Refuses a folder that holds adapters already.
-void write_peft(const std::string& dir, const std::string& checkpoint, const Deck& deck, const ModelShape& shape, const std::string& dtype);
+/// Writes DIR/adapter_config.json and adapter_model.safetensors under PEFT's names
+/// (base_model.model.MODULE.lora_A.weight).  dtype: F32 or BF16. Refuses a folder that holds
+/// adapters already.
+void write_peft(const std::string& dir, const std::string& checkpoint, const Deck& deck,
+                const ModelShape& shape, const std::string& dtype);
 
 }  // namespace ballast

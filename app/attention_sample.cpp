@@ -11,16 +11,19 @@
 
 namespace ballast {
 
-Tensor attention_values(std::uint64_t seed, const char* what, std::int64_t tokens, std::int64_t heads, std::int64_t head_dim, DType type,
+Tensor attention_values(std::uint64_t seed, const char* what, std::int64_t tokens,
+                        std::int64_t heads, std::int64_t head_dim, DType type,
                         const std::function<std::int64_t(std::int64_t)>& token) {
   Tensor t = Tensor::empty({tokens, heads, head_dim}, type);
-  const std::int64_t width = heads * head_dim, draws = (width + 3) / 4;  // a draw is four values of 16 bits
+  const std::int64_t width = heads * head_dim,
+                     draws = (width + 3) / 4;  // a draw is four values of 16 bits
   const std::uint64_t stream = stream_of(what);
   const double unit = std::sqrt(3.0) / (1 << 15);
   for (std::int64_t i = 0; i < tokens; ++i) {
     const std::int64_t first = token(i) * draws;
     for (std::int64_t x = 0; x < width; x += 4) {
-      const std::uint64_t bits = random_bits(seed, stream, static_cast<std::uint64_t>(first + x / 4));
+      const std::uint64_t bits =
+          random_bits(seed, stream, static_cast<std::uint64_t>(first + x / 4));
       for (std::int64_t lane = 0; lane < std::min<std::int64_t>(4, width - x); ++lane)
         set_element(t, i * width + x + lane, static_cast<std::int16_t>(bits >> (16 * lane)) * unit);
     }
@@ -62,9 +65,11 @@ class Relative {
   double difference_ = 0, size_ = 0;
 };
 
-std::span<const BlockRun> runs_of(const AttentionIndex& index, std::int64_t head, std::int64_t query) {
+std::span<const BlockRun> runs_of(const AttentionIndex& index, std::int64_t head,
+                                  std::int64_t query) {
   const std::int64_t list = (index.index_heads == 1 ? 0 : head) * index.q_blocks() + query / kBlock;
-  return {index.runs.data() + index.run_offset[list], index.runs.data() + index.run_offset[list + 1]};
+  return {index.runs.data() + index.run_offset[list],
+          index.runs.data() + index.run_offset[list + 1]};
 }
 
 }  // namespace
@@ -76,7 +81,8 @@ double AttentionErrors::worst() const {
 }
 
 std::string to_string(const AttentionErrors& e) {
-  return fmt::format("o {:.1e}  lse {:.1e}  dq {:.1e}  dk {:.1e}  dv {:.1e}", e.o, e.lse, e.dq, e.dk, e.dv);
+  return fmt::format("o {:.1e}  lse {:.1e}  dq {:.1e}  dk {:.1e}  dv {:.1e}", e.o, e.lse, e.dq,
+                     e.dk, e.dv);
 }
 
 AttentionErrors sampled_errors(const AttentionRun& run, std::int64_t samples, std::uint64_t seed) {
@@ -84,8 +90,9 @@ AttentionErrors sampled_errors(const AttentionRun& run, std::int64_t samples, st
   require(index.row_masks.empty() && !index.has_bars(), "the sampled reference knows runs only");
   const std::int64_t n = run.q.size(0), heads = run.q.size(1), group = heads / run.k.size(1);
   const auto draw = [&](const char* what, std::int64_t sample, std::int64_t below) {
-    return static_cast<std::int64_t>(random_bits(seed, stream_of(what), static_cast<std::uint64_t>(sample)) %
-                                     static_cast<std::uint64_t>(below));
+    return static_cast<std::int64_t>(
+        random_bits(seed, stream_of(what), static_cast<std::uint64_t>(sample)) %
+        static_cast<std::uint64_t>(below));
   };
   Relative o, dq, dk, dv;
   AttentionErrors errors;
@@ -129,7 +136,8 @@ AttentionErrors sampled_errors(const AttentionRun& run, std::int64_t samples, st
     errors.lse = larger(off, errors.lse);
   }
   for (std::int64_t s = 0; s < (samples + 3) / 4; ++s) {
-    const std::int64_t j = draw("sample key", s, run.k.size(0)), kv = draw("sample key head", s, run.k.size(1));
+    const std::int64_t j = draw("sample key", s, run.k.size(0)),
+                       kv = draw("sample key head", s, run.k.size(1));
     read(run.k, j, kv, k);
     read(run.v, j, kv, v);
     gradient.assign(k.size(), 0);
@@ -138,7 +146,9 @@ AttentionErrors sampled_errors(const AttentionRun& run, std::int64_t samples, st
       if (j < index.key_begin[i] || j >= index.key_end[i]) continue;
       for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
         const auto runs = runs_of(index, h, i);
-        if (std::none_of(runs.begin(), runs.end(), [&](const BlockRun& r) { return j / kBlock >= r.first && j / kBlock < r.last; }))
+        if (std::none_of(runs.begin(), runs.end(), [&](const BlockRun& r) {
+              return j / kBlock >= r.first && j / kBlock < r.last;
+            }))
           continue;
         read(run.q, i, h, q);
         read(run.d_o, i, h, d_o);

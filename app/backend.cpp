@@ -26,7 +26,9 @@ BackendChoice choose_backend(const Deck& deck, const Communicator& world) {
   const std::vector<std::string> reasons = world.all_gather(here ? std::string() : why);
   for (std::size_t r = 0; r < reasons.size(); ++r)
     if (!reasons[r].empty()) {
-      choice.note = fmt::format("run.backend = \"cuda\": rank {} has no GPU ({}); all ranks use the host backend", r, reasons[r]);
+      choice.note = fmt::format(
+          "run.backend = \"cuda\": rank {} has no GPU ({}); all ranks use the host backend", r,
+          reasons[r]);
       return choice;
     }
 #ifdef BALLAST_HAVE_CUDA

@@ -1,4 +1,5 @@
-// Backend of a run: device, clock and compute dtype, chosen by the deck and by what this machine has.
+// Backend of a run: device, clock and compute dtype, chosen by the deck and by what this machine
+// has.
 #pragma once
 #include <memory>
 #include <string>
@@ -20,8 +21,9 @@ struct BackendChoice {
   std::unique_ptr<Clock> owned_clock;
 };
 
-/// run.backend = "cuda" takes the GPU of this rank's number on its machine on every rank, or, when any rank has none, the host on all of them with
-/// `note` saying why.  More ranks than GPUs on a machine share them, and `note` says so.  Collective.
+/// run.backend = "cuda" takes the GPU of this rank's number on its machine on every rank, or, when
+/// any rank has none, the host on all of them with `note` saying why.  More ranks than GPUs on a
+/// machine share them, and `note` says so.  Collective.
 BackendChoice choose_backend(const Deck& deck, const Communicator& world);
 
 }  // namespace ballast

@@ -32,7 +32,8 @@ BenchSettings::BenchSettings(std::vector<Setting> known, const std::vector<std::
       wrong += fmt::format("\n  \"{}\" is not key=value", word);
     } else if (!values_.count(key)) {
       const std::string near = nearest_name(key, names);
-      wrong += fmt::format("\n  \"{}\" is unknown{}", key, near.empty() ? "" : fmt::format("; did you mean \"{}\"?", near));
+      wrong += fmt::format("\n  \"{}\" is unknown{}", key,
+                           near.empty() ? "" : fmt::format("; did you mean \"{}\"?", near));
     } else {
       values_[key] = word.substr(equals + 1);
     }
@@ -42,7 +43,8 @@ BenchSettings::BenchSettings(std::vector<Setting> known, const std::vector<std::
   for (const auto& setting : known)
     wrong += fmt::format("\n  {:<10} {} (default: {})", setting.key, setting.meaning,
                          setting.default_value.empty() ? "none" : setting.default_value);
-  throw Error("bench settings:" + wrong + "\nwith a deck, words with a dot (block.key=value) override deck keys");
+  throw Error("bench settings:" + wrong +
+              "\nwith a deck, words with a dot (block.key=value) override deck keys");
 }
 
 const std::string& BenchSettings::text(const std::string& key) const { return values_.at(key); }
@@ -52,7 +54,8 @@ template <class T>
 T number(const std::string& key, const std::string& text, const char* what) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  require(error == std::errc{} && end == text.data() + text.size(), "bench setting {}={} is not {}", key, text, what);
+  require(error == std::errc{} && end == text.data() + text.size(), "bench setting {}={} is not {}",
+          key, text, what);
   return value;
 }
 }  // namespace
@@ -65,27 +68,32 @@ std::int64_t BenchSettings::integer(const std::string& key, std::int64_t minimum
 
 double BenchSettings::real(const std::string& key, double minimum, double maximum) const {
   const auto value = number<double>(key, text(key), "a number");
-  require(value >= minimum && value <= maximum, "bench setting {}={} must lie in [{}, {}]", key, value, minimum, maximum);
+  require(value >= minimum && value <= maximum, "bench setting {}={} must lie in [{}, {}]", key,
+          value, minimum, maximum);
   return value;
 }
 
 bool BenchSettings::boolean(const std::string& key) const {
-  require(text(key) == "true" || text(key) == "false", "bench setting {}={} must be true or false", key, text(key));
+  require(text(key) == "true" || text(key) == "false", "bench setting {}={} must be true or false",
+          key, text(key));
   return text(key) == "true";
 }
 
 DType BenchSettings::float_type(Space space) const {
   const std::string& type = text("dtype");
   if (space == Space::cuda) {
-    require(type.empty() || type == "bf16", "bench setting dtype={}: backend=cuda computes in bf16", type);
+    require(type.empty() || type == "bf16", "bench setting dtype={}: backend=cuda computes in bf16",
+            type);
     return DType::bf16;
   }
-  require(type.empty() || type == "f32" || type == "f64", "bench setting dtype={} must be f32 or f64 on the host", type);
+  require(type.empty() || type == "f32" || type == "f64",
+          "bench setting dtype={} must be f32 or f64 on the host", type);
   return type == "f64" ? DType::f64 : DType::f32;
 }
 
 std::uint64_t BenchSettings::seed() const {
-  if (text("seed").empty()) return static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
+  if (text("seed").empty())
+    return static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
   return static_cast<std::uint64_t>(integer("seed", 0));
 }
 
@@ -95,21 +103,26 @@ nlohmann::ordered_json to_json(const Timing& timing) {
 
 BenchDevice::BenchDevice(const BenchSettings& settings) : device_(&host_device()) {
   const std::string& backend = settings.text("backend");
-  require(backend == "host" || backend == "cuda", "bench setting backend={} must be host or cuda", backend);
+  require(backend == "host" || backend == "cuda", "bench setting backend={} must be host or cuda",
+          backend);
   if (backend == "host") return;
 #ifdef BALLAST_HAVE_CUDA
   std::string why;
-  require(cuda::device_count(why) > 0, "bench setting backend=cuda: no GPU here ({}); backend=host measures the host", why);
+  require(cuda::device_count(why) > 0,
+          "bench setting backend=cuda: no GPU here ({}); backend=host measures the host", why);
   const Communicator machine = Communicator::world().split_by_machine();
   owned_ = std::make_unique<cuda::CudaDevice>(machine.rank());
 #ifdef BALLAST_HAVE_NCCL
-  const std::string shared = NcclGroup::let_ranks_share_gpus(Communicator::world(), machine, cuda::device_count(why));
+  const std::string shared =
+      NcclGroup::let_ranks_share_gpus(Communicator::world(), machine, cuda::device_count(why));
   if (!shared.empty() && Communicator::world().rank() == 0) fmt::print("# {}\n", shared);
 #endif
   device_ = owned_.get();
   set_cuda_device(device_);
 #else
-  fail("bench setting backend=cuda: this program was built without CUDA; rebuild where nvcc is found, or use backend=host");
+  fail(
+      "bench setting backend=cuda: this program was built without CUDA; rebuild where nvcc is "
+      "found, or use backend=host");
 #endif
 }
 
@@ -117,7 +130,8 @@ BenchDevice::~BenchDevice() {
   if (owned_) set_cuda_device(nullptr);
 }
 
-std::vector<Timing> BenchDevice::time_in_turn(std::int64_t repeats, const std::vector<std::function<void()>>& work) const {
+std::vector<Timing> BenchDevice::time_in_turn(
+    std::int64_t repeats, const std::vector<std::function<void()>>& work) const {
   for (const auto& piece : work) piece();
   device_->synchronize();
   Clock* clock = &host_clock();
@@ -144,7 +158,9 @@ std::vector<Timing> BenchDevice::time_in_turn(std::int64_t repeats, const std::v
 
 namespace {
 
-std::vector<Benchmark> benchmarks() { return {attention_benchmark(), gemm_benchmark(), ring_benchmark(), step_benchmark()}; }
+std::vector<Benchmark> benchmarks() {
+  return {attention_benchmark(), gemm_benchmark(), ring_benchmark(), step_benchmark()};
+}
 
 Benchmark find_benchmark(const std::string& name) {
   std::string list;
@@ -155,7 +171,8 @@ Benchmark find_benchmark(const std::string& name) {
     names.push_back(benchmark.name);
   }
   const std::string near = nearest_name(name, names);
-  fail("bench {} is unknown{}; benchmarks are:{}", name, near.empty() ? "" : fmt::format("; did you mean \"{}\"?", near), list);
+  fail("bench {} is unknown{}; benchmarks are:{}", name,
+       near.empty() ? "" : fmt::format("; did you mean \"{}\"?", near), list);
 }
 
 struct BenchCase {
@@ -164,14 +181,19 @@ struct BenchCase {
   BenchSettings settings;
 };
 
-/// Settings for every case of the deck, or for the one case without a deck.  Words with a dot belong to the deck.
+/// Settings for every case of the deck, or for the one case without a deck.  Words with a dot
+/// belong to the deck.
 std::vector<BenchCase> cases_of(const Benchmark& benchmark, const CommandLine& line) {
   CommandLine deck_line = line;
   deck_line.overrides.clear();
   std::vector<std::string> words;
   for (const auto& word : line.overrides)
-    (word.substr(0, word.find('=')).find('.') == std::string::npos || line.deck_file.empty() ? words : deck_line.overrides).push_back(word);
-  require(!benchmark.run_deck || !line.deck_file.empty(), "bench {} needs a deck: ballast bench {} DECK", benchmark.name, benchmark.name);
+    (word.substr(0, word.find('=')).find('.') == std::string::npos || line.deck_file.empty()
+         ? words
+         : deck_line.overrides)
+        .push_back(word);
+  require(!benchmark.run_deck || !line.deck_file.empty(),
+          "bench {} needs a deck: ballast bench {} DECK", benchmark.name, benchmark.name);
   if (line.deck_file.empty()) return {{"", std::nullopt, BenchSettings(benchmark.settings, words)}};
   std::vector<BenchCase> cases;
   for (const Deck& deck : deck_line.decks({.model = true, .data = benchmark.run_deck != nullptr})) {
@@ -194,7 +216,8 @@ std::vector<BenchCase> cases_of(const Benchmark& benchmark, const CommandLine& l
 }  // namespace
 
 int bench_command(const CommandLine& line) {
-  // Every rank measures, so that with several of them the figures are those of a shared machine; rank 0 speaks.
+  // Every rank measures, so that with several of them the figures are those of a shared machine;
+  // rank 0 speaks.
   const Communicator world = Communicator::world();
   Benchmark benchmark;
   std::vector<BenchCase> cases;
@@ -217,7 +240,8 @@ int bench_command(const CommandLine& line) {
       problem = e.what();
     }
     check_all(world, problem.empty(), problem);
-    if (world.rank() == 0) fmt::print("{}{}", name.empty() ? "" : fmt::format("case {}: ", name), result.text);
+    if (world.rank() == 0)
+      fmt::print("{}{}", name.empty() ? "" : fmt::format("case {}: ", name), result.text);
     if (name.empty()) {
       json = result.json;
     } else {

@@ -15,7 +15,8 @@
 
 namespace ballast {
 
-/// Settings of a benchmark: key=value words over defaults.  The default fixes the type of a setting.
+/// Settings of a benchmark: key=value words over defaults.  The default fixes the type of a
+/// setting.
 class BenchSettings {
  public:
   struct Setting {
@@ -24,7 +25,8 @@ class BenchSettings {
   /// Throws Error that lists all unknown keys with the nearest known name.
   BenchSettings(std::vector<Setting> known, const std::vector<std::string>& words);
   const std::string& text(const std::string& key) const;
-  std::int64_t integer(const std::string& key, std::int64_t minimum = 1) const;  ///< throws Error when it is no integer or too small
+  std::int64_t integer(const std::string& key, std::int64_t minimum = 1)
+      const;  ///< throws Error when it is no integer or too small
   double real(const std::string& key, double minimum, double maximum) const;
   bool boolean(const std::string& key) const;
   /// Setting "dtype": f32 (when empty) or f64 on the host, bf16 on a GPU.
@@ -42,7 +44,8 @@ struct BenchResult {
 };
 struct Benchmark {
   std::string name, meaning;
-  std::vector<BenchSettings::Setting> settings;  ///< heads, backend and ring follow the deck when one is given
+  std::vector<BenchSettings::Setting>
+      settings;  ///< heads, backend and ring follow the deck when one is given
   std::function<BenchResult(const BenchSettings&)> run;
   /// Instead of `run`, for what needs a whole deck (model, mesh, data); collective over all ranks.
   std::function<BenchResult(const Deck&, const BenchSettings&)> run_deck = nullptr;
@@ -58,8 +61,8 @@ struct Timing {
 };
 nlohmann::ordered_json to_json(const Timing& timing);
 
-/// Where a benchmark runs, by setting "backend": the host, or the GPU of this rank's local number.  Throws Error with the reason where
-/// there is none.  Collective over all ranks.
+/// Where a benchmark runs, by setting "backend": the host, or the GPU of this rank's local number.
+/// Throws Error with the reason where there is none.  Collective over all ranks.
 class BenchDevice {
  public:
   explicit BenchDevice(const BenchSettings& settings);
@@ -68,19 +71,22 @@ class BenchDevice {
   BenchDevice& operator=(const BenchDevice&) = delete;
   Device& device() const { return *device_; }
   bool cuda() const { return device_->space() == Space::cuda; }
-  /// Runs all pieces in turn, `repeats` times after one round that does not count, so that a drifting clock or a busy machine meets all of
-  /// them alike.  Times are the GPU's own there.
-  std::vector<Timing> time_in_turn(std::int64_t repeats, const std::vector<std::function<void()>>& work) const;
+  /// Runs all pieces in turn, `repeats` times after one round that does not count, so that a
+  /// drifting clock or a busy machine meets all of them alike.  Times are the GPU's own there.
+  std::vector<Timing> time_in_turn(std::int64_t repeats,
+                                   const std::vector<std::function<void()>>& work) const;
 
  private:
   Device* device_;
   std::unique_ptr<Device> owned_;
 };
 
-/// c = a b: a [m, k], b [k, n], c [m, n].  By BLAS on the host (f32, f64), by cuBLASLt on the GPU (bf16).
+/// c = a b: a [m, k], b [k, n], c [m, n].  By BLAS on the host (f32, f64), by cuBLASLt on the GPU
+/// (bf16).
 void matrix_product(const Tensor& a, const Tensor& b, Tensor& c);
 /// [rows, columns] on `device`, uniform in [-0.5, 0.5), drawn in steps of 2^-8 for bf16.
-Tensor random_matrix(std::int64_t rows, std::int64_t columns, DType type, std::uint64_t seed, Device& device = host_device());
+Tensor random_matrix(std::int64_t rows, std::int64_t columns, DType type, std::uint64_t seed,
+                     Device& device = host_device());
 
 /// The larger of two errors; a NaN wins and stays.
 inline double larger(double a, double b) { return a > b || std::isnan(a) ? a : b; }

@@ -7,7 +7,9 @@
 
 namespace ballast {
 
-bool BudgetTuning::wanted(const Deck& deck) { return deck.boolean("dst.enabled") || deck.text("batching.method") == "sab"; }
+bool BudgetTuning::wanted(const Deck& deck) {
+  return deck.boolean("dst.enabled") || deck.text("batching.method") == "sab";
+}
 
 BudgetTuning::BudgetTuning(const Deck& deck, const Device* device)
     : tune_(deck.boolean("dst.enabled")),
@@ -46,7 +48,8 @@ std::vector<double> BudgetTuning::bin_sums() const {
 }
 
 void BudgetTuning::end_step(std::span<const double> sums) {
-  averages_.update(sums.subspan(0, BudgetAverages::kBins), sums.subspan(BudgetAverages::kBins, BudgetAverages::kBins));
+  averages_.update(sums.subspan(0, BudgetAverages::kBins),
+                   sums.subspan(BudgetAverages::kBins, BudgetAverages::kBins));
 }
 
 BudgetTuning::Facts BudgetTuning::facts() const {
@@ -66,14 +69,15 @@ std::string BudgetTuning::describe() const {
   std::string text;
   for (const auto& [m, policy] : policies_)
     for (const DstPolicy::Choice& c : policy->choices())
-      text += fmt::format("micro_batch {} layer {} base {} budget {} coverage_loss {:.6f}\n", m, c.layer, options_.base_budget, c.budget,
-                          c.coverage_loss);
+      text += fmt::format("micro_batch {} layer {} base {} budget {} coverage_loss {:.6f}\n", m,
+                          c.layer, options_.base_budget, c.budget, c.coverage_loss);
   return text;
 }
 
 void predict_samples(const Deck& deck, BatchingOptions& batching) {
   if (batching.method != "sab") return;
-  batching.sample_cost = [tuning = std::make_shared<BudgetTuning>(deck, nullptr)](std::int64_t tokens) { return tuning->sample_cost(tokens); };
+  batching.sample_cost = [tuning = std::make_shared<BudgetTuning>(deck, nullptr)](
+                             std::int64_t tokens) { return tuning->sample_cost(tokens); };
 }
 
 }  // namespace ballast

@@ -35,10 +35,13 @@ double causal_pairs(std::int64_t begin, std::int64_t end) {
   return (e * (e + 1) - b * (b + 1)) / 2;
 }
 
-std::vector<ShardFacts> shard_facts(const RunOptions& options, std::int64_t tokens, std::vector<std::string>& notes) {
+std::vector<ShardFacts> shard_facts(const RunOptions& options, std::int64_t tokens,
+                                    std::vector<std::string>& notes) {
   const SequenceLayout layout = options.sequence_layout(tokens);
   const bool list = !deals_stripes(options.layout) || tokens / options.stripe <= kListedPieces;
-  if (!list) notes.push_back(fmt::format("pieces: {} stripes are not listed one by one", tokens / options.stripe));
+  if (!list)
+    notes.push_back(
+        fmt::format("pieces: {} stripes are not listed one by one", tokens / options.stripe));
   std::vector<ShardFacts> shards(static_cast<std::size_t>(options.mesh.cp()));
   for (std::size_t r = 0; r < shards.size(); ++r) {
     ShardFacts& shard = shards[r];
@@ -51,19 +54,27 @@ std::vector<ShardFacts> shard_facts(const RunOptions& options, std::int64_t toke
   return shards;
 }
 
-/// `micro_batches` of a step, all full, `most` at most; the first ones are the chunks of one sample of `longest` tokens.
-std::vector<MicroBatch> full_micro_batches(const CheckFacts& f, std::int64_t micro_batches, std::int64_t most, std::int64_t longest) {
+/// `micro_batches` of a step, all full, `most` at most; the first ones are the chunks of one sample
+/// of `longest` tokens.
+std::vector<MicroBatch> full_micro_batches(const CheckFacts& f, std::int64_t micro_batches,
+                                           std::int64_t most, std::int64_t longest) {
   std::vector<MicroBatch> list;
   const std::int64_t cut = std::min(longest, most * f.micro_batch_tokens);
-  for (std::int64_t begin = 0; begin < cut; begin += f.micro_batch_tokens) list.push_back({{{0, begin, std::min(cut, begin + f.micro_batch_tokens), 0}}});
-  for (std::int64_t m = static_cast<std::int64_t>(list.size()); m < std::min(micro_batches, most); ++m) list.push_back({{{m + 1, 0, f.micro_batch_tokens, 0}}});
+  for (std::int64_t begin = 0; begin < cut; begin += f.micro_batch_tokens)
+    list.push_back({{{0, begin, std::min(cut, begin + f.micro_batch_tokens), 0}}});
+  for (std::int64_t m = static_cast<std::int64_t>(list.size()); m < std::min(micro_batches, most);
+       ++m)
+    list.push_back({{{m + 1, 0, f.micro_batch_tokens, 0}}});
   return list;
 }
 
 nlohmann::ordered_json hop_json(const std::optional<RingHop>& hop) {
   if (!hop) return nullptr;
-  return {
-      {"to", hop->to}, {"from", hop->from}, {"send_shard", hop->send_shard}, {"recv_shard", hop->recv_shard}, {"complete", hop->complete}};
+  return {{"to", hop->to},
+          {"from", hop->from},
+          {"send_shard", hop->send_shard},
+          {"recv_shard", hop->recv_shard},
+          {"complete", hop->complete}};
 }
 
 nlohmann::ordered_json steps_json(const std::vector<RingStep>& steps) {
@@ -82,7 +93,8 @@ nlohmann::ordered_json steps_json(const std::vector<RingStep>& steps) {
 nlohmann::ordered_json memory_json(const MemoryEstimate& memory) {
   nlohmann::ordered_json out;
   for (int c = 0; c < kMemoryCategories; ++c)
-    out[fmt::format("{}_bytes", name(static_cast<MemoryCategory>(c)))] = memory.bytes[static_cast<std::size_t>(c)];
+    out[fmt::format("{}_bytes", name(static_cast<MemoryCategory>(c)))] =
+        memory.bytes[static_cast<std::size_t>(c)];
   out["total_bytes"] = memory.total();
   return out;
 }
@@ -90,7 +102,7 @@ nlohmann::ordered_json memory_json(const MemoryEstimate& memory) {
 /// What the largest micro-batch is, and who shares it.
 struct LargestMicroBatch {
   std::int64_t longest = 0;  ///< sample; 0: the deck does not say
-  PackGroup group;           ///< hbp: the group whose packs fill a rank most; else the whole micro-batch
+  PackGroup group;  ///< hbp: the group whose packs fill a rank most; else the whole micro-batch
   std::int64_t fullest = 0;  ///< tokens of the context-parallel rank that has most
   int sp = 1;                ///< ranks that share those
 };
@@ -100,33 +112,49 @@ LargestMicroBatch largest_micro_batch(const Deck& deck, CheckFacts& f) {
   LargestMicroBatch largest;
   std::int64_t& longest = largest.longest;
   longest = deck.integer("data.max_tokens");
-  if (deck.text("data.source") == "needle") longest = std::ranges::max(deck.get<std::vector<std::int64_t>>("data.needle_lengths"));
+  if (deck.text("data.source") == "needle")
+    longest = std::ranges::max(deck.get<std::vector<std::int64_t>>("data.needle_lengths"));
   // A sample longer than a pack gets a micro-batch of its own.
-  const bool packed = f.options.batching.method != "none", chunked = f.options.batching.method == "chunkflow";
+  const bool packed = f.options.batching.method != "none",
+             chunked = f.options.batching.method == "chunkflow";
   f.micro_batch_tokens = chunked ? f.options.batching.micro_batch_tokens
-                         : packed || longest == 0 ? std::max(f.options.batching.micro_batch_tokens, longest) : longest;
+                         : packed || longest == 0
+                             ? std::max(f.options.batching.micro_batch_tokens, longest)
+                             : longest;
   // A rank's part of a pack is what its group leaves it: the group with the fullest rank is shown.
   PackGroup& shown = largest.group;
   shown = {f.micro_batch_tokens, 1, -1};
   if (f.options.batching.method == "hbp") {
     shown = *std::max_element(f.options.batching.groups.begin(), f.options.batching.groups.end(),
-                              [](const PackGroup& a, const PackGroup& b) { return a.tokens * b.ranks < b.tokens * a.ranks; });
+                              [](const PackGroup& a, const PackGroup& b) {
+                                return a.tokens * b.ranks < b.tokens * a.ranks;
+                              });
     f.micro_batch_tokens = shown.tokens;
-    if (shown.ranks > 1) f.notes.push_back(fmt::format("a pack of {} tokens is shared by {} data-parallel ranks", shown.tokens, shown.ranks));
+    if (shown.ranks > 1)
+      f.notes.push_back(fmt::format("a pack of {} tokens is shared by {} data-parallel ranks",
+                                    shown.tokens, shown.ranks));
   }
-  if (longest == 0) f.notes.push_back("data.max_tokens = 0: a sample longer than the micro-batch shown here needs more memory");
+  if (longest == 0)
+    f.notes.push_back(
+        "data.max_tokens = 0: a sample longer than the micro-batch shown here needs more memory");
   const std::int64_t samples = deck.integer("batching.global_samples"), dp = f.options.mesh.dp,
-                     packs = (deck.integer("batching.global_tokens") + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
-  f.micro_batches = std::max<std::int64_t>(1, ((samples > 0 ? samples : packs) * shown.ranks + dp - 1) / dp);
+                     packs = (deck.integer("batching.global_tokens") + f.micro_batch_tokens - 1) /
+                             f.micro_batch_tokens;
+  f.micro_batches =
+      std::max<std::int64_t>(1, ((samples > 0 ? samples : packs) * shown.ranks + dp - 1) / dp);
   f.micro_batches_at_most = samples > 0 && packed;
   if (f.micro_batches_at_most)
-    f.notes.push_back("batching.global_samples: the number of micro-batches depends on the samples, here as if no two shared one; `ballast pack` counts them");
+    f.notes.push_back(
+        "batching.global_samples: the number of micro-batches depends on the samples, here as if "
+        "no two shared one; `ballast pack` counts them");
   largest.sp = f.options.mesh.sp * shown.ranks;
   return largest;
 }
 
-/// What decides the memory of stage `s`.  `local`: the model of a tensor-parallel rank; `waiting`: weight halves that wait at once.
-MemoryInputs memory_inputs(const Deck& deck, const CheckFacts& f, int s, const ModelShape& local, const LargestMicroBatch& largest, int waiting) {
+/// What decides the memory of stage `s`.  `local`: the model of a tensor-parallel rank; `waiting`:
+/// weight halves that wait at once.
+MemoryInputs memory_inputs(const Deck& deck, const CheckFacts& f, int s, const ModelShape& local,
+                           const LargestMicroBatch& largest, int waiting) {
   const StageFacts& stage = f.stages[static_cast<std::size_t>(s)];
   const MeshShape& mesh = f.options.mesh;
   const RecomputeOptions recompute = recompute_options(deck).with(largest.group.recompute_layers);
@@ -140,25 +168,35 @@ MemoryInputs memory_inputs(const Deck& deck, const CheckFacts& f, int s, const M
   in.last_stage = s + 1 == mesh.pp;
   in.tokens = (largest.fullest + largest.sp - 1) / largest.sp;
   const std::int64_t stage_layers = stage.layer_end - stage.layer_begin;
-  const std::int64_t whole = StageModel::activation_bytes(local, stage_layers, in.last_stage, in.tokens, f.type, recompute);
-  const std::int64_t half = StageModel::between_halves_bytes(local, stage_layers, in.tokens, f.type);
-  in.activation_bytes = stage.live_micro_batches * whole + waiting * std::max<std::int64_t>(0, half - whole);
+  const std::int64_t whole = StageModel::activation_bytes(local, stage_layers, in.last_stage,
+                                                          in.tokens, f.type, recompute);
+  const std::int64_t half =
+      StageModel::between_halves_bytes(local, stage_layers, in.tokens, f.type);
+  in.activation_bytes =
+      stage.live_micro_batches * whole + waiting * std::max<std::int64_t>(0, half - whole);
   const Keep kept = recompute.mode == Recompute::none        ? Keep::all
                     : recompute.mode == Recompute::selective ? Keep::selective
                                                              : Keep::input;
-  in.recomputed_bytes = Layer::kept_bytes(local, in.tokens, f.type, Keep::all) - Layer::kept_bytes(local, in.tokens, f.type, kept);
+  in.recomputed_bytes = Layer::kept_bytes(local, in.tokens, f.type, Keep::all) -
+                        Layer::kept_bytes(local, in.tokens, f.type, kept);
   in.head_chunk_tokens = deck.integer("model.head_chunk_tokens");
   in.cp = mesh.cp();
   in.sp = largest.sp;
   in.kv_buffers = f.ring.kv_buffers;
   in.dkv_buffers = std::max(1, f.ring.dkv_buffers);
   if (f.options.batching.method == "chunkflow" && largest.longest > f.micro_batch_tokens) {
-    const auto local_share = [&](std::int64_t tokens) { return (tokens * largest.fullest + f.micro_batch_tokens - 1) / f.micro_batch_tokens; };
+    const auto local_share = [&](std::int64_t tokens) {
+      return (tokens * largest.fullest + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
+    };
     in.layers = stage_layers;
     in.stored_tokens = local_share(largest.longest);
-    if (f.options.pipeline.offload) in.window_tokens = local_share(std::max(f.micro_batch_tokens, deck.integer("chunk.window_tokens")));
+    if (f.options.pipeline.offload)
+      in.window_tokens =
+          local_share(std::max(f.micro_batch_tokens, deck.integer("chunk.window_tokens")));
     const std::int64_t chunks = (largest.longest + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
-    const std::int64_t again = state_aware(f.options.pipeline.schedule) ? std::max<std::int64_t>(0, chunks - f.options.pipeline.k) : 0;
+    const std::int64_t again = state_aware(f.options.pipeline.schedule)
+                                   ? std::max<std::int64_t>(0, chunks - f.options.pipeline.k)
+                                   : 0;
     in.stored_inputs = s > 0 ? again * in.tokens : 0;
   }
   in.host = deck.text("run.backend") == "host";
@@ -182,12 +220,15 @@ CheckFacts CheckFacts::of(const Deck& deck) {
   LargestMicroBatch largest = largest_micro_batch(deck, f);
 
   f.shards = shard_facts(f.options, f.micro_batch_tokens, f.notes);
-  for (const ShardFacts& shard : f.shards) largest.fullest = std::max(largest.fullest, shard.tokens);
-  if (largest.fullest == 0 || f.shards.back().tokens == 0) f.notes.push_back("some context-parallel ranks hold no token of the micro-batch");
+  for (const ShardFacts& shard : f.shards)
+    largest.fullest = std::max(largest.fullest, shard.tokens);
+  if (largest.fullest == 0 || f.shards.back().tokens == 0)
+    f.notes.push_back("some context-parallel ranks hold no token of the micro-batch");
   if (mesh.cp() <= kPlannedRing)
     f.ring = plan_ring(0, mesh.cp_outer, mesh.cp_inner);
   else
-    f.notes.push_back(fmt::format("ring plan: not worked out above {} context-parallel ranks", kPlannedRing));
+    f.notes.push_back(
+        fmt::format("ring plan: not worked out above {} context-parallel ranks", kPlannedRing));
 
   const ModelShape local = tensor_shard(f.options.model, mesh.tp);
   const HeadSplit heads{largest.sp, local.query_heads, local.kv_heads};
@@ -204,19 +245,29 @@ CheckFacts CheckFacts::of(const Deck& deck) {
   }
   const bool chunked = f.options.batching.method == "chunkflow";
   const auto simulated_with = [&](std::int64_t micro_batches) {
-    const std::vector<MicroBatch> list = full_micro_batches(f, micro_batches, mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches, chunked ? largest.longest : 0);
+    const std::vector<MicroBatch> list = full_micro_batches(
+        f, micro_batches, mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches,
+        chunked ? largest.longest : 0);
     const Schedule schedule = plan_schedule(list, f.options.pipeline);
     return std::pair{schedule, simulate(schedule, schedule_costs(f.options.pipeline.costs, list))};
   };
   auto [schedule, simulated] = simulated_with(f.micro_batches);
   if (f.micro_batches_at_most) {
-    // Fewer micro-batches may keep more weight halves waiting: other forwards and backwards fill the waits of many.
-    const std::int64_t chunks = chunked ? (largest.longest + f.micro_batch_tokens - 1) / f.micro_batch_tokens : 0, more = f.options.pipeline.k + mesh.pp;
-    for (std::int64_t m = chunks; m < std::min({f.micro_batches, chunks + more, kPipelinedMicroBatches}); m += (more + 7) / 8) {
+    // Fewer micro-batches may keep more weight halves waiting: other forwards and backwards fill
+    // the waits of many.
+    const std::int64_t chunks = chunked ? (largest.longest + f.micro_batch_tokens - 1) /
+                                              f.micro_batch_tokens
+                                        : 0,
+                       more = f.options.pipeline.k + mesh.pp;
+    for (std::int64_t m = chunks;
+         m < std::min({f.micro_batches, chunks + more, kPipelinedMicroBatches});
+         m += (more + 7) / 8) {
       const SimulatedSchedule fewer = simulated_with(std::max<std::int64_t>(1, m)).second;
       for (std::size_t s = 0; s < fewer.peak_live_activations.size(); ++s) {
-        simulated.peak_live_activations[s] = std::max(simulated.peak_live_activations[s], fewer.peak_live_activations[s]);
-        simulated.peak_weight_halves[s] = std::max(simulated.peak_weight_halves[s], fewer.peak_weight_halves[s]);
+        simulated.peak_live_activations[s] =
+            std::max(simulated.peak_live_activations[s], fewer.peak_live_activations[s]);
+        simulated.peak_weight_halves[s] =
+            std::max(simulated.peak_weight_halves[s], fewer.peak_weight_halves[s]);
       }
     }
   }
@@ -225,11 +276,13 @@ CheckFacts CheckFacts::of(const Deck& deck) {
     StageFacts& stage = f.stages[at];
     stage.layer_begin = layer_begin[at];
     stage.layer_end = s + 1 < mesh.pp ? layer_begin[at + 1] : local.layers;
-    const std::int64_t trained = stage.parameters - stage.frozen, shard = (trained + mesh.replicas() - 1) / mesh.replicas();
+    const std::int64_t trained = stage.parameters - stage.frozen,
+                       shard = (trained + mesh.replicas() - 1) / mesh.replicas();
     stage.shard_parameters = f.zero == 0 ? trained : shard;
     stage.live_micro_batches = simulated.peak_live_activations.at(at);
     stage.ops = schedule.stages.at(at);
-    stage.memory = estimate_memory(memory_inputs(deck, f, s, local, largest, simulated.peak_weight_halves.at(at)));
+    stage.memory = estimate_memory(
+        memory_inputs(deck, f, s, local, largest, simulated.peak_weight_halves.at(at)));
   }
   return f;
 }
@@ -293,8 +346,12 @@ nlohmann::ordered_json CheckFacts::json() const {
   out["rank_table_omitted"] = std::max(0, mesh.size() - kListedRanks);
   auto& shard_list = out["shards"] = nlohmann::ordered_json::array();
   for (const ShardFacts& shard : shards) {
-    shard_list.push_back({{"cp", shard.cp}, {"tokens", shard.tokens}, {"pairs", shard.pairs}, {"piece_count", shard.pieces.size()}});
-    if (shard.pieces.size() * shards.size() <= kTwinPieces) shard_list.back()["pieces"] = shard.pieces;
+    shard_list.push_back({{"cp", shard.cp},
+                          {"tokens", shard.tokens},
+                          {"pairs", shard.pairs},
+                          {"piece_count", shard.pieces.size()}});
+    if (shard.pieces.size() * shards.size() <= kTwinPieces)
+      shard_list.back()["pieces"] = shard.pieces;
   }
   out["ring"] = {{"layout", ballast::name(options.layout)},
                  {"stripe", options.stripe},
@@ -308,7 +365,9 @@ nlohmann::ordered_json CheckFacts::json() const {
   for (std::size_t s = 0; s < stages.size(); ++s) {
     const StageFacts& stage = stages[s];
     auto ops = nlohmann::ordered_json::array();
-    for (const Op& op : stage.ops) ops.push_back({{"op", ballast::name(op.kind)}, {"micro_batch", op.micro_batch}, {"chunk", op.chunk}});
+    for (const Op& op : stage.ops)
+      ops.push_back(
+          {{"op", ballast::name(op.kind)}, {"micro_batch", op.micro_batch}, {"chunk", op.chunk}});
     stage_list.push_back({{"stage", s},
                           {"layer_begin", stage.layer_begin},
                           {"layer_end", stage.layer_end},

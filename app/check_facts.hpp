@@ -17,8 +17,9 @@ namespace ballast {
 struct ShardFacts {
   int cp = 0;
   std::int64_t tokens = 0;
-  std::vector<std::pair<std::int64_t, std::int64_t>> pieces;  ///< global ranges; empty when there are too many to list
-  double pairs = 0;                                           ///< causal pairs of these queries, the micro-batch taken as one segment
+  std::vector<std::pair<std::int64_t, std::int64_t>>
+      pieces;        ///< global ranges; empty when there are too many to list
+  double pairs = 0;  ///< causal pairs of these queries, the micro-batch taken as one segment
 };
 
 /// One pipeline stage.
@@ -38,9 +39,10 @@ struct CheckFacts {
   DType type = DType::f32;
   int zero = 0;
   std::string recompute;
-  std::int64_t micro_batch_tokens = 0;               ///< the largest micro-batch that the deck allows
-  std::int64_t micro_batches = 0;                    ///< of a step on one data-parallel rank, when packs are full
-  bool micro_batches_at_most = false;                ///< or, where a step is given in samples, when no two share a pack
+  std::int64_t micro_batch_tokens = 0;  ///< the largest micro-batch that the deck allows
+  std::int64_t micro_batches = 0;  ///< of a step on one data-parallel rank, when packs are full
+  bool micro_batches_at_most =
+      false;  ///< or, where a step is given in samples, when no two share a pack
   std::vector<ShardFacts> shards;                    ///< by context-parallel rank
   RingPlan ring;                                     ///< of context-parallel rank 0
   std::int64_t kv_hop_bytes = 0, dkv_hop_bytes = 0;  ///< of the largest shard, one layer
@@ -50,7 +52,9 @@ struct CheckFacts {
   static CheckFacts of(const Deck& deck);
   int ranks() const { return options.mesh.size(); }
   /// Node of a rank, -1 where the machine decides.
-  int node(int rank) const { return options.mesh.ranks_per_node > 0 ? rank / options.mesh.ranks_per_node : -1; }
+  int node(int rank) const {
+    return options.mesh.ranks_per_node > 0 ? rank / options.mesh.ranks_per_node : -1;
+  }
   /// max / mean of the causal pairs over context-parallel ranks.
   double pair_imbalance() const;
   std::int64_t largest_rank_bytes() const;

@@ -24,10 +24,12 @@ struct CommandLine {
   std::string json;                    ///< --json, or "": no twin
   double wall_time_s = 0;              ///< -t in seconds; 0: no limit
 
-  /// The chosen deck, the same on every rank: rank 0 reads the file and hands its text to the others.  Collective; throws CollectiveError
-  /// with all problems, among them degrees that no executor runs.
+  /// The chosen deck, the same on every rank: rank 0 reads the file and hands its text to the
+  /// others.  Collective; throws CollectiveError with all problems, among them degrees that no
+  /// executor runs.
   Deck deck(const Communicator& world, DeckNeeds needs = {}) const;
-  /// For commands without ranks: the decks to handle, one a case (the one of --case, or the base deck when there is no list).
+  /// For commands without ranks: the decks to handle, one a case (the one of --case, or the base
+  /// deck when there is no list).
   std::vector<Deck> decks(DeckNeeds needs) const;
   /// -d, else run.output, else runs/NAME of the deck file (and case).
   std::string output_folder(const Deck& deck) const;
@@ -52,7 +54,8 @@ int plan_command(const CommandLine& line);
 int export_command(const CommandLine& line);
 int bench_command(const CommandLine& line);
 
-/// What parsing came to: a command to run, or a text to print and a status to leave with (help and version 0, bad usage 2).
+/// What parsing came to: a command to run, or a text to print and a status to leave with (help and
+/// version 0, bad usage 2).
 struct ParsedLine {
   std::optional<CommandLine> line;
   std::string text;

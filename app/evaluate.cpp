@@ -12,7 +12,8 @@ namespace ballast {
 Evaluation evaluate(Session& session, std::int64_t samples) {
   Scope scope(&session.recorder, EventKind::validation);
   const bool was_enabled = session.recorder.enabled;
-  session.recorder.enabled = false;  // one event for the whole pass: its micro-batches are not those of a training step
+  session.recorder.enabled =
+      false;  // one event for the whole pass: its micro-batches are not those of a training step
   std::vector<std::int64_t> chosen = session.sampler.validation();
   if (samples > 0 && static_cast<std::int64_t>(chosen.size()) > samples) chosen.resize(samples);
   const Batch batch = session.plan(-1, chosen);
@@ -21,7 +22,8 @@ Evaluation evaluate(Session& session, std::int64_t samples) {
   NeedleJudge judge(*session.dataset, chosen);
   ChunkStores stores = session.chunk_stores(mine);
   const auto prepare = [&](int m) {
-    MicroBatchWork work = session.prepare(mine[m], 0, stores.at(m), session.tuning ? session.tuning->base_policy() : nullptr);
+    MicroBatchWork work = session.prepare(mine[m], 0, stores.at(m),
+                                          session.tuning ? session.tuning->base_policy() : nullptr);
     work.batch.judged = judge.has_questions();
     return work;
   };
@@ -29,12 +31,15 @@ Evaluation evaluate(Session& session, std::int64_t samples) {
     loss += output.loss_sum();
     judge.add(mine[m], local, output);
   };
-  run_stage(forward_schedule(chunk_groups(mine), session.links.stages()), static_cast<int>(mine.size()), session.model, session.links, {prepare, {}, take, nullptr}, nullptr);
+  run_stage(forward_schedule(chunk_groups(mine), session.links.stages()),
+            static_cast<int>(mine.size()), session.model, session.links,
+            {prepare, {}, take, nullptr}, nullptr);
   session.recorder.enabled = was_enabled;
   Evaluation result;
   result.loss_tokens = batch.loss_tokens();
   result.samples = batch.samples();
-  loss = session.mesh.pp.all_reduce(session.mesh.replica.all_reduce(loss));  // the last stage has it
+  loss =
+      session.mesh.pp.all_reduce(session.mesh.replica.all_reduce(loss));  // the last stage has it
   result.loss = result.loss_tokens > 0 ? loss / static_cast<double>(result.loss_tokens) : 0;
   result.needle = judge.result(session.mesh.world, session.deck.integer("eval.depths"));
   return result;
@@ -60,9 +65,13 @@ int eval_command(const CommandLine& line) {
   const Deck deck = line.deck(world);
   Session session(world, deck);
   const std::string& weights = deck.text("model.weights");
-  check_all(world, !line.restart.empty() || !weights.empty(), "eval needs a checkpoint (-r CHECKPOINT or -r latest) or model.weights in the deck");
-  check_all(world, !session.sampler.validation().empty(), "eval: the validation split is empty; set data.validation_share (data.needle_held_out for needle data) above 0");
-  ShardedOptimizer optimizer(session.parameters, session.mesh.replica, static_cast<int>(deck.integer("optimizer.zero")), {}, nullptr);
+  check_all(world, !line.restart.empty() || !weights.empty(),
+            "eval needs a checkpoint (-r CHECKPOINT or -r latest) or model.weights in the deck");
+  check_all(world, !session.sampler.validation().empty(),
+            "eval: the validation split is empty; set data.validation_share (data.needle_held_out "
+            "for needle data) above 0");
+  ShardedOptimizer optimizer(session.parameters, session.mesh.replica,
+                             static_cast<int>(deck.integer("optimizer.zero")), {}, nullptr);
   load_base(session);
   Restored restored;
   if (line.restart.empty()) {
@@ -70,18 +79,22 @@ int eval_command(const CommandLine& line) {
     restored.path = weights;
   } else {
     restored = restore(session, optimizer, line.restart, line.output_folder(deck));
-    check_all(world, !restored.path.empty(), fmt::format("eval: no sound checkpoint in {}", line.output_folder(deck)));
+    check_all(world, !restored.path.empty(),
+              fmt::format("eval: no sound checkpoint in {}", line.output_folder(deck)));
     const auto seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
     check_all(world, restored.state.seed == seed || deck.text("data.source") == "needle",
-              fmt::format("{}: written with run.seed = {}, the deck has {}; other samples would be held out, some of them trained on: use the same seed", restored.path,
-                          restored.state.seed, seed));
+              fmt::format("{}: written with run.seed = {}, the deck has {}; other samples would be "
+                          "held out, some of them trained on: use the same seed",
+                          restored.path, restored.state.seed, seed));
   }
   const Evaluation result = evaluate(session, deck.integer("eval.samples"));
   if (world.rank() == 0) {
     for (const std::string& warning : restored.warnings) fmt::print("# warning: {}\n", warning);
-    fmt::print("checkpoint={} step={} validation_loss={:.6f} loss_tokens={} samples={}\n", restored.path, restored.state.step, result.loss, result.loss_tokens, result.samples);
+    fmt::print("checkpoint={} step={} validation_loss={:.6f} loss_tokens={} samples={}\n",
+               restored.path, restored.state.step, result.loss, result.loss_tokens, result.samples);
     if (!result.needle.lengths.empty())
-      fmt::print("needle_accuracy={:.4f} questions={}\n{}", result.needle.total().accuracy(), result.needle.total().questions, result.needle.table());
+      fmt::print("needle_accuracy={:.4f} questions={}\n{}", result.needle.total().accuracy(),
+                 result.needle.total().questions, result.needle.table());
     nlohmann::ordered_json json{{"checkpoint", restored.path}, {"step", restored.state.step}};
     result.write(json);
     write_json(line.json, json);

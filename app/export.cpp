@@ -1,5 +1,5 @@
-// ballast export: the weights of a checkpoint as a Hugging Face folder, adapters merged in, or the adapters alone as a PEFT folder.  The model's shape
-// comes from the deck inside the checkpoint.
+// ballast export: the weights of a checkpoint as a Hugging Face folder, adapters merged in, or the
+// adapters alone as a PEFT folder.  The model's shape comes from the deck inside the checkpoint.
 #include <filesystem>
 #include <fstream>
 
@@ -15,10 +15,12 @@
 namespace ballast {
 namespace {
 
-constexpr std::int64_t kFileBytes = 5'000'000'000;  // of one safetensors file, as Transformers cuts them
+constexpr std::int64_t kFileBytes =
+    5'000'000'000;  // of one safetensors file, as Transformers cuts them
 
 /// All weights, adapters merged in.
-void write_weights(const CommandLine& line, const Deck& deck, const ModelShape& shape, const std::string& dtype) {
+void write_weights(const CommandLine& line, const Deck& deck, const ModelShape& shape,
+                   const std::string& dtype) {
   ModelShape plain = shape;
   plain.lora = {};
   const auto table = parameter_table(plain);
@@ -27,9 +29,13 @@ void write_weights(const CommandLine& line, const Deck& deck, const ModelShape& 
     read = merged_weights(line.checkpoint, shape, base_weights(deck, shape));
   } else {
     auto masters = std::make_shared<MasterWeights>(line.checkpoint, table);
-    read = [masters](const Parameter& p, std::int64_t begin, std::span<float> out) { masters->read(p.name, begin, out); };
+    read = [masters](const Parameter& p, std::int64_t begin, std::span<float> out) {
+      masters->read(p.name, begin, out);
+    };
   }
-  write_huggingface(line.folder, plain, table, dtype, kFileBytes, [&](std::size_t p, std::int64_t begin, std::span<float> out) { read(table[p], begin, out); });
+  write_huggingface(
+      line.folder, plain, table, dtype, kFileBytes,
+      [&](std::size_t p, std::int64_t begin, std::span<float> out) { read(table[p], begin, out); });
 }
 
 }  // namespace
@@ -39,10 +45,13 @@ int export_command(const CommandLine& line) {
   const CheckpointState state = verify_checkpoint(line.checkpoint, world);
   together(world, [&] {
     if (world.rank() != 0) return;
-    const Deck deck = parse_deck(state.deck, "deck of " + line.checkpoint, {}, "", {.model = true, .data = false, .weights = false});
+    const Deck deck = parse_deck(state.deck, "deck of " + line.checkpoint, {}, "",
+                                 {.model = true, .data = false, .weights = false});
     const ModelShape shape = model_shape(deck);
     const std::string dtype = line.dtype == "f32" ? "F32" : "BF16";
-    require(!line.adapter || shape.lora.enabled(), "{}: holds no adapters (its deck has lora.rank = 0); export without --adapter", line.checkpoint);
+    require(!line.adapter || shape.lora.enabled(),
+            "{}: holds no adapters (its deck has lora.rank = 0); export without --adapter",
+            line.checkpoint);
     if (line.adapter)
       write_peft(line.folder, line.checkpoint, deck, shape, dtype);
     else
@@ -56,10 +65,14 @@ int export_command(const CommandLine& line) {
       parameters = 0;
       for (const Parameter& p : parameter_table(shape)) parameters += p.trainable ? p.numel() : 0;
     }
-    fmt::print("{}: {} {} after step {} as {} in {} file{}, {} bytes; {}\n", line.folder, parameters,
-               line.adapter ? "parameters of adapters" : shape.lora.enabled() ? "parameters, adapters merged," : "parameters", state.step, line.dtype, files,
-               files == 1 ? "" : "s", bytes,
-               line.adapter ? "they go with the weights of model.weights" : "a tokenizer is not part of a checkpoint: copy its files beside them");
+    fmt::print(
+        "{}: {} {} after step {} as {} in {} file{}, {} bytes; {}\n", line.folder, parameters,
+        line.adapter           ? "parameters of adapters"
+        : shape.lora.enabled() ? "parameters, adapters merged,"
+                               : "parameters",
+        state.step, line.dtype, files, files == 1 ? "" : "s", bytes,
+        line.adapter ? "they go with the weights of model.weights"
+                     : "a tokenizer is not part of a checkpoint: copy its files beside them");
     write_json(line.json, {{"checkpoint", line.checkpoint},
                            {"folder", line.folder},
                            {"step", state.step},

@@ -1,5 +1,5 @@
-// ballast: parses the command line, starts MPI and Kokkos for the commands that run on ranks, and turns every error into a message and a
-// status.
+// ballast: parses the command line, starts MPI and Kokkos for the commands that run on ranks, and
+// turns every error into a message and a status.
 #include <mpi.h>
 
 #include <Kokkos_Core.hpp>
@@ -15,7 +15,8 @@
 namespace ballast {
 namespace {
 
-/// This process's number among those that a launcher started, known before MPI is: so that usage and help are printed once.
+/// This process's number among those that a launcher started, known before MPI is: so that usage
+/// and help are printed once.
 int launched_rank() {
   for (const char* variable : {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"})
     if (const char* text = std::getenv(variable)) return std::atoi(text);
@@ -34,7 +35,8 @@ int run_plain(const Command& command, const CommandLine& line) {
   }
 }
 
-/// An error that all ranks share is printed by rank 0, and all leave; one rank's own error ends the others too.
+/// An error that all ranks share is printed by rank 0, and all leave; one rank's own error ends the
+/// others too.
 int run_on_ranks(const Command& command, const CommandLine& line) {
   try {
     const Communicator world = Communicator::world();
@@ -55,7 +57,8 @@ int start_ranks(const Command& command, const CommandLine& line, std::vector<cha
   int argc = static_cast<int>(kokkos.size()) - 1;
   char** argv = kokkos.data();
   MPI_Init(&argc, &argv);
-  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);  // return codes are checked, so that messages are ours
+  MPI_Comm_set_errhandler(
+      MPI_COMM_WORLD, MPI_ERRORS_RETURN);  // return codes are checked, so that messages are ours
   int status = 1;
   {
     Kokkos::ScopeGuard scope(argc, argv);
@@ -82,12 +85,14 @@ int main(int argc, char** argv) {
   try {
     const ParsedLine parsed = parse_command_line(arguments);
     if (!parsed.line) {
-      if (launched_rank() == 0) std::fputs(parsed.text.c_str(), parsed.status == 0 ? stdout : stderr);
+      if (launched_rank() == 0)
+        std::fputs(parsed.text.c_str(), parsed.status == 0 ? stdout : stderr);
       return parsed.status;
     }
     for (const Command& command : commands())
       if (parsed.line->command == command.name)
-        return command.ranks ? start_ranks(command, *parsed.line, kokkos) : run_plain(command, *parsed.line);
+        return command.ranks ? start_ranks(command, *parsed.line, kokkos)
+                             : run_plain(command, *parsed.line);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "ballast: %s\n", e.what());
   }

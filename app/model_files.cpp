@@ -23,10 +23,14 @@ void load_base(Session& session) {
   Parameters& parameters = session.parameters;
   if (parameters.frozen_numel() == 0 || folder.empty()) return;
   together(session.mesh.world, [&] {
-    require(std::filesystem::is_directory(folder), "model.weights = \"{}\": no such folder; adapters need the weights that they were trained beside", folder);
+    require(std::filesystem::is_directory(folder),
+            "model.weights = \"{}\": no such folder; adapters need the weights that they were "
+            "trained beside",
+            folder);
     ModelShape plain = session.options.model;
     plain.lora = {};
-    const auto table = parameter_table(plain, session.options.layer_begin);  // what is frozen of a stage is one range of it
+    const auto table = parameter_table(
+        plain, session.options.layer_begin);  // what is frozen of a stage is one range of it
     const DType type = parameters.dtype() == DType::f64 ? DType::f64 : DType::f32;
     std::vector<float> values;
     for (const Parameter& p : parameters.frozen_table()) {
@@ -35,21 +39,26 @@ void load_base(Session& session) {
       for (std::int64_t at = first; at < first + p.numel(); at += kPieceElements) {
         const std::int64_t end = std::min(at + kPieceElements, first + p.numel());
         Tensor piece = Tensor::empty({end - at}, type, host_device(), MemoryCategory::workspace);
-        read_huggingface_weights(folder, table, session.stage.begin + at, session.stage.begin + end, piece);
+        read_huggingface_weights(folder, table, session.stage.begin + at, session.stage.begin + end,
+                                 piece);
         Tensor target = parameters.values().rows(at, end);
         if (target.dtype() == type)
           target.copy_from(piece);
         else
           copy_rows(piece.to(session.device), target);
         session.device.synchronize();  // before the piece goes
-        // As fp32 in every precision, parameter by parameter: the same folder has the same fingerprint on every mesh.
-        dispatch_float(type, [&](auto t) { values.assign(piece.data<decltype(t)>(), piece.data<decltype(t)>() + piece.numel()); });
+        // As fp32 in every precision, parameter by parameter: the same folder has the same
+        // fingerprint on every mesh.
+        dispatch_float(type, [&](auto t) {
+          values.assign(piece.data<decltype(t)>(), piece.data<decltype(t)>() + piece.numel());
+        });
         print = XXH64(values.data(), values.size() * sizeof(float), print);
       }
       if (!p.tied_copy) session.base_fingerprint += print;
     }
   });
-  const std::vector<std::string> stages = session.mesh.pp.all_gather(fmt::to_string(session.base_fingerprint));
+  const std::vector<std::string> stages =
+      session.mesh.pp.all_gather(fmt::to_string(session.base_fingerprint));
   session.base_fingerprint = 0;
   for (const std::string& print : stages) session.base_fingerprint += std::stoull(print);
 }
@@ -58,16 +67,21 @@ void load_weights(Session& session, ShardedOptimizer& optimizer) {
   const std::string& folder = session.deck.text("model.weights");
   if (session.parameters.frozen_numel() > 0) return;
   together(session.mesh.world, [&] {
-    require(std::filesystem::is_directory(folder), "model.weights = \"{}\": no such folder; a run that goes on (-r) does not need it",
+    require(std::filesystem::is_directory(folder),
+            "model.weights = \"{}\": no such folder; a run that goes on (-r) does not need it",
             folder);
     Tensor& master = optimizer.state().master;
-    const auto table = parameter_table(session.options.model, session.options.layer_begin);  // a stage is one range of it
+    const auto table = parameter_table(session.options.model,
+                                       session.options.layer_begin);  // a stage is one range of it
     const std::int64_t first = std::min(optimizer.shard_begin(), session.parameters.numel());
     const std::int64_t last = std::min(optimizer.shard_end(), session.parameters.numel());
-    for (std::int64_t at = first;; at += kPieceElements) {  // once at least, so that every rank sees the names and shapes
+    for (std::int64_t at = first;;
+         at += kPieceElements) {  // once at least, so that every rank sees the names and shapes
       const std::int64_t end = std::min(at + kPieceElements, last);
-      Tensor piece = Tensor::empty({end - at}, master.dtype(), host_device(), MemoryCategory::workspace);
-      read_huggingface_weights(folder, table, session.stage.begin + at, session.stage.begin + end, piece);
+      Tensor piece =
+          Tensor::empty({end - at}, master.dtype(), host_device(), MemoryCategory::workspace);
+      read_huggingface_weights(folder, table, session.stage.begin + at, session.stage.begin + end,
+                               piece);
       master.rows(at - optimizer.shard_begin(), end - optimizer.shard_begin()).copy_from(piece);
       session.device.synchronize();  // before the piece goes
       if (end == last) break;
@@ -77,15 +91,18 @@ void load_weights(Session& session, ShardedOptimizer& optimizer) {
 }
 
 void dump_gradients(const std::string& file, Session& session, const ShardedOptimizer& optimizer) {
-  // The buffer of the micro-batches' gradients is free until the next step; a shard that lies in it stays in its place.
+  // The buffer of the micro-batches' gradients is free until the next step; a shard that lies in it
+  // stays in its place.
   Tensor& all = session.parameters.gradients();
-  if (optimizer.shard_gradient().numel() < all.numel()) session.mesh.replica.all_gather(optimizer.shard_gradient(), all);
+  if (optimizer.shard_gradient().numel() < all.numel())
+    session.mesh.replica.all_gather(optimizer.shard_gradient(), all);
   const Mesh& mesh = session.mesh;
   const auto table = parameter_table(session.options.model, session.options.layer_begin);
   together(mesh.world, [&] {
     if (mesh.replica.rank() != 0) return;  // the others hold the same
     const bool writes = mesh.at.pp == 0;
-    std::string problem;  // the writer takes in what the other stages send even when it cannot write
+    std::string
+        problem;  // the writer takes in what the other stages send even when it cannot write
     const auto attempt = [&](const auto& work) {
       if (!writes || !problem.empty()) return;
       try {
@@ -111,9 +128,11 @@ void dump_gradients(const std::string& file, Session& session, const ShardedOpti
         const bool mine = stage == mesh.at.pp;
         if (!mine && !writes) continue;
         const Tensor piece = mine ? all.rows(at, end).to(host_device())
-                                  : Tensor::empty({end - at}, all.dtype(), host_device(), MemoryCategory::communication);
+                                  : Tensor::empty({end - at}, all.dtype(), host_device(),
+                                                  MemoryCategory::communication);
         session.device.synchronize();
-        if (mine != writes) mesh.pp.exchange(std::vector<Transfer>{{piece, writes ? stage : 0, !writes}}).complete();
+        if (mine != writes)
+          mesh.pp.exchange(std::vector<Transfer>{{piece, writes ? stage : 0, !writes}}).complete();
         attempt([&] {
           dispatch_float(piece.dtype(), [&](auto t) {
             const auto* data = piece.data<decltype(t)>();

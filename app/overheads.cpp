@@ -3,7 +3,8 @@
 namespace ballast {
 
 Overheads::Overheads(const Deck& deck)
-    : dst_(deck.boolean("dst.enabled")), sab_(deck.text("batching.method") == "sab" || deck.text("batching.method") == "lbb") {}
+    : dst_(deck.boolean("dst.enabled")),
+      sab_(deck.text("batching.method") == "sab" || deck.text("batching.method") == "lbb") {}
 
 void Overheads::add(const OverheadSeconds& most, double step_s) {
   tuning_.add(most.tuning_s, step_s);
@@ -19,7 +20,8 @@ std::vector<std::pair<std::string, double>> Overheads::shares() const {
 }
 
 OverheadSeconds overhead_seconds(std::span<const Event> events, std::int64_t step) {
-  return {kind_seconds(events, EventKind::tuning, step), kind_seconds(events, EventKind::planning, step)};
+  return {kind_seconds(events, EventKind::tuning, step),
+          kind_seconds(events, EventKind::planning, step)};
 }
 
 }  // namespace ballast

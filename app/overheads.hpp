@@ -1,4 +1,5 @@
-// Overheads of balance in a running step: budget tuning (dst.enabled) and planning (batching.method sab, lbb), from the step's events.
+// Overheads of balance in a running step: budget tuning (dst.enabled) and planning (batching.method
+// sab, lbb), from the step's events.
 #pragma once
 #include <span>
 #include <string>
@@ -11,7 +12,8 @@
 
 namespace ballast {
 
-/// A step's seconds on the rank that spends most.  On a GPU they are the stream's, so that host work hidden behind kernels costs nothing.
+/// A step's seconds on the rank that spends most.  On a GPU they are the stream's, so that host
+/// work hidden behind kernels costs nothing.
 struct OverheadSeconds {
   double tuning_s = 0, planning_s = 0;
 };

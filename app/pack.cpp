@@ -1,10 +1,11 @@
-// ballast pack: the Batch plans of one epoch over the deck's data, without ranks, and how well they are balanced.
+// ballast pack: the Batch plans of one epoch over the deck's data, without ranks, and how well they
+// are balanced.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 
-#include "app/command_line.hpp"
 #include "app/budget_tuning.hpp"
+#include "app/command_line.hpp"
 #include "app/json_twin.hpp"
 #include "app/pack_costs.hpp"
 #include "app/planned_samples.hpp"
@@ -42,7 +43,8 @@ auto timed(double& seconds, F&& plan) {
 /// batching.scope = "epoch": the whole epoch packed at once.
 void pack_epoch(PlannedSamples& planned, PackFacts& f, BatchMeter& meter) {
   const auto samples = planned.first(planned.training_samples());
-  const std::vector<Batch> batches = timed(f.plan_seconds, [&] { return plan_epoch(samples, f.options.batching); });
+  const std::vector<Batch> batches =
+      timed(f.plan_seconds, [&] { return plan_epoch(samples, f.options.batching); });
   for (const Batch& batch : batches) {
     meter.add(batch, BatchMeter::is_full(batch));
     f.time(batch);
@@ -51,16 +53,21 @@ void pack_epoch(PlannedSamples& planned, PackFacts& f, BatchMeter& meter) {
 
 /// batching.scope = "step": each global batch by itself, as training does.
 void pack_steps(const Deck& deck, PlannedSamples& planned, PackFacts& f, BatchMeter& meter) {
-  const std::int64_t global_tokens = deck.integer("batching.global_tokens"), global_samples = deck.integer("batching.global_samples");
+  const std::int64_t global_tokens = deck.integer("batching.global_tokens"),
+                     global_samples = deck.integer("batching.global_samples");
   SamplerPosition position;
   for (std::int64_t step = 0; position.epoch == 0; ++step) {
-    // The batch that would reach into the next epoch ends with this one, so that every sample counts once.
+    // The batch that would reach into the next epoch ends with this one, so that every sample
+    // counts once.
     const std::size_t left = static_cast<std::size_t>(planned.training_samples() - position.index);
     auto samples = planned.next(position);
     samples.resize(std::min(samples.size(), left));
-    const Batch batch = timed(f.plan_seconds, [&] { return plan_batch(step, samples, f.options.batching); });
+    const Batch batch =
+        timed(f.plan_seconds, [&] { return plan_batch(step, samples, f.options.batching); });
     f.time(batch);
-    meter.add(batch, global_samples > 0 ? static_cast<std::int64_t>(samples.size()) == global_samples : batch.tokens() >= global_tokens);
+    meter.add(batch, global_samples > 0
+                         ? static_cast<std::int64_t>(samples.size()) == global_samples
+                         : batch.tokens() >= global_tokens);
   }
 }
 
@@ -83,28 +90,32 @@ PackFacts pack(const Deck& deck) {
   return f;
 }
 
-nlohmann::ordered_json histogram(const std::vector<std::int64_t>& counts, const std::vector<double>& edges) {
+nlohmann::ordered_json histogram(const std::vector<std::int64_t>& counts,
+                                 const std::vector<double>& edges) {
   return {{"edges", edges}, {"counts", counts}};
 }
 
 nlohmann::ordered_json json(const GroupMetrics& g) {
   std::vector<double> shares, powers{0};
-  for (int b = 0; b <= GroupMetrics::kBins; ++b) shares.push_back(static_cast<double>(b) / GroupMetrics::kBins);
-  for (std::size_t b = 0; b < g.lengths.size(); ++b) powers.push_back(static_cast<double>(std::int64_t{1} << b));
-  return {
-      {"group_tokens", g.group.tokens},
-      {"group_ranks", g.group.ranks},
-      {"group_recompute", g.group.recompute_layers},
-      {"samples", g.samples},
-      {"tokens", g.tokens},
-      {"packs", g.packs},
-      {"tail_packs", g.tail_packs},
-      {"batches", g.batches},
-      {"dbr", g.dbr},
-      {"pr", g.pr},
-      {"abr", g.abr},
-      {"histograms",
-       {{"fill", histogram(g.fill, shares)}, {"attention", histogram(g.attention, shares)}, {"lengths", histogram(g.lengths, powers)}}}};
+  for (int b = 0; b <= GroupMetrics::kBins; ++b)
+    shares.push_back(static_cast<double>(b) / GroupMetrics::kBins);
+  for (std::size_t b = 0; b < g.lengths.size(); ++b)
+    powers.push_back(static_cast<double>(std::int64_t{1} << b));
+  return {{"group_tokens", g.group.tokens},
+          {"group_ranks", g.group.ranks},
+          {"group_recompute", g.group.recompute_layers},
+          {"samples", g.samples},
+          {"tokens", g.tokens},
+          {"packs", g.packs},
+          {"tail_packs", g.tail_packs},
+          {"batches", g.batches},
+          {"dbr", g.dbr},
+          {"pr", g.pr},
+          {"abr", g.abr},
+          {"histograms",
+           {{"fill", histogram(g.fill, shares)},
+            {"attention", histogram(g.attention, shares)},
+            {"lengths", histogram(g.lengths, powers)}}}};
 }
 
 nlohmann::ordered_json json(const PackFacts& f) {
@@ -137,7 +148,8 @@ nlohmann::ordered_json json(const PackFacts& f) {
 template <class M>
 std::vector<std::string> balance_row(std::vector<std::string> labels, const M& m) {
   for (const double value : {m.dbr, m.pr, m.abr}) labels.push_back(fmt::format("{:.4f}", value));
-  for (const std::int64_t value : {m.samples, m.tokens, m.packs, m.batches, m.tail_packs}) labels.push_back(fmt::to_string(value));
+  for (const std::int64_t value : {m.samples, m.tokens, m.packs, m.batches, m.tail_packs})
+    labels.push_back(fmt::to_string(value));
   return labels;
 }
 
@@ -147,14 +159,16 @@ void print(const std::vector<PackFacts>& cases) {
   const bool named = !cases.front().case_name.empty();
   const std::vector<std::string> name(named ? 1 : 0, "case");
   std::vector<std::string> header = name;
-  for (const char* column :
-       {"method", "dp", "dbr", "pr", "abr", "samples", "tokens", "packs", "batches", "tail_packs", "cr", "cr_bound", "ave_t", "plan_seconds"})
+  for (const char* column : {"method", "dp", "dbr", "pr", "abr", "samples", "tokens", "packs",
+                             "batches", "tail_packs", "cr", "cr_bound", "ave_t", "plan_seconds"})
     header.push_back(column);
-  const bool timed = std::any_of(cases.begin(), cases.end(), [](const PackFacts& f) { return f.costs.has_value(); });
+  const bool timed = std::any_of(cases.begin(), cases.end(),
+                                 [](const PackFacts& f) { return f.costs.has_value(); });
   if (timed) header.push_back("run_s");
   TextTable table(header);
   header = name;
-  for (const char* column : {"group", "ranks", "dbr", "pr", "abr", "samples", "tokens", "packs", "batches", "tail_packs"})
+  for (const char* column : {"group", "ranks", "dbr", "pr", "abr", "samples", "tokens", "packs",
+                             "batches", "tail_packs"})
     header.push_back(column);
   TextTable groups(header);
   bool grouped = false;
@@ -164,7 +178,8 @@ void print(const std::vector<PackFacts>& cases) {
     row.push_back(fmt::to_string(f.options.mesh.dp));
     row = balance_row(row, f.metrics);
     row.push_back(fmt::format("{:.4f}", f.metrics.cr));
-    row.push_back(f.options.batching.method == "hbp" ? fmt::format("{:.4f}", f.metrics.cr_bound) : "-");
+    row.push_back(f.options.batching.method == "hbp" ? fmt::format("{:.4f}", f.metrics.cr_bound)
+                                                     : "-");
     row.push_back(fmt::format("{:.1f}", f.metrics.ave_t));
     row.push_back(fmt::format("{:.6f}", f.plan_seconds));
     if (timed) row.push_back(f.costs ? fmt::format("{:.2f}", f.run_seconds) : "-");
@@ -181,15 +196,23 @@ void print(const std::vector<PackFacts>& cases) {
   fmt::print("{}", table.text());
   if (grouped) fmt::print("packing groups\n{}", groups.text());
   fmt::print(
-      "dbr, abr: sum(max - x) / (max N) over data-parallel ranks, x = tokens, x = sum of squared lengths; pr: sum(length - tokens) / "
+      "dbr, abr: sum(max - x) / (max N) over data-parallel ranks, x = tokens, x = sum of squared "
+      "lengths; pr: sum(length - tokens) / "
       "(length packs), length = that of\n"
-      "the pack's group (none, sorted: padded to the longest sample); means over the full batches of one epoch, the others' packs are "
+      "the pack's group (none, sorted: padded to the longest sample); means over the full batches "
+      "of one epoch, the others' packs are "
       "tail_packs;\n"
-      "cr: share of tokens in micro-batches spread over several ranks, cr_bound: in samples longer than every group of one rank; ave_t: tokens of a rank in a "
+      "cr: share of tokens in micro-batches spread over several ranks, cr_bound: in samples longer "
+      "than every group of one rank; ave_t: tokens of a rank in a "
       "batch\n");
-  if (timed) fmt::print("run_s: planned seconds of all batches, from the deck's profile table or costs; a rank waits for those it shares packs with and for the step's end\n");
+  if (timed)
+    fmt::print(
+        "run_s: planned seconds of all batches, from the deck's profile table or costs; a rank "
+        "waits for those it shares packs with and for the step's end\n");
   const auto in_all = [&](const std::string& note) {
-    return std::all_of(cases.begin(), cases.end(), [&](const PackFacts& f) { return std::find(f.notes.begin(), f.notes.end(), note) != f.notes.end(); });
+    return std::all_of(cases.begin(), cases.end(), [&](const PackFacts& f) {
+      return std::find(f.notes.begin(), f.notes.end(), note) != f.notes.end();
+    });
   };
   for (const PackFacts& f : cases)
     for (const std::string& note : f.notes)

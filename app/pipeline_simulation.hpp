@@ -1,4 +1,5 @@
-// The deck's first global batches on its pipeline, simulated: what `ballast plan` shows of a schedule and searches over.
+// The deck's first global batches on its pipeline, simulated: what `ballast plan` shows of a
+// schedule and searches over.
 #pragma once
 #include <optional>
 #include <string>
@@ -18,18 +19,21 @@ struct MicroBatchTimes {
   double head_forward_s = 0, head_backward_s = 0;
   double hop_s = 0;  ///< its activations or gradients to the neighbour stage
 };
-/// Costs of a list's ops from the times of its micro-batches: products and sums alone, so that ranks with the same times have the same
-/// costs.
-ScheduleCosts schedule_costs(std::vector<MicroBatchTimes> times, const std::vector<MicroBatch>& list, const RunOptions& options);
+/// Costs of a list's ops from the times of its micro-batches: products and sums alone, so that
+/// ranks with the same times have the same costs.
+ScheduleCosts schedule_costs(std::vector<MicroBatchTimes> times,
+                             const std::vector<MicroBatch>& list, const RunOptions& options);
 
-/// Times of a stage's ops: from the profile table of the deck (profile.table) where it names one, else from the stated costs.
+/// Times of a stage's ops: from the profile table of the deck (profile.table) where it names one,
+/// else from the stated costs.
 class StageTimes {
  public:
   /// `notes`: what the table's checks say.  Errors: those of load_profile.
   StageTimes(const Deck& deck, std::vector<std::string>& notes);
   ScheduleCosts of(const std::vector<MicroBatch>& list, const RunOptions& options) const;
   /// From the table alone.
-  std::vector<MicroBatchTimes> measured(const std::vector<MicroBatch>& list, const RunOptions& options) const;
+  std::vector<MicroBatchTimes> measured(const std::vector<MicroBatch>& list,
+                                        const RunOptions& options) const;
   const std::string& source() const { return source_; }  ///< where they come from, for titles
 
  private:
@@ -46,10 +50,11 @@ struct PipelineFacts {
   double step_s = 0, useful_s = 0;  ///< useful: forward and backward time of all ranks
   double rank_s = 0;                ///< step times x ranks
   std::size_t micro_batches = 0, recomputed = 0;
-  std::vector<int> live;            ///< [stage] most live activations
+  std::vector<int> live;  ///< [stage] most live activations
   double bubble_ratio() const { return rank_s > 0 ? 1 - useful_s / rank_s : 0; }
 };
 /// Adds one batch: the schedules of its data-parallel ranks, which wait for the slowest one.
-void simulate_batch(const Batch& batch, const RunOptions& options, const StageTimes& times, PipelineFacts& facts);
+void simulate_batch(const Batch& batch, const RunOptions& options, const StageTimes& times,
+                    PipelineFacts& facts);
 
 }  // namespace ballast

@@ -1,5 +1,6 @@
-// ballast plan: what the deck's plans cost before anything runs: ring attention from component times, balance of a sparse pattern over
-// ranks and ring steps, pipeline schedules.  Starts no ranks.
+// ballast plan: what the deck's plans cost before anything runs: ring attention from component
+// times, balance of a sparse pattern over ranks and ring steps, pipeline schedules.  Starts no
+// ranks.
 #include "app/plan.hpp"
 
 #include <array>
@@ -18,11 +19,15 @@ namespace {
 
 using Part = std::optional<PlanPart> (*)(const Deck&);
 // Groups come first: the other parts plan with those that were selected.
-constexpr std::array kParts = {Part{plan_groups}, Part{plan_ring_times}, Part{plan_balance}, Part{plan_pipeline}, Part{plan_search}, Part{plan_sparsebalance}};
+constexpr std::array kParts = {Part{plan_groups},  Part{plan_ring_times},
+                               Part{plan_balance}, Part{plan_pipeline},
+                               Part{plan_search},  Part{plan_sparsebalance}};
 
 /// Component times of one direction.  `joined`: KV and dKV of a shard travel as one message.
 RingCosts ring_costs(const Deck& deck, const std::string& direction, bool joined) {
-  const auto seconds = [&](const std::string& of, const char* key) { return 1e-3 * deck.real("costs." + of + "_" + key); };
+  const auto seconds = [&](const std::string& of, const char* key) {
+    return 1e-3 * deck.real("costs." + of + "_" + key);
+  };
   RingCosts c;
   c.indexing_s = seconds(direction, "indexing_ms");
   c.host_s = seconds(direction, "host_ms");
@@ -38,13 +43,15 @@ RingCosts ring_costs(const Deck& deck, const std::string& direction, bool joined
 }  // namespace
 
 std::optional<PlanPart> plan_ring_times(const Deck& deck) {
-  if (!deck.is_set("costs.forward_compute_ms") && !deck.is_set("costs.backward_compute_ms")) return std::nullopt;
+  if (!deck.is_set("costs.forward_compute_ms") && !deck.is_set("costs.backward_compute_ms"))
+    return std::nullopt;
   const MeshShape mesh = mesh_shape(deck);
   PlanPart part;
   part.title = fmt::format("ring attention over {} x {} ranks", mesh.cp_outer, mesh.cp_inner);
   part.header = {"ring", "pass", "steps", "ms", "plan_ms"};
   part.note =
-      "ms: until the last compute, KV and dKV of a shard in one message, as MTraining Table 4 counts; plan_ms: the plan that runs, where "
+      "ms: until the last compute, KV and dKV of a shard in one message, as MTraining Table 4 "
+      "counts; plan_ms: the plan that runs, where "
       "dKV "
       "follows\nits KV one compute later and travels home at the end";
   for (const bool hierarchical : {false, true}) {
@@ -58,7 +65,8 @@ std::optional<PlanPart> plan_ring_times(const Deck& deck) {
       const double ms = 1e3 * simulate(steps, ring_costs(deck, direction, true), false);
       const double plan_ms = 1e3 * simulate(steps, ring_costs(deck, direction, false));
       const std::string ring = hierarchical ? "hierarchical" : "flat";
-      part.rows.push_back({ring, direction, fmt::to_string(steps.size()), fmt::format("{:.2f}", ms), fmt::format("{:.2f}", plan_ms)});
+      part.rows.push_back({ring, direction, fmt::to_string(steps.size()), fmt::format("{:.2f}", ms),
+                           fmt::format("{:.2f}", plan_ms)});
       part.values[fmt::format("{}_{}_ms", ring, direction)] = ms;
       part.values[fmt::format("{}_{}_plan_ms", ring, direction)] = plan_ms;
     }
@@ -86,7 +94,8 @@ int plan_command(const CommandLine& line) {
       if (part_of == plan_groups && part && lacks_groups(decks[d])) {
         std::vector<PackGroup> groups;
         for (std::size_t g = 0; g < part->values["groups"].size(); ++g)
-          groups.push_back({part->values["groups"][g], part->values["group_ranks"][g], part->values["group_recompute"][g]});
+          groups.push_back({part->values["groups"][g], part->values["group_ranks"][g],
+                            part->values["group_recompute"][g]});
         set_groups(decks[d], groups, needs);
       }
       if (!part) continue;
@@ -102,8 +111,10 @@ int plan_command(const CommandLine& line) {
         table->row(row);
       }
       for (const auto& [key, value] : part->values.items()) {
-        // Both tables have it, as step_time of the first global batch's pipeline and of the whole run's: the first keeps a name of its own.
-        if (const auto earlier = values[d].find(key); earlier != values[d].end()) values[d]["first_batch_" + key] = *earlier;
+        // Both tables have it, as step_time of the first global batch's pipeline and of the whole
+        // run's: the first keeps a name of its own.
+        if (const auto earlier = values[d].find(key); earlier != values[d].end())
+          values[d]["first_batch_" + key] = *earlier;
         values[d][key] = value;
       }
     }
@@ -111,7 +122,10 @@ int plan_command(const CommandLine& line) {
     fmt::print("{}{}\n{}{}\n", any ? "\n" : "", title, table->text(), note);
     any = true;
   }
-  require(any, "{}: nothing to plan; state component times in [costs], attention.index = \"generated\", a [pipeline], a [dst] or batching.select_lengths", line.deck_file);
+  require(any,
+          "{}: nothing to plan; state component times in [costs], attention.index = \"generated\", "
+          "a [pipeline], a [dst] or batching.select_lengths",
+          line.deck_file);
   if (!named) {
     write_json(line.json, values.front());
     return 0;

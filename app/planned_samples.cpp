@@ -15,17 +15,21 @@ PlannedSamples::PlannedSamples(const Deck& deck)
     : deck_(deck),
       dataset_(open_planned_data(deck)),
       sampler_(
-          dataset_->samples(), static_cast<std::uint64_t>(deck.integer("run.seed")), deck.real("data.validation_share"),
-          deck.boolean("batching.shuffle"), [this](std::int64_t s) { return dataset_->document(s); }, dataset_->held_out()) {
-  require(training_samples() > 0, "data: no training samples ({}); check the block [data]", dataset_->description());
+          dataset_->samples(), static_cast<std::uint64_t>(deck.integer("run.seed")),
+          deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
+          [this](std::int64_t s) { return dataset_->document(s); }, dataset_->held_out()) {
+  require(training_samples() > 0, "data: no training samples ({}); check the block [data]",
+          dataset_->description());
 }
 
 void PlannedSamples::begin_with_curriculum() {
-  sampler_.begin_with(RunOptions::from(deck_).curriculum, [this](std::int64_t s) { return dataset_->length(s); });
+  sampler_.begin_with(RunOptions::from(deck_).curriculum,
+                      [this](std::int64_t s) { return dataset_->length(s); });
 }
 
 std::vector<SampleLength> PlannedSamples::next(SamplerPosition& position) {
-  return lengths(sampler_.next(position, deck_.integer("batching.global_tokens"), deck_.integer("batching.global_samples"),
+  return lengths(sampler_.next(position, deck_.integer("batching.global_tokens"),
+                               deck_.integer("batching.global_samples"),
                                [this](std::int64_t s) { return dataset_->length(s); }));
 }
 

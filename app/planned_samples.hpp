@@ -22,7 +22,8 @@ class PlannedSamples {
 
   /// The deck's curriculum: its short samples come first.
   void begin_with_curriculum();
-  /// The next global batch (batching.global_tokens, global_samples) from `position` on, which moves.
+  /// The next global batch (batching.global_tokens, global_samples) from `position` on, which
+  /// moves.
   std::vector<SampleLength> next(SamplerPosition& position);
   /// The first `count` samples of the epoch, however many batches they make.
   std::vector<SampleLength> first(std::int64_t count);

@@ -1,4 +1,5 @@
-// Between a session and its checkpoints: which shard of what goes to the file, and how a run is put back.
+// Between a session and its checkpoints: which shard of what goes to the file, and how a run is put
+// back.
 #pragma once
 #include <string>
 #include <vector>
@@ -15,15 +16,19 @@ struct Restored {
   std::vector<std::string> warnings;
 };
 
-/// Loads `what` (a file, or "latest" for the newest sound checkpoint of `run_folder`; none there is not an error) into parameters and optimizer.
-/// Collective.  Errors: damaged or foreign file, adapters of another base.
-Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what, const std::string& run_folder);
+/// Loads `what` (a file, or "latest" for the newest sound checkpoint of `run_folder`; none there is
+/// not an error) into parameters and optimizer. Collective.  Errors: damaged or foreign file,
+/// adapters of another base.
+Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what,
+                 const std::string& run_folder);
 
-/// What training needs beside: the deck takes the samples in the order that the checkpoint's position counts in.  Other data is a warning.
-/// Collective.  Errors: another seed, in the first epoch another curriculum.
+/// What training needs beside: the deck takes the samples in the order that the checkpoint's
+/// position counts in.  Other data is a warning. Collective.  Errors: another seed, in the first
+/// epoch another curriculum.
 void check_sample_order(Session& session, Restored& restored);
 
 /// Writes the state after `state.step` steps.  Collective; returns the path.
-std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState state, const std::string& folder);
+std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState state,
+                 const std::string& folder);
 
 }  // namespace ballast

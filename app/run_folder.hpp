@@ -9,8 +9,9 @@ namespace ballast {
 
 class RunFolder {
  public:
-  /// Collective.  Creates and locks `path` (rank 0 holds the lock until the object goes).  Throws Error on every rank when another run
-  /// holds it, when it cannot be written, or when it already holds a run and `resume` is false.
+  /// Collective.  Creates and locks `path` (rank 0 holds the lock until the object goes).  Throws
+  /// Error on every rank when another run holds it, when it cannot be written, or when it already
+  /// holds a run and `resume` is false.
   RunFolder(const Communicator& world, const std::string& path, bool resume);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;

@@ -1,4 +1,5 @@
-// Session: what training and evaluation share on one rank: mesh, data, model and how a micro-batch is prepared.
+// Session: what training and evaluation share on one rank: mesh, data, model and how a micro-batch
+// is prepared.
 #pragma once
 #include <memory>
 #include <string>
@@ -13,9 +14,9 @@
 #include "io/dataset.hpp"
 #include "kernels/model.hpp"
 #include "kernels/parameters.hpp"
+#include "parallel/kv_store.hpp"
 #include "parallel/mesh.hpp"
 #include "parallel/pipeline_links.hpp"
-#include "parallel/kv_store.hpp"
 #include "parallel/ring_attention.hpp"
 #include "parallel/stage_executor.hpp"
 
@@ -23,7 +24,8 @@ namespace ballast {
 
 class Session {
  public:
-  /// Collective.  Opens the mesh, the dataset and the model of the deck; parameters hold their initial values.  Errors reach every rank.
+  /// Collective.  Opens the mesh, the dataset and the model of the deck; parameters hold their
+  /// initial values.  Errors reach every rank.
   Session(const Communicator& world, const Deck& deck);
 
   /// Layout of a micro-batch over the context-parallel ranks.
@@ -32,9 +34,12 @@ class Session {
   ChunkStores chunk_stores(const std::vector<MicroBatch>& list);
   /// Tokens and attention of a micro-batch of data-parallel rank `mesh.at.dp`.
   /// `policy`: who chooses the budgets of its layers (DST); null: they are as block attention says.
-  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored = {}, BudgetPolicy* policy = nullptr);
-  /// The attention indexes of a micro-batch with these axes, as block attention says, for this rank's heads of a Ulysses group.
-  std::unique_ptr<IndexSource> index_source(AttentionAxes axes, const Communicator& sequence, BudgetPolicy* policy = nullptr);
+  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored = {},
+                         BudgetPolicy* policy = nullptr);
+  /// The attention indexes of a micro-batch with these axes, as block attention says, for this
+  /// rank's heads of a Ulysses group.
+  std::unique_ptr<IndexSource> index_source(AttentionAxes axes, const Communicator& sequence,
+                                            BudgetPolicy* policy = nullptr);
   /// Length of each sample, as batching sees it.
   std::vector<SampleLength> lengths(const std::vector<std::int64_t>& samples) const;
   /// The Batch plan of these samples on this mesh.
@@ -52,13 +57,15 @@ class Session {
   Recorder recorder;
   StageTable stage;  ///< this rank's part of the parameter table
   Parameters parameters;
-  std::uint64_t base_fingerprint = 0;  ///< of the frozen weights beside adapters, once load_base has read them; 0: initial values
+  std::uint64_t base_fingerprint = 0;  ///< of the frozen weights beside adapters, once load_base
+                                       ///< has read them; 0: initial values
   StageModel model;
   RingGroup ring;
   IndexCache indexes;
   PipelineLinks links;
   KvPlace kv_place;
-  std::unique_ptr<BudgetTuning> tuning;  ///< null unless the deck tunes budgets or batches by predicted latency
+  std::unique_ptr<BudgetTuning>
+      tuning;  ///< null unless the deck tunes budgets or batches by predicted latency
 };
 
 /// Runs `work` on every rank and lets all ranks fail together when one throws.  Collective.

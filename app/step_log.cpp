@@ -62,7 +62,8 @@ void StepLog::progress(std::int64_t step, std::int64_t steps, double seconds_lef
     const auto s = static_cast<std::int64_t>(seconds_left + 0.5);
     left = fmt::format("  {}:{:02}:{:02} left", s / 3600, s / 60 % 60, s % 60);
   }
-  fmt::print(stderr, "\r\033[K[{:=<{}}{:<{}}] {}/{}{}", "", done, "", width - done, step, steps, left);
+  fmt::print(stderr, "\r\033[K[{:=<{}}{:<{}}] {}/{}{}", "", done, "", width - done, step, steps,
+             left);
 }
 
 }  // namespace ballast

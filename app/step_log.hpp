@@ -1,5 +1,5 @@
-// Step log: '#'-prefixed header, then one key=value line a step, on the terminal and in RUN/log.txt (rank 0).  On a terminal also a
-// progress line with the time left.
+// Step log: '#'-prefixed header, then one key=value line a step, on the terminal and in RUN/log.txt
+// (rank 0).  On a terminal also a progress line with the time left.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,7 +14,8 @@ using StepFields = std::vector<std::pair<std::string, std::string>>;
 
 class StepLog {
  public:
-  /// Appends to `file`; an empty name logs to the terminal alone.  `active` is false on every rank but 0: calls do nothing.
+  /// Appends to `file`; an empty name logs to the terminal alone.  `active` is false on every rank
+  /// but 0: calls do nothing.
   StepLog(const std::string& file, bool active);
   ~StepLog();
   void comment(const std::string& text);  ///< one '# ' line for each line of `text`

@@ -21,7 +21,8 @@ std::string data_text(const Deck& deck) {
     longest = std::max(longest, length);
     hash.add(length);
   }
-  return fmt::format("{} samples of {} tokens, the longest {}, lengths {:016x}", dataset->samples(), tokens, longest, hash.value());
+  return fmt::format("{} samples of {} tokens, the longest {}, lengths {:016x}", dataset->samples(),
+                     tokens, longest, hash.value());
 }
 
 using Uses = std::map<std::string, std::string>;
@@ -35,22 +36,32 @@ std::size_t differences(const Uses& a, const Uses& b) {
 
 }  // namespace
 
-bool takes_stored_groups(const Deck& deck) { return deck.text("batching.method") == "hbp" && deck.text("batching.groups_from") == "profile"; }
+bool takes_stored_groups(const Deck& deck) {
+  return deck.text("batching.method") == "hbp" && deck.text("batching.groups_from") == "profile";
+}
 
 bool lacks_groups(const Deck& deck) {
-  return deck.text("batching.method") == "hbp" && !takes_stored_groups(deck) && deck.get<std::vector<std::int64_t>>("batching.groups").empty();
+  return deck.text("batching.method") == "hbp" && !takes_stored_groups(deck) &&
+         deck.get<std::vector<std::int64_t>>("batching.groups").empty();
 }
 
 std::map<std::string, std::string> groups_made_for(const Deck& deck) {
   const ModelShape model = model_shape(deck);
   const MeshShape mesh = mesh_shape(deck);
   const double limit = deck.real("batching.select_memory_gib");
-  return {{"model", fmt::format("{} layers, vocabulary {}{}", model.layers, model.vocabulary, model.lora.rank > 0 ? fmt::format(", adapters of rank {}", model.lora.rank) : "")},
+  return {{"model",
+           fmt::format(
+               "{} layers, vocabulary {}{}", model.layers, model.vocabulary,
+               model.lora.rank > 0 ? fmt::format(", adapters of rank {}", model.lora.rank) : "")},
           {"data", data_text(deck)},
           {"ranks", fmt::format("mesh.dp {}, mesh.cp {}", mesh.dp, mesh.cp())},
-          {"memory", fmt::format("batching.select_memory_gib {}, optimizer.zero {}", limit > 0 ? fmt::format("{}", limit) : "none", deck.integer("optimizer.zero"))},
+          {"memory", fmt::format("batching.select_memory_gib {}, optimizer.zero {}",
+                                 limit > 0 ? fmt::format("{}", limit) : "none",
+                                 deck.integer("optimizer.zero"))},
           {"attention", deck.text("attention.pattern")},
-          {"tried", fmt::format("batching.select_lengths {}, select_ranks {}", to_text(deck.value("batching.select_lengths")), to_text(deck.value("batching.select_ranks")))}};
+          {"tried", fmt::format("batching.select_lengths {}, select_ranks {}",
+                                to_text(deck.value("batching.select_lengths")),
+                                to_text(deck.value("batching.select_ranks")))}};
 }
 
 void store_groups(const Deck& deck, const std::vector<PackGroup>& groups) {
@@ -68,27 +79,34 @@ std::vector<PackGroup> stored_groups(const Deck& deck, std::vector<std::string>&
   const bool allowed = deck.boolean("profile.allow_mismatch");
   const auto mismatch = identity_differences(path, table, planned_identity(deck), allowed);
   notes.insert(notes.end(), mismatch.begin(), mismatch.end());
-  require(!table.groups.empty(), "profile table {} holds no packing groups, which batching.groups_from = \"profile\" asks for; select them with `ballast plan {}`", path, deck.file);
+  require(!table.groups.empty(),
+          "profile table {} holds no packing groups, which batching.groups_from = \"profile\" asks "
+          "for; select them with `ballast plan {}`",
+          path, deck.file);
   const Uses here = groups_made_for(deck);
-  const StoredGroups& nearest = *std::min_element(table.groups.begin(), table.groups.end(), [&](const StoredGroups& a, const StoredGroups& b) {
-    return differences(a.made_for, here) < differences(b.made_for, here);
-  });
+  const StoredGroups& nearest = *std::min_element(
+      table.groups.begin(), table.groups.end(), [&](const StoredGroups& a, const StoredGroups& b) {
+        return differences(a.made_for, here) < differences(b.made_for, here);
+      });
   std::vector<std::string> list;
   for (const auto& [key, value] : here) {
     const auto there = nearest.made_for.find(key);
     const std::string stated = there == nearest.made_for.end() ? "not stated" : there->second;
-    if (stated != value) list.push_back(fmt::format("{} of the selection: {}; here: {}", key, stated, value));
+    if (stated != value)
+      list.push_back(fmt::format("{} of the selection: {}; here: {}", key, stated, value));
   }
   require(list.empty() || allowed,
-          "the packing groups in profile table {} were selected for something else:\n  {}\nselect them for this deck with `ballast plan {}`, or set profile.allow_mismatch = true", path,
-          fmt::join(list, "\n  "), deck.file);
+          "the packing groups in profile table {} were selected for something else:\n  {}\nselect "
+          "them for this deck with `ballast plan {}`, or set profile.allow_mismatch = true",
+          path, fmt::join(list, "\n  "), deck.file);
   notes.insert(notes.end(), list.begin(), list.end());
   return nearest.groups;
 }
 
 void set_groups(Deck& deck, const std::vector<PackGroup>& groups, DeckNeeds needs) {
   std::vector<std::int64_t> tokens, ranks, recompute;
-  for (const PackGroup& g : groups) tokens.push_back(g.tokens), ranks.push_back(g.ranks), recompute.push_back(g.recompute_layers);
+  for (const PackGroup& g : groups)
+    tokens.push_back(g.tokens), ranks.push_back(g.ranks), recompute.push_back(g.recompute_layers);
   const std::string place = "profile table " + deck.text("profile.table");
   deck.set("batching.groups", tokens, place);
   deck.set("batching.group_ranks", ranks, place);

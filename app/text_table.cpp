@@ -36,13 +36,15 @@ std::string TextTable::text(std::size_t limit, std::size_t total) const {
   const auto line = [&](const std::vector<std::string>& cells) {
     std::string out;
     for (std::size_t c = 0; c < columns; ++c)
-      out += right[c] ? fmt::format("  {:>{}}", cells[c], width[c]) : fmt::format("  {:<{}}", cells[c], width[c]);
+      out += right[c] ? fmt::format("  {:>{}}", cells[c], width[c])
+                      : fmt::format("  {:<{}}", cells[c], width[c]);
     out.erase(out.find_last_not_of(' ') + 1);
     return out + '\n';
   };
   std::string out = line(header_);
   for (std::size_t i = 0; i < shown.size(); ++i) {
-    if (cut && i == head) out += fmt::format("  ... {} more\n", std::max(total, rows_.size()) - limit);
+    if (cut && i == head)
+      out += fmt::format("  ... {} more\n", std::max(total, rows_.size()) - limit);
     out += line(rows_[shown[i]]);
   }
   return out;

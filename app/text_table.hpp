@@ -10,8 +10,9 @@ class TextTable {
  public:
   explicit TextTable(std::vector<std::string> header) : header_(std::move(header)) {}
   void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
-  /// At most `limit` rows are shown: the first ones, a line that says how many are left out, and the last ones.  0: all.  `total` rows are
-  /// meant where that is more than were added (rows of a long middle need not be made).
+  /// At most `limit` rows are shown: the first ones, a line that says how many are left out, and
+  /// the last ones.  0: all.  `total` rows are meant where that is more than were added (rows of a
+  /// long middle need not be made).
   std::string text(std::size_t limit = 0, std::size_t total = 0) const;
 
  private:

@@ -1,4 +1,5 @@
-// The train loop: sample, plan, execute, reduce, update, observe; checkpoints and agreed stops between steps.
+// The train loop: sample, plan, execute, reduce, update, observe; checkpoints and agreed stops
+// between steps.
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -20,17 +21,20 @@ class Trainer {
  public:
   /// Collective.  Locks the run folder, restores when asked, opens log and trace.
   Trainer(const CommandLine& line, const Communicator& world, const Deck& deck);
-  /// Runs to run.steps, a signal or the wall-time limit.  Returns the exit status: 0, or 75 when it stopped early (requeue me).
+  /// Runs to run.steps, a signal or the wall-time limit.  Returns the exit status: 0, or 75 when it
+  /// stopped early (requeue me).
   int run();
 
  private:
   void write_header(const Restored& restored, const std::vector<std::string>& table_notes);
   void step();
-  /// Names the first micro-batch and layer with a NaN or Inf and stops all ranks; nothing is written.
+  /// Names the first micro-batch and layer with a NaN or Inf and stops all ranks; nothing is
+  /// written.
   [[noreturn]] void stop_at_nonfinite(const Batch& batch, const TrainStep::Gradients& found);
-  void observe(const Batch& batch, const Schedule& schedule, double loss, double norm, double rate, double seconds);
-  /// Simulated seconds of the step's schedules over the times of profile.table, the slowest data-parallel rank's; the trace gets the ops of
-  /// this stage.  Collective.
+  void observe(const Batch& batch, const Schedule& schedule, double loss, double norm, double rate,
+               double seconds);
+  /// Simulated seconds of the step's schedules over the times of profile.table, the slowest
+  /// data-parallel rank's; the trace gets the ops of this stage.  Collective.
   double predict(const std::vector<MicroBatch>& mine, const Schedule& schedule);
   void checkpoint();
 
@@ -43,14 +47,15 @@ class Trainer {
   std::unique_ptr<TraceWriter> trace_;
   CheckpointState state_;
   nlohmann::ordered_json summary_;  ///< --json: the run's last step and held-out loss
-  std::string gradient_file_;  ///< run.dump_gradients until it is written
+  std::string gradient_file_;       ///< run.dump_gradients until it is written
   std::int64_t last_saved_ = -1;
   double started_s_ = 0, peak_flops_, longest_step_s_ = 0;
   double plan_s_ = 0;  ///< host seconds of the last step's Batch plan and Schedule
   Overheads overheads_;
 };
 
-/// Dense matrix-product rate of one rank in FLOP/s, the base of MFU: measured with all ranks at work on the host.
+/// Dense matrix-product rate of one rank in FLOP/s, the base of MFU: measured with all ranks at
+/// work on the host.
 double dense_peak_flops(const Device& device, DType type);
 
 }  // namespace ballast

@@ -53,14 +53,16 @@ std::int64_t Batch::tokens() const {
 
 std::int64_t Batch::samples() const {
   return total(*this, [](const MicroBatch& mb) {
-    return std::count_if(mb.segments.begin(), mb.segments.end(), [](const Segment& s) { return s.begin == 0; });
+    return std::count_if(mb.segments.begin(), mb.segments.end(),
+                         [](const Segment& s) { return s.begin == 0; });
   });
 }
 
 std::vector<MicroBatch> Batch::work_of(int dp) const {
   std::vector<MicroBatch> list = micro_batches.at(static_cast<std::size_t>(dp));
   for (std::size_t m = 0; m < list.size(); ++m)
-    if (list[m].sp > 1) list[m] = micro_batches.at(static_cast<std::size_t>(dp - dp % list[m].sp)).at(m);
+    if (list[m].sp > 1)
+      list[m] = micro_batches.at(static_cast<std::size_t>(dp - dp % list[m].sp)).at(m);
   return list;
 }
 

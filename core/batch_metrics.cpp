@@ -15,7 +15,8 @@ void BatchMeter::Sums::add(double d, double p, double a) {
   ++batches;
 }
 
-BatchMeter::BatchMeter(const BatchingOptions& options, int shared_ranks) : options_(options), shared_ranks_(shared_ranks) {
+BatchMeter::BatchMeter(const BatchingOptions& options, int shared_ranks)
+    : options_(options), shared_ranks_(shared_ranks) {
   if (options.method != "hbp") options_.groups = {{options.micro_batch_tokens, 1, -1}};
   for (const PackGroup& g : options_.groups) {
     GroupMetrics m;
@@ -58,9 +59,10 @@ void BatchMeter::add(const Batch& batch, bool full) {
       }
       const std::size_t g = options_.method == "hbp" ? group_of(longest, options_.groups) : 0;
       const double length =
-          static_cast<double>(padded ? longest * static_cast<std::int64_t>(m.segments.size()) : options_.groups[g].tokens);
-      padding +=
-          padding_ratio(std::vector<double>{std::min(sum, length)}, length);  // a longer sample has a pack of its own, without padding
+          static_cast<double>(padded ? longest * static_cast<std::int64_t>(m.segments.size())
+                                     : options_.groups[g].tokens);
+      padding += padding_ratio(std::vector<double>{std::min(sum, length)},
+                               length);  // a longer sample has a pack of its own, without padding
       for (std::size_t r = d; r < std::min(ranks, d + static_cast<std::size_t>(m.sp)); ++r) {
         tokens[r] += sum / m.sp;
         attention[r] += squares / m.sp;
@@ -72,7 +74,8 @@ void BatchMeter::add(const Batch& batch, bool full) {
       GroupMetrics& of = counts_.groups[g];
       const double capacity = static_cast<double>(of.group.tokens);
       const auto bin = [](double share) {
-        return static_cast<std::size_t>(std::clamp(share * GroupMetrics::kBins, 0.0, GroupMetrics::kBins - 1.0));
+        return static_cast<std::size_t>(
+            std::clamp(share * GroupMetrics::kBins, 0.0, GroupMetrics::kBins - 1.0));
       };
       ++of.packs;
       of.tail_packs += full ? 0 : 1;
@@ -81,15 +84,19 @@ void BatchMeter::add(const Batch& batch, bool full) {
       ++of.attention[bin(squares / (capacity * capacity))];
       for (const Segment& s : m.segments) {
         of.samples += s.begin == 0 ? 1 : 0;
-        const std::size_t b = static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(s.tokens())));
+        const std::size_t b =
+            static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(s.tokens())));
         if (of.lengths.size() <= b) of.lengths.resize(b + 1);
         ++of.lengths[b];
-        const std::size_t own = options_.method == "hbp" ? group_of(s.tokens(), options_.groups) : 0;
+        const std::size_t own =
+            options_.method == "hbp" ? group_of(s.tokens(), options_.groups) : 0;
         if (options_.groups[own].ranks > 1) needing_ += static_cast<double>(s.tokens());
       }
       counts_.longest = std::max(counts_.longest, longest);
     }
-  const double dbr = balance_ratio(tokens), pr = packs > 0 ? padding / static_cast<double>(packs) : 0, abr = balance_ratio(attention);
+  const double dbr = balance_ratio(tokens),
+               pr = packs > 0 ? padding / static_cast<double>(packs) : 0,
+               abr = balance_ratio(attention);
   all_.add(dbr, pr, abr);
   if (full)
     full_.add(dbr, pr, abr);
@@ -103,7 +110,9 @@ void BatchMeter::add(const Batch& batch, bool full) {
 BatchMetrics BatchMeter::result() const {
   BatchMetrics m = counts_;
   const Sums& sums = full_.batches > 0 ? full_ : all_;
-  const auto mean = [](double sum, std::int64_t count) { return count > 0 ? sum / static_cast<double>(count) : 0; };
+  const auto mean = [](double sum, std::int64_t count) {
+    return count > 0 ? sum / static_cast<double>(count) : 0;
+  };
   m.dbr = mean(sums.dbr, sums.batches);
   m.pr = mean(sums.pr, sums.batches);
   m.abr = mean(sums.abr, sums.batches);

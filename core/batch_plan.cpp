@@ -28,12 +28,16 @@ class Planner {
  public:
   Planner(const Samples& samples, const BatchingOptions& options, std::uint64_t stream)
       : samples_(samples), options_(options), stream_(stream) {
-    require(options.dp >= 1, "mesh.dp = {}: a batch needs at least one data-parallel rank", options.dp);
+    require(options.dp >= 1, "mesh.dp = {}: a batch needs at least one data-parallel rank",
+            options.dp);
     std::vector<std::int64_t> lengths(samples.size());
-    std::transform(samples.begin(), samples.end(), lengths.begin(), [&](const SampleLength& s) { return (s.tokens + options.align - 1) / options.align * options.align; });
+    std::transform(samples.begin(), samples.end(), lengths.begin(), [&](const SampleLength& s) {
+      return (s.tokens + options.align - 1) / options.align * options.align;
+    });
     if (options.method == "hbp") {
       groups_ = options.groups;
-      GroupedPacking grouped = hbp_packing(lengths, groups_, options.dp, options.balance, options.seed + stream);
+      GroupedPacking grouped =
+          hbp_packing(lengths, groups_, options.dp, options.balance, options.seed + stream);
       packs_ = std::move(grouped.packs);
       group_ = std::move(grouped.group);
     } else {
@@ -41,7 +45,8 @@ class Planner {
       packs_ = single_level(lengths);
       group_.assign(packs_.size(), 0);
     }
-    aligned_ = std::any_of(groups_.begin(), groups_.end(), [](const PackGroup& g) { return g.ranks > 1; });
+    aligned_ =
+        std::any_of(groups_.begin(), groups_.end(), [](const PackGroup& g) { return g.ranks > 1; });
     cost_.resize(packs_.size());
     squares_.resize(packs_.size());
     for (std::size_t p = 0; p < packs_.size(); ++p)
@@ -67,14 +72,16 @@ class Planner {
     const PackGroup& group = groups_[round.group];
     const std::size_t ranks = static_cast<std::size_t>(group.ranks);
     Numbers packs = round.packs;
-    std::stable_sort(packs.begin(), packs.end(), [&](std::uint32_t a, std::uint32_t b) { return cost_[a] > cost_[b]; });
+    std::stable_sort(packs.begin(), packs.end(),
+                     [&](std::uint32_t a, std::uint32_t b) { return cost_[a] > cost_[b]; });
     const auto block_load = [&](std::size_t b) {
       return *std::max_element(load.begin() + static_cast<std::ptrdiff_t>(b * ranks),
                                load.begin() + static_cast<std::ptrdiff_t>((b + 1) * ranks));
     };
     std::vector<std::size_t> blocks(load.size() / ranks);
     std::iota(blocks.begin(), blocks.end(), std::size_t{0});
-    std::stable_sort(blocks.begin(), blocks.end(), [&](std::size_t a, std::size_t b) { return block_load(a) < block_load(b); });
+    std::stable_sort(blocks.begin(), blocks.end(),
+                     [&](std::size_t a, std::size_t b) { return block_load(a) < block_load(b); });
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       const bool idle = i >= packs.size();
       if (idle && !aligned_) break;  // rounds need not meet where no rank shares a pack
@@ -86,18 +93,21 @@ class Planner {
     }
   }
 
-  /// All packs, the heaviest first, each to the least loaded rank, ties to the lower rank (longest processing time first).
+  /// All packs, the heaviest first, each to the least loaded rank, ties to the lower rank (longest
+  /// processing time first).
   void add_all(Batch& batch) const {
     Numbers order(packs_.size());
     std::iota(order.begin(), order.end(), 0u);
-    std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return cost_[a] > cost_[b]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::uint32_t a, std::uint32_t b) { return cost_[a] > cost_[b]; });
     using Load = std::pair<double, int>;
     std::priority_queue<Load, std::vector<Load>, std::greater<>> load;
     for (int d = 0; d < options_.dp; ++d) load.emplace(0.0, d);
     for (const std::uint32_t p : order) {
       const auto [sum, d] = load.top();
       load.pop();
-      batch.micro_batches[static_cast<std::size_t>(d)].push_back({segments(p), 1, groups_[group_[p]].recompute_layers});
+      batch.micro_batches[static_cast<std::size_t>(d)].push_back(
+          {segments(p), 1, groups_[group_[p]].recompute_layers});
       load.emplace(sum + cost_[p], d);
     }
   }
@@ -106,7 +116,8 @@ class Planner {
   void deal(Batch& batch) const {
     std::size_t d = 0;
     for (const Round& round : rounds())
-      for (const std::uint32_t p : round.packs) batch.micro_batches[d++ % batch.micro_batches.size()].push_back({segments(p)});
+      for (const std::uint32_t p : round.packs)
+        batch.micro_batches[d++ % batch.micro_batches.size()].push_back({segments(p)});
   }
 
   bool aligned() const { return aligned_; }
@@ -114,8 +125,11 @@ class Planner {
 
  private:
   Packing single_level(std::span<const std::int64_t> lengths) const {
-    if (options_.method == "packed") return pack_lengths("bfd", lengths, options_.micro_batch_tokens);
-    if (options_.method != "none") return pack_lengths(options_.method, lengths, options_.micro_batch_tokens, options_.seed + stream_);
+    if (options_.method == "packed")
+      return pack_lengths("bfd", lengths, options_.micro_batch_tokens);
+    if (options_.method != "none")
+      return pack_lengths(options_.method, lengths, options_.micro_batch_tokens,
+                          options_.seed + stream_);
     Packing packs;
     const auto together = static_cast<std::size_t>(std::max(1, options_.micro_batch_samples));
     for (std::size_t i = 0; i < lengths.size(); ++i) {
@@ -127,30 +141,34 @@ class Planner {
 
   /// Packs [begin, end) of one group as rounds.
   std::vector<Numbers> cut(std::size_t begin, std::size_t end, std::uint32_t group) const {
-    Numbers packs = options_.method == "none" || options_.method == "sorted"
-                        ? Numbers()
-                        : shuffled(end - begin, options_.seed, stream_of("batch.packs") + stream_ + group);
+    Numbers packs =
+        options_.method == "none" || options_.method == "sorted"
+            ? Numbers()
+            : shuffled(end - begin, options_.seed, stream_of("batch.packs") + stream_ + group);
     if (packs.empty()) {
       packs.resize(end - begin);
       std::iota(packs.begin(), packs.end(), 0u);
     }
     for (std::uint32_t& p : packs) p += static_cast<std::uint32_t>(begin);
     if (options_.method == "hbp" && options_.balance) {
-      std::sort(packs.begin(), packs.end(),
-                [&](std::uint32_t a, std::uint32_t b) { return squares_[a] != squares_[b] ? squares_[a] > squares_[b] : a < b; });
+      std::sort(packs.begin(), packs.end(), [&](std::uint32_t a, std::uint32_t b) {
+        return squares_[a] != squares_[b] ? squares_[a] > squares_[b] : a < b;
+      });
     }
     const std::size_t width = ranks() / static_cast<std::size_t>(groups_[group].ranks);
     std::vector<Numbers> list;
     for (std::size_t i = 0; i < packs.size(); i += width)
-      list.emplace_back(packs.begin() + static_cast<std::ptrdiff_t>(i),
-                        packs.begin() + static_cast<std::ptrdiff_t>(std::min(packs.size(), i + width)));
+      list.emplace_back(
+          packs.begin() + static_cast<std::ptrdiff_t>(i),
+          packs.begin() + static_cast<std::ptrdiff_t>(std::min(packs.size(), i + width)));
     return list;
   }
 
   std::vector<Segment> segments(std::uint32_t pack) const {
     std::vector<Segment> list;
     list.reserve(packs_[pack].size());
-    for (const std::uint32_t i : packs_[pack]) list.push_back({samples_[i].sample, 0, samples_[i].tokens, samples_[i].loss_tokens});
+    for (const std::uint32_t i : packs_[pack])
+      list.push_back({samples_[i].sample, 0, samples_[i].tokens, samples_[i].loss_tokens});
     return list;
   }
 
@@ -161,37 +179,44 @@ class Planner {
   Packing packs_;
   Numbers group_;                       ///< of each pack
   std::vector<double> cost_, squares_;  ///< of each pack
-  bool aligned_ = false;                ///< some ranks share packs, so that every rank has an entry in every round
+  bool aligned_ =
+      false;  ///< some ranks share packs, so that every rank has an entry in every round
 };
 
 void check_method(const std::string& method) {
   const auto& known = batching_methods();
-  require(std::find(known.begin(), known.end(), method) != known.end(), "batching.method = \"{}\" is unknown; allowed: {}", method,
-          fmt::join(known, ", "));
+  require(std::find(known.begin(), known.end(), method) != known.end(),
+          "batching.method = \"{}\" is unknown; allowed: {}", method, fmt::join(known, ", "));
 }
 
 Batch plan_by_weight(std::int64_t step, const Samples& samples, const BatchingOptions& options) {
-  require(options.method == "lbb" || options.sample_cost, "batching.method = \"sab\" needs predicted latency: name a profile.table, or state [costs]");
+  require(
+      options.method == "lbb" || options.sample_cost,
+      "batching.method = \"sab\" needs predicted latency: name a profile.table, or state [costs]");
   std::vector<double> weights;
   for (const SampleLength& s : samples)
-    weights.push_back(options.method == "lbb" ? static_cast<double>(s.tokens) : options.sample_cost(s.tokens));
+    weights.push_back(options.method == "lbb" ? static_cast<double>(s.tokens)
+                                              : options.sample_cost(s.tokens));
   return plan_weighted(step, samples, weights, options);
 }
 
 }  // namespace
 
 const std::vector<std::string>& batching_methods() {
-  static const std::vector<std::string> names{"none", "random", "sorted", "isf", "ffs", "ffd", "bfs", "spfhp", "packed", "hbp"};
+  static const std::vector<std::string> names{"none", "random", "sorted", "isf",    "ffs",
+                                              "ffd",  "bfs",    "spfhp",  "packed", "hbp"};
   return names;
 }
 
-Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples, const BatchingOptions& options) {
+Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
+                 const BatchingOptions& options) {
   const auto aligned = [&](Batch batch) {
     for (auto& list : batch.micro_batches)
       for (MicroBatch& micro_batch : list) micro_batch.align = options.align;
     return batch;
   };
-  if (options.method == "sab" || options.method == "lbb") return aligned(plan_by_weight(step, samples, options));
+  if (options.method == "sab" || options.method == "lbb")
+    return aligned(plan_by_weight(step, samples, options));
   if (options.method == "chunkflow") return aligned(plan_chunks(step, samples, options));
   check_method(options.method);
   const Planner planner(samples, options, static_cast<std::uint64_t>(step));
@@ -209,11 +234,14 @@ Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples, co
   return aligned(std::move(batch));
 }
 
-std::vector<Batch> plan_epoch(const std::vector<SampleLength>& samples, const BatchingOptions& options) {
+std::vector<Batch> plan_epoch(const std::vector<SampleLength>& samples,
+                              const BatchingOptions& options) {
   check_method(options.method);
   const Planner planner(samples, options, 0);
   const std::vector<Round> rounds = planner.rounds();
-  const Numbers order = options.method == "none" ? Numbers() : shuffled(rounds.size(), options.seed, stream_of("batch.order"));
+  const Numbers order = options.method == "none"
+                            ? Numbers()
+                            : shuffled(rounds.size(), options.seed, stream_of("batch.order"));
   std::vector<Batch> batches(rounds.size());
   for (std::size_t i = 0; i < rounds.size(); ++i) {
     batches[i].step = static_cast<std::int64_t>(i);

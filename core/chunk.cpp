@@ -20,7 +20,8 @@ constexpr int kSearchedNodes = 200000;
 /// Depth-first search for a packing into a fixed number of bins, longest first.
 class BinSearch {
  public:
-  BinSearch(std::span<const std::int64_t> lengths, std::span<const std::uint32_t> order, std::int64_t capacity, std::size_t bins)
+  BinSearch(std::span<const std::int64_t> lengths, std::span<const std::uint32_t> order,
+            std::int64_t capacity, std::size_t bins)
       : lengths_(lengths), order_(order), capacity_(capacity), room_(bins, capacity), bins_(bins) {}
 
   bool run() { return place(0); }
@@ -65,11 +66,13 @@ std::int64_t least_bins(std::span<const std::int64_t> lengths, std::int64_t capa
   std::vector<std::int64_t> sums(sorted.size() + 1, 0);
   std::partial_sum(sorted.begin(), sorted.end(), sums.begin() + 1);
   const auto below = [&](std::int64_t length) {  // how many are shorter
-    return static_cast<std::size_t>(std::lower_bound(sorted.begin(), sorted.end(), length) - sorted.begin());
+    return static_cast<std::size_t>(std::lower_bound(sorted.begin(), sorted.end(), length) -
+                                    sorted.begin());
   };
   std::int64_t least = 0;
-  // With a threshold a: lengths above capacity - a have a bin each that takes nothing of a or more; those above half have one each, and
-  // what is left of lengths in [a, half] goes into their rooms and further bins.  The lengths up to half are the thresholds that matter.
+  // With a threshold a: lengths above capacity - a have a bin each that takes nothing of a or more;
+  // those above half have one each, and what is left of lengths in [a, half] goes into their rooms
+  // and further bins.  The lengths up to half are the thresholds that matter.
   const std::size_t half = below(capacity / 2 + 1);
   std::int64_t previous = -1;
   for (std::size_t i = 0; i <= half && i < sorted.size(); ++i) {
@@ -78,16 +81,21 @@ std::int64_t least_bins(std::span<const std::int64_t> lengths, std::int64_t capa
     previous = a;
     const std::size_t small = below(a), large = below(capacity - a + 1);
     const auto bins = static_cast<std::int64_t>(sorted.size() - half);
-    const std::int64_t rooms = static_cast<std::int64_t>(large - half) * capacity - (sums[large] - sums[half]);
+    const std::int64_t rooms =
+        static_cast<std::int64_t>(large - half) * capacity - (sums[large] - sums[half]);
     const std::int64_t rest = sums[half] - sums[std::min(small, half)] - rooms;
     least = std::max(least, bins + (rest > 0 ? (rest + capacity - 1) / capacity : 0));
   }
-  return std::max<std::int64_t>(least, sorted.empty() ? 0 : std::max<std::int64_t>(1, (sums.back() + capacity - 1) / capacity));
+  return std::max<std::int64_t>(
+      least,
+      sorted.empty() ? 0 : std::max<std::int64_t>(1, (sums.back() + capacity - 1) / capacity));
 }
 
 Bins fewest_bins(std::span<const std::int64_t> lengths, std::int64_t capacity) {
   require(capacity >= 1, "chunks of {} tokens; must be at least 1", capacity);
-  for (const std::int64_t n : lengths) require(n >= 0 && n <= capacity, "a length of {} tokens does not fit a chunk of {}", n, capacity);
+  for (const std::int64_t n : lengths)
+    require(n >= 0 && n <= capacity, "a length of {} tokens does not fit a chunk of {}", n,
+            capacity);
   const Packing packing = pack_lengths("bfd", lengths, capacity);
   if (lengths.size() <= kSearchedItems) {
     const auto least = static_cast<std::size_t>(least_bins(lengths, capacity));
@@ -98,11 +106,13 @@ Bins fewest_bins(std::span<const std::int64_t> lengths, std::int64_t capacity) {
     }
   }
   Bins bins(packing.size());
-  for (std::size_t b = 0; b < bins.size(); ++b) bins[b].assign(packing[b].begin(), packing[b].end());
+  for (std::size_t b = 0; b < bins.size(); ++b)
+    bins[b].assign(packing[b].begin(), packing[b].end());
   return bins;
 }
 
-std::vector<MicroBatch> construct_chunks(const std::vector<SampleLength>& samples, std::int64_t chunk_tokens) {
+std::vector<MicroBatch> construct_chunks(const std::vector<SampleLength>& samples,
+                                         std::int64_t chunk_tokens) {
   require(chunk_tokens >= 1, "chunk.tokens = {} must be at least 1", chunk_tokens);
   std::vector<MicroBatch> chunks;
   std::vector<std::int64_t> lengths;
@@ -118,7 +128,8 @@ std::vector<MicroBatch> construct_chunks(const std::vector<SampleLength>& sample
     const bool all_but_last = s.loss_tokens == s.tokens - 1;  // without a mask
     const auto loss_before = [&](std::int64_t token) {
       if (all_but_last) return std::min(token, s.loss_tokens);
-      return static_cast<std::int64_t>(static_cast<long double>(s.loss_tokens) * static_cast<long double>(token) /
+      return static_cast<std::int64_t>(static_cast<long double>(s.loss_tokens) *
+                                       static_cast<long double>(token) /
                                        static_cast<long double>(s.tokens));
     };
     for (std::int64_t begin = 0; begin < s.tokens; begin += chunk_tokens) {
@@ -141,8 +152,10 @@ std::vector<MicroBatch> construct_chunks(const std::vector<SampleLength>& sample
   return chunks;
 }
 
-Batch plan_chunks(std::int64_t step, const std::vector<SampleLength>& samples, const BatchingOptions& options) {
-  require(options.dp >= 1, "mesh.dp = {}: a batch needs at least one data-parallel rank", options.dp);
+Batch plan_chunks(std::int64_t step, const std::vector<SampleLength>& samples,
+                  const BatchingOptions& options) {
+  require(options.dp >= 1, "mesh.dp = {}: a batch needs at least one data-parallel rank",
+          options.dp);
   std::vector<MicroBatch> chunks = construct_chunks(samples, options.micro_batch_tokens);
   Batch batch;
   batch.step = step;
@@ -151,10 +164,12 @@ Batch plan_chunks(std::int64_t step, const std::vector<SampleLength>& samples, c
   std::vector<double> cost(groups.size(), 0);
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (const int m : groups[g])
-      cost[g] += static_cast<double>(chunks[m].tokens()) + options.pair_cost_tokens * chunks[m].attention_pairs();
+      cost[g] += static_cast<double>(chunks[m].tokens()) +
+                 options.pair_cost_tokens * chunks[m].attention_pairs();
   std::vector<std::size_t> order(groups.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return cost[a] > cost[b]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return cost[a] > cost[b]; });
   using Load = std::pair<double, int>;
   std::priority_queue<Load, std::vector<Load>, std::greater<>> load;
   for (int d = 0; d < options.dp; ++d) load.emplace(0.0, d);

@@ -28,8 +28,10 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   for (std::size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i)
     for (std::size_t j = 1; j <= b.size(); ++j) {
-      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+      d[i][j] =
+          std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
     }
   return d[a.size()][b.size()];
 }
@@ -74,7 +76,8 @@ std::string real_text(double value) {
 }
 
 std::string number_text(double value) {
-  return std::floor(value) == value && std::abs(value) < 1e15 ? fmt::format("{:.0f}", value) : fmt::format("{}", value);
+  return std::floor(value) == value && std::abs(value) < 1e15 ? fmt::format("{:.0f}", value)
+                                                              : fmt::format("{}", value);
 }
 
 /// Problem of one number against the key's bounds.
@@ -114,8 +117,9 @@ std::vector<std::pair<std::string, DeckValue>> shape_values(const ModelShape& s)
 
 /// Shape keys that stretch a model's context: choices of a run rather than of the model.
 const std::set<std::string>& context_keys() {
-  static const std::set<std::string> keys = {"model.rope_theta",    "model.original_context", "model.yarn_factor",
-                                             "model.llama3_factor", "model.llama3_low",       "model.llama3_high"};
+  static const std::set<std::string> keys = {"model.rope_theta",  "model.original_context",
+                                             "model.yarn_factor", "model.llama3_factor",
+                                             "model.llama3_low",  "model.llama3_high"};
   return keys;
 }
 
@@ -157,7 +161,8 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
   }
   // One slip for every three letters, at least one; two names with nothing in common are not near.
   const std::size_t letters = std::max(name.size(), best.size());
-  return best_distance <= std::max<std::size_t>(1, letters / 3) && best_distance < letters ? best : "";
+  return best_distance <= std::max<std::size_t>(1, letters / 3) && best_distance < letters ? best
+                                                                                           : "";
 }
 
 std::string to_text(const DeckValue& value) {
@@ -171,7 +176,9 @@ std::string to_text(const DeckValue& value) {
                         [](std::int64_t v) { return fmt::to_string(v); },
                         [](double v) { return real_text(v); },
                         [](const std::string& v) { return quoted(v); },
-                        [&](const std::vector<std::int64_t>& v) { return list(v, [](std::int64_t x) { return fmt::to_string(x); }); },
+                        [&](const std::vector<std::int64_t>& v) {
+                          return list(v, [](std::int64_t x) { return fmt::to_string(x); });
+                        },
                         [&](const std::vector<double>& v) { return list(v, real_text); },
                         [&](const std::vector<std::string>& v) { return list(v, quoted); },
                     },
@@ -179,15 +186,18 @@ std::string to_text(const DeckValue& value) {
 }
 
 const char* type_name(const DeckValue& value) {
-  static constexpr const char* names[] = {"true or false",      "an integer",        "a number",      "text",
-                                          "a list of integers", "a list of numbers", "a list of text"};
+  static constexpr const char* names[] = {
+      "true or false",      "an integer",        "a number",      "text",
+      "a list of integers", "a list of numbers", "a list of text"};
   return names[value.index()];
 }
 
 std::string range_text(const KeySpec& spec) {
   std::string text;
   if (spec.minimum) text = (spec.above ? "above " : "at least ") + number_text(*spec.minimum);
-  if (spec.maximum) text += (text.empty() ? "" : " and ") + std::string(spec.below ? "below " : "at most ") + number_text(*spec.maximum);
+  if (spec.maximum)
+    text += (text.empty() ? "" : " and ") + std::string(spec.below ? "below " : "at most ") +
+            number_text(*spec.maximum);
   return text;
 }
 
@@ -195,21 +205,26 @@ std::string value_problem(const KeySpec& spec, const DeckValue& value) {
   const auto number = [&](double v, const std::string& text) -> std::string {
     if (in_range(spec, v)) return "";
     const std::string range = range_text(spec);
-    return fmt::format("{} = {} is out of range: it must be {}{}{}", spec.path(), text, range.empty() ? "finite" : range,
-                       spec.unit.empty() ? "" : " ", spec.unit);
+    return fmt::format("{} = {} is out of range: it must be {}{}{}", spec.path(), text,
+                       range.empty() ? "finite" : range, spec.unit.empty() ? "" : " ", spec.unit);
   };
   const auto word = [&](const std::string& v) -> std::string {
-    if (spec.allowed.empty() || std::find(spec.allowed.begin(), spec.allowed.end(), v) != spec.allowed.end()) return "";
+    if (spec.allowed.empty() ||
+        std::find(spec.allowed.begin(), spec.allowed.end(), v) != spec.allowed.end())
+      return "";
     const std::string near = nearest_name(v, spec.allowed);
     return fmt::format("{} = {} is not a known value{}; allowed: {}", spec.path(), quoted(v),
-                       near.empty() ? "" : " (did you mean " + quoted(near) + "?)", listed(spec.allowed));
+                       near.empty() ? "" : " (did you mean " + quoted(near) + "?)",
+                       listed(spec.allowed));
   };
   const auto first = [](const auto& values, auto&& check) -> std::string {
     for (const auto& v : values)
       if (std::string problem = check(v); !problem.empty()) return problem;
     return "";
   };
-  const auto integer = [&](std::int64_t v) { return number(static_cast<double>(v), fmt::to_string(v)); };
+  const auto integer = [&](std::int64_t v) {
+    return number(static_cast<double>(v), fmt::to_string(v));
+  };
   const auto real = [&](double v) { return number(v, real_text(v)); };
   return std::visit(Overloaded{
                         [](bool) -> std::string { return ""; },
@@ -244,7 +259,8 @@ void Deck::set(const std::string& path, DeckValue value, std::string place) {
   const KeySpec* spec = find_key(path);
   if (spec == nullptr) throw std::logic_error("the deck schema has no key " + path);
   if (spec->default_value.index() != value.index())
-    throw std::logic_error(fmt::format("deck key {} is {}, not {}", path, type_name(spec->default_value), type_name(value)));
+    throw std::logic_error(fmt::format("deck key {} is {}, not {}", path,
+                                       type_name(spec->default_value), type_name(value)));
   entries_[path] = {std::move(value), std::move(place)};
 }
 
@@ -268,17 +284,22 @@ std::vector<std::string> Deck::apply_weights(const ModelShape& shape) {
   stated.apply_preset();
   std::vector<std::string> problems, of_preset;
   for (auto& [path, value] : shape_values(shape)) {
-    const bool contradicts = stated.is_set(path) && free.count(path) == 0 && stated.value(path) != value;
+    const bool contradicts =
+        stated.is_set(path) && free.count(path) == 0 && stated.value(path) != value;
     if (contradicts && stated.place(path).starts_with("preset "))
-      of_preset.push_back(fmt::format("{} {} against {}", path.substr(path.find('.') + 1), to_text(stated.value(path)), to_text(value)));
+      of_preset.push_back(fmt::format("{} {} against {}", path.substr(path.find('.') + 1),
+                                      to_text(stated.value(path)), to_text(value)));
     else if (contradicts)
-      problems.push_back(fmt::format("{}: {} = {} contradicts {} in {}/config.json (model.weights); leave the key out", stated.place(path),
-                                     path, to_text(stated.value(path)), to_text(value), folder));
+      problems.push_back(fmt::format(
+          "{}: {} = {} contradicts {} in {}/config.json (model.weights); leave the key out",
+          stated.place(path), path, to_text(stated.value(path)), to_text(value), folder));
     if (!is_set(path)) set(path, std::move(value), "weights " + folder);
   }
   if (!of_preset.empty())
-    problems.push_back(fmt::format("{}: model.preset = {} is another shape than {}/config.json (model.weights): {}; set model.preset = \"custom\", the shape comes from the weights",
-                                   place("model.preset"), quoted(text("model.preset")), folder, fmt::join(of_preset, ", ")));
+    problems.push_back(fmt::format(
+        "{}: model.preset = {} is another shape than {}/config.json (model.weights): {}; set "
+        "model.preset = \"custom\", the shape comes from the weights",
+        place("model.preset"), quoted(text("model.preset")), folder, fmt::join(of_preset, ", ")));
   return problems;
 }
 
@@ -286,7 +307,8 @@ bool Deck::states_shape() const {
   Deck stated = *this;
   stated.apply_preset();
   const auto values = shape_values(ModelShape());
-  return std::all_of(values.begin(), values.end(), [&](const auto& v) { return stated.is_set(v.first); });
+  return std::all_of(values.begin(), values.end(),
+                     [&](const auto& v) { return stated.is_set(v.first); });
 }
 
 std::string Deck::effective_toml() const {
@@ -297,7 +319,8 @@ std::string Deck::effective_toml() const {
     for (const KeySpec& spec : deck_schema()) {
       if (spec.block != block.name) continue;
       const DeckValue& v = value(spec.path());
-      out += fmt::format("{} = {}  # {}{}{}\n", spec.key, to_text(v), v == spec.default_value ? "default; " : "",
+      out += fmt::format("{} = {}  # {}{}{}\n", spec.key, to_text(v),
+                         v == spec.default_value ? "default; " : "",
                          spec.unit.empty() ? "" : "[" + spec.unit + "] ", spec.meaning);
     }
   }
@@ -308,9 +331,12 @@ std::string deck_help(const std::string& only) {
   std::string out;
   if (only.empty())
     out =
-        "A deck is TOML with two flat levels: [block] and key = value.  An optional list of cases overrides keys:\n\n"
-        "  [[case]]\n  name = \"flat\"\n  mesh.cp_outer = 1        # or \"mesh.cp_outer\" = 1, or mesh = { cp_outer = 1 }\n\n"
-        "--case NAME picks one.  On the command line, block.key=value comes last and wins.  A model.preset of a case or of the\n"
+        "A deck is TOML with two flat levels: [block] and key = value.  An optional list of cases "
+        "overrides keys:\n\n"
+        "  [[case]]\n  name = \"flat\"\n  mesh.cp_outer = 1        # or \"mesh.cp_outer\" = 1, or "
+        "mesh = { cp_outer = 1 }\n\n"
+        "--case NAME picks one.  On the command line, block.key=value comes last and wins.  A "
+        "model.preset of a case or of the\n"
         "command line replaces the shape that stood before it.\n";
   for (const BlockSpec& block : deck_blocks()) {
     if (!only.empty() && block.name != only) continue;
@@ -318,8 +344,9 @@ std::string deck_help(const std::string& only) {
     for (const KeySpec& spec : deck_schema()) {
       if (spec.block != block.name) continue;
       const std::string range = range_text(spec);
-      out += fmt::format("  {} = {}\n      {}\n      {}{}{}\n", spec.key, to_text(spec.default_value), spec.meaning,
-                         type_name(spec.default_value), spec.unit.empty() ? "" : " [" + spec.unit + "]",
+      out += fmt::format("  {} = {}\n      {}\n      {}{}{}\n", spec.key,
+                         to_text(spec.default_value), spec.meaning, type_name(spec.default_value),
+                         spec.unit.empty() ? "" : " [" + spec.unit + "]",
                          !spec.allowed.empty() ? ": " + listed(spec.allowed)
                          : range.empty()       ? ""
                                                : ", " + range);

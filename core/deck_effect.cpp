@@ -5,7 +5,8 @@
 namespace ballast {
 namespace {
 
-/// `keys` (one that ends in "_" or "." stands for all that begin so) are read where `switch_key` has one of `values`.
+/// `keys` (one that ends in "_" or "." stands for all that begin so) are read where `switch_key`
+/// has one of `values`.
 struct Reads {
   std::vector<std::string> keys;
   std::string switch_key;
@@ -14,7 +15,9 @@ struct Reads {
 
 const std::vector<Reads>& rules() {
   static const std::vector<Reads> list = {
-      {{"chunk.tokens", "chunk.k", "chunk.offload", "chunk.window_tokens"}, "batching.method", {"\"chunkflow\""}},
+      {{"chunk.tokens", "chunk.k", "chunk.offload", "chunk.window_tokens"},
+       "batching.method",
+       {"\"chunkflow\""}},
       {{"attention.vertical_share", "attention.slash_share", "attention.last_q", "attention.max_"},
        "attention.pattern",
        {"\"vertical_slash\""}},
@@ -24,7 +27,10 @@ const std::vector<Reads>& rules() {
       {{"ring.stripe"}, "ring.layout", {"\"striped\"", "\"shuffled\""}},
       {{"dst.anchor", "dst.threshold", "dst.base_budget", "dst.budgets"}, "dst.enabled", {"true"}},
       {{"sab."}, "batching.method", {"\"sab\""}},
-      {{"batching.groups", "batching.groups_from", "batching.group_", "batching.balance", "batching.long"}, "batching.method", {"\"hbp\""}},
+      {{"batching.groups", "batching.groups_from", "batching.group_", "batching.balance",
+        "batching.long"},
+       "batching.method",
+       {"\"hbp\""}},
       {{"batching.micro_batch_samples"}, "batching.method", {"\"none\"", "\"sab\"", "\"lbb\""}},
       {{"pipeline.search"}, "pipeline.schedule", {"\"state_aware_1f1b\"", "\"zero_bubble\""}},
       {{"curriculum.max_tokens"}, "curriculum.steps", {}},
@@ -58,11 +64,13 @@ std::vector<std::string> without_effect(const Deck& deck) {
     const std::string path = spec.path();
     if (!deck.place(path).starts_with("command line")) continue;
     for (const Reads& rule : rules()) {
-      const bool ours = std::any_of(rule.keys.begin(), rule.keys.end(), [&](const std::string& key) { return names(key, path); });
+      const bool ours = std::any_of(rule.keys.begin(), rule.keys.end(),
+                                    [&](const std::string& key) { return names(key, path); });
       if (!ours || read_with(deck, rule)) continue;
       std::string needs;
       for (const std::string& value : rule.values) needs += (needs.empty() ? "" : " or ") + value;
-      list.push_back(path + " has no effect with " + rule.switch_key + " = " + to_text(deck.value(rule.switch_key)) +
+      list.push_back(path + " has no effect with " + rule.switch_key + " = " +
+                     to_text(deck.value(rule.switch_key)) +
                      (needs.empty() ? "" : "; it is read with " + needs));
       break;
     }

@@ -7,7 +7,8 @@ namespace ballast {
 
 class Hash {
  public:
-  template <class T> Hash& add(T value) {
+  template <class T>
+  Hash& add(T value) {
     static_assert(std::is_integral_v<T> || std::is_enum_v<T>);
     std::uint64_t x = value_ ^ (static_cast<std::uint64_t>(value) + 0x9E3779B97F4A7C15ull);
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;  // splitmix64's finaliser

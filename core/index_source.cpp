@@ -12,11 +12,13 @@ DenseSource::DenseSource(AttentionAxes axes_, Recorder* recorder) : IndexSource(
   for (const auto& keys : axes().calls()) shards_.push_back(dense_index(axes().queries, keys));
 }
 
-std::unique_ptr<IndexSource> dense_source(const MicroBatch& batch, const SequenceLayout& layout, int rank, Recorder* recorder) {
+std::unique_ptr<IndexSource> dense_source(const MicroBatch& batch, const SequenceLayout& layout,
+                                          int rank, Recorder* recorder) {
   return std::make_unique<DenseSource>(attention_axes(batch, layout, rank), recorder);
 }
 
-AttentionIndex generated_index(const std::vector<AxisToken>& queries, const KeyAxis& axis, const GeneratedPattern& pattern) {
+AttentionIndex generated_index(const std::vector<AxisToken>& queries, const KeyAxis& axis,
+                               const GeneratedPattern& pattern) {
   std::map<std::int64_t, std::vector<GeneratedHead>> of_length;
   std::vector<std::vector<GeneratedHead>> of_segment;
   for (int s = 0; s < axis.segments(); ++s) {
@@ -26,7 +28,8 @@ AttentionIndex generated_index(const std::vector<AxisToken>& queries, const KeyA
       GeneratedPattern own = pattern;
       own.tokens = tokens;
       own.columns = std::min(pattern.columns, tokens / 16);
-      heads = pattern.density < 1 ? generate(own) : std::vector<GeneratedHead>(pattern.heads, dense_head(tokens));
+      heads = pattern.density < 1 ? generate(own)
+                                  : std::vector<GeneratedHead>(pattern.heads, dense_head(tokens));
     }
     of_segment.push_back(heads);
   }
@@ -35,10 +38,12 @@ AttentionIndex generated_index(const std::vector<AxisToken>& queries, const KeyA
 
 std::vector<std::int64_t> IndexCache::shape_key(const AttentionAxes& axes) {
   std::vector<std::int64_t> key{axes.rank};
-  const auto add = [&](const std::vector<AxisToken>& tokens) {  // (segment, first position, tokens) of every gapless stretch
+  const auto add = [&](const std::vector<AxisToken>&
+                           tokens) {  // (segment, first position, tokens) of every gapless stretch
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       const bool padding = tokens[i].segment < 0;
-      if (i > 0 && tokens[i].segment == tokens[i - 1].segment && (padding || tokens[i].position == tokens[i - 1].position + 1))
+      if (i > 0 && tokens[i].segment == tokens[i - 1].segment &&
+          (padding || tokens[i].position == tokens[i - 1].position + 1))
         ++key.back();
       else
         key.insert(key.end(), {tokens[i].segment, tokens[i].position, 1});
@@ -59,14 +64,17 @@ IndexCache::Shards IndexCache::find(const std::vector<std::int64_t>& key) {
   return nullptr;
 }
 
-GeneratedSource::GeneratedSource(AttentionAxes axes_, const GeneratedPattern& pattern, IndexCache& cache, Recorder* recorder)
+GeneratedSource::GeneratedSource(AttentionAxes axes_, const GeneratedPattern& pattern,
+                                 IndexCache& cache, Recorder* recorder)
     : IndexSource(std::move(axes_)) {
   Scope scope(recorder, EventKind::indexing);
   shards_ = cache.get(axes(), pattern.first_head, pattern.heads, [&] {
     const KeyAxis axis = key_axis(axes());
     return split_keys(generated_index(axes().queries, axis, pattern), axis, axes().calls());
   });
-  record_budgets(recorder, -1, *shards_, visible_pairs(axes().queries, key_axis(axes())), [](int) { return std::pair(std::numeric_limits<double>::quiet_NaN(), std::int64_t{0}); });
+  record_budgets(recorder, -1, *shards_, visible_pairs(axes().queries, key_axis(axes())), [](int) {
+    return std::pair(std::numeric_limits<double>::quiet_NaN(), std::int64_t{0});
+  });
 }
 
 }  // namespace ballast

@@ -1,5 +1,6 @@
-// IndexSource: where attention over context-parallel ranks takes its indexes from.  One per micro-batch; builders that look at Q and K
-// (parallel/pattern_source) and those that do not (here) look alike to it.
+// IndexSource: where attention over context-parallel ranks takes its indexes from.  One per
+// micro-batch; builders that look at Q and K (parallel/pattern_source) and those that do not (here)
+// look alike to it.
 #pragma once
 #include <cstdint>
 #include <list>
@@ -19,10 +20,13 @@ class IndexSource {
  public:
   explicit IndexSource(AttentionAxes axes) : axes_(std::move(axes)) {}
   virtual ~IndexSource() = default;
-  /// [shard] (or [turn * shards + shard], as axes().calls()): this rank's queries against those keys, for layer `in.layer`.  Made at the layer's first forward of the micro-batch;
-  /// the same objects at every later call (recomputation, backward).  Collective over the ring where the pattern depends on Q and K.
+  /// [shard] (or [turn * shards + shard], as axes().calls()): this rank's queries against those
+  /// keys, for layer `in.layer`.  Made at the layer's first forward of the micro-batch; the same
+  /// objects at every later call (recomputation, backward).  Collective over the ring where the
+  /// pattern depends on Q and K.
   virtual const std::vector<AttentionIndex>& shards(const AttentionInputs& in) = 0;
-  /// Whether shards() of this layer will look at `in.k`, which then holds all keys of axes().keys[rank].
+  /// Whether shards() of this layer will look at `in.k`, which then holds all keys of
+  /// axes().keys[rank].
   virtual bool reads_keys(int /*layer*/) const { return false; }
   const AttentionAxes& axes() const { return axes_; }
 
@@ -39,15 +43,20 @@ class DenseSource final : public IndexSource {
  private:
   std::vector<AttentionIndex> shards_;
 };
-std::unique_ptr<IndexSource> dense_source(const MicroBatch& batch, const SequenceLayout& layout, int rank, Recorder* recorder);
+std::unique_ptr<IndexSource> dense_source(const MicroBatch& batch, const SequenceLayout& layout,
+                                          int rank, Recorder* recorder);
 
-/// Generated vertical-slash patterns over the whole key axis, one per head: every segment has the pattern of its own number of keys
-/// (GeneratedPattern::tokens is not read), with at most one column in 16 keys.  Errors: those of generate and query_blocks.
-AttentionIndex generated_index(const std::vector<AxisToken>& queries, const KeyAxis& axis, const GeneratedPattern& pattern);
+/// Generated vertical-slash patterns over the whole key axis, one per head: every segment has the
+/// pattern of its own number of keys (GeneratedPattern::tokens is not read), with at most one
+/// column in 16 keys.  Errors: those of generate and query_blocks.
+AttentionIndex generated_index(const std::vector<AxisToken>& queries, const KeyAxis& axis,
+                               const GeneratedPattern& pattern);
 
-/// Hands the recorder a row for each head: what `shards` compute of the `visible` pairs, and the budget and overflow that budget_of(head) names.
+/// Hands the recorder a row for each head: what `shards` compute of the `visible` pairs, and the
+/// budget and overflow that budget_of(head) names.
 template <class BudgetOf>
-void record_budgets(Recorder* recorder, int layer, const std::vector<AttentionIndex>& shards, double visible, BudgetOf&& budget_of) {
+void record_budgets(Recorder* recorder, int layer, const std::vector<AttentionIndex>& shards,
+                    double visible, BudgetOf&& budget_of) {
   if (recorder == nullptr || !recorder->enabled || shards.empty()) return;
   for (int h = 0; h < shards.front().index_heads; ++h) {
     BudgetRow row;
@@ -60,11 +69,13 @@ void record_budgets(Recorder* recorder, int layer, const std::vector<AttentionIn
   }
 }
 
-/// Indexes that depend on the axes alone, kept over micro-batches and steps with what a backend keeps beside them.
+/// Indexes that depend on the axes alone, kept over micro-batches and steps with what a backend
+/// keeps beside them.
 class IndexCache {
  public:
   using Shards = std::shared_ptr<const std::vector<AttentionIndex>>;
-  /// The indexes of `heads` heads from `first_head` on over these axes; `build` makes them the first time.  The 8 latest shapes are kept.
+  /// The indexes of `heads` heads from `first_head` on over these axes; `build` makes them the
+  /// first time.  The 8 latest shapes are kept.
   template <class Build>
   Shards get(const AttentionAxes& axes, int first_head, int heads, Build&& build) {
     std::vector<std::int64_t> key = shape_key(axes);
@@ -85,7 +96,8 @@ class IndexCache {
 class GeneratedSource final : public IndexSource {
  public:
   /// Takes them from `cache` where it has this shape.
-  GeneratedSource(AttentionAxes axes, const GeneratedPattern& pattern, IndexCache& cache, Recorder* recorder);
+  GeneratedSource(AttentionAxes axes, const GeneratedPattern& pattern, IndexCache& cache,
+                  Recorder* recorder);
   const std::vector<AttentionIndex>& shards(const AttentionInputs&) override { return *shards_; }
 
  private:

@@ -55,7 +55,8 @@ AttentionIndex cut(const AttentionIndex& index, const ShardBlocks& shard, std::i
         }
         local.row_mask = mask;
       }
-      if (out.runs.size() > start && out.runs.back().last == local.first && out.runs.back().row_mask == local.row_mask)
+      if (out.runs.size() > start && out.runs.back().last == local.first &&
+          out.runs.back().row_mask == local.row_mask)
         out.runs.back().last = local.last;
       else
         out.runs.push_back(local);
@@ -83,13 +84,16 @@ AttentionAxes attention_axes(const MicroBatch& batch, const SequenceLayout& layo
   axes.align = batch.align;
   for (const Segment& segment : batch.segments) axes.first_query.push_back(segment.begin);
   axes.queries = local_tokens(batch, layout, rank);
-  for (int shard = 0; shard < layout.ranks(); ++shard) axes.keys.push_back(shard == rank ? axes.queries : local_tokens(batch, layout, shard));
+  for (int shard = 0; shard < layout.ranks(); ++shard)
+    axes.keys.push_back(shard == rank ? axes.queries : local_tokens(batch, layout, shard));
   return axes;
 }
 
 KeyAxis key_axis(const AttentionAxes& axes) {
   const std::int64_t align = std::max<std::int64_t>(kBlock, axes.align);
-  require(align % kBlock == 0, "sparse attention: segments that start at multiples of {}, no multiple of {}", align, kBlock);
+  require(align % kBlock == 0,
+          "sparse attention: segments that start at multiples of {}, no multiple of {}", align,
+          kBlock);
   KeyAxis axis;
   std::vector<std::int64_t> end;
   for (const auto& shard : axes.keys)
@@ -109,15 +113,20 @@ KeyAxis key_axis(const AttentionAxes& axes) {
   for (int s = 0; s < axis.segments(); ++s) {
     if (axis.count[s] == 0) axis.first_position[s] = 0;
     const std::int64_t span = axis.count[s] == 0 ? 0 : end[s] - axis.first_position[s];
-    require(span == axis.count[s], "sparse attention: the shards hold {} keys of segment {}, whose positions span {}", axis.count[s], s, span);
+    require(span == axis.count[s],
+            "sparse attention: the shards hold {} keys of segment {}, whose positions span {}",
+            axis.count[s], s, span);
     axis.offset.push_back(axis.offset.back() + (span + align - 1) / align * align);
   }
-  require(axis.tokens() <= std::numeric_limits<std::int32_t>::max(), "sparse attention over {} keys: at most 2^31 - 1 in one call", axis.tokens());
+  require(axis.tokens() <= std::numeric_limits<std::int32_t>::max(),
+          "sparse attention over {} keys: at most 2^31 - 1 in one call", axis.tokens());
   return axis;
 }
 
 std::vector<std::int32_t> global_blocks(const KeyAxis& axis, const std::vector<AxisToken>& keys) {
-  require(keys.size() % kBlock == 0, "sparse attention: a shard has {} keys, no multiple of {}; use zigzag, or a stripe that is a multiple of {}",
+  require(keys.size() % kBlock == 0,
+          "sparse attention: a shard has {} keys, no multiple of {}; use zigzag, or a stripe that "
+          "is a multiple of {}",
           keys.size(), kBlock, kBlock);
   std::vector<std::int32_t> blocks;
   blocks.reserve(keys.size() / kBlock);
@@ -127,9 +136,12 @@ std::vector<std::int32_t> global_blocks(const KeyAxis& axis, const std::vector<A
     const std::int64_t global = keys[first].segment >= 0 ? axis.global(keys[first]) : last + kBlock;
     bool whole = global % kBlock == 0 && global > last && global < axis.tokens();
     for (std::size_t i = 1; whole && i < kBlock; ++i)
-      whole = keys[first + i].segment < 0 || axis.global(keys[first + i]) == global + static_cast<std::int64_t>(i);
-    require(whole, "sparse attention: a shard cuts a block of {} keys at its key {}; use zigzag, or a stripe that is a multiple of {}", kBlock, first,
-            kBlock);
+      whole = keys[first + i].segment < 0 ||
+              axis.global(keys[first + i]) == global + static_cast<std::int64_t>(i);
+    require(whole,
+            "sparse attention: a shard cuts a block of {} keys at its key {}; use zigzag, or a "
+            "stripe that is a multiple of {}",
+            kBlock, first, kBlock);
     blocks.push_back(static_cast<std::int32_t>(global / kBlock));
     last = global;
   }
@@ -141,23 +153,30 @@ std::vector<QueryBlock> query_blocks(const std::vector<AxisToken>& queries, cons
   blocks.reserve(queries.size() / kBlock + 1);
   for (std::size_t first = 0; first < queries.size(); first += kBlock) {
     const AxisToken& token = queries[first];
-    if (token.segment < 0 && !blocks.empty()) {  // padding alone: the block after the last of its segment
+    if (token.segment < 0 &&
+        !blocks.empty()) {  // padding alone: the block after the last of its segment
       blocks.push_back({blocks.back().segment, blocks.back().block + 1});
       continue;
     }
-    bool whole = token.segment >= 0 && token.segment < axis.segments() && axis.global(token) % kBlock == 0;
-    for (std::size_t i = 1; whole && i < std::min<std::size_t>(kBlock, queries.size() - first); ++i) {
+    bool whole =
+        token.segment >= 0 && token.segment < axis.segments() && axis.global(token) % kBlock == 0;
+    for (std::size_t i = 1; whole && i < std::min<std::size_t>(kBlock, queries.size() - first);
+         ++i) {
       const AxisToken& next = queries[first + i];
-      whole = next.segment < 0 || (next.segment == token.segment && next.position == token.position + static_cast<std::int64_t>(i));
+      whole = next.segment < 0 || (next.segment == token.segment &&
+                                   next.position == token.position + static_cast<std::int64_t>(i));
     }
-    require(whole, "sparse attention: the {} queries from local token {} on do not lie on one block of keys; use zigzag, or a stripe that is a multiple of {}",
+    require(whole,
+            "sparse attention: the {} queries from local token {} on do not lie on one block of "
+            "keys; use zigzag, or a stripe that is a multiple of {}",
             kBlock, first, kBlock);
     blocks.push_back({token.segment, (axis.global(token) - axis.offset[token.segment]) / kBlock});
   }
   return blocks;
 }
 
-AttentionIndex visible_index(const std::vector<AxisToken>& queries, const KeyAxis& axis, int index_heads) {
+AttentionIndex visible_index(const std::vector<AxisToken>& queries, const KeyAxis& axis,
+                             int index_heads) {
   AttentionIndex index;
   index.q_tokens = static_cast<std::int64_t>(queries.size());
   index.k_tokens = axis.tokens();
@@ -181,16 +200,21 @@ AttentionIndex visible_index(const std::vector<AxisToken>& queries, const KeyAxi
 double visible_pairs(const std::vector<AxisToken>& queries, const KeyAxis& axis) {
   double pairs = 0;
   for (const AxisToken& query : queries)
-    if (query.segment >= 0) pairs += static_cast<double>(query.position - axis.first_position[query.segment] + 1);
+    if (query.segment >= 0)
+      pairs += static_cast<double>(query.position - axis.first_position[query.segment] + 1);
   return pairs;
 }
 
-std::vector<AttentionIndex> split_keys(const AttentionIndex& index, const KeyAxis& axis, const std::vector<std::vector<AxisToken>>& keys) {
-  require(index.k_tokens == axis.tokens(), "sparse attention: an index over {} keys, the axis has {}", index.k_tokens, axis.tokens());
+std::vector<AttentionIndex> split_keys(const AttentionIndex& index, const KeyAxis& axis,
+                                       const std::vector<std::vector<AxisToken>>& keys) {
+  require(index.k_tokens == axis.tokens(),
+          "sparse attention: an index over {} keys, the axis has {}", index.k_tokens,
+          axis.tokens());
   std::vector<AttentionIndex> shards;
   shards.reserve(keys.size());
   for (std::size_t s = 0; s < keys.size(); ++s)
-    shards.push_back(cut(index, shard_blocks(axis, keys[s]), static_cast<std::int64_t>(keys[s].size())));
+    shards.push_back(
+        cut(index, shard_blocks(axis, keys[s]), static_cast<std::int64_t>(keys[s].size())));
   return shards;
 }
 

@@ -1,4 +1,5 @@
-// Low-rank adapters (LoRA: Hu et al., ICLR 2022): y = W x + alpha / rank B A dropout(x), with W frozen and A [rank, in], B [out, rank] trained.
+// Low-rank adapters (LoRA: Hu et al., ICLR 2022): y = W x + alpha / rank B A dropout(x), with W
+// frozen and A [rank, in], B [out, rank] trained.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -19,7 +20,8 @@ struct LoraOptions {
 
 /// What can have an adapter, in the order of the parameter table: q k v o gate up down.
 const std::vector<std::string>& lora_projections();
-/// Its module inside a layer, as in Hugging Face: q -> self_attn.q_proj, down -> mlp.down_proj.  Error for an unknown one.
+/// Its module inside a layer, as in Hugging Face: q -> self_attn.q_proj, down -> mlp.down_proj.
+/// Error for an unknown one.
 std::string lora_module(const std::string& projection);
 /// What is wrong, one sentence each, beginning with the deck key at fault.
 std::vector<std::string> problems(const LoraOptions& options);

@@ -1,5 +1,5 @@
-// MeshShape: degrees of the rank mesh dp x pp x cp_outer x cp_inner x sp x tp, and where a rank stands in it.  Plain arithmetic, no MPI;
-// communicators are parallel/mesh.hpp.
+// MeshShape: degrees of the rank mesh dp x pp x cp_outer x cp_inner x sp x tp, and where a rank
+// stands in it.  Plain arithmetic, no MPI; communicators are parallel/mesh.hpp.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace ballast {
 
-/// Degrees of every dimension.  Rank order, fastest first: tp, sp, cp_inner, cp_outer, pp, dp: neighbours on a node
-/// share tensor, sequence and inner context parallel groups.
+/// Degrees of every dimension.  Rank order, fastest first: tp, sp, cp_inner, cp_outer, pp, dp:
+/// neighbours on a node share tensor, sequence and inner context parallel groups.
 struct MeshShape {
   int dp = 1, pp = 1, cp_outer = 1, cp_inner = 1, sp = 1, tp = 1;
   int ranks_per_node = 0;  ///< 0: as the machine says (MPI_COMM_TYPE_SHARED)
@@ -32,12 +32,13 @@ int rank_of(const MeshShape& shape, const MeshCoordinates& at);
 /// "dp 2 x pp 1 x cp_outer 2 x cp_inner 2 x sp 1 x tp 1 = 8".
 std::string describe(const MeshShape& shape);
 
-/// Problems of a mesh on `ranks` ranks (0: any number), each with the arithmetic shown; empty when the mesh exists.  Refuses degrees below
-/// 1, a product other than `ranks`, nodes that do not divide the ranks, and a two-level ring whose inner ring leaves its node.
+/// Problems of a mesh on `ranks` ranks (0: any number), each with the arithmetic shown; empty when
+/// the mesh exists.  Refuses degrees below 1, a product other than `ranks`, nodes that do not
+/// divide the ranks, and a two-level ring whose inner ring leaves its node.
 std::vector<std::string> problems(const MeshShape& shape, int ranks);
 
-/// One sentence for each degree that plans know but no executor of this version runs (tp above 1).  `train` and `eval` refuse them,
-/// `check` does not.
+/// One sentence for each degree that plans know but no executor of this version runs (tp above 1).
+/// `train` and `eval` refuse them, `check` does not.
 std::vector<std::string> not_executable(const MeshShape& shape);
 
 }  // namespace ballast

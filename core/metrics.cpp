@@ -9,12 +9,15 @@ namespace ballast {
 namespace {
 
 double mean(std::span<const double> values) {
-  return values.empty() ? 0.0 : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  return values.empty() ? 0.0
+                        : std::accumulate(values.begin(), values.end(), 0.0) /
+                              static_cast<double>(values.size());
 }
 
 std::size_t common_steps(const std::vector<std::vector<double>>& times) {
   for (const auto& worker : times)
-    require(worker.size() == times.front().size(), "metrics: workers have {} and {} ring steps; give every worker the same steps",
+    require(worker.size() == times.front().size(),
+            "metrics: workers have {} and {} ring steps; give every worker the same steps",
             times.front().size(), worker.size());
   return times.empty() ? 0 : times.front().size();
 }
@@ -45,7 +48,8 @@ double step_imbalance(const std::vector<std::vector<double>>& times) {
   return sum / static_cast<double>(times.size());
 }
 
-double computation_ratio(const std::vector<std::vector<double>>& compute, const std::vector<std::vector<double>>& wall) {
+double computation_ratio(const std::vector<std::vector<double>>& compute,
+                         const std::vector<std::vector<double>>& wall) {
   require(compute.size() == wall.size() && common_steps(compute) == common_steps(wall),
           "metrics: computation and wall times must have the same workers and ring steps");
   double sum = 0;
@@ -60,7 +64,8 @@ double computation_ratio(const std::vector<std::vector<double>>& compute, const 
 }
 
 double balance_ratio(std::span<const double> values) {
-  return values.empty() ? 0.0 : padding_ratio(values, *std::max_element(values.begin(), values.end()));
+  return values.empty() ? 0.0
+                        : padding_ratio(values, *std::max_element(values.begin(), values.end()));
 }
 
 double padding_ratio(std::span<const double> pack_tokens, double capacity) {
@@ -81,7 +86,8 @@ std::vector<double> exclusive_seconds(std::span<const Event> events) {
   std::vector<std::size_t> order(events.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return events[a].begin_s != events[b].begin_s ? events[a].begin_s < events[b].begin_s : events[a].end_s > events[b].end_s;
+    return events[a].begin_s != events[b].begin_s ? events[a].begin_s < events[b].begin_s
+                                                  : events[a].end_s > events[b].end_s;
   });
   std::vector<double> seconds(events.size());
   std::vector<std::size_t> open;  // enclosing events, outermost first

@@ -10,8 +10,9 @@ namespace ballast {
 namespace {
 
 // Shapes as published in the models' config.json files.
-ModelShape qwen(const char* name, std::int64_t layers, std::int64_t hidden, std::int64_t query_heads, std::int64_t kv_heads,
-                std::int64_t head_dim, std::int64_t intermediate, std::int64_t vocabulary, bool tied) {
+ModelShape qwen(const char* name, std::int64_t layers, std::int64_t hidden,
+                std::int64_t query_heads, std::int64_t kv_heads, std::int64_t head_dim,
+                std::int64_t intermediate, std::int64_t vocabulary, bool tied) {
   ModelShape s;
   s.preset = name;
   s.layers = layers;
@@ -72,18 +73,22 @@ std::int64_t ModelShape::parameters_without_embedding() const {
   return layers * (layer_products(*this) + biases + 2 * hidden) + hidden;
 }
 
-std::int64_t ModelShape::parameters() const { return parameters_without_embedding() + (tied_embedding ? 1 : 2) * vocabulary * hidden; }
+std::int64_t ModelShape::parameters() const {
+  return parameters_without_embedding() + (tied_embedding ? 1 : 2) * vocabulary * hidden;
+}
 
 double ModelShape::training_flops(double tokens, double attention_pairs) const {
-  const double products =
-      static_cast<double>(layers) * static_cast<double>(layer_products(*this)) + static_cast<double>(vocabulary * hidden);
-  return (lora.enabled() ? 4.0 : 6.0) * products * tokens + 12.0 * static_cast<double>(layers * query_heads * head_dim) * attention_pairs;
+  const double products = static_cast<double>(layers) * static_cast<double>(layer_products(*this)) +
+                          static_cast<double>(vocabulary * hidden);
+  return (lora.enabled() ? 4.0 : 6.0) * products * tokens +
+         12.0 * static_cast<double>(layers * query_heads * head_dim) * attention_pairs;
 }
 
 ModelShape model_preset(const std::string& name) {
   for (const ModelShape& shape : presets())
     if (shape.preset == name) return shape;
-  fail("model preset \"{}\" is unknown; choose one of: {}, or give an explicit shape", name, fmt::join(model_presets(), ", "));
+  fail("model preset \"{}\" is unknown; choose one of: {}, or give an explicit shape", name,
+       fmt::join(model_presets(), ", "));
 }
 
 const std::vector<std::string>& model_presets() {
@@ -109,18 +114,28 @@ std::vector<std::string> problems(const ModelShape& s) {
   positive("vocabulary", s.vocabulary);
   positive("original_context", s.original_context);
   if (s.kv_heads > 0 && s.query_heads > 0 && s.query_heads % s.kv_heads != 0)
-    list.push_back(fmt::format("query_heads = {} is not a multiple of kv_heads = {}", s.query_heads, s.kv_heads));
-  if (s.head_dim > 0 && s.head_dim % 2 != 0) list.push_back(fmt::format("head_dim = {} is odd; rotary embedding turns pairs", s.head_dim));
+    list.push_back(fmt::format("query_heads = {} is not a multiple of kv_heads = {}", s.query_heads,
+                               s.kv_heads));
+  if (s.head_dim > 0 && s.head_dim % 2 != 0)
+    list.push_back(fmt::format("head_dim = {} is odd; rotary embedding turns pairs", s.head_dim));
   if (!(s.rms_eps > 0)) list.push_back(fmt::format("rms_eps = {} must be above 0", s.rms_eps));
-  if (!(s.initial_std > 0)) list.push_back(fmt::format("initial_std = {} must be above 0", s.initial_std));
-  if (!(s.rope_theta > 1)) list.push_back(fmt::format("rope_theta = {} must be above 1", s.rope_theta));
-  if (!(s.yarn_factor >= 1)) list.push_back(fmt::format("yarn_factor = {} must be at least 1 (1 is plain RoPE)", s.yarn_factor));
-  if (!(s.llama3_factor >= 1)) list.push_back(fmt::format("llama3_factor = {} must be at least 1 (1 is plain RoPE)", s.llama3_factor));
-  if (s.yarn_factor > 1 && s.llama3_factor > 1)
+  if (!(s.initial_std > 0))
+    list.push_back(fmt::format("initial_std = {} must be above 0", s.initial_std));
+  if (!(s.rope_theta > 1))
+    list.push_back(fmt::format("rope_theta = {} must be above 1", s.rope_theta));
+  if (!(s.yarn_factor >= 1))
     list.push_back(
-        fmt::format("yarn_factor = {} and llama3_factor = {} exclude each other; set one of them to 1", s.yarn_factor, s.llama3_factor));
+        fmt::format("yarn_factor = {} must be at least 1 (1 is plain RoPE)", s.yarn_factor));
+  if (!(s.llama3_factor >= 1))
+    list.push_back(
+        fmt::format("llama3_factor = {} must be at least 1 (1 is plain RoPE)", s.llama3_factor));
+  if (s.yarn_factor > 1 && s.llama3_factor > 1)
+    list.push_back(fmt::format(
+        "yarn_factor = {} and llama3_factor = {} exclude each other; set one of them to 1",
+        s.yarn_factor, s.llama3_factor));
   if (s.llama3_factor > 1 && !(s.llama3_low > 0 && s.llama3_high > s.llama3_low))
-    list.push_back(fmt::format("llama3_low = {} and llama3_high = {} must satisfy 0 < low < high", s.llama3_low, s.llama3_high));
+    list.push_back(fmt::format("llama3_low = {} and llama3_high = {} must satisfy 0 < low < high",
+                               s.llama3_low, s.llama3_high));
   return list;
 }
 
@@ -133,13 +148,19 @@ void add_adapters(const LoraOptions& lora, std::vector<Parameter>& table) {
   for (std::size_t i = 0; i < frozen; ++i) {
     const std::string suffix = ".weight", name = table[i].name;
     for (const std::string& projection : lora_projections()) {
-      if (std::find(lora.projections.begin(), lora.projections.end(), projection) == lora.projections.end() || !name.ends_with(lora_module(projection) + suffix)) continue;
+      if (std::find(lora.projections.begin(), lora.projections.end(), projection) ==
+              lora.projections.end() ||
+          !name.ends_with(lora_module(projection) + suffix))
+        continue;
       Parameter adapter = table[i];
       adapter.trainable = true;
       adapter.tp_dim = -1;
       adapter.name = name.substr(0, name.size() - suffix.size()) + ".lora_A.weight";
       adapter.shape = {lora.rank, table[i].shape[1]};
-      adapter.initial_std = 1 / std::sqrt(3 * static_cast<double>(table[i].shape[1]));  // the variance that PEFT's uniform values have
+      adapter.initial_std =
+          1 /
+          std::sqrt(3 * static_cast<double>(
+                            table[i].shape[1]));  // the variance that PEFT's uniform values have
       table.push_back(adapter);
       adapter.name = name.substr(0, name.size() - suffix.size()) + ".lora_B.weight";
       adapter.shape = {table[i].shape[0], lora.rank};
@@ -151,20 +172,27 @@ void add_adapters(const LoraOptions& lora, std::vector<Parameter>& table) {
 
 }  // namespace
 
-std::int64_t Parameter::numel() const { return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()); }
+std::int64_t Parameter::numel() const {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
 
-std::vector<Parameter> parameter_table(const ModelShape& s, const std::vector<std::int64_t>& layer_begin) {
-  require(!layer_begin.empty() && layer_begin.front() == 0, "the parameter table needs the first layer of every stage, beginning with 0");
+std::vector<Parameter> parameter_table(const ModelShape& s,
+                                       const std::vector<std::int64_t>& layer_begin) {
+  require(!layer_begin.empty() && layer_begin.front() == 0,
+          "the parameter table needs the first layer of every stage, beginning with 0");
   for (std::size_t i = 1; i < layer_begin.size(); ++i)
     require(layer_begin[i] > layer_begin[i - 1] && layer_begin[i] < s.layers,
-            "stage {} begins at layer {}: stages must ascend, below {} layers", i, layer_begin[i], s.layers);
+            "stage {} begins at layer {}: stages must ascend, below {} layers", i, layer_begin[i],
+            s.layers);
   const int last_stage = static_cast<int>(layer_begin.size()) - 1;
   const std::int64_t q = s.query_heads * s.head_dim, kv = s.kv_heads * s.head_dim;
-  // Projections that write to the residual stream start smaller, so that its variance does not grow with depth (GPT-2).
+  // Projections that write to the residual stream start smaller, so that its variance does not grow
+  // with depth (GPT-2).
   const double output_std = s.initial_std / std::sqrt(2.0 * static_cast<double>(s.layers));
   std::vector<Parameter> table;
   int stage = 0, layer = -1;
-  const auto matrix = [&](const std::string& name, std::int64_t out, std::int64_t in, int tp_dim, double std = -1) {
+  const auto matrix = [&](const std::string& name, std::int64_t out, std::int64_t in, int tp_dim,
+                          double std = -1) {
     Parameter p;
     p.name = name;
     p.shape = {out, in};
@@ -174,7 +202,8 @@ std::vector<Parameter> parameter_table(const ModelShape& s, const std::vector<st
     p.tp_dim = tp_dim;
     table.push_back(p);
   };
-  const auto vector = [&](const std::string& name, std::int64_t n, Initialiser initialiser, int tp_dim) {
+  const auto vector = [&](const std::string& name, std::int64_t n, Initialiser initialiser,
+                          int tp_dim) {
     Parameter p;
     p.name = name;
     p.shape = {n};
@@ -211,7 +240,8 @@ std::vector<Parameter> parameter_table(const ModelShape& s, const std::vector<st
   if (!s.tied_embedding) {
     matrix("lm_head.weight", s.vocabulary, s.hidden, 0);
   } else if (last_stage > 0) {
-    // The head of a tied model on another stage than the embedding: same name, hence the same initial values.
+    // The head of a tied model on another stage than the embedding: same name, hence the same
+    // initial values.
     matrix("model.embed_tokens.weight", s.vocabulary, s.hidden, 0);
     table.back().tied_copy = true;
   }

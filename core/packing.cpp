@@ -37,7 +37,8 @@ Packing sorted_batches(Lengths lengths, std::int64_t capacity) {
   packs.items = longest_first(lengths);
   for (std::size_t i = 0; i < packs.items.size(); ++i) {
     const std::size_t begin = packs.first.back();
-    const std::int64_t padded = lengths[packs.items[begin]] * static_cast<std::int64_t>(i - begin + 1);
+    const std::int64_t padded =
+        lengths[packs.items[begin]] * static_cast<std::int64_t>(i - begin + 1);
     if (i > begin && padded > capacity) packs.first.push_back(i);
   }
   if (!packs.items.empty()) packs.close();
@@ -52,14 +53,16 @@ Packing iterative_sampling(Lengths lengths, std::int64_t capacity, std::uint64_t
   std::iota(rest.begin(), rest.end(), 0u);
   for (int round = 0; round < kRounds && !rest.empty(); ++round) {
     const std::uint64_t stream = stream_of("packing.isf") + static_cast<std::uint64_t>(round);
-    for (std::size_t i = rest.size(); i > 1; --i) std::swap(rest[i - 1], rest[random_bits(seed, stream, i) % i]);
+    for (std::size_t i = rest.size(); i > 1; --i)
+      std::swap(rest[i - 1], rest[random_bits(seed, stream, i) % i]);
     const Packing drawn = next_fit(rest, lengths, capacity);
     std::vector<std::int64_t> tokens(drawn.size());
     for (std::size_t p = 0; p < drawn.size(); ++p)
       for (const std::uint32_t i : drawn[p]) tokens[p] += lengths[i];
     std::vector<std::int64_t> ranked = tokens;
     const std::size_t place = ranked.size() / kKept;
-    std::nth_element(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(place), ranked.end(), std::greater<>());
+    std::nth_element(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(place),
+                     ranked.end(), std::greater<>());
     const std::int64_t enough = round + 1 == kRounds ? 0 : ranked[place];
     rest.clear();
     for (std::size_t p = 0; p < drawn.size(); ++p) {
@@ -73,21 +76,27 @@ Packing iterative_sampling(Lengths lengths, std::int64_t capacity, std::uint64_t
 
 /// Leftmost pack with enough room, from a tree of the most room in each half.
 Packing first_fit(const Items& order, Lengths lengths, std::int64_t capacity) {
-  // Of two packs at most one is half empty, so this many are enough; items above the capacity come on top.
-  const double total = std::accumulate(lengths.begin(), lengths.end(), 0.0,
-                                       [&](double sum, std::int64_t n) { return sum + static_cast<double>(std::min(n, capacity)); });
-  const std::size_t most = std::min(lengths.size(), static_cast<std::size_t>(2 * total / static_cast<double>(capacity)) + 2);
+  // Of two packs at most one is half empty, so this many are enough; items above the capacity come
+  // on top.
+  const double total = std::accumulate(
+      lengths.begin(), lengths.end(), 0.0,
+      [&](double sum, std::int64_t n) { return sum + static_cast<double>(std::min(n, capacity)); });
+  const std::size_t most = std::min(
+      lengths.size(), static_cast<std::size_t>(2 * total / static_cast<double>(capacity)) + 2);
   const std::size_t leaves = std::bit_ceil(std::max<std::size_t>(1, most));
-  std::vector<std::int64_t> room(2 * leaves, capacity + 1);  // one more than any item within the capacity: not yet begun
+  std::vector<std::int64_t> room(
+      2 * leaves, capacity + 1);  // one more than any item within the capacity: not yet begun
   Items pack_of(order.size());
   std::uint32_t packs = 0;
   for (std::size_t i = 0; i < order.size(); ++i) {
-    const std::int64_t tokens = std::min(lengths[order[i]], capacity + 1);  // an item above the capacity begins a pack
+    const std::int64_t tokens =
+        std::min(lengths[order[i]], capacity + 1);  // an item above the capacity begins a pack
     std::size_t at = 1;
     while (at < leaves) at = 2 * at + (room[2 * at] >= tokens ? 0 : 1);
     pack_of[i] = static_cast<std::uint32_t>(at - leaves);
     packs = std::max(packs, pack_of[i] + 1);
-    room[at] = std::min(room[at], capacity) - tokens;  // -1: not even an item without tokens joins the one above the capacity
+    room[at] = std::min(room[at], capacity) -
+               tokens;  // -1: not even an item without tokens joins the one above the capacity
     for (at /= 2; at >= 1; at /= 2) room[at] = std::max(room[2 * at], room[2 * at + 1]);
   }
   return gather(order, pack_of, packs);
@@ -122,13 +131,17 @@ Packing shortest_pack_first(const Items& order, Lengths lengths, std::int64_t ca
 }  // namespace
 
 std::span<const std::string> packing_methods() {
-  static const std::vector<std::string> names{"random", "sorted", "isf", "ffs", "ffd", "bfs", "bfd", "spfhp"};
+  static const std::vector<std::string> names{"random", "sorted", "isf", "ffs",
+                                              "ffd",    "bfs",    "bfd", "spfhp"};
   return names;
 }
 
-Packing pack_lengths(const std::string& method, std::span<const std::int64_t> lengths, std::int64_t capacity, std::uint64_t seed) {
+Packing pack_lengths(const std::string& method, std::span<const std::int64_t> lengths,
+                     std::int64_t capacity, std::uint64_t seed) {
   require(capacity >= 1, "batching.micro_batch_tokens = {} must be at least 1", capacity);
-  const auto random_order = [&] { return shuffled(lengths.size(), seed, stream_of("packing.order")); };
+  const auto random_order = [&] {
+    return shuffled(lengths.size(), seed, stream_of("packing.order"));
+  };
   if (method == "random") return next_fit(random_order(), lengths, capacity);
   if (method == "sorted") return sorted_batches(lengths, capacity);
   if (method == "isf") return iterative_sampling(lengths, capacity, seed);
@@ -136,18 +149,22 @@ Packing pack_lengths(const std::string& method, std::span<const std::int64_t> le
   if (method == "ffd") return first_fit(longest_first(lengths), lengths, capacity);
   if (method == "bfs") return best_fit(random_order(), lengths, capacity);
   if (method == "bfd") return best_fit(longest_first(lengths), lengths, capacity);
-  require(method == "spfhp", "packing method \"{}\" is unknown; known: random, sorted, isf, ffs, ffd, bfs, bfd, spfhp", method);
+  require(method == "spfhp",
+          "packing method \"{}\" is unknown; known: random, sorted, isf, ffs, ffd, bfs, bfd, spfhp",
+          method);
   return shortest_pack_first(longest_first(lengths), lengths, capacity);
 }
 
 std::vector<std::uint32_t> longest_first(std::span<const std::int64_t> lengths) {
-  // Least significant digit first, on the distance from the longest: stable, so equal lengths keep their order.
+  // Least significant digit first, on the distance from the longest: stable, so equal lengths keep
+  // their order.
   constexpr int kBits = 11;
   struct Entry {
     std::uint64_t key;
     std::uint32_t item;
   };
-  const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+  const std::int64_t longest =
+      lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
   std::vector<Entry> entries(lengths.size()), other(lengths.size());
   std::uint64_t widest = 0;
   for (std::size_t i = 0; i < lengths.size(); ++i) {
@@ -163,14 +180,16 @@ std::vector<std::uint32_t> longest_first(std::span<const std::int64_t> lengths) 
     entries.swap(other);
   }
   Items order(lengths.size());
-  std::transform(entries.begin(), entries.end(), order.begin(), [](const Entry& e) { return e.item; });
+  std::transform(entries.begin(), entries.end(), order.begin(),
+                 [](const Entry& e) { return e.item; });
   return order;
 }
 
 std::vector<std::uint32_t> shuffled(std::size_t n, std::uint64_t seed, std::uint64_t stream) {
   Items order(n);
   std::iota(order.begin(), order.end(), 0u);
-  for (std::size_t i = n; i > 1; --i) std::swap(order[i - 1], order[random_bits(seed, stream, i) % i]);  // Fisher-Yates
+  for (std::size_t i = n; i > 1; --i)
+    std::swap(order[i - 1], order[random_bits(seed, stream, i) % i]);  // Fisher-Yates
   return order;
 }
 
@@ -188,7 +207,8 @@ std::uint32_t BestFit::place(std::int64_t tokens) {
   return pack;
 }
 
-Packing gather(std::span<const std::uint32_t> order, std::span<const std::uint32_t> pack_of, std::uint32_t packs) {
+Packing gather(std::span<const std::uint32_t> order, std::span<const std::uint32_t> pack_of,
+               std::uint32_t packs) {
   Packing result;
   result.first.assign(packs + std::size_t{1}, 0);
   for (const std::uint32_t p : pack_of) ++result.first[p + 1];

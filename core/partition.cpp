@@ -15,7 +15,8 @@ using Bins = std::vector<std::vector<std::uint32_t>>;
 std::vector<std::uint32_t> heaviest_first(std::span<const double> weights) {
   std::vector<std::uint32_t> order(weights.size());
   std::iota(order.begin(), order.end(), 0u);
-  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return weights[a] > weights[b]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::uint32_t a, std::uint32_t b) { return weights[a] > weights[b]; });
   return order;
 }
 
@@ -27,12 +28,14 @@ double load_of(const std::vector<std::uint32_t>& bin, std::span<const double> we
 
 Partition in_order(Bins bins) {
   for (auto& bin : bins) std::sort(bin.begin(), bin.end());
-  std::stable_sort(bins.begin(), bins.end(),
-                   [](const auto& a, const auto& b) { return !a.empty() && (b.empty() || a.front() < b.front()); });
+  std::stable_sort(bins.begin(), bins.end(), [](const auto& a, const auto& b) {
+    return !a.empty() && (b.empty() || a.front() < b.front());
+  });
   return bins;
 }
 
-/// Several-way largest differencing: tuples of `bins` partial sums; the two of largest spread are joined, heaviest part with lightest.
+/// Several-way largest differencing: tuples of `bins` partial sums; the two of largest spread are
+/// joined, heaviest part with lightest.
 Bins largest_differencing(std::span<const double> weights, std::size_t bins) {
   struct Tuple {
     std::vector<double> load;                         ///< descending
@@ -62,7 +65,8 @@ Bins largest_differencing(std::span<const double> weights, std::size_t bins) {
       a.members[i].insert(a.members[i].end(), other.begin(), other.end());
     }
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) { return a.load[x] > a.load[y]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t x, std::size_t y) { return a.load[x] > a.load[y]; });
     Tuple joined{{}, {}, std::min(a.number, b.number)};
     for (const std::size_t i : order) {
       joined.load.push_back(a.load[i]);
@@ -78,7 +82,8 @@ void improve(Bins& bins, std::span<const double> weights) {
   std::vector<double> load;
   for (const auto& bin : bins) load.push_back(load_of(bin, weights));
   for (int round = 0; round < 1000; ++round) {
-    const auto h = static_cast<std::size_t>(std::max_element(load.begin(), load.end()) - load.begin());
+    const auto h =
+        static_cast<std::size_t>(std::max_element(load.begin(), load.end()) - load.begin());
     double best = load[h] * (1 - 1e-12);
     std::size_t to = 0, from_at = 0, to_at = 0;
     bool found = false;
@@ -107,9 +112,14 @@ void improve(Bins& bins, std::span<const double> weights) {
 class Search {
  public:
   Search(std::span<const double> weights, std::size_t bins, double best)
-      : weights_(weights), order_(heaviest_first(weights)), load_(bins, 0), bin_(weights.size()), best_(best) {
+      : weights_(weights),
+        order_(heaviest_first(weights)),
+        load_(bins, 0),
+        bin_(weights.size()),
+        best_(best) {
     const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-    bound_ = std::max(total / static_cast<double>(bins), weights.empty() ? 0 : weights[order_.front()]);
+    bound_ =
+        std::max(total / static_cast<double>(bins), weights.empty() ? 0 : weights[order_.front()]);
   }
   bool run() {
     place(0);
@@ -131,7 +141,9 @@ class Search {
     }
     std::vector<std::size_t> bins(load_.size());
     std::iota(bins.begin(), bins.end(), std::size_t{0});
-    std::sort(bins.begin(), bins.end(), [&](std::size_t a, std::size_t b) { return load_[a] != load_[b] ? load_[a] < load_[b] : a < b; });
+    std::sort(bins.begin(), bins.end(), [&](std::size_t a, std::size_t b) {
+      return load_[a] != load_[b] ? load_[a] < load_[b] : a < b;
+    });
     double last = -1;
     for (const std::size_t b : bins) {
       if (load_[b] == last) continue;
@@ -155,7 +167,8 @@ class Search {
 
 void check(std::span<const double> weights, int bins) {
   require(bins >= 1, "a partition needs at least one bin, not {}", bins);
-  for (const double w : weights) require(w >= 0 && std::isfinite(w), "a partition's weight is {}", w);
+  for (const double w : weights)
+    require(w >= 0 && std::isfinite(w), "a partition's weight is {}", w);
 }
 
 }  // namespace
@@ -171,7 +184,8 @@ Partition longest_first_partition(std::span<const double> weights, int bins) {
   Bins result(static_cast<std::size_t>(bins));
   std::vector<double> load(result.size(), 0);
   for (const std::uint32_t i : heaviest_first(weights)) {
-    const auto b = static_cast<std::size_t>(std::min_element(load.begin(), load.end()) - load.begin());
+    const auto b =
+        static_cast<std::size_t>(std::min_element(load.begin(), load.end()) - load.begin());
     result[b].push_back(i);
     load[b] += weights[i];
   }

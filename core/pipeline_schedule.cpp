@@ -11,20 +11,23 @@ namespace ballast {
 
 ChunkGroups chunk_groups(const std::vector<MicroBatch>& list) {
   ChunkGroups groups;
-  std::map<std::int64_t, std::pair<std::size_t, std::int64_t>> open;  // sample -> group, tokens so far
+  std::map<std::int64_t, std::pair<std::size_t, std::int64_t>>
+      open;  // sample -> group, tokens so far
   for (int m = 0; m < static_cast<int>(list.size()); ++m) {
     const auto& segments = list[m].segments;
     if (segments.size() == 1 && segments[0].begin > 0) {
       const auto found = open.find(segments[0].sample);
       require(found != open.end() && found->second.second == segments[0].begin,
-              "pipeline schedule: micro-batch {} begins at token {} of sample {}, and the chunk before it is not in the list", m,
-              segments[0].begin, segments[0].sample);
+              "pipeline schedule: micro-batch {} begins at token {} of sample {}, and the chunk "
+              "before it is not in the list",
+              m, segments[0].begin, segments[0].sample);
       groups[found->second.first].push_back(m);
       found->second.second = segments[0].end;
       continue;
     }
     for (const Segment& s : segments)
-      require(s.begin == 0, "pipeline schedule: micro-batch {} mixes a dependent chunk with other segments", m);
+      require(s.begin == 0,
+              "pipeline schedule: micro-batch {} mixes a dependent chunk with other segments", m);
     if (segments.size() == 1) open[segments[0].sample] = {groups.size(), segments[0].end};
     groups.push_back({m});
   }
@@ -44,8 +47,10 @@ Schedule forward_schedule(const ChunkGroups& groups, int stages) {
 ScheduleCosts schedule_costs(const PipelineCosts& costs, const std::vector<MicroBatch>& list) {
   std::vector<double> forward, weight, hop;
   for (const MicroBatch& m : list) {
-    forward.push_back(costs.micro_batch_s + costs.token_s * static_cast<double>(m.tokens()) + costs.pair_s * m.attention_pairs());
-    weight.push_back(costs.backward_over_forward * costs.weight_share * costs.token_s * static_cast<double>(m.tokens()));
+    forward.push_back(costs.micro_batch_s + costs.token_s * static_cast<double>(m.tokens()) +
+                      costs.pair_s * m.attention_pairs());
+    weight.push_back(costs.backward_over_forward * costs.weight_share * costs.token_s *
+                     static_cast<double>(m.tokens()));
     hop.push_back(costs.hop_token_s * static_cast<double>(m.tokens()));
   }
   return {[forward, weight, hop, backward = costs.backward_over_forward](int, const Op& op) {
@@ -70,11 +75,13 @@ ScheduleCosts schedule_costs(const PipelineCosts& costs, const std::vector<Micro
 
 namespace {
 
-/// Where in a list, whose next op is a micro-batch's recompute, the fetch of its input begins: ahead of the computation before that (and of what that
-/// one receives), so that it runs beside it.
+/// Where in a list, whose next op is a micro-batch's recompute, the fetch of its input begins:
+/// ahead of the computation before that (and of what that one receives), so that it runs beside it.
 std::ptrdiff_t fetch_place(const std::vector<Op>& list, int micro_batch) {
   auto at = list.rbegin();
-  const auto away = [&](const Op& op) { return op.kind == OpKind::offload && op.micro_batch == micro_batch; };
+  const auto away = [&](const Op& op) {
+    return op.kind == OpKind::offload && op.micro_batch == micro_batch;
+  };
   while (at != list.rend() && !computes(at->kind) && !away(*at)) ++at;
   if (at != list.rend() && computes(at->kind))
     for (++at; at != list.rend() && at->kind == OpKind::recv;) ++at;
@@ -92,9 +99,12 @@ Schedule with_offload(const Schedule& schedule) {
     std::vector<Op>& list = result.stages[s];
     list.clear();
     for (const Op& op : schedule.stages[s]) {
-      if (op.kind == OpKind::recompute) list.insert(list.begin() + fetch_place(list, op.micro_batch), {OpKind::fetch, op.micro_batch, op.chunk});
+      if (op.kind == OpKind::recompute)
+        list.insert(list.begin() + fetch_place(list, op.micro_batch),
+                    {OpKind::fetch, op.micro_batch, op.chunk});
       list.push_back(op);
-      if (op.kind == OpKind::forward && again.count(op.micro_batch) != 0) list.push_back({OpKind::offload, op.micro_batch, op.chunk});
+      if (op.kind == OpKind::forward && again.count(op.micro_batch) != 0)
+        list.push_back({OpKind::offload, op.micro_batch, op.chunk});
     }
   }
   return result;
@@ -104,13 +114,16 @@ Schedule plan_schedule(const std::vector<MicroBatch>& list, const PipelineOption
   return plan_schedule(list, options, schedule_costs(options.costs, list));
 }
 
-Schedule plan_schedule(const std::vector<MicroBatch>& list, const PipelineOptions& options, const ScheduleCosts& costs) {
+Schedule plan_schedule(const std::vector<MicroBatch>& list, const PipelineOptions& options,
+                       const ScheduleCosts& costs) {
   const ChunkGroups groups = chunk_groups(list);
   const auto plan = [&] {
     if (options.schedule == "gpipe") return gpipe_schedule(groups, options.stages);
     if (options.schedule == "1f1b") return one_f_one_b_schedule(groups, options.stages);
-    require(state_aware(options.schedule), "pipeline.schedule = \"{}\" is unknown", options.schedule);
-    return state_aware_schedule(groups, options.stages, options.k, costs, options.search, options.schedule == "zero_bubble");
+    require(state_aware(options.schedule), "pipeline.schedule = \"{}\" is unknown",
+            options.schedule);
+    return state_aware_schedule(groups, options.stages, options.k, costs, options.search,
+                                options.schedule == "zero_bubble");
   };
   return options.offload ? with_offload(plan()) : plan();
 }
@@ -128,14 +141,17 @@ Schedule gpipe_schedule(const ChunkGroups& groups, int stages) {
 
 Schedule one_f_one_b_schedule(const ChunkGroups& groups, int stages) {
   Schedule schedule = empty_schedule(stages);
-  const std::vector<ScheduleItem> forward = forward_order(groups), backward = backward_order(forward);
+  const std::vector<ScheduleItem> forward = forward_order(groups),
+                                  backward = backward_order(forward);
   for (int s = 0; s < stages; ++s) {
     StageList list(schedule.stages[s], s, stages);
     std::size_t done = 0;
     for (std::size_t b = 0; b < backward.size(); ++b) {
-      // The last stage forwards a whole group, then goes backward through it; a stage before it is P - 1 - s forwards ahead.
+      // The last stage forwards a whole group, then goes backward through it; a stage before it is
+      // P - 1 - s forwards ahead.
       const std::size_t group_end = b + static_cast<std::size_t>(backward[b].chunk) + 1;
-      const std::size_t until = std::min(forward.size(), group_end + static_cast<std::size_t>(stages - 1 - s));
+      const std::size_t until =
+          std::min(forward.size(), group_end + static_cast<std::size_t>(stages - 1 - s));
       while (done < until) list.forward(forward[done++]);
       list.backward(backward[b]);
     }

@@ -1,5 +1,6 @@
-// Profile table: measured times of one transformer layer and of the links, as a plain value, and the latency model that interpolates it.
-// Source: SparseBalance Section IV-B, Equations 8 to 10; DESIGN 5.7.  The file is io/profile_file.hpp; `ballast profile` measures one.
+// Profile table: measured times of one transformer layer and of the links, as a plain value, and
+// the latency model that interpolates it. Source: SparseBalance Section IV-B, Equations 8 to 10;
+// DESIGN 5.7.  The file is io/profile_file.hpp; `ballast profile` measures one.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -11,8 +12,9 @@
 
 namespace ballast {
 
-/// Parts of a model's time, apart because they grow differently: `rest` is a layer without its attention (linear in tokens), `attention`
-/// one segment's attention in a layer, `head` the embedding, the final norm and the head with its loss, once a model.
+/// Parts of a model's time, apart because they grow differently: `rest` is a layer without its
+/// attention (linear in tokens), `attention` one segment's attention in a layer, `head` the
+/// embedding, the final norm and the head with its loss, once a model.
 enum class ProfilePart { rest, attention, head };
 enum class ProfilePass { forward, backward };
 const char* name(ProfilePart part);
@@ -21,29 +23,33 @@ const char* name(ProfilePass pass);
 /// One measured point.
 struct ProfileRow {
   ProfilePart part = ProfilePart::rest;
-  std::string pattern;             ///< attention: dense, moba, vertical_slash ...; "" otherwise
-  std::int64_t query_tokens = 0;   ///< tokens of the segment (attention) or micro-batch (rest, head)
+  std::string pattern;            ///< attention: dense, moba, vertical_slash ...; "" otherwise
+  std::int64_t query_tokens = 0;  ///< tokens of the segment (attention) or micro-batch (rest, head)
   std::int64_t prefix_tokens = 0;  ///< stored keys before them
-  std::int64_t budget = 0;         ///< key blocks a query, of the table's block_tokens, own block included; 0: every visible key
+  std::int64_t budget = 0;         ///< key blocks a query, of the table's block_tokens, own block
+                                   ///< included; 0: every visible key
   int sp = 1;                      ///< Ulysses ranks that share it
   std::string recompute = "none";  ///< none, selective or full: what backward includes
   ProfilePass pass = ProfilePass::forward;
   double median_s = 0;     ///< of one layer
   double spread_s = 0;     ///< distance of the quartiles
-  std::int64_t bytes = 0;  ///< of rest: forward, activations kept for backward; backward, peak of both passes, scratch included
+  std::int64_t bytes = 0;  ///< of rest: forward, activations kept for backward; backward, peak of
+                           ///< both passes, scratch included
   bool operator==(const ProfileRow&) const = default;
 };
 /// "attention moba, 4096 tokens after 0, budget 8, sp 1, recompute none, forward".
 std::string describe(const ProfileRow& row);
 
-/// One level of links, such as the inner ring: a message of b bytes takes latency_s + b / bytes_per_s.
+/// One level of links, such as the inner ring: a message of b bytes takes latency_s + b /
+/// bytes_per_s.
 struct ProfileLink {
   std::string level;  ///< inner, outer (rings), stage (pipeline)
   double latency_s = 0, bytes_per_s = 0;
   bool operator==(const ProfileLink&) const = default;
 };
 
-/// Packing groups that were selected with a table's times (core/group_selection), and what for, by name: model, data, ranks, memory ...
+/// Packing groups that were selected with a table's times (core/group_selection), and what for, by
+/// name: model, data, ranks, memory ...
 struct StoredGroups {
   std::map<std::string, std::string> made_for;
   std::vector<PackGroup> groups;
@@ -51,7 +57,8 @@ struct StoredGroups {
 };
 
 struct ProfileTable {
-  /// What the figures hold for, by name: hardware, kernels (hash of their sources), layer (shape), dtype ...
+  /// What the figures hold for, by name: hardware, kernels (hash of their sources), layer (shape),
+  /// dtype ...
   std::map<std::string, std::string> identity;
   std::int64_t block_tokens = 64;  ///< tokens of a key block that budgets count
   std::vector<ProfileRow> rows;
@@ -63,19 +70,24 @@ struct ProfileTable {
   bool operator==(const ProfileTable&) const = default;
 };
 
-/// Checks a table and repairs what can be; each repair is one sentence in `notes`.  Rows of one series (part, pattern, sp, recompute, pass)
-/// form a grid of lengths, prefixes and budgets.
-///   * A row without a positive finite time is a hole, and so is a point of the grid without a row.  A hole between two measured budgets
-///     (of the same length and prefix) or lengths is left to interpolation.  A length whose smallest or largest needed budget is missing, a
-///     series without its other pass, and two rows for one point are refused; budgets that cover all keys count as one.
-///   * Times that fall where tokens, prefix or budget grow are replaced by the geometric mean of the two monotone envelopes; where that
+/// Checks a table and repairs what can be; each repair is one sentence in `notes`.  Rows of one
+/// series (part, pattern, sp, recompute, pass) form a grid of lengths, prefixes and budgets.
+///   * A row without a positive finite time is a hole, and so is a point of the grid without a row.
+///   A hole between two measured budgets
+///     (of the same length and prefix) or lengths is left to interpolation.  A length whose
+///     smallest or largest needed budget is missing, a series without its other pass, and two rows
+///     for one point are refused; budgets that cover all keys count as one.
+///   * Times that fall where tokens, prefix or budget grow are replaced by the geometric mean of
+///   the two monotone envelopes; where that
 ///     moves a time by more than `limit` (relative), the table is refused.
 /// Errors name the rows and the remedy.
 ProfileTable checked(ProfileTable table, double limit, std::vector<std::string>& notes);
 
-/// The table that stated costs amount to, for plans without a measured one: a layer takes `token_s` a token and `pair_s` a computed (query,
-/// key) pair forward, and `backward` times that backward.  Rows of `pattern` and of dense attention, lengths of powers of two up to 2^20.
-ProfileTable stated_profile(double token_s, double pair_s, double backward, const std::string& pattern, std::int64_t block_tokens);
+/// The table that stated costs amount to, for plans without a measured one: a layer takes `token_s`
+/// a token and `pair_s` a computed (query, key) pair forward, and `backward` times that backward.
+/// Rows of `pattern` and of dense attention, lengths of powers of two up to 2^20.
+ProfileTable stated_profile(double token_s, double pair_s, double backward,
+                            const std::string& pattern, std::int64_t block_tokens);
 
 /// Seconds of one layer (or head).
 struct LayerTime {
@@ -83,11 +95,14 @@ struct LayerTime {
   double total_s() const { return forward_s + backward_s; }
 };
 
-/// Mean keys that a query of `query_tokens` tokens after `prefix_tokens` stored ones sees with `budget` key blocks; budget 0: all.
-double mean_keys(std::int64_t query_tokens, std::int64_t prefix_tokens, std::int64_t budget, std::int64_t block_tokens);
+/// Mean keys that a query of `query_tokens` tokens after `prefix_tokens` stored ones sees with
+/// `budget` key blocks; budget 0: all.
+double mean_keys(std::int64_t query_tokens, std::int64_t prefix_tokens, std::int64_t budget,
+                 std::int64_t block_tokens);
 
-/// Monotone power law through points: log y linear in log x between them and, with the slope of the two nearest points, beyond them: kept within
-/// [0, 1] below (a token costs no less in a shorter call) and [0, 2] above.  One point: slope 1.
+/// Monotone power law through points: log y linear in log x between them and, with the slope of the
+/// two nearest points, beyond them: kept within [0, 1] below (a token costs no less in a shorter
+/// call) and [0, 2] above.  One point: slope 1.
 class PowerCurve {
  public:
   PowerCurve() = default;
@@ -104,30 +119,39 @@ class PowerCurve {
 struct LatencyOptions {
   std::string pattern = "dense";
   std::string recompute = "none";
-  /// Ranks that share a micro-batch evenly.  A degree without rows of its own divides the rows of sp = 1; Ulysses then adds its
-  /// all-to-alls over the `inner` link, else the `dp` link, where the table has one.
+  /// Ranks that share a micro-batch evenly.  A degree without rows of its own divides the rows of
+  /// sp = 1; Ulysses then adds its all-to-alls over the `inner` link, else the `dp` link, where the
+  /// table has one.
   int sp = 1, cp = 1;
   /// Bytes of q, k, v and o of one token in a layer, for those all-to-alls.
   double exchange_bytes_per_token = 0;
 };
 
-/// Perf of SparseBalance: `predict` (Equation 8) and `align` (Equation 9) over a checked table.  Predictions never fall when tokens, prefix
-/// or budget grow.  Between lengths, budgets and prefixes it interpolates; above the longest length time grows with the computed pairs.
+/// Perf of SparseBalance: `predict` (Equation 8) and `align` (Equation 9) over a checked table.
+/// Predictions never fall when tokens, prefix or budget grow.  Between lengths, budgets and
+/// prefixes it interpolates; above the longest length time grows with the computed pairs.
 class LatencyModel {
  public:
   /// Error: a series that the table does not have, with those that it has.
   LatencyModel(const ProfileTable& table, const LatencyOptions& options);
 
-  /// One layer without attention, and the head, over `tokens` tokens of a micro-batch; head is 0 where it was not measured.
+  /// One layer without attention, and the head, over `tokens` tokens of a micro-batch; head is 0
+  /// where it was not measured.
   LayerTime rest(std::int64_t tokens) const;
   LayerTime head(std::int64_t tokens) const;
   /// Attention of one segment in one layer; budget 0: every visible key.
-  LayerTime attention(std::int64_t query_tokens, std::int64_t prefix_tokens, std::int64_t budget) const;
-  /// One layer of a micro-batch: rest(tokens) + sum over its segments of attention.  `budgets`: one for each segment, or one for all.
+  LayerTime attention(std::int64_t query_tokens, std::int64_t prefix_tokens,
+                      std::int64_t budget) const;
+  /// One layer of a micro-batch: rest(tokens) + sum over its segments of attention.  `budgets`: one
+  /// for each segment, or one for all.
   LayerTime predict(const MicroBatch& micro_batch, std::span<const std::int64_t> budgets) const;
-  LayerTime predict(const MicroBatch& micro_batch, std::int64_t budget = 0) const { return predict(micro_batch, {&budget, 1}); }
-  /// Largest of `candidates` (ascending) whose layer takes at most `target_s`, forward and backward; the smallest where none does.
-  std::int64_t align(const MicroBatch& micro_batch, double target_s, std::span<const std::int64_t> candidates) const;
+  LayerTime predict(const MicroBatch& micro_batch, std::int64_t budget = 0) const {
+    return predict(micro_batch, {&budget, 1});
+  }
+  /// Largest of `candidates` (ascending) whose layer takes at most `target_s`, forward and
+  /// backward; the smallest where none does.
+  std::int64_t align(const MicroBatch& micro_batch, double target_s,
+                     std::span<const std::int64_t> candidates) const;
   /// Activation bytes that one layer keeps; 0 where they were not measured.
   double activation_bytes(std::int64_t tokens) const;
   std::int64_t block_tokens() const { return block_tokens_; }
@@ -142,7 +166,8 @@ class LatencyModel {
     std::vector<Prefix> prefixes;
   };
   using Grid = std::vector<Length>;  ///< ascending lengths
-  double seconds(const Grid& grid, std::int64_t query_tokens, std::int64_t prefix_tokens, std::int64_t budget) const;
+  double seconds(const Grid& grid, std::int64_t query_tokens, std::int64_t prefix_tokens,
+                 std::int64_t budget) const;
   double at_length(const Length& length, std::int64_t prefix_tokens, std::int64_t budget) const;
 
   std::int64_t block_tokens_ = 64;

@@ -1,4 +1,5 @@
-// Counter-based random numbers: a value depends on its key alone, never on which rank draws it or in which order.
+// Counter-based random numbers: a value depends on its key alone, never on which rank draws it or
+// in which order.
 #pragma once
 #include <array>
 #include <cmath>
@@ -7,13 +8,17 @@
 
 namespace ballast {
 
-/// Philox4x32-10 (Salmon et al., SC 2011): four 32-bit words from a 64-bit key and a 128-bit counter.
-constexpr std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t counter_high, std::uint64_t counter_low) {
-  std::array<std::uint32_t, 4> c{static_cast<std::uint32_t>(counter_low), static_cast<std::uint32_t>(counter_low >> 32),
-                                 static_cast<std::uint32_t>(counter_high), static_cast<std::uint32_t>(counter_high >> 32)};
+/// Philox4x32-10 (Salmon et al., SC 2011): four 32-bit words from a 64-bit key and a 128-bit
+/// counter.
+constexpr std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t counter_high,
+                                              std::uint64_t counter_low) {
+  std::array<std::uint32_t, 4> c{
+      static_cast<std::uint32_t>(counter_low), static_cast<std::uint32_t>(counter_low >> 32),
+      static_cast<std::uint32_t>(counter_high), static_cast<std::uint32_t>(counter_high >> 32)};
   std::uint32_t k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
-    const std::uint64_t a = std::uint64_t{0xD2511F53u} * c[0], b = std::uint64_t{0xCD9E8D57u} * c[2];
+    const std::uint64_t a = std::uint64_t{0xD2511F53u} * c[0],
+                        b = std::uint64_t{0xCD9E8D57u} * c[2];
     c = {static_cast<std::uint32_t>(b >> 32) ^ c[1] ^ k0, static_cast<std::uint32_t>(b),
          static_cast<std::uint32_t>(a >> 32) ^ c[3] ^ k1, static_cast<std::uint32_t>(a)};
     k0 += 0x9E3779B9u;
@@ -22,7 +27,8 @@ constexpr std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t c
   return c;
 }
 
-/// 64 random bits for (seed, stream, index).  `stream` tells uses apart: hash a name with stream_of.
+/// 64 random bits for (seed, stream, index).  `stream` tells uses apart: hash a name with
+/// stream_of.
 inline std::uint64_t random_bits(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   const auto w = philox(seed, stream, index);
   return (std::uint64_t{w[1]} << 32) | w[0];
@@ -40,7 +46,9 @@ inline double random_normal(std::uint64_t seed, std::uint64_t stream, std::uint6
 }
 /// FNV-1a of a name, to derive a stream.
 constexpr std::uint64_t stream_of(const char* text, std::uint64_t hash = 14695981039346656037ull) {
-  return *text == 0 ? hash : stream_of(text + 1, (hash ^ static_cast<unsigned char>(*text)) * 1099511628211ull);
+  return *text == 0
+             ? hash
+             : stream_of(text + 1, (hash ^ static_cast<unsigned char>(*text)) * 1099511628211ull);
 }
 
 }  // namespace ballast

@@ -10,16 +10,43 @@
 namespace ballast {
 namespace {
 
-constexpr std::array<const char*, kEventKinds> kNames = {
-    "forward",         "recompute",         "backward",           "backward_input", "backward_weight", "send",           "recv", "offload",
-    "fetch",           "attention_forward", "attention_backward", "ring_wait",      "copy_wait",       "sequence_exchange", "layer_forward",   "layer_backward", "head", "indexing", "tuning", "planning",
-    "gradient_reduce", "parameter_gather",  "optimizer",          "data",           "checkpoint",      "validation",     "step", "idle"};
+constexpr std::array<const char*, kEventKinds> kNames = {"forward",
+                                                         "recompute",
+                                                         "backward",
+                                                         "backward_input",
+                                                         "backward_weight",
+                                                         "send",
+                                                         "recv",
+                                                         "offload",
+                                                         "fetch",
+                                                         "attention_forward",
+                                                         "attention_backward",
+                                                         "ring_wait",
+                                                         "copy_wait",
+                                                         "sequence_exchange",
+                                                         "layer_forward",
+                                                         "layer_backward",
+                                                         "head",
+                                                         "indexing",
+                                                         "tuning",
+                                                         "planning",
+                                                         "gradient_reduce",
+                                                         "parameter_gather",
+                                                         "optimizer",
+                                                         "data",
+                                                         "checkpoint",
+                                                         "validation",
+                                                         "step",
+                                                         "idle"};
 
-/// Nanoseconds of the monotonic clock since the machine started: the same origin for all processes of a node.
+/// Nanoseconds of the monotonic clock since the machine started: the same origin for all processes
+/// of a node.
 class HostClock final : public Clock {
  public:
   std::int64_t mark(Queue) override {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
   }
   double seconds(std::int64_t mark) override { return static_cast<double>(mark) * 1e-9; }
 };
@@ -79,8 +106,11 @@ std::int64_t Recorder::begin(EventKind kind, Queue queue) {
 Recorder::Pending& Recorder::find(std::int64_t handle) {
   const std::int64_t first = next_ - static_cast<std::int64_t>(pending_.size());
   if (handle >= first && handle < next_) return pending_[static_cast<std::size_t>(handle - first)];
-  const auto carried = std::find_if(carried_.begin(), carried_.end(), [&](const Pending& p) { return p.handle == handle; });
-  require(carried != carried_.end(), "recorder: event {} was ended twice or never begun; pair every begin() with one end()", handle);
+  const auto carried = std::find_if(carried_.begin(), carried_.end(),
+                                    [&](const Pending& p) { return p.handle == handle; });
+  require(carried != carried_.end(),
+          "recorder: event {} was ended twice or never begun; pair every begin() with one end()",
+          handle);
   return *carried;
 }
 
@@ -88,7 +118,8 @@ void Recorder::end(std::int64_t handle, double flops, std::int64_t bytes) {
   if (handle < 0) return;
   Pending& p = find(handle);
   const std::int64_t mark = clock_.mark(p.queue);  // early, for the same reason
-  require(p.open, "recorder: event {} ({}) was ended twice; pair every begin() with one end()", handle, name(p.event.kind));
+  require(p.open, "recorder: event {} ({}) was ended twice; pair every begin() with one end()",
+          handle, name(p.event.kind));
   p.end_mark = mark;
   p.open = false;
   p.event.flops = flops;
@@ -134,11 +165,15 @@ std::string Recorder::last_event() const {
   Pending latest = pending_.empty() ? last_ : pending_.back();
   if (latest.handle < 0) return "no event yet";
   if (pending_.empty() && latest.open)
-    latest.open = std::any_of(carried_.begin(), carried_.end(), [&](const Pending& p) { return p.handle == latest.handle && p.open; });
+    latest.open = std::any_of(carried_.begin(), carried_.end(), [&](const Pending& p) {
+      return p.handle == latest.handle && p.open;
+    });
   const Event& e = latest.event;
   std::string text = fmt::format("{} {}", latest.open ? "in" : "after", name(e.kind));
   const std::pair<const char*, std::int32_t> ids[] = {
-      {"step", e.step},  {"micro_batch", e.micro_batch}, {"chunk", e.chunk}, {"layer", e.layer}, {"stage", e.stage}, {"outer", e.outer},
+      {"step", e.step},   {"micro_batch", e.micro_batch},
+      {"chunk", e.chunk}, {"layer", e.layer},
+      {"stage", e.stage}, {"outer", e.outer},
       {"inner", e.inner}};
   for (const auto& [key, value] : ids)
     if (value >= 0) text += fmt::format(" {}={}", key, value);

@@ -25,7 +25,8 @@ ModelShape model_shape(const Deck& given) {
   deck.apply_preset();
   ModelShape shape;
   shape.preset = deck.text("model.preset");
-  if (shape.preset == "custom" && !deck.text("model.weights").empty()) shape.preset = deck.text("model.weights");
+  if (shape.preset == "custom" && !deck.text("model.weights").empty())
+    shape.preset = deck.text("model.weights");
   shape.layers = deck.integer("model.layers");
   shape.hidden = deck.integer("model.hidden");
   shape.intermediate = deck.integer("model.intermediate");
@@ -79,8 +80,10 @@ NeedleOptions needle_options(const Deck& deck) {
 
 double pair_cost_tokens(const ModelShape& shape) {
   if (shape.layers < 1) return 0;
-  const double per_pair = 4.0 * static_cast<double>(shape.head_dim * shape.query_heads * shape.layers);
-  const double per_token = 2.0 * static_cast<double>(shape.parameters_without_embedding() + shape.vocabulary * shape.hidden);
+  const double per_pair =
+      4.0 * static_cast<double>(shape.head_dim * shape.query_heads * shape.layers);
+  const double per_token = 2.0 * static_cast<double>(shape.parameters_without_embedding() +
+                                                     shape.vocabulary * shape.hidden);
   return per_pair / per_token;
 }
 
@@ -88,7 +91,8 @@ std::vector<std::string> not_executable(const Deck& deck) {
   std::vector<std::string> list = not_executable(mesh_shape(deck));
   if (deck.text("batching.scope") == "epoch")
     list.push_back(
-        "batching.scope = \"epoch\" is for `ballast pack`: a training step's samples do not depend on the mesh; set batching.scope = "
+        "batching.scope = \"epoch\" is for `ballast pack`: a training step's samples do not depend "
+        "on the mesh; set batching.scope = "
         "\"step\"");
   return list;
 }
@@ -128,29 +132,33 @@ RunOptions RunOptions::from(const Deck& deck) {
   options.mesh = mesh_shape(deck);
   options.model = model_shape(deck);
   options.batching.method = deck.text("batching.method");
-  options.batching.micro_batch_tokens =
-      deck.integer(options.batching.method == "chunkflow" ? "chunk.tokens" : "batching.micro_batch_tokens");
+  options.batching.micro_batch_tokens = deck.integer(
+      options.batching.method == "chunkflow" ? "chunk.tokens" : "batching.micro_batch_tokens");
   options.batching.dp = options.mesh.dp;
   options.batching.pair_cost_tokens = pair_cost_tokens(options.model);
   options.batching.balance = deck.boolean("batching.balance");
-  options.batching.micro_batch_samples = static_cast<int>(deck.integer("batching.micro_batch_samples"));
+  options.batching.micro_batch_samples =
+      static_cast<int>(deck.integer("batching.micro_batch_samples"));
   options.batching.seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
   const auto& ranks = deck.get<std::vector<std::int64_t>>("batching.group_ranks");
   const auto& recompute = deck.get<std::vector<std::int64_t>>("batching.group_recompute");
   for (const std::int64_t tokens : deck.get<std::vector<std::int64_t>>("batching.groups")) {
     const std::size_t g = options.batching.groups.size();
-    options.batching.groups.push_back(
-        {tokens, g < ranks.size() ? static_cast<int>(ranks[g]) : 1, g < recompute.size() ? static_cast<int>(recompute[g]) : -1});
+    options.batching.groups.push_back({tokens, g < ranks.size() ? static_cast<int>(ranks[g]) : 1,
+                                       g < recompute.size() ? static_cast<int>(recompute[g]) : -1});
   }
   options.normaliser = loss_normaliser(deck.text("loss.normaliser"));
-  options.curriculum = {deck.integer("curriculum.steps"), deck.integer("curriculum.max_tokens"), deck.integer("batching.global_tokens"),
+  options.curriculum = {deck.integer("curriculum.steps"), deck.integer("curriculum.max_tokens"),
+                        deck.integer("batching.global_tokens"),
                         deck.integer("batching.global_samples")};
-  if (options.curriculum.max_tokens == 0 && options.batching.method == "hbp" && !options.batching.groups.empty())
+  if (options.curriculum.max_tokens == 0 && options.batching.method == "hbp" &&
+      !options.batching.groups.empty())
     options.curriculum.max_tokens = options.batching.groups.front().tokens;
   options.layout = layout_kind(deck.text("ring.layout"));
   options.stripe = deck.integer("ring.stripe");
   options.attention = attention_options(deck);
-  options.attention.generator.heads = static_cast<int>(std::max<std::int64_t>(1, options.model.query_heads));
+  options.attention.generator.heads =
+      static_cast<int>(std::max<std::int64_t>(1, options.model.query_heads));
   options.batching.align = options.attention.align();
   options.pipeline.schedule = deck.text("pipeline.schedule");
   options.pipeline.stages = options.mesh.pp;
@@ -169,7 +177,8 @@ RunOptions RunOptions::from(const Deck& deck) {
   if (options.mesh.pp > 1 && options.model.layers >= options.mesh.pp) {
     // A full pack's tokens see half of it on average.
     const double context = static_cast<double>(options.batching.micro_batch_tokens) / 2;
-    options.layer_begin = balance_stages(options.model.layers, options.mesh.pp, part_costs(options.model, context));
+    options.layer_begin =
+        balance_stages(options.model.layers, options.mesh.pp, part_costs(options.model, context));
   }
   return options;
 }

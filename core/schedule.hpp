@@ -1,5 +1,5 @@
-// Schedule: per pipeline stage an ordered list of ops, transfers explicit and matched.  The executor walks it, the
-// simulator times it, the trace reports it op by op.
+// Schedule: per pipeline stage an ordered list of ops, transfers explicit and matched.  The
+// executor walks it, the simulator times it, the trace reports it op by op.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -8,11 +8,22 @@
 
 namespace ballast {
 
-enum class OpKind { forward, recompute, backward, backward_input, backward_weight, send, recv, offload, fetch };
+enum class OpKind {
+  forward,
+  recompute,
+  backward,
+  backward_input,
+  backward_weight,
+  send,
+  recv,
+  offload,
+  fetch
+};
 const char* name(OpKind kind);
 /// Whether an op computes; the others move tensors.
 inline bool computes(OpKind kind) {
-  return kind != OpKind::send && kind != OpKind::recv && kind != OpKind::offload && kind != OpKind::fetch;
+  return kind != OpKind::send && kind != OpKind::recv && kind != OpKind::offload &&
+         kind != OpKind::fetch;
 }
 
 /// What a transfer carries: stage outputs forward, their gradients backward.
@@ -45,15 +56,19 @@ struct TimedOp {
 struct SimulatedSchedule {
   std::vector<std::vector<TimedOp>> stages;
   double step_time_s = 0;
-  double bubble_ratio = 0;   ///< 1 - useful / (stages * step time); recomputation, transfers and waits count as bubble
-  /// Per stage: forwards and recomputes whose backward is still to come.  A forward that a recompute follows keeps no activations.
+  double bubble_ratio =
+      0;  ///< 1 - useful / (stages * step time); recomputation, transfers and waits count as bubble
+  /// Per stage: forwards and recomputes whose backward is still to come.  A forward that a
+  /// recompute follows keeps no activations.
   std::vector<int> peak_live_activations;
-  /// Per stage: the most of them at once whose input half is done and whose weight half is still to come.
+  /// Per stage: the most of them at once whose input half is done and whose weight half is still to
+  /// come.
   std::vector<int> peak_weight_halves;
 };
 
-/// Runs every stage's list in order; a recv waits for its matching send (same micro-batch and payload).  Sends are
-/// posted and cost the receiver `duration` from then on.  Throws Error naming the blocked ops when the lists deadlock.
+/// Runs every stage's list in order; a recv waits for its matching send (same micro-batch and
+/// payload).  Sends are posted and cost the receiver `duration` from then on.  Throws Error naming
+/// the blocked ops when the lists deadlock.
 SimulatedSchedule simulate(const Schedule& schedule, const ScheduleCosts& costs);
 
 /// Unmatched transfers, a backward before its forward and the like; empty when well formed.

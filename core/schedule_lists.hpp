@@ -1,4 +1,5 @@
-// What the builders of pipeline schedules share: the order of chunks, and a stage's list with its transfers.
+// What the builders of pipeline schedules share: the order of chunks, and a stage's list with its
+// transfers.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -19,7 +20,8 @@ inline std::vector<ScheduleItem> forward_order(const ChunkGroups& groups) {
   std::vector<ScheduleItem> order;
   for (const auto& group : groups) {
     require(!group.empty(), "pipeline schedule: a group without micro-batches");
-    for (int c = 0; c < static_cast<int>(group.size()); ++c) order.push_back({group[c], c, static_cast<int>(group.size())});
+    for (int c = 0; c < static_cast<int>(group.size()); ++c)
+      order.push_back({group[c], c, static_cast<int>(group.size())});
   }
   return order;
 }
@@ -37,19 +39,28 @@ inline std::vector<ScheduleItem> backward_order(std::vector<ScheduleItem> order)
 /// The list of one stage, with its transfers.
 class StageList {
  public:
-  StageList(std::vector<Op>& ops, int stage, int stages) : ops_(ops), stage_(stage), last_(stages - 1) {}
+  StageList(std::vector<Op>& ops, int stage, int stages)
+      : ops_(ops), stage_(stage), last_(stages - 1) {}
   void forward(const ScheduleItem& i) {
-    if (stage_ > 0) ops_.push_back({OpKind::recv, i.micro_batch, i.chunk, stage_ - 1, Payload::activation});
+    if (stage_ > 0)
+      ops_.push_back({OpKind::recv, i.micro_batch, i.chunk, stage_ - 1, Payload::activation});
     ops_.push_back({OpKind::forward, i.micro_batch, i.chunk});
-    if (stage_ < last_) ops_.push_back({OpKind::send, i.micro_batch, i.chunk, stage_ + 1, Payload::activation});
+    if (stage_ < last_)
+      ops_.push_back({OpKind::send, i.micro_batch, i.chunk, stage_ + 1, Payload::activation});
   }
-  void weights(const ScheduleItem& i) { ops_.push_back({OpKind::backward_weight, i.micro_batch, i.chunk}); }
-  void recompute(const ScheduleItem& i) { ops_.push_back({OpKind::recompute, i.micro_batch, i.chunk}); }
+  void weights(const ScheduleItem& i) {
+    ops_.push_back({OpKind::backward_weight, i.micro_batch, i.chunk});
+  }
+  void recompute(const ScheduleItem& i) {
+    ops_.push_back({OpKind::recompute, i.micro_batch, i.chunk});
+  }
   /// The whole of it, or its input half, which is all that the stage before waits for.
   void backward(const ScheduleItem& i, OpKind kind = OpKind::backward) {
-    if (stage_ < last_) ops_.push_back({OpKind::recv, i.micro_batch, i.chunk, stage_ + 1, Payload::gradient});
+    if (stage_ < last_)
+      ops_.push_back({OpKind::recv, i.micro_batch, i.chunk, stage_ + 1, Payload::gradient});
     ops_.push_back({kind, i.micro_batch, i.chunk});
-    if (stage_ > 0) ops_.push_back({OpKind::send, i.micro_batch, i.chunk, stage_ - 1, Payload::gradient});
+    if (stage_ > 0)
+      ops_.push_back({OpKind::send, i.micro_batch, i.chunk, stage_ - 1, Payload::gradient});
   }
 
  private:

@@ -25,18 +25,22 @@ struct StageTimes {
 
 }  // namespace
 
-double simulated_coverage(std::int64_t tokens, std::int64_t budget, std::int64_t blocks90, std::int64_t block_tokens) {
-  const auto visible = static_cast<double>((tokens + block_tokens - 1) / block_tokens), k = static_cast<double>(budget),
-             scale = static_cast<double>(blocks90);
+double simulated_coverage(std::int64_t tokens, std::int64_t budget, std::int64_t blocks90,
+                          std::int64_t block_tokens) {
+  const auto visible = static_cast<double>((tokens + block_tokens - 1) / block_tokens),
+             k = static_cast<double>(budget), scale = static_cast<double>(blocks90);
   if (k >= visible) return 1;
   return (1 - std::pow(10.0, -k / scale)) / (1 - std::pow(10.0, -visible / scale));
 }
 
-SimulatedStep simulate_step(const Batch& batch, const LatencyModel& model, const SparseBalanceOptions& options) {
-  require(options.stages >= 1 && options.layers >= options.stages, "{} layers on {} stages: a stage needs at least one", options.layers,
-          options.stages);
-  require(!options.coverage_blocks.empty(), "dst.simulated_coverage is empty; name at least one budget that covers 90 %");
-  const auto targets = options.tune ? dst_targets(batch, model, options.dst) : std::vector<std::vector<DstTarget>>();
+SimulatedStep simulate_step(const Batch& batch, const LatencyModel& model,
+                            const SparseBalanceOptions& options) {
+  require(options.stages >= 1 && options.layers >= options.stages,
+          "{} layers on {} stages: a stage needs at least one", options.layers, options.stages);
+  require(!options.coverage_blocks.empty(),
+          "dst.simulated_coverage is empty; name at least one budget that covers 90 %");
+  const auto targets =
+      options.tune ? dst_targets(batch, model, options.dst) : std::vector<std::vector<DstTarget>>();
   SimulatedStep step;
   step.budget_sums.assign(BudgetAverages::kBins, 0);
   step.budget_counts.assign(BudgetAverages::kBins, 0);
@@ -47,7 +51,8 @@ SimulatedStep simulate_step(const Batch& batch, const LatencyModel& model, const
     std::vector<StageTimes> times;
     for (std::size_t i = 0; i < list.size(); ++i) {
       const MicroBatch& m = list[i];
-      StageTimes& t = times.emplace_back(StageTimes{std::vector<double>(options.stages, 0), std::vector<double>(options.stages, 0)});
+      StageTimes& t = times.emplace_back(StageTimes{std::vector<double>(options.stages, 0),
+                                                    std::vector<double>(options.stages, 0)});
       std::map<std::int64_t, LayerTime> at_budget;
       std::optional<DstPolicy> policy;
       if (options.tune) policy.emplace(options.dst, targets[d][i]);
@@ -56,13 +61,17 @@ SimulatedStep simulate_step(const Batch& batch, const LatencyModel& model, const
         if (policy && m.tokens() > 0) {
           std::vector<double> coverage(options.dst.candidates.size(), 0);
           for (const Segment& s : m.segments) {
-            const std::uint64_t at = static_cast<std::uint64_t>(s.sample) * 4096 + static_cast<std::uint64_t>(layer);
+            const std::uint64_t at =
+                static_cast<std::uint64_t>(s.sample) * 4096 + static_cast<std::uint64_t>(layer);
             const std::uint64_t drawn =
-                random_bits(options.seed + static_cast<std::uint64_t>(batch.step), stream_of("simulated coverage"), at);
-            const std::int64_t blocks90 = options.coverage_blocks[drawn % options.coverage_blocks.size()];
+                random_bits(options.seed + static_cast<std::uint64_t>(batch.step),
+                            stream_of("simulated coverage"), at);
+            const std::int64_t blocks90 =
+                options.coverage_blocks[drawn % options.coverage_blocks.size()];
             const double share = static_cast<double>(s.tokens()) / static_cast<double>(m.tokens());
             for (std::size_t k = 0; k < coverage.size(); ++k)
-              coverage[k] += share * simulated_coverage(s.end, options.dst.candidates[k], blocks90, model.block_tokens());
+              coverage[k] += share * simulated_coverage(s.end, options.dst.candidates[k], blocks90,
+                                                        model.block_tokens());
           }
           budget = policy->choose(static_cast<int>(layer), coverage);
           const double loss = policy->choices().back().coverage_loss;
@@ -95,12 +104,14 @@ SimulatedStep simulate_step(const Batch& batch, const LatencyModel& model, const
       if (op.kind == OpKind::forward) return t.forward[static_cast<std::size_t>(stage)];
       return op.kind == OpKind::backward ? t.backward[static_cast<std::size_t>(stage)] : 0.0;
     }};
-    const SimulatedSchedule result = simulate(one_f_one_b_schedule(chunk_groups(list), options.stages), costs);
+    const SimulatedSchedule result =
+        simulate(one_f_one_b_schedule(chunk_groups(list), options.stages), costs);
     step.step_time_s = std::max(step.step_time_s, result.step_time_s);
     useful_s += (1 - result.bubble_ratio) * result.step_time_s * options.stages;
   }
   step.imbalance = imbalance_degree(totals);
-  const double available = step.step_time_s * options.stages * static_cast<double>(batch.micro_batches.size());
+  const double available =
+      step.step_time_s * options.stages * static_cast<double>(batch.micro_batches.size());
   step.bubble_ratio = available > 0 ? 1 - useful_s / available : 0;
   if (choices > 0) step.mean_budget /= choices, step.mean_coverage_loss /= choices;
   for (const double s : forwards) step.forward_mean_s += s / static_cast<double>(forwards.size());

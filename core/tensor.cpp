@@ -41,19 +41,25 @@ class HostDevice final : public Device {
  public:
   HostDevice() {
 #ifdef __GLIBC__
-    // Activations come and go in every step: keep their pages instead of returning them to the system and faulting them in anew.
+    // Activations come and go in every step: keep their pages instead of returning them to the
+    // system and faulting them in anew.
     mallopt(M_MMAP_THRESHOLD, 1 << 30);
     mallopt(M_TRIM_THRESHOLD, 2047 << 20);
 #endif
   }
   Space space() const override { return Space::host; }
-  std::string description() const override { return "host (Kokkos " + std::string(Kokkos::DefaultHostExecutionSpace::name()) + ")"; }
+  std::string description() const override {
+    return "host (Kokkos " + std::string(Kokkos::DefaultHostExecutionSpace::name()) + ")";
+  }
   void* allocate(std::size_t bytes) override {
     if (bytes == 0) return nullptr;
     try {
       return Kokkos::kokkos_malloc<Kokkos::HostSpace>("ballast", bytes);
     } catch (const std::exception& e) {
-      fail("host memory: {} bytes could not be allocated ({}); use fewer tokens per micro-batch or more ranks", bytes, e.what());
+      fail(
+          "host memory: {} bytes could not be allocated ({}); use fewer tokens per micro-batch or "
+          "more ranks",
+          bytes, e.what());
     }
   }
   void deallocate(void* pointer, std::size_t) noexcept override {
@@ -62,8 +68,10 @@ class HostDevice final : public Device {
   void zero(void* pointer, std::size_t bytes) override {
     if (bytes) std::memset(pointer, 0, bytes);
   }
-  void copy(void* to, Space to_space, const void* from, Space from_space, std::size_t bytes) override {
-    require(to_space == Space::host && from_space == Space::host, "the host device cannot copy device memory");
+  void copy(void* to, Space to_space, const void* from, Space from_space,
+            std::size_t bytes) override {
+    require(to_space == Space::host && from_space == Space::host,
+            "the host device cannot copy device memory");
     if (bytes) std::memmove(to, from, bytes);
   }
   void synchronize() override {}
@@ -76,7 +84,9 @@ Device* g_pinned_device = nullptr;
 }  // namespace
 
 const char* name(MemoryCategory category) {
-  static const char* names[] = {"parameters", "gradients", "optimizer", "activations", "communication", "kv_store", "workspace", "data", "offloaded"};
+  static const char* names[] = {"parameters",  "gradients",     "optimizer",
+                                "activations", "communication", "kv_store",
+                                "workspace",   "data",          "offloaded"};
   return names[static_cast<int>(category)];
 }
 
@@ -103,10 +113,16 @@ void reset_peak_memory() {
 
 std::size_t size_of(DType type) {
   switch (type) {
-    case DType::f32: case DType::i32: return 4;
-    case DType::f64: case DType::i64: return 8;
-    case DType::bf16: return 2;
-    case DType::u8: return 1;
+    case DType::f32:
+    case DType::i32:
+      return 4;
+    case DType::f64:
+    case DType::i64:
+      return 8;
+    case DType::bf16:
+      return 2;
+    case DType::u8:
+      return 1;
   }
   return 0;
 }
@@ -119,7 +135,8 @@ const char* name(DType type) {
 std::string to_string(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 Tensor Tensor::empty(Shape shape, DType type, Device& device, MemoryCategory category) {
-  for (auto extent : shape) require(extent >= 0, "tensor with a negative extent: {}", to_string(shape));
+  for (auto extent : shape)
+    require(extent >= 0, "tensor with a negative extent: {}", to_string(shape));
   Tensor t;
   t.type_ = type;
   t.space_ = device.space();
@@ -135,7 +152,8 @@ Tensor Tensor::empty(Shape shape, DType type, Device& device, MemoryCategory cat
     owner->deallocate(p, bytes);
   });
 #ifndef NDEBUG
-  if (t.space_ == Space::host && bytes && (type == DType::f32 || type == DType::f64 || type == DType::bf16))
+  if (t.space_ == Space::host && bytes &&
+      (type == DType::f32 || type == DType::f64 || type == DType::bf16))
     std::memset(t.data_, 0xff, bytes);
 #endif
   return t;
@@ -172,17 +190,23 @@ bool Tensor::contiguous() const {
 Tensor Tensor::narrow(int dim, std::int64_t begin, std::int64_t end) const {
   if (dim < 0) dim += rank();
   require(dim >= 0 && dim < rank() && 0 <= begin && begin <= end && end <= shape_[dim],
-          "slice [{}, {}) of dimension {} lies outside a tensor of shape {}", begin, end, dim, to_string(shape_));
+          "slice [{}, {}) of dimension {} lies outside a tensor of shape {}", begin, end, dim,
+          to_string(shape_));
   Tensor t = *this;
   t.shape_[dim] = end - begin;
   t.numel_zero_ = t.numel() == 0;
-  if (data_) t.data_ = static_cast<char*>(data_) + begin * strides_[dim] * static_cast<std::int64_t>(size_of(type_));
+  if (data_)
+    t.data_ = static_cast<char*>(data_) +
+              begin * strides_[dim] * static_cast<std::int64_t>(size_of(type_));
   return t;
 }
 
 Tensor Tensor::reshape(Shape shape) const {
-  require(contiguous(), "only a contiguous tensor can be reshaped; this one has shape {} and strides {}", to_string(shape_), to_string(strides_));
-  require(product(shape) == numel(), "cannot reshape {} to {}", to_string(shape_), to_string(shape));
+  require(contiguous(),
+          "only a contiguous tensor can be reshaped; this one has shape {} and strides {}",
+          to_string(shape_), to_string(strides_));
+  require(product(shape) == numel(), "cannot reshape {} to {}", to_string(shape_),
+          to_string(shape));
   Tensor t = *this;
   t.strides_ = row_major(shape);
   t.shape_ = std::move(shape);
@@ -195,7 +219,8 @@ void Tensor::zero() {
 }
 
 void Tensor::copy_from(const Tensor& source) {
-  require(shape_ == source.shape_ && type_ == source.type_, "copy from {} {} to {} {}", name(source.type_), to_string(source.shape_), name(type_), to_string(shape_));
+  require(shape_ == source.shape_ && type_ == source.type_, "copy from {} {} to {} {}",
+          name(source.type_), to_string(source.shape_), name(type_), to_string(shape_));
   require(contiguous() && source.contiguous(), "copy_from() needs contiguous tensors");
   Device& device = device_of(space_ == Space::cuda ? space_ : source.space_);
   device.copy(data_, space_, source.data_, source.space_, bytes());

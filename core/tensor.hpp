@@ -1,5 +1,6 @@
-// Tensor: a small handle on typed storage.  Not a template: kernels open it as a Kokkos::View (kernels/host_view.hpp)
-// or as a device span; dtype and backend are dispatched once, at an operation's entry.
+// Tensor: a small handle on typed storage.  Not a template: kernels open it as a Kokkos::View
+// (kernels/host_view.hpp) or as a device span; dtype and backend are dispatched once, at an
+// operation's entry.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -20,13 +21,32 @@ struct bf16 {
   std::uint16_t bits = 0;
 };
 
-template <class T> struct dtype_of;
-template <> struct dtype_of<float> { static constexpr DType value = DType::f32; };
-template <> struct dtype_of<double> { static constexpr DType value = DType::f64; };
-template <> struct dtype_of<bf16> { static constexpr DType value = DType::bf16; };
-template <> struct dtype_of<std::int32_t> { static constexpr DType value = DType::i32; };
-template <> struct dtype_of<std::int64_t> { static constexpr DType value = DType::i64; };
-template <> struct dtype_of<std::uint8_t> { static constexpr DType value = DType::u8; };
+template <class T>
+struct dtype_of;
+template <>
+struct dtype_of<float> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct dtype_of<double> {
+  static constexpr DType value = DType::f64;
+};
+template <>
+struct dtype_of<bf16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct dtype_of<std::int32_t> {
+  static constexpr DType value = DType::i32;
+};
+template <>
+struct dtype_of<std::int64_t> {
+  static constexpr DType value = DType::i64;
+};
+template <>
+struct dtype_of<std::uint8_t> {
+  static constexpr DType value = DType::u8;
+};
 
 using Shape = std::vector<std::int64_t>;
 std::string to_string(const Shape& shape);
@@ -54,23 +74,25 @@ class Tensor {
   std::size_t bytes() const { return static_cast<std::size_t>(numel()) * size_of(type_); }
   bool contiguous() const;
 
-  /// Rows [begin, end) of dimension 0, columns of any dimension, or the same elements under another shape
-  /// (contiguous tensors only).  All share storage with this tensor.
+  /// Rows [begin, end) of dimension 0, columns of any dimension, or the same elements under another
+  /// shape (contiguous tensors only).  All share storage with this tensor.
   Tensor rows(std::int64_t begin, std::int64_t end) const { return narrow(0, begin, end); }
   Tensor narrow(int dim, std::int64_t begin, std::int64_t end) const;
   Tensor reshape(Shape shape) const;
 
   /// Typed pointer to the first element; throws when T is not the tensor's dtype.
-  template <class T> T* data() const {
-    require(type_ == dtype_of<T>::value, "tensor of {} opened as {}", name(type_), name(dtype_of<T>::value));
+  template <class T>
+  T* data() const {
+    require(type_ == dtype_of<T>::value, "tensor of {} opened as {}", name(type_),
+            name(dtype_of<T>::value));
     return static_cast<T*>(data_);
   }
   void* raw() const { return data_; }
 
-  void zero();                                ///< contiguous tensors only
-  void copy_from(const Tensor& source);       ///< same shape and dtype, any spaces, both contiguous
+  void zero();                           ///< contiguous tensors only
+  void copy_from(const Tensor& source);  ///< same shape and dtype, any spaces, both contiguous
   Tensor clone() const;
-  Tensor to(Device& device) const;            ///< contiguous copy there (itself when already there)
+  Tensor to(Device& device) const;  ///< contiguous copy there (itself when already there)
 
  private:
   std::shared_ptr<void> owner_;
@@ -82,7 +104,8 @@ class Tensor {
 };
 
 /// Calls `f` with a value of the matching C++ type (float or double); throws for others.
-template <class F> decltype(auto) dispatch_float(DType type, F&& f) {
+template <class F>
+decltype(auto) dispatch_float(DType type, F&& f) {
   if (type == DType::f32) return f(float{});
   if (type == DType::f64) return f(double{});
   fail("this host operation needs f32 or f64, got {}", name(type));

@@ -18,7 +18,8 @@ namespace ballast {
 namespace {
 
 struct Header {
-  char magic[16] = {'B', 'a', 'l', 'l', 'a', 's', 't', ' ', 'c', 'h', 'e', 'c', 'k', 'p', 't', '\n'};
+  char magic[16] = {'B', 'a', 'l', 'l', 'a', 's', 't', ' ',
+                    'c', 'h', 'e', 'c', 'k', 'p', 't', '\n'};
   std::uint64_t version = kCheckpointVersion;
   std::uint64_t file_bytes = 0, metadata_hash = 0, block_bytes = 0, extents = 0, block_hash = 0;
 };
@@ -27,7 +28,8 @@ constexpr std::uint64_t kLargestBlock = std::uint64_t{1} << 28;
 /// An open file with whole reads and writes.
 class RawFile {
  public:
-  RawFile(const std::string& path, int flags) : path_(path), descriptor_(::open(path.c_str(), flags | O_CLOEXEC)) {
+  RawFile(const std::string& path, int flags)
+      : path_(path), descriptor_(::open(path.c_str(), flags | O_CLOEXEC)) {
     require(descriptor_ >= 0, "{} cannot be opened: {}", path, std::strerror(errno));
   }
   ~RawFile() { ::close(descriptor_); }
@@ -35,12 +37,14 @@ class RawFile {
   RawFile& operator=(const RawFile&) = delete;
   std::uint64_t bytes() const {
     struct stat status {};
-    require(::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode), "{} is not a regular file", path_);
+    require(::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode),
+            "{} is not a regular file", path_);
     return static_cast<std::uint64_t>(status.st_size);
   }
   void read(std::uint64_t offset, void* to, std::size_t count) const {
     for (std::size_t done = 0; done < count;) {
-      const ssize_t n = ::pread(descriptor_, static_cast<char*>(to) + done, count - done, static_cast<off_t>(offset + done));
+      const ssize_t n = ::pread(descriptor_, static_cast<char*>(to) + done, count - done,
+                                static_cast<off_t>(offset + done));
       if (n < 0 && errno == EINTR) continue;
       require(n > 0, "{}: reading bytes [{}, {}): {}", path_, offset, offset + count,
               n == 0 ? "the file ends before" : std::strerror(errno));
@@ -49,13 +53,17 @@ class RawFile {
   }
   void write(std::uint64_t offset, const void* from, std::size_t count) const {
     for (std::size_t done = 0; done < count;) {
-      const ssize_t n = ::pwrite(descriptor_, static_cast<const char*>(from) + done, count - done, static_cast<off_t>(offset + done));
+      const ssize_t n = ::pwrite(descriptor_, static_cast<const char*>(from) + done, count - done,
+                                 static_cast<off_t>(offset + done));
       if (n < 0 && errno == EINTR) continue;
-      require(n > 0, "{}: writing bytes [{}, {}): {}", path_, offset, offset + count, std::strerror(errno));
+      require(n > 0, "{}: writing bytes [{}, {}): {}", path_, offset, offset + count,
+              std::strerror(errno));
       done += static_cast<std::size_t>(n);
     }
   }
-  void sync() const { require(::fsync(descriptor_) == 0, "{}: fsync: {}", path_, std::strerror(errno)); }
+  void sync() const {
+    require(::fsync(descriptor_) == 0, "{}: fsync: {}", path_, std::strerror(errno));
+  }
 
  private:
   std::string path_;
@@ -63,13 +71,16 @@ class RawFile {
 };
 
 /// xxHash64 of all bytes from `begin` to the end of the file, without the extents.
-std::uint64_t hash_outside(const RawFile& file, std::uint64_t begin, std::uint64_t file_bytes, const std::vector<DataExtent>& extents) {
-  const std::unique_ptr<XXH64_state_t, decltype(&XXH64_freeState)> state(XXH64_createState(), XXH64_freeState);
+std::uint64_t hash_outside(const RawFile& file, std::uint64_t begin, std::uint64_t file_bytes,
+                           const std::vector<DataExtent>& extents) {
+  const std::unique_ptr<XXH64_state_t, decltype(&XXH64_freeState)> state(XXH64_createState(),
+                                                                         XXH64_freeState);
   XXH64_reset(state.get(), 0);
   std::vector<char> buffer(1 << 20);
   const auto add = [&](std::uint64_t from, std::uint64_t to) {
     while (from < to) {
-      const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), to - from));
+      const auto count =
+          static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), to - from));
       file.read(from, buffer.data(), count);
       XXH64_update(state.get(), buffer.data(), count);
       from += count;
@@ -98,7 +109,8 @@ std::uint64_t envelope_bytes(std::size_t extents) {
 }
 
 void seal(const std::string& path, std::uint64_t block_bytes, std::vector<DataExtent> extents) {
-  std::sort(extents.begin(), extents.end(), [](const DataExtent& a, const DataExtent& b) { return a.offset < b.offset; });
+  std::sort(extents.begin(), extents.end(),
+            [](const DataExtent& a, const DataExtent& b) { return a.offset < b.offset; });
   const RawFile file(path, O_RDWR);
   Header header;
   header.file_bytes = file.bytes();
@@ -118,23 +130,29 @@ void check_seal(const std::string& path) {
   Header header, fresh;
   require(bytes >= sizeof header, "{}: {} bytes are no checkpoint", path, bytes);
   file.read(0, &header, sizeof header);
-  require(std::memcmp(header.magic, fresh.magic, sizeof fresh.magic) == 0, "{}: not a Ballast checkpoint, or its first bytes are altered",
-          path);
-  require(header.version == kCheckpointVersion, "{}: checkpoint format version {}; this program reads version {}", path, header.version,
+  require(std::memcmp(header.magic, fresh.magic, sizeof fresh.magic) == 0,
+          "{}: not a Ballast checkpoint, or its first bytes are altered", path);
+  require(header.version == kCheckpointVersion,
+          "{}: checkpoint format version {}; this program reads version {}", path, header.version,
           kCheckpointVersion);
-  require(header.block_bytes <= kLargestBlock && header.block_bytes <= bytes && header.extents <= header.block_bytes / sizeof(DataExtent) &&
+  require(header.block_bytes <= kLargestBlock && header.block_bytes <= bytes &&
+              header.extents <= header.block_bytes / sizeof(DataExtent) &&
               envelope_bytes(header.extents) <= header.block_bytes,
           "{}: the header is altered or the file is truncated to {} bytes", path, bytes);
   std::vector<char> block(header.block_bytes);
   file.read(0, block.data(), block.size());
   const std::uint64_t stated = header.block_hash, zero = 0;
   std::memcpy(block.data() + offsetof(Header, block_hash), &zero, sizeof zero);
-  require(XXH64(block.data(), block.size(), 0) == stated, "{}: the header is altered (checksum of bytes [0, {}))", path, block.size());
-  require(header.file_bytes == bytes, "{}: {} bytes, written with {}; the file is truncated or extended", path, bytes, header.file_bytes);
+  require(XXH64(block.data(), block.size(), 0) == stated,
+          "{}: the header is altered (checksum of bytes [0, {}))", path, block.size());
+  require(header.file_bytes == bytes,
+          "{}: {} bytes, written with {}; the file is truncated or extended", path, bytes,
+          header.file_bytes);
   std::vector<DataExtent> extents(header.extents);
   std::memcpy(extents.data(), block.data() + sizeof header, extents.size() * sizeof(DataExtent));
   require(hash_outside(file, header.block_bytes, bytes, extents) == header.metadata_hash,
-          "{}: the file's structure is altered (checksum of all bytes outside the parameters)", path);
+          "{}: the file's structure is altered (checksum of all bytes outside the parameters)",
+          path);
 }
 
 }  // namespace ballast

@@ -1,9 +1,11 @@
-// Envelope of a checkpoint: a checksummed block before the HDF5 part that guards everything the dataset checksums do not, so that HDF5 is
-// never handed an altered file, and a truncated one is told from its size.
+// Envelope of a checkpoint: a checksummed block before the HDF5 part that guards everything the
+// dataset checksums do not, so that HDF5 is never handed an altered file, and a truncated one is
+// told from its size.
 //
-// It lies in the HDF5 user block, which other HDF5 programs skip.  Little endian: magic (16 bytes), format version, bytes of the file,
-// xxHash64 of every byte after the user block and outside the data extents, bytes of the user block, number of extents, xxHash64 of the
-// user block with this word 0; then (offset, bytes) of each extent, ascending.
+// It lies in the HDF5 user block, which other HDF5 programs skip.  Little endian: magic (16 bytes),
+// format version, bytes of the file, xxHash64 of every byte after the user block and outside the
+// data extents, bytes of the user block, number of extents, xxHash64 of the user block with this
+// word 0; then (offset, bytes) of each extent, ascending.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -20,9 +22,11 @@ struct DataExtent {
 
 /// Size of a user block with room for `extents` extents: a power of two, as HDF5 wants it.
 std::uint64_t envelope_bytes(std::size_t extents);
-/// Writes the envelope into a file whose HDF5 part is complete, and syncs it.  Errors name the file.
+/// Writes the envelope into a file whose HDF5 part is complete, and syncs it.  Errors name the
+/// file.
 void seal(const std::string& path, std::uint64_t block_bytes, std::vector<DataExtent> extents);
-/// Errors: not a checkpoint, another format version, truncated, an altered byte outside the extents; each names the file.
+/// Errors: not a checkpoint, another format version, truncated, an altered byte outside the
+/// extents; each names the file.
 void check_seal(const std::string& path);
 
 }  // namespace ballast

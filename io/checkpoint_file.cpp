@@ -9,10 +9,12 @@ namespace {
 
 constexpr const char* kFormat = "Ballast checkpoint";
 
-/// HDF5's own file locks fail on some parallel file systems; a checkpoint is protected by its rename.
+/// HDF5's own file locks fail on some parallel file systems; a checkpoint is protected by its
+/// rename.
 hdf5::Handle access_list() {
   hdf5::Handle access = hdf5::property_list(H5P_FILE_ACCESS);
-  hdf5::check(H5Pset_libver_bounds(access, H5F_LIBVER_V18, H5F_LIBVER_LATEST), "setting the HDF5 file format");
+  hdf5::check(H5Pset_libver_bounds(access, H5F_LIBVER_V18, H5F_LIBVER_LATEST),
+              "setting the HDF5 file format");
 #if H5_VERSION_GE(1, 10, 7)
   hdf5::check(H5Pset_file_locking(access, false, true), "switching HDF5 file locks off");
 #endif
@@ -22,7 +24,8 @@ hdf5::Handle access_list() {
 DType dtype_of_dataset(hid_t dataset, const std::string& name) {
   const hdf5::Handle type(H5Dget_type(dataset), H5Tclose, "type of " + name);
   for (DType candidate : {DType::f32, DType::f64, DType::bf16}) {
-    if (hdf5::check(H5Tequal(type, hdf5::native_type(candidate)), "type of " + name) > 0) return candidate;
+    if (hdf5::check(H5Tequal(type, hdf5::native_type(candidate)), "type of " + name) > 0)
+      return candidate;
   }
   fail("dataset {} holds neither f32, f64 nor bf16 of this machine's byte order", name);
 }
@@ -41,14 +44,16 @@ void write_state(hid_t file, const CheckpointState& state) {
   hdf5::write_text(group, "deck", state.deck);
   const hdf5::Handle extra = hdf5::create_group(group, "extra");
   for (const auto& [name, values] : state.extra) {
-    require(!name.empty() && name != "." && name.find('/') == std::string::npos, "checkpoint state: \"{}\" cannot name a dataset", name);
+    require(!name.empty() && name != "." && name.find('/') == std::string::npos,
+            "checkpoint state: \"{}\" cannot name a dataset", name);
     hdf5::write_vector<double>(extra, name, values);
   }
 }
 
 }  // namespace
 
-std::uint64_t create_checkpoint_file(const std::string& path, const std::vector<CheckpointDataset>& datasets,
+std::uint64_t create_checkpoint_file(const std::string& path,
+                                     const std::vector<CheckpointDataset>& datasets,
                                      const CheckpointState& state) {
   const std::uint64_t block_bytes = envelope_bytes(datasets.size());
   const hdf5::Handle creation = hdf5::property_list(H5P_FILE_CREATE), access = access_list(),
@@ -57,7 +62,8 @@ std::uint64_t create_checkpoint_file(const std::string& path, const std::vector<
   hdf5::check(H5Pset_obj_track_times(creation, false), "times of the root group");
   // Big metadata blocks, so that small pieces do not scatter between the datasets.
   hdf5::check(H5Pset_meta_block_size(access, hsize_t{1} << 18), "setting the HDF5 metadata block");
-  // Space now, values later and from many ranks; no time stamps, so that equal states give equal files.
+  // Space now, values later and from many ranks; no time stamps, so that equal states give equal
+  // files.
   hdf5::check(H5Pset_layout(dataset, H5D_CONTIGUOUS), "dataset layout");
   hdf5::check(H5Pset_alloc_time(dataset, H5D_ALLOC_TIME_EARLY), "dataset allocation");
   hdf5::check(H5Pset_fill_time(dataset, H5D_FILL_TIME_NEVER), "dataset fill");
@@ -68,9 +74,11 @@ std::uint64_t create_checkpoint_file(const std::string& path, const std::vector<
   hdf5::create_group(file, "parameters");
   for (const CheckpointDataset& d : datasets) {
     if (!hdf5::exists(file, d.group())) hdf5::create_group(file, d.group());
-    hdf5::create_dataset(file, d.path(), hdf5::native_type(d.type), {d.shape.begin(), d.shape.end()}, dataset);
+    hdf5::create_dataset(file, d.path(), hdf5::native_type(d.type),
+                         {d.shape.begin(), d.shape.end()}, dataset);
   }
-  hdf5::create_dataset(file, "checksums", H5T_NATIVE_UINT64, {checksum_ranges(datasets).size()}, dataset);
+  hdf5::create_dataset(file, "checksums", H5T_NATIVE_UINT64, {checksum_ranges(datasets).size()},
+                       dataset);
   file.close("closing " + path);
   return block_bytes;
 }
@@ -101,7 +109,8 @@ std::vector<CheckpointDataset> CheckpointFile::datasets() const {
         CheckpointDataset d{parameter, field, {}, DType::f32};
         const hdf5::Handle dataset = hdf5::open_dataset(file_, d.path());
         d.type = dtype_of_dataset(dataset, d.path());
-        for (hsize_t extent : hdf5::dims_of(dataset, d.path())) d.shape.push_back(static_cast<std::int64_t>(extent));
+        for (hsize_t extent : hdf5::dims_of(dataset, d.path()))
+          d.shape.push_back(static_cast<std::int64_t>(extent));
         datasets.push_back(std::move(d));
       }
     }
@@ -109,7 +118,8 @@ std::vector<CheckpointDataset> CheckpointFile::datasets() const {
   });
 }
 
-std::vector<DataExtent> CheckpointFile::extents(const std::vector<CheckpointDataset>& datasets) const {
+std::vector<DataExtent> CheckpointFile::extents(
+    const std::vector<CheckpointDataset>& datasets) const {
   return named([&] {
     std::vector<DataExtent> extents;
     for (const CheckpointDataset& d : datasets) {
@@ -122,7 +132,8 @@ std::vector<DataExtent> CheckpointFile::extents(const std::vector<CheckpointData
   });
 }
 
-void CheckpointFile::transfer(const CheckpointDataset& dataset, std::int64_t first, std::int64_t count, void* memory, Direction direction) {
+void CheckpointFile::transfer(const CheckpointDataset& dataset, std::int64_t first,
+                              std::int64_t count, void* memory, Direction direction) {
   named([&] {
     const std::string name = dataset.path();
     if (open_name_ != name) {
@@ -133,32 +144,39 @@ void CheckpointFile::transfer(const CheckpointDataset& dataset, std::int64_t fir
     const hid_t type = hdf5::native_type(dataset.type);
     auto* at = static_cast<std::byte*>(memory);
     for (const Hyperslab& box : hyperslabs(dataset.shape, first, first + count)) {
-      const std::vector<hsize_t> start(box.start.begin(), box.start.end()), extent(box.count.begin(), box.count.end());
+      const std::vector<hsize_t> start(box.start.begin(), box.start.end()),
+          extent(box.count.begin(), box.count.end());
       hsize_t elements = 1;
       for (hsize_t e : extent) elements *= e;
       const hdf5::Handle memory_space = hdf5::simple_space({elements});
-      hdf5::check(H5Sselect_hyperslab(file_space, H5S_SELECT_SET, start.data(), nullptr, extent.data(), nullptr),
+      hdf5::check(H5Sselect_hyperslab(file_space, H5S_SELECT_SET, start.data(), nullptr,
+                                      extent.data(), nullptr),
                   "selecting elements of " + name);
       const bool reading = direction == Direction::read;
-      hdf5::check(reading ? H5Dread(open_dataset_, type, memory_space, file_space, H5P_DEFAULT, at)
-                          : H5Dwrite(open_dataset_, type, memory_space, file_space, H5P_DEFAULT, at),
-                  fmt::format("{} dataset {}, elements [{}, {})", reading ? "reading" : "writing", name, first, first + count));
+      hdf5::check(reading
+                      ? H5Dread(open_dataset_, type, memory_space, file_space, H5P_DEFAULT, at)
+                      : H5Dwrite(open_dataset_, type, memory_space, file_space, H5P_DEFAULT, at),
+                  fmt::format("{} dataset {}, elements [{}, {})", reading ? "reading" : "writing",
+                              name, first, first + count));
       at += elements * size_of(dataset.type);
     }
   });
 }
 
-void CheckpointFile::write(const CheckpointDataset& dataset, std::int64_t first, std::int64_t count, const void* from) {
+void CheckpointFile::write(const CheckpointDataset& dataset, std::int64_t first, std::int64_t count,
+                           const void* from) {
   transfer(dataset, first, count, const_cast<void*>(from), Direction::write);
 }
 
-void CheckpointFile::read(const CheckpointDataset& dataset, std::int64_t first, std::int64_t count, void* to) {
+void CheckpointFile::read(const CheckpointDataset& dataset, std::int64_t first, std::int64_t count,
+                          void* to) {
   transfer(dataset, first, count, to, Direction::read);
 }
 
 CheckpointState CheckpointFile::state() const {
   return named([&] {
-    require(hdf5::read_text_attribute(file_, "format") == kFormat, "attribute format is not \"{}\"", kFormat);
+    require(hdf5::read_text_attribute(file_, "format") == kFormat, "attribute format is not \"{}\"",
+            kFormat);
     CheckpointState state;
     state.step = hdf5::read_int_attribute(file_, "step");
     state.sampler.epoch = hdf5::read_int_attribute(file_, "sampler_epoch");
@@ -170,7 +188,8 @@ CheckpointState CheckpointFile::state() const {
     const hdf5::Handle group = hdf5::open_group(file_, "state");
     state.deck = hdf5::read_text(group, "deck");
     const hdf5::Handle extra = hdf5::open_group(group, "extra");
-    for (const std::string& name : hdf5::names_in(group, "extra")) state.extra[name] = hdf5::read_vector<double>(extra, name);
+    for (const std::string& name : hdf5::names_in(group, "extra"))
+      state.extra[name] = hdf5::read_vector<double>(extra, name);
     return state;
   });
 }
@@ -182,8 +201,10 @@ std::vector<std::uint64_t> CheckpointFile::checksums() const {
 void CheckpointFile::write_checksums(const std::vector<std::uint64_t>& sums) {
   named([&] {
     const hdf5::Handle dataset = hdf5::open_dataset(file_, "checksums");
-    require(hdf5::dims_of(dataset, "checksums") == std::vector<hsize_t>{sums.size()}, "dataset checksums has another size");
-    hdf5::check(H5Dwrite(dataset, H5T_NATIVE_UINT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, sums.data()), "writing checksums");
+    require(hdf5::dims_of(dataset, "checksums") == std::vector<hsize_t>{sums.size()},
+            "dataset checksums has another size");
+    hdf5::check(H5Dwrite(dataset, H5T_NATIVE_UINT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, sums.data()),
+                "writing checksums");
   });
 }
 
@@ -192,7 +213,8 @@ void CheckpointFile::close() {
   open_name_.clear();
   const herr_t flushed = H5Fflush(file_, H5F_SCOPE_GLOBAL);
   const std::string reason = flushed < 0 ? hdf5::last_error() : "";
-  file_.close("closing " + path_);  // also after a failed flush: with MPI-IO every rank has to come here
+  file_.close("closing " +
+              path_);  // also after a failed flush: with MPI-IO every rank has to come here
   require(flushed >= 0, "{}: flushing to the disk: {}", path_, reason);
 }
 

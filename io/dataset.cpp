@@ -13,20 +13,29 @@ namespace {
 /// Documents of a source cut into samples, with targets made per sample.
 class CutDataset final : public Dataset {
  public:
-  CutDataset(std::unique_ptr<DocumentSource> source, const DataOptions& options) : source_(std::move(source)), options_(options) {
+  CutDataset(std::unique_ptr<DocumentSource> source, const DataOptions& options)
+      : source_(std::move(source)), options_(options) {
     require(options_.max_tokens >= 0 && options_.min_tokens >= 0 && options_.samples >= 0,
             "data.max_tokens, data.min_tokens and data.samples must not be negative");
-    require(options_.max_tokens == 0 || options_.min_tokens <= options_.max_tokens, "data.min_tokens = {} is above data.max_tokens = {}",
-            options_.min_tokens, options_.max_tokens);
-    require(options_.long_samples == "truncate" || options_.long_samples == "split" || options_.long_samples == "drop",
-            "data.long = \"{}\" is unknown; it is one of: truncate, split, drop", options_.long_samples);
+    require(options_.max_tokens == 0 || options_.min_tokens <= options_.max_tokens,
+            "data.min_tokens = {} is above data.max_tokens = {}", options_.min_tokens,
+            options_.max_tokens);
+    require(options_.long_samples == "truncate" || options_.long_samples == "split" ||
+                options_.long_samples == "drop",
+            "data.long = \"{}\" is unknown; it is one of: truncate, split, drop",
+            options_.long_samples);
     cut();
-    require(samples() > 0, "{}: no sample is left of {} documents with data.min_tokens = {}, data.max_tokens = {}, data.long = \"{}\"",
-            source_->description(), source_->documents(), options_.min_tokens, options_.max_tokens, options_.long_samples);
+    require(samples() > 0,
+            "{}: no sample is left of {} documents with data.min_tokens = {}, data.max_tokens = "
+            "{}, data.long = \"{}\"",
+            source_->description(), source_->documents(), options_.min_tokens, options_.max_tokens,
+            options_.long_samples);
     if (source_->masked()) loss_tokens_.assign(static_cast<std::size_t>(samples()), -1);
   }
 
-  std::int64_t samples() const override { return identity_ ? source_->documents() : static_cast<std::int64_t>(pieces_.size()); }
+  std::int64_t samples() const override {
+    return identity_ ? source_->documents() : static_cast<std::int64_t>(pieces_.size());
+  }
 
   std::int64_t length(std::int64_t sample) const override {
     const Piece piece = at(sample);
@@ -47,12 +56,14 @@ class CutDataset final : public Dataset {
     return known;
   }
 
-  void tokens(std::int64_t sample, std::int64_t begin, std::int64_t end, std::span<std::int32_t> out) const override {
+  void tokens(std::int64_t sample, std::int64_t begin, std::int64_t end,
+              std::span<std::int32_t> out) const override {
     const Piece piece = checked(sample, begin, end, out.size());
     if (begin < end) read(piece, begin, end, out.data());
   }
 
-  void targets(std::int64_t sample, std::int64_t begin, std::int64_t end, std::span<std::int32_t> out) const override {
+  void targets(std::int64_t sample, std::int64_t begin, std::int64_t end,
+               std::span<std::int32_t> out) const override {
     const Piece piece = checked(sample, begin, end, out.size());
     if (begin == end) return;
     // The sample's last token has no successor.
@@ -72,9 +83,12 @@ class CutDataset final : public Dataset {
 
   std::string description() const override {
     std::string text = fmt::format("{}; {} samples", source_->description(), samples());
-    if (longer_ > 0) text += fmt::format("; {} documents longer than {} tokens: {}", longer_, options_.max_tokens, options_.long_samples);
+    if (longer_ > 0)
+      text += fmt::format("; {} documents longer than {} tokens: {}", longer_, options_.max_tokens,
+                          options_.long_samples);
     if (left_out_ > 0)
-      text += fmt::format("; {} shorter than {} tokens left out", left_out_, std::max<std::int64_t>(1, options_.min_tokens));
+      text += fmt::format("; {} shorter than {} tokens left out", left_out_,
+                          std::max<std::int64_t>(1, options_.min_tokens));
     return text;
   }
 
@@ -97,10 +111,12 @@ class CutDataset final : public Dataset {
 
   /// Lists the samples, unless they are simply all documents.
   void cut() {
-    const std::int64_t documents = source_->documents(), shortest = std::max<std::int64_t>(1, options_.min_tokens),
+    const std::int64_t documents = source_->documents(),
+                       shortest = std::max<std::int64_t>(1, options_.min_tokens),
                        longest = options_.max_tokens;
     const bool split = options_.long_samples == "split", drop = options_.long_samples == "drop";
-    const std::int64_t most = options_.samples > 0 ? options_.samples : std::numeric_limits<std::int64_t>::max();
+    const std::int64_t most =
+        options_.samples > 0 ? options_.samples : std::numeric_limits<std::int64_t>::max();
     std::int64_t samples = 0, taken = 0;
     const auto for_each_piece = [&](auto&& take) {
       longer_ = left_out_ = taken = 0;
@@ -111,7 +127,8 @@ class CutDataset final : public Dataset {
         if (is_long && drop) continue;
         std::int64_t begin = 0;
         do {
-          const std::int64_t rest = tokens - begin, piece = is_long ? std::min(rest, longest) : rest;
+          const std::int64_t rest = tokens - begin,
+                             piece = is_long ? std::min(rest, longest) : rest;
           if (piece < shortest) {
             ++left_out_;
           } else {
@@ -130,15 +147,17 @@ class CutDataset final : public Dataset {
   }
 
   Piece at(std::int64_t sample) const {
-    require(sample >= 0 && sample < samples(), "sample {} of a dataset that has {}", sample, samples());
+    require(sample >= 0 && sample < samples(), "sample {} of a dataset that has {}", sample,
+            samples());
     return identity_ ? Piece{sample, 0} : pieces_[static_cast<std::size_t>(sample)];
   }
 
   Piece checked(std::int64_t sample, std::int64_t begin, std::int64_t end, std::size_t room) const {
     const Piece piece = at(sample);
-    require(0 <= begin && begin <= end && end <= length(sample) && room == static_cast<std::size_t>(end - begin),
-            "tokens [{}, {}) into {} places of sample {} ({}), which has {} tokens", begin, end, room, sample,
-            source_->place(piece.document), length(sample));
+    require(0 <= begin && begin <= end && end <= length(sample) &&
+                room == static_cast<std::size_t>(end - begin),
+            "tokens [{}, {}) into {} places of sample {} ({}), which has {} tokens", begin, end,
+            room, sample, source_->place(piece.document), length(sample));
     return piece;
   }
 
@@ -148,8 +167,10 @@ class CutDataset final : public Dataset {
     const std::int64_t vocabulary = source_->vocabulary();
     for (std::int64_t i = 0; i < end - begin; ++i) {
       if (out[i] < 0 || out[i] >= vocabulary) {
-        fail("{}: token {} has id {}, outside the vocabulary of {}; the data was made with another tokenizer, or is damaged",
-             source_->place(piece.document), piece.begin + begin + i, out[i], vocabulary);
+        fail(
+            "{}: token {} has id {}, outside the vocabulary of {}; the data was made with another "
+            "tokenizer, or is damaged",
+            source_->place(piece.document), piece.begin + begin + i, out[i], vocabulary);
       }
     }
   }
@@ -178,7 +199,10 @@ std::unique_ptr<Dataset> open_dataset(const DataOptions& options) {
   else if (options.source == "distribution")
     source = open_distribution(options);
   else
-    fail("data.source = \"{}\" is unknown; it is one of: files, megatron, hdf5, lengths, distribution, needle", options.source);
+    fail(
+        "data.source = \"{}\" is unknown; it is one of: files, megatron, hdf5, lengths, "
+        "distribution, needle",
+        options.source);
   return std::make_unique<CutDataset>(std::move(source), options);
 }
 
@@ -190,7 +214,8 @@ void count_loss_tokens(Batch& batch, const Dataset& dataset) {
         if (s.begin == 0 && s.end == dataset.length(s.sample)) continue;
         targets.resize(static_cast<std::size_t>(s.end - s.begin));
         dataset.targets(s.sample, s.begin, s.end, targets);
-        s.loss_tokens = std::count_if(targets.begin(), targets.end(), [](std::int32_t t) { return t >= 0; });
+        s.loss_tokens =
+            std::count_if(targets.begin(), targets.end(), [](std::int32_t t) { return t >= 0; });
       }
 }
 

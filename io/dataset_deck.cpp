@@ -20,7 +20,8 @@ DataOptions data_options(const Deck& deck) {
   options.min_tokens = deck.integer("data.min_tokens");
   options.long_samples = deck.text("data.long");
   const auto& groups = deck.get<std::vector<std::int64_t>>("batching.groups");
-  if (deck.text("batching.long") == "split" && !groups.empty() && (options.max_tokens == 0 || options.max_tokens > groups.back())) {
+  if (deck.text("batching.long") == "split" && !groups.empty() &&
+      (options.max_tokens == 0 || options.max_tokens > groups.back())) {
     options.max_tokens = groups.back();
     options.long_samples = "split";
   }

@@ -21,7 +21,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Maps that stay open at once: far below any limit of open files, enough for the samples of a step.
+/// Maps that stay open at once: far below any limit of open files, enough for the samples of a
+/// step.
 constexpr std::size_t kOpenFiles = 64;
 
 struct File {
@@ -29,17 +30,22 @@ struct File {
   std::int64_t bytes = 0;
 };
 
-/// Collects regular files under their real paths.  A file reached twice (two entries, symbolic links) counts once, and directories that
-/// link back to a parent end the walk, because real paths are visited once.
+/// Collects regular files under their real paths.  A file reached twice (two entries, symbolic
+/// links) counts once, and directories that link back to a parent end the walk, because real paths
+/// are visited once.
 class FileFinder {
  public:
   explicit FileFinder(const DataOptions& options) {
     for (const std::string& extension : options.extensions) {
-      extensions_.insert(extension.empty() || extension.front() == '.' ? extension : "." + extension);
+      extensions_.insert(extension.empty() || extension.front() == '.' ? extension
+                                                                       : "." + extension);
     }
     for (const std::string& entry : options.paths) find(entry);
-    std::sort(files_.begin(), files_.end(), [](const File& a, const File& b) { return a.path < b.path; });
-    files_.erase(std::unique(files_.begin(), files_.end(), [](const File& a, const File& b) { return a.path == b.path; }), files_.end());
+    std::sort(files_.begin(), files_.end(),
+              [](const File& a, const File& b) { return a.path < b.path; });
+    files_.erase(std::unique(files_.begin(), files_.end(),
+                             [](const File& a, const File& b) { return a.path == b.path; }),
+                 files_.end());
   }
   std::vector<File> take() { return std::move(files_); }
   std::int64_t unreadable() const { return static_cast<std::int64_t>(unreadable_.size()); }
@@ -90,7 +96,8 @@ class FileFinder {
     if (!error && !directories_.insert(real.string()).second) return;
     fs::directory_iterator entries;
     if (!error) entries = fs::directory_iterator(real, error);
-    for (; !error && entries != fs::directory_iterator(); entries.increment(error)) visit(entries->path());
+    for (; !error && entries != fs::directory_iterator(); entries.increment(error))
+      visit(entries->path());
     if (!error) return;
     require(!named, "data.paths: {}: {}", directory.string(), error.message());
     unreadable_.insert(directory.string());
@@ -121,7 +128,8 @@ class FileFinder {
 class FilesSource final : public DocumentSource {
  public:
   explicit FilesSource(const DataOptions& options) {
-    require(!options.paths.empty(), "data.source = \"files\" needs data.paths: files, directories or globs");
+    require(!options.paths.empty(),
+            "data.source = \"files\" needs data.paths: files, directories or globs");
     FileFinder finder(options);
     files_ = finder.take();
     Fingerprint fingerprint;
@@ -132,17 +140,24 @@ class FilesSource final : public DocumentSource {
       longest = std::max(longest, file.bytes);
     }
     fingerprint_ = fingerprint.value();
-    description_ = fmt::format("files: {} files, {} bytes, longest {}", files_.size(), bytes, longest);
+    description_ =
+        fmt::format("files: {} files, {} bytes, longest {}", files_.size(), bytes, longest);
     if (finder.empty() > 0) description_ += fmt::format(", {} empty skipped", finder.empty());
-    if (finder.unreadable() > 0) description_ += fmt::format(", {} unreadable skipped", finder.unreadable());
-    require(!files_.empty(), "{}: data.paths = {} hold no text{}", description_, fmt::join(options.paths, ", "),
-            options.extensions.empty() ? "" : fmt::format(" in files that end in {} (data.extensions)", fmt::join(options.extensions, ", ")));
+    if (finder.unreadable() > 0)
+      description_ += fmt::format(", {} unreadable skipped", finder.unreadable());
+    require(!files_.empty(), "{}: data.paths = {} hold no text{}", description_,
+            fmt::join(options.paths, ", "),
+            options.extensions.empty() ? ""
+                                       : fmt::format(" in files that end in {} (data.extensions)",
+                                                     fmt::join(options.extensions, ", ")));
   }
 
   std::int64_t documents() const override { return static_cast<std::int64_t>(files_.size()); }
   std::int64_t length(std::int64_t document) const override { return file(document).bytes; }
-  void tokens(std::int64_t document, std::int64_t begin, std::int64_t end, std::int32_t* out) const override {
-    const auto* bytes = reinterpret_cast<const unsigned char*>(map(document).bytes(begin, end - begin));
+  void tokens(std::int64_t document, std::int64_t begin, std::int64_t end,
+              std::int32_t* out) const override {
+    const auto* bytes =
+        reinterpret_cast<const unsigned char*>(map(document).bytes(begin, end - begin));
     std::copy(bytes, bytes + (end - begin), out);
   }
   std::int64_t vocabulary() const override { return 256; }
@@ -153,7 +168,9 @@ class FilesSource final : public DocumentSource {
  private:
   using Recent = std::list<std::pair<std::int64_t, std::unique_ptr<MappedFile>>>;
 
-  const File& file(std::int64_t document) const { return files_.at(static_cast<std::size_t>(document)); }
+  const File& file(std::int64_t document) const {
+    return files_.at(static_cast<std::size_t>(document));
+  }
 
   /// The file's map, from the recently used ones if it is there.
   const MappedFile& map(std::int64_t document) const {
@@ -161,7 +178,8 @@ class FilesSource final : public DocumentSource {
       recent_.splice(recent_.begin(), recent_, found->second);
     } else {
       auto mapped = std::make_unique<MappedFile>(file(document).path);
-      require(mapped->size() == file(document).bytes, "{} had {} bytes when the dataset was opened and has {} now", mapped->path(),
+      require(mapped->size() == file(document).bytes,
+              "{} had {} bytes when the dataset was opened and has {} now", mapped->path(),
               file(document).bytes, mapped->size());
       recent_.emplace_front(document, std::move(mapped));
       open_[document] = recent_.begin();
@@ -182,6 +200,8 @@ class FilesSource final : public DocumentSource {
 
 }  // namespace
 
-std::unique_ptr<DocumentSource> open_files(const DataOptions& options) { return std::make_unique<FilesSource>(options); }
+std::unique_ptr<DocumentSource> open_files(const DataOptions& options) {
+  return std::make_unique<FilesSource>(options);
+}
 
 }  // namespace ballast

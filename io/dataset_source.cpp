@@ -14,7 +14,8 @@
 
 namespace ballast {
 
-void DocumentSource::mask(std::int64_t, std::int64_t begin, std::int64_t end, std::uint8_t* out) const {
+void DocumentSource::mask(std::int64_t, std::int64_t begin, std::int64_t end,
+                          std::uint8_t* out) const {
   std::fill(out, out + (end - begin), std::uint8_t{1});
 }
 
@@ -25,7 +26,8 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   struct stat status {};
   const bool regular = ::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode);
   size_ = status.st_size;
-  if (regular && size_ > 0) map_ = ::mmap(nullptr, static_cast<std::size_t>(size_), PROT_READ, MAP_SHARED, descriptor_, 0);
+  if (regular && size_ > 0)
+    map_ = ::mmap(nullptr, static_cast<std::size_t>(size_), PROT_READ, MAP_SHARED, descriptor_, 0);
   if (!regular || map_ == MAP_FAILED) {
     const std::string reason = regular ? std::strerror(errno) : "it is not a regular file";
     ::close(descriptor_);
@@ -39,15 +41,16 @@ MappedFile::~MappedFile() {
 }
 
 const std::byte* MappedFile::at(std::int64_t offset, std::int64_t count) const {
-  require(offset >= 0 && count >= 0 && offset <= size_ && count <= size_ - offset, "{} has {} bytes; bytes [{}, {} + {}) were asked for",
-          path_, size_, offset, offset, count);
+  require(offset >= 0 && count >= 0 && offset <= size_ && count <= size_ - offset,
+          "{} has {} bytes; bytes [{}, {} + {}) were asked for", path_, size_, offset, offset,
+          count);
   return static_cast<const std::byte*>(map_) + offset;
 }
 
 const std::byte* MappedFile::bytes(std::int64_t offset, std::int64_t count) const {
   struct stat status {};
-  require(::fstat(descriptor_, &status) == 0 && status.st_size >= size_, "{} had {} bytes when it was opened and is shorter now", path_,
-          size_);
+  require(::fstat(descriptor_, &status) == 0 && status.st_size >= size_,
+          "{} had {} bytes when it was opened and is shorter now", path_, size_);
   return at(offset, count);
 }
 

@@ -18,7 +18,8 @@ herr_t collect(unsigned depth, const H5E_error2_t* entry, void* text_pointer) {
 
 Handle scalar_attribute(hid_t object, const std::string& name, hid_t type) {
   const Handle space(H5Screate(H5S_SCALAR), H5Sclose, "attribute " + name);
-  return Handle(H5Acreate2(object, name.c_str(), type, space, H5P_DEFAULT, H5P_DEFAULT), H5Aclose, "creating attribute " + name);
+  return Handle(H5Acreate2(object, name.c_str(), type, space, H5P_DEFAULT, H5P_DEFAULT), H5Aclose,
+                "creating attribute " + name);
 }
 
 void write_scalar(hid_t object, const std::string& name, hid_t type, const void* value) {
@@ -26,15 +27,17 @@ void write_scalar(hid_t object, const std::string& name, hid_t type, const void*
 }
 
 Handle open_scalar(hid_t object, const std::string& name, H5T_class_t expected) {
-  Handle attribute(H5Aopen(object, name.c_str(), H5P_DEFAULT), H5Aclose, "opening attribute " + name);
+  Handle attribute(H5Aopen(object, name.c_str(), H5P_DEFAULT), H5Aclose,
+                   "opening attribute " + name);
   const Handle space(H5Aget_space(attribute), H5Sclose, "attribute " + name);
   const Handle type(H5Aget_type(attribute), H5Tclose, "attribute " + name);
-  require(H5Sget_simple_extent_npoints(space) == 1 && H5Tget_class(type) == expected, "attribute {} has an unexpected type or extent",
-          name);
+  require(H5Sget_simple_extent_npoints(space) == 1 && H5Tget_class(type) == expected,
+          "attribute {} has an unexpected type or extent", name);
   return attribute;
 }
 
-void read_scalar(hid_t object, const std::string& name, H5T_class_t expected, hid_t type, void* value) {
+void read_scalar(hid_t object, const std::string& name, H5T_class_t expected, hid_t type,
+                 void* value) {
   check(H5Aread(open_scalar(object, name, expected), type, value), "reading attribute " + name);
 }
 
@@ -105,27 +108,36 @@ hid_t native_type(DType type) {
 
 Handle create_file(const std::string& path, hid_t creation, hid_t access) {
   silence();
-  return Handle(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation, access), H5Fclose, "creating " + path);
+  return Handle(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation, access), H5Fclose,
+                "creating " + path);
 }
 
 Handle open_file(const std::string& path, bool writable, hid_t access) {
   silence();
-  return Handle(H5Fopen(path.c_str(), writable ? H5F_ACC_RDWR : H5F_ACC_RDONLY, access), H5Fclose, "opening " + path);
+  return Handle(H5Fopen(path.c_str(), writable ? H5F_ACC_RDWR : H5F_ACC_RDONLY, access), H5Fclose,
+                "opening " + path);
 }
 
-Handle property_list(hid_t property_class) { return Handle(H5Pcreate(property_class), H5Pclose, "creating an HDF5 property list"); }
+Handle property_list(hid_t property_class) {
+  return Handle(H5Pcreate(property_class), H5Pclose, "creating an HDF5 property list");
+}
 
 Handle simple_space(const std::vector<hsize_t>& dims, const std::vector<hsize_t>& max_dims) {
   if (dims.empty()) return Handle(H5Screate(H5S_SCALAR), H5Sclose, "creating a scalar dataspace");
-  require(max_dims.empty() || max_dims.size() == dims.size(), "dataspace with {} dims and {} maximum dims", dims.size(), max_dims.size());
-  return Handle(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), max_dims.empty() ? nullptr : max_dims.data()), H5Sclose,
-                "creating a dataspace");
+  require(max_dims.empty() || max_dims.size() == dims.size(),
+          "dataspace with {} dims and {} maximum dims", dims.size(), max_dims.size());
+  return Handle(H5Screate_simple(static_cast<int>(dims.size()), dims.data(),
+                                 max_dims.empty() ? nullptr : max_dims.data()),
+                H5Sclose, "creating a dataspace");
 }
 
 bool exists(hid_t parent, const std::string& name) {
   // H5Lexists wants every step of a path to exist.
-  for (std::size_t slash = name.find('/', 1); slash != std::string::npos; slash = name.find('/', slash + 1)) {
-    if (check(H5Lexists(parent, name.substr(0, slash).c_str(), H5P_DEFAULT), "looking for " + name) == 0) return false;
+  for (std::size_t slash = name.find('/', 1); slash != std::string::npos;
+       slash = name.find('/', slash + 1)) {
+    if (check(H5Lexists(parent, name.substr(0, slash).c_str(), H5P_DEFAULT),
+              "looking for " + name) == 0)
+      return false;
   }
   return check(H5Lexists(parent, name.c_str(), H5P_DEFAULT), "looking for " + name) > 0;
 }
@@ -133,18 +145,20 @@ bool exists(hid_t parent, const std::string& name) {
 Handle create_group(hid_t parent, const std::string& name) {
   const Handle creation = property_list(H5P_GROUP_CREATE);
   check(H5Pset_obj_track_times(creation, false), "times of group " + name);
-  return Handle(H5Gcreate2(parent, name.c_str(), H5P_DEFAULT, creation, H5P_DEFAULT), H5Gclose, "creating group " + name);
+  return Handle(H5Gcreate2(parent, name.c_str(), H5P_DEFAULT, creation, H5P_DEFAULT), H5Gclose,
+                "creating group " + name);
 }
 
 Handle open_group(hid_t parent, const std::string& name) {
   return Handle(H5Gopen2(parent, name.c_str(), H5P_DEFAULT), H5Gclose, "opening group " + name);
 }
 
-Handle create_dataset(hid_t parent, const std::string& name, hid_t type, const std::vector<hsize_t>& dims, hid_t creation) {
+Handle create_dataset(hid_t parent, const std::string& name, hid_t type,
+                      const std::vector<hsize_t>& dims, hid_t creation) {
   const Handle plain = property_list(H5P_DATASET_CREATE);
   check(H5Pset_obj_track_times(plain, false), "times of dataset " + name);
-  return Handle(H5Dcreate2(parent, name.c_str(), type, simple_space(dims), H5P_DEFAULT, creation == H5P_DEFAULT ? hid_t{plain} : creation,
-                           H5P_DEFAULT),
+  return Handle(H5Dcreate2(parent, name.c_str(), type, simple_space(dims), H5P_DEFAULT,
+                           creation == H5P_DEFAULT ? hid_t{plain} : creation, H5P_DEFAULT),
                 H5Dclose, "creating dataset " + name);
 }
 
@@ -156,7 +170,8 @@ std::vector<hsize_t> dims_of(hid_t dataset, const std::string& name) {
   const Handle space(H5Dget_space(dataset), H5Sclose, "dataspace of " + name);
   const auto rank = check(H5Sget_simple_extent_ndims(space), "dimensions of " + name);
   std::vector<hsize_t> dims(static_cast<std::size_t>(rank));
-  if (rank > 0) check(H5Sget_simple_extent_dims(space, dims.data(), nullptr), "dimensions of " + name);
+  if (rank > 0)
+    check(H5Sget_simple_extent_dims(space, dims.data(), nullptr), "dimensions of " + name);
   return dims;
 }
 
@@ -166,10 +181,12 @@ std::vector<std::string> names_in(hid_t parent, const std::string& group_name) {
   check(H5Gget_info(group, &info), "listing group " + group_name);
   std::vector<std::string> names;
   for (hsize_t i = 0; i < info.nlinks; ++i) {
-    const auto bytes =
-        check(H5Lget_name_by_idx(group, ".", H5_INDEX_NAME, H5_ITER_INC, i, nullptr, 0, H5P_DEFAULT), "listing group " + group_name);
+    const auto bytes = check(
+        H5Lget_name_by_idx(group, ".", H5_INDEX_NAME, H5_ITER_INC, i, nullptr, 0, H5P_DEFAULT),
+        "listing group " + group_name);
     std::string name(static_cast<std::size_t>(bytes) + 1, '\0');
-    check(H5Lget_name_by_idx(group, ".", H5_INDEX_NAME, H5_ITER_INC, i, name.data(), name.size(), H5P_DEFAULT),
+    check(H5Lget_name_by_idx(group, ".", H5_INDEX_NAME, H5_ITER_INC, i, name.data(), name.size(),
+                             H5P_DEFAULT),
           "listing group " + group_name);
     name.pop_back();
     names.push_back(std::move(name));
@@ -177,9 +194,15 @@ std::vector<std::string> names_in(hid_t parent, const std::string& group_name) {
   return names;
 }
 
-void write_attribute(hid_t object, const std::string& name, std::int64_t value) { write_scalar(object, name, H5T_NATIVE_INT64, &value); }
-void write_attribute(hid_t object, const std::string& name, std::uint64_t value) { write_scalar(object, name, H5T_NATIVE_UINT64, &value); }
-void write_attribute(hid_t object, const std::string& name, double value) { write_scalar(object, name, H5T_NATIVE_DOUBLE, &value); }
+void write_attribute(hid_t object, const std::string& name, std::int64_t value) {
+  write_scalar(object, name, H5T_NATIVE_INT64, &value);
+}
+void write_attribute(hid_t object, const std::string& name, std::uint64_t value) {
+  write_scalar(object, name, H5T_NATIVE_UINT64, &value);
+}
+void write_attribute(hid_t object, const std::string& name, double value) {
+  write_scalar(object, name, H5T_NATIVE_DOUBLE, &value);
+}
 void write_attribute(hid_t object, const std::string& name, const std::string& value) {
   const std::string padded = value.empty() ? std::string(1, '\0') : value;
   write_scalar(object, name, text_type(padded.size(), name), padded.data());
@@ -217,13 +240,17 @@ std::string read_text_attribute(hid_t object, const std::string& name) {
 void write_text(hid_t parent, const std::string& name, const std::string& text) {
   const std::string padded = text.empty() ? std::string(1, '\0') : text;
   const Handle type = text_type(padded.size(), name);
-  check(H5Dwrite(create_dataset(parent, name, type, {}), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, padded.data()), "writing text " + name);
+  check(H5Dwrite(create_dataset(parent, name, type, {}), type, H5S_ALL, H5S_ALL, H5P_DEFAULT,
+                 padded.data()),
+        "writing text " + name);
 }
 
 std::string read_text(hid_t parent, const std::string& name) {
   const Handle dataset = open_dataset(parent, name);
   const Handle type(H5Dget_type(dataset), H5Tclose, "type of " + name);
-  require(H5Tget_class(type) == H5T_STRING && check(H5Tis_variable_str(type), "type of " + name) == 0 && dims_of(dataset, name).empty(),
+  require(H5Tget_class(type) == H5T_STRING &&
+              check(H5Tis_variable_str(type), "type of " + name) == 0 &&
+              dims_of(dataset, name).empty(),
           "dataset {} is not a fixed-length text", name);
   std::string text(H5Tget_size(type), '\0');
   check(H5Dread(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, text.data()), "reading text " + name);
@@ -231,11 +258,13 @@ std::string read_text(hid_t parent, const std::string& name) {
   return text;
 }
 
-void read_range(hid_t dataset, const std::string& name, hid_t memory_type, std::uint64_t begin, std::uint64_t count, void* out) {
+void read_range(hid_t dataset, const std::string& name, hid_t memory_type, std::uint64_t begin,
+                std::uint64_t count, void* out) {
   if (count == 0) return;
   const hsize_t start[1] = {begin}, extent[1] = {count};
   const Handle file_space(H5Dget_space(dataset), H5Sclose, "dataspace of " + name);
-  check(H5Sselect_hyperslab(file_space, H5S_SELECT_SET, start, nullptr, extent, nullptr), "selecting a range of " + name);
+  check(H5Sselect_hyperslab(file_space, H5S_SELECT_SET, start, nullptr, extent, nullptr),
+        "selecting a range of " + name);
   const Handle memory_space = simple_space({count});
   check(H5Dread(dataset, memory_type, memory_space, file_space, H5P_DEFAULT, out),
         fmt::format("reading {} [{}, {})", name, begin, begin + count));

@@ -1,5 +1,6 @@
-// HDF5 with every return code checked.  Handles close themselves, a failed call throws Error with HDF5's own reason in the text, and HDF5
-// prints nothing.  Checkpoint, trace and datasets go through here; whatever has no helper is called as check(H5..., "what, where").
+// HDF5 with every return code checked.  Handles close themselves, a failed call throws Error with
+// HDF5's own reason in the text, and HDF5 prints nothing.  Checkpoint, trace and datasets go
+// through here; whatever has no helper is called as check(H5..., "what, where").
 #pragma once
 #include <hdf5.h>
 
@@ -18,10 +19,12 @@ namespace ballast::hdf5 {
 void silence();
 /// The innermost entries of HDF5's error stack in one line ("" when it is empty), and clears it.
 std::string last_error();
-/// Throws Error "WHAT: REASON" for a negative identifier, status or truth value; otherwise returns it.
+/// Throws Error "WHAT: REASON" for a negative identifier, status or truth value; otherwise returns
+/// it.
 hid_t check(hid_t result, const std::string& what);
 
-/// Owns one HDF5 identifier.  The destructor closes and ignores errors; call close() where a failure matters (a written file).
+/// Owns one HDF5 identifier.  The destructor closes and ignores errors; call close() where a
+/// failure matters (a written file).
 class Handle {
  public:
   using Close = herr_t (*)(hid_t);
@@ -67,21 +70,26 @@ hid_t native_type() {
   }
 }
 
-/// Files.  `access` is a file access property list (H5P_DEFAULT: this process alone, POSIX).  Errors name the file.
-Handle create_file(const std::string& path, hid_t creation = H5P_DEFAULT, hid_t access = H5P_DEFAULT);  ///< truncates
+/// Files.  `access` is a file access property list (H5P_DEFAULT: this process alone, POSIX). Errors
+/// name the file.
+Handle create_file(const std::string& path, hid_t creation = H5P_DEFAULT,
+                   hid_t access = H5P_DEFAULT);  ///< truncates
 Handle open_file(const std::string& path, bool writable = false, hid_t access = H5P_DEFAULT);
 Handle property_list(hid_t property_class);
-Handle simple_space(const std::vector<hsize_t>& dims, const std::vector<hsize_t>& max_dims = {});  ///< no dims: a scalar
+Handle simple_space(const std::vector<hsize_t>& dims,
+                    const std::vector<hsize_t>& max_dims = {});  ///< no dims: a scalar
 
-/// Objects below `parent`, by name or path; those made here have no time stamps, so that equal contents give equal files.  Errors name the
-/// object.
+/// Objects below `parent`, by name or path; those made here have no time stamps, so that equal
+/// contents give equal files.  Errors name the object.
 bool exists(hid_t parent, const std::string& name);
 Handle create_group(hid_t parent, const std::string& name);
 Handle open_group(hid_t parent, const std::string& name);
-Handle create_dataset(hid_t parent, const std::string& name, hid_t type, const std::vector<hsize_t>& dims, hid_t creation = H5P_DEFAULT);
+Handle create_dataset(hid_t parent, const std::string& name, hid_t type,
+                      const std::vector<hsize_t>& dims, hid_t creation = H5P_DEFAULT);
 Handle open_dataset(hid_t parent, const std::string& name);
 std::vector<hsize_t> dims_of(hid_t dataset, const std::string& name);
-std::vector<std::string> names_in(hid_t parent, const std::string& group);  ///< links of a group, ascending
+std::vector<std::string> names_in(hid_t parent,
+                                  const std::string& group);  ///< links of a group, ascending
 
 /// Attributes of a file, group or dataset.  Reading refuses another class of type.
 void write_attribute(hid_t object, const std::string& name, std::int64_t value);
@@ -93,7 +101,8 @@ std::uint64_t read_uint_attribute(hid_t object, const std::string& name);
 double read_real_attribute(hid_t object, const std::string& name);
 std::string read_text_attribute(hid_t object, const std::string& name);
 
-/// A text of any length as a scalar dataset (an attribute ends at 64 KiB).  Trailing zero bytes are not kept.
+/// A text of any length as a scalar dataset (an attribute ends at 64 KiB).  Trailing zero bytes are
+/// not kept.
 void write_text(hid_t parent, const std::string& name, const std::string& text);
 std::string read_text(hid_t parent, const std::string& name);
 
@@ -101,14 +110,18 @@ std::string read_text(hid_t parent, const std::string& name);
 template <class T>
 void write_vector(hid_t parent, const std::string& name, std::span<const T> values) {
   const Handle dataset = create_dataset(parent, name, native_type<T>(), {values.size()});
-  if (!values.empty()) check(H5Dwrite(dataset, native_type<T>(), H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()), "writing dataset " + name);
+  if (!values.empty())
+    check(H5Dwrite(dataset, native_type<T>(), H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()),
+          "writing dataset " + name);
 }
-void read_range(hid_t dataset, const std::string& name, hid_t memory_type, std::uint64_t begin, std::uint64_t count, void* out);
+void read_range(hid_t dataset, const std::string& name, hid_t memory_type, std::uint64_t begin,
+                std::uint64_t count, void* out);
 template <class T>
 std::vector<T> read_vector(hid_t parent, const std::string& name) {
   const Handle dataset = open_dataset(parent, name);
   const auto dims = dims_of(dataset, name);
-  require(dims.size() == 1, "dataset {} has {} dimensions where one was expected", name, dims.size());
+  require(dims.size() == 1, "dataset {} has {} dimensions where one was expected", name,
+          dims.size());
   std::vector<T> values(dims[0]);
   read_range(dataset, name, native_type<T>(), 0, values.size(), values.data());
   return values;

@@ -16,7 +16,8 @@ using nlohmann::json;
 namespace {
 
 /// Required value of a key, with the file named in every error.
-template <class T> T need(const json& config, const std::string& file, const char* key) {
+template <class T>
+T need(const json& config, const std::string& file, const char* key) {
   require(config.contains(key) && !config[key].is_null(), "{}: has no \"{}\"", file, key);
   try {
     return config[key].get<T>();
@@ -24,7 +25,8 @@ template <class T> T need(const json& config, const std::string& file, const cha
     fail("{}: \"{}\" = {} has the wrong type", file, key, config[key].dump());
   }
 }
-template <class T> T optional(const json& config, const std::string& file, const char* key, T otherwise) {
+template <class T>
+T optional(const json& config, const std::string& file, const char* key, T otherwise) {
   return config.contains(key) && !config[key].is_null() ? need<T>(config, file, key) : otherwise;
 }
 
@@ -32,24 +34,33 @@ void read_rope(const json& config, const std::string& file, ModelShape& shape) {
   // Older files keep rope_theta and rope_scaling apart, newer ones join them as rope_parameters.
   json rope = optional(config, file, "rope_parameters", json::object());
   if (rope.empty()) rope = optional(config, file, "rope_scaling", json::object());
-  shape.rope_theta = rope.contains("rope_theta") ? need<double>(rope, file, "rope_theta") : optional(config, file, "rope_theta", 10000.0);
-  require(optional(rope, file, "partial_rotary_factor", 1.0) == 1, "{}: partial rotary embedding is not supported", file);
+  shape.rope_theta = rope.contains("rope_theta") ? need<double>(rope, file, "rope_theta")
+                                                 : optional(config, file, "rope_theta", 10000.0);
+  require(optional(rope, file, "partial_rotary_factor", 1.0) == 1,
+          "{}: partial rotary embedding is not supported", file);
   shape.original_context = optional<std::int64_t>(config, file, "max_position_embeddings", 32768);
-  const std::string type = rope.contains("rope_type") ? need<std::string>(rope, file, "rope_type") : optional<std::string>(rope, file, "type", "default");
+  const std::string type = rope.contains("rope_type")
+                               ? need<std::string>(rope, file, "rope_type")
+                               : optional<std::string>(rope, file, "type", "default");
   if (type == "default") return;
-  shape.original_context = optional<std::int64_t>(rope, file, "original_max_position_embeddings", shape.original_context);
-  // What differs from the published definition is refused: the same weights would give other logits.
+  shape.original_context = optional<std::int64_t>(rope, file, "original_max_position_embeddings",
+                                                  shape.original_context);
+  // What differs from the published definition is refused: the same weights would give other
+  // logits.
   const auto expect = [&](const char* key, double value) {
     const double stated = optional(rope, file, key, value);
-    require(std::abs(stated - value) < 1e-6, "{}: {} rope with \"{}\" = {} is not supported ({})", file, type, key, stated, value);
+    require(std::abs(stated - value) < 1e-6, "{}: {} rope with \"{}\" = {} is not supported ({})",
+            file, type, key, stated, value);
   };
   if (type == "yarn") {
     shape.yarn_factor = need<double>(rope, file, "factor");
     expect("beta_fast", 32);
     expect("beta_slow", 1);
     expect("attention_factor", 0.1 * std::log(shape.yarn_factor) + 1);
-    require(optional(rope, file, "truncate", true), "{}: yarn rope with \"truncate\" = false is not supported", file);
-    require(!(rope.contains("mscale") && rope.contains("mscale_all_dim")), "{}: yarn rope with \"mscale\" is not supported", file);
+    require(optional(rope, file, "truncate", true),
+            "{}: yarn rope with \"truncate\" = false is not supported", file);
+    require(!(rope.contains("mscale") && rope.contains("mscale_all_dim")),
+            "{}: yarn rope with \"mscale\" is not supported", file);
   } else if (type == "llama3") {
     shape.llama3_factor = need<double>(rope, file, "factor");
     shape.llama3_low = need<double>(rope, file, "low_freq_factor");
@@ -77,12 +88,19 @@ json config_of(const ModelShape& shape, const std::string& dtype) {
                  {"max_position_embeddings", shape.original_context},
                  {"torch_dtype", dtype == "BF16" ? "bfloat16" : "float32"}};
   if (shape.yarn_factor != 1)
-    config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", shape.yarn_factor}, {"original_max_position_embeddings", shape.original_context}};
+    config["rope_scaling"] = {{"rope_type", "yarn"},
+                              {"factor", shape.yarn_factor},
+                              {"original_max_position_embeddings", shape.original_context}};
   if (shape.llama3_factor != 1)
-    config["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", shape.llama3_factor}, {"low_freq_factor", shape.llama3_low}, {"high_freq_factor", shape.llama3_high},
+    config["rope_scaling"] = {{"rope_type", "llama3"},
+                              {"factor", shape.llama3_factor},
+                              {"low_freq_factor", shape.llama3_low},
+                              {"high_freq_factor", shape.llama3_high},
                               {"original_max_position_embeddings", shape.original_context}};
   if (shape.yarn_factor != 1 || shape.llama3_factor != 1)
-    config["max_position_embeddings"] = static_cast<std::int64_t>(static_cast<double>(shape.original_context) * std::max(shape.yarn_factor, shape.llama3_factor));
+    config["max_position_embeddings"] =
+        static_cast<std::int64_t>(static_cast<double>(shape.original_context) *
+                                  std::max(shape.yarn_factor, shape.llama3_factor));
   return config;
 }
 
@@ -102,12 +120,15 @@ ModelShape read_huggingface_config(const std::string& dir) {
   const json config = json::parse(stream, nullptr, false);
   require(config.is_object(), "{}: is not valid JSON", file);
   const auto type = need<std::string>(config, file, "model_type");
-  require(type == "qwen2" || type == "llama", "{}: model_type \"{}\" is not supported (qwen2, llama)", file, type);
+  require(type == "qwen2" || type == "llama",
+          "{}: model_type \"{}\" is not supported (qwen2, llama)", file, type);
   const auto activation = optional<std::string>(config, file, "hidden_act", "silu");
   require(activation == "silu", "{}: hidden_act \"{}\" is not supported (silu)", file, activation);
-  require(!optional(config, file, "use_sliding_window", false), "{}: sliding-window attention is not supported", file);
+  require(!optional(config, file, "use_sliding_window", false),
+          "{}: sliding-window attention is not supported", file);
   require(!optional(config, file, "mlp_bias", false), "{}: mlp_bias is not supported", file);
-  require(type == "qwen2" || !optional(config, file, "attention_bias", false), "{}: attention_bias of llama (it biases the output too) is not supported", file);
+  require(type == "qwen2" || !optional(config, file, "attention_bias", false),
+          "{}: attention_bias of llama (it biases the output too) is not supported", file);
   ModelShape shape;
   shape.preset = type + " of " + dir;
   shape.layers = need<std::int64_t>(config, file, "num_hidden_layers");
@@ -127,32 +148,40 @@ ModelShape read_huggingface_config(const std::string& dir) {
   return shape;
 }
 
-void read_huggingface_weights(const std::string& dir, const std::vector<Parameter>& table, std::int64_t begin, std::int64_t end, Tensor& out) {
+void read_huggingface_weights(const std::string& dir, const std::vector<Parameter>& table,
+                              std::int64_t begin, std::int64_t end, Tensor& out) {
   const Safetensors source(dir);
   std::set<std::string> known = {"lm_head.weight"};  // a tied model's file may hold it too
   for (const Parameter& parameter : table) known.insert(parameter.name);
   for (const std::string& name : source.names())
-    require(known.count(name) != 0 || name.ends_with(".rotary_emb.inv_freq"), "{}: holds tensor {}, which the model of its config.json does not have", dir, name);
+    require(known.count(name) != 0 || name.ends_with(".rotary_emb.inv_freq"),
+            "{}: holds tensor {}, which the model of its config.json does not have", dir, name);
   std::int64_t offset = 0;
   for (const Parameter& parameter : table) {
     const SafetensorsEntry& entry = source.entry(parameter.name);
-    require(entry.shape == parameter.shape, "{}: tensor {} has shape [{}], the model needs [{}]", dir, parameter.name, fmt::join(entry.shape, ", "),
-            fmt::join(parameter.shape, ", "));
-    const std::int64_t first = std::max(begin, offset), last = std::min(end, offset + parameter.numel());
+    require(entry.shape == parameter.shape, "{}: tensor {} has shape [{}], the model needs [{}]",
+            dir, parameter.name, fmt::join(entry.shape, ", "), fmt::join(parameter.shape, ", "));
+    const std::int64_t first = std::max(begin, offset),
+                       last = std::min(end, offset + parameter.numel());
     if (first < last)
       dispatch_float(out.dtype(), [&]<class T>(T) {
-        source.read(parameter.name, first - offset, std::span<T>(out.data<T>() + (first - begin), static_cast<std::size_t>(last - first)));
+        source.read(
+            parameter.name, first - offset,
+            std::span<T>(out.data<T>() + (first - begin), static_cast<std::size_t>(last - first)));
       });
     offset += parameter.numel();
   }
 }
 
-void write_huggingface(const std::string& dir, const ModelShape& shape, const std::vector<Parameter>& table, const std::string& dtype, std::int64_t shard_bytes,
-                       const std::function<void(std::size_t, std::int64_t, std::span<float>)>& read) {
+void write_huggingface(
+    const std::string& dir, const ModelShape& shape, const std::vector<Parameter>& table,
+    const std::string& dtype, std::int64_t shard_bytes,
+    const std::function<void(std::size_t, std::int64_t, std::span<float>)>& read) {
   std::error_code error;
   fs::create_directories(dir, error);
   require(!error, "{}: cannot be made: {}", dir, error.message());
-  require(!fs::exists(dir + "/config.json"), "{}: holds a model already; choose an empty folder", dir);
+  require(!fs::exists(dir + "/config.json"), "{}: holds a model already; choose an empty folder",
+          dir);
   const std::int64_t element = dtype == "BF16" ? 2 : 4;
   // Cut the table into files.
   std::vector<std::pair<std::size_t, std::size_t>> files;
@@ -170,7 +199,9 @@ void write_huggingface(const std::string& dir, const ModelShape& shape, const st
   json weight_map = json::object();
   std::vector<float> buffer;
   for (std::size_t f = 0; f < files.size(); ++f) {
-    const std::string name = files.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", f + 1, files.size());
+    const std::string name =
+        files.size() == 1 ? "model.safetensors"
+                          : fmt::format("model-{:05}-of-{:05}.safetensors", f + 1, files.size());
     std::vector<std::pair<std::string, std::vector<std::int64_t>>> tensors;
     for (std::size_t i = files[f].first; i < files[f].second; ++i) {
       tensors.emplace_back(table[i].name, table[i].shape);
@@ -187,8 +218,11 @@ void write_huggingface(const std::string& dir, const ModelShape& shape, const st
     }
     writer.finish();
   }
-  if (files.size() > 1) write_json_file(dir + "/model.safetensors.index.json", {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}});
-  write_json_file(dir + "/config.json", config_of(shape, dtype));  // last: its presence says that the folder is whole
+  if (files.size() > 1)
+    write_json_file(dir + "/model.safetensors.index.json",
+                    {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}});
+  write_json_file(dir + "/config.json",
+                  config_of(shape, dtype));  // last: its presence says that the folder is whole
 }
 
 }  // namespace ballast

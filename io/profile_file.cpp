@@ -15,10 +15,13 @@ namespace {
 
 using hdf5::Handle;
 
-/// Lies in the HDF5 user block, so that HDF5 is never handed an altered file: an altered length in it could ask for any memory.
+/// Lies in the HDF5 user block, so that HDF5 is never handed an altered file: an altered length in
+/// it could ask for any memory.
 struct Envelope {
-  char magic[16] = {'B', 'a', 'l', 'l', 'a', 's', 't', ' ', 'p', 'r', 'o', 'f', 'i', 'l', 'e', '\n'};
-  std::uint64_t version = kProfileVersion, file_bytes = 0, hash = 0;  ///< xxHash64 of all bytes after the user block
+  char magic[16] = {'B', 'a', 'l', 'l', 'a', 's', 't', ' ',
+                    'p', 'r', 'o', 'f', 'i', 'l', 'e', '\n'};
+  std::uint64_t version = kProfileVersion, file_bytes = 0,
+                hash = 0;  ///< xxHash64 of all bytes after the user block
 };
 constexpr std::size_t kUserBlock = 512;
 
@@ -42,8 +45,10 @@ void check_envelope(const std::string& path) {
   require(bytes.size() > kUserBlock, "{} bytes are no profile table", bytes.size());
   std::memcpy(&stated, bytes.data(), sizeof stated);
   require(std::memcmp(stated.magic, fresh.magic, sizeof fresh.magic) == 0, "not a profile table");
-  require(stated.version == fresh.version, "format version {}; this program reads version {}", stated.version, fresh.version);
-  require(stated.file_bytes == bytes.size(), "{} bytes, written with {}: truncated or extended", bytes.size(), stated.file_bytes);
+  require(stated.version == fresh.version, "format version {}; this program reads version {}",
+          stated.version, fresh.version);
+  require(stated.file_bytes == bytes.size(), "{} bytes, written with {}: truncated or extended",
+          bytes.size(), stated.file_bytes);
   require(stated.hash == envelope_of(bytes).hash, "altered (checksum)");
 }
 
@@ -64,9 +69,12 @@ void write_column(hid_t group, const std::vector<Row>& rows, const Column<Row, T
 template <class Row, class T>
 void read_column(hid_t group, std::vector<Row>& rows, const Column<Row, T>& column) {
   const std::vector<T> values = hdf5::read_vector<T>(group, column.name);
-  require(values.size() == rows.size(), "column {} has {} values for {} rows", column.name, values.size(), rows.size());
-  const std::string unit = hdf5::read_text_attribute(hdf5::open_dataset(group, column.name), "unit");
-  require(unit == column.unit, "column {} is in \"{}\", this program reads \"{}\"", column.name, unit, column.unit);
+  require(values.size() == rows.size(), "column {} has {} values for {} rows", column.name,
+          values.size(), rows.size());
+  const std::string unit =
+      hdf5::read_text_attribute(hdf5::open_dataset(group, column.name), "unit");
+  require(unit == column.unit, "column {} is in \"{}\", this program reads \"{}\"", column.name,
+          unit, column.unit);
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i].*column.member = values[i];
 }
 
@@ -95,7 +103,8 @@ class Names {
     return static_cast<int>(list.size()) - 1;
   }
   const std::string& text(int number) const {
-    require(number >= 0 && number < static_cast<int>(list.size()), "name {} of {}", number, list.size());
+    require(number >= 0 && number < static_cast<int>(list.size()), "name {} of {}", number,
+            list.size());
     return list[static_cast<std::size_t>(number)];
   }
   std::vector<std::string> list;
@@ -120,7 +129,8 @@ E value_named(const std::string& text, std::initializer_list<E> all) {
 
 std::vector<std::string> lines(const std::string& text) {
   std::vector<std::string> list;
-  for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
+  for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos;
+       begin = end + 1)
     list.push_back(text.substr(begin, end - begin));
   return list;
 }
@@ -133,9 +143,13 @@ void write_groups(hid_t file, const std::vector<StoredGroups>& selections) {
     std::string made_for;
     for (const auto& [key, value] : selections[i].made_for) made_for += key + "=" + value + "\n";
     hdf5::write_text(one, "made_for", made_for);
-    write_column(one, selections[i].groups, Column<PackGroup, std::int64_t>{"tokens", "tokens", &PackGroup::tokens});
-    write_column(one, selections[i].groups, Column<PackGroup, int>{"ranks", "ranks", &PackGroup::ranks});
-    write_column(one, selections[i].groups, Column<PackGroup, int>{"recompute_layers", "layers", &PackGroup::recompute_layers});
+    write_column(one, selections[i].groups,
+                 Column<PackGroup, std::int64_t>{"tokens", "tokens", &PackGroup::tokens});
+    write_column(one, selections[i].groups,
+                 Column<PackGroup, int>{"ranks", "ranks", &PackGroup::ranks});
+    write_column(
+        one, selections[i].groups,
+        Column<PackGroup, int>{"recompute_layers", "layers", &PackGroup::recompute_layers});
   }
 }
 
@@ -146,11 +160,15 @@ std::vector<StoredGroups> read_groups(hid_t file) {
   std::vector<StoredGroups> selections(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < selections.size(); ++i) {
     const Handle one = hdf5::open_group(all, fmt::to_string(i));
-    for (const std::string& line : lines(hdf5::read_text(one, "made_for"))) selections[i].made_for[line.substr(0, line.find('='))] = line.substr(line.find('=') + 1);
+    for (const std::string& line : lines(hdf5::read_text(one, "made_for")))
+      selections[i].made_for[line.substr(0, line.find('='))] = line.substr(line.find('=') + 1);
     selections[i].groups.resize(hdf5::read_vector<std::int64_t>(one, "tokens").size());
-    read_column(one, selections[i].groups, Column<PackGroup, std::int64_t>{"tokens", "tokens", &PackGroup::tokens});
-    read_column(one, selections[i].groups, Column<PackGroup, int>{"ranks", "ranks", &PackGroup::ranks});
-    read_column(one, selections[i].groups, Column<PackGroup, int>{"recompute_layers", "layers", &PackGroup::recompute_layers});
+    read_column(one, selections[i].groups,
+                Column<PackGroup, std::int64_t>{"tokens", "tokens", &PackGroup::tokens});
+    read_column(one, selections[i].groups,
+                Column<PackGroup, int>{"ranks", "ranks", &PackGroup::ranks});
+    read_column(one, selections[i].groups,
+                Column<PackGroup, int>{"recompute_layers", "layers", &PackGroup::recompute_layers});
   }
   return selections;
 }
@@ -195,29 +213,37 @@ ProfileTable read(const std::string& path) {
   const Handle file = hdf5::open_file(path);
   ProfileTable t;
   t.block_tokens = hdf5::read_int_attribute(file, "block_tokens");
-  const std::int64_t row_count = hdf5::read_int_attribute(file, "row_count"), link_count = hdf5::read_int_attribute(file, "link_count");
-  require(row_count >= 0 && row_count < (1 << 24) && link_count >= 0 && link_count < (1 << 16), "{} rows and {} links", row_count,
-          link_count);
+  const std::int64_t row_count = hdf5::read_int_attribute(file, "row_count"),
+                     link_count = hdf5::read_int_attribute(file, "link_count");
+  require(row_count >= 0 && row_count < (1 << 24) && link_count >= 0 && link_count < (1 << 16),
+          "{} rows and {} links", row_count, link_count);
   t.rows.resize(static_cast<std::size_t>(row_count));
   t.links.resize(static_cast<std::size_t>(link_count));
   const Handle identity = hdf5::open_group(file, "identity"), rows = hdf5::open_group(file, "rows"),
                links = hdf5::open_group(file, "links");
-  for (const std::string& key : lines(hdf5::read_text(file, "identity_names"))) t.identity[key] = hdf5::read_text_attribute(identity, key);
+  for (const std::string& key : lines(hdf5::read_text(file, "identity_names")))
+    t.identity[key] = hdf5::read_text_attribute(identity, key);
   each_column([&](const auto& column) { read_column(rows, t.rows, column); });
   each_link_column([&](const auto& column) { read_column(links, t.links, column); });
   Names names;
   names.list = lines(hdf5::read_text(file, "names"));
   const auto read_names = [&](hid_t group, const char* column, auto& list, auto&& set) {
     const auto numbers = hdf5::read_vector<std::int32_t>(group, column);
-    require(numbers.size() == list.size(), "column {} has {} values for {} rows", column, numbers.size(), list.size());
+    require(numbers.size() == list.size(), "column {} has {} values for {} rows", column,
+            numbers.size(), list.size());
     for (std::size_t i = 0; i < list.size(); ++i) set(list[i], names.text(numbers[i]));
   };
   using P = ProfilePart;
   using W = ProfilePass;
-  read_names(rows, "part", t.rows, [](ProfileRow& r, const std::string& s) { r.part = value_named(s, {P::rest, P::attention, P::head}); });
+  read_names(rows, "part", t.rows, [](ProfileRow& r, const std::string& s) {
+    r.part = value_named(s, {P::rest, P::attention, P::head});
+  });
   read_names(rows, "pattern", t.rows, [](ProfileRow& r, const std::string& s) { r.pattern = s; });
-  read_names(rows, "recompute", t.rows, [](ProfileRow& r, const std::string& s) { r.recompute = s; });
-  read_names(rows, "pass", t.rows, [](ProfileRow& r, const std::string& s) { r.pass = value_named(s, {W::forward, W::backward}); });
+  read_names(rows, "recompute", t.rows,
+             [](ProfileRow& r, const std::string& s) { r.recompute = s; });
+  read_names(rows, "pass", t.rows, [](ProfileRow& r, const std::string& s) {
+    r.pass = value_named(s, {W::forward, W::backward});
+  });
   read_names(links, "level", t.links, [](ProfileLink& l, const std::string& s) { l.level = s; });
   if (hdf5::exists(file, "groups")) t.groups = read_groups(file);
   return t;
@@ -229,12 +255,14 @@ void require_writable_profile(const std::string& path) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::error_code error;
   if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  require(!error, "profile table {} cannot be written: {}: {}", path, folder.string(), error.message());
+  require(!error, "profile table {} cannot be written: {}: {}", path, folder.string(),
+          error.message());
   const std::string partial = path + ".partial";
   const bool opened = std::ofstream(partial).good();
   const std::string why = opened ? "" : std::strerror(errno);
   std::filesystem::remove(partial, error);
-  require(opened && !std::filesystem::is_directory(path), "profile table {} cannot be written: {}", path, opened ? "it is a folder" : why);
+  require(opened && !std::filesystem::is_directory(path), "profile table {} cannot be written: {}",
+          path, opened ? "it is a folder" : why);
 }
 
 void write_profile(const std::string& path, const ProfileTable& table) {
@@ -251,7 +279,10 @@ void write_profile(const std::string& path, const ProfileTable& table) {
 }
 
 ProfileTable read_profile(const std::string& path) {
-  require(std::filesystem::exists(path), "profile table {} does not exist; `ballast profile DECK` writes it, profile.table names it", path);
+  require(
+      std::filesystem::exists(path),
+      "profile table {} does not exist; `ballast profile DECK` writes it, profile.table names it",
+      path);
   try {
     return read(path);
   } catch (const Error& e) {
@@ -260,15 +291,18 @@ ProfileTable read_profile(const std::string& path) {
 }
 
 std::vector<std::string> identity_differences(const std::string& path, const ProfileTable& table,
-                                              const std::map<std::string, std::string>& here, bool allowed) {
+                                              const std::map<std::string, std::string>& here,
+                                              bool allowed) {
   std::vector<std::string> list;
   for (const auto& [key, value] : here) {
     const auto there = table.identity.find(key);
     const std::string stated = there == table.identity.end() ? "not stated" : there->second;
-    if (stated != value) list.push_back(fmt::format("{} of the table: {}; here: {}", key, stated, value));
+    if (stated != value)
+      list.push_back(fmt::format("{} of the table: {}; here: {}", key, stated, value));
   }
   require(list.empty() || allowed,
-          "profile table {} was measured on something else:\n  {}\nmeasure one here with `ballast profile`, or set profile.allow_mismatch "
+          "profile table {} was measured on something else:\n  {}\nmeasure one here with `ballast "
+          "profile`, or set profile.allow_mismatch "
           "= true",
           path, fmt::join(list, "\n  "));
   return list;

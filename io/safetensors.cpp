@@ -24,16 +24,20 @@ namespace {
 
 constexpr std::uint64_t kMaxHeader = std::uint64_t{100} << 20;  // the format's own limit
 
-int element_size(const std::string& dtype) { return dtype == "F64" ? 8 : dtype == "F32" ? 4 : dtype == "F16" || dtype == "BF16" ? 2 : 0; }
+int element_size(const std::string& dtype) {
+  return dtype == "F64" ? 8 : dtype == "F32" ? 4 : dtype == "F16" || dtype == "BF16" ? 2 : 0;
+}
 
 float from_half_bits(std::uint16_t h) {
   const int exponent = (h >> 10) & 31, mantissa = h & 1023;
   const float sign = h & 0x8000 ? -1.0f : 1.0f;
   if (exponent == 31) return mantissa ? NAN : sign * INFINITY;
-  return sign * (exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24) : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25));
+  return sign * (exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
+                               : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25));
 }
 
-template <class T> void widen(const std::uint8_t* bytes, const std::string& dtype, std::span<T> out) {
+template <class T>
+void widen(const std::uint8_t* bytes, const std::string& dtype, std::span<T> out) {
   const auto load = [&]<class S>(S, auto&& convert) {
     for (std::size_t i = 0; i < out.size(); ++i) {
       S x;
@@ -55,7 +59,9 @@ std::uint16_t to_bf16_bits(float x) {
   return static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-float from_bf16_bits(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+float from_bf16_bits(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
 
 std::int64_t SafetensorsEntry::numel() const {
   std::int64_t n = 1;
@@ -81,14 +87,19 @@ void Safetensors::add_file(const std::string& path) {
   require(descriptor >= 0, "{}: cannot be opened: {}", path, std::strerror(errno));
   struct stat info {};
   const bool known = ::fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) && info.st_size >= 8;
-  void* mapped = known ? ::mmap(nullptr, static_cast<std::size_t>(info.st_size), PROT_READ, MAP_PRIVATE, descriptor, 0) : MAP_FAILED;
+  void* mapped = known ? ::mmap(nullptr, static_cast<std::size_t>(info.st_size), PROT_READ,
+                                MAP_PRIVATE, descriptor, 0)
+                       : MAP_FAILED;
   ::close(descriptor);
-  require(mapped != MAP_FAILED, "{}: is no safetensors file (shorter than its 8-byte header length, or unreadable)", path);
+  require(mapped != MAP_FAILED,
+          "{}: is no safetensors file (shorter than its 8-byte header length, or unreadable)",
+          path);
   file->data = static_cast<const std::uint8_t*>(mapped);
   file->size = static_cast<std::uint64_t>(info.st_size);
   std::memcpy(&file->header, file->data, 8);
-  require(file->header <= kMaxHeader && file->header <= file->size - 8, "{}: header length {} does not fit a file of {} bytes; it is truncated or damaged", path, file->header,
-          file->size);
+  require(file->header <= kMaxHeader && file->header <= file->size - 8,
+          "{}: header length {} does not fit a file of {} bytes; it is truncated or damaged", path,
+          file->header, file->size);
   const char* text = reinterpret_cast<const char*>(file->data + 8);
   const json header = json::parse(text, text + file->header, nullptr, false);
   require(header.is_object(), "{}: header is not a JSON object; the file is damaged", path);
@@ -105,16 +116,24 @@ void Safetensors::add_file(const std::string& path) {
     } catch (const std::exception& e) {
       fail("{}: tensor {}: damaged header entry ({})", path, name, e.what());
     }
-    require(element_size(entry.dtype) != 0, "{}: tensor {}: dtype {} is not supported (F64, F32, F16, BF16)", path, name, entry.dtype);
+    require(element_size(entry.dtype) != 0,
+            "{}: tensor {}: dtype {} is not supported (F64, F32, F16, BF16)", path, name,
+            entry.dtype);
     std::int64_t expected = element_size(entry.dtype);
     for (auto extent : entry.shape) {
-      require(extent >= 0 && (extent == 0 || expected <= data_bytes / extent), "{}: tensor {}: shape [{}] does not fit the file", path, name, fmt::join(entry.shape, ", "));
+      require(extent >= 0 && (extent == 0 || expected <= data_bytes / extent),
+              "{}: tensor {}: shape [{}] does not fit the file", path, name,
+              fmt::join(entry.shape, ", "));
       expected *= extent;
     }
-    require(0 <= entry.begin && entry.begin <= entry.end && entry.end <= data_bytes && entry.end - entry.begin == expected,
-            "{}: tensor {}: bytes [{}, {}) do not match {} [{}] in {} bytes of data; the file is truncated or damaged", path, name, entry.begin, entry.end, entry.dtype,
-            fmt::join(entry.shape, ", "), data_bytes);
-    require(tensors_.emplace(name, Place{file.get(), entry}).second, "{}: tensor {} occurs twice", path, name);
+    require(0 <= entry.begin && entry.begin <= entry.end && entry.end <= data_bytes &&
+                entry.end - entry.begin == expected,
+            "{}: tensor {}: bytes [{}, {}) do not match {} [{}] in {} bytes of data; the file is "
+            "truncated or damaged",
+            path, name, entry.begin, entry.end, entry.dtype, fmt::join(entry.shape, ", "),
+            data_bytes);
+    require(tensors_.emplace(name, Place{file.get(), entry}).second, "{}: tensor {} occurs twice",
+            path, name);
   }
   files_.push_back(std::move(file));
 }
@@ -131,7 +150,8 @@ Safetensors::Safetensors(const std::string& path) {
   }
   std::ifstream stream(index);
   const json map = json::parse(stream, nullptr, false);
-  require(map.is_object() && map.contains("weight_map") && map["weight_map"].is_object(), "{}: has no weight_map; the file is damaged", index);
+  require(map.is_object() && map.contains("weight_map") && map["weight_map"].is_object(),
+          "{}: has no weight_map; the file is damaged", index);
   std::set<std::string> files;
   for (const auto& [name, file] : map["weight_map"].items()) {
     require(file.is_string(), "{}: weight_map of {} is not a file name", index, name);
@@ -146,7 +166,8 @@ bool Safetensors::contains(const std::string& name) const { return tensors_.coun
 
 const SafetensorsEntry& Safetensors::entry(const std::string& name) const {
   const auto found = tensors_.find(name);
-  require(found != tensors_.end(), "{}: has no tensor {}", files_.empty() ? std::string("safetensors") : files_.front()->path, name);
+  require(found != tensors_.end(), "{}: has no tensor {}",
+          files_.empty() ? std::string("safetensors") : files_.front()->path, name);
   return found->second.entry;
 }
 
@@ -156,9 +177,11 @@ std::vector<std::string> Safetensors::names() const {
   return list;
 }
 
-const std::uint8_t* Safetensors::bytes(const std::string& name, std::int64_t begin, std::int64_t count) const {
+const std::uint8_t* Safetensors::bytes(const std::string& name, std::int64_t begin,
+                                       std::int64_t count) const {
   const SafetensorsEntry& e = entry(name);
-  require(0 <= begin && begin + count <= e.numel(), "tensor {}: elements [{}, {}) of {}", name, begin, begin + count, e.numel());
+  require(0 <= begin && begin + count <= e.numel(), "tensor {}: elements [{}, {}) of {}", name,
+          begin, begin + count, e.numel());
   const File& file = *tensors_.at(name).file;
   return file.data + 8 + file.header + e.begin + begin * element_size(e.dtype);
 }
@@ -183,9 +206,12 @@ void write_all(int descriptor, const std::string& path, const void* data, std::s
 }
 }  // namespace
 
-SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<std::pair<std::string, std::vector<std::int64_t>>> tensors, const std::string& dtype)
+SafetensorsWriter::SafetensorsWriter(
+    const std::string& path, std::vector<std::pair<std::string, std::vector<std::int64_t>>> tensors,
+    const std::string& dtype)
     : path_(path), dtype_(dtype) {
-  require(dtype == "F32" || dtype == "BF16", "safetensors are written as F32 or BF16, not {}", dtype);
+  require(dtype == "F32" || dtype == "BF16", "safetensors are written as F32 or BF16, not {}",
+          dtype);
   json header = {{"__metadata__", {{"format", "pt"}}}};
   std::int64_t offset = 0;
   for (const auto& [name, shape] : tensors) {

@@ -1,5 +1,6 @@
-// Safetensors files: an 8-byte little-endian header length, a JSON header (name -> dtype, shape, data_offsets), then the tensors' bytes.
-// Files are memory-mapped; every offset is checked before it is used.
+// Safetensors files: an 8-byte little-endian header length, a JSON header (name -> dtype, shape,
+// data_offsets), then the tensors' bytes. Files are memory-mapped; every offset is checked before
+// it is used.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -20,19 +21,24 @@ struct SafetensorsEntry {
 /// One or several files of a model folder as one set of named tensors.
 class Safetensors {
  public:
-  /// `path`: a .safetensors file, or a folder with model.safetensors or model.safetensors.index.json.  Errors name file and tensor.
+  /// `path`: a .safetensors file, or a folder with model.safetensors or
+  /// model.safetensors.index.json.  Errors name file and tensor.
   explicit Safetensors(const std::string& path);
   ~Safetensors();
   bool contains(const std::string& name) const;
   const SafetensorsEntry& entry(const std::string& name) const;
   std::vector<std::string> names() const;
-  /// Elements [begin, begin + out.size()) of a tensor in row-major order, widened (exact for every dtype).
+  /// Elements [begin, begin + out.size()) of a tensor in row-major order, widened (exact for every
+  /// dtype).
   void read(const std::string& name, std::int64_t begin, std::span<double> out) const;
   void read(const std::string& name, std::int64_t begin, std::span<float> out) const;
 
  private:
   struct File;
-  struct Place { const File* file; SafetensorsEntry entry; };
+  struct Place {
+    const File* file;
+    SafetensorsEntry entry;
+  };
   void add_file(const std::string& path);
   const std::uint8_t* bytes(const std::string& name, std::int64_t begin, std::int64_t count) const;
   std::vector<std::unique_ptr<File>> files_;
@@ -42,10 +48,14 @@ class Safetensors {
 /// Writes one file tensor by tensor, so that no more than one is in memory.
 class SafetensorsWriter {
  public:
-  /// Fixes names, dtypes (F32 or BF16) and shapes; offsets are computed.  Throws Error when the file cannot be written.
-  SafetensorsWriter(const std::string& path, std::vector<std::pair<std::string, std::vector<std::int64_t>>> tensors, const std::string& dtype);
+  /// Fixes names, dtypes (F32 or BF16) and shapes; offsets are computed.  Throws Error when the
+  /// file cannot be written.
+  SafetensorsWriter(const std::string& path,
+                    std::vector<std::pair<std::string, std::vector<std::int64_t>>> tensors,
+                    const std::string& dtype);
   ~SafetensorsWriter();
-  /// The next elements of the data section, in the order of the constructor's list; rounded to nearest even for BF16.
+  /// The next elements of the data section, in the order of the constructor's list; rounded to
+  /// nearest even for BF16.
   void append(std::span<const float> values);
   /// Flushes and checks that everything was written.
   void finish();

@@ -25,7 +25,8 @@ constexpr hsize_t kCopyBytes = 1 << 22;
 
 /// Tables in the order of the fields of /rows.
 enum TableName { kEvents, kSteps, kPlans, kPlanSteps, kPlanText, kBudgets, kPredicted, kTables };
-constexpr const char* kTableNames[kTables] = {"events", "steps", "plans", "plan_steps", "plan_text", "budgets", "predicted"};
+constexpr const char* kTableNames[kTables] = {"events",    "steps",   "plans",    "plan_steps",
+                                              "plan_text", "budgets", "predicted"};
 constexpr hsize_t kFirstCapacity[kTables] = {16384, 1024, 256, 1024, 1 << 18, 1024, 1024};
 
 struct PlanRow {
@@ -43,11 +44,14 @@ void insert(hid_t type, const char* field, std::size_t offset, hid_t field_type)
   check(H5Tinsert(type, field, offset, field_type), std::string("field ") + field);
 }
 
-Handle compound(std::size_t bytes) { return Handle(H5Tcreate(H5T_COMPOUND, bytes), H5Tclose, "compound type"); }
+Handle compound(std::size_t bytes) {
+  return Handle(H5Tcreate(H5T_COMPOUND, bytes), H5Tclose, "compound type");
+}
 
 Handle kind_type() {
   Handle type(H5Tenum_create(H5T_NATIVE_INT32), H5Tclose, "type of event kinds");
-  for (std::int32_t i = 0; i < kEventKinds; ++i) check(H5Tenum_insert(type, name(static_cast<EventKind>(i)), &i), "type of event kinds");
+  for (std::int32_t i = 0; i < kEventKinds; ++i)
+    check(H5Tenum_insert(type, name(static_cast<EventKind>(i)), &i), "type of event kinds");
   return type;
 }
 
@@ -103,7 +107,8 @@ Handle plan_step_type() {
 
 Handle rows_type() {
   Handle type = compound(kTables * sizeof(std::int64_t));
-  for (int t = 0; t < kTables; ++t) insert(type, kTableNames[t], t * sizeof(std::int64_t), H5T_NATIVE_INT64);
+  for (int t = 0; t < kTables; ++t)
+    insert(type, kTableNames[t], t * sizeof(std::int64_t), H5T_NATIVE_INT64);
   return type;
 }
 
@@ -111,7 +116,8 @@ Handle rows_type() {
 Handle step_type(const std::vector<std::string>& scalars) {
   Handle type = compound(8 * (1 + scalars.size()));
   insert(type, "step", 0, H5T_NATIVE_INT64);
-  for (std::size_t i = 0; i < scalars.size(); ++i) insert(type, scalars[i].c_str(), 8 * (1 + i), H5T_NATIVE_DOUBLE);
+  for (std::size_t i = 0; i < scalars.size(); ++i)
+    insert(type, scalars[i].c_str(), 8 * (1 + i), H5T_NATIVE_DOUBLE);
   return type;
 }
 
@@ -122,10 +128,12 @@ struct Table {
   hsize_t capacity = 0;
 };
 
-void transfer(hid_t dataset, hid_t type, hsize_t begin, hsize_t count, void* data, bool write, const char* name) {
+void transfer(hid_t dataset, hid_t type, hsize_t begin, hsize_t count, void* data, bool write,
+              const char* name) {
   if (count == 0) return;
   const Handle file(H5Dget_space(dataset), H5Sclose, std::string("dataspace of ") + name);
-  check(H5Sselect_hyperslab(file, H5S_SELECT_SET, &begin, nullptr, &count, nullptr), std::string("rows of ") + name);
+  check(H5Sselect_hyperslab(file, H5S_SELECT_SET, &begin, nullptr, &count, nullptr),
+        std::string("rows of ") + name);
   const Handle memory = hdf5::simple_space({count});
   if (write)
     check(H5Dwrite(dataset, type, memory, file, H5P_DEFAULT, data), std::string("writing ") + name);
@@ -146,7 +154,8 @@ struct TraceWriter::Impl {
 
   Handle type_of(int table) const {
     switch (table) {
-      case kEvents: case kPredicted:
+      case kEvents:
+      case kPredicted:
         return event_type();
       case kSteps:
         return step_type(scalars);
@@ -162,11 +171,12 @@ struct TraceWriter::Impl {
   }
 
   void put(TableName table, std::int64_t row, std::size_t count, const void* data) {
-    transfer(tables[table].dataset, tables[table].type, static_cast<hsize_t>(row), count, const_cast<void*>(data), true,
-             kTableNames[table]);
+    transfer(tables[table].dataset, tables[table].type, static_cast<hsize_t>(row), count,
+             const_cast<void*>(data), true, kTableNames[table]);
   }
 
-  /// Access without locks and without a sieve buffer: a write goes to the file at once and readers are welcome.
+  /// Access without locks and without a sieve buffer: a write goes to the file at once and readers
+  /// are welcome.
   static Handle access() {
     Handle list = hdf5::property_list(H5P_FILE_ACCESS);
     check(H5Pset_sieve_buf_size(list, 0), "file access");
@@ -188,17 +198,21 @@ struct TraceWriter::Impl {
 
   void read_existing() {
     file = hdf5::open_file(path, false, access());
-    require(hdf5::read_text_attribute(file, "format") == "ballast-trace", "it is not a Ballast trace");
+    require(hdf5::read_text_attribute(file, "format") == "ballast-trace",
+            "it is not a Ballast trace");
     const std::int64_t found = hdf5::read_int_attribute(file, "format_version");
-    require(found == kFormatVersion, "it has format version {}, this program writes version {}", found, kFormatVersion);
+    require(found == kFormatVersion, "it has format version {}, this program writes version {}",
+            found, kFormatVersion);
     std::int64_t rows[kTables] = {};
-    check(H5Dread(hdf5::open_dataset(file, "rows"), rows_memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, rows), "reading rows");
+    check(
+        H5Dread(hdf5::open_dataset(file, "rows"), rows_memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, rows),
+        "reading rows");
     for (int t = 0; t < kTables; ++t) {
       tables[t].dataset = hdf5::open_dataset(file, kTableNames[t]);
       tables[t].rows = rows[t];
       const auto dims = hdf5::dims_of(tables[t].dataset, kTableNames[t]);
-      require(dims.size() == 1 && rows[t] >= 0 && static_cast<hsize_t>(rows[t]) <= dims[0], "{} has fewer rows than /rows says",
-              kTableNames[t]);
+      require(dims.size() == 1 && rows[t] >= 0 && static_cast<hsize_t>(rows[t]) <= dims[0],
+              "{} has fewer rows than /rows says", kTableNames[t]);
     }
     const Handle fields(H5Dget_type(tables[kSteps].dataset), H5Tclose, "type of steps");
     for (int i = 1; i < check(H5Tget_nmembers(fields), "type of steps"); ++i) {
@@ -209,14 +223,18 @@ struct TraceWriter::Impl {
     for (int t = 0; t < kTables; ++t) tables[t].type = type_of(t);
     sessions = static_cast<std::int64_t>(hdf5::names_in(file, "sessions").size());
     std::vector<PlanRow> known(static_cast<std::size_t>(rows[kPlans]));
-    transfer(tables[kPlans].dataset, tables[kPlans].type, 0, known.size(), known.data(), false, "plans");
-    for (std::size_t i = 0; i < known.size(); ++i) plans[{known[i].kind, known[i].hash}] = static_cast<std::int64_t>(i);
+    transfer(tables[kPlans].dataset, tables[kPlans].type, 0, known.size(), known.data(), false,
+             "plans");
+    for (std::size_t i = 0; i < known.size(); ++i)
+      plans[{known[i].kind, known[i].hash}] = static_cast<std::int64_t>(i);
   }
 
-  /// Copies the used rows; a scalar that the old file lacks becomes NaN, an event kind is matched by its name.
+  /// Copies the used rows; a scalar that the old file lacks becomes NaN, an event kind is matched
+  /// by its name.
   void copy_rows(int table, const Table& to) const {
     const Table& from = tables[table];
-    const hsize_t bytes = H5Tget_size(to.type), used = static_cast<hsize_t>(from.rows), most = std::max<hsize_t>(1, kCopyBytes / bytes);
+    const hsize_t bytes = H5Tget_size(to.type), used = static_cast<hsize_t>(from.rows),
+                  most = std::max<hsize_t>(1, kCopyBytes / bytes);
     std::vector<double> buffer;
     for (hsize_t begin = 0; from.dataset.valid() && begin < used; begin += most) {
       const hsize_t count = std::min(used - begin, most);
@@ -226,7 +244,8 @@ struct TraceWriter::Impl {
     }
   }
 
-  /// Writes the file anew with the capacities and scalars as they are now, and `extra` on top, and puts it in place.
+  /// Writes the file anew with the capacities and scalars as they are now, and `extra` on top, and
+  /// puts it in place.
   template <class Extra>
   void rewrite(const Extra& extra) {
     const std::string temporary = path + ".tmp";
@@ -234,13 +253,15 @@ struct TraceWriter::Impl {
     hdf5::write_attribute(fresh, "format", std::string("ballast-trace"));
     hdf5::write_attribute(fresh, "format_version", kFormatVersion);
     if (file.valid())
-      check(H5Ocopy(file, "sessions", fresh, "sessions", H5P_DEFAULT, H5P_DEFAULT), "copying sessions");
+      check(H5Ocopy(file, "sessions", fresh, "sessions", H5P_DEFAULT, H5P_DEFAULT),
+            "copying sessions");
     else
       hdf5::create_group(fresh, "sessions");
     Table next[kTables];
     for (int t = 0; t < kTables; ++t) {
       next[t] = {type_of(t), {}, tables[t].rows, tables[t].capacity};
-      next[t].dataset = hdf5::create_dataset(fresh, kTableNames[t], next[t].type, {next[t].capacity}, layout());
+      next[t].dataset =
+          hdf5::create_dataset(fresh, kTableNames[t], next[t].type, {next[t].capacity}, layout());
       copy_rows(t, next[t]);
     }
     Handle fresh_rows = hdf5::create_dataset(fresh, "rows", rows_memory, {}, layout());
@@ -248,8 +269,11 @@ struct TraceWriter::Impl {
     write_rows(fresh_rows);
     check(H5Fflush(fresh, H5F_SCOPE_GLOBAL), "flushing");
     int* descriptor = nullptr;
-    if (H5Fget_vfd_handle(fresh, H5P_DEFAULT, reinterpret_cast<void**>(&descriptor)) >= 0 && descriptor) ::fsync(*descriptor);
-    require(std::rename(temporary.c_str(), path.c_str()) == 0, "renaming {}: {}", temporary, std::strerror(errno));
+    if (H5Fget_vfd_handle(fresh, H5P_DEFAULT, reinterpret_cast<void**>(&descriptor)) >= 0 &&
+        descriptor)
+      ::fsync(*descriptor);
+    require(std::rename(temporary.c_str(), path.c_str()) == 0, "renaming {}: {}", temporary,
+            std::strerror(errno));
     for (int t = 0; t < kTables; ++t) tables[t] = std::move(next[t]);
     rows_dataset = std::move(fresh_rows);
     file = std::move(fresh);
@@ -276,8 +300,12 @@ struct TraceWriter::Impl {
     }
     rewrite([&](hid_t fresh) {
       const Handle group = hdf5::create_group(fresh, fmt::format("sessions/{:03}", sessions));
-      const auto text = [&](const char* key, const std::string& value) { hdf5::write_attribute(group, key, value); };
-      const auto number = [&](const std::string& key, std::int64_t value) { hdf5::write_attribute(group, key, value); };
+      const auto text = [&](const char* key, const std::string& value) {
+        hdf5::write_attribute(group, key, value);
+      };
+      const auto number = [&](const std::string& key, std::int64_t value) {
+        hdf5::write_attribute(group, key, value);
+      };
       number("rank", header.rank);
       number("ranks", header.ranks);
       number("segment", header.segment);
@@ -292,8 +320,10 @@ struct TraceWriter::Impl {
       text("device", header.device);
       text("mesh", header.mesh);
       text("git_hash", header.git_hash);
-      hdf5::write_attribute(group, "started_unix_s",
-                            std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count());
+      hdf5::write_attribute(
+          group, "started_unix_s",
+          std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
+              .count());
       hdf5::write_text(group, "deck", header.deck);
     });
     ++sessions;
@@ -311,12 +341,16 @@ struct TraceWriter::Impl {
     try {
       work();
     } catch (const Error& e) {
-      fail("trace {}: {}; look at the space and rights on its disk, or switch the trace off with trace.enabled=false", path, e.what());
+      fail(
+          "trace {}: {}; look at the space and rights on its disk, or switch the trace off with "
+          "trace.enabled=false",
+          path, e.what());
     }
   }
 };
 
-TraceWriter::TraceWriter(const std::string& dir, const TraceHeader& header) : impl_(std::make_unique<Impl>()) {
+TraceWriter::TraceWriter(const std::string& dir, const TraceHeader& header)
+    : impl_(std::make_unique<Impl>()) {
   Impl& m = *impl_;
   hdf5::silence();
   std::error_code error;
@@ -330,8 +364,8 @@ TraceWriter::TraceWriter(const std::string& dir, const TraceHeader& header) : im
         const std::string path = m.path;
         m = Impl();
         m.path = path;
-        require(std::rename(path.c_str(), (path + ".damaged").c_str()) == 0, "a damaged file is in the way and cannot be renamed: {}",
-                std::strerror(errno));
+        require(std::rename(path.c_str(), (path + ".damaged").c_str()) == 0,
+                "a damaged file is in the way and cannot be renamed: {}", std::strerror(errno));
       }
     }
     m.begin_session(header);
@@ -369,11 +403,13 @@ void TraceWriter::step(std::int64_t step, const StepRow& row) {
   m.guarded([&] {
     std::vector<std::string> unknown;
     for (const auto& [name, value] : row) {
-      const bool sound = !name.empty() && name != "step" && std::all_of(name.begin(), name.end(), [](unsigned char c) {
-        return std::isalnum(c) || c == '_' || c == '.' || c == '-';
-      });
+      const bool sound = !name.empty() && name != "step" &&
+                         std::all_of(name.begin(), name.end(), [](unsigned char c) {
+                           return std::isalnum(c) || c == '_' || c == '.' || c == '-';
+                         });
       require(sound, "'{}' cannot name a step scalar", name);
-      if (std::find(m.scalars.begin(), m.scalars.end(), name) == m.scalars.end()) unknown.push_back(name);
+      if (std::find(m.scalars.begin(), m.scalars.end(), name) == m.scalars.end())
+        unknown.push_back(name);
     }
     if (!unknown.empty()) {
       m.scalars.insert(m.scalars.end(), unknown.begin(), unknown.end());
@@ -384,9 +420,11 @@ void TraceWriter::step(std::int64_t step, const StepRow& row) {
     const auto found = m.step_rows.find(step);
     Table& table = m.tables[kSteps];
     if (found != m.step_rows.end())
-      transfer(table.dataset, table.type, static_cast<hsize_t>(found->second), 1, values.data(), false, "steps");
+      transfer(table.dataset, table.type, static_cast<hsize_t>(found->second), 1, values.data(),
+               false, "steps");
     for (std::size_t i = 0; i < m.scalars.size(); ++i)
-      if (const auto given = row.find(m.scalars[i]); given != row.end()) values[1 + i] = given->second;
+      if (const auto given = row.find(m.scalars[i]); given != row.end())
+        values[1 + i] = given->second;
     if (found != m.step_rows.end()) {
       m.put(kSteps, found->second, 1, values.data());
     } else {
@@ -396,11 +434,12 @@ void TraceWriter::step(std::int64_t step, const StepRow& row) {
   });
 }
 
-void TraceWriter::plan(const std::string& kind, std::uint64_t hash, const std::string& text, std::int64_t step) {
+void TraceWriter::plan(const std::string& kind, std::uint64_t hash, const std::string& text,
+                       std::int64_t step) {
   Impl& m = *impl_;
   m.guarded([&] {
-    require(!kind.empty() && kind.size() < sizeof(PlanRow::kind), "plan kind '{}' must have 1 to {} characters", kind,
-            sizeof(PlanRow::kind) - 1);
+    require(!kind.empty() && kind.size() < sizeof(PlanRow::kind),
+            "plan kind '{}' must have 1 to {} characters", kind, sizeof(PlanRow::kind) - 1);
     auto found = m.plans.find({kind, hash});
     if (found == m.plans.end()) {
       PlanRow row;

@@ -10,8 +10,8 @@
 
 namespace ballast::host {
 
-/// Rows (query, head) of one query block, stacked head by head: row h * queries + i is query `token + i` of head
-/// `group.first + h`.
+/// Rows (query, head) of one query block, stacked head by head: row h * queries + i is query `token
+/// + i` of head `group.first + h`.
 struct StackedRows {
   HeadGroup group;
   std::int64_t token = 0, queries = 0;
@@ -35,9 +35,11 @@ struct PieceMatrix {
   std::int64_t stride;
 };
 template <class T>
-PieceMatrix<T> piece_matrix(const KeyPiece& piece, const HeadRows<const T>& from, int kv_head, T* buffer) {
+PieceMatrix<T> piece_matrix(const KeyPiece& piece, const HeadRows<const T>& from, int kv_head,
+                            T* buffer) {
   if (!piece.list) return {from.at(piece.first, kv_head), from.stride};
-  for (std::int64_t j = 0; j < piece.keys; ++j) std::copy_n(from.at(piece.list[j], kv_head), from.head_dim, buffer + j * from.head_dim);
+  for (std::int64_t j = 0; j < piece.keys; ++j)
+    std::copy_n(from.at(piece.list[j], kv_head), from.head_dim, buffer + j * from.head_dim);
   return {buffer, from.head_dim};
 }
 
@@ -57,16 +59,19 @@ class Arena {
   T* next_;
 };
 
-/// Calls f(kv_head, scratch) for every key/value head, on as many threads as Kokkos offers.  `scratch` holds `elements`
-/// values of T and belongs to one thread at a time.
+/// Calls f(kv_head, scratch) for every key/value head, on as many threads as Kokkos offers.
+/// `scratch` holds `elements` values of T and belongs to one thread at a time.
 template <class T, class F>
 void for_each_kv_head(int kv_heads, std::int64_t elements, const F& f) {
-  const std::int64_t workers = std::min<std::int64_t>(kv_heads, Kokkos::DefaultHostExecutionSpace().concurrency());
-  Tensor scratch = Tensor::empty({workers, Arena<T>::padded(elements)}, dtype_of<T>::value, host_device(), MemoryCategory::workspace);
+  const std::int64_t workers =
+      std::min<std::int64_t>(kv_heads, Kokkos::DefaultHostExecutionSpace().concurrency());
+  Tensor scratch = Tensor::empty({workers, Arena<T>::padded(elements)}, dtype_of<T>::value,
+                                 host_device(), MemoryCategory::workspace);
   T* data = scratch.data<T>();
   const std::int64_t stride = scratch.size(1);
   parallel_for("attention", workers, [&](std::int64_t worker) {
-    for (int head = static_cast<int>(worker); head < kv_heads; head += static_cast<int>(workers)) f(head, data + worker * stride);
+    for (int head = static_cast<int>(worker); head < kv_heads; head += static_cast<int>(workers))
+      f(head, data + worker * stride);
   });
 }
 

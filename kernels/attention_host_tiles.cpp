@@ -24,7 +24,8 @@ void TileWalker::start(int index_head, std::int64_t block) {
     const BlockRun& run = index_.runs[r];
     const std::int64_t first = std::max<std::int64_t>(std::int64_t{run.first} * kBlock, low);
     const std::int64_t last = std::min<std::int64_t>(std::int64_t{run.last} * kBlock, high);
-    const std::uint64_t rows = run.row_mask < 0 ? ~std::uint64_t{0} : index_.row_masks[run.row_mask];
+    const std::uint64_t rows =
+        run.row_mask < 0 ? ~std::uint64_t{0} : index_.row_masks[run.row_mask];
     if (first >= last || rows == 0) continue;
     if (!ranges_.empty() && ranges_.back().last == first && ranges_.back().rows == rows)
       ranges_.back().last = last;
@@ -33,14 +34,17 @@ void TileWalker::start(int index_head, std::int64_t block) {
   }
 
   if (!index_.has_bars()) return;
-  const std::int64_t bar_list = std::int64_t{index_head} * index_.segments + index_.block_segment[block];
+  const std::int64_t bar_list =
+      std::int64_t{index_head} * index_.segments + index_.block_segment[block];
   const std::int32_t* bars = index_.bars.data() + index_.bar_offset[bar_list];
   const std::int64_t count = index_.bar_offset[bar_list + 1] - index_.bar_offset[bar_list];
   const std::uint64_t* cover = index_.cover.data() + index_.cover_offset[list];
-  const std::int64_t first = std::lower_bound(bars, bars + count, low) - bars, last = std::lower_bound(bars, bars + count, high) - bars;
+  const std::int64_t first = std::lower_bound(bars, bars + count, low) - bars,
+                     last = std::lower_bound(bars, bars + count, high) - bars;
   for (std::int64_t j = first; j < last; ++j)
     if (!(cover[j / 64] >> (j % 64) & 1)) bars_.push_back(bars[j]);
-  if (!bars_.empty()) ranges_.push_back({0, static_cast<std::int64_t>(bars_.size()), ~std::uint64_t{0}, true});
+  if (!bars_.empty())
+    ranges_.push_back({0, static_cast<std::int64_t>(bars_.size()), ~std::uint64_t{0}, true});
 }
 
 KeyPiece TileWalker::make_piece(const Range& range, std::int64_t column, std::int64_t keys) const {
@@ -54,11 +58,15 @@ KeyPiece TileWalker::make_piece(const Range& range, std::int64_t column, std::in
     const std::int32_t begin = index_.key_begin[row_ + i], end = index_.key_end[row_ + i];
     if (begin >= end) continue;
     if (range.bars) {
-      piece.begin[i] = static_cast<std::int32_t>(std::lower_bound(piece.list, piece.list + keys, begin) - piece.list);
-      piece.end[i] = static_cast<std::int32_t>(std::lower_bound(piece.list, piece.list + keys, end) - piece.list);
+      piece.begin[i] = static_cast<std::int32_t>(
+          std::lower_bound(piece.list, piece.list + keys, begin) - piece.list);
+      piece.end[i] = static_cast<std::int32_t>(
+          std::lower_bound(piece.list, piece.list + keys, end) - piece.list);
     } else {
-      piece.begin[i] = static_cast<std::int32_t>(std::clamp<std::int64_t>(begin - range.first, 0, keys));
-      piece.end[i] = static_cast<std::int32_t>(std::clamp<std::int64_t>(end - range.first, 0, keys));
+      piece.begin[i] =
+          static_cast<std::int32_t>(std::clamp<std::int64_t>(begin - range.first, 0, keys));
+      piece.end[i] =
+          static_cast<std::int32_t>(std::clamp<std::int64_t>(end - range.first, 0, keys));
     }
   }
   return piece;

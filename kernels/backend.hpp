@@ -1,5 +1,5 @@
-// Backend choice at an operation's entry: tensors on the GPU go to the operation's twin in kernels/cuda, all others to
-// the host implementation beside the entry.
+// Backend choice at an operation's entry: tensors on the GPU go to the operation's twin in
+// kernels/cuda, all others to the host implementation beside the entry.
 #pragma once
 #include "core/tensor.hpp"
 
@@ -9,9 +9,10 @@
 #define BALLAST_ON_CUDA(tensor, call) \
   if ((tensor).space() == ::ballast::Space::cuda) return ::ballast::cuda::call
 #else
-#define BALLAST_ON_CUDA(tensor, call)                                                                                               \
-  if ((tensor).space() == ::ballast::Space::cuda)                                                                                   \
-  ::ballast::fail(                                                                                                                  \
-      "{}: the tensor lies on a GPU, but this program was built without CUDA; rebuild where nvcc is found or use the host backend", \
+#define BALLAST_ON_CUDA(tensor, call)                                                              \
+  if ((tensor).space() == ::ballast::Space::cuda)                                                  \
+  ::ballast::fail(                                                                                 \
+      "{}: the tensor lies on a GPU, but this program was built without CUDA; rebuild where nvcc " \
+      "is found or use the host backend",                                                          \
       __func__)
 #endif

@@ -30,7 +30,8 @@ T log_sum_exp(const T* x, std::int64_t n) {
   double sum = 0;
   for (std::int64_t begin = 0; begin < n; begin += block) {
     const T* part = x + begin;
-    sum += lane_sum<T>(std::min(block, n - begin), [=](std::int64_t j) { return fast_exp(part[j] - top); });
+    sum += lane_sum<T>(std::min(block, n - begin),
+                       [=](std::int64_t j) { return fast_exp(part[j] - top); });
   }
   return static_cast<T>(static_cast<double>(top) + std::log(sum));
 }
@@ -42,8 +43,8 @@ void forward(const Tensor& logits_, const Tensor& targets_, Tensor& loss_, Tenso
   const auto loss = vector<T>(loss_), lse = vector<T>(lse_);
   const std::int64_t vocabulary = logits.columns();
   for (std::size_t i = 0; i < targets.extent(0); ++i)
-    require(targets(i) >= -1 && targets(i) < vocabulary, "cross_entropy: target {} lies outside the vocabulary of {}", targets(i),
-            vocabulary);
+    require(targets(i) >= -1 && targets(i) < vocabulary,
+            "cross_entropy: target {} lies outside the vocabulary of {}", targets(i), vocabulary);
   parallel_for("cross entropy", logits.rows(), [=](std::int64_t row) {
     const auto i = static_cast<std::size_t>(row);
     const bool counted = targets(i) >= 0;
@@ -59,7 +60,8 @@ void correct(const Tensor& logits_, const Tensor& targets_, Tensor& correct_) {
   const auto correct = vector<std::uint8_t>(correct_);
   const std::int64_t vocabulary = logits.columns();
   for (std::size_t i = 0; i < targets.extent(0); ++i)
-    require(targets(i) < vocabulary, "cross_entropy: target {} lies outside the vocabulary of {}", targets(i), vocabulary);
+    require(targets(i) < vocabulary, "cross_entropy: target {} lies outside the vocabulary of {}",
+            targets(i), vocabulary);
   parallel_for("cross entropy correct", logits.rows(), [=](std::int64_t row) {
     const auto i = static_cast<std::size_t>(row);
     const std::int64_t target = targets(i);
@@ -75,7 +77,8 @@ void correct(const Tensor& logits_, const Tensor& targets_, Tensor& correct_) {
 }
 
 template <class T>
-void backward(const Tensor& targets_, const Tensor& lse_, double scale, const Tensor& weights_, Tensor& logits_) {
+void backward(const Tensor& targets_, const Tensor& lse_, double scale, const Tensor& weights_,
+              Tensor& logits_) {
   const auto logits = matrix<T>(logits_);
   const auto targets = vector<const std::int32_t>(targets_);
   const auto lse = vector<const T>(lse_);
@@ -89,7 +92,8 @@ void backward(const Tensor& targets_, const Tensor& lse_, double scale, const Te
       std::fill_n(x, vocabulary, T(0));
       return;
     }
-    const T factor = static_cast<T>(weighted ? scale * static_cast<double>(weights(i)) : scale), shift = lse(i);
+    const T factor = static_cast<T>(weighted ? scale * static_cast<double>(weights(i)) : scale),
+            shift = lse(i);
     for (std::int64_t j = 0; j < vocabulary; ++j) x[j] = factor * fast_exp(x[j] - shift);
     x[targets(i)] -= factor;
   });
@@ -98,30 +102,40 @@ void backward(const Tensor& targets_, const Tensor& lse_, double scale, const Te
 }  // namespace
 }  // namespace host
 
-void cross_entropy_forward(const Tensor& logits, const Tensor& targets, Tensor& token_loss, Tensor& lse) {
-  require(
-      logits.rank() == 2 && logits.size(0) == targets.numel() && token_loss.numel() == targets.numel() && lse.numel() == targets.numel(),
-      "cross_entropy_forward: logits {}, targets {}, losses {} and lse {} do not fit", to_string(logits.shape()),
-      to_string(targets.shape()), to_string(token_loss.shape()), to_string(lse.shape()));
+void cross_entropy_forward(const Tensor& logits, const Tensor& targets, Tensor& token_loss,
+                           Tensor& lse) {
+  require(logits.rank() == 2 && logits.size(0) == targets.numel() &&
+              token_loss.numel() == targets.numel() && lse.numel() == targets.numel(),
+          "cross_entropy_forward: logits {}, targets {}, losses {} and lse {} do not fit",
+          to_string(logits.shape()), to_string(targets.shape()), to_string(token_loss.shape()),
+          to_string(lse.shape()));
   BALLAST_ON_CUDA(logits, cross_entropy_forward(logits, targets, token_loss, lse));
-  dispatch_float(logits.dtype(), [&](auto t) { host::forward<decltype(t)>(logits, targets, token_loss, lse); });
+  dispatch_float(logits.dtype(),
+                 [&](auto t) { host::forward<decltype(t)>(logits, targets, token_loss, lse); });
 }
 
 void cross_entropy_correct(const Tensor& logits, const Tensor& targets, Tensor& correct) {
-  require(logits.rank() == 2 && logits.size(0) == targets.numel() && correct.numel() == targets.numel(),
-          "cross_entropy_correct: logits {}, targets {} and results {} do not fit", to_string(logits.shape()), to_string(targets.shape()),
-          to_string(correct.shape()));
+  require(
+      logits.rank() == 2 && logits.size(0) == targets.numel() && correct.numel() == targets.numel(),
+      "cross_entropy_correct: logits {}, targets {} and results {} do not fit",
+      to_string(logits.shape()), to_string(targets.shape()), to_string(correct.shape()));
   BALLAST_ON_CUDA(logits, cross_entropy_correct(logits, targets, correct));
-  dispatch_float(logits.dtype(), [&](auto t) { host::correct<decltype(t)>(logits, targets, correct); });
+  dispatch_float(logits.dtype(),
+                 [&](auto t) { host::correct<decltype(t)>(logits, targets, correct); });
 }
 
-void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double scale, const Tensor& weights, Tensor& logits) {
-  require(logits.rank() == 2 && logits.size(0) == targets.numel() && lse.numel() == targets.numel() &&
+void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double scale,
+                            const Tensor& weights, Tensor& logits) {
+  require(logits.rank() == 2 && logits.size(0) == targets.numel() &&
+              lse.numel() == targets.numel() &&
               (!weights.defined() || weights.numel() == targets.numel()),
-          "cross_entropy_backward: logits {}, targets {}, lse {} and weights {} do not fit", to_string(logits.shape()),
-          to_string(targets.shape()), to_string(lse.shape()), to_string(weights.shape()));
+          "cross_entropy_backward: logits {}, targets {}, lse {} and weights {} do not fit",
+          to_string(logits.shape()), to_string(targets.shape()), to_string(lse.shape()),
+          to_string(weights.shape()));
   BALLAST_ON_CUDA(logits, cross_entropy_backward(targets, lse, scale, weights, logits));
-  dispatch_float(logits.dtype(), [&](auto t) { host::backward<decltype(t)>(targets, lse, scale, weights, logits); });
+  dispatch_float(logits.dtype(), [&](auto t) {
+    host::backward<decltype(t)>(targets, lse, scale, weights, logits);
+  });
 }
 
 double sum_losses(const Tensor& token_loss, const Tensor& weights) {
@@ -129,9 +143,11 @@ double sum_losses(const Tensor& token_loss, const Tensor& weights) {
     // Two short lists, and rare (sample_mean): no kernel of its own.
     const Tensor losses = token_loss.to(host_device()), factors = weights.to(host_device());
     return dispatch_float(losses.dtype(), [&](auto t) {
-      const auto loss = host::vector<const decltype(t)>(losses), factor = host::vector<const decltype(t)>(factors);
+      const auto loss = host::vector<const decltype(t)>(losses),
+                 factor = host::vector<const decltype(t)>(factors);
       double sum = 0;
-      for (std::size_t i = 0; i < loss.extent(0); ++i) sum += static_cast<double>(loss(i)) * static_cast<double>(factor(i));
+      for (std::size_t i = 0; i < loss.extent(0); ++i)
+        sum += static_cast<double>(loss(i)) * static_cast<double>(factor(i));
       return sum;
     });
   }

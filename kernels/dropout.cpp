@@ -8,9 +8,12 @@
 
 namespace ballast {
 
-void dropout(const Tensor& x_, const Tensor& keys_, std::uint64_t stream, double rate, double scale, Tensor& y_) {
-  require(x_.rank() == 2 && x_.shape() == y_.shape() && (rate == 0 || (keys_.defined() && keys_.numel() == x_.size(0))),
-          "dropout: input {}, output {} and token keys {} do not fit", to_string(x_.shape()), to_string(y_.shape()), to_string(keys_.shape()));
+void dropout(const Tensor& x_, const Tensor& keys_, std::uint64_t stream, double rate, double scale,
+             Tensor& y_) {
+  require(x_.rank() == 2 && x_.shape() == y_.shape() &&
+              (rate == 0 || (keys_.defined() && keys_.numel() == x_.size(0))),
+          "dropout: input {}, output {} and token keys {} do not fit", to_string(x_.shape()),
+          to_string(y_.shape()), to_string(keys_.shape()));
   require(rate >= 0 && rate < 1, "dropout: the rate {} lies outside [0, 1)", rate);
   BALLAST_ON_CUDA(x_, dropout(x_, keys_, stream, rate, scale, y_));
   dispatch_float(x_.dtype(), [&](auto t) {
@@ -29,8 +32,10 @@ void dropout(const Tensor& x_, const Tensor& keys_, std::uint64_t stream, double
         return;
       }
       for (std::int64_t c = 0; c < n; c += 4) {
-        const auto words = philox(stream, static_cast<std::uint64_t>(keys[row]), static_cast<std::uint64_t>(c / 4));
-        for (std::int64_t w = 0; w < std::min<std::int64_t>(4, n - c); ++w) to[c + w] = words[static_cast<std::size_t>(w)] >= threshold ? factor * from[c + w] : T(0);
+        const auto words = philox(stream, static_cast<std::uint64_t>(keys[row]),
+                                  static_cast<std::uint64_t>(c / 4));
+        for (std::int64_t w = 0; w < std::min<std::int64_t>(4, n - c); ++w)
+          to[c + w] = words[static_cast<std::size_t>(w)] >= threshold ? factor * from[c + w] : T(0);
       }
     });
   });

@@ -6,8 +6,8 @@
 namespace ballast {
 
 void add(const Tensor& a_, const Tensor& b_, Tensor& out_) {
-  require(a_.shape() == b_.shape() && a_.shape() == out_.shape(), "add: {} + {} does not fit {}", to_string(a_.shape()),
-          to_string(b_.shape()), to_string(out_.shape()));
+  require(a_.shape() == b_.shape() && a_.shape() == out_.shape(), "add: {} + {} does not fit {}",
+          to_string(a_.shape()), to_string(b_.shape()), to_string(out_.shape()));
   BALLAST_ON_CUDA(a_, add(a_, b_, out_));
   dispatch_float(a_.dtype(), [&](auto t) {
     using T = decltype(t);
@@ -24,7 +24,8 @@ void add(const Tensor& a_, const Tensor& b_, Tensor& out_) {
 }
 
 void copy_rows(const Tensor& from_, Tensor& to_) {
-  require(from_.shape() == to_.shape(), "copy_rows: {} does not fit {}", to_string(from_.shape()), to_string(to_.shape()));
+  require(from_.shape() == to_.shape(), "copy_rows: {} does not fit {}", to_string(from_.shape()),
+          to_string(to_.shape()));
   BALLAST_ON_CUDA(from_, copy_rows(from_, to_));
   dispatch_float(from_.dtype(), [&](auto f) {
     dispatch_float(to_.dtype(), [&](auto t) {

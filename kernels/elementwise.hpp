@@ -6,7 +6,8 @@ namespace ballast {
 
 /// out = a + b, equal shapes; out may be a or b.  Rows may lie apart.
 void add(const Tensor& a, const Tensor& b, Tensor& out);
-/// Copies `from` to `to` of the same shape (rows of both may lie apart), converting the dtype (f32 and f64; on CUDA bf16 too).
+/// Copies `from` to `to` of the same shape (rows of both may lie apart), converting the dtype (f32
+/// and f64; on CUDA bf16 too).
 void copy_rows(const Tensor& from, Tensor& to);
 
 }  // namespace ballast

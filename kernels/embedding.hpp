@@ -6,7 +6,8 @@ namespace ballast {
 
 /// Overwrites y.  On the host a token outside [0, vocabulary) throws Error naming its place.
 void embedding_forward(const Tensor& tokens, const Tensor& w, Tensor& y);
-/// dw[token] += sum of dy over the tokens of that id, summed in fp64 in token order before it is added.  Undefined dw: frozen, nothing is done.
+/// dw[token] += sum of dy over the tokens of that id, summed in fp64 in token order before it is
+/// added.  Undefined dw: frozen, nothing is done.
 void embedding_weight_gradient(const Tensor& tokens, const Tensor& dy, Tensor& dw);
 
 }  // namespace ballast

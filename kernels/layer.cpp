@@ -17,7 +17,8 @@ std::int64_t kv_width(const ModelShape& s) { return s.kv_heads * s.head_dim; }
 std::int64_t qkv_width(const ModelShape& s) { return query_width(s) + 2 * kv_width(s); }
 
 // Columns [begin, begin + heads * D) of a joined buffer [T, width] as [T, heads, D].
-Tensor heads_of(const Tensor& joined, std::int64_t begin, std::int64_t heads, std::int64_t head_dim) {
+Tensor heads_of(const Tensor& joined, std::int64_t begin, std::int64_t heads,
+                std::int64_t head_dim) {
   const Tensor by_head = joined.reshape({joined.size(0), joined.size(1) / head_dim, head_dim});
   return by_head.narrow(1, begin / head_dim, begin / head_dim + heads);
 }
@@ -52,7 +53,9 @@ std::vector<ActivationSpec> activation_specs(const ModelShape& s, std::int64_t t
 LayerTensors bind(const ModelShape& shape, std::int64_t index, const Parameters& parameters,
                   Tensor (Parameters::*joined)(const std::string&, int) const) {
   const std::string prefix = fmt::format("model.layers.{}.", index);
-  const auto get = [&](const char* name, int count) { return (parameters.*joined)(prefix + name, count); };
+  const auto get = [&](const char* name, int count) {
+    return (parameters.*joined)(prefix + name, count);
+  };
   LayerTensors t;
   t.norm1 = get("input_layernorm.weight", 1);
   t.qkv = get("self_attn.q_proj.weight", 3);
@@ -88,9 +91,11 @@ Layer::Layer(const ModelShape& shape, std::int64_t index, const Parameters& para
 }
 
 double Layer::flops(std::int64_t tokens) const {
-  const double t = static_cast<double>(tokens), h = static_cast<double>(shape_.hidden), i = static_cast<double>(shape_.intermediate);
-  return linear_flops(t, h, static_cast<double>(qkv_width(shape_))) + linear_flops(t, static_cast<double>(query_width(shape_)), h) +
-         linear_flops(t, h, 2 * i) + linear_flops(t, i, h) + adapter_flops(tokens);
+  const double t = static_cast<double>(tokens), h = static_cast<double>(shape_.hidden),
+               i = static_cast<double>(shape_.intermediate);
+  return linear_flops(t, h, static_cast<double>(qkv_width(shape_))) +
+         linear_flops(t, static_cast<double>(query_width(shape_)), h) + linear_flops(t, h, 2 * i) +
+         linear_flops(t, i, h) + adapter_flops(tokens);
 }
 
 double Layer::adapter_flops(std::int64_t tokens) const {
@@ -98,13 +103,16 @@ double Layer::adapter_flops(std::int64_t tokens) const {
   return lora_qkv_.flops(t) + lora_output_.flops(t) + lora_gate_up_.flops(t) + lora_down_.flops(t);
 }
 
-LayerActivations Layer::allocate(std::int64_t tokens, Keep keep, bool has_branch, Workspace& workspace) const {
+LayerActivations Layer::allocate(std::int64_t tokens, Keep keep, bool has_branch,
+                                 Workspace& workspace) const {
   Device& device = device_of(value_.qkv.space());
   LayerActivations a;
   for (const ActivationSpec& spec : activation_specs(shape_, tokens)) {
-    if (spec.member == &LayerActivations::input && !has_branch) continue;  // forward takes the residual itself
+    if (spec.member == &LayerActivations::input && !has_branch)
+      continue;  // forward takes the residual itself
     const DType type = spec.statistic ? statistics_type(type_) : type_;
-    a.*spec.member = keep >= spec.kept_from ? Tensor::empty(spec.shape, type, device) : workspace.take(spec.name, spec.shape, type);
+    a.*spec.member = keep >= spec.kept_from ? Tensor::empty(spec.shape, type, device)
+                                            : workspace.take(spec.name, spec.shape, type);
   }
   return a;
 }
@@ -114,13 +122,15 @@ void Layer::release(Keep keep, LayerActivations& a) {
     if (keep < spec.kept_from) a.*spec.member = {};
 }
 
-std::int64_t Layer::kept_bytes(const ModelShape& shape, std::int64_t tokens, DType type, Keep keep) {
+std::int64_t Layer::kept_bytes(const ModelShape& shape, std::int64_t tokens, DType type,
+                               Keep keep) {
   std::int64_t bytes = 0;
   for (const ActivationSpec& spec : activation_specs(shape, tokens)) {
     if (keep < spec.kept_from) continue;
     std::int64_t elements = 1;
     for (auto extent : spec.shape) elements *= extent;
-    bytes += elements * static_cast<std::int64_t>(size_of(spec.statistic ? statistics_type(type) : type));
+    bytes += elements *
+             static_cast<std::int64_t>(size_of(spec.statistic ? statistics_type(type) : type));
   }
   return bytes;
 }
@@ -147,10 +157,12 @@ AttentionInputs Layer::attention_inputs(const LayerActivations& a) const {
   return in;
 }
 
-ResidualPair Layer::forward(const ResidualPair& in, const TokenTables& tables, AttentionExecutor& attention, LayerActivations& a,
+ResidualPair Layer::forward(const ResidualPair& in, const TokenTables& tables,
+                            AttentionExecutor& attention, LayerActivations& a,
                             Workspace& workspace) const {
   if (in.branch.defined()) {
-    add_rmsnorm_forward(in.residual, in.branch, value_.norm1, shape_.rms_eps, a.input, a.normed1, a.rstd1);
+    add_rmsnorm_forward(in.residual, in.branch, value_.norm1, shape_.rms_eps, a.input, a.normed1,
+                        a.rstd1);
   } else {
     a.input = in.residual;
     rmsnorm_forward(a.input, value_.norm1, shape_.rms_eps, a.normed1, a.rstd1);
@@ -163,10 +175,12 @@ ResidualPair Layer::forward(const ResidualPair& in, const TokenTables& tables, A
 }
 
 // From normed1 to the SwiGLU product.
-void Layer::forward_from_input(const TokenTables& tables, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const {
+void Layer::forward_from_input(const TokenTables& tables, AttentionExecutor& attention,
+                               LayerActivations& a, Workspace& workspace) const {
   linear_forward(a.normed1, value_.qkv, value_.qkv_bias, a.qkv);
   lora_qkv_.forward(a.normed1, tables.dropout_keys, a.qkv, workspace);
-  Tensor rotated = heads_of(a.qkv, 0, shape_.query_heads + shape_.kv_heads, shape_.head_dim);  // q and k lie side by side
+  Tensor rotated = heads_of(a.qkv, 0, shape_.query_heads + shape_.kv_heads,
+                            shape_.head_dim);  // q and k lie side by side
   rope_apply(rotated, tables.cos, tables.sin, false, rotated);
   Tensor o = heads_of(a.attention, 0, shape_.query_heads, shape_.head_dim);
   attention.forward(attention_inputs(a), o, a.lse);
@@ -179,13 +193,16 @@ void Layer::forward_from_input(const TokenTables& tables, AttentionExecutor& att
   swiglu_forward(a.gate_up, a.product);
 }
 
-void Layer::restore(Keep keep, bool halves, const TokenTables& tables, AttentionExecutor& attention, LayerActivations& a, Workspace& workspace) const {
+void Layer::restore(Keep keep, bool halves, const TokenTables& tables, AttentionExecutor& attention,
+                    LayerActivations& a, Workspace& workspace) const {
   if (keep == Keep::all) return;
   const std::int64_t tokens = a.input.size(0);
   for (const ActivationSpec& spec : activation_specs(shape_, tokens)) {
     if (keep >= spec.kept_from) continue;
     const DType type = spec.statistic ? statistics_type(type_) : type_;
-    a.*spec.member = halves && spec.weight_input ? Tensor::empty(spec.shape, type, device_of(value_.qkv.space())) : workspace.take(spec.name, spec.shape, type);
+    a.*spec.member = halves && spec.weight_input
+                         ? Tensor::empty(spec.shape, type, device_of(value_.qkv.space()))
+                         : workspace.take(spec.name, spec.shape, type);
   }
   if (keep == Keep::input) {
     rmsnorm_forward(a.input, value_.norm1, shape_.rms_eps, a.normed1, a.rstd1);
@@ -197,37 +214,49 @@ void Layer::restore(Keep keep, bool halves, const TokenTables& tables, Attention
   }
 }
 
-void Layer::weight_gradients(const Tensor& x, const Tensor& dy, Tensor gradient, const LoraLinear& adapters, const TokenTables& tables, Workspace& workspace) {
+void Layer::weight_gradients(const Tensor& x, const Tensor& dy, Tensor gradient,
+                             const LoraLinear& adapters, const TokenTables& tables,
+                             Workspace& workspace) {
   linear_weight_gradient(x, dy, gradient);
   adapters.weight_gradient(x, tables.dropout_keys, dy, workspace);
 }
 
-void Layer::qkv_weights(const TokenTables& tables, const LayerActivations& a, const Tensor& d_qkv, Workspace& workspace) const {
+void Layer::qkv_weights(const TokenTables& tables, const LayerActivations& a, const Tensor& d_qkv,
+                        Workspace& workspace) const {
   weight_gradients(a.normed1, d_qkv, gradient_.qkv, lora_qkv_, tables, workspace);
   Tensor bias = gradient_.qkv_bias;
   if (shape_.qkv_bias) linear_bias_gradient(d_qkv, bias);
 }
 
-void Layer::backward_weight(const TokenTables& tables, const LayerActivations& a, const LayerGradients& d, Workspace& workspace) const {
+void Layer::backward_weight(const TokenTables& tables, const LayerActivations& a,
+                            const LayerGradients& d, Workspace& workspace) const {
   weight_gradients(a.product, d.down, gradient_.down, lora_down_, tables, workspace);
   weight_gradients(a.normed2, d.gate_up, gradient_.gate_up, lora_gate_up_, tables, workspace);
   weight_gradients(a.attention, d.output, gradient_.output, lora_output_, tables, workspace);
   qkv_weights(tables, a, d.qkv, workspace);
 }
 
-void Layer::backward(const TokenTables& tables, AttentionExecutor& attention, const LayerActivations& a, Tensor& d, Workspace& workspace,
+void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,
+                     const LayerActivations& a, Tensor& d, Workspace& workspace,
                      LayerGradients* later) const {
   const std::int64_t tokens = d.size(0), q = query_width(shape_), kv = kv_width(shape_);
-  const auto scratch = [&](const char* name, std::int64_t columns) { return workspace.take(name, {tokens, columns}, type_); };
+  const auto scratch = [&](const char* name, std::int64_t columns) {
+    return workspace.take(name, {tokens, columns}, type_);
+  };
   LayerTensors g = gradient_;
   if (later != nullptr) {
-    const auto kept = [&](std::int64_t columns) { return Tensor::empty({tokens, columns}, type_, device_of(d.space())); };
-    *later = {kept(qkv_width(shape_)), kept(shape_.hidden), kept(2 * shape_.intermediate), kept(shape_.hidden)};
+    const auto kept = [&](std::int64_t columns) {
+      return Tensor::empty({tokens, columns}, type_, device_of(d.space()));
+    };
+    *later = {kept(qkv_width(shape_)), kept(shape_.hidden), kept(2 * shape_.intermediate),
+              kept(shape_.hidden)};
   }
 
   // MLP: d is the gradient of both summands of the output.
-  Tensor d_product = scratch("layer d_product", shape_.intermediate), d_normed = scratch("layer d_normed", shape_.hidden);
-  Tensor d_gate_up = later != nullptr ? later->gate_up : scratch("layer d_gate_up", 2 * shape_.intermediate);
+  Tensor d_product = scratch("layer d_product", shape_.intermediate),
+         d_normed = scratch("layer d_normed", shape_.hidden);
+  Tensor d_gate_up =
+      later != nullptr ? later->gate_up : scratch("layer d_gate_up", 2 * shape_.intermediate);
   linear_input_gradient(d, value_.down, d_product);
   lora_down_.input_gradient(tables.dropout_keys, d, d_product, workspace);
   if (later != nullptr)
@@ -237,7 +266,8 @@ void Layer::backward(const TokenTables& tables, AttentionExecutor& attention, co
   swiglu_backward(a.gate_up, d_product, d_gate_up);
   linear_input_gradient(d_gate_up, value_.gate_up, d_normed);
   lora_gate_up_.input_gradient(tables.dropout_keys, d_gate_up, d_normed, workspace);
-  if (later == nullptr) weight_gradients(a.normed2, d_gate_up, g.gate_up, lora_gate_up_, tables, workspace);
+  if (later == nullptr)
+    weight_gradients(a.normed2, d_gate_up, g.gate_up, lora_gate_up_, tables, workspace);
   rmsnorm_weight_gradient(d_normed, a.middle, a.rstd2, g.norm2);
   rmsnorm_input_gradient(d_normed, a.middle, a.rstd2, value_.norm2, true, d);
 
@@ -252,10 +282,12 @@ void Layer::backward(const TokenTables& tables, AttentionExecutor& attention, co
   Tensor dq = scratch("layer dq", q).reshape({tokens, shape_.query_heads, shape_.head_dim});
   Tensor dk = scratch("layer dk", kv).reshape({tokens, shape_.kv_heads, shape_.head_dim});
   Tensor dv = scratch("layer dv", kv).reshape({tokens, shape_.kv_heads, shape_.head_dim});
-  attention.backward(attention_inputs(a), heads_of(a.attention, 0, shape_.query_heads, shape_.head_dim), a.lse,
+  attention.backward(attention_inputs(a),
+                     heads_of(a.attention, 0, shape_.query_heads, shape_.head_dim), a.lse,
                      heads_of(d_attention, 0, shape_.query_heads, shape_.head_dim), dq, dk, dv);
   Tensor d_qkv = later != nullptr ? later->qkv : scratch("layer d_qkv", qkv_width(shape_));
-  Tensor d_q = heads_of(d_qkv, 0, shape_.query_heads, shape_.head_dim), d_k = heads_of(d_qkv, q, shape_.kv_heads, shape_.head_dim);
+  Tensor d_q = heads_of(d_qkv, 0, shape_.query_heads, shape_.head_dim),
+         d_k = heads_of(d_qkv, q, shape_.kv_heads, shape_.head_dim);
   Tensor d_v = heads_of(d_qkv, q + kv, shape_.kv_heads, shape_.head_dim);
   rope_apply(dq, tables.cos, tables.sin, true, d_q);
   rope_apply(dk, tables.cos, tables.sin, true, d_k);

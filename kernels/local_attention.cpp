@@ -10,18 +10,20 @@ void LocalAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) 
   attention_forward(index_, in.q, in.k, in.v, in.scale, o, lse);
 }
 
-void LocalAttention::backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk,
-                              Tensor& dv) {
+void LocalAttention::backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse,
+                              const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) {
   Scope scope(recorder_, EventKind::attention_backward);
   scope.flops = 10.0 * static_cast<double>(in.q.size(1) * in.q.size(2)) * index_.pairs_per_head();
   Device& device = device_of(in.q.space());
   const DType sums = lse.dtype();
   Tensor delta = Tensor::empty(lse.shape(), sums, device, MemoryCategory::workspace);
   attention_delta(o, d_o, delta);
-  // Sums are kept in f32 (f64): where the gradients have that type and lie dense they are summed in place.
+  // Sums are kept in f32 (f64): where the gradients have that type and lie dense they are summed in
+  // place.
   const auto accumulator = [&](const Tensor& gradient) {
-    Tensor t = gradient.dtype() == sums && gradient.contiguous() ? gradient
-                                                                 : Tensor::empty(gradient.shape(), sums, device, MemoryCategory::workspace);
+    Tensor t = gradient.dtype() == sums && gradient.contiguous()
+                   ? gradient
+                   : Tensor::empty(gradient.shape(), sums, device, MemoryCategory::workspace);
     t.zero();
     return t;
   };

@@ -12,13 +12,14 @@ namespace ballast {
 namespace {
 
 Shape joined_shape(const std::vector<Parameter>& table, std::size_t first, int count) {
-  require(count >= 1 && first + static_cast<std::size_t>(count) <= table.size(), "{} parameters from {} reach past the table", count,
-          table[first].name);
+  require(count >= 1 && first + static_cast<std::size_t>(count) <= table.size(),
+          "{} parameters from {} reach past the table", count, table[first].name);
   Shape shape = table[first].shape;
   for (std::size_t i = first + 1; i < first + static_cast<std::size_t>(count); ++i) {
     const Shape& next = table[i].shape;
-    require(next.size() == shape.size() && std::equal(next.begin() + 1, next.end(), shape.begin() + 1), "{} {} cannot be joined to {}",
-            table[i].name, to_string(next), table[first].name);
+    require(
+        next.size() == shape.size() && std::equal(next.begin() + 1, next.end(), shape.begin() + 1),
+        "{} {} cannot be joined to {}", table[i].name, to_string(next), table[first].name);
     shape[0] += next[0];
   }
   return shape;
@@ -40,11 +41,14 @@ void fill(T* out, std::int64_t n, const F& value) {
         out[i] = static_cast<T>(value(i));
     }
   };
-  // Billions of normal values take minutes on one core, and the distribution's Kokkos has no threads.
+  // Billions of normal values take minutes on one core, and the distribution's Kokkos has no
+  // threads.
   constexpr std::int64_t kWorthAThread = 1 << 20;
-  const std::int64_t workers = std::clamp<std::int64_t>(n / kWorthAThread, 1, std::clamp<std::int64_t>(std::thread::hardware_concurrency(), 1, 16));
+  const std::int64_t workers = std::clamp<std::int64_t>(
+      n / kWorthAThread, 1, std::clamp<std::int64_t>(std::thread::hardware_concurrency(), 1, 16));
   std::vector<std::thread> threads;
-  for (std::int64_t w = 1; w < workers; ++w) threads.emplace_back(range, n * w / workers, n * (w + 1) / workers);
+  for (std::int64_t w = 1; w < workers; ++w)
+    threads.emplace_back(range, n * w / workers, n * (w + 1) / workers);
   range(0, n / workers);
   for (auto& thread : threads) thread.join();
 }
@@ -61,20 +65,27 @@ void fill_parameter(const Parameter& p, std::uint64_t seed, T* out) {
       fill(out, p.numel(), [](std::int64_t) { return 1.0; });
       break;
     case Initialiser::normal:
-      fill(out, p.numel(), [=](std::int64_t i) { return std * random_normal(seed, stream, static_cast<std::uint64_t>(i)); });
+      fill(out, p.numel(), [=](std::int64_t i) {
+        return std * random_normal(seed, stream, static_cast<std::uint64_t>(i));
+      });
       break;
   }
 }
 
 }  // namespace
 
-Parameters::Parameters(std::vector<Parameter> table, DType type, Device& device, std::int64_t pad_to) : table_(std::move(table)) {
+Parameters::Parameters(std::vector<Parameter> table, DType type, Device& device,
+                       std::int64_t pad_to)
+    : table_(std::move(table)) {
   require(pad_to >= 1, "parameters cannot be padded to a multiple of {}", pad_to);
-  require(type == DType::f32 || type == DType::f64 || (type == DType::bf16 && device.space() == Space::cuda),
+  require(type == DType::f32 || type == DType::f64 ||
+              (type == DType::bf16 && device.space() == Space::cuda),
           "parameters in {} need a GPU; on the host use f32 or f64", name(type));
   for (std::size_t i = 0; i < table_.size(); ++i) {
-    require(position_.emplace(table_[i].name, i).second, "parameter {} is listed twice for one rank", table_[i].name);
-    require(table_[i].trainable || trainable_table_.empty(), "frozen parameter {} comes after trainable ones", table_[i].name);
+    require(position_.emplace(table_[i].name, i).second,
+            "parameter {} is listed twice for one rank", table_[i].name);
+    require(table_[i].trainable || trainable_table_.empty(),
+            "frozen parameter {} comes after trainable ones", table_[i].name);
     (table_[i].trainable ? trainable_table_ : frozen_table_).push_back(table_[i]);
     offset_.push_back(numel_);
     numel_ += table_[i].numel();
@@ -82,7 +93,8 @@ Parameters::Parameters(std::vector<Parameter> table, DType type, Device& device,
   }
   const std::int64_t padded = (trainable_numel() + pad_to - 1) / pad_to * pad_to;
   values_ = Tensor::zeros({frozen_ + padded}, type, device, MemoryCategory::parameters);
-  gradients_ = Tensor::zeros({padded}, type == DType::f64 ? DType::f64 : DType::f32, device, MemoryCategory::gradients);
+  gradients_ = Tensor::zeros({padded}, type == DType::f64 ? DType::f64 : DType::f32, device,
+                             MemoryCategory::gradients);
 }
 
 const Parameter& Parameters::info(const std::string& name) const {
@@ -91,9 +103,13 @@ const Parameter& Parameters::info(const std::string& name) const {
   return table_[found->second];
 }
 
-std::int64_t Parameters::offset(const std::string& name) const { return offset_[static_cast<std::size_t>(&info(name) - table_.data())]; }
+std::int64_t Parameters::offset(const std::string& name) const {
+  return offset_[static_cast<std::size_t>(&info(name) - table_.data())];
+}
 
-std::int64_t Parameters::trainable_offset(const std::string& name) const { return offset(name) - frozen_; }
+std::int64_t Parameters::trainable_offset(const std::string& name) const {
+  return offset(name) - frozen_;
+}
 
 Tensor Parameters::value(const std::string& name) const { return joined_value(name, 1); }
 Tensor Parameters::gradient(const std::string& name) const { return joined_gradient(name, 1); }
@@ -109,9 +125,12 @@ Tensor Parameters::joined_gradient(const std::string& name, int count) const {
   const auto first = static_cast<std::size_t>(&info(name) - table_.data());
   const Shape shape = joined_shape(table_, first, count);
   const std::size_t last = first + static_cast<std::size_t>(count) - 1;
-  require(table_[first].trainable == table_[last].trainable, "{} is frozen, its neighbour {} is not: they cannot be joined", table_[first].name, table_[last].name);
+  require(table_[first].trainable == table_[last].trainable,
+          "{} is frozen, its neighbour {} is not: they cannot be joined", table_[first].name,
+          table_[last].name);
   if (!table_[first].trainable) return {};
-  return gradients_.rows(offset_[first] - frozen_, offset_[last] + table_[last].numel() - frozen_).reshape(shape);
+  return gradients_.rows(offset_[first] - frozen_, offset_[last] + table_[last].numel() - frozen_)
+      .reshape(shape);
 }
 
 void Parameters::initialise(std::uint64_t seed) {
@@ -119,7 +138,9 @@ void Parameters::initialise(std::uint64_t seed) {
     Tensor target = value(p.name);
     // Drawn on the host whatever the device: host and GPU runs begin alike.
     Tensor drawn =
-        target.space() == Space::host ? target : Tensor::empty(p.shape, target.dtype(), host_device(), MemoryCategory::workspace);
+        target.space() == Space::host
+            ? target
+            : Tensor::empty(p.shape, target.dtype(), host_device(), MemoryCategory::workspace);
     switch (target.dtype()) {
       case DType::f32:
         fill_parameter(p, seed, drawn.data<float>());

@@ -18,12 +18,14 @@ T reciprocal_rms(const T* x, std::int64_t n, double eps) {
 
 // The one place that forms y: forward and recomputation must agree bit for bit.
 template <class T>
-void normalise(const T* __restrict x, T rstd, const T* __restrict w, std::int64_t n, T* __restrict y) {
+void normalise(const T* __restrict x, T rstd, const T* __restrict w, std::int64_t n,
+               T* __restrict y) {
   for (std::int64_t j = 0; j < n; ++j) y[j] = (x[j] * rstd) * w[j];
 }
 
 template <class T>
-void forward(const Tensor& x_, const Tensor* branch_, const Tensor& w_, double eps, Tensor* sum_, Tensor& y_, Tensor& rstd_) {
+void forward(const Tensor& x_, const Tensor* branch_, const Tensor& w_, double eps, Tensor* sum_,
+             Tensor& y_, Tensor& rstd_) {
   const auto x = matrix<const T>(x_);
   const auto branch = branch_ ? matrix<const T>(*branch_) : x;
   const auto sum = sum_ ? matrix<T>(*sum_) : Matrix<T>{};
@@ -51,12 +53,14 @@ void recompute(const Tensor& x_, const Tensor& rstd_, const Tensor& w_, Tensor& 
   const auto x = matrix<const T>(x_);
   const auto y = matrix<T>(y_);
   const auto w = vector<const T>(w_), rstd = vector<const T>(rstd_);
-  parallel_for("rmsnorm recompute", x.rows(),
-               [=](std::int64_t i) { normalise(x.row(i), rstd(static_cast<std::size_t>(i)), w.data(), x.columns(), y.row(i)); });
+  parallel_for("rmsnorm recompute", x.rows(), [=](std::int64_t i) {
+    normalise(x.row(i), rstd(static_cast<std::size_t>(i)), w.data(), x.columns(), y.row(i));
+  });
 }
 
 template <class T>
-void input_gradient(const Tensor& dy_, const Tensor& x_, const Tensor& rstd_, const Tensor& w_, bool accumulate, Tensor& dx_) {
+void input_gradient(const Tensor& dy_, const Tensor& x_, const Tensor& rstd_, const Tensor& w_,
+                    bool accumulate, Tensor& dx_) {
   const auto dy = matrix<const T>(dy_), x = matrix<const T>(x_);
   const auto dx = matrix<T>(dx_);
   const auto w = vector<const T>(w_), rstd = vector<const T>(rstd_);
@@ -68,7 +72,8 @@ void input_gradient(const Tensor& dy_, const Tensor& x_, const Tensor& rstd_, co
     T* __restrict out = dx.row(i);
     const T r = rstd(static_cast<std::size_t>(i));
     const double dot = lane_sum<T>(n, [=](std::int64_t j) { return g[j] * weight[j] * row[j]; });
-    const T c = static_cast<T>(dot * static_cast<double>(r) * static_cast<double>(r) / static_cast<double>(n));
+    const T c = static_cast<T>(dot * static_cast<double>(r) * static_cast<double>(r) /
+                               static_cast<double>(n));
     if (accumulate)
       for (std::int64_t j = 0; j < n; ++j) out[j] += r * (g[j] * weight[j] - c * row[j]);
     else
@@ -92,7 +97,8 @@ void weight_gradient(const Tensor& dy_, const Tensor& x_, const Tensor& rstd_, T
       const T r = rstd(static_cast<std::size_t>(i));
       for (std::int64_t j = 0; j < n; ++j) sum[j] += static_cast<double>(g[j] * (row[j] * r));
     }
-    for (std::int64_t j = 0; j < n; ++j) dw(static_cast<std::size_t>(begin + j)) += static_cast<T>(sum[j]);
+    for (std::int64_t j = 0; j < n; ++j)
+      dw(static_cast<std::size_t>(begin + j)) += static_cast<T>(sum[j]);
   });
 }
 
@@ -100,24 +106,29 @@ void weight_gradient(const Tensor& dy_, const Tensor& x_, const Tensor& rstd_, T
 }  // namespace host
 
 namespace {
-void check(const char* what, const Tensor& x, const Tensor& other, const Tensor& w, const Tensor& rstd) {
-  require(x.rank() == 2 && x.shape() == other.shape() && w.numel() == x.size(1) && rstd.numel() == x.size(0),
-          "{}: tokens {} and {}, weight {} and rstd {} do not fit", what, to_string(x.shape()), to_string(other.shape()),
-          to_string(w.shape()), to_string(rstd.shape()));
+void check(const char* what, const Tensor& x, const Tensor& other, const Tensor& w,
+           const Tensor& rstd) {
+  require(x.rank() == 2 && x.shape() == other.shape() && w.numel() == x.size(1) &&
+              rstd.numel() == x.size(0),
+          "{}: tokens {} and {}, weight {} and rstd {} do not fit", what, to_string(x.shape()),
+          to_string(other.shape()), to_string(w.shape()), to_string(rstd.shape()));
 }
 }  // namespace
 
 void rmsnorm_forward(const Tensor& x, const Tensor& w, double eps, Tensor& y, Tensor& rstd) {
   check("rmsnorm_forward", x, y, w, rstd);
   BALLAST_ON_CUDA(x, rmsnorm_forward(x, w, eps, y, rstd));
-  dispatch_float(x.dtype(), [&](auto t) { host::forward<decltype(t)>(x, nullptr, w, eps, nullptr, y, rstd); });
+  dispatch_float(x.dtype(),
+                 [&](auto t) { host::forward<decltype(t)>(x, nullptr, w, eps, nullptr, y, rstd); });
 }
 
-void add_rmsnorm_forward(const Tensor& x, const Tensor& branch, const Tensor& w, double eps, Tensor& sum, Tensor& y, Tensor& rstd) {
+void add_rmsnorm_forward(const Tensor& x, const Tensor& branch, const Tensor& w, double eps,
+                         Tensor& sum, Tensor& y, Tensor& rstd) {
   check("add_rmsnorm_forward", x, y, w, rstd);
   check("add_rmsnorm_forward", branch, sum, w, rstd);
   BALLAST_ON_CUDA(x, add_rmsnorm_forward(x, branch, w, eps, sum, y, rstd));
-  dispatch_float(x.dtype(), [&](auto t) { host::forward<decltype(t)>(x, &branch, w, eps, &sum, y, rstd); });
+  dispatch_float(x.dtype(),
+                 [&](auto t) { host::forward<decltype(t)>(x, &branch, w, eps, &sum, y, rstd); });
 }
 
 void rmsnorm_recompute(const Tensor& x, const Tensor& rstd, const Tensor& w, Tensor& y) {
@@ -126,11 +137,14 @@ void rmsnorm_recompute(const Tensor& x, const Tensor& rstd, const Tensor& w, Ten
   dispatch_float(x.dtype(), [&](auto t) { host::recompute<decltype(t)>(x, rstd, w, y); });
 }
 
-void rmsnorm_input_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& w, bool accumulate, Tensor& dx) {
+void rmsnorm_input_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& w,
+                            bool accumulate, Tensor& dx) {
   check("rmsnorm_input_gradient", dy, x, w, rstd);
   check("rmsnorm_input_gradient", dx, x, w, rstd);
   BALLAST_ON_CUDA(dy, rmsnorm_input_gradient(dy, x, rstd, w, accumulate, dx));
-  dispatch_float(dy.dtype(), [&](auto t) { host::input_gradient<decltype(t)>(dy, x, rstd, w, accumulate, dx); });
+  dispatch_float(dy.dtype(), [&](auto t) {
+    host::input_gradient<decltype(t)>(dy, x, rstd, w, accumulate, dx);
+  });
 }
 
 void rmsnorm_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, Tensor& dw) {

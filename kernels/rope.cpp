@@ -13,9 +13,12 @@ namespace {
 constexpr double kTau = 2.0 * std::numbers::pi;
 
 void scale_yarn(const ModelShape& shape, RopeFrequencies& rope) {
-  const double head_dim = static_cast<double>(shape.head_dim), context = static_cast<double>(shape.original_context);
+  const double head_dim = static_cast<double>(shape.head_dim),
+               context = static_cast<double>(shape.original_context);
   // Index (as a real number) of the frequency that makes `turns` turns over the original context.
-  const auto index_of = [&](double turns) { return head_dim * std::log(context / (turns * kTau)) / (2.0 * std::log(shape.rope_theta)); };
+  const auto index_of = [&](double turns) {
+    return head_dim * std::log(context / (turns * kTau)) / (2.0 * std::log(shape.rope_theta));
+  };
   const double low = std::max(std::floor(index_of(32.0)), 0.0);
   double high = std::min(std::ceil(index_of(1.0)), head_dim - 1.0);
   if (high == low) high += 0.001;
@@ -30,7 +33,8 @@ void scale_llama3(const ModelShape& shape, RopeFrequencies& rope) {
   const double context = static_cast<double>(shape.original_context);
   for (double& f : rope.frequency) {
     const double turns = context * f / kTau;  // over the original context
-    const double kept = std::clamp((turns - shape.llama3_low) / (shape.llama3_high - shape.llama3_low), 0.0, 1.0);
+    const double kept =
+        std::clamp((turns - shape.llama3_low) / (shape.llama3_high - shape.llama3_low), 0.0, 1.0);
     f *= kept + (1.0 - kept) / shape.llama3_factor;
   }
 }
@@ -40,7 +44,8 @@ void scale_llama3(const ModelShape& shape, RopeFrequencies& rope) {
 RopeFrequencies rope_frequencies(const ModelShape& shape) {
   RopeFrequencies rope;
   for (std::int64_t i = 0; i < shape.head_dim / 2; ++i)
-    rope.frequency.push_back(std::pow(shape.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(shape.head_dim)));
+    rope.frequency.push_back(std::pow(
+        shape.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(shape.head_dim)));
   if (shape.yarn_factor > 1) scale_yarn(shape, rope);
   if (shape.llama3_factor > 1) scale_llama3(shape, rope);
   return rope;
@@ -84,27 +89,33 @@ void apply(const Tensor& x_, const Tensor& cos_, const Tensor& sin_, bool transp
   const T sign = transposed ? T(-1) : T(1);
   parallel_for("rope", x.rows(), [=](std::int64_t i) {
     for (std::int64_t h = 0; h < heads; ++h)
-      rotate(x.row(i) + h * head_dim, cos.row(i), sin.row(i), sign, head_dim / 2, y.row(i) + h * head_dim);
+      rotate(x.row(i) + h * head_dim, cos.row(i), sin.row(i), sign, head_dim / 2,
+             y.row(i) + h * head_dim);
   });
 }
 
 }  // namespace
 }  // namespace host
 
-void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Tensor& cos, Tensor& sin) {
-  const Shape expected = {positions.size(0), static_cast<std::int64_t>(frequencies.frequency.size())};
+void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Tensor& cos,
+                Tensor& sin) {
+  const Shape expected = {positions.size(0),
+                          static_cast<std::int64_t>(frequencies.frequency.size())};
   require(positions.rank() == 1 && cos.shape() == expected && sin.shape() == expected,
-          "rope_table: positions {}, {} frequencies, cos {} and sin {} do not fit", to_string(positions.shape()),
-          frequencies.frequency.size(), to_string(cos.shape()), to_string(sin.shape()));
+          "rope_table: positions {}, {} frequencies, cos {} and sin {} do not fit",
+          to_string(positions.shape()), frequencies.frequency.size(), to_string(cos.shape()),
+          to_string(sin.shape()));
   BALLAST_ON_CUDA(positions, rope_table(positions, frequencies, cos, sin));
-  dispatch_float(cos.dtype(), [&](auto t) { host::table<decltype(t)>(positions, frequencies, cos, sin); });
+  dispatch_float(cos.dtype(),
+                 [&](auto t) { host::table<decltype(t)>(positions, frequencies, cos, sin); });
 }
 
 void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, bool transposed, Tensor& y) {
-  require(x.rank() == 3 && x.shape() == y.shape() && cos.rank() == 2 && cos.shape() == sin.shape() && cos.size(0) == x.size(0) &&
+  require(x.rank() == 3 && x.shape() == y.shape() && cos.rank() == 2 &&
+              cos.shape() == sin.shape() && cos.size(0) == x.size(0) &&
               2 * cos.size(1) == x.size(2),
-          "rope_apply: input {}, output {}, cos {} and sin {} do not fit", to_string(x.shape()), to_string(y.shape()),
-          to_string(cos.shape()), to_string(sin.shape()));
+          "rope_apply: input {}, output {}, cos {} and sin {} do not fit", to_string(x.shape()),
+          to_string(y.shape()), to_string(cos.shape()), to_string(sin.shape()));
   BALLAST_ON_CUDA(x, rope_apply(x, cos, sin, transposed, y));
   dispatch_float(x.dtype(), [&](auto t) { host::apply<decltype(t)>(x, cos, sin, transposed, y); });
 }

@@ -30,7 +30,8 @@ void backward(const Tensor& gate_up_, const Tensor& dy_, Tensor& d_gate_up_) {
     const T *g = gate_up.row(i), *u = g + n, *d = dy.row(i);
     T *dg = d_gate_up.row(i), *du = dg + n;
 #pragma GCC ivdep
-    for (std::int64_t j = 0; j < n; ++j) {  // d_gate_up may be gate_up itself: element j is read before it is written
+    for (std::int64_t j = 0; j < n;
+         ++j) {  // d_gate_up may be gate_up itself: element j is read before it is written
       const T gate = g[j], up = u[j], sigmoid = T(1) / (T(1) + fast_exp(-gate));
       dg[j] = d[j] * up * sigmoid * (T(1) + gate * (T(1) - sigmoid));
       du[j] = d[j] * gate * sigmoid;
@@ -43,8 +44,10 @@ void backward(const Tensor& gate_up_, const Tensor& dy_, Tensor& d_gate_up_) {
 
 namespace {
 void check(const char* what, const Tensor& gate_up, const Tensor& y) {
-  require(gate_up.rank() == 2 && y.rank() == 2 && gate_up.size(0) == y.size(0) && gate_up.size(1) == 2 * y.size(1),
-          "{}: gate_up {} must have twice the columns of {}", what, to_string(gate_up.shape()), to_string(y.shape()));
+  require(gate_up.rank() == 2 && y.rank() == 2 && gate_up.size(0) == y.size(0) &&
+              gate_up.size(1) == 2 * y.size(1),
+          "{}: gate_up {} must have twice the columns of {}", what, to_string(gate_up.shape()),
+          to_string(y.shape()));
 }
 }  // namespace
 
@@ -58,7 +61,8 @@ void swiglu_backward(const Tensor& gate_up, const Tensor& dy, Tensor& d_gate_up)
   check("swiglu_backward", gate_up, dy);
   check("swiglu_backward", d_gate_up, dy);
   BALLAST_ON_CUDA(gate_up, swiglu_backward(gate_up, dy, d_gate_up));
-  dispatch_float(gate_up.dtype(), [&](auto t) { host::backward<decltype(t)>(gate_up, dy, d_gate_up); });
+  dispatch_float(gate_up.dtype(),
+                 [&](auto t) { host::backward<decltype(t)>(gate_up, dy, d_gate_up); });
 }
 
 }  // namespace ballast

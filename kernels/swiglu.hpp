@@ -1,5 +1,6 @@
 // SwiGLU (Shazeer 2020, Equation 6): y = silu(gate) * up, silu(g) = g / (1 + e^-g).
-// gate_up [T, 2 I] holds gate in columns [0, I) and up in [I, 2 I), as one joined matrix product leaves them; y [T, I].
+// gate_up [T, 2 I] holds gate in columns [0, I) and up in [I, 2 I), as one joined matrix product
+// leaves them; y [T, I].
 #pragma once
 #include "core/tensor.hpp"
 

@@ -1,4 +1,5 @@
-// Named scratch buffers that outlive a call, so that passes over layers and micro-batches do not allocate anew.
+// Named scratch buffers that outlive a call, so that passes over layers and micro-batches do not
+// allocate anew.
 #pragma once
 #include <map>
 #include <string>
@@ -10,8 +11,8 @@ namespace ballast {
 class Workspace {
  public:
   explicit Workspace(Device& device) : device_(&device) {}
-  /// The buffer of that name, grown when it is too small; contents undefined.  A second request for a name reuses the
-  /// memory, so a name must not be in use twice at a time.
+  /// The buffer of that name, grown when it is too small; contents undefined.  A second request for
+  /// a name reuses the memory, so a name must not be in use twice at a time.
   Tensor take(const std::string& name, const Shape& shape, DType type) {
     std::int64_t elements = 1;
     for (auto extent : shape) elements *= extent;

@@ -1,4 +1,5 @@
-// Communicators, waits and errors on many ranks.  One type carries host tensors by MPI and device tensors by NCCL.
+// Communicators, waits and errors on many ranks.  One type carries host tensors by MPI and device
+// tensors by NCCL.
 #pragma once
 #include <mpi.h>
 
@@ -15,18 +16,22 @@
 
 namespace ballast {
 
-/// Waits for MPI requests without starving other ranks of the core: test, then yield.  Every wait in Ballast goes
-/// through here.  After `set_wait_limit` seconds without progress the rank reports its last event and aborts the job.
+/// Waits for MPI requests without starving other ranks of the core: test, then yield.  Every wait
+/// in Ballast goes through here.  After `set_wait_limit` seconds without progress the rank reports
+/// its last event and aborts the job.
 void wait_all(std::vector<MPI_Request>& requests);
 /// The same, leaving the status of each request.
 void wait_all(std::vector<MPI_Request>& requests, std::vector<MPI_Status>& statuses);
-/// Seconds without progress (600 until set), and whose last event is reported; `recorder` must live as long as ranks wait.
+/// Seconds without progress (600 until set), and whose last event is reported; `recorder` must live
+/// as long as ranks wait.
 void set_wait_limit(double seconds, const Recorder* recorder = nullptr);
-/// Puts the host's waits for the GPU under the same limit, and lets them see errors of NCCL.  set_wait_limit and NCCL's first use call it.
+/// Puts the host's waits for the GPU under the same limit, and lets them see errors of NCCL.
+/// set_wait_limit and NCCL's first use call it.
 void watch_gpu_waits();
 /// Throws Error for an MPI return code other than MPI_SUCCESS.
 void check_mpi(int code, const char* what);
-/// Longer messages travel in parts of this many bytes (2^30 until set: MPI counts in int).  The same on all ranks.
+/// Longer messages travel in parts of this many bytes (2^30 until set: MPI counts in int).  The
+/// same on all ranks.
 void set_largest_message(std::int64_t bytes);
 
 enum class Reduction { sum, max, min };
@@ -38,19 +43,22 @@ struct Transfer {
   bool send = true;
 };
 
-/// Transfers in flight; complete() before touching the tensors.  Holds the tensors alive.  Empty: nothing in flight.
-/// The destructor completes them, except while an exception unwinds: then the peers may never answer, so the transfers are
-/// abandoned (their buffers stay allocated) and the rank can leave.
+/// Transfers in flight; complete() before touching the tensors.  Holds the tensors alive.  Empty:
+/// nothing in flight. The destructor completes them, except while an exception unwinds: then the
+/// peers may never answer, so the transfers are abandoned (their buffers stay allocated) and the
+/// rank can leave.
 class Pending {
  public:
   Pending() = default;
   /// `done`: whether `complete` would not wait.
-  Pending(std::function<void()> complete, std::function<bool()> done) : complete_(std::move(complete)), done_(std::move(done)) {}
+  Pending(std::function<void()> complete, std::function<bool()> done)
+      : complete_(std::move(complete)), done_(std::move(done)) {}
   Pending(Pending&& other) noexcept { *this = std::move(other); }
   Pending& operator=(Pending&& other) noexcept;
   ~Pending();
   void complete();
-  /// Completes the transfers if nothing has to be waited for, and says whether none are left in flight.  Lets host transfers progress.
+  /// Completes the transfers if nothing has to be waited for, and says whether none are left in
+  /// flight.  Lets host transfers progress.
   bool test();
   bool active() const { return static_cast<bool>(complete_); }
 
@@ -60,11 +68,13 @@ class Pending {
   std::function<bool()> done_;
 };
 
-/// A group of ranks; handles share it.  Collectives are called by all of them in the same order, with contiguous tensors.
-/// Reductions of host tensors run element by element in rank order (f32 summed in f64, rounded once; a NaN wins min and max): the bits
-/// depend on the values and the group size alone, not on the call, the position or the algorithm.  Device tensors travel by NCCL; the first
-/// call with one sets NCCL up and is collective, exchange() included.  Errors: Error for shapes that do not fit, for failed transfers and
-/// for device tensors in a program without NCCL.
+/// A group of ranks; handles share it.  Collectives are called by all of them in the same order,
+/// with contiguous tensors. Reductions of host tensors run element by element in rank order (f32
+/// summed in f64, rounded once; a NaN wins min and max): the bits depend on the values and the
+/// group size alone, not on the call, the position or the algorithm.  Device tensors travel by
+/// NCCL; the first call with one sets NCCL up and is collective, exchange() included.  Errors:
+/// Error for shapes that do not fit, for failed transfers and for device tensors in a program
+/// without NCCL.
 class Communicator {
  public:
   Communicator();  ///< a group of one
@@ -76,17 +86,20 @@ class Communicator {
   MPI_Comm mpi() const;
   /// Sub-group of ranks with equal `color` (>= 0), ordered by `key`.  Collective.
   Communicator split(int color, int key) const;
-  /// Sub-group of ranks that share memory (MPI_COMM_TYPE_SHARED), in rank order; made once.  Collective.
+  /// Sub-group of ranks that share memory (MPI_COMM_TYPE_SHARED), in rank order; made once.
+  /// Collective.
   Communicator split_by_machine() const;
 
-  /// Posts all transfers of a step at once and returns immediately.  Two transfers between the same pair of ranks and on the same channel
-  /// match in the order given.  Channels do not wait for one another: on GPUs each has its own NCCL communicator and stream, so a slow
-  /// link holds up its own channel only.  The ranks open channels (first use) in the same order.
+  /// Posts all transfers of a step at once and returns immediately.  Two transfers between the same
+  /// pair of ranks and on the same channel match in the order given.  Channels do not wait for one
+  /// another: on GPUs each has its own NCCL communicator and stream, so a slow link holds up its
+  /// own channel only.  The ranks open channels (first use) in the same order.
   Pending exchange(std::span<const Transfer> transfers, int channel = 0) const;
   void all_reduce(Tensor& tensor, Reduction reduction = Reduction::sum) const;
   double all_reduce(double value, Reduction reduction = Reduction::sum) const;
   std::int64_t all_reduce(std::int64_t value, Reduction reduction = Reduction::sum) const;
-  /// `input` [size() * n] -> `output` [n], sum; and back.  In place: `output` (`input`) may be this rank's block of the other.
+  /// `input` [size() * n] -> `output` [n], sum; and back.  In place: `output` (`input`) may be this
+  /// rank's block of the other.
   void reduce_scatter(const Tensor& input, Tensor& output) const;
   void all_gather(const Tensor& input, Tensor& output) const;
   /// `input` [size(), n] -> `output` [size(), n]: block p goes to rank p.
@@ -102,18 +115,20 @@ class Communicator {
   std::shared_ptr<State> state_;
 };
 
-/// An Error that every rank of the run throws together: main prints it once, from rank 0, and all leave.  Any other Error is one
-/// rank's alone: main hands it to fail_here.
+/// An Error that every rank of the run throws together: main prints it once, from rank 0, and all
+/// leave.  Any other Error is one rank's alone: main hands it to fail_here.
 class CollectiveError : public Error {
  public:
   using Error::Error;
 };
 
-/// Collective: when any rank's condition is false, every rank throws CollectiveError with the message of the lowest such rank.
+/// Collective: when any rank's condition is false, every rank throws CollectiveError with the
+/// message of the lowest such rank.
 void check_all(const Communicator& comm, bool condition, const std::string& message);
 /// Name of this machine, for tables and messages.
 std::string host_name();
-/// One rank: prints rank, host, message and (outside a catch block) the last event, then aborts all ranks with a non-zero status.
+/// One rank: prints rank, host, message and (outside a catch block) the last event, then aborts all
+/// ranks with a non-zero status.
 [[noreturn]] void fail_here(const std::string& message);
 
 }  // namespace ballast

@@ -1,5 +1,6 @@
-// Stored keys and values of samples that are cut into dependent chunks (ChunkFlow Section 4.2): every chunk attends to those of the chunks
-// before it, and leaves its share of their gradients in accumulators.
+// Stored keys and values of samples that are cut into dependent chunks (ChunkFlow Section 4.2):
+// every chunk attends to those of the chunks before it, and leaves its share of their gradients in
+// accumulators.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -16,20 +17,25 @@ namespace ballast {
 
 /// Where stored state lies, and what it is lent from; one for all samples and steps.
 struct KvPlace {
-  bool offload = false;               ///< keys, values and accumulators in pinned host memory, brought to the device window by window
-  /// Offload: tokens of a window, over all ring ranks; at least one chunk.  Two windows are on the device: one is computed with while the next one
-  /// comes and the sums of the one before it go.
+  bool offload = false;  ///< keys, values and accumulators in pinned host memory, brought to the
+                         ///< device window by window
+  /// Offload: tokens of a window, over all ring ranks; at least one chunk.  Two windows are on the
+  /// device: one is computed with while the next one comes and the sums of the one before it go.
   std::int64_t window_tokens = 8192;
-  Recorder* recorder = nullptr;       ///< takes an offload or fetch event with the bytes of every transfer
+  Recorder* recorder =
+      nullptr;  ///< takes an offload or fetch event with the bytes of every transfer
   std::shared_ptr<RingBuffers> host = std::make_shared<RingBuffers>(MemoryCategory::offloaded);
   std::shared_ptr<RingBuffers> device = std::make_shared<RingBuffers>(MemoryCategory::kv_store);
 };
 
-/// Keys and values of one sample, for the layers of one stage, as one ring rank holds them: its slices of every chunk, in order.
+/// Keys and values of one sample, for the layers of one stage, as one ring rank holds them: its
+/// slices of every chunk, in order.
 ///
-/// A chunk's attention walks its keys in turns round the ring.  Turn 0 has the chunk's own keys; where the store lies on the device, those of
-/// all chunks before it too.  With offload, turns 1, 2 ... are windows of the chunks before it.  Forward stores a chunk's keys the first time
-/// and takes them from there when it runs again (recomputation).  Backward goes through the chunks from the last to the first.
+/// A chunk's attention walks its keys in turns round the ring.  Turn 0 has the chunk's own keys;
+/// where the store lies on the device, those of all chunks before it too.  With offload, turns 1, 2
+/// ... are windows of the chunks before it.  Forward stores a chunk's keys the first time and takes
+/// them from there when it runs again (recomputation).  Backward goes through the chunks from the
+/// last to the first.
 class KvStore {
  public:
   using ShardKeys = std::vector<std::vector<AxisToken>>;  ///< [ring rank]
@@ -41,21 +47,25 @@ class KvStore {
   int turns(int chunk) const { return 1 + windows(chunk); }
   /// Queries of a chunk, its keys and those of every turn.
   AttentionAxes axes(int chunk) const;
-  /// Keys of a chunk and of all before it, [tokens, Hkv, D], for an index that is chosen by looking at them; k: the chunk's own.  Held on the
-  /// device whole, for the time of the lease.
-  std::pair<Tensor, RingBuffers::Lease> all_keys(int layer, int chunk, const Tensor& k, const Tensor& v);
+  /// Keys of a chunk and of all before it, [tokens, Hkv, D], for an index that is chosen by looking
+  /// at them; k: the chunk's own.  Held on the device whole, for the time of the lease.
+  std::pair<Tensor, RingBuffers::Lease> all_keys(int layer, int chunk, const Tensor& k,
+                                                 const Tensor& v);
 
-  /// One turn's keys and values of this rank, [tokens, Hkv, D]; valid after arrive() and while the lease is held.
+  /// One turn's keys and values of this rank, [tokens, Hkv, D]; valid after arrive() and while the
+  /// lease is held.
   struct Keys {
     Tensor k, v;
     RingBuffers::Lease lease;
   };
-  /// Starts to bring them to the device, beside the computation that is queued next.  k, v: the chunk's own, from its forward.
+  /// Starts to bring them to the device, beside the computation that is queued next.  k, v: the
+  /// chunk's own, from its forward.
   Keys keys(int layer, int chunk, int turn, const Tensor& k, const Tensor& v);
   /// Computation from now on finds them.
   void arrive(Keys& keys) const;
 
-  /// One turn's accumulators of dK and dV in f32 (f64), with what later chunks have added; to be added to after arrive(), then handed to keep().
+  /// One turn's accumulators of dK and dV in f32 (f64), with what later chunks have added; to be
+  /// added to after arrive(), then handed to keep().
   struct Sums {
     Tensor dk, dv;
     RingBuffers::Lease lease;
@@ -63,7 +73,8 @@ class KvStore {
   };
   Sums sums(int layer, int chunk, int turn);
   void arrive(Sums& sums) const;
-  /// Keeps the sums of earlier chunks, beside the computation that is queued next.  After the last turn those of the chunk itself are complete.
+  /// Keeps the sums of earlier chunks, beside the computation that is queued next.  After the last
+  /// turn those of the chunk itself are complete.
   void keep(int layer, int chunk, int turn, Sums& sums);
   /// Rows of turn 0 that are the chunk's own.
   std::pair<std::int64_t, std::int64_t> own_rows(int chunk) const;
@@ -72,23 +83,30 @@ class KvStore {
 
  private:
   struct LayerState {
-    Tensor kv, dkv;  ///< [2, tokens, Hkv, D] of this rank's slices of all chunks (dkv: but the last), K (dK) first
+    Tensor kv, dkv;  ///< [2, tokens, Hkv, D] of this rank's slices of all chunks (dkv: but the
+                     ///< last), K (dK) first
     RingBuffers::Lease kv_lease, dkv_lease;
-    std::vector<bool> stored;   ///< [chunk]
-    std::vector<Fence> put;     ///< [chunk] its way to host memory; those of earlier chunks lie before it
-    Fence kept;                 ///< the same of the sums that were kept last
+    std::vector<bool> stored;  ///< [chunk]
+    std::vector<Fence>
+        put;     ///< [chunk] its way to host memory; those of earlier chunks lie before it
+    Fence kept;  ///< the same of the sums that were kept last
     DType sum_type = DType::f32;
   };
-  int windows(int chunk) const { return place_.offload ? (chunk + window_chunks_ - 1) / window_chunks_ : 0; }
+  int windows(int chunk) const {
+    return place_.offload ? (chunk + window_chunks_ - 1) / window_chunks_ : 0;
+  }
   /// Chunks [first, second) of a turn.
   std::pair<int, int> range(int chunk, int turn) const;
   Tensor storage(const Shape& shape, DType type, Device& device, RingBuffers::Lease& lease) const;
   /// K (which = 0) or V (1) of chunks [first, last) in a layer's tensor.
   Tensor rows(const Tensor& pair, int which, std::int64_t first, std::int64_t last) const;
-  /// Brings rows [begin, end) of a layer's tensor to a buffer on the device, which holds K in its first half, V in its second.
-  RingBuffers::Lease fetch(const Tensor& pair, std::int64_t begin, std::int64_t end, Fence after) const;
+  /// Brings rows [begin, end) of a layer's tensor to a buffer on the device, which holds K in its
+  /// first half, V in its second.
+  RingBuffers::Lease fetch(const Tensor& pair, std::int64_t begin, std::int64_t end,
+                           Fence after) const;
   /// Puts such a buffer back; returns the fence of the copy.
-  Fence put_away(const Tensor& window, const Tensor& pair, std::int64_t begin, std::int64_t end) const;
+  Fence put_away(const Tensor& window, const Tensor& pair, std::int64_t begin,
+                 std::int64_t end) const;
   void put(LayerState& state, int chunk, const Tensor& k, const Tensor& v);
   /// Buffer for a window of `tokens`.
   RingBuffers::Lease window(std::int64_t tokens, const Tensor& like) const;
@@ -111,11 +129,14 @@ struct StoredChunk {
   int chunk = 0;
 };
 
-/// The stores of a list of micro-batches (core/pipeline_schedule's chunk groups).  A store lives as long as work of its chunks is held.
+/// The stores of a list of micro-batches (core/pipeline_schedule's chunk groups).  A store lives as
+/// long as work of its chunks is held.
 class ChunkStores {
  public:
-  /// `tokens`: what each ring rank holds of a micro-batch.  `place` must outlive the stores.  Errors: those of chunk_groups.
-  ChunkStores(const std::vector<MicroBatch>& list, const std::function<KvStore::ShardKeys(const MicroBatch&)>& tokens, int rank,
+  /// `tokens`: what each ring rank holds of a micro-batch.  `place` must outlive the stores.
+  /// Errors: those of chunk_groups.
+  ChunkStores(const std::vector<MicroBatch>& list,
+              const std::function<KvStore::ShardKeys(const MicroBatch&)>& tokens, int rank,
               const KvPlace& place);
   StoredChunk at(int micro_batch);
 

@@ -9,15 +9,17 @@ namespace {
 
 enum Dimension : unsigned { kDp = 1, kPp = 2, kCpOuter = 4, kCpInner = 8, kSp = 16, kTp = 32 };
 
-/// Makes the groups along sets of dimensions.  Dimensions of degree 1 add nothing, so equal groups share one communicator, and groups of
-/// one rank need none: MPI_Comm_split is slow where ranks share cores.
+/// Makes the groups along sets of dimensions.  Dimensions of degree 1 add nothing, so equal groups
+/// share one communicator, and groups of one rank need none: MPI_Comm_split is slow where ranks
+/// share cores.
 class Groups {
  public:
   Groups(const Communicator& world, const MeshShape& shape) : world_(world), shape_(shape) {
     made_[effective(~0u)] = world;
     made_[0] = Communicator();
   }
-  /// Ranks that differ from this one in `dimensions` only, in world order.  Collective over the world.
+  /// Ranks that differ from this one in `dimensions` only, in world order.  Collective over the
+  /// world.
   Communicator along(unsigned dimensions) {
     const unsigned key = effective(dimensions);
     const auto found = made_.find(key);
@@ -55,13 +57,15 @@ std::vector<int> node_of_ranks(const Communicator& world, const Communicator& no
   std::set<int> order;
   for (const auto& name : names) order.insert(std::stoi(name));
   std::vector<int> result;
-  for (const auto& name : names) result.push_back(static_cast<int>(std::distance(order.begin(), order.find(std::stoi(name)))));
+  for (const auto& name : names)
+    result.push_back(static_cast<int>(std::distance(order.begin(), order.find(std::stoi(name)))));
   return result;
 }
 
 }  // namespace
 
-Mesh::Mesh(const Communicator& world_, const MeshShape& shape_, const std::vector<int>& joined) : shape(shape_), world(world_) {
+Mesh::Mesh(const Communicator& world_, const MeshShape& shape_, const std::vector<int>& joined)
+    : shape(shape_), world(world_) {
   const std::vector<std::string> wrong = problems(shape, world.size());
   check_all(world, wrong.empty(), fmt::format("{}", fmt::join(wrong, "\n")));
   at = coordinates(shape, world.rank());
@@ -76,8 +80,10 @@ Mesh::Mesh(const Communicator& world_, const MeshShape& shape_, const std::vecto
   tp = groups.along(kTp);
   replica = groups.along(kDp | kCpOuter | kCpInner | kSp);
   for (const int degree : joined) {
-    require(degree > 1 && shape.dp % degree == 0, "mesh.dp = {}: {} data-parallel ranks cannot share a micro-batch: {} = {} x {} + {}",
-            shape.dp, degree, shape.dp, shape.dp / std::max(1, degree), degree, shape.dp % std::max(1, degree));
+    require(degree > 1 && shape.dp % degree == 0,
+            "mesh.dp = {}: {} data-parallel ranks cannot share a micro-batch: {} = {} x {} + {}",
+            shape.dp, degree, shape.dp, shape.dp / std::max(1, degree), degree,
+            shape.dp % std::max(1, degree));
     if (joined_.count(degree) != 0) continue;
     if (degree == shape.dp) {
       joined_[degree] = dp;
@@ -104,17 +110,20 @@ Mesh::Mesh(const Communicator& world_, const MeshShape& shape_, const std::vecto
   const auto digits = std::to_string(world.size() - 1).size();
   for (int r = 0; r < world.size(); ++r) {
     const MeshCoordinates c = coordinates(shape, r);
-    table.push_back(fmt::format("rank {:>{}}  host {:<{}}  node {}  dp {}  pp {}  cp_outer {}  cp_inner {}  sp {}  tp {}", r, digits,
-                                hosts[r], widest, nodes[r], c.dp, c.pp, c.cp_outer, c.cp_inner, c.sp, c.tp));
+    table.push_back(fmt::format(
+        "rank {:>{}}  host {:<{}}  node {}  dp {}  pp {}  cp_outer {}  cp_inner {}  sp {}  tp {}",
+        r, digits, hosts[r], widest, nodes[r], c.dp, c.pp, c.cp_outer, c.cp_inner, c.sp, c.tp));
   }
   for (int r = 0; r < world.size(); ++r) {
     MeshCoordinates first = coordinates(shape, r);
     if (first.cp_inner == 0) continue;
     first.cp_inner = 0;
     if (nodes[rank_of(shape, first)] == nodes[r]) continue;
-    warnings.push_back(fmt::format("ring attention: the inner ring of {} ranks (cp_inner {}) leaves its node between ranks {} and {}; {}",
-                                   shape.cp_inner, shape.cp_inner, rank_of(shape, first), r,
-                                   "split it with mesh.cp_outer so that inner rings stay on one node"));
+    warnings.push_back(
+        fmt::format("ring attention: the inner ring of {} ranks (cp_inner {}) leaves its node "
+                    "between ranks {} and {}; {}",
+                    shape.cp_inner, shape.cp_inner, rank_of(shape, first), r,
+                    "split it with mesh.cp_outer so that inner rings stay on one node"));
     break;
   }
 }
@@ -122,7 +131,8 @@ Mesh::Mesh(const Communicator& world_, const MeshShape& shape_, const std::vecto
 const Communicator& Mesh::sequence(int degree) const {
   if (degree <= 1) return sp;
   const auto found = joined_.find(degree);
-  require(found != joined_.end(), "no group of {} data-parallel ranks was made when the mesh was", degree);
+  require(found != joined_.end(), "no group of {} data-parallel ranks was made when the mesh was",
+          degree);
   return found->second;
 }
 

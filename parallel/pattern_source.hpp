@@ -1,5 +1,6 @@
-// Indexes chosen from Q and K by a sparse pattern (attention.pattern), over context-parallel ranks: only what decides the choice is joined,
-// never K itself.  Sources: MTraining Algorithm 1 (vertical_slash), MoBA (moba), XAttention (xattention); DESIGN "attention index".
+// Indexes chosen from Q and K by a sparse pattern (attention.pattern), over context-parallel ranks:
+// only what decides the choice is joined, never K itself.  Sources: MTraining Algorithm 1
+// (vertical_slash), MoBA (moba), XAttention (xattention); DESIGN "attention index".
 #pragma once
 #include <map>
 #include <memory>
@@ -14,15 +15,18 @@ namespace ballast {
 
 /// What was chosen for one index head of a layer; the same on every rank.
 struct HeadBudget {
-  double budget = 0;          ///< vertical_slash: slashes + columns / 64; others: pattern blocks a query; mean over segments by queries
+  double budget = 0;  ///< vertical_slash: slashes + columns / 64; others: pattern blocks a query;
+                      ///< mean over segments by queries
   std::int64_t overflow = 0;  ///< columns and slashes that the caps left out
 };
 
 /// Builds a layer's index at its first forward and keeps it for the micro-batch.
 class PatternSource : public IndexSource {
  public:
-  /// `cp`: the ring's ranks; `sp`: those with the other heads of the same tokens (Ulysses).  `policy` may be null: then the budgets are those of `options`.
-  PatternSource(Communicator cp, Communicator sp, AttentionAxes axes, const AttentionOptions& options, BudgetPolicy* policy, Recorder* recorder);
+  /// `cp`: the ring's ranks; `sp`: those with the other heads of the same tokens (Ulysses).
+  /// `policy` may be null: then the budgets are those of `options`.
+  PatternSource(Communicator cp, Communicator sp, AttentionAxes axes,
+                const AttentionOptions& options, BudgetPolicy* policy, Recorder* recorder);
   const std::vector<AttentionIndex>& shards(const AttentionInputs& in) final;
   bool reads_keys(int layer) const final { return layers_.count(layer) == 0; }
 
@@ -36,9 +40,12 @@ class PatternSource : public IndexSource {
   /// [segments] queries of a segment on all ranks; over those of all segments.
   std::vector<std::int64_t> query_counts() const;
   std::vector<double> query_shares() const;
-  std::vector<std::int64_t> candidates() const { return {policy_->candidates().begin(), policy_->candidates().end()}; }
-  /// The policy's choice given the coverage at its candidates [candidates] i64, in kCoverageUnit, summed over the queries of all ranks of the ring
-  /// and the `heads` here; sums over the heads of the other ranks.  Collective over `sp`.
+  std::vector<std::int64_t> candidates() const {
+    return {policy_->candidates().begin(), policy_->candidates().end()};
+  }
+  /// The policy's choice given the coverage at its candidates [candidates] i64, in kCoverageUnit,
+  /// summed over the queries of all ranks of the ring and the `heads` here; sums over the heads of
+  /// the other ranks.  Collective over `sp`.
   std::int64_t choose(int layer, Tensor coverage, std::int64_t heads) const;
   /// Sums (maxima) a tensor over the ring's ranks.
   void join(Tensor& tensor, Reduction reduction) const { join(cp_, tensor, reduction); }
@@ -55,7 +62,8 @@ class PatternSource : public IndexSource {
 };
 
 /// The source of options.pattern ("vertical_slash", "moba" or "xattention").
-std::unique_ptr<IndexSource> pattern_source(const Communicator& cp, AttentionAxes axes, const AttentionOptions& options, BudgetPolicy* policy,
+std::unique_ptr<IndexSource> pattern_source(const Communicator& cp, AttentionAxes axes,
+                                            const AttentionOptions& options, BudgetPolicy* policy,
                                             Recorder* recorder, const Communicator& sp = {});
 
 }  // namespace ballast

@@ -11,8 +11,8 @@ class SlashBuilder;
 class BlockBuilder;
 }  // namespace cuda
 
-/// MTraining Algorithm 1: the last queries of every segment go to the keys, column sums stay, diagonal sums are joined; each rank sends its
-/// heaviest columns.
+/// MTraining Algorithm 1: the last queries of every segment go to the keys, column sums stay,
+/// diagonal sums are joined; each rank sends its heaviest columns.
 class VerticalSlashSource final : public PatternSource {
  public:
   using PatternSource::PatternSource;
@@ -31,7 +31,7 @@ struct PatternBlocks {
   std::int64_t block_tokens = 0;
   std::vector<std::int64_t> first;  ///< [segments + 1]
   std::int64_t count() const { return first.back(); }
-  std::int64_t widest() const;      ///< blocks of the longest segment
+  std::int64_t widest() const;  ///< blocks of the longest segment
 };
 
 /// MoBA: keys pooled over blocks and joined; every query routes to its best blocks.
@@ -45,7 +45,8 @@ class MobaSource final : public PatternSource {
   std::shared_ptr<cuda::BlockBuilder> gpu_;
 };
 
-/// XAttention: antidiagonal sums of every block of queries against every block of keys, in one ring turn of K.
+/// XAttention: antidiagonal sums of every block of queries against every block of keys, in one ring
+/// turn of K.
 class XAttentionSource final : public PatternSource {
  public:
   using PatternSource::PatternSource;
@@ -53,7 +54,8 @@ class XAttentionSource final : public PatternSource {
  private:
   Built build(const AttentionInputs& in) override;
   Built build_on_gpu(const AttentionInputs& in);  ///< pattern_on_gpu.cpp
-  /// Calls visit(shard, its keys) for every shard, each rank beginning with its own: one turn of K round a flat ring.
+  /// Calls visit(shard, its keys) for every shard, each rank beginning with its own: one turn of K
+  /// round a flat ring.
   void turn_keys(const Tensor& own, const std::function<void(int, const Tensor&)>& visit) const;
   std::shared_ptr<cuda::BlockBuilder> gpu_;
   std::int64_t query_blocks_ = 0;  ///< on all ranks

@@ -27,12 +27,13 @@ class RingContext {
   Recorder* recorder_;
 };
 
-/// One pass round the ring: the KV shards and dKV sums this rank holds, and the hops in flight (core/ring_plan.hpp has the rules).
+/// One pass round the ring: the KV shards and dKV sums this rank holds, and the hops in flight
+/// (core/ring_plan.hpp has the rules).
 class RingPass {
  public:
   /// k, v: this rank's own keys and values.
-  RingPass(const RingGroup& group, const std::vector<std::int64_t>& shard_tokens, const Tensor& k_own, const Tensor& v_own, DType sum_type,
-           Recorder* recorder)
+  RingPass(const RingGroup& group, const std::vector<std::int64_t>& shard_tokens,
+           const Tensor& k_own, const Tensor& v_own, DType sum_type, Recorder* recorder)
       : group_(group),
         shard_tokens_(shard_tokens),
         k_(k_own),
@@ -74,8 +75,12 @@ class RingPass {
   }
 
   /// [tokens of the shard, Hkv, D]; this rank's own are the caller's.
-  Tensor keys(int shard) const { return shard == group_.plan.rank ? k_ : part(kv_.at(shard).tensor, 0); }
-  Tensor values(int shard) const { return shard == group_.plan.rank ? v_ : part(kv_.at(shard).tensor, 1); }
+  Tensor keys(int shard) const {
+    return shard == group_.plan.rank ? k_ : part(kv_.at(shard).tensor, 0);
+  }
+  Tensor values(int shard) const {
+    return shard == group_.plan.rank ? v_ : part(kv_.at(shard).tensor, 1);
+  }
   /// New, zeroed sums of a shard: dK and dV.
   std::pair<Tensor, Tensor> new_sums(int shard) {
     RingBuffers::Lease& sum = dkv_[shard] = buffer(shard, sum_type_);
@@ -98,14 +103,20 @@ class RingPass {
 
   std::int64_t elements(std::int64_t tokens) const { return 2 * tokens * k_.size(1) * k_.size(2); }
   RingBuffers::Lease buffer(int shard, DType type) const {
-    return group_.buffers->take({2, shard_tokens_[shard], k_.size(1), k_.size(2)}, type, device_, capacity_);
+    return group_.buffers->take({2, shard_tokens_[shard], k_.size(1), k_.size(2)}, type, device_,
+                                capacity_);
   }
   static Tensor part(const Tensor& packed, int which) {
     return packed.rows(which, which + 1).reshape({packed.size(1), packed.size(2), packed.size(3)});
   }
 
   void post(const RingHop& hop, const Tensor& send, RingBuffers::Lease sent, DType type, bool dkv) {
-    Flight flight{hop, dkv, std::move(sent), buffer(hop.recv_shard, type), static_cast<std::int64_t>(send.bytes()), {}};
+    Flight flight{hop,
+                  dkv,
+                  std::move(sent),
+                  buffer(hop.recv_shard, type),
+                  static_cast<std::int64_t>(send.bytes()),
+                  {}};
     const Transfer transfers[] = {{flight.received.tensor, hop.from, false}, {send, hop.to, true}};
     flight.pending = group_.cp.exchange(transfers, ring_channel(hop.level));
     flights_.push_back(std::move(flight));
@@ -157,30 +168,38 @@ class RingPass {
 
 }  // namespace
 
-RingAttention::RingAttention(const RingGroup& group, std::unique_ptr<IndexSource> source, Recorder* recorder, StoredChunk stored)
+RingAttention::RingAttention(const RingGroup& group, std::unique_ptr<IndexSource> source,
+                             Recorder* recorder, StoredChunk stored)
     : group_(group), recorder_(recorder), source_(std::move(source)), stored_(std::move(stored)) {
   const int ranks = group.plan.ranks();
   require(group.cp.size() == ranks && group.cp.rank() == group.plan.rank,
-          "ring attention: the plan is for rank {} of {}, the communicator has rank {} of {}", group.plan.rank, ranks, group.cp.rank(),
-          group.cp.size());
+          "ring attention: the plan is for rank {} of {}, the communicator has rank {} of {}",
+          group.plan.rank, ranks, group.cp.rank(), group.cp.size());
   const AttentionAxes& axes = source_->axes();
   require(static_cast<int>(axes.keys.size()) == ranks && axes.rank == group.plan.rank,
-          "ring attention: the index is for rank {} of {} shards, the ring has rank {} of {}", axes.rank, axes.keys.size(), group.plan.rank, ranks);
+          "ring attention: the index is for rank {} of {} shards, the ring has rank {} of {}",
+          axes.rank, axes.keys.size(), group.plan.rank, ranks);
   const auto& calls = axes.calls();
-  const std::size_t turns = stored_.store ? static_cast<std::size_t>(stored_.store->turns(stored_.chunk)) : 1;
-  require(calls.size() == turns * static_cast<std::size_t>(ranks), "ring attention: indexes for {} calls, {} turns round {} ranks", calls.size(),
-          turns, ranks);
+  const std::size_t turns =
+      stored_.store ? static_cast<std::size_t>(stored_.store->turns(stored_.chunk)) : 1;
+  require(calls.size() == turns * static_cast<std::size_t>(ranks),
+          "ring attention: indexes for {} calls, {} turns round {} ranks", calls.size(), turns,
+          ranks);
   tokens_.resize(turns);
-  for (std::size_t c = 0; c < calls.size(); ++c) tokens_[c / static_cast<std::size_t>(ranks)].push_back(static_cast<std::int64_t>(calls[c].size()));
+  for (std::size_t c = 0; c < calls.size(); ++c)
+    tokens_[c / static_cast<std::size_t>(ranks)].push_back(
+        static_cast<std::int64_t>(calls[c].size()));
 }
 
 void RingAttention::check(const AttentionInputs& in) const {
   const std::int64_t queries = static_cast<std::int64_t>(source_->axes().queries.size());
-  const std::int64_t keys = stored_.store ? queries : tokens_[0][static_cast<std::size_t>(group_.plan.rank)];
-  require(in.q.rank() == 3 && in.k.rank() == 3 && in.q.size(0) == queries && in.k.size(0) == keys && in.v.shape() == in.k.shape() &&
-              in.q.size(2) == in.k.size(2),
-          "ring attention: this rank has {} queries and {} keys of the micro-batch; q {}, k {}, v {} do not fit", queries, keys,
-          to_string(in.q.shape()), to_string(in.k.shape()), to_string(in.v.shape()));
+  const std::int64_t keys =
+      stored_.store ? queries : tokens_[0][static_cast<std::size_t>(group_.plan.rank)];
+  require(in.q.rank() == 3 && in.k.rank() == 3 && in.q.size(0) == queries && in.k.size(0) == keys &&
+              in.v.shape() == in.k.shape() && in.q.size(2) == in.k.size(2),
+          "ring attention: this rank has {} queries and {} keys of the micro-batch; q {}, k {}, v "
+          "{} do not fit",
+          queries, keys, to_string(in.q.shape()), to_string(in.k.shape()), to_string(in.v.shape()));
 }
 
 const std::vector<AttentionIndex>& RingAttention::indexes(const AttentionInputs& in) {
@@ -218,13 +237,15 @@ void RingAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) {
     part_o = group_.buffers->take(o.shape(), lse.dtype(), device);
     part_lse = group_.buffers->take(lse.shape(), lse.dtype(), device);
   }
-  bool started = false;  // a rank's first shard is its own, where every token sees itself: only a rank without tokens never starts
+  bool started = false;  // a rank's first shard is its own, where every token sees itself: only a
+                         // rank without tokens never starts
   KvStore::Keys next = keys(in, 0);
   for (int turn = 0; turn < turns(); ++turn) {
     KvStore::Keys own = std::move(next);
     next = keys(in, turn + 1);
     if (stored_.store) stored_.store->arrive(own);
-    RingPass pass(group_, tokens_[static_cast<std::size_t>(turn)], own.k, own.v, lse.dtype(), recorder_);
+    RingPass pass(group_, tokens_[static_cast<std::size_t>(turn)], own.k, own.v, lse.dtype(),
+                  recorder_);
     pass.walk(group_.plan.forward, [&](int shard) {
       Scope scope(recorder_, EventKind::attention_forward);
       const double pairs = index(all, turn, shard).pairs_per_head();
@@ -232,7 +253,8 @@ void RingAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) {
       if (pairs == 0) return;
       Tensor& to = started ? part_o.tensor : sum;
       Tensor& to_lse = started ? part_lse.tensor : lse;
-      attention_forward(index(all, turn, shard), in.q, pass.keys(shard), pass.values(shard), in.scale, to, to_lse);
+      attention_forward(index(all, turn, shard), in.q, pass.keys(shard), pass.values(shard),
+                        in.scale, to, to_lse);
       if (started) attention_merge(sum, lse, part_o.tensor, part_lse.tensor);
       started = true;
     });
@@ -240,8 +262,8 @@ void RingAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) {
   if (started && sum.raw() != o.raw()) copy_rows(sum, o);
 }
 
-void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk,
-                             Tensor& dv) {
+void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse,
+                             const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) {
   check(in);
   const std::vector<AttentionIndex>& all = indexes(in);
   const double flops_per_pair = 10.0 * static_cast<double>(in.q.size(1) * in.q.size(2));
@@ -265,15 +287,16 @@ void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const T
     next_sums = sums(in, turn + 1);
     if (stored_.store) stored_.store->arrive(own);
     if (in_place) stored_.store->arrive(stored);
-    RingPass pass(group_, tokens_[static_cast<std::size_t>(turn)], own.k, own.v, lse.dtype(), recorder_);
+    RingPass pass(group_, tokens_[static_cast<std::size_t>(turn)], own.k, own.v, lse.dtype(),
+                  recorder_);
     pass.walk(group_.plan.backward, [&](int shard) {
       auto [dk_sum, dv_sum] = in_place ? std::pair(stored.dk, stored.dv) : pass.new_sums(shard);
       Scope scope(recorder_, EventKind::attention_backward);
       const double pairs = index(all, turn, shard).pairs_per_head();
       scope.flops = flops_per_pair * pairs;
       if (pairs == 0) return;
-      attention_backward(index(all, turn, shard), in.q, pass.keys(shard), pass.values(shard), in.scale, lse, delta.tensor, d_o, dq_sum, dk_sum,
-                         dv_sum);
+      attention_backward(index(all, turn, shard), in.q, pass.keys(shard), pass.values(shard),
+                         in.scale, lse, delta.tensor, d_o, dq_sum, dk_sum, dv_sum);
     });
     if (!stored_.store) {
       if (empty) continue;

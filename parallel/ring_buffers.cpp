@@ -4,7 +4,8 @@
 
 namespace ballast {
 
-RingBuffers::Lease::Lease(RingBuffers* pool, Tensor storage, const Shape& shape, Fence last) : busy(last), pool_(pool), storage_(std::move(storage)) {
+RingBuffers::Lease::Lease(RingBuffers* pool, Tensor storage, const Shape& shape, Fence last)
+    : busy(last), pool_(pool), storage_(std::move(storage)) {
   std::int64_t elements = 1;
   for (auto extent : shape) elements *= extent;
   tensor = storage_.rows(0, elements).reshape(shape);
@@ -22,7 +23,8 @@ RingBuffers::Lease::~Lease() {
   if (pool_) pool_->free_.push_back({std::move(storage_), busy});
 }
 
-RingBuffers::Lease RingBuffers::take(const Shape& shape, DType type, Device& device, std::int64_t capacity) {
+RingBuffers::Lease RingBuffers::take(const Shape& shape, DType type, Device& device,
+                                     std::int64_t capacity) {
   std::int64_t elements = 1;
   for (auto extent : shape) elements *= extent;
   // The smallest free buffer that fits; else the largest that does not makes room for a new one.
@@ -47,7 +49,8 @@ RingBuffers::Lease RingBuffers::take(const Shape& shape, DType type, Device& dev
       device.wait(small->busy, Queue::compute);  // whoever gets its memory may use it then
       free_.erase(small);
     }
-    storage = Tensor::empty({std::max({elements, capacity, std::int64_t{1}})}, type, device, category_);
+    storage =
+        Tensor::empty({std::max({elements, capacity, std::int64_t{1}})}, type, device, category_);
   }
   return Lease(this, std::move(storage), shape, busy);
 }

@@ -30,7 +30,8 @@ void catch_stop_signals() {
   action.sa_handler = note_signal;
   action.sa_flags = SA_RESTART;  // reads and writes under way go on
   sigemptyset(&action.sa_mask);
-  for (int signal : {SIGTERM, SIGUSR1}) require(sigaction(signal, &action, nullptr) == 0, "signal {} cannot be caught", signal);
+  for (int signal : {SIGTERM, SIGUSR1})
+    require(sigaction(signal, &action, nullptr) == 0, "signal {} cannot be caught", signal);
 }
 
 StopReason agreed_stop(const Communicator& comm, bool past_deadline) {

@@ -11,8 +11,9 @@ const char* name(StopReason reason);
 /// From now on SIGTERM and SIGUSR1 only set a flag that agreed_stop reads.  Call on every rank.
 void catch_stop_signals();
 
-/// Whether to stop now, the same answer on all ranks: a signal that reached any one of them since catch_stop_signals (it stays set), or
-/// `past_deadline` on any one.  Collective: one small reduction, so call it at a step's end.
+/// Whether to stop now, the same answer on all ranks: a signal that reached any one of them since
+/// catch_stop_signals (it stays set), or `past_deadline` on any one.  Collective: one small
+/// reduction, so call it at a step's end.
 StopReason agreed_stop(const Communicator& comm, bool past_deadline);
 
 }  // namespace ballast

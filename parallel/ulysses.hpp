@@ -1,4 +1,5 @@
-// Ulysses sequence parallelism: exchanges heads for sequence by all-to-all around an inner attention executor (DESIGN 5.4).
+// Ulysses sequence parallelism: exchanges heads for sequence by all-to-all around an inner
+// attention executor (DESIGN 5.4).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -12,22 +13,26 @@
 
 namespace ballast {
 
-/// Connects every pair of ranks of a group on `device`, so that its first exchange in training costs no more than a later one.  Collective.
+/// Connects every pair of ranks of a group on `device`, so that its first exchange in training
+/// costs no more than a later one.  Collective.
 void connect(const Communicator& group, Device& device);
 
-/// Attention of one micro-batch over the ranks of `sequence`.  Rank r holds even_part(tokens, r, ranks) of the `tokens` tokens that `inner`
-/// computes on; it gathers its heads (core/head_split.hpp) of all of them, runs `inner`, and scatters the results.  Repeated key/value
-/// heads' gradients are summed in the type of the LSE, in rank order.  `inner` sees the local heads and may be a ring over other ranks, one
-/// for each rank of `sequence`.  Nothing is kept between calls: backward gathers q, k, v, o, LSE and d_o.  Buffers come from `buffers`.
+/// Attention of one micro-batch over the ranks of `sequence`.  Rank r holds even_part(tokens, r,
+/// ranks) of the `tokens` tokens that `inner` computes on; it gathers its heads
+/// (core/head_split.hpp) of all of them, runs `inner`, and scatters the results.  Repeated
+/// key/value heads' gradients are summed in the type of the LSE, in rank order.  `inner` sees the
+/// local heads and may be a ring over other ranks, one for each rank of `sequence`.  Nothing is
+/// kept between calls: backward gathers q, k, v, o, LSE and d_o.  Buffers come from `buffers`.
 /// Records one sequence_exchange event an exchange, with the bytes that this rank sent.
 class UlyssesAttention final : public AttentionExecutor {
  public:
-  /// `buffers` must outlive it.  forward and backward throw Error for inputs of other sizes, and for heads that do not divide.
-  UlyssesAttention(const Communicator& sequence, RingBuffers& buffers, std::int64_t tokens, std::unique_ptr<AttentionExecutor> inner,
-                   Recorder* recorder);
+  /// `buffers` must outlive it.  forward and backward throw Error for inputs of other sizes, and
+  /// for heads that do not divide.
+  UlyssesAttention(const Communicator& sequence, RingBuffers& buffers, std::int64_t tokens,
+                   std::unique_ptr<AttentionExecutor> inner, Recorder* recorder);
   void forward(const AttentionInputs& in, Tensor& o, Tensor& lse) override;
-  void backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o, Tensor& dq, Tensor& dk,
-                Tensor& dv) override;
+  void backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o,
+                Tensor& dq, Tensor& dk, Tensor& dv) override;
 
  private:
   struct Part;
@@ -35,7 +40,8 @@ class UlyssesAttention final : public AttentionExecutor {
   std::int64_t begin(int rank) const { return even_part(tokens_, rank, sequence_.size()).first; }
   std::int64_t tokens_of(int rank) const { return begin(rank + 1) - begin(rank); }
   std::int64_t own() const { return tokens_of(sequence_.rank()); }
-  RingBuffers::Lease gather(const std::vector<Part>& parts, const HeadSplit& heads, const Tensor* lse, RingBuffers::Lease* whole_lse);
+  RingBuffers::Lease gather(const std::vector<Part>& parts, const HeadSplit& heads,
+                            const Tensor* lse, RingBuffers::Lease* whole_lse);
   void exchange(const std::vector<Transfer>& transfers);
 
   Communicator sequence_;

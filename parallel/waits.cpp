@@ -55,8 +55,10 @@ void print(const std::string& line) {
 
 /// Ends the run: nothing came of a wait for `whom`.
 [[noreturn]] void give_up(double waited_s, const char* whom) {
-  print(fmt::format("ballast: {}: waited {:.1f} s for {} without progress (run.hang_timeout_s){}", who(), waited_s, whom, last_event()));
-  // Ranks that wait for the same culprit lose patience about now; whoever prints nothing is dead or stuck outside a wait.
+  print(fmt::format("ballast: {}: waited {:.1f} s for {} without progress (run.hang_timeout_s){}",
+                    who(), waited_s, whom, last_event()));
+  // Ranks that wait for the same culprit lose patience about now; whoever prints nothing is dead or
+  // stuck outside a wait.
   usleep(static_cast<useconds_t>(1e6 * std::clamp(0.1 * g_limit_s, 0.2, 3.0)));
   abort_all();
 }
@@ -140,7 +142,9 @@ void watch_gpu_waits() {
 #ifdef BALLAST_HAVE_CUDA
   cuda::set_wait_watch([](double waited_s) {
     check_transfers();
-    if (waited_s > g_limit_s) give_up(waited_s, "the GPU, whose work may itself wait for other ranks or last longer than the limit,");
+    if (waited_s > g_limit_s)
+      give_up(waited_s,
+              "the GPU, whose work may itself wait for other ranks or last longer than the limit,");
   });
 #endif
 }
@@ -171,8 +175,9 @@ bool Pending::test() {
 void Pending::finish() noexcept {
   if (!complete_) return;
   if (std::uncaught_exceptions() > 0) {
-    // This rank failed with transfers in flight.  Its peers may never answer, so it must not wait; MPI may still write, so the buffers
-    // must not go back to the allocator.  The process is on its way out.
+    // This rank failed with transfers in flight.  Its peers may never answer, so it must not wait;
+    // MPI may still write, so the buffers must not go back to the allocator.  The process is on its
+    // way out.
     new std::function<void()>(std::move(complete_));
     complete_ = nullptr;
     return;
@@ -186,7 +191,8 @@ void Pending::finish() noexcept {
 
 void check_all(const Communicator& comm, bool condition, const std::string& message) {
   const std::int64_t size = comm.size();
-  const std::int64_t first = comm.all_reduce(condition ? size : static_cast<std::int64_t>(comm.rank()), Reduction::min);
+  const std::int64_t first =
+      comm.all_reduce(condition ? size : static_cast<std::int64_t>(comm.rank()), Reduction::min);
   if (first == size) return;
   throw CollectiveError(comm.broadcast(message, static_cast<int>(first)));
 }

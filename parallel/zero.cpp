@@ -9,12 +9,14 @@ namespace ballast {
 namespace {
 
 /// 1 where weight decay applies, for elements [begin, end) of the trainable part.
-Tensor decay_mask(const Parameters& parameters, std::int64_t begin, std::int64_t end, Device& device) {
+Tensor decay_mask(const Parameters& parameters, std::int64_t begin, std::int64_t end,
+                  Device& device) {
   Tensor mask = Tensor::zeros({end - begin}, DType::u8, host_device(), MemoryCategory::optimizer);
   for (const Parameter& p : parameters.trainable_table()) {
     if (!p.weight_decay) continue;
     const std::int64_t first = parameters.trainable_offset(p.name);
-    for (std::int64_t i = std::max(first, begin); i < std::min(first + p.numel(), end); ++i) mask.data<std::uint8_t>()[i - begin] = 1;
+    for (std::int64_t i = std::max(first, begin); i < std::min(first + p.numel(), end); ++i)
+      mask.data<std::uint8_t>()[i - begin] = 1;
   }
   if (device.space() == Space::host) return mask;
   Tensor there = Tensor::empty(mask.shape(), DType::u8, device, MemoryCategory::optimizer);
@@ -24,24 +26,31 @@ Tensor decay_mask(const Parameters& parameters, std::int64_t begin, std::int64_t
 
 }  // namespace
 
-ShardedOptimizer::ShardedOptimizer(Parameters& parameters, const Communicator& replica, int zero_stage, AdamWOptions options,
-                                   Recorder* recorder)
-    : parameters_(parameters), replica_(replica), zero_stage_(zero_stage), options_(options), recorder_(recorder) {
+ShardedOptimizer::ShardedOptimizer(Parameters& parameters, const Communicator& replica,
+                                   int zero_stage, AdamWOptions options, Recorder* recorder)
+    : parameters_(parameters),
+      replica_(replica),
+      zero_stage_(zero_stage),
+      options_(options),
+      recorder_(recorder) {
   require(zero_stage >= 0 && zero_stage <= 2, "optimizer.zero = {}: must be 0, 1 or 2", zero_stage);
   const std::int64_t padded = parameters.trainable_values().numel(), ranks = replica.size();
-  require(padded % ranks == 0, "{} parameters do not divide over {} ranks: pad the flat buffer to a multiple of {}", padded, ranks, ranks);
+  require(padded % ranks == 0,
+          "{} parameters do not divide over {} ranks: pad the flat buffer to a multiple of {}",
+          padded, ranks, ranks);
   begin_ = zero_stage == 0 ? 0 : padded / ranks * replica.rank();
   end_ = zero_stage == 0 ? padded : begin_ + padded / ranks;
   const std::int64_t n = end_ - begin_;
   const DType sums = parameters.gradients().dtype();
   Device& device = device_of(parameters.values().space());
   const auto state = [&] { return Tensor::zeros({n}, sums, device, MemoryCategory::optimizer); };
-  state_.master = parameters.dtype() == sums ? parameters.trainable_values().rows(begin_, end_) : state();
+  state_.master =
+      parameters.dtype() == sums ? parameters.trainable_values().rows(begin_, end_) : state();
   state_.moment1 = state();
   state_.moment2 = state();
   state_.decay = decay_mask(parameters, begin_, end_, device);
-  shard_gradient_ =
-      zero_stage == 2 ? Tensor::zeros({n}, sums, device, MemoryCategory::gradients) : parameters.gradients().rows(begin_, end_);
+  shard_gradient_ = zero_stage == 2 ? Tensor::zeros({n}, sums, device, MemoryCategory::gradients)
+                                    : parameters.gradients().rows(begin_, end_);
 }
 
 void ShardedOptimizer::begin_step() {
@@ -64,7 +73,8 @@ void ShardedOptimizer::reduce_gradients() {
   Scope scope(recorder_, EventKind::gradient_reduce);
   Tensor& gradients = parameters_.gradients();
   const std::int64_t ranks = replica_.size(), block = gradients.numel() / ranks;
-  const auto other_blocks = static_cast<std::int64_t>(size_of(gradients.dtype())) * block * (ranks - 1);
+  const auto other_blocks =
+      static_cast<std::int64_t>(size_of(gradients.dtype())) * block * (ranks - 1);
   if (zero_stage_ == 0) {
     replica_.all_reduce(gradients);
     scope.bytes = 2 * other_blocks;
@@ -85,7 +95,8 @@ double ShardedOptimizer::squared_norm() {
     return begin < end ? sum_of_squares(shard_gradient_.rows(begin - begin_, end - begin_)) : 0.0;
   };
   if (zero_stage_ > 0) return replica_.all_reduce(squares(begin_, end_));
-  // Block by block, in the order in which the sharded stages add them up: the norm has the same bits.
+  // Block by block, in the order in which the sharded stages add them up: the norm has the same
+  // bits.
   const std::int64_t ranks = replica_.size(), block = parameters_.gradients().numel() / ranks;
   double sum = 0;
   for (std::int64_t r = 0; r < ranks; ++r) sum += squares(block * r, block * (r + 1));
@@ -123,8 +134,8 @@ void ShardedOptimizer::values_from_master() {
 
 Tensor ShardedOptimizer::full_gradient(const std::string& name) {
   if (zero_stage_ == 0) return parameters_.gradient(name).clone();
-  Tensor all = Tensor::empty({parameters_.gradients().numel()}, shard_gradient_.dtype(), device_of(shard_gradient_.space()),
-                             MemoryCategory::workspace);
+  Tensor all = Tensor::empty({parameters_.gradients().numel()}, shard_gradient_.dtype(),
+                             device_of(shard_gradient_.space()), MemoryCategory::workspace);
   replica_.all_gather(shard_gradient_, all);
   const Parameter& p = parameters_.info(name);
   const std::int64_t first = parameters_.trainable_offset(name);

@@ -1,5 +1,6 @@
-// Test main: MPI and Kokkos around GoogleTest.  Rank 0 prints; the ranks agree on every test's result, so that all leave with the same
-// status, and a rank that failed alone does not leave the others waiting for it inside a collective call.
+// Test main: MPI and Kokkos around GoogleTest.  Rank 0 prints; the ranks agree on every test's
+// result, so that all leave with the same status, and a rank that failed alone does not leave the
+// others waiting for it inside a collective call.
 #include <gtest/gtest.h>
 #include <mpi.h>
 #include <sched.h>
@@ -18,7 +19,8 @@ int rank_in(MPI_Comm comm) {
   return rank;
 }
 
-/// Seconds that a failed rank waits for the others to finish the same test (BALLAST_TEST_HANG_S, default 30).
+/// Seconds that a failed rank waits for the others to finish the same test (BALLAST_TEST_HANG_S,
+/// default 30).
 double hang_seconds() {
   const char* text = std::getenv("BALLAST_TEST_HANG_S");
   return text ? std::atof(text) : 30.0;
@@ -35,13 +37,15 @@ class RankListener : public ::testing::EmptyTestEventListener {
     if (!result.failed()) return;
     failed_ = true;
     if (rank_ != 0) {
-      std::fprintf(stderr, "[rank %d] %s:%d: %s\n", rank_, result.file_name() ? result.file_name() : "?", result.line_number(), result.message());
+      std::fprintf(stderr, "[rank %d] %s:%d: %s\n", rank_,
+                   result.file_name() ? result.file_name() : "?", result.line_number(),
+                   result.message());
     }
   }
 
   void OnTestEnd(const ::testing::TestInfo& info) override {
-    // A rank-local failure may have left the others inside a call that this rank will never join.  Only a failed rank loses patience: a
-    // passing one may wait for a neighbour's slow reference.
+    // A rank-local failure may have left the others inside a call that this rank will never join.
+    // Only a failed rank loses patience: a passing one may wait for a neighbour's slow reference.
     int mine = failed_ ? 1 : 0, failures = 0, done = 0;
     MPI_Request request;
     MPI_Iallreduce(&mine, &failures, 1, MPI_INT, MPI_SUM, comm_, &request);
@@ -50,15 +54,19 @@ class RankListener : public ::testing::EmptyTestEventListener {
       MPI_Test(&request, &done, MPI_STATUS_IGNORE);
       if (done) break;
       if (failed_ && MPI_Wtime() > deadline) {
-        std::fprintf(stderr, "[rank %d] %s.%s failed here while other ranks are still in it; aborting all ranks\n", rank_, info.test_suite_name(),
-                     info.name());
+        std::fprintf(
+            stderr,
+            "[rank %d] %s.%s failed here while other ranks are still in it; aborting all ranks\n",
+            rank_, info.test_suite_name(), info.name());
         MPI_Abort(MPI_COMM_WORLD, 1);
       }
       sched_yield();
     }
     if (failures > 0) {
       any_failed_ = true;
-      if (rank_ == 0 && !failed_) std::fprintf(stderr, "%s.%s failed on %d other rank(s)\n", info.test_suite_name(), info.name(), failures);
+      if (rank_ == 0 && !failed_)
+        std::fprintf(stderr, "%s.%s failed on %d other rank(s)\n", info.test_suite_name(),
+                     info.name(), failures);
     }
   }
 

@@ -8,15 +8,35 @@ NEEDED = {"h5py": "python3-h5py", "numpy": "python3-numpy", "matplotlib": "pytho
 
 def missing_packages():
     import importlib.util
-    return [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+
+    return [
+        package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None
+    ]
 
 
 def arguments(argv):
     import argparse
-    parser = argparse.ArgumentParser(prog="ballast-report", description="Imbalance report (HTML, PNG, CSV, JSON) from the traces of run folders.")
-    parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run folder, as given to ballast train -d (or profile -d)")
-    parser.add_argument("--out", metavar="DIR", help="where to write (default: RUN_DIR/report, for several runs ./ballast-report)")
-    parser.add_argument("--perfetto", metavar="FILE", help="also write a timeline for ui.perfetto.dev or chrome://tracing")
+
+    parser = argparse.ArgumentParser(
+        prog="ballast-report",
+        description="Imbalance report (HTML, PNG, CSV, JSON) from the traces of run folders.",
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN_DIR",
+        help="run folder, as given to ballast train -d (or profile -d)",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="where to write (default: RUN_DIR/report, for several runs ./ballast-report)",
+    )
+    parser.add_argument(
+        "--perfetto",
+        metavar="FILE",
+        help="also write a timeline for ui.perfetto.dev or chrome://tracing",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the metrics here")
     return parser.parse_args(argv)
 
@@ -40,23 +60,45 @@ def main(argv):
     import perfetto
     import profile_page
     from load import ReportError, load_run
+
     profiles = [Path(path) for path in args.runs if profile_page.is_profile(Path(path))]
     if profiles and len(profiles) < len(args.runs):
-        print(f"ballast-report: {profiles[0]} holds a profile and not a run; give it alone", file=sys.stderr)
+        print(
+            f"ballast-report: {profiles[0]} holds a profile and not a run; give it alone",
+            file=sys.stderr,
+        )
         return 2
     try:
         for path in profiles:
-            folder = Path(args.out) / path.name if args.out and len(profiles) > 1 else Path(args.out) if args.out else path / "report"
+            folder = (
+                Path(args.out) / path.name
+                if args.out and len(profiles) > 1
+                else Path(args.out) if args.out else path / "report"
+            )
             print(profile_page.write(path, profile_page.load(path), folder))
         if profiles:
             return 0
         runs = [load_run(path) for path in args.runs]
         distinct_names(runs)
         analyses = [analysis.analyse(run) for run in runs]
-        folder = Path(args.out) if args.out else (runs[0].path / "report" if len(runs) == 1 else Path("ballast-report"))
+        folder = (
+            Path(args.out)
+            if args.out
+            else (runs[0].path / "report" if len(runs) == 1 else Path("ballast-report"))
+        )
         path = page.write(analyses, folder)
         summaries = [analysis.summary(a) for a in analyses]
-        text = json.dumps(clean(summaries[0] if len(runs) == 1 else {"cases": [{"name": s["run"], **s} for s in summaries]}), indent=2) + "\n"
+        text = (
+            json.dumps(
+                clean(
+                    summaries[0]
+                    if len(runs) == 1
+                    else {"cases": [{"name": s["run"], **s} for s in summaries]}
+                ),
+                indent=2,
+            )
+            + "\n"
+        )
         for target in [folder / "metrics.json"] + ([Path(args.json)] if args.json else []):
             target.write_text(text, encoding="utf-8")
         if args.perfetto:
@@ -65,7 +107,10 @@ def main(argv):
         print(f"ballast-report: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"ballast-report: cannot write {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
+        print(
+            f"ballast-report: cannot write {error.filename or ''}: {error.strerror or error}",
+            file=sys.stderr,
+        )
         return 1
     for run in runs:
         for note in run.notes:
@@ -83,5 +128,8 @@ def clean(value):
 
 if __name__ == "__main__":
     if absent := missing_packages():
-        sys.exit(f"ballast-report: {sys.executable} lacks {', '.join(absent)}; install {' '.join(absent)}, or name another interpreter in BALLAST_PYTHON")
+        sys.exit(
+            f"ballast-report: {sys.executable} lacks {', '.join(absent)}; install"
+            f" {' '.join(absent)}, or name another interpreter in BALLAST_PYTHON"
+        )
     sys.exit(main(sys.argv[1:]))

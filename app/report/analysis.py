@@ -1,4 +1,5 @@
-"""Applies metrics.py to one run: per rank and step times, POP, rings, micro-batches, plans, memory, regions."""
+"""Applies metrics.py to one run: per rank and step times, POP, rings, micro-batches, plans, memory,
+regions."""
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -15,7 +16,16 @@ CATEGORIES = {
     "indexing": ["indexing"],
     "budget tuning": ["tuning"],
     "planning": ["planning"],
-    "rest of forward and backward": ["forward", "recompute", "backward", "backward_input", "backward_weight", "layer_forward", "layer_backward", "head"],
+    "rest of forward and backward": [
+        "forward",
+        "recompute",
+        "backward",
+        "backward_input",
+        "backward_weight",
+        "layer_forward",
+        "layer_backward",
+        "head",
+    ],
     "ring wait": ["ring_wait"],
     "sequence exchange": ["sequence_exchange"],
     "pipeline transfer": ["send", "recv"],
@@ -49,28 +59,36 @@ def category_of_kind():
 class Analysis:
     run: object
     ranks: list = field(default_factory=list)
-    steps: np.ndarray = None           # steps shown, ascending
-    complete: np.ndarray = None        # [step] every present rank has a whole step
-    step_seconds: np.ndarray = None    # [rank, step], NaN where absent
-    useful: np.ndarray = None          # [rank, step], NaN where absent
-    split: np.ndarray = None           # [rank, step, category]
+    steps: np.ndarray = None  # steps shown, ascending
+    complete: np.ndarray = None  # [step] every present rank has a whole step
+    step_seconds: np.ndarray = None  # [rank, step], NaN where absent
+    useful: np.ndarray = None  # [rank, step], NaN where absent
+    split: np.ndarray = None  # [rank, step, category]
     exclusive: dict = field(default_factory=dict)  # rank -> exclusive seconds of its events
     runtime: float = 0.0
     pop: tuple = (1.0, 1.0, 1.0)
-    ring: dict = field(default_factory=dict)       # "forward", "backward", "all" -> dict of metrics
-    ring_times: dict = field(default_factory=dict) # direction -> (workers, ring steps, compute, wait)
+    ring: dict = field(default_factory=dict)  # "forward", "backward", "all" -> dict of metrics
+    ring_times: dict = field(
+        default_factory=dict
+    )  # direction -> (workers, ring steps, compute, wait)
     imbalance: float = 1.0
     bubble_ratio: float = 0.0
-    batch: dict = field(default_factory=dict)      # dbr, abr, pr, cr, ave_t; empty without batch plans
+    batch: dict = field(default_factory=dict)  # dbr, abr, pr, cr, ave_t; empty without batch plans
     segment_tokens: np.ndarray = None
-    budgets: np.ndarray = None                     # [choice]: base budget, final budget, coverage loss (dynamic sparsity tuning)
+    budgets: np.ndarray = (
+        None  # [choice]: base budget, final budget, coverage loss (dynamic sparsity tuning)
+    )
     micro_batch_tokens: np.ndarray = None
-    sparse: dict = field(default_factory=dict)     # (step, layer, head) -> [budget sum, rows, computed pairs, visible pairs, overflow]
-    memory: dict = field(default_factory=dict)     # category -> [rank] bytes
-    overheads: dict = field(default_factory=dict)  # dst_overhead_share, sab_overhead_share, where the run has them
+    sparse: dict = field(
+        default_factory=dict
+    )  # (step, layer, head) -> [budget sum, rows, computed pairs, visible pairs, overflow]
+    memory: dict = field(default_factory=dict)  # category -> [rank] bytes
+    overheads: dict = field(
+        default_factory=dict
+    )  # dst_overhead_share, sab_overhead_share, where the run has them
     regions: list = field(default_factory=list)
-    prediction: object = None                      # prediction.Prediction, None without predicted ops
-    scalars: dict = field(default_factory=dict)    # name -> (steps, values)
+    prediction: object = None  # prediction.Prediction, None without predicted ops
+    scalars: dict = field(default_factory=dict)  # name -> (steps, values)
 
 
 def analyse(run):
@@ -98,7 +116,8 @@ def nesting(events):
 
 
 def _exclusive_by_session(trace):
-    """Clocks of different sessions have nothing to do with one another; what runs beside the others has no time of its own."""
+    """Clocks of different sessions have nothing to do with one another; what runs beside the others
+    has no time of its own."""
     events, seconds = trace.events, np.zeros(len(trace.events))
     for session in np.unique(events["session"]):
         mine = np.flatnonzero((events["session"] == session) & nesting(events))
@@ -109,7 +128,10 @@ def _exclusive_by_session(trace):
 def _times(a):
     step_kind = KINDS.index("step")
     traces = a.run.traces
-    with_span = [t.events["step"][(t.events["kind"] == step_kind) & (t.events["step"] >= 0)] for t in traces.values()]
+    with_span = [
+        t.events["step"][(t.events["kind"] == step_kind) & (t.events["step"] >= 0)]
+        for t in traces.values()
+    ]
     any_step = [t.events["step"][t.events["step"] >= 0] for t in traces.values()]
     spans = np.unique(np.concatenate(with_span)) if with_span else np.zeros(0, int)
     a.steps = spans if spans.size else np.unique(np.concatenate(any_step))
@@ -129,9 +151,18 @@ def _times(a):
         if not spans.size:
             span = known
         own = {}
-        for s, begin, end, session in zip(*(column[span].tolist() for column in (at, events["begin_s"], events["end_s"], events["session"]))):
+        for s, begin, end, session in zip(
+            *(
+                column[span].tolist()
+                for column in (at, events["begin_s"], events["end_s"], events["session"])
+            )
+        ):
             before = own.get(s, (begin, end))
-            own[s] = (min(begin, before[0]), max(end, before[1]), traces[rank].sessions[session].number)
+            own[s] = (
+                min(begin, before[0]),
+                max(end, before[1]),
+                traces[rank].sessions[session].number,
+            )
         for s, (begin, end, session) in own.items():
             a.step_seconds[r, s] = end - begin
             windows[session, s].append((begin, end))
@@ -139,11 +170,15 @@ def _times(a):
         mine = known & np.isin(events["kind"], useful_codes)
         np.add.at(useful, at[mine], seconds[mine])
         a.useful[r] = np.where(np.isnan(a.step_seconds[r]), np.nan, useful)
-    a.complete = ~np.isnan(a.step_seconds).any(axis=0) if len(a.ranks) else np.zeros(len(a.steps), bool)
+    a.complete = (
+        ~np.isnan(a.step_seconds).any(axis=0) if len(a.ranks) else np.zeros(len(a.steps), bool)
+    )
     if len(a.steps) and not a.complete.all():
         partial = a.steps[~a.complete]
-        a.run.notes.append(f"{len(partial)} step{'s' if len(partial) > 1 else ''} ({_listed(partial)}) were not recorded to the end by every "
-                           "rank and are left out of the POP table")
+        a.run.notes.append(
+            f"{len(partial)} step{'s' if len(partial) > 1 else ''} ({_listed(partial)}) were not"
+            " recorded to the end by every rank and are left out of the POP table"
+        )
     shown = a.complete if a.complete.any() else np.ones(len(a.steps), bool)
     per_session = defaultdict(list)
     for (session, s), spans_ in windows.items():
@@ -160,20 +195,46 @@ def _listed(values, limit=6):
 
 
 def _ring(a):
-    """Groups attention events into passes: one layer of one micro-batch in one direction, over the workers of a cp group."""
-    kinds = {KINDS.index("attention_forward"): "forward", KINDS.index("attention_backward"): "backward"}
+    """Groups attention events into passes: one layer of one micro-batch in one direction, over the
+    workers of a cp group."""
+    kinds = {
+        KINDS.index("attention_forward"): "forward",
+        KINDS.index("attention_backward"): "backward",
+    }
     wait_kind = KINDS.index("ring_wait")
-    passes = defaultdict(lambda: defaultdict(dict))  # pass -> worker -> ring step -> [compute, wall]
+    passes = defaultdict(
+        lambda: defaultdict(dict)
+    )  # pass -> worker -> ring step -> [compute, wall]
     for rank in a.ranks:
         trace = a.run.traces[rank]
         events = trace.events
-        mine = (np.isin(events["kind"], list(kinds)) | (events["kind"] == wait_kind)) & ((events["outer"] >= 0) | (events["inner"] >= 0))
+        mine = (np.isin(events["kind"], list(kinds)) | (events["kind"] == wait_kind)) & (
+            (events["outer"] >= 0) | (events["inner"] >= 0)
+        )
         mine = events[mine]
         mine = mine[np.lexsort((mine["begin_s"], mine["session"]))]
-        groups = [(s.number,) + tuple(s.at.get(c, 0) for c in ("dp", "pp", "sp", "tp")) for s in trace.sessions]
+        groups = [
+            (s.number,) + tuple(s.at.get(c, 0) for c in ("dp", "pp", "sp", "tp"))
+            for s in trace.sessions
+        ]
         seen, current = defaultdict(int), None
         for step, mb, chunk, layer, outer, inner, kind, begin, end, session in zip(
-                *(mine[n].tolist() for n in ("step", "micro_batch", "chunk", "layer", "outer", "inner", "kind", "begin_s", "end_s", "session"))):
+            *(
+                mine[n].tolist()
+                for n in (
+                    "step",
+                    "micro_batch",
+                    "chunk",
+                    "layer",
+                    "outer",
+                    "inner",
+                    "kind",
+                    "begin_s",
+                    "end_s",
+                    "session",
+                )
+            )
+        ):
             place = (session, step, mb, chunk, layer)
             if kind == wait_kind:
                 # The wait that ends a ring step belongs to the computation before it.
@@ -191,10 +252,19 @@ def _ring(a):
         if len(workers) < 2:
             continue
         ring_steps = sorted({t for steps in workers.values() for t in steps})
-        table = np.array([[steps.get(t, (0.0, 0.0)) for t in ring_steps] for steps in workers.values()])
+        table = np.array(
+            [[steps.get(t, (0.0, 0.0)) for t in ring_steps] for steps in workers.values()]
+        )
         compute, wall = table[..., 0], table[..., 1]
         direction, weight = kinds[key[-2]], compute.sum()
-        values = np.array([metrics.worker_imbalance(compute), metrics.step_imbalance(compute), metrics.computation_ratio(compute, wall), 1.0])
+        values = np.array(
+            [
+                metrics.worker_imbalance(compute),
+                metrics.step_imbalance(compute),
+                metrics.computation_ratio(compute, wall),
+                1.0,
+            ]
+        )
         for name in (direction, "all"):
             sums[name] += weight * values
         for worker, row in zip(workers, table):
@@ -202,7 +272,12 @@ def _ring(a):
                 laid_out[direction][worker, t] += (c, w - c, 1)
     for name, total in sums.items():
         if total[3] > 0:
-            a.ring[name] = dict(zip(("worker_imbalance", "step_imbalance", "computation_ratio"), (total[:3] / total[3]).tolist()))
+            a.ring[name] = dict(
+                zip(
+                    ("worker_imbalance", "step_imbalance", "computation_ratio"),
+                    (total[:3] / total[3]).tolist(),
+                )
+            )
     for direction, cells in laid_out.items():
         workers, ring_steps = sorted({w for w, _ in cells}), sorted({t for _, t in cells})
         compute, wait = np.zeros((2, len(workers), len(ring_steps)))
@@ -216,28 +291,40 @@ def _micro_batches(a):
     """Equation 11 over micro-batches, and the bubble ratio of the schedules."""
     useful_codes = codes([k for k in KINDS if k in metrics.USEFUL and k != "optimizer"])
     op_codes, recompute = codes(SCHEDULE_OPS), KINDS.index("recompute")
-    times = defaultdict(list)                              # (session, step, dp, micro-batch) -> seconds of each rank
-    spans = defaultdict(lambda: [np.inf, -np.inf, 0.0, 0])  # (session, step, pipeline) -> begin, end, useful, stages
+    times = defaultdict(list)  # (session, step, dp, micro-batch) -> seconds of each rank
+    spans = defaultdict(
+        lambda: [np.inf, -np.inf, 0.0, 0]
+    )  # (session, step, pipeline) -> begin, end, useful, stages
     for rank in a.ranks:
         trace, seconds = a.run.traces[rank], a.exclusive[rank]
         events = trace.events
         for number, session in enumerate(trace.sessions):
-            mine = (events["session"] == number) & (events["step"] >= 0) & (events["micro_batch"] >= 0)
+            mine = (
+                (events["session"] == number) & (events["step"] >= 0) & (events["micro_batch"] >= 0)
+            )
             e, x = events[mine], seconds[mine]
             busy = np.isin(e["kind"], useful_codes)
             per = defaultdict(float)
-            for step, mb, value in zip(e["step"][busy].tolist(), e["micro_batch"][busy].tolist(), x[busy].tolist()):
+            for step, mb, value in zip(
+                e["step"][busy].tolist(), e["micro_batch"][busy].tolist(), x[busy].tolist()
+            ):
                 per[step, mb] += value
             for (step, mb), value in per.items():
                 times[session.number, step, session.at.get("dp", 0), mb].append(value)
             ops = np.isin(e["kind"], op_codes)
             if not ops.any():
                 continue
-            counts = busy & _inside(e, ops) & ~_inside(e, e["kind"] == recompute)  # recomputation is a bubble; what precedes the ops is outside the wall
-            pipeline = (session.number,) + tuple(session.at.get(c, 0) for c in ("dp", "cp_outer", "cp_inner", "sp", "tp"))
+            counts = (
+                busy & _inside(e, ops) & ~_inside(e, e["kind"] == recompute)
+            )  # recomputation is a bubble; what precedes the ops is outside the wall
+            pipeline = (session.number,) + tuple(
+                session.at.get(c, 0) for c in ("dp", "cp_outer", "cp_inner", "sp", "tp")
+            )
             for step in np.unique(e["step"][ops]).tolist():
                 spans[pipeline + (step,)][3] += 1
-            for step, begin, end in zip(e["step"][ops].tolist(), e["begin_s"][ops].tolist(), e["end_s"][ops].tolist()):
+            for step, begin, end in zip(
+                e["step"][ops].tolist(), e["begin_s"][ops].tolist(), e["end_s"][ops].tolist()
+            ):
                 span = spans[pipeline + (step,)]
                 span[0], span[1] = min(span[0], begin), max(span[1], end)
             for step, value in zip(e["step"][counts].tolist(), x[counts].tolist()):
@@ -261,17 +348,23 @@ def _inside(events, outer):
     return (at >= 0) & (events["end_s"] <= end[np.maximum(at, 0)])
 
 
-_MICRO_BATCH = re.compile(r"dp (\d+) micro_batch (\d+)(?: sp (\d+))?(?: recompute \d+)?:((?: -?\d+\[\d+,\d+\))*)")
+_MICRO_BATCH = re.compile(
+    r"dp (\d+) micro_batch (\d+)(?: sp (\d+))?(?: recompute \d+)?:((?: -?\d+\[\d+,\d+\))*)"
+)
 _SEGMENT = re.compile(r"(-?\d+)\[(\d+),(\d+)\)")
 
 
 def parse_batch(text):
     """[(dp rank, sp, [segment tokens])] of the text of a Batch plan."""
-    return [(int(m[1]), int(m[3] or 1), [int(s[3]) - int(s[2]) for s in _SEGMENT.finditer(m[4])]) for m in _MICRO_BATCH.finditer(text)]
+    return [
+        (int(m[1]), int(m[3] or 1), [int(s[3]) - int(s[2]) for s in _SEGMENT.finditer(m[4])])
+        for m in _MICRO_BATCH.finditer(text)
+    ]
 
 
 def _pack_length(deck, lengths):
-    """Tokens of a micro-batch without padding left to fill: its group's, the capacity of a pack, or that of samples padded to the longest."""
+    """Tokens of a micro-batch without padding left to fill: its group's, the capacity of a pack, or
+    that of samples padded to the longest."""
     method, longest = deck.get("batching.method", "none"), max(lengths)
     if method in ("none", "sorted"):
         return longest * len(lengths)
@@ -288,7 +381,11 @@ def _budgets(a):
     rows = []
     for rank in a.ranks:
         trace = a.run.traces[rank]
-        parsed = {i: [tuple(map(float, c)) for c in CHOICE.findall(text)] for i, (kind, _, text) in enumerate(trace.plans) if kind == "budgets"}
+        parsed = {
+            i: [tuple(map(float, c)) for c in CHOICE.findall(text)]
+            for i, (kind, _, text) in enumerate(trace.plans)
+            if kind == "budgets"
+        }
         for plan in trace.plan_steps["plan"].tolist():
             rows += parsed.get(plan, [])
     a.budgets = np.array(rows) if rows else None
@@ -298,7 +395,9 @@ def _plans(a):
     trace = next((a.run.traces[r] for r in a.ranks if len(a.run.traces[r].plan_steps)), None)
     if trace is None:
         return
-    parsed = {i: parse_batch(text) for i, (kind, _, text) in enumerate(trace.plans) if kind == "batch"}
+    parsed = {
+        i: parse_batch(text) for i, (kind, _, text) in enumerate(trace.plans) if kind == "batch"
+    }
     used = [parsed[p] for p in trace.plan_steps["plan"].tolist() if parsed.get(p)]
     if not used:
         return
@@ -311,11 +410,13 @@ def _plans(a):
         for d, sp, lengths in batch:
             if not lengths:
                 continue
-            tokens[d:d + sp] += sum(lengths) / sp
-            squares[d:d + sp] += sum(n * n for n in lengths) / sp
+            tokens[d : d + sp] += sum(lengths) / sp
+            squares[d : d + sp] += sum(n * n for n in lengths) / sp
             sizes.append(sum(lengths))
             most = _pack_length(a.run.deck, lengths)
-            padding.append(metrics.padding_ratio(np.minimum(sizes[-1:], most), most))  # a longer sample has a pack of its own
+            padding.append(
+                metrics.padding_ratio(np.minimum(sizes[-1:], most), most)
+            )  # a longer sample has a pack of its own
             communicated += sum(lengths) if sp > 1 or shared else 0
             segments += lengths
         packs += sizes
@@ -324,13 +425,20 @@ def _plans(a):
         pr.append(np.mean(padding))
         cr.append(communicated / max(tokens.sum(), 1))
         ave_t.append(tokens.mean())
-    a.batch = {"dbr": np.mean(dbr), "pr": np.mean(pr), "abr": np.mean(abr), "cr": np.mean(cr), "ave_t": np.mean(ave_t)}
+    a.batch = {
+        "dbr": np.mean(dbr),
+        "pr": np.mean(pr),
+        "abr": np.mean(abr),
+        "cr": np.mean(cr),
+        "ave_t": np.mean(ave_t),
+    }
     a.batch = {k: float(v) for k, v in a.batch.items()}
     a.segment_tokens, a.micro_batch_tokens = np.array(segments), np.array(packs)
 
 
 def _sparse(a):
-    """Budgets and pairs by step, layer and head, over micro-batches and ranks.  Ranks of one ring hold equal budgets and overflows, and each
+    """Budgets and pairs by step, layer and head, over micro-batches and ranks.  Ranks of one ring
+    hold equal budgets and overflows, and each
     its own queries' pairs."""
     table = defaultdict(lambda: np.zeros(5))
     for rank in a.ranks:
@@ -338,10 +446,28 @@ def _sparse(a):
         rows, at = trace.budgets, trace.last.at
         heads = 1 + int(rows["head"].max()) if len(rows) else 0
         first_of_ring = at.get("cp_outer", 0) == 0 and at.get("cp_inner", 0) == 0
-        for step, layer, head, budget, computed, visible, overflow in zip(*(rows[n].tolist() for n in (
-                "step", "layer", "head", "budget", "computed_pairs", "visible_pairs", "overflow"))):
+        for step, layer, head, budget, computed, visible, overflow in zip(
+            *(
+                rows[n].tolist()
+                for n in (
+                    "step",
+                    "layer",
+                    "head",
+                    "budget",
+                    "computed_pairs",
+                    "visible_pairs",
+                    "overflow",
+                )
+            )
+        ):
             if step >= 0:
-                table[step, layer, head + heads * at.get("sp", 0)] += (budget, 1, computed, visible, overflow if first_of_ring else 0)
+                table[step, layer, head + heads * at.get("sp", 0)] += (
+                    budget,
+                    1,
+                    computed,
+                    visible,
+                    overflow if first_of_ring else 0,
+                )
     a.sparse = dict(table)
 
 
@@ -350,31 +476,53 @@ def sparsity(a):
     if not a.sparse:
         return {}
     total = np.sum(list(a.sparse.values()), axis=0)
-    result = {"sparsity_ratio": metrics.sparsity_ratio(total[2], total[3]), "budget_overflow": float(total[4])}
+    result = {
+        "sparsity_ratio": metrics.sparsity_ratio(total[2], total[3]),
+        "budget_overflow": float(total[4]),
+    }
     if np.isfinite(total[0]):
         result["mean_budget"] = float(total[0] / total[1])
     return result
 
 
 def _overheads(a):
-    """Shares of budget tuning and of planning, of a run that tunes budgets or batches by predicted latency (sab) or length (lbb)."""
+    """Shares of budget tuning and of planning, of a run that tunes budgets or batches by predicted
+    latency (sab) or length (lbb)."""
     shown = np.flatnonzero(a.complete if a.complete.any() else np.ones(len(a.steps), bool))
     if not shown.size:
         return
     slowest = np.nanmax(a.step_seconds[:, shown], axis=0)
-    dst, sab = str(a.run.deck.get("dst.enabled")).lower() == "true", a.run.deck.get("batching.method") in ("sab", "lbb")
-    for key, kind, wanted in (("dst_overhead_share", "tuning", dst), ("sab_overhead_share", "planning", sab)):
+    dst, sab = str(a.run.deck.get("dst.enabled")).lower() == "true", a.run.deck.get(
+        "batching.method"
+    ) in ("sab", "lbb")
+    for key, kind, wanted in (
+        ("dst_overhead_share", "tuning", dst),
+        ("sab_overhead_share", "planning", sab),
+    ):
         seconds = np.zeros((len(a.ranks), len(a.steps)))
         for r, rank in enumerate(a.ranks):
             events = a.run.traces[rank].events
-            events = events[(events["kind"] == KINDS.index(kind)) & np.isin(events["step"], a.steps)]
-            np.add.at(seconds[r], np.searchsorted(a.steps, events["step"]), events["end_s"] - events["begin_s"])
+            events = events[
+                (events["kind"] == KINDS.index(kind)) & np.isin(events["step"], a.steps)
+            ]
+            np.add.at(
+                seconds[r],
+                np.searchsorted(a.steps, events["step"]),
+                events["end_s"] - events["begin_s"],
+            )
         if wanted and seconds.any():
             a.overheads[key] = metrics.overhead_share(seconds.max(axis=0)[shown], slowest)
 
 
 def _memory(a):
-    names = sorted({n[len("peak_bytes_"):] for t in a.run.traces.values() for n in t.steps if n.startswith("peak_bytes_")})
+    names = sorted(
+        {
+            n[len("peak_bytes_") :]
+            for t in a.run.traces.values()
+            for n in t.steps
+            if n.startswith("peak_bytes_")
+        }
+    )
     for name in names:
         peaks = []
         for rank in a.ranks:
@@ -397,8 +545,16 @@ def _regions(a):
                 count += int(mine.sum())
                 entered.append(rank)
         if entered:
-            a.regions.append({"region": kind, "ranks": entered, "events": count, "exclusive": seconds, "inclusive": inclusive,
-                              "imbalance": metrics.imbalance_degree(seconds)})
+            a.regions.append(
+                {
+                    "region": kind,
+                    "ranks": entered,
+                    "events": count,
+                    "exclusive": seconds,
+                    "inclusive": inclusive,
+                    "imbalance": metrics.imbalance_degree(seconds),
+                }
+            )
 
 
 def _scalars(a):
@@ -410,7 +566,9 @@ def _scalars(a):
             if name != "step" and known.any() and name not in a.scalars:
                 a.scalars[name] = (steps["step"][known], values[known])
     if "loss" not in a.scalars and a.run.log:
-        rows = [(line["step"] - 1, line["loss"]) for line in a.run.log if "loss" in line]  # the log counts finished steps
+        rows = [
+            (line["step"] - 1, line["loss"]) for line in a.run.log if "loss" in line
+        ]  # the log counts finished steps
         if rows:
             a.scalars["loss"] = tuple(np.array(rows).T)
 
@@ -425,30 +583,58 @@ def mean_step_seconds(a):
 def summary(a):
     """The numbers of metrics.json: names of the metrics at top level."""
     shown = a.complete if a.complete.any() else np.ones(len(a.steps), bool)
-    result = {"run": a.run.name, "ranks": a.run.ranks, "ranks_read": len(a.ranks), "steps": int(shown.sum()), "runtime_s": a.runtime,
-              "step_time_s": mean_step_seconds(a), "load_balance": a.pop[0], "communication_efficiency": a.pop[1], "parallel_efficiency": a.pop[2],
-              "imbalance": a.imbalance, "bubble_ratio": a.bubble_ratio}
+    result = {
+        "run": a.run.name,
+        "ranks": a.run.ranks,
+        "ranks_read": len(a.ranks),
+        "steps": int(shown.sum()),
+        "runtime_s": a.runtime,
+        "step_time_s": mean_step_seconds(a),
+        "load_balance": a.pop[0],
+        "communication_efficiency": a.pop[1],
+        "parallel_efficiency": a.pop[2],
+        "imbalance": a.imbalance,
+        "bubble_ratio": a.bubble_ratio,
+    }
     result.update(a.ring.get("all", {}))
     result.update(a.batch)
     result.update(sparsity(a))
     result.update(prediction.summary(a.prediction))
     result.update(a.overheads)
-    for name, key in (("loss", "loss"), ("validation_loss", "validation_loss"), ("needle_accuracy", "needle_accuracy")):
+    for name, key in (
+        ("loss", "loss"),
+        ("validation_loss", "validation_loss"),
+        ("needle_accuracy", "needle_accuracy"),
+    ):
         if name in a.scalars:
             result[key] = float(a.scalars[name][1][-1])
     if "loss" in a.scalars:
         result["first_loss"] = float(a.scalars["loss"][1][0])
     if "tokens" in a.scalars and a.runtime > 0:
         steps, tokens = a.scalars["tokens"]
-        result["tokens_per_s_per_rank"] = float(tokens[np.isin(steps, a.steps[shown])].sum() / a.runtime / max(a.run.ranks, 1))
+        result["tokens_per_s_per_rank"] = float(
+            tokens[np.isin(steps, a.steps[shown])].sum() / a.runtime / max(a.run.ranks, 1)
+        )
     if "mfu" in a.scalars:
         result["mfu"] = float(np.mean(a.scalars["mfu"][1]))
     if "total" in a.memory and not np.isnan(a.memory["total"]).all():
         result["peak_bytes"] = float(np.nanmax(a.memory["total"]))
-    means = np.nanmean(np.where(np.isnan(a.step_seconds)[..., None], np.nan, a.split)[:, shown], axis=(0, 1)) if a.split[:, shown].size else []
+    means = (
+        np.nanmean(
+            np.where(np.isnan(a.step_seconds)[..., None], np.nan, a.split)[:, shown], axis=(0, 1)
+        )
+        if a.split[:, shown].size
+        else []
+    )
     result["step_split_s"] = {name: float(v) for name, v in zip(CATEGORIES, means) if v > 0}
     result["ring"] = a.ring
-    result["per_rank"] = [{"rank": rank, "useful_s": float(np.nansum(a.useful[r, shown])),
-                           **{f"peak_bytes_{n}": float(v[r]) for n, v in a.memory.items() if not np.isnan(v[r])}} for r, rank in enumerate(a.ranks)]
+    result["per_rank"] = [
+        {
+            "rank": rank,
+            "useful_s": float(np.nansum(a.useful[r, shown])),
+            **{f"peak_bytes_{n}": float(v[r]) for n, v in a.memory.items() if not np.isnan(v[r])},
+        }
+        for r, rank in enumerate(a.ranks)
+    ]
     result["notes"] = list(a.run.notes)
     return result

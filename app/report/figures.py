@@ -1,4 +1,5 @@
-"""One function a figure: takes an Analysis, returns a matplotlib figure or None where the run has nothing to show."""
+"""One function a figure: takes an Analysis, returns a matplotlib figure or None where the run has
+nothing to show."""
 import re
 
 import numpy as np
@@ -8,7 +9,18 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 import metrics
 from analysis import CATEGORIES, SCHEDULE_OPS, category_of_kind, nesting
 from load import KINDS
-from style import CATEGORY_COLOURS, GRID, HEAT, INK, MEMORY_COLOURS, MUTED, SERIES, bytes_unit, plt, seconds_unit
+from style import (
+    CATEGORY_COLOURS,
+    GRID,
+    HEAT,
+    INK,
+    MEMORY_COLOURS,
+    MUTED,
+    SERIES,
+    bytes_unit,
+    plt,
+    seconds_unit,
+)
 
 WIDTH = 9.6
 
@@ -48,22 +60,50 @@ def needle(a):
     """Accuracy over the run, and by length and depth at its last evaluation."""
     if "needle_accuracy" not in a.scalars:
         return None
-    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3.2), gridspec_kw={"width_ratios": [1, 1.2]})
-    lengths = sorted({int(m[1]) for m in map(re.compile(r"needle_accuracy\.length\.(\d+)$").match, a.scalars) if m})
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(WIDTH, 3.2), gridspec_kw={"width_ratios": [1, 1.2]}
+    )
+    lengths = sorted(
+        {
+            int(m[1])
+            for m in map(re.compile(r"needle_accuracy\.length\.(\d+)$").match, a.scalars)
+            if m
+        }
+    )
     for i, length in enumerate(lengths):
-        left.plot(*a.scalars[f"needle_accuracy.length.{length}"], marker="o", markersize=3, color=SERIES[i % len(SERIES)], label=f"{length} tokens")
+        left.plot(
+            *a.scalars[f"needle_accuracy.length.{length}"],
+            marker="o",
+            markersize=3,
+            color=SERIES[i % len(SERIES)],
+            label=f"{length} tokens",
+        )
     left.plot(*a.scalars["needle_accuracy"], color=INK, linewidth=1.2, linestyle="--", label="all")
     left.set(xlabel="step", ylabel="accuracy", ylim=(-0.02, 1.02), title="Needle accuracy")
     left.legend(loc="lower right")
     _integer_axis(left.xaxis)
-    cells = {(int(m[1]), int(m[2])): float(a.scalars[m[0]][1][-1]) for m in map(_CELL.match, a.scalars) if m}
+    cells = {
+        (int(m[1]), int(m[2])): float(a.scalars[m[0]][1][-1])
+        for m in map(_CELL.match, a.scalars)
+        if m
+    }
     depths = 1 + max((d for _, d in cells), default=0)
     table = np.array([[cells.get((n, d), np.nan) for d in range(depths)] for n in lengths])
     right.imshow(table, vmin=0, vmax=1, cmap=HEAT, aspect="auto")
     for (row, column), value in np.ndenumerate(table):
         if value == value:
-            right.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color="white" if value < 0.5 else INK)
-    right.set_xticks(range(depths), [f"{100 * d // depths}-{100 * (d + 1) // depths} %" for d in range(depths)])
+            right.text(
+                column,
+                row,
+                f"{value:.2f}",
+                ha="center",
+                va="center",
+                fontsize=7.5,
+                color="white" if value < 0.5 else INK,
+            )
+    right.set_xticks(
+        range(depths), [f"{100 * d // depths}-{100 * (d + 1) // depths} %" for d in range(depths)]
+    )
     right.set_yticks(range(len(lengths)), [str(n) for n in lengths])
     right.set(xlabel="depth of the pair", ylabel="length (tokens)", title="At the last evaluation")
     right.grid(False)
@@ -75,31 +115,66 @@ def split(a):
     if not a.split.size or not np.nansum(a.split):
         return None
     here = ~np.isnan(a.step_seconds)
-    by_rank = np.array([a.split[r, here[r]].mean(axis=0) if here[r].any() else np.zeros(len(CATEGORIES)) for r in range(len(a.ranks))])
-    by_step = np.array([a.split[here[:, s], s].mean(axis=0) if here[:, s].any() else np.zeros(len(CATEGORIES)) for s in range(len(a.steps))])
+    by_rank = np.array(
+        [
+            a.split[r, here[r]].mean(axis=0) if here[r].any() else np.zeros(len(CATEGORIES))
+            for r in range(len(a.ranks))
+        ]
+    )
+    by_step = np.array(
+        [
+            a.split[here[:, s], s].mean(axis=0) if here[:, s].any() else np.zeros(len(CATEGORIES))
+            for s in range(len(a.steps))
+        ]
+    )
     factor, unit = seconds_unit(max(by_rank.sum(axis=1).max(), by_step.sum(axis=1).max()))
     height = _rank_height(len(a.ranks)) + 0.5
-    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, max(height, 3.2)), gridspec_kw={"width_ratios": [1, 1.25]})
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(WIDTH, max(height, 3.2)), gridspec_kw={"width_ratios": [1, 1.25]}
+    )
     offset_rank, offset_step = np.zeros(len(a.ranks)), np.zeros(len(a.steps))
     for c, name in enumerate(CATEGORIES):
         if not by_rank[:, c].any() and not by_step[:, c].any():
             continue
         colour = CATEGORY_COLOURS[name]
-        left.barh(range(len(a.ranks)), by_rank[:, c] * factor, left=offset_rank * factor, color=colour, height=0.72, label=name)
+        left.barh(
+            range(len(a.ranks)),
+            by_rank[:, c] * factor,
+            left=offset_rank * factor,
+            color=colour,
+            height=0.72,
+            label=name,
+        )
         if len(a.steps) <= 120:
-            right.bar(a.steps, by_step[:, c] * factor, bottom=offset_step * factor, color=colour, width=0.86)
+            right.bar(
+                a.steps,
+                by_step[:, c] * factor,
+                bottom=offset_step * factor,
+                color=colour,
+                width=0.86,
+            )
         else:
-            right.fill_between(a.steps, offset_step * factor, (offset_step + by_step[:, c]) * factor, color=colour, linewidth=0)
+            right.fill_between(
+                a.steps,
+                offset_step * factor,
+                (offset_step + by_step[:, c]) * factor,
+                color=colour,
+                linewidth=0,
+            )
         offset_rank += by_rank[:, c]
         offset_step += by_step[:, c]
     left.invert_yaxis()
     _rank_ticks(left, a.ranks)
     left.grid(axis="y", visible=False)
     right.grid(axis="x", visible=False)
-    left.set(xlabel=f"time per step ({unit})", ylabel="rank", title="Step time by rank, mean over steps")
+    left.set(
+        xlabel=f"time per step ({unit})", ylabel="rank", title="Step time by rank, mean over steps"
+    )
     right.set(xlabel="step", ylabel=f"time ({unit})", title="Step time by step, mean over ranks")
     _integer_axis(right.xaxis)
-    figure.legend(*left.get_legend_handles_labels(), loc="upper center", ncol=5, bbox_to_anchor=(0.5, 0.0))
+    figure.legend(
+        *left.get_legend_handles_labels(), loc="upper center", ncol=5, bbox_to_anchor=(0.5, 0.0)
+    )
     return figure
 
 
@@ -111,7 +186,9 @@ def heatmap(a):
     figure, ax = plt.subplots(figsize=(WIDTH, _rank_height(len(a.ranks))))
     colours = plt.get_cmap(HEAT).copy()
     colours.set_bad("#eceff3")
-    image = ax.imshow(a.useful * factor, aspect="auto", cmap=colours, interpolation="nearest", vmin=0)
+    image = ax.imshow(
+        a.useful * factor, aspect="auto", cmap=colours, interpolation="nearest", vmin=0
+    )
     _rank_ticks(ax, a.ranks)
     ticks = np.arange(0, len(a.steps), -(-len(a.steps) // 16))
     ax.set_xticks(ticks)
@@ -133,13 +210,29 @@ def ring(a):
     factor, unit = seconds_unit(longest)
     many = any(len(a.ring_times[d][0]) > 8 for d in directions)
     workers = max(len(a.ring_times[d][0]) for d in directions)
-    figure, axes = plt.subplots(1, len(directions), figsize=(WIDTH, _rank_height(workers) if many else 3.0), squeeze=False, sharey=not many)
+    figure, axes = plt.subplots(
+        1,
+        len(directions),
+        figsize=(WIDTH, _rank_height(workers) if many else 3.0),
+        squeeze=False,
+        sharey=not many,
+    )
     for ax, direction in zip(axes[0], directions):
         names, ring_steps, compute, wait = a.ring_times[direction]
-        labels = [f"{max(o, 0)}.{max(i, 0)}" if len({o for o, _ in ring_steps}) > 1 else str(i) for o, i in ring_steps]
+        labels = [
+            f"{max(o, 0)}.{max(i, 0)}" if len({o for o, _ in ring_steps}) > 1 else str(i)
+            for o, i in ring_steps
+        ]
         at = np.arange(len(ring_steps))
         if many:
-            image = ax.imshow(compute * factor, aspect="auto", cmap=HEAT, vmin=0, vmax=longest * factor, interpolation="nearest")
+            image = ax.imshow(
+                compute * factor,
+                aspect="auto",
+                cmap=HEAT,
+                vmin=0,
+                vmax=longest * factor,
+                interpolation="nearest",
+            )
             _rank_ticks(ax, names)
             ax.set_ylabel("rank")
             ax.grid(False)
@@ -147,14 +240,34 @@ def ring(a):
             width = 0.82 / len(names)
             for w, name in enumerate(names):
                 x = at + (w - (len(names) - 1) / 2) * width
-                ax.bar(x, compute[w] * factor, width * 0.92, color=SERIES[w % len(SERIES)], label=f"rank {name}")
-                ax.bar(x, wait[w] * factor, width * 0.92, bottom=compute[w] * factor, color="white", edgecolor="#94a3b8", hatch="////", linewidth=0.6)
+                ax.bar(
+                    x,
+                    compute[w] * factor,
+                    width * 0.92,
+                    color=SERIES[w % len(SERIES)],
+                    label=f"rank {name}",
+                )
+                ax.bar(
+                    x,
+                    wait[w] * factor,
+                    width * 0.92,
+                    bottom=compute[w] * factor,
+                    color="white",
+                    edgecolor="#94a3b8",
+                    hatch="////",
+                    linewidth=0.6,
+                )
             ax.grid(axis="x", visible=False)
         ax.set_xticks(at)
         ax.set_xticklabels(labels)
-        ax.set(xlabel="ring step" + (" (outer.inner)" if "." in labels[0] else ""), title=f"Ring attention, {direction}")
+        ax.set(
+            xlabel="ring step" + (" (outer.inner)" if "." in labels[0] else ""),
+            title=f"Ring attention, {direction}",
+        )
     if many:
-        figure.colorbar(image, ax=axes[0].tolist(), pad=0.015).set_label(f"mean computation ({unit})")
+        figure.colorbar(image, ax=axes[0].tolist(), pad=0.015).set_label(
+            f"mean computation ({unit})"
+        )
     else:
         axes[0][0].set_ylabel(f"mean time of a ring step ({unit})")
         handles, names = axes[0][0].get_legend_handles_labels()
@@ -170,17 +283,45 @@ def sparsity(a):
     steps, layers, heads = (sorted({key[i] for key in a.sparse}) for i in range(3))
     table = np.full((len(steps), len(layers), len(heads)), np.nan)
     for (step, layer, head), v in a.sparse.items():
-        table[steps.index(step), layers.index(layer), heads.index(head)] = metrics.sparsity_ratio(v[2], v[3])
-    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, _rank_height(len(layers), least=2.6)), gridspec_kw={"width_ratios": [1.25, 1]})
-    image = left.imshow(np.nanmean(table, axis=0), aspect="auto", cmap=HEAT, vmin=np.nanmin(table), vmax=np.nanmax(table), interpolation="nearest")
+        table[steps.index(step), layers.index(layer), heads.index(head)] = metrics.sparsity_ratio(
+            v[2], v[3]
+        )
+    figure, (left, right) = plt.subplots(
+        1,
+        2,
+        figsize=(WIDTH, _rank_height(len(layers), least=2.6)),
+        gridspec_kw={"width_ratios": [1.25, 1]},
+    )
+    image = left.imshow(
+        np.nanmean(table, axis=0),
+        aspect="auto",
+        cmap=HEAT,
+        vmin=np.nanmin(table),
+        vmax=np.nanmax(table),
+        interpolation="nearest",
+    )
     figure.colorbar(image, ax=left, pad=0.02)
     _rank_ticks(left, [layer if layer >= 0 else "all" for layer in layers])
     left.grid(False)
     left.set(xlabel="head", ylabel="layer", title="Sparsity ratio, mean over steps")
     _integer_axis(left.xaxis)
     flat = table.reshape(len(steps), -1)
-    right.fill_between(steps, np.nanmin(flat, axis=1), np.nanmax(flat, axis=1), color=SERIES[0], alpha=0.22, label="range over layers and heads")
-    right.plot(steps, np.nanmean(flat, axis=1), color=SERIES[0], label="mean", marker="o" if len(steps) <= 60 else None, markersize=3)
+    right.fill_between(
+        steps,
+        np.nanmin(flat, axis=1),
+        np.nanmax(flat, axis=1),
+        color=SERIES[0],
+        alpha=0.22,
+        label="range over layers and heads",
+    )
+    right.plot(
+        steps,
+        np.nanmean(flat, axis=1),
+        color=SERIES[0],
+        label="mean",
+        marker="o" if len(steps) <= 60 else None,
+        markersize=3,
+    )
     right.set(xlabel="step", title="Sparsity ratio by step")
     right.legend()
     _integer_axis(right.xaxis)
@@ -189,7 +330,9 @@ def sparsity(a):
 
 def timeline_step(a):
     """The complete step of median length: index into a.steps."""
-    shown = np.flatnonzero(a.complete if a.complete.any() else ~np.isnan(a.step_seconds).all(axis=0))
+    shown = np.flatnonzero(
+        a.complete if a.complete.any() else ~np.isnan(a.step_seconds).all(axis=0)
+    )
     if not shown.size:
         return None
     longest = np.nanmax(a.step_seconds[:, shown], axis=0)
@@ -197,16 +340,22 @@ def timeline_step(a):
 
 
 def timeline(a):
-    """One step: per rank the schedule ops (upper lane) and what the rank was doing at each moment (lower lane)."""
+    """One step: per rank the schedule ops (upper lane) and what the rank was doing at each moment
+    (lower lane)."""
     s = timeline_step(a)
     if s is None:
         return None
     category, names = category_of_kind(), list(CATEGORIES)
     op_codes = {KINDS.index(k): k for k in SCHEDULE_OPS}
-    chosen = {rank: a.run.traces[rank].events[a.run.traces[rank].events["step"] == a.steps[s]] for rank in a.ranks}
+    chosen = {
+        rank: a.run.traces[rank].events[a.run.traces[rank].events["step"] == a.steps[s]]
+        for rank in a.ranks
+    }
     step_kind = KINDS.index("step")
     chosen = {rank: e for rank, e in chosen.items() if len(e)}
-    inside = [e[e["kind"] == step_kind] if (e["kind"] == step_kind).any() else e for e in chosen.values()]
+    inside = [
+        e[e["kind"] == step_kind] if (e["kind"] == step_kind).any() else e for e in chosen.values()
+    ]
     origin, last = min(e["begin_s"].min() for e in inside), max(e["end_s"].max() for e in inside)
     factor, unit = seconds_unit(last - origin)
     figure, ax = plt.subplots(figsize=(WIDTH, _rank_height(len(a.ranks), per=0.62, most=11) + 0.4))
@@ -230,24 +379,67 @@ def timeline(a):
             spans = [((b - origin) * factor, max(e - b, least) * factor) for b, e in bars[c]]
             ax.broken_barh(spans, (row - 0.12, 0.5), color=CATEGORY_COLOURS[names[c]], linewidth=0)
         for e in events[np.isin(events["kind"], list(op_codes))]:
-            kind, begin, length = op_codes[int(e["kind"])], (e["begin_s"] - origin) * factor, (e["end_s"] - e["begin_s"]) * factor
+            kind, begin, length = (
+                op_codes[int(e["kind"])],
+                (e["begin_s"] - origin) * factor,
+                (e["end_s"] - e["begin_s"]) * factor,
+            )
             colour = {"forward": "#c7dcf1", "recompute": "#f5dfae"}.get(kind, "#cfe3d3")
-            ax.broken_barh([(begin, length)], (row - 0.4, 0.24), facecolor=colour, edgecolor="white", linewidth=0.8)
+            ax.broken_barh(
+                [(begin, length)],
+                (row - 0.4, 0.24),
+                facecolor=colour,
+                edgecolor="white",
+                linewidth=0.8,
+            )
             if length > 0.024 * (last - origin) * factor:
-                ax.text(begin + length / 2, row - 0.275, f"{OP_LETTERS[kind]}{e['micro_batch']}", ha="center", va="center", fontsize=7.5, color=INK)
+                ax.text(
+                    begin + length / 2,
+                    row - 0.275,
+                    f"{OP_LETTERS[kind]}{e['micro_batch']}",
+                    ha="center",
+                    va="center",
+                    fontsize=7.5,
+                    color=INK,
+                )
     ax.set_ylim(len(a.ranks) - 0.45, -0.6)
     ax.set_xlim(0, (last - origin) * factor)
     _rank_ticks(ax, a.ranks)
     ax.grid(axis="y", visible=False)
-    ax.set(xlabel=f"time since the step began ({unit})", ylabel="rank", title=f"Timeline of step {a.steps[s]}")
+    ax.set(
+        xlabel=f"time since the step began ({unit})",
+        ylabel="rank",
+        title=f"Timeline of step {a.steps[s]}",
+    )
     handles = [Patch(color=CATEGORY_COLOURS[names[c]], label=names[c]) for c in sorted(used)]
-    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.55 / (figure.get_figheight() - 0.9)), ncol=6, handlelength=1.2, columnspacing=1.4)
+    ax.legend(
+        handles=handles,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.55 / (figure.get_figheight() - 0.9)),
+        ncol=6,
+        handlelength=1.2,
+        columnspacing=1.4,
+    )
     return figure
 
 
-OP_COLOURS = {"forward": "#8fb8de", "recompute": "#edae49", "backward": "#5b9a68", "backward_input": "#5b9a68", "backward_weight": "#a8cfb2", "offload": "#8a7f6a",
-              "fetch": "#c2b8a3", "recv": "#f0dfe2"}
-OP_LETTERS = {"forward": "F", "recompute": "R", "backward": "B", "backward_input": "B", "backward_weight": "W"}
+OP_COLOURS = {
+    "forward": "#8fb8de",
+    "recompute": "#edae49",
+    "backward": "#5b9a68",
+    "backward_input": "#5b9a68",
+    "backward_weight": "#a8cfb2",
+    "offload": "#8a7f6a",
+    "fetch": "#c2b8a3",
+    "recv": "#f0dfe2",
+}
+OP_LETTERS = {
+    "forward": "F",
+    "recompute": "R",
+    "backward": "B",
+    "backward_input": "B",
+    "backward_weight": "W",
+}
 
 
 def prediction(a):
@@ -274,17 +466,51 @@ def prediction(a):
                 used[kind] = OP_COLOURS[kind]
                 begin = (e["begin_s"] - zero) * factor
                 aside = kind in metrics.BESIDE  # a strip over the ops beside which it runs
-                ax.broken_barh([(begin, length)], (low, 0.06 if aside else 0.35), facecolor=OP_COLOURS[kind], edgecolor="white", linewidth=0.5, zorder=3 if aside else 1)
+                ax.broken_barh(
+                    [(begin, length)],
+                    (low, 0.06 if aside else 0.35),
+                    facecolor=OP_COLOURS[kind],
+                    edgecolor="white",
+                    linewidth=0.5,
+                    zorder=3 if aside else 1,
+                )
                 if length > 0.02 * last * factor and kind in OP_LETTERS:
-                    ax.text(begin + length / 2, low + 0.175, f"{OP_LETTERS[kind]}{e['micro_batch']}", ha="center", va="center", fontsize=6.5, color=INK)
-            ax.text(1.005, low + 0.175, ("predicted", "measured")[side], transform=ax.get_yaxis_transform(), va="center", fontsize=7.5, color=MUTED)
+                    ax.text(
+                        begin + length / 2,
+                        low + 0.175,
+                        f"{OP_LETTERS[kind]}{e['micro_batch']}",
+                        ha="center",
+                        va="center",
+                        fontsize=6.5,
+                        color=INK,
+                    )
+            ax.text(
+                1.005,
+                low + 0.175,
+                ("predicted", "measured")[side],
+                transform=ax.get_yaxis_transform(),
+                va="center",
+                fontsize=7.5,
+                color=MUTED,
+            )
     ax.set_ylim(len(lanes) - 0.5, -0.5)
     ax.set_xlim(0, last * factor)
     _rank_ticks(ax, names)
     ax.grid(axis="y", visible=False)
-    ax.set(xlabel=f"time since the schedule began ({unit})", title=f"Schedule of step {step}, simulated and as it ran")
-    ax.legend(handles=[Patch(color=colour, label=kind.replace("_", " ")) for kind, colour in used.items()], loc="upper center",
-              bbox_to_anchor=(0.5, -0.55 / (figure.get_figheight() - 0.9)), ncol=6, handlelength=1.2, columnspacing=1.4)
+    ax.set(
+        xlabel=f"time since the schedule began ({unit})",
+        title=f"Schedule of step {step}, simulated and as it ran",
+    )
+    ax.legend(
+        handles=[
+            Patch(color=colour, label=kind.replace("_", " ")) for kind, colour in used.items()
+        ],
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.55 / (figure.get_figheight() - 0.9)),
+        ncol=6,
+        handlelength=1.2,
+        columnspacing=1.4,
+    )
     return figure
 
 
@@ -298,10 +524,24 @@ def memory(a):
     offset = np.zeros(len(a.ranks))
     for i, name in enumerate(categories):
         values = np.nan_to_num(a.memory[name])
-        ax.barh(range(len(a.ranks)), values * factor, left=offset * factor, height=0.72, color=MEMORY_COLOURS.get(name, SERIES[i % len(SERIES)]), label=name)
+        ax.barh(
+            range(len(a.ranks)),
+            values * factor,
+            left=offset * factor,
+            height=0.72,
+            color=MEMORY_COLOURS.get(name, SERIES[i % len(SERIES)]),
+            label=name,
+        )
         offset += values
     if "total" in a.memory:
-        ax.plot(a.memory["total"] * factor, range(len(a.ranks)), "D", color=INK, markersize=5, label="peak at one moment")
+        ax.plot(
+            a.memory["total"] * factor,
+            range(len(a.ranks)),
+            "D",
+            color=INK,
+            markersize=5,
+            label="peak at one moment",
+        )
     ax.invert_yaxis()
     _rank_ticks(ax, a.ranks)
     ax.grid(axis="y", visible=False)
@@ -317,17 +557,29 @@ def lengths(a):
     low, high = np.floor(np.log2(tokens.min())), np.ceil(np.log2(tokens.max() + 1))
     edges = 2.0 ** np.arange(low, max(high, low + 1) + 0.25, 0.5)
     figure, axes = plt.subplots(1, 3, figsize=(WIDTH, 2.9))
-    panels = [(axes[0], tokens, None, edges, "segments", "Segment lengths"), (axes[1], tokens, tokens, edges, "tokens", "Tokens by segment length")]
+    panels = [
+        (axes[0], tokens, None, edges, "segments", "Segment lengths"),
+        (axes[1], tokens, tokens, edges, "tokens", "Tokens by segment length"),
+    ]
     for ax, values, weights, bins, ylabel, title in panels:
         ax.hist(values, bins=bins, weights=weights, color=SERIES[0], rwidth=0.94)
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_locator(LogLocator(base=2, numticks=7))
         ax.xaxis.set_major_formatter(FuncFormatter(_tokens))
         ax.set(xlabel="segment length (tokens)", ylabel=ylabel, title=title)
-    axes[2].hist(a.micro_batch_tokens, bins=min(30, max(5, len(np.unique(a.micro_batch_tokens)))), color=SERIES[2], rwidth=0.94)
-    axes[2].set(xlabel="micro-batch size (tokens)", ylabel="micro-batches", title="Micro-batch sizes")
+    axes[2].hist(
+        a.micro_batch_tokens,
+        bins=min(30, max(5, len(np.unique(a.micro_batch_tokens)))),
+        color=SERIES[2],
+        rwidth=0.94,
+    )
+    axes[2].set(
+        xlabel="micro-batch size (tokens)", ylabel="micro-batches", title="Micro-batch sizes"
+    )
     axes[2].xaxis.set_major_formatter(FuncFormatter(_tokens))
-    axes[2].xaxis.set_major_locator(MultipleLocator(2.0 ** np.ceil(np.log2(max(a.micro_batch_tokens.max(), 4) / 4))))
+    axes[2].xaxis.set_major_locator(
+        MultipleLocator(2.0 ** np.ceil(np.log2(max(a.micro_batch_tokens.max(), 4) / 4)))
+    )
     for ax in axes:
         ax.grid(axis="x", visible=False)
         ax.yaxis.set_major_formatter(EngFormatter(sep=""))
@@ -347,9 +599,17 @@ def budgets(a):
         at = np.interp(b, values, np.arange(len(values)))
         left.axvline(at, color=SERIES[1], linewidth=1.2, linestyle="--", label=f"base {b:.0f}")
     left.legend()
-    left.set(xlabel="final budget (key blocks a query)", ylabel="layers x micro-batches", title="Attention budgets")
+    left.set(
+        xlabel="final budget (key blocks a query)",
+        ylabel="layers x micro-batches",
+        title="Attention budgets",
+    )
     right.hist(loss, bins=30, color=SERIES[2], rwidth=0.94)
-    right.set(xlabel="coverage lost against the base budget", ylabel="layers x micro-batches", title="Coverage")
+    right.set(
+        xlabel="coverage lost against the base budget",
+        ylabel="layers x micro-batches",
+        title="Coverage",
+    )
     for ax in (left, right):
         ax.grid(axis="x", visible=False)
         ax.yaxis.set_major_formatter(EngFormatter(sep=""))
@@ -366,7 +626,9 @@ def _tokens(value, _=None):
 def compare(analyses):
     """Several runs: loss, step-time split and POP side by side."""
     labels = [a.run.name for a in analyses]
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(WIDTH * 1.15, 3.4), gridspec_kw={"width_ratios": [1.1, 1, 1]})
+    figure, (left, middle, right) = plt.subplots(
+        1, 3, figsize=(WIDTH * 1.15, 3.4), gridspec_kw={"width_ratios": [1.1, 1, 1]}
+    )
     for i, a in enumerate(analyses):
         if "loss" in a.scalars:
             left.plot(*a.scalars["loss"], color=SERIES[i % len(SERIES)], label=labels[i])
@@ -375,7 +637,11 @@ def compare(analyses):
         left.legend()
     _integer_axis(left.xaxis)
     slanted = max(map(len, labels)) >= 12
-    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.34 if slanted else -0.16), "fontsize": 7.5}
+    below = {
+        "loc": "upper center",
+        "bbox_to_anchor": (0.5, -0.34 if slanted else -0.16),
+        "fontsize": 7.5,
+    }
     offset = np.zeros(len(analyses))
     means = []
     for a in analyses:
@@ -385,18 +651,33 @@ def compare(analyses):
     factor, unit = seconds_unit(max(means.sum(axis=1).max(), 1e-9))
     for c, name in enumerate(CATEGORIES):
         if means[:, c].any():
-            middle.bar(range(len(labels)), means[:, c] * factor, bottom=offset * factor, width=0.66, color=CATEGORY_COLOURS[name], label=name)
+            middle.bar(
+                range(len(labels)),
+                means[:, c] * factor,
+                bottom=offset * factor,
+                width=0.66,
+                color=CATEGORY_COLOURS[name],
+                label=name,
+            )
             offset += means[:, c]
     middle.set(ylabel=f"time per step ({unit})", title="Step time, mean")
     middle.legend(**below, ncol=2, handlelength=1.1, columnspacing=1)
     at, width = np.arange(len(labels)), 0.26
     for i, name in enumerate(("load balance", "communication efficiency", "parallel efficiency")):
-        right.bar(at + (i - 1) * width, [a.pop[i] for a in analyses], width * 0.92, color=SERIES[i], label=name)
+        right.bar(
+            at + (i - 1) * width,
+            [a.pop[i] for a in analyses],
+            width * 0.92,
+            color=SERIES[i],
+            label=name,
+        )
     right.set(ylim=(0, 1.02), ylabel="efficiency", title="POP efficiencies")
     right.legend(**below, ncol=1)
     for ax in (middle, right):
         ax.set_xticks(range(len(labels)))
-        ax.set_xticklabels(labels, rotation=20 if slanted else 0, ha="right" if slanted else "center")
+        ax.set_xticklabels(
+            labels, rotation=20 if slanted else 0, ha="right" if slanted else "center"
+        )
         ax.grid(axis="x", visible=False)
     return figure
 
@@ -404,16 +685,70 @@ def compare(analyses):
 # name -> (function, caption); the order of the page.
 FIGURES = {
     "loss": (loss, "Loss of each step, and held-out loss where it was taken."),
-    "needle": (needle, "Share of the held-out questions whose whole answer is the most likely one, by length of the sample and depth of the asked pair."),
-    "split": (split, "Where the time of a step goes. Every moment counts once, for the innermost region the rank is in."),
-    "heatmap": (heatmap, "Seconds of useful computation. A straggler is a bright row, an uneven batch a bright column; grey: no data."),
-    "timeline": (timeline, "The step of median length. Upper lane: operations of the schedule with their micro-batch (F forward, R recompute, B "
-                           "backward). Lower lane: what the rank was doing."),
-    "prediction": (prediction, "The step of median schedule time. Upper lane of a stage: its ops as the simulator times them with profile.table; lower lane: as they "
-                               "ran (F forward, R recompute, B backward or its input half, W weight half). Receives last until the message is there."),
-    "ring": (ring, "Mean computation (solid) and wait (hatched) of each context-parallel worker at each ring step."),
-    "sparsity": (sparsity, "Share of the causal pairs that sparse attention leaves out (MTraining Figure 3). Budgets of every layer, head and step: budgets.csv."),
-    "memory": (memory, "Highest value of each category over all steps. The peaks need not coincide; the diamond is the highest sum at one moment."),
+    "needle": (
+        needle,
+        (
+            "Share of the held-out questions whose whole answer is the most likely one, by length"
+            " of the sample and depth of the asked pair."
+        ),
+    ),
+    "split": (
+        split,
+        (
+            "Where the time of a step goes. Every moment counts once, for the innermost region the"
+            " rank is in."
+        ),
+    ),
+    "heatmap": (
+        heatmap,
+        (
+            "Seconds of useful computation. A straggler is a bright row, an uneven batch a bright"
+            " column; grey: no data."
+        ),
+    ),
+    "timeline": (
+        timeline,
+        (
+            "The step of median length. Upper lane: operations of the schedule with their"
+            " micro-batch (F forward, R recompute, B backward). Lower lane: what the rank was"
+            " doing."
+        ),
+    ),
+    "prediction": (
+        prediction,
+        (
+            "The step of median schedule time. Upper lane of a stage: its ops as the simulator"
+            " times them with profile.table; lower lane: as they ran (F forward, R recompute, B"
+            " backward or its input half, W weight half). Receives last until the message is there."
+        ),
+    ),
+    "ring": (
+        ring,
+        (
+            "Mean computation (solid) and wait (hatched) of each context-parallel worker at each"
+            " ring step."
+        ),
+    ),
+    "sparsity": (
+        sparsity,
+        (
+            "Share of the causal pairs that sparse attention leaves out (MTraining Figure 3)."
+            " Budgets of every layer, head and step: budgets.csv."
+        ),
+    ),
+    "memory": (
+        memory,
+        (
+            "Highest value of each category over all steps. The peaks need not coincide; the"
+            " diamond is the highest sum at one moment."
+        ),
+    ),
     "lengths": (lengths, "From the executed Batch plans."),
-    "budgets": (budgets, "Dynamic sparsity tuning: what every layer chose for every micro-batch. Negative losses are coverage gained."),
+    "budgets": (
+        budgets,
+        (
+            "Dynamic sparsity tuning: what every layer chose for every micro-batch. Negative losses"
+            " are coverage gained."
+        ),
+    ),
 }

@@ -1,4 +1,5 @@
-"""Reads run folders: RUN/trace/trace_*.h5 (layout: io/trace_writer.hpp), RUN/deck.toml, RUN/log.txt.
+"""Reads run folders: RUN/trace/trace_*.h5 (layout: io/trace_writer.hpp), RUN/deck.toml,
+RUN/log.txt.
 
 A rank whose file is missing, truncated or damaged costs a note, never the report."""
 import re
@@ -9,16 +10,30 @@ import h5py
 import numpy as np
 
 FORMAT_VERSIONS = (1, 2, 3)  # 1 has no budgets, 2 no predicted ops
-KINDS = ("forward recompute backward backward_input backward_weight send recv offload fetch attention_forward attention_backward ring_wait copy_wait "
-         "sequence_exchange layer_forward layer_backward head indexing tuning planning gradient_reduce parameter_gather optimizer data checkpoint validation step idle").split()
-BUDGETS = [("step", "i4"), ("micro_batch", "i4"), ("chunk", "i4"), ("layer", "i4"), ("head", "i4"), ("budget", "f8"), ("computed_pairs", "f8"),
-           ("visible_pairs", "f8"), ("overflow", "i8")]
+KINDS = (
+    "forward recompute backward backward_input backward_weight send recv offload fetch"
+    " attention_forward attention_backward ring_wait copy_wait sequence_exchange layer_forward"
+    " layer_backward head indexing tuning planning gradient_reduce parameter_gather optimizer data"
+    " checkpoint validation step idle"
+).split()
+BUDGETS = [
+    ("step", "i4"),
+    ("micro_batch", "i4"),
+    ("chunk", "i4"),
+    ("layer", "i4"),
+    ("head", "i4"),
+    ("budget", "f8"),
+    ("computed_pairs", "f8"),
+    ("visible_pairs", "f8"),
+    ("overflow", "i8"),
+]
 COORDINATES = ("dp", "pp", "cp_outer", "cp_inner", "sp", "tp")
 
 
 @dataclass
 class Session:
     """One start or restart of one rank."""
+
     rank: int
     ranks: int
     segment: int
@@ -30,7 +45,7 @@ class Session:
     mesh: dict = field(default_factory=dict)
     at: dict = field(default_factory=dict)
     first: dict = field(default_factory=dict)  # table -> first row
-    number: int = 0                            # common to all ranks, set by Run
+    number: int = 0  # common to all ranks, set by Run
 
 
 @dataclass
@@ -38,12 +53,13 @@ class RankTrace:
     rank: int
     path: Path
     sessions: list
-    events: np.ndarray      # structured; kind as an index into KINDS
-    steps: dict             # scalar name -> array, "step" among them
-    plans: list             # (kind, hash, text)
+    events: np.ndarray  # structured; kind as an index into KINDS
+    steps: dict  # scalar name -> array, "step" among them
+    plans: list  # (kind, hash, text)
     plan_steps: np.ndarray  # step, plan
-    budgets: np.ndarray     # fields of BUDGETS
-    predicted: np.ndarray   # as events: simulated ops of the rank's stage, seconds since the step's schedule begins
+    budgets: np.ndarray  # fields of BUDGETS
+    # as events: simulated ops of the rank's stage, seconds since the step's schedule begins
+    predicted: np.ndarray
 
     @property
     def last(self):
@@ -54,12 +70,12 @@ class RankTrace:
 class Run:
     path: Path
     name: str
-    traces: dict            # rank -> RankTrace
-    ranks: int              # of the newest session
+    traces: dict  # rank -> RankTrace
+    ranks: int  # of the newest session
     deck_text: str
-    deck: dict              # "block.key" -> value
-    log: list               # one dict a step line
-    notes: list             # what is missing or odd, for the reader
+    deck: dict  # "block.key" -> value
+    log: list  # one dict a step line
+    notes: list  # what is missing or odd, for the reader
 
     @property
     def first_trace(self):
@@ -71,7 +87,11 @@ class ReportError(Exception):
 
 
 def _text(value):
-    return value.decode("utf-8", "replace").rstrip("\0") if isinstance(value, bytes) else str(value).rstrip("\0")
+    return (
+        value.decode("utf-8", "replace").rstrip("\0")
+        if isinstance(value, bytes)
+        else str(value).rstrip("\0")
+    )
 
 
 def _sessions(file):
@@ -80,8 +100,16 @@ def _sessions(file):
         group = file["sessions"][key]
         a = group.attrs
         deck = group["deck"][()] if "deck" in group else b""
-        session = Session(int(a["rank"]), int(a["ranks"]), int(a["segment"]), float(a["started_unix_s"]), _text(a["host"]), _text(a["device"]),
-                          _text(a["git_hash"]), _text(deck))
+        session = Session(
+            int(a["rank"]),
+            int(a["ranks"]),
+            int(a["segment"]),
+            float(a["started_unix_s"]),
+            _text(a["host"]),
+            _text(a["device"]),
+            _text(a["git_hash"]),
+            _text(deck),
+        )
         for key_, value in a.items():
             if key_.startswith("mesh."):
                 session.mesh[key_[5:]] = int(value)
@@ -105,38 +133,67 @@ def _events(file, rows, table="events"):
     kind = events["kind"].astype(int)
     if kind.size and (kind.min() < 0 or kind.max() >= lookup.size):
         raise OSError("event kinds out of range")
-    fields = [(name, dataset.dtype[name].base if name != "kind" else np.dtype("i4")) for name in dataset.dtype.names]
+    fields = [
+        (name, dataset.dtype[name].base if name != "kind" else np.dtype("i4"))
+        for name in dataset.dtype.names
+    ]
     plain = np.empty(events.shape, dtype=fields)
     for name, _ in fields:
         plain[name] = lookup[kind] if name == "kind" else events[name]
-    sound = np.isfinite(plain["begin_s"]) & np.isfinite(plain["end_s"]) & (plain["end_s"] >= plain["begin_s"])
+    sound = (
+        np.isfinite(plain["begin_s"])
+        & np.isfinite(plain["end_s"])
+        & (plain["end_s"] >= plain["begin_s"])
+    )
     return plain, sound
 
 
 def read_rank(path):
-    """One file.  Returns (RankTrace, notes); raises OSError, KeyError or ValueError when it cannot be read."""
+    """One file.  Returns (RankTrace, notes); raises OSError, KeyError or ValueError when it cannot
+    be read."""
     notes = []
     with h5py.File(path, "r") as file:
         if _text(file.attrs.get("format", "")) != "ballast-trace":
             raise OSError("not a Ballast trace")
         if int(file.attrs["format_version"]) not in FORMAT_VERSIONS:
-            raise OSError(f"format version {int(file.attrs['format_version'])}, this report reads versions {', '.join(map(str, FORMAT_VERSIONS))}")
+            raise OSError(
+                f"format version {int(file.attrs['format_version'])}, this report reads versions"
+                f" {', '.join(map(str, FORMAT_VERSIONS))}"
+            )
         rows = file["rows"][()]
         sessions = _sessions(file)
         if not sessions:
             raise OSError("no session")
         events, sound = _events(file, int(rows["events"]))
         if not sound.all():
-            notes.append(f"{path.name}: {int((~sound).sum())} events without sound times are left out")
-        predicted = _events(file, int(rows["predicted"]), "predicted")[0] if "predicted" in file else events[:0]
-        table = file["steps"][:int(rows["steps"])]
+            notes.append(
+                f"{path.name}: {int((~sound).sum())} events without sound times are left out"
+            )
+        predicted = (
+            _events(file, int(rows["predicted"]), "predicted")[0]
+            if "predicted" in file
+            else events[:0]
+        )
+        table = file["steps"][: int(rows["steps"])]
         steps = {name: table[name] for name in table.dtype.names}
-        text = file["plan_text"][:int(rows["plan_text"])].tobytes()
-        plans = [(_text(p["kind"]), int(p["hash"]), text[int(p["begin"]):int(p["begin"]) + int(p["bytes"])].decode("utf-8", "replace"))
-                 for p in file["plans"][:int(rows["plans"])]]
-        plan_steps = file["plan_steps"][:int(rows["plan_steps"])]
-        budgets = file["budgets"][:int(rows["budgets"])] if "budgets" in file else np.zeros(0, BUDGETS)
-    trace = RankTrace(sessions[-1].rank, path, sessions, events, steps, plans, plan_steps, budgets, predicted)
+        text = file["plan_text"][: int(rows["plan_text"])].tobytes()
+        plans = [
+            (
+                _text(p["kind"]),
+                int(p["hash"]),
+                text[int(p["begin"]) : int(p["begin"]) + int(p["bytes"])].decode(
+                    "utf-8", "replace"
+                ),
+            )
+            for p in file["plans"][: int(rows["plans"])]
+        ]
+        plan_steps = file["plan_steps"][: int(rows["plan_steps"])]
+        budgets = (
+            file["budgets"][: int(rows["budgets"])] if "budgets" in file else np.zeros(0, BUDGETS)
+        )
+    trace = RankTrace(
+        sessions[-1].rank, path, sessions, events, steps, plans, plan_steps, budgets, predicted
+    )
     trace.events = _with_session(trace, events)[sound]
     return trace, notes
 
@@ -156,23 +213,31 @@ def session_of(trace, table, rows):
 
 
 def _number_sessions(traces):
-    """Sessions of different ranks belong together when they have the same first step and number of ranks, and started together: the
+    """Sessions of different ranks belong together when they have the same first step and number of
+    ranks, and started together: the
     nearest such start on the rank with most sessions."""
     reference = max(traces.values(), key=lambda t: (len(t.sessions), -t.rank)).sessions
     for trace in traces.values():
         for session in trace.sessions:
-            alike = [i for i, s in enumerate(reference) if (s.segment, s.ranks) == (session.segment, session.ranks)] or range(len(reference))
+            alike = [
+                i
+                for i, s in enumerate(reference)
+                if (s.segment, s.ranks) == (session.segment, session.ranks)
+            ] or range(len(reference))
             session.number = min(alike, key=lambda i: abs(reference[i].started - session.started))
 
 
 def _keep_latest(traces, notes):
-    """A restart goes back to a checkpoint: from its first step on, what earlier sessions recorded was given up and is not shown."""
+    """A restart goes back to a checkpoint: from its first step on, what earlier sessions recorded
+    was given up and is not shown."""
     numbers = {rank: np.array([s.number for s in t.sessions]) for rank, t in traces.items()}
     count = 1 + max(int(n.max()) for n in numbers.values())
     first = np.full(count, np.inf)  # first step of each session
     for rank, trace in traces.items():
         in_step = trace.events["step"] >= 0
-        np.minimum.at(first, numbers[rank][trace.events["session"][in_step]], trace.events["step"][in_step])
+        np.minimum.at(
+            first, numbers[rank][trace.events["session"][in_step]], trace.events["step"][in_step]
+        )
     # A session ends where the earliest later one begins.
     end = np.append(np.minimum.accumulate(first[::-1])[::-1][1:], np.inf)
     given_up = set()
@@ -181,16 +246,32 @@ def _keep_latest(traces, notes):
         given_up |= set(trace.events["step"][~keep].tolist())
         trace.events = trace.events[keep]
         if "step" in trace.steps:
-            # "<=": scalars of the state between steps (held-out loss) stand in the row of the next step.
-            rows = trace.steps["step"] <= end[numbers[rank][session_of(trace, "steps", len(trace.steps["step"]))]]
+            # "<=": scalars of the state between steps (held-out loss) stand in the row of the next
+            # step.
+            rows = (
+                trace.steps["step"]
+                <= end[numbers[rank][session_of(trace, "steps", len(trace.steps["step"]))]]
+            )
             trace.steps = _merge_steps({name: values[rows] for name, values in trace.steps.items()})
-        rows = trace.plan_steps["step"] < end[numbers[rank][session_of(trace, "plan_steps", len(trace.plan_steps))]]
+        rows = (
+            trace.plan_steps["step"]
+            < end[numbers[rank][session_of(trace, "plan_steps", len(trace.plan_steps))]]
+        )
         trace.plan_steps = trace.plan_steps[rows]
-        trace.predicted = trace.predicted[trace.predicted["step"] < end[numbers[rank][session_of(trace, "predicted", len(trace.predicted))]]]
-        trace.budgets = trace.budgets[trace.budgets["step"] < end[numbers[rank][session_of(trace, "budgets", len(trace.budgets))]]]
+        trace.predicted = trace.predicted[
+            trace.predicted["step"]
+            < end[numbers[rank][session_of(trace, "predicted", len(trace.predicted))]]
+        ]
+        trace.budgets = trace.budgets[
+            trace.budgets["step"]
+            < end[numbers[rank][session_of(trace, "budgets", len(trace.budgets))]]
+        ]
     if given_up:
-        notes.append(f"{len(given_up)} step{'s' if len(given_up) > 1 else ''} from {min(given_up)} to {max(given_up)} ran before a restart "
-                     "from an earlier checkpoint; only the run after it is shown")
+        notes.append(
+            f"{len(given_up)} step{'s' if len(given_up) > 1 else ''} from {min(given_up)} to"
+            f" {max(given_up)} ran before a restart from an earlier checkpoint; only the run after"
+            " it is shown"
+        )
 
 
 def _merge_steps(columns):
@@ -202,16 +283,25 @@ def _merge_steps(columns):
             continue
         out = np.full(len(steps), np.nan)
         known = ~np.isnan(values)
-        out[np.searchsorted(steps, columns["step"][known])] = values[known]  # assigned in row order: the last one stays
+        out[np.searchsorted(steps, columns["step"][known])] = values[
+            known
+        ]  # assigned in row order: the last one stays
         merged[name] = out
     return merged
 
 
 def parse_deck(text):
-    """"block.key" -> value of an effective deck.  Reads what the program writes, where tomllib (Python 3.11) is absent too."""
+    """ "block.key" -> value of an effective deck.  Reads what the program writes, where tomllib
+    (Python 3.11) is absent too."""
     try:
         import tomllib
-        return {f"{block}.{key}": value for block, keys in tomllib.loads(text).items() if isinstance(keys, dict) for key, value in keys.items()}
+
+        return {
+            f"{block}.{key}": value
+            for block, keys in tomllib.loads(text).items()
+            if isinstance(keys, dict)
+            for key, value in keys.items()
+        }
     except (ImportError, ValueError):
         pass
     values, block = {}, ""
@@ -276,13 +366,28 @@ def load_run(path):
     current = {rank: t for rank, t in traces.items() if t.last.number == newest.number}
     missing = sorted(set(range(newest.ranks)) - set(current))
     if missing:
-        notes.append(f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {newest.ranks} left no readable trace; "
-                     "every figure and metric covers the others only")
+        notes.append(
+            f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of"
+            f" {newest.ranks} left no readable trace; every figure and metric covers the others"
+            " only"
+        )
     _keep_latest(traces, notes)
     gone = sorted(set(traces) - set(current))
     if gone:
         many = len(gone) > 1
-        notes.append(f"rank{'s' * many} {', '.join(map(str, gone))} belong{'s' * (not many)} to an earlier start on another number of ranks")
+        notes.append(
+            f"rank{'s' * many} {', '.join(map(str, gone))} belong{'s' * (not many)} to an earlier"
+            " start on another number of ranks"
+        )
     deck_text = _read_text(path / "deck.toml") or newest.deck
     name = path.resolve().name if path.name != "trace" else path.resolve().parent.name
-    return Run(path, name, traces, newest.ranks, deck_text, parse_deck(deck_text), parse_log(_read_text(path / "log.txt")), notes)
+    return Run(
+        path,
+        name,
+        traces,
+        newest.ranks,
+        deck_text,
+        parse_deck(deck_text),
+        parse_log(_read_text(path / "log.txt")),
+        notes,
+    )

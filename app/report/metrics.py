@@ -1,38 +1,68 @@
-"""Imbalance metrics, one definition each: the twins of core/metrics.cpp, and tested against it.  Times in seconds."""
+"""Imbalance metrics, one definition each: the twins of core/metrics.cpp, and tested against it.
+Times in seconds."""
 import numpy as np
 
 # Kinds whose exclusive time is useful computation (POP); useful() in core/recorder.cpp.
 USEFUL = frozenset(
-    "forward recompute backward backward_input backward_weight attention_forward attention_backward "
-    "layer_forward layer_backward head indexing tuning optimizer".split())
+    "forward recompute backward backward_input backward_weight attention_forward attention_backward"
+    " layer_forward layer_backward head indexing tuning optimizer".split()
+)
 
-# Kinds that run beside the others (beside() in core/recorder.hpp): they take no time from them, and what they cost is copy_wait.
+# Kinds that run beside the others (beside() in core/recorder.hpp): they take no time from them, and
+# what they cost is copy_wait.
 BESIDE = frozenset(("offload", "fetch"))
 
 FORMULAS = {
-    "pop": "load balance = mean useful / max useful over ranks; communication efficiency = max useful / runtime; parallel efficiency = "
-           "load balance \u00d7 communication efficiency = mean useful / runtime. Useful: model arithmetic, indexing, budget tuning, recomputation and "
-           "optimizer, without waits and transfers. Runtime: wall time with at least one rank inside a training step.",
-    "ring": "worker imbalance = max / mean of computation time over the context-parallel workers at a ring step, averaged over ring "
-            "steps; step imbalance = max / mean over ring steps at a worker, averaged over workers; computation ratio = computation "
-            "time / ring-step wall time, averaged over workers and ring steps. Each is taken for one pass (one layer of one micro-batch, "
-            "one direction) and averaged over passes, weighted by computation time.",
-    "sparsity": "sparsity ratio = 1 - computed pairs / pairs that dense causal attention computes; budget in the pattern's unit a query "
-                "(vertical_slash: slashes + columns / 64; moba, xattention: blocks), mean over micro-batches, heads and steps; overflow: "
-                "columns and slashes that the caps left out, all steps and heads.",
-    "batch": "dbr = sum (T_max - T_i) / (T_max N) with T_i the tokens of data-parallel rank i; abr: the same with A_i, the sum of squared "
-             "segment lengths; pr = sum (t_max - t_i) / (t_max B) with t_i the tokens of pack i and t_max its capacity; cr = tokens in "
-             "micro-batches that several ranks share (sp \u00d7 cp > 1) / tokens; ave_t = tokens / (steps N). Means over steps.",
-    "step": "imbalance = max T_i / mean T_i over the micro-batches of a step, T_i averaged over the ranks that run micro-batch i, mean over "
-            "steps (SparseBalance Equation 11); bubble ratio = 1 - forward and backward time / (stages \u00d7 schedule time), recomputation, "
-            "transfers and waits counted as bubble.",
-    "prediction": "Predicted: the executed schedule simulated over the times of profile.table; measured: its ops in the trace, from the first begin to the "
-                  "last end over all ranks, the mean of a stage's ranks. wait = step time - busy (forward, backward and its halves, recompute); "
-                  "bubble ratio as above, over whole ops. Prediction error: median over steps of |predicted / measured step time - 1|.",
-    "overhead": "dst_overhead_share = time of budget tuning (targets, coverage, choice) / step time; sab_overhead_share = time of planning the "
-                "batch / step time; of a step the rank that spends most counts, and the first step is left out where there are others.",
-    "regions": "exclusive = time in the region outside the regions nested in it; per rank that enters it, summed over steps; "
-               "imbalance = max / mean over all ranks, a rank that never enters counted as 0.",
+    "pop": (
+        "load balance = mean useful / max useful over ranks; communication efficiency = max useful"
+        " / runtime; parallel efficiency = load balance \u00d7 communication efficiency = mean"
+        " useful / runtime. Useful: model arithmetic, indexing, budget tuning, recomputation and"
+        " optimizer, without waits and transfers. Runtime: wall time with at least one rank inside"
+        " a training step."
+    ),
+    "ring": (
+        "worker imbalance = max / mean of computation time over the context-parallel workers at a"
+        " ring step, averaged over ring steps; step imbalance = max / mean over ring steps at a"
+        " worker, averaged over workers; computation ratio = computation time / ring-step wall"
+        " time, averaged over workers and ring steps. Each is taken for one pass (one layer of one"
+        " micro-batch, one direction) and averaged over passes, weighted by computation time."
+    ),
+    "sparsity": (
+        "sparsity ratio = 1 - computed pairs / pairs that dense causal attention computes; budget"
+        " in the pattern's unit a query (vertical_slash: slashes + columns / 64; moba, xattention:"
+        " blocks), mean over micro-batches, heads and steps; overflow: columns and slashes that the"
+        " caps left out, all steps and heads."
+    ),
+    "batch": (
+        "dbr = sum (T_max - T_i) / (T_max N) with T_i the tokens of data-parallel rank i; abr: the"
+        " same with A_i, the sum of squared segment lengths; pr = sum (t_max - t_i) / (t_max B)"
+        " with t_i the tokens of pack i and t_max its capacity; cr = tokens in micro-batches that"
+        " several ranks share (sp \u00d7 cp > 1) / tokens; ave_t = tokens / (steps N). Means over"
+        " steps."
+    ),
+    "step": (
+        "imbalance = max T_i / mean T_i over the micro-batches of a step, T_i averaged over the"
+        " ranks that run micro-batch i, mean over steps (SparseBalance Equation 11); bubble ratio ="
+        " 1 - forward and backward time / (stages \u00d7 schedule time), recomputation, transfers"
+        " and waits counted as bubble."
+    ),
+    "prediction": (
+        "Predicted: the executed schedule simulated over the times of profile.table; measured: its"
+        " ops in the trace, from the first begin to the last end over all ranks, the mean of a"
+        " stage's ranks. wait = step time - busy (forward, backward and its halves, recompute);"
+        " bubble ratio as above, over whole ops. Prediction error: median over steps of |predicted"
+        " / measured step time - 1|."
+    ),
+    "overhead": (
+        "dst_overhead_share = time of budget tuning (targets, coverage, choice) / step time;"
+        " sab_overhead_share = time of planning the batch / step time; of a step the rank that"
+        " spends most counts, and the first step is left out where there are others."
+    ),
+    "regions": (
+        "exclusive = time in the region outside the regions nested in it; per rank that enters it,"
+        " summed over steps; imbalance = max / mean over all ranks, a rank that never enters"
+        " counted as 0."
+    ),
 }
 
 
@@ -76,7 +106,8 @@ def step_imbalance(times):
 
 
 def computation_ratio(compute, wall):
-    """Computation / wall time of a ring step, mean over workers and steps; steps without wall time are left out."""
+    """Computation / wall time of a ring step, mean over workers and steps; steps without wall time
+    are left out."""
     compute, wall = _table(compute), _table(wall)
     if compute.shape != wall.shape:
         raise ValueError("computation and wall times must have the same workers and ring steps")
@@ -92,11 +123,16 @@ def balance_ratio(values):
 
 def padding_ratio(pack_tokens, capacity):
     pack_tokens = np.asarray(pack_tokens, dtype=float)
-    return float((capacity - pack_tokens.mean()) / capacity) if pack_tokens.size and capacity > 0 else 0.0
+    return (
+        float((capacity - pack_tokens.mean()) / capacity)
+        if pack_tokens.size and capacity > 0
+        else 0.0
+    )
 
 
 def pop(useful, runtime):
-    """(load balance, communication efficiency, parallel efficiency) from useful seconds per rank and the run time."""
+    """(load balance, communication efficiency, parallel efficiency) from useful seconds per rank
+    and the run time."""
     useful = np.asarray(useful, dtype=float)
     most = useful.max() if useful.size else 0.0
     if most <= 0 or runtime <= 0:
@@ -106,7 +142,9 @@ def pop(useful, runtime):
 
 
 def _begin_order(begin, end):
-    return np.lexsort((-end, begin))  # stable: ties keep the order of recording, which is that of nesting
+    return np.lexsort(
+        (-end, begin)
+    )  # stable: ties keep the order of recording, which is that of nesting
 
 
 def exclusive_seconds(begin, end):
@@ -132,7 +170,8 @@ def exclusive_seconds(begin, end):
 
 
 def innermost_intervals(begin, end):
-    """Disjoint intervals (begin, end, event) in which each event is the innermost one, ascending: the exclusive times laid out."""
+    """Disjoint intervals (begin, end, event) in which each event is the innermost one, ascending:
+    the exclusive times laid out."""
     begin, end = np.asarray(begin, dtype=float), np.asarray(end, dtype=float)
     intervals, open_events, at = [], [], -np.inf
 
@@ -156,7 +195,8 @@ def innermost_intervals(begin, end):
 
 
 def overhead_share(most, steps):
-    """Seconds of the rank that spends most in each step over the steps' times, both summed; the first step is left out where there are others."""
+    """Seconds of the rank that spends most in each step over the steps' times, both summed; the
+    first step is left out where there are others."""
     most, steps = np.asarray(most, dtype=float), np.asarray(steps, dtype=float)
     first = 1 if len(steps) > 1 else 0
     whole = steps[first:].sum()

@@ -13,20 +13,31 @@ OPS = BUSY_OPS + ("offload", "fetch", "send", "recv")
 
 @dataclass
 class Prediction:
-    """Means over the steps that have both sides; step times are those of the schedule, first begin to last end."""
+    """Means over the steps that have both sides; step times are those of the schedule, first begin
+    to last end."""
+
     steps: list = field(default_factory=list)
-    predicted_s: np.ndarray = None   # [step] slowest data-parallel rank
-    measured_s: np.ndarray = None    # [step]
-    error: float = 0.0               # median over steps of |predicted / measured - 1|
-    bubble_ratio: tuple = (0.0, 0.0)  # predicted, measured: 1 - seconds of USEFUL_OPS / (ranks x schedule time)
-    stages: dict = field(default_factory=dict)  # stage -> {kind: (predicted, measured) seconds a step}, and "busy", "wait", "step"
-    lanes: dict = field(default_factory=dict)   # step -> {(pipeline, stage): (predicted rows, measured rows)}, of one rank a stage
+    predicted_s: np.ndarray = None  # [step] slowest data-parallel rank
+    measured_s: np.ndarray = None  # [step]
+    error: float = 0.0  # median over steps of |predicted / measured - 1|
+    bubble_ratio: tuple = (
+        0.0,
+        0.0,
+    )  # predicted, measured: 1 - seconds of USEFUL_OPS / (ranks x schedule time)
+    stages: dict = field(
+        default_factory=dict
+    )  # stage -> {kind: (predicted, measured) seconds a step}, and "busy", "wait", "step"
+    lanes: dict = field(
+        default_factory=dict
+    )  # step -> {(pipeline, stage): (predicted rows, measured rows)}, of one rank a stage
 
 
 def ops_of(events):
     """Events that report ops of the schedule: what lies inside a layer is a part of one."""
     codes = [KINDS.index(k) for k in OPS]
-    return events[np.isin(events["kind"], codes) & (events["layer"] < 0) & (events["micro_batch"] >= 0)]
+    return events[
+        np.isin(events["kind"], codes) & (events["layer"] < 0) & (events["micro_batch"] >= 0)
+    ]
 
 
 def compare(run):
@@ -45,9 +56,15 @@ def compare(run):
     spans, useful, walls = np.zeros((2, len(both))), np.zeros(2), np.zeros(2)
     totals, members = defaultdict(lambda: np.zeros(2)), defaultdict(int)
     for i, step in enumerate(p.steps):
-        chosen = {rank: (predicted[predicted["step"] == step], measured[measured["step"] == step]) for rank, (measured, predicted) in ranks.items()}
+        chosen = {
+            rank: (predicted[predicted["step"] == step], measured[measured["step"] == step])
+            for rank, (measured, predicted) in ranks.items()
+        }
         begin = min(m["begin_s"].min() for _, m in chosen.values())
-        spans[:, i] = max(q["end_s"].max() for q, _ in chosen.values()), max(m["end_s"].max() for _, m in chosen.values()) - begin
+        spans[:, i] = (
+            max(q["end_s"].max() for q, _ in chosen.values()),
+            max(m["end_s"].max() for _, m in chosen.values()) - begin,
+        )
         lanes = p.lanes[step] = {}
         for rank, sides in chosen.items():
             at = run.traces[rank].last.at
@@ -70,7 +87,9 @@ def compare(run):
         sums["wait"] = tuple(whole - busy for whole, busy in zip(sums["step"], sums["busy"]))
     p.predicted_s, p.measured_s = spans
     p.error = float(np.median(np.abs(spans[0] / spans[1] - 1)))
-    p.bubble_ratio = tuple(np.where(walls > 0, 1 - useful / np.maximum(walls, 1e-300), 0.0).tolist())
+    p.bubble_ratio = tuple(
+        np.where(walls > 0, 1 - useful / np.maximum(walls, 1e-300), 0.0).tolist()
+    )
     return p
 
 
@@ -79,6 +98,14 @@ def summary(p):
     if p is None:
         return {}
     names = ("predicted_s", "measured_s")
-    return {"predicted_schedule_s": float(p.predicted_s.mean()), "schedule_s": float(p.measured_s.mean()), "prediction_error": p.error,
-            "predicted_bubble_ratio": p.bubble_ratio[0], "schedule_bubble_ratio": p.bubble_ratio[1],
-            "predicted_stages": [{"stage": stage, **{kind: dict(zip(names, seconds)) for kind, seconds in sums.items()}} for stage, sums in p.stages.items()]}
+    return {
+        "predicted_schedule_s": float(p.predicted_s.mean()),
+        "schedule_s": float(p.measured_s.mean()),
+        "prediction_error": p.error,
+        "predicted_bubble_ratio": p.bubble_ratio[0],
+        "schedule_bubble_ratio": p.bubble_ratio[1],
+        "predicted_stages": [
+            {"stage": stage, **{kind: dict(zip(names, seconds)) for kind, seconds in sums.items()}}
+            for stage, sums in p.stages.items()
+        ],
+    }

@@ -24,19 +24,53 @@ CATEGORY_COLOURS = {
     "idle": "#dde2e9",
 }
 SERIES = ["#2563a8", "#d1495b", "#5b9a68", "#edae49", "#8d6a9f", "#0e9aa7", "#a3845b", "#475569"]
-MEMORY_COLOURS = {"parameters": "#2563a8", "gradients": "#8fb8de", "optimizer": "#5b9a68", "activations": "#edae49", "communication": "#d1495b",
-                  "kv_store": "#8d6a9f", "workspace": "#94a3b8", "data": "#0e9aa7", "offloaded": "#c2b8a3"}
+MEMORY_COLOURS = {
+    "parameters": "#2563a8",
+    "gradients": "#8fb8de",
+    "optimizer": "#5b9a68",
+    "activations": "#edae49",
+    "communication": "#d1495b",
+    "kv_store": "#8d6a9f",
+    "workspace": "#94a3b8",
+    "data": "#0e9aa7",
+    "offloaded": "#c2b8a3",
+}
 HEAT = "viridis"
 
-plt.rcParams.update({
-    "figure.dpi": 100, "savefig.dpi": 170, "figure.facecolor": "white", "figure.constrained_layout.use": True,
-    "font.family": "sans-serif", "font.sans-serif": ["Inter", "Source Sans 3", "Liberation Sans", "DejaVu Sans"], "font.size": 9.5,
-    "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titlepad": 9, "axes.labelcolor": MUTED,
-    "axes.edgecolor": "#b8c1cc", "axes.linewidth": 0.8, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-    "axes.axisbelow": True, "axes.prop_cycle": matplotlib.cycler(color=SERIES), "grid.color": GRID, "grid.linewidth": 0.8,
-    "text.color": INK, "xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelsize": 9, "ytick.labelsize": 9,
-    "legend.frameon": False, "legend.fontsize": 9, "lines.linewidth": 1.8, "patch.linewidth": 0,
-})
+plt.rcParams.update(
+    {
+        "figure.dpi": 100,
+        "savefig.dpi": 170,
+        "figure.facecolor": "white",
+        "figure.constrained_layout.use": True,
+        "font.family": "sans-serif",
+        "font.sans-serif": ["Inter", "Source Sans 3", "Liberation Sans", "DejaVu Sans"],
+        "font.size": 9.5,
+        "axes.titlesize": 10.5,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.titlepad": 9,
+        "axes.labelcolor": MUTED,
+        "axes.edgecolor": "#b8c1cc",
+        "axes.linewidth": 0.8,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.prop_cycle": matplotlib.cycler(color=SERIES),
+        "grid.color": GRID,
+        "grid.linewidth": 0.8,
+        "text.color": INK,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.labelsize": 9,
+        "ytick.labelsize": 9,
+        "legend.frameon": False,
+        "legend.fontsize": 9,
+        "lines.linewidth": 1.8,
+        "patch.linewidth": 0,
+    }
+)
 
 
 def seconds_unit(longest):

@@ -12,13 +12,14 @@ from prediction import OPS
 
 @dataclass
 class Table:
-    name: str       # of the CSV file
+    name: str  # of the CSV file
     title: str
-    columns: list   # headings, units in parentheses
-    rows: list      # numbers or texts
+    columns: list  # headings, units in parentheses
+    rows: list  # numbers or texts
     formula: str = ""
     formats: tuple = ()  # one a column; "" for texts and plain numbers
-    row_formats: tuple = ()  # instead, where rows differ: one a row, of all its columns but the first
+    # instead, where rows differ: one a row, of all its columns but the first
+    row_formats: tuple = ()
 
     def write_csv(self, path):
         with open(path, "w", newline="", encoding="utf-8") as out:
@@ -32,10 +33,22 @@ def ranks(a):
     for rank in a.ranks:
         trace = a.run.traces[rank]
         session = trace.last
-        rows.append([rank, session.host, session.device] + [session.at.get(c, 0) for c in COORDINATES]
-                    + [len(trace.sessions), int((~np.isnan(a.step_seconds[a.ranks.index(rank)])).sum()), len(trace.events)])
-    return Table("ranks", "Ranks", ["rank", "host", "device", *COORDINATES, "starts", "steps", "events"], rows,
-                 formats=("", "", "") + ("",) * len(COORDINATES) + ("", "", ",d"))
+        rows.append(
+            [rank, session.host, session.device]
+            + [session.at.get(c, 0) for c in COORDINATES]
+            + [
+                len(trace.sessions),
+                int((~np.isnan(a.step_seconds[a.ranks.index(rank)])).sum()),
+                len(trace.events),
+            ]
+        )
+    return Table(
+        "ranks",
+        "Ranks",
+        ["rank", "host", "device", *COORDINATES, "starts", "steps", "events"],
+        rows,
+        formats=("", "", "") + ("",) * len(COORDINATES) + ("", "", ",d"),
+    )
 
 
 def pop(a):
@@ -48,8 +61,14 @@ def pop(a):
     rows.append(["all: load balance", "", a.pop[0], ""])
     rows.append(["all: communication efficiency", "", "", a.pop[1]])
     rows.append(["all: parallel efficiency", "", "", a.pop[2]])
-    return Table("pop", "POP efficiencies", ["rank", "useful (s)", "useful / max useful", "useful / runtime"], rows, metrics.FORMULAS["pop"],
-                 ("", ".4f", ".4f", ".4f"))
+    return Table(
+        "pop",
+        "POP efficiencies",
+        ["rank", "useful (s)", "useful / max useful", "useful / runtime"],
+        rows,
+        metrics.FORMULAS["pop"],
+        ("", ".4f", ".4f", ".4f"),
+    )
 
 
 def split(a):
@@ -60,30 +79,66 @@ def split(a):
         mean = a.split[r, here].mean(axis=0) if here.any() else np.zeros(len(CATEGORIES))
         rows.append([rank] + [float(mean[c]) * 1e3 for c in used] + [float(mean.sum()) * 1e3])
     names = list(CATEGORIES)
-    return Table("split", "Step-time split, mean over steps", ["rank"] + [f"{names[c]} (ms)" for c in used] + ["sum (ms)"], rows,
-                 "Exclusive time: every moment of a rank counts for the innermost region around it; idle is step time outside all regions.",
-                 ("",) + (".2f",) * (len(used) + 1))
+    return Table(
+        "split",
+        "Step-time split, mean over steps",
+        ["rank"] + [f"{names[c]} (ms)" for c in used] + ["sum (ms)"],
+        rows,
+        (
+            "Exclusive time: every moment of a rank counts for the innermost region around it; idle"
+            " is step time outside all regions."
+        ),
+        ("",) + (".2f",) * (len(used) + 1),
+    )
 
 
 def ring(a):
     if not a.ring:
         return None
-    rows = [[d, v["worker_imbalance"], v["step_imbalance"], v["computation_ratio"]] for d, v in sorted(a.ring.items(), key=lambda i: i[0] == "all")]
-    return Table("ring", "Ring attention", ["direction", "worker imbalance", "step imbalance", "computation ratio"], rows, metrics.FORMULAS["ring"],
-                 ("", ".4f", ".4f", ".4f"))
+    rows = [
+        [d, v["worker_imbalance"], v["step_imbalance"], v["computation_ratio"]]
+        for d, v in sorted(a.ring.items(), key=lambda i: i[0] == "all")
+    ]
+    return Table(
+        "ring",
+        "Ring attention",
+        ["direction", "worker imbalance", "step imbalance", "computation ratio"],
+        rows,
+        metrics.FORMULAS["ring"],
+        ("", ".4f", ".4f", ".4f"),
+    )
 
 
 def ring_steps(a):
     rows = []
     for direction, (workers, steps, compute, wait) in a.ring_times.items():
-        rows += [[direction, worker, max(o, 0), max(i, 0), float(compute[w, t]), float(wait[w, t])]
-                 for w, worker in enumerate(workers) for t, (o, i) in enumerate(steps)]
-    return Table("ring_steps", "", ["direction", "rank", "outer", "inner", "computation (s)", "wait (s)"], rows) if rows else None
+        rows += [
+            [direction, worker, max(o, 0), max(i, 0), float(compute[w, t]), float(wait[w, t])]
+            for w, worker in enumerate(workers)
+            for t, (o, i) in enumerate(steps)
+        ]
+    return (
+        Table(
+            "ring_steps",
+            "",
+            ["direction", "rank", "outer", "inner", "computation (s)", "wait (s)"],
+            rows,
+        )
+        if rows
+        else None
+    )
 
 
 def steps_balance(a):
     rows = [["imbalance", a.imbalance], ["bubble_ratio", a.bubble_ratio]]
-    return Table("schedule", "Micro-batches and schedule", ["metric", "value"], rows, metrics.FORMULAS["step"], ("", ".4f"))
+    return Table(
+        "schedule",
+        "Micro-batches and schedule",
+        ["metric", "value"],
+        rows,
+        metrics.FORMULAS["step"],
+        ("", ".4f"),
+    )
 
 
 def predicted(a):
@@ -91,25 +146,51 @@ def predicted(a):
         return None
     p, rows = a.prediction, []
     for stage, sums in p.stages.items():
-        rows += [[f"stage {stage}", kind, *sums[kind], sums[kind][0] / sums[kind][1] if sums[kind][1] > 0 else np.nan]
-                 for kind in (*OPS, "busy", "wait") if kind in sums]
+        rows += [
+            [
+                f"stage {stage}",
+                kind,
+                *sums[kind],
+                sums[kind][0] / sums[kind][1] if sums[kind][1] > 0 else np.nan,
+            ]
+            for kind in (*OPS, "busy", "wait")
+            if kind in sums
+        ]
     mean = (float(p.predicted_s.mean()), float(p.measured_s.mean()))
-    rows += [["all", "step time", *mean, mean[0] / mean[1]], ["all", "bubble ratio", *p.bubble_ratio, np.nan]]
-    return Table("prediction", "Simulated and measured schedule, mean over steps", ["stage", "ops", "predicted (s)", "measured (s)", "predicted / measured"], rows,
-                 metrics.FORMULAS["prediction"] + f" Here {100 * p.error:.1f} % over {len(p.steps)} steps.", ("", "", ".5f", ".5f", ".3f"))
+    rows += [
+        ["all", "step time", *mean, mean[0] / mean[1]],
+        ["all", "bubble ratio", *p.bubble_ratio, np.nan],
+    ]
+    return Table(
+        "prediction",
+        "Simulated and measured schedule, mean over steps",
+        ["stage", "ops", "predicted (s)", "measured (s)", "predicted / measured"],
+        rows,
+        metrics.FORMULAS["prediction"] + f" Here {100 * p.error:.1f} % over {len(p.steps)} steps.",
+        ("", "", ".5f", ".5f", ".3f"),
+    )
 
 
 def overheads(a):
     if not a.overheads:
         return None
-    return Table("overheads", "Overheads of balance", ["metric", "share of the step"], [[k, v] for k, v in a.overheads.items()], metrics.FORMULAS["overhead"], ("", ".6f"))
+    return Table(
+        "overheads",
+        "Overheads of balance",
+        ["metric", "share of the step"],
+        [[k, v] for k, v in a.overheads.items()],
+        metrics.FORMULAS["overhead"],
+        ("", ".6f"),
+    )
 
 
 def batch(a):
     if not a.batch:
         return None
     rows = [[k, v] for k, v in a.batch.items()]
-    return Table("batch", "Batch plans", ["metric", "value"], rows, metrics.FORMULAS["batch"], ("", ".4f"))
+    return Table(
+        "batch", "Batch plans", ["metric", "value"], rows, metrics.FORMULAS["batch"], ("", ".4f")
+    )
 
 
 def sparsity(a):
@@ -121,38 +202,115 @@ def sparsity(a):
         mine = np.array([v for (_, l, _), v in a.sparse.items() if l == layer])
         ratios = metrics.sparsity_ratio(mine[:, 2], mine[:, 3])
         total = mine.sum(axis=0)
-        rows.append([str(layer) if layer >= 0 else "all", metrics.sparsity_ratio(total[2], total[3]), float(ratios.min()), float(ratios.max()),
-                     float(total[0] / total[1]), int(total[4])])
-    return Table("sparsity", "Sparse attention", ["layer", "sparsity ratio", "least of a head and step", "most", "mean budget", "overflow"], rows,
-                 metrics.FORMULAS["sparsity"], ("", ".4f", ".4f", ".4f", ".2f", ",d"))
+        rows.append(
+            [
+                str(layer) if layer >= 0 else "all",
+                metrics.sparsity_ratio(total[2], total[3]),
+                float(ratios.min()),
+                float(ratios.max()),
+                float(total[0] / total[1]),
+                int(total[4]),
+            ]
+        )
+    return Table(
+        "sparsity",
+        "Sparse attention",
+        ["layer", "sparsity ratio", "least of a head and step", "most", "mean budget", "overflow"],
+        rows,
+        metrics.FORMULAS["sparsity"],
+        ("", ".4f", ".4f", ".4f", ".2f", ",d"),
+    )
 
 
 def budgets(a):
     if not a.sparse:
         return None
-    rows = [[step, layer, head, float(v[0] / v[1]), float(v[2]), float(v[3]), float(metrics.sparsity_ratio(v[2], v[3])), int(v[4])]
-            for (step, layer, head), v in sorted(a.sparse.items())]
-    return Table("budgets", "", ["step", "layer", "head", "budget", "computed pairs", "visible pairs", "sparsity ratio", "overflow"], rows)
+    rows = [
+        [
+            step,
+            layer,
+            head,
+            float(v[0] / v[1]),
+            float(v[2]),
+            float(v[3]),
+            float(metrics.sparsity_ratio(v[2], v[3])),
+            int(v[4]),
+        ]
+        for (step, layer, head), v in sorted(a.sparse.items())
+    ]
+    return Table(
+        "budgets",
+        "",
+        [
+            "step",
+            "layer",
+            "head",
+            "budget",
+            "computed pairs",
+            "visible pairs",
+            "sparsity ratio",
+            "overflow",
+        ],
+        rows,
+    )
 
 
 def memory(a):
     if not a.memory:
         return None
     names = sorted(a.memory, key=lambda n: (n == "total", n))
-    rows = [[rank] + [float(a.memory[n][r]) / 2**20 for n in names] for r, rank in enumerate(a.ranks)]
-    return Table("memory", "Peak memory by category", ["rank"] + [f"{n} (MiB)" for n in names], rows,
-                 "Highest value over all steps; total is the highest sum at one moment, not the sum of the peaks.", ("",) + (".1f",) * len(names))
+    rows = [
+        [rank] + [float(a.memory[n][r]) / 2**20 for n in names] for r, rank in enumerate(a.ranks)
+    ]
+    return Table(
+        "memory",
+        "Peak memory by category",
+        ["rank"] + [f"{n} (MiB)" for n in names],
+        rows,
+        (
+            "Highest value over all steps; total is the highest sum at one moment, not the sum of"
+            " the peaks."
+        ),
+        ("",) + (".1f",) * len(names),
+    )
 
 
 def regions(a):
     rows = []
     for region in sorted(a.regions, key=lambda g: -g["exclusive"].sum()):
         mine = region["exclusive"][[a.ranks.index(r) for r in region["ranks"]]]
-        who = "all" if len(region["ranks"]) == len(a.ranks) else ", ".join(map(str, region["ranks"]))
-        rows.append([region["region"], who, region["events"], float(mine.min()), float(mine.mean()), float(mine.max()), float(region["inclusive"].sum()),
-                     region["imbalance"]])
-    return Table("regions", "Regions", ["region", "ranks", "events", "exclusive, min (s)", "mean (s)", "max (s)", "inclusive, all ranks (s)", "imbalance"],
-                 rows, metrics.FORMULAS["regions"], ("", "", ",d", ".4f", ".4f", ".4f", ".4f", ".3f"))
+        who = (
+            "all" if len(region["ranks"]) == len(a.ranks) else ", ".join(map(str, region["ranks"]))
+        )
+        rows.append(
+            [
+                region["region"],
+                who,
+                region["events"],
+                float(mine.min()),
+                float(mine.mean()),
+                float(mine.max()),
+                float(region["inclusive"].sum()),
+                region["imbalance"],
+            ]
+        )
+    return Table(
+        "regions",
+        "Regions",
+        [
+            "region",
+            "ranks",
+            "events",
+            "exclusive, min (s)",
+            "mean (s)",
+            "max (s)",
+            "inclusive, all ranks (s)",
+            "imbalance",
+        ],
+        rows,
+        metrics.FORMULAS["regions"],
+        ("", "", ",d", ".4f", ".4f", ".4f", ".4f", ".3f"),
+    )
 
 
 def steps(a):
@@ -160,25 +318,60 @@ def steps(a):
     names = sorted(a.scalars)
     known = {n: dict(zip(s.tolist(), v.tolist())) for n, (s, v) in a.scalars.items()}
     every = sorted({int(s) for values in known.values() for s in values} | set(a.steps.tolist()))
-    slowest = {int(s): float(np.nanmax(a.step_seconds[:, i])) for i, s in enumerate(a.steps) if not np.isnan(a.step_seconds[:, i]).all()}
-    return Table("steps", "", ["step", "slowest rank (s)", *names], [[s, slowest.get(s, "")] + [known[n].get(s, "") for n in names] for s in every])
+    slowest = {
+        int(s): float(np.nanmax(a.step_seconds[:, i]))
+        for i, s in enumerate(a.steps)
+        if not np.isnan(a.step_seconds[:, i]).all()
+    }
+    return Table(
+        "steps",
+        "",
+        ["step", "slowest rank (s)", *names],
+        [[s, slowest.get(s, "")] + [known[n].get(s, "") for n in names] for s in every],
+    )
 
 
 def segments(a):
     if a.segment_tokens is None:
         return None
     values, counts = np.unique(a.segment_tokens, return_counts=True)
-    return Table("segments", "", ["segment length (tokens)", "segments"], [list(r) for r in zip(values.tolist(), counts.tolist())])
+    return Table(
+        "segments",
+        "",
+        ["segment length (tokens)", "segments"],
+        [list(r) for r in zip(values.tolist(), counts.tolist())],
+    )
 
 
-COMPARED = [("ranks", "ranks", ""), ("steps", "steps", ""), ("step_time_s", "step time (s)", ".4f"), ("tokens_per_s_per_rank", "tokens / s / rank", ",.0f"),
-            ("mfu", "MFU", ".3f"), ("loss", "last loss", ".4f"), ("validation_loss", "held-out loss", ".4f"), ("needle_accuracy", "needle accuracy", ".4f"), ("load_balance", "load balance", ".4f"),
-            ("communication_efficiency", "communication efficiency", ".4f"), ("parallel_efficiency", "parallel efficiency", ".4f"),
-            ("worker_imbalance", "worker imbalance", ".4f"), ("step_imbalance", "step imbalance", ".4f"), ("computation_ratio", "computation ratio", ".4f"),
-            ("sparsity_ratio", "sparsity ratio", ".4f"), ("mean_budget", "mean budget", ".2f"),
-            ("dst_overhead_share", "DST, share of step", ".5f"), ("sab_overhead_share", "SAB, share of step", ".5f"),
-            ("imbalance", "imbalance", ".4f"), ("bubble_ratio", "bubble ratio", ".4f"), ("prediction_error", "prediction error", ".4f"), ("dbr", "dbr", ".4f"), ("pr", "pr", ".4f"), ("abr", "abr", ".4f"),
-            ("cr", "cr", ".4f"), ("ave_t", "ave_t (tokens)", ",.0f"), ("peak_bytes", "peak memory (MiB)", ".1f")]
+COMPARED = [
+    ("ranks", "ranks", ""),
+    ("steps", "steps", ""),
+    ("step_time_s", "step time (s)", ".4f"),
+    ("tokens_per_s_per_rank", "tokens / s / rank", ",.0f"),
+    ("mfu", "MFU", ".3f"),
+    ("loss", "last loss", ".4f"),
+    ("validation_loss", "held-out loss", ".4f"),
+    ("needle_accuracy", "needle accuracy", ".4f"),
+    ("load_balance", "load balance", ".4f"),
+    ("communication_efficiency", "communication efficiency", ".4f"),
+    ("parallel_efficiency", "parallel efficiency", ".4f"),
+    ("worker_imbalance", "worker imbalance", ".4f"),
+    ("step_imbalance", "step imbalance", ".4f"),
+    ("computation_ratio", "computation ratio", ".4f"),
+    ("sparsity_ratio", "sparsity ratio", ".4f"),
+    ("mean_budget", "mean budget", ".2f"),
+    ("dst_overhead_share", "DST, share of step", ".5f"),
+    ("sab_overhead_share", "SAB, share of step", ".5f"),
+    ("imbalance", "imbalance", ".4f"),
+    ("bubble_ratio", "bubble ratio", ".4f"),
+    ("prediction_error", "prediction error", ".4f"),
+    ("dbr", "dbr", ".4f"),
+    ("pr", "pr", ".4f"),
+    ("abr", "abr", ".4f"),
+    ("cr", "cr", ".4f"),
+    ("ave_t", "ave_t (tokens)", ",.0f"),
+    ("peak_bytes", "peak memory (MiB)", ".1f"),
+]
 
 
 def comparison(analyses):
@@ -191,7 +384,13 @@ def comparison(analyses):
             values = [v / 2**20 if key == "peak_bytes" and v is not None else v for v in values]
             rows.append([label] + ["" if v is None else v for v in values])
             formats.append(spec)
-    return Table("comparison", "Comparison", ["metric"] + [a.run.name for a in analyses], rows, row_formats=tuple(formats))
+    return Table(
+        "comparison",
+        "Comparison",
+        ["metric"] + [a.run.name for a in analyses],
+        rows,
+        row_formats=tuple(formats),
+    )
 
 
 SHOWN = (pop, ring, sparsity, steps_balance, predicted, batch, overheads, regions, memory, ranks)

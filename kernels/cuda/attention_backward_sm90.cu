@@ -1,9 +1,10 @@
 // Attention backward on Hopper: key-stationary, wgmma and TMA, persistent grid.
 //
-// A work unit is 128 keys of one key head (or 128 gathered columns); each of the two consumer warpgroups owns 64 of them and
-// keeps their dK and dV in registers while (query head, query block) tiles of Q and dO stream by.  Scores are computed
-// transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T and dS^T feed dV += P^T dO and dK += dS^T Q straight from
-// registers.  dS goes to shared memory once, for dQ += dS K, whose 64 columns per consumer leave as an fp32 bulk reduce-add.
+// A work unit is 128 keys of one key head (or 128 gathered columns); each of the two consumer
+// warpgroups owns 64 of them and keeps their dK and dV in registers while (query head, query block)
+// tiles of Q and dO stream by.  Scores are computed transposed, S^T = K Q^T and dP^T = V dO^T, so
+// that P^T and dS^T feed dV += P^T dO and dK += dS^T Q straight from registers.  dS goes to shared
+// memory once, for dQ += dS K, whose 64 columns per consumer leave as an fp32 bulk reduce-add.
 // (FlashAttention-2, Dao 2023, Algorithm 2; the transposed form is FlashAttention-3's.)
 #include "kernels/cuda/attention_launch.hpp"
 #include "kernels/cuda/attention_tiles.cuh"
@@ -18,7 +19,7 @@ constexpr int kStages = 2;
 
 struct BackwardParams {
   DeviceIndex index;
-  int group;   // query heads per key head
+  int group;                   // query heads per key head
   const std::int32_t* pieces;  // order of work
   const std::int32_t* piece_count;
   float scale, scale_log2;
@@ -37,12 +38,12 @@ struct BackwardMaps {
 };
 
 struct WorkUnit {
-  int done;        // no more work
-  int bars;        // keys are gathered columns
-  int first_row;   // first key, or first gathered row
-  int first_key;   // the same as the masks count: key, or bar of the list
-  int kv_head;     // head of dk, dv or of the gathered buffer
-  int cut;         // others add to the same keys
+  int done;       // no more work
+  int bars;       // keys are gathered columns
+  int first_row;  // first key, or first gathered row
+  int first_key;  // the same as the masks count: key, or bar of the list
+  int kv_head;    // head of dk, dv or of the gathered buffer
+  int cut;        // others add to the same keys
 };
 
 struct QueryTile {
@@ -62,10 +63,11 @@ struct BackwardShared {
   alignas(1024) unsigned char v[2 * kBlockBytes];
   alignas(1024) unsigned char q[kStages][kBlockBytes];
   alignas(1024) unsigned char dout[kStages][kBlockBytes];
-  alignas(1024) unsigned char ds[2][kKeyTile * 128];                  // [buffer][key][64 queries]
-  alignas(1024) unsigned char dq[2][kBlock * kQueryColumns * 4];      // fp32, [consumer][32-column box][query]
-  alignas(128) float statistics[kStages][2][kBlock];                  // lse2, delta
-  alignas(128) Interval key_queries[kKeyTile];                        // query rows that see each of the unit's keys
+  alignas(1024) unsigned char ds[2][kKeyTile * 128];  // [buffer][key][64 queries]
+  alignas(1024) unsigned char dq[2][kBlock * kQueryColumns *
+                                    4];               // fp32, [consumer][32-column box][query]
+  alignas(128) float statistics[kStages][2][kBlock];  // lse2, delta
+  alignas(128) Interval key_queries[kKeyTile];        // query rows that see each of the unit's keys
   std::uint64_t q_full[kStages], dout_full[kStages], empty[kStages], kv_full, kv_empty;
   QueryTile tile[kStages];
   WorkUnit unit;
@@ -75,7 +77,8 @@ struct BackwardShared {
   int next_unit;
 };
 
-// --- producer -------------------------------------------------------------------------------------------------------
+// --- producer
+// -------------------------------------------------------------------------------------------------
 template <int D>
 struct Producer {
   using Shared = BackwardShared<D>;
@@ -84,7 +87,8 @@ struct Producer {
   const BackwardParams& p;
   RingPosition<kStages> ring;
 
-  __device__ Producer(Shared& s, const BackwardMaps& m, const BackwardParams& params) : sh(s), maps(m), p(params) {}
+  __device__ Producer(Shared& s, const BackwardMaps& m, const BackwardParams& params)
+      : sh(s), maps(m), p(params) {}
 
   __device__ int index_head(int head) const { return p.index.shape.index_heads == 1 ? 0 : head; }
   /// mask0, mask1: row masks of the two key blocks; for bars the cover words are looked up instead.
@@ -111,11 +115,13 @@ struct Producer {
     for (int c = 0; c < Shared::kBoxes; ++c) {
       tma_load(sh.q[s] + c * kBlock * 128, &maps.q, &sh.q_full[s], c * 64, head, qb * kBlock);
     }
-    bulk_load(sh.statistics[s], p.statistics + (head * blocks + qb) * 2 * kBlock, sizeof(sh.statistics[0]), &sh.q_full[s]);
+    bulk_load(sh.statistics[s], p.statistics + (head * blocks + qb) * 2 * kBlock,
+              sizeof(sh.statistics[0]), &sh.q_full[s]);
     barrier_arrive(&sh.q_full[s]);
     barrier_expect(&sh.dout_full[s], Shared::kBlockBytes);
     for (int c = 0; c < Shared::kBoxes; ++c) {
-      tma_load(sh.dout[s] + c * kBlock * 128, &maps.dout, &sh.dout_full[s], c * 64, head, qb * kBlock);
+      tma_load(sh.dout[s] + c * kBlock * 128, &maps.dout, &sh.dout_full[s], c * 64, head,
+               qb * kBlock);
     }
     barrier_arrive(&sh.dout_full[s]);
     ring.advance();
@@ -152,7 +158,8 @@ struct Producer {
         mask1 = b.mask;
         b.pop();
       }
-      const HalfState s0 = state(qb, mask0, sh.unit.first_key), s1 = state(qb, mask1, sh.unit.first_key + kBlock);
+      const HalfState s0 = state(qb, mask0, sh.unit.first_key),
+                      s1 = state(qb, mask1, sh.unit.first_key + kBlock);
       if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, mask0, mask1);
     }
   }
@@ -166,19 +173,23 @@ struct Producer {
     sh.queries = p.index.bar_tile_queries[sh.unit.first_row / kBarTile];
     for (int qb = sh.queries.begin; qb < sh.queries.end; ++qb) {
       const BlockBounds bounds = bar_block_bounds(p.index, index_head(head), qb);
-      const HalfState s0 = bar_state(bounds, head, qb, sh.unit.first_key), s1 = bar_state(bounds, head, qb, sh.unit.first_key + kBlock);
+      const HalfState s0 = bar_state(bounds, head, qb, sh.unit.first_key),
+                      s1 = bar_state(bounds, head, qb, sh.unit.first_key + kBlock);
       if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, kNoMask, kNoMask);
     }
   }
 
   __device__ void load_keys(bool bars, int kv_head, int row) {
     barrier_expect(&sh.kv_full, 4 * Shared::kBlockBytes + sizeof(sh.key_queries));
-    bulk_load(sh.key_queries, (bars ? p.index.bar_row_queries : p.index.key_queries) + row, sizeof(sh.key_queries), &sh.kv_full);
+    bulk_load(sh.key_queries, (bars ? p.index.bar_row_queries : p.index.key_queries) + row,
+              sizeof(sh.key_queries), &sh.kv_full);
     for (int half = 0; half < 2; ++half) {
       for (int c = 0; c < Shared::kBoxes; ++c) {
         const int at = c * Shared::kKeyBoxStride + half * kBlock * 128;
-        tma_load(sh.k + at, bars ? &maps.bar_k : &maps.k, &sh.kv_full, c * 64, kv_head, row + half * kBlock);
-        tma_load(sh.v + at, bars ? &maps.bar_v : &maps.v, &sh.kv_full, c * 64, kv_head, row + half * kBlock);
+        tma_load(sh.k + at, bars ? &maps.bar_k : &maps.k, &sh.kv_full, c * 64, kv_head,
+                 row + half * kBlock);
+        tma_load(sh.v + at, bars ? &maps.bar_v : &maps.v, &sh.kv_full, c * 64, kv_head,
+                 row + half * kBlock);
       }
     }
     barrier_arrive(&sh.kv_full);
@@ -231,7 +242,8 @@ struct Producer {
   }
 };
 
-// --- consumer -------------------------------------------------------------------------------------------------------
+// --- consumer
+// -------------------------------------------------------------------------------------------------
 template <int D, bool kWithDq>
 struct Consumer {
   using Shared = BackwardShared<D>;
@@ -242,29 +254,37 @@ struct Consumer {
   const BackwardParams& p;
   const int consumer, thread, lane, row;
   RingPosition<kStages> ring;
-  int previous;  // head and query block of the previous tile, whose stage is the other one; kNone at the start of a unit
+  int previous;  // head and query block of the previous tile, whose stage is the other one; kNone
+                 // at the start of a unit
   static constexpr int kNone = -1, kBlockBits = 16;
   static constexpr int kDqRegisters = kWithDq ? Shared::kQueryColumns / 2 : 1;
 
   __device__ Consumer(Shared& s, const BackwardMaps& m, const BackwardParams& params, int which)
-      : sh(s), maps(m), p(params), consumer(uniform(which)), thread(threadIdx.x % 128), lane(threadIdx.x % 32),
+      : sh(s),
+        maps(m),
+        p(params),
+        consumer(uniform(which)),
+        thread(threadIdx.x % 128),
+        lane(threadIdx.x % 32),
         row(thread / 32 * 16 + lane / 4) {}
 
   /// keys x queries product of the consumer's 64 keys: K Q^T or V dO^T.
-  __device__ __forceinline__ void issue_transposed(float (&acc)[32], const unsigned char* keys, const unsigned char* queries) {
+  __device__ __forceinline__ void issue_transposed(float (&acc)[32], const unsigned char* keys,
+                                                   const unsigned char* queries) {
     const std::uint32_t a = descriptor(keys + consumer * kBlock * 128), b = descriptor(queries);
 #pragma unroll
     for (int c = 0; c < kBoxes; ++c) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        Wgmma<64>::template ss<0, 0>(acc, advance(a, c * Shared::kKeyBoxStride + i * 32), advance(b, c * kBlock * 128 + i * 32),
-                                     c + i > 0);
+        Wgmma<64>::template ss<0, 0>(acc, advance(a, c * Shared::kKeyBoxStride + i * 32),
+                                     advance(b, c * kBlock * 128 + i * 32), c + i > 0);
       }
     }
     wgmma_commit();
   }
   /// dV += P^T dO or dK += dS^T Q.
-  __device__ __forceinline__ void issue_gradient(float (&acc)[D / 2], const std::uint32_t (&a)[16], const unsigned char* queries) {
+  __device__ __forceinline__ void issue_gradient(float (&acc)[D / 2], const std::uint32_t (&a)[16],
+                                                 const unsigned char* queries) {
     const std::uint32_t b = descriptor(queries, kBlock * 128);
 #pragma unroll
     for (int i = 0; i < 4; ++i) Wgmma<D>::template rs<1>(acc, a + 4 * i, advance(b, i * 2048), 1);
@@ -274,7 +294,8 @@ struct Consumer {
   __device__ __forceinline__ std::uint64_t allowed_queries(const QueryTile& t, int r) {
     const Interval seen = sh.key_queries[consumer * kBlock + r];
     const int first = t.query_block * kBlock;
-    const std::uint64_t bits = interval_bits(seen.begin - first, seen.end - first), word = t.word[consumer];
+    const std::uint64_t bits = interval_bits(seen.begin - first, seen.end - first),
+                        word = t.word[consumer];
     if (sh.unit.bars) return (word >> r & 1) ? 0 : bits;  // covered: the whole row of S^T
     return bits & word;
   }
@@ -302,10 +323,11 @@ struct Consumer {
       }
     }
   }
-  /// dS^T = P^T * (dP^T - delta), as bf16 A operand.  P is the rounded one that dV uses: its fp32 form would not fit in
-  /// the registers beside dK and dV.
-  __device__ __forceinline__ void score_gradients(const std::uint32_t (&probability)[16], const float (&dp)[32],
-                                                  std::uint32_t (&ds)[16], int stage) {
+  /// dS^T = P^T * (dP^T - delta), as bf16 A operand.  P is the rounded one that dV uses: its fp32
+  /// form would not fit in the registers beside dK and dV.
+  __device__ __forceinline__ void score_gradients(const std::uint32_t (&probability)[16],
+                                                  const float (&dp)[32], std::uint32_t (&ds)[16],
+                                                  int stage) {
     const float* delta = sh.statistics[stage][1] + 2 * (lane % 4);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -313,14 +335,16 @@ struct Consumer {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const std::uint32_t pair = probability[2 * j + r];
-        ds[2 * j + r] = pack_bf16(__uint_as_float(pair << 16) * (dp[4 * j + 2 * r] - d.x),
-                                  __uint_as_float(pair & 0xFFFF0000u) * (dp[4 * j + 2 * r + 1] - d.y));
+        ds[2 * j + r] =
+            pack_bf16(__uint_as_float(pair << 16) * (dp[4 * j + 2 * r] - d.x),
+                      __uint_as_float(pair & 0xFFFF0000u) * (dp[4 * j + 2 * r + 1] - d.y));
       }
     }
   }
   /// dS^T into shared memory, rows of 64 queries, 128-byte swizzle.
   __device__ __forceinline__ void share(const std::uint32_t (&ds)[16]) {
-    const int key = thread / 32 * 16 + lane % 16;  // row that this lane addresses: matrices 0, 1 are rows 0-7, 8-15
+    const int key = thread / 32 * 16 +
+                    lane % 16;  // row that this lane addresses: matrices 0, 1 are rows 0-7, 8-15
     const std::uint32_t base = smem_address(sh.ds[ring.stage]) + (consumer * kBlock + key) * 128;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -329,7 +353,8 @@ struct Consumer {
     }
     fence_async_proxy();
   }
-  /// dS for both consumers.  The named barriers 4 to 7 are one per consumer and buffer: this consumer arrives, the other waits.
+  /// dS for both consumers.  The named barriers 4 to 7 are one per consumer and buffer: this
+  /// consumer arrives, the other waits.
   __device__ __forceinline__ void publish(const std::uint32_t (&ds)[16]) {
     share(ds);
     named_arrive(4 + 2 * ring.stage + consumer, 256);
@@ -337,17 +362,21 @@ struct Consumer {
   }
   __device__ __forceinline__ void issue_query_gradient(float (&dq)[Shared::kQueryColumns / 2]) {
     const int previous_stage = uniform(ring.stage) ^ 1;
-    // Columns [consumer * D / 2, ...) of K: the second 128-byte box for D = 128, the second half of the box for D = 64.
+    // Columns [consumer * D / 2, ...) of K: the second 128-byte box for D = 128, the second half of
+    // the box for D = 64.
     const std::uint32_t a = descriptor(sh.ds[previous_stage]);
-    const std::uint32_t b = descriptor(sh.k + (D == 128 ? consumer * Shared::kKeyBoxStride : consumer * 64));
+    const std::uint32_t b =
+        descriptor(sh.k + (D == 128 ? consumer * Shared::kKeyBoxStride : consumer * 64));
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      Wgmma<Shared::kQueryColumns>::template ss<1, 1>(dq, advance(a, i * 2048), advance(b, i * 2048), i > 0);
+      Wgmma<Shared::kQueryColumns>::template ss<1, 1>(dq, advance(a, i * 2048),
+                                                      advance(b, i * 2048), i > 0);
     }
     wgmma_commit();
   }
   /// Sends the consumer's columns of dQ to L2, where they are added.
-  __device__ __forceinline__ void reduce(const float (&dq)[Shared::kQueryColumns / 2], int query_block, int head) {
+  __device__ __forceinline__ void reduce(const float (&dq)[Shared::kQueryColumns / 2],
+                                         int query_block, int head) {
     unsigned char* out = sh.dq[consumer];
     if (thread == 0) bulk_wait_read();
     named_barrier(2 + consumer, 128);
@@ -356,7 +385,8 @@ struct Consumer {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int query = row + 8 * r, chunk = 2 * (j % 4) + lane % 4 / 2;
-        *reinterpret_cast<float2*>(out + j / 4 * (kBlock * 128) + query * 128 + ((chunk ^ (query & 7)) << 4) + (lane % 2) * 8) =
+        *reinterpret_cast<float2*>(out + j / 4 * (kBlock * 128) + query * 128 +
+                                   ((chunk ^ (query & 7)) << 4) + (lane % 2) * 8) =
             make_float2(dq[4 * j + 2 * r] * p.scale, dq[4 * j + 2 * r + 1] * p.scale);
       }
     }
@@ -364,7 +394,8 @@ struct Consumer {
     named_barrier(2 + consumer, 128);
     if (thread == 0) {
       for (int b = 0; b < Shared::kQueryColumns / 32; ++b) {
-        tma_reduce_add(&maps.dq, out + b * kBlock * 128, consumer * Shared::kQueryColumns + b * 32, head, query_block * kBlock);
+        tma_reduce_add(&maps.dq, out + b * kBlock * 128, consumer * Shared::kQueryColumns + b * 32,
+                       head, query_block * kBlock);
       }
       bulk_commit();
     }
@@ -373,7 +404,8 @@ struct Consumer {
   /// Starts dQ of the previous tile, once both consumers have written its dS.
   __device__ __forceinline__ void begin_query_gradient(float (&dq)[kDqRegisters]) {
     if constexpr (kWithDq) {
-      named_barrier(4 + 2 * (ring.stage ^ 1) + (consumer ^ 1), 256);  // the other consumer's publish() arrives
+      named_barrier(4 + 2 * (ring.stage ^ 1) + (consumer ^ 1),
+                    256);  // the other consumer's publish() arrives
       issue_query_gradient(dq);
     }
   }
@@ -387,8 +419,8 @@ struct Consumer {
     if (previous != kNone) warp_arrive(&sh.empty[ring.stage ^ 1]);
   }
 
-  __device__ __forceinline__ void store(const float (&acc)[D / 2], float* out, std::int64_t stride, float factor,
-                                        const WorkUnit& u, bool add) {
+  __device__ __forceinline__ void store(const float (&acc)[D / 2], float* out, std::int64_t stride,
+                                        float factor, const WorkUnit& u, bool add) {
     const std::int64_t end = u.bars ? LLONG_MAX : p.index.shape.k_tokens;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -417,10 +449,11 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
 
-      // dK of tile i - 1 is in flight when tile i begins, and dQ of tile i - 1 starts only after P of tile i: so the two
-      // consumers may run half a tile apart, one computing exponentials while the other feeds the tensor cores.  (A barrier
-      // right after dS keeps them in step, and both then wait at the same time: 10 % slower.)  The first tile of a unit
-      // computes a dQ that nobody wants.
+      // dK of tile i - 1 is in flight when tile i begins, and dQ of tile i - 1 starts only after P
+      // of tile i: so the two consumers may run half a tile apart, one computing exponentials while
+      // the other feeds the tensor cores.  (A barrier right after dS keeps them in step, and both
+      // then wait at the same time: 10 % slower.)  The first tile of a unit computes a dQ that
+      // nobody wants.
       previous = kNone;
       if (kWithDq) named_arrive(4 + 2 * (ring.stage ^ 1) + consumer, 256);
       while (true) {
@@ -491,8 +524,8 @@ struct Consumer {
 };
 
 template <int D, bool kWithDq>
-__global__ __launch_bounds__(kThreads, 1) void attention_backward_kernel(const __grid_constant__ BackwardMaps maps,
-                                                                         const __grid_constant__ BackwardParams p) {
+__global__ __launch_bounds__(kThreads, 1) void attention_backward_kernel(
+    const __grid_constant__ BackwardMaps maps, const __grid_constant__ BackwardParams p) {
   extern __shared__ __align__(1024) unsigned char raw[];
   auto& sh = *reinterpret_cast<BackwardShared<D>*>(raw);
   if (threadIdx.x == 0) {
@@ -526,8 +559,8 @@ template <int D, bool kWithDq>
 cudaError_t launch(const BackwardMaps& maps, const BackwardParams& p, cudaStream_t stream) {
   constexpr int kBytes = sizeof(BackwardShared<D>);
   static_assert(kBytes <= 232448);
-  const cudaError_t e =
-      cudaFuncSetAttribute(attention_backward_kernel<D, kWithDq>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  const cudaError_t e = cudaFuncSetAttribute(attention_backward_kernel<D, kWithDq>,
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (e != cudaSuccess) return e;
   attention_backward_kernel<D, kWithDq><<<processor_count(), kThreads, kBytes, stream>>>(maps, p);
   return cudaGetLastError();
@@ -539,9 +572,12 @@ bool separate_query_gradient(const AttentionBackwardArgs& a) {
   return a.deterministic || (!a.index->shape.dense && !a.index->has_bars());
 }
 
-bool cuts_units(const AttentionBackwardArgs& a) { return !a.deterministic && a.q_heads > a.kv_heads; }
+bool cuts_units(const AttentionBackwardArgs& a) {
+  return !a.deterministic && a.q_heads > a.kv_heads;
+}
 
-cudaError_t backward_sm90(const AttentionBackwardArgs& a, const AttentionScratch& scratch, cudaStream_t stream) {
+cudaError_t backward_sm90(const AttentionBackwardArgs& a, const AttentionScratch& scratch,
+                          cudaStream_t stream) {
   const DeviceIndex& index = *a.index;
   BackwardParams p;
   p.index = index;
@@ -565,24 +601,33 @@ cudaError_t backward_sm90(const AttentionBackwardArgs& a, const AttentionScratch
   using hopper::make_tensor_map;
   const std::int64_t q_tokens = index.shape.q_tokens, k_tokens = index.shape.k_tokens;
   cudaError_t e = make_tensor_map(&maps.q, a.q, false, a.head_dim, a.q_heads, q_tokens, a.q_stride);
-  if (e == cudaSuccess) e = make_tensor_map(&maps.dout, a.dout, false, a.head_dim, a.q_heads, q_tokens, a.dout_stride);
-  if (e == cudaSuccess) e = make_tensor_map(&maps.k, a.k, false, a.head_dim, a.kv_heads, k_tokens, a.k_stride);
-  if (e == cudaSuccess) e = make_tensor_map(&maps.v, a.v, false, a.head_dim, a.kv_heads, k_tokens, a.v_stride);
-  if (e == cudaSuccess) e = make_tensor_map(&maps.dq, a.dq, true, a.head_dim, a.q_heads, q_tokens, a.dq_stride);
+  if (e == cudaSuccess)
+    e = make_tensor_map(&maps.dout, a.dout, false, a.head_dim, a.q_heads, q_tokens, a.dout_stride);
+  if (e == cudaSuccess)
+    e = make_tensor_map(&maps.k, a.k, false, a.head_dim, a.kv_heads, k_tokens, a.k_stride);
+  if (e == cudaSuccess)
+    e = make_tensor_map(&maps.v, a.v, false, a.head_dim, a.kv_heads, k_tokens, a.v_stride);
+  if (e == cudaSuccess)
+    e = make_tensor_map(&maps.dq, a.dq, true, a.head_dim, a.q_heads, q_tokens, a.dq_stride);
   maps.bar_k = maps.k;
   maps.bar_v = maps.v;
   if (e == cudaSuccess && index.has_bars()) {
     const int heads = index.bar_heads();
-    e = make_tensor_map(&maps.bar_k, scratch.bar_k, false, a.head_dim, heads, index.bar_rows(), heads * a.head_dim);
+    e = make_tensor_map(&maps.bar_k, scratch.bar_k, false, a.head_dim, heads, index.bar_rows(),
+                        heads * a.head_dim);
     if (e == cudaSuccess) {
-      e = make_tensor_map(&maps.bar_v, scratch.bar_v, false, a.head_dim, heads, index.bar_rows(), heads * a.head_dim);
+      e = make_tensor_map(&maps.bar_v, scratch.bar_v, false, a.head_dim, heads, index.bar_rows(),
+                          heads * a.head_dim);
     }
   }
   if (e != cudaSuccess) return e;
-  if (!separate_query_gradient(a)) return a.head_dim == 128 ? launch<128, true>(maps, p, stream) : launch<64, true>(maps, p, stream);
+  if (!separate_query_gradient(a))
+    return a.head_dim == 128 ? launch<128, true>(maps, p, stream)
+                             : launch<64, true>(maps, p, stream);
   e = query_gradient_sm90(a, scratch, stream);
   if (e != cudaSuccess) return e;
-  return a.head_dim == 128 ? launch<128, false>(maps, p, stream) : launch<64, false>(maps, p, stream);
+  return a.head_dim == 128 ? launch<128, false>(maps, p, stream)
+                           : launch<64, false>(maps, p, stream);
 }
 
 }  // namespace ballast::cuda

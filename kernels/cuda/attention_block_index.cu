@@ -1,5 +1,5 @@
-// From the pattern blocks that 64 queries chose to the runs and row masks of a DeviceIndex (attention_blocks.hpp): a warp a list, 32 key
-// blocks at a time, as in attention_slash_index.cu.
+// From the pattern blocks that 64 queries chose to the runs and row masks of a DeviceIndex
+// (attention_blocks.hpp): a warp a list, 32 key blocks at a time, as in attention_slash_index.cu.
 #include "kernels/cuda/attention_blocks.hpp"
 #include "kernels/cuda/attention_lists.cuh"
 
@@ -11,8 +11,11 @@ constexpr std::uint64_t kAll = ~0ull;
 
 /// Runs of one (head, query block): counted when kFill is false, written when true.
 template <bool kFill>
-__global__ void runs_kernel(const BlockChoice x, const DeviceIndex index, std::int64_t* offset, unsigned long long* pairs) {
-  const int list = static_cast<int>((static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32), lane = threadIdx.x % 32;
+__global__ void runs_kernel(const BlockChoice x, const DeviceIndex index, std::int64_t* offset,
+                            unsigned long long* pairs) {
+  const int list = static_cast<int>(
+                (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32),
+            lane = threadIdx.x % 32;
   if (list >= x.queries.blocks * x.heads) return;
   const int b = list % x.queries.blocks, tokens = x.queries.rows[b];
   const int first = x.queries.first[b], own = x.queries.own[b] - first;
@@ -31,7 +34,8 @@ __global__ void runs_kernel(const BlockChoice x, const DeviceIndex index, std::i
   };
   const auto joined = [&](int kb) {  // kb and kb + 1 lie in one run
     const std::uint64_t w = word(kb), next = word(kb + 1);
-    return w != 0 && next != 0 && ((w == kAll && next == kAll) || (w == next && number(kb) == number(kb + 1)));
+    return w != 0 && next != 0 &&
+           ((w == kAll && next == kAll) || (w == next && number(kb) == number(kb + 1)));
   };
   const unsigned below = (1u << lane) - 1;
   std::int64_t starts = kFill ? index.run_offset[list] : 0, ends = starts;
@@ -43,7 +47,8 @@ __global__ void runs_kernel(const BlockChoice x, const DeviceIndex index, std::i
     const unsigned start_mask = __ballot_sync(~0u, start), end_mask = __ballot_sync(~0u, end);
     used += __popc(__ballot_sync(~0u, w != 0));
     if constexpr (kFill) {
-      const std::int64_t s = starts + __popc(start_mask & below), e = ends + __popc(end_mask & below);
+      const std::int64_t s = starts + __popc(start_mask & below),
+                         e = ends + __popc(end_mask & below);
       if (start && s < index.shape.runs) {
         index.runs[s].first = kb;
         index.runs[s].row_mask = w == kAll ? -1 : static_cast<std::int32_t>(s);
@@ -60,18 +65,25 @@ __global__ void runs_kernel(const BlockChoice x, const DeviceIndex index, std::i
   }
 }
 
-unsigned grid(const BlockChoice& x) { return static_cast<unsigned>((static_cast<std::int64_t>(x.queries.blocks) * x.heads * 32 + kThreads - 1) / kThreads); }
+unsigned grid(const BlockChoice& x) {
+  return static_cast<unsigned>(
+      (static_cast<std::int64_t>(x.queries.blocks) * x.heads * 32 + kThreads - 1) / kThreads);
+}
 
 }  // namespace
 
-cudaError_t count_block_runs(const BlockChoice& x, std::int64_t* offset, std::uint64_t* pairs, cudaStream_t stream) {
-  if (x.queries.blocks * x.heads > 0) runs_kernel<false><<<grid(x), kThreads, 0, stream>>>(x, {}, offset, reinterpret_cast<unsigned long long*>(pairs));
+cudaError_t count_block_runs(const BlockChoice& x, std::int64_t* offset, std::uint64_t* pairs,
+                             cudaStream_t stream) {
+  if (x.queries.blocks * x.heads > 0)
+    runs_kernel<false><<<grid(x), kThreads, 0, stream>>>(
+        x, {}, offset, reinterpret_cast<unsigned long long*>(pairs));
   accumulate_offsets<<<1, 1024, 0, stream>>>(offset, x.queries.blocks * x.heads, LLONG_MAX);
   return cudaGetLastError();
 }
 
 cudaError_t fill_block_runs(const DeviceIndex& index, const BlockChoice& x, cudaStream_t stream) {
-  if (index.shape.dense || index.shape.index_heads != x.heads || index.has_bars()) return cudaErrorInvalidValue;
+  if (index.shape.dense || index.shape.index_heads != x.heads || index.has_bars())
+    return cudaErrorInvalidValue;
   if (x.queries.blocks * x.heads == 0) return cudaSuccess;
   runs_kernel<true><<<grid(x), kThreads, 0, stream>>>(x, index, nullptr, nullptr);
   return cudaGetLastError();

@@ -1,4 +1,5 @@
-// The heaviest of a list of non-negative numbers, by one CTA: the threshold by a search over its bits, three at a time, with exact sums.
+// The heaviest of a list of non-negative numbers, by one CTA: the threshold by a search over its
+// bits, three at a time, with exact sums.
 #pragma once
 #include <climits>
 #include <cmath>
@@ -41,9 +42,11 @@ struct Found {
   unsigned above, ties;
 };
 
-/// The heaviest of v[0, n): no more than `most`, and, unless everything is wanted, only until their sum reaches `target`.  `top`: bits in use.
+/// The heaviest of v[0, n): no more than `most`, and, unless everything is wanted, only until their
+/// sum reaches `target`.  `top`: bits in use.
 template <int kThreads>
-__device__ Found find(const std::int64_t* v, int n, bool everything, unsigned long long target, unsigned most, int top, Tally* shared) {
+__device__ Found find(const std::int64_t* v, int n, bool everything, unsigned long long target,
+                      unsigned most, int top, Tally* shared) {
   // The largest t >= 1 whose entries v >= t reach the target or number `most`; 0 when none does.
   unsigned long long threshold = 0;
   for (int shift = (top + kBits - 1) / kBits * kBits - kBits; shift >= 0; shift -= kBits) {
@@ -79,9 +82,13 @@ __device__ Found find(const std::int64_t* v, int n, bool everything, unsigned lo
   add_up(above, shared);
   add_up(equal, shared);
   unsigned long long wanted = equal[0].count;
-  if (!everything) wanted = threshold == 0 ? 0 : min(wanted, (target - min(target, above[0].sum) + threshold - 1) / threshold);
+  if (!everything)
+    wanted = threshold == 0
+                 ? 0
+                 : min(wanted, (target - min(target, above[0].sum) + threshold - 1) / threshold);
   const unsigned room = most > above[0].count ? most - above[0].count : 0;
-  return {threshold, above[0].count, static_cast<unsigned>(min(wanted, static_cast<unsigned long long>(room)))};
+  return {threshold, above[0].count,
+          static_cast<unsigned>(min(wanted, static_cast<unsigned long long>(room)))};
 }
 
 /// Sum of a list, and bits in use.
@@ -106,7 +113,10 @@ __device__ Whole add_list(const std::int64_t* v, int n, Tally* shared) {
 }
 /// The sum that a share below 1 asks for; of nothing, nothing is chosen.
 __device__ inline unsigned long long target_of(double share, unsigned long long total) {
-  return max(min(max(static_cast<unsigned long long>(ceil(share * static_cast<double>(total))), 1ull), total), 1ull);
+  return max(
+      min(max(static_cast<unsigned long long>(ceil(share * static_cast<double>(total))), 1ull),
+          total),
+      1ull);
 }
 
 }  // namespace ballast::cuda

@@ -1,9 +1,10 @@
-// Derives on the GPU what the attention kernels need besides the AttentionIndex itself: padded row bounds, transposed lists and the
-// gathered columns; work orders are in attention_order.cu.  Every kernel here is small; sizes follow what the index selects.
+// Derives on the GPU what the attention kernels need besides the AttentionIndex itself: padded row
+// bounds, transposed lists and the gathered columns; work orders are in attention_order.cu.  Every
+// kernel here is small; sizes follow what the index selects.
+#include <cuda_bf16.h>
+
 #include <algorithm>
 #include <climits>
-
-#include <cuda_bf16.h>
 
 #include "kernels/cuda/attention_index.hpp"
 #include "kernels/cuda/attention_launch.hpp"
@@ -14,9 +15,13 @@ namespace {
 
 constexpr int kThreads = 256;
 
-int grid(std::int64_t threads) { return static_cast<int>(std::max<std::int64_t>(1, (threads + kThreads - 1) / kThreads)); }
+int grid(std::int64_t threads) {
+  return static_cast<int>(std::max<std::int64_t>(1, (threads + kThreads - 1) / kThreads));
+}
 
-__device__ std::int64_t thread_index() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ std::int64_t thread_index() {
+  return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
 
 __global__ void row_bounds_kernel(DeviceIndex x) {
   const std::int64_t q = thread_index();
@@ -37,7 +42,8 @@ __global__ void query_range_kernel(DeviceIndex x) {
   const int blocks = static_cast<int>(x.shape.q_blocks());
   const int first = static_cast<int>(kb) * kBlock;
   const int begin = first_true(blocks, [&](int b) { return x.bounds[b].end_last > first; });
-  const int end = first_true(blocks, [&](int b) { return x.bounds[b].begin_first >= first + kBlock; });
+  const int end =
+      first_true(blocks, [&](int b) { return x.bounds[b].begin_first >= first + kBlock; });
   x.query_range[kb] = {begin, max(begin, end)};
 }
 
@@ -51,7 +57,8 @@ __global__ void key_queries_kernel(DeviceIndex x) {
   x.key_queries[key] = {begin, max(begin, end)};
 }
 
-// --- bars -----------------------------------------------------------------------------------------------------------
+// --- bars
+// -------------------------------------------------------------------------------------------------
 __global__ void bar_offsets_kernel(DeviceIndex x) {
   if (threadIdx.x != 0) return;
   const int lists = x.shape.index_heads * x.shape.segments;
@@ -118,7 +125,8 @@ __global__ void bar_tile_queries_kernel(DeviceIndex x) {
   x.bar_tile_queries[tile] = {begin, max(begin, stop)};
 }
 
-// --- transpose ------------------------------------------------------------------------------------------------------
+// --- transpose
+// -------------------------------------------------------------------------------------------------
 /// Calls f(key block, row mask) for every visible block of a query block's list.
 template <class F>
 __device__ void for_each_block(const DeviceIndex& x, std::int64_t list, F f) {
@@ -172,7 +180,8 @@ __global__ void transpose_fill_kernel(DeviceIndex x) {
   });
 }
 
-/// Sorts each list by rank counting (keys are distinct), which also undoes the arbitrary order of the fill.
+/// Sorts each list by rank counting (keys are distinct), which also undoes the arbitrary order of
+/// the fill.
 __global__ void transpose_sort_kernel(DeviceIndex x) {
   __shared__ std::uint64_t part[1024];
   const int begin = x.transposed_offset[blockIdx.x], end = x.transposed_offset[blockIdx.x + 1];
@@ -196,9 +205,11 @@ __global__ void transpose_sort_kernel(DeviceIndex x) {
   }
 }
 
-// --- gathered columns -----------------------------------------------------------------------------------------------
-__global__ void gather_kernel(DeviceIndex x, const __nv_bfloat16* k, std::int64_t k_stride, const __nv_bfloat16* v,
-                              std::int64_t v_stride, int head_dim, __nv_bfloat16* bar_k, __nv_bfloat16* bar_v) {
+// --- gathered columns
+// -----------------------------------------------------------------------------------------------
+__global__ void gather_kernel(DeviceIndex x, const __nv_bfloat16* k, std::int64_t k_stride,
+                              const __nv_bfloat16* v, std::int64_t v_stride, int head_dim,
+                              __nv_bfloat16* bar_k, __nv_bfloat16* bar_v) {
   const std::int64_t item = thread_index() / 32;  // a warp copies one row of one head
   const int heads = x.bar_heads();
   if (item >= x.bar_rows() * heads) return;
@@ -206,18 +217,23 @@ __global__ void gather_kernel(DeviceIndex x, const __nv_bfloat16* k, std::int64_
   const int key = x.bar_row_key[row];
   int kv_head = static_cast<int>(item % heads);
   if (x.shape.index_heads != 1 && key >= 0) {
-    kv_head = x.bar_tile_list[row / kBarTile] / x.shape.segments / (x.shape.q_heads / x.shape.kv_heads);
+    kv_head =
+        x.bar_tile_list[row / kBarTile] / x.shape.segments / (x.shape.q_heads / x.shape.kv_heads);
   }
   for (int d = threadIdx.x % 32; d < head_dim; d += 32) {
-    bar_k[item * head_dim + d] = key < 0 ? __nv_bfloat16(0.0f) : k[key * k_stride + kv_head * head_dim + d];
-    bar_v[item * head_dim + d] = key < 0 ? __nv_bfloat16(0.0f) : v[key * v_stride + kv_head * head_dim + d];
+    bar_k[item * head_dim + d] =
+        key < 0 ? __nv_bfloat16(0.0f) : k[key * k_stride + kv_head * head_dim + d];
+    bar_v[item * head_dim + d] =
+        key < 0 ? __nv_bfloat16(0.0f) : v[key * v_stride + kv_head * head_dim + d];
   }
 }
 
-/// Adds the gathered gradients of the query heads congruent to `member` modulo the group: columns of one head are distinct,
-/// so no two warps of a launch meet, and launches in order make the sum the same every time.
-__global__ void scatter_kernel(DeviceIndex x, const float* bar_dk, const float* bar_dv, int head_dim, float* dk,
-                               std::int64_t dk_stride, float* dv, std::int64_t dv_stride, int member) {
+/// Adds the gathered gradients of the query heads congruent to `member` modulo the group: columns
+/// of one head are distinct, so no two warps of a launch meet, and launches in order make the sum
+/// the same every time.
+__global__ void scatter_kernel(DeviceIndex x, const float* bar_dk, const float* bar_dv,
+                               int head_dim, float* dk, std::int64_t dk_stride, float* dv,
+                               std::int64_t dv_stride, int member) {
   const std::int64_t item = thread_index() / 32;
   const int heads = x.bar_heads(), group = x.shape.q_heads / x.shape.kv_heads;
   if (item >= x.bar_rows() * heads) return;
@@ -294,16 +310,19 @@ bool is_dense(const AttentionIndex& index) {
   if (index.has_bars()) return false;
   for (int h = 0; h < index.index_heads; ++h) {
     for (std::int64_t b = 0; b < index.q_blocks(); ++b) {
-      // Rows at either end may see nothing: bounds never decrease, so the others' are from the first to the last that sees something.
-      std::int64_t first_row = b * kBlock, last_row = std::min(first_row + kBlock, index.q_tokens) - 1;
+      // Rows at either end may see nothing: bounds never decrease, so the others' are from the
+      // first to the last that sees something.
+      std::int64_t first_row = b * kBlock,
+                   last_row = std::min(first_row + kBlock, index.q_tokens) - 1;
       const auto sees = [&](std::int64_t row) { return index.key_begin[row] < index.key_end[row]; };
       while (first_row < last_row && !sees(first_row)) ++first_row;
       while (last_row > first_row && !sees(last_row)) --last_row;
       if (!sees(first_row)) continue;
-      const int low = index.key_begin[first_row] / kBlock, high = (index.key_end[last_row] + kBlock - 1) / kBlock;
+      const int low = index.key_begin[first_row] / kBlock,
+                high = (index.key_end[last_row] + kBlock - 1) / kBlock;
       const std::int64_t list = h * index.q_blocks() + b, r = index.run_offset[list];
-      if (index.run_offset[list + 1] - r != 1 || index.runs[r].row_mask >= 0 || index.runs[r].first > low ||
-          index.runs[r].last < high) {
+      if (index.run_offset[list + 1] - r != 1 || index.runs[r].row_mask >= 0 ||
+          index.runs[r].first > low || index.runs[r].last < high) {
         return false;
       }
     }
@@ -409,20 +428,22 @@ cudaError_t derive_index(const DeviceIndex& x, cudaStream_t stream) {
   return order_work(x, stream);
 }
 
-cudaError_t gather_bars(const DeviceIndex& x, const void* k, std::int64_t k_stride, const void* v, std::int64_t v_stride,
-                        int head_dim, void* bar_k, void* bar_v, cudaStream_t stream) {
+cudaError_t gather_bars(const DeviceIndex& x, const void* k, std::int64_t k_stride, const void* v,
+                        std::int64_t v_stride, int head_dim, void* bar_k, void* bar_v,
+                        cudaStream_t stream) {
   gather_kernel<<<grid(x.bar_rows() * x.bar_heads() * 32), kThreads, 0, stream>>>(
-      x, static_cast<const __nv_bfloat16*>(k), k_stride, static_cast<const __nv_bfloat16*>(v), v_stride, head_dim,
-      static_cast<__nv_bfloat16*>(bar_k), static_cast<__nv_bfloat16*>(bar_v));
+      x, static_cast<const __nv_bfloat16*>(k), k_stride, static_cast<const __nv_bfloat16*>(v),
+      v_stride, head_dim, static_cast<__nv_bfloat16*>(bar_k), static_cast<__nv_bfloat16*>(bar_v));
   return cudaGetLastError();
 }
 
-cudaError_t scatter_bar_gradients(const DeviceIndex& x, const float* bar_dk, const float* bar_dv, int head_dim, float* dk,
-                                  std::int64_t dk_stride, float* dv, std::int64_t dv_stride, cudaStream_t stream) {
+cudaError_t scatter_bar_gradients(const DeviceIndex& x, const float* bar_dk, const float* bar_dv,
+                                  int head_dim, float* dk, std::int64_t dk_stride, float* dv,
+                                  std::int64_t dv_stride, cudaStream_t stream) {
   const int launches = x.shape.index_heads == 1 ? 1 : x.shape.q_heads / x.shape.kv_heads;
   for (int member = 0; member < launches; ++member) {
-    scatter_kernel<<<grid(x.bar_rows() * x.bar_heads() * 32), kThreads, 0, stream>>>(x, bar_dk, bar_dv, head_dim, dk, dk_stride,
-                                                                                   dv, dv_stride, member);
+    scatter_kernel<<<grid(x.bar_rows() * x.bar_heads() * 32), kThreads, 0, stream>>>(
+        x, bar_dk, bar_dv, head_dim, dk, dk_stride, dv, dv_stride, member);
   }
   return cudaGetLastError();
 }

@@ -20,10 +20,12 @@ __device__ inline int first_true(int n, Predicate predicate) {
   return low;
 }
 
-/// offset[i + 1] = sum of offset[1 .. i + 1], at most `limit`; offset[0] = 0.  One CTA of 1,024 threads.
+/// offset[i + 1] = sum of offset[1 .. i + 1], at most `limit`; offset[0] = 0.  One CTA of 1,024
+/// threads.
 static __global__ void accumulate_offsets(std::int64_t* offset, int n, std::int64_t limit) {
   __shared__ long long sums[1024];
-  const int each = (n + 1023) / 1024, first = min(n, static_cast<int>(threadIdx.x) * each), last = min(n, first + each);
+  const int each = (n + 1023) / 1024, first = min(n, static_cast<int>(threadIdx.x) * each),
+            last = min(n, first + each);
   long long sum = 0;
   for (int i = first; i < last; ++i) sum += offset[i + 1];
   sums[threadIdx.x] = sum;

@@ -1,10 +1,11 @@
-// Attention for any GPU from sm_80 on, and the cross-check of the Hopper kernels: 64 x 64 tiles through shared memory and the
-// warp matrix functions of CUDA C++ (nvcuda::wmma).  Simple on purpose, and deterministic: forward and dQ are query-stationary,
-// dK and dV key-stationary, nothing is added by atomics.
-#include <climits>
-
+// Attention for any GPU from sm_80 on, and the cross-check of the Hopper kernels: 64 x 64 tiles
+// through shared memory and the warp matrix functions of CUDA C++ (nvcuda::wmma).  Simple on
+// purpose, and deterministic: forward and dQ are query-stationary, dK and dV key-stationary,
+// nothing is added by atomics.
 #include <cuda_bf16.h>
 #include <mma.h>
+
+#include <climits>
 
 #include "kernels/cuda/attention_launch.hpp"
 #include "kernels/cuda/attention_tiles.cuh"
@@ -49,7 +50,8 @@ template <int D>
 __device__ void load_tile(bf16* to, const Tensor3& from, std::int64_t first, int head) {
   for (int i = threadIdx.x; i < kBlock * D; i += kThreads) {
     const std::int64_t token = first + i / D;
-    to[i] = token >= 0 && token < from.tokens ? from.data[token * from.stride + head * D + i % D] : bf16(0.0f);
+    to[i] = token >= 0 && token < from.tokens ? from.data[token * from.stride + head * D + i % D]
+                                              : bf16(0.0f);
   }
 }
 
@@ -92,14 +94,15 @@ struct TilePair {
   const Interval* rows;  // visible keys of the block's rows, counted like `key`
   int key;
   bool bars;
-  std::uint64_t word;    // row mask, or cover word for bars
+  std::uint64_t word;  // row mask, or cover word for bars
   __device__ bool allowed(int r, int c) const {
     if (bars ? word >> c & 1 : !(word >> r & 1)) return false;
     return key + c >= rows[r].begin && key + c < rows[r].end;
   }
 };
 
-/// Calls f(pair, k tensor, v tensor, key row to load, key head to load) for all tiles of a query block.
+/// Calls f(pair, k tensor, v tensor, key row to load, key head to load) for all tiles of a query
+/// block.
 template <class F>
 __device__ void for_each_key_tile(const PlainParams& p, int qb, int head, F f) {
   const DeviceIndex& x = p.index;
@@ -110,15 +113,16 @@ __device__ void for_each_key_tile(const PlainParams& p, int qb, int head, F f) {
   for (; cursor.block != INT_MAX; cursor.pop()) {
     const int key = cursor.block * kBlock;
     if (visible_state(x.bounds[qb], key) == kSkip) continue;
-    f(TilePair{rows, key, false, cursor.mask >= 0 ? x.row_masks[cursor.mask] : kAllRows}, p.k, p.v, key, kv_head);
+    f(TilePair{rows, key, false, cursor.mask >= 0 ? x.row_masks[cursor.mask] : kAllRows}, p.k, p.v,
+      key, kv_head);
   }
   if (!x.has_bars()) return;
   const BlockBounds bounds = bar_block_bounds(x, h, qb);
   const Interval* bar_rows = x.bar_bounds + (h * x.shape.q_blocks() + qb) * kBlock;
   const int first_row = x.bar_row_offset[h * x.shape.segments + x.block_segment[qb]];
   for (int key = bounds.begin_first / kBlock * kBlock; key < bounds.end_last; key += kBlock) {
-    f(TilePair{bar_rows, key, true, cover_word(x, h, qb, key / kBlock)}, p.bar_k, p.bar_v, first_row + key,
-      x.shape.index_heads == 1 ? kv_head : 0);
+    f(TilePair{bar_rows, key, true, cover_word(x, h, qb, key / kBlock)}, p.bar_k, p.bar_v,
+      first_row + key, x.shape.index_heads == 1 ? kv_head : 0);
   }
 }
 
@@ -141,39 +145,44 @@ __global__ void __launch_bounds__(kThreads) forward_plain_kernel(PlainParams p) 
     sh.top[threadIdx.x] = -INFINITY;
     sh.sum[threadIdx.x] = 0;
   }
-  for_each_key_tile(p, qb, head, [&](const TilePair& pair, const Tensor3& k, const Tensor3& v, std::int64_t token, int kv_head) {
-    __syncthreads();
-    load_tile<D>(sh.kv, k, token, kv_head);
-    __syncthreads();
-    product_transposed<D>(sh.s, sh.q, sh.kv);
-    __syncthreads();
-    load_tile<D>(sh.kv, v, token, kv_head);
-    if (threadIdx.x < kBlock) {  // a thread a row
-      const int r = threadIdx.x;
-      float* s = sh.s + r * kBlock;
-      float top = sh.top[r];
-      for (int c = 0; c < kBlock; ++c) {
-        s[c] = pair.allowed(r, c) ? s[c] * p.scale : -INFINITY;
-        top = fmaxf(top, s[c]);
-      }
-      const float shift = top == -INFINITY ? 0.0f : top, factor = expf(sh.top[r] - shift);
-      float sum = sh.sum[r] * factor;
-      for (int c = 0; c < kBlock; ++c) {
-        const float e = expf(s[c] - shift);
-        sum += e;
-        sh.probability[r * kBlock + c] = bf16(e);
-      }
-      for (int d = 0; d < D; ++d) sh.o[r * D + d] *= factor;
-      sh.top[r] = top;
-      sh.sum[r] = sum;
-    }
-    __syncthreads();
-    Accumulator acc[D / 16];
-    const int row = threadIdx.x / 32 * 16;
-    for (int c = 0; c < D / 16; ++c) wmma::load_matrix_sync(acc[c], sh.o + row * D + c * 16, D, wmma::mem_row_major);
-    accumulate<D, RowMajorA>(acc, sh.probability, sh.kv);
-    for (int c = 0; c < D / 16; ++c) wmma::store_matrix_sync(sh.o + row * D + c * 16, acc[c], D, wmma::mem_row_major);
-  });
+  for_each_key_tile(
+      p, qb, head,
+      [&](const TilePair& pair, const Tensor3& k, const Tensor3& v, std::int64_t token,
+          int kv_head) {
+        __syncthreads();
+        load_tile<D>(sh.kv, k, token, kv_head);
+        __syncthreads();
+        product_transposed<D>(sh.s, sh.q, sh.kv);
+        __syncthreads();
+        load_tile<D>(sh.kv, v, token, kv_head);
+        if (threadIdx.x < kBlock) {  // a thread a row
+          const int r = threadIdx.x;
+          float* s = sh.s + r * kBlock;
+          float top = sh.top[r];
+          for (int c = 0; c < kBlock; ++c) {
+            s[c] = pair.allowed(r, c) ? s[c] * p.scale : -INFINITY;
+            top = fmaxf(top, s[c]);
+          }
+          const float shift = top == -INFINITY ? 0.0f : top, factor = expf(sh.top[r] - shift);
+          float sum = sh.sum[r] * factor;
+          for (int c = 0; c < kBlock; ++c) {
+            const float e = expf(s[c] - shift);
+            sum += e;
+            sh.probability[r * kBlock + c] = bf16(e);
+          }
+          for (int d = 0; d < D; ++d) sh.o[r * D + d] *= factor;
+          sh.top[r] = top;
+          sh.sum[r] = sum;
+        }
+        __syncthreads();
+        Accumulator acc[D / 16];
+        const int row = threadIdx.x / 32 * 16;
+        for (int c = 0; c < D / 16; ++c)
+          wmma::load_matrix_sync(acc[c], sh.o + row * D + c * 16, D, wmma::mem_row_major);
+        accumulate<D, RowMajorA>(acc, sh.probability, sh.kv);
+        for (int c = 0; c < D / 16; ++c)
+          wmma::store_matrix_sync(sh.o + row * D + c * 16, acc[c], D, wmma::mem_row_major);
+      });
   __syncthreads();
   for (int i = threadIdx.x; i < kBlock * D; i += kThreads) {
     const int r = i / D;
@@ -186,7 +195,9 @@ __global__ void __launch_bounds__(kThreads) forward_plain_kernel(PlainParams p) 
     } else {
       static_cast<bf16*>(p.o)[at] = bf16(value);
     }
-    if (i % D == 0) p.lse[head * p.index.shape.q_tokens + token] = sh.sum[r] > 0 ? sh.top[r] + logf(sh.sum[r]) : -INFINITY;
+    if (i % D == 0)
+      p.lse[head * p.index.shape.q_tokens + token] =
+          sh.sum[r] > 0 ? sh.top[r] + logf(sh.sum[r]) : -INFINITY;
   }
 }
 
@@ -197,35 +208,41 @@ struct BackwardShared {
   bf16 probability[kBlock * kBlock], ds[kBlock * kBlock];
 };
 
-/// P and dS of one tile from the operands in shared memory.  `statistics`: lse2[64], delta[64] of the query block.
+/// P and dS of one tile from the operands in shared memory.  `statistics`: lse2[64], delta[64] of
+/// the query block.
 template <int D>
-__device__ void score_gradients(BackwardShared<D>& sh, const TilePair& pair, const float* statistics, float scale) {
+__device__ void score_gradients(BackwardShared<D>& sh, const TilePair& pair,
+                                const float* statistics, float scale) {
   __syncthreads();
   product_transposed<D>(sh.s, sh.q, sh.k);
   __syncthreads();
   for (int i = threadIdx.x; i < kBlock * kBlock; i += kThreads) {
     const int r = i / kBlock;
-    sh.probability[i] = bf16(pair.allowed(r, i % kBlock) ? exp2f(sh.s[i] * scale * kLog2E - statistics[r]) : 0.0f);
+    sh.probability[i] =
+        bf16(pair.allowed(r, i % kBlock) ? exp2f(sh.s[i] * scale * kLog2E - statistics[r]) : 0.0f);
   }
   __syncthreads();
   product_transposed<D>(sh.s, sh.dout, sh.v);
   __syncthreads();
   for (int i = threadIdx.x; i < kBlock * kBlock; i += kThreads) {
-    sh.ds[i] = bf16(static_cast<float>(sh.probability[i]) * (sh.s[i] - statistics[kBlock + i / kBlock]));
+    sh.ds[i] =
+        bf16(static_cast<float>(sh.probability[i]) * (sh.s[i] - statistics[kBlock + i / kBlock]));
   }
   __syncthreads();
 }
 
 /// Writes or adds a warp's accumulators; `staging` holds 64 x 64 floats.
 template <int D>
-__device__ void store_gradient(Accumulator (&acc)[D / 16], float* staging, float* out, std::int64_t stride, int head, std::int64_t first,
+__device__ void store_gradient(Accumulator (&acc)[D / 16], float* staging, float* out,
+                               std::int64_t stride, int head, std::int64_t first,
                                std::int64_t tokens, float factor, bool add) {
 #pragma unroll
   for (int part = 0; part < D / kBlock; ++part) {
     __syncthreads();
 #pragma unroll
     for (int c = 0; c < kBlock / 16; ++c) {
-      wmma::store_matrix_sync(staging + threadIdx.x / 32 * 16 * kBlock + c * 16, acc[part * (kBlock / 16) + c], kBlock, wmma::mem_row_major);
+      wmma::store_matrix_sync(staging + threadIdx.x / 32 * 16 * kBlock + c * 16,
+                              acc[part * (kBlock / 16) + c], kBlock, wmma::mem_row_major);
     }
     __syncthreads();
     for (int i = threadIdx.x; i < kBlock * kBlock; i += kThreads) {
@@ -248,17 +265,21 @@ __global__ void __launch_bounds__(kThreads) query_gradient_plain_kernel(PlainPar
   Accumulator dq[D / 16];
   for (auto& a : dq) wmma::fill_fragment(a, 0.0f);
   const float* statistics = p.statistics + (head * p.index.shape.q_blocks() + qb) * 2 * kBlock;
-  for_each_key_tile(p, qb, head, [&](const TilePair& pair, const Tensor3& k, const Tensor3& v, std::int64_t token, int kv_head) {
-    __syncthreads();
-    load_tile<D>(sh.k, k, token, kv_head);
-    load_tile<D>(sh.v, v, token, kv_head);
-    score_gradients<D>(sh, pair, statistics, p.scale);
-    accumulate<D, RowMajorA>(dq, sh.ds, sh.k);
-  });
-  store_gradient<D>(dq, sh.s, p.dq, p.dq_stride, head, first, p.index.shape.q_tokens, p.scale, p.accumulate_dq);
+  for_each_key_tile(p, qb, head,
+                    [&](const TilePair& pair, const Tensor3& k, const Tensor3& v,
+                        std::int64_t token, int kv_head) {
+                      __syncthreads();
+                      load_tile<D>(sh.k, k, token, kv_head);
+                      load_tile<D>(sh.v, v, token, kv_head);
+                      score_gradients<D>(sh, pair, statistics, p.scale);
+                      accumulate<D, RowMajorA>(dq, sh.ds, sh.k);
+                    });
+  store_gradient<D>(dq, sh.s, p.dq, p.dq_stride, head, first, p.index.shape.q_tokens, p.scale,
+                    p.accumulate_dq);
 }
 
-/// blockIdx.x: key blocks, then groups of gathered columns; blockIdx.y: key heads (or the head of the gathered buffer).
+/// blockIdx.x: key blocks, then groups of gathered columns; blockIdx.y: key heads (or the head of
+/// the gathered buffer).
 template <int D>
 __global__ void __launch_bounds__(kThreads) key_gradient_plain_kernel(PlainParams p) {
   extern __shared__ __align__(128) unsigned char raw[];
@@ -271,7 +292,8 @@ __global__ void __launch_bounds__(kThreads) key_gradient_plain_kernel(PlainParam
     __syncthreads();
     load_tile<D>(sh.q, p.q, static_cast<std::int64_t>(qb) * kBlock, head);
     load_tile<D>(sh.dout, p.dout, static_cast<std::int64_t>(qb) * kBlock, head);
-    score_gradients<D>(sh, pair, p.statistics + (head * x.shape.q_blocks() + qb) * 2 * kBlock, p.scale);
+    score_gradients<D>(sh, pair, p.statistics + (head * x.shape.q_blocks() + qb) * 2 * kBlock,
+                       p.scale);
     accumulate<D, ColMajorA>(dv, sh.probability, sh.dout);
     accumulate<D, ColMajorA>(dk, sh.ds, sh.q);
   };
@@ -288,12 +310,15 @@ __global__ void __launch_bounds__(kThreads) key_gradient_plain_kernel(PlainParam
       for (; cursor.block != INT_MAX; cursor.pop()) {
         const int qb = cursor.block;
         if (visible_state(x.bounds[qb], key) == kSkip) continue;
-        tile(TilePair{x.rows + static_cast<std::int64_t>(qb) * kBlock, key, false, cursor.mask >= 0 ? x.row_masks[cursor.mask] : kAllRows}, qb,
-             head);
+        tile(TilePair{x.rows + static_cast<std::int64_t>(qb) * kBlock, key, false,
+                      cursor.mask >= 0 ? x.row_masks[cursor.mask] : kAllRows},
+             qb, head);
       }
     }
-    store_gradient<D>(dk, sh.s, p.dk, p.dk_stride, head_y, key, x.shape.k_tokens, p.scale, p.accumulate_dkv);
-    store_gradient<D>(dv, sh.s, p.dv, p.dv_stride, head_y, key, x.shape.k_tokens, 1.0f, p.accumulate_dkv);
+    store_gradient<D>(dk, sh.s, p.dk, p.dk_stride, head_y, key, x.shape.k_tokens, p.scale,
+                      p.accumulate_dkv);
+    store_gradient<D>(dv, sh.s, p.dv, p.dv_stride, head_y, key, x.shape.k_tokens, 1.0f,
+                      p.accumulate_dkv);
     return;
   }
   if (head_y >= x.bar_heads()) return;
@@ -308,7 +333,9 @@ __global__ void __launch_bounds__(kThreads) key_gradient_plain_kernel(PlainParam
   for (int head = head0; head < head0 + (one_list ? p.group : 1); ++head) {
     for (int qb = range.begin; qb < range.end; ++qb) {
       if (visible_state(bar_block_bounds(x, h, qb), key) == kSkip) continue;
-      tile(TilePair{x.bar_bounds + (h * x.shape.q_blocks() + qb) * kBlock, key, true, cover_word(x, h, qb, key / kBlock)}, qb, head);
+      tile(TilePair{x.bar_bounds + (h * x.shape.q_blocks() + qb) * kBlock, key, true,
+                    cover_word(x, h, qb, key / kBlock)},
+           qb, head);
     }
   }
   const std::int64_t stride = x.bar_heads() * D;
@@ -318,7 +345,8 @@ __global__ void __launch_bounds__(kThreads) key_gradient_plain_kernel(PlainParam
 
 template <class Shared, class Kernel>
 cudaError_t launch(Kernel kernel, dim3 grid, const PlainParams& p, cudaStream_t stream) {
-  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
+  const cudaError_t e =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
   if (e != cudaSuccess) return e;
   kernel<<<grid, kThreads, sizeof(Shared), stream>>>(p);
   return cudaGetLastError();
@@ -342,7 +370,8 @@ PlainParams common(const Args& a, const AttentionScratch& scratch) {
 
 }  // namespace
 
-cudaError_t forward_plain(const AttentionForwardArgs& a, const AttentionScratch& scratch, cudaStream_t stream) {
+cudaError_t forward_plain(const AttentionForwardArgs& a, const AttentionScratch& scratch,
+                          cudaStream_t stream) {
   PlainParams p = common(a, scratch);
   p.o = a.o;
   p.o_stride = a.o_stride;
@@ -353,7 +382,8 @@ cudaError_t forward_plain(const AttentionForwardArgs& a, const AttentionScratch&
                            : launch<ForwardShared<64>>(forward_plain_kernel<64>, grid, p, stream);
 }
 
-cudaError_t query_gradient_plain(const AttentionBackwardArgs& a, const AttentionScratch& scratch, cudaStream_t stream) {
+cudaError_t query_gradient_plain(const AttentionBackwardArgs& a, const AttentionScratch& scratch,
+                                 cudaStream_t stream) {
   PlainParams p = common(a, scratch);
   p.dout = {static_cast<const bf16*>(a.dout), a.dout_stride, a.index->shape.q_tokens};
   p.statistics = scratch.statistics;
@@ -361,11 +391,13 @@ cudaError_t query_gradient_plain(const AttentionBackwardArgs& a, const Attention
   p.dq_stride = a.dq_stride;
   p.accumulate_dq = a.accumulate_dq;
   const dim3 grid(static_cast<unsigned>(a.index->shape.q_blocks()), a.q_heads);
-  return a.head_dim == 128 ? launch<BackwardShared<128>>(query_gradient_plain_kernel<128>, grid, p, stream)
-                           : launch<BackwardShared<64>>(query_gradient_plain_kernel<64>, grid, p, stream);
+  return a.head_dim == 128
+             ? launch<BackwardShared<128>>(query_gradient_plain_kernel<128>, grid, p, stream)
+             : launch<BackwardShared<64>>(query_gradient_plain_kernel<64>, grid, p, stream);
 }
 
-cudaError_t backward_plain(const AttentionBackwardArgs& a, const AttentionScratch& scratch, cudaStream_t stream) {
+cudaError_t backward_plain(const AttentionBackwardArgs& a, const AttentionScratch& scratch,
+                           cudaStream_t stream) {
   const cudaError_t e = query_gradient_plain(a, scratch, stream);
   if (e != cudaSuccess) return e;
   PlainParams p = common(a, scratch);
@@ -378,9 +410,11 @@ cudaError_t backward_plain(const AttentionBackwardArgs& a, const AttentionScratc
   p.accumulate_dkv = a.accumulate_dkv;
   p.bar_dk = scratch.bar_dk;
   p.bar_dv = scratch.bar_dv;
-  const dim3 grid(static_cast<unsigned>(a.index->shape.k_blocks() + a.index->bar_rows() / kBlock), a.kv_heads);
-  return a.head_dim == 128 ? launch<BackwardShared<128>>(key_gradient_plain_kernel<128>, grid, p, stream)
-                           : launch<BackwardShared<64>>(key_gradient_plain_kernel<64>, grid, p, stream);
+  const dim3 grid(static_cast<unsigned>(a.index->shape.k_blocks() + a.index->bar_rows() / kBlock),
+                  a.kv_heads);
+  return a.head_dim == 128
+             ? launch<BackwardShared<128>>(key_gradient_plain_kernel<128>, grid, p, stream)
+             : launch<BackwardShared<64>>(key_gradient_plain_kernel<64>, grid, p, stream);
 }
 
 }  // namespace ballast::cuda

@@ -1,8 +1,9 @@
 // dQ alone, query-stationary, on Hopper: the deterministic backward's second kernel.
 //
-// The key-stationary kernel adds dQ in L2 in whatever order its tiles finish.  Here each consumer owns 64 query rows instead,
-// keeps their dQ in registers and walks the same stream of key tiles as forward, so every sum has one order.  The price is
-// that S and dP are computed a second time: 7 matrix products in all instead of 5.
+// The key-stationary kernel adds dQ in L2 in whatever order its tiles finish.  Here each consumer
+// owns 64 query rows instead, keeps their dQ in registers and walks the same stream of key tiles as
+// forward, so every sum has one order.  The price is that S and dP are computed a second time: 7
+// matrix products in all instead of 5.
 #include "kernels/cuda/attention_query_tiles.cuh"
 
 namespace ballast::cuda {
@@ -40,17 +41,23 @@ struct Consumer {
   float lse2[2], delta[2];
 
   __device__ Consumer(Shared& s, const QueryGradientParams& params, int which)
-      : sh(s), p(params), consumer(uniform(which)), thread(threadIdx.x % 128), lane(threadIdx.x % 32),
+      : sh(s),
+        p(params),
+        consumer(uniform(which)),
+        thread(threadIdx.x % 128),
+        lane(threadIdx.x % 32),
         row(thread / 32 * 16 + lane / 4) {}
 
   /// 64 queries x 64 keys: Q K^T or dO V^T.
-  __device__ __forceinline__ void issue_product(float (&acc)[32], const unsigned char* queries, const unsigned char* keys) {
+  __device__ __forceinline__ void issue_product(float (&acc)[32], const unsigned char* queries,
+                                                const unsigned char* keys) {
     const std::uint32_t a = descriptor(queries), b = descriptor(keys);
 #pragma unroll
     for (int c = 0; c < Shared::kBoxes; ++c) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        Wgmma<64>::template ss<0, 0>(acc, advance(a, c * kBlock * 128 + i * 32), advance(b, c * Shared::kBoxStride + i * 32), c + i > 0);
+        Wgmma<64>::template ss<0, 0>(acc, advance(a, c * kBlock * 128 + i * 32),
+                                     advance(b, c * Shared::kBoxStride + i * 32), c + i > 0);
       }
     }
     wgmma_commit();
@@ -67,14 +74,16 @@ struct Consumer {
     if (state != kWhole) {
       const TileInfo& t = sh.tile[stage];
       const Interval a = t.bars ? bar_rows[row] : seen[0], b = t.bars ? bar_rows[row + 8] : seen[1];
-      mask_half<0>(s, allowed_columns(t, consumer, state, half, a, row), allowed_columns(t, consumer, state, half, b, row + 8), lane);
+      mask_half<0>(s, allowed_columns(t, consumer, state, half, a, row),
+                   allowed_columns(t, consumer, state, half, b, row + 8), lane);
     }
 #pragma unroll
     for (int i = 0; i < 32; ++i) s[i] = exp2_fast(s[i] * p.scale_log2 - lse2[i / 2 % 2]);
     wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      ds[i] = pack_bf16(s[2 * i] * (dp[2 * i] - delta[i % 2]), s[2 * i + 1] * (dp[2 * i + 1] - delta[i % 2]));
+      ds[i] = pack_bf16(s[2 * i] * (dp[2 * i] - delta[i % 2]),
+                        s[2 * i + 1] * (dp[2 * i + 1] - delta[i % 2]));
     }
     const std::uint32_t b = descriptor(k, Shared::kBoxStride);
     wgmma_fence();
@@ -92,7 +101,8 @@ struct Consumer {
       for (int j = 0; j < D / 8; ++j) {
         float2& to = *reinterpret_cast<float2*>(out + 8 * j);
         const float2 old = p.add ? to : make_float2(0, 0);
-        to = make_float2(old.x + dq[4 * j + 2 * r] * p.scale, old.y + dq[4 * j + 2 * r + 1] * p.scale);
+        to = make_float2(old.x + dq[4 * j + 2 * r] * p.scale,
+                         old.y + dq[4 * j + 2 * r + 1] * p.scale);
       }
     }
   }
@@ -108,14 +118,17 @@ struct Consumer {
       const bool exists = query_block < index.shape.q_blocks();
       if (exists) {
         const std::int64_t first = static_cast<std::int64_t>(query_block) * kBlock;
-        const float* statistics = p.statistics + (head * index.shape.q_blocks() + query_block) * 2 * kBlock + row;
+        const float* statistics =
+            p.statistics + (head * index.shape.q_blocks() + query_block) * 2 * kBlock + row;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           seen[r] = index.rows[first + row + 8 * r];
           lse2[r] = statistics[8 * r];
           delta[r] = statistics[kBlock + 8 * r];
         }
-        if (index.has_bars()) bar_rows = index.bar_bounds + sh.work.index_head[consumer] * index.shape.q_blocks() * kBlock + first;
+        if (index.has_bars())
+          bar_rows = index.bar_bounds +
+                     sh.work.index_head[consumer] * index.shape.q_blocks() * kBlock + first;
       }
       float dq[D / 2];
 #pragma unroll
@@ -141,8 +154,8 @@ struct Consumer {
 };
 
 template <int D>
-__global__ __launch_bounds__(kQueryThreads, 1) void attention_query_gradient_kernel(const __grid_constant__ QueryGradientMaps maps,
-                                                                                    const __grid_constant__ QueryGradientParams p) {
+__global__ __launch_bounds__(kQueryThreads, 1) void attention_query_gradient_kernel(
+    const __grid_constant__ QueryGradientMaps maps, const __grid_constant__ QueryGradientParams p) {
   extern __shared__ __align__(1024) unsigned char raw[];
   auto& sh = *reinterpret_cast<QueryGradientShared<D>*>(raw);
   if (threadIdx.x == 0) sh.init();
@@ -154,8 +167,10 @@ __global__ __launch_bounds__(kQueryThreads, 1) void attention_query_gradient_ker
         for (int i = 0; i < 2; ++i) {
           barrier_expect(&sh.q_full, 2 * QueryGradientShared<D>::kBlockBytes);
           for (int c = 0; c < QueryGradientShared<D>::kBoxes; ++c) {
-            tma_load(sh.q[i] + c * kBlock * 128, &maps.q, &sh.q_full, c * 64, w.head[i], w.query_block[i] * kBlock);
-            tma_load(sh.dout[i] + c * kBlock * 128, &maps.dout, &sh.q_full, c * 64, w.head[i], w.query_block[i] * kBlock);
+            tma_load(sh.q[i] + c * kBlock * 128, &maps.q, &sh.q_full, c * 64, w.head[i],
+                     w.query_block[i] * kBlock);
+            tma_load(sh.dout[i] + c * kBlock * 128, &maps.dout, &sh.q_full, c * 64, w.head[i],
+                     w.query_block[i] * kBlock);
           }
         }
       });
@@ -168,7 +183,8 @@ __global__ __launch_bounds__(kQueryThreads, 1) void attention_query_gradient_ker
 
 }  // namespace
 
-cudaError_t query_gradient_sm90(const AttentionBackwardArgs& a, const AttentionScratch& scratch, cudaStream_t stream) {
+cudaError_t query_gradient_sm90(const AttentionBackwardArgs& a, const AttentionScratch& scratch,
+                                cudaStream_t stream) {
   QueryGradientParams p;
   p.work = query_work(*a.index, scratch.counters + 1);
   p.scale = a.scale;
@@ -178,14 +194,20 @@ cudaError_t query_gradient_sm90(const AttentionBackwardArgs& a, const AttentionS
   p.dq_stride = a.dq_stride;
   p.add = a.accumulate_dq;
   QueryGradientMaps maps;
-  cudaError_t e = hopper::make_tensor_map(&maps.q, a.q, false, a.head_dim, a.q_heads, a.index->shape.q_tokens, a.q_stride);
-  if (e == cudaSuccess) e = hopper::make_tensor_map(&maps.dout, a.dout, false, a.head_dim, a.q_heads, a.index->shape.q_tokens, a.dout_stride);
+  cudaError_t e = hopper::make_tensor_map(&maps.q, a.q, false, a.head_dim, a.q_heads,
+                                          a.index->shape.q_tokens, a.q_stride);
+  if (e == cudaSuccess)
+    e = hopper::make_tensor_map(&maps.dout, a.dout, false, a.head_dim, a.q_heads,
+                                a.index->shape.q_tokens, a.dout_stride);
   if (e == cudaSuccess) e = make_key_maps(maps.keys, a, scratch);
   if (e != cudaSuccess) return e;
-  static_assert(sizeof(QueryGradientShared<128>) <= 232448 && sizeof(QueryGradientShared<64>) <= 232448);
+  static_assert(sizeof(QueryGradientShared<128>) <= 232448 &&
+                sizeof(QueryGradientShared<64>) <= 232448);
   return a.head_dim == 128
-             ? launch_persistent(attention_query_gradient_kernel<128>, sizeof(QueryGradientShared<128>), p.work.items, stream, maps, p)
-             : launch_persistent(attention_query_gradient_kernel<64>, sizeof(QueryGradientShared<64>), p.work.items, stream, maps, p);
+             ? launch_persistent(attention_query_gradient_kernel<128>,
+                                 sizeof(QueryGradientShared<128>), p.work.items, stream, maps, p)
+             : launch_persistent(attention_query_gradient_kernel<64>,
+                                 sizeof(QueryGradientShared<64>), p.work.items, stream, maps, p);
 }
 
 }  // namespace ballast::cuda

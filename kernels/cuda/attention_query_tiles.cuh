@@ -1,5 +1,6 @@
-// The query-stationary half of the sm_90 kernels: a producer thread that streams the key blocks of two 64-row query tiles
-// through a ring in shared memory, and what a consumer needs to read a tile.  Forward and the deterministic dQ use it.
+// The query-stationary half of the sm_90 kernels: a producer thread that streams the key blocks of
+// two 64-row query tiles through a ring in shared memory, and what a consumer needs to read a tile.
+// Forward and the deterministic dQ use it.
 #pragma once
 #include "kernels/cuda/attention_launch.hpp"
 #include "kernels/cuda/attention_tiles.cuh"
@@ -25,8 +26,12 @@ inline QueryWork query_work(const DeviceIndex& index, int* counter) {
   w.index = index;
   w.group = index.shape.q_heads / index.shape.kv_heads;
   w.pairs_heads = index.pairs_heads();
-  w.inner = w.pairs_heads ? index.shape.q_heads / 2 : index.shape.index_heads == 1 ? index.shape.q_heads : 1;
-  w.turn = index.key_heads_in_turn() && w.inner % index.shape.kv_heads == 0 ? w.inner / index.shape.kv_heads : w.inner;
+  w.inner = w.pairs_heads                  ? index.shape.q_heads / 2
+            : index.shape.index_heads == 1 ? index.shape.q_heads
+                                           : 1;
+  w.turn = index.key_heads_in_turn() && w.inner % index.shape.kv_heads == 0
+               ? w.inner / index.shape.kv_heads
+               : w.inner;
   w.items = static_cast<int>(index.forward_units()) * w.inner;
   w.counter = counter;
   return w;
@@ -44,22 +49,24 @@ struct WorkItem {
 };
 
 struct TileInfo {
-  std::uint16_t state[2];       // per consumer: HalfState of the first half, 256 * that of the second, or kEnd
-  int bars;                     // keys count in the bar list instead of the key axis
-  int key[2];                   // first key of either half
-  std::uint64_t word[2][2];     // row mask, or cover word when bars: [consumer][half]
+  std::uint16_t
+      state[2];  // per consumer: HalfState of the first half, 256 * that of the second, or kEnd
+  int bars;      // keys count in the bar list instead of the key axis
+  int key[2];    // first key of either half
+  std::uint64_t word[2][2];  // row mask, or cover word when bars: [consumer][half]
 };
 constexpr int kAllSkip = 0, kAllWhole = kWhole | kWhole << 8;
-constexpr int kEnd = 0xFFFF;    // no data: the work item is complete
+constexpr int kEnd = 0xFFFF;  // no data: the work item is complete
 
 /// Ring of key tiles.  A stage holds the K and V of two 64-key blocks from anywhere.
 template <int D, int kStages_>
 struct KeyRing {
   static constexpr int kStages = kStages_;
-  static constexpr int kBoxes = D / 64;                 // 128-byte columns of a row
+  static constexpr int kBoxes = D / 64;  // 128-byte columns of a row
   static constexpr int kBlockBytes = kBlock * D * 2;
-  static constexpr int kTileBytes = 2 * kBlockBytes;    // 128 keys
-  static constexpr int kBoxStride = kKeyTile * 128;     // distance of the two 64-column halves of K and V
+  static constexpr int kTileBytes = 2 * kBlockBytes;  // 128 keys
+  static constexpr int kBoxStride =
+      kKeyTile * 128;  // distance of the two 64-column halves of K and V
   alignas(1024) unsigned char k[kStages][kTileBytes];
   alignas(1024) unsigned char v[kStages][kTileBytes];
   std::uint64_t k_full[kStages], v_full[kStages], empty[kStages], q_full, q_empty;
@@ -81,7 +88,8 @@ struct KeyRing {
   }
 };
 
-// --- producer -------------------------------------------------------------------------------------------------------
+// --- producer
+// -------------------------------------------------------------------------------------------------
 template <class Shared>
 struct KeyProducer {
   Shared& sh;
@@ -99,10 +107,12 @@ struct KeyProducer {
     const CUtensorMap* k = bars ? &maps.bar_k : &maps.k;
     const CUtensorMap* v = bars ? &maps.bar_v : &maps.v;
     for (int c = 0; c < Shared::kBoxes; ++c) {
-      tma_load(sh.k[s] + c * Shared::kBoxStride + half * kBlock * 128, k, &sh.k_full[s], c * 64, kv_head, token);
+      tma_load(sh.k[s] + c * Shared::kBoxStride + half * kBlock * 128, k, &sh.k_full[s], c * 64,
+               kv_head, token);
     }
     for (int c = 0; c < Shared::kBoxes; ++c) {
-      tma_load(sh.v[s] + c * Shared::kBoxStride + half * kBlock * 128, v, &sh.v_full[s], c * 64, kv_head, token);
+      tma_load(sh.v[s] + c * Shared::kBoxStride + half * kBlock * 128, v, &sh.v_full[s], c * 64,
+               kv_head, token);
     }
   }
   __device__ void close_stage() {
@@ -111,9 +121,10 @@ struct KeyProducer {
     ring.advance();
     half = 0;
   }
-  /// One 64-key block for both consumers: `key` counts as the masks count, `token` is the row to load.
-  __device__ void block(bool bars, int kv_head, int token, int key, HalfState s0, HalfState s1, std::uint64_t w0,
-                        std::uint64_t w1) {
+  /// One 64-key block for both consumers: `key` counts as the masks count, `token` is the row to
+  /// load.
+  __device__ void block(bool bars, int kv_head, int token, int key, HalfState s0, HalfState s1,
+                        std::uint64_t w0, std::uint64_t w1) {
     if (half == 0) open_stage();
     TileInfo& t = sh.tile[ring.stage];
     if (half == 0) {
@@ -130,7 +141,8 @@ struct KeyProducer {
     load_half(bars, kv_head, token);
     if (++half == 2) close_stage();
   }
-  /// Completes a stage that has one block: the other half is loaded from beyond the tensor, which writes zeros.
+  /// Completes a stage that has one block: the other half is loaded from beyond the tensor, which
+  /// writes zeros.
   __device__ void flush() {
     if (half == 0) return;
     load_half(false, 0, INT_MAX - kBlock);
@@ -144,7 +156,8 @@ struct KeyProducer {
 };
 
 __device__ inline WorkItem decode(const QueryWork& p, int item) {
-  // Of one unit, p.turn query heads follow each other; with key heads in turn, all units pass before the next p.turn.
+  // Of one unit, p.turn query heads follow each other; with key heads in turn, all units pass
+  // before the next p.turn.
   const int units = p.items / p.inner, position = item / p.turn;
   const int unit = p.index.forward_order[position % units];
   const int inner = position / units * p.turn + item % p.turn;
@@ -175,7 +188,8 @@ __device__ void produce_blocks(KeyProducer<Shared>& out, const QueryWork& p, con
   const int kv_head = w.head[0] / p.group;
   const bool second = w.query_block[1] < index.shape.q_blocks();
   const BlockBounds bounds0 = index.bounds[w.query_block[0]];
-  const BlockBounds bounds1 = second ? index.bounds[w.query_block[1]] : BlockBounds{INT_MAX, INT_MAX, 0, 0};
+  const BlockBounds bounds1 =
+      second ? index.bounds[w.query_block[1]] : BlockBounds{INT_MAX, INT_MAX, 0, 0};
   RunCursor& a = out.sh.cursor[0];
   RunCursor& b = out.sh.cursor[1];
   open_query_block(a, index, w.index_head[0], w.query_block[0]);
@@ -217,7 +231,8 @@ __device__ void produce_blocks(KeyProducer<Shared>& out, const QueryWork& p, con
 
 /// The bars of consumer `from` and, if `both`, of the other consumer, whose list is the same.
 template <class Shared>
-__device__ void produce_bars(KeyProducer<Shared>& out, const QueryWork& p, const WorkItem& w, int from, bool both) {
+__device__ void produce_bars(KeyProducer<Shared>& out, const QueryWork& p, const WorkItem& w,
+                             int from, bool both) {
   const DeviceIndex& index = p.index;
   const int h = w.index_head[from];
   const int list = h * index.shape.segments + index.block_segment[w.query_block[from]];
@@ -245,15 +260,17 @@ __device__ void produce_bars(KeyProducer<Shared>& out, const QueryWork& p, const
   out.flush();
 }
 
-/// The producer's life.  load_queries(work item) announces and loads the query tiles on sh.q_full; a query block past the end
-/// reads zeros and is never written.
+/// The producer's life.  load_queries(work item) announces and loads the query tiles on sh.q_full;
+/// a query block past the end reads zeros and is never written.
 template <class Shared, class LoadQueries>
-__device__ void produce(Shared& sh, const KeyMaps& maps, const QueryWork& p, LoadQueries load_queries) {
+__device__ void produce(Shared& sh, const KeyMaps& maps, const QueryWork& p,
+                        LoadQueries load_queries) {
   KeyProducer<Shared> out(sh, maps);
   int q_parity = 1;
   int item = atomicAdd(p.counter, 1);
   while (true) {
-    if (item < p.items) sh.next_item = atomicAdd(p.counter, 1);  // its latency hides behind this item
+    if (item < p.items)
+      sh.next_item = atomicAdd(p.counter, 1);  // its latency hides behind this item
     barrier_wait(&sh.q_empty, q_parity);
     q_parity ^= 1;
     if (item >= p.items) {
@@ -271,7 +288,8 @@ __device__ void produce(Shared& sh, const KeyMaps& maps, const QueryWork& p, Loa
         produce_bars(out, p, w, 0, true);
       } else {
         const bool second = w.query_block[1] < p.index.shape.q_blocks();
-        const bool same = second && p.index.block_segment[w.query_block[0]] == p.index.block_segment[w.query_block[1]];
+        const bool same = second && p.index.block_segment[w.query_block[0]] ==
+                                        p.index.block_segment[w.query_block[1]];
         produce_bars(out, p, w, 0, same);
         if (second && !same) produce_bars(out, p, w, 1, false);
       }
@@ -281,10 +299,13 @@ __device__ void produce(Shared& sh, const KeyMaps& maps, const QueryWork& p, Loa
   }
 }
 
-// --- consumer -------------------------------------------------------------------------------------------------------
-/// Sets masked scores of one 64-key half to -inf.  allowed0 / allowed1: columns of the thread's two rows.
+// --- consumer
+// -------------------------------------------------------------------------------------------------
+/// Sets masked scores of one 64-key half to -inf.  allowed0 / allowed1: columns of the thread's two
+/// rows.
 template <int kHalf, int N>
-__device__ __forceinline__ void mask_half(float (&s)[N], std::uint64_t allowed0, std::uint64_t allowed1, int lane) {
+__device__ __forceinline__ void mask_half(float (&s)[N], std::uint64_t allowed0,
+                                          std::uint64_t allowed1, int lane) {
   allowed0 >>= 2 * (lane % 4);
   allowed1 >>= 2 * (lane % 4);
 #pragma unroll
@@ -298,7 +319,8 @@ __device__ __forceinline__ void mask_half(float (&s)[N], std::uint64_t allowed0,
 }
 
 /// Columns of one half that a row may see, as bits.  r: row inside the query block.
-__device__ __forceinline__ std::uint64_t allowed_columns(const TileInfo& t, int consumer, int state, int half, Interval seen, int r) {
+__device__ __forceinline__ std::uint64_t allowed_columns(const TileInfo& t, int consumer, int state,
+                                                         int half, Interval seen, int r) {
   if (state == kSkip) return 0;
   if (state == kWhole) return ~0ull;
   const std::uint64_t word = t.word[consumer][half];
@@ -313,25 +335,32 @@ cudaError_t make_key_maps(KeyMaps& maps, const Args& a, const AttentionScratch& 
   const DeviceIndex& index = *a.index;
   const std::int64_t tokens = index.shape.k_tokens;
   cudaError_t e = make_tensor_map(&maps.k, a.k, false, a.head_dim, a.kv_heads, tokens, a.k_stride);
-  if (e == cudaSuccess) e = make_tensor_map(&maps.v, a.v, false, a.head_dim, a.kv_heads, tokens, a.v_stride);
+  if (e == cudaSuccess)
+    e = make_tensor_map(&maps.v, a.v, false, a.head_dim, a.kv_heads, tokens, a.v_stride);
   maps.bar_k = maps.k;
   maps.bar_v = maps.v;
   if (e != cudaSuccess || !index.has_bars()) return e;
   const int heads = index.bar_heads();
-  e = make_tensor_map(&maps.bar_k, scratch.bar_k, false, a.head_dim, heads, index.bar_rows(), heads * a.head_dim);
+  e = make_tensor_map(&maps.bar_k, scratch.bar_k, false, a.head_dim, heads, index.bar_rows(),
+                      heads * a.head_dim);
   if (e != cudaSuccess) return e;
-  return make_tensor_map(&maps.bar_v, scratch.bar_v, false, a.head_dim, heads, index.bar_rows(), heads * a.head_dim);
+  return make_tensor_map(&maps.bar_v, scratch.bar_v, false, a.head_dim, heads, index.bar_rows(),
+                         heads * a.head_dim);
 }
 
-/// Host: launches a persistent kernel of one CTA a multiprocessor (at most `items`) with `bytes` of shared memory.
+/// Host: launches a persistent kernel of one CTA a multiprocessor (at most `items`) with `bytes` of
+/// shared memory.
 template <class Kernel, class... Params>
-cudaError_t launch_persistent(Kernel kernel, int bytes, int items, cudaStream_t stream, const Params&... params) {
+cudaError_t launch_persistent(Kernel kernel, int bytes, int items, cudaStream_t stream,
+                              const Params&... params) {
   int device = 0, processors = 0;
   cudaError_t e = cudaGetDevice(&device);
-  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (e == cudaSuccess) e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (e == cudaSuccess)
+    e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (e == cudaSuccess)
+    e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (e != cudaSuccess) return e;
-  kernel<<<items < processors ? items : processors, kQueryThreads, bytes, stream>>>(params...);
+  kernel < <<items<processors ? items : processors, kQueryThreads, bytes, stream>>>(params...);
   return cudaGetLastError();
 }
 

@@ -1,5 +1,6 @@
-// The heaviest entries of each list (attention_pattern.hpp), one CTA a list: the threshold (attention_heaviest.cuh), then one pass that writes
-// the entries in order.  Nothing depends on the order in which threads run.
+// The heaviest entries of each list (attention_pattern.hpp), one CTA a list: the threshold
+// (attention_heaviest.cuh), then one pass that writes the entries in order.  Nothing depends on the
+// order in which threads run.
 #include <climits>
 #include <cmath>
 
@@ -22,8 +23,10 @@ struct SelectParams {
 __global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) {
   __shared__ Tally shared[kSteps];
   __shared__ unsigned warp_above[kWarps], warp_equal[kWarps];
-  const int segments = p.axes.segments, h = static_cast<int>(blockIdx.x) / segments, s = static_cast<int>(blockIdx.x) % segments;
-  const int first_slot = p.axes.segment_slot[s], slots = p.axes.segment_slot[s + 1] - first_slot, width = p.lists.width;
+  const int segments = p.axes.segments, h = static_cast<int>(blockIdx.x) / segments,
+            s = static_cast<int>(blockIdx.x) % segments;
+  const int first_slot = p.axes.segment_slot[s], slots = p.axes.segment_slot[s + 1] - first_slot,
+            width = p.lists.width;
   const std::int64_t at = width * (static_cast<std::int64_t>(h) * p.axes.slots + first_slot);
   const std::int64_t* v = p.values + at;
   std::int32_t* out = p.lists.entries + at;
@@ -35,7 +38,10 @@ __global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) 
   }
   const bool stated = !whole && p.selection.most_of != nullptr;
   const double share = whole || stated ? 1.0 : p.selection.share;
-  const unsigned most = whole ? INT_MAX : static_cast<unsigned>(max(stated ? p.selection.most_of[blockIdx.x] : p.selection.most, 0));
+  const unsigned most = whole
+                            ? INT_MAX
+                            : static_cast<unsigned>(max(
+                                  stated ? p.selection.most_of[blockIdx.x] : p.selection.most, 0));
 
   const bool everything = share >= 1.0;
   const Whole all = add_list<kThreads>(v, n, shared);
@@ -49,7 +55,8 @@ __global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) 
 
   // Each warp writes a contiguous range; ranges before it tell where.
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int range = (n + kThreads - 1) / kThreads * 32, begin = min(n, warp * range), end = min(n, begin + range);
+  const int range = (n + kThreads - 1) / kThreads * 32, begin = min(n, warp * range),
+            end = min(n, begin + range);
   unsigned own_above = 0, own_equal = 0;
   for (int i = begin + lane; i < end; i += 32) {
     const unsigned long long x = v[i];
@@ -72,14 +79,17 @@ __global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) 
   }
   // Entry 0 is forced when it would not be chosen: then everything moves up by one.
   const unsigned long long x0 = v[0];
-  const bool forced = p.selection.first_always && !(x0 > threshold || (x0 == threshold && ties > 0));
+  const bool forced =
+      p.selection.first_always && !(x0 > threshold || (x0 == threshold && ties > 0));
   unsigned written = above_before + min(equal_before, ties) + forced;
   if (forced && threadIdx.x == 0) out[0] = 0;
   for (int base = begin; base < end; base += 32) {
     const int i = base + lane;
     const unsigned long long x = i < end ? v[i] : 0;
     const unsigned equal = __ballot_sync(~0u, i < end && x == threshold), below = (1u << lane) - 1;
-    const bool chosen = i < end && (x > threshold || (x == threshold && equal_before + __popc(equal & below) < ties));
+    const bool chosen =
+        i < end &&
+        (x > threshold || (x == threshold && equal_before + __popc(equal & below) < ties));
     const unsigned mask = __ballot_sync(~0u, chosen);
     if (chosen) out[written + __popc(mask & below)] = i;
     written += __popc(mask);
@@ -93,11 +103,15 @@ __global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) 
 
 }  // namespace
 
-cudaError_t select_heaviest(const std::int64_t* values, int heads, const PatternAxes& axes, const Selection& selection, const PatternLists& lists,
+cudaError_t select_heaviest(const std::int64_t* values, int heads, const PatternAxes& axes,
+                            const Selection& selection, const PatternLists& lists,
                             std::int32_t* cut, cudaStream_t stream) {
-  if (!(selection.most_of != nullptr || (selection.share > 0 && selection.share <= 1)) || lists.width < 1) return cudaErrorInvalidValue;
+  if (!(selection.most_of != nullptr || (selection.share > 0 && selection.share <= 1)) ||
+      lists.width < 1)
+    return cudaErrorInvalidValue;
   if (heads * axes.segments == 0) return cudaSuccess;
-  select_kernel<<<heads * axes.segments, kThreads, 0, stream>>>({values, axes, selection, lists, cut});
+  select_kernel<<<heads * axes.segments, kThreads, 0, stream>>>(
+      {values, axes, selection, lists, cut});
   return cudaGetLastError();
 }
 

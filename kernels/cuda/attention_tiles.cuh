@@ -1,5 +1,6 @@
-// What the sm_90 attention kernels share: how a producer thread walks the lists of an AttentionIndex and turns them into a
-// stream of tiles, and how a consumer turns intervals, row masks and cover words into 64-bit masks.
+// What the sm_90 attention kernels share: how a producer thread walks the lists of an
+// AttentionIndex and turns them into a stream of tiles, and how a consumer turns intervals, row
+// masks and cover words into 64-bit masks.
 #pragma once
 #include <climits>
 
@@ -10,8 +11,8 @@ namespace ballast::cuda {
 
 /// What a consumer warpgroup does with one 64 x 64 half of a tile.
 enum HalfState : std::int8_t { kSkip = 0, kWhole = 1, kMasked = 2 };
-inline constexpr int kNoMask = -1;    // BlockRun::row_mask of an unmasked run
-inline constexpr int kAbsent = -2;    // this list does not contain the block
+inline constexpr int kNoMask = -1;  // BlockRun::row_mask of an unmasked run
+inline constexpr int kAbsent = -2;  // this list does not contain the block
 inline constexpr std::uint64_t kAllRows = ~0ull;
 
 /// Cursor over the blocks of a sorted list of runs, clipped to [low, high).
@@ -58,13 +59,15 @@ struct RunCursor {
 };
 
 /// Key blocks that query block `qb` under index head `h` uses.
-__device__ inline void open_query_block(RunCursor& cursor, const DeviceIndex& index, int h, int qb) {
+__device__ inline void open_query_block(RunCursor& cursor, const DeviceIndex& index, int h,
+                                        int qb) {
   if (qb >= index.shape.q_blocks()) return cursor.open_empty();
   const BlockBounds b = index.bounds[qb];
   const int low = b.begin_first / kBlock, high = (b.end_last + kBlock - 1) / kBlock;
   if (index.shape.dense) return cursor.open_whole(low, high);
   const std::int64_t list = static_cast<std::int64_t>(h) * index.shape.q_blocks() + qb;
-  cursor.open(index.runs + index.run_offset[list], index.runs + index.run_offset[list + 1], low, high);
+  cursor.open(index.runs + index.run_offset[list], index.runs + index.run_offset[list + 1], low,
+              high);
 }
 
 /// Query blocks that use key block `kb` under index head `h`.
@@ -73,8 +76,8 @@ __device__ inline void open_key_block(RunCursor& cursor, const DeviceIndex& inde
   const Interval range = index.query_range[kb];
   if (index.shape.dense) return cursor.open_whole(range.begin, range.end);
   const std::int64_t list = static_cast<std::int64_t>(h) * index.shape.k_blocks() + kb;
-  cursor.open(index.transposed + index.transposed_offset[list], index.transposed + index.transposed_offset[list + 1],
-              range.begin, range.end);
+  cursor.open(index.transposed + index.transposed_offset[list],
+              index.transposed + index.transposed_offset[list + 1], range.begin, range.end);
 }
 
 /// How rows with bounds `b` see the keys [first, first + 64).
@@ -84,13 +87,20 @@ __device__ __forceinline__ HalfState visible_state(const BlockBounds& b, int fir
 }
 /// Bounds of query block qb counted in the bar list of index head h.
 __device__ inline BlockBounds bar_block_bounds(const DeviceIndex& index, int h, int qb) {
-  const Interval* rows = index.bar_bounds + (static_cast<std::int64_t>(h) * index.shape.q_blocks() + qb) * kBlock;
-  const int last_row = min(kBlock, static_cast<int>(index.shape.q_tokens - static_cast<std::int64_t>(qb) * kBlock)) - 1;
+  const Interval* rows =
+      index.bar_bounds + (static_cast<std::int64_t>(h) * index.shape.q_blocks() + qb) * kBlock;
+  const int last_row =
+      min(kBlock, static_cast<int>(index.shape.q_tokens - static_cast<std::int64_t>(qb) * kBlock)) -
+      1;
   return {rows[0].begin, rows[last_row].begin, rows[0].end, rows[last_row].end};
 }
-/// Bars of query block qb that runs already cover, among bars [64 group, 64 group + 64) of its list.
-__device__ __forceinline__ std::uint64_t cover_word(const DeviceIndex& index, int h, int qb, int group) {
-  return index.cover[index.cover_offset[static_cast<std::int64_t>(h) * index.shape.q_blocks() + qb] + group];
+/// Bars of query block qb that runs already cover, among bars [64 group, 64 group + 64) of its
+/// list.
+__device__ __forceinline__ std::uint64_t cover_word(const DeviceIndex& index, int h, int qb,
+                                                    int group) {
+  return index
+      .cover[index.cover_offset[static_cast<std::int64_t>(h) * index.shape.q_blocks() + qb] +
+             group];
 }
 
 /// Bits [low, high) of a 64-bit word, both clamped to 0..64.

@@ -1,4 +1,5 @@
-// Cross-entropy over one chunk of logits: one block a row, online maximum and sum, then the gradient in place.
+// Cross-entropy over one chunk of logits: one block a row, online maximum and sum, then the
+// gradient in place.
 #include "kernels/cuda/ops.hpp"
 #include "kernels/cuda/reduce.cuh"
 
@@ -7,8 +8,9 @@ namespace {
 
 constexpr int kThreads = 512;
 
-__global__ void __launch_bounds__(kThreads) forward_kernel(const __nv_bfloat16* logits, const std::int32_t* targets, float* loss, float* lse,
-                                                           std::int64_t vocabulary) {
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(const __nv_bfloat16* logits, const std::int32_t* targets, float* loss,
+                   float* lse, std::int64_t vocabulary) {
   __shared__ float scratch[32];
   const std::int64_t row = blockIdx.x;
   const std::int32_t target = targets[row];
@@ -47,7 +49,9 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __nv_bfloat16* 
   }
 }
 
-__global__ void __launch_bounds__(kThreads) correct_kernel(const __nv_bfloat16* logits, const std::int32_t* targets, std::uint8_t* correct, std::int64_t vocabulary) {
+__global__ void __launch_bounds__(kThreads)
+    correct_kernel(const __nv_bfloat16* logits, const std::int32_t* targets, std::uint8_t* correct,
+                   std::int64_t vocabulary) {
   const std::int64_t row = blockIdx.x;
   const std::int32_t target = targets[row];  // the same for the whole block
   if (target < 0) {
@@ -57,7 +61,9 @@ __global__ void __launch_bounds__(kThreads) correct_kernel(const __nv_bfloat16* 
   const __nv_bfloat16* x = logits + row * vocabulary;
   const float own = __bfloat162float(x[target]);
   bool best = own == own;
-  const auto look = [&](float v, std::int64_t column) { best = best && (column <= target ? v < own || column == target : v <= own); };
+  const auto look = [&](float v, std::int64_t column) {
+    best = best && (column <= target ? v < own || column == target : v <= own);
+  };
   if (vocabulary % 8 == 0) {
     for (std::int64_t i = threadIdx.x; i < vocabulary / 8; i += kThreads) {
       float f[8];
@@ -66,14 +72,16 @@ __global__ void __launch_bounds__(kThreads) correct_kernel(const __nv_bfloat16* 
       for (int j = 0; j < 8; ++j) look(f[j], 8 * i + j);
     }
   } else {
-    for (std::int64_t i = threadIdx.x; i < vocabulary; i += kThreads) look(__bfloat162float(x[i]), i);
+    for (std::int64_t i = threadIdx.x; i < vocabulary; i += kThreads)
+      look(__bfloat162float(x[i]), i);
   }
   const int all = __syncthreads_and(best);
   if (threadIdx.x == 0) correct[row] = static_cast<std::uint8_t>(all != 0);
 }
 
-__global__ void __launch_bounds__(kThreads) backward_kernel(__nv_bfloat16* logits, const std::int32_t* targets, const float* lse, float scale,
-                                                            const float* weights, std::int64_t vocabulary) {
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(__nv_bfloat16* logits, const std::int32_t* targets, const float* lse,
+                    float scale, const float* weights, std::int64_t vocabulary) {
   const std::int64_t row = blockIdx.x;
   const std::int32_t target = targets[row];
   __nv_bfloat16* x = logits + row * vocabulary;
@@ -91,26 +99,37 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(__nv_bfloat16* logit
       reinterpret_cast<Pack8*>(x)[i] = pack(f);
     }
   } else {
-    for (std::int64_t i = threadIdx.x; i < vocabulary; i += kThreads) x[i] = __float2bfloat16_rn(gradient(__bfloat162float(x[i]), i));
+    for (std::int64_t i = threadIdx.x; i < vocabulary; i += kThreads)
+      x[i] = __float2bfloat16_rn(gradient(__bfloat162float(x[i]), i));
   }
 }
 
 }  // namespace
 
-cudaError_t cross_entropy_forward(const Bf16* logits, const std::int32_t* targets, float* loss, float* lse, std::int64_t rows, std::int64_t vocabulary,
+cudaError_t cross_entropy_forward(const Bf16* logits, const std::int32_t* targets, float* loss,
+                                  float* lse, std::int64_t rows, std::int64_t vocabulary,
                                   cudaStream_t stream) {
-  if (rows > 0) forward_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(logits, targets, loss, lse, vocabulary);
+  if (rows > 0)
+    forward_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(logits, targets, loss, lse,
+                                                                         vocabulary);
   return cudaGetLastError();
 }
 
-cudaError_t cross_entropy_correct(const Bf16* logits, const std::int32_t* targets, std::uint8_t* correct, std::int64_t rows, std::int64_t vocabulary, cudaStream_t stream) {
-  if (rows > 0) correct_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(logits, targets, correct, vocabulary);
+cudaError_t cross_entropy_correct(const Bf16* logits, const std::int32_t* targets,
+                                  std::uint8_t* correct, std::int64_t rows, std::int64_t vocabulary,
+                                  cudaStream_t stream) {
+  if (rows > 0)
+    correct_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(logits, targets, correct,
+                                                                         vocabulary);
   return cudaGetLastError();
 }
 
-cudaError_t cross_entropy_backward(Bf16* logits, const std::int32_t* targets, const float* lse, float scale, const float* weights, std::int64_t rows,
+cudaError_t cross_entropy_backward(Bf16* logits, const std::int32_t* targets, const float* lse,
+                                   float scale, const float* weights, std::int64_t rows,
                                    std::int64_t vocabulary, cudaStream_t stream) {
-  if (rows > 0) backward_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(logits, targets, lse, scale, weights, vocabulary);
+  if (rows > 0)
+    backward_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
+        logits, targets, lse, scale, weights, vocabulary);
   return cudaGetLastError();
 }
 

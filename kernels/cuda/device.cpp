@@ -20,8 +20,8 @@ cudaStream_t& g_stream = g_streams[static_cast<int>(Queue::compute)];
 void* g_scratch = nullptr;
 std::size_t g_scratch_bytes = 0;
 std::function<void(double)> g_watch;
-/// Pinned memory to give back when the GPU is idle: giving it back waits for the GPU, which in the midst of a step may itself wait for a
-/// transfer to another rank, and that rank for this host.
+/// Pinned memory to give back when the GPU is idle: giving it back waits for the GPU, which in the
+/// midst of a step may itself wait for a transfer to another rank, and that rank for this host.
 std::vector<void*> g_retired;
 
 /// Polls `query` until it no longer answers "not ready".
@@ -54,22 +54,28 @@ void wait_for(cudaEvent_t event, const char* what) {
 }
 
 namespace {
-/// Page-locked memory through which host data reach the GPU.  From ordinary memory the driver may first wait for the stream to drain, so
-/// the host could not prepare a micro-batch while the GPU works on the one before.  Kept until the process ends: freeing it would wait
-/// for the GPU, also for one whose peers are gone.
+/// Page-locked memory through which host data reach the GPU.  From ordinary memory the driver may
+/// first wait for the stream to drain, so the host could not prepare a micro-batch while the GPU
+/// works on the one before.  Kept until the process ends: freeing it would wait for the GPU, also
+/// for one whose peers are gone.
 class Staging {
  public:
   void copy(void* to, const void* from, std::size_t bytes) {
     if (!memory_) {
-      check(cudaHostAlloc(reinterpret_cast<void**>(&memory_), kSlots * kSlotBytes, cudaHostAllocDefault), "allocation of page-locked memory");
-      for (cudaEvent_t& e : free_) check(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "cudaEventCreate");
+      check(cudaHostAlloc(reinterpret_cast<void**>(&memory_), kSlots * kSlotBytes,
+                          cudaHostAllocDefault),
+            "allocation of page-locked memory");
+      for (cudaEvent_t& e : free_)
+        check(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "cudaEventCreate");
     }
     for (std::size_t at = 0; at < bytes;) {
       if (used_ >= kSlotBytes) next_slot();
       const std::size_t n = std::min(bytes - at, kSlotBytes - used_);
       char* staged = memory_ + slot_ * kSlotBytes + used_;
       std::memcpy(staged, static_cast<const char*>(from) + at, n);
-      check(cudaMemcpyAsync(static_cast<char*>(to) + at, staged, n, cudaMemcpyHostToDevice, g_stream), "copy to the GPU");
+      check(
+          cudaMemcpyAsync(static_cast<char*>(to) + at, staged, n, cudaMemcpyHostToDevice, g_stream),
+          "copy to the GPU");
       at += n;
       used_ += (n + 255) / 256 * 256;
     }
@@ -96,14 +102,19 @@ void set_wait_watch(std::function<void(double)> watch) { g_watch = std::move(wat
 
 void check(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return;
-  const char* remedy = code == cudaErrorMemoryAllocation ? "; use fewer tokens per micro-batch, recompute.mode = \"full\", optimizer.zero or more ranks" : "";
-  fail("CUDA: {} failed: {} ({}){}", what, cudaGetErrorString(code), cudaGetErrorName(code), remedy);
+  const char* remedy = code == cudaErrorMemoryAllocation
+                           ? "; use fewer tokens per micro-batch, recompute.mode = \"full\", "
+                             "optimizer.zero or more ranks"
+                           : "";
+  fail("CUDA: {} failed: {} ({}){}", what, cudaGetErrorString(code), cudaGetErrorName(code),
+       remedy);
 }
 
 int device_count(std::string& why) {
-  // Streams share the device's work queues, eight unless asked otherwise before CUDA starts.  NCCL has several streams for each of a
-  // pipeline's channels, and a transfer that waits for its peer would hold up whatever lies behind it in its queue: stages that wait for
-  // each other's transfers then wait for ever.
+  // Streams share the device's work queues, eight unless asked otherwise before CUDA starts.  NCCL
+  // has several streams for each of a pipeline's channels, and a transfer that waits for its peer
+  // would hold up whatever lies behind it in its queue: stages that wait for each other's transfers
+  // then wait for ever.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   int count = 0;
   const cudaError_t code = cudaGetDeviceCount(&count);
@@ -124,12 +135,15 @@ CudaDevice::CudaDevice(int local_rank) {
   check(cudaSetDevice(index_), "cudaSetDevice");
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, index_), "cudaGetDeviceProperties");
-  description_ = fmt::format("{} #{} (sm_{}{}, {} GiB)", properties.name, index_, properties.major, properties.minor, properties.totalGlobalMem >> 30);
-  for (cudaStream_t& stream : g_streams) check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  description_ = fmt::format("{} #{} (sm_{}{}, {} GiB)", properties.name, index_, properties.major,
+                             properties.minor, properties.totalGlobalMem >> 30);
+  for (cudaStream_t& stream : g_streams)
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   cudaMemPool_t pool;
   check(cudaDeviceGetDefaultMemPool(&pool, index_), "cudaDeviceGetDefaultMemPool");
   std::uint64_t keep = UINT64_MAX;
-  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "cudaMemPoolSetAttribute");
+  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
+        "cudaMemPoolSetAttribute");
 }
 
 CudaDevice::~CudaDevice() {
@@ -148,8 +162,10 @@ void* CudaDevice::allocate(std::size_t bytes) {
   const cudaError_t code = cudaMallocAsync(&pointer, bytes, g_stream);
   if (code == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    fail("CUDA: {:.1f} MiB could not be allocated on {}; use fewer tokens per micro-batch, recompute.mode = \"full\", optimizer.zero or more ranks",
-         static_cast<double>(bytes) / (1 << 20), description_);
+    fail(
+        "CUDA: {:.1f} MiB could not be allocated on {}; use fewer tokens per micro-batch, "
+        "recompute.mode = \"full\", optimizer.zero or more ranks",
+        static_cast<double>(bytes) / (1 << 20), description_);
   }
   check(code, "cudaMallocAsync");
   return pointer;
@@ -163,21 +179,26 @@ void CudaDevice::zero(void* pointer, std::size_t bytes) {
   if (bytes) check(cudaMemsetAsync(pointer, 0, bytes, g_stream), "cudaMemsetAsync");
 }
 
-void CudaDevice::copy(void* to, Space to_space, const void* from, Space from_space, std::size_t bytes) {
+void CudaDevice::copy(void* to, Space to_space, const void* from, Space from_space,
+                      std::size_t bytes) {
   if (bytes == 0) return;
-  if (to_space == Space::host) wait_for_queue(Queue::compute, "work before a copy to the host");  // the copy itself would wait without polling
+  if (to_space == Space::host)
+    wait_for_queue(Queue::compute,
+                   "work before a copy to the host");  // the copy itself would wait without polling
   if (to_space == Space::cuda && from_space == Space::host) return copy_to_gpu(to, from, bytes);
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, g_stream), "cudaMemcpyAsync");
   if (to_space == Space::host) check(cudaStreamSynchronize(g_stream), "copy to the host");
 }
 
 void CudaDevice::synchronize() {
-  for (const Queue queue : {Queue::compute, Queue::to_host, Queue::to_device}) wait_for_queue(queue, "work on the GPU");
+  for (const Queue queue : {Queue::compute, Queue::to_host, Queue::to_device})
+    wait_for_queue(queue, "work on the GPU");
   for (void* pointer : std::exchange(g_retired, {})) cudaFreeHost(pointer);
 }
 
 void CudaDevice::queue_copy(Queue queue, void* to, const void* from, std::size_t bytes) {
-  if (bytes) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream(queue)), "cudaMemcpyAsync");
+  if (bytes)
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream(queue)), "cudaMemcpyAsync");
 }
 
 void* PinnedHost::allocate(std::size_t bytes) {
@@ -202,19 +223,22 @@ void PinnedHost::copy(void* to, Space, const void* from, Space, std::size_t byte
 Fence CudaDevice::fence(Queue queue) {
   Fences& fences = fences_[static_cast<int>(queue)];
   cudaEvent_t& event = fences.events[fences.next % kFences];
-  if (event == nullptr) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  if (event == nullptr)
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
   check(cudaEventRecord(event, stream(queue)), "cudaEventRecord");
   return {queue, fences.next++};
 }
 
 cudaEvent_t CudaDevice::event_of(Fence fence) const {
   const Fences& fences = fences_[static_cast<int>(fence.queue)];
-  require(fence.number < fences.next, "CUDA: fence {} of {} was never made", fence.number, fences.next);
+  require(fence.number < fences.next, "CUDA: fence {} of {} was never made", fence.number,
+          fences.next);
   return fences.events[std::max(fence.number, fences.next - kFences) % kFences];
 }
 
 void CudaDevice::wait(Fence fence, Queue later) {
-  if (!fence.empty()) check(cudaStreamWaitEvent(stream(later), event_of(fence), 0), "cudaStreamWaitEvent");
+  if (!fence.empty())
+    check(cudaStreamWaitEvent(stream(later), event_of(fence), 0), "cudaStreamWaitEvent");
 }
 
 void CudaDevice::wait(Fence fence) {
@@ -235,8 +259,9 @@ void* scratch(std::size_t bytes) {
 
 namespace {
 
-/// Marks are indices of recorded events; times are measured from an origin event tied to the host clock.  The distance of two events is a
-/// float of milliseconds, too coarse after minutes, so the origin moves along every few seconds.
+/// Marks are indices of recorded events; times are measured from an origin event tied to the host
+/// clock.  The distance of two events is a float of milliseconds, too coarse after minutes, so the
+/// origin moves along every few seconds.
 class DeviceClock final : public Clock {
  public:
   DeviceClock() {
@@ -273,7 +298,8 @@ class DeviceClock final : public Clock {
     }
   }
   double seconds(std::int64_t mark) override {
-    require(mark >= first_ && mark < next(), "CUDA clock: mark {} is not among {} to {}", mark, first_, next() - 1);
+    require(mark >= first_ && mark < next(), "CUDA clock: mark {} is not among {} to {}", mark,
+            first_, next() - 1);
     const cudaEvent_t event = events_[static_cast<std::size_t>(mark - first_)];
     check(cudaEventSynchronize(event), "cudaEventSynchronize");
     // A mark after the next origin is done, so that origin is too.
@@ -283,7 +309,8 @@ class DeviceClock final : public Clock {
       next_origin_mark_ = -1;
       std::swap(origin_, next_origin_);
     }
-    return mark >= origin_mark_ ? origin_s_ + between(origin_, event) : origin_s_ - between(event, origin_);
+    return mark >= origin_mark_ ? origin_s_ + between(origin_, event)
+                                : origin_s_ - between(event, origin_);
   }
 
  private:
@@ -294,11 +321,12 @@ class DeviceClock final : public Clock {
     return ms * 1e-3;
   }
   std::int64_t next() const { return first_ + static_cast<std::int64_t>(events_.size()); }
-  static constexpr double kOriginAge = 2;        // seconds: steps of a quarter of a microsecond
+  static constexpr double kOriginAge = 2;  // seconds: steps of a quarter of a microsecond
   cudaEvent_t origin_ = nullptr, next_origin_ = nullptr;
   double origin_s_ = 0, recorded_s_ = 0;
-  std::int64_t origin_mark_ = 0, next_origin_mark_ = -1;  ///< first mark after the event; -1: not recorded
-  std::deque<cudaEvent_t> events_;  ///< of the marks from first_ on
+  std::int64_t origin_mark_ = 0,
+               next_origin_mark_ = -1;  ///< first mark after the event; -1: not recorded
+  std::deque<cudaEvent_t> events_;      ///< of the marks from first_ on
   std::vector<cudaEvent_t> free_;
   std::int64_t first_ = 0;
 };

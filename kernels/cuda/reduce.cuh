@@ -5,19 +5,23 @@
 
 namespace ballast::cuda {
 
-template <class T> __device__ inline T warp_sum(T x) {
+template <class T>
+__device__ inline T warp_sum(T x) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
   return x;
 }
 __device__ inline float warp_max(float x) {
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  for (int offset = 16; offset > 0; offset /= 2)
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
   return x;
 }
 
-/// Sum over the block, on every thread.  `scratch` holds one value a warp (at most 32); callers may reuse it at once.
-template <class T> __device__ inline T block_sum(T x, T* scratch) {
+/// Sum over the block, on every thread.  `scratch` holds one value a warp (at most 32); callers may
+/// reuse it at once.
+template <class T>
+__device__ inline T block_sum(T x, T* scratch) {
   x = warp_sum(x);
   __syncthreads();
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;

@@ -14,10 +14,14 @@ namespace {
 /// Bytes of a layer's indexes below which their memory need not follow what was chosen.
 constexpr std::size_t kSmallIndex = std::size_t{32} << 20;
 
-Tensor workspace(Shape shape, DType type, Device& device) { return Tensor::empty(std::move(shape), type, device, MemoryCategory::workspace); }
+Tensor workspace(Shape shape, DType type, Device& device) {
+  return Tensor::empty(std::move(shape), type, device, MemoryCategory::workspace);
+}
 
 Tensor upload(const std::vector<std::int32_t>& values, Device& device) {
-  return Tensor::wrap(const_cast<std::int32_t*>(values.data()), {static_cast<std::int64_t>(values.size())}, DType::i32).to(device);
+  return Tensor::wrap(const_cast<std::int32_t*>(values.data()),
+                      {static_cast<std::int64_t>(values.size())}, DType::i32)
+      .to(device);
 }
 
 /// A cap of the options, where 0 means none.
@@ -26,7 +30,9 @@ std::int32_t capacity(std::int64_t cap) {
   return static_cast<std::int32_t>(cap > 0 ? std::min(cap, none) : none);
 }
 
-std::int32_t slot_of(const KeyAxis& axis, const AxisToken& token) { return static_cast<std::int32_t>(axis.global(token) / kBlock); }
+std::int32_t slot_of(const KeyAxis& axis, const AxisToken& token) {
+  return static_cast<std::int32_t>(axis.global(token) / kBlock);
+}
 
 }  // namespace
 
@@ -63,9 +69,11 @@ struct SlashBuilder::Arrays {
     return x;
   }
   Observation observation(const Tensor& queries, const Tensor& k, double scale) const {
-    require(k.rank() == 3 && k.strides()[2] == 1 && (k.size(0) == 0 || k.strides()[1] == k.size(2)) && k.size(0) == own.tokens,
+    require(k.rank() == 3 && k.strides()[2] == 1 &&
+                (k.size(0) == 0 || k.strides()[1] == k.size(2)) && k.size(0) == own.tokens,
             "vertical slash: k {} does not fit the {} keys here", to_string(k.shape()), own.tokens);
-    require(k.size(2) == 64 || k.size(2) == 128, "attention on CUDA needs a head dim of 64 or 128, got {}", k.size(2));
+    require(k.size(2) == 64 || k.size(2) == 128,
+            "attention on CUDA needs a head dim of 64 or 128, got {}", k.size(2));
     Observation x;
     x.tiles = static_cast<int>(tile_slot.size());
     x.slot = tile_slots.data<std::int32_t>();
@@ -85,7 +93,9 @@ struct SlashBuilder::Arrays {
   Tensor mass_or_none(const Tensor& mass, int q_heads) const;
 };
 
-SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis, const std::vector<char>& whole, const std::vector<std::int64_t>& first_observed,
+SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
+                           const std::vector<char>& whole,
+                           const std::vector<std::int64_t>& first_observed,
                            const SlashOptions& options, Device& device)
     : arrays_(std::make_shared<Arrays>()), options_(options) {
   Arrays& a = *arrays_;
@@ -97,10 +107,12 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis, const
   std::vector<std::int32_t> slot_segment;
   for (int s = 0; s <= a.segments; ++s) {
     a.segment_slot.push_back(static_cast<std::int32_t>(axis.offset[s] / kBlock));
-    if (s < a.segments) slot_segment.insert(slot_segment.end(), (axis.offset[s + 1] - axis.offset[s]) / kBlock, s);
+    if (s < a.segments)
+      slot_segment.insert(slot_segment.end(), (axis.offset[s + 1] - axis.offset[s]) / kBlock, s);
   }
   query_blocks(axes.queries, axis);  // its checks
-  for (std::int64_t i = 0; i < a.q_tokens; i += kBlock) a.query_slot.push_back(axes.queries[i].segment < 0 ? -1 : slot_of(axis, axes.queries[i]));
+  for (std::int64_t i = 0; i < a.q_tokens; i += kBlock)
+    a.query_slot.push_back(axes.queries[i].segment < 0 ? -1 : slot_of(axis, axes.queries[i]));
 
   // Observed rows in whole query blocks; the others of a block see nothing.
   std::vector<AxisToken> rows;
@@ -108,7 +120,8 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis, const
     const std::int64_t first = axis.first_position[s], end = first + axis.count[s];
     if (whole[s] || end <= first_observed[s]) continue;
     a.observed = std::max(a.observed, end - first_observed[s]);
-    for (std::int64_t block = (first_observed[s] - first) / kBlock; block * kBlock < axis.count[s]; ++block) {
+    for (std::int64_t block = (first_observed[s] - first) / kBlock; block * kBlock < axis.count[s];
+         ++block) {
       a.tile_slot.push_back(a.segment_slot[s] + static_cast<std::int32_t>(block));
       for (std::int64_t i = 0; i < kBlock; ++i) {
         const std::int64_t position = first + block * kBlock + i;
@@ -130,12 +143,19 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis, const
   const auto shard_of = [&](const std::vector<AxisToken>& keys) {
     std::vector<std::int32_t> key_slot, slot_key(static_cast<std::size_t>(a.slots), -1);
     for (std::size_t i = 0; i < keys.size(); i += kBlock) {
-      key_slot.push_back(keys[i].segment < 0 ? 0 : slot_of(axis, keys[i]));  // a block of padding alone is never seen
+      key_slot.push_back(keys[i].segment < 0
+                             ? 0
+                             : slot_of(axis, keys[i]));  // a block of padding alone is never seen
       if (keys[i].segment >= 0) slot_key[key_slot.back()] = static_cast<std::int32_t>(i / kBlock);
     }
-    return Arrays::Shard{static_cast<std::int64_t>(keys.size()), {}, {}, upload(key_slot, device), upload(slot_key, device)};
+    return Arrays::Shard{static_cast<std::int64_t>(keys.size()),
+                         {},
+                         {},
+                         upload(key_slot, device),
+                         upload(slot_key, device)};
   };
-  const std::vector<AttentionIndex> seen = split_keys(visible_index(axes.queries, axis, 1), axis, axes.calls());
+  const std::vector<AttentionIndex> seen =
+      split_keys(visible_index(axes.queries, axis, 1), axis, axes.calls());
   for (std::size_t k = 0; k < seen.size(); ++k) {
     a.shards.push_back(shard_of(axes.calls()[k]));
     a.shards.back().key_begin = upload(seen[k].key_begin, device);
@@ -143,9 +163,11 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis, const
   }
   a.own = shard_of(axes.keys[axes.rank]);
   if (a.tile_slot.empty()) return;
-  const AttentionIndex own = split_keys(visible_index(rows, axis, 1), axis, {axes.keys[axes.rank]}).front();
+  const AttentionIndex own =
+      split_keys(visible_index(rows, axis, 1), axis, {axes.keys[axes.rank]}).front();
   std::vector<std::int32_t> intervals;
-  for (std::size_t i = 0; i < rows.size(); ++i) intervals.insert(intervals.end(), {own.key_begin[i], own.key_end[i]});
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    intervals.insert(intervals.end(), {own.key_begin[i], own.key_end[i]});
   a.visible = upload(intervals, device);
 }
 
@@ -155,7 +177,8 @@ bool SlashBuilder::observes() const { return !arrays_->tile_slot.empty(); }
 
 Tensor SlashBuilder::queries(const Tensor& q) const {
   const Arrays& a = *arrays_;
-  Tensor all = Tensor::zeros({a.rows(), q.size(1), q.size(2)}, DType::bf16, *a.device, MemoryCategory::workspace);
+  Tensor all = Tensor::zeros({a.rows(), q.size(1), q.size(2)}, DType::bf16, *a.device,
+                             MemoryCategory::workspace);
   for (const auto& [block, tile] : a.local) {
     const std::int64_t rows = std::min<std::int64_t>(kBlock, q.size(0) - block * kBlock);
     Tensor to = all.rows(tile * kBlock, tile * kBlock + rows);
@@ -168,37 +191,51 @@ Tensor SlashBuilder::maximum(const Tensor& queries, const Tensor& k, double scal
   const Arrays& a = *arrays_;
   Tensor top = workspace({queries.size(1), a.rows()}, DType::f32, *a.device);
   check(cudaMemsetAsync(top.raw(), kBelowScores, top.bytes(), stream()), "cudaMemsetAsync");
-  check(observe_maximum(a.observation(queries, k, scale), top.data<float>(), stream()), "maxima of the observed scores");
+  check(observe_maximum(a.observation(queries, k, scale), top.data<float>(), stream()),
+        "maxima of the observed scores");
   return top;
 }
 
-Tensor SlashBuilder::sum(const Tensor& queries, const Tensor& k, double scale, const Tensor& maximum) const {
-  Tensor sum = Tensor::zeros(maximum.shape(), DType::i64, *arrays_->device, MemoryCategory::workspace);
-  check(observe_sum(arrays_->observation(queries, k, scale), maximum.data<float>(), sum.data<std::int64_t>(), stream()), "sums of the observed scores");
+Tensor SlashBuilder::sum(const Tensor& queries, const Tensor& k, double scale,
+                         const Tensor& maximum) const {
+  Tensor sum =
+      Tensor::zeros(maximum.shape(), DType::i64, *arrays_->device, MemoryCategory::workspace);
+  check(observe_sum(arrays_->observation(queries, k, scale), maximum.data<float>(),
+                    sum.data<std::int64_t>(), stream()),
+        "sums of the observed scores");
   return sum;
 }
 
-Tensor SlashBuilder::mass(const Tensor& queries, const Tensor& k, double scale, const Tensor& maximum, const Tensor& sum) const {
+Tensor SlashBuilder::mass(const Tensor& queries, const Tensor& k, double scale,
+                          const Tensor& maximum, const Tensor& sum) const {
   const Arrays& a = *arrays_;
   const std::int64_t slashes = queries.size(1) * a.slots;
-  Tensor mass = Tensor::zeros({slashes * (1 + kBlock)}, DType::i64, *a.device, MemoryCategory::workspace);
-  check(observe_mass(a.observation(queries, k, scale), a.axes(a.own), maximum.data<float>(), sum.data<std::int64_t>(),
-                     mass.data<std::int64_t>() + slashes, mass.data<std::int64_t>(), stream()),
+  Tensor mass =
+      Tensor::zeros({slashes * (1 + kBlock)}, DType::i64, *a.device, MemoryCategory::workspace);
+  check(observe_mass(a.observation(queries, k, scale), a.axes(a.own), maximum.data<float>(),
+                     sum.data<std::int64_t>(), mass.data<std::int64_t>() + slashes,
+                     mass.data<std::int64_t>(), stream()),
         "mass of columns and slashes");
   return mass;
 }
 
 Tensor SlashBuilder::Arrays::mass_or_none(const Tensor& mass, int q_heads) const {
-  return mass.defined() ? mass : Tensor::zeros({std::int64_t{q_heads} * slots * (1 + kBlock)}, DType::i64, *device, MemoryCategory::workspace);
+  return mass.defined() ? mass
+                        : Tensor::zeros({std::int64_t{q_heads} * slots * (1 + kBlock)}, DType::i64,
+                                        *device, MemoryCategory::workspace);
 }
 
-SlashBudgets SlashBuilder::budgets(const Tensor& mass_in, int q_heads, const std::vector<std::int64_t>& budgets, const std::vector<std::int64_t>& queries) const {
+SlashBudgets SlashBuilder::budgets(const Tensor& mass_in, int q_heads,
+                                   const std::vector<std::int64_t>& budgets,
+                                   const std::vector<std::int64_t>& queries) const {
   const Arrays& a = *arrays_;
   const Tensor mass = a.mass_or_none(mass_in, q_heads);
   const auto count = static_cast<std::int64_t>(budgets.size());
   std::vector<std::int64_t> numbers = budgets;
   numbers.insert(numbers.end(), queries.begin(), queries.end());
-  const Tensor given = Tensor::wrap(numbers.data(), {static_cast<std::int64_t>(numbers.size())}, DType::i64).to(*a.device);
+  const Tensor given =
+      Tensor::wrap(numbers.data(), {static_cast<std::int64_t>(numbers.size())}, DType::i64)
+          .to(*a.device);
   SlashBudgets made;
   made.coverage = Tensor::zeros({count}, DType::i64, *a.device, MemoryCategory::workspace);
   made.most = workspace({count, 2, std::int64_t{q_heads} * a.segments}, DType::i32, *a.device);
@@ -214,35 +251,48 @@ SlashBudgets SlashBuilder::budgets(const Tensor& mass_in, int q_heads, const std
   const PatternAxes axes = a.axes(a.own);
   std::size_t bytes = 0;
   check(budget_scratch_bytes(q_heads, axes, x, bytes), "coverage of the budgets");
-  check(price_budgets(mass.data<std::int64_t>(), q_heads, axes, x, scratch(bytes), bytes, stream()), "coverage of the budgets");
+  check(price_budgets(mass.data<std::int64_t>(), q_heads, axes, x, scratch(bytes), bytes, stream()),
+        "coverage of the budgets");
   return made;
 }
 
-std::vector<AttentionIndex> SlashBuilder::build(const Tensor& mass_in, int q_heads, int kv_heads, SlashCounts& counts, const Tensor& most, std::int64_t budget) const {
+std::vector<AttentionIndex> SlashBuilder::build(const Tensor& mass_in, int q_heads, int kv_heads,
+                                                SlashCounts& counts, const Tensor& most,
+                                                std::int64_t budget) const {
   const Arrays& a = *arrays_;
   Device& device = *a.device;
   const std::int64_t slots = a.slots, lists = std::int64_t{q_heads} * a.segments;
   const Tensor mass = a.mass_or_none(mass_in, q_heads);
   Tensor entries = workspace({q_heads * slots * (1 + kBlock)}, DType::i32, device);
-  Tensor numbers = Tensor::zeros({4, lists}, DType::i32, device, MemoryCategory::workspace);  // slashes, columns, cuts of either
+  Tensor numbers = Tensor::zeros({4, lists}, DType::i32, device,
+                                 MemoryCategory::workspace);  // slashes, columns, cuts of either
   const auto row = [&](int i) { return numbers.data<std::int32_t>() + i * lists; };
-  const PatternLists slashes{entries.data<std::int32_t>(), row(0), 1}, columns{entries.data<std::int32_t>() + q_heads * slots, row(1), kBlock};
+  const PatternLists slashes{entries.data<std::int32_t>(), row(0), 1},
+      columns{entries.data<std::int32_t>() + q_heads * slots, row(1), kBlock};
   const PatternAxes any = a.axes(a.own);
-  Selection of_slashes{options_.slash_share, capacity(options_.max_slashes), true}, of_columns{options_.vertical_share, capacity(options_.max_columns), false};
+  Selection of_slashes{options_.slash_share, capacity(options_.max_slashes), true},
+      of_columns{options_.vertical_share, capacity(options_.max_columns), false};
   if (most.defined()) {
     of_slashes.most_of = most.data<std::int32_t>();
     of_slashes.most = capacity(budget);
     of_columns.most_of = most.data<std::int32_t>() + lists;
     of_columns.most = std::min(of_columns.most, capacity(budget * kBlock));
   }
-  check(select_heaviest(mass.data<std::int64_t>(), q_heads, any, of_slashes, slashes, row(2), stream()), "selection of slashes");
-  check(select_heaviest(mass.data<std::int64_t>() + q_heads * slots, q_heads, any, of_columns, columns, row(3), stream()), "selection of columns");
+  check(select_heaviest(mass.data<std::int64_t>(), q_heads, any, of_slashes, slashes, row(2),
+                        stream()),
+        "selection of slashes");
+  check(select_heaviest(mass.data<std::int64_t>() + q_heads * slots, q_heads, any, of_columns,
+                        columns, row(3), stream()),
+        "selection of columns");
 
-  // Sizes follow what was chosen, which the host must then read, unless what the caps allow is little anyway.
+  // Sizes follow what was chosen, which the host must then read, unless what the caps allow is
+  // little anyway.
   const auto shape_of_shard = [&](const PatternCaps& caps, const Arrays::Shard& shard) {
-    return slash_shape(a.q_tokens, shard.tokens, q_heads, kv_heads, caps, a.query_slot, a.segment_slot, a.whole);
+    return slash_shape(a.q_tokens, shard.tokens, q_heads, kv_heads, caps, a.query_slot,
+                       a.segment_slot, a.whole);
   };
-  PatternCaps caps{std::vector<std::int32_t>(static_cast<std::size_t>(lists), of_slashes.most), std::vector<std::int32_t>(static_cast<std::size_t>(lists), of_columns.most)};
+  PatternCaps caps{std::vector<std::int32_t>(static_cast<std::size_t>(lists), of_slashes.most),
+                   std::vector<std::int32_t>(static_cast<std::size_t>(lists), of_columns.most)};
   std::size_t bytes = 0;
   for (const Arrays::Shard& shard : a.shards) bytes += index_bytes(shape_of_shard(caps, shard));
   if (bytes > kSmallIndex) {
@@ -252,7 +302,8 @@ std::vector<AttentionIndex> SlashBuilder::build(const Tensor& mass_in, int q_hea
     caps.columns.assign(n + lists, n + 2 * lists);
   }
 
-  Tensor pairs = Tensor::zeros({static_cast<std::int64_t>(a.shards.size())}, DType::i64, device, MemoryCategory::workspace);
+  Tensor pairs = Tensor::zeros({static_cast<std::int64_t>(a.shards.size())}, DType::i64, device,
+                               MemoryCategory::workspace);
   std::vector<AttentionIndex> built;
   for (std::size_t k = 0; k < a.shards.size(); ++k) {
     const Arrays::Shard& shard = a.shards[k];
@@ -266,9 +317,13 @@ std::vector<AttentionIndex> SlashBuilder::build(const Tensor& mass_in, int q_hea
     mirror->index = bind_index(shape, mirror->buffer.raw());
     mirror->index.key_begin = shard.key_begin.data<std::int32_t>();
     mirror->index.key_end = shard.key_end.data<std::int32_t>();
-    check(build_slash_index(mirror->index, axes, slashes, columns, scratch(slash_scratch_bytes(q_heads, axes)), stream()), "building of the attention index");
+    check(build_slash_index(mirror->index, axes, slashes, columns,
+                            scratch(slash_scratch_bytes(q_heads, axes)), stream()),
+          "building of the attention index");
     check(derive_index(mirror->index, stream()), "preparation of the attention index");
-    check(count_pairs(mirror->index, reinterpret_cast<std::uint64_t*>(pairs.data<std::int64_t>() + k), stream()), "pairs of the attention index");
+    check(count_pairs(mirror->index,
+                      reinterpret_cast<std::uint64_t*>(pairs.data<std::int64_t>() + k), stream()),
+          "pairs of the attention index");
     AttentionIndex index;
     index.q_tokens = a.q_tokens;
     index.k_tokens = shard.tokens;
@@ -284,7 +339,8 @@ std::vector<AttentionIndex> SlashBuilder::build(const Tensor& mass_in, int q_hea
   counts.columns.assign(n + lists, n + 2 * lists);
   counts.cut.resize(static_cast<std::size_t>(lists));
   for (std::int64_t i = 0; i < lists; ++i) counts.cut[i] = n[2 * lists + i] + n[3 * lists + i];
-  for (std::size_t k = 0; k < built.size(); ++k) built[k].pairs = static_cast<double>(sums.data<std::int64_t>()[k]) / q_heads;
+  for (std::size_t k = 0; k < built.size(); ++k)
+    built[k].pairs = static_cast<double>(sums.data<std::int64_t>()[k]) / q_heads;
   return built;
 }
 

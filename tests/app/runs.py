@@ -1,4 +1,5 @@
-"""Helpers of the whole-program tests: a tiny deck over real text files, runs of the ballast program, and readers of what they leave."""
+"""Helpers of the whole-program tests: a tiny deck over real text files, runs of the ballast
+program, and readers of what they leave."""
 import hashlib
 import os
 import random
@@ -60,7 +61,17 @@ class RunCase(unittest.TestCase):
         self.data = os.path.join(self.folder, "data")
         os.makedirs(self.data)
         rng = random.Random(5)
-        words = ["ring", "stripe", "anchor", "budget", "chunk", "segment", "stage", "bubble", "rank"]
+        words = [
+            "ring",
+            "stripe",
+            "anchor",
+            "budget",
+            "chunk",
+            "segment",
+            "stage",
+            "bubble",
+            "rank",
+        ]
         for i in range(40):
             with open(os.path.join(self.data, f"{i:03}.txt"), "w") as f:
                 f.write(" ".join(rng.choice(words) for _ in range(rng.randint(1, 150))))
@@ -69,7 +80,15 @@ class RunCase(unittest.TestCase):
         subprocess.run(["rm", "-rf", self.folder], check=False)
 
     def deck(self, name="deck.toml", text=None, **values):
-        settings = {"steps": 6, "dp": 2, "cp_outer": 1, "cp_inner": 1, "sp": 1, "every": 2, "data": self.data}
+        settings = {
+            "steps": 6,
+            "dp": 2,
+            "cp_outer": 1,
+            "cp_inner": 1,
+            "sp": 1,
+            "every": 2,
+            "data": self.data,
+        }
         settings.update(values)
         path = os.path.join(self.folder, name)
         with open(path, "w") as f:
@@ -83,13 +102,31 @@ class RunCase(unittest.TestCase):
         return [MPIEXEC, "-n", str(ranks), BALLAST, *arguments]
 
     def run_ballast(self, ranks, *arguments, timeout=120, status=0, **options):
-        done = subprocess.run(self.command(ranks, *arguments), capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, **options)
+        done = subprocess.run(
+            self.command(ranks, *arguments),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+            **options,
+        )
         if status is not None:
-            self.assertEqual(done.returncode, status, f"{arguments}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
+            self.assertEqual(
+                done.returncode,
+                status,
+                f"{arguments}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}",
+            )
         return done
 
     def start(self, ranks, *arguments):
-        return subprocess.Popen(self.command(ranks, *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL, start_new_session=True)
+        return subprocess.Popen(
+            self.command(ranks, *arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def steps(self, run):
         """Step lines of RUN/log.txt as dictionaries, in order."""
@@ -110,9 +147,16 @@ class RunCase(unittest.TestCase):
     def tensors(self, path):
         """Digest of every tensor of a checkpoint, by name."""
         import h5py
+
         digests = {}
         with h5py.File(path, "r") as f:
-            f["parameters"].visititems(lambda name, item: digests.__setitem__(name, hashlib.sha256(item[()].tobytes()).hexdigest()) if isinstance(item, h5py.Dataset) else None)
+            f["parameters"].visititems(
+                lambda name, item: (
+                    digests.__setitem__(name, hashlib.sha256(item[()].tobytes()).hexdigest())
+                    if isinstance(item, h5py.Dataset)
+                    else None
+                )
+            )
         return digests
 
     def wait_for_step(self, process, run, step, timeout=60):
@@ -120,7 +164,10 @@ class RunCase(unittest.TestCase):
         end = time.time() + timeout
         while time.time() < end:
             if process.poll() is not None:
-                self.fail(f"the run ended early with {process.returncode}:\n{process.stdout.read()[-4000:]}")
+                self.fail(
+                    "the run ended early with"
+                    f" {process.returncode}:\n{process.stdout.read()[-4000:]}"
+                )
             try:
                 if any(s >= step for s in self.losses(run)):
                     return
@@ -136,7 +183,10 @@ class RunCase(unittest.TestCase):
             try:
                 with open(f"/proc/{pid}/cmdline", "rb") as f:
                     words = f.read().decode(errors="replace").split("\0")
-                if os.path.realpath(f"/proc/{pid}/exe") == os.path.realpath(BALLAST) and run in words:
+                if (
+                    os.path.realpath(f"/proc/{pid}/exe") == os.path.realpath(BALLAST)
+                    and run in words
+                ):
                     found.append(int(pid))
             except OSError:
                 continue  # it ended meanwhile

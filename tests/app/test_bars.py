@@ -1,4 +1,5 @@
-"""tests/bars: its decks are valid, its commands run at laptop size, its figures are read from what programs print."""
+"""tests/bars: its decks are valid, its commands run at laptop size, its figures are read from what
+programs print."""
 import json
 import os
 import subprocess
@@ -12,7 +13,9 @@ BARS = [sys.executable, os.path.join(ROOT, "tests", "bars"), "--programs", os.pa
 
 class Bars(RunCase):
     def run_bars(self, *arguments, code=0):
-        done = subprocess.run([*BARS, *arguments], capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            [*BARS, *arguments], capture_output=True, text=True, timeout=300, check=False
+        )
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done.stdout
 
@@ -28,7 +31,11 @@ class Bars(RunCase):
         with open(os.path.join(out, "figures.json")) as file:
             figures = {f["what"]: f for f in json.load(file)}
         # Memory is exact on the host too: chunks and windows bound it, not the sequence.
-        self.assertEqual(figures["peak memory of a 256K sequence / 32K, chunks of 2K, offloaded"]["held"], "held", printed)
+        self.assertEqual(
+            figures["peak memory of a 256K sequence / 32K, chunks of 2K, offloaded"]["held"],
+            "held",
+            printed,
+        )
         self.assertGreater(figures["128K + short mix: hbp, x isf at SP 1"]["value"], 0)
 
     def test_figures_are_read_from_what_is_printed(self):
@@ -36,31 +43,57 @@ class Bars(RunCase):
         os.makedirs(folder)
         outputs = {
             "check": "  0.1 s  dense\n0 failures\n",
-            "time": "dense 32K D128 16/2                fwd     6.680 ms  658.0 TF/s | bwd    22.100 ms  498.0 TF/s | det   25.500 ms | index   0.100 ms\n"
-                    "packed, all: fwd 514.0 bwd 445.0 both 462.0 TF/s = 0.770 of dense; useful share of tiles: fwd 0.942 bwd 0.933\n"
-                    "5% of 128K, aligned runs of 2      fwd     1.000 ms  501.0 TF/s | bwd     1.000 ms  386.0 TF/s | det    1.000 ms | index   0.180 ms\n"
-                    "vertical slash 128K, built here    conversion  1.400 + fwd =   7.300 ms (fwd  500.0 TF/s) | bwd   25.000 ms  500.0 TF/s | observe  1.600 select  1.000 ms\n",
-            "peers": "cudnn 32K    fwd     6.680 ms   658.0 TF/s | bwd    11.050 ms   995.0 TF/s\nflex 5%      fwd     1.000 ms   334.0 TF/s | bwd     1.000 ms   193.0 TF/s\n",
+            "time": (
+                "dense 32K D128 16/2                fwd     6.680 ms  658.0 TF/s | bwd    22.100 ms"
+                "  498.0 TF/s | det   25.500 ms | index   0.100 ms\npacked, all: fwd 514.0 bwd"
+                " 445.0 both 462.0 TF/s = 0.770 of dense; useful share of tiles: fwd 0.942 bwd"
+                " 0.933\n5% of 128K, aligned runs of 2      fwd     1.000 ms  501.0 TF/s | bwd    "
+                " 1.000 ms  386.0 TF/s | det    1.000 ms | index   0.180 ms\nvertical slash 128K,"
+                " built here    conversion  1.400 + fwd =   7.300 ms (fwd  500.0 TF/s) | bwd  "
+                " 25.000 ms  500.0 TF/s | observe  1.600 select  1.000 ms\n"
+            ),
+            "peers": (
+                "cudnn 32K    fwd     6.680 ms   658.0 TF/s | bwd    11.050 ms   995.0 TF/s\nflex"
+                " 5%      fwd     1.000 ms   334.0 TF/s | bwd     1.000 ms   193.0 TF/s\n"
+            ),
         }
         for name, text in outputs.items():
             with open(os.path.join(folder, name + ".txt"), "w") as file:
                 file.write(text)
-        self.run_bars("--again", "--gpus", "1", "--out", os.path.dirname(folder), "attention", code=1)  # some are missed, some absent
+        self.run_bars(
+            "--again", "--gpus", "1", "--out", os.path.dirname(folder), "attention", code=1
+        )  # some are missed, some absent
         with open(os.path.join(os.path.dirname(folder), "figures.json")) as file:
             figures = {f["what"]: (f["value"], f["held"]) for f in json.load(file)}
         self.assertEqual(figures["dense 32K forward, x cuDNN"], (1.0, "held"))
         self.assertEqual(figures["dense 32K backward, x cuDNN"], (0.5, "MISSED"))
         self.assertEqual(figures["dense 8K forward, x cuDNN"], (None, "no figure"))
-        self.assertEqual(figures["5 % of 128K, aligned runs of 2, forward, per pair, x FlexAttention"], (1.5, "held"))
-        self.assertEqual(figures["5 % of 128K, aligned runs of 2, backward, per pair, x FlexAttention"], (2.0, "held"))
-        self.assertEqual(figures["packed lengths, forward + backward, x own dense rate"], (0.77, "MISSED"))
-        self.assertEqual(figures["vertical slash 128K, index + forward, x MTraining's kernels"], (2.0, "held"))
-        self.assertAlmostEqual(figures["vertical slash 128K, backward, x MTraining's kernels"][0], 2.92)
+        self.assertEqual(
+            figures["5 % of 128K, aligned runs of 2, forward, per pair, x FlexAttention"],
+            (1.5, "held"),
+        )
+        self.assertEqual(
+            figures["5 % of 128K, aligned runs of 2, backward, per pair, x FlexAttention"],
+            (2.0, "held"),
+        )
+        self.assertEqual(
+            figures["packed lengths, forward + backward, x own dense rate"], (0.77, "MISSED")
+        )
+        self.assertEqual(
+            figures["vertical slash 128K, index + forward, x MTraining's kernels"], (2.0, "held")
+        )
+        self.assertAlmostEqual(
+            figures["vertical slash 128K, backward, x MTraining's kernels"][0], 2.92
+        )
 
     def test_cases_on_the_same_samples_are_compared_step_by_step(self):
         folder = os.path.join(self.out("bars"), "hbp")
         os.makedirs(folder)
-        for name, steps in (("hbp", [1.0, 4.0, 2.0]), ("isf-sp1", [2.0, 7.0, 90.0]), ("isf-sp2", [1.5, 4.0, 2.2])):  # one step disturbed
+        for name, steps in (
+            ("hbp", [1.0, 4.0, 2.0]),
+            ("isf-sp1", [2.0, 7.0, 90.0]),
+            ("isf-sp2", [1.5, 4.0, 2.2]),
+        ):  # one step disturbed
             with open(os.path.join(folder, name + ".json"), "w") as file:
                 json.dump({"cases": [{"median_s": sorted(steps)[1], "steps_s": steps}]}, file)
             with open(os.path.join(folder, name + ".txt"), "w") as file:

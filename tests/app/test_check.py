@@ -1,4 +1,5 @@
-"""Whole-program tests of the command line, `ballast check` and `ballast pack`: usage, help, damaged decks, cases, and estimates that hold."""
+"""Whole-program tests of the command line, `ballast check` and `ballast pack`: usage, help, damaged
+decks, cases, and estimates that hold."""
 import glob
 import json
 import os
@@ -12,14 +13,29 @@ from runs import BALLAST, DECK, RunCase
 
 class CommandLine(RunCase):
     def ballast(self, *arguments, status=0):
-        done = subprocess.run([BALLAST, *arguments], capture_output=True, text=True, errors="replace", timeout=30, stdin=subprocess.DEVNULL, cwd=self.folder)
+        done = subprocess.run(
+            [BALLAST, *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+            stdin=subprocess.DEVNULL,
+            cwd=self.folder,
+        )
         self.assertEqual(done.returncode, status, f"{arguments}\n{done.stdout}\n{done.stderr}")
         return done
 
     def test_bad_usage_says_what_and_exits_2(self):
-        for arguments, mention in [((), "subcommand"), (("chekc",), "did you mean check?"), (("check",), "DECK"), (("check", "d.toml", "--nonsense"), "--nonsense"),
-                                   (("train", "d.toml", "-t", "soon"), "HH:MM:SS"), (("train", "d.toml", "-t", "00:99:00"), "HH:MM:SS"), (("train", "d.toml", "-r"), "-r"),
-                                   (("--help", "deck", "msh"), "did you mean mesh?")]:
+        for arguments, mention in [
+            ((), "subcommand"),
+            (("chekc",), "did you mean check?"),
+            (("check",), "DECK"),
+            (("check", "d.toml", "--nonsense"), "--nonsense"),
+            (("train", "d.toml", "-t", "soon"), "HH:MM:SS"),
+            (("train", "d.toml", "-t", "00:99:00"), "HH:MM:SS"),
+            (("train", "d.toml", "-r"), "-r"),
+            (("--help", "deck", "msh"), "did you mean mesh?"),
+        ]:
             done = self.ballast(*arguments, status=2)
             self.assertIn(mention, done.stderr)
             self.assertEqual(done.stdout, "")
@@ -48,8 +64,15 @@ class CommandLine(RunCase):
             with open(path, "wb") as f:
                 f.write(content)
             message = self.ballast("check", "deck.toml", status=1).stderr
-            self.assertTrue(any(m in message for m in mentions), f"{what}, seed {seed}: none of {mentions} in\n{message}")
-            self.assertEqual(message.count("problems in the deck") + message.count("problem in the deck"), 1, message)
+            self.assertTrue(
+                any(m in message for m in mentions),
+                f"{what}, seed {seed}: none of {mentions} in\n{message}",
+            )
+            self.assertEqual(
+                message.count("problems in the deck") + message.count("problem in the deck"),
+                1,
+                message,
+            )
 
     def test_ranks_share_one_message_about_a_damaged_deck(self):
         path = self.deck(text=DECK + "[mesh2]\n")
@@ -61,22 +84,48 @@ class CommandLine(RunCase):
         self.assertEqual(done.stderr.count("No such file"), 1, done.stderr)
         done = self.run_ballast(2, "train", self.deck(dp=1), "mesh.tp=2", status=None)
         self.assertNotEqual(done.returncode, 0)
-        self.assertEqual(done.stderr.count("tensor parallelism cannot be run by this version"), 1, done.stderr)
+        self.assertEqual(
+            done.stderr.count("tensor parallelism cannot be run by this version"), 1, done.stderr
+        )
 
 
 class Check(RunCase):
     def check(self, *arguments):
         twin = self.out("twin.json")
-        done = subprocess.run([BALLAST, "check", *arguments, "--json", twin], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            [BALLAST, "check", *arguments, "--json", twin],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         with open(twin) as f:
             return done.stdout, json.load(f)
 
     def test_any_mesh_without_ranks(self):
-        text, facts = self.check(self.deck(), "mesh.dp=3", "mesh.pp=2", "mesh.cp_outer=4", "mesh.cp_inner=5", "mesh.sp=2", "mesh.tp=2", "mesh.ranks_per_node=20", "batching.micro_batch_tokens=1003")
+        text, facts = self.check(
+            self.deck(),
+            "mesh.dp=3",
+            "mesh.pp=2",
+            "mesh.cp_outer=4",
+            "mesh.cp_inner=5",
+            "mesh.sp=2",
+            "mesh.tp=2",
+            "mesh.ranks_per_node=20",
+            "batching.micro_batch_tokens=1003",
+        )
         self.assertEqual(facts["ranks"], 3 * 2 * 4 * 5 * 2 * 2)
         self.assertEqual(len(facts["rank_table"]), facts["ranks"])
-        self.assertEqual(len({tuple(sorted((k, v) for k, v in row.items() if k not in ("rank", "node"))) for row in facts["rank_table"]}), facts["ranks"])
+        self.assertEqual(
+            len(
+                {
+                    tuple(sorted((k, v) for k, v in row.items() if k not in ("rank", "node")))
+                    for row in facts["rank_table"]
+                }
+            ),
+            facts["ranks"],
+        )
         self.assertEqual([row["rank"] for row in facts["rank_table"]], list(range(facts["ranks"])))
         self.assertEqual(facts["rank_table"][45]["node"], 2)
         self.assertIn("464 more", text)
@@ -85,26 +134,52 @@ class Check(RunCase):
         self.assertEqual([held[0][0], held[-1][1]], [0, 1003])
         self.assertTrue(all(a[1] == b[0] for a, b in zip(held, held[1:])))
         self.assertEqual(sum(s["pairs"] for s in facts["shards"]), 1003 * 1004 / 2)
-        self.assertEqual(sorted(step["shard"] for step in facts["ring"]["forward"]), list(range(20)))
+        self.assertEqual(
+            sorted(step["shard"] for step in facts["ring"]["forward"]), list(range(20))
+        )
         self.assertEqual(sum(note.startswith("train refuses") for note in facts["notes"]), 1)
         self.assertEqual([s["layer_begin"] for s in facts["stages"]], [0, 1])
 
     def test_a_very_large_mesh_is_no_trouble(self):
-        text, facts = self.check(self.deck(), "mesh.dp=1024", "mesh.cp_inner=64", "mesh.cp_outer=16", "ring.layout=striped", "ring.stripe=1", "batching.micro_batch_tokens=524288")
+        text, facts = self.check(
+            self.deck(),
+            "mesh.dp=1024",
+            "mesh.cp_inner=64",
+            "mesh.cp_outer=16",
+            "ring.layout=striped",
+            "ring.stripe=1",
+            "batching.micro_batch_tokens=524288",
+        )
         self.assertEqual(facts["ranks"], 1 << 20)
         self.assertLess(len(text), 20000)
 
     def test_memory_of_steps_given_in_samples_counts_every_chunk_that_may_live(self):
-        # A long sample gives k chunks; whether another micro-batch is under way depends on how many the other samples fill.
-        text, facts = self.check(self.deck(), "mesh.dp=2", "mesh.pp=2", "batching.method=chunkflow", "chunk.tokens=512", "chunk.k=4", "pipeline.schedule=state_aware_1f1b", "data.max_tokens=2048",
-                                 "batching.global_samples=32")
-        self.assertEqual([s["live_micro_batches"] for s in facts["stages"]], [5, 4])  # k + P - 1 - s
+        # A long sample gives k chunks; whether another micro-batch is under way depends on how many
+        # the other samples fill.
+        text, facts = self.check(
+            self.deck(),
+            "mesh.dp=2",
+            "mesh.pp=2",
+            "batching.method=chunkflow",
+            "chunk.tokens=512",
+            "chunk.k=4",
+            "pipeline.schedule=state_aware_1f1b",
+            "data.max_tokens=2048",
+            "batching.global_samples=32",
+        )
+        self.assertEqual(
+            [s["live_micro_batches"] for s in facts["stages"]], [5, 4]
+        )  # k + P - 1 - s
         self.assertIn("at most 16 micro-batches", text)
 
     def test_cases_print_a_row_each(self):
-        deck = self.deck(text=DECK + '[[case]]\nname = "one"\n[[case]]\nname = "two"\nmesh.cp_inner = 2\n')
+        deck = self.deck(
+            text=DECK + '[[case]]\nname = "one"\n[[case]]\nname = "two"\nmesh.cp_inner = 2\n'
+        )
         text, facts = self.check(deck)
-        self.assertEqual([(c["name"], c["ranks"]) for c in facts["cases"]], [("one", 2), ("two", 4)])
+        self.assertEqual(
+            [(c["name"], c["ranks"]) for c in facts["cases"]], [("one", 2), ("two", 4)]
+        )
         self.assertIn("two", text)
         self.assertEqual(self.check(deck, "--case", "two")[1]["ranks"], 4)
 
@@ -113,20 +188,42 @@ class Check(RunCase):
             import h5py
         except ImportError:
             self.skipTest("h5py is not installed")
-        shape = ["model.layers=3", "model.hidden=96", "model.intermediate=256", "model.query_heads=6", "model.kv_heads=2", "model.head_dim=16", "data.max_tokens=1024",
-                 "batching.micro_batch_tokens=1024", "batching.global_tokens=4096", "model.head_chunk_tokens=128"]
-        for ranks, overrides in [(1, ["mesh.dp=1"]), (2, ["mesh.dp=1", "mesh.cp_inner=2", "recompute.mode=selective"]), (2, ["optimizer.zero=2", "recompute.mode=full", "run.precision=fp64"])]:
+        shape = [
+            "model.layers=3",
+            "model.hidden=96",
+            "model.intermediate=256",
+            "model.query_heads=6",
+            "model.kv_heads=2",
+            "model.head_dim=16",
+            "data.max_tokens=1024",
+            "batching.micro_batch_tokens=1024",
+            "batching.global_tokens=4096",
+            "model.head_chunk_tokens=128",
+        ]
+        for ranks, overrides in [
+            (1, ["mesh.dp=1"]),
+            (2, ["mesh.dp=1", "mesh.cp_inner=2", "recompute.mode=selective"]),
+            (2, ["optimizer.zero=2", "recompute.mode=full", "run.precision=fp64"]),
+        ]:
             for name in os.listdir(self.data):
                 with open(os.path.join(self.data, name), "w") as f:
                     f.write("balance " * 128)
             run = self.out("run" + str(abs(hash(tuple(overrides)))))
-            self.run_ballast(ranks, "train", self.deck(steps=2, every=0), "-d", run, *shape, *overrides)
+            self.run_ballast(
+                ranks, "train", self.deck(steps=2, every=0), "-d", run, *shape, *overrides
+            )
             estimate = self.check(self.deck(), *shape, *overrides)[1]["largest_rank_bytes"]
-            with h5py.File(sorted(glob.glob(os.path.join(run, "trace", "trace_*.h5")))[0], "r") as f:
+            with h5py.File(
+                sorted(glob.glob(os.path.join(run, "trace", "trace_*.h5")))[0], "r"
+            ) as f:
                 steps = f["steps"]
                 values = steps["peak_bytes_total"][()]
                 measured = float(max(values))
-            self.assertLess(abs(estimate - measured), 0.1 * measured, f"{overrides}: estimate {estimate}, measured {measured}")
+            self.assertLess(
+                abs(estimate - measured),
+                0.1 * measured,
+                f"{overrides}: estimate {estimate}, measured {measured}",
+            )
 
 
 class Pack(RunCase):
@@ -135,9 +232,19 @@ class Pack(RunCase):
             f.write("\n".join(str(n) for n in [2048, 2048, 1024, 1024, 1024, 1024]))
         deck = self.out("pack.toml")
         with open(deck, "w") as f:
-            f.write('[mesh]\ndp = 2\n[data]\nsource = "lengths"\n[batching]\nmicro_batch_tokens = 4096\nglobal_samples = 6\n[[case]]\nname = "none"\nbatching.method = "none"\n[[case]]\nname = "packed"\n')
+            f.write(
+                '[mesh]\ndp = 2\n[data]\nsource = "lengths"\n[batching]\nmicro_batch_tokens ='
+                ' 4096\nglobal_samples = 6\n[[case]]\nname = "none"\nbatching.method ='
+                ' "none"\n[[case]]\nname = "packed"\n'
+            )
         twin = self.out("twin.json")
-        done = subprocess.run([BALLAST, "pack", deck, "data.lengths_file=" + self.out("lengths.txt"), "--json", twin], capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            [BALLAST, "pack", deck, "data.lengths_file=" + self.out("lengths.txt"), "--json", twin],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            stdin=subprocess.DEVNULL,
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         with open(twin) as f:
             cases = {c["name"]: c for c in json.load(f)["cases"]}
@@ -147,7 +254,9 @@ class Pack(RunCase):
         self.assertEqual(cases["packed"]["packs"], 2)
         self.assertEqual(cases["packed"]["pr"], 0)
         self.assertEqual(cases["packed"]["dbr"], 0)
-        self.assertAlmostEqual(cases["packed"]["abr"], 0.25)  # {2K, 2K} beside {1K, 1K, 1K, 1K}: the paper's example
+        self.assertAlmostEqual(
+            cases["packed"]["abr"], 0.25
+        )  # {2K, 2K} beside {1K, 1K, 1K, 1K}: the paper's example
 
 
 if __name__ == "__main__":

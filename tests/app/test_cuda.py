@@ -1,4 +1,5 @@
-"""Whole training runs on GPUs against the host backend: the same deck, run.backend = "cuda".  Where there are fewer GPUs than ranks, ranks share
+"""Whole training runs on GPUs against the host backend: the same deck, run.backend = "cuda".  Where
+there are fewer GPUs than ranks, ranks share
 them, so that every mesh is tried even on one GPU.  Skips, with the reason, where no GPU answers."""
 import os
 import re
@@ -22,11 +23,25 @@ GPUS = gpus()
 # BALLAST_TEST_BACKEND=host runs the same list without a GPU, to try decks and meshes.
 BACKEND = os.environ.get("BALLAST_TEST_BACKEND", "cuda")
 WORKERS = int(os.environ.get("BALLAST_TEST_WORKERS", 3))  # runs at a time
-RUNS = os.environ.get("BALLAST_TEST_RUNS", "")  # only runs whose title and overrides this expression finds
-WIDE = DECK.replace("hidden = 32", "hidden = 256").replace("intermediate = 64", "intermediate = 512").replace("head_dim = 8", "head_dim = 64")
-LONG = WIDE.replace("max_tokens = 300", "max_tokens = 900").replace("micro_batch_tokens = 300", "micro_batch_tokens = 1800").replace("global_tokens = 1500", "global_tokens = 3600")
+RUNS = os.environ.get(
+    "BALLAST_TEST_RUNS", ""
+)  # only runs whose title and overrides this expression finds
+WIDE = (
+    DECK.replace("hidden = 32", "hidden = 256")
+    .replace("intermediate = 64", "intermediate = 512")
+    .replace("head_dim = 8", "head_dim = 64")
+)
+LONG = (
+    WIDE.replace("max_tokens = 300", "max_tokens = 900")
+    .replace("micro_batch_tokens = 300", "micro_batch_tokens = 1800")
+    .replace("global_tokens = 1500", "global_tokens = 3600")
+)
 RATE = "optimizer.learning_rate=0.001"
-SLASH = ["attention.pattern=vertical_slash", "attention.vertical_share=0.3", "attention.slash_share=0.5"]
+SLASH = [
+    "attention.pattern=vertical_slash",
+    "attention.vertical_share=0.3",
+    "attention.slash_share=0.5",
+]
 MOBA = ["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=3"]
 XATTENTION = ["attention.pattern=xattention"]
 TUNED = ["dst.enabled=true", "costs.forward_pair_s=1e-6"]
@@ -34,7 +49,13 @@ SHUFFLED = ["ring.layout=shuffled", "ring.stripe=128"]
 
 
 def chunked(tokens, *extra):
-    return ["batching.method=chunkflow", f"chunk.tokens={tokens}", "pipeline.schedule=state_aware_1f1b", "chunk.k=2", *extra]
+    return [
+        "batching.method=chunkflow",
+        f"chunk.tokens={tokens}",
+        "pipeline.schedule=state_aware_1f1b",
+        "chunk.k=2",
+        *extra,
+    ]
 
 
 @unittest.skipIf(GPUS == 0 and BACKEND == "cuda", "no GPU answers here (nvidia-smi lists none)")
@@ -43,17 +64,32 @@ class Cuda(RunCase):
         run = self.out(name)
         values = {"dp": 1, "cp_outer": 1, "cp_inner": 1, "steps": 30, "every": 0}
         values.update(mesh)
-        done = self.run_ballast(ranks, "train", self.deck(name + ".toml", text, **values), "-d", run, RATE, "run.hang_timeout_s=45", *overrides)
+        done = self.run_ballast(
+            ranks,
+            "train",
+            self.deck(name + ".toml", text, **values),
+            "-d",
+            run,
+            RATE,
+            "run.hang_timeout_s=45",
+            *overrides,
+        )
         return run, done
 
     def curve(self, run):
         return [float(row["loss"]) for row in self.steps(run) if "loss" in row]
 
     def compare(self, title, reference, runs, **common):
-        """Trains `reference` (overrides) on one host rank and every (mesh, overrides) of `runs` on GPUs, several at a time.  All of them run
+        """Trains `reference` (overrides) on one host rank and every (mesh, overrides) of `runs` on
+        GPUs, several at a time.  All of them run
         whatever fails; what differs is named: the run, the step, both values."""
+
         def label_of(mesh, overrides):
-            return f"{title}, {' '.join(f'{k} {v}' for k, v in mesh.items()) or 'one rank'} {' '.join(overrides)}"
+            return (
+                f"{title},"
+                f" {' '.join(f'{k} {v}' for k, v in mesh.items()) or 'one rank'}"
+                f" {' '.join(overrides)}"
+            )
 
         runs = [run for run in runs if re.search(RUNS, label_of(*run))]
 
@@ -62,13 +98,26 @@ class Cuda(RunCase):
             for key in ("dp", "sp", "cp_outer", "cp_inner", "pp"):
                 ranks *= mesh.get(key, 1)
             values = {key: value for key, value in mesh.items() if key != "pp"}
-            run, done = self.train(f"{title}-{number}".replace(" ", "-"), ranks, f"run.backend={BACKEND}", f"mesh.pp={mesh.get('pp', 1)}", *overrides, **common, **values)
+            run, done = self.train(
+                f"{title}-{number}".replace(" ", "-"),
+                ranks,
+                f"run.backend={BACKEND}",
+                f"mesh.pp={mesh.get('pp', 1)}",
+                *overrides,
+                **common,
+                **values,
+            )
             self.assertNotIn("use the host backend", done.stdout)
             return self.steps(run)
 
         with ThreadPoolExecutor(WORKERS) as pool:
-            host = pool.submit(self.train, f"{title}-host".replace(" ", "-"), 1, *reference, **common)
-            pending = [(mesh, overrides, pool.submit(one, number, mesh, overrides)) for number, (mesh, overrides) in enumerate(runs)]
+            host = pool.submit(
+                self.train, f"{title}-host".replace(" ", "-"), 1, *reference, **common
+            )
+            pending = [
+                (mesh, overrides, pool.submit(one, number, mesh, overrides))
+                for number, (mesh, overrides) in enumerate(runs)
+            ]
             expected = [row for row in self.steps(host.result()[0]) if "loss" in row]
             for mesh, overrides, run in pending:
                 label = label_of(mesh, overrides)
@@ -78,95 +127,344 @@ class Cuda(RunCase):
                     for row, host_row in zip(found, expected):
                         loss, host_loss = float(row["loss"]), float(host_row["loss"])
                         bound = 5e-3 if row is found[0] else 3e-2
-                        self.assertLess(abs(loss - host_loss), bound * host_loss, f"{label}: loss of step {row['step']} is {loss}, the host's {host_loss}")
+                        self.assertLess(
+                            abs(loss - host_loss),
+                            bound * host_loss,
+                            (
+                                f"{label}: loss of step {row['step']} is {loss}, the host's"
+                                f" {host_loss}"
+                            ),
+                        )
                     norm, host_norm = float(found[0]["grad_norm"]), float(expected[0]["grad_norm"])
-                    self.assertLess(abs(norm - host_norm), 5e-2 * host_norm, f"{label}: gradient norm of the first step is {norm}, the host's {host_norm}")
-                    worst = max(abs(float(a["loss"]) / float(b["loss"]) - 1) for a, b in zip(found, expected))
-                    print(f"# {label}: loss {found[0]['loss']} to {found[-1]['loss']}, worst against the host {worst:.2e}, first gradient norm {norm / host_norm - 1:+.2e}", flush=True)
+                    self.assertLess(
+                        abs(norm - host_norm),
+                        5e-2 * host_norm,
+                        (
+                            f"{label}: gradient norm of the first step is {norm}, the host's"
+                            f" {host_norm}"
+                        ),
+                    )
+                    worst = max(
+                        abs(float(a["loss"]) / float(b["loss"]) - 1)
+                        for a, b in zip(found, expected)
+                    )
+                    print(
+                        (
+                            f"# {label}: loss {found[0]['loss']} to {found[-1]['loss']}, worst"
+                            f" against the host {worst:.2e}, first gradient norm"
+                            f" {norm / host_norm - 1:+.2e}"
+                        ),
+                        flush=True,
+                    )
         return [float(row["loss"]) for row in expected]
 
     def test_dense_runs_follow_the_host_on_every_mesh(self):
-        meshes = [{}, {"dp": 2}, {"cp_inner": 2}, {"sp": 2}, {"cp_inner": 4}, {"cp_outer": 2, "cp_inner": 2}, {"dp": 2, "cp_inner": 2}, {"sp": 4}, {"sp": 2, "cp_inner": 2}]
-        runs = [(mesh, [f"optimizer.zero={zero}"]) for mesh in meshes for zero in ((1, 2) if mesh.get("dp") else (1,))]
+        meshes = [
+            {},
+            {"dp": 2},
+            {"cp_inner": 2},
+            {"sp": 2},
+            {"cp_inner": 4},
+            {"cp_outer": 2, "cp_inner": 2},
+            {"dp": 2, "cp_inner": 2},
+            {"sp": 4},
+            {"sp": 2, "cp_inner": 2},
+        ]
+        runs = [
+            (mesh, [f"optimizer.zero={zero}"])
+            for mesh in meshes
+            for zero in ((1, 2) if mesh.get("dp") else (1,))
+        ]
         curve = self.compare("dense", [], runs, steps=20)
         self.assertLess(curve[-1], curve[0] - 1)
 
     def test_rings_follow_the_host_on_every_layout(self):
         rings = [{"cp_inner": 3}, {"cp_inner": 4}, {"cp_outer": 2, "cp_inner": 2}, {"cp_outer": 4}]
-        layouts = [["ring.layout=striped", "ring.stripe=1"], ["ring.layout=shuffled", "ring.stripe=16"], ["ring.layout=contiguous"]]
-        self.compare("rings", [], [(mesh, layout) for mesh in rings for layout in layouts[: 3 if mesh == {"cp_inner": 4} else 2]], steps=4)
+        layouts = [
+            ["ring.layout=striped", "ring.stripe=1"],
+            ["ring.layout=shuffled", "ring.stripe=16"],
+            ["ring.layout=contiguous"],
+        ]
+        self.compare(
+            "rings",
+            [],
+            [
+                (mesh, layout)
+                for mesh in rings
+                for layout in layouts[: 3 if mesh == {"cp_inner": 4} else 2]
+            ],
+            steps=4,
+        )
 
     def test_degrees_that_change_within_a_step_follow_the_host(self):
-        hbp = ["batching.method=hbp", "batching.groups=[80,160,300]", "batching.group_ranks=[1,2,4]", "batching.group_recompute=[-1,1,2]"]
+        hbp = [
+            "batching.method=hbp",
+            "batching.groups=[80,160,300]",
+            "batching.group_ranks=[1,2,4]",
+            "batching.group_recompute=[-1,1,2]",
+        ]
         self.compare("adaptive degrees", [], [({"dp": 4}, hbp)], steps=20)
 
     def test_sparse_patterns_follow_the_host(self):
-        capped = ["attention.pattern=vertical_slash", "attention.max_columns=70", "attention.max_slashes=2"]
+        capped = [
+            "attention.pattern=vertical_slash",
+            "attention.max_columns=70",
+            "attention.max_slashes=2",
+        ]
         flat, two_level = {"cp_inner": 4}, {"cp_outer": 2, "cp_inner": 2}
-        for name, pattern, meshes in (("slash", SLASH, [({}, []), ({"cp_inner": 2}, []), ({"cp_inner": 2}, SHUFFLED), (flat, SHUFFLED), (two_level, SHUFFLED)]),
-                                      ("capped slash", capped, [({}, []), (flat, [])]),
-                                      ("moba", MOBA, [({}, []), ({"cp_inner": 2}, SHUFFLED), (flat, SHUFFLED), (two_level, [])]),
-                                      ("xattention", XATTENTION, [({}, []), ({"cp_inner": 2}, []), ({"cp_inner": 2}, SHUFFLED), (flat, SHUFFLED), (two_level, SHUFFLED), ({"sp": 2}, [])])):
-            curve = self.compare(name, pattern, [(mesh, pattern + extra) for mesh, extra in meshes], text=LONG, steps=5)
+        for name, pattern, meshes in (
+            (
+                "slash",
+                SLASH,
+                [
+                    ({}, []),
+                    ({"cp_inner": 2}, []),
+                    ({"cp_inner": 2}, SHUFFLED),
+                    (flat, SHUFFLED),
+                    (two_level, SHUFFLED),
+                ],
+            ),
+            ("capped slash", capped, [({}, []), (flat, [])]),
+            (
+                "moba",
+                MOBA,
+                [({}, []), ({"cp_inner": 2}, SHUFFLED), (flat, SHUFFLED), (two_level, [])],
+            ),
+            (
+                "xattention",
+                XATTENTION,
+                [
+                    ({}, []),
+                    ({"cp_inner": 2}, []),
+                    ({"cp_inner": 2}, SHUFFLED),
+                    (flat, SHUFFLED),
+                    (two_level, SHUFFLED),
+                    ({"sp": 2}, []),
+                ],
+            ),
+        ):
+            curve = self.compare(
+                name,
+                pattern,
+                [(mesh, pattern + extra) for mesh, extra in meshes],
+                text=LONG,
+                steps=5,
+            )
             self.assertLess(curve[-1], curve[0])
 
     def test_tuned_budgets_follow_the_host(self):
-        for name, pattern in (("moba tuned", MOBA + TUNED), ("slash tuned", SLASH + ["dst.base_budget=4"] + TUNED)):
-            meshes = [{}, {"cp_inner": 2}, {"sp": 2}, {"sp": 2, "cp_inner": 2}, {"pp": 2}, {"cp_inner": 4}]
-            self.compare(name, pattern, [(mesh, pattern) for mesh in meshes] + [({"cp_outer": 2, "cp_inner": 2}, pattern + SHUFFLED), ({"pp": 2, "cp_inner": 2}, pattern + ["pipeline.schedule=zero_bubble"])],
-                         text=LONG, steps=4)
+        for name, pattern in (
+            ("moba tuned", MOBA + TUNED),
+            ("slash tuned", SLASH + ["dst.base_budget=4"] + TUNED),
+        ):
+            meshes = [
+                {},
+                {"cp_inner": 2},
+                {"sp": 2},
+                {"sp": 2, "cp_inner": 2},
+                {"pp": 2},
+                {"cp_inner": 4},
+            ]
+            self.compare(
+                name,
+                pattern,
+                [(mesh, pattern) for mesh in meshes]
+                + [
+                    ({"cp_outer": 2, "cp_inner": 2}, pattern + SHUFFLED),
+                    ({"pp": 2, "cp_inner": 2}, pattern + ["pipeline.schedule=zero_bubble"]),
+                ],
+                text=LONG,
+                steps=4,
+            )
             cut = pattern + chunked(256)
             offloaded = ["chunk.offload=host", "chunk.window_tokens=256"]
-            self.compare(name + " in chunks", cut, [({}, cut), ({}, cut + offloaded), ({"cp_inner": 2}, cut), ({"pp": 2}, cut + ["pipeline.schedule=zero_bubble"]), ({"sp": 2}, cut)], text=LONG, steps=3)
+            self.compare(
+                name + " in chunks",
+                cut,
+                [
+                    ({}, cut),
+                    ({}, cut + offloaded),
+                    ({"cp_inner": 2}, cut),
+                    ({"pp": 2}, cut + ["pipeline.schedule=zero_bubble"]),
+                    ({"sp": 2}, cut),
+                ],
+                text=LONG,
+                steps=3,
+            )
 
     def test_pipelines_and_chunks_follow_the_host(self):
         deep = ["model.layers=4"]
-        cut, offloaded, halves = chunked(64), ["chunk.offload=host", "chunk.window_tokens=128"], ["pipeline.schedule=zero_bubble"]
-        runs = [({}, cut), ({}, cut + offloaded), ({"pp": 2}, ["pipeline.schedule=gpipe"]), ({"pp": 2}, cut + offloaded), ({"cp_inner": 2}, cut), ({"cp_inner": 2}, cut + offloaded),
-                ({"pp": 2}, halves), ({"pp": 2}, cut + halves), ({"pp": 2}, cut + halves + ["recompute.mode=selective"] + offloaded), ({"pp": 4}, cut + halves + ["recompute.mode=full"]), ({"pp": 4}, halves),
-                ({"pp": 4}, []), ({"pp": 4}, ["pipeline.schedule=gpipe"]), ({"pp": 4}, cut), ({"pp": 2, "cp_inner": 2}, cut + offloaded), ({"pp": 2, "cp_inner": 2}, cut + halves), ({"pp": 2, "dp": 2}, halves),
-                ({"cp_outer": 2, "cp_inner": 2}, cut + offloaded), ({"pp": 2, "sp": 2}, cut)]
-        windows = cut[:-1] + ["chunk.k=1", "chunk.offload=host", "chunk.window_tokens=64"]  # many windows, inputs that go and come
+        cut, offloaded, halves = (
+            chunked(64),
+            ["chunk.offload=host", "chunk.window_tokens=128"],
+            ["pipeline.schedule=zero_bubble"],
+        )
+        runs = [
+            ({}, cut),
+            ({}, cut + offloaded),
+            ({"pp": 2}, ["pipeline.schedule=gpipe"]),
+            ({"pp": 2}, cut + offloaded),
+            ({"cp_inner": 2}, cut),
+            ({"cp_inner": 2}, cut + offloaded),
+            ({"pp": 2}, halves),
+            ({"pp": 2}, cut + halves),
+            ({"pp": 2}, cut + halves + ["recompute.mode=selective"] + offloaded),
+            ({"pp": 4}, cut + halves + ["recompute.mode=full"]),
+            ({"pp": 4}, halves),
+            ({"pp": 4}, []),
+            ({"pp": 4}, ["pipeline.schedule=gpipe"]),
+            ({"pp": 4}, cut),
+            ({"pp": 2, "cp_inner": 2}, cut + offloaded),
+            ({"pp": 2, "cp_inner": 2}, cut + halves),
+            ({"pp": 2, "dp": 2}, halves),
+            ({"cp_outer": 2, "cp_inner": 2}, cut + offloaded),
+            ({"pp": 2, "sp": 2}, cut),
+        ]
+        windows = cut[:-1] + [
+            "chunk.k=1",
+            "chunk.offload=host",
+            "chunk.window_tokens=64",
+        ]  # many windows, inputs that go and come
         runs += [({}, windows), ({"pp": 2}, windows)]
         self.compare("deep", deep, [(mesh, deep + extra) for mesh, extra in runs], steps=6)
-        many = chunked(64, "chunk.k=1", "chunk.offload=host", "chunk.window_tokens=64")  # more chunks than transfers run ahead, host memory that grows
-        self.compare("many chunks", many, [({"pp": 2}, many), ({"pp": 2}, many + halves)], text=LONG, steps=4)
+        many = chunked(
+            64, "chunk.k=1", "chunk.offload=host", "chunk.window_tokens=64"
+        )  # more chunks than transfers run ahead, host memory that grows
+        self.compare(
+            "many chunks", many, [({"pp": 2}, many), ({"pp": 2}, many + halves)], text=LONG, steps=4
+        )
         tied = deep + ["model.tied_embedding=true"]
         self.compare("tied", tied, [({"pp": 2}, tied), ({"pp": 2}, tied + halves)], steps=6)
 
     def test_sparse_chunks_with_stored_keys_follow_the_host(self):
         for name, pattern in (("moba", MOBA), ("slash", SLASH), ("xattention", XATTENTION)):
-            cut, offloaded = pattern + chunked(256), ["chunk.offload=host", "chunk.window_tokens=256"]
-            self.compare(name + " in chunks", cut, [({}, cut), ({}, cut + offloaded), ({"cp_inner": 2}, cut), ({"cp_inner": 2}, cut + SHUFFLED + offloaded), ({"pp": 2}, cut)], text=LONG, steps=3)
+            cut, offloaded = pattern + chunked(256), [
+                "chunk.offload=host",
+                "chunk.window_tokens=256",
+            ]
+            self.compare(
+                name + " in chunks",
+                cut,
+                [
+                    ({}, cut),
+                    ({}, cut + offloaded),
+                    ({"cp_inner": 2}, cut),
+                    ({"cp_inner": 2}, cut + SHUFFLED + offloaded),
+                    ({"pp": 2}, cut),
+                ],
+                text=LONG,
+                steps=3,
+            )
 
     def test_adapters_follow_the_host(self):
-        lora = ["lora.rank=8", "lora.dropout=0.1", 'lora.projections=["q","k","v","o","gate","up","down"]', "model.initial_std=0.1"]
+        lora = [
+            "lora.rank=8",
+            "lora.dropout=0.1",
+            'lora.projections=["q","k","v","o","gate","up","down"]',
+            "model.initial_std=0.1",
+        ]
         halves = ["pipeline.schedule=zero_bubble"]
-        self.compare("lora", lora, [({}, lora), ({}, lora + ["recompute.mode=full"]), ({"dp": 2}, lora), ({"cp_inner": 2}, lora), ({"sp": 2}, lora), ({"pp": 2}, lora + halves), ({"pp": 2}, lora + chunked(64) + halves)], steps=6)
+        self.compare(
+            "lora",
+            lora,
+            [
+                ({}, lora),
+                ({}, lora + ["recompute.mode=full"]),
+                ({"dp": 2}, lora),
+                ({"cp_inner": 2}, lora),
+                ({"sp": 2}, lora),
+                ({"pp": 2}, lora + halves),
+                ({"pp": 2}, lora + chunked(64) + halves),
+            ],
+            steps=6,
+        )
 
     def test_deterministic_runs_repeat_their_digits_with_and_without_recomputation(self):
         for title, ranks, text, common, variants in (
-                ("one rank", 1, WIDE, [], ([], [], ["recompute.mode=full"], ["recompute.mode=selective"])),
-                ("vertical_slash on a ring of two", 2, LONG, SLASH + ["mesh.cp_inner=2"], ([], [], ["recompute.mode=full"])),
-                ("moba tuned on a ring of two", 2, LONG, MOBA + TUNED + SHUFFLED + ["mesh.cp_inner=2"], ([], [])),
-                ("zero-bubble on two stages", 2, WIDE, ["mesh.pp=2", "pipeline.schedule=zero_bubble"], ([], [], ["recompute.mode=full"]))):
+            (
+                "one rank",
+                1,
+                WIDE,
+                [],
+                ([], [], ["recompute.mode=full"], ["recompute.mode=selective"]),
+            ),
+            (
+                "vertical_slash on a ring of two",
+                2,
+                LONG,
+                SLASH + ["mesh.cp_inner=2"],
+                ([], [], ["recompute.mode=full"]),
+            ),
+            (
+                "moba tuned on a ring of two",
+                2,
+                LONG,
+                MOBA + TUNED + SHUFFLED + ["mesh.cp_inner=2"],
+                ([], []),
+            ),
+            (
+                "zero-bubble on two stages",
+                2,
+                WIDE,
+                ["mesh.pp=2", "pipeline.schedule=zero_bubble"],
+                ([], [], ["recompute.mode=full"]),
+            ),
+        ):
             rows = []
             for number, overrides in enumerate(variants):
-                run, _ = self.train(f"{title}-{number}".replace(" ", "-"), ranks, f"run.backend={BACKEND}", "run.deterministic=true", *common, *overrides, text=text, steps=5)
-                rows.append([(r["step"], r["loss"], r["grad_norm"]) for r in self.steps(run) if "loss" in r])
+                run, _ = self.train(
+                    f"{title}-{number}".replace(" ", "-"),
+                    ranks,
+                    f"run.backend={BACKEND}",
+                    "run.deterministic=true",
+                    *common,
+                    *overrides,
+                    text=text,
+                    steps=5,
+                )
+                rows.append(
+                    [(r["step"], r["loss"], r["grad_norm"]) for r in self.steps(run) if "loss" in r]
+                )
                 with self.subTest(title, overrides=overrides):
-                    self.assertEqual(rows[0], rows[-1], f"{title}: the first run against run {number} {' '.join(overrides)}")
+                    self.assertEqual(
+                        rows[0],
+                        rows[-1],
+                        f"{title}: the first run against run {number} {' '.join(overrides)}",
+                    )
 
     def test_restart_is_bit_identical(self):
-        whole, _ = self.train("whole", 1, f"run.backend={BACKEND}", "run.deterministic=true", steps=6, every=3)
-        parts, _ = self.train("parts", 1, f"run.backend={BACKEND}", "run.deterministic=true", "optimizer.decay_steps=6", steps=3, every=3)
-        self.run_ballast(1, "train", self.deck("again.toml", WIDE, dp=1, steps=6, every=3), "-d", parts, "-r", "latest", RATE, f"run.backend={BACKEND}", "run.deterministic=true")
+        whole, _ = self.train(
+            "whole", 1, f"run.backend={BACKEND}", "run.deterministic=true", steps=6, every=3
+        )
+        parts, _ = self.train(
+            "parts",
+            1,
+            f"run.backend={BACKEND}",
+            "run.deterministic=true",
+            "optimizer.decay_steps=6",
+            steps=3,
+            every=3,
+        )
+        self.run_ballast(
+            1,
+            "train",
+            self.deck("again.toml", WIDE, dp=1, steps=6, every=3),
+            "-d",
+            parts,
+            "-r",
+            "latest",
+            RATE,
+            f"run.backend={BACKEND}",
+            "run.deterministic=true",
+        )
         self.assertEqual(self.losses(whole), self.losses(parts))
 
     def test_a_stopped_rank_is_reported_within_the_time_limit(self):
         run = self.out("stopped")
         deck = self.deck("stopped.toml", WIDE, dp=1, cp_inner=2, steps=100000, every=0)
-        process = self.start(2, "train", deck, "-d", run, f"run.backend={BACKEND}", "run.hang_timeout_s=8")
+        process = self.start(
+            2, "train", deck, "-d", run, f"run.backend={BACKEND}", "run.hang_timeout_s=8"
+        )
         try:
             self.wait_for_step(process, run, 3, timeout=120)
             ranks = self.ranks_of(run)
@@ -179,7 +477,10 @@ class Cuda(RunCase):
                 states = {pid: self.state_of(pid) for pid in ranks}
                 os.killpg(process.pid, signal.SIGKILL)
                 output, _ = process.communicate(timeout=30)
-                self.fail(f"still running 90 s after rank {max(ranks)} was stopped; states {states}; output:\n{output[-4000:]}")
+                self.fail(
+                    f"still running 90 s after rank {max(ranks)} was stopped; states {states};"
+                    f" output:\n{output[-4000:]}"
+                )
         finally:
             self.stop_group(process)
         self.assertNotEqual(process.returncode, 0)
@@ -199,13 +500,27 @@ class CudaBench(RunCase):
         self.bench(1, "gemm", "m=1000", "n=264", "k=4096")
 
     def test_attention(self):
-        for settings in (["tokens=8192"], ["tokens=8192", "lengths=random"], ["tokens=16384", "density=0.05", "run=2"], ["tokens=4095", "head_dim=64", "q_heads=14"]):
+        for settings in (
+            ["tokens=8192"],
+            ["tokens=8192", "lengths=random"],
+            ["tokens=16384", "density=0.05", "run=2"],
+            ["tokens=4095", "head_dim=64", "q_heads=14"],
+        ):
             self.bench(1, "attention", "q_heads=16", "kv_heads=2", "head_dim=128", *settings)
 
     def test_ring(self):
         for ranks, outer in ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2)):
             for layout in ("zigzag", "striped"):
-                self.bench(ranks, "ring", "tokens=16384", "q_heads=16", "kv_heads=2", "head_dim=128", f"outer={outer}", f"layout={layout}")
+                self.bench(
+                    ranks,
+                    "ring",
+                    "tokens=16384",
+                    "q_heads=16",
+                    "kv_heads=2",
+                    "head_dim=128",
+                    f"outer={outer}",
+                    f"layout={layout}",
+                )
 
 
 if __name__ == "__main__":

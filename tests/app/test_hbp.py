@@ -1,4 +1,5 @@
-"""Whole-program tests of Hierarchical Balance Packing's training: groups whose packs several ranks share."""
+"""Whole-program tests of Hierarchical Balance Packing's training: groups whose packs several ranks
+share."""
 import json
 import os
 import unittest
@@ -11,7 +12,14 @@ HBP = ["batching.method=hbp", "batching.groups=[80,160,300]", "batching.global_t
 class Hbp(RunCase):
     def train(self, name, ranks, *overrides, **values):
         run = self.out(name)
-        self.run_ballast(ranks, "train", self.deck(name + ".toml", **{"steps": 5, "every": 0, **values}), "-d", run, *overrides)
+        self.run_ballast(
+            ranks,
+            "train",
+            self.deck(name + ".toml", **{"steps": 5, "every": 0, **values}),
+            "-d",
+            run,
+            *overrides,
+        )
         return run
 
     def curve(self, run):
@@ -20,21 +28,52 @@ class Hbp(RunCase):
 
 class AdaptiveSequenceParallelism(Hbp):
     def test_losses_are_those_of_one_rank_on_every_mesh(self):
-        one = self.curve(self.train("one", 1, "run.precision=fp64", "batching.global_tokens=2500", dp=1))
+        one = self.curve(
+            self.train("one", 1, "run.precision=fp64", "batching.global_tokens=2500", dp=1)
+        )
         self.assertEqual(len(one), 5)
-        runs = [(4, {"dp": 4}, "[1,2,4]", "[-1,1,2]", 0), (4, {"dp": 4}, "[1,1,4]", "[]", 2), (4, {"dp": 2, "cp_inner": 2}, "[1,2,2]", "[0,1,2]", 1), (2, {"dp": 2}, "[1,2,2]", "[]", 2)]
+        runs = [
+            (4, {"dp": 4}, "[1,2,4]", "[-1,1,2]", 0),
+            (4, {"dp": 4}, "[1,1,4]", "[]", 2),
+            (4, {"dp": 2, "cp_inner": 2}, "[1,2,2]", "[0,1,2]", 1),
+            (2, {"dp": 2}, "[1,2,2]", "[]", 2),
+        ]
         for i, (ranks, mesh, degrees, recompute, zero) in enumerate(runs):
-            run = self.train(f"adaptive{i}", ranks, "run.precision=fp64", *HBP, f"batching.group_ranks={degrees}", f"batching.group_recompute={recompute}", f"optimizer.zero={zero}", **mesh)
+            run = self.train(
+                f"adaptive{i}",
+                ranks,
+                "run.precision=fp64",
+                *HBP,
+                f"batching.group_ranks={degrees}",
+                f"batching.group_recompute={recompute}",
+                f"optimizer.zero={zero}",
+                **mesh,
+            )
             for (a, b), (c, d) in zip(one, self.curve(run)):
                 self.assertAlmostEqual(a, c, delta=2e-6, msg=str(runs[i]))
                 self.assertAlmostEqual(b, d, delta=2e-5, msg=str(runs[i]))
 
     def test_restart_is_bit_identical_and_the_trace_names_the_degrees(self):
         import h5py
-        degrees = [*HBP, "batching.group_ranks=[1,2,4]", "data.validation_share=0.2", "eval.every_steps=2"]
+
+        degrees = [
+            *HBP,
+            "batching.group_ranks=[1,2,4]",
+            "data.validation_share=0.2",
+            "eval.every_steps=2",
+        ]
         whole = self.train("whole", 4, *degrees, dp=4, steps=6)
         parts = self.train("parts", 4, *degrees, "optimizer.decay_steps=6", dp=4, steps=3, every=3)
-        self.run_ballast(4, "train", self.deck("again.toml", dp=4, steps=6, every=3), "-d", parts, "-r", "latest", *degrees)
+        self.run_ballast(
+            4,
+            "train",
+            self.deck("again.toml", dp=4, steps=6, every=3),
+            "-d",
+            parts,
+            "-r",
+            "latest",
+            *degrees,
+        )
         self.assertEqual(self.losses(whole), self.losses(parts))
         self.assertTrue(any("validation_loss" in row for row in self.steps(whole)))
         with h5py.File(os.path.join(whole, "trace", "trace_00000.h5"), "r") as f:
@@ -47,31 +86,87 @@ class UlyssesWithOthers(Hbp):
     def test_stages_chunks_and_rings_with_shared_sequences_equal_one_rank(self):
         one = self.curve(self.train("one", 1, "run.precision=fp64", dp=1, steps=4))
         chunks = ["batching.method=chunkflow", "chunk.tokens=96", "chunk.k=1"]
-        runs = [(4, {"dp": 1, "sp": 2}, ["mesh.pp=2", "pipeline.schedule=1f1b"]),
-                (4, {"dp": 1, "sp": 2}, ["mesh.pp=2", "pipeline.schedule=zero_bubble", "recompute.mode=full"]),
-                (2, {"dp": 1, "sp": 2}, chunks),
-                (4, {"dp": 1, "sp": 2, "cp_inner": 2}, chunks + ["chunk.offload=host", "chunk.window_tokens=96"]),
-                (4, {"dp": 1, "sp": 2}, chunks + ["mesh.pp=2", "pipeline.schedule=state_aware_1f1b", "optimizer.zero=2"])]
+        runs = [
+            (4, {"dp": 1, "sp": 2}, ["mesh.pp=2", "pipeline.schedule=1f1b"]),
+            (
+                4,
+                {"dp": 1, "sp": 2},
+                ["mesh.pp=2", "pipeline.schedule=zero_bubble", "recompute.mode=full"],
+            ),
+            (2, {"dp": 1, "sp": 2}, chunks),
+            (
+                4,
+                {"dp": 1, "sp": 2, "cp_inner": 2},
+                chunks + ["chunk.offload=host", "chunk.window_tokens=96"],
+            ),
+            (
+                4,
+                {"dp": 1, "sp": 2},
+                chunks + ["mesh.pp=2", "pipeline.schedule=state_aware_1f1b", "optimizer.zero=2"],
+            ),
+        ]
         for i, (ranks, mesh, more) in enumerate(runs):
-            for (a, b), (c, d) in zip(one, self.curve(self.train(f"with{i}", ranks, "run.precision=fp64", *more, steps=4, **mesh))):
+            for (a, b), (c, d) in zip(
+                one,
+                self.curve(
+                    self.train(f"with{i}", ranks, "run.precision=fp64", *more, steps=4, **mesh)
+                ),
+            ):
                 self.assertAlmostEqual(a, c, delta=2e-6, msg=str(runs[i]))
                 self.assertAlmostEqual(b, d, delta=2e-5, msg=str(runs[i]))
 
 
 class SamplesBeyondGroups(Hbp):
     def test_are_refused_before_the_first_step_on_every_rank(self):
-        done = self.run_ballast(2, "train", self.deck(dp=2, steps=50), "batching.method=hbp", "batching.groups=[80,160]", "-d", self.out("run"), status=1)
-        self.assertRegex(done.stderr, r"(?m)^ballast: [1-9]\d* of \d+ samples have more tokens than the longest group's 160 \(batching.groups\), the longest 300; add a group")
+        done = self.run_ballast(
+            2,
+            "train",
+            self.deck(dp=2, steps=50),
+            "batching.method=hbp",
+            "batching.groups=[80,160]",
+            "-d",
+            self.out("run"),
+            status=1,
+        )
+        self.assertRegex(
+            done.stderr,
+            (
+                r"(?m)^ballast: [1-9]\d* of \d+ samples have more tokens than the longest group's"
+                r" 160 \(batching.groups\), the longest 300; add a group"
+            ),
+        )
         self.assertNotIn("step=", done.stdout)
-        self.run_ballast(2, "train", self.deck(dp=2, steps=1), "batching.method=hbp", "batching.groups=[80,160]", "batching.long=split", "-d", self.out("split"))
+        self.run_ballast(
+            2,
+            "train",
+            self.deck(dp=2, steps=1),
+            "batching.method=hbp",
+            "batching.groups=[80,160]",
+            "batching.long=split",
+            "-d",
+            self.out("split"),
+        )
 
 
 class LossNormalisers(Hbp):
     def test_ranks_that_share_a_micro_batch_change_no_normaliser(self):
         firsts = {}
         for normaliser in ("ave_token", "token_mean", "sample_mean", "sum"):
-            curves = [self.curve(self.train(f"{normaliser}{i}", ranks, "run.precision=fp64", f"loss.normaliser={normaliser}", "optimizer.learning_rate=0.001", dp=2, steps=2, **mesh))
-                      for i, (ranks, mesh) in enumerate([(2, {}), (4, {"sp": 2}), (4, {"cp_inner": 2})])]
+            curves = [
+                self.curve(
+                    self.train(
+                        f"{normaliser}{i}",
+                        ranks,
+                        "run.precision=fp64",
+                        f"loss.normaliser={normaliser}",
+                        "optimizer.learning_rate=0.001",
+                        dp=2,
+                        steps=2,
+                        **mesh,
+                    )
+                )
+                for i, (ranks, mesh) in enumerate([(2, {}), (4, {"sp": 2}), (4, {"cp_inner": 2})])
+            ]
             for other in curves[1:]:
                 for (a, b), (c, d) in zip(curves[0], other):
                     self.assertAlmostEqual(a, c, delta=2e-6 * abs(a), msg=normaliser)
@@ -83,18 +178,39 @@ class LossNormalisers(Hbp):
 
 class Curriculum(Hbp):
     def test_short_samples_first_also_over_a_restart(self):
-        short = [*HBP, "batching.group_ranks=[1,1,2]", "batching.global_tokens=400", "curriculum.steps=3", "curriculum.max_tokens=250"]
+        short = [
+            *HBP,
+            "batching.group_ranks=[1,1,2]",
+            "batching.global_tokens=400",
+            "curriculum.steps=3",
+            "curriculum.max_tokens=250",
+        ]
         whole = self.train("whole", 2, *short, dp=2, steps=6)
         with open(os.path.join(whole, "log.txt")) as f:
-            self.assertIn("# curriculum: the first 3 steps take samples of at most 250 tokens", f.read())
+            self.assertIn(
+                "# curriculum: the first 3 steps take samples of at most 250 tokens", f.read()
+            )
         longest = self.longest(whole)
         self.assertTrue(all(n <= 250 for n in longest[:3]), longest)
         self.assertTrue(any(n > 250 for n in longest[3:]), longest)
         parts = self.train("parts", 2, *short, "optimizer.decay_steps=6", dp=2, steps=2, every=2)
-        changed = self.run_ballast(2, "train", self.deck("again.toml", dp=2, steps=6), "-d", parts, "-r", "latest", *short, "curriculum.steps=4", status=None)
+        changed = self.run_ballast(
+            2,
+            "train",
+            self.deck("again.toml", dp=2, steps=6),
+            "-d",
+            parts,
+            "-r",
+            "latest",
+            *short,
+            "curriculum.steps=4",
+            status=None,
+        )
         self.assertNotEqual(changed.returncode, 0)
         self.assertIn("another curriculum", changed.stderr + changed.stdout)
-        self.run_ballast(2, "train", self.deck("again.toml", dp=2, steps=6), "-d", parts, "-r", "latest", *short)
+        self.run_ballast(
+            2, "train", self.deck("again.toml", dp=2, steps=6), "-d", parts, "-r", "latest", *short
+        )
         self.assertEqual(self.losses(whole), self.losses(parts))
 
     def longest(self, run):
@@ -102,9 +218,14 @@ class Curriculum(Hbp):
         import re
 
         import h5py
+
         with h5py.File(os.path.join(run, "trace", "trace_00000.h5"), "r") as f:
             text = f["plan_text"][()].tobytes()
-            plans = [text[int(p["begin"]):int(p["begin"]) + int(p["bytes"])].decode() for p in f["plans"][: int(f["rows"][()]["plans"])] if p["kind"] == b"batch"]
+            plans = [
+                text[int(p["begin"]) : int(p["begin"]) + int(p["bytes"])].decode()
+                for p in f["plans"][: int(f["rows"][()]["plans"])]
+                if p["kind"] == b"batch"
+            ]
         return [max(int(end) for end in re.findall(r"\[0,(\d+)\)", plan)) for plan in plans]
 
 
@@ -113,43 +234,84 @@ class Selection(Hbp):
 
     def facts(self, command, case, *overrides):
         twin = self.out("twin.json")
-        self.run_ballast(1, command, self.DECK, "--case", case, "data.samples=60000", *overrides, "--json", twin)
+        self.run_ballast(
+            1, command, self.DECK, "--case", case, "data.samples=60000", *overrides, "--json", twin
+        )
         with open(twin) as f:
             facts = json.load(f)
         return facts["cases"][0] if "cases" in facts else facts
 
     def time_of(self, groups, ranks, recompute):
-        return self.facts("pack", "hbp", f"batching.groups={groups}", f"batching.group_ranks={ranks}", f"batching.group_recompute={recompute}")["run_seconds"]
+        return self.facts(
+            "pack",
+            "hbp",
+            f"batching.groups={groups}",
+            f"batching.group_ranks={ranks}",
+            f"batching.group_recompute={recompute}",
+        )["run_seconds"]
 
     def test_selected_groups_are_as_good_as_hand_set_ones(self):
         found = self.facts("plan", "hbp")
         self.assertLess(found["selection_seconds"], 180)
         selected = self.time_of(found["groups"], found["group_ranks"], found["group_recompute"])
-        hand_set = [([16384, 131072], [1, 8], [23, 24]), ([32768, 131072], [1, 8], [30, 24]), ([8192, 131072], [1, 8], [10, 24]),
-                    ([32768, 131072], [4, 8], [11, 24]), ([4096, 16384, 131072], [1, 2, 8], [0, 11, 24])]
+        hand_set = [
+            ([16384, 131072], [1, 8], [23, 24]),
+            ([32768, 131072], [1, 8], [30, 24]),
+            ([8192, 131072], [1, 8], [10, 24]),
+            ([32768, 131072], [4, 8], [11, 24]),
+            ([4096, 16384, 131072], [1, 2, 8], [0, 11, 24]),
+        ]
         times = [self.time_of(*groups) for groups in hand_set]
         self.assertLessEqual(selected, 1.03 * min(times), f"{found['groups']} {times}")
         naive = self.facts("pack", "isf-sp8")["run_seconds"]
         self.assertGreater(naive, 1.3 * selected)
-        again = self.facts("plan", "hbp", "batching.groups=[]", "batching.group_ranks=[]", "batching.group_recompute=[]")  # none are needed beforehand
+        again = self.facts(
+            "plan",
+            "hbp",
+            "batching.groups=[]",
+            "batching.group_ranks=[]",
+            "batching.group_recompute=[]",
+        )  # none are needed beforehand
         self.assertEqual(again["groups"], found["groups"])
         tight = self.facts("plan", "hbp", "batching.select_memory_gib=66")
         self.assertGreaterEqual(sum(tight["group_recompute"]), sum(found["group_recompute"]))
         none = ["batching.groups=[]", "batching.group_ranks=[]", "batching.group_recompute=[]"]
-        self.assertIn("to be selected", self.run_ballast(1, "check", self.DECK, "--case", "hbp", *none).stdout)
+        self.assertIn(
+            "to be selected", self.run_ballast(1, "check", self.DECK, "--case", "hbp", *none).stdout
+        )
         lacking = self.run_ballast(1, "pack", self.DECK, "--case", "hbp", *none, status=None)
         self.assertNotEqual(lacking.returncode, 0)
         self.assertIn("`ballast plan` selects groups", lacking.stderr)
-        refused = self.run_ballast(1, "plan", self.DECK, "--case", "hbp", "batching.select_memory_gib=20", status=None)
+        refused = self.run_ballast(
+            1, "plan", self.DECK, "--case", "hbp", "batching.select_memory_gib=20", status=None
+        )
         self.assertNotEqual(refused.returncode, 0)
         self.assertIn("at no degree", refused.stderr)
 
 
 class MeasuredDeck(Hbp):
     def test_groups_selected_from_a_measured_table_are_as_good_as_five_hand_set_ones(self):
-        deck, table = os.path.join(os.environ["BALLAST_ROOT"], "inputs", "hbp", "selected.toml"), f"profile.table={self.out('table.h5')}"
-        self.run_ballast(4, "profile", deck, "--case", "selected", table, "profile.repeats=3", "profile.warmup=1", "profile.held_out=0", "profile.repair_limit=10", "-d", self.out("profile"))
-        self.run_ballast(1, "pack", deck, table, "profile.repair_limit=10", "--json", self.out("pack.json"))
+        deck, table = (
+            os.path.join(os.environ["BALLAST_ROOT"], "inputs", "hbp", "selected.toml"),
+            f"profile.table={self.out('table.h5')}",
+        )
+        self.run_ballast(
+            4,
+            "profile",
+            deck,
+            "--case",
+            "selected",
+            table,
+            "profile.repeats=3",
+            "profile.warmup=1",
+            "profile.held_out=0",
+            "profile.repair_limit=10",
+            "-d",
+            self.out("profile"),
+        )
+        self.run_ballast(
+            1, "pack", deck, table, "profile.repair_limit=10", "--json", self.out("pack.json")
+        )
         with open(self.out("pack.json")) as f:
             seconds = {c["name"]: c["run_seconds"] for c in json.load(f)["cases"]}
         selected = seconds.pop("selected")
@@ -164,13 +326,36 @@ class StoredGroups(Hbp):
         import re
 
         import h5py
+
         table = self.out("table.h5")
-        wants = ["batching.method=hbp", "batching.groups_from=profile", f"profile.table={table}", "batching.select_lengths=[80,160,300]", "run.precision=fp64",
-                 "batching.global_tokens=2500", "batching.select_memory_gib=0.01", "profile.repair_limit=10"]
-        bins = ["profile.lengths=[64,128,320]", "profile.recompute=[none,full]", "profile.repeats=3", "profile.warmup=1", "profile.held_out=0", "profile.largest_message=65536"]
+        wants = [
+            "batching.method=hbp",
+            "batching.groups_from=profile",
+            f"profile.table={table}",
+            "batching.select_lengths=[80,160,300]",
+            "run.precision=fp64",
+            "batching.global_tokens=2500",
+            "batching.select_memory_gib=0.01",
+            "profile.repair_limit=10",
+        ]
+        bins = [
+            "profile.lengths=[64,128,320]",
+            "profile.recompute=[none,full]",
+            "profile.repeats=3",
+            "profile.warmup=1",
+            "profile.held_out=0",
+            "profile.largest_message=65536",
+        ]
 
         def run(command, *overrides, dp=2, status=0, **values):
-            return self.run_ballast(dp if command in ("train", "profile") else 1, command, self.deck("deck.toml", steps=4, every=0, dp=dp, **values), *wants, *overrides, status=status)
+            return self.run_ballast(
+                dp if command in ("train", "profile") else 1,
+                command,
+                self.deck("deck.toml", steps=4, every=0, dp=dp, **values),
+                *wants,
+                *overrides,
+                status=status,
+            )
 
         def refused(command, *overrides, **more):
             done = run(command, *overrides, status=None, **more)
@@ -178,7 +363,9 @@ class StoredGroups(Hbp):
             return done.stdout + done.stderr
 
         self.assertIn("does not exist", refused("train"))
-        self.assertIn("one group of 300 tokens is shown", run("check").stdout)  # a plan before the table is there
+        self.assertIn(
+            "one group of 300 tokens is shown", run("check").stdout
+        )  # a plan before the table is there
         done = run("profile", "-d", self.out("profile"), *bins, "--json", self.out("profile.json"))
         self.assertIn(f"stored in {table}", done.stdout)
         with open(self.out("profile.json")) as f:
@@ -187,7 +374,10 @@ class StoredGroups(Hbp):
         self.assertLess(found["selection_seconds"], 180)
         self.assertLessEqual(found["run_s"], found["algorithm_1_run_s"])
         self.assertEqual(found["groups"][-1], 300)
-        stated = [f"batching.{key}={found[key]}".replace(" ", "") for key in ("groups", "group_ranks", "group_recompute")]
+        stated = [
+            f"batching.{key}={found[key]}".replace(" ", "")
+            for key in ("groups", "group_ranks", "group_recompute")
+        ]
 
         # The run is that of the groups stated by hand; its effective deck holds them.
         run("train", "-d", self.out("stored"))
@@ -204,14 +394,29 @@ class StoredGroups(Hbp):
             self.assertEqual([g["group_tokens"] for g in json.load(f)["groups"]], found["groups"])
 
         # Other uses are refused with both sides, unless the deck allows them.
-        for override, part in (("data.max_tokens=250", "data of the selection: "), ("batching.select_memory_gib=0.02", "select_memory_gib 0.01"),
-                               ("model.layers=3", "model of the selection: 2 layers"), ("model.intermediate=96", "layer of the table"), ("optimizer.zero=0", "optimizer.zero 1"),
-                               ("attention.pattern=moba", "attention of the selection: dense"), ("batching.select_lengths=[160,300]", "[80, 160, 300]")):
+        for override, part in (
+            ("data.max_tokens=250", "data of the selection: "),
+            ("batching.select_memory_gib=0.02", "select_memory_gib 0.01"),
+            ("model.layers=3", "model of the selection: 2 layers"),
+            ("model.intermediate=96", "layer of the table"),
+            ("optimizer.zero=0", "optimizer.zero 1"),
+            ("attention.pattern=moba", "attention of the selection: dense"),
+            ("batching.select_lengths=[160,300]", "[80, 160, 300]"),
+        ):
             message = refused("train", override)
             self.assertIn(part, message)
             self.assertIn("profile.allow_mismatch", message)
         self.assertIn("mesh.dp 2", refused("pack", dp=4))
-        self.assertIn("note: memory of the selection", run("train", "-d", self.out("allowed"), "batching.select_memory_gib=0.02", "profile.allow_mismatch=true").stdout)
+        self.assertIn(
+            "note: memory of the selection",
+            run(
+                "train",
+                "-d",
+                self.out("allowed"),
+                "batching.select_memory_gib=0.02",
+                "profile.allow_mismatch=true",
+            ).stdout,
+        )
 
         # A second selection joins the first; the same one again takes its own place.
         run("plan", "batching.select_memory_gib=0.02")

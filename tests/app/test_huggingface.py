@@ -1,4 +1,5 @@
-"""Hugging Face folders through the whole program: fine-tuning from one on any mesh, gradients beside Transformers', export, what is refused."""
+"""Hugging Face folders through the whole program: fine-tuning from one on any mesh, gradients
+beside Transformers', export, what is refused."""
 import json
 import os
 import shutil
@@ -33,17 +34,24 @@ learning_rate = {rate}
 
 def tensors(folder_or_file):
     """name -> (dtype, shape, bytes) of a safetensors file or of all files in a folder."""
-    files = [folder_or_file] if os.path.isfile(folder_or_file) else [
-        os.path.join(folder_or_file, f) for f in sorted(os.listdir(folder_or_file)) if f.startswith("model") and f.endswith(".safetensors")]
+    files = (
+        [folder_or_file]
+        if os.path.isfile(folder_or_file)
+        else [
+            os.path.join(folder_or_file, f)
+            for f in sorted(os.listdir(folder_or_file))
+            if f.startswith("model") and f.endswith(".safetensors")
+        ]
+    )
     found = {}
     for path in files:
         with open(path, "rb") as f:
             raw = f.read()
         size = struct.unpack("<Q", raw[:8])[0]
-        for name, t in json.loads(raw[8:8 + size]).items():
+        for name, t in json.loads(raw[8 : 8 + size]).items():
             if name != "__metadata__":
                 begin, end = t["data_offsets"]
-                found[name] = (t["dtype"], t["shape"], raw[8 + size + begin:8 + size + end])
+                found[name] = (t["dtype"], t["shape"], raw[8 + size + begin : 8 + size + end])
     return found
 
 
@@ -54,7 +62,10 @@ def numbers(tensor):
 class FromHuggingFace(RunCase):
     def setUp(self):
         super().setUp()
-        self.reference = {name: tensors(os.path.join(REFERENCE, name, "reference.safetensors")) for name in ("qwen2", "qwen2_yarn", "llama3")}
+        self.reference = {
+            name: tensors(os.path.join(REFERENCE, name, "reference.safetensors"))
+            for name in ("qwen2", "qwen2_yarn", "llama3")
+        }
 
     def token_file(self, name):
         samples = [numbers(self.reference[name][f"tokens.{s}"]).astype("i4") for s in range(3)]
@@ -65,7 +76,14 @@ class FromHuggingFace(RunCase):
         return path
 
     def finetune(self, name, weights=None, **values):
-        settings = {"steps": 1, "dp": 1, "cp_inner": 1, "weights": weights or os.path.join(REFERENCE, name), "data": self.token_file(name), "rate": 0.0}
+        settings = {
+            "steps": 1,
+            "dp": 1,
+            "cp_inner": 1,
+            "weights": weights or os.path.join(REFERENCE, name),
+            "data": self.token_file(name),
+            "rate": 0.0,
+        }
         settings.update(values)
         return self.deck(name + ".toml", FINETUNE, **settings)
 
@@ -76,13 +94,31 @@ class FromHuggingFace(RunCase):
         return folder
 
     def test_gradients_are_those_of_transformers_on_every_mesh(self):
-        cases = [("qwen2", 1, 1, 1, 1), ("qwen2", 4, 2, 2, 2), ("qwen2_yarn", 4, 1, 4, 0), ("llama3", 4, 4, 1, 1)]
+        cases = [
+            ("qwen2", 1, 1, 1, 1),
+            ("qwen2", 4, 2, 2, 2),
+            ("qwen2_yarn", 4, 1, 4, 0),
+            ("llama3", 4, 4, 1, 1),
+        ]
         for name, ranks, dp, cp, zero in cases:
             file, run = self.out(f"g-{name}-{ranks}.safetensors"), self.out(f"run-{name}-{ranks}")
-            self.run_ballast(ranks, "train", self.finetune(name, dp=dp, cp_inner=cp), "-d", run, f"optimizer.zero={zero}", "run.dump_gradients=" + file)
+            self.run_ballast(
+                ranks,
+                "train",
+                self.finetune(name, dp=dp, cp_inner=cp),
+                "-d",
+                run,
+                f"optimizer.zero={zero}",
+                "run.dump_gradients=" + file,
+            )
             found, reference = tensors(file), self.reference[name]
-            self.assertAlmostEqual(float(self.losses(run)[1]), float(numbers(reference["loss"])[0]), delta=2e-6)
-            self.assertEqual({"gradient." + k for k in found}, {k for k in reference if k.startswith("gradient.")})
+            self.assertAlmostEqual(
+                float(self.losses(run)[1]), float(numbers(reference["loss"])[0]), delta=2e-6
+            )
+            self.assertEqual(
+                {"gradient." + k for k in found},
+                {k for k in reference if k.startswith("gradient.")},
+            )
             for k, t in found.items():
                 expected = numbers(reference["gradient." + k])
                 self.assertEqual(t[:2], reference["gradient." + k][:2])
@@ -92,17 +128,41 @@ class FromHuggingFace(RunCase):
         dumps = []
         for ranks, dp, cp in ((1, 1, 1), (4, 2, 2)):
             file = self.out(f"wide-{ranks}.safetensors")
-            self.run_ballast(ranks, "train", self.finetune("qwen2", dp=dp, cp_inner=cp), "-d", self.out(f"wide-{ranks}"), "run.precision=fp64", "run.dump_gradients=" + file)
+            self.run_ballast(
+                ranks,
+                "train",
+                self.finetune("qwen2", dp=dp, cp_inner=cp),
+                "-d",
+                self.out(f"wide-{ranks}"),
+                "run.precision=fp64",
+                "run.dump_gradients=" + file,
+            )
             dumps.append(tensors(file))
         for k in dumps[0]:
             a, b = numbers(dumps[0][k]), numbers(dumps[1][k])
             self.assertLessEqual(numpy.abs(a - b).max(), 2e-7 * numpy.abs(a).max(), k)
 
     def test_export_of_unchanged_weights_is_exact(self):
-        for name, ranks, dp, steps, zero, precision in (("llama3", 1, 1, 0, 0, "fp32"), ("qwen2", 4, 4, 0, 1, "fp64"), ("qwen2_yarn", 2, 2, 1, 2, "fp32")):
+        for name, ranks, dp, steps, zero, precision in (
+            ("llama3", 1, 1, 0, 0, "fp32"),
+            ("qwen2", 4, 4, 0, 1, "fp64"),
+            ("qwen2_yarn", 2, 2, 1, 2, "fp32"),
+        ):
             original = tensors(os.path.join(REFERENCE, name))
-            run, wide, narrow = self.out("run-" + name), self.out("f32-" + name), self.out("bf16-" + name)
-            self.run_ballast(ranks, "train", self.finetune(name, dp=dp, steps=steps), "-d", run, f"optimizer.zero={zero}", "run.precision=" + precision)
+            run, wide, narrow = (
+                self.out("run-" + name),
+                self.out("f32-" + name),
+                self.out("bf16-" + name),
+            )
+            self.run_ballast(
+                ranks,
+                "train",
+                self.finetune(name, dp=dp, steps=steps),
+                "-d",
+                run,
+                f"optimizer.zero={zero}",
+                "run.precision=" + precision,
+            )
             checkpoint = os.path.join(run, "checkpoints", f"step_{steps:08}.h5")
             self.run_ballast(1, "export", checkpoint, wide, "--dtype", "f32")
             self.assertEqual(tensors(wide), original)
@@ -112,27 +172,43 @@ class FromHuggingFace(RunCase):
                 self.assertEqual(json.load(f)["dtype"], "bf16")
             # From the bf16 folder and back.
             again, back = self.out("again-" + name), self.out("back-" + name)
-            self.run_ballast(2, "train", self.finetune(name, narrow, cp_inner=2, steps=1), "-d", again)
-            self.run_ballast(1, "export", os.path.join(again, "checkpoints", "step_00000001.h5"), back)
+            self.run_ballast(
+                2, "train", self.finetune(name, narrow, cp_inner=2, steps=1), "-d", again
+            )
+            self.run_ballast(
+                1, "export", os.path.join(again, "checkpoints", "step_00000001.h5"), back
+            )
             self.assertEqual(tensors(back), tensors(narrow))
             for k, (dtype, shape, data) in tensors(narrow).items():
                 self.assertEqual((dtype, shape), ("BF16", original[k][1]))
                 widened = (numpy.frombuffer(data, "<u2").astype("u4") << 16).astype("<u4").tobytes()
-                self.assertEqual(widened, original[k][2], k)  # the references' values are bf16 values
-            with open(os.path.join(back, "config.json")) as a, open(os.path.join(narrow, "config.json")) as b:
+                self.assertEqual(
+                    widened, original[k][2], k
+                )  # the references' values are bf16 values
+            with open(os.path.join(back, "config.json")) as a, open(
+                os.path.join(narrow, "config.json")
+            ) as b:
                 self.assertEqual(json.load(a), json.load(b))
 
     def test_restart_and_export_do_without_the_folder(self):
         folder, run = self.copy_of("llama3"), self.out("run")
-        self.run_ballast(2, "train", self.finetune("llama3", folder, dp=2, rate=0.01, steps=2), "-d", run)
+        self.run_ballast(
+            2, "train", self.finetune("llama3", folder, dp=2, rate=0.01, steps=2), "-d", run
+        )
         shutil.rmtree(folder)
         effective = os.path.join(run, "deck.toml")
-        self.run_ballast(4, "train", effective, "mesh.cp_inner=2", "run.steps=3", "-d", run, "-r", "latest")
+        self.run_ballast(
+            4, "train", effective, "mesh.cp_inner=2", "run.steps=3", "-d", run, "-r", "latest"
+        )
         self.assertEqual(sorted(self.losses(run)), [1, 2, 3])
-        self.run_ballast(1, "export", os.path.join(run, "checkpoints", "step_00000003.h5"), self.out("out"))
+        self.run_ballast(
+            1, "export", os.path.join(run, "checkpoints", "step_00000003.h5"), self.out("out")
+        )
         with open(os.path.join(self.out("out"), "config.json")) as f:
             self.assertEqual(json.load(f)["rope_scaling"]["factor"], 4.0)
-        done = self.run_ballast(1, "train", effective, "mesh.dp=1", "mesh.cp_inner=1", "-d", self.out("fresh"), status=1)
+        done = self.run_ballast(
+            1, "train", effective, "mesh.dp=1", "mesh.cp_inner=1", "-d", self.out("fresh"), status=1
+        )
         self.assertIn("no such folder", done.stderr)
 
     def test_a_checkpoint_goes_before_the_folder(self):
@@ -145,28 +221,56 @@ class FromHuggingFace(RunCase):
 
     def test_held_out_loss_of_a_folder(self):
         twin = self.out("twin.json")
-        self.run_ballast(2, "eval", self.finetune("qwen2", cp_inner=2), "data.validation_share=0.4", "--json", twin)
+        self.run_ballast(
+            2,
+            "eval",
+            self.finetune("qwen2", cp_inner=2),
+            "data.validation_share=0.4",
+            "--json",
+            twin,
+        )
         with open(twin) as f:
             self.assertGreater(json.load(f)["validation_loss"], 3)
 
     def check(self, *arguments):
-        return subprocess.run([BALLAST, "check", *arguments], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        return subprocess.run(
+            [BALLAST, "check", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
 
     def test_check_shows_the_shape_and_names_contradictions(self):
         deck = self.finetune("llama3")
         done = self.check(deck, "mesh.dp=8")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("4 query and 2 key/value heads of 16, vocabulary 96", done.stdout)
-        self.assertEqual(self.check(deck, "model.yarn_factor=2", "model.llama3_factor=1").returncode, 0)  # a stretched context is no contradiction
+        self.assertEqual(
+            self.check(deck, "model.yarn_factor=2", "model.llama3_factor=1").returncode, 0
+        )  # a stretched context is no contradiction
         self.assertEqual(self.check(deck, "model.hidden=32").returncode, 0)
-        for override in ("model.hidden=64", "model.layers=1", "model.qkv_bias=true", "model.tied_embedding=true", "model.rms_eps=1e-5", "model.vocabulary=97"):
+        for override in (
+            "model.hidden=64",
+            "model.layers=1",
+            "model.qkv_bias=true",
+            "model.tied_embedding=true",
+            "model.rms_eps=1e-5",
+            "model.vocabulary=97",
+        ):
             done = self.check(deck, override)
             self.assertNotEqual(done.returncode, 0, override)
             self.assertIn(override.split("=")[0] + " = ", done.stderr)
             self.assertIn("contradicts", done.stderr)
         done = self.check(deck, "model.preset=qwen2.5-0.5b")
         self.assertIn("1 problem", done.stderr)
-        self.assertRegex(done.stderr, r'model.preset = "qwen2.5-0.5b" is another shape than .*config.json .*: layers 24 against 2, .*set model.preset = "custom"')
+        self.assertRegex(
+            done.stderr,
+            (
+                r'model.preset = "qwen2.5-0.5b" is another shape than .*config.json .*: layers 24'
+                r' against 2, .*set model.preset = "custom"'
+            ),
+        )
         self.assertEqual(self.check(deck, "model.preset=custom").returncode, 0)
         done = self.check(self.finetune("llama3", self.out("nowhere")))
         self.assertIn("nowhere/config.json", done.stderr)
@@ -176,7 +280,14 @@ class FromHuggingFace(RunCase):
         def refused(name, change, *texts, ranks=2):
             folder = self.copy_of(name)
             change(folder)
-            done = self.run_ballast(ranks, "train", self.finetune(name, folder, dp=ranks), "-d", self.out(f"refused-{abs(hash(texts))}"), status=1)
+            done = self.run_ballast(
+                ranks,
+                "train",
+                self.finetune(name, folder, dp=ranks),
+                "-d",
+                self.out(f"refused-{abs(hash(texts))}"),
+                status=1,
+            )
             for text in texts:
                 self.assertIn(text, done.stderr)
 
@@ -188,6 +299,7 @@ class FromHuggingFace(RunCase):
                 known.update(values)
                 with open(path, "w") as f:
                     json.dump(known, f)
+
             return change
 
         def cut(folder):
@@ -198,18 +310,41 @@ class FromHuggingFace(RunCase):
         refused("qwen2", config(num_hidden_layers=3), "model.layers.2.")
         refused("qwen2", config(intermediate_size=64), "mlp", "[48, 32]", "[64, 32]")
         refused("qwen2", config(model_type="mixtral"), "mixtral")
-        refused("qwen2_yarn", config(rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "attention_factor": 1.0, "original_max_position_embeddings": 64}),
-                "attention_factor")
+        refused(
+            "qwen2_yarn",
+            config(
+                rope_parameters={
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "rope_theta": 1e4,
+                    "attention_factor": 1.0,
+                    "original_max_position_embeddings": 64,
+                }
+            ),
+            "attention_factor",
+        )
         refused("qwen2", cut, "model.safetensors")
-        refused("llama3", lambda folder: os.remove(os.path.join(folder, "model-00002-of-00002.safetensors")), "model-00002-of-00002.safetensors")
-        refused("qwen2", lambda folder: open(os.path.join(folder, "config.json"), "w").close(), "config.json", "not valid JSON")
+        refused(
+            "llama3",
+            lambda folder: os.remove(os.path.join(folder, "model-00002-of-00002.safetensors")),
+            "model-00002-of-00002.safetensors",
+        )
+        refused(
+            "qwen2",
+            lambda folder: open(os.path.join(folder, "config.json"), "w").close(),
+            "config.json",
+            "not valid JSON",
+        )
 
     def test_export_refuses_what_it_cannot_write_soundly(self):
         run = self.out("run")
         self.run_ballast(1, "train", self.finetune("qwen2"), "-d", run)
         checkpoint = os.path.join(run, "checkpoints", "step_00000001.h5")
         self.run_ballast(1, "export", checkpoint, self.out("out"))
-        self.assertIn("holds a model already", self.run_ballast(1, "export", checkpoint, self.out("out"), status=1).stderr)
+        self.assertIn(
+            "holds a model already",
+            self.run_ballast(1, "export", checkpoint, self.out("out"), status=1).stderr,
+        )
         self.run_ballast(1, "export", checkpoint, self.out("other"), "--dtype", "f16", status=2)
         with open(checkpoint, "r+b") as f:
             f.seek(os.path.getsize(checkpoint) // 2)
@@ -219,10 +354,23 @@ class FromHuggingFace(RunCase):
         done = self.run_ballast(1, "export", checkpoint, self.out("damaged"), status=1)
         self.assertIn("step_00000001.h5", done.stderr)
         self.assertFalse(os.path.exists(self.out("damaged")))
-        self.assertIn("nowhere.h5", self.run_ballast(1, "export", self.out("nowhere.h5"), self.out("none"), status=1).stderr)
+        self.assertIn(
+            "nowhere.h5",
+            self.run_ballast(
+                1, "export", self.out("nowhere.h5"), self.out("none"), status=1
+            ).stderr,
+        )
 
     def test_gradients_that_cannot_be_written_end_the_run(self):
-        done = self.run_ballast(2, "train", self.finetune("qwen2", dp=2), "-d", self.out("run"), "run.dump_gradients=" + self.out("no/such/folder.safetensors"), status=1)
+        done = self.run_ballast(
+            2,
+            "train",
+            self.finetune("qwen2", dp=2),
+            "-d",
+            self.out("run"),
+            "run.dump_gradients=" + self.out("no/such/folder.safetensors"),
+            status=1,
+        )
         self.assertIn("no/such/folder.safetensors", done.stderr)
 
 

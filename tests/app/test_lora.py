@@ -1,4 +1,5 @@
-"""Whole-program tests of adapters: every mesh, restarts, export merged and as PEFT, what is refused."""
+"""Whole-program tests of adapters: every mesh, restarts, export merged and as PEFT, what is
+refused."""
 import json
 import os
 import shutil
@@ -49,7 +50,15 @@ class Lora(RunCase):
         self.base = os.path.join(REFERENCE, "qwen2")
 
     def lora(self, name="deck.toml", **values):
-        settings = {"dp": 1, "cp_inner": 1, "steps": 4, "weights": self.base, "tokens": self.tokens, "dropout": 0.2, "projections": ALL}
+        settings = {
+            "dp": 1,
+            "cp_inner": 1,
+            "steps": 4,
+            "weights": self.base,
+            "tokens": self.tokens,
+            "dropout": 0.2,
+            "projections": ALL,
+        }
         settings.update(values)
         return self.deck(name, DECK, **settings)
 
@@ -60,26 +69,45 @@ class Lora(RunCase):
         reference = None
         for ranks, dp, cp, zero in ((1, 1, 1, 1), (2, 2, 1, 2), (2, 1, 2, 0), (4, 2, 2, 1)):
             run = self.out(f"run-{ranks}-{dp}-{zero}")
-            self.run_ballast(ranks, "train", self.lora(dp=dp, cp_inner=cp), "-d", run, f"optimizer.zero={zero}")
+            self.run_ballast(
+                ranks, "train", self.lora(dp=dp, cp_inner=cp), "-d", run, f"optimizer.zero={zero}"
+            )
             losses = [float(v) for v in self.losses(run).values()]
             self.assertEqual(len(losses), 4)
             reference = reference or losses
             for a, b in zip(reference, losses):
                 self.assertAlmostEqual(a, b, delta=2e-6, msg=f"dp {dp} cp {cp} ZeRO {zero}")
         run = self.out("stages")
-        self.run_ballast(2, "train", self.lora(), "-d", run, "mesh.pp=2", "pipeline.schedule=zero_bubble")
+        self.run_ballast(
+            2, "train", self.lora(), "-d", run, "mesh.pp=2", "pipeline.schedule=zero_bubble"
+        )
         for a, b in zip(reference, self.losses(run).values()):
             self.assertAlmostEqual(a, float(b), delta=2e-6, msg="two stages")
-        self.run_ballast(1, "train", self.lora(), "-d", run, "-r", "latest", "run.steps=5")  # the base's fingerprint does not depend on the mesh
+        self.run_ballast(
+            1, "train", self.lora(), "-d", run, "-r", "latest", "run.steps=5"
+        )  # the base's fingerprint does not depend on the mesh
         with_dropout = reference[3]
         self.run_ballast(1, "train", self.lora(dropout=0), "-d", self.out("plain"))
-        self.assertNotAlmostEqual(float(self.losses(self.out("plain"))[4]), with_dropout, delta=1e-4)
+        self.assertNotAlmostEqual(
+            float(self.losses(self.out("plain"))[4]), with_dropout, delta=1e-4
+        )
 
     def test_restart_is_bit_identical_and_holds_adapters_alone(self):
         whole, parts = self.out("whole"), self.out("parts")
         self.run_ballast(2, "train", self.lora(dp=2), "-d", whole, "run.precision=fp32")
-        self.run_ballast(2, "train", self.lora(dp=2), "-d", parts, "run.precision=fp32", "run.steps=2", "optimizer.decay_steps=4")
-        self.run_ballast(2, "train", self.lora(dp=2), "-d", parts, "run.precision=fp32", "-r", "latest")
+        self.run_ballast(
+            2,
+            "train",
+            self.lora(dp=2),
+            "-d",
+            parts,
+            "run.precision=fp32",
+            "run.steps=2",
+            "optimizer.decay_steps=4",
+        )
+        self.run_ballast(
+            2, "train", self.lora(dp=2), "-d", parts, "run.precision=fp32", "-r", "latest"
+        )
         self.assertEqual(self.losses(whole), self.losses(parts))
         found = self.tensors(self.checkpoint(whole))
         self.assertEqual(found, self.tensors(self.checkpoint(parts)))
@@ -93,7 +121,9 @@ class Lora(RunCase):
 
     def extents(self):
         """(in, out) of every matrix with an adapter."""
-        return [tuple(t[1]) for name, t in tensors(self.base).items() if name.endswith("_proj.weight")]
+        return [
+            tuple(t[1]) for name, t in tensors(self.base).items() if name.endswith("_proj.weight")
+        ]
 
     def evaluate(self, deck, *more):
         twin = self.out("eval.json")
@@ -109,32 +139,79 @@ class Lora(RunCase):
         self.run_ballast(1, "export", self.checkpoint(run), peft, "--adapter", "--dtype", "f32")
         with open(os.path.join(peft, "adapter_config.json")) as f:
             config = json.load(f)
-        self.assertEqual((config["peft_type"], config["r"], config["lora_alpha"], config["bias"]), ("LORA", 4, 8, "none"))
-        self.assertEqual(sorted(config["target_modules"]), sorted(p + "_proj" for p in ("q", "k", "v", "o", "gate", "up", "down")))
-        adapters, base, found = tensors(os.path.join(peft, "adapter_model.safetensors")), tensors(self.base), tensors(merged)
+        self.assertEqual(
+            (config["peft_type"], config["r"], config["lora_alpha"], config["bias"]),
+            ("LORA", 4, 8, "none"),
+        )
+        self.assertEqual(
+            sorted(config["target_modules"]),
+            sorted(p + "_proj" for p in ("q", "k", "v", "o", "gate", "up", "down")),
+        )
+        adapters, base, found = (
+            tensors(os.path.join(peft, "adapter_model.safetensors")),
+            tensors(self.base),
+            tensors(merged),
+        )
         self.assertEqual(sorted(found), sorted(base))
         self.assertEqual(len(adapters), 2 * len(self.extents()))
         for name, tensor in found.items():
             expected, module = numbers(base[name]), "base_model.model." + name[: -len(".weight")]
             if module + ".lora_A.weight" in adapters:
-                a, b = (numbers(adapters[f"{module}.lora_{which}.weight"]).reshape(adapters[f"{module}.lora_{which}.weight"][1]) for which in "AB")
+                a, b = (
+                    numbers(adapters[f"{module}.lora_{which}.weight"]).reshape(
+                        adapters[f"{module}.lora_{which}.weight"][1]
+                    )
+                    for which in "AB"
+                )
                 self.assertGreater(numpy.abs(b).max(), 1e-3)
                 expected = expected + (8 / 4 * b @ a).ravel()
             self.assertLess(numpy.abs(numbers(tensor) - expected).max(), 1e-6, name)
-        self.assertAlmostEqual(self.evaluate(self.plain(merged)), self.evaluate(self.lora(), "-r", self.checkpoint(run)), delta=2e-5)
-        self.assertGreater(abs(self.evaluate(self.plain(self.base)) - self.evaluate(self.plain(merged))), 1e-3)
+        self.assertAlmostEqual(
+            self.evaluate(self.plain(merged)),
+            self.evaluate(self.lora(), "-r", self.checkpoint(run)),
+            delta=2e-5,
+        )
+        self.assertGreater(
+            abs(self.evaluate(self.plain(self.base)) - self.evaluate(self.plain(merged))), 1e-3
+        )
 
     def plain(self, weights):
-        text = DECK[: DECK.index("[lora]")] + DECK[DECK.index("[optimizer]"):]
-        return self.deck("plain.toml", text, dp=1, cp_inner=1, steps=1, weights=weights, tokens=self.tokens)
+        text = DECK[: DECK.index("[lora]")] + DECK[DECK.index("[optimizer]") :]
+        return self.deck(
+            "plain.toml", text, dp=1, cp_inner=1, steps=1, weights=weights, tokens=self.tokens
+        )
 
     def test_adapters_beside_initial_weights(self):
-        # Without a folder the frozen weights are the initial ones of the seed; they merge all the same.
-        text = DECK.replace('weights = "{weights}"', "layers = 2\nhidden = 16\nintermediate = 24\nquery_heads = 2\nkv_heads = 1\nhead_dim = 8\nvocabulary = 96")
-        deck, run, merged = self.deck("own.toml", text, dp=1, cp_inner=1, steps=4, tokens=self.tokens, dropout=0, projections='["q", "v"]'), self.out("run"), self.out("merged")
+        # Without a folder the frozen weights are the initial ones of the seed; they merge all the
+        # same.
+        text = DECK.replace(
+            'weights = "{weights}"',
+            (
+                "layers = 2\nhidden = 16\nintermediate = 24\nquery_heads = 2\nkv_heads ="
+                " 1\nhead_dim = 8\nvocabulary = 96"
+            ),
+        )
+        deck, run, merged = (
+            self.deck(
+                "own.toml",
+                text,
+                dp=1,
+                cp_inner=1,
+                steps=4,
+                tokens=self.tokens,
+                dropout=0,
+                projections='["q", "v"]',
+            ),
+            self.out("run"),
+            self.out("merged"),
+        )
         self.run_ballast(1, "train", deck, "-d", run)
         self.run_ballast(1, "export", self.checkpoint(run), merged, "--dtype", "f32")
-        self.assertAlmostEqual(self.evaluate(self.plain(merged)), self.evaluate(deck, "-r", self.checkpoint(run)), delta=2e-5)
+        self.assertAlmostEqual(
+            self.evaluate(self.plain(merged)),
+            self.evaluate(deck, "-r", self.checkpoint(run)),
+            delta=2e-5,
+        )
 
     def test_what_does_not_fit_is_refused(self):
         run, folder = self.out("run"), self.out("copy")
@@ -144,10 +221,14 @@ class Lora(RunCase):
         with open(file, "r+b") as f:
             f.seek(-2, os.SEEK_END)
             f.write(b"\x12\x3f")
-        done = self.run_ballast(1, "train", self.lora(weights=folder), "-d", run, "-r", "latest", status=1)
+        done = self.run_ballast(
+            1, "train", self.lora(weights=folder), "-d", run, "-r", "latest", status=1
+        )
         self.assertIn("other weights", done.stderr)
         shutil.rmtree(folder)
-        done = self.run_ballast(1, "train", os.path.join(run, "deck.toml"), "-d", run, "-r", "latest", status=1)
+        done = self.run_ballast(
+            1, "train", os.path.join(run, "deck.toml"), "-d", run, "-r", "latest", status=1
+        )
         self.assertIn("adapters need the weights", done.stderr)
         done = self.run_ballast(1, "export", self.checkpoint(run, 1), self.out("none"), status=1)
         self.assertIn("no such folder", done.stderr)
@@ -155,9 +236,13 @@ class Lora(RunCase):
         self.run_ballast(1, "train", self.plain(self.base), "-d", full)
         done = self.run_ballast(1, "train", self.lora(), "-d", full, "-r", "latest", status=1)
         self.assertIn("lora_", done.stderr)
-        done = self.run_ballast(1, "export", self.checkpoint(full, 1), self.out("none"), "--adapter", status=1)
+        done = self.run_ballast(
+            1, "export", self.checkpoint(full, 1), self.out("none"), "--adapter", status=1
+        )
         self.assertIn("holds no adapters", done.stderr)
-        done = self.run_ballast(1, "train", self.lora(projections='["q", "query"]'), "-d", self.out("bad"), status=1)
+        done = self.run_ballast(
+            1, "train", self.lora(projections='["q", "query"]'), "-d", self.out("bad"), status=1
+        )
         self.assertIn('"query" is unknown', done.stderr)
 
 

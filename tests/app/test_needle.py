@@ -1,4 +1,5 @@
-"""Whole-program tests of the needle task: accuracy while training, from a checkpoint, on every mesh, in log, JSON and trace."""
+"""Whole-program tests of the needle task: accuracy while training, from a checkpoint, on every
+mesh, in log, JSON and trace."""
 import glob
 import json
 import os
@@ -54,19 +55,32 @@ class Needle(RunCase):
 
     def test_accuracy_is_the_same_on_every_mesh_and_everywhere(self):
         import h5py
+
         run, twin = self.out("run"), self.out("train.json")
-        self.run_ballast(2, "train", self.deck(text=DECK, values=2, closing="true"), "-d", run, "--json", twin)
+        self.run_ballast(
+            2, "train", self.deck(text=DECK, values=2, closing="true"), "-d", run, "--json", twin
+        )
         with open(twin) as f:
             trained = json.load(f)
         logged = [r["needle_accuracy"] for r in self.steps(run) if "needle_accuracy" in r]
         self.assertEqual(len(logged), 3)
         found = None
         for ranks, dp, outer, inner in [(1, 1, 1, 1), (2, 1, 1, 2), (4, 2, 1, 2), (4, 1, 2, 2)]:
-            deck = self.deck("mesh.toml", text=DECK, values=2, closing="true", dp=dp, cp_outer=outer, cp_inner=inner)
+            deck = self.deck(
+                "mesh.toml",
+                text=DECK,
+                values=2,
+                closing="true",
+                dp=dp,
+                cp_outer=outer,
+                cp_inner=inner,
+            )
             for more in ([], ["ring.layout=striped", "ring.stripe=1"])[: 2 if ranks == 2 else 1]:
                 again = self.evaluate(deck, run, ranks, *more)
                 found = found or again
-                self.assertEqual(again["needle"], found["needle"], f"mesh dp {dp} cp {outer} x {inner} {more}")
+                self.assertEqual(
+                    again["needle"], found["needle"], f"mesh dp {dp} cp {outer} x {inner} {more}"
+                )
         self.assertEqual(f"{found['needle_accuracy']:.4f}", logged[-1])
         self.assertEqual(found["needle"], trained["needle"])
         needle = found["needle"]
@@ -77,7 +91,11 @@ class Needle(RunCase):
         self.assertEqual(len(needle["by_depth"]), 3)
         for rows in ("by_length", "by_depth", "cells"):
             self.assertEqual(sum(r["questions"] for r in needle[rows]), needle["questions"])
-            self.assertAlmostEqual(sum(r["questions"] * r["accuracy"] for r in needle[rows]), needle["questions"] * needle["accuracy"], places=9)
+            self.assertAlmostEqual(
+                sum(r["questions"] * r["accuracy"] for r in needle[rows]),
+                needle["questions"] * needle["accuracy"],
+                places=9,
+            )
         self.assertTrue(0 < needle["accuracy"] < 1)  # two values of two tokens: a quarter by chance
         with h5py.File(glob.glob(os.path.join(run, "trace", "trace_00000.h5"))[0], "r") as f:
             steps = f["steps"][()]
@@ -89,38 +107,98 @@ class Needle(RunCase):
     def test_what_can_only_be_right_is_right(self):
         # One value token: every answer is known after a few steps, wherever its tokens lie.
         run = self.out("run")
-        self.run_ballast(1, "train", self.deck(text=DECK, values=1, closing="false", dp=1, every=0, steps=12), "-d", run)
-        found = self.evaluate(self.deck("two.toml", text=DECK, values=1, closing="false", dp=1, cp_inner=2), run, 2, "ring.layout=striped", "ring.stripe=1")
+        self.run_ballast(
+            1,
+            "train",
+            self.deck(text=DECK, values=1, closing="false", dp=1, every=0, steps=12),
+            "-d",
+            run,
+        )
+        found = self.evaluate(
+            self.deck("two.toml", text=DECK, values=1, closing="false", dp=1, cp_inner=2),
+            run,
+            2,
+            "ring.layout=striped",
+            "ring.stripe=1",
+        )
         self.assertEqual(found["needle_accuracy"], 1)
         fresh = self.out("fresh")
-        self.run_ballast(1, "train", self.deck(text=DECK, values=1, closing="false", dp=1, every=0, steps=1), "-d", fresh, "optimizer.learning_rate=0")
-        self.assertLess(self.evaluate(self.deck("one.toml", text=DECK, values=1, closing="false", dp=1), fresh, 1)["needle_accuracy"], 0.5)
+        self.run_ballast(
+            1,
+            "train",
+            self.deck(text=DECK, values=1, closing="false", dp=1, every=0, steps=1),
+            "-d",
+            fresh,
+            "optimizer.learning_rate=0",
+        )
+        self.assertLess(
+            self.evaluate(
+                self.deck("one.toml", text=DECK, values=1, closing="false", dp=1), fresh, 1
+            )["needle_accuracy"],
+            0.5,
+        )
 
     def test_eval_samples_limits_the_questions(self):
         run = self.out("run")
-        self.run_ballast(2, "train", self.deck(text=DECK, values=2, closing="true", every=0), "-d", run)
-        found = self.evaluate(os.path.join(run, "deck.toml"), run, 2, "eval.samples=1")  # the effective deck, which states every key
+        self.run_ballast(
+            2, "train", self.deck(text=DECK, values=2, closing="true", every=0), "-d", run
+        )
+        found = self.evaluate(
+            os.path.join(run, "deck.toml"), run, 2, "eval.samples=1"
+        )  # the effective deck, which states every key
         self.assertIn(found["needle"]["questions"], (4, 7))
 
     def test_evaluation_does_not_ask_for_the_order_of_training(self):
         run = self.out("run")
-        self.run_ballast(1, "train", self.deck(text=DECK, values=2, closing="true", dp=1, every=0, steps=2), "-d", run, "curriculum.steps=1", "curriculum.max_tokens=64")
+        self.run_ballast(
+            1,
+            "train",
+            self.deck(text=DECK, values=2, closing="true", dp=1, every=0, steps=2),
+            "-d",
+            run,
+            "curriculum.steps=1",
+            "curriculum.max_tokens=64",
+        )
         deck = self.deck("other.toml", text=DECK, values=2, closing="true", dp=1)
         found = self.evaluate(deck, run, 1, "batching.global_tokens=400")
-        other = self.evaluate(deck, run, 1, "run.seed=6")  # questions from another stream: none was trained on under any seed
+        other = self.evaluate(
+            deck, run, 1, "run.seed=6"
+        )  # questions from another stream: none was trained on under any seed
         self.assertNotEqual(found["validation_loss"], other["validation_loss"])
-        self.assertIn("another curriculum", self.run_ballast(1, "train", deck, "-d", run, "-r", "latest", status=1).stderr)
+        self.assertIn(
+            "another curriculum",
+            self.run_ballast(1, "train", deck, "-d", run, "-r", "latest", status=1).stderr,
+        )
         # Of files another seed would hold out samples that were trained on.
         files = self.out("files")
         self.run_ballast(1, "train", self.deck("files.toml", dp=1, steps=1), "-d", files)
-        self.assertIn("some of them trained on", self.run_ballast(1, "eval", self.deck("files.toml", dp=1), "-d", files, "-r", "latest", "run.seed=12", status=1).stderr)
+        self.assertIn(
+            "some of them trained on",
+            self.run_ballast(
+                1,
+                "eval",
+                self.deck("files.toml", dp=1),
+                "-d",
+                files,
+                "-r",
+                "latest",
+                "run.seed=12",
+                status=1,
+            ).stderr,
+        )
 
     def test_a_tuned_run_is_evaluated_at_its_base_budget(self):
-        run, deck = self.out("run"), self.deck(text=DECK, values=2, closing="true", dp=1, every=0, steps=3)
+        run, deck = self.out("run"), self.deck(
+            text=DECK, values=2, closing="true", dp=1, every=0, steps=3
+        )
         long = ["data.needle_lengths=[64,256]", "batching.micro_batch_tokens=256"]
         self.run_ballast(1, "train", deck, "-d", run, *long)
         moba = ["attention.pattern=moba", "attention.moba_block=64"]
-        slashes = ["attention.pattern=vertical_slash", "attention.max_slashes=1", "attention.max_columns=1"]
+        slashes = [
+            "attention.pattern=vertical_slash",
+            "attention.max_slashes=1",
+            "attention.max_columns=1",
+        ]
         tuned = ["dst.enabled=true", "costs.forward_token_s=1e-6", "costs.forward_pair_s=1e-8"]
 
         def loss(*more):
@@ -128,9 +206,21 @@ class Needle(RunCase):
 
         dense, narrow = loss(), loss(*moba, "attention.moba_top_k=2")
         self.assertGreater(abs(dense - narrow), 1e-6)
-        self.assertAlmostEqual(loss(*moba, "attention.moba_top_k=4", *tuned, "dst.base_budget=2"), narrow, places=12)
+        self.assertAlmostEqual(
+            loss(*moba, "attention.moba_top_k=4", *tuned, "dst.base_budget=2"), narrow, places=12
+        )
         self.assertGreater(abs(dense - loss(*slashes)), 1e-6)
-        self.assertAlmostEqual(loss(*slashes[:1], "attention.max_slashes=1", "attention.max_columns=0", *tuned, "dst.base_budget=8"), dense, places=12)  # 4 slashes, 4 x 64 columns
+        self.assertAlmostEqual(
+            loss(
+                *slashes[:1],
+                "attention.max_slashes=1",
+                "attention.max_columns=0",
+                *tuned,
+                "dst.base_budget=8",
+            ),
+            dense,
+            places=12,
+        )  # 4 slashes, 4 x 64 columns
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""ballast pack on the decks of inputs/hbp and on length files: balance within the bounds that the decks state."""
+"""ballast pack on the decks of inputs/hbp and on length files: balance within the bounds that the
+decks state."""
 import glob
 import json
 import os
@@ -14,7 +15,9 @@ METRICS = {"dbr", "pr", "abr", "cr", "ave_t", "samples", "packs", "plan_seconds"
 class Pack(RunCase):
     def pack(self, deck, *overrides, case=None):
         twin = self.out("pack.json")
-        line = [BALLAST, "pack", deck, *overrides, "--json", twin] + (["--case", case] if case else [])
+        line = [BALLAST, "pack", deck, *overrides, "--json", twin] + (
+            ["--case", case] if case else []
+        )
         done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         with open(twin) as f:
@@ -44,7 +47,9 @@ class Pack(RunCase):
 
     def test_every_deck(self):
         rng = random.Random(3)
-        path = self.lengths_file(int(min(500000, max(500, rng.lognormvariate(7.6, 0.9)))) for _ in range(60000))
+        path = self.lengths_file(
+            int(min(500000, max(500, rng.lognormvariate(7.6, 0.9)))) for _ in range(60000)
+        )
         decks = sorted(glob.glob(os.path.join(DECKS, "*.toml")))
         self.assertGreaterEqual(len(decks), 11)
         for deck in decks:
@@ -56,9 +61,14 @@ class Pack(RunCase):
             for case in cases.values():
                 with self.subTest(deck=name, case=case["name"]):
                     self.check(case)
-                    if case["name"].startswith("training") or case["name"] == "hierarchical" or name.startswith("speed"):
+                    if (
+                        case["name"].startswith("training")
+                        or case["name"] == "hierarchical"
+                        or name.startswith("speed")
+                    ):
                         continue
-                    # Few samples make few batches, so the bounds are wider than those of the whole decks.
+                    # Few samples make few batches, so the bounds are wider than those of the whole
+                    # decks.
                     if case["method"] == "hbp":
                         self.assertLess(case["abr"], 0.03)
                         self.assertLess(case["pr"], 0.03)
@@ -81,26 +91,52 @@ class Pack(RunCase):
 
     def test_example_of_the_paper(self):
         # Two packs, {2K, 2K} and {1K, 1K, 1K, 1K}, on two devices.
-        deck = self.deck(text='[mesh]\ndp = 2\n[data]\nsource = "lengths"\nlengths_file = "{data}"\n[batching]\nscope = "epoch"\nmethod = "ffd"\nmicro_batch_tokens = 4096\n',
-                         data=self.lengths_file([2048, 1024, 1024, 2048, 1024, 1024]))
+        deck = self.deck(
+            text=(
+                '[mesh]\ndp = 2\n[data]\nsource = "lengths"\nlengths_file ='
+                ' "{data}"\n[batching]\nscope = "epoch"\nmethod = "ffd"\nmicro_batch_tokens ='
+                " 4096\n"
+            ),
+            data=self.lengths_file([2048, 1024, 1024, 2048, 1024, 1024]),
+        )
         result = self.pack(deck)
         self.assertEqual(result["abr"], 0.25)
-        self.assertEqual((result["dbr"], result["pr"], result["cr"], result["packs"], result["ave_t"]), (0, 0, 0, 2, 4096))
+        self.assertEqual(
+            (result["dbr"], result["pr"], result["cr"], result["packs"], result["ave_t"]),
+            (0, 0, 0, 2, 4096),
+        )
 
     def test_long_samples(self):
-        text = '[mesh]\ndp = 2\n[data]\nsource = "lengths"\nlengths_file = "{data}"\n[batching]\nscope = "epoch"\nmethod = "hbp"\ngroups = [100, 400]\ngroup_ranks = [1, 2]\n'
+        text = (
+            '[mesh]\ndp = 2\n[data]\nsource = "lengths"\nlengths_file = "{data}"\n[batching]\nscope'
+            ' = "epoch"\nmethod = "hbp"\ngroups = [100, 400]\ngroup_ranks = [1, 2]\n'
+        )
         deck = self.deck(text=text, data=self.lengths_file([90, 1000, 30, 70]))
-        done = subprocess.run([BALLAST, "pack", deck], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [BALLAST, "pack", deck], capture_output=True, text=True, timeout=60, check=False
+        )
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("1000 tokens", done.stderr)
         self.assertIn("batching.long", done.stderr)
         result = self.pack(deck, "batching.long=split")
-        self.assertEqual((result["tokens"], result["samples"], result["longest"]), (1190, 6, 400))  # 400 + 400 + 200 and the short ones
+        self.assertEqual(
+            (result["tokens"], result["samples"], result["longest"]), (1190, 6, 400)
+        )  # 400 + 400 + 200 and the short ones
 
     def test_groups_that_cannot_be(self):
         deck = os.path.join(DECKS, "table6.toml")
-        for override, words in (("batching.group_ranks=[1,5]", "do not divide the 32"), ("batching.groups=[4,4]", "must ascend"),
-                                ("batching.group_ranks=[1]", "has 1 values for 2 groups"), ("mesh.sp=2", "set mesh.sp = 1")):
-            done = subprocess.run([BALLAST, "pack", deck, "--case", "hierarchical-balance", override], capture_output=True, text=True, timeout=60, check=False)
+        for override, words in (
+            ("batching.group_ranks=[1,5]", "do not divide the 32"),
+            ("batching.groups=[4,4]", "must ascend"),
+            ("batching.group_ranks=[1]", "has 1 values for 2 groups"),
+            ("mesh.sp=2", "set mesh.sp = 1"),
+        ):
+            done = subprocess.run(
+                [BALLAST, "pack", deck, "--case", "hierarchical-balance", override],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
             self.assertNotEqual(done.returncode, 0, override)
             self.assertIn(words, done.stderr, override)

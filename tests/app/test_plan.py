@@ -1,4 +1,5 @@
-"""Whole-program tests of `ballast plan`: the decks reproduce the figures that their papers and our pages state."""
+"""Whole-program tests of `ballast plan`: the decks reproduce the figures that their papers and our
+pages state."""
 import glob
 import json
 import os
@@ -7,13 +8,22 @@ import unittest
 
 from runs import BALLAST, RunCase
 
-INPUTS = os.path.join(os.environ.get("BALLAST_ROOT", os.path.join(os.path.dirname(__file__), "..", "..")), "inputs")
+INPUTS = os.path.join(
+    os.environ.get("BALLAST_ROOT", os.path.join(os.path.dirname(__file__), "..", "..")), "inputs"
+)
 
 
 class Plan(RunCase):
     def plan(self, deck, *overrides, status=0):
         twin = self.out("twin.json")
-        done = subprocess.run([BALLAST, "plan", os.path.join(INPUTS, deck), *overrides, "--json", twin], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, cwd=self.folder)
+        done = subprocess.run(
+            [BALLAST, "plan", os.path.join(INPUTS, deck), *overrides, "--json", twin],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
+            cwd=self.folder,
+        )
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         if status != 0:
             return done.stderr
@@ -22,18 +32,32 @@ class Plan(RunCase):
 
     def test_mtraining_table_4(self):
         facts = self.plan("mtraining/table4.toml")
-        for key, expected in [("flat_forward_ms", 34.10), ("flat_backward_ms", 111.81), ("hierarchical_forward_ms", 19.53), ("hierarchical_backward_ms", 88.56)]:
+        for key, expected in [
+            ("flat_forward_ms", 34.10),
+            ("flat_backward_ms", 111.81),
+            ("hierarchical_forward_ms", 19.53),
+            ("hierarchical_backward_ms", 88.56),
+        ]:
             self.assertAlmostEqual(facts[key], expected, delta=0.01)
         # Forward sends no dKV; backward's hops home come on top.
         self.assertAlmostEqual(facts["hierarchical_forward_plan_ms"], 19.53, delta=0.01)
-        self.assertAlmostEqual(facts["hierarchical_backward_plan_ms"], 88.56 + 0.29 + 2.42, delta=0.01)
-        self.assertAlmostEqual(facts["flat_backward_plan_ms"], 1.86 + 1.90 + 2 * 2.65 + 29 * 3.40 + 2.65 + 2.42, delta=0.01)
+        self.assertAlmostEqual(
+            facts["hierarchical_backward_plan_ms"], 88.56 + 0.29 + 2.42, delta=0.01
+        )
+        self.assertAlmostEqual(
+            facts["flat_backward_plan_ms"],
+            1.86 + 1.90 + 2 * 2.65 + 29 * 3.40 + 2.65 + 2.42,
+            delta=0.01,
+        )
 
     def test_sparsebalance_table_1(self):
         cases = {c["name"]: c for c in self.plan("sparsebalance/table1.toml")["cases"]}
         self.assertEqual(len(cases), 12)
         for prefix in ("", "dp 4 "):
-            imbalance = [cases[prefix + name]["imbalance"] for name in ("Baseline", "+DST", "+SAB", "+SAB+DST")]
+            imbalance = [
+                cases[prefix + name]["imbalance"]
+                for name in ("Baseline", "+DST", "+SAB", "+SAB+DST")
+            ]
             self.assertEqual(imbalance, sorted(imbalance, reverse=True))
             self.assertGreater(cases[prefix + "+LBB+DST"]["imbalance"], imbalance[3] - 0.02)
             self.assertGreaterEqual(cases[prefix + "+SAB+DST"]["speedup"], 1.33)
@@ -46,7 +70,9 @@ class Plan(RunCase):
             self.assertAlmostEqual(cases[name]["imbalance"], expected, delta=0.1)
 
     def test_sab_beside_a_pipeline(self):
-        facts = self.plan("sparsebalance/table1.toml", "--case", "+SAB", "pipeline.schedule=1f1b", "run.steps=2")["cases"][0]
+        facts = self.plan(
+            "sparsebalance/table1.toml", "--case", "+SAB", "pipeline.schedule=1f1b", "run.steps=2"
+        )["cases"][0]
         self.assertLess(facts["imbalance"], 1.8)
         self.assertGreater(facts["bubble_ratio"], 0)
         self.assertGreater(facts["first_batch_bubble_ratio"], 0)  # of the pipeline's own table
@@ -67,39 +93,82 @@ class Plan(RunCase):
             self.assertLess(cases[name]["step_imbalance"], 1.02)
 
     def test_chunkflow_figures(self):
-        for deck, overrides, bubble, step_time in [("figure2", ["data.lengths=[2,2,2,2]"], 3 / 7, 42), ("figure2", [], 4 / 7, 56), ("figure7", [], 0.6, 60),
-                                                   ("figure6", ["chunk.k=1"], 1 - 24 / 44, 44), ("figure6", ["chunk.k=2"], 1 - 24 / 42, 42)]:
+        for deck, overrides, bubble, step_time in [
+            ("figure2", ["data.lengths=[2,2,2,2]"], 3 / 7, 42),
+            ("figure2", [], 4 / 7, 56),
+            ("figure7", [], 0.6, 60),
+            ("figure6", ["chunk.k=1"], 1 - 24 / 44, 44),
+            ("figure6", ["chunk.k=2"], 1 - 24 / 42, 42),
+        ]:
             facts = self.plan(f"chunkflow/{deck}.toml", *overrides)
-            self.assertAlmostEqual(facts["bubble_ratio"], bubble, places=9, msg=f"{deck} {overrides}")
+            self.assertAlmostEqual(
+                facts["bubble_ratio"], bubble, places=9, msg=f"{deck} {overrides}"
+            )
             self.assertAlmostEqual(facts["step_time"], step_time, places=9)
-            k = int(overrides[0].split("=")[1]) if overrides and overrides[0].startswith("chunk.k") else 1
-            self.assertTrue(all(n <= k + 3 - s for s, n in enumerate(facts["peak_live_activations"])), facts)
+            k = (
+                int(overrides[0].split("=")[1])
+                if overrides and overrides[0].startswith("chunk.k")
+                else 1
+            )
+            self.assertTrue(
+                all(n <= k + 3 - s for s, n in enumerate(facts["peak_live_activations"])), facts
+            )
 
     def test_halves_of_backward_fill_waits(self):
-        for deck, overrides, before, after in [("figure2", ["data.lengths=[2,2,2,2]"], 42, 30), ("figure6", ["chunk.k=1"], 44, 32), ("figure7", [], 60, 44)]:
-            whole, halves = (self.plan(f"chunkflow/{deck}.toml", *overrides, f"pipeline.schedule={s}") for s in ("state_aware_1f1b", "zero_bubble"))
+        for deck, overrides, before, after in [
+            ("figure2", ["data.lengths=[2,2,2,2]"], 42, 30),
+            ("figure6", ["chunk.k=1"], 44, 32),
+            ("figure7", [], 60, 44),
+        ]:
+            whole, halves = (
+                self.plan(f"chunkflow/{deck}.toml", *overrides, f"pipeline.schedule={s}")
+                for s in ("state_aware_1f1b", "zero_bubble")
+            )
             self.assertAlmostEqual(whole["step_time"], before, places=9)
             self.assertAlmostEqual(halves["step_time"], after, places=9)
             self.assertTrue(all(n <= 4 for n in halves["peak_live_activations"]), halves)
-        cases = {c["name"]: c for c in self.plan("chunkflow/zero_bubble.toml", "run.seed=1", "pipeline.search=8")["cases"]}
+        cases = {
+            c["name"]: c
+            for c in self.plan("chunkflow/zero_bubble.toml", "run.seed=1", "pipeline.search=8")[
+                "cases"
+            ]
+        }
         for k in (1, 2, 4):
-            self.assertLess(cases[f"zero-bubble, K {k}"]["step_time"], 0.8 * cases[f"state-aware, K {k}"]["step_time"])
+            self.assertLess(
+                cases[f"zero-bubble, K {k}"]["step_time"],
+                0.8 * cases[f"state-aware, K {k}"]["step_time"],
+            )
 
     def test_chunks_shorten_a_long_tailed_step(self):
-        cases = {c["name"]: c for c in self.plan("chunkflow/table6.toml", "pipeline.search=2")["cases"]}
+        cases = {
+            c["name"]: c for c in self.plan("chunkflow/table6.toml", "pipeline.search=2")["cases"]
+        }
         base = cases.pop("1f1b, one sample each")
         for name, case in cases.items():
             self.assertLess(case["step_time"], base["step_time"] * 1.5, name)
         self.assertLess(cases["8K, K 4"]["step_time"], cases["32K, K 1"]["step_time"])
 
     def test_chunks_at_the_papers_scales(self):
-        whole, plain = ({c["name"]: c["step_time"] for c in self.plan("chunkflow/figure8_scale.toml", "pipeline.plan_steps=6", *extra)["cases"]} for extra in ([], ["costs.forward_micro_batch_s=0"]))
+        whole, plain = (
+            {
+                c["name"]: c["step_time"]
+                for c in self.plan("chunkflow/figure8_scale.toml", "pipeline.plan_steps=6", *extra)[
+                    "cases"
+                ]
+            }
+            for extra in ([], ["costs.forward_micro_batch_s=0"])
+        )
         for case in whole:
             if case.endswith("1f1b"):
-                name = case[:-len("1f1b")]
-                self.assertGreater(whole[case] / whole[name + "chunks"], plain[case] / plain[name + "chunks"], name)
-                self.assertGreater(whole[case] / whole[name + "chunks"], 1.4 if "32K" in name else 2.0, name)
-        # One stage: as long in chunks as in samples, but for what a micro-batch costs whatever its length: 2.8 ms, and twice that backward.
+                name = case[: -len("1f1b")]
+                self.assertGreater(
+                    whole[case] / whole[name + "chunks"], plain[case] / plain[name + "chunks"], name
+                )
+                self.assertGreater(
+                    whole[case] / whole[name + "chunks"], 1.4 if "32K" in name else 2.0, name
+                )
+        # One stage: as long in chunks as in samples, but for what a micro-batch costs whatever its
+        # length: 2.8 ms, and twice that backward.
         self.assertAlmostEqual(plain["7B, 32K, 1f1b"], plain["7B, 32K, chunks"], delta=1e-9)
         self.assertGreater(whole["7B, 32K, 1f1b"] - plain["7B, 32K, 1f1b"], 250 * 3 * 2.8e-3)
 
@@ -112,31 +181,73 @@ class Plan(RunCase):
 
     def test_an_unwritable_twin_is_found_before_the_work(self):
         deck = os.path.join(INPUTS, "chunkflow/figure2.toml")
-        for command in ([BALLAST, "plan", deck], [BALLAST, "train", deck, "mesh.pp=1", "-d", self.out("run")]):
-            done = subprocess.run([*command, "--json", self.out("absent") + "/twin.json"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        for command in (
+            [BALLAST, "plan", deck],
+            [BALLAST, "train", deck, "mesh.pp=1", "-d", self.out("run")],
+        ):
+            done = subprocess.run(
+                [*command, "--json", self.out("absent") + "/twin.json"],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                stdin=subprocess.DEVNULL,
+            )
             self.assertEqual(done.returncode, 1)
-            self.assertIn("twin.json: the file cannot be written: No such file or directory", done.stderr)
+            self.assertIn(
+                "twin.json: the file cannot be written: No such file or directory", done.stderr
+            )
             self.assertEqual(done.stdout, "")
 
     def test_nothing_to_plan_and_bad_costs(self):
         self.assertIn("nothing to plan", self.plan("quickstart.toml", status=1))
-        self.assertIn("costs.backward_inner_hop_ms = 0.1 is below", self.plan("mtraining/table4.toml", "costs.backward_inner_hop_ms=0.1", status=1))
-        self.assertIn("ring.stripe = 1: sparse attention", self.plan("mtraining/table5.toml", "ring.stripe=1", "--case", "striped-64", status=1))
+        self.assertIn(
+            "costs.backward_inner_hop_ms = 0.1 is below",
+            self.plan("mtraining/table4.toml", "costs.backward_inner_hop_ms=0.1", status=1),
+        )
+        self.assertIn(
+            "ring.stripe = 1: sparse attention",
+            self.plan("mtraining/table5.toml", "ring.stripe=1", "--case", "striped-64", status=1),
+        )
 
     def test_train_refuses_what_is_only_planned(self):
-        for deck, overrides, mention in [("chunkflow/figure2.toml", ["mesh.pp=1", "batching.scope=epoch"], "batching.scope")]:
-            done = self.run_ballast(1, "train", os.path.join(INPUTS, deck), *overrides, "-d", self.out("run"), status=None)
+        for deck, overrides, mention in [
+            ("chunkflow/figure2.toml", ["mesh.pp=1", "batching.scope=epoch"], "batching.scope")
+        ]:
+            done = self.run_ballast(
+                1,
+                "train",
+                os.path.join(INPUTS, deck),
+                *overrides,
+                "-d",
+                self.out("run"),
+                status=None,
+            )
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(mention, done.stderr)
 
     def test_search_finds_the_fastest_pair_that_fits(self):
-        small = ["data.samples=512", "batching.global_samples=32", "chunk.search_tokens=[4096,16384]", "chunk.search_k=[1,4]", "chunk.search_steps=1", "pipeline.search=1"]
+        small = [
+            "data.samples=512",
+            "batching.global_samples=32",
+            "chunk.search_tokens=[4096,16384]",
+            "chunk.search_k=[1,4]",
+            "chunk.search_steps=1",
+            "pipeline.search=1",
+        ]
         facts = self.plan("chunkflow/search.toml", *small)
         fitting = [p for p in facts["search"] if p["fits"]]
         self.assertEqual(len(facts["search"]), 4)
         self.assertEqual(facts["best_step_time"], min(p["step_time"] for p in fitting))
-        self.assertEqual(facts["best_overrides"][2:], [f"chunk.tokens={facts['best_chunk_tokens']}", f"chunk.k={facts['best_k']}"])
-        self.assertEqual(self.plan("chunkflow/search.toml", *small, "pipeline.schedule=zero_bubble")["best_overrides"][1], "pipeline.schedule=zero_bubble")
+        self.assertEqual(
+            facts["best_overrides"][2:],
+            [f"chunk.tokens={facts['best_chunk_tokens']}", f"chunk.k={facts['best_k']}"],
+        )
+        self.assertEqual(
+            self.plan("chunkflow/search.toml", *small, "pipeline.schedule=zero_bubble")[
+                "best_overrides"
+            ][1],
+            "pipeline.schedule=zero_bubble",
+        )
         # Activations grow with chunk size and K; a limit between leaves the small ones.
         need = {(p["chunk_tokens"], p["k"]): p["fullest_rank_bytes"] for p in facts["search"]}
         self.assertLess(need[4096, 1], need[4096, 4])
@@ -144,15 +255,24 @@ class Plan(RunCase):
         limit = (need[4096, 1] + min(need[4096, 4], need[16384, 1])) / 2 / 2**30
         facts = self.plan("chunkflow/search.toml", *small, f"chunk.search_memory_gib={limit}")
         self.assertEqual((facts["best_chunk_tokens"], facts["best_k"]), (4096, 1))
-        self.assertIn("no pair of chunk.search_tokens", self.plan("chunkflow/search.toml", *small, "chunk.search_memory_gib=1.0", status=1))
+        self.assertIn(
+            "no pair of chunk.search_tokens",
+            self.plan("chunkflow/search.toml", *small, "chunk.search_memory_gib=1.0", status=1),
+        )
 
     def test_every_deck_passes_check(self):
         decks = glob.glob(os.path.join(INPUTS, "**", "*.toml"), recursive=True)
         self.assertGreater(len(decks), 40)
         for deck in decks:
-            done = subprocess.run([BALLAST, "check", deck], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, cwd=self.folder)
+            done = subprocess.run(
+                [BALLAST, "check", deck],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                stdin=subprocess.DEVNULL,
+                cwd=self.folder,
+            )
             self.assertEqual(done.returncode, 0, deck + "\n" + done.stderr)
-
 
 
 if __name__ == "__main__":

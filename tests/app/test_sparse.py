@@ -11,8 +11,18 @@ class Sparse(RunCase):
     def losses_of(self, mesh, *overrides):
         ranks, dp, outer, inner, layout, stripe = mesh
         run = self.out("-".join(str(m) for m in mesh) + str(abs(hash(overrides))))
-        self.run_ballast(ranks, "train", self.deck(dp=dp, cp_outer=outer, cp_inner=inner, steps=2, every=0), "-d", run, "run.precision=fp64",
-                         f"ring.layout={layout}", f"ring.stripe={stripe}", "batching.micro_batch_tokens=640", *overrides)
+        self.run_ballast(
+            ranks,
+            "train",
+            self.deck(dp=dp, cp_outer=outer, cp_inner=inner, steps=2, every=0),
+            "-d",
+            run,
+            "run.precision=fp64",
+            f"ring.layout={layout}",
+            f"ring.stripe={stripe}",
+            "batching.micro_batch_tokens=640",
+            *overrides,
+        )
         return [float(v) for v in self.losses(run).values()]
 
     def expect_same_on_every_mesh(self, *overrides):
@@ -24,55 +34,122 @@ class Sparse(RunCase):
         return reference
 
     def test_generated_index(self):
-        generated = ["attention.index=generated", "attention.generated_band_tokens=64", "attention.generated_columns=8"]
+        generated = [
+            "attention.index=generated",
+            "attention.generated_band_tokens=64",
+            "attention.generated_columns=8",
+        ]
         sparse = self.expect_same_on_every_mesh(*generated, "attention.generated_density=0.3")
-        for a, b in zip(sparse, self.losses_of((4, 1, 1, 2, "striped", 64), *generated, "attention.generated_density=0.3", "mesh.sp=2")):
-            self.assertAlmostEqual(a, b, delta=2e-6, msg="each Ulysses rank has its own heads' patterns")
+        for a, b in zip(
+            sparse,
+            self.losses_of(
+                (4, 1, 1, 2, "striped", 64),
+                *generated,
+                "attention.generated_density=0.3",
+                "mesh.sp=2",
+            ),
+        ):
+            self.assertAlmostEqual(
+                a, b, delta=2e-6, msg="each Ulysses rank has its own heads' patterns"
+            )
         dense = self.losses_of(MESHES[0])
         self.assertNotEqual(sparse, dense)
-        for a, b in zip(dense, self.losses_of(MESHES[0], *generated, "attention.generated_density=1")):
+        for a, b in zip(
+            dense, self.losses_of(MESHES[0], *generated, "attention.generated_density=1")
+        ):
             self.assertAlmostEqual(a, b, delta=2e-6, msg="density 1 is dense")
 
     def test_patterns(self):
-        patterns = {"vertical_slash": ["attention.vertical_share=0.5", "attention.slash_share=0.5", "attention.last_q=32"],
-                    "moba": ["attention.moba_block=64", "attention.moba_top_k=2"],
-                    "xattention": ["attention.xattention_block=64", "attention.xattention_threshold=0.3"]}
-        full = {"vertical_slash": "attention.slash_share=1", "moba": "attention.moba_top_k=1000", "xattention": "attention.xattention_threshold=1"}
+        patterns = {
+            "vertical_slash": [
+                "attention.vertical_share=0.5",
+                "attention.slash_share=0.5",
+                "attention.last_q=32",
+            ],
+            "moba": ["attention.moba_block=64", "attention.moba_top_k=2"],
+            "xattention": ["attention.xattention_block=64", "attention.xattention_threshold=0.3"],
+        }
+        full = {
+            "vertical_slash": "attention.slash_share=1",
+            "moba": "attention.moba_top_k=1000",
+            "xattention": "attention.xattention_threshold=1",
+        }
         dense = self.losses_of(MESHES[0])
         for pattern, settings in patterns.items():
             with self.subTest(pattern):
                 sparse = self.expect_same_on_every_mesh(f"attention.pattern={pattern}", *settings)
                 self.assertNotEqual(sparse, dense)
-                for a, b in zip(dense, self.losses_of(MESHES[0], f"attention.pattern={pattern}", *settings, full[pattern])):
+                for a, b in zip(
+                    dense,
+                    self.losses_of(
+                        MESHES[0], f"attention.pattern={pattern}", *settings, full[pattern]
+                    ),
+                ):
                     self.assertAlmostEqual(a, b, delta=2e-6, msg="a full budget is dense")
 
     def test_trace_holds_budgets_and_pairs(self):
         import h5py
+
         run = self.out("trace")
-        self.run_ballast(2, "train", self.deck(dp=1, cp_inner=2, steps=1, every=0), "-d", run, "attention.pattern=vertical_slash", "attention.max_columns=2",
-                         "attention.vertical_share=0.5", "attention.slash_share=0.5", "attention.last_q=32")
+        self.run_ballast(
+            2,
+            "train",
+            self.deck(dp=1, cp_inner=2, steps=1, every=0),
+            "-d",
+            run,
+            "attention.pattern=vertical_slash",
+            "attention.max_columns=2",
+            "attention.vertical_share=0.5",
+            "attention.slash_share=0.5",
+            "attention.last_q=32",
+        )
         rows, flops = [], 0
         for rank in range(2):
             with h5py.File(f"{run}/trace/trace_{rank:05}.h5") as f:
                 rows.append(f["budgets"][:])
                 events = f["events"][:]
                 names = {v: k for k, v in h5py.check_enum_dtype(f["events"].dtype["kind"]).items()}
-                flops += sum(e["flops"] for e in events if names[int(e["kind"])] == "attention_forward")
+                flops += sum(
+                    e["flops"] for e in events if names[int(e["kind"])] == "attention_forward"
+                )
         self.assertEqual(len(rows[0]), len(rows[1]))
-        self.assertEqual({(r["layer"], r["head"]) for r in rows[0]}, {(layer, head) for layer in range(2) for head in range(4)})
+        self.assertEqual(
+            {(r["layer"], r["head"]) for r in rows[0]},
+            {(layer, head) for layer in range(2) for head in range(4)},
+        )
         for mine, other in zip(*rows):
             self.assertEqual(mine["budget"], other["budget"], "ranks of a ring choose alike")
             self.assertEqual(mine["overflow"], other["overflow"])
         self.assertGreater(sum(r["overflow"] for r in rows[0]), 0)
-        computed, visible = (sum(r[name] for part in rows for r in part) for name in ("computed_pairs", "visible_pairs"))
+        computed, visible = (
+            sum(r[name] for part in rows for r in part)
+            for name in ("computed_pairs", "visible_pairs")
+        )
         self.assertLess(computed, visible)
-        self.assertAlmostEqual(flops, 4 * 8 * computed, delta=1e-6 * flops)  # 4 FLOPs a pair and head dim, one row a head
+        self.assertAlmostEqual(
+            flops, 4 * 8 * computed, delta=1e-6 * flops
+        )  # 4 FLOPs a pair and head dim, one row a head
 
     def test_bad_budgets_are_refused(self):
-        for setting, mention in [("attention.vertical_share=0", "vertical_share"), ("attention.slash_share=1.5", "slash_share"), ("attention.last_q=0", "last_q"),
-                                 ("attention.moba_block=100", "multiple of 64"), ("attention.xattention_stride=48", "divide 64"),
-                                 ("ring.stripe=96", "stripes must not cut")]:
-            done = self.run_ballast(1, "train", self.deck(dp=1), "-d", self.out("bad"), "attention.pattern=vertical_slash", "ring.layout=striped", setting, status=None)
+        for setting, mention in [
+            ("attention.vertical_share=0", "vertical_share"),
+            ("attention.slash_share=1.5", "slash_share"),
+            ("attention.last_q=0", "last_q"),
+            ("attention.moba_block=100", "multiple of 64"),
+            ("attention.xattention_stride=48", "divide 64"),
+            ("ring.stripe=96", "stripes must not cut"),
+        ]:
+            done = self.run_ballast(
+                1,
+                "train",
+                self.deck(dp=1),
+                "-d",
+                self.out("bad"),
+                "attention.pattern=vertical_slash",
+                "ring.layout=striped",
+                setting,
+                status=None,
+            )
             self.assertNotEqual(done.returncode, 0, setting)
             self.assertIn(mention, done.stderr)
 

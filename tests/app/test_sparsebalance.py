@@ -1,4 +1,5 @@
-"""Training with dynamic sparsity tuning and sparsity-aware batching: budgets in the trace, the same on all ranks of a ring, restarts, refusals."""
+"""Training with dynamic sparsity tuning and sparsity-aware batching: budgets in the trace, the same
+on all ranks of a ring, restarts, refusals."""
 import glob
 import json
 import os
@@ -12,14 +13,27 @@ from runs import RunCase
 sys.path.insert(0, os.path.join(os.environ["BALLAST_ROOT"], "app", "report"))
 import load  # noqa: E402
 
-BUDGETS = ["dst.enabled=true", "batching.method=sab", "attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=3", "costs.forward_token_s=1e-6",
-           "costs.forward_pair_s=1e-7", "data.max_tokens=900", "batching.micro_batch_tokens=1200", "batching.global_tokens=6000"]
-CHOICE = re.compile(r"micro_batch (\d+) layer (\d+) base (\d+) budget (\d+) coverage_loss (-?[0-9.]+)")
+BUDGETS = [
+    "dst.enabled=true",
+    "batching.method=sab",
+    "attention.pattern=moba",
+    "attention.moba_block=64",
+    "attention.moba_top_k=3",
+    "costs.forward_token_s=1e-6",
+    "costs.forward_pair_s=1e-7",
+    "data.max_tokens=900",
+    "batching.micro_batch_tokens=1200",
+    "batching.global_tokens=6000",
+]
+CHOICE = re.compile(
+    r"micro_batch (\d+) layer (\d+) base (\d+) budget (\d+) coverage_loss (-?[0-9.]+)"
+)
 
 
 class SparseBalance(RunCase):
     def choices(self, run):
-        """rank -> step -> [(micro-batch, layer, base, budget, loss)] and rank -> mesh coordinates."""
+        """rank -> step -> [(micro-batch, layer, base, budget, loss)] and rank -> mesh
+        coordinates."""
         found, at = {}, {}
         for path in glob.glob(os.path.join(run, "trace", "*.h5")):
             trace, _ = load.read_rank(path)
@@ -58,18 +72,39 @@ class SparseBalance(RunCase):
 
     def test_budgets_are_those_of_one_rank_on_any_mesh(self):
         expected = losses = None
-        for name, ranks, mesh in (("one", 1, {}), ("sp", 2, {"sp": 2}), ("sp-cp", 4, {"sp": 2, "cp_inner": 2})):
+        for name, ranks, mesh in (
+            ("one", 1, {}),
+            ("sp", 2, {"sp": 2}),
+            ("sp-cp", 4, {"sp": 2, "cp_inner": 2}),
+        ):
             run = self.out(name)
-            self.run_ballast(ranks, "train", self.deck(steps=2, **{"dp": 1, **mesh}), *BUDGETS, "batching.method=none", "-d", run)
+            self.run_ballast(
+                ranks,
+                "train",
+                self.deck(steps=2, **{"dp": 1, **mesh}),
+                *BUDGETS,
+                "batching.method=none",
+                "-d",
+                run,
+            )
             found, _ = self.choices(run)
             self.assertEqual(len(found), ranks)
             curve = [float(row["loss"]) for row in self.steps(run) if "loss" in row]
             if expected is None:
                 expected, losses = found[0], curve
-                self.assertGreater(len({budget for choices in expected.values() for _, _, _, budget, _ in choices}), 1)
+                self.assertGreater(
+                    len(
+                        {budget for choices in expected.values() for _, _, _, budget, _ in choices}
+                    ),
+                    1,
+                )
             for steps in found.values():
                 for step, choices in steps.items():
-                    self.assertEqual([c[:4] for c in choices], [c[:4] for c in expected[step]], f"{name} step {step}")
+                    self.assertEqual(
+                        [c[:4] for c in choices],
+                        [c[:4] for c in expected[step]],
+                        f"{name} step {step}",
+                    )
                     for (*_, loss), (*_, of_one) in zip(choices, expected[step]):
                         self.assertAlmostEqual(loss, of_one, delta=5e-6)
             for a, b in zip(curve, losses):
@@ -77,7 +112,15 @@ class SparseBalance(RunCase):
 
     def test_needle_deck_tunes_budgets(self):
         deck = os.path.join(os.environ["BALLAST_ROOT"], "inputs", "sparsebalance", "needle.toml")
-        few = ["run.steps=3", "model.layers=2", "curriculum.steps=0", "data.needle_length_share=[4,0,0,2,1]", "data.needle_held_out=2", "eval.every_steps=3", "checkpoint.every_steps=0"]
+        few = [
+            "run.steps=3",
+            "model.layers=2",
+            "curriculum.steps=0",
+            "data.needle_length_share=[4,0,0,2,1]",
+            "data.needle_held_out=2",
+            "eval.every_steps=3",
+            "checkpoint.every_steps=0",
+        ]
         for case, bound in (("fixed", 0), ("p=0.1", 0.1), ("p=0.3", 0.3)):
             run = self.out(case)
             self.run_ballast(1, "train", deck, "--case", case, *few, "-d", run)
@@ -104,7 +147,9 @@ class SparseBalance(RunCase):
                 mine = trace.events[trace.events["step"] == step]
                 for kind in ("tuning", "planning"):
                     of = mine[mine["kind"] == load.KINDS.index(kind)]
-                    spent[kind, step] = max(spent.get((kind, step), 0), float((of["end_s"] - of["begin_s"]).sum()))
+                    spent[kind, step] = max(
+                        spent.get((kind, step), 0), float((of["end_s"] - of["begin_s"]).sum())
+                    )
                     self.assertGreater(len(of), 0)
                 whole[step] = float(trace.steps["step_time_s"][trace.steps["step"] == step][0])
         for key, kind in (("dst_overhead_share", "tuning"), ("sab_overhead_share", "planning")):
@@ -117,18 +162,26 @@ class SparseBalance(RunCase):
         self.assertIn("# dst_overhead_share = ", log)
         self.assertIn("# sab_overhead_share = ", log)
         plain = [b for b in BUDGETS if not b.startswith(("dst.enabled", "batching.method"))]
-        self.run_ballast(2, "train", self.deck(steps=2, dp=2), *plain, "-d", self.out("plain"), "--json", twin)
+        self.run_ballast(
+            2, "train", self.deck(steps=2, dp=2), *plain, "-d", self.out("plain"), "--json", twin
+        )
         with open(twin) as f:
             self.assertFalse([key for key in json.load(f) if "overhead" in key])
 
     def test_chunks_choose_for_themselves(self):
         run = self.out("chunks")
-        chunked = [b for b in BUDGETS if not b.startswith("batching.method")] + ["batching.method=chunkflow", "chunk.tokens=256", "pipeline.schedule=state_aware_1f1b"]
+        chunked = [b for b in BUDGETS if not b.startswith("batching.method")] + [
+            "batching.method=chunkflow",
+            "chunk.tokens=256",
+            "pipeline.schedule=state_aware_1f1b",
+        ]
         self.run_ballast(2, "train", self.deck(steps=2, dp=2), *chunked, "-d", run)
         found, _ = self.choices(run)
         for steps in found.values():
             for choices in steps.values():
-                self.assertEqual(len(choices), len({c[:2] for c in choices}))  # a second forward asks no more
+                self.assertEqual(
+                    len(choices), len({c[:2] for c in choices})
+                )  # a second forward asks no more
                 self.assertGreater(len(choices), 2)
                 self.assertLessEqual(max(c[4] for c in choices), 0.1 + 1e-6)
 
@@ -136,40 +189,111 @@ class SparseBalance(RunCase):
         deck = self.deck(steps=6, dp=2, every=3)
         mesh = ["mesh.pp=2", *BUDGETS]
         self.run_ballast(4, "train", deck, *mesh, "-d", self.out("whole"))
-        self.run_ballast(4, "train", deck, *mesh, "run.steps=3", "optimizer.decay_steps=6", "-d", self.out("parts"))
-        self.run_ballast(4, "train", deck, *mesh, "optimizer.decay_steps=6", "-d", self.out("parts"), "-r", "latest")
+        self.run_ballast(
+            4,
+            "train",
+            deck,
+            *mesh,
+            "run.steps=3",
+            "optimizer.decay_steps=6",
+            "-d",
+            self.out("parts"),
+        )
+        self.run_ballast(
+            4,
+            "train",
+            deck,
+            *mesh,
+            "optimizer.decay_steps=6",
+            "-d",
+            self.out("parts"),
+            "-r",
+            "latest",
+        )
         self.assertEqual(self.losses(self.out("whole")), self.losses(self.out("parts")))
         last = self.checkpoints(self.out("whole"))[-1]
-        self.assertEqual(self.tensors(os.path.join(self.out("whole"), "checkpoints", last)), self.tensors(os.path.join(self.out("parts"), "checkpoints", last)))
-        averages = [self.averages(os.path.join(self.out(run), "checkpoints", last)) for run in ("whole", "parts")]
+        self.assertEqual(
+            self.tensors(os.path.join(self.out("whole"), "checkpoints", last)),
+            self.tensors(os.path.join(self.out("parts"), "checkpoints", last)),
+        )
+        averages = [
+            self.averages(os.path.join(self.out(run), "checkpoints", last))
+            for run in ("whole", "parts")
+        ]
         self.assertEqual(*averages)
         self.assertNotEqual(set(averages[0]), {3.0})  # they have moved from the base
         found, at = self.choices(self.out("whole"))
         for rank, steps in found.items():  # a stage chooses for its own layers
-            self.assertEqual({c[1] for choices in steps.values() for c in choices}, {float(at[rank]["pp"])})
+            self.assertEqual(
+                {c[1] for choices in steps.values() for c in choices}, {float(at[rank]["pp"])}
+            )
         again, _ = self.choices(self.out("parts"))
         self.assertEqual(found, again)
 
     def test_what_cannot_combine_is_refused(self):
         deck = self.deck(dp=1)
-        for overrides, message in ((["dst.enabled=true"], "has none"), (BUDGETS + ["batching.method=hbp", "batching.groups=[300,900]", "batching.group_ranks=[1,2]"], "packs of one rank"), (BUDGETS + ["costs.forward_pair_s=0"], "profile.table"),
-                                   (BUDGETS + ["attention.pattern=vertical_slash"], "dst.base_budget"), (BUDGETS + ["dst.budgets=[1,2]"], "lacks"),
-                                   (BUDGETS + ["attention.index=generated"], "routing scores")):
-            done = self.run_ballast(1, "train", deck, *overrides, "-d", self.out("refused"), status=1)
+        for overrides, message in (
+            (["dst.enabled=true"], "has none"),
+            (
+                BUDGETS
+                + [
+                    "batching.method=hbp",
+                    "batching.groups=[300,900]",
+                    "batching.group_ranks=[1,2]",
+                ],
+                "packs of one rank",
+            ),
+            (BUDGETS + ["costs.forward_pair_s=0"], "profile.table"),
+            (BUDGETS + ["attention.pattern=vertical_slash"], "dst.base_budget"),
+            (BUDGETS + ["dst.budgets=[1,2]"], "lacks"),
+            (BUDGETS + ["attention.index=generated"], "routing scores"),
+        ):
+            done = self.run_ballast(
+                1, "train", deck, *overrides, "-d", self.out("refused"), status=1
+            )
             self.assertIn(message, done.stderr)
 
     def test_a_table_of_another_layer_is_refused(self):
         table = self.out("table.h5")
-        base = ["attention.pattern=moba", "attention.moba_block=64", "profile.lengths=[128,256]", "profile.budgets=[1,2]", "profile.repeats=1", "profile.warmup=0",
-                "profile.held_out=0", "profile.repair_limit=1000", f"profile.table={table}"]
+        base = [
+            "attention.pattern=moba",
+            "attention.moba_block=64",
+            "profile.lengths=[128,256]",
+            "profile.budgets=[1,2]",
+            "profile.repeats=1",
+            "profile.warmup=0",
+            "profile.held_out=0",
+            "profile.repair_limit=1000",
+            f"profile.table={table}",
+        ]
         self.run_ballast(1, "profile", self.deck(dp=1), *base, "-d", self.out("profile"))
         limits = ["profile.repair_limit=100", f"profile.table={table}"]
-        self.run_ballast(1, "train", self.deck(dp=1, steps=1), *BUDGETS, *limits, "-d", self.out("good"))
-        done = self.run_ballast(1, "train", self.deck(dp=1, steps=1), *BUDGETS, *limits, "model.hidden=64", "-d", self.out("bad"), status=1)
+        self.run_ballast(
+            1, "train", self.deck(dp=1, steps=1), *BUDGETS, *limits, "-d", self.out("good")
+        )
+        done = self.run_ballast(
+            1,
+            "train",
+            self.deck(dp=1, steps=1),
+            *BUDGETS,
+            *limits,
+            "model.hidden=64",
+            "-d",
+            self.out("bad"),
+            status=1,
+        )
         self.assertIn("hidden 32", done.stderr)
         self.assertIn("hidden 64", done.stderr)
-        self.run_ballast(1, "train", self.deck(dp=1, steps=1), *BUDGETS, *limits, "model.hidden=64", "profile.allow_mismatch=true", "-d", self.out("allowed"))
+        self.run_ballast(
+            1,
+            "train",
+            self.deck(dp=1, steps=1),
+            *BUDGETS,
+            *limits,
+            "model.hidden=64",
+            "profile.allow_mismatch=true",
+            "-d",
+            self.out("allowed"),
+        )
         with open(os.path.join(self.out("allowed"), "log.txt")) as log:
             self.assertIn("hidden 64", log.read())
-
-

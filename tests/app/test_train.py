@@ -1,4 +1,5 @@
-"""Whole-program tests of `ballast train` and `eval`: meshes, restarts, signals, killed ranks, damaged files, full disks."""
+"""Whole-program tests of `ballast train` and `eval`: meshes, restarts, signals, killed ranks,
+damaged files, full disks."""
 import glob
 import json
 import os
@@ -13,17 +14,30 @@ from runs import RunCase
 
 class Meshes(RunCase):
     def test_loss_is_the_same_on_every_mesh(self):
-        meshes = [(1, 1, 1, 1, 1), (2, 2, 1, 1, 1), (2, 1, 1, 2, 1), (4, 2, 1, 2, 1), (4, 1, 2, 2, 1), (8, 2, 2, 2, 1), (4, 1, 1, 1, 4), (8, 2, 1, 2, 2)]
+        meshes = [
+            (1, 1, 1, 1, 1),
+            (2, 2, 1, 1, 1),
+            (2, 1, 1, 2, 1),
+            (4, 2, 1, 2, 1),
+            (4, 1, 2, 2, 1),
+            (8, 2, 2, 2, 1),
+            (4, 1, 1, 1, 4),
+            (8, 2, 1, 2, 2),
+        ]
         reference = None
         for ranks, dp, outer, inner, sp in meshes:
-            deck, run = self.deck(dp=dp, cp_outer=outer, cp_inner=inner, sp=sp, steps=4), self.out(f"m{dp}{outer}{inner}{sp}")
+            deck, run = self.deck(dp=dp, cp_outer=outer, cp_inner=inner, sp=sp, steps=4), self.out(
+                f"m{dp}{outer}{inner}{sp}"
+            )
             self.run_ballast(ranks, "train", deck, "-d", run, "run.precision=fp64")
             losses = [float(v) for v in self.losses(run).values()]
             self.assertEqual(len(losses), 4)
             self.assertLess(losses[-1], losses[0])
             reference = reference or losses
             for a, b in zip(reference, losses):
-                self.assertAlmostEqual(a, b, delta=2e-6, msg=f"mesh dp {dp} cp {outer} x {inner} sp {sp}")
+                self.assertAlmostEqual(
+                    a, b, delta=2e-6, msg=f"mesh dp {dp} cp {outer} x {inner} sp {sp}"
+                )
 
     def test_impossible_mesh_shows_the_arithmetic(self):
         done = self.run_ballast(3, "train", self.deck(), "-d", self.out("x"), status=None)
@@ -33,25 +47,44 @@ class Meshes(RunCase):
 
     def test_trace_holds_the_schedule_op_by_op(self):
         import h5py
+
         run = self.out("traced")
         self.run_ballast(4, "train", self.deck(dp=2, cp_inner=2), "-d", run)
         for path in glob.glob(os.path.join(run, "trace", "trace_*.h5")):
             with h5py.File(path, "r") as f:
                 events = f["events"][: f["rows"][0]] if f["rows"].shape else f["events"][()]
-                kinds = {value: name for name, value in h5py.check_enum_dtype(events.dtype["kind"]).items()}
+                kinds = {
+                    value: name
+                    for name, value in h5py.check_enum_dtype(events.dtype["kind"]).items()
+                }
                 for step in range(6):
-                    rows = [e for e in events if e["step"] == step and kinds[e["kind"]] in ("forward", "backward")]
+                    rows = [
+                        e
+                        for e in events
+                        if e["step"] == step and kinds[e["kind"]] in ("forward", "backward")
+                    ]
                     rows.sort(key=lambda e: e["begin_s"])
                     order = [(kinds[e["kind"]], int(e["micro_batch"])) for e in rows]
                     count = len(order) // 2
                     self.assertGreater(count, 0)
-                    self.assertEqual(order, [op for m in range(count) for op in (("forward", m), ("backward", m))])
+                    self.assertEqual(
+                        order,
+                        [op for m in range(count) for op in (("forward", m), ("backward", m))],
+                    )
 
     def test_log_goes_down_and_zero_stages_agree(self):
         finals = {}
         for zero in (0, 1, 2):
             run = self.out(f"zero{zero}")
-            self.run_ballast(4, "train", self.deck(dp=2, cp_inner=2, steps=5), "-d", run, f"optimizer.zero={zero}", "run.precision=fp64")
+            self.run_ballast(
+                4,
+                "train",
+                self.deck(dp=2, cp_inner=2, steps=5),
+                "-d",
+                run,
+                f"optimizer.zero={zero}",
+                "run.precision=fp64",
+            )
             finals[zero] = float(self.losses(run)[5])
         self.assertAlmostEqual(finals[0], finals[1], delta=1e-6)
         self.assertAlmostEqual(finals[0], finals[2], delta=1e-6)
@@ -64,13 +97,34 @@ class Restarts(RunCase):
         self.run_ballast(4, "train", deck, "-d", parts, "run.steps=3", "optimizer.decay_steps=6")
         self.run_ballast(4, "train", deck, "-d", parts, "-r", "latest")
         self.assertEqual(self.losses(whole), self.losses(parts))
-        self.assertEqual(self.tensors(os.path.join(whole, "checkpoints", "step_00000006.h5")), self.tensors(os.path.join(parts, "checkpoints", "step_00000006.h5")))
+        self.assertEqual(
+            self.tensors(os.path.join(whole, "checkpoints", "step_00000006.h5")),
+            self.tensors(os.path.join(parts, "checkpoints", "step_00000006.h5")),
+        )
 
     def test_restart_on_another_mesh_sees_the_same_samples(self):
         whole, parts = self.out("whole"), self.out("parts")
         self.run_ballast(2, "train", self.deck(), "-d", whole, "run.precision=fp64")
-        self.run_ballast(2, "train", self.deck(), "-d", parts, "run.precision=fp64", "run.steps=4", "optimizer.decay_steps=6")
-        self.run_ballast(4, "train", self.deck("other.toml", dp=1, cp_outer=2, cp_inner=2), "-d", parts, "run.precision=fp64", "-r", "latest")
+        self.run_ballast(
+            2,
+            "train",
+            self.deck(),
+            "-d",
+            parts,
+            "run.precision=fp64",
+            "run.steps=4",
+            "optimizer.decay_steps=6",
+        )
+        self.run_ballast(
+            4,
+            "train",
+            self.deck("other.toml", dp=1, cp_outer=2, cp_inner=2),
+            "-d",
+            parts,
+            "run.precision=fp64",
+            "-r",
+            "latest",
+        )
         a, b = self.losses(whole), self.losses(parts)
         self.assertEqual(sorted(a), sorted(b))
         for step in a:
@@ -93,11 +147,30 @@ class Restarts(RunCase):
             self.assertIn(process.returncode, (75,), output[-2000:])
             self.assertEqual(len(self.checkpoints(run)), 1)
             last = max(self.losses(run))
-            self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", f"run.steps={last + 2}", "optimizer.decay_steps=400")
+            self.run_ballast(
+                2,
+                "train",
+                deck,
+                "-d",
+                run,
+                "-r",
+                "latest",
+                f"run.steps={last + 2}",
+                "optimizer.decay_steps=400",
+            )
             self.assertEqual(sorted(self.losses(run)), list(range(1, last + 3)))
         run = self.out("wall")
         begin = time.time()
-        self.run_ballast(2, "train", self.deck("wall.toml", steps=100000, every=0), "-d", run, "-t", "00:00:05", status=75)
+        self.run_ballast(
+            2,
+            "train",
+            self.deck("wall.toml", steps=100000, every=0),
+            "-d",
+            run,
+            "-t",
+            "00:00:05",
+            status=75,
+        )
         self.assertLess(time.time() - begin, 20)
         self.assertEqual(len(self.checkpoints(run)), 1)
 
@@ -111,7 +184,9 @@ class Restarts(RunCase):
         long = self.start(2, "train", self.deck("long.toml", steps=100000), "-d", self.out("busy"))
         try:
             self.wait_for_step(long, self.out("busy"), 1)
-            second = self.run_ballast(2, "train", deck, "-d", self.out("busy"), "-r", "latest", status=None)
+            second = self.run_ballast(
+                2, "train", deck, "-d", self.out("busy"), "-r", "latest", status=None
+            )
             self.assertNotEqual(second.returncode, 0)
             self.assertIn("in use", second.stderr + second.stdout)
         finally:
@@ -126,7 +201,15 @@ class Restarts(RunCase):
         done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest")
         self.assertIn("step_00000006.h5", done.stdout + done.stderr)
         self.assertIn("step_00000004.h5", done.stdout)
-        done = self.run_ballast(2, "train", deck, "-d", self.out("other"), "-r", os.path.join(run, "checkpoints", "step_00000004.h5"))
+        done = self.run_ballast(
+            2,
+            "train",
+            deck,
+            "-d",
+            self.out("other"),
+            "-r",
+            os.path.join(run, "checkpoints", "step_00000004.h5"),
+        )
         self.assertEqual(self.losses(run)[6], self.losses(self.out("other"))[6])
 
 
@@ -151,7 +234,17 @@ class Failures(RunCase):
                 self.stop_group(process)
             self.assertEqual(self.ranks_of(run), [])
             last = max(self.losses(run))
-            done = self.run_ballast(4, "train", deck, "-d", run, "-r", "latest", f"run.steps={last + 2}", "optimizer.decay_steps=100000")
+            done = self.run_ballast(
+                4,
+                "train",
+                deck,
+                "-d",
+                run,
+                "-r",
+                "latest",
+                f"run.steps={last + 2}",
+                "optimizer.decay_steps=100000",
+            )
             self.assertIn("continues", done.stdout)
 
     def test_a_killed_checkpoint_write_leaves_the_one_before(self):
@@ -166,7 +259,9 @@ class Failures(RunCase):
             try:
                 self.wait_for_step(process, run, 2)
                 ranks, end = self.ranks_of(run), time.time() + 20
-                while time.time() < end and not any(f.endswith(".partial") for f in os.listdir(folder)):
+                while time.time() < end and not any(
+                    f.endswith(".partial") for f in os.listdir(folder)
+                ):
                     pass
                 for rank in ranks:  # all at once, so that nobody tidies up
                     os.kill(rank, signal.SIGKILL)
@@ -176,7 +271,17 @@ class Failures(RunCase):
                 self.stop_group(process)
             caught += any(f.endswith(".partial") for f in os.listdir(folder))
             newest = int(self.checkpoints(run)[-1][5:13])
-            done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", f"run.steps={newest + 2}", "optimizer.decay_steps=100000")
+            done = self.run_ballast(
+                2,
+                "train",
+                deck,
+                "-d",
+                run,
+                "-r",
+                "latest",
+                f"run.steps={newest + 2}",
+                "optimizer.decay_steps=100000",
+            )
             self.assertIn(f"continues {os.path.join(folder, f'step_{newest:08}.h5')}", done.stdout)
             self.assertEqual([f for f in os.listdir(folder) if f.endswith(".partial")], [])
         self.assertGreater(caught, 0, "no kill fell into a write: the test has lost its subject")
@@ -191,7 +296,19 @@ class Failures(RunCase):
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
 
-        done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", "run.steps=8", "trace.enabled=false", status=None, preexec_fn=limit)
+        done = self.run_ballast(
+            2,
+            "train",
+            deck,
+            "-d",
+            run,
+            "-r",
+            "latest",
+            "run.steps=8",
+            "trace.enabled=false",
+            status=None,
+            preexec_fn=limit,
+        )
         self.assertNotEqual(done.returncode, 0)
         self.assertEqual(self.tensors(os.path.join(run, "checkpoints", "step_00000004.h5")), before)
         self.assertEqual(glob.glob(os.path.join(run, "checkpoints", "step_00000006.h5")), [])
@@ -199,7 +316,17 @@ class Failures(RunCase):
 
     def test_nonfinite_loss_stops_and_names_the_place(self):
         run = self.out("nan")
-        done = self.run_ballast(2, "train", self.deck(steps=50, every=5), "-d", run, "optimizer.learning_rate=1e18", "optimizer.clip_norm=0", "optimizer.warmup_steps=0", status=None)
+        done = self.run_ballast(
+            2,
+            "train",
+            self.deck(steps=50, every=5),
+            "-d",
+            run,
+            "optimizer.learning_rate=1e18",
+            "optimizer.clip_norm=0",
+            "optimizer.warmup_steps=0",
+            status=None,
+        )
         text = done.stdout + done.stderr
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("step", text)
@@ -219,7 +346,17 @@ class Evaluation(RunCase):
         self.run_ballast(2, "train", self.deck(), "-d", run, "eval.every_steps=6")
         logged = [float(r["validation_loss"]) for r in self.steps(run) if "validation_loss" in r]
         self.assertEqual(len(logged), 1)
-        self.run_ballast(4, "eval", self.deck("other.toml", dp=1, cp_outer=2, cp_inner=2), "-d", run, "-r", "latest", "--json", twin)
+        self.run_ballast(
+            4,
+            "eval",
+            self.deck("other.toml", dp=1, cp_outer=2, cp_inner=2),
+            "-d",
+            run,
+            "-r",
+            "latest",
+            "--json",
+            twin,
+        )
         with open(twin) as f:
             found = json.load(f)
         self.assertAlmostEqual(found["validation_loss"], logged[0], delta=2e-5)

@@ -1,13 +1,19 @@
-"""Measures Ballast's bars on the GPUs of this machine, each against its peer in the same run, and prints one table.
+"""Measures Ballast's bars on the GPUs of this machine, each against its peer in the same run, and
+prints one table.
 
-    python3 tests/bars [NAME...]             all bars for this number of GPUs, or those named; BAR/COMMAND picks commands: 'sparse-step/trace-*'
+    python3 tests/bars [NAME...]  all bars for this number of GPUs, or those named;
+            BAR/COMMAND picks commands: 'sparse-step/trace-*'
     python3 tests/bars --list                what there is, and the seconds that each takes
-    python3 tests/bars --out FOLDER --again  forms the figures again from an earlier run's folder (with traces: where h5py is installed)
-    python3 tests/bars --resume              only what has not ended well in the folder, after a run that was cut short
-    python3 tests/bars --host                the same commands at laptop size on the host backend: shows that they work, the figures mean nothing
-    python3 tests/bars --check               `ballast check` of every deck with the overrides used here
+    python3 tests/bars --out FOLDER --again  forms the figures again from an earlier run's
+            folder (with traces: where h5py is installed)
+    python3 tests/bars --resume  only what has not ended well in the folder, after a run that
+            was cut short
+    python3 tests/bars --host  the same commands at laptop size on the host backend: shows
+            that they work, the figures mean nothing
+    python3 tests/bars --check  `ballast check` of every deck with the overrides used here
 
-Needs the built program; the attention bars also nvcc, PyTorch and a file of sample lengths (--lengths, one a line)."""
+Needs the built program; the attention bars also nvcc, PyTorch and a file of sample lengths
+(--lengths, one a line)."""
 import argparse
 import fnmatch
 import json
@@ -24,13 +30,31 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def arguments():
-    parser = argparse.ArgumentParser(prog="tests/bars", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="tests/bars", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="bars to measure")
-    parser.add_argument("--programs", default=os.path.join(ROOT, "build", "bin"), help="folder of ballast (default: build/bin)")
-    parser.add_argument("--out", default="runs/bars", help="folder for logs and figures (default: runs/bars)")
-    parser.add_argument("--gpus", type=int, help="ranks, one a GPU (default: as many GPUs as nvidia-smi lists, at most 4; with --host 2)")
-    parser.add_argument("--lengths", default="", help="file of sample lengths for the packed attention bar")
-    parser.add_argument("--seconds", type=int, default=0, help="start no command after this many seconds")
+    parser.add_argument(
+        "--programs",
+        default=os.path.join(ROOT, "build", "bin"),
+        help="folder of ballast (default: build/bin)",
+    )
+    parser.add_argument(
+        "--out", default="runs/bars", help="folder for logs and figures (default: runs/bars)"
+    )
+    parser.add_argument(
+        "--gpus",
+        type=int,
+        help=(
+            "ranks, one a GPU (default: as many GPUs as nvidia-smi lists, at most 4; with --host 2)"
+        ),
+    )
+    parser.add_argument(
+        "--lengths", default="", help="file of sample lengths for the packed attention bar"
+    )
+    parser.add_argument(
+        "--seconds", type=int, default=0, help="start no command after this many seconds"
+    )
     for flag in ("--list", "--again", "--resume", "--host", "--check"):
         parser.add_argument(flag, action="store_true")
     return parser.parse_args()
@@ -38,7 +62,9 @@ def arguments():
 
 def gpus_here():
     try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, check=False
+        ).stdout
     except OSError:
         return 0
     return sum(line.startswith("GPU ") for line in listed.splitlines())
@@ -49,7 +75,19 @@ def build_kernels(out):
     program = os.path.join(out, "attention_bench")
     with open(os.path.join(out, "build.txt"), "w") as log:
         try:
-            built = subprocess.run(["sh", os.path.join(ROOT, "kernels", "cuda", "standalone", "build.sh"), program], stdout=log, stderr=log, check=False).returncode == 0
+            built = (
+                subprocess.run(
+                    [
+                        "sh",
+                        os.path.join(ROOT, "kernels", "cuda", "standalone", "build.sh"),
+                        program,
+                    ],
+                    stdout=log,
+                    stderr=log,
+                    check=False,
+                ).returncode
+                == 0
+            )
         except OSError:
             built = False
     return program if built else ""
@@ -70,14 +108,25 @@ def launch(command, folder):
     line = [part.replace("{out}", folder) for part in command.line]
     if command.ranks:
         line = [os.environ.get("BALLAST_MPIEXEC", "mpiexec"), "-n", str(command.ranks), *line]
-    environment = {"OPENBLAS_NUM_THREADS": "1", "NCCL_NVLS_ENABLE": "0", **os.environ, **command.environment}
+    environment = {
+        "OPENBLAS_NUM_THREADS": "1",
+        "NCCL_NVLS_ENABLE": "0",
+        **os.environ,
+        **command.environment,
+    }
     begin = time.time()
     with open(os.path.join(folder, command.name + ".txt"), "w") as log:
         log.write("# " + " ".join(line) + "\n")
         log.flush()
         try:
-            # A launcher that is stopped politely takes its ranks along; so it is when this program is stopped, lest they disturb who measures next.
-            process = subprocess.Popen(["timeout", "-k", "10", str(command.limit_s), *line], stdout=log, stderr=subprocess.STDOUT, env=environment)
+            # A launcher that is stopped politely takes its ranks along; so it is when this program
+            # is stopped, lest they disturb who measures next.
+            process = subprocess.Popen(
+                ["timeout", "-k", "10", str(command.limit_s), *line],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
             try:
                 code = process.wait()
             finally:
@@ -87,13 +136,22 @@ def launch(command, folder):
         except OSError as problem:
             log.write(str(problem) + "\n")
             code = 127
-    print(f"  {command.name}: {'ok' if code == 0 else f'failed ({code})'}, {time.time() - begin:.0f} s", flush=True)
+    print(
+        (
+            f"  {command.name}: {'ok' if code == 0 else f'failed ({code})'},"
+            f" {time.time() - begin:.0f} s"
+        ),
+        flush=True,
+    )
     if code == 0:
         with open(os.path.join(folder, command.name + ".txt"), "a") as log:
             log.write(ENDED_WELL)
     else:
         with open(os.path.join(folder, command.name + ".txt"), errors="replace") as log:
-            print("    " + "\n    ".join(line.rstrip()[:200] for line in log.readlines()[-4:]), flush=True)
+            print(
+                "    " + "\n    ".join(line.rstrip()[:200] for line in log.readlines()[-4:]),
+                flush=True,
+            )
     return code == 0
 
 
@@ -104,7 +162,7 @@ def deck_of(command):
         return None
     kept, skip = [command.line[at]], False
     own = ("warmup=", "repeats=")  # settings of `bench step`
-    for i, part in enumerate(command.line[at + 1:], at + 1):
+    for i, part in enumerate(command.line[at + 1 :], at + 1):
         if skip:
             skip = False
         elif part in ("-d", "--json"):
@@ -122,9 +180,14 @@ def check_decks(ballast):
                 keys = deck_of(command)
                 if keys is None:
                     continue
-                done = subprocess.run([ballast, "check", *keys], capture_output=True, text=True, check=False)
+                done = subprocess.run(
+                    [ballast, "check", *keys], capture_output=True, text=True, check=False
+                )
                 failed += done.returncode != 0
-                print(f"{bar.name}, {gpus} GPUs, {command.name}: {'ok' if done.returncode == 0 else done.stderr.strip()}")
+                print(
+                    f"{bar.name}, {gpus} GPUs, {command.name}:"
+                    f" {'ok' if done.returncode == 0 else done.stderr.strip()}"
+                )
     return failed == 0
 
 
@@ -135,7 +198,9 @@ def table(rows):
         bar = "" if f.bar is None else ("<= " if f.at_most else ">= ") + number(f.bar)
         lines.append((name, f.what, number(f.value), bar, number(f.goal), f.held()))
     widths = [max(len(line[i]) for line in lines) for i in range(6)]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines
+    )
 
 
 def main():
@@ -153,14 +218,23 @@ def main():
         wanted.setdefault(bar, []).append(command or "*")
     unknown = set(wanted) - {bar.name for bar in BARS}
     if unknown:
-        print(f"tests/bars: no bar named {', '.join(sorted(unknown))}; --list shows them", file=sys.stderr)
+        print(
+            f"tests/bars: no bar named {', '.join(sorted(unknown))}; --list shows them",
+            file=sys.stderr,
+        )
         return 2
     if asked.list:
         for bar in BARS:
-            print(f"{bar.name:12} {'/'.join(map(str, bar.gpus)):6} GPUs  about {bar.seconds:3} s  {bar.what}")
+            print(
+                f"{bar.name:12} {'/'.join(map(str, bar.gpus)):6} GPUs  about {bar.seconds:3} s "
+                f" {bar.what}"
+            )
         return 0
     if gpus == 0:
-        print("tests/bars: no GPU answers here (nvidia-smi lists none); --host shows the commands at laptop size")
+        print(
+            "tests/bars: no GPU answers here (nvidia-smi lists none); --host shows the commands at"
+            " laptop size"
+        )
         return 77
     out = os.path.abspath(asked.out)
     os.makedirs(out, exist_ok=True)
@@ -171,7 +245,9 @@ def main():
         if not kernels:
             print(f"attention: the benchmark was not built, see {asked.out}/build.txt")
             chosen = [bar for bar in chosen if bar.name != "attention"]
-    setting = Setting(gpus, asked.host, ballast, kernels, os.path.abspath(asked.lengths) if asked.lengths else "")
+    setting = Setting(
+        gpus, asked.host, ballast, kernels, os.path.abspath(asked.lengths) if asked.lengths else ""
+    )
     begin, failed, rows = time.time(), [], []
     for bar in chosen:
         folder = os.path.join(out, bar.name)
@@ -179,7 +255,9 @@ def main():
         if not asked.again:
             print(f"{bar.name}: {bar.what}", flush=True)
             for command in bar.commands(setting):
-                if not any(fnmatch.fnmatchcase(command.name, pattern) for pattern in wanted[bar.name]):
+                if not any(
+                    fnmatch.fnmatchcase(command.name, pattern) for pattern in wanted[bar.name]
+                ):
                     continue
                 if asked.resume and ended_well(command, folder):
                     print(f"  {command.name}: kept from before")
@@ -189,7 +267,9 @@ def main():
                 elif not launch(command, folder):
                     failed.append(f"{bar.name}/{command.name}")
         elif os.path.isdir(folder):
-            for command in bar.commands(setting):  # what reads traces may run here though it could not there
+            for command in bar.commands(
+                setting
+            ):  # what reads traces may run here though it could not there
                 if command.name.startswith("report-"):
                     launch(command, folder)
         rows += [(bar.name, figure) for figure in bar.figures(Results(folder, gpus))]
@@ -197,7 +277,11 @@ def main():
     if asked.host:
         print("laptop sizes on the host: figures mean nothing")
     with open(os.path.join(out, "figures.json"), "w") as file:
-        json.dump([{"bar": name, **vars(figure), "held": figure.held()} for name, figure in rows], file, indent=1)
+        json.dump(
+            [{"bar": name, **vars(figure), "held": figure.held()} for name, figure in rows],
+            file,
+            indent=1,
+        )
     if failed:
         print("failed: " + ", ".join(failed))
     missed = any(figure.held() in ("MISSED", "no figure") for _, figure in rows)

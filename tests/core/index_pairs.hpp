@@ -7,8 +7,8 @@
 
 namespace ballast {
 
-/// Is the pair computed?  Straight from the header: visible, and covered by a run of that row, or a bar that no run of the
-/// query block covers.  Does not read the cover words.
+/// Is the pair computed?  Straight from the header: visible, and covered by a run of that row, or a
+/// bar that no run of the query block covers.  Does not read the cover words.
 inline bool computed(const AttentionIndex& index, int head, std::int64_t i, std::int64_t j) {
   if (j < index.key_begin[i] || j >= index.key_end[i]) return false;
   const std::int64_t block = i / kBlock, list = head * index.q_blocks() + block;
@@ -22,7 +22,8 @@ inline bool computed(const AttentionIndex& index, int head, std::int64_t i, std:
   if (in_run) return true;
   if (in_any_row || index.bar_offset.empty()) return false;
   const std::int64_t bars = std::int64_t{head} * index.segments + index.block_segment[block];
-  return std::binary_search(index.bars.begin() + index.bar_offset[bars], index.bars.begin() + index.bar_offset[bars + 1],
+  return std::binary_search(index.bars.begin() + index.bar_offset[bars],
+                            index.bars.begin() + index.bar_offset[bars + 1],
                             static_cast<std::int32_t>(j));
 }
 

@@ -1,4 +1,5 @@
-// Attention index: visible intervals, counts, cover words and transpose against pair-by-pair definitions.
+// Attention index: visible intervals, counts, cover words and transpose against pair-by-pair
+// definitions.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +17,8 @@ MicroBatch random_batch(std::mt19937_64& random, bool prefixed) {
   MicroBatch batch;
   const int segments = 1 + static_cast<int>(random() % 5);
   for (int s = 0; s < segments; ++s) {
-    const std::int64_t lengths[] = {0, 1, static_cast<std::int64_t>(random() % 10), static_cast<std::int64_t>(random() % 200)};
+    const std::int64_t lengths[] = {0, 1, static_cast<std::int64_t>(random() % 10),
+                                    static_cast<std::int64_t>(random() % 200)};
     const std::int64_t begin = prefixed ? static_cast<std::int64_t>(random() % 100) : 0;
     batch.segments.push_back({s, begin, begin + lengths[random() % 4], 0});
   }
@@ -29,7 +31,8 @@ TEST(AttentionIndex, IntervalsOfEveryLayoutMatchBruteForce) {
   std::mt19937_64 random(seed);
   for (int trial = 0; trial < 60; ++trial) {
     const MicroBatch batch = random_batch(random, trial % 2);
-    for (auto kind : {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::shuffled}) {
+    for (auto kind :
+         {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::shuffled}) {
       const int ranks = 1 + static_cast<int>(random() % 5);
       const std::int64_t stripes[] = {1, 3, 64};
       const SequenceLayout layout(kind, batch.tokens(), ranks, stripes[random() % 3]);
@@ -42,9 +45,11 @@ TEST(AttentionIndex, IntervalsOfEveryLayoutMatchBruteForce) {
           ASSERT_EQ(problems(index), "");
           for (std::size_t i = 0; i < queries.size(); ++i)
             for (std::size_t j = 0; j < keys.size(); ++j) {
-              const bool visible = queries[i].segment == keys[j].segment && keys[j].position <= queries[i].position;
+              const bool visible =
+                  queries[i].segment == keys[j].segment && keys[j].position <= queries[i].position;
               ASSERT_EQ(visible, computed(index, 0, i, j))
-                  << name(kind) << " rank " << me << " keys of " << other << " pair " << i << ", " << j;
+                  << name(kind) << " rank " << me << " keys of " << other << " pair " << i << ", "
+                  << j;
             }
           ASSERT_EQ(index.pairs_per_head(), index.visible_pairs());
           pairs += index.visible_pairs();
@@ -52,7 +57,8 @@ TEST(AttentionIndex, IntervalsOfEveryLayoutMatchBruteForce) {
       }
       // A chunk's own keys only: its prefix is not on the packed axis.
       double expected = 0;
-      for (const auto& s : batch.segments) expected += static_cast<double>(s.tokens() * (s.tokens() + 1)) / 2;
+      for (const auto& s : batch.segments)
+        expected += static_cast<double>(s.tokens() * (s.tokens() + 1)) / 2;
       ASSERT_EQ(pairs, expected);
     }
   }
@@ -114,7 +120,8 @@ AttentionIndex random_index(std::mt19937_64& random, bool with_masks, bool with_
     for (std::int64_t b = 0; b < index.q_blocks(); ++b) {
       std::int32_t k = 0;
       while (true) {
-        const std::int32_t first = k + static_cast<std::int32_t>(random() % 3), last = first + 1 + static_cast<std::int32_t>(random() % 2);
+        const std::int32_t first = k + static_cast<std::int32_t>(random() % 3),
+                           last = first + 1 + static_cast<std::int32_t>(random() % 2);
         if (last > index.k_blocks()) break;
         if (with_masks && random() % 2) {
           // Two runs over the same blocks whose rows differ.
@@ -133,7 +140,8 @@ AttentionIndex random_index(std::mt19937_64& random, bool with_masks, bool with_
   }
   if (with_bars) {
     index.segments = 2;
-    for (std::int64_t b = 0; b < index.q_blocks(); ++b) index.block_segment.push_back(static_cast<std::int32_t>(random() % 2));
+    for (std::int64_t b = 0; b < index.q_blocks(); ++b)
+      index.block_segment.push_back(static_cast<std::int32_t>(random() % 2));
     index.bar_offset.assign(1, 0);
     for (int list = 0; list < index.index_heads * index.segments; ++list) {
       for (std::int32_t j = 0; j < index.k_tokens; ++j)
@@ -159,15 +167,19 @@ TEST(AttentionIndex, CountsAndTransposeMatchBruteForce) {
     ASSERT_NEAR(index.pairs_per_head(), pairs / index.index_heads, 1e-9 * pairs);
 
     const TransposedIndex transposed = transpose(index);
-    ASSERT_EQ(static_cast<std::int64_t>(transposed.offset.size()), index.index_heads * index.k_blocks() + 1);
+    ASSERT_EQ(static_cast<std::int64_t>(transposed.offset.size()),
+              index.index_heads * index.k_blocks() + 1);
     std::int64_t entries = 0;
     for (int h = 0; h < index.index_heads; ++h)
       for (std::int64_t k = 0; k < index.k_blocks(); ++k) {
         std::vector<std::pair<std::int32_t, std::int32_t>> expected, found;
         for (std::int32_t b = 0; b < index.q_blocks(); ++b)
-          for (std::int64_t r = index.run_offset[h * index.q_blocks() + b]; r < index.run_offset[h * index.q_blocks() + b + 1]; ++r)
-            if (index.runs[r].first <= k && k < index.runs[r].last) expected.emplace_back(b, index.runs[r].row_mask);
-        for (std::int64_t e = transposed.offset[h * index.k_blocks() + k]; e < transposed.offset[h * index.k_blocks() + k + 1]; ++e)
+          for (std::int64_t r = index.run_offset[h * index.q_blocks() + b];
+               r < index.run_offset[h * index.q_blocks() + b + 1]; ++r)
+            if (index.runs[r].first <= k && k < index.runs[r].last)
+              expected.emplace_back(b, index.runs[r].row_mask);
+        for (std::int64_t e = transposed.offset[h * index.k_blocks() + k];
+             e < transposed.offset[h * index.k_blocks() + k + 1]; ++e)
           found.emplace_back(transposed.query_block[e], transposed.row_mask[e]);
         ASSERT_EQ(found, expected);
         entries += static_cast<std::int64_t>(expected.size());

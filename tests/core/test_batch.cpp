@@ -16,7 +16,8 @@ std::vector<SampleLength> random_samples(std::mt19937_64& rng, int n, std::int64
   std::vector<SampleLength> samples;
   for (int i = 0; i < n; ++i) {
     const auto tokens = static_cast<std::int64_t>(rng() % (longest + 1));
-    samples.push_back({static_cast<std::int64_t>(1000 + i), tokens, std::max<std::int64_t>(0, tokens - 1)});
+    samples.push_back(
+        {static_cast<std::int64_t>(1000 + i), tokens, std::max<std::int64_t>(0, tokens - 1)});
   }
   return samples;
 }
@@ -62,11 +63,15 @@ TEST(Batch, PackedUsesFewMicroBatchesAndBalancesThem) {
   for (const auto& list : batch.micro_batches) {
     packs += list.size();
     double sum = 0;
-    for (const auto& mb : list) sum += static_cast<double>(mb.tokens()) + 1e-3 * mb.attention_pairs();
+    for (const auto& mb : list)
+      sum += static_cast<double>(mb.tokens()) + 1e-3 * mb.attention_pairs();
     load.push_back(sum);
   }
-  EXPECT_LE(packs, static_cast<std::size_t>((tokens + 4095) / 4096 + 1));  // best fit wastes at most one pack here
-  EXPECT_LT(*std::max_element(load.begin(), load.end()) / *std::min_element(load.begin(), load.end()), 1.1);
+  EXPECT_LE(packs, static_cast<std::size_t>((tokens + 4095) / 4096 +
+                                            1));  // best fit wastes at most one pack here
+  EXPECT_LT(
+      *std::max_element(load.begin(), load.end()) / *std::min_element(load.begin(), load.end()),
+      1.1);
 }
 
 TEST(Batch, AttentionPairsCountPrefixes) {
@@ -78,7 +83,8 @@ TEST(Batch, AttentionPairsCountPrefixes) {
 
 TEST(Batch, ChunksWeighRightWhateverTheirPlanEstimates) {
   // One loss token in a sample of five chunks: the plan cannot know which chunk holds it.
-  const Batch batch = plan_batch(0, {{0, 20, 1}, {1, 3, 2}}, {.method = "chunkflow", .micro_batch_tokens = 4});
+  const Batch batch =
+      plan_batch(0, {{0, 20, 1}, {1, 3, 2}}, {.method = "chunkflow", .micro_batch_tokens = 4});
   const LossWeights token(LossNormaliser::ave_token, batch), sum(LossNormaliser::sum, batch);
   for (const auto& list : batch.micro_batches)
     for (const MicroBatch& m : list) {

@@ -1,4 +1,5 @@
-// Chunk construction (ChunkFlow Algorithm 1): every token once, the fewest chunks, dependent chunks together.
+// Chunk construction (ChunkFlow Algorithm 1): every token once, the fewest chunks, dependent chunks
+// together.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -63,7 +64,8 @@ TEST(Chunk, FewestBinsOfSmallSetsAreOptimal) {
 }
 
 TEST(Chunk, SearchBeatsBestFitDecreasing) {
-  const std::vector<std::int64_t> lengths{3, 3, 2, 2, 2, 2};  // best fit decreasing joins the two longest
+  const std::vector<std::int64_t> lengths{3, 3, 2,
+                                          2, 2, 2};  // best fit decreasing joins the two longest
   EXPECT_EQ(pack_lengths("bfd", lengths, 7).size(), 3u);
   EXPECT_EQ(fewest_bins(lengths, 7).size(), 2u);
 }
@@ -96,7 +98,8 @@ TEST(Chunk, EveryTokenOnceAndGroupsTogether) {
           EXPECT_GE(s.loss_tokens, 0);
           const SampleLength& whole = samples[s.sample - 100];
           if (whole.loss_tokens == whole.tokens - 1) {
-            EXPECT_EQ(s.loss_tokens, s.end - s.begin - (s.end == whole.tokens ? 1 : 0));  // no mask: exact
+            EXPECT_EQ(s.loss_tokens,
+                      s.end - s.begin - (s.end == whole.tokens ? 1 : 0));  // no mask: exact
           }
           loss[s.sample - 100] += s.loss_tokens;
         }
@@ -120,10 +123,12 @@ TEST(Chunk, AMillionLengths) {
   std::mt19937 random(1);
   std::vector<SampleLength> samples(1000000);
   for (std::size_t i = 0; i < samples.size(); ++i)
-    samples[i] = {static_cast<std::int64_t>(i), static_cast<std::int64_t>(random() % (random() % 100 == 0 ? 60000 : 1024)), 0};
+    samples[i] = {static_cast<std::int64_t>(i),
+                  static_cast<std::int64_t>(random() % (random() % 100 == 0 ? 60000 : 1024)), 0};
   const auto begin = std::chrono::steady_clock::now();
   const auto chunks = construct_chunks(samples, 8192);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   RecordProperty("seconds", std::to_string(seconds));
   EXPECT_LT(seconds, 5.0);  // 0.5 s on a free core
   std::int64_t tokens = 0, short_tokens = 0;

@@ -23,30 +23,35 @@ TEST(DeckSchema, EveryKeyIsUniqueKnownAndDescribed) {
     EXPECT_EQ(find_key(spec.path()), &spec);
     EXPECT_FALSE(spec.meaning.empty()) << spec.path();
     EXPECT_EQ(spec.meaning.find('\n'), std::string::npos) << spec.path();
-    EXPECT_TRUE(std::all_of(spec.key.begin(), spec.key.end(), [](char c) { return std::islower(c) || std::isdigit(c) || c == '_'; }))
-        << spec.path();
+    EXPECT_TRUE(std::all_of(spec.key.begin(), spec.key.end(), [](char c) {
+      return std::islower(c) || std::isdigit(c) || c == '_';
+    })) << spec.path();
   }
 }
 
 TEST(DeckSchema, EveryDefaultIsAcceptable) {
-  for (const KeySpec& spec : deck_schema()) EXPECT_EQ(value_problem(spec, spec.default_value), "") << spec.path();
+  for (const KeySpec& spec : deck_schema())
+    EXPECT_EQ(value_problem(spec, spec.default_value), "") << spec.path();
 }
 
 TEST(DeckSchema, BoundsFitTypes) {
   for (const KeySpec& spec : deck_schema()) {
-    const bool number = std::holds_alternative<std::int64_t>(spec.default_value) || std::holds_alternative<double>(spec.default_value) ||
+    const bool number = std::holds_alternative<std::int64_t>(spec.default_value) ||
+                        std::holds_alternative<double>(spec.default_value) ||
                         std::holds_alternative<std::vector<std::int64_t>>(spec.default_value) ||
                         std::holds_alternative<std::vector<double>>(spec.default_value);
     EXPECT_TRUE(number || !(spec.minimum || spec.maximum)) << spec.path();
     EXPECT_TRUE(!spec.minimum || !spec.maximum || *spec.minimum < *spec.maximum) << spec.path();
-    EXPECT_TRUE(std::holds_alternative<std::string>(spec.default_value) || spec.allowed.empty()) << spec.path();
+    EXPECT_TRUE(std::holds_alternative<std::string>(spec.default_value) || spec.allowed.empty())
+        << spec.path();
   }
 }
 
 TEST(DeckSchema, EveryDesignBlockIsKnownAndHasKeys) {
-  const std::vector<std::string> design = {"run",       "mesh", "model", "data",       "batching", "chunk",      "pipeline",
-                                           "attention", "ring", "dst",   "sab",        "loss",     "curriculum", "optimizer",
-                                           "recompute", "lora", "costs", "checkpoint", "trace",    "profile",    "eval"};
+  const std::vector<std::string> design = {
+      "run",       "mesh", "model", "data",       "batching", "chunk",      "pipeline",
+      "attention", "ring", "dst",   "sab",        "loss",     "curriculum", "optimizer",
+      "recompute", "lora", "costs", "checkpoint", "trace",    "profile",    "eval"};
   ASSERT_EQ(deck_blocks().size(), design.size());
   for (const auto& name : design) {
     const BlockSpec* block = find_block(name);
@@ -59,9 +64,12 @@ TEST(DeckSchema, EveryDesignBlockIsKnownAndHasKeys) {
 TEST(DeckSchema, HelpNamesEveryKeyUnitAndAllowedValue) {
   const std::string help = deck_help();
   for (const KeySpec& spec : deck_schema()) {
-    EXPECT_NE(help.find("  " + spec.key + " = " + to_text(spec.default_value) + "\n"), std::string::npos) << spec.path();
+    EXPECT_NE(help.find("  " + spec.key + " = " + to_text(spec.default_value) + "\n"),
+              std::string::npos)
+        << spec.path();
     EXPECT_NE(help.find(spec.meaning), std::string::npos) << spec.path();
-    for (const auto& value : spec.allowed) EXPECT_NE(help.find("\"" + value + "\""), std::string::npos) << spec.path();
+    for (const auto& value : spec.allowed)
+      EXPECT_NE(help.find("\"" + value + "\""), std::string::npos) << spec.path();
   }
   EXPECT_EQ(deck_help("nothing"), "");
   EXPECT_NE(deck_help("ring").find("stripe"), std::string::npos);
@@ -69,11 +77,13 @@ TEST(DeckSchema, HelpNamesEveryKeyUnitAndAllowedValue) {
 }
 
 /// Plain recursive edit distance with swaps, as reference.
-std::size_t slow_distance(const std::string& a, const std::string& b, std::size_t i, std::size_t j) {
+std::size_t slow_distance(const std::string& a, const std::string& b, std::size_t i,
+                          std::size_t j) {
   if (i == 0 || j == 0) return std::max(i, j);
-  std::size_t best = std::min(
-      {slow_distance(a, b, i - 1, j) + 1, slow_distance(a, b, i, j - 1) + 1, slow_distance(a, b, i - 1, j - 1) + (a[i - 1] != b[j - 1])});
-  if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) best = std::min(best, slow_distance(a, b, i - 2, j - 2) + 1);
+  std::size_t best = std::min({slow_distance(a, b, i - 1, j) + 1, slow_distance(a, b, i, j - 1) + 1,
+                               slow_distance(a, b, i - 1, j - 1) + (a[i - 1] != b[j - 1])});
+  if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+    best = std::min(best, slow_distance(a, b, i - 2, j - 2) + 1);
   return best;
 }
 
@@ -91,11 +101,13 @@ TEST(DeckNames, NearestIsTheNearestByASlowReference) {
     const std::vector<std::string> candidates{word(), word(), word()};
     const std::string near = nearest_name(name, candidates);
     std::size_t least = 100;
-    for (const auto& c : candidates) least = std::min(least, slow_distance(name, c, name.size(), c.size()));
+    for (const auto& c : candidates)
+      least = std::min(least, slow_distance(name, c, name.size(), c.size()));
     if (near.empty()) {
       EXPECT_GT(least, 0u) << "seed " << seed;
     } else {
-      EXPECT_EQ(slow_distance(name, near, name.size(), near.size()), least) << name << " -> " << near << ", seed " << seed;
+      EXPECT_EQ(slow_distance(name, near, name.size(), near.size()), least)
+          << name << " -> " << near << ", seed " << seed;
     }
   }
 }
@@ -113,7 +125,9 @@ TEST(DeckNames, UsualSlipsAreFoundAndStrangersAreNot) {
 }
 
 TEST(DeckValues, RangesAreInclusiveUnlessOpen) {
-  const auto problem = [](const char* path, DeckValue value) { return value_problem(*find_key(path), value); };
+  const auto problem = [](const char* path, DeckValue value) {
+    return value_problem(*find_key(path), value);
+  };
   EXPECT_EQ(problem("optimizer.beta1", 0.0), "");
   EXPECT_EQ(problem("optimizer.beta1", 0.999), "");
   EXPECT_NE(problem("optimizer.beta1", 1.0), "");
@@ -204,7 +218,9 @@ TEST(DeckWeights, FillTheShapeAndContradictionsAreNamed) {
   shape.rope_theta = 1e7;  // stretches the context: the deck's value stays
   const auto problems = deck.apply_weights(shape);
   ASSERT_EQ(problems.size(), 2u);
-  EXPECT_NE(problems[0].find("model.layers = 32 contradicts 31 in folder/config.json"), std::string::npos) << problems[0];
+  EXPECT_NE(problems[0].find("model.layers = 32 contradicts 31 in folder/config.json"),
+            std::string::npos)
+      << problems[0];
   EXPECT_NE(problems[1].find("model.tied_embedding"), std::string::npos) << problems[1];
   EXPECT_EQ(model_shape(deck).rope_theta, 5e5);
 
@@ -218,7 +234,9 @@ TEST(DeckWeights, FillTheShapeAndContradictionsAreNamed) {
 
 TEST(DeckOptions, EveryOptionComesFromItsKey) {
   Deck deck;
-  const auto set = [&](const char* path, DeckValue value) { deck.set(path, std::move(value), "test"); };
+  const auto set = [&](const char* path, DeckValue value) {
+    deck.set(path, std::move(value), "test");
+  };
   set("mesh.dp", std::int64_t{2});
   set("mesh.pp", std::int64_t{3});
   set("mesh.cp_outer", std::int64_t{5});
@@ -238,10 +256,12 @@ TEST(DeckOptions, EveryOptionComesFromItsKey) {
   EXPECT_EQ(o.batching.dp, 2);
   EXPECT_EQ(o.layout, LayoutKind::striped);
   EXPECT_EQ(o.stripe, 23);
-  // One more visible pair costs 4 D Hq L FLOPs; training_flops counts forward and backward, 3 times as many.
+  // One more visible pair costs 4 D Hq L FLOPs; training_flops counts forward and backward, 3 times
+  // as many.
   const double pair = (o.model.training_flops(0, 1) - o.model.training_flops(0, 0)) / 3;
   EXPECT_DOUBLE_EQ(pair, 4.0 * 64 * 14 * 24);
-  EXPECT_NEAR(o.batching.pair_cost_tokens, pair / (o.model.training_flops(1, 0) / 3), 1e-3 * o.batching.pair_cost_tokens);
+  EXPECT_NEAR(o.batching.pair_cost_tokens, pair / (o.model.training_flops(1, 0) / 3),
+              1e-3 * o.batching.pair_cost_tokens);
   EXPECT_EQ(RunOptions::from(Deck()).batching.pair_cost_tokens, 0);
 }
 

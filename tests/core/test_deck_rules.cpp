@@ -1,4 +1,5 @@
-// Cross-key rules of decks: each fires on its breach, at the right place, and stays silent on what is sound.
+// Cross-key rules of decks: each fires on its breach, at the right place, and stays silent on what
+// is sound.
 #include <gtest/gtest.h>
 
 #include "core/deck.hpp"
@@ -28,7 +29,8 @@ class DeckRule : public ::testing::TestWithParam<Breach> {};
 TEST_P(DeckRule, FiresOnceAtItsPlace) {
   Deck deck = sound();
   int line = 10;
-  for (const auto& [path, value] : GetParam().settings) deck.set(path, value, fmt::format("deck.toml:{}", line++));
+  for (const auto& [path, value] : GetParam().settings)
+    deck.set(path, value, fmt::format("deck.toml:{}", line++));
   const auto list = deck_problems(deck);
   ASSERT_EQ(list.size(), 1u) << fmt::format("{}", fmt::join(list, "\n"));
   EXPECT_EQ(list[0].rfind(std::string(GetParam().place) + ": ", 0), 0u) << list[0];
@@ -41,16 +43,30 @@ INSTANTIATE_TEST_SUITE_P(
     All, DeckRule,
     ::testing::Values(
         Breach{"bf16_on_host", {{"run.precision", S("bf16")}}, "deck.toml:10", "cuda"},
-        Breach{"fp64_on_cuda", {{"run.backend", S("cuda")}, {"run.precision", S("fp64")}}, "deck.toml:11", "host"},
-        Breach{"head_dim_on_cuda", {{"model.head_dim", I{32}}, {"run.backend", S("cuda")}}, "deck.toml:10", "64 or 128"},
+        Breach{"fp64_on_cuda",
+               {{"run.backend", S("cuda")}, {"run.precision", S("fp64")}},
+               "deck.toml:11",
+               "host"},
+        Breach{"head_dim_on_cuda",
+               {{"model.head_dim", I{32}}, {"run.backend", S("cuda")}},
+               "deck.toml:10",
+               "64 or 128"},
         Breach{"query_heads_a_key_head_on_cuda",
                {{"model.kv_heads", I{1}}, {"model.query_heads", I{32}}, {"run.backend", S("cuda")}},
                "deck.toml:10",
                "at most 16"},
-        Breach{"eval_without_validation", {{"eval.every_steps", I{5}}}, "deck.toml:10", "data.validation_share"},
-        Breach{
-            "mesh_too_large", {{"mesh.dp", I{1 << 20}}, {"mesh.pp", I{16}}, {"mesh.cp_outer", I{1 << 20}}}, "deck.toml:10", "2147483647"},
-        Breach{"node_does_not_divide", {{"mesh.dp", I{6}}, {"mesh.ranks_per_node", I{4}}}, "deck.toml:10", "6 = 1 x 4 + 2"},
+        Breach{"eval_without_validation",
+               {{"eval.every_steps", I{5}}},
+               "deck.toml:10",
+               "data.validation_share"},
+        Breach{"mesh_too_large",
+               {{"mesh.dp", I{1 << 20}}, {"mesh.pp", I{16}}, {"mesh.cp_outer", I{1 << 20}}},
+               "deck.toml:10",
+               "2147483647"},
+        Breach{"node_does_not_divide",
+               {{"mesh.dp", I{6}}, {"mesh.ranks_per_node", I{4}}},
+               "deck.toml:10",
+               "6 = 1 x 4 + 2"},
         Breach{"inner_ring_leaves_node",
                {{"mesh.cp_inner", I{4}}, {"mesh.cp_outer", I{2}}, {"mesh.ranks_per_node", I{2}}},
                "deck.toml:11",
@@ -85,15 +101,24 @@ INSTANTIATE_TEST_SUITE_P(
                "deck.toml:12",
                "through 2 stages"},
         Breach{"more_stages_than_layers", {{"mesh.pp", I{25}}}, "deck.toml:10", "24 layers"},
-        Breach{"heads_do_not_divide", {{"model.kv_heads", I{3}}}, "deck.toml:10", "query_heads = 14 is not a multiple of kv_heads = 3"},
+        Breach{"heads_do_not_divide",
+               {{"model.kv_heads", I{3}}},
+               "deck.toml:10",
+               "query_heads = 14 is not a multiple of kv_heads = 3"},
         Breach{"odd_head_dim", {{"model.head_dim", I{63}}}, "deck.toml:10", "odd"},
         Breach{"byte_vocabulary", {{"model.vocabulary", I{255}}}, "deck.toml:10", "256"},
         Breach{"no_paths", {{"data.paths", std::vector<S>{}}}, "deck.toml:10", "data.paths"},
-        Breach{"megatron_without_path", {{"data.source", S("megatron")}}, "deck.toml:10", "data.path"},
+        Breach{
+            "megatron_without_path", {{"data.source", S("megatron")}}, "deck.toml:10", "data.path"},
         Breach{"hdf5_without_path", {{"data.source", S("hdf5")}}, "deck.toml:10", "data.path"},
-        Breach{"lengths_without_file", {{"data.source", S("lengths")}}, "deck.toml:10", "data.lengths_file"},
+        Breach{"lengths_without_file",
+               {{"data.source", S("lengths")}},
+               "deck.toml:10",
+               "data.lengths_file"},
         Breach{"distribution_without_samples",
-               {{"data.source", S("distribution")}, {"data.bin_tokens", std::vector<I>{4}}, {"data.bin_share", std::vector<double>{1}}},
+               {{"data.source", S("distribution")},
+                {"data.bin_tokens", std::vector<I>{4}},
+                {"data.bin_share", std::vector<double>{1}}},
                "deck.toml:10",
                "data.samples"},
         Breach{"bins_and_shares_differ",
@@ -130,7 +155,9 @@ INSTANTIATE_TEST_SUITE_P(
                "deck.toml:10",
                "data.samples"},
         Breach{"needle_does_not_fit",
-               {{"data.source", S("needle")}, {"data.samples", I{9}}, {"data.needle_lengths", std::vector<I>{79}}},
+               {{"data.source", S("needle")},
+                {"data.samples", I{9}},
+                {"data.needle_lengths", std::vector<I>{79}}},
                "deck.toml:12",
                "79 tokens do not hold 16 pairs"},
         Breach{"needle_asks_too_much",
@@ -165,18 +192,32 @@ INSTANTIATE_TEST_SUITE_P(
                {{"lora.rank", I{4}}, {"lora.projections", std::vector<S>{"q", "gates"}}},
                "deck.toml:11",
                "\"gates\" is unknown"},
-        Breach{"lora_projection_twice", {{"lora.rank", I{4}}, {"lora.projections", std::vector<S>{"q", "q"}}}, "deck.toml:11", "twice"},
+        Breach{"lora_projection_twice",
+               {{"lora.rank", I{4}}, {"lora.projections", std::vector<S>{"q", "q"}}},
+               "deck.toml:11",
+               "twice"},
         Breach{"chunks_cut_a_block_of_xattention",
-               {{"batching.method", S("chunkflow")}, {"attention.pattern", S("xattention")}, {"chunk.tokens", I{64}}},
+               {{"batching.method", S("chunkflow")},
+                {"attention.pattern", S("xattention")},
+                {"chunk.tokens", I{64}}},
                "deck.toml:12",
                "multiple of 128"},
-        Breach{"shortest_above_longest", {{"data.min_tokens", I{20}}, {"data.max_tokens", I{10}}}, "deck.toml:10", "no sample"},
-        Breach{"rates_swapped", {{"optimizer.minimum_learning_rate", 0.1}}, "deck.toml:10", "optimizer.learning_rate"},
+        Breach{"shortest_above_longest",
+               {{"data.min_tokens", I{20}}, {"data.max_tokens", I{10}}},
+               "deck.toml:10",
+               "no sample"},
+        Breach{"rates_swapped",
+               {{"optimizer.minimum_learning_rate", 0.1}},
+               "deck.toml:10",
+               "optimizer.learning_rate"},
         Breach{"warmup_after_decay",
                {{"optimizer.warmup_steps", I{20}}, {"optimizer.decay_steps", I{10}}},
                "deck.toml:10",
                "optimizer.decay_steps = 10"},
-        Breach{"recompute_more_than_all", {{"recompute.mode", S("full")}, {"recompute.layers", I{25}}}, "deck.toml:11", "24 layers"}),
+        Breach{"recompute_more_than_all",
+               {{"recompute.mode", S("full")}, {"recompute.layers", I{25}}},
+               "deck.toml:11",
+               "24 layers"}),
     [](const auto& info) { return S(info.param.name); });
 
 TEST(DeckRules, SoundDecksHaveNoProblems) {

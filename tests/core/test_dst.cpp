@@ -1,4 +1,5 @@
-// Dynamic sparsity tuning against brute force over Equations 3 to 7, on random latency tables and coverage curves.
+// Dynamic sparsity tuning against brute force over Equations 3 to 7, on random latency tables and
+// coverage curves.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +14,8 @@ using namespace ballast;
 namespace {
 
 std::uint64_t fresh_seed() {
-  const auto seed = static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  const auto seed =
+      static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   return seed;
 }
@@ -22,7 +24,8 @@ std::uint64_t fresh_seed() {
 std::vector<std::int64_t> random_budgets(std::mt19937_64& random) {
   std::vector<std::int64_t> list;
   const std::size_t count = 1 + random() % 12;
-  for (std::int64_t k = 0; list.size() < count;) list.push_back(k += 1 + static_cast<std::int64_t>(random() % 20));
+  for (std::int64_t k = 0; list.size() < count;)
+    list.push_back(k += 1 + static_cast<std::int64_t>(random() % 20));
   return list;
 }
 
@@ -30,7 +33,8 @@ std::vector<std::int64_t> random_budgets(std::mt19937_64& random) {
 std::vector<double> random_coverage(std::mt19937_64& random, std::size_t size) {
   std::vector<double> c;
   std::uniform_real_distribution<> uniform(0, 1);
-  for (std::size_t i = 0; i < size; ++i) c.push_back(i > 0 && random() % 4 == 0 ? c.back() : uniform(random));
+  for (std::size_t i = 0; i < size; ++i)
+    c.push_back(i > 0 && random() % 4 == 0 ? c.back() : uniform(random));
   std::sort(c.begin(), c.end());
   return c;
 }
@@ -54,10 +58,12 @@ TEST(Dst, EquationsThreeToSevenAgainstBruteForce) {
       if (latency[i] <= anchor) aligned = budgets[i];
     const DstTarget target{budgets[base], aligned, latency[base] > anchor};
     const std::int64_t chosen = final_budget(target, budgets, coverage, p);
-    const auto at = static_cast<std::size_t>(std::find(budgets.begin(), budgets.end(), chosen) - budgets.begin());
+    const auto at = static_cast<std::size_t>(std::find(budgets.begin(), budgets.end(), chosen) -
+                                             budgets.begin());
     ASSERT_LT(at, budgets.size());
     if (!target.above_anchor) {
-      // Idle micro-batches gain: the anchor's budget, never below the base, and nothing larger is within the anchor.
+      // Idle micro-batches gain: the anchor's budget, never below the base, and nothing larger is
+      // within the anchor.
       ++relaxed;
       ASSERT_EQ(chosen, aligned);
       ASSERT_GE(chosen, budgets[base]);
@@ -97,10 +103,11 @@ TEST(Dst, AnchorsAndTargetsOfABatch) {
   table.block_tokens = 256;
   for (const ProfilePass pass : {ProfilePass::forward, ProfilePass::backward})
     for (std::int64_t n = 1024; n <= 32768; n *= 2) {
-      table.rows.push_back({ProfilePart::rest, "", n, 0, 0, 1, "none", pass, 1e-7 * static_cast<double>(n), 0, 0});
+      table.rows.push_back(
+          {ProfilePart::rest, "", n, 0, 0, 1, "none", pass, 1e-7 * static_cast<double>(n), 0, 0});
       for (std::int64_t k = 4; k <= 128; k *= 2) {
-        table.rows.push_back(
-            {ProfilePart::attention, "moba", n, 0, k, 1, "none", pass, 1e-10 * static_cast<double>(n) * mean_keys(n, 0, k, 256), 0, 0});
+        table.rows.push_back({ProfilePart::attention, "moba", n, 0, k, 1, "none", pass,
+                              1e-10 * static_cast<double>(n) * mean_keys(n, 0, k, 256), 0, 0});
         if (k * 256 >= n) break;
       }
     }
@@ -112,7 +119,8 @@ TEST(Dst, AnchorsAndTargetsOfABatch) {
     batch.micro_batches.resize(2);
     for (int i = 0; i < 8; ++i) {
       MicroBatch m;
-      for (std::uint64_t s = 0; s < random() % 4; ++s) m.segments.push_back({0, 0, 1 + static_cast<std::int64_t>(random() % 30000), 0});
+      for (std::uint64_t s = 0; s < random() % 4; ++s)
+        m.segments.push_back({0, 0, 1 + static_cast<std::int64_t>(random() % 30000), 0});
       batch.micro_batches[static_cast<std::size_t>(i) % 2].push_back(m);
     }
     DstOptions options{anchor, 0.1, 32, default_candidates(32)};

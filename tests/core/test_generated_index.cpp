@@ -1,4 +1,5 @@
-// Generated patterns: work against a pair-by-pair count, density, determinism, and balance over layouts.
+// Generated patterns: work against a pair-by-pair count, density, determinism, and balance over
+// layouts.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -34,7 +35,8 @@ TEST(GeneratedIndex, WorkCountsEveryPairOnce) {
       for (std::int64_t q = 0; q < p.tokens; ++q)
         for (std::int64_t k = 0; k <= q; ++k) {
           const std::int64_t i = q / kBlock, j = k / kBlock;
-          if (slashes.count(static_cast<std::int32_t>(i - j)) == 0 && columns.count(k) == 0) continue;
+          if (slashes.count(static_cast<std::int32_t>(i - j)) == 0 && columns.count(k) == 0)
+            continue;
           expected[{i, j}] += 1;
           total += 1;
         }
@@ -43,10 +45,13 @@ TEST(GeneratedIndex, WorkCountsEveryPairOnce) {
       if (pairs > 0) got[{i, j}] += pairs;
     });
     EXPECT_EQ(got, expected);
-    EXPECT_NEAR(density(heads, p.tokens) * 0.5 * static_cast<double>(p.tokens * (p.tokens + 1)) * p.heads, total, 1e-6 * total);
+    EXPECT_NEAR(
+        density(heads, p.tokens) * 0.5 * static_cast<double>(p.tokens * (p.tokens + 1)) * p.heads,
+        total, 1e-6 * total);
     // The ring computes the same work, whatever the layout.
     for (const auto& owner :
-         {block_owners(SequenceLayout(LayoutKind::striped, p.tokens, 4, 64, 64)), block_owners(SequenceLayout(LayoutKind::shuffled, p.tokens, 4, 64, 64))}) {
+         {block_owners(SequenceLayout(LayoutKind::striped, p.tokens, 4, 64, 64)),
+          block_owners(SequenceLayout(LayoutKind::shuffled, p.tokens, 4, 64, 64))}) {
       double sum = 0;
       for (const auto& worker : ring_work(heads, owner, 2, 2))
         for (double w : worker) sum += w;
@@ -73,10 +78,15 @@ TEST(GeneratedIndex, StripesBalanceWhatZigzagDoesNot) {
   for (const std::uint64_t seed : {1, 2, 3}) {
     const GeneratedPattern p{131072, 8, 0.05, 1024, 512, seed};
     const auto heads = generate(p);
-    const auto balance = [&](const std::vector<int>& owner) { return ring_balance(ring_work(heads, owner, 2, 4), 2, 4); };
-    const RingBalance striped = balance(block_owners(SequenceLayout(LayoutKind::striped, p.tokens, 8, 64, 64)));
-    const RingBalance zigzag = balance(block_owners(SequenceLayout(LayoutKind::zigzag, p.tokens, 8, 64, 64)));
-    const RingBalance shuffled = balance(block_owners(SequenceLayout(LayoutKind::shuffled, p.tokens, 8, 64, 64)));
+    const auto balance = [&](const std::vector<int>& owner) {
+      return ring_balance(ring_work(heads, owner, 2, 4), 2, 4);
+    };
+    const RingBalance striped =
+        balance(block_owners(SequenceLayout(LayoutKind::striped, p.tokens, 8, 64, 64)));
+    const RingBalance zigzag =
+        balance(block_owners(SequenceLayout(LayoutKind::zigzag, p.tokens, 8, 64, 64)));
+    const RingBalance shuffled =
+        balance(block_owners(SequenceLayout(LayoutKind::shuffled, p.tokens, 8, 64, 64)));
     EXPECT_LT(striped.worker_imbalance, 1.10);
     EXPECT_GT(zigzag.worker_imbalance, 1.3);
     EXPECT_LT(shuffled.worker_imbalance, 1.05);

@@ -1,5 +1,5 @@
-// Hierarchical Balance Packing: every sample once on any length set, groups and capacities kept, metrics by hand, balance on the paper's
-// shapes.
+// Hierarchical Balance Packing: every sample once on any length set, groups and capacities kept,
+// metrics by hand, balance on the paper's shapes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,18 +18,22 @@ namespace {
 std::vector<SampleLength> samples_of(const std::vector<std::int64_t>& lengths) {
   std::vector<SampleLength> samples;
   for (std::size_t i = 0; i < lengths.size(); ++i)
-    samples.push_back({static_cast<std::int64_t>(100 + i), lengths[i], std::max<std::int64_t>(0, lengths[i] - 1)});
+    samples.push_back({static_cast<std::int64_t>(100 + i), lengths[i],
+                       std::max<std::int64_t>(0, lengths[i] - 1)});
   return samples;
 }
 
-BatchMetrics metrics_of(const std::vector<Batch>& batches, const BatchingOptions& options, int shared = 1) {
+BatchMetrics metrics_of(const std::vector<Batch>& batches, const BatchingOptions& options,
+                        int shared = 1) {
   BatchMeter meter(options, shared);
   for (const Batch& batch : batches) meter.add(batch, BatchMeter::is_full(batch));
   return meter.result();
 }
 
-/// Counts each sample, checks capacities, group membership and which ranks stand together.  Rounds meet where a group has several ranks.
-void expect_sound(const Batch& batch, const BatchingOptions& options, std::map<std::int64_t, int>& seen, const std::string& what) {
+/// Counts each sample, checks capacities, group membership and which ranks stand together.  Rounds
+/// meet where a group has several ranks.
+void expect_sound(const Batch& batch, const BatchingOptions& options,
+                  std::map<std::int64_t, int>& seen, const std::string& what) {
   ASSERT_EQ(batch.micro_batches.size(), static_cast<std::size_t>(options.dp)) << what;
   const bool hbp = options.method == "hbp";
   for (std::size_t d = 0; d < batch.micro_batches.size(); ++d)
@@ -46,7 +50,8 @@ void expect_sound(const Batch& batch, const BatchingOptions& options, std::map<s
         EXPECT_TRUE(hbp) << what;
         continue;
       }
-      const PackGroup group = hbp ? options.groups.at(group_of(longest, options.groups)) : PackGroup{options.micro_batch_tokens, 1, -1};
+      const PackGroup group = hbp ? options.groups.at(group_of(longest, options.groups))
+                                  : PackGroup{options.micro_batch_tokens, 1, -1};
       if (hbp || m.segments.size() > 1) EXPECT_LE(m.tokens(), group.tokens) << what;
       EXPECT_EQ(m.sp, group.ranks) << what;
       EXPECT_EQ(m.recompute_layers, group.recompute_layers) << what;
@@ -61,10 +66,15 @@ void expect_sound(const Batch& batch, const BatchingOptions& options, std::map<s
 std::vector<std::int64_t> random_lengths(std::mt19937_64& rng, std::int64_t longest) {
   const int kind = static_cast<int>(rng() % 5);
   std::vector<std::int64_t> lengths(kind == 1 ? 1 : rng() % 80);
-  const auto below = [&](std::int64_t n) { return static_cast<std::int64_t>(rng() % static_cast<std::uint64_t>(n)); };
+  const auto below = [&](std::int64_t n) {
+    return static_cast<std::int64_t>(rng() % static_cast<std::uint64_t>(n));
+  };
   const std::int64_t same = 1 + below(longest);
   for (auto& length : lengths)
-    length = kind == 0 ? same : kind == 2 ? below(3) : kind == 3 ? below(1 + below(longest)) : 1 + below(longest);
+    length = kind == 0   ? same
+             : kind == 2 ? below(3)
+             : kind == 3 ? below(1 + below(longest))
+                         : 1 + below(longest);
   return lengths;
 }
 
@@ -102,7 +112,8 @@ TEST(Hbp, EverySampleOnceInEveryMethod) {
       }
       EXPECT_EQ(step_seen.size(), samples.size()) << what;
       EXPECT_EQ(epoch_seen, step_seen) << what;
-      for (const auto& [sample, count] : step_seen) EXPECT_EQ(count, 1) << what << " sample " << sample;
+      for (const auto& [sample, count] : step_seen)
+        EXPECT_EQ(count, 1) << what << " sample " << sample;
       // Only a group's last batches may leave ranks idle: one where packs do not come in sets.
       if (method != "hbp") EXPECT_LE(epoch.size() - full, 1u) << what;
       if (HasFailure()) return;
@@ -126,7 +137,8 @@ TEST(Hbp, PlansRepeat) {
   options.groups = {{200, 1, -1}, {1000, 2, 3}};
   for (const std::string& method : batching_methods()) {
     options.method = method;
-    EXPECT_EQ(plan_batch(7, samples, options).hash(), plan_batch(7, samples, options).hash()) << method;
+    EXPECT_EQ(plan_batch(7, samples, options).hash(), plan_batch(7, samples, options).hash())
+        << method;
     const auto a = plan_epoch(samples, options), b = plan_epoch(samples, options);
     ASSERT_EQ(a.size(), b.size());
     for (std::size_t i = 0; i < a.size(); ++i) EXPECT_EQ(a[i].hash(), b[i].hash()) << method;
@@ -141,7 +153,8 @@ TEST(Hbp, GroupDataAndGreedyFill) {
   EXPECT_EQ(group_of(33, groups), 2u);
   const std::vector<std::int64_t> lengths{20, 3, 8, 5, 1, 8, 30};
   const GroupedPacking result = hbp_packing(lengths, groups, 2);
-  // 30 has room for 1 alone; 20 takes 8 and 3 (filling 12 by the longest that fit: 8, then 3); 8 and 5 are left for two short packs.
+  // 30 has room for 1 alone; 20 takes 8 and 3 (filling 12 by the longest that fit: 8, then 3); 8
+  // and 5 are left for two short packs.
   ASSERT_EQ(result.packs.size(), 4u);
   EXPECT_EQ(result.group, (std::vector<std::uint32_t>{1, 1, 0, 0}));
   const auto pack = [&](std::size_t p) {
@@ -165,7 +178,8 @@ TEST(Hbp, BadGroupsAreNamed) {
   EXPECT_NE(first({{8, 3, -1}}, 4).find("do not divide the 4"), std::string::npos);
   EXPECT_NE(first({{8, 2, -1}, {16, 1, -1}}, 4).find("must not descend"), std::string::npos);
   EXPECT_EQ(first({{8, 1, -1}, {16, 4, 2}}, 4), "");
-  EXPECT_THROW(hbp_packing(std::vector<std::int64_t>{1}, std::vector<PackGroup>{{8, 3, -1}}, 4), Error);
+  EXPECT_THROW(hbp_packing(std::vector<std::int64_t>{1}, std::vector<PackGroup>{{8, 3, -1}}, 4),
+               Error);
 }
 
 /// A batch of one micro-batch a rank.
@@ -218,11 +232,13 @@ TEST(BatchMetrics, ByHand) {
   options.method = "sorted";
   EXPECT_DOUBLE_EQ(metrics_of({batch_of({{5, 3}, {4}})}, options).pr, (2.0 / 10 + 0) / 2);
 
-  // hbp: a pack of two ranks counts whole and spreads evenly; the short sample in it communicates too.
+  // hbp: a pack of two ranks counts whole and spreads evenly; the short sample in it communicates
+  // too.
   options.method = "hbp";
   options.groups = {{10, 1, -1}, {40, 2, -1}};
   Batch shared;
-  shared.micro_batches = {{MicroBatch{{{0, 0, 20, 20}, {1, 0, 10, 10}}, 2, -1}}, {MicroBatch{{}, 2, -1}}};
+  shared.micro_batches = {{MicroBatch{{{0, 0, 20, 20}, {1, 0, 10, 10}}, 2, -1}},
+                          {MicroBatch{{}, 2, -1}}};
   m = metrics_of({shared, batch_of({{6, 4}, {10}})}, options);
   EXPECT_EQ(m.tail_packs, 0);
   EXPECT_DOUBLE_EQ(m.cr, 30.0 / 50);
@@ -234,7 +250,8 @@ TEST(BatchMetrics, ByHand) {
 }
 
 /// Lengths with log-uniform bins: `share` of the samples up to each `edge`.
-std::vector<std::int64_t> drawn(std::mt19937_64& rng, std::size_t n, std::vector<double> edge, std::vector<double> share, double shortest) {
+std::vector<std::int64_t> drawn(std::mt19937_64& rng, std::size_t n, std::vector<double> edge,
+                                std::vector<double> share, double shortest) {
   std::discrete_distribution<std::size_t> bin(share.begin(), share.end());
   std::uniform_real_distribution<double> u;
   std::vector<std::int64_t> lengths(n);
@@ -250,7 +267,8 @@ std::vector<std::int64_t> drawn(std::mt19937_64& rng, std::size_t n, std::vector
 std::vector<std::int64_t> mixed_lengths(std::mt19937_64& rng, std::size_t n) {
   auto lengths = drawn(rng, n - n / 451, {128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768},
                        {.12, .16, .25, .26, .14, .055, .012, .0025, .0005}, 32);
-  const auto longer = drawn(rng, n / 451, {8192, 16384, 32768, 65536, 131072}, {.02, .08, .2, .35, .35}, 4097);
+  const auto longer =
+      drawn(rng, n / 451, {8192, 16384, 32768, 65536, 131072}, {.02, .08, .2, .35, .35}, 4097);
   lengths.insert(lengths.end(), longer.begin(), longer.end());
   std::shuffle(lengths.begin(), lengths.end(), rng);
   return lengths;
@@ -278,7 +296,8 @@ TEST(Hbp, BalancesTheMixOfThePaper) {
   const BatchMetrics isf = metrics_of(plan_epoch(samples, options), options, 8);
   EXPECT_NEAR(isf.abr, 0.5, 0.1) << "seed " << seed;
   EXPECT_EQ(isf.cr, 1);
-  // Groups without balance lie between (Table 6 compares ABR at one SP degree; here their batches have 32 packs, naive ones 4).
+  // Groups without balance lie between (Table 6 compares ABR at one SP degree; here their batches
+  // have 32 packs, naive ones 4).
   options.method = "hbp";
   options.dp = 32;
   options.balance = false;
@@ -294,12 +313,14 @@ TEST(Hbp, PlansAMillionSamplesQuickly) {
   options.method = "hbp";
   options.dp = 32;
   options.groups = {{16384, 1, -1}, {131072, 8, -1}};
-  // The goal is 0.5 s on one core (docs/performance.md has the figure); four times that leaves room for a machine at work.
+  // The goal is 0.5 s on one core (docs/performance.md has the figure); four times that leaves room
+  // for a machine at work.
   double best = 1e9;
   for (int i = 0; i < 3; ++i) {
     const auto begin = std::chrono::steady_clock::now();
     const auto batches = plan_epoch(samples, options);
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    best = std::min(
+        best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     EXPECT_GT(batches.size(), 1000u);
   }
   EXPECT_LT(best, 2.0);

@@ -1,4 +1,5 @@
-// Key axes, and indexes cut into shards: the pairs of the shards together are those of the whole, on every layout.
+// Key axes, and indexes cut into shards: the pairs of the shards together are those of the whole,
+// on every layout.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -16,17 +17,24 @@ struct LayoutCase {
   LayoutKind kind;
   std::int64_t stripe;
 };
-const LayoutCase kLayouts[] = {{LayoutKind::contiguous, 1}, {LayoutKind::zigzag, 1}, {LayoutKind::striped, 64}, {LayoutKind::striped, 128}, {LayoutKind::shuffled, 64}};
+const LayoutCase kLayouts[] = {{LayoutKind::contiguous, 1},
+                               {LayoutKind::zigzag, 1},
+                               {LayoutKind::striped, 64},
+                               {LayoutKind::striped, 128},
+                               {LayoutKind::shuffled, 64}};
 
 MicroBatch aligned_batch(std::mt19937_64& random, std::int64_t align) {
   MicroBatch batch;
   batch.align = align;
-  for (int s = 0, n = 1 + static_cast<int>(random() % 4); s < n; ++s) batch.segments.push_back({s, 0, static_cast<std::int64_t>(random() % 300) + (s == 0 ? 1 : 0), 0});  // an index needs a segment
+  for (int s = 0, n = 1 + static_cast<int>(random() % 4); s < n; ++s)
+    batch.segments.push_back({s, 0, static_cast<std::int64_t>(random() % 300) + (s == 0 ? 1 : 0),
+                              0});  // an index needs a segment
   return batch;
 }
 
 /// Random runs and bars (or row masks) over the visible pairs of all segments.
-AttentionIndex random_index(const std::vector<AxisToken>& queries, const KeyAxis& axis, int heads, bool masks, std::mt19937_64& random) {
+AttentionIndex random_index(const std::vector<AxisToken>& queries, const KeyAxis& axis, int heads,
+                            bool masks, std::mt19937_64& random) {
   const auto blocks = query_blocks(queries, axis);
   AttentionIndex index = visible_index(queries, axis, heads);
   index.segments = axis.segments();
@@ -38,7 +46,8 @@ AttentionIndex random_index(const std::vector<AxisToken>& queries, const KeyAxis
       const std::int64_t base = axis.offset[b.segment] / kBlock;
       for (std::int64_t k = 0; k <= b.block; ++k) {
         if (random() % 3 != 0) continue;
-        BlockRun run{static_cast<std::int32_t>(base + k), static_cast<std::int32_t>(base + k + 1), -1};
+        BlockRun run{static_cast<std::int32_t>(base + k), static_cast<std::int32_t>(base + k + 1),
+                     -1};
         if (masks && random() % 2 == 0) {
           run.row_mask = static_cast<std::int32_t>(index.row_masks.size());
           index.row_masks.push_back(random());
@@ -81,9 +90,11 @@ TEST(KeyAxis, ShardsTogetherHoldThePairsOfTheWhole) {
           for (std::size_t i = 0; i < axes.queries.size(); ++i)
             for (std::size_t j = 0; j < axes.keys[s].size(); ++j) {
               const AxisToken key = axes.keys[s][j], query = axes.queries[i];
-              const bool visible = query.segment >= 0 && query.segment == key.segment && key.position <= query.position;
+              const bool visible = query.segment >= 0 && query.segment == key.segment &&
+                                   key.position <= query.position;
               const bool expected = visible && computed(whole, h, i, axis.global(key));
-              ASSERT_EQ(computed(shards[s], h, i, j), expected) << name(l.kind) << " rank " << me << " shard " << s << " pair " << i << ", " << j;
+              ASSERT_EQ(computed(shards[s], h, i, j), expected)
+                  << name(l.kind) << " rank " << me << " shard " << s << " pair " << i << ", " << j;
             }
       }
       EXPECT_EQ(pairs, whole.pairs_per_head());
@@ -92,7 +103,8 @@ TEST(KeyAxis, ShardsTogetherHoldThePairsOfTheWhole) {
 }
 
 TEST(KeyAxis, APrefixComesBeforeTheChunk) {
-  // A chunk [128, 192) of a sample whose keys of [0, 128) are stored: two ranks, each with its slices of both.
+  // A chunk [128, 192) of a sample whose keys of [0, 128) are stored: two ranks, each with its
+  // slices of both.
   AttentionAxes axes;
   axes.keys.resize(2);
   auto& keys = axes.keys;
@@ -105,7 +117,8 @@ TEST(KeyAxis, APrefixComesBeforeTheChunk) {
   GeneratedPattern pattern;
   pattern.density = 1;
   double pairs = 0;
-  for (const auto& shard : split_keys(generated_index(queries, axis, pattern), axis, keys)) pairs += shard.pairs_per_head();
+  for (const auto& shard : split_keys(generated_index(queries, axis, pattern), axis, keys))
+    pairs += shard.pairs_per_head();
   EXPECT_EQ(pairs, 64 * 128 + 64 * 65 / 2);
 }
 
@@ -113,7 +126,9 @@ TEST(KeyAxis, CutBlocksAreRefused) {
   const MicroBatch batch{{{0, 0, 256, 0}}};
   const auto source = [&](std::int64_t stripe) {
     IndexCache cache;
-    return GeneratedSource(attention_axes(batch, SequenceLayout(LayoutKind::striped, 256, 2, stripe), 0), GeneratedPattern(), cache, nullptr);
+    return GeneratedSource(
+        attention_axes(batch, SequenceLayout(LayoutKind::striped, 256, 2, stripe), 0),
+        GeneratedPattern(), cache, nullptr);
   };
   EXPECT_NO_THROW(source(64));
   EXPECT_THROW(source(1), Error);
@@ -143,11 +158,14 @@ TEST(GeneratedIndex, HoldsThePatternsOfItsSegments) {
     own.tokens = axis.offset[s + 1] - axis.offset[s];
     const auto heads = generate(own);
     for (int h = 0; h < 3; ++h) {
-      const std::set<std::int64_t> slashes(heads[h].slashes.begin(), heads[h].slashes.end()), columns(heads[h].columns.begin(), heads[h].columns.end());
+      const std::set<std::int64_t> slashes(heads[h].slashes.begin(), heads[h].slashes.end()),
+          columns(heads[h].columns.begin(), heads[h].columns.end());
       for (std::int64_t i = 0; i < axis.count[s]; ++i)
         for (std::int64_t j = 0; j < axis.count[s]; ++j) {
-          const bool expected = j <= i && (slashes.count(i / kBlock - j / kBlock) != 0 || columns.count(j) != 0);
-          ASSERT_EQ(computed(index, h, axis.offset[s] + i, axis.offset[s] + j), expected) << "segment " << s << " head " << h << " pair " << i << ", " << j;
+          const bool expected =
+              j <= i && (slashes.count(i / kBlock - j / kBlock) != 0 || columns.count(j) != 0);
+          ASSERT_EQ(computed(index, h, axis.offset[s] + i, axis.offset[s] + j), expected)
+              << "segment " << s << " head " << h << " pair " << i << ", " << j;
         }
     }
   }
@@ -159,10 +177,13 @@ TEST(IndexCache, KeepsIndexesOfEqualShapes) {
   const auto get = [&](std::vector<Segment> segments, int ranks, int rank, int first_head = 0) {
     MicroBatch batch{std::move(segments)};
     batch.align = kBlock;
-    return cache.get(attention_axes(batch, SequenceLayout(LayoutKind::striped, batch.axis_tokens(), ranks, 64), rank), first_head, 4, [&] {
-      ++built;
-      return std::vector<AttentionIndex>();
-    });
+    return cache.get(
+        attention_axes(batch, SequenceLayout(LayoutKind::striped, batch.axis_tokens(), ranks, 64),
+                       rank),
+        first_head, 4, [&] {
+          ++built;
+          return std::vector<AttentionIndex>();
+        });
   };
   const auto first = get({{0, 0, 200, 0}}, 2, 0);
   EXPECT_EQ(get({{7, 0, 200, 0}}, 2, 0), first) << "another sample of the same length";

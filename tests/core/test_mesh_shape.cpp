@@ -42,7 +42,9 @@ TEST(MeshShape, ProblemsShowTheArithmetic) {
   const MeshShape shape{2, 1, 2, 2, 1, 1, 0};
   const auto list = problems(shape, 6);
   ASSERT_EQ(list.size(), 1u);
-  EXPECT_NE(list[0].find("dp 2 x pp 1 x cp_outer 2 x cp_inner 2 x sp 1 x tp 1 = 8"), std::string::npos) << list[0];
+  EXPECT_NE(list[0].find("dp 2 x pp 1 x cp_outer 2 x cp_inner 2 x sp 1 x tp 1 = 8"),
+            std::string::npos)
+      << list[0];
   EXPECT_NE(list[0].find("started on 6"), std::string::npos) << list[0];
   EXPECT_EQ(describe(shape), "dp 2 x pp 1 x cp_outer 2 x cp_inner 2 x sp 1 x tp 1 = 8");
 }
@@ -87,7 +89,8 @@ TEST(MemoryEstimate, StoredChunksLieOnTheDeviceOrInHostMemory) {
   in.stored_inputs = 0;
   const std::int64_t none = estimate_memory(in).total();
   in.stored_inputs = 50;
-  EXPECT_EQ(estimate_memory(in).total() - none, 2 * 10 * 8 * 4) << "one input that leaves, one that comes";
+  EXPECT_EQ(estimate_memory(in).total() - none, 2 * 10 * 8 * 4)
+      << "one input that leaves, one that comes";
 }
 
 TEST(MemoryEstimate, ShardsAndTypesCountAsAllocated) {

@@ -1,4 +1,5 @@
-// Metrics: worked examples of the papers, bounds on random data, and exclusive times against a slow reference.
+// Metrics: worked examples of the papers, bounds on random data, and exclusive times against a slow
+// reference.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -44,7 +45,8 @@ TEST(Metrics, RaggedRingsAreRefused) {
 }
 
 TEST(Metrics, BalanceRatioGivesThePapersExample) {
-  // HBP Equation 2: packs {2K, 2K} and {1K, 1K, 1K, 1K} on two devices, attention as the sum of squared lengths.
+  // HBP Equation 2: packs {2K, 2K} and {1K, 1K, 1K, 1K} on two devices, attention as the sum of
+  // squared lengths.
   const double k = 1024;
   EXPECT_DOUBLE_EQ(balance_ratio(std::vector<double>{8 * k * k, 4 * k * k}), 0.25);
   EXPECT_DOUBLE_EQ(balance_ratio(std::vector<double>{5, 5, 5}), 0);
@@ -73,14 +75,16 @@ TEST(Metrics, BoundsHoldOnRandomData) {
     Times compute(workers, std::vector<double>(steps)), wall = compute;
     std::uniform_real_distribution<double> time(1e-6, 1);
     for (std::size_t w = 0; w < workers; ++w)
-      for (std::size_t t = 0; t < steps; ++t) wall[w][t] = (compute[w][t] = time(random)) + time(random);
+      for (std::size_t t = 0; t < steps; ++t)
+        wall[w][t] = (compute[w][t] = time(random)) + time(random);
     EXPECT_GE(worker_imbalance(compute), 1);
     EXPECT_LE(worker_imbalance(compute), static_cast<double>(workers) * (1 + 1e-12));
     EXPECT_GE(step_imbalance(compute), 1);
     EXPECT_LE(step_imbalance(compute), static_cast<double>(steps) * (1 + 1e-12));
     EXPECT_GT(computation_ratio(compute, wall), 0);
     EXPECT_LT(computation_ratio(compute, wall), 1);
-    // One definition seen from two sides: max / mean = 1 / (1 - balance ratio), and load balance is its inverse.
+    // One definition seen from two sides: max / mean = 1 / (1 - balance ratio), and load balance is
+    // its inverse.
     EXPECT_NEAR(imbalance_degree(compute[0]) * (1 - balance_ratio(compute[0])), 1, 1e-12);
     EXPECT_NEAR(imbalance_degree(compute[0]) * pop(compute[0], 100).load_balance, 1, 1e-12);
     // Transposing exchanges the two views.
@@ -112,17 +116,21 @@ TEST(OverheadShare, SumsBeforeItDivides) {
 }
 
 TEST(OverheadShare, SecondsOfAKindAreThoseOfItsStep) {
-  const std::vector<Event> events{event(EventKind::tuning, 0, 9, 0), event(EventKind::tuning, 10, 10.5, 1), event(EventKind::gradient_reduce, 10.1, 10.2, 1),
-                                  event(EventKind::tuning, 12, 12.25, 1), event(EventKind::planning, 13, 14, 1)};
-  EXPECT_DOUBLE_EQ(kind_seconds(events, EventKind::tuning, 1), 0.75) << "what waits inside it belongs to it";
+  const std::vector<Event> events{
+      event(EventKind::tuning, 0, 9, 0), event(EventKind::tuning, 10, 10.5, 1),
+      event(EventKind::gradient_reduce, 10.1, 10.2, 1), event(EventKind::tuning, 12, 12.25, 1),
+      event(EventKind::planning, 13, 14, 1)};
+  EXPECT_DOUBLE_EQ(kind_seconds(events, EventKind::tuning, 1), 0.75)
+      << "what waits inside it belongs to it";
   EXPECT_DOUBLE_EQ(kind_seconds(events, EventKind::planning, 1), 1);
   EXPECT_DOUBLE_EQ(kind_seconds(events, EventKind::planning, 0), 0);
 }
 
 TEST(ExclusiveSeconds, NestedEventsCountOnce) {
-  const std::vector<Event> events = {event(EventKind::step, 0, 10),         event(EventKind::forward, 1, 5),
-                                     event(EventKind::layer_forward, 1, 4), event(EventKind::attention_forward, 2, 3),
-                                     event(EventKind::ring_wait, 3, 3.5),   event(EventKind::gradient_reduce, 6, 8)};
+  const std::vector<Event> events = {
+      event(EventKind::step, 0, 10),         event(EventKind::forward, 1, 5),
+      event(EventKind::layer_forward, 1, 4), event(EventKind::attention_forward, 2, 3),
+      event(EventKind::ring_wait, 3, 3.5),   event(EventKind::gradient_reduce, 6, 8)};
   EXPECT_EQ(exclusive_seconds(events), (std::vector<double>{4, 1, 1.5, 1, 0.5, 2}));
   EXPECT_DOUBLE_EQ(useful_seconds(events), 3.5);
   EXPECT_DOUBLE_EQ(useful_seconds(events, 0), 3.5);
@@ -131,13 +139,16 @@ TEST(ExclusiveSeconds, NestedEventsCountOnce) {
 }
 
 TEST(ExclusiveSeconds, CopiesRunBesideTheOthers) {
-  const std::vector<Event> events = {event(EventKind::forward, 0, 10), event(EventKind::fetch, 1, 6), event(EventKind::copy_wait, 5, 6), event(EventKind::offload, 7, 12)};
+  const std::vector<Event> events = {
+      event(EventKind::forward, 0, 10), event(EventKind::fetch, 1, 6),
+      event(EventKind::copy_wait, 5, 6), event(EventKind::offload, 7, 12)};
   EXPECT_EQ(exclusive_seconds(events), (std::vector<double>{9, 0, 1, 0}));
 }
 
 TEST(ExclusiveSeconds, OverlapGoesToTheLaterEventAndFurtherOut) {
   // The second event outlives the first: the step around both loses their union.
-  const std::vector<Event> events = {event(EventKind::step, 0, 20), event(EventKind::send, 1, 10), event(EventKind::forward, 5, 15)};
+  const std::vector<Event> events = {event(EventKind::step, 0, 20), event(EventKind::send, 1, 10),
+                                     event(EventKind::forward, 5, 15)};
   EXPECT_EQ(exclusive_seconds(events), (std::vector<double>{6, 4, 10}));
 }
 
@@ -146,18 +157,21 @@ TEST(ExclusiveSeconds, AgreesWithASecondBySecondReference) {
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int round = 0; round < 300; ++round) {
-    // Random events on whole seconds, shuffled, nested or overlapping; begins are distinct so that "later begun" is clear.
+    // Random events on whole seconds, shuffled, nested or overlapping; begins are distinct so that
+    // "later begun" is clear.
     std::vector<int> begins(30);
     for (int i = 0; i < 30; ++i) begins[i] = i;
     std::shuffle(begins.begin(), begins.end(), random);
     std::vector<Event> events;
     for (std::size_t i = 0; i < 1 + random() % 12; ++i)
-      events.push_back(event(EventKind::forward, begins[i], begins[i] + static_cast<int>(random() % 15)));
+      events.push_back(
+          event(EventKind::forward, begins[i], begins[i] + static_cast<int>(random() % 15)));
     std::vector<double> expected(events.size());
     for (int second = 0; second < 50; ++second) {
       int owner = -1;
       for (std::size_t i = 0; i < events.size(); ++i)
-        if (events[i].begin_s <= second && second < events[i].end_s && (owner < 0 || events[i].begin_s > events[owner].begin_s))
+        if (events[i].begin_s <= second && second < events[i].end_s &&
+            (owner < 0 || events[i].begin_s > events[owner].begin_s))
           owner = static_cast<int>(i);
       if (owner >= 0) expected[owner] += 1;
     }

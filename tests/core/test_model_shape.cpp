@@ -40,7 +40,8 @@ TEST(ModelShape, UnknownPresetNamesTheKnownOnes) {
     FAIL() << "accepted";
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("qwen2.5-05b"), std::string::npos);
-    for (const std::string& name : model_presets()) EXPECT_NE(std::string(e.what()).find(name), std::string::npos);
+    for (const std::string& name : model_presets())
+      EXPECT_NE(std::string(e.what()).find(name), std::string::npos);
   }
 }
 
@@ -77,19 +78,23 @@ TEST(ModelShape, TableOrderNamesAndFlags) {
     EXPECT_EQ(names.count("lm_head.weight"), tied ? 0u : 1u);
     for (const char* layer : {"model.layers.0.", "model.layers.2."}) {
       const std::string l = layer;
-      EXPECT_EQ(place.at(l + "self_attn.k_proj.weight"), place.at(l + "self_attn.q_proj.weight") + 1);
-      EXPECT_EQ(place.at(l + "self_attn.v_proj.weight"), place.at(l + "self_attn.q_proj.weight") + 2);
+      EXPECT_EQ(place.at(l + "self_attn.k_proj.weight"),
+                place.at(l + "self_attn.q_proj.weight") + 1);
+      EXPECT_EQ(place.at(l + "self_attn.v_proj.weight"),
+                place.at(l + "self_attn.q_proj.weight") + 2);
       EXPECT_EQ(place.at(l + "self_attn.k_proj.bias"), place.at(l + "self_attn.q_proj.bias") + 1);
       EXPECT_EQ(place.at(l + "self_attn.v_proj.bias"), place.at(l + "self_attn.q_proj.bias") + 2);
       EXPECT_EQ(place.at(l + "mlp.up_proj.weight"), place.at(l + "mlp.gate_proj.weight") + 1);
-      EXPECT_TRUE(place.count(l + "input_layernorm.weight") && place.count(l + "post_attention_layernorm.weight"));
+      EXPECT_TRUE(place.count(l + "input_layernorm.weight") &&
+                  place.count(l + "post_attention_layernorm.weight"));
     }
     const Parameter& down = table[place.at("model.layers.1.mlp.down_proj.weight")];
     EXPECT_EQ(down.shape, (std::vector<std::int64_t>{896, 4864}));
     EXPECT_EQ(down.layer, 1);
     EXPECT_EQ(down.tp_dim, 1);
     EXPECT_DOUBLE_EQ(down.initial_std, 0.02 / std::sqrt(6.0));
-    EXPECT_EQ(table[place.at("model.layers.1.self_attn.k_proj.weight")].shape, (std::vector<std::int64_t>{128, 896}));
+    EXPECT_EQ(table[place.at("model.layers.1.self_attn.k_proj.weight")].shape,
+              (std::vector<std::int64_t>{128, 896}));
     EXPECT_DOUBLE_EQ(table[place.at("model.layers.1.self_attn.k_proj.weight")].initial_std, 0.02);
   }
 }
@@ -121,7 +126,8 @@ TEST(ModelShape, TrainingFlops) {
   // 6 per weight of the matrix products: all parameters but embedding, norms and biases.
   double products = 0;
   for (const Parameter& p : parameter_table(s))
-    if (p.shape.size() == 2 && p.name != "model.embed_tokens.weight") products += static_cast<double>(p.numel());
+    if (p.shape.size() == 2 && p.name != "model.embed_tokens.weight")
+      products += static_cast<double>(p.numel());
   EXPECT_DOUBLE_EQ(s.training_flops(1000, 0), 6000.0 * products);
   EXPECT_DOUBLE_EQ(s.training_flops(0, 77), 77.0 * 12 * 128 * 28 * 28);
 }

@@ -1,4 +1,5 @@
-// Needle task: samples read back token by token, as somebody would who knows the rules but not the generator.
+// Needle task: samples read back token by token, as somebody would who knows the rules but not the
+// generator.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -52,7 +53,8 @@ TEST(Needle, PairsAreHiddenOnceAndQuestionsAskForThem) {
     ASSERT_EQ(kind, o.kind(index % 2 == 1, index));
     const std::int64_t context = sample.length() - 5 * 4;
     std::size_t with_loss = 0;
-    std::map<std::int32_t, std::pair<std::int64_t, std::vector<std::int32_t>>> pairs;  // key -> place, value
+    std::map<std::int32_t, std::pair<std::int64_t, std::vector<std::int32_t>>>
+        pairs;  // key -> place, value
     for (std::int64_t t = 0; t < context;) {
       const auto at = tokens.begin() + t;
       if (*at >= 41) {
@@ -63,7 +65,9 @@ TEST(Needle, PairsAreHiddenOnceAndQuestionsAskForThem) {
       ASSERT_LT(*at, 30) << "a value without its key at " << t;
       ASSERT_LE(t + width, context);
       ASSERT_TRUE(std::all_of(at + 1, at + 4, [](std::int32_t v) { return v >= 30 && v < 41; }));
-      ASSERT_TRUE(pairs.emplace(*at, std::pair(t, std::vector<std::int32_t>(at + 1, at + 4))).second) << "key " << *at << " twice";
+      ASSERT_TRUE(
+          pairs.emplace(*at, std::pair(t, std::vector<std::int32_t>(at + 1, at + 4))).second)
+          << "key " << *at << " twice";
       if (o.closing) {
         ASSERT_EQ(at[4], *at);
         ASSERT_EQ(targets[static_cast<std::size_t>(t + 3)], *at);
@@ -81,14 +85,19 @@ TEST(Needle, PairsAreHiddenOnceAndQuestionsAskForThem) {
       const NeedleQuestion& question = sample.questions()[static_cast<std::size_t>(q)];
       ASSERT_EQ(question.first, at);
       ASSERT_EQ(question.last, at + 3);
-      ASSERT_DOUBLE_EQ(question.depth, static_cast<double>(pairs[key].first) / static_cast<double>(context - width));
+      ASSERT_DOUBLE_EQ(question.depth, static_cast<double>(pairs[key].first) /
+                                           static_cast<double>(context - width));
       for (std::int64_t i = 0; i < 3; ++i) {
-        ASSERT_EQ(tokens[static_cast<std::size_t>(at + 1 + i)], pairs[key].second[static_cast<std::size_t>(i)]);
-        ASSERT_EQ(targets[static_cast<std::size_t>(at + i)], pairs[key].second[static_cast<std::size_t>(i)]);
+        ASSERT_EQ(tokens[static_cast<std::size_t>(at + 1 + i)],
+                  pairs[key].second[static_cast<std::size_t>(i)]);
+        ASSERT_EQ(targets[static_cast<std::size_t>(at + i)],
+                  pairs[key].second[static_cast<std::size_t>(i)]);
       }
       with_loss += 3;
     }
-    ASSERT_EQ(targets.size() - static_cast<std::size_t>(std::count(targets.begin(), targets.end(), -1)), with_loss);
+    ASSERT_EQ(
+        targets.size() - static_cast<std::size_t>(std::count(targets.begin(), targets.end(), -1)),
+        with_loss);
     ASSERT_EQ(o.loss_tokens(kind), static_cast<std::int64_t>(with_loss));
   }
   EXPECT_EQ(lengths, (std::set<std::int64_t>{96, 300}));
@@ -100,13 +109,18 @@ TEST(Needle, AnyRangeIsPartOfTheSample) {
   for (std::int64_t index = 0; index < 100; ++index) {
     const NeedleSample sample(o, false, index);
     const auto tokens = tokens_of(sample), targets = targets_of(sample);
-    auto begin = static_cast<std::size_t>(random() % (tokens.size() + 1)), end = static_cast<std::size_t>(random() % (tokens.size() + 1));
+    auto begin = static_cast<std::size_t>(random() % (tokens.size() + 1)),
+         end = static_cast<std::size_t>(random() % (tokens.size() + 1));
     if (begin > end) std::swap(begin, end);
     std::vector<std::int32_t> part(end - begin);
     sample.tokens(static_cast<std::int64_t>(begin), part);
-    ASSERT_TRUE(std::equal(part.begin(), part.end(), tokens.begin() + static_cast<std::ptrdiff_t>(begin))) << "seed " << kSeed;
+    ASSERT_TRUE(
+        std::equal(part.begin(), part.end(), tokens.begin() + static_cast<std::ptrdiff_t>(begin)))
+        << "seed " << kSeed;
     sample.targets(static_cast<std::int64_t>(begin), part);
-    ASSERT_TRUE(std::equal(part.begin(), part.end(), targets.begin() + static_cast<std::ptrdiff_t>(begin))) << "seed " << kSeed;
+    ASSERT_TRUE(
+        std::equal(part.begin(), part.end(), targets.begin() + static_cast<std::ptrdiff_t>(begin)))
+        << "seed " << kSeed;
     const NeedleSample copy = sample;  // holds no pointer into the other
     ASSERT_EQ(tokens_of(copy), tokens);
   }
@@ -170,10 +184,23 @@ TEST(Needle, MistakesAreNamed) {
     EXPECT_EQ(list[0].rfind(text, 0), 0u) << list[0];
     EXPECT_THROW(NeedleSample(o, false, 0), Error);
   };
-  named([](NeedleOptions& o) { o.lengths = {}; o.pairs = o.questions = {4}; }, "data.needle_lengths is empty");
+  named(
+      [](NeedleOptions& o) {
+        o.lengths = {};
+        o.pairs = o.questions = {4};
+      },
+      "data.needle_lengths is empty");
   named([](NeedleOptions& o) { o.lengths = {54, 300}; }, "data.needle_lengths: 54 tokens");
-  named([](NeedleOptions& o) { o.pairs = {7, 31}; }, "data.needle_pairs = 31 is above data.needle_keys = 30");
-  named([](NeedleOptions& o) { o.questions = {8, 9}; }, "data.needle_questions = 8 is above data.needle_pairs = 7");
+  named(
+      [](NeedleOptions& o) {
+        o.pairs = {7, 31};
+      },
+      "data.needle_pairs = 31 is above data.needle_keys = 30");
+  named(
+      [](NeedleOptions& o) {
+        o.questions = {8, 9};
+      },
+      "data.needle_questions = 8 is above data.needle_pairs = 7");
   named([](NeedleOptions& o) { o.questions = {1, 1, 1}; }, "data.needle_questions has 3 values");
   named([](NeedleOptions& o) { o.questions = {0}; }, "data.needle_questions = 0");
   named([](NeedleOptions& o) { o.length_share = {1}; }, "data.needle_length_share has 1 values");

@@ -1,10 +1,10 @@
-// Pipeline schedules: figures of ChunkFlow Sections 3 and 4.3, bounds on live activations, and random mixes of lengths.
+// Pipeline schedules: figures of ChunkFlow Sections 3 and 4.3, bounds on live activations, and
+// random mixes of lengths.
 #include <gtest/gtest.h>
 
 #include <map>
-#include <tuple>
-
 #include <random>
+#include <tuple>
 
 #include "core/error.hpp"
 #include "core/pipeline_schedule.hpp"
@@ -16,13 +16,16 @@ namespace {
 ScheduleCosts proportional(std::vector<double> length, double hop = 0) {
   return {[length, hop](int, const Op& op) {
     const double n = length[op.micro_batch];
-    if (op.kind == OpKind::forward || op.kind == OpKind::recompute || op.kind == OpKind::backward_input || op.kind == OpKind::backward_weight) return n;
+    if (op.kind == OpKind::forward || op.kind == OpKind::recompute ||
+        op.kind == OpKind::backward_input || op.kind == OpKind::backward_weight)
+      return n;
     if (op.kind == OpKind::backward) return 2 * n;
     return hop * n;
   }};
 }
 
-/// Walks all stages with at most `buffers` messages under way per pair and payload, each taken in the order of sending, as transports do.
+/// Walks all stages with at most `buffers` messages under way per pair and payload, each taken in
+/// the order of sending, as transports do.
 bool runs_with_buffers(const Schedule& schedule, std::size_t buffers) {
   std::map<std::tuple<int, int, Payload>, std::vector<int>> wires;
   std::vector<std::size_t> next(schedule.stages.size(), 0);
@@ -54,25 +57,30 @@ TEST(PipelineSchedule, FiguresOfChunkFlow) {
     return simulate(schedule, costs).bubble_ratio;
   };
   const ChunkGroups four{{0}, {1}, {2}, {3}}, chunks{{0, 1}, {2}, {3}};
-  const ScheduleCosts equal = proportional({1, 1, 1, 1}), mixed = proportional({4, 2, 1, 1}), twos = proportional({2, 2, 2, 2});
+  const ScheduleCosts equal = proportional({1, 1, 1, 1}), mixed = proportional({4, 2, 1, 1}),
+                      twos = proportional({2, 2, 2, 2});
   EXPECT_NEAR(bubble(one_f_one_b_schedule(four, 4), equal), 3.0 / 7, 1e-12);
   EXPECT_NEAR(bubble(one_f_one_b_schedule(four, 4), mixed), 4.0 / 7, 1e-12);
   EXPECT_NEAR(bubble(one_f_one_b_schedule({{0}, {1}}, 4), proportional({4, 4})), 0.6, 1e-12);
   EXPECT_NEAR(bubble(gpipe_schedule(four, 4), equal), 3.0 / 7, 1e-12);
   for (int search : {1, 64}) {
-    EXPECT_NEAR(bubble(state_aware_schedule(chunks, 4, 1, twos, search), twos), 1 - 24.0 / 44, 1e-12);
-    EXPECT_NEAR(bubble(state_aware_schedule(chunks, 4, 2, twos, search), twos), 1 - 24.0 / 42, 1e-12);
+    EXPECT_NEAR(bubble(state_aware_schedule(chunks, 4, 1, twos, search), twos), 1 - 24.0 / 44,
+                1e-12);
+    EXPECT_NEAR(bubble(state_aware_schedule(chunks, 4, 2, twos, search), twos), 1 - 24.0 / 42,
+                1e-12);
   }
 }
 
 TEST(PipelineSchedule, ZeroBubbleFillsWaitsWithWeightGradients) {
-  const auto built = [&](const ChunkGroups& groups, int stages, int k, const std::vector<double>& length) {
+  const auto built = [&](const ChunkGroups& groups, int stages, int k,
+                         const std::vector<double>& length) {
     const ScheduleCosts costs = proportional(length);
     const Schedule schedule = state_aware_schedule(groups, stages, k, costs, 64, true);
     EXPECT_EQ(problems(schedule), "");
     return simulate(schedule, costs);
   };
-  // ZB-H1 (Qi et al. 2024, Section 2.2): m equal micro-batches take m (F + B + W) + (P - 1)(F + B - W); 1F1B (m + P - 1)(F + B + W).
+  // ZB-H1 (Qi et al. 2024, Section 2.2): m equal micro-batches take m (F + B + W) + (P - 1)(F + B -
+  // W); 1F1B (m + P - 1)(F + B + W).
   for (int stages : {2, 3, 4, 6}) {
     const auto seconds = [&](int m) {
       ChunkGroups groups;
@@ -90,8 +98,8 @@ TEST(PipelineSchedule, ZeroBubbleFillsWaitsWithWeightGradients) {
   for (const Op& op : alone.stages[0]) EXPECT_NE(op.kind, OpKind::backward_input);
 }
 
-/// The order that the plan promises: forward ascending, backward descending, the first N - k chunks formed again exactly once, weight halves in
-/// the order of their input halves.
+/// The order that the plan promises: forward ascending, backward descending, the first N - k chunks
+/// formed again exactly once, weight halves in the order of their input halves.
 void expect_state_aware(const Schedule& schedule, const ChunkGroups& groups, int k) {
   for (const auto& ops : schedule.stages) {
     std::vector<std::vector<int>> at(3, std::vector<int>(1000, -1));
@@ -100,8 +108,12 @@ void expect_state_aware(const Schedule& schedule, const ChunkGroups& groups, int
     for (const Op& op : ops) {
       if (op.kind == OpKind::backward_weight) weights.push_back(op.micro_batch);
       if (op.kind == OpKind::backward_input) inputs.push_back(op.micro_batch);
-      if (op.kind != OpKind::forward && op.kind != OpKind::recompute && op.kind != OpKind::backward && op.kind != OpKind::backward_input) continue;
-      int& place = at[op.kind == OpKind::forward ? 0 : op.kind == OpKind::recompute ? 1 : 2][op.micro_batch];
+      if (op.kind != OpKind::forward && op.kind != OpKind::recompute &&
+          op.kind != OpKind::backward && op.kind != OpKind::backward_input)
+        continue;
+      int& place = at[op.kind == OpKind::forward     ? 0
+                      : op.kind == OpKind::recompute ? 1
+                                                     : 2][op.micro_batch];
       EXPECT_EQ(place, -1);
       place = order++;
     }
@@ -131,7 +143,8 @@ TEST(PipelineSchedule, LongSamplesNeverRunFurtherAheadThanATransportAllows) {
     for (const bool split : {false, true})
       for (const int k : {1, 4}) {
         SCOPED_TRACE(fmt::format("{} stages, k {}, split {}", stages, k, split));
-        const Schedule schedule = state_aware_schedule(groups, stages, k, proportional(length, 0.3), 2, split);
+        const Schedule schedule =
+            state_aware_schedule(groups, stages, k, proportional(length, 0.3), 2, split);
         EXPECT_EQ(problems(schedule), "");
         EXPECT_TRUE(runs_with_buffers(schedule, kTransfersAhead));
         expect_state_aware(schedule, groups, k);
@@ -176,7 +189,8 @@ TEST(PipelineSchedule, RandomMixesNeverDeadlockAndKeepTheBounds) {
     const Schedule schedule = state_aware_schedule(groups, stages, k, costs, 4);
     const SimulatedSchedule aware = check("state-aware", schedule, k);
     EXPECT_EQ(schedule.hash(), state_aware_schedule(groups, stages, k, costs, 4).hash());
-    const SimulatedSchedule halves = check("zero-bubble", state_aware_schedule(groups, stages, k, costs, 4, true), k);
+    const SimulatedSchedule halves =
+        check("zero-bubble", state_aware_schedule(groups, stages, k, costs, 4, true), k);
     for (int s = 0; s < stages; ++s) {
       EXPECT_LE(halves.peak_live_activations[s], k + stages - 1);
       EXPECT_LE(plain.peak_live_activations[s], all + stages - 1 - s);
@@ -185,7 +199,8 @@ TEST(PipelineSchedule, RandomMixesNeverDeadlockAndKeepTheBounds) {
   }
 }
 
-// What a profile table is for: a last stage that is half as dear again (its head), and time that grows faster than tokens.
+// What a profile table is for: a last stage that is half as dear again (its head), and time that
+// grows faster than tokens.
 TEST(PipelineSchedule, TimesThatAreTrueGiveShorterSteps) {
   const unsigned seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -195,13 +210,15 @@ TEST(PipelineSchedule, TimesThatAreTrueGiveShorterSteps) {
     std::vector<MicroBatch> list;
     const int samples = 2 + static_cast<int>(random() % 7);
     for (int s = 0; s < samples; ++s) {
-      const std::int64_t tokens =
-          random() % 3 == 0 ? 9 + static_cast<std::int64_t>(random() % 24) : 1 + static_cast<std::int64_t>(random() % 8);
-      for (std::int64_t begin = 0; begin < tokens; begin += 8) list.push_back({{{s, begin, std::min(tokens, begin + 8), 0}}});
+      const std::int64_t tokens = random() % 3 == 0 ? 9 + static_cast<std::int64_t>(random() % 24)
+                                                    : 1 + static_cast<std::int64_t>(random() % 8);
+      for (std::int64_t begin = 0; begin < tokens; begin += 8)
+        list.push_back({{{s, begin, std::min(tokens, begin + 8), 0}}});
     }
     const ScheduleCosts real{[&](int stage, const Op& op) {
       const MicroBatch& m = list[static_cast<std::size_t>(op.micro_batch)];
-      const double forward = (static_cast<double>(m.tokens()) + 0.05 * m.attention_pairs()) * (stage == 3 ? 1.5 : 1.0);
+      const double forward =
+          (static_cast<double>(m.tokens()) + 0.05 * m.attention_pairs()) * (stage == 3 ? 1.5 : 1.0);
       const double weight = 0.7 * static_cast<double>(m.tokens());
       switch (op.kind) {
         case OpKind::forward:
@@ -230,7 +247,8 @@ TEST(PipelineSchedule, TimesThatAreTrueGiveShorterSteps) {
 }
 
 TEST(PipelineSchedule, InputsLeaveAfterTheFirstForwardAndComeOneOpBeforeTheSecond) {
-  const std::vector<MicroBatch> list{{{{0, 0, 4, 0}}}, {{{0, 4, 8, 0}}}, {{{0, 8, 9, 0}}}, {{{1, 0, 3, 0}}}};
+  const std::vector<MicroBatch> list{
+      {{{0, 0, 4, 0}}}, {{{0, 4, 8, 0}}}, {{{0, 8, 9, 0}}}, {{{1, 0, 3, 0}}}};
   PipelineOptions options;
   options.schedule = "state_aware_1f1b";
   options.stages = 2;
@@ -247,9 +265,12 @@ TEST(PipelineSchedule, InputsLeaveAfterTheFirstForwardAndComeOneOpBeforeTheSecon
     if (op.kind == OpKind::offload) {
       EXPECT_EQ(ops[i - 1], (Op{OpKind::forward, op.micro_batch, op.chunk}));
     } else if (op.kind == OpKind::fetch) {
-      EXPECT_NE(std::find(ops.begin(), ops.begin() + static_cast<std::ptrdiff_t>(i), Op{OpKind::offload, op.micro_batch, op.chunk}), ops.begin() + static_cast<std::ptrdiff_t>(i));
+      EXPECT_NE(std::find(ops.begin(), ops.begin() + static_cast<std::ptrdiff_t>(i),
+                          Op{OpKind::offload, op.micro_batch, op.chunk}),
+                ops.begin() + static_cast<std::ptrdiff_t>(i));
       ahead.push_back(0);
-      for (std::size_t j = i + 1; ops.at(j) != Op{OpKind::recompute, op.micro_batch, op.chunk}; ++j) ahead.back() += computes(ops[j].kind);
+      for (std::size_t j = i + 1; ops.at(j) != Op{OpKind::recompute, op.micro_batch, op.chunk}; ++j)
+        ahead.back() += computes(ops[j].kind);
     } else {
       kept.push_back(op);
     }
@@ -274,8 +295,11 @@ TEST(PipelineSchedule, ForwardsAloneEvaluate) {
 }
 
 TEST(PipelineSchedule, GroupsOfAList) {
-  const std::vector<MicroBatch> list{
-      {{{7, 0, 4, 0}}}, {{{1, 0, 2, 0}, {2, 0, 2, 0}}}, {{{7, 4, 8, 0}}}, {{{3, 0, 4, 0}}}, {{{7, 8, 9, 0}}}};
+  const std::vector<MicroBatch> list{{{{7, 0, 4, 0}}},
+                                     {{{1, 0, 2, 0}, {2, 0, 2, 0}}},
+                                     {{{7, 4, 8, 0}}},
+                                     {{{3, 0, 4, 0}}},
+                                     {{{7, 8, 9, 0}}}};
   EXPECT_EQ(chunk_groups(list), (ChunkGroups{{0, 2, 4}, {1}, {3}}));
   EXPECT_THROW(chunk_groups({{{{7, 4, 8, 0}}}}), Error);
   EXPECT_THROW(chunk_groups({{{{7, 0, 4, 0}}}, {{{7, 5, 8, 0}}}}), Error);

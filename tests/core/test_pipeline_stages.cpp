@@ -1,4 +1,5 @@
-// Layers over stages: the slowest stage is as fast as any split allows; the stages' tables tile the model's.
+// Layers over stages: the slowest stage is as fast as any split allows; the stages' tables tile the
+// model's.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +14,8 @@ double slowest(const std::vector<std::int64_t>& begin, std::int64_t layers, cons
   double most = 0;
   for (std::size_t s = 0; s < begin.size(); ++s) {
     const std::int64_t end = s + 1 < begin.size() ? begin[s + 1] : layers;
-    most = std::max(most, c.layer * static_cast<double>(end - begin[s]) + (s == 0 ? c.embedding : 0) + (s + 1 == begin.size() ? c.head : 0));
+    most = std::max(most, c.layer * static_cast<double>(end - begin[s]) +
+                              (s == 0 ? c.embedding : 0) + (s + 1 == begin.size() ? c.head : 0));
   }
   return most;
 }
@@ -37,10 +39,12 @@ TEST(PipelineStages, NoSplitIsFaster) {
         const auto begin = balance_stages(layers, stages, c);
         ASSERT_EQ(begin.size(), static_cast<std::size_t>(stages));
         EXPECT_EQ(begin.front(), 0);
-        EXPECT_TRUE(std::adjacent_find(begin.begin(), begin.end(), std::greater_equal<>()) == begin.end());
+        EXPECT_TRUE(std::adjacent_find(begin.begin(), begin.end(), std::greater_equal<>()) ==
+                    begin.end());
         EXPECT_LT(begin.back(), layers);
         std::vector<std::int64_t> first{0};
-        EXPECT_DOUBLE_EQ(slowest(begin, layers, c), best(first, stages, layers, c)) << layers << " layers, " << stages << " stages";
+        EXPECT_DOUBLE_EQ(slowest(begin, layers, c), best(first, stages, layers, c))
+            << layers << " layers, " << stages << " stages";
       }
   EXPECT_THROW(balance_stages(3, 4, {}), Error);
   EXPECT_THROW(balance_stages(3, 0, {}), Error);
@@ -58,10 +62,12 @@ TEST(PipelineStages, AHeavyHeadTakesLayersFromTheLastStage) {
 TEST(PipelineStages, ShareOfWeightGradients) {
   ModelShape shape = model_preset("qwen2.5-0.5b");
   EXPECT_EQ(weight_share(shape), 0.5);
-  // One adapter on down_proj: of its backward, products with W (frozen) and with B and A towards the input, and two for B and A themselves.
+  // One adapter on down_proj: of its backward, products with W (frozen) and with B and A towards
+  // the input, and two for B and A themselves.
   shape.lora.rank = 8;
   shape.lora.projections = {"down"};
-  const double h = shape.hidden, i = shape.intermediate, q = shape.query_heads * shape.head_dim, kv = shape.kv_heads * shape.head_dim;
+  const double h = shape.hidden, i = shape.intermediate, q = shape.query_heads * shape.head_dim,
+               kv = shape.kv_heads * shape.head_dim;
   const double frozen = h * (q + 2 * kv) + q * h + 3 * h * i, adapter = 8 * (h + i);
   EXPECT_NEAR(weight_share(shape), adapter / (frozen + 2 * adapter), 1e-12);
 }
@@ -70,7 +76,8 @@ TEST(PipelineStages, TablesTileTheModels) {
   for (const bool tied : {false, true}) {
     ModelShape shape = model_preset("qwen2.5-0.5b");
     shape.tied_embedding = tied;
-    const std::vector<std::int64_t> begin = balance_stages(shape.layers, 3, part_costs(shape, 4096));
+    const std::vector<std::int64_t> begin =
+        balance_stages(shape.layers, 3, part_costs(shape, 4096));
     std::int64_t at = 0, all = 0;
     for (int s = 0; s < 3; ++s) {
       const StageTable stage = stage_table(shape, begin, s);

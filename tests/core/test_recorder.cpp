@@ -22,7 +22,8 @@ class CountingClock final : public Clock {
 
 std::vector<Event> drain(Recorder& recorder) {
   std::vector<Event> events;
-  recorder.flush([&](std::span<const Event> e) { events.insert(events.end(), e.begin(), e.end()); });
+  recorder.flush(
+      [&](std::span<const Event> e) { events.insert(events.end(), e.begin(), e.end()); });
   return events;
 }
 
@@ -32,7 +33,8 @@ TEST(Recorder, KindNamesAreDistinctAndReadBack) {
     EXPECT_STRNE(name(kind), "unknown");
     EXPECT_EQ(event_kind(name(kind)), kind);
   }
-  EXPECT_EQ(static_cast<int>(EventKind::idle), kEventKinds - 1) << "kEventKinds does not count the kinds";
+  EXPECT_EQ(static_cast<int>(EventKind::idle), kEventKinds - 1)
+      << "kEventKinds does not count the kinds";
   EXPECT_STREQ(name(static_cast<EventKind>(kEventKinds)), "unknown");
   EXPECT_THROW(event_kind("no_such_kind"), Error);
 }
@@ -159,7 +161,9 @@ TEST(Recorder, CostsFarLessThanAnyEventItRecords) {
       Scope scope(&recorder, EventKind::layer_forward);
       if (i % 4096 == 4095) recorder.flush({});
     }
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / kEvents);
+    best = std::min(
+        best,
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / kEvents);
   }
   RecordProperty("ns_per_event", std::to_string(best * 1e9));
   std::printf("recorder: %.0f ns an event, begin, end and flush\n", best * 1e9);

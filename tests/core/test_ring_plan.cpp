@@ -17,13 +17,15 @@ std::vector<RingPlan> all_ranks(int outer, int inner) {
 
 TEST(RingPlan, ReplaysOnEveryRingUpTo8x8) {
   for (int outer = 1; outer <= 8; ++outer)
-    for (int inner = 1; inner <= 8; ++inner) EXPECT_EQ(problems(all_ranks(outer, inner)), "") << outer << " x " << inner;
+    for (int inner = 1; inner <= 8; ++inner)
+      EXPECT_EQ(problems(all_ranks(outer, inner)), "") << outer << " x " << inner;
   EXPECT_EQ(problems(all_ranks(1, 33)), "");
   EXPECT_EQ(problems(all_ranks(17, 1)), "");
 }
 
 TEST(RingPlan, BufferCountsAreTight) {
-  for (const auto& [outer, inner] : {std::pair{1, 2}, {1, 5}, {3, 1}, {2, 2}, {2, 3}, {3, 2}, {4, 4}}) {
+  for (const auto& [outer, inner] :
+       {std::pair{1, 2}, {1, 5}, {3, 1}, {2, 2}, {2, 3}, {3, 2}, {4, 4}}) {
     for (auto member : {&RingPlan::kv_buffers, &RingPlan::dkv_buffers}) {
       auto plans = all_ranks(outer, inner);
       for (auto& plan : plans) plan.*member -= 1;
@@ -48,7 +50,8 @@ TEST(RingPlan, FlatRingOfThree) {
   EXPECT_EQ(plan.backward[3].shard, -1);
   EXPECT_EQ(plan.backward[3].dkv_inner, (RingHop{RingLevel::inner, 2, 0, 2, 1, 3}));
   EXPECT_EQ(plan.kv_buffers, 2);
-  EXPECT_EQ(plan.dkv_buffers, 4);  // its own partial, this step's, one that leaves and one that arrives
+  EXPECT_EQ(plan.dkv_buffers,
+            4);  // its own partial, this step's, one that leaves and one that arrives
 }
 
 TEST(RingPlan, OneRankHasNoHops) {
@@ -56,12 +59,14 @@ TEST(RingPlan, OneRankHasNoHops) {
   for (const auto* steps : {&plan.forward, &plan.backward}) {
     ASSERT_EQ(steps->size(), 1u);
     EXPECT_EQ(steps->front().shard, 0);
-    EXPECT_FALSE(steps->front().kv_inner || steps->front().kv_outer || steps->front().dkv_inner || steps->front().dkv_outer);
+    EXPECT_FALSE(steps->front().kv_inner || steps->front().kv_outer || steps->front().dkv_inner ||
+                 steps->front().dkv_outer);
   }
 }
 
 TEST(RingPlan, HopsOfTwoLevels) {
-  // Algorithm 2: outer hops carry the shard an outer step entered with, inner hops never leave the node.
+  // Algorithm 2: outer hops carry the shard an outer step entered with, inner hops never leave the
+  // node.
   for (int rank = 0; rank < 12; ++rank) {
     const RingPlan plan = plan_ring(rank, 3, 4);
     int kv_inner = 0, kv_outer = 0, dkv_inner = 0, dkv_outer = 0;
@@ -84,7 +89,8 @@ TEST(RingPlan, HopsOfTwoLevels) {
     }
     EXPECT_EQ(kv_inner, 3 * 3);
     EXPECT_EQ(kv_outer, 2);
-    EXPECT_EQ(dkv_inner, 3 * 3);  // a turn per node, from the rank after the one that entered with the shard back to it
+    EXPECT_EQ(dkv_inner, 3 * 3);  // a turn per node, from the rank after the one that entered with
+                                  // the shard back to it
     EXPECT_EQ(dkv_outer, 2);
   }
 }
@@ -141,10 +147,14 @@ TEST(RingPlan, HashTellsPlansApart) {
 TEST(RingPlan, SimulatesMTrainingTable4) {
   const RingCosts forward{1.13, 2.08, 0.51, 0.13, 0.98};
   const RingCosts backward{1.86, 1.90, 2.65, 0.42, 3.40};
-  EXPECT_NEAR(simulate(plan_ring(0, 32, 1).forward, forward), 1.13 + 2.08 + 0.98 * 31 + 0.51, 1e-9);           // 34.10
-  EXPECT_NEAR(simulate(plan_ring(0, 32, 1).backward, backward, false), 1.86 + 1.90 + 3.40 * 31 + 2.65, 1e-9);  // 111.81
-  EXPECT_NEAR(simulate(plan_ring(5, 4, 8).forward, forward), 1.13 + 2.08 + 0.51 * 32, 1e-9);                   // 19.53
-  EXPECT_NEAR(simulate(plan_ring(5, 4, 8).backward, backward, false), 1.86 + 1.90 + 2.65 * 32, 1e-9);          // 88.56
+  EXPECT_NEAR(simulate(plan_ring(0, 32, 1).forward, forward), 1.13 + 2.08 + 0.98 * 31 + 0.51,
+              1e-9);  // 34.10
+  EXPECT_NEAR(simulate(plan_ring(0, 32, 1).backward, backward, false),
+              1.86 + 1.90 + 3.40 * 31 + 2.65, 1e-9);  // 111.81
+  EXPECT_NEAR(simulate(plan_ring(5, 4, 8).forward, forward), 1.13 + 2.08 + 0.51 * 32,
+              1e-9);  // 19.53
+  EXPECT_NEAR(simulate(plan_ring(5, 4, 8).backward, backward, false), 1.86 + 1.90 + 2.65 * 32,
+              1e-9);  // 88.56
 }
 
 TEST(RingPlan, HopsHomeAreExposed) {
@@ -152,7 +162,8 @@ TEST(RingPlan, HopsHomeAreExposed) {
   EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 4, 8).backward, costs, false), 320);
   EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 4, 8).backward, costs), 320 + 2 + 7);
   EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 1, 8).backward, costs), 80 + 2);
-  EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 8, 1).backward, costs), 10 + 10 + 5 * 12 + 10 + 7);  // 5 + 7 on one link outlast 10
+  EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 8, 1).backward, costs),
+                   10 + 10 + 5 * 12 + 10 + 7);  // 5 + 7 on one link outlast 10
   EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 1, 1).backward, costs), 10);
   // A hop slower than a step delays the next one that needs it.
   EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 1, 3).forward, {0, 0, 1, 4}), 4 + 4 + 1);

@@ -21,7 +21,8 @@ using namespace ballast;
 namespace {
 
 std::uint64_t fresh_seed() {
-  const auto seed = static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  const auto seed =
+      static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   return seed;
 }
@@ -52,19 +53,23 @@ double exhaustive(const std::vector<double>& weights, int bins) {
 std::int64_t draw(std::mt19937_64& random, int mix) {
   std::uniform_real_distribution<> u(0, 1);
   if (mix == 0)
-    return u(random) < 0.5 ? 200 + static_cast<std::int64_t>(3800 * u(random)) : 16384 + static_cast<std::int64_t>(16384 * u(random));
-  return u(random) < 0.7 ? 8192 + static_cast<std::int64_t>(8192 * u(random)) : static_cast<std::int64_t>(16384 * std::pow(4.4, u(random)));
+    return u(random) < 0.5 ? 200 + static_cast<std::int64_t>(3800 * u(random))
+                           : 16384 + static_cast<std::int64_t>(16384 * u(random));
+  return u(random) < 0.7 ? 8192 + static_cast<std::int64_t>(8192 * u(random))
+                         : static_cast<std::int64_t>(16384 * std::pow(4.4, u(random)));
 }
 
 double latency_of(std::int64_t tokens) {
-  return 1e-6 * static_cast<double>(tokens) * (1 + static_cast<double>(std::min<std::int64_t>(tokens, 16384)) / 8192);
+  return 1e-6 * static_cast<double>(tokens) *
+         (1 + static_cast<double>(std::min<std::int64_t>(tokens, 16384)) / 8192);
 }
 
 std::vector<std::int64_t> real_lengths() {
   std::vector<std::int64_t> list;
   // Beside a clone of the repository, or where BALLAST_LENGTHS says.
   const char* stated = std::getenv("BALLAST_LENGTHS");
-  const std::filesystem::path beside = std::filesystem::path(BALLAST_TESTS_DIR) / "../../shared/data/prolong_lengths.txt";
+  const std::filesystem::path beside =
+      std::filesystem::path(BALLAST_TESTS_DIR) / "../../shared/data/prolong_lengths.txt";
   std::ifstream file(stated != nullptr ? std::filesystem::path(stated) : beside);
   for (std::int64_t n = 0; file >> n;) list.push_back(n);
   return list;
@@ -80,8 +85,9 @@ TEST(Partition, NearExhaustiveAndNeverWorseThanLongestFirst) {
     const std::size_t n = 1 + random() % (bins <= 3 ? 16 : 13);
     std::vector<double> weights;
     for (std::size_t i = 0; i < n; ++i)
-      weights.push_back(random() % 3 == 0 ? static_cast<double>(random() % 20)
-                                          : latency_of(draw(random, static_cast<int>(random() % 2))) * 1e3);
+      weights.push_back(random() % 3 == 0
+                            ? static_cast<double>(random() % 20)
+                            : latency_of(draw(random, static_cast<int>(random() % 2))) * 1e3);
     const Partition parts = balanced_partition(weights, bins);
     std::vector<int> seen(n, 0);
     for (const auto& bin : parts)
@@ -90,7 +96,8 @@ TEST(Partition, NearExhaustiveAndNeverWorseThanLongestFirst) {
     ASSERT_EQ(std::count(seen.begin(), seen.end(), 1), static_cast<std::ptrdiff_t>(n));
     const double found = heaviest(parts, weights);
     ASSERT_LE(found, heaviest(longest_first_partition(weights, bins), weights) * (1 + 1e-12));
-    ASSERT_LE(found, 1.02 * exhaustive(weights, bins) + 1e-12) << n << " weights in " << bins << " bins, round " << round;
+    ASSERT_LE(found, 1.02 * exhaustive(weights, bins) + 1e-12)
+        << n << " weights in " << bins << " bins, round " << round;
   }
   EXPECT_THROW(balanced_partition(std::vector<double>{1}, 0), Error);
   EXPECT_THROW(balanced_partition(std::vector<double>{-1}, 2), Error);
@@ -107,13 +114,15 @@ TEST(Partition, ManySamplesReachTheBoundOverRanks) {
       const int ranks = 2 << (random() % 3);  // 2, 4, 8
       std::vector<double> weights;
       const std::size_t n = 64 + random() % 200;
-      for (std::size_t i = 0; i < n; ++i) weights.push_back(latency_of(mix < 2 ? draw(random, mix) : real[random() % real.size()]));
+      for (std::size_t i = 0; i < n; ++i)
+        weights.push_back(latency_of(mix < 2 ? draw(random, mix) : real[random() % real.size()]));
       const double mean = std::accumulate(weights.begin(), weights.end(), 0.0) / ranks;
       over.push_back(heaviest(balanced_partition(weights, ranks), weights) /
                      std::max(mean, *std::max_element(weights.begin(), weights.end())));
     }
     std::sort(over.begin(), over.end());
-    std::printf("mix %d: median %.6f, worst %.6f of max(longest, mean)\n", mix, over[over.size() / 2], over.back());
+    std::printf("mix %d: median %.6f, worst %.6f of max(longest, mean)\n", mix,
+                over[over.size() / 2], over.back());
     EXPECT_LE(over[over.size() / 2], 1.02);
   }
 }
@@ -128,16 +137,20 @@ TEST(Sab, TwoLevelsKeepEverySampleAndItsOrder) {
     options.micro_batch_tokens = 16384;
     options.sample_cost = latency_of;
     std::vector<SampleLength> samples;
-    for (std::size_t i = 0; i < 1 + random() % 40; ++i) samples.push_back({static_cast<std::int64_t>(1000 - i), draw(random, 0), 7});
+    for (std::size_t i = 0; i < 1 + random() % 40; ++i)
+      samples.push_back({static_cast<std::int64_t>(1000 - i), draw(random, 0), 7});
     const Batch batch = plan_batch(5, samples, options);
     ASSERT_EQ(batch.micro_batches.size(), static_cast<std::size_t>(options.dp));
     std::multiset<std::int64_t> found;
     std::vector<double> load(batch.micro_batches.size(), 0), weights;
-    for (const SampleLength& s : samples) weights.push_back(options.method == "lbb" ? static_cast<double>(s.tokens) : latency_of(s.tokens));
+    for (const SampleLength& s : samples)
+      weights.push_back(options.method == "lbb" ? static_cast<double>(s.tokens)
+                                                : latency_of(s.tokens));
     for (std::size_t d = 0; d < batch.micro_batches.size(); ++d)
       for (const MicroBatch& m : batch.micro_batches[d]) {
         ASSERT_FALSE(m.segments.empty());
-        if (options.micro_batch_samples == 0 && m.segments.size() > 1) ASSERT_LE(m.tokens(), options.micro_batch_tokens);
+        if (options.micro_batch_samples == 0 && m.segments.size() > 1)
+          ASSERT_LE(m.tokens(), options.micro_batch_tokens);
         for (std::size_t s = 0; s < m.segments.size(); ++s) {
           found.insert(m.segments[s].sample);
           const auto at = static_cast<std::size_t>(1000 - m.segments[s].sample);
@@ -148,10 +161,13 @@ TEST(Sab, TwoLevelsKeepEverySampleAndItsOrder) {
       }
     ASSERT_EQ(found.size(), samples.size());
     ASSERT_EQ(std::set<std::int64_t>(found.begin(), found.end()).size(), samples.size());
-    ASSERT_LE(*std::max_element(load.begin(), load.end()), heaviest(longest_first_partition(weights, options.dp), weights) * (1 + 1e-12));
+    ASSERT_LE(*std::max_element(load.begin(), load.end()),
+              heaviest(longest_first_partition(weights, options.dp), weights) * (1 + 1e-12));
     if (options.micro_batch_samples > 0) {
-      const std::size_t each = (samples.size() + static_cast<std::size_t>(options.micro_batch_samples * options.dp) - 1) /
-                               static_cast<std::size_t>(options.micro_batch_samples * options.dp);
+      const std::size_t each =
+          (samples.size() + static_cast<std::size_t>(options.micro_batch_samples * options.dp) -
+           1) /
+          static_cast<std::size_t>(options.micro_batch_samples * options.dp);
       for (const auto& list : batch.micro_batches) ASSERT_LE(list.size(), each);
     }
   }

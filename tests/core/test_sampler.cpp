@@ -69,7 +69,8 @@ TEST(Sampler, StepsContinueEachOther) {
   std::vector<std::int64_t> joined;
   while (joined.size() < 500) {
     const std::int64_t count =
-        std::min<std::int64_t>(1 + static_cast<std::int64_t>(random() % 40), 500 - static_cast<std::int64_t>(joined.size()));
+        std::min<std::int64_t>(1 + static_cast<std::int64_t>(random() % 40),
+                               500 - static_cast<std::int64_t>(joined.size()));
     Sampler fresh(101, kSeed, 0.1);  // a restart
     const auto step = (random() % 2 ? fresh : parts).next(b, 0, count, one);
     joined.insert(joined.end(), step.begin(), step.end());
@@ -86,7 +87,8 @@ TEST(Sampler, StepsEndWithTheSampleThatReachesTheTokens) {
   SamplerPosition at;
   for (int step = 0; step < 40; ++step) {
     const std::int64_t wanted = 1 + static_cast<std::int64_t>(random() % 3000);
-    const auto samples = sampler.next(at, wanted, 0, [&](std::int64_t s) { return lengths[static_cast<std::size_t>(s)]; });
+    const auto samples = sampler.next(
+        at, wanted, 0, [&](std::int64_t s) { return lengths[static_cast<std::size_t>(s)]; });
     std::int64_t tokens = 0;
     for (std::size_t i = 0; i < samples.size(); ++i) {
       EXPECT_LT(tokens, wanted);
@@ -106,7 +108,8 @@ TEST(Sampler, StepsLargerThanAnEpochWrap) {
   EXPECT_EQ(std::set<std::int64_t>(samples.begin() + 3, samples.begin() + 6).size(), 3u);
   Sampler single(1, kSeed, 0.5);  // one sample: nothing to hold out
   SamplerPosition alone;
-  EXPECT_EQ(single.next(alone, 5, 0, [](std::int64_t) { return std::int64_t{2}; }), (std::vector<std::int64_t>{0, 0, 0}));
+  EXPECT_EQ(single.next(alone, 5, 0, [](std::int64_t) { return std::int64_t{2}; }),
+            (std::vector<std::int64_t>{0, 0, 0}));
   EXPECT_EQ(alone, (SamplerPosition{3, 0}));
 }
 
@@ -118,7 +121,8 @@ TEST(Sampler, ValidationIsADisjointShare) {
   EXPECT_EQ(sampler.training_samples() + static_cast<std::int64_t>(held_out.size()), 20000);
   const std::set<std::int64_t> out(held_out.begin(), held_out.end());
   SamplerPosition at;
-  for (std::int64_t s : sampler.next(at, 0, sampler.training_samples(), one)) EXPECT_EQ(out.count(s), 0u);
+  for (std::int64_t s : sampler.next(at, 0, sampler.training_samples(), one))
+    EXPECT_EQ(out.count(s), 0u);
   // A dataset that grows keeps its split.
   Sampler grown(20100, kSeed, 0.05);
   EXPECT_TRUE(std::equal(held_out.begin(), held_out.end(), grown.validation().begin()));
@@ -173,7 +177,9 @@ TEST(Sampler, CurriculumTakesShortSamplesFirstAndEachOnce) {
   const std::uint64_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   const std::int64_t count = 1200;
-  const auto length = [&](std::int64_t s) { return static_cast<std::int64_t>(1 + random_bits(seed, 3, static_cast<std::uint64_t>(s)) % 100); };
+  const auto length = [&](std::int64_t s) {
+    return static_cast<std::int64_t>(1 + random_bits(seed, 3, static_cast<std::uint64_t>(s)) % 100);
+  };
   for (const std::int64_t global_samples : {0, 9}) {
     const Curriculum curriculum{7, 30, 200, global_samples};
     Sampler sampler(count, seed, 0.1);
@@ -195,7 +201,8 @@ TEST(Sampler, CurriculumTakesShortSamplesFirstAndEachOnce) {
       again.begin_with(curriculum, length);
       resumed = before;
       SamplerPosition same = before;
-      EXPECT_EQ(again.next(resumed, 200, global_samples, length), sampler.next(same, 200, global_samples, length));
+      EXPECT_EQ(again.next(resumed, 200, global_samples, length),
+                sampler.next(same, 200, global_samples, length));
     }
     EXPECT_TRUE(later_long);
     seen.resize(static_cast<std::size_t>(sampler.training_samples()));

@@ -1,4 +1,5 @@
-// Schedule plans and the simulator (DESIGN "ChunkFlow" figures for plain 1F1B are checked by hand-written lists here).
+// Schedule plans and the simulator (DESIGN "ChunkFlow" figures for plain 1F1B are checked by
+// hand-written lists here).
 #include <gtest/gtest.h>
 
 #include "core/error.hpp"
@@ -42,17 +43,22 @@ ScheduleCosts proportional(std::vector<double> length) {
 }
 
 TEST(Schedule, BubbleRatiosOfChunkFlowSection3) {
-  EXPECT_NEAR(simulate(one_f_one_b(4, 4), proportional({1, 1, 1, 1})).bubble_ratio, 3.0 / 7.0, 1e-12);
-  EXPECT_NEAR(simulate(one_f_one_b(4, 4), proportional({4, 2, 1, 1})).bubble_ratio, 4.0 / 7.0, 1e-12);
+  EXPECT_NEAR(simulate(one_f_one_b(4, 4), proportional({1, 1, 1, 1})).bubble_ratio, 3.0 / 7.0,
+              1e-12);
+  EXPECT_NEAR(simulate(one_f_one_b(4, 4), proportional({4, 2, 1, 1})).bubble_ratio, 4.0 / 7.0,
+              1e-12);
   EXPECT_NEAR(simulate(one_f_one_b(4, 2), proportional({4, 4})).bubble_ratio, 0.6, 1e-12);
 }
 
 TEST(Schedule, LiveActivationsOf1F1B) {
-  EXPECT_EQ(simulate(one_f_one_b(4, 8), proportional(std::vector<double>(8, 1.0))).peak_live_activations, (std::vector<int>{4, 3, 2, 1}));
+  EXPECT_EQ(
+      simulate(one_f_one_b(4, 8), proportional(std::vector<double>(8, 1.0))).peak_live_activations,
+      (std::vector<int>{4, 3, 2, 1}));
 }
 
 TEST(Schedule, OneStageAccumulatesInOrder) {
-  const Schedule schedule = plan_schedule({{{{0, 0, 1, 0}}}, {{{1, 0, 2, 0}}}, {{{2, 0, 3, 0}}}}, {});
+  const Schedule schedule =
+      plan_schedule({{{{0, 0, 1, 0}}}, {{{1, 0, 2, 0}}}, {{{2, 0, 3, 0}}}}, {});
   EXPECT_EQ(problems(schedule), "");
   const auto result = simulate(schedule, proportional({1, 2, 3}));
   EXPECT_DOUBLE_EQ(result.step_time_s, 18);
@@ -63,7 +69,10 @@ TEST(Schedule, OneStageAccumulatesInOrder) {
 }
 
 TEST(Schedule, SendsArePostedAndArriveLater) {
-  const auto result = simulate(one_f_one_b(2, 1), {[](int, const Op& op) { return op.kind == OpKind::send ? 0.5 : op.kind == OpKind::recv ? 0.0 : 1.0; }});
+  const auto result =
+      simulate(one_f_one_b(2, 1), {[](int, const Op& op) {
+                 return op.kind == OpKind::send ? 0.5 : op.kind == OpKind::recv ? 0.0 : 1.0;
+               }});
   EXPECT_DOUBLE_EQ(result.step_time_s, 1 + 0.5 + 1 + 1 + 0.5 + 1);
 }
 
@@ -76,7 +85,8 @@ TEST(Schedule, ProblemsAndDeadlocksAreNamed) {
     simulate(missing, proportional({1}));
     FAIL() << "a receive without a send must be reported";
   } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("stage 1 recv of micro-batch 0"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("stage 1 recv of micro-batch 0"), std::string::npos)
+        << e.what();
   }
   EXPECT_NE(problems({{{{OpKind::backward, 0}}}}).find("before its forward"), std::string::npos);
   EXPECT_NE(problems({{{{OpKind::forward, 0}}}}).find("no backward"), std::string::npos);

@@ -9,10 +9,12 @@
 namespace ballast {
 namespace {
 
-constexpr LayoutKind kKinds[] = {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::shuffled};
+constexpr LayoutKind kKinds[] = {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
+                                 LayoutKind::shuffled};
 
 /// Owner of a position by the definition in the header, one position at a time.
-int owner(LayoutKind kind, std::int64_t tokens, int ranks, std::int64_t stripe, std::int64_t align, std::int64_t global) {
+int owner(LayoutKind kind, std::int64_t tokens, int ranks, std::int64_t stripe, std::int64_t align,
+          std::int64_t global) {
   if (kind == LayoutKind::striped) return static_cast<int>(global / stripe % ranks);
   const std::int64_t parts = kind == LayoutKind::zigzag ? 2 * ranks : ranks;
   std::int64_t piece = 0;
@@ -27,16 +29,21 @@ TEST(SequenceLayout, MapsAreExactInverses) {
       for (int ranks : {1, 2, 3, 4, 7, 8})
         for (std::int64_t stripe : {1, 3, 64})
           for (std::int64_t align : {1, 5, 64}) {
-            if (deals_stripes(kind) ? align != 1 : stripe != 64) continue;  // the other parameter has no meaning
-            SCOPED_TRACE(fmt::format("{} {} tokens, {} ranks, stripe {}, align {}", name(kind), tokens, ranks, stripe, align));
+            if (deals_stripes(kind) ? align != 1 : stripe != 64)
+              continue;  // the other parameter has no meaning
+            SCOPED_TRACE(fmt::format("{} {} tokens, {} ranks, stripe {}, align {}", name(kind),
+                                     tokens, ranks, stripe, align));
             const SequenceLayout layout(kind, tokens, ranks, stripe, align);
             std::vector<std::int64_t> count(ranks, 0);
             for (std::int64_t g = 0; g < tokens; ++g) {
               const auto at = layout.locate(g);
-              if (kind != LayoutKind::shuffled) ASSERT_EQ(at.rank, owner(kind, tokens, ranks, stripe, align, g));
-              ASSERT_EQ(at.index, count[at.rank]++);  // local indices ascend with the global position and leave no gap
+              if (kind != LayoutKind::shuffled)
+                ASSERT_EQ(at.rank, owner(kind, tokens, ranks, stripe, align, g));
+              ASSERT_EQ(at.index, count[at.rank]++);  // local indices ascend with the global
+                                                      // position and leave no gap
               ASSERT_EQ(layout.global(at.rank, at.index), g);
-              for (int r = 0; r < ranks; ++r) ASSERT_EQ(layout.lower_bound(r, g), r == at.rank ? at.index : count[r]);
+              for (int r = 0; r < ranks; ++r)
+                ASSERT_EQ(layout.lower_bound(r, g), r == at.rank ? at.index : count[r]);
             }
             for (int r = 0; r < ranks; ++r) {
               ASSERT_EQ(layout.local_tokens(r), count[r]);
@@ -59,7 +66,8 @@ TEST(SequenceLayout, ShuffledRoundsGiveEveryRankOneStripe) {
   for (const int ranks : {1, 2, 5, 32})
     for (const std::int64_t stripe : {1, 64}) {
       const std::int64_t rounds = 600;  // more than have an order of their own
-      const SequenceLayout layout(LayoutKind::shuffled, rounds * ranks * stripe + stripe / 2, ranks, stripe);
+      const SequenceLayout layout(LayoutKind::shuffled, rounds * ranks * stripe + stripe / 2, ranks,
+                                  stripe);
       std::vector<std::vector<int>> orders;
       for (std::int64_t round = 0; round < rounds; ++round) {
         std::vector<int> order;
@@ -75,7 +83,9 @@ TEST(SequenceLayout, ShuffledRoundsGiveEveryRankOneStripe) {
       std::sort(orders.begin(), orders.end());
       const auto distinct = std::unique(orders.begin(), orders.end()) - orders.begin();
       EXPECT_GE(distinct, ranks == 1 ? 1 : ranks == 2 ? 2 : ranks == 5 ? 90 : 256);
-      EXPECT_EQ(SequenceLayout(LayoutKind::shuffled, 77 * stripe, ranks, stripe).locate(40 * stripe), layout.locate(40 * stripe));
+      EXPECT_EQ(
+          SequenceLayout(LayoutKind::shuffled, 77 * stripe, ranks, stripe).locate(40 * stripe),
+          layout.locate(40 * stripe));
     }
 }
 
@@ -92,7 +102,8 @@ TEST(SequenceLayout, LoadsDifferByOnePieceAtMost) {
   for (std::int64_t tokens : {1000, 4099}) {
     for (auto kind : kKinds) {
       const SequenceLayout layout(kind, tokens, 8, 1);
-      for (int r = 0; r < 8; ++r) EXPECT_LE(std::abs(layout.local_tokens(r) - tokens / 8), 2) << name(kind);
+      for (int r = 0; r < 8; ++r)
+        EXPECT_LE(std::abs(layout.local_tokens(r) - tokens / 8), 2) << name(kind);
     }
   }
 }
@@ -144,7 +155,8 @@ TEST(PackedAxis, SkipsEmptySegments) {
 }
 
 TEST(PackedAxis, LocalTokensAreThoseOfTheLayout) {
-  const MicroBatch batch{{{0, 0, 5, 5}, {1, 0, 0, 0}, {2, 100, 171, 71}, {3, 0, 1, 1}, {4, 0, 130, 130}}};
+  const MicroBatch batch{
+      {{0, 0, 5, 5}, {1, 0, 0, 0}, {2, 100, 171, 71}, {3, 0, 1, 1}, {4, 0, 130, 130}}};
   const PackedAxis axis(batch);
   for (auto kind : kKinds)
     for (int ranks : {1, 3, 8})
@@ -160,7 +172,8 @@ TEST(PackedAxis, LocalTokensAreThoseOfTheLayout) {
           }
         }
       }
-  EXPECT_THROW(local_tokens(batch, SequenceLayout(LayoutKind::zigzag, batch.tokens() + 1, 2), 0), Error);
+  EXPECT_THROW(local_tokens(batch, SequenceLayout(LayoutKind::zigzag, batch.tokens() + 1, 2), 0),
+               Error);
 }
 
 }  // namespace

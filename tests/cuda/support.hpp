@@ -1,4 +1,5 @@
-// Host against CUDA: random inputs that bf16 holds exactly, and the error of a CUDA result against an fp64 host reference.
+// Host against CUDA: random inputs that bf16 holds exactly, and the error of a CUDA result against
+// an fp64 host reference.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -111,9 +112,9 @@ class CudaTest : public ::testing::Test {
 inline constexpr double kBf16 = 6e-3;
 inline constexpr double kFp32 = 1e-5;
 
-#define EXPECT_CLOSE(found, expected, bound)                             \
-  do {                                                                   \
-    const double e_ = error(found, expected);                            \
+#define EXPECT_CLOSE(found, expected, bound)                                                \
+  do {                                                                                      \
+    const double e_ = error(found, expected);                                               \
     EXPECT_TRUE(e_ <= (bound)) << #found << ": relative error " << e_ << ", seed " << seed; \
   } while (false)
 

@@ -31,7 +31,8 @@ TEST_F(CudaWaits, AWatchSeesALongWaitAndMayEndIt) {
   EXPECT_THROW(gpu->synchronize(), Error);
   cuda::set_wait_watch(nullptr);
   gpu->synchronize();
-  EXPECT_EQ(cudaGetLastError(), cudaSuccess);  // "not ready" left nothing behind for the next launch
+  EXPECT_EQ(cudaGetLastError(),
+            cudaSuccess);  // "not ready" left nothing behind for the next launch
 }
 
 TEST_F(CudaWaits, TheClockFollowsTheHostsWhileItsOriginMoves) {
@@ -50,8 +51,10 @@ TEST_F(CudaWaits, TheClockFollowsTheHostsWhileItsOriginMoves) {
     if (marks.size() < 10) marks.push_back(clock->mark());
     usleep(1000);
   }
-  for (std::size_t i = 1; i < marks.size(); ++i) EXPECT_GE(clock->seconds(marks[i]), clock->seconds(marks[i - 1]));
-  EXPECT_LT(clock->seconds(marks.back()), start + 1);  // marks older than the origin keep their time
+  for (std::size_t i = 1; i < marks.size(); ++i)
+    EXPECT_GE(clock->seconds(marks[i]), clock->seconds(marks[i - 1]));
+  EXPECT_LT(clock->seconds(marks.back()),
+            start + 1);  // marks older than the origin keep their time
 }
 
 TEST_F(CudaWaits, HostDataAreTakenWhileTheGpuIsBusy) {
@@ -59,7 +62,8 @@ TEST_F(CudaWaits, HostDataAreTakenWhileTheGpuIsBusy) {
   Tensor a = Tensor::zeros({bytes}, DType::u8, *gpu), b = Tensor::zeros({bytes}, DType::u8, *gpu);
   const Tensor x = random({1 << 20});
   Tensor staged = Tensor::empty({1 << 20}, DType::f32);
-  for (std::int64_t i = 0; i < x.numel(); ++i) staged.data<float>()[i] = static_cast<float>(x.data<double>()[i]);
+  for (std::int64_t i = 0; i < x.numel(); ++i)
+    staged.data<float>()[i] = static_cast<float>(x.data<double>()[i]);
   const auto host_s = [] { return host_clock().seconds(host_clock().mark()); };
   staged.to(*gpu);  // page-locked memory is there from now on
   gpu->synchronize();
@@ -67,7 +71,8 @@ TEST_F(CudaWaits, HostDataAreTakenWhileTheGpuIsBusy) {
   const double begin = host_s();
   const Tensor sent = staged.to(*gpu);
   const double taken_s = host_s() - begin;
-  for (std::int64_t i = 0; i < x.numel(); ++i) staged.data<float>()[i] = 0;  // the source may change at once
+  for (std::int64_t i = 0; i < x.numel(); ++i)
+    staged.data<float>()[i] = 0;  // the source may change at once
   gpu->synchronize();
   EXPECT_LT(taken_s, 0.5 * (host_s() - begin));
   EXPECT_EQ(error(sent, x), 0);

@@ -1,4 +1,5 @@
-// Copies to and from pinned host memory beside computation: their order, that they overlap, and chunks put away against chunks on the device.
+// Copies to and from pinned host memory beside computation: their order, that they overlap, and
+// chunks put away against chunks on the device.
 #include <algorithm>
 
 #include "cuda/support.hpp"
@@ -22,19 +23,21 @@ class CudaQueues : public CudaTest {
 TEST_F(CudaQueues, BigWindowsComeWhileOthersAreComputedAndLeave) {
   constexpr int kWindows = 12;
   constexpr std::int64_t kElements = std::int64_t{16} << 20;  // 64 MiB
-  constexpr int kSums = 80;                                    // longer than a copy there and one back
+  constexpr int kSums = 80;  // longer than a copy there and one back
   const auto clock = cuda::device_clock();
   Recorder recorder(*clock);
   std::vector<Tensor> there, back;
   for (int w = 0; w < kWindows; ++w) {
     there.push_back(Tensor::empty({kElements}, DType::f32, pinned_device()));
     back.push_back(Tensor::zeros({kElements}, DType::f32, pinned_device()));
-    for (std::int64_t i = 0; i < kElements; i += 4096) std::fill_n(there[w].data<float>() + i, 4096, static_cast<float>(rng() % 1000));
+    for (std::int64_t i = 0; i < kElements; i += 4096)
+      std::fill_n(there[w].data<float>() + i, 4096, static_cast<float>(rng() % 1000));
   }
   Tensor one = Tensor::empty({kElements}, DType::f32);
   std::fill_n(one.data<float>(), kElements, 1.0f);
   one = one.to(*gpu);
-  Tensor window[2] = {Tensor::zeros({kElements}, DType::f32, *gpu), Tensor::zeros({kElements}, DType::f32, *gpu)};
+  Tensor window[2] = {Tensor::zeros({kElements}, DType::f32, *gpu),
+                      Tensor::zeros({kElements}, DType::f32, *gpu)};
   Fence come[2], gone[2];
   const auto fetch = [&](int w) {
     gpu->wait(gone[w % 2], Queue::to_device);
@@ -53,11 +56,16 @@ TEST_F(CudaQueues, BigWindowsComeWhileOthersAreComputedAndLeave) {
   gpu->synchronize();
   for (int w = 0; w < kWindows; ++w)
     for (std::int64_t i = 0; i < kElements; i += 1021)
-      ASSERT_EQ(back[w].data<float>()[i], there[w].data<float>()[i] + kSums) << "window " << w << ", element " << i << ", seed " << seed;
+      ASSERT_EQ(back[w].data<float>()[i], there[w].data<float>()[i] + kSums)
+          << "window " << w << ", element " << i << ", seed " << seed;
   std::vector<Event> compute, fetches, offloads;
   recorder.flush([&](std::span<const Event> events) {
     for (const Event& e : events)
-      if (e.kind != EventKind::copy_wait) (e.kind == EventKind::fetch ? fetches : e.kind == EventKind::offload ? offloads : compute).push_back(e);
+      if (e.kind != EventKind::copy_wait)
+        (e.kind == EventKind::fetch     ? fetches
+         : e.kind == EventKind::offload ? offloads
+                                        : compute)
+            .push_back(e);
   });
   ASSERT_EQ(fetches.size(), static_cast<std::size_t>(kWindows));
   ASSERT_EQ(offloads.size(), static_cast<std::size_t>(kWindows));
@@ -75,7 +83,8 @@ TEST_F(CudaQueues, BigWindowsComeWhileOthersAreComputedAndLeave) {
     computed_s += compute[w].end_s - compute[w].begin_s;
   }
   const double all_s = offloads.back().end_s - fetches.front().begin_s;
-  std::printf("# %d windows of 64 MiB: computation %.1f ms, copies %.1f ms, together %.1f ms\n", kWindows, computed_s * 1e3, copied_s * 1e3, all_s * 1e3);
+  std::printf("# %d windows of 64 MiB: computation %.1f ms, copies %.1f ms, together %.1f ms\n",
+              kWindows, computed_s * 1e3, copied_s * 1e3, all_s * 1e3);
   EXPECT_GE(beside, kWindows / 2);
   EXPECT_LT(all_s, 0.9 * (computed_s + copied_s));
 }
@@ -89,7 +98,9 @@ TEST_F(CudaQueues, OldFencesStandForLaterOnes) {
     return integers(list).to(*gpu);
   }();
   std::vector<Fence> fences;
-  for (int i = 0; i < kCopies; ++i) fences.push_back(copy_beside(*gpu, Queue::to_host, {{host.rows(i, i + 1), numbers.rows(i, i + 1)}}, nullptr));
+  for (int i = 0; i < kCopies; ++i)
+    fences.push_back(copy_beside(*gpu, Queue::to_host,
+                                 {{host.rows(i, i + 1), numbers.rows(i, i + 1)}}, nullptr));
   for (const int i : {0, 1000, kCopies - 1}) {
     gpu->wait(fences[i]);
     EXPECT_EQ(host.data<std::int32_t>()[i], i + 1);
@@ -107,7 +118,8 @@ TEST_F(CudaQueues, ChunksPutAwayEqualChunksOnTheDevice) {
   std::vector<KvStore::ShardKeys> chunks;
   for (std::int64_t c = 0; c < kChunks; ++c) {
     std::vector<AxisToken> tokens;
-    for (std::int64_t t = c * kChunk; t < std::min((c + 1) * kChunk, kChunks * kChunk - 100); ++t) tokens.push_back({0, t});
+    for (std::int64_t t = c * kChunk; t < std::min((c + 1) * kChunk, kChunks * kChunk - 100); ++t)
+      tokens.push_back({0, t});
     chunks.push_back({tokens});
   }
   std::vector<Tensor> q, k, v, d_o;
@@ -122,10 +134,14 @@ TEST_F(CudaQueues, ChunksPutAwayEqualChunksOnTheDevice) {
     std::vector<Tensor> results;
     const auto store = std::make_shared<KvStore>(chunks, 0, 1, place);
     std::vector<Tensor> o, lse;
-    const auto inputs = [&](int layer, std::int64_t c) { return AttentionInputs{layer, q[c], k[c], v[c], 1 / std::sqrt(static_cast<double>(kDim))}; };
+    const auto inputs = [&](int layer, std::int64_t c) {
+      return AttentionInputs{layer, q[c], k[c], v[c], 1 / std::sqrt(static_cast<double>(kDim))};
+    };
     const auto attention = [&](std::int64_t c) {
       const StoredChunk stored{store, static_cast<int>(c)};
-      return RingAttention(ring, std::make_unique<DenseSource>(store->axes(static_cast<int>(c)), nullptr), nullptr, stored);
+      return RingAttention(ring,
+                           std::make_unique<DenseSource>(store->axes(static_cast<int>(c)), nullptr),
+                           nullptr, stored);
     };
     for (std::int64_t c = 0; c < kChunks; ++c)
       for (const int layer : {0, 1}) {
@@ -136,7 +152,8 @@ TEST_F(CudaQueues, ChunksPutAwayEqualChunksOnTheDevice) {
     for (std::int64_t c = kChunks; c-- > 0;)
       for (const int layer : {1, 0}) {
         const std::size_t at = static_cast<std::size_t>(2 * c + layer);
-        Tensor dq = unwritten(q[c].shape(), DType::bf16), dk = unwritten(k[c].shape(), DType::bf16), dv = unwritten(k[c].shape(), DType::bf16);
+        Tensor dq = unwritten(q[c].shape(), DType::bf16), dk = unwritten(k[c].shape(), DType::bf16),
+               dv = unwritten(k[c].shape(), DType::bf16);
         attention(c).backward(inputs(layer, c), o[at], lse[at], d_o[c], dq, dk, dv);
         for (const Tensor& t : {o[at], dq, dk, dv}) results.push_back(to_host(t));
       }

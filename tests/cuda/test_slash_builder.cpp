@@ -1,4 +1,5 @@
-// Vertical-slash indexes built on the GPU: observed mass against fp64, selection against a sort, the built index pair by pair.
+// Vertical-slash indexes built on the GPU: observed mass against fp64, selection against a sort,
+// the built index pair by pair.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -24,9 +25,11 @@ struct Spread {
   KeyAxis axis;
   std::vector<SlashBuilder> builders;
 
-  Spread(const std::vector<std::int64_t>& lengths, LayoutKind kind, int ranks, std::int64_t last_q, const SlashOptions& options, Device& gpu) {
+  Spread(const std::vector<std::int64_t>& lengths, LayoutKind kind, int ranks, std::int64_t last_q,
+         const SlashOptions& options, Device& gpu) {
     batch.align = kBlock;
-    for (std::size_t s = 0; s < lengths.size(); ++s) batch.segments.push_back({static_cast<std::int64_t>(s), 0, lengths[s], 0});
+    for (std::size_t s = 0; s < lengths.size(); ++s)
+      batch.segments.push_back({static_cast<std::int64_t>(s), 0, lengths[s], 0});
     const SequenceLayout layout(kind, batch.axis_tokens(), ranks, kBlock, kBlock);
     for (int r = 0; r < ranks; ++r) axes.push_back(attention_axes(batch, layout, r));
     axis = key_axis(axes[0]);
@@ -36,7 +39,8 @@ struct Spread {
       whole.push_back(axis.count[s] <= last_q);
       first.push_back(axis.count[s] - std::min(axis.count[s], last_q));
     }
-    for (int r = 0; r < ranks; ++r) builders.emplace_back(axes[r], axis, whole, first, options, gpu);
+    for (int r = 0; r < ranks; ++r)
+      builders.emplace_back(axes[r], axis, whole, first, options, gpu);
   }
 };
 
@@ -50,20 +54,30 @@ TEST_F(CudaSlash, MassIsThatOfTheReferenceAndTheSameOnAnyNumberOfShards) {
   const std::vector<std::int64_t> lengths = {700, 50, 0, 331};
   const std::int64_t last_q = 100, dim = 64, kv_heads = 2, heads = 6;
   const double scale = 0.125;
-  std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> row;  // (segment, position) -> row of q, k
+  std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t>
+      row;  // (segment, position) -> row of q, k
   for (std::size_t s = 0; s < lengths.size(); ++s)
-    for (std::int64_t p = 0; p < lengths[s]; ++p) row.emplace(std::pair(static_cast<std::int64_t>(s), p), static_cast<std::int64_t>(row.size()));
-  const Tensor q = random({static_cast<std::int64_t>(row.size()), heads, dim}, 2.0), k = random({static_cast<std::int64_t>(row.size()), kv_heads, dim}, 2.0);
+    for (std::int64_t p = 0; p < lengths[s]; ++p)
+      row.emplace(std::pair(static_cast<std::int64_t>(s), p),
+                  static_cast<std::int64_t>(row.size()));
+  const Tensor q = random({static_cast<std::int64_t>(row.size()), heads, dim}, 2.0),
+               k = random({static_cast<std::int64_t>(row.size()), kv_heads, dim}, 2.0);
   const auto slice = [&](const Tensor& from, const std::vector<AxisToken>& tokens) {
-    Tensor out = Tensor::zeros({static_cast<std::int64_t>(tokens.size()), from.size(1), dim}, DType::f64);
+    Tensor out =
+        Tensor::zeros({static_cast<std::int64_t>(tokens.size()), from.size(1), dim}, DType::f64);
     const std::int64_t n = from.size(1) * dim;
     for (std::size_t i = 0; i < tokens.size(); ++i)
-      if (tokens[i].segment >= 0) std::copy_n(from.data<double>() + row.at({tokens[i].segment, tokens[i].position}) * n, n, out.data<double>() + static_cast<std::int64_t>(i) * n);
+      if (tokens[i].segment >= 0)
+        std::copy_n(from.data<double>() + row.at({tokens[i].segment, tokens[i].position}) * n, n,
+                    out.data<double>() + static_cast<std::int64_t>(i) * n);
     return to_gpu(out, DType::bf16);
   };
 
   std::vector<std::int64_t> first_mass;
-  for (const auto& [kind, ranks] : {std::pair{LayoutKind::contiguous, 1}, {LayoutKind::striped, 2}, {LayoutKind::striped, 4}, {LayoutKind::zigzag, 2}}) {
+  for (const auto& [kind, ranks] : {std::pair{LayoutKind::contiguous, 1},
+                                    {LayoutKind::striped, 2},
+                                    {LayoutKind::striped, 4},
+                                    {LayoutKind::zigzag, 2}}) {
     Spread spread(lengths, kind, ranks, last_q, {}, *gpu);
     std::vector<Tensor> ks;
     Tensor queries, top, total;
@@ -72,14 +86,16 @@ TEST_F(CudaSlash, MassIsThatOfTheReferenceAndTheSameOnAnyNumberOfShards) {
       const Tensor mine = spread.builders[r].queries(slice(q, spread.axes[r].queries));
       const Tensor host = to_host(mine);
       if (r == 0) queries = Tensor::zeros(host.shape(), DType::f64);
-      for (std::int64_t i = 0; i < host.numel(); ++i) queries.data<double>()[i] += host.data<double>()[i];
+      for (std::int64_t i = 0; i < host.numel(); ++i)
+        queries.data<double>()[i] += host.data<double>()[i];
     }
     const Tensor all = to_gpu(queries, DType::bf16);
     Tensor best;
     for (int r = 0; r < ranks; ++r) {
       const Tensor mine = to_host(spread.builders[r].maximum(all, ks[r], scale));
       if (r == 0) best = mine.clone();
-      for (std::int64_t i = 0; i < mine.numel(); ++i) best.data<double>()[i] = std::max(best.data<double>()[i], mine.data<double>()[i]);
+      for (std::int64_t i = 0; i < mine.numel(); ++i)
+        best.data<double>()[i] = std::max(best.data<double>()[i], mine.data<double>()[i]);
     }
     top = to_gpu(best, DType::f32);
     std::vector<std::int64_t> sums, mass;
@@ -90,7 +106,8 @@ TEST_F(CudaSlash, MassIsThatOfTheReferenceAndTheSameOnAnyNumberOfShards) {
     };
     for (int r = 0; r < ranks; ++r) join(sums, spread.builders[r].sum(all, ks[r], scale, top));
     total = Tensor::wrap(sums.data(), top.shape(), DType::i64).to(*gpu);
-    for (int r = 0; r < ranks; ++r) join(mass, spread.builders[r].mass(all, ks[r], scale, top, total));
+    for (int r = 0; r < ranks; ++r)
+      join(mass, spread.builders[r].mass(all, ks[r], scale, top, total));
     if (!first_mass.empty()) {
       EXPECT_EQ(mass, first_mass) << ranks << " ranks, seed " << seed;
       continue;
@@ -109,7 +126,8 @@ TEST_F(CudaSlash, MassIsThatOfTheReferenceAndTheSameOnAnyNumberOfShards) {
           for (std::int64_t j = 0; j <= i; ++j) {
             double dot = 0;
             for (std::int64_t d = 0; d < dim; ++d)
-              dot += q.data<double>()[(row.at({s, i}) * heads + h) * dim + d] * k.data<double>()[(row.at({s, j}) * kv_heads + h / 3) * dim + d];
+              dot += q.data<double>()[(row.at({s, i}) * heads + h) * dim + d] *
+                     k.data<double>()[(row.at({s, j}) * kv_heads + h / 3) * dim + d];
             score.push_back(scale * dot);
           }
           const double most = *std::max_element(score.begin(), score.end());
@@ -131,7 +149,8 @@ TEST_F(CudaSlash, MassIsThatOfTheReferenceAndTheSameOnAnyNumberOfShards) {
 }
 
 /// The rule of select_heaviest by a sort.
-std::vector<std::int32_t> choose(const std::vector<std::int64_t>& v, double share, std::int64_t most, bool diagonal, std::int64_t& cut) {
+std::vector<std::int32_t> choose(const std::vector<std::int64_t>& v, double share,
+                                 std::int64_t most, bool diagonal, std::int64_t& cut) {
   std::vector<std::int32_t> order(v.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return v[a] > v[b]; });
@@ -139,11 +158,15 @@ std::vector<std::int32_t> choose(const std::vector<std::int64_t>& v, double shar
   std::size_t wanted = v.size();
   if (share < 1) {
     std::int64_t sum = 0;
-    for (wanted = 0; wanted < v.size() && total > 0 && (wanted == 0 || static_cast<double>(sum) < share * total); ++wanted) sum += v[order[wanted]];
+    for (wanted = 0; wanted < v.size() && total > 0 &&
+                     (wanted == 0 || static_cast<double>(sum) < share * total);
+         ++wanted)
+      sum += v[order[wanted]];
   }
   cut = std::max<std::int64_t>(0, static_cast<std::int64_t>(wanted) - most);
   order.resize(std::min<std::size_t>(wanted, static_cast<std::size_t>(most)));
-  if (diagonal && !v.empty() && std::find(order.begin(), order.end(), 0) == order.end()) order.push_back(0);
+  if (diagonal && !v.empty() && std::find(order.begin(), order.end(), 0) == order.end())
+    order.push_back(0);
   std::sort(order.begin(), order.end());
   return order;
 }
@@ -156,20 +179,26 @@ TEST_F(CudaSlash, BuiltIndexesComputeTheHeaviestSlashesAndColumnsAndNothingElse)
     SlashOptions options;
     std::int64_t range;  ///< masses are drawn from [0, range): a small one makes ties
   };
-  for (const auto& [options, range] : {Case{{0.5, 0.3, 0, 0}, 5}, Case{{0.3, 0.6, 0, 0}, std::int64_t{1} << 45}, Case{{0.9, 0.9, 37, 3}, 1000},
-                                       Case{{1e-9, 1e-9, 0, 0}, 1 << 20}, Case{{0.4, 1.0, 64, 0}, 7}, Case{{0.5, 0.5, 40, 5}, 1}}) {
-    for (const auto& [kind, ranks] : {std::pair{LayoutKind::contiguous, 1}, {LayoutKind::striped, 3}, {LayoutKind::zigzag, 2}}) {
+  for (const auto& [options, range] :
+       {Case{{0.5, 0.3, 0, 0}, 5}, Case{{0.3, 0.6, 0, 0}, std::int64_t{1} << 45},
+        Case{{0.9, 0.9, 37, 3}, 1000}, Case{{1e-9, 1e-9, 0, 0}, 1 << 20},
+        Case{{0.4, 1.0, 64, 0}, 7}, Case{{0.5, 0.5, 40, 5}, 1}}) {
+    for (const auto& [kind, ranks] : {std::pair{LayoutKind::contiguous, 1},
+                                      {LayoutKind::striped, 3},
+                                      {LayoutKind::zigzag, 2}}) {
       Spread spread(lengths, kind, ranks, last_q, options, *gpu);
       const KeyAxis& axis = spread.axis;
       const std::int64_t slots = axis.tokens() / kBlock;
       std::uniform_int_distribution<std::int64_t> draw(0, range - 1);
       std::vector<std::int64_t> mass(static_cast<std::size_t>(heads * slots * (1 + kBlock)));
       for (auto& m : mass) m = draw(rng) * (rng() % 3 == 0);
-      const Tensor on_gpu = Tensor::wrap(mass.data(), {static_cast<std::int64_t>(mass.size())}, DType::i64).to(*gpu);
+      const Tensor on_gpu =
+          Tensor::wrap(mass.data(), {static_cast<std::int64_t>(mass.size())}, DType::i64).to(*gpu);
       double pairs = 0;
       for (int r = 0; r < ranks; ++r) {
         SlashCounts counts;
-        const std::vector<AttentionIndex> built = spread.builders[r].build(on_gpu, heads, kv_heads, counts);
+        const std::vector<AttentionIndex> built =
+            spread.builders[r].build(on_gpu, heads, kv_heads, counts);
         const auto& queries = spread.axes[r].queries;
         for (int shard = 0; shard < ranks; ++shard) {
           const AttentionIndex found = download(built[shard]);
@@ -178,7 +207,8 @@ TEST_F(CudaSlash, BuiltIndexesComputeTheHeaviestSlashesAndColumnsAndNothingElse)
           double shard_pairs = 0;
           for (int h = 0; h < heads; ++h)
             for (int s = 0; s < axis.segments(); ++s) {
-              const std::int64_t base = axis.offset[s] / kBlock, n = (axis.offset[s + 1] - axis.offset[s]) / kBlock;
+              const std::int64_t base = axis.offset[s] / kBlock,
+                                 n = (axis.offset[s + 1] - axis.offset[s]) / kBlock;
               const bool whole = axis.count[s] <= last_q;
               const auto part = [&](std::int64_t width, std::int64_t start) {
                 const auto from = mass.begin() + start + (h * slots + base) * width;
@@ -186,35 +216,49 @@ TEST_F(CudaSlash, BuiltIndexesComputeTheHeaviestSlashesAndColumnsAndNothingElse)
               };
               std::int64_t cut[2] = {};
               const auto cap = [](std::int64_t c) { return c > 0 ? c : std::int64_t{1} << 40; };
-              const auto slashes = choose(part(1, 0), options.slash_share, cap(options.max_slashes), true, cut[0]);
-              const auto columns = choose(part(kBlock, heads * slots), options.vertical_share, cap(options.max_columns), false, cut[1]);
+              const auto slashes =
+                  choose(part(1, 0), options.slash_share, cap(options.max_slashes), true, cut[0]);
+              const auto columns = choose(part(kBlock, heads * slots), options.vertical_share,
+                                          cap(options.max_columns), false, cut[1]);
               const std::size_t list = static_cast<std::size_t>(h * axis.segments() + s);
               if (!whole) {
-                ASSERT_EQ(counts.slashes[list], static_cast<int>(slashes.size())) << "seed " << seed;
-                ASSERT_EQ(counts.columns[list], static_cast<int>(columns.size())) << "seed " << seed;
+                ASSERT_EQ(counts.slashes[list], static_cast<int>(slashes.size()))
+                    << "seed " << seed;
+                ASSERT_EQ(counts.columns[list], static_cast<int>(columns.size()))
+                    << "seed " << seed;
                 ASSERT_EQ(counts.cut[list], cut[0] + cut[1]) << "seed " << seed;
               }
-              std::vector<char> slash_in(static_cast<std::size_t>(n), whole), column_in(static_cast<std::size_t>(n * kBlock), 0);
+              std::vector<char> slash_in(static_cast<std::size_t>(n), whole),
+                  column_in(static_cast<std::size_t>(n * kBlock), 0);
               for (int d : slashes) slash_in[d] = 1;
               if (!whole)
                 for (int c : columns) column_in[c] = 1;
               for (std::size_t i = 0; i < queries.size(); ++i) {
                 if (queries[i].segment != s) continue;
-                const std::int64_t block = static_cast<std::int64_t>(i) / kBlock, qb = queries[i].position / kBlock, l = h * found.q_blocks() + block;
+                const std::int64_t block = static_cast<std::int64_t>(i) / kBlock,
+                                   qb = queries[i].position / kBlock,
+                                   l = h * found.q_blocks() + block;
                 std::vector<char> computed(keys.size(), 0);
                 std::vector<char> covered(keys.size(), 0);
                 for (std::int64_t x = found.run_offset[l]; x < found.run_offset[l + 1]; ++x)
-                  for (std::int64_t j = found.runs[x].first * kBlock; j < found.runs[x].last * kBlock; ++j) covered[j] = 1;
+                  for (std::int64_t j = found.runs[x].first * kBlock;
+                       j < found.runs[x].last * kBlock; ++j)
+                    covered[j] = 1;
                 computed = covered;
                 if (found.has_bars())
-                  for (std::int64_t b = found.bar_offset[list]; b < found.bar_offset[list + 1]; ++b) computed[found.bars[b]] = 1;
+                  for (std::int64_t b = found.bar_offset[list]; b < found.bar_offset[list + 1]; ++b)
+                    computed[found.bars[b]] = 1;
                 for (std::size_t j = 0; j < keys.size(); ++j) {
-                  const bool visible = keys[j].segment == s && keys[j].position <= queries[i].position;
-                  ASSERT_EQ(visible, static_cast<std::int64_t>(j) >= found.key_begin[i] && static_cast<std::int64_t>(j) < found.key_end[i]);
+                  const bool visible =
+                      keys[j].segment == s && keys[j].position <= queries[i].position;
+                  ASSERT_EQ(visible, static_cast<std::int64_t>(j) >= found.key_begin[i] &&
+                                         static_cast<std::int64_t>(j) < found.key_end[i]);
                   if (!visible) continue;
                   const std::int64_t kb = keys[j].position / kBlock;
                   const bool wanted = kb == 0 || slash_in[qb - kb] || column_in[keys[j].position];
-                  ASSERT_EQ(computed[j] != 0, wanted) << "head " << h << " query " << i << " key " << j << " shard " << shard << " seed " << seed;
+                  ASSERT_EQ(computed[j] != 0, wanted)
+                      << "head " << h << " query " << i << " key " << j << " shard " << shard
+                      << " seed " << seed;
                   shard_pairs += wanted;
                 }
               }
@@ -235,25 +279,37 @@ TEST_F(CudaSlash, AttentionUnderABuiltIndexIsTheHosts) {
   const std::int64_t dim = 64;
   const double scale = 0.125;
   Spread spread({900, 40, 400}, LayoutKind::contiguous, 1, 64, {0.2, 0.2, 0, 0}, *gpu);
-  const std::int64_t slots = spread.axis.tokens() / kBlock, tokens = static_cast<std::int64_t>(spread.axes[0].queries.size());
+  const std::int64_t slots = spread.axis.tokens() / kBlock,
+                     tokens = static_cast<std::int64_t>(spread.axes[0].queries.size());
   std::vector<std::int64_t> mass(static_cast<std::size_t>(heads * slots * (1 + kBlock)));
   for (auto& m : mass) m = static_cast<std::int64_t>(rng() % 100000);
   SlashCounts counts;
-  const AttentionIndex built = spread.builders[0].build(Tensor::wrap(mass.data(), {static_cast<std::int64_t>(mass.size())}, DType::i64).to(*gpu), heads, kv_heads, counts).front();
+  const AttentionIndex built =
+      spread.builders[0]
+          .build(Tensor::wrap(mass.data(), {static_cast<std::int64_t>(mass.size())}, DType::i64)
+                     .to(*gpu),
+                 heads, kv_heads, counts)
+          .front();
   const AttentionIndex host = download(built);
-  const Tensor q = random({tokens, heads, dim}), k = random({tokens, kv_heads, dim}), v = random({tokens, kv_heads, dim}), d_o = random({tokens, heads, dim});
+  const Tensor q = random({tokens, heads, dim}), k = random({tokens, kv_heads, dim}),
+               v = random({tokens, kv_heads, dim}), d_o = random({tokens, heads, dim});
   const auto run = [&](const AttentionIndex& index, const auto& put, DType sums) {
     const Tensor q_ = put(q), k_ = put(k), v_ = put(v), d_o_ = put(d_o);
     Device& device = device_of(q_.space());
-    Tensor o = Tensor::empty(q.shape(), q_.dtype(), device), lse = Tensor::empty({heads, tokens}, sums, device), delta = Tensor::empty({heads, tokens}, sums, device);
-    Tensor dq = Tensor::zeros(q.shape(), sums, device), dk = Tensor::zeros(k.shape(), sums, device), dv = Tensor::zeros(v.shape(), sums, device);
+    Tensor o = Tensor::empty(q.shape(), q_.dtype(), device),
+           lse = Tensor::empty({heads, tokens}, sums, device),
+           delta = Tensor::empty({heads, tokens}, sums, device);
+    Tensor dq = Tensor::zeros(q.shape(), sums, device), dk = Tensor::zeros(k.shape(), sums, device),
+           dv = Tensor::zeros(v.shape(), sums, device);
     attention_forward(index, q_, k_, v_, scale, o, lse);
     attention_delta(o, d_o_, delta);
     attention_backward(index, q_, k_, v_, scale, lse, delta, d_o_, dq, dk, dv);
     return std::vector<Tensor>{o, dq, dk, dv};
   };
-  const auto expected = run(host, [](const Tensor& t) { return t; }, DType::f64);
-  const auto found = run(built, [&](const Tensor& t) { return to_gpu(t, DType::bf16); }, DType::f32);
+  const auto expected = run(
+      host, [](const Tensor& t) { return t; }, DType::f64);
+  const auto found = run(
+      built, [&](const Tensor& t) { return to_gpu(t, DType::bf16); }, DType::f32);
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_CLOSE(found[i], expected[i], 1e-2);
 }
 

@@ -1,4 +1,5 @@
-// Checkpoints: any sharding reads what another wrote, damaged files are refused by name, failed writes leave the last good file alone.
+// Checkpoints: any sharding reads what another wrote, damaged files are refused by name, failed
+// writes leave the last good file alone.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -54,13 +55,15 @@ std::int64_t numel(const std::vector<Parameter>& table) {
 
 /// Value of flat element i of a field: any shard of any rank can tell what belongs there.
 double value_of(const std::string& field, std::int64_t i, std::uint64_t salt = 0) {
-  return random_uniform(shared_seed() + salt, stream_of(field.c_str()), static_cast<std::uint64_t>(i)) - 0.5;
+  return random_uniform(shared_seed() + salt, stream_of(field.c_str()),
+                        static_cast<std::uint64_t>(i)) -
+         0.5;
 }
 
 const std::vector<std::string> kFields = {"master", "moment1", "moment2"};
 
-CheckpointShard make_shard(const std::vector<Parameter>& table, std::int64_t begin, std::int64_t end, DType type, bool filled,
-                           std::uint64_t salt = 0) {
+CheckpointShard make_shard(const std::vector<Parameter>& table, std::int64_t begin,
+                           std::int64_t end, DType type, bool filled, std::uint64_t salt = 0) {
   CheckpointShard shard;
   shard.table = &table;
   shard.begin = begin;
@@ -69,7 +72,8 @@ CheckpointShard make_shard(const std::vector<Parameter>& table, std::int64_t beg
     Tensor t = Tensor::zeros({end - begin}, type);
     dispatch_float(type, [&](auto zero) {
       using T = decltype(zero);
-      for (std::int64_t i = begin; filled && i < end; ++i) t.data<T>()[i - begin] = static_cast<T>(value_of(field, i, salt));
+      for (std::int64_t i = begin; filled && i < end; ++i)
+        t.data<T>()[i - begin] = static_cast<T>(value_of(field, i, salt));
     });
     shard.fields[field] = t;
   }
@@ -82,20 +86,25 @@ std::int64_t mismatches(const CheckpointShard& shard, std::uint64_t salt = 0) {
     dispatch_float(tensor.dtype(), [&, &field = field, &tensor = tensor](auto zero) {
       using T = decltype(zero);
       for (std::int64_t i = shard.begin; i < shard.end; ++i)
-        wrong += tensor.template data<T>()[i - shard.begin] != static_cast<T>(value_of(field, i, salt));
+        wrong +=
+            tensor.template data<T>()[i - shard.begin] != static_cast<T>(value_of(field, i, salt));
     });
   }
   return wrong;
 }
 
-/// Cuts [0, total) into one piece a rank; `style` 0: equal, 1: all on the last rank, 2: random cuts with empty pieces, 3: reversed ranks.
+/// Cuts [0, total) into one piece a rank; `style` 0: equal, 1: all on the last rank, 2: random cuts
+/// with empty pieces, 3: reversed ranks.
 std::pair<std::int64_t, std::int64_t> cut(std::int64_t total, int rank, int size, int style) {
-  if (style == 1) return rank == size - 1 ? std::pair{std::int64_t{0}, total} : std::pair{std::int64_t{0}, std::int64_t{0}};
+  if (style == 1)
+    return rank == size - 1 ? std::pair{std::int64_t{0}, total}
+                            : std::pair{std::int64_t{0}, std::int64_t{0}};
   if (style == 2) {
     std::vector<std::int64_t> cuts{0, total};
     for (int i = 1; i < size; ++i)
       cuts.push_back(
-          static_cast<std::int64_t>(random_bits(shared_seed(), 77, static_cast<std::uint64_t>(i)) % static_cast<std::uint64_t>(total)));
+          static_cast<std::int64_t>(random_bits(shared_seed(), 77, static_cast<std::uint64_t>(i)) %
+                                    static_cast<std::uint64_t>(total)));
     if (size > 2) cuts.back() = cuts[cuts.size() - 2];
     std::sort(cuts.begin(), cuts.end());
     return {cuts[static_cast<std::size_t>(rank)], cuts[static_cast<std::size_t>(rank) + 1]};
@@ -146,14 +155,16 @@ class Checkpoint : public ::testing::Test {
     if (world.rank() == 0) fs::remove_all(dir);
     world.barrier();
   }
-  std::string write(const std::vector<Parameter>& table, std::int64_t step, int style = 0, DType type = DType::f32, int keep = 3,
-                    std::uint64_t salt = 0) {
+  std::string write(const std::vector<Parameter>& table, std::int64_t step, int style = 0,
+                    DType type = DType::f32, int keep = 3, std::uint64_t salt = 0) {
     const auto [begin, end] = cut(numel(table), world.rank(), world.size(), style);
-    return write_checkpoint(dir, world, make_shard(table, begin, end, type, true, salt), some_state(step), keep);
+    return write_checkpoint(dir, world, make_shard(table, begin, end, type, true, salt),
+                            some_state(step), keep);
   }
   std::vector<std::string> names() {
     std::vector<std::string> found;
-    for (const auto& entry : fs::directory_iterator(dir)) found.push_back(entry.path().filename().string());
+    for (const auto& entry : fs::directory_iterator(dir))
+      found.push_back(entry.path().filename().string());
     std::sort(found.begin(), found.end());
     return found;
   }
@@ -173,7 +184,8 @@ class Checkpoint : public ::testing::Test {
 };
 
 TEST_F(Checkpoint, BoxesCoverAFlatRangeInOrder) {
-  for (const Shape& shape : {Shape{7}, Shape{4, 6}, Shape{3, 5, 2}, Shape{2, 1, 3, 2}, Shape{1, 1}}) {
+  for (const Shape& shape :
+       {Shape{7}, Shape{4, 6}, Shape{3, 5, 2}, Shape{2, 1, 3, 2}, Shape{1, 1}}) {
     std::int64_t total = 1;
     for (std::int64_t s : shape) total *= s;
     for (std::int64_t begin = 0; begin <= total; ++begin) {
@@ -195,7 +207,8 @@ TEST_F(Checkpoint, BoxesCoverAFlatRangeInOrder) {
           }
         }
         std::vector<std::int64_t> expected(static_cast<std::size_t>(end - begin));
-        for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = begin + static_cast<std::int64_t>(i);
+        for (std::size_t i = 0; i < expected.size(); ++i)
+          expected[i] = begin + static_cast<std::int64_t>(i);
         ASSERT_EQ(visited, expected) << to_string(shape) << " [" << begin << ", " << end << ")";
       }
     }
@@ -205,7 +218,8 @@ TEST_F(Checkpoint, BoxesCoverAFlatRangeInOrder) {
 TEST_F(Checkpoint, EveryRangeIsCheckedByOneRank) {
   std::vector<CheckpointDataset> datasets;
   for (std::int64_t i = 0; i < 9; ++i)
-    datasets.push_back({"p" + std::to_string(i), "master", {1 + i * i * 300000}, i % 2 ? DType::f32 : DType::f64});
+    datasets.push_back(
+        {"p" + std::to_string(i), "master", {1 + i * i * 300000}, i % 2 ? DType::f32 : DType::f64});
   const auto ranges = checksum_ranges(datasets);
   for (int size : {1, 2, 3, 8, 200}) {
     std::size_t next = 0;
@@ -230,7 +244,8 @@ TEST_F(Checkpoint, AnyShardingReadsWhatAnotherWrote) {
         CheckpointShard shard = make_shard(table, begin, end, type, false);
         const CheckpointState state = read_checkpoint(path, world, shard);
         expect_state(state, some_state(10 * writer));
-        ASSERT_EQ(mismatches(shard), 0) << "written " << writer << ", read " << reader << ", seed " << shared_seed();
+        ASSERT_EQ(mismatches(shard), 0)
+            << "written " << writer << ", read " << reader << ", seed " << shared_seed();
       }
       // Replicated readers: every rank reads all of it.
       CheckpointShard whole = make_shard(table, 0, numel(table), type, false);
@@ -254,7 +269,8 @@ TEST_F(Checkpoint, FilesDoNotDependOnTheSharding) {
 }
 
 TEST_F(Checkpoint, SpansManyChecksumRanges) {
-  const std::vector<Parameter> table = {parameter("a", {1 << 10, 1500}), parameter("b", {3}), parameter("c", {1100000})};
+  const std::vector<Parameter> table = {parameter("a", {1 << 10, 1500}), parameter("b", {3}),
+                                        parameter("c", {1100000})};
   const std::string path = write(table, 5, 2);
   const auto [begin, end] = cut(numel(table), world.rank(), world.size(), 3);
   CheckpointShard shard = make_shard(table, begin, end, DType::f32, false);
@@ -281,23 +297,28 @@ TEST_F(Checkpoint, SpansManyChecksumRanges) {
 }
 
 TEST_F(Checkpoint, StagesWithTheirOwnTables) {
-  // Two pipeline stages: the second one's table ends with the tied copy of the embedding, which is stored once.
+  // Two pipeline stages: the second one's table ends with the tied copy of the embedding, which is
+  // stored once.
   if (world.size() < 2) GTEST_SKIP() << "needs 2 ranks";
   std::vector<Parameter> first = {parameter("embed", {11, 3}), parameter("layer0", {7, 5})},
                          second = {parameter("layer1", {7, 5}), parameter("embed", {11, 3})};
   second.back().tied_copy = true;
-  const int stage = world.rank() % 2, members = (world.size() + 1 - stage) / 2, member = world.rank() / 2;
+  const int stage = world.rank() % 2, members = (world.size() + 1 - stage) / 2,
+            member = world.rank() / 2;
   const auto& table = stage == 0 ? first : second;
   const auto [begin, end] = cut(numel(table), member, members, 0);
-  CheckpointShard shard = make_shard(table, begin, end, DType::f32, true, static_cast<std::uint64_t>(stage));
+  CheckpointShard shard =
+      make_shard(table, begin, end, DType::f32, true, static_cast<std::uint64_t>(stage));
   const std::string path = write_checkpoint(dir, world, shard, some_state(2), 1);
   CheckpointShard back = make_shard(table, 0, numel(table), DType::f32, false);
   read_checkpoint(path, world, back);
   for (std::int64_t i = 0; i < numel(table); ++i) {
     const bool tied = stage == 1 && i >= 35;
     const float expected =
-        static_cast<float>(tied ? value_of("master", i - 35, 0) : value_of("master", i, static_cast<std::uint64_t>(stage)));
-    ASSERT_EQ(back.fields["master"].data<float>()[i], expected) << "stage " << stage << " element " << i;
+        static_cast<float>(tied ? value_of("master", i - 35, 0)
+                                : value_of("master", i, static_cast<std::uint64_t>(stage)));
+    ASSERT_EQ(back.fields["master"].data<float>()[i], expected)
+        << "stage " << stage << " element " << i;
   }
 }
 
@@ -305,11 +326,14 @@ TEST_F(Checkpoint, BadShardsAreRefusedOnEveryRank) {
   const auto table = small_table();
   const std::int64_t total = numel(table);
   const int rank = world.rank(), size = world.size();
-  auto shard_of = [&](std::int64_t begin, std::int64_t end) { return make_shard(table, begin, end, DType::f32, true); };
+  auto shard_of = [&](std::int64_t begin, std::int64_t end) {
+    return make_shard(table, begin, end, DType::f32, true);
+  };
   const auto refused = [&](const CheckpointShard& shard) {
     return error_of([&] { write_checkpoint(dir, world, shard, some_state(1), 1); });
   };
-  EXPECT_NE(refused(rank == 0 ? shard_of(0, total - 1) : shard_of(0, 0)).find("offered by no rank"), std::string::npos);
+  EXPECT_NE(refused(rank == 0 ? shard_of(0, total - 1) : shard_of(0, 0)).find("offered by no rank"),
+            std::string::npos);
   EXPECT_NE(refused(shard_of(0, 0)).find("every rank's shard is empty"), std::string::npos);
   if (size > 1) {
     EXPECT_NE(refused(shard_of(0, total)).find("two ranks"), std::string::npos);
@@ -349,7 +373,8 @@ TEST_F(Checkpoint, KeepsTheNewestAndRemovesLeftovers) {
   world.barrier();
   for (std::int64_t step : {1, 2, 3, 100000000}) write(table, step, 0, DType::f32, 2);
   world.barrier();
-  EXPECT_EQ(names(), (std::vector<std::string>{"notes.partial", "step_00000003.h5", "step_100000000.h5", "step_7.h5"}));
+  EXPECT_EQ(names(), (std::vector<std::string>{"notes.partial", "step_00000003.h5",
+                                               "step_100000000.h5", "step_7.h5"}));
   std::vector<std::string> warnings;
   EXPECT_EQ(latest_checkpoint(dir, world, warnings), dir + "/step_100000000.h5");
   EXPECT_TRUE(warnings.empty());
@@ -357,7 +382,8 @@ TEST_F(Checkpoint, KeepsTheNewestAndRemovesLeftovers) {
   // A run that went back: its file stays, though one of a later step is there.
   write(table, 50, 0, DType::f32, 1);
   world.barrier();
-  EXPECT_EQ(names(), (std::vector<std::string>{"notes.partial", "step_00000050.h5", "step_100000000.h5", "step_7.h5"}));
+  EXPECT_EQ(names(), (std::vector<std::string>{"notes.partial", "step_00000050.h5",
+                                               "step_100000000.h5", "step_7.h5"}));
   EXPECT_EQ(latest_checkpoint(dir + "/absent", world, warnings), "");
 }
 
@@ -389,9 +415,10 @@ TEST_F(Checkpoint, FiftyDamagedFilesAreRefused) {
       file.seekp(place);
       if (kind == 0) file.put(static_cast<char>(old ^ (1 << (more % 8))));      // one bit anywhere
       if (kind == 1) fs::resize_file(bad, static_cast<std::uintmax_t>(place));  // truncated
-      if (kind == 2) {                                                          // a page of noise, at least one byte of it different
+      if (kind == 2) {  // a page of noise, at least one byte of it different
         file.put(static_cast<char>(~old));
-        for (int k = 1; k < 512 && place + k < bytes; ++k) file.put(static_cast<char>(more >> (k % 56)));
+        for (int k = 1; k < 512 && place + k < bytes; ++k)
+          file.put(static_cast<char>(more >> (k % 56)));
       }
       if (kind == 3) {  // one bit in the header
         file.seekg(static_cast<std::streamoff>(more % 700));
@@ -407,20 +434,24 @@ TEST_F(Checkpoint, FiftyDamagedFilesAreRefused) {
     world.barrier();
     CheckpointShard shard = make_shard(table, 0, numel(table), DType::f32, false);
     const std::string message = error_of([&] { read_checkpoint(bad, world, shard); });
-    EXPECT_NE(message.find(bad), std::string::npos) << message << "; damage " << kind << " at " << place << ", seed " << shared_seed();
+    EXPECT_NE(message.find(bad), std::string::npos)
+        << message << "; damage " << kind << " at " << place << ", seed " << shared_seed();
     world.barrier();
   }
   CheckpointShard shard = make_shard(table, 0, 0, DType::f32, false);
-  EXPECT_NE(error_of([&] { read_checkpoint(dir + "/absent.h5", world, shard); }).find("absent.h5"), std::string::npos);
+  EXPECT_NE(error_of([&] { read_checkpoint(dir + "/absent.h5", world, shard); }).find("absent.h5"),
+            std::string::npos);
 }
 
 TEST_F(Checkpoint, EveryByteCounts) {
-  // The smallest file, each of its bytes altered in turn would take too long: a random sample of them, without HDF5 in the way.
+  // The smallest file, each of its bytes altered in turn would take too long: a random sample of
+  // them, without HDF5 in the way.
   if (world.size() > 1) GTEST_SKIP() << "one rank is enough";
   const std::vector<Parameter> table = {parameter("w", {5, 3})};
   CheckpointState state;
   state.step = 1;
-  const std::string path = write_checkpoint(dir, world, make_shard(table, 0, 15, DType::f32, true), state, 1);
+  const std::string path =
+      write_checkpoint(dir, world, make_shard(table, 0, 15, DType::f32, true), state, 1);
   std::ifstream in(path, std::ios::binary);
   std::string bytes((std::istreambuf_iterator<char>(in)), {});
   std::mt19937_64 random(shared_seed());
@@ -430,7 +461,8 @@ TEST_F(Checkpoint, EveryByteCounts) {
     altered[place] = static_cast<char>(altered[place] ^ (1 << (random() % 8)));
     std::ofstream(path, std::ios::binary) << altered;
     std::vector<std::string> warnings;
-    EXPECT_EQ(latest_checkpoint(dir, world, warnings), "") << "byte " << place << ", seed " << shared_seed();
+    EXPECT_EQ(latest_checkpoint(dir, world, warnings), "")
+        << "byte " << place << ", seed " << shared_seed();
   }
 }
 
@@ -438,7 +470,8 @@ TEST_F(Checkpoint, AFullDiskLeavesTheLastFile) {
   const auto table = small_table();
   const std::string good = write(table, 1);
   const auto before = names();
-  // A limit on file sizes fails as a full disk does: writes return an error.  Once below the whole file, once below its first bytes.
+  // A limit on file sizes fails as a full disk does: writes return an error.  Once below the whole
+  // file, once below its first bytes.
   std::signal(SIGXFSZ, SIG_IGN);
   rlimit old{};
   getrlimit(RLIMIT_FSIZE, &old);
@@ -465,7 +498,10 @@ TEST_F(Checkpoint, ADirectoryThatCannotBeMadeIsNamed) {
   world.barrier();
   const auto [begin, end] = cut(numel(table), world.rank(), world.size(), 0);
   const CheckpointShard shard = make_shard(table, begin, end, DType::f32, true);
-  EXPECT_NE(error_of([&] { write_checkpoint(dir + "/file", world, shard, some_state(1), 1); }).find(dir + "/file"), std::string::npos);
+  EXPECT_NE(error_of([&] {
+              write_checkpoint(dir + "/file", world, shard, some_state(1), 1);
+            }).find(dir + "/file"),
+            std::string::npos);
 }
 
 }  // namespace

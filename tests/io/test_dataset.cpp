@@ -1,4 +1,5 @@
-// Datasets: how documents become samples and targets, and the sources `files`, `lengths`, `distribution` and `needle`.
+// Datasets: how documents become samples and targets, and the sources `files`, `lengths`,
+// `distribution` and `needle`.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,12 +26,14 @@ std::string random_bytes(std::mt19937_64& random, std::size_t count) {
   return bytes;
 }
 
-std::vector<std::int32_t> tokens_of(const Dataset& data, std::int64_t sample, std::int64_t begin, std::int64_t end) {
+std::vector<std::int32_t> tokens_of(const Dataset& data, std::int64_t sample, std::int64_t begin,
+                                    std::int64_t end) {
   std::vector<std::int32_t> out(static_cast<std::size_t>(end - begin), -7);
   data.tokens(sample, begin, end, out);
   return out;
 }
-std::vector<std::int32_t> targets_of(const Dataset& data, std::int64_t sample, std::int64_t begin, std::int64_t end) {
+std::vector<std::int32_t> targets_of(const Dataset& data, std::int64_t sample, std::int64_t begin,
+                                     std::int64_t end) {
   std::vector<std::int32_t> out(static_cast<std::size_t>(end - begin), -7);
   data.targets(sample, begin, end, out);
   return out;
@@ -49,7 +52,8 @@ std::string error_of(F&& work) {
 
 class DatasetTest : public TemporaryFolder {
  protected:
-  DataOptions files(std::vector<std::string> paths, std::vector<std::string> extensions = {}) const {
+  DataOptions files(std::vector<std::string> paths,
+                    std::vector<std::string> extensions = {}) const {
     DataOptions options;
     for (std::string& p : paths) p = dir + "/" + p;
     options.paths = std::move(paths);
@@ -61,7 +65,8 @@ class DatasetTest : public TemporaryFolder {
     std::vector<std::string> all;
     for (std::int64_t s = 0; s < data.samples(); ++s) {
       std::string text;
-      for (std::int32_t token : tokens_of(data, s, 0, data.length(s))) text += static_cast<char>(token);
+      for (std::int32_t token : tokens_of(data, s, 0, data.length(s)))
+        text += static_cast<char>(token);
       all.push_back(text);
     }
     return all;
@@ -92,11 +97,16 @@ TEST_F(Samples, TokensAndTargetsOfAnyRange) {
     std::int64_t begin = static_cast<std::int64_t>(random() % (text.size() + 1)),
                  end = static_cast<std::int64_t>(random() % (text.size() + 1));
     if (begin > end) std::swap(begin, end);
-    const auto tokens = tokens_of(*data, sample, begin, end), targets = targets_of(*data, sample, begin, end);
+    const auto tokens = tokens_of(*data, sample, begin, end),
+               targets = targets_of(*data, sample, begin, end);
     for (std::int64_t p = begin; p < end; ++p) {
       const auto at = static_cast<std::size_t>(p - begin);
-      ASSERT_EQ(tokens[at], static_cast<unsigned char>(text[static_cast<std::size_t>(p)])) << "seed " << kSeed;
-      ASSERT_EQ(targets[at], p + 1 == length ? -1 : static_cast<unsigned char>(text[static_cast<std::size_t>(p) + 1])) << "seed " << kSeed;
+      ASSERT_EQ(tokens[at], static_cast<unsigned char>(text[static_cast<std::size_t>(p)]))
+          << "seed " << kSeed;
+      ASSERT_EQ(
+          targets[at],
+          p + 1 == length ? -1 : static_cast<unsigned char>(text[static_cast<std::size_t>(p) + 1]))
+          << "seed " << kSeed;
     }
   }
 }
@@ -155,9 +165,14 @@ TEST_F(Samples, MistakesAreRefused) {
   refused([](DataOptions& o) { o.long_samples = "cut"; }, "truncate, split, drop");
   refused([](DataOptions& o) { o.source = "parquet"; }, "megatron");
   refused([](DataOptions& o) { o.paths.clear(); }, "data.paths");
-  refused([&](DataOptions& o) { o.paths = {dir}, o.extensions = {".hpp", ".cpp"}; }, "hold no text in files that end in .hpp, .cpp");
+  refused(
+      [&](DataOptions& o) {
+        o.paths = {dir}, o.extensions = {".hpp", ".cpp"};
+      },
+      "hold no text in files that end in .hpp, .cpp");
   refused([&](DataOptions& o) { o.source = "lengths", o.lengths_file = dir; }, "is a folder");
-  refused([&](DataOptions& o) { o.source = "lengths", o.lengths_file = dir + "/absent"; }, "No such file or directory");
+  refused([&](DataOptions& o) { o.source = "lengths", o.lengths_file = dir + "/absent"; },
+          "No such file or directory");
 }
 
 TEST_F(Files, FoldersGlobsAndExtensions) {
@@ -173,14 +188,20 @@ TEST_F(Files, FoldersGlobsAndExtensions) {
   EXPECT_EQ(contents(*open_dataset(files({"src"}, {"cpp"}))), (Texts{"b"}));
   EXPECT_EQ(contents(*open_dataset(files({"*/?.hpp"}))), (Texts{"c", "a"}));
   EXPECT_EQ(contents(*open_dataset(files({"s*"}, {".txt"}))), (Texts{"text"}));
-  // A file that is named is taken whatever it ends in; the order of entries and a second mention change nothing.
-  EXPECT_EQ(contents(*open_dataset(files({"src", "other", "src/x.txt", "src/a.hpp"}, {".hpp"}))), (Texts{"c", "a", "text"}));
-  EXPECT_EQ(open_dataset(files({"src", "other"}))->fingerprint(), open_dataset(files({"other", "src/../src"}))->fingerprint());
-  EXPECT_NE(open_dataset(files({"src"}))->fingerprint(), open_dataset(files({"other"}))->fingerprint());
+  // A file that is named is taken whatever it ends in; the order of entries and a second mention
+  // change nothing.
+  EXPECT_EQ(contents(*open_dataset(files({"src", "other", "src/x.txt", "src/a.hpp"}, {".hpp"}))),
+            (Texts{"c", "a", "text"}));
+  EXPECT_EQ(open_dataset(files({"src", "other"}))->fingerprint(),
+            open_dataset(files({"other", "src/../src"}))->fingerprint());
+  EXPECT_NE(open_dataset(files({"src"}))->fingerprint(),
+            open_dataset(files({"other"}))->fingerprint());
   EXPECT_NE(open_dataset(files({"src"}))->description().find("1 empty"), std::string::npos);
-  EXPECT_NE(error_of([&] { open_dataset(files({"absent"})); }).find(dir + "/absent"), std::string::npos);
+  EXPECT_NE(error_of([&] { open_dataset(files({"absent"})); }).find(dir + "/absent"),
+            std::string::npos);
   EXPECT_NE(error_of([&] { open_dataset(files({"absent*"})); }).find("absent*"), std::string::npos);
-  EXPECT_NE(error_of([&] { open_dataset(files({"src"}, {".java"})); }).find("data.extensions"), std::string::npos);
+  EXPECT_NE(error_of([&] { open_dataset(files({"src"}, {".java"})); }).find("data.extensions"),
+            std::string::npos);
 }
 
 TEST_F(Files, LinksPipesAndLoops) {
@@ -195,8 +216,10 @@ TEST_F(Files, LinksPipesAndLoops) {
   const auto data = open_dataset(files({"tree"}));
   EXPECT_EQ(contents(*data), (std::vector<std::string>{"b", "a"}));
   EXPECT_NE(data->description().find("2 unreadable"), std::string::npos) << data->description();
-  EXPECT_NE(error_of([&] { open_dataset(files({"tree/pipe"})); }).find("not a regular file"), std::string::npos);
-  EXPECT_NE(error_of([&] { open_dataset(files({"tree/dangling"})); }).find("dangling"), std::string::npos);
+  EXPECT_NE(error_of([&] { open_dataset(files({"tree/pipe"})); }).find("not a regular file"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { open_dataset(files({"tree/dangling"})); }).find("dangling"),
+            std::string::npos);
 }
 
 TEST_F(Files, UnreadableFilesAreCountedOrRefused) {
@@ -249,7 +272,8 @@ TEST_F(Lengths, FileOfLengths) {
   options.source = "lengths";
   options.vocabulary = 1000;
   options.seed = kSeed;
-  options.lengths_file = write("lengths.txt", "# header\n5\n  17  # with a comment\n\n0\n1\r\n40000");
+  options.lengths_file =
+      write("lengths.txt", "# header\n5\n  17  # with a comment\n\n0\n1\r\n40000");
   const auto data = open_dataset(options);
   ASSERT_EQ(data->samples(), 4);  // the empty one is left out
   EXPECT_EQ(data->length(1), 17);
@@ -264,7 +288,8 @@ TEST_F(Lengths, FileOfLengths) {
   }
   EXPECT_NEAR(sum / 40000, 499.5, 10);
   for (const auto& [begin, end] : {std::pair{0, 3}, {1, 6}, {7, 7}, {39997, 40000}, {5, 12}}) {
-    EXPECT_EQ(tokens_of(*data, 3, begin, end), (std::vector<std::int32_t>(all.begin() + begin, all.begin() + end)));
+    EXPECT_EQ(tokens_of(*data, 3, begin, end),
+              (std::vector<std::int32_t>(all.begin() + begin, all.begin() + end)));
   }
   EXPECT_EQ(targets_of(*data, 3, 39998, 40000), (std::vector<std::int32_t>{all[39999], -1}));
   EXPECT_EQ(tokens_of(*open_dataset(options), 3, 0, 40000), all);
@@ -276,9 +301,11 @@ TEST_F(Lengths, BadLinesAreNamed) {
   DataOptions options;
   options.source = "lengths";
   options.vocabulary = 10;
-  for (const char* line : {"-4", "12 13", "1e3", "0x10", "12.5", "99999999999999999999", "1099511627777", "length", "\x80\xff"}) {
+  for (const char* line : {"-4", "12 13", "1e3", "0x10", "12.5", "99999999999999999999",
+                           "1099511627777", "length", "\x80\xff"}) {
     options.lengths_file = write("lengths.txt", fmt::format("1\n{}\n3\n", line));
-    EXPECT_NE(error_of([&] { open_dataset(options); }).find("lengths.txt:2"), std::string::npos) << line;
+    EXPECT_NE(error_of([&] { open_dataset(options); }).find("lengths.txt:2"), std::string::npos)
+        << line;
   }
   options.lengths_file = write("lengths.txt", "# nothing\n");
   EXPECT_NE(error_of([&] { open_dataset(options); }).find("no length"), std::string::npos);
@@ -307,8 +334,9 @@ TEST_F(Distribution, SharesAndShapeOfBins) {
     const std::int64_t tokens = data->length(s);
     ASSERT_GE(tokens, 1);
     ASSERT_LE(tokens, 32768);
-    const auto bin = static_cast<std::size_t>(std::lower_bound(options.bin_tokens.begin(), options.bin_tokens.end(), tokens) -
-                                              options.bin_tokens.begin());
+    const auto bin = static_cast<std::size_t>(
+        std::lower_bound(options.bin_tokens.begin(), options.bin_tokens.end(), tokens) -
+        options.bin_tokens.begin());
     ++counts[bin];
     if (bin == 3) log_sum += std::log(static_cast<double>(tokens));
   }
@@ -317,7 +345,8 @@ TEST_F(Distribution, SharesAndShapeOfBins) {
   EXPECT_EQ(counts[2], 0);
   EXPECT_NEAR(counts[3], 2000, 300);
   // Log-uniform: the mean logarithm is the middle of the bin's.
-  EXPECT_NEAR(log_sum / counts[3], (std::log(8193.0) + std::log(32768.0)) / 2, 0.06) << "seed " << kSeed;
+  EXPECT_NEAR(log_sum / counts[3], (std::log(8193.0) + std::log(32768.0)) / 2, 0.06)
+      << "seed " << kSeed;
   // More samples continue the list, whatever follows.
   options.samples = 50;
   const auto few = open_dataset(options);
@@ -376,14 +405,17 @@ TEST_F(Needle, TrainingAndHeldOutSamples) {
     ASSERT_EQ(questions.size(), length == 64 ? 4u : 8u);
     for (const NeedleQuestion& q : questions)
       for (std::int64_t t = q.first; t < q.last; ++t)
-        ASSERT_EQ(targets[static_cast<std::size_t>(t)], tokens[static_cast<std::size_t>(t) + 1]) << "seed " << kSeed;
+        ASSERT_EQ(targets[static_cast<std::size_t>(t)], tokens[static_cast<std::size_t>(t) + 1])
+            << "seed " << kSeed;
   }
   // More training samples go on where the others end, and leave the held-out ones alone.
   options.samples = 350;
   const auto more = open_dataset(options);
-  for (std::int64_t s = 0; s < 300; ++s) ASSERT_EQ(tokens_of(*more, s, 0, more->length(s)), tokens_of(*data, s, 0, data->length(s)));
+  for (std::int64_t s = 0; s < 300; ++s)
+    ASSERT_EQ(tokens_of(*more, s, 0, more->length(s)), tokens_of(*data, s, 0, data->length(s)));
   for (std::int64_t s = 0; s < 100; ++s)
-    ASSERT_EQ(tokens_of(*more, 350 + s, 0, more->length(350 + s)), tokens_of(*data, 300 + s, 0, data->length(300 + s)));
+    ASSERT_EQ(tokens_of(*more, 350 + s, 0, more->length(350 + s)),
+              tokens_of(*data, 300 + s, 0, data->length(300 + s)));
   EXPECT_NE(more->fingerprint(), data->fingerprint());
   std::vector<std::int32_t> out(1);
   EXPECT_THROW(data->tokens(400, 0, 1, out), Error);

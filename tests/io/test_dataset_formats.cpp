@@ -22,7 +22,8 @@ Documents random_documents(std::mt19937_64& random, std::int64_t count, std::int
   Documents documents(static_cast<std::size_t>(count));
   for (auto& d : documents) {
     d.resize(1 + random() % 60);
-    for (auto& token : d) token = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(vocabulary));
+    for (auto& token : d)
+      token = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(vocabulary));
   }
   return documents;
 }
@@ -32,7 +33,8 @@ void put(std::string& bytes, T value) {
   bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-/// An indexed dataset written byte by byte from the format's description; documents are cut into sequences at random.
+/// An indexed dataset written byte by byte from the format's description; documents are cut into
+/// sequences at random.
 struct Indexed {
   std::string idx, bin;
   Indexed(const Documents& documents, int code, std::uint64_t cut_seed, bool modes = false) {
@@ -64,15 +66,19 @@ struct Indexed {
   }
 };
 
-/// Compares a dataset with documents and (if not empty) masks, token by token and over random ranges.
-void expect_equal(const Dataset& data, const Documents& documents, const Documents& masks, std::mt19937_64& random) {
+/// Compares a dataset with documents and (if not empty) masks, token by token and over random
+/// ranges.
+void expect_equal(const Dataset& data, const Documents& documents, const Documents& masks,
+                  std::mt19937_64& random) {
   ASSERT_EQ(data.samples(), static_cast<std::int64_t>(documents.size()));
   for (std::size_t s = 0; s < documents.size(); ++s) {
     const auto& expected = documents[s];
-    const auto sample = static_cast<std::int64_t>(s), length = static_cast<std::int64_t>(expected.size());
+    const auto sample = static_cast<std::int64_t>(s),
+               length = static_cast<std::int64_t>(expected.size());
     ASSERT_EQ(data.length(sample), length);
     std::int64_t loss_tokens = 0;
-    for (std::size_t i = 1; i < expected.size(); ++i) loss_tokens += masks.empty() || masks[s][i] != 0;
+    for (std::size_t i = 1; i < expected.size(); ++i)
+      loss_tokens += masks.empty() || masks[s][i] != 0;
     EXPECT_EQ(data.loss_tokens(sample), loss_tokens);
     std::int64_t begin = static_cast<std::int64_t>(random() % (expected.size() + 1)),
                  end = static_cast<std::int64_t>(random() % (expected.size() + 1));
@@ -138,7 +144,8 @@ TEST_F(Megatron, LossMaskBesideTheTokens) {
   // Chunks count theirs.
   const auto whole = open_dataset(options);
   std::vector<SampleLength> samples;
-  for (std::int64_t s = 0; s < whole->samples(); ++s) samples.push_back({s, whole->length(s), whole->loss_tokens(s)});
+  for (std::int64_t s = 0; s < whole->samples(); ++s)
+    samples.push_back({s, whole->length(s), whole->loss_tokens(s)});
   Batch batch;
   batch.micro_batches = {construct_chunks(samples, 16)};
   const std::int64_t all = batch.loss_tokens();
@@ -147,8 +154,10 @@ TEST_F(Megatron, LossMaskBesideTheTokens) {
   for (const MicroBatch& m : batch.micro_batches[0])
     for (const Segment& s : m.segments) {
       std::int64_t expected = 0;
-      for (std::int64_t t = s.begin; t < s.end && t + 1 < whole->length(s.sample); ++t) expected += masks[s.sample][t + 1] != 0;
-      EXPECT_EQ(s.loss_tokens, expected) << "sample " << s.sample << " from " << s.begin << ", seed " << kSeed;
+      for (std::int64_t t = s.begin; t < s.end && t + 1 < whole->length(s.sample); ++t)
+        expected += masks[s.sample][t + 1] != 0;
+      EXPECT_EQ(s.loss_tokens, expected)
+          << "sample " << s.sample << " from " << s.begin << ", seed " << kSeed;
     }
   // Split samples count their own targets.
   options.max_tokens = 7;
@@ -157,7 +166,8 @@ TEST_F(Megatron, LossMaskBesideTheTokens) {
   for (std::int64_t s = 0; s < split->samples(); ++s) {
     std::vector<std::int32_t> targets(static_cast<std::size_t>(split->length(s)));
     split->targets(s, 0, split->length(s), targets);
-    EXPECT_EQ(split->loss_tokens(s), static_cast<std::int64_t>(targets.size()) - std::count(targets.begin(), targets.end(), -1));
+    EXPECT_EQ(split->loss_tokens(s), static_cast<std::int64_t>(targets.size()) -
+                                         std::count(targets.begin(), targets.end(), -1));
   }
   // A mask of other lengths, types or documents is refused by name.
   megatron(Indexed(masks, 1, kSeed + 9), "mask");
@@ -170,7 +180,8 @@ TEST_F(Megatron, LossMaskBesideTheTokens) {
 }
 
 TEST_F(Megatron, IdsOutsideTheVocabulary) {
-  for (const auto& [code, token] : {std::pair<int, std::int64_t>{4, 100}, {4, -1}, {5, std::int64_t{1} << 32}, {8, 65535}}) {
+  for (const auto& [code, token] :
+       {std::pair<int, std::int64_t>{4, 100}, {4, -1}, {5, std::int64_t{1} << 32}, {8, 65535}}) {
     const auto data = open_dataset(megatron(Indexed({{1, 2, token, 3}}, code, 1)));
     std::vector<std::int32_t> out(2);
     data->tokens(0, 0, 2, out);
@@ -188,9 +199,11 @@ TEST_F(Megatron, DamagedFilesAreRefusedByName) {
   const Indexed good(random_documents(random, 30, 100), 4, random());
   ASSERT_EQ(error_of(megatron(good)), "");
   const auto expect_refused = [&](const Indexed& bad, const std::string& what) {
-    if (bad.idx == good.idx && bad.bin == good.bin) return;  // a drawn value can be the one that was there
+    if (bad.idx == good.idx && bad.bin == good.bin)
+      return;  // a drawn value can be the one that was there
     const std::string message = error_of(megatron(bad));
-    EXPECT_TRUE(message.find("corpus.idx") != std::string::npos || message.find("corpus.bin") != std::string::npos)
+    EXPECT_TRUE(message.find("corpus.idx") != std::string::npos ||
+                message.find("corpus.bin") != std::string::npos)
         << what << " gives \"" << message << "\", seed " << kSeed;
   };
   for (int i = 0; i < 40; ++i) {
@@ -198,15 +211,20 @@ TEST_F(Megatron, DamagedFilesAreRefusedByName) {
     const std::size_t place = random() % bad.idx.size();
     const auto bit = static_cast<char>(1 << (random() % 8));
     const int kind = i % 4;
-    // The index says nothing twice, but all of it hangs together: one altered bit anywhere contradicts the rest.
+    // The index says nothing twice, but all of it hangs together: one altered bit anywhere
+    // contradicts the rest.
     if (kind == 0) bad.idx[place] = static_cast<char>(bad.idx[place] ^ bit);
     if (kind == 1) bad.idx.resize(place);
     if (kind == 2) bad.bin.resize(random() % bad.bin.size());
-    if (kind == 3) std::memset(bad.idx.data() + place, static_cast<int>(random()), std::min<std::size_t>(bad.idx.size() - place, 40));
+    if (kind == 3)
+      std::memset(bad.idx.data() + place, static_cast<int>(random()),
+                  std::min<std::size_t>(bad.idx.size() - place, 40));
     if (bad.idx == good.idx && bad.bin == good.bin) continue;
-    const bool inner_document_entry = place + (kind == 3 ? 40 : 1) > good.idx.size() - 8 * 31;  // zeros may stand before them
+    const bool inner_document_entry =
+        place + (kind == 3 ? 40 : 1) > good.idx.size() - 8 * 31;  // zeros may stand before them
     if ((kind == 0 || kind == 3) && inner_document_entry) {
-      // Another first sequence of a document can be as valid as the one written; then it must open and read without harm.
+      // Another first sequence of a document can be as valid as the one written; then it must open
+      // and read without harm.
       const std::string message = error_of(megatron(bad));
       if (message.empty()) {
         const auto data = open_dataset(megatron(bad));
@@ -228,8 +246,8 @@ TEST_F(Megatron, DamagedFilesAreRefusedByName) {
   expect_refused(with(9, std::uint64_t{2}), "version");
   for (std::uint8_t code : {0, 6, 7, 9, 255}) expect_refused(with(17, code), "dtype");
   expect_refused(with(17, std::uint8_t{8}), "narrower dtype");
-  for (std::uint64_t count :
-       {std::uint64_t{0}, ~std::uint64_t{0}, std::uint64_t{1} << 61, std::uint64_t{1} << 63, (~std::uint64_t{0}) / 12 + 1}) {
+  for (std::uint64_t count : {std::uint64_t{0}, ~std::uint64_t{0}, std::uint64_t{1} << 61,
+                              std::uint64_t{1} << 63, (~std::uint64_t{0}) / 12 + 1}) {
     expect_refused(with(18, count), "sequences");
     expect_refused(with(26, count), "document entries");
   }
@@ -285,13 +303,15 @@ TEST_F(Hdf5Tokens, InconsistentFilesAreRefusedByName) {
   options.source = "hdf5";
   options.vocabulary = 100;
   options.path = dir + "/tokens.h5";
-  const auto expect_refused = [&](const std::vector<std::int32_t>& tokens, const std::vector<std::int64_t>& offsets, std::size_t mask,
+  const auto expect_refused = [&](const std::vector<std::int32_t>& tokens,
+                                  const std::vector<std::int64_t>& offsets, std::size_t mask,
                                   const std::string& text) {
     {
       const hdf5::Handle file = hdf5::create_file(options.path);
       hdf5::write_vector<std::int32_t>(file, "tokens", tokens);
       hdf5::write_vector<std::int64_t>(file, "offsets", offsets);
-      if (mask > 0) hdf5::write_vector<std::uint8_t>(file, "loss_mask", std::vector<std::uint8_t>(mask, 1));
+      if (mask > 0)
+        hdf5::write_vector<std::uint8_t>(file, "loss_mask", std::vector<std::uint8_t>(mask, 1));
     }
     const std::string message = error_of(options);
     EXPECT_NE(message.find(options.path), std::string::npos) << message;

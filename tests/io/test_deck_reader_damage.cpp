@@ -1,4 +1,5 @@
-// 200 damaged decks, each refused with a message that names the place; and random bytes, which must never do more than that.
+// 200 damaged decks, each refused with a message that names the place; and random bytes, which must
+// never do more than that.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -102,7 +103,8 @@ class Damage {
         default:
           other[at] = static_cast<char>('a' + below(26));
       }
-      if (other != word && !other.empty() && other.find_first_not_of("abcdefghijklmnopqrstuvwxyz_0123456789") == std::string::npos)
+      if (other != word && !other.empty() &&
+          other.find_first_not_of("abcdefghijklmnopqrstuvwxyz_0123456789") == std::string::npos)
         return other;
     }
   }
@@ -154,7 +156,8 @@ Damaged damaged(Damage& d, int kind) {
     }
     case 3:  // misspelt key
       lines[k] = d.misspelt(key) + lines[k].substr(key.size());
-      if (find_key(d.block_of(k) + "." + lines[k].substr(0, lines[k].find(' '))) != nullptr) return damaged(d, kind);
+      if (find_key(d.block_of(k) + "." + lines[k].substr(0, lines[k].find(' '))) != nullptr)
+        return damaged(d, kind);
       return {"misspelt key " + lines[k], join(lines), {at(k)}};
     case 4: {  // misspelt block
       const std::string name = d.misspelt(d.block_of(h));
@@ -163,8 +166,9 @@ Damaged damaged(Damage& d, int kind) {
       return {"misspelt block " + lines[h], join(lines), {at(h)}};
     }
     case 5: {  // wrong type
-      static const std::vector<std::string> others = {"true",      "\"word\"",   "1.5",        "[1, true]",
-                                                      "{ x = 1 }", "1979-05-27", "[\"a\", 3]", "12:30:00"};
+      static const std::vector<std::string> others = {"true",       "\"word\"",  "1.5",
+                                                      "[1, true]",  "{ x = 1 }", "1979-05-27",
+                                                      "[\"a\", 3]", "12:30:00"};
       const std::string value = others[d.below(others.size())];
       if ((value[0] == '"' && std::holds_alternative<std::string>(spec.default_value)) ||
           (value == "1.5" && std::holds_alternative<double>(spec.default_value)))
@@ -177,7 +181,8 @@ Damaged damaged(Damage& d, int kind) {
       if (!spec.allowed.empty())
         value = "\"" + d.misspelt(spec.allowed[0]) + "\"";
       else if (std::holds_alternative<std::int64_t>(spec.default_value) && spec.minimum)
-        value = fmt::format("{}", static_cast<std::int64_t>(*spec.minimum) - 1 - static_cast<std::int64_t>(d.below(1000)));
+        value = fmt::format("{}", static_cast<std::int64_t>(*spec.minimum) - 1 -
+                                      static_cast<std::int64_t>(d.below(1000)));
       else if (std::holds_alternative<double>(spec.default_value))
         value = d.below(2) == 0 ? "-0.5" : "nan";
       else
@@ -194,7 +199,8 @@ Damaged damaged(Damage& d, int kind) {
       return {"duplicate block " + name, join(lines), {at(lines.size() - 1)}};
     }
     case 9: {  // a third level
-      lines.insert(lines.begin() + static_cast<std::ptrdiff_t>(k) + 1, fmt::format("deeper.{} = 1", key));
+      lines.insert(lines.begin() + static_cast<std::ptrdiff_t>(k) + 1,
+                   fmt::format("deeper.{} = 1", key));
       return {"nested table", join(lines), {at(k + 1)}};
     }
     case 10: {  // binary garbage in place of a value
@@ -204,7 +210,10 @@ Damaged damaged(Damage& d, int kind) {
     case 11:  // binary garbage altogether
       return {"garbage", std::string(1, '\0') + d.garbage(d.below(2000)), {"deck.toml:"}};
     case 12:  // empty, blank, comments only
-      return {"empty", std::string(d.below(5), d.below(2) == 0 ? '\n' : ' ') + (d.below(2) == 0 ? "# nothing\n" : ""), {"model.layers"}};
+      return {"empty",
+              std::string(d.below(5), d.below(2) == 0 ? '\n' : ' ') +
+                  (d.below(2) == 0 ? "# nothing\n" : ""),
+              {"model.layers"}};
     case 13: {  // a needed line is missing
       static const std::size_t needed[] = {9, 10, 11, 12, 13, 14, 15, 18};
       const std::size_t i = needed[d.below(8)];
@@ -215,28 +224,32 @@ Damaged damaged(Damage& d, int kind) {
     case 14: {  // numbers that no type holds
       static const std::vector<std::string> numbers = {
           "99999999999999999999", "1e999", "0x", "1__0", "--1", "1.2.3", "+", "1e", "inf", "08"};
-      if (std::holds_alternative<std::string>(spec.default_value) || std::holds_alternative<std::vector<std::string>>(spec.default_value))
+      if (std::holds_alternative<std::string>(spec.default_value) ||
+          std::holds_alternative<std::vector<std::string>>(spec.default_value))
         return damaged(d, kind);
       lines[k] = key + " = " + numbers[d.below(numbers.size())];
       return {"number " + lines[k], join(lines), {at(k)}};
     }
     case 15: {  // broken text or list
       static const std::vector<std::string> values = {
-          "\"open", "[1, 2", "\"\"\"open", "'", "[[[[[[[[", "{ a = ", "\"bad \\q escape\"", "\"\\u12\"", "bare word", "=", "[\"a\" \"b\"]"};
+          "\"open",    "[1, 2",  "\"\"\"open",         "'",
+          "[[[[[[[[",  "{ a = ", "\"bad \\q escape\"", "\"\\u12\"",
+          "bare word", "=",      "[\"a\" \"b\"]"};
       lines[k] = key + " = " + values[d.below(values.size())];
       return {"broken value " + lines[k], join(lines), {"deck.toml:"}};
     }
     case 16: {  // a block of a later version, or one turned into a list or a value
-      static const std::vector<std::string> blocks = {"[Costs]", "[[mesh2]]",
-                                                      "[[]]",       "[]",    "[a.b.c]", "[mesh.dp]"};
+      static const std::vector<std::string> blocks = {"[Costs]", "[[mesh2]]", "[[]]",
+                                                      "[]",      "[a.b.c]",   "[mesh.dp]"};
       lines.push_back(blocks[d.below(blocks.size())]);
       return {"block " + lines.back(), join(lines), {at(lines.size() - 1)}};
     }
     case 17: {  // cases gone wrong
-      static const std::vector<std::string> cases = {"[[case]]\nmesh.dp = 2",           "[case]\nname = \"x\"",
-                                                     "[[case]]\nname = \"\"",           "[[case]]\nname = \"x\"\nmesh.dq = 1",
-                                                     "[[case]]\nname = \"x\"\ndp = 1",  "[[case]]\nname = \"x\"\n[[case]]\nname = \"x\"",
-                                                     "[[case]]\nname = \"x\"\nmesh = 3"};
+      static const std::vector<std::string> cases = {
+          "[[case]]\nmesh.dp = 2",           "[case]\nname = \"x\"",
+          "[[case]]\nname = \"\"",           "[[case]]\nname = \"x\"\nmesh.dq = 1",
+          "[[case]]\nname = \"x\"\ndp = 1",  "[[case]]\nname = \"x\"\n[[case]]\nname = \"x\"",
+          "[[case]]\nname = \"x\"\nmesh = 3"};
       const std::size_t begin = lines.size();
       lines.push_back(cases[d.below(cases.size())]);
       Damaged result{"case " + lines.back(), join(lines), {}};
@@ -244,15 +257,16 @@ Damaged damaged(Damage& d, int kind) {
       return result;
     }
     case 18: {  // a combination that a rule refuses
-      static const std::vector<std::pair<std::size_t, std::string>> breaches = {{4, "precision = \"bf16\""},
-                                                                                {12, "query_heads = 5"},
-                                                                                {14, "head_dim = 15"},
-                                                                                {15, "vocabulary = 100"},
-                                                                                {19, "max_tokens = 4096\nmin_tokens = 5000"},
-                                                                                {17, "source = \"hdf5\""},
-                                                                                {21, "validation_share = 0.0"},
-                                                                                {7, "cp_inner = 4\ncp_outer = 2\nranks_per_node = 2"},
-                                                                                {29, "warmup_steps = 30\ndecay_steps = 20"}};
+      static const std::vector<std::pair<std::size_t, std::string>> breaches = {
+          {4, "precision = \"bf16\""},
+          {12, "query_heads = 5"},
+          {14, "head_dim = 15"},
+          {15, "vocabulary = 100"},
+          {19, "max_tokens = 4096\nmin_tokens = 5000"},
+          {17, "source = \"hdf5\""},
+          {21, "validation_share = 0.0"},
+          {7, "cp_inner = 4\ncp_outer = 2\nranks_per_node = 2"},
+          {29, "warmup_steps = 30\ndecay_steps = 20"}};
       const auto& [i, text] = breaches[d.below(breaches.size())];
       lines[i] = text;
       return {"rule " + text, join(lines), {"deck.toml:"}};
@@ -265,7 +279,9 @@ Damaged damaged(Damage& d, int kind) {
   }
 }
 
-TEST(DeckDamage, TheUndamagedDeckIsSound) { EXPECT_NO_THROW(parse_deck(join(kLines), "deck.toml")); }
+TEST(DeckDamage, TheUndamagedDeckIsSound) {
+  EXPECT_NO_THROW(parse_deck(join(kLines), "deck.toml"));
+}
 
 TEST(DeckDamage, TwoHundredDecksAreRefusedWithTheirPlace) {
   const unsigned seed = std::random_device{}();
@@ -274,12 +290,15 @@ TEST(DeckDamage, TwoHundredDecksAreRefusedWithTheirPlace) {
     const Damaged deck = damaged(d, i % 20);
     const std::string what = fmt::format("deck {} (seed {}): {}", i, seed, deck.what);
     const std::string message = refusal(deck.text, what);
-    EXPECT_TRUE(
-        std::any_of(deck.mentions.begin(), deck.mentions.end(), [&](const auto& m) { return message.find(m) != std::string::npos; }))
-        << what << "\nwants one of " << fmt::format("{}", fmt::join(deck.mentions, " | ")) << " in\n"
+    EXPECT_TRUE(std::any_of(deck.mentions.begin(), deck.mentions.end(),
+                            [&](const auto& m) { return message.find(m) != std::string::npos; }))
+        << what << "\nwants one of " << fmt::format("{}", fmt::join(deck.mentions, " | "))
+        << " in\n"
         << message;
-    EXPECT_TRUE(std::all_of(message.begin(), message.end(), [](char c) { return c == '\n' || (c >= 0x20 && c < 0x7f); })) << what << "\n"
-                                                                                                                          << message;
+    EXPECT_TRUE(std::all_of(message.begin(), message.end(),
+                            [](char c) { return c == '\n' || (c >= 0x20 && c < 0x7f); }))
+        << what << "\n"
+        << message;
     EXPECT_LT(message.size(), 20000u) << what;
   }
 }
@@ -310,8 +329,10 @@ TEST(DeckDamage, RandomEditsAreReadOrRefusedAndNothingElse) {
     }
     try {
       const Deck deck = parse_deck(text, "deck.toml");
-      EXPECT_EQ(parse_deck(deck.effective_toml(), "effective.toml").effective_toml(), deck.effective_toml()) << "seed " << seed << "\n"
-                                                                                                             << text;
+      EXPECT_EQ(parse_deck(deck.effective_toml(), "effective.toml").effective_toml(),
+                deck.effective_toml())
+          << "seed " << seed << "\n"
+          << text;
     } catch (const Error& e) {
       ++refused;
       EXPECT_EQ(std::string(e.what()).rfind("deck.toml: ", 0), 0u) << e.what();
@@ -324,14 +345,20 @@ TEST(DeckDamage, RandomEditsAreReadOrRefusedAndNothingElse) {
 }
 
 TEST(DeckDamage, DepthAndLengthHaveLimits) {
-  EXPECT_NE(refusal("x = " + std::string(100000, '['), "deep list").find("deck.toml:1:"), std::string::npos);
-  EXPECT_NE(refusal(std::string(100000, '['), "deep header").find("deck.toml:1:"), std::string::npos);
+  EXPECT_NE(refusal("x = " + std::string(100000, '['), "deep list").find("deck.toml:1:"),
+            std::string::npos);
+  EXPECT_NE(refusal(std::string(100000, '['), "deep header").find("deck.toml:1:"),
+            std::string::npos);
   std::string dotted = "a";
   for (int i = 0; i < 20000; ++i) dotted += ".a";
   EXPECT_NE(refusal(dotted + " = 1\n", "deep dotted key").find("deck.toml:1:"), std::string::npos);
-  EXPECT_NE(refusal("[" + dotted + "]\n", "deep dotted header").find("deck.toml:1:"), std::string::npos);
-  EXPECT_NE(refusal("[run]\nsteps = " + std::string(100000, '9'), "long number").find("deck.toml:2:"), std::string::npos);
-  EXPECT_NE(refusal("[run]\n" + std::string(100000, 'k') + " = 1", "long key").find("deck.toml:2:"), std::string::npos);
+  EXPECT_NE(refusal("[" + dotted + "]\n", "deep dotted header").find("deck.toml:1:"),
+            std::string::npos);
+  EXPECT_NE(
+      refusal("[run]\nsteps = " + std::string(100000, '9'), "long number").find("deck.toml:2:"),
+      std::string::npos);
+  EXPECT_NE(refusal("[run]\n" + std::string(100000, 'k') + " = 1", "long key").find("deck.toml:2:"),
+            std::string::npos);
   std::string many = "[run]\n";
   for (int i = 0; i < 3000; ++i) many += fmt::format("key_{} = 1\n", i);
   EXPECT_NE(refusal(many, "many keys").find("and 29"), std::string::npos);

@@ -1,4 +1,5 @@
-// Safetensors and Hugging Face folders: exact round trips, any range, damaged files refused by name.
+// Safetensors and Hugging Face folders: exact round trips, any range, damaged files refused by
+// name.
 #include <gtest/gtest.h>
 #include <mpi.h>
 #include <unistd.h>
@@ -22,7 +23,9 @@ class HuggingFace : public ::testing::Test {
   void SetUp() override {
     int rank = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    dir = (fs::temp_directory_path() / ("ballast-hf-" + std::to_string(getpid()) + "-" + std::to_string(rank))).string();
+    dir = (fs::temp_directory_path() /
+           ("ballast-hf-" + std::to_string(getpid()) + "-" + std::to_string(rank)))
+              .string();
     fs::remove_all(dir);
     fs::create_directories(dir);
   }
@@ -30,16 +33,21 @@ class HuggingFace : public ::testing::Test {
 
   static ModelShape small() {
     ModelShape shape;
-    shape.layers = 2, shape.hidden = 16, shape.intermediate = 24, shape.query_heads = 4, shape.kv_heads = 2, shape.head_dim = 4, shape.vocabulary = 40;
+    shape.layers = 2, shape.hidden = 16, shape.intermediate = 24, shape.query_heads = 4,
+    shape.kv_heads = 2, shape.head_dim = 4, shape.vocabulary = 40;
     shape.qkv_bias = true;
     return shape;
   }
   /// A value that bf16 holds exactly, the same wherever it is formed.
-  static float value(std::size_t parameter, std::int64_t i) { return static_cast<float>((static_cast<std::int64_t>(parameter) * 31 + i * 7) % 255 - 127) / 64; }
+  static float value(std::size_t parameter, std::int64_t i) {
+    return static_cast<float>((static_cast<std::int64_t>(parameter) * 31 + i * 7) % 255 - 127) / 64;
+  }
   void write(const std::string& to, const std::string& dtype, std::int64_t shard_bytes) {
-    write_huggingface(to, small(), parameter_table(small()), dtype, shard_bytes, [](std::size_t p, std::int64_t begin, std::span<float> out) {
-      for (std::size_t i = 0; i < out.size(); ++i) out[i] = value(p, begin + static_cast<std::int64_t>(i));
-    });
+    write_huggingface(to, small(), parameter_table(small()), dtype, shard_bytes,
+                      [](std::size_t p, std::int64_t begin, std::span<float> out) {
+                        for (std::size_t i = 0; i < out.size(); ++i)
+                          out[i] = value(p, begin + static_cast<std::int64_t>(i));
+                      });
   }
   std::string dir;
 };
@@ -59,18 +67,23 @@ TEST_F(HuggingFace, RoundTripIsExactInOneFileAndInSeveral) {
       EXPECT_TRUE(shape.qkv_bias);
       // Any range, as a shard of any mesh would ask for it.
       const auto n = static_cast<std::int64_t>(expected.size());
-      for (const auto& [begin, end] : {std::pair<std::int64_t, std::int64_t>{0, n}, {n / 3 + 1, n - 7}, {5, 5}, {n - 1, n}}) {
+      for (const auto& [begin, end] :
+           {std::pair<std::int64_t, std::int64_t>{0, n}, {n / 3 + 1, n - 7}, {5, 5}, {n - 1, n}}) {
         Tensor out = Tensor::empty({end - begin}, DType::f64);
         read_huggingface_weights(to, parameter_table(shape), begin, end, out);
-        for (std::int64_t i = begin; i < end; ++i) ASSERT_EQ(out.data<double>()[i - begin], static_cast<double>(expected[i])) << dtype << " element " << i;
+        for (std::int64_t i = begin; i < end; ++i)
+          ASSERT_EQ(out.data<double>()[i - begin], static_cast<double>(expected[i]))
+              << dtype << " element " << i;
       }
-      EXPECT_THROW(write(to, dtype, shard), Error) << "a folder that holds a model must not be overwritten";
+      EXPECT_THROW(write(to, dtype, shard), Error)
+          << "a folder that holds a model must not be overwritten";
     }
 }
 
 TEST_F(HuggingFace, Bf16RoundsToNearestEven) {
-  EXPECT_EQ(from_bf16_bits(to_bf16_bits(1.0f + 1.0f / 256)), 1.0f);               // tie to even
-  EXPECT_EQ(from_bf16_bits(to_bf16_bits(1.0f + 3.0f / 256)), 1.0f + 2.0f / 128);  // tie to even, upwards
+  EXPECT_EQ(from_bf16_bits(to_bf16_bits(1.0f + 1.0f / 256)), 1.0f);  // tie to even
+  EXPECT_EQ(from_bf16_bits(to_bf16_bits(1.0f + 3.0f / 256)),
+            1.0f + 2.0f / 128);  // tie to even, upwards
   EXPECT_EQ(from_bf16_bits(to_bf16_bits(-2.5f)), -2.5f);
   EXPECT_TRUE(std::isnan(from_bf16_bits(to_bf16_bits(NAN))));
   EXPECT_TRUE(std::isinf(from_bf16_bits(to_bf16_bits(INFINITY))));
@@ -108,7 +121,7 @@ TEST_F(HuggingFace, DamagedFilesAreRefusedByName) {
   for (int trial = 0; trial < 60; ++trial) {
     std::string bad = good;
     if (trial % 3 == 0) bad.resize(rng() % good.size());
-    if (trial % 3 == 1) bad[rng() % 8] = static_cast<char>(0x40 + rng() % 60);       // header length
+    if (trial % 3 == 1) bad[rng() % 8] = static_cast<char>(0x40 + rng() % 60);  // header length
     if (trial % 3 == 2) bad[8 + rng() % size_of_header] = static_cast<char>(rng());  // header text
     std::ofstream(path, std::ios::binary) << bad;
     try {
@@ -119,7 +132,8 @@ TEST_F(HuggingFace, DamagedFilesAreRefusedByName) {
       EXPECT_NE(std::string(e.what()).find("/m"), std::string::npos) << e.what();
     }
   }
-  EXPECT_GE(refused, 40);  // all truncations and lengths; a changed header character may be harmless padding
+  EXPECT_GE(refused,
+            40);  // all truncations and lengths; a changed header character may be harmless padding
   std::ofstream(dir + "/m/config.json") << R"({"model_type": "mamba"})";
   EXPECT_THROW(read_huggingface_config(dir + "/m"), Error);
   EXPECT_THROW(read_huggingface_config(dir + "/nowhere"), Error);

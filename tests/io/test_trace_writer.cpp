@@ -1,4 +1,5 @@
-// Trace files: what was written reads back, restarts append, and a writer killed at any moment leaves a file that opens.
+// Trace files: what was written reads back, restarts append, and a writer killed at any moment
+// leaves a file that opens.
 #include <gtest/gtest.h>
 #include <mpi.h>
 #include <signal.h>
@@ -29,7 +30,8 @@ class TraceFile : public ::testing::Test {
  protected:
   void SetUp() override {
     dir_ = fs::temp_directory_path() /
-           fmt::format("ballast_trace_{}_{}", ::getpid(), ::testing::UnitTest::GetInstance()->current_test_info()->name());
+           fmt::format("ballast_trace_{}_{}", ::getpid(),
+                       ::testing::UnitTest::GetInstance()->current_test_info()->name());
     fs::remove_all(dir_);
     header_.rank = world_rank();
     header_.ranks = 8;
@@ -65,7 +67,8 @@ struct Rows {
   std::int64_t events = -1, steps = -1, plans = -1, plan_steps = -1, plan_text = -1, budgets = -1;
 };
 
-/// What an independent reader of the file sees: names and layout spelled out here, not taken from the writer.
+/// What an independent reader of the file sees: names and layout spelled out here, not taken from
+/// the writer.
 struct Contents {
   Rows rows;
   std::vector<std::int64_t> event_steps, event_bytes;
@@ -76,27 +79,29 @@ struct Contents {
   std::int64_t sessions = 0;
 };
 
-/// Reads a copy: the bytes on disk, not what the HDF5 library of this process still holds of a file that the writer has open.
+/// Reads a copy: the bytes on disk, not what the HDF5 library of this process still holds of a file
+/// that the writer has open.
 Contents read(const std::string& path) {
   Contents c;
   const std::string copy = path + ".copy";
   fs::copy_file(path, copy, fs::copy_options::overwrite_existing);
   const auto file = hdf5::open_file(copy);
   const auto row_type = hdf5::Handle(H5Tcreate(H5T_COMPOUND, sizeof(Rows)), H5Tclose, "rows");
-  const std::pair<const char*, std::size_t> fields[] = {{"events", offsetof(Rows, events)},
-                                                        {"steps", offsetof(Rows, steps)},
-                                                        {"plans", offsetof(Rows, plans)},
-                                                        {"plan_steps", offsetof(Rows, plan_steps)},
-                                                        {"plan_text", offsetof(Rows, plan_text)},
-                                                        {"budgets", offsetof(Rows, budgets)}};
+  const std::pair<const char*, std::size_t> fields[] = {
+      {"events", offsetof(Rows, events)},       {"steps", offsetof(Rows, steps)},
+      {"plans", offsetof(Rows, plans)},         {"plan_steps", offsetof(Rows, plan_steps)},
+      {"plan_text", offsetof(Rows, plan_text)}, {"budgets", offsetof(Rows, budgets)}};
   for (const auto& [field, offset] : fields) H5Tinsert(row_type, field, offset, H5T_NATIVE_INT64);
-  hdf5::check(H5Dread(hdf5::open_dataset(file, "rows"), row_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, &c.rows), "rows");
+  hdf5::check(
+      H5Dread(hdf5::open_dataset(file, "rows"), row_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, &c.rows),
+      "rows");
   const auto field = [&](const char* name, hid_t type, auto& out) {
     const auto dataset = hdf5::open_dataset(file, "events");
     const auto single = hdf5::Handle(H5Tcreate(H5T_COMPOUND, 8), H5Tclose, name);
     H5Tinsert(single, name, 0, type);
     out.resize(hdf5::dims_of(dataset, "events")[0]);
-    if (!out.empty()) hdf5::check(H5Dread(dataset, single, H5S_ALL, H5S_ALL, H5P_DEFAULT, out.data()), name);
+    if (!out.empty())
+      hdf5::check(H5Dread(dataset, single, H5S_ALL, H5S_ALL, H5P_DEFAULT, out.data()), name);
     out.resize(c.rows.events);
   };
   field("step", H5T_NATIVE_INT64, c.event_steps);
@@ -105,11 +110,13 @@ Contents read(const std::string& path) {
   {
     const auto dataset = hdf5::open_dataset(file, "events");
     const auto whole = hdf5::Handle(H5Dget_type(dataset), H5Tclose, "events");
-    const auto kind = hdf5::Handle(H5Tget_member_type(whole, H5Tget_member_index(whole, "kind")), H5Tclose, "kind");
+    const auto kind = hdf5::Handle(H5Tget_member_type(whole, H5Tget_member_index(whole, "kind")),
+                                   H5Tclose, "kind");
     const auto single = hdf5::Handle(H5Tcreate(H5T_COMPOUND, 4), H5Tclose, "kind");
     H5Tinsert(single, "kind", 0, kind);
     std::vector<std::int32_t> values(hdf5::dims_of(dataset, "events")[0]);
-    if (!values.empty()) hdf5::check(H5Dread(dataset, single, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()), "kind");
+    if (!values.empty())
+      hdf5::check(H5Dread(dataset, single, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()), "kind");
     values.resize(c.rows.events);
     for (std::int32_t& value : values) {
       char text[64] = {};
@@ -127,7 +134,8 @@ Contents read(const std::string& path) {
     H5Tinsert(single, name, 0, is_step ? H5T_NATIVE_INT64 : H5T_NATIVE_DOUBLE);
     c.steps.resize(values.size());
     if (!values.empty())
-      hdf5::check(H5Dread(steps, single, H5S_ALL, H5S_ALL, H5P_DEFAULT, is_step ? static_cast<void*>(c.steps.data()) : values.data()),
+      hdf5::check(H5Dread(steps, single, H5S_ALL, H5S_ALL, H5P_DEFAULT,
+                          is_step ? static_cast<void*>(c.steps.data()) : values.data()),
                   name);
     values.resize(c.rows.steps);
     if (!is_step) c.scalars[name] = values;
@@ -164,7 +172,8 @@ TEST_F(TraceFile, EventsReadBackWhileOpenAndAfterClose) {
   const Contents c = read(path());
   expect_numbered(c, 60008);
   const auto file = hdf5::open_file(path());
-  EXPECT_EQ(hdf5::dims_of(hdf5::open_dataset(file, "events"), "events")[0], 60008u) << "spare rows are dropped at the end";
+  EXPECT_EQ(hdf5::dims_of(hdf5::open_dataset(file, "events"), "events")[0], 60008u)
+      << "spare rows are dropped at the end";
   EXPECT_FALSE(fs::exists(path() + ".tmp"));
 }
 
@@ -175,7 +184,8 @@ TEST_F(TraceFile, HeaderIsStoredPerSession) {
   { TraceWriter writer(dir(), header_); }
   const auto file = hdf5::open_file(path());
   EXPECT_EQ(hdf5::names_in(file, "sessions"), (std::vector<std::string>{"000", "001"}));
-  const auto first = hdf5::open_group(file, "sessions/000"), second = hdf5::open_group(file, "sessions/001");
+  const auto first = hdf5::open_group(file, "sessions/000"),
+             second = hdf5::open_group(file, "sessions/001");
   EXPECT_EQ(hdf5::read_int_attribute(first, "rank"), header_.rank);
   EXPECT_EQ(hdf5::read_int_attribute(first, "ranks"), 8);
   EXPECT_EQ(hdf5::read_int_attribute(first, "mesh.dp"), 4);
@@ -277,7 +287,8 @@ TEST_F(TraceFile, AKillAtAnyMomentLeavesAReadableFile) {
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
-      // Small flushes, growing tables and new columns, as fast as possible; the pipe says how far it got.
+      // Small flushes, growing tables and new columns, as fast as possible; the pipe says how far
+      // it got.
       TraceWriter writer(dir(), header_);
       std::mt19937 own(round);
       for (std::int64_t n = 0, s = 0;; ++s) {

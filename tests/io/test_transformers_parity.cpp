@@ -1,5 +1,6 @@
-// Against Hugging Face Transformers: log probabilities of every token, loss and all gradients of the models under tests/reference, whose
-// make_reference.py computed them in fp32; read as any Hugging Face folder, run on one rank and on every mesh of the ranks at hand.
+// Against Hugging Face Transformers: log probabilities of every token, loss and all gradients of
+// the models under tests/reference, whose make_reference.py computed them in fp32; read as any
+// Hugging Face folder, run on one rank and on every mesh of the ranks at hand.
 #include <filesystem>
 
 #include "io/huggingface.hpp"
@@ -38,7 +39,8 @@ struct Reference {
   double loss = 0;
 };
 
-/// The model of a reference on this rank of a mesh, loaded as `train` does: each rank reads its shard.
+/// The model of a reference on this rank of a mesh, loaded as `train` does: each rank reads its
+/// shard.
 struct Loaded {
   Loaded(const Reference& reference, const Mesh& mesh, DType type, int zero)
       : shape(read_huggingface_config(reference.folder)),
@@ -55,20 +57,25 @@ struct Loaded {
 
   /// `target(sample, position)`: -1 where there is no loss.
   MicroBatchWork prepare(const Reference& reference, const MicroBatch& micro_batch, int cp,
-                         const std::function<std::int32_t(std::int64_t, std::int64_t)>& target, double scale) const {
+                         const std::function<std::int32_t(std::int64_t, std::int64_t)>& target,
+                         double scale) const {
     const SequenceLayout layout(LayoutKind::zigzag, micro_batch.tokens(), cp, 1);
     MicroBatchWork work;
     const auto mine = local_tokens(micro_batch, layout, ring.plan.rank);
     const auto n = static_cast<std::int64_t>(mine.size());
-    for (Tensor* t : {&work.batch.tokens, &work.batch.targets, &work.batch.positions}) *t = Tensor::empty({n}, DType::i32);
+    for (Tensor* t : {&work.batch.tokens, &work.batch.targets, &work.batch.positions})
+      *t = Tensor::empty({n}, DType::i32);
     for (std::int64_t i = 0; i < n; ++i) {
-      const std::int64_t sample = micro_batch.segments[mine[i].segment].sample, position = mine[i].position;
-      work.batch.tokens.data<std::int32_t>()[i] = static_cast<std::int32_t>(reference.tokens[sample][position]);
+      const std::int64_t sample = micro_batch.segments[mine[i].segment].sample,
+                         position = mine[i].position;
+      work.batch.tokens.data<std::int32_t>()[i] =
+          static_cast<std::int32_t>(reference.tokens[sample][position]);
       work.batch.targets.data<std::int32_t>()[i] = target(sample, position);
       work.batch.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(position);
       work.batch.segment.push_back(mine[i].segment);
     }
-    work.attention = std::make_unique<RingAttention>(ring, dense_source(micro_batch, layout, ring.plan.rank, nullptr), nullptr);
+    work.attention = std::make_unique<RingAttention>(
+        ring, dense_source(micro_batch, layout, ring.plan.rank, nullptr), nullptr);
     work.loss_scale = scale;
     return work;
   }
@@ -83,7 +90,8 @@ struct Loaded {
 MicroBatch all_samples(const Reference& reference) {
   MicroBatch packed;
   for (std::size_t s = 0; s < reference.tokens.size(); ++s)
-    packed.segments.push_back({static_cast<std::int64_t>(s), 0, static_cast<std::int64_t>(reference.tokens[s].size())});
+    packed.segments.push_back(
+        {static_cast<std::int64_t>(s), 0, static_cast<std::int64_t>(reference.tokens[s].size())});
   return packed;
 }
 
@@ -98,15 +106,20 @@ TEST_P(TransformersParity, LogProbabilityOfEveryWord) {
     const MicroBatch packed = all_samples(reference);
     double worst = 0;
     const Communicator world = Communicator::world();
-    for (std::int32_t word = world.rank(); word < loaded.shape.vocabulary; word += world.size()) {  // the ranks share the words
-      // With one word as every token's target, the token losses are the word's negative log probabilities.
+    for (std::int32_t word = world.rank(); word < loaded.shape.vocabulary;
+         word += world.size()) {  // the ranks share the words
+      // With one word as every token's target, the token losses are the word's negative log
+      // probabilities.
       MicroBatchWork work = loaded.prepare(
           reference, packed, 1, [&](auto, auto) { return word; }, 0);
-      const std::vector<double> losses = elements(loaded.model.forward(work.batch, {}, *work.attention, nullptr).token_loss);
+      const std::vector<double> losses =
+          elements(loaded.model.forward(work.batch, {}, *work.attention, nullptr).token_loss);
       std::size_t at = 0;
       for (std::size_t s = 0; s < reference.tokens.size(); ++s)
         for (std::size_t i = 0; i < reference.tokens[s].size(); ++i, ++at)
-          worst = std::max(worst, std::abs(losses[at] + reference.log_probabilities[s][i * loaded.shape.vocabulary + word]));
+          worst = std::max(
+              worst, std::abs(losses[at] +
+                              reference.log_probabilities[s][i * loaded.shape.vocabulary + word]));
     }
     EXPECT_LT(worst, 1e-5) << name(type);
   }
@@ -119,19 +132,24 @@ TEST_P(TransformersParity, LossAndEveryGradientOnEveryMesh) {
   for (const MeshShape& shape : testing::data_and_context_meshes(ranks)) {
     const Mesh& mesh = testing::mesh_of(shape);
     std::vector<std::pair<DType, int>> modes = {{DType::f32, 1}, {DType::f64, 2}, {DType::f64, 0}};
-    if (ranks > 2) modes = {modes[turn++ % modes.size()]};  // more ranks than cores are slow: one mode a mesh, in turn
+    if (ranks > 2)
+      modes = {modes[turn++ %
+                     modes.size()]};  // more ranks than cores are slow: one mode a mesh, in turn
     for (const auto& [type, zero] : modes) {
       Loaded loaded(reference, mesh, type, zero);
-      // One pack on the first data-parallel rank; the others join the reduction with nothing, as ranks without micro-batches do.
+      // One pack on the first data-parallel rank; the others join the reduction with nothing, as
+      // ranks without micro-batches do.
       const auto next = [&](std::int64_t s, std::int64_t i) {
         const auto& tokens = reference.tokens[s];
-        return i + 1 < static_cast<std::int64_t>(tokens.size()) ? static_cast<std::int32_t>(tokens[i + 1]) : -1;
+        return i + 1 < static_cast<std::int64_t>(tokens.size())
+                   ? static_cast<std::int32_t>(tokens[i + 1])
+                   : -1;
       };
       loaded.optimizer.begin_step();
       double loss = 0;
       if (mesh.at.dp == 0) {
-        MicroBatchWork work =
-            loaded.prepare(reference, all_samples(reference), shape.cp(), next, 1.0 / static_cast<double>(reference.targets));
+        MicroBatchWork work = loaded.prepare(reference, all_samples(reference), shape.cp(), next,
+                                             1.0 / static_cast<double>(reference.targets));
         StageActivationsPtr saved;
         loss = loaded.model.forward(work.batch, {}, *work.attention, &saved).loss_sum();
         loaded.model.backward(work.batch, std::move(saved), *work.attention, work.loss_scale, {});
@@ -149,7 +167,8 @@ TEST_P(TransformersParity, LossAndEveryGradientOnEveryMesh) {
       double squares = 0;
       for (std::size_t p = 0; p < table.size(); ++p) {
         const std::vector<double> expected = reference.read("gradient." + table[p].name);
-        const std::int64_t first = loaded.parameters.offset(table[p].name), last = first + table[p].numel();
+        const std::int64_t first = loaded.parameters.offset(table[p].name),
+                           last = first + table[p].numel();
         for (double g : expected) squares += g * g;
         for (std::int64_t i = std::max(first, begin); i < std::min(last, end); ++i) {
           const double wanted = expected[static_cast<std::size_t>(i - first)],
@@ -158,18 +177,21 @@ TEST_P(TransformersParity, LossAndEveryGradientOnEveryMesh) {
           sums[2 * p + 1] += wanted * wanted;
         }
       }
-      Tensor joined = Tensor::wrap(sums.data(), {static_cast<std::int64_t>(sums.size())}, DType::f64);
+      Tensor joined =
+          Tensor::wrap(sums.data(), {static_cast<std::int64_t>(sums.size())}, DType::f64);
       mesh.replica.all_reduce(joined);
       for (std::size_t p = 0; p < table.size(); ++p) {
         ASSERT_GT(sums[2 * p + 1], 0) << table[p].name;
-        EXPECT_LT(std::sqrt(sums[2 * p] / sums[2 * p + 1]), 1e-5) << table[p].name << ", " << name(type) << ", " << describe(shape);
+        EXPECT_LT(std::sqrt(sums[2 * p] / sums[2 * p + 1]), 1e-5)
+            << table[p].name << ", " << name(type) << ", " << describe(shape);
       }
       EXPECT_NEAR(norm / std::sqrt(squares), 1, 1e-6) << describe(shape);
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Reference, TransformersParity, ::testing::Values("qwen2", "qwen2_yarn", "llama3"),
+INSTANTIATE_TEST_SUITE_P(Reference, TransformersParity,
+                         ::testing::Values("qwen2", "qwen2_yarn", "llama3"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Reference attention for the tests of kernels/attention.hpp: pair by pair in fp64, from the definition of the index and
-// the (segment, position) of the tokens.  Reads neither the visible intervals nor cover words, and uses no BLAS.
+// Reference attention for the tests of kernels/attention.hpp: pair by pair in fp64, from the
+// definition of the index and the (segment, position) of the tokens.  Reads neither the visible
+// intervals nor cover words, and uses no BLAS.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -13,7 +14,8 @@
 
 namespace ballast::test {
 
-/// One attention call on random data.  Operands are kept in fp64, rounded to `type` so that the kernel sees the same.
+/// One attention call on random data.  Operands are kept in fp64, rounded to `type` so that the
+/// kernel sees the same.
 struct AttentionCase {
   std::vector<AxisToken> queries, keys;
   AttentionIndex index;
@@ -22,14 +24,20 @@ struct AttentionCase {
   DType type = DType::f32;
   std::vector<double> q, k, v, d_o;
 
-  std::int64_t q_size() const { return static_cast<std::int64_t>(queries.size()) * q_heads * head_dim; }
-  std::int64_t k_size() const { return static_cast<std::int64_t>(keys.size()) * kv_heads * head_dim; }
+  std::int64_t q_size() const {
+    return static_cast<std::int64_t>(queries.size()) * q_heads * head_dim;
+  }
+  std::int64_t k_size() const {
+    return static_cast<std::int64_t>(keys.size()) * kv_heads * head_dim;
+  }
 
   void fill(std::mt19937_64& random) {
     std::normal_distribution<double> normal;
     const auto draw = [&](std::vector<double>& x, std::int64_t n) {
       x.resize(n);
-      for (double& value : x) value = type == DType::f32 ? static_cast<double>(static_cast<float>(normal(random))) : normal(random);
+      for (double& value : x)
+        value = type == DType::f32 ? static_cast<double>(static_cast<float>(normal(random)))
+                                   : normal(random);
     };
     scale = 1.0 / std::sqrt(head_dim);
     draw(q, q_size());
@@ -39,7 +47,8 @@ struct AttentionCase {
   }
 
   bool computed(int head, std::int64_t i, std::int64_t j) const {
-    if (queries[i].segment != keys[j].segment || keys[j].position > queries[i].position) return false;
+    if (queries[i].segment != keys[j].segment || keys[j].position > queries[i].position)
+      return false;
     const int index_head = index.index_heads == 1 ? 0 : head;
     const std::int64_t block = i / kBlock, list = index_head * index.q_blocks() + block;
     bool covered = false;
@@ -50,8 +59,10 @@ struct AttentionCase {
       if (run.row_mask < 0 || (index.row_masks[run.row_mask] >> (i % kBlock) & 1)) return true;
     }
     if (covered || index.bar_offset.empty()) return false;
-    const std::int64_t bars = std::int64_t{index_head} * index.segments + index.block_segment[block];
-    return std::binary_search(index.bars.begin() + index.bar_offset[bars], index.bars.begin() + index.bar_offset[bars + 1],
+    const std::int64_t bars =
+        std::int64_t{index_head} * index.segments + index.block_segment[block];
+    return std::binary_search(index.bars.begin() + index.bar_offset[bars],
+                              index.bars.begin() + index.bar_offset[bars + 1],
                               static_cast<std::int32_t>(j));
   }
 };
@@ -61,7 +72,8 @@ struct AttentionResult {
 };
 
 inline AttentionResult reference_attention(const AttentionCase& c) {
-  const auto tq = static_cast<std::int64_t>(c.queries.size()), tk = static_cast<std::int64_t>(c.keys.size());
+  const auto tq = static_cast<std::int64_t>(c.queries.size()),
+             tk = static_cast<std::int64_t>(c.keys.size());
   const int d = c.head_dim, group = c.q_heads / c.kv_heads;
   AttentionResult r;
   r.o.assign(c.q_size(), 0);
@@ -113,13 +125,16 @@ inline AttentionResult reference_attention(const AttentionCase& c) {
   return r;
 }
 
-/// Host tensor [tokens, heads, head_dim] holding `values`; with `slack` > 0 rows lie that many elements further apart.
-inline Tensor make_rows(const std::vector<double>& values, std::int64_t tokens, int heads, int head_dim, DType type, int slack_heads = 0) {
+/// Host tensor [tokens, heads, head_dim] holding `values`; with `slack` > 0 rows lie that many
+/// elements further apart.
+inline Tensor make_rows(const std::vector<double>& values, std::int64_t tokens, int heads,
+                        int head_dim, DType type, int slack_heads = 0) {
   Tensor whole = Tensor::empty({tokens, heads + slack_heads, head_dim}, type);
   Tensor t = whole.narrow(1, slack_heads / 2, slack_heads / 2 + heads);
   dispatch_float(type, [&](auto zero) {
     using T = decltype(zero);
-    for (std::int64_t i = 0; i < whole.numel(); ++i) whole.data<T>()[i] = std::numeric_limits<T>::quiet_NaN();
+    for (std::int64_t i = 0; i < whole.numel(); ++i)
+      whole.data<T>()[i] = std::numeric_limits<T>::quiet_NaN();
     for (std::int64_t i = 0; i < tokens; ++i)
       for (std::int64_t x = 0; x < heads * head_dim; ++x)
         t.data<T>()[i * t.strides()[0] + x] = static_cast<T>(values[i * heads * head_dim + x]);
@@ -132,13 +147,16 @@ inline std::vector<double> values_of(const Tensor& t) {
   const std::int64_t columns = t.size(0) == 0 ? 0 : t.numel() / t.size(0);
   dispatch_float(t.dtype(), [&](auto zero) {
     for (std::int64_t i = 0; i < t.size(0); ++i)
-      for (std::int64_t x = 0; x < columns; ++x) values.push_back(static_cast<double>(t.data<decltype(zero)>()[i * t.strides()[0] + x]));
+      for (std::int64_t x = 0; x < columns; ++x)
+        values.push_back(static_cast<double>(t.data<decltype(zero)>()[i * t.strides()[0] + x]));
   });
   return values;
 }
 
-/// Largest difference over the largest reference value (at least `floor`, where all are small); infinities must be equal.
-inline double relative_error(const std::vector<double>& got, const std::vector<double>& expected, double floor = 0.1) {
+/// Largest difference over the largest reference value (at least `floor`, where all are small);
+/// infinities must be equal.
+inline double relative_error(const std::vector<double>& got, const std::vector<double>& expected,
+                             double floor = 0.1) {
   if (got.size() != expected.size()) return std::numeric_limits<double>::infinity();
   double error = 0, top = 0;
   for (std::size_t i = 0; i < got.size(); ++i) {

@@ -12,16 +12,19 @@ namespace {
 
 template <class T>
 double worst_error(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, std::mt19937_64& rng) {
-  const std::int64_t m = 1 + static_cast<std::int64_t>(rng() % 90), n = 1 + static_cast<std::int64_t>(rng() % 90),
+  const std::int64_t m = 1 + static_cast<std::int64_t>(rng() % 90),
+                     n = 1 + static_cast<std::int64_t>(rng() % 90),
                      k = 1 + static_cast<std::int64_t>(rng() % 90);
-  const std::int64_t lda = (ta == CblasNoTrans ? k : m) + 3, ldb = (tb == CblasNoTrans ? n : k) + 1, ldc = n + 2;
+  const std::int64_t lda = (ta == CblasNoTrans ? k : m) + 3, ldb = (tb == CblasNoTrans ? n : k) + 1,
+                     ldc = n + 2;
   std::normal_distribution<T> normal;
   const auto draw = [&](std::int64_t count) {
     std::vector<T> v(static_cast<std::size_t>(count));
     for (T& x : v) x = normal(rng);
     return v;
   };
-  const std::vector<T> a = draw((ta == CblasNoTrans ? m : k) * lda), b = draw((tb == CblasNoTrans ? k : n) * ldb), before = draw(m * ldc);
+  const std::vector<T> a = draw((ta == CblasNoTrans ? m : k) * lda),
+                       b = draw((tb == CblasNoTrans ? k : n) * ldb), before = draw(m * ldc);
   std::vector<T> c = before;
   blas::gemm(ta, tb, m, n, k, T(0.5), a.data(), lda, b.data(), ldb, T(-2), c.data(), ldc);
   double worst = 0;
@@ -55,7 +58,8 @@ TEST(Blas, KernelsAreNotOlderThanTheProcessor) {
   EXPECT_FALSE(blas::before_avx2("Haswell"));
   EXPECT_FALSE(blas::before_avx2(""));
 #if defined(__x86_64__)
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) GTEST_SKIP() << "this processor has no AVX2";
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+    GTEST_SKIP() << "this processor has no AVX2";
   if (std::getenv("OPENBLAS_CORETYPE") != nullptr) GTEST_SKIP() << "OPENBLAS_CORETYPE chooses";
   EXPECT_FALSE(blas::before_avx2(blas::core_name())) << blas::core_name();
 #endif

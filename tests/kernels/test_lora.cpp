@@ -1,4 +1,5 @@
-// Adapters: the model with them is the model with W + alpha / rank B A; gradients against central differences; dropout's masks.
+// Adapters: the model with them is the model with W + alpha / rank B A; gradients against central
+// differences; dropout's masks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,19 +27,27 @@ struct Adapted {
   reference::Tokens tokens;
   LocalBatch batch;
 
-  Adapted(const ModelShape& s, Draw& draw, std::int64_t length) : shape(s), parameters(parameter_table(s), DType::f64, host_device(), 8) {
-    for (const Parameter& p : parameters.table()) draw.fill(parameters.value(p.name), p.shape.size() == 2 ? 0.3 : 0.2, p.initialiser == Initialiser::ones ? 1 : 0);
+  Adapted(const ModelShape& s, Draw& draw, std::int64_t length)
+      : shape(s), parameters(parameter_table(s), DType::f64, host_device(), 8) {
+    for (const Parameter& p : parameters.table())
+      draw.fill(parameters.value(p.name), p.shape.size() == 2 ? 0.3 : 0.2,
+                p.initialiser == Initialiser::ones ? 1 : 0);
     for (std::int64_t p = 0; p < length; ++p) {
       tokens.token.push_back(static_cast<std::int32_t>(draw.integer(0, s.vocabulary - 1)));
       tokens.target.push_back(static_cast<std::int32_t>(draw.integer(0, s.vocabulary - 1)));
       tokens.position.push_back(static_cast<std::int32_t>(p));
       tokens.segment.push_back(0);
     }
-    batch = {from_list(tokens.token), from_list(tokens.target), from_list(tokens.position), {}, tokens.segment};
+    batch = {from_list(tokens.token),
+             from_list(tokens.target),
+             from_list(tokens.position),
+             {},
+             tokens.segment};
   }
   void name_tokens(Draw& draw) {
     batch.dropout_keys = Tensor::empty({batch.size()}, DType::i64);
-    for (std::int64_t t = 0; t < batch.size(); ++t) batch.dropout_keys.data<std::int64_t>()[t] = draw.integer(0, 1ll << 60);
+    for (std::int64_t t = 0; t < batch.size(); ++t)
+      batch.dropout_keys.data<std::int64_t>()[t] = draw.integer(0, 1ll << 60);
   }
   /// Weights of the plain model that should compute the same.
   std::vector<double> merged(const std::string& name) const {
@@ -46,18 +55,23 @@ struct Adapted {
     if (!name.ends_with(".weight")) return w;
     const std::string module = name.substr(0, name.size() - 7);
     if (!parameters.contains(module + ".lora_A.weight")) return w;
-    const Tensor a = parameters.value(module + ".lora_A.weight"), b = parameters.value(module + ".lora_B.weight");
+    const Tensor a = parameters.value(module + ".lora_A.weight"),
+                 b = parameters.value(module + ".lora_B.weight");
     const std::int64_t rank = a.size(0), in = a.size(1);
     for (std::int64_t o = 0; o < b.size(0); ++o)
       for (std::int64_t i = 0; i < in; ++i)
-        for (std::int64_t r = 0; r < rank; ++r) w[static_cast<std::size_t>(o * in + i)] += 5.0 / 3.0 * element(b, o * rank + r) * element(a, r * in + i);
+        for (std::int64_t r = 0; r < rank; ++r)
+          w[static_cast<std::size_t>(o * in + i)] +=
+              5.0 / 3.0 * element(b, o * rank + r) * element(a, r * in + i);
     return w;
   }
   double reference_objective() const {
     ModelShape plain = shape;
     plain.lora = {};
     double sum = 0;
-    for (double loss : reference::token_losses(plain, [this](const std::string& name) { return merged(name); }, tokens)) sum += loss;
+    for (double loss : reference::token_losses(
+             plain, [this](const std::string& name) { return merged(name); }, tokens))
+      sum += loss;
     return sum;
   }
   double objective(RecomputeOptions recompute = {}, bool backward = false, bool halves = false) {
@@ -79,26 +93,32 @@ struct Adapted {
       const Tensor value = parameters.value(p.name), gradient = parameters.gradient(p.name);
       const Tensor direction = draw.tensor(p.shape, DType::f64), kept = value.clone();
       const double along = derivative([&](double h) {
-        for (std::int64_t i = 0; i < value.numel(); ++i) value.data<double>()[i] = kept.data<double>()[i] + h * direction.data<double>()[i];
+        for (std::int64_t i = 0; i < value.numel(); ++i)
+          value.data<double>()[i] = kept.data<double>()[i] + h * direction.data<double>()[i];
         return f();
       });
       Tensor(value).copy_from(kept);
-      EXPECT_NEAR(dot(gradient, direction), along, 1e-6 * (1 + std::abs(along)));  // the step's cubic term reaches 3e-7 for some draws
+      EXPECT_NEAR(
+          dot(gradient, direction), along,
+          1e-6 * (1 + std::abs(along)));  // the step's cubic term reaches 3e-7 for some draws
       EXPECT_GT(std::sqrt(dot(gradient, gradient)), 1e-6);
     }
   }
 };
 
 TEST(Lora, EqualsTheModelWithMergedWeights) {
-  for (const auto& projections : {lora_projections(), std::vector<std::string>{"q", "v"}, std::vector<std::string>{"up", "k"}}) {
+  for (const auto& projections : {lora_projections(), std::vector<std::string>{"q", "v"},
+                                  std::vector<std::string>{"up", "k"}}) {
     Draw draw;
     SCOPED_TRACE(draw.trace());
     Adapted model(shape_with(projections), draw, 11);
     EXPECT_EQ(model.parameters.trainable_table().size(), 2 * 2 * projections.size());
-    EXPECT_NEAR(model.objective(), model.reference_objective(), 1e-11 * model.reference_objective());
+    EXPECT_NEAR(model.objective(), model.reference_objective(),
+                1e-11 * model.reference_objective());
     // Evaluation does not drop, whatever the deck says.
     model.shape.lora.dropout = 0.5;
-    EXPECT_NEAR(model.objective(), model.reference_objective(), 1e-11 * model.reference_objective());
+    EXPECT_NEAR(model.objective(), model.reference_objective(),
+                1e-11 * model.reference_objective());
   }
 }
 
@@ -147,7 +167,9 @@ TEST(Lora, FrozenWeightsHaveNoGradientMemory) {
   // A begins with what a plain model does not know, B with nothing: the first output is the base's.
   Parameters fresh(parameter_table(shape), DType::f64, host_device());
   fresh.initialise(4);
-  EXPECT_EQ(dot(fresh.value("model.layers.1.mlp.down_proj.lora_B.weight"), fresh.value("model.layers.1.mlp.down_proj.lora_B.weight")), 0.0);
+  EXPECT_EQ(dot(fresh.value("model.layers.1.mlp.down_proj.lora_B.weight"),
+                fresh.value("model.layers.1.mlp.down_proj.lora_B.weight")),
+            0.0);
   const Tensor a = fresh.value("model.layers.1.mlp.down_proj.lora_A.weight");
   EXPECT_NEAR(dot(a, a) / static_cast<double>(a.numel()), 1.0 / 30, 0.03);
 }
@@ -156,7 +178,8 @@ TEST(Dropout, MasksFollowTokensAndPlacesAlone) {
   Draw draw;
   SCOPED_TRACE(draw.trace());
   const std::int64_t tokens = 300, width = 83;
-  const Tensor wide = draw.tensor({tokens, width + 9}, DType::f32, 1.0, 3.0), x = wide.narrow(1, 4, 4 + width);
+  const Tensor wide = draw.tensor({tokens, width + 9}, DType::f32, 1.0, 3.0),
+               x = wide.narrow(1, 4, 4 + width);
   Tensor keys = Tensor::empty({tokens}, DType::i64), y = Tensor::empty({tokens, width}, DType::f32);
   for (std::int64_t t = 0; t < tokens; ++t) keys.data<std::int64_t>()[t] = t * t - 7;
   dropout(x, keys, 5, 0.25, 2.0, y);
@@ -172,7 +195,8 @@ TEST(Dropout, MasksFollowTokensAndPlacesAlone) {
   // Rows in another order, one by one, in place: each token drops the same.
   for (const std::int64_t t : {std::int64_t{299}, std::int64_t{0}, std::int64_t{17}}) {
     Tensor row = Tensor::empty({1, width}, DType::f32);
-    for (std::int64_t c = 0; c < width; ++c) row.data<float>()[c] = static_cast<float>(element(x, t * width + c));
+    for (std::int64_t c = 0; c < width; ++c)
+      row.data<float>()[c] = static_cast<float>(element(x, t * width + c));
     dropout(row, keys.rows(t, t + 1), 5, 0.25, 2.0, row);
     EXPECT_TRUE(bit_equal(row, y.rows(t, t + 1)));
   }
@@ -180,7 +204,8 @@ TEST(Dropout, MasksFollowTokensAndPlacesAlone) {
   dropout(x, keys, 6, 0.25, 2.0, other);
   EXPECT_FALSE(bit_equal(other, y));
   dropout(x, {}, 0, 0, 0.5, other);
-  for (std::int64_t i = 0; i < y.numel(); ++i) ASSERT_EQ(element(other, i), static_cast<double>(static_cast<float>(0.5 * element(x, i))));
+  for (std::int64_t i = 0; i < y.numel(); ++i)
+    ASSERT_EQ(element(other, i), static_cast<double>(static_cast<float>(0.5 * element(x, i))));
   EXPECT_THROW(dropout(x, {}, 0, 0.1, 1, other), Error);
   EXPECT_THROW(dropout(x, keys, 0, 1.0, 1, other), Error);
 }

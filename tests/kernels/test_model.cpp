@@ -1,4 +1,5 @@
-// The whole model against an independent fp64 reference, and its gradients against central differences of that reference.
+// The whole model against an independent fp64 reference, and its gradients against central
+// differences of that reference.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -21,8 +22,8 @@ struct Case {
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
-// A model with random parameters (norms and biases too) and a packed micro-batch: positions restart in every segment, one
-// segment of one token, some tokens without loss.
+// A model with random parameters (norms and biases too) and a packed micro-batch: positions restart
+// in every segment, one segment of one token, some tokens without loss.
 struct Example {
   ModelShape shape;
   Parameters parameters;
@@ -32,15 +33,22 @@ struct Example {
   Example(const ModelShape& s, DType type, Draw& draw, const std::vector<std::int64_t>& lengths)
       : shape(s), parameters(parameter_table(s), type, host_device(), 8) {
     for (const Parameter& p : parameters.table())
-      draw.fill(parameters.value(p.name), p.shape.size() == 2 ? 0.3 : 0.2, p.initialiser == Initialiser::ones ? 1 : 0);
+      draw.fill(parameters.value(p.name), p.shape.size() == 2 ? 0.3 : 0.2,
+                p.initialiser == Initialiser::ones ? 1 : 0);
     for (std::size_t i = 0; i < lengths.size(); ++i)
       for (std::int64_t p = 0; p < lengths[i]; ++p) {
         tokens.token.push_back(static_cast<std::int32_t>(draw.integer(0, s.vocabulary - 1)));
-        tokens.target.push_back(draw.integer(0, 4) == 0 ? -1 : static_cast<std::int32_t>(draw.integer(0, s.vocabulary - 1)));
+        tokens.target.push_back(draw.integer(0, 4) == 0
+                                    ? -1
+                                    : static_cast<std::int32_t>(draw.integer(0, s.vocabulary - 1)));
         tokens.position.push_back(static_cast<std::int32_t>(p));
         tokens.segment.push_back(static_cast<std::int32_t>(i));
       }
-    batch = {from_list(tokens.token), from_list(tokens.target), from_list(tokens.position), {}, tokens.segment};
+    batch = {from_list(tokens.token),
+             from_list(tokens.target),
+             from_list(tokens.position),
+             {},
+             tokens.segment};
   }
   reference::NaiveAttention attention() const { return {tokens.segment, tokens.position}; }
   reference::Lookup lookup() const {
@@ -50,14 +58,18 @@ struct Example {
     const std::vector<double> losses = reference::token_losses(shape, lookup(), tokens);
     double sum = 0;
     for (std::size_t t = 0; t < losses.size(); ++t)
-      sum += losses[t] * (batch.loss_weights.defined() ? element(batch.loss_weights, static_cast<std::int64_t>(t)) : 1.0);
+      sum += losses[t] * (batch.loss_weights.defined()
+                              ? element(batch.loss_weights, static_cast<std::int64_t>(t))
+                              : 1.0);
     return sum;
   }
 };
 
 // Forward and backward of one stage holding the whole model.
-double run(Example& setup, RecomputeOptions recompute, std::int64_t head_chunk = 5, double scale = 1.0) {
-  StageModel model(setup.shape, 0, setup.shape.layers, setup.parameters, recompute, nullptr, head_chunk);
+double run(Example& setup, RecomputeOptions recompute, std::int64_t head_chunk = 5,
+           double scale = 1.0) {
+  StageModel model(setup.shape, 0, setup.shape.layers, setup.parameters, recompute, nullptr,
+                   head_chunk);
   auto attention = setup.attention();
   StageActivationsPtr saved;
   const double loss = model.forward(setup.batch, {}, attention, &saved).loss_sum();
@@ -100,10 +112,12 @@ TEST_P(ModelCases, EveryGradientAgreesWithCentralDifferencesOfTheReference) {
   run(setup, {}, 3, 0.37);
   for (const Parameter& p : setup.parameters.table()) {
     SCOPED_TRACE(p.name);
-    const Tensor value = setup.parameters.value(p.name), gradient = setup.parameters.gradient(p.name);
+    const Tensor value = setup.parameters.value(p.name),
+                 gradient = setup.parameters.gradient(p.name);
     // Along a random direction of length 1: sees every element of the tensor at once.
     const Tensor direction = draw.tensor(p.shape, DType::f64), kept = value.clone();
-    const double length = std::sqrt(dot(direction, direction)), size = std::sqrt(dot(gradient, gradient));
+    const double length = std::sqrt(dot(direction, direction)),
+                 size = std::sqrt(dot(gradient, gradient));
     const double along = derivative([&](double h) {
       for (std::int64_t i = 0; i < value.numel(); ++i)
         value.data<double>()[i] = kept.data<double>()[i] + h / length * direction.data<double>()[i];
@@ -116,7 +130,8 @@ TEST_P(ModelCases, EveryGradientAgreesWithCentralDifferencesOfTheReference) {
       const std::int64_t i = draw.integer(0, value.numel() - 1);
       double& x = value.data<double>()[i];
       const double before = x;
-      const double expected = derivative([&](double h) { return x = before + h, 0.37 * setup.reference_objective(); });
+      const double expected =
+          derivative([&](double h) { return x = before + h, 0.37 * setup.reference_objective(); });
       x = before;
       EXPECT_NEAR(gradient.data<double>()[i], expected, 1e-7 * (1 + size));
     }
@@ -124,8 +139,10 @@ TEST_P(ModelCases, EveryGradientAgreesWithCentralDifferencesOfTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ModelCases,
-                         ::testing::Values(Case{"plain", false, false, 4, 1, 1}, Case{"qwen", true, true, 2, 1, 1},
-                                           Case{"yarn", false, true, 1, 4, 1}, Case{"llama3", false, false, 2, 1, 8}),
+                         ::testing::Values(Case{"plain", false, false, 4, 1, 1},
+                                           Case{"qwen", true, true, 2, 1, 1},
+                                           Case{"yarn", false, true, 1, 4, 1},
+                                           Case{"llama3", false, false, 2, 1, 8}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(Model, FloatAgreesWithDouble) {
@@ -139,11 +156,14 @@ TEST(Model, FloatAgreesWithDouble) {
   Example single = exact;
   single.parameters = Parameters(parameter_table(shape), DType::f32, host_device());
   for (const Parameter& p : exact.parameters.table())
-    single.parameters.value(p.name).copy_from(converted(exact.parameters.value(p.name), DType::f32));
+    single.parameters.value(p.name).copy_from(
+        converted(exact.parameters.value(p.name), DType::f32));
   const double a = run(exact, {}), b = run(single, {});
   EXPECT_NEAR(b, a, 1e-4 * a);
   for (const Parameter& p : exact.parameters.table())
-    EXPECT_LT(relative_error(single.parameters.gradient(p.name), exact.parameters.gradient(p.name)), 2e-4) << p.name;
+    EXPECT_LT(relative_error(single.parameters.gradient(p.name), exact.parameters.gradient(p.name)),
+              2e-4)
+        << p.name;
 }
 
 TEST(Model, PackedEqualsEachSampleAlone) {
@@ -160,9 +180,17 @@ TEST(Model, PackedEqualsEachSampleAlone) {
   std::int64_t begin = 0;
   for (std::int64_t length : lengths) {
     Example one = packed;  // shares the parameters' buffers
-    const auto cut = [&](std::vector<std::int32_t>& list) { list = {list.begin() + begin, list.begin() + begin + length}; };
-    for (auto* list : {&one.tokens.token, &one.tokens.target, &one.tokens.position, &one.tokens.segment}) cut(*list);
-    one.batch = {from_list(one.tokens.token), from_list(one.tokens.target), from_list(one.tokens.position), {}, one.tokens.segment};
+    const auto cut = [&](std::vector<std::int32_t>& list) {
+      list = {list.begin() + begin, list.begin() + begin + length};
+    };
+    for (auto* list :
+         {&one.tokens.token, &one.tokens.target, &one.tokens.position, &one.tokens.segment})
+      cut(*list);
+    one.batch = {from_list(one.tokens.token),
+                 from_list(one.tokens.target),
+                 from_list(one.tokens.position),
+                 {},
+                 one.tokens.segment};
     alone += run(one, {});
     begin += length;
   }
@@ -180,14 +208,17 @@ TEST(Model, TwoStagesEqualOne) {
   const Tensor gradient = setup.parameters.gradients().clone();
   setup.parameters.gradients().zero();
 
-  StageModel front(shape, 0, 1, setup.parameters, {}, nullptr), back(shape, 1, 3, setup.parameters, {}, nullptr);
+  StageModel front(shape, 0, 1, setup.parameters, {}, nullptr),
+      back(shape, 1, 3, setup.parameters, {}, nullptr);
   EXPECT_TRUE(front.first() && !front.last() && !back.first() && back.last());
   auto attention = setup.attention();
   StageActivationsPtr front_saved, back_saved;
   const Tensor hidden = front.forward(setup.batch, {}, attention, &front_saved).hidden;
-  EXPECT_NEAR(back.forward(setup.batch, hidden, attention, &back_saved).loss_sum(), loss, 1e-12 * loss);
+  EXPECT_NEAR(back.forward(setup.batch, hidden, attention, &back_saved).loss_sum(), loss,
+              1e-12 * loss);
   const Tensor d_hidden = back.backward(setup.batch, std::move(back_saved), attention, 1.0, {});
-  EXPECT_FALSE(front.backward(setup.batch, std::move(front_saved), attention, 1.0, d_hidden).defined());
+  EXPECT_FALSE(
+      front.backward(setup.batch, std::move(front_saved), attention, 1.0, d_hidden).defined());
   EXPECT_LT(relative_error(setup.parameters.gradients(), gradient), 1e-13);
 }
 
@@ -286,11 +317,13 @@ TEST_P(RecomputeCases, ActivationBytesAreWhatForwardKeeps) {
   const std::int64_t before = memory_use().current[category];
   StageActivationsPtr saved;
   model.forward(setup.batch, {}, attention, &saved);
-  EXPECT_EQ(memory_use().current[category] - before, StageModel::activation_bytes(shape, 4, true, 37, type, options));
+  EXPECT_EQ(memory_use().current[category] - before,
+            StageModel::activation_bytes(shape, 4, true, 37, type, options));
   reset_peak_memory();
   model.backward(setup.batch, std::move(saved), attention, 1.0, {});
   EXPECT_EQ(memory_use().current[category], before);
-  EXPECT_EQ(memory_use().peak[category] - before, StageModel::activation_bytes(shape, 4, true, 37, type, options));
+  EXPECT_EQ(memory_use().peak[category] - before,
+            StageModel::activation_bytes(shape, 4, true, 37, type, options));
 }
 
 // Two micro-batches, their halves interleaved.
@@ -310,14 +343,16 @@ TEST_P(RecomputeCases, HalvesOfBackwardEqualItBitForBit) {
   StageModel model(shape, 0, 4, setup.parameters, options, nullptr, 5);
   auto attention = setup.attention();
   const int category = static_cast<int>(MemoryCategory::activations);
-  const std::int64_t before = memory_use().current[category], half = StageModel::between_halves_bytes(shape, 4, 38, type);
+  const std::int64_t before = memory_use().current[category],
+                     half = StageModel::between_halves_bytes(shape, 4, 38, type);
   StageActivationsPtr saved[2];
   for (const int i : {0, 1}) {
     model.forward(setup.batch, {}, attention, &saved[i]);
     EXPECT_THROW(model.backward_weight(StageActivationsPtr()), Error);
     model.backward_input(setup.batch, *saved[i], attention, i == 0 ? 1.0 : 0.25, {});
     EXPECT_EQ(memory_use().current[category] - before, (i + 1) * half);
-    EXPECT_THROW(model.backward_input(setup.batch, *saved[i], attention, 1.0, {}), Error) << "twice";
+    EXPECT_THROW(model.backward_input(setup.batch, *saved[i], attention, 1.0, {}), Error)
+        << "twice";
   }
   EXPECT_FALSE(bit_equal(setup.parameters.gradients(), gradient)) << "weights are still to come";
   for (StageActivationsPtr& s : saved) model.backward_weight(std::move(s));
@@ -325,14 +360,15 @@ TEST_P(RecomputeCases, HalvesOfBackwardEqualItBitForBit) {
   EXPECT_EQ(memory_use().current[category], before);
 }
 
-INSTANTIATE_TEST_SUITE_P(Modes, RecomputeCases,
-                         ::testing::Values(std::pair{DType::f32, RecomputeOptions{Recompute::none, -1}},
-                                           std::pair{DType::f32, RecomputeOptions{Recompute::selective, -1}},
-                                           std::pair{DType::f32, RecomputeOptions{Recompute::full, -1}},
-                                           std::pair{DType::f32, RecomputeOptions{Recompute::full, 2}},
-                                           std::pair{DType::f32, RecomputeOptions{Recompute::full, 0}},
-                                           std::pair{DType::f64, RecomputeOptions{Recompute::selective, -1}},
-                                           std::pair{DType::f64, RecomputeOptions{Recompute::full, 3}}));
+INSTANTIATE_TEST_SUITE_P(
+    Modes, RecomputeCases,
+    ::testing::Values(std::pair{DType::f32, RecomputeOptions{Recompute::none, -1}},
+                      std::pair{DType::f32, RecomputeOptions{Recompute::selective, -1}},
+                      std::pair{DType::f32, RecomputeOptions{Recompute::full, -1}},
+                      std::pair{DType::f32, RecomputeOptions{Recompute::full, 2}},
+                      std::pair{DType::f32, RecomputeOptions{Recompute::full, 0}},
+                      std::pair{DType::f64, RecomputeOptions{Recompute::selective, -1}},
+                      std::pair{DType::f64, RecomputeOptions{Recompute::full, 3}}));
 
 TEST(Recompute, RunsAttentionAgainOnlyForFullLayers) {
   Draw draw;
@@ -351,7 +387,8 @@ TEST(Recompute, RunsAttentionAgainOnlyForFullLayers) {
   EXPECT_EQ(forwards({Recompute::full, -1}), 4);
 }
 
-// Blocked attention over a dense index in place of the naive one; bit equality of recomputation holds for it too.
+// Blocked attention over a dense index in place of the naive one; bit equality of recomputation
+// holds for it too.
 TEST(Model, LocalAttentionAgreesWithTheDefinition) {
   Draw draw;
   SCOPED_TRACE(draw.trace());
@@ -362,7 +399,8 @@ TEST(Model, LocalAttentionAgreesWithTheDefinition) {
     const double naive = run(setup, {});
     const Tensor expected = setup.parameters.gradients().clone();
     std::vector<AxisToken> axis;
-    for (std::size_t t = 0; t < setup.tokens.token.size(); ++t) axis.push_back({setup.tokens.segment[t], setup.tokens.position[t]});
+    for (std::size_t t = 0; t < setup.tokens.token.size(); ++t)
+      axis.push_back({setup.tokens.segment[t], setup.tokens.position[t]});
     const auto local = [&](RecomputeOptions options) {
       setup.parameters.gradients().zero();
       StageModel model(shape, 0, shape.layers, setup.parameters, options, nullptr);
@@ -377,7 +415,8 @@ TEST(Model, LocalAttentionAgreesWithTheDefinition) {
     EXPECT_LT(relative_error(setup.parameters.gradients(), expected), tolerance(type, 1e-4, 1e-11));
     const Tensor kept = setup.parameters.gradients().clone();
     for (const RecomputeOptions options :
-         {RecomputeOptions{Recompute::selective, -1}, RecomputeOptions{Recompute::full, 1}, RecomputeOptions{Recompute::full, -1}}) {
+         {RecomputeOptions{Recompute::selective, -1}, RecomputeOptions{Recompute::full, 1},
+          RecomputeOptions{Recompute::full, -1}}) {
       EXPECT_EQ(local(options), loss);
       EXPECT_TRUE(bit_equal(setup.parameters.gradients(), kept));
     }

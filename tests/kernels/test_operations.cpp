@@ -29,17 +29,21 @@ class Operations : public ::testing::TestWithParam<DType> {
   DType type = GetParam();
   double tight = tolerance(GetParam(), 3e-6, 1e-13);
   // A tensor whose rows lie apart: columns [3, 3 + n) of a wider one.
-  Tensor strided(std::int64_t rows, std::int64_t n) { return draw.tensor({rows, n + 7}, type).narrow(1, 3, 3 + n); }
+  Tensor strided(std::int64_t rows, std::int64_t n) {
+    return draw.tensor({rows, n + 7}, type).narrow(1, 3, 3 + n);
+  }
 };
 INSTANTIATE_TEST_SUITE_P(Types, Operations, ::testing::Values(DType::f32, DType::f64),
                          [](const auto& info) { return std::string(name(info.param)); });
 
 TEST_P(Operations, LinearIsThreeLoops) {
   for (const auto& [t, in, out] : {std::tuple{1, 1, 1}, {5, 3, 8}, {37, 65, 18}, {0, 4, 3}}) {
-    const Tensor x = strided(t, in), w = draw.tensor({out, in}, type), b = draw.tensor({out}, type), dy = strided(t, out);
-    Tensor y = strided(t, out), plain = strided(t, out), dx = strided(t, in), dw = draw.tensor({out, in}, type),
-           db = draw.tensor({out}, type);
-    std::vector<double> y_ref(t * out), plain_ref(t * out), dx_ref(t * in, 0.0), dw_ref = elements(dw), db_ref = elements(db);
+    const Tensor x = strided(t, in), w = draw.tensor({out, in}, type), b = draw.tensor({out}, type),
+                 dy = strided(t, out);
+    Tensor y = strided(t, out), plain = strided(t, out), dx = strided(t, in),
+           dw = draw.tensor({out, in}, type), db = draw.tensor({out}, type);
+    std::vector<double> y_ref(t * out), plain_ref(t * out), dx_ref(t * in, 0.0),
+        dw_ref = elements(dw), db_ref = elements(db);
     for (int i = 0; i < t; ++i)
       for (int o = 0; o < out; ++o) {
         for (int k = 0; k < in; ++k) {
@@ -102,9 +106,10 @@ TEST(OperationErrors, DeviceTensorsNeedADeviceBuild) {
 TEST_P(Operations, RmsNormFollowsItsFormula) {
   for (const std::int64_t width : {1, 15, 16, 100}) {
     const std::int64_t t = 7;
-    const Tensor x = draw.tensor({t, width}, type, 3.0), branch = draw.tensor({t, width}, type), w = draw.tensor({width}, type);
-    Tensor y = strided(t, width), sum = Tensor::empty({t, width}, type), fused = Tensor::empty({t, width}, type),
-           again = Tensor::empty({t, width}, type);
+    const Tensor x = draw.tensor({t, width}, type, 3.0), branch = draw.tensor({t, width}, type),
+                 w = draw.tensor({width}, type);
+    Tensor y = strided(t, width), sum = Tensor::empty({t, width}, type),
+           fused = Tensor::empty({t, width}, type), again = Tensor::empty({t, width}, type);
     Tensor rstd = Tensor::empty({t}, type), fused_rstd = Tensor::empty({t}, type);
     rmsnorm_forward(x, w, 1e-3, y, rstd);
     add_rmsnorm_forward(x, branch, w, 1e-3, sum, fused, fused_rstd);
@@ -112,10 +117,12 @@ TEST_P(Operations, RmsNormFollowsItsFormula) {
       std::vector<double> out(static_cast<std::size_t>(t * width));
       for (std::int64_t i = 0; i < t; ++i) {
         double squares = 0;
-        for (std::int64_t j = 0; j < width; ++j) squares += std::pow(element(input, i * width + j), 2);
+        for (std::int64_t j = 0; j < width; ++j)
+          squares += std::pow(element(input, i * width + j), 2);
         for (std::int64_t j = 0; j < width; ++j)
           out[static_cast<std::size_t>(i * width + j)] =
-              element(input, i * width + j) / std::sqrt(squares / static_cast<double>(width) + 1e-3) * element(w, j);
+              element(input, i * width + j) /
+              std::sqrt(squares / static_cast<double>(width) + 1e-3) * element(w, j);
       }
       return out;
     };
@@ -135,7 +142,8 @@ TEST_P(Operations, RmsNormFollowsItsFormula) {
 TEST(Gradients, RmsNorm) {
   Draw draw;
   SCOPED_TRACE(draw.trace());
-  const Tensor x = draw.tensor({5, 19}, DType::f64), w = draw.tensor({19}, DType::f64), c = draw.tensor({5, 19}, DType::f64);
+  const Tensor x = draw.tensor({5, 19}, DType::f64), w = draw.tensor({19}, DType::f64),
+               c = draw.tensor({5, 19}, DType::f64);
   Tensor y = Tensor::empty({5, 19}, DType::f64), rstd = Tensor::empty({5}, DType::f64);
   const auto objective = [&] {
     rmsnorm_forward(x, w, 1e-2, y, rstd);
@@ -143,7 +151,8 @@ TEST(Gradients, RmsNorm) {
   };
   objective();
   const Tensor kept = rstd.clone();
-  Tensor dx = draw.tensor({5, 19}, DType::f64), more = Tensor::zeros({5, 19}, DType::f64), dw = Tensor::zeros({19}, DType::f64);
+  Tensor dx = draw.tensor({5, 19}, DType::f64), more = Tensor::zeros({5, 19}, DType::f64),
+         dw = Tensor::zeros({19}, DType::f64);
   rmsnorm_input_gradient(c, x, kept, w, false, dx);
   rmsnorm_weight_gradient(c, x, kept, dw);
   EXPECT_LT(relative_error(dx, central_differences(x, objective)), kGradientTolerance);
@@ -156,10 +165,12 @@ TEST(Gradients, RmsNorm) {
 }
 
 TEST_P(Operations, RmsNormGradientsAgreeWithDouble) {
-  const Tensor x = draw.tensor({9, 70}, type), w = draw.tensor({70}, type), dy = draw.tensor({9, 70}, type);
+  const Tensor x = draw.tensor({9, 70}, type), w = draw.tensor({70}, type),
+               dy = draw.tensor({9, 70}, type);
   const auto gradients = [&](DType t) {
     const Tensor a = converted(x, t), b = converted(w, t), g = converted(dy, t);
-    Tensor y = Tensor::empty({9, 70}, t), rstd = Tensor::empty({9}, t), dx = Tensor::empty({9, 70}, t), dw = Tensor::zeros({70}, t);
+    Tensor y = Tensor::empty({9, 70}, t), rstd = Tensor::empty({9}, t),
+           dx = Tensor::empty({9, 70}, t), dw = Tensor::zeros({70}, t);
     rmsnorm_forward(a, b, 1e-6, y, rstd);
     rmsnorm_input_gradient(g, a, rstd, b, false, dx);
     rmsnorm_weight_gradient(g, a, rstd, dw);
@@ -183,12 +194,15 @@ TEST(Rope, FrequenciesFollowTheirRules) {
     const RopeFrequencies rope = rope_frequencies(s);
     ASSERT_EQ(static_cast<std::int64_t>(rope.frequency.size()), s.head_dim / 2);
     for (std::int64_t i = 0; i < s.head_dim / 2; ++i)
-      EXPECT_NEAR(rope.frequency[static_cast<std::size_t>(i)] / reference::rope_frequency(s, i), 1.0, 1e-12) << kind << " " << i;
+      EXPECT_NEAR(rope.frequency[static_cast<std::size_t>(i)] / reference::rope_frequency(s, i),
+                  1.0, 1e-12)
+          << kind << " " << i;
     EXPECT_DOUBLE_EQ(rope.amplitude, reference::rope_amplitude(s));
     // Fast pairs are never scaled, the slowest always by the whole factor.
     const double factor = kind == 1 ? s.yarn_factor : kind == 2 ? s.llama3_factor : 1;
     EXPECT_DOUBLE_EQ(rope.frequency.front(), 1.0);
-    EXPECT_NEAR(rope.frequency.back() * factor, std::pow(s.rope_theta, 2.0 / static_cast<double>(s.head_dim) - 1.0), 1e-12);
+    EXPECT_NEAR(rope.frequency.back() * factor,
+                std::pow(s.rope_theta, 2.0 / static_cast<double>(s.head_dim) - 1.0), 1e-12);
   }
 }
 
@@ -209,9 +223,12 @@ TEST_P(Operations, RopeTurnsPairsAndItsTransposeTurnsBack) {
       for (std::int64_t h = 0; h < heads; ++h)
         for (std::int64_t j = 0; j < half; ++j) {
           const std::int64_t at = (i * heads + h) * d + j;
-          const double angle = element(positions, i) * reference::rope_frequency(s, j), a = element(x, at), b = element(x, at + half);
-          expected[static_cast<std::size_t>(at)] = rope.amplitude * (a * std::cos(angle) - b * std::sin(angle));
-          expected[static_cast<std::size_t>(at + half)] = rope.amplitude * (b * std::cos(angle) + a * std::sin(angle));
+          const double angle = element(positions, i) * reference::rope_frequency(s, j),
+                       a = element(x, at), b = element(x, at + half);
+          expected[static_cast<std::size_t>(at)] =
+              rope.amplitude * (a * std::cos(angle) - b * std::sin(angle));
+          expected[static_cast<std::size_t>(at + half)] =
+              rope.amplitude * (b * std::cos(angle) + a * std::sin(angle));
         }
     EXPECT_LT(relative_error(y, expected), tolerance(type, 1e-6, 1e-10));
     rope_apply(y, cos, sin, true, back);
@@ -231,18 +248,22 @@ TEST(Gradients, Rope) {
   SCOPED_TRACE(draw.trace());
   const RopeFrequencies rope = rope_frequencies(rope_shape(1));
   const Tensor x = draw.tensor({3, 2, 64}, DType::f64), c = draw.tensor({3, 2, 64}, DType::f64);
-  Tensor cos = Tensor::empty({3, 32}, DType::f64), sin = Tensor::empty({3, 32}, DType::f64), y = Tensor::empty({3, 2, 64}, DType::f64),
-         dx = y.clone();
+  Tensor cos = Tensor::empty({3, 32}, DType::f64), sin = Tensor::empty({3, 32}, DType::f64),
+         y = Tensor::empty({3, 2, 64}, DType::f64), dx = y.clone();
   rope_table(draw.integers({3}, 0, 1000), rope, cos, sin);
   rope_apply(c, cos, sin, true, dx);
-  EXPECT_LT(relative_error(dx, central_differences(x, [&] { return rope_apply(x, cos, sin, false, y), dot(y, c); })), kGradientTolerance);
+  EXPECT_LT(
+      relative_error(
+          dx, central_differences(x, [&] { return rope_apply(x, cos, sin, false, y), dot(y, c); })),
+      kGradientTolerance);
 }
 
 TEST(VectorMath, FastExponential) {
   Draw draw;
   SCOPED_TRACE(draw.trace());
   for (int i = 0; i < 20000; ++i) {
-    const float x = static_cast<float>(-87.0 + 175.0 * (static_cast<double>(draw.integer(0, 1 << 30)) / (1 << 30)));
+    const float x = static_cast<float>(
+        -87.0 + 175.0 * (static_cast<double>(draw.integer(0, 1 << 30)) / (1 << 30)));
     const double expected = std::exp(static_cast<double>(x));
     ASSERT_NEAR(host::fast_exp(x) / expected, 1.0, 2e-7) << x;
   }
@@ -286,7 +307,9 @@ TEST(Gradients, SwiGlu) {
   const Tensor x = draw.tensor({4, 22}, DType::f64, 2.0), c = draw.tensor({4, 11}, DType::f64);
   Tensor y = Tensor::empty({4, 11}, DType::f64), dx = Tensor::empty({4, 22}, DType::f64);
   swiglu_backward(x, c, dx);
-  EXPECT_LT(relative_error(dx, central_differences(x, [&] { return swiglu_forward(x, y), dot(y, c); })), kGradientTolerance);
+  EXPECT_LT(
+      relative_error(dx, central_differences(x, [&] { return swiglu_forward(x, y), dot(y, c); })),
+      kGradientTolerance);
   Tensor in_place = x.clone();
   swiglu_backward(in_place, c, in_place);
   EXPECT_TRUE(bit_equal(in_place, dx));
@@ -298,8 +321,8 @@ TEST(Gradients, SwiGlu) {
 
 TEST_P(Operations, EmbeddingLooksUpAndAddsBack) {
   const std::int64_t t = 300, vocabulary = 7, width = 70;
-  const Tensor tokens = draw.integers({t}, 0, vocabulary - 1), w = draw.tensor({vocabulary, width}, type),
-               dy = draw.tensor({t, width}, type);
+  const Tensor tokens = draw.integers({t}, 0, vocabulary - 1),
+               w = draw.tensor({vocabulary, width}, type), dy = draw.tensor({t, width}, type);
   Tensor y = Tensor::empty({t, width}, type), dw = draw.tensor({vocabulary, width}, type);
   std::vector<double> expected = elements(dw);
   embedding_forward(tokens, w, y);
@@ -310,7 +333,8 @@ TEST_P(Operations, EmbeddingLooksUpAndAddsBack) {
       ASSERT_EQ(element(y, i * width + j), element(w, id * width + j));
       expected[static_cast<std::size_t>(id * width + j)] += element(dy, i * width + j);
     }
-  EXPECT_LT(relative_error(dw, expected), tolerance(type, 1e-7, 1e-13));  // one rounding: sums are fp64
+  EXPECT_LT(relative_error(dw, expected),
+            tolerance(type, 1e-7, 1e-13));  // one rounding: sums are fp64
   for (const std::int32_t bad : {-1, 7}) {
     const Tensor wrong = from_list({0, bad});
     Tensor two = Tensor::empty({2, width}, type);
@@ -323,7 +347,8 @@ TEST_P(Operations, CrossEntropyFollowsItsFormula) {
   for (const std::int64_t vocabulary : {1, 9, 300, 5000}) {
     const std::int64_t n = 6;
     const Tensor logits = draw.tensor({n, vocabulary}, type, 5.0);
-    Tensor targets = draw.integers({n}, 0, vocabulary - 1), loss = Tensor::empty({n}, type), lse = Tensor::empty({n}, type);
+    Tensor targets = draw.integers({n}, 0, vocabulary - 1), loss = Tensor::empty({n}, type),
+           lse = Tensor::empty({n}, type);
     targets.data<std::int32_t>()[2] = -1;
     const Tensor weights = draw.tensor({n}, type);
     cross_entropy_forward(logits, targets, loss, lse);
@@ -333,12 +358,18 @@ TEST_P(Operations, CrossEntropyFollowsItsFormula) {
     for (std::int64_t i = 0; i < n; ++i) {
       const auto target = static_cast<std::int64_t>(element(targets, i));
       double top = -1e30, sum = 0;
-      for (std::int64_t j = 0; j < vocabulary; ++j) top = std::max(top, element(logits, i * vocabulary + j));
-      for (std::int64_t j = 0; j < vocabulary; ++j) sum += std::exp(element(logits, i * vocabulary + j) - top);
-      expected.push_back(target < 0 ? 0 : top + std::log(sum) - element(logits, i * vocabulary + target));
+      for (std::int64_t j = 0; j < vocabulary; ++j)
+        top = std::max(top, element(logits, i * vocabulary + j));
+      for (std::int64_t j = 0; j < vocabulary; ++j)
+        sum += std::exp(element(logits, i * vocabulary + j) - top);
+      expected.push_back(
+          target < 0 ? 0 : top + std::log(sum) - element(logits, i * vocabulary + target));
       for (std::int64_t j = 0; j < vocabulary; ++j)
         gradient.push_back(
-            target < 0 ? 0 : 0.3 * element(weights, i) * (std::exp(element(logits, i * vocabulary + j) - top) / sum - (j == target)));
+            target < 0
+                ? 0
+                : 0.3 * element(weights, i) *
+                      (std::exp(element(logits, i * vocabulary + j) - top) / sum - (j == target)));
     }
     EXPECT_LT(relative_error(loss, expected), tight);
     EXPECT_LT(relative_error(d, gradient), tolerance(type, 1e-5, 1e-12));
@@ -347,7 +378,8 @@ TEST_P(Operations, CrossEntropyFollowsItsFormula) {
     EXPECT_NEAR(sum_losses(loss), sum, 1e-12 * (1 + sum));
   }
   // Logits far apart neither overflow nor turn into NaN.
-  Tensor logits = Tensor::zeros({2, 3}, type), loss = Tensor::empty({2}, type), lse = Tensor::empty({2}, type);
+  Tensor logits = Tensor::zeros({2, 3}, type), loss = Tensor::empty({2}, type),
+         lse = Tensor::empty({2}, type);
   dispatch_float(type, [&](auto t) {
     auto* p = logits.data<decltype(t)>();
     p[0] = 1e4, p[1] = -1e4, p[3] = -1e4, p[4] = -1e4, p[5] = -1e4;
@@ -363,10 +395,12 @@ TEST_P(Operations, CrossEntropyCorrectIsTheArgmax) {
   int right = 0, ties = 0;
   for (const std::int64_t vocabulary : {1, 2, 5, 300}) {
     const std::int64_t n = 64;
-    const Tensor logits = Tensor::empty({n, vocabulary}, type), targets = draw.integers({n}, -1, vocabulary - 1);
+    const Tensor logits = Tensor::empty({n, vocabulary}, type),
+                 targets = draw.integers({n}, -1, vocabulary - 1);
     Tensor correct = Tensor::empty({n}, DType::u8);
     dispatch_float(type, [&](auto t) {  // few distinct values, so that ties happen
-      for (std::int64_t i = 0; i < logits.numel(); ++i) logits.data<decltype(t)>()[i] = static_cast<decltype(t)>(draw.integer(-3, 3));
+      for (std::int64_t i = 0; i < logits.numel(); ++i)
+        logits.data<decltype(t)>()[i] = static_cast<decltype(t)>(draw.integer(-3, 3));
     });
     cross_entropy_correct(logits, targets, correct);
     for (std::int64_t i = 0; i < n; ++i) {
@@ -376,13 +410,15 @@ TEST_P(Operations, CrossEntropyCorrectIsTheArgmax) {
       const auto target = static_cast<std::int64_t>(element(targets, i));
       ASSERT_EQ(correct.data<std::uint8_t>()[i], target == best ? 1 : 0);
       right += target == best;
-      ties += target >= 0 && target != best && element(logits, i * vocabulary + target) == element(logits, i * vocabulary + best);
+      ties += target >= 0 && target != best &&
+              element(logits, i * vocabulary + target) == element(logits, i * vocabulary + best);
     }
   }
   EXPECT_GT(right, 0);
   EXPECT_GT(ties, 0);
   Tensor logits = Tensor::zeros({2, 3}, type), correct = Tensor::empty({2}, DType::u8);
-  dispatch_float(type, [&](auto t) { logits.data<decltype(t)>()[2] = logits.data<decltype(t)>()[3] = NAN; });
+  dispatch_float(
+      type, [&](auto t) { logits.data<decltype(t)>()[2] = logits.data<decltype(t)>()[3] = NAN; });
   cross_entropy_correct(logits, from_list({0, 0}), correct);
   EXPECT_EQ(correct.data<std::uint8_t>()[0], 0);  // another logit is NaN
   EXPECT_EQ(correct.data<std::uint8_t>()[1], 0);  // the target's own is
@@ -396,9 +432,11 @@ TEST(LmHead, JudgesChunkByChunk) {
   const std::int64_t tokens = 37, width = 6, vocabulary = 5;
   const auto make = [&](const Shape& shape) { return draw.tensor(shape, DType::f64); };
   LmHead head{make({width}), {}, make({vocabulary, width}), {}, 1e-6, 8};
-  const Tensor residual = make({tokens, width}), branch = make({tokens, width}), targets = draw.integers({tokens}, -1, vocabulary - 1);
+  const Tensor residual = make({tokens, width}), branch = make({tokens, width}),
+               targets = draw.integers({tokens}, -1, vocabulary - 1);
   Workspace workspace(host_device());
-  Tensor hidden = make({tokens, width}), rstd = make({tokens}), lse = make({tokens}), loss = make({tokens}), correct = Tensor::zeros({tokens}, DType::u8);
+  Tensor hidden = make({tokens, width}), rstd = make({tokens}), lse = make({tokens}),
+         loss = make({tokens}), correct = Tensor::zeros({tokens}, DType::u8);
   lm_head_forward(head, residual, branch, targets, workspace, hidden, rstd, lse, loss, correct);
   int right = 0;
   for (std::int64_t t = 0; t < tokens; ++t) {
@@ -407,10 +445,13 @@ TEST(LmHead, JudgesChunkByChunk) {
     for (std::int64_t j = 0; j < vocabulary; ++j) {
       double logit = 0;
       for (std::int64_t c = 0; c < width; ++c)
-        logit += (element(residual, t * width + c) + element(branch, t * width + c)) * element(head.norm, c) * element(head.weight, j * width + c);
+        logit += (element(residual, t * width + c) + element(branch, t * width + c)) *
+                 element(head.norm, c) * element(head.weight, j * width + c);
       if (logit > top) top = logit, best = j;
     }
-    ASSERT_EQ(correct.data<std::uint8_t>()[t], best == static_cast<std::int64_t>(element(targets, t)) ? 1 : 0) << "token " << t;
+    ASSERT_EQ(correct.data<std::uint8_t>()[t],
+              best == static_cast<std::int64_t>(element(targets, t)) ? 1 : 0)
+        << "token " << t;
     right += best == static_cast<std::int64_t>(element(targets, t));
   }
   EXPECT_GT(right, 0);
@@ -419,9 +460,12 @@ TEST(LmHead, JudgesChunkByChunk) {
 TEST(Gradients, CrossEntropy) {
   Draw draw;
   SCOPED_TRACE(draw.trace());
-  const Tensor logits = draw.tensor({4, 13}, DType::f64), targets = from_list({3, -1, 0, 12}), weights = draw.tensor({4}, DType::f64);
+  const Tensor logits = draw.tensor({4, 13}, DType::f64), targets = from_list({3, -1, 0, 12}),
+               weights = draw.tensor({4}, DType::f64);
   Tensor loss = Tensor::empty({4}, DType::f64), lse = Tensor::empty({4}, DType::f64);
-  const auto objective = [&] { return cross_entropy_forward(logits, targets, loss, lse), 0.7 * dot(loss, weights); };
+  const auto objective = [&] {
+    return cross_entropy_forward(logits, targets, loss, lse), 0.7 * dot(loss, weights);
+  };
   objective();
   Tensor d = logits.clone();
   cross_entropy_backward(targets, lse, 0.7, weights, d);
@@ -433,11 +477,17 @@ TEST(Gradients, LmHead) {
   SCOPED_TRACE(draw.trace());
   const std::int64_t t = 7, width = 6, vocabulary = 11;
   const auto f64 = [&](Shape shape) { return draw.tensor(shape, DType::f64); };
-  const Tensor residual = f64({t, width}), branch = f64({t, width}), targets = from_list({1, 2, -1, 10, 0, 5, 5}), weights = f64({t});
-  LmHead head{
-      f64({width}), Tensor::zeros({width}, DType::f64), f64({vocabulary, width}), Tensor::zeros({vocabulary, width}, DType::f64), 1e-3, 3};
+  const Tensor residual = f64({t, width}), branch = f64({t, width}),
+               targets = from_list({1, 2, -1, 10, 0, 5, 5}), weights = f64({t});
+  LmHead head{f64({width}),
+              Tensor::zeros({width}, DType::f64),
+              f64({vocabulary, width}),
+              Tensor::zeros({vocabulary, width}, DType::f64),
+              1e-3,
+              3};
   Workspace workspace(host_device());
-  Tensor hidden = f64({t, width}), rstd = f64({t}), lse = f64({t}), loss = f64({t}), d = f64({t, width});
+  Tensor hidden = f64({t, width}), rstd = f64({t}), lse = f64({t}), loss = f64({t}),
+         d = f64({t, width});
   const auto objective = [&] {
     lm_head_forward(head, residual, branch, targets, workspace, hidden, rstd, lse, loss);
     return 1.3 * dot(loss, weights);
@@ -446,17 +496,23 @@ TEST(Gradients, LmHead) {
   lm_head_backward(head, hidden, rstd, lse, targets, 1.3, weights, workspace, d);
   EXPECT_LT(relative_error(d, central_differences(residual, objective)), kGradientTolerance);
   EXPECT_LT(relative_error(d, central_differences(branch, objective)), kGradientTolerance);
-  EXPECT_LT(relative_error(head.norm_gradient, central_differences(head.norm, objective)), kGradientTolerance);
-  EXPECT_LT(relative_error(head.weight_gradient, central_differences(head.weight, objective)), kGradientTolerance);
+  EXPECT_LT(relative_error(head.norm_gradient, central_differences(head.norm, objective)),
+            kGradientTolerance);
+  EXPECT_LT(relative_error(head.weight_gradient, central_differences(head.weight, objective)),
+            kGradientTolerance);
 }
 
 TEST(LmHead, LogitsAreNeverWhole) {
   const std::int64_t t = 4000, width = 4, vocabulary = 100, chunk = 50;
-  const auto zeros = [](Shape shape) { return Tensor::zeros(std::move(shape), DType::f32, host_device(), MemoryCategory::data); };
-  LmHead head{zeros({width}), zeros({width}), zeros({vocabulary, width}), zeros({vocabulary, width}), 1e-6, chunk};
+  const auto zeros = [](Shape shape) {
+    return Tensor::zeros(std::move(shape), DType::f32, host_device(), MemoryCategory::data);
+  };
+  LmHead head{
+      zeros({width}), zeros({width}), zeros({vocabulary, width}), zeros({vocabulary, width}),
+      1e-6,           chunk};
   Workspace workspace(host_device());
-  Tensor residual = zeros({t, width}), hidden = zeros({t, width}), rstd = zeros({t}), lse = zeros({t}), loss = zeros({t}),
-         d = zeros({t, width});
+  Tensor residual = zeros({t, width}), hidden = zeros({t, width}), rstd = zeros({t}),
+         lse = zeros({t}), loss = zeros({t}), d = zeros({t, width});
   const Tensor targets = Tensor::zeros({t}, DType::i32);
   reset_peak_memory();
   const std::int64_t before = memory_use().current_total;
@@ -467,7 +523,8 @@ TEST(LmHead, LogitsAreNeverWhole) {
 
 TEST_P(Operations, AddAndCopyRows) {
   const Tensor a = strided(5, 9), b = strided(5, 9);
-  Tensor sum = strided(5, 9), copy = strided(5, 9), other = Tensor::empty({5, 9}, type == DType::f64 ? DType::f32 : DType::f64);
+  Tensor sum = strided(5, 9), copy = strided(5, 9),
+         other = Tensor::empty({5, 9}, type == DType::f64 ? DType::f32 : DType::f64);
   add(a, b, sum);
   copy_rows(a, copy);
   copy_rows(a, other);

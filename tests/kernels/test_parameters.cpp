@@ -58,7 +58,8 @@ TEST(Parameters, LieBackToBackAndJoin) {
 
 TEST(Parameters, InitialValuesDependOnSeedAndNameAlone) {
   const ModelShape shape = small_shape();
-  Parameters whole(parameter_table(shape), DType::f32, host_device()), other(parameter_table(shape), DType::f32, host_device());
+  Parameters whole(parameter_table(shape), DType::f32, host_device()),
+      other(parameter_table(shape), DType::f32, host_device());
   whole.initialise(7);
   other.initialise(8);
   // The last of three stages, in double, padded: same numbers up to rounding.
@@ -66,10 +67,14 @@ TEST(Parameters, InitialValuesDependOnSeedAndNameAlone) {
   std::erase_if(rows, [](const Parameter& p) { return p.stage != 2; });
   Parameters part(rows, DType::f64, host_device(), 64);
   part.initialise(7);
-  for (const Parameter& p : part.table()) EXPECT_LT(relative_error(whole.value(p.name), part.value(p.name)), 1e-7) << p.name;
+  for (const Parameter& p : part.table())
+    EXPECT_LT(relative_error(whole.value(p.name), part.value(p.name)), 1e-7) << p.name;
   EXPECT_GT(relative_error(whole.value("lm_head.weight"), other.value("lm_head.weight")), 0.5);
-  EXPECT_GT(relative_error(whole.value("model.layers.0.mlp.up_proj.weight"), whole.value("model.layers.1.mlp.up_proj.weight")), 0.5);
-  for (std::int64_t i = part.numel(); i < part.values().numel(); ++i) EXPECT_EQ(element(part.values(), i), 0.0);
+  EXPECT_GT(relative_error(whole.value("model.layers.0.mlp.up_proj.weight"),
+                           whole.value("model.layers.1.mlp.up_proj.weight")),
+            0.5);
+  for (std::int64_t i = part.numel(); i < part.values().numel(); ++i)
+    EXPECT_EQ(element(part.values(), i), 0.0);
 }
 
 TEST(Parameters, InitialValuesHaveTheirDistribution) {
@@ -78,7 +83,8 @@ TEST(Parameters, InitialValuesHaveTheirDistribution) {
   for (const Parameter& row : p.table()) {
     const std::vector<double> values = elements(p.value(row.name));
     if (row.initialiser != Initialiser::normal) {
-      for (double v : values) EXPECT_EQ(v, row.initialiser == Initialiser::ones ? 1.0 : 0.0) << row.name;
+      for (double v : values)
+        EXPECT_EQ(v, row.initialiser == Initialiser::ones ? 1.0 : 0.0) << row.name;
       continue;
     }
     const double n = static_cast<double>(values.size());
@@ -104,8 +110,10 @@ TEST_P(Optimizer, AdamWFollowsItsAlgorithm) {
   const std::int64_t n = 10007;
   AdamWOptions options;
   options.weight_decay = 0.3;
-  AdamWState state{draw.tensor({n}, type), Tensor::zeros({n}, type), Tensor::zeros({n}, type), Tensor::empty({n}, DType::u8)};
-  for (std::int64_t i = 0; i < n; ++i) state.decay.data<std::uint8_t>()[i] = draw.integer(0, 1) != 0;
+  AdamWState state{draw.tensor({n}, type), Tensor::zeros({n}, type), Tensor::zeros({n}, type),
+                   Tensor::empty({n}, DType::u8)};
+  for (std::int64_t i = 0; i < n; ++i)
+    state.decay.data<std::uint8_t>()[i] = draw.integer(0, 1) != 0;
   Tensor values = Tensor::empty({n}, type);
   std::vector<double> w = elements(state.master), m(w.size(), 0.0), v(w.size(), 0.0);
   for (int step = 1; step <= 5; ++step) {
@@ -117,7 +125,8 @@ TEST_P(Optimizer, AdamWFollowsItsAlgorithm) {
       m[i] = 0.9 * m[i] + (1 - 0.9) * g;
       v[i] = 0.95 * v[i] + (1 - 0.95) * g * g;
       if (state.decay.data<std::uint8_t>()[i]) w[i] -= rate * 0.3 * w[i];
-      w[i] -= rate * (m[i] / (1 - std::pow(0.9, step))) / (std::sqrt(v[i] / (1 - std::pow(0.95, step))) + 1e-8);
+      w[i] -= rate * (m[i] / (1 - std::pow(0.9, step))) /
+              (std::sqrt(v[i] / (1 - std::pow(0.95, step))) + 1e-8);
     }
     EXPECT_LT(relative_error(values, w), tolerance(type, 1e-6, 1e-13)) << step;
     EXPECT_TRUE(bit_equal(values, state.master));
@@ -132,15 +141,16 @@ TEST_P(Optimizer, ShardsGiveTheBitsOfTheWhole) {
   SCOPED_TRACE(draw.trace());
   const std::int64_t n = 9000, cut = draw.integer(1, n - 1);
   const auto state = [&](const Tensor& master) {
-    return AdamWState{master.clone(), Tensor::zeros({n}, type), Tensor::zeros({n}, type), Tensor::zeros({n}, DType::u8)};
+    return AdamWState{master.clone(), Tensor::zeros({n}, type), Tensor::zeros({n}, type),
+                      Tensor::zeros({n}, DType::u8)};
   };
   const Tensor master = draw.tensor({n}, type), gradient = draw.tensor({n}, type);
   AdamWState whole = state(master), split = state(master);
   Tensor a = Tensor::empty({n}, type), b = Tensor::empty({n}, type);
   adamw_step(whole, gradient, 1, 0.1, 1, {}, a);
   for (const auto& [begin, end] : {std::pair{std::int64_t{0}, cut}, {cut, n}}) {
-    AdamWState part{split.master.rows(begin, end), split.moment1.rows(begin, end), split.moment2.rows(begin, end),
-                    split.decay.rows(begin, end)};
+    AdamWState part{split.master.rows(begin, end), split.moment1.rows(begin, end),
+                    split.moment2.rows(begin, end), split.decay.rows(begin, end)};
     Tensor out = b.rows(begin, end);
     adamw_step(part, gradient.rows(begin, end), 1, 0.1, 1, {}, out);
   }
@@ -172,7 +182,8 @@ TEST(Rate, WarmUpThenCosine) {
   EXPECT_LE(cosine_rate(1, 0, 100, 2.0, 0.0), 2.0);
   EXPECT_GT(cosine_rate(1, 0, 100, 2.0, 0.0), 1.99);
   EXPECT_DOUBLE_EQ(cosine_rate(5, 5, 5, 2.0, 0.0), 2.0);
-  for (int step = 11; step < 110; ++step) EXPECT_LT(cosine_rate(step + 1, 10, 110, 2.0, 0.5), cosine_rate(step, 10, 110, 2.0, 0.5));
+  for (int step = 11; step < 110; ++step)
+    EXPECT_LT(cosine_rate(step + 1, 10, 110, 2.0, 0.5), cosine_rate(step, 10, 110, 2.0, 0.5));
 }
 
 }  // namespace

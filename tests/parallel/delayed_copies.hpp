@@ -1,4 +1,5 @@
-// A host device with queues, as a GPU has them, that does every copy as late as fences allow: one that nobody waits for leaves NaN where it goes.
+// A host device with queues, as a GPU has them, that does every copy as late as fences allow: one
+// that nobody waits for leaves NaN where it goes.
 #pragma once
 #include <cstring>
 #include <deque>
@@ -10,8 +11,8 @@
 
 namespace ballast::testing {
 
-/// Stands in for host_device() while it lives; memory that it gave may outlive it.  Computation on the host is done when it is queued, so fences of the
-/// compute queue are empty.
+/// Stands in for host_device() while it lives; memory that it gave may outlive it.  Computation on
+/// the host is done when it is queued, so fences of the compute queue are empty.
 class DelayedCopies {
  public:
   DelayedCopies() : device_(instance()) {
@@ -39,7 +40,8 @@ class DelayedCopies {
       bool pinned = false;  // such memory is given back when no copy is under way
       for (const Queue queue : {Queue::to_host, Queue::to_device})
         for (const Work& work : at(queue).work) {
-          const bool target = overlap(work.to, work.bytes, pointer, bytes), source = overlap(work.from, work.bytes, pointer, bytes);
+          const bool target = overlap(work.to, work.bytes, pointer, bytes),
+                     source = overlap(work.from, work.bytes, pointer, bytes);
           torn += queue == Queue::to_host ? source : target;
           pinned |= queue == Queue::to_host ? target : source;
         }
@@ -47,7 +49,10 @@ class DelayedCopies {
       host_.deallocate(pointer, bytes);
     }
     void zero(void* pointer, std::size_t bytes) override { host_.zero(pointer, bytes); }
-    void copy(void* to, Space to_space, const void* from, Space from_space, std::size_t bytes) override { host_.copy(to, to_space, from, from_space, bytes); }
+    void copy(void* to, Space to_space, const void* from, Space from_space,
+              std::size_t bytes) override {
+      host_.copy(to, to_space, from, from_space, bytes);
+    }
     void synchronize() override { finish(); }
     void queue_copy(Queue queue, void* to, const void* from, std::size_t bytes) override {
       ++copies;

@@ -1,4 +1,5 @@
-// Attention of a whole micro-batch by its definition, in fp64 with plain loops; shares no code with kernels/.
+// Attention of a whole micro-batch by its definition, in fp64 with plain loops; shares no code with
+// kernels/.
 #pragma once
 #include <cmath>
 #include <limits>
@@ -18,10 +19,13 @@ struct NaiveAttention {
   std::vector<double> o, lse, dq, dk, dv;
 
   bool visible(std::size_t head, std::size_t query, std::size_t key) const {
-    if (tokens[query].segment < 0 || tokens[query].segment != tokens[key].segment || tokens[key].position > tokens[query].position) return false;
+    if (tokens[query].segment < 0 || tokens[query].segment != tokens[key].segment ||
+        tokens[key].position > tokens[query].position)
+      return false;
     return mask.empty() || mask[(head * tokens.size() + query) * tokens.size() + key] != 0;
   }
-  double dot(const std::vector<double>& a, std::size_t row_a, const std::vector<double>& b, std::size_t row_b) const {
+  double dot(const std::vector<double>& a, std::size_t row_a, const std::vector<double>& b,
+             std::size_t row_b) const {
     double sum = 0;
     for (std::int64_t d = 0; d < dim; ++d) sum += a[row_a * dim + d] * b[row_b * dim + d];
     return sum;
@@ -42,13 +46,15 @@ struct NaiveAttention {
       const auto k_row = [&](std::size_t j) { return j * kv_heads + g; };
       for (std::size_t i = 0; i < n; ++i) {
         double sum = 0, total = 0;
-        for (std::size_t j = 0; j < n; ++j) sum += p[j] = visible(h, i, j) ? std::exp(scale * dot(q, q_row(i), k, k_row(j))) : 0.0;
+        for (std::size_t j = 0; j < n; ++j)
+          sum += p[j] = visible(h, i, j) ? std::exp(scale * dot(q, q_row(i), k, k_row(j))) : 0.0;
         lse[h * n + i] = std::log(sum);
         if (sum == 0) continue;
         for (std::size_t j = 0; j < n; ++j) {
           p[j] /= sum;
           if (p[j] == 0) continue;
-          for (std::int64_t d = 0; d < dim; ++d) o[q_row(i) * dim + d] += p[j] * v[k_row(j) * dim + d];
+          for (std::int64_t d = 0; d < dim; ++d)
+            o[q_row(i) * dim + d] += p[j] * v[k_row(j) * dim + d];
           total += p[j] * dot(d_o, q_row(i), v, k_row(j));
         }
         for (std::size_t j = 0; j < n; ++j) {

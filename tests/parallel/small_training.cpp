@@ -24,7 +24,9 @@ std::int32_t token_of(std::int64_t sample, std::int64_t position) {
 
 std::int32_t target_of(std::int64_t sample, std::int64_t position, std::int64_t length) {
   if (sample >= kMaskedSample && position % 23 != 19) return -1;
-  if (position + 1 >= length || (sample < kMaskedSample && random_bits(shared_seed(), 5000 + sample, position) % 7 == 0)) return -1;
+  if (position + 1 >= length ||
+      (sample < kMaskedSample && random_bits(shared_seed(), 5000 + sample, position) % 7 == 0))
+    return -1;
   return token_of(sample, position + 1);
 }
 
@@ -35,9 +37,12 @@ SampleLength sample_of(std::int64_t sample, std::int64_t tokens) {
 }
 
 SmallTraining::SmallTraining(const Mesh& mesh, const StepOptions& options)
-    : layer_begin_(balance_stages(options.shape.layers, mesh.shape.pp, part_costs(options.shape, 8))),
-      parameters(stage_table(options.shape, layer_begin_, mesh.at.pp).table, options.type, host_device(), mesh.replica.size()),
-      model(options.shape, layer_begin_[mesh.at.pp], mesh.at.pp + 1 < mesh.shape.pp ? layer_begin_[mesh.at.pp + 1] : options.shape.layers,
+    : layer_begin_(
+          balance_stages(options.shape.layers, mesh.shape.pp, part_costs(options.shape, 8))),
+      parameters(stage_table(options.shape, layer_begin_, mesh.at.pp).table, options.type,
+                 host_device(), mesh.replica.size()),
+      model(options.shape, layer_begin_[mesh.at.pp],
+            mesh.at.pp + 1 < mesh.shape.pp ? layer_begin_[mesh.at.pp + 1] : options.shape.layers,
             parameters, options.recompute, options.recorder, 16),
       optimizer(parameters, mesh.replica, options.zero, {}, options.recorder),
       mesh_(mesh),
@@ -46,23 +51,28 @@ SmallTraining::SmallTraining(const Mesh& mesh, const StepOptions& options)
       links_(mesh.pp, host_device()),
       tied_(mesh, parameters, optimizer, options.zero) {
   parameters.initialise(kSeed);
-  // Larger weights than a model starts with, so that attention is not nearly uniform; and biases that are not zero.
+  // Larger weights than a model starts with, so that attention is not nearly uniform; and biases
+  // that are not zero.
   dispatch_float(options.type, [&](auto t) {
     for (const Parameter& p : parameters.table()) {
       auto* x = parameters.value(p.name).data<decltype(t)>();
       for (std::int64_t i = 0; i < p.numel(); ++i)
-        x[i] = p.shape.size() > 1 ? 8 * x[i]
-                                  : x[i] + static_cast<decltype(t)>(0.1 * random_normal(kSeed, stream_of(p.name.c_str()), 1000000 + i));
+        x[i] = p.shape.size() > 1
+                   ? 8 * x[i]
+                   : x[i] + static_cast<decltype(t)>(
+                                0.1 * random_normal(kSeed, stream_of(p.name.c_str()), 1000000 + i));
     }
   });
   optimizer.reset_master_from_values();
 }
 
 SequenceLayout SmallTraining::layout(const MicroBatch& micro_batch) const {
-  return SequenceLayout(options_.layout, micro_batch.axis_tokens(), mesh_.shape.cp(), options_.stripe, options_.attention.align());
+  return SequenceLayout(options_.layout, micro_batch.axis_tokens(), mesh_.shape.cp(),
+                        options_.stripe, options_.attention.align());
 }
 
-MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored,
+MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss_scale,
+                                      StoredChunk stored,
                                       const std::vector<double>& segment_weights) const {
   const SequenceLayout layout = this->layout(micro_batch);
   MicroBatchWork work;
@@ -86,24 +96,31 @@ MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss
     const Segment& segment = micro_batch.segments[tokens[i].segment];
     const auto length = length_.find(segment.sample);
     batch.tokens.data<std::int32_t>()[i] = token_of(segment.sample, tokens[i].position);
-    batch.targets.data<std::int32_t>()[i] = target_of(segment.sample, tokens[i].position, length == length_.end() ? segment.end : length->second);
+    batch.targets.data<std::int32_t>()[i] = target_of(
+        segment.sample, tokens[i].position, length == length_.end() ? segment.end : length->second);
     batch.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(tokens[i].position);
     batch.segment.push_back(tokens[i].segment);
   }
-  AttentionAxes axes = stored.store ? stored.store->axes(stored.chunk) : attention_axes(micro_batch, layout, ring_.plan.rank);
+  AttentionAxes axes = stored.store ? stored.store->axes(stored.chunk)
+                                    : attention_axes(micro_batch, layout, ring_.plan.rank);
   std::unique_ptr<IndexSource> source;
   if (options_.attention.sparse())
-    source = pattern_source(mesh_.cp, std::move(axes), options_.attention, nullptr, options_.recorder);
+    source =
+        pattern_source(mesh_.cp, std::move(axes), options_.attention, nullptr, options_.recorder);
   else
     source = std::make_unique<DenseSource>(std::move(axes), options_.recorder);
   if (options_.wrap_source) source = options_.wrap_source(micro_batch, std::move(source));
-  work.attention = std::make_unique<RingAttention>(ring_, std::move(source), options_.recorder, std::move(stored));
+  work.attention = std::make_unique<RingAttention>(ring_, std::move(source), options_.recorder,
+                                                   std::move(stored));
   if (sequence.size() > 1)
-    work.attention = std::make_unique<UlyssesAttention>(sequence, *ring_.buffers, whole, std::move(work.attention), options_.recorder);
+    work.attention = std::make_unique<UlyssesAttention>(
+        sequence, *ring_.buffers, whole, std::move(work.attention), options_.recorder);
   if (!segment_weights.empty()) {
     batch.loss_weights = Tensor::empty({n}, options_.type);
     dispatch_float(options_.type, [&](auto t) {
-      for (std::int64_t i = 0; i < n; ++i) batch.loss_weights.data<decltype(t)>()[i] = static_cast<decltype(t)>(batch.segment[i] < 0 ? 0.0 : segment_weights[batch.segment[i]]);
+      for (std::int64_t i = 0; i < n; ++i)
+        batch.loss_weights.data<decltype(t)>()[i] = static_cast<decltype(t)>(
+            batch.segment[i] < 0 ? 0.0 : segment_weights[batch.segment[i]]);
     });
   }
   work.batch.recompute_layers = micro_batch.recompute_layers;
@@ -140,11 +157,15 @@ double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
     return shards;
   };
   ChunkStores stores(mine, keys, ring_.plan.rank, options_.kv_place);
-  const MicroBatchLosses losses =
-      run_stage(schedule, static_cast<int>(mine.size()), model, links_,
-                {[&](int m) { return prepare(mine[m], weights.of(mine[m]), stores.at(m), weights.segments(mine[m])); }, [&] { optimizer.after_micro_batch(); },
-                 {}, options_.kv_place.host.get()},
-                options_.recorder);
+  const MicroBatchLosses losses = run_stage(
+      schedule, static_cast<int>(mine.size()), model, links_,
+      {[&](int m) {
+         return prepare(mine[m], weights.of(mine[m]), stores.at(m), weights.segments(mine[m]));
+       },
+       [&] { optimizer.after_micro_batch(); },
+       {},
+       options_.kv_place.host.get()},
+      options_.recorder);
   for (std::size_t r = mine.size(); r < rounds; ++r) optimizer.after_micro_batch();
   optimizer.reduce_gradients();
   tied_.sum_gradients();
@@ -159,9 +180,12 @@ int SmallTraining::first_nonfinite_layer(const MicroBatch& micro_batch) {
   return ballast::first_nonfinite_layer(work, model, links_);
 }
 
-void SmallTraining::update(double learning_rate, std::int64_t step) { optimizer.apply(norm > 1 ? 1 / norm : 1.0, learning_rate, step); }
+void SmallTraining::update(double learning_rate, std::int64_t step) {
+  optimizer.apply(norm > 1 ? 1 / norm : 1.0, learning_rate, step);
+}
 
-Reference reference_step(const std::vector<SampleLength>& samples, DType type, const ModelShape& shape, const AttentionOptions& attention) {
+Reference reference_step(const std::vector<SampleLength>& samples, DType type,
+                         const ModelShape& shape, const AttentionOptions& attention) {
   StepOptions options;
   options.attention = attention;
   options.shape = shape;
@@ -186,7 +210,8 @@ Reference reference_step(SmallTraining& training, const std::vector<SampleLength
   return reference;
 }
 
-std::pair<double, std::string> worst_gradient(SmallTraining& training, const Communicator& world, const Reference& reference) {
+std::pair<double, std::string> worst_gradient(SmallTraining& training, const Communicator& world,
+                                              const Reference& reference) {
   // Each rank compares its shard; the sums of all parameters are joined at once.
   const std::int64_t begin = training.optimizer.shard_begin(), end = training.optimizer.shard_end();
   const std::vector<double> shard = elements(training.optimizer.shard_gradient());
@@ -196,18 +221,22 @@ std::pair<double, std::string> worst_gradient(SmallTraining& training, const Com
     const std::int64_t first = training.parameters.offset(reference.names[p]);
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(reference.gradients[p].size()); ++i) {
       if (first + i < begin || first + i >= end) continue;
-      const double expected = reference.gradients[p][i], difference = shard[first + i - begin] - expected;
+      const double expected = reference.gradients[p][i],
+                   difference = shard[first + i - begin] - expected;
       sums[2 * p] += difference * difference;
       sums[2 * p + 1] += expected * expected;
     }
   }
   Tensor joined = Tensor::wrap(sums.data(), {static_cast<std::int64_t>(sums.size())}, DType::f64);
   world.all_reduce(joined);
-  // A gradient that is zero but for rounding (keys that single-token queries see) has no error of its own.
+  // A gradient that is zero but for rounding (keys that single-token queries see) has no error of
+  // its own.
   const double least = std::max(1e-300, 1e-10 * reference.norm * reference.norm);
   std::pair<double, std::string> worst{0, ""};
   for (std::size_t p = 0; p < reference.names.size(); ++p) {
-    const double error = std::isnan(sums[2 * p]) ? INFINITY : std::sqrt(sums[2 * p] / std::max(sums[2 * p + 1], least));
+    const double error = std::isnan(sums[2 * p])
+                             ? INFINITY
+                             : std::sqrt(sums[2 * p] / std::max(sums[2 * p + 1], least));
     if (error > worst.first) worst = {error, reference.names[p]};
   }
   return worst;

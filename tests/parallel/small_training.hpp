@@ -1,4 +1,5 @@
-// One training step of a small model on a mesh, from plan to reduced gradients: what the train loop does, without files.
+// One training step of a small model on a mesh, from plan to reduced gradients: what the train loop
+// does, without files.
 #pragma once
 #include <functional>
 #include <map>
@@ -49,12 +50,15 @@ struct StepOptions {
   KvPlace kv_place;          ///< of dependent chunks (method "chunkflow")
   AttentionOptions attention;
   /// Indexes in place of those of `attention`; `source` is what would be used.
-  std::function<std::unique_ptr<IndexSource>(const MicroBatch& micro_batch, std::unique_ptr<IndexSource> source)> wrap_source;
+  std::function<std::unique_ptr<IndexSource>(const MicroBatch& micro_batch,
+                                             std::unique_ptr<IndexSource> source)>
+      wrap_source;
   RecomputeOptions recompute;
   Recorder* recorder = nullptr;
 };
 
-/// Token at a position of a sample; about one target in seven carries no loss, the last of a sample never does.
+/// Token at a position of a sample; about one target in seven carries no loss, the last of a sample
+/// never does.
 std::int32_t token_of(std::int64_t sample, std::int64_t position);
 std::int32_t target_of(std::int64_t sample, std::int64_t position, std::int64_t length);
 /// Samples from this number on carry loss on one token in 23.
@@ -86,7 +90,8 @@ class SmallTraining {
 
  private:
   SequenceLayout layout(const MicroBatch& micro_batch) const;
-  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored = {}, const std::vector<double>& segment_weights = {}) const;
+  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored = {},
+                         const std::vector<double>& segment_weights = {}) const;
   const Mesh& mesh_;
   StepOptions options_;
   RingGroup ring_;
@@ -98,7 +103,8 @@ class SmallTraining {
 /// The mesh of this rank alone.
 const Mesh& alone();
 
-/// The same step on one rank with every sample in a micro-batch of its own, kept per parameter; computed without any communication.
+/// The same step on one rank with every sample in a micro-batch of its own, kept per parameter;
+/// computed without any communication.
 struct Reference {
   double loss = 0, norm = 0;
   std::vector<std::string> names;
@@ -106,10 +112,14 @@ struct Reference {
 };
 /// `training` on alone() with method "none"; its parameters stay as they are.
 Reference reference_step(SmallTraining& training, const std::vector<SampleLength>& samples);
-Reference reference_step(const std::vector<SampleLength>& samples, DType type, const ModelShape& shape = small_shape(), const AttentionOptions& attention = {});
+Reference reference_step(const std::vector<SampleLength>& samples, DType type,
+                         const ModelShape& shape = small_shape(),
+                         const AttentionOptions& attention = {});
 Reference reference_step(const std::vector<SampleLength>& samples, StepOptions options);
 
-/// Largest relative L2 error of a parameter's gradient (relative to 1e-5 of the whole gradient where it is smaller), and which.  Collective over the whole mesh.
-std::pair<double, std::string> worst_gradient(SmallTraining& training, const Communicator& world, const Reference& reference);
+/// Largest relative L2 error of a parameter's gradient (relative to 1e-5 of the whole gradient
+/// where it is smaller), and which.  Collective over the whole mesh.
+std::pair<double, std::string> worst_gradient(SmallTraining& training, const Communicator& world,
+                                              const Reference& reference);
 
 }  // namespace ballast::testing

@@ -1,4 +1,5 @@
-// Shared by the tests on several ranks: random data that all ranks agree on, and shapes of meshes for any number of ranks.
+// Shared by the tests on several ranks: random data that all ranks agree on, and shapes of meshes
+// for any number of ranks.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -31,12 +32,15 @@ inline std::uint64_t shared_seed() {
 class SharedDraw {
  public:
   explicit SharedDraw(std::uint64_t stream) : stream_(stream) {}
-  std::string trace() const { return fmt::format("repeat with BALLAST_TEST_SEED={}", shared_seed()); }
+  std::string trace() const {
+    return fmt::format("repeat with BALLAST_TEST_SEED={}", shared_seed());
+  }
   double normal() { return random_normal(shared_seed(), stream_, counter_++); }
   double uniform() { return random_uniform(shared_seed(), stream_, counter_++); }
   /// Integer in [low, high].
   std::int64_t integer(std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(random_bits(shared_seed(), stream_, counter_++) % static_cast<std::uint64_t>(high - low + 1));
+    return low + static_cast<std::int64_t>(random_bits(shared_seed(), stream_, counter_++) %
+                                           static_cast<std::uint64_t>(high - low + 1));
   }
   std::vector<double> normals(std::int64_t n) {
     std::vector<double> list(static_cast<std::size_t>(n));
@@ -70,7 +74,8 @@ inline std::vector<double> elements(const Tensor& t) {
 }
 
 inline bool bit_equal(const Tensor& a, const Tensor& b) {
-  return a.shape() == b.shape() && a.dtype() == b.dtype() && (a.bytes() == 0 || std::memcmp(a.raw(), b.raw(), a.bytes()) == 0);
+  return a.shape() == b.shape() && a.dtype() == b.dtype() &&
+         (a.bytes() == 0 || std::memcmp(a.raw(), b.raw(), a.bytes()) == 0);
 }
 
 /// Every dp x cp_outer x cp_inner that fills `ranks`.
@@ -88,7 +93,8 @@ inline std::vector<MeshShape> data_and_context_meshes(int ranks) {
   return list;
 }
 
-/// Every dp x cp_outer x cp_inner x sp that fills `ranks` and has an sp of 2 or more that divides `heads`.
+/// Every dp x cp_outer x cp_inner x sp that fills `ranks` and has an sp of 2 or more that divides
+/// `heads`.
 inline std::vector<MeshShape> sequence_meshes(int ranks, std::int64_t heads) {
   std::vector<MeshShape> list;
   for (int sp = 2; sp <= ranks; ++sp)
@@ -100,12 +106,14 @@ inline std::vector<MeshShape> sequence_meshes(int ranks, std::int64_t heads) {
   return list;
 }
 
-/// The mesh of a shape, made once for all tests: new communicators cost much where ranks share cores.  Collective at first.
+/// The mesh of a shape, made once for all tests: new communicators cost much where ranks share
+/// cores.  Collective at first.
 inline const Mesh& mesh_of(const MeshShape& shape, const std::vector<int>& joined = {}) {
   static std::vector<std::pair<std::vector<int>, std::unique_ptr<Mesh>>> made;
   for (const auto& [degrees, mesh] : made)
     if (mesh->shape == shape && degrees == joined) return *mesh;
-  return *made.emplace_back(joined, std::make_unique<Mesh>(Communicator::world(), shape, joined)).second;
+  return *made.emplace_back(joined, std::make_unique<Mesh>(Communicator::world(), shape, joined))
+              .second;
 }
 
 }  // namespace ballast::testing

@@ -1,5 +1,6 @@
-// Dependent chunks (invariant 2): loss, norm and every gradient are those of whole samples, for any chunk size, K, schedule, mesh and place of
-// the stored state; what is kept does not grow with the sample.
+// Dependent chunks (invariant 2): loss, norm and every gradient are those of whole samples, for any
+// chunk size, K, schedule, mesh and place of the stored state; what is kept does not grow with the
+// sample.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -42,15 +43,20 @@ class Chunks : public ::testing::Test {
   const std::string trace = fmt::format("repeat with BALLAST_TEST_SEED={}", shared_seed());
   std::vector<SampleLength> samples;
   void SetUp() override {
-    for (std::int64_t tokens : {71, 23, 1, 0, 40, 1, 9}) samples.push_back(sample_of(static_cast<std::int64_t>(samples.size()), tokens));
+    for (std::int64_t tokens : {71, 23, 1, 0, 40, 1, 9})
+      samples.push_back(sample_of(static_cast<std::int64_t>(samples.size()), tokens));
   }
-  void expect_like_whole_samples(const MeshShape& shape, const StepOptions& options, const Reference& reference) {
+  void expect_like_whole_samples(const MeshShape& shape, const StepOptions& options,
+                                 const Reference& reference) {
     std::vector<std::int64_t> lengths;
     for (const SampleLength& s : samples) lengths.push_back(s.tokens);
-    SCOPED_TRACE(fmt::format("samples of {}, {}, chunks of {}, {} k {}, {}, zero {}, {}", fmt::join(lengths, " "), describe(shape),
-                             options.micro_batch_tokens, options.pipeline.schedule, options.pipeline.k,
-                             options.kv_place.offload ? fmt::format("offload, windows of {}", options.kv_place.window_tokens) : "resident",
-                             options.zero, options.attention.pattern));
+    SCOPED_TRACE(fmt::format(
+        "samples of {}, {}, chunks of {}, {} k {}, {}, zero {}, {}", fmt::join(lengths, " "),
+        describe(shape), options.micro_batch_tokens, options.pipeline.schedule, options.pipeline.k,
+        options.kv_place.offload
+            ? fmt::format("offload, windows of {}", options.kv_place.window_tokens)
+            : "resident",
+        options.zero, options.attention.pattern));
     const Mesh& mesh = mesh_of(shape);
     SmallTraining training(mesh, options);
     const double loss = training.gradients(samples);
@@ -59,7 +65,8 @@ class Chunks : public ::testing::Test {
     const auto [error, where] = worst_gradient(training, mesh.world, reference);
     EXPECT_LT(error, 1e-10) << where;
   }
-  static StepOptions options_of(std::int64_t tokens, int k, const char* schedule = "state_aware_1f1b") {
+  static StepOptions options_of(std::int64_t tokens, int k,
+                                const char* schedule = "state_aware_1f1b") {
     StepOptions options;
     options.shape = deep_shape();
     options.method = "chunkflow";
@@ -78,10 +85,17 @@ TEST_F(Chunks, EverySizeAndKEqualsWholeSamples) {
   for (const MeshShape& shape : chunk_meshes(ranks))
     for (const std::int64_t tokens : {5, 16, 48, 100})
       for (const int k : {1, 2, 9}) {
-        if (turn++ % (ranks > 4 ? 5 * ranks : ranks) != 0) continue;  // more ranks are slower, and have more meshes
-        StepOptions options = options_of(tokens, k, turn % 7 == 0 ? "1f1b" : turn % 7 == 3 ? "gpipe" : turn % 2 == 0 ? "zero_bubble" : "state_aware_1f1b");
+        if (turn++ % (ranks > 4 ? 5 * ranks : ranks) != 0)
+          continue;  // more ranks are slower, and have more meshes
+        StepOptions options = options_of(tokens, k,
+                                         turn % 7 == 0   ? "1f1b"
+                                         : turn % 7 == 3 ? "gpipe"
+                                         : turn % 2 == 0 ? "zero_bubble"
+                                                         : "state_aware_1f1b");
         options.zero = turn % 3;
-        options.recompute = turn % 4 == 0 ? RecomputeOptions{Recompute::full, -1} : turn % 4 == 1 ? RecomputeOptions{Recompute::selective, -1} : RecomputeOptions{};
+        options.recompute = turn % 4 == 0   ? RecomputeOptions{Recompute::full, -1}
+                            : turn % 4 == 1 ? RecomputeOptions{Recompute::selective, -1}
+                                            : RecomputeOptions{};
         options.layout = turn % 2 == 0 ? LayoutKind::zigzag : LayoutKind::striped;
         options.stripe = 3;
         options.kv_place.offload = turn % 2 == 1;
@@ -122,7 +136,8 @@ TEST_F(Chunks, SparsePatternsChooseTheSameIndex) {
   for (const AttentionOptions& attention : {moba, xattention}) {
     const Reference dense = reference_step(samples, DType::f64, deep_shape());
     const Reference reference = reference_step(samples, DType::f64, deep_shape(), attention);
-    EXPECT_GT(std::abs(reference.norm - dense.norm), 1e-6 * dense.norm) << attention.pattern << " leaves nothing out";
+    EXPECT_GT(std::abs(reference.norm - dense.norm), 1e-6 * dense.norm)
+        << attention.pattern << " leaves nothing out";
     for (const MeshShape& shape : chunk_meshes(ranks)) {
       if (shape.dp > 1 || shape.cp() > 2) continue;
       StepOptions options = options_of(128, 1);
@@ -140,7 +155,8 @@ TEST_F(Chunks, SparsePatternsChooseTheSameIndex) {
 class Listening final : public IndexSource {
  public:
   using Take = std::function<void(int layer, const AttentionIndex& index)>;
-  Listening(std::unique_ptr<IndexSource> source, Take take) : IndexSource(source->axes()), source_(std::move(source)), take_(std::move(take)) {}
+  Listening(std::unique_ptr<IndexSource> source, Take take)
+      : IndexSource(source->axes()), source_(std::move(source)), take_(std::move(take)) {}
   const std::vector<AttentionIndex>& shards(const AttentionInputs& in) override {
     const auto& made = source_->shards(in);
     if (seen_.insert(in.layer).second) take_(in.layer, made.front());
@@ -157,14 +173,18 @@ class Listening final : public IndexSource {
 /// Given indexes, one a layer.
 class Given final : public IndexSource {
  public:
-  Given(AttentionAxes axes, std::map<int, std::vector<AttentionIndex>> layers) : IndexSource(std::move(axes)), layers_(std::move(layers)) {}
-  const std::vector<AttentionIndex>& shards(const AttentionInputs& in) override { return layers_.at(in.layer); }
+  Given(AttentionAxes axes, std::map<int, std::vector<AttentionIndex>> layers)
+      : IndexSource(std::move(axes)), layers_(std::move(layers)) {}
+  const std::vector<AttentionIndex>& shards(const AttentionInputs& in) override {
+    return layers_.at(in.layer);
+  }
 
  private:
   std::map<int, std::vector<AttentionIndex>> layers_;
 };
 
-/// The chunks' indexes of one layer as one index of the whole sample; a chunk becomes a segment, because each has bars of its own.
+/// The chunks' indexes of one layer as one index of the whole sample; a chunk becomes a segment,
+/// because each has bars of its own.
 AttentionIndex stitched(const std::vector<AttentionIndex>& chunks) {
   AttentionIndex all;
   all.index_heads = chunks.front().index_heads;
@@ -175,11 +195,15 @@ AttentionIndex stitched(const std::vector<AttentionIndex>& chunks) {
   std::vector<std::int32_t> mask_base;
   for (std::size_t c = 0; c < chunks.size(); ++c) {
     all.q_tokens += chunks[c].q_tokens;
-    all.key_begin.insert(all.key_begin.end(), chunks[c].key_begin.begin(), chunks[c].key_begin.end());
+    all.key_begin.insert(all.key_begin.end(), chunks[c].key_begin.begin(),
+                         chunks[c].key_begin.end());
     all.key_end.insert(all.key_end.end(), chunks[c].key_end.begin(), chunks[c].key_end.end());
     mask_base.push_back(static_cast<std::int32_t>(all.row_masks.size()));
-    all.row_masks.insert(all.row_masks.end(), chunks[c].row_masks.begin(), chunks[c].row_masks.end());
-    all.block_segment.insert(all.block_segment.end(), static_cast<std::size_t>(chunks[c].q_blocks()), static_cast<std::int32_t>(c));
+    all.row_masks.insert(all.row_masks.end(), chunks[c].row_masks.begin(),
+                         chunks[c].row_masks.end());
+    all.block_segment.insert(all.block_segment.end(),
+                             static_cast<std::size_t>(chunks[c].q_blocks()),
+                             static_cast<std::int32_t>(c));
   }
   for (int h = 0; h < all.index_heads; ++h)
     for (std::size_t c = 0; c < chunks.size(); ++c) {
@@ -192,7 +216,9 @@ AttentionIndex stitched(const std::vector<AttentionIndex>& chunks) {
         }
         all.run_offset.push_back(static_cast<std::int64_t>(all.runs.size()));
       }
-      if (!chunk.bar_offset.empty()) all.bars.insert(all.bars.end(), chunk.bars.begin() + chunk.bar_offset[h], chunk.bars.begin() + chunk.bar_offset[h + 1]);
+      if (!chunk.bar_offset.empty())
+        all.bars.insert(all.bars.end(), chunk.bars.begin() + chunk.bar_offset[h],
+                        chunk.bars.begin() + chunk.bar_offset[h + 1]);
       all.bar_offset.push_back(static_cast<std::int64_t>(all.bars.size()));
     }
   cover_bars(all);
@@ -207,17 +233,23 @@ TEST_F(Chunks, VerticalSlashEqualsWholeSamplesUnderTheStitchedIndex) {
   options.attention.pattern = "vertical_slash";
   options.attention.vertical_share = 0.3;
   options.attention.slash_share = 0.4;
-  std::map<std::int64_t, std::map<int, std::map<std::int64_t, AttentionIndex>>> seen;  // sample, layer, first token of the chunk
-  options.wrap_source = [&](const MicroBatch& micro_batch, std::unique_ptr<IndexSource> source) -> std::unique_ptr<IndexSource> {
+  std::map<std::int64_t, std::map<int, std::map<std::int64_t, AttentionIndex>>>
+      seen;  // sample, layer, first token of the chunk
+  options.wrap_source = [&](const MicroBatch& micro_batch,
+                            std::unique_ptr<IndexSource> source) -> std::unique_ptr<IndexSource> {
     const Segment& segment = micro_batch.segments.at(0);
-    return std::make_unique<Listening>(std::move(source), [&seen, segment](int layer, const AttentionIndex& index) { seen[segment.sample][layer][segment.begin] = index; });
+    return std::make_unique<Listening>(std::move(source),
+                                       [&seen, segment](int layer, const AttentionIndex& index) {
+                                         seen[segment.sample][layer][segment.begin] = index;
+                                       });
   };
   const Mesh& mesh = mesh_of(MeshShape());
   SmallTraining chunked(mesh, options);  // with the whole index in one call
   const double loss = chunked.gradients(samples);
   StepOptions whole = options;
   double computed = 0, visible = 0;
-  whole.wrap_source = [&](const MicroBatch& micro_batch, std::unique_ptr<IndexSource> source) -> std::unique_ptr<IndexSource> {
+  whole.wrap_source = [&](const MicroBatch& micro_batch,
+                          std::unique_ptr<IndexSource> source) -> std::unique_ptr<IndexSource> {
     std::map<int, std::vector<AttentionIndex>> layers;
     for (const auto& [layer, chunks] : seen.at(micro_batch.segments.at(0).sample)) {
       std::vector<AttentionIndex> ordered;
@@ -256,8 +288,11 @@ TEST_F(Chunks, WhatIsKeptDoesNotGrowWithTheSample) {
     training.gradients(samples);
     return memory_use();
   };
-  const auto peak = [](const MemoryUse& use, MemoryCategory category) { return use.peak[static_cast<int>(category)]; };
-  const MemoryUse small = peaks(256, true), large = peaks(1024, true), resident = peaks(1024, false);
+  const auto peak = [](const MemoryUse& use, MemoryCategory category) {
+    return use.peak[static_cast<int>(category)];
+  };
+  const MemoryUse small = peaks(256, true), large = peaks(1024, true),
+                  resident = peaks(1024, false);
   EXPECT_EQ(peak(large, MemoryCategory::activations), peak(small, MemoryCategory::activations));
   EXPECT_EQ(peak(large, MemoryCategory::kv_store), peak(small, MemoryCategory::kv_store));
   EXPECT_EQ(peak(resident, MemoryCategory::offloaded), 0);
@@ -281,7 +316,8 @@ TEST_F(Chunks, OpsAndTransfersAreRecorded) {
   std::int64_t fetched = 0;
   recorder.flush([&](std::span<const Event> events) {
     for (const Event& e : events) {
-      if (e.kind <= EventKind::fetch && e.layer < 0) done.emplace_back(e.kind, e.micro_batch, e.chunk);
+      if (e.kind <= EventKind::fetch && e.layer < 0)
+        done.emplace_back(e.kind, e.micro_batch, e.chunk);
       if (e.kind == EventKind::fetch && e.layer >= 0) fetched += e.bytes;
     }
   });
@@ -303,18 +339,23 @@ TEST_F(Chunks, RandomMixesEqualWholeSamples) {
   for (int mix = 0; mix < (full ? 200 : 4); ++mix) {
     samples.clear();
     const std::int64_t count = draws.integer(1, 8);
-    for (std::int64_t s = 0; s < count; ++s) samples.push_back(sample_of(s, draws.integer(0, 4) == 0 ? draws.integer(40, 120) : draws.integer(0, 20)));
+    for (std::int64_t s = 0; s < count; ++s)
+      samples.push_back(
+          sample_of(s, draws.integer(0, 4) == 0 ? draws.integer(40, 120) : draws.integer(0, 20)));
     const Reference reference = reference_step(samples, DType::f64, deep_shape());
-    StepOptions options = options_of(draws.integer(3, 50), static_cast<int>(draws.integer(1, 4)), schedules[draws.integer(0, 3)]);
+    StepOptions options = options_of(draws.integer(3, 50), static_cast<int>(draws.integer(1, 4)),
+                                     schedules[draws.integer(0, 3)]);
     options.zero = static_cast<int>(draws.integer(0, 2));
     options.kv_place.offload = draws.integer(0, 1) == 1;
     options.kv_place.window_tokens = draws.integer(1, 100);
-    expect_like_whole_samples(meshes[static_cast<std::size_t>(draws.integer(0, static_cast<std::int64_t>(meshes.size()) - 1))], options, reference);
+    expect_like_whole_samples(meshes[static_cast<std::size_t>(
+                                  draws.integer(0, static_cast<std::int64_t>(meshes.size()) - 1))],
+                              options, reference);
   }
 }
 
-// Samples whose mask leaves a few tokens with loss, such as one answer at the end of a long text: most chunks hold none, and a plan cannot
-// know which.
+// Samples whose mask leaves a few tokens with loss, such as one answer at the end of a long text:
+// most chunks hold none, and a plan cannot know which.
 TEST_F(Chunks, MaskedSamplesEqualWholeOnes) {
   SCOPED_TRACE(trace);
   samples.clear();
@@ -324,7 +365,8 @@ TEST_F(Chunks, MaskedSamplesEqualWholeOnes) {
   int turn = 0;
   for (const MeshShape& shape : chunk_meshes(ranks))
     for (std::int64_t tokens : {3, 16}) {
-      StepOptions options = options_of(tokens, 1 + turn % 3, turn % 2 == 0 ? "state_aware_1f1b" : "zero_bubble");
+      StepOptions options =
+          options_of(tokens, 1 + turn % 3, turn % 2 == 0 ? "state_aware_1f1b" : "zero_bubble");
       options.kv_place.offload = turn++ % 3 == 1;
       expect_like_whole_samples(shape, options, reference);
     }
@@ -335,7 +377,8 @@ TEST_F(Chunks, WhatIsFetchedHasBeenPutAway) {
   SharedDraw draws(79);
   const auto random = [&] {
     Tensor t = Tensor::empty({1, 2, 4}, DType::f64);
-    for (std::int64_t i = 0; i < t.numel(); ++i) t.data<double>()[i] = static_cast<double>(draws.integer(-1000, 1000));
+    for (std::int64_t i = 0; i < t.numel(); ++i)
+      t.data<double>()[i] = static_cast<double>(draws.integer(-1000, 1000));
     return t;
   };
   KvPlace place;
@@ -343,8 +386,11 @@ TEST_F(Chunks, WhatIsFetchedHasBeenPutAway) {
   place.window_tokens = 1;
   const std::vector<AxisToken> a{{0, 0}}, b{{0, 1}}, c{{0, 2}};
   KvStore store({{a}, {b}, {c}}, 0, 1, place);
-  std::vector<RingBuffers::Lease> held;  // so that no buffer is used again, which would wait for its copy
-  const auto hold = [&] { held.push_back(place.device->take({2, 1, 2, 4}, DType::f64, host_device())); };
+  std::vector<RingBuffers::Lease>
+      held;  // so that no buffer is used again, which would wait for its copy
+  const auto hold = [&] {
+    held.push_back(place.device->take({2, 1, 2, 4}, DType::f64, host_device()));
+  };
   std::vector<Tensor> k, v;
   for (int chunk = 0; chunk < 3; ++chunk) {
     k.push_back(random());
@@ -372,7 +418,8 @@ TEST_F(Chunks, OrderOfUseIsChecked) {
   const KvPlace place;
   const std::vector<AxisToken> first{{0, 0}, {0, 1}}, second{{0, 2}};
   KvStore store({{first}, {second}}, 0, 1, place);
-  const Tensor one = Tensor::zeros({1, 2, 4}, DType::f64), two = Tensor::zeros({2, 2, 4}, DType::f64);
+  const Tensor one = Tensor::zeros({1, 2, 4}, DType::f64),
+               two = Tensor::zeros({2, 2, 4}, DType::f64);
   EXPECT_EQ(store.axes(1).keys.at(0).size(), 3u);
   EXPECT_EQ(store.axes(1).first_query, std::vector<std::int64_t>{2});
   EXPECT_THROW(store.keys(0, 1, 0, one, one), Error) << "before chunk 0";

@@ -50,7 +50,8 @@ void check_all_reduce(const Communicator& comm) {
                      : reduction == Reduction::max ? std::max(expected, x)
                                                    : std::min(expected, x);
         }
-        ASSERT_EQ(t.data<T>()[i], expected) << "n=" << n << " i=" << i << " reduction=" << static_cast<int>(reduction);
+        ASSERT_EQ(t.data<T>()[i], expected)
+            << "n=" << n << " i=" << i << " reduction=" << static_cast<int>(reduction);
       }
     }
   }
@@ -77,7 +78,8 @@ TEST_F(Comm, SumsAreTakenInRankOrder) {
     std::vector<std::vector<double>> all(size);
     for (auto& list : all) list = draw.normals(n);
     Tensor f64 = Tensor::empty({n}, DType::f64), f32 = Tensor::empty({n}, DType::f32);
-    for (std::int64_t i = 0; i < n; ++i) f32.data<float>()[i] = static_cast<float>(f64.data<double>()[i] = all[rank][i]);
+    for (std::int64_t i = 0; i < n; ++i)
+      f32.data<float>()[i] = static_cast<float>(f64.data<double>()[i] = all[rank][i]);
     world.all_reduce(f64);
     world.all_reduce(f32);
     for (std::int64_t i = 0; i < n; ++i) {
@@ -97,7 +99,8 @@ TEST_F(Comm, ReduceScatterHasTheBitsOfAllReduce) {
   SCOPED_TRACE(draw.trace());
   for (std::int64_t n : {1, 3, 5000}) {
     Tensor input = Tensor::empty({n * size}, DType::f32);
-    for (std::int64_t i = 0; i < input.numel(); ++i) input.data<float>()[i] = static_cast<float>(draw.normal());
+    for (std::int64_t i = 0; i < input.numel(); ++i)
+      input.data<float>()[i] = static_cast<float>(draw.normal());
     Tensor whole = input.clone(), part = Tensor::empty({n}, DType::f32);
     world.reduce_scatter(input, part);
     world.all_reduce(whole);
@@ -114,7 +117,8 @@ TEST_F(Comm, ReductionLongerThanItsScratch) {
   // More than 32 MiB of receive space: several rounds.
   const std::int64_t n = 9 * (std::int64_t{1} << 20) / size;
   Tensor input = Tensor::empty({n * size}, DType::f32), part = Tensor::empty({n}, DType::f32);
-  for (std::int64_t i = 0; i < n * size; ++i) input.data<float>()[i] = static_cast<float>((i + rank) % 1000);
+  for (std::int64_t i = 0; i < n * size; ++i)
+    input.data<float>()[i] = static_cast<float>((i + rank) % 1000);
   world.reduce_scatter(input, part);
   for (std::int64_t i = 0; i < n; i += 997) {
     float expected = 0;
@@ -128,19 +132,23 @@ TEST_F(Comm, AllGather) {
     Tensor all = Tensor::empty({size, n}, DType::i64);
     world.all_gather(filled<std::int64_t>(rank, n), all);
     for (int r = 0; r < size; ++r)
-      for (std::int64_t i = 0; i < n; ++i) ASSERT_EQ(all.data<std::int64_t>()[r * n + i], sample<std::int64_t>(r, i));
+      for (std::int64_t i = 0; i < n; ++i)
+        ASSERT_EQ(all.data<std::int64_t>()[r * n + i], sample<std::int64_t>(r, i));
   }
 }
 
 TEST_F(Comm, AllToAll) {
   for (std::int64_t n : {0, 1, 3, 9001}) {
-    Tensor input = Tensor::empty({size, n}, DType::i32), output = Tensor::empty({size, n}, DType::i32);
+    Tensor input = Tensor::empty({size, n}, DType::i32),
+           output = Tensor::empty({size, n}, DType::i32);
     for (int p = 0; p < size; ++p)
       for (std::int64_t i = 0; i < n; ++i)
-        input.data<std::int32_t>()[p * n + i] = static_cast<std::int32_t>(1000000 * rank + 10000 * p + i);
+        input.data<std::int32_t>()[p * n + i] =
+            static_cast<std::int32_t>(1000000 * rank + 10000 * p + i);
     world.all_to_all(input, output);
     for (int p = 0; p < size; ++p)
-      for (std::int64_t i = 0; i < n; ++i) ASSERT_EQ(output.data<std::int32_t>()[p * n + i], 1000000 * p + 10000 * rank + i);
+      for (std::int64_t i = 0; i < n; ++i)
+        ASSERT_EQ(output.data<std::int32_t>()[p * n + i], 1000000 * p + 10000 * rank + i);
   }
 }
 
@@ -157,7 +165,10 @@ TEST_F(Comm, BroadcastFromEveryRoot) {
 TEST_F(Comm, TextsOfDifferentLengths) {
   // Long enough for both ways of gathering; one is empty; bytes of any value.
   for (std::size_t scale : {1u, 5000u}) {
-    const auto text_of = [&](int r) { return std::string(static_cast<std::size_t>(r) * scale, static_cast<char>(r == 1 ? 0 : 'a' + r)); };
+    const auto text_of = [&](int r) {
+      return std::string(static_cast<std::size_t>(r) * scale,
+                         static_cast<char>(r == 1 ? 0 : 'a' + r));
+    };
     const auto texts = world.all_gather(text_of(rank));
     ASSERT_EQ(static_cast<int>(texts.size()), size);
     for (int r = 0; r < size; ++r) EXPECT_EQ(texts[r], text_of(r));
@@ -168,13 +179,15 @@ TEST_F(Comm, LongMessagesTravelInParts) {
   set_largest_message(1000);
   check_all_reduce<double>(world);
   const std::int64_t n = 4321;
-  Tensor sent = filled<float>(rank, n), received = Tensor::empty({n}, DType::f32), all = Tensor::empty({size, n}, DType::f32);
+  Tensor sent = filled<float>(rank, n), received = Tensor::empty({n}, DType::f32),
+         all = Tensor::empty({size, n}, DType::f32);
   const int next = (rank + 1) % size, previous = (rank + size - 1) % size;
   const Transfer ring[] = {{sent, next, true}, {received, previous, false}};
   world.exchange(ring).complete();
   EXPECT_TRUE(testing::bit_equal(received, filled<float>(previous, n)));
   world.all_gather(sent, all);
-  EXPECT_TRUE(testing::bit_equal(all.rows(size - 1, size).reshape({n}), filled<float>(size - 1, n)));
+  EXPECT_TRUE(
+      testing::bit_equal(all.rows(size - 1, size).reshape({n}), filled<float>(size - 1, n)));
   Tensor t = filled<float>(rank, n);
   world.broadcast(t, size - 1);
   EXPECT_TRUE(testing::bit_equal(t, filled<float>(size - 1, n)));
@@ -182,7 +195,8 @@ TEST_F(Comm, LongMessagesTravelInParts) {
 
 TEST_F(Comm, TransfersBetweenTwoRanksMatchInTheOrderGiven) {
   const int next = (rank + 1) % size, previous = (rank + size - 1) % size;
-  // Two exchanges in flight, two transfers each, of different lengths (one empty): lengths and values tell a mismatch.
+  // Two exchanges in flight, two transfers each, of different lengths (one empty): lengths and
+  // values tell a mismatch.
   std::vector<Tensor> sent, received;
   std::vector<Pending> pending;
   for (int e = 0; e < 2; ++e) {
@@ -207,12 +221,14 @@ TEST_F(Comm, TransfersBetweenTwoRanksMatchInTheOrderGiven) {
   for (int e = 0; e < 2; ++e)
     for (int k = 0; k < 3; ++k) {
       const Tensor& got = received[3 * e + k];
-      EXPECT_TRUE(testing::bit_equal(got, filled<float>(100 * previous + 10 * e + k, got.numel()))) << e << " " << k;
+      EXPECT_TRUE(testing::bit_equal(got, filled<float>(100 * previous + 10 * e + k, got.numel())))
+          << e << " " << k;
     }
 }
 
 TEST_F(Comm, ChannelsMatchApart) {
-  // One order at the sender, the other at the receiver: only the channel can tell which message is which.
+  // One order at the sender, the other at the receiver: only the channel can tell which message is
+  // which.
   const int next = (rank + 1) % size, previous = (rank + size - 1) % size;
   constexpr std::int64_t n = 301;
   const Tensor first = filled<float>(rank, n), second = filled<float>(rank + 5, n);
@@ -221,8 +237,8 @@ TEST_F(Comm, ChannelsMatchApart) {
     const Transfer transfer[] = {{t, peer, send}};
     return world.exchange(transfer, channel);
   };
-  Pending pending[] = {one(first, next, true, 0), one(second, next, true, 1), one(from_second, previous, false, 1),
-                       one(from_first, previous, false, 0)};
+  Pending pending[] = {one(first, next, true, 0), one(second, next, true, 1),
+                       one(from_second, previous, false, 1), one(from_first, previous, false, 0)};
   for (Pending& p : pending) p.complete();
   EXPECT_TRUE(testing::bit_equal(from_first, filled<float>(previous, n)));
   EXPECT_TRUE(testing::bit_equal(from_second, filled<float>(previous + 5, n)));
@@ -251,7 +267,8 @@ TEST_F(Comm, WrongLengthIsNoticed) {
     if (wrong > 4) {
       EXPECT_THROW(world.exchange(ring).complete(), Error);  // fewer bytes came
     } else if (size > 1) {
-      EXPECT_THROW(world.exchange(ring).complete(), Error);  // more bytes came than fit: MPI says so
+      EXPECT_THROW(world.exchange(ring).complete(),
+                   Error);  // more bytes came than fit: MPI says so
     }
     world.barrier();
   }
@@ -273,7 +290,8 @@ TEST_F(Comm, SplitOrdersByKey) {
   for (int r = size - 1; r >= 0; --r)
     if (r % 2 == rank % 2) members.push_back(r);
   EXPECT_EQ(members[half.rank()], rank);
-  EXPECT_EQ(half.all_reduce(std::int64_t{rank}), std::accumulate(members.begin(), members.end(), std::int64_t{0}));
+  EXPECT_EQ(half.all_reduce(std::int64_t{rank}),
+            std::accumulate(members.begin(), members.end(), std::int64_t{0}));
   EXPECT_THROW(world.split(-1, 0), Error);
   const Communicator machine = world.split_by_machine();
   EXPECT_GE(machine.size(), 1);
@@ -308,7 +326,8 @@ TEST_F(Comm, CheckAllThrowsTheLowestRanksMessageEverywhere) {
 }
 
 TEST_F(Comm, MistakesAreErrors) {
-  Tensor wide = Tensor::zeros({4, 4}, DType::f32), odd = Tensor::zeros({static_cast<std::int64_t>(size) * 3 + 1}, DType::f32),
+  Tensor wide = Tensor::zeros({4, 4}, DType::f32),
+         odd = Tensor::zeros({static_cast<std::int64_t>(size) * 3 + 1}, DType::f32),
          three = Tensor::zeros({3}, DType::f32);
   Tensor columns = wide.narrow(1, 0, 2);
   EXPECT_THROW(world.all_reduce(columns), Error);

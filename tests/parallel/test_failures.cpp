@@ -1,5 +1,6 @@
-// What one rank's failure does to the others.  The outer tests run on one rank and start this program again on four, where the inner test
-// fails as told; every process must be gone soon, and mpiexec must not return 0.
+// What one rank's failure does to the others.  The outer tests run on one rank and start this
+// program again on four, where the inner test fails as told; every process must be gone soon, and
+// mpiexec must not return 0.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -27,7 +28,8 @@ void work_until_failure(const std::string& mode) {
   const Communicator world = Communicator::world();
   Recorder recorder;
   set_wait_limit(3, &recorder);
-  const int next = (world.rank() + 1) % world.size(), previous = (world.rank() + world.size() - 1) % world.size();
+  const int next = (world.rank() + 1) % world.size(),
+            previous = (world.rank() + world.size() - 1) % world.size();
   Tensor sent = Tensor::zeros({100000}, DType::f32), received = Tensor::zeros({100000}, DType::f32);
   for (int turn = 0;; ++turn) {
     recorder.context.step = turn;
@@ -41,7 +43,8 @@ void work_until_failure(const std::string& mode) {
       if (mode == "throw") fail("a problem of one rank");
     }
     pending.complete();
-    if (mode == "agree" && turn == 50) check_all(world, world.rank() != kVictim, "a problem that all agree on");
+    if (mode == "agree" && turn == 50)
+      check_all(world, world.rank() != kVictim, "a problem that all agree on");
     world.all_reduce(1.0);
   }
 }
@@ -69,21 +72,25 @@ struct Outcome {
 };
 
 Outcome run_four(const std::string& mode, const std::string& flags) {
-  const fs::path folder = fs::temp_directory_path() / fmt::format("ballast_failure_{}_{}", getpid(), mode);
+  const fs::path folder =
+      fs::temp_directory_path() / fmt::format("ballast_failure_{}_{}", getpid(), mode);
   fs::create_directories(folder / "pids");
   const std::string self = fs::read_symlink("/proc/self/exe").string();
   const char* mpiexec = std::getenv("BALLAST_MPIEXEC");
   const char* path = std::getenv("PATH");
   // A clean environment: this process may itself have been started by mpiexec.
   const std::string command = fmt::format(
-      "env -i PATH='{}' HOME=/tmp OPENBLAS_NUM_THREADS=1 BALLAST_TEST_FAILURE={} BALLAST_TEST_PIDS='{}' timeout -k 1 40 '{}' {} -n {} '{}' "
+      "env -i PATH='{}' HOME=/tmp OPENBLAS_NUM_THREADS=1 BALLAST_TEST_FAILURE={} "
+      "BALLAST_TEST_PIDS='{}' timeout -k 1 40 '{}' {} -n {} '{}' "
       "--gtest_filter='FailureOnFourRanks.*' > '{}' 2>&1 < /dev/null",
-      path ? path : "/usr/bin:/bin", mode, (folder / "pids").string(), mpiexec ? mpiexec : "mpiexec", flags, kRanks, self,
-      (folder / "output").string());
+      path ? path : "/usr/bin:/bin", mode, (folder / "pids").string(),
+      mpiexec ? mpiexec : "mpiexec", flags, kRanks, self, (folder / "output").string());
   Outcome outcome;
   const auto begin = std::chrono::steady_clock::now();
   outcome.status = std::system(command.c_str());
-  const auto started = [&] { return std::distance(fs::directory_iterator(folder / "pids"), fs::directory_iterator()); };
+  const auto started = [&] {
+    return std::distance(fs::directory_iterator(folder / "pids"), fs::directory_iterator());
+  };
   EXPECT_EQ(started(), kRanks);
   // Processes may take a moment to go after mpiexec has returned.
   for (int wait = 0; wait < 100; ++wait) {
@@ -117,12 +124,15 @@ class Failures : public ::testing::Test {
 TEST_F(Failures, KilledRankEndsAll) { expect_end(run_four("kill", ""), ""); }
 
 // The transport may notice the dead peer first; otherwise the wait limit does.
-TEST_F(Failures, KilledRankEndsAllWithoutTheLaunchersHelp) { expect_end(run_four("kill", "-disable-auto-cleanup"), ""); }
+TEST_F(Failures, KilledRankEndsAllWithoutTheLaunchersHelp) {
+  expect_end(run_four("kill", "-disable-auto-cleanup"), "");
+}
 
 TEST_F(Failures, HungRankIsReportedWithLastEvents) {
   const Outcome outcome = run_four("hang", "");
   expect_end(outcome, "without progress");
-  EXPECT_NE(outcome.output.find("last event: in ring_wait step="), std::string::npos) << outcome.output;
+  EXPECT_NE(outcome.output.find("last event: in ring_wait step="), std::string::npos)
+      << outcome.output;
 }
 
 TEST_F(Failures, RankThatLeavesEndsAll) { expect_end(run_four("leave", ""), ""); }
@@ -130,13 +140,16 @@ TEST_F(Failures, RankThatLeavesEndsAll) { expect_end(run_four("leave", ""), "");
 TEST_F(Failures, ErrorOfOneRankEndsAllAndNamesIt) {
   const Outcome outcome = run_four("throw", "");
   expect_end(outcome, "a problem of one rank");
-  EXPECT_NE(outcome.output.find(fmt::format("rank {} on ", kVictim)), std::string::npos) << outcome.output;
+  EXPECT_NE(outcome.output.find(fmt::format("rank {} on ", kVictim)), std::string::npos)
+      << outcome.output;
 }
 
 TEST_F(Failures, AgreedErrorIsPrintedOnce) {
   const Outcome outcome = run_four("agree", "");
   expect_end(outcome, "all ranks: a problem that all agree on");
-  EXPECT_EQ(outcome.output.find("a problem that", outcome.output.find("a problem that") + 1), std::string::npos) << outcome.output;
+  EXPECT_EQ(outcome.output.find("a problem that", outcome.output.find("a problem that") + 1),
+            std::string::npos)
+      << outcome.output;
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Mesh: every group holds the ranks that its definition names; nodes; problems; stops and clocks agreed on over all ranks.
+// Mesh: every group holds the ranks that its definition names; nodes; problems; stops and clocks
+// agreed on over all ranks.
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -16,12 +17,15 @@ namespace {
 /// World ranks of a group, in the group's order.
 std::vector<int> members(const Communicator& group) {
   std::vector<int> list;
-  for (const auto& text : group.all_gather(std::to_string(Communicator::world().rank()))) list.push_back(std::stoi(text));
+  for (const auto& text : group.all_gather(std::to_string(Communicator::world().rank())))
+    list.push_back(std::stoi(text));
   return list;
 }
 
-/// World ranks whose coordinates are those of `at` after `free` has zeroed the dimensions of the group.
-std::vector<int> expected(const MeshShape& shape, MeshCoordinates at, const std::function<void(MeshCoordinates&)>& free) {
+/// World ranks whose coordinates are those of `at` after `free` has zeroed the dimensions of the
+/// group.
+std::vector<int> expected(const MeshShape& shape, MeshCoordinates at,
+                          const std::function<void(MeshCoordinates&)>& free) {
   free(at);
   std::vector<int> list;
   for (int r = 0; r < shape.size(); ++r) {
@@ -39,12 +43,14 @@ void check_groups(const MeshShape& shape) {
   EXPECT_EQ(mesh.at, coordinates(shape, world.rank()));
   EXPECT_EQ(members(mesh.dp), expected(shape, mesh.at, [](auto& c) { c.dp = 0; }));
   EXPECT_EQ(members(mesh.pp), expected(shape, mesh.at, [](auto& c) { c.pp = 0; }));
-  EXPECT_EQ(members(mesh.cp), expected(shape, mesh.at, [](auto& c) { c.cp_outer = c.cp_inner = 0; }));
+  EXPECT_EQ(members(mesh.cp),
+            expected(shape, mesh.at, [](auto& c) { c.cp_outer = c.cp_inner = 0; }));
   EXPECT_EQ(members(mesh.cp_outer), expected(shape, mesh.at, [](auto& c) { c.cp_outer = 0; }));
   EXPECT_EQ(members(mesh.cp_inner), expected(shape, mesh.at, [](auto& c) { c.cp_inner = 0; }));
   EXPECT_EQ(members(mesh.sp), expected(shape, mesh.at, [](auto& c) { c.sp = 0; }));
   EXPECT_EQ(members(mesh.tp), expected(shape, mesh.at, [](auto& c) { c.tp = 0; }));
-  EXPECT_EQ(members(mesh.replica), expected(shape, mesh.at, [](auto& c) { c.dp = c.cp_outer = c.cp_inner = c.sp = 0; }));
+  EXPECT_EQ(members(mesh.replica),
+            expected(shape, mesh.at, [](auto& c) { c.dp = c.cp_outer = c.cp_inner = c.sp = 0; }));
   EXPECT_EQ(mesh.dp.rank(), mesh.at.dp);
   EXPECT_EQ(mesh.cp.rank(), mesh.at.cp(shape));
   EXPECT_EQ(mesh.cp_outer.rank(), mesh.at.cp_outer);
@@ -101,7 +107,8 @@ TEST(Mesh, ImpossibleShapesAreRefusedOnAllRanks) {
     Mesh mesh(world, shape);
     ADD_FAILURE() << "a mesh of too many ranks was made";
   } catch (const CollectiveError& e) {
-    EXPECT_NE(std::string(e.what()).find(std::to_string(world.size())), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find(std::to_string(world.size())), std::string::npos)
+        << e.what();
   }
   shape.dp = world.size();
   shape.tp = 0;
@@ -132,7 +139,8 @@ TEST(Clocks, ShiftsAreFound) {
 TEST(Stops, AnyRankStopsAll) {
   const Communicator world = Communicator::world();
   EXPECT_EQ(agreed_stop(world, false), StopReason::none);
-  for (int r = 0; r < world.size(); ++r) EXPECT_EQ(agreed_stop(world, world.rank() == r), StopReason::wall_time);
+  for (int r = 0; r < world.size(); ++r)
+    EXPECT_EQ(agreed_stop(world, world.rank() == r), StopReason::wall_time);
   EXPECT_EQ(agreed_stop(world, false), StopReason::none);
   catch_stop_signals();
   if (world.rank() == world.size() - 1) std::raise(SIGUSR1);

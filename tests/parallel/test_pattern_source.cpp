@@ -1,4 +1,5 @@
-// Sparse patterns over context-parallel ranks: the choice itself by brute force, the same choice on any number of ranks, ring attention under it.
+// Sparse patterns over context-parallel ranks: the choice itself by brute force, the same choice on
+// any number of ranks, ring attention under it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +24,8 @@ struct LayoutCase {
   LayoutKind kind;
   std::int64_t stripe;
 };
-const LayoutCase kLayouts[] = {{LayoutKind::zigzag, 1}, {LayoutKind::striped, 64}, {LayoutKind::shuffled, 128}};
+const LayoutCase kLayouts[] = {
+    {LayoutKind::zigzag, 1}, {LayoutKind::striped, 64}, {LayoutKind::shuffled, 128}};
 
 AttentionOptions options_of(const std::string& pattern) {
   AttentionOptions o;
@@ -38,13 +40,16 @@ AttentionOptions options_of(const std::string& pattern) {
   return o;
 }
 
-/// Q, K, V of a packed micro-batch (padding holds numbers too) with some heavy keys, so that attention is not nearly uniform.
+/// Q, K, V of a packed micro-batch (padding holds numbers too) with some heavy keys, so that
+/// attention is not nearly uniform.
 struct Data {
   MicroBatch batch;
   NaiveAttention all;  ///< rows by packed position
 
-  Data(const std::vector<std::int64_t>& lengths, const AttentionOptions& options, SharedDraw& draw) {
-    for (std::size_t s = 0; s < lengths.size(); ++s) batch.segments.push_back({static_cast<std::int64_t>(s), 0, lengths[s], 0});
+  Data(const std::vector<std::int64_t>& lengths, const AttentionOptions& options,
+       SharedDraw& draw) {
+    for (std::size_t s = 0; s < lengths.size(); ++s)
+      batch.segments.push_back({static_cast<std::int64_t>(s), 0, lengths[s], 0});
     batch.align = options.align();
     all.heads = kHeads;
     all.kv_heads = kKvHeads;
@@ -65,15 +70,18 @@ struct Data {
 
   std::vector<std::int64_t> packed(const SequenceLayout& layout, int rank) const {
     std::vector<std::int64_t> list;
-    for (std::int64_t i = 0; i < layout.local_tokens(rank); ++i) list.push_back(layout.global(rank, i));
+    for (std::int64_t i = 0; i < layout.local_tokens(rank); ++i)
+      list.push_back(layout.global(rank, i));
     return list;
   }
-  Tensor rows(const std::vector<double>& from, std::int64_t heads, const std::vector<std::int64_t>& at, DType type) const {
+  Tensor rows(const std::vector<double>& from, std::int64_t heads,
+              const std::vector<std::int64_t>& at, DType type) const {
     Tensor t = Tensor::empty({static_cast<std::int64_t>(at.size()), heads, kDim}, type);
     dispatch_float(type, [&](auto x) {
       for (std::size_t i = 0; i < at.size(); ++i)
         for (std::int64_t c = 0; c < heads * kDim; ++c)
-          t.data<decltype(x)>()[static_cast<std::int64_t>(i) * heads * kDim + c] = static_cast<decltype(x)>(from[at[i] * heads * kDim + c]);
+          t.data<decltype(x)>()[static_cast<std::int64_t>(i) * heads * kDim + c] =
+              static_cast<decltype(x)>(from[at[i] * heads * kDim + c]);
     });
     return t;
   }
@@ -91,7 +99,8 @@ struct Data {
 using Mask = std::vector<char>;  ///< [head, query, key] over packed positions
 
 /// Pairs of this rank's queries, into a mask over all packed positions.
-void mark(const IndexSource& source, const std::vector<AttentionIndex>& shards, const Data& data, const SequenceLayout& layout, Mask& mask) {
+void mark(const IndexSource& source, const std::vector<AttentionIndex>& shards, const Data& data,
+          const SequenceLayout& layout, Mask& mask) {
   const std::int64_t n = layout.tokens();
   const auto queries = data.packed(layout, source.axes().rank);
   for (std::size_t s = 0; s < shards.size(); ++s) {
@@ -100,7 +109,8 @@ void mark(const IndexSource& source, const std::vector<AttentionIndex>& shards, 
     for (std::int64_t h = 0; h < kHeads; ++h)
       for (std::size_t i = 0; i < queries.size(); ++i)
         for (std::int64_t j = shards[s].key_begin[i]; j < shards[s].key_end[i]; ++j)
-          if (computed(shards[s], static_cast<int>(h), static_cast<std::int64_t>(i), j)) mask[(h * n + queries[i]) * n + keys[j]] = 1;
+          if (computed(shards[s], static_cast<int>(h), static_cast<std::int64_t>(i), j))
+            mask[(h * n + queries[i]) * n + keys[j]] = 1;
   }
 }
 
@@ -108,9 +118,11 @@ void mark(const IndexSource& source, const std::vector<AttentionIndex>& shards, 
 Mask alone(const Data& data, const AttentionOptions& options) {
   const std::int64_t n = data.batch.axis_tokens();
   const SequenceLayout layout(LayoutKind::contiguous, n, 1, 64, options.align());
-  const auto source = pattern_source(Communicator(), attention_axes(data.batch, layout, 0), options, nullptr, nullptr);
+  const auto source = pattern_source(Communicator(), attention_axes(data.batch, layout, 0), options,
+                                     nullptr, nullptr);
   Mask mask(static_cast<std::size_t>(kHeads * n * n), 0);
-  mark(*source, source->shards(data.inputs(data.packed(layout, 0), DType::f32)), data, layout, mask);
+  mark(*source, source->shards(data.inputs(data.packed(layout, 0), DType::f32)), data, layout,
+       mask);
   return mask;
 }
 
@@ -119,9 +131,13 @@ double score(const NaiveAttention& all, std::int64_t h, std::int64_t i, std::int
 }
 
 /// Mass of every column and block diagonal of a segment under its last queries, by definition.
-std::pair<std::vector<double>, std::vector<double>> observed_mass(const Data& data, const AttentionOptions& options, std::int64_t h, int s) {
-  const std::int64_t first = PackedAxis(data.batch).offset[s], count = data.batch.segments[s].tokens();
-  std::vector<double> column(static_cast<std::size_t>(count), 0), slash(static_cast<std::size_t>((count + 63) / 64), 0);
+std::pair<std::vector<double>, std::vector<double>> observed_mass(const Data& data,
+                                                                  const AttentionOptions& options,
+                                                                  std::int64_t h, int s) {
+  const std::int64_t first = PackedAxis(data.batch).offset[s],
+                     count = data.batch.segments[s].tokens();
+  std::vector<double> column(static_cast<std::size_t>(count), 0),
+      slash(static_cast<std::size_t>((count + 63) / 64), 0);
   for (std::int64_t i = count - options.last_q; i < count; ++i) {
     double sum = 0;
     for (std::int64_t j = 0; j <= i; ++j) sum += std::exp(score(data.all, h, first + i, first + j));
@@ -159,14 +175,16 @@ class Patterns : public ::testing::TestWithParam<const char*> {
 TEST_P(Patterns, TheSameChoiceOnAnyNumberOfRanks) {
   SCOPED_TRACE(draw.trace());
   const AttentionOptions options = options_of(GetParam());
-  for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{1000}, {300, 40, 577, 64}}) {
+  for (const std::vector<std::int64_t>& lengths :
+       {std::vector<std::int64_t>{1000}, {300, 40, 577, 64}}) {
     const Data data(lengths, options, draw);
     const std::int64_t n = data.batch.axis_tokens();
     const Mask expected = alone(data, options);
     for (const LayoutCase& l : kLayouts) {
       if (deals_stripes(l.kind) && l.stripe % options.align() != 0) continue;
       const SequenceLayout layout(l.kind, n, world.size(), l.stripe, options.align());
-      const auto source = pattern_source(world, attention_axes(data.batch, layout, world.rank()), options, nullptr, nullptr);
+      const auto source = pattern_source(world, attention_axes(data.batch, layout, world.rank()),
+                                         options, nullptr, nullptr);
       const AttentionInputs in = data.inputs(data.packed(layout, world.rank()), DType::f32);
       const auto& shards = source->shards(in);
       Mask mask(expected.size(), 0);
@@ -174,9 +192,12 @@ TEST_P(Patterns, TheSameChoiceOnAnyNumberOfRanks) {
       std::int64_t wrong = 0;
       for (std::int64_t q : data.packed(layout, world.rank()))
         for (std::int64_t h = 0; h < kHeads; ++h)
-          for (std::int64_t j = 0; j < n; ++j) wrong += mask[(h * n + q) * n + j] != expected[(h * n + q) * n + j];
-      EXPECT_EQ(wrong, 0) << name(l.kind) << " " << l.stripe << ", " << lengths.size() << " segments";
-      EXPECT_EQ(&source->shards(in), &shards) << "one index for forward, recomputation and backward";
+          for (std::int64_t j = 0; j < n; ++j)
+            wrong += mask[(h * n + q) * n + j] != expected[(h * n + q) * n + j];
+      EXPECT_EQ(wrong, 0) << name(l.kind) << " " << l.stripe << ", " << lengths.size()
+                          << " segments";
+      EXPECT_EQ(&source->shards(in), &shards)
+          << "one index for forward, recomputation and backward";
     }
   }
 }
@@ -188,14 +209,19 @@ TEST_P(Patterns, FullBudgetIsDense) {
   options.max_columns = 3;  // caps do not hold back a full budget
   options.moba_top_k = 1000000;
   const Data data({333, 130}, options, draw);
-  const SequenceLayout layout(LayoutKind::zigzag, data.batch.axis_tokens(), world.size(), 64, options.align());
-  const auto source = pattern_source(world, attention_axes(data.batch, layout, world.rank()), options, nullptr, nullptr);
+  const SequenceLayout layout(LayoutKind::zigzag, data.batch.axis_tokens(), world.size(), 64,
+                              options.align());
+  const auto source = pattern_source(world, attention_axes(data.batch, layout, world.rank()),
+                                     options, nullptr, nullptr);
   double pairs = 0;
-  for (const auto& shard : source->shards(data.inputs(data.packed(layout, world.rank()), DType::f32))) pairs += shard.pairs_per_head();
+  for (const auto& shard :
+       source->shards(data.inputs(data.packed(layout, world.rank()), DType::f32)))
+    pairs += shard.pairs_per_head();
   EXPECT_EQ(world.all_reduce(pairs), data.batch.attention_pairs());
 }
 
-/// Ring attention of the pattern against its definition under the mask that one rank alone chooses; gradients against differences.
+/// Ring attention of the pattern against its definition under the mask that one rank alone chooses;
+/// gradients against differences.
 TEST_P(Patterns, RingAttentionUnderTheMask) {
   SCOPED_TRACE(draw.trace());
   const AttentionOptions options = options_of(GetParam());
@@ -209,23 +235,31 @@ TEST_P(Patterns, RingAttentionUnderTheMask) {
     const LayoutCase l = kLayouts[outer % 2 == 0 ? 0 : 2];
     const SequenceLayout layout(l.kind, n, world.size(), l.stripe, options.align());
     const auto at = data.packed(layout, world.rank());
-    RingAttention attention(group, pattern_source(world, attention_axes(data.batch, layout, world.rank()), options, nullptr, nullptr), nullptr);
+    RingAttention attention(group,
+                            pattern_source(world, attention_axes(data.batch, layout, world.rank()),
+                                           options, nullptr, nullptr),
+                            nullptr);
     AttentionInputs in = data.inputs(at, DType::f64);
     const auto like = [](const Tensor& t) { return Tensor::zeros(t.shape(), t.dtype()); };
-    Tensor o = like(in.q), lse = Tensor::zeros({kHeads, in.q.size(0)}, DType::f64), d_o = data.rows(data.all.d_o, kHeads, at, DType::f64);
+    Tensor o = like(in.q), lse = Tensor::zeros({kHeads, in.q.size(0)}, DType::f64),
+           d_o = data.rows(data.all.d_o, kHeads, at, DType::f64);
     attention.forward(in, o, lse);
     Tensor dq = like(in.q), dk = like(in.k), dv = like(in.v);
     attention.backward(in, o, lse, d_o, dq, dk, dv);
-    const auto error = [&](const Tensor& got, const std::vector<double>& expected, std::int64_t heads) {
-      return testing::relative_error(testing::elements(got), testing::elements(data.rows(expected, heads, at, DType::f64)));
+    const auto error = [&](const Tensor& got, const std::vector<double>& expected,
+                           std::int64_t heads) {
+      return testing::relative_error(testing::elements(got),
+                                     testing::elements(data.rows(expected, heads, at, DType::f64)));
     };
     EXPECT_LT(error(o, data.all.o, kHeads), 1e-10) << outer;
     EXPECT_LT(error(dq, data.all.dq, kHeads), 1e-10) << outer;
     EXPECT_LT(error(dk, data.all.dk, kKvHeads), 1e-10) << outer;
     EXPECT_LT(error(dv, data.all.dv, kKvHeads), 1e-10) << outer;
 
-    // Along a random direction of q, k and v: the derivative of sum(o d_o) by central differences, the index staying what it was.
-    const std::vector<double> direction = testing::SharedDraw(77 + outer).normals(n * (kHeads + 2 * kKvHeads) * kDim);
+    // Along a random direction of q, k and v: the derivative of sum(o d_o) by central differences,
+    // the index staying what it was.
+    const std::vector<double> direction =
+        testing::SharedDraw(77 + outer).normals(n * (kHeads + 2 * kKvHeads) * kDim);
     double slope = 0, expected = 0;
     for (double sign : {1.0, -1.0}) {
       AttentionInputs moved = data.inputs(at, DType::f64);
@@ -237,12 +271,14 @@ TEST_P(Patterns, RingAttentionUnderTheMask) {
           for (std::int64_t c = 0; c < width; ++c) {
             const double d = direction[offset + static_cast<std::size_t>(at[i] * width + c)];
             t->data<double>()[static_cast<std::int64_t>(i) * width + c] += sign * 1e-5 * d;
-            if (sign > 0) expected += d * gradient.data<double>()[static_cast<std::int64_t>(i) * width + c];
+            if (sign > 0)
+              expected += d * gradient.data<double>()[static_cast<std::int64_t>(i) * width + c];
           }
         offset += static_cast<std::size_t>(n * width);
       }
       attention.forward(moved, o, lse);
-      for (std::int64_t i = 0; i < o.numel(); ++i) slope += sign * o.data<double>()[i] * d_o.data<double>()[i] / 2e-5;
+      for (std::int64_t i = 0; i < o.numel(); ++i)
+        slope += sign * o.data<double>()[i] * d_o.data<double>()[i] / 2e-5;
     }
     slope = world.all_reduce(slope);
     expected = world.all_reduce(expected);
@@ -250,12 +286,14 @@ TEST_P(Patterns, RingAttentionUnderTheMask) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Patterns, ::testing::Values("vertical_slash", "moba", "xattention"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(All, Patterns, ::testing::Values("vertical_slash", "moba", "xattention"),
+                         [](const auto& info) { return std::string(info.param); });
 
 class Budgets : public Patterns {
  protected:
   /// C(k) of the candidates (BudgetPolicy) by definition, in fp64.
-  static std::vector<double> coverage(const Data& data, const AttentionOptions& options, std::span<const std::int64_t> candidates) {
+  static std::vector<double> coverage(const Data& data, const AttentionOptions& options,
+                                      std::span<const std::int64_t> candidates) {
     const PackedAxis axis(data.batch);
     std::vector<double> sums(candidates.size(), 0);
     double queries = 0;
@@ -263,11 +301,14 @@ class Budgets : public Patterns {
       for (std::int64_t h = 0; h < kHeads; ++h) {
         const std::int64_t first = axis.offset[s], count = data.batch.segments[s].tokens();
         queries += static_cast<double>(count);
-        const auto add = [&](std::vector<double> mass, double total, double weight) {  // shares of the k heaviest
+        const auto add = [&](std::vector<double> mass, double total,
+                             double weight) {  // shares of the k heaviest
           std::sort(mass.rbegin(), mass.rend());
           for (std::size_t c = 0; c < candidates.size(); ++c) {
             double sum = 0;
-            for (std::size_t k = 0; k < mass.size() && static_cast<std::int64_t>(k) < candidates[c]; ++k) sum += mass[k];
+            for (std::size_t k = 0; k < mass.size() && static_cast<std::int64_t>(k) < candidates[c];
+                 ++k)
+              sum += mass[k];
             sums[c] += weight * std::min(1.0, sum / total);
           }
         };
@@ -278,7 +319,8 @@ class Budgets : public Patterns {
             const std::int64_t keys = std::min(width, count - b * width);
             for (std::int64_t i = b * width; i < count; ++i) {
               double mean = 0;
-              for (std::int64_t j = b * width; j < b * width + keys; ++j) mean += score(data.all, h, first + i, first + j) / static_cast<double>(keys);
+              for (std::int64_t j = b * width; j < b * width + keys; ++j)
+                mean += score(data.all, h, first + i, first + j) / static_cast<double>(keys);
               logits[i].push_back(std::exp(mean));
             }
           }
@@ -290,7 +332,10 @@ class Budgets : public Patterns {
           const double total = std::accumulate(units.begin(), units.end(), 0.0);
           std::sort(column.rbegin(), column.rend());
           for (std::size_t g = 0; g < column.size(); g += 64)
-            units.push_back(std::accumulate(column.begin() + static_cast<std::ptrdiff_t>(g), column.begin() + static_cast<std::ptrdiff_t>(std::min(g + 64, column.size())), 0.0));
+            units.push_back(std::accumulate(
+                column.begin() + static_cast<std::ptrdiff_t>(g),
+                column.begin() + static_cast<std::ptrdiff_t>(std::min(g + 64, column.size())),
+                0.0));
           add(units, total, static_cast<double>(count));
         }
       }
@@ -302,43 +347,52 @@ class Budgets : public Patterns {
 TEST_P(Budgets, CoverageIsThatOfItsDefinitionAndTheSameOnAnyNumberOfRanks) {
   SCOPED_TRACE(draw.trace());
   const AttentionOptions options = options_of(GetParam());
-  for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{1000}, {300, 40, 577, 64}}) {
+  for (const std::vector<std::int64_t>& lengths :
+       {std::vector<std::int64_t>{1000}, {300, 40, 577, 64}}) {
     const Data data(lengths, options, draw);
     const std::int64_t n = data.batch.axis_tokens();
     for (std::int64_t budget : {2, 6}) {
       Stated one(budget);
       const SequenceLayout flat(LayoutKind::contiguous, n, 1, 64, options.align());
-      const auto source = pattern_source(Communicator(), attention_axes(data.batch, flat, 0), options, &one, nullptr);
+      const auto source = pattern_source(Communicator(), attention_axes(data.batch, flat, 0),
+                                         options, &one, nullptr);
       Mask expected(static_cast<std::size_t>(kHeads * n * n), 0);
-      mark(*source, source->shards(data.inputs(data.packed(flat, 0), DType::f32)), data, flat, expected);
+      mark(*source, source->shards(data.inputs(data.packed(flat, 0), DType::f32)), data, flat,
+           expected);
       const std::vector<double> definition = coverage(data, options, one.candidates());
       ASSERT_EQ(one.coverage.size(), definition.size());
-      for (std::size_t c = 0; c < definition.size(); ++c) EXPECT_NEAR(one.coverage[c], definition[c], 1e-4) << "budget " << one.candidates()[c];
+      for (std::size_t c = 0; c < definition.size(); ++c)
+        EXPECT_NEAR(one.coverage[c], definition[c], 1e-4) << "budget " << one.candidates()[c];
       if (options.pattern == "moba") {
         for (std::int64_t i = 0; i < lengths[0]; ++i) {
           std::int64_t blocks = 0;
-          for (std::int64_t j = 0; j <= i; j += options.moba_block) blocks += expected[static_cast<std::size_t>(i * n + j)];
+          for (std::int64_t j = 0; j <= i; j += options.moba_block)
+            blocks += expected[static_cast<std::size_t>(i * n + j)];
           ASSERT_EQ(blocks, std::min(budget, i / options.moba_block + 1)) << "query " << i;
         }
       }
       for (const LayoutCase& l : kLayouts) {
         const SequenceLayout layout(l.kind, n, world.size(), l.stripe, options.align());
         Stated policy(budget);
-        const auto spread = pattern_source(world, attention_axes(data.batch, layout, world.rank()), options, &policy, nullptr);
+        const auto spread = pattern_source(world, attention_axes(data.batch, layout, world.rank()),
+                                           options, &policy, nullptr);
         Mask mask(expected.size(), 0);
-        mark(*spread, spread->shards(data.inputs(data.packed(layout, world.rank()), DType::f32)), data, layout, mask);
+        mark(*spread, spread->shards(data.inputs(data.packed(layout, world.rank()), DType::f32)),
+             data, layout, mask);
         EXPECT_EQ(policy.coverage, one.coverage) << name(l.kind) << " " << l.stripe;
         std::int64_t wrong = 0;
         for (std::int64_t q : data.packed(layout, world.rank()))
           for (std::int64_t h = 0; h < kHeads; ++h)
-            for (std::int64_t j = 0; j < n; ++j) wrong += mask[(h * n + q) * n + j] != expected[(h * n + q) * n + j];
+            for (std::int64_t j = 0; j < n; ++j)
+              wrong += mask[(h * n + q) * n + j] != expected[(h * n + q) * n + j];
         EXPECT_EQ(wrong, 0) << name(l.kind) << " " << l.stripe;
       }
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Budgets, ::testing::Values("vertical_slash", "moba"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(All, Budgets, ::testing::Values("vertical_slash", "moba"),
+                         [](const auto& info) { return std::string(info.param); });
 
 class Choice : public ::testing::Test {
  protected:
@@ -358,21 +412,27 @@ TEST_F(Choice, ColumnsAndSlashesAreTheFewestThatReachTheirShare) {
       const auto [column, slash] = observed_mass(data, options, h, s);
       // The last block of queries shows every slash, and single columns beside them.
       const std::int64_t last = count - 1;
-      const auto at = [&](std::int64_t i, std::int64_t j) { return mask[(h * n + first + i) * n + first + j] != 0; };
+      const auto at = [&](std::int64_t i, std::int64_t j) {
+        return mask[(h * n + first + i) * n + first + j] != 0;
+      };
       std::set<std::int64_t> columns, slashes;
       for (std::int64_t d = 0; d <= last / 64; ++d) {
         const std::int64_t j0 = (last / 64 - d) * 64;
         bool whole = true;
-        for (std::int64_t j = j0; j < std::min(j0 + 64, count); ++j) whole &= at(last, j) || j > last;
+        for (std::int64_t j = j0; j < std::min(j0 + 64, count); ++j)
+          whole &= at(last, j) || j > last;
         if (whole) slashes.insert(d);
       }
-      // A column is seen by every later query: take it where its own block's slashes do not cover it, far from the diagonal or near.
+      // A column is seen by every later query: take it where its own block's slashes do not cover
+      // it, far from the diagonal or near.
       for (std::int64_t j = 0; j < count; ++j) {
         bool always = true;
         for (std::int64_t i = j; i < count; ++i) always &= at(i, j);
         if (always) columns.insert(j);
       }
-      const auto expect_share = [&](const std::vector<double>& values, const std::set<std::int64_t>& chosen, double share, const char* what) {
+      const auto expect_share = [&](const std::vector<double>& values,
+                                    const std::set<std::int64_t>& chosen, double share,
+                                    const char* what) {
         std::vector<double> sorted = values;
         std::sort(sorted.rbegin(), sorted.rend());
         double total = 0, reached = 0;
@@ -383,12 +443,14 @@ TEST_F(Choice, ColumnsAndSlashesAreTheFewestThatReachTheirShare) {
         // Every element above the smallest needed one is in.
         for (std::size_t e = 0; e < values.size(); ++e)
           if (values[e] > smallest * (1 + 1e-4)) {
-            EXPECT_TRUE(chosen.count(static_cast<std::int64_t>(e)) != 0) << what << " " << e << " of head " << h << ", segment " << s;
+            EXPECT_TRUE(chosen.count(static_cast<std::int64_t>(e)) != 0)
+                << what << " " << e << " of head " << h << ", segment " << s;
           }
       };
       expect_share(column, columns, options.vertical_share, "column");
       expect_share(slash, slashes, options.slash_share, "slash");
-      // And nothing else: pairs of the mask are pairs of chosen slashes, of the sink block or of the fewest columns.
+      // And nothing else: pairs of the mask are pairs of chosen slashes, of the sink block or of
+      // the fewest columns.
       std::vector<double> by_mass = column;
       std::sort(by_mass.rbegin(), by_mass.rend());
       double reached = 0, total = 0;
@@ -396,7 +458,8 @@ TEST_F(Choice, ColumnsAndSlashesAreTheFewestThatReachTheirShare) {
       std::size_t fewest = 0;
       while (reached < options.vertical_share * total + 1e-6) reached += by_mass[fewest++];
       std::size_t extra = 0;
-      for (std::int64_t j = 64; j < last / 64 * 64; ++j) extra += at(last, j) && slashes.count(last / 64 - j / 64) == 0;
+      for (std::int64_t j = 64; j < last / 64 * 64; ++j)
+        extra += at(last, j) && slashes.count(last / 64 - j / 64) == 0;
       EXPECT_LE(extra, fewest);
       for (std::int64_t i = 0; i < count; i += 37) {
         EXPECT_TRUE(at(i, i));
@@ -405,7 +468,9 @@ TEST_F(Choice, ColumnsAndSlashesAreTheFewestThatReachTheirShare) {
     }
   const std::int64_t shortest = axis.offset[2];
   for (std::int64_t i = 0; i < 30; ++i)
-    for (std::int64_t j = 0; j <= i; ++j) ASSERT_TRUE(mask[(shortest + i) * n + shortest + j]) << "segments no longer than last_q are dense";
+    for (std::int64_t j = 0; j <= i; ++j)
+      ASSERT_TRUE(mask[(shortest + i) * n + shortest + j])
+          << "segments no longer than last_q are dense";
 }
 
 TEST_F(Choice, CapsKeepTheHeaviestColumns) {
@@ -417,9 +482,12 @@ TEST_F(Choice, CapsKeepTheHeaviestColumns) {
   const auto columns_of = [&](std::int64_t cap) {
     options.max_columns = cap;
     const SequenceLayout layout(LayoutKind::contiguous, 1024, 1, 64, 64);
-    const auto source = pattern_source(Communicator(), attention_axes(data.batch, layout, 0), options, nullptr, nullptr);
-    const AttentionIndex& index = source->shards(data.inputs(data.packed(layout, 0), DType::f32)).front();
-    return std::set<std::int32_t>(index.bars.begin(), index.bars.begin() + index.bar_offset[1]);  // head 0
+    const auto source = pattern_source(Communicator(), attention_axes(data.batch, layout, 0),
+                                       options, nullptr, nullptr);
+    const AttentionIndex& index =
+        source->shards(data.inputs(data.packed(layout, 0), DType::f32)).front();
+    return std::set<std::int32_t>(index.bars.begin(),
+                                  index.bars.begin() + index.bar_offset[1]);  // head 0
   };
   const auto all = columns_of(0), few = columns_of(20);
   EXPECT_GT(all.size(), 20u);
@@ -443,9 +511,11 @@ TEST_F(Choice, MobaTakesTheBlocksWithTheHighestScores) {
         for (std::int64_t b = 0; b * width <= i; ++b) {
           const std::int64_t end = std::min((b + 1) * width, count);
           double mean = 0;
-          for (std::int64_t j = b * width; j < end; ++j) mean += score(data.all, h, first + i, first + j) / static_cast<double>(end - b * width);
+          for (std::int64_t j = b * width; j < end; ++j)
+            mean += score(data.all, h, first + i, first + j) / static_cast<double>(end - b * width);
           const bool in = mask[(h * n + first + i) * n + first + b * width] != 0;
-          for (std::int64_t j = b * width; j < std::min(end, i + 1); ++j) ASSERT_EQ(mask[(h * n + first + i) * n + first + j] != 0, in) << "blocks are whole";
+          for (std::int64_t j = b * width; j < std::min(end, i + 1); ++j)
+            ASSERT_EQ(mask[(h * n + first + i) * n + first + j] != 0, in) << "blocks are whole";
           blocks += in;
           if (b == i / width) {
             EXPECT_TRUE(in) << "own block";
@@ -465,7 +535,8 @@ TEST_F(Choice, XAttentionKeepsTheThresholdOfEveryRowOfBlocks) {
   SCOPED_TRACE(draw.trace());
   const AttentionOptions options = options_of("xattention");
   const Data data({1000, 200}, options, draw);
-  const std::int64_t n = data.batch.axis_tokens(), width = options.xattention_block, stride = options.xattention_stride;
+  const std::int64_t n = data.batch.axis_tokens(), width = options.xattention_block,
+                     stride = options.xattention_stride;
   const Mask mask = alone(data, options);
   const PackedAxis axis(data.batch);
   for (std::int64_t h = 0; h < kHeads; ++h)
@@ -480,11 +551,15 @@ TEST_F(Choice, XAttentionKeepsTheThresholdOfEveryRowOfBlocks) {
             double logit = 0;
             for (std::int64_t r = 0; r < stride; ++r) {
               const std::int64_t query = i * stride + r, key = j * stride + stride - 1 - r;
-              if (query < count && key < count) logit += score(data.all, h, first + query, first + key) / static_cast<double>(stride);
+              if (query < count && key < count)
+                logit +=
+                    score(data.all, h, first + query, first + key) / static_cast<double>(stride);
             }
             sum += e.emplace_back(std::exp(logit));
           }
-          for (std::int64_t j = 0; j <= i; ++j) mass[static_cast<std::size_t>(j * stride / width)] += e[static_cast<std::size_t>(j)] / sum;
+          for (std::int64_t j = 0; j <= i; ++j)
+            mass[static_cast<std::size_t>(j * stride / width)] +=
+                e[static_cast<std::size_t>(j)] / sum;
         }
         std::vector<double> sorted = mass;
         std::sort(sorted.rbegin(), sorted.rend());
@@ -493,7 +568,8 @@ TEST_F(Choice, XAttentionKeepsTheThresholdOfEveryRowOfBlocks) {
         std::size_t fewest = 0;
         while (reached < options.xattention_threshold * total) reached += sorted[fewest++];
         for (std::int64_t b = 0; b <= row; ++b) {
-          const bool in = mask[(h * n + first + std::min(count, (row + 1) * width) - 1) * n + first + b * width] != 0;
+          const bool in = mask[(h * n + first + std::min(count, (row + 1) * width) - 1) * n +
+                               first + b * width] != 0;
           const double m = mass[static_cast<std::size_t>(b)], needed = sorted[fewest - 1];
           if (b == 0 || b == row || m > needed * (1 + 1e-4)) {
             EXPECT_TRUE(in) << "block " << b << " of row " << row;

@@ -1,5 +1,5 @@
-// Pipelines: loss, norm and every gradient on dp x pp x cp are those of one rank, under every schedule and for any mix of lengths; the ops
-// recorded are the plan's, one by one.
+// Pipelines: loss, norm and every gradient on dp x pp x cp are those of one rank, under every
+// schedule and for any mix of lengths; the ops recorded are the plan's, one by one.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,10 +38,13 @@ class Pipeline : public ::testing::Test {
   std::vector<SampleLength> samples;
   void SetUp() override {
     if (ranks == 1) GTEST_SKIP() << "needs stages";
-    for (std::int64_t tokens : {71, 23, 1, 0, 13, 37, 1, 9}) samples.push_back(sample_of(static_cast<std::int64_t>(samples.size()), tokens));
+    for (std::int64_t tokens : {71, 23, 1, 0, 13, 37, 1, 9})
+      samples.push_back(sample_of(static_cast<std::int64_t>(samples.size()), tokens));
   }
-  void expect_like_one_rank(const MeshShape& shape, const StepOptions& options, const Reference& reference) {
-    SCOPED_TRACE(fmt::format("{}, {}, zero {}, {}{}", describe(shape), options.pipeline.schedule, options.zero, name(options.type),
+  void expect_like_one_rank(const MeshShape& shape, const StepOptions& options,
+                            const Reference& reference) {
+    SCOPED_TRACE(fmt::format("{}, {}, zero {}, {}{}", describe(shape), options.pipeline.schedule,
+                             options.zero, name(options.type),
                              options.shape.tied_embedding ? ", tied" : ""));
     const Mesh& mesh = mesh_of(shape);
     SmallTraining training(mesh, options);
@@ -135,16 +138,25 @@ TEST_F(Pipeline, HalvesOfBackwardEqualItBitForBitAndHoldWhatIsPredicted) {
   EXPECT_TRUE(bit_equal(halves.parameters.gradients(), whole.parameters.gradients()));
   const auto stage = static_cast<std::size_t>(mesh.at.pp);
   const std::vector<Op>& ops = halves.schedule.stages.at(stage);
-  const auto weights = std::count_if(ops.begin(), ops.end(), [](const Op& op) { return op.kind == OpKind::backward_weight; });
+  const auto weights = std::count_if(
+      ops.begin(), ops.end(), [](const Op& op) { return op.kind == OpKind::backward_weight; });
   EXPECT_TRUE(mesh.at.pp == 0 || weights > 0);
-  // Between forward and the end of backward, predicted and held: activations, and beside them a layer's gradients before its activations go, the stage
-  // input and a message.
-  const SimulatedSchedule predicted = simulate(halves.schedule, {[](int, const Op&) { return 1.0; }});
+  // Between forward and the end of backward, predicted and held: activations, and beside them a
+  // layer's gradients before its activations go, the stage input and a message.
+  const SimulatedSchedule predicted =
+      simulate(halves.schedule, {[](int, const Op&) { return 1.0; }});
   const std::int64_t tokens = 40 / mesh.cp.size(), layers = halves.model.layers();
-  const std::int64_t held = predicted.peak_live_activations.at(stage) * StageModel::activation_bytes(options.shape, layers, halves.model.last(), tokens, DType::f64, {});
-  const std::int64_t measured = memory_use().peak[static_cast<int>(MemoryCategory::activations)] - before, row = tokens * options.shape.hidden * 8;
-  EXPECT_LE(measured, held + StageModel::between_halves_bytes(options.shape, 1, tokens, DType::f64) + 3 * row);
-  EXPECT_GE(measured, held - 3 * predicted.peak_live_activations.at(stage) * row) << "the bound is loose";
+  const std::int64_t held = predicted.peak_live_activations.at(stage) *
+                            StageModel::activation_bytes(options.shape, layers, halves.model.last(),
+                                                         tokens, DType::f64, {});
+  const std::int64_t measured =
+                         memory_use().peak[static_cast<int>(MemoryCategory::activations)] - before,
+                     row = tokens * options.shape.hidden * 8;
+  EXPECT_LE(
+      measured,
+      held + StageModel::between_halves_bytes(options.shape, 1, tokens, DType::f64) + 3 * row);
+  EXPECT_GE(measured, held - 3 * predicted.peak_live_activations.at(stage) * row)
+      << "the bound is loose";
 }
 
 TEST_F(Pipeline, RecordedOpsAreThePlans) {
@@ -165,7 +177,8 @@ TEST_F(Pipeline, RecordedOpsAreThePlans) {
       for (const Event& e : events)
         if (e.kind <= EventKind::fetch) done.emplace_back(e.kind, e.micro_batch, e.chunk);
     });
-    for (const Op& op : training.schedule.stages.at(mesh_of(shape).at.pp)) planned.emplace_back(event_kind(op.kind), op.micro_batch, op.chunk);
+    for (const Op& op : training.schedule.stages.at(mesh_of(shape).at.pp))
+      planned.emplace_back(event_kind(op.kind), op.micro_batch, op.chunk);
     EXPECT_FALSE(planned.empty());
     EXPECT_TRUE(done == planned) << schedule;
   }
@@ -182,7 +195,8 @@ TEST_F(Pipeline, RandomMixesRunThroughEverySchedule) {
     samples.clear();
     const std::int64_t count = draws.integer(1, 12);
     for (std::int64_t s = 0; s < count; ++s)
-      samples.push_back(sample_of(s, draws.integer(0, 9) == 0 ? draws.integer(60, 150) : draws.integer(0, 30)));
+      samples.push_back(
+          sample_of(s, draws.integer(0, 9) == 0 ? draws.integer(60, 150) : draws.integer(0, 30)));
     const Reference reference = reference_step(samples, DType::f64, deep_shape(mix % 2 == 0));
     for (int turn = 0; turn < (all != nullptr ? 4 : 1); ++turn) {
       StepOptions options;
@@ -190,7 +204,9 @@ TEST_F(Pipeline, RandomMixesRunThroughEverySchedule) {
       options.pipeline.schedule = schedules[(mix + turn) % 4];
       options.micro_batch_tokens = draws.integer(8, 64);
       options.zero = static_cast<int>(draws.integer(0, 2));
-      expect_like_one_rank(meshes[static_cast<std::size_t>(draws.integer(0, static_cast<std::int64_t>(meshes.size()) - 1))], options, reference);
+      expect_like_one_rank(meshes[static_cast<std::size_t>(
+                               draws.integer(0, static_cast<std::int64_t>(meshes.size()) - 1))],
+                           options, reference);
     }
   }
 }
@@ -220,7 +236,8 @@ TEST_F(Pipeline, MistakesAreErrors) {
   EXPECT_THROW(links.receive(tensor, links.stage() + 1, Payload::activation), Error);
   StepOptions options;
   SmallTraining training(mesh_of({ranks, 1, 1, 1, 1, 1, 0}), options);
-  EXPECT_THROW(run_stage(gpipe_schedule({{0}}, ranks + 1), 1, training.model, links, {}, nullptr), Error);
+  EXPECT_THROW(run_stage(gpipe_schedule({{0}}, ranks + 1), 1, training.model, links, {}, nullptr),
+               Error);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Ring attention against attention by its definition, on every factorisation of the ranks, layout and awkward micro-batch.
+// Ring attention against attention by its definition, on every factorisation of the ranks, layout
+// and awkward micro-batch.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,8 +27,9 @@ struct LayoutCase {
   LayoutKind kind;
   std::int64_t stripe;
 };
-const LayoutCase kLayouts[] = {
-    {LayoutKind::contiguous, 1}, {LayoutKind::zigzag, 1}, {LayoutKind::striped, 1}, {LayoutKind::striped, 3}, {LayoutKind::striped, 64}, {LayoutKind::shuffled, 3}};
+const LayoutCase kLayouts[] = {{LayoutKind::contiguous, 1}, {LayoutKind::zigzag, 1},
+                               {LayoutKind::striped, 1},    {LayoutKind::striped, 3},
+                               {LayoutKind::striped, 64},   {LayoutKind::shuffled, 3}};
 
 /// outer x inner = ranks.
 std::vector<std::pair<int, int>> rings(int ranks) {
@@ -80,7 +82,8 @@ struct LocalData {
       for (std::int64_t i = 0; i < n; ++i) {
         T* row = joined.data<T>() + i * kWidth;
         const auto put = [&](const std::vector<double>& from, std::int64_t columns, T* to) {
-          for (std::int64_t c = 0; c < columns; ++c) to[c] = static_cast<T>(from[packed[i] * columns + c]);
+          for (std::int64_t c = 0; c < columns; ++c)
+            to[c] = static_cast<T>(from[packed[i] * columns + c]);
         };
         put(all.q, kHeads * kDim, row);
         put(all.k, kKvHeads * kDim, row + kHeads * kDim);
@@ -96,13 +99,15 @@ struct LocalData {
   /// Rows of a list [T, columns] for the local tokens.
   std::vector<double> rows(const std::vector<double>& all, std::int64_t columns) const {
     std::vector<double> list;
-    for (std::int64_t p : packed) list.insert(list.end(), all.begin() + p * columns, all.begin() + (p + 1) * columns);
+    for (std::int64_t p : packed)
+      list.insert(list.end(), all.begin() + p * columns, all.begin() + (p + 1) * columns);
     return list;
   }
   std::vector<double> lse_rows(const NaiveAttention& all) const {
     std::vector<double> list;
     for (std::int64_t h = 0; h < kHeads; ++h)
-      for (std::int64_t p : packed) list.push_back(all.lse[h * static_cast<std::int64_t>(all.tokens.size()) + p]);
+      for (std::int64_t p : packed)
+        list.push_back(all.lse[h * static_cast<std::int64_t>(all.tokens.size()) + p]);
     return list;
   }
   /// A slice of d_joined, dense.
@@ -116,7 +121,8 @@ struct LocalData {
   }
 };
 
-/// Collects |mine - expected|^2 and |expected|^2 of several tensors, and joins them over the ranks in one reduction.
+/// Collects |mine - expected|^2 and |expected|^2 of several tensors, and joins them over the ranks
+/// in one reduction.
 class Errors {
  public:
   void add(const char* name, const std::vector<double>& mine, const std::vector<double>& expected) {
@@ -143,7 +149,8 @@ class Errors {
   std::vector<double> sums_;
 };
 
-void check(const RingGroup& group, const MicroBatch& batch, const SequenceLayout& layout, DType type, const NaiveAttention& all) {
+void check(const RingGroup& group, const MicroBatch& batch, const SequenceLayout& layout,
+           DType type, const NaiveAttention& all) {
   LocalData local(all, layout, group.plan.rank, type);
   RingAttention attention(group, dense_source(batch, layout, group.plan.rank, nullptr), nullptr);
   attention.forward(local.in, local.o, local.lse);
@@ -153,8 +160,10 @@ void check(const RingGroup& group, const MicroBatch& batch, const SequenceLayout
   errors.add("lse", testing::elements(local.lse), local.lse_rows(all));
   errors.add("dq", local.gradient(0, kHeads), local.rows(all.dq, kHeads * kDim));
   errors.add("dk", local.gradient(kHeads, kKvHeads), local.rows(all.dk, kKvHeads * kDim));
-  errors.add("dv", local.gradient(kHeads + kKvHeads, kKvHeads), local.rows(all.dv, kKvHeads * kDim));
-  errors.expect_below(group.cp, type == DType::f64 ? 1e-10 : 1e-5, std::sqrt(static_cast<double>(batch.tokens())));
+  errors.add("dv", local.gradient(kHeads + kKvHeads, kKvHeads),
+             local.rows(all.dv, kKvHeads * kDim));
+  errors.expect_below(group.cp, type == DType::f64 ? 1e-10 : 1e-5,
+                      std::sqrt(static_cast<double>(batch.tokens())));
 }
 
 class Ring : public ::testing::Test {
@@ -167,11 +176,12 @@ class Ring : public ::testing::Test {
 TEST_F(Ring, EqualsTheDefinitionOnEveryRingLayoutAndMicroBatch) {
   SCOPED_TRACE(draw.trace());
   const MicroBatch batches[] = {
-      micro_batch({{0, 1}}),                                           // fewer tokens than ranks: some hold none
-      micro_batch({{0, 37}}),                                          // divides nothing
-      micro_batch({{0, 5}, {0, 1}, {0, 0}, {0, 70}, {0, 1}, {0, 3}}),  // packed: one-token and empty segments
-      micro_batch({{100, 133}, {0, 9}}),                               // starts inside its sample: sees what the layout covers
-      micro_batch({{0, 0}}),                                           // no tokens at all
+      micro_batch({{0, 1}}),   // fewer tokens than ranks: some hold none
+      micro_batch({{0, 37}}),  // divides nothing
+      micro_batch({{0, 5}, {0, 1}, {0, 0}, {0, 70}, {0, 1}, {0, 3}}),  // packed: one-token and
+                                                                       // empty segments
+      micro_batch({{100, 133}, {0, 9}}),  // starts inside its sample: sees what the layout covers
+      micro_batch({{0, 0}}),              // no tokens at all
   };
   for (std::size_t b = 0; b < std::size(batches); ++b) {
     const NaiveAttention all = reference_of(batches[b], draw);
@@ -179,7 +189,8 @@ TEST_F(Ring, EqualsTheDefinitionOnEveryRingLayoutAndMicroBatch) {
       const RingGroup group = ring(outer, inner);
       for (const LayoutCase& l : kLayouts) {
         const SequenceLayout layout(l.kind, batches[b].tokens(), world.size(), l.stripe);
-        SCOPED_TRACE(fmt::format("micro-batch {}, ring {} x {}, {} {}", b, outer, inner, name(l.kind), l.stripe));
+        SCOPED_TRACE(fmt::format("micro-batch {}, ring {} x {}, {} {}", b, outer, inner,
+                                 name(l.kind), l.stripe));
         check(group, batches[b], layout, DType::f64, all);
         if (l.kind == LayoutKind::zigzag) check(group, batches[b], layout, DType::f32, all);
       }
@@ -199,12 +210,14 @@ TEST_F(Ring, RandomMicroBatches) {
     const MicroBatch batch = micro_batch(ranges);
     const NaiveAttention all = reference_of(batch, draw);
     const auto shapes = rings(world.size());
-    const auto [outer, inner] = shapes[static_cast<std::size_t>(draw.integer(0, static_cast<std::int64_t>(shapes.size()) - 1))];
+    const auto [outer, inner] = shapes[static_cast<std::size_t>(
+        draw.integer(0, static_cast<std::int64_t>(shapes.size()) - 1))];
     const LayoutCase l = kLayouts[draw.integer(0, 5)];
     const std::int64_t stripe = deals_stripes(l.kind) ? draw.integer(1, 40) : 1;
-    SCOPED_TRACE(fmt::format("round {}, {} tokens, ring {} x {}, {} {}", round, batch.tokens(), outer, inner, name(l.kind), stripe));
-    check(ring(outer, inner), batch, SequenceLayout(l.kind, batch.tokens(), world.size(), stripe), round % 2 ? DType::f64 : DType::f32,
-          all);
+    SCOPED_TRACE(fmt::format("round {}, {} tokens, ring {} x {}, {} {}", round, batch.tokens(),
+                             outer, inner, name(l.kind), stripe));
+    check(ring(outer, inner), batch, SequenceLayout(l.kind, batch.tokens(), world.size(), stripe),
+          round % 2 ? DType::f64 : DType::f32, all);
   }
 }
 
@@ -222,12 +235,15 @@ TEST_F(Ring, RepeatsItsBitsAndItsBuffers) {
     second.dk = second.d_joined.narrow(1, kHeads, kHeads + kKvHeads);
     second.dv = second.d_joined.narrow(1, kHeads + kKvHeads, kHeads + 2 * kKvHeads);
     const auto once = [&](LocalData& data) {
-      RingAttention attention(group, dense_source(batch, layout, group.plan.rank, nullptr), nullptr);
+      RingAttention attention(group, dense_source(batch, layout, group.plan.rank, nullptr),
+                              nullptr);
       attention.forward(data.in, data.o, data.lse);
       attention.backward(data.in, data.o, data.lse, data.d_o, data.dq, data.dk, data.dv);
     };
     once(first);
-    const auto communication = [] { return memory_use().current[static_cast<int>(MemoryCategory::communication)]; };
+    const auto communication = [] {
+      return memory_use().current[static_cast<int>(MemoryCategory::communication)];
+    };
     const std::int64_t held = communication();
     reset_peak_memory();
     for (int layer = 0; layer < 3; ++layer) once(second);
@@ -248,7 +264,8 @@ TEST_F(Ring, RecordsStepsWorkAndBytes) {
     const SequenceLayout layout(LayoutKind::striped, batch.tokens(), world.size(), 4);
     LocalData local(all, layout, world.rank(), DType::f32);
     Recorder recorder;
-    RingAttention attention(group, dense_source(batch, layout, group.plan.rank, &recorder), &recorder);
+    RingAttention attention(group, dense_source(batch, layout, group.plan.rank, &recorder),
+                            &recorder);
     attention.forward(local.in, local.o, local.lse);
     attention.backward(local.in, local.o, local.lse, local.d_o, local.dq, local.dk, local.dv);
     EXPECT_EQ(recorder.context.outer, -1);
@@ -256,19 +273,24 @@ TEST_F(Ring, RecordsStepsWorkAndBytes) {
     recorder.flush([&](std::span<const Event> list) { events.assign(list.begin(), list.end()); });
 
     const auto bytes_of = [&](const std::optional<RingHop>& hop) {  // K and V, f32
-      return hop ? 2 * layout.local_tokens(hop->send_shard) * kKvHeads * kDim * static_cast<std::int64_t>(sizeof(float)) : 0;
+      return hop ? 2 * layout.local_tokens(hop->send_shard) * kKvHeads * kDim *
+                       static_cast<std::int64_t>(sizeof(float))
+                 : 0;
     };
     std::int64_t planned_bytes = 0, bytes = 0;
     std::vector<std::pair<int, int>> planned_steps[2], steps[2];
     for (const auto* list : {&group.plan.forward, &group.plan.backward})
       for (const RingStep& step : *list) {
-        planned_bytes += bytes_of(step.kv_inner) + bytes_of(step.kv_outer) + bytes_of(step.dkv_inner) + bytes_of(step.dkv_outer);
-        if (step.shard >= 0) planned_steps[list == &group.plan.backward].emplace_back(step.outer, step.inner);
+        planned_bytes += bytes_of(step.kv_inner) + bytes_of(step.kv_outer) +
+                         bytes_of(step.dkv_inner) + bytes_of(step.dkv_outer);
+        if (step.shard >= 0)
+          planned_steps[list == &group.plan.backward].emplace_back(step.outer, step.inner);
       }
     double flops[2] = {0, 0};
     for (const Event& e : events) {
       if (e.kind == EventKind::ring_wait) bytes += e.bytes;
-      if (e.kind != EventKind::attention_forward && e.kind != EventKind::attention_backward) continue;
+      if (e.kind != EventKind::attention_forward && e.kind != EventKind::attention_backward)
+        continue;
       const int backward = e.kind == EventKind::attention_backward;
       steps[backward].emplace_back(e.outer, e.inner);
       flops[backward] += e.flops;
@@ -287,13 +309,16 @@ TEST_F(Ring, SizesThatDisagreeAreErrors) {
   const SequenceLayout layout(LayoutKind::contiguous, 16, world.size());
   EXPECT_THROW(dense_source(micro_batch({{0, 15}}), layout, world.rank(), nullptr), Error);
   const SequenceLayout wider(LayoutKind::contiguous, 16, world.size() + 1);
-  EXPECT_THROW(RingAttention(group, dense_source(batch, wider, world.rank(), nullptr), nullptr), Error);
+  EXPECT_THROW(RingAttention(group, dense_source(batch, wider, world.rank(), nullptr), nullptr),
+               Error);
   const RingGroup longer{world, plan_ring(world.rank(), 1, world.size() + 1)};
-  EXPECT_THROW(RingAttention(longer, dense_source(batch, wider, world.rank(), nullptr), nullptr), Error);
+  EXPECT_THROW(RingAttention(longer, dense_source(batch, wider, world.rank(), nullptr), nullptr),
+               Error);
   RingAttention attention(group, dense_source(batch, layout, group.plan.rank, nullptr), nullptr);
   AttentionInputs in;
   in.q = in.k = in.v = Tensor::zeros({layout.local_tokens(world.rank()) + 1, 1, 4}, DType::f32);
-  Tensor o = Tensor::zeros(in.q.shape(), DType::f32), lse = Tensor::zeros({1, in.q.size(0)}, DType::f32);
+  Tensor o = Tensor::zeros(in.q.shape(), DType::f32),
+         lse = Tensor::zeros({1, in.q.size(0)}, DType::f32);
   EXPECT_THROW(attention.forward(in, o, lse), Error);
 }
 

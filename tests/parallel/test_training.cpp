@@ -1,4 +1,5 @@
-// Invariants 1 to 3 over dp x cp: loss and every gradient are those of one rank that trains each sample alone.
+// Invariants 1 to 3 over dp x cp: loss and every gradient are those of one rank that trains each
+// sample alone.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,20 +17,24 @@ struct LayoutCase {
   LayoutKind kind;
   std::int64_t stripe;
 };
-const LayoutCase kLayouts[] = {
-    {LayoutKind::contiguous, 1}, {LayoutKind::zigzag, 1}, {LayoutKind::striped, 1}, {LayoutKind::shuffled, 3}, {LayoutKind::striped, 64}};
+const LayoutCase kLayouts[] = {{LayoutKind::contiguous, 1},
+                               {LayoutKind::zigzag, 1},
+                               {LayoutKind::striped, 1},
+                               {LayoutKind::shuffled, 3},
+                               {LayoutKind::striped, 64}};
 
 /// Odd lengths, one-token and empty samples, one longer than a pack.
 std::vector<SampleLength> awkward_samples() {
   std::vector<SampleLength> samples;
-  for (std::int64_t tokens : {71, 23, 1, 0, 13, 37, 1, 9}) samples.push_back(sample_of(static_cast<std::int64_t>(samples.size()), tokens));
+  for (std::int64_t tokens : {71, 23, 1, 0, 13, 37, 1, 9})
+    samples.push_back(sample_of(static_cast<std::int64_t>(samples.size()), tokens));
   return samples;
 }
 
-void expect_like_one_rank(const MeshShape& shape, const StepOptions& options, const std::vector<SampleLength>& samples,
-                          const Reference& reference) {
-  SCOPED_TRACE(
-      fmt::format("{}, {} {}, zero {}, {}", describe(shape), name(options.layout), options.stripe, options.zero, name(options.type)));
+void expect_like_one_rank(const MeshShape& shape, const StepOptions& options,
+                          const std::vector<SampleLength>& samples, const Reference& reference) {
+  SCOPED_TRACE(fmt::format("{}, {} {}, zero {}, {}", describe(shape), name(options.layout),
+                           options.stripe, options.zero, name(options.type)));
   const Mesh& mesh = mesh_of(shape);
   SmallTraining training(mesh, options);
   const double loss = training.gradients(samples);
@@ -53,7 +58,8 @@ TEST_F(Training, EveryMeshAndLayoutEqualsOneRankInFp64) {
   int zero = 0;
   for (const MeshShape& shape : data_and_context_meshes(ranks))
     for (const LayoutCase& l : kLayouts) {
-      if (shape.cp() == 1 && l.kind != LayoutKind::contiguous) continue;  // one rank holds all: layouts do not differ
+      if (shape.cp() == 1 && l.kind != LayoutKind::contiguous)
+        continue;  // one rank holds all: layouts do not differ
       StepOptions options;
       options.layout = l.kind;
       options.stripe = l.stripe;
@@ -91,7 +97,8 @@ TEST_F(Training, SequenceParallelismAloneAndRoundRingsEqualsOneRank) {
 }
 
 /// Samples of the lengths, numbered from `first` on.
-std::vector<SampleLength> samples_from(std::int64_t first, const std::vector<std::int64_t>& lengths) {
+std::vector<SampleLength> samples_from(std::int64_t first,
+                                       const std::vector<std::int64_t>& lengths) {
   std::vector<SampleLength> list;
   for (const std::int64_t tokens : lengths) list.push_back(sample_of(first++, tokens));
   return list;
@@ -99,9 +106,11 @@ std::vector<SampleLength> samples_from(std::int64_t first, const std::vector<std
 
 TEST_F(Training, DegreesThatChangeEveryStepEqualOneRank) {
   SCOPED_TRACE(trace);
-  // Short packs alone, long ones alone, both, and too few to occupy all ranks: each step has other degrees than the one before.
-  const std::vector<std::vector<SampleLength>> steps{samples_from(0, {9, 15, 3, 16, 1, 0, 12, 7}), samples_from(10, {61, 40, 90}),
-                                                     samples_from(20, {5, 90, 13, 33, 30, 2, 21, 1}), samples_from(30, {4, 35})};
+  // Short packs alone, long ones alone, both, and too few to occupy all ranks: each step has other
+  // degrees than the one before.
+  const std::vector<std::vector<SampleLength>> steps{
+      samples_from(0, {9, 15, 3, 16, 1, 0, 12, 7}), samples_from(10, {61, 40, 90}),
+      samples_from(20, {5, 90, 13, 33, 30, 2, 21, 1}), samples_from(30, {4, 35})};
   for (MeshShape shape : data_and_context_meshes(ranks)) {
     if (shape.cp_outer > 1 || shape.dp < 2) continue;
     StepOptions options;
@@ -135,9 +144,10 @@ TEST_F(Training, DegreesThatChangeEveryStepEqualOneRank) {
   }
 }
 
-/// The objective of Equation 6 from gradients of single samples' mean losses: for each micro-batch the mean over its samples, weighted by
-/// `weight(sample, micro-batch)`, then over micro-batches.
-Reference combined(SmallTraining& single, const Batch& batch, const std::function<double(const Segment&, const MicroBatch&)>& weight) {
+/// The objective of Equation 6 from gradients of single samples' mean losses: for each micro-batch
+/// the mean over its samples, weighted by `weight(sample, micro-batch)`, then over micro-batches.
+Reference combined(SmallTraining& single, const Batch& batch,
+                   const std::function<double(const Segment&, const MicroBatch&)>& weight) {
   Reference sum;
   for (const auto& list : batch.micro_batches)
     for (const MicroBatch& m : list)
@@ -150,7 +160,8 @@ Reference combined(SmallTraining& single, const Batch& batch, const std::functio
         sum.gradients.resize(one.gradients.size());
         for (std::size_t p = 0; p < one.gradients.size(); ++p) {
           sum.gradients[p].resize(one.gradients[p].size());
-          for (std::size_t i = 0; i < one.gradients[p].size(); ++i) sum.gradients[p][i] += w * one.gradients[p][i];
+          for (std::size_t i = 0; i < one.gradients[p].size(); ++i)
+            sum.gradients[p][i] += w * one.gradients[p][i];
         }
       }
   return sum;
@@ -162,15 +173,19 @@ TEST_F(Training, LossNormalisersAreThoseOfEquation6AndOnlyTwoOfThemKeepTheSplitO
   plain.method = "none";
   SmallTraining single(alone(), plain);
   std::vector<MeshShape> shapes = data_and_context_meshes(ranks);
-  for (const MeshShape& shape : sequence_meshes(ranks, small_shape().query_heads)) shapes.push_back(shape);
+  for (const MeshShape& shape : sequence_meshes(ranks, small_shape().query_heads))
+    shapes.push_back(shape);
   if (shapes.size() > 6) shapes.resize(6);
-  for (const LossNormaliser normaliser : {LossNormaliser::ave_token, LossNormaliser::sum, LossNormaliser::token_mean, LossNormaliser::sample_mean}) {
+  for (const LossNormaliser normaliser :
+       {LossNormaliser::ave_token, LossNormaliser::sum, LossNormaliser::token_mean,
+        LossNormaliser::sample_mean}) {
     const Reference* first = nullptr;
     Reference kept;
     double apart = 0;  // how far the gradients of other splits are from those of the first
     for (const MeshShape& shape : shapes)
       for (const std::int64_t tokens : {48, 96, 400}) {
-        SCOPED_TRACE(fmt::format("normaliser {}, {}, packs of {}", static_cast<int>(normaliser), describe(shape), tokens));
+        SCOPED_TRACE(fmt::format("normaliser {}, {}, packs of {}", static_cast<int>(normaliser),
+                                 describe(shape), tokens));
         StepOptions options;
         options.normaliser = normaliser;
         options.micro_batch_tokens = tokens;
@@ -180,17 +195,24 @@ TEST_F(Training, LossNormalisersAreThoseOfEquation6AndOnlyTwoOfThemKeepTheSplitO
         double micro_batches = 0;
         for (const auto& list : batch.micro_batches)
           for (const MicroBatch& m : list) micro_batches += m.loss_tokens() > 0;
-        const Reference expected = combined(single, batch, [&](const Segment& s, const MicroBatch& m) {
-          const double carrying = static_cast<double>(std::count_if(m.segments.begin(), m.segments.end(), [](const Segment& of) { return of.loss_tokens > 0; }));
-          const double own = static_cast<double>(s.loss_tokens);
-          switch (normaliser) {
-            case LossNormaliser::ave_token: return own / static_cast<double>(batch.loss_tokens());
-            case LossNormaliser::sum: return own;
-            case LossNormaliser::token_mean: return own / static_cast<double>(m.loss_tokens()) / micro_batches;
-            case LossNormaliser::sample_mean: return 1 / carrying / micro_batches;
-          }
-          return 0.0;
-        });
+        const Reference expected =
+            combined(single, batch, [&](const Segment& s, const MicroBatch& m) {
+              const double carrying = static_cast<double>(
+                  std::count_if(m.segments.begin(), m.segments.end(),
+                                [](const Segment& of) { return of.loss_tokens > 0; }));
+              const double own = static_cast<double>(s.loss_tokens);
+              switch (normaliser) {
+                case LossNormaliser::ave_token:
+                  return own / static_cast<double>(batch.loss_tokens());
+                case LossNormaliser::sum:
+                  return own;
+                case LossNormaliser::token_mean:
+                  return own / static_cast<double>(m.loss_tokens()) / micro_batches;
+                case LossNormaliser::sample_mean:
+                  return 1 / carrying / micro_batches;
+              }
+              return 0.0;
+            });
         EXPECT_NEAR(training.gradients(samples), expected.loss, 1e-10 * expected.loss);
         const auto [error, where] = worst_gradient(training, mesh.world, expected);
         EXPECT_LT(error, 1e-10) << where;
@@ -213,7 +235,8 @@ TEST_F(Training, MoreRanksThanSamplesOrTokens) {
   const std::vector<SampleLength> few{sample_of(0, 5)};
   const Reference reference = reference_step(few, DType::f64);
   std::vector<MeshShape> shapes = data_and_context_meshes(ranks);
-  for (const MeshShape& shape : sequence_meshes(ranks, small_shape().query_heads)) shapes.push_back(shape);
+  for (const MeshShape& shape : sequence_meshes(ranks, small_shape().query_heads))
+    shapes.push_back(shape);
   for (const MeshShape& shape : shapes) {
     StepOptions options;
     options.zero = 2;
@@ -231,7 +254,8 @@ TEST_F(Training, RecomputationChangesNoBitOnARing) {
   SmallTraining keep(mesh, options);
   const double loss = keep.gradients(samples);
   for (RecomputeOptions recompute :
-       {RecomputeOptions{Recompute::selective, -1}, RecomputeOptions{Recompute::full, 1}, RecomputeOptions{Recompute::full, -1}}) {
+       {RecomputeOptions{Recompute::selective, -1}, RecomputeOptions{Recompute::full, 1},
+        RecomputeOptions{Recompute::full, -1}}) {
     options.recompute = recompute;
     SmallTraining again(mesh, options);
     EXPECT_EQ(again.gradients(samples), loss);

@@ -1,4 +1,5 @@
-// Ulysses alone and round a ring against attention by its definition: every sp x ring of the ranks, all ways that heads can divide.
+// Ulysses alone and round a ring against attention by its definition: every sp x ring of the ranks,
+// all ways that heads can divide.
 #include <gtest/gtest.h>
 
 #include "naive_attention.hpp"
@@ -13,11 +14,13 @@ using testing::SharedDraw;
 
 MicroBatch packed(const std::vector<std::int64_t>& lengths) {
   MicroBatch batch;
-  for (std::size_t s = 0; s < lengths.size(); ++s) batch.segments.push_back({static_cast<std::int64_t>(s), 0, lengths[s], 0});
+  for (std::size_t s = 0; s < lengths.size(); ++s)
+    batch.segments.push_back({static_cast<std::int64_t>(s), 0, lengths[s], 0});
   return batch;
 }
 
-NaiveAttention reference_of(const MicroBatch& batch, std::int64_t heads, std::int64_t kv_heads, SharedDraw& draw) {
+NaiveAttention reference_of(const MicroBatch& batch, std::int64_t heads, std::int64_t kv_heads,
+                            SharedDraw& draw) {
   NaiveAttention all;
   all.heads = heads;
   all.kv_heads = kv_heads;
@@ -34,19 +37,23 @@ NaiveAttention reference_of(const MicroBatch& batch, std::int64_t heads, std::in
 }
 
 /// Rows `packed` of a list [T, columns].
-std::vector<double> rows(const std::vector<double>& all, const std::vector<std::int64_t>& packed, std::int64_t columns) {
+std::vector<double> rows(const std::vector<double>& all, const std::vector<std::int64_t>& packed,
+                         std::int64_t columns) {
   std::vector<double> list;
-  for (const std::int64_t p : packed) list.insert(list.end(), all.begin() + p * columns, all.begin() + (p + 1) * columns);
+  for (const std::int64_t p : packed)
+    list.insert(list.end(), all.begin() + p * columns, all.begin() + (p + 1) * columns);
   return list;
 }
 
 void fill(Tensor t, const std::vector<double>& values) {
   dispatch_float(t.dtype(), [&](auto x) {
-    for (std::size_t i = 0; i < values.size(); ++i) t.data<decltype(x)>()[i] = static_cast<decltype(x)>(values[i]);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      t.data<decltype(x)>()[i] = static_cast<decltype(x)>(values[i]);
   });
 }
 
-/// Mean square of what differs over all ranks, relative to the expected size or to `least`.  Collective.
+/// Mean square of what differs over all ranks, relative to the expected size or to `least`.
+/// Collective.
 double error(const std::vector<double>& mine, const std::vector<double>& expected, double least) {
   double sums[2] = {mine.size() == expected.size() ? 0 : INFINITY, 0};
   for (std::size_t i = 0; i < std::min(mine.size(), expected.size()); ++i) {
@@ -58,13 +65,14 @@ double error(const std::vector<double>& mine, const std::vector<double>& expecte
   return std::isnan(sums[0]) ? INFINITY : std::sqrt(sums[0]) / std::max(std::sqrt(sums[1]), least);
 }
 
-/// One forward and backward over this rank's part, as a layer calls them: q, k, v are columns of one buffer.
+/// One forward and backward over this rank's part, as a layer calls them: q, k, v are columns of
+/// one buffer.
 struct Part {
   std::vector<std::int64_t> position;  ///< packed position of each token of this rank
   Tensor joined, o, lse, d_o, dq, dk, dv;
 
-  Part(const NaiveAttention& all, const MicroBatch& batch, const Mesh& mesh, const RingGroup& ring, DType type,
-       Recorder* recorder = nullptr) {
+  Part(const NaiveAttention& all, const MicroBatch& batch, const Mesh& mesh, const RingGroup& ring,
+       DType type, Recorder* recorder = nullptr) {
     const SequenceLayout layout(LayoutKind::zigzag, batch.tokens(), mesh.shape.cp());
     const std::int64_t whole = layout.local_tokens(ring.plan.rank);
     const auto [begin, end] = even_part(whole, mesh.sp.rank(), mesh.sp.size());
@@ -77,8 +85,10 @@ struct Part {
       using T = decltype(t);
       for (std::int64_t i = 0; i < n; ++i) {
         T* row = joined.data<T>() + i * width * all.dim;
-        for (const auto& [from, columns] : {std::pair{&all.q, all.heads}, {&all.k, all.kv_heads}, {&all.v, all.kv_heads}})
-          for (std::int64_t c = 0; c < columns * all.dim; ++c) *row++ = static_cast<T>((*from)[position[i] * columns * all.dim + c]);
+        for (const auto& [from, columns] :
+             {std::pair{&all.q, all.heads}, {&all.k, all.kv_heads}, {&all.v, all.kv_heads}})
+          for (std::int64_t c = 0; c < columns * all.dim; ++c)
+            *row++ = static_cast<T>((*from)[position[i] * columns * all.dim + c]);
       }
     });
     AttentionInputs in;
@@ -98,19 +108,23 @@ struct Part {
     dv = nan({n, all.kv_heads, all.dim});
     d_o = nan({n, all.heads, all.dim});
     fill(d_o, rows(all.d_o, position, all.heads * all.dim));
-    UlyssesAttention attention(mesh.sp, *ring.buffers, whole,
-                               std::make_unique<RingAttention>(ring, dense_source(batch, layout, ring.plan.rank, recorder), recorder),
-                               recorder);
+    UlyssesAttention attention(
+        mesh.sp, *ring.buffers, whole,
+        std::make_unique<RingAttention>(ring, dense_source(batch, layout, ring.plan.rank, recorder),
+                                        recorder),
+        recorder);
     attention.forward(in, o, lse);
     attention.backward(in, o, lse, d_o, dq, dk, dv);
   }
 
   void expect_like(const NaiveAttention& all, DType type) const {
-    const double tolerance = type == DType::f64 ? 1e-10 : 1e-5, least = std::sqrt(1.0 + static_cast<double>(all.tokens.size()));
+    const double tolerance = type == DType::f64 ? 1e-10 : 1e-5,
+                 least = std::sqrt(1.0 + static_cast<double>(all.tokens.size()));
     const std::int64_t q = all.heads * all.dim, kv = all.kv_heads * all.dim;
     std::vector<double> lse_rows;
     for (std::int64_t h = 0; h < all.heads; ++h)
-      for (const std::int64_t p : position) lse_rows.push_back(all.lse[h * static_cast<std::int64_t>(all.tokens.size()) + p]);
+      for (const std::int64_t p : position)
+        lse_rows.push_back(all.lse[h * static_cast<std::int64_t>(all.tokens.size()) + p]);
     EXPECT_LE(error(testing::elements(lse), lse_rows, least), tolerance);
     EXPECT_LE(error(testing::elements(o), rows(all.o, position, q), least), tolerance);
     EXPECT_LE(error(testing::elements(dq), rows(all.dq, position, q), least), tolerance);
@@ -128,7 +142,9 @@ std::vector<MeshShape> shapes(int ranks) {
   return list;
 }
 
-RingGroup ring_of(const Mesh& mesh) { return {mesh.cp, plan_ring(mesh.at.cp(mesh.shape), mesh.shape.cp_outer, mesh.shape.cp_inner)}; }
+RingGroup ring_of(const Mesh& mesh) {
+  return {mesh.cp, plan_ring(mesh.at.cp(mesh.shape), mesh.shape.cp_outer, mesh.shape.cp_inner)};
+}
 
 class Ulysses : public ::testing::Test {
  protected:
@@ -150,7 +166,8 @@ TEST_F(Ulysses, EqualsTheDefinitionRoundEveryRing) {
     for (const std::int64_t kv_heads : {8, 2, 1}) {
       const NaiveAttention all = reference_of(batch, 8, kv_heads, draw);
       for (const MeshShape& shape : shapes(world.size())) {
-        SCOPED_TRACE(fmt::format("{} tokens, 8 heads on {}, {}", batch.tokens(), kv_heads, describe(shape)));
+        SCOPED_TRACE(
+            fmt::format("{} tokens, 8 heads on {}, {}", batch.tokens(), kv_heads, describe(shape)));
         const Mesh& mesh = testing::mesh_of(shape);
         const RingGroup ring = ring_of(mesh);
         Part(all, batch, mesh, ring, DType::f64).expect_like(all, DType::f64);
@@ -168,7 +185,8 @@ TEST_F(Ulysses, KeyHeadsThatNeitherDivideNorAreDividedByTheRanks) {
   const Mesh& mesh = testing::mesh_of(shape);
   const RingGroup ring = ring_of(mesh);
   const MicroBatch batch = packed({29, 12});
-  for (const auto& [heads, kv_heads] : {std::pair<std::int64_t, std::int64_t>{3 * ranks, 3}, {6 * ranks, 6}, {12 * ranks, 12}}) {
+  for (const auto& [heads, kv_heads] :
+       {std::pair<std::int64_t, std::int64_t>{3 * ranks, 3}, {6 * ranks, 6}, {12 * ranks, 12}}) {
     SCOPED_TRACE(fmt::format("{} heads on {}", heads, kv_heads));
     const NaiveAttention all = reference_of(batch, heads, kv_heads, draw);
     Part(all, batch, mesh, ring, DType::f64).expect_like(all, DType::f64);
@@ -187,16 +205,19 @@ TEST_F(Ulysses, RepeatsItsBitsAndItsBuffersAndCountsItsBytes) {
   Recorder recorder;
   const Part second(all, batch, mesh, ring, DType::f32, &recorder);
   EXPECT_EQ(memory_use().current[static_cast<int>(MemoryCategory::communication)], held);
-  for (const auto t : {&Part::o, &Part::lse, &Part::dq, &Part::dk, &Part::dv}) EXPECT_TRUE(testing::bit_equal(first.*t, second.*t));
+  for (const auto t : {&Part::o, &Part::lse, &Part::dq, &Part::dk, &Part::dv})
+    EXPECT_TRUE(testing::bit_equal(first.*t, second.*t));
 
   std::int64_t bytes = 0;
   recorder.flush([&](std::span<const Event> events) {
     for (const Event& e : events) bytes += e.kind == EventKind::sequence_exchange ? e.bytes : 0;
   });
-  // Forward q k v out and o, LSE home; backward q k v o d_o and LSE out, dq dk dv home: 12 tensors of 8 heads and 2 LSE.  All but 1 / ranks
-  // moves.
+  // Forward q k v out and o, LSE home; backward q k v o d_o and LSE out, dq dk dv home: 12 tensors
+  // of 8 heads and 2 LSE.  All but 1 / ranks moves.
   const std::int64_t per_token = 12 * 8 * all.dim + 2 * 8, ranks = world.size();
-  EXPECT_EQ(world.all_reduce(bytes), batch.tokens() * per_token * static_cast<std::int64_t>(sizeof(float)) * (ranks - 1) / ranks);
+  EXPECT_EQ(
+      world.all_reduce(bytes),
+      batch.tokens() * per_token * static_cast<std::int64_t>(sizeof(float)) * (ranks - 1) / ranks);
 }
 
 TEST_F(Ulysses, HeadsThatDoNotDivideAreRefusedWithTheArithmetic) {
@@ -211,7 +232,10 @@ TEST_F(Ulysses, HeadsThatDoNotDivideAreRefusedWithTheArithmetic) {
     Part(all, batch, mesh, ring, DType::f64);
     ADD_FAILURE() << "not refused";
   } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find(fmt::format("{} = 1 x {} + 1", world.size() + 1, world.size())), std::string::npos) << e.what();
+    EXPECT_NE(
+        std::string(e.what()).find(fmt::format("{} = 1 x {} + 1", world.size() + 1, world.size())),
+        std::string::npos)
+        << e.what();
   }
 }
 

@@ -1,4 +1,5 @@
-// ZeRO: stages 0, 1 and 2 train alike; shards, norms and gathered gradients are what one rank would have.
+// ZeRO: stages 0, 1 and 2 train alike; shards, norms and gathered gradients are what one rank would
+// have.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +17,8 @@ class Zero : public ::testing::Test {
   std::vector<SampleLength> samples;
   MeshShape shape;
   void SetUp() override {
-    for (std::int64_t tokens : {31, 12, 40, 7, 19}) samples.push_back(sample_of(static_cast<std::int64_t>(samples.size()), tokens));
+    for (std::int64_t tokens : {31, 12, 40, 7, 19})
+      samples.push_back(sample_of(static_cast<std::int64_t>(samples.size()), tokens));
     shape.dp = world.size() > 1 ? 2 : 1;
     shape.cp_inner = world.size() / shape.dp;
   }
@@ -34,14 +36,18 @@ TEST_F(Zero, StagesTrainAlike) {
   for (std::int64_t step = 1; step <= 3; ++step) {
     const double loss = zero0.gradients(samples);
     EXPECT_EQ(zero1.gradients(samples), loss);
-    // AdamW's first updates are nearly signs of the gradient, so rounding grows from one step to the next.
+    // AdamW's first updates are nearly signs of the gradient, so rounding grows from one step to
+    // the next.
     const double tolerance = step == 1 ? 1e-5 : 1e-3;
     EXPECT_NEAR(zero2.gradients(samples), loss, tolerance * loss);
     EXPECT_EQ(zero1.norm, zero0.norm);
     EXPECT_NEAR(zero2.norm, zero0.norm, tolerance * zero0.norm);
     for (SmallTraining* t : {&zero0, &zero1, &zero2}) t->update(3e-3, step);
     EXPECT_TRUE(bit_equal(zero0.parameters.values(), zero1.parameters.values())) << "step " << step;
-    EXPECT_LT(relative_error(elements(zero2.parameters.values()), elements(zero0.parameters.values())), 1e-3) << "step " << step;
+    EXPECT_LT(
+        relative_error(elements(zero2.parameters.values()), elements(zero0.parameters.values())),
+        1e-3)
+        << "step " << step;
   }
 }
 
@@ -71,7 +77,8 @@ TEST_F(Zero, EveryRankSeesTheWholeGradient) {
     for (std::size_t p = 0; p < reference.names.size(); p += 5) {
       const Tensor gradient = training.optimizer.full_gradient(reference.names[p]);
       EXPECT_EQ(gradient.shape(), training.parameters.info(reference.names[p]).shape);
-      EXPECT_LT(relative_error(elements(gradient), reference.gradients[p]), 1e-10) << "zero " << z << " " << reference.names[p];
+      EXPECT_LT(relative_error(elements(gradient), reference.gradients[p]), 1e-10)
+          << "zero " << z << " " << reference.names[p];
     }
   }
 }
@@ -81,13 +88,15 @@ TEST_F(Zero, ShardsTileTheBufferAndMarkDecay) {
   for (int z : {0, 1, 2}) {
     SmallTraining training(mesh, stage(z));
     const auto& optimizer = training.optimizer;
-    const std::int64_t length = optimizer.shard_end() - optimizer.shard_begin(), padded = training.parameters.values().numel();
+    const std::int64_t length = optimizer.shard_end() - optimizer.shard_begin(),
+                       padded = training.parameters.values().numel();
     EXPECT_EQ(length, z == 0 ? padded : padded / world.size());
     EXPECT_EQ(optimizer.shard_begin(), z == 0 ? 0 : length * world.rank());
     const auto* decay = training.optimizer.state().decay.data<std::uint8_t>();
     for (const Parameter& p : training.parameters.table()) {
       const std::int64_t first = training.parameters.offset(p.name);
-      for (std::int64_t i = std::max(first, optimizer.shard_begin()); i < std::min(first + p.numel(), optimizer.shard_end()); ++i)
+      for (std::int64_t i = std::max(first, optimizer.shard_begin());
+           i < std::min(first + p.numel(), optimizer.shard_end()); ++i)
         ASSERT_EQ(decay[i - optimizer.shard_begin()], p.weight_decay ? 1 : 0) << p.name;
     }
   }
@@ -101,7 +110,8 @@ TEST_F(Zero, MasterAndValuesFollowEachOther) {
     state.master.data<float>()[i] = static_cast<float>(training.optimizer.shard_begin() + i);
   training.optimizer.values_from_master();
   const float* values = training.parameters.values().data<float>();
-  for (std::int64_t i = 0; i < training.parameters.values().numel(); ++i) ASSERT_EQ(values[i], static_cast<float>(i));
+  for (std::int64_t i = 0; i < training.parameters.values().numel(); ++i)
+    ASSERT_EQ(values[i], static_cast<float>(i));
 }
 
 TEST_F(Zero, ReductionsAreRecorded) {
@@ -120,7 +130,8 @@ TEST_F(Zero, ReductionsAreRecorded) {
       optimizers += e.kind == EventKind::optimizer;
     }
   });
-  const std::int64_t others = training.parameters.values().numel() / world.size() * (world.size() - 1) * 4;
+  const std::int64_t others =
+      training.parameters.values().numel() / world.size() * (world.size() - 1) * 4;
   EXPECT_EQ(gathered, others);
   EXPECT_EQ(optimizers, 1);
   if (others > 0) {

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Makes the small reference models of tests/reference with Hugging Face Transformers: weights, logits, loss and all gradients.
+"""Makes the small reference models of tests/reference with Hugging Face Transformers: weights,
+logits, loss and all gradients.
 
-    python3 -m venv /tmp/reference && /tmp/reference/bin/pip install torch transformers safetensors numpy
+    python3 -m venv /tmp/reference && /tmp/reference/bin/pip install torch transformers
+            safetensors numpy
     /tmp/reference/bin/python tests/reference/make_reference.py
 
-The tests read what it leaves and need neither torch nor transformers.  Each folder is a Hugging Face model (fp32 weights whose values bf16 holds,
+The tests read what it leaves and need neither torch nor transformers.  Each folder is a Hugging
+Face model (fp32 weights whose values bf16 holds,
 in one file or several) with reference.safetensors beside it, all fp32:
     tokens.S                token ids of sample S
     log_probabilities.S     [tokens, vocabulary] log softmax of the logits
@@ -22,18 +25,60 @@ from safetensors.torch import save_file
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LENGTHS = [61, 96, 17]
-COMMON = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-              max_position_embeddings=256, rms_norm_eps=1e-6, attention_dropout=0.0, attn_implementation="eager")
+COMMON = dict(
+    vocab_size=96,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    rms_norm_eps=1e-6,
+    attention_dropout=0.0,
+    attn_implementation="eager",
+)
 
 MODELS = {
     # name: (configuration, largest file)
-    "qwen2": (transformers.Qwen2Config(**COMMON, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e4}), "1GB"),
-    "qwen2_yarn": (transformers.Qwen2Config(**COMMON, head_dim=16, tie_word_embeddings=False,
-                                            rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}), "1GB"),
+    "qwen2": (
+        transformers.Qwen2Config(
+            **COMMON,
+            tie_word_embeddings=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        ),
+        "1GB",
+    ),
+    "qwen2_yarn": (
+        transformers.Qwen2Config(
+            **COMMON,
+            head_dim=16,
+            tie_word_embeddings=False,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        ),
+        "1GB",
+    ),
     # head_dim apart from hidden / heads, and several files
-    "llama3": (transformers.LlamaConfig(**COMMON, head_dim=16, tie_word_embeddings=False,
-                                        rope_parameters={"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                                         "original_max_position_embeddings": 32}), "60KB"),
+    "llama3": (
+        transformers.LlamaConfig(
+            **COMMON,
+            head_dim=16,
+            tie_word_embeddings=False,
+            rope_parameters={
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        ),
+        "60KB",
+    ),
 }
 
 
@@ -41,11 +86,20 @@ def make(name, config, shard):
     folder = os.path.join(HERE, name)
     shutil.rmtree(folder, ignore_errors=True)
     torch.manual_seed(len(name))
-    model = {"qwen2": transformers.Qwen2ForCausalLM, "llama": transformers.LlamaForCausalLM}[config.model_type](config).float().eval()
+    model = (
+        {"qwen2": transformers.Qwen2ForCausalLM, "llama": transformers.LlamaForCausalLM}[
+            config.model_type
+        ](config)
+        .float()
+        .eval()
+    )
     with torch.no_grad():
         for parameter_name, p in model.named_parameters():
             # Attention far from uniform, norms and biases away from 1 and 0.
-            p.copy_(torch.randn_like(p) * (0.15 if p.dim() > 1 else 0.1) + (1.0 if "norm" in parameter_name else 0.0))
+            p.copy_(
+                torch.randn_like(p) * (0.15 if p.dim() > 1 else 0.1)
+                + (1.0 if "norm" in parameter_name else 0.0)
+            )
             p.copy_(p.bfloat16().float())
     model.save_pretrained(folder, max_shard_size=shard)
     for extra in ("generation_config.json",):
@@ -64,9 +118,18 @@ def make(name, config, shard):
     out["loss"] = loss.detach().reshape(1)
     for parameter_name, p in model.named_parameters():
         out["gradient." + parameter_name] = p.grad
-    save_file({k: v.contiguous() for k, v in out.items()}, os.path.join(folder, "reference.safetensors"))
+    save_file(
+        {k: v.contiguous() for k, v in out.items()}, os.path.join(folder, "reference.safetensors")
+    )
     with open(os.path.join(folder, "made_by.json"), "w") as f:
-        json.dump({"script": "tests/reference/make_reference.py", "torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}, f)
+        json.dump(
+            {
+                "script": "tests/reference/make_reference.py",
+                "torch": torch.__version__.split("+")[0],
+                "transformers": transformers.__version__,
+            },
+            f,
+        )
         f.write("\n")
     print(name, "loss", loss.item(), "parameters", sum(p.numel() for p in model.parameters()))
 

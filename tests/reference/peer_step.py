@@ -1,6 +1,8 @@
-"""Training step of the same shapes in Hugging Face Transformers, the peer of `ballast bench step`: bf16, SDPA attention, fused AdamW, one GPU.
+"""Training step of the same shapes in Hugging Face Transformers, the peer of `ballast bench step`:
+bf16, SDPA attention, fused AdamW, one GPU.
 
-    python3 tests/reference/peer_step.py qwen2.5-0.5b 8192 [full]      `full`: gradient checkpointing of every layer
+    python3 tests/reference/peer_step.py qwen2.5-0.5b 8192 [full]  `full`: gradient
+            checkpointing of every layer
 """
 import sys
 import time
@@ -9,14 +11,33 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 SHAPES = {
-    "qwen2.5-0.5b": dict(hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True),
-    "qwen2.5-3b": dict(hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16, num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen2.5-0.5b": dict(
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ),
+    "qwen2.5-3b": dict(
+        hidden_size=2048,
+        intermediate_size=11008,
+        num_hidden_layers=36,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ),
 }
 
 
 def main():
     name, tokens, full = sys.argv[1], int(sys.argv[2]), "full" in sys.argv[3:]
-    config = Qwen2Config(vocab_size=151936, max_position_embeddings=max(32768, tokens), rope_theta=1e6, **SHAPES[name])
+    config = Qwen2Config(
+        vocab_size=151936,
+        max_position_embeddings=max(32768, tokens),
+        rope_theta=1e6,
+        **SHAPES[name],
+    )
     config._attn_implementation = "sdpa"
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(config).to(device="cuda", dtype=torch.bfloat16)
@@ -38,7 +59,14 @@ def main():
         if i >= 3:
             times.append(time.perf_counter() - begin)
     median = sorted(times)[len(times) // 2]
-    print(f"transformers {name} {tokens} tokens{' full recompute' if full else ''}: {median:.4f} s, {tokens / median:.0f} tokens/s, peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)
+    print(
+        (
+            f"transformers {name} {tokens} tokens{' full recompute' if full else ''}:"
+            f" {median:.4f} s, {tokens / median:.0f} tokens/s, peak"
+            f" {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+        ),
+        flush=True,
+    )
 
 
 main()

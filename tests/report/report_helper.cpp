@@ -1,14 +1,16 @@
-// Helper of the report's tests: writes traces with the program's own writer and computes core/metrics for comparison with Python.
+// Helper of the report's tests: writes traces with the program's own writer and computes
+// core/metrics for comparison with Python.
 //   report_helper write DIR   reads lines from standard input, fields separated by tabs:
-//       session RANK RANKS SEGMENT KEY=NUMBER...   mesh degrees (mesh.dp=2) and coordinates (at.dp=0) of the rank
-//       deck RANK TEXT                             of the next session; \n stands for a line break
-//       event RANK STEP MICRO_BATCH CHUNK LAYER STAGE OUTER INNER KIND BEGIN END FLOPS BYTES
-//       budget RANK STEP LAYER HEAD BUDGET COMPUTED VISIBLE OVERFLOW
+//       session RANK RANKS SEGMENT KEY=NUMBER...   mesh degrees (mesh.dp=2) and coordinates
+//       (at.dp=0) of the rank deck RANK TEXT                             of the next session; \n
+//       stands for a line break event RANK STEP MICRO_BATCH CHUNK LAYER STAGE OUTER INNER KIND
+//       BEGIN END FLOPS BYTES budget RANK STEP LAYER HEAD BUDGET COMPUTED VISIBLE OVERFLOW
 //       predicted RANK STEP MICRO_BATCH CHUNK STAGE KIND BEGIN END
 //       step RANK STEP KEY=VALUE...
 //       plan RANK KIND HASH STEP TEXT
 //       kill                                       flushes everything and dies as by kill -9
-//   report_helper metrics     reads lines "NAME ROWS COLUMNS VALUES... [EXTRA]" and prints one number a line
+//   report_helper metrics     reads lines "NAME ROWS COLUMNS VALUES... [EXTRA]" and prints one
+//   number a line
 #include <csignal>
 #include <cstdio>
 #include <iostream>
@@ -74,13 +76,15 @@ void write(const std::string& dir) {
       header.deck = decks[rank];
       for (std::size_t i = 4; i < f.size(); ++i) {
         const auto [key, value] = pair_of(f[i]);
-        (key.starts_with("mesh.") ? header.mesh_degrees[key.substr(5)] : header.coordinates[key.substr(3)]) = std::stoll(value);
+        (key.starts_with("mesh.") ? header.mesh_degrees[key.substr(5)]
+                                  : header.coordinates[key.substr(3)]) = std::stoll(value);
       }
       writers[rank].reset();  // closes the session before
       writers[rank] = std::make_unique<TraceWriter>(dir, header);
     } else if (f[0] == "event") {
       Event e;
-      std::int32_t* ids[] = {&e.step, &e.micro_batch, &e.chunk, &e.layer, &e.stage, &e.outer, &e.inner};
+      std::int32_t* ids[] = {&e.step,  &e.micro_batch, &e.chunk, &e.layer,
+                             &e.stage, &e.outer,       &e.inner};
       for (std::size_t i = 0; i < 7; ++i) *ids[i] = std::stoi(f.at(2 + i));
       e.kind = event_kind(f.at(9));
       e.begin_s = std::stod(f.at(10));
@@ -108,10 +112,12 @@ void write(const std::string& dir) {
       writers.at(rank)->budgets({&row, 1});
     } else if (f[0] == "step") {
       StepRow row;
-      for (std::size_t i = 3; i < f.size(); ++i) row[pair_of(f[i]).first] = std::stod(pair_of(f[i]).second);
+      for (std::size_t i = 3; i < f.size(); ++i)
+        row[pair_of(f[i]).first] = std::stod(pair_of(f[i]).second);
       writers.at(rank)->step(std::stoll(f.at(2)), row);
     } else if (f[0] == "plan") {
-      writers.at(rank)->plan(f.at(2), std::stoull(f.at(3)), with_line_breaks(f.at(5)), std::stoll(f.at(4)));
+      writers.at(rank)->plan(f.at(2), std::stoull(f.at(3)), with_line_breaks(f.at(5)),
+                             std::stoll(f.at(4)));
     } else {
       fail("unknown line '{}'", line);
     }
@@ -147,7 +153,8 @@ void metrics() {
       std::cout << padding_ratio(values.at(0), extra) << '\n';
     else if (name == "pop" && in >> extra) {
       const Pop p = pop(values.at(0), extra);
-      std::cout << p.load_balance << ' ' << p.communication_efficiency << ' ' << p.parallel_efficiency << '\n';
+      std::cout << p.load_balance << ' ' << p.communication_efficiency << ' '
+                << p.parallel_efficiency << '\n';
     } else if (name == "exclusive_seconds") {  // rows of begin and end
       std::vector<Event> events(rows);
       for (std::size_t i = 0; i < rows; ++i) {
@@ -158,7 +165,8 @@ void metrics() {
       std::cout << '\n';
     } else if (name == "useful") {
       for (int k = 0; k < kEventKinds; ++k)
-        if (useful(static_cast<EventKind>(k))) std::cout << ballast::name(static_cast<EventKind>(k)) << ' ';
+        if (useful(static_cast<EventKind>(k)))
+          std::cout << ballast::name(static_cast<EventKind>(k)) << ' ';
       std::cout << '\n';
     } else {
       fail("unknown metric '{}'", name);

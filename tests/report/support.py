@@ -22,17 +22,21 @@ class RunTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
 
     def report(self, *arguments, status=0, draw=True):
-        """Runs the command line; returns what it printed.  Figures are coarse or left out here, for speed."""
+        """Runs the command line; returns what it printed.  Figures are coarse or left out here, for
+        speed."""
         import importlib.util
 
         import page
         import style
+
         style.plt.rcParams["savefig.dpi"] = 40
         spec = importlib.util.spec_from_file_location("ballast_report_main", REPORT / "__main__.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), unittest.mock.patch.object(page, "FIGURES", page.FIGURES if draw else {}):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(
+            err
+        ), unittest.mock.patch.object(page, "FIGURES", page.FIGURES if draw else {}):
             got = module.main([str(a) for a in arguments])
         self.assertEqual(got, status, err.getvalue())
         return out.getvalue() + err.getvalue()

@@ -1,11 +1,15 @@
-"""Synthetic runs for the report's tests: times are chosen, so every metric is known; the program's own writer makes the files."""
+"""Synthetic runs for the report's tests: times are chosen, so every metric is known; the program's
+own writer makes the files."""
 import os
 import random
 import subprocess
 from pathlib import Path
 
 HELPER = os.environ.get("BALLAST_REPORT_HELPER", "")
-DECK = '[run]\nname = "synthetic"\nbackend = "host"\n[model]\npreset = "tiny"\n[batching]\nmethod = "packed"\nmicro_batch_tokens = 4096\n'
+DECK = (
+    '[run]\nname = "synthetic"\nbackend = "host"\n[model]\npreset = "tiny"\n[batching]\nmethod ='
+    ' "packed"\nmicro_batch_tokens = 4096\n'
+)
 
 
 class Rank:
@@ -15,13 +19,48 @@ class Rank:
         self.rank, self.clock = rank, clock
         degrees = {"dp": 1, "pp": 1, "cp_outer": 1, "cp_inner": 1, "sp": 1, "tp": 1, **(mesh or {})}
         place = {**dict.fromkeys(degrees, 0), **(at or {})}
-        fields = [f"mesh.{k}={v}" for k, v in degrees.items()] + [f"at.{k}={v}" for k, v in place.items()]
+        fields = [f"mesh.{k}={v}" for k, v in degrees.items()] + [
+            f"at.{k}={v}" for k, v in place.items()
+        ]
         escaped = deck.replace("\n", "\\n")
-        self.lines = [f"deck\t{rank}\t{escaped}", "\t".join(["session", str(rank), str(ranks), str(segment)] + fields)]
+        self.lines = [
+            f"deck\t{rank}\t{escaped}",
+            "\t".join(["session", str(rank), str(ranks), str(segment)] + fields),
+        ]
 
-    def event(self, kind, begin, end, step=-1, mb=-1, chunk=-1, layer=-1, stage=0, outer=-1, inner=-1, flops=0, nbytes=0):
+    def event(
+        self,
+        kind,
+        begin,
+        end,
+        step=-1,
+        mb=-1,
+        chunk=-1,
+        layer=-1,
+        stage=0,
+        outer=-1,
+        inner=-1,
+        flops=0,
+        nbytes=0,
+    ):
         ids = (step, mb, chunk, layer, stage, outer, inner)
-        self.lines.append("\t".join(map(str, ("event", self.rank, *ids, kind, repr(float(begin)), repr(float(end)), flops, nbytes))))
+        self.lines.append(
+            "\t".join(
+                map(
+                    str,
+                    (
+                        "event",
+                        self.rank,
+                        *ids,
+                        kind,
+                        repr(float(begin)),
+                        repr(float(end)),
+                        flops,
+                        nbytes,
+                    ),
+                )
+            )
+        )
 
     def span(self, kind, seconds, **ids):
         """An event of this length, beginning now."""
@@ -29,13 +68,41 @@ class Rank:
         self.clock += seconds
 
     def predicted(self, kind, begin, end, step=-1, mb=-1, chunk=-1, stage=0):
-        self.lines.append("\t".join(map(str, ("predicted", self.rank, step, mb, chunk, stage, kind, repr(float(begin)), repr(float(end))))))
+        self.lines.append(
+            "\t".join(
+                map(
+                    str,
+                    (
+                        "predicted",
+                        self.rank,
+                        step,
+                        mb,
+                        chunk,
+                        stage,
+                        kind,
+                        repr(float(begin)),
+                        repr(float(end)),
+                    ),
+                )
+            )
+        )
 
     def budget(self, step, layer, head, budget, computed, visible, overflow=0):
-        self.lines.append("\t".join(map(str, ("budget", self.rank, step, layer, head, budget, computed, visible, overflow))))
+        self.lines.append(
+            "\t".join(
+                map(
+                    str,
+                    ("budget", self.rank, step, layer, head, budget, computed, visible, overflow),
+                )
+            )
+        )
 
     def step(self, step, **values):
-        self.lines.append("\t".join(["step", str(self.rank), str(step)] + [f"{k}={v!r}" for k, v in values.items()]))
+        self.lines.append(
+            "\t".join(
+                ["step", str(self.rank), str(step)] + [f"{k}={v!r}" for k, v in values.items()]
+            )
+        )
 
     def plan(self, kind, number, step, text):
         escaped = text.replace("\n", "\\n")
@@ -47,44 +114,102 @@ def write(run, ranks, kill=False, deck=DECK):
     run = Path(run)
     run.mkdir(parents=True, exist_ok=True)
     (run / "deck.toml").write_text(deck)
-    lines = [line for rank in ranks for line in rank.lines[:2]] + [line for rank in ranks for line in rank.lines[2:]] + (["kill"] if kill else [])
-    done = subprocess.run([HELPER, "write", str(run / "trace")], input="\n".join(lines) + "\n", text=True, capture_output=True)
+    lines = (
+        [line for rank in ranks for line in rank.lines[:2]]
+        + [line for rank in ranks for line in rank.lines[2:]]
+        + (["kill"] if kill else [])
+    )
+    done = subprocess.run(
+        [HELPER, "write", str(run / "trace")],
+        input="\n".join(lines) + "\n",
+        text=True,
+        capture_output=True,
+    )
     if done.returncode != (-9 if kill else 0):
         raise RuntimeError(f"report_helper: status {done.returncode}: {done.stderr}")
     return run
 
 
-def training_run(run, dp=2, cp=2, steps=12, layers=3, micro_batches=2, straggler=None, seed=0, kill=False):
-    """A run that looks like training: nested ops, layers, ring steps, waits until the slowest worker is done, reductions."""
+def training_run(
+    run, dp=2, cp=2, steps=12, layers=3, micro_batches=2, straggler=None, seed=0, kill=False
+):
+    """A run that looks like training: nested ops, layers, ring steps, waits until the slowest
+    worker is done, reductions."""
     rng = random.Random(seed)
-    ranks = [Rank(d * cp + c, dp * cp, {"dp": dp, "cp_inner": cp}, {"dp": d, "cp_inner": c}) for d in range(dp) for c in range(cp)]
+    ranks = [
+        Rank(d * cp + c, dp * cp, {"dp": dp, "cp_inner": cp}, {"dp": d, "cp_inner": c})
+        for d in range(dp)
+        for c in range(cp)
+    ]
     for step in range(steps):
-        lengths = [[[int(min(60000, 150 + rng.paretovariate(0.9) * 250)) for _ in range(rng.randint(1, 6))] for _ in range(micro_batches)] for _ in range(dp)]
-        text = "".join(f"dp {d} micro_batch {m}:" + "".join(f" {rng.randrange(999)}[0,{n})" for n in lengths[d][m]) + "\n"
-                       for d in range(dp) for m in range(micro_batches))
+        lengths = [
+            [
+                [
+                    int(min(60000, 150 + rng.paretovariate(0.9) * 250))
+                    for _ in range(rng.randint(1, 6))
+                ]
+                for _ in range(micro_batches)
+            ]
+            for _ in range(dp)
+        ]
+        text = "".join(
+            f"dp {d} micro_batch {m}:"
+            + "".join(f" {rng.randrange(999)}[0,{n})" for n in lengths[d][m])
+            + "\n"
+            for d in range(dp)
+            for m in range(micro_batches)
+        )
         begin = [r.clock for r in ranks]
         for r in ranks:
             r.plan("batch", step + 1, step, text)
             r.plan("schedule", 7, step, "stage 0 forward 0 0\n")
         for d in range(dp):
-            workers = ranks[d * cp:(d + 1) * cp]
+            workers = ranks[d * cp : (d + 1) * cp]
             for m in range(micro_batches):
                 for r in workers:
                     r.span("data", 0.0005, step=step, mb=m)
                 tokens, pairs = sum(lengths[d][m]), sum(n * n for n in lengths[d][m])
-                for kind, layer_kind, attention_kind, factor in (("forward", "layer_forward", "attention_forward", 1.0),
-                                                                 ("backward", "layer_backward", "attention_backward", 2.4)):
+                for kind, layer_kind, attention_kind, factor in (
+                    ("forward", "layer_forward", "attention_forward", 1.0),
+                    ("backward", "layer_backward", "attention_backward", 2.4),
+                ):
                     op_begin = [r.clock for r in workers]
                     for layer in range(layers):
                         layer_begin = [r.clock for r in workers]
                         for r in workers:
                             r.clock += factor * tokens * 6e-7 * rng.uniform(0.95, 1.05) / cp
                         for inner in range(cp):
-                            compute = [factor * pairs * 2.5e-11 * rng.uniform(0.9, 1.15) * (1.6 if r.rank == straggler else 1) / cp / cp for r in workers]
+                            compute = [
+                                factor
+                                * pairs
+                                * 2.5e-11
+                                * rng.uniform(0.9, 1.15)
+                                * (1.6 if r.rank == straggler else 1)
+                                / cp
+                                / cp
+                                for r in workers
+                            ]
                             ready = max(r.clock + c for r, c in zip(workers, compute))
                             for r, c in zip(workers, compute):
-                                r.span(attention_kind, c, step=step, mb=m, layer=layer, outer=0, inner=inner)
-                                r.span("ring_wait", ready - r.clock + 2e-5, step=step, mb=m, layer=layer, outer=0, inner=inner, nbytes=tokens * 256)
+                                r.span(
+                                    attention_kind,
+                                    c,
+                                    step=step,
+                                    mb=m,
+                                    layer=layer,
+                                    outer=0,
+                                    inner=inner,
+                                )
+                                r.span(
+                                    "ring_wait",
+                                    ready - r.clock + 2e-5,
+                                    step=step,
+                                    mb=m,
+                                    layer=layer,
+                                    outer=0,
+                                    inner=inner,
+                                    nbytes=tokens * 256,
+                                )
                         for r, at in zip(workers, layer_begin):
                             r.event(layer_kind, at, r.clock, step=step, mb=m, layer=layer)
                     for r in workers:
@@ -100,10 +225,20 @@ def training_run(run, dp=2, cp=2, steps=12, layers=3, micro_batches=2, straggler
             r.event("step", at, r.clock, step=step)
             if step % 5 == 4:
                 r.span("checkpoint", 0.006, step=step)
-            r.step(step, loss=5.5 - 2.4 * (1 - 0.93 ** step) + rng.uniform(-0.05, 0.05), step_time_s=r.clock - at, tokens=sum(sum(map(sum, x)) for x in lengths),
-                   mfu=0.42, peak_bytes_parameters=4.0e6, peak_bytes_gradients=4.0e6, peak_bytes_optimizer=1.2e7,
-                   peak_bytes_activations=6e6 + 400.0 * max(sum(x) for x in lengths[r.rank // cp]), peak_bytes_communication=3e6, peak_bytes_workspace=5e6,
-                   peak_bytes_total=3.4e7 + 300.0 * max(sum(x) for x in lengths[r.rank // cp]))
+            r.step(
+                step,
+                loss=5.5 - 2.4 * (1 - 0.93**step) + rng.uniform(-0.05, 0.05),
+                step_time_s=r.clock - at,
+                tokens=sum(sum(map(sum, x)) for x in lengths),
+                mfu=0.42,
+                peak_bytes_parameters=4.0e6,
+                peak_bytes_gradients=4.0e6,
+                peak_bytes_optimizer=1.2e7,
+                peak_bytes_activations=6e6 + 400.0 * max(sum(x) for x in lengths[r.rank // cp]),
+                peak_bytes_communication=3e6,
+                peak_bytes_workspace=5e6,
+                peak_bytes_total=3.4e7 + 300.0 * max(sum(x) for x in lengths[r.rank // cp]),
+            )
             if step % 4 == 0:
-                r.step(step, validation_loss=5.6 - 2.3 * (1 - 0.93 ** step))
+                r.step(step, validation_loss=5.6 - 2.3 * (1 - 0.93**step))
     return write(run, ranks, kill=kill)

@@ -1,4 +1,5 @@
-"""metrics.py against hand-worked numbers and, on random data, against core/metrics.cpp through report_helper."""
+"""metrics.py against hand-worked numbers and, on random data, against core/metrics.cpp through
+report_helper."""
 import random
 import subprocess
 import unittest
@@ -10,12 +11,23 @@ from load import KINDS
 
 
 def cpp(lines):
-    done = subprocess.run([synthetic.HELPER, "metrics"], input="\n".join(lines) + "\n", text=True, capture_output=True, check=True)
+    done = subprocess.run(
+        [synthetic.HELPER, "metrics"],
+        input="\n".join(lines) + "\n",
+        text=True,
+        capture_output=True,
+        check=True,
+    )
     return done.stdout.splitlines()
 
 
 def line(name, table, *more):
-    values = [repr(v) for row in table for v in row] + [repr(v) for other in more for row in (other if isinstance(other, list) else [[other]]) for v in row]
+    values = [repr(v) for row in table for v in row] + [
+        repr(v)
+        for other in more
+        for row in (other if isinstance(other, list) else [[other]])
+        for v in row
+    ]
     return f"{name} {len(table)} {len(table[0])} " + " ".join(values)
 
 
@@ -58,7 +70,10 @@ class Metrics(unittest.TestCase):
         for _ in range(200):
             workers, steps = rng.randint(1, 6), rng.randint(1, 7)
             zero = rng.random() < 0.1
-            table = [[0.0 if zero or rng.random() < 0.1 else rng.random() for _ in range(steps)] for _ in range(workers)]
+            table = [
+                [0.0 if zero or rng.random() < 0.1 else rng.random() for _ in range(steps)]
+                for _ in range(workers)
+            ]
             wall = [[0.0 if rng.random() < 0.1 else rng.random() + v for v in row] for row in table]
             extra = rng.random() * 3
             for name in ("worker_imbalance", "step_imbalance"):
@@ -74,9 +89,14 @@ class Metrics(unittest.TestCase):
             lines.append(line("pop", table[:1], extra))
             expected.append(list(metrics.pop(table[0], extra)))
             # Times on a grid, so that ties and touching events occur.
-            events = [[float(b), float(b + rng.randint(0, 9))] for b in (rng.randint(0, 20) for _ in range(rng.randint(1, 15)))]
+            events = [
+                [float(b), float(b + rng.randint(0, 9))]
+                for b in (rng.randint(0, 20) for _ in range(rng.randint(1, 15)))
+            ]
             lines.append(line("exclusive_seconds", events))
-            expected.append(metrics.exclusive_seconds([b for b, _ in events], [e for _, e in events]).tolist())
+            expected.append(
+                metrics.exclusive_seconds([b for b, _ in events], [e for _, e in events]).tolist()
+            )
         for sent, got, want in zip(lines, cpp(lines), expected, strict=True):
             for g, w in zip(map(float, got.split()), want, strict=True):
                 self.assertAlmostEqual(g, w, places=9, msg=f"seed {seed}: {sent}")

@@ -1,4 +1,5 @@
-"""Simulated ops beside measured ones: known numbers, and what is shown where one side is missing."""
+"""Simulated ops beside measured ones: known numbers, and what is shown where one side is
+missing."""
 import csv
 import json
 import re
@@ -8,10 +9,23 @@ import synthetic
 from support import RunTest
 from synthetic import Rank
 
-# stage -> ops in order: kind, micro-batch, predicted begin and end, measured begin and end (of step 0; step 1 takes twice as long)
-OPS = {0: [("forward", 0, 0, 1, 0, 1.5), ("send", 0, 1, 1, 1.5, 1.6), ("recv", 0, 1, 4, 1.6, 4.5), ("backward", 0, 4, 6, 4.5, 7.0)],
-       1: [("recv", 0, 0, 1, 0.5, 2.0), ("forward", 0, 1, 2, 2.0, 2.5), ("backward_input", 0, 2, 4, 2.5, 4.0), ("send", 0, 4, 4, 4.0, 4.1),
-           ("backward_weight", 0, 4, 5, 4.1, 5.0)]}
+# stage -> ops in order: kind, micro-batch, predicted begin and end, measured begin and end (of step
+# 0; step 1 takes twice as long)
+OPS = {
+    0: [
+        ("forward", 0, 0, 1, 0, 1.5),
+        ("send", 0, 1, 1, 1.5, 1.6),
+        ("recv", 0, 1, 4, 1.6, 4.5),
+        ("backward", 0, 4, 6, 4.5, 7.0),
+    ],
+    1: [
+        ("recv", 0, 0, 1, 0.5, 2.0),
+        ("forward", 0, 1, 2, 2.0, 2.5),
+        ("backward_input", 0, 2, 4, 2.5, 4.0),
+        ("send", 0, 4, 4, 4.0, 4.1),
+        ("backward_weight", 0, 4, 5, 4.1, 5.0),
+    ],
+}
 
 
 def pipeline_run(folder, predicted_on=(0, 1), steps=2):
@@ -21,10 +35,14 @@ def pipeline_run(folder, predicted_on=(0, 1), steps=2):
             t0, scale = 100.0 + 50 * step, 1 + step
             r.event("step", t0, t0 + 20, step=step)
             for kind, mb, p0, p1, m0, m1 in OPS[r.rank]:
-                r.event(kind, t0 + scale * m0, t0 + scale * m1, step=step, mb=mb, chunk=0, stage=r.rank)
+                r.event(
+                    kind, t0 + scale * m0, t0 + scale * m1, step=step, mb=mb, chunk=0, stage=r.rank
+                )
                 if r.rank in predicted_on:
                     r.predicted(kind, p0, p1, step=step, mb=mb, chunk=0, stage=r.rank)
-            r.event("offload", t0 + 0.2, t0 + 0.4, step=step, mb=0, layer=1, stage=r.rank)  # inside a layer: no op of the schedule
+            r.event(
+                "offload", t0 + 0.2, t0 + 0.4, step=step, mb=0, layer=1, stage=r.rank
+            )  # inside a layer: no op of the schedule
     return synthetic.write(folder, ranks)
 
 
@@ -33,9 +51,15 @@ class Prediction(RunTest):
         run = pipeline_run(self.folder / "r")
         with h5py.File(run / "trace" / "trace_00001.h5") as file:
             self.assertEqual(int(file.attrs["format_version"]), 3)
-            rows = file["predicted"][:int(file["rows"][()]["predicted"])]
-            self.assertEqual([(int(r["step"]), float(r["begin_s"]), float(r["end_s"])) for r in rows if r["step"] == 1],
-                             [(1, p0, p1) for _, _, p0, p1, _, _ in OPS[1]])
+            rows = file["predicted"][: int(file["rows"][()]["predicted"])]
+            self.assertEqual(
+                [
+                    (int(r["step"]), float(r["begin_s"]), float(r["end_s"]))
+                    for r in rows
+                    if r["step"] == 1
+                ],
+                [(1, p0, p1) for _, _, p0, p1, _, _ in OPS[1]],
+            )
         self.report(run)
         m = self.metrics(run / "report")
         self.assertAlmostEqual(m["predicted_schedule_s"], 6)
@@ -47,8 +71,14 @@ class Prediction(RunTest):
         first, second = m["predicted_stages"]
         self.assertEqual((first["stage"], second["stage"]), (0, 1))
         self.assertNotIn("offload", first)
-        for name, stage, predicted, measured in (("backward", first, 2, 1.5 * 2.5), ("recv", first, 3, 1.5 * 2.9), ("busy", first, 3, 1.5 * 4.0),
-                                                 ("wait", first, 3, 1.5 * 3.0), ("backward_weight", second, 1, 1.5 * 0.9), ("backward_input", second, 2, 1.5 * 1.5)):
+        for name, stage, predicted, measured in (
+            ("backward", first, 2, 1.5 * 2.5),
+            ("recv", first, 3, 1.5 * 2.9),
+            ("busy", first, 3, 1.5 * 4.0),
+            ("wait", first, 3, 1.5 * 3.0),
+            ("backward_weight", second, 1, 1.5 * 0.9),
+            ("backward_input", second, 2, 1.5 * 1.5),
+        ):
             self.assertAlmostEqual(stage[name]["predicted_s"], predicted, msg=name)
             self.assertAlmostEqual(stage[name]["measured_s"], measured, msg=name)
         with open(run / "report" / "prediction.csv", newline="") as file:

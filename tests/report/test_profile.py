@@ -13,11 +13,42 @@ def profile(folder):
     for tokens in (256, 512):
         for budget, pattern in ((0, "dense"), (2, "moba"), (4, "moba")):
             for direction in ("forward", "backward"):
-                rows.append({"part": "attention", "pattern": pattern, "query_tokens": tokens, "prefix_tokens": 0, "budget": budget, "sp": 1, "recompute": "none",
-                             "pass": direction, "median_s": 1e-6 * tokens * (budget or 8), "spread_s": 0, "bytes": 0})
-    points = [{"lengths": [300] * n, "budget": 3, "measured_s": 0.01 * n, "table_s": 0.0105 * n, "flops_s": 0.013 * n, "length_s": 0.02 * n} for n in (1, 2, 3)]
-    facts = {"identity": {"hardware": "a <GPU>", "kernels": "abc"}, "notes": ["a note & more"], "rows": rows, "held_out": points, "held_out_error": 0.05, "flops_error": 0.3,
-             "length_error": 1.0, "links": [{"level": "inner", "latency_s": 3e-6, "bytes_per_s": 3e11}]}
+                rows.append(
+                    {
+                        "part": "attention",
+                        "pattern": pattern,
+                        "query_tokens": tokens,
+                        "prefix_tokens": 0,
+                        "budget": budget,
+                        "sp": 1,
+                        "recompute": "none",
+                        "pass": direction,
+                        "median_s": 1e-6 * tokens * (budget or 8),
+                        "spread_s": 0,
+                        "bytes": 0,
+                    }
+                )
+    points = [
+        {
+            "lengths": [300] * n,
+            "budget": 3,
+            "measured_s": 0.01 * n,
+            "table_s": 0.0105 * n,
+            "flops_s": 0.013 * n,
+            "length_s": 0.02 * n,
+        }
+        for n in (1, 2, 3)
+    ]
+    facts = {
+        "identity": {"hardware": "a <GPU>", "kernels": "abc"},
+        "notes": ["a note & more"],
+        "rows": rows,
+        "held_out": points,
+        "held_out_error": 0.05,
+        "flops_error": 0.3,
+        "length_error": 1.0,
+        "links": [{"level": "inner", "latency_s": 3e-6, "bytes_per_s": 3e11}],
+    }
     (folder / "profile.json").write_text(json.dumps(facts))
     return folder
 
@@ -45,10 +76,19 @@ class Budgets(RunTest):
         for r in ranks:
             r.event("step", 0, 1, step=0)
             r.plan("batch", 5, 0, "dp 0 micro_batch 0: 3[0,2048)\n")
-            r.plan("budgets", 6 + r.rank, 0, f"micro_batch 0 layer {r.rank} base 32 budget {20 + r.rank} coverage_loss {0.05 - r.rank}\n")
+            r.plan(
+                "budgets",
+                6 + r.rank,
+                0,
+                (
+                    f"micro_batch 0 layer {r.rank} base 32 budget {20 + r.rank} coverage_loss"
+                    f" {0.05 - r.rank}\n"
+                ),
+            )
             r.step(0, loss=1.0, tokens=2048)
         import analysis
         from load import load_run
+
         a = analysis.analyse(load_run(synthetic.write(self.folder / "run", ranks)))
         self.assertEqual(sorted(a.budgets.tolist()), [[32, 20, 0.05], [32, 21, -0.95]])
         self.report(self.folder / "run")

@@ -1,6 +1,7 @@
 // Checks and times the CUDA attention kernels without the rest of Ballast (see build.sh).
-//   attention_bench check [smoke]          small cases against fp64, every path and option; "smoke" runs the first few
-//   attention_bench time [lengths.txt]     medians of the sizes that docs/performance_attention.md reports
+//   attention_bench check [smoke]          small cases against fp64, every path and option; "smoke"
+//   runs the first few attention_bench time [lengths.txt]     medians of the sizes that
+//   docs/performance_attention.md reports
 #include <chrono>
 #include <climits>
 #include <cmath>
@@ -22,7 +23,8 @@ template <class A, class B>
 double error(const std::vector<A>& a, const std::vector<B>& b) {
   double diff = 0, norm = 0;
   for (std::size_t i = 0; i < b.size(); ++i) {
-    const double x = static_cast<double>(static_cast<float>(a[i])), y = static_cast<double>(static_cast<float>(b[i]));
+    const double x = static_cast<double>(static_cast<float>(a[i])),
+                 y = static_cast<double>(static_cast<float>(b[i]));
     if (std::isinf(y)) {
       if (x != y) return INFINITY;
       continue;
@@ -41,14 +43,34 @@ Reference reference(Problem& p, const std::vector<std::int64_t>& rows, bool pair
   const std::int64_t n = static_cast<std::int64_t>(rows.size());
   Buffer<std::int64_t> ids(rows);
   Buffer<std::uint8_t> allowed(pairwise ? allowed_pairs(p.host) : std::vector<std::uint8_t>{});
-  Buffer<double> probability(n * p.hq * p.host.k_tokens), ds(n * p.hq * p.host.k_tokens), o(n * p.hq * p.d), lse(n * p.hq), dq(n * p.hq * p.d),
-      dk(p.dk.size), dv(p.dv.size);
+  Buffer<double> probability(n * p.hq * p.host.k_tokens), ds(n * p.hq * p.host.k_tokens),
+      o(n * p.hq * p.d), lse(n * p.hq), dq(n * p.hq * p.d), dk(p.dk.size), dv(p.dv.size);
   const AttentionForwardArgs a = p.forward_args(false);
-  ReferenceProblem r{static_cast<const bf16*>(a.q), static_cast<const bf16*>(a.k), static_cast<const bf16*>(a.v), p.dout.data, a.q_stride, a.k_stride,
-                     a.v_stride, p.hq * p.d, p.host.q_tokens, p.host.k_tokens, p.hq, p.hkv, p.d, p.host.index_heads, p.scale,
-                     pairwise ? allowed.data : nullptr, p.index.key_begin, p.index.key_end, ids.data, n};
-  reference_rows<<<dim3(static_cast<unsigned>(n), p.hq), 128>>>(r, probability.data, ds.data, o.data, lse.data, dq.data);
-  if (pairwise) reference_keys<<<dim3(static_cast<unsigned>(p.host.k_tokens), p.hkv), 128>>>(r, probability.data, ds.data, dk.data, dv.data);
+  ReferenceProblem r{static_cast<const bf16*>(a.q),
+                     static_cast<const bf16*>(a.k),
+                     static_cast<const bf16*>(a.v),
+                     p.dout.data,
+                     a.q_stride,
+                     a.k_stride,
+                     a.v_stride,
+                     p.hq * p.d,
+                     p.host.q_tokens,
+                     p.host.k_tokens,
+                     p.hq,
+                     p.hkv,
+                     p.d,
+                     p.host.index_heads,
+                     p.scale,
+                     pairwise ? allowed.data : nullptr,
+                     p.index.key_begin,
+                     p.index.key_end,
+                     ids.data,
+                     n};
+  reference_rows<<<dim3(static_cast<unsigned>(n), p.hq), 128>>>(r, probability.data, ds.data,
+                                                                o.data, lse.data, dq.data);
+  if (pairwise)
+    reference_keys<<<dim3(static_cast<unsigned>(p.host.k_tokens), p.hkv), 128>>>(
+        r, probability.data, ds.data, dk.data, dv.data);
   CHECK(cudaDeviceSynchronize());
   Reference out{o.host(), lse.host(), dq.host(), {}, {}};
   if (pairwise) {
@@ -64,9 +86,10 @@ void verdict(const char* name, const char* path, const double (&e)[5], double li
   for (double x : e) good = good && x < limit;  // NaN fails
   if (!good) ++g_failures;
   static const auto start = std::chrono::steady_clock::now();
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  std::printf("%6.1f s  %-46s %-14s o %.1e lse %.1e dq %.1e dk %.1e dv %.1e %s\n", seconds, name, path, e[0], e[1], e[2], e[3], e[4],
-              good ? "ok" : "FAIL");
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::printf("%6.1f s  %-46s %-14s o %.1e lse %.1e dq %.1e dk %.1e dv %.1e %s\n", seconds, name,
+              path, e[0], e[1], e[2], e[3], e[4], good ? "ok" : "FAIL");
   std::fflush(stdout);
 }
 
@@ -124,8 +147,9 @@ void check_case(const char* name, AttentionIndex x, int hq, int hkv, int d) {
     for (int i = 0; option.accumulate && i < 3; ++i) {
       for (std::size_t j = 0; j < after[i].size(); ++j) after[i][j] -= before[i][j];
     }
-    const double e[5] = {option.fp32 ? error(p.o32.host(), ref.o) : error(p.o16.host(), ref.o), error(p.lse.host(), ref.lse),
-                         error(after[0], ref.dq), error(after[1], ref.dk), error(after[2], ref.dv)};
+    const double e[5] = {option.fp32 ? error(p.o32.host(), ref.o) : error(p.o16.host(), ref.o),
+                         error(p.lse.host(), ref.lse), error(after[0], ref.dq),
+                         error(after[1], ref.dk), error(after[2], ref.dv)};
     verdict(name, option.name, e, 1e-2);
   }
 }
@@ -157,8 +181,8 @@ AttentionIndex ring_step(int piece, int mine, int other, int ranks) {
   return x;
 }
 
-/// Keys in two parts as in a ring: partial outputs merged (the second part is empty for many rows), then backward part by part
-/// with the final output, LSE and a precomputed delta.
+/// Keys in two parts as in a ring: partial outputs merged (the second part is empty for many rows),
+/// then backward part by part with the final output, LSE and a precomputed delta.
 void check_ring(int hq, int hkv, int d, AttentionPath path) {
   const int tokens = 300, cut = 128;
   Problem p(dense({tokens}, tokens), hq, hkv, d);
@@ -170,7 +194,8 @@ void check_ring(int hq, int hkv, int d, AttentionPath path) {
   p.dv.poison();
   Buffer<float> part(p.o32.size), part_lse(p.lse.size), delta(p.lse.size);
   CHECK(cudaMemset(p.o32.data, 0, p.o32.size * 4));
-  CHECK(cudaMemcpy(p.lse.data, std::vector<float>(p.lse.size, -INFINITY).data(), p.lse.size * 4, cudaMemcpyHostToDevice));
+  CHECK(cudaMemcpy(p.lse.data, std::vector<float>(p.lse.size, -INFINITY).data(), p.lse.size * 4,
+                   cudaMemcpyHostToDevice));
   for (int pass = 0; pass < 2; ++pass) {  // forward, backward
     for (int step = 0; step < 2; ++step) {
       const int first = step == 0 ? 0 : cut, last = step == 0 ? cut : tokens;
@@ -200,7 +225,8 @@ void check_ring(int hq, int hkv, int d, AttentionPath path) {
         CHECK(attention_forward(f, 0));
         CHECK(attention_merge(p.o32.data, p.lse.data, part.data, part_lse.data, tokens, hq, d, 0));
       } else {
-        CHECK(attention_delta(p.dout.data, hq * d, p.o32.data, hq * d, true, delta.data, tokens, hq, d, 0));
+        CHECK(attention_delta(p.dout.data, hq * d, p.o32.data, hq * d, true, delta.data, tokens, hq,
+                              d, 0));
         AttentionBackwardArgs b = p.backward_args();
         b.k = static_cast<const bf16*>(b.k) + first * p.kv_stride;
         b.v = static_cast<const bf16*>(b.v) + first * p.kv_stride;
@@ -219,9 +245,11 @@ void check_ring(int hq, int hkv, int d, AttentionPath path) {
   Buffer<bf16> rounded(p.dq.size);
   rounded.poison();
   CHECK(convert_to_bf16(p.dq.data, hq * d, rounded.data, hq * d, tokens, hq * d, 0));
-  const double e[5] = {error(p.o32.host(), ref.o), error(p.lse.host(), ref.lse), error(rounded.host(), ref.dq), error(p.dk.host(), ref.dk),
+  const double e[5] = {error(p.o32.host(), ref.o), error(p.lse.host(), ref.lse),
+                       error(rounded.host(), ref.dq), error(p.dk.host(), ref.dk),
                        error(p.dv.host(), ref.dv)};
-  verdict("ring of two, merge, delta, bf16 dQ", path == AttentionPath::plain ? "plain" : "sm90", e, 1e-2);
+  verdict("ring of two, merge, delta, bf16 dQ", path == AttentionPath::plain ? "plain" : "sm90", e,
+          1e-2);
 }
 
 int run_checks(bool smoke) {
@@ -231,7 +259,8 @@ int run_checks(bool smoke) {
   check_case("dense 130, 4/2 heads, D64", dense({130}, 130), 4, 2, 64);
   {
     AttentionIndex x = dense({192, 128}, 320);
-    list_runs(x, 1, [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.4, 1); });
+    list_runs(x, 1,
+              [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.4, 1); });
     add_bars(x, {0, 192, 320}, 40, rng);
     check_case("lists and bars, two segments, 4/2 heads, D128", x, 4, 2, 128);
   }
@@ -244,27 +273,34 @@ int run_checks(bool smoke) {
     check_case("dense 777, 14/2 heads", dense({777}, 777), 14, 2, d);
     check_case("dense 515, 16/1 heads", dense({515}, 515), 16, 1, d);
     check_case("dense 600, 6/6 heads", dense({600}, 600), 6, 6, d);
-    check_case("packed 0,1,300,64,1,5,257, 4/1 heads", dense({0, 1, 300, 64, 1, 5, 257}, 628), 4, 1, d);
+    check_case("packed 0,1,300,64,1,5,257, 4/1 heads", dense({0, 1, 300, 64, 1, 5, 257}, 628), 4, 1,
+               d);
     check_case("packed 1900,40,700,300, 16/2 heads", dense({1900, 40, 700, 300}, 2940), 16, 2, d);
     check_case("prefix: 200 queries over 713 keys, 8/2 heads", dense({100, 613}, 200), 8, 2, d);
     check_case("ring step, rows without keys, 6/2 heads", ring_step(150, 0, 1, 2), 6, 2, d);
     check_case("ring step, other way, 6/2 heads", ring_step(150, 1, 0, 2), 6, 2, d);
     AttentionIndex x = dense({1001}, 1001);
-    list_runs(x, 1, [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.3, 1); });
+    list_runs(x, 1,
+              [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.3, 1); });
     check_case("lists 1001, one for all, 8/2 heads", x, 8, 2, d);
-    list_runs(x, 1, [&](int, int, int low, int high) { return rng() % 4 == 0 ? std::set<int>{} : random_blocks(rng, low, high, 0.3, 2); });
+    list_runs(x, 1, [&](int, int, int low, int high) {
+      return rng() % 4 == 0 ? std::set<int>{} : random_blocks(rng, low, high, 0.3, 2);
+    });
     check_case("lists 1001, some rows empty, 7/1 heads", x, 7, 1, d);
     AttentionIndex y = dense({1001}, 1001);
-    list_runs(y, 8, [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.3, 1); });
+    list_runs(y, 8,
+              [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.3, 1); });
     check_case("lists 1001, one per head, 8/2 heads", y, 8, 2, d);
     add_bars(y, {0, 1001}, 150, rng);
     check_case("lists and bars 1001, one per head, 8/2 heads", y, 8, 2, d);
     AttentionIndex z = dense({320, 64, 500}, 884);
-    list_runs(z, 1, [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.3, 1); });
+    list_runs(z, 1,
+              [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.3, 1); });
     add_row_masks(z, rng64);
     check_case("row masks, packed 320,64,500, 4/2 heads", z, 4, 2, d);
     AttentionIndex w = dense({320, 64, 500}, 884);
-    list_runs(w, 6, [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.2, 1); });
+    list_runs(w, 6,
+              [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.2, 1); });
     add_bars(w, {0, 320, 384, 884}, 130, rng);
     check_case("bars per head, packed 320,64,500, 6/2 heads", w, 6, 2, d);
     AttentionIndex u = dense({512}, 512);
@@ -276,7 +312,8 @@ int run_checks(bool smoke) {
   return g_failures;
 }
 
-// --- timing ---------------------------------------------------------------------------------------------------------
+// --- timing
+// -------------------------------------------------------------------------------------------------
 template <class F>
 double median_ms(F f, int repeats) {
   for (int i = 0; i < 2; ++i) f();
@@ -320,8 +357,10 @@ Timing time_case(const char* name, AttentionIndex x, int hq, int hkv, int d, boo
   CHECK(attention_backward(det, 0));
   const std::vector<float> whole_dk = p.dk.host(), whole_dv = p.dv.host();
   CHECK(attention_backward(b, 0));  // leave the default result for the check below
-  std::printf("%-34s fwd %9.3f ms %6.1f TF/s | bwd %9.3f ms %6.1f TF/s | det %8.3f ms | index %7.3f ms", name, t.forward, t.forward_flops / t.forward / 1e9,
-              t.backward, 2.5 * t.forward_flops / t.backward / 1e9, ordered, derive);
+  std::printf(
+      "%-34s fwd %9.3f ms %6.1f TF/s | bwd %9.3f ms %6.1f TF/s | det %8.3f ms | index %7.3f ms",
+      name, t.forward, t.forward_flops / t.forward / 1e9, t.backward,
+      2.5 * t.forward_flops / t.backward / 1e9, ordered, derive);
   if (verify && p.shape.dense) {
     std::vector<std::int64_t> rows;
     for (int i = 0; i < 48; ++i) rows.push_back((p.host.q_tokens - 1) * i / 47);
@@ -338,9 +377,11 @@ Timing time_case(const char* name, AttentionIndex x, int hq, int hkv, int d, boo
       for (std::int64_t r : rows) lse_rows.push_back(lse[h * p.host.q_tokens + r]);
     }
     // dK and dV by cut pieces against whole units.
-    const double e[5] = {error(o_rows, ref.o), error(lse_rows, ref.lse), error(dq_rows, ref.dq), error(p.dk.host(), whole_dk), error(p.dv.host(), whole_dv)};
-    std::printf(" | o %.1e lse %.1e dq %.1e dk %.0e dv %.0e%s", e[0], e[1], e[2], e[3], e[4],
-                e[0] < 1e-2 && e[1] < 1e-2 && e[2] < 2e-2 && e[3] < 1e-2 && e[4] < 1e-2 ? "" : " FAIL");
+    const double e[5] = {error(o_rows, ref.o), error(lse_rows, ref.lse), error(dq_rows, ref.dq),
+                         error(p.dk.host(), whole_dk), error(p.dv.host(), whole_dv)};
+    std::printf(
+        " | o %.1e lse %.1e dq %.1e dk %.0e dv %.0e%s", e[0], e[1], e[2], e[3], e[4],
+        e[0] < 1e-2 && e[1] < 1e-2 && e[2] < 2e-2 && e[3] < 1e-2 && e[4] < 1e-2 ? "" : " FAIL");
   } else if (verify) {
     const std::vector<bf16> o = p.o16.host();
     const std::vector<float> dq = p.dq.host(), dk = p.dk.host(), dv = p.dv.host();
@@ -350,7 +391,8 @@ Timing time_case(const char* name, AttentionIndex x, int hq, int hkv, int d, boo
     CHECK(attention_forward(plain, 0));
     CHECK(attention_backward(det, 0));
     CHECK(cudaDeviceSynchronize());
-    const double e[4] = {error(o, p.o16.host()), error(dq, p.dq.host()), error(dk, p.dk.host()), error(dv, p.dv.host())};
+    const double e[4] = {error(o, p.o16.host()), error(dq, p.dq.host()), error(dk, p.dk.host()),
+                         error(dv, p.dv.host())};
     std::printf(" | against plain: o %.1e dq %.1e dk %.1e dv %.1e%s", e[0], e[1], e[2], e[3],
                 e[0] < 2e-2 && e[1] < 2e-2 && e[2] < 2e-2 && e[3] < 2e-2 ? "" : " FAIL");
   }
@@ -360,11 +402,13 @@ Timing time_case(const char* name, AttentionIndex x, int hq, int hkv, int d, boo
 }
 
 /// MTraining-like vertical slash, one pattern per head: local band, block diagonals, columns.
-AttentionIndex vertical_slash(int tokens, int heads, int local, int bands, int band, int columns, std::mt19937& rng) {
+AttentionIndex vertical_slash(int tokens, int heads, int local, int bands, int band, int columns,
+                              std::mt19937& rng) {
   AttentionIndex x = packed_index({tokens}, tokens);
   std::vector<std::vector<int>> offsets(heads);
   for (auto& o : offsets) {
-    for (int i = 0; i < bands; ++i) o.push_back(local / kBlock + static_cast<int>(rng() % (tokens / kBlock - local / kBlock)));
+    for (int i = 0; i < bands; ++i)
+      o.push_back(local / kBlock + static_cast<int>(rng() % (tokens / kBlock - local / kBlock)));
   }
   list_runs(x, heads, [&](int h, int qb, int, int) {
     std::set<int> s;
@@ -380,11 +424,13 @@ AttentionIndex vertical_slash(int tokens, int heads, int local, int bands, int b
   return x;
 }
 
-/// A pattern as MTraining's vertical slash, built on the GPU from its slashes and columns, then attention under it; and what choosing
-/// slashes and columns by the last 64 queries costs.
-void time_built(const char* name, int tokens, int hq, int hkv, int d, int local, int bands, int band, int columns, std::mt19937& rng) {
+/// A pattern as MTraining's vertical slash, built on the GPU from its slashes and columns, then
+/// attention under it; and what choosing slashes and columns by the last 64 queries costs.
+void time_built(const char* name, int tokens, int hq, int hkv, int d, int local, int bands,
+                int band, int columns, std::mt19937& rng) {
   const int slots = tokens / kBlock;
-  std::vector<std::int32_t> slash_entries(static_cast<std::size_t>(hq) * slots), column_entries(static_cast<std::size_t>(hq) * tokens), slash_counts, column_counts;
+  std::vector<std::int32_t> slash_entries(static_cast<std::size_t>(hq) * slots),
+      column_entries(static_cast<std::size_t>(hq) * tokens), slash_counts, column_counts;
   for (int h = 0; h < hq; ++h) {
     std::set<int> slashes, bars;
     for (int i = 0; i < local / kBlock; ++i) slashes.insert(i);
@@ -393,23 +439,31 @@ void time_built(const char* name, int tokens, int hq, int hkv, int d, int local,
       for (int i = 0; i < band / kBlock && first + i < slots; ++i) slashes.insert(first + i);
     }
     while (static_cast<int>(bars.size()) < columns) bars.insert(static_cast<int>(rng() % tokens));
-    std::copy(slashes.begin(), slashes.end(), slash_entries.begin() + static_cast<std::ptrdiff_t>(h) * slots);
-    std::copy(bars.begin(), bars.end(), column_entries.begin() + static_cast<std::ptrdiff_t>(h) * tokens);
+    std::copy(slashes.begin(), slashes.end(),
+              slash_entries.begin() + static_cast<std::ptrdiff_t>(h) * slots);
+    std::copy(bars.begin(), bars.end(),
+              column_entries.begin() + static_cast<std::ptrdiff_t>(h) * tokens);
     slash_counts.push_back(static_cast<int>(slashes.size()));
     column_counts.push_back(columns);
   }
   std::vector<std::int32_t> each(slots);
   for (int i = 0; i < slots; ++i) each[i] = i;
   const std::vector<std::uint8_t> whole = {0};
-  Buffer<std::int32_t> segment(std::vector<std::int32_t>{0, slots}), zero(std::vector<std::int32_t>(slots, 0)), same(each);
+  Buffer<std::int32_t> segment(std::vector<std::int32_t>{0, slots}),
+      zero(std::vector<std::int32_t>(slots, 0)), same(each);
   Buffer<std::uint8_t> whole_flags(whole);
-  const PatternAxes axes{1, slots, segment.data, zero.data, whole_flags.data, same.data, same.data, same.data};
-  Buffer<std::int32_t> slash_list(slash_entries), column_list(column_entries), slash_count(slash_counts), column_count(column_counts);
-  const PatternLists slashes{slash_list.data, slash_count.data, 1}, bars{column_list.data, column_count.data, kBlock};
+  const PatternAxes axes{1,         slots,     segment.data, zero.data, whole_flags.data,
+                         same.data, same.data, same.data};
+  Buffer<std::int32_t> slash_list(slash_entries), column_list(column_entries),
+      slash_count(slash_counts), column_count(column_counts);
+  const PatternLists slashes{slash_list.data, slash_count.data, 1},
+      bars{column_list.data, column_count.data, kBlock};
 
   Problem p(dense({tokens}, tokens), hq, hkv, d);
-  const IndexShape shape = slash_shape(tokens, tokens, hq, hkv, {slash_counts, column_counts}, each, {0, slots}, whole);
-  Buffer<char> memory(static_cast<std::int64_t>(index_bytes(shape))), scratch(static_cast<std::int64_t>(slash_scratch_bytes(hq, axes)));
+  const IndexShape shape =
+      slash_shape(tokens, tokens, hq, hkv, {slash_counts, column_counts}, each, {0, slots}, whole);
+  Buffer<char> memory(static_cast<std::int64_t>(index_bytes(shape))),
+      scratch(static_cast<std::int64_t>(slash_scratch_bytes(hq, axes)));
   memory.poison();
   DeviceIndex index = bind_index(shape, memory.data);
   index.key_begin = p.index.key_begin;
@@ -428,14 +482,17 @@ void time_built(const char* name, int tokens, int hq, int hkv, int d, int local,
   b.o = p.o16.data;
   b.o_fp32 = false;
   f.index = b.index = &index;
-  Buffer<char> workspace(static_cast<std::int64_t>(std::max(attention_forward_workspace(f), attention_backward_workspace(b))));
+  Buffer<char> workspace(static_cast<std::int64_t>(
+      std::max(attention_forward_workspace(f), attention_backward_workspace(b))));
   f.workspace = b.workspace = workspace.data;
   f.workspace_bytes = b.workspace_bytes = static_cast<std::size_t>(workspace.size);
   const double conversion = median_ms(convert, 9);
-  const double both = median_ms([&] {
-    convert();
-    CHECK(attention_forward(f, 0));
-  }, 9);
+  const double both = median_ms(
+      [&] {
+        convert();
+        CHECK(attention_forward(f, 0));
+      },
+      9);
   const double backward = median_ms([&] { CHECK(attention_backward(b, 0)); }, 9);
 
   std::vector<Interval> rows;
@@ -444,27 +501,38 @@ void time_built(const char* name, int tokens, int hq, int hkv, int d, int local,
   Buffer<std::int32_t> tile(std::vector<std::int32_t>{slots - 1});
   Buffer<bf16> queries(kBlock * hq * d);
   randomise(queries, g_seed++);
-  const Observation seen{1, tile.data, visible.data, queries.data, f.k, f.k_stride, tokens, hq, hkv, d, f.scale};
+  const Observation seen{1,   tile.data, visible.data, queries.data, f.k, f.k_stride, tokens, hq,
+                         hkv, d,         f.scale};
   Buffer<float> top(hq * kBlock);
   Buffer<std::int64_t> sum(hq * kBlock), mass(static_cast<std::int64_t>(hq) * slots * (1 + kBlock));
   Buffer<std::int32_t> chosen(static_cast<std::int64_t>(hq) * slots * (1 + kBlock)), counts(4 * hq);
-  const double observe = median_ms([&] {
-    CHECK(cudaMemsetAsync(top.data, kBelowScores, top.size * 4, 0));
-    CHECK(cudaMemsetAsync(sum.data, 0, sum.size * 8, 0));
-    CHECK(cudaMemsetAsync(mass.data, 0, mass.size * 8, 0));
-    CHECK(observe_maximum(seen, top.data, 0));
-    CHECK(observe_sum(seen, top.data, sum.data, 0));
-    CHECK(observe_mass(seen, axes, top.data, sum.data, mass.data + hq * slots, mass.data, 0));
-  }, 9);
-  const double select = median_ms([&] {
-    CHECK(select_heaviest(mass.data, hq, axes, {0.9, INT_MAX, true}, {chosen.data, counts.data, 1}, counts.data + 2 * hq, 0));
-    CHECK(select_heaviest(mass.data + hq * slots, hq, axes, {0.9, INT_MAX, false}, {chosen.data + hq * slots, counts.data + hq, kBlock}, counts.data + 3 * hq, 0));
-  }, 9);
+  const double observe = median_ms(
+      [&] {
+        CHECK(cudaMemsetAsync(top.data, kBelowScores, top.size * 4, 0));
+        CHECK(cudaMemsetAsync(sum.data, 0, sum.size * 8, 0));
+        CHECK(cudaMemsetAsync(mass.data, 0, mass.size * 8, 0));
+        CHECK(observe_maximum(seen, top.data, 0));
+        CHECK(observe_sum(seen, top.data, sum.data, 0));
+        CHECK(observe_mass(seen, axes, top.data, sum.data, mass.data + hq * slots, mass.data, 0));
+      },
+      9);
+  const double select = median_ms(
+      [&] {
+        CHECK(select_heaviest(mass.data, hq, axes, {0.9, INT_MAX, true},
+                              {chosen.data, counts.data, 1}, counts.data + 2 * hq, 0));
+        CHECK(select_heaviest(mass.data + hq * slots, hq, axes, {0.9, INT_MAX, false},
+                              {chosen.data + hq * slots, counts.data + hq, kBlock},
+                              counts.data + 3 * hq, 0));
+      },
+      9);
   double total = 0;
   for (std::int64_t m : mass.host()) total += std::ldexp(static_cast<double>(m), -kMassBits);
-  std::printf("%-34s conversion %6.3f + fwd = %7.3f ms (fwd %6.1f TF/s) | bwd %8.3f ms %6.1f TF/s | observe %6.3f select %6.3f ms | index %.0f MiB | mass %.6f of %d\n",
-              name, conversion, both, flops / (both - conversion) / 1e9, backward, 2.5 * flops / backward / 1e9, observe, select, memory.size / 1048576.0, total,
-              2 * kBlock * hq);
+  std::printf(
+      "%-34s conversion %6.3f + fwd = %7.3f ms (fwd %6.1f TF/s) | bwd %8.3f ms %6.1f TF/s | "
+      "observe %6.3f select %6.3f ms | index %.0f MiB | mass %.6f of %d\n",
+      name, conversion, both, flops / (both - conversion) / 1e9, backward,
+      2.5 * flops / backward / 1e9, observe, select, memory.size / 1048576.0, total,
+      2 * kBlock * hq);
   if (std::fabs(total - 2.0 * kBlock * hq) > 1e-3 * kBlock * hq) ++g_failures;
   std::fflush(stdout);
 }
@@ -485,8 +553,9 @@ AttentionIndex block_list(int tokens, double keep, int run, bool align, std::mt1
   return x;
 }
 
-/// Useful pairs over those in the tiles that the kernels compute: 64 x 128 keys forward, 128 keys x 64 queries backward.  No kernel with these
-/// tiles gets a larger share of its rate on unmasked tiles.
+/// Useful pairs over those in the tiles that the kernels compute: 64 x 128 keys forward, 128 keys x
+/// 64 queries backward.  No kernel with these tiles gets a larger share of its rate on unmasked
+/// tiles.
 struct TileShare {
   double pairs = 0, forward = 0, backward = 0;
   void add(const AttentionIndex& x) {
@@ -494,7 +563,8 @@ struct TileShare {
     pairs += pairs_per_head(x);
     for (int b = 0; b < x.q_blocks(); ++b) {
       const std::int64_t row = std::min<std::int64_t>((b + 1) * kBlock, x.q_tokens) - 1;
-      const int low = x.key_begin[b * kBlock] / kBlock, high = (x.key_end[row] + kBlock - 1) / kBlock;
+      const int low = x.key_begin[b * kBlock] / kBlock,
+                high = (x.key_end[row] + kBlock - 1) / kBlock;
       forward += (high - low + 1) / 2 * 2.0 * kBlock * kBlock;
       for (int k = low; k < high; ++k) {
         first[k] = std::min(first[k], b);
@@ -503,7 +573,9 @@ struct TileShare {
     }
     for (std::size_t k = 0; k < first.size(); k += 2) {
       const std::size_t other = std::min(k + 1, first.size() - 1);
-      backward += std::max(0, std::max(last[k], last[other]) + 1 - std::min(first[k], first[other])) * 2.0 * kBlock * kBlock;
+      backward +=
+          std::max(0, std::max(last[k], last[other]) + 1 - std::min(first[k], first[other])) * 2.0 *
+          kBlock * kBlock;
     }
   }
 };
@@ -531,40 +603,57 @@ int run_times(const char* lengths_file, const std::string& only) {
       std::vector<int> segments;
       int used = 0;
       while (used < 32768) {
-        const int n = std::min(lengths[at++ % lengths.size()], 32768 - used);  // the last sample is cut to fill the pack
+        const int n = std::min(lengths[at++ % lengths.size()],
+                               32768 - used);  // the last sample is cut to fill the pack
         segments.push_back(n);
         used += n;
       }
       share.add(dense(segments, 32768));
-      const Timing t = time_case(("packed 32K, " + std::to_string(segments.size()) + " samples").c_str(), dense(segments, 32768), 16, 2, 128, pack < 2);
+      const Timing t =
+          time_case(("packed 32K, " + std::to_string(segments.size()) + " samples").c_str(),
+                    dense(segments, 32768), 16, 2, 128, pack < 2);
       sum.forward += t.forward;
       sum.backward += t.backward;
       sum.forward_flops += t.forward_flops;
     }
     const double rate = 3.5 * sum.forward_flops / (sum.forward + sum.backward) / 1e9;
-    std::printf("packed, all: fwd %.1f bwd %.1f both %.1f TF/s", sum.forward_flops / sum.forward / 1e9, 2.5 * sum.forward_flops / sum.backward / 1e9, rate);
-    if (dense32.forward > 0) std::printf(" = %.3f of dense", rate / (3.5 * dense32.forward_flops / (dense32.forward + dense32.backward) / 1e9));
-    std::printf("; useful share of tiles: fwd %.3f bwd %.3f\n", share.pairs / share.forward, share.pairs / share.backward);
+    std::printf("packed, all: fwd %.1f bwd %.1f both %.1f TF/s",
+                sum.forward_flops / sum.forward / 1e9, 2.5 * sum.forward_flops / sum.backward / 1e9,
+                rate);
+    if (dense32.forward > 0)
+      std::printf(" = %.3f of dense", rate / (3.5 * dense32.forward_flops /
+                                              (dense32.forward + dense32.backward) / 1e9));
+    std::printf("; useful share of tiles: fwd %.3f bwd %.3f\n", share.pairs / share.forward,
+                share.pairs / share.backward);
   }
   if (wants("equal")) {
     for (int n : {16384, 4096, 1024, 256}) {
       const std::vector<int> segments(32768 / n, n);
       TileShare share;
       share.add(dense(segments, 32768));
-      time_case(("32K, segments of " + std::to_string(n)).c_str(), dense(segments, 32768), 16, 2, 128, false);
-      std::printf("  useful share of tiles: fwd %.3f bwd %.3f\n", share.pairs / share.forward, share.pairs / share.backward);
+      time_case(("32K, segments of " + std::to_string(n)).c_str(), dense(segments, 32768), 16, 2,
+                128, false);
+      std::printf("  useful share of tiles: fwd %.3f bwd %.3f\n", share.pairs / share.forward,
+                  share.pairs / share.backward);
     }
   }
   if (wants("lists")) {
-    time_case("5% of 32K, aligned runs of 2", block_list(32768, 0.05, 2, true, rng), 16, 2, 128, true);
-    time_case("5% of 128K, aligned runs of 2", block_list(131072, 0.05, 2, true, rng), 16, 2, 128, false);
-    time_case("5% of 128K, free runs of 2", block_list(131072, 0.05, 2, false, rng), 16, 2, 128, false);
-    time_case("5% of 128K, single blocks", block_list(131072, 0.05, 1, false, rng), 16, 2, 128, false);
+    time_case("5% of 32K, aligned runs of 2", block_list(32768, 0.05, 2, true, rng), 16, 2, 128,
+              true);
+    time_case("5% of 128K, aligned runs of 2", block_list(131072, 0.05, 2, true, rng), 16, 2, 128,
+              false);
+    time_case("5% of 128K, free runs of 2", block_list(131072, 0.05, 2, false, rng), 16, 2, 128,
+              false);
+    time_case("5% of 128K, single blocks", block_list(131072, 0.05, 1, false, rng), 16, 2, 128,
+              false);
   }
   if (wants("bars")) {
-    time_case("vertical slash 16K, per head", vertical_slash(16384, 16, 1024, 4, 256, 256, rng), 16, 2, 128, true);
-    time_case("vertical slash 128K, per head", vertical_slash(131072, 16, 1024, 12, 256, 1024, rng), 16, 2, 128, false);
-    time_case("vertical slash 256K, per head", vertical_slash(262144, 16, 1024, 12, 256, 1024, rng), 16, 2, 128, false);
+    time_case("vertical slash 16K, per head", vertical_slash(16384, 16, 1024, 4, 256, 256, rng), 16,
+              2, 128, true);
+    time_case("vertical slash 128K, per head", vertical_slash(131072, 16, 1024, 12, 256, 1024, rng),
+              16, 2, 128, false);
+    time_case("vertical slash 256K, per head", vertical_slash(262144, 16, 1024, 12, 256, 1024, rng),
+              16, 2, 128, false);
     time_built("vertical slash 128K, built here", 131072, 16, 2, 128, 1024, 12, 256, 1024, rng);
     time_built("vertical slash 256K, built here", 262144, 16, 2, 128, 1024, 12, 256, 1024, rng);
   }
@@ -575,7 +664,10 @@ int run_times(const char* lengths_file, const std::string& only) {
 
 int main(int argc, char** argv) {
   if (argc >= 2 && std::strcmp(argv[1], "check") == 0) return run_checks(argc > 2) != 0;
-  if (argc >= 2 && std::strcmp(argv[1], "time") == 0) return run_times(argc > 2 ? argv[2] : nullptr, argc > 3 ? argv[3] : "") != 0;
-  std::printf("usage: attention_bench check [smoke] | time [lengths.txt [dense|packed|equal|lists|bars]]\n");
+  if (argc >= 2 && std::strcmp(argv[1], "time") == 0)
+    return run_times(argc > 2 ? argv[2] : nullptr, argc > 3 ? argv[3] : "") != 0;
+  std::printf(
+      "usage: attention_bench check [smoke] | time [lengths.txt "
+      "[dense|packed|equal|lists|bars]]\n");
   return 2;
 }

@@ -1,5 +1,6 @@
-// Indexes for the standalone attention benchmark, built straight from the contract in core/attention_index.hpp, and the
-// brute-force list of pairs that such an index computes.  Host only.
+// Indexes for the standalone attention benchmark, built straight from the contract in
+// core/attention_index.hpp, and the brute-force list of pairs that such an index computes.  Host
+// only.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -37,7 +38,8 @@ inline void dense_runs(AttentionIndex& x) {
   x.run_offset = {0};
   for (std::int64_t b = 0; b < x.q_blocks(); ++b) {
     const std::int64_t last = std::min<std::int64_t>((b + 1) * kBlock, x.q_tokens) - 1;
-    const int low = x.key_begin[b * kBlock] / kBlock, high = (x.key_end[last] + kBlock - 1) / kBlock;
+    const int low = x.key_begin[b * kBlock] / kBlock,
+              high = (x.key_end[last] + kBlock - 1) / kBlock;
     if (low < high) x.runs.push_back({low, high, -1});
     x.run_offset.push_back(static_cast<std::int64_t>(x.runs.size()));
   }
@@ -51,7 +53,8 @@ inline AttentionIndex dense(const std::vector<int>& lengths, std::int64_t q_toke
 /// Appends a sorted set of blocks as runs.
 inline void append_blocks(AttentionIndex& x, const std::set<int>& blocks) {
   for (int b : blocks) {
-    if (!x.runs.empty() && static_cast<std::int64_t>(x.runs.size()) > x.run_offset.back() && x.runs.back().last == b) {
+    if (!x.runs.empty() && static_cast<std::int64_t>(x.runs.size()) > x.run_offset.back() &&
+        x.runs.back().last == b) {
       x.runs.back().last = b + 1;
     } else {
       x.runs.push_back({b, b + 1, -1});
@@ -60,31 +63,38 @@ inline void append_blocks(AttentionIndex& x, const std::set<int>& blocks) {
   x.run_offset.push_back(static_cast<std::int64_t>(x.runs.size()));
 }
 /// Lists chosen by `pick(index head, query block, first visible key block, one past the last)`.
-inline void list_runs(AttentionIndex& x, int index_heads, const std::function<std::set<int>(int, int, int, int)>& pick) {
+inline void list_runs(AttentionIndex& x, int index_heads,
+                      const std::function<std::set<int>(int, int, int, int)>& pick) {
   x.index_heads = index_heads;
   x.run_offset = {0};
   x.runs.clear();
   for (int h = 0; h < index_heads; ++h) {
     for (std::int64_t b = 0; b < x.q_blocks(); ++b) {
       const std::int64_t last = std::min<std::int64_t>((b + 1) * kBlock, x.q_tokens) - 1;
-      append_blocks(x, pick(h, static_cast<int>(b), x.key_begin[b * kBlock] / kBlock, (x.key_end[last] + kBlock - 1) / kBlock));
+      append_blocks(x, pick(h, static_cast<int>(b), x.key_begin[b * kBlock] / kBlock,
+                            (x.key_end[last] + kBlock - 1) / kBlock));
     }
   }
 }
-/// Random bars: `count` columns a segment and head, of `starts` (segment starts on the key axis, multiples of 64, then the end).
-inline void add_bars(AttentionIndex& x, const std::vector<int>& starts, int count, std::mt19937& rng) {
+/// Random bars: `count` columns a segment and head, of `starts` (segment starts on the key axis,
+/// multiples of 64, then the end).
+inline void add_bars(AttentionIndex& x, const std::vector<int>& starts, int count,
+                     std::mt19937& rng) {
   x.segments = static_cast<int>(starts.size()) - 1;
   x.block_segment.clear();
   for (std::int64_t b = 0; b < x.q_blocks(); ++b) {
     const int key = x.key_begin[b * kBlock];
-    x.block_segment.push_back(static_cast<int>(std::upper_bound(starts.begin(), starts.end() - 1, key) - starts.begin()) - 1);
+    x.block_segment.push_back(
+        static_cast<int>(std::upper_bound(starts.begin(), starts.end() - 1, key) - starts.begin()) -
+        1);
   }
   x.bar_offset = {0};
   for (int h = 0; h < x.index_heads; ++h) {
     for (int s = 0; s < x.segments; ++s) {
       std::set<int> chosen;
       const int n = std::min(count, starts[s + 1] - starts[s]);
-      while (static_cast<int>(chosen.size()) < n) chosen.insert(starts[s] + static_cast<int>(rng() % (starts[s + 1] - starts[s])));
+      while (static_cast<int>(chosen.size()) < n)
+        chosen.insert(starts[s] + static_cast<int>(rng() % (starts[s + 1] - starts[s])));
       x.bars.insert(x.bars.end(), chosen.begin(), chosen.end());
       x.bar_offset.push_back(static_cast<std::int64_t>(x.bars.size()));
     }
@@ -99,13 +109,15 @@ inline void add_bars(AttentionIndex& x, const std::vector<int>& starts, int coun
         const int slot = static_cast<int>(i - x.bar_offset[list]), block = x.bars[i] / kBlock;
         if (slot % 64 == 0) x.cover.push_back(0);
         while (r < x.run_offset[runs + 1] && x.runs[r].last <= block) ++r;
-        if (r < x.run_offset[runs + 1] && x.runs[r].first <= block) x.cover.back() |= 1ull << (slot % 64);
+        if (r < x.run_offset[runs + 1] && x.runs[r].first <= block)
+          x.cover.back() |= 1ull << (slot % 64);
       }
     }
   }
   x.cover_offset.push_back(static_cast<std::int64_t>(x.cover.size()));
 }
-/// Splits every run into two runs of the same blocks whose row masks are disjoint, or leaves some rows out.
+/// Splits every run into two runs of the same blocks whose row masks are disjoint, or leaves some
+/// rows out.
 inline void add_row_masks(AttentionIndex& x, std::mt19937_64& rng) {
   std::vector<BlockRun> runs;
   std::vector<std::int64_t> offset = {0};
@@ -132,7 +144,8 @@ inline void add_row_masks(AttentionIndex& x, std::mt19937_64& rng) {
 
 /// allowed[(h * q_tokens + q) * k_tokens + k], by the definition, pair by pair.
 inline std::vector<std::uint8_t> allowed_pairs(const AttentionIndex& x) {
-  std::vector<std::uint8_t> allowed(static_cast<std::size_t>(x.index_heads * x.q_tokens * x.k_tokens), 0);
+  std::vector<std::uint8_t> allowed(
+      static_cast<std::size_t>(x.index_heads * x.q_tokens * x.k_tokens), 0);
   for (int h = 0; h < x.index_heads; ++h) {
     for (std::int64_t q = 0; q < x.q_tokens; ++q) {
       const std::int64_t list = h * x.q_blocks() + q / kBlock;
@@ -143,7 +156,9 @@ inline std::vector<std::uint8_t> allowed_pairs(const AttentionIndex& x) {
         const BlockRun& run = x.runs[r];
         for (int b = run.first; b < run.last; ++b) covered[b] = 1;
         if (run.row_mask >= 0 && !(x.row_masks[run.row_mask] >> (q % kBlock) & 1)) continue;
-        for (std::int64_t k = run.first * kBlock; k < std::min<std::int64_t>(run.last * kBlock, x.k_tokens); ++k) row[k] |= visible(k);
+        for (std::int64_t k = run.first * kBlock;
+             k < std::min<std::int64_t>(run.last * kBlock, x.k_tokens); ++k)
+          row[k] |= visible(k);
       }
       if (!x.has_bars()) continue;
       const std::int64_t bars = h * x.segments + x.block_segment[q / kBlock];
@@ -160,12 +175,16 @@ inline double pairs_per_head(const AttentionIndex& x) {
   double total = 0;
   for (int h = 0; h < x.index_heads; ++h) {
     for (std::int64_t q = 0; q < x.q_tokens; ++q) {
-      const std::int64_t list = h * x.q_blocks() + q / kBlock, begin = x.key_begin[q], end = x.key_end[q];
+      const std::int64_t list = h * x.q_blocks() + q / kBlock, begin = x.key_begin[q],
+                         end = x.key_end[q];
       for (std::int64_t r = x.run_offset[list]; r < x.run_offset[list + 1]; ++r) {
-        total += std::max<std::int64_t>(0, std::min<std::int64_t>(end, x.runs[r].last * kBlock) - std::max<std::int64_t>(begin, x.runs[r].first * kBlock));
+        total +=
+            std::max<std::int64_t>(0, std::min<std::int64_t>(end, x.runs[r].last * kBlock) -
+                                          std::max<std::int64_t>(begin, x.runs[r].first * kBlock));
       }
       if (!x.has_bars()) continue;
-      const std::int64_t bars = h * x.segments + x.block_segment[q / kBlock], n = x.bar_offset[bars + 1] - x.bar_offset[bars];
+      const std::int64_t bars = h * x.segments + x.block_segment[q / kBlock],
+                         n = x.bar_offset[bars + 1] - x.bar_offset[bars];
       for (std::int64_t i = 0; i < n; ++i) {
         const int key = x.bars[x.bar_offset[bars] + i];
         if (key >= end) break;

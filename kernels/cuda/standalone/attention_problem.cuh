@@ -10,13 +10,13 @@
 #include "kernels/cuda/standalone/attention_cases.hpp"
 #include "kernels/cuda/standalone/attention_reference.cuh"
 
-#define CHECK(call)                                                                                        \
-  do {                                                                                                     \
-    const cudaError_t check_error = (call);                                                                \
-    if (check_error != cudaSuccess) {                                                                      \
-      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(check_error));          \
-      std::exit(1);                                                                                        \
-    }                                                                                                      \
+#define CHECK(call)                                                                               \
+  do {                                                                                            \
+    const cudaError_t check_error = (call);                                                       \
+    if (check_error != cudaSuccess) {                                                             \
+      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(check_error)); \
+      std::exit(1);                                                                               \
+    }                                                                                             \
   } while (0)
 
 namespace bench {
@@ -26,7 +26,9 @@ template <class T>
 struct Buffer {
   T* data = nullptr;
   std::int64_t size = 0;
-  explicit Buffer(std::int64_t n) : size(n) { CHECK(cudaMalloc(&data, std::max<std::int64_t>(n, 1) * sizeof(T))); }
+  explicit Buffer(std::int64_t n) : size(n) {
+    CHECK(cudaMalloc(&data, std::max<std::int64_t>(n, 1) * sizeof(T)));
+  }
   explicit Buffer(const std::vector<T>& v) : Buffer(static_cast<std::int64_t>(v.size())) {
     if (size > 0) CHECK(cudaMemcpy(data, v.data(), size * sizeof(T), cudaMemcpyHostToDevice));
   }
@@ -75,11 +77,26 @@ struct Problem {
   double scale;
 
   Problem(AttentionIndex x, int q_heads, int kv_heads, int head_dim)
-      : host(std::move(x)), hq(q_heads), hkv(kv_heads), d(head_dim), q_stride(hq * d + 8), kv_stride(2 * hkv * d + 16),
-        qb(host.q_tokens * q_stride + 8), kvb(host.k_tokens * kv_stride), dout(host.q_tokens * hq * d), o16(host.q_tokens * hq * d),
-        o32(host.q_tokens * hq * d), lse(host.q_tokens * hq), dq(host.q_tokens * hq * d), dk(host.k_tokens * hkv * d),
-        dv(host.k_tokens * hkv * d), shape(shape_of(host, hq, hkv)), index_buffer(static_cast<std::int64_t>(index_bytes(shape))),
-        index(bind_index(shape, index_buffer.data)), workspace(bytes()), scale(1 / std::sqrt(double(d))) {
+      : host(std::move(x)),
+        hq(q_heads),
+        hkv(kv_heads),
+        d(head_dim),
+        q_stride(hq * d + 8),
+        kv_stride(2 * hkv * d + 16),
+        qb(host.q_tokens * q_stride + 8),
+        kvb(host.k_tokens * kv_stride),
+        dout(host.q_tokens * hq * d),
+        o16(host.q_tokens * hq * d),
+        o32(host.q_tokens * hq * d),
+        lse(host.q_tokens * hq),
+        dq(host.q_tokens * hq * d),
+        dk(host.k_tokens * hkv * d),
+        dv(host.k_tokens * hkv * d),
+        shape(shape_of(host, hq, hkv)),
+        index_buffer(static_cast<std::int64_t>(index_bytes(shape))),
+        index(bind_index(shape, index_buffer.data)),
+        workspace(bytes()),
+        scale(1 / std::sqrt(double(d))) {
     index_buffer.poison();
     workspace.poison();
     CHECK(upload_index(host, index, 0));
@@ -90,7 +107,8 @@ struct Problem {
     randomise(dout, g_seed++);
   }
   std::int64_t bytes() {
-    return static_cast<std::int64_t>(std::max(attention_forward_workspace(forward_args(false)), attention_backward_workspace(backward_args())));
+    return static_cast<std::int64_t>(std::max(attention_forward_workspace(forward_args(false)),
+                                              attention_backward_workspace(backward_args())));
   }
   AttentionForwardArgs forward_args(bool fp32) {
     AttentionForwardArgs a;

@@ -1,4 +1,5 @@
-// Attention in double precision, slow and simple: a CTA a row, then a CTA a key.  The benchmark's judge.
+// Attention in double precision, slow and simple: a CTA a row, then a CTA a key.  The benchmark's
+// judge.
 #pragma once
 #include <cuda_bf16.h>
 
@@ -12,9 +13,9 @@ struct ReferenceProblem {
   std::int64_t q_stride, k_stride, v_stride, dout_stride, q_tokens, k_tokens;
   int q_heads, kv_heads, head_dim, index_heads;
   double scale;
-  const std::uint8_t* allowed;      // [index_heads, q_tokens, k_tokens], or null: the interval alone
+  const std::uint8_t* allowed;  // [index_heads, q_tokens, k_tokens], or null: the interval alone
   const std::int32_t *key_begin, *key_end;
-  const std::int64_t* row_ids;      // rows to compute
+  const std::int64_t* row_ids;  // rows to compute
   std::int64_t rows;
 };
 
@@ -33,18 +34,21 @@ __device__ inline double reduce(double x, bool maximum) {
   return part[0];
 }
 
-/// grid (rows, q_heads), 128 threads.  probability, ds: [q_heads, rows, k_tokens]; o, dq: [rows, q_heads, head_dim];
-/// lse: [q_heads, rows].
-__global__ void reference_rows(ReferenceProblem p, double* probability, double* ds, double* o, double* lse, double* dq) {
+/// grid (rows, q_heads), 128 threads.  probability, ds: [q_heads, rows, k_tokens]; o, dq: [rows,
+/// q_heads, head_dim]; lse: [q_heads, rows].
+__global__ void reference_rows(ReferenceProblem p, double* probability, double* ds, double* o,
+                               double* lse, double* dq) {
   const std::int64_t row = blockIdx.x, token = p.row_ids[row];
-  const int head = blockIdx.y, kv = head / (p.q_heads / p.kv_heads), h = p.index_heads == 1 ? 0 : head;
+  const int head = blockIdx.y, kv = head / (p.q_heads / p.kv_heads),
+            h = p.index_heads == 1 ? 0 : head;
   double* s = probability + (head * p.rows + row) * p.k_tokens;
   double* g = ds + (head * p.rows + row) * p.k_tokens;
   const bf16* q = p.q + token * p.q_stride + head * p.head_dim;
   const bf16* dout = p.dout + token * p.dout_stride + head * p.head_dim;
   double top = -INFINITY;
   for (std::int64_t k = threadIdx.x; k < p.k_tokens; k += 128) {
-    const bool on = p.allowed != nullptr ? p.allowed[(h * p.q_tokens + token) * p.k_tokens + k] : k >= p.key_begin[token] && k < p.key_end[token];
+    const bool on = p.allowed != nullptr ? p.allowed[(h * p.q_tokens + token) * p.k_tokens + k]
+                                         : k >= p.key_begin[token] && k < p.key_end[token];
     double dot = 0, dp = 0;
     for (int d = 0; on && d < p.head_dim; ++d) {
       dot += double(float(q[d])) * double(float(p.k[k * p.k_stride + kv * p.head_dim + d]));
@@ -56,7 +60,8 @@ __global__ void reference_rows(ReferenceProblem p, double* probability, double* 
   }
   top = reduce(top, true);
   double sum = 0;
-  for (std::int64_t k = threadIdx.x; k < p.k_tokens; k += 128) sum += s[k] == -INFINITY ? 0 : exp(s[k] - top);
+  for (std::int64_t k = threadIdx.x; k < p.k_tokens; k += 128)
+    sum += s[k] == -INFINITY ? 0 : exp(s[k] - top);
   sum = reduce(sum, false);
   double delta = 0;
   for (std::int64_t k = threadIdx.x; k < p.k_tokens; k += 128) {
@@ -80,7 +85,8 @@ __global__ void reference_rows(ReferenceProblem p, double* probability, double* 
 }
 
 /// grid (k_tokens, kv_heads), 128 threads; rows must be all rows in order.
-__global__ void reference_keys(ReferenceProblem p, const double* probability, const double* ds, double* dk, double* dv) {
+__global__ void reference_keys(ReferenceProblem p, const double* probability, const double* ds,
+                               double* dk, double* dv) {
   const std::int64_t k = blockIdx.x;
   const int kv = blockIdx.y, group = p.q_heads / p.kv_heads;
   for (int d = threadIdx.x; d < p.head_dim; d += 128) {
