@@ -1,4 +1,4 @@
-# CUDA backend, never required: library ballast_cuda of kernels/cuda/*.cu and *.cpp, linked into ballast_kernels, and NCCL for
+# CUDA backend, never required: library ballast_cuda of all *.cu and *.cpp below kernels/cuda, linked into ballast_kernels, and NCCL for
 # ballast_parallel.  BALLAST_HAVE_CUDA=1 and BALLAST_HAVE_NCCL=1 tell the code.  kernels/cuda/standalone is for nvcc alone.
 set(BALLAST_CUDA_ARCHITECTURES 80 90 CACHE STRING "Architectures of the plain kernels; *_sm90.cu are always built for sm_90a")
 set(ballast_cuda_reason "switched off")
@@ -37,7 +37,8 @@ if(NOT BALLAST_CUDA STREQUAL "OFF")
   endif()
 endif()
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS kernels/cuda/*.cu kernels/cuda/*.cpp)
+file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS kernels/cuda/*.cu kernels/cuda/*.cpp)
+list(FILTER cuda_sources EXCLUDE REGEX "/standalone/")
 if(BALLAST_HAVE_CUDA AND cuda_sources)
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25.1 does not know that nvcc has C++20
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)

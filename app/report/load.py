@@ -1,4 +1,4 @@
-"""Reads run folders: RUN/trace/trace_*.h5 (layout: io/trace_writer.hpp), RUN/deck.toml,
+"""Reads run folders: RUN/trace/trace_*.h5 (layout: io/trace/trace_writer.hpp), RUN/deck.toml,
 RUN/log.txt.
 
 A rank whose file is missing, truncated or damaged costs a note, never the report."""

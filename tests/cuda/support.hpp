@@ -8,8 +8,8 @@
 #include <memory>
 #include <random>
 
-#include "core/tensor.hpp"
-#include "kernels/cuda/device.hpp"
+#include "core/base/tensor.hpp"
+#include "kernels/cuda/runtime/device.hpp"
 
 namespace ballast::test {
 

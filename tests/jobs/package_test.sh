@@ -17,10 +17,10 @@ cat >"$folder/user/user.cpp" <<'FILE'
 #include <cstdio>
 
 #include "ballast_version.hpp"
-#include "core/ring_plan.hpp"
-#include "io/dataset.hpp"
-#include "kernels/attention.hpp"
-#include "parallel/comm.hpp"
+#include "core/plan/context/ring_plan.hpp"
+#include "io/data/dataset.hpp"
+#include "kernels/attention/attention.hpp"
+#include "parallel/comm/comm.hpp"
 
 int main() {
   const ballast::RingPlan plan = ballast::plan_ring(1, 2, 2);

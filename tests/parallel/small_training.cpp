@@ -1,8 +1,9 @@
-#include "small_training.hpp"
+#include "tests/parallel/small_training.hpp"
 
 #include <algorithm>
 
-#include "parallel/pattern_source.hpp"
+#include "core/plan/batch/batch_plan.hpp"
+#include "parallel/pattern/pattern_source.hpp"
 
 namespace ballast::testing {
 namespace {

@@ -6,19 +6,20 @@
 #include <string>
 #include <vector>
 
-#include "core/attention_options.hpp"
-#include "core/batch.hpp"
-#include "core/loss_weights.hpp"
-#include "core/pipeline_schedule.hpp"
-#include "core/pipeline_stages.hpp"
-#include "core/sequence_layout.hpp"
-#include "kernels/model.hpp"
-#include "parallel/ring_attention.hpp"
-#include "parallel/stage_executor.hpp"
-#include "parallel/tied_embedding.hpp"
-#include "parallel/ulysses.hpp"
-#include "parallel/zero.hpp"
-#include "support.hpp"
+#include "core/plan/attention/attention_options.hpp"
+#include "core/plan/batch/batch.hpp"
+#include "core/plan/batch/batch_plan.hpp"
+#include "core/plan/batch/loss_weights.hpp"
+#include "core/plan/context/sequence_layout.hpp"
+#include "core/plan/pipeline/pipeline_schedule.hpp"
+#include "core/plan/pipeline/stage_balance.hpp"
+#include "kernels/model/stage_model.hpp"
+#include "parallel/context/ring_attention.hpp"
+#include "parallel/context/ulysses.hpp"
+#include "parallel/optimizer/zero.hpp"
+#include "parallel/pipeline/stage_executor.hpp"
+#include "parallel/pipeline/tied_embedding.hpp"
+#include "tests/parallel/support.hpp"
 
 namespace ballast::testing {
 

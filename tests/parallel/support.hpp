@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "core/mesh_shape.hpp"
-#include "core/random.hpp"
-#include "core/tensor.hpp"
-#include "parallel/mesh.hpp"
+#include "core/base/random.hpp"
+#include "core/base/tensor.hpp"
+#include "core/plan/context/mesh_shape.hpp"
+#include "parallel/comm/mesh.hpp"
 
 namespace ballast::testing {
 

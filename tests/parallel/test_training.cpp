@@ -6,7 +6,7 @@
 #include <functional>
 #include <set>
 
-#include "small_training.hpp"
+#include "tests/parallel/small_training.hpp"
 
 namespace ballast {
 namespace {

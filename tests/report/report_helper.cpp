@@ -1,5 +1,5 @@
 // Helper of the report's tests: writes traces with the program's own writer and computes
-// core/metrics for comparison with Python.
+// core/observe/metrics for comparison with Python.
 //   report_helper write DIR   reads lines from standard input, fields separated by tabs:
 //       session RANK RANKS SEGMENT KEY=NUMBER...   mesh degrees (mesh.dp=2) and coordinates
 //       (at.dp=0) of the rank deck RANK TEXT                             of the next session; \n
@@ -20,9 +20,9 @@
 #include <string>
 #include <vector>
 
-#include "core/error.hpp"
-#include "core/metrics.hpp"
-#include "io/trace_writer.hpp"
+#include "core/base/error.hpp"
+#include "core/observe/metrics.hpp"
+#include "io/trace/trace_writer.hpp"
 
 namespace {
 

@@ -1,4 +1,4 @@
-"""metrics.py against hand-worked numbers and, on random data, against core/metrics.cpp through
+"""metrics.py against hand-worked numbers and, on random data, against core/observe/metrics.cpp through
 report_helper."""
 import random
 import subprocess

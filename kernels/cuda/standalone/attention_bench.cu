@@ -10,7 +10,9 @@
 #include <fstream>
 #include <string>
 
-#include "kernels/cuda/attention_pattern.hpp"
+#include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/context/axis_token.hpp"
+#include "kernels/cuda/index/slash_launch.hpp"
 #include "kernels/cuda/standalone/attention_problem.cuh"
 
 using namespace bench;

@@ -1,6 +1,6 @@
 // Indexes for the standalone attention benchmark, built straight from the contract in
-// core/attention_index.hpp, and the brute-force list of pairs that such an index computes.  Host
-// only.
+// core/plan/attention/attention_pattern.hpp, and the brute-force list of pairs that such an index
+// computes.  Host only.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,7 +10,8 @@
 #include <set>
 #include <vector>
 
-#include "core/attention_index.hpp"
+#include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/context/axis_token.hpp"
 
 namespace bench {
 using ballast::AttentionIndex;

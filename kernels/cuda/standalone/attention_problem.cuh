@@ -5,8 +5,9 @@
 #include <cstdlib>
 #include <vector>
 
-#include "kernels/cuda/attention.hpp"
-#include "kernels/cuda/attention_index.hpp"
+#include "core/plan/attention/attention_pattern.hpp"
+#include "kernels/cuda/attention/attention.hpp"
+#include "kernels/cuda/index/attention_index.hpp"
 #include "kernels/cuda/standalone/attention_cases.hpp"
 #include "kernels/cuda/standalone/attention_reference.cuh"
 

@@ -1,0 +1,226 @@
+// ballast check: parse, validate, and show mesh, shards, schedule and memory for any number of
+// ranks without starting one.
+#include <cstdio>
+
+#include "app/command/command_line.hpp"
+#include "app/observe/json_output.hpp"
+#include "app/observe/text_table.hpp"
+#include "app/plan/run_summary.hpp"
+#include "app/plan/stored_groups.hpp"
+
+namespace ballast {
+namespace {
+
+constexpr std::size_t kRows = 16;  // of a table on the terminal; the twin has all
+
+std::string text(std::int64_t value) { return fmt::to_string(value); }
+
+/// 1234567 as 1.235 M.
+std::string count_text(std::int64_t value) {
+  const double v = static_cast<double>(value);
+  if (v >= 1e9) return fmt::format("{:.3f} G", v / 1e9);
+  if (v >= 1e6) return fmt::format("{:.3f} M", v / 1e6);
+  return text(value);
+}
+
+void print_mesh(const CheckFacts& f) {
+  const MeshShape& mesh = f.options.mesh;
+  fmt::print("\nmesh: {}\n", describe(mesh));
+  TextTable table({"rank", "node", "dp", "pp", "cp_outer", "cp_inner", "cp", "sp", "tp"});
+  // Rows in the middle are never shown, so a few at both ends stand for a large mesh.
+  const int size = mesh.size(), ends = static_cast<int>(kRows);
+  for (int r = 0; r < size; ++r) {
+    if (r == ends && size > 3 * ends) r = size - ends;
+    const MeshCoordinates at = coordinates(mesh, r);
+    table.row({text(r), f.node(r) < 0 ? "-" : text(f.node(r)), text(at.dp), text(at.pp),
+               text(at.cp_outer), text(at.cp_inner), text(at.cp(mesh)), text(at.sp), text(at.tp)});
+  }
+  fmt::print("{}", table.text(kRows, static_cast<std::size_t>(size)));
+}
+
+void print_model(const CheckFacts& f) {
+  const ModelShape& m = f.options.model;
+  fmt::print("\nmodel {}: {} parameters ({} without embedding and head), computed in {}\n",
+             m.preset, m.parameters(), m.parameters_without_embedding(), name(f.type));
+  fmt::print(
+      "  {} layers, hidden {}, intermediate {}, {} query and {} key/value heads of {}, vocabulary "
+      "{}{}{}\n",
+      m.layers, m.hidden, m.intermediate, m.query_heads, m.kv_heads, m.head_dim, m.vocabulary,
+      m.qkv_bias ? ", qkv bias" : "", m.tied_embedding ? ", tied embedding" : "");
+}
+
+std::string pieces_text(const ShardFacts& shard) {
+  if (shard.pieces.empty()) return "-";
+  std::string out;
+  for (std::size_t i = 0; i < shard.pieces.size() && i < 3; ++i)
+    out +=
+        fmt::format("{}[{}, {})", i == 0 ? "" : " ", shard.pieces[i].first, shard.pieces[i].second);
+  return shard.pieces.size() > 3 ? out + fmt::format(" ... {} pieces", shard.pieces.size()) : out;
+}
+
+void print_shards(const CheckFacts& f) {
+  const RunOptions& o = f.options;
+  fmt::print(
+      "\nshards of a micro-batch of {} tokens, layout {}{}: causal pairs max / mean {:.4f}\n",
+      f.micro_batch_tokens, name(o.layout),
+      deals_stripes(o.layout) ? fmt::format(" of {}", o.stripe) : "", f.pair_imbalance());
+  TextTable table({"cp", "tokens", "causal_pairs", "pieces"});
+  for (const ShardFacts& shard : f.shards)
+    table.row({text(shard.cp), text(shard.tokens), fmt::format("{:.0f}", shard.pairs),
+               pieces_text(shard)});
+  fmt::print("{}", table.text(kRows));
+}
+
+std::string hop_text(const std::optional<RingHop>& hop) {
+  return hop ? fmt::format("shard {} to {}, {} from {}", hop->send_shard, hop->to, hop->recv_shard,
+                           hop->from)
+             : "-";
+}
+
+void print_ring(const CheckFacts& f) {
+  const MeshShape& mesh = f.options.mesh;
+  if (f.ring.forward.empty() || mesh.cp() == 1) return;
+  fmt::print(
+      "\nring plan of context-parallel rank 0 ({} x {}): {} forward and {} backward steps a layer; "
+      "KV hop {}, dKV hop {}; {} KV and {} dKV "
+      "buffers\n",
+      mesh.cp_outer, mesh.cp_inner, f.ring.forward.size(), f.ring.backward.size(),
+      bytes_text(static_cast<double>(f.kv_hop_bytes)),
+      bytes_text(static_cast<double>(f.dkv_hop_bytes)), f.ring.kv_buffers, f.ring.dkv_buffers);
+  TextTable forward({"forward", "outer", "inner", "computes", "kv_inner", "kv_outer"});
+  for (std::size_t t = 0; t < f.ring.forward.size(); ++t) {
+    const RingStep& s = f.ring.forward[t];
+    forward.row({text(static_cast<std::int64_t>(t)), text(s.outer), text(s.inner),
+                 s.shard < 0 ? "-" : fmt::format("shard {}", s.shard), hop_text(s.kv_inner),
+                 hop_text(s.kv_outer)});
+  }
+  TextTable backward(
+      {"backward", "outer", "inner", "computes", "kv_inner", "kv_outer", "dkv_inner", "dkv_outer"});
+  for (std::size_t t = 0; t < f.ring.backward.size(); ++t) {
+    const RingStep& s = f.ring.backward[t];
+    backward.row({text(static_cast<std::int64_t>(t)), text(s.outer), text(s.inner),
+                  s.shard < 0 ? "-" : fmt::format("shard {}", s.shard), hop_text(s.kv_inner),
+                  hop_text(s.kv_outer), hop_text(s.dkv_inner), hop_text(s.dkv_outer)});
+  }
+  fmt::print("{}{}", forward.text(kRows), backward.text(kRows));
+}
+
+void print_schedule(const CheckFacts& f) {
+  fmt::print("\nschedule: {}{} micro-batches a step on each of {} data-parallel ranks{}\n",
+             f.micro_batches_at_most ? "at most " : "", f.micro_batches, f.options.mesh.dp,
+             f.micro_batches_at_most ? "" : " when packs are full");
+  TextTable table(
+      {"stage", "layers", "parameters", "optimizer_shard", "live_micro_batches", "ops"});
+  for (std::size_t s = 0; s < f.stages.size(); ++s) {
+    const StageFacts& stage = f.stages[s];
+    std::string ops;
+    for (std::size_t i = 0; i < stage.ops.size() && i < 6; ++i)
+      ops += fmt::format("{}{} {}", i == 0 ? "" : ", ", name(stage.ops[i].kind),
+                         stage.ops[i].micro_batch);
+    if (stage.ops.size() > 6) ops += fmt::format(" ... {} ops", stage.ops.size());
+    table.row({text(static_cast<std::int64_t>(s)),
+               fmt::format("{}..{}", stage.layer_begin, stage.layer_end - 1),
+               text(stage.parameters), text(stage.shard_parameters), text(stage.live_micro_batches),
+               ops});
+  }
+  fmt::print("{}", table.text(kRows));
+}
+
+void print_memory(const CheckFacts& f) {
+  fmt::print("\nmemory estimate of a rank: ZeRO stage {} over {} ranks, recompute {}\n", f.zero,
+             f.options.mesh.replicas(), f.recompute);
+  std::vector<std::string> header{"stage"};
+  std::vector<MemoryCategory> used;
+  for (int c = 0; c < kMemoryCategories; ++c) {
+    const auto category = static_cast<MemoryCategory>(c);
+    bool any = false;
+    for (const StageFacts& stage : f.stages) any = any || stage.memory[category] > 0;
+    if (!any) continue;
+    used.push_back(category);
+    header.push_back(name(category));
+  }
+  header.push_back("total");
+  TextTable table(header);
+  double all = 0;
+  for (std::size_t s = 0; s < f.stages.size(); ++s) {
+    std::vector<std::string> row{text(static_cast<std::int64_t>(s))};
+    for (MemoryCategory category : used)
+      row.push_back(bytes_text(static_cast<double>(f.stages[s].memory[category])));
+    row.push_back(bytes_text(static_cast<double>(f.stages[s].memory.total())));
+    table.row(row);
+    all += static_cast<double>(f.stages[s].memory.total()) * (f.ranks() / f.options.mesh.pp);
+  }
+  fmt::print("{}  fullest rank {}, all {} ranks at most {}\n", table.text(kRows),
+             bytes_text(static_cast<double>(f.largest_rank_bytes())), f.ranks(), bytes_text(all));
+}
+
+void print_whole(const CheckFacts& f) {
+  fmt::print("deck {}{}: no problems\n", f.file,
+             f.case_name.empty() ? "" : fmt::format(", case {}", f.case_name));
+  print_mesh(f);
+  print_model(f);
+  print_shards(f);
+  print_ring(f);
+  print_schedule(f);
+  print_memory(f);
+  for (const std::string& note : f.notes) fmt::print("note: {}\n", note);
+}
+
+void print_cases(const std::vector<CheckFacts>& cases) {
+  fmt::print("deck {}: no problems in {} cases (--case NAME shows one whole)\n\n",
+             cases.front().file, cases.size());
+  TextTable table({"case", "ranks", "dp", "pp", "cp_outer", "cp_inner", "sp", "tp", "parameters",
+                   "micro_batch_tokens", "micro_batches", "pair_imbalance", "fullest_rank",
+                   "notes"});
+  for (const CheckFacts& f : cases) {
+    const MeshShape& m = f.options.mesh;
+    table.row({f.case_name, text(m.size()), text(m.dp), text(m.pp), text(m.cp_outer),
+               text(m.cp_inner), text(m.sp), text(m.tp), count_text(f.options.model.parameters()),
+               text(f.micro_batch_tokens), text(f.micro_batches),
+               fmt::format("{:.4f}", f.pair_imbalance()),
+               bytes_text(static_cast<double>(f.largest_rank_bytes())),
+               text(static_cast<std::int64_t>(f.notes.size()))});
+  }
+  fmt::print("{}", table.text());
+}
+
+/// Groups of the profile table; before a selection one group of the longest length stands for all.
+void take_groups(Deck& deck, DeckNeeds needs, std::vector<std::string>& notes) {
+  try {
+    require(takes_stored_groups(deck), "they are to be selected with `ballast plan`");
+    set_groups(deck, stored_groups(deck, notes), needs);
+  } catch (const Error& e) {
+    const auto& lengths = deck.get<std::vector<std::int64_t>>("batching.select_lengths");
+    set_groups(
+        deck,
+        {{lengths.empty() ? deck.integer("batching.micro_batch_tokens") : lengths.back(), 1, -1}},
+        needs);
+    notes.push_back(fmt::format("batching.groups: {}; one group of {} tokens is shown", e.what(),
+                                deck.get<std::vector<std::int64_t>>("batching.groups").front()));
+  }
+}
+
+}  // namespace
+
+int check_command(const CommandLine& line) {
+  std::vector<CheckFacts> cases;
+  const DeckNeeds needs{.model = true, .data = false, .groups = false};
+  for (Deck& deck : line.decks(needs)) {
+    std::vector<std::string> notes;
+    if (takes_stored_groups(deck) || lacks_groups(deck)) take_groups(deck, needs, notes);
+    cases.push_back(CheckFacts::of(deck));
+    cases.back().notes.insert(cases.back().notes.end(), notes.begin(), notes.end());
+  }
+  if (cases.size() == 1) {
+    print_whole(cases.front());
+    write_json(line.json, cases.front().json());
+    return 0;
+  }
+  print_cases(cases);
+  auto list = nlohmann::ordered_json::array();
+  for (const CheckFacts& f : cases) list.push_back(f.json());
+  write_json(line.json, {{"deck", line.deck_file}, {"cases", list}});
+  return 0;
+}
+
+}  // namespace ballast

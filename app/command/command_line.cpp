@@ -1,0 +1,247 @@
+#include "app/command/command_line.hpp"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <filesystem>
+
+#include "app/plan/stored_groups.hpp"
+#include "ballast_version.hpp"
+#include "core/config/run_options.hpp"
+#include "core/plan/context/mesh_shape.hpp"
+#include "io/deck/deck_reader.hpp"
+#include "parallel/comm/waits.hpp"
+
+namespace ballast {
+namespace {
+
+constexpr std::array kCommands = {
+    Command{"train", "train a model: one process a rank, started by mpiexec or srun", true,
+            train_command},
+    Command{"check",
+            "validate a deck; show mesh, shards, schedule and memory estimate for any number of "
+            "ranks, without starting them",
+            false, check_command},
+    Command{"pack", "run the batching plan over the deck's data and print the balance metrics",
+            false, pack_command},
+    Command{"profile",
+            "measure a layer's latency and memory and the links' speed; write a profile table",
+            true, profile_command},
+    Command{"plan",
+            "time rings, sparse balance, pipelines and packing groups from stated costs or a "
+            "profile table, without starting ranks",
+            false, plan_command},
+    Command{"eval", "held-out loss of a checkpoint or of model.weights; needle accuracy", true,
+            eval_command},
+    Command{"export",
+            "write a checkpoint's weights as a Hugging Face folder: config.json and safetensors",
+            true, export_command},
+    Command{"bench", "time an operation against a reference", true, bench_command},
+};
+
+constexpr const char* kAbout =
+    "Trains long-context language models with every rank equally loaded.\n"
+    "--help deck lists all blocks and keys of a deck (--help deck BLOCK those of one block); "
+    "--kokkos-* arguments pass through to Kokkos.";
+
+/// Options of one subcommand, bound to `line`.  `wall_time` is read later, so that its message is
+/// ours.
+void add_options(CLI::App& sub, const std::string& command, CommandLine& line,
+                 std::string& wall_time) {
+  if (command == "export") {
+    sub.add_option("CHECKPOINT", line.checkpoint,
+                   "checkpoint file, RUN/checkpoints/step_XXXXXXXX.h5")
+        ->required();
+    sub.add_option("DIR", line.folder, "folder to write")->required();
+    sub.add_option("--dtype", line.dtype, "bf16 (rounded to nearest even) or f32")
+        ->check(CLI::IsMember({"bf16", "f32"}))
+        ->capture_default_str();
+    sub.add_flag("--adapter", line.adapter,
+                 "of a checkpoint with adapters: those alone, as a PEFT folder; else they are "
+                 "merged into the weights");
+    sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
+    return;
+  }
+  const bool bench = command == "bench", runs = command == "train" || command == "eval",
+             profile = command == "profile";
+  if (bench)
+    sub.add_option("NAME", line.name, "what to measure: attention, gemm, ring or step")->required();
+  auto* deck = sub.add_option("DECK", line.deck_file, "input deck (TOML)");
+  if (!bench) deck->required();
+  sub.add_option("block.key=value", line.overrides,
+                 "overrides of deck keys, last wins; values are TOML, bare words are text");
+  sub.add_option("--case", line.case_name, "case of the deck's [[case]] list");
+  if (runs)
+    sub.add_option(
+        "-r,--restart", line.restart,
+        "checkpoint file to continue, or latest: the newest sound one of the run folder");
+  if (runs || profile)
+    sub.add_option("-d,--output", line.output,
+                   "run folder (default: run.output of the deck, or runs/NAME of the deck file)");
+  if (command == "train")
+    sub.add_option(
+        "-t,--time", wall_time,
+        "wall-time limit HH:MM:SS or D-HH:MM:SS: checkpoint in time and leave with status 75");
+  sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
+}
+
+bool is_setting(const std::string& argument) { return argument.find('=') != std::string::npos; }
+
+}  // namespace
+
+std::span<const Command> commands() { return kCommands; }
+
+double parse_wall_time(const std::string& text) {
+  long days = 0, hours = 0, minutes = 0, seconds = 0;
+  char end = 0;
+  const bool with_days = text.find('-') != std::string::npos;
+  const int read =
+      with_days ? std::sscanf(text.c_str(), "%5ld-%5ld:%5ld:%5ld%c", &days, &hours, &minutes,
+                              &seconds, &end) -
+                      1
+                : std::sscanf(text.c_str(), "%5ld:%5ld:%5ld%c", &hours, &minutes, &seconds, &end);
+  const bool digits = text.find_first_not_of("0123456789:-") == std::string::npos &&
+                      !text.empty() && text.front() != '-';
+  const double total = 86400.0 * static_cast<double>(days) + 3600.0 * static_cast<double>(hours) +
+                       60.0 * static_cast<double>(minutes) + static_cast<double>(seconds);
+  require(read == 3 && digits && days >= 0 && hours >= 0 && minutes >= 0 && seconds >= 0 &&
+              minutes < 60 && seconds < 60 && total > 0,
+          "-t {}: a wall-time limit is HH:MM:SS or D-HH:MM:SS, above zero", text);
+  return total;
+}
+
+std::string version_text() {
+  return fmt::format(
+      "ballast {} ({})\nbuild     {}\ncompiler  {}\nMPI       {}\nKokkos    {}\nCUDA      {}\nNCCL "
+      "     {}\nHDF5      {}\n",
+      version(), git_hash(), build_type(), compiler_version(), mpi_version(), kokkos_version(),
+      cuda_version(), nccl_version(), hdf5_version());
+}
+
+ParsedLine parse_command_line(const std::vector<std::string>& arguments) {
+  // `--help deck [BLOCK]` is a topic, not a command.
+  for (std::size_t i = 0; i + 1 < arguments.size(); ++i) {
+    if ((arguments[i] != "--help" && arguments[i] != "-h") || arguments[i + 1] != "deck") continue;
+    const std::string block = i + 2 < arguments.size() ? arguments[i + 2] : "";
+    std::string text = deck_help(block);
+    if (!text.empty()) return {std::nullopt, std::move(text), 0};
+    std::vector<std::string> names;
+    for (const auto& b : deck_blocks()) names.push_back(b.name);
+    const std::string near = nearest_name(block, names);
+    return {
+        std::nullopt,
+        fmt::format("ballast --help deck {}: no such block{}; blocks: {}\n", block,
+                    near.empty() ? "" : " (did you mean " + near + "?)", fmt::join(names, ", ")),
+        2};
+  }
+
+  std::vector<std::string> known;
+  for (const Command& command : kCommands) known.emplace_back(command.name);
+  if (!arguments.empty() && !arguments[0].starts_with("-") &&
+      std::find(known.begin(), known.end(), arguments[0]) == known.end()) {
+    const std::string near = nearest_name(arguments[0], known);
+    return {
+        std::nullopt,
+        fmt::format("ballast: unknown command {}{}; commands: {}\n", arguments[0],
+                    near.empty() ? "" : " (did you mean " + near + "?)", fmt::join(known, ", ")),
+        2};
+  }
+
+  CommandLine line;
+  std::string wall_time;
+  CLI::App app(kAbout, "ballast");
+  app.set_version_flag("--version", version_text());
+  app.require_subcommand(1);
+  for (const Command& command : kCommands) {
+    CLI::App* sub = app.add_subcommand(command.name, command.meaning);
+    add_options(*sub, command.name, line, wall_time);
+    sub->callback([&line, &command] { line.command = command.name; });
+  }
+  try {
+    std::vector<std::string> reversed(arguments.rbegin(),
+                                      arguments.rend());  // the order that CLI11 wants
+    app.parse(std::move(reversed));
+    if (line.command == "bench" &&
+        is_setting(line.deck_file)) {  // bench takes settings without a deck
+      line.overrides.insert(line.overrides.begin(), line.deck_file);
+      line.deck_file.clear();
+    }
+    if (!wall_time.empty()) line.wall_time_s = parse_wall_time(wall_time);
+  } catch (const CLI::ParseError& e) {
+    std::ostringstream out, err;
+    const bool good = app.exit(e, out, err) == 0;
+    return {std::nullopt, good ? out.str() : "ballast: " + err.str(), good ? 0 : 2};
+  } catch (const Error& e) {
+    return {std::nullopt, fmt::format("ballast: {}\n", e.what()), 2};
+  }
+  return {line, "", 0};
+}
+
+Deck CommandLine::deck(const Communicator& world, DeckNeeds needs) const {
+  std::string text, problem;
+  const auto attempt = [&](auto&& work) {
+    try {
+      work();
+    } catch (const Error& e) {
+      problem = e.what();
+    }
+    check_all(world, problem.empty(), problem);
+  };
+  attempt([&] {
+    if (world.rank() == 0) text = read_deck_text(deck_file);
+  });
+  text = world.broadcast(text, 0);
+  Deck result;
+  std::vector<std::string> notes;
+  attempt([&] {
+    result = parse_deck(text, deck_file, overrides, case_name, needs);
+    const auto refused = not_executable(result);
+    require(refused.empty(), "{}: {}", deck_file,
+            fmt::join(refused, fmt::format("\n{}: ", deck_file)));
+    if (needs.groups && takes_stored_groups(result))
+      set_groups(result, stored_groups(result, notes), needs);
+  });
+  for (const std::string& note : notes)
+    if (world.rank() == 0) fmt::print("note: {}\n", note);
+  return result;
+}
+
+std::vector<Deck> CommandLine::decks(DeckNeeds needs) const {
+  const std::string text = deck_file.empty() ? "" : read_deck_text(deck_file);
+  const std::string file = deck_file.empty() ? "command line" : deck_file;
+  const auto parse = [&](const std::string& name) {
+    Deck deck = parse_deck(text, file, overrides, name, needs);
+    if (std::vector<std::string> notes; needs.groups && takes_stored_groups(deck)) {
+      set_groups(deck, stored_groups(deck, notes), needs);
+      for (const std::string& note : notes) fmt::print(stderr, "note: {}\n", note);
+    }
+    return deck;
+  };
+  if (!case_name.empty()) return {parse(case_name)};
+  // Without a sound base deck the list of cases is unknown: then its problems are the message.
+  std::vector<std::string> names;
+  try {
+    names = parse_deck_cases(text, file);
+  } catch (const Error&) {
+    return {parse("")};
+  }
+  if (names.empty()) return {parse("")};
+  std::vector<Deck> list;
+  std::string problems;
+  for (const auto& name : names) try {
+      list.push_back(parse(name));
+    } catch (const Error& e) {
+      problems += fmt::format("{}case \"{}\": {}", problems.empty() ? "" : "\n", name, e.what());
+    }
+  require(problems.empty(), "{}", problems);
+  return list;
+}
+
+std::string CommandLine::output_folder(const Deck& deck) const {
+  if (!output.empty()) return output;
+  if (const std::string& stated = deck.text("run.output"); !stated.empty()) return stated;
+  const std::string stem = std::filesystem::path(deck.file).stem().string();
+  return "runs/" + stem + (deck.case_name.empty() ? "" : "-" + deck.case_name);
+}
+
+}  // namespace ballast

@@ -1,0 +1,73 @@
+// Command line: `ballast COMMAND ...` parsed, and the table of commands that main dispatches on.
+#pragma once
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/config/deck.hpp"
+#include "parallel/comm/comm.hpp"
+
+namespace ballast {
+
+struct CommandLine {
+  std::string command;                 ///< train, check ...
+  std::string name;                    ///< bench: what is measured
+  std::string deck_file;               ///< bench: "" without one
+  std::vector<std::string> overrides;  ///< block.key=value
+  std::string case_name;               ///< --case, or ""
+  std::string restart;                 ///< -r: a checkpoint file, "latest", or ""
+  std::string output;                  ///< -d, or ""
+  std::string checkpoint, folder;      ///< export: from where, to where
+  bool adapter = false;                ///< export: the adapters alone
+  std::string dtype = "bf16";          ///< export: bf16 or f32
+  std::string json;                    ///< --json, or "": no twin
+  double wall_time_s = 0;              ///< -t in seconds; 0: no limit
+
+  /// The chosen deck, the same on every rank: rank 0 reads the file and hands its text to the
+  /// others.  Collective; throws CollectiveError with all problems, among them degrees that no
+  /// executor runs.
+  Deck deck(const Communicator& world, DeckNeeds needs = {}) const;
+  /// For commands without ranks: the decks to handle, one a case (the one of --case, or the base
+  /// deck when there is no list).
+  std::vector<Deck> decks(DeckNeeds needs) const;
+  /// -d, else run.output, else runs/NAME of the deck file (and case).
+  std::string output_folder(const Deck& deck) const;
+};
+
+/// One subcommand.  `ranks`: MPI and Kokkos are up when it runs; otherwise it is a plain process.
+struct Command {
+  const char* name;
+  const char* meaning;
+  bool ranks;
+  int (*run)(const CommandLine&);
+};
+std::span<const Command> commands();
+
+// Bodies, each in the file of its name; the result is the exit status.
+int train_command(const CommandLine& line);
+int eval_command(const CommandLine& line);
+int check_command(const CommandLine& line);
+int pack_command(const CommandLine& line);
+int profile_command(const CommandLine& line);
+int plan_command(const CommandLine& line);
+int export_command(const CommandLine& line);
+int bench_command(const CommandLine& line);
+
+/// What parsing came to: a command to run, or a text to print and a status to leave with (help and
+/// version 0, bad usage 2).
+struct ParsedLine {
+  std::optional<CommandLine> line;
+  std::string text;
+  int status = 0;
+};
+/// `arguments` without the program's name and without --kokkos-*.
+ParsedLine parse_command_line(const std::vector<std::string>& arguments);
+
+/// HH:MM:SS or D-HH:MM:SS in seconds.  Throws Error for anything else.
+double parse_wall_time(const std::string& text);
+
+/// What `ballast --version` prints.
+std::string version_text();
+
+}  // namespace ballast

@@ -1,0 +1,107 @@
+#include "app/command/eval.hpp"
+
+#include <algorithm>
+
+#include "app/command/command_line.hpp"
+#include "app/observe/json_output.hpp"
+#include "app/train/checkpointing.hpp"
+#include "app/train/model_files.hpp"
+#include "core/plan/batch/chunk_groups.hpp"
+#include "parallel/comm/waits.hpp"
+
+namespace ballast {
+
+Evaluation evaluate(Session& session, std::int64_t samples) {
+  Scope scope(&session.recorder, EventKind::validation);
+  const bool was_enabled = session.recorder.enabled;
+  session.recorder.enabled =
+      false;  // one event for the whole pass: its micro-batches are not those of a training step
+  std::vector<std::int64_t> chosen = session.sampler.validation();
+  if (samples > 0 && static_cast<std::int64_t>(chosen.size()) > samples) chosen.resize(samples);
+  const Batch batch = session.plan(-1, chosen);
+  const std::vector<MicroBatch> mine = batch.work_of(session.mesh.at.dp);
+  double loss = 0;
+  NeedleJudge judge(*session.dataset, chosen);
+  ChunkStores stores = session.chunk_stores(mine);
+  const auto prepare = [&](int m) {
+    MicroBatchWork work = session.prepare(mine[m], 0, stores.at(m),
+                                          session.tuning ? session.tuning->base_policy() : nullptr);
+    work.batch.judged = judge.has_questions();
+    return work;
+  };
+  const auto take = [&](int m, const LocalBatch& local, const StageOutput& output) {
+    loss += output.loss_sum();
+    judge.add(mine[m], local, output);
+  };
+  run_stage(forward_schedule(chunk_groups(mine), session.links.stages()),
+            static_cast<int>(mine.size()), session.model, session.links,
+            {prepare, {}, take, nullptr}, nullptr);
+  session.recorder.enabled = was_enabled;
+  Evaluation result;
+  result.loss_tokens = batch.loss_tokens();
+  result.samples = batch.samples();
+  loss =
+      session.mesh.pp.all_reduce(session.mesh.replica.all_reduce(loss));  // the last stage has it
+  result.loss = result.loss_tokens > 0 ? loss / static_cast<double>(result.loss_tokens) : 0;
+  result.needle = judge.result(session.mesh.world, session.deck.integer("eval.depths"));
+  return result;
+}
+
+StepRow Evaluation::scalars() const {
+  StepRow row = needle.scalars();
+  row["validation_loss"] = loss;
+  return row;
+}
+
+void Evaluation::write(nlohmann::ordered_json& json) const {
+  json["validation_loss"] = loss;
+  json["loss_tokens"] = loss_tokens;
+  json["samples"] = samples;
+  if (needle.lengths.empty()) return;
+  json["needle_accuracy"] = needle.total().accuracy();
+  json["needle"] = needle.json();
+}
+
+int eval_command(const CommandLine& line) {
+  const Communicator world = Communicator::world();
+  const Deck deck = line.deck(world);
+  Session session(world, deck);
+  const std::string& weights = deck.text("model.weights");
+  check_all(world, !line.restart.empty() || !weights.empty(),
+            "eval needs a checkpoint (-r CHECKPOINT or -r latest) or model.weights in the deck");
+  check_all(world, !session.sampler.validation().empty(),
+            "eval: the validation split is empty; set data.validation_share (data.needle_held_out "
+            "for needle data) above 0");
+  ShardedOptimizer optimizer(session.parameters, session.mesh.replica,
+                             static_cast<int>(deck.integer("optimizer.zero")), {}, nullptr);
+  load_base(session);
+  Restored restored;
+  if (line.restart.empty()) {
+    load_weights(session, optimizer);
+    restored.path = weights;
+  } else {
+    restored = restore(session, optimizer, line.restart, line.output_folder(deck));
+    check_all(world, !restored.path.empty(),
+              fmt::format("eval: no sound checkpoint in {}", line.output_folder(deck)));
+    const auto seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
+    check_all(world, restored.state.seed == seed || deck.text("data.source") == "needle",
+              fmt::format("{}: written with run.seed = {}, the deck has {}; other samples would be "
+                          "held out, some of them trained on: use the same seed",
+                          restored.path, restored.state.seed, seed));
+  }
+  const Evaluation result = evaluate(session, deck.integer("eval.samples"));
+  if (world.rank() == 0) {
+    for (const std::string& warning : restored.warnings) fmt::print("# warning: {}\n", warning);
+    fmt::print("checkpoint={} step={} validation_loss={:.6f} loss_tokens={} samples={}\n",
+               restored.path, restored.state.step, result.loss, result.loss_tokens, result.samples);
+    if (!result.needle.lengths.empty())
+      fmt::print("needle_accuracy={:.4f} questions={}\n{}", result.needle.total().accuracy(),
+                 result.needle.total().questions, result.needle.table());
+    nlohmann::ordered_json json{{"checkpoint", restored.path}, {"step", restored.state.step}};
+    result.write(json);
+    write_json(line.json, json);
+  }
+  return 0;
+}
+
+}  // namespace ballast

@@ -1,0 +1,87 @@
+// ballast export: the weights of a checkpoint as a Hugging Face folder, adapters merged in, or the
+// adapters alone as a PEFT folder.  The model's shape comes from the deck inside the checkpoint.
+#include <filesystem>
+#include <fstream>
+
+#include "app/command/command_line.hpp"
+#include "app/observe/json_output.hpp"
+#include "app/train/adapter_files.hpp"
+#include "app/train/session.hpp"
+#include "core/config/run_options.hpp"
+#include "io/checkpoint/checkpoint_file.hpp"
+#include "io/deck/deck_reader.hpp"
+#include "io/model/huggingface.hpp"
+
+namespace ballast {
+namespace {
+
+constexpr std::int64_t kFileBytes =
+    5'000'000'000;  // of one safetensors file, as Transformers cuts them
+
+/// All weights, adapters merged in.
+void write_weights(const CommandLine& line, const Deck& deck, const ModelShape& shape,
+                   const std::string& dtype) {
+  ModelShape plain = shape;
+  plain.lora = {};
+  const auto table = parameter_table(plain);
+  WeightReader read;
+  if (shape.lora.enabled()) {
+    read = merged_weights(line.checkpoint, shape, base_weights(deck, shape));
+  } else {
+    auto masters = std::make_shared<MasterWeights>(line.checkpoint, table);
+    read = [masters](const Parameter& p, std::int64_t begin, std::span<float> out) {
+      masters->read(p.name, begin, out);
+    };
+  }
+  write_huggingface(
+      line.folder, plain, table, dtype, kFileBytes,
+      [&](std::size_t p, std::int64_t begin, std::span<float> out) { read(table[p], begin, out); });
+}
+
+}  // namespace
+
+int export_command(const CommandLine& line) {
+  const Communicator world = Communicator::world();
+  const CheckpointState state = verify_checkpoint(line.checkpoint, world);
+  together(world, [&] {
+    if (world.rank() != 0) return;
+    const Deck deck = parse_deck(state.deck, "deck of " + line.checkpoint, {}, "",
+                                 {.model = true, .data = false, .weights = false});
+    const ModelShape shape = model_shape(deck);
+    const std::string dtype = line.dtype == "f32" ? "F32" : "BF16";
+    require(!line.adapter || shape.lora.enabled(),
+            "{}: holds no adapters (its deck has lora.rank = 0); export without --adapter",
+            line.checkpoint);
+    if (line.adapter)
+      write_peft(line.folder, line.checkpoint, deck, shape, dtype);
+    else
+      write_weights(line, deck, shape, dtype);
+    std::uintmax_t bytes = 0;
+    std::int64_t files = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(line.folder))
+      if (entry.path().extension() == ".safetensors") ++files, bytes += entry.file_size();
+    std::int64_t parameters = shape.parameters();
+    if (line.adapter) {
+      parameters = 0;
+      for (const Parameter& p : parameter_table(shape)) parameters += p.trainable ? p.numel() : 0;
+    }
+    fmt::print(
+        "{}: {} {} after step {} as {} in {} file{}, {} bytes; {}\n", line.folder, parameters,
+        line.adapter           ? "parameters of adapters"
+        : shape.lora.enabled() ? "parameters, adapters merged,"
+                               : "parameters",
+        state.step, line.dtype, files, files == 1 ? "" : "s", bytes,
+        line.adapter ? "they go with the weights of model.weights"
+                     : "a tokenizer is not part of a checkpoint: copy its files beside them");
+    write_json(line.json, {{"checkpoint", line.checkpoint},
+                           {"folder", line.folder},
+                           {"step", state.step},
+                           {"dtype", line.dtype},
+                           {"parameters", parameters},
+                           {"files", files},
+                           {"bytes", bytes}});
+  });
+  return 0;
+}
+
+}  // namespace ballast

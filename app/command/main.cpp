@@ -1,0 +1,101 @@
+// ballast: parses the command line, starts MPI and Kokkos for the commands that run on ranks, and
+// turns every error into a message and a status.
+#include <mpi.h>
+
+#include <Kokkos_Core.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "app/command/command_line.hpp"
+#include "app/observe/json_output.hpp"
+#include "parallel/comm/waits.hpp"
+
+namespace ballast {
+namespace {
+
+/// This process's number among those that a launcher started, known before MPI is: so that usage
+/// and help are printed once.
+int launched_rank() {
+  for (const char* variable : {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"})
+    if (const char* text = std::getenv(variable)) return std::atoi(text);
+  return 0;
+}
+
+int run_plain(const Command& command, const CommandLine& line) {
+  if (launched_rank() != 0) return 0;  // one process says it all
+  try {
+    const std::string unwritable = json_problem(line.json);
+    require(unwritable.empty(), "{}", unwritable);
+    return command.run(line);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "ballast: %s\n", e.what());
+    return 1;
+  }
+}
+
+/// An error that all ranks share is printed by rank 0, and all leave; one rank's own error ends the
+/// others too.
+int run_on_ranks(const Command& command, const CommandLine& line) {
+  try {
+    const Communicator world = Communicator::world();
+    const std::string unwritable = world.rank() == 0 ? json_problem(line.json) : "";
+    check_all(world, unwritable.empty(), unwritable);
+    return command.run(line);
+  } catch (const CollectiveError& e) {
+    if (Communicator::world().rank() == 0) std::fprintf(stderr, "ballast: %s\n", e.what());
+    return 1;
+  } catch (const std::exception& e) {
+    fail_here(e.what());
+  } catch (...) {
+    fail_here("an exception of unknown type");
+  }
+}
+
+int start_ranks(const Command& command, const CommandLine& line, std::vector<char*>& kokkos) {
+  int argc = static_cast<int>(kokkos.size()) - 1;
+  char** argv = kokkos.data();
+  MPI_Init(&argc, &argv);
+  MPI_Comm_set_errhandler(
+      MPI_COMM_WORLD, MPI_ERRORS_RETURN);  // return codes are checked, so that messages are ours
+  int status = 1;
+  {
+    Kokkos::ScopeGuard scope(argc, argv);
+    status = run_on_ranks(command, line);
+  }
+  MPI_Finalize();
+  return status;
+}
+
+}  // namespace
+}  // namespace ballast
+
+int main(int argc, char** argv) {
+  using namespace ballast;
+  std::vector<std::string> arguments;
+  std::vector<char*> kokkos{argv[0]};
+  for (int i = 1; i < argc; ++i) {
+    if (std::string(argv[i]).starts_with("--kokkos-"))
+      kokkos.push_back(argv[i]);
+    else
+      arguments.emplace_back(argv[i]);
+  }
+  kokkos.push_back(nullptr);
+  try {
+    const ParsedLine parsed = parse_command_line(arguments);
+    if (!parsed.line) {
+      if (launched_rank() == 0)
+        std::fputs(parsed.text.c_str(), parsed.status == 0 ? stdout : stderr);
+      return parsed.status;
+    }
+    for (const Command& command : commands())
+      if (parsed.line->command == command.name)
+        return command.ranks ? start_ranks(command, *parsed.line, kokkos)
+                             : run_plain(command, *parsed.line);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "ballast: %s\n", e.what());
+  }
+  return 1;
+}

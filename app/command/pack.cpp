@@ -1,0 +1,238 @@
+// ballast pack: the Batch plans of one epoch over the deck's data, without ranks, and how well they
+// are balanced.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include "app/command/command_line.hpp"
+#include "app/observe/json_output.hpp"
+#include "app/observe/text_table.hpp"
+#include "app/plan/pack_costs.hpp"
+#include "app/plan/planned_samples.hpp"
+#include "app/train/budget_tuning.hpp"
+#include "core/config/run_options.hpp"
+#include "core/plan/batch/batch_metrics.hpp"
+#include "core/plan/batch/batch_plan.hpp"
+
+namespace ballast {
+namespace {
+
+struct PackFacts {
+  std::string case_name, data;
+  RunOptions options;
+  BatchMetrics metrics;
+  double plan_seconds = 0;
+  std::optional<PackCosts> costs;  ///< where the deck has a profile table or states them
+  int recompute_layers = 0;
+  double run_seconds = 0;  ///< of all batches by those costs
+  std::vector<std::string> notes;
+
+  void time(const Batch& batch) {
+    if (costs) run_seconds += step_seconds(batch, options.mesh.sp, recompute_layers, *costs);
+  }
+};
+
+/// Wall time of `plan`, added to `seconds`.
+template <class F>
+auto timed(double& seconds, F&& plan) {
+  const auto begin = std::chrono::steady_clock::now();
+  auto result = plan();
+  seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return result;
+}
+
+/// batching.scope = "epoch": the whole epoch packed at once.
+void pack_epoch(PlannedSamples& planned, PackFacts& f, BatchMeter& meter) {
+  const auto samples = planned.first(planned.training_samples());
+  const std::vector<Batch> batches =
+      timed(f.plan_seconds, [&] { return plan_epoch(samples, f.options.batching); });
+  for (const Batch& batch : batches) {
+    meter.add(batch, BatchMeter::is_full(batch));
+    f.time(batch);
+  }
+}
+
+/// batching.scope = "step": each global batch by itself, as training does.
+void pack_steps(const Deck& deck, PlannedSamples& planned, PackFacts& f, BatchMeter& meter) {
+  const std::int64_t global_tokens = deck.integer("batching.global_tokens"),
+                     global_samples = deck.integer("batching.global_samples");
+  SamplerPosition position;
+  for (std::int64_t step = 0; position.epoch == 0; ++step) {
+    // The batch that would reach into the next epoch ends with this one, so that every sample
+    // counts once.
+    const std::size_t left = static_cast<std::size_t>(planned.training_samples() - position.index);
+    auto samples = planned.next(position);
+    samples.resize(std::min(samples.size(), left));
+    const Batch batch =
+        timed(f.plan_seconds, [&] { return plan_batch(step, samples, f.options.batching); });
+    f.time(batch);
+    meter.add(batch, global_samples > 0
+                         ? static_cast<std::int64_t>(samples.size()) == global_samples
+                         : batch.tokens() >= global_tokens);
+  }
+}
+
+PackFacts pack(const Deck& deck) {
+  PlannedSamples planned(deck);
+  planned.begin_with_curriculum();
+  PackFacts f;
+  f.case_name = deck.case_name;
+  f.data = planned.dataset().description();
+  f.options = RunOptions::from(deck);
+  f.costs = pack_costs(deck, f.notes);
+  f.recompute_layers = recomputed_layers(deck);
+  predict_samples(deck, f.options.batching);
+  BatchMeter meter(f.options.batching, f.options.mesh.cp() * f.options.mesh.sp);
+  if (deck.text("batching.scope") == "epoch")
+    pack_epoch(planned, f, meter);
+  else
+    pack_steps(deck, planned, f, meter);
+  f.metrics = meter.result();
+  return f;
+}
+
+nlohmann::ordered_json histogram(const std::vector<std::int64_t>& counts,
+                                 const std::vector<double>& edges) {
+  return {{"edges", edges}, {"counts", counts}};
+}
+
+nlohmann::ordered_json json(const GroupMetrics& g) {
+  std::vector<double> shares, powers{0};
+  for (int b = 0; b <= GroupMetrics::kBins; ++b)
+    shares.push_back(static_cast<double>(b) / GroupMetrics::kBins);
+  for (std::size_t b = 0; b < g.lengths.size(); ++b)
+    powers.push_back(static_cast<double>(std::int64_t{1} << b));
+  return {{"group_tokens", g.group.tokens},
+          {"group_ranks", g.group.ranks},
+          {"group_recompute", g.group.recompute_layers},
+          {"samples", g.samples},
+          {"tokens", g.tokens},
+          {"packs", g.packs},
+          {"tail_packs", g.tail_packs},
+          {"batches", g.batches},
+          {"dbr", g.dbr},
+          {"pr", g.pr},
+          {"abr", g.abr},
+          {"histograms",
+           {{"fill", histogram(g.fill, shares)},
+            {"attention", histogram(g.attention, shares)},
+            {"lengths", histogram(g.lengths, powers)}}}};
+}
+
+nlohmann::ordered_json json(const PackFacts& f) {
+  const BatchMetrics& m = f.metrics;
+  nlohmann::ordered_json out;
+  if (!f.case_name.empty()) out["name"] = f.case_name;
+  out.update({{"method", f.options.batching.method},
+              {"dp", f.options.mesh.dp},
+              {"dbr", m.dbr},
+              {"pr", m.pr},
+              {"abr", m.abr},
+              {"cr", m.cr},
+              {"cr_bound", m.cr_bound},
+              {"ave_t", m.ave_t},
+              {"samples", m.samples},
+              {"tokens", m.tokens},
+              {"longest", m.longest},
+              {"packs", m.packs},
+              {"tail_packs", m.tail_packs},
+              {"batches", m.batches},
+              {"plan_seconds", f.plan_seconds},
+              {"data", f.data}});
+  if (f.costs) out["run_seconds"] = f.run_seconds;
+  out["groups"] = nlohmann::ordered_json::array();
+  for (const GroupMetrics& g : m.groups) out["groups"].push_back(json(g));
+  return out;
+}
+
+/// Columns from the left: `labels`, then what a group and the whole have in common.
+template <class M>
+std::vector<std::string> balance_row(std::vector<std::string> labels, const M& m) {
+  for (const double value : {m.dbr, m.pr, m.abr}) labels.push_back(fmt::format("{:.4f}", value));
+  for (const std::int64_t value : {m.samples, m.tokens, m.packs, m.batches, m.tail_packs})
+    labels.push_back(fmt::to_string(value));
+  return labels;
+}
+
+void print(const std::vector<PackFacts>& cases) {
+  for (std::size_t i = 0; i < cases.size(); ++i)
+    if (i == 0 || cases[i].data != cases[i - 1].data) fmt::print("data {}\n", cases[i].data);
+  const bool named = !cases.front().case_name.empty();
+  const std::vector<std::string> name(named ? 1 : 0, "case");
+  std::vector<std::string> header = name;
+  for (const char* column : {"method", "dp", "dbr", "pr", "abr", "samples", "tokens", "packs",
+                             "batches", "tail_packs", "cr", "cr_bound", "ave_t", "plan_seconds"})
+    header.push_back(column);
+  const bool timed = std::any_of(cases.begin(), cases.end(),
+                                 [](const PackFacts& f) { return f.costs.has_value(); });
+  if (timed) header.push_back("run_s");
+  TextTable table(header);
+  header = name;
+  for (const char* column : {"group", "ranks", "dbr", "pr", "abr", "samples", "tokens", "packs",
+                             "batches", "tail_packs"})
+    header.push_back(column);
+  TextTable groups(header);
+  bool grouped = false;
+  for (const PackFacts& f : cases) {
+    std::vector<std::string> labels(named ? 1 : 0, f.case_name), row = labels;
+    row.push_back(f.options.batching.method);
+    row.push_back(fmt::to_string(f.options.mesh.dp));
+    row = balance_row(row, f.metrics);
+    row.push_back(fmt::format("{:.4f}", f.metrics.cr));
+    row.push_back(f.options.batching.method == "hbp" ? fmt::format("{:.4f}", f.metrics.cr_bound)
+                                                     : "-");
+    row.push_back(fmt::format("{:.1f}", f.metrics.ave_t));
+    row.push_back(fmt::format("{:.6f}", f.plan_seconds));
+    if (timed) row.push_back(f.costs ? fmt::format("{:.2f}", f.run_seconds) : "-");
+    table.row(row);
+    if (f.options.batching.method != "hbp") continue;
+    grouped = true;
+    for (const GroupMetrics& g : f.metrics.groups) {
+      row = labels;
+      row.push_back(fmt::to_string(g.group.tokens));
+      row.push_back(fmt::to_string(g.group.ranks));
+      groups.row(balance_row(row, g));
+    }
+  }
+  fmt::print("{}", table.text());
+  if (grouped) fmt::print("packing groups\n{}", groups.text());
+  fmt::print(
+      "dbr, abr: sum(max - x) / (max N) over data-parallel ranks, x = tokens, x = sum of squared "
+      "lengths; pr: sum(length - tokens) / "
+      "(length packs), length = that of\n"
+      "the pack's group (none, sorted: padded to the longest sample); means over the full batches "
+      "of one epoch, the others' packs are "
+      "tail_packs;\n"
+      "cr: share of tokens in micro-batches spread over several ranks, cr_bound: in samples longer "
+      "than every group of one rank; ave_t: tokens of a rank in a "
+      "batch\n");
+  if (timed)
+    fmt::print(
+        "run_s: planned seconds of all batches, from the deck's profile table or costs; a rank "
+        "waits for those it shares packs with and for the step's end\n");
+  const auto in_all = [&](const std::string& note) {
+    return std::all_of(cases.begin(), cases.end(), [&](const PackFacts& f) {
+      return std::find(f.notes.begin(), f.notes.end(), note) != f.notes.end();
+    });
+  };
+  for (const PackFacts& f : cases)
+    for (const std::string& note : f.notes)
+      if (!in_all(note))
+        fmt::print("note: {}: {}\n", f.case_name, note);
+      else if (&f == &cases.front())
+        fmt::print("note: {}\n", note);
+}
+
+}  // namespace
+
+int pack_command(const CommandLine& line) {
+  std::vector<PackFacts> cases;
+  for (const Deck& deck : line.decks({.model = false, .data = true})) cases.push_back(pack(deck));
+  print(cases);
+  auto list = nlohmann::ordered_json::array();
+  for (const PackFacts& f : cases) list.push_back(json(f));
+  write_json(line.json, cases.size() == 1 ? list.front() : nlohmann::ordered_json{{"cases", list}});
+  return 0;
+}
+
+}  // namespace ballast

@@ -1,0 +1,144 @@
+// ballast plan: what the deck's plans cost before anything runs: ring attention from component
+// times, balance of a sparse pattern over ranks and ring steps, pipeline schedules.  Starts no
+// ranks.
+#include "app/command/plan.hpp"
+
+#include <array>
+#include <cstdio>
+
+#include "app/command/command_line.hpp"
+#include "app/observe/json_output.hpp"
+#include "app/observe/text_table.hpp"
+#include "app/plan/stored_groups.hpp"
+#include "core/config/run_options.hpp"
+#include "core/plan/batch/batch_plan.hpp"
+#include "core/plan/context/mesh_shape.hpp"
+#include "core/plan/context/ring_plan.hpp"
+
+namespace ballast {
+namespace {
+
+using Part = std::optional<PlanPart> (*)(const Deck&);
+// Groups come first: the other parts plan with those that were selected.
+constexpr std::array kParts = {Part{plan_groups},  Part{plan_ring_times},
+                               Part{plan_balance}, Part{plan_pipeline},
+                               Part{plan_search},  Part{plan_sparsebalance}};
+
+/// Component times of one direction.  `joined`: KV and dKV of a shard travel as one message.
+RingCosts ring_costs(const Deck& deck, const std::string& direction, bool joined) {
+  const auto seconds = [&](const std::string& of, const char* key) {
+    return 1e-3 * deck.real("costs." + of + "_" + key);
+  };
+  RingCosts c;
+  c.indexing_s = seconds(direction, "indexing_ms");
+  c.host_s = seconds(direction, "host_ms");
+  c.compute_s = seconds(direction, "compute_ms");
+  const std::string kv = joined ? direction : "forward";
+  c.inner_hop_s = seconds(kv, "inner_hop_ms");
+  c.outer_hop_s = seconds(kv, "outer_hop_ms");
+  c.inner_dkv_hop_s = seconds(direction, "inner_hop_ms") - c.inner_hop_s;
+  c.outer_dkv_hop_s = seconds(direction, "outer_hop_ms") - c.outer_hop_s;
+  return c;
+}
+
+}  // namespace
+
+std::optional<PlanPart> plan_ring_times(const Deck& deck) {
+  if (!deck.is_set("costs.forward_compute_ms") && !deck.is_set("costs.backward_compute_ms"))
+    return std::nullopt;
+  const MeshShape mesh = mesh_shape(deck);
+  PlanPart part;
+  part.title = fmt::format("ring attention over {} x {} ranks", mesh.cp_outer, mesh.cp_inner);
+  part.header = {"ring", "pass", "steps", "ms", "plan_ms"};
+  part.note =
+      "ms: until the last compute, KV and dKV of a shard in one message, as MTraining Table 4 "
+      "counts; plan_ms: the plan that runs, where "
+      "dKV "
+      "follows\nits KV one compute later and travels home at the end";
+  for (const bool hierarchical : {false, true}) {
+    // A flat ring through several nodes goes at the pace of the links between them.
+    const bool outer_links = mesh.cp_outer > 1;
+    const RingPlan plan = hierarchical  ? plan_ring(0, mesh.cp_outer, mesh.cp_inner)
+                          : outer_links ? plan_ring(0, mesh.cp(), 1)
+                                        : plan_ring(0, 1, mesh.cp());
+    for (const std::string direction : {"forward", "backward"}) {
+      const std::vector<RingStep>& steps = direction == "forward" ? plan.forward : plan.backward;
+      const double ms = 1e3 * simulate(steps, ring_costs(deck, direction, true), false);
+      const double plan_ms = 1e3 * simulate(steps, ring_costs(deck, direction, false));
+      const std::string ring = hierarchical ? "hierarchical" : "flat";
+      part.rows.push_back({ring, direction, fmt::to_string(steps.size()), fmt::format("{:.2f}", ms),
+                           fmt::format("{:.2f}", plan_ms)});
+      part.values[fmt::format("{}_{}_ms", ring, direction)] = ms;
+      part.values[fmt::format("{}_{}_plan_ms", ring, direction)] = plan_ms;
+    }
+  }
+  return part;
+}
+
+int plan_command(const CommandLine& line) {
+  const DeckNeeds needs{.model = false, .data = false, .groups = false};
+  std::vector<Deck> decks = line.decks(needs);
+  const bool named = !decks.front().case_name.empty();
+  std::vector<nlohmann::ordered_json> values(decks.size(), nlohmann::ordered_json::object());
+  bool any = false;
+  for (const Part part_of : kParts) {
+    // One table a part, with the rows of all cases.
+    std::optional<TextTable> table;
+    std::string title, note;
+    for (std::size_t d = 0; d < decks.size(); ++d) {
+      const std::optional<PlanPart> part = part_of(decks[d]);
+      if (part_of == plan_groups && takes_stored_groups(decks[d])) {
+        std::vector<std::string> notes;
+        set_groups(decks[d], stored_groups(decks[d], notes), needs);
+        for (const std::string& note : notes) fmt::print(stderr, "note: {}\n", note);
+      }
+      if (part_of == plan_groups && part && lacks_groups(decks[d])) {
+        std::vector<PackGroup> groups;
+        for (std::size_t g = 0; g < part->values["groups"].size(); ++g)
+          groups.push_back({part->values["groups"][g], part->values["group_ranks"][g],
+                            part->values["group_recompute"][g]});
+        set_groups(decks[d], groups, needs);
+      }
+      if (!part) continue;
+      if (!table) {
+        std::vector<std::string> header = part->header;
+        if (named) header.insert(header.begin(), "case");
+        table.emplace(header);
+        title = part->title;
+        note = part->note;
+      }
+      for (std::vector<std::string> row : part->rows) {
+        if (named) row.insert(row.begin(), decks[d].case_name);
+        table->row(row);
+      }
+      for (const auto& [key, value] : part->values.items()) {
+        // Both tables have it, as step_time of the first global batch's pipeline and of the whole
+        // run's: the first keeps a name of its own.
+        if (const auto earlier = values[d].find(key); earlier != values[d].end())
+          values[d]["first_batch_" + key] = *earlier;
+        values[d][key] = value;
+      }
+    }
+    if (!table) continue;
+    fmt::print("{}{}\n{}{}\n", any ? "\n" : "", title, table->text(), note);
+    any = true;
+  }
+  require(any,
+          "{}: nothing to plan; state component times in [costs], attention.index = \"generated\", "
+          "a [pipeline], a [dst] or batching.select_lengths",
+          line.deck_file);
+  if (!named) {
+    write_json(line.json, values.front());
+    return 0;
+  }
+  auto list = nlohmann::ordered_json::array();
+  for (std::size_t d = 0; d < decks.size(); ++d) {
+    nlohmann::ordered_json one{{"name", decks[d].case_name}};
+    one.update(values[d]);
+    list.push_back(one);
+  }
+  write_json(line.json, {{"cases", list}});
+  return 0;
+}
+
+}  // namespace ballast

@@ -1,0 +1,93 @@
+#include "app/measure/profile_grid.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "app/plan/latency.hpp"
+#include "core/predict/latency_model.hpp"
+
+namespace ballast {
+namespace {
+
+constexpr double kMostRuns = 1000;  // of a batch
+
+}  // namespace
+
+ProfileBins::ProfileBins(const Deck& deck, bool gpu)
+    : pattern(budget_pattern(deck)),
+      block_tokens(budget_block_tokens(deck)),
+      lengths(deck.get<std::vector<std::int64_t>>("profile.lengths")),
+      prefixes(deck.get<std::vector<std::int64_t>>("profile.prefixes")),
+      budgets(deck.get<std::vector<std::int64_t>>("profile.budgets")),
+      recompute(deck.get<std::vector<std::string>>("profile.recompute")) {
+  // Near the short end launches set the pace of a GPU and times bend; further out they follow power
+  // laws.
+  if (lengths.empty())
+    lengths = gpu ? std::vector<std::int64_t>{1024, 2048, 4096, 16384, 65536}
+                  : std::vector<std::int64_t>{256, 512, 1024, 2048};
+  prefixes.insert(prefixes.begin(), 0);
+  if (budgets.empty())
+    budgets = gpu ? std::vector<std::int64_t>{4, 8, 16, 32, 64, 128}
+                  : std::vector<std::int64_t>{2, 4, 8, 16, 32};
+  if (pattern == "dense") budgets.clear();
+}
+
+std::vector<ProfilePoint> profile_points(const ProfileBins& bins) {
+  std::vector<ProfilePoint> points;
+  for (const std::int64_t n : bins.lengths) {
+    for (const std::string& recompute : bins.recompute)
+      points.push_back({ProfilePart::rest, "", n, 0, 0, recompute});
+    points.push_back({ProfilePart::head, "", n, 0, 0, ""});
+    for (const std::int64_t p : bins.prefixes) {
+      points.push_back({ProfilePart::attention, "dense", n, p, 0, ""});
+      for (std::size_t i = 0; i < bins.budgets.size(); ++i) {
+        const bool last = i + 1 == bins.budgets.size();
+        if (p > 0 && i % 2 == 1 && !last) continue;
+        points.push_back({ProfilePart::attention, bins.pattern, n, p, bins.budgets[i], ""});
+        if (bins.budgets[i] * bins.block_tokens >= n + p) break;  // larger ones compute the same
+      }
+    }
+  }
+  return points;
+}
+
+std::vector<double> estimated_run_seconds(const std::vector<ProfilePoint>& points,
+                                          const PilotTimes& pilot, std::int64_t block_tokens) {
+  const auto pairs = [&](std::int64_t n, std::int64_t p, std::int64_t budget) {
+    return static_cast<double>(n) * mean_keys(n, p, budget, block_tokens);
+  };
+  std::vector<double> seconds;
+  for (const ProfilePoint& point : points) {
+    const double tokens =
+        static_cast<double>(point.query_tokens) / static_cast<double>(pilot.tokens);
+    double s = tokens * (point.part == ProfilePart::head ? pilot.head_s : pilot.rest_s);
+    if (point.part == ProfilePart::attention)
+      s = pilot.attention_s * pairs(point.query_tokens, point.prefix_tokens, point.budget) /
+          pairs(pilot.tokens, 0, 0);
+    seconds.push_back(s / 2);
+  }
+  return seconds;
+}
+
+std::int64_t RepeatRule::warmups(double run_s) const {
+  return std::clamp<std::int64_t>(
+      static_cast<std::int64_t>(std::min(pass_s / std::max(run_s, 1e-9), kMostRuns)), 1,
+      std::max<std::int64_t>(1, warmup));
+}
+
+std::int64_t RepeatRule::runs(double run_s) const {
+  return static_cast<std::int64_t>(
+      std::ceil(std::clamp(batch_s / std::max(run_s, 1e-9), 1.0, kMostRuns)));
+}
+
+std::int64_t RepeatRule::batches(double run_s) const {
+  const double fit = pass_s / std::max(1e-9, run_s * static_cast<double>(runs(run_s)));
+  return static_cast<std::int64_t>(
+      std::clamp(fit, static_cast<double>(std::min(least, most)), static_cast<double>(most)));
+}
+
+double RepeatRule::seconds(double run_s) const {
+  return run_s * static_cast<double>(warmups(run_s) + runs(run_s) * batches(run_s));
+}
+
+}  // namespace ballast

@@ -1,0 +1,127 @@
+#include "app/plan/pipeline_simulation.hpp"
+
+#include <algorithm>
+#include <set>
+
+#include "app/plan/latency.hpp"
+#include "app/plan/planned_samples.hpp"
+#include "app/train/budget_tuning.hpp"
+#include "core/plan/batch/batch_plan.hpp"
+#include "core/plan/batch/chunk_groups.hpp"
+#include "core/plan/pipeline/stage_balance.hpp"
+#include "core/predict/latency_model.hpp"
+
+namespace ballast {
+
+StageTimes::StageTimes(const Deck& deck, std::vector<std::string>& notes) {
+  if (deck.text("profile.table").empty()) {
+    source_ = deck.block_set("costs") ? "stated costs" : "no costs stated: 1 us a token";
+    return;
+  }
+  source_ = "times of " + deck.text("profile.table");
+  const ProfileTable table = load_profile(deck, notes);
+  const std::string& pattern = deck.text("attention.pattern");
+  model_.emplace(table, latency_options(deck, pattern));
+  full_recompute_ = deck.text("recompute.mode") == "full";
+  for (const ProfileLink& link : table.links)
+    if (link.level == "stage") {
+      stage_latency_s_ = link.latency_s;
+      stage_byte_s_ = 1 / link.bytes_per_s;
+    }
+  token_bytes_ =
+      static_cast<double>(model_shape(deck).hidden) * (deck.text("run.backend") == "cuda"     ? 2
+                                                       : deck.text("run.precision") == "fp64" ? 8
+                                                                                              : 4);
+}
+
+std::vector<MicroBatchTimes> StageTimes::measured(const std::vector<MicroBatch>& list,
+                                                  const RunOptions& options) const {
+  const double weight_share = ballast::weight_share(options.model);
+  std::vector<MicroBatchTimes> times;
+  for (const MicroBatch& m : list) {
+    const LayerTime rest = model_->rest(m.tokens()), layer = model_->predict(m),
+                    head = model_->head(m.tokens());
+    const double again_s = full_recompute_ ? rest.forward_s : 0;  // a part of backward_s
+    times.push_back(
+        {layer.forward_s, layer.backward_s, weight_share * std::max(0.0, rest.backward_s - again_s),
+         head.forward_s, head.backward_s,
+         stage_latency_s_ + stage_byte_s_ * token_bytes_ * static_cast<double>(m.tokens()) /
+                                options.mesh.cp() / options.mesh.sp});
+  }
+  return times;
+}
+
+ScheduleCosts StageTimes::of(const std::vector<MicroBatch>& list, const RunOptions& options) const {
+  return model_ ? schedule_costs(measured(list, options), list, options)
+                : schedule_costs(options.pipeline.costs, list);
+}
+
+ScheduleCosts schedule_costs(std::vector<MicroBatchTimes> times,
+                             const std::vector<MicroBatch>& list, const RunOptions& options) {
+  std::set<int> without_head;  // the first forward of a chunk that is formed again skips it
+  if (state_aware(options.pipeline.schedule))
+    for (const std::vector<int>& group : chunk_groups(list))
+      for (std::size_t c = 0; c + static_cast<std::size_t>(options.pipeline.k) < group.size(); ++c)
+        without_head.insert(group[c]);
+  return {[times = std::move(times), without_head = std::move(without_head),
+           begin = options.layer_begin, layers = options.model.layers](int stage, const Op& op) {
+    const MicroBatchTimes& t = times[static_cast<std::size_t>(op.micro_batch)];
+    const auto s = static_cast<std::size_t>(stage);
+    const bool last = s + 1 == begin.size();
+    const auto count = static_cast<double>((last ? layers : begin[s + 1]) - begin[s]);
+    switch (op.kind) {
+      case OpKind::forward:
+      case OpKind::recompute:
+        return count * t.layer_forward_s +
+               (last && (op.kind == OpKind::recompute || without_head.count(op.micro_batch) == 0)
+                    ? t.head_forward_s
+                    : 0);
+      case OpKind::backward:
+        return count * t.layer_backward_s + (last ? t.head_backward_s : 0);
+      case OpKind::backward_input:
+        return count * (t.layer_backward_s - t.weight_s) + (last ? t.head_backward_s : 0);
+      case OpKind::backward_weight:
+        return count * t.weight_s;
+      case OpKind::send:
+        return t.hop_s;
+      default:
+        return 0.0;
+    }
+  }};
+}
+
+std::vector<Batch> first_batches(const Deck& deck, const RunOptions& options, std::int64_t count) {
+  PlannedSamples planned(deck);
+  planned.begin_with_curriculum();
+  SamplerPosition position;
+  BatchingOptions batching = options.batching;
+  predict_samples(deck, batching);
+  std::vector<Batch> batches;
+  for (std::int64_t step = 0; step < count; ++step)
+    batches.push_back(plan_batch(step, planned.next(position), batching));
+  return batches;
+}
+
+void simulate_batch(const Batch& batch, const RunOptions& options, const StageTimes& times,
+                    PipelineFacts& facts) {
+  const int stages = options.mesh.pp;
+  facts.live.resize(static_cast<std::size_t>(stages), 0);
+  double step_s = 0;
+  for (const std::vector<MicroBatch>& list : batch.micro_batches) {
+    const ScheduleCosts costs = times.of(list, options);
+    const Schedule schedule = plan_schedule(list, options.pipeline, costs);
+    const std::string wrong = problems(schedule);
+    require(wrong.empty(), "pipeline.schedule = \"{}\": {}", options.pipeline.schedule, wrong);
+    const SimulatedSchedule result = simulate(schedule, costs);
+    step_s = std::max(step_s, result.step_time_s);
+    facts.useful_s += (1 - result.bubble_ratio) * result.step_time_s * stages;
+    facts.micro_batches += list.size();
+    for (const Op& op : schedule.stages.front()) facts.recomputed += op.kind == OpKind::recompute;
+    for (int s = 0; s < stages; ++s)
+      facts.live[s] = std::max(facts.live[s], result.peak_live_activations[s]);
+  }
+  facts.step_s += step_s;
+  facts.rank_s += step_s * stages * static_cast<double>(batch.micro_batches.size());
+}
+
+}  // namespace ballast

@@ -1,0 +1,71 @@
+// ballast plan: balance of a generated sparse pattern over context-parallel ranks and ring steps.
+#include "app/command/plan.hpp"
+#include "core/config/run_options.hpp"
+#include "core/plan/attention/generated_index.hpp"
+#include "core/plan/context/axis_token.hpp"
+
+namespace ballast {
+
+std::optional<PlanPart> plan_balance(const Deck& deck) {
+  if (deck.text("attention.index") != "generated") return std::nullopt;
+  const RunOptions options = RunOptions::from(deck);
+  const MeshShape& mesh = options.mesh;
+  GeneratedPattern pattern = options.attention.generator;
+  pattern.tokens = options.batching.micro_batch_tokens;
+  require(pattern.tokens % kBlock == 0,
+          "batching.micro_batch_tokens = {} must be a multiple of {} for attention.index = "
+          "\"generated\"",
+          pattern.tokens, kBlock);
+  // All heads of a dense pattern are alike: one stands for them.
+  const std::vector<GeneratedHead> heads =
+      pattern.density < 1 ? generate(pattern)
+                          : std::vector<GeneratedHead>{dense_head(pattern.tokens)};
+
+  PlanPart part;
+  part.title = "balance over ranks and ring steps";
+  part.header = {"tokens",
+                 "ring",
+                 "layout",
+                 "density",
+                 "worker_imbalance",
+                 "step_imbalance",
+                 "computation_ratio",
+                 "critical_path",
+                 "lockstep_path"};
+  part.note =
+      "worker_imbalance: max / mean of work over ranks, mean over steps; step_imbalance: max / "
+      "mean over steps, mean over ranks; "
+      "computation_ratio:\nwork / largest work of the step; critical_path: time / ideal when ranks "
+      "wait for their ring neighbours alone, "
+      "lockstep_path: for all ranks at\neach step. shuffled: every round of stripes dealt in an "
+      "order of its own (ring.layout = \"shuffled\")";
+  const double share = density(heads, pattern.tokens);
+  part.values["density"] = share;
+  const auto add = [&](const std::string& layout, const std::vector<int>& owner,
+                       const std::string& prefix) {
+    const RingBalance b = ring_balance(ring_work(heads, owner, mesh.cp_outer, mesh.cp_inner),
+                                       mesh.cp_outer, mesh.cp_inner);
+    const auto text = [](double value) { return fmt::format("{:.3f}", value); };
+    part.rows.push_back({fmt::to_string(pattern.tokens),
+                         fmt::format("{} x {}", mesh.cp_outer, mesh.cp_inner), layout, text(share),
+                         text(b.worker_imbalance), text(b.step_imbalance),
+                         text(b.computation_ratio), text(b.critical_path), text(b.lockstep_path)});
+    part.values[prefix + "worker_imbalance"] = b.worker_imbalance;
+    part.values[prefix + "step_imbalance"] = b.step_imbalance;
+    part.values[prefix + "computation_ratio"] = b.computation_ratio;
+    part.values[prefix + "critical_path"] = b.critical_path;
+    part.values[prefix + "lockstep_path"] = b.lockstep_path;
+  };
+  const auto title = [&](LayoutKind kind) {
+    return deals_stripes(kind) ? fmt::format("{}-{}", name(kind), options.stripe) : name(kind);
+  };
+  add(title(options.layout), block_owners(options.sequence_layout(pattern.tokens)), "");
+  if (options.layout == LayoutKind::striped) {
+    RunOptions other = options;
+    other.layout = LayoutKind::shuffled;
+    add(title(other.layout), block_owners(other.sequence_layout(pattern.tokens)), "shuffled_");
+  }
+  return part;
+}
+
+}  // namespace ballast

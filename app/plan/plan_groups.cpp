@@ -1,0 +1,186 @@
+// ballast plan: packing groups from a profile table or stated costs (HBP Algorithm 1), as a table
+// and as a deck fragment.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "app/command/plan.hpp"
+#include "app/plan/pack_costs.hpp"
+#include "app/plan/planned_samples.hpp"
+#include "app/plan/stored_groups.hpp"
+#include "core/config/run_options.hpp"
+#include "core/plan/batch/balance_packing.hpp"
+#include "core/plan/batch/batch_plan.hpp"
+#include "core/plan/batch/packing.hpp"
+#include "core/plan/context/ulysses_heads.hpp"
+#include "core/predict/memory_estimate.hpp"
+
+namespace ballast {
+namespace {
+
+constexpr std::int64_t kSamples = 20000;  // that stand for the data set
+constexpr std::size_t kPacks = 64;        // of a length that are timed by Algorithm 3
+
+/// Samples that stand for the data set, as training meets them: the first of the first epoch, in
+/// global batches (batching.scope = "step") or all at once; the longest of all is among them.
+struct Samples {
+  std::vector<std::vector<SampleLength>> batches;
+  std::vector<std::int64_t> lengths;
+
+  explicit Samples(const Deck& deck) {
+    PlannedSamples planned(deck);
+    const std::int64_t most = std::min(kSamples, planned.training_samples());
+    const bool epoch = deck.text("batching.scope") == "epoch";
+    SamplerPosition position;
+    while (static_cast<std::int64_t>(lengths.size()) < most) {
+      batches.push_back(epoch ? planned.first(most) : planned.next(position));
+      for (const SampleLength& s : batches.back()) lengths.push_back(s.tokens);
+    }
+    const Dataset& dataset = planned.dataset();
+    std::int64_t longest = 0;
+    for (std::int64_t s = 0; s < dataset.samples(); ++s)
+      longest = std::max(longest, dataset.length(s));
+    if (std::find(lengths.begin(), lengths.end(), longest) == lengths.end())
+      lengths.push_back(longest);
+  }
+};
+
+/// Naive packs (isf) of the samples that fit into them.
+std::vector<MicroBatch> naive_packs(const std::vector<std::int64_t>& lengths, std::int64_t tokens,
+                                    std::uint64_t seed) {
+  std::vector<std::int64_t> fitting;
+  std::copy_if(lengths.begin(), lengths.end(), std::back_inserter(fitting),
+               [&](std::int64_t n) { return n <= tokens; });
+  const Packing packs = pack_lengths("isf", fitting, tokens, seed);
+  std::vector<MicroBatch> list;
+  const std::size_t apart = std::max<std::size_t>(1, packs.size() / kPacks);
+  for (std::size_t p = 0; p < packs.size() && list.size() < kPacks; p += apart) {
+    MicroBatch pack;
+    for (const std::uint32_t i : packs[p])
+      pack.segments.push_back({static_cast<std::int64_t>(i), 0, fitting[i], 0});
+    list.push_back(std::move(pack));
+  }
+  return list;
+}
+
+std::string list_text(const std::vector<PackGroup>& groups,
+                      std::int64_t (*value)(const PackGroup&)) {
+  std::vector<std::string> items;
+  for (const PackGroup& g : groups) items.push_back(fmt::to_string(value(g)));
+  return fmt::format("[{}]", fmt::join(items, ", "));
+}
+
+}  // namespace
+
+std::optional<PlanPart> plan_groups(const Deck& deck) {
+  GroupSearch search;
+  search.lengths = deck.get<std::vector<std::int64_t>>("batching.select_lengths");
+  if (search.lengths.empty() || deck.text("batching.method") != "hbp") return std::nullopt;
+  const auto begin = std::chrono::steady_clock::now();
+  const RunOptions options = RunOptions::from(deck);
+  std::vector<std::string> notes;
+  const std::optional<PackCosts> costs = pack_costs(deck, notes);
+  require(costs.has_value(),
+          "{}: batching.select_lengths needs times: profile.table, or costs.forward_token_s",
+          deck.file);
+  search.layers = static_cast<int>(std::max<std::int64_t>(1, options.model.layers));
+  search.memory_bytes = deck.real("batching.select_memory_gib") * (1 << 30);
+  for (const std::int64_t degree : deck.get<std::vector<std::int64_t>>("batching.select_ranks"))
+    search.degrees.push_back(static_cast<int>(degree));
+  if (search.degrees.empty())
+    for (int degree = 1; degree <= options.mesh.dp; degree *= 2)
+      if (options.mesh.dp % degree == 0 &&
+          head_split_problem(std::max<std::int64_t>(1, options.model.query_heads), degree).empty())
+        search.degrees.push_back(degree);
+
+  const Samples samples(deck);
+  const std::vector<std::int64_t>& lengths = samples.lengths;
+  const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  require(longest <= search.lengths.back(),
+          "{}: batching.select_lengths ends with {}, but a sample has {} tokens; add a longer one "
+          "or set data.max_tokens",
+          deck.file, search.lengths.back(), longest);
+  GroupSelection selection = select_groups(
+      search,
+      [&](std::int64_t tokens) { return naive_packs(lengths, tokens, options.batching.seed); },
+      *costs);
+  const auto planned_seconds = [&](const std::vector<PackGroup>& groups) {
+    BatchingOptions batching = options.batching;
+    batching.groups = groups;
+    double seconds = 0;
+    for (std::size_t b = 0; b < samples.batches.size(); ++b) {
+      if (deck.text("batching.scope") == "epoch")
+        for (const Batch& batch : plan_epoch(samples.batches[b], batching))
+          seconds += step_seconds(batch, options.mesh.sp, 0, *costs);
+      else
+        seconds +=
+            step_seconds(plan_batch(static_cast<std::int64_t>(b), samples.batches[b], batching),
+                         options.mesh.sp, 0, *costs);
+    }
+    return seconds;
+  };
+  const double first_s = planned_seconds(selection.groups);
+  selection.groups = refine_groups(selection, planned_seconds);
+  const double planned_s = planned_seconds(selection.groups);
+
+  PlanPart part;
+  part.title = "packing groups, selected";
+  part.header = {"pack_tokens", "ranks", "recompute", "memory", "token_us", "chosen"};
+  auto trials = nlohmann::ordered_json::array();
+  for (const GroupTrial& t : selection.trials) {
+    const bool fits = std::isfinite(t.token_s);
+    const bool chosen =
+        std::any_of(selection.groups.begin(), selection.groups.end(),
+                    [&](const PackGroup& g) { return g.tokens == t.tokens && g.ranks == t.ranks; });
+    part.rows.push_back({fmt::to_string(t.tokens), fmt::to_string(t.ranks),
+                         fmt::to_string(t.recompute_layers), bytes_text(t.bytes),
+                         fits ? fmt::format("{:.4f}", 1e6 * t.token_s) : "does not fit",
+                         chosen ? "yes" : ""});
+    trials.push_back({{"pack_tokens", t.tokens},
+                      {"ranks", t.ranks},
+                      {"recompute_layers", t.recompute_layers},
+                      {"bytes", t.bytes},
+                      {"token_s", fits ? nlohmann::ordered_json(t.token_s) : nullptr}});
+  }
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const std::string tokens =
+      list_text(selection.groups, [](const PackGroup& g) { return g.tokens; });
+  const std::string ranks =
+      list_text(selection.groups, [](const PackGroup& g) { return std::int64_t{g.ranks}; });
+  const std::string recompute = list_text(
+      selection.groups, [](const PackGroup& g) { return std::int64_t{g.recompute_layers}; });
+  part.note = fmt::format(
+      "token_us: rank-microseconds a token in naive packs, forward and backward (HBP Algorithms 1, "
+      "3, 4); selected in {:.2f} s: {} samples planned in {:.4g} s with "
+      "the groups of Algorithm 1, in {:.4g} s with these",
+      seconds, lengths.size(), first_s, planned_s);
+  const std::vector<std::string> wrong = problems(selection.groups, options.mesh.dp);
+  const bool stored = takes_stored_groups(deck) && wrong.empty();
+  if (stored) store_groups(deck, selection.groups);
+  if (stored)
+    part.note += fmt::format("; stored in {}: groups {}, ranks {}, recomputed layers {}",
+                             deck.text("profile.table"), tokens, ranks, recompute);
+  else
+    part.note += fmt::format(
+        ". For `train` and `pack`:\n\n[batching]\nmethod = \"hbp\"\ngroups = {}\ngroup_ranks = "
+        "{}\ngroup_recompute = {}",
+        tokens, ranks, recompute);
+  for (const std::string& note : notes) part.note += "\nnote: " + note;
+  for (const std::string& problem : wrong) part.note += "\nnote: " + problem;
+  part.values = {{"trials", trials},
+                 {"selection_seconds", seconds},
+                 {"algorithm_1_run_s", first_s},
+                 {"run_s", planned_s}};
+  if (stored) part.values["stored_in"] = deck.text("profile.table");
+  for (const char* key : {"groups", "group_ranks", "group_recompute"})
+    part.values[key] = nlohmann::ordered_json::array();
+  for (const PackGroup& g : selection.groups) {
+    part.values["groups"].push_back(g.tokens);
+    part.values["group_ranks"].push_back(g.ranks);
+    part.values["group_recompute"].push_back(g.recompute_layers);
+  }
+  return part;
+}
+
+}  // namespace ballast

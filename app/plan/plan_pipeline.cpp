@@ -1,0 +1,50 @@
+// ballast plan: the pipeline schedule of the deck's first global batch, simulated.
+#include "app/command/plan.hpp"
+#include "app/plan/pipeline_simulation.hpp"
+
+namespace ballast {
+
+std::optional<PlanPart> plan_pipeline(const Deck& deck) {
+  if (!deck.block_set("pipeline") && !deck.block_set("chunk")) return std::nullopt;
+  const RunOptions options = RunOptions::from(deck);
+  std::vector<std::string> notes;
+  const StageTimes times(deck, notes);
+  PipelineFacts facts;
+  const std::int64_t batches = deck.integer("pipeline.plan_steps");
+  for (const Batch& batch : first_batches(deck, options, batches))
+    simulate_batch(batch, options, times, facts);
+  const double step_s = facts.step_s / static_cast<double>(batches);
+
+  PlanPart part;
+  part.title = fmt::format(
+      "pipeline, {}, {}",
+      batches == 1 ? "first global batch" : fmt::format("first {} global batches", batches),
+      times.source());
+  part.header = {
+      "stages",        "schedule",   "batching",  "chunk_tokens", "k",
+      "micro_batches", "recomputed", "step_time", "bubble_ratio", "peak_live_activations"};
+  part.note =
+      "bubble_ratio: 1 - forward and backward time / (ranks x step_time), in which recomputation, "
+      "transfers and waits are bubble; "
+      "step_time "
+      "in seconds, mean of the batches;\npeak_live_activations: micro-batches whose activations a "
+      "stage holds at once, first stage first; micro_batches, recomputed: of all batches";
+  const std::string& schedule = deck.text("pipeline.schedule");
+  const bool chunked = options.batching.method == "chunkflow", aware = state_aware(schedule);
+  part.rows.push_back({fmt::to_string(options.mesh.pp), schedule, options.batching.method,
+                       chunked ? fmt::to_string(options.batching.micro_batch_tokens) : "-",
+                       aware ? fmt::to_string(deck.integer("chunk.k")) : "-",
+                       fmt::to_string(facts.micro_batches), fmt::to_string(facts.recomputed),
+                       fmt::format("{:.6g}", step_s), fmt::format("{:.4f}", facts.bubble_ratio()),
+                       fmt::format("{}", fmt::join(facts.live, " "))});
+  part.values = {{"schedule", schedule},
+                 {"bubble_ratio", facts.bubble_ratio()},
+                 {"step_time", step_s},
+                 {"peak_live_activations", facts.live},
+                 {"micro_batches", facts.micro_batches},
+                 {"recomputed", facts.recomputed}};
+  for (const std::string& note : notes) part.note += "\nnote: " + note;
+  return part;
+}
+
+}  // namespace ballast

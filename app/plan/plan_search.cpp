@@ -1,0 +1,97 @@
+// ballast plan: search over chunk sizes and K (ChunkFlow Section 5): the fastest pair whose fullest
+// rank fits the memory limit.
+#include "app/command/plan.hpp"
+#include "app/plan/pipeline_simulation.hpp"
+#include "app/plan/run_summary.hpp"
+
+namespace ballast {
+
+std::optional<PlanPart> plan_search(const Deck& deck) {
+  const auto& sizes = deck.get<std::vector<std::int64_t>>("chunk.search_tokens");
+  if (sizes.empty()) return std::nullopt;
+  const double limit = deck.real("chunk.search_memory_gib") * (1 << 30);
+  std::vector<std::string> notes;
+  const StageTimes times(deck, notes);
+  const std::int64_t steps = deck.integer("chunk.search_steps");
+
+  std::vector<std::int64_t> ks = deck.get<std::vector<std::int64_t>>("chunk.search_k");
+  if (ks.empty()) ks = {1, 2, 4, 8, 16};
+  struct Best {
+    double step_s = 0;
+    std::int64_t tokens = 0, k = 0;
+  };
+  std::optional<Best> best;
+  const std::string schedule = state_aware(deck.text("pipeline.schedule"))
+                                   ? deck.text("pipeline.schedule")
+                                   : "state_aware_1f1b";
+  PlanPart part;
+  part.title = fmt::format("chunk size and K over {} global batch{}, {}", steps,
+                           steps == 1 ? "" : "es", times.source());
+  part.header = {"chunk_tokens",
+                 "k",
+                 "micro_batches",
+                 "recomputed",
+                 "step_time",
+                 "bubble_ratio",
+                 "peak_live_activations",
+                 "fullest_rank",
+                 "fits"};
+  auto rows = nlohmann::ordered_json::array();
+  for (const std::int64_t tokens : sizes)
+    for (const std::int64_t k : ks) {
+      Deck point = deck;
+      const auto set = [&](const char* key, DeckValue value) {
+        point.set(key, std::move(value), "search");
+      };
+      set("batching.method", std::string("chunkflow"));
+      set("pipeline.schedule", schedule);
+      set("chunk.tokens", tokens);
+      set("chunk.k", k);
+      const RunOptions options = RunOptions::from(point);
+      PipelineFacts facts;
+      for (const Batch& batch : first_batches(point, options, steps))
+        simulate_batch(batch, options, times, facts);
+      const double step_s = facts.step_s / static_cast<double>(steps);
+      const bool model = options.model.layers > 0;
+      const std::int64_t bytes = model ? CheckFacts::of(point).largest_rank_bytes() : 0;
+      const bool fits = limit == 0 || static_cast<double>(bytes) <= limit;
+      if (fits && (!best || step_s < best->step_s)) best = Best{step_s, tokens, k};
+      part.rows.push_back({fmt::to_string(tokens), fmt::to_string(k),
+                           fmt::to_string(facts.micro_batches), fmt::to_string(facts.recomputed),
+                           fmt::format("{:.6g}", step_s),
+                           fmt::format("{:.4f}", facts.bubble_ratio()),
+                           fmt::format("{}", fmt::join(facts.live, " ")),
+                           model ? bytes_text(static_cast<double>(bytes)) : "-",
+                           limit == 0 ? "-"
+                           : fits     ? "yes"
+                                      : "no"});
+      rows.push_back({{"chunk_tokens", tokens},
+                      {"k", k},
+                      {"step_time", step_s},
+                      {"bubble_ratio", facts.bubble_ratio()},
+                      {"fullest_rank_bytes", bytes},
+                      {"fits", fits}});
+    }
+  require(limit == 0 || best.has_value(),
+          "{}: no pair of chunk.search_tokens and chunk.search_k fits chunk.search_memory_gib = "
+          "{}; raise it, lower the chunk sizes, or "
+          "set recompute.mode, chunk.offload or optimizer.zero",
+          deck.file, deck.real("chunk.search_memory_gib"));
+  part.note = "step_time: mean seconds of a step; fullest_rank: memory estimate of `ballast check`";
+  part.values = {{"search", rows}};
+  if (best) {
+    const std::vector<std::string> overrides{
+        "batching.method=chunkflow", "pipeline.schedule=" + schedule,
+        fmt::format("chunk.tokens={}", best->tokens), fmt::format("chunk.k={}", best->k)};
+    part.note += fmt::format("\nfastest that fits; train with it: ballast train {} {}", deck.file,
+                             fmt::join(overrides, " "));
+    part.values["best_chunk_tokens"] = best->tokens;
+    part.values["best_k"] = best->k;
+    part.values["best_step_time"] = best->step_s;
+    part.values["best_overrides"] = overrides;
+  }
+  for (const std::string& note : notes) part.note += "\nnote: " + note;
+  return part;
+}
+
+}  // namespace ballast

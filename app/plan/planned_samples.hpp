@@ -1,0 +1,42 @@
+// The deck's samples as plans see them: lengths alone, in the order that training takes them.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "core/config/deck.hpp"
+#include "core/data/sampler.hpp"
+#include "core/plan/batch/batch.hpp"
+#include "io/data/dataset.hpp"
+
+namespace ballast {
+
+/// The deck's dataset; a deck without a model will do, since no token is read.
+std::unique_ptr<Dataset> open_planned_data(const Deck& deck);
+
+class PlannedSamples {
+ public:
+  /// Errors: those of open_dataset, no training sample.
+  explicit PlannedSamples(const Deck& deck);
+  PlannedSamples(const PlannedSamples&) = delete;
+  PlannedSamples& operator=(const PlannedSamples&) = delete;
+
+  /// The deck's curriculum: its short samples come first.
+  void begin_with_curriculum();
+  /// The next global batch (batching.global_tokens, global_samples) from `position` on, which
+  /// moves.
+  std::vector<SampleLength> next(SamplerPosition& position);
+  /// The first `count` samples of the epoch, however many batches they make.
+  std::vector<SampleLength> first(std::int64_t count);
+
+  const Dataset& dataset() const { return *dataset_; }
+  std::int64_t training_samples() const { return sampler_.training_samples(); }
+
+ private:
+  std::vector<SampleLength> lengths(const std::vector<std::int64_t>& samples) const;
+
+  const Deck& deck_;
+  std::unique_ptr<Dataset> dataset_;
+  Sampler sampler_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,385 @@
+#include "app/plan/run_summary.hpp"
+
+#include <algorithm>
+
+#include "app/train/deck_options.hpp"
+#include "core/config/deck_effect.hpp"
+#include "core/observe/metrics.hpp"
+#include "core/plan/batch/batch_plan.hpp"
+#include "core/plan/context/ulysses_heads.hpp"
+#include "kernels/model/layer.hpp"
+#include "kernels/model/stage_model.hpp"
+
+namespace ballast {
+namespace {
+
+// Beyond these a list helps nobody and would only take memory.
+constexpr std::int64_t kListedPieces = 1 << 20;
+constexpr int kListedRanks = 1 << 16;
+constexpr std::size_t kTwinPieces = 1 << 16;
+constexpr int kPlannedRing = 1 << 16;
+constexpr std::int64_t kListedMicroBatches = 1 << 12, kPipelinedMicroBatches = 1 << 7;
+
+/// The part of the model that one tensor-parallel rank holds.
+ModelShape tensor_shard(ModelShape shape, int tp) {
+  const auto part = [tp](std::int64_t n) { return (n + tp - 1) / tp; };
+  shape.query_heads = part(shape.query_heads);
+  shape.kv_heads = part(shape.kv_heads);
+  shape.intermediate = part(shape.intermediate);
+  shape.vocabulary = part(shape.vocabulary);
+  return shape;
+}
+
+/// Causal pairs of queries [begin, end) of one segment: each sees itself and all before it.
+double causal_pairs(std::int64_t begin, std::int64_t end) {
+  const double b = static_cast<double>(begin), e = static_cast<double>(end);
+  return (e * (e + 1) - b * (b + 1)) / 2;
+}
+
+std::vector<ShardFacts> shard_facts(const RunOptions& options, std::int64_t tokens,
+                                    std::vector<std::string>& notes) {
+  const SequenceLayout layout = options.sequence_layout(tokens);
+  const bool list = !deals_stripes(options.layout) || tokens / options.stripe <= kListedPieces;
+  if (!list)
+    notes.push_back(
+        fmt::format("pieces: {} stripes are not listed one by one", tokens / options.stripe));
+  std::vector<ShardFacts> shards(static_cast<std::size_t>(options.mesh.cp()));
+  for (std::size_t r = 0; r < shards.size(); ++r) {
+    ShardFacts& shard = shards[r];
+    shard.cp = static_cast<int>(r);
+    shard.tokens = layout.local_tokens(shard.cp);
+    if (!list) continue;
+    shard.pieces = layout.pieces(shard.cp);
+    for (const auto& [begin, end] : shard.pieces) shard.pairs += causal_pairs(begin, end);
+  }
+  return shards;
+}
+
+/// `micro_batches` of a step, all full, `most` at most; the first ones are the chunks of one sample
+/// of `longest` tokens.
+std::vector<MicroBatch> full_micro_batches(const CheckFacts& f, std::int64_t micro_batches,
+                                           std::int64_t most, std::int64_t longest) {
+  std::vector<MicroBatch> list;
+  const std::int64_t cut = std::min(longest, most * f.micro_batch_tokens);
+  for (std::int64_t begin = 0; begin < cut; begin += f.micro_batch_tokens)
+    list.push_back({{{0, begin, std::min(cut, begin + f.micro_batch_tokens), 0}}});
+  for (std::int64_t m = static_cast<std::int64_t>(list.size()); m < std::min(micro_batches, most);
+       ++m)
+    list.push_back({{{m + 1, 0, f.micro_batch_tokens, 0}}});
+  return list;
+}
+
+nlohmann::ordered_json hop_json(const std::optional<RingHop>& hop) {
+  if (!hop) return nullptr;
+  return {{"to", hop->to},
+          {"from", hop->from},
+          {"send_shard", hop->send_shard},
+          {"recv_shard", hop->recv_shard},
+          {"complete", hop->complete}};
+}
+
+nlohmann::ordered_json steps_json(const std::vector<RingStep>& steps) {
+  auto list = nlohmann::ordered_json::array();
+  for (const RingStep& s : steps)
+    list.push_back({{"outer", s.outer},
+                    {"inner", s.inner},
+                    {"shard", s.shard},
+                    {"kv_inner", hop_json(s.kv_inner)},
+                    {"kv_outer", hop_json(s.kv_outer)},
+                    {"dkv_inner", hop_json(s.dkv_inner)},
+                    {"dkv_outer", hop_json(s.dkv_outer)}});
+  return list;
+}
+
+nlohmann::ordered_json memory_json(const MemoryEstimate& memory) {
+  nlohmann::ordered_json out;
+  for (int c = 0; c < kMemoryCategories; ++c)
+    out[fmt::format("{}_bytes", name(static_cast<MemoryCategory>(c)))] =
+        memory.bytes[static_cast<std::size_t>(c)];
+  out["total_bytes"] = memory.total();
+  return out;
+}
+
+/// What the largest micro-batch is, and who shares it.
+struct LargestMicroBatch {
+  std::int64_t longest = 0;  ///< sample; 0: the deck does not say
+  PackGroup group;  ///< hbp: the group whose packs fill a rank most; else the whole micro-batch
+  std::int64_t fullest = 0;  ///< tokens of the context-parallel rank that has most
+  int sp = 1;                ///< ranks that share those
+};
+
+/// Sets micro_batch_tokens and micro_batches.
+LargestMicroBatch largest_micro_batch(const Deck& deck, CheckFacts& f) {
+  LargestMicroBatch largest;
+  std::int64_t& longest = largest.longest;
+  longest = deck.integer("data.max_tokens");
+  if (deck.text("data.source") == "needle")
+    longest = std::ranges::max(deck.get<std::vector<std::int64_t>>("data.needle_lengths"));
+  // A sample longer than a pack gets a micro-batch of its own.
+  const bool packed = f.options.batching.method != "none",
+             chunked = f.options.batching.method == "chunkflow";
+  f.micro_batch_tokens = chunked ? f.options.batching.micro_batch_tokens
+                         : packed || longest == 0
+                             ? std::max(f.options.batching.micro_batch_tokens, longest)
+                             : longest;
+  // A rank's part of a pack is what its group leaves it: the group with the fullest rank is shown.
+  PackGroup& shown = largest.group;
+  shown = {f.micro_batch_tokens, 1, -1};
+  if (f.options.batching.method == "hbp") {
+    shown = *std::max_element(f.options.batching.groups.begin(), f.options.batching.groups.end(),
+                              [](const PackGroup& a, const PackGroup& b) {
+                                return a.tokens * b.ranks < b.tokens * a.ranks;
+                              });
+    f.micro_batch_tokens = shown.tokens;
+    if (shown.ranks > 1)
+      f.notes.push_back(fmt::format("a pack of {} tokens is shared by {} data-parallel ranks",
+                                    shown.tokens, shown.ranks));
+  }
+  if (longest == 0)
+    f.notes.push_back(
+        "data.max_tokens = 0: a sample longer than the micro-batch shown here needs more memory");
+  const std::int64_t samples = deck.integer("batching.global_samples"), dp = f.options.mesh.dp,
+                     packs = (deck.integer("batching.global_tokens") + f.micro_batch_tokens - 1) /
+                             f.micro_batch_tokens;
+  f.micro_batches =
+      std::max<std::int64_t>(1, ((samples > 0 ? samples : packs) * shown.ranks + dp - 1) / dp);
+  f.micro_batches_at_most = samples > 0 && packed;
+  if (f.micro_batches_at_most)
+    f.notes.push_back(
+        "batching.global_samples: the number of micro-batches depends on the samples, here as if "
+        "no two shared one; `ballast pack` counts them");
+  largest.sp = f.options.mesh.sp * shown.ranks;
+  return largest;
+}
+
+/// What decides the memory of stage `s`.  `local`: the model of a tensor-parallel rank; `waiting`:
+/// weight halves that wait at once.
+MemoryInputs memory_inputs(const Deck& deck, const CheckFacts& f, int s, const ModelShape& local,
+                           const LargestMicroBatch& largest, int waiting) {
+  const StageFacts& stage = f.stages[static_cast<std::size_t>(s)];
+  const MeshShape& mesh = f.options.mesh;
+  const RecomputeOptions recompute = recompute_options(deck).with(largest.group.recompute_layers);
+  MemoryInputs in;
+  in.model = local;
+  in.parameters = stage.parameters - stage.frozen;
+  in.frozen = stage.frozen;
+  in.replicas = mesh.replicas();
+  in.zero = f.zero;
+  in.type = f.type;
+  in.last_stage = s + 1 == mesh.pp;
+  in.tokens = (largest.fullest + largest.sp - 1) / largest.sp;
+  const std::int64_t stage_layers = stage.layer_end - stage.layer_begin;
+  const std::int64_t whole = StageModel::activation_bytes(local, stage_layers, in.last_stage,
+                                                          in.tokens, f.type, recompute);
+  const std::int64_t half =
+      StageModel::between_halves_bytes(local, stage_layers, in.tokens, f.type);
+  in.activation_bytes =
+      stage.live_micro_batches * whole + waiting * std::max<std::int64_t>(0, half - whole);
+  const Keep kept = recompute.mode == Recompute::none        ? Keep::all
+                    : recompute.mode == Recompute::selective ? Keep::selective
+                                                             : Keep::input;
+  in.recomputed_bytes = Layer::kept_bytes(local, in.tokens, f.type, Keep::all) -
+                        Layer::kept_bytes(local, in.tokens, f.type, kept);
+  in.head_chunk_tokens = deck.integer("model.head_chunk_tokens");
+  in.cp = mesh.cp();
+  in.sp = largest.sp;
+  in.kv_buffers = f.ring.kv_buffers;
+  in.dkv_buffers = std::max(1, f.ring.dkv_buffers);
+  if (f.options.batching.method == "chunkflow" && largest.longest > f.micro_batch_tokens) {
+    const auto local_share = [&](std::int64_t tokens) {
+      return (tokens * largest.fullest + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
+    };
+    in.layers = stage_layers;
+    in.stored_tokens = local_share(largest.longest);
+    if (f.options.pipeline.offload)
+      in.window_tokens =
+          local_share(std::max(f.micro_batch_tokens, deck.integer("chunk.window_tokens")));
+    const std::int64_t chunks = (largest.longest + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
+    const std::int64_t again = state_aware(f.options.pipeline.schedule)
+                                   ? std::max<std::int64_t>(0, chunks - f.options.pipeline.k)
+                                   : 0;
+    in.stored_inputs = s > 0 ? again * in.tokens : 0;
+  }
+  in.host = deck.text("run.backend") == "host";
+  return in;
+}
+
+}  // namespace
+
+CheckFacts CheckFacts::of(const Deck& deck) {
+  CheckFacts f;
+  f.file = deck.file;
+  f.case_name = deck.case_name;
+  f.options = RunOptions::from(deck);
+  f.type = planned_type(deck);
+  f.zero = static_cast<int>(deck.integer("optimizer.zero"));
+  f.recompute = deck.text("recompute.mode");
+  const MeshShape& mesh = f.options.mesh;
+  f.notes = not_executable(deck);
+  for (std::string& note : f.notes) note = "train refuses: " + note;
+  for (const std::string& note : without_effect(deck)) f.notes.push_back(note);
+  LargestMicroBatch largest = largest_micro_batch(deck, f);
+
+  f.shards = shard_facts(f.options, f.micro_batch_tokens, f.notes);
+  for (const ShardFacts& shard : f.shards)
+    largest.fullest = std::max(largest.fullest, shard.tokens);
+  if (largest.fullest == 0 || f.shards.back().tokens == 0)
+    f.notes.push_back("some context-parallel ranks hold no token of the micro-batch");
+  if (mesh.cp() <= kPlannedRing)
+    f.ring = plan_ring(0, mesh.cp_outer, mesh.cp_inner);
+  else
+    f.notes.push_back(
+        fmt::format("ring plan: not worked out above {} context-parallel ranks", kPlannedRing));
+
+  const ModelShape local = tensor_shard(f.options.model, mesh.tp);
+  const HeadSplit heads{largest.sp, local.query_heads, local.kv_heads};
+  const std::int64_t kv_elements = 2 * largest.fullest * heads.local_kv_heads() * local.head_dim;
+  f.kv_hop_bytes = kv_elements * static_cast<std::int64_t>(size_of(f.type));
+  f.dkv_hop_bytes = kv_elements * (f.type == DType::f64 ? 8 : 4);
+
+  const std::vector<std::int64_t>& layer_begin = f.options.layer_begin;
+  f.stages.resize(static_cast<std::size_t>(mesh.pp));
+  for (const Parameter& p : parameter_table(local, layer_begin)) {
+    StageFacts& stage = f.stages[static_cast<std::size_t>(p.stage)];
+    stage.parameters += p.numel();
+    if (!p.trainable) stage.frozen += p.numel();
+  }
+  const bool chunked = f.options.batching.method == "chunkflow";
+  const auto simulated_with = [&](std::int64_t micro_batches) {
+    const std::vector<MicroBatch> list = full_micro_batches(
+        f, micro_batches, mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches,
+        chunked ? largest.longest : 0);
+    const Schedule schedule = plan_schedule(list, f.options.pipeline);
+    return std::pair{schedule, simulate(schedule, schedule_costs(f.options.pipeline.costs, list))};
+  };
+  auto [schedule, simulated] = simulated_with(f.micro_batches);
+  if (f.micro_batches_at_most) {
+    // Fewer micro-batches may keep more weight halves waiting: other forwards and backwards fill
+    // the waits of many.
+    const std::int64_t chunks = chunked ? (largest.longest + f.micro_batch_tokens - 1) /
+                                              f.micro_batch_tokens
+                                        : 0,
+                       more = f.options.pipeline.k + mesh.pp;
+    for (std::int64_t m = chunks;
+         m < std::min({f.micro_batches, chunks + more, kPipelinedMicroBatches});
+         m += (more + 7) / 8) {
+      const SimulatedSchedule fewer = simulated_with(std::max<std::int64_t>(1, m)).second;
+      for (std::size_t s = 0; s < fewer.peak_live_activations.size(); ++s) {
+        simulated.peak_live_activations[s] =
+            std::max(simulated.peak_live_activations[s], fewer.peak_live_activations[s]);
+        simulated.peak_weight_halves[s] =
+            std::max(simulated.peak_weight_halves[s], fewer.peak_weight_halves[s]);
+      }
+    }
+  }
+  for (int s = 0; s < mesh.pp; ++s) {
+    const auto at = static_cast<std::size_t>(s);
+    StageFacts& stage = f.stages[at];
+    stage.layer_begin = layer_begin[at];
+    stage.layer_end = s + 1 < mesh.pp ? layer_begin[at + 1] : local.layers;
+    const std::int64_t trained = stage.parameters - stage.frozen,
+                       shard = (trained + mesh.replicas() - 1) / mesh.replicas();
+    stage.shard_parameters = f.zero == 0 ? trained : shard;
+    stage.live_micro_batches = simulated.peak_live_activations.at(at);
+    stage.ops = schedule.stages.at(at);
+    stage.memory = estimate_memory(
+        memory_inputs(deck, f, s, local, largest, simulated.peak_weight_halves.at(at)));
+  }
+  return f;
+}
+
+double CheckFacts::pair_imbalance() const {
+  std::vector<double> pairs;
+  for (const ShardFacts& shard : shards) pairs.push_back(shard.pairs);
+  return imbalance_degree(pairs);
+}
+
+std::int64_t CheckFacts::largest_rank_bytes() const {
+  std::int64_t bytes = 0;
+  for (const StageFacts& stage : stages) bytes = std::max(bytes, stage.memory.total());
+  return bytes;
+}
+
+nlohmann::ordered_json CheckFacts::json() const {
+  const MeshShape& mesh = options.mesh;
+  const ModelShape& model = options.model;
+  nlohmann::ordered_json out;
+  if (!case_name.empty()) out["name"] = case_name;
+  out["deck"] = file;
+  out["ranks"] = mesh.size();
+  out["mesh"] = {{"dp", mesh.dp},
+                 {"pp", mesh.pp},
+                 {"cp_outer", mesh.cp_outer},
+                 {"cp_inner", mesh.cp_inner},
+                 {"sp", mesh.sp},
+                 {"tp", mesh.tp},
+                 {"ranks_per_node", mesh.ranks_per_node}};
+  out["model"] = {{"preset", model.preset},
+                  {"parameters", model.parameters()},
+                  {"parameters_without_embedding", model.parameters_without_embedding()},
+                  {"layers", model.layers},
+                  {"hidden", model.hidden},
+                  {"intermediate", model.intermediate},
+                  {"query_heads", model.query_heads},
+                  {"kv_heads", model.kv_heads},
+                  {"head_dim", model.head_dim},
+                  {"vocabulary", model.vocabulary}};
+  out["dtype"] = ballast::name(type);
+  out["micro_batch_tokens"] = micro_batch_tokens;
+  out["micro_batches"] = micro_batches;
+  out["pair_imbalance"] = pair_imbalance();
+  out["largest_rank_bytes"] = largest_rank_bytes();
+  out["notes"] = notes;
+
+  auto& ranks = out["rank_table"] = nlohmann::ordered_json::array();
+  for (int r = 0; r < std::min(mesh.size(), kListedRanks); ++r) {
+    const MeshCoordinates at = coordinates(mesh, r);
+    ranks.push_back({{"rank", r},
+                     {"node", node(r)},
+                     {"dp", at.dp},
+                     {"pp", at.pp},
+                     {"cp_outer", at.cp_outer},
+                     {"cp_inner", at.cp_inner},
+                     {"cp", at.cp(mesh)},
+                     {"sp", at.sp},
+                     {"tp", at.tp}});
+  }
+  out["rank_table_omitted"] = std::max(0, mesh.size() - kListedRanks);
+  auto& shard_list = out["shards"] = nlohmann::ordered_json::array();
+  for (const ShardFacts& shard : shards) {
+    shard_list.push_back({{"cp", shard.cp},
+                          {"tokens", shard.tokens},
+                          {"pairs", shard.pairs},
+                          {"piece_count", shard.pieces.size()}});
+    if (shard.pieces.size() * shards.size() <= kTwinPieces)
+      shard_list.back()["pieces"] = shard.pieces;
+  }
+  out["ring"] = {{"layout", ballast::name(options.layout)},
+                 {"stripe", options.stripe},
+                 {"kv_buffers", ring.kv_buffers},
+                 {"dkv_buffers", ring.dkv_buffers},
+                 {"kv_hop_bytes", kv_hop_bytes},
+                 {"dkv_hop_bytes", dkv_hop_bytes},
+                 {"forward", steps_json(ring.forward)},
+                 {"backward", steps_json(ring.backward)}};
+  auto& stage_list = out["stages"] = nlohmann::ordered_json::array();
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    const StageFacts& stage = stages[s];
+    auto ops = nlohmann::ordered_json::array();
+    for (const Op& op : stage.ops)
+      ops.push_back(
+          {{"op", ballast::name(op.kind)}, {"micro_batch", op.micro_batch}, {"chunk", op.chunk}});
+    stage_list.push_back({{"stage", s},
+                          {"layer_begin", stage.layer_begin},
+                          {"layer_end", stage.layer_end},
+                          {"parameters", stage.parameters},
+                          {"frozen_parameters", stage.frozen},
+                          {"shard_parameters", stage.shard_parameters},
+                          {"live_micro_batches", stage.live_micro_batches},
+                          {"memory", memory_json(stage.memory)},
+                          {"ops", ops}});
+  }
+  return out;
+}
+
+}  // namespace ballast

@@ -1,0 +1,64 @@
+// What `ballast check` finds out about a deck, as values: no rank is started and no data is read.
+#pragma once
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/config/run_options.hpp"
+#include "core/plan/context/ring_plan.hpp"
+#include "core/plan/pipeline/schedule.hpp"
+#include "core/predict/memory_estimate.hpp"
+
+namespace ballast {
+
+/// Tokens of a micro-batch on one context-parallel rank.
+struct ShardFacts {
+  int cp = 0;
+  std::int64_t tokens = 0;
+  std::vector<std::pair<std::int64_t, std::int64_t>>
+      pieces;        ///< global ranges; empty when there are too many to list
+  double pairs = 0;  ///< causal pairs of these queries, the micro-batch taken as one segment
+};
+
+/// One pipeline stage.
+struct StageFacts {
+  std::int64_t layer_begin = 0, layer_end = 0;
+  std::int64_t parameters = 0;        ///< elements on each of its ranks
+  std::int64_t frozen = 0;            ///< of them, those that are not trained (beside adapters)
+  std::int64_t shard_parameters = 0;  ///< elements whose optimizer state a rank owns
+  int live_micro_batches = 1;         ///< whose activations live at once
+  std::vector<Op> ops;                ///< of one step
+  MemoryEstimate memory;              ///< of its fullest rank
+};
+
+struct CheckFacts {
+  std::string file, case_name;
+  RunOptions options;
+  DType type = DType::f32;
+  int zero = 0;
+  std::string recompute;
+  std::int64_t micro_batch_tokens = 0;  ///< the largest micro-batch that the deck allows
+  std::int64_t micro_batches = 0;  ///< of a step on one data-parallel rank, when packs are full
+  bool micro_batches_at_most =
+      false;  ///< or, where a step is given in samples, when no two share a pack
+  std::vector<ShardFacts> shards;                    ///< by context-parallel rank
+  RingPlan ring;                                     ///< of context-parallel rank 0
+  std::int64_t kv_hop_bytes = 0, dkv_hop_bytes = 0;  ///< of the largest shard, one layer
+  std::vector<StageFacts> stages;
+  std::vector<std::string> notes;  ///< what train would refuse or what could not be worked out
+
+  static CheckFacts of(const Deck& deck);
+  int ranks() const { return options.mesh.size(); }
+  /// Node of a rank, -1 where the machine decides.
+  int node(int rank) const {
+    return options.mesh.ranks_per_node > 0 ? rank / options.mesh.ranks_per_node : -1;
+  }
+  /// max / mean of the causal pairs over context-parallel ranks.
+  double pair_imbalance() const;
+  std::int64_t largest_rank_bytes() const;
+  nlohmann::ordered_json json() const;
+};
+
+}  // namespace ballast

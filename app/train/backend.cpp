@@ -1,0 +1,52 @@
+#include "app/train/backend.hpp"
+
+#ifdef BALLAST_HAVE_CUDA
+#include "kernels/cuda/ops/operations.hpp"
+#include "kernels/cuda/runtime/device.hpp"
+#include "parallel/comm/nccl_group.hpp"
+#endif
+
+namespace ballast {
+
+BackendChoice choose_backend(const Deck& deck, const Communicator& world) {
+  BackendChoice choice;
+  choice.device = &host_device();
+  choice.clock = &host_clock();
+  const std::string& precision = deck.text("run.precision");
+  choice.dtype = precision == "fp64" ? DType::f64 : DType::f32;
+  if (deck.text("run.backend") != "cuda") return choice;
+
+  std::string why = "this program was built without CUDA";
+#ifdef BALLAST_HAVE_CUDA
+  const bool here = cuda::device_count(why) > 0;
+#else
+  const bool here = false;
+#endif
+  // Ranks must agree: a mixed run would wait for transfers that never come.
+  const std::vector<std::string> reasons = world.all_gather(here ? std::string() : why);
+  for (std::size_t r = 0; r < reasons.size(); ++r)
+    if (!reasons[r].empty()) {
+      choice.note = fmt::format(
+          "run.backend = \"cuda\": rank {} has no GPU ({}); all ranks use the host backend", r,
+          reasons[r]);
+      return choice;
+    }
+#ifdef BALLAST_HAVE_CUDA
+  const Communicator machine = world.split_by_machine();
+  choice.owned_device = std::make_unique<cuda::CudaDevice>(machine.rank());
+#ifdef BALLAST_HAVE_NCCL
+  choice.note = NcclGroup::let_ranks_share_gpus(world, machine, cuda::device_count(why));
+#endif
+  choice.device = choice.owned_device.get();
+  set_cuda_device(choice.device);
+  choice.owned_pinned = std::make_unique<cuda::PinnedHost>();
+  set_pinned_device(choice.owned_pinned.get());
+  cuda::set_deterministic(deck.boolean("run.deterministic"));
+  choice.owned_clock = cuda::device_clock();
+  choice.clock = choice.owned_clock.get();
+  choice.dtype = DType::bf16;
+#endif
+  return choice;
+}
+
+}  // namespace ballast

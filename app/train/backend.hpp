@@ -1,0 +1,29 @@
+// Backend of a run: device, clock and compute dtype, chosen by the deck and by what this machine
+// has.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "core/base/tensor.hpp"
+#include "core/config/deck.hpp"
+#include "core/observe/events.hpp"
+#include "parallel/comm/comm.hpp"
+
+namespace ballast {
+
+struct BackendChoice {
+  Device* device = nullptr;
+  Clock* clock = nullptr;
+  DType dtype = DType::f32;
+  std::string note;  ///< one line when the deck's wish could not be met, or not well, else ""
+
+  std::unique_ptr<Device> owned_device, owned_pinned;
+  std::unique_ptr<Clock> owned_clock;
+};
+
+/// run.backend = "cuda" takes the GPU of this rank's number on its machine on every rank, or, when
+/// any rank has none, the host on all of them with `note` saying why.  More ranks than GPUs on a
+/// machine share them, and `note` says so.  Collective.
+BackendChoice choose_backend(const Deck& deck, const Communicator& world);
+
+}  // namespace ballast

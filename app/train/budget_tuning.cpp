@@ -1,0 +1,84 @@
+#include "app/train/budget_tuning.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "app/plan/latency.hpp"
+#include "core/plan/batch/batch_plan.hpp"
+
+namespace ballast {
+
+bool BudgetTuning::wanted(const Deck& deck) {
+  return deck.boolean("dst.enabled") || deck.text("batching.method") == "sab";
+}
+
+BudgetTuning::BudgetTuning(const Deck& deck, const Device* device)
+    : tune_(deck.boolean("dst.enabled")),
+      model_(latency_model(deck, notes_, device)),
+      options_(dst_options(deck)),
+      base_(options_.base_budget),
+      averages_(static_cast<double>(options_.base_budget), deck.real("sab.decay")) {}
+
+double BudgetTuning::sample_cost(std::int64_t tokens) const {
+  return model_.predict({{{0, 0, tokens, 0}}}, std::llround(averages_.budget(tokens))).total_s();
+}
+
+void BudgetTuning::begin_step(const Batch& batch, int dp_rank) {
+  policies_.clear();
+  mine_ = batch.micro_batches.at(dp_rank);
+  if (tune_) targets_ = dst_targets(batch, model_, options_).at(dp_rank);
+}
+
+BudgetPolicy* BudgetTuning::policy(int m) {
+  if (!tune_) return nullptr;
+  auto& policy = policies_[m];
+  if (!policy) policy = std::make_unique<DstPolicy>(options_, targets_.at(m));
+  return policy.get();
+}
+
+std::vector<double> BudgetTuning::bin_sums() const {
+  std::vector<double> sums(2 * BudgetAverages::kBins, 0);
+  for (const auto& [m, policy] : policies_)
+    for (const DstPolicy::Choice& choice : policy->choices())
+      for (const Segment& s : mine_.at(m).segments) {
+        const auto bin = static_cast<std::size_t>(BudgetAverages::bin(s.end));
+        sums[bin] += static_cast<double>(choice.budget);
+        sums[BudgetAverages::kBins + bin] += 1;
+      }
+  return sums;
+}
+
+void BudgetTuning::end_step(std::span<const double> sums) {
+  averages_.update(sums.subspan(0, BudgetAverages::kBins),
+                   sums.subspan(BudgetAverages::kBins, BudgetAverages::kBins));
+}
+
+BudgetTuning::Facts BudgetTuning::facts() const {
+  Facts f;
+  double count = 0;
+  for (const auto& [m, policy] : policies_)
+    for (const DstPolicy::Choice& choice : policy->choices()) {
+      ++count;
+      f.mean_budget += (static_cast<double>(choice.budget) - f.mean_budget) / count;
+      f.mean_coverage_loss += (choice.coverage_loss - f.mean_coverage_loss) / count;
+      f.largest_coverage_loss = std::max(f.largest_coverage_loss, choice.coverage_loss);
+    }
+  return f;
+}
+
+std::string BudgetTuning::describe() const {
+  std::string text;
+  for (const auto& [m, policy] : policies_)
+    for (const DstPolicy::Choice& c : policy->choices())
+      text += fmt::format("micro_batch {} layer {} base {} budget {} coverage_loss {:.6f}\n", m,
+                          c.layer, options_.base_budget, c.budget, c.coverage_loss);
+  return text;
+}
+
+void predict_samples(const Deck& deck, BatchingOptions& batching) {
+  if (batching.method != "sab") return;
+  batching.sample_cost = [tuning = std::make_shared<BudgetTuning>(deck, nullptr)](
+                             std::int64_t tokens) { return tuning->sample_cost(tokens); };
+}
+
+}  // namespace ballast

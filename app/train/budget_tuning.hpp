@@ -1,0 +1,70 @@
+// Budgets of a training run (SparseBalance): predicted latency of samples for batching.method =
+// "sab", the DST policy of every micro-batch, and the averages of final budgets that join them.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/device.hpp"
+#include "core/config/deck.hpp"
+#include "core/config/run_options.hpp"
+#include "core/plan/batch/batch_plan.hpp"
+#include "core/plan/batch/latency_batching.hpp"
+#include "core/predict/latency_model.hpp"
+#include "core/predict/sparsity_tuning.hpp"
+
+namespace ballast {
+
+class BudgetTuning {
+ public:
+  /// Whether the deck wants any of it: dst.enabled or batching.method = "sab".
+  static bool wanted(const Deck& deck);
+  /// Reads the profile table (held against `device`, null for plans) or the stated costs.
+  BudgetTuning(const Deck& deck, const Device* device);
+
+  /// Predicted seconds of one layer of a sample under the average budget of its length (Algorithm
+  /// 2, lines 3 and 4).
+  double sample_cost(std::int64_t tokens) const;
+  /// Anchor and targets of a step; forgets the choices of the one before.  The same on every rank.
+  void begin_step(const Batch& batch, int dp_rank);
+  /// The policy of micro-batch `m` of this rank in this step; null without DST.
+  BudgetPolicy* policy(int m);
+  /// The base budget in every layer, for evaluation; null without DST.
+  BudgetPolicy* base_policy() { return tune_ ? &base_ : nullptr; }
+
+  /// This rank's choices: sums of final budgets and numbers of (sample, layer) pairs in each length
+  /// bin, 2 * BudgetAverages::kBins values that are summed over all ranks.
+  std::vector<double> bin_sums() const;
+  /// Takes the sums over all ranks.
+  void end_step(std::span<const double> sums);
+  BudgetAverages& averages() { return averages_; }
+
+  /// Of this rank's choices in this step; all 0 where there are none.
+  struct Facts {
+    double mean_budget = 0, mean_coverage_loss = 0, largest_coverage_loss = 0;
+  };
+  Facts facts() const;
+  /// A line a choice: micro-batch, layer, base, final budget, coverage loss.  "" where there are
+  /// none.
+  std::string describe() const;
+
+  const std::vector<std::string>& notes() const { return notes_; }
+
+ private:
+  bool tune_;
+  std::vector<std::string> notes_;
+  LatencyModel model_;
+  DstOptions options_;
+  FixedBudget base_;
+  BudgetAverages averages_;
+  std::vector<MicroBatch> mine_;
+  std::vector<DstTarget> targets_;
+  std::map<int, std::unique_ptr<DstPolicy>> policies_;
+};
+
+/// For plans without a run: where batching.method = "sab", gives `batching` the predicted latency
+/// of samples at the base budget.
+void predict_samples(const Deck& deck, BatchingOptions& batching);
+
+}  // namespace ballast

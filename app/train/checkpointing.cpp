@@ -1,0 +1,109 @@
+#include "app/train/checkpointing.hpp"
+
+#include <algorithm>
+
+#include "ballast_version.hpp"
+#include "parallel/comm/waits.hpp"
+
+namespace ballast {
+namespace {
+
+/// This rank's part of the flat parameter buffer.  Replicated state (ZeRO 0) is written by one rank
+/// and read by all.
+CheckpointShard shard_of(Session& session, ShardedOptimizer& optimizer, bool writing) {
+  CheckpointShard shard;
+  shard.table = &session.parameters.trainable_table();
+  shard.begin = std::min(optimizer.shard_begin(), session.parameters.trainable_numel());
+  shard.end = std::min(optimizer.shard_end(), session.parameters.trainable_numel());
+  const bool replicated = session.deck.integer("optimizer.zero") == 0;
+  if (writing && replicated && session.mesh.replica.rank() != 0) shard.end = shard.begin;
+  const std::int64_t count = shard.end - shard.begin;
+  AdamWState& state = optimizer.state();
+  shard.fields = {{"master", state.master.rows(0, count)},
+                  {"moment1", state.moment1.rows(0, count)},
+                  {"moment2", state.moment2.rows(0, count)}};
+  return shard;
+}
+
+/// A fingerprint as numbers that HDF5 attributes hold exactly.
+std::vector<double> halves(std::uint64_t x) {
+  return {static_cast<double>(x >> 32), static_cast<double>(x & 0xffffffffu)};
+}
+
+/// What of a curriculum decides the first epoch's order of samples.
+std::vector<double> numbers(const Curriculum& c) {
+  if (c.steps == 0) return {0};
+  return {static_cast<double>(c.steps), static_cast<double>(c.max_tokens),
+          static_cast<double>(c.global_tokens), static_cast<double>(c.global_samples)};
+}
+
+}  // namespace
+
+Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what,
+                 const std::string& run_folder) {
+  Restored restored;
+  const Communicator& world = session.mesh.world;
+  restored.path = what == "latest"
+                      ? latest_checkpoint(run_folder + "/checkpoints", world, restored.warnings)
+                      : what;
+  if (restored.path.empty()) return restored;
+  CheckpointShard shard = shard_of(session, optimizer, false);
+  restored.state = read_checkpoint(restored.path, world, shard);
+  optimizer.values_from_master();
+  if (session.tuning) {
+    const auto averages = restored.state.extra.find("budget_averages");
+    if (averages != restored.state.extra.end())
+      together(world, [&] { session.tuning->averages().restore(averages->second); });
+    else
+      restored.warnings.push_back(
+          fmt::format("{}: holds no averages of budgets; they begin anew", restored.path));
+  }
+  const auto base = restored.state.extra.find("base_fingerprint");
+  check_all(
+      world, base == restored.state.extra.end() || base->second == halves(session.base_fingerprint),
+      fmt::format(
+          "{}: its adapters were trained beside other weights than those of model.weights = \"{}\"",
+          restored.path, session.deck.text("model.weights")));
+  return restored;
+}
+
+void check_sample_order(Session& session, Restored& restored) {
+  const Communicator& world = session.mesh.world;
+  const auto seed = static_cast<std::uint64_t>(session.deck.integer("run.seed"));
+  check_all(world, restored.state.seed == seed,
+            fmt::format("{}: written with run.seed = {}, the deck has {}; the order of samples "
+                        "would change: use the same seed",
+                        restored.path, restored.state.seed, seed));
+  const auto curriculum = restored.state.extra.find("curriculum");
+  const std::vector<double> before =
+      curriculum == restored.state.extra.end() ? std::vector<double>{0} : curriculum->second;
+  check_all(world,
+            restored.state.sampler.epoch > 0 || before == numbers(session.options.curriculum),
+            fmt::format("{}: written under another curriculum (steps, max_tokens, global_tokens, "
+                        "global_samples = {}, the deck has {}); the order of samples would "
+                        "change in the first epoch: use the same block curriculum and batch size",
+                        restored.path, fmt::join(before, ", "),
+                        fmt::join(numbers(session.options.curriculum), ", ")));
+  const auto data = restored.state.extra.find("data_fingerprint");
+  if (data != restored.state.extra.end() && data->second != halves(session.dataset->fingerprint()))
+    restored.warnings.push_back(fmt::format(
+        "{}: written over other data than {}; the sampler goes on at its position in the new order",
+        restored.path, session.dataset->description()));
+}
+
+std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState state,
+                 const std::string& folder) {
+  Scope scope(&session.recorder, EventKind::checkpoint);
+  state.seed = static_cast<std::uint64_t>(session.deck.integer("run.seed"));
+  state.deck = session.deck.effective_toml();
+  state.git_hash = git_hash();
+  if (session.tuning) state.extra["budget_averages"] = session.tuning->averages().values();
+  state.extra["curriculum"] = numbers(session.options.curriculum);
+  state.extra["data_fingerprint"] = halves(session.dataset->fingerprint());
+  if (session.parameters.frozen_numel() > 0)
+    state.extra["base_fingerprint"] = halves(session.base_fingerprint);
+  return write_checkpoint(folder, session.mesh.world, shard_of(session, optimizer, true), state,
+                          static_cast<int>(session.deck.integer("checkpoint.keep")));
+}
+
+}  // namespace ballast

@@ -1,0 +1,34 @@
+// Between a session and its checkpoints: which shard of what goes to the file, and how a run is put
+// back.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "app/train/session.hpp"
+#include "io/checkpoint/checkpoint.hpp"
+#include "parallel/optimizer/zero.hpp"
+
+namespace ballast {
+
+struct Restored {
+  std::string path;  ///< "" when there was nothing to restore
+  CheckpointState state;
+  std::vector<std::string> warnings;
+};
+
+/// Loads `what` (a file, or "latest" for the newest sound checkpoint of `run_folder`; none there is
+/// not an error) into parameters and optimizer. Collective.  Errors: damaged or foreign file,
+/// adapters of another base.
+Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what,
+                 const std::string& run_folder);
+
+/// What training needs beside: the deck takes the samples in the order that the checkpoint's
+/// position counts in.  Other data is a warning. Collective.  Errors: another seed, in the first
+/// epoch another curriculum.
+void check_sample_order(Session& session, Restored& restored);
+
+/// Writes the state after `state.step` steps.  Collective; returns the path.
+std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState state,
+                 const std::string& folder);
+
+}  // namespace ballast

@@ -1,0 +1,63 @@
+#include "app/train/run_folder.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "parallel/comm/waits.hpp"
+
+namespace ballast {
+namespace fs = std::filesystem;
+namespace {
+
+/// What keeps this run out of `path`, or "".  Leaves the lock's descriptor in `lock`.
+std::string claim(const std::string& path, bool resume, int& lock) {
+  std::error_code error;
+  for (const char* sub : {"", "/checkpoints", "/trace", "/report"}) {
+    fs::create_directories(path + sub, error);
+    if (error)
+      return fmt::format("run folder {}{} cannot be made: {}; choose another with -d", path, sub,
+                         error.message());
+  }
+  const std::string file = path + "/lock";
+  lock = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (lock < 0)
+    return fmt::format("run folder {} cannot be written: {}; choose another with -d", path,
+                       std::strerror(errno));
+  if (::flock(lock, LOCK_EX | LOCK_NB) != 0)
+    return fmt::format(
+        "run folder {} is in use by another run (it holds {}); wait for it or choose another "
+        "folder with -d",
+        path, file);
+  if (!resume && fs::exists(path + "/log.txt"))
+    return fmt::format(
+        "run folder {} already holds a run; continue it with -r latest, or choose another folder "
+        "with -d",
+        path);
+  return "";
+}
+
+}  // namespace
+
+RunFolder::RunFolder(const Communicator& world, const std::string& path, bool resume)
+    : path_(path) {
+  std::string problem;
+  if (world.rank() == 0) problem = claim(path, resume, lock_);
+  if (!problem.empty() && lock_ >= 0) {
+    ::close(lock_);
+    lock_ = -1;
+  }
+  check_all(world, problem.empty(), problem);
+}
+
+RunFolder::~RunFolder() {
+  if (lock_ >= 0)
+    ::close(
+        lock_);  // releases the lock; the file stays, so that two runs never race for its removal
+}
+
+}  // namespace ballast

@@ -1,0 +1,31 @@
+// Run folder: the fixed layout of one run's outputs, locked while in use.
+//   deck.toml  log.txt  trace/  checkpoints/  report/  lock
+#pragma once
+#include <string>
+
+#include "parallel/comm/comm.hpp"
+
+namespace ballast {
+
+class RunFolder {
+ public:
+  /// Collective.  Creates and locks `path` (rank 0 holds the lock until the object goes).  Throws
+  /// Error on every rank when another run holds it, when it cannot be written, or when it already
+  /// holds a run and `resume` is false.
+  RunFolder(const Communicator& world, const std::string& path, bool resume);
+  ~RunFolder();
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string checkpoints() const { return path_ + "/checkpoints"; }
+  std::string trace() const { return path_ + "/trace"; }
+  std::string log() const { return path_ + "/log.txt"; }
+  std::string deck() const { return path_ + "/deck.toml"; }
+
+ private:
+  std::string path_;
+  int lock_ = -1;
+};
+
+}  // namespace ballast

@@ -1,0 +1,74 @@
+// Session: what training and evaluation share on one rank: mesh, data, model and how a micro-batch
+// is prepared.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "app/train/backend.hpp"
+#include "app/train/budget_tuning.hpp"
+#include "core/config/deck.hpp"
+#include "core/config/run_options.hpp"
+#include "core/data/sampler.hpp"
+#include "core/observe/events.hpp"
+#include "core/plan/pipeline/stage_balance.hpp"
+#include "io/data/dataset.hpp"
+#include "kernels/model/parameters.hpp"
+#include "kernels/model/stage_model.hpp"
+#include "parallel/comm/mesh.hpp"
+#include "parallel/context/kv_store.hpp"
+#include "parallel/context/ring_attention.hpp"
+#include "parallel/pipeline/pipeline_links.hpp"
+#include "parallel/pipeline/stage_executor.hpp"
+
+namespace ballast {
+
+class Session {
+ public:
+  /// Collective.  Opens the mesh, the dataset and the model of the deck; parameters hold their
+  /// initial values.  Errors reach every rank.
+  Session(const Communicator& world, const Deck& deck);
+
+  /// Layout of a micro-batch over the context-parallel ranks.
+  SequenceLayout layout(const MicroBatch& micro_batch) const;
+  /// What the dependent chunks of a list of micro-batches share; the session must outlive it.
+  ChunkStores chunk_stores(const std::vector<MicroBatch>& list);
+  /// Tokens and attention of a micro-batch of data-parallel rank `mesh.at.dp`.
+  /// `policy`: who chooses the budgets of its layers (DST); null: they are as block attention says.
+  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored = {},
+                         BudgetPolicy* policy = nullptr);
+  /// The attention indexes of a micro-batch with these axes, as block attention says, for this
+  /// rank's heads of a Ulysses group.
+  std::unique_ptr<IndexSource> index_source(AttentionAxes axes, const Communicator& sequence,
+                                            BudgetPolicy* policy = nullptr);
+  /// Length of each sample, as batching sees it.
+  std::vector<SampleLength> lengths(const std::vector<std::int64_t>& samples) const;
+  /// The Batch plan of these samples on this mesh.
+  Batch plan(std::int64_t step, const std::vector<std::int64_t>& samples) const;
+  /// Model FLOPs of a batch, forward and backward, all ranks together.
+  double training_flops(const Batch& batch) const;
+
+  Deck deck;
+  RunOptions options;
+  Mesh mesh;
+  BackendChoice backend;
+  Device& device;
+  std::unique_ptr<Dataset> dataset;
+  Sampler sampler;
+  Recorder recorder;
+  StageTable stage;  ///< this rank's part of the parameter table
+  Parameters parameters;
+  std::uint64_t base_fingerprint = 0;  ///< of the frozen weights beside adapters, once load_base
+                                       ///< has read them; 0: initial values
+  StageModel model;
+  RingGroup ring;
+  IndexCache indexes;
+  PipelineLinks links;
+  KvPlace kv_place;
+  std::unique_ptr<BudgetTuning>
+      tuning;  ///< null unless the deck tunes budgets or batches by predicted latency
+};
+
+/// Runs `work` on every rank and lets all ranks fail together when one throws.  Collective.
+void together(const Communicator& comm, const std::function<void()>& work);
+
+}  // namespace ballast

@@ -1,0 +1,57 @@
+// The train loop: sample, plan, execute, reduce, update, observe; checkpoints and agreed stops
+// between steps.
+#pragma once
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "app/command/command_line.hpp"
+#include "app/observe/overheads.hpp"
+#include "app/observe/step_log.hpp"
+#include "app/train/checkpointing.hpp"
+#include "app/train/run_folder.hpp"
+#include "app/train/session.hpp"
+#include "app/train/train_step.hpp"
+#include "io/trace/trace_writer.hpp"
+#include "parallel/optimizer/zero.hpp"
+
+namespace ballast {
+
+class Trainer {
+ public:
+  /// Collective.  Locks the run folder, restores when asked, opens log and trace.
+  Trainer(const CommandLine& line, const Communicator& world, const Deck& deck);
+  /// Runs to run.steps, a signal or the wall-time limit.  Returns the exit status: 0, or 75 when it
+  /// stopped early (requeue me).
+  int run();
+
+ private:
+  void write_header(const Restored& restored, const std::vector<std::string>& table_notes);
+  void step();
+  /// Names the first micro-batch and layer with a NaN or Inf and stops all ranks; nothing is
+  /// written.
+  [[noreturn]] void stop_at_nonfinite(const Batch& batch, const TrainStep::Gradients& found);
+  void observe(const Batch& batch, const Schedule& schedule, double loss, double norm, double rate,
+               double seconds);
+  /// Simulated seconds of the step's schedules over the times of profile.table, the slowest
+  /// data-parallel rank's; the trace gets the ops of this stage.  Collective.
+  double predict(const std::vector<MicroBatch>& mine, const Schedule& schedule);
+  void checkpoint();
+
+  CommandLine line_;
+  Session session_;
+  RunFolder folder_;
+  ShardedOptimizer optimizer_;
+  TrainStep train_step_;
+  StepLog log_;
+  std::unique_ptr<TraceWriter> trace_;
+  CheckpointState state_;
+  nlohmann::ordered_json summary_;  ///< --json: the run's last step and held-out loss
+  std::string gradient_file_;       ///< run.dump_gradients until it is written
+  std::int64_t last_saved_ = -1;
+  double started_s_ = 0, peak_flops_, longest_step_s_ = 0;
+  double plan_s_ = 0;  ///< host seconds of the last step's Batch plan and Schedule
+  Overheads overheads_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,183 @@
+#include "core/observe/events.hpp"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <limits>
+
+#include "core/base/error.hpp"
+
+namespace ballast {
+namespace {
+
+constexpr std::array<const char*, kEventKinds> kNames = {"forward",
+                                                         "recompute",
+                                                         "backward",
+                                                         "backward_input",
+                                                         "backward_weight",
+                                                         "send",
+                                                         "recv",
+                                                         "offload",
+                                                         "fetch",
+                                                         "attention_forward",
+                                                         "attention_backward",
+                                                         "ring_wait",
+                                                         "copy_wait",
+                                                         "sequence_exchange",
+                                                         "layer_forward",
+                                                         "layer_backward",
+                                                         "head",
+                                                         "indexing",
+                                                         "tuning",
+                                                         "planning",
+                                                         "gradient_reduce",
+                                                         "parameter_gather",
+                                                         "optimizer",
+                                                         "data",
+                                                         "checkpoint",
+                                                         "validation",
+                                                         "step",
+                                                         "idle"};
+
+/// Nanoseconds of the monotonic clock since the machine started: the same origin for all processes
+/// of a node.
+class HostClock final : public Clock {
+ public:
+  std::int64_t mark(Queue) override {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+  double seconds(std::int64_t mark) override { return static_cast<double>(mark) * 1e-9; }
+};
+
+}  // namespace
+
+const char* name(EventKind kind) {
+  const auto i = static_cast<std::size_t>(kind);
+  return i < kNames.size() ? kNames[i] : "unknown";
+}
+
+EventKind event_kind(const std::string& text) {
+  const auto found = std::find(kNames.begin(), kNames.end(), text);
+  require(found != kNames.end(), "'{}' is no event kind", text);
+  return static_cast<EventKind>(found - kNames.begin());
+}
+
+bool useful(EventKind kind) {
+  switch (kind) {
+    case EventKind::forward:
+    case EventKind::recompute:
+    case EventKind::backward:
+    case EventKind::backward_input:
+    case EventKind::backward_weight:
+    case EventKind::attention_forward:
+    case EventKind::attention_backward:
+    case EventKind::layer_forward:
+    case EventKind::layer_backward:
+    case EventKind::head:
+    case EventKind::indexing:
+    case EventKind::tuning:
+    case EventKind::optimizer:
+      return true;
+    default:
+      return false;
+  }
+}
+
+Clock& host_clock() {
+  static HostClock clock;
+  return clock;
+}
+
+Recorder::Recorder(Clock& clock) : clock_(clock) { pending_.reserve(4096); }
+
+std::int64_t Recorder::begin(EventKind kind, Queue queue) {
+  if (!enabled) return -1;
+  Pending& p = pending_.emplace_back();
+  p.event = context;
+  p.event.kind = kind;
+  p.handle = next_;
+  p.queue = queue;
+  p.begin_mark = clock_.mark(queue);  // last, so that the event does not time its own creation
+  return next_++;
+}
+
+Recorder::Pending& Recorder::find(std::int64_t handle) {
+  const std::int64_t first = next_ - static_cast<std::int64_t>(pending_.size());
+  if (handle >= first && handle < next_) return pending_[static_cast<std::size_t>(handle - first)];
+  const auto carried = std::find_if(carried_.begin(), carried_.end(),
+                                    [&](const Pending& p) { return p.handle == handle; });
+  require(carried != carried_.end(),
+          "recorder: event {} was ended twice or never begun; pair every begin() with one end()",
+          handle);
+  return *carried;
+}
+
+void Recorder::end(std::int64_t handle, double flops, std::int64_t bytes) {
+  if (handle < 0) return;
+  Pending& p = find(handle);
+  const std::int64_t mark = clock_.mark(p.queue);  // early, for the same reason
+  require(p.open, "recorder: event {} ({}) was ended twice; pair every begin() with one end()",
+          handle, name(p.event.kind));
+  p.end_mark = mark;
+  p.open = false;
+  p.event.flops = flops;
+  p.event.bytes = bytes;
+}
+
+double Recorder::now() { return clock_.seconds(clock_.mark()) + offset_s_; }
+
+void Recorder::flush(const std::function<void(std::span<const Event>)>& sink) {
+  if (!pending_.empty()) last_ = pending_.back();
+  std::vector<Event> closed;
+  closed.reserve(carried_.size() + pending_.size());
+  std::vector<Pending> open;
+  std::int64_t last = -1, first_open = std::numeric_limits<std::int64_t>::max();
+  for (auto* list : {&carried_, &pending_}) {
+    for (Pending& p : *list) {
+      if (p.open) {
+        open.push_back(p);
+        first_open = std::min(first_open, p.begin_mark);
+        continue;
+      }
+      p.event.begin_s = clock_.seconds(p.begin_mark) + offset_s_;
+      p.event.end_s = clock_.seconds(p.end_mark) + offset_s_;
+      closed.push_back(p.event);
+      last = std::max(last, p.end_mark);
+    }
+  }
+  carried_ = std::move(open);
+  clock_.forget(std::min(last, first_open));
+  pending_.clear();  // keeps its capacity: the steady state allocates nothing
+  if (sink && !closed.empty()) sink(closed);
+}
+
+void Recorder::budget(BudgetRow row) {
+  if (!enabled) return;
+  row.step = context.step;
+  row.micro_batch = context.micro_batch;
+  row.chunk = context.chunk;
+  budgets_.push_back(row);
+}
+
+std::string Recorder::last_event() const {
+  Pending latest = pending_.empty() ? last_ : pending_.back();
+  if (latest.handle < 0) return "no event yet";
+  if (pending_.empty() && latest.open)
+    latest.open = std::any_of(carried_.begin(), carried_.end(), [&](const Pending& p) {
+      return p.handle == latest.handle && p.open;
+    });
+  const Event& e = latest.event;
+  std::string text = fmt::format("{} {}", latest.open ? "in" : "after", name(e.kind));
+  const std::pair<const char*, std::int32_t> ids[] = {
+      {"step", e.step},   {"micro_batch", e.micro_batch},
+      {"chunk", e.chunk}, {"layer", e.layer},
+      {"stage", e.stage}, {"outer", e.outer},
+      {"inner", e.inner}};
+  for (const auto& [key, value] : ids)
+    if (value >= 0) text += fmt::format(" {}={}", key, value);
+  return text;
+}
+
+}  // namespace ballast

@@ -1,0 +1,39 @@
+// What the deck says of the attention pattern, as one value for planner and executors.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "core/plan/attention/generated_index.hpp"
+#include "core/plan/context/axis_token.hpp"
+
+namespace ballast {
+
+struct AttentionOptions {
+  std::string pattern = "dense";
+  bool generated = false;  ///< made-up vertical-slash indexes in place of the pattern's own rule
+  GeneratedPattern generator;  ///< of `generated`; its tokens are the planner's
+
+  double vertical_share =
+      0.9;  ///< vertical_slash: p_v, share of the observed mass that the columns hold
+  double slash_share = 0.9;  ///< vertical_slash: p_s, likewise of the slashes
+  std::int64_t last_q = 64;  ///< vertical_slash: queries at the end of a segment that are observed
+  std::int64_t max_columns = 0;         ///< vertical_slash: columns of a head at most; 0: no cap
+  std::int64_t max_slashes = 0;         ///< vertical_slash: slashes of a head at most; 0: no cap
+  std::int64_t moba_block = 256;        ///< tokens
+  std::int64_t moba_top_k = 32;         ///< blocks a query, its own included
+  std::int64_t xattention_block = 128;  ///< tokens
+  std::int64_t xattention_stride = 16;  ///< tokens between antidiagonals
+  double xattention_threshold = 0.9;    ///< share of the estimated mass that a row of blocks keeps
+
+  /// Indexes are cut in blocks of 64, so segments, shards and stripes start at multiples of 64.
+  bool sparse() const { return generated || pattern != "dense"; }
+  std::int64_t align() const {
+    if (!sparse()) return 1;
+    // Both halves of a block of xattention are scored by one rank.
+    return !generated && pattern == "xattention" ? std::max<std::int64_t>(kBlock, xattention_block)
+                                                 : kBlock;
+  }
+};
+
+}  // namespace ballast

@@ -1,0 +1,98 @@
+// What a sparse pattern computes, given observed mass: pure functions, the same on any number of
+// ranks. Mass is 64-bit fixed point, so that sums do not depend on their order.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/plan/attention/attention_options.hpp"
+#include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/attention/coverage.hpp"
+#include "core/plan/attention/vertical_slash.hpp"
+#include "core/plan/context/axis_token.hpp"
+
+namespace ballast {
+
+/// One unit of probability mass; room for 2^22 of them in a sum.
+inline constexpr double kMassUnit = 1099511627776.0;  // 2^40
+
+/// An element that may be chosen, and its mass.
+struct MassItem {
+  std::int64_t index = 0;
+  std::int64_t mass = 0;
+};
+
+struct Selection {
+  std::vector<std::int64_t> chosen;  ///< ascending
+  std::int64_t overflow = 0;         ///< elements that the share asked for and the cap left out
+};
+
+/// The fewest elements whose mass reaches `share` of `total`: heaviest first, ties to the lower
+/// index, the one that crosses included; at most `cap` of them (0: no cap).  A share of 1 takes
+/// all, those without mass too.
+Selection top_share(std::vector<MassItem> items, std::int64_t total, double share,
+                    std::int64_t cap);
+/// The `count` heaviest, likewise.
+std::vector<MassItem> heaviest(std::vector<MassItem> items, std::int64_t count);
+
+/// Observed mass of one head over one segment.
+struct HeadMass {
+  std::vector<std::int64_t> slashes;  ///< [blocks of the segment]: mass on block diagonal d
+  std::vector<MassItem>
+      columns;  ///< keys of the segment, at least the heaviest max_columns (all without a cap)
+  std::int64_t total = 0;
+};
+struct HeadChoice {
+  VerticalSlash head;
+  std::int64_t overflow = 0;  ///< columns and slashes that the caps left out
+};
+/// Algorithm 1's choice of columns and slashes; the diagonal is always in (the sink block:
+/// vertical_slash_index).
+HeadChoice choose_vertical_slash(const HeadMass& mass, const AttentionOptions& options);
+
+/// The same at a stated budget of 64-key blocks a query row: the heaviest of slashes and of groups
+/// of 64 columns, by mass.
+HeadChoice choose_vertical_slash(const HeadMass& mass, std::int64_t budget,
+                                 const AttentionOptions& options);
+/// Share of `total` that the budgets' choices hold (a column under a slash counts once at most:
+/// never above 1), in kCoverageUnit.
+std::vector<std::int64_t> vertical_slash_coverage(const HeadMass& mass,
+                                                  const std::vector<std::int64_t>& budgets,
+                                                  const AttentionOptions& options);
+
+/// Index from a choice of whole pattern blocks of `block_tokens` keys (a multiple of 64) that count
+/// from the segment's start. rows(head, query block of `blocks`, pattern block) is the word of the
+/// 64 queries that use it; the block that a query lies in is always computed, later ones never.
+template <class Rows>
+AttentionIndex block_index(const std::vector<AxisToken>& queries, const KeyAxis& axis, int heads,
+                           std::int64_t block_tokens, Rows&& rows) {
+  const std::vector<QueryBlock> blocks = query_blocks(queries, axis);
+  const std::int64_t width = block_tokens / kBlock;
+  AttentionIndex index = visible_index(queries, axis, heads);
+  index.run_offset.push_back(0);
+  for (int h = 0; h < heads; ++h)
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      const auto first = static_cast<std::int32_t>(axis.offset[blocks[b].segment] / kBlock);
+      const std::int64_t own = blocks[b].block / width;
+      const std::size_t start = index.runs.size();
+      for (std::int64_t j = 0; j <= own; ++j) {
+        const std::uint64_t word = j == own ? ~std::uint64_t{0} : rows(h, b, j);
+        if (word == 0) continue;
+        BlockRun run{
+            static_cast<std::int32_t>(first + j * width),
+            static_cast<std::int32_t>(first + std::min((j + 1) * width, blocks[b].block + 1)), -1};
+        if (word != ~std::uint64_t{0}) {
+          run.row_mask = static_cast<std::int32_t>(index.row_masks.size());
+          index.row_masks.push_back(word);
+        } else if (index.runs.size() > start && index.runs.back().row_mask < 0 &&
+                   index.runs.back().last == run.first) {
+          index.runs.back().last = run.last;
+          continue;
+        }
+        index.runs.push_back(run);
+      }
+      index.run_offset.push_back(static_cast<std::int64_t>(index.runs.size()));
+    }
+  return index;
+}
+
+}  // namespace ballast

@@ -1,0 +1,82 @@
+#include "core/plan/batch/batch.hpp"
+
+#include <algorithm>
+
+#include "core/base/hash.hpp"
+
+namespace ballast {
+
+std::int64_t MicroBatch::tokens() const {
+  std::int64_t sum = 0;
+  for (const auto& s : segments) sum += s.tokens();
+  return sum;
+}
+
+std::int64_t MicroBatch::axis_tokens() const {
+  std::int64_t sum = 0;
+  for (const auto& s : segments) sum += (s.tokens() + align - 1) / align * align;
+  return sum;
+}
+
+std::int64_t MicroBatch::loss_tokens() const {
+  std::int64_t sum = 0;
+  for (const auto& s : segments) sum += s.loss_tokens;
+  return sum;
+}
+
+double MicroBatch::attention_pairs() const {
+  double sum = 0;
+  for (const auto& s : segments) {
+    const double n = static_cast<double>(s.tokens());
+    sum += n * static_cast<double>(s.begin) + n * (n + 1) / 2;
+  }
+  return sum;
+}
+
+namespace {
+template <class F>
+std::int64_t total(const Batch& batch, F&& of) {
+  std::int64_t sum = 0;
+  for (const auto& list : batch.micro_batches)
+    for (const auto& mb : list) sum += of(mb);
+  return sum;
+}
+}  // namespace
+
+std::int64_t Batch::loss_tokens() const {
+  return total(*this, [](const MicroBatch& mb) { return mb.loss_tokens(); });
+}
+
+std::int64_t Batch::tokens() const {
+  return total(*this, [](const MicroBatch& mb) { return mb.tokens(); });
+}
+
+std::int64_t Batch::samples() const {
+  return total(*this, [](const MicroBatch& mb) {
+    return std::count_if(mb.segments.begin(), mb.segments.end(),
+                         [](const Segment& s) { return s.begin == 0; });
+  });
+}
+
+std::vector<MicroBatch> Batch::work_of(int dp) const {
+  std::vector<MicroBatch> list = micro_batches.at(static_cast<std::size_t>(dp));
+  for (std::size_t m = 0; m < list.size(); ++m)
+    if (list[m].sp > 1)
+      list[m] = micro_batches.at(static_cast<std::size_t>(dp - dp % list[m].sp)).at(m);
+  return list;
+}
+
+std::uint64_t Batch::hash() const {
+  Hash h;
+  h.add(step);
+  for (const auto& list : micro_batches) {
+    h.add(list.size());
+    for (const auto& mb : list) {
+      h.add(mb.segments.size()).add(mb.sp).add(mb.recompute_layers).add(mb.align);
+      for (const auto& s : mb.segments) h.add(s.sample).add(s.begin).add(s.end).add(s.loss_tokens);
+    }
+  }
+  return h.value();
+}
+
+}  // namespace ballast

@@ -1,0 +1,62 @@
+// Batch plan: what each data-parallel rank computes in one step.  Built by pure functions from
+// lengths.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace ballast {
+
+/// Tokens [begin, end) of a sample.  begin == 0 everywhere is a packed micro-batch; begin > 0 is a
+/// dependent chunk that attends to the stored keys and values of [0, begin).
+struct Segment {
+  std::int64_t sample = 0;  ///< index in the dataset
+  std::int64_t begin = 0, end = 0;
+  std::int64_t loss_tokens =
+      0;  ///< tokens of this segment that carry loss; of a chunk of a masked sample an estimate
+  std::int64_t tokens() const { return end - begin; }
+  bool operator==(const Segment&) const = default;
+};
+
+/// Segments computed together, concatenated along one packed axis.
+struct MicroBatch {
+  std::vector<Segment> segments;
+  int sp = 1;                 ///< sequence-parallel degree (HBP); 1 without adaptive SP
+  int recompute_layers = -1;  ///< layers recomputed in backward; -1: as the deck says
+  /// Segments start at multiples of this on the packed axis, which ends at one (sparse patterns:
+  /// 64); what lies between is padding.
+  std::int64_t align = 1;
+  std::int64_t tokens() const;
+  /// Length of the packed axis: tokens and padding.
+  std::int64_t axis_tokens() const;
+  std::int64_t loss_tokens() const;
+  /// Sum over segments of visible (query, key) pairs: n (begin + (n + 1) / 2) for n tokens.
+  double attention_pairs() const;
+  bool operator==(const MicroBatch&) const = default;
+};
+
+/// One step: micro_batches[d] is the list of data-parallel rank d, in execution order.  Ranks [d, d
+/// + sp), d a multiple of sp, share a micro-batch of sp > 1: it stands with rank d, the others hold
+/// one without segments, of the same sp, at the same place of their lists.
+struct Batch {
+  std::int64_t step = 0;
+  std::vector<std::vector<MicroBatch>> micro_batches;
+  std::int64_t loss_tokens() const;  ///< of the whole global batch: the `ave_token` normaliser
+  std::int64_t tokens() const;
+  std::int64_t samples() const;  ///< distinct samples (segments with begin == 0)
+  /// What data-parallel rank `dp` works on: its own micro-batches, and for those of sp > 1 the one
+  /// that the first of its sp neighbouring ranks holds, of which each computes a part.
+  std::vector<MicroBatch> work_of(int dp) const;
+  /// Order-sensitive 64-bit hash, written to the trace.
+  std::uint64_t hash() const;
+};
+
+/// Length of one sample of the step's global batch.
+struct SampleLength {
+  std::int64_t sample = 0;
+  std::int64_t tokens = 0;
+  std::int64_t loss_tokens = 0;
+};
+
+}  // namespace ballast

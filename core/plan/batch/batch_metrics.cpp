@@ -1,0 +1,135 @@
+#include "core/plan/batch/batch_metrics.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "core/observe/metrics.hpp"
+#include "core/plan/batch/balance_packing.hpp"
+#include "core/plan/batch/batch_plan.hpp"
+
+namespace ballast {
+
+void BatchMeter::Sums::add(double d, double p, double a) {
+  dbr += d;
+  pr += p;
+  abr += a;
+  ++batches;
+}
+
+BatchMeter::BatchMeter(const BatchingOptions& options, int shared_ranks)
+    : options_(options), shared_ranks_(shared_ranks) {
+  if (options.method != "hbp") options_.groups = {{options.micro_batch_tokens, 1, -1}};
+  for (const PackGroup& g : options_.groups) {
+    GroupMetrics m;
+    m.group = g;
+    m.fill.resize(GroupMetrics::kBins);
+    m.attention.resize(GroupMetrics::kBins);
+    counts_.groups.push_back(std::move(m));
+  }
+  group_full_.resize(options_.groups.size());
+}
+
+bool BatchMeter::is_full(const Batch& batch) {
+  std::size_t busy = 0, rounds = 0;
+  for (const auto& list : batch.micro_batches) {
+    rounds = std::max(rounds, list.size());
+    for (const MicroBatch& m : list)
+      if (!m.segments.empty()) busy += static_cast<std::size_t>(m.sp);
+  }
+  return busy == rounds * batch.micro_batches.size();
+}
+
+void BatchMeter::add(const Batch& batch, bool full) {
+  const std::size_t ranks = batch.micro_batches.size();
+  const bool padded = options_.method == "none" || options_.method == "sorted";
+  std::vector<double> tokens(ranks), attention(ranks);
+  double padding = 0;
+  std::int64_t packs = 0;
+  std::size_t only = options_.groups.size();  // the group of every pack
+  bool mixed = false;
+  for (std::size_t d = 0; d < ranks; ++d)
+    for (const MicroBatch& m : batch.micro_batches[d]) {
+      if (m.segments.empty()) continue;
+      double sum = 0, squares = 0;
+      std::int64_t longest = 0;
+      for (const Segment& s : m.segments) {
+        const double n = static_cast<double>(s.tokens());
+        sum += n;
+        squares += n * n;
+        longest = std::max(longest, s.tokens());
+      }
+      const std::size_t g = options_.method == "hbp" ? group_of(longest, options_.groups) : 0;
+      const double length =
+          static_cast<double>(padded ? longest * static_cast<std::int64_t>(m.segments.size())
+                                     : options_.groups[g].tokens);
+      padding += padding_ratio(std::vector<double>{std::min(sum, length)},
+                               length);  // a longer sample has a pack of its own, without padding
+      for (std::size_t r = d; r < std::min(ranks, d + static_cast<std::size_t>(m.sp)); ++r) {
+        tokens[r] += sum / m.sp;
+        attention[r] += squares / m.sp;
+      }
+      if (shared_ranks_ * m.sp > 1) communicating_ += sum;
+      ++packs;
+      mixed = mixed || (only != options_.groups.size() && only != g);
+      only = g;
+      GroupMetrics& of = counts_.groups[g];
+      const double capacity = static_cast<double>(of.group.tokens);
+      const auto bin = [](double share) {
+        return static_cast<std::size_t>(
+            std::clamp(share * GroupMetrics::kBins, 0.0, GroupMetrics::kBins - 1.0));
+      };
+      ++of.packs;
+      of.tail_packs += full ? 0 : 1;
+      of.tokens += static_cast<std::int64_t>(sum);
+      ++of.fill[bin(sum / capacity)];
+      ++of.attention[bin(squares / (capacity * capacity))];
+      for (const Segment& s : m.segments) {
+        of.samples += s.begin == 0 ? 1 : 0;
+        const std::size_t b =
+            static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(s.tokens())));
+        if (of.lengths.size() <= b) of.lengths.resize(b + 1);
+        ++of.lengths[b];
+        const std::size_t own =
+            options_.method == "hbp" ? group_of(s.tokens(), options_.groups) : 0;
+        if (options_.groups[own].ranks > 1) needing_ += static_cast<double>(s.tokens());
+      }
+      counts_.longest = std::max(counts_.longest, longest);
+    }
+  const double dbr = balance_ratio(tokens),
+               pr = packs > 0 ? padding / static_cast<double>(packs) : 0,
+               abr = balance_ratio(attention);
+  all_.add(dbr, pr, abr);
+  if (full)
+    full_.add(dbr, pr, abr);
+  else
+    counts_.tail_packs += packs;
+  if (full && !mixed && packs > 0) group_full_[only].add(dbr, pr, abr);
+  counts_.packs += packs;
+  ++counts_.batches;
+}
+
+BatchMetrics BatchMeter::result() const {
+  BatchMetrics m = counts_;
+  const Sums& sums = full_.batches > 0 ? full_ : all_;
+  const auto mean = [](double sum, std::int64_t count) {
+    return count > 0 ? sum / static_cast<double>(count) : 0;
+  };
+  m.dbr = mean(sums.dbr, sums.batches);
+  m.pr = mean(sums.pr, sums.batches);
+  m.abr = mean(sums.abr, sums.batches);
+  for (std::size_t g = 0; g < m.groups.size(); ++g) {
+    const Sums& s = group_full_[g];
+    m.groups[g].batches = s.batches;
+    m.groups[g].dbr = mean(s.dbr, s.batches);
+    m.groups[g].pr = mean(s.pr, s.batches);
+    m.groups[g].abr = mean(s.abr, s.batches);
+    m.samples += m.groups[g].samples;
+    m.tokens += m.groups[g].tokens;
+  }
+  m.cr = mean(communicating_, m.tokens);
+  m.cr_bound = mean(needing_, m.tokens);
+  m.ave_t = mean(static_cast<double>(m.tokens), m.batches * options_.dp);
+  return m;
+}
+
+}  // namespace ballast

@@ -1,0 +1,65 @@
+// Balance of Batch plans: Hierarchical Balance Packing Equations 1 to 3, from the plans alone.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/plan/batch/batch.hpp"
+#include "core/plan/batch/batch_plan.hpp"
+
+namespace ballast {
+
+/// Packs of one group (of all, for methods without groups).
+struct GroupMetrics {
+  PackGroup group;
+  std::int64_t samples = 0, tokens = 0, packs = 0, tail_packs = 0;
+  std::int64_t batches =
+      0;  ///< full ones that hold this group alone; dbr, pr and abr are means over them
+  double dbr = 0, pr = 0, abr = 0;
+  std::vector<std::int64_t> fill;  ///< packs by tokens / length, in kBins equal parts of [0, 1]
+  std::vector<std::int64_t> attention;  ///< packs by sum of squared lengths / length^2, likewise
+  std::vector<std::int64_t>
+      lengths;  ///< samples by length: entry b counts [2^(b-1), 2^b), entry 0 those without tokens
+  static constexpr int kBins = 20;
+};
+
+struct BatchMetrics {
+  std::int64_t samples = 0, tokens = 0, packs = 0, batches = 0, longest = 0;
+  std::int64_t tail_packs = 0;  ///< packs of batches that are not full; no part of dbr, pr and abr
+                                ///< unless every batch is such
+  double dbr = 0;               ///< balance ratio of tokens over ranks, mean over full batches
+  double pr = 0;        ///< padding ratio of packs: t_max is the pack length; padded to the longest
+                        ///< sample for none and sorted
+  double abr = 0;       ///< balance ratio of attention (sum of squared lengths) over ranks
+  double cr = 0;        ///< share of tokens in packs that several ranks share
+  double cr_bound = 0;  ///< hbp: share of tokens in samples longer than every group of one rank: no
+                        ///< plan has a lower cr
+  double ave_t = 0;     ///< tokens of a rank in a batch, mean over all batches
+  std::vector<GroupMetrics> groups;
+};
+
+/// Sums plans up.  A micro-batch with sp > 1 spreads evenly over its ranks.
+class BatchMeter {
+ public:
+  /// `shared_ranks`: ranks that share every micro-batch on top of its sp (cp x sp of the mesh).
+  BatchMeter(const BatchingOptions& options, int shared_ranks = 1);
+  void add(const Batch& batch, bool full);
+  BatchMetrics result() const;
+
+  /// Whether no rank is idle in any round of an epoch's batch.
+  static bool is_full(const Batch& batch);
+
+ private:
+  struct Sums {
+    double dbr = 0, pr = 0, abr = 0;
+    std::int64_t batches = 0;
+    void add(double d, double p, double a);
+  };
+  BatchingOptions options_;
+  int shared_ranks_;
+  BatchMetrics counts_;
+  Sums full_, all_;
+  std::vector<Sums> group_full_;
+  double communicating_ = 0, needing_ = 0;
+};
+
+}  // namespace ballast

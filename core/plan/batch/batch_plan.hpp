@@ -1,0 +1,67 @@
+// Batching methods: how the samples of a step or an epoch become micro-batches on ranks.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/plan/batch/batch.hpp"
+
+namespace ballast {
+
+/// One packing group of Hierarchical Balance Packing.
+struct PackGroup {
+  std::int64_t tokens = 0;    ///< pack length
+  int ranks = 1;              ///< ranks that share a pack: its sequence-parallel degree
+  int recompute_layers = -1;  ///< layers recomputed in backward; -1: as the deck says
+  bool operator==(const PackGroup&) const = default;
+};
+
+struct BatchingOptions {
+  std::string method = "packed";  ///< none | packed | random | sorted | isf | ffs | ffd | bfs |
+                                  ///< spfhp | hbp | sab | lbb | chunkflow
+  std::int64_t micro_batch_tokens =
+      4096;  ///< pack capacity in tokens; longer samples get a micro-batch of their own
+  int dp = 1;
+  /// Cost of one visible (query, key) pair in units of one token's matrix products; balances packs
+  /// over ranks.
+  double pair_cost_tokens = 0;
+  std::vector<PackGroup> groups;  ///< hbp: lengths ascend
+  bool balance = true;  ///< hbp: packs and batches of like attention; false: random packs in random
+                        ///< order (the paper's ablation)
+  std::uint64_t seed = 0;       ///< of every random order
+  int micro_batch_samples = 0;  ///< none, sab, lbb: samples of a micro-batch (none: exactly, in
+                                ///< order); 0: none 1, sab and lbb as capacity allows
+  std::function<double(std::int64_t tokens)> sample_cost;  ///< sab: predicted latency of a sample
+  std::int64_t align = 1;  ///< of every micro-batch; lengths count rounded up to it
+};
+
+/// Names of the methods that pack whole samples of a step or an epoch (sab and lbb balance a step,
+/// chunkflow cuts samples), in the order of the papers' tables: none random sorted isf ffs ffd bfs
+/// spfhp packed hbp.
+const std::vector<std::string>& batching_methods();
+
+/// Assigns the samples of one global batch.  `none`: one sample (or micro_batch_samples) a
+/// micro-batch, dealt round robin in the given order. `packed`: best-fit decreasing into packs of
+/// at most micro_batch_tokens, packs dealt heaviest first (tokens and attention pairs) to the least
+/// loaded data-parallel rank.  `hbp`: likewise where every group has one rank a pack; else rounds
+/// of one group each, their packs alike, the heaviest to the least loaded ranks: ranks [d, d + sp)
+/// share a pack, which stands with rank d, and the others hold a micro-batch without segments in
+/// that round. `sab`, `lbb`: the two-level partition of core/plan/batch/latency_batching by
+/// sample_cost, or by tokens. The others: packs as in core/plan/batch/packing, in random order,
+/// dealt round robin.  Every sample appears exactly once; the result depends on the arguments
+/// alone.  Errors: unknown method, dp < 1, groups that cannot pack
+/// (core/plan/batch/balance_packing).  A sample without tokens is kept (it costs nothing and
+/// counts).
+Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
+                 const BatchingOptions& options);
+
+/// A whole epoch packed at once (HBP Section 4.2): each batch is one iteration, in which every
+/// data-parallel rank has one micro-batch, alone or shared.  A group's last batch may leave ranks
+/// idle.  hbp sorts a group's packs by attention before it cuts batches (Algorithm 7) and shuffles
+/// the batches; the baselines shuffle their packs.  Every sample appears exactly once.  Errors: as
+/// plan_batch.
+std::vector<Batch> plan_epoch(const std::vector<SampleLength>& samples,
+                              const BatchingOptions& options);
+
+}  // namespace ballast

@@ -1,0 +1,266 @@
+#include "core/plan/context/sequence_layout.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "core/base/error.hpp"
+#include "core/base/random.hpp"
+#include "core/plan/context/axis_token.hpp"
+
+namespace ballast {
+namespace {
+/// Rounds with an order of their own: many more than a slash or a band meets, and little memory at
+/// any length.
+constexpr std::int64_t kDeals = 256;
+}  // namespace
+
+LayoutKind layout_kind(const std::string& name) {
+  for (auto kind :
+       {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::shuffled})
+    if (name == ballast::name(kind)) return kind;
+  fail("sequence layout \"{}\" is unknown; allowed: contiguous, zigzag, striped, shuffled", name);
+}
+
+const char* name(LayoutKind kind) {
+  switch (kind) {
+    case LayoutKind::contiguous:
+      return "contiguous";
+    case LayoutKind::zigzag:
+      return "zigzag";
+    case LayoutKind::striped:
+      return "striped";
+    case LayoutKind::shuffled:
+      return "shuffled";
+  }
+  return "?";
+}
+
+SequenceLayout::SequenceLayout(LayoutKind kind, std::int64_t tokens, int ranks, std::int64_t stripe,
+                               std::int64_t align)
+    : kind_(kind), tokens_(tokens), stripe_(stripe), align_(align), ranks_(ranks) {
+  require(tokens >= 0, "sequence layout: {} tokens; must not be negative", tokens);
+  require(ranks >= 1, "sequence layout: {} context-parallel ranks; must be at least 1", ranks);
+  require(stripe >= 1, "sequence layout: stripe of {} tokens; must be at least 1", stripe);
+  require(align >= 1, "sequence layout: pieces aligned to {} tokens; must be at least 1", align);
+  // boundary() multiplies the two.
+  require(
+      tokens <= std::numeric_limits<std::int64_t>::max() / (2 * static_cast<std::int64_t>(ranks)),
+      "sequence layout: {} tokens over {} ranks overflow", tokens, ranks);
+  if (kind == LayoutKind::shuffled) {
+    const std::int64_t rounds = std::min(kDeals, tokens / stripe / ranks + 1);
+    auto deals = std::make_shared<Deals>();
+    for (std::int64_t round = 0; round < rounds; ++round) {
+      const std::size_t first = deals->ranks.size();
+      deals->ranks.resize(first + static_cast<std::size_t>(ranks));
+      deals->places.resize(deals->ranks.size());
+      const auto order = deals->ranks.begin() + static_cast<std::ptrdiff_t>(first);
+      std::iota(order, deals->ranks.end(), 0);
+      for (int i = ranks - 1; i > 0; --i)
+        std::swap(order[i], order[static_cast<std::ptrdiff_t>(
+                                random_bits(0, stream_of("shuffled_stripes"),
+                                            static_cast<std::uint64_t>(round * ranks + i)) %
+                                (static_cast<std::uint64_t>(i) + 1))]);
+      for (int i = 0; i < ranks; ++i) deals->places[first + static_cast<std::size_t>(order[i])] = i;
+    }
+    deals_ = std::move(deals);
+  }
+}
+
+std::int64_t SequenceLayout::place(std::int64_t round, int rank) const {
+  return deals_ ? deals_->places[static_cast<std::size_t>(round % kDeals * ranks_ + rank)] : rank;
+}
+
+int SequenceLayout::dealt(std::int64_t round, std::int64_t place) const {
+  return deals_ ? deals_->ranks[static_cast<std::size_t>(round % kDeals * ranks_ + place)]
+                : static_cast<int>(place);
+}
+
+std::int64_t SequenceLayout::boundary(std::int64_t i, std::int64_t parts) const {
+  return i == parts ? tokens_ : tokens_ * i / parts / align_ * align_;
+}
+
+namespace {
+/// Last piece that starts at or below `global`; pieces may be empty.
+template <class Boundary>
+std::int64_t piece_of(std::int64_t global, std::int64_t parts, const Boundary& boundary) {
+  std::int64_t low = 0, high = parts;  // boundary(low) <= global < boundary(high)
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (boundary(middle) <= global ? low : high) = middle;
+  }
+  return low;
+}
+}  // namespace
+
+SequenceLayout::Location SequenceLayout::locate(std::int64_t global) const {
+  require(global >= 0 && global < tokens_, "sequence layout: position {} lies outside [0, {})",
+          global, tokens_);
+  int rank = 0;
+  switch (kind_) {
+    case LayoutKind::contiguous:
+      rank = static_cast<int>(
+          piece_of(global, ranks_, [&](std::int64_t i) { return boundary(i, ranks_); }));
+      break;
+    case LayoutKind::zigzag: {
+      const std::int64_t parts = 2 * static_cast<std::int64_t>(ranks_);
+      const std::int64_t piece =
+          piece_of(global, parts, [&](std::int64_t i) { return boundary(i, parts); });
+      rank = static_cast<int>(std::min(piece, parts - 1 - piece));
+      break;
+    }
+    case LayoutKind::striped:
+    case LayoutKind::shuffled:
+      rank = dealt(global / stripe_ / ranks_, global / stripe_ % ranks_);
+      break;
+  }
+  return {rank, lower_bound(rank, global)};
+}
+
+std::int64_t SequenceLayout::global(int rank, std::int64_t index) const {
+  require(rank >= 0 && rank < ranks_, "sequence layout: rank {} lies outside [0, {})", rank,
+          ranks_);
+  require(index >= 0 && index < local_tokens(rank),
+          "sequence layout: local index {} lies outside [0, {}) of rank {}", index,
+          local_tokens(rank), rank);
+  switch (kind_) {
+    case LayoutKind::contiguous:
+      return boundary(rank, ranks_) + index;
+    case LayoutKind::zigzag: {
+      const std::int64_t parts = 2 * static_cast<std::int64_t>(ranks_);
+      const std::int64_t first = boundary(rank, parts), length = boundary(rank + 1, parts) - first;
+      return index < length ? first + index : boundary(parts - 1 - rank, parts) + index - length;
+    }
+    case LayoutKind::striped:
+    case LayoutKind::shuffled:
+      return (index / stripe_ * ranks_ + place(index / stripe_, rank)) * stripe_ + index % stripe_;
+  }
+  return 0;
+}
+
+std::int64_t SequenceLayout::local_tokens(int rank) const { return lower_bound(rank, tokens_); }
+
+std::int64_t SequenceLayout::lower_bound(int rank, std::int64_t global) const {
+  require(rank >= 0 && rank < ranks_, "sequence layout: rank {} lies outside [0, {})", rank,
+          ranks_);
+  global = std::clamp<std::int64_t>(global, 0, tokens_);
+  const auto below = [&](std::int64_t piece, std::int64_t parts) {
+    return std::clamp(global, boundary(piece, parts), boundary(piece + 1, parts)) -
+           boundary(piece, parts);
+  };
+  switch (kind_) {
+    case LayoutKind::contiguous:
+      return below(rank, ranks_);
+    case LayoutKind::zigzag: {
+      const std::int64_t parts = 2 * static_cast<std::int64_t>(ranks_);
+      return below(rank, parts) + below(parts - 1 - rank, parts);
+    }
+    case LayoutKind::striped:
+    case LayoutKind::shuffled: {
+      // Whole turns of all ranks, then this rank's part of the last, incomplete turn.  Blocks, not
+      // tokens, are counted, so that a huge stripe cannot overflow.
+      const std::int64_t block = global / stripe_, turn = block / ranks_, last = block % ranks_,
+                         own = place(turn, rank);
+      return turn * stripe_ + (last > own ? stripe_ : last == own ? global % stripe_ : 0);
+    }
+  }
+  return 0;
+}
+
+std::vector<std::pair<std::int64_t, std::int64_t>> SequenceLayout::pieces(int rank) const {
+  require(rank >= 0 && rank < ranks_, "sequence layout: rank {} lies outside [0, {})", rank,
+          ranks_);
+  std::vector<std::pair<std::int64_t, std::int64_t>> result;
+  const auto add = [&](std::int64_t begin, std::int64_t end) {
+    if (begin >= end) return;
+    if (!result.empty() && result.back().second == begin)
+      result.back().second = end;
+    else
+      result.emplace_back(begin, end);
+  };
+  switch (kind_) {
+    case LayoutKind::contiguous:
+      add(boundary(rank, ranks_), boundary(rank + 1, ranks_));
+      break;
+    case LayoutKind::zigzag: {
+      const std::int64_t parts = 2 * static_cast<std::int64_t>(ranks_);
+      for (std::int64_t piece : {static_cast<std::int64_t>(rank), parts - 1 - rank})
+        add(boundary(piece, parts), boundary(piece + 1, parts));
+      break;
+    }
+    case LayoutKind::striped:
+    case LayoutKind::shuffled: {
+      const std::int64_t blocks = tokens_ / stripe_ + (tokens_ % stripe_ != 0);
+      for (std::int64_t round = 0; round * ranks_ < blocks; ++round) {
+        const std::int64_t block = round * ranks_ + place(round, rank);
+        if (block < blocks)
+          add(block * stripe_, std::min(tokens_ - block * stripe_, stripe_) + block * stripe_);
+      }
+      break;
+    }
+  }
+  return result;
+}
+
+std::vector<std::pair<std::int64_t, std::int64_t>> SequenceLayout::pieces(int rank,
+                                                                          std::int64_t begin,
+                                                                          std::int64_t end) const {
+  std::vector<std::pair<std::int64_t, std::int64_t>> result;
+  std::int64_t index = 0;  // local index of the piece's first token
+  for (const auto& [first, last] : pieces(rank)) {
+    const std::int64_t from = std::max(begin, index), to = std::min(end, index + last - first);
+    if (from < to) result.emplace_back(first + from - index, first + to - index);
+    index += last - first;
+  }
+  return result;
+}
+
+PackedAxis::PackedAxis(const MicroBatch& batch) : micro_batch(&batch) {
+  offset.reserve(batch.segments.size() + 1);
+  offset.push_back(0);
+  for (const auto& segment : batch.segments) {
+    require(segment.begin >= 0 && segment.end >= segment.begin,
+            "segment [{}, {}) of sample {} is not a range of tokens", segment.begin, segment.end,
+            segment.sample);
+    offset.push_back(offset.back() +
+                     (segment.tokens() + batch.align - 1) / batch.align * batch.align);
+  }
+}
+
+int PackedAxis::segment_of(std::int64_t packed) const {
+  require(packed >= 0 && packed < offset.back(), "packed position {} lies outside [0, {})", packed,
+          offset.back());
+  // The last segment that starts at or below: empty segments before it share its offset.
+  return static_cast<int>(std::upper_bound(offset.begin(), offset.end(), packed) - offset.begin()) -
+         1;
+}
+
+AxisToken PackedAxis::token(std::int64_t packed) const {
+  const int segment = segment_of(packed);
+  const Segment& at = micro_batch->segments[segment];
+  const std::int64_t position = at.begin + packed - offset[segment];
+  return position < at.end ? AxisToken{segment, position} : AxisToken{-1, 0};
+}
+
+std::vector<AxisToken> local_tokens(const MicroBatch& batch, const SequenceLayout& layout,
+                                    int rank) {
+  const PackedAxis axis(batch);
+  require(axis.offset.back() == layout.tokens(),
+          "the layout spreads {} tokens, the micro-batch has {}", layout.tokens(),
+          axis.offset.back());
+  std::vector<AxisToken> tokens;
+  tokens.reserve(layout.local_tokens(rank));
+  std::size_t segment = 0;  // pieces ascend, and so do segments
+  for (const auto& [begin, end] : layout.pieces(rank)) {
+    for (std::int64_t packed = begin; packed < end; ++packed) {
+      while (axis.offset[segment + 1] <= packed) ++segment;
+      const std::int64_t position = batch.segments[segment].begin + packed - axis.offset[segment];
+      tokens.push_back(position < batch.segments[segment].end
+                           ? AxisToken{static_cast<std::int32_t>(segment), position}
+                           : AxisToken{-1, 0});
+    }
+  }
+  return tokens;
+}
+
+}  // namespace ballast

@@ -1,0 +1,93 @@
+// SequenceLayout: (rank, local index) <-> position on the packed axis of a micro-batch, over
+// context-parallel ranks.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/plan/batch/batch.hpp"
+#include "core/plan/context/axis_token.hpp"
+
+namespace ballast {
+
+enum class LayoutKind { contiguous, zigzag, striped, shuffled };
+LayoutKind layout_kind(const std::string& name);  ///< throws Error for an unknown name
+const char* name(LayoutKind kind);
+/// Whether the layout deals blocks of `stripe` tokens.
+inline bool deals_stripes(LayoutKind kind) {
+  return kind == LayoutKind::striped || kind == LayoutKind::shuffled;
+}
+
+/// How N tokens are spread over C ranks.  Local indices ascend with the global position on every
+/// rank and every layout, so that causal visibility is one interval per query (see
+/// visible_intervals).
+///   contiguous  rank r holds [b(r), b(r+1)), b(i) = N i / C rounded down to `align`
+///   zigzag      2C pieces cut alike; rank r holds pieces r and 2C-1-r
+///   striped     block b of `stripe` tokens lies on rank b mod C
+///   shuffled    like striped, but every round of C blocks is dealt to the ranks in a random order
+///   of its own, always the same one.  A slash,
+///               which striping computes whole at one ring step or two, is spread over all of them,
+///               and causal balance stays.
+class SequenceLayout {
+ public:
+  SequenceLayout() = default;
+  SequenceLayout(LayoutKind kind, std::int64_t tokens, int ranks, std::int64_t stripe = 64,
+                 std::int64_t align = 1);
+
+  struct Location {
+    int rank = 0;
+    std::int64_t index = 0;
+    bool operator==(const Location&) const = default;
+  };
+  Location locate(std::int64_t global) const;
+  std::int64_t global(int rank, std::int64_t index) const;
+  std::int64_t local_tokens(int rank) const;
+  std::int64_t tokens() const { return tokens_; }
+  int ranks() const { return ranks_; }
+  LayoutKind kind() const { return kind_; }
+  std::int64_t stripe() const { return stripe_; }
+  /// Number of local tokens of `rank` whose global position is below `global`: the lower bound that
+  /// turns global intervals into local ones.
+  std::int64_t lower_bound(int rank, std::int64_t global) const;
+  /// Maximal ranges [begin, end) of global positions on `rank`, ascending.
+  std::vector<std::pair<std::int64_t, std::int64_t>> pieces(int rank) const;
+  /// The same for local indices [begin, end) of the rank alone, such as one member's part of a
+  /// Ulysses group (core/plan/context/ulysses_heads.hpp).
+  std::vector<std::pair<std::int64_t, std::int64_t>> pieces(int rank, std::int64_t begin,
+                                                            std::int64_t end) const;
+
+ private:
+  std::int64_t boundary(std::int64_t i, std::int64_t parts) const;
+  /// Place of `rank` in round `round` of stripes, and the rank at a place.
+  std::int64_t place(std::int64_t round, int rank) const;
+  int dealt(std::int64_t round, std::int64_t place) const;
+
+  /// Orders of the rounds of a shuffled layout, one after another; later rounds repeat them.
+  struct Deals {
+    std::vector<std::int32_t> ranks,
+        places;  ///< [rounds][ranks]: the rank at each place, the place of each rank
+  };
+  std::shared_ptr<const Deals> deals_;
+  LayoutKind kind_ = LayoutKind::contiguous;
+  std::int64_t tokens_ = 0, stripe_ = 64, align_ = 1;
+  int ranks_ = 1;
+};
+
+/// Segment and position of every packed position of a micro-batch, and its place inside the
+/// micro-batch.  Padding (MicroBatch::align) follows the segment it belongs to and is a token of
+/// segment -1.
+struct PackedAxis {
+  std::vector<std::int64_t> offset;  ///< [segments + 1], start of each segment on the packed axis
+  const MicroBatch* micro_batch = nullptr;
+  explicit PackedAxis(const MicroBatch& batch);
+  int segment_of(std::int64_t packed) const;
+  AxisToken token(std::int64_t packed) const;
+};
+
+/// Tokens that `rank` holds of a micro-batch under a layout, in local order.
+std::vector<AxisToken> local_tokens(const MicroBatch& batch, const SequenceLayout& layout,
+                                    int rank);
+
+}  // namespace ballast

@@ -1,0 +1,76 @@
+// Hierarchical Groups Auto-Selection (HBP Section 4.1, Algorithms 1, 3 and 4): packing groups and
+// their settings from measured or stated times and memory; and the time of a Batch plan from the
+// same figures.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "core/plan/batch/batch.hpp"
+#include "core/plan/batch/batch_plan.hpp"
+
+namespace ballast {
+
+/// What a pack costs.  `layers`: those recomputed in backward.
+struct PackCosts {
+  /// Seconds of forward and backward of a pack that `ranks` ranks share.
+  std::function<double(const MicroBatch& pack, int ranks, int layers)> seconds;
+  /// Peak bytes of one of `ranks` ranks that share a pack of `tokens` tokens.
+  std::function<double(std::int64_t tokens, int ranks, int layers)> bytes;
+};
+
+struct GroupSearch {
+  std::vector<std::int64_t>
+      lengths;  ///< pack lengths to try, ascending; the last must hold the longest sample
+  std::vector<int> degrees;  ///< ranks a pack to try, ascending, divisors of `ranks`
+  int layers = 1;            ///< of the model
+  double memory_bytes = 0;   ///< of a rank; 0: no limit
+};
+
+/// One setting (pack length, degree, recomputed layers).
+struct GroupTrial {
+  std::int64_t tokens = 0;
+  int ranks = 1, recompute_layers = 0;
+  double bytes = 0;    ///< of a rank
+  double token_s = 0;  ///< rank-seconds a token: settings compare at equal tokens an iteration;
+                       ///< infinite where memory does not suffice
+};
+
+struct GroupSelection {
+  std::vector<GroupTrial>
+      trials;  ///< all that were looked at, by length and degree, derived groups last
+  std::vector<PackGroup> groups;  ///< ready for batching.groups, group_ranks and group_recompute
+};
+
+/// Layers to recompute so that a pack fits (Algorithm 4): from the memory left with none and with
+/// all of them recomputed, rounded up and clamped; -1 when not even all of them suffice.
+int recomputed_layers(std::int64_t tokens, int ranks, const GroupSearch& search,
+                      const PackCosts& costs);
+
+/// Algorithm 1.  Stage 1 finds for every length its best degree (Algorithm 3) and takes the best
+/// length and the longest; stage 2 adds the lengths that one rank's part of them is (Equation 5):
+/// groups whose packs need no communication.  Deviations: times per token, duplicate lengths
+/// merged, derived groups looked at too (the second keeps the degree of the group before it, since
+/// degrees must not fall). `packs`: packs of a length as naive packing makes them.  Errors: no
+/// lengths or degrees, a longest length that fits at no degree.
+GroupSelection select_groups(
+    const GroupSearch& search,
+    const std::function<std::vector<MicroBatch>(std::int64_t tokens)>& packs,
+    const PackCosts& costs);
+
+/// Stage 3, ours: what Algorithm 1 cannot see is how the groups' packs of a global batch meet: few
+/// long packs on one rank each leave the others waiting.  Goes from the selected groups to better
+/// ones, one change at a time (a trial's setting joins, replaces the group of its length, or a
+/// group leaves), the best change first, while `seconds`, the planned time of the data's batches,
+/// falls by more than 0.1 %.  The longest length stays, lengths ascend, degrees do not fall.
+/// Returns the groups.
+std::vector<PackGroup> refine_groups(
+    const GroupSelection& selection,
+    const std::function<double(const std::vector<PackGroup>&)>& seconds);
+
+/// Seconds of one step of a Batch plan whose micro-batches are also shared by `sp` ranks of the
+/// mesh: every data-parallel rank goes through its list and waits only for those that it shares a
+/// micro-batch with; the slowest rank counts.  Gradient reduction is not in it.
+double step_seconds(const Batch& batch, int sp, int recompute_layers, const PackCosts& costs);
+
+}  // namespace ballast

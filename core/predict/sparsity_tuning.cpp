@@ -1,0 +1,99 @@
+#include "core/predict/sparsity_tuning.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/base/error.hpp"
+#include "core/predict/latency_model.hpp"
+
+namespace ballast {
+namespace {
+
+/// Place of a budget among the candidates.
+std::size_t place(std::span<const std::int64_t> candidates, std::int64_t budget) {
+  const auto at = std::lower_bound(candidates.begin(), candidates.end(), budget);
+  require(at != candidates.end() && *at == budget, "budget {} is none of the candidates", budget);
+  return static_cast<std::size_t>(at - candidates.begin());
+}
+
+}  // namespace
+
+Anchor anchor_named(const std::string& name) {
+  require(name == "mean" || name == "min" || name == "max",
+          "dst.anchor = \"{}\" must be mean, min or max", name);
+  return name == "mean" ? Anchor::mean : name == "min" ? Anchor::min : Anchor::max;
+}
+
+double anchor_latency(Anchor anchor, std::span<const double> latencies) {
+  require(!latencies.empty(), "an anchor needs at least one micro-batch");
+  if (anchor == Anchor::min) return *std::min_element(latencies.begin(), latencies.end());
+  if (anchor == Anchor::max) return *std::max_element(latencies.begin(), latencies.end());
+  return std::accumulate(latencies.begin(), latencies.end(), 0.0) /
+         static_cast<double>(latencies.size());
+}
+
+std::vector<std::int64_t> default_candidates(std::int64_t base) {
+  std::vector<std::int64_t> list;
+  for (int step = -12; step <= 8; ++step) {
+    const auto k =
+        std::max<std::int64_t>(1, std::llround(static_cast<double>(base) * std::exp2(step / 4.0)));
+    if (list.empty() || k > list.back()) list.push_back(k);
+  }
+  return list;
+}
+
+std::vector<std::vector<DstTarget>> dst_targets(const Batch& batch, const LatencyModel& model,
+                                                const DstOptions& options) {
+  std::vector<double> latencies;
+  for (const auto& list : batch.micro_batches)
+    for (const MicroBatch& m : list)
+      if (m.tokens() > 0) latencies.push_back(model.predict(m, options.base_budget).total_s());
+  std::vector<std::vector<DstTarget>> targets(batch.micro_batches.size());
+  if (latencies.empty()) return targets;
+  const double anchor = anchor_latency(options.anchor, latencies);
+  for (std::size_t d = 0, i = 0; d < targets.size(); ++d)
+    for (const MicroBatch& m : batch.micro_batches[d]) {
+      // An empty micro-batch chooses nothing.
+      if (m.tokens() == 0) {
+        targets[d].push_back({options.base_budget, options.base_budget, false});
+        continue;
+      }
+      targets[d].push_back(
+          {options.base_budget, model.align(m, anchor, options.candidates), latencies[i] > anchor});
+      ++i;
+    }
+  return targets;
+}
+
+std::int64_t final_budget(const DstTarget& target, std::span<const std::int64_t> candidates,
+                          std::span<const double> coverage, double threshold) {
+  require(coverage.size() == candidates.size(), "coverage at {} budgets for {} candidates",
+          coverage.size(), candidates.size());
+  if (!target.above_anchor) return target.anchor_budget;
+  const double least = coverage[place(candidates, target.base_budget)] - threshold;
+  // Coverage never falls with the budget: from here on the bound holds.
+  const auto kept = std::lower_bound(coverage.begin(), coverage.end(), least);
+  return std::max(target.anchor_budget,
+                  candidates[static_cast<std::size_t>(kept - coverage.begin())]);
+}
+
+double coverage_loss(const DstTarget& target, std::span<const std::int64_t> candidates,
+                     std::span<const double> coverage, std::int64_t budget) {
+  return coverage[place(candidates, target.base_budget)] - coverage[place(candidates, budget)];
+}
+
+std::int64_t DstPolicy::choose(int layer, std::span<const double> coverage) {
+  const std::int64_t budget =
+      final_budget(target_, options_.candidates, coverage, options_.threshold);
+  const Choice choice{layer, budget, coverage_loss(target_, options_.candidates, coverage, budget)};
+  const auto same = std::find_if(choices_.begin(), choices_.end(),
+                                 [&](const Choice& c) { return c.layer == layer; });
+  if (same == choices_.end())
+    choices_.push_back(choice);
+  else
+    *same = choice;  // the forward of a chunk runs again
+  return budget;
+}
+
+}  // namespace ballast

@@ -1,0 +1,80 @@
+// Dynamic sparsity tuning: the attention budget of a layer and micro-batch, from predicted latency
+// and the coverage that its routing scores give.  Source: SparseBalance Section IV-A, Equations 3
+// to 7, Algorithm 1.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/plan/attention/budget_policy.hpp"
+#include "core/predict/latency_model.hpp"
+#include "core/predict/profile_table.hpp"
+
+namespace ballast {
+
+enum class Anchor { mean, min, max };
+/// Error: another name than mean, min, max.
+Anchor anchor_named(const std::string& name);
+/// Equation 3: phi of the micro-batches' predicted latencies.  Error: no latency.
+double anchor_latency(Anchor anchor, std::span<const double> latencies);
+
+struct DstOptions {
+  Anchor anchor = Anchor::mean;
+  double threshold = 0.1;                ///< p: largest drop of coverage
+  std::int64_t base_budget = 32;         ///< what the pattern computes without tuning
+  std::vector<std::int64_t> candidates;  ///< K, ascending, base_budget among them
+};
+/// About four budgets to the octave from an eighth of `base` (at least 1) to four times it,
+/// ascending, `base` among them.
+std::vector<std::int64_t> default_candidates(std::int64_t base);
+
+/// What DST knows of one micro-batch before it runs: from the Batch plan alone, so the same on
+/// every rank.
+struct DstTarget {
+  std::int64_t base_budget = 0;
+  std::int64_t anchor_budget =
+      0;  ///< align(T_anchor): the largest candidate within the anchor, or the smallest
+  bool above_anchor =
+      false;  ///< predicted latency at the base budget exceeds the anchor: a straggler
+};
+
+/// Targets of all micro-batches of a global batch (of one part of the mesh: stages have like
+/// layers), [rank][micro-batch].
+std::vector<std::vector<DstTarget>> dst_targets(const Batch& batch, const LatencyModel& model,
+                                                const DstOptions& options);
+
+/// Equation 7.  coverage[i] = C(candidates[i]), non-decreasing (Equation 4).  A micro-batch at or
+/// below the anchor takes the anchor's budget.  One above takes the largest budget within anchor
+/// and bound (Equation 6); where none is, the smallest whose drop from the base's coverage is at
+/// most `threshold` (Algorithm 1, line 10), which is never above the base.
+std::int64_t final_budget(const DstTarget& target, std::span<const std::int64_t> candidates,
+                          std::span<const double> coverage, double threshold);
+
+/// Coverage lost against the base budget; negative where it gained.
+double coverage_loss(const DstTarget& target, std::span<const std::int64_t> candidates,
+                     std::span<const double> coverage, std::int64_t budget);
+
+/// The policy of one micro-batch on one rank; keeps what it chose for trace and averages.
+class DstPolicy final : public BudgetPolicy {
+ public:
+  struct Choice {
+    int layer = 0;
+    std::int64_t budget = 0;
+    double coverage_loss = 0;
+  };
+  /// `options` must outlive it.
+  DstPolicy(const DstOptions& options, const DstTarget& target)
+      : options_(options), target_(target) {}
+  std::span<const std::int64_t> candidates() const override { return options_.candidates; }
+  std::int64_t choose(int layer, std::span<const double> coverage) override;
+  const std::vector<Choice>& choices() const { return choices_; }
+
+ private:
+  const DstOptions& options_;
+  DstTarget target_;
+  std::vector<Choice> choices_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,65 @@
+// What a checkpoint holds, in logical terms: datasets under full shapes, fixed ranges for
+// checksums, and which part of them a shard covers. Plain values; the only calls to other ranks are
+// in agree_layout.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "io/checkpoint/checkpoint.hpp"
+
+namespace ballast {
+
+/// One field ("master", "moment1" ...) of one parameter.
+struct CheckpointDataset {
+  std::string parameter, field;
+  Shape shape;
+  DType type = DType::f32;
+  std::int64_t numel() const;
+  std::string group() const { return "/parameters/" + parameter; }
+  std::string path() const { return group() + "/" + field; }
+};
+
+/// Elements [begin, end) of a dataset, under one checksum.
+struct ChecksumRange {
+  std::size_t dataset = 0;
+  std::int64_t begin = 0, end = 0;
+};
+inline constexpr std::int64_t kChecksumElements = std::int64_t{1} << 20;
+std::vector<ChecksumRange> checksum_ranges(const std::vector<CheckpointDataset>& datasets);
+/// Ranges [first, last) that `rank` of `size` checks: neighbours, about equal bytes; every range
+/// belongs to one rank.
+std::pair<std::size_t, std::size_t> ranges_of_rank(const std::vector<CheckpointDataset>& datasets,
+                                                   const std::vector<ChecksumRange>& ranges,
+                                                   int rank, int size);
+
+/// A box of a row-major array.
+struct Hyperslab {
+  std::vector<std::uint64_t> start, count;
+};
+/// Flat elements [begin, end) of a row-major array as boxes in ascending order: at most 2 rank - 1
+/// of them (head of a row, rows, tail).
+std::vector<Hyperslab> hyperslabs(const Shape& shape, std::int64_t begin, std::int64_t end);
+
+/// Calls visit(parameter, first, count, at) for each parameter that the shard touches: its elements
+/// [first, first + count) are elements [at, at + count) of the shard's tensors.
+void for_each_part(const CheckpointShard& shard,
+                   const std::function<void(const Parameter&, std::int64_t first,
+                                            std::int64_t count, std::int64_t at)>& visit);
+
+/// Datasets of a file that all ranks' shards fill, sorted by parameter and field, the same on every
+/// rank.  Collective.  Errors, on every rank: shards that leave an element out or offer it twice,
+/// other fields or dtypes on some rank, one name with two shapes.
+std::vector<CheckpointDataset> agree_layout(const Communicator& world,
+                                            const CheckpointShard& shard);
+
+/// Throws Error when a shard contradicts itself: no table, a range outside it, a field of another
+/// size or dtype.
+void check_shard(const CheckpointShard& shard);
+
+/// Runs `work` on every rank and lets all ranks throw when one does.  Collective.
+void on_all_ranks(const Communicator& world, const std::function<void()>& work);
+
+}  // namespace ballast

@@ -1,0 +1,222 @@
+#include "io/data/dataset.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/base/error.hpp"
+#include "io/data/dataset_source.hpp"
+
+namespace ballast {
+
+namespace {
+
+/// Documents of a source cut into samples, with targets made per sample.
+class CutDataset final : public Dataset {
+ public:
+  CutDataset(std::unique_ptr<DocumentSource> source, const DataOptions& options)
+      : source_(std::move(source)), options_(options) {
+    require(options_.max_tokens >= 0 && options_.min_tokens >= 0 && options_.samples >= 0,
+            "data.max_tokens, data.min_tokens and data.samples must not be negative");
+    require(options_.max_tokens == 0 || options_.min_tokens <= options_.max_tokens,
+            "data.min_tokens = {} is above data.max_tokens = {}", options_.min_tokens,
+            options_.max_tokens);
+    require(options_.long_samples == "truncate" || options_.long_samples == "split" ||
+                options_.long_samples == "drop",
+            "data.long = \"{}\" is unknown; it is one of: truncate, split, drop",
+            options_.long_samples);
+    cut();
+    require(samples() > 0,
+            "{}: no sample is left of {} documents with data.min_tokens = {}, data.max_tokens = "
+            "{}, data.long = \"{}\"",
+            source_->description(), source_->documents(), options_.min_tokens, options_.max_tokens,
+            options_.long_samples);
+    if (source_->masked()) loss_tokens_.assign(static_cast<std::size_t>(samples()), -1);
+  }
+
+  std::int64_t samples() const override {
+    return identity_ ? source_->documents() : static_cast<std::int64_t>(pieces_.size());
+  }
+
+  std::int64_t length(std::int64_t sample) const override {
+    const Piece piece = at(sample);
+    const std::int64_t rest = source_->length(piece.document) - piece.begin;
+    return options_.max_tokens > 0 ? std::min(rest, options_.max_tokens) : rest;
+  }
+
+  std::int64_t loss_tokens(std::int64_t sample) const override {
+    const std::int64_t targets = length(sample) - 1;
+    if (!source_->masked() || targets == 0) return targets;
+    std::int64_t& known = loss_tokens_[static_cast<std::size_t>(sample)];
+    if (known < 0) {
+      const Piece piece = at(sample);
+      std::vector<std::uint8_t> mask(static_cast<std::size_t>(targets));
+      source_->mask(piece.document, piece.begin + 1, piece.begin + 1 + targets, mask.data());
+      known = std::count_if(mask.begin(), mask.end(), [](std::uint8_t m) { return m != 0; });
+    }
+    return known;
+  }
+
+  void tokens(std::int64_t sample, std::int64_t begin, std::int64_t end,
+              std::span<std::int32_t> out) const override {
+    const Piece piece = checked(sample, begin, end, out.size());
+    if (begin < end) read(piece, begin, end, out.data());
+  }
+
+  void targets(std::int64_t sample, std::int64_t begin, std::int64_t end,
+               std::span<std::int32_t> out) const override {
+    const Piece piece = checked(sample, begin, end, out.size());
+    if (begin == end) return;
+    // The sample's last token has no successor.
+    const std::int64_t last = std::min(end, length(sample) - 1), count = last - begin;
+    if (last < end) out.back() = -1;
+    if (count == 0) return;
+    read(piece, begin + 1, last + 1, out.data());
+    if (!source_->masked()) return;
+    std::vector<std::uint8_t> mask(static_cast<std::size_t>(count));
+    source_->mask(piece.document, piece.begin + begin + 1, piece.begin + last + 1, mask.data());
+    for (std::size_t i = 0; i < mask.size(); ++i) {
+      if (mask[i] == 0) out[i] = -1;
+    }
+  }
+
+  std::int64_t vocabulary() const override { return source_->vocabulary(); }
+
+  std::string description() const override {
+    std::string text = fmt::format("{}; {} samples", source_->description(), samples());
+    if (longer_ > 0)
+      text += fmt::format("; {} documents longer than {} tokens: {}", longer_, options_.max_tokens,
+                          options_.long_samples);
+    if (left_out_ > 0)
+      text += fmt::format("; {} shorter than {} tokens left out", left_out_,
+                          std::max<std::int64_t>(1, options_.min_tokens));
+    return text;
+  }
+
+  std::uint64_t fingerprint() const override {
+    return Fingerprint()
+        .add(static_cast<std::int64_t>(source_->fingerprint()))
+        .add(options_.max_tokens)
+        .add(options_.min_tokens)
+        .add(options_.long_samples)
+        .add(samples())
+        .value();
+  }
+
+  std::int64_t document(std::int64_t sample) const override { return at(sample).document; }
+
+ private:
+  struct Piece {
+    std::int64_t document = 0, begin = 0;
+  };
+
+  /// Lists the samples, unless they are simply all documents.
+  void cut() {
+    const std::int64_t documents = source_->documents(),
+                       shortest = std::max<std::int64_t>(1, options_.min_tokens),
+                       longest = options_.max_tokens;
+    const bool split = options_.long_samples == "split", drop = options_.long_samples == "drop";
+    const std::int64_t most =
+        options_.samples > 0 ? options_.samples : std::numeric_limits<std::int64_t>::max();
+    std::int64_t samples = 0, taken = 0;
+    const auto for_each_piece = [&](auto&& take) {
+      longer_ = left_out_ = taken = 0;
+      for (std::int64_t d = 0; d < documents && taken < most; ++d) {
+        const std::int64_t tokens = source_->length(d);
+        const bool is_long = longest > 0 && tokens > longest;
+        longer_ += is_long;
+        if (is_long && drop) continue;
+        std::int64_t begin = 0;
+        do {
+          const std::int64_t rest = tokens - begin,
+                             piece = is_long ? std::min(rest, longest) : rest;
+          if (piece < shortest) {
+            ++left_out_;
+          } else {
+            take(Piece{d, begin});
+            ++taken;
+          }
+          begin += piece;
+        } while (is_long && split && begin < tokens && taken < most);
+      }
+    };
+    for_each_piece([&](Piece) { ++samples; });
+    identity_ = samples == documents && left_out_ == 0 && (longer_ == 0 || !(split || drop));
+    if (identity_) return;
+    pieces_.reserve(static_cast<std::size_t>(samples));
+    for_each_piece([&](Piece piece) { pieces_.push_back(piece); });
+  }
+
+  Piece at(std::int64_t sample) const {
+    require(sample >= 0 && sample < samples(), "sample {} of a dataset that has {}", sample,
+            samples());
+    return identity_ ? Piece{sample, 0} : pieces_[static_cast<std::size_t>(sample)];
+  }
+
+  Piece checked(std::int64_t sample, std::int64_t begin, std::int64_t end, std::size_t room) const {
+    const Piece piece = at(sample);
+    require(0 <= begin && begin <= end && end <= length(sample) &&
+                room == static_cast<std::size_t>(end - begin),
+            "tokens [{}, {}) into {} places of sample {} ({}), which has {} tokens", begin, end,
+            room, sample, source_->place(piece.document), length(sample));
+    return piece;
+  }
+
+  /// Positions count from the sample's first token; ids are checked here, once for every source.
+  void read(Piece piece, std::int64_t begin, std::int64_t end, std::int32_t* out) const {
+    source_->tokens(piece.document, piece.begin + begin, piece.begin + end, out);
+    const std::int64_t vocabulary = source_->vocabulary();
+    for (std::int64_t i = 0; i < end - begin; ++i) {
+      if (out[i] < 0 || out[i] >= vocabulary) {
+        fail(
+            "{}: token {} has id {}, outside the vocabulary of {}; the data was made with another "
+            "tokenizer, or is damaged",
+            source_->place(piece.document), piece.begin + begin + i, out[i], vocabulary);
+      }
+    }
+  }
+
+  std::unique_ptr<DocumentSource> source_;
+  DataOptions options_;
+  bool identity_ = true;  ///< every document is one sample
+  std::vector<Piece> pieces_;
+  std::int64_t longer_ = 0, left_out_ = 0;
+  mutable std::vector<std::int64_t> loss_tokens_;  ///< with a mask: counted when first asked for
+};
+
+}  // namespace
+
+std::unique_ptr<Dataset> open_dataset(const DataOptions& options) {
+  if (options.source == "needle") return open_needle(options);
+  std::unique_ptr<DocumentSource> source;
+  if (options.source == "files")
+    source = open_files(options);
+  else if (options.source == "megatron")
+    source = open_megatron(options);
+  else if (options.source == "hdf5")
+    source = open_hdf5(options);
+  else if (options.source == "lengths")
+    source = open_lengths(options);
+  else if (options.source == "distribution")
+    source = open_distribution(options);
+  else
+    fail(
+        "data.source = \"{}\" is unknown; it is one of: files, megatron, hdf5, lengths, "
+        "distribution, needle",
+        options.source);
+  return std::make_unique<CutDataset>(std::move(source), options);
+}
+
+void count_loss_tokens(Batch& batch, const Dataset& dataset) {
+  std::vector<std::int32_t> targets;
+  for (std::vector<MicroBatch>& list : batch.micro_batches)
+    for (MicroBatch& m : list)
+      for (Segment& s : m.segments) {
+        if (s.begin == 0 && s.end == dataset.length(s.sample)) continue;
+        targets.resize(static_cast<std::size_t>(s.end - s.begin));
+        dataset.targets(s.sample, s.begin, s.end, targets);
+        s.loss_tokens =
+            std::count_if(targets.begin(), targets.end(), [](std::int32_t t) { return t >= 0; });
+      }
+}
+
+}  // namespace ballast

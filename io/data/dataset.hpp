@@ -1,0 +1,90 @@
+// Datasets: samples of tokens, memory-mapped, read by range.  Targets and loss mask are made per
+// sample, before any chunking, packing or layout.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/config/deck.hpp"
+#include "core/data/needle_task.hpp"
+#include "core/plan/batch/batch.hpp"
+
+namespace ballast {
+
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  virtual std::int64_t samples() const = 0;
+  virtual std::int64_t length(std::int64_t sample) const = 0;  ///< tokens
+  /// Tokens that carry loss: those with a successor whose mask is set.  Known without reading
+  /// tokens where there is no mask.
+  virtual std::int64_t loss_tokens(std::int64_t sample) const = 0;
+  /// Tokens [begin, end) of a sample; `out` holds end - begin.  Errors name the file and the
+  /// sample.
+  virtual void tokens(std::int64_t sample, std::int64_t begin, std::int64_t end,
+                      std::span<std::int32_t> out) const = 0;
+  /// Target of each token in [begin, end): the next token of the sample, or -1 where it carries no
+  /// loss (last token, masked).
+  virtual void targets(std::int64_t sample, std::int64_t begin, std::int64_t end,
+                       std::span<std::int32_t> out) const = 0;
+  /// Smallest vocabulary known to hold every token id: 256 for `files`; otherwise the model's,
+  /// which every id is checked against when read.
+  virtual std::int64_t vocabulary() const = 0;
+  virtual std::string description() const = 0;  ///< one line for the log
+  /// Identity of the samples: file names and sizes (or lengths) and how they are cut.  Equal on
+  /// every rank, or the ranks see different files; stored in checkpoints, since sampler positions
+  /// mean nothing in another dataset.
+  virtual std::uint64_t fingerprint() const = 0;
+  /// Document that a sample was cut from (long = "split"): pieces of one document belong on the
+  /// same side of a validation split.
+  virtual std::int64_t document(std::int64_t sample) const { return sample; }
+  /// How many of the last samples are held out whatever data.validation_share says.
+  virtual std::int64_t held_out() const { return 0; }
+  /// Questions of a sample whose answers evaluation judges (data.source = "needle"); others have
+  /// none.
+  virtual std::vector<NeedleQuestion> questions(std::int64_t) const { return {}; }
+};
+
+/// Exact Segment::loss_tokens of those segments that are a part of their sample; a plan estimates
+/// them where a mask leaves tokens out.
+void count_loss_tokens(Batch& batch, const Dataset& dataset);
+
+/// Block `data` of a deck, and what it needs of others.
+struct DataOptions {
+  std::string source = "files";    ///< files | megatron | hdf5 | lengths | distribution | needle
+  std::vector<std::string> paths;  ///< files: files, directories (searched recursively) or globs
+  std::vector<std::string> extensions;  ///< files: those to take from directories and globs; ""
+                                        ///< means no extension; none given: all
+  std::string
+      path;  ///< megatron: path of .bin and .idx, with or without the suffix; hdf5: the file
+  std::string mask_path;  ///< megatron: parallel .bin/.idx of bytes, 0 where a token is no target;
+                          ///< "": every token is
+  std::string lengths_file;           ///< lengths: one length in tokens a line; # begins a comment
+  std::vector<std::int64_t> lengths;  ///< lengths: in place of the file where it is not empty
+  std::vector<std::int64_t>
+      bin_tokens;  ///< distribution: upper edge of each length bin, ascending, inclusive
+  std::vector<double> bin_share;  ///< distribution: share of samples in each bin, per bin (not
+                                  ///< cumulative), in proportion to their sum
+  std::int64_t samples =
+      0;  ///< samples to take at most, from the first on; 0: all.  distribution: how many to draw
+  std::int64_t max_tokens = 0;            ///< longest sample; 0: no limit
+  std::int64_t min_tokens = 1;            ///< shorter samples are left out; empty ones always are
+  std::string long_samples = "truncate";  ///< what becomes of a longer document: truncate | split
+                                          ///< (pieces of max_tokens, each a sample) | drop
+  NeedleOptions needle;  ///< needle: the task; `samples` says how many for training, `vocabulary`
+                         ///< and `seed` below hold for it too
+  std::int64_t needle_held_out = 0;  ///< needle: samples for evaluation alone
+  std::uint64_t seed = 0;            ///< lengths and distribution
+  std::int64_t vocabulary = 0;       ///< of the model; 0: any id of 31 bits
+};
+DataOptions data_options(const Deck& deck);
+
+/// Opens a source with max_tokens, min_tokens and long applied, so that samples are what batching
+/// sees.  Everything that can be checked without reading the tokens is checked here.  Errors:
+/// missing, damaged or inconsistent files by name and place; no sample left.
+std::unique_ptr<Dataset> open_dataset(const DataOptions& options);
+std::unique_ptr<Dataset> open_dataset(const Deck& deck);
+
+}  // namespace ballast

@@ -1,0 +1,136 @@
+// data.source = "hdf5": /tokens (whole numbers, all documents one after another), /offsets
+// (documents + 1 positions in /tokens, from 0 to its size) and optionally /loss_mask (one number a
+// token, 0 where it is no target).  Read by range; chunked and compressed files work.
+#include <filesystem>
+
+#include "core/base/error.hpp"
+#include "io/data/dataset_source.hpp"
+#include "io/hdf5/hdf5_support.hpp"
+
+namespace ballast {
+
+namespace {
+
+/// HDF5's own words for these two say little to who mistyped a path.
+hdf5::Handle opened(const std::string& path) {
+  require(std::filesystem::is_regular_file(path), "data.path: {} is no file", path);
+  hdf5::silence();
+  require(H5Fis_hdf5(path.c_str()) > 0,
+          "data.path: {} is no HDF5 file; a token file holds /tokens, /offsets and optionally "
+          "/loss_mask",
+          path);
+  return hdf5::open_file(path);
+}
+
+class Hdf5Source final : public DocumentSource {
+ public:
+  explicit Hdf5Source(const DataOptions& options)
+      : path_(options.path),
+        vocabulary_(options.vocabulary > 0 ? options.vocabulary : std::int64_t{1} << 31),
+        file_(opened(path_)) {
+    for (const char* name : {"tokens", "offsets"}) {
+      require(
+          hdf5::exists(file_, name),
+          "{} has no dataset /{}; a token file holds /tokens, /offsets and optionally /loss_mask",
+          path_, name);
+    }
+    tokens_ = open("tokens");
+    total_ = size(tokens_, "tokens");
+    const hdf5::Handle offsets = open("offsets");
+    // No compression of HDF5's reaches this ratio, so a larger size is damage and must not become
+    // an allocation.
+    require(
+        size(offsets, "offsets") <= 2048 * static_cast<std::int64_t>(H5Dget_storage_size(offsets)),
+        "{}: /offsets claims {} entries, which the file does not hold", path_,
+        size(offsets, "offsets"));
+    offsets_.resize(static_cast<std::size_t>(size(offsets, "offsets")));
+    read(offsets, "offsets", H5T_NATIVE_INT64, 0, static_cast<std::int64_t>(offsets_.size()),
+         offsets_.data());
+    require(
+        !offsets_.empty() && offsets_.front() == 0 && offsets_.back() == total_,
+        "{}: /offsets must begin with 0 and end with the {} tokens of /tokens; it has {} entries",
+        path_, total_, offsets_.size());
+    for (std::size_t i = 1; i < offsets_.size(); ++i) {
+      require(offsets_[i - 1] <= offsets_[i], "{}: /offsets[{}] = {} is below its predecessor {}",
+              path_, i, offsets_[i], offsets_[i - 1]);
+    }
+    if (hdf5::exists(file_, "loss_mask")) {
+      mask_ = open("loss_mask");
+      require(size(mask_, "loss_mask") == total_, "{}: /loss_mask has {} entries for {} tokens",
+              path_, size(mask_, "loss_mask"), total_);
+    }
+  }
+
+  std::int64_t documents() const override { return static_cast<std::int64_t>(offsets_.size()) - 1; }
+  std::int64_t length(std::int64_t document) const override {
+    return offset(document + 1) - offset(document);
+  }
+  void tokens(std::int64_t document, std::int64_t begin, std::int64_t end,
+              std::int32_t* out) const override {
+    // HDF5 clamps a number that the memory type cannot hold, so a wide id stays outside any
+    // vocabulary or becomes the largest.
+    read(tokens_, "tokens", H5T_NATIVE_INT32, offset(document) + begin, end - begin, out);
+  }
+  bool masked() const override { return mask_.valid(); }
+  void mask(std::int64_t document, std::int64_t begin, std::int64_t end,
+            std::uint8_t* out) const override {
+    read(mask_, "loss_mask", H5T_NATIVE_UINT8, offset(document) + begin, end - begin, out);
+  }
+  std::int64_t vocabulary() const override { return vocabulary_; }
+  std::string place(std::int64_t document) const override {
+    return fmt::format("{}, document {}", path_, document);
+  }
+  std::string description() const override {
+    return fmt::format("hdf5 {}: {} documents, {} tokens{}", path_, documents(), total_,
+                       masked() ? ", with loss mask" : "");
+  }
+  std::uint64_t fingerprint() const override {
+    return Fingerprint()
+        .add(offsets_.data(), offsets_.size() * sizeof(std::int64_t))
+        .add(masked() ? "mask" : "no mask")
+        .value();
+  }
+
+ private:
+  std::int64_t offset(std::int64_t document) const {
+    return offsets_.at(static_cast<std::size_t>(document));
+  }
+
+  hdf5::Handle open(const std::string& name) const {
+    hdf5::Handle dataset = hdf5::open_dataset(file_, name);
+    const hdf5::Handle type(H5Dget_type(dataset), H5Tclose, "type of " + name);
+    const H5T_class_t kind = H5Tget_class(type);
+    // h5py stores booleans as an enumeration.
+    require(kind == H5T_INTEGER || (kind == H5T_ENUM && name == "loss_mask"),
+            "{}: /{} does not hold whole numbers", path_, name);
+    return dataset;
+  }
+
+  std::int64_t size(const hdf5::Handle& dataset, const std::string& name) const {
+    const auto dims = hdf5::dims_of(dataset, name);
+    require(dims.size() == 1 && dims[0] < (hsize_t{1} << 60), "{}: /{} must have one dimension",
+            path_, name);
+    return static_cast<std::int64_t>(dims[0]);
+  }
+
+  void read(const hdf5::Handle& dataset, const std::string& name, hid_t type, std::int64_t begin,
+            std::int64_t count, void* out) const {
+    hdf5::read_range(dataset, path_ + ":/" + name, type, static_cast<std::uint64_t>(begin),
+                     static_cast<std::uint64_t>(count), out);
+  }
+
+  std::string path_;
+  std::int64_t vocabulary_;
+  hdf5::Handle file_, tokens_, mask_;
+  std::vector<std::int64_t> offsets_;
+  std::int64_t total_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<DocumentSource> open_hdf5(const DataOptions& options) {
+  require(!options.path.empty(), "data.source = \"hdf5\" needs data.path");
+  return std::make_unique<Hdf5Source>(options);
+}
+
+}  // namespace ballast

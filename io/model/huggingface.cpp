@@ -1,0 +1,228 @@
+#include "io/model/huggingface.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "io/model/safetensors.hpp"
+
+namespace ballast {
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+/// Required value of a key, with the file named in every error.
+template <class T>
+T need(const json& config, const std::string& file, const char* key) {
+  require(config.contains(key) && !config[key].is_null(), "{}: has no \"{}\"", file, key);
+  try {
+    return config[key].get<T>();
+  } catch (const json::exception&) {
+    fail("{}: \"{}\" = {} has the wrong type", file, key, config[key].dump());
+  }
+}
+template <class T>
+T optional(const json& config, const std::string& file, const char* key, T otherwise) {
+  return config.contains(key) && !config[key].is_null() ? need<T>(config, file, key) : otherwise;
+}
+
+void read_rope(const json& config, const std::string& file, ModelShape& shape) {
+  // Older files keep rope_theta and rope_scaling apart, newer ones join them as rope_parameters.
+  json rope = optional(config, file, "rope_parameters", json::object());
+  if (rope.empty()) rope = optional(config, file, "rope_scaling", json::object());
+  shape.rope_theta = rope.contains("rope_theta") ? need<double>(rope, file, "rope_theta")
+                                                 : optional(config, file, "rope_theta", 10000.0);
+  require(optional(rope, file, "partial_rotary_factor", 1.0) == 1,
+          "{}: partial rotary embedding is not supported", file);
+  shape.original_context = optional<std::int64_t>(config, file, "max_position_embeddings", 32768);
+  const std::string type = rope.contains("rope_type")
+                               ? need<std::string>(rope, file, "rope_type")
+                               : optional<std::string>(rope, file, "type", "default");
+  if (type == "default") return;
+  shape.original_context = optional<std::int64_t>(rope, file, "original_max_position_embeddings",
+                                                  shape.original_context);
+  // What differs from the published definition is refused: the same weights would give other
+  // logits.
+  const auto expect = [&](const char* key, double value) {
+    const double stated = optional(rope, file, key, value);
+    require(std::abs(stated - value) < 1e-6, "{}: {} rope with \"{}\" = {} is not supported ({})",
+            file, type, key, stated, value);
+  };
+  if (type == "yarn") {
+    shape.yarn_factor = need<double>(rope, file, "factor");
+    expect("beta_fast", 32);
+    expect("beta_slow", 1);
+    expect("attention_factor", 0.1 * std::log(shape.yarn_factor) + 1);
+    require(optional(rope, file, "truncate", true),
+            "{}: yarn rope with \"truncate\" = false is not supported", file);
+    require(!(rope.contains("mscale") && rope.contains("mscale_all_dim")),
+            "{}: yarn rope with \"mscale\" is not supported", file);
+  } else if (type == "llama3") {
+    shape.llama3_factor = need<double>(rope, file, "factor");
+    shape.llama3_low = need<double>(rope, file, "low_freq_factor");
+    shape.llama3_high = need<double>(rope, file, "high_freq_factor");
+  } else {
+    fail("{}: rope type \"{}\" is not supported (default, yarn, llama3)", file, type);
+  }
+}
+
+json config_of(const ModelShape& shape, const std::string& dtype) {
+  const bool llama = !shape.qkv_bias;
+  json config = {{"architectures", {llama ? "LlamaForCausalLM" : "Qwen2ForCausalLM"}},
+                 {"model_type", llama ? "llama" : "qwen2"},
+                 {"hidden_act", "silu"},
+                 {"hidden_size", shape.hidden},
+                 {"intermediate_size", shape.intermediate},
+                 {"num_hidden_layers", shape.layers},
+                 {"num_attention_heads", shape.query_heads},
+                 {"num_key_value_heads", shape.kv_heads},
+                 {"head_dim", shape.head_dim},
+                 {"vocab_size", shape.vocabulary},
+                 {"rms_norm_eps", shape.rms_eps},
+                 {"rope_theta", shape.rope_theta},
+                 {"tie_word_embeddings", shape.tied_embedding},
+                 {"max_position_embeddings", shape.original_context},
+                 {"torch_dtype", dtype == "BF16" ? "bfloat16" : "float32"}};
+  if (shape.yarn_factor != 1)
+    config["rope_scaling"] = {{"rope_type", "yarn"},
+                              {"factor", shape.yarn_factor},
+                              {"original_max_position_embeddings", shape.original_context}};
+  if (shape.llama3_factor != 1)
+    config["rope_scaling"] = {{"rope_type", "llama3"},
+                              {"factor", shape.llama3_factor},
+                              {"low_freq_factor", shape.llama3_low},
+                              {"high_freq_factor", shape.llama3_high},
+                              {"original_max_position_embeddings", shape.original_context}};
+  if (shape.yarn_factor != 1 || shape.llama3_factor != 1)
+    config["max_position_embeddings"] =
+        static_cast<std::int64_t>(static_cast<double>(shape.original_context) *
+                                  std::max(shape.yarn_factor, shape.llama3_factor));
+  return config;
+}
+
+void write_json_file(const std::string& path, const json& value) {
+  std::ofstream file(path);
+  file << value.dump(2) << '\n';
+  file.flush();
+  require(file.good(), "{}: cannot be written; is the disk full?", path);
+}
+
+}  // namespace
+
+ModelShape read_huggingface_config(const std::string& dir) {
+  const std::string file = dir + "/config.json";
+  std::ifstream stream(file);
+  require(stream.good(), "{}: cannot be read; a Hugging Face model folder has one", file);
+  const json config = json::parse(stream, nullptr, false);
+  require(config.is_object(), "{}: is not valid JSON", file);
+  const auto type = need<std::string>(config, file, "model_type");
+  require(type == "qwen2" || type == "llama",
+          "{}: model_type \"{}\" is not supported (qwen2, llama)", file, type);
+  const auto activation = optional<std::string>(config, file, "hidden_act", "silu");
+  require(activation == "silu", "{}: hidden_act \"{}\" is not supported (silu)", file, activation);
+  require(!optional(config, file, "use_sliding_window", false),
+          "{}: sliding-window attention is not supported", file);
+  require(!optional(config, file, "mlp_bias", false), "{}: mlp_bias is not supported", file);
+  require(type == "qwen2" || !optional(config, file, "attention_bias", false),
+          "{}: attention_bias of llama (it biases the output too) is not supported", file);
+  ModelShape shape;
+  shape.preset = type + " of " + dir;
+  shape.layers = need<std::int64_t>(config, file, "num_hidden_layers");
+  shape.hidden = need<std::int64_t>(config, file, "hidden_size");
+  shape.intermediate = need<std::int64_t>(config, file, "intermediate_size");
+  shape.query_heads = need<std::int64_t>(config, file, "num_attention_heads");
+  shape.kv_heads = optional(config, file, "num_key_value_heads", shape.query_heads);
+  require(shape.query_heads > 0, "{}: num_attention_heads = {}", file, shape.query_heads);
+  shape.head_dim = optional(config, file, "head_dim", shape.hidden / shape.query_heads);
+  shape.vocabulary = need<std::int64_t>(config, file, "vocab_size");
+  shape.qkv_bias = type == "qwen2";
+  shape.tied_embedding = optional(config, file, "tie_word_embeddings", false);
+  shape.rms_eps = optional(config, file, "rms_norm_eps", 1e-6);
+  read_rope(config, file, shape);
+  const auto list = problems(shape);
+  require(list.empty(), "{}: {}", file, fmt::join(list, "; "));
+  return shape;
+}
+
+void read_huggingface_weights(const std::string& dir, const std::vector<Parameter>& table,
+                              std::int64_t begin, std::int64_t end, Tensor& out) {
+  const Safetensors source(dir);
+  std::set<std::string> known = {"lm_head.weight"};  // a tied model's file may hold it too
+  for (const Parameter& parameter : table) known.insert(parameter.name);
+  for (const std::string& name : source.names())
+    require(known.count(name) != 0 || name.ends_with(".rotary_emb.inv_freq"),
+            "{}: holds tensor {}, which the model of its config.json does not have", dir, name);
+  std::int64_t offset = 0;
+  for (const Parameter& parameter : table) {
+    const SafetensorsEntry& entry = source.entry(parameter.name);
+    require(entry.shape == parameter.shape, "{}: tensor {} has shape [{}], the model needs [{}]",
+            dir, parameter.name, fmt::join(entry.shape, ", "), fmt::join(parameter.shape, ", "));
+    const std::int64_t first = std::max(begin, offset),
+                       last = std::min(end, offset + parameter.numel());
+    if (first < last)
+      dispatch_float(out.dtype(), [&]<class T>(T) {
+        source.read(
+            parameter.name, first - offset,
+            std::span<T>(out.data<T>() + (first - begin), static_cast<std::size_t>(last - first)));
+      });
+    offset += parameter.numel();
+  }
+}
+
+void write_huggingface(
+    const std::string& dir, const ModelShape& shape, const std::vector<Parameter>& table,
+    const std::string& dtype, std::int64_t shard_bytes,
+    const std::function<void(std::size_t, std::int64_t, std::span<float>)>& read) {
+  std::error_code error;
+  fs::create_directories(dir, error);
+  require(!error, "{}: cannot be made: {}", dir, error.message());
+  require(!fs::exists(dir + "/config.json"), "{}: holds a model already; choose an empty folder",
+          dir);
+  const std::int64_t element = dtype == "BF16" ? 2 : 4;
+  // Cut the table into files.
+  std::vector<std::pair<std::size_t, std::size_t>> files;
+  std::int64_t bytes = 0, total = 0;
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    const std::int64_t size = table[i].numel() * element;
+    if (files.empty() || bytes + size > shard_bytes) {
+      files.emplace_back(i, i);
+      bytes = 0;
+    }
+    files.back().second = i + 1;
+    bytes += size;
+    total += size;
+  }
+  json weight_map = json::object();
+  std::vector<float> buffer;
+  for (std::size_t f = 0; f < files.size(); ++f) {
+    const std::string name =
+        files.size() == 1 ? "model.safetensors"
+                          : fmt::format("model-{:05}-of-{:05}.safetensors", f + 1, files.size());
+    std::vector<std::pair<std::string, std::vector<std::int64_t>>> tensors;
+    for (std::size_t i = files[f].first; i < files[f].second; ++i) {
+      tensors.emplace_back(table[i].name, table[i].shape);
+      weight_map[table[i].name] = name;
+    }
+    SafetensorsWriter writer(dir + "/" + name, tensors, dtype);
+    for (std::size_t i = files[f].first; i < files[f].second; ++i) {
+      constexpr std::int64_t kPiece = std::int64_t{1} << 24;
+      for (std::int64_t at = 0; at < table[i].numel(); at += kPiece) {
+        buffer.resize(static_cast<std::size_t>(std::min(kPiece, table[i].numel() - at)));
+        read(i, at, buffer);
+        writer.append(buffer);
+      }
+    }
+    writer.finish();
+  }
+  if (files.size() > 1)
+    write_json_file(dir + "/model.safetensors.index.json",
+                    {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}});
+  write_json_file(dir + "/config.json",
+                  config_of(shape, dtype));  // last: its presence says that the folder is whole
+}
+
+}  // namespace ballast

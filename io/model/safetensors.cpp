@@ -1,0 +1,256 @@
+#include "io/model/safetensors.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/base/error.hpp"
+
+namespace ballast {
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+constexpr std::uint64_t kMaxHeader = std::uint64_t{100} << 20;  // the format's own limit
+
+int element_size(const std::string& dtype) {
+  return dtype == "F64" ? 8 : dtype == "F32" ? 4 : dtype == "F16" || dtype == "BF16" ? 2 : 0;
+}
+
+float from_half_bits(std::uint16_t h) {
+  const int exponent = (h >> 10) & 31, mantissa = h & 1023;
+  const float sign = h & 0x8000 ? -1.0f : 1.0f;
+  if (exponent == 31) return mantissa ? NAN : sign * INFINITY;
+  return sign * (exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
+                               : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25));
+}
+
+template <class T>
+void widen(const std::uint8_t* bytes, const std::string& dtype, std::span<T> out) {
+  const auto load = [&]<class S>(S, auto&& convert) {
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      S x;
+      std::memcpy(&x, bytes + i * sizeof(S), sizeof(S));
+      out[i] = static_cast<T>(convert(x));
+    }
+  };
+  if (dtype == "F64") load(double{}, [](double x) { return x; });
+  if (dtype == "F32") load(float{}, [](float x) { return x; });
+  if (dtype == "F16") load(std::uint16_t{}, from_half_bits);
+  if (dtype == "BF16") load(std::uint16_t{}, from_bf16_bits);
+}
+
+}  // namespace
+
+std::uint16_t to_bf16_bits(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  if (std::isnan(x)) return static_cast<std::uint16_t>((bits >> 16) | 0x40);
+  return static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+float from_bf16_bits(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+std::int64_t SafetensorsEntry::numel() const {
+  std::int64_t n = 1;
+  for (auto extent : shape) n *= extent;
+  return n;
+}
+
+struct Safetensors::File {
+  std::string path;
+  const std::uint8_t* data = nullptr;
+  std::uint64_t size = 0, header = 0;
+  ~File() {
+    if (data) ::munmap(const_cast<std::uint8_t*>(data), size);
+  }
+};
+
+Safetensors::~Safetensors() = default;
+
+void Safetensors::add_file(const std::string& path) {
+  auto file = std::make_unique<File>();
+  file->path = path;
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  require(descriptor >= 0, "{}: cannot be opened: {}", path, std::strerror(errno));
+  struct stat info {};
+  const bool known = ::fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) && info.st_size >= 8;
+  void* mapped = known ? ::mmap(nullptr, static_cast<std::size_t>(info.st_size), PROT_READ,
+                                MAP_PRIVATE, descriptor, 0)
+                       : MAP_FAILED;
+  ::close(descriptor);
+  require(mapped != MAP_FAILED,
+          "{}: is no safetensors file (shorter than its 8-byte header length, or unreadable)",
+          path);
+  file->data = static_cast<const std::uint8_t*>(mapped);
+  file->size = static_cast<std::uint64_t>(info.st_size);
+  std::memcpy(&file->header, file->data, 8);
+  require(file->header <= kMaxHeader && file->header <= file->size - 8,
+          "{}: header length {} does not fit a file of {} bytes; it is truncated or damaged", path,
+          file->header, file->size);
+  const char* text = reinterpret_cast<const char*>(file->data + 8);
+  const json header = json::parse(text, text + file->header, nullptr, false);
+  require(header.is_object(), "{}: header is not a JSON object; the file is damaged", path);
+  const auto data_bytes = static_cast<std::int64_t>(file->size - 8 - file->header);
+  for (const auto& [name, value] : header.items()) {
+    if (name == "__metadata__") continue;
+    SafetensorsEntry entry;
+    try {
+      entry.dtype = value.at("dtype").get<std::string>();
+      entry.shape = value.at("shape").get<std::vector<std::int64_t>>();
+      const auto offsets = value.at("data_offsets").get<std::vector<std::int64_t>>();
+      entry.begin = offsets.at(0);
+      entry.end = offsets.at(1);
+    } catch (const std::exception& e) {
+      fail("{}: tensor {}: damaged header entry ({})", path, name, e.what());
+    }
+    require(element_size(entry.dtype) != 0,
+            "{}: tensor {}: dtype {} is not supported (F64, F32, F16, BF16)", path, name,
+            entry.dtype);
+    std::int64_t expected = element_size(entry.dtype);
+    for (auto extent : entry.shape) {
+      require(extent >= 0 && (extent == 0 || expected <= data_bytes / extent),
+              "{}: tensor {}: shape [{}] does not fit the file", path, name,
+              fmt::join(entry.shape, ", "));
+      expected *= extent;
+    }
+    require(0 <= entry.begin && entry.begin <= entry.end && entry.end <= data_bytes &&
+                entry.end - entry.begin == expected,
+            "{}: tensor {}: bytes [{}, {}) do not match {} [{}] in {} bytes of data; the file is "
+            "truncated or damaged",
+            path, name, entry.begin, entry.end, entry.dtype, fmt::join(entry.shape, ", "),
+            data_bytes);
+    require(tensors_.emplace(name, Place{file.get(), entry}).second, "{}: tensor {} occurs twice",
+            path, name);
+  }
+  files_.push_back(std::move(file));
+}
+
+Safetensors::Safetensors(const std::string& path) {
+  if (!fs::is_directory(path)) {
+    add_file(path);
+    return;
+  }
+  const std::string index = path + "/model.safetensors.index.json";
+  if (!fs::exists(index)) {
+    add_file(path + "/model.safetensors");
+    return;
+  }
+  std::ifstream stream(index);
+  const json map = json::parse(stream, nullptr, false);
+  require(map.is_object() && map.contains("weight_map") && map["weight_map"].is_object(),
+          "{}: has no weight_map; the file is damaged", index);
+  std::set<std::string> files;
+  for (const auto& [name, file] : map["weight_map"].items()) {
+    require(file.is_string(), "{}: weight_map of {} is not a file name", index, name);
+    files.insert(file.get<std::string>());
+  }
+  for (const auto& file : files) add_file(path + "/" + file);
+  for (const auto& [name, file] : map["weight_map"].items())
+    require(contains(name), "{}: tensor {} is not in {}", index, name, file.get<std::string>());
+}
+
+bool Safetensors::contains(const std::string& name) const { return tensors_.count(name) != 0; }
+
+const SafetensorsEntry& Safetensors::entry(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  require(found != tensors_.end(), "{}: has no tensor {}",
+          files_.empty() ? std::string("safetensors") : files_.front()->path, name);
+  return found->second.entry;
+}
+
+std::vector<std::string> Safetensors::names() const {
+  std::vector<std::string> list;
+  for (const auto& [name, place] : tensors_) list.push_back(name);
+  return list;
+}
+
+const std::uint8_t* Safetensors::bytes(const std::string& name, std::int64_t begin,
+                                       std::int64_t count) const {
+  const SafetensorsEntry& e = entry(name);
+  require(0 <= begin && begin + count <= e.numel(), "tensor {}: elements [{}, {}) of {}", name,
+          begin, begin + count, e.numel());
+  const File& file = *tensors_.at(name).file;
+  return file.data + 8 + file.header + e.begin + begin * element_size(e.dtype);
+}
+
+void Safetensors::read(const std::string& name, std::int64_t begin, std::span<double> out) const {
+  widen(bytes(name, begin, static_cast<std::int64_t>(out.size())), entry(name).dtype, out);
+}
+void Safetensors::read(const std::string& name, std::int64_t begin, std::span<float> out) const {
+  widen(bytes(name, begin, static_cast<std::int64_t>(out.size())), entry(name).dtype, out);
+}
+
+namespace {
+void write_all(int descriptor, const std::string& path, const void* data, std::size_t bytes) {
+  const char* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t wrote = ::write(descriptor, at, bytes);
+    if (wrote < 0 && errno == EINTR) continue;
+    require(wrote > 0, "{}: cannot be written: {}", path, std::strerror(errno));
+    at += wrote;
+    bytes -= static_cast<std::size_t>(wrote);
+  }
+}
+}  // namespace
+
+SafetensorsWriter::SafetensorsWriter(
+    const std::string& path, std::vector<std::pair<std::string, std::vector<std::int64_t>>> tensors,
+    const std::string& dtype)
+    : path_(path), dtype_(dtype) {
+  require(dtype == "F32" || dtype == "BF16", "safetensors are written as F32 or BF16, not {}",
+          dtype);
+  json header = {{"__metadata__", {{"format", "pt"}}}};
+  std::int64_t offset = 0;
+  for (const auto& [name, shape] : tensors) {
+    SafetensorsEntry entry{dtype, shape, 0, 0};
+    const std::int64_t end = offset + entry.numel() * element_size(dtype);
+    header[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {offset, end}}};
+    left_ += entry.numel();
+    offset = end;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // aligned data, as readers like it
+  descriptor_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  require(descriptor_ >= 0, "{}: cannot be written: {}", path, std::strerror(errno));
+  const std::uint64_t length = text.size();
+  write_all(descriptor_, path_, &length, 8);
+  write_all(descriptor_, path_, text.data(), text.size());
+}
+
+SafetensorsWriter::~SafetensorsWriter() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void SafetensorsWriter::append(std::span<const float> values) {
+  left_ -= static_cast<std::int64_t>(values.size());
+  require(left_ >= 0, "{}: more values than its tensors hold", path_);
+  if (dtype_ == "F32") {
+    write_all(descriptor_, path_, values.data(), values.size_bytes());
+    return;
+  }
+  std::vector<std::uint16_t> rounded(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) rounded[i] = to_bf16_bits(values[i]);
+  write_all(descriptor_, path_, rounded.data(), rounded.size() * 2);
+}
+
+void SafetensorsWriter::finish() {
+  require(left_ == 0, "{}: {} values are missing", path_, left_);
+  require(::fsync(descriptor_) == 0, "{}: cannot be written: {}", path_, std::strerror(errno));
+  ::close(descriptor_);
+  descriptor_ = -1;
+}
+
+}  // namespace ballast

@@ -1,0 +1,466 @@
+#include "io/trace/trace_writer.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+
+#include "io/hdf5/hdf5_support.hpp"
+
+namespace ballast {
+namespace {
+
+using hdf5::check;
+using hdf5::Handle;
+
+constexpr std::int64_t kFormatVersion = 3;
+constexpr hsize_t kCopyBytes = 1 << 22;
+
+/// Tables in the order of the fields of /rows.
+enum TableName { kEvents, kSteps, kPlans, kPlanSteps, kPlanText, kBudgets, kPredicted, kTables };
+constexpr const char* kTableNames[kTables] = {"events",    "steps",   "plans",    "plan_steps",
+                                              "plan_text", "budgets", "predicted"};
+constexpr hsize_t kFirstCapacity[kTables] = {16384, 1024, 256, 1024, 1 << 18, 1024, 1024};
+
+struct PlanRow {
+  char kind[24] = {};
+  std::uint64_t hash = 0;
+  std::int64_t step = 0;  ///< first step that executed it
+  std::int64_t begin = 0, bytes = 0;
+};
+
+struct PlanStep {
+  std::int64_t step = 0, plan = 0;
+};
+
+void insert(hid_t type, const char* field, std::size_t offset, hid_t field_type) {
+  check(H5Tinsert(type, field, offset, field_type), std::string("field ") + field);
+}
+
+Handle compound(std::size_t bytes) {
+  return Handle(H5Tcreate(H5T_COMPOUND, bytes), H5Tclose, "compound type");
+}
+
+Handle kind_type() {
+  Handle type(H5Tenum_create(H5T_NATIVE_INT32), H5Tclose, "type of event kinds");
+  for (std::int32_t i = 0; i < kEventKinds; ++i)
+    check(H5Tenum_insert(type, name(static_cast<EventKind>(i)), &i), "type of event kinds");
+  return type;
+}
+
+Handle event_type() {
+  Handle type = compound(sizeof(Event));
+  insert(type, "step", offsetof(Event, step), H5T_NATIVE_INT32);
+  insert(type, "micro_batch", offsetof(Event, micro_batch), H5T_NATIVE_INT32);
+  insert(type, "chunk", offsetof(Event, chunk), H5T_NATIVE_INT32);
+  insert(type, "layer", offsetof(Event, layer), H5T_NATIVE_INT32);
+  insert(type, "stage", offsetof(Event, stage), H5T_NATIVE_INT32);
+  insert(type, "outer", offsetof(Event, outer), H5T_NATIVE_INT32);
+  insert(type, "inner", offsetof(Event, inner), H5T_NATIVE_INT32);
+  insert(type, "kind", offsetof(Event, kind), kind_type());
+  insert(type, "begin_s", offsetof(Event, begin_s), H5T_NATIVE_DOUBLE);
+  insert(type, "end_s", offsetof(Event, end_s), H5T_NATIVE_DOUBLE);
+  insert(type, "flops", offsetof(Event, flops), H5T_NATIVE_DOUBLE);
+  insert(type, "bytes", offsetof(Event, bytes), H5T_NATIVE_INT64);
+  return type;
+}
+
+Handle budget_type() {
+  Handle type = compound(sizeof(BudgetRow));
+  insert(type, "step", offsetof(BudgetRow, step), H5T_NATIVE_INT32);
+  insert(type, "micro_batch", offsetof(BudgetRow, micro_batch), H5T_NATIVE_INT32);
+  insert(type, "chunk", offsetof(BudgetRow, chunk), H5T_NATIVE_INT32);
+  insert(type, "layer", offsetof(BudgetRow, layer), H5T_NATIVE_INT32);
+  insert(type, "head", offsetof(BudgetRow, head), H5T_NATIVE_INT32);
+  insert(type, "budget", offsetof(BudgetRow, budget), H5T_NATIVE_DOUBLE);
+  insert(type, "computed_pairs", offsetof(BudgetRow, computed_pairs), H5T_NATIVE_DOUBLE);
+  insert(type, "visible_pairs", offsetof(BudgetRow, visible_pairs), H5T_NATIVE_DOUBLE);
+  insert(type, "overflow", offsetof(BudgetRow, overflow), H5T_NATIVE_INT64);
+  return type;
+}
+
+Handle plan_type() {
+  Handle type = compound(sizeof(PlanRow));
+  Handle text(H5Tcopy(H5T_C_S1), H5Tclose, "text type");
+  check(H5Tset_size(text, sizeof(PlanRow::kind)), "text type");
+  insert(type, "kind", offsetof(PlanRow, kind), text);
+  insert(type, "hash", offsetof(PlanRow, hash), H5T_NATIVE_UINT64);
+  insert(type, "step", offsetof(PlanRow, step), H5T_NATIVE_INT64);
+  insert(type, "begin", offsetof(PlanRow, begin), H5T_NATIVE_INT64);
+  insert(type, "bytes", offsetof(PlanRow, bytes), H5T_NATIVE_INT64);
+  return type;
+}
+
+Handle plan_step_type() {
+  Handle type = compound(sizeof(PlanStep));
+  insert(type, "step", offsetof(PlanStep, step), H5T_NATIVE_INT64);
+  insert(type, "plan", offsetof(PlanStep, plan), H5T_NATIVE_INT64);
+  return type;
+}
+
+Handle rows_type() {
+  Handle type = compound(kTables * sizeof(std::int64_t));
+  for (int t = 0; t < kTables; ++t)
+    insert(type, kTableNames[t], t * sizeof(std::int64_t), H5T_NATIVE_INT64);
+  return type;
+}
+
+/// Row of /steps: the step, then one double a scalar.
+Handle step_type(const std::vector<std::string>& scalars) {
+  Handle type = compound(8 * (1 + scalars.size()));
+  insert(type, "step", 0, H5T_NATIVE_INT64);
+  for (std::size_t i = 0; i < scalars.size(); ++i)
+    insert(type, scalars[i].c_str(), 8 * (1 + i), H5T_NATIVE_DOUBLE);
+  return type;
+}
+
+/// One contiguous dataset of the file, with its type in memory and in the file.
+struct Table {
+  Handle type, dataset;
+  std::int64_t rows = 0;
+  hsize_t capacity = 0;
+};
+
+void transfer(hid_t dataset, hid_t type, hsize_t begin, hsize_t count, void* data, bool write,
+              const char* name) {
+  if (count == 0) return;
+  const Handle file(H5Dget_space(dataset), H5Sclose, std::string("dataspace of ") + name);
+  check(H5Sselect_hyperslab(file, H5S_SELECT_SET, &begin, nullptr, &count, nullptr),
+        std::string("rows of ") + name);
+  const Handle memory = hdf5::simple_space({count});
+  if (write)
+    check(H5Dwrite(dataset, type, memory, file, H5P_DEFAULT, data), std::string("writing ") + name);
+  else
+    check(H5Dread(dataset, type, memory, file, H5P_DEFAULT, data), std::string("reading ") + name);
+}
+
+}  // namespace
+
+struct TraceWriter::Impl {
+  std::string path;
+  Handle file, rows_dataset, rows_memory = rows_type();
+  Table tables[kTables];
+  std::vector<std::string> scalars;                ///< fields of /steps after `step`
+  std::map<std::int64_t, std::int64_t> step_rows;  ///< this session's row of a step
+  std::map<std::pair<std::string, std::uint64_t>, std::int64_t> plans;
+  std::int64_t sessions = 0;
+
+  Handle type_of(int table) const {
+    switch (table) {
+      case kEvents:
+      case kPredicted:
+        return event_type();
+      case kSteps:
+        return step_type(scalars);
+      case kPlans:
+        return plan_type();
+      case kPlanSteps:
+        return plan_step_type();
+      case kBudgets:
+        return budget_type();
+      default:
+        return Handle(H5Tcopy(H5T_NATIVE_UINT8), H5Tclose, "byte type");
+    }
+  }
+
+  void put(TableName table, std::int64_t row, std::size_t count, const void* data) {
+    transfer(tables[table].dataset, tables[table].type, static_cast<hsize_t>(row), count,
+             const_cast<void*>(data), true, kTableNames[table]);
+  }
+
+  /// Access without locks and without a sieve buffer: a write goes to the file at once and readers
+  /// are welcome.
+  static Handle access() {
+    Handle list = hdf5::property_list(H5P_FILE_ACCESS);
+    check(H5Pset_sieve_buf_size(list, 0), "file access");
+#if H5_VERSION_GE(1, 10, 7)
+    check(H5Pset_file_locking(list, 0, 1), "file access");
+#endif
+    return list;
+  }
+
+  /// Space is reserved at once and never filled, so that spare rows stay holes in the file.
+  static Handle layout() {
+    Handle list = hdf5::property_list(H5P_DATASET_CREATE);
+    check(H5Pset_layout(list, H5D_CONTIGUOUS), "dataset layout");
+    check(H5Pset_alloc_time(list, H5D_ALLOC_TIME_EARLY), "dataset layout");
+    check(H5Pset_fill_time(list, H5D_FILL_TIME_NEVER), "dataset layout");
+    check(H5Pset_obj_track_times(list, false), "dataset layout");
+    return list;
+  }
+
+  void read_existing() {
+    file = hdf5::open_file(path, false, access());
+    require(hdf5::read_text_attribute(file, "format") == "ballast-trace",
+            "it is not a Ballast trace");
+    const std::int64_t found = hdf5::read_int_attribute(file, "format_version");
+    require(found == kFormatVersion, "it has format version {}, this program writes version {}",
+            found, kFormatVersion);
+    std::int64_t rows[kTables] = {};
+    check(
+        H5Dread(hdf5::open_dataset(file, "rows"), rows_memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, rows),
+        "reading rows");
+    for (int t = 0; t < kTables; ++t) {
+      tables[t].dataset = hdf5::open_dataset(file, kTableNames[t]);
+      tables[t].rows = rows[t];
+      const auto dims = hdf5::dims_of(tables[t].dataset, kTableNames[t]);
+      require(dims.size() == 1 && rows[t] >= 0 && static_cast<hsize_t>(rows[t]) <= dims[0],
+              "{} has fewer rows than /rows says", kTableNames[t]);
+    }
+    const Handle fields(H5Dget_type(tables[kSteps].dataset), H5Tclose, "type of steps");
+    for (int i = 1; i < check(H5Tget_nmembers(fields), "type of steps"); ++i) {
+      char* field = H5Tget_member_name(fields, static_cast<unsigned>(i));
+      scalars.emplace_back(field ? field : "");
+      H5free_memory(field);
+    }
+    for (int t = 0; t < kTables; ++t) tables[t].type = type_of(t);
+    sessions = static_cast<std::int64_t>(hdf5::names_in(file, "sessions").size());
+    std::vector<PlanRow> known(static_cast<std::size_t>(rows[kPlans]));
+    transfer(tables[kPlans].dataset, tables[kPlans].type, 0, known.size(), known.data(), false,
+             "plans");
+    for (std::size_t i = 0; i < known.size(); ++i)
+      plans[{known[i].kind, known[i].hash}] = static_cast<std::int64_t>(i);
+  }
+
+  /// Copies the used rows; a scalar that the old file lacks becomes NaN, an event kind is matched
+  /// by its name.
+  void copy_rows(int table, const Table& to) const {
+    const Table& from = tables[table];
+    const hsize_t bytes = H5Tget_size(to.type), used = static_cast<hsize_t>(from.rows),
+                  most = std::max<hsize_t>(1, kCopyBytes / bytes);
+    std::vector<double> buffer;
+    for (hsize_t begin = 0; from.dataset.valid() && begin < used; begin += most) {
+      const hsize_t count = std::min(used - begin, most);
+      buffer.assign((count * bytes + 7) / 8, std::numeric_limits<double>::quiet_NaN());
+      transfer(from.dataset, to.type, begin, count, buffer.data(), false, kTableNames[table]);
+      transfer(to.dataset, to.type, begin, count, buffer.data(), true, kTableNames[table]);
+    }
+  }
+
+  /// Writes the file anew with the capacities and scalars as they are now, and `extra` on top, and
+  /// puts it in place.
+  template <class Extra>
+  void rewrite(const Extra& extra) {
+    const std::string temporary = path + ".tmp";
+    Handle fresh = hdf5::create_file(temporary, H5P_DEFAULT, access());
+    hdf5::write_attribute(fresh, "format", std::string("ballast-trace"));
+    hdf5::write_attribute(fresh, "format_version", kFormatVersion);
+    if (file.valid())
+      check(H5Ocopy(file, "sessions", fresh, "sessions", H5P_DEFAULT, H5P_DEFAULT),
+            "copying sessions");
+    else
+      hdf5::create_group(fresh, "sessions");
+    Table next[kTables];
+    for (int t = 0; t < kTables; ++t) {
+      next[t] = {type_of(t), {}, tables[t].rows, tables[t].capacity};
+      next[t].dataset =
+          hdf5::create_dataset(fresh, kTableNames[t], next[t].type, {next[t].capacity}, layout());
+      copy_rows(t, next[t]);
+    }
+    Handle fresh_rows = hdf5::create_dataset(fresh, "rows", rows_memory, {}, layout());
+    extra(fresh);
+    write_rows(fresh_rows);
+    check(H5Fflush(fresh, H5F_SCOPE_GLOBAL), "flushing");
+    int* descriptor = nullptr;
+    if (H5Fget_vfd_handle(fresh, H5P_DEFAULT, reinterpret_cast<void**>(&descriptor)) >= 0 &&
+        descriptor)
+      ::fsync(*descriptor);
+    require(std::rename(temporary.c_str(), path.c_str()) == 0, "renaming {}: {}", temporary,
+            std::strerror(errno));
+    for (int t = 0; t < kTables; ++t) tables[t] = std::move(next[t]);
+    rows_dataset = std::move(fresh_rows);
+    file = std::move(fresh);
+  }
+
+  void reserve(TableName table, std::size_t more) {
+    Table& t = tables[table];
+    const hsize_t needed = static_cast<hsize_t>(t.rows) + more;
+    if (needed <= t.capacity) return;
+    while (t.capacity < needed) t.capacity *= 2;
+    rewrite([](hid_t) {});
+  }
+
+  void append(TableName table, std::size_t count, const void* data) {
+    reserve(table, count);
+    put(table, tables[table].rows, count, data);
+    tables[table].rows += static_cast<std::int64_t>(count);
+  }
+
+  void begin_session(const TraceHeader& header) {
+    for (int t = 0; t < kTables; ++t) {
+      tables[t].capacity = kFirstCapacity[t];
+      while (tables[t].capacity < 2 * static_cast<hsize_t>(tables[t].rows)) tables[t].capacity *= 2;
+    }
+    rewrite([&](hid_t fresh) {
+      const Handle group = hdf5::create_group(fresh, fmt::format("sessions/{:03}", sessions));
+      const auto text = [&](const char* key, const std::string& value) {
+        hdf5::write_attribute(group, key, value);
+      };
+      const auto number = [&](const std::string& key, std::int64_t value) {
+        hdf5::write_attribute(group, key, value);
+      };
+      number("rank", header.rank);
+      number("ranks", header.ranks);
+      number("segment", header.segment);
+      for (const auto& [key, value] : header.mesh_degrees) number("mesh." + key, value);
+      for (const auto& [key, value] : header.coordinates) number("at." + key, value);
+      number("first_events", tables[kEvents].rows);
+      number("first_steps", tables[kSteps].rows);
+      number("first_plan_steps", tables[kPlanSteps].rows);
+      number("first_budgets", tables[kBudgets].rows);
+      number("first_predicted", tables[kPredicted].rows);
+      text("host", header.host);
+      text("device", header.device);
+      text("mesh", header.mesh);
+      text("git_hash", header.git_hash);
+      hdf5::write_attribute(
+          group, "started_unix_s",
+          std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
+              .count());
+      hdf5::write_text(group, "deck", header.deck);
+    });
+    ++sessions;
+  }
+
+  void write_rows(hid_t dataset) const {
+    std::int64_t rows[kTables];
+    for (int t = 0; t < kTables; ++t) rows[t] = tables[t].rows;
+    check(H5Dwrite(dataset, rows_memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, rows), "writing rows");
+  }
+
+  /// Runs `work`; its errors get the file's name and the likely remedy.
+  template <class Work>
+  void guarded(const Work& work) {
+    try {
+      work();
+    } catch (const Error& e) {
+      fail(
+          "trace {}: {}; look at the space and rights on its disk, or switch the trace off with "
+          "trace.enabled=false",
+          path, e.what());
+    }
+  }
+};
+
+TraceWriter::TraceWriter(const std::string& dir, const TraceHeader& header)
+    : impl_(std::make_unique<Impl>()) {
+  Impl& m = *impl_;
+  hdf5::silence();
+  std::error_code error;
+  std::filesystem::create_directories(dir, error);
+  m.path = fmt::format("{}/trace_{:05}.h5", dir, header.rank);
+  m.guarded([&] {
+    if (std::filesystem::exists(m.path)) {
+      try {
+        m.read_existing();
+      } catch (const Error&) {
+        const std::string path = m.path;
+        m = Impl();
+        m.path = path;
+        require(std::rename(path.c_str(), (path + ".damaged").c_str()) == 0,
+                "a damaged file is in the way and cannot be renamed: {}", std::strerror(errno));
+      }
+    }
+    m.begin_session(header);
+  });
+}
+
+TraceWriter::~TraceWriter() {
+  try {
+    Impl& m = *impl_;
+    if (!m.file.valid()) return;
+    m.write_rows(m.rows_dataset);
+    for (Table& t : m.tables) t.capacity = static_cast<hsize_t>(t.rows);
+    m.rewrite([](hid_t) {});
+  } catch (const std::exception&) {  // the file in place is whole up to the last flush
+    std::remove((impl_->path + ".tmp").c_str());
+  }
+}
+
+void TraceWriter::events(std::span<const Event> events) {
+  impl_->guarded([&] { impl_->append(kEvents, events.size(), events.data()); });
+}
+
+void TraceWriter::budgets(std::span<const BudgetRow> rows) {
+  if (rows.empty()) return;
+  impl_->guarded([&] { impl_->append(kBudgets, rows.size(), rows.data()); });
+}
+
+void TraceWriter::predicted(std::span<const Event> ops) {
+  if (ops.empty()) return;
+  impl_->guarded([&] { impl_->append(kPredicted, ops.size(), ops.data()); });
+}
+
+void TraceWriter::step(std::int64_t step, const StepRow& row) {
+  Impl& m = *impl_;
+  m.guarded([&] {
+    std::vector<std::string> unknown;
+    for (const auto& [name, value] : row) {
+      const bool sound = !name.empty() && name != "step" &&
+                         std::all_of(name.begin(), name.end(), [](unsigned char c) {
+                           return std::isalnum(c) || c == '_' || c == '.' || c == '-';
+                         });
+      require(sound, "'{}' cannot name a step scalar", name);
+      if (std::find(m.scalars.begin(), m.scalars.end(), name) == m.scalars.end())
+        unknown.push_back(name);
+    }
+    if (!unknown.empty()) {
+      m.scalars.insert(m.scalars.end(), unknown.begin(), unknown.end());
+      m.rewrite([](hid_t) {});
+    }
+    std::vector<double> values(1 + m.scalars.size(), std::numeric_limits<double>::quiet_NaN());
+    std::memcpy(values.data(), &step, sizeof(step));
+    const auto found = m.step_rows.find(step);
+    Table& table = m.tables[kSteps];
+    if (found != m.step_rows.end())
+      transfer(table.dataset, table.type, static_cast<hsize_t>(found->second), 1, values.data(),
+               false, "steps");
+    for (std::size_t i = 0; i < m.scalars.size(); ++i)
+      if (const auto given = row.find(m.scalars[i]); given != row.end())
+        values[1 + i] = given->second;
+    if (found != m.step_rows.end()) {
+      m.put(kSteps, found->second, 1, values.data());
+    } else {
+      m.append(kSteps, 1, values.data());
+      m.step_rows[step] = table.rows - 1;
+    }
+  });
+}
+
+void TraceWriter::plan(const std::string& kind, std::uint64_t hash, const std::string& text,
+                       std::int64_t step) {
+  Impl& m = *impl_;
+  m.guarded([&] {
+    require(!kind.empty() && kind.size() < sizeof(PlanRow::kind),
+            "plan kind '{}' must have 1 to {} characters", kind, sizeof(PlanRow::kind) - 1);
+    auto found = m.plans.find({kind, hash});
+    if (found == m.plans.end()) {
+      PlanRow row;
+      kind.copy(row.kind, sizeof(row.kind) - 1);
+      row.hash = hash;
+      row.step = step;
+      row.begin = m.tables[kPlanText].rows;
+      row.bytes = static_cast<std::int64_t>(text.size());
+      m.append(kPlanText, text.size(), text.data());
+      m.append(kPlans, 1, &row);
+      found = m.plans.emplace(std::pair{kind, hash}, m.tables[kPlans].rows - 1).first;
+    }
+    const PlanStep executed{step, found->second};
+    m.append(kPlanSteps, 1, &executed);
+  });
+}
+
+void TraceWriter::flush() {
+  impl_->guarded([&] { impl_->write_rows(impl_->rows_dataset); });
+}
+
+const std::string& TraceWriter::path() const { return impl_->path; }
+
+}  // namespace ballast

@@ -1,0 +1,79 @@
+// Trace: one HDF5 file a rank, an event a row, flushed so that a killed run stays readable.
+//
+// Contents of DIR/trace_RRRRR.h5 (RRRRR is the rank), format_version 3:
+//   /rows             rows in use of each table below; what lies beyond them is unused space
+//   /events           compound, one row an event: the fields of Event, `kind` as an enumeration
+//   with names /steps            compound, one row a step: `step`, then a field a scalar, NaN where
+//   it was not given /plans            kind, hash, first step, and the place of the text in
+//   /plan_text; a distinct plan once /plan_steps       which plan (row of /plans) was executed at
+//   which step /plan_text        texts of the plans, one after another, UTF-8 /budgets compound,
+//   one row a head of a layer of a micro-batch under sparse attention: the fields of BudgetRow
+//   (version 2) /predicted        compound, one row an op of the rank's stage as the simulator
+//   times it: the fields of Event, seconds since the step's schedule
+//                     begins (version 3)
+//   /sessions/NNN     one group a start or restart: attributes of TraceHeader, started_unix_s, the
+//   first row of each table that the
+//                     session wrote (first_events, first_steps, first_plan_steps, first_budgets,
+//                     first_predicted), and the deck as a text
+//
+// How it survives a kill at any moment: tables are contiguous and have spare rows, so appending
+// writes data bytes and then the 40 bytes of /rows, never metadata.  When a table is full, or a new
+// scalar or session appears, the file is rewritten beside the old one with more room and takes its
+// place by rename.  A clean end rewrites it once more without spare rows.  There is no file lock:
+// the report may read a live run.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/observe/events.hpp"
+
+namespace ballast {
+
+/// Who wrote the trace and under which plans.
+struct TraceHeader {
+  int rank = 0, ranks = 1;
+  std::string host, device, mesh, deck, git_hash;
+  std::map<std::string, std::int64_t> mesh_degrees;  ///< dp, pp, cp_outer, ...
+  std::map<std::string, std::int64_t> coordinates;
+  int segment = 0;  ///< number of the restart that appends
+};
+
+/// Scalars of one step on one rank (loss, tokens, step time, peak bytes per category, attention
+/// FLOPs ...), by name.  A name may hold letters, digits, '_', '.' and '-', and is not "step".
+using StepRow = std::map<std::string, double>;
+
+class TraceWriter {
+ public:
+  /// Creates or appends to DIR/trace_RRRRR.h5; DIR is created.  A damaged file is set aside as
+  /// NAME.damaged and a new one begun. Not collective: every rank writes its own file.  Errors name
+  /// the file.
+  TraceWriter(const std::string& dir, const TraceHeader& header);
+  /// Flushes and drops the spare rows; errors are swallowed, so call flush() where they matter.
+  ~TraceWriter();
+  TraceWriter(const TraceWriter&) = delete;
+  TraceWriter& operator=(const TraceWriter&) = delete;
+  void events(std::span<const Event> events);
+  void budgets(std::span<const BudgetRow> rows);
+  /// Simulated ops of the rank's stage: step, micro_batch, chunk, stage, kind, begin_s and end_s of
+  /// each.
+  void predicted(std::span<const Event> ops);
+  /// Scalars of a step; calls with the same step of one session share a row.
+  void step(std::int64_t step, const StepRow& row);
+  /// Text of an executed plan (schedule, batch, ring) under its hash; each distinct plan is stored
+  /// once.
+  void plan(const std::string& kind, std::uint64_t hash, const std::string& text,
+            std::int64_t step);
+  /// What was handed over so far survives a kill of this process.
+  void flush();
+  const std::string& path() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,321 @@
+// Attention on CUDA: checks, workspace, choice of kernels, and the small row kernels around them.
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/plan/context/axis_token.hpp"
+#include "kernels/cuda/attention/attention.hpp"
+#include "kernels/cuda/attention/launch.hpp"
+#include "kernels/cuda/index/attention_index.hpp"
+
+namespace ballast::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr float kLog2E = 1.4426950408889634f;
+
+int grid(std::int64_t threads) {
+  return static_cast<int>(std::max<std::int64_t>(1, (threads + kThreads - 1) / kThreads));
+}
+
+struct WorkspaceLayout {
+  AttentionScratch scratch;
+  std::size_t bytes = 0;
+};
+
+WorkspaceLayout lay_out(void* base, const DeviceIndex& index, int q_heads, int head_dim,
+                        bool backward) {
+  WorkspaceLayout w;
+  const auto take = [&](auto*& pointer, std::int64_t bytes) {
+    pointer = base == nullptr ? nullptr
+                              : reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(
+                                    static_cast<char*>(base) + w.bytes);
+    w.bytes += static_cast<std::size_t>(bytes + 255) / 256 * 256;
+  };
+  const std::int64_t bar_elements = index.bar_rows() * index.bar_heads() * head_dim;
+  take(w.scratch.counters, 256);
+  take(w.scratch.bar_k, bar_elements * 2);
+  take(w.scratch.bar_v, bar_elements * 2);
+  if (backward) {
+    take(w.scratch.statistics,
+         static_cast<std::int64_t>(q_heads) * index.shape.q_blocks() * 2 * kBlock * 4);
+    take(w.scratch.bar_dk, bar_elements * 4);
+    take(w.scratch.bar_dv, bar_elements * 4);
+  }
+  return w;
+}
+
+/// The copy engine needs 16-byte aligned addresses and strides.
+bool aligned(const void* p, std::int64_t stride, int element_bytes) {
+  return reinterpret_cast<std::uintptr_t>(p) % 16 == 0 && stride * element_bytes % 16 == 0 &&
+         stride > 0;
+}
+
+cudaError_t choose(AttentionPath wanted, bool tma_possible, bool& sm90) {
+  int device = 0, major = 0;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess)
+    e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (e != cudaSuccess) return e;
+  const bool possible = major == 9 && tma_possible;
+  if (wanted == AttentionPath::sm90 && !possible) return cudaErrorNotSupported;
+  sm90 = wanted == AttentionPath::sm90 || (wanted == AttentionPath::automatic && possible);
+  return cudaSuccess;
+}
+
+bool heads_fit(const DeviceIndex* index, int q_heads, int kv_heads, int head_dim, float scale) {
+  return index != nullptr && kv_heads > 0 && q_heads % kv_heads == 0 && q_heads / kv_heads <= 16 &&
+         (head_dim == 64 || head_dim == 128) && scale > 0 && index->shape.q_heads == q_heads &&
+         index->shape.kv_heads == kv_heads;
+}
+
+__device__ float4 load4(const __nv_bfloat16* p) {
+  const uint2 raw = *reinterpret_cast<const uint2*>(p);
+  return make_float4(__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xFFFF0000u),
+                     __uint_as_float(raw.y << 16), __uint_as_float(raw.y & 0xFFFF0000u));
+}
+__device__ float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
+
+/// Dot product of two rows by a warp; `vector`: both are aligned for four elements at once.
+template <class T>
+__device__ float row_dot(const __nv_bfloat16* a, const T* b, int n, bool vector) {
+  float sum = 0;
+  if (vector) {
+    const int d = threadIdx.x % 32 * 4;
+    if (d < n) {
+      const float4 x = load4(a + d), y = load4(b + d);
+      sum = x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
+    }
+  } else {
+    for (int d = threadIdx.x % 32; d < n; d += 32)
+      sum += static_cast<float>(a[d]) * static_cast<float>(b[d]);
+  }
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  return sum;
+}
+
+struct DeltaOperands {
+  const __nv_bfloat16* dout;
+  const void* o;
+  std::int64_t dout_stride, o_stride;
+  bool o_fp32, vector;
+  int head_dim;
+  __device__ float operator()(std::int64_t token, int head) const {
+    const __nv_bfloat16* a = dout + token * dout_stride + head * head_dim;
+    const std::int64_t at = token * o_stride + head * head_dim;
+    return o_fp32 ? row_dot(a, static_cast<const float*>(o) + at, head_dim, vector)
+                  : row_dot(a, static_cast<const __nv_bfloat16*>(o) + at, head_dim, vector);
+  }
+};
+DeltaOperands delta_operands(const void* dout, std::int64_t dout_stride, const void* o,
+                             std::int64_t o_stride, bool o_fp32, int head_dim) {
+  const auto fits = [](const void* p, std::int64_t stride, int bytes) {
+    return reinterpret_cast<std::uintptr_t>(p) % (4 * bytes) == 0 && stride % 4 == 0;
+  };
+  return {static_cast<const __nv_bfloat16*>(dout),
+          o,
+          dout_stride,
+          o_stride,
+          o_fp32,
+          fits(dout, dout_stride, 2) && fits(o, o_stride, o_fp32 ? 4 : 2),
+          head_dim};
+}
+
+__global__ void delta_kernel(DeltaOperands delta_of, float* delta, std::int64_t tokens, int heads) {
+  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+  if (i >= tokens * heads) return;
+  const std::int64_t token = i / heads;
+  const int head = static_cast<int>(i % heads);
+  const float d = delta_of(token, head);
+  if (threadIdx.x % 32 == 0) delta[head * tokens + token] = d;
+}
+
+/// A CTA a row, a warp a head.  zero (may be null, 16-byte aligned as its stride): dQ, cleared on
+/// the way by kernels that add to it.
+__global__ void statistics_kernel(DeltaOperands delta_of, const float* given_delta,
+                                  const float* lse, int heads, std::int64_t tokens,
+                                  std::int64_t blocks, float* statistics, float* zero,
+                                  std::int64_t zero_stride) {
+  const std::int64_t token = blockIdx.x;
+  const int lane = threadIdx.x % 32;
+  for (int head = threadIdx.x / 32; head < heads; head += kThreads / 32) {
+    float lse2 = INFINITY, delta = 0;
+    if (token < tokens) {
+      const float l = lse[head * tokens + token];
+      if (l != -INFINITY) lse2 = l * kLog2E;
+      if (zero != nullptr && 4 * lane < delta_of.head_dim) {
+        *reinterpret_cast<float4*>(zero + token * zero_stride + head * delta_of.head_dim +
+                                   4 * lane) = make_float4(0, 0, 0, 0);
+      }
+      delta = given_delta != nullptr ? given_delta[head * tokens + token] : delta_of(token, head);
+    }
+    if (lane == 0) {
+      float* out = statistics + (head * blocks + token / kBlock) * 2 * kBlock + token % kBlock;
+      out[0] = lse2;
+      out[kBlock] = delta;
+    }
+  }
+}
+
+__global__ void merge_kernel(float* o, float* lse, const float* o_part, const float* lse_part,
+                             std::int64_t tokens, int heads, int head_dim) {
+  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+  if (i >= tokens * heads) return;
+  const std::int64_t token = i / heads;
+  const int head = static_cast<int>(i % heads);
+  const float a = lse[head * tokens + token], b = lse_part[head * tokens + token];
+  if (b == -INFINITY) return;  // nothing to add, also when both are empty
+  const float top = fmaxf(a, b);
+  const float wa = expf(a - top), wb = expf(b - top), sum = wa + wb;  // a = -inf gives wa = 0
+  for (int d = threadIdx.x % 32; d < head_dim; d += 32) {
+    const std::int64_t at = i * head_dim + d;
+    o[at] = a == -INFINITY ? o_part[at] : (wa * o[at] + wb * o_part[at]) / sum;
+  }
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) lse[head * tokens + token] = top + logf(sum);
+}
+
+__global__ void convert_kernel(const float* in, std::int64_t in_stride, __nv_bfloat16* out,
+                               std::int64_t out_stride, std::int64_t rows, std::int64_t columns) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const std::int64_t quads = columns / 4;
+  if (i >= rows * quads) return;
+  const float* from = in + i / quads * in_stride + i % quads * 4;
+  __nv_bfloat16* to = out + i / quads * out_stride + i % quads * 4;
+  for (int e = 0; e < 4; ++e) to[e] = __float2bfloat16(from[e]);
+}
+
+__global__ void fill_kernel(float* out, std::int64_t n, float value) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < n) out[i] = value;
+}
+
+cudaError_t zero_rows(void* p, std::int64_t stride, std::int64_t columns, std::int64_t rows,
+                      int element_bytes, cudaStream_t stream) {
+  if (rows == 0) return cudaSuccess;
+  if (stride == columns)
+    return cudaMemsetAsync(p, 0, static_cast<std::size_t>(rows * columns * element_bytes), stream);
+  return cudaMemset2DAsync(p, static_cast<std::size_t>(stride * element_bytes), 0,
+                           static_cast<std::size_t>(columns * element_bytes),
+                           static_cast<std::size_t>(rows), stream);
+}
+
+}  // namespace
+
+std::size_t attention_forward_workspace(const AttentionForwardArgs& a) {
+  return lay_out(nullptr, *a.index, a.q_heads, a.head_dim, false).bytes;
+}
+std::size_t attention_backward_workspace(const AttentionBackwardArgs& a) {
+  return lay_out(nullptr, *a.index, a.q_heads, a.head_dim, true).bytes;
+}
+
+cudaError_t attention_forward(const AttentionForwardArgs& a, cudaStream_t stream) {
+  if (!heads_fit(a.index, a.q_heads, a.kv_heads, a.head_dim, a.scale)) return cudaErrorInvalidValue;
+  const DeviceIndex& index = *a.index;
+  const WorkspaceLayout w = lay_out(a.workspace, index, a.q_heads, a.head_dim, false);
+  const std::int64_t q_tokens = index.shape.q_tokens;
+  if (q_tokens == 0) return cudaSuccess;
+  if (index.shape.k_tokens == 0) {
+    fill_kernel<<<grid(q_tokens * a.q_heads), kThreads, 0, stream>>>(a.lse, q_tokens * a.q_heads,
+                                                                     -INFINITY);
+    return zero_rows(a.o, a.o_stride, static_cast<std::int64_t>(a.q_heads) * a.head_dim, q_tokens,
+                     a.o_fp32 ? 4 : 2, stream);
+  }
+  if (a.workspace == nullptr || a.workspace_bytes < w.bytes) return cudaErrorInvalidValue;
+  // The epilogue stores pairs of elements.
+  const bool tma = aligned(a.q, a.q_stride, 2) && aligned(a.k, a.k_stride, 2) &&
+                   aligned(a.v, a.v_stride, 2) && a.o_stride % 2 == 0 &&
+                   reinterpret_cast<std::uintptr_t>(a.o) % 8 == 0;
+  bool sm90 = false;
+  cudaError_t e = choose(a.path, tma, sm90);
+  if (e == cudaSuccess) e = cudaMemsetAsync(w.scratch.counters, 0, 256, stream);
+  if (e == cudaSuccess && index.has_bars()) {
+    e = gather_bars(index, a.k, a.k_stride, a.v, a.v_stride, a.head_dim, w.scratch.bar_k,
+                    w.scratch.bar_v, stream);
+  }
+  if (e != cudaSuccess) return e;
+  return sm90 ? forward_sm90(a, w.scratch, stream) : forward_plain(a, w.scratch, stream);
+}
+
+cudaError_t attention_backward(const AttentionBackwardArgs& a, cudaStream_t stream) {
+  if (!heads_fit(a.index, a.q_heads, a.kv_heads, a.head_dim, a.scale) ||
+      (a.delta == nullptr && a.o == nullptr)) {
+    return cudaErrorInvalidValue;
+  }
+  const DeviceIndex& index = *a.index;
+  const WorkspaceLayout w = lay_out(a.workspace, index, a.q_heads, a.head_dim, true);
+  const std::int64_t q_tokens = index.shape.q_tokens, k_tokens = index.shape.k_tokens;
+  const std::int64_t q_columns = static_cast<std::int64_t>(a.q_heads) * a.head_dim,
+                     k_columns = static_cast<std::int64_t>(a.kv_heads) * a.head_dim;
+  const bool empty = q_tokens == 0 || k_tokens == 0;
+  bool sm90 = false;
+  cudaError_t e = cudaSuccess;
+  if (!empty) {
+    if (a.workspace == nullptr || a.workspace_bytes < w.bytes) return cudaErrorInvalidValue;
+    const bool tma = aligned(a.q, a.q_stride, 2) && aligned(a.k, a.k_stride, 2) &&
+                     aligned(a.v, a.v_stride, 2) && aligned(a.dout, a.dout_stride, 2) &&
+                     aligned(a.dq, a.dq_stride, 4) && a.dk_stride % 2 == 0 &&
+                     a.dv_stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(a.dk) % 8 == 0 &&
+                     reinterpret_cast<std::uintptr_t>(a.dv) % 8 == 0;
+    e = choose(a.path, tma, sm90);
+  }
+  // Kernels that add need zeros to add to; dQ's are written beside the statistics.
+  const bool clear_dq = !empty && !a.accumulate_dq && sm90 && !separate_query_gradient(a);
+  if (e == cudaSuccess && empty && !a.accumulate_dq)
+    e = zero_rows(a.dq, a.dq_stride, q_columns, q_tokens, 4, stream);
+  if (e == cudaSuccess && !a.accumulate_dkv && (empty || (sm90 && cuts_units(a)))) {
+    e = zero_rows(a.dk, a.dk_stride, k_columns, k_tokens, 4, stream);
+    if (e == cudaSuccess) e = zero_rows(a.dv, a.dv_stride, k_columns, k_tokens, 4, stream);
+  }
+  if (e != cudaSuccess || empty) return e;
+
+  e = cudaMemsetAsync(w.scratch.counters, 0, 256, stream);
+  if (e != cudaSuccess) return e;
+  statistics_kernel<<<static_cast<unsigned>(index.shape.q_blocks() * kBlock), kThreads, 0,
+                      stream>>>(
+      delta_operands(a.dout, a.dout_stride, a.o, a.o_stride, a.o_fp32, a.head_dim), a.delta, a.lse,
+      a.q_heads, q_tokens, index.shape.q_blocks(), w.scratch.statistics, clear_dq ? a.dq : nullptr,
+      a.dq_stride);
+  e = cudaGetLastError();
+  if (e == cudaSuccess && index.has_bars()) {
+    e = gather_bars(index, a.k, a.k_stride, a.v, a.v_stride, a.head_dim, w.scratch.bar_k,
+                    w.scratch.bar_v, stream);
+  }
+  if (e == cudaSuccess)
+    e = sm90 ? backward_sm90(a, w.scratch, stream) : backward_plain(a, w.scratch, stream);
+  if (e == cudaSuccess && index.has_bars()) {
+    e = scatter_bar_gradients(index, w.scratch.bar_dk, w.scratch.bar_dv, a.head_dim, a.dk,
+                              a.dk_stride, a.dv, a.dv_stride, stream);
+  }
+  return e;
+}
+
+cudaError_t attention_delta(const void* dout, std::int64_t dout_stride, const void* o,
+                            std::int64_t o_stride, bool o_fp32, float* delta, std::int64_t tokens,
+                            int heads, int head_dim, cudaStream_t stream) {
+  if (tokens == 0) return cudaSuccess;
+  delta_kernel<<<grid(tokens * heads * 32), kThreads, 0, stream>>>(
+      delta_operands(dout, dout_stride, o, o_stride, o_fp32, head_dim), delta, tokens, heads);
+  return cudaGetLastError();
+}
+
+cudaError_t attention_merge(float* o, float* lse, const float* o_part, const float* lse_part,
+                            std::int64_t tokens, int heads, int head_dim, cudaStream_t stream) {
+  if (tokens == 0) return cudaSuccess;
+  merge_kernel<<<grid(tokens * heads * 32), kThreads, 0, stream>>>(o, lse, o_part, lse_part, tokens,
+                                                                   heads, head_dim);
+  return cudaGetLastError();
+}
+
+cudaError_t convert_to_bf16(const float* in, std::int64_t in_stride, void* out,
+                            std::int64_t out_stride, std::int64_t rows, std::int64_t columns,
+                            cudaStream_t stream) {
+  if (columns % 4 != 0) return cudaErrorInvalidValue;
+  if (rows == 0) return cudaSuccess;
+  convert_kernel<<<grid(rows * columns / 4), kThreads, 0, stream>>>(
+      in, in_stride, static_cast<__nv_bfloat16*>(out), out_stride, rows, columns);
+  return cudaGetLastError();
+}
+
+}  // namespace ballast::cuda

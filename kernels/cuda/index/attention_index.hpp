@@ -1,0 +1,160 @@
+// Device mirror of core/plan/attention/attention_pattern.hpp, plus what the kernels derive from it
+// on the GPU.
+//
+// One buffer holds everything.  Either upload_index() fills the first half from a host
+// AttentionIndex, or a GPU builder writes the same arrays through the pointers.  derive_index()
+// then computes the second half (transposed lists, work orders, column gathers) on the stream.
+// Sizes in IndexShape are capacities: kernels read true counts from the offset arrays, so no count
+// ever returns to the host.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/context/axis_token.hpp"
+
+#ifdef __CUDACC__
+#define BALLAST_HOST_DEVICE __host__ __device__
+#else
+#define BALLAST_HOST_DEVICE
+#endif
+
+namespace ballast::cuda {
+
+inline constexpr int kKeyTile = 2 * kBlock;  ///< keys of one backward work unit
+inline constexpr int kBarTile = kKeyTile;
+
+struct IndexShape {
+  std::int64_t q_tokens = 0, k_tokens = 0;
+  int q_heads = 0, kv_heads = 0;  ///< heads of the attention calls that will use this index
+  int index_heads = 1;            ///< 1 or q_heads
+  /// Every query block has one run that holds all its visible keys, and there are no bars: the run
+  /// arrays are not read and need not be filled.
+  bool dense = false;
+  std::int64_t runs = 0, row_masks = 0;
+  std::int64_t block_pairs = 0;  ///< (query block, key block, mask) triples over all index heads:
+                                 ///< size of the transpose; 0 when dense
+  int segments = 1;
+  std::int64_t bars = 0,
+               cover_words = 0;  ///< bars = 0: no bars, and the arrays for them are absent
+
+  BALLAST_HOST_DEVICE std::int64_t q_blocks() const { return (q_tokens + kBlock - 1) / kBlock; }
+  BALLAST_HOST_DEVICE std::int64_t k_blocks() const { return (k_tokens + kBlock - 1) / kBlock; }
+};
+
+/// First and last row of a query block decide whether a tile is empty, whole or masked, because
+/// bounds never decrease.
+struct BlockBounds {
+  std::int32_t begin_first, begin_last, end_first, end_last;
+};
+struct Interval {
+  std::int32_t begin, end;
+};
+
+// A backward work unit is 128 keys of one key head, or 128 gathered columns (kBarUnit).  Long units
+// of keys are cut by query heads: a piece names its unit, which of `parts` equal shares of the
+// group's query heads it takes, and `parts`.
+inline constexpr int kBarUnit = 1 << 30,
+                     kPieceShift = 22;  ///< a unit has 22 bits, part and parts - 1 have 4 each
+BALLAST_HOST_DEVICE constexpr int backward_piece(int unit, int part, int parts) {
+  return unit | part << kPieceShift | (parts - 1) << (kPieceShift + 4);
+}
+
+struct DeviceIndex {
+  IndexShape shape;
+  // --- as in AttentionIndex; filled by upload_index() or by a GPU builder
+  // -------------------------------------------
+  std::int32_t* key_begin = nullptr;
+  std::int32_t* key_end = nullptr;
+  std::int64_t* run_offset = nullptr;
+  BlockRun* runs = nullptr;
+  std::uint64_t* row_masks = nullptr;
+  std::int32_t* block_segment = nullptr;
+  std::int64_t* bar_offset = nullptr;
+  std::int32_t* bars = nullptr;
+  std::int64_t* cover_offset = nullptr;
+  std::uint64_t* cover = nullptr;
+  // --- derived
+  // -----------------------------------------------------------------------------------------------
+  Interval* rows = nullptr;  ///< [64 q_blocks] visible keys of a row; rows past q_tokens see none
+  BlockBounds* bounds = nullptr;              ///< [q_blocks]
+  Interval* query_range = nullptr;            ///< [k_blocks] query blocks that can see a key block
+  Interval* key_queries = nullptr;            ///< [key_rows()] query rows that see a key
+  std::int32_t* transposed_offset = nullptr;  ///< [index_heads * k_blocks + 1]
+  BlockRun* transposed = nullptr;             ///< query blocks of a key block, ascending
+  std::uint64_t* scratch = nullptr;           ///< unsorted transpose
+  std::int32_t* scratch_count = nullptr;
+  std::int32_t* forward_order = nullptr;  ///< forward work units, longest first
+  std::int32_t* backward_order =
+      nullptr;  ///< backward work units as pieces of one part, longest first
+  /// The same with long units cut, for kernels that may add into dK and dV; with several packed
+  /// segments one after another.
+  std::int32_t* backward_pieces = nullptr;
+  std::int32_t* forward_cost = nullptr;
+  std::int32_t* backward_cost = nullptr;
+  std::int32_t* backward_units =
+      nullptr;  ///< [2] how many there are in backward_order and in backward_pieces
+  std::int32_t* order_buckets = nullptr;  ///< [segment_places() + 1024] scratch of the sort
+  // Bars gathered into a dense buffer, lists padded to kBarTile rows.
+  std::int32_t* bar_row_offset =
+      nullptr;  ///< [index_heads * segments + 1] first gathered row of a list
+  std::int32_t* bar_row_key = nullptr;  ///< [bar_rows] key of a gathered row, -1 for padding
+  Interval* bar_row_queries = nullptr;  ///< [bar_rows] query rows that see a gathered row
+  std::int32_t* bar_tile_list =
+      nullptr;  ///< [bar_rows / kBarTile] list (index head * segments + segment) of a tile
+  Interval* bar_tile_queries =
+      nullptr;  ///< [bar_rows / kBarTile] query blocks that can see the tile
+  Interval* bar_bounds =
+      nullptr;  ///< [index_heads, 64 q_blocks] visible bars of a row, counted in its list
+
+  /// Two query heads that share a key head and a list fill one CTA; otherwise two neighbouring
+  /// query blocks do.
+  BALLAST_HOST_DEVICE bool pairs_heads() const {
+    return shape.index_heads == 1 && (shape.q_heads / shape.kv_heads) % 2 == 0;
+  }
+  /// Keys, padded to whole backward units.
+  BALLAST_HOST_DEVICE std::int64_t key_rows() const {
+    return (shape.k_tokens + kKeyTile - 1) / kKeyTile * kKeyTile;
+  }
+  BALLAST_HOST_DEVICE bool has_bars() const { return shape.bars > 0; }
+  /// Capacity of the gathered buffer.
+  BALLAST_HOST_DEVICE std::int64_t bar_rows() const {
+    if (shape.bars == 0) return 0;
+    return (shape.bars / kBarTile + static_cast<std::int64_t>(shape.index_heads) * shape.segments) *
+           kBarTile;
+  }
+  /// Key heads one after another rather than together: when all keys and values (at head dim 128)
+  /// exceed the L2 cache and one head alone fills the machine many times over.
+  BALLAST_HOST_DEVICE bool key_heads_in_turn() const {
+    return shape.kv_heads > 1 && shape.k_tokens * shape.kv_heads * 512 > (48 << 20) &&
+           shape.q_blocks() * (shape.q_heads / shape.kv_heads) > 4096;
+  }
+  /// Places for the backward pieces of a dense index, one a key tile and query head.
+  BALLAST_HOST_DEVICE int segment_places() const {
+    return shape.dense ? static_cast<int>(key_rows() / kKeyTile) * shape.q_heads : 0;
+  }
+  BALLAST_HOST_DEVICE int bar_heads() const {
+    return shape.index_heads == 1 ? shape.kv_heads : 1;
+  }  ///< heads of the gathered buffer
+  std::int64_t forward_units() const;
+  std::int64_t backward_unit_capacity() const;
+};
+
+/// Capacities that hold `index` exactly.
+IndexShape shape_of(const AttentionIndex& index, int q_heads, int kv_heads);
+/// Bytes of the buffer, and the pointers laid out in it (buffer: device, 256-byte aligned).
+std::size_t index_bytes(const IndexShape& shape);
+DeviceIndex bind_index(const IndexShape& shape, void* buffer);
+/// Copies the host value by copy(to, from, bytes), host to device in stream order.
+using IndexCopy = std::function<cudaError_t(void* to, const void* from, std::size_t bytes)>;
+cudaError_t upload_index(const AttentionIndex& index, DeviceIndex& device, const IndexCopy& copy);
+/// The same by cudaMemcpyAsync; the vectors must stay alive until the stream has run.
+cudaError_t upload_index(const AttentionIndex& index, DeviceIndex& device, cudaStream_t stream);
+/// Computes the derived half.  Call once per index; forward, recomputation and backward share the
+/// result.
+cudaError_t derive_index(const DeviceIndex& device, cudaStream_t stream);
+
+}  // namespace ballast::cuda

@@ -1,0 +1,275 @@
+#include "kernels/cuda/index/block_builder.hpp"
+
+#include <algorithm>
+
+#include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/attention/coverage.hpp"
+#include "core/predict/latency_model.hpp"
+#include "kernels/cuda/index/block_launch.hpp"
+#include "kernels/cuda/index/index_mirror.hpp"
+#include "kernels/cuda/index/slash_launch.hpp"
+#include "kernels/cuda/runtime/device.hpp"
+
+namespace ballast::cuda {
+namespace {
+
+Tensor workspace(Shape shape, DType type, Device& device) {
+  return Tensor::empty(std::move(shape), type, device, MemoryCategory::workspace);
+}
+
+Tensor upload(const std::vector<std::int32_t>& values, Device& device) {
+  return Tensor::wrap(const_cast<std::int32_t*>(values.data()),
+                      {static_cast<std::int64_t>(values.size())}, DType::i32)
+      .to(device);
+}
+
+struct RowsOnGpu {
+  Tensor first, own, rows;
+  RowsOnGpu() = default;
+  RowsOnGpu(const PatternRows& at, Device& device)
+      : first(upload(at.first, device)),
+        own(upload(at.own, device)),
+        rows(upload(at.rows, device)) {}
+  BlockRows view() const {
+    return {static_cast<int>(own.numel()), first.data<std::int32_t>(), own.data<std::int32_t>(),
+            rows.data<std::int32_t>()};
+  }
+};
+
+std::uint64_t* words_of(const Tensor& t) {
+  return reinterpret_cast<std::uint64_t*>(t.data<std::int64_t>());
+}
+
+}  // namespace
+
+struct BlockBuilder::Arrays {
+  Device* device = nullptr;
+  int rank = 0, widest = 0, pattern_blocks = 0;
+  std::int64_t q_tokens = 0;
+  RowsOnGpu queries;
+  Tensor block_keys, logit_weights;
+  struct Call {
+    std::int64_t tokens = 0;
+    RowsOnGpu rows;
+    Tensor key_begin, key_end;
+  };
+  std::vector<Call> calls;
+  std::vector<std::int64_t> shard_tokens;  ///< [ranks]
+  std::vector<RowsOnGpu> shard_rows;
+
+  void check_keys(const Tensor& k, int shard) const {
+    require(k.size(0) == shard_tokens[shard] && (k.size(0) == 0 || k.strides()[1] == k.size(2)),
+            "sparse attention: k {} does not fit the {} keys of shard {}", to_string(k.shape()),
+            shard_tokens[shard], shard);
+  }
+
+  Routing routing(const Tensor& q, const Tensor& means) const;
+};
+
+BlockBuilder::BlockBuilder(const AttentionAxes& axes, const KeyAxis& axis, const Blocks& blocks,
+                           Device& device)
+    : arrays_(std::make_shared<Arrays>()) {
+  Arrays& a = *arrays_;
+  a.device = &device;
+  a.rank = axes.rank;
+  a.widest = blocks.widest;
+  a.pattern_blocks = static_cast<int>(blocks.block_keys.size());
+  a.q_tokens = static_cast<std::int64_t>(axes.queries.size());
+  a.queries = RowsOnGpu(blocks.queries, device);
+  a.block_keys = upload(blocks.block_keys, device);
+  a.logit_weights = upload({logit_weights().begin(), logit_weights().end()}, device);
+  for (std::size_t k = 0; k < axes.keys.size(); ++k) {
+    a.shard_tokens.push_back(static_cast<std::int64_t>(axes.keys[k].size()));
+    a.shard_rows.emplace_back(blocks.shards[k], device);
+  }
+  const std::vector<AttentionIndex> seen =
+      split_keys(visible_index(axes.queries, axis, 1), axis, axes.calls());
+  for (std::size_t k = 0; k < seen.size(); ++k)
+    a.calls.push_back({seen[k].k_tokens, RowsOnGpu(blocks.calls[k], device),
+                       upload(seen[k].key_begin, device), upload(seen[k].key_end, device)});
+}
+
+BlockBuilder::~BlockBuilder() = default;
+
+Tensor BlockBuilder::pool(const Tensor& k) const {
+  const Arrays& a = *arrays_;
+  const int columns = static_cast<int>(k.size(1) * k.size(2));
+  a.check_keys(k, a.rank);
+  Tensor sums =
+      Tensor::zeros({a.pattern_blocks, columns}, DType::i64, *a.device, MemoryCategory::workspace);
+  check(pool_keys(k.raw(), k.strides()[0], columns, a.shard_rows[a.rank].view(),
+                  sums.data<std::int64_t>(), stream()),
+        "pooling of keys");
+  return sums;
+}
+
+Tensor BlockBuilder::means(const Tensor& sums) const {
+  const Arrays& a = *arrays_;
+  Tensor means = workspace({2, sums.size(0), sums.size(1)}, DType::bf16, *a.device);
+  check(mean_keys(sums.data<std::int64_t>(), a.block_keys.data<std::int32_t>(), a.pattern_blocks,
+                  static_cast<int>(sums.size(1)), means.rows(0, 1).raw(), means.rows(1, 2).raw(),
+                  stream()),
+        "means of keys");
+  return means;
+}
+
+Routing BlockBuilder::Arrays::routing(const Tensor& q, const Tensor& means) const {
+  require(widest <= 3072,
+          "moba on CUDA: a segment of {} blocks, at most 3072; use a larger attention.moba_block",
+          widest);
+  require(q.size(2) == 64 || q.size(2) == 128,
+          "attention on CUDA needs a head dim of 64 or 128, got {}", q.size(2));
+  Routing x;
+  x.q = q.raw();
+  x.q_stride = q.size(0) > 0 ? q.strides()[0] : 0;
+  x.tokens = q.size(0);
+  x.high = means.rows(0, 1).raw();
+  x.low = means.rows(1, 2).raw();
+  x.q_heads = static_cast<int>(q.size(1));
+  x.head_dim = static_cast<int>(q.size(2));
+  x.kv_heads = static_cast<int>(means.size(2)) / x.head_dim;
+  x.at = queries.view();
+  x.width = widest;
+  return x;
+}
+
+Tensor BlockBuilder::coverage(const Tensor& q, const Tensor& means, double scale,
+                              const std::vector<std::int64_t>& budgets) const {
+  const Arrays& a = *arrays_;
+  const Routing x = a.routing(q, means);
+  const auto count = static_cast<std::int64_t>(budgets.size());
+  const Tensor budget =
+      Tensor::wrap(const_cast<std::int64_t*>(budgets.data()), {count}, DType::i64).to(*a.device);
+  Tensor curve = Tensor::zeros({count}, DType::i64, *a.device, MemoryCategory::workspace);
+  const CoverageCurve c{
+      static_cast<float>(scale), budget.data<std::int64_t>(), static_cast<int>(count),
+      reinterpret_cast<const std::uint32_t*>(a.logit_weights.data<std::int32_t>()),
+      curve.data<std::int64_t>()};
+  check(route_coverage(x, c, stream()), "coverage of the budgets");
+  return curve;
+}
+
+Tensor BlockBuilder::route(const Tensor& q, const Tensor& means, std::int64_t top_k) const {
+  const Arrays& a = *arrays_;
+  const Routing x = a.routing(q, means);
+  Tensor words = workspace({q.size(1), x.at.blocks, a.widest}, DType::i64, *a.device);
+  check(route_queries(x, static_cast<int>(std::min<std::int64_t>(top_k, 1 << 30)), words_of(words),
+                      stream()),
+        "routing of queries");
+  return words;
+}
+
+Tensor BlockBuilder::stride_lse(const Tensor& q, int stride) const {
+  return workspace({q.size(1), q.size(0) / stride, arrays_->widest}, DType::f32, *arrays_->device);
+}
+
+void BlockBuilder::score(const Tensor& q, const Tensor& keys, int shard, double scale, int stride,
+                         int block, Tensor& lse) const {
+  const Arrays& a = *arrays_;
+  require(q.size(2) == 64 || q.size(2) == 128,
+          "attention on CUDA needs a head dim of 64 or 128, got {}", q.size(2));
+  a.check_keys(keys, shard);
+  if (q.size(0) == 0 || keys.size(0) == 0) return;
+  Strides x;
+  x.q = q.raw();
+  x.k = keys.raw();
+  x.q_stride = q.strides()[0];
+  x.k_stride = keys.strides()[0];
+  x.q_heads = static_cast<int>(q.size(1));
+  x.kv_heads = static_cast<int>(keys.size(1));
+  x.head_dim = static_cast<int>(q.size(2));
+  x.scale = static_cast<float>(scale / stride);
+  x.queries = a.queries.view();
+  x.keys = a.shard_rows[shard].view();
+  x.stride = stride;
+  x.block = block;
+  x.width = a.widest;
+  check(score_strides(x, lse.data<float>(), stream()), "antidiagonal scores");
+}
+
+Tensor BlockBuilder::choose(const Tensor& lse, int stride, int block, double share,
+                            Tensor& counts) const {
+  const Arrays& a = *arrays_;
+  const BlockRows queries = a.queries.view();
+  const int heads = static_cast<int>(lse.size(0));
+  require(a.widest <= 16384,
+          "xattention on CUDA: a segment of {} blocks, at most 16384; use a larger "
+          "attention.xattention_block",
+          a.widest);
+  counts = Tensor::zeros({heads}, DType::i64, *a.device, MemoryCategory::workspace);
+  Tensor words = workspace({heads, queries.blocks, a.widest}, DType::i64, *a.device);
+  check(choose_strides(lse.data<float>(), heads, queries, stride, block, a.widest, share,
+                       words_of(words), counts.data<std::int64_t>(), stream()),
+        "choice of blocks");
+  return words;
+}
+
+std::vector<AttentionIndex> BlockBuilder::build(const Tensor& words, int q_heads,
+                                                int kv_heads) const {
+  const Arrays& a = *arrays_;
+  Device& device = *a.device;
+  const std::int64_t calls = static_cast<std::int64_t>(a.calls.size()),
+                     lists = q_heads * a.queries.own.numel();
+  const auto choice = [&](const Arrays::Call& call) {
+    return BlockChoice{words_of(words),
+                       q_heads,
+                       a.widest,
+                       a.queries.view(),
+                       call.rows.view(),
+                       call.key_begin.data<std::int32_t>(),
+                       call.key_end.data<std::int32_t>(),
+                       a.q_tokens};
+  };
+  Tensor sizes = Tensor::zeros({3, calls}, DType::i64, device,
+                               MemoryCategory::workspace);  // runs, block pairs, pairs
+  std::vector<Tensor> offsets;
+  for (std::int64_t k = 0; k < calls; ++k) {
+    offsets.push_back(Tensor::zeros({lists + 1}, DType::i64, device, MemoryCategory::workspace));
+    check(count_block_runs(choice(a.calls[k]), offsets.back().data<std::int64_t>(),
+                           words_of(sizes) + calls + k, stream()),
+          "counting of runs");
+    Tensor to = sizes.rows(0, 1).reshape({calls}).rows(k, k + 1);
+    to.copy_from(offsets.back().rows(lists, lists + 1));
+  }
+  const Tensor found = sizes.to(host_device());
+  std::vector<AttentionIndex> built;
+  for (std::int64_t k = 0; k < calls; ++k) {
+    const Arrays::Call& call = a.calls[k];
+    IndexShape shape;
+    shape.q_tokens = a.q_tokens;
+    shape.k_tokens = call.tokens;
+    shape.q_heads = shape.index_heads = q_heads;
+    shape.kv_heads = kv_heads;
+    shape.runs = shape.row_masks = std::max<std::int64_t>(1, found.data<std::int64_t>()[k]);
+    shape.block_pairs = std::max<std::int64_t>(1, found.data<std::int64_t>()[calls + k]);
+    // The arrays that do not depend on the choice stay with the builder, the offsets with the
+    // mirror.
+    auto mirror = std::make_shared<IndexMirror>();
+    mirror->q_heads = q_heads;
+    mirror->kv_heads = kv_heads;
+    mirror->shared =
+        std::make_shared<std::pair<std::shared_ptr<Arrays>, Tensor>>(arrays_, offsets[k]);
+    mirror->buffer = workspace({static_cast<std::int64_t>(index_bytes(shape))}, DType::u8, device);
+    mirror->index = bind_index(shape, mirror->buffer.raw());
+    mirror->index.key_begin = call.key_begin.data<std::int32_t>();
+    mirror->index.key_end = call.key_end.data<std::int32_t>();
+    mirror->index.run_offset = offsets[k].data<std::int64_t>();
+    check(fill_block_runs(mirror->index, choice(call), stream()),
+          "building of the attention index");
+    check(derive_index(mirror->index, stream()), "preparation of the attention index");
+    check(count_pairs(mirror->index, words_of(sizes) + 2 * calls + k, stream()),
+          "pairs of the attention index");
+    AttentionIndex index;
+    index.q_tokens = a.q_tokens;
+    index.k_tokens = call.tokens;
+    index.index_heads = q_heads;
+    index.mirror = std::move(mirror);
+    built.push_back(std::move(index));
+  }
+  const Tensor pairs = sizes.to(host_device());
+  for (std::int64_t k = 0; k < calls; ++k)
+    built[k].pairs = static_cast<double>(pairs.data<std::int64_t>()[2 * calls + k]) / q_heads;
+  return built;
+}
+
+}  // namespace ballast::cuda

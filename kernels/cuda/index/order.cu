@@ -1,0 +1,256 @@
+// In which order the persistent attention kernels take their work: costs of the units of an index,
+// and the sort of the units, or of the pieces that long ones are cut into.
+#include <algorithm>
+#include <climits>
+
+#include "core/plan/context/axis_token.hpp"
+#include "kernels/cuda/attention/launch.hpp"
+#include "kernels/cuda/attention/lists.cuh"
+#include "kernels/cuda/index/attention_index.hpp"
+
+namespace ballast::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+int grid(std::int64_t threads) {
+  return static_cast<int>(std::max<std::int64_t>(1, (threads + kThreads - 1) / kThreads));
+}
+
+__device__ std::int64_t thread_index() {
+  return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+
+__device__ int count_blocks(const DeviceIndex& x, std::int64_t list) {
+  const BlockBounds b = x.bounds[list % x.shape.q_blocks()];
+  const int low = b.begin_first / kBlock, high = (b.end_last + kBlock - 1) / kBlock;
+  if (x.shape.dense) return max(0, high - low);
+  int n = 0;
+  for (std::int64_t r = x.run_offset[list]; r < x.run_offset[list + 1]; ++r) {
+    n += max(0, min(x.runs[r].last, high) - max(x.runs[r].first, low));
+  }
+  return n;
+}
+
+__device__ int bar_groups(const DeviceIndex& x, int h, int qb) {
+  if (!x.has_bars()) return 0;
+  const std::int64_t last = min(static_cast<std::int64_t>(qb + 1) * kBlock, x.shape.q_tokens) - 1;
+  return (x.bar_bounds[h * x.shape.q_blocks() * kBlock + last].end + kBlock - 1) / kBlock;
+}
+
+__global__ void forward_cost_kernel(DeviceIndex x, int units) {
+  const int unit = static_cast<int>(thread_index());
+  if (unit >= units) return;
+  const int blocks = static_cast<int>(x.shape.q_blocks());
+  const int per_head = x.pairs_heads() ? blocks : (blocks + 1) / 2;
+  const int h = unit / per_head;
+  int cost = 0;
+  for (int i = 0; i < (x.pairs_heads() ? 1 : 2); ++i) {
+    const int qb = x.pairs_heads() ? unit : 2 * (unit % per_head) + i;
+    if (qb < blocks)
+      cost = max(
+          cost, count_blocks(x, static_cast<std::int64_t>(h) * blocks + qb) + bar_groups(x, h, qb));
+  }
+  x.forward_cost[unit] = cost;
+}
+
+__global__ void backward_cost_kernel(DeviceIndex x, int tiles) {
+  const int i = static_cast<int>(thread_index());
+  const int kv_heads = x.shape.kv_heads, group = x.shape.q_heads / kv_heads;
+  const int block_units = tiles * kv_heads;
+  const int bar_tiles =
+      x.has_bars() ? x.bar_row_offset[x.shape.index_heads * x.shape.segments] / kBarTile : 0;
+  const int units = block_units + bar_tiles * x.bar_heads();
+  if (i == 0) *x.backward_units = units;
+  if (i >= units) return;
+  int cost = 0;
+  if (i >= block_units) {
+    const Interval range = x.bar_tile_queries[(i - block_units) / x.bar_heads()];
+    cost = (range.end - range.begin) * (x.shape.index_heads == 1 ? group : 1);
+  } else {
+    const int tile = i / kv_heads;
+    const int heads = x.shape.index_heads == 1 ? 1 : group;
+    for (int g = 0; g < heads; ++g) {
+      int longest = 0;
+      for (int kb = 2 * tile; kb < 2 * tile + 2 && kb < x.shape.k_blocks(); ++kb) {
+        if (x.shape.dense) {
+          longest = max(longest, x.query_range[kb].end - x.query_range[kb].begin);
+        } else {
+          const int h = x.shape.index_heads == 1 ? 0 : i % kv_heads * group + g;
+          const std::int64_t list = h * x.shape.k_blocks() + kb;
+          longest = max(longest, x.transposed_offset[list + 1] - x.transposed_offset[list]);
+        }
+      }
+      cost += longest * (group / heads);
+    }
+  }
+  x.backward_cost[i] = cost;
+}
+
+struct Ordering {
+  const DeviceIndex index;
+  const std::int32_t* cost;
+  const std::int32_t* count;  ///< how many units; null: n
+  int n;
+  int block_units;  ///< units of keys; the others are tiles of bars, and are marked
+  int turns;  ///< > 1: units i of keys with the same i % turns (key head) come together, head after
+              ///< head, and the bars first
+  int group;  ///< > 1: units of keys that are long are cut into a divisor of `group` pieces
+  bool by_segment;  ///< dense index of several segments: segment by segment
+  int processors;
+  std::int32_t* order;
+  std::int32_t* pieces;  ///< how many pieces there are; may be null
+};
+
+/// Key tiles [begin, end) with the same last query block as `tile`: those of one segment.  A tile
+/// over a border counts to the later one.
+__device__ Interval segment_tiles(const DeviceIndex& x, int tile) {
+  const int blocks = static_cast<int>(x.shape.k_blocks()), tiles = (blocks + 1) / 2;
+  const auto query_end = [&](int t) { return x.query_range[min(2 * t + 1, blocks - 1)].end; };
+  const int end = query_end(tile);
+  return {first_true(tiles, [&](int t) { return query_end(t) >= end; }),
+          first_true(tiles, [&](int t) { return query_end(t) > end; })};
+}
+
+/// Counting sort by cost, longest first.  One CTA of 1,024 threads.
+///
+/// by_segment: pieces stand in the order (segment, key head, key tile, query head), so that those
+/// which run at the same time share Q, dO and dQ in L2.  Longest first over all segments would have
+/// all of them in flight at once, and each tile would come from DRAM.  Pieces of at most half the
+/// limit below stay for the end, longest first, to fill up the processors.
+__global__ void order_kernel(const Ordering o) {
+  __shared__ int top, sums[1024];
+  __shared__ unsigned long long total;
+  const DeviceIndex& x = o.index;
+  const int n = o.count != nullptr ? *o.count : o.n;
+  const int tiles = static_cast<int>((x.shape.k_blocks() + 1) / 2);
+  const bool by_segment = o.by_segment && segment_tiles(x, 0).end < tiles;
+  const int places = by_segment ? tiles * x.shape.q_heads
+                                : 0;  // buckets of one piece each, before those of a cost each
+  const int buckets = places + 1024, each = (buckets + 1023) / 1024;
+  const int my_first = min(buckets, static_cast<int>(threadIdx.x) * each),
+            my_last = min(buckets, my_first + each);
+  if (threadIdx.x == 0) {
+    top = 1;
+    total = 0;
+  }
+  for (int i = threadIdx.x; i < buckets; i += 1024) x.order_buckets[i] = 0;
+  __syncthreads();
+  unsigned long long sum = 0;
+  int mine = 1;
+  for (int i = threadIdx.x; i < n; i += 1024) {
+    mine = max(mine, o.cost[i]);
+    if (i < o.block_units) sum += o.cost[i];
+  }
+  atomicMax(&top, mine);
+  atomicAdd(&total, sum);
+  __syncthreads();
+  // Units of keys are cut alike into six pieces a processor for balance, and more while a piece
+  // stays long (400 tiles) beside its own prologue and epilogue: the last pieces to finish decide
+  // the tail.  A unit that alone would take over a sixth of a processor's share (the first block,
+  // which every query uses) is cut further.
+  const int long_units = min(n, o.block_units);
+  int alike = 1;
+  for (int d = 2; d <= o.group; ++d) {
+    if (o.group % d == 0 &&
+        (long_units * alike < 6 * o.processors || total / max(long_units, 1) / d >= 400))
+      alike = d;
+  }
+  const long long limit = static_cast<long long>(total / (6ull * o.processors));
+  const auto parts = [&](int i) {
+    if (i >= o.block_units) return 1;
+    int d = alike;
+    while (d < o.group && (o.group % d != 0 || o.cost[i] > limit * d)) ++d;
+    return d;
+  };
+  const auto placed = [&](int i, int parts) {
+    return by_segment && i < o.block_units && 2ll * o.cost[i] > limit * parts;
+  };
+  const auto place = [&](int i, int part, int parts) {
+    const int tile = i / x.shape.kv_heads, group = x.shape.q_heads / x.shape.kv_heads;
+    const Interval segment = segment_tiles(x, tile);
+    const int before = i % x.shape.kv_heads * (segment.end - segment.begin) + tile - segment.begin;
+    return segment.begin * x.shape.q_heads + before * group + part * (group / parts);
+  };
+  const int turns = by_segment ? 1 : o.turns, width = 1024 / turns;
+  const auto slot = [&](int i, int parts) {
+    const int cost = by_segment ? o.cost[i] / parts : o.cost[i];
+    const int by_cost =
+        width - 1 - static_cast<int>(static_cast<std::int64_t>(cost) * (width - 1) / top);
+    return places + (i < o.block_units ? i % turns * width + by_cost : by_cost);
+  };
+  for (int i = threadIdx.x; i < n; i += 1024) {
+    const int p = parts(i);
+    if (placed(i, p)) {
+      for (int part = 0; part < p; ++part) x.order_buckets[place(i, part, p)] = 1;
+    } else {
+      atomicAdd(&x.order_buckets[slot(i, p)], p);
+    }
+  }
+  __syncthreads();
+  int own = 0;
+  for (int i = my_first; i < my_last; ++i) own += x.order_buckets[i];
+  sums[threadIdx.x] = own;
+  __syncthreads();
+  for (int step = 1; step < 1024; step *= 2) {
+    const int add = threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
+    __syncthreads();
+    sums[threadIdx.x] += add;
+    __syncthreads();
+  }
+  if (threadIdx.x == 1023 && o.pieces != nullptr) *o.pieces = sums[1023];
+  int running = sums[threadIdx.x] - own;
+  for (int i = my_first; i < my_last; ++i) {
+    const int size = x.order_buckets[i];
+    x.order_buckets[i] = running;
+    running += size;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < n; i += 1024) {
+    const int p = parts(i), unit = i < o.block_units ? i : kBarUnit | (i - o.block_units);
+    const bool has_place = placed(i, p);
+    const int at = has_place ? 0 : atomicAdd(&x.order_buckets[slot(i, p)], p);
+    for (int part = 0; part < p; ++part) {
+      o.order[has_place ? x.order_buckets[place(i, part, p)] : at + part] =
+          backward_piece(unit, part, p);
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t order_work(const DeviceIndex& x, cudaStream_t stream) {
+  const IndexShape& s = x.shape;
+  const int units = static_cast<int>(x.forward_units()),
+            tiles = static_cast<int>((s.k_blocks() + 1) / 2);
+  forward_cost_kernel<<<grid(units), kThreads, 0, stream>>>(x, units);
+  int device = 0, processors = 0;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess)
+    e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (e != cudaSuccess) return e;
+  order_kernel<<<1, 1024, 0, stream>>>({x, x.forward_cost, nullptr, units, INT_MAX, 1, 1, false,
+                                        processors, x.forward_order, nullptr});
+  backward_cost_kernel<<<grid(x.backward_unit_capacity()), kThreads, 0, stream>>>(x, tiles);
+  Ordering whole{x,
+                 x.backward_cost,
+                 x.backward_units,
+                 0,
+                 tiles * s.kv_heads,
+                 x.key_heads_in_turn() ? s.kv_heads : 1,
+                 1,
+                 false,
+                 processors,
+                 x.backward_order,
+                 nullptr};
+  Ordering cut = whole;
+  cut.group = s.q_heads / s.kv_heads;
+  cut.by_segment = s.dense;
+  cut.order = x.backward_pieces;
+  cut.pieces = x.backward_units + 1;
+  order_kernel<<<1, 1024, 0, stream>>>(whole);
+  order_kernel<<<1, 1024, 0, stream>>>(cut);
+  return cudaGetLastError();
+}
+
+}  // namespace ballast::cuda

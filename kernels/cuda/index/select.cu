@@ -1,0 +1,118 @@
+// The heaviest entries of each list (attention_pattern.hpp), one CTA a list: the threshold
+// (attention_heaviest.cuh), then one pass that writes the entries in order.  Nothing depends on the
+// order in which threads run.
+#include <climits>
+#include <cmath>
+
+#include "kernels/cuda/index/heaviest.cuh"
+#include "kernels/cuda/index/slash_launch.hpp"
+
+namespace ballast::cuda {
+namespace {
+
+constexpr int kThreads = 1024, kWarps = kThreads / 32;
+
+struct SelectParams {
+  const std::int64_t* values;
+  PatternAxes axes;
+  Selection selection;
+  PatternLists lists;
+  std::int32_t* cut;
+};
+
+__global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) {
+  __shared__ Tally shared[kSteps];
+  __shared__ unsigned warp_above[kWarps], warp_equal[kWarps];
+  const int segments = p.axes.segments, h = static_cast<int>(blockIdx.x) / segments,
+            s = static_cast<int>(blockIdx.x) % segments;
+  const int first_slot = p.axes.segment_slot[s], slots = p.axes.segment_slot[s + 1] - first_slot,
+            width = p.lists.width;
+  const std::int64_t at = width * (static_cast<std::int64_t>(h) * p.axes.slots + first_slot);
+  const std::int64_t* v = p.values + at;
+  std::int32_t* out = p.lists.entries + at;
+  const int n = width * slots;
+  const bool whole = p.axes.whole[s] != 0;
+  if (n == 0 || (whole && !p.selection.first_always)) {
+    if (threadIdx.x == 0) p.lists.counts[blockIdx.x] = p.cut[blockIdx.x] = 0;
+    return;
+  }
+  const bool stated = !whole && p.selection.most_of != nullptr;
+  const double share = whole || stated ? 1.0 : p.selection.share;
+  const unsigned most = whole
+                            ? INT_MAX
+                            : static_cast<unsigned>(max(
+                                  stated ? p.selection.most_of[blockIdx.x] : p.selection.most, 0));
+
+  const bool everything = share >= 1.0;
+  const Whole all = add_list<kThreads>(v, n, shared);
+  const unsigned long long target = everything ? ULLONG_MAX : target_of(share, all.sum);
+  const int top = all.bits;
+  Found found = find<kThreads>(v, n, everything, target, stated ? most : INT_MAX, top, shared);
+  const unsigned wanted = found.above + found.ties;
+  if (wanted > most) found = find<kThreads>(v, n, everything, target, most, top, shared);
+  const unsigned long long threshold = found.threshold;
+  const unsigned ties = found.ties;
+
+  // Each warp writes a contiguous range; ranges before it tell where.
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int range = (n + kThreads - 1) / kThreads * 32, begin = min(n, warp * range),
+            end = min(n, begin + range);
+  unsigned own_above = 0, own_equal = 0;
+  for (int i = begin + lane; i < end; i += 32) {
+    const unsigned long long x = v[i];
+    own_above += x > threshold;
+    own_equal += x == threshold;
+  }
+  for (int step = 16; step > 0; step /= 2) {
+    own_above += __shfl_xor_sync(~0u, own_above, step);
+    own_equal += __shfl_xor_sync(~0u, own_equal, step);
+  }
+  if (lane == 0) {
+    warp_above[warp] = own_above;
+    warp_equal[warp] = own_equal;
+  }
+  __syncthreads();
+  unsigned above_before = 0, equal_before = 0;
+  for (int w = 0; w < warp; ++w) {
+    above_before += warp_above[w];
+    equal_before += warp_equal[w];
+  }
+  // Entry 0 is forced when it would not be chosen: then everything moves up by one.
+  const unsigned long long x0 = v[0];
+  const bool forced =
+      p.selection.first_always && !(x0 > threshold || (x0 == threshold && ties > 0));
+  unsigned written = above_before + min(equal_before, ties) + forced;
+  if (forced && threadIdx.x == 0) out[0] = 0;
+  for (int base = begin; base < end; base += 32) {
+    const int i = base + lane;
+    const unsigned long long x = i < end ? v[i] : 0;
+    const unsigned equal = __ballot_sync(~0u, i < end && x == threshold), below = (1u << lane) - 1;
+    const bool chosen =
+        i < end &&
+        (x > threshold || (x == threshold && equal_before + __popc(equal & below) < ties));
+    const unsigned mask = __ballot_sync(~0u, chosen);
+    if (chosen) out[written + __popc(mask & below)] = i;
+    written += __popc(mask);
+    equal_before += __popc(equal);
+  }
+  if (threadIdx.x == kThreads - 1) {
+    p.lists.counts[blockIdx.x] = static_cast<std::int32_t>(written);
+    p.cut[blockIdx.x] = static_cast<std::int32_t>(wanted - found.above - found.ties);
+  }
+}
+
+}  // namespace
+
+cudaError_t select_heaviest(const std::int64_t* values, int heads, const PatternAxes& axes,
+                            const Selection& selection, const PatternLists& lists,
+                            std::int32_t* cut, cudaStream_t stream) {
+  if (!(selection.most_of != nullptr || (selection.share > 0 && selection.share <= 1)) ||
+      lists.width < 1)
+    return cudaErrorInvalidValue;
+  if (heads * axes.segments == 0) return cudaSuccess;
+  select_kernel<<<heads * axes.segments, kThreads, 0, stream>>>(
+      {values, axes, selection, lists, cut});
+  return cudaGetLastError();
+}
+
+}  // namespace ballast::cuda

@@ -1,0 +1,349 @@
+#include "kernels/cuda/index/slash_builder.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/context/axis_token.hpp"
+#include "kernels/cuda/index/index_mirror.hpp"
+#include "kernels/cuda/index/slash_launch.hpp"
+#include "kernels/cuda/ops/operations.hpp"
+#include "kernels/cuda/runtime/device.hpp"
+
+namespace ballast::cuda {
+namespace {
+
+/// Bytes of a layer's indexes below which their memory need not follow what was chosen.
+constexpr std::size_t kSmallIndex = std::size_t{32} << 20;
+
+Tensor workspace(Shape shape, DType type, Device& device) {
+  return Tensor::empty(std::move(shape), type, device, MemoryCategory::workspace);
+}
+
+Tensor upload(const std::vector<std::int32_t>& values, Device& device) {
+  return Tensor::wrap(const_cast<std::int32_t*>(values.data()),
+                      {static_cast<std::int64_t>(values.size())}, DType::i32)
+      .to(device);
+}
+
+/// A cap of the options, where 0 means none.
+std::int32_t capacity(std::int64_t cap) {
+  constexpr std::int64_t none = std::numeric_limits<std::int32_t>::max();
+  return static_cast<std::int32_t>(cap > 0 ? std::min(cap, none) : none);
+}
+
+std::int32_t slot_of(const KeyAxis& axis, const AxisToken& token) {
+  return static_cast<std::int32_t>(axis.global(token) / kBlock);
+}
+
+}  // namespace
+
+/// What depends on the micro-batch alone.
+struct SlashBuilder::Arrays {
+  Device* device = nullptr;
+  int slots = 0, segments = 0;
+  std::vector<std::int32_t> segment_slot, query_slot;
+  std::vector<std::uint8_t> whole;
+  Tensor segment_slots, slot_segments, query_slots, whole_flags;
+  struct Shard {
+    std::int64_t tokens = 0;
+    Tensor key_begin, key_end, key_slot, slot_key;
+  };
+  std::vector<Shard> shards;  ///< of the calls
+  Shard own;                  ///< of this rank's keys; no intervals
+  std::int64_t q_tokens = 0;
+  std::int64_t observed = 0;  ///< rows of one segment at most
+  // Observation: tiles of 64 rows, each a query block.
+  std::vector<std::int32_t> tile_slot;
+  std::vector<std::pair<std::int64_t, std::int64_t>> local;  ///< (query block here, its tile)
+  Tensor tile_slots, visible;
+
+  PatternAxes axes(const Shard& shard) const {
+    PatternAxes x;
+    x.segments = segments;
+    x.slots = slots;
+    x.segment_slot = segment_slots.data<std::int32_t>();
+    x.slot_segment = slot_segments.data<std::int32_t>();
+    x.whole = whole_flags.data<std::uint8_t>();
+    x.query_slot = query_slots.data<std::int32_t>();
+    x.key_slot = shard.key_slot.data<std::int32_t>();
+    x.slot_key = shard.slot_key.data<std::int32_t>();
+    return x;
+  }
+  Observation observation(const Tensor& queries, const Tensor& k, double scale) const {
+    require(k.rank() == 3 && k.strides()[2] == 1 &&
+                (k.size(0) == 0 || k.strides()[1] == k.size(2)) && k.size(0) == own.tokens,
+            "vertical slash: k {} does not fit the {} keys here", to_string(k.shape()), own.tokens);
+    require(k.size(2) == 64 || k.size(2) == 128,
+            "attention on CUDA needs a head dim of 64 or 128, got {}", k.size(2));
+    Observation x;
+    x.tiles = static_cast<int>(tile_slot.size());
+    x.slot = tile_slots.data<std::int32_t>();
+    x.visible = reinterpret_cast<const Interval*>(visible.data<std::int32_t>());
+    x.q = queries.raw();
+    x.k = k.raw();
+    x.k_stride = k.strides()[0];
+    x.k_tokens = k.size(0);
+    x.q_heads = static_cast<int>(queries.size(1));
+    x.kv_heads = static_cast<int>(k.size(1));
+    x.head_dim = static_cast<int>(k.size(2));
+    x.scale = static_cast<float>(scale);
+    return x;
+  }
+  std::int64_t rows() const { return static_cast<std::int64_t>(tile_slot.size()) * kBlock; }
+  /// Zeros where nothing was observed.
+  Tensor mass_or_none(const Tensor& mass, int q_heads) const;
+};
+
+SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
+                           const std::vector<char>& whole,
+                           const std::vector<std::int64_t>& first_observed,
+                           const SlashOptions& options, Device& device)
+    : arrays_(std::make_shared<Arrays>()), options_(options) {
+  Arrays& a = *arrays_;
+  a.device = &device;
+  a.segments = axis.segments();
+  a.slots = static_cast<int>(axis.tokens() / kBlock);
+  a.q_tokens = static_cast<std::int64_t>(axes.queries.size());
+  a.whole.assign(whole.begin(), whole.end());
+  std::vector<std::int32_t> slot_segment;
+  for (int s = 0; s <= a.segments; ++s) {
+    a.segment_slot.push_back(static_cast<std::int32_t>(axis.offset[s] / kBlock));
+    if (s < a.segments)
+      slot_segment.insert(slot_segment.end(), (axis.offset[s + 1] - axis.offset[s]) / kBlock, s);
+  }
+  query_blocks(axes.queries, axis);  // its checks
+  for (std::int64_t i = 0; i < a.q_tokens; i += kBlock)
+    a.query_slot.push_back(axes.queries[i].segment < 0 ? -1 : slot_of(axis, axes.queries[i]));
+
+  // Observed rows in whole query blocks; the others of a block see nothing.
+  std::vector<AxisToken> rows;
+  for (int s = 0; s < a.segments; ++s) {
+    const std::int64_t first = axis.first_position[s], end = first + axis.count[s];
+    if (whole[s] || end <= first_observed[s]) continue;
+    a.observed = std::max(a.observed, end - first_observed[s]);
+    for (std::int64_t block = (first_observed[s] - first) / kBlock; block * kBlock < axis.count[s];
+         ++block) {
+      a.tile_slot.push_back(a.segment_slot[s] + static_cast<std::int32_t>(block));
+      for (std::int64_t i = 0; i < kBlock; ++i) {
+        const std::int64_t position = first + block * kBlock + i;
+        rows.push_back({position >= first_observed[s] && position < end ? s : -1, position});
+      }
+    }
+  }
+  for (std::size_t b = 0; b < a.query_slot.size(); ++b) {
+    const auto found = std::lower_bound(a.tile_slot.begin(), a.tile_slot.end(), a.query_slot[b]);
+    if (a.query_slot[b] >= 0 && found != a.tile_slot.end() && *found == a.query_slot[b])
+      a.local.emplace_back(static_cast<std::int64_t>(b), found - a.tile_slot.begin());
+  }
+
+  a.segment_slots = upload(a.segment_slot, device);
+  a.slot_segments = upload(slot_segment, device);
+  a.query_slots = upload(a.query_slot, device);
+  a.whole_flags = Tensor::wrap(a.whole.data(), {a.segments}, DType::u8).to(device);
+  a.tile_slots = upload(a.tile_slot, device);
+  const auto shard_of = [&](const std::vector<AxisToken>& keys) {
+    std::vector<std::int32_t> key_slot, slot_key(static_cast<std::size_t>(a.slots), -1);
+    for (std::size_t i = 0; i < keys.size(); i += kBlock) {
+      key_slot.push_back(keys[i].segment < 0
+                             ? 0
+                             : slot_of(axis, keys[i]));  // a block of padding alone is never seen
+      if (keys[i].segment >= 0) slot_key[key_slot.back()] = static_cast<std::int32_t>(i / kBlock);
+    }
+    return Arrays::Shard{static_cast<std::int64_t>(keys.size()),
+                         {},
+                         {},
+                         upload(key_slot, device),
+                         upload(slot_key, device)};
+  };
+  const std::vector<AttentionIndex> seen =
+      split_keys(visible_index(axes.queries, axis, 1), axis, axes.calls());
+  for (std::size_t k = 0; k < seen.size(); ++k) {
+    a.shards.push_back(shard_of(axes.calls()[k]));
+    a.shards.back().key_begin = upload(seen[k].key_begin, device);
+    a.shards.back().key_end = upload(seen[k].key_end, device);
+  }
+  a.own = shard_of(axes.keys[axes.rank]);
+  if (a.tile_slot.empty()) return;
+  const AttentionIndex own =
+      split_keys(visible_index(rows, axis, 1), axis, {axes.keys[axes.rank]}).front();
+  std::vector<std::int32_t> intervals;
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    intervals.insert(intervals.end(), {own.key_begin[i], own.key_end[i]});
+  a.visible = upload(intervals, device);
+}
+
+SlashBuilder::~SlashBuilder() = default;
+
+bool SlashBuilder::observes() const { return !arrays_->tile_slot.empty(); }
+
+Tensor SlashBuilder::queries(const Tensor& q) const {
+  const Arrays& a = *arrays_;
+  Tensor all = Tensor::zeros({a.rows(), q.size(1), q.size(2)}, DType::bf16, *a.device,
+                             MemoryCategory::workspace);
+  for (const auto& [block, tile] : a.local) {
+    const std::int64_t rows = std::min<std::int64_t>(kBlock, q.size(0) - block * kBlock);
+    Tensor to = all.rows(tile * kBlock, tile * kBlock + rows);
+    copy_rows(q.rows(block * kBlock, block * kBlock + rows), to);
+  }
+  return all;
+}
+
+Tensor SlashBuilder::maximum(const Tensor& queries, const Tensor& k, double scale) const {
+  const Arrays& a = *arrays_;
+  Tensor top = workspace({queries.size(1), a.rows()}, DType::f32, *a.device);
+  check(cudaMemsetAsync(top.raw(), kBelowScores, top.bytes(), stream()), "cudaMemsetAsync");
+  check(observe_maximum(a.observation(queries, k, scale), top.data<float>(), stream()),
+        "maxima of the observed scores");
+  return top;
+}
+
+Tensor SlashBuilder::sum(const Tensor& queries, const Tensor& k, double scale,
+                         const Tensor& maximum) const {
+  Tensor sum =
+      Tensor::zeros(maximum.shape(), DType::i64, *arrays_->device, MemoryCategory::workspace);
+  check(observe_sum(arrays_->observation(queries, k, scale), maximum.data<float>(),
+                    sum.data<std::int64_t>(), stream()),
+        "sums of the observed scores");
+  return sum;
+}
+
+Tensor SlashBuilder::mass(const Tensor& queries, const Tensor& k, double scale,
+                          const Tensor& maximum, const Tensor& sum) const {
+  const Arrays& a = *arrays_;
+  const std::int64_t slashes = queries.size(1) * a.slots;
+  Tensor mass =
+      Tensor::zeros({slashes * (1 + kBlock)}, DType::i64, *a.device, MemoryCategory::workspace);
+  check(observe_mass(a.observation(queries, k, scale), a.axes(a.own), maximum.data<float>(),
+                     sum.data<std::int64_t>(), mass.data<std::int64_t>() + slashes,
+                     mass.data<std::int64_t>(), stream()),
+        "mass of columns and slashes");
+  return mass;
+}
+
+Tensor SlashBuilder::Arrays::mass_or_none(const Tensor& mass, int q_heads) const {
+  return mass.defined() ? mass
+                        : Tensor::zeros({std::int64_t{q_heads} * slots * (1 + kBlock)}, DType::i64,
+                                        *device, MemoryCategory::workspace);
+}
+
+SlashBudgets SlashBuilder::budgets(const Tensor& mass_in, int q_heads,
+                                   const std::vector<std::int64_t>& budgets,
+                                   const std::vector<std::int64_t>& queries) const {
+  const Arrays& a = *arrays_;
+  const Tensor mass = a.mass_or_none(mass_in, q_heads);
+  const auto count = static_cast<std::int64_t>(budgets.size());
+  std::vector<std::int64_t> numbers = budgets;
+  numbers.insert(numbers.end(), queries.begin(), queries.end());
+  const Tensor given =
+      Tensor::wrap(numbers.data(), {static_cast<std::int64_t>(numbers.size())}, DType::i64)
+          .to(*a.device);
+  SlashBudgets made;
+  made.coverage = Tensor::zeros({count}, DType::i64, *a.device, MemoryCategory::workspace);
+  made.most = workspace({count, 2, std::int64_t{q_heads} * a.segments}, DType::i32, *a.device);
+  BudgetPrices x;
+  x.budget = given.data<std::int64_t>();
+  x.budgets = static_cast<int>(count);
+  x.queries = given.data<std::int64_t>() + count;
+  x.most_columns = capacity(options_.max_columns);
+  x.mass_bits = kMassBits + 1;  // of the mass of one list
+  while ((std::int64_t{1} << (x.mass_bits - kMassBits - 1)) < a.observed) ++x.mass_bits;
+  x.coverage = made.coverage.data<std::int64_t>();
+  x.most = made.most.data<std::int32_t>();
+  const PatternAxes axes = a.axes(a.own);
+  std::size_t bytes = 0;
+  check(budget_scratch_bytes(q_heads, axes, x, bytes), "coverage of the budgets");
+  check(price_budgets(mass.data<std::int64_t>(), q_heads, axes, x, scratch(bytes), bytes, stream()),
+        "coverage of the budgets");
+  return made;
+}
+
+std::vector<AttentionIndex> SlashBuilder::build(const Tensor& mass_in, int q_heads, int kv_heads,
+                                                SlashCounts& counts, const Tensor& most,
+                                                std::int64_t budget) const {
+  const Arrays& a = *arrays_;
+  Device& device = *a.device;
+  const std::int64_t slots = a.slots, lists = std::int64_t{q_heads} * a.segments;
+  const Tensor mass = a.mass_or_none(mass_in, q_heads);
+  Tensor entries = workspace({q_heads * slots * (1 + kBlock)}, DType::i32, device);
+  Tensor numbers = Tensor::zeros({4, lists}, DType::i32, device,
+                                 MemoryCategory::workspace);  // slashes, columns, cuts of either
+  const auto row = [&](int i) { return numbers.data<std::int32_t>() + i * lists; };
+  const PatternLists slashes{entries.data<std::int32_t>(), row(0), 1},
+      columns{entries.data<std::int32_t>() + q_heads * slots, row(1), kBlock};
+  const PatternAxes any = a.axes(a.own);
+  Selection of_slashes{options_.slash_share, capacity(options_.max_slashes), true},
+      of_columns{options_.vertical_share, capacity(options_.max_columns), false};
+  if (most.defined()) {
+    of_slashes.most_of = most.data<std::int32_t>();
+    of_slashes.most = capacity(budget);
+    of_columns.most_of = most.data<std::int32_t>() + lists;
+    of_columns.most = std::min(of_columns.most, capacity(budget * kBlock));
+  }
+  check(select_heaviest(mass.data<std::int64_t>(), q_heads, any, of_slashes, slashes, row(2),
+                        stream()),
+        "selection of slashes");
+  check(select_heaviest(mass.data<std::int64_t>() + q_heads * slots, q_heads, any, of_columns,
+                        columns, row(3), stream()),
+        "selection of columns");
+
+  // Sizes follow what was chosen, which the host must then read, unless what the caps allow is
+  // little anyway.
+  const auto shape_of_shard = [&](const PatternCaps& caps, const Arrays::Shard& shard) {
+    return slash_shape(a.q_tokens, shard.tokens, q_heads, kv_heads, caps, a.query_slot,
+                       a.segment_slot, a.whole);
+  };
+  PatternCaps caps{std::vector<std::int32_t>(static_cast<std::size_t>(lists), of_slashes.most),
+                   std::vector<std::int32_t>(static_cast<std::size_t>(lists), of_columns.most)};
+  std::size_t bytes = 0;
+  for (const Arrays::Shard& shard : a.shards) bytes += index_bytes(shape_of_shard(caps, shard));
+  if (bytes > kSmallIndex) {
+    const Tensor found = numbers.to(host_device());
+    const std::int32_t* n = found.data<std::int32_t>();
+    caps.slashes.assign(n, n + lists);
+    caps.columns.assign(n + lists, n + 2 * lists);
+  }
+
+  Tensor pairs = Tensor::zeros({static_cast<std::int64_t>(a.shards.size())}, DType::i64, device,
+                               MemoryCategory::workspace);
+  std::vector<AttentionIndex> built;
+  for (std::size_t k = 0; k < a.shards.size(); ++k) {
+    const Arrays::Shard& shard = a.shards[k];
+    const PatternAxes axes = a.axes(shard);
+    const IndexShape shape = shape_of_shard(caps, shard);
+    auto mirror = std::make_shared<IndexMirror>();
+    mirror->q_heads = q_heads;
+    mirror->kv_heads = kv_heads;
+    mirror->shared = arrays_;
+    mirror->buffer = workspace({static_cast<std::int64_t>(index_bytes(shape))}, DType::u8, device);
+    mirror->index = bind_index(shape, mirror->buffer.raw());
+    mirror->index.key_begin = shard.key_begin.data<std::int32_t>();
+    mirror->index.key_end = shard.key_end.data<std::int32_t>();
+    check(build_slash_index(mirror->index, axes, slashes, columns,
+                            scratch(slash_scratch_bytes(q_heads, axes)), stream()),
+          "building of the attention index");
+    check(derive_index(mirror->index, stream()), "preparation of the attention index");
+    check(count_pairs(mirror->index,
+                      reinterpret_cast<std::uint64_t*>(pairs.data<std::int64_t>() + k), stream()),
+          "pairs of the attention index");
+    AttentionIndex index;
+    index.q_tokens = a.q_tokens;
+    index.k_tokens = shard.tokens;
+    index.index_heads = q_heads;
+    index.segments = a.segments;
+    index.mirror = std::move(mirror);
+    built.push_back(std::move(index));
+  }
+
+  const Tensor found = numbers.to(host_device()), sums = pairs.to(host_device());
+  const std::int32_t* n = found.data<std::int32_t>();
+  counts.slashes.assign(n, n + lists);
+  counts.columns.assign(n + lists, n + 2 * lists);
+  counts.cut.resize(static_cast<std::size_t>(lists));
+  for (std::int64_t i = 0; i < lists; ++i) counts.cut[i] = n[2 * lists + i] + n[3 * lists + i];
+  for (std::size_t k = 0; k < built.size(); ++k)
+    built[k].pairs = static_cast<double>(sums.data<std::int64_t>()[k]) / q_heads;
+  return built;
+}
+
+}  // namespace ballast::cuda

@@ -1,0 +1,77 @@
+// Vertical-slash indexes built on the GPU: the device twin of choose_vertical_slash() and
+// vertical_slash_index(), from Q and K to an index a shard whose arrays never leave the device.
+// Sources: MTraining Algorithm 1; DESIGN 5.3.  What the ranks of a ring must join lies between the
+// calls, in tensors.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/base/tensor.hpp"
+#include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/attention/key_axis.hpp"
+
+namespace ballast::cuda {
+
+struct SlashOptions {
+  double vertical_share = 0.9, slash_share = 0.9;  ///< of the observed mass, (0, 1]
+  std::int64_t max_columns = 0, max_slashes = 0;   ///< a head and segment; 0: no cap
+};
+
+/// What the budgets of a policy buy: [i] of the i-th budget.
+struct SlashBudgets {
+  Tensor coverage;  ///< i64 [budgets], in kCoverageUnit: vertical_slash_coverage() summed over
+                    ///< queries and heads
+  Tensor most;      ///< i32 [budgets, 2, heads segments]: slashes and columns of a list
+};
+
+/// What was chosen, per head and segment [heads][segments].
+struct SlashCounts {
+  std::vector<std::int32_t> slashes, columns;
+  std::vector<std::int32_t> cut;  ///< slashes and columns that the caps left out
+};
+
+class SlashBuilder {
+ public:
+  /// For one micro-batch.  whole [segments]: computed whole, not observed.  Of every other segment
+  /// the rows from first_observed[s] (position) to its end are observed.  Errors: as
+  /// query_blocks(), global_blocks().
+  SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis, const std::vector<char>& whole,
+               const std::vector<std::int64_t>& first_observed, const SlashOptions& options,
+               Device& device);
+  ~SlashBuilder();
+
+  bool observes() const;
+  /// Q of the observed rows that are here, zero elsewhere: bf16 [rows, Hq, D].  Its sum over ranks
+  /// has them all.
+  Tensor queries(const Tensor& q) const;
+  /// With `queries` complete, against this rank's k [T, Hkv, D]: f32 [Hq, rows]; the maximum over
+  /// ranks is next.
+  Tensor maximum(const Tensor& queries, const Tensor& k, double scale) const;
+  /// i64 [Hq, rows] fixed point (kMassBits); the sum over ranks is next.
+  Tensor sum(const Tensor& queries, const Tensor& k, double scale, const Tensor& maximum) const;
+  /// i64 [Hq, 65 slots]: of every slot the mass of its diagonal, then, behind those of all slots,
+  /// of its 64 columns; the sum over ranks is next.
+  Tensor mass(const Tensor& queries, const Tensor& k, double scale, const Tensor& maximum,
+              const Tensor& sum) const;
+  /// The budgets (ascending) of 64-key blocks a query row: the heaviest of slashes and of groups of
+  /// 64 columns, as choose_vertical_slash() takes them.  queries [segments]: those of all ranks.
+  /// `mass` as in build(), the sums of all ranks.
+  SlashBudgets budgets(const Tensor& mass, int q_heads, const std::vector<std::int64_t>& budgets,
+                       const std::vector<std::int64_t>& queries) const;
+  /// One index a call of the axes, for these heads.  `mass` may be undefined where nothing is
+  /// observed.  `most` [2, heads segments], a row of SlashBudgets::most, takes so many slashes and
+  /// columns in place of the shares where it is defined.  The host waits for counts and pairs at
+  /// the end, and, unless the caps (with `most`: `budget`) alone keep the index below 32 MiB,
+  /// before for the sizes.
+  std::vector<AttentionIndex> build(const Tensor& mass, int q_heads, int kv_heads,
+                                    SlashCounts& counts, const Tensor& most = {},
+                                    std::int64_t budget = 0) const;
+
+ private:
+  struct Arrays;
+  std::shared_ptr<Arrays> arrays_;
+  SlashOptions options_;
+};
+
+}  // namespace ballast::cuda

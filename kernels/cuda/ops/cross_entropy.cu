@@ -1,0 +1,136 @@
+// Cross-entropy over one chunk of logits: one block a row, online maximum and sum, then the
+// gradient in place.
+#include "kernels/cuda/ops/ops.hpp"
+#include "kernels/cuda/runtime/reduce.cuh"
+
+namespace ballast::cuda {
+namespace {
+
+constexpr int kThreads = 512;
+
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(const __nv_bfloat16* logits, const std::int32_t* targets, float* loss,
+                   float* lse, std::int64_t vocabulary) {
+  __shared__ float scratch[32];
+  const std::int64_t row = blockIdx.x;
+  const std::int32_t target = targets[row];
+  const __nv_bfloat16* x = logits + row * vocabulary;
+  if (target < 0) {  // no loss here: lse is never read
+    if (threadIdx.x == 0) loss[row] = 0, lse[row] = 0;
+    return;
+  }
+  float best = -INFINITY, total = 0;  // of this thread's columns, total relative to best
+  const auto take = [&](float v) {
+    const float higher = fmaxf(best, v);
+    total = total * __expf(best - higher) + __expf(v - higher);
+    best = higher;
+  };
+  const bool packed = vocabulary % 8 == 0;
+  if (packed) {
+    for (std::int64_t i = threadIdx.x; i < vocabulary / 8; i += kThreads) {
+      float f[8];
+      unpack(reinterpret_cast<const Pack8*>(x)[i], f);
+      float higher = best;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) higher = fmaxf(higher, f[j]);
+      total *= __expf(best - higher);
+      best = higher;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) total += __expf(f[j] - higher);
+    }
+  } else {
+    for (std::int64_t i = threadIdx.x; i < vocabulary; i += kThreads) take(__bfloat162float(x[i]));
+  }
+  const float row_best = block_max(best, scratch);
+  const float row_total = block_sum(total > 0 ? total * __expf(best - row_best) : 0.0f, scratch);
+  if (threadIdx.x == 0) {
+    lse[row] = row_best + logf(row_total);
+    loss[row] = lse[row] - __bfloat162float(x[target]);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    correct_kernel(const __nv_bfloat16* logits, const std::int32_t* targets, std::uint8_t* correct,
+                   std::int64_t vocabulary) {
+  const std::int64_t row = blockIdx.x;
+  const std::int32_t target = targets[row];  // the same for the whole block
+  if (target < 0) {
+    if (threadIdx.x == 0) correct[row] = 0;
+    return;
+  }
+  const __nv_bfloat16* x = logits + row * vocabulary;
+  const float own = __bfloat162float(x[target]);
+  bool best = own == own;
+  const auto look = [&](float v, std::int64_t column) {
+    best = best && (column <= target ? v < own || column == target : v <= own);
+  };
+  if (vocabulary % 8 == 0) {
+    for (std::int64_t i = threadIdx.x; i < vocabulary / 8; i += kThreads) {
+      float f[8];
+      unpack(reinterpret_cast<const Pack8*>(x)[i], f);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) look(f[j], 8 * i + j);
+    }
+  } else {
+    for (std::int64_t i = threadIdx.x; i < vocabulary; i += kThreads)
+      look(__bfloat162float(x[i]), i);
+  }
+  const int all = __syncthreads_and(best);
+  if (threadIdx.x == 0) correct[row] = static_cast<std::uint8_t>(all != 0);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(__nv_bfloat16* logits, const std::int32_t* targets, const float* lse,
+                    float scale, const float* weights, std::int64_t vocabulary) {
+  const std::int64_t row = blockIdx.x;
+  const std::int32_t target = targets[row];
+  __nv_bfloat16* x = logits + row * vocabulary;
+  const float offset = lse[row];
+  const float factor = target < 0 ? 0.0f : weights ? scale * weights[row] : scale;
+  const auto gradient = [&](float v, std::int64_t column) {
+    return target < 0 ? 0.0f : factor * (__expf(v - offset) - (column == target ? 1.0f : 0.0f));
+  };
+  if (vocabulary % 8 == 0) {
+    for (std::int64_t i = threadIdx.x; i < vocabulary / 8; i += kThreads) {
+      float f[8];
+      unpack(reinterpret_cast<Pack8*>(x)[i], f);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) f[j] = gradient(f[j], 8 * i + j);
+      reinterpret_cast<Pack8*>(x)[i] = pack(f);
+    }
+  } else {
+    for (std::int64_t i = threadIdx.x; i < vocabulary; i += kThreads)
+      x[i] = __float2bfloat16_rn(gradient(__bfloat162float(x[i]), i));
+  }
+}
+
+}  // namespace
+
+cudaError_t cross_entropy_forward(const Bf16* logits, const std::int32_t* targets, float* loss,
+                                  float* lse, std::int64_t rows, std::int64_t vocabulary,
+                                  cudaStream_t stream) {
+  if (rows > 0)
+    forward_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(logits, targets, loss, lse,
+                                                                         vocabulary);
+  return cudaGetLastError();
+}
+
+cudaError_t cross_entropy_correct(const Bf16* logits, const std::int32_t* targets,
+                                  std::uint8_t* correct, std::int64_t rows, std::int64_t vocabulary,
+                                  cudaStream_t stream) {
+  if (rows > 0)
+    correct_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(logits, targets, correct,
+                                                                         vocabulary);
+  return cudaGetLastError();
+}
+
+cudaError_t cross_entropy_backward(Bf16* logits, const std::int32_t* targets, const float* lse,
+                                   float scale, const float* weights, std::int64_t rows,
+                                   std::int64_t vocabulary, cudaStream_t stream) {
+  if (rows > 0)
+    backward_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
+        logits, targets, lse, scale, weights, vocabulary);
+  return cudaGetLastError();
+}
+
+}  // namespace ballast::cuda

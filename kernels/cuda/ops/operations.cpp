@@ -1,0 +1,292 @@
+#include "kernels/cuda/ops/operations.hpp"
+
+#include <cmath>
+
+#include "kernels/cuda/ops/ops.hpp"
+#include "kernels/cuda/runtime/device.hpp"
+#include "kernels/ops/dropout.hpp"
+
+namespace ballast::cuda {
+namespace {
+
+/// Device pointer of a bf16 (fp32) tensor whose rows of dimension 0 are dense.
+Bf16* bf16_of(const Tensor& x) { return reinterpret_cast<Bf16*>(x.data<ballast::bf16>()); }
+float* float_of(const Tensor& x) { return x.data<float>(); }
+
+void require_dense(const Tensor& x, const char* what) {
+  require(x.contiguous(), "CUDA {} needs a contiguous tensor, got shape {}", what,
+          to_string(x.shape()));
+}
+
+/// Elements between rows of a matrix whose last dimension is dense.
+std::int64_t row_stride(const Tensor& x) {
+  require(x.rank() == 2 && x.strides()[1] == 1, "CUDA matrix with strided columns, shape {}",
+          to_string(x.shape()));
+  return x.strides()[0];
+}
+
+/// Elements between entries of dimension 0, each of which is dense: rows of a matrix, or of heads
+/// narrowed out of [tokens, heads, D].
+std::int64_t entry_stride(const Tensor& x) {
+  std::int64_t dense = 1;
+  for (int d = x.rank() - 1; d > 0; --d) {
+    require(x.size(d) == 1 || x.strides()[d] == dense,
+            "CUDA rows that are not dense, shape {}, strides {}", to_string(x.shape()),
+            to_string(x.strides()));
+    dense *= x.size(d);
+  }
+  return x.strides()[0];
+}
+
+/// Runs a reduction and brings its result to the host.
+template <class F>
+double read_double(F&& reduce) {
+  auto* partial = static_cast<double*>(scratch((sum_partial_doubles() + 1) * sizeof(double)));
+  double* result = partial + sum_partial_doubles();
+  check(reduce(partial, result), "reduction");
+  double value = 0;
+  device_of(Space::cuda).copy(&value, Space::host, result, Space::cuda, sizeof value);
+  return value;
+}
+
+}  // namespace
+
+void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y) {
+  gemm({.m = x.size(0),
+        .n = w.size(0),
+        .k = w.size(1),
+        .a = bf16_of(x),
+        .lda = row_stride(x),
+        .b = bf16_of(w),
+        .ldb = row_stride(w),
+        .transpose_b = true,
+        .c = bf16_of(y),
+        .ldc = row_stride(y),
+        .bias = bias.defined() ? bf16_of(bias) : nullptr});
+}
+
+void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx) {
+  gemm({.m = dy.size(0),
+        .n = w.size(1),
+        .k = w.size(0),
+        .a = bf16_of(dy),
+        .lda = row_stride(dy),
+        .b = bf16_of(w),
+        .ldb = row_stride(w),
+        .c = bf16_of(dx),
+        .ldc = row_stride(dx)});
+}
+
+void linear_weight_gradient(const Tensor& x, const Tensor& dy, Tensor& dw) {
+  if (x.size(0) == 0) return;
+  gemm({.m = dw.size(0),
+        .n = dw.size(1),
+        .k = x.size(0),
+        .a = bf16_of(dy),
+        .lda = row_stride(dy),
+        .transpose_a = true,
+        .b = bf16_of(x),
+        .ldb = row_stride(x),
+        .c = float_of(dw),
+        .ldc = row_stride(dw),
+        .c_is_float = true,
+        .beta = 1});
+}
+
+void linear_bias_gradient(const Tensor& dy, Tensor& db) {
+  auto* partial = static_cast<float*>(scratch(bias_partial_floats(dy.size(1)) * sizeof(float)));
+  check(bias_gradient(bf16_of(dy), row_stride(dy), float_of(db), partial, dy.size(0), dy.size(1),
+                      stream()),
+        "bias gradient");
+}
+
+void rmsnorm_forward(const Tensor& x, const Tensor& w, double eps, Tensor& y, Tensor& rstd) {
+  require_dense(x, "rmsnorm");
+  require_dense(y, "rmsnorm");
+  check(rmsnorm_forward(bf16_of(x), nullptr, bf16_of(w), eps, nullptr, bf16_of(y), float_of(rstd),
+                        x.size(0), static_cast<int>(x.size(1)), stream()),
+        "rmsnorm");
+}
+
+void add_rmsnorm_forward(const Tensor& x, const Tensor& branch, const Tensor& w, double eps,
+                         Tensor& sum, Tensor& y, Tensor& rstd) {
+  for (const Tensor* t :
+       {&x, &branch, static_cast<const Tensor*>(&sum), static_cast<const Tensor*>(&y)})
+    require_dense(*t, "rmsnorm");
+  check(rmsnorm_forward(bf16_of(x), bf16_of(branch), bf16_of(w), eps, bf16_of(sum), bf16_of(y),
+                        float_of(rstd), x.size(0), static_cast<int>(x.size(1)), stream()),
+        "rmsnorm with residual");
+}
+
+void rmsnorm_recompute(const Tensor& x, const Tensor& rstd, const Tensor& w, Tensor& y) {
+  require_dense(x, "rmsnorm");
+  require_dense(y, "rmsnorm");
+  check(rmsnorm_recompute(bf16_of(x), float_of(rstd), bf16_of(w), bf16_of(y), x.size(0),
+                          static_cast<int>(x.size(1)), stream()),
+        "rmsnorm");
+}
+
+void rmsnorm_input_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& w,
+                            bool accumulate, Tensor& dx) {
+  for (const Tensor* t : {&dy, &x, static_cast<const Tensor*>(&dx)})
+    require_dense(*t, "rmsnorm gradient");
+  check(rmsnorm_input_gradient(bf16_of(x), bf16_of(w), float_of(rstd), bf16_of(dy), accumulate,
+                               bf16_of(dx), x.size(0), static_cast<int>(x.size(1)), stream()),
+        "rmsnorm input gradient");
+}
+
+void rmsnorm_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, Tensor& dw) {
+  for (const Tensor* t : {&dy, &x}) require_dense(*t, "rmsnorm gradient");
+  const int width = static_cast<int>(x.size(1));
+  auto* partial = static_cast<float*>(scratch(rmsnorm_partial_floats(width) * sizeof(float)));
+  check(rmsnorm_weight_gradient(bf16_of(x), float_of(rstd), bf16_of(dy), float_of(dw), partial,
+                                x.size(0), width, stream()),
+        "rmsnorm weight gradient");
+}
+
+void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Tensor& cos,
+                Tensor& sin) {
+  const auto half = static_cast<std::int64_t>(frequencies.frequency.size());
+  auto* frequency = static_cast<double*>(scratch(half * sizeof(double)));
+  device_of(Space::cuda)
+      .copy(frequency, Space::cuda, frequencies.frequency.data(), Space::host,
+            half * sizeof(double));
+  check(rope_table(positions.data<std::int32_t>(), frequency, frequencies.amplitude, float_of(cos),
+                   float_of(sin), positions.size(0), static_cast<int>(half), stream()),
+        "rope table");
+}
+
+void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, bool transposed, Tensor& y) {
+  require(x.rank() == 3 && x.strides()[2] == 1 && x.strides()[1] == x.size(2) &&
+              y.strides()[1] == y.size(2),
+          "CUDA rope needs dense heads, got shape {}", to_string(x.shape()));
+  check(rope_apply(bf16_of(x), x.strides()[0], float_of(cos), float_of(sin), transposed, bf16_of(y),
+                   y.strides()[0], x.size(0), static_cast<int>(x.size(1)),
+                   static_cast<int>(x.size(2)), stream()),
+        "rope");
+}
+
+void swiglu_forward(const Tensor& gate_up, Tensor& y) {
+  require_dense(gate_up, "swiglu");
+  require_dense(y, "swiglu");
+  check(swiglu_forward(bf16_of(gate_up), bf16_of(y), y.size(0), y.size(1), stream()), "swiglu");
+}
+
+void swiglu_backward(const Tensor& gate_up, const Tensor& dy, Tensor& d_gate_up) {
+  for (const Tensor* t : {&gate_up, &dy, static_cast<const Tensor*>(&d_gate_up)})
+    require_dense(*t, "swiglu gradient");
+  check(swiglu_backward(bf16_of(gate_up), bf16_of(dy), bf16_of(d_gate_up), dy.size(0), dy.size(1),
+                        stream()),
+        "swiglu gradient");
+}
+
+void embedding_forward(const Tensor& tokens, const Tensor& w, Tensor& y) {
+  require_dense(y, "embedding");
+  check(embedding_forward(tokens.data<std::int32_t>(), bf16_of(w), bf16_of(y), tokens.size(0),
+                          w.size(1), stream()),
+        "embedding");
+}
+
+void embedding_weight_gradient(const Tensor& tokens, const Tensor& dy, Tensor& dw) {
+  require_dense(dy, "embedding gradient");
+  const std::size_t bytes = embedding_workspace(tokens.size(0));
+  check(embedding_backward(tokens.data<std::int32_t>(), bf16_of(dy), float_of(dw), tokens.size(0),
+                           dw.size(1), scratch(bytes), bytes, stream()),
+        "embedding gradient");
+}
+
+void cross_entropy_forward(const Tensor& logits, const Tensor& targets, Tensor& token_loss,
+                           Tensor& lse) {
+  require_dense(logits, "cross-entropy");
+  check(cross_entropy_forward(bf16_of(logits), targets.data<std::int32_t>(), float_of(token_loss),
+                              float_of(lse), logits.size(0), logits.size(1), stream()),
+        "cross-entropy");
+}
+
+void cross_entropy_correct(const Tensor& logits, const Tensor& targets, Tensor& correct) {
+  require_dense(logits, "cross-entropy");
+  check(
+      cross_entropy_correct(bf16_of(logits), targets.data<std::int32_t>(),
+                            correct.data<std::uint8_t>(), logits.size(0), logits.size(1), stream()),
+      "correct predictions");
+}
+
+void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double scale,
+                            const Tensor& weights, Tensor& logits) {
+  require_dense(logits, "cross-entropy gradient");
+  check(cross_entropy_backward(bf16_of(logits), targets.data<std::int32_t>(), float_of(lse),
+                               static_cast<float>(scale),
+                               weights.defined() ? float_of(weights) : nullptr, logits.size(0),
+                               logits.size(1), stream()),
+        "cross-entropy gradient");
+}
+
+double sum_losses(const Tensor& token_loss) {
+  require_dense(token_loss, "sum of losses");
+  return read_double([&](double* partial, double* result) {
+    return sum(float_of(token_loss), token_loss.numel(), partial, result, stream());
+  });
+}
+
+void dropout(const Tensor& x, const Tensor& keys, std::uint64_t stream_id, double rate,
+             double scale, Tensor& y) {
+  check(dropout(bf16_of(x), row_stride(x), rate > 0 ? keys.data<std::int64_t>() : nullptr,
+                stream_id, dropout_threshold(rate), static_cast<float>(scale), bf16_of(y),
+                row_stride(y), x.size(0), x.size(1), stream()),
+        "dropout");
+}
+
+void add(const Tensor& a, const Tensor& b, Tensor& out) {
+  require(a.dtype() == b.dtype() && a.dtype() == out.dtype() && a.shape() == b.shape() &&
+              a.shape() == out.shape(),
+          "CUDA add: {} {} and {} {}", name(a.dtype()), to_string(a.shape()), name(b.dtype()),
+          to_string(b.shape()));
+  if (a.numel() == 0) return;
+  const bool dense = a.contiguous() && b.contiguous() && out.contiguous();
+  const std::int64_t rows = dense ? 1 : a.size(0), width = a.numel() / rows;
+  const auto stride = [&](const Tensor& t) { return dense ? width : entry_stride(t); };
+  check(add_rows(a.raw(), stride(a), b.raw(), stride(b), out.raw(), stride(out),
+                 a.dtype() == DType::f32, rows, width, stream()),
+        "add");
+}
+
+void copy_rows(const Tensor& from, Tensor& to) {
+  const auto is_float = [](const Tensor& x) {
+    require(x.dtype() == DType::f32 || x.dtype() == DType::bf16, "CUDA copy of {} rows",
+            name(x.dtype()));
+    return x.dtype() == DType::f32;
+  };
+  if (from.numel() == 0) return;
+  const bool dense = from.contiguous() && to.contiguous();
+  const std::int64_t rows = dense ? 1 : from.size(0), width = from.numel() / rows;
+  check(convert_rows(from.raw(), is_float(from), dense ? width : entry_stride(from), to.raw(),
+                     is_float(to), dense ? width : entry_stride(to), rows, width, stream()),
+        "copy of rows");
+}
+
+void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale,
+                double learning_rate, std::int64_t step, const AdamWOptions& options,
+                Tensor& values) {
+  const AdamWScalars scalars{
+      static_cast<float>(gradient_scale),
+      static_cast<float>(learning_rate),
+      static_cast<float>(options.beta1),
+      static_cast<float>(options.beta2),
+      static_cast<float>(options.eps),
+      static_cast<float>(options.weight_decay),
+      static_cast<float>(1 - std::pow(options.beta1, static_cast<double>(step))),
+      static_cast<float>(1 - std::pow(options.beta2, static_cast<double>(step)))};
+  check(adamw_step(float_of(state.master), float_of(state.moment1), float_of(state.moment2),
+                   state.decay.data<std::uint8_t>(), float_of(gradient), bf16_of(values),
+                   gradient.numel(), scalars, stream()),
+        "adamw");
+}
+
+double sum_of_squares(const Tensor& x) {
+  require_dense(x, "sum of squares");
+  return read_double([&](double* partial, double* result) {
+    return sum_of_squares(float_of(x), x.numel(), partial, result, stream());
+  });
+}
+
+}  // namespace ballast::cuda

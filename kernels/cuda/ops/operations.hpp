@@ -1,0 +1,63 @@
+// CUDA twins of the operations in kernels/*.hpp, with the same names, arguments and meaning;
+// reached through BALLAST_ON_CUDA.  Values are bf16, parameter gradients and statistics fp32.  Each
+// checks its arguments and enqueues on the compute stream.
+#pragma once
+#include "core/base/tensor.hpp"
+#include "core/plan/attention/attention_pattern.hpp"
+#include "kernels/ops/adamw.hpp"
+#include "kernels/ops/rope.hpp"
+
+namespace ballast::cuda {
+
+void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y);
+void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx);
+void linear_weight_gradient(const Tensor& x, const Tensor& dy, Tensor& dw);
+void linear_bias_gradient(const Tensor& dy, Tensor& db);
+
+void rmsnorm_forward(const Tensor& x, const Tensor& w, double eps, Tensor& y, Tensor& rstd);
+void add_rmsnorm_forward(const Tensor& x, const Tensor& branch, const Tensor& w, double eps,
+                         Tensor& sum, Tensor& y, Tensor& rstd);
+void rmsnorm_recompute(const Tensor& x, const Tensor& rstd, const Tensor& w, Tensor& y);
+void rmsnorm_input_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& w,
+                            bool accumulate, Tensor& dx);
+void rmsnorm_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, Tensor& dw);
+
+void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Tensor& cos,
+                Tensor& sin);
+void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, bool transposed, Tensor& y);
+
+void swiglu_forward(const Tensor& gate_up, Tensor& y);
+void swiglu_backward(const Tensor& gate_up, const Tensor& dy, Tensor& d_gate_up);
+
+void embedding_forward(const Tensor& tokens, const Tensor& w, Tensor& y);
+void embedding_weight_gradient(const Tensor& tokens, const Tensor& dy, Tensor& dw);
+
+void cross_entropy_forward(const Tensor& logits, const Tensor& targets, Tensor& token_loss,
+                           Tensor& lse);
+void cross_entropy_correct(const Tensor& logits, const Tensor& targets, Tensor& correct);
+void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double scale,
+                            const Tensor& weights, Tensor& logits);
+double sum_losses(const Tensor& token_loss);
+
+void dropout(const Tensor& x, const Tensor& keys, std::uint64_t stream, double rate, double scale,
+             Tensor& y);
+void add(const Tensor& a, const Tensor& b, Tensor& out);
+void copy_rows(const Tensor& from, Tensor& to);
+
+void attention_forward(const AttentionIndex& index, const Tensor& q, const Tensor& k,
+                       const Tensor& v, double scale, Tensor& o, Tensor& lse);
+void attention_merge(Tensor& o, Tensor& lse, const Tensor& o_part, const Tensor& lse_part);
+void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta);
+void attention_backward(const AttentionIndex& index, const Tensor& q, const Tensor& k,
+                        const Tensor& v, double scale, const Tensor& lse, const Tensor& delta,
+                        const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv);
+/// Bit-identical backward from run to run (run.deterministic): slower, see
+/// kernels/cuda/attention/attention.hpp.
+void set_deterministic(bool on);
+
+void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale,
+                double learning_rate, std::int64_t step, const AdamWOptions& options,
+                Tensor& values);
+double sum_of_squares(const Tensor& x);
+
+}  // namespace ballast::cuda

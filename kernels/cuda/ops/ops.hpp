@@ -1,0 +1,117 @@
+// CUDA launchers of every model operation but attention: plain device pointers, row-major, one
+// stream.  Values are bf16, statistics and gradients of parameters fp32.  Nothing here allocates,
+// synchronises or throws; each call returns the launch's cudaError_t. The host twins and the
+// formulas are in kernels/<operation>.hpp.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+struct __nv_bfloat16;
+
+namespace ballast::cuda {
+
+using Bf16 = __nv_bfloat16;
+
+/// y = rmsnorm(x + residual) * weight over rows of `width` (a multiple of 8, at most 16384).
+/// `residual` may be null; otherwise the sum is written to `sum` [rows, width] (bf16).  rstd
+/// [rows].
+cudaError_t rmsnorm_forward(const Bf16* x, const Bf16* residual, const Bf16* weight, double eps,
+                            Bf16* sum, Bf16* y, float* rstd, std::int64_t rows, int width,
+                            cudaStream_t stream);
+/// y again from the kept rstd, bit for bit.
+cudaError_t rmsnorm_recompute(const Bf16* x, const float* rstd, const Bf16* weight, Bf16* y,
+                              std::int64_t rows, int width, cudaStream_t stream);
+/// d_x = gradient of the norm's input, added to d_x when `accumulate`.
+cudaError_t rmsnorm_input_gradient(const Bf16* x, const Bf16* weight, const float* rstd,
+                                   const Bf16* d_y, bool accumulate, Bf16* d_x, std::int64_t rows,
+                                   int width, cudaStream_t stream);
+/// d_weight [width] is added to.  `partial` is workspace of rmsnorm_partial_floats(width) floats;
+/// sums run in a fixed order.
+std::size_t rmsnorm_partial_floats(int width);
+cudaError_t rmsnorm_weight_gradient(const Bf16* x, const float* rstd, const Bf16* d_y,
+                                    float* d_weight, float* partial, std::int64_t rows, int width,
+                                    cudaStream_t stream);
+
+/// cos, sin [tokens, half] of positions[t] * frequency[i], times `scale`; angles in fp64. frequency
+/// [half] on the device.
+cudaError_t rope_table(const std::int32_t* positions, const double* frequency, double scale,
+                       float* cos, float* sin, std::int64_t tokens, int half, cudaStream_t stream);
+/// y = x [tokens, heads, head_dim] rotated (row strides in elements; y may be x); `transposed`
+/// rotates back (backward).
+cudaError_t rope_apply(const Bf16* x, std::int64_t x_stride, const float* cos, const float* sin,
+                       bool transposed, Bf16* y, std::int64_t y_stride, std::int64_t tokens,
+                       int heads, int head_dim, cudaStream_t stream);
+
+/// y [rows, width] = silu(gate) * up with gate_up [rows, 2 width]; and its backward into d_gate_up.
+cudaError_t swiglu_forward(const Bf16* gate_up, Bf16* y, std::int64_t rows, std::int64_t width,
+                           cudaStream_t stream);
+cudaError_t swiglu_backward(const Bf16* gate_up, const Bf16* d_y, Bf16* d_gate_up,
+                            std::int64_t rows, std::int64_t width, cudaStream_t stream);
+
+/// y [tokens, width] = table[ids].
+cudaError_t embedding_forward(const std::int32_t* ids, const Bf16* table, Bf16* y,
+                              std::int64_t tokens, std::int64_t width, cudaStream_t stream);
+/// d_table[ids[t]] += d_y[t], in ascending t for each id (deterministic: ids are sorted first).
+/// Workspace of embedding_workspace(tokens) bytes.
+std::size_t embedding_workspace(std::int64_t tokens);
+cudaError_t embedding_backward(const std::int32_t* ids, const Bf16* d_y, float* d_table,
+                               std::int64_t tokens, std::int64_t width, void* workspace,
+                               std::size_t workspace_bytes, cudaStream_t stream);
+
+/// logits [rows, vocabulary] -> loss [rows] (0 where target < 0) and lse [rows].
+cudaError_t cross_entropy_forward(const Bf16* logits, const std::int32_t* targets, float* loss,
+                                  float* lse, std::int64_t rows, std::int64_t vocabulary,
+                                  cudaStream_t stream);
+/// correct [rows] u8 = 1 where no column's logit is above the target's, nor equal at a lower
+/// column; 0 where target < 0 or a logit is NaN.
+cudaError_t cross_entropy_correct(const Bf16* logits, const std::int32_t* targets,
+                                  std::uint8_t* correct, std::int64_t rows, std::int64_t vocabulary,
+                                  cudaStream_t stream);
+/// logits are overwritten with their gradient: (softmax - onehot) * scale * weights[row] (null:
+/// ones), 0 where target < 0.
+cudaError_t cross_entropy_backward(Bf16* logits, const std::int32_t* targets, const float* lse,
+                                   float scale, const float* weights, std::int64_t rows,
+                                   std::int64_t vocabulary, cudaStream_t stream);
+
+struct AdamWScalars {
+  float gradient_scale, learning_rate, beta1, beta2, eps, weight_decay, correction1,
+      correction2;  ///< corrections: 1 - beta^step
+};
+/// AdamW on n elements: fp32 master, moments and gradient; decay [n] u8; bf16 values get the
+/// rounded master.
+cudaError_t adamw_step(float* master, float* moment1, float* moment2, const std::uint8_t* decay,
+                       const float* gradient, Bf16* values, std::int64_t n, AdamWScalars scalars,
+                       cudaStream_t stream);
+/// result[0] = sum of squares of x in fp64, fixed order.  `partial`: sum_partial_doubles() doubles.
+std::size_t sum_partial_doubles();
+cudaError_t sum_of_squares(const float* x, std::int64_t n, double* partial, double* result,
+                           cudaStream_t stream);
+/// result[0] = sum of x in fp64, fixed order.
+cudaError_t sum(const float* x, std::int64_t n, double* partial, double* result,
+                cudaStream_t stream);
+
+/// y = scale x where (stream, keys[row], column) lets the element stay, else 0
+/// (kernels/ops/dropout.hpp); null keys: all stay.  Strides in elements; y may be x.
+cudaError_t dropout(const Bf16* x, std::int64_t x_stride, const std::int64_t* keys,
+                    std::uint64_t stream_id, std::uint32_t threshold, float scale, Bf16* y,
+                    std::int64_t y_stride, std::int64_t rows, std::int64_t width,
+                    cudaStream_t stream);
+
+/// out = a + b over rows of `width` elements whose starts lie `*_stride` elements apart; bf16, or
+/// fp32 with `is_float`.
+cudaError_t add_rows(const void* a, std::int64_t a_stride, const void* b, std::int64_t b_stride,
+                     void* out, std::int64_t out_stride, bool is_float, std::int64_t rows,
+                     std::int64_t width, cudaStream_t stream);
+/// Same rows, between any two of bf16 and fp32 (flags tell which side is fp32).
+cudaError_t convert_rows(const void* x, bool x_float, std::int64_t x_stride, void* y, bool y_float,
+                         std::int64_t y_stride, std::int64_t rows, std::int64_t width,
+                         cudaStream_t stream);
+/// d_bias[c] += sum over rows of d_y[r, c], in a fixed order.  `partial`:
+/// bias_partial_floats(columns) floats.
+cudaError_t bias_gradient(const Bf16* d_y, std::int64_t row_stride, float* d_bias, float* partial,
+                          std::int64_t rows, std::int64_t columns, cudaStream_t stream);
+std::size_t bias_partial_floats(std::int64_t columns);
+
+}  // namespace ballast::cuda

@@ -1,0 +1,135 @@
+// One transformer layer: x2 = x + attention(norm(x)), out = x2 + mlp(norm(x2)).  The last addition
+// is left to whoever reads the output (the next layer's norm, or the head's), which fuses it; so a
+// layer hands over (residual, branch). Composed of the operations beside it and an
+// AttentionExecutor: no backend code of its own.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "core/model/model_shape.hpp"
+#include "core/plan/attention/attention_executor.hpp"
+#include "kernels/model/lora.hpp"
+#include "kernels/model/parameters.hpp"
+#include "kernels/ops/workspace.hpp"
+
+namespace ballast {
+
+/// Parameters of one layer, q/k/v and gate/up joined along dimension 0; the same struct holds
+/// values or gradients.
+struct LayerTensors {
+  Tensor norm1;          ///< [H]
+  Tensor qkv, qkv_bias;  ///< [(Hq + 2 Hkv) D, H] and [(Hq + 2 Hkv) D]; bias undefined without
+  Tensor output;         ///< [H, Hq D]
+  Tensor norm2;          ///< [H]
+  Tensor gate_up;        ///< [2 I, H]
+  Tensor down;           ///< [H, I]
+};
+
+/// How much of a layer's forward is kept for its backward.
+enum class Keep {
+  nothing,  ///< evaluation
+  input,    ///< the layer's input alone; backward runs the whole forward again, attention included
+  selective,  ///< matrix products and attention; norms and the SwiGLU product are formed again
+  all,
+};
+
+/// Intermediate results of one layer over T tokens.
+struct LayerActivations {
+  Tensor input;             ///< [T, H] x
+  Tensor rstd1, normed1;    ///< [T], [T, H]
+  Tensor qkv;               ///< [T, (Hq + 2 Hkv) D], q and k rotated
+  Tensor attention, lse;    ///< [T, Hq D], [Hq, T]
+  Tensor middle;            ///< [T, H] x2
+  Tensor rstd2, normed2;    ///< [T], [T, H]
+  Tensor gate_up, product;  ///< [T, 2 I], [T, I]
+};
+
+/// What the weight half of a layer's backward needs beside the inputs of its matrices: the
+/// gradients of their outputs.
+struct LayerGradients {
+  Tensor qkv, output, gate_up, down;  ///< [T, (Hq + 2 Hkv) D], [T, H], [T, 2 I], [T, H]
+};
+
+/// A hidden state as two summands; `branch` is undefined when `residual` is the whole of it.
+struct ResidualPair {
+  Tensor residual, branch;  ///< [T, H]
+};
+
+/// What all layers read of a micro-batch's tokens: their rotation, and which adapter inputs they
+/// drop.
+struct TokenTables {
+  Tensor cos, sin;      ///< [T, D/2] each
+  Tensor dropout_keys;  ///< [T] i64 (kernels/ops/dropout); undefined: nothing is dropped
+};
+
+/// dtype of statistics (rstd, LSE, token losses, rotation table) beside activations of `type`.
+inline DType statistics_type(DType type) { return type == DType::f64 ? DType::f64 : DType::f32; }
+
+class Layer {
+ public:
+  /// `index`: place in the whole model.  Throws Error when the parameters of this layer are not all
+  /// there.
+  Layer(const ModelShape& shape, std::int64_t index, const Parameters& parameters);
+
+  std::int64_t index() const { return index_; }
+  /// Matrix products of one forward pass over `tokens` tokens, attention not included.
+  double flops(std::int64_t tokens) const;
+  /// Of one backward pass, input and weight half; frozen weights have none of the latter.
+  double input_gradient_flops(std::int64_t tokens) const { return flops(tokens); }
+  double weight_gradient_flops(std::int64_t tokens) const {
+    return shape_.lora.enabled() ? adapter_flops(tokens) : flops(tokens);
+  }
+  /// Activations of which those that `keep` names are new, the rest lie in the workspace until the
+  /// next layer's pass. `has_branch`: the layer's input comes as two summands, so that their sum
+  /// needs a place.
+  LayerActivations allocate(std::int64_t tokens, Keep keep, bool has_branch,
+                            Workspace& workspace) const;
+  /// Forgets the activations that lie in the workspace.
+  static void release(Keep keep, LayerActivations& a);
+  /// Fills `a` from the hidden state `in`, returns the output.  a.input becomes in.residual where
+  /// that is the whole hidden state.  The output's branch lies in the workspace.
+  ResidualPair forward(const ResidualPair& in, const TokenTables& tables,
+                       AttentionExecutor& attention, LayerActivations& a,
+                       Workspace& workspace) const;
+  /// Fills what `keep` left out of `a`, bit for bit as forward did.  `halves`: backward_weight
+  /// comes later, so that its inputs need memory of their own.
+  void restore(Keep keep, bool halves, const TokenTables& tables, AttentionExecutor& attention,
+               LayerActivations& a, Workspace& workspace) const;
+  /// d [T, H]: gradient of the output, turned into that of the input in place.  Adds the parameter
+  /// gradients; with `later` those of the norms alone, and `later` gets what backward_weight needs
+  /// for the others.
+  void backward(const TokenTables& tables, AttentionExecutor& attention, const LayerActivations& a,
+                Tensor& d, Workspace& workspace, LayerGradients* later = nullptr) const;
+  /// Forgets all that backward_weight does not need.
+  static void keep_weight_inputs(LayerActivations& a);
+  /// The second half: adds the gradients of matrices, biases and adapters.  Both halves together
+  /// are backward, bit for bit.
+  void backward_weight(const TokenTables& tables, const LayerActivations& a,
+                       const LayerGradients& gradients, Workspace& workspace) const;
+  /// Bytes held between the halves: as many as Keep::all keeps, but for the statistics.
+  static std::int64_t between_halves_bytes(const ModelShape& shape, std::int64_t tokens,
+                                           DType type);
+  /// Bytes of the activations that `keep` names.
+  static std::int64_t kept_bytes(const ModelShape& shape, std::int64_t tokens, DType type,
+                                 Keep keep);
+
+ private:
+  void forward_from_input(const TokenTables& tables, AttentionExecutor& attention,
+                          LayerActivations& a, Workspace& workspace) const;
+  double adapter_flops(std::int64_t tokens) const;
+  void qkv_weights(const TokenTables& tables, const LayerActivations& a, const Tensor& d_qkv,
+                   Workspace& workspace) const;
+  /// Of y = x W^T with adapters.
+  static void weight_gradients(const Tensor& x, const Tensor& dy, Tensor gradient,
+                               const LoraLinear& adapters, const TokenTables& tables,
+                               Workspace& workspace);
+  AttentionInputs attention_inputs(const LayerActivations& a) const;
+
+  ModelShape shape_;
+  std::int64_t index_ = 0;
+  DType type_ = DType::f32;
+  LayerTensors value_, gradient_;  // gradients are undefined where frozen
+  LoraLinear lora_qkv_, lora_output_, lora_gate_up_, lora_down_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,94 @@
+#include "kernels/model/lora.hpp"
+
+#include <algorithm>
+
+#include "core/base/random.hpp"
+#include "kernels/ops/dropout.hpp"
+#include "kernels/ops/elementwise.hpp"
+#include "kernels/ops/linear.hpp"
+
+namespace ballast {
+
+void LoraLinear::add(const Parameters& parameters, const std::string& prefix,
+                     const std::string& projection, std::int64_t begin, std::int64_t end) {
+  const auto& listed = options_.projections;
+  if (!options_.enabled() || std::find(listed.begin(), listed.end(), projection) == listed.end())
+    return;
+  const std::string module = prefix + lora_module(projection), a = module + ".lora_A.weight",
+                    b = module + ".lora_B.weight";
+  const std::uint64_t stream =
+      random_bits(options_.seed, stream_of("lora.dropout"), stream_of(module.c_str()));
+  adapters_.push_back({parameters.value(a), parameters.gradient(a), parameters.value(b),
+                       parameters.gradient(b), begin, end, stream});
+}
+
+Tensor LoraLinear::dropped(const Adapter& adapter, const Tensor& x, const Tensor& keys,
+                           Workspace& workspace) const {
+  if (options_.dropout == 0 || !keys.defined()) return x;
+  Tensor y = workspace.take("lora dropped", x.shape(), x.dtype());
+  dropout(x, keys, adapter.stream, options_.dropout, 1 / (1 - options_.dropout), y);
+  return y;
+}
+
+Tensor LoraLinear::projected(const Adapter& adapter, const Tensor& dropped_x,
+                             Workspace& workspace) const {
+  Tensor h =
+      workspace.take("lora projected", {dropped_x.size(0), options_.rank}, dropped_x.dtype());
+  linear_forward(dropped_x, adapter.a, {}, h);
+  dropout(h, {}, 0, 0, options_.scale(), h);
+  return h;
+}
+
+void LoraLinear::forward(const Tensor& x, const Tensor& keys, Tensor& y,
+                         Workspace& workspace) const {
+  for (const Adapter& adapter : adapters_) {
+    const Tensor h = projected(adapter, dropped(adapter, x, keys, workspace), workspace);
+    Tensor added =
+        workspace.take("lora output", {x.size(0), adapter.end - adapter.begin}, x.dtype());
+    linear_forward(h, adapter.b, {}, added);
+    Tensor part = y.narrow(1, adapter.begin, adapter.end);
+    ballast::add(part, added, part);
+  }
+}
+
+Tensor LoraLinear::projected_gradient(const Adapter& adapter, const Tensor& dy,
+                                      Workspace& workspace) const {
+  Tensor dh = workspace.take("lora d_projected", {dy.size(0), options_.rank}, dy.dtype());
+  linear_input_gradient(dy.narrow(1, adapter.begin, adapter.end), adapter.b, dh);
+  dropout(dh, {}, 0, 0, options_.scale(), dh);
+  return dh;
+}
+
+void LoraLinear::input_gradient(const Tensor& keys, const Tensor& dy, Tensor& dx,
+                                Workspace& workspace) const {
+  for (const Adapter& adapter : adapters_) {
+    Tensor through = workspace.take("lora d_input", dx.shape(), dx.dtype());
+    linear_input_gradient(projected_gradient(adapter, dy, workspace), adapter.a, through);
+    if (options_.dropout > 0 && keys.defined())
+      dropout(through, keys, adapter.stream, options_.dropout, 1 / (1 - options_.dropout), through);
+    ballast::add(dx, through, dx);
+  }
+}
+
+void LoraLinear::weight_gradient(const Tensor& x, const Tensor& keys, const Tensor& dy,
+                                 Workspace& workspace) const {
+  for (const Adapter& adapter : adapters_) {
+    const Tensor x_dropped = dropped(adapter, x, keys, workspace);
+    Tensor a_gradient = adapter.a_gradient, b_gradient = adapter.b_gradient;
+    linear_weight_gradient(projected(adapter, x_dropped, workspace),
+                           dy.narrow(1, adapter.begin, adapter.end), b_gradient);
+    linear_weight_gradient(x_dropped, projected_gradient(adapter, dy, workspace), a_gradient);
+  }
+}
+
+double LoraLinear::flops(double tokens) const {
+  double sum = 0;
+  for (const Adapter& adapter : adapters_)
+    sum += linear_flops(tokens, static_cast<double>(adapter.a.size(1)),
+                        static_cast<double>(options_.rank)) +
+           linear_flops(tokens, static_cast<double>(options_.rank),
+                        static_cast<double>(adapter.b.size(0)));
+  return sum;
+}
+
+}  // namespace ballast

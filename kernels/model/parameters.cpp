@@ -1,0 +1,161 @@
+#include "kernels/model/parameters.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <thread>
+
+#include "core/base/random.hpp"
+#include "kernels/ops/host_view.hpp"
+
+namespace ballast {
+namespace {
+
+Shape joined_shape(const std::vector<Parameter>& table, std::size_t first, int count) {
+  require(count >= 1 && first + static_cast<std::size_t>(count) <= table.size(),
+          "{} parameters from {} reach past the table", count, table[first].name);
+  Shape shape = table[first].shape;
+  for (std::size_t i = first + 1; i < first + static_cast<std::size_t>(count); ++i) {
+    const Shape& next = table[i].shape;
+    require(
+        next.size() == shape.size() && std::equal(next.begin() + 1, next.end(), shape.begin() + 1),
+        "{} {} cannot be joined to {}", table[i].name, to_string(next), table[first].name);
+    shape[0] += next[0];
+  }
+  return shape;
+}
+
+// Round to nearest even; initial values are finite.
+bf16 to_bf16(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  return {static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+
+template <class T, class F>
+void fill(T* out, std::int64_t n, const F& value) {
+  const auto range = [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      if constexpr (std::is_same_v<T, bf16>)
+        out[i] = to_bf16(static_cast<float>(value(i)));
+      else
+        out[i] = static_cast<T>(value(i));
+    }
+  };
+  // Billions of normal values take minutes on one core, and the distribution's Kokkos has no
+  // threads.
+  constexpr std::int64_t kWorthAThread = 1 << 20;
+  const std::int64_t workers = std::clamp<std::int64_t>(
+      n / kWorthAThread, 1, std::clamp<std::int64_t>(std::thread::hardware_concurrency(), 1, 16));
+  std::vector<std::thread> threads;
+  for (std::int64_t w = 1; w < workers; ++w)
+    threads.emplace_back(range, n * w / workers, n * (w + 1) / workers);
+  range(0, n / workers);
+  for (auto& thread : threads) thread.join();
+}
+
+template <class T>
+void fill_parameter(const Parameter& p, std::uint64_t seed, T* out) {
+  const std::uint64_t stream = stream_of(p.name.c_str());
+  const double std = p.initial_std;
+  switch (p.initialiser) {
+    case Initialiser::zeros:
+      fill(out, p.numel(), [](std::int64_t) { return 0.0; });
+      break;
+    case Initialiser::ones:
+      fill(out, p.numel(), [](std::int64_t) { return 1.0; });
+      break;
+    case Initialiser::normal:
+      fill(out, p.numel(), [=](std::int64_t i) {
+        return std * random_normal(seed, stream, static_cast<std::uint64_t>(i));
+      });
+      break;
+  }
+}
+
+}  // namespace
+
+Parameters::Parameters(std::vector<Parameter> table, DType type, Device& device,
+                       std::int64_t pad_to)
+    : table_(std::move(table)) {
+  require(pad_to >= 1, "parameters cannot be padded to a multiple of {}", pad_to);
+  require(type == DType::f32 || type == DType::f64 ||
+              (type == DType::bf16 && device.space() == Space::cuda),
+          "parameters in {} need a GPU; on the host use f32 or f64", name(type));
+  for (std::size_t i = 0; i < table_.size(); ++i) {
+    require(position_.emplace(table_[i].name, i).second,
+            "parameter {} is listed twice for one rank", table_[i].name);
+    require(table_[i].trainable || trainable_table_.empty(),
+            "frozen parameter {} comes after trainable ones", table_[i].name);
+    (table_[i].trainable ? trainable_table_ : frozen_table_).push_back(table_[i]);
+    offset_.push_back(numel_);
+    numel_ += table_[i].numel();
+    if (!table_[i].trainable) frozen_ = numel_;
+  }
+  const std::int64_t padded = (trainable_numel() + pad_to - 1) / pad_to * pad_to;
+  values_ = Tensor::zeros({frozen_ + padded}, type, device, MemoryCategory::parameters);
+  gradients_ = Tensor::zeros({padded}, type == DType::f64 ? DType::f64 : DType::f32, device,
+                             MemoryCategory::gradients);
+}
+
+const Parameter& Parameters::info(const std::string& name) const {
+  const auto found = position_.find(name);
+  require(found != position_.end(), "parameter {} is not on this rank", name);
+  return table_[found->second];
+}
+
+std::int64_t Parameters::offset(const std::string& name) const {
+  return offset_[static_cast<std::size_t>(&info(name) - table_.data())];
+}
+
+std::int64_t Parameters::trainable_offset(const std::string& name) const {
+  return offset(name) - frozen_;
+}
+
+Tensor Parameters::value(const std::string& name) const { return joined_value(name, 1); }
+Tensor Parameters::gradient(const std::string& name) const { return joined_gradient(name, 1); }
+
+Tensor Parameters::joined_value(const std::string& name, int count) const {
+  const auto first = static_cast<std::size_t>(&info(name) - table_.data());
+  const Shape shape = joined_shape(table_, first, count);
+  const std::size_t last = first + static_cast<std::size_t>(count) - 1;
+  return values_.rows(offset_[first], offset_[last] + table_[last].numel()).reshape(shape);
+}
+
+Tensor Parameters::joined_gradient(const std::string& name, int count) const {
+  const auto first = static_cast<std::size_t>(&info(name) - table_.data());
+  const Shape shape = joined_shape(table_, first, count);
+  const std::size_t last = first + static_cast<std::size_t>(count) - 1;
+  require(table_[first].trainable == table_[last].trainable,
+          "{} is frozen, its neighbour {} is not: they cannot be joined", table_[first].name,
+          table_[last].name);
+  if (!table_[first].trainable) return {};
+  return gradients_.rows(offset_[first] - frozen_, offset_[last] + table_[last].numel() - frozen_)
+      .reshape(shape);
+}
+
+void Parameters::initialise(std::uint64_t seed) {
+  for (const Parameter& p : table_) {
+    Tensor target = value(p.name);
+    // Drawn on the host whatever the device: host and GPU runs begin alike.
+    Tensor drawn =
+        target.space() == Space::host
+            ? target
+            : Tensor::empty(p.shape, target.dtype(), host_device(), MemoryCategory::workspace);
+    switch (target.dtype()) {
+      case DType::f32:
+        fill_parameter(p, seed, drawn.data<float>());
+        break;
+      case DType::f64:
+        fill_parameter(p, seed, drawn.data<double>());
+        break;
+      case DType::bf16:
+        fill_parameter(p, seed, drawn.data<bf16>());
+        break;
+      default:
+        fail("parameters in {} cannot be initialised", name(target.dtype()));
+    }
+    if (target.space() != Space::host) target.copy_from(drawn);
+  }
+}
+
+}  // namespace ballast

@@ -1,0 +1,59 @@
+// Parameters of this rank: one flat buffer of values and one of gradients, addressed through the
+// parameter table.
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/base/tensor.hpp"
+#include "core/model/model_shape.hpp"
+
+namespace ballast {
+
+/// Values in the compute dtype (f32 or f64 on the host, bf16 on CUDA), gradients in f32 (f64 when
+/// values are f64).  Parameters lie back to back in table order without padding, so neighbours such
+/// as q, k, v form one matrix; the buffer's end is padded with zeros to a multiple of `pad_to`
+/// elements so that it divides over optimizer shards.  Frozen parameters (Parameter::trainable)
+/// come first and have values alone: gradients, optimizer and checkpoints know only what follows
+/// them, the trainable part, and count its elements from 0.
+class Parameters {
+ public:
+  Parameters() = default;
+  Parameters(std::vector<Parameter> table, DType type, Device& device, std::int64_t pad_to = 1);
+
+  /// Errors: a frozen parameter after a trainable one, a name listed twice.
+  const std::vector<Parameter>& table() const { return table_; }
+  const std::vector<Parameter>& frozen_table() const { return frozen_table_; }
+  const std::vector<Parameter>& trainable_table() const { return trainable_table_; }
+  const Parameter& info(const std::string& name) const;
+  bool contains(const std::string& name) const { return position_.count(name) != 0; }
+  std::int64_t offset(const std::string& name) const;  ///< first element in values()
+  std::int64_t trainable_offset(const std::string& name)
+      const;  ///< first element in trainable_values() and gradients(); negative when frozen
+  Tensor value(const std::string& name) const;
+  Tensor gradient(const std::string& name) const;  ///< undefined when frozen
+  /// `count` neighbours starting at `name`, joined along dimension 0; all frozen or none.
+  Tensor joined_value(const std::string& name, int count) const;
+  Tensor joined_gradient(const std::string& name, int count) const;
+  Tensor& values() { return values_; }  ///< [padded numel]
+  Tensor trainable_values() const {
+    return values_.rows(frozen_, values_.numel());
+  }                                              ///< [padded trainable numel]
+  Tensor& gradients() { return gradients_; }     ///< [padded trainable numel]
+  std::int64_t numel() const { return numel_; }  ///< without padding
+  std::int64_t frozen_numel() const { return frozen_; }
+  std::int64_t trainable_numel() const { return numel_ - frozen_; }  ///< without padding
+  DType dtype() const { return values_.dtype(); }
+
+  /// Counter-based initial values: depend on (seed, parameter name, element) alone.
+  void initialise(std::uint64_t seed);
+
+ private:
+  std::vector<Parameter> table_, frozen_table_, trainable_table_;
+  std::map<std::string, std::size_t> position_;
+  std::vector<std::int64_t> offset_;
+  std::int64_t numel_ = 0, frozen_ = 0;
+  Tensor values_, gradients_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,123 @@
+// The transformer of one pipeline stage: forward, recompute and backward of one micro-batch.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/model/model_shape.hpp"
+#include "core/observe/events.hpp"
+#include "core/plan/attention/attention_executor.hpp"
+#include "core/plan/attention/attention_pattern.hpp"
+#include "kernels/model/parameters.hpp"
+
+namespace ballast {
+
+enum class Recompute { none, selective, full };
+
+struct RecomputeOptions {
+  Recompute mode = Recompute::none;
+  /// With `full`: layers [0, layers) of the stage are recomputed (HBP's "GC layers"); -1 means all.
+  int layers = -1;
+  /// Those of a micro-batch that asks for `micro_batch_layers` layers
+  /// (MicroBatch::recompute_layers): `full` with that many; -1: these.
+  RecomputeOptions with(int micro_batch_layers) const {
+    return micro_batch_layers < 0 ? *this : RecomputeOptions{Recompute::full, micro_batch_layers};
+  }
+};
+
+/// This rank's tokens of a micro-batch, in the local order of its layout.
+struct LocalBatch {
+  Tensor tokens;        ///< [T] i32, host or device
+  Tensor targets;       ///< [T] i32; -1 where the token carries no loss
+  Tensor positions;     ///< [T] i32, position inside the sample (RoPE)
+  Tensor loss_weights;  ///< [T] f32 (f64), weight of each token's loss in the objective; undefined:
+                        ///< all 1
+  std::vector<std::int32_t> segment;  ///< [T] segment index, for per-segment losses
+  Tensor dropout_keys;                ///< [T] i64, names each token for the adapters' dropout
+                        ///< (kernels/ops/dropout); undefined: nothing is dropped
+  bool judged = false;        ///< whether forward also says which targets it would have predicted
+                              ///< (StageOutput::correct)
+  int recompute_layers = -1;  ///< layers recomputed in place of the model's options
+                              ///< (RecomputeOptions::with); -1: as they say
+  std::int64_t size() const { return tokens.defined() ? tokens.size(0) : 0; }
+};
+
+/// What forward keeps for backward; opaque outside kernels/.
+struct StageActivations;
+struct StageActivationsDeleter {
+  void operator()(StageActivations*) const;
+};
+using StageActivationsPtr = std::unique_ptr<StageActivations, StageActivationsDeleter>;
+
+struct StageOutput {
+  Tensor hidden;        ///< [T, hidden], not on the last stage
+  Tensor token_loss;    ///< [T] f32 (f64), last stage only; 0 where there is no loss
+  Tensor loss_weights;  ///< [T], last stage only: those of the batch
+  Tensor correct;  ///< [T] u8, last stage of a judged batch only: 1 where the target is the most
+                   ///< likely token
+  /// Sum over this rank's tokens of weight x loss (fp64); 0 where there is none.  Waits for the
+  /// device, so ask late.
+  double loss_sum() const;
+};
+
+class StageModel {
+ public:
+  /// Layers [layer_begin, layer_end) of the model; the first stage holds the embedding, the last
+  /// the final norm and head.  `parameters` must contain them and outlive the model.
+  StageModel(const ModelShape& shape, std::int64_t layer_begin, std::int64_t layer_end,
+             Parameters& parameters, RecomputeOptions recompute, Recorder* recorder,
+             std::int64_t head_chunk_tokens = 1024);
+  ~StageModel();
+
+  /// `input`: hidden states of the previous stage, undefined on the first.  Keeps what backward
+  /// needs in `saved` (pass nullptr for evaluation).  `head`: whether the last stage forms the
+  /// loss; a chunk that is forwarded again forms it then.
+  StageOutput forward(const LocalBatch& batch, const Tensor& input, AttentionExecutor& attention,
+                      StageActivationsPtr* saved, bool head = true);
+  /// `loss_scale`: derivative of the objective with respect to each token's loss (1 / loss tokens
+  /// of the global batch for `ave_token`), times batch.loss_weights.  `d_output`: gradient of the
+  /// stage output, undefined on the last stage.  `batch` is the one that forward had.  Returns the
+  /// gradient of `input` (undefined on the first stage); parameter gradients are added.
+  Tensor backward(const LocalBatch& batch, StageActivationsPtr saved, AttentionExecutor& attention,
+                  double loss_scale, const Tensor& d_output);
+
+  /// The same in halves: the first is all that the stage before waits for, and leaves in `saved`
+  /// what the second needs, for each layer as much as forward keeps without recomputation
+  /// (between_halves_bytes).  Norms, head and embedding, whose weight gradients are small or would
+  /// need the logits again, are done in the first.  Halves of several micro-batches may interleave;
+  /// together they equal backward, bit for bit where both orders are the same.
+  Tensor backward_input(const LocalBatch& batch, StageActivations& saved,
+                        AttentionExecutor& attention, double loss_scale, const Tensor& d_output);
+  void backward_weight(StageActivationsPtr saved);
+
+  /// Diagnosis after a NaN or Inf loss: first layer of the stage whose output, on this rank's
+  /// tokens, is not finite, or -1, with the stage's output.  Runs forward once more without keeping
+  /// anything; collective like forward.
+  std::pair<int, StageOutput> first_nonfinite_layer(const LocalBatch& batch, const Tensor& input,
+                                                    AttentionExecutor& attention);
+
+  const ModelShape& shape() const;
+  std::int64_t layers() const;  ///< of the stage
+  bool first() const;
+  bool last() const;
+  DType type() const;  ///< of activations
+  Device& device() const;
+  /// Bytes that forward keeps for `tokens` local tokens (memory estimate of `check`; the test
+  /// compares it with the measured peak).
+  static std::int64_t activation_bytes(const ModelShape& shape, std::int64_t layers,
+                                       bool last_stage, std::int64_t tokens, DType type,
+                                       RecomputeOptions recompute);
+  /// Bytes that backward_input leaves to backward_weight.
+  static std::int64_t between_halves_bytes(const ModelShape& shape, std::int64_t layers,
+                                           std::int64_t tokens, DType type);
+
+ private:
+  Tensor run_backward(const LocalBatch& batch, StageActivations& saved,
+                      AttentionExecutor& attention, double loss_scale, const Tensor& d_output,
+                      bool halves);
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ballast

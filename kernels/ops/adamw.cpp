@@ -1,0 +1,114 @@
+#include "kernels/ops/adamw.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "kernels/ops/backend.hpp"
+#include "kernels/ops/host_view.hpp"
+
+namespace ballast {
+namespace host {
+namespace {
+
+constexpr std::int64_t kSpan =
+    4096;  // elements per work item: long enough to vectorise, short enough to spread
+
+template <class T>
+struct AdamWFactors {
+  T scale, beta1, beta2, rest1, rest2, step_size, correction, eps, shrink;
+};
+
+// Decoupled weight decay (Loshchilov and Hutter 2019, Algorithm 2) with the bias corrections of
+// Adam.  A function of its own, with factors by value, so that the loop vectorises (with
+// -fno-math-errno); `out` may be `w` itself.
+template <class T>
+void adamw_span(const T* g, const std::uint8_t* decay, T* w, T* m, T* v, T* out, std::int64_t n,
+                const AdamWFactors<T> f) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) {
+    const T x = g[i] * f.scale;
+    const T first = f.beta1 * m[i] + f.rest1 * x, second = f.beta2 * v[i] + f.rest2 * x * x;
+    const T kept = w[i] - f.shrink * static_cast<T>(decay[i]) * w[i];
+    const T next = kept - f.step_size * first / (std::sqrt(second) * f.correction + f.eps);
+    m[i] = first;
+    v[i] = second;
+    w[i] = next;
+    out[i] = next;
+  }
+}
+
+template <class T>
+void adamw(AdamWState& state, const Tensor& gradient_, double gradient_scale, double rate,
+           std::int64_t step, const AdamWOptions& options, Tensor& values_) {
+  const auto gradient = vector<const T>(gradient_);
+  const auto master = vector<T>(state.master), moment1 = vector<T>(state.moment1),
+             moment2 = vector<T>(state.moment2), values = vector<T>(values_);
+  const auto decay = vector<const std::uint8_t>(state.decay);
+  const double correction1 = 1.0 - std::pow(options.beta1, static_cast<double>(step)),
+               correction2 = 1.0 - std::pow(options.beta2, static_cast<double>(step));
+  const AdamWFactors<T> factors{.scale = static_cast<T>(gradient_scale),
+                                .beta1 = static_cast<T>(options.beta1),
+                                .beta2 = static_cast<T>(options.beta2),
+                                .rest1 = static_cast<T>(1.0 - options.beta1),
+                                .rest2 = static_cast<T>(1.0 - options.beta2),
+                                .step_size = static_cast<T>(rate / correction1),
+                                .correction = static_cast<T>(1.0 / std::sqrt(correction2)),
+                                .eps = static_cast<T>(options.eps),
+                                .shrink = static_cast<T>(rate * options.weight_decay)};
+  const std::int64_t n = values_.numel();
+  parallel_for("adamw", (n + kSpan - 1) / kSpan, [=](std::int64_t span) {
+    const std::int64_t begin = span * kSpan, count = std::min(kSpan, n - begin);
+    adamw_span(gradient.data() + begin, decay.data() + begin, master.data() + begin,
+               moment1.data() + begin, moment2.data() + begin, values.data() + begin, count,
+               factors);
+  });
+}
+
+template <class T>
+double squares(const Tensor& x_) {
+  const auto x = vector<const T>(x_);
+  const T* p = x.data();
+  return lane_sum<double>(x_.numel(), [p](std::int64_t i) {
+    return static_cast<double>(p[i]) * static_cast<double>(p[i]);
+  });
+}
+
+}  // namespace
+}  // namespace host
+
+void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale,
+                double learning_rate, std::int64_t step, const AdamWOptions& options,
+                Tensor& values) {
+  const std::int64_t n = values.numel();
+  require(state.master.numel() == n && state.moment1.numel() == n && state.moment2.numel() == n &&
+              state.decay.numel() == n && gradient.numel() == n,
+          "adamw_step: {} values, {} gradients and {} master values do not fit", n,
+          gradient.numel(), state.master.numel());
+  require(step >= 1, "adamw_step: steps count from 1, got {}", step);
+  if (n == 0) return;
+  BALLAST_ON_CUDA(
+      values, adamw_step(state, gradient, gradient_scale, learning_rate, step, options, values));
+  dispatch_float(values.dtype(), [&](auto t) {
+    host::adamw<decltype(t)>(state, gradient, gradient_scale, learning_rate, step, options, values);
+  });
+}
+
+double sum_of_squares(const Tensor& x) {
+  if (x.numel() == 0) return 0;
+  BALLAST_ON_CUDA(x, sum_of_squares(x));
+  return dispatch_float(x.dtype(), [&](auto t) { return host::squares<decltype(t)>(x); });
+}
+
+double cosine_rate(std::int64_t step, std::int64_t warmup, std::int64_t total, double peak,
+                   double minimum) {
+  if (step <= warmup)
+    return warmup > 0 ? peak * static_cast<double>(step) / static_cast<double>(warmup) : peak;
+  const double progress =
+      total > warmup
+          ? std::min(static_cast<double>(step - warmup) / static_cast<double>(total - warmup), 1.0)
+          : 1.0;
+  return minimum + 0.5 * (peak - minimum) * (1.0 + std::cos(std::numbers::pi * progress));
+}
+
+}  // namespace ballast

@@ -1,0 +1,36 @@
+// Optimizer arithmetic: AdamW on one shard of the flat parameter buffer, and the norm that clipping
+// needs.
+#pragma once
+#include <cstdint>
+
+#include "core/base/tensor.hpp"
+
+namespace ballast {
+
+struct AdamWOptions {
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
+};
+
+/// Optimizer state of `n` consecutive elements of the flat buffer: fp32 (fp64) master weights and
+/// moments.
+struct AdamWState {
+  Tensor master, moment1, moment2;  ///< [n] each
+  Tensor decay;                     ///< [n] u8: 1 where weight decay applies
+};
+
+/// One AdamW step (decoupled weight decay, bias correction with `step` counted from 1); `gradient`
+/// [n] is multiplied by `gradient_scale` (clipping) first; the new master values are also written
+/// to `values` [n] in its dtype.
+void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale,
+                double learning_rate, std::int64_t step, const AdamWOptions& options,
+                Tensor& values);
+
+/// Sum of squares of a flat tensor, accumulated in fp64 in fixed order.
+double sum_of_squares(const Tensor& x);
+
+/// Learning rate at `step` (counted from 1): linear warm-up over `warmup` steps, then cosine from
+/// `peak` to `minimum` at `total`.
+double cosine_rate(std::int64_t step, std::int64_t warmup, std::int64_t total, double peak,
+                   double minimum);
+
+}  // namespace ballast

@@ -1,0 +1,24 @@
+// Linear layer (matrix product): y = x w^T + b.  Host: BLAS.  Input and weight gradients are
+// separate, so that a schedule may delay the latter (zero-bubble pipelines). Shapes: x [T, in], w
+// [out, in] as in Hugging Face, b [out], y [T, out].  Rows of x, y and their gradients may lie
+// apart.
+#pragma once
+#include "core/base/tensor.hpp"
+
+namespace ballast {
+
+/// y = x w^T (+ bias where defined); overwrites y.
+void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y);
+/// dx = dy w; overwrites dx.
+void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx);
+/// dw += dy^T x.  dw in f32 (f64 for f64 inputs); undefined: the weight is frozen, nothing is done
+/// (db likewise).
+void linear_weight_gradient(const Tensor& x, const Tensor& dy, Tensor& dw);
+/// db += sum of dy over tokens, summed in fp64 in token order before it is added.
+void linear_bias_gradient(const Tensor& dy, Tensor& db);
+
+/// Floating-point operations of y = x w^T over `tokens` rows; each of the two gradients costs the
+/// same.
+inline double linear_flops(double tokens, double in, double out) { return 2.0 * tokens * in * out; }
+
+}  // namespace ballast

@@ -1,0 +1,478 @@
+#include "parallel/comm/comm.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "parallel/comm/waits.hpp"
+
+#ifdef BALLAST_HAVE_NCCL
+#include "parallel/comm/nccl_group.hpp"
+#endif
+
+namespace ballast {
+namespace {
+
+constexpr int kCollectiveTag = 1;
+constexpr int exchange_tag(int channel) { return 2 * channel; }
+constexpr std::size_t kScratchBytes = std::size_t{32} << 20;  // receive space of a reduction
+constexpr std::size_t kSmallBytes =
+    std::size_t{64} << 10;  // gathered total up to which latency counts more than bytes
+std::size_t g_message_bytes = std::size_t{1} << 30;  // counts of MPI are int
+
+void require_dense(const Tensor& t, const char* call) {
+  require(t.contiguous(), "{} needs contiguous tensors, got shape {}", call, to_string(t.shape()));
+}
+
+/// Requests in flight; wait() completes them and verifies that every message had the expected size.
+class Messages {
+ public:
+  explicit Messages(MPI_Comm comm, int tag) : comm_(comm), tag_(tag) {}
+  void send(const void* data, std::size_t bytes, int peer) {
+    in_parts(bytes, [&](std::size_t at, int count) {
+      check_mpi(MPI_Isend(static_cast<const char*>(data) + at, count, MPI_BYTE, peer, tag_, comm_,
+                          &add(-1)),
+                "MPI_Isend");
+    });
+  }
+  void receive(void* data, std::size_t bytes, int peer) {
+    in_parts(bytes, [&](std::size_t at, int count) {
+      check_mpi(
+          MPI_Irecv(static_cast<char*>(data) + at, count, MPI_BYTE, peer, tag_, comm_, &add(count)),
+          "MPI_Irecv");
+    });
+  }
+  /// Whether all of them have completed; wait() will not wait then.
+  bool arrived() {
+    if (taken_) return true;
+    int all = 0;
+    statuses_.resize(requests_.size());
+    check_mpi(
+        MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &all, statuses_.data()),
+        "MPI_Testall");
+    return taken_ = all != 0;
+  }
+  void wait() {
+    std::vector<MPI_Status> statuses;
+    if (taken_)
+      statuses = statuses_;
+    else
+      wait_all(requests_, statuses);
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+      if (expected_[i] < 0) continue;
+      int got = 0;
+      check_mpi(MPI_Get_count(&statuses[i], MPI_BYTE, &got), "MPI_Get_count");
+      require(
+          got == expected_[i],
+          "rank {} sent {} bytes where {} were expected: the ranks disagree on a tensor's shape",
+          statuses[i].MPI_SOURCE, got, expected_[i]);
+    }
+    requests_.clear();
+    expected_.clear();
+  }
+
+ private:
+  MPI_Request& add(int expected) {
+    expected_.push_back(expected);
+    return requests_.emplace_back(MPI_REQUEST_NULL);
+  }
+  template <class F>
+  static void in_parts(std::size_t bytes, F&& f) {
+    for (std::size_t at = 0; at < bytes; at += g_message_bytes)
+      f(at, static_cast<int>(std::min(g_message_bytes, bytes - at)));
+  }
+  MPI_Comm comm_;
+  int tag_;
+  std::vector<MPI_Request> requests_;
+  std::vector<int> expected_;  ///< bytes of a receive, -1 for a send
+  std::vector<MPI_Status> statuses_;
+  bool taken_ = false;  ///< `statuses_` are those of the completed requests
+};
+
+/// out[i] = parts[0][i] (+) parts[1][i] (+) ..., always in this order.  Floating-point sums run in
+/// fp64 and round once, so they depend on the values and the number of parts alone.  `out` may be
+/// one of the parts.
+template <class T>
+void combine(const std::vector<const T*>& parts, std::int64_t n, Reduction reduction, T* out) {
+  using Sum = std::conditional_t<std::is_floating_point_v<T>, double, T>;
+  constexpr std::int64_t kSpan = 1024;
+  Sum sum[kSpan];
+  for (std::int64_t begin = 0; begin < n; begin += kSpan) {
+    const std::int64_t count = std::min(kSpan, n - begin);
+    for (std::int64_t i = 0; i < count; ++i) sum[i] = static_cast<Sum>(parts[0][begin + i]);
+    for (std::size_t p = 1; p < parts.size(); ++p) {
+      const T* x = parts[p] + begin;
+      switch (reduction) {
+        case Reduction::sum:
+          for (std::int64_t i = 0; i < count; ++i)
+            sum[i] = static_cast<Sum>(sum[i] + static_cast<Sum>(x[i]));
+          break;
+        // Comparisons are written so that a NaN wins from either side.
+        case Reduction::max:
+          for (std::int64_t i = 0; i < count; ++i)
+            sum[i] = sum[i] >= static_cast<Sum>(x[i]) || sum[i] != sum[i] ? sum[i]
+                                                                          : static_cast<Sum>(x[i]);
+          break;
+        case Reduction::min:
+          for (std::int64_t i = 0; i < count; ++i)
+            sum[i] = sum[i] <= static_cast<Sum>(x[i]) || sum[i] != sum[i] ? sum[i]
+                                                                          : static_cast<Sum>(x[i]);
+          break;
+      }
+    }
+    for (std::int64_t i = 0; i < count; ++i) out[begin + i] = static_cast<T>(sum[i]);
+  }
+}
+
+template <class F>
+void dispatch_number(DType type, F&& f) {
+  switch (type) {
+    case DType::f32:
+      return f(float{});
+    case DType::f64:
+      return f(double{});
+    case DType::i32:
+      return f(std::int32_t{});
+    case DType::i64:
+      return f(std::int64_t{});
+    case DType::u8:
+      return f(std::uint8_t{});
+    case DType::bf16:
+      break;
+  }
+  fail("host tensors of {} cannot be reduced: sums are kept in f32", name(type));
+}
+
+}  // namespace
+
+struct Communicator::State {
+  MPI_Comm comm = MPI_COMM_SELF;
+  bool owned = false;
+  int rank = 0, size = 1;
+  std::shared_ptr<State> machine;  ///< ranks that share memory with this one, once asked for
+  Tensor scratch;                  ///< [bytes] u8, receive space of host reductions
+#ifdef BALLAST_HAVE_NCCL
+  std::map<int, NcclGroup> nccl;  ///< by channel, each made by the first call with a device tensor;
+                                  ///< collectives use channel 0
+  NcclGroup& device(int channel = 0) { return nccl.try_emplace(channel, comm).first->second; }
+#endif
+
+  State() = default;
+  State(MPI_Comm comm_, bool owned_) : comm(comm_), owned(owned_) {
+    check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    check_mpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+    check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+  }
+  State(const State&) = delete;
+  ~State() {
+    int finalised = 0;
+    MPI_Finalized(&finalised);
+    if (owned && !finalised) MPI_Comm_free(&comm);
+  }
+
+  void wait(MPI_Request request) const {
+    std::vector<MPI_Request> requests{request};
+    wait_all(requests);
+  }
+  std::byte* scratch_bytes(std::size_t bytes) {
+    if (!scratch.defined() || scratch.bytes() < bytes) {
+      scratch = Tensor();  // frees before it allocates
+      scratch = Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, host_device(),
+                              MemoryCategory::communication);
+    }
+    return static_cast<std::byte*>(scratch.raw());
+  }
+  /// data holds `size` blocks, this rank's in its place; fills in the others.
+  void gather_blocks(void* data, std::size_t block_bytes) const {
+    if (size == 1 || block_bytes == 0) return;
+    if (block_bytes * size <= kSmallBytes) {
+      MPI_Request request;
+      check_mpi(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data,
+                               static_cast<int>(block_bytes), MPI_BYTE, comm, &request),
+                "MPI_Iallgather");
+      return wait(request);
+    }
+    auto* blocks = static_cast<char*>(data);
+    Messages messages(comm, kCollectiveTag);
+    for (int i = 1; i < size; ++i)
+      messages.receive(blocks + block_bytes * ((rank + size - i) % size), block_bytes,
+                       (rank + size - i) % size);
+    for (int i = 1; i < size; ++i)
+      messages.send(blocks + block_bytes * rank, block_bytes, (rank + i) % size);
+    messages.wait();
+  }
+  /// Every rank's `send_block(p)` goes to rank p and is reduced there in rank order into `out` [n];
+  /// the blocks of a rank may have any lengths, `n` is this rank's, `length(p)` that of rank p.
+  /// `out` may be this rank's own block.
+  template <class T, class Block, class Length>
+  void reduce_blocks(const Block& send_block, const Length& length, Reduction reduction, T* out) {
+    const std::int64_t span =
+        std::max<std::int64_t>(1, static_cast<std::int64_t>(kScratchBytes / sizeof(T)) / size);
+    std::int64_t longest = 0;
+    for (int p = 0; p < size; ++p) longest = std::max(longest, length(p));
+    T* received = reinterpret_cast<T*>(
+        scratch_bytes(sizeof(T) * static_cast<std::size_t>(std::min(span, length(rank)) * size)));
+    for (std::int64_t begin = 0; begin < longest; begin += span) {
+      const auto count = [&](int p) {
+        return std::clamp<std::int64_t>(length(p) - begin, 0, span);
+      };
+      const std::int64_t mine = count(rank);
+      Messages messages(comm, kCollectiveTag);
+      std::vector<const T*> parts(size);
+      for (int i = 0; i < size; ++i) {
+        const int p = (rank + size - i) % size;
+        parts[p] = p == rank ? send_block(p) + begin : received + mine * p;
+        if (p != rank)
+          messages.receive(received + mine * p, sizeof(T) * static_cast<std::size_t>(mine), p);
+      }
+      for (int i = 1; i < size; ++i) {
+        const int p = (rank + i) % size;
+        messages.send(send_block(p) + begin, sizeof(T) * static_cast<std::size_t>(count(p)), p);
+      }
+      messages.wait();
+      combine(parts, mine, reduction, out + begin);
+    }
+  }
+};
+
+#ifdef BALLAST_HAVE_NCCL
+#define BALLAST_BY_NCCL(tensor, call, ...) \
+  if ((tensor).space() == Space::cuda) return state_->device(__VA_ARGS__).call
+#else
+#define BALLAST_BY_NCCL(tensor, call, ...)                                                         \
+  if ((tensor).space() == Space::cuda)                                                             \
+  fail(                                                                                            \
+      "{}: the tensor lies on a GPU, but this program was built without NCCL; rebuild where CUDA " \
+      "and NCCL are found or use run.backend = "                                                   \
+      "\"host\"",                                                                                  \
+      __func__)
+#endif
+
+void set_largest_message(std::int64_t bytes) {
+  require(bytes >= 1 && bytes <= std::int64_t{1} << 30,
+          "messages of at most {} bytes: must lie in [1, 2^30]", bytes);
+  g_message_bytes = static_cast<std::size_t>(bytes);
+}
+
+Communicator::Communicator() : state_(std::make_shared<State>()) {}
+Communicator::Communicator(MPI_Comm comm, bool owned)
+    : state_(std::make_shared<State>(comm, owned)) {}
+
+Communicator Communicator::world() {
+  // One state for all handles, so that there is one NCCL group; it goes with the last handle,
+  // before MPI does.
+  static std::weak_ptr<State> shared;
+  Communicator comm;
+  comm.state_ = shared.lock();
+  if (!comm.state_) {
+    int initialised = 0;
+    MPI_Initialized(&initialised);
+    require(initialised, "MPI is not initialised: call MPI_Init before Communicator::world()");
+    shared = comm.state_ = std::make_shared<State>(MPI_COMM_WORLD, false);
+  }
+  return comm;
+}
+
+int Communicator::rank() const { return state_->rank; }
+int Communicator::size() const { return state_->size; }
+MPI_Comm Communicator::mpi() const { return state_->comm; }
+
+Communicator Communicator::split(int color, int key) const {
+  require(color >= 0, "a sub-group's color must not be negative, got {}", color);
+  barrier();  // MPI_Comm_split has no form that yields: let all be here before it polls
+  MPI_Comm part = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split(state_->comm, color, key, &part), "MPI_Comm_split");
+  return Communicator(part, true);
+}
+
+Communicator Communicator::split_by_machine() const {
+  Communicator result;
+  if (!state_->machine) {
+    barrier();
+    MPI_Comm part = MPI_COMM_NULL;
+    check_mpi(MPI_Comm_split_type(state_->comm, MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &part),
+              "MPI_Comm_split_type");
+    state_->machine = std::make_shared<State>(part, true);
+  }
+  result.state_ = state_->machine;
+  return result;
+}
+
+Pending Communicator::exchange(std::span<const Transfer> transfers, int channel) const {
+  require(channel >= 0 && channel < 64, "exchange: channel {} lies outside [0, 64)", channel);
+  if (transfers.empty()) return {};
+  for (const Transfer& t : transfers) {
+    require_dense(t.tensor, "exchange");
+    require(t.tensor.space() == transfers[0].tensor.space(),
+            "exchange: tensors of one call must lie in one memory space");
+    require(t.peer >= 0 && t.peer < size(), "exchange: rank {} lies outside a group of {}", t.peer,
+            size());
+  }
+  BALLAST_BY_NCCL(transfers[0].tensor, exchange(transfers), channel);
+  struct Flight {
+    Messages messages;
+    std::vector<Tensor> alive;
+  };
+  auto flight = std::make_shared<Flight>(Flight{Messages(state_->comm, exchange_tag(channel)), {}});
+  // Receives first: a message that finds its receive posted needs no copy.
+  for (const Transfer& t : transfers) {
+    flight->alive.push_back(t.tensor);
+    if (!t.send) flight->messages.receive(t.tensor.raw(), t.tensor.bytes(), t.peer);
+  }
+  for (const Transfer& t : transfers)
+    if (t.send) flight->messages.send(t.tensor.raw(), t.tensor.bytes(), t.peer);
+  return Pending([flight, state = state_] { flight->messages.wait(); },
+                 [flight] { return flight->messages.arrived(); });
+}
+
+void Communicator::all_reduce(Tensor& tensor, Reduction reduction) const {
+  require_dense(tensor, "all_reduce");
+  BALLAST_BY_NCCL(tensor, all_reduce(tensor, reduction));
+  State& s = *state_;
+  const std::int64_t n = tensor.numel();
+  dispatch_number(tensor.dtype(), [&](auto type) {
+    using T = decltype(type);
+    T* data = tensor.data<T>();
+    if (s.size == 1 || n == 0) return;
+    const std::size_t bytes = sizeof(T) * static_cast<std::size_t>(n);
+    if (bytes * s.size <= kSmallBytes) {
+      T* all = reinterpret_cast<T*>(s.scratch_bytes(bytes * s.size));
+      std::memcpy(all + n * s.rank, data, bytes);
+      s.gather_blocks(all, bytes);
+      std::vector<const T*> parts(s.size);
+      for (int p = 0; p < s.size; ++p) parts[p] = all + n * p;
+      return combine(parts, n, reduction, data);
+    }
+    // Each rank reduces one block; the last block may be shorter, or empty.
+    const std::int64_t block = (n + s.size - 1) / s.size;
+    const auto begin = [&](int p) { return std::min(n, block * p); };
+    const auto length = [&](int p) { return begin(p + 1) - begin(p); };
+    s.reduce_blocks<T>([&](int p) { return data + begin(p); }, length, reduction,
+                       data + begin(s.rank));
+    Messages messages(s.comm, kCollectiveTag);
+    for (int i = 1; i < s.size; ++i) {
+      const int p = (s.rank + s.size - i) % s.size;
+      messages.receive(data + begin(p), sizeof(T) * static_cast<std::size_t>(length(p)), p);
+    }
+    for (int i = 1; i < s.size; ++i)
+      messages.send(data + begin(s.rank), sizeof(T) * static_cast<std::size_t>(length(s.rank)),
+                    (s.rank + i) % s.size);
+    messages.wait();
+  });
+}
+
+double Communicator::all_reduce(double value, Reduction reduction) const {
+  Tensor t = Tensor::wrap(&value, {1}, DType::f64);
+  all_reduce(t, reduction);
+  return value;
+}
+
+std::int64_t Communicator::all_reduce(std::int64_t value, Reduction reduction) const {
+  Tensor t = Tensor::wrap(&value, {1}, DType::i64);
+  all_reduce(t, reduction);
+  return value;
+}
+
+void Communicator::reduce_scatter(const Tensor& input, Tensor& output) const {
+  require_dense(input, "reduce_scatter");
+  require_dense(output, "reduce_scatter");
+  require(input.numel() == output.numel() * size() && input.dtype() == output.dtype() &&
+              input.space() == output.space(),
+          "reduce_scatter over {} ranks: {} {} does not fit {} {}", size(), name(input.dtype()),
+          to_string(input.shape()), name(output.dtype()), to_string(output.shape()));
+  BALLAST_BY_NCCL(input, reduce_scatter(input, output));
+  const std::int64_t n = output.numel();
+  dispatch_number(input.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* data = input.data<T>();
+    if (n > 0)
+      state_->reduce_blocks<T>([&](int p) { return data + n * p; }, [n](int) { return n; },
+                               Reduction::sum, output.data<T>());
+  });
+}
+
+void Communicator::all_gather(const Tensor& input, Tensor& output) const {
+  require_dense(input, "all_gather");
+  require_dense(output, "all_gather");
+  require(output.numel() == input.numel() * size() && input.dtype() == output.dtype() &&
+              input.space() == output.space(),
+          "all_gather over {} ranks: {} {} does not fit {} {}", size(), name(input.dtype()),
+          to_string(input.shape()), name(output.dtype()), to_string(output.shape()));
+  BALLAST_BY_NCCL(input, all_gather(input, output));
+  if (input.bytes() == 0) return;
+  auto* own = static_cast<char*>(output.raw()) + input.bytes() * rank();
+  if (own != input.raw()) std::memcpy(own, input.raw(), input.bytes());
+  state_->gather_blocks(output.raw(), input.bytes());
+}
+
+void Communicator::all_to_all(const Tensor& input, Tensor& output) const {
+  require_dense(input, "all_to_all");
+  require_dense(output, "all_to_all");
+  require(input.numel() == output.numel() && input.numel() % size() == 0 &&
+              input.dtype() == output.dtype() && input.space() == output.space(),
+          "all_to_all over {} ranks: {} {} does not fit {} {}", size(), name(input.dtype()),
+          to_string(input.shape()), name(output.dtype()), to_string(output.shape()));
+  BALLAST_BY_NCCL(input, all_to_all(input, output));
+  const std::size_t block = input.bytes() / size();
+  if (block == 0) return;
+  const auto* from = static_cast<const char*>(input.raw());
+  auto* to = static_cast<char*>(output.raw());
+  Messages messages(state_->comm, kCollectiveTag);
+  for (int i = 1; i < size(); ++i)
+    messages.receive(to + block * ((rank() + size() - i) % size()), block,
+                     (rank() + size() - i) % size());
+  for (int i = 1; i < size(); ++i)
+    messages.send(from + block * ((rank() + i) % size()), block, (rank() + i) % size());
+  std::memcpy(to + block * rank(), from + block * rank(), block);
+  messages.wait();
+}
+
+void Communicator::broadcast(Tensor& tensor, int root) const {
+  require_dense(tensor, "broadcast");
+  require(root >= 0 && root < size(), "broadcast: rank {} lies outside a group of {}", root,
+          size());
+  BALLAST_BY_NCCL(tensor, broadcast(tensor, root));
+  if (size() == 1) return;
+  for (std::size_t at = 0; at < tensor.bytes(); at += g_message_bytes) {
+    MPI_Request request;
+    check_mpi(MPI_Ibcast(static_cast<char*>(tensor.raw()) + at,
+                         static_cast<int>(std::min(g_message_bytes, tensor.bytes() - at)), MPI_BYTE,
+                         root, state_->comm, &request),
+              "MPI_Ibcast");
+    state_->wait(request);
+  }
+}
+
+std::string Communicator::broadcast(const std::string& text, int root) const {
+  std::int64_t length = static_cast<std::int64_t>(text.size());
+  Tensor size_tensor = Tensor::wrap(&length, {1}, DType::i64);
+  broadcast(size_tensor, root);
+  std::string result = rank() == root ? text : std::string(static_cast<std::size_t>(length), '\0');
+  Tensor bytes = Tensor::wrap(result.data(), {length}, DType::u8);
+  broadcast(bytes, root);
+  return result;
+}
+
+std::vector<std::string> Communicator::all_gather(const std::string& text) const {
+  std::vector<std::int64_t> lengths(size());
+  lengths[rank()] = static_cast<std::int64_t>(text.size());
+  state_->gather_blocks(lengths.data(), sizeof(std::int64_t));
+  // Texts differ in length: gather them padded to the longest.
+  const auto longest = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
+  std::string all(longest * size(), '\0');
+  std::copy(text.begin(), text.end(), all.begin() + static_cast<std::ptrdiff_t>(longest * rank()));
+  state_->gather_blocks(all.data(), longest);
+  std::vector<std::string> texts(size());
+  for (int r = 0; r < size(); ++r)
+    texts[r] = all.substr(longest * r, static_cast<std::size_t>(lengths[r]));
+  return texts;
+}
+
+void Communicator::barrier() const {
+  if (size() == 1) return;
+  MPI_Request request;
+  check_mpi(MPI_Ibarrier(state_->comm, &request), "MPI_Ibarrier");
+  state_->wait(request);
+}
+
+}  // namespace ballast

@@ -1,0 +1,104 @@
+// Communicators, waits and errors on many ranks.  One type carries host tensors by MPI and device
+// tensors by NCCL.
+#pragma once
+#include <mpi.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/error.hpp"
+#include "core/base/tensor.hpp"
+#include "core/observe/events.hpp"
+
+namespace ballast {
+
+/// Longer messages travel in parts of this many bytes (2^30 until set: MPI counts in int).  The
+/// same on all ranks.
+void set_largest_message(std::int64_t bytes);
+
+enum class Reduction { sum, max, min };
+
+/// One direction of a neighbour transfer.
+struct Transfer {
+  Tensor tensor;  ///< contiguous; sent or overwritten
+  int peer = 0;
+  bool send = true;
+};
+
+/// Transfers in flight; complete() before touching the tensors.  Holds the tensors alive.  Empty:
+/// nothing in flight. The destructor completes them, except while an exception unwinds: then the
+/// peers may never answer, so the transfers are abandoned (their buffers stay allocated) and the
+/// rank can leave.
+class Pending {
+ public:
+  Pending() = default;
+  /// `done`: whether `complete` would not wait.
+  Pending(std::function<void()> complete, std::function<bool()> done)
+      : complete_(std::move(complete)), done_(std::move(done)) {}
+  Pending(Pending&& other) noexcept { *this = std::move(other); }
+  Pending& operator=(Pending&& other) noexcept;
+  ~Pending();
+  void complete();
+  /// Completes the transfers if nothing has to be waited for, and says whether none are left in
+  /// flight.  Lets host transfers progress.
+  bool test();
+  bool active() const { return static_cast<bool>(complete_); }
+
+ private:
+  void finish() noexcept;
+  std::function<void()> complete_;
+  std::function<bool()> done_;
+};
+
+/// A group of ranks; handles share it.  Collectives are called by all of them in the same order,
+/// with contiguous tensors. Reductions of host tensors run element by element in rank order (f32
+/// summed in f64, rounded once; a NaN wins min and max): the bits depend on the values and the
+/// group size alone, not on the call, the position or the algorithm.  Device tensors travel by
+/// NCCL; the first call with one sets NCCL up and is collective, exchange() included.  Errors:
+/// Error for shapes that do not fit, for failed transfers and for device tensors in a program
+/// without NCCL.
+class Communicator {
+ public:
+  Communicator();  ///< a group of one
+  /// `owned`: frees `comm` with the last handle.  Sets its error handler to MPI_ERRORS_RETURN.
+  explicit Communicator(MPI_Comm comm, bool owned = false);
+  static Communicator world();
+  int rank() const;
+  int size() const;
+  MPI_Comm mpi() const;
+  /// Sub-group of ranks with equal `color` (>= 0), ordered by `key`.  Collective.
+  Communicator split(int color, int key) const;
+  /// Sub-group of ranks that share memory (MPI_COMM_TYPE_SHARED), in rank order; made once.
+  /// Collective.
+  Communicator split_by_machine() const;
+
+  /// Posts all transfers of a step at once and returns immediately.  Two transfers between the same
+  /// pair of ranks and on the same channel match in the order given.  Channels do not wait for one
+  /// another: on GPUs each has its own NCCL communicator and stream, so a slow link holds up its
+  /// own channel only.  The ranks open channels (first use) in the same order.
+  Pending exchange(std::span<const Transfer> transfers, int channel = 0) const;
+  void all_reduce(Tensor& tensor, Reduction reduction = Reduction::sum) const;
+  double all_reduce(double value, Reduction reduction = Reduction::sum) const;
+  std::int64_t all_reduce(std::int64_t value, Reduction reduction = Reduction::sum) const;
+  /// `input` [size() * n] -> `output` [n], sum; and back.  In place: `output` (`input`) may be this
+  /// rank's block of the other.
+  void reduce_scatter(const Tensor& input, Tensor& output) const;
+  void all_gather(const Tensor& input, Tensor& output) const;
+  /// `input` [size(), n] -> `output` [size(), n]: block p goes to rank p.
+  void all_to_all(const Tensor& input, Tensor& output) const;
+  void broadcast(Tensor& tensor, int root) const;
+  std::string broadcast(const std::string& text, int root) const;
+  /// Texts of all ranks, on every rank.
+  std::vector<std::string> all_gather(const std::string& text) const;
+  void barrier() const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,206 @@
+#include "parallel/comm/waits.hpp"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include "parallel/comm/comm.hpp"
+
+#ifdef BALLAST_HAVE_CUDA
+#include "kernels/cuda/runtime/device.hpp"
+#endif
+#ifdef BALLAST_HAVE_NCCL
+#include "parallel/comm/nccl_group.hpp"
+#endif
+
+namespace ballast {
+namespace {
+
+double g_limit_s = 600;
+const Recorder* g_recorder = nullptr;
+
+bool mpi_runs() {
+  int initialised = 0, finalised = 0;
+  MPI_Initialized(&initialised);
+  MPI_Finalized(&finalised);
+  return initialised && !finalised;
+}
+
+std::string who() {
+  int rank = -1;
+  if (mpi_runs()) MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return fmt::format("rank {} on {}", rank, host_name());
+}
+
+/// Inside a catch block the recorder may have gone with the stack that threw.
+std::string last_event() {
+  if (!g_recorder || std::current_exception()) return "";
+  return "; last event: " + g_recorder->last_event();
+}
+
+void print(const std::string& line) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "%s\n", line.c_str());
+  std::fflush(stderr);
+}
+
+[[noreturn]] void abort_all() {
+  if (mpi_runs()) MPI_Abort(MPI_COMM_WORLD, 1);
+  std::_Exit(1);
+}
+
+/// Ends the run: nothing came of a wait for `whom`.
+[[noreturn]] void give_up(double waited_s, const char* whom) {
+  print(fmt::format("ballast: {}: waited {:.1f} s for {} without progress (run.hang_timeout_s){}",
+                    who(), waited_s, whom, last_event()));
+  // Ranks that wait for the same culprit lose patience about now; whoever prints nothing is dead or
+  // stuck outside a wait.
+  usleep(static_cast<useconds_t>(1e6 * std::clamp(0.1 * g_limit_s, 0.2, 3.0)));
+  abort_all();
+}
+
+/// Throws Error when transfers between GPUs have failed.
+void check_transfers() {
+#ifdef BALLAST_HAVE_NCCL
+  NcclGroup::check_health();
+#endif
+}
+
+/// Yields between tests, and keeps the time since something last completed.
+class Patience {
+ public:
+  void restart() { polls_ = 0; }
+  void yield() {
+    // The clock is read once in a while: a test takes well below a microsecond.
+    if (++polls_ % 256 == 1) {
+      const double now = MPI_Wtime();
+      if (polls_ == 1) since_s_ = now;
+      if (now - since_s_ > g_limit_s) give_up(now - since_s_, "other ranks");
+      check_transfers();
+    }
+    sched_yield();
+  }
+
+ private:
+  std::int64_t polls_ = 0;
+  double since_s_ = 0;
+};
+
+}  // namespace
+
+std::string host_name() {
+  char text[256] = "";
+  return gethostname(text, sizeof text - 1) == 0 ? text : "unknown";
+}
+
+void check_mpi(int code, const char* what) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  fail("{}: {} failed: {}", who(), what, std::string(text, static_cast<std::size_t>(length)));
+}
+
+void wait_all(std::vector<MPI_Request>& requests) {
+  std::vector<MPI_Status> statuses;
+  wait_all(requests, statuses);
+}
+
+void wait_all(std::vector<MPI_Request>& requests, std::vector<MPI_Status>& statuses) {
+  const int count = static_cast<int>(requests.size());
+  statuses.resize(requests.size());
+  std::vector<int> completed(requests.size());
+  std::vector<MPI_Status> now(requests.size());
+  Patience patience;
+  for (;;) {
+    int some = 0;
+    const int code = MPI_Testsome(count, requests.data(), &some, completed.data(), now.data());
+    if (code == MPI_ERR_IN_STATUS)
+      for (int i = 0; i < some; ++i) check_mpi(now[i].MPI_ERROR, "a transfer");
+    check_mpi(code, "MPI_Testsome");
+    if (some == MPI_UNDEFINED) return;  // nothing is active any more
+    for (int i = 0; i < some; ++i) statuses[completed[i]] = now[i];
+    if (some > 0)
+      patience.restart();
+    else
+      patience.yield();
+  }
+}
+
+void set_wait_limit(double seconds, const Recorder* recorder) {
+  require(seconds > 0, "the wait limit must be positive, got {} s", seconds);
+  g_limit_s = seconds;
+  g_recorder = recorder;
+  watch_gpu_waits();
+}
+
+void watch_gpu_waits() {
+#ifdef BALLAST_HAVE_CUDA
+  cuda::set_wait_watch([](double waited_s) {
+    check_transfers();
+    if (waited_s > g_limit_s)
+      give_up(waited_s,
+              "the GPU, whose work may itself wait for other ranks or last longer than the limit,");
+  });
+#endif
+}
+
+Pending& Pending::operator=(Pending&& other) noexcept {
+  if (this == &other) return *this;
+  finish();
+  complete_ = std::move(other.complete_);
+  done_ = std::move(other.done_);
+  other.complete_ = nullptr;
+  return *this;
+}
+
+Pending::~Pending() { finish(); }
+
+void Pending::complete() {
+  if (!complete_) return;
+  const auto call = std::move(complete_);
+  complete_ = nullptr;
+  call();
+}
+
+bool Pending::test() {
+  if (complete_ && done_()) complete();
+  return !complete_;
+}
+
+void Pending::finish() noexcept {
+  if (!complete_) return;
+  if (std::uncaught_exceptions() > 0) {
+    // This rank failed with transfers in flight.  Its peers may never answer, so it must not wait;
+    // MPI may still write, so the buffers must not go back to the allocator.  The process is on its
+    // way out.
+    new std::function<void()>(std::move(complete_));
+    complete_ = nullptr;
+    return;
+  }
+  try {
+    complete();
+  } catch (const std::exception& e) {
+    fail_here(e.what());
+  }
+}
+
+void check_all(const Communicator& comm, bool condition, const std::string& message) {
+  const std::int64_t size = comm.size();
+  const std::int64_t first =
+      comm.all_reduce(condition ? size : static_cast<std::int64_t>(comm.rank()), Reduction::min);
+  if (first == size) return;
+  throw CollectiveError(comm.broadcast(message, static_cast<int>(first)));
+}
+
+void fail_here(const std::string& message) {
+  print(fmt::format("ballast: {}: {}{}", who(), message, last_event()));
+  abort_all();
+}
+
+}  // namespace ballast

@@ -1,0 +1,46 @@
+// How a rank waits, gives up, and takes the others with it.
+#pragma once
+#include <mpi.h>
+
+#include <string>
+#include <vector>
+
+#include "core/base/error.hpp"
+#include "core/observe/events.hpp"
+
+namespace ballast {
+
+/// Waits for MPI requests without starving other ranks of the core: test, then yield.  Every wait
+/// in Ballast goes through here.  After `set_wait_limit` seconds without progress the rank reports
+/// its last event and aborts the job.
+void wait_all(std::vector<MPI_Request>& requests);
+/// The same, leaving the status of each request.
+void wait_all(std::vector<MPI_Request>& requests, std::vector<MPI_Status>& statuses);
+/// Seconds without progress (600 until set), and whose last event is reported; `recorder` must live
+/// as long as ranks wait.
+void set_wait_limit(double seconds, const Recorder* recorder = nullptr);
+/// Puts the host's waits for the GPU under the same limit, and lets them see errors of NCCL.
+/// set_wait_limit and NCCL's first use call it.
+void watch_gpu_waits();
+/// Throws Error for an MPI return code other than MPI_SUCCESS.
+void check_mpi(int code, const char* what);
+
+class Communicator;
+
+/// An Error that every rank of the run throws together: main prints it once, from rank 0, and all
+/// leave.  Any other Error is one rank's alone: main hands it to fail_here.
+class CollectiveError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Collective: when any rank's condition is false, every rank throws CollectiveError with the
+/// message of the lowest such rank.
+void check_all(const Communicator& comm, bool condition, const std::string& message);
+/// Name of this machine, for tables and messages.
+std::string host_name();
+/// One rank: prints rank, host, message and (outside a catch block) the last event, then aborts all
+/// ranks with a non-zero status.
+[[noreturn]] void fail_here(const std::string& message);
+
+}  // namespace ballast

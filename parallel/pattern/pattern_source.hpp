@@ -1,0 +1,70 @@
+// Indexes chosen from Q and K by a sparse pattern (attention.pattern), over context-parallel ranks:
+// only what decides the choice is joined, never K itself.  Sources: MTraining Algorithm 1
+// (vertical_slash), MoBA (moba), XAttention (xattention); DESIGN "attention index".
+#pragma once
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "core/plan/attention/attention_options.hpp"
+#include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/attention/budget_policy.hpp"
+#include "core/plan/attention/index_source.hpp"
+#include "parallel/comm/comm.hpp"
+
+namespace ballast {
+
+/// What was chosen for one index head of a layer; the same on every rank.
+struct HeadBudget {
+  double budget = 0;  ///< vertical_slash: slashes + columns / 64; others: pattern blocks a query;
+                      ///< mean over segments by queries
+  std::int64_t overflow = 0;  ///< columns and slashes that the caps left out
+};
+
+/// Builds a layer's index at its first forward and keeps it for the micro-batch.
+class PatternSource : public IndexSource {
+ public:
+  /// `cp`: the ring's ranks; `sp`: those with the other heads of the same tokens (Ulysses).
+  /// `policy` may be null: then the budgets are those of `options`.
+  PatternSource(Communicator cp, Communicator sp, AttentionAxes axes,
+                const AttentionOptions& options, BudgetPolicy* policy, Recorder* recorder);
+  const std::vector<AttentionIndex>& shards(const AttentionInputs& in) final;
+  bool reads_keys(int layer) const final { return layers_.count(layer) == 0; }
+
+ protected:
+  struct Built {
+    AttentionIndex index;  ///< local queries over the whole key axis
+    std::vector<HeadBudget> budgets;
+    std::vector<AttentionIndex> shards;  ///< where a GPU built them: `index` is empty then
+  };
+  virtual Built build(const AttentionInputs& in) = 0;
+  /// [segments] queries of a segment on all ranks; over those of all segments.
+  std::vector<std::int64_t> query_counts() const;
+  std::vector<double> query_shares() const;
+  std::vector<std::int64_t> candidates() const {
+    return {policy_->candidates().begin(), policy_->candidates().end()};
+  }
+  /// The policy's choice given the coverage at its candidates [candidates] i64, in kCoverageUnit,
+  /// summed over the queries of all ranks of the ring and the `heads` here; sums over the heads of
+  /// the other ranks.  Collective over `sp`.
+  std::int64_t choose(int layer, Tensor coverage, std::int64_t heads) const;
+  /// Sums (maxima) a tensor over the ring's ranks.
+  void join(Tensor& tensor, Reduction reduction) const { join(cp_, tensor, reduction); }
+
+  const Communicator cp_, sp_;
+  const AttentionOptions options_;
+  BudgetPolicy* const policy_;
+  Recorder* const recorder_;
+  const KeyAxis axis_;
+
+ private:
+  void join(const Communicator& ranks, Tensor& tensor, Reduction reduction) const;
+  std::map<int, std::vector<AttentionIndex>> layers_;
+};
+
+/// The source of options.pattern ("vertical_slash", "moba" or "xattention").
+std::unique_ptr<IndexSource> pattern_source(const Communicator& cp, AttentionAxes axes,
+                                            const AttentionOptions& options, BudgetPolicy* policy,
+                                            Recorder* recorder, const Communicator& sp = {});
+
+}  // namespace ballast

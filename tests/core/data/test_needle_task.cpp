@@ -1,0 +1,218 @@
+// Needle task: samples read back token by token, as somebody would who knows the rules but not the
+// generator.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+
+#include "core/base/error.hpp"
+#include "core/data/needle_task.hpp"
+
+namespace ballast {
+namespace {
+
+const std::uint64_t kSeed = std::random_device{}();
+
+NeedleOptions options() {
+  NeedleOptions o;
+  o.lengths = {96, 300};
+  o.pairs = {7, 20};
+  o.questions = {5};
+  o.keys = 30;
+  o.values = 11;
+  o.value_tokens = 3;
+  o.vocabulary = 60;
+  o.seed = kSeed;
+  return o;
+}
+
+std::vector<std::int32_t> tokens_of(const NeedleSample& s) {
+  std::vector<std::int32_t> out(static_cast<std::size_t>(s.length()));
+  s.tokens(0, out);
+  return out;
+}
+std::vector<std::int32_t> targets_of(const NeedleSample& s) {
+  std::vector<std::int32_t> out(static_cast<std::size_t>(s.length()));
+  s.targets(0, out);
+  return out;
+}
+
+TEST(Needle, PairsAreHiddenOnceAndQuestionsAskForThem) {
+  NeedleOptions o = options();
+  std::set<std::int64_t> lengths;
+  for (std::int64_t index = 0; index < 200; ++index) {
+    SCOPED_TRACE(fmt::format("seed {} sample {}", kSeed, index));
+    o.closing = index % 3 != 0;
+    const std::int64_t width = o.closing ? 5 : 4;
+    const NeedleSample sample(o, index % 2 == 1, index);
+    const auto tokens = tokens_of(sample), targets = targets_of(sample);
+    const std::size_t kind = sample.length() == 96 ? 0 : 1;
+    lengths.insert(sample.length());
+    ASSERT_EQ(kind, o.kind(index % 2 == 1, index));
+    const std::int64_t context = sample.length() - 5 * 4;
+    std::size_t with_loss = 0;
+    std::map<std::int32_t, std::pair<std::int64_t, std::vector<std::int32_t>>>
+        pairs;  // key -> place, value
+    for (std::int64_t t = 0; t < context;) {
+      const auto at = tokens.begin() + t;
+      if (*at >= 41) {
+        ASSERT_LT(*at, 60);
+        ++t;
+        continue;
+      }
+      ASSERT_LT(*at, 30) << "a value without its key at " << t;
+      ASSERT_LE(t + width, context);
+      ASSERT_TRUE(std::all_of(at + 1, at + 4, [](std::int32_t v) { return v >= 30 && v < 41; }));
+      ASSERT_TRUE(
+          pairs.emplace(*at, std::pair(t, std::vector<std::int32_t>(at + 1, at + 4))).second)
+          << "key " << *at << " twice";
+      if (o.closing) {
+        ASSERT_EQ(at[4], *at);
+        ASSERT_EQ(targets[static_cast<std::size_t>(t + 3)], *at);
+        ++with_loss;
+      }
+      t += width;
+    }
+    ASSERT_EQ(pairs.size(), kind == 0 ? 7u : 20u);
+    ASSERT_EQ(sample.questions().size(), 5u);
+    std::set<std::int32_t> asked;
+    for (std::int64_t q = 0; q < 5; ++q) {
+      const std::int64_t at = context + 4 * q;
+      const std::int32_t key = tokens[static_cast<std::size_t>(at)];
+      ASSERT_TRUE(pairs.count(key) == 1 && asked.insert(key).second);
+      const NeedleQuestion& question = sample.questions()[static_cast<std::size_t>(q)];
+      ASSERT_EQ(question.first, at);
+      ASSERT_EQ(question.last, at + 3);
+      ASSERT_DOUBLE_EQ(question.depth, static_cast<double>(pairs[key].first) /
+                                           static_cast<double>(context - width));
+      for (std::int64_t i = 0; i < 3; ++i) {
+        ASSERT_EQ(tokens[static_cast<std::size_t>(at + 1 + i)],
+                  pairs[key].second[static_cast<std::size_t>(i)]);
+        ASSERT_EQ(targets[static_cast<std::size_t>(at + i)],
+                  pairs[key].second[static_cast<std::size_t>(i)]);
+      }
+      with_loss += 3;
+    }
+    ASSERT_EQ(
+        targets.size() - static_cast<std::size_t>(std::count(targets.begin(), targets.end(), -1)),
+        with_loss);
+    ASSERT_EQ(o.loss_tokens(kind), static_cast<std::int64_t>(with_loss));
+  }
+  EXPECT_EQ(lengths, (std::set<std::int64_t>{96, 300}));
+}
+
+TEST(Needle, AnyRangeIsPartOfTheSample) {
+  std::mt19937_64 random(kSeed);
+  const NeedleOptions o = options();
+  for (std::int64_t index = 0; index < 100; ++index) {
+    const NeedleSample sample(o, false, index);
+    const auto tokens = tokens_of(sample), targets = targets_of(sample);
+    auto begin = static_cast<std::size_t>(random() % (tokens.size() + 1)),
+         end = static_cast<std::size_t>(random() % (tokens.size() + 1));
+    if (begin > end) std::swap(begin, end);
+    std::vector<std::int32_t> part(end - begin);
+    sample.tokens(static_cast<std::int64_t>(begin), part);
+    ASSERT_TRUE(
+        std::equal(part.begin(), part.end(), tokens.begin() + static_cast<std::ptrdiff_t>(begin)))
+        << "seed " << kSeed;
+    sample.targets(static_cast<std::int64_t>(begin), part);
+    ASSERT_TRUE(
+        std::equal(part.begin(), part.end(), targets.begin() + static_cast<std::ptrdiff_t>(begin)))
+        << "seed " << kSeed;
+    const NeedleSample copy = sample;  // holds no pointer into the other
+    ASSERT_EQ(tokens_of(copy), tokens);
+  }
+}
+
+TEST(Needle, SamplesDifferAndRepeat) {
+  NeedleOptions o = options(), other = o;
+  other.seed += 1;
+  std::set<std::vector<std::int32_t>> seen;
+  for (std::int64_t index = 0; index < 300; ++index)
+    for (const bool held_out : {false, true}) {
+      EXPECT_TRUE(seen.insert(tokens_of(NeedleSample(o, held_out, index))).second);
+      EXPECT_TRUE(seen.insert(tokens_of(NeedleSample(other, held_out, index))).second);
+      EXPECT_FALSE(seen.insert(tokens_of(NeedleSample(o, held_out, index))).second);
+    }
+}
+
+TEST(Needle, DepthsKeysAndQuestionsAreUniform) {
+  NeedleOptions o = options();
+  o.lengths = {400};
+  o.pairs = {4};
+  o.questions = {1};
+  const int samples = 20000;
+  std::vector<int> depth(10), key(30);
+  double order = 0;
+  for (std::int64_t index = 0; index < samples; ++index) {
+    const NeedleSample sample(o, false, index);
+    ++depth[std::min<std::size_t>(9, static_cast<std::size_t>(sample.questions()[0].depth * 10))];
+    std::vector<std::int32_t> asked(1);
+    sample.tokens(sample.questions()[0].first, asked);
+    ++key[static_cast<std::size_t>(asked[0])];
+    order += sample.questions()[0].depth;
+  }
+  for (int n : depth) EXPECT_NEAR(n, samples / 10, 250) << "seed " << kSeed;
+  for (int n : key) EXPECT_NEAR(n, samples / 30, 160) << "seed " << kSeed;
+  EXPECT_NEAR(order / samples, 0.5, 0.012);
+}
+
+TEST(Needle, SharesOfLengths) {
+  NeedleOptions o = options();
+  o.length_share = {3, 1};
+  int longer = 0;
+  for (std::int64_t index = 0; index < 8000; ++index) longer += o.kind(false, index) == 1;
+  EXPECT_NEAR(longer, 2000, 200) << "seed " << kSeed;
+  o.length_share = {0, 2};
+  for (std::int64_t index = 0; index < 100; ++index) EXPECT_EQ(o.kind(true, index), 1u);
+  o.held_out_share = {1, 0};
+  for (std::int64_t index = 0; index < 100; ++index) {
+    EXPECT_EQ(o.kind(true, index), 0u);
+    EXPECT_EQ(o.kind(false, index), 1u);
+  }
+}
+
+TEST(Needle, MistakesAreNamed) {
+  EXPECT_TRUE(problems(options()).empty());
+  const auto named = [](auto&& change, const std::string& text) {
+    NeedleOptions o = options();
+    change(o);
+    const auto list = problems(o);
+    ASSERT_EQ(list.size(), 1u) << fmt::format("{}", fmt::join(list, "\n"));
+    EXPECT_EQ(list[0].rfind(text, 0), 0u) << list[0];
+    EXPECT_THROW(NeedleSample(o, false, 0), Error);
+  };
+  named(
+      [](NeedleOptions& o) {
+        o.lengths = {};
+        o.pairs = o.questions = {4};
+      },
+      "data.needle_lengths is empty");
+  named([](NeedleOptions& o) { o.lengths = {54, 300}; }, "data.needle_lengths: 54 tokens");
+  named(
+      [](NeedleOptions& o) {
+        o.pairs = {7, 31};
+      },
+      "data.needle_pairs = 31 is above data.needle_keys = 30");
+  named(
+      [](NeedleOptions& o) {
+        o.questions = {8, 9};
+      },
+      "data.needle_questions = 8 is above data.needle_pairs = 7");
+  named([](NeedleOptions& o) { o.questions = {1, 1, 1}; }, "data.needle_questions has 3 values");
+  named([](NeedleOptions& o) { o.questions = {0}; }, "data.needle_questions = 0");
+  named([](NeedleOptions& o) { o.length_share = {1}; }, "data.needle_length_share has 1 values");
+  named([](NeedleOptions& o) { o.length_share = {0, 0}; }, "data.needle_length_share: ");
+  named([](NeedleOptions& o) { o.held_out_share = {1, -1}; }, "data.needle_held_out_share: ");
+  named([](NeedleOptions& o) { o.vocabulary = 41; }, "data.needle_keys + data.needle_values");
+  named([](NeedleOptions& o) { o.value_tokens = 0; }, "data.needle_value_tokens = 0");
+  NeedleOptions o = options();
+  o.vocabulary = 0;  // not known yet: no problem of the deck, but no sample either
+  EXPECT_TRUE(problems(o).empty());
+  EXPECT_THROW(NeedleSample(o, false, 0), Error);
+}
+
+}  // namespace
+}  // namespace ballast

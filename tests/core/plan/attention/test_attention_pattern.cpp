@@ -1,0 +1,230 @@
+// Attention index: visible intervals, counts, cover words and transpose against pair-by-pair
+// definitions.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "core/base/error.hpp"
+#include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/sequence_layout.hpp"
+#include "tests/core/plan/attention/index_pairs.hpp"
+
+namespace ballast {
+namespace {
+
+MicroBatch random_batch(std::mt19937_64& random, bool prefixed) {
+  MicroBatch batch;
+  const int segments = 1 + static_cast<int>(random() % 5);
+  for (int s = 0; s < segments; ++s) {
+    const std::int64_t lengths[] = {0, 1, static_cast<std::int64_t>(random() % 10),
+                                    static_cast<std::int64_t>(random() % 200)};
+    const std::int64_t begin = prefixed ? static_cast<std::int64_t>(random() % 100) : 0;
+    batch.segments.push_back({s, begin, begin + lengths[random() % 4], 0});
+  }
+  return batch;
+}
+
+TEST(AttentionIndex, IntervalsOfEveryLayoutMatchBruteForce) {
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(fmt::format("seed {}", seed));
+  std::mt19937_64 random(seed);
+  for (int trial = 0; trial < 60; ++trial) {
+    const MicroBatch batch = random_batch(random, trial % 2);
+    for (auto kind :
+         {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::shuffled}) {
+      const int ranks = 1 + static_cast<int>(random() % 5);
+      const std::int64_t stripes[] = {1, 3, 64};
+      const SequenceLayout layout(kind, batch.tokens(), ranks, stripes[random() % 3]);
+      double pairs = 0;
+      for (int me = 0; me < ranks; ++me) {
+        const auto queries = local_tokens(batch, layout, me);
+        for (int other = 0; other < ranks; ++other) {
+          const auto keys = local_tokens(batch, layout, other);
+          const AttentionIndex index = dense_index(queries, keys);
+          ASSERT_EQ(problems(index), "");
+          for (std::size_t i = 0; i < queries.size(); ++i)
+            for (std::size_t j = 0; j < keys.size(); ++j) {
+              const bool visible =
+                  queries[i].segment == keys[j].segment && keys[j].position <= queries[i].position;
+              ASSERT_EQ(visible, computed(index, 0, i, j))
+                  << name(kind) << " rank " << me << " keys of " << other << " pair " << i << ", "
+                  << j;
+            }
+          ASSERT_EQ(index.pairs_per_head(), index.visible_pairs());
+          pairs += index.visible_pairs();
+        }
+      }
+      // A chunk's own keys only: its prefix is not on the packed axis.
+      double expected = 0;
+      for (const auto& s : batch.segments)
+        expected += static_cast<double>(s.tokens() * (s.tokens() + 1)) / 2;
+      ASSERT_EQ(pairs, expected);
+    }
+  }
+}
+
+TEST(AttentionIndex, StoredPrefixIsVisible) {
+  const MicroBatch batch{{{7, 130, 200, 70}}};
+  std::vector<AxisToken> queries, keys;
+  for (int p = 130; p < 200; ++p) queries.push_back({0, p});
+  for (int p = 0; p < 200; ++p) keys.push_back({0, p});
+  const AttentionIndex index = dense_index(queries, keys);
+  EXPECT_EQ(problems(index), "");
+  EXPECT_EQ(index.visible_pairs(), batch.attention_pairs());
+  EXPECT_EQ(index.key_end.front(), 131);
+  EXPECT_EQ(index.key_end.back(), 200);
+}
+
+TEST(AttentionIndex, RunsOfADenseIndexAreTight) {
+  // Two segments of 64 and 70: the second query block must not run over the first segment's keys.
+  const MicroBatch batch{{{0, 0, 64, 0}, {1, 0, 70, 0}}};
+  const auto tokens = local_tokens(batch, SequenceLayout(LayoutKind::contiguous, 134, 1), 0);
+  const AttentionIndex index = dense_index(tokens, tokens);
+  ASSERT_EQ(index.runs.size(), 3u);
+  EXPECT_EQ(index.runs[1].first, 1);
+  EXPECT_EQ(index.runs[1].last, 2);
+  EXPECT_EQ(index.runs[2].first, 1);
+  EXPECT_EQ(index.runs[2].last, 3);
+}
+
+TEST(AttentionIndex, EmptyAxes) {
+  const AttentionIndex nothing = dense_index({}, {});
+  EXPECT_EQ(problems(nothing), "");
+  EXPECT_EQ(nothing.pairs_per_head(), 0);
+  const AttentionIndex no_keys = dense_index({{0, 0}, {0, 1}}, {});
+  EXPECT_EQ(problems(no_keys), "");
+  EXPECT_EQ(no_keys.visible_pairs(), 0);
+  EXPECT_TRUE(no_keys.runs.empty());
+  EXPECT_EQ(problems(dense_index({}, {{0, 0}})), "");
+}
+
+TEST(AttentionIndex, DisorderIsRefused) {
+  EXPECT_THROW(dense_index({{0, 0}}, {{0, 1}, {0, 0}}), Error);
+  EXPECT_THROW(dense_index({{0, 0}}, {{0, 0}, {1, 0}, {0, 1}}), Error);
+  EXPECT_THROW(dense_index({{0, 5}, {0, 4}}, {{0, 0}}), Error);
+  EXPECT_THROW(dense_index({{1, 0}, {0, 0}}, {{0, 0}, {1, 0}}), Error);
+}
+
+/// Random visible intervals and a random pattern on them.
+AttentionIndex random_index(std::mt19937_64& random, bool with_masks, bool with_bars) {
+  const MicroBatch batch = random_batch(random, false);
+  auto tokens = local_tokens(batch, SequenceLayout(LayoutKind::contiguous, batch.tokens(), 1), 0);
+  if (with_bars)  // query blocks belong to one segment
+    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = {0, static_cast<std::int64_t>(i)};
+  AttentionIndex index = dense_index(tokens, tokens);
+  index.index_heads = 1 + static_cast<int>(random() % 3);
+  index.run_offset.assign(1, 0);
+  index.runs.clear();
+  for (int h = 0; h < index.index_heads; ++h) {
+    for (std::int64_t b = 0; b < index.q_blocks(); ++b) {
+      std::int32_t k = 0;
+      while (true) {
+        const std::int32_t first = k + static_cast<std::int32_t>(random() % 3),
+                           last = first + 1 + static_cast<std::int32_t>(random() % 2);
+        if (last > index.k_blocks()) break;
+        if (with_masks && random() % 2) {
+          // Two runs over the same blocks whose rows differ.
+          const std::uint64_t mask = random();
+          for (std::uint64_t rows : {mask, ~mask & random()}) {
+            index.runs.push_back({first, last, static_cast<std::int32_t>(index.row_masks.size())});
+            index.row_masks.push_back(rows);
+          }
+        } else {
+          index.runs.push_back({first, last, -1});
+        }
+        k = last;
+      }
+      index.run_offset.push_back(static_cast<std::int64_t>(index.runs.size()));
+    }
+  }
+  if (with_bars) {
+    index.segments = 2;
+    for (std::int64_t b = 0; b < index.q_blocks(); ++b)
+      index.block_segment.push_back(static_cast<std::int32_t>(random() % 2));
+    index.bar_offset.assign(1, 0);
+    for (int list = 0; list < index.index_heads * index.segments; ++list) {
+      for (std::int32_t j = 0; j < index.k_tokens; ++j)
+        if (random() % 3 == 0) index.bars.push_back(j);
+      index.bar_offset.push_back(static_cast<std::int64_t>(index.bars.size()));
+    }
+    cover_bars(index);
+  }
+  return index;
+}
+
+TEST(AttentionIndex, CountsAndTransposeMatchBruteForce) {
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(fmt::format("seed {}", seed));
+  std::mt19937_64 random(seed);
+  for (int trial = 0; trial < 60; ++trial) {
+    const AttentionIndex index = random_index(random, trial % 3 == 1, trial % 3 == 2);
+    ASSERT_EQ(problems(index), "");
+    double pairs = 0;
+    for (int h = 0; h < index.index_heads; ++h)
+      for (std::int64_t i = 0; i < index.q_tokens; ++i)
+        for (std::int64_t j = 0; j < index.k_tokens; ++j) pairs += computed(index, h, i, j);
+    ASSERT_NEAR(index.pairs_per_head(), pairs / index.index_heads, 1e-9 * pairs);
+
+    const TransposedIndex transposed = transpose(index);
+    ASSERT_EQ(static_cast<std::int64_t>(transposed.offset.size()),
+              index.index_heads * index.k_blocks() + 1);
+    std::int64_t entries = 0;
+    for (int h = 0; h < index.index_heads; ++h)
+      for (std::int64_t k = 0; k < index.k_blocks(); ++k) {
+        std::vector<std::pair<std::int32_t, std::int32_t>> expected, found;
+        for (std::int32_t b = 0; b < index.q_blocks(); ++b)
+          for (std::int64_t r = index.run_offset[h * index.q_blocks() + b];
+               r < index.run_offset[h * index.q_blocks() + b + 1]; ++r)
+            if (index.runs[r].first <= k && k < index.runs[r].last)
+              expected.emplace_back(b, index.runs[r].row_mask);
+        for (std::int64_t e = transposed.offset[h * index.k_blocks() + k];
+             e < transposed.offset[h * index.k_blocks() + k + 1]; ++e)
+          found.emplace_back(transposed.query_block[e], transposed.row_mask[e]);
+        ASSERT_EQ(found, expected);
+        entries += static_cast<std::int64_t>(expected.size());
+      }
+    ASSERT_EQ(static_cast<std::int64_t>(transposed.query_block.size()), entries);
+  }
+}
+
+TEST(AttentionIndex, ProblemsAreNamed) {
+  std::vector<AxisToken> tokens;
+  for (int i = 0; i < 200; ++i) tokens.push_back({0, i});
+  const AttentionIndex good = dense_index(tokens, tokens);
+  const auto damaged = [&](auto&& damage) {
+    AttentionIndex index = good;
+    damage(index);
+    return problems(index);
+  };
+  EXPECT_EQ(damaged([](auto&) {}), "");
+  EXPECT_NE(damaged([](auto& x) { x.key_end[5] = 201; }), "");
+  EXPECT_NE(damaged([](auto& x) { x.key_end[5] = 3; }), "");
+  EXPECT_NE(damaged([](auto& x) { x.key_begin[5] = 7; }), "");
+  EXPECT_NE(damaged([](auto& x) { x.key_end.pop_back(); }), "");
+  EXPECT_NE(damaged([](auto& x) { x.run_offset.pop_back(); }), "");
+  EXPECT_NE(damaged([](auto& x) { x.run_offset[1] = 3; }), "");
+  EXPECT_NE(damaged([](auto& x) { x.runs[0].last = 5; }), "");
+  EXPECT_NE(damaged([](auto& x) { x.runs[0].first = 1; }), "");
+  EXPECT_NE(damaged([](auto& x) { x.runs[0].row_mask = 0; }), "");
+  EXPECT_NE(damaged([](auto& x) { x.index_heads = 0; }), "");
+  EXPECT_NE(damaged([](auto& x) { x.index_heads = 2; }), "");
+  EXPECT_NE(damaged([](auto& x) { x.runs.push_back(x.runs.back()), ++x.run_offset.back(); }), "");
+  EXPECT_NE(damaged([](auto& x) { x.bars = {1, 2}; }), "");
+  const auto with_bars = [](auto& x) {
+    x.block_segment.assign(x.q_blocks(), 0);
+    x.bars = {1, 70, 130};
+    x.bar_offset = {0, 3};
+    cover_bars(x);
+  };
+  EXPECT_EQ(damaged(with_bars), "");
+  EXPECT_NE(damaged([&](auto& x) { with_bars(x), x.bars[1] = 1; }), "");
+  EXPECT_NE(damaged([&](auto& x) { with_bars(x), x.bars[2] = 200; }), "");
+  EXPECT_NE(damaged([&](auto& x) { with_bars(x), x.cover[1] = 0; }), "");
+  EXPECT_NE(damaged([&](auto& x) { with_bars(x), x.block_segment[2] = 1; }), "");
+  EXPECT_NE(damaged([&](auto& x) { with_bars(x), x.row_masks.push_back(1); }), "");
+}
+
+}  // namespace
+}  // namespace ballast

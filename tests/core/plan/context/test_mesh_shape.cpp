@@ -1,0 +1,129 @@
+// Mesh shapes: numbering of ranks, problems with their arithmetic; memory estimate's limits.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+
+#include "core/base/error.hpp"
+#include "core/plan/context/mesh_shape.hpp"
+#include "core/predict/memory_estimate.hpp"
+
+namespace ballast {
+namespace {
+
+TEST(MeshShape, RankNumbersCountTpFastestAndDpSlowest) {
+  std::mt19937 random(std::random_device{}());
+  for (int trial = 0; trial < 20; ++trial) {
+    const auto degree = [&] { return 1 + static_cast<int>(random() % 3); };
+    const MeshShape shape{degree(), degree(), degree(), degree(), degree(), degree(), 0};
+    int rank = 0;
+    for (int dp = 0; dp < shape.dp; ++dp)
+      for (int pp = 0; pp < shape.pp; ++pp)
+        for (int outer = 0; outer < shape.cp_outer; ++outer)
+          for (int inner = 0; inner < shape.cp_inner; ++inner)
+            for (int sp = 0; sp < shape.sp; ++sp)
+              for (int tp = 0; tp < shape.tp; ++tp, ++rank) {
+                const MeshCoordinates at{dp, pp, outer, inner, sp, tp};
+                EXPECT_EQ(rank_of(shape, at), rank) << describe(shape);
+                EXPECT_EQ(coordinates(shape, rank), at) << describe(shape);
+                EXPECT_EQ(at.cp(shape), outer * shape.cp_inner + inner);
+              }
+    EXPECT_EQ(rank, shape.size());
+    EXPECT_EQ(shape.replicas() * shape.pp * shape.tp, shape.size());
+    EXPECT_TRUE(problems(shape, shape.size()).empty());
+    EXPECT_TRUE(problems(shape, 0).empty());
+    EXPECT_EQ(problems(shape, shape.size() + 1).size(), 1u);
+    EXPECT_THROW(coordinates(shape, shape.size()), Error);
+    EXPECT_THROW(coordinates(shape, -1), Error);
+  }
+}
+
+TEST(MeshShape, ProblemsShowTheArithmetic) {
+  const MeshShape shape{2, 1, 2, 2, 1, 1, 0};
+  const auto list = problems(shape, 6);
+  ASSERT_EQ(list.size(), 1u);
+  EXPECT_NE(list[0].find("dp 2 x pp 1 x cp_outer 2 x cp_inner 2 x sp 1 x tp 1 = 8"),
+            std::string::npos)
+      << list[0];
+  EXPECT_NE(list[0].find("started on 6"), std::string::npos) << list[0];
+  EXPECT_EQ(describe(shape), "dp 2 x pp 1 x cp_outer 2 x cp_inner 2 x sp 1 x tp 1 = 8");
+}
+
+TEST(MeshShape, EveryBadDegreeIsNamed) {
+  const auto list = problems({0, -1, 1, 0, 1, 1, -2}, 4);
+  EXPECT_EQ(list.size(), 4u) << fmt::format("{}", fmt::join(list, "\n"));
+  EXPECT_EQ(problems({1 << 20, 1 << 20, 1, 1, 1, 1, 0}, 0).size(), 1u);
+}
+
+TEST(MeshShape, NodesHoldWholeInnerRings) {
+  EXPECT_TRUE(problems({1, 1, 2, 4, 1, 1, 4}, 8).empty());
+  EXPECT_FALSE(problems({1, 1, 2, 4, 1, 1, 2}, 8).empty());
+  EXPECT_FALSE(problems({1, 1, 2, 2, 2, 1, 2}, 8).empty());  // the inner ring's ranks are sp apart
+  EXPECT_TRUE(problems({1, 1, 1, 8, 1, 1, 2}, 8).empty());   // a flat ring may go over nodes
+  EXPECT_TRUE(problems({1, 1, 2, 2, 1, 1, 16}, 4).empty());  // all on one node
+  EXPECT_FALSE(problems({3, 1, 1, 2, 1, 1, 4}, 6).empty());  // 6 = 4 + 2
+}
+
+TEST(MeshShape, DegreesWithoutExecutorAreNamed) {
+  EXPECT_TRUE(not_executable({4, 1, 2, 2, 1, 1, 0}).empty());
+  EXPECT_EQ(not_executable({1, 2, 1, 1, 2, 2, 0}).size(), 1u);
+}
+
+TEST(MemoryEstimate, StoredChunksLieOnTheDeviceOrInHostMemory) {
+  MemoryInputs in;
+  in.model.hidden = 8;
+  in.model.kv_heads = 2;
+  in.model.head_dim = 4;
+  const std::int64_t before = estimate_memory(in).total();
+  in.layers = 3;
+  in.stored_tokens = 100;
+  in.stored_inputs = 50;
+  const MemoryEstimate resident = estimate_memory(in);
+  EXPECT_EQ(resident[MemoryCategory::kv_store], 3 * 100 * 2 * 8 * (4 + 4));
+  EXPECT_EQ(resident.total() - before, resident[MemoryCategory::kv_store] + 50 * 8 * 4);
+  in.window_tokens = 20;
+  const MemoryEstimate away = estimate_memory(in);
+  EXPECT_EQ(away[MemoryCategory::offloaded], resident.total() - before);
+  EXPECT_EQ(away.total() - before, 2 * 20 * 2 * 8 * (4 + 4));
+  in.tokens = 10;
+  in.stored_inputs = 0;
+  const std::int64_t none = estimate_memory(in).total();
+  in.stored_inputs = 50;
+  EXPECT_EQ(estimate_memory(in).total() - none, 2 * 10 * 8 * 4)
+      << "one input that leaves, one that comes";
+}
+
+TEST(MemoryEstimate, ShardsAndTypesCountAsAllocated) {
+  MemoryInputs in;
+  in.model.hidden = 8;
+  in.model.vocabulary = 10;
+  in.parameters = 1001;
+  in.replicas = 4;
+  const auto bytes = [&](MemoryCategory category) { return estimate_memory(in)[category]; };
+  EXPECT_EQ(bytes(MemoryCategory::parameters), 1004 * 4);
+  EXPECT_EQ(bytes(MemoryCategory::gradients), 1004 * 4);
+  EXPECT_EQ(bytes(MemoryCategory::optimizer), 1004 * (2 * 4 + 1));
+  in.zero = 1;
+  EXPECT_EQ(bytes(MemoryCategory::optimizer), 251 * (2 * 4 + 1));
+  in.zero = 2;
+  EXPECT_EQ(bytes(MemoryCategory::gradients), (1004 + 251) * 4);
+  in.type = DType::bf16;
+  EXPECT_EQ(bytes(MemoryCategory::parameters), 1004 * 2);
+  EXPECT_EQ(bytes(MemoryCategory::gradients), (1004 + 251) * 4);
+  EXPECT_EQ(bytes(MemoryCategory::optimizer), 251 * (3 * 4 + 1));
+  const auto estimate = estimate_memory(in);
+  std::int64_t sum = 0;
+  for (auto b : estimate.bytes) sum += b;
+  EXPECT_EQ(estimate.total(), sum);
+}
+
+TEST(MemoryEstimate, BytesReadWell) {
+  EXPECT_EQ(bytes_text(0), "0 B");
+  EXPECT_EQ(bytes_text(640), "640 B");
+  EXPECT_EQ(bytes_text(1 << 20), "1.00 MiB");
+  EXPECT_EQ(bytes_text(12.0 * (1 << 20)), "12.0 MiB");
+  EXPECT_EQ(bytes_text(141.0 * (1 << 30)), "141 GiB");
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,186 @@
+// Group auto-selection against the paper's own figures and a plain search; times of Batch plans by
+// hand.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <random>
+
+#include "core/base/error.hpp"
+#include "core/plan/batch/balance_packing.hpp"
+#include "core/plan/batch/batch_plan.hpp"
+#include "core/predict/group_selection.hpp"
+
+namespace ballast {
+namespace {
+
+MicroBatch pack_of(std::int64_t tokens, int sp = 1, int recompute = -1) {
+  MicroBatch pack;
+  if (tokens > 0) pack.segments.push_back({0, 0, tokens, 0});
+  pack.sp = sp;
+  pack.recompute_layers = recompute;
+  return pack;
+}
+
+std::vector<MicroBatch> one_pack(std::int64_t tokens) { return {pack_of(tokens)}; }
+
+TEST(GroupSelection, PicksThePapersGroups) {
+  // HBP Table 19: iteration times of the best settings at equal tokens an iteration; other degrees
+  // are slower.
+  const std::map<std::int64_t, std::pair<int, double>> table{{8192, {2, 2.69}},
+                                                             {16384, {1, 2.65}},
+                                                             {32768, {8, 2.83}},
+                                                             {65536, {4, 3.01}},
+                                                             {131072, {8, 3.05}}};
+  PackCosts costs;
+  costs.seconds = [&](const MicroBatch& pack, int ranks, int) {
+    const auto& [best, seconds] = table.at(pack.tokens());
+    return (seconds + (ranks == best ? 0 : 1)) * static_cast<double>(pack.tokens()) / ranks;
+  };
+  costs.bytes = [](std::int64_t, int, int) { return 0.0; };
+  const GroupSearch search{{8192, 16384, 32768, 65536, 131072}, {1, 2, 4, 8}, 32, 0};
+  const GroupSelection found = select_groups(search, one_pack, costs);
+  ASSERT_EQ(found.groups.size(), 2u) << "128K over 8 ranks is 16K, which is the best length itself";
+  EXPECT_EQ(found.groups[0].tokens, 16384);
+  EXPECT_EQ(found.groups[0].ranks, 1);
+  EXPECT_EQ(found.groups[1].tokens, 131072);
+  EXPECT_EQ(found.groups[1].ranks, 8);
+  EXPECT_EQ(found.trials.size(), 5u * 4u);
+}
+
+TEST(GroupSelection, DerivesTheLengthsThatNeedNoCommunication) {
+  // Figure 3: the best length is 32K over 2 ranks, so 16K packs on one rank join; 128K over 2 ranks
+  // gives 64K.
+  PackCosts costs;
+  costs.seconds = [](const MicroBatch& pack, int ranks, int) {
+    const double t = static_cast<double>(pack.tokens());
+    const double per_token = (pack.tokens() == 32768 ? 1 : 2) + (ranks == 2 ? 0 : 1);
+    return per_token * t / ranks;
+  };
+  costs.bytes = [](std::int64_t, int, int) { return 0.0; };
+  const GroupSelection found = select_groups({{32768, 131072}, {1, 2, 4}, 8, 0}, one_pack, costs);
+  std::vector<std::pair<std::int64_t, int>> groups;
+  for (const PackGroup& g : found.groups) groups.emplace_back(g.tokens, g.ranks);
+  EXPECT_EQ(groups, (std::vector<std::pair<std::int64_t, int>>{
+                        {16384, 1}, {32768, 2}, {65536, 2}, {131072, 2}}));
+  EXPECT_TRUE(problems(found.groups, 4).empty());
+}
+
+TEST(GroupSelection, RecomputesAsFewLayersAsFit) {
+  const auto seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  std::uniform_real_distribution<double> draw(0.1, 1);
+  for (int round = 0; round < 200; ++round) {
+    GroupSearch search{{1000}, {1}, static_cast<int>(1 + random() % 40), 100 * draw(random)};
+    const double fixed = 60 * draw(random), layer = 6 * draw(random), input = 0.2 * layer;
+    PackCosts costs;
+    costs.bytes = [&](std::int64_t, int, int layers) {
+      return fixed + layer * (search.layers - layers) + input * layers;
+    };
+    int expected = 0;
+    while (expected <= search.layers && costs.bytes(1000, 1, expected) > search.memory_bytes)
+      ++expected;
+    EXPECT_EQ(recomputed_layers(1000, 1, search, costs), expected > search.layers ? -1 : expected);
+  }
+}
+
+TEST(GroupSelection, MemoryForcesADegreeOrIsRefused) {
+  PackCosts costs;
+  costs.seconds = [](const MicroBatch& pack, int ranks, int layers) {
+    return static_cast<double>(pack.tokens()) * (1 + 0.1 * ranks + 0.1 * layers) / ranks;
+  };
+  costs.bytes = [](std::int64_t tokens, int ranks, int layers) {
+    return static_cast<double>(tokens) / ranks * (10 - layers);
+  };
+  const GroupSelection found = select_groups({{100, 800}, {1, 2, 4}, 8, 1000}, one_pack, costs);
+  ASSERT_GE(found.groups.size(), 2u);
+  for (const PackGroup& g : found.groups)
+    EXPECT_LE(costs.bytes(g.tokens, g.ranks, g.recompute_layers), 1000);
+  EXPECT_GT(found.groups.back().ranks, 1) << "one rank could not hold it";
+  EXPECT_TRUE(std::isinf(found.trials[3].token_s)) << "800 tokens on one rank";
+  EXPECT_THROW(select_groups({{100, 8000}, {1, 2, 4}, 8, 1000}, one_pack, costs), Error);
+  EXPECT_THROW(select_groups({{}, {1}, 8, 0}, one_pack, costs), Error);
+}
+
+TEST(GroupSelection, RefinementEndsWhereNoSingleChangeHelps) {
+  const auto seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  int improved = 0;
+  for (int round = 0; round < 200; ++round) {
+    GroupSelection found;
+    std::map<std::pair<std::int64_t, int>, double> gain;
+    for (const std::int64_t tokens : {100, 200, 400, 800})
+      for (const int ranks : {1, 2, 4}) {
+        const bool fits = tokens == 800 || random() % 5 > 0;
+        found.trials.push_back(
+            {tokens, ranks, static_cast<int>(random() % 3), 0, fits ? 1.0 : INFINITY});
+        gain[{tokens, ranks}] = std::uniform_real_distribution<>(-10, 10)(random);
+      }
+    found.groups = {{800, 2, found.trials[10].recompute_layers}};
+    const auto seconds = [&](const std::vector<PackGroup>& groups) {
+      double sum = 100;
+      for (const PackGroup& g : groups) sum += gain.at({g.tokens, g.ranks});
+      return sum;
+    };
+    const std::vector<PackGroup> refined = refine_groups(found, seconds);
+    EXPECT_TRUE(problems(refined, 4).empty());
+    EXPECT_EQ(refined.back().tokens, 800);
+    EXPECT_LE(seconds(refined), seconds(found.groups));
+    improved += seconds(refined) < seconds(found.groups);
+    // Every sound choice of settings, 4^3 * 3 of them; those that differ in one length are no
+    // better.
+    std::map<std::int64_t, int> mine;
+    for (const PackGroup& g : refined) mine[g.tokens] = g.ranks;
+    for (int code = 0; code < 256; ++code) {
+      std::vector<PackGroup> other;
+      int apart = 0;
+      bool there = true;
+      for (int l = 0, rest = code; l < 4; ++l, rest /= 4) {
+        const std::int64_t tokens = 100 << l;
+        const int ranks = rest % 4 == 3 ? 0 : 1 << (rest % 4);
+        apart += ranks != (mine.count(tokens) ? mine[tokens] : 0);
+        if (ranks == 0) continue;
+        there = there &&
+                std::isfinite(found.trials[static_cast<std::size_t>(3 * l + rest % 4)].token_s);
+        other.push_back({tokens, ranks, 0});
+      }
+      if (!there || apart != 1 || other.empty() || other.back().tokens != 800 ||
+          !problems(other, 4).empty())
+        continue;
+      EXPECT_GE(seconds(other), seconds(refined) * 0.999 - 1e-9);
+    }
+    for (const PackGroup& g : refined) {
+      const auto trial = std::find_if(
+          found.trials.begin(), found.trials.end(),
+          [&](const GroupTrial& t) { return t.tokens == g.tokens && t.ranks == g.ranks; });
+      EXPECT_EQ(g.recompute_layers, trial->recompute_layers);
+      EXPECT_TRUE(std::isfinite(trial->token_s)) << "what does not fit is never taken";
+    }
+  }
+  EXPECT_GT(improved, 100);
+}
+
+TEST(GroupSelection, StepsWaitForSharedPacksOnly) {
+  PackCosts costs;
+  costs.seconds = [](const MicroBatch& pack, int ranks, int layers) {
+    return static_cast<double>(pack.tokens()) / ranks + layers;
+  };
+  Batch batch;
+  // Ranks 0 and 1 finish at 8 and 3, then share 10 tokens; ranks 2 and 3 go on by themselves.
+  batch.micro_batches = {{pack_of(8), pack_of(10, 2)},
+                         {pack_of(3), pack_of(0, 2)},
+                         {pack_of(5), pack_of(6, 2)},
+                         {pack_of(4), pack_of(0, 2)}};
+  EXPECT_DOUBLE_EQ(step_seconds(batch, 1, 0, costs), 8 + 10 / 2.0);
+  EXPECT_DOUBLE_EQ(step_seconds(batch, 2, 0, costs), 8 / 2.0 + 10 / 4.0);
+  EXPECT_DOUBLE_EQ(step_seconds(batch, 1, 3, costs), 8 + 3 + 10 / 2.0 + 3);
+  batch.micro_batches[0][1].recompute_layers = 1;
+  EXPECT_DOUBLE_EQ(step_seconds(batch, 1, 0, costs), 8 + 10 / 2.0 + 1);
+  EXPECT_EQ(step_seconds({}, 1, 0, costs), 0);
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,162 @@
+// Dynamic sparsity tuning against brute force over Equations 3 to 7, on random latency tables and
+// coverage curves.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+
+#include "core/base/error.hpp"
+#include "core/predict/latency_model.hpp"
+#include "core/predict/sparsity_tuning.hpp"
+
+using namespace ballast;
+
+namespace {
+
+std::uint64_t fresh_seed() {
+  const auto seed =
+      static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  return seed;
+}
+
+/// Random ascending budgets; one of them is the base.
+std::vector<std::int64_t> random_budgets(std::mt19937_64& random) {
+  std::vector<std::int64_t> list;
+  const std::size_t count = 1 + random() % 12;
+  for (std::int64_t k = 0; list.size() < count;)
+    list.push_back(k += 1 + static_cast<std::int64_t>(random() % 20));
+  return list;
+}
+
+/// Non-decreasing in (0, 1], with plateaus.
+std::vector<double> random_coverage(std::mt19937_64& random, std::size_t size) {
+  std::vector<double> c;
+  std::uniform_real_distribution<> uniform(0, 1);
+  for (std::size_t i = 0; i < size; ++i)
+    c.push_back(i > 0 && random() % 4 == 0 ? c.back() : uniform(random));
+  std::sort(c.begin(), c.end());
+  return c;
+}
+
+}  // namespace
+
+TEST(Dst, EquationsThreeToSevenAgainstBruteForce) {
+  std::mt19937_64 random(fresh_seed());
+  int compressed = 0, relaxed = 0, infeasible = 0;
+  for (int round = 0; round < 100000; ++round) {
+    const auto budgets = random_budgets(random);
+    const auto coverage = random_coverage(random, budgets.size());
+    // Latency at each budget, non-decreasing, and an anchor somewhere among them.
+    std::vector<double> latency = random_coverage(random, budgets.size());
+    const double anchor = std::uniform_real_distribution<>(0, 1.1)(random),
+                 p = random() % 5 == 0 ? 0 : std::uniform_real_distribution<>(0, 0.6)(random);
+    const std::size_t base = random() % budgets.size();
+    // align (Equation 9), by search.
+    std::int64_t aligned = budgets.front();
+    for (std::size_t i = 0; i < budgets.size(); ++i)
+      if (latency[i] <= anchor) aligned = budgets[i];
+    const DstTarget target{budgets[base], aligned, latency[base] > anchor};
+    const std::int64_t chosen = final_budget(target, budgets, coverage, p);
+    const auto at = static_cast<std::size_t>(std::find(budgets.begin(), budgets.end(), chosen) -
+                                             budgets.begin());
+    ASSERT_LT(at, budgets.size());
+    if (!target.above_anchor) {
+      // Idle micro-batches gain: the anchor's budget, never below the base, and nothing larger is
+      // within the anchor.
+      ++relaxed;
+      ASSERT_EQ(chosen, aligned);
+      ASSERT_GE(chosen, budgets[base]);
+      ASSERT_LE(latency[at], anchor);
+      ASSERT_LE(coverage_loss(target, budgets, coverage, chosen), 0);
+      continue;
+    }
+    // Stragglers: the feasible set of Equation 6, else the smallest budget that keeps the bound.
+    ++compressed;
+    std::int64_t feasible = 0, kept = 0;
+    for (std::size_t i = 0; i < budgets.size(); ++i) {
+      const bool bound = coverage[base] - coverage[i] <= p;
+      if (bound && latency[i] <= anchor) feasible = budgets[i];
+      if (bound && kept == 0) kept = budgets[i];
+    }
+    if (feasible == 0) ++infeasible;
+    ASSERT_EQ(chosen, feasible > 0 ? feasible : kept) << "round " << round;
+    ASSERT_LE(chosen, budgets[base]);
+    ASSERT_LE(coverage_loss(target, budgets, coverage, chosen), p + 1e-15);
+  }
+  std::printf("compressed %d, relaxed %d, infeasible %d\n", compressed, relaxed, infeasible);
+  EXPECT_GT(compressed, 10000);
+  EXPECT_GT(relaxed, 10000);
+  EXPECT_GT(infeasible, 1000);
+}
+
+TEST(Dst, AnchorsAndTargetsOfABatch) {
+  const std::vector<double> latencies{3, 1, 8};
+  EXPECT_EQ(anchor_latency(Anchor::mean, latencies), 4);
+  EXPECT_EQ(anchor_latency(Anchor::min, latencies), 1);
+  EXPECT_EQ(anchor_latency(Anchor::max, latencies), 8);
+  EXPECT_EQ(anchor_named("max"), Anchor::max);
+  EXPECT_THROW(anchor_named("median"), Error);
+  EXPECT_THROW(anchor_latency(Anchor::mean, {}), Error);
+
+  ProfileTable table;
+  table.block_tokens = 256;
+  for (const ProfilePass pass : {ProfilePass::forward, ProfilePass::backward})
+    for (std::int64_t n = 1024; n <= 32768; n *= 2) {
+      table.rows.push_back(
+          {ProfilePart::rest, "", n, 0, 0, 1, "none", pass, 1e-7 * static_cast<double>(n), 0, 0});
+      for (std::int64_t k = 4; k <= 128; k *= 2) {
+        table.rows.push_back({ProfilePart::attention, "moba", n, 0, k, 1, "none", pass,
+                              1e-10 * static_cast<double>(n) * mean_keys(n, 0, k, 256), 0, 0});
+        if (k * 256 >= n) break;
+      }
+    }
+  std::vector<std::string> notes;
+  const LatencyModel model(checked(table, 0.2, notes), {.pattern = "moba"});
+  std::mt19937_64 random(fresh_seed());
+  for (const Anchor anchor : {Anchor::mean, Anchor::min, Anchor::max}) {
+    Batch batch;
+    batch.micro_batches.resize(2);
+    for (int i = 0; i < 8; ++i) {
+      MicroBatch m;
+      for (std::uint64_t s = 0; s < random() % 4; ++s)
+        m.segments.push_back({0, 0, 1 + static_cast<std::int64_t>(random() % 30000), 0});
+      batch.micro_batches[static_cast<std::size_t>(i) % 2].push_back(m);
+    }
+    DstOptions options{anchor, 0.1, 32, default_candidates(32)};
+    const auto targets = dst_targets(batch, model, options);
+    std::vector<double> all;
+    for (const auto& list : batch.micro_batches)
+      for (const auto& m : list)
+        if (m.tokens() > 0) all.push_back(model.predict(m, 32).total_s());
+    if (all.empty()) continue;
+    const double t = anchor_latency(anchor, all);
+    for (std::size_t d = 0; d < 2; ++d)
+      for (std::size_t i = 0; i < batch.micro_batches[d].size(); ++i) {
+        const MicroBatch& m = batch.micro_batches[d][i];
+        if (m.tokens() == 0) continue;
+        EXPECT_EQ(targets[d][i].above_anchor, model.predict(m, 32).total_s() > t);
+        EXPECT_EQ(targets[d][i].anchor_budget, model.align(m, t, options.candidates));
+        if (anchor == Anchor::max) {
+          EXPECT_FALSE(targets[d][i].above_anchor);
+          EXPECT_GE(targets[d][i].anchor_budget, 32);
+        }
+      }
+  }
+  const auto candidates = default_candidates(32);
+  EXPECT_EQ(candidates.front(), 4);
+  EXPECT_EQ(candidates.back(), 128);
+  EXPECT_TRUE(std::binary_search(candidates.begin(), candidates.end(), 32));
+  EXPECT_EQ(default_candidates(1), (std::vector<std::int64_t>{1, 2, 3, 4}));
+
+  // The policy keeps what it chose.
+  const DstOptions options{Anchor::mean, 0.1, 4, {2, 4, 8}};
+  DstPolicy policy(options, {4, 2, true});
+  EXPECT_EQ(policy.choose(3, std::vector<double>{0.85, 0.9, 1}), 2);
+  EXPECT_EQ(policy.choose(4, std::vector<double>{0.5, 0.9, 1}), 4);
+  ASSERT_EQ(policy.choices().size(), 2u);
+  EXPECT_EQ(policy.choices()[0].layer, 3);
+  EXPECT_NEAR(policy.choices()[0].coverage_loss, 0.05, 1e-12);
+  EXPECT_THROW(policy.choose(5, std::vector<double>{1}), Error);
+}

@@ -1,0 +1,257 @@
+// Every model operation, CUDA (bf16) against its host twin in fp64 on the same inputs, forward and
+// backward.
+#include <algorithm>
+
+#include "kernels/ops/adamw.hpp"
+#include "kernels/ops/cross_entropy.hpp"
+#include "kernels/ops/dropout.hpp"
+#include "kernels/ops/elementwise.hpp"
+#include "kernels/ops/embedding.hpp"
+#include "kernels/ops/linear.hpp"
+#include "kernels/ops/rmsnorm.hpp"
+#include "kernels/ops/rope.hpp"
+#include "kernels/ops/swiglu.hpp"
+#include "tests/cuda/support.hpp"
+
+namespace ballast::test {
+namespace {
+
+const DType b16 = DType::bf16, f32 = DType::f32, f64 = DType::f64;
+
+using Operations = CudaTest;
+
+TEST_F(Operations, Linear) {
+  for (const auto& [t, in, out] : {std::tuple{1, 64, 32}, {77, 256, 128}, {513, 896, 1152}}) {
+    const Tensor x = random({t, in}), w = random({out, in}, 0.05), bias = random({out}),
+                 dy = random({t, out});
+    Tensor y = Tensor::empty({t, out}, f64), dx = Tensor::empty({t, in}, f64),
+           dw = random({out, in}), db = random({out});
+    Tensor y_gpu = unwritten({t, out}, b16), dx_gpu = unwritten({t, in}, b16),
+           dw_gpu = to_gpu(dw, f32), db_gpu = to_gpu(db, f32);
+    const Tensor x_gpu = to_gpu(x, b16), w_gpu = to_gpu(w, b16), dy_gpu = to_gpu(dy, b16);
+    linear_forward(x, w, bias, y);
+    linear_forward(x_gpu, w_gpu, to_gpu(bias, b16), y_gpu);
+    EXPECT_CLOSE(y_gpu, y, kBf16);
+    linear_input_gradient(dy, w, dx);
+    linear_input_gradient(dy_gpu, w_gpu, dx_gpu);
+    EXPECT_CLOSE(dx_gpu, dx, kBf16);
+    linear_weight_gradient(x, dy, dw);
+    linear_weight_gradient(x_gpu, dy_gpu, dw_gpu);
+    EXPECT_CLOSE(dw_gpu, dw, kFp32);
+    linear_bias_gradient(dy, db);
+    linear_bias_gradient(dy_gpu, db_gpu);
+    EXPECT_CLOSE(db_gpu, db, kFp32);
+  }
+}
+
+TEST_F(Operations, RmsNorm) {
+  for (const auto& [t, h] : {std::pair{1, 64}, {37, 896}, {600, 3584}}) {
+    const Tensor x = random({t, h}), branch = random({t, h}), w = random({h}), dy = random({t, h}),
+                 before = random({t, h});
+    Tensor sum = Tensor::empty({t, h}, f64), y = Tensor::empty({t, h}, f64),
+           rstd = Tensor::empty({t}, f64);
+    Tensor sum_gpu = unwritten({t, h}, b16), y_gpu = unwritten({t, h}, b16),
+           rstd_gpu = unwritten({t}, f32);
+    const Tensor x_gpu = to_gpu(x, b16), w_gpu = to_gpu(w, b16), dy_gpu = to_gpu(dy, b16);
+    rmsnorm_forward(x, w, 1e-6, y, rstd);
+    rmsnorm_forward(x_gpu, w_gpu, 1e-6, y_gpu, rstd_gpu);
+    EXPECT_CLOSE(y_gpu, y, kBf16);
+    EXPECT_CLOSE(rstd_gpu, rstd, kFp32);
+    Tensor again = unwritten({t, h}, b16);
+    rmsnorm_recompute(x_gpu, rstd_gpu, w_gpu, again);
+    EXPECT_EQ(error(again, to_host(y_gpu)), 0) << "recomputation must agree bit for bit";
+    for (bool accumulate : {false, true}) {
+      Tensor dx = before.clone(), dx_gpu = to_gpu(before, b16);
+      rmsnorm_input_gradient(dy, x, rstd, w, accumulate, dx);
+      rmsnorm_input_gradient(dy_gpu, x_gpu, rstd_gpu, w_gpu, accumulate, dx_gpu);
+      EXPECT_CLOSE(dx_gpu, dx, kBf16);
+    }
+    Tensor dw = random({h}), dw_gpu = to_gpu(dw, f32);
+    rmsnorm_weight_gradient(dy, x, rstd, dw);
+    rmsnorm_weight_gradient(dy_gpu, x_gpu, rstd_gpu, dw_gpu);
+    EXPECT_CLOSE(dw_gpu, dw, kFp32);
+    add_rmsnorm_forward(x, branch, w, 1e-6, sum, y, rstd);
+    add_rmsnorm_forward(x_gpu, to_gpu(branch, b16), w_gpu, 1e-6, sum_gpu, y_gpu, rstd_gpu);
+    EXPECT_CLOSE(sum_gpu, sum, kBf16);
+    EXPECT_CLOSE(y_gpu, y, 2 * kBf16);
+  }
+}
+
+TEST_F(Operations, Rope) {
+  const int t = 300, heads = 7, d = 64;
+  ModelShape shape = model_preset("qwen2.5-0.5b");
+  shape.yarn_factor = 4;
+  std::vector<std::int32_t> where;
+  for (int i = 0; i < t; ++i) where.push_back(i * 1777);  // up to half a million
+  const Tensor positions = integers(where), positions_gpu = positions.to(*gpu);
+  const RopeFrequencies frequencies = rope_frequencies(shape);
+  Tensor cos = Tensor::empty({t, d / 2}, f64), sin = Tensor::empty({t, d / 2}, f64),
+         cos_gpu = unwritten({t, d / 2}, f32), sin_gpu = unwritten({t, d / 2}, f32);
+  rope_table(positions, frequencies, cos, sin);
+  rope_table(positions_gpu, frequencies, cos_gpu, sin_gpu);
+  EXPECT_CLOSE(cos_gpu, cos, kFp32);
+  EXPECT_CLOSE(sin_gpu, sin, kFp32);
+  const Tensor x = random({t, heads, d});
+  for (bool transposed : {false, true}) {
+    Tensor y = Tensor::empty({t, heads, d}, f64), y_gpu = unwritten({t, heads, d}, b16);
+    rope_apply(x, cos, sin, transposed, y);
+    rope_apply(to_gpu(x, b16), cos_gpu, sin_gpu, transposed, y_gpu);
+    EXPECT_CLOSE(y_gpu, y, kBf16);
+  }
+}
+
+TEST_F(Operations, SwiGlu) {
+  const int t = 129, width = 4864;
+  const Tensor gate_up = random({t, 2 * width}, 2.0), dy = random({t, width});
+  Tensor y = Tensor::empty({t, width}, f64), d = Tensor::empty({t, 2 * width}, f64),
+         y_gpu = unwritten({t, width}, b16), d_gpu = to_gpu(gate_up, b16);
+  swiglu_forward(gate_up, y);
+  swiglu_forward(to_gpu(gate_up, b16), y_gpu);
+  EXPECT_CLOSE(y_gpu, y, kBf16);
+  swiglu_backward(gate_up, dy, d);
+  swiglu_backward(d_gpu, to_gpu(dy, b16), d_gpu);  // in place, as the layer may do
+  EXPECT_CLOSE(d_gpu, d, kBf16);
+}
+
+TEST_F(Operations, Embedding) {
+  const int t = 999, vocabulary = 50, h = 896;
+  std::vector<std::int32_t> ids;
+  for (int i = 0; i < t; ++i)
+    ids.push_back(i % 3 == 0 ? 7 : static_cast<std::int32_t>(rng() % vocabulary));
+  const Tensor tokens = integers(ids), w = random({vocabulary, h}), dy = random({t, h});
+  Tensor y = Tensor::empty({t, h}, f64), y_gpu = unwritten({t, h}, b16),
+         dw = random({vocabulary, h}), dw_gpu = to_gpu(dw, f32);
+  embedding_forward(tokens, w, y);
+  embedding_forward(tokens.to(*gpu), to_gpu(w, b16), y_gpu);
+  EXPECT_EQ(error(y_gpu, y), 0);
+  embedding_weight_gradient(tokens, dy, dw);
+  embedding_weight_gradient(tokens.to(*gpu), to_gpu(dy, b16), dw_gpu);
+  EXPECT_CLOSE(dw_gpu, dw, kFp32);
+}
+
+TEST_F(Operations, CrossEntropy) {
+  for (const std::int64_t vocabulary : {257, 32000}) {
+    const int t = 130;
+    const Tensor logits = random({t, vocabulary}, 3.0);
+    std::vector<std::int32_t> where;
+    for (int i = 0; i < t; ++i)
+      where.push_back(i % 5 == 0 ? -1 : static_cast<std::int32_t>(rng() % vocabulary));
+    const Tensor targets = integers(where), targets_gpu = targets.to(*gpu), weights = random({t});
+    Tensor loss = Tensor::empty({t}, f64), lse = Tensor::empty({t}, f64),
+           loss_gpu = unwritten({t}, f32), lse_gpu = unwritten({t}, f32);
+    cross_entropy_forward(logits, targets, loss, lse);
+    cross_entropy_forward(to_gpu(logits, b16), targets_gpu, loss_gpu, lse_gpu);
+    EXPECT_CLOSE(loss_gpu, loss, 1e-4);
+    EXPECT_NEAR(sum_losses(loss_gpu), sum_losses(loss), 1e-4 * std::abs(sum_losses(loss)));
+    for (bool weighted : {false, true}) {
+      Tensor d = logits.clone(), d_gpu = to_gpu(logits, b16);
+      cross_entropy_backward(targets, lse, 0.37, weighted ? weights : Tensor(), d);
+      cross_entropy_backward(targets_gpu, lse_gpu, 0.37, weighted ? to_gpu(weights, f32) : Tensor(),
+                             d_gpu);
+      EXPECT_CLOSE(d_gpu, d, kBf16);
+    }
+  }
+}
+
+TEST_F(Operations, CrossEntropyCorrect) {
+  for (const std::int64_t vocabulary : {2, 8, 257, 32000}) {
+    const int t = 400;
+    Tensor logits = Tensor::empty({t, vocabulary}, f64);
+    for (std::int64_t i = 0; i < logits.numel(); ++i)
+      logits.data<double>()[i] = static_cast<double>(rng() % 7);  // ties on most rows
+    std::vector<std::int32_t> where;
+    for (int i = 0; i < t; ++i) {
+      const double* row = logits.data<double>() + i * vocabulary;
+      const auto best = static_cast<std::int32_t>(std::max_element(row, row + vocabulary) -
+                                                  row);  // the lowest of equals
+      where.push_back(i % 5 == 0   ? -1
+                      : i % 2 == 0 ? best
+                                   : static_cast<std::int32_t>(rng() % vocabulary));
+    }
+    logits.data<double>()[3 * vocabulary + 1] = NAN;
+    const Tensor targets = integers(where);
+    Tensor correct = Tensor::empty({t}, DType::u8), correct_gpu = unwritten({t}, DType::u8);
+    cross_entropy_correct(logits, targets, correct);
+    cross_entropy_correct(to_gpu(logits, b16), targets.to(*gpu), correct_gpu);
+    const Tensor found = correct_gpu.to(host_device());
+    int right = 0;
+    for (int i = 0; i < t; ++i) {
+      ASSERT_EQ(found.data<std::uint8_t>()[i], correct.data<std::uint8_t>()[i])
+          << "row " << i << ", vocabulary " << vocabulary << ", seed " << seed;
+      right += correct.data<std::uint8_t>()[i];
+    }
+    EXPECT_GE(right, t / 3);
+  }
+}
+
+TEST_F(Operations, Dropout) {
+  const std::int64_t t = 129, width = 203;
+  const Tensor x = random({t, width}), wide_gpu = to_gpu(random({t, width + 5}), b16);
+  Tensor keys = Tensor::empty({t}, DType::i64);
+  for (std::int64_t i = 0; i < t; ++i)
+    keys.data<std::int64_t>()[i] =
+        static_cast<std::int64_t>(rng()) * static_cast<std::int64_t>(rng());
+  for (const double rate : {0.0, 0.1, 0.75}) {
+    Tensor y = Tensor::empty({t, width}, f64), y_gpu = wide_gpu.narrow(1, 5, 5 + width);
+    dropout(x, keys, 1234567, rate, 1.5, y);
+    dropout(to_gpu(x, b16), keys.to(*gpu), 1234567, rate, 1.5, y_gpu);
+    Tensor dense = unwritten({t, width}, b16);
+    copy_rows(y_gpu, dense);
+    EXPECT_CLOSE(dense, y, kBf16);
+    const Tensor found = to_host(dense);
+    for (std::int64_t i = 0; i < found.numel(); ++i)
+      ASSERT_EQ(found.data<double>()[i] == 0, y.data<double>()[i] == 0)
+          << "element " << i << ", seed " << seed;
+  }
+}
+
+TEST_F(Operations, AdamWAndNorm) {
+  const std::int64_t n = 100003;
+  const Tensor start = random({n}), gradient = random({n});
+  Tensor decay = Tensor::empty({n}, DType::u8);
+  for (std::int64_t i = 0; i < n; ++i) decay.data<std::uint8_t>()[i] = i % 2;
+  AdamWState state{start.clone(), Tensor::zeros({n}, f64), Tensor::zeros({n}, f64), decay};
+  AdamWState state_gpu{to_gpu(start, f32), Tensor::zeros({n}, f32, *gpu),
+                       Tensor::zeros({n}, f32, *gpu), decay.to(*gpu)};
+  Tensor values = start.clone(), values_gpu = unwritten({n}, b16);
+  const Tensor gradient_gpu = to_gpu(gradient, f32);
+  for (int step = 1; step <= 3; ++step) {
+    adamw_step(state, gradient, 0.5, 1e-2, step, {}, values);
+    adamw_step(state_gpu, gradient_gpu, 0.5, 1e-2, step, {}, values_gpu);
+  }
+  EXPECT_CLOSE(state_gpu.master, state.master, kFp32);
+  EXPECT_CLOSE(state_gpu.moment2, state.moment2, kFp32);
+  EXPECT_CLOSE(values_gpu, values, kBf16);
+  EXPECT_NEAR(sum_of_squares(gradient_gpu), sum_of_squares(gradient),
+              1e-9 * sum_of_squares(gradient));
+}
+
+TEST_F(Operations, AddAndCopyRows) {
+  const Tensor a = random({65, 96}), b = random({65, 96});
+  Tensor out = Tensor::empty({65, 96}, f64), out_gpu = unwritten({65, 96}, b16),
+         wide_gpu = to_gpu(random({65, 200}), b16);
+  add(a, b, out);
+  add(to_gpu(a, b16), to_gpu(b, b16), out_gpu);
+  EXPECT_CLOSE(out_gpu, out, kBf16);
+  Tensor part = wide_gpu.narrow(1, 100, 196);
+  copy_rows(to_gpu(a, f32), part);
+  Tensor back = unwritten({65, 96}, f32);
+  copy_rows(part, back);
+  EXPECT_EQ(error(back, a), 0);
+}
+
+TEST_F(Operations, HeadsNarrowedOutOfATensorAreAddedInPlace) {
+  const Tensor sum = random({75, 4, 64}), summand = random({75, 6, 64});
+  const Tensor sum_gpu = to_gpu(sum, f32), summand_gpu = to_gpu(summand, f32);
+  Tensor part = sum.narrow(1, 2, 3), part_gpu = sum_gpu.narrow(1, 2, 3);
+  for (std::int64_t token = 0; token < 75; ++token)
+    for (std::int64_t d = 0; d < 64; ++d)
+      part.data<double>()[token * 4 * 64 + d] += summand.data<double>()[(token * 6 + 5) * 64 + d];
+  add(part_gpu, summand_gpu.narrow(1, 5, 6), part_gpu);
+  EXPECT_CLOSE(sum_gpu, sum, kFp32);
+  Tensor skewed = to_gpu(random({4, 8, 6}), f32).narrow(2, 0, 3);
+  EXPECT_THROW(add(skewed, skewed, skewed), Error);
+}
+
+}  // namespace
+}  // namespace ballast::test

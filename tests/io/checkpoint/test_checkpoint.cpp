@@ -1,0 +1,509 @@
+// Checkpoints: any sharding reads what another wrote, damaged files are refused by name, failed
+// writes leave the last good file alone.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "core/base/random.hpp"
+#include "io/checkpoint/checkpoint.hpp"
+#include "io/checkpoint/checkpoint_layout.hpp"
+#include "io/hdf5/hdf5_support.hpp"
+#include "parallel/comm/waits.hpp"
+
+namespace ballast {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::uint64_t shared_seed() {
+  static const std::uint64_t seed = [] {
+    std::uint64_t s = std::random_device{}();
+    MPI_Bcast(&s, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
+    return s;
+  }();
+  return seed;
+}
+
+Parameter parameter(const std::string& name, Shape shape) {
+  Parameter p;
+  p.name = name;
+  p.shape = std::move(shape);
+  return p;
+}
+
+/// Ranks 1 to 3, sizes that divide nothing, and one dataset of more than one checksum range.
+std::vector<Parameter> small_table() {
+  return {parameter("model.embed_tokens.weight", {37, 19}),
+          parameter("model.layers.0.self_attn.q_proj.weight", {23, 31}),
+          parameter("model.layers.0.self_attn.q_proj.bias", {23}),
+          parameter("odd.cube", {3, 5, 7}),
+          parameter("one", {1}),
+          parameter("model.norm.weight", {41})};
+}
+
+std::int64_t numel(const std::vector<Parameter>& table) {
+  std::int64_t total = 0;
+  for (const Parameter& p : table) total += p.numel();
+  return total;
+}
+
+/// Value of flat element i of a field: any shard of any rank can tell what belongs there.
+double value_of(const std::string& field, std::int64_t i, std::uint64_t salt = 0) {
+  return random_uniform(shared_seed() + salt, stream_of(field.c_str()),
+                        static_cast<std::uint64_t>(i)) -
+         0.5;
+}
+
+const std::vector<std::string> kFields = {"master", "moment1", "moment2"};
+
+CheckpointShard make_shard(const std::vector<Parameter>& table, std::int64_t begin,
+                           std::int64_t end, DType type, bool filled, std::uint64_t salt = 0) {
+  CheckpointShard shard;
+  shard.table = &table;
+  shard.begin = begin;
+  shard.end = end;
+  for (const std::string& field : kFields) {
+    Tensor t = Tensor::zeros({end - begin}, type);
+    dispatch_float(type, [&](auto zero) {
+      using T = decltype(zero);
+      for (std::int64_t i = begin; filled && i < end; ++i)
+        t.data<T>()[i - begin] = static_cast<T>(value_of(field, i, salt));
+    });
+    shard.fields[field] = t;
+  }
+  return shard;
+}
+
+std::int64_t mismatches(const CheckpointShard& shard, std::uint64_t salt = 0) {
+  std::int64_t wrong = 0;
+  for (const auto& [field, tensor] : shard.fields) {
+    dispatch_float(tensor.dtype(), [&, &field = field, &tensor = tensor](auto zero) {
+      using T = decltype(zero);
+      for (std::int64_t i = shard.begin; i < shard.end; ++i)
+        wrong +=
+            tensor.template data<T>()[i - shard.begin] != static_cast<T>(value_of(field, i, salt));
+    });
+  }
+  return wrong;
+}
+
+/// Cuts [0, total) into one piece a rank; `style` 0: equal, 1: all on the last rank, 2: random cuts
+/// with empty pieces, 3: reversed ranks.
+std::pair<std::int64_t, std::int64_t> cut(std::int64_t total, int rank, int size, int style) {
+  if (style == 1)
+    return rank == size - 1 ? std::pair{std::int64_t{0}, total}
+                            : std::pair{std::int64_t{0}, std::int64_t{0}};
+  if (style == 2) {
+    std::vector<std::int64_t> cuts{0, total};
+    for (int i = 1; i < size; ++i)
+      cuts.push_back(
+          static_cast<std::int64_t>(random_bits(shared_seed(), 77, static_cast<std::uint64_t>(i)) %
+                                    static_cast<std::uint64_t>(total)));
+    if (size > 2) cuts.back() = cuts[cuts.size() - 2];
+    std::sort(cuts.begin(), cuts.end());
+    return {cuts[static_cast<std::size_t>(rank)], cuts[static_cast<std::size_t>(rank) + 1]};
+  }
+  if (style == 3) rank = size - 1 - rank;
+  return {total * rank / size, total * (rank + 1) / size};
+}
+
+CheckpointState some_state(std::int64_t step) {
+  CheckpointState s;
+  s.step = step;
+  s.sampler = {3, 12345678901};
+  s.tokens_seen = 987654321012;
+  s.seconds_trained = 1234.5678;
+  s.seed = 0xFEDCBA9876543210ull;
+  s.deck = "# deck\n[run]\nsteps = 3\n" + std::string(100000, 'x');
+  s.git_hash = "0123abc";
+  s.extra["sab.average"] = {1.5, -2.25, 1e300};
+  s.extra["empty"] = {};
+  return s;
+}
+
+void expect_state(const CheckpointState& a, const CheckpointState& b) {
+  EXPECT_EQ(a.step, b.step);
+  EXPECT_EQ(a.sampler, b.sampler);
+  EXPECT_EQ(a.tokens_seen, b.tokens_seen);
+  EXPECT_EQ(a.seconds_trained, b.seconds_trained);
+  EXPECT_EQ(a.seed, b.seed);
+  EXPECT_EQ(a.deck, b.deck);
+  EXPECT_EQ(a.git_hash, b.git_hash);
+  EXPECT_EQ(a.extra, b.extra);
+}
+
+/// A folder that all ranks share, removed at the end of the test.
+class Checkpoint : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name(256, '\0');
+    if (world.rank() == 0) {
+      std::string pattern = (fs::temp_directory_path() / "ballast_checkpoint_XXXXXX").string();
+      ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+      name = pattern;
+    }
+    dir = world.broadcast(name, 0);
+  }
+  void TearDown() override {
+    world.barrier();
+    if (world.rank() == 0) fs::remove_all(dir);
+    world.barrier();
+  }
+  std::string write(const std::vector<Parameter>& table, std::int64_t step, int style = 0,
+                    DType type = DType::f32, int keep = 3, std::uint64_t salt = 0) {
+    const auto [begin, end] = cut(numel(table), world.rank(), world.size(), style);
+    return write_checkpoint(dir, world, make_shard(table, begin, end, type, true, salt),
+                            some_state(step), keep);
+  }
+  std::vector<std::string> names() {
+    std::vector<std::string> found;
+    for (const auto& entry : fs::directory_iterator(dir))
+      found.push_back(entry.path().filename().string());
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+  /// The Error text of `work` on this rank; fails the test when there is none.
+  template <class F>
+  std::string error_of(F&& work) {
+    try {
+      work();
+    } catch (const CollectiveError& error) {
+      return error.what();
+    }
+    ADD_FAILURE() << "no error";
+    return "";
+  }
+  Communicator world = Communicator::world();
+  std::string dir;
+};
+
+TEST_F(Checkpoint, BoxesCoverAFlatRangeInOrder) {
+  for (const Shape& shape :
+       {Shape{7}, Shape{4, 6}, Shape{3, 5, 2}, Shape{2, 1, 3, 2}, Shape{1, 1}}) {
+    std::int64_t total = 1;
+    for (std::int64_t s : shape) total *= s;
+    for (std::int64_t begin = 0; begin <= total; ++begin) {
+      for (std::int64_t end = begin; end <= total; ++end) {
+        std::vector<std::int64_t> visited;
+        const auto boxes = hyperslabs(shape, begin, end);
+        EXPECT_LE(boxes.size(), 2 * shape.size() - 1);
+        for (const Hyperslab& box : boxes) {
+          // Slow reference: every index of the array in order, taken when it lies in the box.
+          for (std::int64_t flat = 0; flat < total; ++flat) {
+            std::int64_t rest = flat;
+            bool inside = true;
+            for (std::size_t d = shape.size(); d-- > 0;) {
+              const auto index = static_cast<std::uint64_t>(rest % shape[d]);
+              rest /= shape[d];
+              inside &= index >= box.start[d] && index < box.start[d] + box.count[d];
+            }
+            if (inside) visited.push_back(flat);
+          }
+        }
+        std::vector<std::int64_t> expected(static_cast<std::size_t>(end - begin));
+        for (std::size_t i = 0; i < expected.size(); ++i)
+          expected[i] = begin + static_cast<std::int64_t>(i);
+        ASSERT_EQ(visited, expected) << to_string(shape) << " [" << begin << ", " << end << ")";
+      }
+    }
+  }
+}
+
+TEST_F(Checkpoint, EveryRangeIsCheckedByOneRank) {
+  std::vector<CheckpointDataset> datasets;
+  for (std::int64_t i = 0; i < 9; ++i)
+    datasets.push_back(
+        {"p" + std::to_string(i), "master", {1 + i * i * 300000}, i % 2 ? DType::f32 : DType::f64});
+  const auto ranges = checksum_ranges(datasets);
+  for (int size : {1, 2, 3, 8, 200}) {
+    std::size_t next = 0;
+    for (int rank = 0; rank < size; ++rank) {
+      const auto [first, last] = ranges_of_rank(datasets, ranges, rank, size);
+      ASSERT_LE(first, last);
+      if (first == last) continue;
+      ASSERT_EQ(first, next) << "rank " << rank << " of " << size;
+      next = last;
+    }
+    EXPECT_EQ(next, ranges.size()) << size;
+  }
+}
+
+TEST_F(Checkpoint, AnyShardingReadsWhatAnotherWrote) {
+  const auto table = small_table();
+  for (const DType type : {DType::f32, DType::f64}) {
+    for (int writer = type == DType::f32 ? 0 : 2; writer < 4; ++writer) {
+      const std::string path = write(table, 10 * writer, writer, type);
+      for (int reader = type == DType::f32 ? 0 : 3; reader < 4; ++reader) {
+        const auto [begin, end] = cut(numel(table), world.rank(), world.size(), reader);
+        CheckpointShard shard = make_shard(table, begin, end, type, false);
+        const CheckpointState state = read_checkpoint(path, world, shard);
+        expect_state(state, some_state(10 * writer));
+        ASSERT_EQ(mismatches(shard), 0)
+            << "written " << writer << ", read " << reader << ", seed " << shared_seed();
+      }
+      // Replicated readers: every rank reads all of it.
+      CheckpointShard whole = make_shard(table, 0, numel(table), type, false);
+      read_checkpoint(path, world, whole);
+      ASSERT_EQ(mismatches(whole), 0);
+    }
+  }
+}
+
+TEST_F(Checkpoint, FilesDoNotDependOnTheSharding) {
+  const auto table = small_table();
+  std::string first;
+  for (int style = 0; style < 4; ++style) {
+    if (style == 3) ::usleep(1100000);  // nor on the time
+    std::ifstream in(write(table, 1, style), std::ios::binary);
+    const std::string bytes((std::istreambuf_iterator<char>(in)), {});
+    if (style == 0) first = bytes;
+    EXPECT_TRUE(bytes == first) << "sharding " << style;
+    world.barrier();
+  }
+}
+
+TEST_F(Checkpoint, SpansManyChecksumRanges) {
+  const std::vector<Parameter> table = {parameter("a", {1 << 10, 1500}), parameter("b", {3}),
+                                        parameter("c", {1100000})};
+  const std::string path = write(table, 5, 2);
+  const auto [begin, end] = cut(numel(table), world.rank(), world.size(), 3);
+  CheckpointShard shard = make_shard(table, begin, end, DType::f32, false);
+  read_checkpoint(path, world, shard);
+  EXPECT_EQ(mismatches(shard), 0);
+  // Damage in the second range of one dataset is found and placed, and no shard is touched.
+  if (world.rank() == 0) {
+    hdf5::Handle file = hdf5::open_file(path, true);
+    const hdf5::Handle dataset = hdf5::open_dataset(file, "/parameters/c/moment1");
+    const haddr_t offset = H5Dget_offset(dataset);
+    std::fstream raw(path, std::ios::binary | std::ios::in | std::ios::out);
+    raw.seekp(static_cast<std::streamoff>(offset) + 4 * 1099999);
+    raw.put('\x7f');
+  }
+  world.barrier();
+  CheckpointShard untouched = make_shard(table, begin, end, DType::f32, false);
+  const std::string message = error_of([&] { read_checkpoint(path, world, untouched); });
+  EXPECT_NE(message.find(path), std::string::npos) << message;
+  EXPECT_NE(message.find("/parameters/c/moment1"), std::string::npos) << message;
+  EXPECT_NE(message.find("[1048576, 1100000)"), std::string::npos) << message;
+  for (const auto& [field, tensor] : untouched.fields) {
+    for (std::int64_t i = 0; i < end - begin; ++i) ASSERT_EQ(tensor.data<float>()[i], 0.0f);
+  }
+}
+
+TEST_F(Checkpoint, StagesWithTheirOwnTables) {
+  // Two pipeline stages: the second one's table ends with the tied copy of the embedding, which is
+  // stored once.
+  if (world.size() < 2) GTEST_SKIP() << "needs 2 ranks";
+  std::vector<Parameter> first = {parameter("embed", {11, 3}), parameter("layer0", {7, 5})},
+                         second = {parameter("layer1", {7, 5}), parameter("embed", {11, 3})};
+  second.back().tied_copy = true;
+  const int stage = world.rank() % 2, members = (world.size() + 1 - stage) / 2,
+            member = world.rank() / 2;
+  const auto& table = stage == 0 ? first : second;
+  const auto [begin, end] = cut(numel(table), member, members, 0);
+  CheckpointShard shard =
+      make_shard(table, begin, end, DType::f32, true, static_cast<std::uint64_t>(stage));
+  const std::string path = write_checkpoint(dir, world, shard, some_state(2), 1);
+  CheckpointShard back = make_shard(table, 0, numel(table), DType::f32, false);
+  read_checkpoint(path, world, back);
+  for (std::int64_t i = 0; i < numel(table); ++i) {
+    const bool tied = stage == 1 && i >= 35;
+    const float expected =
+        static_cast<float>(tied ? value_of("master", i - 35, 0)
+                                : value_of("master", i, static_cast<std::uint64_t>(stage)));
+    ASSERT_EQ(back.fields["master"].data<float>()[i], expected)
+        << "stage " << stage << " element " << i;
+  }
+}
+
+TEST_F(Checkpoint, BadShardsAreRefusedOnEveryRank) {
+  const auto table = small_table();
+  const std::int64_t total = numel(table);
+  const int rank = world.rank(), size = world.size();
+  auto shard_of = [&](std::int64_t begin, std::int64_t end) {
+    return make_shard(table, begin, end, DType::f32, true);
+  };
+  const auto refused = [&](const CheckpointShard& shard) {
+    return error_of([&] { write_checkpoint(dir, world, shard, some_state(1), 1); });
+  };
+  EXPECT_NE(refused(rank == 0 ? shard_of(0, total - 1) : shard_of(0, 0)).find("offered by no rank"),
+            std::string::npos);
+  EXPECT_NE(refused(shard_of(0, 0)).find("every rank's shard is empty"), std::string::npos);
+  if (size > 1) {
+    EXPECT_NE(refused(shard_of(0, total)).find("two ranks"), std::string::npos);
+  }
+  CheckpointShard wrong = shard_of(rank == 0 ? 0 : total, total);
+  if (rank == 0) wrong.fields["moment1"] = Tensor::zeros({3}, DType::f32);
+  EXPECT_NE(refused(wrong).find("moment1"), std::string::npos);
+  EXPECT_TRUE(names().empty());
+}
+
+TEST_F(Checkpoint, AnotherModelOrPrecisionIsRefused) {
+  const auto table = small_table();
+  const std::string path = write(table, 1);
+  const auto read_with = [&](std::vector<Parameter> other, DType type) {
+    CheckpointShard shard = make_shard(other, 0, numel(other), type, false);
+    return error_of([&] { read_checkpoint(path, world, shard); });
+  };
+  EXPECT_NE(read_with(table, DType::f64).find("holds f32"), std::string::npos);
+  auto other = table;
+  other[1].shape = {31, 23};
+  EXPECT_NE(read_with(other, DType::f32).find("q_proj.weight"), std::string::npos);
+  other = table;
+  other.push_back(parameter("more", {2}));
+  EXPECT_NE(read_with(other, DType::f32).find("/parameters/more/master"), std::string::npos);
+  other = table;
+  other.pop_back();
+  EXPECT_NE(read_with(other, DType::f32).find("model.norm.weight"), std::string::npos);
+}
+
+TEST_F(Checkpoint, KeepsTheNewestAndRemovesLeftovers) {
+  const auto table = small_table();
+  if (world.rank() == 0) {
+    std::ofstream(dir + "/step_00000007.h5.partial") << "killed";
+    std::ofstream(dir + "/notes.partial") << "not ours";
+    std::ofstream(dir + "/step_7.h5") << "not ours";
+  }
+  world.barrier();
+  for (std::int64_t step : {1, 2, 3, 100000000}) write(table, step, 0, DType::f32, 2);
+  world.barrier();
+  EXPECT_EQ(names(), (std::vector<std::string>{"notes.partial", "step_00000003.h5",
+                                               "step_100000000.h5", "step_7.h5"}));
+  std::vector<std::string> warnings;
+  EXPECT_EQ(latest_checkpoint(dir, world, warnings), dir + "/step_100000000.h5");
+  EXPECT_TRUE(warnings.empty());
+  world.barrier();
+  // A run that went back: its file stays, though one of a later step is there.
+  write(table, 50, 0, DType::f32, 1);
+  world.barrier();
+  EXPECT_EQ(names(), (std::vector<std::string>{"notes.partial", "step_00000050.h5",
+                                               "step_100000000.h5", "step_7.h5"}));
+  EXPECT_EQ(latest_checkpoint(dir + "/absent", world, warnings), "");
+}
+
+TEST_F(Checkpoint, DamagedFilesAreSkippedByName) {
+  const auto table = small_table();
+  const std::string good = write(table, 1), bad = write(table, 2);
+  if (world.rank() == 0) fs::resize_file(bad, fs::file_size(bad) - 1);
+  world.barrier();
+  std::vector<std::string> warnings;
+  EXPECT_EQ(latest_checkpoint(dir, world, warnings), good);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find(bad), std::string::npos) << warnings[0];
+}
+
+TEST_F(Checkpoint, FiftyDamagedFilesAreRefused) {
+  const auto table = small_table();
+  const std::string good = write(table, 1), bad = dir + "/step_00000002.h5";
+  std::mt19937_64 random(shared_seed());
+  const auto bytes = static_cast<std::int64_t>(fs::file_size(good));
+  for (int i = 0; i < 50; ++i) {
+    const int kind = i % 5;
+    const auto place = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(bytes));
+    const auto more = random();
+    if (world.rank() == 0) {
+      fs::copy_file(good, bad, fs::copy_options::overwrite_existing);
+      std::fstream file(bad, std::ios::binary | std::ios::in | std::ios::out);
+      file.seekg(place);
+      const char old = static_cast<char>(file.get());
+      file.seekp(place);
+      if (kind == 0) file.put(static_cast<char>(old ^ (1 << (more % 8))));      // one bit anywhere
+      if (kind == 1) fs::resize_file(bad, static_cast<std::uintmax_t>(place));  // truncated
+      if (kind == 2) {  // a page of noise, at least one byte of it different
+        file.put(static_cast<char>(~old));
+        for (int k = 1; k < 512 && place + k < bytes; ++k)
+          file.put(static_cast<char>(more >> (k % 56)));
+      }
+      if (kind == 3) {  // one bit in the header
+        file.seekg(static_cast<std::streamoff>(more % 700));
+        const char byte = static_cast<char>(file.get());
+        file.seekp(static_cast<std::streamoff>(more % 700));
+        file.put(static_cast<char>(byte ^ 4));
+      }
+      if (kind == 4) {  // longer than written
+        file.seekp(0, std::ios::end);
+        file.put('\0');
+      }
+    }
+    world.barrier();
+    CheckpointShard shard = make_shard(table, 0, numel(table), DType::f32, false);
+    const std::string message = error_of([&] { read_checkpoint(bad, world, shard); });
+    EXPECT_NE(message.find(bad), std::string::npos)
+        << message << "; damage " << kind << " at " << place << ", seed " << shared_seed();
+    world.barrier();
+  }
+  CheckpointShard shard = make_shard(table, 0, 0, DType::f32, false);
+  EXPECT_NE(error_of([&] { read_checkpoint(dir + "/absent.h5", world, shard); }).find("absent.h5"),
+            std::string::npos);
+}
+
+TEST_F(Checkpoint, EveryByteCounts) {
+  // The smallest file, each of its bytes altered in turn would take too long: a random sample of
+  // them, without HDF5 in the way.
+  if (world.size() > 1) GTEST_SKIP() << "one rank is enough";
+  const std::vector<Parameter> table = {parameter("w", {5, 3})};
+  CheckpointState state;
+  state.step = 1;
+  const std::string path =
+      write_checkpoint(dir, world, make_shard(table, 0, 15, DType::f32, true), state, 1);
+  std::ifstream in(path, std::ios::binary);
+  std::string bytes((std::istreambuf_iterator<char>(in)), {});
+  std::mt19937_64 random(shared_seed());
+  for (int i = 0; i < 400; ++i) {
+    const std::size_t place = random() % bytes.size();
+    std::string altered = bytes;
+    altered[place] = static_cast<char>(altered[place] ^ (1 << (random() % 8)));
+    std::ofstream(path, std::ios::binary) << altered;
+    std::vector<std::string> warnings;
+    EXPECT_EQ(latest_checkpoint(dir, world, warnings), "")
+        << "byte " << place << ", seed " << shared_seed();
+  }
+}
+
+TEST_F(Checkpoint, AFullDiskLeavesTheLastFile) {
+  const auto table = small_table();
+  const std::string good = write(table, 1);
+  const auto before = names();
+  // A limit on file sizes fails as a full disk does: writes return an error.  Once below the whole
+  // file, once below its first bytes.
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit old{};
+  getrlimit(RLIMIT_FSIZE, &old);
+  for (rlim_t limit : {rlim_t{0}, rlim_t{100}, rlim_t{4096}, rlim_t{100000}}) {
+    rlimit tight = old;
+    tight.rlim_cur = limit;
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &tight), 0);
+    const std::string message = error_of([&] { write(table, 2); });
+    setrlimit(RLIMIT_FSIZE, &old);
+    EXPECT_NE(message.find("step_00000002.h5"), std::string::npos) << message;
+    world.barrier();
+    EXPECT_EQ(names(), before);
+    world.barrier();
+  }
+  std::vector<std::string> warnings;
+  EXPECT_EQ(latest_checkpoint(dir, world, warnings), good);
+  // And the next write, with room again, works.
+  EXPECT_EQ(write(table, 2), dir + "/step_00000002.h5");
+}
+
+TEST_F(Checkpoint, ADirectoryThatCannotBeMadeIsNamed) {
+  const auto table = small_table();
+  if (world.rank() == 0) std::ofstream(dir + "/file") << "x";
+  world.barrier();
+  const auto [begin, end] = cut(numel(table), world.rank(), world.size(), 0);
+  const CheckpointShard shard = make_shard(table, begin, end, DType::f32, true);
+  EXPECT_NE(error_of([&] {
+              write_checkpoint(dir + "/file", world, shard, some_state(1), 1);
+            }).find(dir + "/file"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace ballast

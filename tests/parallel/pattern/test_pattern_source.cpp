@@ -1,0 +1,586 @@
+// Sparse patterns over context-parallel ranks: the choice itself by brute force, the same choice on
+// any number of ranks, ring attention under it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "core/plan/attention/attention_pattern.hpp"
+#include "parallel/context/ring_attention.hpp"
+#include "parallel/pattern/pattern_source.hpp"
+#include "tests/core/plan/attention/index_pairs.hpp"
+#include "tests/parallel/context/naive_attention.hpp"
+#include "tests/parallel/support.hpp"
+
+namespace ballast {
+namespace {
+
+using testing::NaiveAttention;
+using testing::SharedDraw;
+
+constexpr std::int64_t kHeads = 4, kKvHeads = 2, kDim = 8;
+
+struct LayoutCase {
+  LayoutKind kind;
+  std::int64_t stripe;
+};
+const LayoutCase kLayouts[] = {
+    {LayoutKind::zigzag, 1}, {LayoutKind::striped, 64}, {LayoutKind::shuffled, 128}};
+
+AttentionOptions options_of(const std::string& pattern) {
+  AttentionOptions o;
+  o.pattern = pattern;
+  o.vertical_share = 0.3;
+  o.slash_share = 0.5;
+  o.last_q = 48;
+  o.moba_block = 128;
+  o.moba_top_k = 3;
+  o.xattention_block = 128;
+  o.xattention_threshold = 0.6;
+  return o;
+}
+
+/// Q, K, V of a packed micro-batch (padding holds numbers too) with some heavy keys, so that
+/// attention is not nearly uniform.
+struct Data {
+  MicroBatch batch;
+  NaiveAttention all;  ///< rows by packed position
+
+  Data(const std::vector<std::int64_t>& lengths, const AttentionOptions& options,
+       SharedDraw& draw) {
+    for (std::size_t s = 0; s < lengths.size(); ++s)
+      batch.segments.push_back({static_cast<std::int64_t>(s), 0, lengths[s], 0});
+    batch.align = options.align();
+    all.heads = kHeads;
+    all.kv_heads = kKvHeads;
+    all.dim = kDim;
+    all.scale = 0.5;
+    const std::int64_t n = batch.axis_tokens();
+    all.tokens = local_tokens(batch, SequenceLayout(LayoutKind::contiguous, n, 1), 0);
+    all.q = draw.normals(n * kHeads * kDim);
+    all.k = draw.normals(n * kKvHeads * kDim);
+    all.v = draw.normals(n * kKvHeads * kDim);
+    all.d_o = draw.normals(n * kHeads * kDim);
+    for (std::int64_t i = 0; i < n; ++i)
+      if (draw.integer(0, 30) == 0)
+        for (std::int64_t c = 0; c < kKvHeads * kDim; ++c) all.k[i * kKvHeads * kDim + c] *= 3;
+    for (double* x : {all.q.data(), all.k.data()})
+      for (std::int64_t i = 0; i < n * kKvHeads * kDim; ++i) x[i] = static_cast<float>(x[i]);
+  }
+
+  std::vector<std::int64_t> packed(const SequenceLayout& layout, int rank) const {
+    std::vector<std::int64_t> list;
+    for (std::int64_t i = 0; i < layout.local_tokens(rank); ++i)
+      list.push_back(layout.global(rank, i));
+    return list;
+  }
+  Tensor rows(const std::vector<double>& from, std::int64_t heads,
+              const std::vector<std::int64_t>& at, DType type) const {
+    Tensor t = Tensor::empty({static_cast<std::int64_t>(at.size()), heads, kDim}, type);
+    dispatch_float(type, [&](auto x) {
+      for (std::size_t i = 0; i < at.size(); ++i)
+        for (std::int64_t c = 0; c < heads * kDim; ++c)
+          t.data<decltype(x)>()[static_cast<std::int64_t>(i) * heads * kDim + c] =
+              static_cast<decltype(x)>(from[at[i] * heads * kDim + c]);
+    });
+    return t;
+  }
+  AttentionInputs inputs(const std::vector<std::int64_t>& at, DType type) const {
+    AttentionInputs in;
+    in.layer = 3;
+    in.q = rows(all.q, kHeads, at, type);
+    in.k = rows(all.k, kKvHeads, at, type);
+    in.v = rows(all.v, kKvHeads, at, type);
+    in.scale = all.scale;
+    return in;
+  }
+};
+
+using Mask = std::vector<char>;  ///< [head, query, key] over packed positions
+
+/// Pairs of this rank's queries, into a mask over all packed positions.
+void mark(const IndexSource& source, const std::vector<AttentionIndex>& shards, const Data& data,
+          const SequenceLayout& layout, Mask& mask) {
+  const std::int64_t n = layout.tokens();
+  const auto queries = data.packed(layout, source.axes().rank);
+  for (std::size_t s = 0; s < shards.size(); ++s) {
+    ASSERT_EQ(problems(shards[s]), "");
+    const auto keys = data.packed(layout, static_cast<int>(s));
+    for (std::int64_t h = 0; h < kHeads; ++h)
+      for (std::size_t i = 0; i < queries.size(); ++i)
+        for (std::int64_t j = shards[s].key_begin[i]; j < shards[s].key_end[i]; ++j)
+          if (computed(shards[s], static_cast<int>(h), static_cast<std::int64_t>(i), j))
+            mask[(h * n + queries[i]) * n + keys[j]] = 1;
+  }
+}
+
+/// The choice of one rank alone.
+Mask alone(const Data& data, const AttentionOptions& options) {
+  const std::int64_t n = data.batch.axis_tokens();
+  const SequenceLayout layout(LayoutKind::contiguous, n, 1, 64, options.align());
+  const auto source = pattern_source(Communicator(), attention_axes(data.batch, layout, 0), options,
+                                     nullptr, nullptr);
+  Mask mask(static_cast<std::size_t>(kHeads * n * n), 0);
+  mark(*source, source->shards(data.inputs(data.packed(layout, 0), DType::f32)), data, layout,
+       mask);
+  return mask;
+}
+
+double score(const NaiveAttention& all, std::int64_t h, std::int64_t i, std::int64_t j) {
+  return all.scale * all.dot(all.q, i * kHeads + h, all.k, j * kKvHeads + h / (kHeads / kKvHeads));
+}
+
+/// Mass of every column and block diagonal of a segment under its last queries, by definition.
+std::pair<std::vector<double>, std::vector<double>> observed_mass(const Data& data,
+                                                                  const AttentionOptions& options,
+                                                                  std::int64_t h, int s) {
+  const std::int64_t first = PackedAxis(data.batch).offset[s],
+                     count = data.batch.segments[s].tokens();
+  std::vector<double> column(static_cast<std::size_t>(count), 0),
+      slash(static_cast<std::size_t>((count + 63) / 64), 0);
+  for (std::int64_t i = count - options.last_q; i < count; ++i) {
+    double sum = 0;
+    for (std::int64_t j = 0; j <= i; ++j) sum += std::exp(score(data.all, h, first + i, first + j));
+    for (std::int64_t j = 0; j <= i; ++j) {
+      const double p = std::exp(score(data.all, h, first + i, first + j)) / sum;
+      column[j] += p;
+      slash[i / 64 - j / 64] += p;
+    }
+  }
+  return {column, slash};
+}
+
+/// Takes one stated budget and keeps the coverage that it was told.
+class Stated final : public BudgetPolicy {
+ public:
+  explicit Stated(std::int64_t budget) : budget_(budget) {}
+  std::span<const std::int64_t> candidates() const override { return candidates_; }
+  std::int64_t choose(int, std::span<const double> told) override {
+    coverage.assign(told.begin(), told.end());
+    return budget_;
+  }
+  std::vector<double> coverage;
+
+ private:
+  std::vector<std::int64_t> candidates_{1, 2, 3, 4, 6, 9, 14};
+  std::int64_t budget_;
+};
+
+class Patterns : public ::testing::TestWithParam<const char*> {
+ protected:
+  Communicator world = Communicator::world();
+  SharedDraw draw{31};
+};
+
+TEST_P(Patterns, TheSameChoiceOnAnyNumberOfRanks) {
+  SCOPED_TRACE(draw.trace());
+  const AttentionOptions options = options_of(GetParam());
+  for (const std::vector<std::int64_t>& lengths :
+       {std::vector<std::int64_t>{1000}, {300, 40, 577, 64}}) {
+    const Data data(lengths, options, draw);
+    const std::int64_t n = data.batch.axis_tokens();
+    const Mask expected = alone(data, options);
+    for (const LayoutCase& l : kLayouts) {
+      if (deals_stripes(l.kind) && l.stripe % options.align() != 0) continue;
+      const SequenceLayout layout(l.kind, n, world.size(), l.stripe, options.align());
+      const auto source = pattern_source(world, attention_axes(data.batch, layout, world.rank()),
+                                         options, nullptr, nullptr);
+      const AttentionInputs in = data.inputs(data.packed(layout, world.rank()), DType::f32);
+      const auto& shards = source->shards(in);
+      Mask mask(expected.size(), 0);
+      mark(*source, shards, data, layout, mask);
+      std::int64_t wrong = 0;
+      for (std::int64_t q : data.packed(layout, world.rank()))
+        for (std::int64_t h = 0; h < kHeads; ++h)
+          for (std::int64_t j = 0; j < n; ++j)
+            wrong += mask[(h * n + q) * n + j] != expected[(h * n + q) * n + j];
+      EXPECT_EQ(wrong, 0) << name(l.kind) << " " << l.stripe << ", " << lengths.size()
+                          << " segments";
+      EXPECT_EQ(&source->shards(in), &shards)
+          << "one index for forward, recomputation and backward";
+    }
+  }
+}
+
+TEST_P(Patterns, FullBudgetIsDense) {
+  SCOPED_TRACE(draw.trace());
+  AttentionOptions options = options_of(GetParam());
+  options.vertical_share = options.xattention_threshold = 1;
+  options.max_columns = 3;  // caps do not hold back a full budget
+  options.moba_top_k = 1000000;
+  const Data data({333, 130}, options, draw);
+  const SequenceLayout layout(LayoutKind::zigzag, data.batch.axis_tokens(), world.size(), 64,
+                              options.align());
+  const auto source = pattern_source(world, attention_axes(data.batch, layout, world.rank()),
+                                     options, nullptr, nullptr);
+  double pairs = 0;
+  for (const auto& shard :
+       source->shards(data.inputs(data.packed(layout, world.rank()), DType::f32)))
+    pairs += shard.pairs_per_head();
+  EXPECT_EQ(world.all_reduce(pairs), data.batch.attention_pairs());
+}
+
+/// Ring attention of the pattern against its definition under the mask that one rank alone chooses;
+/// gradients against differences.
+TEST_P(Patterns, RingAttentionUnderTheMask) {
+  SCOPED_TRACE(draw.trace());
+  const AttentionOptions options = options_of(GetParam());
+  Data data({300, 200}, options, draw);
+  const std::int64_t n = data.batch.axis_tokens();
+  data.all.mask = alone(data, options);
+  data.all.run();
+  for (int outer = 1; outer <= world.size(); ++outer) {
+    if (world.size() % outer != 0) continue;
+    const RingGroup group{world, plan_ring(world.rank(), outer, world.size() / outer)};
+    const LayoutCase l = kLayouts[outer % 2 == 0 ? 0 : 2];
+    const SequenceLayout layout(l.kind, n, world.size(), l.stripe, options.align());
+    const auto at = data.packed(layout, world.rank());
+    RingAttention attention(group,
+                            pattern_source(world, attention_axes(data.batch, layout, world.rank()),
+                                           options, nullptr, nullptr),
+                            nullptr);
+    AttentionInputs in = data.inputs(at, DType::f64);
+    const auto like = [](const Tensor& t) { return Tensor::zeros(t.shape(), t.dtype()); };
+    Tensor o = like(in.q), lse = Tensor::zeros({kHeads, in.q.size(0)}, DType::f64),
+           d_o = data.rows(data.all.d_o, kHeads, at, DType::f64);
+    attention.forward(in, o, lse);
+    Tensor dq = like(in.q), dk = like(in.k), dv = like(in.v);
+    attention.backward(in, o, lse, d_o, dq, dk, dv);
+    const auto error = [&](const Tensor& got, const std::vector<double>& expected,
+                           std::int64_t heads) {
+      return testing::relative_error(testing::elements(got),
+                                     testing::elements(data.rows(expected, heads, at, DType::f64)));
+    };
+    EXPECT_LT(error(o, data.all.o, kHeads), 1e-10) << outer;
+    EXPECT_LT(error(dq, data.all.dq, kHeads), 1e-10) << outer;
+    EXPECT_LT(error(dk, data.all.dk, kKvHeads), 1e-10) << outer;
+    EXPECT_LT(error(dv, data.all.dv, kKvHeads), 1e-10) << outer;
+
+    // Along a random direction of q, k and v: the derivative of sum(o d_o) by central differences,
+    // the index staying what it was.
+    const std::vector<double> direction =
+        testing::SharedDraw(77 + outer).normals(n * (kHeads + 2 * kKvHeads) * kDim);
+    double slope = 0, expected = 0;
+    for (double sign : {1.0, -1.0}) {
+      AttentionInputs moved = data.inputs(at, DType::f64);
+      std::size_t offset = 0;
+      for (auto* t : {&moved.q, &moved.k, &moved.v}) {
+        const std::int64_t width = t->size(1) * kDim;
+        const Tensor& gradient = t == &moved.q ? dq : t == &moved.k ? dk : dv;
+        for (std::size_t i = 0; i < at.size(); ++i)
+          for (std::int64_t c = 0; c < width; ++c) {
+            const double d = direction[offset + static_cast<std::size_t>(at[i] * width + c)];
+            t->data<double>()[static_cast<std::int64_t>(i) * width + c] += sign * 1e-5 * d;
+            if (sign > 0)
+              expected += d * gradient.data<double>()[static_cast<std::int64_t>(i) * width + c];
+          }
+        offset += static_cast<std::size_t>(n * width);
+      }
+      attention.forward(moved, o, lse);
+      for (std::int64_t i = 0; i < o.numel(); ++i)
+        slope += sign * o.data<double>()[i] * d_o.data<double>()[i] / 2e-5;
+    }
+    slope = world.all_reduce(slope);
+    expected = world.all_reduce(expected);
+    EXPECT_NEAR(slope, expected, 1e-6 * std::max(1.0, std::abs(expected))) << outer;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Patterns, ::testing::Values("vertical_slash", "moba", "xattention"),
+                         [](const auto& info) { return std::string(info.param); });
+
+class Budgets : public Patterns {
+ protected:
+  /// C(k) of the candidates (BudgetPolicy) by definition, in fp64.
+  static std::vector<double> coverage(const Data& data, const AttentionOptions& options,
+                                      std::span<const std::int64_t> candidates) {
+    const PackedAxis axis(data.batch);
+    std::vector<double> sums(candidates.size(), 0);
+    double queries = 0;
+    for (std::size_t s = 0; s < data.batch.segments.size(); ++s)
+      for (std::int64_t h = 0; h < kHeads; ++h) {
+        const std::int64_t first = axis.offset[s], count = data.batch.segments[s].tokens();
+        queries += static_cast<double>(count);
+        const auto add = [&](std::vector<double> mass, double total,
+                             double weight) {  // shares of the k heaviest
+          std::sort(mass.rbegin(), mass.rend());
+          for (std::size_t c = 0; c < candidates.size(); ++c) {
+            double sum = 0;
+            for (std::size_t k = 0; k < mass.size() && static_cast<std::int64_t>(k) < candidates[c];
+                 ++k)
+              sum += mass[k];
+            sums[c] += weight * std::min(1.0, sum / total);
+          }
+        };
+        if (options.pattern == "moba") {
+          const std::int64_t width = options.moba_block;
+          std::vector<std::vector<double>> logits(static_cast<std::size_t>(count));
+          for (std::int64_t b = 0; b * width < count; ++b) {
+            const std::int64_t keys = std::min(width, count - b * width);
+            for (std::int64_t i = b * width; i < count; ++i) {
+              double mean = 0;
+              for (std::int64_t j = b * width; j < b * width + keys; ++j)
+                mean += score(data.all, h, first + i, first + j) / static_cast<double>(keys);
+              logits[i].push_back(std::exp(mean));
+            }
+          }
+          for (const auto& row : logits) add(row, std::accumulate(row.begin(), row.end(), 0.0), 1);
+        } else if (count <= options.last_q) {
+          for (double& sum : sums) sum += static_cast<double>(count);
+        } else {
+          auto [column, units] = observed_mass(data, options, h, static_cast<int>(s));
+          const double total = std::accumulate(units.begin(), units.end(), 0.0);
+          std::sort(column.rbegin(), column.rend());
+          for (std::size_t g = 0; g < column.size(); g += 64)
+            units.push_back(std::accumulate(
+                column.begin() + static_cast<std::ptrdiff_t>(g),
+                column.begin() + static_cast<std::ptrdiff_t>(std::min(g + 64, column.size())),
+                0.0));
+          add(units, total, static_cast<double>(count));
+        }
+      }
+    for (double& sum : sums) sum /= queries;
+    return sums;
+  }
+};
+
+TEST_P(Budgets, CoverageIsThatOfItsDefinitionAndTheSameOnAnyNumberOfRanks) {
+  SCOPED_TRACE(draw.trace());
+  const AttentionOptions options = options_of(GetParam());
+  for (const std::vector<std::int64_t>& lengths :
+       {std::vector<std::int64_t>{1000}, {300, 40, 577, 64}}) {
+    const Data data(lengths, options, draw);
+    const std::int64_t n = data.batch.axis_tokens();
+    for (std::int64_t budget : {2, 6}) {
+      Stated one(budget);
+      const SequenceLayout flat(LayoutKind::contiguous, n, 1, 64, options.align());
+      const auto source = pattern_source(Communicator(), attention_axes(data.batch, flat, 0),
+                                         options, &one, nullptr);
+      Mask expected(static_cast<std::size_t>(kHeads * n * n), 0);
+      mark(*source, source->shards(data.inputs(data.packed(flat, 0), DType::f32)), data, flat,
+           expected);
+      const std::vector<double> definition = coverage(data, options, one.candidates());
+      ASSERT_EQ(one.coverage.size(), definition.size());
+      for (std::size_t c = 0; c < definition.size(); ++c)
+        EXPECT_NEAR(one.coverage[c], definition[c], 1e-4) << "budget " << one.candidates()[c];
+      if (options.pattern == "moba") {
+        for (std::int64_t i = 0; i < lengths[0]; ++i) {
+          std::int64_t blocks = 0;
+          for (std::int64_t j = 0; j <= i; j += options.moba_block)
+            blocks += expected[static_cast<std::size_t>(i * n + j)];
+          ASSERT_EQ(blocks, std::min(budget, i / options.moba_block + 1)) << "query " << i;
+        }
+      }
+      for (const LayoutCase& l : kLayouts) {
+        const SequenceLayout layout(l.kind, n, world.size(), l.stripe, options.align());
+        Stated policy(budget);
+        const auto spread = pattern_source(world, attention_axes(data.batch, layout, world.rank()),
+                                           options, &policy, nullptr);
+        Mask mask(expected.size(), 0);
+        mark(*spread, spread->shards(data.inputs(data.packed(layout, world.rank()), DType::f32)),
+             data, layout, mask);
+        EXPECT_EQ(policy.coverage, one.coverage) << name(l.kind) << " " << l.stripe;
+        std::int64_t wrong = 0;
+        for (std::int64_t q : data.packed(layout, world.rank()))
+          for (std::int64_t h = 0; h < kHeads; ++h)
+            for (std::int64_t j = 0; j < n; ++j)
+              wrong += mask[(h * n + q) * n + j] != expected[(h * n + q) * n + j];
+        EXPECT_EQ(wrong, 0) << name(l.kind) << " " << l.stripe;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Budgets, ::testing::Values("vertical_slash", "moba"),
+                         [](const auto& info) { return std::string(info.param); });
+
+class Choice : public ::testing::Test {
+ protected:
+  SharedDraw draw{37};
+};
+
+TEST_F(Choice, ColumnsAndSlashesAreTheFewestThatReachTheirShare) {
+  SCOPED_TRACE(draw.trace());
+  AttentionOptions options = options_of("vertical_slash");
+  const Data data({600, 700, 30}, options, draw);
+  const std::int64_t n = data.batch.axis_tokens();
+  const Mask mask = alone(data, options);
+  const PackedAxis axis(data.batch);
+  for (std::int64_t h = 0; h < kHeads; ++h)
+    for (int s = 0; s < 2; ++s) {
+      const std::int64_t first = axis.offset[s], count = data.batch.segments[s].tokens();
+      const auto [column, slash] = observed_mass(data, options, h, s);
+      // The last block of queries shows every slash, and single columns beside them.
+      const std::int64_t last = count - 1;
+      const auto at = [&](std::int64_t i, std::int64_t j) {
+        return mask[(h * n + first + i) * n + first + j] != 0;
+      };
+      std::set<std::int64_t> columns, slashes;
+      for (std::int64_t d = 0; d <= last / 64; ++d) {
+        const std::int64_t j0 = (last / 64 - d) * 64;
+        bool whole = true;
+        for (std::int64_t j = j0; j < std::min(j0 + 64, count); ++j)
+          whole &= at(last, j) || j > last;
+        if (whole) slashes.insert(d);
+      }
+      // A column is seen by every later query: take it where its own block's slashes do not cover
+      // it, far from the diagonal or near.
+      for (std::int64_t j = 0; j < count; ++j) {
+        bool always = true;
+        for (std::int64_t i = j; i < count; ++i) always &= at(i, j);
+        if (always) columns.insert(j);
+      }
+      const auto expect_share = [&](const std::vector<double>& values,
+                                    const std::set<std::int64_t>& chosen, double share,
+                                    const char* what) {
+        std::vector<double> sorted = values;
+        std::sort(sorted.rbegin(), sorted.rend());
+        double total = 0, reached = 0;
+        for (double v : values) total += v;
+        std::size_t least = 0;
+        while (reached < share * total - 1e-6) reached += sorted[least++];
+        const double smallest = sorted[least - 1];
+        // Every element above the smallest needed one is in.
+        for (std::size_t e = 0; e < values.size(); ++e)
+          if (values[e] > smallest * (1 + 1e-4)) {
+            EXPECT_TRUE(chosen.count(static_cast<std::int64_t>(e)) != 0)
+                << what << " " << e << " of head " << h << ", segment " << s;
+          }
+      };
+      expect_share(column, columns, options.vertical_share, "column");
+      expect_share(slash, slashes, options.slash_share, "slash");
+      // And nothing else: pairs of the mask are pairs of chosen slashes, of the sink block or of
+      // the fewest columns.
+      std::vector<double> by_mass = column;
+      std::sort(by_mass.rbegin(), by_mass.rend());
+      double reached = 0, total = 0;
+      for (double v : column) total += v;
+      std::size_t fewest = 0;
+      while (reached < options.vertical_share * total + 1e-6) reached += by_mass[fewest++];
+      std::size_t extra = 0;
+      for (std::int64_t j = 64; j < last / 64 * 64; ++j)
+        extra += at(last, j) && slashes.count(last / 64 - j / 64) == 0;
+      EXPECT_LE(extra, fewest);
+      for (std::int64_t i = 0; i < count; i += 37) {
+        EXPECT_TRUE(at(i, i));
+        EXPECT_TRUE(at(i, 0)) << "the sink block is always in";
+      }
+    }
+  const std::int64_t shortest = axis.offset[2];
+  for (std::int64_t i = 0; i < 30; ++i)
+    for (std::int64_t j = 0; j <= i; ++j)
+      ASSERT_TRUE(mask[(shortest + i) * n + shortest + j])
+          << "segments no longer than last_q are dense";
+}
+
+TEST_F(Choice, CapsKeepTheHeaviestColumns) {
+  SCOPED_TRACE(draw.trace());
+  AttentionOptions options = options_of("vertical_slash");
+  options.slash_share = 1e-6;  // the heaviest slash alone
+  options.vertical_share = 0.9;
+  const Data data({1024}, options, draw);
+  const auto columns_of = [&](std::int64_t cap) {
+    options.max_columns = cap;
+    const SequenceLayout layout(LayoutKind::contiguous, 1024, 1, 64, 64);
+    const auto source = pattern_source(Communicator(), attention_axes(data.batch, layout, 0),
+                                       options, nullptr, nullptr);
+    const AttentionIndex& index =
+        source->shards(data.inputs(data.packed(layout, 0), DType::f32)).front();
+    return std::set<std::int32_t>(index.bars.begin(),
+                                  index.bars.begin() + index.bar_offset[1]);  // head 0
+  };
+  const auto all = columns_of(0), few = columns_of(20);
+  EXPECT_GT(all.size(), 20u);
+  EXPECT_EQ(few.size(), 20u);
+  EXPECT_TRUE(std::includes(all.begin(), all.end(), few.begin(), few.end()));
+}
+
+TEST_F(Choice, MobaTakesTheBlocksWithTheHighestScores) {
+  SCOPED_TRACE(draw.trace());
+  const AttentionOptions options = options_of("moba");
+  const Data data({900, 500}, options, draw);
+  const std::int64_t n = data.batch.axis_tokens(), width = options.moba_block;
+  const Mask mask = alone(data, options);
+  const PackedAxis axis(data.batch);
+  for (std::int64_t h = 0; h < kHeads; ++h)
+    for (int s = 0; s < 2; ++s) {
+      const std::int64_t first = axis.offset[s], count = data.batch.segments[s].tokens();
+      for (std::int64_t i = 0; i < count; i += 3) {
+        double worst_in = INFINITY, best_out = -INFINITY;
+        std::int64_t blocks = 0;
+        for (std::int64_t b = 0; b * width <= i; ++b) {
+          const std::int64_t end = std::min((b + 1) * width, count);
+          double mean = 0;
+          for (std::int64_t j = b * width; j < end; ++j)
+            mean += score(data.all, h, first + i, first + j) / static_cast<double>(end - b * width);
+          const bool in = mask[(h * n + first + i) * n + first + b * width] != 0;
+          for (std::int64_t j = b * width; j < std::min(end, i + 1); ++j)
+            ASSERT_EQ(mask[(h * n + first + i) * n + first + j] != 0, in) << "blocks are whole";
+          blocks += in;
+          if (b == i / width) {
+            EXPECT_TRUE(in) << "own block";
+          } else if (in) {
+            worst_in = std::min(worst_in, mean);
+          } else {
+            best_out = std::max(best_out, mean);
+          }
+        }
+        EXPECT_EQ(blocks, std::min(options.moba_top_k, i / width + 1));
+        EXPECT_GE(worst_in, best_out - 1e-5);
+      }
+    }
+}
+
+TEST_F(Choice, XAttentionKeepsTheThresholdOfEveryRowOfBlocks) {
+  SCOPED_TRACE(draw.trace());
+  const AttentionOptions options = options_of("xattention");
+  const Data data({1000, 200}, options, draw);
+  const std::int64_t n = data.batch.axis_tokens(), width = options.xattention_block,
+                     stride = options.xattention_stride;
+  const Mask mask = alone(data, options);
+  const PackedAxis axis(data.batch);
+  for (std::int64_t h = 0; h < kHeads; ++h)
+    for (int s = 0; s < 2; ++s) {
+      const std::int64_t first = axis.offset[s], count = data.batch.segments[s].tokens();
+      for (std::int64_t row = 0; row * width < count; ++row) {
+        std::vector<double> mass(static_cast<std::size_t>(row + 1), 0);
+        for (std::int64_t i = row * width / stride; i < (row + 1) * width / stride; ++i) {
+          std::vector<double> e;
+          double sum = 0;
+          for (std::int64_t j = 0; j <= i; ++j) {
+            double logit = 0;
+            for (std::int64_t r = 0; r < stride; ++r) {
+              const std::int64_t query = i * stride + r, key = j * stride + stride - 1 - r;
+              if (query < count && key < count)
+                logit +=
+                    score(data.all, h, first + query, first + key) / static_cast<double>(stride);
+            }
+            sum += e.emplace_back(std::exp(logit));
+          }
+          for (std::int64_t j = 0; j <= i; ++j)
+            mass[static_cast<std::size_t>(j * stride / width)] +=
+                e[static_cast<std::size_t>(j)] / sum;
+        }
+        std::vector<double> sorted = mass;
+        std::sort(sorted.rbegin(), sorted.rend());
+        double total = 0, reached = 0;
+        for (double m : mass) total += m;
+        std::size_t fewest = 0;
+        while (reached < options.xattention_threshold * total) reached += sorted[fewest++];
+        for (std::int64_t b = 0; b <= row; ++b) {
+          const bool in = mask[(h * n + first + std::min(count, (row + 1) * width) - 1) * n +
+                               first + b * width] != 0;
+          const double m = mass[static_cast<std::size_t>(b)], needed = sorted[fewest - 1];
+          if (b == 0 || b == row || m > needed * (1 + 1e-4)) {
+            EXPECT_TRUE(in) << "block " << b << " of row " << row;
+          } else if (m < needed * (1 - 1e-4)) {
+            EXPECT_FALSE(in) << "block " << b << " of row " << row;
+          }
+        }
+      }
+    }
+}
+
+}  // namespace
+}  // namespace ballast
