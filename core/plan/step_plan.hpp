@@ -1,0 +1,131 @@
+// StepPlan: all that one training step does on all ranks, as one symbolic value.  `train` executes
+// it, `check`, `pack`, `plan` and the search simulate it, the trace stores it, the report reads it.
+//
+// A lane is (data-parallel rank, pipeline stage).  The tensor-, context- and sequence-parallel
+// ranks inside a lane follow by rule and are not listed.  What many lanes have in common
+// (schedules, layouts, rings) stands once and is referred to by its place in a list.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/plan/batch/batch.hpp"
+#include "core/plan/batch/loss_weights.hpp"
+#include "core/plan/context/mesh_shape.hpp"
+#include "core/plan/context/sequence_layout.hpp"
+#include "core/plan/pipeline/schedule.hpp"
+
+namespace ballast {
+
+/// Adjacent data-parallel ranks [first, first + ranks) that work on one micro-batch together.
+struct RankGroup {
+  int first = 0, ranks = 1;
+  bool holds(int dp) const { return dp >= first && dp < first + ranks; }
+  bool operator==(const RankGroup&) const = default;
+};
+
+/// How the ranks of a group split a micro-batch: Ulysses over heads times a ring of two levels.
+/// sp * ring_outer * ring_inner is the group's ranks times the mesh's cp and sp.
+struct ContextSplit {
+  int sp = 1, ring_outer = 1, ring_inner = 1;
+  int ring() const { return ring_outer * ring_inner; }
+  int ranks() const { return sp * ring(); }
+  bool operator==(const ContextSplit&) const = default;
+};
+
+/// How the tokens of a packed axis lie on the ranks of a ring: what makes a SequenceLayout once the
+/// length is known.
+struct LayoutRule {
+  LayoutKind kind = LayoutKind::contiguous;
+  std::int64_t stripe = 64;  ///< tokens of a stripe (striped and shuffled)
+  std::int64_t align = 1;    ///< pieces begin at multiples of it
+  bool operator==(const LayoutRule&) const = default;
+};
+
+/// Dynamic sparsity tuning of one micro-batch (SparseBalance Algorithm 1), known before it runs.
+struct TuningTarget {
+  std::int64_t base_budget = 0;    ///< in the pattern's unit; 0: the pattern has no budget
+  std::int64_t anchor_budget = 0;  ///< the largest candidate within the anchor
+  bool above_anchor = false;       ///< a straggler at the base budget
+  bool operator==(const TuningTarget&) const = default;
+};
+
+/// One micro-batch of the step; its id is its place in StepPlan::micro_batches.
+struct PlannedMicroBatch {
+  std::vector<Segment> segments;  ///< never empty
+  RankGroup group;
+  ContextSplit split;
+  int layout = 0;  ///< place in StepPlan::layouts
+  /// Which of its ranks' micro-batches meet: with collectives per micro-batch (ZeRO 2 and 3,
+  /// experts) every rank has one micro-batch, or none, in each round.
+  int round = 0;
+  int chunk = 0;              ///< index of a dependent chunk inside its sample, 0 for standalone
+  int recompute_layers = -1;  ///< layers recomputed in backward; -1: as the deck says
+  std::int64_t align = 1;     ///< as MicroBatch::align
+  double loss_weight = 0;  ///< of every token in the objective; for sample_mean times its segment's
+  TuningTarget tuning;
+  bool operator==(const PlannedMicroBatch&) const = default;
+
+  /// As batching sees it, without its place.
+  MicroBatch micro_batch() const;
+};
+
+/// What all replicas of a stage do together, beside the transfers of schedules and micro-batches.
+enum class CollectiveKind { gradient_reduce, tied_sum, gradient_norm, optimizer, parameter_gather };
+const char* name(CollectiveKind kind);
+
+/// One collective of the step, in the order of the list on every rank.  `after_round`: it follows
+/// the backward of that round's micro-batches (ZeRO 2); -1: it follows the last op of the step.
+struct PlannedCollective {
+  CollectiveKind kind = CollectiveKind::gradient_reduce;
+  int stage = 0;
+  int after_round = -1;
+  std::int64_t elements = 0;  ///< of the stage, all replicas together
+  bool operator==(const PlannedCollective&) const = default;
+};
+
+/// What a data-parallel rank does: its micro-batches and the schedule of its pipeline over them.
+/// Op::micro_batch of the schedule is a place in `micro_batches` of the lane, not an id, so that
+/// lanes with like lists share a schedule.
+struct PlannedLane {
+  std::vector<int> micro_batches;  ///< ids, in the order of the rank's list
+  int schedule = 0;                ///< place in StepPlan::schedules
+  bool operator==(const PlannedLane&) const = default;
+};
+
+struct StepPlan {
+  std::int64_t step = 0;
+  MeshShape mesh;
+  int ep = 1;    ///< ranks that experts are spread over
+  int zero = 0;  ///< what the optimizer shards
+  LossNormaliser normaliser = LossNormaliser::ave_token;
+  std::int64_t loss_tokens = 0;  ///< of the global batch
+  /// First layer of every pipeline stage.
+  std::vector<std::int64_t> layer_begin{0};
+  std::vector<LayoutRule> layouts;
+  std::vector<PlannedMicroBatch> micro_batches;
+  std::vector<Schedule> schedules;
+  std::vector<PlannedLane> lanes;  ///< [dp]
+  std::vector<PlannedCollective> collectives;
+
+  const Schedule& schedule(int dp) const;
+  /// The list of one data-parallel rank, as executors and costs take it.
+  std::vector<MicroBatch> list(int dp) const;
+  /// Rounds of the step: 1 + the last PlannedMicroBatch::round, 0 without any.
+  int rounds() const;
+  std::int64_t tokens() const;
+  /// Data-parallel ranks without any micro-batch in this step.
+  int idle_lanes() const;
+  /// Order-sensitive 64-bit hash of every field.
+  std::uint64_t hash() const;
+};
+
+/// Replays all lanes at once: an op of a micro-batch that several data-parallel ranks share begins
+/// when every one of them has come to it (a blocking meeting of the stage's ranks), a receive waits
+/// for its send, a collective for all replicas of its stage.  Returns what is wrong: a deadlock
+/// with the ops that wait for one another, a micro-batch missing from or standing twice in a lane
+/// of its group, a schedule that is not well formed, a place outside a list, a split that is not
+/// the group's; empty when the step can run.
+std::string problems(const StepPlan& plan);
+
+}  // namespace ballast
