@@ -56,8 +56,8 @@ struct PlannedMicroBatch {
   RankGroup group;
   ContextSplit split;
   int layout = 0;  ///< place in StepPlan::layouts
-  /// Which of its ranks' micro-batches meet: with collectives per micro-batch (ZeRO 2 and 3,
-  /// experts) every rank has one micro-batch, or none, in each round.
+  /// Place in the order of backwards: every rank has one micro-batch, or none, in each round, and
+  /// its backwards come with rounds ascending.  Collectives per micro-batch meet by it.
   int round = 0;
   int chunk = 0;              ///< index of a dependent chunk inside its sample, 0 for standalone
   int recompute_layers = -1;  ///< layers recomputed in backward; -1: as the deck says
@@ -74,13 +74,14 @@ struct PlannedMicroBatch {
 enum class CollectiveKind { gradient_reduce, tied_sum, gradient_norm, optimizer, parameter_gather };
 const char* name(CollectiveKind kind);
 
-/// One collective of the step, in the order of the list on every rank.  `after_round`: it follows
-/// the backward of that round's micro-batches (ZeRO 2); -1: it follows the last op of the step.
+/// One collective of the step, in the order of the list on every rank.  `after_round`: a rank joins
+/// it as soon as it has no backward of a round up to that one left: right after the last of them,
+/// at the beginning where it has none (ZeRO 2); -1: it follows the last op of the step.
 struct PlannedCollective {
   CollectiveKind kind = CollectiveKind::gradient_reduce;
   int stage = 0;
   int after_round = -1;
-  std::int64_t elements = 0;  ///< of the stage, all replicas together
+  std::int64_t elements = 0;  ///< parameters of the stage that take part
   bool operator==(const PlannedCollective&) const = default;
 };
 
@@ -96,8 +97,9 @@ struct PlannedLane {
 struct StepPlan {
   std::int64_t step = 0;
   MeshShape mesh;
-  int ep = 1;    ///< ranks that experts are spread over
-  int zero = 0;  ///< what the optimizer shards
+  int ep = 1;            ///< ranks that experts are spread over
+  int zero = 0;          ///< what the optimizer shards
+  bool backward = true;  ///< false: forward ops alone, as evaluation takes them
   LossNormaliser normaliser = LossNormaliser::ave_token;
   std::int64_t loss_tokens = 0;  ///< of the global batch
   /// First layer of every pipeline stage.
@@ -108,24 +110,24 @@ struct StepPlan {
   std::vector<PlannedLane> lanes;  ///< [dp]
   std::vector<PlannedCollective> collectives;
 
+  int stages() const { return mesh.pp; }
   const Schedule& schedule(int dp) const;
-  /// The list of one data-parallel rank, as executors and costs take it.
+  const PlannedMicroBatch& micro_batch(int dp, int place) const;
+  /// Layout of a micro-batch's packed axis over its ring.
+  SequenceLayout layout(const PlannedMicroBatch& micro_batch) const;
+  /// The list of one data-parallel rank, as executors and costs take it: whole micro-batches, also
+  /// those that it shares with other ranks.
   std::vector<MicroBatch> list(int dp) const;
   /// Rounds of the step: 1 + the last PlannedMicroBatch::round, 0 without any.
   int rounds() const;
   std::int64_t tokens() const;
+  double attention_pairs() const;
+  /// Samples that begin in this step.
+  std::int64_t samples() const;
   /// Data-parallel ranks without any micro-batch in this step.
   int idle_lanes() const;
   /// Order-sensitive 64-bit hash of every field.
   std::uint64_t hash() const;
 };
-
-/// Replays all lanes at once: an op of a micro-batch that several data-parallel ranks share begins
-/// when every one of them has come to it (a blocking meeting of the stage's ranks), a receive waits
-/// for its send, a collective for all replicas of its stage.  Returns what is wrong: a deadlock
-/// with the ops that wait for one another, a micro-batch missing from or standing twice in a lane
-/// of its group, a schedule that is not well formed, a place outside a list, a split that is not
-/// the group's; empty when the step can run.
-std::string problems(const StepPlan& plan);
 
 }  // namespace ballast

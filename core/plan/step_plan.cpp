@@ -1,0 +1,113 @@
+#include "core/plan/step_plan.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "core/base/error.hpp"
+#include "core/base/hash.hpp"
+
+namespace ballast {
+
+MicroBatch PlannedMicroBatch::micro_batch() const {
+  return {segments, group.ranks, recompute_layers, align};
+}
+
+const char* name(CollectiveKind kind) {
+  static const char* names[] = {"gradient_reduce", "tied_sum", "gradient_norm", "optimizer",
+                                "parameter_gather"};
+  return names[static_cast<int>(kind)];
+}
+
+const Schedule& StepPlan::schedule(int dp) const {
+  return schedules.at(static_cast<std::size_t>(lanes.at(static_cast<std::size_t>(dp)).schedule));
+}
+
+const PlannedMicroBatch& StepPlan::micro_batch(int dp, int place) const {
+  const PlannedLane& lane = lanes.at(static_cast<std::size_t>(dp));
+  return micro_batches.at(
+      static_cast<std::size_t>(lane.micro_batches.at(static_cast<std::size_t>(place))));
+}
+
+SequenceLayout StepPlan::layout(const PlannedMicroBatch& micro_batch) const {
+  const LayoutRule& rule = layouts.at(static_cast<std::size_t>(micro_batch.layout));
+  return SequenceLayout(rule.kind, micro_batch.micro_batch().axis_tokens(),
+                        micro_batch.split.ring(), rule.stripe, rule.align);
+}
+
+std::vector<MicroBatch> StepPlan::list(int dp) const {
+  std::vector<MicroBatch> result;
+  for (const int id : lanes.at(static_cast<std::size_t>(dp)).micro_batches)
+    result.push_back(micro_batches.at(static_cast<std::size_t>(id)).micro_batch());
+  return result;
+}
+
+int StepPlan::rounds() const {
+  int rounds = 0;
+  for (const PlannedMicroBatch& m : micro_batches) rounds = std::max(rounds, m.round + 1);
+  return rounds;
+}
+
+std::int64_t StepPlan::tokens() const {
+  std::int64_t sum = 0;
+  for (const PlannedMicroBatch& m : micro_batches)
+    for (const Segment& s : m.segments) sum += s.tokens();
+  return sum;
+}
+
+double StepPlan::attention_pairs() const {
+  double sum = 0;
+  for (const PlannedMicroBatch& m : micro_batches) sum += m.micro_batch().attention_pairs();
+  return sum;
+}
+
+std::int64_t StepPlan::samples() const {
+  std::int64_t sum = 0;
+  for (const PlannedMicroBatch& m : micro_batches)
+    sum += std::count_if(m.segments.begin(), m.segments.end(),
+                         [](const Segment& s) { return s.begin == 0; });
+  return sum;
+}
+
+int StepPlan::idle_lanes() const {
+  return static_cast<int>(std::count_if(
+      lanes.begin(), lanes.end(), [](const PlannedLane& l) { return l.micro_batches.empty(); }));
+}
+
+namespace {
+
+void add(Hash& h, const PlannedMicroBatch& m) {
+  h.add(m.segments.size());
+  for (const Segment& s : m.segments) h.add(s.sample).add(s.begin).add(s.end).add(s.loss_tokens);
+  h.add(m.group.first).add(m.group.ranks);
+  h.add(m.split.sp).add(m.split.ring_outer).add(m.split.ring_inner);
+  h.add(m.layout).add(m.round).add(m.chunk).add(m.recompute_layers).add(m.align);
+  h.add(std::bit_cast<std::uint64_t>(m.loss_weight));
+  h.add(m.tuning.base_budget).add(m.tuning.anchor_budget).add(m.tuning.above_anchor);
+}
+
+}  // namespace
+
+std::uint64_t StepPlan::hash() const {
+  Hash h;
+  h.add(step).add(mesh.dp).add(mesh.pp).add(mesh.cp_outer).add(mesh.cp_inner).add(mesh.sp);
+  h.add(mesh.tp).add(mesh.ranks_per_node).add(ep).add(zero).add(backward).add(normaliser);
+  h.add(loss_tokens).add(layer_begin.size());
+  for (const std::int64_t layer : layer_begin) h.add(layer);
+  h.add(layouts.size());
+  for (const LayoutRule& l : layouts) h.add(l.kind).add(l.stripe).add(l.align);
+  h.add(micro_batches.size());
+  for (const PlannedMicroBatch& m : micro_batches) add(h, m);
+  h.add(schedules.size());
+  for (const Schedule& s : schedules) h.add(s.stages.size()).add(s.hash());
+  h.add(lanes.size());
+  for (const PlannedLane& l : lanes) {
+    h.add(l.schedule).add(l.micro_batches.size());
+    for (const int id : l.micro_batches) h.add(id);
+  }
+  h.add(collectives.size());
+  for (const PlannedCollective& c : collectives)
+    h.add(c.kind).add(c.stage).add(c.after_round).add(c.elements);
+  return h.value();
+}
+
+}  // namespace ballast
