@@ -35,7 +35,7 @@ struct LocalBatch {
                         ///< all 1
   std::vector<std::int32_t> segment;  ///< [T] segment index, for per-segment losses
   Tensor dropout_keys;                ///< [T] i64, names each token for the adapters' dropout
-                        ///< (kernels/ops/dropout); undefined: nothing is dropped
+                                      ///< (kernels/ops/dropout); undefined: nothing is dropped
   bool judged = false;        ///< whether forward also says which targets it would have predicted
                               ///< (StageOutput::correct)
   int recompute_layers = -1;  ///< layers recomputed in place of the model's options

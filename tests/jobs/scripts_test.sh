@@ -64,6 +64,10 @@ if installs_as_root; then
   check "  updates the lists once" 0 '^1$' grep -c 'update' "$folder/calls"
   check "  installs that package alone" 0 ' libfmt-dev$' grep 'apt-get .*install' "$folder/calls"
   rm "$folder/calls"
+  check "set-up for tests installs the formatters" 0 'installing black$' \
+    env PATH="$folder/bin:$PATH" CALLS="$folder/calls" MISSING_PACKAGE=black "$root/jobs/setup.sh" --tests --preset host
+  check "  from the distribution" 0 ' black$' grep 'apt-get .*install' "$folder/calls"
+  rm "$folder/calls"
   check "set-up told to leave packages alone" 0 'left alone' setup_with MISSING_PACKAGE=libfmt-dev BALLAST_SKIP_INSTALL=1
   check "  calls apt-get not at all" 1 '' grep -q apt-get "$folder/calls"
 fi
