@@ -43,7 +43,7 @@ class LayerProfiler {
   /// How often a pass runs from now on.
   void repeat(const RepeatRule& rule);
 
-  /// The layer with its attention left out; `recompute` is what backward forms again first: none,
+  /// The layer with its attention left out; `recompute` is what backward recomputes first: none,
   /// selective or full.
   MeasuredPasses rest(std::int64_t tokens, const std::string& recompute);
   /// Attention alone over an index with an injected budget (0: dense).

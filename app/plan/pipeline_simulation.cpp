@@ -58,7 +58,7 @@ ScheduleCosts StageTimes::of(const std::vector<MicroBatch>& list, const RunOptio
 
 ScheduleCosts schedule_costs(std::vector<MicroBatchTimes> times,
                              const std::vector<MicroBatch>& list, const RunOptions& options) {
-  std::set<int> without_head;  // the first forward of a chunk that is formed again skips it
+  std::set<int> without_head;  // the first forward of a recomputed chunk skips it
   if (state_aware(options.pipeline.schedule))
     for (const std::vector<int>& group : chunk_groups(list))
       for (std::size_t c = 0; c + static_cast<std::size_t>(options.pipeline.k) < group.size(); ++c)

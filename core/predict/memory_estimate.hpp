@@ -26,7 +26,7 @@ struct MemoryInputs {
       0;  ///< local tokens of the largest micro-batch: the fullest context-parallel rank's
   std::int64_t activation_bytes =
       0;  ///< kept from forward to backward (StageModel::activation_bytes)
-  std::int64_t recomputed_bytes = 0;  ///< of one layer: formed again in backward, hence scratch
+  std::int64_t recomputed_bytes = 0;  ///< of one layer: recomputed in backward, hence scratch
   std::int64_t head_chunk_tokens = 1024;
   int cp = 1;                           ///< context-parallel ranks
   int sp = 1;                           ///< Ulysses ranks; `tokens` is one's part

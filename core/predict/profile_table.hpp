@@ -1,6 +1,6 @@
 // Profile table: measured times of one transformer layer and of the links, as a plain value, and
-// the latency model that interpolates it. Source: SparseBalance Section IV-B, Equations 8 to 10;
-// DESIGN 5.7.  The file is io/profile/profile_file.hpp; `ballast profile` measures one.
+// the latency model that interpolates it. Source: SparseBalance Section IV-B, Equations 8 to 10.
+// The file is io/profile/profile_file.hpp; `ballast profile` measures one.
 #pragma once
 #include <cstdint>
 #include <map>

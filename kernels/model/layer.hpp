@@ -29,7 +29,7 @@ struct LayerTensors {
 enum class Keep {
   nothing,  ///< evaluation
   input,    ///< the layer's input alone; backward runs the whole forward again, attention included
-  selective,  ///< matrix products and attention; norms and the SwiGLU product are formed again
+  selective,  ///< matrix products and attention; norms and the SwiGLU product are recomputed
   all,
 };
 

@@ -1,6 +1,6 @@
 // Final norm, language-model head and cross-entropy, in chunks of tokens: the logits of a long
-// sequence are never whole. Forward keeps one LSE per token; backward forms each chunk's logits
-// again.  Composed of rmsnorm, linear and cross_entropy, so it has no backend code of its own.
+// sequence are never whole. Forward keeps one LSE per token; backward recomputes each chunk's
+// logits.  Composed of rmsnorm, linear and cross_entropy, so it has no backend code of its own.
 #pragma once
 #include "core/base/tensor.hpp"
 #include "kernels/ops/workspace.hpp"

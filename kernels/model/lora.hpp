@@ -1,6 +1,6 @@
 // Low-rank adapters of one joined matrix (core/model/lora_options): what they add to its product,
 // forward and backward.  Composed of linear, dropout and add, so it has no backend code of its own;
-// backward forms A x again instead of keeping it.
+// backward recomputes A x instead of keeping it.
 #pragma once
 #include <cstdint>
 #include <string>

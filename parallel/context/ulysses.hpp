@@ -1,5 +1,5 @@
 // Ulysses sequence parallelism: exchanges heads for sequence by all-to-all around an inner
-// attention executor (DESIGN 5.4).
+// attention executor (DeepSpeed-Ulysses, Jacobs et al. 2023).
 #pragma once
 #include <cstdint>
 #include <memory>

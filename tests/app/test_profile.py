@@ -197,7 +197,7 @@ class Profile(RunCase):
             "what is left out on purpose needs no note",
         )
         for n in (128, 512):
-            # What full recompute forms again is added; selective leaves attention alone.
+            # What full recompute computes twice is added; selective leaves attention alone.
             forward, backward = (
                 rows["attention", n, 0, 2, "none", p] for p in ("forward", "backward")
             )

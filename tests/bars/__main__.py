@@ -4,7 +4,7 @@ prints one table.
     python3 tests/bars [NAME...]  all bars for this number of GPUs, or those named;
             BAR/COMMAND picks commands: 'sparse-step/trace-*'
     python3 tests/bars --list                what there is, and the seconds that each takes
-    python3 tests/bars --out FOLDER --again  forms the figures again from an earlier run's
+    python3 tests/bars --out FOLDER --again  makes the figures from an earlier run's
             folder (with traces: where h5py is installed)
     python3 tests/bars --resume  only what has not ended well in the folder, after a run that
             was cut short

@@ -2,7 +2,7 @@
 figures that come out.
 
 A bar's commands write into a folder of its own; `figures` reads that folder alone, so that figures
-can be formed again later, elsewhere.
+can be computed later, elsewhere.
 On the host (`--host`) the same commands run at laptop size, to see that everything works; such
 figures mean nothing."""
 import glob

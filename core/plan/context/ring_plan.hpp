@@ -1,7 +1,7 @@
 // RingPlan: for each step of ring attention, which KV shard a rank holds, and what it sends to whom
 // on which ring. Ranks are context-parallel ranks 0..outer*inner-1; rank = outer_index * inner +
-// inner_index (a node is one inner ring). Source: MTraining Algorithm 2; DESIGN "ring attention"
-// fixes backward.
+// inner_index (a node is one inner ring). Source: MTraining Algorithm 2; in
+// backward the gradients of a shard follow its keys and values one step later.
 //
 // How to execute a list of steps (forward or backward), step t from 0:
 //   1. post every hop of step t: KV hops first, inner before outer, then dKV hops, inner before

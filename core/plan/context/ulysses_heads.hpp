@@ -1,5 +1,5 @@
 // HeadSplit: which attention heads each rank of a Ulysses group computes, and which tokens it holds
-// outside attention (DESIGN 5.4, DeepSpeed-Ulysses).  Plain arithmetic; the executor is
+// outside attention (DeepSpeed-Ulysses, Jacobs et al. 2023).  Plain arithmetic; the executor is
 // parallel/context/ulysses.hpp.
 #pragma once
 #include <cstdint>

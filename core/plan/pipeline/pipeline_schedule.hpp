@@ -25,11 +25,11 @@ Schedule gpipe_schedule(const ChunkGroups& groups, int stages);
 Schedule one_f_one_b_schedule(const ChunkGroups& groups, int stages);
 
 /// State-aware 1F1B: at most k + P - 1 - s live activations at stage s.  Of a group of N > k chunks
-/// the first N - k are forwarded without keeping activations and formed again (recompute) from the
+/// the first N - k are forwarded without keeping activations and recomputed from the
 /// stage's stored chunk input just before or while their gradient is awaited, without the neighbour
 /// stages.  Built by list scheduling against `costs`: at each moment the stage that can begin first
 /// takes a backward whose gradient is there, a recompute, or the next forward that a free slot
-/// admits.  All stages take groups in one order, and a group with chunks to form again hands its
+/// admits.  All stages take groups in one order, and a group with chunks to recompute hands its
 /// slot from chunk to chunk, so there is always a stage that can go on.  The order of groups is
 /// searched (`search` orders at most, fewer of very many micro-batches; a function of the arguments
 /// alone), the shortest step wins; 1 keeps the given order. `split`: the zero-bubble variant (Qi et
@@ -66,7 +66,7 @@ struct PipelineOptions {
   PipelineCosts costs;
 };
 /// Whether a schedule bounds live chunks by k: of a sample of N > k chunks the first N - k are
-/// formed again.
+/// recomputed.
 inline bool state_aware(const std::string& schedule) {
   return schedule == "state_aware_1f1b" || schedule == "zero_bubble";
 }

@@ -61,7 +61,7 @@ SimulatedSchedule simulate(const Schedule& schedule, const ScheduleCosts& costs)
   std::vector<double> clock(stages, 0);
   std::vector<std::set<int>> live(stages);
   std::map<Wire, double> arrival;
-  // A forward whose micro-batch is formed again later keeps nothing.
+  // A forward whose micro-batch is recomputed later keeps nothing.
   std::vector<std::set<int>> formed_again(stages);
   for (int s = 0; s < stages; ++s)
     for (const Op& op : schedule.stages[s])

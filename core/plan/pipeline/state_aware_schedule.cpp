@@ -174,7 +174,7 @@ class ListScheduler {
   }
   bool first_of_group(std::size_t backward_index) const { return backward_[backward_index].last(); }
 
-  /// The first chunk not yet formed again of the group whose backward is next, once the group is
+  /// The first chunk not yet recomputed of the group whose backward is next, once the group is
   /// forwarded.
   const Item* early_recompute(const State& state) const {
     if (state.next_backward >= backward_.size()) return nullptr;

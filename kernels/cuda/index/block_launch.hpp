@@ -1,4 +1,4 @@
-// Patterns of whole key blocks on the GPU (MoBA, XAttention; DESIGN 5.3): pool keys, route queries,
+// Patterns of whole key blocks on the GPU (MoBA, XAttention): pool keys, route queries,
 // score strides, and an index from what every row chose.  Plain structs of device pointers and a
 // stream.
 //

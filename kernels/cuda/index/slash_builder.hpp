@@ -1,6 +1,6 @@
 // Vertical-slash indexes built on the GPU: the device twin of choose_vertical_slash() and
 // vertical_slash_index(), from Q and K to an index a shard whose arrays never leave the device.
-// Sources: MTraining Algorithm 1; DESIGN 5.3.  What the ranks of a ring must join lies between the
+// Source: MTraining Algorithm 1.  What the ranks of a ring must join lies between the
 // calls, in tensors.
 #pragma once
 #include <cstdint>

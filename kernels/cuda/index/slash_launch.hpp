@@ -1,4 +1,4 @@
-// Vertical-slash patterns on the GPU (MTraining, Algorithm 1; DESIGN 5.3): observe, select, build.
+// Vertical-slash patterns on the GPU (MTraining, Algorithm 1): observe, select, build.
 // Plain structs of device pointers and a stream; nothing returns to the host, sizes are capacities.
 //
 // Slots: the 64-token blocks of the whole key axis (every shard, stored prefix included), segment

@@ -100,7 +100,7 @@ TEST(PipelineSchedule, ZeroBubbleFillsWaitsWithWeightGradients) {
 }
 
 /// The order that the plan promises: forward ascending, backward descending, the first N - k chunks
-/// formed again exactly once, weight halves in the order of their input halves.
+/// recomputed exactly once, weight halves in the order of their input halves.
 void expect_state_aware(const Schedule& schedule, const ChunkGroups& groups, int k) {
   for (const auto& ops : schedule.stages) {
     std::vector<std::vector<int>> at(3, std::vector<int>(1000, -1));

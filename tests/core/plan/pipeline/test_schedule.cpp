@@ -1,5 +1,5 @@
-// Schedule plans and the simulator (DESIGN "ChunkFlow" figures for plain 1F1B are checked by
-// hand-written lists here).
+// Schedule plans and the simulator; ChunkFlow's figures for plain 1F1B are checked by hand-written
+// lists here.
 #include <gtest/gtest.h>
 
 #include "core/base/error.hpp"
