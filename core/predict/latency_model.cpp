@@ -186,17 +186,17 @@ LayerTime LatencyModel::attention(std::int64_t query_tokens, std::int64_t prefix
           seconds(attention_[1], query_tokens, prefix_tokens, budget) / shares_};
 }
 
+double LatencyModel::exchange(std::int64_t tokens) const {
+  return tokens > 0 ? exchanges_s_ + exchange_s_ * static_cast<double>(tokens) / shares_ : 0;
+}
+
 LayerTime LatencyModel::predict(const MicroBatch& micro_batch,
                                 std::span<const std::int64_t> budgets) const {
   require(budgets.size() == 1 || budgets.size() == micro_batch.segments.size(),
           "predict: {} budgets for {} segments", budgets.size(), micro_batch.segments.size());
   LayerTime time = rest(micro_batch.tokens());
-  const double exchange =
-      micro_batch.tokens() > 0
-          ? exchanges_s_ + exchange_s_ * static_cast<double>(micro_batch.tokens()) / shares_
-          : 0;
-  time.forward_s += exchange;
-  time.backward_s += exchange;
+  time.forward_s += exchange(micro_batch.tokens());
+  time.backward_s += exchange(micro_batch.tokens());
   for (std::size_t s = 0; s < micro_batch.segments.size(); ++s) {
     const Segment& segment = micro_batch.segments[s];
     const LayerTime one =

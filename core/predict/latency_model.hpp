@@ -70,6 +70,9 @@ class LatencyModel {
   LayerTime predict(const MicroBatch& micro_batch, std::int64_t budget = 0) const {
     return predict(micro_batch, {&budget, 1});
   }
+  /// The all-to-alls of one pass over `tokens` tokens that predict counts; 0 where none are
+  /// derived.
+  double exchange(std::int64_t tokens) const;
   /// Largest of `candidates` (ascending) whose layer takes at most `target_s`, forward and
   /// backward; the smallest where none does.
   std::int64_t align(const MicroBatch& micro_batch, double target_s,

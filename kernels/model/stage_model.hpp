@@ -6,25 +6,13 @@
 #include <vector>
 
 #include "core/model/model_shape.hpp"
+#include "core/model/recompute_options.hpp"
 #include "core/observe/events.hpp"
 #include "core/plan/attention/attention_executor.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
 #include "kernels/model/parameters.hpp"
 
 namespace ballast {
-
-enum class Recompute { none, selective, full };
-
-struct RecomputeOptions {
-  Recompute mode = Recompute::none;
-  /// With `full`: layers [0, layers) of the stage are recomputed (HBP's "GC layers"); -1 means all.
-  int layers = -1;
-  /// Those of a micro-batch that asks for `micro_batch_layers` layers
-  /// (MicroBatch::recompute_layers): `full` with that many; -1: these.
-  RecomputeOptions with(int micro_batch_layers) const {
-    return micro_batch_layers < 0 ? *this : RecomputeOptions{Recompute::full, micro_batch_layers};
-  }
-};
 
 /// This rank's tokens of a micro-batch, in the local order of its layout.
 struct LocalBatch {

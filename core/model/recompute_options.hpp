@@ -1,0 +1,24 @@
+// Which layers of a stage run their forward again in backward, in place of keeping activations.
+#pragma once
+
+namespace ballast {
+
+enum class Recompute { none, selective, full };
+
+struct RecomputeOptions {
+  Recompute mode = Recompute::none;
+  /// With `full`: layers [0, layers) of the stage are recomputed (HBP's "GC layers"); -1 means all.
+  int layers = -1;
+  /// Those of a micro-batch that asks for `micro_batch_layers` layers
+  /// (MicroBatch::recompute_layers): `full` with that many; -1: these.
+  RecomputeOptions with(int micro_batch_layers) const {
+    return micro_batch_layers < 0 ? *this : RecomputeOptions{Recompute::full, micro_batch_layers};
+  }
+  /// Mode of a layer of the stage, counted from the stage's first.
+  Recompute of(long layer_in_stage) const {
+    return mode == Recompute::full && layers >= 0 && layer_in_stage >= layers ? Recompute::none
+                                                                              : mode;
+  }
+};
+
+}  // namespace ballast

@@ -1,0 +1,46 @@
+// Second level of the clock: the operations of lanes.  Every stage of a lane goes through its list;
+// a receive waits for its send, an operation on a shared micro-batch for all ranks of its group, a
+// collective between rounds for all replicas, a recompute for the fetch of its input.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "core/plan/pipeline/schedule.hpp"
+#include "core/plan/step_plan.hpp"
+#include "core/predict/micro_batch_times.hpp"
+
+namespace ballast {
+
+/// One stage of one data-parallel rank.
+struct LaneStage {
+  double end_s = 0;          ///< of its last operation
+  double useful_s = 0;       ///< forward and backward, recomputation not counted
+  PassParts parts;           ///< what its operations spend their time on
+  double round_s = 0;        ///< collectives between rounds
+  int live = 0;              ///< most micro-batches at once whose activations it holds
+  int weight_halves = 0;     ///< most of them whose input half is done and whose weight half is not
+  std::vector<TimedOp> ops;  ///< empty unless they are kept
+};
+
+/// A collective between rounds: a lane joins it when it has no backward of a round up to `round`
+/// left.
+struct RoundCollective {
+  int round = 0;
+  double seconds = 0;
+};
+
+struct LaneClockInputs {
+  const StepPlan& plan;
+  /// [micro-batch id]
+  const std::vector<std::shared_ptr<const MicroBatchTimes>>& times;
+  /// [stage], in their order.
+  std::vector<std::vector<RoundCollective>> rounds;
+  bool keep_ops = true;
+};
+
+/// [dp][stage].  Lanes with the same schedule over the same times are worked out once; lanes that
+/// share micro-batches, or meet between rounds, together.  Error: lists that deadlock, with the
+/// operations that wait for one another.
+std::vector<std::vector<LaneStage>> run_lanes(const LaneClockInputs& inputs);
+
+}  // namespace ballast

@@ -1,0 +1,116 @@
+#include "core/predict/layer_clock.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/base/hash.hpp"
+
+namespace ballast {
+
+PassParts& PassParts::add(const PassParts& other, double times) {
+  compute_s += times * other.compute_s;
+  recompute_s += times * other.recompute_s;
+  ring_s += times * other.ring_s;
+  exchange_s += times * other.exchange_s;
+  return *this;
+}
+
+std::uint64_t shape_hash(const PlannedMicroBatch& m) {
+  Hash hash;
+  for (const Segment& s : m.segments) hash.add(s.begin).add(s.end);
+  hash.add(m.segments.size()).add(m.layout).add(m.align).add(m.recompute_layers);
+  hash.add(m.split.sp).add(m.split.ring_outer).add(m.split.ring_inner);
+  hash.add(m.tuning.base_budget).add(m.tuning.anchor_budget).add(m.tuning.above_anchor);
+  return hash.value();
+}
+
+namespace {
+
+/// Visible pairs of the queries [begin, end) of the packed axis, added to `pairs`; padding sees
+/// nothing.
+double visible_pairs(const MicroBatch& batch, const PackedAxis& axis, std::int64_t begin,
+                     std::int64_t end) {
+  double pairs = 0;
+  const auto first = std::upper_bound(axis.offset.begin(), axis.offset.end(), begin) - 1;
+  for (auto s = static_cast<std::size_t>(first - axis.offset.begin()); s < batch.segments.size();
+       ++s) {
+    const Segment& segment = batch.segments[s];
+    const std::int64_t from = std::max(begin, axis.offset[s]) - axis.offset[s],
+                       to = std::min(end - axis.offset[s], segment.tokens());
+    if (axis.offset[s] >= end) break;
+    if (to <= from) continue;
+    const double a = static_cast<double>(segment.begin + from),
+                 b = static_cast<double>(segment.begin + to);
+    pairs += (b * (b + 1) - a * (a + 1)) / 2;
+  }
+  return pairs;
+}
+
+}  // namespace
+
+double LayerClock::imbalance(const PlannedMicroBatch& m) {
+  const int ranks = m.split.ring();
+  if (ranks == 1) return 1;
+  const auto [at, fresh] = imbalance_.try_emplace(shape_hash(m), 1.0);
+  if (!fresh) return at->second;
+  const MicroBatch batch = m.micro_batch();
+  const SequenceLayout layout = plan_.layout(m);
+  const PackedAxis axis(batch);
+  double most = 0, all = 0;
+  for (int r = 0; r < ranks; ++r) {
+    double mine = 0;
+    for (const auto& [begin, end] : layout.pieces(r))
+      mine += visible_pairs(batch, axis, begin, end);
+    most = std::max(most, mine);
+    all += mine;
+  }
+  return at->second = all > 0 ? most * ranks / all : 1;
+}
+
+const RingPlan& LayerClock::ring(const ContextSplit& split) {
+  const auto [at, fresh] = rings_.try_emplace({split.ring_outer, split.ring_inner});
+  if (fresh) at->second = plan_ring(0, split.ring_outer, split.ring_inner);
+  return at->second;
+}
+
+LayerParts LayerClock::layer(const PlannedMicroBatch& m, std::int64_t budget, Recompute mode) {
+  std::int64_t tokens = 0;
+  PassTime attention;
+  for (const Segment& s : m.segments) {
+    tokens += s.tokens();
+    attention += costs_.attention(s.tokens(), s.begin, budget, m.split, mode);
+  }
+  PassTime all = costs_.rest(tokens, m.split, mode);
+  all += attention;
+  LayerParts parts;
+  parts.weight_s = all.weight_s;
+  parts.forward.compute_s = all.forward_s;
+  parts.backward.compute_s = all.backward_s - all.recompute_s;
+  parts.backward.recompute_s = all.recompute_s;
+  const double again = mode == Recompute::full ? 1 : 0;
+  parts.forward.exchange_s = costs_.exchange(tokens, m.split);
+  parts.backward.exchange_s = (1 + again) * parts.forward.exchange_s;
+  const int ranks = m.split.ring();
+  if (ranks == 1 || tokens == 0) return parts;
+
+  // Uneven parts are those of all visible pairs; a budget evens them out.
+  const double uneven = budget == 0 ? imbalance(m) : 1;
+  const RingPlan& plan = ring(m.split);
+  const auto pass = [&](const std::vector<RingStep>& steps, double seconds, bool gradients) {
+    RingCosts ring;
+    ring.compute_s = uneven * seconds / ranks;
+    ring.inner_hop_s = costs_.ring_hop(tokens, m.split, RingLevel::inner, false);
+    ring.outer_hop_s = costs_.ring_hop(tokens, m.split, RingLevel::outer, false);
+    if (gradients) {
+      ring.inner_dkv_hop_s = costs_.ring_hop(tokens, m.split, RingLevel::inner, true);
+      ring.outer_dkv_hop_s = costs_.ring_hop(tokens, m.split, RingLevel::outer, true);
+    }
+    return simulate(steps, ring) - seconds;
+  };
+  parts.forward.ring_s = pass(plan.forward, attention.forward_s, false);
+  parts.backward.ring_s = pass(plan.backward, attention.backward_s - attention.recompute_s, true) +
+                          again * parts.forward.ring_s;
+  return parts;
+}
+
+}  // namespace ballast

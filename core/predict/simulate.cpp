@@ -1,0 +1,153 @@
+#include "core/predict/simulate.hpp"
+
+#include <algorithm>
+#include <memory>
+
+#include "core/observe/metrics.hpp"
+
+namespace ballast {
+namespace {
+
+/// Collectives that follow the rounds' backwards, by stage, in their order.
+std::vector<std::vector<RoundCollective>> round_collectives(const StepPlan& plan,
+                                                            const Costs& costs) {
+  std::vector<std::vector<RoundCollective>> list(plan.layer_begin.size());
+  bool any = false;
+  for (const PlannedCollective& c : plan.collectives) {
+    if (c.after_round < 0) continue;
+    any = true;
+    list.at(static_cast<std::size_t>(c.stage))
+        .push_back(
+            {c.after_round, costs.reduce({c.elements, plan.mesh.replicas(), plan.zero > 0})});
+  }
+  if (!any) list.clear();
+  return list;
+}
+
+/// What all replicas of a stage do when their last operation is done.  `ready_s` [stage] moves.
+class StepEnd {
+ public:
+  StepEnd(const StepPlan& plan, const Costs& costs, std::vector<double> ready_s)
+      : plan_(plan), costs_(costs), ready_s_(std::move(ready_s)) {}
+
+  void add(const PlannedCollective& c, StepTerms& terms) {
+    const int replicas = plan_.mesh.replicas();
+    const auto stage = static_cast<std::size_t>(c.stage);
+    const double share = 1.0 / static_cast<double>(ready_s_.size());
+    double seconds = 0;
+    switch (c.kind) {
+      case CollectiveKind::gradient_reduce:
+        seconds = costs_.reduce({c.elements, replicas, plan_.zero > 0});
+        ready_s_[stage] += seconds;
+        terms.reduction_s += share * seconds;
+        break;
+      case CollectiveKind::tied_sum:
+        seconds = costs_.reduce({c.elements, 2, false});
+        ready_s_.front() = ready_s_.back() = std::max(ready_s_.front(), ready_s_.back()) + seconds;
+        terms.reduction_s +=
+            share * seconds * std::min<double>(2, static_cast<double>(ready_s_.size()));
+        break;
+      case CollectiveKind::gradient_norm:
+        seconds = costs_.reduce({1, plan_.mesh.size(), false});
+        if (!std::exchange(joined_, true))
+          ready_s_.assign(ready_s_.size(), end_s() + seconds), terms.reduction_s += seconds;
+        break;
+      case CollectiveKind::optimizer:
+        seconds =
+            costs_.optimizer(plan_.zero > 0 ? (c.elements + replicas - 1) / replicas : c.elements);
+        ready_s_[stage] += seconds;
+        terms.optimizer_s += share * seconds;
+        break;
+      case CollectiveKind::parameter_gather:
+        seconds = costs_.gather({c.elements, replicas, true});
+        ready_s_[stage] += seconds;
+        terms.gather_s += share * seconds;
+        break;
+    }
+  }
+  double end_s() const { return *std::max_element(ready_s_.begin(), ready_s_.end()); }
+
+ private:
+  const StepPlan& plan_;
+  const Costs& costs_;
+  std::vector<double> ready_s_;
+  bool joined_ = false;  // one norm of all stages, however many list it
+};
+
+void add_micro_batches(const std::vector<std::shared_ptr<const MicroBatchTimes>>& times,
+                       SimulatedStep& step) {
+  std::vector<double> totals, forwards;
+  for (const auto& t : times) {
+    forwards.push_back(t->forward_s());
+    totals.push_back(forwards.back() + t->backward_s());
+  }
+  step.imbalance = imbalance_degree(totals);
+  if (forwards.empty()) return;
+  for (const double s : forwards) step.forward_mean_s += s / static_cast<double>(forwards.size());
+  const auto [least, most] = std::minmax_element(forwards.begin(), forwards.end());
+  step.forward_min_s = *least, step.forward_max_s = *most;
+}
+
+/// Sums over lanes; returns when each stage's last lane is done.
+std::vector<double> add_lanes(const StepPlan& plan, SimulatedStep& step) {
+  const std::size_t stages = plan.layer_begin.size();
+  std::vector<double> ready_s(stages, 0.0), useful;
+  step.live.assign(stages, 0), step.weight_halves.assign(stages, 0);
+  PassParts parts;
+  for (const std::vector<LaneStage>& lane : step.lanes)
+    for (std::size_t s = 0; s < lane.size(); ++s) {
+      ready_s[s] = std::max(ready_s[s], lane[s].end_s);
+      step.useful_s += lane[s].useful_s;
+      useful.push_back(lane[s].parts.compute_s);
+      parts.add(lane[s].parts);
+      step.terms.reduction_s += lane[s].round_s;
+      step.live[s] = std::max(step.live[s], lane[s].live);
+      step.weight_halves[s] = std::max(step.weight_halves[s], lane[s].weight_halves);
+    }
+  step.schedule_s = *std::max_element(ready_s.begin(), ready_s.end());
+  const double ranks = std::max<double>(1, static_cast<double>(useful.size()));
+  if (step.schedule_s > 0) step.bubble_ratio = 1 - step.useful_s / (ranks * step.schedule_s);
+  step.load_balance = pop(useful, step.schedule_s).load_balance;
+  step.terms.compute_s = parts.compute_s / ranks;
+  step.terms.recompute_s = parts.recompute_s / ranks;
+  step.terms.ring_s = parts.ring_s / ranks;
+  step.terms.exchange_s = parts.exchange_s / ranks;
+  step.terms.reduction_s /= ranks;
+  return ready_s;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, double>> StepTerms::list() const {
+  return {{"compute", compute_s},     {"recompute", recompute_s}, {"exposed_ring", ring_s},
+          {"exchange", exchange_s},   {"bubble", bubble_s},       {"reduction", reduction_s},
+          {"optimizer", optimizer_s}, {"gather", gather_s}};
+}
+
+SimulatedStep simulate(const StepPlan& plan, const SimulationOptions& options, const Costs& costs) {
+  MicroBatchClock clock(plan, options, costs);
+  std::vector<std::shared_ptr<const MicroBatchTimes>> times;
+  times.reserve(plan.micro_batches.size());
+  for (std::size_t id = 0; id < plan.micro_batches.size(); ++id)
+    times.push_back(clock.times(static_cast<int>(id)));
+
+  SimulatedStep step;
+  step.budgets = clock.budgets();
+  add_micro_batches(times, step);
+  step.lanes = run_lanes({plan, times, round_collectives(plan, costs), options.keep_ops});
+  StepEnd end(plan, costs, add_lanes(plan, step));
+  for (const PlannedCollective& c : plan.collectives)
+    if (c.after_round < 0) end.add(c, step.terms);
+  step.step_s = end.end_s();
+
+  for (const PlannedLane& lane : plan.lanes)
+    for (const Op& op : plan.schedules.at(static_cast<std::size_t>(lane.schedule)).stages.front())
+      step.recomputed += op.kind == OpKind::recompute;
+  step.idle_ranks = plan.idle_lanes() * (plan.mesh.size() / std::max(1, plan.mesh.dp));
+  StepTerms& t = step.terms;
+  t.bubble_s = step.step_s - (t.compute_s + t.recompute_s + t.ring_s + t.exchange_s +
+                              t.reduction_s + t.optimizer_s + t.gather_s);
+  return step;
+}
+
+}  // namespace ballast

@@ -1,0 +1,55 @@
+// Costs from a profile table: layers, head and links as measured, interpolated by LatencyModel.
+// What a table does not hold (optimizer, collectives, host copies, links that were not measured)
+// comes from the built-in rates of the hardware that it was measured on.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "core/predict/latency_model.hpp"
+#include "core/predict/profile_table.hpp"
+#include "core/predict/rate_costs.hpp"
+
+namespace ballast {
+
+class TableCosts final : public Costs {
+ public:
+  /// `name`: of the table, for titles.  `pattern`: whose attention rows count.  Errors: no rows of
+  /// that pattern.
+  TableCosts(std::string name, const ProfileTable& table, const std::string& pattern,
+             const WorkShape& work);
+  std::string source() const override { return "times of " + name_; }
+  PassTime rest(std::int64_t tokens, const ContextSplit& split, Recompute mode) const override;
+  PassTime head(std::int64_t tokens, const ContextSplit& split) const override;
+  PassTime attention(std::int64_t query_tokens, std::int64_t prefix_tokens, std::int64_t budget,
+                     const ContextSplit& split, Recompute mode) const override;
+  double exchange(std::int64_t tokens, const ContextSplit& split) const override;
+  double ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level,
+                  bool gradients) const override;
+  double stage_hop(std::int64_t tokens, const ContextSplit& split) const override;
+  double host_copy(std::int64_t tokens, const ContextSplit& split) const override {
+    return rates_.host_copy(tokens, split);
+  }
+  double reduce(const Collective& sum) const override { return rates_.reduce(sum); }
+  double gather(const Collective& all) const override { return rates_.gather(all); }
+  double optimizer(std::int64_t elements) const override { return rates_.optimizer(elements); }
+  double checkpoint(std::int64_t bytes) const override { return rates_.checkpoint(bytes); }
+
+  /// Activation bytes that a layer keeps of one rank's `tokens`; 0 where they were not measured.
+  double activation_bytes(std::int64_t tokens, Recompute mode) const;
+
+ private:
+  const LatencyModel& model(const ContextSplit& split, Recompute mode) const;
+  const ProfileLink* link(const char* level) const;
+
+  std::string name_, pattern_;
+  ProfileTable table_;
+  WorkShape work_;
+  RateCosts rates_;
+  double weight_share_ = 0.5;
+  bool measured_[3] = {true, false, false};  ///< by Recompute
+  mutable std::map<std::tuple<int, int, Recompute>, std::unique_ptr<LatencyModel>> models_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,112 @@
+// The three sources of costs, each against what it is made from.
+#include <gtest/gtest.h>
+
+#include "core/base/error.hpp"
+#include "core/predict/rate_costs.hpp"
+#include "core/predict/stated_costs.hpp"
+#include "core/predict/table_costs.hpp"
+
+namespace ballast {
+namespace {
+
+TEST(StatedCosts, CountsTokensAndVisiblePairsOfAStage) {
+  StatedTimes times;
+  times.token_s = 2, times.pair_s = 0.5, times.micro_batch_s = 3;
+  times.backward_over_forward = 2, times.weight_share = 0.25, times.block_tokens = 4;
+  const StatedCosts costs(times);
+  const MicroBatch m{{{0, 0, 4, 0}, {1, 8, 10, 0}}};
+  const PassTime time = layer_time(costs, m, 0);
+  EXPECT_DOUBLE_EQ(time.forward_s, 3 + 2 * 6 + 0.5 * (10 + 19));
+  EXPECT_DOUBLE_EQ(time.backward_s, 2 * time.forward_s);
+  EXPECT_DOUBLE_EQ(time.weight_s, 2 * 0.25 * 2 * 6);
+  // One block of four keys: the last chunk's queries see four each.
+  EXPECT_DOUBLE_EQ(layer_time(costs, m, 1).forward_s, 3 + 2 * 6 + 0.5 * (10 + 8));
+  // Full recompute adds a forward, shared micro-batches divide.
+  EXPECT_DOUBLE_EQ(layer_time(costs, m, 0, {}, Recompute::full).backward_s, 3 * time.forward_s);
+  EXPECT_DOUBLE_EQ(layer_time(costs, m, 0, {2, 1, 1}).forward_s, 3 + (12 + 14.5) / 2);
+  EXPECT_DOUBLE_EQ(costs.layer_scale(4), 0.25);
+}
+
+TEST(StatedCosts, AlignsBudgetsToATarget) {
+  StatedTimes times;
+  times.token_s = 1e-6, times.pair_s = 1e-9;
+  const StatedCosts costs(times);
+  const MicroBatch m{{{0, 0, 8192, 0}}};
+  const std::vector<std::int64_t> candidates{1, 2, 4, 8, 16, 32};
+  for (const std::int64_t k : candidates)
+    EXPECT_EQ(align_budget(costs, m, layer_time(costs, m, k).total_s(), candidates), k);
+  EXPECT_EQ(align_budget(costs, m, 0, candidates), 1);
+}
+
+WorkShape work_of(const std::string& preset) {
+  WorkShape work;
+  work.model = model_preset(preset);
+  return work;
+}
+
+// Steps of one H200 at 8K tokens (docs/performance.md): 367 ms of Qwen2.5-3B, 92.7 ms of 0.5B,
+// whose attention (head dim 64) is slower than the rates say.
+TEST(RateCosts, AreNearAMeasuredStep) {
+  for (const auto& [preset, measured_s, within] :
+       {std::tuple{"qwen2.5-3b", 0.367, 0.1}, std::tuple{"qwen2.5-0.5b", 0.0927, 0.25}}) {
+    const WorkShape work = work_of(preset);
+    const RateCosts costs(device_rates(DeviceKind::h200), work);
+    const MicroBatch m{{{0, 0, 8192, 0}}};
+    const double step_s =
+        static_cast<double>(work.model.layers) * layer_time(costs, m, 0).total_s() +
+        costs.head(8192, {}).total_s() + costs.optimizer(work.model.parameters());
+    EXPECT_NEAR(step_s, measured_s, within * measured_s) << preset;
+  }
+}
+
+TEST(RateCosts, KnowKindsOfDevicesAndOrderThem) {
+  EXPECT_EQ(device_kind("NVIDIA H200 (driver 580)"), DeviceKind::h200);
+  EXPECT_EQ(device_kind("NVIDIA A100-SXM4-80GB"), DeviceKind::a100);
+  EXPECT_EQ(device_kind("AMD EPYC 9654"), DeviceKind::host_core);
+  EXPECT_EQ(device_kind("something new"), DeviceKind::generic);
+  const MicroBatch m{{{0, 0, 16384, 0}}};
+  double before = 1e30;
+  for (const DeviceKind kind : {DeviceKind::host_core, DeviceKind::generic, DeviceKind::a100,
+                                DeviceKind::h100, DeviceKind::h200}) {
+    const RateCosts costs(device_rates(kind), work_of("llama3.1-8b"));
+    const double seconds = layer_time(costs, m, 0).total_s();
+    EXPECT_LT(seconds, before);
+    before = seconds;
+  }
+}
+
+TEST(RateCosts, FrozenWeightsHaveNoGradient) {
+  WorkShape work = work_of("qwen2.5-3b");
+  const MicroBatch m{{{0, 0, 4096, 0}}};
+  const RateCosts whole(device_rates(DeviceKind::h200), work);
+  work.model.lora.rank = 16;
+  const RateCosts adapters(device_rates(DeviceKind::h200), work);
+  EXPECT_LT(layer_time(adapters, m, 0).backward_s, 0.75 * layer_time(whole, m, 0).backward_s);
+}
+
+TEST(TableCosts, ReadsLayersFromTheTableAndTheRestFromRates) {
+  const WorkShape work = work_of("qwen2.5-0.5b");
+  ProfileTable table = stated_profile(1e-6, 1e-9, 2, "moba", 64);
+  table.links = {{"stage", 1e-5, 1e9}};
+  const TableCosts costs("a.h5", table, "moba", work);
+  EXPECT_EQ(costs.source(), "times of a.h5");
+  LatencyOptions options;
+  options.pattern = "moba";
+  const LatencyModel model(table, options);
+  const MicroBatch m{{{0, 0, 5000, 0}, {1, 4096, 6000, 0}}};
+  for (const std::int64_t budget : {0, 4, 32}) {
+    EXPECT_DOUBLE_EQ(layer_time(costs, m, budget).forward_s, model.predict(m, budget).forward_s);
+    EXPECT_DOUBLE_EQ(layer_time(costs, m, budget).backward_s, model.predict(m, budget).backward_s);
+  }
+  // No series of recomputation: one more forward.
+  const PassTime kept = layer_time(costs, m, 4),
+                 again = layer_time(costs, m, 4, {}, Recompute::full);
+  EXPECT_DOUBLE_EQ(again.backward_s, kept.backward_s + kept.forward_s);
+  EXPECT_DOUBLE_EQ(again.weight_s, kept.weight_s);
+  EXPECT_DOUBLE_EQ(costs.stage_hop(1000, {}), 1e-5 + 1000.0 * 896 * 2 / 1e9);
+  EXPECT_GT(costs.optimizer(1 << 20), 0);
+  EXPECT_THROW(TableCosts("a.h5", table, "vertical_slash", work), Error);
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,337 @@
+// The one clock: levels against hand-worked examples and against the clock of single schedules.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdio>
+#include <random>
+
+#include "core/base/error.hpp"
+#include "core/model/model_shape.hpp"
+#include "core/plan/pipeline/pipeline_schedule.hpp"
+#include "core/plan/pipeline/stage_balance.hpp"
+#include "core/predict/rate_costs.hpp"
+#include "core/predict/simulate.hpp"
+#include "core/predict/stated_costs.hpp"
+
+namespace ballast {
+namespace {
+
+MicroBatch packed(std::vector<std::int64_t> lengths) {
+  MicroBatch m;
+  for (std::size_t i = 0; i < lengths.size(); ++i)
+    m.segments.push_back({static_cast<std::int64_t>(i), 0, lengths[i], 0});
+  return m;
+}
+
+/// Lists of independent data-parallel ranks as a plan.
+StepPlan plan_of(const std::vector<std::vector<MicroBatch>>& lists, const PipelineOptions& pipeline,
+                 std::int64_t layers, ContextSplit split = {}) {
+  StepPlan plan;
+  plan.mesh.dp = static_cast<int>(lists.size());
+  plan.mesh.pp = pipeline.stages;
+  plan.mesh.sp = split.sp, plan.mesh.cp_outer = split.ring_outer,
+  plan.mesh.cp_inner = split.ring_inner;
+  plan.layouts.push_back({LayoutKind::zigzag, 64, 1});
+  plan.layer_begin = balance_stages(layers, pipeline.stages, {});
+  for (std::size_t d = 0; d < lists.size(); ++d) {
+    PlannedLane& lane = plan.lanes.emplace_back();
+    for (const MicroBatch& m : lists[d]) {
+      PlannedMicroBatch& planned = plan.micro_batches.emplace_back();
+      planned.segments = m.segments;
+      planned.group = {static_cast<int>(d), 1};
+      planned.split = split;
+      lane.micro_batches.push_back(static_cast<int>(plan.micro_batches.size()) - 1);
+    }
+    lane.schedule = static_cast<int>(d);
+    plan.schedules.push_back(plan_schedule(lists[d], pipeline));
+  }
+  return plan;
+}
+
+/// One forward of a token takes 1, its backward 2, on each stage.
+StatedCosts unit_costs(double hop = 0) {
+  StatedTimes times;
+  times.token_s = 1, times.stage_hop_token_s = hop;
+  return StatedCosts(times);
+}
+
+PipelineOptions pipeline_of(const std::string& schedule, int stages, int k = 1) {
+  PipelineOptions options;
+  options.schedule = schedule, options.stages = stages, options.k = k;
+  options.costs.token_s = 1;
+  return options;
+}
+
+std::vector<MicroBatch> of_lengths(const std::vector<std::int64_t>& lengths) {
+  std::vector<MicroBatch> list;
+  for (std::size_t i = 0; i < lengths.size(); ++i)
+    list.push_back({{{static_cast<std::int64_t>(i), 0, lengths[i], 0}}});
+  return list;
+}
+
+TEST(Simulate, ChunkFlowSection3And4) {
+  // Four stages: four equal micro-batches; lengths 4, 2, 1, 1; two equal chunks.
+  for (const auto& [lengths, bubble, step_s] :
+       {std::tuple{std::vector<std::int64_t>{2, 2, 2, 2}, 3.0 / 7, 42.0},
+        {std::vector<std::int64_t>{4, 2, 1, 1}, 4.0 / 7, 56.0},
+        {std::vector<std::int64_t>{4, 4}, 0.6, 60.0}}) {
+    const StepPlan plan = plan_of({of_lengths(lengths)}, pipeline_of("1f1b", 4), 7);
+    const SimulatedStep step = simulate(plan, {.layers = 7}, unit_costs());
+    EXPECT_NEAR(step.bubble_ratio, bubble, 1e-12);
+    EXPECT_NEAR(step.step_s, step_s, 1e-9);
+  }
+}
+
+// Every schedule over random packs and chunks: op by op what the clock of one schedule says.
+TEST(Simulate, IsTheClockOfOneScheduleWhereLanesAreAlone) {
+  std::mt19937_64 random(20261122);
+  for (int trial = 0; trial < 60; ++trial) {
+    const int stages = 1 + static_cast<int>(random() % 4), k = 1 + static_cast<int>(random() % 3);
+    const std::string schedule =
+        std::vector<std::string>{"gpipe", "1f1b", "state_aware_1f1b", "zero_bubble"}[trial % 4];
+    std::vector<MicroBatch> list = of_lengths({1 + static_cast<std::int64_t>(random() % 9), 3});
+    for (std::int64_t c = 0, chunks = random() % 5; c < chunks; ++c)
+      list.push_back({{{7, 4 * c, 4 * c + 4, 0}}});
+    PipelineOptions pipeline = pipeline_of(schedule, stages, k);
+    pipeline.search = 4;
+    pipeline.costs.hop_token_s = 0.125;
+    const StepPlan plan = plan_of({list}, pipeline, stages + 2);
+    const SimulatedStep step = simulate(plan, {.layers = stages + 2}, unit_costs(0.125));
+    const SimulatedSchedule alone =
+        simulate(plan.schedules[0], schedule_costs(pipeline.costs, list));
+    EXPECT_NEAR(step.step_s, alone.step_time_s, 1e-9) << schedule;
+    EXPECT_NEAR(step.bubble_ratio, alone.bubble_ratio, 1e-9);
+    EXPECT_EQ(step.live, alone.peak_live_activations);
+    EXPECT_EQ(step.weight_halves, alone.peak_weight_halves);
+    for (int s = 0; s < stages; ++s) {
+      const auto& ops = step.lanes[0][static_cast<std::size_t>(s)].ops;
+      const auto& expected = alone.stages[static_cast<std::size_t>(s)];
+      ASSERT_EQ(ops.size(), expected.size());
+      for (std::size_t i = 0; i < ops.size(); ++i) {
+        EXPECT_EQ(ops[i].op, expected[i].op);
+        EXPECT_NEAR(ops[i].begin_s, expected[i].begin_s, 1e-9);
+        EXPECT_NEAR(ops[i].end_s, expected[i].end_s, 1e-9);
+      }
+    }
+  }
+}
+
+// Two ranks: a micro-batch of 4 tokens of rank 0 alone, then one of 6 that both share.
+TEST(Simulate, RanksOfAGroupBeginASharedMicroBatchTogether) {
+  StepPlan plan;
+  plan.mesh.dp = 2;
+  plan.layouts.push_back({});
+  plan.micro_batches.resize(2);
+  plan.micro_batches[0].segments = {{0, 0, 4, 0}};
+  plan.micro_batches[1].segments = {{1, 0, 6, 0}};
+  plan.micro_batches[1].group = {0, 2};
+  plan.micro_batches[1].split = {2, 1, 1};
+  const PipelineOptions pipeline = pipeline_of("1f1b", 1);
+  plan.schedules = {plan_schedule(of_lengths({4, 6}), pipeline),
+                    plan_schedule(of_lengths({6}), pipeline)};
+  plan.lanes = {{{0, 1}, 0}, {{1}, 1}};
+  const SimulatedStep step = simulate(plan, {.layers = 1}, unit_costs());
+  // Rank 0: 4 + 8, then both: 6 / 2 forward, twice that backward.
+  EXPECT_DOUBLE_EQ(step.step_s, 12 + 3 + 6);
+  EXPECT_DOUBLE_EQ(step.lanes[1][0].ops.front().begin_s, 12);
+  EXPECT_DOUBLE_EQ(step.useful_s, 12 + 9 + 9);
+  EXPECT_DOUBLE_EQ(step.load_balance, (21 + 9) / 2.0 / 21);
+  EXPECT_DOUBLE_EQ(step.terms.bubble_s, 6);
+  // Each waits for the other's micro-batch.
+  plan.micro_batches[0].group = {0, 2};
+  plan.lanes = {{{0, 1}, 0}, {{1, 0}, 0}};
+  plan.schedules[0] = plan_schedule(of_lengths({4, 6}), pipeline);
+  try {
+    simulate(plan, {.layers = 1}, unit_costs());
+    FAIL() << "it deadlocks";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("lane 1 stage 0: forward of micro-batch 1"),
+              std::string::npos)
+        << e.what();
+  }
+}
+
+/// A ring whose hops take 3 and whose step of attention takes 2: what is exposed is the difference.
+class RingTimes final : public Costs {
+ public:
+  std::string source() const override { return "test"; }
+  PassTime rest(std::int64_t, const ContextSplit&, Recompute) const override {
+    return {5, 10, 4, 0};
+  }
+  PassTime head(std::int64_t, const ContextSplit&) const override { return {1, 2, 0, 0}; }
+  PassTime attention(std::int64_t, std::int64_t, std::int64_t, const ContextSplit&,
+                     Recompute) const override {
+    return {8, 16, 0, 0};
+  }
+  double exchange(std::int64_t, const ContextSplit& split) const override {
+    return split.sp > 1 ? 0.5 : 0;
+  }
+  double ring_hop(std::int64_t, const ContextSplit&, RingLevel, bool) const override { return 3; }
+  double stage_hop(std::int64_t, const ContextSplit&) const override { return 0; }
+  double host_copy(std::int64_t, const ContextSplit&) const override { return 2; }
+  double reduce(const Collective& sum) const override { return sum.elements > 1 ? 7 : 0; }
+  double gather(const Collective&) const override { return 11; }
+  double optimizer(std::int64_t elements) const override { return static_cast<double>(elements); }
+  double checkpoint(std::int64_t) const override { return 0; }
+};
+
+TEST(Simulate, RingHopsHideBehindAttentionAndExchangesDoNot) {
+  // Contiguous zigzag of equal parts: no rank has more.
+  const StepPlan plan = plan_of({of_lengths({4096})}, pipeline_of("1f1b", 1), 2,
+                                {.sp = 2, .ring_outer = 1, .ring_inner = 4});
+  RingTimes costs;
+  const SimulatedStep step = simulate(plan, {.layers = 2}, costs);
+  const RingPlan ring = plan_ring(0, 1, 4);
+  const double forward = simulate(ring.forward, {.compute_s = 2, .inner_hop_s = 3}),
+               backward = simulate(ring.backward,
+                                   {.compute_s = 4, .inner_hop_s = 3, .inner_dkv_hop_s = 3});
+  EXPECT_GT(forward, 8);
+  EXPECT_NEAR(step.lanes[0][0].ops[0].end_s, 2 * (5 + forward + 0.5) + 1, 1e-3);
+  EXPECT_NEAR(step.terms.ring_s, 2 * (forward - 8 + backward - 16), 1e-2);
+  EXPECT_DOUBLE_EQ(step.terms.exchange_s, 2 * 2 * 0.5);
+  EXPECT_DOUBLE_EQ(step.terms.compute_s, 2 * (5 + 10 + 8 + 16) + 3);
+}
+
+TEST(Simulate, UnevenLayoutsTakeTheTimeOfTheFullestRank) {
+  StepPlan plan = plan_of({of_lengths({1 << 16})}, pipeline_of("1f1b", 1), 1,
+                          {.sp = 1, .ring_outer = 1, .ring_inner = 4});
+  LayerClock zigzag(plan, unit_costs());
+  EXPECT_NEAR(zigzag.imbalance(plan.micro_batches[0]), 1, 1e-4);
+  plan.layouts[0].kind = LayoutKind::contiguous;
+  // The last of four ranks has 7 / 16 of the pairs.
+  LayerClock contiguous(plan, unit_costs());
+  EXPECT_NEAR(contiguous.imbalance(plan.micro_batches[0]), 7.0 / 4, 1e-4);
+  // Packed: two samples, each on two ranks.
+  plan.micro_batches[0].segments = packed({1 << 15, 1 << 15}).segments;
+  LayerClock two(plan, unit_costs());
+  EXPECT_NEAR(two.imbalance(plan.micro_batches[0]), 3.0 / 2, 1e-4);
+}
+
+TEST(Simulate, CollectivesFollowTheLastLaneAndTermsAddUp) {
+  const PipelineOptions pipeline = pipeline_of("1f1b", 2);
+  StepPlan plan = plan_of({of_lengths({1, 1}), of_lengths({1})}, pipeline, 4);
+  RingTimes costs;
+  const double before = simulate(plan, {.layers = 4}, costs).step_s;
+  plan.zero = 1;
+  plan.collectives = {
+      {CollectiveKind::gradient_reduce, 0, -1, 100}, {CollectiveKind::gradient_reduce, 1, -1, 100},
+      {CollectiveKind::gradient_norm, 0, -1, 1},     {CollectiveKind::optimizer, 0, -1, 10},
+      {CollectiveKind::optimizer, 1, -1, 6},         {CollectiveKind::parameter_gather, 0, -1, 100},
+      {CollectiveKind::parameter_gather, 1, -1, 100}};
+  const SimulatedStep step = simulate(plan, {.layers = 4}, costs);
+  // Stage 0 ends last; two replicas share its ten elements.
+  EXPECT_DOUBLE_EQ(step.step_s, before + 7 + 5 + 11);
+  EXPECT_DOUBLE_EQ(step.schedule_s, before);
+  double sum = 0;
+  for (const auto& [name, seconds] : step.terms.list()) sum += seconds;
+  EXPECT_NEAR(sum, step.step_s, 1e-9);
+  EXPECT_DOUBLE_EQ(step.terms.optimizer_s, (5 + 3) / 2.0);
+  EXPECT_GE(step.terms.bubble_s, 0);
+}
+
+// ZeRO 2: both ranks reduce after each backward, so that the rank with one micro-batch waits.
+TEST(Simulate, RoundsOfCollectivesMeetAllReplicas) {
+  StepPlan plan = plan_of({of_lengths({2, 2}), of_lengths({1})}, pipeline_of("1f1b", 1), 1);
+  plan.zero = 2;
+  plan.micro_batches[1].round = 1;
+  plan.collectives = {{CollectiveKind::gradient_reduce, 0, 0, 100},
+                      {CollectiveKind::gradient_reduce, 0, 1, 100}};
+  class Reduces final : public Costs {
+   public:
+    std::string source() const override { return "test"; }
+    PassTime rest(std::int64_t t, const ContextSplit&, Recompute) const override {
+      return {static_cast<double>(t), 2.0 * static_cast<double>(t), 0, 0};
+    }
+    PassTime head(std::int64_t, const ContextSplit&) const override { return {}; }
+    PassTime attention(std::int64_t, std::int64_t, std::int64_t, const ContextSplit&,
+                       Recompute) const override {
+      return {};
+    }
+    double exchange(std::int64_t, const ContextSplit&) const override { return 0; }
+    double ring_hop(std::int64_t, const ContextSplit&, RingLevel, bool) const override { return 0; }
+    double stage_hop(std::int64_t, const ContextSplit&) const override { return 0; }
+    double host_copy(std::int64_t, const ContextSplit&) const override { return 0; }
+    double reduce(const Collective&) const override { return 0.5; }
+    double gather(const Collective&) const override { return 0; }
+    double optimizer(std::int64_t) const override { return 0; }
+    double checkpoint(std::int64_t) const override { return 0; }
+  };
+  const SimulatedStep step = simulate(plan, {.layers = 1}, Reduces());
+  EXPECT_DOUBLE_EQ(step.step_s, 6 + 0.5 + 6 + 0.5);
+  EXPECT_DOUBLE_EQ(step.lanes[1][0].end_s, step.step_s);
+  EXPECT_DOUBLE_EQ(step.terms.reduction_s, 1);
+  // Without a micro-batch in the first round it begins with the reduction of that round.
+  plan.micro_batches[2].round = 1;
+  const SimulatedStep later = simulate(plan, {.layers = 1}, Reduces());
+  EXPECT_DOUBLE_EQ(later.lanes[1][0].ops.front().begin_s, 6.5);
+  EXPECT_DOUBLE_EQ(later.step_s, step.step_s);
+}
+
+TEST(Simulate, TuningGivesStragglersFewerBlocks) {
+  StatedTimes stated;
+  stated.token_s = 1e-6, stated.pair_s = 1e-9;
+  const StatedCosts costs(stated);
+  StepPlan plan = plan_of({of_lengths({65536}), of_lengths({4096})}, pipeline_of("1f1b", 2), 8);
+  SimulationOptions options{.layers = 8, .base_budget = 32};
+  const SimulatedStep fixed = simulate(plan, options, costs);
+  options.tune = true;
+  options.dst.base_budget = 32;
+  options.dst.candidates = default_candidates(32);
+  plan.micro_batches[0].tuning = {32, 8, true};
+  plan.micro_batches[1].tuning = {32, 128, false};
+  const SimulatedStep tuned = simulate(plan, options, costs);
+  EXPECT_LT(tuned.step_s, fixed.step_s);
+  EXPECT_LT(tuned.imbalance, fixed.imbalance);
+  EXPECT_LE(tuned.budgets.largest_coverage_loss, options.dst.threshold + 1e-12);
+  EXPECT_EQ(fixed.budgets.mean_budget, 32);
+  double choices = 0;
+  for (const double n : tuned.budgets.counts) choices += n;
+  EXPECT_EQ(choices, 16);  // of two samples in eight layers
+}
+
+TEST(Simulate, FetchesRunBesideTheComputationBeforeTheirRecompute) {
+  std::vector<MicroBatch> chunks;
+  for (std::int64_t c = 0; c < 3; ++c) chunks.push_back({{{0, 4 * c, 4 * c + 4, 0}}});
+  PipelineOptions pipeline = pipeline_of("state_aware_1f1b", 2);
+  const double without =
+      simulate(plan_of({chunks}, pipeline, 2), {.layers = 2}, RingTimes()).step_s;
+  pipeline.offload = true;
+  const SimulatedStep step = simulate(plan_of({chunks}, pipeline, 2), {.layers = 2}, RingTimes());
+  EXPECT_GE(step.step_s, without);
+  EXPECT_LE(step.step_s, without + 2 * 2);
+  int copies = 0;
+  for (const TimedOp& op : step.lanes[0][1].ops)
+    if (op.op.kind == OpKind::fetch || op.op.kind == OpKind::offload) {
+      ++copies;
+      EXPECT_DOUBLE_EQ(op.end_s - op.begin_s, 2);
+    }
+  EXPECT_EQ(copies, 4);  // of the two chunks that run again
+}
+
+TEST(Simulate, AStepOf16384RanksIsSimulatedInSeconds) {
+  std::mt19937_64 random(7);
+  PipelineOptions pipeline = pipeline_of("1f1b", 8);
+  std::vector<std::vector<MicroBatch>> lists;
+  for (int d = 0; d < 2048; ++d) {
+    std::vector<MicroBatch>& list = lists.emplace_back();
+    for (int m = 0; m < 8; ++m)
+      list.push_back(packed({64 + static_cast<std::int64_t>(random() % 8000),
+                             64 + static_cast<std::int64_t>(random() % 8000)}));
+  }
+  const StepPlan plan = plan_of(lists, pipeline, 32);
+  WorkShape work;
+  work.model = model_preset("llama3.1-8b");
+  const RateCosts costs(device_rates(DeviceKind::h100), work);
+  const auto begin = std::chrono::steady_clock::now();
+  const SimulatedStep step = simulate(plan, {.layers = 32}, costs);
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  std::printf("simulated %d ranks, %zu micro-batches in %.3f s: step %.3f s, bubble %.3f\n",
+              plan.mesh.size(), plan.micro_batches.size(), seconds, step.step_s, step.bubble_ratio);
+  EXPECT_EQ(plan.mesh.size(), 16384);
+  EXPECT_GT(step.bubble_ratio, 0.3);
+  EXPECT_LT(seconds, 3);
+}
+
+}  // namespace
+}  // namespace ballast
