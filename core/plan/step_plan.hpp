@@ -56,8 +56,8 @@ struct PlannedMicroBatch {
   RankGroup group;
   ContextSplit split;
   int layout = 0;  ///< place in StepPlan::layouts
-  /// Place in the order of backwards: every rank has one micro-batch, or none, in each round, and
-  /// its backwards come with rounds ascending.  Collectives per micro-batch meet by it.
+  /// Which micro-batches of the data-parallel ranks belong together: every rank has one, or none,
+  /// in each round.  With collectives by round each rank's backwards end with rounds ascending.
   int round = 0;
   int chunk = 0;              ///< index of a dependent chunk inside its sample, 0 for standalone
   int recompute_layers = -1;  ///< layers recomputed in backward; -1: as the deck says
@@ -74,9 +74,9 @@ struct PlannedMicroBatch {
 enum class CollectiveKind { gradient_reduce, tied_sum, gradient_norm, optimizer, parameter_gather };
 const char* name(CollectiveKind kind);
 
-/// One collective of the step, in the order of the list on every rank.  `after_round`: a rank joins
-/// it as soon as it has no backward of a round up to that one left: right after the last of them,
-/// at the beginning where it has none (ZeRO 2); -1: it follows the last op of the step.
+/// One collective of the step, in the order of the list on every rank.  `after_round`: it runs at
+/// the schedules' OpKind::collective of that round (ZeRO 2); -1: it follows the last op of the
+/// step.
 struct PlannedCollective {
   CollectiveKind kind = CollectiveKind::gradient_reduce;
   int stage = 0;
@@ -111,6 +111,8 @@ struct StepPlan {
   std::vector<PlannedCollective> collectives;
 
   int stages() const { return mesh.pp; }
+  /// Whether gradients are reduced after every round, not once at the end.
+  bool reduces_by_round() const { return zero >= 2 && backward; }
   const Schedule& schedule(int dp) const;
   const PlannedMicroBatch& micro_batch(int dp, int place) const;
   /// Layout of a micro-batch's packed axis over its ring.

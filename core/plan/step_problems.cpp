@@ -97,6 +97,7 @@ std::string coverage(const Schedule& schedule, int stages, int count, bool backw
   for (int s = 0; s < stages; ++s) {
     std::vector<int> forwards(static_cast<std::size_t>(count), 0);
     for (const Op& op : schedule.stages[static_cast<std::size_t>(s)]) {
+      if (op.kind == OpKind::collective) continue;
       if (outside(op.micro_batch, forwards))
         return fmt::format("stage {}: {} of micro-batch {} of {}", s, name(op.kind), op.micro_batch,
                            count);
@@ -126,6 +127,29 @@ std::string schedules(const StepPlan& plan) {
   return "";
 }
 
+/// Where gradients are reduced by round, every stage's list joins all rounds in order, each behind
+/// the backward of that round.
+std::string rounds(const StepPlan& plan) {
+  const int expected = plan.reduces_by_round() ? plan.rounds() : 0;
+  for (int d = 0; d < plan.mesh.dp; ++d)
+    for (int s = 0; s < plan.mesh.pp; ++s) {
+      int joined = 0;
+      const auto wrong = [&](const std::string& text) {
+        return fmt::format("data-parallel rank {} stage {}: {} after {} collectives", d, s, text,
+                           joined);
+      };
+      for (const Op& op : plan.schedule(d).stages[static_cast<std::size_t>(s)]) {
+        if (op.kind == OpKind::collective && op.micro_batch != joined++)
+          return wrong(fmt::format("the one of round {}", op.micro_batch));
+        if (expected > 0 && completes_gradients(op.kind))
+          if (const int round = plan.micro_batch(d, op.micro_batch).round; round != joined)
+            return wrong(fmt::format("a backward of round {} ends", round));
+      }
+      if (joined != expected) return wrong(fmt::format("the list of {} rounds ends", expected));
+    }
+  return "";
+}
+
 /// All lanes at once; see the header.
 class Replay {
  public:
@@ -134,23 +158,9 @@ class Replay {
         stages_(plan.mesh.pp),
         at_(plan.lanes.size() * static_cast<std::size_t>(stages_)),
         met_(plan.micro_batches.size() * static_cast<std::size_t>(stages_) * kKinds, 0),
-        waiting_(static_cast<std::size_t>(stages_)) {
-    std::size_t places = 0;
-    for (const PlannedLane& lane : plan.lanes) {
-      first_.push_back(places);
-      places += lane.micro_batches.size();
-    }
-    sent_.assign(places * static_cast<std::size_t>(stages_) * 2, false);
-    for (int s = 0; s < stages_; ++s) {
-      rounds_.emplace_back();
-      for (const PlannedCollective& c : plan.collectives)
-        if (c.stage == s && c.after_round >= 0) rounds_.back().push_back(c.after_round);
-    }
+        joined_(static_cast<std::size_t>(plan.rounds() * stages_), 0) {
     for (int d = 0; d < static_cast<int>(plan.lanes.size()); ++d)
-      for (int s = 0; s < stages_; ++s) {
-        collect_rounds(d, s);
-        queue_.push_back({d, s});
-      }
+      for (int s = 0; s < stages_; ++s) queue_.push_back({d, s});
   }
 
   std::string run() {
@@ -169,13 +179,17 @@ class Replay {
   struct Where {
     int dp, stage;
   };
+  /// Messages of one payload that a stage has sent, and how many of them the neighbour has
+  /// received.
+  struct Wire {
+    std::vector<int> sent;
+    std::size_t received = 0;
+  };
   struct Lane {
     std::size_t op = 0;
-    std::size_t collective = 0;  ///< joined so far, of its stage's list
-    bool arrived = false;        ///< at a meeting
+    bool arrived = false;  ///< at a meeting
     bool queued = true;
-    std::vector<int> rounds_left;        ///< of its backwards to come, descending
-    std::array<int, 2> in_flight{0, 0};  ///< sent and not received, by payload
+    std::array<Wire, 2> wires;  ///< activations, gradients
   };
 
   Lane& at(Where w) {
@@ -185,108 +199,71 @@ class Replay {
   const std::vector<Op>& ops(Where w) const {
     return plan_.schedule(w.dp).stages[static_cast<std::size_t>(w.stage)];
   }
-  static bool ends_backward(OpKind kind) {
-    return kind == OpKind::backward || kind == OpKind::backward_weight;
-  }
-
-  void collect_rounds(int d, int s) {
-    if (rounds_[static_cast<std::size_t>(s)].empty()) return;
-    std::vector<int>& left = at({d, s}).rounds_left;
-    for (const Op& op : ops({d, s}))
-      if (ends_backward(op.kind)) left.push_back(plan_.micro_batch(d, op.micro_batch).round);
-    std::reverse(left.begin(), left.end());
+  int id(Where w, const Op& op) const {
+    return plan_.lanes[static_cast<std::size_t>(w.dp)]
+        .micro_batches[static_cast<std::size_t>(op.micro_batch)];
   }
 
   void wake(Where w) {
-    if (w.stage < 0 || w.stage >= stages_ || at(w).queued) return;
+    if (at(w).queued) return;
     at(w).queued = true;
     queue_.push_back(w);
   }
 
-  /// The collective that the lane must join before its next op, or none.
-  bool collective_due(Where w) {
-    const Lane& lane = at(w);
-    const auto& rounds = rounds_[static_cast<std::size_t>(w.stage)];
-    return lane.collective < rounds.size() &&
-           (lane.rounds_left.empty() || lane.rounds_left.back() > rounds[lane.collective]);
-  }
-
-  bool join(Where w) {
-    Lane& lane = at(w);
-    if (lane.arrived) return false;
-    lane.arrived = true;
-    const auto s = static_cast<std::size_t>(w.stage);
-    waiting_[s] += 1;
-    if (waiting_[s] < plan_.mesh.dp) return false;
-    waiting_[s] = 0;
-    for (int d = 0; d < plan_.mesh.dp; ++d) {
-      Lane& other = at({d, w.stage});
-      other.arrived = false;
-      ++other.collective;
-      if (d != w.dp) wake({d, w.stage});
-    }
-    return true;
-  }
-
   bool advance(Where w) {
-    if (collective_due(w)) return join(w);
     Lane& lane = at(w);
     if (lane.op >= ops(w).size()) return false;
     const Op& op = ops(w)[lane.op];
-    if (op.kind == OpKind::send || op.kind == OpKind::recv) return transfer(w, op);
-    if (computes(op.kind)) return compute(w, op);
+    if (op.kind == OpKind::send) return send(w, op);
+    if (op.kind == OpKind::recv) return receive(w, op);
+    if (op.kind == OpKind::collective)
+      return meet(w, {0, plan_.mesh.dp},
+                  joined_[static_cast<std::size_t>(op.micro_batch * stages_ + w.stage)]);
+    if (computes(op.kind)) {
+      const auto m = static_cast<std::size_t>(id(w, op));
+      return meet(w, plan_.micro_batches[m].group,
+                  met_[(m * static_cast<std::size_t>(stages_) + static_cast<std::size_t>(w.stage)) *
+                           kKinds +
+                       static_cast<std::size_t>(op.kind)]);
+    }
     ++lane.op;
     return true;
   }
 
-  bool transfer(Where w, const Op& op) {
-    const bool send = op.kind == OpKind::send;
-    const Where from = send ? w : Where{w.dp, op.peer};
-    const std::size_t payload = op.payload == Payload::activation ? 0 : 1;
-    auto sent =
-        sent_[((first_[static_cast<std::size_t>(w.dp)] + static_cast<std::size_t>(op.micro_batch)) *
-                   static_cast<std::size_t>(stages_) +
-               static_cast<std::size_t>(from.stage)) *
-                  2 +
-              payload];
-    int& in_flight = at(from).in_flight[payload];
-    if (send ? in_flight >= static_cast<int>(kTransfersAhead) : !sent) return false;
-    sent = send;
-    in_flight += send ? 1 : -1;
+  Wire& wire(Where from, const Op& op) {
+    return at(from).wires[op.payload == Payload::activation ? 0 : 1];
+  }
+
+  bool send(Where w, const Op& op) {
+    Wire& out = wire(w, op);
+    if (out.sent.size() - out.received >= kTransfersAhead) return false;
+    out.sent.push_back(op.micro_batch);
     ++at(w).op;
     wake({w.dp, op.peer});
     return true;
   }
 
-  bool compute(Where w, const Op& op) {
-    const PlannedMicroBatch& m = plan_.micro_batch(w.dp, op.micro_batch);
-    Lane& lane = at(w);
-    if (m.group.ranks > 1) {
-      if (lane.arrived) return false;
-      const int id = plan_.lanes[static_cast<std::size_t>(w.dp)]
-                         .micro_batches[static_cast<std::size_t>(op.micro_batch)];
-      int& met = met_[(static_cast<std::size_t>(id) * static_cast<std::size_t>(stages_) +
-                       static_cast<std::size_t>(w.stage)) *
-                          kKinds +
-                      static_cast<std::size_t>(op.kind)];
-      lane.arrived = true;
-      if (++met < m.group.ranks) return false;
-      for (int d = m.group.first; d < m.group.first + m.group.ranks; ++d) {
-        finish({d, w.stage});
-        if (d != w.dp) wake({d, w.stage});
-      }
-    } else {
-      finish(w);
-    }
+  bool receive(Where w, const Op& op) {
+    Wire& in = wire({w.dp, op.peer}, op);
+    if (in.received == in.sent.size() || in.sent[in.received] != op.micro_batch) return false;
+    ++in.received;
+    ++at(w).op;
+    wake({w.dp, op.peer});
     return true;
   }
 
-  void finish(Where w) {
-    Lane& lane = at(w);
-    lane.arrived = false;
-    if (ends_backward(ops(w)[lane.op].kind) && !lane.rounds_left.empty())
-      lane.rounds_left.pop_back();
-    ++lane.op;
+  /// The ranks of `group` go on together once all of them have come.
+  bool meet(Where w, RankGroup group, int& come) {
+    if (at(w).arrived) return false;
+    at(w).arrived = true;
+    if (++come < group.ranks) return false;
+    for (int d = group.first; d < group.first + group.ranks; ++d) {
+      Lane& lane = at({d, w.stage});
+      lane.arrived = false;
+      ++lane.op;
+      if (d != w.dp) wake({d, w.stage});
+    }
+    return true;
   }
 
   std::string blocked() {
@@ -294,67 +271,37 @@ class Replay {
     int count = 0;
     std::string text;
     for (int d = 0; d < plan_.mesh.dp; ++d)
-      for (int s = 0; s < stages_; ++s) {
-        const Where w{d, s};
-        const bool due = collective_due(w);
-        if (!due && at(w).op >= ops(w).size()) continue;
-        if (++count <= kShown)
-          text += fmt::format("\n  data-parallel rank {} stage {}: {}", d, s,
-                              due ? waiting_collective(w) : waiting_op(w));
-      }
+      for (int s = 0; s < stages_; ++s)
+        if (const Where w{d, s}; at(w).op < ops(w).size() && ++count <= kShown)
+          text += fmt::format("\n  data-parallel rank {} stage {}: {}", d, s, waiting(w));
     if (count == 0) return "";
     if (count > kShown) text += fmt::format("\n  and {} more", count - kShown);
     return "the step deadlocks; these wait for one another:" + text;
   }
 
-  std::string waiting_collective(Where w) {
-    return fmt::format("the collective after round {}",
-                       rounds_[static_cast<std::size_t>(w.stage)][at(w).collective]);
-  }
-
-  std::string waiting_op(Where w) {
+  std::string waiting(Where w) {
     const Op& op = ops(w)[at(w).op];
-    const int id = plan_.lanes[static_cast<std::size_t>(w.dp)]
-                       .micro_batches[static_cast<std::size_t>(op.micro_batch)];
+    if (op.kind == OpKind::collective) return fmt::format("collective of round {}", op.micro_batch);
+    std::string text = fmt::format("{} of micro-batch {}", name(op.kind), id(w, op));
+    if (op.kind == OpKind::send) return text + fmt::format(" to stage {}", op.peer);
     const RankGroup group = plan_.micro_batch(w.dp, op.micro_batch).group;
-    std::string text = fmt::format("{} of micro-batch {}", name(op.kind), id);
-    if (op.peer >= 0)
-      text += fmt::format(" {} stage {}", op.kind == OpKind::send ? "to" : "from", op.peer);
-    else if (group.ranks > 1)
+    if (op.kind == OpKind::recv) {
+      text += fmt::format(" from stage {}", op.peer);
+      if (const Wire& in = wire({w.dp, op.peer}, op); in.received < in.sent.size())
+        text += ", which sent another one first";
+    } else if (group.ranks > 1) {
       text += fmt::format(" with ranks {} to {}", group.first, group.first + group.ranks - 1);
+    }
     return text;
   }
 
   const StepPlan& plan_;
   int stages_;
-  std::vector<std::size_t> first_;        ///< [dp] of its micro-batches among all lanes' lists
-  std::vector<Lane> at_;                  ///< [dp][stage]
-  std::vector<int> met_;                  ///< [micro-batch][stage][kind] ranks that have come
-  std::vector<bool> sent_;                ///< [place in all lists][from stage][payload]
-  std::vector<std::vector<int>> rounds_;  ///< [stage] after_round of its collectives, in order
-  std::vector<int> waiting_;              ///< [stage] ranks that have come to its collective
+  std::vector<Lane> at_;     ///< [dp][stage]
+  std::vector<int> met_;     ///< [micro-batch][stage][kind] ranks that have come
+  std::vector<int> joined_;  ///< [round][stage] ranks that have come to its collective
   std::deque<Where> queue_;
 };
-
-/// Backwards come with rounds ascending where collectives meet by them.
-std::string rounds(const StepPlan& plan) {
-  if (std::none_of(plan.collectives.begin(), plan.collectives.end(),
-                   [](const PlannedCollective& c) { return c.after_round >= 0; }))
-    return "";
-  for (int d = 0; d < plan.mesh.dp; ++d)
-    for (int s = 0; s < plan.mesh.pp; ++s) {
-      int last = -1;
-      for (const Op& op : plan.schedule(d).stages[static_cast<std::size_t>(s)]) {
-        if (op.kind != OpKind::backward && op.kind != OpKind::backward_weight) continue;
-        const int round = plan.micro_batch(d, op.micro_batch).round;
-        if (round <= last)
-          return fmt::format("data-parallel rank {} stage {}: round {} ends after round {}", d, s,
-                             round, last);
-        last = round;
-      }
-    }
-  return "";
-}
 
 }  // namespace
 

@@ -11,9 +11,9 @@
 namespace ballast {
 
 const char* name(OpKind kind) {
-  static const char* names[] = {"forward",        "recompute",       "backward",
-                                "backward_input", "backward_weight", "send",
-                                "recv",           "offload",         "fetch"};
+  static const char* names[] = {"forward",         "recompute", "backward", "backward_input",
+                                "backward_weight", "send",      "recv",     "offload",
+                                "fetch",           "collective"};
   return names[static_cast<int>(kind)];
 }
 
@@ -119,12 +119,18 @@ std::string problems(const Schedule& schedule) {
   std::map<Wire, int> balance;  // sends minus receives
   for (int s = 0; s < stages; ++s) {
     std::map<int, int> forwards, backwards, whole;  // whole: ended by a backward or its weight half
+    // What a send carries is computed before it, what a receive brings is used after it.
+    const auto computed = [&](const Op& op) {
+      return (op.payload == Payload::activation ? forwards : backwards)[op.micro_batch] > 0;
+    };
     for (const Op& op : schedule.stages[s]) {
       switch (op.kind) {
         case OpKind::send:
         case OpKind::recv:
           if (op.peer < 0 || op.peer >= stages || op.peer == s)
             return describe(s, op) + ": no such peer";
+          if (computed(op) != (op.kind == OpKind::send))
+            return describe(s, op) + (computed(op) ? ": comes too late" : ": not yet computed");
           balance[wire(s, op)] += op.kind == OpKind::send ? 1 : -1;
           break;
         case OpKind::recompute:
@@ -146,6 +152,7 @@ std::string problems(const Schedule& schedule) {
           break;
         case OpKind::offload:
         case OpKind::fetch:
+        case OpKind::collective:
           break;
       }
     }

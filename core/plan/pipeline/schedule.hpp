@@ -17,13 +17,15 @@ enum class OpKind {
   send,
   recv,
   offload,
-  fetch
+  fetch,
+  collective  ///< all data-parallel ranks of the stage meet; Op::micro_batch is the round
 };
 const char* name(OpKind kind);
 /// Whether an op computes; the others move tensors.
-inline bool computes(OpKind kind) {
-  return kind != OpKind::send && kind != OpKind::recv && kind != OpKind::offload &&
-         kind != OpKind::fetch;
+inline bool computes(OpKind kind) { return kind <= OpKind::backward_weight; }
+/// Whether a micro-batch's parameter gradients are complete after an op.
+inline bool completes_gradients(OpKind kind) {
+  return kind == OpKind::backward || kind == OpKind::backward_weight;
 }
 
 /// What a transfer carries: stage outputs forward, their gradients backward.
@@ -31,7 +33,7 @@ enum class Payload { none, activation, gradient };
 
 struct Op {
   OpKind kind = OpKind::forward;
-  int micro_batch = 0;  ///< index in the data-parallel rank's list of the step's Batch
+  int micro_batch = 0;  ///< place in the data-parallel rank's list
   int chunk = 0;        ///< index of the dependent chunk inside its sample, 0 for standalone
   int peer = -1;        ///< stage at the other end of a transfer
   Payload payload = Payload::none;

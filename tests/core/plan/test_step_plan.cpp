@@ -123,11 +123,15 @@ TEST(StepProblems, NamesWhatIsWrong) {
          [](StepPlan& p) { p.schedules[0].stages[0].erase(p.schedules[0].stages[0].begin()); });
   expect("without its counterpart",
          [](StepPlan& p) { p.schedules[0].stages[0].erase(p.schedules[0].stages[0].begin() + 1); });
-  expect("ends after round", [](StepPlan& p) {
-    p.collectives = {{CollectiveKind::gradient_reduce, 0, 0}};
-    p.micro_batches[0].round = 3;
-    p.micro_batches[3].round = 0;
+  expect("not yet computed", [](StepPlan& p) {
+    auto& ops = p.schedules[0].stages[0];
+    std::swap(ops[1], ops[3]);
   });
+  expect("which sent another one first", [](StepPlan& p) {
+    auto& ops = p.schedules[0].stages[1];  // recv, forward, backward, send of 0; the same of 1
+    std::rotate(ops.begin(), ops.begin() + 4, ops.begin() + 8);
+  });
+  expect("a backward of round 1 ends after 0 collectives", [](StepPlan& p) { p.zero = 2; });
   expect("in a plan of forwards", [](StepPlan& p) { p.backward = false; });
 }
 
@@ -157,19 +161,31 @@ TEST(StepProblems, FindsTheDeadlockOfListsMadeAlone) {
       << text;
 }
 
-// A reduction after each round: a rank without a micro-batch in a round joins when its next
-// backward is of a later one.
+// A reduction after each round, which a rank joins also where it has no micro-batch in it.
 TEST(StepProblems, CollectivesOfRoundsMeetAllRanks) {
   StepPlan plan = test::placed(2, 1, {{0, 2}, {0, 1}, {0, 2}});
-  PipelineOptions options;
-  test::schedule_alone(plan, options);
-  for (int r = 0; r < 3; ++r)
-    plan.collectives.push_back({CollectiveKind::gradient_reduce, 0, r, 1});
+  plan.zero = 2;
+  plan.lanes[1].schedule = 1;
+  const auto lists = [](std::vector<Op> first, std::vector<Op> second) {
+    return std::vector<Schedule>{{{std::move(first)}}, {{std::move(second)}}};
+  };
+  const auto forward = [](int m) { return Op{OpKind::forward, m}; };
+  const auto backward = [](int m) { return Op{OpKind::backward, m}; };
+  const auto reduce = [](int round) { return Op{OpKind::collective, round}; };
+  const std::vector<Op> first{forward(0), backward(0), reduce(0),   forward(1), backward(1),
+                              reduce(1),  forward(2),  backward(2), reduce(2)};
+  plan.schedules = lists(
+      first, {forward(0), backward(0), reduce(0), reduce(1), forward(1), backward(1), reduce(2)});
   EXPECT_EQ(problems(plan), "");
-  // Rank 1 forwards y before x's backward, rank 0 after the reduction that follows it.
-  plan.schedules[1].stages[0] = {
-      {OpKind::forward, 0}, {OpKind::forward, 1}, {OpKind::backward, 0}, {OpKind::backward, 1}};
-  EXPECT_NE(problems(plan).find("the step deadlocks"), std::string::npos);
+  // Rank 1 wants the last micro-batch before the reduction that rank 0 waits at.
+  plan.schedules = lists(
+      first, {forward(0), backward(0), reduce(0), forward(1), reduce(1), backward(1), reduce(2)});
+  EXPECT_NE(problems(plan).find("data-parallel rank 0 stage 0: collective of round 1"),
+            std::string::npos);
+  plan.schedules = lists(
+      first, {forward(0), backward(0), reduce(0), forward(1), backward(1), reduce(1), reduce(2)});
+  EXPECT_NE(problems(plan).find("a backward of round 2 ends after 1 collectives"),
+            std::string::npos);
 }
 
 }  // namespace
