@@ -18,10 +18,6 @@ bool is_useful(OpKind kind) {
          kind == OpKind::backward_weight;
 }
 
-bool ends_backward(OpKind kind) {
-  return kind == OpKind::backward || kind == OpKind::backward_weight;
-}
-
 /// Who has come to a place where several lanes begin together.
 struct Meeting {
   int arrived = 0;
@@ -47,9 +43,6 @@ class Lanes {
         c.fetched_s.assign(n, 0);
         c.recomputed.assign(n, 0);
         c.live.assign(n, 0);
-        for (const int m : lane.micro_batches)
-          c.rounds.push_back(in.plan.micro_batches[static_cast<std::size_t>(m)].round);
-        std::sort(c.rounds.begin(), c.rounds.end());
         for (const Op& op : *c.ops)
           if (op.kind == OpKind::recompute)
             c.recomputed[static_cast<std::size_t>(op.micro_batch)] = 1;
@@ -83,9 +76,7 @@ class Lanes {
     const std::vector<Op>* ops = nullptr;
     std::size_t next = 0;
     double clock_s = 0, to_host_s = 0, to_device_s = 0;
-    bool waits = false;                     ///< has come to a meeting that others have not
-    std::size_t backwards = 0, joined = 0;  ///< done, and collectives between rounds likewise
-    std::vector<int> rounds;                ///< of its micro-batches, ascending
+    bool waits = false;  ///< has come to a meeting that others have not
     int live_now = 0, halves_now = 0;
     std::vector<double> activation_s, gradient_s, fetched_s;  ///< by place: when it is there
     std::vector<char> recomputed, live;
@@ -122,25 +113,11 @@ class Lanes {
     return true;
   }
 
-  /// Whether the stage's next collective between rounds comes before the next operation.
-  bool rounds_due(const Cursor& c) const {
-    if (in_.rounds.empty()) return false;
-    const auto& all = in_.rounds[static_cast<std::size_t>(c.stage)];
-    return c.joined < all.size() &&
-           (c.backwards == c.rounds.size() || all[c.joined].round < c.rounds[c.backwards]);
-  }
-
   bool advance(int at) {
     Cursor& c = cursors_[static_cast<std::size_t>(at)];
-    if (rounds_due(c)) {
-      if (!meet(rounds_[{c.stage, c.joined}], static_cast<int>(lanes_.size()), at)) return false;
-      const double s = in_.rounds[static_cast<std::size_t>(c.stage)][c.joined++].seconds;
-      c.clock_s += s;
-      c.result.round_s += s;
-      return true;
-    }
     if (c.done()) return false;
     const Op& op = (*c.ops)[c.next];
+    if (op.kind == OpKind::collective) return join_round(c, op.micro_batch, at);
     const auto place = static_cast<std::size_t>(op.micro_batch);
     const MicroBatchTimes& times = *in_.times[static_cast<std::size_t>(id(c, op))];
     double begin_s = c.clock_s, end_s = begin_s;
@@ -170,6 +147,16 @@ class Lanes {
     return true;
   }
 
+  bool join_round(Cursor& c, int round, int at) {
+    if (!meet(rounds_[{c.stage, round}], static_cast<int>(lanes_.size()), at)) return false;
+    const double s =
+        in_.round_s.at(static_cast<std::size_t>(c.stage)).at(static_cast<std::size_t>(round));
+    c.clock_s += s;
+    c.result.round_s += s;
+    ++c.next;
+    return true;
+  }
+
   /// Seconds of a computation; keeps count of what it spends and holds.
   double compute(Cursor& c, const Op& op, const MicroBatchTimes& times) {
     const auto s = static_cast<std::size_t>(c.stage),
@@ -192,10 +179,7 @@ class Lanes {
         op.kind == OpKind::recompute || (op.kind == OpKind::forward && !c.recomputed[place]);
     if (kept && std::exchange(c.live[place], 1) == 0) ++c.live_now;
     c.result.live = std::max(c.result.live, c.live_now);
-    if (ends_backward(op.kind)) {
-      ++c.backwards;
-      if (std::exchange(c.live[place], 0) == 1) --c.live_now;
-    }
+    if (completes_gradients(op.kind) && std::exchange(c.live[place], 0) == 1) --c.live_now;
     c.halves_now += op.kind == OpKind::backward_input    ? 1
                     : op.kind == OpKind::backward_weight ? -1
                                                          : 0;
@@ -207,13 +191,14 @@ class Lanes {
     std::string blocked;
     int named = 0;
     for (const Cursor& c : cursors_) {
-      if (c.done() && !c.waits) continue;
+      if (c.done()) continue;
       if (++named > 8) break;
-      if (c.done()) {
-        blocked += fmt::format("\n  lane {} stage {}: a collective between rounds", c.dp, c.stage);
+      const Op& op = (*c.ops)[c.next];
+      if (op.kind == OpKind::collective) {
+        blocked += fmt::format("\n  lane {} stage {}: collective of round {}", c.dp, c.stage,
+                               op.micro_batch);
         continue;
       }
-      const Op& op = (*c.ops)[c.next];
       blocked += fmt::format("\n  lane {} stage {}: {} of micro-batch {}", c.dp, c.stage,
                              name(op.kind), id(c, op));
     }
@@ -228,7 +213,7 @@ class Lanes {
   std::deque<int> queue_;
   std::vector<char> queued_;
   std::map<std::tuple<int, int, OpKind>, Meeting> shared_;
-  std::map<std::pair<int, std::size_t>, Meeting> rounds_;
+  std::map<std::pair<int, int>, Meeting> rounds_;
 };
 
 /// Lanes that share micro-batches, each list ascending.
@@ -256,10 +241,8 @@ std::vector<std::vector<int>> components(const StepPlan& plan, bool all) {
 std::vector<std::vector<LaneStage>> run_lanes(const LaneClockInputs& inputs) {
   const StepPlan& plan = inputs.plan;
   std::vector<std::vector<LaneStage>> results(plan.lanes.size());
-  const bool rounds = std::any_of(inputs.rounds.begin(), inputs.rounds.end(),
-                                  [](const auto& list) { return !list.empty(); });
   std::map<std::pair<int, std::vector<const MicroBatchTimes*>>, int> known;
-  for (const std::vector<int>& lanes : components(plan, rounds)) {
+  for (const std::vector<int>& lanes : components(plan, plan.reduces_by_round())) {
     if (lanes.size() == 1) {
       const int dp = lanes.front();
       const PlannedLane& lane = plan.lanes[static_cast<std::size_t>(dp)];

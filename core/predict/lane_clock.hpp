@@ -22,19 +22,12 @@ struct LaneStage {
   std::vector<TimedOp> ops;  ///< empty unless they are kept
 };
 
-/// A collective between rounds: a lane joins it when it has no backward of a round up to `round`
-/// left.
-struct RoundCollective {
-  int round = 0;
-  double seconds = 0;
-};
-
 struct LaneClockInputs {
   const StepPlan& plan;
   /// [micro-batch id]
   const std::vector<std::shared_ptr<const MicroBatchTimes>>& times;
-  /// [stage], in their order.
-  std::vector<std::vector<RoundCollective>> rounds;
+  /// [stage][round]: seconds of the collectives of a round, at their places in the schedules.
+  std::vector<std::vector<double>> round_s;
   bool keep_ops = true;
 };
 

@@ -8,19 +8,14 @@
 namespace ballast {
 namespace {
 
-/// Collectives that follow the rounds' backwards, by stage, in their order.
-std::vector<std::vector<RoundCollective>> round_collectives(const StepPlan& plan,
-                                                            const Costs& costs) {
-  std::vector<std::vector<RoundCollective>> list(plan.layer_begin.size());
-  bool any = false;
-  for (const PlannedCollective& c : plan.collectives) {
-    if (c.after_round < 0) continue;
-    any = true;
-    list.at(static_cast<std::size_t>(c.stage))
-        .push_back(
-            {c.after_round, costs.reduce({c.elements, plan.mesh.replicas(), plan.zero > 0})});
-  }
-  if (!any) list.clear();
+/// Seconds of what follows the rounds' backwards, [stage][round].
+std::vector<std::vector<double>> round_seconds(const StepPlan& plan, const Costs& costs) {
+  std::vector<std::vector<double>> list(
+      plan.layer_begin.size(), std::vector<double>(static_cast<std::size_t>(plan.rounds()), 0));
+  for (const PlannedCollective& c : plan.collectives)
+    if (c.after_round >= 0)
+      list.at(static_cast<std::size_t>(c.stage)).at(static_cast<std::size_t>(c.after_round)) +=
+          costs.reduce({c.elements, plan.mesh.replicas(), plan.zero > 0});
   return list;
 }
 
@@ -134,7 +129,7 @@ SimulatedStep simulate(const StepPlan& plan, const SimulationOptions& options, c
   SimulatedStep step;
   step.budgets = clock.budgets();
   add_micro_batches(times, step);
-  step.lanes = run_lanes({plan, times, round_collectives(plan, costs), options.keep_ops});
+  step.lanes = run_lanes({plan, times, round_seconds(plan, costs), options.keep_ops});
   StepEnd end(plan, costs, add_lanes(plan, step));
   for (const PlannedCollective& c : plan.collectives)
     if (c.after_round < 0) end.add(c, step.terms);
