@@ -80,7 +80,7 @@ int eval_command(const CommandLine& line) {
     load_weights(session, optimizer);
     restored.path = weights;
   } else {
-    restored = restore(session, optimizer, line.restart, line.output_folder(deck));
+    restored = restore(session, optimizer, line.restart, line.output_folder(deck), false);
     check_all(world, !restored.path.empty(),
               fmt::format("eval: no sound checkpoint in {}", line.output_folder(deck)));
     const auto seed = static_cast<std::uint64_t>(deck.integer("run.seed"));

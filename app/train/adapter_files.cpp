@@ -33,7 +33,7 @@ std::string module_of(const std::string& parameter) {
 }  // namespace
 
 MasterWeights::MasterWeights(const std::string& path, const std::vector<Parameter>& table)
-    : file_(path, false) {
+    : file_(path) {
   for (const CheckpointDataset& d : file_.datasets())
     if (d.field == "master") datasets_.emplace(d.parameter, d);
   for (const Parameter& p : table) {

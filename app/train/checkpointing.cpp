@@ -1,8 +1,11 @@
 #include "app/train/checkpointing.hpp"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "ballast_version.hpp"
+#include "io/checkpoint/checkpoint_folder.hpp"
+#include "io/checkpoint/checkpoint_writer.hpp"
 #include "parallel/comm/waits.hpp"
 
 namespace ballast {
@@ -37,18 +40,39 @@ std::vector<double> numbers(const Curriculum& c) {
           static_cast<double>(c.global_tokens), static_cast<double>(c.global_samples)};
 }
 
+/// From here on the newest file of the run folder is of the branch that this run continues.
+void leave_overtaken(const Communicator& world, const std::string& folder, Restored& restored) {
+  std::string moved;
+  together(world, [&] {
+    if (world.rank() != 0) return;
+    namespace fs = std::filesystem;
+    std::error_code ignored;
+    const bool own = fs::equivalent(fs::path(restored.path).parent_path(), folder, ignored);
+    moved = move_overtaken(folder, own ? restored.state.step : -1);
+  });
+  moved = world.broadcast(moved, 0);
+  if (!moved.empty())
+    restored.warnings.push_back(
+        fmt::format("the checkpoints of the branch that is left are now in {}", moved));
+}
+
 }  // namespace
 
 Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what,
-                 const std::string& run_folder) {
+                 const std::string& run_folder, bool for_training) {
   Restored restored;
   const Communicator& world = session.mesh.world;
-  restored.path = what == "latest"
-                      ? latest_checkpoint(run_folder + "/checkpoints", world, restored.warnings)
-                      : what;
-  if (restored.path.empty()) return restored;
   CheckpointShard shard = shard_of(session, optimizer, false);
-  restored.state = read_checkpoint(restored.path, world, shard);
+  const std::string folder = run_folder + "/checkpoints";
+  if (what == "latest") {
+    restored.path =
+        read_latest(folder, world, shard, restored.state, restored.warnings, for_training);
+    if (restored.path.empty()) return restored;
+  } else {
+    restored.path = what;
+    restored.state = read_checkpoint(what, world, shard);
+  }
+  if (for_training) leave_overtaken(world, folder, restored);
   optimizer.values_from_master();
   if (session.tuning) {
     const auto averages = restored.state.extra.find("budget_averages");

@@ -17,10 +17,12 @@ struct Restored {
 };
 
 /// Loads `what` (a file, or "latest" for the newest sound checkpoint of `run_folder`; none there is
-/// not an error) into parameters and optimizer. Collective.  Errors: damaged or foreign file,
+/// at all is not an error) into parameters and optimizer.  `for_training`: unsound files are set
+/// aside, and later checkpoints of the run folder, a branch that is left, move to another folder.
+/// Collective.  Errors: damaged or foreign file,
 /// adapters of another base.
 Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what,
-                 const std::string& run_folder);
+                 const std::string& run_folder, bool for_training);
 
 /// What training needs beside: the deck takes the samples in the order that the checkpoint's
 /// position counts in.  Other data is a warning. Collective.  Errors: another seed, in the first

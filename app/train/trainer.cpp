@@ -88,7 +88,8 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
   optimizer_.reset_master_from_values();
   load_base(session_);
   Restored restored;
-  if (!line.restart.empty()) restored = restore(session_, optimizer_, line.restart, folder_.path());
+  if (!line.restart.empty())
+    restored = restore(session_, optimizer_, line.restart, folder_.path(), true);
   if (!restored.path.empty()) check_sample_order(session_, restored);
   if (restored.path.empty() && !deck.text("model.weights").empty())
     load_weights(session_, optimizer_);

@@ -1,5 +1,5 @@
-// Checkpoints: one parallel HDF5 file under full logical shapes, so that any mesh can read what
-// another wrote.
+// Checkpoints: one HDF5 file under full logical shapes, so that any mesh can read what another
+// wrote.  checkpoint_writer.hpp writes them.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -22,7 +22,10 @@ struct CheckpointState {
   std::uint64_t seed = 0;
   std::string deck;  ///< effective deck
   std::string git_hash;
+  std::string run;     ///< identifier of the process that wrote it, unique
+  std::string parent;  ///< what that process continued: "FILE (run ID)", or "" for a new start
   std::map<std::string, std::vector<double>> extra;  ///< e.g. SAB averages
+  bool operator==(const CheckpointState&) const = default;
 };
 
 /// One flat shard of this rank: elements [begin, end) of the flat buffer whose parameters are
@@ -35,28 +38,23 @@ struct CheckpointShard {
   std::map<std::string, Tensor> fields;
 };
 
-/// Writes DIR/step_XXXXXXXX.h5: temporary name, checksums over fixed logical ranges, flush, sync,
-/// rename; then removes all but the newest `keep` files up to this step (>= 1; files of later
-/// steps, left by a run that went back, are not counted and not touched).  Space is reserved first,
-/// elements go through MPI-IO.  Collective.  Any failure (full disk included) removes the temporary
-/// file, leaves older files alone and throws Error on every rank.  Returns the path.
-std::string write_checkpoint(const std::string& dir, const Communicator& world,
-                             const CheckpointShard& shard, const CheckpointState& state, int keep);
-
 /// Reads a file into this rank's shard (any sharding; several ranks may read the same elements).
-/// `shard.fields` says which fields to read. Collective.  Verifies format version, shapes, dtype
-/// and every checksum first, and that the file has no parameter that no rank wants; throws Error
-/// naming file and dataset, with the shard untouched.
+/// `shard.fields` says which fields to read. Collective.  Every element is summed as it is loaded
+/// and the sums are compared over all ranks; a file of version 1 is verified first.  Throws Error
+/// naming file and dataset, with the shard's contents undefined: another format, an altered byte,
+/// other shapes or dtypes, a parameter that no rank wants, an element that is not finite, a second
+/// moment below zero.
 CheckpointState read_checkpoint(const std::string& path, const Communicator& world,
                                 CheckpointShard& shard);
 
-/// Everything besides tensors of a file whose every byte is checked first, as in read_checkpoint.
-/// Collective.
+/// Everything besides tensors of a file whose every byte is checked first.  Collective.
 CheckpointState verify_checkpoint(const std::string& path, const Communicator& world);
 
-/// Path of the newest checkpoint in DIR that verifies, skipping (and naming in `warnings`) damaged
-/// ones; "" when none.  Collective.
-std::string latest_checkpoint(const std::string& dir, const Communicator& world,
-                              std::vector<std::string>& warnings);
+/// Reads the newest checkpoint of DIR that is sound, and returns its path ("" when DIR has none at
+/// all).  Unsound ones are named in `warnings`; `set_aside`: and renamed to NAME.damaged, so that
+/// nothing replaces them.  Collective.  Errors: DIR cannot be read; it holds checkpoints, but none
+/// that is sound.
+std::string read_latest(const std::string& dir, const Communicator& world, CheckpointShard& shard,
+                        CheckpointState& state, std::vector<std::string>& warnings, bool set_aside);
 
 }  // namespace ballast

@@ -1,17 +1,14 @@
 #include "io/checkpoint/checkpoint_envelope.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <memory>
 
 #include "core/base/error.hpp"
+#include "io/checkpoint/raw_file.hpp"
 
 namespace ballast {
 
@@ -24,51 +21,6 @@ struct Header {
   std::uint64_t file_bytes = 0, metadata_hash = 0, block_bytes = 0, extents = 0, block_hash = 0;
 };
 constexpr std::uint64_t kLargestBlock = std::uint64_t{1} << 28;
-
-/// An open file with whole reads and writes.
-class RawFile {
- public:
-  RawFile(const std::string& path, int flags)
-      : path_(path), descriptor_(::open(path.c_str(), flags | O_CLOEXEC)) {
-    require(descriptor_ >= 0, "{} cannot be opened: {}", path, std::strerror(errno));
-  }
-  ~RawFile() { ::close(descriptor_); }
-  RawFile(const RawFile&) = delete;
-  RawFile& operator=(const RawFile&) = delete;
-  std::uint64_t bytes() const {
-    struct stat status {};
-    require(::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode),
-            "{} is not a regular file", path_);
-    return static_cast<std::uint64_t>(status.st_size);
-  }
-  void read(std::uint64_t offset, void* to, std::size_t count) const {
-    for (std::size_t done = 0; done < count;) {
-      const ssize_t n = ::pread(descriptor_, static_cast<char*>(to) + done, count - done,
-                                static_cast<off_t>(offset + done));
-      if (n < 0 && errno == EINTR) continue;
-      require(n > 0, "{}: reading bytes [{}, {}): {}", path_, offset, offset + count,
-              n == 0 ? "the file ends before" : std::strerror(errno));
-      done += static_cast<std::size_t>(n);
-    }
-  }
-  void write(std::uint64_t offset, const void* from, std::size_t count) const {
-    for (std::size_t done = 0; done < count;) {
-      const ssize_t n = ::pwrite(descriptor_, static_cast<const char*>(from) + done, count - done,
-                                 static_cast<off_t>(offset + done));
-      if (n < 0 && errno == EINTR) continue;
-      require(n > 0, "{}: writing bytes [{}, {}): {}", path_, offset, offset + count,
-              std::strerror(errno));
-      done += static_cast<std::size_t>(n);
-    }
-  }
-  void sync() const {
-    require(::fsync(descriptor_) == 0, "{}: fsync: {}", path_, std::strerror(errno));
-  }
-
- private:
-  std::string path_;
-  int descriptor_;
-};
 
 /// xxHash64 of all bytes from `begin` to the end of the file, without the extents.
 std::uint64_t hash_outside(const RawFile& file, std::uint64_t begin, std::uint64_t file_bytes,
@@ -105,13 +57,13 @@ std::vector<char> block_of(Header header, const std::vector<DataExtent>& extents
 }  // namespace
 
 std::uint64_t envelope_bytes(std::size_t extents) {
-  return std::max<std::uint64_t>(512, std::bit_ceil(sizeof(Header) + extents * sizeof(DataExtent)));
+  return std::max(kCheckpointPage, std::bit_ceil(sizeof(Header) + extents * sizeof(DataExtent)));
 }
 
 void seal(const std::string& path, std::uint64_t block_bytes, std::vector<DataExtent> extents) {
   std::sort(extents.begin(), extents.end(),
             [](const DataExtent& a, const DataExtent& b) { return a.offset < b.offset; });
-  const RawFile file(path, O_RDWR);
+  const RawFile file(path, true);
   Header header;
   header.file_bytes = file.bytes();
   header.block_bytes = block_bytes;
@@ -124,20 +76,20 @@ void seal(const std::string& path, std::uint64_t block_bytes, std::vector<DataEx
   file.sync();
 }
 
-void check_seal(const std::string& path) {
-  const RawFile file(path, O_RDONLY);
+std::uint64_t check_seal(const std::string& path) {
+  const RawFile file(path, false);
   const std::uint64_t bytes = file.bytes();
   Header header, fresh;
   require(bytes >= sizeof header, "{}: {} bytes are no checkpoint", path, bytes);
   file.read(0, &header, sizeof header);
   require(std::memcmp(header.magic, fresh.magic, sizeof fresh.magic) == 0,
           "{}: not a Ballast checkpoint, or its first bytes are altered", path);
-  require(header.version == kCheckpointVersion,
-          "{}: checkpoint format version {}; this program reads version {}", path, header.version,
-          kCheckpointVersion);
+  require(header.version >= 1 && header.version <= kCheckpointVersion,
+          "{}: checkpoint format version {}; this program reads versions 1 to {}", path,
+          header.version, kCheckpointVersion);
   require(header.block_bytes <= kLargestBlock && header.block_bytes <= bytes &&
               header.extents <= header.block_bytes / sizeof(DataExtent) &&
-              envelope_bytes(header.extents) <= header.block_bytes,
+              sizeof header + header.extents * sizeof(DataExtent) <= header.block_bytes,
           "{}: the header is altered or the file is truncated to {} bytes", path, bytes);
   std::vector<char> block(header.block_bytes);
   file.read(0, block.data(), block.size());
@@ -153,6 +105,7 @@ void check_seal(const std::string& path) {
   require(hash_outside(file, header.block_bytes, bytes, extents) == header.metadata_hash,
           "{}: the file's structure is altered (checksum of all bytes outside the parameters)",
           path);
+  return header.version;
 }
 
 }  // namespace ballast

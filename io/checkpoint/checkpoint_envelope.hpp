@@ -13,20 +13,24 @@
 
 namespace ballast {
 
-inline constexpr std::uint64_t kCheckpointVersion = 1;
+/// Version 2: datasets begin at multiples of a page, checksums are sums (element_sum.hpp).  Version
+/// 1 had xxHash64 of the same ranges, and is still read.
+inline constexpr std::uint64_t kCheckpointVersion = 2;
+inline constexpr std::uint64_t kCheckpointPage = 4096;
 
 /// Bytes of the file that hold the elements of datasets.
 struct DataExtent {
   std::uint64_t offset = 0, bytes = 0;
 };
 
-/// Size of a user block with room for `extents` extents: a power of two, as HDF5 wants it.
+/// Size of a user block with room for `extents` extents: a power of two, as HDF5 wants it, and
+/// whole pages.
 std::uint64_t envelope_bytes(std::size_t extents);
 /// Writes the envelope into a file whose HDF5 part is complete, and syncs it.  Errors name the
 /// file.
 void seal(const std::string& path, std::uint64_t block_bytes, std::vector<DataExtent> extents);
-/// Errors: not a checkpoint, another format version, truncated, an altered byte outside the
-/// extents; each names the file.
-void check_seal(const std::string& path);
+/// Returns the format version.  Errors: not a checkpoint, a later format version, truncated, an
+/// altered byte outside the extents; each names the file.
+std::uint64_t check_seal(const std::string& path);
 
 }  // namespace ballast

@@ -1,7 +1,11 @@
 #include "io/checkpoint/checkpoint_file.hpp"
 
-#include <algorithm>
+#include <xxhash.h>
+
+#include <cmath>
 #include <utility>
+
+#include "kernels/ops/element_sum.hpp"
 
 namespace ballast {
 
@@ -21,13 +25,19 @@ hdf5::Handle access_list() {
   return access;
 }
 
+/// Little endian, whatever this machine is.
+hid_t file_type(DType type) {
+  return type == DType::f32   ? H5T_IEEE_F32LE
+         : type == DType::f64 ? H5T_IEEE_F64LE
+                              : H5T_STD_U16LE;  // bf16's bits: HDF5 has no bf16
+}
+
 DType dtype_of_dataset(hid_t dataset, const std::string& name) {
   const hdf5::Handle type(H5Dget_type(dataset), H5Tclose, "type of " + name);
   for (DType candidate : {DType::f32, DType::f64, DType::bf16}) {
-    if (hdf5::check(H5Tequal(type, hdf5::native_type(candidate)), "type of " + name) > 0)
-      return candidate;
+    if (hdf5::check(H5Tequal(type, file_type(candidate)), "type of " + name) > 0) return candidate;
   }
-  fail("dataset {} holds neither f32, f64 nor bf16 of this machine's byte order", name);
+  fail("dataset {} holds neither f32, f64 nor bf16, little endian", name);
 }
 
 void write_state(hid_t file, const CheckpointState& state) {
@@ -40,6 +50,8 @@ void write_state(hid_t file, const CheckpointState& state) {
   hdf5::write_attribute(file, "seconds_trained", state.seconds_trained);
   hdf5::write_attribute(file, "seed", state.seed);
   hdf5::write_attribute(file, "git_hash", state.git_hash);
+  hdf5::write_attribute(file, "run", state.run);
+  hdf5::write_attribute(file, "parent", state.parent);
   const hdf5::Handle group = hdf5::create_group(file, "state");
   hdf5::write_text(group, "deck", state.deck);
   const hdf5::Handle extra = hdf5::create_group(group, "extra");
@@ -50,16 +62,79 @@ void write_state(hid_t file, const CheckpointState& state) {
   }
 }
 
+/// A fixed text of a sane size.
+std::string bounded_text(hid_t parent, const std::string& name, std::uint64_t most) {
+  const hdf5::Handle dataset = hdf5::open_dataset(parent, name);
+  const hdf5::Handle type(H5Dget_type(dataset), H5Tclose, "type of " + name);
+  require(H5Tget_size(type) <= most, "text {} of {} bytes", name, H5Tget_size(type));
+  return hdf5::read_text(parent, name);
+}
+
+CheckpointState read_state(hid_t file, std::uint64_t version, std::uint64_t file_bytes) {
+  require(hdf5::read_text_attribute(file, "format") == kFormat, "attribute format is not \"{}\"",
+          kFormat);
+  require(hdf5::read_uint_attribute(file, "format_version") == version,
+          "attribute format_version is not that of the file's header, {}", version);
+  CheckpointState state;
+  state.step = hdf5::read_int_attribute(file, "step");
+  state.sampler.epoch = hdf5::read_int_attribute(file, "sampler_epoch");
+  state.sampler.index = hdf5::read_int_attribute(file, "sampler_index");
+  state.tokens_seen = hdf5::read_int_attribute(file, "tokens_seen");
+  state.seconds_trained = hdf5::read_real_attribute(file, "seconds_trained");
+  state.seed = hdf5::read_uint_attribute(file, "seed");
+  state.git_hash = hdf5::read_text_attribute(file, "git_hash");
+  if (version > 1) {
+    state.run = hdf5::read_text_attribute(file, "run");
+    state.parent = hdf5::read_text_attribute(file, "parent");
+  }
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  require(state.step >= 0 && state.step <= kMost && state.sampler.epoch >= 0 &&
+              state.sampler.epoch <= kMost && state.sampler.index >= 0 && state.tokens_seen >= 0 &&
+              std::isfinite(state.seconds_trained) && state.seconds_trained >= 0,
+          "a state that no run has: step {}, sampler at {} of epoch {}, {} tokens, {} s",
+          state.step, state.sampler.index, state.sampler.epoch, state.tokens_seen,
+          state.seconds_trained);
+  const hdf5::Handle group = hdf5::open_group(file, "state");
+  state.deck = bounded_text(group, "deck", file_bytes);
+  const hdf5::Handle extra = hdf5::open_group(group, "extra");
+  for (const std::string& name : hdf5::names_in(group, "extra")) {
+    hdf5::plain_offset(hdf5::open_dataset(extra, name), "state/extra/" + name, file_bytes);
+    state.extra[name] = hdf5::read_vector<double>(extra, name);
+  }
+  return state;
+}
+
+/// The checksum of a range whose elements are `data`.
+std::uint64_t checksum(std::uint64_t version, const CheckpointDataset& dataset, std::int64_t begin,
+                       std::int64_t end, const void* data) {
+  return version == 1
+             ? XXH64(data, static_cast<std::size_t>(end - begin) * size_of(dataset.type), 0)
+             : element_sum(data, dataset.type, begin, end - begin).sum;
+}
+
+/// Runs `work` and puts the file's name before any error.
+template <class F>
+auto named(const std::string& path, F&& work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    fail("{}{}", text.find(path) == std::string::npos ? path + ": " : "", text);
+  }
+}
+
 }  // namespace
 
-std::uint64_t create_checkpoint_file(const std::string& path,
-                                     const std::vector<CheckpointDataset>& datasets,
-                                     const CheckpointState& state) {
-  const std::uint64_t block_bytes = envelope_bytes(datasets.size());
+CheckpointPlaces create_checkpoint_file(const std::string& path,
+                                        std::vector<CheckpointDataset>& datasets,
+                                        const CheckpointState& state) {
+  CheckpointPlaces places{envelope_bytes(datasets.size()), 0};
   const hdf5::Handle creation = hdf5::property_list(H5P_FILE_CREATE), access = access_list(),
                      dataset = hdf5::property_list(H5P_DATASET_CREATE);
-  hdf5::check(H5Pset_userblock(creation, block_bytes), "setting the HDF5 user block");
+  hdf5::check(H5Pset_userblock(creation, places.block_bytes), "setting the HDF5 user block");
   hdf5::check(H5Pset_obj_track_times(creation, false), "times of the root group");
+  hdf5::check(H5Pset_alignment(access, 1, kCheckpointPage), "setting the HDF5 alignment");
+  hdf5::check(H5Pset_small_data_block_size(access, 0), "setting the HDF5 data block");
   // Big metadata blocks, so that small pieces do not scatter between the datasets.
   hdf5::check(H5Pset_meta_block_size(access, hsize_t{1} << 18), "setting the HDF5 metadata block");
   // Space now, values later and from many ranks; no time stamps, so that equal states give equal
@@ -72,150 +147,85 @@ std::uint64_t create_checkpoint_file(const std::string& path,
   hdf5::Handle file = hdf5::create_file(path, creation, access);
   write_state(file, state);
   hdf5::create_group(file, "parameters");
-  for (const CheckpointDataset& d : datasets) {
+  const auto create = [&](const std::string& name, DType type, std::vector<hsize_t> dims,
+                          std::uint64_t bytes) {
+    const hdf5::Handle made =
+        hdf5::create_dataset(file, name, file_type(type), std::move(dims), dataset);
+    const haddr_t offset = H5Dget_offset(made);
+    require(offset != HADDR_UNDEF && offset % kCheckpointPage == 0,
+            "dataset {} of {} bytes was not put at a multiple of {} bytes", name, bytes,
+            kCheckpointPage);
+    return static_cast<std::uint64_t>(offset);
+  };
+  for (CheckpointDataset& d : datasets) {
     if (!hdf5::exists(file, d.group())) hdf5::create_group(file, d.group());
-    hdf5::create_dataset(file, d.path(), hdf5::native_type(d.type),
-                         {d.shape.begin(), d.shape.end()}, dataset);
+    d.offset = create(d.path(), d.type, {d.shape.begin(), d.shape.end()}, d.bytes());
   }
-  hdf5::create_dataset(file, "checksums", H5T_NATIVE_UINT64, {checksum_ranges(datasets).size()},
-                       dataset);
-  file.close("closing " + path);
-  return block_bytes;
+  const hsize_t sums = first_ranges(datasets).back();
+  const hdf5::Handle made = hdf5::create_dataset(file, "checksums", H5T_STD_U64LE, {sums}, dataset);
+  places.checksums = H5Dget_offset(made);
+  return file.close("closing " + path), places;
 }
 
-template <class F>
-auto CheckpointFile::named(F&& work) const {
-  try {
-    return work();
-  } catch (const Error& error) {
-    fail("{}: {}", path_, error.what());
+void fail_damaged(const std::string& path, const CheckpointDataset& dataset, std::int64_t begin,
+                  std::int64_t end) {
+  fail("{}: dataset {} is damaged in elements [{}, {}) (checksum)", path, dataset.path(), begin,
+       end);
+}
+
+CheckpointFile::CheckpointFile(const std::string& path) : file_(path, false) {
+  named(path, [&] {
+    const hdf5::Handle file = hdf5::open_file(path, false, access_list());
+    version_ = hdf5::read_uint_attribute(file, "format_version");
+    state_ = read_state(file, version_, file_.bytes());
+    find_datasets(file);
+    const hdf5::Handle sums = hdf5::open_dataset(file, "checksums");
+    hdf5::plain_offset(sums, "checksums", file_.bytes());
+    checksums_ = hdf5::read_vector<std::uint64_t>(file, "checksums");
+    require(checksums_.size() == first_ranges(datasets_).back(), "{} checksums for {} ranges",
+            checksums_.size(), first_ranges(datasets_).back());
+  });
+}
+
+void CheckpointFile::find_datasets(hid_t file) {
+  for (const std::string& parameter : hdf5::names_in(file, "/parameters")) {
+    for (const std::string& field : hdf5::names_in(file, "/parameters/" + parameter)) {
+      CheckpointDataset d{parameter, field, {}, DType::f32, 0};
+      const hdf5::Handle dataset = hdf5::open_dataset(file, d.path());
+      d.type = dtype_of_dataset(dataset, d.path());
+      d.offset = hdf5::plain_offset(dataset, d.path(), file_.bytes());
+      for (hsize_t extent : hdf5::dims_of(dataset, d.path()))
+        d.shape.push_back(static_cast<std::int64_t>(extent));
+      require(!d.shape.empty(), "dataset {} has no dimensions", d.path());
+      datasets_.push_back(std::move(d));
+    }
   }
-}
-
-CheckpointFile::CheckpointFile(const std::string& path, bool writable)
-    : path_(path), file_(hdf5::open_file(path, writable, access_list())) {}
-
-CheckpointFile::CheckpointFile(const std::string& path, const Communicator& world) : path_(path) {
-  const hdf5::Handle access = access_list();
-  hdf5::check(H5Pset_fapl_mpio(access, world.mpi(), MPI_INFO_NULL), "MPI-IO for " + path);
-  file_ = hdf5::open_file(path, true, access);
-}
-
-std::vector<CheckpointDataset> CheckpointFile::datasets() const {
-  return named([&] {
-    std::vector<CheckpointDataset> datasets;
-    for (const std::string& parameter : hdf5::names_in(file_, "/parameters")) {
-      for (const std::string& field : hdf5::names_in(file_, "/parameters/" + parameter)) {
-        CheckpointDataset d{parameter, field, {}, DType::f32};
-        const hdf5::Handle dataset = hdf5::open_dataset(file_, d.path());
-        d.type = dtype_of_dataset(dataset, d.path());
-        for (hsize_t extent : hdf5::dims_of(dataset, d.path()))
-          d.shape.push_back(static_cast<std::int64_t>(extent));
-        datasets.push_back(std::move(d));
-      }
-    }
-    return datasets;
-  });
-}
-
-std::vector<DataExtent> CheckpointFile::extents(
-    const std::vector<CheckpointDataset>& datasets) const {
-  return named([&] {
-    std::vector<DataExtent> extents;
-    for (const CheckpointDataset& d : datasets) {
-      const hdf5::Handle dataset = hdf5::open_dataset(file_, d.path());
-      const haddr_t offset = H5Dget_offset(dataset);
-      require(offset != HADDR_UNDEF, "dataset {} has no place in the file", d.path());
-      extents.push_back({offset, static_cast<std::uint64_t>(d.numel()) * size_of(d.type)});
-    }
-    return extents;
-  });
-}
-
-void CheckpointFile::transfer(const CheckpointDataset& dataset, std::int64_t first,
-                              std::int64_t count, void* memory, Direction direction) {
-  named([&] {
-    const std::string name = dataset.path();
-    if (open_name_ != name) {
-      open_dataset_ = hdf5::open_dataset(file_, name);
-      open_name_ = name;
-    }
-    const hdf5::Handle file_space(H5Dget_space(open_dataset_), H5Sclose, "dataspace of " + name);
-    const hid_t type = hdf5::native_type(dataset.type);
-    auto* at = static_cast<std::byte*>(memory);
-    for (const Hyperslab& box : hyperslabs(dataset.shape, first, first + count)) {
-      const std::vector<hsize_t> start(box.start.begin(), box.start.end()),
-          extent(box.count.begin(), box.count.end());
-      hsize_t elements = 1;
-      for (hsize_t e : extent) elements *= e;
-      const hdf5::Handle memory_space = hdf5::simple_space({elements});
-      hdf5::check(H5Sselect_hyperslab(file_space, H5S_SELECT_SET, start.data(), nullptr,
-                                      extent.data(), nullptr),
-                  "selecting elements of " + name);
-      const bool reading = direction == Direction::read;
-      hdf5::check(reading
-                      ? H5Dread(open_dataset_, type, memory_space, file_space, H5P_DEFAULT, at)
-                      : H5Dwrite(open_dataset_, type, memory_space, file_space, H5P_DEFAULT, at),
-                  fmt::format("{} dataset {}, elements [{}, {})", reading ? "reading" : "writing",
-                              name, first, first + count));
-      at += elements * size_of(dataset.type);
-    }
-  });
-}
-
-void CheckpointFile::write(const CheckpointDataset& dataset, std::int64_t first, std::int64_t count,
-                           const void* from) {
-  transfer(dataset, first, count, const_cast<void*>(from), Direction::write);
 }
 
 void CheckpointFile::read(const CheckpointDataset& dataset, std::int64_t first, std::int64_t count,
-                          void* to) {
-  transfer(dataset, first, count, to, Direction::read);
+                          void* to) const {
+  const std::size_t width = size_of(dataset.type);
+  require(0 <= first && 0 <= count && first + count <= dataset.numel(),
+          "{}: elements [{}, {}) of dataset {} of {}", file_.path(), first, first + count,
+          dataset.path(), dataset.numel());
+  file_.read(dataset.offset + static_cast<std::uint64_t>(first) * width, to,
+             static_cast<std::size_t>(count) * width);
 }
 
-CheckpointState CheckpointFile::state() const {
-  return named([&] {
-    require(hdf5::read_text_attribute(file_, "format") == kFormat, "attribute format is not \"{}\"",
-            kFormat);
-    CheckpointState state;
-    state.step = hdf5::read_int_attribute(file_, "step");
-    state.sampler.epoch = hdf5::read_int_attribute(file_, "sampler_epoch");
-    state.sampler.index = hdf5::read_int_attribute(file_, "sampler_index");
-    state.tokens_seen = hdf5::read_int_attribute(file_, "tokens_seen");
-    state.seconds_trained = hdf5::read_real_attribute(file_, "seconds_trained");
-    state.seed = hdf5::read_uint_attribute(file_, "seed");
-    state.git_hash = hdf5::read_text_attribute(file_, "git_hash");
-    const hdf5::Handle group = hdf5::open_group(file_, "state");
-    state.deck = hdf5::read_text(group, "deck");
-    const hdf5::Handle extra = hdf5::open_group(group, "extra");
-    for (const std::string& name : hdf5::names_in(group, "extra"))
-      state.extra[name] = hdf5::read_vector<double>(extra, name);
-    return state;
-  });
-}
-
-std::vector<std::uint64_t> CheckpointFile::checksums() const {
-  return named([&] { return hdf5::read_vector<std::uint64_t>(file_, "checksums"); });
-}
-
-void CheckpointFile::write_checksums(const std::vector<std::uint64_t>& sums) {
-  named([&] {
-    const hdf5::Handle dataset = hdf5::open_dataset(file_, "checksums");
-    require(hdf5::dims_of(dataset, "checksums") == std::vector<hsize_t>{sums.size()},
-            "dataset checksums has another size");
-    hdf5::check(H5Dwrite(dataset, H5T_NATIVE_UINT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, sums.data()),
-                "writing checksums");
-  });
-}
-
-void CheckpointFile::close() {
-  open_dataset_ = hdf5::Handle();
-  open_name_.clear();
-  const herr_t flushed = H5Fflush(file_, H5F_SCOPE_GLOBAL);
-  const std::string reason = flushed < 0 ? hdf5::last_error() : "";
-  file_.close("closing " +
-              path_);  // also after a failed flush: with MPI-IO every rank has to come here
-  require(flushed >= 0, "{}: flushing to the disk: {}", path_, reason);
+void CheckpointFile::verify(std::size_t first, std::size_t last,
+                            std::atomic<std::int64_t>* progress) const {
+  file_.drop_cache();
+  const auto ranges = checksum_ranges(datasets_);
+  std::vector<std::byte> buffer;
+  for (std::size_t i = first; i < last; ++i) {
+    const auto& [number, begin, end] = ranges[i];
+    const CheckpointDataset& dataset = datasets_[number];
+    buffer.resize(static_cast<std::size_t>(end - begin) * size_of(dataset.type));
+    read(dataset, begin, end - begin, buffer.data());
+    if (progress != nullptr) progress->fetch_add(static_cast<std::int64_t>(buffer.size()));
+    if (checksum(version_, dataset, begin, end, buffer.data()) != checksums_[i])
+      fail_damaged(file_.path(), dataset, begin, end);
+  }
 }
 
 }  // namespace ballast

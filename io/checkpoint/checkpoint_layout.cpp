@@ -8,6 +8,7 @@
 #include <map>
 #include <numeric>
 #include <sstream>
+#include <tuple>
 
 #include "parallel/comm/waits.hpp"
 
@@ -17,38 +18,6 @@ namespace {
 
 std::int64_t product(const Shape& shape) {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
-}
-
-/// Adds the boxes of flat elements [begin, end) of dimensions dim.. under the fixed leading indices
-/// `prefix`.
-void add_boxes(const Shape& shape, std::size_t dim, std::vector<std::uint64_t>& prefix,
-               std::int64_t begin, std::int64_t end, std::vector<Hyperslab>& boxes) {
-  if (begin == end) return;
-  const std::int64_t row = std::accumulate(shape.begin() + static_cast<std::ptrdiff_t>(dim) + 1,
-                                           shape.end(), std::int64_t{1}, std::multiplies<>());
-  const auto inside = [&](std::int64_t index, std::int64_t b, std::int64_t e) {
-    prefix.push_back(static_cast<std::uint64_t>(index));
-    add_boxes(shape, dim + 1, prefix, b, e, boxes);
-    prefix.pop_back();
-  };
-  std::int64_t first = begin / row;
-  const std::int64_t last = end / row;
-  if (begin % row != 0) {
-    inside(first, begin % row, first == last ? end % row : row);
-    if (first == last) return;
-    ++first;
-  }
-  if (first < last) {
-    Hyperslab box{prefix, std::vector<std::uint64_t>(prefix.size(), 1)};
-    box.start.push_back(static_cast<std::uint64_t>(first));
-    box.count.push_back(static_cast<std::uint64_t>(last - first));
-    for (std::size_t d = dim + 1; d < shape.size(); ++d) {
-      box.start.push_back(0);
-      box.count.push_back(static_cast<std::uint64_t>(shape[d]));
-    }
-    boxes.push_back(std::move(box));
-  }
-  if (end % row != 0) inside(last, 0, end % row);
 }
 
 /// Names and shapes as text, a parameter a line; tied copies are left out, since the parameter
@@ -82,6 +51,21 @@ Offer parse_offer(const std::string& text) {
   in.get();
   offer.fields.assign(std::istreambuf_iterator<char>(in), {});
   return offer;
+}
+
+/// What every rank says of its shard, on every rank.  Collective.
+std::vector<Offer> gather_offers(const Communicator& world, const CheckpointShard& shard) {
+  const std::string table = table_text(*shard.table);
+  std::int64_t numel = 0;
+  for (const Parameter& p : *shard.table) numel += p.numel();
+  const std::uint64_t hash =
+      XXH64(table.data(), table.size(), 0) ^ static_cast<std::uint64_t>(numel);
+  const std::string fields = shard.begin < shard.end ? fields_text(shard) : "";
+  std::vector<Offer> offers;
+  for (const std::string& text : world.all_gather(
+           fmt::format("{} {} {} {}\n{}", hash, shard.begin, shard.end, numel, fields)))
+    offers.push_back(parse_offer(text));
+  return offers;
 }
 
 /// The shards of one table must cover it, each element once.
@@ -120,6 +104,23 @@ std::vector<ChecksumRange> checksum_ranges(const std::vector<CheckpointDataset>&
   return ranges;
 }
 
+std::vector<std::size_t> first_ranges(const std::vector<CheckpointDataset>& datasets) {
+  std::vector<std::size_t> first{0};
+  for (const CheckpointDataset& d : datasets)
+    first.push_back(first.back() + static_cast<std::size_t>((d.numel() + kChecksumElements - 1) /
+                                                            kChecksumElements));
+  return first;
+}
+
+const CheckpointDataset* find_dataset(const std::vector<CheckpointDataset>& datasets,
+                                      const std::string& parameter, const std::string& field) {
+  const auto at = std::lower_bound(datasets.begin(), datasets.end(), std::tie(parameter, field),
+                                   [](const CheckpointDataset& d, const auto& wanted) {
+                                     return std::tie(d.parameter, d.field) < wanted;
+                                   });
+  return at != datasets.end() && at->parameter == parameter && at->field == field ? &*at : nullptr;
+}
+
 std::pair<std::size_t, std::size_t> ranges_of_rank(const std::vector<CheckpointDataset>& datasets,
                                                    const std::vector<ChecksumRange>& ranges,
                                                    int rank, int size) {
@@ -143,15 +144,6 @@ std::pair<std::size_t, std::size_t> ranges_of_rank(const std::vector<CheckpointD
     before += bytes(ranges[i]);
   }
   return {std::min(first, last), last};
-}
-
-std::vector<Hyperslab> hyperslabs(const Shape& shape, std::int64_t begin, std::int64_t end) {
-  require(0 <= begin && begin <= end && end <= product(shape),
-          "elements [{}, {}) of an array of shape {}", begin, end, to_string(shape));
-  std::vector<Hyperslab> boxes;
-  std::vector<std::uint64_t> prefix;
-  add_boxes(shape, 0, prefix, begin, end, boxes);
-  return boxes;
 }
 
 void for_each_part(const CheckpointShard& shard,
@@ -191,20 +183,41 @@ void check_shard(const CheckpointShard& shard) {
   }
 }
 
+CountedPart counted_part(const Communicator& world, const CheckpointShard& shard) {
+  const std::vector<Offer> offers = gather_offers(world, shard);
+  const auto rank = static_cast<std::size_t>(world.rank());
+  CountedPart part{shard.begin, shard.begin, true};
+  for (std::size_t holder = 0; holder < offers.size(); ++holder) {
+    const std::uint64_t table = offers[holder].table_hash;
+    const auto same = [&](const Offer& o) { return o.table_hash == table; };
+    if (std::find_if(offers.begin(), offers.end(), same) - offers.begin() !=
+        static_cast<std::ptrdiff_t>(holder))
+      continue;  // a table that an earlier rank has
+    std::vector<std::size_t> ranks;
+    for (std::size_t r = 0; r < offers.size(); ++r)
+      if (same(offers[r])) ranks.push_back(r);
+    std::stable_sort(ranks.begin(), ranks.end(), [&](std::size_t a, std::size_t b) {
+      return offers[a].begin < offers[b].begin;
+    });
+    std::int64_t covered = 0;
+    for (std::size_t r : ranks) {
+      part.complete =
+          part.complete && (offers[r].begin <= covered || offers[r].begin == offers[r].end);
+      const std::int64_t begin = std::max(covered, offers[r].begin);
+      if (r == rank && begin < offers[r].end) part = {begin, offers[r].end, part.complete};
+      covered = std::max(covered, offers[r].end);
+    }
+    part.complete = part.complete && covered == offers[holder].numel;
+  }
+  return part;
+}
+
 std::vector<CheckpointDataset> agree_layout(const Communicator& world,
                                             const CheckpointShard& shard) {
   on_all_ranks(world, [&] { check_shard(shard); });
   const std::string table = table_text(*shard.table);
-  std::int64_t numel = 0;
-  for (const Parameter& p : *shard.table) numel += p.numel();
-  const std::uint64_t hash =
-      XXH64(table.data(), table.size(), 0) ^ static_cast<std::uint64_t>(numel);
-  std::vector<Offer> offers;
-  const std::string fields = shard.begin < shard.end ? fields_text(shard) : "";
-  for (const std::string& text : world.all_gather(
-           fmt::format("{} {} {} {}\n{}", hash, shard.begin, shard.end, numel, fields))) {
-    offers.push_back(parse_offer(text));
-  }
+  const std::vector<Offer> offers = gather_offers(world, shard);
+  const std::uint64_t hash = offers[static_cast<std::size_t>(world.rank())].table_hash;
   // Ranks with equal tables (all of them, or those of a pipeline stage) let the lowest one send it.
   const auto first_with = [&](std::uint64_t h) {
     return std::find_if(offers.begin(), offers.end(),
@@ -239,7 +252,7 @@ std::vector<CheckpointDataset> agree_layout(const Communicator& world,
       std::istringstream lines(filled->fields);
       std::string field;
       for (int type = 0; lines >> field >> type;)
-        datasets.push_back({name, field, shape, static_cast<DType>(type)});
+        datasets.push_back({name, field, shape, static_cast<DType>(type), 0});
     }
   });
   return datasets;

@@ -1,6 +1,6 @@
 // What a checkpoint holds, in logical terms: datasets under full shapes, fixed ranges for
 // checksums, and which part of them a shard covers. Plain values; the only calls to other ranks are
-// in agree_layout.
+// in agree_layout and counted_part.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -17,9 +17,12 @@ struct CheckpointDataset {
   std::string parameter, field;
   Shape shape;
   DType type = DType::f32;
+  std::uint64_t offset = 0;  ///< of its first element in the file
   std::int64_t numel() const;
+  std::uint64_t bytes() const { return static_cast<std::uint64_t>(numel()) * size_of(type); }
   std::string group() const { return "/parameters/" + parameter; }
   std::string path() const { return group() + "/" + field; }
+  bool operator==(const CheckpointDataset&) const = default;
 };
 
 /// Elements [begin, end) of a dataset, under one checksum.
@@ -35,13 +38,11 @@ std::pair<std::size_t, std::size_t> ranges_of_rank(const std::vector<CheckpointD
                                                    const std::vector<ChecksumRange>& ranges,
                                                    int rank, int size);
 
-/// A box of a row-major array.
-struct Hyperslab {
-  std::vector<std::uint64_t> start, count;
-};
-/// Flat elements [begin, end) of a row-major array as boxes in ascending order: at most 2 rank - 1
-/// of them (head of a row, rows, tail).
-std::vector<Hyperslab> hyperslabs(const Shape& shape, std::int64_t begin, std::int64_t end);
+/// Number of the first checksum range of each dataset, and behind the last one their total.
+std::vector<std::size_t> first_ranges(const std::vector<CheckpointDataset>& datasets);
+/// The dataset of a parameter's field, or null; `datasets` are sorted.
+const CheckpointDataset* find_dataset(const std::vector<CheckpointDataset>& datasets,
+                                      const std::string& parameter, const std::string& field);
 
 /// Calls visit(parameter, first, count, at) for each parameter that the shard touches: its elements
 /// [first, first + count) are elements [at, at + count) of the shard's tensors.
@@ -54,6 +55,15 @@ void for_each_part(const CheckpointShard& shard,
 /// other fields or dtypes on some rank, one name with two shapes.
 std::vector<CheckpointDataset> agree_layout(const Communicator& world,
                                             const CheckpointShard& shard);
+
+/// The elements [begin, end) of this rank's flat buffer that it alone adds to sums over all ranks:
+/// each element of a table counts once, however many ranks hold it.  `complete`: the shards of all
+/// ranks together cover their tables.  Collective.
+struct CountedPart {
+  std::int64_t begin = 0, end = 0;
+  bool complete = false;
+};
+CountedPart counted_part(const Communicator& world, const CheckpointShard& shard);
 
 /// Throws Error when a shard contradicts itself: no table, a range outside it, a field of another
 /// size or dtype.

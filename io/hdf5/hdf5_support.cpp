@@ -52,6 +52,12 @@ Handle text_type(std::size_t bytes, const std::string& name) {
 
 }  // namespace
 
+void start() {
+  H5dont_atexit();
+  check(H5open(), "starting HDF5");
+  silence();
+}
+
 void silence() { H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr); }
 
 std::string last_error() {
@@ -175,6 +181,30 @@ std::vector<hsize_t> dims_of(hid_t dataset, const std::string& name) {
   return dims;
 }
 
+void refuse_external(hid_t dataset, const std::string& name) {
+  const Handle creation(H5Dget_create_plist(dataset), H5Pclose, "storage of " + name);
+  require(check(H5Pget_external_count(creation), "storage of " + name) == 0,
+          "dataset {} keeps its data in other files, which are not followed", name);
+}
+
+std::uint64_t plain_offset(hid_t dataset, const std::string& name, std::uint64_t file_bytes) {
+  refuse_external(dataset, name);
+  const Handle creation(H5Dget_create_plist(dataset), H5Pclose, "storage of " + name);
+  const Handle type(H5Dget_type(dataset), H5Tclose, "type of " + name);
+  std::uint64_t bytes = H5Tget_size(type);
+  for (hsize_t extent : dims_of(dataset, name)) {
+    require(extent == 0 || bytes <= file_bytes / extent,
+            "dataset {} claims more bytes than the file has", name);
+    bytes *= extent;
+  }
+  if (bytes == 0) return 0;
+  require(H5Pget_layout(creation) == H5D_CONTIGUOUS, "dataset {} is not contiguous", name);
+  const haddr_t offset = H5Dget_offset(dataset);
+  require(offset != HADDR_UNDEF && offset <= file_bytes && bytes <= file_bytes - offset,
+          "dataset {} does not lie inside the file", name);
+  return offset;
+}
+
 std::vector<std::string> names_in(hid_t parent, const std::string& group_name) {
   const Handle group = open_group(parent, group_name);
   H5G_info_t info{};
@@ -189,6 +219,9 @@ std::vector<std::string> names_in(hid_t parent, const std::string& group_name) {
                              H5P_DEFAULT),
           "listing group " + group_name);
     name.pop_back();
+    H5L_info_t link{};
+    check(H5Lget_info(group, name.c_str(), &link, H5P_DEFAULT), "link " + name);
+    require(link.type == H5L_TYPE_HARD, "{}/{} is a link to another place", group_name, name);
     names.push_back(std::move(name));
   }
   return names;

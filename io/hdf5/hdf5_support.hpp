@@ -15,6 +15,10 @@
 
 namespace ballast::hdf5 {
 
+/// Starts the library so that a failed close cannot end the process: HDF5 then neither clears up at
+/// exit nor inside MPI_Finalize, where a file that could not be closed brings it down.  To be
+/// called before MPI starts; files are closed by their handles.
+void start();
 /// Stops HDF5 from printing its error stack.  Every function here that opens a file calls it.
 void silence();
 /// The innermost entries of HDF5's error stack in one line ("" when it is empty), and clears it.
@@ -88,8 +92,14 @@ Handle create_dataset(hid_t parent, const std::string& name, hid_t type,
                       const std::vector<hsize_t>& dims, hid_t creation = H5P_DEFAULT);
 Handle open_dataset(hid_t parent, const std::string& name);
 std::vector<hsize_t> dims_of(hid_t dataset, const std::string& name);
-std::vector<std::string> names_in(hid_t parent,
-                                  const std::string& group);  ///< links of a group, ascending
+/// Hard links of a group, ascending.  Errors: a link of another kind, which may lead to other
+/// files.
+std::vector<std::string> names_in(hid_t parent, const std::string& group);
+/// Offset in the file of a dataset that lies in one piece inside it.  Errors: chunked or compressed
+/// storage, external files, a size beyond `file_bytes`.
+std::uint64_t plain_offset(hid_t dataset, const std::string& name, std::uint64_t file_bytes);
+/// Errors: the raw data of a dataset lies in other files.
+void refuse_external(hid_t dataset, const std::string& name);
 
 /// Attributes of a file, group or dataset.  Reading refuses another class of type.
 void write_attribute(hid_t object, const std::string& name, std::int64_t value);

@@ -139,6 +139,8 @@ void set_wait_limit(double seconds, const Recorder* recorder) {
   watch_gpu_waits();
 }
 
+double wait_limit() { return g_limit_s; }
+
 void watch_gpu_waits() {
 #ifdef BALLAST_HAVE_CUDA
   cuda::set_wait_watch([](double waited_s) {

@@ -19,6 +19,8 @@ void wait_all(std::vector<MPI_Request>& requests, std::vector<MPI_Status>& statu
 /// Seconds without progress (600 until set), and whose last event is reported; `recorder` must live
 /// as long as ranks wait.
 void set_wait_limit(double seconds, const Recorder* recorder = nullptr);
+/// The seconds of set_wait_limit.
+double wait_limit();
 /// Puts the host's waits for the GPU under the same limit, and lets them see errors of NCCL.
 /// set_wait_limit and NCCL's first use call it.
 void watch_gpu_waits();

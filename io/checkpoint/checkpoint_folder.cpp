@@ -1,0 +1,100 @@
+#include "io/checkpoint/checkpoint_folder.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+
+#include "core/base/error.hpp"
+#include "io/checkpoint/raw_file.hpp"
+
+namespace ballast {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kPartial = ".partial";
+constexpr const char* kDamaged = ".damaged";
+
+/// Step of a checkpoint's file name, or nothing for any other name.
+std::optional<std::int64_t> step_of(const std::string& name) {
+  std::int64_t step = 0;
+  if (name.compare(0, 5, "step_") != 0) return std::nullopt;
+  std::from_chars(name.data() + 5, name.data() + name.size(), step);
+  return checkpoint_name(step) == name ? std::optional(step) : std::nullopt;
+}
+
+/// Names in `dir`; none where there is no such folder.
+std::vector<std::string> names_of(const std::string& dir) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entry(dir, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
+    names.push_back(entry->path().filename().string());
+  require(!error || error == std::errc::no_such_file_or_directory,
+          "checkpoint folder {} cannot be read: {}", dir, error.message());
+  return names;
+}
+
+/// `name` with its ending, if it is one that follows a checkpoint's name.
+bool follows_checkpoint(const std::string& name, const char* ending) {
+  const std::size_t at = name.find(ending);
+  return at != std::string::npos && step_of(name.substr(0, at)).has_value();
+}
+
+}  // namespace
+
+std::string checkpoint_name(std::int64_t step) { return fmt::format("step_{:08}.h5", step); }
+
+std::vector<std::int64_t> checkpoint_steps(const std::string& dir) {
+  std::vector<std::int64_t> steps;
+  for (const std::string& name : names_of(dir))
+    if (const auto step = step_of(name)) steps.push_back(*step);
+  std::sort(steps.rbegin(), steps.rend());
+  return steps;
+}
+
+bool holds_damaged(const std::string& dir) {
+  const auto names = names_of(dir);
+  return std::any_of(names.begin(), names.end(),
+                     [](const std::string& n) { return follows_checkpoint(n, kDamaged); });
+}
+
+void remove_partials(const std::string& dir) {
+  for (const std::string& name : names_of(dir))
+    if (name.ends_with(kPartial) && follows_checkpoint(name, kPartial))
+      fs::remove(dir + "/" + name);
+}
+
+void prune(const std::string& dir, std::int64_t newest, int keep) {
+  int kept = 0;
+  for (std::int64_t step : checkpoint_steps(dir)) {
+    std::error_code ignored;
+    if (step <= newest && ++kept > std::max(keep, 2))
+      fs::remove(dir + "/" + checkpoint_name(step), ignored);
+  }
+}
+
+std::string set_aside(const std::string& path) {
+  std::string name = path + kDamaged;
+  for (int i = 2; fs::exists(name); ++i) name = fmt::format("{}{}.{}", path, kDamaged, i);
+  std::error_code error;
+  fs::rename(path, name, error);
+  require(!error, "{} cannot be renamed to {}: {}", path, name, error.message());
+  return name;
+}
+
+std::string move_overtaken(const std::string& dir, std::int64_t step) {
+  std::string folder;
+  for (std::int64_t later : checkpoint_steps(dir)) {
+    if (later <= step) continue;
+    for (int i = 1; folder.empty(); ++i)
+      if (const std::string name = fmt::format("{}/overtaken_{}", dir, i); !fs::exists(name))
+        fs::create_directory(folder = name);
+    fs::rename(dir + "/" + checkpoint_name(later), folder + "/" + checkpoint_name(later));
+  }
+  if (!folder.empty()) sync_directory(dir);
+  return folder;
+}
+
+}  // namespace ballast

@@ -1,0 +1,29 @@
+// The folder of a run's checkpoints: step_XXXXXXXX.h5, step_XXXXXXXX.h5.partial while one is
+// written, step_XXXXXXXX.h5.damaged for what was found unsound, overtaken_N/ for what a run that
+// went back left behind.  Calls of one rank.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ballast {
+
+std::string checkpoint_name(std::int64_t step);
+/// Steps with a checkpoint in `dir`, newest first; none where there is no such folder.  Errors: the
+/// folder cannot be read.
+std::vector<std::int64_t> checkpoint_steps(const std::string& dir);
+/// Whether `dir` holds checkpoints that were found unsound.
+bool holds_damaged(const std::string& dir);
+/// Removes what a killed write left.
+void remove_partials(const std::string& dir);
+/// Removes all but the newest `keep` files of steps up to `newest`, and at least the one before it:
+/// until a step after `newest` succeeded, nobody knows that its state is any good.
+void prune(const std::string& dir, std::int64_t newest, int keep);
+/// Renames a file to NAME.damaged (or NAME.damaged.2 ...) and returns the new name.
+std::string set_aside(const std::string& path);
+/// Moves every checkpoint of a step after `step` to a new folder DIR/overtaken_N, and returns that
+/// folder ("" when there was nothing to move): a run that goes back leaves the branch that it
+/// abandons there, so that the newest file is always that of the branch continued last.
+std::string move_overtaken(const std::string& dir, std::int64_t step);
+
+}  // namespace ballast

@@ -1,0 +1,400 @@
+#include "io/checkpoint/checkpoint_writer.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <utility>
+
+#include "io/checkpoint/checkpoint_file.hpp"
+#include "io/checkpoint/checkpoint_folder.hpp"
+#include "io/checkpoint/shared_pages.hpp"
+#include "kernels/ops/element_sum.hpp"
+#include "parallel/comm/host_copy.hpp"
+#include "parallel/comm/waits.hpp"
+
+namespace ballast {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::int64_t kSmallestBuffer = std::int64_t{64} << 20;
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Elements of the file in host memory.
+struct Piece {
+  std::size_t dataset = 0;
+  std::int64_t first = 0, count = 0;
+  const std::byte* data = nullptr;
+};
+
+}  // namespace
+
+struct CheckpointWriter::Job {
+  std::vector<CheckpointDataset> datasets;
+  CheckpointPlaces places;
+  CheckpointState state;
+  std::string path, partial;
+  std::vector<Piece> pieces;  ///< of this rank, in the snapshot or the shard
+  SharedPages pages;
+  std::vector<std::uint64_t> sums;
+  std::unique_ptr<CheckpointFile> file;  ///< while it is read back
+  Fence copied;
+  double began_s = 0, thread_s = 0;  ///< start of all, seconds of this phase's threads
+  CheckpointOutcome outcome;
+};
+
+namespace {
+
+/// Sums the pieces, writes them and syncs.
+void write_pieces(const std::string& path, const std::vector<CheckpointDataset>& datasets,
+                  const std::vector<Piece>& pieces, const SharedPages& pages,
+                  std::vector<std::uint64_t>& sums, std::atomic<std::int64_t>& progress) {
+  const RawFile file(path, true);
+  const std::vector<std::size_t> first_range = first_ranges(datasets);
+  for (const Piece& piece : pieces) {
+    const CheckpointDataset& dataset = datasets[piece.dataset];
+    const std::size_t width = size_of(dataset.type);
+    for (std::int64_t at = piece.first, end = piece.first + piece.count; at < end;) {
+      const std::int64_t stop = std::min(end, (at / kChecksumElements + 1) * kChecksumElements);
+      const std::byte* data = piece.data + static_cast<std::size_t>(at - piece.first) * width;
+      const ElementSum found = element_sum(data, dataset.type, at, stop - at);
+      require(found.nonfinite == 0,
+              "dataset {} has {} values that are not finite in elements [{}, {}): such a state is "
+              "not saved",
+              dataset.path(), found.nonfinite, at, stop);
+      sums[first_range[piece.dataset] + static_cast<std::size_t>(at / kChecksumElements)] +=
+          found.sum;
+      const std::uint64_t begin = dataset.offset + static_cast<std::uint64_t>(at) * width,
+                          last = dataset.offset + static_cast<std::uint64_t>(stop) * width;
+      const auto [from, to] = pages.own_part(begin, last);
+      if (from < to) file.write(from, data + (from - begin), to - from, &progress);
+      at = stop;
+    }
+  }
+  pages.write(file);
+  file.sync();
+}
+
+/// Pieces of a shard whose fields are in host memory.
+std::vector<Piece> pieces_of(const std::vector<CheckpointDataset>& datasets,
+                             const CheckpointShard& shard) {
+  std::vector<Piece> pieces;
+  for_each_part(shard, [&](const Parameter& parameter, std::int64_t first, std::int64_t count,
+                           std::int64_t at) {
+    if (parameter.tied_copy) return;
+    for (const auto& [field, tensor] : shard.fields) {
+      const CheckpointDataset* dataset = find_dataset(datasets, parameter.name, field);
+      pieces.push_back({static_cast<std::size_t>(dataset - datasets.data()), first, count,
+                        static_cast<const std::byte*>(tensor.raw()) +
+                            static_cast<std::size_t>(at) * size_of(tensor.dtype())});
+    }
+  });
+  return pieces;
+}
+
+std::int64_t bytes_of(const CheckpointShard& shard) {
+  std::int64_t bytes = 0;
+  for (const auto& [field, tensor] : shard.fields)
+    bytes += static_cast<std::int64_t>(tensor.bytes());
+  return shard.begin < shard.end ? bytes : 0;
+}
+
+bool on_host(const CheckpointShard& shard) {
+  return shard.fields.empty() || shard.fields.begin()->second.space() == Space::host;
+}
+
+}  // namespace
+
+CheckpointWriter::CheckpointWriter(const Communicator& world, std::string dir, int keep,
+                                   std::int64_t snapshot_bytes)
+    : world_(world), dir_(std::move(dir)), keep_(keep), snapshot_bytes_(snapshot_bytes) {}
+
+CheckpointWriter::~CheckpointWriter() {
+  if (thread_.joinable()) thread_.join();
+}
+
+CheckpointOutcome CheckpointWriter::guarded(const std::function<void()>& work) {
+  try {
+    work();
+    return {};
+  } catch (const CollectiveError& error) {  // on every rank alike
+    if (thread_.joinable()) thread_.join();
+    CheckpointOutcome failed = job_->outcome;
+    failed.kind = CheckpointOutcome::Kind::failed;
+    failed.problem = error.what();
+    if (std::error_code ignored; world_.rank() == 0 && !job_->partial.empty())
+      fs::remove(job_->partial, ignored);
+    job_.reset();
+    phase_ = Phase::idle;
+    return failed;
+  }
+}
+
+CheckpointOutcome CheckpointWriter::begin(const CheckpointShard& shard,
+                                          const CheckpointState& state) {
+  require(phase_ == Phase::idle, "a checkpoint is in flight");
+  job_ = std::make_unique<Job>();
+  job_->began_s = now_s();
+  job_->outcome.step = state.step;
+  job_->outcome.path = dir_ + "/" + checkpoint_name(state.step);
+  CheckpointOutcome outcome = guarded([&] {
+    lay_out(shard, state);
+    const std::int64_t most = world_.all_reduce(bytes_of(shard), Reduction::max);
+    job_->outcome.synchronous = most > snapshot_bytes_;
+    if (!job_->outcome.synchronous) return take_snapshot(shard);
+    write_in_rounds(shard);
+  });
+  if (outcome.kind == CheckpointOutcome::Kind::failed) return outcome;
+  if (job_->outcome.synchronous) return finish();
+  job_->outcome.waited_s = now_s() - job_->began_s;
+  return {};
+}
+
+void CheckpointWriter::lay_out(const CheckpointShard& shard, const CheckpointState& state) {
+  Job& job = *job_;
+  job.state = state;
+  job.path = job.outcome.path;
+  job.partial = job.path + ".partial";
+  job.datasets = agree_layout(world_, shard);
+  for (const CheckpointDataset& d : job.datasets)
+    job.outcome.bytes += static_cast<std::int64_t>(d.bytes());
+  std::string places;
+  on_all_ranks(world_, [&] {
+    require(state.step >= 0 && keep_ >= 1,
+            "checkpoint of step {} with checkpoint.keep = {}: neither can be negative, and keep is "
+            "at least 1",
+            state.step, keep_);
+    if (world_.rank() != 0) return;
+    fs::create_directories(dir_);
+    remove_partials(dir_);
+    // Once with an estimate, so that HDF5 itself does not meet the full disk, and once with the
+    // size that the file has got.
+    std::uint64_t bytes = (std::uint64_t{1} << 20) + state.deck.size();
+    for (const CheckpointDataset& d : job.datasets) bytes += d.bytes() + 2 * kCheckpointPage;
+    reserve_space(job.partial, bytes, true);
+    job.places = create_checkpoint_file(job.partial, job.datasets, state);
+    reserve_space(job.partial, fs::file_size(job.partial), false);
+    RawFile(job.partial, true).sync();
+    for (const CheckpointDataset& d : job.datasets) places += fmt::format("{} ", d.offset);
+  });
+  places = world_.broadcast(places, 0);
+  const char* at = places.c_str();
+  for (CheckpointDataset& d : job.datasets) {
+    char* next = nullptr;
+    d.offset = std::strtoull(at, &next, 10);
+    at = next;
+  }
+  job.sums.assign(first_ranges(job.datasets).back(), 0);
+  job.pages = share_pages(world_, job.datasets, shard);
+}
+
+void CheckpointWriter::take_snapshot(const CheckpointShard& shard) {
+  const std::int64_t bytes = bytes_of(shard);
+  on_all_ranks(world_, [&] {
+    if (!snapshot_.defined() || static_cast<std::int64_t>(snapshot_.bytes()) < bytes) {
+      snapshot_ = Tensor();
+      snapshot_ = Tensor::empty({bytes}, DType::u8, pinned_device(), MemoryCategory::offloaded);
+    }
+  });
+  CheckpointShard copy = shard;
+  std::int64_t at = 0;
+  for (auto& [field, tensor] : copy.fields) {
+    const Tensor& from = shard.fields.at(field);
+    tensor =
+        Tensor::wrap(static_cast<std::byte*>(snapshot_.raw()) + at, from.shape(), from.dtype());
+    if (bytes > 0) at += static_cast<std::int64_t>(from.bytes());
+    if (bytes > 0 && from.bytes() > 0)
+      job_->copied =
+          copy_beside(device_of(from.space()), Queue::to_host, {{tensor, from}}, nullptr);
+  }
+  job_->pieces = pieces_of(job_->datasets, copy);
+  phase_ = Phase::copying;
+  if (on_host(shard)) release();
+}
+
+void CheckpointWriter::release() {
+  if (phase_ != Phase::copying) return;
+  const double began = now_s();
+  if (!job_->copied.empty()) {
+    Device& device = *cuda_device();
+    wait_for_copy(device, job_->copied, nullptr);
+    device.wait(job_->copied);
+  }
+  job_->outcome.waited_s += now_s() - began;
+  phase_ = Phase::writing;
+  start_thread([this] {
+    write_pieces(job_->partial, job_->datasets, job_->pieces, job_->pages, job_->sums, progress_);
+  });
+}
+
+void CheckpointWriter::write_in_rounds(const CheckpointShard& shard) {
+  phase_ = Phase::writing;
+  const auto write = [&](const CheckpointShard& part) {
+    job_->pieces = pieces_of(job_->datasets, part);
+    start_thread([this] {
+      write_pieces(job_->partial, job_->datasets, job_->pieces, job_->pages, job_->sums, progress_);
+    });
+  };
+  // In host memory nothing changes while training waits, so no copy is needed.
+  if (world_.all_reduce(std::int64_t{on_host(shard)}, Reduction::min) != 0) return write(shard);
+  const std::int64_t elements = shard.end - shard.begin,
+                     width = elements > 0 ? bytes_of(shard) / elements : 1,
+                     room = std::max(kSmallestBuffer, snapshot_bytes_) / width;
+  const std::int64_t rounds =
+      world_.all_reduce((elements + room - 1) / std::max<std::int64_t>(room, 1), Reduction::max);
+  for (std::int64_t r = 0; r < rounds; ++r) {
+    const std::int64_t begin = std::min(elements, r * room), end = std::min(elements, begin + room);
+    CheckpointShard part = shard;
+    part.begin = shard.begin + begin;
+    part.end = shard.begin + end;
+    on_all_ranks(world_, [&] {
+      for (auto& [field, tensor] : part.fields) {
+        const Tensor from = tensor.rows(begin, end);
+        tensor = Tensor::empty({end - begin}, from.dtype());
+        if (end > begin) tensor.copy_from(from);
+      }
+      if (end > begin) device_of(shard.fields.begin()->second.space()).synchronize();
+    });
+    write(part);
+    threads_done(true);
+    if (r + 1 < rounds) join_all();
+  }
+}
+
+void CheckpointWriter::start_thread(std::function<void()> work) {
+  if (thread_.joinable()) thread_.join();
+  thread_problem_.clear();
+  thread_done_ = false;
+  thread_ = std::thread([this, work = std::move(work), began = now_s()] {
+    try {
+      work();
+    } catch (const std::exception& error) {
+      thread_problem_ = *error.what() ? error.what() : "unknown error";
+    }
+    job_->thread_s += now_s() - began;
+    thread_done_ = true;
+  });
+}
+
+bool CheckpointWriter::threads_done(bool wait) {
+  const auto all_done = [&] {
+    return world_.all_reduce(std::int64_t{thread_done_.load()}, Reduction::min) != 0;
+  };
+  if (!wait) return all_done();
+  std::int64_t before = -1;
+  double since = now_s();
+  while (!all_done()) {
+    // Ranks that are done wait with the others, so only the sum over all of them tells a slow
+    // storage from one that hangs.
+    const std::int64_t total = world_.all_reduce(progress_.load());
+    if (total != before) since = now_s();
+    before = total;
+    if (now_s() - since > wait_limit())
+      fail_here(fmt::format("checkpoint {}: {} for {:.1f} s without progress (run.hang_timeout_s)",
+                            job_->path,
+                            thread_done_ ? "waited for the storage of other ranks"
+                                         : "this rank's storage has not answered",
+                            now_s() - since));
+    ::usleep(1000);
+  }
+  return true;
+}
+
+void CheckpointWriter::join_all() {
+  if (thread_.joinable()) thread_.join();
+  on_all_ranks(world_, [&] { require(thread_problem_.empty(), "{}", thread_problem_); });
+}
+
+void CheckpointWriter::begin_check() {
+  Job& job = *job_;
+  join_all();
+  job.outcome.write_s = world_.all_reduce(std::exchange(job.thread_s, 0), Reduction::max);
+  std::vector<MPI_Request> requests(1);
+  check_mpi(MPI_Iallreduce(MPI_IN_PLACE, job.sums.data(), static_cast<int>(job.sums.size()),
+                           MPI_UINT64_T, MPI_SUM, world_.mpi(), requests.data()),
+            "adding up checkpoint sums");
+  wait_all(requests);
+  on_all_ranks(world_, [&] {
+    if (world_.rank() != 0) return;
+    const RawFile file(job.partial, true);
+    file.write(job.places.checksums, job.sums.data(), job.sums.size() * sizeof(std::uint64_t));
+    std::vector<DataExtent> extents;
+    for (const CheckpointDataset& d : job.datasets) extents.push_back({d.offset, d.bytes()});
+    seal(job.partial, job.places.block_bytes, std::move(extents));
+    file.drop_cache();
+    check_seal(job.partial);
+  });
+  // What the storage gives back, structure and state included, must be what the ranks hold.
+  on_all_ranks(world_, [&] {
+    job.file = std::make_unique<CheckpointFile>(job.partial);
+    const CheckpointFile& file = *job.file;
+    bool same = file.checksums() == job.sums && (world_.rank() != 0 || file.state() == job.state) &&
+                file.datasets().size() == job.datasets.size();
+    for (std::size_t d = 0; same && d < job.datasets.size(); ++d)
+      same = file.datasets()[d] == job.datasets[d];
+    require(same, "{}: what was read back is not what was written", job.partial);
+  });
+  phase_ = Phase::checking;
+  const auto [first, last] =
+      ranges_of_rank(job.datasets, checksum_ranges(job.datasets), world_.rank(), world_.size());
+  start_thread([this, first = first, last = last] { job_->file->verify(first, last, &progress_); });
+}
+
+void CheckpointWriter::publish() {
+  Job& job = *job_;
+  join_all();
+  job.outcome.check_s = world_.all_reduce(std::exchange(job.thread_s, 0), Reduction::max);
+  job.file.reset();
+  on_all_ranks(world_, [&] {
+    if (world_.rank() != 0) return;
+    fs::rename(job.partial, job.path);
+    job.partial.clear();
+    sync_directory(dir_);
+    prune(dir_, job.state.step, keep_);
+  });
+}
+
+CheckpointOutcome CheckpointWriter::advance(bool wait) {
+  if (phase_ == Phase::idle) return {};
+  const double began = now_s();
+  CheckpointOutcome outcome;
+  const CheckpointOutcome failed = guarded([&] {
+    if (phase_ == Phase::copying && wait) release();
+    while (phase_ != Phase::idle && phase_ != Phase::copying && threads_done(wait)) {
+      if (phase_ == Phase::writing) {
+        begin_check();
+        continue;
+      }
+      publish();
+      outcome = job_->outcome;
+      outcome.kind = CheckpointOutcome::Kind::written;
+      phase_ = Phase::idle;
+    }
+  });
+  if (failed.kind == CheckpointOutcome::Kind::failed) outcome = failed;
+  if (outcome.kind != CheckpointOutcome::Kind::none) {
+    outcome.waited_s += now_s() - began;
+    job_.reset();
+  } else if (job_) {
+    job_->outcome.waited_s += now_s() - began;
+  }
+  return outcome;
+}
+
+CheckpointOutcome CheckpointWriter::poll() { return advance(false); }
+CheckpointOutcome CheckpointWriter::finish() { return advance(true); }
+
+std::string write_checkpoint(const std::string& dir, const Communicator& world,
+                             const CheckpointShard& shard, const CheckpointState& state, int keep) {
+  CheckpointWriter writer(world, dir, keep, 0);
+  const CheckpointOutcome outcome = writer.begin(shard, state);
+  check_all(world, outcome.kind == CheckpointOutcome::Kind::written, outcome.problem);
+  return outcome.path;
+}
+
+}  // namespace ballast

@@ -1,0 +1,44 @@
+// A file by its descriptor: whole reads and writes at given places, from any thread, with errors
+// that name the file.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace ballast {
+
+class RawFile {
+ public:
+  /// Opens a regular file; a FIFO or a device is an error at once, not a wait.
+  RawFile(const std::string& path, bool writable);
+  ~RawFile();
+  RawFile(const RawFile&) = delete;
+  RawFile& operator=(const RawFile&) = delete;
+  const std::string& path() const { return path_; }
+  std::uint64_t bytes() const;
+  /// All of bytes [offset, offset + count); short transfers and interruptions are continued.
+  /// `progress`, where given, counts the bytes as they are done.
+  void read(std::uint64_t offset, void* to, std::size_t count,
+            std::atomic<std::int64_t>* progress = nullptr) const;
+  void write(std::uint64_t offset, const void* from, std::size_t count,
+             std::atomic<std::int64_t>* progress = nullptr) const;
+  /// Until the storage has it.
+  void sync() const;
+  /// Asks the system to forget what it holds of the file in memory, so that reads come from the
+  /// storage.  What was not synced stays.
+  void drop_cache() const;
+
+ private:
+  std::string path_;
+  int descriptor_;
+};
+
+/// Takes disk space for bytes [0, bytes) of a file before anybody writes there: a full disk then
+/// shows here.  File systems without such a call leave it to the writes.  Creates and empties the
+/// file when `create` is set.
+void reserve_space(const std::string& path, std::uint64_t bytes, bool create);
+/// Until the storage has the names in a folder.
+void sync_directory(const std::string& dir);
+
+}  // namespace ballast
