@@ -17,7 +17,7 @@
 #include "app/train/session.hpp"
 #include "ballast_version.hpp"
 #include "core/base/random.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "core/predict/latency_model.hpp"
 #include "io/profile/profile_file.hpp"
 

@@ -9,7 +9,7 @@
 #include "app/command/bench.hpp"
 #include "core/base/random.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 
@@ -67,7 +67,7 @@ class Relative {
   double difference_ = 0, size_ = 0;
 };
 
-std::span<const BlockRun> runs_of(const AttentionIndex& index, std::int64_t head,
+std::span<const BlockRun> runs_of(const AttentionPattern& index, std::int64_t head,
                                   std::int64_t query) {
   const std::int64_t list = (index.index_heads == 1 ? 0 : head) * index.q_blocks() + query / kBlock;
   return {index.runs.data() + index.run_offset[list],
@@ -88,8 +88,8 @@ std::string to_string(const AttentionErrors& e) {
 }
 
 AttentionErrors sampled_errors(const AttentionRun& run, std::int64_t samples, std::uint64_t seed) {
-  const AttentionIndex& index = *run.index;
-  require(index.row_masks.empty() && !index.has_bars(), "the sampled reference knows runs only");
+  const AttentionPattern& index = *run.index;
+  require(index.row_masks.empty() && !index.has_columns(), "the sampled reference knows runs only");
   const std::int64_t n = run.q.size(0), heads = run.q.size(1), group = heads / run.k.size(1);
   const auto draw = [&](const char* what, std::int64_t sample, std::int64_t below) {
     return static_cast<std::int64_t>(

@@ -19,7 +19,7 @@ Tensor attention_values(std::uint64_t seed, const char* what, std::int64_t token
 /// One whole call, all in host memory: operands, and the results to judge (o, dq [tokens, q_heads,
 /// D]; lse [q_heads, tokens]).
 struct AttentionRun {
-  const AttentionIndex* index = nullptr;  ///< without row masks and bars
+  const AttentionPattern* index = nullptr;  ///< without row masks and columns
   double scale = 1;
   Tensor q, k, v, d_o;
   Tensor o, lse, dq, dk, dv;

@@ -54,7 +54,7 @@ std::vector<std::int64_t> segment_lengths(const BenchSettings& settings, std::in
 
 /// Keeps of each query block's key blocks a random part `density` in runs of `run` blocks, the own
 /// block always.
-void thin_out(AttentionIndex& index, double density, std::int64_t run, std::uint64_t seed) {
+void thin_out(AttentionPattern& index, double density, std::int64_t run, std::uint64_t seed) {
   std::vector<BlockRun> runs;
   for (std::int64_t b = 0; b < index.q_blocks(); ++b) {
     const BlockRun whole = index.runs[index.run_offset[b]];
@@ -93,7 +93,7 @@ BenchResult run(const BenchSettings& settings) {
   for (std::size_t s = 0; s < lengths.size(); ++s)
     batch.segments.push_back({static_cast<std::int64_t>(s), 0, lengths[s], 0});
   const auto axis = local_tokens(batch, SequenceLayout(LayoutKind::contiguous, n, 1), 0);
-  AttentionIndex index = dense_index(axis, axis);
+  AttentionPattern index = dense_pattern(axis, axis);
   if (density < 1) thin_out(index, density, settings.integer("run"), seed);
   const double pairs = static_cast<double>(q_heads) * index.pairs_per_head(),
                kept = index.pairs_per_head() / index.visible_pairs();

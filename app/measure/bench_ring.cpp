@@ -180,7 +180,7 @@ BenchResult measure(const RingProblem& p, const BenchSettings& settings, const C
     AttentionErrors errors;
     if (world.rank() == 0) {
       const auto axis = local_tokens(whole.batch, whole.layout, 0);
-      const AttentionIndex index = dense_index(axis, axis);
+      const AttentionPattern index = dense_pattern(axis, axis);
       run.index = &index;
       run.q = host(whole.in.q), run.k = host(whole.in.k), run.v = host(whole.in.v),
       run.d_o = host(whole.d_o);

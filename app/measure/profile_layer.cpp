@@ -203,17 +203,17 @@ MeasuredPasses LayerProfiler::whole(const std::vector<BudgetSegment>& segments, 
                                     std::int64_t block_tokens, const std::string& recompute) {
   std::int64_t tokens = 0;
   for (const BudgetSegment& s : segments) tokens += s.query_tokens;
-  LocalAttention attention(budget_index(segments, budget, block_tokens,
-                                        static_cast<int>(impl_->shape.query_heads),
-                                        impl_->options.seed));
+  LocalAttention attention(budgeted_pattern(segments, budget, block_tokens,
+                                            static_cast<int>(impl_->shape.query_heads),
+                                            impl_->options.seed));
   return impl_->run(tokens, recompute, attention);
 }
 
 MeasuredPasses LayerProfiler::attention(const std::vector<BudgetSegment>& segments,
                                         std::int64_t budget, std::int64_t block_tokens) {
   Impl& m = *impl_;
-  LocalAttention attention(budget_index(segments, budget, block_tokens,
-                                        static_cast<int>(m.shape.query_heads), m.options.seed));
+  LocalAttention attention(budgeted_pattern(segments, budget, block_tokens,
+                                            static_cast<int>(m.shape.query_heads), m.options.seed));
   std::int64_t n = 0, keys = 0;
   for (const BudgetSegment& s : segments)
     n += s.query_tokens, keys += s.query_tokens + s.prefix_tokens;

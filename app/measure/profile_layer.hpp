@@ -11,7 +11,7 @@
 #include "core/base/tensor.hpp"
 #include "core/model/model_shape.hpp"
 #include "core/observe/events.hpp"
-#include "core/plan/attention/budget_index.hpp"
+#include "core/plan/attention/budgeted_pattern.hpp"
 #include "core/predict/profile_table.hpp"
 
 namespace ballast {

@@ -7,7 +7,7 @@
 #include "app/train/deck_options.hpp"
 #include "ballast_version.hpp"
 #include "core/config/run_options.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "core/predict/latency_model.hpp"
 #include "io/profile/profile_file.hpp"
 

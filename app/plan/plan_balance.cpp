@@ -1,8 +1,8 @@
 // ballast plan: balance of a generated sparse pattern over context-parallel ranks and ring steps.
 #include "app/command/plan.hpp"
 #include "core/config/run_options.hpp"
-#include "core/plan/attention/generated_index.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/attention/generated_pattern.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 

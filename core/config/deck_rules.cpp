@@ -8,7 +8,7 @@
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/batch/balance_packing.hpp"
 #include "core/plan/batch/batch_plan.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "core/plan/context/ulysses_heads.hpp"
 
 namespace ballast {
@@ -334,20 +334,20 @@ void cost_rules(const Deck& deck, Rules& rules) {
 void dst_rules(const Deck& deck, Rules& rules) {
   const auto& budgets = deck.get<std::vector<std::int64_t>>("dst.budgets");
   const RunOptions options = RunOptions::from(deck);
-  const std::string& pattern = options.attention.pattern;
+  const PatternKind pattern = options.attention.pattern;
   const std::int64_t stated = deck.integer("dst.base_budget"),
                      base = stated == 0 ? options.attention.moba_top_k : stated;
   if (deck.boolean("dst.enabled")) {
-    if (pattern != "moba" && pattern != "vertical_slash")
+    if (pattern != PatternKind::moba && pattern != PatternKind::vertical_slash)
       rules.add({"dst.enabled", "attention.pattern"},
                 fmt::format("dst.enabled tunes the budget of attention.pattern = \"moba\" or "
                             "\"vertical_slash\"; \"{}\" has none",
-                            pattern));
+                            name(pattern)));
     if (options.attention.generated)
       rules.add({"dst.enabled", "attention.index"},
                 "dst.enabled needs routing scores, which attention.index = \"generated\" does not "
                 "have; set \"pattern\"");
-    if (pattern == "vertical_slash" && stated == 0)
+    if (pattern == PatternKind::vertical_slash && stated == 0)
       rules.add({"dst.base_budget", "dst.enabled"},
                 "dst.base_budget = 0: vertical_slash has no fixed budget; state the one that "
                 "tuning starts from");

@@ -101,7 +101,7 @@ std::vector<std::string> not_executable(const Deck& deck) {
 namespace {
 AttentionOptions attention_options(const Deck& deck) {
   AttentionOptions options;
-  options.pattern = deck.text("attention.pattern");
+  options.pattern = pattern_kind(deck.text("attention.pattern"));
   options.generated = deck.text("attention.index") == "generated";
   options.vertical_share = deck.real("attention.vertical_share");
   options.slash_share = deck.real("attention.slash_share");

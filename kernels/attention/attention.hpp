@@ -1,4 +1,4 @@
-// Attention of one call: blocked, over an AttentionIndex, with partial results that merge (rings,
+// Attention of one call: blocked, over an AttentionPattern, with partial results that merge (rings,
 // prefixes). Host implementation: attention_host*.cpp (BLAS for the products).  CUDA:
 // kernels/cuda/attention/attention.hpp.
 #pragma once
@@ -10,7 +10,7 @@ namespace ballast {
 /// o [q_tokens, Hq, D], lse [Hq, q_tokens] (natural log): overwritten.  q [q_tokens, Hq, D]; k, v
 /// [k_tokens, Hkv, D]; rows may be strided.  Hq is a multiple of Hkv; query head h reads key/value
 /// head h / (Hq / Hkv). Rows without keys: o = 0, lse = -inf.
-void attention_forward(const AttentionIndex& index, const Tensor& q, const Tensor& k,
+void attention_forward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
                        const Tensor& v, double scale, Tensor& o, Tensor& lse);
 
 /// Merges a partial result into a running one, in place: both are softmax averages over disjoint
@@ -22,7 +22,7 @@ void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta);
 
 /// Adds this call's contribution to dq, dk, dv (fp32 or fp64 accumulators, shapes of q, k, v).  lse
 /// and delta belong to the final output, so one call per ring step adds up to the whole gradient.
-void attention_backward(const AttentionIndex& index, const Tensor& q, const Tensor& k,
+void attention_backward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
                         const Tensor& v, double scale, const Tensor& lse, const Tensor& delta,
                         const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv);
 

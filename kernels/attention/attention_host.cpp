@@ -72,7 +72,7 @@ void check_lines(const char* where, const char* what, const Tensor& t, std::int6
           name(t.dtype()), name(type));
   require(t.numel() == 0 || t.strides()[1] == 1, "{}: tokens of {} must be dense", where, what);
 }
-void check_operands(const char* where, const AttentionIndex& index, const Tensor& q,
+void check_operands(const char* where, const AttentionPattern& index, const Tensor& q,
                     const Tensor& k, const Tensor& v) {
   require(q.rank() == 3 && k.rank() == 3, "{}: q {} and k {} must be [tokens, heads, head_dim]",
           where, to_string(q.shape()), to_string(k.shape()));
@@ -88,7 +88,7 @@ void check_operands(const char* where, const AttentionIndex& index, const Tensor
 
 }  // namespace
 
-void attention_forward(const AttentionIndex& index, const Tensor& q, const Tensor& k,
+void attention_forward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
                        const Tensor& v, double scale, Tensor& o, Tensor& lse) {
   BALLAST_ON_CUDA(q, attention_forward(index, q, k, v, scale, o, lse));
   check_operands("attention_forward", index, q, k, v);
@@ -124,7 +124,7 @@ void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta) {
   dispatch_float(o.dtype(), [&](auto t) { host::attention_delta<decltype(t)>(o, d_o, delta); });
 }
 
-void attention_backward(const AttentionIndex& index, const Tensor& q, const Tensor& k,
+void attention_backward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
                         const Tensor& v, double scale, const Tensor& lse, const Tensor& delta,
                         const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) {
   BALLAST_ON_CUDA(q, attention_backward(index, q, k, v, scale, lse, delta, d_o, dq, dk, dv));

@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/attention/attention_host_tasks.hpp"
 #include "kernels/ops/vector_math.hpp"
 
@@ -69,7 +69,7 @@ void add_key_gradient(const KeyPiece& piece, std::int64_t rows, const T* left, s
 }  // namespace
 
 template <class T>
-void attention_backward(const AttentionIndex& index, const Tensor& q_, const Tensor& k_,
+void attention_backward(const AttentionPattern& index, const Tensor& q_, const Tensor& k_,
                         const Tensor& v_, double scale, const Tensor& lse_, const Tensor& delta_,
                         const Tensor& d_o_, Tensor& dq_, Tensor& dk_, Tensor& dv_) {
   const auto q = head_rows<const T>(q_), k = head_rows<const T>(k_), v = head_rows<const T>(v_),
@@ -131,10 +131,10 @@ void attention_backward(const AttentionIndex& index, const Tensor& q_, const Ten
       });
 }
 
-template void attention_backward<float>(const AttentionIndex&, const Tensor&, const Tensor&,
+template void attention_backward<float>(const AttentionPattern&, const Tensor&, const Tensor&,
                                         const Tensor&, double, const Tensor&, const Tensor&,
                                         const Tensor&, Tensor&, Tensor&, Tensor&);
-template void attention_backward<double>(const AttentionIndex&, const Tensor&, const Tensor&,
+template void attention_backward<double>(const AttentionPattern&, const Tensor&, const Tensor&,
                                          const Tensor&, double, const Tensor&, const Tensor&,
                                          const Tensor&, Tensor&, Tensor&, Tensor&);
 

@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/attention/attention_host_tasks.hpp"
 #include "kernels/ops/vector_math.hpp"
 
@@ -96,7 +96,7 @@ void softmax_tile(const std::vector<KeyPiece>& tile, const StackedRows& stack, s
 }  // namespace
 
 template <class T>
-void attention_forward(const AttentionIndex& index, const Tensor& q_, const Tensor& k_,
+void attention_forward(const AttentionPattern& index, const Tensor& q_, const Tensor& k_,
                        const Tensor& v_, double scale, Tensor& o_, Tensor& lse_) {
   const auto q = head_rows<const T>(q_), k = head_rows<const T>(k_), v = head_rows<const T>(v_);
   const auto o = head_rows<T>(o_);
@@ -155,9 +155,9 @@ void attention_forward(const AttentionIndex& index, const Tensor& q_, const Tens
       });
 }
 
-template void attention_forward<float>(const AttentionIndex&, const Tensor&, const Tensor&,
+template void attention_forward<float>(const AttentionPattern&, const Tensor&, const Tensor&,
                                        const Tensor&, double, Tensor&, Tensor&);
-template void attention_forward<double>(const AttentionIndex&, const Tensor&, const Tensor&,
+template void attention_forward<double>(const AttentionPattern&, const Tensor&, const Tensor&,
                                         const Tensor&, double, Tensor&, Tensor&);
 
 }  // namespace ballast::host

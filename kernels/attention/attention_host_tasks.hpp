@@ -28,7 +28,8 @@ struct StackedRows {
   }
 };
 
-/// Keys (or values) of a piece as a matrix: in place for a range, gathered into `buffer` for bars.
+/// Keys (or values) of a piece as a matrix: in place for a range, gathered into `buffer` for
+/// columns.
 template <class T>
 struct PieceMatrix {
   const T* data;

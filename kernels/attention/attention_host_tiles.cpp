@@ -3,13 +3,13 @@
 #include <algorithm>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast::host {
 
 void TileWalker::start(int index_head, std::int64_t block) {
   ranges_.clear();
-  bars_.clear();
+  columns_.clear();
   range_ = 0;
   row_ = block * kBlock;
   rows_ = std::min<std::int64_t>(kBlock, index_.q_tokens - row_);
@@ -36,18 +36,19 @@ void TileWalker::start(int index_head, std::int64_t block) {
       ranges_.push_back({first, last, rows, false});
   }
 
-  if (!index_.has_bars()) return;
-  const std::int64_t bar_list =
+  if (!index_.has_columns()) return;
+  const std::int64_t column_list =
       std::int64_t{index_head} * index_.segments + index_.block_segment[block];
-  const std::int32_t* bars = index_.bars.data() + index_.bar_offset[bar_list];
-  const std::int64_t count = index_.bar_offset[bar_list + 1] - index_.bar_offset[bar_list];
+  const std::int32_t* columns = index_.columns.data() + index_.column_offset[column_list];
+  const std::int64_t count =
+      index_.column_offset[column_list + 1] - index_.column_offset[column_list];
   const std::uint64_t* cover = index_.cover.data() + index_.cover_offset[list];
-  const std::int64_t first = std::lower_bound(bars, bars + count, low) - bars,
-                     last = std::lower_bound(bars, bars + count, high) - bars;
+  const std::int64_t first = std::lower_bound(columns, columns + count, low) - columns,
+                     last = std::lower_bound(columns, columns + count, high) - columns;
   for (std::int64_t j = first; j < last; ++j)
-    if (!(cover[j / 64] >> (j % 64) & 1)) bars_.push_back(bars[j]);
-  if (!bars_.empty())
-    ranges_.push_back({0, static_cast<std::int64_t>(bars_.size()), ~std::uint64_t{0}, true});
+    if (!(cover[j / 64] >> (j % 64) & 1)) columns_.push_back(columns[j]);
+  if (!columns_.empty())
+    ranges_.push_back({0, static_cast<std::int64_t>(columns_.size()), ~std::uint64_t{0}, true});
 }
 
 KeyPiece TileWalker::make_piece(const Range& range, std::int64_t column, std::int64_t keys) const {
@@ -55,12 +56,12 @@ KeyPiece TileWalker::make_piece(const Range& range, std::int64_t column, std::in
   piece.column = column;
   piece.keys = keys;
   piece.first = range.first;
-  if (range.bars) piece.list = bars_.data() + range.first;
+  if (range.columns) piece.list = columns_.data() + range.first;
   for (std::int64_t i = 0; i < rows_; ++i) {
     if (!(range.rows >> i & 1)) continue;
     const std::int32_t begin = index_.key_begin[row_ + i], end = index_.key_end[row_ + i];
     if (begin >= end) continue;
-    if (range.bars) {
+    if (range.columns) {
       piece.begin[i] = static_cast<std::int32_t>(
           std::lower_bound(piece.list, piece.list + keys, begin) - piece.list);
       piece.end[i] = static_cast<std::int32_t>(

@@ -1,7 +1,8 @@
-// Key tiles of host attention: how one query block walks the keys that an AttentionIndex gives it.
+// Key tiles of host attention: how one query block walks the keys that an AttentionPattern gives
+// it.
 //
 // A tile is as many key columns as the score buffer holds.  It is made of pieces: key ranges out of
-// the block's runs, or gathered bars.  In every piece a query row sees one interval of columns;
+// the block's runs, or gathered columns.  In every piece a query row sees one interval of columns;
 // that interval carries causality, segments, row masks and cover words at once, so the kernels know
 // no other mask.
 #pragma once
@@ -9,7 +10,7 @@
 #include <vector>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast::host {
 
@@ -21,7 +22,7 @@ struct KeyPiece {
   std::int64_t column = 0;             ///< first column in the tile, a multiple of kColumnAlign
   std::int64_t keys = 0;               ///< columns in use
   std::int64_t first = 0;              ///< first key of a range; unused when `list` is set
-  const std::int32_t* list = nullptr;  ///< keys of the columns (bars), ascending
+  const std::int32_t* list = nullptr;  ///< keys of gathered columns, ascending
   std::int32_t begin[kBlock] =
       {};  ///< row i of the query block sees columns [begin[i], end[i]) of the piece
   std::int32_t end[kBlock] = {};
@@ -32,7 +33,7 @@ struct KeyPiece {
 class TileWalker {
  public:
   /// `max_columns`: columns of the score buffer, a multiple of kColumnAlign.
-  TileWalker(const AttentionIndex& index, std::int64_t max_columns)
+  TileWalker(const AttentionPattern& index, std::int64_t max_columns)
       : index_(index), max_columns_(max_columns) {}
 
   /// Starts at a query block.
@@ -42,18 +43,19 @@ class TileWalker {
 
  private:
   struct Range {
-    std::int64_t first, last;  ///< keys, or entries of bars_
+    std::int64_t first, last;  ///< keys, or entries of columns_
     std::uint64_t rows;
-    bool bars;
+    bool columns;
   };
   KeyPiece make_piece(const Range& range, std::int64_t column, std::int64_t keys) const;
 
-  const AttentionIndex& index_;
+  const AttentionPattern& index_;
   const std::int64_t max_columns_;
   std::int64_t row_ = 0, rows_ = 0;
   std::vector<Range> ranges_;  ///< what is left of the block
   std::size_t range_ = 0;
-  std::vector<std::int32_t> bars_;  ///< bars of the block that no run covers and some row may see
+  std::vector<std::int32_t>
+      columns_;  ///< columns of the block that no run covers and some row may see
   std::vector<KeyPiece> pieces_;
 };
 

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <limits>
 
-#include "core/plan/attention/index_selection.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/attention/pattern_selection.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/ops/elementwise.hpp"
 #include "kernels/ops/host_view.hpp"
 #include "kernels/ops/vector_math.hpp"

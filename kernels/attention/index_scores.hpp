@@ -1,7 +1,7 @@
 // Scores that sparse patterns are chosen by (MTraining Algorithm 1; MoBA; XAttention), one
 // operation a reduction, so that what must be joined over context-parallel ranks can be joined
 // between them.  Arithmetic is fp32; sums that decide a choice are 64-bit fixed point (kMassUnit,
-// core/plan/attention/index_selection.hpp) and dot products have a fixed order: the same Q and K
+// core/plan/attention/pattern_selection.hpp) and dot products have a fixed order: the same Q and K
 // give the same sums on any number of ranks.
 #pragma once
 #include <cstdint>

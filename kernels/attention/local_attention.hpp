@@ -11,14 +11,14 @@ namespace ballast {
 /// Attention over one rank's whole micro-batch with the given index (no context parallelism).
 class LocalAttention final : public AttentionExecutor {
  public:
-  explicit LocalAttention(AttentionIndex index, Recorder* recorder = nullptr)
+  explicit LocalAttention(AttentionPattern index, Recorder* recorder = nullptr)
       : index_(std::move(index)), recorder_(recorder) {}
   void forward(const AttentionInputs& in, Tensor& o, Tensor& lse) override;
   void backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o,
                 Tensor& dq, Tensor& dk, Tensor& dv) override;
 
  private:
-  AttentionIndex index_;
+  AttentionPattern index_;
   Recorder* recorder_;
 };
 

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "core/plan/batch/chunk_groups.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "core/plan/pipeline/pipeline_schedule.hpp"
 #include "kernels/ops/elementwise.hpp"
 #include "parallel/comm/host_copy.hpp"

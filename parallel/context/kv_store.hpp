@@ -11,7 +11,7 @@
 
 #include "core/observe/events.hpp"
 #include "core/plan/attention/key_axis.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "parallel/context/ring_buffers.hpp"
 
 namespace ballast {

@@ -203,7 +203,7 @@ void RingAttention::check(const AttentionInputs& in) const {
           queries, keys, to_string(in.q.shape()), to_string(in.k.shape()), to_string(in.v.shape()));
 }
 
-const std::vector<AttentionIndex>& RingAttention::indexes(const AttentionInputs& in) {
+const std::vector<AttentionPattern>& RingAttention::indexes(const AttentionInputs& in) {
   if (!stored_.store || !source_->reads_keys(in.layer)) return source_->shards(in);
   AttentionInputs all = in;
   const auto [k, lease] = stored_.store->all_keys(in.layer, stored_.chunk, in.k, in.v);
@@ -224,7 +224,7 @@ KvStore::Sums RingAttention::sums(const AttentionInputs& in, int turn) {
 
 void RingAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) {
   check(in);
-  const std::vector<AttentionIndex>& all = indexes(in);
+  const std::vector<AttentionPattern>& all = indexes(in);
   const double flops_per_pair = 4.0 * static_cast<double>(in.q.size(1) * in.q.size(2));
   Device& device = device_of(in.q.space());
   // Partial outputs meet in the type of the LSE: where `o` has it they meet there.
@@ -266,7 +266,7 @@ void RingAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) {
 void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse,
                              const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) {
   check(in);
-  const std::vector<AttentionIndex>& all = indexes(in);
+  const std::vector<AttentionPattern>& all = indexes(in);
   const double flops_per_pair = 10.0 * static_cast<double>(in.q.size(1) * in.q.size(2));
   Device& device = device_of(in.q.space());
   const bool empty = in.q.size(0) == 0;

@@ -49,8 +49,9 @@ class RingAttention final : public AttentionExecutor {
  private:
   void check(const AttentionInputs& in) const;
   int turns() const { return static_cast<int>(tokens_.size()); }
-  const std::vector<AttentionIndex>& indexes(const AttentionInputs& in);
-  const AttentionIndex& index(const std::vector<AttentionIndex>& all, int turn, int shard) const {
+  const std::vector<AttentionPattern>& indexes(const AttentionInputs& in);
+  const AttentionPattern& index(const std::vector<AttentionPattern>& all, int turn,
+                                int shard) const {
     return all[static_cast<std::size_t>(turn * group_.plan.ranks() + shard)];
   }
   /// Of a turn; nothing after the last one.

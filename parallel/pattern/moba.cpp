@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "core/plan/attention/index_selection.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/attention/pattern_selection.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "parallel/pattern/pattern_sources.hpp"
 
 namespace ballast {
@@ -87,7 +87,7 @@ PatternSource::Built MobaSource::build(const AttentionInputs& in) {
   };
   Built built;
   built.index =
-      block_index(axes().queries, axis_, static_cast<int>(heads), blocks.block_tokens, word);
+      block_pattern(axes().queries, axis_, static_cast<int>(heads), blocks.block_tokens, word);
   built.budgets.assign(static_cast<std::size_t>(heads), {static_cast<double>(budget), 0});
   return built;
 }

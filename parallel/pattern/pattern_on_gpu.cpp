@@ -3,7 +3,7 @@
 #ifdef BALLAST_HAVE_CUDA
 #include <algorithm>
 
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/index/block_builder.hpp"
 #include "kernels/cuda/index/slash_builder.hpp"
 #include "parallel/pattern/pattern_sources.hpp"

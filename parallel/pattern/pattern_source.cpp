@@ -5,7 +5,7 @@
 
 #include "core/base/error.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/attention/index_selection.hpp"
+#include "core/plan/attention/pattern_selection.hpp"
 #include "parallel/pattern/pattern_sources.hpp"
 
 namespace ballast {
@@ -28,7 +28,7 @@ PatternSource::PatternSource(Communicator cp, Communicator sp, AttentionAxes axe
           axis_.segments());
 }
 
-const std::vector<AttentionIndex>& PatternSource::shards(const AttentionInputs& in) {
+const std::vector<AttentionPattern>& PatternSource::shards(const AttentionInputs& in) {
   const auto found = layers_.find(in.layer);
   if (found != layers_.end()) return found->second;
   Scope scope(recorder_, EventKind::indexing);
@@ -84,15 +84,15 @@ void PatternSource::join(const Communicator& ranks, Tensor& tensor, Reduction re
 std::unique_ptr<IndexSource> pattern_source(const Communicator& cp, AttentionAxes axes,
                                             const AttentionOptions& options, BudgetPolicy* policy,
                                             Recorder* recorder, const Communicator& sp) {
-  if (options.pattern == "vertical_slash")
+  if (options.pattern == PatternKind::vertical_slash)
     return std::make_unique<VerticalSlashSource>(cp, sp, std::move(axes), options, policy,
                                                  recorder);
-  if (options.pattern == "moba")
+  if (options.pattern == PatternKind::moba)
     return std::make_unique<MobaSource>(cp, sp, std::move(axes), options, policy, recorder);
-  if (options.pattern == "xattention")
+  if (options.pattern == PatternKind::xattention)
     return std::make_unique<XAttentionSource>(cp, sp, std::move(axes), options, policy, recorder);
   fail("attention.pattern = \"{}\" has no index builder; allowed: vertical_slash, moba, xattention",
-       options.pattern);
+       name(options.pattern));
 }
 
 }  // namespace ballast

@@ -1,6 +1,6 @@
 // Indexes chosen from Q and K by a sparse pattern (attention.pattern), over context-parallel ranks:
 // only what decides the choice is joined, never K itself.  Sources: MTraining Algorithm 1
-// (vertical_slash), MoBA (moba), XAttention (xattention); DESIGN "attention index".
+// (vertical_slash), MoBA (moba), XAttention (xattention).
 #pragma once
 #include <map>
 #include <memory>
@@ -28,14 +28,14 @@ class PatternSource : public IndexSource {
   /// `policy` may be null: then the budgets are those of `options`.
   PatternSource(Communicator cp, Communicator sp, AttentionAxes axes,
                 const AttentionOptions& options, BudgetPolicy* policy, Recorder* recorder);
-  const std::vector<AttentionIndex>& shards(const AttentionInputs& in) final;
+  const std::vector<AttentionPattern>& shards(const AttentionInputs& in) final;
   bool reads_keys(int layer) const final { return layers_.count(layer) == 0; }
 
  protected:
   struct Built {
-    AttentionIndex index;  ///< local queries over the whole key axis
+    AttentionPattern index;  ///< local queries over the whole key axis
     std::vector<HeadBudget> budgets;
-    std::vector<AttentionIndex> shards;  ///< where a GPU built them: `index` is empty then
+    std::vector<AttentionPattern> shards;  ///< where a GPU built them: `index` is empty then
   };
   virtual Built build(const AttentionInputs& in) = 0;
   /// [segments] queries of a segment on all ranks; over those of all segments.
@@ -59,7 +59,7 @@ class PatternSource : public IndexSource {
 
  private:
   void join(const Communicator& ranks, Tensor& tensor, Reduction reduction) const;
-  std::map<int, std::vector<AttentionIndex>> layers_;
+  std::map<int, std::vector<AttentionPattern>> layers_;
 };
 
 /// The source of options.pattern ("vertical_slash", "moba" or "xattention").

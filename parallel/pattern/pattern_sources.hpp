@@ -2,7 +2,7 @@
 #pragma once
 #include <functional>
 
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/attention/index_scores.hpp"
 #include "parallel/pattern/pattern_source.hpp"
 

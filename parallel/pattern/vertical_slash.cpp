@@ -2,8 +2,8 @@
 #include <numeric>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/attention/index_selection.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/attention/pattern_selection.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/ops/elementwise.hpp"
 #include "parallel/pattern/pattern_sources.hpp"
 
@@ -137,8 +137,8 @@ PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
     const Tensor k = index_operand(in.k);
     Device& device = device_of(k.space());
     const auto& own = axes().keys[axes().rank];
-    const AttentionIndex visible =
-        split_keys(visible_index(observed.rows, axis_, 1), axis_, {own}).front();
+    const AttentionPattern visible =
+        split_keys(visible_pattern(observed.rows, axis_, 1), axis_, {own}).front();
     ObservedRows rows{visible.key_begin, visible.key_end, {}, global_blocks(axis_, own)};
     for (const AxisToken& token : observed.rows)
       rows.row_slot.push_back(
@@ -218,7 +218,7 @@ PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
       chosen[s].push_back(std::move(choice.head));
     }
   }
-  built.index = vertical_slash_index(axes().queries, axis_, chosen, true);
+  built.index = vertical_slash_pattern(axes().queries, axis_, chosen, true);
   return built;
 }
 

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/plan/attention/index_selection.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/attention/pattern_selection.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/ops/elementwise.hpp"
 #include "parallel/pattern/pattern_sources.hpp"
 
@@ -94,7 +94,7 @@ PatternSource::Built XAttentionSource::build(const AttentionInputs& in) {
         {static_cast<double>(counts.data<std::int64_t>()[h]) /
              static_cast<double>(std::max<std::int64_t>(1, counts.data<std::int64_t>()[heads])),
          0});
-  built.index = block_index(
+  built.index = block_pattern(
       axes().queries, axis_, static_cast<int>(heads), block,
       [&](int h, std::size_t b, std::int64_t j) {
         return chosen[static_cast<std::size_t>(

@@ -2,15 +2,15 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <string>
 
-#include "core/plan/attention/generated_index.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/attention/generated_pattern.hpp"
+#include "core/plan/attention/pattern_kind.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 
 struct AttentionOptions {
-  std::string pattern = "dense";
+  PatternKind pattern = PatternKind::dense;
   bool generated = false;  ///< made-up vertical-slash indexes in place of the pattern's own rule
   GeneratedPattern generator;  ///< of `generated`; its tokens are the planner's
 
@@ -27,12 +27,13 @@ struct AttentionOptions {
   double xattention_threshold = 0.9;    ///< share of the estimated mass that a row of blocks keeps
 
   /// Indexes are cut in blocks of 64, so segments, shards and stripes start at multiples of 64.
-  bool sparse() const { return generated || pattern != "dense"; }
+  bool sparse() const { return generated || pattern != PatternKind::dense; }
   std::int64_t align() const {
     if (!sparse()) return 1;
     // Both halves of a block of xattention are scored by one rank.
-    return !generated && pattern == "xattention" ? std::max<std::int64_t>(kBlock, xattention_block)
-                                                 : kBlock;
+    return !generated && pattern == PatternKind::xattention
+               ? std::max<std::int64_t>(kBlock, xattention_block)
+               : kBlock;
   }
 };
 

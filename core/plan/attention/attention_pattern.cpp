@@ -7,14 +7,14 @@
 #include <unordered_map>
 
 #include "core/base/error.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 namespace {
 
 constexpr std::uint64_t kAllRows = ~std::uint64_t{0};
 
-std::uint64_t rows_of(const AttentionIndex& index, const BlockRun& run) {
+std::uint64_t rows_of(const AttentionPattern& index, const BlockRun& run) {
   return run.row_mask < 0 ? kAllRows : index.row_masks[run.row_mask];
 }
 
@@ -24,7 +24,7 @@ std::uint64_t bits(int first, int last) {
   return below(last) & ~below(first);
 }
 
-double run_pairs(const AttentionIndex& index, std::int64_t block, const BlockRun& run) {
+double run_pairs(const AttentionPattern& index, std::int64_t block, const BlockRun& run) {
   const std::int64_t row = block * kBlock,
                      rows = std::min<std::int64_t>(kBlock, index.q_tokens - row);
   const std::uint64_t mask = rows_of(index, run);
@@ -45,25 +45,26 @@ double run_pairs(const AttentionIndex& index, std::int64_t block, const BlockRun
   return sum;
 }
 
-double bar_pairs(const AttentionIndex& index, int head, std::int64_t block) {
+double column_pairs(const AttentionPattern& index, int head, std::int64_t block) {
   const std::int64_t row = block * kBlock,
                      rows = std::min<std::int64_t>(kBlock, index.q_tokens - row);
   const std::int64_t list = std::int64_t{head} * index.segments + index.block_segment[block];
-  const auto begin = index.bars.begin() + index.bar_offset[list],
-             end = index.bars.begin() + index.bar_offset[list + 1];
+  const auto begin = index.columns.begin() + index.column_offset[list],
+             end = index.columns.begin() + index.column_offset[list + 1];
   const std::uint64_t* cover =
       index.cover.data() + index.cover_offset[head * index.q_blocks() + block];
   double sum = 0;
-  const auto bars_below = [&](std::int32_t key) {
+  const auto columns_below = [&](std::int32_t key) {
     return std::lower_bound(begin, end, key) - begin;
   };
-  // Rows between whose ends no bar lies see the same ones.
+  // Rows between whose ends no column lies see the same ones.
   const bool alike =
-      rows > 0 && bars_below(index.key_begin[row]) == bars_below(index.key_begin[row + rows - 1]) &&
-      bars_below(index.key_end[row]) == bars_below(index.key_end[row + rows - 1]);
+      rows > 0 &&
+      columns_below(index.key_begin[row]) == columns_below(index.key_begin[row + rows - 1]) &&
+      columns_below(index.key_end[row]) == columns_below(index.key_end[row + rows - 1]);
   for (std::int64_t i = 0; i < (alike ? 1 : rows); ++i) {
-    const std::int64_t first = bars_below(index.key_begin[row + i]),
-                       last = bars_below(index.key_end[row + i]);
+    const std::int64_t first = columns_below(index.key_begin[row + i]),
+                       last = columns_below(index.key_end[row + i]);
     for (std::int64_t group = first / 64; group * 64 < last; ++group) {
       const auto wanted = bits(static_cast<int>(std::max<std::int64_t>(first - group * 64, 0)),
                                static_cast<int>(std::min<std::int64_t>(last - group * 64, 64)));
@@ -75,7 +76,7 @@ double bar_pairs(const AttentionIndex& index, int head, std::int64_t block) {
 
 }  // namespace
 
-double AttentionIndex::pairs_per_head() const {
+double AttentionPattern::pairs_per_head() const {
   if (pairs >= 0) return pairs;
   pairs_of_head.assign(static_cast<std::size_t>(index_heads), 0.0);
   for (int h = 0; h < index_heads; ++h) {
@@ -84,30 +85,30 @@ double AttentionIndex::pairs_per_head() const {
       const std::int64_t list = h * q_blocks() + b;
       for (std::int64_t r = run_offset[list]; r < run_offset[list + 1]; ++r)
         sum += run_pairs(*this, b, runs[r]);
-      if (has_bars()) sum += bar_pairs(*this, h, b);
+      if (has_columns()) sum += column_pairs(*this, h, b);
     }
   }
   return pairs = std::accumulate(pairs_of_head.begin(), pairs_of_head.end(), 0.0) / index_heads;
 }
 
-double AttentionIndex::head_pairs(int head) const {
+double AttentionPattern::head_pairs(int head) const {
   const double mean = pairs_per_head();
   return pairs_of_head.empty() ? mean : pairs_of_head.at(static_cast<std::size_t>(head));
 }
 
-double AttentionIndex::visible_pairs() const {
+double AttentionPattern::visible_pairs() const {
   double sum = 0;
   for (std::int64_t i = 0; i < q_tokens; ++i) sum += static_cast<double>(key_end[i] - key_begin[i]);
   return sum;
 }
 
-AttentionIndex dense_index(const std::vector<AxisToken>& queries,
-                           const std::vector<AxisToken>& keys) {
+AttentionPattern dense_pattern(const std::vector<AxisToken>& queries,
+                               const std::vector<AxisToken>& keys) {
   constexpr auto limit = static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max());
   require(queries.size() <= limit && keys.size() <= limit,
           "attention over {} queries and {} keys: at most {} of each in one call", queries.size(),
           keys.size(), limit);
-  AttentionIndex index;
+  AttentionPattern index;
   index.q_tokens = static_cast<std::int64_t>(queries.size());
   index.k_tokens = static_cast<std::int64_t>(keys.size());
 
@@ -175,21 +176,22 @@ AttentionIndex dense_index(const std::vector<AxisToken>& queries,
 }
 
 namespace {
-/// Cover words of every (index head, query block), as cover_bars defines them.
-void compute_cover(const AttentionIndex& index, std::vector<std::int64_t>& offset,
+/// Cover words of every (index head, query block), as cover_columns defines them.
+void compute_cover(const AttentionPattern& index, std::vector<std::int64_t>& offset,
                    std::vector<std::uint64_t>& cover) {
   offset.assign(1, 0);
   cover.clear();
   for (int h = 0; h < index.index_heads; ++h) {
     for (std::int64_t b = 0; b < index.q_blocks(); ++b) {
       const std::int64_t list = std::int64_t{h} * index.segments + index.block_segment[b];
-      const std::int64_t first = index.bar_offset[list], count = index.bar_offset[list + 1] - first;
+      const std::int64_t first = index.column_offset[list],
+                         count = index.column_offset[list + 1] - first;
       const std::size_t base = cover.size();
       cover.resize(base + (count + 63) / 64, 0);
       std::int64_t run = index.run_offset[h * index.q_blocks() + b];
       const std::int64_t runs_end = index.run_offset[h * index.q_blocks() + b + 1];
-      for (std::int64_t j = 0; j < count; ++j) {  // bars and runs both ascend
-        const std::int32_t block = index.bars[first + j] / kBlock;
+      for (std::int64_t j = 0; j < count; ++j) {  // columns and runs both ascend
+        const std::int32_t block = index.columns[first + j] / kBlock;
         while (run < runs_end && index.runs[run].last <= block) ++run;
         if (run < runs_end && index.runs[run].first <= block)
           cover[base + j / 64] |= std::uint64_t{1} << (j % 64);
@@ -200,15 +202,15 @@ void compute_cover(const AttentionIndex& index, std::vector<std::int64_t>& offse
 }
 }  // namespace
 
-void cover_bars(AttentionIndex& index) {
+void cover_columns(AttentionPattern& index) {
   index.cover_offset.clear();
   index.cover.clear();
-  if (index.bar_offset.empty()) return;
-  require(index.row_masks.empty(), "attention index: bars and row masks exclude each other");
+  if (index.column_offset.empty()) return;
+  require(index.row_masks.empty(), "attention index: columns and row masks exclude each other");
   compute_cover(index, index.cover_offset, index.cover);
 }
 
-TransposedIndex transpose(const AttentionIndex& index) {
+TransposedIndex transpose(const AttentionPattern& index) {
   const std::int64_t q_blocks = index.q_blocks(), k_blocks = index.k_blocks();
   TransposedIndex result;
   result.offset.assign(index.index_heads * k_blocks + 1, 0);
@@ -247,7 +249,7 @@ std::string offset_problems(const char* what, const std::vector<std::int64_t>& o
   return "";
 }
 
-std::string row_problems(const AttentionIndex& index) {
+std::string row_problems(const AttentionPattern& index) {
   if (index.q_tokens < 0 || index.k_tokens < 0)
     return fmt::format("{} queries and {} keys", index.q_tokens, index.k_tokens);
   if (static_cast<std::int64_t>(index.key_begin.size()) != index.q_tokens ||
@@ -265,7 +267,7 @@ std::string row_problems(const AttentionIndex& index) {
   return "";
 }
 
-std::string run_problems(const AttentionIndex& index) {
+std::string run_problems(const AttentionPattern& index) {
   if (index.index_heads < 1) return fmt::format("index_heads = {}", index.index_heads);
   const std::int64_t lists = index.index_heads * index.q_blocks();
   if (auto text = offset_problems("run_offset", index.run_offset, lists, index.runs.size());
@@ -300,13 +302,14 @@ std::string run_problems(const AttentionIndex& index) {
   return "";
 }
 
-std::string bar_problems(const AttentionIndex& index) {
-  if (index.bar_offset.empty()) return index.bars.empty() ? "" : "bars without bar_offset";
-  if (!index.row_masks.empty()) return "bars and row masks exclude each other";
+std::string column_problems(const AttentionPattern& index) {
+  if (index.column_offset.empty())
+    return index.columns.empty() ? "" : "columns without column_offset";
+  if (!index.row_masks.empty()) return "columns and row masks exclude each other";
   if (index.segments < 1) return fmt::format("segments = {}", index.segments);
   if (auto text =
-          offset_problems("bar_offset", index.bar_offset,
-                          std::int64_t{index.index_heads} * index.segments, index.bars.size());
+          offset_problems("column_offset", index.column_offset,
+                          std::int64_t{index.index_heads} * index.segments, index.columns.size());
       !text.empty())
     return text;
   if (static_cast<std::int64_t>(index.block_segment.size()) != index.q_blocks())
@@ -315,26 +318,26 @@ std::string bar_problems(const AttentionIndex& index) {
   for (std::int32_t segment : index.block_segment)
     if (segment < 0 || segment >= index.segments)
       return fmt::format("block_segment names segment {} of {}", segment, index.segments);
-  for (std::size_t list = 0; list + 1 < index.bar_offset.size(); ++list) {
-    for (std::int64_t j = index.bar_offset[list]; j < index.bar_offset[list + 1]; ++j) {
-      if (index.bars[j] < 0 || index.bars[j] >= index.k_tokens)
-        return fmt::format("bar {} is key {} of {}", j, index.bars[j], index.k_tokens);
-      if (j > index.bar_offset[list] && index.bars[j] <= index.bars[j - 1])
-        return fmt::format("bar {} (key {}) does not ascend", j, index.bars[j]);
+  for (std::size_t list = 0; list + 1 < index.column_offset.size(); ++list) {
+    for (std::int64_t j = index.column_offset[list]; j < index.column_offset[list + 1]; ++j) {
+      if (index.columns[j] < 0 || index.columns[j] >= index.k_tokens)
+        return fmt::format("column {} is key {} of {}", j, index.columns[j], index.k_tokens);
+      if (j > index.column_offset[list] && index.columns[j] <= index.columns[j - 1])
+        return fmt::format("column {} (key {}) does not ascend", j, index.columns[j]);
     }
   }
   std::vector<std::int64_t> offset;
   std::vector<std::uint64_t> cover;
   compute_cover(index, offset, cover);
   if (offset != index.cover_offset || cover != index.cover)
-    return "cover words do not fit runs and bars; call cover_bars() after both are set";
+    return "cover words do not fit runs and columns; call cover_columns() after both are set";
   return "";
 }
 
 }  // namespace
 
-std::string problems(const AttentionIndex& index) {
-  for (auto* check : {row_problems, run_problems, bar_problems})
+std::string problems(const AttentionPattern& index) {
+  for (auto* check : {row_problems, run_problems, column_problems})
     if (auto text = check(index); !text.empty()) return "attention index: " + text;
   return "";
 }

@@ -1,25 +1,24 @@
-// AttentionIndex: which (query, key) pairs one attention call computes.  A plain value: no MPI,
+// AttentionPattern: which (query, key) pairs one attention call computes.  A plain value: no MPI,
 // CUDA or HDF5.
 //
-// One format serves dense, packed, chunked, ring-step and sparse attention (DESIGN "attention
-// index"):
+// One format serves dense, packed, chunked, ring-step and sparse attention:
 //   * the causal and segment mask is an interval of visible keys per query row;
 //   * the pattern is, per index head and query block, a sorted list of runs of 64-key blocks;
-//   * single key columns ("bars") come on top, per index head and segment.
+//   * single key columns come on top, per index head and segment.
 // A pair is computed exactly once: when its key is visible AND (a run covers it for that row OR it
-// is a bar that no run of this query block covers).
+// is a column that no run of this query block covers).
 #pragma once
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 
 /// Half-open run [first, last) of key blocks.  `row_mask` is -1 when all 64 query rows use the run,
-/// else an index into AttentionIndex::row_masks, whose bit i says that row i of the query block
+/// else an index into AttentionPattern::row_masks, whose bit i says that row i of the query block
 /// uses it.
 struct BlockRun {
   std::int32_t first = 0;
@@ -30,7 +29,7 @@ struct BlockRun {
 /// Index of one attention call.  The key axis is whatever the caller hands over: the local
 /// micro-batch, a stored prefix followed by a chunk, or the shard held at a ring step.  Keys of one
 /// segment are adjacent and ascend in position.
-struct AttentionIndex {
+struct AttentionPattern {
   std::int64_t q_tokens = 0;
   std::int64_t k_tokens = 0;
   int index_heads =
@@ -48,17 +47,17 @@ struct AttentionIndex {
   std::vector<BlockRun> runs;
   std::vector<std::uint64_t> row_masks;
 
-  /// Bars of segment s under index head h: bars[bar_offset[h * segments + s] .. bar_offset[h *
-  /// segments + s + 1]), key columns in ascending order.  Empty bar_offset means no bars at all.
-  /// Bars and row masks exclude each other.
+  /// Columns of segment s under index head h: columns[column_offset[h * segments + s] ..
+  /// column_offset[h * segments + s + 1]), key columns in ascending order.  Empty column_offset
+  /// means no columns at all. Columns and row masks exclude each other.
   int segments = 1;
   std::vector<std::int32_t>
-      block_segment;  ///< [q_blocks], segment of a query block; needed only with bars.
-  std::vector<std::int64_t> bar_offset;
-  std::vector<std::int32_t> bars;
-  /// For index head h, query block b and group g of 64 consecutive bars of its segment: bit j set
-  /// means that bar 64 g + j is NOT computed there (a run covers it).  Words of (h, b) start at
-  /// cover_offset[h * q_blocks + b].
+      block_segment;  ///< [q_blocks], segment of a query block; needed only with columns.
+  std::vector<std::int64_t> column_offset;
+  std::vector<std::int32_t> columns;
+  /// For index head h, query block b and group g of 64 consecutive columns of its segment: bit j
+  /// set means that column 64 g + j is NOT computed there (a run covers it).  Words of (h, b) start
+  /// at cover_offset[h * q_blocks + b].
   std::vector<std::int64_t> cover_offset;
   std::vector<std::uint64_t> cover;
 
@@ -72,7 +71,7 @@ struct AttentionIndex {
 
   std::int64_t q_blocks() const { return (q_tokens + kBlock - 1) / kBlock; }
   std::int64_t k_blocks() const { return (k_tokens + kBlock - 1) / kBlock; }
-  bool has_bars() const { return !bars.empty(); }
+  bool has_columns() const { return !columns.empty(); }
 
   /// (query, key) pairs that the call computes, summed over index heads and divided by index_heads:
   /// multiply by the number of query heads and by 4 D for forward FLOPs, 10 D for backward.
@@ -85,22 +84,22 @@ struct AttentionIndex {
 };
 
 /// Dense index: every visible pair, one run per query block.
-AttentionIndex dense_index(const std::vector<AxisToken>& queries,
-                           const std::vector<AxisToken>& keys);
+AttentionPattern dense_pattern(const std::vector<AxisToken>& queries,
+                               const std::vector<AxisToken>& keys);
 
-/// Fills `cover_offset` and `cover` from runs and bars.  Call after both are set.
-void cover_bars(AttentionIndex& index);
+/// Fills `cover_offset` and `cover` from runs and columns.  Call after both are set.
+void cover_columns(AttentionPattern& index);
 
 /// Transpose for backward: per index head and key block, the query blocks that use it, ascending,
-/// each with its row mask.  Bars are not part of it (backward handles them by column).
+/// each with its row mask.  Columns are not part of it (backward handles them by column).
 struct TransposedIndex {
   std::vector<std::int64_t> offset;  ///< [index_heads * k_blocks + 1]
   std::vector<std::int32_t> query_block;
   std::vector<std::int32_t> row_mask;  ///< as in BlockRun
 };
-TransposedIndex transpose(const AttentionIndex& index);
+TransposedIndex transpose(const AttentionPattern& index);
 
 /// Empty when the index is well formed, else what is wrong and where.
-std::string problems(const AttentionIndex& index);
+std::string problems(const AttentionPattern& index);
 
 }  // namespace ballast

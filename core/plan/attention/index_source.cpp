@@ -6,12 +6,12 @@
 
 #include "core/base/error.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 DenseSource::DenseSource(AttentionAxes axes_, Recorder* recorder) : IndexSource(std::move(axes_)) {
   Scope scope(recorder, EventKind::indexing);
-  for (const auto& keys : axes().calls()) shards_.push_back(dense_index(axes().queries, keys));
+  for (const auto& keys : axes().calls()) shards_.push_back(dense_pattern(axes().queries, keys));
 }
 
 std::unique_ptr<IndexSource> dense_source(const MicroBatch& batch, const SequenceLayout& layout,
@@ -19,8 +19,8 @@ std::unique_ptr<IndexSource> dense_source(const MicroBatch& batch, const Sequenc
   return std::make_unique<DenseSource>(attention_axes(batch, layout, rank), recorder);
 }
 
-AttentionIndex generated_index(const std::vector<AxisToken>& queries, const KeyAxis& axis,
-                               const GeneratedPattern& pattern) {
+AttentionPattern generated_pattern(const std::vector<AxisToken>& queries, const KeyAxis& axis,
+                                   const GeneratedPattern& pattern) {
   std::map<std::int64_t, std::vector<GeneratedHead>> of_length;
   std::vector<std::vector<GeneratedHead>> of_segment;
   for (int s = 0; s < axis.segments(); ++s) {
@@ -35,7 +35,7 @@ AttentionIndex generated_index(const std::vector<AxisToken>& queries, const KeyA
     }
     of_segment.push_back(heads);
   }
-  return vertical_slash_index(queries, axis, of_segment, false);
+  return vertical_slash_pattern(queries, axis, of_segment, false);
 }
 
 std::vector<std::int64_t> IndexCache::shape_key(const AttentionAxes& axes) {
@@ -72,7 +72,7 @@ GeneratedSource::GeneratedSource(AttentionAxes axes_, const GeneratedPattern& pa
   Scope scope(recorder, EventKind::indexing);
   shards_ = cache.get(axes(), pattern.first_head, pattern.heads, [&] {
     const KeyAxis axis = key_axis(axes());
-    return split_keys(generated_index(axes().queries, axis, pattern), axis, axes().calls());
+    return split_keys(generated_pattern(axes().queries, axis, pattern), axis, axes().calls());
   });
   record_budgets(recorder, -1, *shards_, visible_pairs(axes().queries, key_axis(axes())), [](int) {
     return std::pair(std::numeric_limits<double>::quiet_NaN(), std::int64_t{0});

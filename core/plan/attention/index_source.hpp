@@ -12,9 +12,9 @@
 #include "core/observe/events.hpp"
 #include "core/plan/attention/attention_executor.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/attention/generated_index.hpp"
+#include "core/plan/attention/generated_pattern.hpp"
 #include "core/plan/attention/key_axis.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 
@@ -26,7 +26,7 @@ class IndexSource {
   /// keys, for layer `in.layer`.  Made at the layer's first forward of the micro-batch; the same
   /// objects at every later call (recomputation, backward).  Collective over the ring where the
   /// pattern depends on Q and K.
-  virtual const std::vector<AttentionIndex>& shards(const AttentionInputs& in) = 0;
+  virtual const std::vector<AttentionPattern>& shards(const AttentionInputs& in) = 0;
   /// Whether shards() of this layer will look at `in.k`, which then holds all keys of
   /// axes().keys[rank].
   virtual bool reads_keys(int /*layer*/) const { return false; }
@@ -40,10 +40,10 @@ class IndexSource {
 class DenseSource final : public IndexSource {
  public:
   DenseSource(AttentionAxes axes, Recorder* recorder);
-  const std::vector<AttentionIndex>& shards(const AttentionInputs&) override { return shards_; }
+  const std::vector<AttentionPattern>& shards(const AttentionInputs&) override { return shards_; }
 
  private:
-  std::vector<AttentionIndex> shards_;
+  std::vector<AttentionPattern> shards_;
 };
 std::unique_ptr<IndexSource> dense_source(const MicroBatch& batch, const SequenceLayout& layout,
                                           int rank, Recorder* recorder);
@@ -51,13 +51,13 @@ std::unique_ptr<IndexSource> dense_source(const MicroBatch& batch, const Sequenc
 /// Generated vertical-slash patterns over the whole key axis, one per head: every segment has the
 /// pattern of its own number of keys (GeneratedPattern::tokens is not read), with at most one
 /// column in 16 keys.  Errors: those of generate and query_blocks.
-AttentionIndex generated_index(const std::vector<AxisToken>& queries, const KeyAxis& axis,
-                               const GeneratedPattern& pattern);
+AttentionPattern generated_pattern(const std::vector<AxisToken>& queries, const KeyAxis& axis,
+                                   const GeneratedPattern& pattern);
 
 /// Hands the recorder a row for each head: what `shards` compute of the `visible` pairs, and the
 /// budget and overflow that budget_of(head) names.
 template <class BudgetOf>
-void record_budgets(Recorder* recorder, int layer, const std::vector<AttentionIndex>& shards,
+void record_budgets(Recorder* recorder, int layer, const std::vector<AttentionPattern>& shards,
                     double visible, BudgetOf&& budget_of) {
   if (recorder == nullptr || !recorder->enabled || shards.empty()) return;
   for (int h = 0; h < shards.front().index_heads; ++h) {
@@ -65,7 +65,7 @@ void record_budgets(Recorder* recorder, int layer, const std::vector<AttentionIn
     row.layer = layer;
     row.head = h;
     row.visible_pairs = visible;
-    for (const AttentionIndex& shard : shards) row.computed_pairs += shard.head_pairs(h);
+    for (const AttentionPattern& shard : shards) row.computed_pairs += shard.head_pairs(h);
     std::tie(row.budget, row.overflow) = budget_of(h);
     recorder->budget(row);
   }
@@ -75,7 +75,7 @@ void record_budgets(Recorder* recorder, int layer, const std::vector<AttentionIn
 /// keeps beside them.
 class IndexCache {
  public:
-  using Shards = std::shared_ptr<const std::vector<AttentionIndex>>;
+  using Shards = std::shared_ptr<const std::vector<AttentionPattern>>;
   /// The indexes of `heads` heads from `first_head` on over these axes; `build` makes them the
   /// first time.  The 8 latest shapes are kept.
   template <class Build>
@@ -83,7 +83,7 @@ class IndexCache {
     std::vector<std::int64_t> key = shape_key(axes);
     key.insert(key.end(), {first_head, heads});
     if (Shards found = find(key)) return found;
-    auto made = std::make_shared<const std::vector<AttentionIndex>>(build());
+    auto made = std::make_shared<const std::vector<AttentionPattern>>(build());
     kept_.emplace_front(std::move(key), made);
     if (kept_.size() > 8) kept_.pop_back();
     return made;
@@ -100,7 +100,7 @@ class GeneratedSource final : public IndexSource {
   /// Takes them from `cache` where it has this shape.
   GeneratedSource(AttentionAxes axes, const GeneratedPattern& pattern, IndexCache& cache,
                   Recorder* recorder);
-  const std::vector<AttentionIndex>& shards(const AttentionInputs&) override { return *shards_; }
+  const std::vector<AttentionPattern>& shards(const AttentionInputs&) override { return *shards_; }
 
  private:
   IndexCache::Shards shards_;

@@ -5,7 +5,7 @@
 
 #include "core/base/error.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 namespace {
@@ -29,8 +29,8 @@ ShardBlocks shard_blocks(const KeyAxis& axis, const std::vector<AxisToken>& keys
   return blocks;
 }
 
-AttentionIndex cut(const AttentionIndex& index, const ShardBlocks& shard, std::int64_t tokens) {
-  AttentionIndex out;
+AttentionPattern cut(const AttentionPattern& index, const ShardBlocks& shard, std::int64_t tokens) {
+  AttentionPattern out;
   out.q_tokens = index.q_tokens;
   out.k_tokens = tokens;
   out.index_heads = index.index_heads;
@@ -67,14 +67,15 @@ AttentionIndex cut(const AttentionIndex& index, const ShardBlocks& shard, std::i
   }
   out.segments = index.segments;
   out.block_segment = index.block_segment;
-  if (index.bar_offset.empty()) return out;
-  out.bar_offset.push_back(0);
-  for (std::size_t list = 0; list + 1 < index.bar_offset.size(); ++list) {
-    for (std::int64_t b = index.bar_offset[list]; b < index.bar_offset[list + 1]; ++b)
-      if (shard.holds(index.bars[b] / kBlock)) out.bars.push_back(shard.lower_bound(index.bars[b]));
-    out.bar_offset.push_back(static_cast<std::int64_t>(out.bars.size()));
+  if (index.column_offset.empty()) return out;
+  out.column_offset.push_back(0);
+  for (std::size_t list = 0; list + 1 < index.column_offset.size(); ++list) {
+    for (std::int64_t b = index.column_offset[list]; b < index.column_offset[list + 1]; ++b)
+      if (shard.holds(index.columns[b] / kBlock))
+        out.columns.push_back(shard.lower_bound(index.columns[b]));
+    out.column_offset.push_back(static_cast<std::int64_t>(out.columns.size()));
   }
-  cover_bars(out);
+  cover_columns(out);
   return out;
 }
 
@@ -177,9 +178,9 @@ std::vector<QueryBlock> query_blocks(const std::vector<AxisToken>& queries, cons
   return blocks;
 }
 
-AttentionIndex visible_index(const std::vector<AxisToken>& queries, const KeyAxis& axis,
-                             int index_heads) {
-  AttentionIndex index;
+AttentionPattern visible_pattern(const std::vector<AxisToken>& queries, const KeyAxis& axis,
+                                 int index_heads) {
+  AttentionPattern index;
   index.q_tokens = static_cast<std::int64_t>(queries.size());
   index.k_tokens = axis.tokens();
   index.index_heads = index_heads;
@@ -207,12 +208,12 @@ double visible_pairs(const std::vector<AxisToken>& queries, const KeyAxis& axis)
   return pairs;
 }
 
-std::vector<AttentionIndex> split_keys(const AttentionIndex& index, const KeyAxis& axis,
-                                       const std::vector<std::vector<AxisToken>>& keys) {
+std::vector<AttentionPattern> split_keys(const AttentionPattern& index, const KeyAxis& axis,
+                                         const std::vector<std::vector<AxisToken>>& keys) {
   require(index.k_tokens == axis.tokens(),
           "sparse attention: an index over {} keys, the axis has {}", index.k_tokens,
           axis.tokens());
-  std::vector<AttentionIndex> shards;
+  std::vector<AttentionPattern> shards;
   shards.reserve(keys.size());
   for (std::size_t s = 0; s < keys.size(); ++s)
     shards.push_back(

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "core/plan/context/sequence_layout.hpp"
 
 namespace ballast {
@@ -63,16 +63,16 @@ struct QueryBlock {
 std::vector<QueryBlock> query_blocks(const std::vector<AxisToken>& queries, const KeyAxis& axis);
 
 /// An index of `queries` over the whole key axis that has its visible intervals and nothing else:
-/// no runs, no bars.
-AttentionIndex visible_index(const std::vector<AxisToken>& queries, const KeyAxis& axis,
-                             int index_heads);
+/// no runs, no columns.
+AttentionPattern visible_pattern(const std::vector<AxisToken>& queries, const KeyAxis& axis,
+                                 int index_heads);
 
 /// (query, key) pairs that these queries see: what dense attention computes.
 double visible_pairs(const std::vector<AxisToken>& queries, const KeyAxis& axis);
 
 /// Cuts an index of local queries over the whole key axis into one per shard, on that shard's own
 /// keys.  Computed pairs stay the same. Error: a shard that cuts a block of 64 keys.
-std::vector<AttentionIndex> split_keys(const AttentionIndex& index, const KeyAxis& axis,
-                                       const std::vector<std::vector<AxisToken>>& keys);
+std::vector<AttentionPattern> split_keys(const AttentionPattern& index, const KeyAxis& axis,
+                                         const std::vector<std::vector<AxisToken>>& keys);
 
 }  // namespace ballast

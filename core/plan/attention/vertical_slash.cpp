@@ -6,7 +6,7 @@
 
 #include "core/base/error.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 namespace {
@@ -35,19 +35,19 @@ VerticalSlash dense_head(std::int64_t tokens) {
   return head;
 }
 
-AttentionIndex vertical_slash_index(const std::vector<AxisToken>& queries, const KeyAxis& axis,
-                                    const std::vector<std::vector<VerticalSlash>>& heads,
-                                    bool sink) {
+AttentionPattern vertical_slash_pattern(const std::vector<AxisToken>& queries, const KeyAxis& axis,
+                                        const std::vector<std::vector<VerticalSlash>>& heads,
+                                        bool sink) {
   const std::vector<QueryBlock> blocks = query_blocks(queries, axis);
   std::size_t count = 1;
   for (const auto& list : heads) count = std::max(count, list.size());
   require(static_cast<int>(heads.size()) == axis.segments(),
           "vertical-slash index: patterns of {} segments for {}", heads.size(), axis.segments());
-  AttentionIndex index = visible_index(queries, axis, static_cast<int>(count));
+  AttentionPattern index = visible_pattern(queries, axis, static_cast<int>(count));
   index.segments = std::max(1, axis.segments());
   for (const QueryBlock& block : blocks) index.block_segment.push_back(block.segment);
   index.run_offset.push_back(0);
-  index.bar_offset.push_back(0);
+  index.column_offset.push_back(0);
   for (std::size_t h = 0; h < count; ++h) {
     std::vector<std::vector<std::pair<std::int32_t, std::int32_t>>> ranges(heads.size());
     for (std::size_t s = 0; s < heads.size(); ++s) {
@@ -55,11 +55,11 @@ AttentionIndex vertical_slash_index(const std::vector<AxisToken>& queries, const
         ranges[s] = slash_ranges(heads[s].at(h).slashes);
         for (std::int64_t c : heads[s][h].columns)
           if (c < axis.count[s])
-            index.bars.push_back(static_cast<std::int32_t>(axis.offset[s] + c));
+            index.columns.push_back(static_cast<std::int32_t>(axis.offset[s] + c));
       }
-      index.bar_offset.push_back(static_cast<std::int64_t>(index.bars.size()));
+      index.column_offset.push_back(static_cast<std::int64_t>(index.columns.size()));
     }
-    if (heads.empty()) index.bar_offset.push_back(0);
+    if (heads.empty()) index.column_offset.push_back(0);
     for (const QueryBlock& block : blocks) {
       const auto first = static_cast<std::int32_t>(axis.offset[block.segment] / kBlock),
                  base = first + static_cast<std::int32_t>(block.block);
@@ -77,10 +77,10 @@ AttentionIndex vertical_slash_index(const std::vector<AxisToken>& queries, const
       index.run_offset.push_back(static_cast<std::int64_t>(index.runs.size()));
     }
   }
-  if (index.bars.empty())
-    index.bar_offset.clear();
+  if (index.columns.empty())
+    index.column_offset.clear();
   else
-    cover_bars(index);
+    cover_columns(index);
   return index;
 }
 

@@ -6,7 +6,7 @@
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/key_axis.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 
@@ -23,8 +23,8 @@ VerticalSlash dense_head(std::int64_t tokens);
 
 /// Index of `queries` over the whole key axis: heads[s][h] is head h over segment s (an empty list:
 /// a segment without keys).  `sink`: every query uses its segment's first block too.
-AttentionIndex vertical_slash_index(const std::vector<AxisToken>& queries, const KeyAxis& axis,
-                                    const std::vector<std::vector<VerticalSlash>>& heads,
-                                    bool sink);
+AttentionPattern vertical_slash_pattern(const std::vector<AxisToken>& queries, const KeyAxis& axis,
+                                        const std::vector<std::vector<VerticalSlash>>& heads,
+                                        bool sink);
 
 }  // namespace ballast

@@ -6,7 +6,7 @@
 
 #include "core/base/error.hpp"
 #include "core/base/random.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/plan/batch/batch.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 

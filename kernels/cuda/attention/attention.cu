@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/attention/attention.hpp"
 #include "kernels/cuda/attention/launch.hpp"
-#include "kernels/cuda/index/attention_index.hpp"
+#include "kernels/cuda/index/device_index.hpp"
 
 namespace ballast::cuda {
 namespace {
@@ -33,15 +33,15 @@ WorkspaceLayout lay_out(void* base, const DeviceIndex& index, int q_heads, int h
                                     static_cast<char*>(base) + w.bytes);
     w.bytes += static_cast<std::size_t>(bytes + 255) / 256 * 256;
   };
-  const std::int64_t bar_elements = index.bar_rows() * index.bar_heads() * head_dim;
+  const std::int64_t column_elements = index.column_rows() * index.column_heads() * head_dim;
   take(w.scratch.counters, 256);
-  take(w.scratch.bar_k, bar_elements * 2);
-  take(w.scratch.bar_v, bar_elements * 2);
+  take(w.scratch.column_k, column_elements * 2);
+  take(w.scratch.column_v, column_elements * 2);
   if (backward) {
     take(w.scratch.statistics,
          static_cast<std::int64_t>(q_heads) * index.shape.q_blocks() * 2 * kBlock * 4);
-    take(w.scratch.bar_dk, bar_elements * 4);
-    take(w.scratch.bar_dv, bar_elements * 4);
+    take(w.scratch.column_dk, column_elements * 4);
+    take(w.scratch.column_dv, column_elements * 4);
   }
   return w;
 }
@@ -230,9 +230,9 @@ cudaError_t attention_forward(const AttentionForwardArgs& a, cudaStream_t stream
   bool sm90 = false;
   cudaError_t e = choose(a.path, tma, sm90);
   if (e == cudaSuccess) e = cudaMemsetAsync(w.scratch.counters, 0, 256, stream);
-  if (e == cudaSuccess && index.has_bars()) {
-    e = gather_bars(index, a.k, a.k_stride, a.v, a.v_stride, a.head_dim, w.scratch.bar_k,
-                    w.scratch.bar_v, stream);
+  if (e == cudaSuccess && index.has_columns()) {
+    e = gather_columns(index, a.k, a.k_stride, a.v, a.v_stride, a.head_dim, w.scratch.column_k,
+                       w.scratch.column_v, stream);
   }
   if (e != cudaSuccess) return e;
   return sm90 ? forward_sm90(a, w.scratch, stream) : forward_plain(a, w.scratch, stream);
@@ -278,15 +278,15 @@ cudaError_t attention_backward(const AttentionBackwardArgs& a, cudaStream_t stre
       a.q_heads, q_tokens, index.shape.q_blocks(), w.scratch.statistics, clear_dq ? a.dq : nullptr,
       a.dq_stride);
   e = cudaGetLastError();
-  if (e == cudaSuccess && index.has_bars()) {
-    e = gather_bars(index, a.k, a.k_stride, a.v, a.v_stride, a.head_dim, w.scratch.bar_k,
-                    w.scratch.bar_v, stream);
+  if (e == cudaSuccess && index.has_columns()) {
+    e = gather_columns(index, a.k, a.k_stride, a.v, a.v_stride, a.head_dim, w.scratch.column_k,
+                       w.scratch.column_v, stream);
   }
   if (e == cudaSuccess)
     e = sm90 ? backward_sm90(a, w.scratch, stream) : backward_plain(a, w.scratch, stream);
-  if (e == cudaSuccess && index.has_bars()) {
-    e = scatter_bar_gradients(index, w.scratch.bar_dk, w.scratch.bar_dv, a.head_dim, a.dk,
-                              a.dk_stride, a.dv, a.dv_stride, stream);
+  if (e == cudaSuccess && index.has_columns()) {
+    e = scatter_column_gradients(index, w.scratch.column_dk, w.scratch.column_dv, a.head_dim, a.dk,
+                                 a.dk_stride, a.dv, a.dv_stride, stream);
   }
   return e;
 }

@@ -4,7 +4,7 @@
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "kernels/cuda/attention/attention.hpp"
-#include "kernels/cuda/index/attention_index.hpp"
+#include "kernels/cuda/index/device_index.hpp"
 #include "kernels/cuda/index/index_mirror.hpp"
 #include "kernels/cuda/ops/operations.hpp"
 #include "kernels/cuda/runtime/device.hpp"
@@ -14,7 +14,7 @@ namespace {
 
 bool g_deterministic = false;
 
-const DeviceIndex& mirror_of(const AttentionIndex& index, int q_heads, int kv_heads) {
+const DeviceIndex& mirror_of(const AttentionPattern& index, int q_heads, int kv_heads) {
   auto mirror = std::static_pointer_cast<IndexMirror>(index.mirror);
   if (!mirror || mirror->q_heads != q_heads || mirror->kv_heads != kv_heads) {
     require(static_cast<std::int64_t>(index.key_begin.size()) == index.q_tokens,
@@ -46,7 +46,8 @@ std::int64_t rows_of(const Tensor& t, const char* what) {
   return t.strides()[0];
 }
 
-void check_shapes(const AttentionIndex& index, const Tensor& q, const Tensor& k, const Tensor& v) {
+void check_shapes(const AttentionPattern& index, const Tensor& q, const Tensor& k,
+                  const Tensor& v) {
   require(q.rank() == 3 && k.rank() == 3 && q.size(0) == index.q_tokens &&
               k.size(0) == index.k_tokens && k.shape() == v.shape() && q.size(2) == k.size(2),
           "attention: q {}, k {}, v {} do not fit an index of {} x {} tokens", to_string(q.shape()),
@@ -62,7 +63,7 @@ void check_shapes(const AttentionIndex& index, const Tensor& q, const Tensor& k,
 
 void set_deterministic(bool on) { g_deterministic = on; }
 
-void attention_forward(const AttentionIndex& index, const Tensor& q, const Tensor& k,
+void attention_forward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
                        const Tensor& v, double scale, Tensor& o, Tensor& lse) {
   check_shapes(index, q, k, v);
   if (q.numel() == 0) return;
@@ -98,7 +99,7 @@ void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta) {
         "attention delta");
 }
 
-void attention_backward(const AttentionIndex& index, const Tensor& q, const Tensor& k,
+void attention_backward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
                         const Tensor& v, double scale, const Tensor& lse, const Tensor& delta,
                         const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) {
   check_shapes(index, q, k, v);

@@ -6,7 +6,7 @@
 // that P^T and dS^T feed dV += P^T dO and dK += dS^T Q straight from registers.  dS goes to shared
 // memory once, for dQ += dS K, whose 64 columns per consumer leave as an fp32 bulk reduce-add.
 // (FlashAttention-2, Dao 2023, Algorithm 2; the transposed form is FlashAttention-3's.)
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/attention/launch.hpp"
 #include "kernels/cuda/attention/tiles.cuh"
 
@@ -28,21 +28,21 @@ struct BackwardParams {
   float* dk;
   float* dv;
   std::int64_t dk_stride, dv_stride;
-  float* bar_dk;
-  float* bar_dv;
+  float* column_dk;
+  float* column_dv;
   bool add;  // dk, dv += instead of =
   int* counter;
 };
 
 struct BackwardMaps {
-  CUtensorMap q, dout, k, v, bar_k, bar_v, dq;
+  CUtensorMap q, dout, k, v, column_k, column_v, dq;
 };
 
 struct WorkUnit {
   int done;       // no more work
-  int bars;       // keys are gathered columns
+  int columns;    // keys are gathered columns
   int first_row;  // first key, or first gathered row
-  int first_key;  // the same as the masks count: key, or bar of the list
+  int first_key;  // the same as the masks count: key, or column of the list
   int kv_head;    // head of dk, dv or of the gathered buffer
   int cut;        // others add to the same keys
 };
@@ -51,7 +51,7 @@ struct QueryTile {
   int end;
   int query_block, head;
   std::int8_t state[2];   // HalfState of either consumer's 64 keys
-  std::uint64_t word[2];  // row mask, or cover word for bars
+  std::uint64_t word[2];  // row mask, or cover word for columns
 };
 
 template <int D>
@@ -92,18 +92,19 @@ struct Producer {
       : sh(s), maps(m), p(params) {}
 
   __device__ int index_head(int head) const { return p.index.shape.index_heads == 1 ? 0 : head; }
-  /// mask0, mask1: row masks of the two key blocks; for bars the cover words are looked up instead.
+  /// mask0, mask1: row masks of the two key blocks; for columns the cover words are looked up
+  /// instead.
   __device__ void tile(int head, int qb, HalfState s0, HalfState s1, int mask0, int mask1) {
     const int s = ring.stage;
     barrier_wait(&sh.empty[s], ring.parity ^ 1);
     QueryTile& t = sh.tile[s];
-    const bool bars = sh.unit.bars;
+    const bool columns = sh.unit.columns;
     t.end = 0;
     t.query_block = qb;
     t.head = head;
     t.state[0] = s0;
     t.state[1] = s1;
-    if (bars) {
+    if (columns) {
       const int group = sh.unit.first_key / kBlock;
       if (s0 != kSkip) t.word[0] = cover_word(p.index, index_head(head), qb, group);
       if (s1 != kSkip) t.word[1] = cover_word(p.index, index_head(head), qb, group + 1);
@@ -164,32 +165,32 @@ struct Producer {
       if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, mask0, mask1);
     }
   }
-  __device__ HalfState bar_state(const BlockBounds& bounds, int head, int qb, int first_bar) {
-    const HalfState s = visible_state(bounds, first_bar);
+  __device__ HalfState column_state(const BlockBounds& bounds, int head, int qb, int first_column) {
+    const HalfState s = visible_state(bounds, first_column);
     if (s == kSkip) return s;
-    const std::uint64_t word = cover_word(p.index, index_head(head), qb, first_bar / kBlock);
+    const std::uint64_t word = cover_word(p.index, index_head(head), qb, first_column / kBlock);
     return word == ~0ull ? kSkip : word != 0 ? kMasked : s;
   }
-  __device__ void bar_blocks(int head) {
-    sh.queries = p.index.bar_tile_queries[sh.unit.first_row / kBarTile];
+  __device__ void column_blocks(int head) {
+    sh.queries = p.index.column_tile_queries[sh.unit.first_row / kColumnTile];
     for (int qb = sh.queries.begin; qb < sh.queries.end; ++qb) {
-      const BlockBounds bounds = bar_block_bounds(p.index, index_head(head), qb);
-      const HalfState s0 = bar_state(bounds, head, qb, sh.unit.first_key),
-                      s1 = bar_state(bounds, head, qb, sh.unit.first_key + kBlock);
+      const BlockBounds bounds = column_block_bounds(p.index, index_head(head), qb);
+      const HalfState s0 = column_state(bounds, head, qb, sh.unit.first_key),
+                      s1 = column_state(bounds, head, qb, sh.unit.first_key + kBlock);
       if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, kNoMask, kNoMask);
     }
   }
 
-  __device__ void load_keys(bool bars, int kv_head, int row) {
+  __device__ void load_keys(bool columns, int kv_head, int row) {
     barrier_expect(&sh.kv_full, 4 * Shared::kBlockBytes + sizeof(sh.key_queries));
-    bulk_load(sh.key_queries, (bars ? p.index.bar_row_queries : p.index.key_queries) + row,
+    bulk_load(sh.key_queries, (columns ? p.index.column_row_queries : p.index.key_queries) + row,
               sizeof(sh.key_queries), &sh.kv_full);
     for (int half = 0; half < 2; ++half) {
       for (int c = 0; c < Shared::kBoxes; ++c) {
         const int at = c * Shared::kKeyBoxStride + half * kBlock * 128;
-        tma_load(sh.k + at, bars ? &maps.bar_k : &maps.k, &sh.kv_full, c * 64, kv_head,
+        tma_load(sh.k + at, columns ? &maps.column_k : &maps.k, &sh.kv_full, c * 64, kv_head,
                  row + half * kBlock);
-        tma_load(sh.v + at, bars ? &maps.bar_v : &maps.v, &sh.kv_full, c * 64, kv_head,
+        tma_load(sh.v + at, columns ? &maps.column_v : &maps.v, &sh.kv_full, c * 64, kv_head,
                  row + half * kBlock);
       }
     }
@@ -213,22 +214,22 @@ struct Producer {
         return;
       }
       const int unit = piece & ((1 << kPieceShift) - 1);
-      if (piece & kBarUnit) {
-        const int bar_tile = unit / index.bar_heads();
-        const int list = index.bar_tile_list[bar_tile];
-        u.bars = 1;
-        u.kv_head = unit % index.bar_heads();
+      if (piece & kColumnUnit) {
+        const int column_tile = unit / index.column_heads();
+        const int list = index.column_tile_list[column_tile];
+        u.columns = 1;
+        u.kv_head = unit % index.column_heads();
         u.cut = 0;
-        u.first_row = bar_tile * kBarTile;
-        u.first_key = u.first_row - index.bar_row_offset[list];
+        u.first_row = column_tile * kColumnTile;
+        u.first_key = u.first_row - index.column_row_offset[list];
         load_keys(true, u.kv_head, u.first_row);
         const bool shared_list = index.shape.index_heads == 1;
         const int first = shared_list ? u.kv_head * p.group : list / index.shape.segments;
         const int heads = shared_list ? p.group : 1;
-        for (int i = 0; i < heads; ++i) bar_blocks(first + i);
+        for (int i = 0; i < heads; ++i) column_blocks(first + i);
       } else {
         const int key_tile = unit / index.shape.kv_heads;
-        u.bars = 0;
+        u.columns = 0;
         u.kv_head = unit % index.shape.kv_heads;
         u.first_row = u.first_key = key_tile * kKeyTile;
         load_keys(false, u.kv_head, u.first_row);
@@ -297,7 +298,7 @@ struct Consumer {
     const int first = t.query_block * kBlock;
     const std::uint64_t bits = interval_bits(seen.begin - first, seen.end - first),
                         word = t.word[consumer];
-    if (sh.unit.bars) return (word >> r & 1) ? 0 : bits;  // covered: the whole row of S^T
+    if (sh.unit.columns) return (word >> r & 1) ? 0 : bits;  // covered: the whole row of S^T
     return bits & word;
   }
   /// P^T from S^T: probabilities under the final LSE, zero where masked.
@@ -422,7 +423,7 @@ struct Consumer {
 
   __device__ __forceinline__ void store(const float (&acc)[D / 2], float* out, std::int64_t stride,
                                         float factor, const WorkUnit& u, bool add) {
-    const std::int64_t end = u.bars ? LLONG_MAX : p.index.shape.k_tokens;
+    const std::int64_t end = u.columns ? LLONG_MAX : p.index.shape.k_tokens;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const std::int64_t token = u.first_row + consumer * kBlock + row + 8 * r;
@@ -515,10 +516,12 @@ struct Consumer {
       warp_arrive(&sh.kv_empty);
       warp_arrive(&sh.empty[ring.stage]);
       ring.advance();
-      const std::int64_t bar_stride = p.index.bar_heads() * D;
-      const bool add = (p.add && !u.bars) || u.cut;
-      store(dk, u.bars ? p.bar_dk : p.dk, u.bars ? bar_stride : p.dk_stride, p.scale, u, add);
-      store(dv, u.bars ? p.bar_dv : p.dv, u.bars ? bar_stride : p.dv_stride, 1.0f, u, add);
+      const std::int64_t column_stride = p.index.column_heads() * D;
+      const bool add = (p.add && !u.columns) || u.cut;
+      store(dk, u.columns ? p.column_dk : p.dk, u.columns ? column_stride : p.dk_stride, p.scale, u,
+            add);
+      store(dv, u.columns ? p.column_dv : p.dv, u.columns ? column_stride : p.dv_stride, 1.0f, u,
+            add);
     }
     if (kWithDq && thread == 0) bulk_wait();
   }
@@ -570,7 +573,7 @@ cudaError_t launch(const BackwardMaps& maps, const BackwardParams& p, cudaStream
 }  // namespace
 
 bool separate_query_gradient(const AttentionBackwardArgs& a) {
-  return a.deterministic || (!a.index->shape.dense && !a.index->has_bars());
+  return a.deterministic || (!a.index->shape.dense && !a.index->has_columns());
 }
 
 bool cuts_units(const AttentionBackwardArgs& a) {
@@ -593,8 +596,8 @@ cudaError_t backward_sm90(const AttentionBackwardArgs& a, const AttentionScratch
   p.dv = a.dv;
   p.dk_stride = a.dk_stride;
   p.dv_stride = a.dv_stride;
-  p.bar_dk = scratch.bar_dk;
-  p.bar_dv = scratch.bar_dv;
+  p.column_dk = scratch.column_dk;
+  p.column_dv = scratch.column_dv;
   p.add = a.accumulate_dkv;
   p.counter = scratch.counters;
 
@@ -610,15 +613,15 @@ cudaError_t backward_sm90(const AttentionBackwardArgs& a, const AttentionScratch
     e = make_tensor_map(&maps.v, a.v, false, a.head_dim, a.kv_heads, k_tokens, a.v_stride);
   if (e == cudaSuccess)
     e = make_tensor_map(&maps.dq, a.dq, true, a.head_dim, a.q_heads, q_tokens, a.dq_stride);
-  maps.bar_k = maps.k;
-  maps.bar_v = maps.v;
-  if (e == cudaSuccess && index.has_bars()) {
-    const int heads = index.bar_heads();
-    e = make_tensor_map(&maps.bar_k, scratch.bar_k, false, a.head_dim, heads, index.bar_rows(),
-                        heads * a.head_dim);
+  maps.column_k = maps.k;
+  maps.column_v = maps.v;
+  if (e == cudaSuccess && index.has_columns()) {
+    const int heads = index.column_heads();
+    e = make_tensor_map(&maps.column_k, scratch.column_k, false, a.head_dim, heads,
+                        index.column_rows(), heads * a.head_dim);
     if (e == cudaSuccess) {
-      e = make_tensor_map(&maps.bar_v, scratch.bar_v, false, a.head_dim, heads, index.bar_rows(),
-                          heads * a.head_dim);
+      e = make_tensor_map(&maps.column_v, scratch.column_v, false, a.head_dim, heads,
+                          index.column_rows(), heads * a.head_dim);
     }
   }
   if (e != cudaSuccess) return e;

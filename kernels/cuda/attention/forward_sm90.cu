@@ -8,7 +8,7 @@
 // consumer the score product of stage j + 1 is issued before P V of stage j, so the softmax of one
 // stage runs while the tensor cores work on the other (FlashAttention-3, Shah et al. 2024,
 // Section 3.2).
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/attention/query_tiles.cuh"
 
 namespace ballast::cuda {
@@ -43,7 +43,7 @@ struct Consumer {
       row;  // row: first of the thread's rows inside the 64-row block, the other is + 8
   RingPosition<Shared::kStages> ring;
   Interval seen0, seen1;  // visible keys of the two rows
-  const Interval* bar_rows;
+  const Interval* column_rows;
 
   __device__ Consumer(Shared& s, const ForwardParams& params, int which)
       : sh(s),
@@ -74,9 +74,9 @@ struct Consumer {
     if (state == kAllWhole) return;
     const TileInfo& t = sh.tile[stage];
     Interval a = seen0, b = seen1;
-    if (t.bars) {
-      a = bar_rows[row];
-      b = bar_rows[row + 8];
+    if (t.columns) {
+      a = column_rows[row];
+      b = column_rows[row + 8];
     }
     const int first = state & 0xFF, second = state >> 8;
     if (first != kWhole) {
@@ -196,9 +196,10 @@ struct Consumer {
         const std::int64_t first = static_cast<std::int64_t>(query_block) * kBlock;
         seen0 = p.work.index.rows[first + row];
         seen1 = p.work.index.rows[first + row + 8];
-        if (p.work.index.has_bars()) {
-          bar_rows = p.work.index.bar_bounds +
-                     sh.work.index_head[consumer] * p.work.index.shape.q_blocks() * kBlock + first;
+        if (p.work.index.has_columns()) {
+          column_rows = p.work.index.column_bounds +
+                        sh.work.index_head[consumer] * p.work.index.shape.q_blocks() * kBlock +
+                        first;
         }
       }
       float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, factor[2];

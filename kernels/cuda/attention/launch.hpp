@@ -2,17 +2,17 @@
 // interface.
 #pragma once
 #include "kernels/cuda/attention/attention.hpp"
-#include "kernels/cuda/index/attention_index.hpp"
+#include "kernels/cuda/index/device_index.hpp"
 
 namespace ballast::cuda {
 
 /// Workspace of one call, carved by the dispatcher; sizes follow DeviceIndex.
 struct AttentionScratch {
-  int* counters = nullptr;  ///< work queue heads, zeroed by the dispatcher
-  void* bar_k = nullptr;    ///< gathered bf16 [bar_rows, bar_heads, head_dim]
-  void* bar_v = nullptr;
-  float* bar_dk = nullptr;  ///< fp32, backward only
-  float* bar_dv = nullptr;
+  int* counters = nullptr;   ///< work queue heads, zeroed by the dispatcher
+  void* column_k = nullptr;  ///< gathered bf16 [column_rows, column_heads, head_dim]
+  void* column_v = nullptr;
+  float* column_dk = nullptr;  ///< fp32, backward only
+  float* column_dv = nullptr;
   /// [q_heads, q_blocks, 2, 64], backward only: lse * log2(e) (+inf for rows without keys, so that
   /// P becomes 0), then delta = rowsum(dout * o).
   float* statistics = nullptr;
@@ -44,12 +44,12 @@ cudaError_t query_gradient_plain(const AttentionBackwardArgs& args, const Attent
 cudaError_t order_work(const DeviceIndex& index, cudaStream_t stream);
 /// Gathered rows of k and v (attention_index.cu), and the addition of their gradients back to dk
 /// and dv.
-cudaError_t gather_bars(const DeviceIndex& index, const void* k, std::int64_t k_stride,
-                        const void* v, std::int64_t v_stride, int head_dim, void* bar_k,
-                        void* bar_v, cudaStream_t stream);
-cudaError_t scatter_bar_gradients(const DeviceIndex& index, const float* bar_dk,
-                                  const float* bar_dv, int head_dim, float* dk,
-                                  std::int64_t dk_stride, float* dv, std::int64_t dv_stride,
-                                  cudaStream_t stream);
+cudaError_t gather_columns(const DeviceIndex& index, const void* k, std::int64_t k_stride,
+                           const void* v, std::int64_t v_stride, int head_dim, void* column_k,
+                           void* column_v, cudaStream_t stream);
+cudaError_t scatter_column_gradients(const DeviceIndex& index, const float* column_dk,
+                                     const float* column_dv, int head_dim, float* dk,
+                                     std::int64_t dk_stride, float* dv, std::int64_t dv_stride,
+                                     cudaStream_t stream);
 
 }  // namespace ballast::cuda

@@ -7,7 +7,7 @@
 
 #include <climits>
 
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/attention/launch.hpp"
 #include "kernels/cuda/attention/tiles.cuh"
 
@@ -27,7 +27,7 @@ struct Tensor3 {
 
 struct PlainParams {
   DeviceIndex index;
-  Tensor3 q, k, v, dout, bar_k, bar_v;
+  Tensor3 q, k, v, dout, column_k, column_v;
   int group;
   float scale;
   void* o;
@@ -35,7 +35,7 @@ struct PlainParams {
   bool o_fp32;
   float* lse;
   const float* statistics;
-  float *dq, *dk, *dv, *bar_dk, *bar_dv;
+  float *dq, *dk, *dv, *column_dk, *column_dv;
   std::int64_t dq_stride, dk_stride, dv_stride;
   bool accumulate_dq, accumulate_dkv;
 };
@@ -90,14 +90,14 @@ __device__ void accumulate(Accumulator (&acc)[D / 16], const bf16* a, const bf16
   }
 }
 
-/// One pair of a query block and 64 keys (of the key axis or of a bar list).
+/// One pair of a query block and 64 keys (of the key axis or of a column list).
 struct TilePair {
   const Interval* rows;  // visible keys of the block's rows, counted like `key`
   int key;
-  bool bars;
-  std::uint64_t word;  // row mask, or cover word for bars
+  bool columns;
+  std::uint64_t word;  // row mask, or cover word for columns
   __device__ bool allowed(int r, int c) const {
-    if (bars ? word >> c & 1 : !(word >> r & 1)) return false;
+    if (columns ? word >> c & 1 : !(word >> r & 1)) return false;
     return key + c >= rows[r].begin && key + c < rows[r].end;
   }
 };
@@ -117,12 +117,12 @@ __device__ void for_each_key_tile(const PlainParams& p, int qb, int head, F f) {
     f(TilePair{rows, key, false, cursor.mask >= 0 ? x.row_masks[cursor.mask] : kAllRows}, p.k, p.v,
       key, kv_head);
   }
-  if (!x.has_bars()) return;
-  const BlockBounds bounds = bar_block_bounds(x, h, qb);
-  const Interval* bar_rows = x.bar_bounds + (h * x.shape.q_blocks() + qb) * kBlock;
-  const int first_row = x.bar_row_offset[h * x.shape.segments + x.block_segment[qb]];
+  if (!x.has_columns()) return;
+  const BlockBounds bounds = column_block_bounds(x, h, qb);
+  const Interval* column_rows = x.column_bounds + (h * x.shape.q_blocks() + qb) * kBlock;
+  const int first_row = x.column_row_offset[h * x.shape.segments + x.block_segment[qb]];
   for (int key = bounds.begin_first / kBlock * kBlock; key < bounds.end_last; key += kBlock) {
-    f(TilePair{bar_rows, key, true, cover_word(x, h, qb, key / kBlock)}, p.bar_k, p.bar_v,
+    f(TilePair{column_rows, key, true, cover_word(x, h, qb, key / kBlock)}, p.column_k, p.column_v,
       first_row + key, x.shape.index_heads == 1 ? kv_head : 0);
   }
 }
@@ -322,26 +322,26 @@ __global__ void __launch_bounds__(kThreads) key_gradient_plain_kernel(PlainParam
                       p.accumulate_dkv);
     return;
   }
-  if (head_y >= x.bar_heads()) return;
+  if (head_y >= x.column_heads()) return;
   const int first_row = (blockIdx.x - k_blocks) * kBlock;
-  if (first_row >= x.bar_row_offset[x.shape.index_heads * x.shape.segments]) return;
-  const int list = x.bar_tile_list[first_row / kBarTile], h = list / x.shape.segments;
-  const int key = first_row - x.bar_row_offset[list];
-  const Interval range = x.bar_tile_queries[first_row / kBarTile];
-  load_tile<D>(sh.k, p.bar_k, first_row, head_y);
-  load_tile<D>(sh.v, p.bar_v, first_row, head_y);
+  if (first_row >= x.column_row_offset[x.shape.index_heads * x.shape.segments]) return;
+  const int list = x.column_tile_list[first_row / kColumnTile], h = list / x.shape.segments;
+  const int key = first_row - x.column_row_offset[list];
+  const Interval range = x.column_tile_queries[first_row / kColumnTile];
+  load_tile<D>(sh.k, p.column_k, first_row, head_y);
+  load_tile<D>(sh.v, p.column_v, first_row, head_y);
   const int head0 = one_list ? head_y * p.group : h;
   for (int head = head0; head < head0 + (one_list ? p.group : 1); ++head) {
     for (int qb = range.begin; qb < range.end; ++qb) {
-      if (visible_state(bar_block_bounds(x, h, qb), key) == kSkip) continue;
-      tile(TilePair{x.bar_bounds + (h * x.shape.q_blocks() + qb) * kBlock, key, true,
+      if (visible_state(column_block_bounds(x, h, qb), key) == kSkip) continue;
+      tile(TilePair{x.column_bounds + (h * x.shape.q_blocks() + qb) * kBlock, key, true,
                     cover_word(x, h, qb, key / kBlock)},
            qb, head);
     }
   }
-  const std::int64_t stride = x.bar_heads() * D;
-  store_gradient<D>(dk, sh.s, p.bar_dk, stride, head_y, first_row, INT_MAX, p.scale, false);
-  store_gradient<D>(dv, sh.s, p.bar_dv, stride, head_y, first_row, INT_MAX, 1.0f, false);
+  const std::int64_t stride = x.column_heads() * D;
+  store_gradient<D>(dk, sh.s, p.column_dk, stride, head_y, first_row, INT_MAX, p.scale, false);
+  store_gradient<D>(dv, sh.s, p.column_dv, stride, head_y, first_row, INT_MAX, 1.0f, false);
 }
 
 template <class Shared, class Kernel>
@@ -357,13 +357,13 @@ template <class Args>
 PlainParams common(const Args& a, const AttentionScratch& scratch) {
   PlainParams p{};
   const IndexShape& s = a.index->shape;
-  const std::int64_t bar_stride = a.index->bar_heads() * a.head_dim;
+  const std::int64_t column_stride = a.index->column_heads() * a.head_dim;
   p.index = *a.index;
   p.q = {static_cast<const bf16*>(a.q), a.q_stride, s.q_tokens};
   p.k = {static_cast<const bf16*>(a.k), a.k_stride, s.k_tokens};
   p.v = {static_cast<const bf16*>(a.v), a.v_stride, s.k_tokens};
-  p.bar_k = {static_cast<const bf16*>(scratch.bar_k), bar_stride, a.index->bar_rows()};
-  p.bar_v = {static_cast<const bf16*>(scratch.bar_v), bar_stride, a.index->bar_rows()};
+  p.column_k = {static_cast<const bf16*>(scratch.column_k), column_stride, a.index->column_rows()};
+  p.column_v = {static_cast<const bf16*>(scratch.column_v), column_stride, a.index->column_rows()};
   p.group = a.q_heads / a.kv_heads;
   p.scale = a.scale;
   return p;
@@ -409,10 +409,11 @@ cudaError_t backward_plain(const AttentionBackwardArgs& a, const AttentionScratc
   p.dk_stride = a.dk_stride;
   p.dv_stride = a.dv_stride;
   p.accumulate_dkv = a.accumulate_dkv;
-  p.bar_dk = scratch.bar_dk;
-  p.bar_dv = scratch.bar_dv;
-  const dim3 grid(static_cast<unsigned>(a.index->shape.k_blocks() + a.index->bar_rows() / kBlock),
-                  a.kv_heads);
+  p.column_dk = scratch.column_dk;
+  p.column_dv = scratch.column_dv;
+  const dim3 grid(
+      static_cast<unsigned>(a.index->shape.k_blocks() + a.index->column_rows() / kBlock),
+      a.kv_heads);
   return a.head_dim == 128
              ? launch<BackwardShared<128>>(key_gradient_plain_kernel<128>, grid, p, stream)
              : launch<BackwardShared<64>>(key_gradient_plain_kernel<64>, grid, p, stream);

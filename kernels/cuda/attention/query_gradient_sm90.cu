@@ -4,7 +4,7 @@
 // owns 64 query rows instead, keeps their dQ in registers and walks the same stream of key tiles as
 // forward, so every sum has one order.  The price is that S and dP are computed a second time: 7
 // matrix products in all instead of 5.
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/attention/query_tiles.cuh"
 
 namespace ballast::cuda {
@@ -38,7 +38,7 @@ struct Consumer {
   const int consumer, thread, lane, row;
   RingPosition<Shared::kStages> ring;
   Interval seen[2];  // visible keys of the thread's rows
-  const Interval* bar_rows;
+  const Interval* column_rows;
   float lse2[2], delta[2];
 
   __device__ Consumer(Shared& s, const QueryGradientParams& params, int which)
@@ -74,7 +74,8 @@ struct Consumer {
     wgmma_wait<1>();
     if (state != kWhole) {
       const TileInfo& t = sh.tile[stage];
-      const Interval a = t.bars ? bar_rows[row] : seen[0], b = t.bars ? bar_rows[row + 8] : seen[1];
+      const Interval a = t.columns ? column_rows[row] : seen[0],
+                     b = t.columns ? column_rows[row + 8] : seen[1];
       mask_half<0>(s, allowed_columns(t, consumer, state, half, a, row),
                    allowed_columns(t, consumer, state, half, b, row + 8), lane);
     }
@@ -127,9 +128,9 @@ struct Consumer {
           lse2[r] = statistics[8 * r];
           delta[r] = statistics[kBlock + 8 * r];
         }
-        if (index.has_bars())
-          bar_rows = index.bar_bounds +
-                     sh.work.index_head[consumer] * index.shape.q_blocks() * kBlock + first;
+        if (index.has_columns())
+          column_rows = index.column_bounds +
+                        sh.work.index_head[consumer] * index.shape.q_blocks() * kBlock + first;
       }
       float dq[D / 2];
 #pragma unroll

@@ -2,7 +2,7 @@
 // two 64-row query tiles through a ring in shared memory, and what a consumer needs to read a tile.
 // Forward and the deterministic dQ use it.
 #pragma once
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/attention/launch.hpp"
 #include "kernels/cuda/attention/tiles.cuh"
 
@@ -39,7 +39,7 @@ inline QueryWork query_work(const DeviceIndex& index, int* counter) {
 }
 
 struct KeyMaps {
-  CUtensorMap k, v, bar_k, bar_v;
+  CUtensorMap k, v, column_k, column_v;
 };
 
 /// What the two consumers compute for one work item; query_block[0] < 0 ends the kernel.
@@ -52,9 +52,9 @@ struct WorkItem {
 struct TileInfo {
   std::uint16_t
       state[2];  // per consumer: HalfState of the first half, 256 * that of the second, or kEnd
-  int bars;      // keys count in the bar list instead of the key axis
+  int columns;   // keys count in the column list instead of the key axis
   int key[2];    // first key of either half
-  std::uint64_t word[2][2];  // row mask, or cover word when bars: [consumer][half]
+  std::uint64_t word[2][2];  // row mask, or cover word when columns: [consumer][half]
 };
 constexpr int kAllSkip = 0, kAllWhole = kWhole | kWhole << 8;
 constexpr int kEnd = 0xFFFF;  // no data: the work item is complete
@@ -101,12 +101,12 @@ struct KeyProducer {
   __device__ KeyProducer(Shared& s, const KeyMaps& m) : sh(s), maps(m) {}
 
   __device__ void open_stage() { barrier_wait(&sh.empty[ring.stage], ring.parity ^ 1); }
-  __device__ void load_half(bool bars, int kv_head, int token) {
+  __device__ void load_half(bool columns, int kv_head, int token) {
     const int s = ring.stage;
     barrier_expect(&sh.k_full[s], Shared::kBlockBytes);
     barrier_expect(&sh.v_full[s], Shared::kBlockBytes);
-    const CUtensorMap* k = bars ? &maps.bar_k : &maps.k;
-    const CUtensorMap* v = bars ? &maps.bar_v : &maps.v;
+    const CUtensorMap* k = columns ? &maps.column_k : &maps.k;
+    const CUtensorMap* v = columns ? &maps.column_v : &maps.v;
     for (int c = 0; c < Shared::kBoxes; ++c) {
       tma_load(sh.k[s] + c * Shared::kBoxStride + half * kBlock * 128, k, &sh.k_full[s], c * 64,
                kv_head, token);
@@ -124,12 +124,12 @@ struct KeyProducer {
   }
   /// One 64-key block for both consumers: `key` counts as the masks count, `token` is the row to
   /// load.
-  __device__ void block(bool bars, int kv_head, int token, int key, HalfState s0, HalfState s1,
+  __device__ void block(bool columns, int kv_head, int token, int key, HalfState s0, HalfState s1,
                         std::uint64_t w0, std::uint64_t w1) {
     if (half == 0) open_stage();
     TileInfo& t = sh.tile[ring.stage];
     if (half == 0) {
-      t.bars = bars;
+      t.columns = columns;
       t.state[0] = s0;
       t.state[1] = s1;
     } else {
@@ -139,7 +139,7 @@ struct KeyProducer {
     t.key[half] = key;
     t.word[0][half] = w0;
     t.word[1][half] = w1;
-    load_half(bars, kv_head, token);
+    load_half(columns, kv_head, token);
     if (++half == 2) close_stage();
   }
   /// Completes a stage that has one block: the other half is loaded from beyond the tensor, which
@@ -230,17 +230,17 @@ __device__ void produce_blocks(KeyProducer<Shared>& out, const QueryWork& p, con
   out.flush();
 }
 
-/// The bars of consumer `from` and, if `both`, of the other consumer, whose list is the same.
+/// The columns of consumer `from` and, if `both`, of the other consumer, whose list is the same.
 template <class Shared>
-__device__ void produce_bars(KeyProducer<Shared>& out, const QueryWork& p, const WorkItem& w,
-                             int from, bool both) {
+__device__ void produce_columns(KeyProducer<Shared>& out, const QueryWork& p, const WorkItem& w,
+                                int from, bool both) {
   const DeviceIndex& index = p.index;
   const int h = w.index_head[from];
   const int list = h * index.shape.segments + index.block_segment[w.query_block[from]];
-  const int first_row = index.bar_row_offset[list];
+  const int first_row = index.column_row_offset[list];
   const int kv_head = index.shape.index_heads == 1 ? w.head[0] / p.group : 0;
-  const BlockBounds bounds = bar_block_bounds(index, h, w.query_block[from]);
-  const BlockBounds other = both ? bar_block_bounds(index, h, w.query_block[1]) : bounds;
+  const BlockBounds bounds = column_block_bounds(index, h, w.query_block[from]);
+  const BlockBounds other = both ? column_block_bounds(index, h, w.query_block[1]) : bounds;
   const int groups = (max(bounds.end_last, both ? other.end_last : 0) + kBlock - 1) / kBlock;
   for (int g = min(bounds.begin_first, other.begin_first) / kBlock; g < groups; ++g) {
     const int key = g * kBlock;
@@ -284,15 +284,15 @@ __device__ void produce(Shared& sh, const KeyMaps& maps, const QueryWork& p,
     load_queries(w);
     barrier_arrive(&sh.q_full);
     produce_blocks(out, p, w);
-    if (p.index.has_bars()) {
+    if (p.index.has_columns()) {
       if (p.pairs_heads) {
-        produce_bars(out, p, w, 0, true);
+        produce_columns(out, p, w, 0, true);
       } else {
         const bool second = w.query_block[1] < p.index.shape.q_blocks();
         const bool same = second && p.index.block_segment[w.query_block[0]] ==
                                         p.index.block_segment[w.query_block[1]];
-        produce_bars(out, p, w, 0, same);
-        if (second && !same) produce_bars(out, p, w, 1, false);
+        produce_columns(out, p, w, 0, same);
+        if (second && !same) produce_columns(out, p, w, 1, false);
       }
     }
     out.end();
@@ -326,7 +326,7 @@ __device__ __forceinline__ std::uint64_t allowed_columns(const TileInfo& t, int 
   if (state == kWhole) return ~0ull;
   const std::uint64_t word = t.word[consumer][half];
   const std::uint64_t bits = interval_bits(seen.begin - t.key[half], seen.end - t.key[half]);
-  if (t.bars) return bits & ~word;
+  if (t.columns) return bits & ~word;
   return (word >> r & 1) ? bits : 0;
 }
 
@@ -338,15 +338,15 @@ cudaError_t make_key_maps(KeyMaps& maps, const Args& a, const AttentionScratch& 
   cudaError_t e = make_tensor_map(&maps.k, a.k, false, a.head_dim, a.kv_heads, tokens, a.k_stride);
   if (e == cudaSuccess)
     e = make_tensor_map(&maps.v, a.v, false, a.head_dim, a.kv_heads, tokens, a.v_stride);
-  maps.bar_k = maps.k;
-  maps.bar_v = maps.v;
-  if (e != cudaSuccess || !index.has_bars()) return e;
-  const int heads = index.bar_heads();
-  e = make_tensor_map(&maps.bar_k, scratch.bar_k, false, a.head_dim, heads, index.bar_rows(),
-                      heads * a.head_dim);
+  maps.column_k = maps.k;
+  maps.column_v = maps.v;
+  if (e != cudaSuccess || !index.has_columns()) return e;
+  const int heads = index.column_heads();
+  e = make_tensor_map(&maps.column_k, scratch.column_k, false, a.head_dim, heads,
+                      index.column_rows(), heads * a.head_dim);
   if (e != cudaSuccess) return e;
-  return make_tensor_map(&maps.bar_v, scratch.bar_v, false, a.head_dim, heads, index.bar_rows(),
-                         heads * a.head_dim);
+  return make_tensor_map(&maps.column_v, scratch.column_v, false, a.head_dim, heads,
+                         index.column_rows(), heads * a.head_dim);
 }
 
 /// Host: launches a persistent kernel of one CTA a multiprocessor (at most `items`) with `bytes` of

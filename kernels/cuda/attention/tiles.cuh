@@ -1,12 +1,12 @@
 // What the sm_90 attention kernels share: how a producer thread walks the lists of an
-// AttentionIndex and turns them into a stream of tiles, and how a consumer turns intervals, row
+// AttentionPattern and turns them into a stream of tiles, and how a consumer turns intervals, row
 // masks and cover words into 64-bit masks.
 #pragma once
 #include <climits>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
-#include "kernels/cuda/index/attention_index.hpp"
+#include "core/plan/context/axis_range.hpp"
+#include "kernels/cuda/index/device_index.hpp"
 #include "kernels/cuda/runtime/hopper.cuh"
 
 namespace ballast::cuda {
@@ -87,17 +87,17 @@ __device__ __forceinline__ HalfState visible_state(const BlockBounds& b, int fir
   if (first >= b.end_last || first + kBlock <= b.begin_first) return kSkip;
   return first >= b.begin_last && first + kBlock <= b.end_first ? kWhole : kMasked;
 }
-/// Bounds of query block qb counted in the bar list of index head h.
-__device__ inline BlockBounds bar_block_bounds(const DeviceIndex& index, int h, int qb) {
+/// Bounds of query block qb counted in the column list of index head h.
+__device__ inline BlockBounds column_block_bounds(const DeviceIndex& index, int h, int qb) {
   const Interval* rows =
-      index.bar_bounds + (static_cast<std::int64_t>(h) * index.shape.q_blocks() + qb) * kBlock;
+      index.column_bounds + (static_cast<std::int64_t>(h) * index.shape.q_blocks() + qb) * kBlock;
   const int last_row =
       min(kBlock, static_cast<int>(index.shape.q_tokens - static_cast<std::int64_t>(qb) * kBlock)) -
       1;
   return {rows[0].begin, rows[last_row].begin, rows[0].end, rows[last_row].end};
 }
-/// Bars of query block qb that runs already cover, among bars [64 group, 64 group + 64) of its
-/// list.
+/// Columns of query block qb that runs already cover, among columns [64 group, 64 group + 64) of
+/// its list.
 __device__ __forceinline__ std::uint64_t cover_word(const DeviceIndex& index, int h, int qb,
                                                     int group) {
   return index

@@ -82,8 +82,8 @@ BlockBuilder::BlockBuilder(const AttentionAxes& axes, const KeyAxis& axis, const
     a.shard_tokens.push_back(static_cast<std::int64_t>(axes.keys[k].size()));
     a.shard_rows.emplace_back(blocks.shards[k], device);
   }
-  const std::vector<AttentionIndex> seen =
-      split_keys(visible_index(axes.queries, axis, 1), axis, axes.calls());
+  const std::vector<AttentionPattern> seen =
+      split_keys(visible_pattern(axes.queries, axis, 1), axis, axes.calls());
   for (std::size_t k = 0; k < seen.size(); ++k)
     a.calls.push_back({seen[k].k_tokens, RowsOnGpu(blocks.calls[k], device),
                        upload(seen[k].key_begin, device), upload(seen[k].key_end, device)});
@@ -204,8 +204,8 @@ Tensor BlockBuilder::choose(const Tensor& lse, int stride, int block, double sha
   return words;
 }
 
-std::vector<AttentionIndex> BlockBuilder::build(const Tensor& words, int q_heads,
-                                                int kv_heads) const {
+std::vector<AttentionPattern> BlockBuilder::build(const Tensor& words, int q_heads,
+                                                  int kv_heads) const {
   const Arrays& a = *arrays_;
   Device& device = *a.device;
   const std::int64_t calls = static_cast<std::int64_t>(a.calls.size()),
@@ -232,7 +232,7 @@ std::vector<AttentionIndex> BlockBuilder::build(const Tensor& words, int q_heads
     to.copy_from(offsets.back().rows(lists, lists + 1));
   }
   const Tensor found = sizes.to(host_device());
-  std::vector<AttentionIndex> built;
+  std::vector<AttentionPattern> built;
   for (std::int64_t k = 0; k < calls; ++k) {
     const Arrays::Call& call = a.calls[k];
     IndexShape shape;
@@ -259,7 +259,7 @@ std::vector<AttentionIndex> BlockBuilder::build(const Tensor& words, int q_heads
     check(derive_index(mirror->index, stream()), "preparation of the attention index");
     check(count_pairs(mirror->index, words_of(sizes) + 2 * calls + k, stream()),
           "pairs of the attention index");
-    AttentionIndex index;
+    AttentionPattern index;
     index.q_tokens = a.q_tokens;
     index.k_tokens = call.tokens;
     index.index_heads = q_heads;

@@ -1,6 +1,6 @@
 // Indexes of whole pattern blocks (MoBA, XAttention) built on the GPU: the device twin of
-// pool_keys(), route_coverage(), route_queries(), stride_scores(), stride_mass() and block_index(),
-// to an index a shard whose arrays never leave the device.
+// pool_keys(), route_coverage(), route_queries(), stride_scores(), stride_mass() and
+// block_pattern(), to an index a shard whose arrays never leave the device.
 #pragma once
 #include <memory>
 #include <vector>
@@ -48,7 +48,7 @@ class BlockBuilder {
   Tensor choose(const Tensor& lse, int stride, int block, double share, Tensor& counts) const;
 
   /// One index a call of the axes, for these heads.  Waits twice: for the sizes, and for the pairs.
-  std::vector<AttentionIndex> build(const Tensor& words, int q_heads, int kv_heads) const;
+  std::vector<AttentionPattern> build(const Tensor& words, int q_heads, int kv_heads) const;
 
  private:
   struct Arrays;

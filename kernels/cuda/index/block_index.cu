@@ -1,6 +1,6 @@
 // From the pattern blocks that 64 queries chose to the runs and row masks of a DeviceIndex
 // (attention_blocks.hpp): a warp a list, 32 key blocks at a time, as in attention_slash_index.cu.
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/attention/lists.cuh"
 #include "kernels/cuda/index/block_launch.hpp"
 
@@ -83,7 +83,7 @@ cudaError_t count_block_runs(const BlockChoice& x, std::int64_t* offset, std::ui
 }
 
 cudaError_t fill_block_runs(const DeviceIndex& index, const BlockChoice& x, cudaStream_t stream) {
-  if (index.shape.dense || index.shape.index_heads != x.heads || index.has_bars())
+  if (index.shape.dense || index.shape.index_heads != x.heads || index.has_columns())
     return cudaErrorInvalidValue;
   if (x.queries.blocks * x.heads == 0) return cudaSuccess;
   runs_kernel<true><<<grid(x), kThreads, 0, stream>>>(x, index, nullptr, nullptr);

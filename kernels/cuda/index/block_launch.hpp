@@ -6,7 +6,7 @@
 // segments are numbered one after another.
 #pragma once
 #include "core/predict/latency_model.hpp"
-#include "kernels/cuda/index/attention_index.hpp"
+#include "kernels/cuda/index/device_index.hpp"
 
 namespace ballast::cuda {
 

@@ -7,7 +7,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "core/plan/attention/coverage.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/index/slash_launch.hpp"
 
 namespace ballast::cuda {

@@ -1,13 +1,13 @@
-// The device copy of an AttentionIndex, kept in AttentionIndex::mirror.
+// The device copy of an AttentionPattern, kept in AttentionPattern::mirror.
 #pragma once
 #include <memory>
 
 #include "core/base/tensor.hpp"
-#include "kernels/cuda/index/attention_index.hpp"
+#include "kernels/cuda/index/device_index.hpp"
 
 namespace ballast::cuda {
 
-/// Device arrays of one AttentionIndex for calls with the given heads.
+/// Device arrays of one AttentionPattern for calls with the given heads.
 struct IndexMirror {
   Tensor buffer;
   std::shared_ptr<const void> shared;  ///< keeps arrays alive that several mirrors point to

@@ -2,7 +2,7 @@
 // 64 x 64 scores at a time.
 #include <cmath>
 
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/attention/product.cuh"
 #include "kernels/cuda/index/slash_launch.hpp"
 

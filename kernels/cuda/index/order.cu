@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <climits>
 
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/attention/launch.hpp"
 #include "kernels/cuda/attention/lists.cuh"
-#include "kernels/cuda/index/attention_index.hpp"
+#include "kernels/cuda/index/device_index.hpp"
 
 namespace ballast::cuda {
 namespace {
@@ -32,10 +32,10 @@ __device__ int count_blocks(const DeviceIndex& x, std::int64_t list) {
   return n;
 }
 
-__device__ int bar_groups(const DeviceIndex& x, int h, int qb) {
-  if (!x.has_bars()) return 0;
+__device__ int column_groups(const DeviceIndex& x, int h, int qb) {
+  if (!x.has_columns()) return 0;
   const std::int64_t last = min(static_cast<std::int64_t>(qb + 1) * kBlock, x.shape.q_tokens) - 1;
-  return (x.bar_bounds[h * x.shape.q_blocks() * kBlock + last].end + kBlock - 1) / kBlock;
+  return (x.column_bounds[h * x.shape.q_blocks() * kBlock + last].end + kBlock - 1) / kBlock;
 }
 
 __global__ void forward_cost_kernel(DeviceIndex x, int units) {
@@ -48,8 +48,8 @@ __global__ void forward_cost_kernel(DeviceIndex x, int units) {
   for (int i = 0; i < (x.pairs_heads() ? 1 : 2); ++i) {
     const int qb = x.pairs_heads() ? unit : 2 * (unit % per_head) + i;
     if (qb < blocks)
-      cost = max(
-          cost, count_blocks(x, static_cast<std::int64_t>(h) * blocks + qb) + bar_groups(x, h, qb));
+      cost = max(cost, count_blocks(x, static_cast<std::int64_t>(h) * blocks + qb) +
+                           column_groups(x, h, qb));
   }
   x.forward_cost[unit] = cost;
 }
@@ -58,14 +58,15 @@ __global__ void backward_cost_kernel(DeviceIndex x, int tiles) {
   const int i = static_cast<int>(thread_index());
   const int kv_heads = x.shape.kv_heads, group = x.shape.q_heads / kv_heads;
   const int block_units = tiles * kv_heads;
-  const int bar_tiles =
-      x.has_bars() ? x.bar_row_offset[x.shape.index_heads * x.shape.segments] / kBarTile : 0;
-  const int units = block_units + bar_tiles * x.bar_heads();
+  const int column_tiles =
+      x.has_columns() ? x.column_row_offset[x.shape.index_heads * x.shape.segments] / kColumnTile
+                      : 0;
+  const int units = block_units + column_tiles * x.column_heads();
   if (i == 0) *x.backward_units = units;
   if (i >= units) return;
   int cost = 0;
   if (i >= block_units) {
-    const Interval range = x.bar_tile_queries[(i - block_units) / x.bar_heads()];
+    const Interval range = x.column_tile_queries[(i - block_units) / x.column_heads()];
     cost = (range.end - range.begin) * (x.shape.index_heads == 1 ? group : 1);
   } else {
     const int tile = i / kv_heads;
@@ -92,9 +93,9 @@ struct Ordering {
   const std::int32_t* cost;
   const std::int32_t* count;  ///< how many units; null: n
   int n;
-  int block_units;  ///< units of keys; the others are tiles of bars, and are marked
+  int block_units;  ///< units of keys; the others are tiles of columns, and are marked
   int turns;  ///< > 1: units i of keys with the same i % turns (key head) come together, head after
-              ///< head, and the bars first
+              ///< head, and the columns first
   int group;  ///< > 1: units of keys that are long are cut into a divisor of `group` pieces
   bool by_segment;  ///< dense index of several segments: segment by segment
   int processors;
@@ -207,7 +208,7 @@ __global__ void order_kernel(const Ordering o) {
   }
   __syncthreads();
   for (int i = threadIdx.x; i < n; i += 1024) {
-    const int p = parts(i), unit = i < o.block_units ? i : kBarUnit | (i - o.block_units);
+    const int p = parts(i), unit = i < o.block_units ? i : kColumnUnit | (i - o.block_units);
     const bool has_place = placed(i, p);
     const int at = has_place ? 0 : atomicAdd(&x.order_buckets[slot(i, p)], p);
     for (int part = 0; part < p; ++part) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/plan/attention/coverage.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "core/predict/latency_model.hpp"
 #include "kernels/cuda/attention/product.cuh"
 #include "kernels/cuda/index/block_launch.hpp"

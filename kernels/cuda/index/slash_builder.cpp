@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/index/index_mirror.hpp"
 #include "kernels/cuda/index/slash_launch.hpp"
 #include "kernels/cuda/ops/operations.hpp"
@@ -156,8 +156,8 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
                          upload(key_slot, device),
                          upload(slot_key, device)};
   };
-  const std::vector<AttentionIndex> seen =
-      split_keys(visible_index(axes.queries, axis, 1), axis, axes.calls());
+  const std::vector<AttentionPattern> seen =
+      split_keys(visible_pattern(axes.queries, axis, 1), axis, axes.calls());
   for (std::size_t k = 0; k < seen.size(); ++k) {
     a.shards.push_back(shard_of(axes.calls()[k]));
     a.shards.back().key_begin = upload(seen[k].key_begin, device);
@@ -165,8 +165,8 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
   }
   a.own = shard_of(axes.keys[axes.rank]);
   if (a.tile_slot.empty()) return;
-  const AttentionIndex own =
-      split_keys(visible_index(rows, axis, 1), axis, {axes.keys[axes.rank]}).front();
+  const AttentionPattern own =
+      split_keys(visible_pattern(rows, axis, 1), axis, {axes.keys[axes.rank]}).front();
   std::vector<std::int32_t> intervals;
   for (std::size_t i = 0; i < rows.size(); ++i)
     intervals.insert(intervals.end(), {own.key_begin[i], own.key_end[i]});
@@ -258,9 +258,9 @@ SlashBudgets SlashBuilder::budgets(const Tensor& mass_in, int q_heads,
   return made;
 }
 
-std::vector<AttentionIndex> SlashBuilder::build(const Tensor& mass_in, int q_heads, int kv_heads,
-                                                SlashCounts& counts, const Tensor& most,
-                                                std::int64_t budget) const {
+std::vector<AttentionPattern> SlashBuilder::build(const Tensor& mass_in, int q_heads, int kv_heads,
+                                                  SlashCounts& counts, const Tensor& most,
+                                                  std::int64_t budget) const {
   const Arrays& a = *arrays_;
   Device& device = *a.device;
   const std::int64_t slots = a.slots, lists = std::int64_t{q_heads} * a.segments;
@@ -306,7 +306,7 @@ std::vector<AttentionIndex> SlashBuilder::build(const Tensor& mass_in, int q_hea
 
   Tensor pairs = Tensor::zeros({static_cast<std::int64_t>(a.shards.size())}, DType::i64, device,
                                MemoryCategory::workspace);
-  std::vector<AttentionIndex> built;
+  std::vector<AttentionPattern> built;
   for (std::size_t k = 0; k < a.shards.size(); ++k) {
     const Arrays::Shard& shard = a.shards[k];
     const PatternAxes axes = a.axes(shard);
@@ -326,7 +326,7 @@ std::vector<AttentionIndex> SlashBuilder::build(const Tensor& mass_in, int q_hea
     check(count_pairs(mirror->index,
                       reinterpret_cast<std::uint64_t*>(pairs.data<std::int64_t>() + k), stream()),
           "pairs of the attention index");
-    AttentionIndex index;
+    AttentionPattern index;
     index.q_tokens = a.q_tokens;
     index.k_tokens = shard.tokens;
     index.index_heads = q_heads;

@@ -1,5 +1,5 @@
 // Vertical-slash indexes built on the GPU: the device twin of choose_vertical_slash() and
-// vertical_slash_index(), from Q and K to an index a shard whose arrays never leave the device.
+// vertical_slash_pattern(), from Q and K to an index a shard whose arrays never leave the device.
 // Source: MTraining Algorithm 1.  What the ranks of a ring must join lies between the
 // calls, in tensors.
 #pragma once
@@ -64,7 +64,7 @@ class SlashBuilder {
   /// columns in place of the shares where it is defined.  The host waits for counts and pairs at
   /// the end, and, unless the caps (with `most`: `budget`) alone keep the index below 32 MiB,
   /// before for the sizes.
-  std::vector<AttentionIndex> build(const Tensor& mass, int q_heads, int kv_heads,
+  std::vector<AttentionPattern> build(const Tensor& mass, int q_heads, int kv_heads,
                                     SlashCounts& counts, const Tensor& most = {},
                                     std::int64_t budget = 0) const;
 

@@ -3,7 +3,7 @@
 // their diagonals were chosen.
 #include <algorithm>
 
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/attention/lists.cuh"
 #include "kernels/cuda/index/slash_launch.hpp"
 
@@ -95,7 +95,7 @@ __global__ void runs_kernel(const BuildParams p) {
 /// The chosen columns of one (head, segment) that are on the shard: counted, or written.  One warp
 /// a list.
 template <bool kFill>
-__global__ void bars_kernel(const BuildParams p) {
+__global__ void columns_kernel(const BuildParams p) {
   const int list = static_cast<int>(blockIdx.x), h = list / p.axes.segments,
             s = list % p.axes.segments, lane = static_cast<int>(threadIdx.x);
   const int base = p.axes.segment_slot[s];
@@ -103,17 +103,17 @@ __global__ void bars_kernel(const BuildParams p) {
       p.columns.entries + static_cast<std::int64_t>(p.columns.width) *
                               (static_cast<std::int64_t>(h) * p.axes.slots + base);
   const int n = p.columns.counts[list];
-  std::int64_t at = kFill ? p.index.bar_offset[list] : 0;
+  std::int64_t at = kFill ? p.index.column_offset[list] : 0;
   for (int first = 0; first < n; first += 32) {
     const int column = first + lane < n ? entries[first + lane] : 0;
     const int block = first + lane < n ? p.axes.slot_key[base + column / kBlock] : -1;
     const unsigned mask = __ballot_sync(~0u, block >= 0);
     const std::int64_t to = at + __popc(mask & ((1u << lane) - 1));
-    if (kFill && block >= 0 && to < p.index.shape.bars)
-      p.index.bars[to] = block * kBlock + column % kBlock;
+    if (kFill && block >= 0 && to < p.index.shape.columns)
+      p.index.columns[to] = block * kBlock + column % kBlock;
     at += __popc(mask);
   }
-  if (!kFill && lane == 0) p.index.bar_offset[list + 1] = at;
+  if (!kFill && lane == 0) p.index.column_offset[list + 1] = at;
 }
 
 /// Segments of query blocks and cover words, a warp a (head, query block).
@@ -131,16 +131,17 @@ __global__ void cover_kernel(const BuildParams p) {
   const int segment =
       p.axes.query_slot[filled] < 0 ? 0 : p.axes.slot_segment[p.axes.query_slot[filled]];
   if (h == 0 && lane == 0) p.index.block_segment[b] = segment;
-  const std::int64_t first = p.index.bar_offset[h * p.axes.segments + segment],
-                     last = p.index.bar_offset[h * p.axes.segments + segment + 1];
+  const std::int64_t first = p.index.column_offset[h * p.axes.segments + segment],
+                     last = p.index.column_offset[h * p.axes.segments + segment + 1];
   std::uint64_t* words = p.index.cover + static_cast<std::int64_t>(list) * p.cover_stride;
   for (int g = 0; first + 64ll * g < last; ++g) {
     std::uint32_t half[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const std::int64_t bar = first + 64ll * g + 32 * i + lane;
-      half[i] = __ballot_sync(~0u, bar < last && view.slot >= 0 &&
-                                       view.computes(p.axes.key_slot[p.index.bars[bar] / kBlock]));
+      const std::int64_t column = first + 64ll * g + 32 * i + lane;
+      half[i] =
+          __ballot_sync(~0u, column < last && view.slot >= 0 &&
+                                 view.computes(p.axes.key_slot[p.index.columns[column] / kBlock]));
     }
     if (lane == 0) words[g] = static_cast<std::uint64_t>(half[1]) << 32 | half[0];
   }
@@ -160,10 +161,11 @@ __global__ void count_pairs_kernel(const DeviceIndex x, unsigned long long* pair
       sum += max(
           0, min(seen.end, x.runs[i].last * kBlock) - max(seen.begin, x.runs[i].first * kBlock));
     }
-    if (!x.has_bars()) continue;
-    const Interval bars = x.bar_bounds[static_cast<std::int64_t>(list) * kBlock + r];
-    for (int g = bars.begin / kBlock; g * kBlock < bars.end; ++g) {
-      const int low = max(bars.begin - g * kBlock, 0), high = min(bars.end - g * kBlock, kBlock);
+    if (!x.has_columns()) continue;
+    const Interval columns = x.column_bounds[static_cast<std::int64_t>(list) * kBlock + r];
+    for (int g = columns.begin / kBlock; g * kBlock < columns.end; ++g) {
+      const int low = max(columns.begin - g * kBlock, 0),
+                high = min(columns.end - g * kBlock, kBlock);
       const std::uint64_t below = high == kBlock ? ~0ull : (1ull << high) - 1;
       sum += __popcll(below & ~((1ull << low) - 1) & ~x.cover[x.cover_offset[list] + g]);
     }
@@ -187,7 +189,7 @@ IndexShape slash_shape(std::int64_t q_tokens, std::int64_t k_tokens, int q_heads
   s.q_heads = s.index_heads = q_heads;
   s.kv_heads = kv_heads;
   s.segments = static_cast<int>(whole.size());
-  std::int64_t pairs = 0, bars = 0, longest = 0;
+  std::int64_t pairs = 0, columns = 0, longest = 0;
   for (int h = 0; h < q_heads; ++h) {
     const std::int32_t* slashes = caps.slashes.data() + static_cast<std::size_t>(h) * whole.size();
     const std::int32_t* columns = caps.columns.data() + static_cast<std::size_t>(h) * whole.size();
@@ -203,13 +205,13 @@ IndexShape slash_shape(std::int64_t q_tokens, std::int64_t k_tokens, int q_heads
     for (std::size_t i = 0; i < whole.size(); ++i) {
       const std::int64_t keys = std::int64_t{kBlock} * (segment_slot[i + 1] - segment_slot[i]);
       const std::int64_t most = whole[i] ? 0 : std::min({std::int64_t{columns[i]}, keys, k_tokens});
-      bars += most;
+      columns += most;
       longest = std::max(longest, most);
     }
   }
   s.runs = s.block_pairs = std::max<std::int64_t>(1, pairs);
-  s.bars = bars;
-  if (s.bars > 0) s.cover_words = q_heads * s.q_blocks() * ((longest + kBlock - 1) / kBlock);
+  s.columns = columns;
+  if (s.columns > 0) s.cover_words = q_heads * s.q_blocks() * ((longest + kBlock - 1) / kBlock);
   return s;
 }
 
@@ -224,25 +226,25 @@ cudaError_t build_slash_index(const DeviceIndex& index, const PatternAxes& axes,
   if (s.dense || s.index_heads != s.q_heads || s.segments != axes.segments)
     return cudaErrorInvalidValue;
   const int lists = static_cast<int>(s.index_heads * s.q_blocks()),
-            bar_lists = s.index_heads * axes.segments;
-  if (lists == 0 || bar_lists == 0) return cudaSuccess;
+            column_lists = s.index_heads * axes.segments;
+  if (lists == 0 || column_lists == 0) return cudaSuccess;
   BuildParams p{index,
                 axes,
                 slashes,
                 columns,
                 static_cast<std::uint32_t*>(scratch),
                 bitmap_words(axes),
-                s.bars > 0 ? static_cast<int>(s.cover_words / lists) : 0};
+                s.columns > 0 ? static_cast<int>(s.cover_words / lists) : 0};
   cudaError_t e = cudaMemsetAsync(scratch, 0, slash_scratch_bytes(s.q_heads, axes), stream);
   if (e != cudaSuccess) return e;
-  mark_slashes_kernel<<<bar_lists, 128, 0, stream>>>(p);
+  mark_slashes_kernel<<<column_lists, 128, 0, stream>>>(p);
   runs_kernel<false><<<warps(lists), kThreads, 0, stream>>>(p);
   accumulate_offsets<<<1, 1024, 0, stream>>>(index.run_offset, lists, s.runs);
   runs_kernel<true><<<warps(lists), kThreads, 0, stream>>>(p);
-  if (index.has_bars()) {
-    bars_kernel<false><<<bar_lists, 32, 0, stream>>>(p);
-    accumulate_offsets<<<1, 1024, 0, stream>>>(index.bar_offset, bar_lists, s.bars);
-    bars_kernel<true><<<bar_lists, 32, 0, stream>>>(p);
+  if (index.has_columns()) {
+    columns_kernel<false><<<column_lists, 32, 0, stream>>>(p);
+    accumulate_offsets<<<1, 1024, 0, stream>>>(index.column_offset, column_lists, s.columns);
+    columns_kernel<true><<<column_lists, 32, 0, stream>>>(p);
     cover_kernel<<<warps(lists + 1), kThreads, 0, stream>>>(p);
   }
   return cudaGetLastError();

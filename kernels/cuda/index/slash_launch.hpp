@@ -8,7 +8,7 @@
 #pragma once
 #include <vector>
 
-#include "kernels/cuda/index/attention_index.hpp"
+#include "kernels/cuda/index/device_index.hpp"
 
 namespace ballast::cuda {
 
@@ -85,7 +85,7 @@ cudaError_t select_heaviest(const std::int64_t* values, int heads, const Pattern
 
 /// Budgets of a BudgetPolicy, in 64-key blocks a query row: a slash, or 64 of the heaviest columns,
 /// is one; the heaviest of both are taken, slashes before columns of equal mass
-/// (choose_vertical_slash() of core/plan/attention/index_selection.hpp).  All pointers on the
+/// (choose_vertical_slash() of core/plan/attention/pattern_selection.hpp).  All pointers on the
 /// device.
 struct BudgetPrices {
   const std::int64_t* budget = nullptr;  ///< [budgets] ascending
@@ -117,9 +117,9 @@ IndexShape slash_shape(std::int64_t q_tokens, std::int64_t k_tokens, int q_heads
                        const PatternCaps& caps, const std::vector<std::int32_t>& query_slot,
                        const std::vector<std::int32_t>& segment_slot,
                        const std::vector<std::uint8_t>& whole);
-/// Fills runs, bars and cover words of `index` (one pattern a query head) from the lists: a query
-/// block computes the key blocks on the chosen diagonals and its segment's first block whole, and
-/// the chosen columns beside them, as far as they are on this shard. key_begin and key_end are
+/// Fills runs, columns and cover words of `index` (one pattern a query head) from the lists: a
+/// query block computes the key blocks on the chosen diagonals and its segment's first block whole,
+/// and the chosen columns beside them, as far as they are on this shard. key_begin and key_end are
 /// there already; derive_index() comes after.  `scratch`: slash_scratch_bytes() of device memory.
 std::size_t slash_scratch_bytes(int q_heads, const PatternAxes& axes);
 cudaError_t build_slash_index(const DeviceIndex& index, const PatternAxes& axes,

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/attention/product.cuh"
 #include "kernels/cuda/index/block_launch.hpp"
 #include "kernels/cuda/index/heaviest.cuh"

@@ -44,11 +44,11 @@ void dropout(const Tensor& x, const Tensor& keys, std::uint64_t stream, double r
 void add(const Tensor& a, const Tensor& b, Tensor& out);
 void copy_rows(const Tensor& from, Tensor& to);
 
-void attention_forward(const AttentionIndex& index, const Tensor& q, const Tensor& k,
+void attention_forward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
                        const Tensor& v, double scale, Tensor& o, Tensor& lse);
 void attention_merge(Tensor& o, Tensor& lse, const Tensor& o_part, const Tensor& lse_part);
 void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta);
-void attention_backward(const AttentionIndex& index, const Tensor& q, const Tensor& k,
+void attention_backward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
                         const Tensor& v, double scale, const Tensor& lse, const Tensor& delta,
                         const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv);
 /// Bit-identical backward from run to run (run.deterministic): slower, see

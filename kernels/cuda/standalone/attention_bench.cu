@@ -11,7 +11,7 @@
 #include <string>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/index/slash_launch.hpp"
 #include "kernels/cuda/standalone/attention_problem.cuh"
 
@@ -95,7 +95,7 @@ void verdict(const char* name, const char* path, const double (&e)[5], double li
   std::fflush(stdout);
 }
 
-void check_case(const char* name, AttentionIndex x, int hq, int hkv, int d) {
+void check_case(const char* name, AttentionPattern x, int hq, int hkv, int d) {
   Problem p(std::move(x), hq, hkv, d);
   std::vector<std::int64_t> rows(static_cast<std::size_t>(p.host.q_tokens));
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int64_t>(i);
@@ -168,8 +168,8 @@ std::set<int> random_blocks(std::mt19937& rng, int low, int high, double keep, i
 }
 
 /// Zigzag ring step: this rank's two pieces look at the keys of another rank's two pieces.
-AttentionIndex ring_step(int piece, int mine, int other, int ranks) {
-  AttentionIndex x;
+AttentionPattern ring_step(int piece, int mine, int other, int ranks) {
+  AttentionPattern x;
   x.q_tokens = x.k_tokens = 2 * piece;
   const int q_piece[2] = {mine, 2 * ranks - 1 - mine}, k_piece[2] = {other, 2 * ranks - 1 - other};
   for (int i = 0; i < 2 * piece; ++i) {
@@ -201,7 +201,7 @@ void check_ring(int hq, int hkv, int d, AttentionPath path) {
   for (int pass = 0; pass < 2; ++pass) {  // forward, backward
     for (int step = 0; step < 2; ++step) {
       const int first = step == 0 ? 0 : cut, last = step == 0 ? cut : tokens;
-      AttentionIndex x;
+      AttentionPattern x;
       x.q_tokens = tokens;
       x.k_tokens = last - first;
       for (int i = 0; i < tokens; ++i) {
@@ -260,11 +260,11 @@ int run_checks(bool smoke) {
   check_case("dense 256, 2/1 heads, D128", dense({256}, 256), 2, 1, 128);
   check_case("dense 130, 4/2 heads, D64", dense({130}, 130), 4, 2, 64);
   {
-    AttentionIndex x = dense({192, 128}, 320);
+    AttentionPattern x = dense({192, 128}, 320);
     list_runs(x, 1,
               [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.4, 1); });
-    add_bars(x, {0, 192, 320}, 40, rng);
-    check_case("lists and bars, two segments, 4/2 heads, D128", x, 4, 2, 128);
+    add_columns(x, {0, 192, 320}, 40, rng);
+    check_case("lists and columns, two segments, 4/2 heads, D128", x, 4, 2, 128);
   }
   check_ring(4, 2, 128, AttentionPath::sm90);
   check_ring(3, 1, 64, AttentionPath::plain);
@@ -281,7 +281,7 @@ int run_checks(bool smoke) {
     check_case("prefix: 200 queries over 713 keys, 8/2 heads", dense({100, 613}, 200), 8, 2, d);
     check_case("ring step, rows without keys, 6/2 heads", ring_step(150, 0, 1, 2), 6, 2, d);
     check_case("ring step, other way, 6/2 heads", ring_step(150, 1, 0, 2), 6, 2, d);
-    AttentionIndex x = dense({1001}, 1001);
+    AttentionPattern x = dense({1001}, 1001);
     list_runs(x, 1,
               [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.3, 1); });
     check_case("lists 1001, one for all, 8/2 heads", x, 8, 2, d);
@@ -289,26 +289,26 @@ int run_checks(bool smoke) {
       return rng() % 4 == 0 ? std::set<int>{} : random_blocks(rng, low, high, 0.3, 2);
     });
     check_case("lists 1001, some rows empty, 7/1 heads", x, 7, 1, d);
-    AttentionIndex y = dense({1001}, 1001);
+    AttentionPattern y = dense({1001}, 1001);
     list_runs(y, 8,
               [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.3, 1); });
     check_case("lists 1001, one per head, 8/2 heads", y, 8, 2, d);
-    add_bars(y, {0, 1001}, 150, rng);
-    check_case("lists and bars 1001, one per head, 8/2 heads", y, 8, 2, d);
-    AttentionIndex z = dense({320, 64, 500}, 884);
+    add_columns(y, {0, 1001}, 150, rng);
+    check_case("lists and columns 1001, one per head, 8/2 heads", y, 8, 2, d);
+    AttentionPattern z = dense({320, 64, 500}, 884);
     list_runs(z, 1,
               [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.3, 1); });
     add_row_masks(z, rng64);
     check_case("row masks, packed 320,64,500, 4/2 heads", z, 4, 2, d);
-    AttentionIndex w = dense({320, 64, 500}, 884);
+    AttentionPattern w = dense({320, 64, 500}, 884);
     list_runs(w, 6,
               [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.2, 1); });
-    add_bars(w, {0, 320, 384, 884}, 130, rng);
-    check_case("bars per head, packed 320,64,500, 6/2 heads", w, 6, 2, d);
-    AttentionIndex u = dense({512}, 512);
+    add_columns(w, {0, 320, 384, 884}, 130, rng);
+    check_case("columns per head, packed 320,64,500, 6/2 heads", w, 6, 2, d);
+    AttentionPattern u = dense({512}, 512);
     list_runs(u, 1, [&](int, int, int, int high) { return std::set<int>{high - 1}; });
-    add_bars(u, {0, 512}, 200, rng);
-    check_case("bars for all heads 512, 7/1 heads", u, 7, 1, d);
+    add_columns(u, {0, 512}, 200, rng);
+    check_case("columns for all heads 512, 7/1 heads", u, 7, 1, d);
   }
   std::printf("%d failures\n", g_failures);
   return g_failures;
@@ -339,7 +339,7 @@ double median_ms(F f, int repeats) {
 struct Timing {
   double forward, backward, forward_flops;
 };
-Timing time_case(const char* name, AttentionIndex x, int hq, int hkv, int d, bool verify) {
+Timing time_case(const char* name, AttentionPattern x, int hq, int hkv, int d, bool verify) {
   const double pairs = pairs_per_head(x);
   Problem p(std::move(x), hq, hkv, d);
   const AttentionForwardArgs f = p.forward_args(false);  // bf16 output, as one GPU trains
@@ -404,9 +404,9 @@ Timing time_case(const char* name, AttentionIndex x, int hq, int hkv, int d, boo
 }
 
 /// MTraining-like vertical slash, one pattern per head: local band, block diagonals, columns.
-AttentionIndex vertical_slash(int tokens, int heads, int local, int bands, int band, int columns,
-                              std::mt19937& rng) {
-  AttentionIndex x = packed_index({tokens}, tokens);
+AttentionPattern vertical_slash(int tokens, int heads, int local, int bands, int band, int columns,
+                                std::mt19937& rng) {
+  AttentionPattern x = packed_index({tokens}, tokens);
   std::vector<std::vector<int>> offsets(heads);
   for (auto& o : offsets) {
     for (int i = 0; i < bands; ++i)
@@ -422,7 +422,7 @@ AttentionIndex vertical_slash(int tokens, int heads, int local, int bands, int b
     }
     return s;
   });
-  add_bars(x, {0, tokens}, columns, rng);
+  add_columns(x, {0, tokens}, columns, rng);
   return x;
 }
 
@@ -434,16 +434,17 @@ void time_built(const char* name, int tokens, int hq, int hkv, int d, int local,
   std::vector<std::int32_t> slash_entries(static_cast<std::size_t>(hq) * slots),
       column_entries(static_cast<std::size_t>(hq) * tokens), slash_counts, column_counts;
   for (int h = 0; h < hq; ++h) {
-    std::set<int> slashes, bars;
+    std::set<int> slashes, chosen;
     for (int i = 0; i < local / kBlock; ++i) slashes.insert(i);
     for (int b = 0; b < bands; ++b) {
       const int first = local / kBlock + static_cast<int>(rng() % (slots - local / kBlock));
       for (int i = 0; i < band / kBlock && first + i < slots; ++i) slashes.insert(first + i);
     }
-    while (static_cast<int>(bars.size()) < columns) bars.insert(static_cast<int>(rng() % tokens));
+    while (static_cast<int>(chosen.size()) < columns)
+      chosen.insert(static_cast<int>(rng() % tokens));
     std::copy(slashes.begin(), slashes.end(),
               slash_entries.begin() + static_cast<std::ptrdiff_t>(h) * slots);
-    std::copy(bars.begin(), bars.end(),
+    std::copy(chosen.begin(), chosen.end(),
               column_entries.begin() + static_cast<std::ptrdiff_t>(h) * tokens);
     slash_counts.push_back(static_cast<int>(slashes.size()));
     column_counts.push_back(columns);
@@ -458,8 +459,8 @@ void time_built(const char* name, int tokens, int hq, int hkv, int d, int local,
                          same.data, same.data, same.data};
   Buffer<std::int32_t> slash_list(slash_entries), column_list(column_entries),
       slash_count(slash_counts), column_count(column_counts);
-  const PatternLists slashes{slash_list.data, slash_count.data, 1},
-      bars{column_list.data, column_count.data, kBlock};
+  const PatternLists slash_lists{slash_list.data, slash_count.data, 1},
+      column_lists{column_list.data, column_count.data, kBlock};
 
   Problem p(dense({tokens}, tokens), hq, hkv, d);
   const IndexShape shape =
@@ -471,7 +472,7 @@ void time_built(const char* name, int tokens, int hq, int hkv, int d, int local,
   index.key_begin = p.index.key_begin;
   index.key_end = p.index.key_end;
   const auto convert = [&] {
-    CHECK(build_slash_index(index, axes, slashes, bars, scratch.data, 0));
+    CHECK(build_slash_index(index, axes, slash_lists, column_lists, scratch.data, 0));
     CHECK(derive_index(index, 0));
   };
   convert();
@@ -539,8 +540,8 @@ void time_built(const char* name, int tokens, int hq, int hkv, int d, int local,
   std::fflush(stdout);
 }
 
-AttentionIndex block_list(int tokens, double keep, int run, bool align, std::mt19937& rng) {
-  AttentionIndex x = packed_index({tokens}, tokens);
+AttentionPattern block_list(int tokens, double keep, int run, bool align, std::mt19937& rng) {
+  AttentionPattern x = packed_index({tokens}, tokens);
   list_runs(x, 1, [&](int, int qb, int, int) {
     std::set<int> s;
     const int wanted = std::max(1, static_cast<int>(keep * qb));
@@ -560,7 +561,7 @@ AttentionIndex block_list(int tokens, double keep, int run, bool align, std::mt1
 /// tiles.
 struct TileShare {
   double pairs = 0, forward = 0, backward = 0;
-  void add(const AttentionIndex& x) {
+  void add(const AttentionPattern& x) {
     std::vector<int> first(x.k_blocks(), INT_MAX), last(x.k_blocks(), -1);
     pairs += pairs_per_head(x);
     for (int b = 0; b < x.q_blocks(); ++b) {
@@ -649,7 +650,7 @@ int run_times(const char* lengths_file, const std::string& only) {
     time_case("5% of 128K, single blocks", block_list(131072, 0.05, 1, false, rng), 16, 2, 128,
               false);
   }
-  if (wants("bars")) {
+  if (wants("columns")) {
     time_case("vertical slash 16K, per head", vertical_slash(16384, 16, 1024, 4, 256, 256, rng), 16,
               2, 128, true);
     time_case("vertical slash 128K, per head", vertical_slash(131072, 16, 1024, 12, 256, 1024, rng),
@@ -670,6 +671,6 @@ int main(int argc, char** argv) {
     return run_times(argc > 2 ? argv[2] : nullptr, argc > 3 ? argv[3] : "") != 0;
   std::printf(
       "usage: attention_bench check [smoke] | time [lengths.txt "
-      "[dense|packed|equal|lists|bars]]\n");
+      "[dense|packed|equal|lists|columns]]\n");
   return 2;
 }

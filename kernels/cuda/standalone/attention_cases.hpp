@@ -11,16 +11,16 @@
 #include <vector>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace bench {
-using ballast::AttentionIndex;
+using ballast::AttentionPattern;
 using ballast::BlockRun;
 using ballast::kBlock;
 
 /// Dense index over packed segments (lengths), seen by the last `q_tokens` of the axis.
-inline AttentionIndex packed_index(const std::vector<int>& lengths, std::int64_t q_tokens) {
-  AttentionIndex x;
+inline AttentionPattern packed_index(const std::vector<int>& lengths, std::int64_t q_tokens) {
+  AttentionPattern x;
   for (int n : lengths) x.k_tokens += n;
   x.q_tokens = q_tokens;
   std::int64_t begin = 0;
@@ -35,7 +35,7 @@ inline AttentionIndex packed_index(const std::vector<int>& lengths, std::int64_t
   return x;
 }
 /// Fills the runs of a dense index.
-inline void dense_runs(AttentionIndex& x) {
+inline void dense_runs(AttentionPattern& x) {
   x.run_offset = {0};
   for (std::int64_t b = 0; b < x.q_blocks(); ++b) {
     const std::int64_t last = std::min<std::int64_t>((b + 1) * kBlock, x.q_tokens) - 1;
@@ -45,14 +45,14 @@ inline void dense_runs(AttentionIndex& x) {
     x.run_offset.push_back(static_cast<std::int64_t>(x.runs.size()));
   }
 }
-inline AttentionIndex dense(const std::vector<int>& lengths, std::int64_t q_tokens) {
-  AttentionIndex x = packed_index(lengths, q_tokens);
+inline AttentionPattern dense(const std::vector<int>& lengths, std::int64_t q_tokens) {
+  AttentionPattern x = packed_index(lengths, q_tokens);
   dense_runs(x);
   return x;
 }
 
 /// Appends a sorted set of blocks as runs.
-inline void append_blocks(AttentionIndex& x, const std::set<int>& blocks) {
+inline void append_blocks(AttentionPattern& x, const std::set<int>& blocks) {
   for (int b : blocks) {
     if (!x.runs.empty() && static_cast<std::int64_t>(x.runs.size()) > x.run_offset.back() &&
         x.runs.back().last == b) {
@@ -64,7 +64,7 @@ inline void append_blocks(AttentionIndex& x, const std::set<int>& blocks) {
   x.run_offset.push_back(static_cast<std::int64_t>(x.runs.size()));
 }
 /// Lists chosen by `pick(index head, query block, first visible key block, one past the last)`.
-inline void list_runs(AttentionIndex& x, int index_heads,
+inline void list_runs(AttentionPattern& x, int index_heads,
                       const std::function<std::set<int>(int, int, int, int)>& pick) {
   x.index_heads = index_heads;
   x.run_offset = {0};
@@ -77,10 +77,10 @@ inline void list_runs(AttentionIndex& x, int index_heads,
     }
   }
 }
-/// Random bars: `count` columns a segment and head, of `starts` (segment starts on the key axis,
+/// Random columns: `count` columns a segment and head, of `starts` (segment starts on the key axis,
 /// multiples of 64, then the end).
-inline void add_bars(AttentionIndex& x, const std::vector<int>& starts, int count,
-                     std::mt19937& rng) {
+inline void add_columns(AttentionPattern& x, const std::vector<int>& starts, int count,
+                        std::mt19937& rng) {
   x.segments = static_cast<int>(starts.size()) - 1;
   x.block_segment.clear();
   for (std::int64_t b = 0; b < x.q_blocks(); ++b) {
@@ -89,15 +89,15 @@ inline void add_bars(AttentionIndex& x, const std::vector<int>& starts, int coun
         static_cast<int>(std::upper_bound(starts.begin(), starts.end() - 1, key) - starts.begin()) -
         1);
   }
-  x.bar_offset = {0};
+  x.column_offset = {0};
   for (int h = 0; h < x.index_heads; ++h) {
     for (int s = 0; s < x.segments; ++s) {
       std::set<int> chosen;
       const int n = std::min(count, starts[s + 1] - starts[s]);
       while (static_cast<int>(chosen.size()) < n)
         chosen.insert(starts[s] + static_cast<int>(rng() % (starts[s + 1] - starts[s])));
-      x.bars.insert(x.bars.end(), chosen.begin(), chosen.end());
-      x.bar_offset.push_back(static_cast<std::int64_t>(x.bars.size()));
+      x.columns.insert(x.columns.end(), chosen.begin(), chosen.end());
+      x.column_offset.push_back(static_cast<std::int64_t>(x.columns.size()));
     }
   }
   x.cover_offset.clear();
@@ -106,8 +106,8 @@ inline void add_bars(AttentionIndex& x, const std::vector<int>& starts, int coun
       x.cover_offset.push_back(static_cast<std::int64_t>(x.cover.size()));
       const std::int64_t list = h * x.segments + x.block_segment[b], runs = h * x.q_blocks() + b;
       std::int64_t r = x.run_offset[runs];
-      for (std::int64_t i = x.bar_offset[list]; i < x.bar_offset[list + 1]; ++i) {
-        const int slot = static_cast<int>(i - x.bar_offset[list]), block = x.bars[i] / kBlock;
+      for (std::int64_t i = x.column_offset[list]; i < x.column_offset[list + 1]; ++i) {
+        const int slot = static_cast<int>(i - x.column_offset[list]), block = x.columns[i] / kBlock;
         if (slot % 64 == 0) x.cover.push_back(0);
         while (r < x.run_offset[runs + 1] && x.runs[r].last <= block) ++r;
         if (r < x.run_offset[runs + 1] && x.runs[r].first <= block)
@@ -119,7 +119,7 @@ inline void add_bars(AttentionIndex& x, const std::vector<int>& starts, int coun
 }
 /// Splits every run into two runs of the same blocks whose row masks are disjoint, or leaves some
 /// rows out.
-inline void add_row_masks(AttentionIndex& x, std::mt19937_64& rng) {
+inline void add_row_masks(AttentionPattern& x, std::mt19937_64& rng) {
   std::vector<BlockRun> runs;
   std::vector<std::int64_t> offset = {0};
   for (std::size_t list = 0; list + 1 < x.run_offset.size(); ++list) {
@@ -144,7 +144,7 @@ inline void add_row_masks(AttentionIndex& x, std::mt19937_64& rng) {
 }
 
 /// allowed[(h * q_tokens + q) * k_tokens + k], by the definition, pair by pair.
-inline std::vector<std::uint8_t> allowed_pairs(const AttentionIndex& x) {
+inline std::vector<std::uint8_t> allowed_pairs(const AttentionPattern& x) {
   std::vector<std::uint8_t> allowed(
       static_cast<std::size_t>(x.index_heads * x.q_tokens * x.k_tokens), 0);
   for (int h = 0; h < x.index_heads; ++h) {
@@ -161,10 +161,10 @@ inline std::vector<std::uint8_t> allowed_pairs(const AttentionIndex& x) {
              k < std::min<std::int64_t>(run.last * kBlock, x.k_tokens); ++k)
           row[k] |= visible(k);
       }
-      if (!x.has_bars()) continue;
-      const std::int64_t bars = h * x.segments + x.block_segment[q / kBlock];
-      for (std::int64_t i = x.bar_offset[bars]; i < x.bar_offset[bars + 1]; ++i) {
-        if (!covered[x.bars[i] / kBlock]) row[x.bars[i]] |= visible(x.bars[i]);
+      if (!x.has_columns()) continue;
+      const std::int64_t columns = h * x.segments + x.block_segment[q / kBlock];
+      for (std::int64_t i = x.column_offset[columns]; i < x.column_offset[columns + 1]; ++i) {
+        if (!covered[x.columns[i] / kBlock]) row[x.columns[i]] |= visible(x.columns[i]);
       }
     }
   }
@@ -172,7 +172,7 @@ inline std::vector<std::uint8_t> allowed_pairs(const AttentionIndex& x) {
 }
 
 /// Pairs a head computes, for indexes without row masks.
-inline double pairs_per_head(const AttentionIndex& x) {
+inline double pairs_per_head(const AttentionPattern& x) {
   double total = 0;
   for (int h = 0; h < x.index_heads; ++h) {
     for (std::int64_t q = 0; q < x.q_tokens; ++q) {
@@ -183,11 +183,11 @@ inline double pairs_per_head(const AttentionIndex& x) {
             std::max<std::int64_t>(0, std::min<std::int64_t>(end, x.runs[r].last * kBlock) -
                                           std::max<std::int64_t>(begin, x.runs[r].first * kBlock));
       }
-      if (!x.has_bars()) continue;
-      const std::int64_t bars = h * x.segments + x.block_segment[q / kBlock],
-                         n = x.bar_offset[bars + 1] - x.bar_offset[bars];
+      if (!x.has_columns()) continue;
+      const std::int64_t columns = h * x.segments + x.block_segment[q / kBlock],
+                         n = x.column_offset[columns + 1] - x.column_offset[columns];
       for (std::int64_t i = 0; i < n; ++i) {
-        const int key = x.bars[x.bar_offset[bars] + i];
+        const int key = x.columns[x.column_offset[columns] + i];
         if (key >= end) break;
         total += key >= begin && !(x.cover[x.cover_offset[list] + i / 64] >> (i % 64) & 1);
       }

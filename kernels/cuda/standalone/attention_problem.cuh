@@ -7,7 +7,7 @@
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "kernels/cuda/attention/attention.hpp"
-#include "kernels/cuda/index/attention_index.hpp"
+#include "kernels/cuda/index/device_index.hpp"
 #include "kernels/cuda/standalone/attention_cases.hpp"
 #include "kernels/cuda/standalone/attention_reference.cuh"
 
@@ -66,7 +66,7 @@ inline std::uint64_t g_seed = 1;
 
 /// One attention problem on the device: inputs (q, k, v slices of fused buffers), outputs, index.
 struct Problem {
-  AttentionIndex host;
+  AttentionPattern host;
   int hq, hkv, d;
   std::int64_t q_stride, kv_stride;
   Buffer<bf16> qb, kvb, dout, o16;
@@ -77,7 +77,7 @@ struct Problem {
   Buffer<char> workspace;
   double scale;
 
-  Problem(AttentionIndex x, int q_heads, int kv_heads, int head_dim)
+  Problem(AttentionPattern x, int q_heads, int kv_heads, int head_dim)
       : host(std::move(x)),
         hq(q_heads),
         hkv(kv_heads),

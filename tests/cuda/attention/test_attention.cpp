@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "core/plan/context/sequence_layout.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/cuda/ops/operations.hpp"
@@ -38,7 +38,7 @@ struct Heads {
 
 /// fp64 on the host, values that bf16 holds.
 struct Problem {
-  AttentionIndex index;
+  AttentionPattern index;
   Heads heads{1, 1, 64};
   double scale = 0.125;
   Tensor q, k, v, d_o;
@@ -73,7 +73,7 @@ class CudaAttention : public CudaTest {
   }
   Problem problem(const Axis& queries, const Axis& keys, const Heads& heads) {
     Problem p;
-    p.index = dense_index(queries, keys);
+    p.index = dense_pattern(queries, keys);
     p.heads = heads;
     p.scale = 1 / std::sqrt(static_cast<double>(heads.dim));
     const auto tq = static_cast<std::int64_t>(queries.size()),
@@ -180,12 +180,12 @@ TEST_F(CudaAttention, PackedSegmentsAndStoredPrefixes) {
     }
 }
 
-enum class Pattern { runs, row_masks, bars, runs_and_bars };
+enum class Pattern { runs, row_masks, columns, runs_and_columns };
 
 /// Random lists in place of the dense runs of packed segments that start at multiples of 64
 /// (`starts`, then the end).
 template <class Random>
-void set_pattern(AttentionIndex& x, Pattern pattern, int index_heads,
+void set_pattern(AttentionPattern& x, Pattern pattern, int index_heads,
                  const std::vector<std::int64_t>& starts, Random& random) {
   x.index_heads = index_heads;
   x.runs.clear();
@@ -193,7 +193,7 @@ void set_pattern(AttentionIndex& x, Pattern pattern, int index_heads,
   for (int h = 0; h < index_heads; ++h)
     for (std::int64_t b = 0; b < x.q_blocks(); ++b) {
       const bool none =
-          pattern == Pattern::bars || random() % 5 == 0;  // some query blocks have no run
+          pattern == Pattern::columns || random() % 5 == 0;  // some query blocks have no run
       for (std::int32_t k = 0; !none;) {
         const auto first = k + static_cast<std::int32_t>(random() % 3),
                    last = first + 1 + static_cast<std::int32_t>(random() % 3);
@@ -212,33 +212,33 @@ void set_pattern(AttentionIndex& x, Pattern pattern, int index_heads,
       }
       x.run_offset.push_back(static_cast<std::int64_t>(x.runs.size()));
     }
-  if (pattern != Pattern::bars && pattern != Pattern::runs_and_bars) return;
+  if (pattern != Pattern::columns && pattern != Pattern::runs_and_columns) return;
   x.segments = static_cast<int>(starts.size()) - 1;
   for (std::int64_t b = 0; b < x.q_blocks(); ++b)
     x.block_segment.push_back(
         static_cast<std::int32_t>(std::upper_bound(starts.begin(), starts.end() - 1, b * kBlock) -
                                   starts.begin()) -
         1);
-  x.bar_offset = {0};
+  x.column_offset = {0};
   for (int h = 0; h < index_heads; ++h)
     for (int s = 0; s < x.segments; ++s) {
       const unsigned sparse =
-          s % 3 == 2 ? 1u << 30 : 3 + 8 * (h % 2);  // one segment in three has (next to) no bars
+          s % 3 == 2 ? 1u << 30 : 3 + 8 * (h % 2);  // one segment in three has (next to) no columns
       for (std::int64_t j = starts[s]; j < starts[s + 1]; ++j)
-        if (random() % sparse == 0) x.bars.push_back(static_cast<std::int32_t>(j));
-      x.bar_offset.push_back(static_cast<std::int64_t>(x.bars.size()));
+        if (random() % sparse == 0) x.columns.push_back(static_cast<std::int32_t>(j));
+      x.column_offset.push_back(static_cast<std::int64_t>(x.columns.size()));
     }
-  cover_bars(x);
+  cover_columns(x);
 }
 
-TEST_F(CudaAttention, RunsRowMasksAndBars) {
+TEST_F(CudaAttention, RunsRowMasksAndColumns) {
   const std::vector<std::int64_t> starts{0, 448, 512, 704, 1001};
   Axis tokens;
   for (std::size_t s = 0; s + 1 < starts.size(); ++s)
     for (std::int64_t i = starts[s]; i < starts[s + 1]; ++i)
       tokens.push_back({static_cast<std::int32_t>(s), i - starts[s]});
   for (const Pattern pattern :
-       {Pattern::runs, Pattern::row_masks, Pattern::bars, Pattern::runs_and_bars})
+       {Pattern::runs, Pattern::row_masks, Pattern::columns, Pattern::runs_and_columns})
     for (const bool per_head : {false, true})
       for (const Heads& heads :
            {Heads{1, 1, 64}, {2, 2, 128}, {1, 7, 128}, {1, 8, 64}, {1, 16, 64}}) {
@@ -307,10 +307,10 @@ TEST_F(CudaAttention, RingShardsOfEveryLayoutMergeToTheWhole) {
                dq = Tensor::zeros(q.shape(), f32, *gpu);
         Tensor lse = unwritten({heads.q(), tokens}, f32), part_lse = unwritten(lse.shape(), f32),
                delta = unwritten(lse.shape(), f32);
-        std::vector<AttentionIndex> index;
+        std::vector<AttentionPattern> index;
         for (int s = 0; s < ranks; ++s) {
           index.push_back(
-              dense_index(local_tokens(batch, layout, r), local_tokens(batch, layout, s)));
+              dense_pattern(local_tokens(batch, layout, r), local_tokens(batch, layout, s)));
           attention_forward(index[s], q, k[s], v[s], whole.scale, s == 0 ? o : part,
                             s == 0 ? lse : part_lse);
           if (s > 0) attention_merge(o, lse, part, part_lse);
@@ -433,7 +433,7 @@ TEST_F(CudaAttention, MergeAndDelta) {
 TEST_F(CudaAttention, DeterministicBackwardRepeatsItsBits) {
   const std::vector<std::int64_t> starts{0, 640, 1001};
   const Axis tokens = axis({{0, 640}, {0, 361}});
-  for (const Pattern pattern : {Pattern::runs, Pattern::row_masks, Pattern::runs_and_bars})
+  for (const Pattern pattern : {Pattern::runs, Pattern::row_masks, Pattern::runs_and_columns})
     for (const Heads& heads : {Heads{2, 2, 128}, {1, 7, 64}}) {
       SCOPED_TRACE(trace(fmt::format("pattern {}", static_cast<int>(pattern)).c_str(), heads));
       Problem p = problem(tokens, tokens, heads);

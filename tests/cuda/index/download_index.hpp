@@ -20,9 +20,9 @@ std::vector<T> array(const T* device, std::int64_t n) {
 }
 
 /// The arrays of an index that lives on the GPU as a host value.
-inline AttentionIndex download(const cuda::DeviceIndex& x) {
+inline AttentionPattern download(const cuda::DeviceIndex& x) {
   const std::int64_t lists = x.shape.index_heads * x.shape.q_blocks();
-  AttentionIndex out;
+  AttentionPattern out;
   out.q_tokens = x.shape.q_tokens, out.k_tokens = x.shape.k_tokens,
   out.index_heads = x.shape.index_heads, out.segments = x.shape.segments;
   out.key_begin = array(x.key_begin, out.q_tokens), out.key_end = array(x.key_end, out.q_tokens);
@@ -30,10 +30,11 @@ inline AttentionIndex download(const cuda::DeviceIndex& x) {
   EXPECT_LE(out.run_offset.back(), x.shape.runs);
   out.runs = array(x.runs, out.run_offset.back());
   if (x.shape.row_masks > 0) out.row_masks = array(x.row_masks, out.run_offset.back());
-  if (!x.has_bars()) return out;
-  out.bar_offset = array(x.bar_offset, std::int64_t{x.shape.index_heads} * x.shape.segments + 1);
-  EXPECT_LE(out.bar_offset.back(), x.shape.bars);
-  out.bars = array(x.bars, out.bar_offset.back());
+  if (!x.has_columns()) return out;
+  out.column_offset =
+      array(x.column_offset, std::int64_t{x.shape.index_heads} * x.shape.segments + 1);
+  EXPECT_LE(out.column_offset.back(), x.shape.columns);
+  out.columns = array(x.columns, out.column_offset.back());
   out.block_segment = array(x.block_segment, x.shape.q_blocks());
   // On the device cover words lie at a fixed distance; packed they must be the host's.
   const auto at = array(x.cover_offset, lists + 1);
@@ -42,13 +43,13 @@ inline AttentionIndex download(const cuda::DeviceIndex& x) {
   for (std::int64_t l = 0; l < lists; ++l) {
     const std::int64_t list =
         l / x.shape.q_blocks() * out.segments + out.block_segment[l % x.shape.q_blocks()];
-    const std::int64_t n = (out.bar_offset[list + 1] - out.bar_offset[list] + 63) / 64;
+    const std::int64_t n = (out.column_offset[list + 1] - out.column_offset[list] + 63) / 64;
     out.cover.insert(out.cover.end(), words.begin() + at[l], words.begin() + at[l] + n);
     out.cover_offset.push_back(static_cast<std::int64_t>(out.cover.size()));
   }
   return out;
 }
-inline AttentionIndex download(const AttentionIndex& built) {
+inline AttentionPattern download(const AttentionPattern& built) {
   return download(std::static_pointer_cast<cuda::IndexMirror>(built.mirror)->index);
 }
 

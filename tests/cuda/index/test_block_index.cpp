@@ -5,7 +5,7 @@
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/key_axis.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "core/predict/latency_model.hpp"
 #include "kernels/cuda/index/block_launch.hpp"
 #include "kernels/cuda/index/slash_launch.hpp"
@@ -161,7 +161,7 @@ TEST_F(CudaBlocks, TheIndexHoldsWhatEveryRowChose) {
           Tensor::wrap(words.data(), {static_cast<std::int64_t>(words.size())}, DType::i64)
               .to(*gpu);
       const auto seen =
-          split_keys(visible_index(queries, packed.axis, 1), packed.axis, packed.axes[r].keys);
+          split_keys(visible_pattern(queries, packed.axis, 1), packed.axis, packed.axes[r].keys);
       for (int shard = 0; shard < ranks; ++shard) {
         const auto& keys = packed.axes[r].keys[shard];
         const Blocks key_at(keys, packed.axis, slots, *gpu);
@@ -200,7 +200,7 @@ TEST_F(CudaBlocks, TheIndexHoldsWhatEveryRowChose) {
         ASSERT_EQ(cuda::derive_index(index, cuda::stream()), cudaSuccess);
         ASSERT_EQ(cuda::count_pairs(index, totals + 1, cuda::stream()), cudaSuccess);
         gpu->synchronize();
-        const AttentionIndex found = download(index);
+        const AttentionPattern found = download(index);
         ASSERT_EQ(problems(found), "") << "seed " << seed;
         double expected = 0;
         for (int h = 0; h < heads; ++h)

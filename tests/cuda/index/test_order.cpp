@@ -5,9 +5,9 @@
 #include <set>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/attention/attention.hpp"
-#include "kernels/cuda/index/attention_index.hpp"
+#include "kernels/cuda/index/device_index.hpp"
 #include "kernels/cuda/ops/operations.hpp"
 #include "tests/cuda/index/download_index.hpp"
 #include "tests/cuda/support.hpp"
@@ -35,7 +35,7 @@ class CudaOrder : public CudaTest {
   /// Derives the index on the GPU and checks its orders; returns how often the segment changes from
   /// piece to piece, over the pieces.
   double check_orders(const Axis& queries, const Axis& keys, int q_heads, int kv_heads) {
-    const AttentionIndex host = dense_index(queries, keys);
+    const AttentionPattern host = dense_pattern(queries, keys);
     const cuda::IndexShape shape = cuda::shape_of(host, q_heads, kv_heads);
     EXPECT_TRUE(shape.dense);
     const Tensor buffer =
@@ -129,7 +129,7 @@ TEST_F(CudaOrder, CutPiecesOfLongPacksGiveTheGradientsOfWholeUnits) {
   const double scale = 0.125;
   for (const std::int64_t dim : {64, 128}) {
     const Axis tokens = packed({5000, 100, 1, 2500, 64, 3000, 65});
-    const AttentionIndex index = dense_index(tokens, tokens);
+    const AttentionPattern index = dense_pattern(tokens, tokens);
     const auto n = static_cast<std::int64_t>(tokens.size()), q_heads = std::int64_t{8},
                kv_heads = std::int64_t{2};
     const Tensor q = to_gpu(random({n, q_heads, dim}), DType::bf16),

@@ -5,8 +5,8 @@
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/coverage.hpp"
-#include "core/plan/attention/index_selection.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/attention/pattern_selection.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/index/block_builder.hpp"
 #include "kernels/cuda/index/slash_builder.hpp"
 #include "parallel/pattern/pattern_source.hpp"
@@ -84,7 +84,7 @@ Tensor as_f32(const Tensor& t) {
 
 /// Which of the 64 queries of a block use a key block: [head][query block][key block], padding left
 /// out.
-std::vector<std::uint64_t> words(const AttentionIndex& index,
+std::vector<std::uint64_t> words(const AttentionPattern& index,
                                  const std::vector<AxisToken>& queries) {
   std::vector<std::uint64_t> out(
       static_cast<std::size_t>(index.index_heads * index.q_blocks() * index.k_blocks()), 0);
@@ -113,8 +113,8 @@ class CudaPatterns : public CudaTest {
     return t;
   }
   /// The index of one rank's source from q and k, on either backend.
-  AttentionIndex chosen(const Spread& spread, const AttentionOptions& options, Asked* policy,
-                        const Tensor& q, const Tensor& k, double scale, bool on_gpu) {
+  AttentionPattern chosen(const Spread& spread, const AttentionOptions& options, Asked* policy,
+                          const Tensor& q, const Tensor& k, double scale, bool on_gpu) {
     const auto source = pattern_source(Communicator(), spread.axes[0], options, policy, nullptr);
     AttentionInputs in;
     const Tensor q_rows = spread.take(q, spread.axes[0].queries),
@@ -122,13 +122,13 @@ class CudaPatterns : public CudaTest {
     in.q = on_gpu ? to_gpu(q_rows, DType::bf16) : as_f32(q_rows);
     in.k = in.v = on_gpu ? to_gpu(k_rows, DType::bf16) : as_f32(k_rows);
     in.scale = scale;
-    const AttentionIndex& index = source->shards(in).front();
+    const AttentionPattern& index = source->shards(in).front();
     EXPECT_EQ(&source->shards(in).front(), &index)
         << "one index for forward, recomputation and backward";
     if (policy) {
       EXPECT_EQ(policy->times, 1);
     }
-    AttentionIndex host = on_gpu ? download(index) : index;
+    AttentionPattern host = on_gpu ? download(index) : index;
     host.pairs = -1;
     EXPECT_EQ(problems(host), "") << "seed " << seed;
     EXPECT_EQ(host.pairs_per_head(), index.pairs_per_head()) << "seed " << seed;
@@ -140,7 +140,7 @@ TEST_F(CudaPatterns, InjectedRoutingLogitsGiveTheHostsCoverageBudgetAndBlocks) {
   for (const auto& [dim, block] : {std::pair{64, 64}, {128, 192}}) {
     const Spread spread({2900, 100, 0, 700}, LayoutKind::contiguous, 1, kBlock);
     AttentionOptions options;
-    options.pattern = "moba";
+    options.pattern = PatternKind::moba;
     options.moba_block = block;
     // Keys that are equal inside a block, of few bits: their means and all dot products are exact.
     const Tensor q = whole({spread.rows(), kHeads, dim}, 3);
@@ -152,8 +152,8 @@ TEST_F(CudaPatterns, InjectedRoutingLogitsGiveTheHostsCoverageBudgetAndBlocks) {
     for (double share : {0.3, 0.7, 0.97}) {
       Asked host({1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 64}, share),
           gpu_({1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 64}, share);
-      const AttentionIndex expected = chosen(spread, options, &host, q, k, 0.1, false),
-                           found = chosen(spread, options, &gpu_, q, k, 0.1, true);
+      const AttentionPattern expected = chosen(spread, options, &host, q, k, 0.1, false),
+                             found = chosen(spread, options, &gpu_, q, k, 0.1, true);
       EXPECT_EQ(host.coverage, gpu_.coverage) << "seed " << seed;
       EXPECT_EQ(host.budget, gpu_.budget) << "seed " << seed;
       EXPECT_LT(host.coverage.front(), 0.9);
@@ -168,14 +168,14 @@ TEST_F(CudaPatterns, CoverageOfRandomQAndKIsTheHostsWithinRounding) {
   const Spread spread({2000, 90, 500}, LayoutKind::contiguous, 1, kBlock);
   for (const char* pattern : {"moba", "vertical_slash"}) {
     AttentionOptions options;
-    options.pattern = pattern;
+    options.pattern = pattern_kind(pattern);
     options.moba_block = 64;
     options.max_columns = 300;
     const Tensor q = random({spread.rows(), kHeads, 64}, 1.5),
                  k = random({spread.rows(), kKvHeads, 64});
     Asked host({1, 2, 4, 8, 12, 16, 24, 32}, 0.5), on_gpu({1, 2, 4, 8, 12, 16, 24, 32}, 0.5);
-    const AttentionIndex expected = chosen(spread, options, &host, q, k, 0.125, false),
-                         found = chosen(spread, options, &on_gpu, q, k, 0.125, true);
+    const AttentionPattern expected = chosen(spread, options, &host, q, k, 0.125, false),
+                           found = chosen(spread, options, &on_gpu, q, k, 0.125, true);
     for (std::size_t i = 0; i < host.coverage.size(); ++i)
       EXPECT_NEAR(host.coverage[i], on_gpu.coverage[i], 2e-4)
           << pattern << " " << i << " seed " << seed;
@@ -306,19 +306,21 @@ TEST_F(CudaPatterns, BudgetsOfSlashesAndColumnsAreTheHosts) {
           heads[s].push_back(whole_segments[s]
                                  ? dense_head(axis.count[s])
                                  : choose_vertical_slash(of[s][h], budgets[i], options).head);
-      const auto host = split_keys(vertical_slash_index(spread.axes[1].queries, axis, heads, true),
-                                   axis, spread.axes[1].keys);
+      const auto host =
+          split_keys(vertical_slash_pattern(spread.axes[1].queries, axis, heads, true), axis,
+                     spread.axes[1].keys);
       cuda::SlashCounts counts;
       const auto built = builder.build(
           on_gpu, kHeads, kKvHeads, counts,
           made.most.rows(static_cast<std::int64_t>(i), static_cast<std::int64_t>(i) + 1),
           budgets[i]);
       for (std::size_t shard = 0; shard < built.size(); ++shard) {
-        const AttentionIndex found = download(built[shard]);
+        const AttentionPattern found = download(built[shard]);
         EXPECT_EQ(problems(found), "");
         EXPECT_EQ(words(found, spread.axes[1].queries), words(host[shard], spread.axes[1].queries))
             << "budget " << budgets[i] << " seed " << seed;
-        EXPECT_EQ(found.bars, host[shard].bars) << "budget " << budgets[i] << " seed " << seed;
+        EXPECT_EQ(found.columns, host[shard].columns)
+            << "budget " << budgets[i] << " seed " << seed;
         EXPECT_EQ(built[shard].pairs_per_head(), host[shard].pairs_per_head())
             << "budget " << budgets[i] << " seed " << seed;
       }
@@ -331,7 +333,7 @@ TEST_F(CudaPatterns, StridesChooseTheHostsBlocksUpToRounding) {
   for (const auto& [dim, block, stride] :
        {std::tuple{64, 128, 16}, {128, 128, 16}, {64, 64, 8}, {64, 192, 32}, {64, 2048, 16}}) {
     AttentionOptions options;
-    options.pattern = "xattention";
+    options.pattern = PatternKind::xattention;
     options.xattention_block = block;
     options.xattention_stride = stride;
     options.xattention_threshold = 0.7;
@@ -342,8 +344,8 @@ TEST_F(CudaPatterns, StridesChooseTheHostsBlocksUpToRounding) {
       if (rng() % 100 == 0)
         for (std::int64_t c = i * kKvHeads * dim; c < (i + 1) * kKvHeads * dim; ++c)
           k.data<double>()[c] *= 8;
-    const AttentionIndex expected = chosen(spread, options, nullptr, q, k, 0.25, false),
-                         found = chosen(spread, options, nullptr, q, k, 0.25, true);
+    const AttentionPattern expected = chosen(spread, options, nullptr, q, k, 0.25, false),
+                           found = chosen(spread, options, nullptr, q, k, 0.25, true);
     const auto a = words(expected, spread.axes[0].queries),
                b = words(found, spread.axes[0].queries);
     std::int64_t used = 0, different = 0;

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/cuda/index/slash_builder.hpp"
 #include "kernels/cuda/index/slash_launch.hpp"
@@ -199,11 +199,11 @@ TEST_F(CudaSlash, BuiltIndexesComputeTheHeaviestSlashesAndColumnsAndNothingElse)
       double pairs = 0;
       for (int r = 0; r < ranks; ++r) {
         SlashCounts counts;
-        const std::vector<AttentionIndex> built =
+        const std::vector<AttentionPattern> built =
             spread.builders[r].build(on_gpu, heads, kv_heads, counts);
         const auto& queries = spread.axes[r].queries;
         for (int shard = 0; shard < ranks; ++shard) {
-          const AttentionIndex found = download(built[shard]);
+          const AttentionPattern found = download(built[shard]);
           ASSERT_EQ(problems(found), "") << "seed " << seed;
           const auto& keys = spread.axes[r].keys[shard];
           double shard_pairs = 0;
@@ -247,9 +247,10 @@ TEST_F(CudaSlash, BuiltIndexesComputeTheHeaviestSlashesAndColumnsAndNothingElse)
                        j < found.runs[x].last * kBlock; ++j)
                     covered[j] = 1;
                 computed = covered;
-                if (found.has_bars())
-                  for (std::int64_t b = found.bar_offset[list]; b < found.bar_offset[list + 1]; ++b)
-                    computed[found.bars[b]] = 1;
+                if (found.has_columns())
+                  for (std::int64_t b = found.column_offset[list];
+                       b < found.column_offset[list + 1]; ++b)
+                    computed[found.columns[b]] = 1;
                 for (std::size_t j = 0; j < keys.size(); ++j) {
                   const bool visible =
                       keys[j].segment == s && keys[j].position <= queries[i].position;
@@ -266,7 +267,7 @@ TEST_F(CudaSlash, BuiltIndexesComputeTheHeaviestSlashesAndColumnsAndNothingElse)
               }
             }
           EXPECT_EQ(built[shard].pairs_per_head() * heads, shard_pairs) << "seed " << seed;
-          AttentionIndex recount = found;
+          AttentionPattern recount = found;
           EXPECT_EQ(recount.pairs_per_head() * heads, shard_pairs);
           pairs += shard_pairs;
         }
@@ -286,16 +287,16 @@ TEST_F(CudaSlash, AttentionUnderABuiltIndexIsTheHosts) {
   std::vector<std::int64_t> mass(static_cast<std::size_t>(heads * slots * (1 + kBlock)));
   for (auto& m : mass) m = static_cast<std::int64_t>(rng() % 100000);
   SlashCounts counts;
-  const AttentionIndex built =
+  const AttentionPattern built =
       spread.builders[0]
           .build(Tensor::wrap(mass.data(), {static_cast<std::int64_t>(mass.size())}, DType::i64)
                      .to(*gpu),
                  heads, kv_heads, counts)
           .front();
-  const AttentionIndex host = download(built);
+  const AttentionPattern host = download(built);
   const Tensor q = random({tokens, heads, dim}), k = random({tokens, kv_heads, dim}),
                v = random({tokens, kv_heads, dim}), d_o = random({tokens, heads, dim});
-  const auto run = [&](const AttentionIndex& index, const auto& put, DType sums) {
+  const auto run = [&](const AttentionPattern& index, const auto& put, DType sums) {
     const Tensor q_ = put(q), k_ = put(k), v_ = put(v), d_o_ = put(d_o);
     Device& device = device_of(q_.space());
     Tensor o = Tensor::empty(q.shape(), q_.dtype(), device),

@@ -2,7 +2,7 @@
 // chunks put away against chunks on the device.
 #include <algorithm>
 
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/ops/elementwise.hpp"
 #include "parallel/comm/host_copy.hpp"
 #include "parallel/context/ring_attention.hpp"

@@ -5,7 +5,7 @@
 
 #include "core/base/error.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "core/plan/context/sequence_layout.hpp"
 #include "kernels/attention/attention.hpp"
 #include "tests/kernels/attention/test_attention_reference.hpp"
@@ -62,11 +62,11 @@ std::vector<AxisToken> axis(const std::vector<std::pair<std::int64_t, std::int64
   return tokens;
 }
 
-enum class Pattern { dense, runs, row_masks, bars, runs_and_bars };
+enum class Pattern { dense, runs, row_masks, columns, runs_and_columns };
 
 /// Replaces the dense runs by a random pattern.  Some query blocks stay without runs.
 void set_pattern(AttentionCase& c, Pattern pattern, bool per_head, std::mt19937_64& random) {
-  AttentionIndex& x = c.index;
+  AttentionPattern& x = c.index;
   if (pattern == Pattern::dense) {
     if (!per_head) return;
     x.index_heads = c.q_heads;
@@ -84,7 +84,7 @@ void set_pattern(AttentionCase& c, Pattern pattern, bool per_head, std::mt19937_
   x.run_offset.assign(1, 0);
   for (int h = 0; h < x.index_heads; ++h)
     for (std::int64_t b = 0; b < x.q_blocks(); ++b) {
-      for (std::int32_t k = 0; pattern != Pattern::bars && b % 3 != 2;) {
+      for (std::int32_t k = 0; pattern != Pattern::columns && b % 3 != 2;) {
         const std::int32_t first = k + static_cast<std::int32_t>(random() % 3),
                            last = first + 1 + static_cast<std::int32_t>(random() % 3);
         if (last > x.k_blocks()) break;
@@ -101,17 +101,17 @@ void set_pattern(AttentionCase& c, Pattern pattern, bool per_head, std::mt19937_
       }
       x.run_offset.push_back(static_cast<std::int64_t>(x.runs.size()));
     }
-  if (pattern == Pattern::bars || pattern == Pattern::runs_and_bars) {
+  if (pattern == Pattern::columns || pattern == Pattern::runs_and_columns) {
     x.segments = 1 + static_cast<int>(random() % 2);
     for (std::int64_t b = 0; b < x.q_blocks(); ++b)
       x.block_segment.push_back(static_cast<std::int32_t>(random() % x.segments));
-    x.bar_offset.assign(1, 0);
+    x.column_offset.assign(1, 0);
     for (int list = 0; list < x.index_heads * x.segments; ++list) {
       for (std::int32_t j = 0; j < x.k_tokens; ++j)
-        if (random() % (list % 2 ? 2 : 7) == 0) x.bars.push_back(j);
-      x.bar_offset.push_back(static_cast<std::int64_t>(x.bars.size()));
+        if (random() % (list % 2 ? 2 : 7) == 0) x.columns.push_back(j);
+      x.column_offset.push_back(static_cast<std::int64_t>(x.columns.size()));
     }
-    cover_bars(x);
+    cover_columns(x);
   }
 }
 
@@ -134,7 +134,7 @@ class Attention : public ::testing::Test {
     c.q_heads = shape.kv_heads * shape.group;
     c.head_dim = shape.head_dim;
     c.type = type;
-    c.index = dense_index(c.queries, c.keys);
+    c.index = dense_pattern(c.queries, c.keys);
     c.fill(random_);
     return c;
   }
@@ -167,8 +167,8 @@ TEST_F(Attention, DensePackedAndPrefixMatchTheReference) {
 }
 
 TEST_F(Attention, EveryPatternMatchesTheReference) {
-  for (Pattern pattern :
-       {Pattern::dense, Pattern::runs, Pattern::row_masks, Pattern::bars, Pattern::runs_and_bars})
+  for (Pattern pattern : {Pattern::dense, Pattern::runs, Pattern::row_masks, Pattern::columns,
+                          Pattern::runs_and_columns})
     for (bool per_head : {false, true})
       for (DType type : {DType::f32, DType::f64})
         for (const Shape4& shape : {Shape4{2, 1, 64}, {1, 3, 16}, {2, 2, 80}}) {
@@ -193,7 +193,7 @@ TEST_F(Attention, WideTilesAreCutAndJoined) {
       const auto queries = axis({{2900, 3001}}), keys = axis({{0, 3001}});
       AttentionCase c = make(queries, keys, shape, type);
       expect_close(run_kernel(c), reference_attention(c), tolerance(type));
-      set_pattern(c, Pattern::runs_and_bars, false, random_);
+      set_pattern(c, Pattern::runs_and_columns, false, random_);
       expect_close(run_kernel(c), reference_attention(c), tolerance(type));
     }
 }
@@ -202,7 +202,7 @@ TEST_F(Attention, StridedRowsAndAccumulation) {
   const auto tokens = axis({{0, 90}, {0, 75}});
   for (DType type : {DType::f32, DType::f64}) {
     AttentionCase c = make(tokens, tokens, {2, 2, 16}, type);
-    set_pattern(c, Pattern::runs_and_bars, false, random_);
+    set_pattern(c, Pattern::runs_and_columns, false, random_);
     AttentionResult expected = reference_attention(c);
     for (auto* gradient : {&expected.dq, &expected.dk, &expected.dv})
       for (double& x : *gradient) x += 0.75;
@@ -255,10 +255,10 @@ TEST_F(Attention, RingShardsMergeToTheWhole) {
                  dq = zeros(whole.q_heads, r);
           Tensor lse = Tensor::empty({whole.q_heads, tokens}, type),
                  lse_part = Tensor::empty({whole.q_heads, tokens}, type), delta = lse_part.clone();
-          std::vector<AttentionIndex> index;
+          std::vector<AttentionPattern> index;
           for (int s = 0; s < ranks; ++s) {
             index.push_back(
-                dense_index(local_tokens(batch, layout, r), local_tokens(batch, layout, s)));
+                dense_pattern(local_tokens(batch, layout, r), local_tokens(batch, layout, s)));
             const Tensor k = rows(whole.k, whole.kv_heads, s), v = rows(whole.v, whole.kv_heads, s);
             attention_forward(index[s], q, k, v, whole.scale, s == 0 ? o : part,
                               s == 0 ? lse : lse_part);
@@ -294,7 +294,7 @@ TEST_F(Attention, RingShardsMergeToTheWhole) {
 
 TEST_F(Attention, GradientsAgreeWithCentralDifferences) {
   const auto tokens = axis({{0, 40}, {0, 35}});
-  for (Pattern pattern : {Pattern::dense, Pattern::row_masks, Pattern::runs_and_bars}) {
+  for (Pattern pattern : {Pattern::dense, Pattern::row_masks, Pattern::runs_and_columns}) {
     AttentionCase c = make(tokens, tokens, {1, 2, 5}, DType::f64);
     set_pattern(c, pattern, true, random_);
     const AttentionResult got = run_kernel(c);
@@ -405,7 +405,7 @@ TEST_F(Attention, NaNReachesTheOutput) {
 TEST_F(Attention, RepeatsBitForBit) {
   const auto tokens = axis({{0, 300}, {0, 211}});
   AttentionCase c = make(tokens, tokens, {2, 3, 64}, DType::f32);
-  set_pattern(c, Pattern::runs_and_bars, true, random_);
+  set_pattern(c, Pattern::runs_and_columns, true, random_);
   const AttentionResult a = run_kernel(c), b = run_kernel(c);
   EXPECT_EQ(a.o, b.o);
   EXPECT_EQ(a.dq, b.dq);
@@ -433,7 +433,7 @@ TEST_F(Attention, BadOperandsAreRefused) {
   EXPECT_THROW(call(q, kv, kv, f64, lse), Error);
   EXPECT_THROW(call(q, kv, kv, o, wrong_lse), Error);
   EXPECT_THROW(call(q.reshape({10, 32}), kv, kv, o, lse), Error);
-  AttentionIndex heads = c.index;
+  AttentionPattern heads = c.index;
   heads.index_heads = 3;
   EXPECT_THROW(attention_forward(heads, q, kv, kv, 1.0, o, lse), Error);
   Tensor dq = rows(10, 2, 16), dk = rows(10, 1, 16), dv = rows(9, 1, 16);

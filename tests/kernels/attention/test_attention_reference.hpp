@@ -11,7 +11,7 @@
 
 #include "core/base/tensor.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast::test {
 
@@ -19,7 +19,7 @@ namespace ballast::test {
 /// kernel sees the same.
 struct AttentionCase {
   std::vector<AxisToken> queries, keys;
-  AttentionIndex index;
+  AttentionPattern index;
   int q_heads = 1, kv_heads = 1, head_dim = 16;
   double scale = 0.125;
   DType type = DType::f32;
@@ -59,11 +59,11 @@ struct AttentionCase {
       covered = true;
       if (run.row_mask < 0 || (index.row_masks[run.row_mask] >> (i % kBlock) & 1)) return true;
     }
-    if (covered || index.bar_offset.empty()) return false;
-    const std::int64_t bars =
+    if (covered || index.column_offset.empty()) return false;
+    const std::int64_t columns =
         std::int64_t{index_head} * index.segments + index.block_segment[block];
-    return std::binary_search(index.bars.begin() + index.bar_offset[bars],
-                              index.bars.begin() + index.bar_offset[bars + 1],
+    return std::binary_search(index.columns.begin() + index.column_offset[columns],
+                              index.columns.begin() + index.column_offset[columns + 1],
                               static_cast<std::int32_t>(j));
   }
 };

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/attention/local_attention.hpp"
 #include "kernels/model/stage_model.hpp"
 #include "tests/kernels/model/reference_model.hpp"
@@ -407,7 +407,7 @@ TEST(Model, LocalAttentionAgreesWithTheDefinition) {
     const auto local = [&](RecomputeOptions options) {
       setup.parameters.gradients().zero();
       StageModel model(shape, 0, shape.layers, setup.parameters, options, nullptr);
-      LocalAttention attention(dense_index(axis, axis));
+      LocalAttention attention(dense_pattern(axis, axis));
       StageActivationsPtr saved;
       const double loss = model.forward(setup.batch, {}, attention, &saved).loss_sum();
       model.backward(setup.batch, std::move(saved), attention, 1.0, {});

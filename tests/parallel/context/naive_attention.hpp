@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast::testing {
 

@@ -30,7 +30,7 @@ const LayoutCase kLayouts[] = {
 
 AttentionOptions options_of(const std::string& pattern) {
   AttentionOptions o;
-  o.pattern = pattern;
+  o.pattern = pattern_kind(pattern);
   o.vertical_share = 0.3;
   o.slash_share = 0.5;
   o.last_q = 48;
@@ -100,7 +100,7 @@ struct Data {
 using Mask = std::vector<char>;  ///< [head, query, key] over packed positions
 
 /// Pairs of this rank's queries, into a mask over all packed positions.
-void mark(const IndexSource& source, const std::vector<AttentionIndex>& shards, const Data& data,
+void mark(const IndexSource& source, const std::vector<AttentionPattern>& shards, const Data& data,
           const SequenceLayout& layout, Mask& mask) {
   const std::int64_t n = layout.tokens();
   const auto queries = data.packed(layout, source.axes().rank);
@@ -313,7 +313,7 @@ class Budgets : public Patterns {
             sums[c] += weight * std::min(1.0, sum / total);
           }
         };
-        if (options.pattern == "moba") {
+        if (options.pattern == PatternKind::moba) {
           const std::int64_t width = options.moba_block;
           std::vector<std::vector<double>> logits(static_cast<std::size_t>(count));
           for (std::int64_t b = 0; b * width < count; ++b) {
@@ -364,7 +364,7 @@ TEST_P(Budgets, CoverageIsThatOfItsDefinitionAndTheSameOnAnyNumberOfRanks) {
       ASSERT_EQ(one.coverage.size(), definition.size());
       for (std::size_t c = 0; c < definition.size(); ++c)
         EXPECT_NEAR(one.coverage[c], definition[c], 1e-4) << "budget " << one.candidates()[c];
-      if (options.pattern == "moba") {
+      if (options.pattern == PatternKind::moba) {
         for (std::int64_t i = 0; i < lengths[0]; ++i) {
           std::int64_t blocks = 0;
           for (std::int64_t j = 0; j <= i; j += options.moba_block)
@@ -485,10 +485,10 @@ TEST_F(Choice, CapsKeepTheHeaviestColumns) {
     const SequenceLayout layout(LayoutKind::contiguous, 1024, 1, 64, 64);
     const auto source = pattern_source(Communicator(), attention_axes(data.batch, layout, 0),
                                        options, nullptr, nullptr);
-    const AttentionIndex& index =
+    const AttentionPattern& index =
         source->shards(data.inputs(data.packed(layout, 0), DType::f32)).front();
-    return std::set<std::int32_t>(index.bars.begin(),
-                                  index.bars.begin() + index.bar_offset[1]);  // head 0
+    return std::set<std::int32_t>(index.columns.begin(),
+                                  index.columns.begin() + index.column_offset[1]);  // head 0
   };
   const auto all = columns_of(0), few = columns_of(20);
   EXPECT_GT(all.size(), 20u);

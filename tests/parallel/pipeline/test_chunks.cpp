@@ -11,7 +11,7 @@
 #include <set>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "tests/parallel/comm/delayed_copies.hpp"
 #include "tests/parallel/small_training.hpp"
 
@@ -58,7 +58,7 @@ class Chunks : public ::testing::Test {
         options.kv_place.offload
             ? fmt::format("offload, windows of {}", options.kv_place.window_tokens)
             : "resident",
-        options.zero, options.attention.pattern));
+        options.zero, name(options.attention.pattern)));
     const Mesh& mesh = mesh_of(shape);
     SmallTraining training(mesh, options);
     const double loss = training.gradients(samples);
@@ -129,17 +129,17 @@ TEST_F(Chunks, SparsePatternsChooseTheSameIndex) {
   SCOPED_TRACE(trace);
   samples = {sample_of(0, 700), sample_of(1, 128), sample_of(2, 70)};
   AttentionOptions moba, xattention;
-  moba.pattern = "moba";
+  moba.pattern = PatternKind::moba;
   moba.moba_block = 64;
   moba.moba_top_k = 2;
-  xattention.pattern = "xattention";
+  xattention.pattern = PatternKind::xattention;
   xattention.xattention_threshold = 0.05;
   int turn = 0;
   for (const AttentionOptions& attention : {moba, xattention}) {
     const Reference dense = reference_step(samples, DType::f64, deep_shape());
     const Reference reference = reference_step(samples, DType::f64, deep_shape(), attention);
     EXPECT_GT(std::abs(reference.norm - dense.norm), 1e-6 * dense.norm)
-        << attention.pattern << " leaves nothing out";
+        << name(attention.pattern) << " leaves nothing out";
     for (const MeshShape& shape : chunk_meshes(ranks)) {
       if (shape.dp > 1 || shape.cp() > 2) continue;
       StepOptions options = options_of(128, 1);
@@ -156,10 +156,10 @@ TEST_F(Chunks, SparsePatternsChooseTheSameIndex) {
 /// Passes a source's indexes on and hands each to `take` the first time.
 class Listening final : public IndexSource {
  public:
-  using Take = std::function<void(int layer, const AttentionIndex& index)>;
+  using Take = std::function<void(int layer, const AttentionPattern& index)>;
   Listening(std::unique_ptr<IndexSource> source, Take take)
       : IndexSource(source->axes()), source_(std::move(source)), take_(std::move(take)) {}
-  const std::vector<AttentionIndex>& shards(const AttentionInputs& in) override {
+  const std::vector<AttentionPattern>& shards(const AttentionInputs& in) override {
     const auto& made = source_->shards(in);
     if (seen_.insert(in.layer).second) take_(in.layer, made.front());
     return made;
@@ -175,25 +175,25 @@ class Listening final : public IndexSource {
 /// Given indexes, one a layer.
 class Given final : public IndexSource {
  public:
-  Given(AttentionAxes axes, std::map<int, std::vector<AttentionIndex>> layers)
+  Given(AttentionAxes axes, std::map<int, std::vector<AttentionPattern>> layers)
       : IndexSource(std::move(axes)), layers_(std::move(layers)) {}
-  const std::vector<AttentionIndex>& shards(const AttentionInputs& in) override {
+  const std::vector<AttentionPattern>& shards(const AttentionInputs& in) override {
     return layers_.at(in.layer);
   }
 
  private:
-  std::map<int, std::vector<AttentionIndex>> layers_;
+  std::map<int, std::vector<AttentionPattern>> layers_;
 };
 
 /// The chunks' indexes of one layer as one index of the whole sample; a chunk becomes a segment,
-/// because each has bars of its own.
-AttentionIndex stitched(const std::vector<AttentionIndex>& chunks) {
-  AttentionIndex all;
+/// because each has columns of its own.
+AttentionPattern stitched(const std::vector<AttentionPattern>& chunks) {
+  AttentionPattern all;
   all.index_heads = chunks.front().index_heads;
   all.segments = static_cast<int>(chunks.size());
   all.k_tokens = chunks.back().k_tokens;
   all.run_offset = {0};
-  all.bar_offset = {0};
+  all.column_offset = {0};
   std::vector<std::int32_t> mask_base;
   for (std::size_t c = 0; c < chunks.size(); ++c) {
     all.q_tokens += chunks[c].q_tokens;
@@ -209,7 +209,7 @@ AttentionIndex stitched(const std::vector<AttentionIndex>& chunks) {
   }
   for (int h = 0; h < all.index_heads; ++h)
     for (std::size_t c = 0; c < chunks.size(); ++c) {
-      const AttentionIndex& chunk = chunks[c];
+      const AttentionPattern& chunk = chunks[c];
       for (std::int64_t list = h * chunk.q_blocks(); list < (h + 1) * chunk.q_blocks(); ++list) {
         for (std::int64_t r = chunk.run_offset[list]; r < chunk.run_offset[list + 1]; ++r) {
           BlockRun run = chunk.runs[r];
@@ -218,12 +218,12 @@ AttentionIndex stitched(const std::vector<AttentionIndex>& chunks) {
         }
         all.run_offset.push_back(static_cast<std::int64_t>(all.runs.size()));
       }
-      if (!chunk.bar_offset.empty())
-        all.bars.insert(all.bars.end(), chunk.bars.begin() + chunk.bar_offset[h],
-                        chunk.bars.begin() + chunk.bar_offset[h + 1]);
-      all.bar_offset.push_back(static_cast<std::int64_t>(all.bars.size()));
+      if (!chunk.column_offset.empty())
+        all.columns.insert(all.columns.end(), chunk.columns.begin() + chunk.column_offset[h],
+                           chunk.columns.begin() + chunk.column_offset[h + 1]);
+      all.column_offset.push_back(static_cast<std::int64_t>(all.columns.size()));
     }
-  cover_bars(all);
+  cover_columns(all);
   return all;
 }
 
@@ -232,16 +232,16 @@ TEST_F(Chunks, VerticalSlashEqualsWholeSamplesUnderTheStitchedIndex) {
   if (ranks > 1) GTEST_SKIP() << "one rank sees whole indexes";
   samples = {sample_of(0, 500), sample_of(1, 300)};
   StepOptions options = options_of(128, 1);
-  options.attention.pattern = "vertical_slash";
+  options.attention.pattern = PatternKind::vertical_slash;
   options.attention.vertical_share = 0.3;
   options.attention.slash_share = 0.4;
-  std::map<std::int64_t, std::map<int, std::map<std::int64_t, AttentionIndex>>>
+  std::map<std::int64_t, std::map<int, std::map<std::int64_t, AttentionPattern>>>
       seen;  // sample, layer, first token of the chunk
   options.wrap_source = [&](const MicroBatch& micro_batch,
                             std::unique_ptr<IndexSource> source) -> std::unique_ptr<IndexSource> {
     const Segment& segment = micro_batch.segments.at(0);
     return std::make_unique<Listening>(std::move(source),
-                                       [&seen, segment](int layer, const AttentionIndex& index) {
+                                       [&seen, segment](int layer, const AttentionPattern& index) {
                                          seen[segment.sample][layer][segment.begin] = index;
                                        });
   };
@@ -252,9 +252,9 @@ TEST_F(Chunks, VerticalSlashEqualsWholeSamplesUnderTheStitchedIndex) {
   double computed = 0, visible = 0;
   whole.wrap_source = [&](const MicroBatch& micro_batch,
                           std::unique_ptr<IndexSource> source) -> std::unique_ptr<IndexSource> {
-    std::map<int, std::vector<AttentionIndex>> layers;
+    std::map<int, std::vector<AttentionPattern>> layers;
     for (const auto& [layer, chunks] : seen.at(micro_batch.segments.at(0).sample)) {
-      std::vector<AttentionIndex> ordered;
+      std::vector<AttentionPattern> ordered;
       for (const auto& [begin, index] : chunks) ordered.push_back(index);
       layers[layer] = {stitched(ordered)};
       EXPECT_EQ(problems(layers[layer].front()), "");

@@ -7,7 +7,7 @@
 
 #include "core/base/error.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "core/plan/context/sequence_layout.hpp"
 #include "tests/core/plan/attention/index_pairs.hpp"
 
@@ -26,7 +26,7 @@ MicroBatch random_batch(std::mt19937_64& random, bool prefixed) {
   return batch;
 }
 
-TEST(AttentionIndex, IntervalsOfEveryLayoutMatchBruteForce) {
+TEST(AttentionPattern, IntervalsOfEveryLayoutMatchBruteForce) {
   const std::uint64_t seed = std::random_device{}();
   SCOPED_TRACE(fmt::format("seed {}", seed));
   std::mt19937_64 random(seed);
@@ -42,7 +42,7 @@ TEST(AttentionIndex, IntervalsOfEveryLayoutMatchBruteForce) {
         const auto queries = local_tokens(batch, layout, me);
         for (int other = 0; other < ranks; ++other) {
           const auto keys = local_tokens(batch, layout, other);
-          const AttentionIndex index = dense_index(queries, keys);
+          const AttentionPattern index = dense_pattern(queries, keys);
           ASSERT_EQ(problems(index), "");
           for (std::size_t i = 0; i < queries.size(); ++i)
             for (std::size_t j = 0; j < keys.size(); ++j) {
@@ -65,23 +65,23 @@ TEST(AttentionIndex, IntervalsOfEveryLayoutMatchBruteForce) {
   }
 }
 
-TEST(AttentionIndex, StoredPrefixIsVisible) {
+TEST(AttentionPattern, StoredPrefixIsVisible) {
   const MicroBatch batch{{{7, 130, 200, 70}}};
   std::vector<AxisToken> queries, keys;
   for (int p = 130; p < 200; ++p) queries.push_back({0, p});
   for (int p = 0; p < 200; ++p) keys.push_back({0, p});
-  const AttentionIndex index = dense_index(queries, keys);
+  const AttentionPattern index = dense_pattern(queries, keys);
   EXPECT_EQ(problems(index), "");
   EXPECT_EQ(index.visible_pairs(), batch.attention_pairs());
   EXPECT_EQ(index.key_end.front(), 131);
   EXPECT_EQ(index.key_end.back(), 200);
 }
 
-TEST(AttentionIndex, RunsOfADenseIndexAreTight) {
+TEST(AttentionPattern, RunsOfADenseIndexAreTight) {
   // Two segments of 64 and 70: the second query block must not run over the first segment's keys.
   const MicroBatch batch{{{0, 0, 64, 0}, {1, 0, 70, 0}}};
   const auto tokens = local_tokens(batch, SequenceLayout(LayoutKind::contiguous, 134, 1), 0);
-  const AttentionIndex index = dense_index(tokens, tokens);
+  const AttentionPattern index = dense_pattern(tokens, tokens);
   ASSERT_EQ(index.runs.size(), 3u);
   EXPECT_EQ(index.runs[1].first, 1);
   EXPECT_EQ(index.runs[1].last, 2);
@@ -89,31 +89,31 @@ TEST(AttentionIndex, RunsOfADenseIndexAreTight) {
   EXPECT_EQ(index.runs[2].last, 3);
 }
 
-TEST(AttentionIndex, EmptyAxes) {
-  const AttentionIndex nothing = dense_index({}, {});
+TEST(AttentionPattern, EmptyAxes) {
+  const AttentionPattern nothing = dense_pattern({}, {});
   EXPECT_EQ(problems(nothing), "");
   EXPECT_EQ(nothing.pairs_per_head(), 0);
-  const AttentionIndex no_keys = dense_index({{0, 0}, {0, 1}}, {});
+  const AttentionPattern no_keys = dense_pattern({{0, 0}, {0, 1}}, {});
   EXPECT_EQ(problems(no_keys), "");
   EXPECT_EQ(no_keys.visible_pairs(), 0);
   EXPECT_TRUE(no_keys.runs.empty());
-  EXPECT_EQ(problems(dense_index({}, {{0, 0}})), "");
+  EXPECT_EQ(problems(dense_pattern({}, {{0, 0}})), "");
 }
 
-TEST(AttentionIndex, DisorderIsRefused) {
-  EXPECT_THROW(dense_index({{0, 0}}, {{0, 1}, {0, 0}}), Error);
-  EXPECT_THROW(dense_index({{0, 0}}, {{0, 0}, {1, 0}, {0, 1}}), Error);
-  EXPECT_THROW(dense_index({{0, 5}, {0, 4}}, {{0, 0}}), Error);
-  EXPECT_THROW(dense_index({{1, 0}, {0, 0}}, {{0, 0}, {1, 0}}), Error);
+TEST(AttentionPattern, DisorderIsRefused) {
+  EXPECT_THROW(dense_pattern({{0, 0}}, {{0, 1}, {0, 0}}), Error);
+  EXPECT_THROW(dense_pattern({{0, 0}}, {{0, 0}, {1, 0}, {0, 1}}), Error);
+  EXPECT_THROW(dense_pattern({{0, 5}, {0, 4}}, {{0, 0}}), Error);
+  EXPECT_THROW(dense_pattern({{1, 0}, {0, 0}}, {{0, 0}, {1, 0}}), Error);
 }
 
 /// Random visible intervals and a random pattern on them.
-AttentionIndex random_index(std::mt19937_64& random, bool with_masks, bool with_bars) {
+AttentionPattern random_index(std::mt19937_64& random, bool with_masks, bool with_columns) {
   const MicroBatch batch = random_batch(random, false);
   auto tokens = local_tokens(batch, SequenceLayout(LayoutKind::contiguous, batch.tokens(), 1), 0);
-  if (with_bars)  // query blocks belong to one segment
+  if (with_columns)  // query blocks belong to one segment
     for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = {0, static_cast<std::int64_t>(i)};
-  AttentionIndex index = dense_index(tokens, tokens);
+  AttentionPattern index = dense_pattern(tokens, tokens);
   index.index_heads = 1 + static_cast<int>(random() % 3);
   index.run_offset.assign(1, 0);
   index.runs.clear();
@@ -139,27 +139,27 @@ AttentionIndex random_index(std::mt19937_64& random, bool with_masks, bool with_
       index.run_offset.push_back(static_cast<std::int64_t>(index.runs.size()));
     }
   }
-  if (with_bars) {
+  if (with_columns) {
     index.segments = 2;
     for (std::int64_t b = 0; b < index.q_blocks(); ++b)
       index.block_segment.push_back(static_cast<std::int32_t>(random() % 2));
-    index.bar_offset.assign(1, 0);
+    index.column_offset.assign(1, 0);
     for (int list = 0; list < index.index_heads * index.segments; ++list) {
       for (std::int32_t j = 0; j < index.k_tokens; ++j)
-        if (random() % 3 == 0) index.bars.push_back(j);
-      index.bar_offset.push_back(static_cast<std::int64_t>(index.bars.size()));
+        if (random() % 3 == 0) index.columns.push_back(j);
+      index.column_offset.push_back(static_cast<std::int64_t>(index.columns.size()));
     }
-    cover_bars(index);
+    cover_columns(index);
   }
   return index;
 }
 
-TEST(AttentionIndex, CountsAndTransposeMatchBruteForce) {
+TEST(AttentionPattern, CountsAndTransposeMatchBruteForce) {
   const std::uint64_t seed = std::random_device{}();
   SCOPED_TRACE(fmt::format("seed {}", seed));
   std::mt19937_64 random(seed);
   for (int trial = 0; trial < 60; ++trial) {
-    const AttentionIndex index = random_index(random, trial % 3 == 1, trial % 3 == 2);
+    const AttentionPattern index = random_index(random, trial % 3 == 1, trial % 3 == 2);
     ASSERT_EQ(problems(index), "");
     double pairs = 0;
     for (int h = 0; h < index.index_heads; ++h)
@@ -189,12 +189,12 @@ TEST(AttentionIndex, CountsAndTransposeMatchBruteForce) {
   }
 }
 
-TEST(AttentionIndex, ProblemsAreNamed) {
+TEST(AttentionPattern, ProblemsAreNamed) {
   std::vector<AxisToken> tokens;
   for (int i = 0; i < 200; ++i) tokens.push_back({0, i});
-  const AttentionIndex good = dense_index(tokens, tokens);
+  const AttentionPattern good = dense_pattern(tokens, tokens);
   const auto damaged = [&](auto&& damage) {
-    AttentionIndex index = good;
+    AttentionPattern index = good;
     damage(index);
     return problems(index);
   };
@@ -211,19 +211,19 @@ TEST(AttentionIndex, ProblemsAreNamed) {
   EXPECT_NE(damaged([](auto& x) { x.index_heads = 0; }), "");
   EXPECT_NE(damaged([](auto& x) { x.index_heads = 2; }), "");
   EXPECT_NE(damaged([](auto& x) { x.runs.push_back(x.runs.back()), ++x.run_offset.back(); }), "");
-  EXPECT_NE(damaged([](auto& x) { x.bars = {1, 2}; }), "");
-  const auto with_bars = [](auto& x) {
+  EXPECT_NE(damaged([](auto& x) { x.columns = {1, 2}; }), "");
+  const auto with_columns = [](auto& x) {
     x.block_segment.assign(x.q_blocks(), 0);
-    x.bars = {1, 70, 130};
-    x.bar_offset = {0, 3};
-    cover_bars(x);
+    x.columns = {1, 70, 130};
+    x.column_offset = {0, 3};
+    cover_columns(x);
   };
-  EXPECT_EQ(damaged(with_bars), "");
-  EXPECT_NE(damaged([&](auto& x) { with_bars(x), x.bars[1] = 1; }), "");
-  EXPECT_NE(damaged([&](auto& x) { with_bars(x), x.bars[2] = 200; }), "");
-  EXPECT_NE(damaged([&](auto& x) { with_bars(x), x.cover[1] = 0; }), "");
-  EXPECT_NE(damaged([&](auto& x) { with_bars(x), x.block_segment[2] = 1; }), "");
-  EXPECT_NE(damaged([&](auto& x) { with_bars(x), x.row_masks.push_back(1); }), "");
+  EXPECT_EQ(damaged(with_columns), "");
+  EXPECT_NE(damaged([&](auto& x) { with_columns(x), x.columns[1] = 1; }), "");
+  EXPECT_NE(damaged([&](auto& x) { with_columns(x), x.columns[2] = 200; }), "");
+  EXPECT_NE(damaged([&](auto& x) { with_columns(x), x.cover[1] = 0; }), "");
+  EXPECT_NE(damaged([&](auto& x) { with_columns(x), x.block_segment[2] = 1; }), "");
+  EXPECT_NE(damaged([&](auto& x) { with_columns(x), x.row_masks.push_back(1); }), "");
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/index_source.hpp"
 #include "core/plan/attention/key_axis.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "tests/core/plan/attention/index_pairs.hpp"
 
 namespace ballast {
@@ -34,15 +34,15 @@ MicroBatch aligned_batch(std::mt19937_64& random, std::int64_t align) {
   return batch;
 }
 
-/// Random runs and bars (or row masks) over the visible pairs of all segments.
-AttentionIndex random_index(const std::vector<AxisToken>& queries, const KeyAxis& axis, int heads,
-                            bool masks, std::mt19937_64& random) {
+/// Random runs and columns (or row masks) over the visible pairs of all segments.
+AttentionPattern random_index(const std::vector<AxisToken>& queries, const KeyAxis& axis, int heads,
+                              bool masks, std::mt19937_64& random) {
   const auto blocks = query_blocks(queries, axis);
-  AttentionIndex index = visible_index(queries, axis, heads);
+  AttentionPattern index = visible_pattern(queries, axis, heads);
   index.segments = axis.segments();
   for (const auto& b : blocks) index.block_segment.push_back(b.segment);
   index.run_offset.push_back(0);
-  if (!masks) index.bar_offset.push_back(0);
+  if (!masks) index.column_offset.push_back(0);
   for (int h = 0; h < heads; ++h) {
     for (const auto& b : blocks) {
       const std::int64_t base = axis.offset[b.segment] / kBlock;
@@ -60,11 +60,12 @@ AttentionIndex random_index(const std::vector<AxisToken>& queries, const KeyAxis
     }
     for (int s = 0; !masks && s < axis.segments(); ++s) {
       for (std::int64_t c = 0; c < axis.count[s]; ++c)
-        if (random() % 9 == 0) index.bars.push_back(static_cast<std::int32_t>(axis.offset[s] + c));
-      index.bar_offset.push_back(static_cast<std::int64_t>(index.bars.size()));
+        if (random() % 9 == 0)
+          index.columns.push_back(static_cast<std::int32_t>(axis.offset[s] + c));
+      index.column_offset.push_back(static_cast<std::int64_t>(index.columns.size()));
     }
   }
-  if (!masks) cover_bars(index);
+  if (!masks) cover_columns(index);
   return index;
 }
 
@@ -81,7 +82,7 @@ TEST(KeyAxis, ShardsTogetherHoldThePairsOfTheWhole) {
     for (int me = 0; me < ranks; ++me) {
       const AttentionAxes axes = attention_axes(batch, layout, me);
       const KeyAxis axis = key_axis(axes);
-      const AttentionIndex whole = random_index(axes.queries, axis, 2, trial % 3 == 0, random);
+      const AttentionPattern whole = random_index(axes.queries, axis, 2, trial % 3 == 0, random);
       ASSERT_EQ(problems(whole), "");
       const auto shards = split_keys(whole, axis, axes.keys);
       double pairs = 0;
@@ -119,7 +120,7 @@ TEST(KeyAxis, APrefixComesBeforeTheChunk) {
   GeneratedPattern pattern;
   pattern.density = 1;
   double pairs = 0;
-  for (const auto& shard : split_keys(generated_index(queries, axis, pattern), axis, keys))
+  for (const auto& shard : split_keys(generated_pattern(queries, axis, pattern), axis, keys))
     pairs += shard.pairs_per_head();
   EXPECT_EQ(pairs, 64 * 128 + 64 * 65 / 2);
 }
@@ -153,7 +154,7 @@ TEST(GeneratedIndex, HoldsThePatternsOfItsSegments) {
   const SequenceLayout layout(LayoutKind::contiguous, batch.axis_tokens(), 1);
   const AttentionAxes axes = attention_axes(batch, layout, 0);
   const KeyAxis axis = key_axis(axes);
-  const AttentionIndex index = generated_index(axes.queries, axis, pattern);
+  const AttentionPattern index = generated_pattern(axes.queries, axis, pattern);
   ASSERT_EQ(problems(index), "");
   for (int s = 0; s < 2; ++s) {
     GeneratedPattern own = pattern;
@@ -184,7 +185,7 @@ TEST(IndexCache, KeepsIndexesOfEqualShapes) {
                        rank),
         first_head, 4, [&] {
           ++built;
-          return std::vector<AttentionIndex>();
+          return std::vector<AttentionPattern>();
         });
   };
   const auto first = get({{0, 0, 200, 0}}, 2, 0);

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "core/base/error.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "core/plan/context/sequence_layout.hpp"
 
 namespace ballast {

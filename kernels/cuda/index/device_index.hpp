@@ -2,7 +2,7 @@
 // on the GPU.
 //
 // One buffer holds everything.  Either upload_index() fills the first half from a host
-// AttentionIndex, or a GPU builder writes the same arrays through the pointers.  derive_index()
+// AttentionPattern, or a GPU builder writes the same arrays through the pointers.  derive_index()
 // then computes the second half (transposed lists, work orders, column gathers) on the stream.
 // Sizes in IndexShape are capacities: kernels read true counts from the offset arrays, so no count
 // ever returns to the host.
@@ -14,7 +14,7 @@
 #include <functional>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 #ifdef __CUDACC__
 #define BALLAST_HOST_DEVICE __host__ __device__
@@ -25,21 +25,21 @@
 namespace ballast::cuda {
 
 inline constexpr int kKeyTile = 2 * kBlock;  ///< keys of one backward work unit
-inline constexpr int kBarTile = kKeyTile;
+inline constexpr int kColumnTile = kKeyTile;
 
 struct IndexShape {
   std::int64_t q_tokens = 0, k_tokens = 0;
   int q_heads = 0, kv_heads = 0;  ///< heads of the attention calls that will use this index
   int index_heads = 1;            ///< 1 or q_heads
-  /// Every query block has one run that holds all its visible keys, and there are no bars: the run
-  /// arrays are not read and need not be filled.
+  /// Every query block has one run that holds all its visible keys, and there are no columns: the
+  /// run arrays are not read and need not be filled.
   bool dense = false;
   std::int64_t runs = 0, row_masks = 0;
   std::int64_t block_pairs = 0;  ///< (query block, key block, mask) triples over all index heads:
                                  ///< size of the transpose; 0 when dense
   int segments = 1;
-  std::int64_t bars = 0,
-               cover_words = 0;  ///< bars = 0: no bars, and the arrays for them are absent
+  std::int64_t columns = 0,
+               cover_words = 0;  ///< columns = 0: no columns, and the arrays for them are absent
 
   BALLAST_HOST_DEVICE std::int64_t q_blocks() const { return (q_tokens + kBlock - 1) / kBlock; }
   BALLAST_HOST_DEVICE std::int64_t k_blocks() const { return (k_tokens + kBlock - 1) / kBlock; }
@@ -54,10 +54,10 @@ struct Interval {
   std::int32_t begin, end;
 };
 
-// A backward work unit is 128 keys of one key head, or 128 gathered columns (kBarUnit).  Long units
-// of keys are cut by query heads: a piece names its unit, which of `parts` equal shares of the
-// group's query heads it takes, and `parts`.
-inline constexpr int kBarUnit = 1 << 30,
+// A backward work unit is 128 keys of one key head, or 128 gathered columns (kColumnUnit).  Long
+// units of keys are cut by query heads: a piece names its unit, which of `parts` equal shares of
+// the group's query heads it takes, and `parts`.
+inline constexpr int kColumnUnit = 1 << 30,
                      kPieceShift = 22;  ///< a unit has 22 bits, part and parts - 1 have 4 each
 BALLAST_HOST_DEVICE constexpr int backward_piece(int unit, int part, int parts) {
   return unit | part << kPieceShift | (parts - 1) << (kPieceShift + 4);
@@ -65,7 +65,7 @@ BALLAST_HOST_DEVICE constexpr int backward_piece(int unit, int part, int parts) 
 
 struct DeviceIndex {
   IndexShape shape;
-  // --- as in AttentionIndex; filled by upload_index() or by a GPU builder
+  // --- as in AttentionPattern; filled by upload_index() or by a GPU builder
   // -------------------------------------------
   std::int32_t* key_begin = nullptr;
   std::int32_t* key_end = nullptr;
@@ -73,8 +73,8 @@ struct DeviceIndex {
   BlockRun* runs = nullptr;
   std::uint64_t* row_masks = nullptr;
   std::int32_t* block_segment = nullptr;
-  std::int64_t* bar_offset = nullptr;
-  std::int32_t* bars = nullptr;
+  std::int64_t* column_offset = nullptr;
+  std::int32_t* columns = nullptr;
   std::int64_t* cover_offset = nullptr;
   std::uint64_t* cover = nullptr;
   // --- derived
@@ -98,17 +98,17 @@ struct DeviceIndex {
   std::int32_t* backward_units =
       nullptr;  ///< [2] how many there are in backward_order and in backward_pieces
   std::int32_t* order_buckets = nullptr;  ///< [segment_places() + 1024] scratch of the sort
-  // Bars gathered into a dense buffer, lists padded to kBarTile rows.
-  std::int32_t* bar_row_offset =
+  // Columns gathered into a dense buffer, lists padded to kColumnTile rows.
+  std::int32_t* column_row_offset =
       nullptr;  ///< [index_heads * segments + 1] first gathered row of a list
-  std::int32_t* bar_row_key = nullptr;  ///< [bar_rows] key of a gathered row, -1 for padding
-  Interval* bar_row_queries = nullptr;  ///< [bar_rows] query rows that see a gathered row
-  std::int32_t* bar_tile_list =
-      nullptr;  ///< [bar_rows / kBarTile] list (index head * segments + segment) of a tile
-  Interval* bar_tile_queries =
-      nullptr;  ///< [bar_rows / kBarTile] query blocks that can see the tile
-  Interval* bar_bounds =
-      nullptr;  ///< [index_heads, 64 q_blocks] visible bars of a row, counted in its list
+  std::int32_t* column_row_key = nullptr;  ///< [column_rows] key of a gathered row, -1 for padding
+  Interval* column_row_queries = nullptr;  ///< [column_rows] query rows that see a gathered row
+  std::int32_t* column_tile_list =
+      nullptr;  ///< [column_rows / kColumnTile] list (index head * segments + segment) of a tile
+  Interval* column_tile_queries =
+      nullptr;  ///< [column_rows / kColumnTile] query blocks that can see the tile
+  Interval* column_bounds =
+      nullptr;  ///< [index_heads, 64 q_blocks] visible columns of a row, counted in its list
 
   /// Two query heads that share a key head and a list fill one CTA; otherwise two neighbouring
   /// query blocks do.
@@ -119,12 +119,13 @@ struct DeviceIndex {
   BALLAST_HOST_DEVICE std::int64_t key_rows() const {
     return (shape.k_tokens + kKeyTile - 1) / kKeyTile * kKeyTile;
   }
-  BALLAST_HOST_DEVICE bool has_bars() const { return shape.bars > 0; }
+  BALLAST_HOST_DEVICE bool has_columns() const { return shape.columns > 0; }
   /// Capacity of the gathered buffer.
-  BALLAST_HOST_DEVICE std::int64_t bar_rows() const {
-    if (shape.bars == 0) return 0;
-    return (shape.bars / kBarTile + static_cast<std::int64_t>(shape.index_heads) * shape.segments) *
-           kBarTile;
+  BALLAST_HOST_DEVICE std::int64_t column_rows() const {
+    if (shape.columns == 0) return 0;
+    return (shape.columns / kColumnTile +
+            static_cast<std::int64_t>(shape.index_heads) * shape.segments) *
+           kColumnTile;
   }
   /// Key heads one after another rather than together: when all keys and values (at head dim 128)
   /// exceed the L2 cache and one head alone fills the machine many times over.
@@ -136,7 +137,7 @@ struct DeviceIndex {
   BALLAST_HOST_DEVICE int segment_places() const {
     return shape.dense ? static_cast<int>(key_rows() / kKeyTile) * shape.q_heads : 0;
   }
-  BALLAST_HOST_DEVICE int bar_heads() const {
+  BALLAST_HOST_DEVICE int column_heads() const {
     return shape.index_heads == 1 ? shape.kv_heads : 1;
   }  ///< heads of the gathered buffer
   std::int64_t forward_units() const;
@@ -144,15 +145,15 @@ struct DeviceIndex {
 };
 
 /// Capacities that hold `index` exactly.
-IndexShape shape_of(const AttentionIndex& index, int q_heads, int kv_heads);
+IndexShape shape_of(const AttentionPattern& index, int q_heads, int kv_heads);
 /// Bytes of the buffer, and the pointers laid out in it (buffer: device, 256-byte aligned).
 std::size_t index_bytes(const IndexShape& shape);
 DeviceIndex bind_index(const IndexShape& shape, void* buffer);
 /// Copies the host value by copy(to, from, bytes), host to device in stream order.
 using IndexCopy = std::function<cudaError_t(void* to, const void* from, std::size_t bytes)>;
-cudaError_t upload_index(const AttentionIndex& index, DeviceIndex& device, const IndexCopy& copy);
+cudaError_t upload_index(const AttentionPattern& index, DeviceIndex& device, const IndexCopy& copy);
 /// The same by cudaMemcpyAsync; the vectors must stay alive until the stream has run.
-cudaError_t upload_index(const AttentionIndex& index, DeviceIndex& device, cudaStream_t stream);
+cudaError_t upload_index(const AttentionPattern& index, DeviceIndex& device, cudaStream_t stream);
 /// Computes the derived half.  Call once per index; forward, recomputation and backward share the
 /// result.
 cudaError_t derive_index(const DeviceIndex& device, cudaStream_t stream);

@@ -1,9 +1,9 @@
-#include "core/plan/attention/index_selection.hpp"
+#include "core/plan/attention/pattern_selection.hpp"
 
 #include <algorithm>
 
 #include "core/base/error.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 namespace {

@@ -1,16 +1,16 @@
-// Derives on the GPU what the attention kernels need besides the AttentionIndex itself: padded row
-// bounds, transposed lists and the gathered columns; work orders are in attention_order.cu.  Every
-// kernel here is small; sizes follow what the index selects.
+// Derives on the GPU what the attention kernels need besides the AttentionPattern itself: padded
+// row bounds, transposed lists and the gathered columns; work orders are in attention_order.cu.
+// Every kernel here is small; sizes follow what the index selects.
 #include <cuda_bf16.h>
 
 #include <algorithm>
 #include <climits>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/attention/launch.hpp"
 #include "kernels/cuda/attention/lists.cuh"
-#include "kernels/cuda/index/attention_index.hpp"
+#include "kernels/cuda/index/device_index.hpp"
 
 namespace ballast::cuda {
 namespace {
@@ -59,72 +59,72 @@ __global__ void key_queries_kernel(DeviceIndex x) {
   x.key_queries[key] = {begin, max(begin, end)};
 }
 
-// --- bars
+// --- columns
 // -------------------------------------------------------------------------------------------------
-__global__ void bar_offsets_kernel(DeviceIndex x) {
+__global__ void column_offsets_kernel(DeviceIndex x) {
   if (threadIdx.x != 0) return;
   const int lists = x.shape.index_heads * x.shape.segments;
   int row = 0;
   for (int l = 0; l < lists; ++l) {
-    x.bar_row_offset[l] = row;
-    const int n = static_cast<int>(x.bar_offset[l + 1] - x.bar_offset[l]);
-    row += (n + kBarTile - 1) / kBarTile * kBarTile;
+    x.column_row_offset[l] = row;
+    const int n = static_cast<int>(x.column_offset[l + 1] - x.column_offset[l]);
+    row += (n + kColumnTile - 1) / kColumnTile * kColumnTile;
   }
-  x.bar_row_offset[lists] = row;
+  x.column_row_offset[lists] = row;
 }
 
-__global__ void bar_rows_kernel(DeviceIndex x) {
+__global__ void column_rows_kernel(DeviceIndex x) {
   const std::int64_t row = thread_index();
-  if (row >= x.bar_rows()) return;
+  if (row >= x.column_rows()) return;
   const int lists = x.shape.index_heads * x.shape.segments;
-  if (row >= x.bar_row_offset[lists]) {
-    x.bar_row_key[row] = -1;
-    x.bar_row_queries[row] = {0, 0};
+  if (row >= x.column_row_offset[lists]) {
+    x.column_row_key[row] = -1;
+    x.column_row_queries[row] = {0, 0};
     return;
   }
   // The last list that starts at or before this row and is not empty.
-  const int list = first_true(lists, [&](int l) { return x.bar_row_offset[l + 1] > row; });
-  const int i = static_cast<int>(row) - x.bar_row_offset[list];
-  const std::int64_t first = x.bar_offset[list];
-  const int key = first + i < x.bar_offset[list + 1] ? x.bars[first + i] : -1;
-  x.bar_row_key[row] = key;
-  x.bar_row_queries[row] = key < 0 ? Interval{0, 0} : x.key_queries[key];
-  if (row % kBarTile == 0) x.bar_tile_list[row / kBarTile] = list;
+  const int list = first_true(lists, [&](int l) { return x.column_row_offset[l + 1] > row; });
+  const int i = static_cast<int>(row) - x.column_row_offset[list];
+  const std::int64_t first = x.column_offset[list];
+  const int key = first + i < x.column_offset[list + 1] ? x.columns[first + i] : -1;
+  x.column_row_key[row] = key;
+  x.column_row_queries[row] = key < 0 ? Interval{0, 0} : x.key_queries[key];
+  if (row % kColumnTile == 0) x.column_tile_list[row / kColumnTile] = list;
 }
 
-__global__ void bar_bounds_kernel(DeviceIndex x) {
+__global__ void column_bounds_kernel(DeviceIndex x) {
   const std::int64_t i = thread_index();
   const std::int64_t rows = x.shape.q_blocks() * kBlock;
   if (i >= rows * x.shape.index_heads) return;
   const int h = static_cast<int>(i / rows);
   const std::int64_t q = i % rows;
   const int list = h * x.shape.segments + x.block_segment[q / kBlock];
-  const std::int32_t* bars = x.bars + x.bar_offset[list];
-  const int n = static_cast<int>(x.bar_offset[list + 1] - x.bar_offset[list]);
+  const std::int32_t* columns = x.columns + x.column_offset[list];
+  const int n = static_cast<int>(x.column_offset[list + 1] - x.column_offset[list]);
   const Interval seen = x.rows[q];
   if (q >= x.shape.q_tokens) {
-    x.bar_bounds[i] = {0, 0};
+    x.column_bounds[i] = {0, 0};
   } else {
-    x.bar_bounds[i] = {first_true(n, [&](int b) { return bars[b] >= seen.begin; }),
-                       first_true(n, [&](int b) { return bars[b] >= seen.end; })};
+    x.column_bounds[i] = {first_true(n, [&](int b) { return columns[b] >= seen.begin; }),
+                          first_true(n, [&](int b) { return columns[b] >= seen.end; })};
   }
 }
 
-__global__ void bar_tile_queries_kernel(DeviceIndex x) {
+__global__ void column_tile_queries_kernel(DeviceIndex x) {
   const std::int64_t tile = thread_index();
   const int lists = x.shape.index_heads * x.shape.segments;
-  if (tile >= x.bar_row_offset[lists] / kBarTile) return;
-  const int list = x.bar_tile_list[tile];
+  if (tile >= x.column_row_offset[lists] / kColumnTile) return;
+  const int list = x.column_tile_list[tile];
   const int h = list / x.shape.segments, segment = list % x.shape.segments;
-  const int first_bar = static_cast<int>(tile) * kBarTile - x.bar_row_offset[list];
+  const int first_column = static_cast<int>(tile) * kColumnTile - x.column_row_offset[list];
   const int blocks = static_cast<int>(x.shape.q_blocks());
   const int stop = first_true(blocks, [&](int b) { return x.block_segment[b] > segment; });
-  const Interval* bounds = x.bar_bounds + static_cast<std::int64_t>(h) * blocks * kBlock;
+  const Interval* bounds = x.column_bounds + static_cast<std::int64_t>(h) * blocks * kBlock;
   const int begin = first_true(stop, [&](int b) {
     const std::int64_t last = min(static_cast<std::int64_t>(b + 1) * kBlock, x.shape.q_tokens) - 1;
-    return x.block_segment[b] >= segment && bounds[last].end > first_bar;
+    return x.block_segment[b] >= segment && bounds[last].end > first_column;
   });
-  x.bar_tile_queries[tile] = {begin, max(begin, stop)};
+  x.column_tile_queries[tile] = {begin, max(begin, stop)};
 }
 
 // --- transpose
@@ -211,21 +211,21 @@ __global__ void transpose_sort_kernel(DeviceIndex x) {
 // -----------------------------------------------------------------------------------------------
 __global__ void gather_kernel(DeviceIndex x, const __nv_bfloat16* k, std::int64_t k_stride,
                               const __nv_bfloat16* v, std::int64_t v_stride, int head_dim,
-                              __nv_bfloat16* bar_k, __nv_bfloat16* bar_v) {
+                              __nv_bfloat16* column_k, __nv_bfloat16* column_v) {
   const std::int64_t item = thread_index() / 32;  // a warp copies one row of one head
-  const int heads = x.bar_heads();
-  if (item >= x.bar_rows() * heads) return;
+  const int heads = x.column_heads();
+  if (item >= x.column_rows() * heads) return;
   const std::int64_t row = item / heads;
-  const int key = x.bar_row_key[row];
+  const int key = x.column_row_key[row];
   int kv_head = static_cast<int>(item % heads);
   if (x.shape.index_heads != 1 && key >= 0) {
-    kv_head =
-        x.bar_tile_list[row / kBarTile] / x.shape.segments / (x.shape.q_heads / x.shape.kv_heads);
+    kv_head = x.column_tile_list[row / kColumnTile] / x.shape.segments /
+              (x.shape.q_heads / x.shape.kv_heads);
   }
   for (int d = threadIdx.x % 32; d < head_dim; d += 32) {
-    bar_k[item * head_dim + d] =
+    column_k[item * head_dim + d] =
         key < 0 ? __nv_bfloat16(0.0f) : k[key * k_stride + kv_head * head_dim + d];
-    bar_v[item * head_dim + d] =
+    column_v[item * head_dim + d] =
         key < 0 ? __nv_bfloat16(0.0f) : v[key * v_stride + kv_head * head_dim + d];
   }
 }
@@ -233,24 +233,24 @@ __global__ void gather_kernel(DeviceIndex x, const __nv_bfloat16* k, std::int64_
 /// Adds the gathered gradients of the query heads congruent to `member` modulo the group: columns
 /// of one head are distinct, so no two warps of a launch meet, and launches in order make the sum
 /// the same every time.
-__global__ void scatter_kernel(DeviceIndex x, const float* bar_dk, const float* bar_dv,
+__global__ void scatter_kernel(DeviceIndex x, const float* column_dk, const float* column_dv,
                                int head_dim, float* dk, std::int64_t dk_stride, float* dv,
                                std::int64_t dv_stride, int member) {
   const std::int64_t item = thread_index() / 32;
-  const int heads = x.bar_heads(), group = x.shape.q_heads / x.shape.kv_heads;
-  if (item >= x.bar_rows() * heads) return;
+  const int heads = x.column_heads(), group = x.shape.q_heads / x.shape.kv_heads;
+  if (item >= x.column_rows() * heads) return;
   const std::int64_t row = item / heads;
-  const int key = x.bar_row_key[row];
+  const int key = x.column_row_key[row];
   if (key < 0) return;
   int kv_head = static_cast<int>(item % heads);
   if (x.shape.index_heads != 1) {
-    const int h = x.bar_tile_list[row / kBarTile] / x.shape.segments;
+    const int h = x.column_tile_list[row / kColumnTile] / x.shape.segments;
     if (h % group != member) return;
     kv_head = h / group;
   }
   for (int d = threadIdx.x % 32; d < head_dim; d += 32) {
-    dk[key * dk_stride + kv_head * head_dim + d] += bar_dk[item * head_dim + d];
-    dv[key * dv_stride + kv_head * head_dim + d] += bar_dv[item * head_dim + d];
+    dk[key * dk_stride + kv_head * head_dim + d] += column_dk[item * head_dim + d];
+    dv[key * dv_stride + kv_head * head_dim + d] += column_dv[item * head_dim + d];
   }
 }
 
@@ -269,7 +269,7 @@ std::size_t carve(DeviceIndex& x, void* base) {
   const IndexShape& s = x.shape;
   Carver c{static_cast<char*>(base)};
   const std::int64_t q_lists = s.index_heads * s.q_blocks(), k_lists = s.index_heads * s.k_blocks();
-  const std::int64_t bar_lists = static_cast<std::int64_t>(s.index_heads) * s.segments;
+  const std::int64_t column_lists = static_cast<std::int64_t>(s.index_heads) * s.segments;
   c.take(x.key_begin, s.q_tokens);
   c.take(x.key_end, s.q_tokens);
   c.take(x.rows, s.q_blocks() * kBlock);
@@ -292,24 +292,24 @@ std::size_t carve(DeviceIndex& x, void* base) {
     c.take(x.scratch, s.block_pairs);
     c.take(x.scratch_count, k_lists);
   }
-  if (s.bars > 0) {
+  if (s.columns > 0) {
     c.take(x.block_segment, s.q_blocks());
-    c.take(x.bar_offset, bar_lists + 1);
-    c.take(x.bars, s.bars);
+    c.take(x.column_offset, column_lists + 1);
+    c.take(x.columns, s.columns);
     c.take(x.cover_offset, q_lists + 1);
     c.take(x.cover, s.cover_words);
-    c.take(x.bar_row_offset, bar_lists + 1);
-    c.take(x.bar_row_key, x.bar_rows());
-    c.take(x.bar_row_queries, x.bar_rows());
-    c.take(x.bar_tile_list, x.bar_rows() / kBarTile);
-    c.take(x.bar_tile_queries, x.bar_rows() / kBarTile);
-    c.take(x.bar_bounds, q_lists * kBlock);
+    c.take(x.column_row_offset, column_lists + 1);
+    c.take(x.column_row_key, x.column_rows());
+    c.take(x.column_row_queries, x.column_rows());
+    c.take(x.column_tile_list, x.column_rows() / kColumnTile);
+    c.take(x.column_tile_queries, x.column_rows() / kColumnTile);
+    c.take(x.column_bounds, q_lists * kBlock);
   }
   return c.bytes;
 }
 
-bool is_dense(const AttentionIndex& index) {
-  if (index.has_bars()) return false;
+bool is_dense(const AttentionPattern& index) {
+  if (index.has_columns()) return false;
   for (int h = 0; h < index.index_heads; ++h) {
     for (std::int64_t b = 0; b < index.q_blocks(); ++b) {
       // Rows at either end may see nothing: bounds never decrease, so the others' are from the
@@ -338,10 +338,10 @@ std::int64_t DeviceIndex::forward_units() const {
   return pairs_heads() ? shape.q_blocks() : shape.index_heads * ((shape.q_blocks() + 1) / 2);
 }
 std::int64_t DeviceIndex::backward_unit_capacity() const {
-  return (shape.k_blocks() + 1) / 2 * shape.kv_heads + bar_rows() / kBarTile * bar_heads();
+  return (shape.k_blocks() + 1) / 2 * shape.kv_heads + column_rows() / kColumnTile * column_heads();
 }
 
-IndexShape shape_of(const AttentionIndex& index, int q_heads, int kv_heads) {
+IndexShape shape_of(const AttentionPattern& index, int q_heads, int kv_heads) {
   IndexShape s;
   s.q_tokens = index.q_tokens;
   s.k_tokens = index.k_tokens;
@@ -353,8 +353,8 @@ IndexShape shape_of(const AttentionIndex& index, int q_heads, int kv_heads) {
   s.runs = static_cast<std::int64_t>(index.runs.size());
   s.row_masks = static_cast<std::int64_t>(index.row_masks.size());
   for (const BlockRun& r : index.runs) s.block_pairs += r.last - r.first;
-  s.bars = static_cast<std::int64_t>(index.bars.size());
-  if (s.bars > 0) {
+  s.columns = static_cast<std::int64_t>(index.columns.size());
+  if (s.columns > 0) {
     s.segments = index.segments;
     s.cover_words = static_cast<std::int64_t>(index.cover.size());
   }
@@ -374,13 +374,13 @@ DeviceIndex bind_index(const IndexShape& shape, void* buffer) {
   return x;
 }
 
-cudaError_t upload_index(const AttentionIndex& index, DeviceIndex& x, cudaStream_t stream) {
+cudaError_t upload_index(const AttentionPattern& index, DeviceIndex& x, cudaStream_t stream) {
   return upload_index(index, x, [stream](void* to, const void* from, std::size_t bytes) {
     return cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream);
   });
 }
 
-cudaError_t upload_index(const AttentionIndex& index, DeviceIndex& x, const IndexCopy& send) {
+cudaError_t upload_index(const AttentionPattern& index, DeviceIndex& x, const IndexCopy& send) {
   cudaError_t e = cudaSuccess;
   const auto copy = [&](auto* to, const auto& from, std::int64_t capacity) {
     if (static_cast<std::int64_t>(from.size()) > capacity) e = cudaErrorInvalidValue;
@@ -396,10 +396,11 @@ cudaError_t upload_index(const AttentionIndex& index, DeviceIndex& x, const Inde
   copy(x.run_offset, index.run_offset, q_lists + 1);
   copy(x.runs, index.runs, s.runs);
   copy(x.row_masks, index.row_masks, s.row_masks);
-  if (s.bars == 0) return e;
+  if (s.columns == 0) return e;
   copy(x.block_segment, index.block_segment, s.q_blocks());
-  copy(x.bar_offset, index.bar_offset, static_cast<std::int64_t>(s.index_heads) * s.segments + 1);
-  copy(x.bars, index.bars, s.bars);
+  copy(x.column_offset, index.column_offset,
+       static_cast<std::int64_t>(s.index_heads) * s.segments + 1);
+  copy(x.columns, index.columns, s.columns);
   copy(x.cover_offset, index.cover_offset, q_lists + 1);
   copy(x.cover, index.cover, s.cover_words);
   return e;
@@ -411,12 +412,12 @@ cudaError_t derive_index(const DeviceIndex& x, cudaStream_t stream) {
   row_bounds_kernel<<<grid(s.q_blocks() * kBlock), kThreads, 0, stream>>>(x);
   query_range_kernel<<<grid(s.k_blocks()), kThreads, 0, stream>>>(x);
   key_queries_kernel<<<grid(x.key_rows()), kThreads, 0, stream>>>(x);
-  if (x.has_bars()) {
-    const std::int64_t tiles = x.bar_rows() / kBarTile;
-    bar_offsets_kernel<<<1, 32, 0, stream>>>(x);
-    bar_rows_kernel<<<grid(x.bar_rows()), kThreads, 0, stream>>>(x);
-    bar_bounds_kernel<<<grid(s.index_heads * s.q_blocks() * kBlock), kThreads, 0, stream>>>(x);
-    bar_tile_queries_kernel<<<grid(tiles), kThreads, 0, stream>>>(x);
+  if (x.has_columns()) {
+    const std::int64_t tiles = x.column_rows() / kColumnTile;
+    column_offsets_kernel<<<1, 32, 0, stream>>>(x);
+    column_rows_kernel<<<grid(x.column_rows()), kThreads, 0, stream>>>(x);
+    column_bounds_kernel<<<grid(s.index_heads * s.q_blocks() * kBlock), kThreads, 0, stream>>>(x);
+    column_tile_queries_kernel<<<grid(tiles), kThreads, 0, stream>>>(x);
   }
   if (!s.dense) {
     const int lists = static_cast<int>(s.index_heads * s.k_blocks());
@@ -430,22 +431,24 @@ cudaError_t derive_index(const DeviceIndex& x, cudaStream_t stream) {
   return order_work(x, stream);
 }
 
-cudaError_t gather_bars(const DeviceIndex& x, const void* k, std::int64_t k_stride, const void* v,
-                        std::int64_t v_stride, int head_dim, void* bar_k, void* bar_v,
-                        cudaStream_t stream) {
-  gather_kernel<<<grid(x.bar_rows() * x.bar_heads() * 32), kThreads, 0, stream>>>(
+cudaError_t gather_columns(const DeviceIndex& x, const void* k, std::int64_t k_stride,
+                           const void* v, std::int64_t v_stride, int head_dim, void* column_k,
+                           void* column_v, cudaStream_t stream) {
+  gather_kernel<<<grid(x.column_rows() * x.column_heads() * 32), kThreads, 0, stream>>>(
       x, static_cast<const __nv_bfloat16*>(k), k_stride, static_cast<const __nv_bfloat16*>(v),
-      v_stride, head_dim, static_cast<__nv_bfloat16*>(bar_k), static_cast<__nv_bfloat16*>(bar_v));
+      v_stride, head_dim, static_cast<__nv_bfloat16*>(column_k),
+      static_cast<__nv_bfloat16*>(column_v));
   return cudaGetLastError();
 }
 
-cudaError_t scatter_bar_gradients(const DeviceIndex& x, const float* bar_dk, const float* bar_dv,
-                                  int head_dim, float* dk, std::int64_t dk_stride, float* dv,
-                                  std::int64_t dv_stride, cudaStream_t stream) {
+cudaError_t scatter_column_gradients(const DeviceIndex& x, const float* column_dk,
+                                     const float* column_dv, int head_dim, float* dk,
+                                     std::int64_t dk_stride, float* dv, std::int64_t dv_stride,
+                                     cudaStream_t stream) {
   const int launches = x.shape.index_heads == 1 ? 1 : x.shape.q_heads / x.shape.kv_heads;
   for (int member = 0; member < launches; ++member) {
-    scatter_kernel<<<grid(x.bar_rows() * x.bar_heads() * 32), kThreads, 0, stream>>>(
-        x, bar_dk, bar_dv, head_dim, dk, dk_stride, dv, dv_stride, member);
+    scatter_kernel<<<grid(x.column_rows() * x.column_heads() * 32), kThreads, 0, stream>>>(
+        x, column_dk, column_dv, head_dim, dk, dk_stride, dv, dv_stride, member);
   }
   return cudaGetLastError();
 }

@@ -1,4 +1,4 @@
-#include "core/plan/attention/budget_index.hpp"
+#include "core/plan/attention/budgeted_pattern.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -6,12 +6,12 @@
 #include "core/base/error.hpp"
 #include "core/base/random.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 
-AttentionIndex budget_index(const std::vector<BudgetSegment>& segments, std::int64_t budget,
-                            std::int64_t block_tokens, int heads, std::uint64_t seed) {
+AttentionPattern budgeted_pattern(const std::vector<BudgetSegment>& segments, std::int64_t budget,
+                                  std::int64_t block_tokens, int heads, std::uint64_t seed) {
   require(block_tokens > 0 && block_tokens % kBlock == 0 && budget >= 0 && heads >= 1,
           "budget index: blocks of {} tokens must be multiples of {}, budget {} and heads {} not "
           "negative",
@@ -27,7 +27,7 @@ AttentionIndex budget_index(const std::vector<BudgetSegment>& segments, std::int
       if (i >= prefix) queries.push_back(keys.back());
     }
   }
-  AttentionIndex index = dense_index(queries, keys);
+  AttentionPattern index = dense_pattern(queries, keys);
   if (budget == 0) return index;
   const std::int64_t blocks = index.q_blocks(), wide = block_tokens / kBlock;
   index.index_heads = heads;

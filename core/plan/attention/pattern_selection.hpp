@@ -8,7 +8,7 @@
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/coverage.hpp"
 #include "core/plan/attention/vertical_slash.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 
@@ -46,7 +46,7 @@ struct HeadChoice {
   std::int64_t overflow = 0;  ///< columns and slashes that the caps left out
 };
 /// Algorithm 1's choice of columns and slashes; the diagonal is always in (the sink block:
-/// vertical_slash_index).
+/// vertical_slash_pattern).
 HeadChoice choose_vertical_slash(const HeadMass& mass, const AttentionOptions& options);
 
 /// The same at a stated budget of 64-key blocks a query row: the heaviest of slashes and of groups
@@ -63,11 +63,11 @@ std::vector<std::int64_t> vertical_slash_coverage(const HeadMass& mass,
 /// from the segment's start. rows(head, query block of `blocks`, pattern block) is the word of the
 /// 64 queries that use it; the block that a query lies in is always computed, later ones never.
 template <class Rows>
-AttentionIndex block_index(const std::vector<AxisToken>& queries, const KeyAxis& axis, int heads,
-                           std::int64_t block_tokens, Rows&& rows) {
+AttentionPattern block_pattern(const std::vector<AxisToken>& queries, const KeyAxis& axis,
+                               int heads, std::int64_t block_tokens, Rows&& rows) {
   const std::vector<QueryBlock> blocks = query_blocks(queries, axis);
   const std::int64_t width = block_tokens / kBlock;
-  AttentionIndex index = visible_index(queries, axis, heads);
+  AttentionPattern index = visible_pattern(queries, axis, heads);
   index.run_offset.push_back(0);
   for (int h = 0; h < heads; ++h)
     for (std::size_t b = 0; b < blocks.size(); ++b) {

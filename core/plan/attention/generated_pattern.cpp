@@ -1,4 +1,4 @@
-#include "core/plan/attention/generated_index.hpp"
+#include "core/plan/attention/generated_pattern.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include "core/base/error.hpp"
 #include "core/base/random.hpp"
 #include "core/observe/metrics.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 namespace {

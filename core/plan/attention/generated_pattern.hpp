@@ -9,7 +9,7 @@
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/vertical_slash.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "core/plan/context/ring_plan.hpp"
 #include "core/plan/context/sequence_layout.hpp"
 

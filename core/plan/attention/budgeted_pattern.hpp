@@ -19,7 +19,7 @@ struct BudgetSegment {
 /// and `budget` - 1 earlier ones drawn from (seed, head, query block); all of them where there are
 /// no more.  budget 0: every visible key, one index head.  Errors: blocks, or lengths under a
 /// budget, that are no multiples of 64.
-AttentionIndex budget_index(const std::vector<BudgetSegment>& segments, std::int64_t budget,
-                            std::int64_t block_tokens, int heads, std::uint64_t seed);
+AttentionPattern budgeted_pattern(const std::vector<BudgetSegment>& segments, std::int64_t budget,
+                                  std::int64_t block_tokens, int heads, std::uint64_t seed);
 
 }  // namespace ballast

@@ -7,8 +7,8 @@
 #include <set>
 
 #include "core/base/error.hpp"
-#include "core/plan/attention/generated_index.hpp"
-#include "core/plan/context/axis_token.hpp"
+#include "core/plan/attention/generated_pattern.hpp"
+#include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 namespace {
