@@ -361,7 +361,8 @@ cudaError_t launch_persistent(Kernel kernel, int bytes, int items, cudaStream_t 
   if (e == cudaSuccess)
     e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (e != cudaSuccess) return e;
-  kernel < <<items<processors ? items : processors, kQueryThreads, bytes, stream>>>(params...);
+  const int ctas = items < processors ? items : processors;
+  kernel<<<ctas, kQueryThreads, bytes, stream>>>(params...);
   return cudaGetLastError();
 }
 

@@ -65,8 +65,8 @@ class SlashBuilder {
   /// the end, and, unless the caps (with `most`: `budget`) alone keep the index below 32 MiB,
   /// before for the sizes.
   std::vector<AttentionPattern> build(const Tensor& mass, int q_heads, int kv_heads,
-                                    SlashCounts& counts, const Tensor& most = {},
-                                    std::int64_t budget = 0) const;
+                                      SlashCounts& counts, const Tensor& most = {},
+                                      std::int64_t budget = 0) const;
 
  private:
   struct Arrays;
