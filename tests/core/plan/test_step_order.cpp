@@ -27,6 +27,7 @@ void order(StepPlan& plan, const std::string& schedule, int k = 1) {
   options.schedule = schedule;
   options.stages = plan.mesh.pp;
   options.k = k;
+  options.search = 3;
   order_step(plan, options, by_tokens(plan));
 }
 
@@ -69,6 +70,7 @@ TEST(StepOrder, RanksThatShareNothingOrAllGetTheBuildersSchedule) {
     PipelineOptions options;
     options.schedule = name;
     options.stages = 3;
+    options.search = 3;
     for (int d = 0; d < 4; ++d)
       EXPECT_TRUE(plan.schedule(d).stages == plan_schedule(plan.list(d), options).stages)
           << name << " rank " << d;

@@ -1,0 +1,179 @@
+// plan_step: a step's plan against its batch, for every method, and at the size of a large machine.
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "core/base/random.hpp"
+#include "core/plan/plan_step.hpp"
+#include "core/plan/step_problems.hpp"
+
+namespace ballast {
+namespace {
+
+StepOptions options_of(int dp, int pp, const std::string& method = "packed") {
+  StepOptions options;
+  options.mesh.dp = dp;
+  options.mesh.pp = pp;
+  options.batching.dp = dp;
+  options.batching.method = method;
+  options.batching.micro_batch_tokens = 4096;
+  options.batching.pair_cost_tokens = 1e-4;
+  options.batching.sample_cost = [](std::int64_t tokens) { return static_cast<double>(tokens); };
+  options.pipeline.costs.pair_s = 1e-4;
+  options.layout = {LayoutKind::zigzag, 64, 1};
+  options.layer_begin.clear();
+  options.stage_elements.clear();
+  for (int s = 0; s < pp; ++s) {
+    options.layer_begin.push_back(s);
+    options.stage_elements.push_back(100 + s);
+  }
+  if (method == "hbp") options.batching.groups = {{4096, 1, -1}, {16384, 2, 1}, {65536, 4, 2}};
+  return options;
+}
+
+std::vector<SampleLength> samples_of(int count, std::int64_t longest, std::uint64_t seed = 0) {
+  std::vector<SampleLength> list;
+  for (int i = 0; i < count; ++i) {
+    const double u = random_uniform(seed, stream_of("plan_step"), static_cast<std::uint64_t>(i));
+    const auto tokens = static_cast<std::int64_t>(1 + u * u * u * static_cast<double>(longest));
+    list.push_back({i, tokens, tokens - 1});
+  }
+  return list;
+}
+
+const std::vector<std::string> kMethods{"none", "random", "sorted",   "isf",    "ffs",
+                                        "ffd",  "bfs",    "spfhp",    "packed", "hbp",
+                                        "sab",  "lbb",    "chunkflow"};
+
+TEST(PlanStep, EveryMethodGivesASoundPlanOfAllSamples) {
+  for (const std::string& method : kMethods)
+    for (const std::string schedule : {"1f1b", "zero_bubble"})
+      for (const int zero : {1, 2}) {
+        StepOptions options = options_of(4, 2, method);
+        options.pipeline.schedule = schedule;
+        options.pipeline.search = 2;
+        options.zero = zero;
+        const auto samples = samples_of(24, method == "hbp" ? 65536 : 16384);
+        const StepPlan plan = plan_step(3, samples, options);
+        EXPECT_EQ(problems(plan), "") << method << " " << schedule << " ZeRO " << zero;
+        std::int64_t tokens = 0, loss_tokens = 0;
+        for (const SampleLength& s : samples) tokens += s.tokens, loss_tokens += s.loss_tokens;
+        EXPECT_EQ(plan.tokens(), tokens);
+        EXPECT_EQ(plan.loss_tokens, loss_tokens);
+        EXPECT_EQ(plan.samples(), 24);
+        EXPECT_EQ(plan.hash(), plan_step(3, samples, options).hash());
+        EXPECT_NE(plan.hash(), plan_step(4, samples, options).hash());
+      }
+}
+
+TEST(PlanStep, IdlePlacesOfRoundsDisappear) {
+  StepOptions options = options_of(4, 1, "hbp");
+  const StepPlan plan = plan_step(0, {{0, 65536, 1}, {1, 16384, 1}, {2, 4096, 1}}, options);
+  EXPECT_EQ(problems(plan), "");
+  ASSERT_EQ(plan.micro_batches.size(), 3u);
+  std::vector<int> ranks;
+  for (const PlannedMicroBatch& m : plan.micro_batches) ranks.push_back(m.group.ranks);
+  std::sort(ranks.begin(), ranks.end());
+  EXPECT_EQ(ranks, (std::vector<int>{1, 2, 4}));
+  for (const PlannedMicroBatch& m : plan.micro_batches) {
+    EXPECT_EQ(m.split.sp, m.group.ranks);
+    EXPECT_EQ(m.recompute_layers, m.group.ranks == 4 ? 2 : m.group.ranks == 2 ? 1 : -1);
+  }
+}
+
+TEST(PlanStep, ChunksLossWeightsTargetsAndCollectives) {
+  StepOptions options = options_of(1, 2, "chunkflow");
+  options.normaliser = LossNormaliser::sum;
+  options.zero = 1;
+  options.tied_elements = 7;
+  options.tuning = [](const StepPlan& plan) {
+    std::vector<TuningTarget> targets;
+    for (const PlannedMicroBatch& m : plan.micro_batches)
+      targets.push_back({32, m.segments[0].end, false});
+    return targets;
+  };
+  const StepPlan plan = plan_step(0, {{0, 10000, 9999}}, options);
+  ASSERT_EQ(plan.micro_batches.size(), 3u);
+  for (int m = 0; m < 3; ++m) {
+    EXPECT_EQ(plan.micro_batches[static_cast<std::size_t>(m)].chunk, m);
+    EXPECT_EQ(plan.micro_batches[static_cast<std::size_t>(m)].loss_weight, 1);
+  }
+  EXPECT_EQ(plan.micro_batches[2].tuning, (TuningTarget{32, 10000, false}));
+  std::vector<CollectiveKind> kinds;
+  for (const PlannedCollective& c : plan.collectives) kinds.push_back(c.kind);
+  using Kind = CollectiveKind;
+  EXPECT_EQ(kinds, (std::vector<Kind>{Kind::gradient_reduce, Kind::gradient_reduce, Kind::tied_sum,
+                                      Kind::gradient_norm, Kind::optimizer, Kind::optimizer,
+                                      Kind::parameter_gather, Kind::parameter_gather}));
+  EXPECT_EQ(plan.collectives[1], (PlannedCollective{Kind::gradient_reduce, 1, -1, 101}));
+  options.zero = 2;
+  const StepPlan reduced = plan_step(0, {{0, 10000, 9999}}, options);
+  EXPECT_EQ(reduced.rounds(), 3);
+  EXPECT_EQ(reduced.collectives[5], (PlannedCollective{Kind::gradient_reduce, 1, 2, 101}));
+}
+
+TEST(PlanStep, ExactLossTokensWhereTheNormaliserNeedsThem) {
+  StepOptions options = options_of(1, 1, "chunkflow");
+  options.count_loss_tokens = [](Batch& batch) {
+    for (auto& list : batch.micro_batches)
+      for (MicroBatch& m : list) m.segments[0].loss_tokens = m.segments[0].begin == 0 ? 8 : 2;
+  };
+  const std::vector<SampleLength> samples{{0, 8000, 1000}};
+  EXPECT_EQ(plan_step(0, samples, options).loss_tokens, 1000);
+  options.normaliser = LossNormaliser::token_mean;
+  const StepPlan plan = plan_step(0, samples, options);
+  EXPECT_EQ(plan.loss_tokens, 10);
+  EXPECT_DOUBLE_EQ(plan.micro_batches[0].loss_weight, 1.0 / 16);
+  EXPECT_DOUBLE_EQ(plan.micro_batches[1].loss_weight, 1.0 / 4);
+}
+
+TEST(PlanStep, EvaluationRunsForwardAlone) {
+  for (const std::string& method : kMethods) {
+    const StepPlan plan = plan_evaluation(samples_of(24, 16384), options_of(4, 2, method));
+    EXPECT_EQ(problems(plan), "") << method;
+    EXPECT_EQ(plan.step, -1);
+    EXPECT_TRUE(plan.collectives.empty());
+  }
+}
+
+TEST(PlanStep, CostsOfAnotherSourceBuildStateAwareSchedules) {
+  StepOptions options = options_of(2, 4, "chunkflow");
+  options.pipeline.schedule = "state_aware_1f1b";
+  const auto samples = samples_of(12, 16384);
+  const StepPlan stated = plan_step(0, samples, options);
+  options.costs = [](const StepPlan&) {
+    return ScheduleCosts{[](int, const Op& op) {
+      return op.kind == OpKind::send ? 0.0 : 1.0 + op.micro_batch * op.micro_batch % 7;
+    }};
+  };
+  const StepPlan other = plan_step(0, samples, options);
+  EXPECT_EQ(problems(other), "");
+  EXPECT_NE(stated.hash(), other.hash());
+}
+
+// 16,384 ranks: dp 2048 x pp 8, eight micro-batches a rank.
+TEST(PlanStep, PlansALargeMachineInTime) {
+  for (const std::string schedule : {"1f1b", "state_aware_1f1b"}) {
+    StepOptions options = options_of(2048, 8);
+    options.pipeline.schedule = schedule;
+    const auto samples = samples_of(16384 * 4, 4096);
+    const auto begin = std::chrono::steady_clock::now();
+    const StepPlan plan = plan_step(0, samples, options);
+    const auto planned = std::chrono::steady_clock::now();
+    EXPECT_EQ(problems(plan), "");
+    const auto checked = std::chrono::steady_clock::now();
+    const auto hash = plan.hash();
+    const auto seconds = [](auto a, auto b) {
+      return std::chrono::duration<double>(b - a).count();
+    };
+    EXPECT_LT(seconds(begin, checked), 1.5);
+    std::printf(
+        "%s: %zu micro-batches, %zu schedules, hash %016llx: planned in %.3f s, checked in "
+        "%.3f s\n",
+        schedule.c_str(), plan.micro_batches.size(), plan.schedules.size(),
+        static_cast<unsigned long long>(hash), seconds(begin, planned), seconds(planned, checked));
+  }
+}
+
+}  // namespace
+}  // namespace ballast
