@@ -67,33 +67,46 @@ Schedule schedule_alone(const StepPlan& plan, int dp, const PipelineOptions& opt
                        }});
 }
 
-/// Rounds by the order of a lane's backwards, where no rank waits for another's.
-void number_rounds(StepPlan& plan, int dp, const Schedule& schedule) {
-  int round = 0;
-  for (const Op& op : schedule.stages.front())
+/// Rounds of a lane's micro-batches in the order in which a stage ends their backwards (or
+/// forwards, where there are no others).
+std::vector<int*> rounds_of(StepPlan& plan, int dp, const std::vector<Op>& ops) {
+  std::vector<int*> rounds;
+  for (const Op& op : ops)
     if (completes_gradients(op.kind) || (!plan.backward && op.kind == OpKind::forward)) {
       const int id = plan.lanes[static_cast<std::size_t>(dp)]
                          .micro_batches[static_cast<std::size_t>(op.micro_batch)];
-      plan.micro_batches[static_cast<std::size_t>(id)].round = round++;
+      rounds.push_back(&plan.micro_batches[static_cast<std::size_t>(id)].round);
     }
+  return rounds;
 }
 
-/// Joins every round's collective behind the backward of that round and what it sends; those
-/// without a micro-batch of the lane at the end.
-void join_rounds(Schedule& schedule, int rounds) {
+/// Keeps rounds that ascend in the order of a lane's backwards, numbers them by it elsewhere.
+void number_rounds(StepPlan& plan, int dp, const Schedule& schedule) {
+  const std::vector<int*> rounds = rounds_of(plan, dp, schedule.stages.front());
+  const auto descends = [](const int* a, const int* b) { return *a >= *b; };
+  if (std::adjacent_find(rounds.begin(), rounds.end(), descends) == rounds.end()) return;
+  for (std::size_t i = 0; i < rounds.size(); ++i) *rounds[i] = static_cast<int>(i);
+}
+
+/// Joins a round's collective as soon as no backward of it or an earlier round is left, and what
+/// the last of them sends is on its way.
+void join_rounds(StepPlan& plan, int dp, Schedule& schedule) {
+  const int rounds = plan.rounds();
   for (std::vector<Op>& ops : schedule.stages) {
+    const std::vector<int*> own = rounds_of(plan, dp, ops);
     std::vector<Op> joined;
-    int round = 0;
-    bool due = false;
+    std::size_t ended = 0;
+    int next = 0;
+    const auto join = [&] {
+      for (const int until = ended < own.size() ? *own[ended] : rounds; next < until; ++next)
+        joined.push_back({OpKind::collective, next});
+    };
     for (const Op& op : ops) {
-      if (due && op.kind != OpKind::send) {
-        joined.push_back({OpKind::collective, round++});
-        due = false;
-      }
+      if (op.kind != OpKind::send) join();
       joined.push_back(op);
-      due |= completes_gradients(op.kind);
+      if (completes_gradients(op.kind)) ++ended;
     }
-    while (round < rounds) joined.push_back({OpKind::collective, round++});
+    join();
     ops = std::move(joined);
   }
 }
@@ -185,11 +198,11 @@ void order_step(StepPlan& plan, const PipelineOptions& options, const ScheduleCo
   std::vector<std::vector<Schedule>> built = build(plan, parts, options, costs);
   for (std::size_t p = 0; p < parts.size(); ++p)
     if (parts[p].alike) number_rounds(plan, parts[p].lanes.front(), built[p].front());
-  const int rounds = plan.reduces_by_round() ? plan.rounds() : 0;
   plan.schedules.clear();
   Distinct distinct(plan.schedules);
   for (std::size_t p = 0; p < parts.size(); ++p) {
-    if (parts[p].alike && rounds > 0) join_rounds(built[p].front(), rounds);
+    if (parts[p].alike && plan.reduces_by_round())
+      join_rounds(plan, parts[p].lanes.front(), built[p].front());
     int place = -1;
     for (std::size_t i = 0; i < parts[p].lanes.size(); ++i) {
       if (i < built[p].size()) place = distinct.place(std::move(built[p][i]));

@@ -91,12 +91,24 @@ TEST(StepOrder, ReducesEveryRoundOnEveryRank) {
   plan.zero = 2;
   order(plan, "1f1b");
   EXPECT_EQ(problems(plan), "");
-  EXPECT_EQ(plan.rounds(), 3);
+  EXPECT_EQ(plan.rounds(), 4);
   for (int d = 0; d < 3; ++d)
     for (const auto& ops : plan.schedule(d).stages)
       EXPECT_EQ(std::count_if(ops.begin(), ops.end(),
                               [](const Op& op) { return op.kind == OpKind::collective; }),
-                3);
+                4);
+}
+
+// Rounds that ascend stay as given, so that a rank may be idle in one.
+TEST(StepOrder, KeepsIdleRounds) {
+  StepPlan plan = test::placed(2, 2, {{0, 1}, {1, 1}, {0, 1}, {1, 1}});
+  const std::vector<int> rounds{0, 1, 1, 3};
+  for (std::size_t m = 0; m < 4; ++m) plan.micro_batches[m].round = rounds[m];
+  plan.zero = 2;
+  order(plan, "1f1b");
+  EXPECT_EQ(problems(plan), "");
+  for (std::size_t m = 0; m < 4; ++m) EXPECT_EQ(plan.micro_batches[m].round, rounds[m]);
+  EXPECT_EQ(plan.schedule(1).stages[0].front(), (Op{OpKind::collective, 0}));
 }
 
 TEST(StepOrder, ForwardsAlone) {
