@@ -27,7 +27,8 @@ BenchResult run(const Deck& deck, const BenchSettings& settings) {
   SamplerPosition position;
   std::vector<double> times;
   double tokens = 0, flops = 0, loss = 0;
-  Overheads overheads(deck);
+  Overheads overheads(deck.boolean("dst.enabled"), deck.text("batching.method") == "sab" ||
+                                                       deck.text("batching.method") == "lbb");
   const std::int64_t observed = overheads.any() ? kObserved : 0;  // steps after the timed ones
   for (std::int64_t i = 0; i < warmup + repeats + observed; ++i) {
     session.recorder.enabled = i >= warmup + repeats;

@@ -2,10 +2,6 @@
 
 namespace ballast {
 
-Overheads::Overheads(const Deck& deck)
-    : dst_(deck.boolean("dst.enabled")),
-      sab_(deck.text("batching.method") == "sab" || deck.text("batching.method") == "lbb") {}
-
 void Overheads::add(const OverheadSeconds& most, double step_s) {
   tuning_.add(most.tuning_s, step_s);
   planning_.add(most.planning_s, step_s);

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/config/deck.hpp"
 #include "core/observe/events.hpp"
 #include "core/observe/metrics.hpp"
 
@@ -18,14 +17,15 @@ struct OverheadSeconds {
   double tuning_s = 0, planning_s = 0;
 };
 
-/// Which of the two a deck has, and their shares of the steps so far.
+/// Which of the two a run has, and their shares of the steps so far.
 class Overheads {
  public:
-  explicit Overheads(const Deck& deck);
+  /// `tunes`: dst.enabled; `predicts`: batching by predicted latency or length (sab, lbb).
+  Overheads(bool tunes, bool predicts) : dst_(tunes), sab_(predicts) {}
   bool any() const { return dst_ || sab_; }
   /// `most`: of the rank that spends most.
   void add(const OverheadSeconds& most, double step_s);
-  /// dst_overhead_share, sab_overhead_share: those that the deck has, once a step was added.
+  /// dst_overhead_share, sab_overhead_share: those that the run has, once a step was added.
   std::vector<std::pair<std::string, double>> shares() const;
 
  private:

@@ -53,8 +53,8 @@ void BudgetTuning::end_step(std::span<const double> sums) {
                    sums.subspan(BudgetAverages::kBins, BudgetAverages::kBins));
 }
 
-BudgetTuning::Facts BudgetTuning::facts() const {
-  Facts f;
+BudgetFacts BudgetTuning::facts() const {
+  BudgetFacts f;
   double count = 0;
   for (const auto& [m, policy] : policies_)
     for (const DstPolicy::Choice& choice : policy->choices()) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "app/observe/step_statistics.hpp"
 #include "core/base/device.hpp"
 #include "core/config/deck.hpp"
 #include "core/config/run_options.hpp"
@@ -41,10 +42,7 @@ class BudgetTuning {
   BudgetAverages& averages() { return averages_; }
 
   /// Of this rank's choices in this step; all 0 where there are none.
-  struct Facts {
-    double mean_budget = 0, mean_coverage_loss = 0, largest_coverage_loss = 0;
-  };
-  Facts facts() const;
+  BudgetFacts facts() const;
   /// A line a choice: micro-batch, layer, base, final budget, coverage loss.  "" where there are
   /// none.
   std::string describe() const;

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <fstream>
-#include <limits>
 #include <utility>
 
 #include "app/command/eval.hpp"
@@ -84,7 +83,8 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
       log_(folder_.log(), world.rank() == 0),
       gradient_file_(deck.text("run.dump_gradients")),
       peak_flops_(dense_peak_flops(session_.device, session_.parameters.dtype())),
-      overheads_(deck) {
+      overheads_(deck.boolean("dst.enabled"),
+                 deck.text("batching.method") == "sab" || deck.text("batching.method") == "lbb") {
   optimizer_.reset_master_from_values();
   load_base(session_);
   Restored restored;
@@ -127,6 +127,9 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
     header.segment = static_cast<int>(state_.step);
     trace_ = std::make_unique<TraceWriter>(folder_.trace(), header);
   });
+  if (trace_) sinks_.push_back(std::make_unique<TraceSink>(*trace_));
+  sinks_.push_back(std::make_unique<LogSink>(log_, deck.integer("run.log_every")));
+  sinks_.push_back(std::make_unique<JsonSink>(summary_));
   if (trace_)
     trace_->plan("ring", session_.ring.plan.hash(), describe(session_.ring.plan), state_.step);
   write_header(restored, train_step_.table_notes());
@@ -252,7 +255,8 @@ void Trainer::step() {
     return session_.plan(state_.step, samples);
   }();
   const Schedule schedule = train_step_.schedule(batch);
-  plan_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - plan_begin).count();
+  const double plan_s =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - plan_begin).count();
   if (trace_) {
     trace_->plan("batch", batch.hash(), describe(batch), state_.step);
     trace_->plan("schedule", schedule.hash(), describe(schedule), state_.step);
@@ -276,7 +280,14 @@ void Trainer::step() {
   state_.step = next;
   state_.tokens_seen += batch.tokens();
   state_.seconds_trained += seconds;
-  observe(batch, schedule, found.loss, found.norm, rate, seconds);
+  StepOutcome outcome;
+  outcome.step = next;
+  outcome.loss = found.loss;
+  outcome.norm = found.norm;
+  outcome.rate = rate;
+  outcome.seconds = seconds;
+  outcome.plan_s = plan_s;
+  observe(batch, schedule, outcome);
 }
 
 double Trainer::predict(const std::vector<MicroBatch>& mine, const Schedule& schedule) {
@@ -300,117 +311,25 @@ double Trainer::predict(const std::vector<MicroBatch>& mine, const Schedule& sch
   return session_.mesh.world.all_reduce(simulated.step_time_s, Reduction::max);
 }
 
-void Trainer::observe(const Batch& batch, const Schedule& schedule, double loss, double norm,
-                      double rate, double seconds) {
-  const Mesh& mesh = session_.mesh;
-  const std::vector<MicroBatch> mine = batch.work_of(mesh.at.dp);
-  double compute = 0;
-  OverheadSeconds spent;
-  Tensor span = Tensor::zeros({2}, DType::f64);  // of all ranks' schedules: - first begin, last end
-  span.data<double>()[0] = span.data<double>()[1] = -std::numeric_limits<double>::max();
-  Tensor times = Tensor::zeros({static_cast<std::int64_t>(mine.size())}, DType::f64);
+void Trainer::observe(const Batch& batch, const Schedule& schedule, StepOutcome outcome) {
+  const std::vector<MicroBatch> mine = batch.work_of(session_.mesh.at.dp);
+  EventSums sums = sum_events({}, outcome.step - 1, mine.size());
   session_.recorder.flush([&](std::span<const Event> events) {
-    compute = useful_seconds(events, state_.step - 1);
-    spent = overhead_seconds(events, state_.step - 1);
-    for (const Event& e : events)
-      if (e.step == state_.step - 1 && e.kind <= EventKind::backward_weight)
-        times.data<double>()[e.micro_batch] += e.end_s - e.begin_s;
-    for (const Event& e : events)
-      if (e.step == state_.step - 1 && e.kind <= EventKind::fetch && e.layer < 0) {
-        span.data<double>()[0] = std::max(span.data<double>()[0], -e.begin_s);
-        span.data<double>()[1] = std::max(span.data<double>()[1], e.end_s);
-      }
+    sums = sum_events(events, outcome.step - 1, mine.size());
     if (trace_) trace_->events(events);
   });
-  double schedule_s = 0, predicted_s = 0;
-  if (train_step_.times()) {
-    mesh.world.all_reduce(span, Reduction::max);
-    schedule_s = std::max(0.0, span.data<double>()[0] + span.data<double>()[1]);
-    predicted_s = predict(mine, schedule);
-  }
+  if (outcome.predicts = train_step_.times().has_value(); outcome.predicts)
+    outcome.predicted_s = predict(mine, schedule);
   const std::vector<BudgetRow> budgets = session_.recorder.take_budgets();
   if (trace_) trace_->budgets(budgets);
-  // Imbalance: longest over mean execution time of the step's micro-batches (SparseBalance Equation
-  // 11), each averaged over its ring; rounds in which a rank has nothing to do do not count.
-  if (mesh.cp.size() > 1) mesh.cp.all_reduce(times);
-  const MemoryUse& memory = memory_use();
-  Tensor most = Tensor::zeros({4}, DType::f64), sums = Tensor::zeros({2}, DType::f64);
-  most.data<double>()[1] = static_cast<double>(memory.peak_total);
-  most.data<double>()[2] = spent.tuning_s;
-  most.data<double>()[3] = spent.planning_s;
-  for (std::int64_t m = 0; m < times.numel(); ++m) {
-    most.data<double>()[0] = std::max(most.data<double>()[0], times.data<double>()[m]);
-    sums.data<double>()[0] += times.data<double>()[m];
-    sums.data<double>()[1] += mine[static_cast<std::size_t>(m)].tokens() > 0 ? 1 : 0;
-  }
-  mesh.world.all_reduce(most, Reduction::max);
-  mesh.world.all_reduce(sums);
-  if (session_.recorder.enabled)
-    overheads_.add({most.data<double>()[2], most.data<double>()[3]}, seconds);
-  const double mean = sums.data<double>()[0] / std::max(1.0, sums.data<double>()[1]);
-  const double imbalance = mean > 0 ? most.data<double>()[0] / mean : 1;
-  const double flops = session_.training_flops(batch) / mesh.world.size() / seconds;
-  const double tokens_rate = static_cast<double>(batch.tokens()) / seconds / mesh.world.size();
-  if (trace_) {
-    StepRow row{{"loss", loss},
-                {"grad_norm", norm},
-                {"learning_rate", rate},
-                {"step_time_s", seconds},
-                {"plan_s", plan_s_},
-                {"planning_s", spent.planning_s},
-                {"tuning_s", spent.tuning_s},
-                {"computation_s", compute},
-                {"imbalance", imbalance},
-                {"tokens", static_cast<double>(batch.tokens())},
-                {"loss_tokens", static_cast<double>(batch.loss_tokens())},
-                {"flops_per_s", flops},
-                {"mfu", flops / peak_flops_}};
-    for (int c = 0; c < kMemoryCategories; ++c)
-      row[fmt::format("peak_bytes_{}", name(static_cast<MemoryCategory>(c)))] =
-          static_cast<double>(memory.peak[c]);
-    if (session_.tuning) {
-      const BudgetTuning::Facts f = session_.tuning->facts();
-      row.insert({{"budget", f.mean_budget},
-                  {"coverage_loss", f.mean_coverage_loss},
-                  {"largest_coverage_loss", f.largest_coverage_loss}});
-    }
-    if (train_step_.times()) {
-      row["schedule_s"] = schedule_s;
-      row["predicted_schedule_s"] = predicted_s;
-    }
-    row["peak_bytes_total"] = static_cast<double>(memory.peak_total);
-    trace_->step(state_.step - 1, row);
-    trace_->flush();
-  }
-  for (const auto& [key, value] : {std::pair{"loss", loss},
-                                   {"grad_norm", norm},
-                                   {"step_time_s", seconds},
-                                   {"tokens_per_s_per_rank", tokens_rate},
-                                   {"mfu", flops / peak_flops_},
-                                   {"imbalance", imbalance}})
-    summary_[key] = value;
-  summary_["step"] = state_.step;
-  const std::int64_t steps = session_.deck.integer("run.steps"),
-                     every = std::max<std::int64_t>(1, session_.deck.integer("run.log_every"));
-  StepFields fields = {{"step", fmt::to_string(state_.step)},
-                       {"loss", fmt::format("{:.6f}", loss)},
-                       {"grad_norm", fmt::format("{:.5f}", norm)},
-                       {"lr", fmt::format("{:.4e}", rate)},
-                       {"step_time_s", fmt::format("{:.4f}", seconds)},
-                       {"tokens_per_s_per_rank", fmt::format("{:.1f}", tokens_rate)},
-                       {"tflops_per_rank", fmt::format("{:.4f}", flops * 1e-12)},
-                       {"mfu", fmt::format("{:.4f}", flops / peak_flops_)},
-                       {"imbalance", fmt::format("{:.4f}", imbalance)},
-                       {"memory_mib", fmt::format("{:.1f}", most.data<double>()[1] / (1 << 20))}};
-  if (train_step_.times()) {
-    fields.emplace_back("schedule_s", fmt::format("{:.4f}", schedule_s));
-    fields.emplace_back("predicted_schedule_s", fmt::format("{:.4f}", predicted_s));
-    summary_["schedule_s"] = schedule_s;
-    summary_["predicted_schedule_s"] = predicted_s;
-  }
-  if (state_.step % every == 0 || state_.step == steps || state_.step == 1) log_.step(fields);
-  const double per_step = state_.seconds_trained / static_cast<double>(state_.step);
-  log_.progress(state_.step, steps, per_step * static_cast<double>(steps - state_.step));
+  outcome.steps = session_.deck.integer("run.steps");
+  outcome.trained_s = state_.seconds_trained;
+  outcome.flops = session_.training_flops(batch);
+  outcome.peak_flops = peak_flops_;
+  StepStatistics statistics = measure(outcome, sums, batch, mine, session_.mesh);
+  if (session_.tuning) statistics.budgets = session_.tuning->facts();
+  if (session_.recorder.enabled) overheads_.add(statistics.most_spent, outcome.seconds);
+  for (const auto& sink : sinks_) sink->step(statistics);
 }
 
 void Trainer::stop_at_nonfinite(const Batch& batch, const TrainStep::Gradients& found) {

@@ -8,6 +8,7 @@
 #include "app/command/command_line.hpp"
 #include "app/observe/overheads.hpp"
 #include "app/observe/step_log.hpp"
+#include "app/observe/step_sinks.hpp"
 #include "app/train/checkpointing.hpp"
 #include "app/train/run_folder.hpp"
 #include "app/train/session.hpp"
@@ -31,8 +32,8 @@ class Trainer {
   /// Names the first micro-batch and layer with a NaN or Inf and stops all ranks; nothing is
   /// written.
   [[noreturn]] void stop_at_nonfinite(const Batch& batch, const TrainStep::Gradients& found);
-  void observe(const Batch& batch, const Schedule& schedule, double loss, double norm, double rate,
-               double seconds);
+  /// Completes the outcome, measures the step and hands it to every sink.  Collective.
+  void observe(const Batch& batch, const Schedule& schedule, StepOutcome outcome);
   /// Simulated seconds of the step's schedules over the times of profile.table, the slowest
   /// data-parallel rank's; the trace gets the ops of this stage.  Collective.
   double predict(const std::vector<MicroBatch>& mine, const Schedule& schedule);
@@ -50,8 +51,8 @@ class Trainer {
   std::string gradient_file_;       ///< run.dump_gradients until it is written
   std::int64_t last_saved_ = -1;
   double started_s_ = 0, peak_flops_, longest_step_s_ = 0;
-  double plan_s_ = 0;  ///< host seconds of the last step's Batch plan and Schedule
   Overheads overheads_;
+  std::vector<std::unique_ptr<StepSink>> sinks_;
 };
 
 }  // namespace ballast

@@ -64,6 +64,31 @@ EventKind event_kind(const std::string& text) {
   return static_cast<EventKind>(found - kNames.begin());
 }
 
+bool computes(EventKind kind) {
+  switch (kind) {
+    case EventKind::forward:
+    case EventKind::recompute:
+    case EventKind::backward:
+    case EventKind::backward_input:
+    case EventKind::backward_weight:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_schedule_op(EventKind kind) {
+  switch (kind) {
+    case EventKind::send:
+    case EventKind::recv:
+    case EventKind::offload:
+    case EventKind::fetch:
+      return true;
+    default:
+      return computes(kind);
+  }
+}
+
 bool useful(EventKind kind) {
   switch (kind) {
     case EventKind::forward:

@@ -48,6 +48,9 @@ inline constexpr int kEventKinds = 28;
 const char* name(EventKind kind);
 /// The kind of this name; Error for an unknown one.
 EventKind event_kind(const std::string& name);
+/// Whether a kind mirrors an op of a Schedule, and whether that op computes.
+bool is_schedule_op(EventKind kind);
+bool computes(EventKind kind);
 /// True for kinds whose time is useful computation (POP): the model's arithmetic, indexing and
 /// tuning, recomputation included; not planning, waits, transfers, reading and writing, or the
 /// enclosing spans `step` and `validation`.  Kinds nest (an attention step lies inside a layer

@@ -361,6 +361,11 @@ void Communicator::all_reduce(Tensor& tensor, Reduction reduction) const {
   });
 }
 
+void Communicator::all_reduce(std::span<double> values, Reduction reduction) const {
+  Tensor t = Tensor::wrap(values.data(), {std::ssize(values)}, DType::f64);
+  all_reduce(t, reduction);
+}
+
 double Communicator::all_reduce(double value, Reduction reduction) const {
   Tensor t = Tensor::wrap(&value, {1}, DType::f64);
   all_reduce(t, reduction);

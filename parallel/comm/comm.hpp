@@ -82,6 +82,8 @@ class Communicator {
   /// own channel only.  The ranks open channels (first use) in the same order.
   Pending exchange(std::span<const Transfer> transfers, int channel = 0) const;
   void all_reduce(Tensor& tensor, Reduction reduction = Reduction::sum) const;
+  /// In place, value by value.
+  void all_reduce(std::span<double> values, Reduction reduction = Reduction::sum) const;
   double all_reduce(double value, Reduction reduction = Reduction::sum) const;
   std::int64_t all_reduce(std::int64_t value, Reduction reduction = Reduction::sum) const;
   /// `input` [size() * n] -> `output` [n], sum; and back.  In place: `output` (`input`) may be this

@@ -1,0 +1,67 @@
+#include "app/observe/step_statistics.hpp"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "core/observe/metrics.hpp"
+
+namespace ballast {
+
+EventSums sum_events(std::span<const Event> events, std::int64_t step, std::size_t micro_batches) {
+  EventSums sums;
+  sums.compute_s = useful_seconds(events, step);
+  sums.spent = overhead_seconds(events, step);
+  sums.micro_batch_s.assign(micro_batches, 0.0);
+  for (const Event& e : events) {
+    if (e.step != step || !is_schedule_op(e.kind)) continue;
+    if (computes(e.kind))
+      sums.micro_batch_s.at(static_cast<std::size_t>(e.micro_batch)) += e.end_s - e.begin_s;
+    if (e.layer >= 0) continue;
+    sums.first_begin_s = sums.scheduled ? std::min(sums.first_begin_s, e.begin_s) : e.begin_s;
+    sums.last_end_s = sums.scheduled ? std::max(sums.last_end_s, e.end_s) : e.end_s;
+    sums.scheduled = true;
+  }
+  return sums;
+}
+
+StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const Batch& batch,
+                       const std::vector<MicroBatch>& mine, const Mesh& mesh) {
+  StepStatistics all;
+  all.outcome = outcome;
+  all.tokens = batch.tokens();
+  all.loss_tokens = batch.loss_tokens();
+  all.compute_s = sums.compute_s;
+  all.spent = sums.spent;
+  all.memory = memory_use();
+  all.ranks = mesh.world.size();
+
+  // A micro-batch's time is averaged over its ring, and rounds in which a rank has nothing to do do
+  // not count.
+  std::vector<double> times = sums.micro_batch_s;
+  if (mesh.cp.size() > 1) mesh.cp.all_reduce(std::span<double>(times));
+  constexpr double kNever = -std::numeric_limits<double>::max();
+  std::array<double, 6> largest{times.empty() ? 0 : *std::max_element(times.begin(), times.end()),
+                                static_cast<double>(all.memory.peak_total),
+                                sums.spent.tuning_s,
+                                sums.spent.planning_s,
+                                sums.scheduled ? -sums.first_begin_s : kNever,
+                                sums.scheduled ? sums.last_end_s : kNever};
+  std::array<double, 2> totals{};
+  auto& [total_s, count] = totals;
+  for (const double s : times) total_s += s;
+  count = static_cast<double>(
+      std::count_if(mine.begin(), mine.end(), [](const MicroBatch& m) { return m.tokens() > 0; }));
+  mesh.world.all_reduce(std::span<double>(largest), Reduction::max);
+  mesh.world.all_reduce(std::span<double>(totals));
+  const auto& [longest_s, peak_bytes, tuning_s, planning_s, minus_begin_s, end_s] = largest;
+  all.largest_peak_bytes = static_cast<std::int64_t>(peak_bytes);
+  all.most_spent = {tuning_s, planning_s};
+  const double mean_s = total_s / std::max(1.0, count);
+  all.imbalance = mean_s > 0 ? longest_s / mean_s : 1;
+  if (outcome.predicts)
+    all.schedule = ScheduleSeconds{std::max(0.0, minus_begin_s + end_s), outcome.predicted_s};
+  return all;
+}
+
+}  // namespace ballast

@@ -1,0 +1,76 @@
+// What one training step came to: measured once, shown by every sink (trace, log, JSON, progress).
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "app/observe/overheads.hpp"
+#include "core/base/device.hpp"
+#include "core/observe/events.hpp"
+#include "core/plan/batch/batch.hpp"
+#include "parallel/comm/mesh.hpp"
+
+namespace ballast {
+
+/// Budgets that this rank's micro-batches got in the step (dynamic sparsity tuning).
+struct BudgetFacts {
+  double mean_budget = 0, mean_coverage_loss = 0, largest_coverage_loss = 0;
+};
+
+/// Seconds from the first schedule op of any rank to the end of the last one, and what the
+/// simulator said of it.
+struct ScheduleSeconds {
+  double measured_s = 0, predicted_s = 0;
+};
+
+/// What the train loop knows of a step when it ends; the same on every rank, but for `plan_s`.
+struct StepOutcome {
+  std::int64_t step = 0, steps = 0;  ///< counted from 1; of the run
+  double loss = 0, norm = 0, rate = 0;
+  double seconds = 0;      ///< of the step
+  double trained_s = 0;    ///< of all steps so far, earlier sessions included
+  double plan_s = 0;       ///< host seconds of the step's plan
+  double flops = 0;        ///< of the model, all ranks together
+  double peak_flops = 0;   ///< dense rate of a rank in FLOP/s: the base of MFU
+  double predicted_s = 0;  ///< simulated seconds of the schedule; counts where `predicts`
+  bool predicts = false;
+};
+
+/// A step's outcome with all that is derived from its events and its plan.
+struct StepStatistics {
+  StepOutcome outcome;
+  std::int64_t tokens = 0, loss_tokens = 0;  ///< of the global batch
+  double compute_s = 0;                      ///< this rank's useful seconds
+  OverheadSeconds spent;                     ///< this rank's
+  OverheadSeconds most_spent;                ///< of the rank that spends most
+  double imbalance = 1;                      ///< SparseBalance Equation 11 over all micro-batches
+  std::optional<ScheduleSeconds> schedule;   ///< where the outcome predicts
+  std::optional<BudgetFacts> budgets;        ///< this rank's
+  MemoryUse memory;                          ///< this rank's
+  std::int64_t largest_peak_bytes = 0;       ///< of the rank that needs most
+  int ranks = 1;
+
+  double flops_per_s() const { return outcome.flops / ranks / outcome.seconds; }
+  double mfu() const { return flops_per_s() / outcome.peak_flops; }
+  double tokens_per_s() const {  ///< and rank
+    return static_cast<double>(tokens) / outcome.seconds / ranks;
+  }
+};
+
+/// This rank's events of one step, summed: what measure() needs of them.
+struct EventSums {
+  double compute_s = 0;
+  OverheadSeconds spent;
+  std::vector<double> micro_batch_s;  ///< [micro-batch of the rank's list] forward and backward
+  double first_begin_s = 0, last_end_s = 0;  ///< of the stage's schedule ops
+  bool scheduled = false;                    ///< whether there were any
+};
+EventSums sum_events(std::span<const Event> events, std::int64_t step, std::size_t micro_batches);
+
+/// Joins the sums of all ranks.  `mine`: this rank's list.  Collective: the only exchange that
+/// observing a step costs.
+StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const Batch& batch,
+                       const std::vector<MicroBatch>& mine, const Mesh& mesh);
+
+}  // namespace ballast
