@@ -5,6 +5,7 @@
 #include "app/command/bench.hpp"
 #include "app/measure/peak_rate.hpp"
 #include "app/observe/overheads.hpp"
+#include "app/train/deck_options.hpp"
 #include "app/train/train_step.hpp"
 #include "app/train/trainer.hpp"
 
@@ -27,9 +28,8 @@ BenchResult run(const Deck& deck, const BenchSettings& settings) {
   SamplerPosition position;
   std::vector<double> times;
   double tokens = 0, flops = 0, loss = 0;
-  Overheads overheads(deck.boolean("dst.enabled"), deck.text("batching.method") == "sab" ||
-                                                       deck.text("batching.method") == "lbb");
-  const std::int64_t observed = overheads.any() ? kObserved : 0;  // steps after the timed ones
+  Overheads spent = overheads(deck);
+  const std::int64_t observed = spent.any() ? kObserved : 0;  // steps after the timed ones
   for (std::int64_t i = 0; i < warmup + repeats + observed; ++i) {
     session.recorder.enabled = i >= warmup + repeats;
     session.recorder.context.step = static_cast<std::int32_t>(i);
@@ -53,9 +53,9 @@ BenchResult run(const Deck& deck, const BenchSettings& settings) {
       OverheadSeconds mine;
       session.recorder.flush(
           [&](std::span<const Event> events) { mine = overhead_seconds(events, i); });
-      overheads.add({world.all_reduce(mine.tuning_s, Reduction::max),
-                     world.all_reduce(mine.planning_s, Reduction::max)},
-                    seconds);
+      spent.add({world.all_reduce(mine.tuning_s, Reduction::max),
+                 world.all_reduce(mine.planning_s, Reduction::max)},
+                seconds);
     }
     if (i < warmup || i >= warmup + repeats) continue;
     times.push_back(seconds);
@@ -102,7 +102,7 @@ BenchResult run(const Deck& deck, const BenchSettings& settings) {
   json["mfu"] = rate / peak;
   json["peak_memory_gib"] = memory_gib;
   json["loss"] = loss;
-  for (const auto& [key, share] : overheads.shares()) {
+  for (const auto& [key, share] : spent.shares()) {
     text += fmt::format("  {} {:.6f}\n", key, share);
     json[key] = share;
   }

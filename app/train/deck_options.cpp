@@ -15,4 +15,9 @@ RecomputeOptions recompute_options(const Deck& deck) {
           static_cast<int>(deck.integer("recompute.layers"))};
 }
 
+Overheads overheads(const Deck& deck) {
+  const std::string& method = deck.text("batching.method");
+  return {deck.boolean("dst.enabled"), method == "sab" || method == "lbb"};
+}
+
 }  // namespace ballast

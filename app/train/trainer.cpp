@@ -9,6 +9,7 @@
 #include "app/command/eval.hpp"
 #include "app/measure/peak_rate.hpp"
 #include "app/observe/json_output.hpp"
+#include "app/train/deck_options.hpp"
 #include "app/train/model_files.hpp"
 #include "ballast_version.hpp"
 #include "core/config/deck_effect.hpp"
@@ -83,8 +84,7 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
       log_(folder_.log(), world.rank() == 0),
       gradient_file_(deck.text("run.dump_gradients")),
       peak_flops_(dense_peak_flops(session_.device, session_.parameters.dtype())),
-      overheads_(deck.boolean("dst.enabled"),
-                 deck.text("batching.method") == "sab" || deck.text("batching.method") == "lbb") {
+      overheads_(overheads(deck)) {
   optimizer_.reset_master_from_values();
   load_base(session_);
   Restored restored;
@@ -127,12 +127,16 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
     header.segment = static_cast<int>(state_.step);
     trace_ = std::make_unique<TraceWriter>(folder_.trace(), header);
   });
-  if (trace_) sinks_.push_back(std::make_unique<TraceSink>(*trace_));
-  sinks_.push_back(std::make_unique<LogSink>(log_, deck.integer("run.log_every")));
-  sinks_.push_back(std::make_unique<JsonSink>(summary_));
+  open_sinks();
   if (trace_)
     trace_->plan("ring", session_.ring.plan.hash(), describe(session_.ring.plan), state_.step);
   write_header(restored, train_step_.table_notes());
+}
+
+void Trainer::open_sinks() {
+  if (trace_) sinks_.push_back(std::make_unique<TraceSink>(*trace_));
+  sinks_.push_back(std::make_unique<LogSink>(log_, session_.deck.integer("run.log_every")));
+  sinks_.push_back(std::make_unique<JsonSink>(summary_));
 }
 
 void Trainer::write_header(const Restored& restored, const std::vector<std::string>& table_notes) {

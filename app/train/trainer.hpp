@@ -27,6 +27,7 @@ class Trainer {
   int run();
 
  private:
+  void open_sinks();
   void write_header(const Restored& restored, const std::vector<std::string>& table_notes);
   void step();
   /// Names the first micro-batch and layer with a NaN or Inf and stops all ranks; nothing is
