@@ -140,7 +140,7 @@ BenchResult measure(const RingProblem& p, const BenchSettings& settings, const C
                     Device& device) {
   const int ranks = world.size(), outer = static_cast<int>(settings.integer("outer"));
   const std::int64_t repeats = settings.integer("repeats"), stripe = settings.integer("stripe");
-  const LayoutKind kind = layout_kind(settings.text("layout"));
+  const auto kind = parse_or_fail<LayoutKind>(settings.text("layout"), "sequence layout");
   RingSide ring(p, {world, plan_ring(world.rank(), outer, ranks / outer)}, kind, stripe, device);
   RingSide whole(p, {Communicator(), plan_ring(0, 1, 1)}, LayoutKind::contiguous, 64, device);
   std::string text = fmt::format(
@@ -243,7 +243,7 @@ BenchResult run(const BenchSettings& settings) {
   // Settings are the same on every rank: what is wrong with them is found here, by all.
   for (const char* key : {"repeats", "stripe", "samples"}) settings.integer(key);
   settings.boolean("check");
-  layout_kind(settings.text("layout"));
+  parse_or_fail<LayoutKind>(settings.text("layout"), "sequence layout");
   require(p.q_heads % p.kv_heads == 0, "bench ring: q_heads = {} is no multiple of kv_heads = {}",
           p.q_heads, p.kv_heads);
   require(ranks % outer == 0, "bench ring: {} ranks do not divide into outer={} nodes", ranks,

@@ -115,7 +115,7 @@ LatencyModel latency_model(const Deck& deck, std::vector<std::string>& notes,
 }
 
 DstOptions dst_options(const Deck& deck) {
-  DstOptions options{anchor_named(deck.text("dst.anchor")), deck.real("dst.threshold"),
+  DstOptions options{deck.config().dst.anchor, deck.real("dst.threshold"),
                      deck.integer("dst.base_budget"),
                      deck.get<std::vector<std::int64_t>>("dst.budgets")};
   if (options.base_budget == 0) options.base_budget = deck.integer("attention.moba_top_k");

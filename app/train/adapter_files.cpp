@@ -133,8 +133,8 @@ void write_peft(const std::string& dir, const std::string& checkpoint, const Dec
   for (const Parameter& p : adapters) writer.append(masters.read(p));
   writer.finish();
   auto modules = nlohmann::ordered_json::array();
-  for (const std::string& projection : shape.lora.projections)
-    modules.push_back(projection + "_proj");
+  for (const Projection projection : shape.lora.projections)
+    modules.push_back(fmt::format("{}_proj", name(projection)));
   const nlohmann::ordered_json json{{"peft_type", "LORA"},
                                     {"task_type", "CAUSAL_LM"},
                                     {"base_model_name_or_path", deck.text("model.weights")},

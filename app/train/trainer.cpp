@@ -159,11 +159,15 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
   if (!session_.backend.note.empty()) log_.comment(session_.backend.note);
   log_.comment(fmt::format("model {}: {} parameters, {}", session_.options.model.preset,
                            session_.options.model.parameters(), name(session_.parameters.dtype())));
-  if (session_.parameters.frozen_numel() > 0)
-    log_.comment(fmt::format(
-        "adapters of rank {} on {}: {} parameters are trained, {} are frozen",
-        session_.options.model.lora.rank, fmt::join(session_.options.model.lora.projections, ", "),
-        session_.parameters.trainable_numel(), session_.parameters.frozen_numel()));
+  if (session_.parameters.frozen_numel() > 0) {
+    const LoraOptions& lora = session_.options.model.lora;
+    std::vector<std::string> projections;
+    for (const Projection p : lora.projections) projections.emplace_back(name(p));
+    log_.comment(fmt::format("adapters of rank {} on {}: {} parameters are trained, {} are frozen",
+                             lora.rank, fmt::join(projections, ", "),
+                             session_.parameters.trainable_numel(),
+                             session_.parameters.frozen_numel()));
+  }
   if (restored.path.empty() && !deck.text("model.weights").empty())
     log_.comment("starts from the weights in " + deck.text("model.weights"));
   log_.comment(fmt::format("data {}: {} training samples, {} held out",

@@ -8,7 +8,6 @@
 namespace ballast {
 
 enum class Space { host, cuda };
-enum class Backend { host, cuda };
 
 /// What a piece of memory is for; peak bytes are kept per category (trace and `check`). `offloaded`
 /// is state put away in host memory: totals leave it out, because they say what the device of a run

@@ -1,66 +1,29 @@
-// Deck: the typed values of one input deck, and the one schema that validation, help, the effective
-// deck and HDF5 attributes read.  Reading files is io/deck/deck_reader.
+// Deck: the values that a deck and the command line set, by key, and where; what parsing fills and
+// a Config is made from.  Reading files is io/deck/deck_reader.
 #pragma once
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <set>
 #include <span>
+#include <stdexcept>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "core/base/error.hpp"
+#include "core/base/nearest_name.hpp"
+#include "core/config/config.hpp"
+#include "core/config/deck_schema.hpp"
+#include "core/config/deck_value.hpp"
 
 namespace ballast {
 
 struct ModelShape;
 
-using DeckValue = std::variant<bool, std::int64_t, double, std::string, std::vector<std::int64_t>,
-                               std::vector<double>, std::vector<std::string>>;
-
-/// One key of the schema.  The default value gives the type.
-struct KeySpec {
-  std::string block, key;
-  DeckValue default_value;
-  std::string unit;                  ///< "" when it has none
-  std::string meaning;               ///< one line
-  std::vector<std::string> allowed;  ///< for text and text lists; empty: any
-  std::optional<double> minimum,
-      maximum;  ///< for numbers and number lists, inclusive unless `above` or `below` is set
-  bool above = false, below = false;  ///< the minimum (maximum) itself is not allowed
-  std::string path() const { return block + "." + key; }
-};
-
-/// Blocks in printing order, each with one line of meaning, and all keys.
-struct BlockSpec {
-  std::string name, meaning;
-};
-std::span<const BlockSpec> deck_blocks();
-std::span<const KeySpec> deck_schema();
-const KeySpec* find_key(const std::string& path);
-const BlockSpec* find_block(const std::string& name);
-std::vector<std::string> block_keys(
-    const std::string& block);  ///< names of a block's keys, in schema order
-/// Nearest known name by edit distance (a swap of neighbours counts 1, case is ignored), or "" when
-/// nothing is near.
-std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates);
-std::string to_text(const DeckValue& value);  ///< as TOML
-/// "true or false", "an integer", "a number", "text", "a list of integers" ...
-const char* type_name(const DeckValue& value);
-/// "at least 0 and below 1"; "" when any number will do.
-std::string range_text(const KeySpec& spec);
-/// Why `value`, which has the type of the key, is not acceptable: range, allowed values, not
-/// finite.  "" when it is.
-std::string value_problem(const KeySpec& spec, const DeckValue& value);
-/// All blocks and keys with type, unit, default, allowed values and meaning (`ballast --help
-/// deck`); with `block`, that one alone.
-std::string deck_help(const std::string& block = "");
-
 /// Place of a value, for messages: "deck.toml:12" or "command line: mesh.dp=3".
 struct DeckEntry {
   DeckValue value;
   std::string place;
+  Origin origin = Origin::file;
 };
 
 class Deck {
@@ -88,7 +51,12 @@ class Deck {
   /// Where the value stands, or "default".
   std::string place(const std::string& path) const;
   /// Throws std::logic_error like value().
-  void set(const std::string& path, DeckValue value, std::string place);
+  void set(const std::string& path, DeckValue value, std::string place,
+           Origin origin = Origin::file);
+  Origin origin(const std::string& path) const;
+  /// The deck as a Config: set values, the preset's shape, defaults.  Throws std::logic_error for a
+  /// value that value_problem() refuses.
+  Config config() const;
   /// Fills the shape keys of [model] that the deck leaves out from a known model.preset, so that
   /// values and effective deck hold the whole shape.
   void apply_preset();
@@ -101,9 +69,7 @@ class Deck {
   std::vector<std::string> apply_weights(const ModelShape& shape);
   /// Whether every key of the model's shape has a value, as in an effective deck or from a preset.
   bool states_shape() const;
-  /// The whole effective deck as TOML: every key with its value, unit and meaning; defaults are
-  /// commented as such.  Reading it again gives the same values.
-  std::string effective_toml() const;
+  std::string effective_toml() const { return config().effective_deck(); }
 
  private:
   std::map<std::string, DeckEntry> entries_;

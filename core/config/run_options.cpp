@@ -54,7 +54,7 @@ LoraOptions lora_options(const Deck& deck) {
   options.rank = deck.integer("lora.rank");
   options.alpha = deck.real("lora.alpha");
   options.dropout = deck.real("lora.dropout");
-  options.projections = deck.get<std::vector<std::string>>("lora.projections");
+  options.projections = deck.config().lora.projections;
   options.seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
   return options;
 }
@@ -101,7 +101,7 @@ std::vector<std::string> not_executable(const Deck& deck) {
 namespace {
 AttentionOptions attention_options(const Deck& deck) {
   AttentionOptions options;
-  options.pattern = pattern_kind(deck.text("attention.pattern"));
+  options.pattern = deck.config().attention.pattern;
   options.generated = deck.text("attention.index") == "generated";
   options.vertical_share = deck.real("attention.vertical_share");
   options.slash_share = deck.real("attention.slash_share");
@@ -148,14 +148,14 @@ RunOptions RunOptions::from(const Deck& deck) {
     options.batching.groups.push_back({tokens, g < ranks.size() ? static_cast<int>(ranks[g]) : 1,
                                        g < recompute.size() ? static_cast<int>(recompute[g]) : -1});
   }
-  options.normaliser = loss_normaliser(deck.text("loss.normaliser"));
+  options.normaliser = deck.config().loss.normaliser;
   options.curriculum = {deck.integer("curriculum.steps"), deck.integer("curriculum.max_tokens"),
                         deck.integer("batching.global_tokens"),
                         deck.integer("batching.global_samples")};
   if (options.curriculum.max_tokens == 0 && options.batching.method == "hbp" &&
       !options.batching.groups.empty())
     options.curriculum.max_tokens = options.batching.groups.front().tokens;
-  options.layout = layout_kind(deck.text("ring.layout"));
+  options.layout = deck.config().ring.layout;
   options.stripe = deck.integer("ring.stripe");
   options.attention = attention_options(deck);
   options.attention.generator.heads =

@@ -147,7 +147,7 @@ void add_adapters(const LoraOptions& lora, std::vector<Parameter>& table) {
   const std::size_t frozen = table.size();
   for (std::size_t i = 0; i < frozen; ++i) {
     const std::string suffix = ".weight", name = table[i].name;
-    for (const std::string& projection : lora_projections()) {
+    for (const Projection projection : lora_projections()) {
       if (std::find(lora.projections.begin(), lora.projections.end(), projection) ==
               lora.projections.end() ||
           !name.ends_with(lora_module(projection) + suffix))

@@ -1,9 +1,17 @@
 // Which layers of a stage run their forward again in backward, in place of keeping activations.
 #pragma once
+#include "core/base/enum_names.hpp"
 
 namespace ballast {
 
+/// selective: norms and SwiGLU products; full: whole layers from their input.
 enum class Recompute { none, selective, full };
+template <>
+struct EnumNames<Recompute> {
+  static constexpr EnumTable<Recompute, 3> table{{{Recompute::none, "none"},
+                                                  {Recompute::selective, "selective"},
+                                                  {Recompute::full, "full"}}};
+};
 
 struct RecomputeOptions {
   Recompute mode = Recompute::none;

@@ -19,12 +19,6 @@ std::size_t place(std::span<const std::int64_t> candidates, std::int64_t budget)
 
 }  // namespace
 
-Anchor anchor_named(const std::string& name) {
-  require(name == "mean" || name == "min" || name == "max",
-          "dst.anchor = \"{}\" must be mean, min or max", name);
-  return name == "mean" ? Anchor::mean : name == "min" ? Anchor::min : Anchor::max;
-}
-
 double anchor_latency(Anchor anchor, std::span<const double> latencies) {
   require(!latencies.empty(), "an anchor needs at least one micro-batch");
   if (anchor == Anchor::min) return *std::min_element(latencies.begin(), latencies.end());

@@ -14,9 +14,6 @@
 
 namespace ballast {
 
-enum class Anchor { mean, min, max };
-/// Error: another name than mean, min, max.
-Anchor anchor_named(const std::string& name);
 /// Equation 3: phi of the micro-batches' predicted latencies.  Error: no latency.
 double anchor_latency(Anchor anchor, std::span<const double> latencies);
 

@@ -101,7 +101,7 @@ const char* example(const DeckValue& value) {
   return examples[value.index()];
 }
 
-struct Problem {
+struct PlacedProblem {
   std::size_t line;  // for the order; the command line comes last
   std::string text;
 };
@@ -111,6 +111,7 @@ struct Setting {
   std::string path;
   DeckValue value;
   std::string place;
+  Origin origin = Origin::file;
 };
 
 struct Case {
@@ -151,7 +152,7 @@ class Reader {
   void doubt(const std::string& block);
 
   std::string file_;
-  std::vector<Problem> problems_;
+  std::vector<PlacedProblem> problems_;
 };
 
 /// Whether blanking this line out leaves the rest of the file readable: a whole key or header, and
@@ -296,6 +297,13 @@ bool Reader::known(const std::string& block, const std::string& key, std::size_t
   const std::string path = block + "." + key;
   if (find_key(path) != nullptr) return true;
   const std::string begin = line == kCommandLine ? where + ": " : "";
+  if (const RetiredKey* retired = find_retired(path)) {
+    faulty.insert(retired->successor);
+    add(line, fmt::format("{}{} is no key any more{}: {}", begin, path,
+                          retired->successor.empty() ? "" : "; use " + retired->successor,
+                          retired->remark));
+    return false;
+  }
   const BlockSpec* spec = find_block(block);
   if (spec != nullptr) {
     std::vector<std::string> keys = block_keys(block), elsewhere;
@@ -357,7 +365,7 @@ void Reader::read_key(const std::string& block, const std::string& key, const to
     add(line, begin + problem);
     return;
   }
-  into.push_back({path, *value, where});
+  into.push_back({path, *value, where, line == kCommandLine ? Origin::command_line : Origin::file});
 }
 
 /// A value of the command line: TOML, or a bare word, or a,b for text lists.
@@ -421,9 +429,9 @@ void Reader::read_override(const std::string& argument) {
 void Reader::finish(const std::vector<std::string>& more) {
   if (problems_.empty() && more.empty()) return;
   std::stable_sort(problems_.begin(), problems_.end(),
-                   [](const Problem& a, const Problem& b) { return a.line < b.line; });
+                   [](const PlacedProblem& a, const PlacedProblem& b) { return a.line < b.line; });
   std::vector<std::string> lines;
-  for (const Problem& p : problems_) lines.push_back(p.text);
+  for (const PlacedProblem& p : problems_) lines.push_back(p.text);
   lines.insert(lines.end(), more.begin(), more.end());
   const std::size_t count = lines.size();
   if (count > kMaximumProblems) {
@@ -468,7 +476,7 @@ Deck parse_deck(const std::string& text, const std::string& file,
                                      [](const Setting& s) { return s.path == "model.preset"; });
     if (preset != settings.end() && preset->value != DeckValue(std::string("custom")))
       deck.drop_shape();
-    for (const Setting& s : settings) deck.set(s.path, s.value, s.place);
+    for (const Setting& s : settings) deck.set(s.path, s.value, s.place, s.origin);
   };
   apply(reader.base);
   if (!case_name.empty()) {

@@ -81,13 +81,13 @@ Layer::Layer(const ModelShape& shape, std::int64_t index, const Parameters& para
       lora_down_(shape.lora) {
   const std::string prefix = fmt::format("model.layers.{}.", index);
   const std::int64_t q = query_width(shape), kv = kv_width(shape), i = shape.intermediate;
-  lora_qkv_.add(parameters, prefix, "q", 0, q);
-  lora_qkv_.add(parameters, prefix, "k", q, q + kv);
-  lora_qkv_.add(parameters, prefix, "v", q + kv, q + 2 * kv);
-  lora_output_.add(parameters, prefix, "o", 0, shape.hidden);
-  lora_gate_up_.add(parameters, prefix, "gate", 0, i);
-  lora_gate_up_.add(parameters, prefix, "up", i, 2 * i);
-  lora_down_.add(parameters, prefix, "down", 0, shape.hidden);
+  lora_qkv_.add(parameters, prefix, Projection::q, 0, q);
+  lora_qkv_.add(parameters, prefix, Projection::k, q, q + kv);
+  lora_qkv_.add(parameters, prefix, Projection::v, q + kv, q + 2 * kv);
+  lora_output_.add(parameters, prefix, Projection::o, 0, shape.hidden);
+  lora_gate_up_.add(parameters, prefix, Projection::gate, 0, i);
+  lora_gate_up_.add(parameters, prefix, Projection::up, i, 2 * i);
+  lora_down_.add(parameters, prefix, Projection::down, 0, shape.hidden);
 }
 
 double Layer::flops(std::int64_t tokens) const {

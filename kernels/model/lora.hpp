@@ -18,7 +18,7 @@ class LoraLinear {
   explicit LoraLinear(const LoraOptions& options) : options_(options) {}
   /// The adapter of `projection` in layer `prefix` ("model.layers.N."), whose outputs are columns
   /// [begin, end) of the joined matrix; none where the options do not list it.
-  void add(const Parameters& parameters, const std::string& prefix, const std::string& projection,
+  void add(const Parameters& parameters, const std::string& prefix, Projection projection,
            std::int64_t begin, std::int64_t end);
   /// y [T, joined out] += alpha / rank B A dropout(x), x [T, in].  `keys` as in
   /// kernels/ops/dropout; undefined: no dropout (evaluation).

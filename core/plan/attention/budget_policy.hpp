@@ -6,7 +6,17 @@
 #include <cstdint>
 #include <span>
 
+#include "core/base/enum_names.hpp"
+
 namespace ballast {
+
+/// What the predicted latencies of micro-batches are aligned to (SparseBalance Equation 3).
+enum class Anchor { mean, min, max };
+template <>
+struct EnumNames<Anchor> {
+  static constexpr EnumTable<Anchor, 3> table{
+      {{Anchor::mean, "mean"}, {Anchor::min, "min"}, {Anchor::max, "max"}}};
+};
 
 /// One object a micro-batch.  Every rank that shares the micro-batch holds an equal one and gets
 /// equal coverage, so all decide alike without exchanging anything.

@@ -5,9 +5,68 @@
 #include <string>
 #include <vector>
 
+#include "core/base/enum_names.hpp"
 #include "core/plan/batch/batch.hpp"
 
 namespace ballast {
+
+/// How the samples of a step become micro-batches on ranks; plan_batch says what each does.
+enum class Batching {
+  none,
+  random,
+  sorted,
+  isf,
+  ffs,
+  ffd,
+  bfs,
+  spfhp,
+  packed,
+  hbp,
+  sab,
+  lbb,
+  chunkflow
+};
+template <>
+struct EnumNames<Batching> {
+  static constexpr EnumTable<Batching, 13> table{{{Batching::none, "none"},
+                                                  {Batching::random, "random"},
+                                                  {Batching::sorted, "sorted"},
+                                                  {Batching::isf, "isf"},
+                                                  {Batching::ffs, "ffs"},
+                                                  {Batching::ffd, "ffd"},
+                                                  {Batching::bfs, "bfs"},
+                                                  {Batching::spfhp, "spfhp"},
+                                                  {Batching::packed, "packed"},
+                                                  {Batching::hbp, "hbp"},
+                                                  {Batching::sab, "sab"},
+                                                  {Batching::lbb, "lbb"},
+                                                  {Batching::chunkflow, "chunkflow"}}};
+};
+
+/// What is packed at once: each global batch, or the whole epoch, cut into batches of one
+/// micro-batch a rank.
+enum class BatchScope { step, epoch };
+template <>
+struct EnumNames<BatchScope> {
+  static constexpr EnumTable<BatchScope, 2> table{
+      {{BatchScope::step, "step"}, {BatchScope::epoch, "epoch"}}};
+};
+
+/// Where the packing groups stand.
+enum class GroupSource { deck, profile };
+template <>
+struct EnumNames<GroupSource> {
+  static constexpr EnumTable<GroupSource, 2> table{
+      {{GroupSource::deck, "deck"}, {GroupSource::profile, "profile"}}};
+};
+
+/// hbp: what happens to a sample above the longest group.
+enum class LongSamples { refuse, split };
+template <>
+struct EnumNames<LongSamples> {
+  static constexpr EnumTable<LongSamples, 2> table{
+      {{LongSamples::refuse, "refuse"}, {LongSamples::split, "split"}}};
+};
 
 /// One packing group of Hierarchical Balance Packing.
 struct PackGroup {

@@ -6,14 +6,6 @@
 
 namespace ballast {
 
-LossNormaliser loss_normaliser(const std::string& name) {
-  if (name == "ave_token") return LossNormaliser::ave_token;
-  if (name == "token_mean") return LossNormaliser::token_mean;
-  if (name == "sample_mean") return LossNormaliser::sample_mean;
-  if (name == "sum") return LossNormaliser::sum;
-  fail("loss normaliser \"{}\" is unknown; allowed: ave_token, token_mean, sample_mean, sum", name);
-}
-
 LossWeights::LossWeights(LossNormaliser normaliser, const Batch& batch)
     : normaliser_(normaliser), loss_tokens_(batch.loss_tokens()) {
   for (const auto& list : batch.micro_batches)

@@ -5,13 +5,19 @@
 #include <string>
 #include <vector>
 
+#include "core/base/enum_names.hpp"
 #include "core/plan/batch/batch.hpp"
 
 namespace ballast {
 
 enum class LossNormaliser { ave_token, token_mean, sample_mean, sum };
-/// Throws Error for an unknown name.
-LossNormaliser loss_normaliser(const std::string& name);
+template <>
+struct EnumNames<LossNormaliser> {
+  static constexpr EnumTable<LossNormaliser, 4> table{{{LossNormaliser::ave_token, "ave_token"},
+                                                       {LossNormaliser::token_mean, "token_mean"},
+                                                       {LossNormaliser::sample_mean, "sample_mean"},
+                                                       {LossNormaliser::sum, "sum"}}};
+};
 
 /// The objective is the sum over all ranks and micro-batches of weight x token loss.  B
 /// micro-batches of the step carry loss; the local batch of Equation 6 is a micro-batch, whichever

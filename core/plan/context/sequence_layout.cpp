@@ -15,27 +15,6 @@ namespace {
 constexpr std::int64_t kDeals = 256;
 }  // namespace
 
-LayoutKind layout_kind(const std::string& name) {
-  for (auto kind :
-       {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::shuffled})
-    if (name == ballast::name(kind)) return kind;
-  fail("sequence layout \"{}\" is unknown; allowed: contiguous, zigzag, striped, shuffled", name);
-}
-
-const char* name(LayoutKind kind) {
-  switch (kind) {
-    case LayoutKind::contiguous:
-      return "contiguous";
-    case LayoutKind::zigzag:
-      return "zigzag";
-    case LayoutKind::striped:
-      return "striped";
-    case LayoutKind::shuffled:
-      return "shuffled";
-  }
-  return "?";
-}
-
 SequenceLayout::SequenceLayout(LayoutKind kind, std::int64_t tokens, int ranks, std::int64_t stripe,
                                std::int64_t align)
     : kind_(kind), tokens_(tokens), stripe_(stripe), align_(align), ranks_(ranks) {

@@ -7,14 +7,20 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/enum_names.hpp"
 #include "core/plan/batch/batch.hpp"
 #include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 
 enum class LayoutKind { contiguous, zigzag, striped, shuffled };
-LayoutKind layout_kind(const std::string& name);  ///< throws Error for an unknown name
-const char* name(LayoutKind kind);
+template <>
+struct EnumNames<LayoutKind> {
+  static constexpr EnumTable<LayoutKind, 4> table{{{LayoutKind::contiguous, "contiguous"},
+                                                   {LayoutKind::zigzag, "zigzag"},
+                                                   {LayoutKind::striped, "striped"},
+                                                   {LayoutKind::shuffled, "shuffled"}}};
+};
 /// Whether the layout deals blocks of `stripe` tokens.
 inline bool deals_stripes(LayoutKind kind) {
   return kind == LayoutKind::striped || kind == LayoutKind::shuffled;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/enum_names.hpp"
 #include "core/plan/batch/batch.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
 #include "core/plan/pipeline/schedule.hpp"
@@ -57,6 +58,23 @@ struct PipelineCosts {
   double hop_token_s = 0;     ///< one token's activations or gradients to the neighbour stage
 };
 ScheduleCosts schedule_costs(const PipelineCosts& costs, const std::vector<MicroBatch>& list);
+
+enum class ScheduleKind { gpipe, one_f_one_b, state_aware_1f1b, zero_bubble };
+template <>
+struct EnumNames<ScheduleKind> {
+  static constexpr EnumTable<ScheduleKind, 4> table{
+      {{ScheduleKind::gpipe, "gpipe"},
+       {ScheduleKind::one_f_one_b, "1f1b"},
+       {ScheduleKind::state_aware_1f1b, "state_aware_1f1b"},
+       {ScheduleKind::zero_bubble, "zero_bubble"}}};
+};
+
+/// Where stored keys, values, their gradients and chunk inputs lie.
+enum class Offload { none, host };
+template <>
+struct EnumNames<Offload> {
+  static constexpr EnumTable<Offload, 2> table{{{Offload::none, "none"}, {Offload::host, "host"}}};
+};
 
 struct PipelineOptions {
   std::string schedule = "1f1b";  ///< gpipe | 1f1b | state_aware_1f1b | zero_bubble

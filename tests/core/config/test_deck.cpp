@@ -42,7 +42,9 @@ TEST(DeckSchema, BoundsFitTypes) {
                         std::holds_alternative<std::vector<double>>(spec.default_value);
     EXPECT_TRUE(number || !(spec.minimum || spec.maximum)) << spec.path();
     EXPECT_TRUE(!spec.minimum || !spec.maximum || *spec.minimum < *spec.maximum) << spec.path();
-    EXPECT_TRUE(std::holds_alternative<std::string>(spec.default_value) || spec.allowed.empty())
+    EXPECT_TRUE(std::holds_alternative<std::string>(spec.default_value) ||
+                std::holds_alternative<std::vector<std::string>>(spec.default_value) ||
+                spec.allowed.empty())
         << spec.path();
   }
 }

@@ -96,8 +96,8 @@ TEST(Dst, AnchorsAndTargetsOfABatch) {
   EXPECT_EQ(anchor_latency(Anchor::mean, latencies), 4);
   EXPECT_EQ(anchor_latency(Anchor::min, latencies), 1);
   EXPECT_EQ(anchor_latency(Anchor::max, latencies), 8);
-  EXPECT_EQ(anchor_named("max"), Anchor::max);
-  EXPECT_THROW(anchor_named("median"), Error);
+  EXPECT_EQ(parse<Anchor>("max"), Anchor::max);
+  EXPECT_EQ(parse<Anchor>("median"), std::nullopt);
   EXPECT_THROW(anchor_latency(Anchor::mean, {}), Error);
 
   ProfileTable table;

@@ -168,7 +168,7 @@ TEST_F(CudaPatterns, CoverageOfRandomQAndKIsTheHostsWithinRounding) {
   const Spread spread({2000, 90, 500}, LayoutKind::contiguous, 1, kBlock);
   for (const char* pattern : {"moba", "vertical_slash"}) {
     AttentionOptions options;
-    options.pattern = pattern_kind(pattern);
+    options.pattern = parse_or_fail<PatternKind>(pattern, "pattern");
     options.moba_block = 64;
     options.max_columns = 300;
     const Tensor q = random({spread.rows(), kHeads, 64}, 1.5),

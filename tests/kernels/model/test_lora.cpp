@@ -14,7 +14,7 @@ namespace {
 
 using namespace numeric;
 
-ModelShape shape_with(const std::vector<std::string>& projections, double dropout_rate = 0) {
+ModelShape shape_with(const std::vector<Projection>& projections, double dropout_rate = 0) {
   ModelShape s = reference::small_shape();
   s.qkv_bias = true;
   s.lora = {3, 5.0, dropout_rate, projections, 99};
@@ -107,8 +107,9 @@ struct Adapted {
 };
 
 TEST(Lora, EqualsTheModelWithMergedWeights) {
-  for (const auto& projections : {lora_projections(), std::vector<std::string>{"q", "v"},
-                                  std::vector<std::string>{"up", "k"}}) {
+  for (const auto& projections :
+       {lora_projections(), std::vector<Projection>{Projection::q, Projection::v},
+        std::vector<Projection>{Projection::up, Projection::k}}) {
     Draw draw;
     SCOPED_TRACE(draw.trace());
     Adapted model(shape_with(projections), draw, 11);

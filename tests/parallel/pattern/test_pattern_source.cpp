@@ -30,7 +30,7 @@ const LayoutCase kLayouts[] = {
 
 AttentionOptions options_of(const std::string& pattern) {
   AttentionOptions o;
-  o.pattern = pattern_kind(pattern);
+  o.pattern = parse_or_fail<PatternKind>(pattern, "pattern");
   o.vertical_share = 0.3;
   o.slash_share = 0.5;
   o.last_q = 48;

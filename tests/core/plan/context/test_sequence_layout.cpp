@@ -125,8 +125,8 @@ TEST(SequenceLayout, HugeLengthsDoNotOverflow) {
 }
 
 TEST(SequenceLayout, NamesGoBothWays) {
-  for (auto kind : kKinds) EXPECT_EQ(layout_kind(name(kind)), kind);
-  EXPECT_THROW(layout_kind("zig-zag"), Error);
+  for (auto kind : kKinds) EXPECT_EQ(parse<LayoutKind>(name(kind)), kind);
+  EXPECT_THROW(parse_or_fail<LayoutKind>("zig-zag", "sequence layout"), Error);
 }
 
 TEST(SequenceLayout, BadInputIsRefused) {

@@ -65,7 +65,7 @@ TEST(PipelineStages, ShareOfWeightGradients) {
   // One adapter on down_proj: of its backward, products with W (frozen) and with B and A towards
   // the input, and two for B and A themselves.
   shape.lora.rank = 8;
-  shape.lora.projections = {"down"};
+  shape.lora.projections = {Projection::down};
   const double h = shape.hidden, i = shape.intermediate, q = shape.query_heads * shape.head_dim,
                kv = shape.kv_heads * shape.head_dim;
   const double frozen = h * (q + 2 * kv) + q * h + 3 * h * i, adapter = 8 * (h + i);

@@ -1,0 +1,764 @@
+// The rows: every key that a deck may hold, and the member of Config that it fills, whose initial
+// value is the key's default.  A new key is one member and one row.
+#include "core/config/deck_rows.hpp"
+
+#include <concepts>
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
+
+#include "core/config/config.hpp"
+#include "core/model/model_shape.hpp"
+
+namespace ballast {
+namespace {
+
+/// Bounds of a number.
+struct Range {
+  std::optional<double> minimum, maximum;
+  bool above = false, below = false;
+};
+constexpr Range any{};
+Range at_least(double minimum) { return {minimum, std::nullopt, false, false}; }
+Range above(double minimum) { return {minimum, std::nullopt, true, false}; }
+Range between(double minimum, double maximum) { return {minimum, maximum, false, false}; }
+/// [minimum, maximum)
+Range up_to(double minimum, double maximum) { return {minimum, maximum, false, true}; }
+
+/// (0, 1]
+Range share() { return {0.0, 1.0, true, false}; }
+
+constexpr double kDegree = 1 << 20;    // ranks of one mesh dimension
+constexpr double kTokens = 1ll << 40;  // tokens, steps, samples
+constexpr double kWidth = 1 << 24;     // extent of a model dimension
+
+template <class T>
+struct IsVector : std::false_type {};
+template <class T>
+struct IsVector<std::vector<T>> : std::true_type {};
+
+/// A member's type in decks: whole numbers are 64 bit, choices are text.
+template <class T>
+auto to_deck(const T& value) {
+  if constexpr (IsVector<T>::value) {
+    std::vector<decltype(to_deck(value.front()))> list;
+    for (const auto& one : value) list.push_back(to_deck(one));
+    return list;
+  } else if constexpr (NamedEnum<T>) {
+    return std::string(name(value));
+  } else if constexpr (std::integral<T> && !std::same_as<T, bool>) {
+    return static_cast<std::int64_t>(value);
+  } else {
+    return value;
+  }
+}
+
+template <class T, class Held>
+void from_deck(const Held& held, T& value) {
+  if constexpr (IsVector<T>::value) {
+    value.resize(held.size());
+    for (std::size_t i = 0; i < held.size(); ++i) from_deck(held[i], value[i]);
+  } else if constexpr (NamedEnum<T>) {
+    const std::optional<T> known = parse<T>(held);
+    if (!known) throw std::logic_error("\"" + held + "\" is none of the values of a choice");
+    value = *known;
+  } else {
+    value = static_cast<T>(held);
+  }
+}
+
+/// The values of a choice; nothing for other types.
+template <class T>
+std::vector<std::string> choices() {
+  if constexpr (IsVector<T>::value)
+    return choices<typename T::value_type>();
+  else if constexpr (NamedEnum<T>)
+    return names_of<T>();
+  else
+    return {};
+}
+
+/// A member of Config that says when other keys are read.
+template <class T>
+struct Switch {
+  const T* member;  ///< in default_config()
+};
+template <class B, class T>
+Switch<T> on(B Config::*block, T B::*member) {
+  return {&(default_config().*block.*member)};
+}
+
+/// The row just added, for what few rows have.
+struct Row {
+  KeySpec& spec;
+  /// The only values that a text may have.
+  Row allow(std::vector<std::string> values) const {
+    spec.allowed = std::move(values);
+    return *this;
+  }
+  /// Read only where the switch has one of `values`, or, without them, not its default.
+  template <class T, class... Values>
+  void when(Switch<T> by, Values... values) const {
+    spec.when = {by.member, {DeckValue(to_deck(static_cast<T>(values)))...}};
+  }
+};
+
+/// A block of the deck, or the part of one that `of` finds in a Config, whose keys begin with
+/// `prefix`.
+template <class Block>
+struct Part {
+  std::vector<KeySpec>& list;
+  std::string block;
+  std::function<Block&(Config&)> of;
+  std::string prefix;
+
+  template <class T>
+  Row key(const char* name, T Block::*member, const char* unit, Range range,
+          const char* meaning) const {
+    const auto at = [of = of, member](const Config& config) -> const T& {
+      return of(const_cast<Config&>(config)).*member;  // which only `fill` changes
+    };
+    KeySpec& spec = list.emplace_back();
+    spec.block = block;
+    spec.key = prefix + name;
+    spec.default_value = to_deck(at(default_config()));
+    spec.unit = unit;
+    spec.meaning = meaning;
+    spec.allowed = choices<T>();
+    spec.minimum = range.minimum;
+    spec.maximum = range.maximum;
+    spec.above = range.above;
+    spec.below = range.below;
+    spec.member = &at(default_config());
+    spec.value = [at](const Config& config) -> DeckValue { return to_deck(at(config)); };
+    spec.fill = [of = of, member, path = spec.path()](Config& config, const DeckValue& value) {
+      const auto* held = std::get_if<decltype(to_deck(std::declval<const T&>()))>(&value);
+      if (held == nullptr) throw std::logic_error("deck key " + path + " is " + type_name(value));
+      from_deck(*held, of(config).*member);
+    };
+    return {spec};
+  }
+  template <class T>
+  Row key(const char* name, T Block::*member, const char* meaning) const {
+    return key(name, member, "", any, meaning);
+  }
+};
+
+class Schema {
+ public:
+  template <class Block>
+  Part<Block> block(const char* name, Block Config::*block) {
+    return {list, name, [block](Config& config) -> Block& { return config.*block; }, ""};
+  }
+  template <class Block>
+  Part<Block> part(const char* name, std::function<Block&(Config&)> of, const char* prefix) {
+    return {list, name, std::move(of), prefix};
+  }
+  std::vector<KeySpec> list;
+};
+
+std::vector<std::string> presets_and_custom() {
+  std::vector<std::string> names = model_presets();
+  names.insert(names.begin(), "custom");
+  return names;
+}
+
+void run_rows(Schema& schema) {
+  auto run = schema.block("run", &Config::run);
+  run.key("backend", &RunConfig::backend,
+          "where the computation runs; cuda falls back to the host, with a note, where a rank has "
+          "no GPU");
+  run.key("precision", &RunConfig::precision,
+          "compute precision on the host (fp32 or fp64); CUDA computes in bf16 with fp32 "
+          "accumulation and master weights");
+  run.key("seed", &RunConfig::seed, "", at_least(0),
+          "seed of initial weights, validation split and sample order");
+  run.key("steps", &RunConfig::steps, "steps", between(0, kTokens),
+          "training steps of the whole run, restarts included");
+  run.key("output", &RunConfig::output,
+          "run folder; empty: runs/NAME of the deck file (-d on the command line comes first)");
+  run.key("deterministic", &RunConfig::deterministic,
+          "bit-identical repetition on CUDA too (the host always is)");
+  run.key("hang_timeout_s", &RunConfig::hang_timeout_s, "s", above(0),
+          "a rank that waits this long without progress reports its last event and ends the run");
+  run.key("log_every", &RunConfig::log_every, "steps", between(1, kTokens),
+          "steps between two lines of the step log");
+  run.key("dump_gradients", &RunConfig::dump_gradients,
+          "safetensors file for the reduced gradients (fp32, before clipping) of the first step "
+          "that this start of the run takes; empty: none");
+}
+
+void mesh_rows(Schema& schema) {
+  auto mesh = schema.block("mesh", &Config::mesh);
+  mesh.key("dp", &MeshShape::dp, "ranks", between(1, kDegree), "data parallel degree");
+  mesh.key("pp", &MeshShape::pp, "stages", between(1, kDegree), "pipeline parallel degree");
+  mesh.key("cp_outer", &MeshShape::cp_outer, "nodes", between(1, kDegree),
+           "context parallel, outer ring (between nodes); 1: one flat ring");
+  mesh.key("cp_inner", &MeshShape::cp_inner, "ranks", between(1, kDegree),
+           "context parallel, inner ring (inside a node)");
+  mesh.key("sp", &MeshShape::sp, "ranks", between(1, kDegree), "Ulysses sequence parallel degree");
+  mesh.key("tp", &MeshShape::tp, "ranks", between(1, kDegree), "tensor parallel degree");
+  mesh.key("ranks_per_node", &MeshShape::ranks_per_node, "ranks", between(0, kDegree),
+           "ranks that count as one node; 0: as the machine says. Set it to exercise two-level "
+           "rings on one machine");
+}
+
+void model_rows(Schema& schema) {
+  auto model = schema.block("model", &Config::model);
+  model
+      .key("preset", &ModelConfig::preset,
+           "published shape, whose values the keys below replace; custom needs all of layers to "
+           "vocabulary, or weights")
+      .allow(presets_and_custom());
+  model.key(
+      "weights", &ModelConfig::weights,
+      "Hugging Face folder (config.json, safetensors) that a run starts from; the keys of the "
+      "shape come from it. A checkpoint (-r) goes first");
+  model.key("layers", &ModelConfig::layers, "layers", between(0, 1 << 16), "transformer layers");
+  model.key("hidden", &ModelConfig::hidden, "", between(0, kWidth), "width of the residual stream");
+  model.key("intermediate", &ModelConfig::intermediate, "", between(0, kWidth),
+            "width of the SwiGLU layer");
+  model.key("query_heads", &ModelConfig::query_heads, "heads", between(0, 1 << 16), "query heads");
+  model.key("kv_heads", &ModelConfig::kv_heads, "heads", between(0, 1 << 16),
+            "key/value heads; divides query_heads");
+  model.key("head_dim", &ModelConfig::head_dim, "", between(0, 1 << 16), "width of a head");
+  model.key("vocabulary", &ModelConfig::vocabulary, "tokens", between(0, kWidth),
+            "token ids; 256 for byte-level data");
+  model.key("qkv_bias", &ModelConfig::qkv_bias,
+            "bias on the query, key and value projections (Qwen2.5)");
+  model.key("tied_embedding", &ModelConfig::tied_embedding, "embedding and head share one matrix");
+  model.key("rms_eps", &ModelConfig::rms_eps, "", above(0), "epsilon of RMSNorm");
+  model.key(
+      "initial_std", &ModelConfig::initial_std, "", above(0),
+      "standard deviation of the initial matrices (over sqrt(2 layers) where they write to the "
+      "residual stream); small models learn sooner with more");
+  model.key("rope_theta", &ModelConfig::rope_theta, "", above(1), "base of the rotary embedding");
+  model.key("yarn_factor", &ModelConfig::yarn_factor, "", at_least(1),
+            "YaRN scaling of the context; 1: plain RoPE");
+  model.key("original_context", &ModelConfig::original_context, "tokens", between(1, kTokens),
+            "context that the model was trained for (YaRN, llama3)");
+  model.key("llama3_factor", &ModelConfig::llama3_factor, "", at_least(1),
+            "Llama 3.1 scaling of low rotary frequencies; 1: none");
+  model.key(
+      "llama3_low", &ModelConfig::llama3_low, "turns", above(0),
+      "llama3: frequencies below this many turns over original_context are divided by the factor");
+  model.key("llama3_high", &ModelConfig::llama3_high, "turns", above(0),
+            "llama3: frequencies above this many turns stay as they are");
+  model.key("head_chunk_tokens", &ModelConfig::head_chunk_tokens, "tokens", between(1, kTokens),
+            "tokens whose logits exist at once in the LM head");
+}
+
+void data_rows(Schema& schema) {
+  const auto source = on(&Config::data, &DataConfig::source);
+  auto data = schema.block("data", &Config::data);
+  data.key(
+      "source", &DataConfig::source,
+      "files: text as bytes, one file a sample; megatron: .bin/.idx; hdf5: /tokens, /offsets; "
+      "lengths: a length file, tokens made up; "
+      "distribution: a table of length bins; needle: key-value pairs hidden in filler and asked "
+      "for at the end");
+  data.key("paths", &DataConfig::paths, "files: files, folders (searched recursively) and globs")
+      .when(source, DataSource::files);
+  data.key("extensions", &DataConfig::extensions,
+           "files: endings to take from folders and globs, such as \".hpp\" (\"\": files without "
+           "one); empty list: every file")
+      .when(source, DataSource::files);
+  data.key("path", &DataConfig::path,
+           "megatron: the .bin and .idx files, with or without the ending; hdf5: the file")
+      .when(source, DataSource::megatron, DataSource::hdf5);
+  data.key("mask_path", &DataConfig::mask_path,
+           "megatron: a parallel .bin/.idx pair of bytes, 0 where a token carries no loss; empty: "
+           "every token does")
+      .when(source, DataSource::megatron);
+  data.key("lengths_file", &DataConfig::lengths_file, "lengths: text file with one length a line")
+      .when(source, DataSource::lengths);
+  data.key("lengths", &DataConfig::lengths, "tokens", between(1, kTokens),
+           "lengths: the lengths themselves, in place of a file")
+      .when(source, DataSource::lengths);
+  data.key("bin_tokens", &DataConfig::bin_tokens, "tokens", between(1, kTokens),
+           "distribution: upper edge of each length bin, ascending, inclusive")
+      .when(source, DataSource::distribution);
+  data.key(
+          "bin_share", &DataConfig::bin_share, "", at_least(0),
+          "distribution: share of the samples in each bin (not cumulative), in proportion to their "
+          "sum")
+      .when(source, DataSource::distribution);
+  data.key(
+      "samples", &DataConfig::samples, "samples", between(0, kTokens),
+      "samples to take at most, from the first on; 0: all. distribution, needle: how many to draw");
+  data.key("max_tokens", &DataConfig::max_tokens, "tokens", between(0, kTokens),
+           "longest sample; 0: no limit");
+  data.key("min_tokens", &DataConfig::min_tokens, "tokens", between(0, kTokens),
+           "shorter samples are left out");
+  data.key("long", &DataConfig::long_samples, "what happens to a sample above max_tokens");
+  data.key("validation_share", &DataConfig::validation_share, "", up_to(0, 1),
+           "share of the samples held out for validation");
+  data.key("needle_lengths", &DataConfig::needle_lengths, "tokens", between(1, kTokens),
+           "needle: lengths of samples, questions included; each sample has one of them")
+      .when(source, DataSource::needle);
+  data.key("needle_length_share", &DataConfig::needle_length_share, "", at_least(0),
+           "needle: share of the samples of each length, in proportion to their sum; empty list: "
+           "alike")
+      .when(source, DataSource::needle);
+  data.key("needle_pairs", &DataConfig::needle_pairs, "pairs", between(1, 1 << 24),
+           "needle: key-value pairs hidden in a sample, of distinct keys: one number, or one for "
+           "each length; empty list: 16")
+      .when(source, DataSource::needle);
+  data.key("needle_questions", &DataConfig::needle_questions, "questions", between(1, 1 << 24),
+           "needle: pairs asked for at the end of a sample, whose values carry the loss: one "
+           "number, or one for each length; empty list: 16")
+      .when(source, DataSource::needle);
+  data.key("needle_keys", &DataConfig::needle_keys, "tokens", between(1, kWidth),
+           "needle: token ids that are keys")
+      .when(source, DataSource::needle);
+  data.key("needle_values", &DataConfig::needle_values, "tokens", between(1, kWidth),
+           "needle: token ids that form values; the rest of model.vocabulary is filler")
+      .when(source, DataSource::needle);
+  data.key("needle_value_tokens", &DataConfig::needle_value_tokens, "tokens", between(1, 1 << 16),
+           "needle: tokens of a value; an answer is right when all are")
+      .when(source, DataSource::needle);
+  data.key(
+          "needle_closing", &DataConfig::needle_closing,
+          "needle: a pair ends with its key again, like a closing tag, which carries loss but does "
+          "not count as accuracy; small models learn much sooner")
+      .when(source, DataSource::needle);
+  data.key("needle_held_out", &DataConfig::needle_held_out, "samples", between(0, kTokens),
+           "needle: samples held out, from random streams of their own")
+      .when(source, DataSource::needle);
+  data.key("needle_held_out_share", &DataConfig::needle_held_out_share, "", at_least(0),
+           "needle: share of the held-out samples of each length; empty list: as in training")
+      .when(source, DataSource::needle);
+}
+
+void batching_rows(Schema& schema) {
+  const auto method = on(&Config::batching, &BatchingConfig::method);
+  auto batching = schema.block("batching", &Config::batching);
+  batching.key(
+      "method", &BatchingConfig::method,
+      "none: one sample a micro-batch; packed: best-fit packs, heaviest first to the least "
+      "loaded rank; hbp: packing groups; sab: ranks, then micro-batches, balanced by "
+      "predicted latency (SparseBalance), lbb: by tokens; others: packing baselines");
+  batching.key("micro_batch_tokens", &BatchingConfig::micro_batch_tokens, "tokens",
+               between(1, kTokens),
+               "capacity of a pack; a longer sample gets a micro-batch of its own");
+  batching.key("global_tokens", &BatchingConfig::global_tokens, "tokens", between(1, kTokens),
+               "tokens of a global batch: samples are taken in order until they reach it");
+  batching.key("global_samples", &BatchingConfig::global_samples, "samples", between(0, kTokens),
+               "samples of a global batch, in place of global_tokens; 0: global_tokens decides");
+  batching
+      .key("micro_batch_samples", &BatchingConfig::micro_batch_samples, "samples",
+           between(0, 1 << 20),
+           "none, sab, lbb: samples of a micro-batch (none: that many in order; sab, lbb: on "
+           "average); 0: one (none), as micro_batch_tokens allows (sab, lbb)")
+      .when(method, Batching::none, Batching::sab, Batching::lbb);
+  batching.key("shuffle", &BatchingConfig::shuffle,
+               "a new sample order each epoch, the same on every mesh");
+  batching.key(
+      "scope", &BatchingConfig::scope,
+      "what is packed at once: each global batch, or the whole epoch, cut into batches of one "
+      "micro-batch a rank (pack only)");
+  batching
+      .key("groups", &BatchingConfig::groups, "tokens", between(1, kTokens),
+           "hbp: pack length of each group, ascending")
+      .when(method, Batching::hbp);
+  batching
+      .key(
+          "group_ranks", &BatchingConfig::group_ranks, "ranks", between(1, kDegree),
+          "hbp: ranks that share a pack of each group, its sequence parallel degree; empty list: 1")
+      .when(method, Batching::hbp);
+  batching
+      .key("group_recompute", &BatchingConfig::group_recompute, "layers", between(-1, 1 << 16),
+           "hbp: first layers of a stage formed again in backward in each group, as "
+           "recompute.mode = \"full\" does; -1 or an empty list: as block recompute says")
+      .when(method, Batching::hbp);
+  batching
+      .key("groups_from", &BatchingConfig::groups_from,
+           "hbp: where the packing groups stand; profile: those that `ballast profile` or `ballast "
+           "plan` selected (select_lengths) and stored in profile.table, in place of groups, "
+           "group_ranks and group_recompute")
+      .when(method, Batching::hbp);
+  batching.key("select_lengths", &BatchingConfig::select_lengths, "tokens", between(1, kTokens),
+               "hbp: pack lengths that `ballast plan` and `ballast profile` try when they select "
+               "packing groups, ascending; empty: no selection");
+  batching.key(
+      "select_ranks", &BatchingConfig::select_ranks, "ranks", between(1, kDegree),
+      "ranks a pack to try; empty list: powers of two that divide mesh.dp and the query heads");
+  batching.key(
+      "select_memory_gib", &BatchingConfig::select_memory_gib, "GiB", at_least(0),
+      "memory of a rank that selected groups keep within by recomputing layers; 0: no limit");
+  batching
+      .key("balance", &BatchingConfig::balance,
+           "hbp: packs and batches of like attention; false: random packs of each group in random "
+           "order")
+      .when(method, Batching::hbp);
+  batching
+      .key("long", &BatchingConfig::long_samples,
+           "hbp: what happens to a sample above the longest group; split: pieces of its length, "
+           "each "
+           "a sample")
+      .when(method, Batching::hbp);
+}
+
+void attention_rows(Schema& schema) {
+  const auto pattern = on(&Config::attention, &AttentionConfig::pattern);
+  const auto index = on(&Config::attention, &AttentionConfig::index);
+  auto attention = schema.block("attention", &Config::attention);
+  attention.key(
+      "pattern", &AttentionConfig::pattern,
+      "which (query, key) pairs are computed; vertical_slash: columns and block diagonals that "
+      "the last queries attend to (MTraining); moba: the "
+      "best blocks of keys for each query; xattention: blocks with the heaviest antidiagonals");
+  attention
+      .key("vertical_share", &AttentionConfig::vertical_share, "", share(),
+           "vertical_slash, p_v: share of the observed attention that the columns hold; 1: dense")
+      .when(pattern, PatternKind::vertical_slash);
+  attention
+      .key("slash_share", &AttentionConfig::slash_share, "", share(),
+           "vertical_slash, p_s: share of the observed attention that the slashes hold; 1: dense")
+      .when(pattern, PatternKind::vertical_slash);
+  attention
+      .key("last_q", &AttentionConfig::last_q, "queries", between(1, 1 << 20),
+           "vertical_slash: queries at a segment's end that are observed; segments no longer are "
+           "dense")
+      .when(pattern, PatternKind::vertical_slash);
+  attention
+      .key("max_columns", &AttentionConfig::max_columns, "keys", between(0, kTokens),
+           "vertical_slash: columns of a head at most, the heaviest; 0: no cap")
+      .when(pattern, PatternKind::vertical_slash);
+  attention
+      .key("max_slashes", &AttentionConfig::max_slashes, "blocks", between(0, kTokens),
+           "vertical_slash: slashes of a head at most, the heaviest; 0: no cap")
+      .when(pattern, PatternKind::vertical_slash);
+  attention
+      .key("moba_block", &AttentionConfig::moba_block, "tokens", between(64, 1 << 30),
+           "moba: tokens of a block, a multiple of 64")
+      .when(pattern, PatternKind::moba);
+  attention
+      .key("moba_top_k", &AttentionConfig::moba_top_k, "blocks", between(1, kTokens),
+           "moba: blocks a query, its own included; more than there are: dense")
+      .when(pattern, PatternKind::moba);
+  attention
+      .key("xattention_block", &AttentionConfig::xattention_block, "tokens", between(64, 1 << 20),
+           "xattention: tokens of a block, a multiple of 64")
+      .when(pattern, PatternKind::xattention);
+  attention
+      .key("xattention_stride", &AttentionConfig::xattention_stride, "tokens", between(1, 1 << 20),
+           "xattention: tokens between the antidiagonals that are summed; divides 64")
+      .when(pattern, PatternKind::xattention);
+  attention
+      .key("xattention_threshold", &AttentionConfig::xattention_threshold, "", share(),
+           "xattention: share of the estimated attention that each row of blocks keeps; 1: dense")
+      .when(pattern, PatternKind::xattention);
+  attention.key(
+      "index", &AttentionConfig::index,
+      "pattern: from the pattern's own rule; generated: made-up vertical-slash patterns, for "
+      "plans and timings (random weights are not sparse)");
+  attention
+      .key("generated_density", &AttentionConfig::generated_density, "", between(1e-6, 1),
+           "generated: share of the causal pairs that is computed; 1: dense")
+      .when(index, IndexOrigin::generated);
+  attention
+      .key("generated_band_tokens", &AttentionConfig::generated_band_tokens, "tokens",
+           between(1, kTokens), "generated: local band")
+      .when(index, IndexOrigin::generated);
+  attention
+      .key("generated_columns", &AttentionConfig::generated_columns, "keys", between(0, kTokens),
+           "generated: single key columns of a head")
+      .when(index, IndexOrigin::generated);
+}
+
+void chunk_rows(Schema& schema) {
+  const auto method = on(&Config::batching, &BatchingConfig::method);
+  auto chunk = schema.block("chunk", &Config::chunk);
+  chunk
+      .key("tokens", &ChunkConfig::tokens, "tokens", between(1, kTokens),
+           "chunkflow: longer samples are cut here, shorter ones share a chunk")
+      .when(method, Batching::chunkflow);
+  chunk
+      .key("k", &ChunkConfig::k, "chunks", between(1, 1 << 20),
+           "state_aware_1f1b, zero_bubble: chunks of a sample that keep their activations; earlier "
+           "ones are forwarded twice")
+      .when(method, Batching::chunkflow);
+  chunk
+      .key("offload", &ChunkConfig::offload,
+           "where the stored keys, values, their gradients and chunk inputs lie: none: on the "
+           "device; host: in (pinned) host memory, brought back window by window")
+      .when(method, Batching::chunkflow);
+  chunk
+      .key("window_tokens", &ChunkConfig::window_tokens, "tokens", between(1, kTokens),
+           "chunk.offload = host: stored tokens of a window, two of which are on the device; at "
+           "least one chunk")
+      .when(method, Batching::chunkflow);
+  chunk.key("search_tokens", &ChunkConfig::search_tokens, "tokens", between(1, kTokens),
+            "plan: chunk sizes to search over; empty: no search");
+  chunk.key("search_k", &ChunkConfig::search_k, "chunks", between(1, 1 << 20),
+            "plan: values of chunk.k to search over; empty: 1, 2, 4, 8 and 16");
+  chunk.key("search_steps", &ChunkConfig::search_steps, "steps", between(1, kTokens),
+            "plan: global batches that the search averages over");
+  chunk.key("search_memory_gib", &ChunkConfig::search_memory_gib, "GiB", at_least(0),
+            "plan: memory of a rank that a pair may need, by the estimate of check; 0: no limit");
+}
+
+void pipeline_rows(Schema& schema) {
+  const auto schedule = on(&Config::pipeline, &PipelineConfig::schedule);
+  auto pipeline = schema.block("pipeline", &Config::pipeline);
+  pipeline.key(
+      "schedule", &PipelineConfig::schedule,
+      "gpipe: all forwards, then all backwards; 1f1b: in turn; state_aware_1f1b: "
+      "list-scheduled, at most chunk.k + stages - 1 - s live "
+      "chunks at stage s; zero_bubble: the same, with backward split into input and weight "
+      "gradients where that fills waits");
+  pipeline
+      .key("search", &PipelineConfig::search, "orders", between(1, 1 << 20),
+           "state_aware_1f1b, zero_bubble: orders of samples to try at most; 1: the batch's order")
+      .when(schedule, ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble);
+  pipeline.key("plan_steps", &PipelineConfig::plan_steps, "steps", between(1, kTokens),
+               "plan: global batches that times are averaged over");
+}
+
+void ring_rows(Schema& schema) {
+  const auto layout = on(&Config::ring, &RingConfig::layout);
+  auto ring = schema.block("ring", &Config::ring);
+  ring.key("layout", &RingConfig::layout,
+           "how the tokens of a micro-batch lie on the context-parallel ranks; shuffled: stripes, "
+           "each round of them dealt in an order of its own");
+  ring.key("stripe", &RingConfig::stripe, "tokens", between(1, 1 << 30),
+           "tokens of a stripe (striped and shuffled layouts)")
+      .when(layout, LayoutKind::striped, LayoutKind::shuffled);
+}
+
+void dst_rows(Schema& schema) {
+  const auto enabled = on(&Config::dst, &DstConfig::enabled);
+  auto dst = schema.block("dst", &Config::dst);
+  dst.key(
+      "enabled", &DstConfig::enabled,
+      "dynamic sparsity tuning: micro-batches predicted above the anchor lose attention budget, "
+      "those below gain");
+  dst.key("anchor", &DstConfig::anchor, "predicted latency that micro-batches are aligned to")
+      .when(enabled, true);
+  dst.key("threshold", &DstConfig::threshold, "", between(0, 1),
+          "p: largest drop of coverage, the share of routing mass that a budget keeps")
+      .when(enabled, true);
+  dst.key("base_budget", &DstConfig::base_budget, "blocks", between(0, 1 << 20),
+          "budget without tuning, in key blocks a query; 0: attention.moba_top_k (moba)")
+      .when(enabled, true);
+  dst.key("budgets", &DstConfig::budgets, "blocks", between(1, 1 << 20),
+          "budgets to choose from, ascending, with the base; empty: four to the octave, from an "
+          "eighth of the base to four times it")
+      .when(enabled, true);
+  dst.key("simulated_coverage", &DstConfig::simulated_coverage, "blocks", between(1, 1 << 20),
+          "plan: blocks that cover 90 %, one of these drawn for each sample and layer "
+          "(SparseBalance Figure 4); empty: 10, 36, 50");
+}
+
+void sab_rows(Schema& schema) {
+  const auto method = on(&Config::batching, &BatchingConfig::method);
+  auto sab = schema.block("sab", &Config::sab);
+  sab.key("decay", &SabConfig::decay, "", up_to(0, 1),
+          "weight of the past in the moving average of final budgets of a length bin")
+      .when(method, Batching::sab);
+}
+
+void loss_rows(Schema& schema) {
+  auto loss = schema.block("loss", &Config::loss);
+  loss.key("normaliser", &LossConfig::normaliser,
+           "ave_token: summed token loss of the global batch over its loss tokens, exact on every "
+           "mesh; token_mean: mean over micro-batches of "
+           "their mean token loss; sample_mean: mean over micro-batches of the mean over their "
+           "samples; sum: of all token losses");
+}
+
+void curriculum_rows(Schema& schema) {
+  const auto steps = on(&Config::curriculum, &CurriculumConfig::steps);
+  auto curriculum = schema.block("curriculum", &Config::curriculum);
+  curriculum.key(
+      "steps", &CurriculumConfig::steps, "steps", between(0, kTokens),
+      "first steps of the run that take short samples alone; the long ones follow later in "
+      "the first epoch");
+  curriculum
+      .key("max_tokens", &CurriculumConfig::max_tokens, "tokens", between(0, kTokens),
+           "longest sample of those steps; 0: the first packing group's length (batching.method = "
+           "\"hbp\")")
+      .when(steps);
+}
+
+void optimizer_rows(Schema& schema) {
+  auto optimizer = schema.block("optimizer", &Config::optimizer);
+  optimizer.key("learning_rate", &OptimizerConfig::learning_rate, "", at_least(0),
+                "peak learning rate of AdamW");
+  optimizer.key("minimum_learning_rate", &OptimizerConfig::minimum_learning_rate, "", at_least(0),
+                "learning rate at the end of the cosine");
+  optimizer.key("warmup_steps", &OptimizerConfig::warmup_steps, "steps", between(0, kTokens),
+                "linear warm-up");
+  optimizer.key("decay_steps", &OptimizerConfig::decay_steps, "steps", between(0, kTokens),
+                "step at which the cosine ends; 0: run.steps");
+  optimizer.key("beta1", &OptimizerConfig::beta1, "", up_to(0, 1), "decay of the first moment");
+  optimizer.key("beta2", &OptimizerConfig::beta2, "", up_to(0, 1), "decay of the second moment");
+  optimizer.key("eps", &OptimizerConfig::eps, "", above(0), "epsilon of AdamW");
+  optimizer.key("weight_decay", &OptimizerConfig::weight_decay, "", at_least(0),
+                "decoupled weight decay of the matrices");
+  optimizer.key("clip_norm", &OptimizerConfig::clip_norm, "", at_least(0),
+                "limit of the global gradient norm; 0: none");
+  optimizer.key(
+      "zero", &OptimizerConfig::zero, "", between(0, 2),
+      "ZeRO stage over the ranks that hold the same parameters: 0 replicated, 1 optimizer "
+      "state, 2 gradients too");
+}
+
+void recompute_rows(Schema& schema) {
+  const auto mode = on(&Config::recompute, &RecomputeOptions::mode);
+  auto recompute = schema.block("recompute", &Config::recompute);
+  recompute.key(
+      "mode", &RecomputeOptions::mode,
+      "what backward forms again: selective: norms and SwiGLU products; full: whole layers from "
+      "their input");
+  recompute
+      .key("layers", &RecomputeOptions::layers, "layers", between(-1, 1 << 16),
+           "full: the first layers of a stage that are formed again; -1: all")
+      .when(mode, Recompute::full);
+}
+
+void lora_rows(Schema& schema) {
+  const auto rank = on(&Config::lora, &LoraConfig::rank);
+  auto lora = schema.block("lora", &Config::lora);
+  lora.key(
+      "rank", &LoraConfig::rank, "", between(0, 1 << 16),
+      "rank of the adapters that are trained in place of the weights; 0: none, the weights are");
+  lora.key("alpha", &LoraConfig::alpha, "", above(0),
+           "an adapter's output is multiplied by alpha / rank")
+      .when(rank);
+  lora.key("dropout", &LoraConfig::dropout, "", up_to(0, 1),
+           "share of an adapter's inputs dropped in training")
+      .when(rank);
+  lora.key("projections", &LoraConfig::projections,
+           "matrices of a layer that get an adapter: some of q, k, v, o, gate, up, down")
+      .when(rank);
+}
+
+void costs_rows(Schema& schema) {
+  auto forward = schema.part<RingPassConfig>(
+      "costs", [](Config& c) -> RingPassConfig& { return c.costs.forward; }, "forward_");
+  auto backward = schema.part<RingPassConfig>(
+      "costs", [](Config& c) -> RingPassConfig& { return c.costs.backward; }, "backward_");
+  auto costs = schema.block("costs", &Config::costs);
+  forward.key("indexing_ms", &RingPassConfig::indexing_ms, "ms", at_least(0),
+              "ring attention, forward: sparse index, once a call");
+  forward.key("host_ms", &RingPassConfig::host_ms, "ms", at_least(0),
+              "ring attention, forward: host work that nothing hides, once a call");
+  forward.key("compute_ms", &RingPassConfig::compute_ms, "ms", at_least(0),
+              "ring attention, forward: attention of one ring step");
+  forward.key("inner_hop_ms", &RingPassConfig::inner_hop_ms, "ms", at_least(0),
+              "KV of one shard to the next rank of the inner ring");
+  forward.key("outer_hop_ms", &RingPassConfig::outer_hop_ms, "ms", at_least(0),
+              "KV of one shard to the next node");
+  backward.key("indexing_ms", &RingPassConfig::indexing_ms, "ms", at_least(0),
+               "ring attention, backward: work once a call, such as all vertical lines");
+  backward.key("host_ms", &RingPassConfig::host_ms, "ms", at_least(0),
+               "ring attention, backward: host work that nothing hides, once a call");
+  backward.key("compute_ms", &RingPassConfig::compute_ms, "ms", at_least(0),
+               "ring attention, backward: attention of one ring step");
+  backward.key(
+      "inner_hop_ms", &RingPassConfig::inner_hop_ms, "ms", at_least(0),
+      "KV and dKV of one shard together to the next rank of the inner ring; dKV alone takes "
+      "what exceeds forward's hop");
+  backward.key("outer_hop_ms", &RingPassConfig::outer_hop_ms, "ms", at_least(0),
+               "KV and dKV of one shard together to the next node; dKV alone takes what exceeds "
+               "forward's hop");
+  costs.key("forward_token_s", &CostsConfig::forward_token_s, "s", at_least(0),
+            "forward of one token on one pipeline stage (packs: the whole model)");
+  costs.key(
+      "forward_pair_s", &CostsConfig::forward_pair_s, "s", at_least(0),
+      "forward of one visible (query, key) pair on one pipeline stage (packs: the whole model)");
+  costs.key("backward_over_forward", &CostsConfig::backward_over_forward, "", at_least(0),
+            "time of backward in units of forward");
+  costs.key(
+      "exchange_token_s", &CostsConfig::exchange_token_s, "s", at_least(0),
+      "packs: all-to-alls of one token, all layers, forward and backward, if it went whole to "
+      "other ranks (Ulysses)");
+  costs.key(
+      "forward_micro_batch_s", &CostsConfig::forward_micro_batch_s, "s", at_least(0),
+      "pipeline: forward of a micro-batch on one stage beside its tokens and pairs: launches, "
+      "kernels too small to fill the device");
+  costs.key("stage_hop_token_s", &CostsConfig::stage_hop_token_s, "s", at_least(0),
+            "pipeline: one token's activations or gradients to the neighbour stage");
+}
+
+void checkpoint_rows(Schema& schema) {
+  auto checkpoint = schema.block("checkpoint", &Config::checkpoint);
+  checkpoint.key("every_steps", &CheckpointConfig::every_steps, "steps", between(0, kTokens),
+                 "steps between checkpoints; 0: only at the end and on an agreed stop");
+  checkpoint.key(
+      "at_end", &CheckpointConfig::at_end,
+      "a checkpoint after the last step; a run that is stopped before writes one in any case");
+  checkpoint.key("keep", &CheckpointConfig::keep, "files", between(1, 1 << 20),
+                 "newest checkpoints to keep");
+}
+
+void trace_rows(Schema& schema) {
+  auto trace = schema.block("trace", &Config::trace);
+  trace.key("enabled", &TraceConfig::enabled, "write the event trace that ballast-report reads");
+}
+
+void profile_rows(Schema& schema) {
+  auto profile = schema.block("profile", &Config::profile);
+  profile.key(
+      "table", &ProfileConfig::table,
+      "profile table (HDF5) that plans and budgets read; `ballast profile` writes it (empty: "
+      "profile.h5 of its run folder)");
+  profile.key("allow_mismatch", &ProfileConfig::allow_mismatch,
+              "use a table of other hardware, kernels, layer or dtype all the same, with a note");
+  profile.key(
+      "repair_limit", &ProfileConfig::repair_limit, "", at_least(0),
+      "relative change of a time up to which falling times are made monotone; beyond: refused");
+  profile.key("lengths", &ProfileConfig::lengths, "tokens", between(1, kTokens),
+              "lengths to measure, ascending, multiples of 64 with a sparse attention.pattern; "
+              "empty: 256 to 2048, on a GPU 1024 to 65536");
+  profile.key(
+      "prefixes", &ProfileConfig::prefixes, "tokens", between(64, kTokens),
+      "stored keys before a chunk to measure, ascending multiples of 64; 0 is always measured");
+  profile.key(
+      "budgets", &ProfileConfig::budgets, "blocks", between(1, 1 << 20),
+      "budgets of attention.pattern (moba, vertical_slash) to measure beside dense attention, by "
+      "indexes of that many random blocks, ascending; empty: 2, 4 ... 32, on a GPU 4, 8 ... 128");
+  profile.key("recompute", &ProfileConfig::recompute,
+              "recompute modes to measure: none, selective, full");
+  profile.key("warmup", &ProfileConfig::warmup, "runs", between(0, 1 << 20),
+              "runs before timing, of short work; long work runs once before");
+  profile.key(
+      "repeats", &ProfileConfig::repeats, "batches", between(1, 1 << 20),
+      "timed batches of each point at most, whose median counts; short work runs many times "
+      "in a batch");
+  profile.key(
+      "target_s", &ProfileConfig::target_s, "s", above(0),
+      "time that all timed runs aim at: points get fewer batches, three at least, where they "
+      "would take longer");
+  profile.key("held_out", &ProfileConfig::held_out, "points", between(0, 1 << 20),
+              "layers that the table did not see, timed to judge its predictions");
+  profile.key("largest_message", &ProfileConfig::largest_message, "bytes",
+              between(1 << 14, 1ll << 32), "largest message of the link measurement");
+}
+
+void eval_rows(Schema& schema) {
+  auto eval = schema.block("eval", &Config::eval);
+  eval.key("every_steps", &EvalConfig::every_steps, "steps", between(0, kTokens),
+           "steps between held-out losses; 0: none while training");
+  eval.key("samples", &EvalConfig::samples, "samples", between(0, kTokens),
+           "held-out samples to use; 0: all");
+  eval.key("depths", &EvalConfig::depths, "parts", between(1, 1 << 10),
+           "needle: parts of the context whose accuracy is reported apart");
+}
+
+}  // namespace
+
+std::vector<KeySpec> deck_rows() {
+  Schema schema;
+  for (const auto rows :
+       {run_rows,        mesh_rows,      model_rows,     data_rows, batching_rows, attention_rows,
+        chunk_rows,      pipeline_rows,  ring_rows,      dst_rows,  sab_rows,      loss_rows,
+        curriculum_rows, optimizer_rows, recompute_rows, lora_rows, costs_rows,    checkpoint_rows,
+        trace_rows,      profile_rows,   eval_rows})
+    rows(schema);
+  return std::move(schema.list);
+}
+
+}  // namespace ballast
