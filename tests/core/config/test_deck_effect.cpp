@@ -15,8 +15,8 @@ using S = std::string;
 Deck all_set(const std::vector<std::pair<S, DeckValue>>& other) {
   Deck deck;
   for (const KeySpec& spec : deck_schema())
-    deck.set(spec.path(), spec.default_value, "command line: x");
-  for (const auto& [path, value] : other) deck.set(path, value, "command line: x");
+    deck.set(spec.path(), spec.default_value, "command line: x", Origin::command_line);
+  for (const auto& [path, value] : other) deck.set(path, value, "command line: x", Origin::command_line);
   return deck;
 }
 
@@ -102,7 +102,7 @@ TEST(DeckEffect, KeysOfTheDeckMayBeForOtherCases) {
   Deck deck;
   deck.set("chunk.k", I{2}, "deck.toml:3");
   EXPECT_TRUE(without_effect(deck).empty());
-  deck.set("chunk.k", I{2}, "command line: chunk.k=2");
+  deck.set("chunk.k", I{2}, "command line: chunk.k=2", Origin::command_line);
   ASSERT_EQ(without_effect(deck).size(), 1u);
   EXPECT_EQ(
       without_effect(deck)[0],

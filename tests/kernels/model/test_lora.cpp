@@ -150,7 +150,7 @@ TEST(Lora, GradientsUnderDropoutAndRecomputation) {
 }
 
 TEST(Lora, FrozenWeightsHaveNoGradientMemory) {
-  const ModelShape shape = shape_with({"q", "down"});
+  const ModelShape shape = shape_with({Projection::q, Projection::down});
   const Parameters parameters(parameter_table(shape), DType::f32, host_device(), 4);
   std::int64_t adapters = 0, frozen = 0;
   for (const Parameter& p : parameters.table()) {
