@@ -7,7 +7,7 @@
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/observe/text_table.hpp"
-#include "app/plan/pack_costs.hpp"
+#include "app/plan/planned_run.hpp"
 #include "app/plan/planned_samples.hpp"
 #include "app/train/budget_tuning.hpp"
 #include "core/config/run_options.hpp"
@@ -22,13 +22,14 @@ struct PackFacts {
   RunOptions options;
   BatchMetrics metrics;
   double plan_seconds = 0;
-  std::optional<PackCosts> costs;  ///< where the deck has a profile table or states them
-  int recompute_layers = 0;
+  std::shared_ptr<const Costs> costs;  ///< where the deck has a profile table or states them
+  SimulationOptions simulation;
+  StepOptions step;
   double run_seconds = 0;  ///< of all batches by those costs
   std::vector<std::string> notes;
 
   void time(const Batch& batch) {
-    if (costs) run_seconds += step_seconds(batch, options.mesh.sp, recompute_layers, *costs);
+    if (costs) run_seconds += simulate(plan_batch_step(batch, step), simulation, *costs).step_s;
   }
 };
 
@@ -72,15 +73,18 @@ void pack_steps(const Deck& deck, PlannedSamples& planned, PackFacts& f, BatchMe
   }
 }
 
-PackFacts pack(const Deck& deck) {
+/// Into `f`, which stays where it is: its plans refer to its members.
+void pack(const Deck& deck, PackFacts& f) {
   PlannedSamples planned(deck);
   planned.begin_with_curriculum();
-  PackFacts f;
   f.case_name = deck.case_name;
   f.data = planned.dataset().description();
   f.options = RunOptions::from(deck);
-  f.costs = pack_costs(deck, f.notes);
-  f.recompute_layers = recomputed_layers(deck);
+  if (has_costs(deck)) {
+    f.costs = plan_costs(deck, f.notes);
+    f.simulation = simulation_options(deck, f.options);
+    f.step = step_options(deck, f.options, f.simulation, *f.costs);
+  }
   predict_samples(deck, f.options.batching);
   BatchMeter meter(f.options.batching, f.options.mesh.cp() * f.options.mesh.sp);
   if (deck.text("batching.scope") == "epoch")
@@ -88,7 +92,6 @@ PackFacts pack(const Deck& deck) {
   else
     pack_steps(deck, planned, f, meter);
   f.metrics = meter.result();
-  return f;
 }
 
 nlohmann::ordered_json histogram(const std::vector<std::int64_t>& counts,
@@ -164,7 +167,7 @@ void print(const std::vector<PackFacts>& cases) {
                              "batches", "tail_packs", "cr", "cr_bound", "ave_t", "plan_seconds"})
     header.push_back(column);
   const bool timed = std::any_of(cases.begin(), cases.end(),
-                                 [](const PackFacts& f) { return f.costs.has_value(); });
+                                 [](const PackFacts& f) { return f.costs != nullptr; });
   if (timed) header.push_back("run_s");
   TextTable table(header);
   header = name;
@@ -226,8 +229,9 @@ void print(const std::vector<PackFacts>& cases) {
 }  // namespace
 
 int pack_command(const CommandLine& line) {
-  std::vector<PackFacts> cases;
-  for (const Deck& deck : line.decks({.model = false, .data = true})) cases.push_back(pack(deck));
+  const std::vector<Deck> decks = line.decks({.model = false, .data = true});
+  std::vector<PackFacts> cases(decks.size());
+  for (std::size_t d = 0; d < decks.size(); ++d) pack(decks[d], cases[d]);
   print(cases);
   auto list = nlohmann::ordered_json::array();
   for (const PackFacts& f : cases) list.push_back(json(f));

@@ -4,9 +4,6 @@
 #include <set>
 
 #include "app/plan/latency.hpp"
-#include "app/plan/planned_samples.hpp"
-#include "app/train/budget_tuning.hpp"
-#include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
 #include "core/predict/latency_model.hpp"
@@ -88,40 +85,6 @@ ScheduleCosts schedule_costs(std::vector<MicroBatchTimes> times,
         return 0.0;
     }
   }};
-}
-
-std::vector<Batch> first_batches(const Deck& deck, const RunOptions& options, std::int64_t count) {
-  PlannedSamples planned(deck);
-  planned.begin_with_curriculum();
-  SamplerPosition position;
-  BatchingOptions batching = options.batching;
-  predict_samples(deck, batching);
-  std::vector<Batch> batches;
-  for (std::int64_t step = 0; step < count; ++step)
-    batches.push_back(plan_batch(step, planned.next(position), batching));
-  return batches;
-}
-
-void simulate_batch(const Batch& batch, const RunOptions& options, const StageTimes& times,
-                    PipelineFacts& facts) {
-  const int stages = options.mesh.pp;
-  facts.live.resize(static_cast<std::size_t>(stages), 0);
-  double step_s = 0;
-  for (const std::vector<MicroBatch>& list : batch.micro_batches) {
-    const ScheduleCosts costs = times.of(list, options);
-    const Schedule schedule = plan_schedule(list, options.pipeline, costs);
-    const std::string wrong = problems(schedule);
-    require(wrong.empty(), "pipeline.schedule = \"{}\": {}", options.pipeline.schedule, wrong);
-    const SimulatedSchedule result = simulate(schedule, costs);
-    step_s = std::max(step_s, result.step_time_s);
-    facts.useful_s += (1 - result.bubble_ratio) * result.step_time_s * stages;
-    facts.micro_batches += list.size();
-    for (const Op& op : schedule.stages.front()) facts.recomputed += op.kind == OpKind::recompute;
-    for (int s = 0; s < stages; ++s)
-      facts.live[s] = std::max(facts.live[s], result.peak_live_activations[s]);
-  }
-  facts.step_s += step_s;
-  facts.rank_s += step_s * stages * static_cast<double>(batch.micro_batches.size());
 }
 
 }  // namespace ballast

@@ -44,18 +44,4 @@ class StageTimes {
   double stage_latency_s_ = 0, stage_byte_s_ = 0, token_bytes_ = 0;
 };
 
-/// The first `count` global batches of the deck's data, in the order that training takes.
-std::vector<Batch> first_batches(const Deck& deck, const RunOptions& options, std::int64_t count);
-
-struct PipelineFacts {
-  double step_s = 0, useful_s = 0;  ///< useful: forward and backward time of all ranks
-  double rank_s = 0;                ///< step times x ranks
-  std::size_t micro_batches = 0, recomputed = 0;
-  std::vector<int> live;  ///< [stage] most live activations
-  double bubble_ratio() const { return rank_s > 0 ? 1 - useful_s / rank_s : 0; }
-};
-/// Adds one batch: the schedules of its data-parallel ranks, which wait for the slowest one.
-void simulate_batch(const Batch& batch, const RunOptions& options, const StageTimes& times,
-                    PipelineFacts& facts);
-
 }  // namespace ballast

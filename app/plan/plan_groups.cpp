@@ -6,6 +6,7 @@
 
 #include "app/command/plan.hpp"
 #include "app/plan/pack_costs.hpp"
+#include "app/plan/planned_run.hpp"
 #include "app/plan/planned_samples.hpp"
 #include "app/plan/stored_groups.hpp"
 #include "core/config/run_options.hpp"
@@ -13,7 +14,7 @@
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/batch/packing.hpp"
 #include "core/plan/context/ulysses_heads.hpp"
-#include "core/predict/memory_estimate.hpp"
+#include "core/predict/memory_replay.hpp"
 
 namespace ballast {
 namespace {
@@ -104,18 +105,19 @@ std::optional<PlanPart> plan_groups(const Deck& deck) {
       search,
       [&](std::int64_t tokens) { return naive_packs(lengths, tokens, options.batching.seed); },
       *costs);
+  const SimulationOptions simulation = simulation_options(deck, options);
+  StepOptions step = step_options(deck, options, simulation, *costs->costs);
   const auto planned_seconds = [&](const std::vector<PackGroup>& groups) {
-    BatchingOptions batching = options.batching;
-    batching.groups = groups;
+    step.batching.groups = groups;
     double seconds = 0;
+    const auto add = [&](const Batch& batch) {
+      seconds += simulate(plan_batch_step(batch, step), simulation, *costs->costs).step_s;
+    };
     for (std::size_t b = 0; b < samples.batches.size(); ++b) {
       if (deck.text("batching.scope") == "epoch")
-        for (const Batch& batch : plan_epoch(samples.batches[b], batching))
-          seconds += step_seconds(batch, options.mesh.sp, 0, *costs);
+        std::ranges::for_each(plan_epoch(samples.batches[b], step.batching), add);
       else
-        seconds +=
-            step_seconds(plan_batch(static_cast<std::int64_t>(b), samples.batches[b], batching),
-                         options.mesh.sp, 0, *costs);
+        add(plan_batch(static_cast<std::int64_t>(b), samples.batches[b], step.batching));
     }
     return seconds;
   };
@@ -142,8 +144,7 @@ std::optional<PlanPart> plan_groups(const Deck& deck) {
                       {"bytes", t.bytes},
                       {"token_s", fits ? nlohmann::ordered_json(t.token_s) : nullptr}});
   }
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   const std::string tokens =
       list_text(selection.groups, [](const PackGroup& g) { return g.tokens; });
   const std::string ranks =
@@ -154,7 +155,7 @@ std::optional<PlanPart> plan_groups(const Deck& deck) {
       "token_us: rank-microseconds a token in naive packs, forward and backward (HBP Algorithms 1, "
       "3, 4); selected in {:.2f} s: {} samples planned in {:.4g} s with "
       "the groups of Algorithm 1, in {:.4g} s with these",
-      seconds, lengths.size(), first_s, planned_s);
+      took.count(), lengths.size(), first_s, planned_s);
   const std::vector<std::string> wrong = problems(selection.groups, options.mesh.dp);
   const bool stored = takes_stored_groups(deck) && wrong.empty();
   if (stored) store_groups(deck, selection.groups);
@@ -169,7 +170,7 @@ std::optional<PlanPart> plan_groups(const Deck& deck) {
   for (const std::string& note : notes) part.note += "\nnote: " + note;
   for (const std::string& problem : wrong) part.note += "\nnote: " + problem;
   part.values = {{"trials", trials},
-                 {"selection_seconds", seconds},
+                 {"selection_seconds", took.count()},
                  {"algorithm_1_run_s", first_s},
                  {"run_s", planned_s}};
   if (stored) part.values["stored_in"] = deck.text("profile.table");

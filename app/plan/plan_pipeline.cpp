@@ -1,6 +1,6 @@
 // ballast plan: the pipeline schedule of the deck's first global batch, simulated.
 #include "app/command/plan.hpp"
-#include "app/plan/pipeline_simulation.hpp"
+#include "app/plan/planned_run.hpp"
 
 namespace ballast {
 
@@ -8,18 +8,16 @@ std::optional<PlanPart> plan_pipeline(const Deck& deck) {
   if (!deck.block_set("pipeline") && !deck.block_set("chunk")) return std::nullopt;
   const RunOptions options = RunOptions::from(deck);
   std::vector<std::string> notes;
-  const StageTimes times(deck, notes);
-  PipelineFacts facts;
+  const std::shared_ptr<const Costs> costs = plan_costs(deck, notes);
   const std::int64_t batches = deck.integer("pipeline.plan_steps");
-  for (const Batch& batch : first_batches(deck, options, batches))
-    simulate_batch(batch, options, times, facts);
-  const double step_s = facts.step_s / static_cast<double>(batches);
+  const RunFacts facts = first_steps(deck, costs, batches);
+  const double step_s = facts.mean_step_s();
 
   PlanPart part;
   part.title = fmt::format(
       "pipeline, {}, {}",
       batches == 1 ? "first global batch" : fmt::format("first {} global batches", batches),
-      times.source());
+      costs->source());
   part.header = {
       "stages",        "schedule",   "batching",  "chunk_tokens", "k",
       "micro_batches", "recomputed", "step_time", "bubble_ratio", "peak_live_activations"};

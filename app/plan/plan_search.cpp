@@ -1,7 +1,7 @@
 // ballast plan: search over chunk sizes and K (ChunkFlow Section 5): the fastest pair whose fullest
 // rank fits the memory limit.
 #include "app/command/plan.hpp"
-#include "app/plan/pipeline_simulation.hpp"
+#include "app/plan/planned_run.hpp"
 #include "app/plan/run_summary.hpp"
 
 namespace ballast {
@@ -11,7 +11,7 @@ std::optional<PlanPart> plan_search(const Deck& deck) {
   if (sizes.empty()) return std::nullopt;
   const double limit = deck.real("chunk.search_memory_gib") * (1 << 30);
   std::vector<std::string> notes;
-  const StageTimes times(deck, notes);
+  const std::shared_ptr<const Costs> costs = plan_costs(deck, notes);
   const std::int64_t steps = deck.integer("chunk.search_steps");
 
   std::vector<std::int64_t> ks = deck.get<std::vector<std::int64_t>>("chunk.search_k");
@@ -26,7 +26,7 @@ std::optional<PlanPart> plan_search(const Deck& deck) {
                                    : "state_aware_1f1b";
   PlanPart part;
   part.title = fmt::format("chunk size and K over {} global batch{}, {}", steps,
-                           steps == 1 ? "" : "es", times.source());
+                           steps == 1 ? "" : "es", costs->source());
   part.header = {"chunk_tokens",
                  "k",
                  "micro_batches",
@@ -48,10 +48,8 @@ std::optional<PlanPart> plan_search(const Deck& deck) {
       set("chunk.tokens", tokens);
       set("chunk.k", k);
       const RunOptions options = RunOptions::from(point);
-      PipelineFacts facts;
-      for (const Batch& batch : first_batches(point, options, steps))
-        simulate_batch(batch, options, times, facts);
-      const double step_s = facts.step_s / static_cast<double>(steps);
+      const RunFacts facts = first_steps(point, costs, steps);
+      const double step_s = facts.mean_step_s();
       const bool model = options.model.layers > 0;
       const std::int64_t bytes = model ? CheckFacts::of(point).largest_rank_bytes() : 0;
       const bool fits = limit == 0 || static_cast<double>(bytes) <= limit;

@@ -7,8 +7,6 @@
 #include "core/observe/metrics.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/context/ulysses_heads.hpp"
-#include "kernels/model/layer.hpp"
-#include "kernels/model/stage_model.hpp"
 
 namespace ballast {
 namespace {
@@ -55,18 +53,35 @@ std::vector<ShardFacts> shard_facts(const RunOptions& options, std::int64_t toke
   return shards;
 }
 
-/// `micro_batches` of a step, all full, `most` at most; the first ones are the chunks of one sample
-/// of `longest` tokens.
+/// `micro_batches` of a step, all full; with chunks (`longest` above a micro-batch) they are those
+/// of samples of `longest` tokens.
 std::vector<MicroBatch> full_micro_batches(const CheckFacts& f, std::int64_t micro_batches,
-                                           std::int64_t most, std::int64_t longest) {
+                                           std::int64_t longest) {
   std::vector<MicroBatch> list;
-  const std::int64_t cut = std::min(longest, most * f.micro_batch_tokens);
-  for (std::int64_t begin = 0; begin < cut; begin += f.micro_batch_tokens)
-    list.push_back({{{0, begin, std::min(cut, begin + f.micro_batch_tokens), 0}}});
-  for (std::int64_t m = static_cast<std::int64_t>(list.size()); m < std::min(micro_batches, most);
-       ++m)
-    list.push_back({{{m + 1, 0, f.micro_batch_tokens, 0}}});
+  const std::int64_t sample = std::max(longest, f.micro_batch_tokens);
+  for (std::int64_t s = 0; static_cast<std::int64_t>(list.size()) < micro_batches; ++s)
+    for (std::int64_t begin = 0; begin < sample; begin += f.micro_batch_tokens)
+      list.push_back({{{s, begin, std::min(sample, begin + f.micro_batch_tokens), 0}}});
   return list;
+}
+
+/// The fullest rank's parts of such a list.
+std::vector<RankMicroBatch> rank_parts(const CheckFacts& f, const std::vector<MicroBatch>& list,
+                                       const PackGroup& group) {
+  StepPlan plan;
+  plan.mesh = f.options.mesh;
+  plan.layouts.push_back({f.options.layout, f.options.stripe, f.options.attention.align()});
+  PlannedLane& lane = plan.lanes.emplace_back();
+  for (const MicroBatch& m : list) {
+    PlannedMicroBatch& planned = plan.micro_batches.emplace_back();
+    planned.segments = m.segments;
+    planned.split = {f.options.mesh.sp * group.ranks, f.options.mesh.cp_outer,
+                     f.options.mesh.cp_inner};
+    planned.recompute_layers = group.recompute_layers;
+    planned.align = f.options.attention.align();
+    lane.micro_batches.push_back(static_cast<int>(plan.micro_batches.size()) - 1);
+  }
+  return rank_micro_batches(plan, 0);
 }
 
 nlohmann::ordered_json hop_json(const std::optional<RingHop>& hop) {
@@ -141,8 +156,13 @@ LargestMicroBatch largest_micro_batch(const Deck& deck, CheckFacts& f) {
   const std::int64_t samples = deck.integer("batching.global_samples"), dp = f.options.mesh.dp,
                      packs = (deck.integer("batching.global_tokens") + f.micro_batch_tokens - 1) /
                              f.micro_batch_tokens;
-  f.micro_batches =
-      std::max<std::int64_t>(1, ((samples > 0 ? samples : packs) * shown.ranks + dp - 1) / dp);
+  // A sample longer than a chunk makes several.
+  const std::int64_t of_sample =
+      chunked && samples > 0
+          ? std::max<std::int64_t>(1, (longest + f.micro_batch_tokens - 1) / f.micro_batch_tokens)
+          : 1;
+  f.micro_batches = std::max<std::int64_t>(
+      1, ((samples > 0 ? samples : packs) * shown.ranks + dp - 1) / dp * of_sample);
   f.micro_batches_at_most = samples > 0 && packed;
   if (f.micro_batches_at_most)
     f.notes.push_back(
@@ -152,56 +172,32 @@ LargestMicroBatch largest_micro_batch(const Deck& deck, CheckFacts& f) {
   return largest;
 }
 
-/// What decides the memory of stage `s`.  `local`: the model of a tensor-parallel rank; `waiting`:
-/// weight halves that wait at once.
-MemoryInputs memory_inputs(const Deck& deck, const CheckFacts& f, int s, const ModelShape& local,
-                           const LargestMicroBatch& largest, int waiting) {
+/// What decides the memory of stage `s` of `local`, the model of a tensor-parallel rank.
+StageMemory stage_memory(const Deck& deck, const CheckFacts& f, int s, const ModelShape& local) {
   const StageFacts& stage = f.stages[static_cast<std::size_t>(s)];
-  const MeshShape& mesh = f.options.mesh;
-  const RecomputeOptions recompute = recompute_options(deck).with(largest.group.recompute_layers);
-  MemoryInputs in;
+  StageMemory in;
   in.model = local;
+  in.layers = stage.layer_end - stage.layer_begin;
+  in.first = s == 0, in.last = s + 1 == f.options.mesh.pp;
   in.parameters = stage.parameters - stage.frozen;
   in.frozen = stage.frozen;
-  in.replicas = mesh.replicas();
+  in.replicas = f.options.mesh.replicas();
   in.zero = f.zero;
   in.type = f.type;
-  in.last_stage = s + 1 == mesh.pp;
-  in.tokens = (largest.fullest + largest.sp - 1) / largest.sp;
-  const std::int64_t stage_layers = stage.layer_end - stage.layer_begin;
-  const std::int64_t whole = StageModel::activation_bytes(local, stage_layers, in.last_stage,
-                                                          in.tokens, f.type, recompute);
-  const std::int64_t half =
-      StageModel::between_halves_bytes(local, stage_layers, in.tokens, f.type);
-  in.activation_bytes =
-      stage.live_micro_batches * whole + waiting * std::max<std::int64_t>(0, half - whole);
-  const Keep kept = recompute.mode == Recompute::none        ? Keep::all
-                    : recompute.mode == Recompute::selective ? Keep::selective
-                                                             : Keep::input;
-  in.recomputed_bytes = Layer::kept_bytes(local, in.tokens, f.type, Keep::all) -
-                        Layer::kept_bytes(local, in.tokens, f.type, kept);
+  in.recompute = recompute_options(deck);
   in.head_chunk_tokens = deck.integer("model.head_chunk_tokens");
-  in.cp = mesh.cp();
-  in.sp = largest.sp;
-  in.kv_buffers = f.ring.kv_buffers;
-  in.dkv_buffers = std::max(1, f.ring.dkv_buffers);
-  if (f.options.batching.method == "chunkflow" && largest.longest > f.micro_batch_tokens) {
-    const auto local_share = [&](std::int64_t tokens) {
-      return (tokens * largest.fullest + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
-    };
-    in.layers = stage_layers;
-    in.stored_tokens = local_share(largest.longest);
-    if (f.options.pipeline.offload)
-      in.window_tokens =
-          local_share(std::max(f.micro_batch_tokens, deck.integer("chunk.window_tokens")));
-    const std::int64_t chunks = (largest.longest + f.micro_batch_tokens - 1) / f.micro_batch_tokens;
-    const std::int64_t again = state_aware(f.options.pipeline.schedule)
-                                   ? std::max<std::int64_t>(0, chunks - f.options.pipeline.k)
-                                   : 0;
-    in.stored_inputs = s > 0 ? again * in.tokens : 0;
-  }
   in.host = deck.text("run.backend") == "host";
+  in.index_per_head = f.options.attention.sparse();
+  in.offload = f.options.pipeline.offload;
+  in.window_tokens = deck.integer("chunk.window_tokens");
   return in;
+}
+
+/// The larger of two peaks in every category.
+void take_larger(MemoryEstimate& of, const MemoryEstimate& other) {
+  for (std::size_t c = 0; c < of.bytes.size(); ++c)
+    of.bytes[c] = std::max(of.bytes[c], other.bytes[c]);
+  of.peak_bytes = std::max(of.peak_bytes, other.peak_bytes);
 }
 
 }  // namespace
@@ -245,46 +241,44 @@ CheckFacts CheckFacts::of(const Deck& deck) {
     if (!p.trainable) stage.frozen += p.numel();
   }
   const bool chunked = f.options.batching.method == "chunkflow";
-  const auto simulated_with = [&](std::int64_t micro_batches) {
-    const std::vector<MicroBatch> list = full_micro_batches(
-        f, micro_batches, mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches,
-        chunked ? largest.longest : 0);
-    const Schedule schedule = plan_schedule(list, f.options.pipeline);
-    return std::pair{schedule, simulate(schedule, schedule_costs(f.options.pipeline.costs, list))};
-  };
-  auto [schedule, simulated] = simulated_with(f.micro_batches);
-  if (f.micro_batches_at_most) {
-    // Fewer micro-batches may keep more weight halves waiting: other forwards and backwards fill
-    // the waits of many.
-    const std::int64_t chunks = chunked ? (largest.longest + f.micro_batch_tokens - 1) /
-                                              f.micro_batch_tokens
-                                        : 0,
-                       more = f.options.pipeline.k + mesh.pp;
-    for (std::int64_t m = chunks;
-         m < std::min({f.micro_batches, chunks + more, kPipelinedMicroBatches});
-         m += (more + 7) / 8) {
-      const SimulatedSchedule fewer = simulated_with(std::max<std::int64_t>(1, m)).second;
-      for (std::size_t s = 0; s < fewer.peak_live_activations.size(); ++s) {
-        simulated.peak_live_activations[s] =
-            std::max(simulated.peak_live_activations[s], fewer.peak_live_activations[s]);
-        simulated.peak_weight_halves[s] =
-            std::max(simulated.peak_weight_halves[s], fewer.peak_weight_halves[s]);
-      }
-    }
-  }
-  for (int s = 0; s < mesh.pp; ++s) {
-    const auto at = static_cast<std::size_t>(s);
-    StageFacts& stage = f.stages[at];
-    stage.layer_begin = layer_begin[at];
-    stage.layer_end = s + 1 < mesh.pp ? layer_begin[at + 1] : local.layers;
-    const std::int64_t trained = stage.parameters - stage.frozen,
+  for (int stage = 0; stage < mesh.pp; ++stage) {
+    StageFacts& facts = f.stages[static_cast<std::size_t>(stage)];
+    const auto at = static_cast<std::size_t>(stage);
+    facts.layer_begin = layer_begin[at];
+    facts.layer_end = stage + 1 < mesh.pp ? layer_begin[at + 1] : local.layers;
+    const std::int64_t trained = facts.parameters - facts.frozen,
                        shard = (trained + mesh.replicas() - 1) / mesh.replicas();
-    stage.shard_parameters = f.zero == 0 ? trained : shard;
-    stage.live_micro_batches = simulated.peak_live_activations.at(at);
-    stage.ops = schedule.stages.at(at);
-    stage.memory = estimate_memory(
-        memory_inputs(deck, f, s, local, largest, simulated.peak_weight_halves.at(at)));
+    facts.shard_parameters = f.zero == 0 ? trained : shard;
+    facts.live_micro_batches = 0;
   }
+  const std::int64_t most = mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches;
+  const auto add = [&](std::int64_t micro_batches) {
+    const std::vector<MicroBatch> list =
+        full_micro_batches(f, std::min(micro_batches, most), chunked ? largest.longest : 0);
+    const Schedule schedule = plan_schedule(list, f.options.pipeline);
+    const SimulatedSchedule timed =
+        simulate(schedule, schedule_costs(f.options.pipeline.costs, list));
+    const std::vector<RankMicroBatch> parts = rank_parts(f, list, largest.group);
+    for (int s = 0; s < mesh.pp; ++s) {
+      StageFacts& stage = f.stages[static_cast<std::size_t>(s)];
+      stage.live_micro_batches = std::max(
+          stage.live_micro_batches, timed.peak_live_activations.at(static_cast<std::size_t>(s)));
+      stage.ops = schedule.stages.at(static_cast<std::size_t>(s));
+      take_larger(stage.memory, replay_memory(stage_memory(deck, f, s, local), stage.ops, parts));
+    }
+  };
+  // Fewer micro-batches may keep more weight halves waiting: other forwards and backwards fill the
+  // waits of many.
+  const std::int64_t chunks = chunked ? (largest.longest + f.micro_batch_tokens - 1) /
+                                            f.micro_batch_tokens
+                                      : 0,
+                     more = f.options.pipeline.k + mesh.pp;
+  for (std::int64_t m = chunks;
+       f.micro_batches_at_most &&
+       m < std::min({f.micro_batches, chunks + more, kPipelinedMicroBatches});
+       m += (more + 7) / 8)
+    add(std::max<std::int64_t>(1, m));
+  add(f.micro_batches);
   return f;
 }
 

@@ -9,7 +9,7 @@
 #include "core/config/run_options.hpp"
 #include "core/plan/context/ring_plan.hpp"
 #include "core/plan/pipeline/schedule.hpp"
-#include "core/predict/memory_estimate.hpp"
+#include "core/predict/memory_replay.hpp"
 
 namespace ballast {
 

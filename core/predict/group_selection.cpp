@@ -151,23 +151,4 @@ std::vector<PackGroup> refine_groups(
   return best;
 }
 
-double step_seconds(const Batch& batch, int sp, int recompute_layers, const PackCosts& costs) {
-  std::vector<double> clock(batch.micro_batches.size(), 0.0);
-  std::size_t rounds = 0;
-  for (const auto& list : batch.micro_batches) rounds = std::max(rounds, list.size());
-  for (std::size_t m = 0; m < rounds; ++m)
-    for (std::size_t d = 0; d < clock.size(); ++d) {
-      if (m >= batch.micro_batches[d].size()) continue;
-      const MicroBatch& work = batch.micro_batches[d][m];
-      if (work.segments.empty()) continue;
-      const auto first = clock.begin() + static_cast<std::ptrdiff_t>(d), last = first + work.sp;
-      const double end =
-          *std::max_element(first, last) +
-          costs.seconds(work, work.sp * sp,
-                        work.recompute_layers < 0 ? recompute_layers : work.recompute_layers);
-      std::fill(first, last, end);
-    }
-  return clock.empty() ? 0 : *std::max_element(clock.begin(), clock.end());
-}
-
 }  // namespace ballast

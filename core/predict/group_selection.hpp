@@ -1,18 +1,20 @@
 // Hierarchical Groups Auto-Selection (HBP Section 4.1, Algorithms 1, 3 and 4): packing groups and
-// their settings from measured or stated times and memory; and the time of a Batch plan from the
-// same figures.
+// their settings from measured or stated times and memory.
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "core/plan/batch/batch.hpp"
 #include "core/plan/batch/batch_plan.hpp"
+#include "core/predict/costs.hpp"
 
 namespace ballast {
 
 /// What a pack costs.  `layers`: those recomputed in backward.
 struct PackCosts {
+  std::shared_ptr<const Costs> costs;  ///< that a whole plan is timed by
   /// Seconds of forward and backward of a pack that `ranks` ranks share.
   std::function<double(const MicroBatch& pack, int ranks, int layers)> seconds;
   /// Peak bytes of one of `ranks` ranks that share a pack of `tokens` tokens.
@@ -67,10 +69,5 @@ GroupSelection select_groups(
 std::vector<PackGroup> refine_groups(
     const GroupSelection& selection,
     const std::function<double(const std::vector<PackGroup>&)>& seconds);
-
-/// Seconds of one step of a Batch plan whose micro-batches are also shared by `sp` ranks of the
-/// mesh: every data-parallel rank goes through its list and waits only for those that it shares a
-/// micro-batch with; the slowest rank counts.  Gradient reduction is not in it.
-double step_seconds(const Batch& batch, int sp, int recompute_layers, const PackCosts& costs);
 
 }  // namespace ballast

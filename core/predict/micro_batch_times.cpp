@@ -156,8 +156,8 @@ void MicroBatchClock::finish(const PlannedMicroBatch& m, MicroBatchTimes& times)
   }
 }
 
-BudgetFacts MicroBatchClock::budgets() const {
-  BudgetFacts facts = facts_;
+SimulatedBudgets MicroBatchClock::budgets() const {
+  SimulatedBudgets facts = facts_;
   if (choices_ > 0) {
     facts.mean_budget = budget_sum_ / choices_;
     facts.mean_coverage_loss = loss_sum_ / choices_;

@@ -37,7 +37,7 @@ double simulated_coverage(std::int64_t tokens, std::int64_t budget, std::int64_t
                           std::int64_t block_tokens);
 
 /// Budgets of all layers and micro-batches of a step.
-struct BudgetFacts {
+struct SimulatedBudgets {
   double mean_budget = 0, mean_coverage_loss = 0, largest_coverage_loss = 0;
   std::vector<double> sums, counts;  ///< of (sample, layer) in each length bin, for BudgetAverages
 };
@@ -59,7 +59,7 @@ class MicroBatchClock {
   /// Of micro-batch `id`; equal shapes are worked out once, unless they are tuned.
   std::shared_ptr<const MicroBatchTimes> times(int id);
   /// Of all micro-batches asked for.
-  BudgetFacts budgets() const;
+  SimulatedBudgets budgets() const;
 
  private:
   std::int64_t stage_layers(std::size_t stage) const;
@@ -74,7 +74,7 @@ class MicroBatchClock {
   const Costs& costs_;
   LayerClock layer_;
   std::unordered_map<std::uint64_t, std::shared_ptr<const MicroBatchTimes>> known_;
-  BudgetFacts facts_;
+  SimulatedBudgets facts_;
   double choices_ = 0, budget_sum_ = 0, loss_sum_ = 0;
 };
 

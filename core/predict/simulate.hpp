@@ -36,7 +36,7 @@ struct SimulatedStep {
   double forward_max_s = 0, forward_mean_s = 0,
          forward_min_s = 0;  ///< of micro-batches, over stages
   StepTerms terms;
-  BudgetFacts budgets;
+  SimulatedBudgets budgets;
   std::size_t recomputed = 0;                 ///< recompute ops of the first stage, all lanes
   std::vector<int> live, weight_halves;       ///< [stage], of the lane that holds most
   std::vector<std::vector<LaneStage>> lanes;  ///< [dp][stage]

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "core/base/tensor.hpp"
+#include "core/model/tensor_specs.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
 #include "kernels/ops/blas.hpp"
@@ -62,13 +63,9 @@ struct HeadGroups {
   int stacked() const { return index_heads == 1 ? q_heads / kv_heads : 1; }
 };
 
-/// Columns of a score buffer: wide enough for good matrix products, small enough to stay in a
-/// core's own cache.  Sizes of 128 to 768 KiB measured alike (docs/performance.md).
+/// Columns of a score buffer (core/model/tensor_specs).
 inline std::int64_t tile_columns(int stacked_heads, std::size_t element_bytes) {
-  constexpr std::size_t buffer_bytes = 256 * 1024;
-  const std::int64_t columns = static_cast<std::int64_t>(buffer_bytes / element_bytes) /
-                               (std::int64_t{stacked_heads} * kBlock);
-  return std::clamp<std::int64_t>(columns / kBlock * kBlock, kBlock, 8 * kBlock);
+  return attention_tile_columns(stacked_heads, static_cast<std::int64_t>(element_bytes));
 }
 
 using blas::gemm;

@@ -12,10 +12,6 @@
 namespace ballast {
 namespace {
 
-std::int64_t query_width(const ModelShape& s) { return s.query_heads * s.head_dim; }
-std::int64_t kv_width(const ModelShape& s) { return s.kv_heads * s.head_dim; }
-std::int64_t qkv_width(const ModelShape& s) { return query_width(s) + 2 * kv_width(s); }
-
 // Columns [begin, begin + heads * D) of a joined buffer [T, width] as [T, heads, D].
 Tensor heads_of(const Tensor& joined, std::int64_t begin, std::int64_t heads,
                 std::int64_t head_dim) {
@@ -23,31 +19,21 @@ Tensor heads_of(const Tensor& joined, std::int64_t begin, std::int64_t heads,
   return by_head.narrow(1, begin / head_dim, begin / head_dim + heads);
 }
 
-struct ActivationSpec {
-  const char* name;
-  Tensor LayerActivations::*member;
-  Keep kept_from;  // the least Keep that keeps it
-  Shape shape;
-  bool statistic;
-  bool weight_input;  // what a weight gradient is formed from
-};
+/// Members of LayerActivations in the order of layer_activations().
+constexpr Tensor LayerActivations::*kMembers[] = {
+    &LayerActivations::input,   &LayerActivations::rstd1,     &LayerActivations::normed1,
+    &LayerActivations::qkv,     &LayerActivations::attention, &LayerActivations::lse,
+    &LayerActivations::middle,  &LayerActivations::rstd2,     &LayerActivations::normed2,
+    &LayerActivations::gate_up, &LayerActivations::product};
 
-// The one list of a layer's activations: allocation and the memory estimate both read it.
-std::vector<ActivationSpec> activation_specs(const ModelShape& s, std::int64_t t) {
-  using A = LayerActivations;
-  return {
-      {"layer input", &A::input, Keep::input, {t, s.hidden}, false, false},
-      {"layer rstd1", &A::rstd1, Keep::selective, {t}, true, false},
-      {"layer normed1", &A::normed1, Keep::all, {t, s.hidden}, false, true},
-      {"layer qkv", &A::qkv, Keep::selective, {t, qkv_width(s)}, false, false},
-      {"layer attention", &A::attention, Keep::selective, {t, query_width(s)}, false, true},
-      {"layer lse", &A::lse, Keep::selective, {s.query_heads, t}, true, false},
-      {"layer middle", &A::middle, Keep::selective, {t, s.hidden}, false, false},
-      {"layer rstd2", &A::rstd2, Keep::selective, {t}, true, false},
-      {"layer normed2", &A::normed2, Keep::all, {t, s.hidden}, false, true},
-      {"layer gate_up", &A::gate_up, Keep::selective, {t, 2 * s.intermediate}, false, false},
-      {"layer product", &A::product, Keep::all, {t, s.intermediate}, false, true},
-  };
+/// Calls f(spec, tensor) for every activation of a layer.
+template <class F>
+void for_each_activation(const ModelShape& shape, std::int64_t tokens, LayerActivations& a,
+                         const F& f) {
+  const std::vector<ActivationSpec> specs = layer_activations(shape, tokens);
+  require(specs.size() == std::size(kMembers), "{} activations for {} members", specs.size(),
+          std::size(kMembers));
+  for (std::size_t i = 0; i < specs.size(); ++i) f(specs[i], a.*kMembers[i]);
 }
 
 LayerTensors bind(const ModelShape& shape, std::int64_t index, const Parameters& parameters,
@@ -107,44 +93,25 @@ LayerActivations Layer::allocate(std::int64_t tokens, Keep keep, bool has_branch
                                  Workspace& workspace) const {
   Device& device = device_of(value_.qkv.space());
   LayerActivations a;
-  for (const ActivationSpec& spec : activation_specs(shape_, tokens)) {
-    if (spec.member == &LayerActivations::input && !has_branch)
-      continue;  // forward takes the residual itself
+  for_each_activation(shape_, tokens, a, [&](const ActivationSpec& spec, Tensor& tensor) {
+    if (&tensor == &a.input && !has_branch) return;  // forward takes the residual itself
     const DType type = spec.statistic ? statistics_type(type_) : type_;
-    a.*spec.member = keep >= spec.kept_from ? Tensor::empty(spec.shape, type, device)
-                                            : workspace.take(spec.name, spec.shape, type);
-  }
+    tensor = keep >= spec.kept_from ? Tensor::empty(spec.shape, type, device)
+                                    : workspace.take(spec.name, spec.shape, type);
+  });
   return a;
 }
 
 void Layer::release(Keep keep, LayerActivations& a) {
-  for (const ActivationSpec& spec : activation_specs({}, 0))
-    if (keep < spec.kept_from) a.*spec.member = {};
-}
-
-std::int64_t Layer::kept_bytes(const ModelShape& shape, std::int64_t tokens, DType type,
-                               Keep keep) {
-  std::int64_t bytes = 0;
-  for (const ActivationSpec& spec : activation_specs(shape, tokens)) {
-    if (keep < spec.kept_from) continue;
-    std::int64_t elements = 1;
-    for (auto extent : spec.shape) elements *= extent;
-    bytes += elements *
-             static_cast<std::int64_t>(size_of(spec.statistic ? statistics_type(type) : type));
-  }
-  return bytes;
+  for_each_activation({}, 0, a, [&](const ActivationSpec& spec, Tensor& tensor) {
+    if (keep < spec.kept_from) tensor = {};
+  });
 }
 
 void Layer::keep_weight_inputs(LayerActivations& a) {
-  for (const ActivationSpec& spec : activation_specs({}, 0))
-    if (!spec.weight_input) a.*spec.member = {};
-}
-
-std::int64_t Layer::between_halves_bytes(const ModelShape& shape, std::int64_t tokens, DType type) {
-  std::int64_t elements = tokens * (qkv_width(shape) + 2 * shape.hidden + 2 * shape.intermediate);
-  for (const ActivationSpec& spec : activation_specs(shape, tokens))
-    if (spec.weight_input) elements += spec.shape[0] * spec.shape[1];
-  return elements * static_cast<std::int64_t>(size_of(type));
+  for_each_activation({}, 0, a, [](const ActivationSpec& spec, Tensor& tensor) {
+    if (!spec.weight_input) tensor = {};
+  });
 }
 
 AttentionInputs Layer::attention_inputs(const LayerActivations& a) const {
@@ -155,6 +122,11 @@ AttentionInputs Layer::attention_inputs(const LayerActivations& a) const {
   in.v = heads_of(a.qkv, query_width(shape_) + kv_width(shape_), shape_.kv_heads, shape_.head_dim);
   in.scale = 1.0 / std::sqrt(static_cast<double>(shape_.head_dim));
   return in;
+}
+
+Tensor Layer::scratch(LayerScratch which, std::int64_t tokens, Workspace& workspace) const {
+  const ScratchSpec spec = layer_scratch(shape_, which);
+  return workspace.take(spec.name, {tokens, spec.columns}, type_);
 }
 
 ResidualPair Layer::forward(const ResidualPair& in, const TokenTables& tables,
@@ -168,7 +140,7 @@ ResidualPair Layer::forward(const ResidualPair& in, const TokenTables& tables,
     rmsnorm_forward(a.input, value_.norm1, shape_.rms_eps, a.normed1, a.rstd1);
   }
   forward_from_input(tables, attention, a, workspace);
-  Tensor branch = workspace.take("layer branch", a.input.shape(), type_);
+  Tensor branch = scratch(LayerScratch::branch, a.input.size(0), workspace);
   linear_forward(a.product, value_.down, {}, branch);
   lora_down_.forward(a.product, tables.dropout_keys, branch, workspace);
   return {a.middle, branch};
@@ -184,7 +156,7 @@ void Layer::forward_from_input(const TokenTables& tables, AttentionExecutor& att
   rope_apply(rotated, tables.cos, tables.sin, false, rotated);
   Tensor o = heads_of(a.attention, 0, shape_.query_heads, shape_.head_dim);
   attention.forward(attention_inputs(a), o, a.lse);
-  Tensor branch = workspace.take("layer branch", a.input.shape(), type_);
+  Tensor branch = scratch(LayerScratch::branch, a.input.size(0), workspace);
   linear_forward(a.attention, value_.output, {}, branch);
   lora_output_.forward(a.attention, tables.dropout_keys, branch, workspace);
   add_rmsnorm_forward(a.input, branch, value_.norm2, shape_.rms_eps, a.middle, a.normed2, a.rstd2);
@@ -197,13 +169,13 @@ void Layer::restore(Keep keep, bool halves, const TokenTables& tables, Attention
                     LayerActivations& a, Workspace& workspace) const {
   if (keep == Keep::all) return;
   const std::int64_t tokens = a.input.size(0);
-  for (const ActivationSpec& spec : activation_specs(shape_, tokens)) {
-    if (keep >= spec.kept_from) continue;
+  for_each_activation(shape_, tokens, a, [&](const ActivationSpec& spec, Tensor& tensor) {
+    if (keep >= spec.kept_from) return;
     const DType type = spec.statistic ? statistics_type(type_) : type_;
-    a.*spec.member = halves && spec.weight_input
-                         ? Tensor::empty(spec.shape, type, device_of(value_.qkv.space()))
-                         : workspace.take(spec.name, spec.shape, type);
-  }
+    tensor = halves && spec.weight_input
+                 ? Tensor::empty(spec.shape, type, device_of(value_.qkv.space()))
+                 : workspace.take(spec.name, spec.shape, type);
+  });
   if (keep == Keep::input) {
     rmsnorm_forward(a.input, value_.norm1, shape_.rms_eps, a.normed1, a.rstd1);
     forward_from_input(tables, attention, a, workspace);
@@ -240,9 +212,7 @@ void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,
                      const LayerActivations& a, Tensor& d, Workspace& workspace,
                      LayerGradients* later) const {
   const std::int64_t tokens = d.size(0), q = query_width(shape_), kv = kv_width(shape_);
-  const auto scratch = [&](const char* name, std::int64_t columns) {
-    return workspace.take(name, {tokens, columns}, type_);
-  };
+  const auto scratch = [&](LayerScratch which) { return this->scratch(which, tokens, workspace); };
   LayerTensors g = gradient_;
   if (later != nullptr) {
     const auto kept = [&](std::int64_t columns) {
@@ -253,10 +223,8 @@ void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,
   }
 
   // MLP: d is the gradient of both summands of the output.
-  Tensor d_product = scratch("layer d_product", shape_.intermediate),
-         d_normed = scratch("layer d_normed", shape_.hidden);
-  Tensor d_gate_up =
-      later != nullptr ? later->gate_up : scratch("layer d_gate_up", 2 * shape_.intermediate);
+  Tensor d_product = scratch(LayerScratch::d_product), d_normed = scratch(LayerScratch::d_normed);
+  Tensor d_gate_up = later != nullptr ? later->gate_up : scratch(LayerScratch::d_gate_up);
   linear_input_gradient(d, value_.down, d_product);
   lora_down_.input_gradient(tables.dropout_keys, d, d_product, workspace);
   if (later != nullptr)
@@ -272,20 +240,20 @@ void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,
   rmsnorm_input_gradient(d_normed, a.middle, a.rstd2, value_.norm2, true, d);
 
   // Attention: d is now the gradient of x2, that is of x and of the attention branch.
-  Tensor d_attention = scratch("layer d_attention", q);
+  Tensor d_attention = scratch(LayerScratch::d_attention);
   linear_input_gradient(d, value_.output, d_attention);
   lora_output_.input_gradient(tables.dropout_keys, d, d_attention, workspace);
   if (later != nullptr)
     later->output.copy_from(d);
   else
     weight_gradients(a.attention, d, g.output, lora_output_, tables, workspace);
-  Tensor dq = scratch("layer dq", q).reshape({tokens, shape_.query_heads, shape_.head_dim});
-  Tensor dk = scratch("layer dk", kv).reshape({tokens, shape_.kv_heads, shape_.head_dim});
-  Tensor dv = scratch("layer dv", kv).reshape({tokens, shape_.kv_heads, shape_.head_dim});
+  Tensor dq = scratch(LayerScratch::dq).reshape({tokens, shape_.query_heads, shape_.head_dim});
+  Tensor dk = scratch(LayerScratch::dk).reshape({tokens, shape_.kv_heads, shape_.head_dim});
+  Tensor dv = scratch(LayerScratch::dv).reshape({tokens, shape_.kv_heads, shape_.head_dim});
   attention.backward(attention_inputs(a),
                      heads_of(a.attention, 0, shape_.query_heads, shape_.head_dim), a.lse,
                      heads_of(d_attention, 0, shape_.query_heads, shape_.head_dim), dq, dk, dv);
-  Tensor d_qkv = later != nullptr ? later->qkv : scratch("layer d_qkv", qkv_width(shape_));
+  Tensor d_qkv = later != nullptr ? later->qkv : scratch(LayerScratch::d_qkv);
   Tensor d_q = heads_of(d_qkv, 0, shape_.query_heads, shape_.head_dim),
          d_k = heads_of(d_qkv, q, shape_.kv_heads, shape_.head_dim);
   Tensor d_v = heads_of(d_qkv, q + kv, shape_.kv_heads, shape_.head_dim);

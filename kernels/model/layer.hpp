@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/model/model_shape.hpp"
+#include "core/model/tensor_specs.hpp"
 #include "core/plan/attention/attention_executor.hpp"
 #include "kernels/model/lora.hpp"
 #include "kernels/model/parameters.hpp"
@@ -23,14 +24,6 @@ struct LayerTensors {
   Tensor norm2;          ///< [H]
   Tensor gate_up;        ///< [2 I, H]
   Tensor down;           ///< [H, I]
-};
-
-/// How much of a layer's forward is kept for its backward.
-enum class Keep {
-  nothing,  ///< evaluation
-  input,    ///< the layer's input alone; backward runs the whole forward again, attention included
-  selective,  ///< matrix products and attention; norms and the SwiGLU product are recomputed
-  all,
 };
 
 /// Intermediate results of one layer over T tokens.
@@ -61,9 +54,6 @@ struct TokenTables {
   Tensor cos, sin;      ///< [T, D/2] each
   Tensor dropout_keys;  ///< [T] i64 (kernels/ops/dropout); undefined: nothing is dropped
 };
-
-/// dtype of statistics (rstd, LSE, token losses, rotation table) beside activations of `type`.
-inline DType statistics_type(DType type) { return type == DType::f64 ? DType::f64 : DType::f32; }
 
 class Layer {
  public:
@@ -106,12 +96,6 @@ class Layer {
   /// are backward, bit for bit.
   void backward_weight(const TokenTables& tables, const LayerActivations& a,
                        const LayerGradients& gradients, Workspace& workspace) const;
-  /// Bytes held between the halves: as many as Keep::all keeps, but for the statistics.
-  static std::int64_t between_halves_bytes(const ModelShape& shape, std::int64_t tokens,
-                                           DType type);
-  /// Bytes of the activations that `keep` names.
-  static std::int64_t kept_bytes(const ModelShape& shape, std::int64_t tokens, DType type,
-                                 Keep keep);
 
  private:
   void forward_from_input(const TokenTables& tables, AttentionExecutor& attention,
@@ -123,6 +107,7 @@ class Layer {
   static void weight_gradients(const Tensor& x, const Tensor& dy, Tensor gradient,
                                const LoraLinear& adapters, const TokenTables& tables,
                                Workspace& workspace);
+  Tensor scratch(LayerScratch which, std::int64_t tokens, Workspace& workspace) const;
   AttentionInputs attention_inputs(const LayerActivations& a) const;
 
   ModelShape shape_;

@@ -27,13 +27,6 @@ void StageActivationsDeleter::operator()(StageActivations* activations) const {
 
 namespace {
 
-Keep keep_of(const RecomputeOptions& options, std::int64_t layer_in_stage) {
-  if (options.mode == Recompute::selective) return Keep::selective;
-  if (options.mode == Recompute::full && (options.layers < 0 || layer_in_stage < options.layers))
-    return Keep::input;
-  return Keep::all;
-}
-
 /// Sets the recorder's layer for the events of a scope.
 class LayerContext {
  public:
@@ -167,7 +160,7 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input,
     Scope scope(m.recorder, EventKind::layer_forward);
     scope.flops = layer.flops(tokens);
     const Keep level =
-        keep ? keep_of(m.recompute.with(batch.recompute_layers), static_cast<std::int64_t>(l))
+        keep ? keep_of(m.recompute.with(batch.recompute_layers).of(static_cast<long>(l)))
              : Keep::nothing;
     LayerActivations& intermediate =
         a.layers.emplace_back(layer.allocate(tokens, level, hidden.branch.defined(), m.workspace));
@@ -258,7 +251,7 @@ Tensor StageModel::run_backward(const LocalBatch& batch, StageActivations& a,
     Scope scope(m.recorder, EventKind::layer_backward);
     scope.flops =
         layer.input_gradient_flops(tokens) + (halves ? 0 : layer.weight_gradient_flops(tokens));
-    layer.restore(keep_of(m.recompute.with(batch.recompute_layers), static_cast<std::int64_t>(l)),
+    layer.restore(keep_of(m.recompute.with(batch.recompute_layers).of(static_cast<long>(l))),
                   halves, a.tables, attention, a.layers[l], m.workspace);
     layer.backward(a.tables, attention, a.layers[l], d, m.workspace,
                    halves ? &a.gradients[l] : nullptr);
@@ -314,7 +307,7 @@ std::pair<int, StageOutput> StageModel::first_nonfinite_layer(const LocalBatch& 
 
 std::int64_t StageModel::between_halves_bytes(const ModelShape& shape, std::int64_t layers,
                                               std::int64_t tokens, DType type) {
-  return layers * Layer::between_halves_bytes(shape, tokens, type);
+  return layers * ballast::between_halves_bytes(shape, tokens, type);
 }
 
 std::int64_t StageModel::activation_bytes(const ModelShape& shape, std::int64_t layers,
@@ -324,7 +317,7 @@ std::int64_t StageModel::activation_bytes(const ModelShape& shape, std::int64_t 
              element = static_cast<std::int64_t>(size_of(type));
   std::int64_t bytes = 2 * tokens * (shape.head_dim / 2) * statistic;  // rotary table
   for (std::int64_t l = 0; l < layers; ++l)
-    bytes += Layer::kept_bytes(shape, tokens, type, keep_of(recompute, l));
+    bytes += kept_bytes(shape, tokens, type, keep_of(recompute.of(l)));
   if (last_stage) bytes += tokens * (shape.hidden * element + 2 * statistic);
   return bytes;
 }

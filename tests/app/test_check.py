@@ -154,8 +154,8 @@ class Check(RunCase):
         self.assertLess(len(text), 20000)
 
     def test_memory_of_steps_given_in_samples_counts_every_chunk_that_may_live(self):
-        # A long sample gives k chunks; whether another micro-batch is under way depends on how many
-        # the other samples fill.
+        # Each of 16 samples may give four chunks, of which k live; whether another micro-batch is
+        # under way depends on how many the other samples fill.
         text, facts = self.check(
             self.deck(),
             "mesh.dp=2",
@@ -170,7 +170,7 @@ class Check(RunCase):
         self.assertEqual(
             [s["live_micro_batches"] for s in facts["stages"]], [5, 4]
         )  # k + P - 1 - s
-        self.assertIn("at most 16 micro-batches", text)
+        self.assertIn("at most 64 micro-batches", text)
 
     def test_cases_print_a_row_each(self):
         deck = self.deck(

@@ -78,6 +78,58 @@ class Plan(RunCase):
         self.assertGreater(facts["first_batch_bubble_ratio"], 0)  # of the pipeline's own table
         self.assertNotEqual(facts["first_batch_step_time"], facts["step_time"])
 
+    def test_all_tables_agree_on_one_batch(self):
+        deck = self.out("two_tables.toml")
+        with open(deck, "w") as f:
+            f.write(
+                """[run]
+steps = 1
+[mesh]
+dp = 2
+[model]
+layers = 4
+hidden = 64
+intermediate = 192
+query_heads = 4
+kv_heads = 2
+head_dim = 16
+vocabulary = 256
+[data]
+source = "lengths"
+lengths = [4096, 512, 256, 3000, 128, 700, 2048, 900]
+[batching]
+method = "none"
+global_samples = 8
+[attention]
+pattern = "moba"
+moba_block = 64
+moba_top_k = 4
+[chunk]
+k = 2
+[pipeline]
+schedule = "1f1b"
+[dst]
+anchor = "mean"
+[costs]
+forward_token_s = 1e-6
+forward_pair_s = 2e-9
+"""
+            )
+        times = set()
+        for pp in (1, 2, 3):
+            for schedule in ("1f1b", "gpipe", "state_aware_1f1b", "zero_bubble"):
+                for tuned in ("false", "true"):
+                    facts = self.plan(
+                        deck,
+                        f"mesh.pp={pp}",
+                        f"pipeline.schedule={schedule}",
+                        f"dst.enabled={tuned}",
+                    )
+                    self.assertEqual(facts["first_batch_step_time"], facts["step_time"])
+                    self.assertEqual(facts["first_batch_bubble_ratio"], facts["bubble_ratio"])
+                    times.add(round(facts["step_time"], 9))
+        self.assertGreater(len(times), 8)  # both tables see the schedule and the budgets
+
     def test_mtraining_table_5(self):
         cases = {c["name"]: c for c in self.plan("mtraining/table5.toml")["cases"]}
         striped, zigzag = cases["striped-64"], cases["zigzag"]

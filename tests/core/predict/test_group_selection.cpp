@@ -163,24 +163,5 @@ TEST(GroupSelection, RefinementEndsWhereNoSingleChangeHelps) {
   EXPECT_GT(improved, 100);
 }
 
-TEST(GroupSelection, StepsWaitForSharedPacksOnly) {
-  PackCosts costs;
-  costs.seconds = [](const MicroBatch& pack, int ranks, int layers) {
-    return static_cast<double>(pack.tokens()) / ranks + layers;
-  };
-  Batch batch;
-  // Ranks 0 and 1 finish at 8 and 3, then share 10 tokens; ranks 2 and 3 go on by themselves.
-  batch.micro_batches = {{pack_of(8), pack_of(10, 2)},
-                         {pack_of(3), pack_of(0, 2)},
-                         {pack_of(5), pack_of(6, 2)},
-                         {pack_of(4), pack_of(0, 2)}};
-  EXPECT_DOUBLE_EQ(step_seconds(batch, 1, 0, costs), 8 + 10 / 2.0);
-  EXPECT_DOUBLE_EQ(step_seconds(batch, 2, 0, costs), 8 / 2.0 + 10 / 4.0);
-  EXPECT_DOUBLE_EQ(step_seconds(batch, 1, 3, costs), 8 + 3 + 10 / 2.0 + 3);
-  batch.micro_batches[0][1].recompute_layers = 1;
-  EXPECT_DOUBLE_EQ(step_seconds(batch, 1, 0, costs), 8 + 10 / 2.0 + 1);
-  EXPECT_EQ(step_seconds({}, 1, 0, costs), 0);
-}
-
 }  // namespace
 }  // namespace ballast

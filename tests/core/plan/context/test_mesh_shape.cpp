@@ -6,7 +6,6 @@
 
 #include "core/base/error.hpp"
 #include "core/plan/context/mesh_shape.hpp"
-#include "core/predict/memory_estimate.hpp"
 
 namespace ballast {
 namespace {
@@ -67,62 +66,6 @@ TEST(MeshShape, NodesHoldWholeInnerRings) {
 TEST(MeshShape, DegreesWithoutExecutorAreNamed) {
   EXPECT_TRUE(not_executable({4, 1, 2, 2, 1, 1, 0}).empty());
   EXPECT_EQ(not_executable({1, 2, 1, 1, 2, 2, 0}).size(), 1u);
-}
-
-TEST(MemoryEstimate, StoredChunksLieOnTheDeviceOrInHostMemory) {
-  MemoryInputs in;
-  in.model.hidden = 8;
-  in.model.kv_heads = 2;
-  in.model.head_dim = 4;
-  const std::int64_t before = estimate_memory(in).total();
-  in.layers = 3;
-  in.stored_tokens = 100;
-  in.stored_inputs = 50;
-  const MemoryEstimate resident = estimate_memory(in);
-  EXPECT_EQ(resident[MemoryCategory::kv_store], 3 * 100 * 2 * 8 * (4 + 4));
-  EXPECT_EQ(resident.total() - before, resident[MemoryCategory::kv_store] + 50 * 8 * 4);
-  in.window_tokens = 20;
-  const MemoryEstimate away = estimate_memory(in);
-  EXPECT_EQ(away[MemoryCategory::offloaded], resident.total() - before);
-  EXPECT_EQ(away.total() - before, 2 * 20 * 2 * 8 * (4 + 4));
-  in.tokens = 10;
-  in.stored_inputs = 0;
-  const std::int64_t none = estimate_memory(in).total();
-  in.stored_inputs = 50;
-  EXPECT_EQ(estimate_memory(in).total() - none, 2 * 10 * 8 * 4)
-      << "one input that leaves, one that comes";
-}
-
-TEST(MemoryEstimate, ShardsAndTypesCountAsAllocated) {
-  MemoryInputs in;
-  in.model.hidden = 8;
-  in.model.vocabulary = 10;
-  in.parameters = 1001;
-  in.replicas = 4;
-  const auto bytes = [&](MemoryCategory category) { return estimate_memory(in)[category]; };
-  EXPECT_EQ(bytes(MemoryCategory::parameters), 1004 * 4);
-  EXPECT_EQ(bytes(MemoryCategory::gradients), 1004 * 4);
-  EXPECT_EQ(bytes(MemoryCategory::optimizer), 1004 * (2 * 4 + 1));
-  in.zero = 1;
-  EXPECT_EQ(bytes(MemoryCategory::optimizer), 251 * (2 * 4 + 1));
-  in.zero = 2;
-  EXPECT_EQ(bytes(MemoryCategory::gradients), (1004 + 251) * 4);
-  in.type = DType::bf16;
-  EXPECT_EQ(bytes(MemoryCategory::parameters), 1004 * 2);
-  EXPECT_EQ(bytes(MemoryCategory::gradients), (1004 + 251) * 4);
-  EXPECT_EQ(bytes(MemoryCategory::optimizer), 251 * (3 * 4 + 1));
-  const auto estimate = estimate_memory(in);
-  std::int64_t sum = 0;
-  for (auto b : estimate.bytes) sum += b;
-  EXPECT_EQ(estimate.total(), sum);
-}
-
-TEST(MemoryEstimate, BytesReadWell) {
-  EXPECT_EQ(bytes_text(0), "0 B");
-  EXPECT_EQ(bytes_text(640), "640 B");
-  EXPECT_EQ(bytes_text(1 << 20), "1.00 MiB");
-  EXPECT_EQ(bytes_text(12.0 * (1 << 20)), "12.0 MiB");
-  EXPECT_EQ(bytes_text(141.0 * (1 << 30)), "141 GiB");
 }
 
 }  // namespace

@@ -1,0 +1,173 @@
+#include "app/plan/planned_run.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+
+#include "app/plan/latency.hpp"
+#include "app/train/deck_options.hpp"
+#include "core/plan/pipeline/stage_balance.hpp"
+#include "core/predict/stated_costs.hpp"
+#include "core/predict/step_costs.hpp"
+#include "core/predict/table_costs.hpp"
+
+namespace ballast {
+namespace {
+
+WorkShape work_shape(const Deck& deck) {
+  WorkShape work;
+  work.model = model_shape(deck);
+  work.element_bytes = static_cast<std::int64_t>(size_of(planned_type(deck)));
+  work.block_tokens = budget_block_tokens(deck);
+  work.ranks_per_node = mesh_shape(deck).ranks_per_node;
+  return work;
+}
+
+StatedTimes stated_times(const Deck& deck) {
+  const PipelineCosts costs = RunOptions::from(deck).pipeline.costs;
+  StatedTimes times;
+  times.token_s = costs.token_s;
+  times.pair_s = costs.pair_s;
+  times.micro_batch_s = costs.micro_batch_s;
+  times.backward_over_forward = costs.backward_over_forward;
+  times.weight_share = costs.weight_share;
+  times.stage_hop_token_s = costs.hop_token_s;
+  times.exchange_token_s = deck.real("costs.exchange_token_s");
+  times.block_tokens = budget_block_tokens(deck);
+  times.given = deck.block_set("costs");
+  return times;
+}
+
+/// First layers of the stages; a deck without a model has one layer a stage.
+std::vector<std::int64_t> stage_begins(const RunOptions& options) {
+  if (static_cast<int>(options.layer_begin.size()) == options.mesh.pp) return options.layer_begin;
+  std::vector<std::int64_t> begin(static_cast<std::size_t>(options.mesh.pp));
+  std::iota(begin.begin(), begin.end(), 0);
+  return begin;
+}
+
+}  // namespace
+
+std::shared_ptr<const Costs> plan_costs(const Deck& deck, std::vector<std::string>& notes) {
+  if (const std::string& table = deck.text("profile.table"); !table.empty()) {
+    const ProfileTable profile = load_profile(deck, notes);
+    require(budget_pattern(deck) == "dense" || profile.block_tokens == budget_block_tokens(deck),
+            "{}: budgets of profile table {} count blocks of {} tokens, the deck's of {}; measure "
+            "a table for the deck's with `ballast profile`",
+            deck.file, table, profile.block_tokens, budget_block_tokens(deck));
+    return std::make_shared<TableCosts>(table, profile, deck.text("attention.pattern"),
+                                        work_shape(deck));
+  }
+  if (deck.block_set("costs") || model_shape(deck).layers == 0)
+    return std::make_shared<StatedCosts>(stated_times(deck));
+  const DeviceKind kind =
+      deck.text("run.backend") == "cuda" ? DeviceKind::h200 : DeviceKind::host_core;
+  return std::make_shared<RateCosts>(device_rates(kind), work_shape(deck));
+}
+
+bool has_costs(const Deck& deck) {
+  return !deck.text("profile.table").empty() || deck.is_set("costs.forward_token_s");
+}
+
+SimulationOptions simulation_options(const Deck& deck, const RunOptions& options) {
+  SimulationOptions simulation;
+  simulation.layers = std::max<std::int64_t>(options.model.layers, options.mesh.pp);
+  simulation.recompute = recompute_options(deck);
+  simulation.tune = deck.boolean("dst.enabled");
+  simulation.dst = dst_options(deck);
+  // Without tuning the pattern's own budget counts, where it has a fixed one.
+  if (budget_pattern(deck) == "moba" || deck.block_set("dst"))
+    simulation.base_budget = simulation.dst.base_budget;
+  simulation.block_tokens = budget_block_tokens(deck);
+  if (const auto& blocks = deck.get<std::vector<std::int64_t>>("dst.simulated_coverage");
+      !blocks.empty())
+    simulation.coverage_blocks = blocks;
+  simulation.seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
+  simulation.keep_ops = false;
+  return simulation;
+}
+
+StepOptions step_options(const Deck& deck, const RunOptions& options,
+                         const SimulationOptions& simulation, const Costs& costs) {
+  StepOptions step;
+  step.mesh = options.mesh;
+  step.zero = static_cast<int>(deck.integer("optimizer.zero"));
+  step.normaliser = options.normaliser;
+  step.layout = {options.layout, options.stripe, options.attention.align()};
+  step.batching = options.batching;
+  step.pipeline = options.pipeline;
+  step.layer_begin = stage_begins(options);
+  step.stage_elements.assign(step.layer_begin.size(), 0);
+  if (options.model.layers > 0)
+    for (const Parameter& p : parameter_table(options.model, step.layer_begin)) {
+      if (p.trainable) step.stage_elements.at(static_cast<std::size_t>(p.stage)) += p.numel();
+      if (p.trainable && p.tied_copy) step.tied_elements = p.numel();
+    }
+  step.costs = [&simulation, &costs](const StepPlan& plan) {
+    return schedule_costs(plan, simulation, costs);
+  };
+  if (simulation.tune)
+    step.tuning = [&simulation, &costs](const StepPlan& plan) {
+      return tuning_targets(plan, simulation, costs);
+    };
+  return step;
+}
+
+PlannedRun::PlannedRun(const Deck& deck, std::shared_ptr<const Costs> costs)
+    : deck_(deck),
+      costs_(std::move(costs)),
+      options_(RunOptions::from(deck)),
+      simulation_(simulation_options(deck, options_)),
+      averages_(static_cast<double>(simulation_.dst.base_budget), deck.real("sab.decay")) {
+  begin(options_.batching, simulation_.tune);
+}
+
+void PlannedRun::begin(const BatchingOptions& batching, bool tune) {
+  simulation_.tune = tune;
+  batching_ = batching;
+  batching_.sample_cost = [this](std::int64_t tokens) {
+    const ContextSplit split{options_.mesh.sp, options_.mesh.cp_outer, options_.mesh.cp_inner};
+    return layer_time(*costs_, {{{0, 0, tokens, 0}}}, std::llround(averages_.budget(tokens)), split)
+        .total_s();
+  };
+  averages_ =
+      BudgetAverages(static_cast<double>(simulation_.dst.base_budget), deck_.real("sab.decay"));
+  samples_ = std::make_unique<PlannedSamples>(deck_);
+  samples_->begin_with_curriculum();
+  position_ = {};
+  step_ = 0;
+}
+
+PlannedRun::Step PlannedRun::next() {
+  const std::vector<SampleLength> samples = samples_->next(position_);
+  Step step;
+  const auto begin = std::chrono::steady_clock::now();
+  const Batch batch = plan_batch(step_++, samples, batching_);
+  step.planned_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  step.plan = plan_batch_step(batch, step_options(deck_, options_, simulation_, *costs_));
+  step.simulated = simulate(step.plan, simulation_, *costs_);
+  averages_.update(step.simulated.budgets.sums, step.simulated.budgets.counts);
+  return step;
+}
+
+void RunFacts::add(const PlannedRun::Step& step) {
+  const SimulatedStep& s = step.simulated;
+  ++steps;
+  step_s += s.step_s, schedule_s += s.schedule_s, useful_s += s.useful_s;
+  rank_s += s.schedule_s * static_cast<double>(step.plan.lanes.size() * s.live.size());
+  micro_batches += step.plan.micro_batches.size();
+  recomputed += s.recomputed;
+  live.resize(s.live.size(), 0);
+  for (std::size_t stage = 0; stage < live.size(); ++stage)
+    live[stage] = std::max(live[stage], s.live[stage]);
+}
+
+RunFacts first_steps(const Deck& deck, std::shared_ptr<const Costs> costs, std::int64_t count) {
+  PlannedRun run(deck, std::move(costs));
+  RunFacts facts;
+  for (std::int64_t step = 0; step < count; ++step) facts.add(run.next());
+  return facts;
+}
+
+}  // namespace ballast

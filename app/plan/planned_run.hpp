@@ -1,0 +1,81 @@
+// A deck's run as it is planned: its steps one after another, each a StepPlan timed by the one
+// clock.  All tables of `ballast plan` and `ballast pack` come from here.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "app/plan/planned_samples.hpp"
+#include "core/config/deck.hpp"
+#include "core/config/run_options.hpp"
+#include "core/plan/batch/latency_batching.hpp"
+#include "core/plan/plan_step.hpp"
+#include "core/predict/costs.hpp"
+#include "core/predict/simulate.hpp"
+
+namespace ballast {
+
+/// What the deck's plans are timed by: its profile table, else what block costs states, else
+/// built-in rates of the backend's device.  A deck without a model and without costs takes 1 us a
+/// token.  `notes`: what the table's checks say.  Errors: those of load_profile.
+std::shared_ptr<const Costs> plan_costs(const Deck& deck, std::vector<std::string>& notes);
+
+/// Whether the deck names a profile table or states what a token takes.
+bool has_costs(const Deck& deck);
+
+/// What the clock needs to know of the deck beside its costs.
+SimulationOptions simulation_options(const Deck& deck, const RunOptions& options);
+
+/// What plan_step needs to know; `options`, `simulation` and `costs` must outlive the result.
+StepOptions step_options(const Deck& deck, const RunOptions& options,
+                         const SimulationOptions& simulation, const Costs& costs);
+
+class PlannedRun {
+ public:
+  /// `costs`: of this deck; tuning and batching are those of the deck.
+  PlannedRun(const Deck& deck, std::shared_ptr<const Costs> costs);
+  PlannedRun(const PlannedRun&) = delete;
+  PlannedRun& operator=(const PlannedRun&) = delete;
+
+  /// From the first step again, with or without tuning, batches made by `batching`.
+  void begin(const BatchingOptions& batching, bool tune);
+
+  struct Step {
+    StepPlan plan;
+    SimulatedStep simulated;
+    double planned_s = 0;  ///< wall time of assigning the batch
+  };
+  /// The next step; averages of budgets that batches are made by follow it.
+  Step next();
+
+  const RunOptions& options() const { return options_; }
+  const SimulationOptions& simulation() const { return simulation_; }
+
+ private:
+  const Deck& deck_;
+  std::shared_ptr<const Costs> costs_;
+  RunOptions options_;
+  SimulationOptions simulation_;
+  BatchingOptions batching_;
+  std::unique_ptr<PlannedSamples> samples_;
+  SamplerPosition position_;
+  BudgetAverages averages_;
+  std::int64_t step_ = 0;
+};
+
+/// Sums of a run's steps, as its tables show them.
+struct RunFacts {
+  double step_s = 0, schedule_s = 0, useful_s = 0;  ///< useful: of all lanes and stages
+  double rank_s = 0;                                ///< schedule times x lanes and stages
+  std::int64_t steps = 0;
+  std::size_t micro_batches = 0, recomputed = 0;
+  std::vector<int> live;  ///< [stage] most live activations
+  StepTerms terms;
+  void add(const PlannedRun::Step& step);
+  double mean_step_s() const { return steps > 0 ? step_s / static_cast<double>(steps) : 0; }
+  double bubble_ratio() const { return rank_s > 0 ? 1 - useful_s / rank_s : 0; }
+};
+/// The first `count` steps of a deck.
+RunFacts first_steps(const Deck& deck, std::shared_ptr<const Costs> costs, std::int64_t count);
+
+}  // namespace ballast

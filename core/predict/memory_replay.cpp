@@ -1,0 +1,519 @@
+#include "core/predict/memory_replay.hpp"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "core/base/error.hpp"
+#include "core/model/tensor_specs.hpp"
+#include "core/plan/batch/chunk_groups.hpp"
+#include "core/plan/context/ring_plan.hpp"
+#include "core/plan/context/ulysses_heads.hpp"
+#include "core/predict/memory_ledger.hpp"
+
+namespace ballast {
+namespace {
+
+constexpr std::int64_t kReductionBytes = std::int64_t{32} << 20;  // receive space, at most
+constexpr std::int64_t kSmallReduction = std::int64_t{64} << 10;
+
+bool is_transfer(OpKind kind) { return kind == OpKind::send || kind == OpKind::recv; }
+
+class Replay {
+ public:
+  Replay(const StageMemory& stage, const std::vector<Op>& ops,
+         const std::vector<RankMicroBatch>& list)
+      : stage_(stage),
+        ops_(ops),
+        list_(list),
+        statistics_(statistics_type(stage.type)),
+        element_(static_cast<std::int64_t>(size_of(stage.type))),
+        sum_(static_cast<std::int64_t>(size_of(statistics_))),
+        scratch_(ledger_),
+        lent_(ledger_, MemoryCategory::communication),
+        windows_(ledger_, MemoryCategory::kv_store),
+        away_(ledger_, MemoryCategory::offloaded) {
+    for (const Op& op : ops)
+      if (op.kind == OpKind::recompute) recomputed_.insert(op.micro_batch);
+    for (std::size_t i = 0; i < ops.size(); ++i)
+      if (ops[i].kind != OpKind::collective) last_op_[ops[i].micro_batch] = i;
+    hold_parameters();
+  }
+
+  MemoryEstimate run() {
+    step();
+    ledger_.reset_peak();
+    step();
+    return ledger_.peak();
+  }
+
+ private:
+  /// A micro-batch between its first op and its last.
+  struct Live {
+    Held batch, input, output, d_output, d_input, tables, head;
+    std::vector<Held> layers, gradients;
+    LentBuffers::Loan away;
+  };
+  struct Store {  ///< of a sample that is cut into chunks, one layer
+    Held kv, dkv;
+    LentBuffers::Loan kv_away, dkv_away;
+    bool made = false, summed = false;
+  };
+
+  Held hold(std::int64_t bytes, MemoryCategory category = MemoryCategory::activations) {
+    return Held(ledger_, category, bytes);
+  }
+  const RankMicroBatch& of(const Op& op) const {
+    return list_.at(static_cast<std::size_t>(op.micro_batch));
+  }
+  std::int64_t hidden_bytes(const RankMicroBatch& m) const {
+    return m.tokens * stage_.model.hidden * element_;
+  }
+  Keep keep(const RankMicroBatch& m, std::int64_t layer) const {
+    return keep_of(stage_.recompute.with(m.recompute_layers).of(layer));
+  }
+
+  void hold_parameters() {
+    const std::int64_t shard = (stage_.parameters + stage_.replicas - 1) / stage_.replicas,
+                       padded = shard * stage_.replicas,  // so that it divides over the shards
+        owned = stage_.zero == 0 ? padded : shard;
+    const bool wide = element_ == sum_;  // values themselves serve as master weights
+    ledger_.add(MemoryCategory::parameters, (padded + stage_.frozen) * element_);
+    ledger_.add(MemoryCategory::gradients, padded * sum_ + (stage_.zero == 2 ? shard * sum_ : 0));
+    // Two moments, master weights, the mask of weight decay.
+    ledger_.add(MemoryCategory::optimizer, owned * ((wide ? 2 : 3) * sum_ + 1));
+    // A sharded reduction goes through its receive space even where nobody else takes part.
+    if (stage_.host && (stage_.replicas > 1 || stage_.zero > 0))
+      reduction_ = reduction_bytes(padded);
+  }
+  std::int64_t reduction_bytes(std::int64_t padded) const {
+    const std::int64_t all = padded * sum_;
+    if (stage_.zero == 0 && all * stage_.replicas <= kSmallReduction) return all * stage_.replicas;
+    return std::min(kReductionBytes / stage_.replicas * stage_.replicas, all);
+  }
+
+  void step() {
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+      const Op& op = ops_[i];
+      if (op.kind == OpKind::collective) continue;
+      if (computes(op.kind) && stage_.host) post_receives(i + 1);
+      run(op, i);
+      if (last_op_.at(op.micro_batch) == i) live_.erase(op.micro_batch);
+      if (computes(op.kind)) sent_.clear();
+    }
+    if (reduction_ > 0 && !scratch_held_) {  // kept from then on
+      ledger_.add(MemoryCategory::communication, reduction_);
+      scratch_held_ = true;
+    }
+    losses_.clear();
+    sent_.clear();
+    live_.clear();
+    stores_.clear();
+    if (stage_.overlap_bytes > 0)
+      hold(stage_.overlap_bytes, MemoryCategory::communication);  // for a moment
+  }
+
+  Live& live(const Op& op) {
+    const auto [at, fresh] = live_.try_emplace(op.micro_batch);
+    if (fresh) {
+      // Tokens, targets, positions; names of tokens for the adapters' dropout.
+      const std::int64_t token = 3 * 4 + (stage_.model.lora.dropout > 0 ? 8 : 0);
+      at->second.batch = hold(of(op).tokens * token, MemoryCategory::data);
+    }
+    return at->second;
+  }
+
+  /// Receives up to the next computation are posted ahead of it.
+  void post_receives(std::size_t from) {
+    for (std::size_t i = from; i < ops_.size() && is_transfer(ops_[i].kind); ++i)
+      if (ops_[i].kind == OpKind::recv && posted_.count(i) == 0) {
+        live(ops_[i]);
+        posted_.emplace(i, hold(hidden_bytes(of(ops_[i])), ops_[i].payload == Payload::activation
+                                                               ? MemoryCategory::activations
+                                                               : MemoryCategory::communication));
+      }
+  }
+
+  void run(const Op& op, std::size_t at) {
+    Live& l = live(op);
+    switch (op.kind) {
+      case OpKind::recv: {
+        post_receives(at);
+        Held received = std::move(posted_.extract(at).mapped());
+        (op.payload == Payload::activation ? l.input : l.d_output) = std::move(received);
+        break;
+      }
+      case OpKind::send:
+        sent_.push_back(
+            std::exchange(op.payload == Payload::activation ? l.output : l.d_input, {}));
+        break;
+      case OpKind::forward:
+      case OpKind::recompute:
+        forward(op, l);
+        break;
+      case OpKind::backward:
+      case OpKind::backward_input:
+        backward(op, l, op.kind == OpKind::backward_input);
+        break;
+      case OpKind::backward_weight:
+        l.layers.clear();
+        l.gradients.clear();
+        break;
+      case OpKind::offload:
+        l.away = away_.take(stage_.type, of(op).tokens * stage_.model.hidden);
+        sent_.push_back(std::exchange(l.input, {}));
+        break;
+      case OpKind::fetch:
+        l.input = hold(hidden_bytes(of(op)));
+        break;
+      case OpKind::collective:
+        break;
+    }
+  }
+
+  void forward(const Op& op, Live& l) {
+    const RankMicroBatch& m = of(op);
+    const bool again = op.kind == OpKind::recompute,
+               kept = again || recomputed_.count(op.micro_batch) == 0;
+    if (again) l.away = {};
+    const std::int64_t tables = 2 * m.tokens * (stage_.model.head_dim / 2) * sum_;
+    if (kept)
+      l.tables = hold(tables);
+    else
+      scratch_.take("rotary tables", tables);
+    if (stage_.first && !kept) scratch_.take("embedded", hidden_bytes(m));
+    for (std::int64_t layer = 0; layer < stage_.layers; ++layer) {
+      const Keep level = kept ? keep(m, layer) : Keep::nothing;
+      std::int64_t bytes = 0;
+      for (const ActivationSpec& spec : layer_activations(stage_.model, m.tokens)) {
+        const bool input = spec.kept_from == Keep::input;
+        // The first layer takes its input as it comes: embedded, or from the stage before.
+        if (input && layer == 0) {
+          if (kept && stage_.first) bytes += spec.bytes(stage_.type);
+        } else if (level >= spec.kept_from) {
+          bytes += spec.bytes(stage_.type);
+        } else {
+          scratch_.take(spec.name, spec.bytes(stage_.type));
+        }
+      }
+      if (bytes > 0) l.layers.push_back(hold(bytes));
+      take(LayerScratch::branch, m);
+      take_adapters(m);
+      attention_forward(m, static_cast<int>(layer));
+    }
+    if (kept && !stage_.first && !l.layers.empty()) {
+      // What came from the stage before is the first layer's input now.
+      l.layers.front().grow(hidden_bytes(m));
+      l.input = {};
+    }
+    if (stage_.last && kept) {
+      l.head = hold(hidden_bytes(m) + 2 * m.tokens * sum_);
+      losses_.push_back(hold(m.tokens * sum_, MemoryCategory::workspace));
+      take_head(m, false);
+    } else if (!stage_.last) {
+      Held output = hold(hidden_bytes(m), MemoryCategory::workspace);
+      if (!again) l.output = std::move(output);
+    }
+  }
+
+  void take(LayerScratch which, const RankMicroBatch& m) {
+    const ScratchSpec spec = layer_scratch(stage_.model, which);
+    scratch_.take(spec.name, m.tokens * spec.columns * element_);
+  }
+  void take_adapters(const RankMicroBatch& m) {
+    for (const ScratchSpec& spec : adapters_)
+      scratch_.take(spec.name, m.tokens * spec.columns * element_);
+  }
+  void take_head(const RankMicroBatch& m, bool backward) {
+    const std::int64_t rows = std::min(stage_.head_chunk_tokens, m.tokens);
+    for (const ScratchSpec& spec : head_scratch(stage_.model))
+      if (backward || std::string(spec.name) != "head d_normed")
+        scratch_.take(spec.name, rows * spec.columns * element_);
+  }
+
+  void backward(const Op& op, Live& l, bool halves) {
+    const RankMicroBatch& m = of(op);
+    Held d = hold(hidden_bytes(m), MemoryCategory::workspace);
+    if (stage_.last) take_head(m, true);
+    std::vector<Held> later;
+    for (std::int64_t layer = stage_.layers - 1; layer >= 0; --layer) {
+      const Keep level = keep(m, layer);
+      std::int64_t restored = 0;
+      for (const ActivationSpec& spec : layer_activations(stage_.model, m.tokens)) {
+        if (level >= spec.kept_from) continue;
+        if (halves && spec.weight_input)
+          restored += spec.bytes(stage_.type);
+        else
+          scratch_.take(spec.name, spec.bytes(stage_.type));
+      }
+      Held again = hold(restored), gradients;
+      take_adapters(m);
+      if (level == Keep::input) attention_forward(m, static_cast<int>(layer));
+      if (level == Keep::input) take(LayerScratch::branch, m);
+      if (halves)
+        gradients = hold(
+            m.tokens * element_ *
+            (qkv_width(stage_.model) + 2 * stage_.model.hidden + 2 * stage_.model.intermediate));
+      for (int s = 1; s < kLayerScratch; ++s) {
+        const auto which = static_cast<LayerScratch>(s);
+        if (!halves || !layer_scratch(stage_.model, which).kept_between_halves) take(which, m);
+      }
+      attention_backward(m, static_cast<int>(layer));
+      if (!l.layers.empty()) l.layers.pop_back();
+      if (halves)
+        later.push_back(
+            hold(between_halves_bytes(stage_.model, m.tokens, stage_.type) - gradients.bytes()));
+      if (halves) l.gradients.push_back(std::move(gradients));
+    }
+    for (Held& h : later) l.layers.push_back(std::move(h));
+    l.tables = {}, l.head = {}, l.d_output = {};
+    if (!stage_.first) l.d_input = std::move(d);
+  }
+
+  /// Chunks of a sample whose stored keys come at once.
+  std::int64_t window_chunks(const RankMicroBatch& m) const {
+    const std::int64_t chunk = m.sample_tokens / m.chunks;
+    return std::max<std::int64_t>(
+        1, stage_.window_tokens / std::max<std::int64_t>(1, chunk * m.split.ring()));
+  }
+  int turns(const RankMicroBatch& m) const {
+    if (!stage_.offload || m.sample < 0) return 1;
+    const std::int64_t window = window_chunks(m);
+    return static_cast<int>(1 + (m.chunk + window - 1) / window);
+  }
+  /// Elements of the largest window of stored keys and values.
+  std::int64_t window_elements(const RankMicroBatch& m, std::int64_t row) const {
+    return 2 * std::min<std::int64_t>(window_chunks(m), m.chunks) * (m.sample_tokens / m.chunks) *
+           row;
+  }
+
+  struct Heads {
+    std::int64_t query, kv;  ///< widths of one rank's
+  };
+  Heads heads(const RankMicroBatch& m) const {
+    const HeadSplit split{m.split.sp, stage_.model.query_heads, stage_.model.kv_heads};
+    return {split.local_query_heads() * stage_.model.head_dim,
+            split.local_kv_heads() * stage_.model.head_dim};
+  }
+  std::int64_t local_heads(const RankMicroBatch& m) const {
+    return stage_.model.query_heads / m.split.sp;
+  }
+
+  /// Tiles of the host's attention, for as long as it runs.
+  Held tiles(const RankMicroBatch& m, bool backward) {
+    if (!stage_.host || m.tokens == 0) return {};
+    const HeadSplit split{m.split.sp, stage_.model.query_heads, stage_.model.kv_heads};
+    const std::int64_t stacked = stage_.index_per_head
+                                     ? 1
+                                     : split.local_query_heads() / split.local_kv_heads(),
+                       dim = stage_.model.head_dim, rows = stacked * 64;
+    const std::int64_t columns = attention_tile_columns(stacked, element_);
+    const auto padded = [](std::int64_t n) { return (n + 63) / 64 * 64; };
+    const std::int64_t elements =
+        backward ? 3 * padded(rows * dim) + 2 * padded(rows * columns) + 3 * padded(columns * dim)
+                 : 2 * padded(rows * dim) + padded(rows * columns) + 2 * padded(columns * dim) +
+                       2 * padded(rows);
+    return hold(padded(elements) * element_, MemoryCategory::workspace);
+  }
+
+  /// A chunk's keys and values, or their gradients, in the store of its sample.
+  Store& store(const RankMicroBatch& m, int layer, bool sums) {
+    Store& s = stores_[{m.sample, layer}];
+    const std::int64_t elements = 2 * m.sample_tokens * heads(m).kv;
+    bool& done = sums ? s.summed : s.made;
+    if (std::exchange(done, true)) return s;
+    if (stage_.offload)
+      (sums ? s.dkv_away : s.kv_away) = away_.take(sums ? statistics_ : stage_.type, elements);
+    else
+      (sums ? s.dkv : s.kv) = hold(elements * (sums ? sum_ : element_), MemoryCategory::kv_store);
+    return s;
+  }
+
+  /// Buffers of one turn round the ring.
+  std::vector<LentBuffers::Loan> ring(const RankMicroBatch& m, std::int64_t shard, bool backward,
+                                      bool in_place) {
+    std::vector<LentBuffers::Loan> loans;
+    const RingPlan& plan = ring_plan(m.split);
+    const std::int64_t elements = 2 * shard * heads(m).kv;
+    if (plan.ranks() > 1)
+      for (int b = 0; b < 1 + plan.kv_buffers; ++b)
+        loans.push_back(lent_.take(stage_.type, elements, elements));
+    if (backward && !in_place)
+      for (int b = 0; b < std::max(1, plan.dkv_buffers); ++b)
+        loans.push_back(lent_.take(statistics_, elements, elements));
+    return loans;
+  }
+  const RingPlan& ring_plan(const ContextSplit& split) {
+    const auto [at, fresh] = rings_.try_emplace({split.ring_outer, split.ring_inner});
+    if (fresh) at->second = plan_ring(0, split.ring_outer, split.ring_inner);
+    return at->second;
+  }
+
+  void ring_forward(const RankMicroBatch& m, int layer) {
+    const std::int64_t queries = m.shard_tokens;
+    LentBuffers::Loan sum, part_o, part_lse;
+    if (m.split.ring() > 1 || turns(m) > 1) {
+      if (element_ != sum_) sum = lent_.take(statistics_, queries * heads(m).query);
+      part_o = lent_.take(statistics_, queries * heads(m).query);
+      part_lse = lent_.take(statistics_, queries * local_heads(m));
+    }
+    if (m.sample < 0) {
+      const auto loans = ring(m, queries, false, false);
+      Held tile = tiles(m, false);
+      return;
+    }
+    store(m, layer, false);
+    if (stage_.offload)  // the chunk's own leave through a window
+      windows_.take(stage_.type, 2 * queries * heads(m).kv, window_elements(m, heads(m).kv));
+    LentBuffers::Loan own, next;
+    for (int turn = 0; turn < turns(m); ++turn) {
+      own = std::move(next);
+      next = turn + 1 < turns(m) ? window(m, stage_.type) : nullptr;
+      const auto loans = ring(m, turn_tokens(m, turn), false, false);
+      Held tile = tiles(m, false);
+    }
+  }
+  LentBuffers::Loan window(const RankMicroBatch& m, DType type) {
+    const std::int64_t most = window_elements(m, heads(m).kv);
+    return windows_.take(type, most, most);
+  }
+  /// Tokens of the shard whose keys go round in a turn.
+  std::int64_t turn_tokens(const RankMicroBatch& m, int turn) const {
+    const std::int64_t chunk = m.sample_tokens / m.chunks;
+    if (!stage_.offload) return chunk * (m.chunk + 1);
+    const std::int64_t window = window_chunks(m);
+    return turn == 0 ? m.shard_tokens
+                     : chunk * std::min<std::int64_t>(m.chunk - (turn - 1) * window, window);
+  }
+
+  void ring_backward(const RankMicroBatch& m, int layer) {
+    const std::int64_t queries = m.shard_tokens;
+    const auto delta = lent_.take(statistics_, queries * local_heads(m));
+    LentBuffers::Loan dq;
+    if (element_ != sum_) dq = lent_.take(statistics_, queries * heads(m).query);
+    const bool stored = m.sample >= 0, in_place = stored && m.split.ring() == 1;
+    if (stored) store(m, layer, true);
+    LentBuffers::Loan own, next, sums, next_sums;
+    if (stored && stage_.offload) next_sums = window(m, statistics_);
+    for (int turn = 0; turn < turns(m); ++turn) {
+      own = std::move(next), sums = std::move(next_sums);
+      if (turn + 1 < turns(m)) next = window(m, stage_.type), next_sums = window(m, statistics_);
+      const auto loans = ring(m, stored ? turn_tokens(m, turn) : queries, true, in_place);
+      Held tile = tiles(m, true);
+    }
+    if (stored && m.chunk == 0) stores_.erase({m.sample, layer});
+  }
+
+  void attention_forward(const RankMicroBatch& m, int layer) {
+    if (m.split.sp == 1) return ring_forward(m, layer);
+    const std::int64_t width = heads(m).query + 2 * heads(m).kv, all = m.shard_tokens,
+                       own = m.tokens * m.split.sp;
+    const auto whole = gather(m, width, false);
+    const auto whole_o = lent_.take(stage_.type, all * heads(m).query);
+    const auto whole_lse = lent_.take(statistics_, all * local_heads(m));
+    ring_forward(m, layer);
+    const auto received = lent_.take(stage_.type, own * heads(m).query);
+    const auto lse_blocks = lent_.take(statistics_, all * local_heads(m));
+  }
+  /// All tokens with one rank's heads; the blocks that go out are given back.
+  std::vector<LentBuffers::Loan> gather(const RankMicroBatch& m, std::int64_t width, bool lse) {
+    std::vector<LentBuffers::Loan> loans{lent_.take(stage_.type, m.shard_tokens * width)};
+    const auto sent = lent_.take(stage_.type, m.tokens * m.split.sp * width);
+    if (!lse) return loans;
+    loans.push_back(lent_.take(statistics_, m.shard_tokens * local_heads(m)));
+    const auto blocks = lent_.take(statistics_, m.shard_tokens * local_heads(m));
+    return loans;
+  }
+
+  void attention_backward(const RankMicroBatch& m, int layer) {
+    if (m.split.sp == 1) return ring_backward(m, layer);
+    const std::int64_t query = heads(m).query, kv = heads(m).kv, all = m.shard_tokens,
+                       own = m.tokens * m.split.sp;
+    const bool repeats = kv * m.split.sp > kv_width(stage_.model);
+    const DType kv_type = repeats ? statistics_ : stage_.type;
+    const auto whole_q = lent_.take(stage_.type, all * query);
+    const auto whole_kv = lent_.take(kv_type, all * 2 * kv);
+    {
+      const auto whole = gather(m, 3 * query + 2 * kv, true);
+      ring_backward(m, layer);
+    }
+    const auto received_q = lent_.take(stage_.type, own * query);
+    const auto received_kv = lent_.take(kv_type, own * 2 * kv);
+    if (repeats) lent_.take(kv_type, m.tokens * 2 * kv_width(stage_.model));
+  }
+
+  const StageMemory& stage_;
+  const std::vector<Op>& ops_;
+  const std::vector<RankMicroBatch>& list_;
+  const DType statistics_;
+  const std::int64_t element_, sum_;
+  const std::vector<ScratchSpec> adapters_ = adapter_scratch(stage_.model);
+  std::set<int> recomputed_;
+  std::map<int, std::size_t> last_op_;
+  std::map<std::pair<int, int>, RingPlan> rings_;
+  std::int64_t reduction_ = 0;
+  bool scratch_held_ = false;
+
+  Ledger ledger_;
+  NamedScratch scratch_;
+  LentBuffers lent_, windows_, away_;
+  std::map<int, Live> live_;
+  std::map<std::size_t, Held> posted_;
+  std::vector<Held> sent_, losses_;
+  std::map<std::pair<int, int>, Store> stores_;  ///< by sample and layer
+};
+
+}  // namespace
+
+MemoryEstimate replay_memory(const StageMemory& stage, const std::vector<Op>& ops,
+                             const std::vector<RankMicroBatch>& list) {
+  return Replay(stage, ops, list).run();
+}
+
+std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp) {
+  std::vector<RankMicroBatch> list;
+  const std::vector<int>& ids = plan.lanes.at(static_cast<std::size_t>(dp)).micro_batches;
+  for (const int id : ids) {
+    const PlannedMicroBatch& m = plan.micro_batches.at(static_cast<std::size_t>(id));
+    const SequenceLayout layout = plan.layout(m);
+    RankMicroBatch& rank = list.emplace_back();
+    for (int r = 0; r < layout.ranks(); ++r)
+      rank.shard_tokens = std::max(rank.shard_tokens, layout.local_tokens(r));
+    rank.tokens = (rank.shard_tokens + m.split.sp - 1) / m.split.sp;
+    rank.split = m.split;
+    rank.recompute_layers = m.recompute_layers;
+  }
+  int sample = 0;
+  for (const std::vector<int>& group : chunk_groups(plan.list(dp))) {
+    if (group.size() < 2) continue;
+    std::int64_t tokens = 0;
+    for (const int place : group) tokens += list[static_cast<std::size_t>(place)].shard_tokens;
+    for (std::size_t c = 0; c < group.size(); ++c) {
+      RankMicroBatch& rank = list[static_cast<std::size_t>(group[c])];
+      rank.sample = sample;
+      rank.chunk = static_cast<int>(c), rank.chunks = static_cast<int>(group.size());
+      rank.sample_tokens = tokens;
+    }
+    ++sample;
+  }
+  return list;
+}
+
+std::string bytes_text(double bytes) {
+  static constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  int unit = 0;
+  while (bytes >= 1000 && unit < 6) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{:.0f} B", bytes)
+                   : fmt::format("{:.{}f} {}", bytes,
+                                 bytes < 10    ? 2
+                                 : bytes < 100 ? 1
+                                               : 0,
+                                 units[unit]);
+}
+
+}  // namespace ballast

@@ -1,0 +1,62 @@
+// Peak memory of one rank: the operations of its stage replayed with the tensors that executors
+// allocate, by category, pools and all.  The categories are those of core/base/device.hpp, so that
+// the figures stand beside the measured peaks of the trace.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/device.hpp"
+#include "core/base/tensor.hpp"
+#include "core/model/model_shape.hpp"
+#include "core/model/recompute_options.hpp"
+#include "core/plan/pipeline/schedule.hpp"
+#include "core/plan/step_plan.hpp"
+#include "core/predict/memory_ledger.hpp"
+
+namespace ballast {
+
+/// What one rank of a stage holds whatever it computes, and how it computes.
+struct StageMemory {
+  ModelShape model;
+  std::int64_t layers = 1;  ///< of the stage
+  bool first = true, last = true;
+  std::int64_t parameters = 0;  ///< trainable elements of the stage
+  std::int64_t frozen = 0;      ///< others: values alone
+  int replicas = 1;             ///< ranks that hold the same parameters
+  int zero = 0;                 ///< optimizer.zero
+  DType type = DType::f32;      ///< of parameter values and activations
+  RecomputeOptions recompute;
+  std::int64_t head_chunk_tokens = 1024;
+  bool host = true;             ///< reductions over MPI need receive space, attention its tiles
+  bool index_per_head = false;  ///< sparse patterns choose keys head by head
+  bool offload = false;
+  std::int64_t window_tokens = 8192;  ///< offload: of stored keys that come at once
+  std::int64_t overlap_bytes = 0;     ///< of a tied embedding that its other copy's gradient needs
+};
+
+/// One rank's part of a micro-batch.
+struct RankMicroBatch {
+  std::int64_t tokens = 0;        ///< its own
+  std::int64_t shard_tokens = 0;  ///< of its ring rank's shard: all Ulysses ranks' parts
+  ContextSplit split;
+  int recompute_layers = -1;
+  /// Chunks of a sample that is cut into several: their number and this one's place; the tokens of
+  /// the ring rank's shards of all of them.
+  int sample = -1;  ///< of the list's cut samples; -1: stands alone
+  int chunk = 0, chunks = 1;
+  std::int64_t sample_tokens = 0;
+};
+
+/// Peak bytes of a training step of `ops` over `list` (Op::micro_batch is a place in it), once
+/// pools have grown.  Index lists of sparse patterns and copies inside MPI are not in it.
+MemoryEstimate replay_memory(const StageMemory& stage, const std::vector<Op>& ops,
+                             const std::vector<RankMicroBatch>& list);
+
+/// The part of a lane's micro-batches that its fullest context-parallel rank holds.
+std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp);
+
+/// "1.50 GiB", "12.0 MiB", "640 B".
+std::string bytes_text(double bytes);
+
+}  // namespace ballast

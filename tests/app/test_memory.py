@@ -1,0 +1,170 @@
+"""The memory that `ballast check` states is what `ballast train` measures: runs of tiny models in
+combinations drawn by seed, every rank's peak bytes against those of its stage."""
+import glob
+import json
+import os
+import random
+import unittest
+
+from runs import RunCase
+
+SEED = int(os.environ.get("BALLAST_MEMORY_SEED", "14"))
+COMBINATIONS = 24
+WITHIN = 0.03
+
+DECK = """[run]
+seed = 5
+steps = 2
+[model]
+layers = 4
+hidden = 96
+intermediate = 256
+query_heads = 4
+kv_heads = 2
+head_dim = 24
+vocabulary = 512
+head_chunk_tokens = 128
+[data]
+source = "lengths"
+lengths = [{lengths}]
+max_tokens = {longest}
+validation_share = 0
+[batching]
+global_tokens = {tokens}
+micro_batch_tokens = {longest}
+[checkpoint]
+every_steps = 0
+[optimizer]
+learning_rate = 1e-3
+"""
+
+MESHES = [
+    {"dp": 2},
+    {"cp_inner": 2},
+    {"sp": 2},
+    {"pp": 2},
+    {"dp": 2, "cp_inner": 2},
+    {"dp": 2, "sp": 2},
+    {"dp": 2, "pp": 2},
+    {"cp_inner": 2, "sp": 2},
+    {"cp_outer": 2, "cp_inner": 2},
+    {"cp_inner": 4},
+    {"cp_inner": 2, "pp": 2},
+    {"sp": 2, "pp": 2},
+    {"pp": 4},
+]
+
+
+def ranks_of(mesh):
+    ranks = 1
+    for degree in mesh.values():
+        ranks *= degree
+    return ranks
+
+
+def draw(choice):
+    """One combination: (ranks, sample lengths, overrides)."""
+    mesh = choice(MESHES)
+    dp = mesh.get("dp", 1)
+    keys = {f"mesh.{name}": degree for name, degree in mesh.items()}
+    tokens = choice([512, 768, 1024])
+    keys["optimizer.zero"] = choice([0, 1, 2])
+    keys["recompute.mode"] = choice(["none", "none", "selective", "full"])
+    keys["run.precision"] = choice(["fp32", "fp32", "fp64"])
+    if choice([False, False, True]):
+        keys["lora.rank"] = 4
+    method = choice(["none", "none", "packed", "chunkflow"])
+    schedules = ["1f1b", "gpipe"]
+    lengths = [tokens] * 4 * dp
+    keys["batching.method"] = method
+    if method == "chunkflow":
+        keys["chunk.tokens"] = 256
+        keys["chunk.k"] = choice([1, 2])
+        keys["chunk.offload"] = choice(["none", "host"])
+        schedules = ["state_aware_1f1b", "zero_bubble", "1f1b"]
+        lengths = [tokens] * 2 * dp
+    if mesh.get("pp", 1) > 1:
+        schedules += ["zero_bubble"]
+    keys["pipeline.schedule"] = choice(schedules)
+    pattern = choice(["dense", "dense", "moba", "vertical_slash"])
+    keys["attention.pattern"] = pattern
+    if pattern == "moba":
+        keys["attention.moba_block"], keys["attention.moba_top_k"] = 64, 2
+    if pattern != "dense" and ("cp_inner" in mesh or "cp_outer" in mesh):
+        keys["ring.layout"], keys["ring.stripe"] = "striped", 64
+    return ranks_of(mesh), lengths, keys
+
+
+class Memory(RunCase):
+    def peaks(self, run, pp):
+        """[stage] of peak bytes by category and in total, of the stage's fullest rank."""
+        import h5py
+
+        found = {}
+        for path in sorted(glob.glob(os.path.join(run, "trace", "trace_*.h5"))):
+            with h5py.File(path, "r") as f:
+                session = f["sessions"][sorted(f["sessions"])[-1]]
+                stage = int(session.attrs["at.pp"])
+                steps = f["steps"]
+                values = {
+                    name[len("peak_bytes_") :]: float(max(steps[name][()]))
+                    for name in steps.dtype.names
+                    if name.startswith("peak_bytes_")
+                }
+                if values["total"] > found.get(stage, {"total": -1})["total"]:
+                    found[stage] = values
+        self.assertEqual(len(found), pp)
+        return found
+
+    def test_what_check_states_is_what_train_measures(self):
+        try:
+            import h5py  # noqa: F401
+        except ImportError:
+            self.skipTest("h5py is not installed")
+        source = random.Random(SEED)
+        worst = 0
+        report = []
+        for n in range(COMBINATIONS):
+            while True:
+                ranks, lengths, keys = draw(source.choice)
+                overrides = [f"{k}={v}" for k, v in keys.items()]
+                deck = self.out(f"memory_{n}.toml")
+                with open(deck, "w") as f:
+                    f.write(
+                        DECK.format(
+                            lengths=", ".join(map(str, lengths)),
+                            longest=max(lengths),
+                            tokens=sum(lengths),
+                        )
+                    )
+                twin = self.out(f"check_{n}.json")
+                done = self.run_ballast(1, "check", deck, *overrides, "--json", twin, status=None)
+                if done.returncode == 0:
+                    break  # others are refused: drawn again
+            with open(twin) as f:
+                facts = json.load(f)
+            run = self.out(f"run_{n}")
+            self.run_ballast(ranks, "train", deck, "-d", run, *overrides)
+            stages = facts["stages"]
+            for s, measured in self.peaks(run, len(stages)).items():
+                memory = stages[s]["memory"]
+                error = memory["total_bytes"] / measured["total"] - 1
+                worst = max(worst, abs(error))
+                report.append((error, n, s, " ".join(overrides), memory, measured))
+        lines = []
+        for error, n, s, overrides, memory, measured in report:
+            parts = ", ".join(
+                f"{name} {memory[name + '_bytes']:.0f} of {value:.0f}"
+                for name, value in measured.items()
+                if name != "total"
+                and abs(memory[name + "_bytes"] - value) > 0.005 * measured["total"]
+            )
+            lines.append(f"{n} stage {s}: {100 * error:+.2f} %  {overrides}\n      {parts}")
+        print(f"largest error over {COMBINATIONS} combinations: {100 * worst:.2f} %")
+        if os.environ.get("BALLAST_MEMORY_REPORT") or worst > WITHIN:
+            print("\n".join(lines))
+        self.assertLessEqual(worst, WITHIN)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,119 @@
+// Memory of a rank, replayed: what is held for a whole step, pools, chunks and schedules.
+#include <gtest/gtest.h>
+
+#include "core/model/tensor_specs.hpp"
+#include "core/plan/pipeline/pipeline_schedule.hpp"
+#include "core/predict/memory_replay.hpp"
+
+namespace ballast {
+namespace {
+
+StageMemory small_stage() {
+  StageMemory stage;
+  stage.model.layers = stage.layers = 3;
+  stage.model.hidden = 8;
+  stage.model.intermediate = 16;
+  stage.model.query_heads = stage.model.kv_heads = 2;
+  stage.model.head_dim = 4;
+  stage.model.vocabulary = 10;
+  stage.host = false;
+  return stage;
+}
+
+RankMicroBatch part_of(std::int64_t tokens) {
+  RankMicroBatch m;
+  m.tokens = m.shard_tokens = tokens;
+  return m;
+}
+
+const std::vector<Op> kOnce{{OpKind::forward}, {OpKind::backward}};
+
+TEST(MemoryReplay, ShardsAndTypesCountAsAllocated) {
+  StageMemory stage = small_stage();
+  stage.parameters = 1001;
+  stage.replicas = 4;
+  const auto bytes = [&](MemoryCategory category) {
+    return replay_memory(stage, kOnce, {part_of(0)})[category];
+  };
+  EXPECT_EQ(bytes(MemoryCategory::parameters), 1004 * 4);
+  EXPECT_EQ(bytes(MemoryCategory::gradients), 1004 * 4);
+  EXPECT_EQ(bytes(MemoryCategory::optimizer), 1004 * (2 * 4 + 1));
+  stage.zero = 1;
+  EXPECT_EQ(bytes(MemoryCategory::optimizer), 251 * (2 * 4 + 1));
+  stage.zero = 2;
+  EXPECT_EQ(bytes(MemoryCategory::gradients), (1004 + 251) * 4);
+  stage.type = DType::bf16;
+  EXPECT_EQ(bytes(MemoryCategory::parameters), 1004 * 2);
+  EXPECT_EQ(bytes(MemoryCategory::gradients), (1004 + 251) * 4);
+  EXPECT_EQ(bytes(MemoryCategory::optimizer), 251 * (3 * 4 + 1));
+}
+
+TEST(MemoryReplay, ActivationsAreThoseOfTheSpecsAndGoWithTheirLayer) {
+  StageMemory stage = small_stage();
+  const std::int64_t tokens = 100, all = kept_bytes(stage.model, tokens, DType::f32, Keep::all);
+  const auto activations = [&] {
+    return replay_memory(stage, kOnce, {part_of(tokens)})[MemoryCategory::activations];
+  };
+  // Three layers, the rotary table, and the head's input with two statistics.
+  const std::int64_t others = tokens * 4 * (2 * 2 + 8 + 2);
+  EXPECT_EQ(activations(), 3 * all + others);
+  stage.recompute = {Recompute::full, 2};
+  EXPECT_EQ(activations(), all + 2 * tokens * 8 * 4 + others);
+  // Two micro-batches at once hold twice as much, one after the other does not.
+  stage.recompute = {};
+  const std::vector<RankMicroBatch> two{part_of(tokens), part_of(tokens)};
+  const auto peak = [&](const std::vector<Op>& ops) {
+    return replay_memory(stage, ops, two)[MemoryCategory::activations];
+  };
+  EXPECT_EQ(peak({{OpKind::forward, 0},
+                  {OpKind::forward, 1},
+                  {OpKind::backward, 1},
+                  {OpKind::backward, 0}}),
+            2 * (3 * all + others));
+  EXPECT_EQ(peak({{OpKind::forward, 0},
+                  {OpKind::backward, 0},
+                  {OpKind::forward, 1},
+                  {OpKind::backward, 1}}),
+            3 * all + others);
+}
+
+TEST(MemoryReplay, StoredChunksLieOnTheDeviceOrInHostMemory) {
+  StageMemory stage = small_stage();
+  std::vector<RankMicroBatch> chunks;
+  for (int c = 0; c < 5; ++c) {
+    RankMicroBatch m = part_of(20);
+    m.sample = 0, m.chunk = c, m.chunks = 5, m.sample_tokens = 100;
+    chunks.push_back(m);
+  }
+  std::vector<Op> ops;
+  for (int c = 0; c < 5; ++c) ops.push_back({OpKind::forward, c, c});
+  for (int c = 4; c >= 0; --c) ops.push_back({OpKind::backward, c, c});
+  const MemoryEstimate resident = replay_memory(stage, ops, chunks);
+  // Keys and values of all layers; sums of gradients until a layer's first chunk is done.
+  EXPECT_EQ(resident[MemoryCategory::kv_store], 3 * 100 * 2 * 8 * (4 + 4));
+  stage.offload = true;
+  stage.window_tokens = 40;
+  const MemoryEstimate away = replay_memory(stage, ops, chunks);
+  EXPECT_EQ(away[MemoryCategory::offloaded], 3 * 100 * 2 * 8 * (4 + 4));
+  EXPECT_EQ(away[MemoryCategory::kv_store] % (40 * 2 * 8 * 4), 0) << "windows of two chunks";
+  EXPECT_LT(away.total(), resident.total());
+}
+
+TEST(MemoryReplay, TheTotalIsOfOneMoment) {
+  const MemoryEstimate peak = replay_memory(small_stage(), kOnce, {part_of(64)});
+  std::int64_t sum = 0;
+  for (const std::int64_t bytes : peak.bytes) sum += bytes;
+  EXPECT_LE(peak.total(), sum);
+  EXPECT_GT(peak.total(), sum / 2);
+}
+
+TEST(MemoryReplay, BytesReadWell) {
+  EXPECT_EQ(bytes_text(0), "0 B");
+  EXPECT_EQ(bytes_text(640), "640 B");
+  EXPECT_EQ(bytes_text(1 << 20), "1.00 MiB");
+  EXPECT_EQ(bytes_text(12.0 * (1 << 20)), "12.0 MiB");
+  EXPECT_EQ(bytes_text(141.0 * (1 << 30)), "141 GiB");
+}
+
+}  // namespace
+}  // namespace ballast
