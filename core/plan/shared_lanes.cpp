@@ -397,12 +397,15 @@ Shared collect(const StepPlan& plan, const std::vector<int>& ranks) {
     held.insert(ids.begin(), ids.end());
   }
   shared.ids.assign(held.begin(), held.end());
-  std::vector<MicroBatch> list;
-  for (const int id : shared.ids)
-    list.push_back(plan.micro_batches[static_cast<std::size_t>(id)].micro_batch());
-  shared.groups = chunk_groups(list);
-  for (auto& group : shared.groups)
-    for (int& m : group) m = shared.ids[static_cast<std::size_t>(m)];
+  std::map<int, std::vector<int>> groups;  // by first id; lanes that share one agree on it
+  for (const int d : ranks) {
+    const std::vector<int>& ids = plan.lanes[static_cast<std::size_t>(d)].micro_batches;
+    for (std::vector<int> group : chunk_groups(plan.list(d))) {
+      for (int& m : group) m = ids[static_cast<std::size_t>(m)];
+      groups.emplace(group.front(), std::move(group));
+    }
+  }
+  for (auto& [first, group] : groups) shared.groups.push_back(std::move(group));
   return shared;
 }
 

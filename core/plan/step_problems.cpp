@@ -76,16 +76,31 @@ std::string placement(const StepPlan& plan) {
       ++held[static_cast<std::size_t>(id)];
     }
   }
-  std::map<std::int64_t, RankGroup> chunked;
-  for (std::size_t id = 0; id < held.size(); ++id) {
-    const PlannedMicroBatch& m = plan.micro_batches[id];
-    if (held[id] != m.group.ranks)
+  for (std::size_t id = 0; id < held.size(); ++id)
+    if (const RankGroup group = plan.micro_batches[id].group; held[id] != group.ranks)
       return fmt::format("micro-batch {}: {} of the {} ranks of its group hold it", id, held[id],
-                         m.group.ranks);
-    if (m.segments.size() != 1) continue;
-    const auto [at, first] = chunked.emplace(m.segments[0].sample, m.group);
-    if (!first && !(at->second == m.group))
-      return fmt::format("chunks of sample {} lie on different groups", m.segments[0].sample);
+                         group.ranks);
+  return "";
+}
+
+/// A dependent chunk follows the chunk before it in the list of every rank of one group.
+std::string chunks(const StepPlan& plan) {
+  for (int d = 0; d < plan.mesh.dp; ++d) {
+    std::map<std::pair<std::int64_t, std::int64_t>, RankGroup> ends;  // sample, tokens so far
+    for (const int id : plan.lanes[static_cast<std::size_t>(d)].micro_batches) {
+      const PlannedMicroBatch& m = plan.micro_batches[static_cast<std::size_t>(id)];
+      for (const Segment& s : m.segments) {
+        if (s.begin > 0) {
+          const auto before = ends.find({s.sample, s.begin});
+          if (before == ends.end() || !(before->second == m.group))
+            return fmt::format(
+                "data-parallel rank {}: micro-batch {} begins at token {} of sample "
+                "{}, and its group has not the chunk before it",
+                d, id, s.begin, s.sample);
+        }
+        ends[{s.sample, s.end}] = m.group;
+      }
+    }
   }
   return "";
 }
@@ -309,7 +324,7 @@ std::string problems(const StepPlan& plan) {
   if (std::string wrong = sizes(plan); !wrong.empty()) return wrong;
   for (int id = 0; id < static_cast<int>(plan.micro_batches.size()); ++id)
     if (std::string wrong = values(plan, id); !wrong.empty()) return wrong;
-  for (const auto check : {placement, schedules, rounds})
+  for (const auto check : {placement, chunks, schedules, rounds})
     if (std::string wrong = check(plan); !wrong.empty()) return wrong;
   return Replay(plan).run();
 }

@@ -127,6 +127,17 @@ TEST(PlanStep, ExactLossTokensWhereTheNormaliserNeedsThem) {
   EXPECT_DOUBLE_EQ(plan.micro_batches[1].loss_weight, 1.0 / 4);
 }
 
+// A step that goes on in the next epoch may take a sample twice, each time in chunks.
+TEST(PlanStep, ASampleMayComeTwice) {
+  for (const std::string schedule : {"1f1b", "zero_bubble"}) {
+    StepOptions options = options_of(2, 2, "chunkflow");
+    options.pipeline.schedule = schedule;
+    const StepPlan plan = plan_step(0, {{5, 10000, 9999}, {5, 10000, 9999}}, options);
+    EXPECT_EQ(problems(plan), "") << schedule;
+    EXPECT_EQ(plan.micro_batches.size(), 6u);
+  }
+}
+
 TEST(PlanStep, EvaluationRunsForwardAlone) {
   for (const std::string& method : kMethods) {
     const StepPlan plan = plan_evaluation(samples_of(24, 16384), options_of(4, 2, method));
@@ -166,7 +177,7 @@ TEST(PlanStep, PlansALargeMachineInTime) {
     const auto seconds = [](auto a, auto b) {
       return std::chrono::duration<double>(b - a).count();
     };
-    EXPECT_LT(seconds(begin, checked), 1.5);
+    EXPECT_LT(seconds(begin, checked), 5);  // a third of a second on an idle core
     std::printf(
         "%s: %zu micro-batches, %zu schedules, hash %016llx: planned in %.3f s, checked in "
         "%.3f s\n",

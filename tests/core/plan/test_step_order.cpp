@@ -78,6 +78,19 @@ TEST(StepOrder, RanksThatShareNothingOrAllGetTheBuildersSchedule) {
   }
 }
 
+// Two ranks that share one micro-batch each hold the same sample's chunks.
+TEST(StepOrder, ChunksOfASampleThatComesTwice) {
+  for (const std::string& name : kSchedules) {
+    StepPlan plan = test::placed(2, 2, {{0, 1}, {1, 1}, {0, 1}, {1, 1}, {0, 2}});
+    for (const std::size_t m : {0, 1, 2, 3}) {
+      const std::int64_t begin = m < 2 ? 0 : 64;
+      plan.micro_batches[m].segments = {{7, begin, begin + 64, 64}};
+    }
+    order(plan, name);
+    EXPECT_EQ(problems(plan), "") << name;
+  }
+}
+
 TEST(StepOrder, SchedulesAreStoredOnce) {
   std::vector<RankGroup> groups;
   for (int m = 0; m < 64; ++m) groups.push_back({m % 16, 1});

@@ -117,7 +117,12 @@ TEST(StepProblems, NamesWhatIsWrong) {
   expect("stands twice", [](StepPlan& p) { p.lanes[0].micro_batches[0] = 1; });
   expect("is not of its group", [](StepPlan& p) { p.lanes[0].micro_batches[1] = 2; });
   expect("1 of the 2 ranks", [](StepPlan& p) { p.lanes[0].micro_batches.pop_back(); });
-  expect("on different groups", [](StepPlan& p) { p.micro_batches[1].segments[0].sample = 0; });
+  expect("has not the chunk before it", [](StepPlan& p) {
+    p.micro_batches[1].segments[0] = {0, 128, 192, 64};
+  });
+  expect("has not the chunk before it", [](StepPlan& p) {
+    p.micro_batches[3].segments[0] = {7, 128, 192, 64};
+  });
   expect("3 of 3", [](StepPlan& p) { p.schedules[0].stages[0][0].micro_batch = 3; });
   expect("forwards of micro-batch",
          [](StepPlan& p) { p.schedules[0].stages[0].erase(p.schedules[0].stages[0].begin()); });
