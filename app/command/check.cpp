@@ -5,6 +5,7 @@
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/observe/text_table.hpp"
+#include "app/plan/first_plans.hpp"
 #include "app/plan/run_summary.hpp"
 #include "app/plan/stored_groups.hpp"
 
@@ -204,22 +205,23 @@ void take_groups(Deck& deck, DeckNeeds needs, std::vector<std::string>& notes) {
 
 int check_command(const CommandLine& line) {
   std::vector<CheckFacts> cases;
+  std::vector<nlohmann::ordered_json> twins;
   const DeckNeeds needs{.model = true, .data = false, .groups = false};
   for (Deck& deck : line.decks(needs)) {
     std::vector<std::string> notes;
     if (takes_stored_groups(deck) || lacks_groups(deck)) take_groups(deck, needs, notes);
     cases.push_back(CheckFacts::of(deck));
     cases.back().notes.insert(cases.back().notes.end(), notes.begin(), notes.end());
+    twins.push_back(cases.back().json());
+    add_plans(twins.back(), deck, line.plans);
   }
   if (cases.size() == 1) {
     print_whole(cases.front());
-    write_json(line.json, cases.front().json());
+    write_json(line.json, twins.front());
     return 0;
   }
   print_cases(cases);
-  auto list = nlohmann::ordered_json::array();
-  for (const CheckFacts& f : cases) list.push_back(f.json());
-  write_json(line.json, {{"deck", line.deck_file}, {"cases", list}});
+  write_json(line.json, {{"deck", line.deck_file}, {"cases", twins}});
   return 0;
 }
 

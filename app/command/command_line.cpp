@@ -83,6 +83,10 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line,
         "-t,--time", wall_time,
         "wall-time limit HH:MM:SS or D-HH:MM:SS: checkpoint in time and leave with status 75");
   sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
+  if (command == "check" || command == "pack" || command == "plan")
+    sub.add_option("--plans", line.plans, "steps whose whole plans the twin holds")
+        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
+        ->capture_default_str();
 }
 
 bool is_setting(const std::string& argument) { return argument.find('=') != std::string::npos; }
@@ -174,6 +178,7 @@ ParsedLine parse_command_line(const std::vector<std::string>& arguments) {
   } catch (const Error& e) {
     return {std::nullopt, fmt::format("ballast: {}\n", e.what()), 2};
   }
+  if (line.json.empty()) line.plans = 0;  // nobody asks for them
   return {line, "", 0};
 }
 

@@ -22,6 +22,7 @@ struct CommandLine {
   bool adapter = false;                ///< export: the adapters alone
   std::string dtype = "bf16";          ///< export: bf16 or f32
   std::string json;                    ///< --json, or "": no twin
+  std::int64_t plans = 1;              ///< --plans: steps whose plans the twin holds
   double wall_time_s = 0;              ///< -t in seconds; 0: no limit
 
   /// The chosen deck, the same on every rank: rank 0 reads the file and hands its text to the

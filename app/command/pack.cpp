@@ -7,6 +7,7 @@
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/observe/text_table.hpp"
+#include "app/plan/first_plans.hpp"
 #include "app/plan/planned_run.hpp"
 #include "app/plan/planned_samples.hpp"
 #include "app/train/budget_tuning.hpp"
@@ -234,7 +235,10 @@ int pack_command(const CommandLine& line) {
   for (std::size_t d = 0; d < decks.size(); ++d) pack(decks[d], cases[d]);
   print(cases);
   auto list = nlohmann::ordered_json::array();
-  for (const PackFacts& f : cases) list.push_back(json(f));
+  for (std::size_t c = 0; c < cases.size(); ++c) {
+    list.push_back(json(cases[c]));
+    add_plans(list.back(), decks[c], line.plans);
+  }
   write_json(line.json, cases.size() == 1 ? list.front() : nlohmann::ordered_json{{"cases", list}});
   return 0;
 }

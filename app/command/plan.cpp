@@ -9,6 +9,7 @@
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/observe/text_table.hpp"
+#include "app/plan/first_plans.hpp"
 #include "app/plan/stored_groups.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/batch/batch_plan.hpp"
@@ -39,6 +40,23 @@ RingCosts ring_costs(const Deck& deck, const std::string& direction, bool joined
   c.inner_dkv_hop_s = seconds(direction, "inner_hop_ms") - c.inner_hop_s;
   c.outer_dkv_hop_s = seconds(direction, "outer_hop_ms") - c.outer_hop_s;
   return c;
+}
+
+/// The values of every case, with the plans of its first steps.
+void write_twin(const CommandLine& line, const std::vector<Deck>& decks,
+                std::vector<nlohmann::ordered_json> values) {
+  for (std::size_t d = 0; d < decks.size(); ++d) add_plans(values[d], decks[d], line.plans);
+  if (decks.front().case_name.empty()) {
+    write_json(line.json, values.front());
+    return;
+  }
+  auto list = nlohmann::ordered_json::array();
+  for (std::size_t d = 0; d < decks.size(); ++d) {
+    nlohmann::ordered_json one{{"name", decks[d].case_name}};
+    one.update(values[d]);
+    list.push_back(one);
+  }
+  write_json(line.json, {{"cases", list}});
 }
 
 }  // namespace
@@ -127,17 +145,7 @@ int plan_command(const CommandLine& line) {
           "{}: nothing to plan; state component times in [costs], attention.index = \"generated\", "
           "a [pipeline], a [dst] or batching.select_lengths",
           line.deck_file);
-  if (!named) {
-    write_json(line.json, values.front());
-    return 0;
-  }
-  auto list = nlohmann::ordered_json::array();
-  for (std::size_t d = 0; d < decks.size(); ++d) {
-    nlohmann::ordered_json one{{"name", decks[d].case_name}};
-    one.update(values[d]);
-    list.push_back(one);
-  }
-  write_json(line.json, {{"cases", list}});
+  write_twin(line, decks, std::move(values));
   return 0;
 }
 

@@ -88,8 +88,7 @@ SimulationOptions simulation_options(const Deck& deck, const RunOptions& options
   return simulation;
 }
 
-StepOptions step_options(const Deck& deck, const RunOptions& options,
-                         const SimulationOptions& simulation, const Costs& costs) {
+StepOptions step_options(const Deck& deck, const RunOptions& options) {
   StepOptions step;
   step.mesh = options.mesh;
   step.zero = static_cast<int>(deck.integer("optimizer.zero"));
@@ -104,6 +103,12 @@ StepOptions step_options(const Deck& deck, const RunOptions& options,
       if (p.trainable) step.stage_elements.at(static_cast<std::size_t>(p.stage)) += p.numel();
       if (p.trainable && p.tied_copy) step.tied_elements = p.numel();
     }
+  return step;
+}
+
+StepOptions step_options(const Deck& deck, const RunOptions& options,
+                         const SimulationOptions& simulation, const Costs& costs) {
+  StepOptions step = step_options(deck, options);
   step.costs = [&simulation, &costs](const StepPlan& plan) {
     return schedule_costs(plan, simulation, costs);
   };
@@ -143,7 +148,8 @@ PlannedRun::Step PlannedRun::next() {
   const std::vector<SampleLength> samples = samples_->next(position_);
   Step step;
   const auto begin = std::chrono::steady_clock::now();
-  const Batch batch = plan_batch(step_++, samples, batching_);
+  Batch batch = plan_batch(step_++, samples, batching_);
+  if (weighs_by_chunk(options_.normaliser)) count_loss_tokens(batch, samples_->dataset());
   step.planned_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   step.plan = plan_batch_step(batch, step_options(deck_, options_, simulation_, *costs_));
   step.simulated = simulate(step.plan, simulation_, *costs_);

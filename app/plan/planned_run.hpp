@@ -26,7 +26,9 @@ bool has_costs(const Deck& deck);
 /// What the clock needs to know of the deck beside its costs.
 SimulationOptions simulation_options(const Deck& deck, const RunOptions& options);
 
-/// What plan_step needs to know; `options`, `simulation` and `costs` must outlive the result.
+/// What plan_step needs to know of the deck, without functions.
+StepOptions step_options(const Deck& deck, const RunOptions& options);
+/// With those that ask costs; `simulation` and `costs` must outlive the result.
 StepOptions step_options(const Deck& deck, const RunOptions& options,
                          const SimulationOptions& simulation, const Costs& costs);
 

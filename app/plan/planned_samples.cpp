@@ -28,9 +28,11 @@ void PlannedSamples::begin_with_curriculum() {
 }
 
 std::vector<SampleLength> PlannedSamples::next(SamplerPosition& position) {
-  return lengths(sampler_.next(position, deck_.integer("batching.global_tokens"),
-                               deck_.integer("batching.global_samples"),
-                               [this](std::int64_t s) { return dataset_->length(s); }));
+  std::vector<SampleLength> list = lengths(sampler_.next(
+      position, deck_.integer("batching.global_tokens"), deck_.integer("batching.global_samples"),
+      [this](std::int64_t s) { return dataset_->length(s); }));
+  for (SampleLength& s : list) s.loss_tokens = dataset_->loss_tokens(s.sample);
+  return list;
 }
 
 std::vector<SampleLength> PlannedSamples::first(std::int64_t count) {
@@ -41,7 +43,7 @@ std::vector<SampleLength> PlannedSamples::first(std::int64_t count) {
 std::vector<SampleLength> PlannedSamples::lengths(const std::vector<std::int64_t>& samples) const {
   std::vector<SampleLength> list;
   list.reserve(samples.size());
-  // Loss tokens do not steer plans; counting them may mean reading masks.
+  // Loss tokens do not steer packing; counting those of a whole epoch may mean reading its masks.
   for (const std::int64_t s : samples) list.push_back({s, dataset_->length(s), 0});
   return list;
 }

@@ -6,7 +6,6 @@
 
 #include "app/train/deck_options.hpp"
 #include "app/train/local_batch.hpp"
-#include "core/plan/batch/batch_plan.hpp"
 #include "parallel/comm/waits.hpp"
 #include "parallel/context/ulysses.hpp"
 #include "parallel/pattern/pattern_source.hpp"
@@ -101,9 +100,6 @@ Session::Session(const Communicator& world, const Deck& deck_)
   recorder.context.stage = mesh.at.pp;
   if (BudgetTuning::wanted(deck)) {
     together(world, [&] { tuning = std::make_unique<BudgetTuning>(deck, &device); });
-    options.batching.sample_cost = [this](std::int64_t tokens) {
-      return tuning->sample_cost(tokens);
-    };
   }
   parameters.initialise(static_cast<std::uint64_t>(deck.integer("run.seed")));
 }
@@ -163,21 +159,8 @@ std::vector<SampleLength> Session::lengths(const std::vector<std::int64_t>& samp
   return result;
 }
 
-Batch Session::plan(std::int64_t step, const std::vector<std::int64_t>& samples) const {
-  Batch batch = plan_batch(step, lengths(samples), options.batching);
-  // These two weigh a token by how many its chunk holds, which the plan estimates where a mask
-  // leaves some out.
-  if (options.normaliser == LossNormaliser::token_mean ||
-      options.normaliser == LossNormaliser::sample_mean)
-    count_loss_tokens(batch, *dataset);
-  return batch;
-}
-
-double Session::training_flops(const Batch& batch) const {
-  double pairs = 0;
-  for (const auto& list : batch.micro_batches)
-    for (const auto& mb : list) pairs += mb.attention_pairs();
-  return options.model.training_flops(static_cast<double>(batch.tokens()), pairs);
+double Session::training_flops(const StepPlan& plan) const {
+  return options.model.training_flops(static_cast<double>(plan.tokens()), plan.attention_pairs());
 }
 
 }  // namespace ballast

@@ -11,6 +11,7 @@
 #include "core/data/sampler.hpp"
 #include "core/observe/events.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
+#include "core/plan/step_plan.hpp"
 #include "io/data/dataset.hpp"
 #include "kernels/model/parameters.hpp"
 #include "kernels/model/stage_model.hpp"
@@ -42,10 +43,8 @@ class Session {
                                             BudgetPolicy* policy = nullptr);
   /// Length of each sample, as batching sees it.
   std::vector<SampleLength> lengths(const std::vector<std::int64_t>& samples) const;
-  /// The Batch plan of these samples on this mesh.
-  Batch plan(std::int64_t step, const std::vector<std::int64_t>& samples) const;
-  /// Model FLOPs of a batch, forward and backward, all ranks together.
-  double training_flops(const Batch& batch) const;
+  /// Model FLOPs of a step, forward and backward, all ranks together.
+  double training_flops(const StepPlan& plan) const;
 
   Deck deck;
   RunOptions options;

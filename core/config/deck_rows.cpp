@@ -697,6 +697,8 @@ void checkpoint_rows(Schema& schema) {
 void trace_rows(Schema& schema) {
   auto trace = schema.block("trace", &Config::trace);
   trace.key("enabled", &TraceConfig::enabled, "write the event trace that ballast-report reads");
+  trace.key("plans_every", &TraceConfig::plans_every, "steps", between(0, kTokens),
+            "steps between those whose whole plans the trace of rank 0 stores; 0: none");
 }
 
 void profile_rows(Schema& schema) {
