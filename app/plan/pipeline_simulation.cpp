@@ -10,25 +10,22 @@
 
 namespace ballast {
 
-StageTimes::StageTimes(const Deck& deck, std::vector<std::string>& notes) {
-  if (deck.text("profile.table").empty()) {
-    source_ = deck.block_set("costs") ? "stated costs" : "no costs stated: 1 us a token";
+StageTimes::StageTimes(const Config& config, std::vector<std::string>& notes) {
+  if (config.profile.table.empty()) {
+    source_ = config.is_set(&Config::costs) ? "stated costs" : "no costs stated: 1 us a token";
     return;
   }
-  source_ = "times of " + deck.text("profile.table");
-  const ProfileTable table = load_profile(deck, notes);
-  const std::string& pattern = deck.text("attention.pattern");
-  model_.emplace(table, latency_options(deck, pattern));
-  full_recompute_ = deck.text("recompute.mode") == "full";
+  source_ = "times of " + config.profile.table;
+  const ProfileTable table = load_profile(config, notes);
+  model_.emplace(table, latency_options(config, config.attention.pattern));
+  full_recompute_ = config.recompute.mode == Recompute::full;
   for (const ProfileLink& link : table.links)
     if (link.level == "stage") {
       stage_latency_s_ = link.latency_s;
       stage_byte_s_ = 1 / link.bytes_per_s;
     }
   token_bytes_ =
-      static_cast<double>(model_shape(deck).hidden) * (deck.text("run.backend") == "cuda"     ? 2
-                                                       : deck.text("run.precision") == "fp64" ? 8
-                                                                                              : 4);
+      static_cast<double>(config.model.hidden) * static_cast<double>(size_of(config.run.type()));
 }
 
 std::vector<MicroBatchTimes> StageTimes::measured(const std::vector<MicroBatch>& list,

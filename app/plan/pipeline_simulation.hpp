@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "core/config/deck.hpp"
+#include "core/config/config.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/pipeline/pipeline_schedule.hpp"
 #include "core/predict/latency_model.hpp"
@@ -30,7 +30,7 @@ ScheduleCosts schedule_costs(std::vector<MicroBatchTimes> times,
 class StageTimes {
  public:
   /// `notes`: what the table's checks say.  Errors: those of load_profile.
-  StageTimes(const Deck& deck, std::vector<std::string>& notes);
+  StageTimes(const Config& config, std::vector<std::string>& notes);
   ScheduleCosts of(const std::vector<MicroBatch>& list, const RunOptions& options) const;
   /// From the table alone.
   std::vector<MicroBatchTimes> measured(const std::vector<MicroBatch>& list,

@@ -195,7 +195,7 @@ Reference reference_step(const std::vector<SampleLength>& samples, DType type,
 }
 
 Reference reference_step(const std::vector<SampleLength>& samples, StepOptions options) {
-  options.method = "none";
+  options.method = Batching::none;
   SmallTraining training(alone(), options);
   return reference_step(training, samples);
 }
