@@ -41,7 +41,7 @@ Evaluation evaluate(Session& session, StepPlanner& planner, std::int64_t samples
   loss =
       session.mesh.pp.all_reduce(session.mesh.replica.all_reduce(loss));  // the last stage has it
   result.loss = result.loss_tokens > 0 ? loss / static_cast<double>(result.loss_tokens) : 0;
-  result.needle = judge.result(session.mesh.world, session.deck.integer("eval.depths"));
+  result.needle = judge.result(session.mesh.world, session.config.eval.depths);
   return result;
 }
 
@@ -62,33 +62,33 @@ void Evaluation::write(nlohmann::ordered_json& json) const {
 
 int eval_command(const CommandLine& line) {
   const Communicator world = Communicator::world();
-  const Deck deck = line.deck(world);
-  Session session(world, deck);
-  const std::string& weights = deck.text("model.weights");
+  const Config config = line.config(world);
+  Session session(world, config);
+  const std::string& weights = config.model.weights;
   check_all(world, !line.restart.empty() || !weights.empty(),
             "eval needs a checkpoint (-r CHECKPOINT or -r latest) or model.weights in the deck");
   check_all(world, !session.sampler.validation().empty(),
             "eval: the validation split is empty; set data.validation_share (data.needle_held_out "
             "for needle data) above 0");
-  ShardedOptimizer optimizer(session.parameters, session.mesh.replica,
-                             static_cast<int>(deck.integer("optimizer.zero")), {}, nullptr);
+  ShardedOptimizer optimizer(session.parameters, session.mesh.replica, config.optimizer.zero, {},
+                             nullptr);
   load_base(session);
   Restored restored;
   if (line.restart.empty()) {
     load_weights(session, optimizer);
     restored.path = weights;
   } else {
-    restored = restore(session, optimizer, line.restart, line.output_folder(deck), false);
+    restored = restore(session, optimizer, line.restart, line.output_folder(config), false);
     check_all(world, !restored.path.empty(),
-              fmt::format("eval: no sound checkpoint in {}", line.output_folder(deck)));
-    const auto seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
-    check_all(world, restored.state.seed == seed || deck.text("data.source") == "needle",
+              fmt::format("eval: no sound checkpoint in {}", line.output_folder(config)));
+    const auto seed = config.run.seed;
+    check_all(world, restored.state.seed == seed || config.data.source == DataSource::needle,
               fmt::format("{}: written with run.seed = {}, the deck has {}; other samples would be "
                           "held out, some of them trained on: use the same seed",
                           restored.path, restored.state.seed, seed));
   }
   StepPlanner planner(session, nullptr);
-  const Evaluation result = evaluate(session, planner, deck.integer("eval.samples"));
+  const Evaluation result = evaluate(session, planner, config.eval.samples);
   if (world.rank() == 0) {
     for (const std::string& warning : restored.warnings) fmt::print("# warning: {}\n", warning);
     fmt::print("checkpoint={} step={} validation_loss={:.6f} loss_tokens={} samples={}\n",

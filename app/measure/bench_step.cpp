@@ -5,7 +5,6 @@
 #include "app/command/bench.hpp"
 #include "app/measure/peak_rate.hpp"
 #include "app/observe/overheads.hpp"
-#include "app/train/deck_options.hpp"
 #include "app/train/step_planner.hpp"
 #include "app/train/train_step.hpp"
 #include "app/train/trainer.hpp"
@@ -15,13 +14,12 @@ namespace {
 
 constexpr std::int64_t kObserved = 3;  // steps with events, for the shares of tuning and planning
 
-BenchResult run(const Deck& deck, const BenchSettings& settings) {
+BenchResult run(const Config& config, const BenchSettings& settings) {
   const Communicator world = Communicator::world();
-  Session session(world, deck);
+  Session session(world, config);
   session.recorder.enabled = false;
-  ShardedOptimizer optimizer(session.parameters, session.mesh.replica,
-                             static_cast<int>(deck.integer("optimizer.zero")), adamw_options(deck),
-                             nullptr);
+  ShardedOptimizer optimizer(session.parameters, session.mesh.replica, config.optimizer.zero,
+                             adamw_options(config), nullptr);
   optimizer.reset_master_from_values();
   TrainStep step(session, optimizer);
   StepPlanner planner(session, step.costs());
@@ -30,7 +28,7 @@ BenchResult run(const Deck& deck, const BenchSettings& settings) {
   SamplerPosition position;
   std::vector<double> times;
   double tokens = 0, flops = 0, loss = 0;
-  Overheads spent = overheads(deck);
+  Overheads spent(config.dst.enabled, balances_by_weight(config.batching.method));
   const std::int64_t observed = spent.any() ? kObserved : 0;  // steps after the timed ones
   for (std::int64_t i = 0; i < warmup + repeats + observed; ++i) {
     session.recorder.enabled = i >= warmup + repeats;

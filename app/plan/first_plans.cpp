@@ -7,11 +7,11 @@
 
 namespace ballast {
 
-void add_plans(nlohmann::ordered_json& json, const Deck& deck, std::int64_t count) {
+void add_plans(nlohmann::ordered_json& json, const Config& config, std::int64_t count) {
   if (count <= 0) return;
   try {
     std::vector<std::string> notes;
-    PlannedRun run(deck, plan_costs(deck, notes));
+    PlannedRun run(config, plan_costs(config, notes));
     auto plans = nlohmann::ordered_json::array();
     for (std::int64_t step = 0; step < count; ++step) {
       const StepPlan plan = run.next().plan;

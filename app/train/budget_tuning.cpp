@@ -9,16 +9,16 @@
 
 namespace ballast {
 
-bool BudgetTuning::wanted(const Deck& deck) {
-  return deck.boolean("dst.enabled") || deck.text("batching.method") == "sab";
+bool BudgetTuning::wanted(const Config& config) {
+  return config.dst.enabled || config.batching.method == Batching::sab;
 }
 
-BudgetTuning::BudgetTuning(const Deck& deck, const Device* device)
-    : tune_(deck.boolean("dst.enabled")),
-      model_(latency_model(deck, notes_, device)),
-      options_(dst_options(deck)),
+BudgetTuning::BudgetTuning(const Config& config, const Device* device)
+    : tune_(config.dst.enabled),
+      model_(latency_model(config, notes_, device)),
+      options_(dst_options(config)),
       base_(options_.base_budget),
-      averages_(static_cast<double>(options_.base_budget), deck.real("sab.decay")) {}
+      averages_(static_cast<double>(options_.base_budget), config.sab.decay) {}
 
 double BudgetTuning::sample_cost(std::int64_t tokens) const {
   return model_.predict({{{0, 0, tokens, 0}}}, std::llround(averages_.budget(tokens))).total_s();
@@ -83,9 +83,9 @@ std::string BudgetTuning::choices() const {
   return rows.empty() ? "" : rows.dump();
 }
 
-void predict_samples(const Deck& deck, BatchingOptions& batching) {
-  if (batching.method != "sab") return;
-  batching.sample_cost = [tuning = std::make_shared<BudgetTuning>(deck, nullptr)](
+void predict_samples(const Config& config, BatchingOptions& batching) {
+  if (batching.method != Batching::sab) return;
+  batching.sample_cost = [tuning = std::make_shared<BudgetTuning>(config, nullptr)](
                              std::int64_t tokens) { return tuning->sample_cost(tokens); };
 }
 

@@ -8,7 +8,7 @@
 
 #include "app/observe/step_statistics.hpp"
 #include "core/base/device.hpp"
-#include "core/config/deck.hpp"
+#include "core/config/config.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/batch/latency_batching.hpp"
@@ -20,9 +20,9 @@ namespace ballast {
 class BudgetTuning {
  public:
   /// Whether the deck wants any of it: dst.enabled or batching.method = "sab".
-  static bool wanted(const Deck& deck);
+  static bool wanted(const Config& config);
   /// Reads the profile table (held against `device`, null for plans) or the stated costs.
-  BudgetTuning(const Deck& deck, const Device* device);
+  BudgetTuning(const Config& config, const Device* device);
 
   /// Predicted seconds of one layer of a sample under the average budget of its length (Algorithm
   /// 2, lines 3 and 4).
@@ -69,6 +69,6 @@ class BudgetTuning {
 
 /// For plans without a run: where batching.method = "sab", gives `batching` the predicted latency
 /// of samples at the base budget.
-void predict_samples(const Deck& deck, BatchingOptions& batching);
+void predict_samples(const Config& config, BatchingOptions& batching);
 
 }  // namespace ballast

@@ -6,7 +6,7 @@
 
 #include "app/train/backend.hpp"
 #include "app/train/budget_tuning.hpp"
-#include "core/config/deck.hpp"
+#include "core/config/config.hpp"
 #include "core/config/run_options.hpp"
 #include "core/data/sampler.hpp"
 #include "core/observe/events.hpp"
@@ -27,7 +27,7 @@ class Session {
  public:
   /// Collective.  Opens the mesh, the dataset and the model of the deck; parameters hold their
   /// initial values.  Errors reach every rank.
-  Session(const Communicator& world, const Deck& deck);
+  Session(const Communicator& world, const Config& config);
 
   /// Layout of a micro-batch over the context-parallel ranks.
   SequenceLayout layout(const MicroBatch& micro_batch) const;
@@ -46,7 +46,7 @@ class Session {
   /// Model FLOPs of a step, forward and backward, all ranks together.
   double training_flops(const StepPlan& plan) const;
 
-  Deck deck;
+  Config config;
   RunOptions options;
   Mesh mesh;
   BackendChoice backend;

@@ -51,10 +51,10 @@ void check_equal(const Communicator& world, const StepPlan& plan) {
 StepPlanner::StepPlanner(Session& session, const Costs* costs)
     : session_(session),
       costs_(costs),
-      simulation_(simulation_options(session.deck, session.options)) {}
+      simulation_(simulation_options(session.config, session.options)) {}
 
 std::string StepPlanner::waits_for() const {
-  if (session_.options.batching.method == "sab")
+  if (session_.options.batching.method == Batching::sab)
     return "averages of final budgets, by which samples are balanced";
   if (weighs_by_chunk(session_.options.normaliser))
     return "the data, whose loss tokens are counted chunk by chunk";
@@ -63,8 +63,8 @@ std::string StepPlanner::waits_for() const {
 
 StepOptions StepPlanner::options() const {
   const Session& s = session_;
-  StepOptions result = costs_ != nullptr ? step_options(s.deck, s.options, simulation_, *costs_)
-                                         : step_options(s.deck, s.options);
+  StepOptions result = costs_ != nullptr ? step_options(s.config, s.options, simulation_, *costs_)
+                                         : step_options(s.config, s.options);
   double& token_s = result.pipeline.costs.token_s;
   token_s = perturbed(token_s, s.mesh.world.rank());
   result.count_loss_tokens = [&s](Batch& batch) { count_loss_tokens(batch, *s.dataset); };

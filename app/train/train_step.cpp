@@ -14,19 +14,18 @@
 
 namespace ballast {
 
-AdamWOptions adamw_options(const Deck& deck) {
-  return {deck.real("optimizer.beta1"), deck.real("optimizer.beta2"), deck.real("optimizer.eps"),
-          deck.real("optimizer.weight_decay")};
+AdamWOptions adamw_options(const Config& config) {
+  return {config.optimizer.beta1, config.optimizer.beta2, config.optimizer.eps,
+          config.optimizer.weight_decay};
 }
 
 TrainStep::TrainStep(Session& session, ShardedOptimizer& optimizer)
     : session_(session),
       optimizer_(optimizer),
-      tied_(session.mesh, session.parameters, optimizer,
-            static_cast<int>(session.deck.integer("optimizer.zero"))) {
-  predicts_ = !session.deck.text("profile.table").empty();
+      tied_(session.mesh, session.parameters, optimizer, session.config.optimizer.zero) {
+  predicts_ = !session.config.profile.table.empty();
   try {
-    costs_ = plan_costs(session.deck, table_notes_);
+    costs_ = plan_costs(session.config, table_notes_);
   } catch (const Error& e) {  // the table may serve others and lack what schedules need
     table_notes_.push_back(
         fmt::format("schedules are neither predicted nor built by the table: {}", e.what()));
@@ -85,13 +84,12 @@ TrainStep::Gradients TrainStep::compute(const StepPlan& plan) {
 }
 
 double TrainStep::update(double norm, std::int64_t step) {
-  const Deck& deck = session_.deck;
-  const std::int64_t decay_steps = deck.integer("optimizer.decay_steps");
-  const double rate = cosine_rate(step, deck.integer("optimizer.warmup_steps"),
-                                  decay_steps > 0 ? decay_steps : deck.integer("run.steps"),
-                                  deck.real("optimizer.learning_rate"),
-                                  deck.real("optimizer.minimum_learning_rate"));
-  const double limit = deck.real("optimizer.clip_norm");
+  const Config& config = session_.config;
+  const std::int64_t decay_steps = config.optimizer.decay_steps;
+  const double rate = cosine_rate(
+      step, config.optimizer.warmup_steps, decay_steps > 0 ? decay_steps : config.run.steps,
+      config.optimizer.learning_rate, config.optimizer.minimum_learning_rate);
+  const double limit = config.optimizer.clip_norm;
   optimizer_.apply(limit > 0 && norm > limit ? limit / norm : 1.0, rate, step);
   return rate;
 }

@@ -14,7 +14,7 @@
 
 namespace ballast {
 
-AdamWOptions adamw_options(const Deck& deck);
+AdamWOptions adamw_options(const Config& config);
 
 class TrainStep {
  public:

@@ -8,10 +8,9 @@
 #include "app/command/eval.hpp"
 #include "app/measure/peak_rate.hpp"
 #include "app/observe/json_output.hpp"
-#include "app/train/deck_options.hpp"
 #include "app/train/model_files.hpp"
 #include "ballast_version.hpp"
-#include "core/config/deck_effect.hpp"
+#include "core/config/deck_schema.hpp"
 #include "core/observe/metrics.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
 #include "core/plan/plan_json.hpp"
@@ -21,37 +20,35 @@
 
 namespace ballast {
 
-Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck& deck)
+Trainer::Trainer(const CommandLine& line, const Communicator& world, const Config& config)
     : line_(line),
-      session_(world, deck),
-      folder_(world, line.output_folder(deck), !line.restart.empty()),
-      optimizer_(session_.parameters, session_.mesh.replica,
-                 static_cast<int>(deck.integer("optimizer.zero")), adamw_options(deck),
-                 &session_.recorder),
+      session_(world, config),
+      folder_(world, line.output_folder(config), !line.restart.empty()),
+      optimizer_(session_.parameters, session_.mesh.replica, config.optimizer.zero,
+                 adamw_options(config), &session_.recorder),
       train_step_(session_, optimizer_),
       planner_(session_, train_step_.costs()),
       log_(folder_.log(), world.rank() == 0),
-      gradient_file_(deck.text("run.dump_gradients")),
+      gradient_file_(config.run.dump_gradients),
       peak_flops_(dense_peak_flops(session_.device, session_.parameters.dtype())),
-      overheads_(overheads(deck)) {
+      overheads_(config.dst.enabled, balances_by_weight(config.batching.method)) {
   optimizer_.reset_master_from_values();
   load_base(session_);
   Restored restored;
   if (!line.restart.empty())
     restored = restore(session_, optimizer_, line.restart, folder_.path(), true);
   if (!restored.path.empty()) check_sample_order(session_, restored);
-  if (restored.path.empty() && !deck.text("model.weights").empty())
-    load_weights(session_, optimizer_);
+  if (restored.path.empty() && !config.model.weights.empty()) load_weights(session_, optimizer_);
   state_ = restored.state;
   last_saved_ = restored.path.empty() ? -1 : state_.step;
   session_.recorder.set_offset(align_clocks(world));
   started_s_ = session_.recorder.now();
-  session_.recorder.enabled = deck.boolean("trace.enabled");
-  set_wait_limit(deck.real("run.hang_timeout_s"), &session_.recorder);
+  session_.recorder.enabled = config.trace.enabled;
+  set_wait_limit(config.run.hang_timeout_s, &session_.recorder);
   together(world, [&] {
     if (world.rank() == 0) {
       std::ofstream file(folder_.deck());
-      file << deck.effective_toml();
+      file << config.effective_deck();
       require(file.good(), "{} cannot be written; is the disk full?", folder_.deck());
     }
     if (!session_.recorder.enabled) return;
@@ -62,7 +59,7 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
     header.host = host_name();
     header.device = session_.device.description();
     header.mesh = m.table.at(world.rank());
-    header.deck = deck.effective_toml();
+    header.deck = config.effective_deck();
     header.git_hash = git_hash();
     header.mesh_degrees = {{"dp", m.shape.dp},
                            {"pp", m.shape.pp},
@@ -85,16 +82,16 @@ void Trainer::open_sinks() {
     trace_->plan("ring", session_.ring.plan.hash(), to_json(session_.ring.plan).dump(),
                  state_.step);
   if (trace_) sinks_.push_back(std::make_unique<TraceSink>(*trace_));
-  sinks_.push_back(std::make_unique<LogSink>(log_, session_.deck.integer("run.log_every")));
+  sinks_.push_back(std::make_unique<LogSink>(log_, session_.config.run.log_every));
   sinks_.push_back(std::make_unique<JsonSink>(summary_));
 }
 
 void Trainer::write_header(const Restored& restored, const std::vector<std::string>& table_notes) {
-  const Deck& deck = session_.deck;
+  const Config& config = session_.config;
   log_.comment(fmt::format("ballast {} ({})", version(), git_hash()));
-  log_.comment(fmt::format("deck {}{}", deck.file,
-                           deck.case_name.empty() ? "" : ", case " + deck.case_name));
-  for (const std::string& note : without_effect(deck)) log_.comment("note: " + note);
+  log_.comment(fmt::format("deck {}{}", config.from.file,
+                           config.from.case_name.empty() ? "" : ", case " + config.from.case_name));
+  for (const Problem& note : without_effect(config)) log_.comment("note: " + note.message());
   const Mesh& mesh = session_.mesh;
   const auto devices = mesh.world.all_gather(session_.device.description());
   for (std::size_t r = 0; r < mesh.table.size(); ++r)
@@ -118,8 +115,8 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
                              session_.parameters.trainable_numel(),
                              session_.parameters.frozen_numel()));
   }
-  if (restored.path.empty() && !deck.text("model.weights").empty())
-    log_.comment("starts from the weights in " + deck.text("model.weights"));
+  if (restored.path.empty() && !config.model.weights.empty())
+    log_.comment("starts from the weights in " + config.model.weights);
   log_.comment(fmt::format("data {}: {} training samples, {} held out",
                            session_.dataset->description(), session_.sampler.training_samples(),
                            session_.sampler.validation().size()));
@@ -130,10 +127,11 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
         session_.sampler.short_steps() < steps
             ? fmt::format(" (curriculum.steps = {}: the epoch has no more short ones)", steps)
             : ""));
-  if (const std::string place = deck.place("batching.groups"); place.starts_with("profile table"))
-    log_.comment(fmt::format("packing groups of {}: {} tokens on {} ranks", place,
-                             to_text(deck.value("batching.groups")),
-                             to_text(deck.value("batching.group_ranks"))));
+  const Key of_groups = key_filling(&default_config().batching.groups).path();
+  if (const auto groups = config.from.of(of_groups); groups.origin == Origin::profile_table)
+    log_.comment(fmt::format("packing groups of {}: {} tokens on {} ranks", groups.place,
+                             to_text(config.batching.groups),
+                             to_text(config.batching.group_ranks)));
   log_.comment(fmt::format(
       "mfu is relative to {:.1f} GFLOP/s a rank (dense matrix product){}", peak_flops_ * 1e-9,
       session_.options.attention.sparse()
@@ -147,15 +145,15 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
 }
 
 int Trainer::run() {
-  const std::int64_t steps = session_.deck.integer("run.steps"),
-                     every = session_.deck.integer("checkpoint.every_steps");
-  const std::int64_t validate = session_.deck.integer("eval.every_steps");
+  const std::int64_t steps = session_.config.run.steps,
+                     every = session_.config.checkpoint.every_steps;
+  const std::int64_t validate = session_.config.eval.every_steps;
   StopReason stop = StopReason::none;
   while (state_.step < steps && stop == StopReason::none) {
     step();
     if (every > 0 && state_.step % every == 0) checkpoint();
     if (validate > 0 && state_.step % validate == 0 && !session_.sampler.validation().empty()) {
-      const Evaluation result = evaluate(session_, planner_, session_.deck.integer("eval.samples"));
+      const Evaluation result = evaluate(session_, planner_, session_.config.eval.samples);
       StepFields fields{{"step", fmt::to_string(state_.step)},
                         {"validation_loss", fmt::format("{:.6f}", result.loss)},
                         {"validation_tokens", fmt::to_string(result.loss_tokens)}};
@@ -175,7 +173,7 @@ int Trainer::run() {
         line_.wall_time_s > 0 ? started_s_ + line_.wall_time_s - 2 * longest_step_s_ : 0;
     stop = agreed_stop(session_.mesh.world, deadline > 0 && session_.recorder.now() > deadline);
   }
-  if (state_.step < steps || session_.deck.boolean("checkpoint.at_end")) checkpoint();
+  if (state_.step < steps || session_.config.checkpoint.at_end) checkpoint();
   if (trace_) {
     session_.recorder.flush([&](std::span<const Event> events) { trace_->events(events); });
     trace_->flush();
@@ -205,7 +203,7 @@ void Trainer::step() {
   // Plan: the same on every rank.
   const PlannedStep planned = [&] {
     Scope scope(&recorder, EventKind::planning);
-    return planner_.next(state_.step, state_.sampler, session_.deck.integer("run.steps"));
+    return planner_.next(state_.step, state_.sampler, session_.config.run.steps);
   }();
   const StepPlan& plan = planned.plan;
   store(planned);
@@ -240,13 +238,13 @@ void Trainer::step() {
 }
 
 void Trainer::store(const PlannedStep& planned) {
-  const std::int64_t every = session_.deck.integer("trace.plans_every");
+  const std::int64_t every = session_.config.trace.plans_every;
   if (!trace_ || session_.mesh.world.rank() != 0 || every == 0 || state_.step % every != 0) return;
   trace_->plan("step", planned.plan.hash(), planned.text, state_.step);
 }
 
 double Trainer::predict(const StepPlan& plan) {
-  SimulationOptions options = simulation_options(session_.deck, session_.options);
+  SimulationOptions options = simulation_options(session_.config, session_.options);
   options.keep_ops = true;
   const SimulatedStep simulated = simulate(plan, options, *train_step_.costs());
   if (trace_) {
@@ -281,7 +279,7 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
     outcome.predicted_s = predict(plan);
   const std::vector<BudgetRow> budgets = session_.recorder.take_budgets();
   if (trace_) trace_->budgets(budgets);
-  outcome.steps = session_.deck.integer("run.steps");
+  outcome.steps = session_.config.run.steps;
   outcome.trained_s = state_.seconds_trained;
   outcome.flops = session_.training_flops(plan);
   outcome.peak_flops = peak_flops_;
@@ -343,9 +341,9 @@ void Trainer::checkpoint() {
 
 int train_command(const CommandLine& line) {
   const Communicator world = Communicator::world();
-  const Deck deck = line.deck(world);
+  const Config config = line.config(world);
   catch_stop_signals();
-  return Trainer(line, world, deck).run();
+  return Trainer(line, world, config).run();
 }
 
 }  // namespace ballast

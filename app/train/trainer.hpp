@@ -22,7 +22,7 @@ namespace ballast {
 class Trainer {
  public:
   /// Collective.  Locks the run folder, restores when asked, opens log and trace.
-  Trainer(const CommandLine& line, const Communicator& world, const Deck& deck);
+  Trainer(const CommandLine& line, const Communicator& world, const Config& config);
   /// Runs to run.steps, a signal or the wall-time limit.  Returns the exit status: 0, or 75 when it
   /// stopped early (requeue me).
   int run();

@@ -210,7 +210,7 @@ Reference reference_step(const std::vector<SampleLength>& samples, DType type,
 }
 
 Reference reference_step(const std::vector<SampleLength>& samples, SmallOptions options) {
-  options.method = "none";
+  options.method = Batching::none;
   SmallTraining training(alone(), options);
   return reference_step(training, samples);
 }

@@ -42,7 +42,7 @@ struct SmallOptions {
   DType type = DType::f64;
   LayoutKind layout = LayoutKind::zigzag;
   std::int64_t stripe = 64;
-  std::string method = "packed";
+  Batching method = Batching::packed;
   std::int64_t micro_batch_tokens = 48;
   std::vector<PackGroup> groups;  ///< of method hbp
   int zero = 0;

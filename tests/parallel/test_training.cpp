@@ -114,7 +114,7 @@ TEST_F(Training, DegreesThatChangeEveryStepEqualOneRank) {
   for (MeshShape shape : data_and_context_meshes(ranks)) {
     if (shape.cp_outer > 1 || shape.dp < 2) continue;
     SmallOptions options;
-    options.method = "hbp";
+    options.method = Batching::hbp;
     const int most = std::min(4, shape.dp);  // of 4 query heads
     options.groups = {{16, 1, 1}, {40, 2, 0}, {96, most, -1}};
     for (int zero : {0, 1, 2}) {
@@ -124,7 +124,7 @@ TEST_F(Training, DegreesThatChangeEveryStepEqualOneRank) {
       const Mesh& mesh = mesh_of(shape, most > 2 ? std::vector<int>{2, most} : std::vector<int>{2});
       SmallTraining training(mesh, options);
       SmallOptions plain;
-      plain.method = "none";
+      plain.method = Batching::none;
       SmallTraining reference(alone(), plain);
       std::set<int> degrees;
       for (std::size_t step = 0; step < steps.size(); ++step) {
@@ -170,7 +170,7 @@ Reference combined(SmallTraining& single, const Batch& batch,
 TEST_F(Training, LossNormalisersAreThoseOfEquation6AndOnlyTwoOfThemKeepTheSplitOut) {
   SCOPED_TRACE(trace);
   SmallOptions plain;
-  plain.method = "none";
+  plain.method = Batching::none;
   SmallTraining single(alone(), plain);
   std::vector<MeshShape> shapes = data_and_context_meshes(ranks);
   for (const MeshShape& shape : sequence_meshes(ranks, small_shape().query_heads))

@@ -18,7 +18,7 @@ void BatchMeter::Sums::add(double d, double p, double a) {
 
 BatchMeter::BatchMeter(const BatchingOptions& options, int shared_ranks)
     : options_(options), shared_ranks_(shared_ranks) {
-  if (options.method != "hbp") options_.groups = {{options.micro_batch_tokens, 1, -1}};
+  if (options.method != Batching::hbp) options_.groups = {{options.micro_batch_tokens, 1, -1}};
   for (const PackGroup& g : options_.groups) {
     GroupMetrics m;
     m.group = g;
@@ -41,7 +41,8 @@ bool BatchMeter::is_full(const Batch& batch) {
 
 void BatchMeter::add(const Batch& batch, bool full) {
   const std::size_t ranks = batch.micro_batches.size();
-  const bool padded = options_.method == "none" || options_.method == "sorted";
+  const bool padded = options_.method == Batching::none || options_.method == Batching::sorted,
+             grouped = options_.method == Batching::hbp;
   std::vector<double> tokens(ranks), attention(ranks);
   double padding = 0;
   std::int64_t packs = 0;
@@ -58,7 +59,7 @@ void BatchMeter::add(const Batch& batch, bool full) {
         squares += n * n;
         longest = std::max(longest, s.tokens());
       }
-      const std::size_t g = options_.method == "hbp" ? group_of(longest, options_.groups) : 0;
+      const std::size_t g = grouped ? group_of(longest, options_.groups) : 0;
       const double length =
           static_cast<double>(padded ? longest * static_cast<std::int64_t>(m.segments.size())
                                      : options_.groups[g].tokens);
@@ -89,8 +90,7 @@ void BatchMeter::add(const Batch& batch, bool full) {
             static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(s.tokens())));
         if (of.lengths.size() <= b) of.lengths.resize(b + 1);
         ++of.lengths[b];
-        const std::size_t own =
-            options_.method == "hbp" ? group_of(s.tokens(), options_.groups) : 0;
+        const std::size_t own = grouped ? group_of(s.tokens(), options_.groups) : 0;
         if (options_.groups[own].ranks > 1) needing_ += static_cast<double>(s.tokens());
       }
       counts_.longest = std::max(counts_.longest, longest);

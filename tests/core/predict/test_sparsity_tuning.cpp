@@ -104,16 +104,26 @@ TEST(Dst, AnchorsAndTargetsOfABatch) {
   table.block_tokens = 256;
   for (const ProfilePass pass : {ProfilePass::forward, ProfilePass::backward})
     for (std::int64_t n = 1024; n <= 32768; n *= 2) {
-      table.rows.push_back(
-          {ProfilePart::rest, "", n, 0, 0, 1, "none", pass, 1e-7 * static_cast<double>(n), 0, 0});
+      table.rows.push_back({ProfilePart::rest,
+                            {},
+                            n,
+                            0,
+                            0,
+                            1,
+                            Recompute::none,
+                            pass,
+                            1e-7 * static_cast<double>(n),
+                            0,
+                            0});
       for (std::int64_t k = 4; k <= 128; k *= 2) {
-        table.rows.push_back({ProfilePart::attention, "moba", n, 0, k, 1, "none", pass,
+        table.rows.push_back({ProfilePart::attention, PatternKind::moba, n, 0, k, 1,
+                              Recompute::none, pass,
                               1e-10 * static_cast<double>(n) * mean_keys(n, 0, k, 256), 0, 0});
         if (k * 256 >= n) break;
       }
     }
   std::vector<std::string> notes;
-  const LatencyModel model(checked(table, 0.2, notes), {.pattern = "moba"});
+  const LatencyModel model(checked(table, 0.2, notes), {.pattern = PatternKind::moba});
   std::mt19937_64 random(fresh_seed());
   for (const Anchor anchor : {Anchor::mean, Anchor::min, Anchor::max}) {
     StepPlan plan;

@@ -68,10 +68,10 @@ class Chunks : public ::testing::Test {
     EXPECT_LT(error, 1e-10) << where;
   }
   static SmallOptions options_of(std::int64_t tokens, int k,
-                                 const char* schedule = "state_aware_1f1b") {
+                                ScheduleKind schedule = ScheduleKind::state_aware_1f1b) {
     SmallOptions options;
     options.shape = deep_shape();
-    options.method = "chunkflow";
+    options.method = Batching::chunkflow;
     options.micro_batch_tokens = tokens;
     options.pipeline.schedule = schedule;
     options.pipeline.k = k;
@@ -90,10 +90,10 @@ TEST_F(Chunks, EverySizeAndKEqualsWholeSamples) {
         if (turn++ % (ranks > 4 ? 5 * ranks : ranks) != 0)
           continue;  // more ranks are slower, and have more meshes
         SmallOptions options = options_of(tokens, k,
-                                          turn % 7 == 0   ? "1f1b"
-                                          : turn % 7 == 3 ? "gpipe"
-                                          : turn % 2 == 0 ? "zero_bubble"
-                                                          : "state_aware_1f1b");
+                                         turn % 7 == 0   ? ScheduleKind::one_f_one_b
+                                         : turn % 7 == 3 ? ScheduleKind::gpipe
+                                         : turn % 2 == 0 ? ScheduleKind::zero_bubble
+                                                         : ScheduleKind::state_aware_1f1b);
         options.zero = turn % 3;
         options.recompute = turn % 4 == 0   ? RecomputeOptions{Recompute::full, -1}
                             : turn % 4 == 1 ? RecomputeOptions{Recompute::selective, -1}
@@ -113,7 +113,8 @@ TEST_F(Chunks, CopiesThatComeLateAreWaitedFor) {
   int turn = 0, mesh = 0;
   for (const MeshShape& shape : chunk_meshes(ranks)) {
     if (shape.dp > 2 || mesh++ % std::max(1, ranks / 2) != 0) continue;
-    const char* const schedules[] = {"state_aware_1f1b", "zero_bubble", "1f1b"};
+    const ScheduleKind schedules[] = {ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble,
+                                      ScheduleKind::one_f_one_b};
     SmallOptions options = options_of(turn % 2 == 0 ? 5 : 16, 1 + turn % 2, schedules[turn % 3]);
     options.recompute = turn % 4 == 1 ? RecomputeOptions{Recompute::full, -1} : RecomputeOptions{};
     options.kv_place.offload = true;
@@ -337,7 +338,8 @@ TEST_F(Chunks, RandomMixesEqualWholeSamples) {
   SCOPED_TRACE(trace);
   SharedDraw draws(78);
   const std::vector<MeshShape> meshes = chunk_meshes(ranks);
-  const char* const schedules[] = {"1f1b", "state_aware_1f1b", "zero_bubble", "zero_bubble"};
+  const ScheduleKind schedules[] = {ScheduleKind::one_f_one_b, ScheduleKind::state_aware_1f1b,
+                                    ScheduleKind::zero_bubble, ScheduleKind::zero_bubble};
   for (int mix = 0; mix < (full ? 200 : 4); ++mix) {
     samples.clear();
     const std::int64_t count = draws.integer(1, 8);
@@ -368,7 +370,8 @@ TEST_F(Chunks, MaskedSamplesEqualWholeOnes) {
   for (const MeshShape& shape : chunk_meshes(ranks))
     for (std::int64_t tokens : {3, 16}) {
       SmallOptions options =
-          options_of(tokens, 1 + turn % 3, turn % 2 == 0 ? "state_aware_1f1b" : "zero_bubble");
+          options_of(tokens, 1 + turn % 3,
+                     turn % 2 == 0 ? ScheduleKind::state_aware_1f1b : ScheduleKind::zero_bubble);
       options.kv_place.offload = turn++ % 3 == 1;
       expect_like_whole_samples(shape, options, reference);
     }

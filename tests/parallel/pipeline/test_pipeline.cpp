@@ -63,7 +63,8 @@ TEST_F(Pipeline, EveryMeshAndScheduleEqualsOneRank) {
   for (const bool tied : {false, true}) {
     const Reference reference = reference_step(samples, DType::f64, deep_shape(tied));
     for (const MeshShape& shape : pipeline_meshes(ranks))
-      for (const char* schedule : {"gpipe", "1f1b", "state_aware_1f1b", "zero_bubble"}) {
+      for (ScheduleKind schedule : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
+                                    ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble}) {
         if (ranks > 4 && turn++ % 4 != 0) continue;  // more ranks than cores are slow
         SmallOptions options;
         options.shape = deep_shape(tied);
@@ -124,12 +125,12 @@ TEST_F(Pipeline, HalvesOfBackwardEqualItBitForBitAndHoldWhatIsPredicted) {
   const Mesh& mesh = mesh_of(shape);
   SmallOptions options;
   options.shape = deep_shape(true);
-  options.method = "none";
+  options.method = Batching::none;
   options.pipeline.search = 1;  // the order of 1f1b, so that sums are formed in the same order
   options.pipeline.costs.backward_over_forward = 2;
   SmallTraining whole(mesh, options);
   const double loss = whole.gradients(samples);
-  options.pipeline.schedule = "zero_bubble";
+  options.pipeline.schedule = ScheduleKind::zero_bubble;
   SmallTraining halves(mesh, options);
   reset_peak_memory();
   const std::int64_t before = memory_use().current[static_cast<int>(MemoryCategory::activations)];
@@ -161,7 +162,8 @@ TEST_F(Pipeline, HalvesOfBackwardEqualItBitForBitAndHoldWhatIsPredicted) {
 
 TEST_F(Pipeline, RecordedOpsAreThePlans) {
   SCOPED_TRACE(trace);
-  for (const char* schedule : {"gpipe", "1f1b", "state_aware_1f1b", "zero_bubble"}) {
+  for (ScheduleKind schedule : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
+                                ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble}) {
     MeshShape shape;
     shape.pp = std::min(ranks, 4);
     shape.dp = ranks / shape.pp;
@@ -190,7 +192,8 @@ TEST_F(Pipeline, RandomMixesRunThroughEverySchedule) {
   const int mixes = all != nullptr ? 50 : 3;
   SharedDraw draws(77);
   const std::vector<MeshShape> meshes = pipeline_meshes(ranks);
-  const char* schedules[] = {"gpipe", "1f1b", "state_aware_1f1b", "zero_bubble"};
+  ScheduleKind schedules[] = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
+                              ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble};
   for (int mix = 0; mix < mixes; ++mix) {
     samples.clear();
     const std::int64_t count = draws.integer(1, 12);
