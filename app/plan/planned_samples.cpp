@@ -27,9 +27,9 @@ void PlannedSamples::begin_with_curriculum() {
 }
 
 std::vector<SampleLength> PlannedSamples::next(SamplerPosition& position) {
-  std::vector<SampleLength> list = lengths(sampler_.next(
-      position, config_.batching.global_tokens, config_.batching.global_samples,
-      [this](std::int64_t s) { return dataset_->length(s); }));
+  std::vector<SampleLength> list = lengths(
+      sampler_.next(position, config_.batching.global_tokens, config_.batching.global_samples,
+                    [this](std::int64_t s) { return dataset_->length(s); }));
   for (SampleLength& s : list) s.loss_tokens = dataset_->loss_tokens(s.sample);
   return list;
 }

@@ -68,7 +68,7 @@ class Chunks : public ::testing::Test {
     EXPECT_LT(error, 1e-10) << where;
   }
   static SmallOptions options_of(std::int64_t tokens, int k,
-                                ScheduleKind schedule = ScheduleKind::state_aware_1f1b) {
+                                 ScheduleKind schedule = ScheduleKind::state_aware_1f1b) {
     SmallOptions options;
     options.shape = deep_shape();
     options.method = Batching::chunkflow;
@@ -90,10 +90,10 @@ TEST_F(Chunks, EverySizeAndKEqualsWholeSamples) {
         if (turn++ % (ranks > 4 ? 5 * ranks : ranks) != 0)
           continue;  // more ranks are slower, and have more meshes
         SmallOptions options = options_of(tokens, k,
-                                         turn % 7 == 0   ? ScheduleKind::one_f_one_b
-                                         : turn % 7 == 3 ? ScheduleKind::gpipe
-                                         : turn % 2 == 0 ? ScheduleKind::zero_bubble
-                                                         : ScheduleKind::state_aware_1f1b);
+                                          turn % 7 == 0   ? ScheduleKind::one_f_one_b
+                                          : turn % 7 == 3 ? ScheduleKind::gpipe
+                                          : turn % 2 == 0 ? ScheduleKind::zero_bubble
+                                                          : ScheduleKind::state_aware_1f1b);
         options.zero = turn % 3;
         options.recompute = turn % 4 == 0   ? RecomputeOptions{Recompute::full, -1}
                             : turn % 4 == 1 ? RecomputeOptions{Recompute::selective, -1}
