@@ -6,6 +6,7 @@
 
 #include "app/measure/attention_sample.hpp"
 #include "core/base/random.hpp"
+#include "core/model/tensor_specs.hpp"
 #include "kernels/attention/local_attention.hpp"
 #include "kernels/model/layer.hpp"
 #include "kernels/model/lm_head.hpp"
@@ -35,12 +36,6 @@ class NoAttention : public AttentionExecutor {
  private:
   bool cleared_ = false;
 };
-
-Keep keep_of(Recompute recompute) {
-  return recompute == Recompute::none        ? Keep::all
-         : recompute == Recompute::selective ? Keep::selective
-                                             : Keep::input;
-}
 
 MeasuredTime summary(std::vector<double> times) {
   std::sort(times.begin(), times.end());

@@ -128,11 +128,11 @@ TEST(PlanStep, ExactLossTokensWhereTheNormaliserNeedsThem) {
 
 // A step that goes on in the next epoch may take a sample twice, each time in chunks.
 TEST(PlanStep, ASampleMayComeTwice) {
-  for (const std::string schedule : {"1f1b", "zero_bubble"}) {
-    StepOptions options = options_of(2, 2, "chunkflow");
+  for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble}) {
+    StepOptions options = options_of(2, 2, Batching::chunkflow);
     options.pipeline.schedule = schedule;
     const StepPlan plan = plan_step(0, {{5, 10000, 9999}, {5, 10000, 9999}}, options);
-    EXPECT_EQ(problems(plan), "") << schedule;
+    EXPECT_EQ(problems(plan), "") << name(schedule);
     EXPECT_EQ(plan.micro_batches.size(), 6u);
   }
 }

@@ -80,14 +80,14 @@ TEST(StepOrder, RanksThatShareNothingOrAllGetTheBuildersSchedule) {
 
 // Two ranks that share one micro-batch each hold the same sample's chunks.
 TEST(StepOrder, ChunksOfASampleThatComesTwice) {
-  for (const std::string& name : kSchedules) {
+  for (const ScheduleKind kind : kSchedules) {
     StepPlan plan = test::placed(2, 2, {{0, 1}, {1, 1}, {0, 1}, {1, 1}, {0, 2}});
     for (const std::size_t m : {0, 1, 2, 3}) {
       const std::int64_t begin = m < 2 ? 0 : 64;
       plan.micro_batches[m].segments = {{7, begin, begin + 64, 64}};
     }
-    order(plan, name);
-    EXPECT_EQ(problems(plan), "") << name;
+    order(plan, kind);
+    EXPECT_EQ(problems(plan), "") << name(kind);
   }
 }
 
