@@ -1,5 +1,4 @@
-// The rows: every key that a deck may hold, and the member of Config that it fills, whose initial
-// value is the key's default.  A new key is one member and one row.
+// The rows: every key of a deck and the member of Config that it fills, which holds the default.
 #include "core/config/deck_rows.hpp"
 
 #include "core/config/config.hpp"
