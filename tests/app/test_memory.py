@@ -11,8 +11,8 @@ from runs import RunCase
 SEED = int(os.environ.get("BALLAST_MEMORY_SEED", "14"))
 COMBINATIONS = 24
 WITHIN = 0.03
-# Chunks in an order that is searched by costs: `train` orders the step's samples, while `check` still
-# replays a list of full micro-batches of its own.
+# Chunks in an order that is searched by costs: `train` orders the samples of the step, while `check`
+# still replays a list of full micro-batches of its own.
 WITHIN_SEARCHED = 0.08
 
 DECK = """[run]
