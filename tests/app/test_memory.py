@@ -11,7 +11,7 @@ from runs import RunCase
 SEED = int(os.environ.get("BALLAST_MEMORY_SEED", "14"))
 COMBINATIONS = 24
 WITHIN = 0.03
-# Chunks in an order that is searched by costs: `train` orders the samples of the step, while `check`
+# Chunks in an order that is searched by costs: `train` orders the samples of the step, `check`
 # still replays a list of full micro-batches of its own.
 WITHIN_SEARCHED = 0.08
 
