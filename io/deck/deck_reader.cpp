@@ -452,7 +452,7 @@ std::vector<Problem> complete_from_weights(Deck& deck, std::set<Key>& faulty) {
     return deck.apply_weights(read_huggingface_config(dir));
   } catch (const Error& error) {
     for (const std::string& key : block_keys("model")) faulty.insert("model." + key);
-    return {{{"model.weights"}, fmt::format("model.weights: {}", error.what())}};
+    return {{{"model.weights"}, fmt::format("model.weights: {}", error.what()), ""}};
   }
 }
 
