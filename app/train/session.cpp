@@ -105,10 +105,7 @@ SequenceLayout Session::layout(const MicroBatch& micro_batch) const {
 
 ChunkStores Session::chunk_stores(const std::vector<MicroBatch>& list) {
   const auto tokens = [this](const MicroBatch& micro_batch) {
-    const SequenceLayout at = layout(micro_batch);
-    KvStore::ShardKeys keys;
-    for (int r = 0; r < at.ranks(); ++r) keys.push_back(local_tokens(micro_batch, at, r));
-    return keys;
+    return shard_ranges(micro_batch, layout(micro_batch));
   };
   return ChunkStores(list, tokens, ring.plan.rank, kv_place);
 }
@@ -142,9 +139,7 @@ std::unique_ptr<IndexSource> Session::index_source(AttentionAxes axes, const Com
   generator.first_head = sequence.rank() * generator.heads;
   if (attention.generated)
     return std::make_unique<GeneratedSource>(std::move(axes), generator, indexes, &recorder);
-  if (attention.sparse())
-    return pattern_source(mesh.cp, std::move(axes), attention, policy, &recorder, sequence);
-  return std::make_unique<DenseSource>(std::move(axes), &recorder);
+  return pattern_source(mesh.cp, std::move(axes), attention, policy, &recorder, sequence);
 }
 
 std::vector<SampleLength> Session::lengths(const std::vector<std::int64_t>& samples) const {

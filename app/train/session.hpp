@@ -18,6 +18,7 @@
 #include "parallel/comm/mesh.hpp"
 #include "parallel/context/kv_store.hpp"
 #include "parallel/context/ring_attention.hpp"
+#include "parallel/pattern/fixed_sources.hpp"
 #include "parallel/pipeline/pipeline_links.hpp"
 #include "parallel/pipeline/stage_executor.hpp"
 

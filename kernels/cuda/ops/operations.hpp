@@ -2,10 +2,21 @@
 // reached through BALLAST_ON_CUDA.  Values are bf16, parameter gradients and statistics fp32.  Each
 // checks its arguments and enqueues on the compute stream.
 #pragma once
+#include <cstdint>
+#include <memory>
+
 #include "core/base/tensor.hpp"
-#include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/attention/attention_work.hpp"
 #include "kernels/ops/adamw.hpp"
 #include "kernels/ops/rope.hpp"
+
+namespace ballast {
+struct AttentionAxes;
+struct KeyAxis;
+struct SlashSetup;
+class SlashScores;
+class BlockScores;
+}  // namespace ballast
 
 namespace ballast::cuda {
 
@@ -44,11 +55,18 @@ void dropout(const Tensor& x, const Tensor& keys, std::uint64_t stream, double r
 void add(const Tensor& a, const Tensor& b, Tensor& out);
 void copy_rows(const Tensor& from, Tensor& to);
 
-void attention_forward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
-                       const Tensor& v, double scale, Tensor& o, Tensor& lse);
+/// Scores of sparse patterns (kernels/attention/slash_scores.hpp, block_scores.hpp).
+std::unique_ptr<SlashScores> slash_scores(const SlashSetup& setup);
+std::unique_ptr<BlockScores> block_scores(const AttentionAxes& axes, const KeyAxis& axis,
+                                          std::int64_t block_tokens);
+
+/// Uploads a host pattern and prepares it for calls with these numbers of heads.
+AttentionWork place_pattern(const AttentionPattern& pattern, const Tensor& q, const Tensor& k);
+void attention_forward(const AttentionWork& work, const Tensor& q, const Tensor& k, const Tensor& v,
+                       double scale, Tensor& o, Tensor& lse);
 void attention_merge(Tensor& o, Tensor& lse, const Tensor& o_part, const Tensor& lse_part);
 void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta);
-void attention_backward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
+void attention_backward(const AttentionWork& work, const Tensor& q, const Tensor& k,
                         const Tensor& v, double scale, const Tensor& lse, const Tensor& delta,
                         const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv);
 /// Bit-identical backward from run to run (run.deterministic): slower, see

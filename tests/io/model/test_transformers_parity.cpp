@@ -8,7 +8,9 @@
 #include "kernels/model/stage_model.hpp"
 #include "parallel/context/ring_attention.hpp"
 #include "parallel/optimizer/zero.hpp"
+#include "parallel/pattern/fixed_sources.hpp"
 #include "parallel/pipeline/stage_executor.hpp"
+#include "tests/core/plan/context/axis_tokens.hpp"
 #include "tests/parallel/support.hpp"
 
 namespace ballast {

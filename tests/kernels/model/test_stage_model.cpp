@@ -401,9 +401,9 @@ TEST(Model, LocalAttentionAgreesWithTheDefinition) {
     Example setup(shape, type, draw, {70, 1, 129, 3});
     const double naive = run(setup, {});
     const Tensor expected = setup.parameters.gradients().clone();
-    std::vector<AxisToken> axis;
+    AxisRanges axis;
     for (std::size_t t = 0; t < setup.tokens.token.size(); ++t)
-      axis.push_back({setup.tokens.segment[t], setup.tokens.position[t]});
+      append(axis, {setup.tokens.segment[t], setup.tokens.position[t], 1});
     const auto local = [&](RecomputeOptions options) {
       setup.parameters.gradients().zero();
       StageModel model(shape, 0, shape.layers, setup.parameters, options, nullptr);
