@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 
 FORMAT_VERSIONS = (1, 2, 3)  # 1 has no budgets, 2 no predicted ops
+MOST_RANKS = 1 << 20  # more is damage
 KINDS = (
     "forward recompute backward backward_input backward_weight send recv offload fetch"
     " attention_forward attention_backward ring_wait copy_wait sequence_exchange layer_forward"
@@ -164,6 +165,8 @@ def read_rank(path):
         sessions = _sessions(file)
         if not sessions:
             raise OSError("no session")
+        if not all(0 <= s.rank < s.ranks <= MOST_RANKS for s in sessions):
+            raise OSError("rank and number of ranks contradict each other")
         events, sound = _events(file, int(rows["events"]))
         if not sound.all():
             notes.append(
@@ -354,7 +357,7 @@ def load_run(path):
             trace, more = read_rank(file)
             traces[trace.rank] = trace
             notes += more
-        except (OSError, KeyError, ValueError, TypeError) as error:
+        except Exception as error:  # h5py raises many kinds; one file costs that file
             notes.append(f"{file.name} cannot be read and is left out: {error}")
     for file in sorted(folder.glob("trace_*.damaged")):
         notes.append(f"{file.name} was damaged when the run restarted; its events are not shown")
