@@ -528,7 +528,14 @@ void checkpoint_rows(Schema& schema) {
       "at_end", &CheckpointConfig::at_end,
       "a checkpoint after the last step; a run that is stopped before writes one in any case");
   checkpoint.key("keep", &CheckpointConfig::keep, "files", between(1, 1 << 20),
-                 "newest checkpoints to keep");
+                 "newest checkpoints to keep; one older than the newest always stays");
+  checkpoint.key("snapshot_bytes", &CheckpointConfig::snapshot_bytes, "bytes",
+                 between(0, 1ll << 50),
+                 "host memory of a rank for the copy that is written while training goes on; a "
+                 "larger shard is written while training waits");
+  checkpoint.key("max_failures", &CheckpointConfig::max_failures, "checkpoints",
+                 between(1, 1 << 20),
+                 "checkpoints that fail one after another before the run ends");
 }
 
 void trace_rows(Schema& schema) {

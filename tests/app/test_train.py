@@ -259,6 +259,8 @@ class Failures(RunCase):
             try:
                 self.wait_for_step(process, run, 2)
                 ranks, end = self.ranks_of(run), time.time() + 20
+                while time.time() < end and not self.checkpoints(run):
+                    pass  # written beside the steps, so it may come later than they
                 while time.time() < end and not any(
                     f.endswith(".partial") for f in os.listdir(folder)
                 ):
