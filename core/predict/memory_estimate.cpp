@@ -37,8 +37,7 @@ MemoryEstimate estimate_memory(const MemoryInputs& in) {
   const std::int64_t owned = in.zero == 0 ? padded : shard;
   at(MemoryCategory::parameters) = (padded + in.frozen) * element;
   at(MemoryCategory::gradients) = padded * sum + (in.zero == 2 ? shard * sum : 0);
-  at(MemoryCategory::optimizer) =
-      owned * ((wide ? 2 : 3) * sum + 1);  // two moments, master weights, the weight-decay mask
+  at(MemoryCategory::optimizer) = owned * (wide ? 2 : 3) * sum;  // two moments, master weights
   at(MemoryCategory::activations) += in.activation_bytes;
   const std::int64_t stored = in.layers * in.stored_tokens * 2 * kv * (element + sum),
                      inputs = in.stored_inputs * m.hidden * element;
