@@ -127,7 +127,7 @@ MicroBatchWork Session::prepare(const MicroBatch& micro_batch, double loss_scale
   if (sequence.size() > 1)
     work.attention = std::make_unique<UlyssesAttention>(sequence, *ring.buffers, tokens,
                                                         std::move(work.attention), &recorder);
-  work.loss_scale = loss_scale;
+  work.batch.loss_scale = loss_scale;
   return work;
 }
 

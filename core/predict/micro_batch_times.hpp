@@ -45,7 +45,8 @@ struct SimulatedBudgets {
 struct MicroBatchTimes {
   std::vector<PassParts> forward, backward;  ///< [stage], the head in the last
   std::vector<double> weight_s;              ///< [stage] of backward: what its weight half takes
-  double head_forward_s = 0;                 ///< of the last stage's forward
+  /// Of the head with its loss, in the last stage's forward: it runs its backward at once.
+  double head_s = 0;
   double stage_hop_s = 0, host_copy_s = 0;
   double forward_s() const;  ///< mean over the stages
   double backward_s() const;

@@ -125,7 +125,7 @@ MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss
     });
   }
   work.batch.recompute_layers = micro_batch.recompute_layers;
-  work.loss_scale = loss_scale;
+  work.batch.loss_scale = loss_scale;
   return work;
 }
 

@@ -8,6 +8,7 @@
 #include "core/base/tensor.hpp"
 #include "core/plan/attention/attention_work.hpp"
 #include "kernels/ops/adamw.hpp"
+#include "kernels/ops/gradient_target.hpp"
 #include "kernels/ops/rope.hpp"
 
 namespace ballast {
@@ -22,16 +23,15 @@ namespace ballast::cuda {
 
 void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y);
 void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx);
-void linear_weight_gradient(const Tensor& x, const Tensor& dy, Tensor& dw);
-void linear_bias_gradient(const Tensor& dy, Tensor& db);
+void linear_weight_gradient(const Tensor& x, const Tensor& dy, const GradientTarget& dw);
+void linear_bias_gradient(const Tensor& dy, const GradientTarget& db);
 
 void rmsnorm_forward(const Tensor& x, const Tensor& w, double eps, Tensor& y, Tensor& rstd);
 void add_rmsnorm_forward(const Tensor& x, const Tensor& branch, const Tensor& w, double eps,
                          Tensor& sum, Tensor& y, Tensor& rstd);
 void rmsnorm_recompute(const Tensor& x, const Tensor& rstd, const Tensor& w, Tensor& y);
-void rmsnorm_input_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& w,
-                            bool accumulate, Tensor& dx);
-void rmsnorm_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, Tensor& dw);
+void rmsnorm_backward(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& w,
+                      bool accumulate, Tensor& dx, const GradientTarget& dw);
 
 void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Tensor& cos,
                 Tensor& sin);
@@ -46,8 +46,8 @@ void embedding_weight_gradient(const Tensor& tokens, const Tensor& dy, Tensor& d
 void cross_entropy_forward(const Tensor& logits, const Tensor& targets, Tensor& token_loss,
                            Tensor& lse);
 void cross_entropy_correct(const Tensor& logits, const Tensor& targets, Tensor& correct);
-void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double scale,
-                            const Tensor& weights, Tensor& logits);
+void cross_entropy_with_gradient(const Tensor& targets, double scale, const Tensor& weights,
+                                 Tensor& logits, Tensor& token_loss, Tensor& lse);
 double sum_losses(const Tensor& token_loss);
 
 void dropout(const Tensor& x, const Tensor& keys, std::uint64_t stream, double rate, double scale,
