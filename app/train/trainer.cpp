@@ -45,7 +45,6 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Confi
   state_ = restored.state;
   session_.recorder.set_offset(align_clocks(world));
   session_.recorder.enabled = config.trace.enabled;
-  set_wait_limit(config.run.hang_timeout_s, &session_.recorder);
   together(world, [&] {
     if (world.rank() == 0) {
       std::ofstream file(folder_.deck());

@@ -44,7 +44,7 @@ void parse(const std::string& kind, const std::string& path) {
     read_huggingface_config(path);
   } else {
     DataOptions options;
-    options.source = kind;  // megatron, hdf5 or lengths
+    options.source = parse_or_fail<DataSource>(kind, "data source");  // megatron, hdf5 or lengths
     (kind == "lengths" ? options.lengths_file : options.path) = path;
     walk(*open_dataset(options));
   }
