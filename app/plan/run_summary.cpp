@@ -207,6 +207,43 @@ std::shared_ptr<const Costs> check_costs(const Config& config, std::vector<std::
   }
 }
 
+/// Plans and simulates steps of full micro-batches: what they hold at once, and for how long.
+void replay_steps(const Config& config, const LargestMicroBatch& largest, const ModelShape& local,
+                  CheckFacts& f) {
+  const bool chunked = f.options.batching.method == Batching::chunkflow;
+  const std::shared_ptr<const Costs> costs = check_costs(config, f.notes);
+  SimulationOptions simulation = simulation_options(config, f.options);
+  simulation.tune = false;  // budgets need a run's coverage
+  for (int s = 0; s < f.options.mesh.pp; ++s)
+    simulation.memory.push_back(stage_memory(config, f, s, local));
+  const StepOptions planned = step_options(config, f.options, simulation, *costs);
+  const std::int64_t most = f.options.mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches;
+  const auto add = [&](std::int64_t micro_batches) {
+    const StepPlan plan = shown_step(
+        full_micro_batches(f, std::min(micro_batches, most), chunked ? largest.longest : 0),
+        largest.group, planned);
+    const SimulatedStep simulated = simulate(plan, simulation, *costs);
+    for (std::size_t s = 0; s < f.stages.size(); ++s) {
+      StageFacts& stage = f.stages[s];
+      stage.live_micro_batches = std::max(stage.live_micro_batches, simulated.live.at(s));
+      stage.ops = plan.schedule(0).stages.at(s);
+      stage.memory.take_larger(simulated.memory.at(s));
+    }
+  };
+  // Fewer micro-batches may keep more weight halves waiting: other forwards and backwards fill the
+  // waits of many.
+  const std::int64_t chunks = chunked ? (largest.longest + f.micro_batch_tokens - 1) /
+                                            f.micro_batch_tokens
+                                      : 0,
+                     more = f.options.pipeline.k + f.options.mesh.pp;
+  for (std::int64_t m = chunks;
+       f.micro_batches_at_most &&
+       m < std::min({f.micro_batches, chunks + more, kPipelinedMicroBatches});
+       m += (more + 7) / 8)
+    add(std::max<std::int64_t>(1, m));
+  add(f.micro_batches);
+}
+
 }  // namespace
 
 CheckFacts CheckFacts::of(const Config& config) {
@@ -245,7 +282,6 @@ CheckFacts CheckFacts::of(const Config& config) {
     stage.parameters += p.numel();
     if (!p.trainable) stage.frozen += p.numel();
   }
-  const bool chunked = f.options.batching.method == Batching::chunkflow;
   for (int stage = 0; stage < mesh.pp; ++stage) {
     StageFacts& facts = f.stages[static_cast<std::size_t>(stage)];
     const auto at = static_cast<std::size_t>(stage);
@@ -256,36 +292,7 @@ CheckFacts CheckFacts::of(const Config& config) {
     facts.shard_parameters = f.zero == 0 ? trained : shard;
     facts.live_micro_batches = 0;
   }
-  const std::shared_ptr<const Costs> costs = check_costs(config, f.notes);
-  SimulationOptions simulation = simulation_options(config, f.options);
-  simulation.tune = false;  // budgets need a run's coverage
-  for (int s = 0; s < mesh.pp; ++s) simulation.memory.push_back(stage_memory(config, f, s, local));
-  const StepOptions planned = step_options(config, f.options, simulation, *costs);
-  const std::int64_t most = mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches;
-  const auto add = [&](std::int64_t micro_batches) {
-    const StepPlan plan = shown_step(
-        full_micro_batches(f, std::min(micro_batches, most), chunked ? largest.longest : 0),
-        largest.group, planned);
-    const SimulatedStep simulated = simulate(plan, simulation, *costs);
-    for (std::size_t s = 0; s < f.stages.size(); ++s) {
-      StageFacts& stage = f.stages[s];
-      stage.live_micro_batches = std::max(stage.live_micro_batches, simulated.live.at(s));
-      stage.ops = plan.schedule(0).stages.at(s);
-      stage.memory.take_larger(simulated.memory.at(s));
-    }
-  };
-  // Fewer micro-batches may keep more weight halves waiting: other forwards and backwards fill the
-  // waits of many.
-  const std::int64_t chunks = chunked ? (largest.longest + f.micro_batch_tokens - 1) /
-                                            f.micro_batch_tokens
-                                      : 0,
-                     more = f.options.pipeline.k + mesh.pp;
-  for (std::int64_t m = chunks;
-       f.micro_batches_at_most &&
-       m < std::min({f.micro_batches, chunks + more, kPipelinedMicroBatches});
-       m += (more + 7) / 8)
-    add(std::max<std::int64_t>(1, m));
-  add(f.micro_batches);
+  replay_steps(config, largest, local, f);
   return f;
 }
 

@@ -50,7 +50,8 @@ void check_all(const Communicator& comm, bool condition, const std::string& mess
 /// Name of this machine, for tables and messages.
 std::string host_name();
 /// One rank: prints rank, host, message and (outside a catch block) the last event, then aborts all
-/// ranks with a non-zero status.  Where all ranks come here with one mistake, rank 0 speaks for them.
+/// ranks with a non-zero status.  Where all ranks come here with one mistake, rank 0 speaks for
+/// them.
 [[noreturn]] void fail_here(const std::string& message);
 
 }  // namespace ballast

@@ -319,6 +319,37 @@ TEST(Simulate, FetchesRunBesideTheComputationBeforeTheirRecompute) {
   EXPECT_EQ(copies, 4);  // of the two chunks that run again
 }
 
+// Peak bytes are those of the lane that needs most, replayed with its own operations.
+TEST(Simulate, PeakBytesAreThoseOfTheLaneThatNeedsMost) {
+  const StepPlan plan = plan_of({of_lengths({64}), of_lengths({256, 256, 64}), of_lengths({64})},
+                                pipeline_of(ScheduleKind::one_f_one_b, 2), 4);
+  StageMemory stage;
+  stage.model.layers = 4, stage.model.hidden = 32, stage.model.intermediate = 64;
+  stage.model.query_heads = 2, stage.model.kv_heads = 1, stage.model.head_dim = 16;
+  stage.model.vocabulary = 128;
+  stage.layers = 2, stage.parameters = 1000;
+  SimulationOptions options;
+  options.layers = 4;
+  EXPECT_TRUE(simulate(plan, options, unit_costs()).memory.empty());
+  options.memory = {stage, stage};
+  options.memory[0].last = false, options.memory[1].first = false;
+  const SimulatedStep step = simulate(plan, options, unit_costs());
+  ASSERT_EQ(step.memory.size(), 2u);
+  for (std::size_t s = 0; s < 2; ++s) {
+    const auto lane = [&](int d) {
+      return replay_memory(options.memory[s], plan.schedule(d).stages[s],
+                           rank_micro_batches(plan, d));
+    };
+    EXPECT_EQ(step.memory[s].bytes, lane(1).bytes);
+    EXPECT_GT(step.memory[s].total(), lane(0).total());
+  }
+  // The first stage keeps two micro-batches, the last one.
+  EXPECT_GT(step.memory[0][MemoryCategory::activations],
+            step.memory[1][MemoryCategory::activations]);
+  options.memory.pop_back();
+  EXPECT_THROW(simulate(plan, options, unit_costs()), Error);
+}
+
 TEST(Simulate, AStepOf16384RanksIsSimulatedInSeconds) {
   std::mt19937_64 random(7);
   PipelineOptions pipeline = pipeline_of(ScheduleKind::one_f_one_b, 8);
