@@ -25,8 +25,7 @@ void run_rows(Schema& schema) {
   run.key("backend", &RunConfig::backend,
           "where the computation runs; cuda without a GPU: the host, with a note");
   run.key("precision", &RunConfig::precision,
-          "compute precision on the host (fp32 or fp64); CUDA computes in bf16 with fp32 "
-          "accumulation and master weights");
+          "fp32 or fp64 on the host; CUDA takes bf16 with fp32 sums and master weights");
   run.key("seed", &RunConfig::seed, "", at_least(0),
           "seed of initial weights, validation split and sample order");
   run.key("steps", &RunConfig::steps, "steps", between(0, kTokens),
