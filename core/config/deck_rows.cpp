@@ -9,6 +9,7 @@
 
 #include "core/config/config.hpp"
 #include "core/model/model_shape.hpp"
+#include "core/model/presets.hpp"
 
 namespace ballast {
 namespace {
@@ -368,7 +369,7 @@ void batching_rows(Schema& schema) {
       .when(method, Batching::hbp);
   batching
       .key("group_recompute", &BatchingConfig::group_recompute, "layers", between(-1, 1 << 16),
-           "hbp: first layers of a stage formed again in backward in each group, as "
+           "hbp: first layers of a stage recomputed in backward in each group, as "
            "recompute.mode = \"full\" does; -1 or an empty list: as block recompute says")
       .when(method, Batching::hbp);
   batching
@@ -610,11 +611,11 @@ void recompute_rows(Schema& schema) {
   auto recompute = schema.block("recompute", &Config::recompute);
   recompute.key(
       "mode", &RecomputeOptions::mode,
-      "what backward forms again: selective: norms and SwiGLU products; full: whole layers from "
+      "what backward recomputes: selective: norms and SwiGLU products; full: whole layers from "
       "their input");
   recompute
       .key("layers", &RecomputeOptions::layers, "layers", between(-1, 1 << 16),
-           "full: the first layers of a stage that are formed again; -1: all")
+           "full: the first layers of a stage that are recomputed; -1: all")
       .when(mode, Recompute::full);
 }
 

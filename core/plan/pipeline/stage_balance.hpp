@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/model/model_shape.hpp"
+#include "core/model/parameter_table.hpp"
 
 namespace ballast {
 

@@ -10,6 +10,7 @@
 #include "core/config/deck.hpp"
 #include "core/config/run_options.hpp"
 #include "core/model/model_shape.hpp"
+#include "core/model/presets.hpp"
 
 namespace ballast {
 namespace {

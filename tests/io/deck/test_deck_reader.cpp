@@ -9,6 +9,7 @@
 #include <random>
 
 #include "core/config/run_options.hpp"
+#include "core/model/presets.hpp"
 #include "io/deck/deck_reader.hpp"
 
 namespace ballast {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numbers>
 
+#include "core/model/presets.hpp"
 #include "kernels/model/lm_head.hpp"
 #include "kernels/ops/cross_entropy.hpp"
 #include "kernels/ops/elementwise.hpp"
