@@ -11,6 +11,7 @@
 #include "core/config/run_options.hpp"
 #include "core/model/model_shape.hpp"
 #include "core/model/presets.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast {
 namespace {
@@ -91,8 +92,7 @@ std::size_t slow_distance(const std::string& a, const std::string& b, std::size_
 }
 
 TEST(DeckNames, NearestIsTheNearestByASlowReference) {
-  std::random_device device;
-  const unsigned seed = device();
+  const std::uint64_t seed = test_seed();
   std::mt19937 random(seed);
   const auto word = [&] {
     std::string text(1 + random() % 6, 'a');

@@ -34,7 +34,7 @@ std::vector<MeshShape> pipeline_meshes(int ranks) {
 class Pipeline : public ::testing::Test {
  protected:
   const int ranks = Communicator::world().size();
-  const std::string trace = fmt::format("repeat with BALLAST_TEST_SEED={}", shared_seed());
+  const std::string trace = fmt::format("repeat with BALLAST_TEST_SEED={}", test_seed());
   std::vector<SampleLength> samples;
   void SetUp() override {
     if (ranks == 1) GTEST_SKIP() << "needs stages";
