@@ -1,5 +1,7 @@
 // State-aware 1F1B and its zero-bubble variant: list scheduling of one order of samples, and the
 // search over orders.
+#include "core/plan/pipeline/state_aware_schedule.hpp"
+
 #include <algorithm>
 #include <deque>
 #include <limits>

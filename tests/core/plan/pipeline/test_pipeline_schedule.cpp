@@ -9,6 +9,7 @@
 #include "core/base/error.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
 #include "core/plan/pipeline/pipeline_schedule.hpp"
+#include "core/plan/pipeline/state_aware_schedule.hpp"
 #include "tests/seed.hpp"
 
 namespace ballast {
