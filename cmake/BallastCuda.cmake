@@ -1,5 +1,6 @@
-# CUDA backend, never required: library ballast_cuda of all *.cu and *.cpp below kernels/cuda, linked into ballast_kernels, and NCCL for
-# ballast_parallel.  BALLAST_HAVE_CUDA=1 and BALLAST_HAVE_NCCL=1 tell the code.  kernels/cuda/standalone is for nvcc alone.
+# CUDA backend, never required: library ballast_cuda of all *.cu and *.cpp below kernels/cuda,
+# linked into ballast_kernels, and NCCL for ballast_parallel.  BALLAST_HAVE_CUDA=1 and
+# BALLAST_HAVE_NCCL=1 tell the code.  kernels/cuda/standalone is for nvcc alone.
 set(BALLAST_CUDA_ARCHITECTURES 80 90 CACHE STRING "Architectures of the plain kernels; *_sm90.cu are always built for sm_90a")
 set(ballast_cuda_reason "switched off")
 set(BALLAST_HAVE_CUDA FALSE)

@@ -1,4 +1,5 @@
-# Third-party libraries.  Everything comes from find_package; jobs/setup.sh names the Debian packages.
+# Third-party libraries.  Everything comes from find_package; jobs/setup.sh names the Debian
+# packages.
 find_package(MPI REQUIRED COMPONENTS CXX)
 find_package(BallastKokkos REQUIRED)
 find_package(fmt REQUIRED)
@@ -14,7 +15,8 @@ if(NOT HDF5_IS_PARALLEL)
                       "Install libhdf5-mpich-dev, or name a parallel one: -DHDF5_C_COMPILER_EXECUTABLE=/path/to/h5pcc")
 endif()
 
-# Any BLAS with the C interface computes right; OpenBLAS is the one that is measured and whose threads Ballast sets.
+# Any BLAS with the C interface computes right; OpenBLAS is the one that is measured and whose
+# threads Ballast sets.
 if(NOT BLA_VENDOR)
   set(BLA_VENDOR OpenBLAS)
   find_package(BLAS QUIET)
@@ -27,7 +29,8 @@ find_path(BALLAST_CBLAS_INCLUDE_DIR NAMES cblas-openblas.h cblas.h PATH_SUFFIXES
 if(NOT BALLAST_CBLAS_INCLUDE_DIR)
   message(FATAL_ERROR "cblas.h was not found. Install libopenblas-pthread-dev, or set -DBALLAST_CBLAS_INCLUDE_DIR=/folder/of/cblas.h")
 endif()
-# The path itself may be a system directory that the compiler searches already; naming it again is harmless.
+# The path itself may be a system directory that the compiler searches already; naming it again is
+# harmless.
 set_property(TARGET BLAS::BLAS APPEND PROPERTY INTERFACE_INCLUDE_DIRECTORIES ${BALLAST_CBLAS_INCLUDE_DIR})
 
 find_package(PkgConfig REQUIRED)

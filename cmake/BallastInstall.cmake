@@ -1,5 +1,6 @@
-# Installation: programs, headers (include/ballast/FOLDER/*.hpp, included as "FOLDER/name.hpp"), libraries and the CMake package
-# `ballast` with targets ballast::core, ::kernels, ::parallel and ::io.  The report tool is wrapped so that it finds its interpreter.
+# Installation: programs, headers (include/ballast/FOLDER/*.hpp, included as "FOLDER/name.hpp"),
+# libraries and the CMake package `ballast` with targets ballast::core, ::kernels, ::parallel and
+# ::io.  The report tool is wrapped so that it finds its interpreter.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 

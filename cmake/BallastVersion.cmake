@@ -1,5 +1,6 @@
-# Library ballast_version: what `ballast --version` and every output file say about this build.  The header is written at
-# configure time and changes only with the tools; the git hash lives in one source that is rewritten when HEAD moves.
+# Library ballast_version: what `ballast --version` and every output file say about this build.  The
+# header is written at configure time and changes only with the tools; the git hash lives in one
+# source that is rewritten when HEAD moves.
 foreach(directory ${MPI_CXX_INCLUDE_DIRS})
   if(EXISTS ${directory}/mpi.h AND NOT ballast_mpi_version)
     file(STRINGS ${directory}/mpi.h lines REGEX "define +(MPICH_VERSION|OMPI_(MAJOR|MINOR|RELEASE)_VERSION) ")

@@ -1,5 +1,6 @@
-# Kokkos::kokkos and BallastKokkos_VERSION from a real Kokkos (3.7 or later) if one is found, else from the distribution's
-# Trilinos package, whose own KokkosConfig.cmake names a missing include directory.
+# Kokkos::kokkos and BallastKokkos_VERSION from a real Kokkos (3.7 or later) if one is found, else
+# from the distribution's Trilinos package, whose own KokkosConfig.cmake names a missing include
+# directory.
 if(TARGET Kokkos::kokkos)
   set(BallastKokkos_FOUND TRUE)
   return()

@@ -1,4 +1,5 @@
-# NCCL::nccl and NCCL_VERSION.  NCCL_HOME, or the CUDA toolkit's folders when find_package(CUDAToolkit) ran before, are searched first.
+# NCCL::nccl and NCCL_VERSION.  NCCL_HOME, or the CUDA toolkit's folders when
+# find_package(CUDAToolkit) ran before, are searched first.
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${NCCL_HOME} $ENV{NCCL_HOME} ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
 find_library(NCCL_LIBRARY NAMES nccl HINTS ${NCCL_HOME} $ENV{NCCL_HOME} ${CUDAToolkit_LIBRARY_DIR} PATH_SUFFIXES lib lib64)
 if(NCCL_INCLUDE_DIR)

@@ -1,4 +1,5 @@
-# cmake -DSOURCE_DIR=... -DOUTPUT=... -P write_git_hash.cmake: writes OUTPUT, the hashes of the tree, only when its content changes.
+# cmake -DSOURCE_DIR=... -DOUTPUT=... -P write_git_hash.cmake: writes OUTPUT, the hashes of the
+# tree, only when its content changes.
 set(hash "unknown")
 find_program(git git)
 if(git AND EXISTS ${SOURCE_DIR}/.git)

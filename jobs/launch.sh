@@ -1,14 +1,16 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154,SC2034  # ballast_root comes from the batch script, which uses $report
-# Sourced by the batch scripts: finds the program, loads the machine's profile, starts the ranks, passes on Slurm's warning signal and puts
-# the job back into the queue when Ballast stopped early with a checkpoint (exit code 75).
+# Sourced by the batch scripts: finds the program, loads the machine's profile, starts the ranks,
+# passes on Slurm's warning signal and puts the job back into the queue when Ballast stopped early
+# with a checkpoint (exit code 75).
 
 ballast_stop() {
   echo "$(basename -- "$0"): $*" >&2
   exit 1
 }
 
-# Sets `program` and `report` (unless BALLAST_PROGRAM names another build) and sources BALLAST_PROFILE.
+# Sets `program` and `report` (unless BALLAST_PROGRAM names another build) and sources
+# BALLAST_PROFILE.
 ballast_setup() {
   local profile build
   if [ -n "${BALLAST_PROFILE:-}" ]; then
@@ -28,8 +30,9 @@ ballast_setup() {
   export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}} OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
 }
 
-# ballast_train RUN_FOLDER ARGUMENT...: `ballast train ARGUMENT... -d RUN_FOLDER` on the job's ranks; a restarted job continues from its
-# newest checkpoint.  Ends the script with the run's status.
+# ballast_train RUN_FOLDER ARGUMENT...: `ballast train ARGUMENT... -d RUN_FOLDER` on the job's
+# ranks; a restarted job continues from its newest checkpoint.  Ends the script with the run's
+# status.
 ballast_train() {
   local run=$1 restarts=${SLURM_RESTART_COUNT:-0} resume=() srun_pid status=0 state
   shift
@@ -38,7 +41,8 @@ ballast_train() {
   # shellcheck disable=SC2086
   srun --mpi="${BALLAST_MPI_TYPE:-pmi2}" --kill-on-bad-exit=1 ${BALLAST_SRUN_FLAGS:-} "$program" train "$@" -d "$run" "${resume[@]}" &
   srun_pid=$!
-  # The warning reaches this shell (--signal=B:); every rank must see it, since they agree on the step at which to stop.
+  # The warning reaches this shell (--signal=B:); every rank must see it, since they agree on the
+  # step at which to stop.
   trap 'kill -USR1 "$srun_pid" 2>/dev/null' USR1 TERM
   while true; do
     status=0

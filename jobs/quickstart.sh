@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# From a bare clone to a trained model and its report: sets up, builds, trains inputs/quickstart.toml on 4 ranks, writes the report.
+# From a bare clone to a trained model and its report: sets up, builds, trains
+# inputs/quickstart.toml on 4 ranks, writes the report.
 #
-#   jobs/quickstart.sh [ballast train arguments...]      e.g. jobs/quickstart.sh run.steps=50 mesh.dp=4 mesh.cp_inner=1
+#   jobs/quickstart.sh [ballast train arguments...]
+#   jobs/quickstart.sh run.steps=50 mesh.dp=4 mesh.cp_inner=1
 #
-# BALLAST_RANKS (4) ranks; BALLAST_RUN (runs/quickstart, or the next free runs/quickstart-N) is the run folder.
+# BALLAST_RANKS (4) ranks; BALLAST_RUN (runs/quickstart, or the next free runs/quickstart-N) is the
+# run folder.
 set -euo pipefail
 exec </dev/null
 root=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)

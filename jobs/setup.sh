@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Set-up shared by jobs/quickstart.sh and tests/run.sh: installs what is missing, checks MPI, configures by preset and builds.
+# Set-up shared by jobs/quickstart.sh and tests/run.sh: installs what is missing, checks MPI,
+# configures by preset and builds.
 #
-#   jobs/setup.sh [--tests] [--preset NAME] [--define NAME=VALUE]... [TARGET...]     (no TARGET: everything)
+#   jobs/setup.sh [--tests] [--preset NAME] [--define NAME=VALUE]... [TARGET...]
+#                                                            (no TARGET: everything)
 #
-# --tests adds the packages that only tests need.  Packages are installed on Debian and its family, as root or through sudo; apt-get is not
-# called when nothing is missing.  BALLAST_SKIP_INSTALL=1 leaves packages alone (libraries from modules), BALLAST_BUILD_JOBS bounds the
-# compiler processes.  The last line of standard output is the build folder.
+# --tests adds the packages that only tests need.  Packages are installed on Debian and its family,
+# as root or through sudo; apt-get is not called when nothing is missing.  BALLAST_SKIP_INSTALL=1
+# leaves packages alone (libraries from modules), BALLAST_BUILD_JOBS bounds the compiler
+# processes.  The last line of standard output is the build folder.
 set -euo pipefail
 root=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)
 exec 3>&1 1>&2  # everything but the last line goes to standard error
@@ -76,7 +79,8 @@ install_packages() {
       "apt-get update && apt-get install -y --no-install-recommends ${names[*]}; or set BALLAST_SKIP_INSTALL=1 if these come from elsewhere"
 }
 
-# MPI compiler or launcher $1: MPICH's own name where the system's default may be another MPI; a module's or user's choice is respected.
+# MPI compiler or launcher $1: MPICH's own name where the system's default may be another MPI; a
+# module's or user's choice is respected.
 mpi_tool() {
   local tool
   tool=$(command -v "$1" || true)
@@ -145,7 +149,7 @@ while [ $# -gt 0 ]; do
       shift
       ;;
     -h | --help)
-      sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&3
+      sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&3
       exit 0
       ;;
     -*) stop "unknown option $1; see --help" ;;

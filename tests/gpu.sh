@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# GPU tests on a machine with NVIDIA GPUs: operations against their host twins, whole training runs against the host
-# backend, then against Hugging Face Transformers where python3 has it, and the attention kernels under compute-sanitizer
-# where it and nvcc are there.
+# GPU tests on a machine with NVIDIA GPUs: operations against their host twins, whole training runs
+# against the host backend, then against Hugging Face Transformers where python3 has it, and the
+# attention kernels under compute-sanitizer where it and nvcc are there.
 #
-#   tests/gpu.sh [FOLDER [PATTERN]]   FOLDER holds ballast and test_cuda (default: the build tree's); PATTERN (of grep -E)
-#                                     picks parts by name, such as 'chunks|pipelines'; BALLAST_GPU_PART_S: seconds a part may take (300)
+#   tests/gpu.sh [FOLDER [PATTERN]]   FOLDER holds ballast and test_cuda (default: the build
+#                                     tree's); PATTERN (of grep -E) picks parts by name, such as
+#                                     'chunks|pipelines'; BALLAST_GPU_PART_S: seconds that a part
+#                                     may take (300)
 #
-# A part that fails or hangs does not keep the others from running; last comes a table of all parts, after the ends of those that failed.
-# Without a GPU it says why it skips and leaves with 77.
+# A part that fails or hangs does not keep the others from running; last comes a table of all
+# parts, after the ends of those that failed.  Without a GPU it says why it skips and leaves
+# with 77.
 set -u
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then

@@ -3,8 +3,8 @@
 #
 #   tests/run.sh [full] [ctest arguments...]      e.g. tests/run.sh -R parallel
 #
-# The CUDA backend is compiled where nvcc is found; GPU tests run only where a device answers.  BALLAST_PRESET names another preset.
-# The last lines are ctest's summary.
+# The CUDA backend is compiled where nvcc is found; GPU tests run only where a device answers.
+# BALLAST_PRESET names another preset.  The last lines are ctest's summary.
 set -euo pipefail
 exec </dev/null
 root=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)

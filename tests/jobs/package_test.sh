@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# package_test.sh BUILD_FOLDER: installs the build into a temporary prefix and builds a program against find_package(ballast).
+# package_test.sh BUILD_FOLDER: installs the build into a temporary prefix and builds a program
+# against find_package(ballast).
 set -euo pipefail
 build=${1:?}
 folder=$(mktemp -d)

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Checks the shell scripts without building or installing anything: syntax, usage, set-up's decisions (stand-ins for apt-get, dpkg-query and
-# mpiexec come first on PATH), the elements of a sweep, and that the build knows its version.
+# Checks the shell scripts without building or installing anything: syntax, usage, set-up's
+# decisions (stand-ins for apt-get, dpkg-query and mpiexec come first on PATH), the elements of a
+# sweep, and that the build knows its version.
 set -euo pipefail
 root=${BALLAST_ROOT:?}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 failures=0
-# check NAME STATUS PATTERN COMMAND...: the status (`fail`: any but 0), and a line of the output that matches.
+# check NAME STATUS PATTERN COMMAND...: the status (`fail`: any but 0), and a line of the output
+# that matches.
 check() {
   local name=$1 expected=$2 pattern=$3 output status=0
   shift 3
@@ -33,7 +35,8 @@ check "set-up help" 0 'BALLAST_SKIP_INSTALL' "$root/jobs/setup.sh" --help
 check "set-up refuses an unknown option" 1 'unknown option --tset' "$root/jobs/setup.sh" --tset
 check "set-up refuses an option without its value" 1 'needs a value' "$root/jobs/setup.sh" --preset
 
-# Set-up with stand-ins: dpkg-query says what is installed, apt-get and cmake write down how they were called.
+# Set-up with stand-ins: dpkg-query says what is installed, apt-get and cmake write down how they
+# were called.
 mkdir "$folder/bin"
 cat >"$folder/bin/dpkg-query" <<'STAND_IN'
 #!/bin/sh
@@ -65,7 +68,8 @@ if installs_as_root; then
   check "  installs that package alone" 0 ' libfmt-dev$' grep 'apt-get .*install' "$folder/calls"
   rm "$folder/calls"
   check "set-up for tests installs the formatters" 0 'installing black$' \
-    env PATH="$folder/bin:$PATH" CALLS="$folder/calls" MISSING_PACKAGE=black "$root/jobs/setup.sh" --tests --preset host
+    env PATH="$folder/bin:$PATH" CALLS="$folder/calls" MISSING_PACKAGE=black \
+    "$root/jobs/setup.sh" --tests --preset host
   check "  from the distribution" 0 ' black$' grep 'apt-get .*install' "$folder/calls"
   rm "$folder/calls"
   check "set-up told to leave packages alone" 0 'left alone' setup_with MISSING_PACKAGE=libfmt-dev BALLAST_SKIP_INSTALL=1

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Starts a real Slurm on loopback in a temporary folder and checks jobs/train.sbatch: the warning signal stops the run with a checkpoint, the
-# job is requeued, the restart finishes it and the log continues; a cancelled job stays cancelled; jobs/sweep.sbatch runs its elements.
-# Exits 77 (skipped) with one line where Slurm cannot start: it needs root, munged, slurmctld and slurmd.
+# Starts a real Slurm on loopback in a temporary folder and checks jobs/train.sbatch: the warning
+# signal stops the run with a checkpoint, the job is requeued, the restart finishes it and the log
+# continues; a cancelled job stays cancelled; jobs/sweep.sbatch runs its elements. Exits 77
+# (skipped) with one line where Slurm cannot start: it needs root, munged, slurmctld and slurmd.
 set -euo pipefail
 root=${BALLAST_ROOT:?}
 program=${BALLAST_PROGRAM:?}
@@ -135,7 +136,8 @@ scancel --batch --signal=USR1 "$job"  # what --signal=B:USR1@120 sends
 wait_for 60 requeued "$job" || fail "job $job was not requeued; state $(state "$job"), restarts $(field "$job" Restarts)"
 first=$(grep -c '^step=[0-9]* loss=' "$log")
 [ "$first" -lt "$steps" ] || fail "the run finished before the signal; raise BALLAST_SLURM_STEPS"
-# A requeued job waits two minutes, so that nodes can forget its first start.  This one need not wait so long.
+# A requeued job waits two minutes, so that nodes can forget its first start.  This one need not
+# wait so long.
 sleep 4
 scontrol update jobid="$job" starttime=now
 wait_for 60 resumed "$job" || fail "job $job did not start again; state $(state "$job")"

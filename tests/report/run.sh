@@ -1,5 +1,6 @@
 #!/bin/bash
-# Runs the report's tests with the first interpreter that has its packages; exits 77 (skipped) where none has.
+# Runs the report's tests with the first interpreter that has its packages; exits 77 (skipped)
+# where none has.
 here=$(cd "$(dirname "$0")" && pwd)
 for python in ${BALLAST_PYTHON:-} python3 /usr/bin/python3; do
   if "$python" -c 'import h5py, matplotlib, numpy' >/dev/null 2>&1; then

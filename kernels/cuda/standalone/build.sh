@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds attention_bench with nvcc alone (CUDA 12.8 or newer).  Usage: [FLAGS=...] build.sh [OUTPUT]
-# FLAGS=-DBALLAST_EVERY_LANE_ARRIVES makes the hand-overs visible to compute-sanitizer's racecheck (hopper.cuh).
+# FLAGS=-DBALLAST_EVERY_LANE_ARRIVES makes the hand-overs visible to compute-sanitizer's racecheck
+# (hopper.cuh).
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../../.." && pwd)
