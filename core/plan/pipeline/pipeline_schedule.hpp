@@ -34,9 +34,10 @@ struct PipelineCosts {
   double micro_batch_s =
       0;  ///< forward of a micro-batch beside them: launches, kernels too small to fill the device
   double backward_over_forward = 2;
-  double weight_share = 0.5;  ///< of a token's backward that forms weight gradients (weight_share()
-                              ///< of core/plan/pipeline/stage_balance); attention has none
-  double hop_token_s = 0;     ///< one token's activations or gradients to the neighbour stage
+  double weight_share =
+      0.5;                 ///< of a token's backward that computes weight gradients (weight_share()
+                           ///< of core/plan/pipeline/stage_balance); attention has none
+  double hop_token_s = 0;  ///< one token's activations or gradients to the neighbour stage
 };
 ScheduleCosts schedule_costs(const PipelineCosts& costs, const std::vector<MicroBatch>& list);
 

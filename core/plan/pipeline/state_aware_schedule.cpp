@@ -36,7 +36,7 @@ void join_halves(std::vector<Op>& ops) {
   ops = std::move(joined);
 }
 
-/// When a stage forms weight gradients.
+/// When a stage computes weight gradients.
 enum class Weights {
   whole,    ///< as part of backward
   fill,     ///< where nothing else can begin
@@ -69,7 +69,7 @@ class ListScheduler {
     for (State& s : state_) {
       s.output_at.assign(size, kNever);
       s.gradient_at.assign(size, kNever);
-      s.formed.assign(size, false);
+      s.present.assign(size, false);
     }
   }
 
@@ -99,12 +99,12 @@ class ListScheduler {
     double free = 0;
     std::size_t next_forward = 0, next_backward = 0;
     int live = 0;  ///< micro-batches between forward (or recompute) and the end of their backward
-    std::deque<Item>
-        weights;  ///< whose weight gradients are still to be formed, in the order of their backward
+    std::deque<Item> weights;  ///< whose weight gradients are still to be computed, in the order of
+                               ///< their backward
     std::vector<double> output_at;  ///< [micro-batch] when this stage's output is at the next stage
     std::vector<double>
-        gradient_at;           ///< [micro-batch] when this stage's gradient is at the stage before
-    std::vector<bool> formed;  ///< [micro-batch] its activations are here
+        gradient_at;            ///< [micro-batch] when this stage's gradient is at the stage before
+    std::vector<bool> present;  ///< [micro-batch] its activations are here
   };
   struct Choice {
     OpKind kind = OpKind::forward;
@@ -126,7 +126,7 @@ class ListScheduler {
     const Item* again = nullptr;
     if (state.next_backward < backward_.size()) {
       const Item& next = backward_[state.next_backward];
-      if (state.formed[next.micro_batch]) {
+      if (state.present[next.micro_batch]) {
         if (may_send(s, Payload::gradient))
           offer(split() ? OpKind::backward_input : OpKind::backward,
                 s + 1 < stages_ ? state_[s + 1].gradient_at[next.micro_batch] : 0.0, next);
@@ -185,7 +185,7 @@ class ListScheduler {
                                       1;  // both orders end a group at the same place
     if (state.next_forward < forwarded_end) return nullptr;
     for (; b < forwarded_end; ++b)
-      if (!state.formed[backward_[b].micro_batch]) return &backward_[b];
+      if (!state.present[backward_[b].micro_batch]) return &backward_[b];
     return nullptr;
   }
 
@@ -203,14 +203,14 @@ class ListScheduler {
         list.forward(c.item);
         ++state.next_forward;
         if (!discarded(c.item)) {
-          state.formed[m] = true;
+          state.present[m] = true;
           ++state.live;
         }
         state.output_at[m] = end + transfer_s(s + 1, Payload::activation);
         break;
       case OpKind::recompute:
         list.recompute(c.item);
-        state.formed[m] = true;
+        state.present[m] = true;
         ++state.live;
         break;
       case OpKind::backward_weight:
@@ -221,7 +221,7 @@ class ListScheduler {
       default:
         list.backward(c.item, c.kind);
         ++state.next_backward;
-        state.formed[m] = false;
+        state.present[m] = false;
         if (split())
           state.weights.push_back(c.item);
         else
@@ -240,7 +240,7 @@ class ListScheduler {
   std::vector<State> state_;
 };
 
-/// List entries that a search may form before it keeps what it has: below a second on one core,
+/// List entries that a search may make before it keeps what it has: below a second on one core,
 /// whatever the batch.
 constexpr std::int64_t kMostEntries = 4'000'000;
 

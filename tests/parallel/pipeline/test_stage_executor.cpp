@@ -125,7 +125,7 @@ TEST_F(Pipeline, HalvesOfBackwardEqualItBitForBitAndHoldWhatIsPredicted) {
   StepOptions options;
   options.shape = deep_shape(true);
   options.method = "none";
-  options.pipeline.search = 1;  // the order of 1f1b, so that sums are formed in the same order
+  options.pipeline.search = 1;  // the order of 1f1b, so that sums run in the same order
   options.pipeline.costs.backward_over_forward = 2;
   SmallTraining whole(mesh, options);
   const double loss = whole.gradients(samples);
