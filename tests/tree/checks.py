@@ -164,7 +164,10 @@ def words():
         if file in layout.SPEAKS_OF_WORDS or file.endswith((".png", ".safetensors")):
             continue
         text = sources.read(file)
-        for pattern, instead in layout.WORDS.items():
+        words = dict(layout.WORDS)
+        if file.endswith(sources.CPP):
+            words |= layout.WORDS_OF_CODE
+        for pattern, instead in words.items():
             found = [match.group() for match in re.finditer(pattern, text)]
             if found:
                 key = f"{file}:{found[0].replace(' ', '_')}"

@@ -91,8 +91,15 @@ WORDS = {
     r"\bDESIGN\b": "the paper or a page of docs/",
     r"\b[Ii]ssue #?\d+": "the reason itself",
     r"(?<![\w.}])/(work|root|home)/\w+": "a relative path",
+    r"\bAttentionIndex\b": "AttentionPattern",
 }
-SPEAKS_OF_WORDS = ["tests/tree/layout.py", "tests/tree/exceptions.txt"]
+# Of C++ alone: these words mean something else in prose and figures.
+WORDS_OF_CODE = {r"\b[Bb]ars?\b|_bars?\b|\bbars?_": "column"}
+SPEAKS_OF_WORDS = [
+    "tests/tree/layout.py",
+    "tests/tree/exceptions.txt",
+    "kernels/cuda/runtime/hopper.cuh",  # bar.sync is an instruction
+]
 
 # Formatters change their mind between versions; another version skips its check.
 CLANG_FORMAT_VERSION = 14
