@@ -163,7 +163,7 @@ TEST(PlanStep, CostsOfAnotherSourceBuildStateAwareSchedules) {
 }
 
 // 16,384 ranks: dp 2048 x pp 8, eight micro-batches a rank.
-TEST(PlanStep, PlansALargeMachineInTime) {
+TEST(PlanStepSlow, PlansALargeMachineInTime) {
   for (const std::string schedule : {"1f1b", "state_aware_1f1b"}) {
     StepOptions options = options_of(2048, 8);
     options.pipeline.schedule = schedule;

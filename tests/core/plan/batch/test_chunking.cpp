@@ -122,7 +122,7 @@ TEST(Chunk, FigureTwoOfThePaper) {
   EXPECT_EQ(construct_chunks(samples, 4).size(), 2u);
 }
 
-TEST(Chunk, AMillionLengths) {
+TEST(ChunkSlow, AMillionLengths) {
   std::mt19937 random(1);
   std::vector<SampleLength> samples(1000000);
   for (std::size_t i = 0; i < samples.size(); ++i)

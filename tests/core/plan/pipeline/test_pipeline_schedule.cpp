@@ -239,7 +239,7 @@ TEST(PipelineScheduleSlow, RandomMixesNeverDeadlockAndKeepTheBounds) { random_mi
 
 // What a profile table is for: a last stage that is half as dear again (its head), and time that
 // grows faster than tokens.
-TEST(PipelineSchedule, TimesThatAreTrueGiveShorterSteps) {
+TEST(PipelineScheduleSlow, TimesThatAreTrueGiveShorterSteps) {
   const unsigned seed = test_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
