@@ -16,7 +16,8 @@ Deck all_set(const std::vector<std::pair<S, DeckValue>>& other) {
   Deck deck;
   for (const KeySpec& spec : deck_schema())
     deck.set(spec.path(), spec.default_value, "command line: x", Origin::command_line);
-  for (const auto& [path, value] : other) deck.set(path, value, "command line: x", Origin::command_line);
+  for (const auto& [path, value] : other)
+    deck.set(path, value, "command line: x", Origin::command_line);
   return deck;
 }
 
