@@ -5,6 +5,7 @@
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/observe/text_table.hpp"
+#include "app/plan/first_plans.hpp"
 #include "app/plan/run_summary.hpp"
 #include "app/plan/stored_groups.hpp"
 
@@ -185,18 +186,17 @@ void print_cases(const std::vector<CheckFacts>& cases) {
 }
 
 /// Groups of the profile table; before a selection one group of the longest length stands for all.
-void take_groups(Deck& deck, DeckNeeds needs, std::vector<std::string>& notes) {
+void take_groups(Config& config, DeckNeeds needs, std::vector<std::string>& notes) {
   try {
-    require(takes_stored_groups(deck), "they are to be selected with `ballast plan`");
-    set_groups(deck, stored_groups(deck, notes), needs);
+    require(takes_stored_groups(config), "they are to be selected with `ballast plan`");
+    take_stored_groups(config, needs, notes);
   } catch (const Error& e) {
-    const auto& lengths = deck.get<std::vector<std::int64_t>>("batching.select_lengths");
-    set_groups(
-        deck,
-        {{lengths.empty() ? deck.integer("batching.micro_batch_tokens") : lengths.back(), 1, -1}},
-        needs);
-    notes.push_back(fmt::format("batching.groups: {}; one group of {} tokens is shown", e.what(),
-                                deck.get<std::vector<std::int64_t>>("batching.groups").front()));
+    const BatchingConfig& batching = config.batching;
+    const std::int64_t tokens = batching.select_lengths.empty() ? batching.micro_batch_tokens
+                                                                : batching.select_lengths.back();
+    use_groups(config, {{tokens, 1, -1}}, needs);
+    notes.push_back(
+        fmt::format("batching.groups: {}; one group of {} tokens is shown", e.what(), tokens));
   }
 }
 
@@ -204,22 +204,23 @@ void take_groups(Deck& deck, DeckNeeds needs, std::vector<std::string>& notes) {
 
 int check_command(const CommandLine& line) {
   std::vector<CheckFacts> cases;
+  std::vector<nlohmann::ordered_json> twins;
   const DeckNeeds needs{.model = true, .data = false, .groups = false};
-  for (Deck& deck : line.decks(needs)) {
+  for (Config& config : line.configs(needs)) {
     std::vector<std::string> notes;
-    if (takes_stored_groups(deck) || lacks_groups(deck)) take_groups(deck, needs, notes);
-    cases.push_back(CheckFacts::of(deck));
+    if (takes_stored_groups(config) || lacks_groups(config)) take_groups(config, needs, notes);
+    cases.push_back(CheckFacts::of(config));
     cases.back().notes.insert(cases.back().notes.end(), notes.begin(), notes.end());
+    twins.push_back(cases.back().json());
+    add_plans(twins.back(), config, line.plans);
   }
   if (cases.size() == 1) {
     print_whole(cases.front());
-    write_json(line.json, cases.front().json());
+    write_json(line.json, twins.front());
     return 0;
   }
   print_cases(cases);
-  auto list = nlohmann::ordered_json::array();
-  for (const CheckFacts& f : cases) list.push_back(f.json());
-  write_json(line.json, {{"deck", line.deck_file}, {"cases", list}});
+  write_json(line.json, {{"deck", line.deck_file}, {"cases", twins}});
   return 0;
 }
 

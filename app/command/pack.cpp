@@ -7,6 +7,7 @@
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/observe/text_table.hpp"
+#include "app/plan/first_plans.hpp"
 #include "app/plan/planned_run.hpp"
 #include "app/plan/planned_samples.hpp"
 #include "app/train/budget_tuning.hpp"
@@ -54,9 +55,9 @@ void pack_epoch(PlannedSamples& planned, PackFacts& f, BatchMeter& meter) {
 }
 
 /// batching.scope = "step": each global batch by itself, as training does.
-void pack_steps(const Deck& deck, PlannedSamples& planned, PackFacts& f, BatchMeter& meter) {
-  const std::int64_t global_tokens = deck.integer("batching.global_tokens"),
-                     global_samples = deck.integer("batching.global_samples");
+void pack_steps(const Config& config, PlannedSamples& planned, PackFacts& f, BatchMeter& meter) {
+  const std::int64_t global_tokens = config.batching.global_tokens,
+                     global_samples = config.batching.global_samples;
   SamplerPosition position;
   for (std::int64_t step = 0; position.epoch == 0; ++step) {
     // The batch that would reach into the next epoch ends with this one, so that every sample
@@ -74,23 +75,23 @@ void pack_steps(const Deck& deck, PlannedSamples& planned, PackFacts& f, BatchMe
 }
 
 /// Into `f`, which stays where it is: its plans refer to its members.
-void pack(const Deck& deck, PackFacts& f) {
-  PlannedSamples planned(deck);
+void pack(const Config& config, PackFacts& f) {
+  PlannedSamples planned(config);
   planned.begin_with_curriculum();
-  f.case_name = deck.case_name;
+  f.case_name = config.from.case_name;
   f.data = planned.dataset().description();
-  f.options = RunOptions::from(deck);
-  if (has_costs(deck)) {
-    f.costs = plan_costs(deck, f.notes);
-    f.simulation = simulation_options(deck, f.options);
-    f.step = step_options(deck, f.options, f.simulation, *f.costs);
+  f.options = RunOptions::from(config);
+  if (has_costs(config)) {
+    f.costs = plan_costs(config, f.notes);
+    f.simulation = simulation_options(config, f.options);
+    f.step = step_options(config, f.options, f.simulation, *f.costs);
   }
-  predict_samples(deck, f.options.batching);
+  predict_samples(config, f.options.batching);
   BatchMeter meter(f.options.batching, f.options.mesh.cp() * f.options.mesh.sp);
-  if (deck.text("batching.scope") == "epoch")
+  if (config.batching.scope == BatchScope::epoch)
     pack_epoch(planned, f, meter);
   else
-    pack_steps(deck, planned, f, meter);
+    pack_steps(config, planned, f, meter);
   f.metrics = meter.result();
 }
 
@@ -126,7 +127,7 @@ nlohmann::ordered_json json(const PackFacts& f) {
   const BatchMetrics& m = f.metrics;
   nlohmann::ordered_json out;
   if (!f.case_name.empty()) out["name"] = f.case_name;
-  out.update({{"method", f.options.batching.method},
+  out.update({{"method", ballast::name(f.options.batching.method)},
               {"dp", f.options.mesh.dp},
               {"dbr", m.dbr},
               {"pr", m.pr},
@@ -178,17 +179,17 @@ void print(const std::vector<PackFacts>& cases) {
   bool grouped = false;
   for (const PackFacts& f : cases) {
     std::vector<std::string> labels(named ? 1 : 0, f.case_name), row = labels;
-    row.push_back(f.options.batching.method);
+    row.push_back(ballast::name(f.options.batching.method));
     row.push_back(fmt::to_string(f.options.mesh.dp));
     row = balance_row(row, f.metrics);
     row.push_back(fmt::format("{:.4f}", f.metrics.cr));
-    row.push_back(f.options.batching.method == "hbp" ? fmt::format("{:.4f}", f.metrics.cr_bound)
-                                                     : "-");
+    const bool hbp = f.options.batching.method == Batching::hbp;
+    row.push_back(hbp ? fmt::format("{:.4f}", f.metrics.cr_bound) : "-");
     row.push_back(fmt::format("{:.1f}", f.metrics.ave_t));
     row.push_back(fmt::format("{:.6f}", f.plan_seconds));
     if (timed) row.push_back(f.costs ? fmt::format("{:.2f}", f.run_seconds) : "-");
     table.row(row);
-    if (f.options.batching.method != "hbp") continue;
+    if (!hbp) continue;
     grouped = true;
     for (const GroupMetrics& g : f.metrics.groups) {
       row = labels;
@@ -229,12 +230,16 @@ void print(const std::vector<PackFacts>& cases) {
 }  // namespace
 
 int pack_command(const CommandLine& line) {
-  const std::vector<Deck> decks = line.decks({.model = false, .data = true});
-  std::vector<PackFacts> cases(decks.size());
-  for (std::size_t d = 0; d < decks.size(); ++d) pack(decks[d], cases[d]);
+  const std::vector<Config> configs =
+      line.configs({.model = false, .data = true, .executes = false});
+  std::vector<PackFacts> cases(configs.size());
+  for (std::size_t c = 0; c < configs.size(); ++c) pack(configs[c], cases[c]);
   print(cases);
   auto list = nlohmann::ordered_json::array();
-  for (const PackFacts& f : cases) list.push_back(json(f));
+  for (std::size_t c = 0; c < cases.size(); ++c) {
+    list.push_back(json(cases[c]));
+    add_plans(list.back(), configs[c], line.plans);
+  }
   write_json(line.json, cases.size() == 1 ? list.front() : nlohmann::ordered_json{{"cases", list}});
   return 0;
 }

@@ -25,19 +25,18 @@ EventSums sum_events(std::span<const Event> events, std::int64_t step, std::size
   return sums;
 }
 
-StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const Batch& batch,
-                       const std::vector<MicroBatch>& mine, const Mesh& mesh) {
+StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const StepPlan& plan,
+                       const Mesh& mesh) {
   StepStatistics all;
   all.outcome = outcome;
-  all.tokens = batch.tokens();
-  all.loss_tokens = batch.loss_tokens();
+  all.tokens = plan.tokens();
+  all.loss_tokens = plan.loss_tokens;
   all.compute_s = sums.compute_s;
   all.spent = sums.spent;
   all.memory = memory_use();
   all.ranks = mesh.world.size();
 
-  // A micro-batch's time is averaged over its ring, and rounds in which a rank has nothing to do do
-  // not count.
+  // A micro-batch's time is averaged over its ring; one without tokens does not count.
   std::vector<double> times = sums.micro_batch_s;
   if (mesh.cp.size() > 1) mesh.cp.all_reduce(std::span<double>(times));
   constexpr double kNever = -std::numeric_limits<double>::max();
@@ -50,6 +49,7 @@ StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const 
   std::array<double, 2> totals{};
   auto& [total_s, count] = totals;
   for (const double s : times) total_s += s;
+  const std::vector<MicroBatch> mine = plan.list(mesh.at.dp);
   count = static_cast<double>(
       std::count_if(mine.begin(), mine.end(), [](const MicroBatch& m) { return m.tokens() > 0; }));
   mesh.world.all_reduce(std::span<double>(largest), Reduction::max);

@@ -8,7 +8,7 @@
 #include "app/observe/overheads.hpp"
 #include "core/base/device.hpp"
 #include "core/observe/events.hpp"
-#include "core/plan/batch/batch.hpp"
+#include "core/plan/step_plan.hpp"
 #include "parallel/comm/mesh.hpp"
 
 namespace ballast {
@@ -68,9 +68,9 @@ struct EventSums {
 };
 EventSums sum_events(std::span<const Event> events, std::int64_t step, std::size_t micro_batches);
 
-/// Joins the sums of all ranks.  `mine`: this rank's list.  Collective: the only exchange that
+/// Joins the sums of all ranks.  Collective: the only exchange that
 /// observing a step costs.
-StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const Batch& batch,
-                       const std::vector<MicroBatch>& mine, const Mesh& mesh);
+StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const StepPlan& plan,
+                       const Mesh& mesh);
 
 }  // namespace ballast

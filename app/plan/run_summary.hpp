@@ -49,7 +49,7 @@ struct CheckFacts {
   std::vector<StageFacts> stages;
   std::vector<std::string> notes;  ///< what train would refuse or what could not be worked out
 
-  static CheckFacts of(const Deck& deck);
+  static CheckFacts of(const Config& config);
   int ranks() const { return options.mesh.size(); }
   /// Node of a rank, -1 where the machine decides.
   int node(int rank) const {

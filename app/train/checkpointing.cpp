@@ -18,7 +18,7 @@ CheckpointShard shard_of(Session& session, ShardedOptimizer& optimizer, bool wri
   shard.table = &session.parameters.trainable_table();
   shard.begin = std::min(optimizer.shard_begin(), session.parameters.trainable_numel());
   shard.end = std::min(optimizer.shard_end(), session.parameters.trainable_numel());
-  const bool replicated = session.deck.integer("optimizer.zero") == 0;
+  const bool replicated = session.config.optimizer.zero == 0;
   if (writing && replicated && session.mesh.replica.rank() != 0) shard.end = shard.begin;
   const std::int64_t count = shard.end - shard.begin;
   AdamWState& state = optimizer.state();
@@ -87,13 +87,13 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
       world, base == restored.state.extra.end() || base->second == halves(session.base_fingerprint),
       fmt::format(
           "{}: its adapters were trained beside other weights than those of model.weights = \"{}\"",
-          restored.path, session.deck.text("model.weights")));
+          restored.path, session.config.model.weights));
   return restored;
 }
 
 void check_sample_order(Session& session, Restored& restored) {
   const Communicator& world = session.mesh.world;
-  const auto seed = static_cast<std::uint64_t>(session.deck.integer("run.seed"));
+  const auto seed = session.config.run.seed;
   check_all(world, restored.state.seed == seed,
             fmt::format("{}: written with run.seed = {}, the deck has {}; the order of samples "
                         "would change: use the same seed",
@@ -118,8 +118,8 @@ void check_sample_order(Session& session, Restored& restored) {
 std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState state,
                  const std::string& folder) {
   Scope scope(&session.recorder, EventKind::checkpoint);
-  state.seed = static_cast<std::uint64_t>(session.deck.integer("run.seed"));
-  state.deck = session.deck.effective_toml();
+  state.seed = session.config.run.seed;
+  state.deck = session.config.effective_deck();
   state.git_hash = git_hash();
   if (session.tuning) state.extra["budget_averages"] = session.tuning->averages().values();
   state.extra["curriculum"] = numbers(session.options.curriculum);
@@ -127,7 +127,7 @@ std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState 
   if (session.parameters.frozen_numel() > 0)
     state.extra["base_fingerprint"] = halves(session.base_fingerprint);
   return write_checkpoint(folder, session.mesh.world, shard_of(session, optimizer, true), state,
-                          static_cast<int>(session.deck.integer("checkpoint.keep")));
+                          static_cast<int>(session.config.checkpoint.keep));
 }
 
 }  // namespace ballast

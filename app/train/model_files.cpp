@@ -19,7 +19,7 @@ constexpr std::int64_t kPieceElements = std::int64_t{1} << 24;  // on the host a
 }  // namespace
 
 void load_base(Session& session) {
-  const std::string& folder = session.deck.text("model.weights");
+  const std::string& folder = session.config.model.weights;
   Parameters& parameters = session.parameters;
   if (parameters.frozen_numel() == 0 || folder.empty()) return;
   together(session.mesh.world, [&] {
@@ -64,7 +64,7 @@ void load_base(Session& session) {
 }
 
 void load_weights(Session& session, ShardedOptimizer& optimizer) {
-  const std::string& folder = session.deck.text("model.weights");
+  const std::string& folder = session.config.model.weights;
   if (session.parameters.frozen_numel() > 0) return;
   together(session.mesh.world, [&] {
     require(std::filesystem::is_directory(folder),

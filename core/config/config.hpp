@@ -170,6 +170,7 @@ struct CheckpointConfig {
 
 struct TraceConfig {
   bool enabled = true;
+  std::int64_t plans_every = 1;
 };
 
 struct ProfileConfig {

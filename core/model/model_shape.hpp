@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/problem.hpp"
 #include "core/model/lora_options.hpp"
 
 namespace ballast {
@@ -36,7 +37,8 @@ struct ModelShape {
   double training_flops(double tokens, double attention_pairs) const;
 };
 
-/// Problems of a shape (heads that do not divide, odd head dim ...), one sentence each.
-std::vector<std::string> problems(const ModelShape& shape);
+/// Problems of a shape (heads that do not divide, odd head dim ...), whose texts begin with the
+/// field's name.
+std::vector<Problem> problems(const ModelShape& shape);
 
 }  // namespace ballast

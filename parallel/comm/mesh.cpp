@@ -100,8 +100,8 @@ std::vector<std::string> ring_warnings(const MeshShape& shape, const std::vector
 
 Mesh::Mesh(const Communicator& world_, const MeshShape& shape_, const std::vector<int>& joined)
     : shape(shape_), world(world_) {
-  const std::vector<std::string> wrong = problems(shape, world.size());
-  check_all(world, wrong.empty(), fmt::format("{}", fmt::join(wrong, "\n")));
+  const std::vector<Problem> wrong = problems(shape, world.size());
+  check_all(world, wrong.empty(), messages(wrong));
   at = coordinates(shape, world.rank());
 
   Groups groups(world, shape);

@@ -31,7 +31,7 @@ std::vector<SampleLength> awkward_samples() {
   return samples;
 }
 
-void expect_like_one_rank(const MeshShape& shape, const StepOptions& options,
+void expect_like_one_rank(const MeshShape& shape, const SmallOptions& options,
                           const std::vector<SampleLength>& samples, const Reference& reference) {
   SCOPED_TRACE(fmt::format("{}, {} {}, zero {}, {}", describe(shape), name(options.layout),
                            options.stripe, options.zero, name(options.type)));
@@ -60,7 +60,7 @@ TEST_F(Training, EveryMeshAndLayoutEqualsOneRankInFp64) {
     for (const LayoutCase& l : kLayouts) {
       if (shape.cp() == 1 && l.kind != LayoutKind::contiguous)
         continue;  // one rank holds all: layouts do not differ
-      StepOptions options;
+      SmallOptions options;
       options.layout = l.kind;
       options.stripe = l.stripe;
       options.zero = zero++ % 3;
@@ -73,7 +73,7 @@ TEST_F(Training, EveryMeshEqualsOneRankInFp32) {
   const Reference reference = reference_step(samples, DType::f32);
   int zero = 0;
   for (const MeshShape& shape : data_and_context_meshes(ranks)) {
-    StepOptions options;
+    SmallOptions options;
     options.type = DType::f32;
     options.zero = zero++ % 3;
     expect_like_one_rank(shape, options, samples, reference);
@@ -86,7 +86,7 @@ TEST_F(Training, SequenceParallelismAloneAndRoundRingsEqualsOneRank) {
     const Reference reference = reference_step(samples, type);
     int zero = 0;
     for (const MeshShape& shape : sequence_meshes(ranks, small_shape().query_heads)) {
-      StepOptions options;
+      SmallOptions options;
       options.type = type;
       options.layout = zero % 2 ? LayoutKind::striped : LayoutKind::zigzag;
       options.stripe = 3;
@@ -113,8 +113,8 @@ TEST_F(Training, DegreesThatChangeEveryStepEqualOneRank) {
       samples_from(20, {5, 90, 13, 33, 30, 2, 21, 1}), samples_from(30, {4, 35})};
   for (MeshShape shape : data_and_context_meshes(ranks)) {
     if (shape.cp_outer > 1 || shape.dp < 2) continue;
-    StepOptions options;
-    options.method = "hbp";
+    SmallOptions options;
+    options.method = Batching::hbp;
     const int most = std::min(4, shape.dp);  // of 4 query heads
     options.groups = {{16, 1, 1}, {40, 2, 0}, {96, most, -1}};
     for (int zero : {0, 1, 2}) {
@@ -123,8 +123,8 @@ TEST_F(Training, DegreesThatChangeEveryStepEqualOneRank) {
       SCOPED_TRACE(fmt::format("{}, zero {}", describe(shape), zero));
       const Mesh& mesh = mesh_of(shape, most > 2 ? std::vector<int>{2, most} : std::vector<int>{2});
       SmallTraining training(mesh, options);
-      StepOptions plain;
-      plain.method = "none";
+      SmallOptions plain;
+      plain.method = Batching::none;
       SmallTraining reference(alone(), plain);
       std::set<int> degrees;
       for (std::size_t step = 0; step < steps.size(); ++step) {
@@ -169,8 +169,8 @@ Reference combined(SmallTraining& single, const Batch& batch,
 
 TEST_F(Training, LossNormalisersAreThoseOfEquation6AndOnlyTwoOfThemKeepTheSplitOut) {
   SCOPED_TRACE(trace);
-  StepOptions plain;
-  plain.method = "none";
+  SmallOptions plain;
+  plain.method = Batching::none;
   SmallTraining single(alone(), plain);
   std::vector<MeshShape> shapes = data_and_context_meshes(ranks);
   for (const MeshShape& shape : sequence_meshes(ranks, small_shape().query_heads))
@@ -186,7 +186,7 @@ TEST_F(Training, LossNormalisersAreThoseOfEquation6AndOnlyTwoOfThemKeepTheSplitO
       for (const std::int64_t tokens : {48, 96, 400}) {
         SCOPED_TRACE(fmt::format("normaliser {}, {}, packs of {}", static_cast<int>(normaliser),
                                  describe(shape), tokens));
-        StepOptions options;
+        SmallOptions options;
         options.normaliser = normaliser;
         options.micro_batch_tokens = tokens;
         const Mesh& mesh = mesh_of(shape);
@@ -238,7 +238,7 @@ TEST_F(Training, MoreRanksThanSamplesOrTokens) {
   for (const MeshShape& shape : sequence_meshes(ranks, small_shape().query_heads))
     shapes.push_back(shape);
   for (const MeshShape& shape : shapes) {
-    StepOptions options;
+    SmallOptions options;
     options.zero = 2;
     expect_like_one_rank(shape, options, few, reference);
   }
@@ -249,7 +249,7 @@ TEST_F(Training, RecomputationChangesNoBitOnARing) {
   MeshShape shape;
   shape.cp_inner = ranks;
   const Mesh& mesh = mesh_of(shape);
-  StepOptions options;
+  SmallOptions options;
   options.type = DType::f32;
   SmallTraining keep(mesh, options);
   const double loss = keep.gradients(samples);
@@ -268,7 +268,7 @@ TEST_F(Training, RepeatsItsBits) {
   MeshShape shape;
   shape.dp = ranks > 1 ? 2 : 1;
   shape.cp_outer = ranks / shape.dp;
-  StepOptions options;
+  SmallOptions options;
   options.type = DType::f32;
   options.zero = 1;
   SmallTraining first(mesh_of(shape), options), second(mesh_of(shape), options);

@@ -18,7 +18,7 @@ void BatchMeter::Sums::add(double d, double p, double a) {
 
 BatchMeter::BatchMeter(const BatchingOptions& options, int shared_ranks)
     : options_(options), shared_ranks_(shared_ranks) {
-  if (options.method != "hbp") options_.groups = {{options.micro_batch_tokens, 1, -1}};
+  if (options.method != Batching::hbp) options_.groups = {{options.micro_batch_tokens, 1, -1}};
   for (const PackGroup& g : options_.groups) {
     GroupMetrics m;
     m.group = g;
@@ -48,7 +48,7 @@ BatchMeter::Pack BatchMeter::pack_of(const MicroBatch& micro_batch) const {
     pack.longest = std::max(pack.longest, s.tokens());
   }
   pack.group = group(pack.longest);
-  const bool padded = options_.method == "none" || options_.method == "sorted";
+  const bool padded = options_.method == Batching::none || options_.method == Batching::sorted;
   const double length = static_cast<double>(
       padded ? pack.longest * static_cast<std::int64_t>(micro_batch.segments.size())
              : options_.groups[pack.group].tokens);
@@ -58,7 +58,7 @@ BatchMeter::Pack BatchMeter::pack_of(const MicroBatch& micro_batch) const {
 }
 
 std::size_t BatchMeter::group(std::int64_t tokens) const {
-  return options_.method == "hbp" ? group_of(tokens, options_.groups) : 0;
+  return options_.method == Batching::hbp ? group_of(tokens, options_.groups) : 0;
 }
 
 void BatchMeter::count(const MicroBatch& micro_batch, const Pack& pack, bool full) {

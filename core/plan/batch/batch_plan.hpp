@@ -77,8 +77,7 @@ struct PackGroup {
 };
 
 struct BatchingOptions {
-  std::string method = "packed";  ///< none | packed | random | sorted | isf | ffs | ffd | bfs |
-                                  ///< spfhp | hbp | sab | lbb | chunkflow
+  Batching method = Batching::packed;
   std::int64_t micro_batch_tokens =
       4096;  ///< pack capacity in tokens; longer samples get a micro-batch of their own
   int dp = 1;
@@ -95,10 +94,16 @@ struct BatchingOptions {
   std::int64_t align = 1;  ///< of every micro-batch; lengths count rounded up to it
 };
 
-/// Names of the methods that pack whole samples of a step or an epoch (sab and lbb balance a step,
-/// chunkflow cuts samples), in the order of the papers' tables: none random sorted isf ffs ffd bfs
-/// spfhp packed hbp.
-const std::vector<std::string>& batching_methods();
+/// Whether the method packs whole samples of a step or an epoch: sab and lbb balance a step,
+/// chunkflow cuts samples.
+inline bool packs_whole_samples(Batching method) {
+  return method != Batching::sab && method != Batching::lbb && method != Batching::chunkflow;
+}
+
+/// Whether the method balances a step by a weight of each sample, latency or tokens.
+inline bool balances_by_weight(Batching method) {
+  return method == Batching::sab || method == Batching::lbb;
+}
 
 /// Assigns the samples of one global batch.  `none`: one sample (or micro_batch_samples) a
 /// micro-batch, dealt round robin in the given order. `packed`: best-fit decreasing into packs of
@@ -109,7 +114,7 @@ const std::vector<std::string>& batching_methods();
 /// that round. `sab`, `lbb`: the two-level partition of core/plan/batch/latency_batching by
 /// sample_cost, or by tokens. The others: packs as in core/plan/batch/packing, in random order,
 /// dealt round robin.  Every sample appears exactly once; the result depends on the arguments
-/// alone.  Errors: unknown method, dp < 1, groups that cannot pack
+/// alone.  Errors: dp < 1, groups that cannot pack
 /// (core/plan/batch/balance_packing).  A sample without tokens is kept (it costs nothing and
 /// counts).
 Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,

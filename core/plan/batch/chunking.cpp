@@ -97,7 +97,7 @@ Bins fewest_bins(std::span<const std::int64_t> lengths, std::int64_t capacity) {
   for (const std::int64_t n : lengths)
     require(n >= 0 && n <= capacity, "a length of {} tokens does not fit a chunk of {}", n,
             capacity);
-  const Packing packing = pack_lengths("bfd", lengths, capacity);
+  const Packing packing = pack_lengths(PackMethod::bfd, lengths, capacity);
   if (lengths.size() <= kSearchedItems) {
     const auto least = static_cast<std::size_t>(least_bins(lengths, capacity));
     const std::vector<std::uint32_t> order = longest_first(lengths);

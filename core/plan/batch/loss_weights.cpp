@@ -28,9 +28,9 @@ double LossWeights::of(const MicroBatch& micro_batch) const {
                             [](const Segment& s) { return s.loss_tokens > 0; }));
 }
 
-std::vector<double> LossWeights::segments(const MicroBatch& micro_batch) const {
+std::vector<double> segment_weights(LossNormaliser normaliser, const MicroBatch& micro_batch) {
   std::vector<double> weights;
-  if (normaliser_ != LossNormaliser::sample_mean) return weights;
+  if (normaliser != LossNormaliser::sample_mean) return weights;
   for (const Segment& s : micro_batch.segments)
     weights.push_back(s.loss_tokens > 0 ? 1.0 / static_cast<double>(s.loss_tokens) : 0.0);
   return weights;

@@ -19,6 +19,12 @@ struct EnumNames<LossNormaliser> {
                                                        {LossNormaliser::sum, "sum"}}};
 };
 
+/// Whether a token's weight depends on how many loss tokens its micro-batch holds, so that
+/// estimates of chunks' will not do.
+inline bool weighs_by_chunk(LossNormaliser normaliser) {
+  return normaliser == LossNormaliser::token_mean || normaliser == LossNormaliser::sample_mean;
+}
+
 /// The objective is the sum over all ranks and micro-batches of weight x token loss.  B
 /// micro-batches of the step carry loss; the local batch of Equation 6 is a micro-batch, whichever
 /// ranks share it, and the means over data-parallel ranks and accumulated micro-batches are one.
@@ -34,14 +40,14 @@ class LossWeights {
   /// and sum do not read the micro-batch, so that chunks weigh right whatever their plan estimates;
   /// the other two need exact Segment::loss_tokens, and give 0 where there are none.
   double of(const MicroBatch& micro_batch) const;
-  /// sample_mean: by segment, 1 / its loss tokens, 0 where it has none.  Empty for the others:
-  /// all 1.
-  std::vector<double> segments(const MicroBatch& micro_batch) const;
 
  private:
   LossNormaliser normaliser_;
   std::int64_t loss_tokens_ = 0,
                micro_batches_ = 0;  ///< of the global batch; micro-batches that carry loss
 };
+
+/// sample_mean: by segment, 1 / its loss tokens, 0 where it has none.  Empty for the others: all 1.
+std::vector<double> segment_weights(LossNormaliser normaliser, const MicroBatch& micro_batch);
 
 }  // namespace ballast

@@ -69,7 +69,7 @@ TEST(Chunk, FewestBinsOfSmallSetsAreOptimal) {
 TEST(Chunk, SearchBeatsBestFitDecreasing) {
   const std::vector<std::int64_t> lengths{3, 3, 2,
                                           2, 2, 2};  // best fit decreasing joins the two longest
-  EXPECT_EQ(pack_lengths("bfd", lengths, 7).size(), 3u);
+  EXPECT_EQ(pack_lengths(PackMethod::bfd, lengths, 7).size(), 3u);
   EXPECT_EQ(fewest_bins(lengths, 7).size(), 2u);
 }
 
@@ -85,7 +85,7 @@ TEST(Chunk, EveryTokenOnceAndGroupsTogether) {
       samples[i] = {static_cast<std::int64_t>(100 + i), n, std::max<std::int64_t>(0, n - 1)};
     }
     BatchingOptions options;
-    options.method = "chunkflow";
+    options.method = Batching::chunkflow;
     options.micro_batch_tokens = chunk;
     options.dp = 1 + static_cast<int>(random() % 4);
     const Batch batch = plan_batch(0, samples, options);
