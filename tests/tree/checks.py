@@ -69,6 +69,34 @@ def includes():
                 yield Finding(f"{file}>{header}", 1, f"{file} includes {header}: {reason}")
 
 
+def included(header):
+    """Files of the tree that `header` includes between quotes."""
+    return [
+        h for h in re.findall(r'^\s*#\s*include\s*"([^"]+)"', code(header), re.M) if h in tree()
+    ]
+
+
+def device_headers():
+    """CUDA sources reach no header of layout.HOST_HEADERS: nvcc with g++ 12 refuses them."""
+    pattern = re.compile(r"^\s*#\s*include\s*<(" + layout.HOST_HEADERS + ")", re.M)
+    for file in product():
+        if not file.endswith((".cu", ".cuh")):
+            continue
+        came_from, to_do = {file: None}, [file]
+        for header in to_do:
+            for other in included(header):
+                if other not in came_from:
+                    came_from[other] = header
+                    to_do.append(other)
+            found = pattern.search(code(header))
+            if found:
+                way = [header]
+                while came_from[way[0]]:
+                    way.insert(0, came_from[way[0]])
+                yield Finding(file, 1, f"{' > '.join(way)} includes <{found.group(1)}...>")
+                break
+
+
 def libraries():
     """MPI, HDF5, NCCL and CUDA are called where layout.LIBRARIES says."""
     for file in product():
@@ -259,6 +287,7 @@ def black():
 
 CHECKS = [
     includes,
+    device_headers,
     libraries,
     deck_keys,
     choices,

@@ -54,6 +54,9 @@ LEVELS = {
 # Folders that only some rooms may include.
 READERS = {"core/config": ["core/config", "app", "io"]}
 
+# Headers of the system, as a pattern, that only the host's compiler reads.
+HOST_HEADERS = r"fmt/|spdlog/"
+
 # Libraries by the names of their symbols, and the files (or folders) that call them.
 LIBRARIES = {
     "MPI": (r"\bMPI_[A-Z]\w*", ["parallel/comm", "io/checkpoint", "app/command/main.cpp"]),
