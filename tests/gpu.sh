@@ -22,7 +22,8 @@ pattern=${2:-.}
 limit=${BALLAST_GPU_PART_S:-300}
 tests=$programs
 [ -x "$tests/test_cuda" ] || tests=$root/build/tests
-export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1} NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0} BALLAST_PROGRAM=$programs/ballast PYTHONDONTWRITEBYTECODE=1
+export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1} NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
+export BALLAST_PROGRAM=$programs/ballast PYTHONDONTWRITEBYTECODE=1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 table=() failed=() status=0
@@ -43,7 +44,9 @@ part() {
   esac
   if [ "$code" != 0 ] && [ "$code" != 77 ]; then
     status=1
-    failed+=("== $name: $result"$'\n'"$(grep -E 'FAILED|Error|error:|ballast:|CUDA:' "$folder/log" | head -n 8)"$'\n'"$(tail -n 8 "$folder/log")")
+    failed+=("== $name: $result
+$(grep -E 'FAILED|Error|error:|ballast:|CUDA:' "$folder/log" | head -n 8)
+$(tail -n 8 "$folder/log")")
   fi
   table+=("$(printf '%-66s %-20s %4d s' "$name" "$result" $((SECONDS - begin)))")
 }
@@ -55,10 +58,13 @@ skip() {
 
 # The sanitizers' programs are built beside the first parts.
 sanitizers="nvcc or compute-sanitizer is not here"
-if command -v nvcc >/dev/null && command -v compute-sanitizer >/dev/null && grep -qE -- "$pattern" <<<"sanitizer memcheck racecheck"; then
+build=$root/kernels/cuda/standalone/build.sh
+if command -v nvcc >/dev/null && command -v compute-sanitizer >/dev/null &&
+  grep -qE -- "$pattern" <<<"sanitizer memcheck racecheck"; then
   sanitizers=
-  (sh "$root/kernels/cuda/standalone/build.sh" "$folder/plain" >"$folder/plain.log" 2>&1) &
-  (FLAGS=-DBALLAST_EVERY_LANE_ARRIVES sh "$root/kernels/cuda/standalone/build.sh" "$folder/arrivals" >"$folder/arrivals.log" 2>&1) &
+  (sh "$build" "$folder/plain" >"$folder/plain.log" 2>&1) &
+  (FLAGS=-DBALLAST_EVERY_LANE_ARRIVES sh "$build" "$folder/arrivals" \
+    >"$folder/arrivals.log" 2>&1) &
 fi
 
 # lists WHAT NAMES: a list that came out empty is a failure, not a pass.
@@ -76,13 +82,15 @@ cd "$root/tests/app" || exit 1
 names=$(python3 -c '
 import unittest, test_cuda
 for case in (test_cuda.Cuda, test_cuda.CudaBench):
-    print(*(f"{case.__name__}.{name}" for name in unittest.TestLoader().getTestCaseNames(case)), sep="\n")')
+    for name in unittest.TestLoader().getTestCaseNames(case):
+        print(f"{case.__name__}.{name}")')
 lists test_cuda.py "$names"
 for name in $names; do
   part "$name" python3 -u -m unittest test_cuda."$name"
 done
 if python3 -c 'import torch, transformers, safetensors' 2>/dev/null; then
-  part "compare_gpu (Transformers)" python3 "$root/tests/reference/compare_gpu.py" "$programs/ballast"
+  part "compare_gpu (Transformers)" \
+    python3 "$root/tests/reference/compare_gpu.py" "$programs/ballast"
 else
   skip "compare_gpu (Transformers)" "no torch and transformers here"
 fi
@@ -90,8 +98,10 @@ if [ -z "$sanitizers" ]; then
   wait
   cat "$folder/plain.log" "$folder/arrivals.log"
   part "attention check" "$folder/plain" check
-  part "sanitizer memcheck" compute-sanitizer --tool memcheck --error-exitcode 1 "$folder/plain" check smoke
-  part "sanitizer racecheck" compute-sanitizer --tool racecheck --error-exitcode 1 "$folder/arrivals" check smoke
+  part "sanitizer memcheck" \
+    compute-sanitizer --tool memcheck --error-exitcode 1 "$folder/plain" check smoke
+  part "sanitizer racecheck" \
+    compute-sanitizer --tool racecheck --error-exitcode 1 "$folder/arrivals" check smoke
 else
   skip "sanitizer memcheck, racecheck" "$sanitizers"
 fi

@@ -7,5 +7,6 @@ for python in ${BALLAST_PYTHON:-} python3 /usr/bin/python3; do
     exec "$python" -B -W error::RuntimeWarning -m unittest discover -s "$here" -p 'test_*.py' "$@"
   fi
 done
-echo "no Python interpreter with h5py, numpy and matplotlib: install python3-h5py python3-numpy python3-matplotlib" >&2
+echo "no Python interpreter with h5py, numpy and matplotlib:" \
+  "install python3-h5py python3-numpy python3-matplotlib" >&2
 exit 77

@@ -1,9 +1,10 @@
 """Checks of the tree itself: python3 tests/tree [CHECK...] [--shrink] | --tokens [ROOT]
 
 Without names all checks run.  exceptions.txt holds what is known to be wrong, one line each: check,
-place, and the size that it may have.  It may only shrink: a new place, a larger size, or a line that
-is no longer needed fails.  --shrink removes and lowers lines that are too generous; it adds nothing.
---tokens prints the size of the product, one line a room, of this tree or of one unpacked at ROOT.
+place, and the size that it may have.  It may only shrink: a new place, a larger size, or a line
+that is no longer needed fails.  --shrink removes and lowers lines that are too generous; it adds
+nothing.  --tokens prints the size of the product, one line a room, of this tree or of one
+unpacked at ROOT.
 Status 0: all hold; 1: something does not; 77: nothing could be checked here."""
 import os
 import sys
