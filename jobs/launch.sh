@@ -32,7 +32,8 @@ ballast_setup() {
     "or cmake --preset cuda) or set BALLAST_PROGRAM"
   report=$(dirname -- "$program")/ballast-report
   local cpus=${SLURM_CPUS_PER_TASK:-1}
-  export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-$cpus} OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cpus}
+  export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-$cpus}
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cpus}
 }
 
 # ballast_train RUN_FOLDER ARGUMENT...: `ballast train ARGUMENT... -d RUN_FOLDER` on the job's

@@ -80,7 +80,8 @@ chmod 400 "$folder/munge/key"
 chown -R munge: "$folder/munge"
 setpriv --reuid=munge --regid=munge --clear-groups munged --foreground \
   --socket="$folder/munge/socket" --key-file="$folder/munge/key" --pid-file="$folder/munge/pid" \
-  --log-file="$folder/munge/log" --seed-file="$folder/munge/seed" >"$folder/munged.log" 2>&1 </dev/null &
+  --log-file="$folder/munge/log" --seed-file="$folder/munge/seed" \
+  >"$folder/munged.log" 2>&1 </dev/null &
 daemons+=($!)
 wait_for 20 test -S "$folder/munge/socket" ||
   skip "munged does not start: $(tail -n 1 "$folder/munged.log")"
@@ -121,7 +122,7 @@ daemons+=($!)
 slurmd -D >"$folder/slurmd.out.log" 2>&1 </dev/null &
 daemons+=($!)
 node_idle() { sinfo --noheader --format=%T | grep -qx idle; }
-last_lines() { tail -q -n 1 "$folder/slurmctld.log" "$folder/slurmd.log" 2>/dev/null | tr '\n' ' '; }
+last_lines() { tail -q -n 1 "$folder"/{slurmctld,slurmd}.log 2>/dev/null | tr '\n' ' '; }
 wait_for 40 node_idle || skip "Slurm does not start here: $(last_lines)"
 
 cd "$folder/area"
