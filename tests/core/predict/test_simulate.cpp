@@ -7,6 +7,7 @@
 
 #include "core/base/error.hpp"
 #include "core/model/model_shape.hpp"
+#include "core/model/presets.hpp"
 #include "core/plan/pipeline/pipeline_schedule.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
 #include "core/predict/rate_costs.hpp"
