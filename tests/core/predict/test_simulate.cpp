@@ -365,7 +365,7 @@ TEST(Simulate, FetchesRunBesideTheComputationBeforeTheirRecompute) {
   EXPECT_EQ(copies, 4);  // of the two chunks that run again
 }
 
-TEST(Simulate, AStepOf16384RanksIsSimulatedInSeconds) {
+TEST(SimulateSlow, AStepOf16384RanksIsSimulatedInSeconds) {
   std::mt19937_64 random(7);
   PipelineOptions pipeline = pipeline_of(ScheduleKind::one_f_one_b, 8);
   std::vector<std::vector<MicroBatch>> lists;
