@@ -9,6 +9,7 @@
 #include "app/train/session.hpp"
 #include "core/config/run_options.hpp"
 #include "io/checkpoint/checkpoint_file.hpp"
+#include "io/data/token_table.hpp"
 #include "io/deck/deck_reader.hpp"
 #include "io/model/huggingface.hpp"
 
@@ -35,7 +36,8 @@ void write_weights(const CommandLine& line, const Config& config, const ModelSha
   }
   write_huggingface(
       line.folder, plain, table, dtype, kFileBytes,
-      [&](std::size_t p, std::int64_t begin, std::span<float> out) { read(table[p], begin, out); });
+      [&](std::size_t p, std::int64_t begin, std::span<float> out) { read(table[p], begin, out); },
+      config.model.weights);
 }
 
 }  // namespace
@@ -66,14 +68,16 @@ int export_command(const CommandLine& line) {
       parameters = 0;
       for (const Parameter& p : parameter_table(shape)) parameters += p.trainable ? p.numel() : 0;
     }
-    fmt::print(
-        "{}: {} {} after step {} as {} in {} file{}, {} bytes; {}\n", line.folder, parameters,
-        line.adapter           ? "parameters of adapters"
-        : shape.lora.enabled() ? "parameters, adapters merged,"
-                               : "parameters",
-        state.step, line.dtype, files, files == 1 ? "" : "s", bytes,
-        line.adapter ? "they go with the weights of model.weights"
-                     : "a tokenizer is not part of a checkpoint: copy its files beside them");
+    fmt::print("{}: {} {} after step {} as {} in {} file{}, {} bytes; {}\n", line.folder,
+               parameters,
+               line.adapter           ? "parameters of adapters"
+               : shape.lora.enabled() ? "parameters, adapters merged,"
+                                      : "parameters",
+               state.step, line.dtype, files, files == 1 ? "" : "s", bytes,
+               line.adapter ? "they go with the weights of model.weights"
+               : has_tokenizer(line.folder)
+                   ? "with the tokenizer of " + config.model.weights
+                   : "a tokenizer is not part of a checkpoint: copy its files beside them");
     write_json(line.json, {{"checkpoint", line.checkpoint},
                            {"folder", line.folder},
                            {"step", state.step},

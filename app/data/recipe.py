@@ -35,7 +35,7 @@ def token_table(folder):
 
 def table_checksum(table):
     """CRC-32 of "ID, tab, token, newline" in the order of ids: the same for a tokenizer.json that
-    another version of the libraries has written."""
+    another version of the libraries has written.  Twin: io/data/token_table.cpp."""
     return checksum("".join(f"{number}\t{table[number]}\n" for number in sorted(table)))
 
 

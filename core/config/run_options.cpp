@@ -82,6 +82,7 @@ DataOptions data_options(const Config& config) {
   options.needle_held_out = d.needle_held_out;
   options.seed = config.run.seed;
   options.vocabulary = config.model.vocabulary;
+  options.tokenizer = config.model.weights;
   return options;
 }
 

@@ -54,6 +54,8 @@ struct DataOptions {
   std::int64_t needle_held_out = 0;  ///< needle: samples for evaluation alone
   std::uint64_t seed = 0;            ///< lengths and distribution
   std::int64_t vocabulary = 0;       ///< of the model; 0: any id of 31 bits
+  std::string
+      tokenizer;  ///< folder whose tokenizer.json the model expects, if it has one; "": none
 };
 
 }  // namespace ballast

@@ -5,6 +5,7 @@
 
 #include "core/base/error.hpp"
 #include "io/data/dataset_source.hpp"
+#include "io/data/token_table.hpp"
 
 namespace ballast {
 
@@ -82,6 +83,8 @@ class CutDataset final : public Dataset {
     if (longer_ > 0)
       text += fmt::format("; {} documents longer than {} tokens: {}", longer_, options_.max_tokens,
                           name(options_.long_samples));
+    if (longer_ > 0 && source_->masked() && options_.long_samples == LongDocuments::split)
+      text += " (answers lose their prompts; ballast-data build --max-tokens keeps them together)";
     if (left_out_ > 0)
       text += fmt::format("; {} shorter than {} tokens left out", left_out_,
                           std::max<std::int64_t>(1, options_.min_tokens));
@@ -98,7 +101,9 @@ class CutDataset final : public Dataset {
         .value();
   }
 
-  std::int64_t document(std::int64_t sample) const override { return at(sample).document; }
+  std::int64_t document(std::int64_t sample) const override {
+    return source_->origin(at(sample).document);
+  }
 
  private:
   struct Piece {
@@ -183,6 +188,10 @@ class CutDataset final : public Dataset {
 }  // namespace
 
 std::unique_ptr<Dataset> open_dataset(const DataOptions& options) {
+  require(options.source != DataSource::files || !has_tokenizer(options.tokenizer),
+          "data.source = \"files\" reads bytes, but {} has a tokenizer; `ballast-data build` makes "
+          "token files for data.source = \"hdf5\"",
+          options.tokenizer);
   const auto cut = [&](std::unique_ptr<DocumentSource> source) {
     return std::make_unique<CutDataset>(std::move(source), options);
   };

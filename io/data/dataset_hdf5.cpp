@@ -1,11 +1,16 @@
 // data.source = "hdf5": /tokens (whole numbers, all documents one after another), /offsets
 // (documents + 1 positions in /tokens, from 0 to its size) and optionally /loss_mask (one number a
-// token, 0 where it is no target).  Read by range; chunked and compressed files work.
+// token, 0 where it is no target).  Read by range; chunked and compressed files work.  Of what
+// ballast-data adds, /rows says which documents were cut from one row, attributes mark the
+// tokenizer, and the groups messages and lengths are for readers.
+#include <algorithm>
+#include <array>
 #include <filesystem>
 #include <utility>
 
 #include "core/base/error.hpp"
 #include "io/data/dataset_source.hpp"
+#include "io/data/token_table.hpp"
 #include "io/hdf5/hdf5_support.hpp"
 
 namespace ballast {
@@ -23,6 +28,27 @@ hdf5::Handle opened(const std::string& path) {
   return hdf5::open_file(path);
 }
 
+/// A mask under another name would otherwise train on every token.
+void refuse_unknown(const std::string& path, const hdf5::Handle& file) {
+  constexpr std::array<const char*, 6> known{"tokens", "offsets",  "loss_mask",
+                                             "rows",   "messages", "lengths"};
+  for (const std::string& name : hdf5::names_in(file, "/"))
+    require(std::find(known.begin(), known.end(), name) != known.end(),
+            "{}: /{} is not known here; a token file holds /tokens, /offsets and optionally "
+            "/loss_mask",
+            path, name);
+}
+
+bool has_attribute(const hdf5::Handle& file, const char* name) { return H5Aexists(file, name) > 0; }
+
+/// The ids mean what the model takes them for, where both sides say which tokenizer is theirs.
+void check_tokenizer(const std::string& path, const hdf5::Handle& file, const std::string& folder) {
+  if (!has_attribute(file, "tokenizer_crc32") || !has_tokenizer(folder)) return;
+  require(hdf5::read_uint_attribute(file, "tokenizer_crc32") == token_table_crc32(folder),
+          "{} was made with the tokenizer {}, whose tokens are not those of {}/tokenizer.json",
+          path, hdf5::read_text_attribute(file, "tokenizer"), folder);
+}
+
 class Hdf5Source final : public DocumentSource {
  public:
   explicit Hdf5Source(const DataOptions& options)
@@ -35,6 +61,8 @@ class Hdf5Source final : public DocumentSource {
           "{} has no dataset /{}; a token file holds /tokens, /offsets and optionally /loss_mask",
           path_, name);
     }
+    refuse_unknown(path_, file_);
+    check_tokenizer(path_, file_, options.tokenizer);
     tokens_ = open("tokens");
     total_ = size(tokens_, "tokens");
     const hdf5::Handle offsets = open("offsets");
@@ -61,6 +89,13 @@ class Hdf5Source final : public DocumentSource {
       require(size(mask_, "loss_mask") == total_, "{}: /loss_mask has {} entries for {} tokens",
               path_, size(mask_, "loss_mask"), total_);
     }
+    if (hdf5::exists(file_, "rows")) {
+      const hdf5::Handle rows = open("rows");
+      require(size(rows, "rows") == documents(), "{}: /rows has {} entries for {} documents", path_,
+              size(rows, "rows"), documents());
+      rows_.resize(static_cast<std::size_t>(documents()));
+      read(rows, "rows", H5T_NATIVE_INT64, 0, documents(), rows_.data());
+    }
   }
 
   std::int64_t documents() const override { return static_cast<std::int64_t>(offsets_.size()) - 1; }
@@ -86,12 +121,20 @@ class Hdf5Source final : public DocumentSource {
     }
   }
   std::int64_t vocabulary() const override { return vocabulary_; }
+  std::int64_t origin(std::int64_t document) const override {
+    return rows_.empty() ? document : rows_.at(static_cast<std::size_t>(document));
+  }
   std::string place(std::int64_t document) const override {
     return fmt::format("{}, document {}", path_, document);
   }
   std::string description() const override {
-    return fmt::format("hdf5 {}: {} documents, {} tokens{}", path_, documents(), total_,
-                       masked() ? ", with loss mask" : "");
+    std::string mask = masked() ? ", with loss mask" : "";
+    if (masked() && has_attribute(file_, "loss_tokens")) {
+      const auto loss = static_cast<double>(hdf5::read_int_attribute(file_, "loss_tokens"));
+      mask += fmt::format(" ({:.1f} % of them carry loss)",
+                          100 * loss / static_cast<double>(std::max<std::int64_t>(1, total_)));
+    }
+    return fmt::format("hdf5 {}: {} documents, {} tokens{}", path_, documents(), total_, mask);
   }
   std::uint64_t fingerprint() const override {
     return Fingerprint()
@@ -132,7 +175,7 @@ class Hdf5Source final : public DocumentSource {
   std::string path_;
   std::int64_t vocabulary_;
   hdf5::Handle file_, tokens_, mask_;
-  std::vector<std::int64_t> offsets_;
+  std::vector<std::int64_t> offsets_, rows_;
   std::int64_t total_ = 0;
 };
 

@@ -25,6 +25,8 @@ class DocumentSource {
   virtual void mask(std::int64_t document, std::int64_t begin, std::int64_t end,
                     std::uint8_t* out) const;
   virtual std::int64_t vocabulary() const = 0;
+  /// What a document was cut from: those of one origin belong on one side of a validation split.
+  virtual std::int64_t origin(std::int64_t document) const { return document; }
   virtual std::string place(std::int64_t document) const = 0;  ///< for messages
   virtual std::string description() const = 0;
   virtual std::uint64_t fingerprint() const = 0;

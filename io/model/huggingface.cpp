@@ -128,6 +128,24 @@ void write_json_file(const std::string& path, const json& value) {
   require(file.good(), "{}: cannot be written; is the disk full?", path);
 }
 
+/// What generation needs beside weights: files as they are, and ids of config.json.
+void carry_over(const std::string& base, const std::string& dir, json& config) {
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+        "chat_template.jinja", "chat_template.json", "generation_config.json", "vocab.json",
+        "merges.txt", "tokenizer.model"}) {
+    std::error_code error;
+    if (!fs::is_regular_file(base + "/" + name, error)) continue;
+    fs::copy_file(base + "/" + name, dir + "/" + name, fs::copy_options::overwrite_existing, error);
+    require(!error, "{}/{}: cannot be written: {}", dir, name, error.message());
+  }
+  std::ifstream stream(base + "/config.json");
+  const json stated = json::parse(stream, nullptr, false);
+  if (!stated.is_object()) return;
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
+    if (stated.contains(key) && !stated[key].is_null()) config[key] = stated[key];
+}
+
 }  // namespace
 
 ModelShape read_huggingface_config(const std::string& dir) {
@@ -200,10 +218,11 @@ void read_huggingface_weights(const std::string& dir, const std::vector<Paramete
   }
 }
 
-void write_huggingface(
-    const std::string& dir, const ModelShape& shape, const std::vector<Parameter>& table,
-    const std::string& dtype, std::int64_t shard_bytes,
-    const std::function<void(std::size_t, std::int64_t, std::span<float>)>& read) {
+void write_huggingface(const std::string& dir, const ModelShape& shape,
+                       const std::vector<Parameter>& table, const std::string& dtype,
+                       std::int64_t shard_bytes,
+                       const std::function<void(std::size_t, std::int64_t, std::span<float>)>& read,
+                       const std::string& base) {
   std::error_code error;
   fs::create_directories(dir, error);
   require(!error, "{}: cannot be made: {}", dir, error.message());
@@ -248,8 +267,9 @@ void write_huggingface(
   if (files.size() > 1)
     write_json_file(dir + "/model.safetensors.index.json",
                     {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}});
-  write_json_file(dir + "/config.json",
-                  config_of(shape, dtype));  // last: its presence says that the folder is whole
+  json config = config_of(shape, dtype);
+  if (!base.empty()) carry_over(base, dir, config);
+  write_json_file(dir + "/config.json", config);  // last: its presence says the folder is whole
 }
 
 }  // namespace ballast

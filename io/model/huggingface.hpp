@@ -26,11 +26,14 @@ void read_huggingface_weights(const std::string& dir, const std::vector<Paramete
 
 /// Writes DIR: config.json, model-XXXXX-of-XXXXX.safetensors of at most `shard_bytes` (a lone file
 /// is model.safetensors), and the index.  `read(i, begin, out)` fills elements [begin, begin +
-/// out.size()) of table[i].  dtype: F32 or BF16.  Refuses a folder that holds a model already.
+/// out.size()) of table[i].  dtype: F32 or BF16.  `base` (may be "", or a folder that is gone): the
+/// folder that training began with, whose tokenizer, chat template, generation_config.json and ids
+/// of special tokens go along.  Refuses a folder that holds a model already.
 void write_huggingface(const std::string& dir, const ModelShape& shape,
                        const std::vector<Parameter>& table, const std::string& dtype,
                        std::int64_t shard_bytes,
                        const std::function<void(std::size_t parameter, std::int64_t begin,
-                                                std::span<float> out)>& read);
+                                                std::span<float> out)>& read,
+                       const std::string& base = "");
 
 }  // namespace ballast

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -424,6 +425,99 @@ class Refusals(Data):
 
 
 class Training(Data):
+    MODEL = """[run]
+steps = 1
+[model]
+layers = 1
+hidden = 32
+intermediate = 48
+query_heads = 4
+kv_heads = 2
+head_dim = 8
+vocabulary = 400
+[data]
+source = "distribution"
+bin_tokens = [32]
+bin_share = [1]
+samples = 8
+[batching]
+micro_batch_tokens = 64
+global_tokens = 64
+[checkpoint]
+every_steps = 1
+"""
+    TUNE = """[run]
+steps = 3
+[model]
+weights = "{weights}"
+[data]
+source = "{source}"
+path = "{path}"
+paths = ["{path}"]
+[batching]
+micro_batch_tokens = 512
+global_samples = 4
+[optimizer]
+learning_rate = 0.01
+[checkpoint]
+every_steps = 3
+"""
+
+    def model(self):
+        """A Hugging Face folder with tokenizer, made by the program."""
+        run, folder = self.out("base"), self.out("model")
+        self.run_ballast(1, "train", self.deck("base.toml", self.MODEL), "-d", run)
+        last = os.path.join(run, "checkpoints", self.checkpoints(run)[-1])
+        self.run_ballast(1, "export", last, folder, "--dtype", "f32")
+        for name in os.listdir(self.tokenizer):
+            shutil.copy(os.path.join(self.tokenizer, name), folder)
+        config = os.path.join(folder, "config.json")
+        with open(config) as f:
+            stated = json.load(f)
+        with open(config, "w") as f:
+            json.dump({**stated, "eos_token_id": 1}, f)
+        with open(os.path.join(folder, "generation_config.json"), "w") as f:
+            json.dump({"eos_token_id": [1]}, f)
+        return folder
+
+    def tune(self, weights, path, status=0, source="hdf5"):
+        deck = self.deck("tune.toml", self.TUNE, weights=weights, path=path, source=source)
+        shutil.rmtree(self.out("tuned"), ignore_errors=True)
+        return self.run_ballast(1, "train", deck, "-d", self.out("tuned"), status=status)
+
+    def test_from_chats_to_an_exported_folder(self):
+        weights, chats = self.model(), self.lines(self.chats(40))
+        self.build(chats, out="chats.h5", tokenizer=weights)
+        said = self.tune(weights, self.out("chats.h5")).stdout
+        share = [d for d in self.documents("chats.h5")]
+        loss = sum(sum(m[1:]) for _, m in share) / sum(len(t) for t, _ in share)
+        self.assertIn(f"{100 * loss:.1f} % of them carry loss", said)
+        losses = self.losses(self.out("tuned"))
+        self.assertLess(float(losses[3]), float(losses[1]))
+        last = os.path.join(self.out("tuned"), "checkpoints")
+        last = os.path.join(last, sorted(f for f in os.listdir(last) if f.endswith(".h5"))[-1])
+        said = self.run_ballast(1, "export", last, self.out("done")).stdout
+        self.assertIn("with the tokenizer of", said)
+        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            with open(os.path.join(weights, name)) as a, open(self.out("done/" + name)) as b:
+                self.assertEqual(a.read(), b.read())
+        with open(self.out("done/config.json")) as f:
+            self.assertEqual(json.load(f)["eos_token_id"], 1)
+        self.refusals(weights, chats)
+
+    def refusals(self, weights, chats):
+        other = self.make_tokenizer("other", PLAIN, size=300)
+        self.build(chats, out="other.h5", tokenizer=other)
+        error = self.tune(weights, self.out("other.h5"), status=None)
+        self.assertNotEqual(error.returncode, 0)
+        self.assertIn("made with the tokenizer other", error.stderr + error.stdout)
+        error = self.tune(weights, chats, status=None, source="files")
+        self.assertIn("reads bytes", error.stderr + error.stdout)
+        with h5py.File(self.out("chats.h5"), "a") as f:
+            f["mask"] = numpy.zeros(3)
+        error = self.tune(weights, self.out("chats.h5"), status=None)
+        self.assertIn("/mask is not known", error.stderr + error.stdout)
+
     def test_inspect_and_plan(self):
         said = self.build(self.lines(self.chats(40)), options=["--ranks", "2"])
         self.assertIn("tokens up to", said)

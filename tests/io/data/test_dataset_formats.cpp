@@ -338,6 +338,42 @@ TEST_F(Hdf5Tokens, InconsistentFilesAreRefusedByName) {
   EXPECT_NE(error_of(options).find("absent.h5 is no file"), std::string::npos);
 }
 
+TEST_F(Hdf5Tokens, UnknownDatasetsAndForeignTokenizersAreRefused) {
+  DataOptions options;
+  options.source = DataSource::hdf5;
+  options.path = dir + "/tokens.h5";
+  options.tokenizer = dir;
+  write_hdf5(options.path, {{1, 2, 3}, {4, 5}, {6, 7}}, {});
+  {
+    const hdf5::Handle file = hdf5::open_file(options.path, true);
+    hdf5::write_vector<std::int64_t>(file, "rows", std::vector<std::int64_t>{8, 8, 9});
+    hdf5::write_attribute(file, "tokenizer", std::string("words"));
+    // CRC-32 of "0\ta\n1\tb\n7\t<end>\n".
+    hdf5::write_attribute(file, "tokenizer_crc32", std::uint64_t{4184619630});
+  }
+  write("tokenizer.json",
+        R"({"model":{"vocab":{"b":1,"a":0}},"added_tokens":[{"id":7,"content":"<end>"}]})");
+  {
+    const auto data = open_dataset(options);
+    EXPECT_EQ(data->document(0), data->document(1));
+    EXPECT_NE(data->document(1), data->document(2));
+  }
+  write("tokenizer.json", R"({"model":{"vocab":[["a",0.5],["b",0.25]]}})");
+  EXPECT_NE(error_of(options).find("tokenizer words"), std::string::npos);
+  write("tokenizer.json", "{}");
+  EXPECT_NE(error_of(options).find("no table of tokens"), std::string::npos);
+  options.source = DataSource::files;
+  options.paths = {dir};
+  EXPECT_NE(error_of(options).find("reads bytes"), std::string::npos);
+  options.source = DataSource::hdf5;
+  options.tokenizer.clear();
+  {
+    const hdf5::Handle file = hdf5::open_file(options.path, true);
+    hdf5::write_vector<std::uint8_t>(file, "mask", std::vector<std::uint8_t>(7, 1));
+  }
+  EXPECT_NE(error_of(options).find("/mask is not known"), std::string::npos);
+}
+
 TEST_F(Hdf5Tokens, TruncatedFilesAreRefused) {
   std::mt19937_64 random(test_seed() + 4);
   DataOptions options;
