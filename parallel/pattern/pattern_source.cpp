@@ -6,7 +6,7 @@
 
 #include "core/base/error.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/attention/pattern_selection.hpp"
+#include "core/plan/attention/coverage.hpp"
 #include "parallel/pattern/fixed_sources.hpp"
 #include "parallel/pattern/moba.hpp"
 #include "parallel/pattern/vertical_slash.hpp"

@@ -293,10 +293,45 @@ INSTANTIATE_TEST_SUITE_P(All, Patterns, ::testing::Values("vertical_slash", "mob
 
 class Budgets : public Patterns {
  protected:
-  /// C(k) of the candidates (BudgetPolicy) by definition, in fp64.
+  /// Share of the observed queries' softmax that lies on pairs of the mask; 1 where none is.
+  static double held(const Data& data, const AttentionOptions& options, const Mask& mask,
+                     std::int64_t h, int s) {
+    const std::int64_t n = data.batch.axis_tokens(), first = PackedAxis(data.batch).offset[s],
+                       count = data.batch.segments[s].tokens();
+    if (count <= options.last_q) return 1;
+    double sum = 0;
+    for (std::int64_t i = count - options.last_q; i < count; ++i) {
+      double in = 0, all = 0;
+      for (std::int64_t j = 0; j <= i; ++j) {
+        const double e = std::exp(score(data.all, h, first + i, first + j));
+        all += e;
+        if (mask[(h * n + first + i) * n + first + j] != 0) in += e;
+      }
+      sum += in / all;
+    }
+    return sum / static_cast<double>(options.last_q);
+  }
+  /// What one rank alone computes at a budget; `told`: its coverage curve.
+  static Mask at_budget(const Data& data, const AttentionOptions& options, std::int64_t budget,
+                        std::vector<double>* told = nullptr) {
+    const std::int64_t n = data.batch.axis_tokens();
+    const SequenceLayout flat(LayoutKind::contiguous, n, 1, 64, options.align());
+    Stated policy(budget);
+    const auto source = pattern_source(Communicator(), attention_axes(data.batch, flat, 0), options,
+                                       &policy, nullptr);
+    Mask mask(static_cast<std::size_t>(kHeads * n * n), 0);
+    mark(*source, source->shards(data.inputs(data.packed(flat, 0), DType::f32)), data, flat, mask);
+    if (told != nullptr) *told = policy.coverage;
+    return mask;
+  }
+  /// C(k) of the candidates (BudgetPolicy) by definition, in fp64: routing mass (moba), or what the
+  /// candidates' masks hold (vertical_slash).
   static std::vector<double> coverage(const Data& data, const AttentionOptions& options,
                                       std::span<const std::int64_t> candidates) {
     const PackedAxis axis(data.batch);
+    std::vector<Mask> masks;
+    if (options.pattern == PatternKind::vertical_slash)
+      for (std::int64_t budget : candidates) masks.push_back(at_budget(data, options, budget));
     std::vector<double> sums(candidates.size(), 0);
     double queries = 0;
     for (std::size_t s = 0; s < data.batch.segments.size(); ++s)
@@ -327,18 +362,10 @@ class Budgets : public Patterns {
             }
           }
           for (const auto& row : logits) add(row, std::accumulate(row.begin(), row.end(), 0.0), 1);
-        } else if (count <= options.last_q) {
-          for (double& sum : sums) sum += static_cast<double>(count);
         } else {
-          auto [column, units] = observed_mass(data, options, h, static_cast<int>(s));
-          const double total = std::accumulate(units.begin(), units.end(), 0.0);
-          std::sort(column.rbegin(), column.rend());
-          for (std::size_t g = 0; g < column.size(); g += 64)
-            units.push_back(std::accumulate(
-                column.begin() + static_cast<std::ptrdiff_t>(g),
-                column.begin() + static_cast<std::ptrdiff_t>(std::min(g + 64, column.size())),
-                0.0));
-          add(units, total, static_cast<double>(count));
+          for (std::size_t c = 0; c < candidates.size(); ++c)
+            sums[c] +=
+                static_cast<double>(count) * held(data, options, masks[c], h, static_cast<int>(s));
         }
       }
     for (double& sum : sums) sum /= queries;
@@ -353,18 +380,13 @@ TEST_P(Budgets, CoverageIsThatOfItsDefinitionAndTheSameOnAnyNumberOfRanks) {
        {std::vector<std::int64_t>{1000}, {300, 40, 577, 64}}) {
     const Data data(lengths, options, draw);
     const std::int64_t n = data.batch.axis_tokens();
+    const std::vector<double> definition = coverage(data, options, Stated(2).candidates());
     for (std::int64_t budget : {2, 6}) {
-      Stated one(budget);
-      const SequenceLayout flat(LayoutKind::contiguous, n, 1, 64, options.align());
-      const auto source = pattern_source(Communicator(), attention_axes(data.batch, flat, 0),
-                                         options, &one, nullptr);
-      Mask expected(static_cast<std::size_t>(kHeads * n * n), 0);
-      mark(*source, source->shards(data.inputs(data.packed(flat, 0), DType::f32)), data, flat,
-           expected);
-      const std::vector<double> definition = coverage(data, options, one.candidates());
-      ASSERT_EQ(one.coverage.size(), definition.size());
+      std::vector<double> told;
+      const Mask expected = at_budget(data, options, budget, &told);
+      ASSERT_EQ(told.size(), definition.size());
       for (std::size_t c = 0; c < definition.size(); ++c)
-        EXPECT_NEAR(one.coverage[c], definition[c], 1e-4) << "budget " << one.candidates()[c];
+        EXPECT_NEAR(told[c], definition[c], 1e-4) << "candidate " << c;
       if (options.pattern == PatternKind::moba) {
         for (std::int64_t i = 0; i < lengths[0]; ++i) {
           std::int64_t blocks = 0;
@@ -381,7 +403,7 @@ TEST_P(Budgets, CoverageIsThatOfItsDefinitionAndTheSameOnAnyNumberOfRanks) {
         Mask mask(expected.size(), 0);
         mark(*spread, spread->shards(data.inputs(data.packed(layout, world.rank()), DType::f32)),
              data, layout, mask);
-        EXPECT_EQ(policy.coverage, one.coverage) << name(l.kind) << " " << l.stripe;
+        EXPECT_EQ(policy.coverage, told) << name(l.kind) << " " << l.stripe;
         std::int64_t wrong = 0;
         for (std::int64_t q : data.packed(layout, world.rank()))
           for (std::int64_t h = 0; h < kHeads; ++h)
