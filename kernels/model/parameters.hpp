@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/base/tensor.hpp"
-#include "core/model/model_shape.hpp"
+#include "core/model/parameter_table.hpp"
 #include "kernels/ops/gradient_target.hpp"
 
 namespace ballast {

@@ -177,7 +177,7 @@ class RandomPlans {
   std::uint64_t seed_, count_ = 0;
 };
 
-TEST(StepOrder, RandomPlansReplayWithoutDeadlock) {
+TEST(StepOrderSlow, RandomPlansReplayWithoutDeadlock) {
   int shared = 0;
   for (std::uint64_t seed = 0; seed < 3000; ++seed) {
     RandomPlans random(seed);

@@ -10,6 +10,7 @@
 #include "kernels/attention/attention.hpp"
 #include "tests/core/plan/attention/pattern_pairs.hpp"
 #include "tests/kernels/attention/test_attention_reference.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast {
 namespace {
@@ -123,7 +124,7 @@ struct Shape4 {
 
 class Attention : public ::testing::Test {
  protected:
-  const std::uint64_t seed_ = std::random_device{}();
+  const std::uint64_t seed_ = test_seed();
   std::mt19937_64 random_{seed_};
   ::testing::ScopedTrace trace_{__FILE__, __LINE__, fmt::format("seed {}", seed_)};
 
