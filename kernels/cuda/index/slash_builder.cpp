@@ -84,9 +84,38 @@ struct SlashBuilder::Arrays {
     return x;
   }
   std::int64_t rows() const { return static_cast<std::int64_t>(tile_slot.size()) * kBlock; }
+  AxisRanges observe(const KeyAxis& axis, const std::vector<std::int64_t>& first_observed,
+                     bool budgeted);
   /// Zeros where nothing was observed.
   Tensor mass_or_none(const Tensor& mass, int q_heads) const;
 };
+
+/// The observed rows in whole query blocks, of which the other rows are padding: they see nothing.
+AxisRanges SlashBuilder::Arrays::observe(const KeyAxis& axis,
+                                         const std::vector<std::int64_t>& first_observed,
+                                         bool budgeted) {
+  AxisRanges rows;
+  std::vector<std::int32_t> tile_part, blocks(static_cast<std::size_t>(segments), 0);
+  for (int s = 0; s < segments; ++s) {
+    const std::int64_t first = axis.first_position[s], end = first + axis.count[s];
+    if (whole[s] || end <= first_observed[s]) continue;
+    for (std::int64_t block = (first_observed[s] - first) / kBlock; block * kBlock < axis.count[s];
+         ++block) {
+      tile_slot.push_back(segment_slot[s] + static_cast<std::int32_t>(block));
+      tile_part.push_back(budgeted ? blocks[s] : 0);
+      parts = std::max<std::int64_t>(parts, 1 + tile_part.back());
+      ++blocks[s];
+      const std::int64_t begin = first + block * kBlock, seen = std::max(begin, first_observed[s]),
+                         stop = std::min(begin + kBlock, end);
+      append(rows, {-1, 0, seen - begin});
+      append(rows, {s, seen, stop - seen});
+      append(rows, {-1, 0, begin + kBlock - stop});
+    }
+  }
+  tile_parts = upload(tile_part, *device);
+  window_blocks = upload(blocks, *device);
+  return rows;
+}
 
 SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
                            const std::vector<char>& whole,
@@ -110,25 +139,7 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
     a.query_slot.push_back(parts.front().padding() ? -1 : slot_of(axis, parts.front()));
   });
 
-  // Observed rows in whole query blocks; the others of a block see nothing.
-  AxisRanges rows;
-  std::vector<std::int32_t> tile_part, window_blocks(static_cast<std::size_t>(a.segments), 0);
-  for (int s = 0; s < a.segments; ++s) {
-    const std::int64_t first = axis.first_position[s], end = first + axis.count[s];
-    if (whole[s] || end <= first_observed[s]) continue;
-    for (std::int64_t block = (first_observed[s] - first) / kBlock; block * kBlock < axis.count[s];
-         ++block) {
-      a.tile_slot.push_back(a.segment_slot[s] + static_cast<std::int32_t>(block));
-      tile_part.push_back(options.budgeted ? window_blocks[s] : 0);
-      a.parts = std::max<std::int64_t>(a.parts, 1 + tile_part.back());
-      ++window_blocks[s];
-      const std::int64_t begin = first + block * kBlock, seen = std::max(begin, first_observed[s]),
-                         stop = std::min(begin + kBlock, end);
-      append(rows, {-1, 0, seen - begin});
-      append(rows, {s, seen, stop - seen});
-      append(rows, {-1, 0, begin + kBlock - stop});
-    }
-  }
+  const AxisRanges rows = a.observe(axis, first_observed, options.budgeted);
   for (std::size_t b = 0; b < a.query_slot.size(); ++b) {
     const auto found = std::lower_bound(a.tile_slot.begin(), a.tile_slot.end(), a.query_slot[b]);
     if (a.query_slot[b] >= 0 && found != a.tile_slot.end() && *found == a.query_slot[b])
@@ -140,8 +151,6 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
   a.query_slots = upload(a.query_slot, device);
   a.whole_flags = Tensor::wrap(a.whole.data(), {a.segments}, DType::u8).to(device);
   a.tile_slots = upload(a.tile_slot, device);
-  a.tile_parts = upload(tile_part, device);
-  a.window_blocks = upload(window_blocks, device);
   const auto shard_of = [&](const AxisRanges& keys) {
     std::vector<std::int32_t> key_slot, slot_key(static_cast<std::size_t>(a.slots), -1);
     for_each_block(keys, [&](std::int64_t first, std::span<const AxisRange> parts) {
