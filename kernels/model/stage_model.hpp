@@ -65,8 +65,8 @@ class StageModel {
 
   /// `input`: hidden states of the previous stage, undefined on the first.  Keeps what backward
   /// needs in `saved` (pass nullptr for evaluation).  `head`: whether the last stage computes the
-  /// loss; a chunk that is recomputed only the recompute does.  With `saved` the last stage forms the
-  /// head's part of backward at once, its parameter gradients included, so that no logits are
+  /// loss; a chunk that is recomputed only the recompute does.  With `saved` the last stage forms
+  /// the head's part of backward at once, its parameter gradients included, so that no logits are
   /// formed twice.
   StageOutput forward(const LocalBatch& batch, const Tensor& input, AttentionExecutor& attention,
                       StageActivationsPtr* saved, bool head = true);

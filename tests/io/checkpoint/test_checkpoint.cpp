@@ -516,7 +516,7 @@ TEST_F(Checkpoint, ASnapshotIsWrittenWhileTheStateGoesOn) {
     EXPECT_FALSE(writer.in_flight());
     CheckpointShard back = make_shard(table, 0, numel(table), DType::f32, false);
     expect_state(read_checkpoint(outcome.path, world, back), some_state(step));
-    EXPECT_EQ(mismatches(back, salt), 0) << "step " << step << ", seed " << shared_seed();
+    EXPECT_EQ(mismatches(back, salt), 0) << "step " << step << ", seed " << test_seed();
   }
   EXPECT_EQ(names(), (std::vector<std::string>{"step_00000002.h5", "step_00000003.h5"}));
 }
