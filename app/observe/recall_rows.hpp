@@ -21,7 +21,7 @@ RecallFacts recall_facts(const RecallSums& sums);
 
 /// JSON of the trace's plans "recall" ([[step, micro-batch, chunk, layer, head, rows, queries,
 /// mean, error, 10th percentile, sink, own block, blocks, columns]]) and "coverage" ([[step,
-/// micro-batch, chunk, layer, budget, C(budget)]]), to six decimals.
+/// micro-batch, chunk, layer, budget, C(budget), 1 where it was chosen]]), to six decimals.
 std::string recall_json(std::span<const RecallRow> rows);
 std::string coverage_json(std::span<const CoverageRow> rows);
 

@@ -107,6 +107,7 @@ def analyse(run):
     _budgets(a)
     _sparse(a)
     a.recall, a.coverage = (_plan_rows(a, kind) for kind in ("recall", "coverage"))
+    _window_notes(a)
     _overheads(a)
     _memory(a)
     _regions(a)
@@ -377,6 +378,25 @@ def _plan_rows(a, kind):
     """Rows of a kind of plan that is a list of rows, of all steps and ranks; None without any."""
     rows = [row for rank in a.ranks for plan in a.run.traces[rank].executed(kind) for row in plan]
     return np.array(rows, float) if rows else None
+
+
+def _window_notes(a):
+    """Layers whose observed queries do not speak for the whole segments."""
+    if (
+        a.recall is None
+        or a.coverage is None
+        or a.run.deck.get("attention.pattern") != "vertical_slash"
+    ):
+        return
+    for layer in np.unique(a.recall[:, 3]):
+        mine = a.recall[a.recall[:, 3] == layer]
+        told = a.coverage[(a.coverage[:, 3] == layer) & (a.coverage[:, 6] == 1)][:, 5]
+        held = metrics.recall(*mine[:, 6:9].T)[0]
+        if told.size and abs(told.mean() - held) > 0.05:
+            a.run.notes.append(
+                f"layer {int(layer)}: the budgets' patterns hold {told.mean():.3f} of the observed"
+                f" queries' attention, and {held:.3f} of all queries'"
+            )
 
 
 def recall(a):

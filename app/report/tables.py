@@ -255,7 +255,7 @@ def recall_rows(a):
 def coverage(a):
     if a.coverage is None:
         return None
-    names = ["step", "micro_batch", "chunk", "layer", "budget", "coverage"]
+    names = ["step", "micro_batch", "chunk", "layer", "budget", "coverage", "chosen"]
     return Table("coverage", "", names, a.coverage.tolist())
 
 

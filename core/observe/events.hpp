@@ -104,6 +104,7 @@ struct CoverageRow {
   std::int32_t step = -1, micro_batch = -1, chunk = -1, layer = -1;
   std::int64_t budget = 0;
   double coverage = 0;
+  bool chosen = false;  ///< the policy's answer
 };
 
 /// Time source.  mark() is cheap and may be taken on a queue of a device; seconds() may be asked

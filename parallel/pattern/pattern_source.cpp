@@ -90,15 +90,17 @@ std::int64_t PatternSource::choose(int layer, Tensor coverage, std::int64_t head
     mean.push_back(queries > 0 ? static_cast<double>(sums.data<std::int64_t>()[i]) /
                                      (kCoverageUnit * static_cast<double>(queries))
                                : 1.0);
+  const std::int64_t chosen = policy_->choose(layer, mean);
   if (observes_recall(layer))
     for (std::size_t i = 0; i < mean.size(); ++i) {
       CoverageRow row;
       row.layer = layer;
       row.budget = policy_->candidates()[i];
       row.coverage = mean[i];
+      row.chosen = row.budget == chosen;
       recorder_->coverage(row);
     }
-  return policy_->choose(layer, mean);
+  return chosen;
 }
 
 void PatternSource::join(const Communicator& ranks, Tensor& tensor, Reduction reduction) const {

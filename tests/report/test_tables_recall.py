@@ -20,8 +20,9 @@ class KnownRecall(RunTest):
         ranks[1].plan(
             "recall", 2, 0, [[0, 0, -1, 0, 1, 8, 300, 0.5, 0.01, 0.2, 0.1, 0.1, 0.2, 0.1]]
         )
-        ranks[0].plan("coverage", 3, 0, [[0, 0, -1, 0, 1, 0.4], [0, 0, -1, 0, 4, 0.9]])
-        run = synthetic.write(self.folder / "recall", ranks)
+        ranks[0].plan("coverage", 3, 0, [[0, 0, -1, 0, 1, 0.4, 0], [0, 0, -1, 0, 4, 0.9, 1]])
+        deck = synthetic.DECK + '\n[attention]\npattern = "vertical_slash"\n'
+        run = synthetic.write(self.folder / "recall", ranks, deck=deck)
         self.report(run)
         m = self.metrics(run / "report")
         self.assertAlmostEqual(m["recall"], 0.6)
@@ -36,3 +37,4 @@ class KnownRecall(RunTest):
         with open(run / "report" / "coverage.csv", newline="") as f:
             self.assertEqual([float(r["coverage"]) for r in csv.DictReader(f)], [0.4, 0.9])
         self.assertTrue((run / "report" / "recall.png").exists())
+        self.assertIn("0.900 of the observed", (run / "report" / "report.html").read_text())

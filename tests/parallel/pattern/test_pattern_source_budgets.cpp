@@ -212,6 +212,29 @@ TEST(PatternBudgets, ALoweredBudgetKeepsTheBoundOnTheObservedRows) {
   EXPECT_GT(lowered, 0);
 }
 
+TEST(PatternBudgets, CurvesOfMeasuredStepsAreRecorded) {
+  SharedDraw draw{59};
+  SCOPED_TRACE(draw.trace());
+  AttentionOptions options = vertical_slash_options();
+  options.recall_every = 5;
+  const Chunks chunks(draw);
+  for (const std::int32_t step : {4, 5}) {
+    Recorder recorder;
+    recorder.enabled = true;
+    recorder.context.step = step;
+    Stated policy(3);
+    pattern_source(Communicator(), chunks.axes, options, &policy, &recorder)->shards(chunks.in);
+    const std::vector<CoverageRow> rows = recorder.take_coverage();
+    ASSERT_EQ(rows.size(), step == 5 ? policy.coverage.size() : 0);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      EXPECT_EQ(rows[i].step, 5);
+      EXPECT_EQ(rows[i].budget, policy.candidates()[i]);
+      EXPECT_EQ(rows[i].coverage, policy.coverage[i]);
+      EXPECT_EQ(rows[i].chosen, rows[i].budget == 3);
+    }
+  }
+}
+
 TEST(PatternBudgets, ReportedBudgetsAreSlashesAndColumnsOver64) {
   SharedDraw draw{41};
   SCOPED_TRACE(draw.trace());
