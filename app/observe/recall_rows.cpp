@@ -36,7 +36,8 @@ std::string recall_json(std::span<const RecallRow> rows) {
 std::string coverage_json(std::span<const CoverageRow> rows) {
   nlohmann::json all = nlohmann::json::array();
   for (const CoverageRow& r : rows)
-    all.push_back({r.step, r.micro_batch, r.chunk, r.layer, r.budget, shown(r.coverage), r.chosen ? 1 : 0});
+    all.push_back(
+        {r.step, r.micro_batch, r.chunk, r.layer, r.budget, shown(r.coverage), r.chosen ? 1 : 0});
   return all.dump();
 }
 
