@@ -222,6 +222,7 @@ class Failures(RunCase):
             process = self.start(4, "train", deck, "-d", run)
             try:
                 self.wait_for_step(process, run, 2 + rng.randint(0, 3))
+                self.wait_for_checkpoint(process, run)
                 time.sleep(rng.random() * 0.1)
                 ranks = self.ranks_of(run)
                 self.assertEqual(len(ranks), 4)
