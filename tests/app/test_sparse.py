@@ -3,6 +3,7 @@ import json
 import re
 import unittest
 import zlib
+from pathlib import Path
 
 from runs import RunCase
 
@@ -153,10 +154,10 @@ class Sparse(RunCase):
                 "attention.moba_top_k=1",
                 "trace.recall_every=2",
             )
-            log = open(f"{run}/log.txt").read()
+            log = Path(run, "log.txt").read_text()
             found[ranks] = re.findall(r"recall=([\d.]+)\s+recall_interval=([\d.]+)", log)
             self.assertEqual(len(found[ranks]), 2, log)
-            summary = json.load(open(f"{run}.json"))
+            summary = json.loads(Path(f"{run}.json").read_text())
             self.assertAlmostEqual(summary["recall"], float(found[ranks][1][0]), delta=6e-6)
             heads = set()
             for rank in range(ranks):
