@@ -8,6 +8,7 @@
 #include "core/plan/attention/pattern_selection.hpp"
 #include "kernels/ops/elementwise.hpp"
 #include "kernels/ops/host_view.hpp"
+#include "kernels/ops/vector_math.hpp"
 
 namespace ballast {
 namespace {
@@ -24,6 +25,17 @@ RecallPart part_of(std::int64_t block, std::int64_t own, std::uint64_t bits) {
   if (block == 0) return RecallPart::sink;
   if (block == own) return RecallPart::own;
   return bits == ~std::uint64_t{0} ? RecallPart::blocks : RecallPart::columns;
+}
+
+/// exp(score - top) in kMassUnit.
+void masses(const double* score, std::int64_t n, double top, std::int64_t* mass) {
+  for (std::int64_t j = 0; j < n; ++j) mass[j] = std::llrint(std::exp(score[j] - top) * kMassUnit);
+}
+void masses(const float* score, std::int64_t n, float top, std::int64_t* mass) {
+  float e[kBlock];
+  for (std::int64_t j = 0; j < n; ++j) e[j] = host::fast_exp(score[j] - top);
+  for (std::int64_t j = 0; j < n; ++j)
+    mass[j] = static_cast<std::int64_t>(static_cast<double>(e[j]) * kMassUnit);
 }
 
 }  // namespace
@@ -95,25 +107,27 @@ Tensor RecallScores::maximum(const Tensor& queries, const Tensor& k, double scal
   const std::int64_t rows = queries.size(0), heads = queries.size(1), dim = queries.size(2),
                      group = heads / k.size(1), tokens = k.size(0);
   scores_ =
-      Tensor::empty({heads, rows, tokens}, DType::f64, host_device(), MemoryCategory::workspace);
+      Tensor::empty({heads, rows, tokens}, k.dtype(), host_device(), MemoryCategory::workspace);
   Tensor most = zeros({heads, rows}, DType::f64);
   double* top = most.data<double>();
   dispatch_float(k.dtype(), [&](auto type) {
     using T = decltype(type);
     const auto* keys = k.data<T>();
+    auto* scores = scores_.data<T>();
     const std::int64_t stride = tokens > 1 ? k.strides()[0] : 0;
-    parallel_for("recall scores", heads * rows, [&](std::int64_t i) {
+    parallel_for("recall scores", heads * rows, [=, this, &queries](std::int64_t i) {
       const std::int64_t h = i / rows, r = i % rows;
-      const double* q = queries.data<double>() + (r * heads + h) * dim;
-      double* score = scores_.data<double>() + i * tokens;
-      top[i] = -std::numeric_limits<double>::infinity();
+      const double* from = queries.data<double>() + (r * heads + h) * dim;
+      const std::vector<T> q(from, from + dim);
+      T* score = scores + i * tokens;
+      T best = -std::numeric_limits<T>::infinity();
       for (std::int64_t j = visible_[r].begin; j < visible_[r].end; ++j) {
         const T* key = keys + j * stride + h / group * dim;
-        score[j] = scale * host::lane_sum<double>(dim, [=](std::int64_t d) {
-                     return q[d] * static_cast<double>(key[d]);
-                   });
-        top[i] = std::max(top[i], score[j]);
+        score[j] = static_cast<T>(
+            scale * host::lane_sum<T>(dim, [&](std::int64_t d) { return q[d] * key[d]; }));
+        best = std::max(best, score[j]);
       }
+      top[i] = best;
     });
   });
   return most;
@@ -125,21 +139,29 @@ Tensor RecallScores::sums(const Tensor& maximum, const Tensor& computed) const {
   Tensor sums = zeros({heads, rows, kSums}, DType::i64);
   const double* most = maximum.data<double>();
   const auto* bits = reinterpret_cast<const std::uint64_t*>(computed.data<std::int64_t>());
-  parallel_for("recall sums", heads * rows, [&](std::int64_t i) {
-    const std::int64_t h = i / rows, r = i % rows;
-    const AxisRange& row = rows_[static_cast<std::size_t>(r)];
-    const std::int64_t base = axis_.offset[row.segment] / kBlock,
-                       own = (row.position - axis_.first_position[row.segment]) / kBlock;
-    const std::uint64_t* word = bits + (index_heads > 1 ? h : 0) * words + first_word_[r];
-    const double* score = scores_.data<double>() + i * tokens;
-    std::int64_t* sum = sums.data<std::int64_t>() + i * kSums;
-    for (std::int64_t j = visible_[r].begin; j < visible_[r].end; ++j) {
-      const std::int64_t block = key_block_[j / kBlock] - base,
-                         mass = std::llrint(std::exp(score[j] - most[i]) * kMassUnit);
-      sum[0] += mass;
-      if (word[block] >> (j % kBlock) & 1)
-        sum[1 + static_cast<int>(part_of(block, own, word[block]))] += mass;
-    }
+  dispatch_float(scores_.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const auto* scores = scores_.data<T>();
+    parallel_for("recall sums", heads * rows, [&](std::int64_t i) {
+      const std::int64_t h = i / rows, r = i % rows;
+      const AxisRange& row = rows_[static_cast<std::size_t>(r)];
+      const std::int64_t base = axis_.offset[row.segment] / kBlock,
+                         own = (row.position - axis_.first_position[row.segment]) / kBlock;
+      const std::uint64_t* word = bits + (index_heads > 1 ? h : 0) * words + first_word_[r];
+      std::int64_t* sum = sums.data<std::int64_t>() + i * kSums;
+      for (std::int64_t j = visible_[r].begin; j < visible_[r].end;) {
+        const std::int64_t block = key_block_[j / kBlock] - base, first = j % kBlock,
+                           n = std::min<std::int64_t>(visible_[r].end - j, kBlock - first);
+        std::int64_t mass[kBlock];
+        masses(scores + i * tokens + j, n, static_cast<T>(most[i]), mass);
+        const std::uint64_t computed_keys = word[block];
+        std::int64_t& part = sum[1 + static_cast<int>(part_of(block, own, computed_keys))];
+        for (std::int64_t c = 0; c < n; ++c) sum[0] += mass[c];
+        for (std::int64_t c = 0; c < n && computed_keys != 0; ++c)
+          part += computed_keys >> (first + c) & 1 ? mass[c] : 0;
+        j += n;
+      }
+    });
   });
   return sums;
 }

@@ -1,6 +1,7 @@
 // Recall of an index: the share of sampled queries' exact softmax that lies on the pairs it
-// computes.  On the host, in fp64; what the ranks of a ring must join lies between the calls, and
-// is maxima, bits and fixed-point sums (kMassUnit), so that the result is the same on any of them.
+// computes.  On the host, in the precision of K; what the ranks of a ring must join lies between
+// the calls, and is maxima, bits and fixed-point sums (kMassUnit), so that the result is the same
+// on any of them.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -44,7 +45,7 @@ class RecallScores {
   std::vector<std::int64_t> first_word_;  ///< [rows + 1] of one head
   std::vector<std::int32_t> key_block_;   ///< global block of each block of this rank's keys
   std::vector<KeyInterval> visible_;      ///< [rows] of this rank's keys
-  Tensor scores_;                         ///< f64 [Hq, rows, T], where visible
+  Tensor scores_;                         ///< [Hq, rows, T] as K, where visible
 };
 
 }  // namespace ballast

@@ -108,7 +108,7 @@ TEST_P(Recall, IsThatOfBruteForceOnAnyRanksRingsAndLayouts) {
                lse = Tensor::zeros({kHeads, in.q.size(0)}, type == DType::f64 ? type : DType::f32);
         attention.forward(in, o, lse);
         attention.forward(in, o, lse);  // of a recomputation: not measured again
-        compare(recorder.take_recalls(), means, type == DType::f64 ? 1e-9 : 1e-6);
+        compare(recorder.take_recalls(), means, type == DType::f64 ? 1e-9 : 1e-4);
       }
     }
   }
@@ -140,7 +140,7 @@ TEST_P(Recall, HeadsOfUlyssesRanksAreThoseOfTheLayer) {
   pattern_source(cp, attention_axes(data.batch, layout, cp.rank()), options, nullptr, &recorder, sp)
       ->shards(in);
   const std::vector<RecallRow> rows = recorder.take_recalls();
-  compare(rows, means, 1e-6, static_cast<int>(heads));
+  compare(rows, means, 1e-4, static_cast<int>(heads));
   EXPECT_EQ(rows.front().head, sp.rank() * heads);
 }
 
@@ -180,7 +180,7 @@ TEST_P(Recall, TheMeanOfAllQueriesLiesInTheInterval) {
   EXPECT_GE(inside, all * 9 / 10) << "of " << all;
   options.recall_rows = 1000;
   for (const RecallRow& row : rows_at(0)) {
-    EXPECT_NEAR(row.mean, truth[row.head], 1e-6);
+    EXPECT_NEAR(row.mean, truth[row.head], 1e-4);
     EXPECT_EQ(row.error, 0);
   }
 }
