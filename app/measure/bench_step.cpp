@@ -33,9 +33,8 @@ BenchResult run(const Deck& deck, const BenchSettings& settings) {
   for (std::int64_t i = 0; i < warmup + repeats + observed; ++i) {
     session.recorder.enabled = i >= warmup + repeats;
     session.recorder.context.step = static_cast<std::int32_t>(i);
-    const auto samples = session.sampler.next(
-        position, deck.integer("batching.global_tokens"), deck.integer("batching.global_samples"),
-        [&](std::int64_t s) { return session.dataset->length(s); });
+    const auto samples = session.window.next(
+        session.sampler, position, [&](std::int64_t s) { return session.dataset->length(s); });
     session.device.synchronize();
     world.barrier();
     const auto begin = std::chrono::steady_clock::now();

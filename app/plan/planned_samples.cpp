@@ -17,7 +17,8 @@ PlannedSamples::PlannedSamples(const Deck& deck)
       sampler_(
           dataset_->samples(), static_cast<std::uint64_t>(deck.integer("run.seed")),
           deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
-          [this](std::int64_t s) { return dataset_->document(s); }, dataset_->held_out()) {
+          [this](std::int64_t s) { return dataset_->document(s); }, dataset_->held_out()),
+      window_(RunOptions::from(deck).window) {
   require(training_samples() > 0, "data: no training samples ({}); check the block [data]",
           dataset_->description());
 }
@@ -28,9 +29,8 @@ void PlannedSamples::begin_with_curriculum() {
 }
 
 std::vector<SampleLength> PlannedSamples::next(SamplerPosition& position) {
-  return lengths(sampler_.next(position, deck_.integer("batching.global_tokens"),
-                               deck_.integer("batching.global_samples"),
-                               [this](std::int64_t s) { return dataset_->length(s); }));
+  return lengths(
+      window_.next(sampler_, position, [this](std::int64_t s) { return dataset_->length(s); }));
 }
 
 std::vector<SampleLength> PlannedSamples::first(std::int64_t count) {

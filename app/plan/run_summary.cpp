@@ -132,7 +132,8 @@ LargestMicroBatch largest_micro_batch(const Deck& deck, CheckFacts& f) {
     longest = std::ranges::max(deck.get<std::vector<std::int64_t>>("data.needle_lengths"));
   // A sample longer than a pack gets a micro-batch of its own.
   const bool packed = f.options.batching.method != "none",
-             chunked = f.options.batching.method == "chunkflow";
+             chunked = f.options.batching.method == "chunkflow" ||
+                       f.options.batching.method == "balanced";  // more ranks, or chunks
   f.micro_batch_tokens = chunked ? f.options.batching.micro_batch_tokens
                          : packed || longest == 0
                              ? std::max(f.options.batching.micro_batch_tokens, longest)

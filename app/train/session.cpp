@@ -83,6 +83,7 @@ Session::Session(const Communicator& world, const Deck& deck_)
       device(*backend.device),
       dataset(open_together(world, deck)),
       sampler(sampler_of(world, deck, *dataset)),
+      window(options.window),
       recorder(*backend.clock),
       stage(stage_table(options.model, options.layer_begin, mesh.at.pp)),
       parameters(stage.table, backend.dtype, device, mesh.replica.size()),
@@ -109,7 +110,7 @@ Session::Session(const Communicator& world, const Deck& deck_)
 }
 
 SequenceLayout Session::layout(const MicroBatch& micro_batch) const {
-  return options.sequence_layout(micro_batch.axis_tokens());
+  return options.sequence_layout(micro_batch);
 }
 
 ChunkStores Session::chunk_stores(const std::vector<MicroBatch>& list) {

@@ -9,6 +9,7 @@
 #include "core/config/deck.hpp"
 #include "core/config/run_options.hpp"
 #include "core/data/sampler.hpp"
+#include "core/data/sampler_window.hpp"
 #include "core/observe/events.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
 #include "io/data/dataset.hpp"
@@ -54,6 +55,7 @@ class Session {
   Device& device;
   std::unique_ptr<Dataset> dataset;
   Sampler sampler;
+  SamplerWindow window;  ///< takes steps out of sampler
   Recorder recorder;
   StageTable stage;  ///< this rank's part of the parameter table
   Parameters parameters;

@@ -253,10 +253,9 @@ void Trainer::step() {
   const auto whole = recorder.enabled ? recorder.begin(EventKind::step) : -1;
 
   // Plan: the same on every rank.
-  const auto samples =
-      session_.sampler.next(state_.sampler, session_.deck.integer("batching.global_tokens"),
-                            session_.deck.integer("batching.global_samples"),
-                            [&](std::int64_t s) { return session_.dataset->length(s); });
+  const auto samples = session_.window.next(session_.sampler, state_.sampler, [&](std::int64_t s) {
+    return session_.dataset->length(s);
+  });
   const auto plan_begin = std::chrono::steady_clock::now();
   const Batch batch = [&] {
     Scope scope(&recorder, EventKind::planning);

@@ -75,6 +75,7 @@ struct BatchingConfig {
   Batching method = Batching::packed;
   std::int64_t micro_batch_tokens = 4096, global_tokens = 65536, global_samples = 0;
   int micro_batch_samples = 0;
+  std::int64_t window = 1;
   bool shuffle = true;
   BatchScope scope = BatchScope::step;
   Integers groups, group_ranks, group_recompute;

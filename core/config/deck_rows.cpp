@@ -337,10 +337,13 @@ void batching_rows(Schema& schema) {
       "method", &BatchingConfig::method,
       "none: one sample a micro-batch; packed: best-fit packs, heaviest first to the least "
       "loaded rank; hbp: packing groups; sab: ranks, then micro-batches, balanced by "
-      "predicted latency (SparseBalance), lbb: by tokens; others: packing baselines");
+      "predicted latency (SparseBalance), lbb: by tokens; chunkflow: dependent chunks of long "
+      "samples; balanced: long samples on as many ranks as they need, beside packs of short ones, "
+      "by predicted time; others: packing baselines");
   batching.key("micro_batch_tokens", &BatchingConfig::micro_batch_tokens, "tokens",
                between(1, kTokens),
-               "capacity of a pack; a longer sample gets a micro-batch of its own");
+               "capacity of a pack; a longer sample gets a micro-batch of its own (balanced: as "
+               "many data-parallel ranks as hold no more than this each, or chunks)");
   batching.key("global_tokens", &BatchingConfig::global_tokens, "tokens", between(1, kTokens),
                "tokens of a global batch: samples are taken in order until they reach it");
   batching.key("global_samples", &BatchingConfig::global_samples, "samples", between(0, kTokens),
@@ -351,6 +354,9 @@ void batching_rows(Schema& schema) {
            "none, sab, lbb: samples of a micro-batch (none: that many in order; sab, lbb: on "
            "average); 0: one (none), as micro_batch_tokens allows (sab, lbb)")
       .when(method, Batching::none, Batching::sab, Batching::lbb);
+  batching.key("window", &BatchingConfig::window, "steps", between(1, 4096),
+               "steps whose samples are taken together and dealt out anew, equal work to each; by "
+               "lengths and the model's shape alone; 1: steps as the sampler takes them");
   batching.key("shuffle", &BatchingConfig::shuffle,
                "a new sample order each epoch, the same on every mesh");
   batching.key(
@@ -382,7 +388,8 @@ void batching_rows(Schema& schema) {
                "packing groups, ascending; empty: no selection");
   batching.key(
       "select_ranks", &BatchingConfig::select_ranks, "ranks", between(1, kDegree),
-      "ranks a pack to try; empty list: powers of two that divide mesh.dp and the query heads");
+      "ranks a pack to try; empty list: powers of two that divide mesh.dp and the query heads "
+      "(balanced: all divisors of mesh.dp that divide the query heads)");
   batching.key(
       "select_memory_gib", &BatchingConfig::select_memory_gib, "GiB", at_least(0),
       "memory of a rank that selected groups keep within by recomputing layers; 0: no limit");

@@ -190,6 +190,29 @@ void data_rules(const Deck& deck, Rules& rules) {
                     shortest, longest));
 }
 
+void balanced_rules(const Deck& deck, Rules& rules) {
+  const RunOptions options = RunOptions::from(deck);
+  for (const std::int64_t ranks : deck.get<std::vector<std::int64_t>>("batching.select_ranks"))
+    if (std::none_of(options.batching.splits.begin(), options.batching.splits.end(),
+                     [&](const PlacementSplit& s) { return s.ranks == ranks; }))
+      rules.add({"batching.select_ranks", "mesh.dp", "model.query_heads", "mesh.sp"},
+                fmt::format("batching.select_ranks: {} ranks must divide mesh.dp = {} and the {} "
+                            "query heads, and mesh.sp be 1",
+                            ranks, options.mesh.dp, options.model.query_heads));
+  const bool shared = options.batching.splits.size() > 1;
+  if (options.mesh.pp > 1 && state_aware(deck.text("pipeline.schedule")))
+    rules.add({"pipeline.schedule", "batching.method"},
+              fmt::format("pipeline.schedule = \"{}\" orders each data-parallel rank's "
+                          "micro-batches by themselves, but batching.method = \"balanced\" makes "
+                          "ranks share some; set \"1f1b\" or \"gpipe\"",
+                          deck.text("pipeline.schedule")));
+  if (deck.boolean("dst.enabled") && shared)
+    rules.add({"dst.enabled", "batching.method"},
+              "dst.enabled: a micro-batch on several ranks (batching.method = \"balanced\") has no "
+              "latency that the others could be aligned to; set batching.select_ranks = [1], or "
+              "mesh.sp");
+}
+
 void batching_rules(const Deck& deck, DeckNeeds needs, Rules& rules) {
   if (deck.integer("curriculum.steps") > 0 && deck.integer("curriculum.max_tokens") == 0 &&
       deck.text("batching.method") != "hbp")
@@ -398,6 +421,7 @@ std::vector<std::string> deck_problems(const Deck& deck, DeckNeeds needs,
   if (needs.model || deck.block_set("model")) model_rules(deck, rules);
   if (needs.data || deck.block_set("data")) data_rules(deck, rules);
   batching_rules(deck, needs, rules);
+  if (deck.text("batching.method") == "balanced") balanced_rules(deck, rules);
   attention_rules(deck, rules);
   optimizer_rules(deck, rules);
   if (deck.block_set("lora")) lora_rules(deck, rules);
@@ -411,7 +435,7 @@ std::vector<std::string> deck_problems(const Deck& deck, DeckNeeds needs,
               "(`ballast profile` measures one), or state "
               "costs.forward_token_s and costs.forward_pair_s");
   const std::string& method = deck.text("batching.method");
-  if ((method == "chunkflow" || method == "sab" || method == "lbb") &&
+  if ((method == "chunkflow" || method == "sab" || method == "lbb" || method == "balanced") &&
       deck.text("batching.scope") == "epoch")
     rules.add({"batching.scope", "batching.method"},
               fmt::format("batching.scope = \"epoch\" packs whole epochs; batching.method = \"{}\" "

@@ -4,7 +4,11 @@
 #include <set>
 
 #include "core/plan/batch/batch_plan.hpp"
+#include "core/plan/context/ulysses_heads.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
+#include "core/predict/placement_costs.hpp"
+#include "core/predict/rate_costs.hpp"
+#include "core/predict/stated_costs.hpp"
 
 namespace ballast {
 
@@ -125,8 +129,78 @@ std::vector<int> RunOptions::joined_ranks() const {
   std::set<int> degrees;
   for (const PackGroup& group : batching.groups)
     if (batching.method == "hbp" && group.ranks > 1) degrees.insert(group.ranks);
+  for (const PlacementSplit& split : batching.splits)
+    if (batching.method == "balanced" && split.ranks > 1) degrees.insert(split.ranks);
   return {degrees.begin(), degrees.end()};
 }
+
+namespace {
+
+/// Groups that balanced may form: divisors of mesh.dp that divide the query heads, or those of them
+/// that batching.select_ranks names.
+std::vector<PlacementSplit> placement_splits(const Deck& deck, const RunOptions& options) {
+  const auto& named = deck.get<std::vector<std::int64_t>>("batching.select_ranks");
+  const MeshShape& mesh = options.mesh;
+  std::vector<PlacementSplit> splits{{1, mesh.sp, mesh.cp()}};
+  for (int ranks = 2; ranks <= mesh.dp && mesh.sp == 1; ++ranks)
+    if (mesh.dp % ranks == 0 && head_split_problem(options.model.query_heads, ranks).empty() &&
+        (named.empty() || std::find(named.begin(), named.end(), ranks) != named.end()))
+      splits.push_back({ranks, ranks, mesh.cp()});
+  return splits;
+}
+
+/// What balanced places by: stated costs, else built-in rates of the backend's device.
+std::shared_ptr<const PlacementCosts> placement_costs(const Deck& deck, const RunOptions& options) {
+  std::shared_ptr<const Costs> costs;
+  if (deck.block_set("costs") || options.model.layers == 0) {
+    const PipelineCosts& stated = options.pipeline.costs;
+    StatedTimes times;
+    times.token_s = stated.token_s;
+    times.pair_s = stated.pair_s;
+    times.micro_batch_s = stated.micro_batch_s;
+    times.backward_over_forward = stated.backward_over_forward;
+    times.exchange_token_s = deck.real("costs.exchange_token_s");
+    costs = std::make_shared<StatedCosts>(times);
+  } else {
+    const Config& config = deck.config();
+    WorkShape work;
+    work.model = options.model;
+    work.element_bytes = static_cast<std::int64_t>(size_of(config.run.type()));
+    work.ranks_per_node = options.mesh.ranks_per_node;
+    costs = std::make_shared<RateCosts>(
+        device_rates(config.run.backend == Backend::cuda ? DeviceKind::h200
+                                                         : DeviceKind::host_core),
+        work);
+  }
+  PlacedWork work;
+  work.layers = std::max<std::int64_t>(options.model.layers, options.mesh.pp);
+  work.mesh = options.mesh;
+  work.recompute = deck.config().recompute;
+  // A fixed budget; others follow the scores of a run, and count every visible key here.
+  if (options.attention.pattern == PatternKind::moba) {
+    constexpr std::int64_t kCostBlock = 64;
+    work.budget = options.attention.moba_top_k * options.attention.moba_block / kCostBlock;
+  }
+  return std::make_shared<StepPlacementCosts>(std::move(costs), work);
+}
+
+void set_placement(const Deck& deck, RunOptions& options) {
+  options.batching.splits = placement_splits(deck, options);
+  options.batching.stages = options.mesh.pp;
+  options.batching.chunk_k = options.pipeline.k;
+  options.batching.placement_costs = placement_costs(deck, options);
+}
+
+WindowOptions window_options(const Deck& deck, double pair_cost_tokens) {
+  WindowOptions window;
+  window.steps = deck.integer("batching.window");
+  window.global_tokens = deck.integer("batching.global_tokens");
+  window.global_samples = deck.integer("batching.global_samples");
+  if (pair_cost_tokens > 0) window.token_pairs = pairs_of_token(1, pair_cost_tokens);
+  return window;
+}
+
+}  // namespace
 
 RunOptions RunOptions::from(const Deck& deck) {
   RunOptions options;
@@ -155,6 +229,7 @@ RunOptions RunOptions::from(const Deck& deck) {
   if (options.curriculum.max_tokens == 0 && options.batching.method == "hbp" &&
       !options.batching.groups.empty())
     options.curriculum.max_tokens = options.batching.groups.front().tokens;
+  options.window = window_options(deck, options.batching.pair_cost_tokens);
   options.layout = deck.config().ring.layout;
   options.stripe = deck.integer("ring.stripe");
   options.attention = attention_options(deck);
@@ -181,6 +256,7 @@ RunOptions RunOptions::from(const Deck& deck) {
     options.layer_begin =
         balance_stages(options.model.layers, options.mesh.pp, part_costs(options.model, context));
   }
+  if (options.batching.method == "balanced") set_placement(deck, options);
   return options;
 }
 

@@ -8,6 +8,7 @@
 #include "core/config/deck.hpp"
 #include "core/data/needle_task.hpp"
 #include "core/data/sampler.hpp"
+#include "core/data/sampler_window.hpp"
 #include "core/model/model_shape.hpp"
 #include "core/plan/attention/attention_options.hpp"
 #include "core/plan/batch/batch.hpp"
@@ -24,6 +25,7 @@ struct RunOptions {
   ModelShape model;
   LossNormaliser normaliser = LossNormaliser::ave_token;
   Curriculum curriculum;
+  WindowOptions window;      ///< with the size of a step
   BatchingOptions batching;  ///< with dp of the mesh and the pair cost of the model
   LayoutKind layout = LayoutKind::zigzag;
   std::int64_t stripe = 64;  ///< tokens of a stripe (striped and shuffled layouts)
@@ -33,14 +35,17 @@ struct RunOptions {
   SequenceLayout sequence_layout(std::int64_t axis_tokens) const {
     return SequenceLayout(layout, axis_tokens, mesh.cp(), stripe, attention.align());
   }
+  SequenceLayout sequence_layout(const MicroBatch& micro_batch) const {
+    return SequenceLayout(layout, micro_batch, mesh.cp(), stripe, attention.align());
+  }
   PipelineOptions pipeline;  ///< with the stages of the mesh; a pair's cost follows the model where
                              ///< the deck states none
   std::vector<std::int64_t> layer_begin{0};  ///< first layer of every pipeline stage
 
   /// A deck that has no deck_problems() gives options without problems.
   static RunOptions from(const Deck& deck);
-  /// Numbers of data-parallel ranks, above 1, that share packs of some group (adaptive sequence
-  /// parallelism), ascending.
+  /// Numbers of data-parallel ranks, above 1, that may share a micro-batch (adaptive sequence
+  /// parallelism: groups of hbp, splits of balanced), ascending.
   std::vector<int> joined_ranks() const;
 };
 

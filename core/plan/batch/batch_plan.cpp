@@ -12,6 +12,7 @@
 #include "core/plan/batch/chunking.hpp"
 #include "core/plan/batch/latency_batching.hpp"
 #include "core/plan/batch/packing.hpp"
+#include "core/plan/batch/placed_batch.hpp"
 
 namespace ballast {
 namespace {
@@ -218,6 +219,7 @@ Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
   };
   if (options.method == "sab" || options.method == "lbb")
     return aligned(plan_by_weight(step, samples, options));
+  if (options.method == "balanced") return aligned(placed_batch(step, samples, options));
   if (options.method == "chunkflow") return aligned(plan_chunks(step, samples, options));
   check_method(options.method);
   const Planner planner(samples, options, static_cast<std::uint64_t>(step));

@@ -2,11 +2,13 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/base/enum_names.hpp"
 #include "core/plan/batch/batch.hpp"
+#include "core/plan/batch/placement.hpp"
 
 namespace ballast {
 
@@ -24,11 +26,12 @@ enum class Batching {
   hbp,
   sab,
   lbb,
-  chunkflow
+  chunkflow,
+  balanced
 };
 template <>
 struct EnumNames<Batching> {
-  static constexpr EnumTable<Batching, 13> table{{{Batching::none, "none"},
+  static constexpr EnumTable<Batching, 14> table{{{Batching::none, "none"},
                                                   {Batching::random, "random"},
                                                   {Batching::sorted, "sorted"},
                                                   {Batching::isf, "isf"},
@@ -40,7 +43,8 @@ struct EnumNames<Batching> {
                                                   {Batching::hbp, "hbp"},
                                                   {Batching::sab, "sab"},
                                                   {Batching::lbb, "lbb"},
-                                                  {Batching::chunkflow, "chunkflow"}}};
+                                                  {Batching::chunkflow, "chunkflow"},
+                                                  {Batching::balanced, "balanced"}}};
 };
 
 /// What is packed at once: each global batch, or the whole epoch, cut into batches of one
@@ -78,7 +82,7 @@ struct PackGroup {
 
 struct BatchingOptions {
   std::string method = "packed";  ///< none | packed | random | sorted | isf | ffs | ffd | bfs |
-                                  ///< spfhp | hbp | sab | lbb | chunkflow
+                                  ///< spfhp | hbp | sab | lbb | chunkflow | balanced
   std::int64_t micro_batch_tokens =
       4096;  ///< pack capacity in tokens; longer samples get a micro-batch of their own
   int dp = 1;
@@ -92,7 +96,10 @@ struct BatchingOptions {
   int micro_batch_samples = 0;  ///< none, sab, lbb: samples of a micro-batch (none: exactly, in
                                 ///< order); 0: none 1, sab and lbb as capacity allows
   std::function<double(std::int64_t tokens)> sample_cost;  ///< sab: predicted latency of a sample
-  std::int64_t align = 1;  ///< of every micro-batch; lengths count rounded up to it
+  std::int64_t align = 1;                  ///< of every micro-batch; lengths count rounded up to it
+  std::vector<PlacementSplit> splits{{}};  ///< balanced: allowed groups
+  std::shared_ptr<const PlacementCosts> placement_costs;  ///< balanced: what placement goes by
+  int stages = 1, chunk_k = 1;  ///< balanced: PlacementOptions::stages, chunk_k
 };
 
 /// Names of the methods that pack whole samples of a step or an epoch (sab and lbb balance a step,
@@ -107,10 +114,10 @@ const std::vector<std::string>& batching_methods();
 /// of one group each, their packs alike, the heaviest to the least loaded ranks: ranks [d, d + sp)
 /// share a pack, which stands with rank d, and the others hold a micro-batch without segments in
 /// that round. `sab`, `lbb`: the two-level partition of core/plan/batch/latency_batching by
-/// sample_cost, or by tokens. The others: packs as in core/plan/batch/packing, in random order,
-/// dealt round robin.  Every sample appears exactly once; the result depends on the arguments
-/// alone.  Errors: unknown method, dp < 1, groups that cannot pack
-/// (core/plan/batch/balance_packing).  A sample without tokens is kept (it costs nothing and
+/// sample_cost, or by tokens. `balanced`: core/plan/batch/placed_batch. The others: packs as in
+/// core/plan/batch/packing, in random order, dealt round robin.  Every sample appears exactly once;
+/// the result depends on the arguments alone.  Errors: unknown method, dp < 1, groups that cannot
+/// pack (core/plan/batch/balance_packing).  A sample without tokens is kept (it costs nothing and
 /// counts).
 Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
                  const BatchingOptions& options);

@@ -22,10 +22,14 @@ std::vector<std::vector<std::uint32_t>> fewest_bins(std::span<const std::int64_t
 /// what their bins cannot take in (Martello and Toth's L2).
 std::int64_t least_bins(std::span<const std::int64_t> lengths, std::int64_t capacity);
 
+/// A sample cut every `chunk_tokens` into dependent chunks, in order; one segment where it is no
+/// longer.  Its loss tokens are shared out in proportion to tokens, exact in sum.
+std::vector<Segment> cut_sample(const SampleLength& sample, std::int64_t chunk_tokens);
+
 /// Algorithm 1.  A sample longer than `chunk_tokens` is cut every `chunk_tokens` into dependent
 /// chunks, in order; the others share the fewest chunks.  Dependent chunks come first, then
-/// standalone ones by their first sample in the given order.  A cut sample's loss tokens are shared
-/// out in proportion to tokens, exact in sum.  Errors: chunk_tokens < 1, a negative length.
+/// standalone ones by their first sample in the given order.  Errors: chunk_tokens < 1, a negative
+/// length.
 std::vector<MicroBatch> construct_chunks(const std::vector<SampleLength>& samples,
                                          std::int64_t chunk_tokens);
 
