@@ -12,7 +12,7 @@ exec 3>&1 1>&2  # everything but the last line goes to standard error
 
 # A|B: either package will do, the first that the distribution offers is installed.
 packages="ca-certificates git cmake ninja-build g++ pkg-config mpich libmpich-dev libhdf5-mpich-dev libtrilinos-kokkos-dev|libkokkos-dev
-  libopenblas-pthread-dev libtomlplusplus-dev libcli11-dev libfmt-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev libgtest-dev
+  libopenblas-pthread-dev libtomlplusplus-dev libcli11-dev libfmt-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libgtest-dev
   libbenchmark-dev python3 python3-h5py python3-numpy python3-matplotlib"
 test_packages="slurm-wlm munge clang-format-14|clang-format black"
 

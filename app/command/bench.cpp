@@ -8,6 +8,8 @@
 
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
+#include "core/base/nearest_name.hpp"
+#include "core/base/precision.hpp"
 #include "core/config/run_options.hpp"
 #include "parallel/comm/comm.hpp"
 #include "parallel/comm/waits.hpp"
@@ -83,8 +85,8 @@ bool BenchSettings::boolean(const std::string& key) const {
 DType BenchSettings::float_type(Space space) const {
   const std::string& type = text("dtype");
   if (space == Space::cuda) {
-    require(type.empty() || type == "bf16", "bench setting dtype={}: backend=cuda computes in bf16",
-            type);
+    require(type.empty() || type == name(DType::bf16),
+            "bench setting dtype={}: backend=cuda computes in bf16", type);
     return DType::bf16;
   }
   require(type.empty() || type == "f32" || type == "f64",
@@ -103,10 +105,10 @@ nlohmann::ordered_json to_json(const Timing& timing) {
 }
 
 BenchDevice::BenchDevice(const BenchSettings& settings) : device_(&host_device()) {
-  const std::string& backend = settings.text("backend");
-  require(backend == "host" || backend == "cuda", "bench setting backend={} must be host or cuda",
-          backend);
-  if (backend == "host") return;
+  const std::string& stated = settings.text("backend");
+  const std::optional<Backend> backend = parse<Backend>(stated);
+  require(backend.has_value(), "bench setting backend={} must be host or cuda", stated);
+  if (*backend == Backend::host) return;
 #ifdef BALLAST_HAVE_CUDA
   std::string why;
   require(cuda::device_count(why) > 0,
@@ -178,7 +180,7 @@ Benchmark find_benchmark(const std::string& name) {
 
 struct BenchCase {
   std::string name;
-  std::optional<Deck> deck;
+  std::optional<Config> config;
   BenchSettings settings;
 };
 
@@ -196,20 +198,21 @@ std::vector<BenchCase> cases_of(const Benchmark& benchmark, const CommandLine& l
   require(!benchmark.run_deck || !line.deck_file.empty(),
           "bench {} needs a deck: ballast bench {} DECK", benchmark.name, benchmark.name);
   if (line.deck_file.empty()) return {{"", std::nullopt, BenchSettings(benchmark.settings, words)}};
+  const bool runs = benchmark.run_deck != nullptr;
   std::vector<BenchCase> cases;
-  for (const Deck& deck : deck_line.decks({.model = true, .data = benchmark.run_deck != nullptr})) {
-    const ModelShape model = model_shape(deck);
+  for (const Config& config : deck_line.configs({.model = true, .data = runs, .executes = runs})) {
+    const ModelShape model = model_shape(config);
     auto settings = benchmark.settings;
     for (auto& setting : settings)
       for (const auto& [key, value] : {std::pair{"q_heads", fmt::to_string(model.query_heads)},
                                        {"kv_heads", fmt::to_string(model.kv_heads)},
                                        {"head_dim", fmt::to_string(model.head_dim)},
-                                       {"backend", deck.text("run.backend")},
-                                       {"outer", fmt::to_string(deck.integer("mesh.cp_outer"))},
-                                       {"layout", deck.text("ring.layout")},
-                                       {"stripe", fmt::to_string(deck.integer("ring.stripe"))}})
+                                       {"backend", std::string(name(config.run.backend))},
+                                       {"outer", fmt::to_string(config.mesh.cp_outer)},
+                                       {"layout", std::string(name(config.ring.layout))},
+                                       {"stripe", fmt::to_string(config.ring.stripe)}})
         if (setting.key == key) setting.default_value = value;
-    cases.push_back({deck.case_name, deck, BenchSettings(settings, words)});
+    cases.push_back({config.from.case_name, config, BenchSettings(settings, words)});
   }
   return cases;
 }
@@ -231,10 +234,10 @@ int bench_command(const CommandLine& line) {
   }
   check_all(world, problem.empty(), problem);
   nlohmann::ordered_json json;
-  for (const auto& [name, deck, settings] : cases) {
+  for (const auto& [name, config, settings] : cases) {
     BenchResult result;
     try {
-      result = benchmark.run_deck ? benchmark.run_deck(*deck, settings) : benchmark.run(settings);
+      result = benchmark.run_deck ? benchmark.run_deck(*config, settings) : benchmark.run(settings);
     } catch (const CollectiveError&) {
       throw;  // all ranks have it already
     } catch (const Error& e) {

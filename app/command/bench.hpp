@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/base/tensor.hpp"
-#include "core/config/deck.hpp"
+#include "core/config/config.hpp"
 #include "core/observe/events.hpp"
 
 namespace ballast {
@@ -48,7 +48,7 @@ struct Benchmark {
       settings;  ///< heads, backend and ring follow the deck when one is given
   std::function<BenchResult(const BenchSettings&)> run;
   /// Instead of `run`, for what needs a whole deck (model, mesh, data); collective over all ranks.
-  std::function<BenchResult(const Deck&, const BenchSettings&)> run_deck = nullptr;
+  std::function<BenchResult(const Config&, const BenchSettings&)> run_deck = nullptr;
 };
 Benchmark attention_benchmark();
 Benchmark gemm_benchmark();

@@ -5,6 +5,9 @@
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/observe/text_table.hpp"
+#include "app/plan/expected_balance.hpp"
+#include "app/plan/first_plans.hpp"
+#include "app/plan/planned_run.hpp"
 #include "app/plan/run_summary.hpp"
 #include "app/plan/stored_groups.hpp"
 
@@ -154,6 +157,21 @@ void print_memory(const CheckFacts& f) {
              bytes_text(static_cast<double>(f.largest_rank_bytes())), f.ranks(), bytes_text(all));
 }
 
+/// The first step's balance, where the deck has data that can be opened.
+void tell_balance(const Config& config, CheckFacts& f, nlohmann::ordered_json& twin) {
+  if (!config.is_set(&Config::data)) return;
+  try {
+    std::vector<std::string> notes;
+    const PlannedRun::Step step = PlannedRun(config, plan_costs(config, notes)).next();
+    f.balance = expected_balance(config, step.plan, step.simulated);
+    twin["expected_balance"] = {{"idle_ranks", step.simulated.idle_ranks},
+                                {"load_balance", step.simulated.load_balance},
+                                {"text", f.balance}};
+  } catch (const Error& e) {
+    f.notes.push_back(fmt::format("the first step's balance cannot be told: {}", e.what()));
+  }
+}
+
 void print_whole(const CheckFacts& f) {
   fmt::print("deck {}{}: no problems\n", f.file,
              f.case_name.empty() ? "" : fmt::format(", case {}", f.case_name));
@@ -162,6 +180,7 @@ void print_whole(const CheckFacts& f) {
   print_shards(f);
   print_ring(f);
   print_schedule(f);
+  if (!f.balance.empty()) fmt::print("  {}\n", f.balance);
   print_memory(f);
   for (const std::string& note : f.notes) fmt::print("note: {}\n", note);
 }
@@ -185,18 +204,17 @@ void print_cases(const std::vector<CheckFacts>& cases) {
 }
 
 /// Groups of the profile table; before a selection one group of the longest length stands for all.
-void take_groups(Deck& deck, DeckNeeds needs, std::vector<std::string>& notes) {
+void take_groups(Config& config, DeckNeeds needs, std::vector<std::string>& notes) {
   try {
-    require(takes_stored_groups(deck), "they are to be selected with `ballast plan`");
-    set_groups(deck, stored_groups(deck, notes), needs);
+    require(takes_stored_groups(config), "they are to be selected with `ballast plan`");
+    take_stored_groups(config, needs, notes);
   } catch (const Error& e) {
-    const auto& lengths = deck.get<std::vector<std::int64_t>>("batching.select_lengths");
-    set_groups(
-        deck,
-        {{lengths.empty() ? deck.integer("batching.micro_batch_tokens") : lengths.back(), 1, -1}},
-        needs);
-    notes.push_back(fmt::format("batching.groups: {}; one group of {} tokens is shown", e.what(),
-                                deck.get<std::vector<std::int64_t>>("batching.groups").front()));
+    const BatchingConfig& batching = config.batching;
+    const std::int64_t tokens = batching.select_lengths.empty() ? batching.micro_batch_tokens
+                                                                : batching.select_lengths.back();
+    use_groups(config, {{tokens, 1, -1}}, needs);
+    notes.push_back(
+        fmt::format("batching.groups: {}; one group of {} tokens is shown", e.what(), tokens));
   }
 }
 
@@ -204,22 +222,26 @@ void take_groups(Deck& deck, DeckNeeds needs, std::vector<std::string>& notes) {
 
 int check_command(const CommandLine& line) {
   std::vector<CheckFacts> cases;
+  std::vector<nlohmann::ordered_json> twins;
   const DeckNeeds needs{.model = true, .data = false, .groups = false};
-  for (Deck& deck : line.decks(needs)) {
+  for (Config& config : line.configs(needs)) {
     std::vector<std::string> notes;
-    if (takes_stored_groups(deck) || lacks_groups(deck)) take_groups(deck, needs, notes);
-    cases.push_back(CheckFacts::of(deck));
+    if (takes_stored_groups(config) || lacks_groups(config)) take_groups(config, needs, notes);
+    cases.push_back(CheckFacts::of(config));
     cases.back().notes.insert(cases.back().notes.end(), notes.begin(), notes.end());
+    nlohmann::ordered_json balance;
+    tell_balance(config, cases.back(), balance);
+    twins.push_back(cases.back().json());
+    twins.back().update(balance);
+    add_plans(twins.back(), config, line.plans);
   }
   if (cases.size() == 1) {
     print_whole(cases.front());
-    write_json(line.json, cases.front().json());
+    write_json(line.json, twins.front());
     return 0;
   }
   print_cases(cases);
-  auto list = nlohmann::ordered_json::array();
-  for (const CheckFacts& f : cases) list.push_back(f.json());
-  write_json(line.json, {{"deck", line.deck_file}, {"cases", list}});
+  write_json(line.json, {{"deck", line.deck_file}, {"cases", twins}});
   return 0;
 }
 

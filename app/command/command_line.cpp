@@ -7,6 +7,8 @@
 
 #include "app/plan/stored_groups.hpp"
 #include "ballast_version.hpp"
+#include "core/base/nearest_name.hpp"
+#include "core/config/deck_schema.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/context/mesh_shape.hpp"
 #include "io/deck/deck_reader.hpp"
@@ -83,6 +85,10 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line,
         "-t,--time", wall_time,
         "wall-time limit HH:MM:SS or D-HH:MM:SS: checkpoint in time and leave with status 75");
   sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
+  if (command == "check" || command == "pack" || command == "plan")
+    sub.add_option("--plans", line.plans, "steps whose whole plans the twin holds")
+        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
+        ->capture_default_str();
 }
 
 bool is_setting(const std::string& argument) { return argument.find('=') != std::string::npos; }
@@ -174,10 +180,11 @@ ParsedLine parse_command_line(const std::vector<std::string>& arguments) {
   } catch (const Error& e) {
     return {std::nullopt, fmt::format("ballast: {}\n", e.what()), 2};
   }
+  if (line.json.empty()) line.plans = 0;  // nobody asks for them
   return {line, "", 0};
 }
 
-Deck CommandLine::deck(const Communicator& world, DeckNeeds needs) const {
+Config CommandLine::config(const Communicator& world, DeckNeeds needs) const {
   std::string text, problem;
   const auto attempt = [&](auto&& work) {
     try {
@@ -191,31 +198,27 @@ Deck CommandLine::deck(const Communicator& world, DeckNeeds needs) const {
     if (world.rank() == 0) text = read_deck_text(deck_file);
   });
   text = world.broadcast(text, 0);
-  Deck result;
+  Config result;
   std::vector<std::string> notes;
   attempt([&] {
-    result = parse_deck(text, deck_file, overrides, case_name, needs);
-    const auto refused = not_executable(result);
-    require(refused.empty(), "{}: {}", deck_file,
-            fmt::join(refused, fmt::format("\n{}: ", deck_file)));
-    if (needs.groups && takes_stored_groups(result))
-      set_groups(result, stored_groups(result, notes), needs);
+    result = parse_config(text, deck_file, overrides, case_name, needs);
+    if (needs.groups && takes_stored_groups(result)) take_stored_groups(result, needs, notes);
   });
   for (const std::string& note : notes)
     if (world.rank() == 0) fmt::print("note: {}\n", note);
   return result;
 }
 
-std::vector<Deck> CommandLine::decks(DeckNeeds needs) const {
+std::vector<Config> CommandLine::configs(DeckNeeds needs) const {
   const std::string text = deck_file.empty() ? "" : read_deck_text(deck_file);
   const std::string file = deck_file.empty() ? "command line" : deck_file;
   const auto parse = [&](const std::string& name) {
-    Deck deck = parse_deck(text, file, overrides, name, needs);
-    if (std::vector<std::string> notes; needs.groups && takes_stored_groups(deck)) {
-      set_groups(deck, stored_groups(deck, notes), needs);
+    Config config = parse_config(text, file, overrides, name, needs);
+    if (std::vector<std::string> notes; needs.groups && takes_stored_groups(config)) {
+      take_stored_groups(config, needs, notes);
       for (const std::string& note : notes) fmt::print(stderr, "note: {}\n", note);
     }
-    return deck;
+    return config;
   };
   if (!case_name.empty()) return {parse(case_name)};
   // Without a sound base deck the list of cases is unknown: then its problems are the message.
@@ -226,7 +229,7 @@ std::vector<Deck> CommandLine::decks(DeckNeeds needs) const {
     return {parse("")};
   }
   if (names.empty()) return {parse("")};
-  std::vector<Deck> list;
+  std::vector<Config> list;
   std::string problems;
   for (const auto& name : names) try {
       list.push_back(parse(name));
@@ -237,11 +240,11 @@ std::vector<Deck> CommandLine::decks(DeckNeeds needs) const {
   return list;
 }
 
-std::string CommandLine::output_folder(const Deck& deck) const {
+std::string CommandLine::output_folder(const Config& config) const {
   if (!output.empty()) return output;
-  if (const std::string& stated = deck.text("run.output"); !stated.empty()) return stated;
-  const std::string stem = std::filesystem::path(deck.file).stem().string();
-  return "runs/" + stem + (deck.case_name.empty() ? "" : "-" + deck.case_name);
+  if (const std::string& stated = config.run.output; !stated.empty()) return stated;
+  const std::string stem = std::filesystem::path(config.from.file).stem().string();
+  return "runs/" + stem + (config.from.case_name.empty() ? "" : "-" + config.from.case_name);
 }
 
 }  // namespace ballast

@@ -5,7 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "core/config/deck.hpp"
+#include "core/config/config.hpp"
+#include "core/config/deck_rules.hpp"
 #include "parallel/comm/comm.hpp"
 
 namespace ballast {
@@ -22,17 +23,17 @@ struct CommandLine {
   bool adapter = false;                ///< export: the adapters alone
   std::string dtype = "bf16";          ///< export: bf16 or f32
   std::string json;                    ///< --json, or "": no twin
+  std::int64_t plans = 1;              ///< --plans: steps whose plans the twin holds
   double wall_time_s = 0;              ///< -t in seconds; 0: no limit
 
-  /// The chosen deck, the same on every rank: rank 0 reads the file and hands its text to the
-  /// others.  Collective; throws CollectiveError with all problems, among them degrees that no
-  /// executor runs.
-  Deck deck(const Communicator& world, DeckNeeds needs = {}) const;
+  /// The chosen deck as a Config, the same on every rank: rank 0 reads the file and hands its text
+  /// to the others.  Collective; throws CollectiveError with all problems.
+  Config config(const Communicator& world, DeckNeeds needs = {}) const;
   /// For commands without ranks: the decks to handle, one a case (the one of --case, or the base
   /// deck when there is no list).
-  std::vector<Deck> decks(DeckNeeds needs) const;
+  std::vector<Config> configs(DeckNeeds needs) const;
   /// -d, else run.output, else runs/NAME of the deck file (and case).
-  std::string output_folder(const Deck& deck) const;
+  std::string output_folder(const Config& config) const;
 };
 
 /// One subcommand.  `ranks`: MPI and Kokkos are up when it runs; otherwise it is a plain process.

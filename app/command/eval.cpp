@@ -6,20 +6,19 @@
 #include "app/observe/json_output.hpp"
 #include "app/train/checkpointing.hpp"
 #include "app/train/model_files.hpp"
-#include "core/plan/batch/chunk_groups.hpp"
 #include "parallel/comm/waits.hpp"
 
 namespace ballast {
 
-Evaluation evaluate(Session& session, std::int64_t samples) {
+Evaluation evaluate(Session& session, StepPlanner& planner, std::int64_t samples) {
   Scope scope(&session.recorder, EventKind::validation);
   const bool was_enabled = session.recorder.enabled;
   session.recorder.enabled =
       false;  // one event for the whole pass: its micro-batches are not those of a training step
   std::vector<std::int64_t> chosen = session.sampler.validation();
   if (samples > 0 && static_cast<std::int64_t>(chosen.size()) > samples) chosen.resize(samples);
-  const Batch batch = session.plan(-1, chosen);
-  const std::vector<MicroBatch> mine = batch.work_of(session.mesh.at.dp);
+  const StepPlan plan = planner.evaluation(chosen);
+  const std::vector<MicroBatch> mine = plan.list(session.mesh.at.dp);
   double loss = 0;
   NeedleJudge judge(*session.dataset, chosen);
   ChunkStores stores = session.chunk_stores(mine);
@@ -33,17 +32,16 @@ Evaluation evaluate(Session& session, std::int64_t samples) {
     loss += output.loss_sum();
     judge.add(mine[m], local, output);
   };
-  run_stage(forward_schedule(chunk_groups(mine), session.links.stages()),
-            static_cast<int>(mine.size()), session.model, session.links,
-            {prepare, {}, take, nullptr}, nullptr);
+  run_stage(plan.schedule(session.mesh.at.dp), static_cast<int>(mine.size()), session.model,
+            session.links, {prepare, {}, take, nullptr}, nullptr);
   session.recorder.enabled = was_enabled;
   Evaluation result;
-  result.loss_tokens = batch.loss_tokens();
-  result.samples = batch.samples();
+  result.loss_tokens = plan.loss_tokens;
+  result.samples = plan.samples();
   loss =
       session.mesh.pp.all_reduce(session.mesh.replica.all_reduce(loss));  // the last stage has it
   result.loss = result.loss_tokens > 0 ? loss / static_cast<double>(result.loss_tokens) : 0;
-  result.needle = judge.result(session.mesh.world, session.deck.integer("eval.depths"));
+  result.needle = judge.result(session.mesh.world, session.config.eval.depths);
   return result;
 }
 
@@ -64,32 +62,33 @@ void Evaluation::write(nlohmann::ordered_json& json) const {
 
 int eval_command(const CommandLine& line) {
   const Communicator world = Communicator::world();
-  const Deck deck = line.deck(world);
-  Session session(world, deck);
-  const std::string& weights = deck.text("model.weights");
+  const Config config = line.config(world);
+  Session session(world, config);
+  const std::string& weights = config.model.weights;
   check_all(world, !line.restart.empty() || !weights.empty(),
             "eval needs a checkpoint (-r CHECKPOINT or -r latest) or model.weights in the deck");
   check_all(world, !session.sampler.validation().empty(),
             "eval: the validation split is empty; set data.validation_share (data.needle_held_out "
             "for needle data) above 0");
-  ShardedOptimizer optimizer(session.parameters, session.mesh.replica,
-                             static_cast<int>(deck.integer("optimizer.zero")), {}, nullptr);
+  ShardedOptimizer optimizer(session.parameters, session.mesh.replica, config.optimizer.zero, {},
+                             nullptr);
   load_base(session);
   Restored restored;
   if (line.restart.empty()) {
     load_weights(session, optimizer);
     restored.path = weights;
   } else {
-    restored = restore(session, optimizer, line.restart, line.output_folder(deck), false);
+    restored = restore(session, optimizer, line.restart, line.output_folder(config), false);
     check_all(world, !restored.path.empty(),
-              fmt::format("eval: no sound checkpoint in {}", line.output_folder(deck)));
-    const auto seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
-    check_all(world, restored.state.seed == seed || deck.text("data.source") == "needle",
+              fmt::format("eval: no sound checkpoint in {}", line.output_folder(config)));
+    const auto seed = config.run.seed;
+    check_all(world, restored.state.seed == seed || config.data.source == DataSource::needle,
               fmt::format("{}: written with run.seed = {}, the deck has {}; other samples would be "
                           "held out, some of them trained on: use the same seed",
                           restored.path, restored.state.seed, seed));
   }
-  const Evaluation result = evaluate(session, deck.integer("eval.samples"));
+  StepPlanner planner(session, nullptr);
+  const Evaluation result = evaluate(session, planner, config.eval.samples);
   if (world.rank() == 0) {
     for (const std::string& warning : restored.warnings) fmt::print("# warning: {}\n", warning);
     fmt::print("checkpoint={} step={} validation_loss={:.6f} loss_tokens={} samples={}\n",

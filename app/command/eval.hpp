@@ -2,6 +2,7 @@
 #pragma once
 #include "app/train/needle_accuracy.hpp"
 #include "app/train/session.hpp"
+#include "app/train/step_planner.hpp"
 
 namespace ballast {
 
@@ -17,6 +18,6 @@ struct Evaluation {
 
 /// Forward passes over the first `samples` validation samples (0: all), spread over the mesh like a
 /// training batch.  Collective.
-Evaluation evaluate(Session& session, std::int64_t samples);
+Evaluation evaluate(Session& session, StepPlanner& planner, std::int64_t samples);
 
 }  // namespace ballast

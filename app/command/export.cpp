@@ -19,14 +19,14 @@ constexpr std::int64_t kFileBytes =
     5'000'000'000;  // of one safetensors file, as Transformers cuts them
 
 /// All weights, adapters merged in.
-void write_weights(const CommandLine& line, const Deck& deck, const ModelShape& shape,
+void write_weights(const CommandLine& line, const Config& config, const ModelShape& shape,
                    const std::string& dtype) {
   ModelShape plain = shape;
   plain.lora = {};
   const auto table = parameter_table(plain);
   WeightReader read;
   if (shape.lora.enabled()) {
-    read = merged_weights(line.checkpoint, shape, base_weights(deck, shape));
+    read = merged_weights(line.checkpoint, shape, base_weights(config, shape));
   } else {
     auto masters = std::make_shared<MasterWeights>(line.checkpoint, table);
     read = [masters](const Parameter& p, std::int64_t begin, std::span<float> out) {
@@ -45,17 +45,18 @@ int export_command(const CommandLine& line) {
   const CheckpointState state = verify_checkpoint(line.checkpoint, world);
   together(world, [&] {
     if (world.rank() != 0) return;
-    const Deck deck = parse_deck(state.deck, "deck of " + line.checkpoint, {}, "",
-                                 {.model = true, .data = false, .weights = false});
-    const ModelShape shape = model_shape(deck);
+    const Config config =
+        parse_config(state.deck, "deck of " + line.checkpoint, {}, "",
+                     {.model = true, .data = false, .weights = false, .executes = false});
+    const ModelShape shape = model_shape(config);
     const std::string dtype = line.dtype == "f32" ? "F32" : "BF16";
     require(!line.adapter || shape.lora.enabled(),
             "{}: holds no adapters (its deck has lora.rank = 0); export without --adapter",
             line.checkpoint);
     if (line.adapter)
-      write_peft(line.folder, line.checkpoint, deck, shape, dtype);
+      write_peft(line.folder, line.checkpoint, config, shape, dtype);
     else
-      write_weights(line, deck, shape, dtype);
+      write_weights(line, config, shape, dtype);
     std::uintmax_t bytes = 0;
     std::int64_t files = 0;
     for (const auto& entry : std::filesystem::directory_iterator(line.folder))

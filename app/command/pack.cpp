@@ -7,12 +7,15 @@
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/observe/text_table.hpp"
+#include "app/plan/first_plans.hpp"
 #include "app/plan/planned_run.hpp"
 #include "app/plan/planned_samples.hpp"
 #include "app/train/budget_tuning.hpp"
+#include "core/config/deck_rules.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/batch/batch_metrics.hpp"
 #include "core/plan/batch/batch_plan.hpp"
+#include "core/predict/placement_costs.hpp"
 
 namespace ballast {
 namespace {
@@ -25,11 +28,32 @@ struct PackFacts {
   std::shared_ptr<const Costs> costs;  ///< where the deck has a profile table or states them
   SimulationOptions simulation;
   StepOptions step;
-  double run_seconds = 0;  ///< of all batches by those costs
+  RunFacts run;             ///< all batches by those costs
+  double bound_s = 0;       ///< rank-seconds of every sample alone on one rank, over the ranks
+  std::string not_trained;  ///< why `train` runs other batches; "" where it runs these
   std::vector<std::string> notes;
 
   void time(const Batch& batch) {
-    if (costs) run_seconds += simulate(plan_batch_step(batch, step), simulation, *costs).step_s;
+    if (!costs) return;
+    const StepPlan plan = plan_batch_step(batch, step);
+    run.add({plan, simulate(plan, simulation, *costs), 0});
+    bound_s += alone_seconds(plan);
+  }
+  double step_over_bound() const { return bound_s > 0 ? run.step_s / bound_s : 0; }
+
+ private:
+  /// Seconds of a step whose samples each run alone on one rank of every stage, work spread evenly.
+  double alone_seconds(const StepPlan& plan) const {
+    PlacedWork work;
+    work.layers = simulation.layers;
+    work.mesh.pp = options.mesh.pp;
+    work.recompute = simulation.recompute;
+    work.budget = simulation.base_budget;
+    const StepPlacementCosts alone(*costs, work);
+    double sum = 0;
+    for (const PlannedMicroBatch& m : plan.micro_batches)
+      for (const Segment& s : m.segments) sum += seconds({s}, {}, alone);
+    return sum / (options.mesh.replicas());
   }
 };
 
@@ -54,9 +78,9 @@ void pack_epoch(PlannedSamples& planned, PackFacts& f, BatchMeter& meter) {
 }
 
 /// batching.scope = "step": each global batch by itself, as training does.
-void pack_steps(const Deck& deck, PlannedSamples& planned, PackFacts& f, BatchMeter& meter) {
-  const std::int64_t global_tokens = deck.integer("batching.global_tokens"),
-                     global_samples = deck.integer("batching.global_samples");
+void pack_steps(const Config& config, PlannedSamples& planned, PackFacts& f, BatchMeter& meter) {
+  const std::int64_t global_tokens = config.batching.global_tokens,
+                     global_samples = config.batching.global_samples;
   SamplerPosition position;
   for (std::int64_t step = 0; position.epoch == 0; ++step) {
     // The batch that would reach into the next epoch ends with this one, so that every sample
@@ -74,23 +98,26 @@ void pack_steps(const Deck& deck, PlannedSamples& planned, PackFacts& f, BatchMe
 }
 
 /// Into `f`, which stays where it is: its plans refer to its members.
-void pack(const Deck& deck, PackFacts& f) {
-  PlannedSamples planned(deck);
+void pack(const Config& config, PackFacts& f) {
+  PlannedSamples planned(config);
   planned.begin_with_curriculum();
-  f.case_name = deck.case_name;
+  f.case_name = config.from.case_name;
   f.data = planned.dataset().description();
-  f.options = RunOptions::from(deck);
-  if (has_costs(deck)) {
-    f.costs = plan_costs(deck, f.notes);
-    f.simulation = simulation_options(deck, f.options);
-    f.step = step_options(deck, f.options, f.simulation, *f.costs);
+  if (const auto wrong = problems(config, {.model = false, .data = true}); !wrong.empty())
+    f.not_trained = wrong.front().message();
+  f.options = RunOptions::from(config);
+  if (has_costs(config) || config.batching.method == Batching::balanced) {
+    f.costs = plan_costs(config, f.notes);
+    f.simulation = simulation_options(config, f.options);
+    f.step = step_options(config, f.options, f.simulation, *f.costs);
+    f.options.batching.placement_costs = f.step.batching.placement_costs;
   }
-  predict_samples(deck, f.options.batching);
+  predict_samples(config, f.options.batching);
   BatchMeter meter(f.options.batching, f.options.mesh.cp() * f.options.mesh.sp);
-  if (deck.text("batching.scope") == "epoch")
+  if (config.batching.scope == BatchScope::epoch)
     pack_epoch(planned, f, meter);
   else
-    pack_steps(deck, planned, f, meter);
+    pack_steps(config, planned, f, meter);
   f.metrics = meter.result();
 }
 
@@ -126,7 +153,7 @@ nlohmann::ordered_json json(const PackFacts& f) {
   const BatchMetrics& m = f.metrics;
   nlohmann::ordered_json out;
   if (!f.case_name.empty()) out["name"] = f.case_name;
-  out.update({{"method", f.options.batching.method},
+  out.update({{"method", ballast::name(f.options.batching.method)},
               {"dp", f.options.mesh.dp},
               {"dbr", m.dbr},
               {"pr", m.pr},
@@ -142,7 +169,16 @@ nlohmann::ordered_json json(const PackFacts& f) {
               {"batches", m.batches},
               {"plan_seconds", f.plan_seconds},
               {"data", f.data}});
-  if (f.costs) out["run_seconds"] = f.run_seconds;
+  out["length_share"] = m.length_share;
+  out["trains"] = f.not_trained.empty();
+  if (!f.not_trained.empty()) out["not_trained"] = f.not_trained;
+  if (f.costs)
+    out.update({{"run_seconds", f.run.step_s},
+                {"step_seconds", f.run.mean_step_s()},
+                {"bound_seconds", f.run.mean(f.bound_s)},
+                {"step_over_bound", f.step_over_bound()},
+                {"load_balance", f.run.mean(f.run.load_balance)},
+                {"idle_ranks", f.run.mean(f.run.idle_ranks)}});
   out["groups"] = nlohmann::ordered_json::array();
   for (const GroupMetrics& g : m.groups) out["groups"].push_back(json(g));
   return out;
@@ -163,12 +199,16 @@ void print(const std::vector<PackFacts>& cases) {
   const bool named = !cases.front().case_name.empty();
   const std::vector<std::string> name(named ? 1 : 0, "case");
   std::vector<std::string> header = name;
-  for (const char* column : {"method", "dp", "dbr", "pr", "abr", "samples", "tokens", "packs",
-                             "batches", "tail_packs", "cr", "cr_bound", "ave_t", "plan_seconds"})
+  for (const char* column :
+       {"method", "dp", "dbr", "pr", "abr", "samples", "tokens", "packs", "batches", "tail_packs",
+        "cr", "cr_bound", "ave_t", "length_share", "plan_seconds"})
     header.push_back(column);
   const bool timed = std::any_of(cases.begin(), cases.end(),
                                  [](const PackFacts& f) { return f.costs != nullptr; });
-  if (timed) header.push_back("run_s");
+  if (timed)
+    for (const char* column : {"run_s", "step_s", "over_bound", "load_balance", "idle_ranks"})
+      header.push_back(column);
+  header.push_back("trains");
   TextTable table(header);
   header = name;
   for (const char* column : {"group", "ranks", "dbr", "pr", "abr", "samples", "tokens", "packs",
@@ -178,17 +218,27 @@ void print(const std::vector<PackFacts>& cases) {
   bool grouped = false;
   for (const PackFacts& f : cases) {
     std::vector<std::string> labels(named ? 1 : 0, f.case_name), row = labels;
-    row.push_back(f.options.batching.method);
+    row.push_back(ballast::name(f.options.batching.method));
     row.push_back(fmt::to_string(f.options.mesh.dp));
     row = balance_row(row, f.metrics);
     row.push_back(fmt::format("{:.4f}", f.metrics.cr));
-    row.push_back(f.options.batching.method == "hbp" ? fmt::format("{:.4f}", f.metrics.cr_bound)
-                                                     : "-");
+    const bool hbp = f.options.batching.method == Batching::hbp;
+    row.push_back(hbp ? fmt::format("{:.4f}", f.metrics.cr_bound) : "-");
     row.push_back(fmt::format("{:.1f}", f.metrics.ave_t));
+    row.push_back(fmt::format("{:.4f}", f.metrics.length_share));
     row.push_back(fmt::format("{:.6f}", f.plan_seconds));
-    if (timed) row.push_back(f.costs ? fmt::format("{:.2f}", f.run_seconds) : "-");
+    if (f.costs)
+      for (const std::string& value :
+           {fmt::format("{:.2f}", f.run.step_s), fmt::format("{:.4f}", f.run.mean_step_s()),
+            fmt::format("{:.4f}", f.step_over_bound()),
+            fmt::format("{:.4f}", f.run.mean(f.run.load_balance)),
+            fmt::format("{:.2f}", f.run.mean(f.run.idle_ranks))})
+        row.push_back(value);
+    else
+      row.insert(row.end(), timed ? 5 : 0, "-");
+    row.push_back(f.not_trained.empty() ? "yes" : "not trained");
     table.row(row);
-    if (f.options.batching.method != "hbp") continue;
+    if (!hbp) continue;
     grouped = true;
     for (const GroupMetrics& g : f.metrics.groups) {
       row = labels;
@@ -208,11 +258,20 @@ void print(const std::vector<PackFacts>& cases) {
       "tail_packs;\n"
       "cr: share of tokens in micro-batches spread over several ranks, cr_bound: in samples longer "
       "than every group of one rank; ave_t: tokens of a rank in a "
-      "batch\n");
+      "batch;\nlength_share: share of the variance of log length that the step explains, near "
+      "batches / samples where steps are drawn at random; trains: whether `train` runs these "
+      "batches\n");
   if (timed)
     fmt::print(
         "run_s: planned seconds of all batches, from the deck's profile table or costs; a rank "
-        "waits for those it shares packs with and for the step's end\n");
+        "waits for those it shares packs with and for the step's end; step_s: their mean;\n"
+        "over_bound: over the time of every sample alone on one rank, divided by ranks; "
+        "load_balance: mean / max of useful seconds over all ranks; idle_ranks: without a "
+        "micro-batch\n");
+  for (const PackFacts& f : cases)
+    if (!f.not_trained.empty())
+      fmt::print("not trained{}: {}\n", f.case_name.empty() ? "" : ", " + f.case_name,
+                 f.not_trained);
   const auto in_all = [&](const std::string& note) {
     return std::all_of(cases.begin(), cases.end(), [&](const PackFacts& f) {
       return std::find(f.notes.begin(), f.notes.end(), note) != f.notes.end();
@@ -229,12 +288,16 @@ void print(const std::vector<PackFacts>& cases) {
 }  // namespace
 
 int pack_command(const CommandLine& line) {
-  const std::vector<Deck> decks = line.decks({.model = false, .data = true});
-  std::vector<PackFacts> cases(decks.size());
-  for (std::size_t d = 0; d < decks.size(); ++d) pack(decks[d], cases[d]);
+  const std::vector<Config> configs =
+      line.configs({.model = false, .data = true, .executes = false});
+  std::vector<PackFacts> cases(configs.size());
+  for (std::size_t c = 0; c < configs.size(); ++c) pack(configs[c], cases[c]);
   print(cases);
   auto list = nlohmann::ordered_json::array();
-  for (const PackFacts& f : cases) list.push_back(json(f));
+  for (std::size_t c = 0; c < cases.size(); ++c) {
+    list.push_back(json(cases[c]));
+    add_plans(list.back(), configs[c], line.plans);
+  }
   write_json(line.json, cases.size() == 1 ? list.front() : nlohmann::ordered_json{{"cases", list}});
   return 0;
 }

@@ -5,10 +5,12 @@
 
 #include <array>
 #include <cstdio>
+#include <tuple>
 
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/observe/text_table.hpp"
+#include "app/plan/first_plans.hpp"
 #include "app/plan/stored_groups.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/batch/batch_plan.hpp"
@@ -18,35 +20,51 @@
 namespace ballast {
 namespace {
 
-using Part = std::optional<PlanPart> (*)(const Deck&);
+using Part = std::optional<PlanPart> (*)(const Config&);
 // Groups come first: the other parts plan with those that were selected.
 constexpr std::array kParts = {Part{plan_groups},  Part{plan_ring_times},
                                Part{plan_balance}, Part{plan_pipeline},
                                Part{plan_search},  Part{plan_sparsebalance}};
 
-/// Component times of one direction.  `joined`: KV and dKV of a shard travel as one message.
-RingCosts ring_costs(const Deck& deck, const std::string& direction, bool joined) {
-  const auto seconds = [&](const std::string& of, const char* key) {
-    return 1e-3 * deck.real("costs." + of + "_" + key);
-  };
+/// Component times of one pass.  `joined`: KV and dKV of a shard travel as one message.
+RingCosts ring_costs(const CostsConfig& costs, const RingPassConfig& pass, bool joined) {
+  const RingPassConfig& kv = joined ? pass : costs.forward;
   RingCosts c;
-  c.indexing_s = seconds(direction, "indexing_ms");
-  c.host_s = seconds(direction, "host_ms");
-  c.compute_s = seconds(direction, "compute_ms");
-  const std::string kv = joined ? direction : "forward";
-  c.inner_hop_s = seconds(kv, "inner_hop_ms");
-  c.outer_hop_s = seconds(kv, "outer_hop_ms");
-  c.inner_dkv_hop_s = seconds(direction, "inner_hop_ms") - c.inner_hop_s;
-  c.outer_dkv_hop_s = seconds(direction, "outer_hop_ms") - c.outer_hop_s;
+  c.indexing_s = 1e-3 * pass.indexing_ms;
+  c.host_s = 1e-3 * pass.host_ms;
+  c.compute_s = 1e-3 * pass.compute_ms;
+  c.inner_hop_s = 1e-3 * kv.inner_hop_ms;
+  c.outer_hop_s = 1e-3 * kv.outer_hop_ms;
+  c.inner_dkv_hop_s = 1e-3 * pass.inner_hop_ms - c.inner_hop_s;
+  c.outer_dkv_hop_s = 1e-3 * pass.outer_hop_ms - c.outer_hop_s;
   return c;
+}
+
+/// The values of every case, with the plans of its first steps.
+void write_twin(const CommandLine& line, const std::vector<Config>& configs,
+                std::vector<nlohmann::ordered_json> values) {
+  for (std::size_t d = 0; d < configs.size(); ++d) add_plans(values[d], configs[d], line.plans);
+  if (configs.front().from.case_name.empty()) {
+    write_json(line.json, values.front());
+    return;
+  }
+  auto list = nlohmann::ordered_json::array();
+  for (std::size_t d = 0; d < configs.size(); ++d) {
+    nlohmann::ordered_json one{{"name", configs[d].from.case_name}};
+    one.update(values[d]);
+    list.push_back(one);
+  }
+  write_json(line.json, {{"cases", list}});
 }
 
 }  // namespace
 
-std::optional<PlanPart> plan_ring_times(const Deck& deck) {
-  if (!deck.is_set("costs.forward_compute_ms") && !deck.is_set("costs.backward_compute_ms"))
+std::optional<PlanPart> plan_ring_times(const Config& config) {
+  const CostsConfig& costs = config.costs;
+  if (!config.is_set(&Config::costs, &CostsConfig::forward, &RingPassConfig::compute_ms) &&
+      !config.is_set(&Config::costs, &CostsConfig::backward, &RingPassConfig::compute_ms))
     return std::nullopt;
-  const MeshShape mesh = mesh_shape(deck);
+  const MeshShape& mesh = config.mesh;
   PlanPart part;
   part.title = fmt::format("ring attention over {} x {} ranks", mesh.cp_outer, mesh.cp_inner);
   part.header = {"ring", "pass", "steps", "ms", "plan_ms"};
@@ -61,13 +79,14 @@ std::optional<PlanPart> plan_ring_times(const Deck& deck) {
     const RingPlan plan = hierarchical  ? plan_ring(0, mesh.cp_outer, mesh.cp_inner)
                           : outer_links ? plan_ring(0, mesh.cp(), 1)
                                         : plan_ring(0, 1, mesh.cp());
-    for (const std::string direction : {"forward", "backward"}) {
-      const std::vector<RingStep>& steps = direction == "forward" ? plan.forward : plan.backward;
-      const double ms = 1e3 * simulate(steps, ring_costs(deck, direction, true), false);
-      const double plan_ms = 1e3 * simulate(steps, ring_costs(deck, direction, false));
+    for (const auto& [direction, steps, pass] :
+         {std::tuple{"forward", &plan.forward, &costs.forward},
+          std::tuple{"backward", &plan.backward, &costs.backward}}) {
+      const double ms = 1e3 * simulate(*steps, ring_costs(costs, *pass, true), false);
+      const double plan_ms = 1e3 * simulate(*steps, ring_costs(costs, *pass, false));
       const std::string ring = hierarchical ? "hierarchical" : "flat";
-      part.rows.push_back({ring, direction, fmt::to_string(steps.size()), fmt::format("{:.2f}", ms),
-                           fmt::format("{:.2f}", plan_ms)});
+      part.rows.push_back({ring, direction, fmt::to_string(steps->size()),
+                           fmt::format("{:.2f}", ms), fmt::format("{:.2f}", plan_ms)});
       part.values[fmt::format("{}_{}_ms", ring, direction)] = ms;
       part.values[fmt::format("{}_{}_plan_ms", ring, direction)] = plan_ms;
     }
@@ -76,28 +95,28 @@ std::optional<PlanPart> plan_ring_times(const Deck& deck) {
 }
 
 int plan_command(const CommandLine& line) {
-  const DeckNeeds needs{.model = false, .data = false, .groups = false};
-  std::vector<Deck> decks = line.decks(needs);
-  const bool named = !decks.front().case_name.empty();
-  std::vector<nlohmann::ordered_json> values(decks.size(), nlohmann::ordered_json::object());
+  const DeckNeeds needs{.model = false, .data = false, .groups = false, .executes = false};
+  std::vector<Config> configs = line.configs(needs);
+  const bool named = !configs.front().from.case_name.empty();
+  std::vector<nlohmann::ordered_json> values(configs.size(), nlohmann::ordered_json::object());
   bool any = false;
   for (const Part part_of : kParts) {
     // One table a part, with the rows of all cases.
     std::optional<TextTable> table;
     std::string title, note;
-    for (std::size_t d = 0; d < decks.size(); ++d) {
-      const std::optional<PlanPart> part = part_of(decks[d]);
-      if (part_of == plan_groups && takes_stored_groups(decks[d])) {
+    for (std::size_t d = 0; d < configs.size(); ++d) {
+      const std::optional<PlanPart> part = part_of(configs[d]);
+      if (part_of == plan_groups && takes_stored_groups(configs[d])) {
         std::vector<std::string> notes;
-        set_groups(decks[d], stored_groups(decks[d], notes), needs);
+        take_stored_groups(configs[d], needs, notes);
         for (const std::string& note : notes) fmt::print(stderr, "note: {}\n", note);
       }
-      if (part_of == plan_groups && part && lacks_groups(decks[d])) {
+      if (part_of == plan_groups && part && lacks_groups(configs[d])) {
         std::vector<PackGroup> groups;
         for (std::size_t g = 0; g < part->values["groups"].size(); ++g)
           groups.push_back({part->values["groups"][g], part->values["group_ranks"][g],
                             part->values["group_recompute"][g]});
-        set_groups(decks[d], groups, needs);
+        use_groups(configs[d], groups, needs);
       }
       if (!part) continue;
       if (!table) {
@@ -108,7 +127,7 @@ int plan_command(const CommandLine& line) {
         note = part->note;
       }
       for (std::vector<std::string> row : part->rows) {
-        if (named) row.insert(row.begin(), decks[d].case_name);
+        if (named) row.insert(row.begin(), configs[d].from.case_name);
         table->row(row);
       }
       for (const auto& [key, value] : part->values.items()) {
@@ -127,17 +146,7 @@ int plan_command(const CommandLine& line) {
           "{}: nothing to plan; state component times in [costs], attention.index = \"generated\", "
           "a [pipeline], a [dst] or batching.select_lengths",
           line.deck_file);
-  if (!named) {
-    write_json(line.json, values.front());
-    return 0;
-  }
-  auto list = nlohmann::ordered_json::array();
-  for (std::size_t d = 0; d < decks.size(); ++d) {
-    nlohmann::ordered_json one{{"name", decks[d].case_name}};
-    one.update(values[d]);
-    list.push_back(one);
-  }
-  write_json(line.json, {{"cases", list}});
+  write_twin(line, configs, std::move(values));
   return 0;
 }
 

@@ -50,14 +50,14 @@ void measure(const ProfileBins& bins, const ProfilePoint& point, LayerProfiler& 
              Measurement& rows) {
   const auto& [part, pattern, n, p, k, recompute] = point;
   if (part == ProfilePart::rest) {
-    rows.add({part, "", n, 0, 0, 1, recompute}, layer.rest(n, recompute));
+    rows.add({part, {}, n, 0, 0, 1, recompute}, layer.rest(n, recompute));
     return;
   }
   const MeasuredPasses once =
       part == ProfilePart::head ? layer.head(n) : layer.attention({{n, p}}, k, bins.block_tokens);
-  for (const std::string& mode : bins.recompute) {
+  for (const Recompute mode : bins.recompute) {
     MeasuredPasses passes = once;
-    if (part == ProfilePart::attention && mode == "full") {
+    if (part == ProfilePart::attention && mode == Recompute::full) {
       passes.backward.median_s += once.forward.median_s;
       passes.backward.spread_s += once.forward.spread_s;
     }
@@ -67,11 +67,11 @@ void measure(const ProfileBins& bins, const ProfilePoint& point, LayerProfiler& 
 
 /// Chooses how often passes run, so that all take about profile.target_s, and says how long that
 /// will be.  Collective.
-RepeatRule repeat_rule(const Communicator& world, const Deck& deck, const ProfileBins& bins,
+RepeatRule repeat_rule(const Communicator& world, const Config& config, const ProfileBins& bins,
                        const std::vector<ProfilePoint>& points, LayerProfiler& layer) {
   RepeatRule rule;
-  rule.warmup = deck.integer("profile.warmup");
-  rule.most = deck.integer("profile.repeats");
+  rule.warmup = config.profile.warmup;
+  rule.most = config.profile.repeats;
   rule.pass_s = 0;
   layer.repeat(rule);
   const auto both = [&](const MeasuredPasses& passes) {
@@ -83,15 +83,14 @@ RepeatRule repeat_rule(const Communicator& world, const Deck& deck, const Profil
   pilot.attention_s = both(layer.attention({{pilot.tokens, 0}}, 0, bins.block_tokens));
   pilot.head_s = both(layer.head(pilot.tokens));
   std::vector<double> runs = estimated_run_seconds(points, pilot, bins.block_tokens);
-  const std::int64_t held_out = deck.integer("profile.held_out");
+  const std::int64_t held_out = config.profile.held_out;
   const double low_n = static_cast<double>(bins.lengths.front()),
                times_n = static_cast<double>(bins.lengths.back()) / low_n;
   for (std::int64_t i = 0; i < held_out; ++i) {  // log-uniform lengths, as draw_points has them
     const auto n = std::llround(
         low_n * std::pow(times_n, (static_cast<double>(i) + 0.5) / static_cast<double>(held_out)));
     const auto parts = estimated_run_seconds(
-        {{ProfilePart::rest, "", n, 0, 0, ""}, {ProfilePart::attention, "", n, 0, 0, ""}}, pilot,
-        bins.block_tokens);
+        {{ProfilePart::rest, {}, n}, {ProfilePart::attention, {}, n}}, pilot, bins.block_tokens);
     runs.push_back(parts[0] + parts[1]);
   }
   const auto total = [&] {
@@ -100,7 +99,7 @@ RepeatRule repeat_rule(const Communicator& world, const Deck& deck, const Profil
     return s;
   };
   // The share of a pass that fits; time in it never falls when the share grows.
-  const double target = deck.real("profile.target_s");
+  const double target = config.profile.target_s;
   double low = 0, high = target;
   for (int i = 0; i < 40; ++i) {
     rule.pass_s = (low + high) / 2;
@@ -221,12 +220,12 @@ nlohmann::ordered_json rows_json(const ProfileTable& table) {
   auto list = nlohmann::ordered_json::array();
   for (const ProfileRow& r : table.rows)
     list.push_back({{"part", name(r.part)},
-                    {"pattern", r.pattern},
+                    {"pattern", pattern_text(r)},
                     {"query_tokens", r.query_tokens},
                     {"prefix_tokens", r.prefix_tokens},
                     {"budget", r.budget},
                     {"sp", r.sp},
-                    {"recompute", r.recompute},
+                    {"recompute", name(r.recompute)},
                     {"pass", name(r.pass)},
                     {"median_s", r.median_s},
                     {"spread_s", r.spread_s},
@@ -239,9 +238,9 @@ void print(const ProfileTable& table) {
                   "backward_ms", "spread_ms", "bytes"});
   for (std::size_t i = 0; i + 1 < table.rows.size(); i += 2) {
     const ProfileRow &f = table.rows[i], &b = table.rows[i + 1];
-    text.row({name(f.part), f.pattern.empty() ? "-" : f.pattern, fmt::to_string(f.query_tokens),
+    text.row({name(f.part), f.pattern ? pattern_text(f) : "-", fmt::to_string(f.query_tokens),
               fmt::to_string(f.prefix_tokens), f.budget == 0 ? "-" : fmt::to_string(f.budget),
-              f.recompute, fmt::format("{:.4f}", 1e3 * f.median_s),
+              name(f.recompute), fmt::format("{:.4f}", 1e3 * f.median_s),
               fmt::format("{:.4f}", 1e3 * b.median_s),
               fmt::format("{:.4f}", 1e3 * (f.spread_s + b.spread_s)), fmt::to_string(f.bytes)});
   }
@@ -257,7 +256,7 @@ struct Profiled {
   ProfileTable measured;
   std::vector<HeldOut> held_out;
   std::vector<std::string> notes;
-  std::string pattern;
+  PatternKind pattern = PatternKind::dense;
   std::optional<PlanPart> selected;
   double seconds = 0;
   double error(double HeldOut::*predicted) const { return median_error(held_out, predicted); }
@@ -265,12 +264,12 @@ struct Profiled {
 
 /// Writes the table and returns it as it will be read.  One that would be refused goes elsewhere:
 /// an earlier one at `path` stays.  Collective.
-ProfileTable keep(const Communicator& world, const Deck& deck, Profiled& found) {
+ProfileTable keep(const Communicator& world, const Config& config, Profiled& found) {
   ProfileTable table;
   together(world, [&] {
     const bool writes = world.rank() == 0;
     try {
-      table = checked(found.measured, deck.real("profile.repair_limit"), found.notes);
+      table = checked(found.measured, config.profile.repair_limit, found.notes);
     } catch (const Error& e) {
       const std::string kept =
           std::filesystem::path(found.path).replace_extension(".refused.h5").string();
@@ -286,7 +285,7 @@ ProfileTable keep(const Communicator& world, const Deck& deck, Profiled& found) 
 }
 
 /// Times layers that the table did not see.  Collective.
-std::vector<HeldOut> measure_held_out(const Communicator& world, const Deck& deck,
+std::vector<HeldOut> measure_held_out(const Communicator& world, const Config& config,
                                       const ProfileBins& bins, const ProfileTable& table,
                                       LayerProfiler& layer) {
   LatencyOptions series;
@@ -294,8 +293,7 @@ std::vector<HeldOut> measure_held_out(const Communicator& world, const Deck& dec
   series.recompute = bins.recompute.front();
   const LatencyModel model(table, series);
   const Analytic analytic(bins, model, layer);
-  std::vector<HeldOut> held_out = draw_points(bins, deck.integer("profile.held_out"),
-                                              static_cast<std::uint64_t>(deck.integer("run.seed")));
+  std::vector<HeldOut> held_out = draw_points(bins, config.profile.held_out, config.run.seed);
   for (HeldOut& p : held_out) {
     const MeasuredPasses m = layer.whole(p.segments, p.budget, bins.block_tokens, series.recompute);
     p.measured_s = world.all_reduce(m.forward.median_s + m.backward.median_s, Reduction::max);
@@ -336,7 +334,7 @@ nlohmann::ordered_json json_of(const Profiled& found) {
   nlohmann::ordered_json json{{"table", found.path},
                               {"identity", found.measured.identity},
                               {"block_tokens", found.measured.block_tokens},
-                              {"pattern", found.pattern},
+                              {"pattern", name(found.pattern)},
                               {"notes", found.notes},
                               {"measure_seconds", found.seconds}};
   json["rows"] = rows_json(found.measured);
@@ -366,43 +364,41 @@ nlohmann::ordered_json json_of(const Profiled& found) {
 
 int profile_command(const CommandLine& line) {
   const Communicator world = Communicator::world();
-  const Deck deck = line.deck(world, {.data = false, .groups = false});
-  const RunOptions options = RunOptions::from(deck);
+  const Config config = line.config(world, {.data = false, .groups = false});
+  const RunOptions options = RunOptions::from(config);
   const Mesh mesh(world, options.mesh);
-  const BackendChoice backend = choose_backend(deck, world);
-  const std::string folder = line.output_folder(deck);
-  const ProfileBins bins(deck, backend.device->space() == Space::cuda);
+  const BackendChoice backend = choose_backend(config, world);
+  const std::string folder = line.output_folder(config);
+  const ProfileBins bins(config, backend.device->space() == Space::cuda);
   const auto begin = std::chrono::steady_clock::now();
 
   Profiled found;
-  found.path =
-      deck.text("profile.table").empty() ? folder + "/profile.h5" : deck.text("profile.table");
+  found.path = config.profile.table.empty() ? folder + "/profile.h5" : config.profile.table;
   found.pattern = bins.pattern;
   together(world, [&] {
     if (world.rank() == 0) require_writable_profile(found.path);
   });
   ProfileTable& measured = found.measured;
-  measured.identity = measured_identity(deck, *backend.device, backend.dtype);
+  measured.identity = measured_identity(config, *backend.device, backend.dtype);
   measured.identity["software"] = fmt::format("ballast {} ({})", version(), git_hash());
   measured.identity["ranks"] = fmt::to_string(world.size());
   measured.block_tokens = bins.block_tokens;
   LayerProfiler layer(options.model, backend.dtype, *backend.device, *backend.clock,
-                      {deck.integer("model.head_chunk_tokens"),
-                       static_cast<std::uint64_t>(deck.integer("run.seed")),
+                      {config.model.head_chunk_tokens, config.run.seed,
                        (options.model.layers + options.mesh.pp - 1) / options.mesh.pp});
   const std::vector<ProfilePoint> points = profile_points(bins);
-  layer.repeat(repeat_rule(world, deck, bins, points, layer));
+  layer.repeat(repeat_rule(world, config, bins, points, layer));
   Measurement rows(world, measured);
   for (const ProfilePoint& point : points) measure(bins, point, layer, rows);
-  measured.links = measure_links(mesh, *backend.device, deck.integer("profile.repeats"),
-                                 deck.integer("profile.largest_message"));
+  measured.links =
+      measure_links(mesh, *backend.device, config.profile.repeats, config.profile.largest_message);
 
-  const ProfileTable table = keep(world, deck, found);
-  found.held_out = measure_held_out(world, deck, bins, table, layer);
+  const ProfileTable table = keep(world, config, found);
+  found.held_out = measure_held_out(world, config, bins, table, layer);
   together(world, [&] {
     if (world.rank() != 0) return;
-    Deck with_table = deck;
-    with_table.set("profile.table", found.path, "this run");
+    Config with_table = config;
+    with_table.profile.table = found.path;
     found.selected = plan_groups(with_table);
   });
   if (world.rank() != 0) return 0;

@@ -5,7 +5,7 @@
 #include "app/command/bench.hpp"
 #include "app/measure/peak_rate.hpp"
 #include "app/observe/overheads.hpp"
-#include "app/train/deck_options.hpp"
+#include "app/train/step_planner.hpp"
 #include "app/train/train_step.hpp"
 #include "app/train/trainer.hpp"
 
@@ -14,35 +14,35 @@ namespace {
 
 constexpr std::int64_t kObserved = 3;  // steps with events, for the shares of tuning and planning
 
-BenchResult run(const Deck& deck, const BenchSettings& settings) {
+BenchResult run(const Config& config, const BenchSettings& settings) {
   const Communicator world = Communicator::world();
-  Session session(world, deck);
+  Session session(world, config);
   session.recorder.enabled = false;
-  ShardedOptimizer optimizer(session.parameters, session.mesh.replica,
-                             static_cast<int>(deck.integer("optimizer.zero")), adamw_options(deck),
-                             nullptr);
+  ShardedOptimizer optimizer(session.parameters, session.mesh.replica, config.optimizer.zero,
+                             adamw_options(config), nullptr);
   optimizer.reset_master_from_values();
   TrainStep step(session, optimizer);
+  StepPlanner planner(session, step.costs());
   const double peak = dense_peak_flops(session.device, session.parameters.dtype());
   const std::int64_t warmup = settings.integer("warmup", 0), repeats = settings.integer("repeats");
   SamplerPosition position;
   std::vector<double> times;
   double tokens = 0, flops = 0, loss = 0;
-  Overheads spent = overheads(deck);
+  Overheads spent(config.dst.enabled, balances_by_weight(config.batching.method));
   const std::int64_t observed = spent.any() ? kObserved : 0;  // steps after the timed ones
   for (std::int64_t i = 0; i < warmup + repeats + observed; ++i) {
     session.recorder.enabled = i >= warmup + repeats;
     session.recorder.context.step = static_cast<std::int32_t>(i);
-    const auto samples = session.window.next(
-        session.sampler, position, [&](std::int64_t s) { return session.dataset->length(s); });
     session.device.synchronize();
     world.barrier();
     const auto begin = std::chrono::steady_clock::now();
-    const Batch batch = [&] {
+    const PlannedStep planned = [&] {
       Scope scope(&session.recorder, EventKind::planning);
-      return session.plan(i, samples);
+      return planner.next(i, position, warmup + repeats + observed);
     }();
-    const TrainStep::Gradients found = step.compute(batch, step.schedule(batch));
+    position = planned.after;
+    const StepPlan& plan = planned.plan;
+    const TrainStep::Gradients found = step.compute(plan);
     step.update(found.norm, i + 1);
     session.device.synchronize();
     const double seconds = world.all_reduce(
@@ -58,8 +58,8 @@ BenchResult run(const Deck& deck, const BenchSettings& settings) {
     }
     if (i < warmup || i >= warmup + repeats) continue;
     times.push_back(seconds);
-    tokens += static_cast<double>(batch.tokens());
-    flops += session.training_flops(batch);
+    tokens += static_cast<double>(plan.tokens());
+    flops += session.training_flops(plan);
     loss = found.loss;
   }
   const std::vector<double> in_order = times;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "app/plan/latency.hpp"
+#include "core/config/run_options.hpp"
 #include "core/predict/latency_model.hpp"
 
 namespace ballast {
@@ -13,13 +13,13 @@ constexpr double kMostRuns = 1000;  // of a batch
 
 }  // namespace
 
-ProfileBins::ProfileBins(const Deck& deck, bool gpu)
-    : pattern(budget_pattern(deck)),
-      block_tokens(budget_block_tokens(deck)),
-      lengths(deck.get<std::vector<std::int64_t>>("profile.lengths")),
-      prefixes(deck.get<std::vector<std::int64_t>>("profile.prefixes")),
-      budgets(deck.get<std::vector<std::int64_t>>("profile.budgets")),
-      recompute(deck.get<std::vector<std::string>>("profile.recompute")) {
+ProfileBins::ProfileBins(const Config& config, bool gpu)
+    : pattern(budget_pattern(config)),
+      block_tokens(budget_block_tokens(config)),
+      lengths(config.profile.lengths),
+      prefixes(config.profile.prefixes),
+      budgets(config.profile.budgets),
+      recompute(config.profile.recompute) {
   // Near the short end launches set the pace of a GPU and times bend; further out they follow power
   // laws.
   if (lengths.empty())
@@ -29,21 +29,21 @@ ProfileBins::ProfileBins(const Deck& deck, bool gpu)
   if (budgets.empty())
     budgets = gpu ? std::vector<std::int64_t>{4, 8, 16, 32, 64, 128}
                   : std::vector<std::int64_t>{2, 4, 8, 16, 32};
-  if (pattern == "dense") budgets.clear();
+  if (pattern == PatternKind::dense) budgets.clear();
 }
 
 std::vector<ProfilePoint> profile_points(const ProfileBins& bins) {
   std::vector<ProfilePoint> points;
   for (const std::int64_t n : bins.lengths) {
-    for (const std::string& recompute : bins.recompute)
-      points.push_back({ProfilePart::rest, "", n, 0, 0, recompute});
-    points.push_back({ProfilePart::head, "", n, 0, 0, ""});
+    for (const Recompute recompute : bins.recompute)
+      points.push_back({ProfilePart::rest, {}, n, 0, 0, recompute});
+    points.push_back({ProfilePart::head, {}, n, 0, 0});
     for (const std::int64_t p : bins.prefixes) {
-      points.push_back({ProfilePart::attention, "dense", n, p, 0, ""});
+      points.push_back({ProfilePart::attention, PatternKind::dense, n, p, 0});
       for (std::size_t i = 0; i < bins.budgets.size(); ++i) {
         const bool last = i + 1 == bins.budgets.size();
         if (p > 0 && i % 2 == 1 && !last) continue;
-        points.push_back({ProfilePart::attention, bins.pattern, n, p, bins.budgets[i], ""});
+        points.push_back({ProfilePart::attention, bins.pattern, n, p, bins.budgets[i]});
         if (bins.budgets[i] * bins.block_tokens >= n + p) break;  // larger ones compute the same
       }
     }

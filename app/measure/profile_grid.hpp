@@ -2,10 +2,10 @@
 // well between them, and how long that takes.
 #pragma once
 #include <cstdint>
-#include <string>
+#include <optional>
 #include <vector>
 
-#include "core/config/deck.hpp"
+#include "core/config/config.hpp"
 #include "core/predict/profile_table.hpp"
 
 namespace ballast {
@@ -13,20 +13,20 @@ namespace ballast {
 /// Axes of the table, from block profile; `gpu` chooses the defaults of lists that the deck leaves
 /// empty.
 struct ProfileBins {
-  ProfileBins(const Deck& deck, bool gpu);
-  std::string pattern;  ///< whose budgets are measured beside dense attention; dense: none are
+  ProfileBins(const Config& config, bool gpu);
+  PatternKind pattern;  ///< whose budgets are measured beside dense attention; dense: none are
   std::int64_t block_tokens = 64;
   std::vector<std::int64_t> lengths, prefixes, budgets;  ///< prefixes begin with 0
-  std::vector<std::string> recompute;
+  std::vector<Recompute> recompute;
 };
 
 /// One measurement, forward and backward.
 struct ProfilePoint {
   ProfilePart part = ProfilePart::rest;
-  std::string pattern;  ///< of attention
+  std::optional<PatternKind> pattern;  ///< of attention
   std::int64_t query_tokens = 0, prefix_tokens = 0, budget = 0;
-  std::string
-      recompute;  ///< of rest; attention and head do not depend on it, or as recomputed() says
+  Recompute recompute = Recompute::none;  ///< of rest; attention and head do not depend on it, or
+                                          ///< as recomputed() says
   bool operator==(const ProfilePoint&) const = default;
 };
 

@@ -6,6 +6,7 @@
 
 #include "app/measure/attention_sample.hpp"
 #include "core/base/random.hpp"
+#include "core/model/tensor_specs.hpp"
 #include "kernels/attention/local_attention.hpp"
 #include "kernels/model/layer.hpp"
 #include "kernels/model/lm_head.hpp"
@@ -35,10 +36,6 @@ class NoAttention : public AttentionExecutor {
  private:
   bool cleared_ = false;
 };
-
-Keep keep_of(const std::string& recompute) {
-  return recompute == "none" ? Keep::all : recompute == "selective" ? Keep::selective : Keep::input;
-}
 
 MeasuredTime summary(std::vector<double> times) {
   std::sort(times.begin(), times.end());
@@ -138,8 +135,7 @@ struct LayerProfiler::Impl {
     return t.to(device);
   }
 
-  MeasuredPasses run(std::int64_t tokens, const std::string& recompute,
-                     AttentionExecutor& attention) {
+  MeasuredPasses run(std::int64_t tokens, Recompute recompute, AttentionExecutor& attention) {
     const Keep keep = keep_of(recompute);
     const std::int64_t half = shape.head_dim / 2;
     TokenTables rotary{Tensor::empty({tokens, half}, statistics_type(type), device),
@@ -194,13 +190,13 @@ LayerProfiler::LayerProfiler(const ModelShape& shape, DType type, Device& device
 LayerProfiler::~LayerProfiler() = default;
 void LayerProfiler::repeat(const RepeatRule& rule) { impl_->rule = rule; }
 
-MeasuredPasses LayerProfiler::rest(std::int64_t tokens, const std::string& recompute) {
+MeasuredPasses LayerProfiler::rest(std::int64_t tokens, Recompute recompute) {
   NoAttention nothing;
   return impl_->run(tokens, recompute, nothing);
 }
 
 MeasuredPasses LayerProfiler::whole(const std::vector<BudgetSegment>& segments, std::int64_t budget,
-                                    std::int64_t block_tokens, const std::string& recompute) {
+                                    std::int64_t block_tokens, Recompute recompute) {
   std::int64_t tokens = 0;
   for (const BudgetSegment& s : segments) tokens += s.query_tokens;
   LocalAttention attention(budgeted_pattern(segments, budget, block_tokens,

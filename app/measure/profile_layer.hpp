@@ -45,7 +45,7 @@ class LayerProfiler {
 
   /// The layer with its attention left out; `recompute` is what backward recomputes first: none,
   /// selective or full.
-  MeasuredPasses rest(std::int64_t tokens, const std::string& recompute);
+  MeasuredPasses rest(std::int64_t tokens, Recompute recompute);
   /// Attention alone over an index with an injected budget (0: dense).
   MeasuredPasses attention(const std::vector<BudgetSegment>& segments, std::int64_t budget,
                            std::int64_t block_tokens);
@@ -53,7 +53,7 @@ class LayerProfiler {
   MeasuredPasses head(std::int64_t tokens);
   /// The whole layer as it runs, for held-out points.
   MeasuredPasses whole(const std::vector<BudgetSegment>& segments, std::int64_t budget,
-                       std::int64_t block_tokens, const std::string& recompute);
+                       std::int64_t block_tokens, Recompute recompute);
   /// FLOPs of the layer, forward and backward, with `pairs` (query, key) pairs a head.
   double flops(std::int64_t tokens, double pairs) const;
 

@@ -25,40 +25,44 @@ EventSums sum_events(std::span<const Event> events, std::int64_t step, std::size
   return sums;
 }
 
-StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const Batch& batch,
-                       const std::vector<MicroBatch>& mine, const Mesh& mesh) {
+StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const StepPlan& plan,
+                       const Mesh& mesh) {
   StepStatistics all;
   all.outcome = outcome;
-  all.tokens = batch.tokens();
-  all.loss_tokens = batch.loss_tokens();
+  all.tokens = plan.tokens();
+  all.loss_tokens = plan.loss_tokens;
   all.compute_s = sums.compute_s;
   all.spent = sums.spent;
   all.memory = memory_use();
   all.ranks = mesh.world.size();
 
-  // A micro-batch's time is averaged over its ring, and rounds in which a rank has nothing to do do
-  // not count.
+  // A micro-batch's time is averaged over its ring; one without tokens does not count.
   std::vector<double> times = sums.micro_batch_s;
   if (mesh.cp.size() > 1) mesh.cp.all_reduce(std::span<double>(times));
   constexpr double kNever = -std::numeric_limits<double>::max();
-  std::array<double, 6> largest{times.empty() ? 0 : *std::max_element(times.begin(), times.end()),
+  std::array<double, 7> largest{times.empty() ? 0 : *std::max_element(times.begin(), times.end()),
                                 static_cast<double>(all.memory.peak_total),
                                 sums.spent.tuning_s,
                                 sums.spent.planning_s,
                                 sums.scheduled ? -sums.first_begin_s : kNever,
-                                sums.scheduled ? sums.last_end_s : kNever};
-  std::array<double, 2> totals{};
-  auto& [total_s, count] = totals;
+                                sums.scheduled ? sums.last_end_s : kNever,
+                                sums.compute_s};
+  std::array<double, 3> totals{0, 0, sums.compute_s};
+  auto& [total_s, count, compute_s] = totals;
   for (const double s : times) total_s += s;
+  const std::vector<MicroBatch> mine = plan.list(mesh.at.dp);
   count = static_cast<double>(
       std::count_if(mine.begin(), mine.end(), [](const MicroBatch& m) { return m.tokens() > 0; }));
   mesh.world.all_reduce(std::span<double>(largest), Reduction::max);
   mesh.world.all_reduce(std::span<double>(totals));
-  const auto& [longest_s, peak_bytes, tuning_s, planning_s, minus_begin_s, end_s] = largest;
+  const auto& [longest_s, peak_bytes, tuning_s, planning_s, minus_begin_s, end_s, most_compute_s] =
+      largest;
   all.largest_peak_bytes = static_cast<std::int64_t>(peak_bytes);
   all.most_spent = {tuning_s, planning_s};
   const double mean_s = total_s / std::max(1.0, count);
   all.imbalance = mean_s > 0 ? longest_s / mean_s : 1;
+  if (most_compute_s > 0) all.load_balance = compute_s / all.ranks / most_compute_s;
+  all.idle_ranks = plan.idle_lanes() * (all.ranks / static_cast<int>(plan.lanes.size()));
   if (outcome.predicts)
     all.schedule = ScheduleSeconds{std::max(0.0, minus_begin_s + end_s), outcome.predicted_s};
   return all;

@@ -8,7 +8,7 @@
 #include "app/observe/overheads.hpp"
 #include "core/base/device.hpp"
 #include "core/observe/events.hpp"
-#include "core/plan/batch/batch.hpp"
+#include "core/plan/step_plan.hpp"
 #include "parallel/comm/mesh.hpp"
 
 namespace ballast {
@@ -45,6 +45,8 @@ struct StepStatistics {
   OverheadSeconds spent;                     ///< this rank's
   OverheadSeconds most_spent;                ///< of the rank that spends most
   double imbalance = 1;                      ///< SparseBalance Equation 11 over all micro-batches
+  double load_balance = 1;                   ///< POP over all ranks: mean / max of useful seconds
+  int idle_ranks = 0;                        ///< that the plan gives no micro-batch
   std::optional<ScheduleSeconds> schedule;   ///< where the outcome predicts
   std::optional<BudgetFacts> budgets;        ///< this rank's
   MemoryUse memory;                          ///< this rank's
@@ -68,9 +70,9 @@ struct EventSums {
 };
 EventSums sum_events(std::span<const Event> events, std::int64_t step, std::size_t micro_batches);
 
-/// Joins the sums of all ranks.  `mine`: this rank's list.  Collective: the only exchange that
+/// Joins the sums of all ranks.  Collective: the only exchange that
 /// observing a step costs.
-StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const Batch& batch,
-                       const std::vector<MicroBatch>& mine, const Mesh& mesh);
+StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const StepPlan& plan,
+                       const Mesh& mesh);
 
 }  // namespace ballast

@@ -4,7 +4,6 @@
 #include <fstream>
 #include <regex>
 
-#include "app/train/deck_options.hpp"
 #include "ballast_version.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/context/axis_range.hpp"
@@ -34,91 +33,82 @@ std::string hardware_text(const Device& device) {
 
 }  // namespace
 
-std::map<std::string, std::string> planned_identity(const Deck& deck) {
-  return {{"layer", layer_text(model_shape(deck))}, {"dtype", name(planned_type(deck))}};
+std::map<std::string, std::string> planned_identity(const Config& config) {
+  return {{"layer", layer_text(model_shape(config))}, {"dtype", name(config.run.type())}};
 }
 
-std::map<std::string, std::string> measured_identity(const Deck& deck, const Device& device,
+std::map<std::string, std::string> measured_identity(const Config& config, const Device& device,
                                                      DType type) {
-  return {{"layer", layer_text(model_shape(deck))},
+  return {{"layer", layer_text(model_shape(config))},
           {"dtype", name(type)},
           {"hardware", hardware_text(device)},
           {"kernels", kernel_hash()}};
 }
 
-ProfileTable load_profile(const Deck& deck, std::vector<std::string>& notes, const Device* device) {
-  const std::string& path = deck.text("profile.table");
+ProfileTable load_profile(const Config& config, std::vector<std::string>& notes,
+                          const Device* device) {
+  const std::string& path = config.profile.table;
   require(!path.empty(),
           "{}: profile.table names no profile table; measure one with `ballast profile`",
-          deck.file);
+          config.from.file);
   const ProfileTable table = read_profile(path);
-  const auto here = device == nullptr ? planned_identity(deck)
-                                      : measured_identity(deck, *device, planned_type(deck));
-  notes = identity_differences(path, table, here, deck.boolean("profile.allow_mismatch"));
+  const auto here = device == nullptr ? planned_identity(config)
+                                      : measured_identity(config, *device, config.run.type());
+  notes = identity_differences(path, table, here, config.profile.allow_mismatch);
   if (const auto hardware = table.identity.find("hardware");
       device == nullptr && hardware != table.identity.end())
     notes.push_back(fmt::format("times of {}, measured on {}", path, hardware->second));
   try {
-    return checked(table, deck.real("profile.repair_limit"), notes);
+    return checked(table, config.profile.repair_limit, notes);
   } catch (const Error& e) {
     fail("{}: {}", path, e.what());
   }
 }
 
-LatencyOptions latency_options(const Deck& deck, const std::string& pattern) {
-  const ModelShape m = model_shape(deck);
-  const MeshShape mesh = mesh_shape(deck);
+LatencyOptions latency_options(const Config& config, PatternKind pattern) {
+  const ModelConfig& m = config.model;
   LatencyOptions options;
   options.pattern = pattern;
-  options.recompute = deck.text("recompute.mode");
-  options.sp = mesh.sp;
-  options.cp = mesh.cp();
+  options.recompute = config.recompute.mode;
+  options.sp = config.mesh.sp;
+  options.cp = config.mesh.cp();
   options.exchange_bytes_per_token =
       static_cast<double>(2 * (m.query_heads + m.kv_heads) * m.head_dim) *
-      static_cast<double>(size_of(planned_type(deck)));
+      static_cast<double>(size_of(config.run.type()));
   return options;
 }
 
-std::string budget_pattern(const Deck& deck) {
-  const std::string& pattern = deck.text("attention.pattern");
-  return pattern == "moba" || pattern == "vertical_slash" ? pattern : "dense";
-}
-
-std::int64_t budget_block_tokens(const Deck& deck) {
-  return budget_pattern(deck) == "moba" ? deck.integer("attention.moba_block") : kBlock;
-}
-
-LatencyModel latency_model(const Deck& deck, std::vector<std::string>& notes,
+LatencyModel latency_model(const Config& config, std::vector<std::string>& notes,
                            const Device* device) {
-  const std::string pattern = budget_pattern(deck);
-  if (!deck.text("profile.table").empty()) {
-    const ProfileTable table = load_profile(deck, notes, device);
-    require(pattern == "dense" || table.block_tokens == budget_block_tokens(deck),
+  const PatternKind pattern = budget_pattern(config);
+  if (!config.profile.table.empty()) {
+    const ProfileTable table = load_profile(config, notes, device);
+    require(pattern == PatternKind::dense || table.block_tokens == budget_block_tokens(config),
             "{}: budgets of profile table {} count blocks of {} tokens, the deck's of {}; measure "
             "a table for the deck's with `ballast profile`",
-            deck.file, deck.text("profile.table"), table.block_tokens, budget_block_tokens(deck));
-    return LatencyModel(table, latency_options(deck, pattern));
+            config.from.file, config.profile.table, table.block_tokens,
+            budget_block_tokens(config));
+    return LatencyModel(table, latency_options(config, pattern));
   }
-  const double pair_s = deck.real("costs.forward_pair_s");
+  const double pair_s = config.costs.forward_pair_s;
   require(pair_s > 0,
           "{}: latency is predicted from a profile.table, or from costs.forward_token_s and "
           "costs.forward_pair_s above 0",
-          deck.file);
-  const double per_stage = static_cast<double>(
-      std::max<std::int64_t>(1, model_shape(deck).layers / mesh_shape(deck).pp));
-  LatencyOptions options = latency_options(deck, pattern);
-  options.recompute = "none";
+          config.from.file);
+  const double per_stage =
+      static_cast<double>(std::max<std::int64_t>(1, config.model.layers / config.mesh.pp));
+  LatencyOptions options = latency_options(config, pattern);
+  options.recompute = Recompute::none;
   return LatencyModel(
-      stated_profile(deck.real("costs.forward_token_s") / per_stage, pair_s / per_stage,
-                     deck.real("costs.backward_over_forward"), pattern, budget_block_tokens(deck)),
+      stated_profile(config.costs.forward_token_s / per_stage, pair_s / per_stage,
+                     config.costs.backward_over_forward, pattern, budget_block_tokens(config)),
       options);
 }
 
-DstOptions dst_options(const Deck& deck) {
-  DstOptions options{deck.config().dst.anchor, deck.real("dst.threshold"),
-                     deck.integer("dst.base_budget"),
-                     deck.get<std::vector<std::int64_t>>("dst.budgets")};
-  if (options.base_budget == 0) options.base_budget = deck.integer("attention.moba_top_k");
+DstOptions dst_options(const Config& config) {
+  const DstConfig& dst = config.dst;
+  DstOptions options{dst.anchor, dst.threshold, dst.base_budget, dst.budgets};
+  if (options.base_budget == 0) options.base_budget = config.attention.moba_top_k;
   if (options.candidates.empty()) options.candidates = default_candidates(options.base_budget);
   return options;
 }

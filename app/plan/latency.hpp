@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/base/tensor.hpp"
-#include "core/config/deck.hpp"
+#include "core/config/config.hpp"
 #include "core/predict/latency_model.hpp"
 #include "core/predict/profile_table.hpp"
 #include "core/predict/sparsity_tuning.hpp"
@@ -13,9 +13,9 @@
 namespace ballast {
 
 /// What a table of this deck holds for, whatever machine it runs on: layer (shape) and dtype.
-std::map<std::string, std::string> planned_identity(const Deck& deck);
+std::map<std::string, std::string> planned_identity(const Config& config);
 /// The same on `device`, with hardware, kernels (hash of their sources) and software.
-std::map<std::string, std::string> measured_identity(const Deck& deck, const Device& device,
+std::map<std::string, std::string> measured_identity(const Config& config, const Device& device,
                                                      DType type);
 
 /// The table of profile.table, checked and repaired; what was repaired or differs is one sentence
@@ -23,25 +23,20 @@ std::map<std::string, std::string> measured_identity(const Deck& deck, const Dev
 /// machine; with `device` the hardware and the kernels must be the table's too. Errors: no
 /// profile.table, a damaged table, another identity (both sides shown) unless
 /// profile.allow_mismatch.
-ProfileTable load_profile(const Deck& deck, std::vector<std::string>& notes,
+ProfileTable load_profile(const Config& config, std::vector<std::string>& notes,
                           const Device* device = nullptr);
 
 /// Series and ranks of the deck for LatencyModel: recompute.mode, mesh.sp, ranks of a ring;
 /// `pattern` as in the table.
-LatencyOptions latency_options(const Deck& deck, const std::string& pattern);
+LatencyOptions latency_options(const Config& config, PatternKind pattern);
 
 /// The model that plans of this deck use: of profile.table, or else of the stated costs
 /// (costs.forward_token_s, forward_pair_s and backward_over_forward are a stage's: a layer takes
 /// its part of them).  `notes` as load_profile.
-LatencyModel latency_model(const Deck& deck, std::vector<std::string>& notes,
+LatencyModel latency_model(const Config& config, std::vector<std::string>& notes,
                            const Device* device = nullptr);
 
-/// The pattern whose budgets count, attention.pattern where it has budgets (moba, vertical_slash),
-/// else dense; and the tokens of the key blocks that its budgets count.
-std::string budget_pattern(const Deck& deck);
-std::int64_t budget_block_tokens(const Deck& deck);
-
 /// Block dst, with the pattern's base budget where the block states none.
-DstOptions dst_options(const Deck& deck);
+DstOptions dst_options(const Config& config);
 
 }  // namespace ballast

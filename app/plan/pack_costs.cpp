@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "app/plan/planned_run.hpp"
-#include "app/train/deck_options.hpp"
 #include "core/config/run_options.hpp"
 #include "core/model/tensor_specs.hpp"
 #include "core/predict/memory_replay.hpp"
@@ -16,7 +15,7 @@ namespace {
 
 /// Peak of one rank's part of a pack, forward and backward, without pipeline; activations as
 /// measured where the table has them.
-double rank_bytes(const Deck& deck, const RunOptions& options, std::int64_t tokens, int ranks,
+double rank_bytes(const Config& config, const RunOptions& options, std::int64_t tokens, int ranks,
                   int layers, const TableCosts* table) {
   const MeshShape& mesh = options.mesh;
   StageMemory in;
@@ -24,11 +23,11 @@ double rank_bytes(const Deck& deck, const RunOptions& options, std::int64_t toke
   in.layers = options.model.layers;
   in.parameters = options.model.parameters();
   in.replicas = mesh.replicas();
-  in.zero = static_cast<int>(deck.integer("optimizer.zero"));
-  in.type = planned_type(deck);
+  in.zero = config.optimizer.zero;
+  in.type = config.run.type();
   in.recompute = {Recompute::full, layers};
-  in.head_chunk_tokens = deck.integer("model.head_chunk_tokens");
-  in.host = deck.text("run.backend") == "host";
+  in.head_chunk_tokens = config.model.head_chunk_tokens;
+  in.host = config.run.backend == Backend::host;
   RankMicroBatch part;
   part.shard_tokens = (tokens + mesh.cp() - 1) / mesh.cp();
   part.tokens = (part.shard_tokens + ranks - 1) / ranks;
@@ -51,11 +50,11 @@ double rank_bytes(const Deck& deck, const RunOptions& options, std::int64_t toke
 
 }  // namespace
 
-std::optional<PackCosts> pack_costs(const Deck& deck, std::vector<std::string>& notes) {
-  if (!has_costs(deck)) return std::nullopt;
-  const RunOptions options = RunOptions::from(deck);
+std::optional<PackCosts> pack_costs(const Config& config, std::vector<std::string>& notes) {
+  if (!has_costs(config)) return std::nullopt;
+  const RunOptions options = RunOptions::from(config);
   PackCosts packs;
-  packs.costs = plan_costs(deck, notes);
+  packs.costs = plan_costs(config, notes);
   const LayoutRule layout{options.layout, options.stripe, options.attention.align()};
   packs.seconds = [costs = packs.costs, mesh = options.mesh, layout,
                    all = std::max<std::int64_t>(1, options.model.layers)](const MicroBatch& pack,
@@ -71,8 +70,8 @@ std::optional<PackCosts> pack_costs(const Deck& deck, std::vector<std::string>& 
     return times->forward_s() + times->backward_s();
   };
   const auto table = std::dynamic_pointer_cast<const TableCosts>(packs.costs);
-  packs.bytes = [deck, options, table](std::int64_t tokens, int ranks, int layers) {
-    return rank_bytes(deck, options, tokens, ranks, layers, table.get());
+  packs.bytes = [config, options, table](std::int64_t tokens, int ranks, int layers) {
+    return rank_bytes(config, options, tokens, ranks, layers, table.get());
   };
   return packs;
 }

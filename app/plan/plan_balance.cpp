@@ -6,9 +6,9 @@
 
 namespace ballast {
 
-std::optional<PlanPart> plan_balance(const Deck& deck) {
-  if (deck.text("attention.index") != "generated") return std::nullopt;
-  const RunOptions options = RunOptions::from(deck);
+std::optional<PlanPart> plan_balance(const Config& config) {
+  if (config.attention.index != IndexOrigin::generated) return std::nullopt;
+  const RunOptions options = RunOptions::from(config);
   const MeshShape& mesh = options.mesh;
   GeneratedPattern pattern = options.attention.generator;
   pattern.tokens = options.batching.micro_batch_tokens;

@@ -28,10 +28,10 @@ struct Samples {
   std::vector<std::vector<SampleLength>> batches;
   std::vector<std::int64_t> lengths;
 
-  explicit Samples(const Deck& deck) {
-    PlannedSamples planned(deck);
+  explicit Samples(const Config& config) {
+    PlannedSamples planned(config);
     const std::int64_t most = std::min(kSamples, planned.training_samples());
-    const bool epoch = deck.text("batching.scope") == "epoch";
+    const bool epoch = config.batching.scope == BatchScope::epoch;
     SamplerPosition position;
     while (static_cast<std::int64_t>(lengths.size()) < most) {
       batches.push_back(epoch ? planned.first(most) : planned.next(position));
@@ -52,7 +52,7 @@ std::vector<MicroBatch> naive_packs(const std::vector<std::int64_t>& lengths, st
   std::vector<std::int64_t> fitting;
   std::copy_if(lengths.begin(), lengths.end(), std::back_inserter(fitting),
                [&](std::int64_t n) { return n <= tokens; });
-  const Packing packs = pack_lengths("isf", fitting, tokens, seed);
+  const Packing packs = pack_lengths(PackMethod::isf, fitting, tokens, seed);
   std::vector<MicroBatch> list;
   const std::size_t apart = std::max<std::size_t>(1, packs.size() / kPacks);
   for (std::size_t p = 0; p < packs.size() && list.size() < kPacks; p += apart) {
@@ -73,20 +73,20 @@ std::string list_text(const std::vector<PackGroup>& groups,
 
 }  // namespace
 
-std::optional<PlanPart> plan_groups(const Deck& deck) {
+std::optional<PlanPart> plan_groups(const Config& config) {
   GroupSearch search;
-  search.lengths = deck.get<std::vector<std::int64_t>>("batching.select_lengths");
-  if (search.lengths.empty() || deck.text("batching.method") != "hbp") return std::nullopt;
+  search.lengths = config.batching.select_lengths;
+  if (search.lengths.empty() || config.batching.method != Batching::hbp) return std::nullopt;
   const auto begin = std::chrono::steady_clock::now();
-  const RunOptions options = RunOptions::from(deck);
+  const RunOptions options = RunOptions::from(config);
   std::vector<std::string> notes;
-  const std::optional<PackCosts> costs = pack_costs(deck, notes);
+  const std::optional<PackCosts> costs = pack_costs(config, notes);
   require(costs.has_value(),
           "{}: batching.select_lengths needs times: profile.table, or costs.forward_token_s",
-          deck.file);
+          config.from.file);
   search.layers = static_cast<int>(std::max<std::int64_t>(1, options.model.layers));
-  search.memory_bytes = deck.real("batching.select_memory_gib") * (1 << 30);
-  for (const std::int64_t degree : deck.get<std::vector<std::int64_t>>("batching.select_ranks"))
+  search.memory_bytes = config.batching.select_memory_gib * (1 << 30);
+  for (const std::int64_t degree : config.batching.select_ranks)
     search.degrees.push_back(static_cast<int>(degree));
   if (search.degrees.empty())
     for (int degree = 1; degree <= options.mesh.dp; degree *= 2)
@@ -94,19 +94,19 @@ std::optional<PlanPart> plan_groups(const Deck& deck) {
           head_split_problem(std::max<std::int64_t>(1, options.model.query_heads), degree).empty())
         search.degrees.push_back(degree);
 
-  const Samples samples(deck);
+  const Samples samples(config);
   const std::vector<std::int64_t>& lengths = samples.lengths;
   const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   require(longest <= search.lengths.back(),
           "{}: batching.select_lengths ends with {}, but a sample has {} tokens; add a longer one "
           "or set data.max_tokens",
-          deck.file, search.lengths.back(), longest);
+          config.from.file, search.lengths.back(), longest);
   GroupSelection selection = select_groups(
       search,
       [&](std::int64_t tokens) { return naive_packs(lengths, tokens, options.batching.seed); },
       *costs);
-  const SimulationOptions simulation = simulation_options(deck, options);
-  StepOptions step = step_options(deck, options, simulation, *costs->costs);
+  const SimulationOptions simulation = simulation_options(config, options);
+  StepOptions step = step_options(config, options, simulation, *costs->costs);
   const auto planned_seconds = [&](const std::vector<PackGroup>& groups) {
     step.batching.groups = groups;
     double seconds = 0;
@@ -114,7 +114,7 @@ std::optional<PlanPart> plan_groups(const Deck& deck) {
       seconds += simulate(plan_batch_step(batch, step), simulation, *costs->costs).step_s;
     };
     for (std::size_t b = 0; b < samples.batches.size(); ++b) {
-      if (deck.text("batching.scope") == "epoch")
+      if (config.batching.scope == BatchScope::epoch)
         std::ranges::for_each(plan_epoch(samples.batches[b], step.batching), add);
       else
         add(plan_batch(static_cast<std::int64_t>(b), samples.batches[b], step.batching));
@@ -156,24 +156,24 @@ std::optional<PlanPart> plan_groups(const Deck& deck) {
       "3, 4); selected in {:.2f} s: {} samples planned in {:.4g} s with "
       "the groups of Algorithm 1, in {:.4g} s with these",
       took.count(), lengths.size(), first_s, planned_s);
-  const std::vector<std::string> wrong = problems(selection.groups, options.mesh.dp);
-  const bool stored = takes_stored_groups(deck) && wrong.empty();
-  if (stored) store_groups(deck, selection.groups);
+  const std::vector<Problem> wrong = problems(selection.groups, options.mesh.dp);
+  const bool stored = takes_stored_groups(config) && wrong.empty();
+  if (stored) store_groups(config, selection.groups);
   if (stored)
     part.note += fmt::format("; stored in {}: groups {}, ranks {}, recomputed layers {}",
-                             deck.text("profile.table"), tokens, ranks, recompute);
+                             config.profile.table, tokens, ranks, recompute);
   else
     part.note += fmt::format(
         ". For `train` and `pack`:\n\n[batching]\nmethod = \"hbp\"\ngroups = {}\ngroup_ranks = "
         "{}\ngroup_recompute = {}",
         tokens, ranks, recompute);
   for (const std::string& note : notes) part.note += "\nnote: " + note;
-  for (const std::string& problem : wrong) part.note += "\nnote: " + problem;
+  for (const Problem& problem : wrong) part.note += "\nnote: " + problem.message();
   part.values = {{"trials", trials},
                  {"selection_seconds", took.count()},
                  {"algorithm_1_run_s", first_s},
                  {"run_s", planned_s}};
-  if (stored) part.values["stored_in"] = deck.text("profile.table");
+  if (stored) part.values["stored_in"] = config.profile.table;
   for (const char* key : {"groups", "group_ranks", "group_recompute"})
     part.values[key] = nlohmann::ordered_json::array();
   for (const PackGroup& g : selection.groups) {

@@ -4,13 +4,13 @@
 
 namespace ballast {
 
-std::optional<PlanPart> plan_pipeline(const Deck& deck) {
-  if (!deck.block_set("pipeline") && !deck.block_set("chunk")) return std::nullopt;
-  const RunOptions options = RunOptions::from(deck);
+std::optional<PlanPart> plan_pipeline(const Config& config) {
+  if (!config.is_set(&Config::pipeline) && !config.is_set(&Config::chunk)) return std::nullopt;
+  const RunOptions options = RunOptions::from(config);
   std::vector<std::string> notes;
-  const std::shared_ptr<const Costs> costs = plan_costs(deck, notes);
-  const std::int64_t batches = deck.integer("pipeline.plan_steps");
-  const RunFacts facts = first_steps(deck, costs, batches);
+  const std::shared_ptr<const Costs> costs = plan_costs(config, notes);
+  const std::int64_t batches = config.pipeline.plan_steps;
+  const RunFacts facts = first_steps(config, costs, batches);
   const double step_s = facts.mean_step_s();
 
   PlanPart part;
@@ -18,26 +18,35 @@ std::optional<PlanPart> plan_pipeline(const Deck& deck) {
       "pipeline, {}, {}",
       batches == 1 ? "first global batch" : fmt::format("first {} global batches", batches),
       costs->source());
-  part.header = {
-      "stages",        "schedule",   "batching",  "chunk_tokens", "k",
-      "micro_batches", "recomputed", "step_time", "bubble_ratio", "peak_live_activations"};
+  part.header = {"stages",       "schedule",   "batching",
+                 "chunk_tokens", "k",          "micro_batches",
+                 "recomputed",   "step_time",  "bubble_ratio",
+                 "load_balance", "idle_ranks", "peak_live_activations"};
   part.note =
       "bubble_ratio: 1 - forward and backward time / (ranks x step_time), in which recomputation, "
       "transfers and waits are bubble; "
       "step_time "
-      "in seconds, mean of the batches;\npeak_live_activations: micro-batches whose activations a "
+      "in seconds, mean of the batches; load_balance: mean / max of useful seconds over all ranks, "
+      "idle_ranks: without a micro-batch, means of the batches;\npeak_live_activations: "
+      "micro-batches whose activations a "
       "stage holds at once, first stage first; micro_batches, recomputed: of all batches";
-  const std::string& schedule = deck.text("pipeline.schedule");
-  const bool chunked = options.batching.method == "chunkflow", aware = state_aware(schedule);
-  part.rows.push_back({fmt::to_string(options.mesh.pp), schedule, options.batching.method,
+  const ScheduleKind schedule = config.pipeline.schedule;
+  const bool chunked = options.batching.method == Batching::chunkflow,
+             aware = state_aware(schedule);
+  part.rows.push_back({fmt::to_string(options.mesh.pp), name(schedule),
+                       name(options.batching.method),
                        chunked ? fmt::to_string(options.batching.micro_batch_tokens) : "-",
-                       aware ? fmt::to_string(deck.integer("chunk.k")) : "-",
+                       aware ? fmt::to_string(config.chunk.k) : "-",
                        fmt::to_string(facts.micro_batches), fmt::to_string(facts.recomputed),
                        fmt::format("{:.6g}", step_s), fmt::format("{:.4f}", facts.bubble_ratio()),
+                       fmt::format("{:.4f}", facts.mean(facts.load_balance)),
+                       fmt::format("{:g}", facts.mean(facts.idle_ranks)),
                        fmt::format("{}", fmt::join(facts.live, " "))});
-  part.values = {{"schedule", schedule},
+  part.values = {{"schedule", name(schedule)},
                  {"bubble_ratio", facts.bubble_ratio()},
                  {"step_time", step_s},
+                 {"load_balance", facts.mean(facts.load_balance)},
+                 {"idle_ranks", facts.mean(facts.idle_ranks)},
                  {"peak_live_activations", facts.live},
                  {"micro_batches", facts.micro_batches},
                  {"recomputed", facts.recomputed}};

@@ -6,24 +6,24 @@
 
 namespace ballast {
 
-std::optional<PlanPart> plan_search(const Deck& deck) {
-  const auto& sizes = deck.get<std::vector<std::int64_t>>("chunk.search_tokens");
+std::optional<PlanPart> plan_search(const Config& config) {
+  const auto& sizes = config.chunk.search_tokens;
   if (sizes.empty()) return std::nullopt;
-  const double limit = deck.real("chunk.search_memory_gib") * (1 << 30);
+  const double limit = config.chunk.search_memory_gib * (1 << 30);
   std::vector<std::string> notes;
-  const std::shared_ptr<const Costs> costs = plan_costs(deck, notes);
-  const std::int64_t steps = deck.integer("chunk.search_steps");
+  const std::shared_ptr<const Costs> costs = plan_costs(config, notes);
+  const std::int64_t steps = config.chunk.search_steps;
 
-  std::vector<std::int64_t> ks = deck.get<std::vector<std::int64_t>>("chunk.search_k");
+  std::vector<std::int64_t> ks = config.chunk.search_k;
   if (ks.empty()) ks = {1, 2, 4, 8, 16};
   struct Best {
     double step_s = 0;
     std::int64_t tokens = 0, k = 0;
   };
   std::optional<Best> best;
-  const std::string schedule = state_aware(deck.text("pipeline.schedule"))
-                                   ? deck.text("pipeline.schedule")
-                                   : "state_aware_1f1b";
+  const ScheduleKind schedule = state_aware(config.pipeline.schedule)
+                                    ? config.pipeline.schedule
+                                    : ScheduleKind::state_aware_1f1b;
   PlanPart part;
   part.title = fmt::format("chunk size and K over {} global batch{}, {}", steps,
                            steps == 1 ? "" : "es", costs->source());
@@ -39,14 +39,11 @@ std::optional<PlanPart> plan_search(const Deck& deck) {
   auto rows = nlohmann::ordered_json::array();
   for (const std::int64_t tokens : sizes)
     for (const std::int64_t k : ks) {
-      Deck point = deck;
-      const auto set = [&](const char* key, DeckValue value) {
-        point.set(key, std::move(value), "search");
-      };
-      set("batching.method", std::string("chunkflow"));
-      set("pipeline.schedule", schedule);
-      set("chunk.tokens", tokens);
-      set("chunk.k", k);
+      Config point = config;
+      point.batching.method = Batching::chunkflow;
+      point.pipeline.schedule = schedule;
+      point.chunk.tokens = tokens;
+      point.chunk.k = k;
       const RunOptions options = RunOptions::from(point);
       const RunFacts facts = first_steps(point, costs, steps);
       const double step_s = facts.mean_step_s();
@@ -74,15 +71,15 @@ std::optional<PlanPart> plan_search(const Deck& deck) {
           "{}: no pair of chunk.search_tokens and chunk.search_k fits chunk.search_memory_gib = "
           "{}; raise it, lower the chunk sizes, or "
           "set recompute.mode, chunk.offload or optimizer.zero",
-          deck.file, deck.real("chunk.search_memory_gib"));
+          config.from.file, config.chunk.search_memory_gib);
   part.note = "step_time: mean seconds of a step; fullest_rank: memory estimate of `ballast check`";
   part.values = {{"search", rows}};
   if (best) {
     const std::vector<std::string> overrides{
-        "batching.method=chunkflow", "pipeline.schedule=" + schedule,
+        "batching.method=chunkflow", fmt::format("pipeline.schedule={}", schedule),
         fmt::format("chunk.tokens={}", best->tokens), fmt::format("chunk.k={}", best->k)};
-    part.note += fmt::format("\nfastest that fits; train with it: ballast train {} {}", deck.file,
-                             fmt::join(overrides, " "));
+    part.note += fmt::format("\nfastest that fits; train with it: ballast train {} {}",
+                             config.from.file, fmt::join(overrides, " "));
     part.values["best_chunk_tokens"] = best->tokens;
     part.values["best_k"] = best->k;
     part.values["best_step_time"] = best->step_s;

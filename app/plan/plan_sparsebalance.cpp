@@ -40,19 +40,20 @@ Means means_of(PlannedRun& run, const BatchingOptions& batching, bool tune, std:
 
 }  // namespace
 
-std::optional<PlanPart> plan_sparsebalance(const Deck& deck) {
-  const RunOptions options = RunOptions::from(deck);
-  const std::string& method = options.batching.method;
-  if (!deck.block_set("dst") && method != "sab" && method != "lbb") return std::nullopt;
-  const std::int64_t steps = deck.integer("run.steps");
-  require(steps > 0, "{}: run.steps = 0: name the global batches to simulate", deck.file);
+std::optional<PlanPart> plan_sparsebalance(const Config& config) {
+  const RunOptions options = RunOptions::from(config);
+  const Batching method = options.batching.method;
+  if (!config.is_set(&Config::dst) && !balances_by_weight(method)) return std::nullopt;
+  const std::int64_t steps = config.run.steps;
+  require(steps > 0, "{}: run.steps = 0: name the global batches to simulate", config.from.file);
   std::vector<std::string> notes;
-  PlannedRun run(deck, plan_costs(deck, notes));
+  PlannedRun run(config, plan_costs(config, notes));
   const bool tune = run.simulation().tune;
   const Means found = means_of(run, options.batching, tune, steps);
   BatchingOptions in_order = options.batching;
-  in_order.method = "none";
-  const Means baseline = method == "none" && !tune ? found : means_of(run, in_order, false, steps);
+  in_order.method = Batching::none;
+  const Means baseline =
+      method == Batching::none && !tune ? found : means_of(run, in_order, false, steps);
   const double speedup = baseline.step_time_s / found.step_time_s;
 
   PlanPart part;
@@ -73,11 +74,11 @@ std::optional<PlanPart> plan_sparsebalance(const Deck& deck) {
   const DstOptions& dst = run.simulation().dst;
   part.rows.push_back(
       {fmt::format("{:.2f}x", found.imbalance), fmt::format("{:.2f}", 1e3 * found.step_time_s),
-       fmt::format("{:.2f}", 1e3 * found.planning_s), fmt::format("{:.2f}x", speedup), method,
-       tune ? fmt::format("{} {}", deck.text("dst.anchor"), dst.threshold) : "-",
+       fmt::format("{:.2f}", 1e3 * found.planning_s), fmt::format("{:.2f}x", speedup), name(method),
+       tune ? fmt::format("{} {}", config.dst.anchor, dst.threshold) : "-",
        fmt::format("{:.4f}", found.bubble), fmt::format("{:.1f}", found.budget),
        fmt::format("{:.4f}", found.loss), fmt::format("{:.4f}", found.largest_loss)});
-  part.values = {{"batching", method},
+  part.values = {{"batching", name(method)},
                  {"dst", tune},
                  {"imbalance", found.imbalance},
                  {"step_time", found.step_time_s},

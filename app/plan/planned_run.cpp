@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "app/plan/latency.hpp"
-#include "app/train/deck_options.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
+#include "core/predict/placement_costs.hpp"
 #include "core/predict/stated_costs.hpp"
 #include "core/predict/step_costs.hpp"
 #include "core/predict/table_costs.hpp"
@@ -15,17 +15,17 @@
 namespace ballast {
 namespace {
 
-WorkShape work_shape(const Deck& deck) {
+WorkShape work_shape(const Config& config) {
   WorkShape work;
-  work.model = model_shape(deck);
-  work.element_bytes = static_cast<std::int64_t>(size_of(planned_type(deck)));
-  work.block_tokens = budget_block_tokens(deck);
-  work.ranks_per_node = mesh_shape(deck).ranks_per_node;
+  work.model = model_shape(config);
+  work.element_bytes = static_cast<std::int64_t>(size_of(config.run.type()));
+  work.block_tokens = budget_block_tokens(config);
+  work.ranks_per_node = config.mesh.ranks_per_node;
   return work;
 }
 
-StatedTimes stated_times(const Deck& deck) {
-  const PipelineCosts costs = RunOptions::from(deck).pipeline.costs;
+StatedTimes stated_times(const Config& config) {
+  const PipelineCosts costs = pipeline_options(config).costs;
   StatedTimes times;
   times.token_s = costs.token_s;
   times.pair_s = costs.pair_s;
@@ -33,9 +33,9 @@ StatedTimes stated_times(const Deck& deck) {
   times.backward_over_forward = costs.backward_over_forward;
   times.weight_share = costs.weight_share;
   times.stage_hop_token_s = costs.hop_token_s;
-  times.exchange_token_s = deck.real("costs.exchange_token_s");
-  times.block_tokens = budget_block_tokens(deck);
-  times.given = deck.block_set("costs");
+  times.exchange_token_s = config.costs.exchange_token_s;
+  times.block_tokens = budget_block_tokens(config);
+  times.given = config.is_set(&Config::costs);
   return times;
 }
 
@@ -49,50 +49,61 @@ std::vector<std::int64_t> stage_begins(const RunOptions& options) {
 
 }  // namespace
 
-std::shared_ptr<const Costs> plan_costs(const Deck& deck, std::vector<std::string>& notes) {
-  if (const std::string& table = deck.text("profile.table"); !table.empty()) {
-    const ProfileTable profile = load_profile(deck, notes);
-    require(budget_pattern(deck) == "dense" || profile.block_tokens == budget_block_tokens(deck),
+std::shared_ptr<const Costs> plan_costs(const Config& config, std::vector<std::string>& notes) {
+  if (const std::string& table = config.profile.table; !table.empty()) {
+    const ProfileTable profile = load_profile(config, notes);
+    require(budget_pattern(config) == PatternKind::dense ||
+                profile.block_tokens == budget_block_tokens(config),
             "{}: budgets of profile table {} count blocks of {} tokens, the deck's of {}; measure "
             "a table for the deck's with `ballast profile`",
-            deck.file, table, profile.block_tokens, budget_block_tokens(deck));
-    return std::make_shared<TableCosts>(table, profile, deck.text("attention.pattern"),
-                                        work_shape(deck));
+            config.from.file, table, profile.block_tokens, budget_block_tokens(config));
+    return std::make_shared<TableCosts>(table, profile, config.attention.pattern,
+                                        work_shape(config));
   }
-  if (deck.block_set("costs") || model_shape(deck).layers == 0)
-    return std::make_shared<StatedCosts>(stated_times(deck));
+  if (config.is_set(&Config::costs) || config.model.layers == 0)
+    return std::make_shared<StatedCosts>(stated_times(config));
   const DeviceKind kind =
-      deck.text("run.backend") == "cuda" ? DeviceKind::h200 : DeviceKind::host_core;
-  return std::make_shared<RateCosts>(device_rates(kind), work_shape(deck));
+      config.run.backend == Backend::cuda ? DeviceKind::h200 : DeviceKind::host_core;
+  return std::make_shared<RateCosts>(device_rates(kind), work_shape(config));
 }
 
-bool has_costs(const Deck& deck) {
-  return !deck.text("profile.table").empty() || deck.is_set("costs.forward_token_s");
+bool has_costs(const Config& config) {
+  return !config.profile.table.empty() ||
+         config.is_set(&Config::costs, &CostsConfig::forward_token_s);
 }
 
-SimulationOptions simulation_options(const Deck& deck, const RunOptions& options) {
+SimulationOptions simulation_options(const Config& config, const RunOptions& options) {
   SimulationOptions simulation;
   simulation.layers = std::max<std::int64_t>(options.model.layers, options.mesh.pp);
-  simulation.recompute = recompute_options(deck);
-  simulation.tune = deck.boolean("dst.enabled");
-  simulation.dst = dst_options(deck);
+  simulation.recompute = config.recompute;
+  simulation.tune = config.dst.enabled;
+  simulation.dst = dst_options(config);
   // Without tuning the pattern's own budget counts, where it has a fixed one.
-  if (budget_pattern(deck) == "moba" || deck.block_set("dst"))
+  if (budget_pattern(config) == PatternKind::moba || config.is_set(&Config::dst))
     simulation.base_budget = simulation.dst.base_budget;
-  simulation.block_tokens = budget_block_tokens(deck);
-  if (const auto& blocks = deck.get<std::vector<std::int64_t>>("dst.simulated_coverage");
-      !blocks.empty())
+  simulation.block_tokens = budget_block_tokens(config);
+  if (const auto& blocks = config.dst.simulated_coverage; !blocks.empty())
     simulation.coverage_blocks = blocks;
-  simulation.seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
+  simulation.seed = config.run.seed;
   simulation.keep_ops = false;
   return simulation;
 }
 
-StepOptions step_options(const Deck& deck, const RunOptions& options,
-                         const SimulationOptions& simulation, const Costs& costs) {
+std::shared_ptr<const PlacementCosts> placement_costs(const RunOptions& options,
+                                                      const SimulationOptions& simulation,
+                                                      const Costs& costs) {
+  PlacedWork work;
+  work.layers = simulation.layers;
+  work.mesh = options.mesh;
+  work.recompute = simulation.recompute;
+  work.budget = simulation.base_budget;
+  return std::make_shared<StepPlacementCosts>(costs, work);
+}
+
+StepOptions step_options(const Config& config, const RunOptions& options) {
   StepOptions step;
   step.mesh = options.mesh;
-  step.zero = static_cast<int>(deck.integer("optimizer.zero"));
+  step.zero = config.optimizer.zero;
   step.normaliser = options.normaliser;
   step.layout = {options.layout, options.stripe, options.attention.align()};
   step.batching = options.batching;
@@ -104,6 +115,14 @@ StepOptions step_options(const Deck& deck, const RunOptions& options,
       if (p.trainable) step.stage_elements.at(static_cast<std::size_t>(p.stage)) += p.numel();
       if (p.trainable && p.tied_copy) step.tied_elements = p.numel();
     }
+  return step;
+}
+
+StepOptions step_options(const Config& config, const RunOptions& options,
+                         const SimulationOptions& simulation, const Costs& costs) {
+  StepOptions step = step_options(config, options);
+  if (step.batching.method == Batching::balanced)
+    step.batching.placement_costs = placement_costs(options, simulation, costs);
   step.costs = [&simulation, &costs](const StepPlan& plan) {
     return schedule_costs(plan, simulation, costs);
   };
@@ -114,12 +133,13 @@ StepOptions step_options(const Deck& deck, const RunOptions& options,
   return step;
 }
 
-PlannedRun::PlannedRun(const Deck& deck, std::shared_ptr<const Costs> costs)
-    : deck_(deck),
+PlannedRun::PlannedRun(const Config& config, std::shared_ptr<const Costs> costs)
+    : config_(config),
       costs_(std::move(costs)),
-      options_(RunOptions::from(deck)),
-      simulation_(simulation_options(deck, options_)),
-      averages_(static_cast<double>(simulation_.dst.base_budget), deck.real("sab.decay")) {
+      options_(RunOptions::from(config)),
+      simulation_(simulation_options(config, options_)),
+      averages_(static_cast<double>(simulation_.dst.base_budget), config.sab.decay) {
+  options_.batching.placement_costs = placement_costs(options_, simulation_, *costs_);
   begin(options_.batching, simulation_.tune);
 }
 
@@ -131,9 +151,8 @@ void PlannedRun::begin(const BatchingOptions& batching, bool tune) {
     return layer_time(*costs_, {{{0, 0, tokens, 0}}}, std::llround(averages_.budget(tokens)), split)
         .total_s();
   };
-  averages_ =
-      BudgetAverages(static_cast<double>(simulation_.dst.base_budget), deck_.real("sab.decay"));
-  samples_ = std::make_unique<PlannedSamples>(deck_);
+  averages_ = BudgetAverages(static_cast<double>(simulation_.dst.base_budget), config_.sab.decay);
+  samples_ = std::make_unique<PlannedSamples>(config_);
   samples_->begin_with_curriculum();
   position_ = {};
   step_ = 0;
@@ -143,9 +162,10 @@ PlannedRun::Step PlannedRun::next() {
   const std::vector<SampleLength> samples = samples_->next(position_);
   Step step;
   const auto begin = std::chrono::steady_clock::now();
-  const Batch batch = plan_batch(step_++, samples, batching_);
+  Batch batch = plan_batch(step_++, samples, batching_);
+  if (weighs_by_chunk(options_.normaliser)) count_loss_tokens(batch, samples_->dataset());
   step.planned_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  step.plan = plan_batch_step(batch, step_options(deck_, options_, simulation_, *costs_));
+  step.plan = plan_batch_step(batch, step_options(config_, options_, simulation_, *costs_));
   step.simulated = simulate(step.plan, simulation_, *costs_);
   averages_.update(step.simulated.budgets.sums, step.simulated.budgets.counts);
   return step;
@@ -155,6 +175,7 @@ void RunFacts::add(const PlannedRun::Step& step) {
   const SimulatedStep& s = step.simulated;
   ++steps;
   step_s += s.step_s, schedule_s += s.schedule_s, useful_s += s.useful_s;
+  load_balance += s.load_balance, idle_ranks += s.idle_ranks;
   rank_s += s.schedule_s * static_cast<double>(step.plan.lanes.size() * s.live.size());
   micro_batches += step.plan.micro_batches.size();
   recomputed += s.recomputed;
@@ -163,8 +184,8 @@ void RunFacts::add(const PlannedRun::Step& step) {
     live[stage] = std::max(live[stage], s.live[stage]);
 }
 
-RunFacts first_steps(const Deck& deck, std::shared_ptr<const Costs> costs, std::int64_t count) {
-  PlannedRun run(deck, std::move(costs));
+RunFacts first_steps(const Config& config, std::shared_ptr<const Costs> costs, std::int64_t count) {
+  PlannedRun run(config, std::move(costs));
   RunFacts facts;
   for (std::int64_t step = 0; step < count; ++step) facts.add(run.next());
   return facts;

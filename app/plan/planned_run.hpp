@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "app/plan/planned_samples.hpp"
-#include "core/config/deck.hpp"
+#include "core/config/config.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/batch/latency_batching.hpp"
 #include "core/plan/plan_step.hpp"
@@ -18,22 +18,29 @@ namespace ballast {
 /// What the deck's plans are timed by: its profile table, else what block costs states, else
 /// built-in rates of the backend's device.  A deck without a model and without costs takes 1 us a
 /// token.  `notes`: what the table's checks say.  Errors: those of load_profile.
-std::shared_ptr<const Costs> plan_costs(const Deck& deck, std::vector<std::string>& notes);
+std::shared_ptr<const Costs> plan_costs(const Config& config, std::vector<std::string>& notes);
 
 /// Whether the deck names a profile table or states what a token takes.
-bool has_costs(const Deck& deck);
+bool has_costs(const Config& config);
 
 /// What the clock needs to know of the deck beside its costs.
-SimulationOptions simulation_options(const Deck& deck, const RunOptions& options);
+SimulationOptions simulation_options(const Config& config, const RunOptions& options);
 
-/// What plan_step needs to know; `options`, `simulation` and `costs` must outlive the result.
-StepOptions step_options(const Deck& deck, const RunOptions& options,
+/// What batching.method = "balanced" places by; `costs` must outlive the result.
+std::shared_ptr<const PlacementCosts> placement_costs(const RunOptions& options,
+                                                      const SimulationOptions& simulation,
+                                                      const Costs& costs);
+
+/// What plan_step needs to know of the deck, without functions.
+StepOptions step_options(const Config& config, const RunOptions& options);
+/// With those that ask costs; `simulation` and `costs` must outlive the result.
+StepOptions step_options(const Config& config, const RunOptions& options,
                          const SimulationOptions& simulation, const Costs& costs);
 
 class PlannedRun {
  public:
   /// `costs`: of this deck; tuning and batching are those of the deck.
-  PlannedRun(const Deck& deck, std::shared_ptr<const Costs> costs);
+  PlannedRun(const Config& config, std::shared_ptr<const Costs> costs);
   PlannedRun(const PlannedRun&) = delete;
   PlannedRun& operator=(const PlannedRun&) = delete;
 
@@ -52,7 +59,7 @@ class PlannedRun {
   const SimulationOptions& simulation() const { return simulation_; }
 
  private:
-  const Deck& deck_;
+  const Config& config_;
   std::shared_ptr<const Costs> costs_;
   RunOptions options_;
   SimulationOptions simulation_;
@@ -67,15 +74,17 @@ class PlannedRun {
 struct RunFacts {
   double step_s = 0, schedule_s = 0, useful_s = 0;  ///< useful: of all lanes and stages
   double rank_s = 0;                                ///< schedule times x lanes and stages
+  double load_balance = 0, idle_ranks = 0;          ///< sums of the steps'
   std::int64_t steps = 0;
   std::size_t micro_batches = 0, recomputed = 0;
   std::vector<int> live;  ///< [stage] most live activations
   StepTerms terms;
   void add(const PlannedRun::Step& step);
-  double mean_step_s() const { return steps > 0 ? step_s / static_cast<double>(steps) : 0; }
+  double mean(double sum) const { return steps > 0 ? sum / static_cast<double>(steps) : 0; }
+  double mean_step_s() const { return mean(step_s); }
   double bubble_ratio() const { return rank_s > 0 ? 1 - useful_s / rank_s : 0; }
 };
 /// The first `count` steps of a deck.
-RunFacts first_steps(const Deck& deck, std::shared_ptr<const Costs> costs, std::int64_t count);
+RunFacts first_steps(const Config& config, std::shared_ptr<const Costs> costs, std::int64_t count);
 
 }  // namespace ballast

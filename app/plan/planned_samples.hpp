@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/config/deck.hpp"
+#include "core/config/config.hpp"
 #include "core/data/sampler.hpp"
 #include "core/data/sampler_window.hpp"
 #include "core/plan/batch/batch.hpp"
@@ -12,12 +12,12 @@
 namespace ballast {
 
 /// The deck's dataset; a deck without a model will do, since no token is read.
-std::unique_ptr<Dataset> open_planned_data(const Deck& deck);
+std::unique_ptr<Dataset> open_planned_data(const Config& config);
 
 class PlannedSamples {
  public:
   /// Errors: those of open_dataset, no training sample.
-  explicit PlannedSamples(const Deck& deck);
+  explicit PlannedSamples(const Config& config);
   PlannedSamples(const PlannedSamples&) = delete;
   PlannedSamples& operator=(const PlannedSamples&) = delete;
 
@@ -35,7 +35,7 @@ class PlannedSamples {
  private:
   std::vector<SampleLength> lengths(const std::vector<std::int64_t>& samples) const;
 
-  const Deck& deck_;
+  const Config& config_;
   std::unique_ptr<Dataset> dataset_;
   Sampler sampler_;
   SamplerWindow window_;

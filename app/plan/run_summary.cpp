@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "app/train/deck_options.hpp"
-#include "core/config/deck_effect.hpp"
+#include "core/config/deck_schema.hpp"
 #include "core/observe/metrics.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/context/ulysses_heads.hpp"
@@ -124,16 +123,16 @@ struct LargestMicroBatch {
 };
 
 /// Sets micro_batch_tokens and micro_batches.
-LargestMicroBatch largest_micro_batch(const Deck& deck, CheckFacts& f) {
+LargestMicroBatch largest_micro_batch(const Config& config, CheckFacts& f) {
   LargestMicroBatch largest;
   std::int64_t& longest = largest.longest;
-  longest = deck.integer("data.max_tokens");
-  if (deck.text("data.source") == "needle")
-    longest = std::ranges::max(deck.get<std::vector<std::int64_t>>("data.needle_lengths"));
+  longest = config.data.max_tokens;
+  if (config.data.source == DataSource::needle)
+    longest = std::ranges::max(config.data.needle_lengths);
   // A sample longer than a pack gets a micro-batch of its own.
-  const bool packed = f.options.batching.method != "none",
-             chunked = f.options.batching.method == "chunkflow" ||
-                       f.options.batching.method == "balanced";  // more ranks, or chunks
+  const bool packed = f.options.batching.method != Batching::none,
+             chunked = f.options.batching.method == Batching::chunkflow ||
+                       f.options.batching.method == Batching::balanced;  // more ranks, or chunks
   f.micro_batch_tokens = chunked ? f.options.batching.micro_batch_tokens
                          : packed || longest == 0
                              ? std::max(f.options.batching.micro_batch_tokens, longest)
@@ -141,7 +140,7 @@ LargestMicroBatch largest_micro_batch(const Deck& deck, CheckFacts& f) {
   // A rank's part of a pack is what its group leaves it: the group with the fullest rank is shown.
   PackGroup& shown = largest.group;
   shown = {f.micro_batch_tokens, 1, -1};
-  if (f.options.batching.method == "hbp") {
+  if (f.options.batching.method == Batching::hbp) {
     shown = *std::max_element(f.options.batching.groups.begin(), f.options.batching.groups.end(),
                               [](const PackGroup& a, const PackGroup& b) {
                                 return a.tokens * b.ranks < b.tokens * a.ranks;
@@ -154,8 +153,8 @@ LargestMicroBatch largest_micro_batch(const Deck& deck, CheckFacts& f) {
   if (longest == 0)
     f.notes.push_back(
         "data.max_tokens = 0: a sample longer than the micro-batch shown here needs more memory");
-  const std::int64_t samples = deck.integer("batching.global_samples"), dp = f.options.mesh.dp,
-                     packs = (deck.integer("batching.global_tokens") + f.micro_batch_tokens - 1) /
+  const std::int64_t samples = config.batching.global_samples, dp = f.options.mesh.dp,
+                     packs = (config.batching.global_tokens + f.micro_batch_tokens - 1) /
                              f.micro_batch_tokens;
   // A sample longer than a chunk makes several.
   const std::int64_t of_sample =
@@ -174,7 +173,8 @@ LargestMicroBatch largest_micro_batch(const Deck& deck, CheckFacts& f) {
 }
 
 /// What decides the memory of stage `s` of `local`, the model of a tensor-parallel rank.
-StageMemory stage_memory(const Deck& deck, const CheckFacts& f, int s, const ModelShape& local) {
+StageMemory stage_memory(const Config& config, const CheckFacts& f, int s,
+                         const ModelShape& local) {
   const StageFacts& stage = f.stages[static_cast<std::size_t>(s)];
   StageMemory in;
   in.model = local;
@@ -185,12 +185,12 @@ StageMemory stage_memory(const Deck& deck, const CheckFacts& f, int s, const Mod
   in.replicas = f.options.mesh.replicas();
   in.zero = f.zero;
   in.type = f.type;
-  in.recompute = recompute_options(deck);
-  in.head_chunk_tokens = deck.integer("model.head_chunk_tokens");
-  in.host = deck.text("run.backend") == "host";
+  in.recompute = config.recompute;
+  in.head_chunk_tokens = config.model.head_chunk_tokens;
+  in.host = config.run.backend == Backend::host;
   in.index_per_head = f.options.attention.sparse();
   in.offload = f.options.pipeline.offload;
-  in.window_tokens = deck.integer("chunk.window_tokens");
+  in.window_tokens = config.chunk.window_tokens;
   return in;
 }
 
@@ -203,19 +203,17 @@ void take_larger(MemoryEstimate& of, const MemoryEstimate& other) {
 
 }  // namespace
 
-CheckFacts CheckFacts::of(const Deck& deck) {
+CheckFacts CheckFacts::of(const Config& config) {
   CheckFacts f;
-  f.file = deck.file;
-  f.case_name = deck.case_name;
-  f.options = RunOptions::from(deck);
-  f.type = planned_type(deck);
-  f.zero = static_cast<int>(deck.integer("optimizer.zero"));
-  f.recompute = deck.text("recompute.mode");
+  f.file = config.from.file;
+  f.case_name = config.from.case_name;
+  f.options = RunOptions::from(config);
+  f.type = config.run.type();
+  f.zero = config.optimizer.zero;
+  f.recompute = name(config.recompute.mode);
   const MeshShape& mesh = f.options.mesh;
-  f.notes = not_executable(deck);
-  for (std::string& note : f.notes) note = "train refuses: " + note;
-  for (const std::string& note : without_effect(deck)) f.notes.push_back(note);
-  LargestMicroBatch largest = largest_micro_batch(deck, f);
+  for (const Problem& note : without_effect(config)) f.notes.push_back(note.message());
+  LargestMicroBatch largest = largest_micro_batch(config, f);
 
   f.shards = shard_facts(f.options, f.micro_batch_tokens, f.notes);
   for (const ShardFacts& shard : f.shards)
@@ -241,7 +239,7 @@ CheckFacts CheckFacts::of(const Deck& deck) {
     stage.parameters += p.numel();
     if (!p.trainable) stage.frozen += p.numel();
   }
-  const bool chunked = f.options.batching.method == "chunkflow";
+  const bool chunked = f.options.batching.method == Batching::chunkflow;
   for (int stage = 0; stage < mesh.pp; ++stage) {
     StageFacts& facts = f.stages[static_cast<std::size_t>(stage)];
     const auto at = static_cast<std::size_t>(stage);
@@ -265,7 +263,7 @@ CheckFacts CheckFacts::of(const Deck& deck) {
       stage.live_micro_batches = std::max(
           stage.live_micro_batches, timed.peak_live_activations.at(static_cast<std::size_t>(s)));
       stage.ops = schedule.stages.at(static_cast<std::size_t>(s));
-      take_larger(stage.memory, replay_memory(stage_memory(deck, f, s, local), stage.ops, parts));
+      take_larger(stage.memory, replay_memory(stage_memory(config, f, s, local), stage.ops, parts));
     }
   };
   // Fewer micro-batches may keep more weight halves waiting: other forwards and backwards fill the

@@ -5,6 +5,7 @@
 #include "app/plan/latency.hpp"
 #include "app/plan/planned_samples.hpp"
 #include "core/base/hash.hpp"
+#include "core/config/deck_value.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "io/profile/profile_file.hpp"
@@ -12,8 +13,8 @@
 namespace ballast {
 namespace {
 
-std::string data_text(const Deck& deck) {
-  const std::unique_ptr<Dataset> dataset = open_planned_data(deck);
+std::string data_text(const Config& config) {
+  const std::unique_ptr<Dataset> dataset = open_planned_data(config);
   std::int64_t tokens = 0, longest = 0;
   Hash hash;
   for (std::int64_t s = 0; s < dataset->samples(); ++s) {
@@ -37,54 +38,45 @@ std::size_t differences(const Uses& a, const Uses& b) {
 
 }  // namespace
 
-bool takes_stored_groups(const Deck& deck) {
-  return deck.text("batching.method") == "hbp" && deck.text("batching.groups_from") == "profile";
+std::map<std::string, std::string> groups_made_for(const Config& config) {
+  const ModelShape model = model_shape(config);
+  const MeshShape mesh = config.mesh;
+  const double limit = config.batching.select_memory_gib;
+  return {
+      {"model",
+       fmt::format(
+           "{} layers, vocabulary {}{}", model.layers, model.vocabulary,
+           model.lora.rank > 0 ? fmt::format(", adapters of rank {}", model.lora.rank) : "")},
+      {"data", data_text(config)},
+      {"ranks", fmt::format("mesh.dp {}, mesh.cp {}", mesh.dp, mesh.cp())},
+      {"memory", fmt::format("batching.select_memory_gib {}, optimizer.zero {}",
+                             limit > 0 ? fmt::format("{}", limit) : "none", config.optimizer.zero)},
+      {"attention", name(config.attention.pattern)},
+      {"tried", fmt::format("batching.select_lengths {}, select_ranks {}",
+                            to_text(config.batching.select_lengths),
+                            to_text(config.batching.select_ranks))}};
 }
 
-bool lacks_groups(const Deck& deck) {
-  return deck.text("batching.method") == "hbp" && !takes_stored_groups(deck) &&
-         deck.get<std::vector<std::int64_t>>("batching.groups").empty();
-}
-
-std::map<std::string, std::string> groups_made_for(const Deck& deck) {
-  const ModelShape model = model_shape(deck);
-  const MeshShape mesh = mesh_shape(deck);
-  const double limit = deck.real("batching.select_memory_gib");
-  return {{"model",
-           fmt::format(
-               "{} layers, vocabulary {}{}", model.layers, model.vocabulary,
-               model.lora.rank > 0 ? fmt::format(", adapters of rank {}", model.lora.rank) : "")},
-          {"data", data_text(deck)},
-          {"ranks", fmt::format("mesh.dp {}, mesh.cp {}", mesh.dp, mesh.cp())},
-          {"memory", fmt::format("batching.select_memory_gib {}, optimizer.zero {}",
-                                 limit > 0 ? fmt::format("{}", limit) : "none",
-                                 deck.integer("optimizer.zero"))},
-          {"attention", deck.text("attention.pattern")},
-          {"tried", fmt::format("batching.select_lengths {}, select_ranks {}",
-                                to_text(deck.value("batching.select_lengths")),
-                                to_text(deck.value("batching.select_ranks")))}};
-}
-
-void store_groups(const Deck& deck, const std::vector<PackGroup>& groups) {
-  const std::string& path = deck.text("profile.table");
+void store_groups(const Config& config, const std::vector<PackGroup>& groups) {
+  const std::string& path = config.profile.table;
   ProfileTable table = read_profile(path);
-  const Uses uses = groups_made_for(deck);
+  const Uses uses = groups_made_for(config);
   std::erase_if(table.groups, [&](const StoredGroups& g) { return g.made_for == uses; });
   table.groups.push_back({uses, groups});
   write_profile(path, table);
 }
 
-std::vector<PackGroup> stored_groups(const Deck& deck, std::vector<std::string>& notes) {
-  const std::string& path = deck.text("profile.table");
+std::vector<PackGroup> stored_groups(const Config& config, std::vector<std::string>& notes) {
+  const std::string& path = config.profile.table;
   const ProfileTable table = read_profile(path);
-  const bool allowed = deck.boolean("profile.allow_mismatch");
-  const auto mismatch = identity_differences(path, table, planned_identity(deck), allowed);
+  const bool allowed = config.profile.allow_mismatch;
+  const auto mismatch = identity_differences(path, table, planned_identity(config), allowed);
   notes.insert(notes.end(), mismatch.begin(), mismatch.end());
   require(!table.groups.empty(),
           "profile table {} holds no packing groups, which batching.groups_from = \"profile\" asks "
           "for; select them with `ballast plan {}`",
-          path, deck.file);
-  const Uses here = groups_made_for(deck);
+          path, config.from.file);
+  const Uses here = groups_made_for(config);
   const StoredGroups& nearest = *std::min_element(
       table.groups.begin(), table.groups.end(), [&](const StoredGroups& a, const StoredGroups& b) {
         return differences(a.made_for, here) < differences(b.made_for, here);
@@ -99,22 +91,21 @@ std::vector<PackGroup> stored_groups(const Deck& deck, std::vector<std::string>&
   require(list.empty() || allowed,
           "the packing groups in profile table {} were selected for something else:\n  {}\nselect "
           "them for this deck with `ballast plan {}`, or set profile.allow_mismatch = true",
-          path, fmt::join(list, "\n  "), deck.file);
+          path, fmt::join(list, "\n  "), config.from.file);
   notes.insert(notes.end(), list.begin(), list.end());
   return nearest.groups;
 }
 
-void set_groups(Deck& deck, const std::vector<PackGroup>& groups, DeckNeeds needs) {
-  std::vector<std::int64_t> tokens, ranks, recompute;
-  for (const PackGroup& g : groups)
-    tokens.push_back(g.tokens), ranks.push_back(g.ranks), recompute.push_back(g.recompute_layers);
-  const std::string place = "profile table " + deck.text("profile.table");
-  deck.set("batching.groups", tokens, place);
-  deck.set("batching.group_ranks", ranks, place);
-  deck.set("batching.group_recompute", recompute, place);
-  deck.set("batching.groups_from", std::string("deck"), place);
-  const std::vector<std::string> problems = deck_problems(deck, needs);
-  require(problems.empty(), "{}", fmt::join(problems, "\n"));
+void use_groups(Config& config, const std::vector<PackGroup>& groups, DeckNeeds needs) {
+  set_groups(config, groups, "profile table " + config.profile.table);
+  std::string all;
+  for (const Problem& problem : problems(config, needs))
+    all += (all.empty() ? "" : "\n") + placed(problem, config.from);
+  require(all.empty(), "{}", all);
+}
+
+void take_stored_groups(Config& config, DeckNeeds needs, std::vector<std::string>& notes) {
+  use_groups(config, stored_groups(config, notes), needs);
 }
 
 }  // namespace ballast

@@ -1,6 +1,5 @@
 """Applies metrics.py to one run: per rank and step times, POP, rings, micro-batches, plans, memory,
 regions."""
-import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -8,7 +7,7 @@ import numpy as np
 
 import metrics
 import prediction
-from load import KINDS
+from load import BESIDE, KINDS, USEFUL, code
 
 # Step-time split: category -> kinds, by exclusive time, in the order of stacking.
 CATEGORIES = {
@@ -42,7 +41,7 @@ SCHEDULE_OPS = ["forward", "recompute", "backward", "backward_input", "backward_
 
 
 def codes(kinds):
-    return np.array([KINDS.index(k) for k in kinds])
+    return np.array([code(k) for k in kinds], dtype=int)
 
 
 def category_of_kind():
@@ -51,7 +50,8 @@ def category_of_kind():
     table = np.full(len(KINDS), names.index("other"))
     for i, kinds in enumerate(CATEGORIES.values()):
         for kind in kinds:
-            table[KINDS.index(kind)] = i
+            if kind in KINDS:
+                table[code(kind)] = i
     return table
 
 
@@ -112,7 +112,7 @@ def analyse(run):
 
 def nesting(events):
     """Which events nest; the others run beside them."""
-    return ~np.isin(events["kind"], codes(metrics.BESIDE))
+    return ~np.isin(events["kind"], codes(BESIDE))
 
 
 def _exclusive_by_session(trace):
@@ -126,7 +126,7 @@ def _exclusive_by_session(trace):
 
 
 def _times(a):
-    step_kind = KINDS.index("step")
+    step_kind = code("step")
     traces = a.run.traces
     with_span = [
         t.events["step"][(t.events["kind"] == step_kind) & (t.events["step"] >= 0)]
@@ -138,7 +138,7 @@ def _times(a):
     shape = (len(a.ranks), len(a.steps))
     a.step_seconds, a.useful = np.full(shape, np.nan), np.full(shape, np.nan)
     a.split = np.zeros(shape + (len(CATEGORIES),))
-    category, useful_codes = category_of_kind(), codes([k for k in KINDS if k in metrics.USEFUL])
+    category, useful_codes = category_of_kind(), codes(USEFUL)
     windows = defaultdict(list)
     for r, rank in enumerate(a.ranks):
         events, seconds = traces[rank].events, a.exclusive[rank]
@@ -198,10 +198,10 @@ def _ring(a):
     """Groups attention events into passes: one layer of one micro-batch in one direction, over the
     workers of a cp group."""
     kinds = {
-        KINDS.index("attention_forward"): "forward",
-        KINDS.index("attention_backward"): "backward",
+        code("attention_forward"): "forward",
+        code("attention_backward"): "backward",
     }
-    wait_kind = KINDS.index("ring_wait")
+    wait_kind = code("ring_wait")
     passes = defaultdict(
         lambda: defaultdict(dict)
     )  # pass -> worker -> ring step -> [compute, wall]
@@ -289,8 +289,8 @@ def _ring(a):
 
 def _micro_batches(a):
     """Equation 11 over micro-batches, and the bubble ratio of the schedules."""
-    useful_codes = codes([k for k in KINDS if k in metrics.USEFUL and k != "optimizer"])
-    op_codes, recompute = codes(SCHEDULE_OPS), KINDS.index("recompute")
+    useful_codes = codes(USEFUL - {"optimizer"})
+    op_codes, recompute = codes(SCHEDULE_OPS), code("recompute")
     times = defaultdict(list)  # (session, step, dp, micro-batch) -> seconds of each rank
     spans = defaultdict(
         lambda: [np.inf, -np.inf, 0.0, 0]
@@ -348,20 +348,6 @@ def _inside(events, outer):
     return (at >= 0) & (events["end_s"] <= end[np.maximum(at, 0)])
 
 
-_MICRO_BATCH = re.compile(
-    r"dp (\d+) micro_batch (\d+)(?: sp (\d+))?(?: recompute \d+)?:((?: -?\d+\[\d+,\d+\))*)"
-)
-_SEGMENT = re.compile(r"(-?\d+)\[(\d+),(\d+)\)")
-
-
-def parse_batch(text):
-    """[(dp rank, sp, [segment tokens])] of the text of a Batch plan."""
-    return [
-        (int(m[1]), int(m[3] or 1), [int(s[3]) - int(s[2]) for s in _SEGMENT.finditer(m[4])])
-        for m in _MICRO_BATCH.finditer(text)
-    ]
-
-
 def _pack_length(deck, lengths):
     """Tokens of a micro-batch without padding left to fill: its group's, the capacity of a pack, or
     that of samples padded to the longest."""
@@ -373,32 +359,29 @@ def _pack_length(deck, lengths):
     return deck.get("batching.micro_batch_tokens", 0) or sum(lengths)
 
 
-CHOICE = re.compile(r"base (\d+) budget (\d+) coverage_loss (\S+)")
-
-
 def _budgets(a):
     """Choices of all ranks; those of a ring's ranks are alike."""
-    rows = []
-    for rank in a.ranks:
-        trace = a.run.traces[rank]
-        parsed = {
-            i: [tuple(map(float, c)) for c in CHOICE.findall(text)]
-            for i, (kind, _, text) in enumerate(trace.plans)
-            if kind == "budgets"
-        }
-        for plan in trace.plan_steps["plan"].tolist():
-            rows += parsed.get(plan, [])
+    rows = [
+        (base, budget, loss)
+        for rank in a.ranks
+        for choices in a.run.traces[rank].executed("budgets")
+        for _, _, base, budget, loss in choices
+    ]
     a.budgets = np.array(rows) if rows else None
 
 
+def micro_batches(plan):
+    """[(first data-parallel rank, ranks, [segment tokens])] of a step's plan."""
+    return [
+        (m["first"], m.get("ranks", 1), [end - begin for _, begin, end, _ in m["segments"]])
+        for m in plan["micro_batches"]
+    ]
+
+
 def _plans(a):
-    trace = next((a.run.traces[r] for r in a.ranks if len(a.run.traces[r].plan_steps)), None)
-    if trace is None:
-        return
-    parsed = {
-        i: parse_batch(text) for i, (kind, _, text) in enumerate(trace.plans) if kind == "batch"
-    }
-    used = [parsed[p] for p in trace.plan_steps["plan"].tolist() if parsed.get(p)]
+    plans = ((a.run.traces[r], a.run.traces[r].executed("step")) for r in a.ranks)
+    trace, used = next(((t, p) for t, p in plans if p), (None, []))
+    used = [batch for batch in map(micro_batches, used) if batch]
     if not used:
         return
     mesh = trace.last.mesh
@@ -408,8 +391,6 @@ def _plans(a):
         dp = max(mesh.get("dp", 1), 1 + max(d for d, _, _ in batch))
         tokens, squares, sizes, padding, communicated = np.zeros(dp), np.zeros(dp), [], [], 0
         for d, sp, lengths in batch:
-            if not lengths:
-                continue
             tokens[d : d + sp] += sum(lengths) / sp
             squares[d : d + sp] += sum(n * n for n in lengths) / sp
             sizes.append(sum(lengths))
@@ -502,9 +483,7 @@ def _overheads(a):
         seconds = np.zeros((len(a.ranks), len(a.steps)))
         for r, rank in enumerate(a.ranks):
             events = a.run.traces[rank].events
-            events = events[
-                (events["kind"] == KINDS.index(kind)) & np.isin(events["step"], a.steps)
-            ]
+            events = events[(events["kind"] == code(kind)) & np.isin(events["step"], a.steps)]
             np.add.at(
                 seconds[r],
                 np.searchsorted(a.steps, events["step"]),

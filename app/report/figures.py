@@ -8,7 +8,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 
 import metrics
 from analysis import CATEGORIES, SCHEDULE_OPS, category_of_kind, nesting
-from load import KINDS
+from load import BESIDE, KINDS, code
 from style import (
     CATEGORY_COLOURS,
     GRID,
@@ -346,12 +346,12 @@ def timeline(a):
     if s is None:
         return None
     category, names = category_of_kind(), list(CATEGORIES)
-    op_codes = {KINDS.index(k): k for k in SCHEDULE_OPS}
+    op_codes = {code(k): k for k in SCHEDULE_OPS}
     chosen = {
         rank: a.run.traces[rank].events[a.run.traces[rank].events["step"] == a.steps[s]]
         for rank in a.ranks
     }
-    step_kind = KINDS.index("step")
+    step_kind = code("step")
     chosen = {rank: e for rank, e in chosen.items() if len(e)}
     inside = [
         e[e["kind"] == step_kind] if (e["kind"] == step_kind).any() else e for e in chosen.values()
@@ -465,7 +465,7 @@ def prediction(a):
                     continue
                 used[kind] = OP_COLOURS[kind]
                 begin = (e["begin_s"] - zero) * factor
-                aside = kind in metrics.BESIDE  # a strip over the ops beside which it runs
+                aside = kind in BESIDE  # a strip over the ops beside which it runs
                 ax.broken_barh(
                     [(begin, length)],
                     (low, 0.06 if aside else 0.35),
@@ -743,7 +743,7 @@ FIGURES = {
             " diamond is the highest sum at one moment."
         ),
     ),
-    "lengths": (lengths, "From the executed Batch plans."),
+    "lengths": (lengths, "From the executed plans."),
     "budgets": (
         budgets,
         (

@@ -2,20 +2,23 @@
 RUN/log.txt.
 
 A rank whose file is missing, truncated or damaged costs a note, never the report."""
+import json
 import re
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import h5py
 import numpy as np
 
-FORMAT_VERSIONS = (1, 2, 3)  # 1 has no budgets, 2 no predicted ops
-KINDS = (
-    "forward recompute backward backward_input backward_weight send recv offload fetch"
-    " attention_forward attention_backward ring_wait copy_wait sequence_exchange layer_forward"
-    " layer_backward head indexing tuning planning gradient_reduce parameter_gather optimizer data"
-    " checkpoint validation step idle"
-).split()
+import old_plans
+
+# 1 has no budgets, 2 no predicted ops; up to 3 plans are prose and kinds carry no flags.
+FORMAT_VERSIONS = (1, 2, 3, 4)
+# What the files read so far say of event kinds: their names, in the order of first sight; those
+# whose exclusive time is useful computation (POP); those that run beside the others, take no time
+# from them, and cost what copy_wait says.
+KINDS, USEFUL, BESIDE = [], set(), set()
 BUDGETS = [
     ("step", "i4"),
     ("micro_batch", "i4"),
@@ -55,7 +58,7 @@ class RankTrace:
     sessions: list
     events: np.ndarray  # structured; kind as an index into KINDS
     steps: dict  # scalar name -> array, "step" among them
-    plans: list  # (kind, hash, text)
+    plans: list  # (kind, hash, the plan as loaded from JSON)
     plan_steps: np.ndarray  # step, plan
     budgets: np.ndarray  # fields of BUDGETS
     # as events: simulated ops of the rank's stage, seconds since the step's schedule begins
@@ -64,6 +67,11 @@ class RankTrace:
     @property
     def last(self):
         return self.sessions[-1]
+
+    def executed(self, kind):
+        """The plans of a kind, one a step that executed it."""
+        plans = [self.plans[p] for p in self.plan_steps["plan"].tolist()]
+        return [value for k, _, value in plans if k == kind]
 
 
 @dataclass
@@ -84,6 +92,11 @@ class Run:
 
 class ReportError(Exception):
     """A problem that the user can mend."""
+
+
+def code(kind):
+    """Number of an event kind by its name; -1 where no file knows it."""
+    return KINDS.index(kind) if kind in KINDS else -1
 
 
 def _text(value):
@@ -124,12 +137,15 @@ def _sessions(file):
 def _events(file, rows, table="events"):
     dataset = file[table]
     names = {value: name for name, value in h5py.check_enum_dtype(dataset.dtype["kind"]).items()}
+    flags = {key: _text(dataset.attrs[key]).split() for key in dataset.attrs}
+    USEFUL.update(flags.get("useful", old_plans.USEFUL))
+    BESIDE.update(flags.get("beside", old_plans.BESIDE))
     events = dataset[:rows]
     lookup = np.full(max(names, default=0) + 1, -1)
     for value, name in names.items():
         if name not in KINDS:
-            KINDS.append(name)  # a kind of a newer program: shown under its own name
-        lookup[value] = KINDS.index(name)
+            KINDS.append(name)
+        lookup[value] = code(name)
     kind = events["kind"].astype(int)
     if kind.size and (kind.min() < 0 or kind.max() >= lookup.size):
         raise OSError("event kinds out of range")
@@ -146,6 +162,20 @@ def _events(file, rows, table="events"):
         & (plain["end_s"] >= plain["begin_s"])
     )
     return plain, sound
+
+
+def _plans(file, rows):
+    """Plans by kind and hash; of formats that held prose the same values."""
+    stored = file["plan_text"][: int(rows["plan_text"])].tobytes()
+    plans = []
+    for p in file["plans"][: int(rows["plans"])]:
+        text = stored[int(p["begin"]) : int(p["begin"]) + int(p["bytes"])]
+        kind, number = _text(p["kind"]), int(p["hash"])
+        if "text_bytes" in p.dtype.names:
+            plans.append((kind, number, json.loads(zlib.decompress(text))))
+        else:
+            plans.append((*old_plans.read(kind, number, text.decode("utf-8", "replace")),))
+    return plans
 
 
 def read_rank(path):
@@ -176,17 +206,7 @@ def read_rank(path):
         )
         table = file["steps"][: int(rows["steps"])]
         steps = {name: table[name] for name in table.dtype.names}
-        text = file["plan_text"][: int(rows["plan_text"])].tobytes()
-        plans = [
-            (
-                _text(p["kind"]),
-                int(p["hash"]),
-                text[int(p["begin"]) : int(p["begin"]) + int(p["bytes"])].decode(
-                    "utf-8", "replace"
-                ),
-            )
-            for p in file["plans"][: int(rows["plans"])]
-        ]
+        plans = _plans(file, rows)
         plan_steps = file["plan_steps"][: int(rows["plan_steps"])]
         budgets = (
             file["budgets"][: int(rows["budgets"])] if "budgets" in file else np.zeros(0, BUDGETS)
@@ -354,7 +374,7 @@ def load_run(path):
             trace, more = read_rank(file)
             traces[trace.rank] = trace
             notes += more
-        except (OSError, KeyError, ValueError, TypeError) as error:
+        except (OSError, KeyError, ValueError, TypeError, zlib.error) as error:
             notes.append(f"{file.name} cannot be read and is left out: {error}")
     for file in sorted(folder.glob("trace_*.damaged")):
         notes.append(f"{file.name} was damaged when the run restarted; its events are not shown")

@@ -2,16 +2,6 @@
 Times in seconds."""
 import numpy as np
 
-# Kinds whose exclusive time is useful computation (POP); useful() in core/observe/events.cpp.
-USEFUL = frozenset(
-    "forward recompute backward backward_input backward_weight attention_forward attention_backward"
-    " layer_forward layer_backward head indexing tuning optimizer".split()
-)
-
-# Kinds that run beside the others (beside() in core/observe/events.hpp): they take no time from them, and
-# what they cost is copy_wait.
-BESIDE = frozenset(("offload", "fetch"))
-
 FORMULAS = {
     "pop": (
         "load balance = mean useful / max useful over ranks; communication efficiency = max useful"

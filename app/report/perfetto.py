@@ -3,8 +3,7 @@ import json
 
 import numpy as np
 
-import metrics
-from load import KINDS
+from load import BESIDE, KINDS, code
 
 IDS = ("step", "micro_batch", "chunk", "layer", "stage", "outer", "inner")
 
@@ -66,7 +65,7 @@ def write(runs, path):
                     }
                 )
                 lanes = [
-                    KINDS.index(kind) for kind in sorted(metrics.BESIDE)
+                    code(kind) for kind in sorted(BESIDE)
                 ]  # threads of their own: they overlap the others
                 for kind in np.unique(trace.events["kind"]):
                     if kind in lanes:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from load import KINDS
+from load import code
 
 USEFUL_OPS = ("forward", "backward", "backward_input", "backward_weight")
 BUSY_OPS = ("forward", "recompute", "backward", "backward_input", "backward_weight")
@@ -34,7 +34,7 @@ class Prediction:
 
 def ops_of(events):
     """Events that report ops of the schedule: what lies inside a layer is a part of one."""
-    codes = [KINDS.index(k) for k in OPS]
+    codes = [code(k) for k in OPS]
     return events[
         np.isin(events["kind"], codes) & (events["layer"] < 0) & (events["micro_batch"] >= 0)
     ]
@@ -74,7 +74,7 @@ def compare(run):
             for side, rows in enumerate(sides):
                 seconds = rows["end_s"] - rows["begin_s"]
                 for kind in OPS:
-                    spent = float(seconds[rows["kind"] == KINDS.index(kind)].sum())
+                    spent = float(seconds[rows["kind"] == code(kind)].sum())
                     if spent > 0:
                         totals[stage, kind][side] += spent
                     totals[stage, "busy"][side] += spent if kind in BUSY_OPS else 0

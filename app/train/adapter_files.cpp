@@ -59,13 +59,13 @@ std::vector<float> MasterWeights::read(const Parameter& parameter) {
   return values;
 }
 
-WeightReader base_weights(const Deck& deck, const ModelShape& with_adapters) {
-  const std::string& folder = deck.text("model.weights");
+WeightReader base_weights(const Config& config, const ModelShape& with_adapters) {
+  const std::string& folder = config.model.weights;
   ModelShape shape = with_adapters;
   shape.lora = {};
   if (folder.empty()) {
     auto initial = std::make_shared<Parameters>(parameter_table(shape), DType::f32, host_device());
-    initial->initialise(static_cast<std::uint64_t>(deck.integer("run.seed")));
+    initial->initialise(config.run.seed);
     return [initial](const Parameter& p, std::int64_t begin, std::span<float> out) {
       const float* values = initial->values().data<float>() + initial->offset(p.name) + begin;
       std::copy(values, values + out.size(), out.begin());
@@ -117,14 +117,14 @@ WeightReader merged_weights(const std::string& checkpoint, const ModelShape& sha
   };
 }
 
-void write_peft(const std::string& dir, const std::string& checkpoint, const Deck& deck,
+void write_peft(const std::string& dir, const std::string& checkpoint, const Config& config,
                 const ModelShape& shape, const std::string& dtype) {
   namespace fs = std::filesystem;
   std::error_code error;
   fs::create_directories(dir, error);
   require(!error, "{}: cannot be made: {}", dir, error.message());
-  const std::string config = dir + "/adapter_config.json";
-  require(!fs::exists(config), "{}: holds adapters already; choose an empty folder", dir);
+  const std::string description = dir + "/adapter_config.json";
+  require(!fs::exists(description), "{}: holds adapters already; choose an empty folder", dir);
   const auto adapters = adapters_of(shape);
   MasterWeights masters(checkpoint, adapters);
   std::vector<std::pair<std::string, std::vector<std::int64_t>>> tensors;
@@ -137,7 +137,7 @@ void write_peft(const std::string& dir, const std::string& checkpoint, const Dec
     modules.push_back(fmt::format("{}_proj", name(projection)));
   const nlohmann::ordered_json json{{"peft_type", "LORA"},
                                     {"task_type", "CAUSAL_LM"},
-                                    {"base_model_name_or_path", deck.text("model.weights")},
+                                    {"base_model_name_or_path", config.model.weights},
                                     {"r", shape.lora.rank},
                                     {"lora_alpha", shape.lora.alpha},
                                     {"lora_dropout", shape.lora.dropout},
@@ -146,10 +146,10 @@ void write_peft(const std::string& dir, const std::string& checkpoint, const Dec
                                     {"fan_in_fan_out", false},
                                     {"use_rslora", false},
                                     {"inference_mode", true}};
-  std::ofstream file(config);  // last: its presence says that the folder is whole
+  std::ofstream file(description);  // last: its presence says that the folder is whole
   file << json.dump(2) << '\n';
   file.close();
-  require(file.good(), "{} cannot be written; is the disk full?", config);
+  require(file.good(), "{} cannot be written; is the disk full?", description);
 }
 
 }  // namespace ballast

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/config/deck.hpp"
+#include "core/config/config.hpp"
 #include "core/model/model_shape.hpp"
 #include "io/checkpoint/checkpoint_file.hpp"
 
@@ -34,7 +34,7 @@ using WeightReader =
 
 /// The frozen weights of a deck: from model.weights, or the initial values.  Errors: the folder is
 /// missing or does not fit.
-WeightReader base_weights(const Deck& deck, const ModelShape& shape);
+WeightReader base_weights(const Config& config, const ModelShape& shape);
 
 /// W + alpha / rank B A for every matrix with an adapter in the checkpoint, the base elsewhere.
 WeightReader merged_weights(const std::string& checkpoint, const ModelShape& shape,
@@ -43,7 +43,7 @@ WeightReader merged_weights(const std::string& checkpoint, const ModelShape& sha
 /// Writes DIR/adapter_config.json and adapter_model.safetensors under PEFT's names
 /// (base_model.model.MODULE.lora_A.weight).  dtype: F32 or BF16. Refuses a folder that holds
 /// adapters already.
-void write_peft(const std::string& dir, const std::string& checkpoint, const Deck& deck,
+void write_peft(const std::string& dir, const std::string& checkpoint, const Config& config,
                 const ModelShape& shape, const std::string& dtype);
 
 }  // namespace ballast

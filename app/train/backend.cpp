@@ -8,13 +8,12 @@
 
 namespace ballast {
 
-BackendChoice choose_backend(const Deck& deck, const Communicator& world) {
+BackendChoice choose_backend(const Config& config, const Communicator& world) {
   BackendChoice choice;
   choice.device = &host_device();
   choice.clock = &host_clock();
-  const std::string& precision = deck.text("run.precision");
-  choice.dtype = precision == "fp64" ? DType::f64 : DType::f32;
-  if (deck.text("run.backend") != "cuda") return choice;
+  choice.dtype = compute_type(Backend::host, config.run.precision);
+  if (config.run.backend != Backend::cuda) return choice;
 
   std::string why = "this program was built without CUDA";
 #ifdef BALLAST_HAVE_CUDA
@@ -41,7 +40,7 @@ BackendChoice choose_backend(const Deck& deck, const Communicator& world) {
   set_cuda_device(choice.device);
   choice.owned_pinned = std::make_unique<cuda::PinnedHost>();
   set_pinned_device(choice.owned_pinned.get());
-  cuda::set_deterministic(deck.boolean("run.deterministic"));
+  cuda::set_deterministic(config.run.deterministic);
   choice.owned_clock = cuda::device_clock();
   choice.clock = choice.owned_clock.get();
   choice.dtype = DType::bf16;

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/base/tensor.hpp"
-#include "core/config/deck.hpp"
+#include "core/config/config.hpp"
 #include "core/observe/events.hpp"
 #include "parallel/comm/comm.hpp"
 
@@ -24,6 +24,6 @@ struct BackendChoice {
 /// run.backend = "cuda" takes the GPU of this rank's number on its machine on every rank, or, when
 /// any rank has none, the host on all of them with `note` saying why.  More ranks than GPUs on a
 /// machine share them, and `note` says so.  Collective.
-BackendChoice choose_backend(const Deck& deck, const Communicator& world);
+BackendChoice choose_backend(const Config& config, const Communicator& world);
 
 }  // namespace ballast

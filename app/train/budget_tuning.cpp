@@ -2,37 +2,44 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "app/plan/latency.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 
 namespace ballast {
 
-bool BudgetTuning::wanted(const Deck& deck) {
-  return deck.boolean("dst.enabled") || deck.text("batching.method") == "sab";
+bool BudgetTuning::wanted(const Config& config) {
+  return config.dst.enabled || config.batching.method == Batching::sab;
 }
 
-BudgetTuning::BudgetTuning(const Deck& deck, const Device* device)
-    : tune_(deck.boolean("dst.enabled")),
-      model_(latency_model(deck, notes_, device)),
-      options_(dst_options(deck)),
+BudgetTuning::BudgetTuning(const Config& config, const Device* device)
+    : tune_(config.dst.enabled),
+      model_(latency_model(config, notes_, device)),
+      options_(dst_options(config)),
       base_(options_.base_budget),
-      averages_(static_cast<double>(options_.base_budget), deck.real("sab.decay")) {}
+      averages_(static_cast<double>(options_.base_budget), config.sab.decay) {}
 
 double BudgetTuning::sample_cost(std::int64_t tokens) const {
   return model_.predict({{{0, 0, tokens, 0}}}, std::llround(averages_.budget(tokens))).total_s();
 }
 
-void BudgetTuning::begin_step(const Batch& batch, int dp_rank) {
+void BudgetTuning::begin_step(const StepPlan& plan, int dp_rank) {
   policies_.clear();
-  mine_ = batch.micro_batches.at(dp_rank);
-  if (tune_) targets_ = dst_targets(batch, model_, options_).at(dp_rank);
+  mine_.clear();
+  dp_rank_ = dp_rank;
+  for (const int id : plan.lanes.at(static_cast<std::size_t>(dp_rank)).micro_batches)
+    mine_.push_back(plan.micro_batches.at(static_cast<std::size_t>(id)));
 }
 
 BudgetPolicy* BudgetTuning::policy(int m) {
   if (!tune_) return nullptr;
   auto& policy = policies_[m];
-  if (!policy) policy = std::make_unique<DstPolicy>(options_, targets_.at(m));
+  if (!policy) {
+    const TuningTarget& t = mine_.at(static_cast<std::size_t>(m)).tuning;
+    policy = std::make_unique<DstPolicy>(
+        options_, TuningTarget{t.base_budget, t.anchor_budget, t.above_anchor});
+  }
   return policy.get();
 }
 
@@ -40,7 +47,8 @@ std::vector<double> BudgetTuning::bin_sums() const {
   std::vector<double> sums(2 * BudgetAverages::kBins, 0);
   for (const auto& [m, policy] : policies_)
     for (const DstPolicy::Choice& choice : policy->choices())
-      for (const Segment& s : mine_.at(m).segments) {
+      for (const Segment& s : mine_.at(static_cast<std::size_t>(m)).segments) {
+        if (mine_[static_cast<std::size_t>(m)].group.first != dp_rank_) continue;  // counted once
         const auto bin = static_cast<std::size_t>(BudgetAverages::bin(s.end));
         sums[bin] += static_cast<double>(choice.budget);
         sums[BudgetAverages::kBins + bin] += 1;
@@ -66,18 +74,18 @@ BudgetFacts BudgetTuning::facts() const {
   return f;
 }
 
-std::string BudgetTuning::describe() const {
-  std::string text;
+std::string BudgetTuning::choices() const {
+  nlohmann::json rows;
   for (const auto& [m, policy] : policies_)
     for (const DstPolicy::Choice& c : policy->choices())
-      text += fmt::format("micro_batch {} layer {} base {} budget {} coverage_loss {:.6f}\n", m,
-                          c.layer, options_.base_budget, c.budget, c.coverage_loss);
-  return text;
+      rows.push_back(
+          {m, c.layer, options_.base_budget, c.budget, std::round(c.coverage_loss * 1e6) * 1e-6});
+  return rows.empty() ? "" : rows.dump();
 }
 
-void predict_samples(const Deck& deck, BatchingOptions& batching) {
-  if (batching.method != "sab") return;
-  batching.sample_cost = [tuning = std::make_shared<BudgetTuning>(deck, nullptr)](
+void predict_samples(const Config& config, BatchingOptions& batching) {
+  if (batching.method != Batching::sab) return;
+  batching.sample_cost = [tuning = std::make_shared<BudgetTuning>(config, nullptr)](
                              std::int64_t tokens) { return tuning->sample_cost(tokens); };
 }
 

@@ -8,7 +8,7 @@
 
 #include "app/observe/step_statistics.hpp"
 #include "core/base/device.hpp"
-#include "core/config/deck.hpp"
+#include "core/config/config.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/batch/latency_batching.hpp"
@@ -20,15 +20,21 @@ namespace ballast {
 class BudgetTuning {
  public:
   /// Whether the deck wants any of it: dst.enabled or batching.method = "sab".
-  static bool wanted(const Deck& deck);
+  static bool wanted(const Config& config);
   /// Reads the profile table (held against `device`, null for plans) or the stated costs.
-  BudgetTuning(const Deck& deck, const Device* device);
+  BudgetTuning(const Config& config, const Device* device);
 
   /// Predicted seconds of one layer of a sample under the average budget of its length (Algorithm
   /// 2, lines 3 and 4).
   double sample_cost(std::int64_t tokens) const;
-  /// Anchor and targets of a step; forgets the choices of the one before.  The same on every rank.
-  void begin_step(const Batch& batch, int dp_rank);
+  /// Whether budgets are tuned (dst.enabled).
+  bool tunes() const { return tune_; }
+  /// Targets of a step's micro-batches by id.
+  std::vector<TuningTarget> targets(const StepPlan& plan) const {
+    return tuning_targets(plan, model_, options_);
+  }
+  /// Takes the targets of a step's plan; forgets the choices of the step before.
+  void begin_step(const StepPlan& plan, int dp_rank);
   /// The policy of micro-batch `m` of this rank in this step; null without DST.
   BudgetPolicy* policy(int m);
   /// The base budget in every layer, for evaluation; null without DST.
@@ -43,9 +49,9 @@ class BudgetTuning {
 
   /// Of this rank's choices in this step; all 0 where there are none.
   BudgetFacts facts() const;
-  /// A line a choice: micro-batch, layer, base, final budget, coverage loss.  "" where there are
-  /// none.
-  std::string describe() const;
+  /// JSON: [[micro-batch, layer, base budget, final budget, coverage loss]], a row a choice; ""
+  /// where there are none.
+  std::string choices() const;
 
   const std::vector<std::string>& notes() const { return notes_; }
 
@@ -56,13 +62,13 @@ class BudgetTuning {
   DstOptions options_;
   FixedBudget base_;
   BudgetAverages averages_;
-  std::vector<MicroBatch> mine_;
-  std::vector<DstTarget> targets_;
+  std::vector<PlannedMicroBatch> mine_;
+  int dp_rank_ = 0;
   std::map<int, std::unique_ptr<DstPolicy>> policies_;
 };
 
 /// For plans without a run: where batching.method = "sab", gives `batching` the predicted latency
 /// of samples at the base budget.
-void predict_samples(const Deck& deck, BatchingOptions& batching);
+void predict_samples(const Config& config, BatchingOptions& batching);
 
 }  // namespace ballast

@@ -18,7 +18,7 @@ CheckpointShard shard_of(Session& session, ShardedOptimizer& optimizer, bool wri
   shard.table = &session.parameters.trainable_table();
   shard.begin = std::min(optimizer.shard_begin(), session.parameters.trainable_numel());
   shard.end = std::min(optimizer.shard_end(), session.parameters.trainable_numel());
-  const bool replicated = session.deck.integer("optimizer.zero") == 0;
+  const bool replicated = session.config.optimizer.zero == 0;
   if (writing && replicated && session.mesh.replica.rank() != 0) shard.end = shard.begin;
   const std::int64_t count = shard.end - shard.begin;
   AdamWState& state = optimizer.state();
@@ -87,7 +87,7 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
       world, base == restored.state.extra.end() || base->second == halves(session.base_fingerprint),
       fmt::format(
           "{}: its adapters were trained beside other weights than those of model.weights = \"{}\"",
-          restored.path, session.deck.text("model.weights")));
+          restored.path, session.config.model.weights));
   return restored;
 }
 
@@ -96,7 +96,8 @@ namespace {
 /// Where a run stands inside a window, and what the window was made by.
 std::vector<double> numbers(const SamplerPosition& position, const WindowOptions& window) {
   return {static_cast<double>(position.window_step), static_cast<double>(window.steps),
-          static_cast<double>(window.global_tokens), static_cast<double>(window.global_samples)};
+          static_cast<double>(window.global_tokens), static_cast<double>(window.global_samples),
+          static_cast<double>(window.rule)};
 }
 
 /// A run that stopped inside a window goes on inside the same one.
@@ -105,15 +106,15 @@ void restore_window(Session& session, Restored& restored) {
   if (found == restored.state.extra.end()) return;
   const std::vector<double> before = found->second;
   SamplerPosition& at = restored.state.sampler;
-  check_all(session.mesh.world, before.size() == 4 && before[0] >= 1 && before[0] < before[1],
+  check_all(session.mesh.world, before.size() == 5 && before[0] >= 1 && before[0] < before[1],
             fmt::format("{}: a place in a window that no run has: {}", restored.path,
                         fmt::join(before, ", ")));
   at.window_step = static_cast<std::int64_t>(before[0]);
   at.window = static_cast<std::int64_t>(before[1]);
   check_all(session.mesh.world, before == numbers(at, session.options.window),
             fmt::format("{}: written after step {} of a window of {} steps (batching.global_tokens "
-                        "= {}, global_samples = {}); keep these and batching.window until that "
-                        "window has ended",
+                        "= {}, global_samples = {}); keep these, batching.window and window_rule "
+                        "until that window has ended",
                         restored.path, before[0], before[1], before[2], before[3]));
   restored.state.extra.erase(found);
 }
@@ -122,7 +123,7 @@ void restore_window(Session& session, Restored& restored) {
 
 void check_sample_order(Session& session, Restored& restored) {
   const Communicator& world = session.mesh.world;
-  const auto seed = static_cast<std::uint64_t>(session.deck.integer("run.seed"));
+  const auto seed = session.config.run.seed;
   check_all(world, restored.state.seed == seed,
             fmt::format("{}: written with run.seed = {}, the deck has {}; the order of samples "
                         "would change: use the same seed",
@@ -148,8 +149,8 @@ void check_sample_order(Session& session, Restored& restored) {
 std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState state,
                  const std::string& folder) {
   Scope scope(&session.recorder, EventKind::checkpoint);
-  state.seed = static_cast<std::uint64_t>(session.deck.integer("run.seed"));
-  state.deck = session.deck.effective_toml();
+  state.seed = session.config.run.seed;
+  state.deck = session.config.effective_deck();
   state.git_hash = git_hash();
   if (session.tuning) state.extra["budget_averages"] = session.tuning->averages().values();
   state.extra["curriculum"] = numbers(session.options.curriculum);
@@ -159,7 +160,7 @@ std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState 
   if (session.parameters.frozen_numel() > 0)
     state.extra["base_fingerprint"] = halves(session.base_fingerprint);
   return write_checkpoint(folder, session.mesh.world, shard_of(session, optimizer, true), state,
-                          static_cast<int>(session.deck.integer("checkpoint.keep")));
+                          static_cast<int>(session.config.checkpoint.keep));
 }
 
 }  // namespace ballast

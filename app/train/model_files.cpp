@@ -19,7 +19,7 @@ constexpr std::int64_t kPieceElements = std::int64_t{1} << 24;  // on the host a
 }  // namespace
 
 void load_base(Session& session) {
-  const std::string& folder = session.deck.text("model.weights");
+  const std::string& folder = session.config.model.weights;
   Parameters& parameters = session.parameters;
   if (parameters.frozen_numel() == 0 || folder.empty()) return;
   together(session.mesh.world, [&] {
@@ -64,7 +64,7 @@ void load_base(Session& session) {
 }
 
 void load_weights(Session& session, ShardedOptimizer& optimizer) {
-  const std::string& folder = session.deck.text("model.weights");
+  const std::string& folder = session.config.model.weights;
   if (session.parameters.frozen_numel() > 0) return;
   together(session.mesh.world, [&] {
     require(std::filesystem::is_directory(folder),
@@ -96,6 +96,8 @@ void dump_gradients(const std::string& file, Session& session, const ShardedOpti
   Tensor& all = session.parameters.gradients();
   if (optimizer.shard_gradient().numel() < all.numel())
     session.mesh.replica.all_gather(optimizer.shard_gradient(), all);
+  else if (optimizer.shard_gradient().raw() != all.raw())  // ZeRO 2 of one replica
+    all.copy_from(optimizer.shard_gradient());
   const Mesh& mesh = session.mesh;
   const auto table = parameter_table(session.options.model, session.options.layer_begin);
   together(mesh.world, [&] {

@@ -4,9 +4,7 @@
 #include <exception>
 #include <optional>
 
-#include "app/train/deck_options.hpp"
 #include "app/train/local_batch.hpp"
-#include "core/plan/batch/batch_plan.hpp"
 #include "parallel/comm/waits.hpp"
 #include "parallel/context/ulysses.hpp"
 #include "parallel/pattern/pattern_source.hpp"
@@ -14,9 +12,9 @@
 namespace ballast {
 namespace {
 
-std::unique_ptr<Dataset> open_together(const Communicator& world, const Deck& deck) {
+std::unique_ptr<Dataset> open_together(const Communicator& world, const Config& config) {
   std::unique_ptr<Dataset> dataset;
-  together(world, [&] { dataset = open_dataset(deck); });
+  together(world, [&] { dataset = open_dataset(data_options(config)); });
   const auto prints = world.all_gather(fmt::format("{:016x}", dataset->fingerprint()));
   for (std::size_t r = 1; r < prints.size(); ++r)
     check_all(world, prints[r] == prints[0],
@@ -26,25 +24,23 @@ std::unique_ptr<Dataset> open_together(const Communicator& world, const Deck& de
   return dataset;
 }
 
-Sampler sampler_of(const Communicator& world, const Deck& deck, const Dataset& dataset) {
+Sampler sampler_of(const Communicator& world, const Config& config, const Dataset& dataset) {
   std::optional<Sampler> sampler;
   together(world, [&] {
     sampler.emplace(
-        dataset.samples(), static_cast<std::uint64_t>(deck.integer("run.seed")),
-        deck.real("data.validation_share"), deck.boolean("batching.shuffle"),
+        dataset.samples(), config.run.seed, config.data.validation_share, config.batching.shuffle,
         [&](std::int64_t s) { return dataset.document(s); }, dataset.held_out());
-    sampler->begin_with(RunOptions::from(deck).curriculum,
-                        [&](std::int64_t s) { return dataset.length(s); });
+    sampler->begin_with(curriculum(config), [&](std::int64_t s) { return dataset.length(s); });
   });
   return *std::move(sampler);
 }
 
 /// A sample that no packing group holds would end the run at the step that meets it; `ballast pack`
 /// shows them too.
-void refuse_samples_beyond_groups(const Deck& deck, const Dataset& dataset,
+void refuse_samples_beyond_groups(const Config& config, const Dataset& dataset,
                                   const std::vector<PackGroup>& groups) {
-  if (groups.empty() || deck.text("batching.method") != "hbp" ||
-      deck.text("batching.long") != "refuse")
+  if (groups.empty() || config.batching.method != Batching::hbp ||
+      config.batching.long_samples != LongSamples::refuse)
     return;
   std::int64_t beyond = 0, longest = 0;
   for (std::int64_t s = 0; s < dataset.samples(); ++s) {
@@ -75,38 +71,33 @@ void together(const Communicator& comm, const std::function<void()>& work) {
   check_all(comm, problem.empty(), problem);
 }
 
-Session::Session(const Communicator& world, const Deck& deck_)
-    : deck(deck_),
-      options(RunOptions::from(deck)),
+Session::Session(const Communicator& world, const Config& config_)
+    : config(config_),
+      options(RunOptions::from(config)),
       mesh(world, options.mesh, options.joined_ranks()),
-      backend(choose_backend(deck, world)),
+      backend(choose_backend(config, world)),
       device(*backend.device),
-      dataset(open_together(world, deck)),
-      sampler(sampler_of(world, deck, *dataset)),
+      dataset(open_together(world, config)),
+      sampler(sampler_of(world, config, *dataset)),
       window(options.window),
       recorder(*backend.clock),
       stage(stage_table(options.model, options.layer_begin, mesh.at.pp)),
       parameters(stage.table, backend.dtype, device, mesh.replica.size()),
       model(options.model, options.layer_begin[mesh.at.pp], stage_end(options, mesh.at.pp),
-            parameters, recompute_options(deck), &recorder,
-            deck.integer("model.head_chunk_tokens")),
+            parameters, config.recompute, &recorder, config.model.head_chunk_tokens),
       ring{mesh.cp, plan_ring(mesh.at.cp(mesh.shape), mesh.shape.cp_outer, mesh.shape.cp_inner)},
       links(mesh.pp, device),
-      kv_place{deck.text("chunk.offload") == "host", deck.integer("chunk.window_tokens"),
-               &recorder} {
+      kv_place{config.chunk.offload == Offload::host, config.chunk.window_tokens, &recorder} {
   check_all(world, dataset->vocabulary() <= options.model.vocabulary,
             fmt::format("model.vocabulary = {} is smaller than the data's vocabulary of {}",
                         options.model.vocabulary, dataset->vocabulary()));
-  together(world, [&] { refuse_samples_beyond_groups(deck, *dataset, options.batching.groups); });
+  together(world, [&] { refuse_samples_beyond_groups(config, *dataset, options.batching.groups); });
   for (const int degree : options.joined_ranks()) connect(mesh.sequence(degree), device);
   recorder.context.stage = mesh.at.pp;
-  if (BudgetTuning::wanted(deck)) {
-    together(world, [&] { tuning = std::make_unique<BudgetTuning>(deck, &device); });
-    options.batching.sample_cost = [this](std::int64_t tokens) {
-      return tuning->sample_cost(tokens);
-    };
+  if (BudgetTuning::wanted(config)) {
+    together(world, [&] { tuning = std::make_unique<BudgetTuning>(config, &device); });
   }
-  parameters.initialise(static_cast<std::uint64_t>(deck.integer("run.seed")));
+  parameters.initialise(config.run.seed);
 }
 
 SequenceLayout Session::layout(const MicroBatch& micro_batch) const {
@@ -164,21 +155,8 @@ std::vector<SampleLength> Session::lengths(const std::vector<std::int64_t>& samp
   return result;
 }
 
-Batch Session::plan(std::int64_t step, const std::vector<std::int64_t>& samples) const {
-  Batch batch = plan_batch(step, lengths(samples), options.batching);
-  // These two weigh a token by how many its chunk holds, which the plan estimates where a mask
-  // leaves some out.
-  if (options.normaliser == LossNormaliser::token_mean ||
-      options.normaliser == LossNormaliser::sample_mean)
-    count_loss_tokens(batch, *dataset);
-  return batch;
-}
-
-double Session::training_flops(const Batch& batch) const {
-  double pairs = 0;
-  for (const auto& list : batch.micro_batches)
-    for (const auto& mb : list) pairs += mb.attention_pairs();
-  return options.model.training_flops(static_cast<double>(batch.tokens()), pairs);
+double Session::training_flops(const StepPlan& plan) const {
+  return options.model.training_flops(static_cast<double>(plan.tokens()), plan.attention_pairs());
 }
 
 }  // namespace ballast

@@ -6,12 +6,13 @@
 
 #include "app/train/backend.hpp"
 #include "app/train/budget_tuning.hpp"
-#include "core/config/deck.hpp"
+#include "core/config/config.hpp"
 #include "core/config/run_options.hpp"
 #include "core/data/sampler.hpp"
 #include "core/data/sampler_window.hpp"
 #include "core/observe/events.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
+#include "core/plan/step_plan.hpp"
 #include "io/data/dataset.hpp"
 #include "kernels/model/parameters.hpp"
 #include "kernels/model/stage_model.hpp"
@@ -27,7 +28,7 @@ class Session {
  public:
   /// Collective.  Opens the mesh, the dataset and the model of the deck; parameters hold their
   /// initial values.  Errors reach every rank.
-  Session(const Communicator& world, const Deck& deck);
+  Session(const Communicator& world, const Config& config);
 
   /// Layout of a micro-batch over the context-parallel ranks.
   SequenceLayout layout(const MicroBatch& micro_batch) const;
@@ -43,12 +44,10 @@ class Session {
                                             BudgetPolicy* policy = nullptr);
   /// Length of each sample, as batching sees it.
   std::vector<SampleLength> lengths(const std::vector<std::int64_t>& samples) const;
-  /// The Batch plan of these samples on this mesh.
-  Batch plan(std::int64_t step, const std::vector<std::int64_t>& samples) const;
-  /// Model FLOPs of a batch, forward and backward, all ranks together.
-  double training_flops(const Batch& batch) const;
+  /// Model FLOPs of a step, forward and backward, all ranks together.
+  double training_flops(const StepPlan& plan) const;
 
-  Deck deck;
+  Config config;
   RunOptions options;
   Mesh mesh;
   BackendChoice backend;

@@ -1,20 +1,20 @@
-// One training step on this rank, given its Batch: execute the schedule, reduce gradients, update.
+// One training step on this rank, given its plan: execute the schedule, reduce gradients, update.
 // Used by `train` and `bench step`.
 #pragma once
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "app/plan/pipeline_simulation.hpp"
 #include "app/train/session.hpp"
-#include "core/plan/pipeline/schedule.hpp"
+#include "core/plan/step_plan.hpp"
+#include "core/predict/costs.hpp"
 #include "parallel/optimizer/zero.hpp"
 #include "parallel/pipeline/stage_executor.hpp"
 #include "parallel/pipeline/tied_embedding.hpp"
 
 namespace ballast {
 
-AdamWOptions adamw_options(const Deck& deck);
+AdamWOptions adamw_options(const Config& config);
 
 class TrainStep {
  public:
@@ -27,17 +27,16 @@ class TrainStep {
     MicroBatchLosses
         losses;  ///< of this rank's micro-batches, before their weight in the objective
   };
-  /// The schedule of this rank's pipeline for a batch, all stages; state-aware ones are built by
-  /// the times of the deck's profile table where it names one.  Collective.
-  Schedule schedule(const Batch& batch) const;
-  /// Times of the deck's profile table; none where it names none, or one that lacks what schedules
-  /// need.
-  const std::optional<StageTimes>& times() const { return times_; }
+  /// What plans of the deck are made and timed by; null where it names a profile table that lacks
+  /// what schedules need.
+  const Costs* costs() const { return costs_.get(); }
+  /// Whether they come from the deck's profile table, so that steps are predicted.
+  bool predicts() const { return predicts_; }
   /// What the table's checks said.
   const std::vector<std::string>& table_notes() const { return table_notes_; }
-  /// Forward and backward of all micro-batches in the order of schedule(batch), gradients reduced.
-  /// Collective.
-  Gradients compute(const Batch& batch, const Schedule& schedule);
+  /// Executes a step's plan but for the update: forward and backward of this rank's micro-batches
+  /// in the order of its schedule, gradients reduced.  Collective.
+  Gradients compute(const StepPlan& plan);
   /// Clips and updates; `step` counts from 1.  Returns the learning rate.  Collective.
   double update(double norm, std::int64_t step);
 
@@ -45,7 +44,8 @@ class TrainStep {
   Session& session_;
   ShardedOptimizer& optimizer_;
   TiedEmbedding tied_;
-  std::optional<StageTimes> times_;
+  std::shared_ptr<const Costs> costs_;
+  bool predicts_ = false;
   std::vector<std::string> table_notes_;
 };
 

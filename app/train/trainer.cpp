@@ -1,7 +1,6 @@
 #include "app/train/trainer.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <utility>
@@ -9,100 +8,48 @@
 #include "app/command/eval.hpp"
 #include "app/measure/peak_rate.hpp"
 #include "app/observe/json_output.hpp"
-#include "app/train/deck_options.hpp"
+#include "app/plan/expected_balance.hpp"
 #include "app/train/model_files.hpp"
 #include "ballast_version.hpp"
-#include "core/config/deck_effect.hpp"
+#include "core/config/deck_schema.hpp"
 #include "core/observe/metrics.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
+#include "core/plan/plan_json.hpp"
 #include "parallel/comm/clock_alignment.hpp"
 #include "parallel/comm/signals.hpp"
 #include "parallel/comm/waits.hpp"
 
 namespace ballast {
-namespace {
 
-std::string describe(const Batch& batch) {
-  std::string text;
-  for (std::size_t d = 0; d < batch.micro_batches.size(); ++d)
-    for (std::size_t m = 0; m < batch.micro_batches[d].size(); ++m) {
-      const MicroBatch& micro_batch = batch.micro_batches[d][m];
-      text += fmt::format("dp {} micro_batch {}", d, m);
-      if (micro_batch.sp > 1) text += fmt::format(" sp {}", micro_batch.sp);
-      if (micro_batch.recompute_layers >= 0)
-        text += fmt::format(" recompute {}", micro_batch.recompute_layers);
-      text += ':';
-      for (const Segment& s : micro_batch.segments)
-        text += fmt::format(" {}[{},{})", s.sample, s.begin, s.end);
-      text += '\n';
-    }
-  return text;
-}
-
-std::string describe(const RingPlan& plan) {
-  std::string text = fmt::format("rank {} of {} x {}\n", plan.rank, plan.outer, plan.inner);
-  for (const auto& [pass, steps] :
-       {std::pair{"forward", &plan.forward}, {"backward", &plan.backward}})
-    for (const RingStep& step : *steps) {
-      text += fmt::format("{} {}.{} shard {}", pass, step.outer, step.inner, step.shard);
-      for (const auto& [what, hop] : {std::pair{"kv", &step.kv_inner},
-                                      {"kv", &step.kv_outer},
-                                      {"dkv", &step.dkv_inner},
-                                      {"dkv", &step.dkv_outer}})
-        if (*hop)
-          text += fmt::format("; {} {} of shard {} to {}",
-                              (*hop)->level == RingLevel::inner ? "inner" : "outer", what,
-                              (*hop)->send_shard, (*hop)->to);
-      text += '\n';
-    }
-  return text;
-}
-
-std::string describe(const Schedule& schedule) {
-  std::string text;
-  for (std::size_t s = 0; s < schedule.stages.size(); ++s)
-    for (const Op& op : schedule.stages[s]) {
-      text += fmt::format("stage {} {} {} {}", s, name(op.kind), op.micro_batch, op.chunk);
-      if (op.peer >= 0)
-        text += fmt::format(" {} {}", op.payload == Payload::activation ? "activation" : "gradient",
-                            op.peer);
-      text += '\n';
-    }
-  return text;
-}
-
-}  // namespace
-
-Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck& deck)
+Trainer::Trainer(const CommandLine& line, const Communicator& world, const Config& config)
     : line_(line),
-      session_(world, deck),
-      folder_(world, line.output_folder(deck), !line.restart.empty()),
-      optimizer_(session_.parameters, session_.mesh.replica,
-                 static_cast<int>(deck.integer("optimizer.zero")), adamw_options(deck),
-                 &session_.recorder),
+      session_(world, config),
+      folder_(world, line.output_folder(config), !line.restart.empty()),
+      optimizer_(session_.parameters, session_.mesh.replica, config.optimizer.zero,
+                 adamw_options(config), &session_.recorder),
       train_step_(session_, optimizer_),
+      planner_(session_, train_step_.costs()),
       log_(folder_.log(), world.rank() == 0),
-      gradient_file_(deck.text("run.dump_gradients")),
+      gradient_file_(config.run.dump_gradients),
       peak_flops_(dense_peak_flops(session_.device, session_.parameters.dtype())),
-      overheads_(overheads(deck)) {
+      overheads_(config.dst.enabled, balances_by_weight(config.batching.method)) {
   optimizer_.reset_master_from_values();
   load_base(session_);
   Restored restored;
   if (!line.restart.empty())
     restored = restore(session_, optimizer_, line.restart, folder_.path(), true);
   if (!restored.path.empty()) check_sample_order(session_, restored);
-  if (restored.path.empty() && !deck.text("model.weights").empty())
-    load_weights(session_, optimizer_);
+  if (restored.path.empty() && !config.model.weights.empty()) load_weights(session_, optimizer_);
   state_ = restored.state;
   last_saved_ = restored.path.empty() ? -1 : state_.step;
   session_.recorder.set_offset(align_clocks(world));
   started_s_ = session_.recorder.now();
-  session_.recorder.enabled = deck.boolean("trace.enabled");
-  set_wait_limit(deck.real("run.hang_timeout_s"), &session_.recorder);
+  session_.recorder.enabled = config.trace.enabled;
+  set_wait_limit(config.run.hang_timeout_s, &session_.recorder);
   together(world, [&] {
     if (world.rank() == 0) {
       std::ofstream file(folder_.deck());
-      file << deck.effective_toml();
+      file << config.effective_deck();
       require(file.good(), "{} cannot be written; is the disk full?", folder_.deck());
     }
     if (!session_.recorder.enabled) return;
@@ -113,7 +60,7 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
     header.host = host_name();
     header.device = session_.device.description();
     header.mesh = m.table.at(world.rank());
-    header.deck = deck.effective_toml();
+    header.deck = config.effective_deck();
     header.git_hash = git_hash();
     header.mesh_degrees = {{"dp", m.shape.dp},
                            {"pp", m.shape.pp},
@@ -128,23 +75,24 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Deck&
     trace_ = std::make_unique<TraceWriter>(folder_.trace(), header);
   });
   open_sinks();
-  if (trace_)
-    trace_->plan("ring", session_.ring.plan.hash(), describe(session_.ring.plan), state_.step);
   write_header(restored, train_step_.table_notes());
 }
 
 void Trainer::open_sinks() {
+  if (trace_)
+    trace_->plan("ring", session_.ring.plan.hash(), to_json(session_.ring.plan).dump(),
+                 state_.step);
   if (trace_) sinks_.push_back(std::make_unique<TraceSink>(*trace_));
-  sinks_.push_back(std::make_unique<LogSink>(log_, session_.deck.integer("run.log_every")));
+  sinks_.push_back(std::make_unique<LogSink>(log_, session_.config.run.log_every));
   sinks_.push_back(std::make_unique<JsonSink>(summary_));
 }
 
 void Trainer::write_header(const Restored& restored, const std::vector<std::string>& table_notes) {
-  const Deck& deck = session_.deck;
+  const Config& config = session_.config;
   log_.comment(fmt::format("ballast {} ({})", version(), git_hash()));
-  log_.comment(fmt::format("deck {}{}", deck.file,
-                           deck.case_name.empty() ? "" : ", case " + deck.case_name));
-  for (const std::string& note : without_effect(deck)) log_.comment("note: " + note);
+  log_.comment(fmt::format("deck {}{}", config.from.file,
+                           config.from.case_name.empty() ? "" : ", case " + config.from.case_name));
+  for (const Problem& note : without_effect(config)) log_.comment("note: " + note.message());
   const Mesh& mesh = session_.mesh;
   const auto devices = mesh.world.all_gather(session_.device.description());
   for (std::size_t r = 0; r < mesh.table.size(); ++r)
@@ -168,8 +116,8 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
                              session_.parameters.trainable_numel(),
                              session_.parameters.frozen_numel()));
   }
-  if (restored.path.empty() && !deck.text("model.weights").empty())
-    log_.comment("starts from the weights in " + deck.text("model.weights"));
+  if (restored.path.empty() && !config.model.weights.empty())
+    log_.comment("starts from the weights in " + config.model.weights);
   log_.comment(fmt::format("data {}: {} training samples, {} held out",
                            session_.dataset->description(), session_.sampler.training_samples(),
                            session_.sampler.validation().size()));
@@ -180,10 +128,11 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
         session_.sampler.short_steps() < steps
             ? fmt::format(" (curriculum.steps = {}: the epoch has no more short ones)", steps)
             : ""));
-  if (const std::string place = deck.place("batching.groups"); place.starts_with("profile table"))
-    log_.comment(fmt::format("packing groups of {}: {} tokens on {} ranks", place,
-                             to_text(deck.value("batching.groups")),
-                             to_text(deck.value("batching.group_ranks"))));
+  const Key of_groups = key_filling(&default_config().batching.groups).path();
+  if (const auto groups = config.from.of(of_groups); groups.origin == Origin::profile_table)
+    log_.comment(fmt::format("packing groups of {}: {} tokens on {} ranks", groups.place,
+                             to_text(config.batching.groups),
+                             to_text(config.batching.group_ranks)));
   log_.comment(fmt::format(
       "mfu is relative to {:.1f} GFLOP/s a rank (dense matrix product){}", peak_flops_ * 1e-9,
       session_.options.attention.sparse()
@@ -197,15 +146,15 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
 }
 
 int Trainer::run() {
-  const std::int64_t steps = session_.deck.integer("run.steps"),
-                     every = session_.deck.integer("checkpoint.every_steps");
-  const std::int64_t validate = session_.deck.integer("eval.every_steps");
+  const std::int64_t steps = session_.config.run.steps,
+                     every = session_.config.checkpoint.every_steps;
+  const std::int64_t validate = session_.config.eval.every_steps;
   StopReason stop = StopReason::none;
   while (state_.step < steps && stop == StopReason::none) {
     step();
     if (every > 0 && state_.step % every == 0) checkpoint();
     if (validate > 0 && state_.step % validate == 0 && !session_.sampler.validation().empty()) {
-      const Evaluation result = evaluate(session_, session_.deck.integer("eval.samples"));
+      const Evaluation result = evaluate(session_, planner_, session_.config.eval.samples);
       StepFields fields{{"step", fmt::to_string(state_.step)},
                         {"validation_loss", fmt::format("{:.6f}", result.loss)},
                         {"validation_tokens", fmt::to_string(result.loss_tokens)}};
@@ -225,7 +174,7 @@ int Trainer::run() {
         line_.wall_time_s > 0 ? started_s_ + line_.wall_time_s - 2 * longest_step_s_ : 0;
     stop = agreed_stop(session_.mesh.world, deadline > 0 && session_.recorder.now() > deadline);
   }
-  if (state_.step < steps || session_.deck.boolean("checkpoint.at_end")) checkpoint();
+  if (state_.step < steps || session_.config.checkpoint.at_end) checkpoint();
   if (trace_) {
     session_.recorder.flush([&](std::span<const Event> events) { trace_->events(events); });
     trace_->flush();
@@ -253,27 +202,19 @@ void Trainer::step() {
   const auto whole = recorder.enabled ? recorder.begin(EventKind::step) : -1;
 
   // Plan: the same on every rank.
-  const auto samples = session_.window.next(session_.sampler, state_.sampler, [&](std::int64_t s) {
-    return session_.dataset->length(s);
-  });
-  const auto plan_begin = std::chrono::steady_clock::now();
-  const Batch batch = [&] {
+  const PlannedStep planned = [&] {
     Scope scope(&recorder, EventKind::planning);
-    return session_.plan(state_.step, samples);
+    return planner_.next(state_.step, state_.sampler, session_.config.run.steps);
   }();
-  const Schedule schedule = train_step_.schedule(batch);
-  const double plan_s =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - plan_begin).count();
-  if (trace_) {
-    trace_->plan("batch", batch.hash(), describe(batch), state_.step);
-    trace_->plan("schedule", schedule.hash(), describe(schedule), state_.step);
-  }
+  const StepPlan& plan = planned.plan;
+  store(planned);
+  if (!balance_told_) tell_balance(plan);
   reset_peak_memory();
-  const TrainStep::Gradients found = train_step_.compute(batch, schedule);
+  const TrainStep::Gradients found = train_step_.compute(plan);
   if (trace_ && session_.tuning)
-    if (const std::string budgets = session_.tuning->describe(); !budgets.empty())
+    if (const std::string budgets = session_.tuning->choices(); !budgets.empty())
       trace_->plan("budgets", std::hash<std::string>()(budgets), budgets, state_.step);
-  if (!std::isfinite(found.loss) || !std::isfinite(found.norm)) stop_at_nonfinite(batch, found);
+  if (!std::isfinite(found.loss) || !std::isfinite(found.norm)) stop_at_nonfinite(plan, found);
   if (!gradient_file_.empty())
     dump_gradients(std::exchange(gradient_file_, ""), session_, optimizer_);
   const std::int64_t next = state_.step + 1;
@@ -285,7 +226,8 @@ void Trainer::step() {
   const double seconds = recorder.now() - begin;
   longest_step_s_ = std::max(longest_step_s_, seconds);
   state_.step = next;
-  state_.tokens_seen += batch.tokens();
+  state_.sampler = planned.after;
+  state_.tokens_seen += plan.tokens();
   state_.seconds_trained += seconds;
   StepOutcome outcome;
   outcome.step = next;
@@ -293,53 +235,75 @@ void Trainer::step() {
   outcome.norm = found.norm;
   outcome.rate = rate;
   outcome.seconds = seconds;
-  outcome.plan_s = plan_s;
-  observe(batch, schedule, outcome);
+  outcome.plan_s = planned.planning_s;
+  observe(plan, outcome);
 }
 
-double Trainer::predict(const std::vector<MicroBatch>& mine, const Schedule& schedule) {
-  const SimulatedSchedule simulated =
-      simulate(schedule, train_step_.times()->of(mine, session_.options));
+void Trainer::tell_balance(const StepPlan& plan) {
+  balance_told_ = true;
+  const Costs* costs = train_step_.costs();
+  if (costs == nullptr || session_.mesh.world.rank() != 0) return;
+  const SimulationOptions options = simulation_options(session_.config, session_.options);
+  try {
+    log_.comment(expected_balance(session_.config, plan, simulate(plan, options, *costs)));
+  } catch (const Error& e) {  // a step runs whether it can be timed or not
+    log_.comment(fmt::format("balance of step {} cannot be told: {}", plan.step + 1, e.what()));
+  }
+}
+
+void Trainer::store(const PlannedStep& planned) {
+  const std::int64_t every = session_.config.trace.plans_every;
+  if (!trace_ || session_.mesh.world.rank() != 0 || every == 0 || state_.step % every != 0) return;
+  trace_->plan("step", planned.plan.hash(), planned.text, state_.step);
+}
+
+double Trainer::predict(const StepPlan& plan) {
+  SimulationOptions options = simulation_options(session_.config, session_.options);
+  options.keep_ops = true;
+  const SimulatedStep simulated = simulate(plan, options, *train_step_.costs());
   if (trace_) {
+    const MeshCoordinates& at = session_.mesh.at;
     std::vector<Event> ops;
-    for (const TimedOp& timed :
-         simulated.stages.at(static_cast<std::size_t>(session_.mesh.at.pp))) {
+    for (const TimedOp& timed : simulated.lanes.at(static_cast<std::size_t>(at.dp))
+                                    .at(static_cast<std::size_t>(at.pp))
+                                    .ops) {
       Event& e = ops.emplace_back();
       e.step = static_cast<std::int32_t>(state_.step - 1);
       e.micro_batch = timed.op.micro_batch;
       e.chunk = timed.op.chunk;
-      e.stage = session_.mesh.at.pp;
+      e.stage = at.pp;
       e.kind = event_kind(timed.op.kind);
       e.begin_s = timed.begin_s;
       e.end_s = timed.end_s;
     }
     trace_->predicted(ops);
   }
-  return session_.mesh.world.all_reduce(simulated.step_time_s, Reduction::max);
+  return session_.mesh.world.all_reduce(simulated.schedule_s, Reduction::max);
 }
 
-void Trainer::observe(const Batch& batch, const Schedule& schedule, StepOutcome outcome) {
-  const std::vector<MicroBatch> mine = batch.work_of(session_.mesh.at.dp);
-  EventSums sums = sum_events({}, outcome.step - 1, mine.size());
+void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
+  const std::size_t mine =
+      plan.lanes.at(static_cast<std::size_t>(session_.mesh.at.dp)).micro_batches.size();
+  EventSums sums = sum_events({}, outcome.step - 1, mine);
   session_.recorder.flush([&](std::span<const Event> events) {
-    sums = sum_events(events, outcome.step - 1, mine.size());
+    sums = sum_events(events, outcome.step - 1, mine);
     if (trace_) trace_->events(events);
   });
-  if (outcome.predicts = train_step_.times().has_value(); outcome.predicts)
-    outcome.predicted_s = predict(mine, schedule);
+  if (outcome.predicts = train_step_.predicts(); outcome.predicts)
+    outcome.predicted_s = predict(plan);
   const std::vector<BudgetRow> budgets = session_.recorder.take_budgets();
   if (trace_) trace_->budgets(budgets);
-  outcome.steps = session_.deck.integer("run.steps");
+  outcome.steps = session_.config.run.steps;
   outcome.trained_s = state_.seconds_trained;
-  outcome.flops = session_.training_flops(batch);
+  outcome.flops = session_.training_flops(plan);
   outcome.peak_flops = peak_flops_;
-  StepStatistics statistics = measure(outcome, sums, batch, mine, session_.mesh);
+  StepStatistics statistics = measure(outcome, sums, plan, session_.mesh);
   if (session_.tuning) statistics.budgets = session_.tuning->facts();
   if (session_.recorder.enabled) overheads_.add(statistics.most_spent, outcome.seconds);
   for (const auto& sink : sinks_) sink->step(statistics);
 }
 
-void Trainer::stop_at_nonfinite(const Batch& batch, const TrainStep::Gradients& found) {
+void Trainer::stop_at_nonfinite(const StepPlan& plan, const TrainStep::Gradients& found) {
   const MicroBatchLosses& losses = found.losses;
   // Ranks that share micro-batches find the culprit together, and which share may change from one
   // to the next: so all look at the same one.
@@ -349,7 +313,7 @@ void Trainer::stop_at_nonfinite(const Batch& batch, const TrainStep::Gradients& 
   first = session_.mesh.world.all_reduce(first, Reduction::min);
   std::string where;
   if (first < static_cast<std::int64_t>(losses.size())) {
-    const std::vector<MicroBatch> mine = batch.work_of(session_.mesh.at.dp);
+    const std::vector<MicroBatch> mine = plan.list(session_.mesh.at.dp);
     ChunkStores stores = session_.chunk_stores(mine);
     const auto prepare = [&](int m) {
       return session_.prepare(mine[static_cast<std::size_t>(m)], 0, stores.at(m));
@@ -391,9 +355,9 @@ void Trainer::checkpoint() {
 
 int train_command(const CommandLine& line) {
   const Communicator world = Communicator::world();
-  const Deck deck = line.deck(world);
+  const Config config = line.config(world);
   catch_stop_signals();
-  return Trainer(line, world, deck).run();
+  return Trainer(line, world, config).run();
 }
 
 }  // namespace ballast

@@ -12,6 +12,7 @@
 #include "app/train/checkpointing.hpp"
 #include "app/train/run_folder.hpp"
 #include "app/train/session.hpp"
+#include "app/train/step_planner.hpp"
 #include "app/train/train_step.hpp"
 #include "io/trace/trace_writer.hpp"
 #include "parallel/optimizer/zero.hpp"
@@ -21,7 +22,7 @@ namespace ballast {
 class Trainer {
  public:
   /// Collective.  Locks the run folder, restores when asked, opens log and trace.
-  Trainer(const CommandLine& line, const Communicator& world, const Deck& deck);
+  Trainer(const CommandLine& line, const Communicator& world, const Config& config);
   /// Runs to run.steps, a signal or the wall-time limit.  Returns the exit status: 0, or 75 when it
   /// stopped early (requeue me).
   int run();
@@ -30,14 +31,18 @@ class Trainer {
   void open_sinks();
   void write_header(const Restored& restored, const std::vector<std::string>& table_notes);
   void step();
+  /// Hands the plan to the trace of rank 0.
+  /// Comments on what balance is expected of the session's first step.
+  void tell_balance(const StepPlan& plan);
+  void store(const PlannedStep& planned);
   /// Names the first micro-batch and layer with a NaN or Inf and stops all ranks; nothing is
   /// written.
-  [[noreturn]] void stop_at_nonfinite(const Batch& batch, const TrainStep::Gradients& found);
+  [[noreturn]] void stop_at_nonfinite(const StepPlan& plan, const TrainStep::Gradients& found);
   /// Completes the outcome, measures the step and hands it to every sink.  Collective.
-  void observe(const Batch& batch, const Schedule& schedule, StepOutcome outcome);
+  void observe(const StepPlan& plan, StepOutcome outcome);
   /// Simulated seconds of the step's schedules over the times of profile.table, the slowest
   /// data-parallel rank's; the trace gets the ops of this stage.  Collective.
-  double predict(const std::vector<MicroBatch>& mine, const Schedule& schedule);
+  double predict(const StepPlan& plan);
   void checkpoint();
 
   CommandLine line_;
@@ -45,11 +50,13 @@ class Trainer {
   RunFolder folder_;
   ShardedOptimizer optimizer_;
   TrainStep train_step_;
+  StepPlanner planner_;
   StepLog log_;
   std::unique_ptr<TraceWriter> trace_;
   CheckpointState state_;
   nlohmann::ordered_json summary_;  ///< --json: the run's last step and held-out loss
-  std::string gradient_file_;       ///< run.dump_gradients until it is written
+  bool balance_told_ = false;
+  std::string gradient_file_;  ///< run.dump_gradients until it is written
   std::int64_t last_saved_ = -1;
   double started_s_ = 0, peak_flops_, longest_step_s_ = 0;
   Overheads overheads_;

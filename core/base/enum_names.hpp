@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -52,6 +53,18 @@ std::vector<std::string> names_of() {
   return list;
 }
 
+template <NamedEnum E>
+std::vector<E> values_of() {
+  std::vector<E> list;
+  for (const auto& [value, text] : EnumNames<E>::table) list.push_back(value);
+  return list;
+}
+
+template <NamedEnum E>
+std::ostream& operator<<(std::ostream& out, E value) {
+  return out << name(value);
+}
+
 /// The value of that name; throws Error that lists the names, beginning with `what`.
 template <NamedEnum E>
 E parse_or_fail(std::string_view text, std::string_view what) {
@@ -60,3 +73,12 @@ E parse_or_fail(std::string_view text, std::string_view what) {
 }
 
 }  // namespace ballast
+
+/// Formatted as its name.
+template <ballast::NamedEnum E>
+struct fmt::formatter<E, char> : fmt::formatter<const char*, char> {
+  template <class Context>
+  auto format(E value, Context& context) const {
+    return fmt::formatter<const char*, char>::format(ballast::name(value), context);
+  }
+};

@@ -11,6 +11,7 @@
 #include "core/base/precision.hpp"
 #include "core/base/problem.hpp"
 #include "core/data/data_options.hpp"
+#include "core/data/sampler_window.hpp"
 #include "core/model/lora_options.hpp"
 #include "core/model/recompute_options.hpp"
 #include "core/plan/attention/attention_options.hpp"
@@ -76,12 +77,14 @@ struct BatchingConfig {
   std::int64_t micro_batch_tokens = 4096, global_tokens = 65536, global_samples = 0;
   int micro_batch_samples = 0;
   std::int64_t window = 1;
+  WindowRule window_rule = WindowRule::balanced;
   bool shuffle = true;
   BatchScope scope = BatchScope::step;
   Integers groups, group_ranks, group_recompute;
   GroupSource groups_from = GroupSource::deck;
   Integers select_lengths, select_ranks;
   double select_memory_gib = 0;
+  GroupPacking packing = GroupPacking::alike;
   bool balance = true;
   LongSamples long_samples = LongSamples::refuse;
 };
@@ -171,6 +174,7 @@ struct CheckpointConfig {
 
 struct TraceConfig {
   bool enabled = true;
+  std::int64_t plans_every = 1;
 };
 
 struct ProfileConfig {

@@ -83,12 +83,13 @@ void Deck::drop_shape() {
     if (context_keys().count(path) == 0) entries_.erase(path);
 }
 
-std::vector<std::string> Deck::apply_weights(const ModelShape& shape) {
+std::vector<Problem> Deck::apply_weights(const ModelShape& shape) {
   const std::set<std::string>& free = context_keys();
   const std::string folder = text("model.weights");
   Deck stated = *this;
   stated.apply_preset();
-  std::vector<std::string> problems, of_preset;
+  std::vector<Problem> problems;
+  std::vector<std::string> of_preset;
   for (auto& [path, value] : shape_values(shape)) {
     const bool contradicts =
         stated.is_set(path) && free.count(path) == 0 && stated.value(path) != value;
@@ -96,16 +97,18 @@ std::vector<std::string> Deck::apply_weights(const ModelShape& shape) {
       of_preset.push_back(fmt::format("{} {} against {}", path.substr(path.find('.') + 1),
                                       to_text(stated.value(path)), to_text(value)));
     else if (contradicts)
-      problems.push_back(fmt::format(
-          "{}: {} = {} contradicts {} in {}/config.json (model.weights); leave the key out",
-          stated.place(path), path, to_text(stated.value(path)), to_text(value), folder));
+      problems.push_back({{path},
+                          fmt::format("{} = {} contradicts {} in {}/config.json (model.weights)",
+                                      path, to_text(stated.value(path)), to_text(value), folder),
+                          "leave the key out"});
     if (!is_set(path)) set(path, std::move(value), "weights " + folder, Origin::weights);
   }
   if (!of_preset.empty())
-    problems.push_back(fmt::format(
-        "{}: model.preset = {} is another shape than {}/config.json (model.weights): {}; set "
-        "model.preset = \"custom\", the shape comes from the weights",
-        place("model.preset"), quoted(text("model.preset")), folder, fmt::join(of_preset, ", ")));
+    problems.push_back(
+        {{"model.preset"},
+         fmt::format("model.preset = {} is another shape than {}/config.json (model.weights): {}",
+                     quoted(text("model.preset")), folder, fmt::join(of_preset, ", ")),
+         "set model.preset = \"custom\", the shape comes from the weights"});
   return problems;
 }
 

@@ -66,27 +66,12 @@ class Deck {
   /// The same from `shape`, read from the folder of model.weights.  Returns one problem for each
   /// key to which the deck, or its preset, gives another value; the keys that stretch the context
   /// (rope_theta, original_context, yarn_factor, llama3_*) may differ.
-  std::vector<std::string> apply_weights(const ModelShape& shape);
+  std::vector<Problem> apply_weights(const ModelShape& shape);
   /// Whether every key of the model's shape has a value, as in an effective deck or from a preset.
   bool states_shape() const;
-  std::string effective_toml() const { return config().effective_deck(); }
 
  private:
   std::map<std::string, DeckEntry> entries_;
 };
-
-/// What a command reads from a deck: a block that it needs may not be missing.
-struct DeckNeeds {
-  bool model = true, data = true;
-  bool weights = true;  ///< the shape is completed from the folder of model.weights
-  bool groups = true;   ///< of packing (hbp): taken from the profile table where
-                        ///< batching.groups_from says so; false: they may still be to be selected
-};
-
-/// Cross-key rules (needs one key, forbids another, a combination that cannot run): one message a
-/// problem, each with the place.  Rules about a key in `faulty` ("block.key") stay silent: its
-/// value is not what the user meant.
-std::vector<std::string> deck_problems(const Deck& deck, DeckNeeds needs = {},
-                                       const std::set<std::string>& faulty = {});
 
 }  // namespace ballast

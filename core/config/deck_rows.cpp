@@ -1,161 +1,18 @@
-// The rows: every key that a deck may hold, and the member of Config that it fills, whose initial
-// value is the key's default.  A new key is one member and one row.
+// The rows: every key of a deck and the member of Config that it fills, which holds the default.
 #include "core/config/deck_rows.hpp"
 
-#include <concepts>
-#include <stdexcept>
-#include <type_traits>
-#include <utility>
-
 #include "core/config/config.hpp"
+#include "core/config/deck_row_builder.hpp"
 #include "core/model/model_shape.hpp"
 
 namespace ballast {
 namespace {
 
-/// Bounds of a number.
-struct Range {
-  std::optional<double> minimum, maximum;
-  bool above = false, below = false;
-};
-constexpr Range any{};
-Range at_least(double minimum) { return {minimum, std::nullopt, false, false}; }
-Range above(double minimum) { return {minimum, std::nullopt, true, false}; }
-Range between(double minimum, double maximum) { return {minimum, maximum, false, false}; }
-/// [minimum, maximum)
-Range up_to(double minimum, double maximum) { return {minimum, maximum, false, true}; }
-
-/// (0, 1]
-Range share() { return {0.0, 1.0, true, false}; }
+using namespace deck_row;
 
 constexpr double kDegree = 1 << 20;    // ranks of one mesh dimension
 constexpr double kTokens = 1ll << 40;  // tokens, steps, samples
 constexpr double kWidth = 1 << 24;     // extent of a model dimension
-
-template <class T>
-struct IsVector : std::false_type {};
-template <class T>
-struct IsVector<std::vector<T>> : std::true_type {};
-
-/// A member's type in decks: whole numbers are 64 bit, choices are text.
-template <class T>
-auto to_deck(const T& value) {
-  if constexpr (IsVector<T>::value) {
-    std::vector<decltype(to_deck(value.front()))> list;
-    for (const auto& one : value) list.push_back(to_deck(one));
-    return list;
-  } else if constexpr (NamedEnum<T>) {
-    return std::string(name(value));
-  } else if constexpr (std::integral<T> && !std::same_as<T, bool>) {
-    return static_cast<std::int64_t>(value);
-  } else {
-    return value;
-  }
-}
-
-template <class T, class Held>
-void from_deck(const Held& held, T& value) {
-  if constexpr (IsVector<T>::value) {
-    value.resize(held.size());
-    for (std::size_t i = 0; i < held.size(); ++i) from_deck(held[i], value[i]);
-  } else if constexpr (NamedEnum<T>) {
-    const std::optional<T> known = parse<T>(held);
-    if (!known) throw std::logic_error("\"" + held + "\" is none of the values of a choice");
-    value = *known;
-  } else {
-    value = static_cast<T>(held);
-  }
-}
-
-/// The values of a choice; nothing for other types.
-template <class T>
-std::vector<std::string> choices() {
-  if constexpr (IsVector<T>::value)
-    return choices<typename T::value_type>();
-  else if constexpr (NamedEnum<T>)
-    return names_of<T>();
-  else
-    return {};
-}
-
-/// A member of Config that says when other keys are read.
-template <class T>
-struct Switch {
-  const T* member;  ///< in default_config()
-};
-template <class B, class T>
-Switch<T> on(B Config::*block, T B::*member) {
-  return {&(default_config().*block.*member)};
-}
-
-/// The row just added, for what few rows have.
-struct Row {
-  KeySpec& spec;
-  /// The only values that a text may have.
-  Row allow(std::vector<std::string> values) const {
-    spec.allowed = std::move(values);
-    return *this;
-  }
-  /// Read only where the switch has one of `values`, or, without them, not its default.
-  template <class T, class... Values>
-  void when(Switch<T> by, Values... values) const {
-    spec.when = {by.member, {DeckValue(to_deck(static_cast<T>(values)))...}};
-  }
-};
-
-/// A block of the deck, or the part of one that `of` finds in a Config, whose keys begin with
-/// `prefix`.
-template <class Block>
-struct Part {
-  std::vector<KeySpec>& list;
-  std::string block;
-  std::function<Block&(Config&)> of;
-  std::string prefix;
-
-  template <class T>
-  Row key(const char* name, T Block::*member, const char* unit, Range range,
-          const char* meaning) const {
-    const auto at = [of = of, member](const Config& config) -> const T& {
-      return of(const_cast<Config&>(config)).*member;  // which only `fill` changes
-    };
-    KeySpec& spec = list.emplace_back();
-    spec.block = block;
-    spec.key = prefix + name;
-    spec.default_value = to_deck(at(default_config()));
-    spec.unit = unit;
-    spec.meaning = meaning;
-    spec.allowed = choices<T>();
-    spec.minimum = range.minimum;
-    spec.maximum = range.maximum;
-    spec.above = range.above;
-    spec.below = range.below;
-    spec.member = &at(default_config());
-    spec.value = [at](const Config& config) -> DeckValue { return to_deck(at(config)); };
-    spec.fill = [of = of, member, path = spec.path()](Config& config, const DeckValue& value) {
-      const auto* held = std::get_if<decltype(to_deck(std::declval<const T&>()))>(&value);
-      if (held == nullptr) throw std::logic_error("deck key " + path + " is " + type_name(value));
-      from_deck(*held, of(config).*member);
-    };
-    return {spec};
-  }
-  template <class T>
-  Row key(const char* name, T Block::*member, const char* meaning) const {
-    return key(name, member, "", any, meaning);
-  }
-};
-
-class Schema {
- public:
-  template <class Block>
-  Part<Block> block(const char* name, Block Config::*block) {
-    return {list, name, [block](Config& config) -> Block& { return config.*block; }, ""};
-  }
-  template <class Block>
-  Part<Block> part(const char* name, std::function<Block&(Config&)> of, const char* prefix) {
-    return {list, name, std::move(of), prefix};
-  }
-  std::vector<KeySpec> list;
-};
 
 std::vector<std::string> presets_and_custom() {
   std::vector<std::string> names = model_presets();
@@ -210,10 +67,9 @@ void model_rows(Schema& schema) {
            "published shape, whose values the keys below replace; custom needs all of layers to "
            "vocabulary, or weights")
       .allow(presets_and_custom());
-  model.key(
-      "weights", &ModelConfig::weights,
-      "Hugging Face folder (config.json, safetensors) that a run starts from; the keys of the "
-      "shape come from it. A checkpoint (-r) goes first");
+  model.key("weights", &ModelConfig::weights,
+            "Hugging Face folder (config.json, safetensors) that a run starts from; the keys of "
+            "the shape come from it. A checkpoint (-r) goes first");
   model.key("layers", &ModelConfig::layers, "layers", between(0, 1 << 16), "transformer layers");
   model.key("hidden", &ModelConfig::hidden, "", between(0, kWidth), "width of the residual stream");
   model.key("intermediate", &ModelConfig::intermediate, "", between(0, kWidth),
@@ -228,10 +84,9 @@ void model_rows(Schema& schema) {
             "bias on the query, key and value projections (Qwen2.5)");
   model.key("tied_embedding", &ModelConfig::tied_embedding, "embedding and head share one matrix");
   model.key("rms_eps", &ModelConfig::rms_eps, "", above(0), "epsilon of RMSNorm");
-  model.key(
-      "initial_std", &ModelConfig::initial_std, "", above(0),
-      "standard deviation of the initial matrices (over sqrt(2 layers) where they write to the "
-      "residual stream); small models learn sooner with more");
+  model.key("initial_std", &ModelConfig::initial_std, "", above(0),
+            "standard deviation of the initial matrices (over sqrt(2 layers) where they write to "
+            "the residual stream); small models learn sooner with more");
   model.key("rope_theta", &ModelConfig::rope_theta, "", above(1), "base of the rotary embedding");
   model.key("yarn_factor", &ModelConfig::yarn_factor, "", at_least(1),
             "YaRN scaling of the context; 1: plain RoPE");
@@ -251,12 +106,10 @@ void model_rows(Schema& schema) {
 void data_rows(Schema& schema) {
   const auto source = on(&Config::data, &DataConfig::source);
   auto data = schema.block("data", &Config::data);
-  data.key(
-      "source", &DataConfig::source,
-      "files: text as bytes, one file a sample; megatron: .bin/.idx; hdf5: /tokens, /offsets; "
-      "lengths: a length file, tokens made up; "
-      "distribution: a table of length bins; needle: key-value pairs hidden in filler and asked "
-      "for at the end");
+  data.key("source", &DataConfig::source,
+           "files: text as bytes, one file a sample; megatron: .bin/.idx; hdf5: /tokens, /offsets; "
+           "lengths: a length file, tokens made up; distribution: a table of length bins; needle: "
+           "key-value pairs hidden in filler and asked for at the end");
   data.key("paths", &DataConfig::paths, "files: files, folders (searched recursively) and globs")
       .when(source, DataSource::files);
   data.key("extensions", &DataConfig::extensions,
@@ -278,10 +131,9 @@ void data_rows(Schema& schema) {
   data.key("bin_tokens", &DataConfig::bin_tokens, "tokens", between(1, kTokens),
            "distribution: upper edge of each length bin, ascending, inclusive")
       .when(source, DataSource::distribution);
-  data.key(
-          "bin_share", &DataConfig::bin_share, "", at_least(0),
-          "distribution: share of the samples in each bin (not cumulative), in proportion to their "
-          "sum")
+  data.key("bin_share", &DataConfig::bin_share, "", at_least(0),
+           "distribution: share of the samples in each bin (not cumulative), in proportion to "
+           "their sum")
       .when(source, DataSource::distribution);
   data.key(
       "samples", &DataConfig::samples, "samples", between(0, kTokens),
@@ -317,10 +169,9 @@ void data_rows(Schema& schema) {
   data.key("needle_value_tokens", &DataConfig::needle_value_tokens, "tokens", between(1, 1 << 16),
            "needle: tokens of a value; an answer is right when all are")
       .when(source, DataSource::needle);
-  data.key(
-          "needle_closing", &DataConfig::needle_closing,
-          "needle: a pair ends with its key again, like a closing tag, which carries loss but does "
-          "not count as accuracy; small models learn much sooner")
+  data.key("needle_closing", &DataConfig::needle_closing,
+           "needle: a pair ends with its key again, like a closing tag, which carries loss but "
+           "does not count as accuracy; small models learn much sooner")
       .when(source, DataSource::needle);
   data.key("needle_held_out", &DataConfig::needle_held_out, "samples", between(0, kTokens),
            "needle: samples held out, from random streams of their own")
@@ -355,14 +206,16 @@ void batching_rows(Schema& schema) {
            "average); 0: one (none), as micro_batch_tokens allows (sab, lbb)")
       .when(method, Batching::none, Batching::sab, Batching::lbb);
   batching.key("window", &BatchingConfig::window, "steps", between(1, 4096),
-               "steps whose samples are taken together and dealt out anew, equal work to each; by "
-               "lengths and the model's shape alone; 1: steps as the sampler takes them");
+               "steps whose samples are taken together and dealt out anew by batching.window_rule; "
+               "by lengths and the model's shape alone; 1: steps as the sampler takes them");
+  batching.key("window_rule", &BatchingConfig::window_rule,
+               "balanced: equal work to each step of a window; sorted: samples of like length in a "
+               "step, steps in random order (LongAlign)");
   batching.key("shuffle", &BatchingConfig::shuffle,
                "a new sample order each epoch, the same on every mesh");
-  batching.key(
-      "scope", &BatchingConfig::scope,
-      "what is packed at once: each global batch, or the whole epoch, cut into batches of one "
-      "micro-batch a rank (pack only)");
+  batching.key("scope", &BatchingConfig::scope,
+               "what is packed at once: each global batch, or the whole epoch, cut into batches of "
+               "one micro-batch a rank (pack only)");
   batching
       .key("groups", &BatchingConfig::groups, "tokens", between(1, kTokens),
            "hbp: pack length of each group, ascending")
@@ -374,8 +227,8 @@ void batching_rows(Schema& schema) {
       .when(method, Batching::hbp);
   batching
       .key("group_recompute", &BatchingConfig::group_recompute, "layers", between(-1, 1 << 16),
-           "hbp: first layers of a stage formed again in backward in each group, as "
-           "recompute.mode = \"full\" does; -1 or an empty list: as block recompute says")
+           "hbp: first layers of a stage recomputed in backward in each group, as recompute.mode = "
+           "\"full\" does; -1 or an empty list: as block recompute says")
       .when(method, Batching::hbp);
   batching
       .key("groups_from", &BatchingConfig::groups_from,
@@ -394,6 +247,11 @@ void batching_rows(Schema& schema) {
       "select_memory_gib", &BatchingConfig::select_memory_gib, "GiB", at_least(0),
       "memory of a rank that selected groups keep within by recomputing layers; 0: no limit");
   batching
+      .key("packing", &BatchingConfig::packing,
+           "hbp: how a group's samples become packs; alike: sets of packs alike in tokens and "
+           "attention; isf: one by one by initial sample fit, as Algorithm 2 of the paper prints")
+      .when(method, Batching::hbp);
+  batching
       .key("balance", &BatchingConfig::balance,
            "hbp: packs and batches of like attention; false: random packs of each group in random "
            "order")
@@ -401,8 +259,7 @@ void batching_rows(Schema& schema) {
   batching
       .key("long", &BatchingConfig::long_samples,
            "hbp: what happens to a sample above the longest group; split: pieces of its length, "
-           "each "
-           "a sample")
+           "each a sample")
       .when(method, Batching::hbp);
 }
 
@@ -410,11 +267,10 @@ void attention_rows(Schema& schema) {
   const auto pattern = on(&Config::attention, &AttentionConfig::pattern);
   const auto index = on(&Config::attention, &AttentionConfig::index);
   auto attention = schema.block("attention", &Config::attention);
-  attention.key(
-      "pattern", &AttentionConfig::pattern,
-      "which (query, key) pairs are computed; vertical_slash: columns and block diagonals that "
-      "the last queries attend to (MTraining); moba: the "
-      "best blocks of keys for each query; xattention: blocks with the heaviest antidiagonals");
+  attention.key("pattern", &AttentionConfig::pattern,
+                "which (query, key) pairs are computed; vertical_slash: columns and block "
+                "diagonals that the last queries attend to (MTraining); moba: the best blocks of "
+                "keys for each query; xattention: blocks with the heaviest antidiagonals");
   attention
       .key("vertical_share", &AttentionConfig::vertical_share, "", share(),
            "vertical_slash, p_v: share of the observed attention that the columns hold; 1: dense")
@@ -456,10 +312,9 @@ void attention_rows(Schema& schema) {
       .key("xattention_threshold", &AttentionConfig::xattention_threshold, "", share(),
            "xattention: share of the estimated attention that each row of blocks keeps; 1: dense")
       .when(pattern, PatternKind::xattention);
-  attention.key(
-      "index", &AttentionConfig::index,
-      "pattern: from the pattern's own rule; generated: made-up vertical-slash patterns, for "
-      "plans and timings (random weights are not sparse)");
+  attention.key("index", &AttentionConfig::index,
+                "pattern: from the pattern's own rule; generated: made-up vertical-slash patterns, "
+                "for plans and timings (random weights are not sparse)");
   attention
       .key("generated_density", &AttentionConfig::generated_density, "", between(1e-6, 1),
            "generated: share of the causal pairs that is computed; 1: dense")
@@ -511,10 +366,9 @@ void pipeline_rows(Schema& schema) {
   auto pipeline = schema.block("pipeline", &Config::pipeline);
   pipeline.key(
       "schedule", &PipelineConfig::schedule,
-      "gpipe: all forwards, then all backwards; 1f1b: in turn; state_aware_1f1b: "
-      "list-scheduled, at most chunk.k + stages - 1 - s live "
-      "chunks at stage s; zero_bubble: the same, with backward split into input and weight "
-      "gradients where that fills waits");
+      "gpipe: all forwards, then all backwards; 1f1b: in turn; state_aware_1f1b: list-scheduled, "
+      "at most chunk.k + stages - 1 - s live chunks at stage s; zero_bubble: the same, with "
+      "backward split into input and weight gradients where that fills waits");
   pipeline
       .key("search", &PipelineConfig::search, "orders", between(1, 1 << 20),
            "state_aware_1f1b, zero_bubble: orders of samples to try at most; 1: the batch's order")
@@ -537,10 +391,9 @@ void ring_rows(Schema& schema) {
 void dst_rows(Schema& schema) {
   const auto enabled = on(&Config::dst, &DstConfig::enabled);
   auto dst = schema.block("dst", &Config::dst);
-  dst.key(
-      "enabled", &DstConfig::enabled,
-      "dynamic sparsity tuning: micro-batches predicted above the anchor lose attention budget, "
-      "those below gain");
+  dst.key("enabled", &DstConfig::enabled,
+          "dynamic sparsity tuning: micro-batches predicted above the anchor lose attention "
+          "budget, those below gain");
   dst.key("anchor", &DstConfig::anchor, "predicted latency that micro-batches are aligned to")
       .when(enabled, true);
   dst.key("threshold", &DstConfig::threshold, "", between(0, 1),
@@ -570,18 +423,18 @@ void loss_rows(Schema& schema) {
   auto loss = schema.block("loss", &Config::loss);
   loss.key("normaliser", &LossConfig::normaliser,
            "ave_token: summed token loss of the global batch over its loss tokens, exact on every "
-           "mesh; token_mean: mean over micro-batches of "
-           "their mean token loss; sample_mean: mean over micro-batches of the mean over their "
-           "samples; sum: of all token losses");
+           "mesh; token_mean: mean over micro-batches of their mean token loss; sample_mean: mean "
+           "over micro-batches of the mean over their samples; sequence_mean: mean over the global "
+           "batch's samples of their mean token loss, exact on every mesh (LongAlign); sum: of all "
+           "token losses");
 }
 
 void curriculum_rows(Schema& schema) {
   const auto steps = on(&Config::curriculum, &CurriculumConfig::steps);
   auto curriculum = schema.block("curriculum", &Config::curriculum);
-  curriculum.key(
-      "steps", &CurriculumConfig::steps, "steps", between(0, kTokens),
-      "first steps of the run that take short samples alone; the long ones follow later in "
-      "the first epoch");
+  curriculum.key("steps", &CurriculumConfig::steps, "steps", between(0, kTokens),
+                 "first steps of the run that take short samples alone; the long ones follow later "
+                 "in the first epoch");
   curriculum
       .key("max_tokens", &CurriculumConfig::max_tokens, "tokens", between(0, kTokens),
            "longest sample of those steps; 0: the first packing group's length (batching.method = "
@@ -606,22 +459,20 @@ void optimizer_rows(Schema& schema) {
                 "decoupled weight decay of the matrices");
   optimizer.key("clip_norm", &OptimizerConfig::clip_norm, "", at_least(0),
                 "limit of the global gradient norm; 0: none");
-  optimizer.key(
-      "zero", &OptimizerConfig::zero, "", between(0, 2),
-      "ZeRO stage over the ranks that hold the same parameters: 0 replicated, 1 optimizer "
-      "state, 2 gradients too");
+  optimizer.key("zero", &OptimizerConfig::zero, "", between(0, 2),
+                "ZeRO stage over the ranks that hold the same parameters: 0 replicated, 1 "
+                "optimizer state, 2 gradients too");
 }
 
 void recompute_rows(Schema& schema) {
   const auto mode = on(&Config::recompute, &RecomputeOptions::mode);
   auto recompute = schema.block("recompute", &Config::recompute);
-  recompute.key(
-      "mode", &RecomputeOptions::mode,
-      "what backward forms again: selective: norms and SwiGLU products; full: whole layers from "
-      "their input");
+  recompute.key("mode", &RecomputeOptions::mode,
+                "what backward recomputes: selective: norms and SwiGLU products; full: whole "
+                "layers from their input");
   recompute
       .key("layers", &RecomputeOptions::layers, "layers", between(-1, 1 << 16),
-           "full: the first layers of a stage that are formed again; -1: all")
+           "full: the first layers of a stage that are recomputed; -1: all")
       .when(mode, Recompute::full);
 }
 
@@ -664,10 +515,9 @@ void costs_rows(Schema& schema) {
                "ring attention, backward: host work that nothing hides, once a call");
   backward.key("compute_ms", &RingPassConfig::compute_ms, "ms", at_least(0),
                "ring attention, backward: attention of one ring step");
-  backward.key(
-      "inner_hop_ms", &RingPassConfig::inner_hop_ms, "ms", at_least(0),
-      "KV and dKV of one shard together to the next rank of the inner ring; dKV alone takes "
-      "what exceeds forward's hop");
+  backward.key("inner_hop_ms", &RingPassConfig::inner_hop_ms, "ms", at_least(0),
+               "KV and dKV of one shard together to the next rank of the inner ring; dKV alone "
+               "takes what exceeds forward's hop");
   backward.key("outer_hop_ms", &RingPassConfig::outer_hop_ms, "ms", at_least(0),
                "KV and dKV of one shard together to the next node; dKV alone takes what exceeds "
                "forward's hop");
@@ -678,14 +528,12 @@ void costs_rows(Schema& schema) {
       "forward of one visible (query, key) pair on one pipeline stage (packs: the whole model)");
   costs.key("backward_over_forward", &CostsConfig::backward_over_forward, "", at_least(0),
             "time of backward in units of forward");
-  costs.key(
-      "exchange_token_s", &CostsConfig::exchange_token_s, "s", at_least(0),
-      "packs: all-to-alls of one token, all layers, forward and backward, if it went whole to "
-      "other ranks (Ulysses)");
-  costs.key(
-      "forward_micro_batch_s", &CostsConfig::forward_micro_batch_s, "s", at_least(0),
-      "pipeline: forward of a micro-batch on one stage beside its tokens and pairs: launches, "
-      "kernels too small to fill the device");
+  costs.key("exchange_token_s", &CostsConfig::exchange_token_s, "s", at_least(0),
+            "packs: all-to-alls of one token, all layers, forward and backward, if it went whole "
+            "to other ranks (Ulysses)");
+  costs.key("forward_micro_batch_s", &CostsConfig::forward_micro_batch_s, "s", at_least(0),
+            "pipeline: forward of a micro-batch on one stage beside its tokens and pairs: "
+            "launches, kernels too small to fill the device");
   costs.key("stage_hop_token_s", &CostsConfig::stage_hop_token_s, "s", at_least(0),
             "pipeline: one token's activations or gradients to the neighbour stage");
 }
@@ -704,14 +552,15 @@ void checkpoint_rows(Schema& schema) {
 void trace_rows(Schema& schema) {
   auto trace = schema.block("trace", &Config::trace);
   trace.key("enabled", &TraceConfig::enabled, "write the event trace that ballast-report reads");
+  trace.key("plans_every", &TraceConfig::plans_every, "steps", between(0, kTokens),
+            "steps between those whose whole plans the trace of rank 0 stores; 0: none");
 }
 
 void profile_rows(Schema& schema) {
   auto profile = schema.block("profile", &Config::profile);
-  profile.key(
-      "table", &ProfileConfig::table,
-      "profile table (HDF5) that plans and budgets read; `ballast profile` writes it (empty: "
-      "profile.h5 of its run folder)");
+  profile.key("table", &ProfileConfig::table,
+              "profile table (HDF5) that plans and budgets read; `ballast profile` writes it "
+              "(empty: profile.h5 of its run folder)");
   profile.key("allow_mismatch", &ProfileConfig::allow_mismatch,
               "use a table of other hardware, kernels, layer or dtype all the same, with a note");
   profile.key(
@@ -731,14 +580,12 @@ void profile_rows(Schema& schema) {
               "recompute modes to measure: none, selective, full");
   profile.key("warmup", &ProfileConfig::warmup, "runs", between(0, 1 << 20),
               "runs before timing, of short work; long work runs once before");
-  profile.key(
-      "repeats", &ProfileConfig::repeats, "batches", between(1, 1 << 20),
-      "timed batches of each point at most, whose median counts; short work runs many times "
-      "in a batch");
-  profile.key(
-      "target_s", &ProfileConfig::target_s, "s", above(0),
-      "time that all timed runs aim at: points get fewer batches, three at least, where they "
-      "would take longer");
+  profile.key("repeats", &ProfileConfig::repeats, "batches", between(1, 1 << 20),
+              "timed batches of each point at most, whose median counts; short work runs many "
+              "times in a batch");
+  profile.key("target_s", &ProfileConfig::target_s, "s", above(0),
+              "time that all timed runs aim at: points get fewer batches, three at least, where "
+              "they would take longer");
   profile.key("held_out", &ProfileConfig::held_out, "points", between(0, 1 << 20),
               "layers that the table did not see, timed to judge its predictions");
   profile.key("largest_message", &ProfileConfig::largest_message, "bytes",

@@ -59,7 +59,7 @@ std::span<const BlockSpec> deck_blocks() {
       {"loss", "training objective"},
       {"curriculum", "order of packing groups over the run"},
       {"optimizer", "AdamW, learning-rate schedule and ZeRO"},
-      {"recompute", "activations formed again in backward instead of kept"},
+      {"recompute", "activations recomputed in backward instead of kept"},
       {"lora", "low-rank adapters (LoRA) in place of full fine-tuning"},
       {"costs", "component times that the planner takes as given"},
       {"checkpoint", "checkpoints and restart"},

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/plan/batch/batch_plan.hpp"
+#include "core/plan/context/axis_range.hpp"
 #include "core/plan/context/ulysses_heads.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
 #include "core/predict/placement_costs.hpp"
@@ -12,75 +13,112 @@
 
 namespace ballast {
 
-MeshShape mesh_shape(const Deck& deck) {
-  const auto degree = [&](const char* path) { return static_cast<int>(deck.integer(path)); };
-  MeshShape shape;
-  shape.dp = degree("mesh.dp");
-  shape.pp = degree("mesh.pp");
-  shape.cp_outer = degree("mesh.cp_outer");
-  shape.cp_inner = degree("mesh.cp_inner");
-  shape.sp = degree("mesh.sp");
-  shape.tp = degree("mesh.tp");
-  shape.ranks_per_node = degree("mesh.ranks_per_node");
-  return shape;
+LoraOptions lora_options(const Config& config) {
+  const LoraConfig& l = config.lora;
+  return {l.rank, l.alpha, l.dropout, l.projections, config.run.seed};
 }
 
-ModelShape model_shape(const Deck& given) {
-  Deck deck = given;
-  deck.apply_preset();
+ModelShape model_shape(const Config& config) {
+  const ModelConfig& m = config.model;
   ModelShape shape;
-  shape.preset = deck.text("model.preset");
-  if (shape.preset == "custom" && !deck.text("model.weights").empty())
-    shape.preset = deck.text("model.weights");
-  shape.layers = deck.integer("model.layers");
-  shape.hidden = deck.integer("model.hidden");
-  shape.intermediate = deck.integer("model.intermediate");
-  shape.query_heads = deck.integer("model.query_heads");
-  shape.kv_heads = deck.integer("model.kv_heads");
-  shape.head_dim = deck.integer("model.head_dim");
-  shape.vocabulary = deck.integer("model.vocabulary");
-  shape.qkv_bias = deck.boolean("model.qkv_bias");
-  shape.tied_embedding = deck.boolean("model.tied_embedding");
-  shape.rms_eps = deck.real("model.rms_eps");
-  shape.initial_std = deck.real("model.initial_std");
-  shape.rope_theta = deck.real("model.rope_theta");
-  shape.yarn_factor = deck.real("model.yarn_factor");
-  shape.original_context = deck.integer("model.original_context");
-  shape.llama3_factor = deck.real("model.llama3_factor");
-  shape.llama3_low = deck.real("model.llama3_low");
-  shape.llama3_high = deck.real("model.llama3_high");
-  shape.lora = lora_options(deck);
+  shape.preset = m.preset == "custom" && !m.weights.empty() ? m.weights : m.preset;
+  shape.layers = m.layers;
+  shape.hidden = m.hidden;
+  shape.intermediate = m.intermediate;
+  shape.query_heads = m.query_heads;
+  shape.kv_heads = m.kv_heads;
+  shape.head_dim = m.head_dim;
+  shape.vocabulary = m.vocabulary;
+  shape.qkv_bias = m.qkv_bias;
+  shape.tied_embedding = m.tied_embedding;
+  shape.rms_eps = m.rms_eps;
+  shape.initial_std = m.initial_std;
+  shape.rope_theta = m.rope_theta;
+  shape.yarn_factor = m.yarn_factor;
+  shape.original_context = m.original_context;
+  shape.llama3_factor = m.llama3_factor;
+  shape.llama3_low = m.llama3_low;
+  shape.llama3_high = m.llama3_high;
+  shape.lora = lora_options(config);
   return shape;
 }
 
-LoraOptions lora_options(const Deck& deck) {
-  LoraOptions options;
-  options.rank = deck.integer("lora.rank");
-  options.alpha = deck.real("lora.alpha");
-  options.dropout = deck.real("lora.dropout");
-  options.projections = deck.config().lora.projections;
-  options.seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
+NeedleOptions needle_options(const Config& config) {
+  const DataConfig& d = config.data;
+  NeedleOptions options;
+  options.lengths = d.needle_lengths;
+  options.length_share = d.needle_length_share;
+  options.held_out_share = d.needle_held_out_share;
+  if (!d.needle_pairs.empty()) options.pairs = d.needle_pairs;
+  if (!d.needle_questions.empty()) options.questions = d.needle_questions;
+  options.keys = d.needle_keys;
+  options.values = d.needle_values;
+  options.closing = d.needle_closing;
+  options.value_tokens = d.needle_value_tokens;
+  options.vocabulary = config.model.vocabulary;
+  options.seed = config.run.seed;
   return options;
 }
 
-NeedleOptions needle_options(const Deck& deck) {
-  NeedleOptions options;
-  options.lengths = deck.get<std::vector<std::int64_t>>("data.needle_lengths");
-  options.length_share = deck.get<std::vector<double>>("data.needle_length_share");
-  options.held_out_share = deck.get<std::vector<double>>("data.needle_held_out_share");
-  const auto list = [&](const char* key, std::vector<std::int64_t>& value) {
-    const auto& given = deck.get<std::vector<std::int64_t>>(key);
-    if (!given.empty()) value = given;
-  };
-  list("data.needle_pairs", options.pairs);
-  list("data.needle_questions", options.questions);
-  options.keys = deck.integer("data.needle_keys");
-  options.values = deck.integer("data.needle_values");
-  options.closing = deck.boolean("data.needle_closing");
-  options.value_tokens = deck.integer("data.needle_value_tokens");
-  options.vocabulary = model_shape(deck).vocabulary;
-  options.seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
+DataOptions data_options(const Config& config) {
+  const DataConfig& d = config.data;
+  DataOptions options;
+  options.source = d.source;
+  options.paths = d.paths;
+  options.extensions = d.extensions;
+  options.path = d.path;
+  options.mask_path = d.mask_path;
+  options.lengths_file = d.lengths_file;
+  options.lengths = d.lengths;
+  options.bin_tokens = d.bin_tokens;
+  options.bin_share = d.bin_share;
+  options.samples = d.samples;
+  options.max_tokens = d.max_tokens;
+  options.min_tokens = d.min_tokens;
+  options.long_samples = d.long_samples;
+  const Integers& groups = config.batching.groups;
+  if (config.batching.long_samples == LongSamples::split && !groups.empty() &&
+      (options.max_tokens == 0 || options.max_tokens > groups.back())) {
+    options.max_tokens = groups.back();
+    options.long_samples = LongDocuments::split;
+  }
+  options.needle = needle_options(config);
+  options.needle_held_out = d.needle_held_out;
+  options.seed = config.run.seed;
+  options.vocabulary = config.model.vocabulary;
   return options;
+}
+
+std::vector<PackGroup> pack_groups(const Config& config) {
+  const BatchingConfig& b = config.batching;
+  std::vector<PackGroup> groups;
+  for (std::size_t g = 0; g < b.groups.size(); ++g)
+    groups.push_back({b.groups[g],
+                      g < b.group_ranks.size() ? static_cast<int>(b.group_ranks[g]) : 1,
+                      g < b.group_recompute.size() ? static_cast<int>(b.group_recompute[g]) : -1});
+  return groups;
+}
+
+void set_groups(Config& config, const std::vector<PackGroup>& groups, const std::string& place,
+                Origin origin) {
+  BatchingConfig& b = config.batching;
+  b.groups.clear(), b.group_ranks.clear(), b.group_recompute.clear();
+  for (const PackGroup& g : groups)
+    b.groups.push_back(g.tokens), b.group_ranks.push_back(g.ranks),
+        b.group_recompute.push_back(g.recompute_layers);
+  b.groups_from = GroupSource::deck;
+  for (const char* key : {"batching.groups", "batching.group_ranks", "batching.group_recompute",
+                          "batching.groups_from"})
+    config.from.settings[key] = {origin, place};
+}
+
+Curriculum curriculum(const Config& config) {
+  Curriculum found{config.curriculum.steps, config.curriculum.max_tokens,
+                   config.batching.global_tokens, config.batching.global_samples};
+  if (found.max_tokens == 0 && config.batching.method == Batching::hbp &&
+      !config.batching.groups.empty())
+    found.max_tokens = config.batching.groups.front();
+  return found;
 }
 
 double pair_cost_tokens(const ModelShape& shape) {
@@ -92,171 +130,155 @@ double pair_cost_tokens(const ModelShape& shape) {
   return per_pair / per_token;
 }
 
-std::vector<std::string> not_executable(const Deck& deck) {
-  std::vector<std::string> list = not_executable(mesh_shape(deck));
-  if (deck.text("batching.scope") == "epoch")
-    list.push_back(
-        "batching.scope = \"epoch\" is for `ballast pack`: a training step's samples do not depend "
-        "on the mesh; set batching.scope = "
-        "\"step\"");
-  return list;
-}
-
-namespace {
-AttentionOptions attention_options(const Deck& deck) {
+AttentionOptions attention_options(const Config& config) {
+  const AttentionConfig& a = config.attention;
   AttentionOptions options;
-  options.pattern = deck.config().attention.pattern;
-  options.generated = deck.text("attention.index") == "generated";
-  options.vertical_share = deck.real("attention.vertical_share");
-  options.slash_share = deck.real("attention.slash_share");
-  options.last_q = deck.integer("attention.last_q");
-  options.max_columns = deck.integer("attention.max_columns");
-  options.max_slashes = deck.integer("attention.max_slashes");
-  options.moba_block = deck.integer("attention.moba_block");
-  options.moba_top_k = deck.integer("attention.moba_top_k");
-  options.xattention_block = deck.integer("attention.xattention_block");
-  options.xattention_stride = deck.integer("attention.xattention_stride");
-  options.xattention_threshold = deck.real("attention.xattention_threshold");
-  options.generator.density = deck.real("attention.generated_density");
-  options.generator.band_tokens = deck.integer("attention.generated_band_tokens");
-  options.generator.columns = deck.integer("attention.generated_columns");
-  options.generator.seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
+  options.pattern = a.pattern;
+  options.generated = a.index == IndexOrigin::generated;
+  options.vertical_share = a.vertical_share;
+  options.slash_share = a.slash_share;
+  options.last_q = a.last_q;
+  options.max_columns = a.max_columns;
+  options.max_slashes = a.max_slashes;
+  options.moba_block = a.moba_block;
+  options.moba_top_k = a.moba_top_k;
+  options.xattention_block = a.xattention_block;
+  options.xattention_stride = a.xattention_stride;
+  options.xattention_threshold = a.xattention_threshold;
+  options.generator.density = a.generated_density;
+  options.generator.band_tokens = a.generated_band_tokens;
+  options.generator.columns = a.generated_columns;
+  options.generator.seed = config.run.seed;
+  options.generator.heads = static_cast<int>(std::max<std::int64_t>(1, config.model.query_heads));
   return options;
-}
-}  // namespace
-
-std::vector<int> RunOptions::joined_ranks() const {
-  std::set<int> degrees;
-  for (const PackGroup& group : batching.groups)
-    if (batching.method == "hbp" && group.ranks > 1) degrees.insert(group.ranks);
-  for (const PlacementSplit& split : batching.splits)
-    if (batching.method == "balanced" && split.ranks > 1) degrees.insert(split.ranks);
-  return {degrees.begin(), degrees.end()};
 }
 
 namespace {
 
 /// Groups that balanced may form: divisors of mesh.dp that divide the query heads, or those of them
 /// that batching.select_ranks names.
-std::vector<PlacementSplit> placement_splits(const Deck& deck, const RunOptions& options) {
-  const auto& named = deck.get<std::vector<std::int64_t>>("batching.select_ranks");
-  const MeshShape& mesh = options.mesh;
+std::vector<PlacementSplit> placement_splits(const Config& config) {
+  const Integers& named = config.batching.select_ranks;
+  const MeshShape& mesh = config.mesh;
   std::vector<PlacementSplit> splits{{1, mesh.sp, mesh.cp()}};
   for (int ranks = 2; ranks <= mesh.dp && mesh.sp == 1; ++ranks)
-    if (mesh.dp % ranks == 0 && head_split_problem(options.model.query_heads, ranks).empty() &&
+    if (mesh.dp % ranks == 0 && head_split_problem(config.model.query_heads, ranks).empty() &&
         (named.empty() || std::find(named.begin(), named.end(), ranks) != named.end()))
       splits.push_back({ranks, ranks, mesh.cp()});
   return splits;
 }
 
-/// What balanced places by: stated costs, else built-in rates of the backend's device.
-std::shared_ptr<const PlacementCosts> placement_costs(const Deck& deck, const RunOptions& options) {
-  std::shared_ptr<const Costs> costs;
-  if (deck.block_set("costs") || options.model.layers == 0) {
-    const PipelineCosts& stated = options.pipeline.costs;
-    StatedTimes times;
-    times.token_s = stated.token_s;
-    times.pair_s = stated.pair_s;
-    times.micro_batch_s = stated.micro_batch_s;
-    times.backward_over_forward = stated.backward_over_forward;
-    times.exchange_token_s = deck.real("costs.exchange_token_s");
-    costs = std::make_shared<StatedCosts>(times);
-  } else {
-    const Config& config = deck.config();
-    WorkShape work;
-    work.model = options.model;
-    work.element_bytes = static_cast<std::int64_t>(size_of(config.run.type()));
-    work.ranks_per_node = options.mesh.ranks_per_node;
-    costs = std::make_shared<RateCosts>(
-        device_rates(config.run.backend == Backend::cuda ? DeviceKind::h200
-                                                         : DeviceKind::host_core),
-        work);
-  }
-  PlacedWork work;
-  work.layers = std::max<std::int64_t>(options.model.layers, options.mesh.pp);
-  work.mesh = options.mesh;
-  work.recompute = deck.config().recompute;
-  // A fixed budget; others follow the scores of a run, and count every visible key here.
-  if (options.attention.pattern == PatternKind::moba) {
-    constexpr std::int64_t kCostBlock = 64;
-    work.budget = options.attention.moba_top_k * options.attention.moba_block / kCostBlock;
-  }
-  return std::make_shared<StepPlacementCosts>(std::move(costs), work);
+}  // namespace
+
+BatchingOptions batching_options(const Config& config) {
+  const BatchingConfig& b = config.batching;
+  BatchingOptions options;
+  options.method = b.method;
+  options.micro_batch_tokens =
+      b.method == Batching::chunkflow ? config.chunk.tokens : b.micro_batch_tokens;
+  options.dp = config.mesh.dp;
+  options.pair_cost_tokens = pair_cost_tokens(model_shape(config));
+  options.groups = pack_groups(config);
+  options.packing = b.packing;
+  options.balance = b.balance;
+  options.seed = config.run.seed;
+  options.micro_batch_samples = b.micro_batch_samples;
+  options.align = attention_options(config).align();
+  options.splits = placement_splits(config);
+  options.stages = config.mesh.pp;
+  options.chunk_k = static_cast<int>(config.chunk.k);
+  return options;
 }
 
-void set_placement(const Deck& deck, RunOptions& options) {
-  options.batching.splits = placement_splits(deck, options);
-  options.batching.stages = options.mesh.pp;
-  options.batching.chunk_k = options.pipeline.k;
-  options.batching.placement_costs = placement_costs(deck, options);
-}
-
-WindowOptions window_options(const Deck& deck, double pair_cost_tokens) {
+WindowOptions window_options(const Config& config) {
   WindowOptions window;
-  window.steps = deck.integer("batching.window");
-  window.global_tokens = deck.integer("batching.global_tokens");
-  window.global_samples = deck.integer("batching.global_samples");
-  if (pair_cost_tokens > 0) window.token_pairs = pairs_of_token(1, pair_cost_tokens);
+  window.steps = config.batching.window;
+  window.rule = config.batching.window_rule;
+  window.global_tokens = config.batching.global_tokens;
+  window.global_samples = config.batching.global_samples;
+  if (const double pairs = pair_cost_tokens(model_shape(config)); pairs > 0)
+    window.token_pairs = pairs_of_token(1, pairs);
   return window;
 }
 
-}  // namespace
+PipelineOptions pipeline_options(const Config& config) {
+  const CostsConfig& stated = config.costs;
+  const ModelShape model = model_shape(config);
+  PipelineOptions options;
+  options.schedule = config.pipeline.schedule;
+  options.stages = config.mesh.pp;
+  options.k = static_cast<int>(config.chunk.k);
+  options.search = config.pipeline.search;
+  options.offload = config.chunk.offload == Offload::host;
+  PipelineCosts& costs = options.costs;
+  costs.token_s = stated.forward_token_s;
+  const bool whole = config.is_set(&Config::costs, &CostsConfig::forward_pair_s) ||
+                     config.is_set(&Config::costs, &CostsConfig::forward_token_s);
+  costs.pair_s = whole ? stated.forward_pair_s : costs.token_s * pair_cost_tokens(model);
+  costs.micro_batch_s = stated.forward_micro_batch_s;
+  costs.backward_over_forward = stated.backward_over_forward;
+  costs.weight_share = weight_share(model);
+  costs.hop_token_s = stated.stage_hop_token_s;
+  return options;
+}
 
-RunOptions RunOptions::from(const Deck& deck) {
+std::vector<std::int64_t> layer_begin(const Config& config) {
+  const ModelShape model = model_shape(config);
+  const int stages = config.mesh.pp;
+  if (stages <= 1 || model.layers < stages) return {0};
+  // A full pack's tokens see half of it on average.
+  const double context = static_cast<double>(batching_options(config).micro_batch_tokens) / 2;
+  return balance_stages(model.layers, stages, part_costs(model, context));
+}
+
+PatternKind budget_pattern(const Config& config) {
+  const PatternKind pattern = config.attention.pattern;
+  const bool budgeted = pattern == PatternKind::moba || pattern == PatternKind::vertical_slash;
+  return budgeted ? pattern : PatternKind::dense;
+}
+
+std::int64_t budget_block_tokens(const Config& config) {
+  return budget_pattern(config) == PatternKind::moba ? config.attention.moba_block : kBlock;
+}
+
+bool takes_stored_groups(const Config& config) {
+  return config.batching.method == Batching::hbp &&
+         config.batching.groups_from == GroupSource::profile;
+}
+
+bool lacks_groups(const Config& config) {
+  return config.batching.method == Batching::hbp && !takes_stored_groups(config) &&
+         config.batching.groups.empty();
+}
+
+int recomputed_layers(const Config& config) {
+  if (config.recompute.mode != Recompute::full) return 0;
+  return config.recompute.layers < 0 ? static_cast<int>(config.model.layers)
+                                     : config.recompute.layers;
+}
+
+std::vector<int> joined_ranks(const BatchingOptions& batching) {
+  std::set<int> degrees;
+  for (const PackGroup& group : batching.groups)
+    if (batching.method == Batching::hbp && group.ranks > 1) degrees.insert(group.ranks);
+  for (const PlacementSplit& split : batching.splits)
+    if (batching.method == Batching::balanced && split.ranks > 1) degrees.insert(split.ranks);
+  return {degrees.begin(), degrees.end()};
+}
+
+RunOptions RunOptions::from(const Config& config) {
   RunOptions options;
-  options.mesh = mesh_shape(deck);
-  options.model = model_shape(deck);
-  options.batching.method = deck.text("batching.method");
-  options.batching.micro_batch_tokens = deck.integer(
-      options.batching.method == "chunkflow" ? "chunk.tokens" : "batching.micro_batch_tokens");
-  options.batching.dp = options.mesh.dp;
-  options.batching.pair_cost_tokens = pair_cost_tokens(options.model);
-  options.batching.balance = deck.boolean("batching.balance");
-  options.batching.micro_batch_samples =
-      static_cast<int>(deck.integer("batching.micro_batch_samples"));
-  options.batching.seed = static_cast<std::uint64_t>(deck.integer("run.seed"));
-  const auto& ranks = deck.get<std::vector<std::int64_t>>("batching.group_ranks");
-  const auto& recompute = deck.get<std::vector<std::int64_t>>("batching.group_recompute");
-  for (const std::int64_t tokens : deck.get<std::vector<std::int64_t>>("batching.groups")) {
-    const std::size_t g = options.batching.groups.size();
-    options.batching.groups.push_back({tokens, g < ranks.size() ? static_cast<int>(ranks[g]) : 1,
-                                       g < recompute.size() ? static_cast<int>(recompute[g]) : -1});
-  }
-  options.normaliser = deck.config().loss.normaliser;
-  options.curriculum = {deck.integer("curriculum.steps"), deck.integer("curriculum.max_tokens"),
-                        deck.integer("batching.global_tokens"),
-                        deck.integer("batching.global_samples")};
-  if (options.curriculum.max_tokens == 0 && options.batching.method == "hbp" &&
-      !options.batching.groups.empty())
-    options.curriculum.max_tokens = options.batching.groups.front().tokens;
-  options.window = window_options(deck, options.batching.pair_cost_tokens);
-  options.layout = deck.config().ring.layout;
-  options.stripe = deck.integer("ring.stripe");
-  options.attention = attention_options(deck);
-  options.attention.generator.heads =
-      static_cast<int>(std::max<std::int64_t>(1, options.model.query_heads));
-  options.batching.align = options.attention.align();
-  options.pipeline.schedule = deck.text("pipeline.schedule");
-  options.pipeline.stages = options.mesh.pp;
-  options.pipeline.k = static_cast<int>(deck.integer("chunk.k"));
-  options.pipeline.search = static_cast<int>(deck.integer("pipeline.search"));
-  options.pipeline.offload = deck.text("chunk.offload") == "host";
-  PipelineCosts& costs = options.pipeline.costs;
-  costs.token_s = deck.real("costs.forward_token_s");
-  costs.pair_s = deck.is_set("costs.forward_pair_s") || deck.is_set("costs.forward_token_s")
-                     ? deck.real("costs.forward_pair_s")  // stated costs are whole
-                     : costs.token_s * options.batching.pair_cost_tokens;
-  costs.micro_batch_s = deck.real("costs.forward_micro_batch_s");
-  costs.backward_over_forward = deck.real("costs.backward_over_forward");
-  costs.weight_share = weight_share(options.model);
-  costs.hop_token_s = deck.real("costs.stage_hop_token_s");
-  if (options.mesh.pp > 1 && options.model.layers >= options.mesh.pp) {
-    // A full pack's tokens see half of it on average.
-    const double context = static_cast<double>(options.batching.micro_batch_tokens) / 2;
-    options.layer_begin =
-        balance_stages(options.model.layers, options.mesh.pp, part_costs(options.model, context));
-  }
-  if (options.batching.method == "balanced") set_placement(deck, options);
+  options.mesh = config.mesh;
+  options.model = model_shape(config);
+  options.normaliser = config.loss.normaliser;
+  options.curriculum = ballast::curriculum(config);
+  options.window = window_options(config);
+  options.batching = batching_options(config);
+  options.layout = config.ring.layout;
+  options.stripe = config.ring.stripe;
+  options.attention = attention_options(config);
+  options.pipeline = pipeline_options(config);
+  options.layer_begin = ballast::layer_begin(config);
   return options;
 }
 

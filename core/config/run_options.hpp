@@ -1,17 +1,17 @@
-// RunOptions: the deck's values as the typed options that plans and executors take.  The one place
-// where deck keys become options.
+// What a Config means to the parts of the program: their options, as pure functions of it.
 #pragma once
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "core/config/deck.hpp"
+#include "core/base/problem.hpp"
+#include "core/config/config.hpp"
+#include "core/data/data_options.hpp"
 #include "core/data/needle_task.hpp"
 #include "core/data/sampler.hpp"
 #include "core/data/sampler_window.hpp"
 #include "core/model/model_shape.hpp"
 #include "core/plan/attention/attention_options.hpp"
-#include "core/plan/batch/batch.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/batch/loss_weights.hpp"
 #include "core/plan/context/mesh_shape.hpp"
@@ -20,50 +20,76 @@
 
 namespace ballast {
 
+/// The model's shape; all zero where nothing is said of a model.
+ModelShape model_shape(const Config& config);
+/// Block lora, with run.seed.
+LoraOptions lora_options(const Config& config);
+/// The needle task of block data (data.source = "needle"), with the model's vocabulary and
+/// run.seed.
+NeedleOptions needle_options(const Config& config);
+/// Block data, and what it needs of others.
+DataOptions data_options(const Config& config);
+/// Short samples first, up to the first packing group's length where block curriculum states none.
+Curriculum curriculum(const Config& config);
+/// The stated packing groups.
+std::vector<PackGroup> pack_groups(const Config& config);
+/// States `groups`, which come from `place`.
+void set_groups(Config& config, const std::vector<PackGroup>& groups, const std::string& place,
+                Origin origin = Origin::profile_table);
+/// With dp of the mesh and the pair cost of the model; balanced with its groups, and without what
+/// it places by.
+BatchingOptions batching_options(const Config& config);
+/// Numbers of data-parallel ranks, above 1, that may share a micro-batch (adaptive sequence
+/// parallelism: groups of hbp, splits of balanced), ascending.
+std::vector<int> joined_ranks(const BatchingOptions& batching);
+/// Windows of steps, of the size of a step.
+WindowOptions window_options(const Config& config);
+AttentionOptions attention_options(const Config& config);
+/// With the stages of the mesh; a pair's cost follows the model where no costs are stated.
+PipelineOptions pipeline_options(const Config& config);
+/// First layer of every pipeline stage.
+std::vector<std::int64_t> layer_begin(const Config& config);
+
+/// The pattern whose budgets count, attention.pattern where it has budgets (moba, vertical_slash),
+/// else dense; and the tokens of the key blocks that its budgets count.
+PatternKind budget_pattern(const Config& config);
+std::int64_t budget_block_tokens(const Config& config);
+
+/// Whether packing groups come from the profile table (batching.groups_from = "profile" with
+/// batching.method = "hbp"); whether none are stated and none come from it, so that they are to be
+/// selected yet.
+bool takes_stored_groups(const Config& config);
+bool lacks_groups(const Config& config);
+/// Layers that block recompute recomputes in every micro-batch.
+int recomputed_layers(const Config& config);
+/// Cost of one visible (query, key) pair in units of one token's matrix products, forward: 4 D per
+/// query head and layer against 2 FLOPs a weight.  0 for a shape without layers.
+double pair_cost_tokens(const ModelShape& shape);
+
+/// The options that every step needs, made once.
 struct RunOptions {
   MeshShape mesh;
   ModelShape model;
   LossNormaliser normaliser = LossNormaliser::ave_token;
   Curriculum curriculum;
-  WindowOptions window;      ///< with the size of a step
-  BatchingOptions batching;  ///< with dp of the mesh and the pair cost of the model
+  WindowOptions window;  ///< with the size of a step
+  BatchingOptions batching;
   LayoutKind layout = LayoutKind::zigzag;
   std::int64_t stripe = 64;  ///< tokens of a stripe (striped and shuffled layouts)
   AttentionOptions attention;
+  PipelineOptions pipeline;
+  std::vector<std::int64_t> layer_begin{0};
 
-  /// Layout of a packed axis over the context-parallel ranks.
   SequenceLayout sequence_layout(std::int64_t axis_tokens) const {
     return SequenceLayout(layout, axis_tokens, mesh.cp(), stripe, attention.align());
   }
   SequenceLayout sequence_layout(const MicroBatch& micro_batch) const {
     return SequenceLayout(layout, micro_batch, mesh.cp(), stripe, attention.align());
   }
-  PipelineOptions pipeline;  ///< with the stages of the mesh; a pair's cost follows the model where
-                             ///< the deck states none
-  std::vector<std::int64_t> layer_begin{0};  ///< first layer of every pipeline stage
-
-  /// A deck that has no deck_problems() gives options without problems.
-  static RunOptions from(const Deck& deck);
-  /// Numbers of data-parallel ranks, above 1, that may share a micro-batch (adaptive sequence
-  /// parallelism: groups of hbp, splits of balanced), ascending.
-  std::vector<int> joined_ranks() const;
+  /// A Config that has no problems() gives options without problems.
+  static RunOptions from(const Config& config);
+  /// joined_ranks() of `batching`.
+  std::vector<int> joined_ranks() const { return ballast::joined_ranks(batching); }
 };
-
-MeshShape mesh_shape(const Deck& deck);
-/// What `train` refuses of a deck that plans can be made for: one sentence each.  Empty: it can
-/// run.
-std::vector<std::string> not_executable(const Deck& deck);
-/// The preset's shape with the deck's explicit keys on top; all zero where the deck says nothing of
-/// a model.
-ModelShape model_shape(const Deck& deck);
-/// Block lora, with run.seed.
-LoraOptions lora_options(const Deck& deck);
-/// The needle task of block data (data.source = "needle"), with the model's vocabulary and
-/// run.seed.
-NeedleOptions needle_options(const Deck& deck);
-
-/// Cost of one visible (query, key) pair in units of one token's matrix products, forward: 4 D per
-/// query head and layer against 2 FLOPs a weight.  0 for a shape without layers.
-double pair_cost_tokens(const ModelShape& shape);
 
 }  // namespace ballast

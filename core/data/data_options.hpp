@@ -30,7 +30,7 @@ struct EnumNames<LongDocuments> {
 };
 
 struct DataOptions {
-  std::string source = "files";    ///< files | megatron | hdf5 | lengths | distribution | needle
+  DataSource source = DataSource::files;
   std::vector<std::string> paths;  ///< files: files, directories (searched recursively) or globs
   std::vector<std::string> extensions;  ///< files: those to take from directories and globs; ""
                                         ///< means no extension; none given: all
@@ -46,10 +46,9 @@ struct DataOptions {
                                   ///< cumulative), in proportion to their sum
   std::int64_t samples =
       0;  ///< samples to take at most, from the first on; 0: all.  distribution: how many to draw
-  std::int64_t max_tokens = 0;            ///< longest sample; 0: no limit
-  std::int64_t min_tokens = 1;            ///< shorter samples are left out; empty ones always are
-  std::string long_samples = "truncate";  ///< what becomes of a longer document: truncate | split
-                                          ///< (pieces of max_tokens, each a sample) | drop
+  std::int64_t max_tokens = 0;  ///< longest sample; 0: no limit
+  std::int64_t min_tokens = 1;  ///< shorter samples are left out; empty ones always are
+  LongDocuments long_samples = LongDocuments::truncate;
   NeedleOptions needle;  ///< needle: the task; `samples` says how many for training, `vocabulary`
                          ///< and `seed` below hold for it too
   std::int64_t needle_held_out = 0;  ///< needle: samples for evaluation alone

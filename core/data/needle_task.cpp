@@ -55,60 +55,76 @@ class Draws {
   std::uint64_t seed_, stream_, next_;
 };
 
+/// Lengths that do not hold what is asked of them, in options that are sound one by one.
+std::vector<Problem> problems_of_lengths(const NeedleOptions& o) {
+  std::vector<Problem> list;
+  for (std::size_t i = 0; i < o.lengths.size(); ++i) {
+    const std::int64_t pairs = o.pairs_of(i), questions = o.questions_of(i),
+                       needed = pairs * o.pair_tokens() + questions * o.question_tokens();
+    if (questions > pairs)
+      list.push_back({{"data.needle_questions"},
+                      fmt::format("data.needle_questions = {} is above data.needle_pairs = {}: a "
+                                  "pair is asked for once",
+                                  questions, pairs)});
+    if (pairs > o.keys)
+      list.push_back({{"data.needle_pairs"},
+                      fmt::format("data.needle_pairs = {} is above data.needle_keys = {}: a "
+                                  "sample's keys are distinct",
+                                  pairs, o.keys)});
+    if (o.lengths[i] < needed)
+      list.push_back(
+          {{"data.needle_lengths"},
+           fmt::format("data.needle_lengths: {} tokens do not hold {} pairs of {} tokens and {} "
+                       "questions of {}, which take {}",
+                       o.lengths[i], pairs, o.pair_tokens(), questions, o.question_tokens(),
+                       needed)});
+  }
+  if (o.vocabulary > 0 && o.vocabulary <= o.keys + o.values)
+    list.push_back({{"data.needle_keys"},
+                    fmt::format("data.needle_keys + data.needle_values = {} leave no filler in "
+                                "model.vocabulary = {}",
+                                o.keys + o.values, o.vocabulary)});
+  return list;
+}
+
 }  // namespace
 
-std::vector<std::string> problems(const NeedleOptions& o) {
-  std::vector<std::string> list;
+std::vector<Problem> problems(const NeedleOptions& o) {
+  std::vector<Problem> list;
   const auto positive = [&](const char* key, std::int64_t value) {
-    if (value < 1) list.push_back(fmt::format("data.{} = {} must be at least 1", key, value));
+    if (value < 1) list.push_back({{key}, fmt::format("{} = {} must be at least 1", key, value)});
   };
-  positive("needle_keys", o.keys);
-  positive("needle_values", o.values);
-  positive("needle_value_tokens", o.value_tokens);
+  positive("data.needle_keys", o.keys);
+  positive("data.needle_values", o.values);
+  positive("data.needle_value_tokens", o.value_tokens);
   if (o.lengths.empty())
-    list.emplace_back("data.needle_lengths is empty; list the lengths of samples in tokens");
+    list.push_back({{"data.needle_lengths"},
+                    "data.needle_lengths is empty",
+                    "list the lengths of samples in tokens"});
   for (const auto& [key, share] : {std::pair{"data.needle_length_share", &o.length_share},
                                    {"data.needle_held_out_share", &o.held_out_share}}) {
     if (share->empty()) continue;
     const double sum = std::accumulate(share->begin(), share->end(), 0.0);
     if (share->size() != o.lengths.size())
-      list.push_back(fmt::format("{} has {} values for {} lengths in data.needle_lengths", key,
-                                 share->size(), o.lengths.size()));
+      list.push_back({{key},
+                      fmt::format("{} has {} values for {} lengths in data.needle_lengths", key,
+                                  share->size(), o.lengths.size())});
     else if (!(sum > 0 && std::isfinite(sum)) ||
              *std::min_element(share->begin(), share->end()) < 0)
-      list.push_back(fmt::format("{}: shares are not negative, and their sum is positive", key));
+      list.push_back(
+          {{key}, fmt::format("{}: shares are not negative, and their sum is positive", key)});
   }
   const auto fits = [&](const char* key, const std::vector<std::int64_t>& values) {
     if (values.size() != 1 && values.size() != o.lengths.size())
-      list.push_back(fmt::format(
-          "data.{} has {} values; give one, or one for each of {} lengths in data.needle_lengths",
-          key, values.size(), o.lengths.size()));
+      list.push_back({{key},
+                      fmt::format("{} has {} values", key, values.size()),
+                      fmt::format("give one, or one for each of {} lengths in data.needle_lengths",
+                                  o.lengths.size())});
     for (const std::int64_t value : values) positive(key, value);
   };
-  fits("needle_pairs", o.pairs);
-  fits("needle_questions", o.questions);
-  if (!list.empty()) return list;
-  for (std::size_t i = 0; i < o.lengths.size(); ++i) {
-    const std::int64_t pairs = o.pairs_of(i), questions = o.questions_of(i),
-                       needed = pairs * o.pair_tokens() + questions * o.question_tokens();
-    if (questions > pairs)
-      list.push_back(fmt::format(
-          "data.needle_questions = {} is above data.needle_pairs = {}: a pair is asked for once",
-          questions, pairs));
-    if (pairs > o.keys)
-      list.push_back(fmt::format(
-          "data.needle_pairs = {} is above data.needle_keys = {}: a sample's keys are distinct",
-          pairs, o.keys));
-    if (o.lengths[i] < needed)
-      list.push_back(fmt::format(
-          "data.needle_lengths: {} tokens do not hold {} pairs of {} tokens and {} questions of "
-          "{}, which take {}",
-          o.lengths[i], pairs, o.pair_tokens(), questions, o.question_tokens(), needed));
-  }
-  if (o.vocabulary > 0 && o.vocabulary <= o.keys + o.values)
-    list.push_back(fmt::format(
-        "data.needle_keys + data.needle_values = {} leave no filler in model.vocabulary = {}",
-        o.keys + o.values, o.vocabulary));
+  fits("data.needle_pairs", o.pairs);
+  fits("data.needle_questions", o.questions);
+  if (list.empty()) list = problems_of_lengths(o);
   return list;
 }
 
@@ -129,7 +145,7 @@ NeedleSample::NeedleSample(const NeedleOptions& options, bool held_out, std::int
     : options_(options), stream_(stream(held_out, index)) {
   const auto list = problems(options);
   require(list.empty() && options.vocabulary > 0, "needle task: {}",
-          list.empty() ? "the vocabulary is not known" : list.front());
+          list.empty() ? "the vocabulary is not known" : list.front().message());
   const std::size_t kind = options.kind(held_out, index);
   length_ = options.lengths[kind];
   pairs_ = options.pairs_of(kind);

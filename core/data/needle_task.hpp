@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "core/base/problem.hpp"
+
 namespace ballast {
 
 struct NeedleOptions {
@@ -51,8 +53,8 @@ struct NeedleOptions {
   /// Which of the lengths a sample has.
   std::size_t kind(bool held_out, std::int64_t index) const;
 };
-/// What is wrong with the options, one sentence each, beginning with the deck key at fault.
-std::vector<std::string> problems(const NeedleOptions& options);
+/// What is wrong with the options.
+std::vector<Problem> problems(const NeedleOptions& options);
 
 /// A question: the tokens at positions [first, last) of the sample are those whose targets form the
 /// answer.

@@ -8,6 +8,7 @@
 #include <functional>
 #include <vector>
 
+#include "core/base/enum_names.hpp"
 #include "core/data/sampler.hpp"
 
 namespace ballast {
@@ -15,6 +16,12 @@ namespace ballast {
 enum class WindowRule {
   balanced,  ///< steps of equal work
   sorted     ///< steps of neighbours in length, in random order
+};
+
+template <>
+struct EnumNames<WindowRule> {
+  static constexpr EnumTable<WindowRule, 2> table{
+      {{WindowRule::balanced, "balanced"}, {WindowRule::sorted, "sorted"}}};
 };
 
 struct WindowOptions {

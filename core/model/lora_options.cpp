@@ -8,11 +8,7 @@
 namespace ballast {
 
 const std::vector<Projection>& lora_projections() {
-  static const std::vector<Projection> all = [] {
-    std::vector<Projection> list;
-    for (const auto& [projection, text] : EnumNames<Projection>::table) list.push_back(projection);
-    return list;
-  }();
+  static const std::vector<Projection> all = values_of<Projection>();
   return all;
 }
 
@@ -21,20 +17,25 @@ std::string lora_module(Projection projection) {
                      name(projection));
 }
 
-std::vector<std::string> problems(const LoraOptions& o) {
-  std::vector<std::string> list;
+std::vector<Problem> problems(const LoraOptions& o) {
+  std::vector<Problem> list;
   if (o.rank < 0)
-    list.push_back(fmt::format("lora.rank = {} must be at least 0 (0: no adapters)", o.rank));
-  if (!(o.alpha > 0)) list.push_back(fmt::format("lora.alpha = {} must be above 0", o.alpha));
+    list.push_back(
+        {{"lora.rank"}, fmt::format("lora.rank = {} must be at least 0 (0: no adapters)", o.rank)});
+  if (!(o.alpha > 0))
+    list.push_back({{"lora.alpha"}, fmt::format("lora.alpha = {} must be above 0", o.alpha)});
   if (!(o.dropout >= 0 && o.dropout < 1))
-    list.push_back(fmt::format("lora.dropout = {} must be in [0, 1)", o.dropout));
+    list.push_back(
+        {{"lora.dropout"}, fmt::format("lora.dropout = {} must be in [0, 1)", o.dropout)});
   if (o.enabled() && o.projections.empty())
-    list.push_back(fmt::format("lora.projections is empty; list some of: {}",
-                               fmt::join(names_of<Projection>(), ", ")));
+    list.push_back({{"lora.projections"},
+                    "lora.projections is empty",
+                    fmt::format("list some of: {}", fmt::join(names_of<Projection>(), ", "))});
   std::set<Projection> seen;
   for (const Projection p : o.projections)
     if (!seen.insert(p).second)
-      list.push_back(fmt::format("lora.projections lists \"{}\" twice", name(p)));
+      list.push_back(
+          {{"lora.projections"}, fmt::format("lora.projections lists \"{}\" twice", name(p))});
   return list;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/base/enum_names.hpp"
+#include "core/base/problem.hpp"
 
 namespace ballast {
 
@@ -38,7 +39,7 @@ struct LoraOptions {
 const std::vector<Projection>& lora_projections();
 /// Its module inside a layer, as in Hugging Face: q -> self_attn.q_proj, down -> mlp.down_proj.
 std::string lora_module(Projection projection);
-/// What is wrong, one sentence each, beginning with the deck key at fault.
-std::vector<std::string> problems(const LoraOptions& options);
+/// What is wrong.
+std::vector<Problem> problems(const LoraOptions& options);
 
 }  // namespace ballast

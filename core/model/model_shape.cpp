@@ -100,10 +100,16 @@ const std::vector<std::string>& model_presets() {
   return names;
 }
 
-std::vector<std::string> problems(const ModelShape& s) {
-  std::vector<std::string> list;
+std::vector<Problem> problems(const ModelShape& s) {
+  std::vector<Problem> list;
   const auto positive = [&](const char* what, std::int64_t value) {
-    if (value < 1) list.push_back(fmt::format("{} = {} must be at least 1", what, value));
+    if (value < 1)
+      list.push_back(
+          {{std::string("model.") + what}, fmt::format("{} = {} must be at least 1", what, value)});
+  };
+  const auto need = [&](bool sound, std::vector<Key> keys, std::string text,
+                        std::string remedy = "") {
+    if (!sound) list.push_back({std::move(keys), std::move(text), std::move(remedy)});
   };
   positive("layers", s.layers);
   positive("hidden", s.hidden);
@@ -113,29 +119,29 @@ std::vector<std::string> problems(const ModelShape& s) {
   positive("head_dim", s.head_dim);
   positive("vocabulary", s.vocabulary);
   positive("original_context", s.original_context);
-  if (s.kv_heads > 0 && s.query_heads > 0 && s.query_heads % s.kv_heads != 0)
-    list.push_back(fmt::format("query_heads = {} is not a multiple of kv_heads = {}", s.query_heads,
-                               s.kv_heads));
-  if (s.head_dim > 0 && s.head_dim % 2 != 0)
-    list.push_back(fmt::format("head_dim = {} is odd; rotary embedding turns pairs", s.head_dim));
-  if (!(s.rms_eps > 0)) list.push_back(fmt::format("rms_eps = {} must be above 0", s.rms_eps));
-  if (!(s.initial_std > 0))
-    list.push_back(fmt::format("initial_std = {} must be above 0", s.initial_std));
-  if (!(s.rope_theta > 1))
-    list.push_back(fmt::format("rope_theta = {} must be above 1", s.rope_theta));
-  if (!(s.yarn_factor >= 1))
-    list.push_back(
-        fmt::format("yarn_factor = {} must be at least 1 (1 is plain RoPE)", s.yarn_factor));
-  if (!(s.llama3_factor >= 1))
-    list.push_back(
-        fmt::format("llama3_factor = {} must be at least 1 (1 is plain RoPE)", s.llama3_factor));
-  if (s.yarn_factor > 1 && s.llama3_factor > 1)
-    list.push_back(fmt::format(
-        "yarn_factor = {} and llama3_factor = {} exclude each other; set one of them to 1",
-        s.yarn_factor, s.llama3_factor));
-  if (s.llama3_factor > 1 && !(s.llama3_low > 0 && s.llama3_high > s.llama3_low))
-    list.push_back(fmt::format("llama3_low = {} and llama3_high = {} must satisfy 0 < low < high",
-                               s.llama3_low, s.llama3_high));
+  need(s.kv_heads <= 0 || s.query_heads <= 0 || s.query_heads % s.kv_heads == 0,
+       {"model.query_heads", "model.kv_heads"},
+       fmt::format("query_heads = {} is not a multiple of kv_heads = {}", s.query_heads,
+                   s.kv_heads));
+  need(s.head_dim <= 0 || s.head_dim % 2 == 0, {"model.head_dim"},
+       fmt::format("head_dim = {} is odd; rotary embedding turns pairs", s.head_dim));
+  need(s.rms_eps > 0, {"model.rms_eps"}, fmt::format("rms_eps = {} must be above 0", s.rms_eps));
+  need(s.initial_std > 0, {"model.initial_std"},
+       fmt::format("initial_std = {} must be above 0", s.initial_std));
+  need(s.rope_theta > 1, {"model.rope_theta"},
+       fmt::format("rope_theta = {} must be above 1", s.rope_theta));
+  need(s.yarn_factor >= 1, {"model.yarn_factor"},
+       fmt::format("yarn_factor = {} must be at least 1 (1 is plain RoPE)", s.yarn_factor));
+  need(s.llama3_factor >= 1, {"model.llama3_factor"},
+       fmt::format("llama3_factor = {} must be at least 1 (1 is plain RoPE)", s.llama3_factor));
+  need(!(s.yarn_factor > 1 && s.llama3_factor > 1), {"model.yarn_factor", "model.llama3_factor"},
+       fmt::format("yarn_factor = {} and llama3_factor = {} exclude each other", s.yarn_factor,
+                   s.llama3_factor),
+       "set one of them to 1");
+  need(s.llama3_factor <= 1 || (s.llama3_low > 0 && s.llama3_high > s.llama3_low),
+       {"model.llama3_low", "model.llama3_high"},
+       fmt::format("llama3_low = {} and llama3_high = {} must satisfy 0 < low < high", s.llama3_low,
+                   s.llama3_high));
   return list;
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/problem.hpp"
 #include "core/model/lora_options.hpp"
 
 namespace ballast {
@@ -41,8 +42,9 @@ struct ModelShape {
 ModelShape model_preset(const std::string& name);
 const std::vector<std::string>& model_presets();
 
-/// Problems of a shape (heads that do not divide, odd head dim ...), one sentence each.
-std::vector<std::string> problems(const ModelShape& shape);
+/// Problems of a shape (heads that do not divide, odd head dim ...), whose texts begin with the
+/// field's name.
+std::vector<Problem> problems(const ModelShape& shape);
 
 enum class Initialiser { zeros, ones, normal };
 

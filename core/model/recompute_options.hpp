@@ -8,9 +8,8 @@ namespace ballast {
 enum class Recompute { none, selective, full };
 template <>
 struct EnumNames<Recompute> {
-  static constexpr EnumTable<Recompute, 3> table{{{Recompute::none, "none"},
-                                                  {Recompute::selective, "selective"},
-                                                  {Recompute::full, "full"}}};
+  static constexpr EnumTable<Recompute, 3> table{
+      {{Recompute::none, "none"}, {Recompute::selective, "selective"}, {Recompute::full, "full"}}};
 };
 
 struct RecomputeOptions {

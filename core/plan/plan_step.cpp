@@ -104,9 +104,8 @@ void order(StepPlan& plan, const StepOptions& options) {
 Batch batch_of(std::int64_t step, const std::vector<SampleLength>& samples,
                const StepOptions& options) {
   Batch batch = plan_batch(step, samples, options.batching);
-  const bool exact = options.normaliser == LossNormaliser::token_mean ||
-                     options.normaliser == LossNormaliser::sample_mean;
-  if (exact && options.count_loss_tokens) options.count_loss_tokens(batch);
+  if (weighs_by_chunk(options.normaliser) && options.count_loss_tokens)
+    options.count_loss_tokens(batch);
   return batch;
 }
 

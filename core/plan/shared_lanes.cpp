@@ -431,11 +431,10 @@ std::vector<ChunkGroups> orders(ChunkGroups groups, const PipelineOptions& optio
 }
 
 std::vector<Rules> rules_of(const PipelineOptions& options) {
-  if (options.schedule == "gpipe") return {{Rules::Ahead::all}};
-  if (options.schedule == "1f1b") return {{Rules::Ahead::one_f_one_b}};
-  require(state_aware(options.schedule), "pipeline.schedule = \"{}\" is unknown", options.schedule);
+  if (options.schedule == ScheduleKind::gpipe) return {{Rules::Ahead::all}};
+  if (options.schedule == ScheduleKind::one_f_one_b) return {{Rules::Ahead::one_f_one_b}};
   std::vector<Rules> list{{Rules::Ahead::bounded}};
-  if (options.schedule == "zero_bubble" && options.stages > 1)
+  if (options.schedule == ScheduleKind::zero_bubble && options.stages > 1)
     list.push_back({Rules::Ahead::bounded, true});
   return list;
 }

@@ -19,7 +19,7 @@ bool outside(int place, const std::vector<T>& list) {
 
 std::string sizes(const StepPlan& plan) {
   const MeshShape& mesh = plan.mesh;
-  if (const auto wrong = problems(mesh, 0); !wrong.empty()) return wrong.front();
+  if (const auto wrong = problems(mesh, 0); !wrong.empty()) return wrong.front().message();
   if (static_cast<int>(plan.lanes.size()) != mesh.dp)
     return fmt::format("{} lanes for mesh.dp = {}", plan.lanes.size(), mesh.dp);
   if (static_cast<int>(plan.layer_begin.size()) != mesh.pp)

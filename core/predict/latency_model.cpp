@@ -46,7 +46,7 @@ LatencyModel::LatencyModel(const ProfileTable& table, const LatencyOptions& opti
     : block_tokens_(table.block_tokens) {
   const auto matches = [&](const ProfileRow& r, ProfilePart part, int sp, ProfilePass pass) {
     return r.part == part && r.sp == sp && r.pass == pass && r.recompute == options.recompute &&
-           r.pattern == (part == ProfilePart::attention ? options.pattern : "");
+           (part != ProfilePart::attention || r.pattern == options.pattern);
   };
   const auto has = [&](ProfilePart part, int sp) {
     return std::any_of(table.rows.begin(), table.rows.end(), [&](const ProfileRow& r) {
@@ -59,14 +59,14 @@ LatencyModel::LatencyModel(const ProfileTable& table, const LatencyOptions& opti
   if (!has(ProfilePart::attention, sp) || !has(ProfilePart::rest, sp)) {
     std::string known;
     for (const ProfileRow& r : table.rows) {
-      const std::string one = fmt::format("{} {}recompute {}", name(r.part),
-                                          r.pattern.empty() ? "" : r.pattern + " ", r.recompute);
+      const std::string of = r.pattern ? pattern_text(r) + " " : "";
+      const std::string one = fmt::format("{} {}recompute {}", name(r.part), of, r.recompute);
       if (known.find(one) == std::string::npos) known += (known.empty() ? "" : "; ") + one;
     }
     fail(
         "profile table: no times of pattern \"{}\" with recompute \"{}\"; it has {}; measure them "
         "with `ballast profile`",
-        options.pattern, options.recompute, known);
+        name(options.pattern), name(options.recompute), known);
   }
   shares_ = options.cp * (sp == options.sp ? 1 : options.sp);
   const auto link = [&](const char* level) {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "core/model/recompute_options.hpp"
+#include "core/plan/attention/attention_options.hpp"
 #include "core/plan/batch/batch.hpp"
 #include "core/predict/profile_table.hpp"
 
@@ -39,8 +41,8 @@ class PowerCurve {
 
 /// Which series of a table to read, and over how many ranks a micro-batch is spread.
 struct LatencyOptions {
-  std::string pattern = "dense";
-  std::string recompute = "none";
+  PatternKind pattern = PatternKind::dense;
+  Recompute recompute = Recompute::none;
   /// Ranks that share a micro-batch evenly.  A degree without rows of its own divides the rows of
   /// sp = 1; Ulysses then adds its all-to-alls over the `inner` link, else the `dp` link, where the
   /// table has one.

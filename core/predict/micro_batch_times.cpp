@@ -113,7 +113,7 @@ std::vector<double> MicroBatchClock::coverage(const PlannedMicroBatch& m,
 
 MicroBatchTimes MicroBatchClock::tuned(const PlannedMicroBatch& m) {
   const RecomputeOptions recompute = options_.recompute.with(m.recompute_layers);
-  const DstTarget target{m.tuning.base_budget, m.tuning.anchor_budget, m.tuning.above_anchor};
+  const TuningTarget& target = m.tuning;
   std::map<std::pair<std::int64_t, Recompute>, LayerParts> at_budget;
   MicroBatchTimes times;
   for (std::size_t s = 0; s < plan_.layer_begin.size(); ++s) {

@@ -1,7 +1,6 @@
 // Costs as placement asks for them: seconds of a micro-batch on one pipeline stage.
 #pragma once
 #include <cstdint>
-#include <memory>
 
 #include "core/model/recompute_options.hpp"
 #include "core/plan/batch/placement.hpp"
@@ -21,7 +20,8 @@ struct PlacedWork {
 /// numbers.  bytes() are the tokens of one data-parallel rank's part of the micro-batch.
 class StepPlacementCosts final : public PlacementCosts {
  public:
-  StepPlacementCosts(std::shared_ptr<const Costs> costs, const PlacedWork& work);
+  /// `costs` must outlive it.
+  StepPlacementCosts(const Costs& costs, const PlacedWork& work);
   double rest_s(std::int64_t tokens, const PlacementSplit& split) const override;
   double attention_s(std::int64_t query_tokens, std::int64_t prefix_tokens,
                      const PlacementSplit& split) const override;
@@ -33,7 +33,7 @@ class StepPlacementCosts final : public PlacementCosts {
  private:
   ContextSplit context(const PlacementSplit& split) const;
 
-  std::shared_ptr<const Costs> costs_;
+  const Costs& costs_;
   PlacedWork work_;
   double kept_ = 1, recomputed_ = 0;  ///< layers of a stage, in the costs' unit
 };

@@ -13,12 +13,14 @@ namespace {
 
 /// Rows that form one grid.
 using Series = std::tuple<ProfilePart, std::string, int, std::string, ProfilePass>;
-Series series_of(const ProfileRow& r) { return {r.part, r.pattern, r.sp, r.recompute, r.pass}; }
+Series series_of(const ProfileRow& r) {
+  return {r.part, pattern_text(r), r.sp, name(r.recompute), r.pass};
+}
 auto point_of(const ProfileRow& r) { return std::tuple(r.query_tokens, r.prefix_tokens, r.budget); }
 
 std::string describe_series(const ProfileRow& r) {
-  return fmt::format("{}{}{}, sp {}, recompute {}, {}", name(r.part), r.pattern.empty() ? "" : " ",
-                     r.pattern, r.sp, r.recompute, name(r.pass));
+  return fmt::format("{}{}{}, sp {}, recompute {}, {}", name(r.part), r.pattern ? " " : "",
+                     pattern_text(r), r.sp, name(r.recompute), name(r.pass));
 }
 
 std::int64_t covering_budget(const ProfileRow& r, std::int64_t block) {
@@ -139,8 +141,8 @@ const char* name(ProfilePass pass) { return pass == ProfilePass::forward ? "forw
 
 std::string describe(const ProfileRow& r) {
   return fmt::format("{}{}{}, {} tokens after {}, budget {}, sp {}, recompute {}, {}", name(r.part),
-                     r.pattern.empty() ? "" : " ", r.pattern, r.query_tokens, r.prefix_tokens,
-                     r.budget, r.sp, r.recompute, name(r.pass));
+                     r.pattern ? " " : "", pattern_text(r), r.query_tokens, r.prefix_tokens,
+                     r.budget, r.sp, name(r.recompute), name(r.pass));
 }
 
 const ProfileLink& ProfileTable::link(const std::string& level) const {
@@ -196,8 +198,8 @@ ProfileTable checked(ProfileTable table, double limit, std::vector<std::string>&
   return table;
 }
 
-ProfileTable stated_profile(double token_s, double pair_s, double backward,
-                            const std::string& pattern, std::int64_t block_tokens) {
+ProfileTable stated_profile(double token_s, double pair_s, double backward, PatternKind pattern,
+                            std::int64_t block_tokens) {
   require(token_s > 0 && pair_s > 0 && backward > 0,
           "stated costs: {} s a token, {} s a pair and backward {} times forward must be above 0",
           token_s, pair_s, backward);
@@ -208,15 +210,24 @@ ProfileTable stated_profile(double token_s, double pair_s, double backward,
     const double factor = pass == ProfilePass::forward ? 1 : backward;
     for (std::int64_t n = 64; n <= (1 << 20); n *= 2) {
       const double tokens = static_cast<double>(n);
-      table.rows.push_back(
-          {ProfilePart::rest, "", n, 0, 0, 1, "none", pass, factor * token_s * tokens, 0, 0});
-      const auto attention = [&](const std::string& name, std::int64_t budget) {
+      table.rows.push_back({ProfilePart::rest,
+                            {},
+                            n,
+                            0,
+                            0,
+                            1,
+                            Recompute::none,
+                            pass,
+                            factor * token_s * tokens,
+                            0,
+                            0});
+      const auto attention = [&](PatternKind of, std::int64_t budget) {
         const double seconds = factor * pair_s * tokens * mean_keys(n, 0, budget, block_tokens);
         table.rows.push_back(
-            {ProfilePart::attention, name, n, 0, budget, 1, "none", pass, seconds, 0, 0});
+            {ProfilePart::attention, of, n, 0, budget, 1, Recompute::none, pass, seconds, 0, 0});
       };
-      attention("dense", 0);
-      if (pattern == "dense") continue;
+      attention(PatternKind::dense, 0);
+      if (pattern == PatternKind::dense) continue;
       for (double k = 1;; k *= 1.25) {
         const std::int64_t budget = static_cast<std::int64_t>(std::ceil(k)),
                            covering = (n + block_tokens - 1) / block_tokens;

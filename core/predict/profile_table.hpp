@@ -4,10 +4,13 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "core/model/recompute_options.hpp"
+#include "core/plan/attention/attention_options.hpp"
 #include "core/plan/batch/batch.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 
@@ -24,13 +27,13 @@ const char* name(ProfilePass pass);
 /// One measured point.
 struct ProfileRow {
   ProfilePart part = ProfilePart::rest;
-  std::string pattern;            ///< attention: dense, moba, vertical_slash ...; "" otherwise
+  std::optional<PatternKind> pattern;  ///< of attention; nothing for the others
   std::int64_t query_tokens = 0;  ///< tokens of the segment (attention) or micro-batch (rest, head)
   std::int64_t prefix_tokens = 0;  ///< stored keys before them
   std::int64_t budget = 0;         ///< key blocks a query, of the table's block_tokens, own block
                                    ///< included; 0: every visible key
   int sp = 1;                      ///< Ulysses ranks that share it
-  std::string recompute = "none";  ///< none, selective or full: what backward includes
+  Recompute recompute = Recompute::none;  ///< what backward includes
   ProfilePass pass = ProfilePass::forward;
   double median_s = 0;     ///< of one layer
   double spread_s = 0;     ///< distance of the quartiles
@@ -38,6 +41,10 @@ struct ProfileRow {
                            ///< both passes, scratch included
   bool operator==(const ProfileRow&) const = default;
 };
+/// Name of the pattern of attention, or "".
+inline std::string pattern_text(const ProfileRow& row) {
+  return row.pattern ? name(*row.pattern) : "";
+}
 /// "attention moba, 4096 tokens after 0, budget 8, sp 1, recompute none, forward".
 std::string describe(const ProfileRow& row);
 
@@ -87,7 +94,7 @@ ProfileTable checked(ProfileTable table, double limit, std::vector<std::string>&
 /// The table that stated costs amount to, for plans without a measured one: a layer takes `token_s`
 /// a token and `pair_s` a computed (query, key) pair forward, and `backward` times that backward.
 /// Rows of `pattern` and of dense attention, lengths of powers of two up to 2^20.
-ProfileTable stated_profile(double token_s, double pair_s, double backward,
-                            const std::string& pattern, std::int64_t block_tokens);
+ProfileTable stated_profile(double token_s, double pair_s, double backward, PatternKind pattern,
+                            std::int64_t block_tokens);
 
 }  // namespace ballast

@@ -37,30 +37,32 @@ std::vector<std::int64_t> default_candidates(std::int64_t base) {
   return list;
 }
 
-std::vector<std::vector<DstTarget>> dst_targets(const Batch& batch, const LatencyModel& model,
-                                                const DstOptions& options) {
+std::vector<TuningTarget> tuning_targets(const StepPlan& plan, const LatencyModel& model,
+                                         const DstOptions& options) {
+  std::vector<TuningTarget> targets(plan.micro_batches.size(),
+                                    {options.base_budget, options.base_budget, false});
+  // Summed rank by rank; a micro-batch without tokens chooses nothing.
+  std::vector<int> ids;
   std::vector<double> latencies;
-  for (const auto& list : batch.micro_batches)
-    for (const MicroBatch& m : list)
-      if (m.tokens() > 0) latencies.push_back(model.predict(m, options.base_budget).total_s());
-  std::vector<std::vector<DstTarget>> targets(batch.micro_batches.size());
+  for (int d = 0; d < plan.mesh.dp; ++d)
+    for (const int id : plan.lanes[static_cast<std::size_t>(d)].micro_batches) {
+      const PlannedMicroBatch& m = plan.micro_batches[static_cast<std::size_t>(id)];
+      if (m.group.first != d || m.micro_batch().tokens() == 0) continue;
+      ids.push_back(id);
+      latencies.push_back(model.predict(m.micro_batch(), options.base_budget).total_s());
+    }
   if (latencies.empty()) return targets;
   const double anchor = anchor_latency(options.anchor, latencies);
-  for (std::size_t d = 0, i = 0; d < targets.size(); ++d)
-    for (const MicroBatch& m : batch.micro_batches[d]) {
-      // An empty micro-batch chooses nothing.
-      if (m.tokens() == 0) {
-        targets[d].push_back({options.base_budget, options.base_budget, false});
-        continue;
-      }
-      targets[d].push_back(
-          {options.base_budget, model.align(m, anchor, options.candidates), latencies[i] > anchor});
-      ++i;
-    }
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const auto id = static_cast<std::size_t>(ids[i]);
+    targets[id].anchor_budget =
+        model.align(plan.micro_batches[id].micro_batch(), anchor, options.candidates);
+    targets[id].above_anchor = latencies[i] > anchor;
+  }
   return targets;
 }
 
-std::int64_t final_budget(const DstTarget& target, std::span<const std::int64_t> candidates,
+std::int64_t final_budget(const TuningTarget& target, std::span<const std::int64_t> candidates,
                           std::span<const double> coverage, double threshold) {
   require(coverage.size() == candidates.size(), "coverage at {} budgets for {} candidates",
           coverage.size(), candidates.size());
@@ -72,7 +74,7 @@ std::int64_t final_budget(const DstTarget& target, std::span<const std::int64_t>
                   candidates[static_cast<std::size_t>(kept - coverage.begin())]);
 }
 
-double coverage_loss(const DstTarget& target, std::span<const std::int64_t> candidates,
+double coverage_loss(const TuningTarget& target, std::span<const std::int64_t> candidates,
                      std::span<const double> coverage, std::int64_t budget) {
   return coverage[place(candidates, target.base_budget)] - coverage[place(candidates, budget)];
 }

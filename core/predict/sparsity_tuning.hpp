@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/plan/attention/budget_policy.hpp"
+#include "core/plan/step_plan.hpp"
 #include "core/predict/latency_model.hpp"
 #include "core/predict/profile_table.hpp"
 
@@ -27,30 +28,19 @@ struct DstOptions {
 /// ascending, `base` among them.
 std::vector<std::int64_t> default_candidates(std::int64_t base);
 
-/// What DST knows of one micro-batch before it runs: from the Batch plan alone, so the same on
-/// every rank.
-struct DstTarget {
-  std::int64_t base_budget = 0;
-  std::int64_t anchor_budget =
-      0;  ///< align(T_anchor): the largest candidate within the anchor, or the smallest
-  bool above_anchor =
-      false;  ///< predicted latency at the base budget exceeds the anchor: a straggler
-};
-
-/// Targets of all micro-batches of a global batch (of one part of the mesh: stages have like
-/// layers), [rank][micro-batch].
-std::vector<std::vector<DstTarget>> dst_targets(const Batch& batch, const LatencyModel& model,
-                                                const DstOptions& options);
+/// Targets of a step's micro-batches by id (of one part of the mesh: stages have like layers).
+std::vector<TuningTarget> tuning_targets(const StepPlan& plan, const LatencyModel& model,
+                                         const DstOptions& options);
 
 /// Equation 7.  coverage[i] = C(candidates[i]), non-decreasing (Equation 4).  A micro-batch at or
 /// below the anchor takes the anchor's budget.  One above takes the largest budget within anchor
 /// and bound (Equation 6); where none is, the smallest whose drop from the base's coverage is at
 /// most `threshold` (Algorithm 1, line 10), which is never above the base.
-std::int64_t final_budget(const DstTarget& target, std::span<const std::int64_t> candidates,
+std::int64_t final_budget(const TuningTarget& target, std::span<const std::int64_t> candidates,
                           std::span<const double> coverage, double threshold);
 
 /// Coverage lost against the base budget; negative where it gained.
-double coverage_loss(const DstTarget& target, std::span<const std::int64_t> candidates,
+double coverage_loss(const TuningTarget& target, std::span<const std::int64_t> candidates,
                      std::span<const double> coverage, std::int64_t budget);
 
 /// The policy of one micro-batch on one rank; keeps what it chose for trace and averages.
@@ -62,7 +52,7 @@ class DstPolicy final : public BudgetPolicy {
     double coverage_loss = 0;
   };
   /// `options` must outlive it.
-  DstPolicy(const DstOptions& options, const DstTarget& target)
+  DstPolicy(const DstOptions& options, const TuningTarget& target)
       : options_(options), target_(target) {}
   std::span<const std::int64_t> candidates() const override { return options_.candidates; }
   std::int64_t choose(int layer, std::span<const double> coverage) override;
@@ -70,7 +60,7 @@ class DstPolicy final : public BudgetPolicy {
 
  private:
   const DstOptions& options_;
-  DstTarget target_;
+  TuningTarget target_;
   std::vector<Choice> choices_;
 };
 

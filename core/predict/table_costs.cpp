@@ -9,8 +9,6 @@
 namespace ballast {
 namespace {
 
-constexpr const char* kModes[] = {"none", "selective", "full"};
-
 std::string hardware(const ProfileTable& table) {
   const auto at = table.identity.find("hardware");
   return at == table.identity.end() ? "" : at->second;
@@ -18,7 +16,7 @@ std::string hardware(const ProfileTable& table) {
 
 }  // namespace
 
-TableCosts::TableCosts(std::string name, const ProfileTable& table, const std::string& pattern,
+TableCosts::TableCosts(std::string name, const ProfileTable& table, PatternKind pattern,
                        const WorkShape& work)
     : name_(std::move(name)),
       pattern_(pattern),
@@ -28,10 +26,10 @@ TableCosts::TableCosts(std::string name, const ProfileTable& table, const std::s
   if (work.model.layers > 0) weight_share_ = weight_share(work.model);
   for (const ProfileRow& r : table.rows)
     for (int mode = 1; mode < 3; ++mode)
-      measured_[mode] = measured_[mode] || r.recompute == kModes[mode];
+      measured_[mode] = measured_[mode] || r.recompute == static_cast<Recompute>(mode);
   // The series that the others fall back to must be there, unless the table holds one mode alone.
   measured_[0] = std::any_of(table.rows.begin(), table.rows.end(),
-                             [](const ProfileRow& r) { return r.recompute == "none"; });
+                             [](const ProfileRow& r) { return r.recompute == Recompute::none; });
   const int first = measured_[0] ? 0 : measured_[2] ? 2 : 1;
   model({}, static_cast<Recompute>(first));
 }
@@ -41,7 +39,7 @@ const LatencyModel& TableCosts::model(const ContextSplit& split, Recompute mode)
   if (!made) {
     LatencyOptions options;
     options.pattern = pattern_;
-    options.recompute = kModes[static_cast<int>(mode)];
+    options.recompute = mode;
     options.sp = split.sp;
     options.cp = split.ring();
     options.exchange_bytes_per_token =

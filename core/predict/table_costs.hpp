@@ -17,7 +17,7 @@ class TableCosts final : public Costs {
  public:
   /// `name`: of the table, for titles.  `pattern`: whose attention rows count.  Errors: no rows of
   /// that pattern.
-  TableCosts(std::string name, const ProfileTable& table, const std::string& pattern,
+  TableCosts(std::string name, const ProfileTable& table, PatternKind pattern,
              const WorkShape& work);
   std::string source() const override { return "times of " + name_; }
   PassTime rest(std::int64_t tokens, const ContextSplit& split, Recompute mode) const override;
@@ -43,7 +43,8 @@ class TableCosts final : public Costs {
   const LatencyModel& model(const ContextSplit& split, Recompute mode) const;
   const ProfileLink* link(const char* level) const;
 
-  std::string name_, pattern_;
+  std::string name_;
+  PatternKind pattern_;
   ProfileTable table_;
   WorkShape work_;
   RateCosts rates_;

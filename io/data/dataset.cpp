@@ -20,16 +20,12 @@ class CutDataset final : public Dataset {
     require(options_.max_tokens == 0 || options_.min_tokens <= options_.max_tokens,
             "data.min_tokens = {} is above data.max_tokens = {}", options_.min_tokens,
             options_.max_tokens);
-    require(options_.long_samples == "truncate" || options_.long_samples == "split" ||
-                options_.long_samples == "drop",
-            "data.long = \"{}\" is unknown; it is one of: truncate, split, drop",
-            options_.long_samples);
     cut();
     require(samples() > 0,
             "{}: no sample is left of {} documents with data.min_tokens = {}, data.max_tokens = "
             "{}, data.long = \"{}\"",
             source_->description(), source_->documents(), options_.min_tokens, options_.max_tokens,
-            options_.long_samples);
+            name(options_.long_samples));
     if (source_->masked()) loss_tokens_.assign(static_cast<std::size_t>(samples()), -1);
   }
 
@@ -85,7 +81,7 @@ class CutDataset final : public Dataset {
     std::string text = fmt::format("{}; {} samples", source_->description(), samples());
     if (longer_ > 0)
       text += fmt::format("; {} documents longer than {} tokens: {}", longer_, options_.max_tokens,
-                          options_.long_samples);
+                          name(options_.long_samples));
     if (left_out_ > 0)
       text += fmt::format("; {} shorter than {} tokens left out", left_out_,
                           std::max<std::int64_t>(1, options_.min_tokens));
@@ -97,7 +93,7 @@ class CutDataset final : public Dataset {
         .add(static_cast<std::int64_t>(source_->fingerprint()))
         .add(options_.max_tokens)
         .add(options_.min_tokens)
-        .add(options_.long_samples)
+        .add(std::string(name(options_.long_samples)))
         .add(samples())
         .value();
   }
@@ -114,7 +110,8 @@ class CutDataset final : public Dataset {
     const std::int64_t documents = source_->documents(),
                        shortest = std::max<std::int64_t>(1, options_.min_tokens),
                        longest = options_.max_tokens;
-    const bool split = options_.long_samples == "split", drop = options_.long_samples == "drop";
+    const bool split = options_.long_samples == LongDocuments::split,
+               drop = options_.long_samples == LongDocuments::drop;
     const std::int64_t most =
         options_.samples > 0 ? options_.samples : std::numeric_limits<std::int64_t>::max();
     std::int64_t samples = 0, taken = 0;
@@ -186,24 +183,24 @@ class CutDataset final : public Dataset {
 }  // namespace
 
 std::unique_ptr<Dataset> open_dataset(const DataOptions& options) {
-  if (options.source == "needle") return open_needle(options);
-  std::unique_ptr<DocumentSource> source;
-  if (options.source == "files")
-    source = open_files(options);
-  else if (options.source == "megatron")
-    source = open_megatron(options);
-  else if (options.source == "hdf5")
-    source = open_hdf5(options);
-  else if (options.source == "lengths")
-    source = open_lengths(options);
-  else if (options.source == "distribution")
-    source = open_distribution(options);
-  else
-    fail(
-        "data.source = \"{}\" is unknown; it is one of: files, megatron, hdf5, lengths, "
-        "distribution, needle",
-        options.source);
-  return std::make_unique<CutDataset>(std::move(source), options);
+  const auto cut = [&](std::unique_ptr<DocumentSource> source) {
+    return std::make_unique<CutDataset>(std::move(source), options);
+  };
+  switch (options.source) {
+    case DataSource::files:
+      return cut(open_files(options));
+    case DataSource::megatron:
+      return cut(open_megatron(options));
+    case DataSource::hdf5:
+      return cut(open_hdf5(options));
+    case DataSource::lengths:
+      return cut(open_lengths(options));
+    case DataSource::distribution:
+      return cut(open_distribution(options));
+    case DataSource::needle:
+      return open_needle(options);
+  }
+  return nullptr;
 }
 
 void count_loss_tokens(Batch& batch, const Dataset& dataset) {

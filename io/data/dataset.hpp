@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "core/config/deck.hpp"
 #include "core/data/data_options.hpp"
 #include "core/data/needle_task.hpp"
 #include "core/plan/batch/batch.hpp"
@@ -52,12 +51,9 @@ class Dataset {
 /// them where a mask leaves tokens out.
 void count_loss_tokens(Batch& batch, const Dataset& dataset);
 
-DataOptions data_options(const Deck& deck);
-
 /// Opens a source with max_tokens, min_tokens and long applied, so that samples are what batching
 /// sees.  Everything that can be checked without reading the tokens is checked here.  Errors:
 /// missing, damaged or inconsistent files by name and place; no sample left.
 std::unique_ptr<Dataset> open_dataset(const DataOptions& options);
-std::unique_ptr<Dataset> open_dataset(const Deck& deck);
 
 }  // namespace ballast

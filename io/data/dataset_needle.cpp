@@ -18,7 +18,7 @@ class NeedleDataset final : public Dataset {
     task_.seed = options.seed;
     require(training_ > 0, "data.source = \"needle\" needs data.samples above 0");
     const auto list = problems(task_);
-    require(list.empty(), "{}", fmt::join(list, "; "));
+    require(list.empty(), "{}", messages(list, "; "));
     require(task_.vocabulary > 0,
             "data.source = \"needle\": filler is made up below model.vocabulary, which is {}",
             task_.vocabulary);

@@ -133,7 +133,7 @@ class Reader {
 
   std::vector<Setting> base, overrides;
   std::vector<Case> cases;
-  std::set<std::string> faulty;  ///< keys whose value is not what the user meant
+  std::set<Key> faulty;  ///< keys whose value is not what the user meant
   bool sound_syntax = true;
 
  private:
@@ -234,13 +234,12 @@ void Reader::read_block(const std::string& name, std::size_t line, const toml::n
     std::vector<std::string> names{"case"}, owners;
     for (const auto& b : deck_blocks()) {
       names.push_back(b.name);
-      if (find_key(b.name + "." + name) != nullptr) owners.push_back("[" + b.name + "]");
+      if (find_key(b.name + "." + name) != nullptr) owners.push_back(b.name);
     }
     if (!node.is_table() && !owners.empty()) {
-      for (const auto& owner : owners)
-        faulty.insert(owner.substr(1, owner.size() - 2) + "." + name);
-      add(line, fmt::format("key {} stands outside its block; it belongs to {}", printable(name),
-                            fmt::join(owners, " or ")));
+      for (const auto& owner : owners) faulty.insert(owner + "." + name);
+      add(line, fmt::format("key {} stands outside its block; it belongs to [{}]", printable(name),
+                            fmt::join(owners, "] or [")));
       return;
     }
     const std::string near = nearest_name(name, names);
@@ -445,7 +444,7 @@ void Reader::finish(const std::vector<std::string>& more) {
 /// Takes the shape from the folder of model.weights.  A deck that states the whole shape, as
 /// effective decks do, or a preset, is complete without the folder.  When the shape stays unknown,
 /// every key of the model joins `faulty`, so that one message says it.
-std::vector<std::string> complete_from_weights(Deck& deck, std::set<std::string>& faulty) {
+std::vector<Problem> complete_from_weights(Deck& deck, std::set<Key>& faulty) {
   const std::string dir = deck.text("model.weights");
   if (dir.empty() || faulty.count("model.weights") != 0) return {};
   if (!std::filesystem::exists(dir) && deck.states_shape()) return {};
@@ -453,7 +452,7 @@ std::vector<std::string> complete_from_weights(Deck& deck, std::set<std::string>
     return deck.apply_weights(read_huggingface_config(dir));
   } catch (const Error& error) {
     for (const std::string& key : block_keys("model")) faulty.insert("model." + key);
-    return {fmt::format("{}: model.weights: {}", deck.place("model.weights"), error.what())};
+    return {{{"model.weights"}, fmt::format("model.weights: {}", error.what()), ""}};
   }
 }
 
@@ -499,16 +498,28 @@ Deck parse_deck(const std::string& text, const std::string& file,
   }
   apply(reader.overrides);
   // Rules about keys that could not be read at all would only confuse.
-  std::vector<std::string> rules;
+  std::vector<Problem> found;
+  Config config = deck.config();
   if (reader.sound_syntax) {
-    std::set<std::string> faulty = reader.faulty;
-    if (needs.weights) rules = complete_from_weights(deck, faulty);
-    const auto more = deck_problems(deck, needs, faulty);
-    rules.insert(rules.end(), more.begin(), more.end());
+    std::set<Key> faulty = reader.faulty;
+    if (needs.weights) {
+      found = complete_from_weights(deck, faulty);
+      config = deck.config();
+    }
+    const auto more = problems(config, needs, faulty);
+    found.insert(found.end(), more.begin(), more.end());
   }
-  reader.finish(rules);
+  std::vector<std::string> lines;
+  for (const Problem& problem : found) lines.push_back(placed(problem, config.from));
+  reader.finish(lines);
   deck.apply_preset();
   return deck;
+}
+
+Config parse_config(const std::string& text, const std::string& file,
+                    const std::vector<std::string>& overrides, const std::string& case_name,
+                    DeckNeeds needs) {
+  return parse_deck(text, file, overrides, case_name, needs).config();
 }
 
 std::vector<std::string> parse_deck_cases(const std::string& text, const std::string& file) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/config/deck.hpp"
+#include "core/config/deck_rules.hpp"
 
 namespace ballast {
 
@@ -16,6 +17,11 @@ namespace ballast {
 Deck parse_deck(const std::string& text, const std::string& file,
                 const std::vector<std::string>& overrides = {}, const std::string& case_name = "",
                 DeckNeeds needs = {});
+
+/// The same as a Config.
+Config parse_config(const std::string& text, const std::string& file,
+                    const std::vector<std::string>& overrides = {},
+                    const std::string& case_name = "", DeckNeeds needs = {});
 
 /// Names of the [[case]] list in file order; empty without one.  Throws Error for text that is no
 /// TOML or a case without a name.

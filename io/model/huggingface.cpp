@@ -144,7 +144,7 @@ ModelShape read_huggingface_config(const std::string& dir) {
   shape.rms_eps = optional(config, file, "rms_norm_eps", 1e-6);
   read_rope(config, file, shape);
   const auto list = problems(shape);
-  require(list.empty(), "{}: {}", file, fmt::join(list, "; "));
+  require(list.empty(), "{}: {}", file, messages(list, "; "));
   return shape;
 }
 

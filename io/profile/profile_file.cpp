@@ -114,8 +114,8 @@ class Names {
 const std::vector<std::pair<const char*, std::string (*)(const ProfileRow&)>>& text_columns() {
   static const std::vector<std::pair<const char*, std::string (*)(const ProfileRow&)>> columns{
       {"part", [](const ProfileRow& r) { return std::string(name(r.part)); }},
-      {"pattern", [](const ProfileRow& r) { return r.pattern; }},
-      {"recompute", [](const ProfileRow& r) { return r.recompute; }},
+      {"pattern", [](const ProfileRow& r) { return pattern_text(r); }},
+      {"recompute", [](const ProfileRow& r) { return std::string(name(r.recompute)); }},
       {"pass", [](const ProfileRow& r) { return std::string(name(r.pass)); }},
   };
   return columns;
@@ -239,9 +239,12 @@ ProfileTable read(const std::string& path) {
   read_names(rows, "part", t.rows, [](ProfileRow& r, const std::string& s) {
     r.part = value_named(s, {P::rest, P::attention, P::head});
   });
-  read_names(rows, "pattern", t.rows, [](ProfileRow& r, const std::string& s) { r.pattern = s; });
-  read_names(rows, "recompute", t.rows,
-             [](ProfileRow& r, const std::string& s) { r.recompute = s; });
+  read_names(rows, "pattern", t.rows, [](ProfileRow& r, const std::string& s) {
+    if (!s.empty()) r.pattern = parse_or_fail<PatternKind>(s, "attention pattern");
+  });
+  read_names(rows, "recompute", t.rows, [](ProfileRow& r, const std::string& s) {
+    r.recompute = parse_or_fail<Recompute>(s, "recompute mode");
+  });
   read_names(rows, "pass", t.rows, [](ProfileRow& r, const std::string& s) {
     r.pass = value_named(s, {W::forward, W::backward});
   });

@@ -1,6 +1,7 @@
 #include "io/trace/trace_writer.hpp"
 
 #include <unistd.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <cctype>
@@ -20,7 +21,7 @@ namespace {
 using hdf5::check;
 using hdf5::Handle;
 
-constexpr std::int64_t kFormatVersion = 3;
+constexpr std::int64_t kFormatVersion = 4;
 constexpr hsize_t kCopyBytes = 1 << 22;
 
 /// Tables in the order of the fields of /rows.
@@ -32,8 +33,9 @@ constexpr hsize_t kFirstCapacity[kTables] = {16384, 1024, 256, 1024, 1 << 18, 10
 struct PlanRow {
   char kind[24] = {};
   std::uint64_t hash = 0;
-  std::int64_t step = 0;  ///< first step that executed it
-  std::int64_t begin = 0, bytes = 0;
+  std::int64_t step = 0;              ///< first step that executed it
+  std::int64_t begin = 0, bytes = 0;  ///< of its compressed text
+  std::int64_t text_bytes = 0;        ///< of its text
 };
 
 struct PlanStep {
@@ -95,7 +97,26 @@ Handle plan_type() {
   insert(type, "step", offsetof(PlanRow, step), H5T_NATIVE_INT64);
   insert(type, "begin", offsetof(PlanRow, begin), H5T_NATIVE_INT64);
   insert(type, "bytes", offsetof(PlanRow, bytes), H5T_NATIVE_INT64);
+  insert(type, "text_bytes", offsetof(PlanRow, text_bytes), H5T_NATIVE_INT64);
   return type;
+}
+
+std::vector<unsigned char> compressed(const std::string& text) {
+  uLongf bytes = compressBound(static_cast<uLong>(text.size()));
+  std::vector<unsigned char> out(bytes);
+  require(compress2(out.data(), &bytes, reinterpret_cast<const Bytef*>(text.data()),
+                    static_cast<uLong>(text.size()), Z_DEFAULT_COMPRESSION) == Z_OK,
+          "compressing the text of a plan");
+  out.resize(bytes);
+  return out;
+}
+
+/// Names of the kinds for which `flag` holds, separated by blanks.
+std::string names_of(bool (*flag)(EventKind)) {
+  std::vector<const char*> names;
+  for (int i = 0; i < kEventKinds; ++i)
+    if (flag(static_cast<EventKind>(i))) names.push_back(name(static_cast<EventKind>(i)));
+  return fmt::format("{}", fmt::join(names, " "));
 }
 
 Handle plan_step_type() {
@@ -264,6 +285,8 @@ struct TraceWriter::Impl {
           hdf5::create_dataset(fresh, kTableNames[t], next[t].type, {next[t].capacity}, layout());
       copy_rows(t, next[t]);
     }
+    hdf5::write_attribute(next[kEvents].dataset, "useful", names_of(useful));
+    hdf5::write_attribute(next[kEvents].dataset, "beside", names_of(beside));
     Handle fresh_rows = hdf5::create_dataset(fresh, "rows", rows_memory, {}, layout());
     extra(fresh);
     write_rows(fresh_rows);
@@ -447,8 +470,10 @@ void TraceWriter::plan(const std::string& kind, std::uint64_t hash, const std::s
       row.hash = hash;
       row.step = step;
       row.begin = m.tables[kPlanText].rows;
-      row.bytes = static_cast<std::int64_t>(text.size());
-      m.append(kPlanText, text.size(), text.data());
+      const std::vector<unsigned char> stored = compressed(text);
+      row.bytes = static_cast<std::int64_t>(stored.size());
+      row.text_bytes = static_cast<std::int64_t>(text.size());
+      m.append(kPlanText, stored.size(), stored.data());
       m.append(kPlans, 1, &row);
       found = m.plans.emplace(std::pair{kind, hash}, m.tables[kPlans].rows - 1).first;
     }

@@ -1,20 +1,27 @@
 // Trace: one HDF5 file a rank, an event a row, flushed so that a killed run stays readable.
 //
-// Contents of DIR/trace_RRRRR.h5 (RRRRR is the rank), format_version 3:
+// Contents of DIR/trace_RRRRR.h5 (RRRRR is the rank), format_version 4:
 //   /rows             rows in use of each table below; what lies beyond them is unused space
 //   /events           compound, one row an event: the fields of Event, `kind` as an enumeration
-//   with names /steps            compound, one row a step: `step`, then a field a scalar, NaN where
-//   it was not given /plans            kind, hash, first step, and the place of the text in
-//   /plan_text; a distinct plan once /plan_steps       which plan (row of /plans) was executed at
-//   which step /plan_text        texts of the plans, one after another, UTF-8 /budgets compound,
-//   one row a head of a layer of a micro-batch under sparse attention: the fields of BudgetRow
-//   (version 2) /predicted        compound, one row an op of the rank's stage as the simulator
-//   times it: the fields of Event, seconds since the step's schedule
-//                     begins (version 3)
+//                     with names.  Attributes `useful` and `beside`: the names of the kinds of
+//                     which that is true (core/observe/events), separated by blanks
+//   /steps            compound, one row a step: `step`, then a field a scalar, NaN where it was not
+//                     given
+//   /plans            kind, hash, first step, the place of the text in /plan_text, and its length
+//                     before compression; a distinct plan once
+//   /plan_steps       which plan (row of /plans) was executed at which step
+//   /plan_text        texts of the plans, each compressed by zlib, one after another: JSON in
+//   UTF-8.
+//                     Kinds: "step" (core/plan/plan_json, on rank 0), "ring" (likewise), "budgets"
+//                     ([[micro-batch, layer, base budget, budget, coverage loss]], each rank's own)
+//   /budgets          compound, one row a head of a layer of a micro-batch under sparse attention:
+//                     the fields of BudgetRow (since version 2)
+//   /predicted        compound, one row an op of the rank's stage as the simulator times it: the
+//                     fields of Event, seconds since the step's schedule begins (since version 3)
+// Versions 1 to 3 hold plans as prose, uncompressed, and no attributes.
 //   /sessions/NNN     one group a start or restart: attributes of TraceHeader, started_unix_s, the
-//   first row of each table that the
-//                     session wrote (first_events, first_steps, first_plan_steps, first_budgets,
-//                     first_predicted), and the deck as a text
+//                     first row of each table that the session wrote (first_events, first_steps,
+//                     first_plan_steps, first_budgets, first_predicted), and the deck as a text
 //
 // How it survives a kill at any moment: tables are contiguous and have spare rows, so appending
 // writes data bytes and then the 40 bytes of /rows, never metadata.  When a table is full, or a new
@@ -63,8 +70,7 @@ class TraceWriter {
   void predicted(std::span<const Event> ops);
   /// Scalars of a step; calls with the same step of one session share a row.
   void step(std::int64_t step, const StepRow& row);
-  /// Text of an executed plan (schedule, batch, ring) under its hash; each distinct plan is stored
-  /// once.
+  /// JSON of an executed plan under its kind and hash; each distinct plan is stored once.
   void plan(const std::string& kind, std::uint64_t hash, const std::string& text,
             std::int64_t step);
   /// What was handed over so far survives a kill of this process.

@@ -9,8 +9,8 @@
 
 namespace ballast {
 
-void LoraLinear::add(const Parameters& parameters, const std::string& prefix,
-                     Projection projection, std::int64_t begin, std::int64_t end) {
+void LoraLinear::add(const Parameters& parameters, const std::string& prefix, Projection projection,
+                     std::int64_t begin, std::int64_t end) {
   const auto& listed = options_.projections;
   if (!options_.enabled() || std::find(listed.begin(), listed.end(), projection) == listed.end())
     return;

@@ -119,7 +119,7 @@ StageModel::StageModel(const ModelShape& shape, std::int64_t layer_begin, std::i
                        Parameters& parameters, RecomputeOptions recompute, Recorder* recorder,
                        std::int64_t head_chunk_tokens) {
   const auto list = problems(shape);
-  require(list.empty(), "the model's shape is impossible: {}", fmt::join(list, "; "));
+  require(list.empty(), "the model's shape is impossible: {}", messages(list, "; "));
   require(0 <= layer_begin && layer_begin < layer_end && layer_end <= shape.layers,
           "stage of layers [{}, {}) in a model of {} layers: a stage needs at least one",
           layer_begin, layer_end, shape.layers);

@@ -68,8 +68,8 @@ std::vector<int> node_of_ranks(const Communicator& world, const Communicator& no
 
 Mesh::Mesh(const Communicator& world_, const MeshShape& shape_, const std::vector<int>& joined)
     : shape(shape_), world(world_) {
-  const std::vector<std::string> wrong = problems(shape, world.size());
-  check_all(world, wrong.empty(), fmt::format("{}", fmt::join(wrong, "\n")));
+  const std::vector<Problem> wrong = problems(shape, world.size());
+  check_all(world, wrong.empty(), messages(wrong));
   at = coordinates(shape, world.rank());
 
   Groups groups(world, shape);

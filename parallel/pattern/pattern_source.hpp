@@ -62,7 +62,7 @@ class PatternSource : public IndexSource {
   std::map<int, std::vector<AttentionPattern>> layers_;
 };
 
-/// The source of options.pattern ("vertical_slash", "moba" or "xattention").
+/// The source of options.pattern (any but dense).
 std::unique_ptr<IndexSource> pattern_source(const Communicator& cp, AttentionAxes axes,
                                             const AttentionOptions& options, BudgetPolicy* policy,
                                             Recorder* recorder, const Communicator& sp = {});

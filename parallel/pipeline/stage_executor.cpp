@@ -27,6 +27,7 @@ class StageRun {
     outputs_.resize(live_.size());
     ahead_.resize(live_.size());
     for (std::size_t i = 0; i < ops.size(); ++i) {
+      if (ops[i].kind == OpKind::collective) continue;
       Ahead& a = ahead_.at(static_cast<std::size_t>(ops[i].micro_batch));
       a.last_op = i;
       a.backward |= ops[i].kind == OpKind::backward || ops[i].kind == OpKind::backward_input;
@@ -35,12 +36,12 @@ class StageRun {
   }
 
   MicroBatchLosses walk() {
-    bool reduce = false;
     for (at_ = 0; at_ < ops_.size(); ++at_) {
       const Op& op = ops_[at_];
-      if (reduce && op.kind != OpKind::send) {  // the neighbour's gradient goes first
-        callbacks_.gradients_ready();
-        reduce = false;
+      if (op.kind == OpKind::collective) {
+        if (recorder_) recorder_->context.micro_batch = recorder_->context.chunk = -1;
+        callbacks_.collective(op.micro_batch);
+        continue;
       }
       if (recorder_) {
         recorder_->context.micro_batch = op.micro_batch;
@@ -52,13 +53,11 @@ class StageRun {
       const std::size_t leaving = leaving_.size();
       run(op);
       if (computes(op.kind)) let_go(leaving);
-      reduce |= op.kind == OpKind::backward || op.kind == OpKind::backward_weight;
       if (ahead_[static_cast<std::size_t>(op.micro_batch)].last_op == at_)
         live_[static_cast<std::size_t>(op.micro_batch)].reset();
       std::erase_if(sends_, [](Pending& send) { return send.test(); });
       if (links_.stages() > 1 && !transfers(op.kind)) pace();
     }
-    if (reduce) callbacks_.gradients_ready();
     for (Pending& send : sends_) send.complete();
     let_go(leaving_.size());
     if (recorder_) recorder_->context.micro_batch = recorder_->context.chunk = -1;
@@ -125,8 +124,7 @@ class StageRun {
         post_receives(at_);
         Live& l = live(op.micro_batch);
         Scope scope(recorder_, event_kind(op.kind));
-        Receive receive = std::move(receives_.at(at_));
-        receives_.erase(at_);
+        Receive receive = std::move(receives_.extract(at_).mapped());
         receive.pending.complete();
         scope.bytes = static_cast<std::int64_t>(receive.tensor.bytes());
         (op.payload == Payload::activation ? l.input : l.d_output) = receive.tensor;
@@ -194,6 +192,7 @@ class StageRun {
         }
         break;
       }
+      case OpKind::collective:;  // walk() runs it
     }
   }
 
@@ -277,6 +276,8 @@ EventKind event_kind(OpKind kind) {
       return EventKind::offload;
     case OpKind::fetch:
       return EventKind::fetch;
+    case OpKind::collective:
+      return EventKind::gradient_reduce;
   }
   return EventKind::idle;
 }

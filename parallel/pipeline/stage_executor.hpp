@@ -24,8 +24,9 @@ struct MicroBatchWork {
 
 struct StageCallbacks {
   std::function<MicroBatchWork(int micro_batch)> prepare;
-  /// Called after the parameter gradients of a micro-batch are complete (ZeRO-2 reduces them here).
-  std::function<void()> gradients_ready;
+  /// Runs the collectives of a round, where the schedule has OpKind::collective (ZeRO 2 reduces the
+  /// gradients that are complete by then).
+  std::function<void(int round)> collective;
   /// Takes the output of each micro-batch's forward on the last stage (evaluation), in place of
   /// summing its loss; may be empty.
   std::function<void(int micro_batch, const LocalBatch& batch, const StageOutput& output)> output;

@@ -1,6 +1,7 @@
 """Helpers of the whole-program tests: a tiny deck over real text files, runs of the ballast
 program, and readers of what they leave."""
 import hashlib
+import json
 import os
 import random
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import tempfile
 import time
 import unittest
+import zlib
 
 BALLAST = os.environ["BALLAST_PROGRAM"]
 MPIEXEC = os.environ.get("BALLAST_MPIEXEC", "mpiexec")
@@ -118,6 +120,10 @@ class RunCase(unittest.TestCase):
             )
         return done
 
+    @staticmethod
+    def environment(**values):
+        return {**os.environ, **values}
+
     def start(self, ranks, *arguments):
         return subprocess.Popen(
             self.command(ranks, *arguments),
@@ -139,6 +145,36 @@ class RunCase(unittest.TestCase):
 
     def losses(self, run):
         return {int(r["step"]): r["loss"] for r in self.steps(run) if "loss" in r}
+
+    def stored(self, run, kind="step", rank=0):
+        """step -> the plan of that kind that a rank's trace stores, as loaded from JSON."""
+        import h5py
+
+        with h5py.File(os.path.join(run, "trace", f"trace_{rank:05}.h5"), "r") as f:
+            counts, text = f["rows"][()], f["plan_text"][()].tobytes()
+            rows = f["plans"][: int(counts["plans"])]
+            plans = [
+                (
+                    json.loads(zlib.decompress(text[int(p["begin"]) :][: int(p["bytes"])]))
+                    if p["kind"].decode() == kind
+                    else None
+                )
+                for p in rows
+            ]
+            steps = f["plan_steps"][: int(counts["plan_steps"])]
+            return {
+                int(s["step"]): plans[int(s["plan"])]
+                for s in steps
+                if rows[int(s["plan"])]["kind"].decode() == kind
+            }
+
+    @staticmethod
+    def ops(plan, dp, stage):
+        """(kind, micro-batch, chunk) of every op of a stage of a step's plan."""
+        columns = plan["schedules"][plan["lanes"][dp]["schedule"]][stage]
+        kinds, places = columns["kind"], columns["micro_batch"]
+        chunks = columns.get("chunk", [0] * len(kinds))
+        return [(plan["op_kinds"][k], m, c) for k, m, c in zip(kinds, places, chunks)]
 
     def checkpoints(self, run):
         folder = os.path.join(run, "checkpoints")

@@ -243,7 +243,7 @@ class Lora(RunCase):
         done = self.run_ballast(
             1, "train", self.lora(projections='["q", "query"]'), "-d", self.out("bad"), status=1
         )
-        self.assertIn('"query" is unknown', done.stderr)
+        self.assertIn('"query" is not a known value', done.stderr)
 
 
 if __name__ == "__main__":

@@ -316,15 +316,20 @@ forward_pair_s = 2e-9
         decks = glob.glob(os.path.join(INPUTS, "**", "*.toml"), recursive=True)
         self.assertGreater(len(decks), 40)
         for deck in decks:
-            done = subprocess.run(
-                [BALLAST, "check", deck],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                stdin=subprocess.DEVNULL,
-                cwd=self.folder,
-            )
+            done = self.check(deck)
+            if "is for `ballast pack`" in done.stderr:  # whole epochs are planned, not trained
+                done = self.check(deck, "batching.scope=step")
             self.assertEqual(done.returncode, 0, deck + "\n" + done.stderr)
+
+    def check(self, deck, *overrides):
+        return subprocess.run(
+            [BALLAST, "check", deck, *overrides],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+            cwd=self.folder,
+        )
 
 
 if __name__ == "__main__":

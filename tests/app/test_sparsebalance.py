@@ -3,7 +3,6 @@ on all ranks of a ring, restarts, refusals."""
 import glob
 import json
 import os
-import re
 import sys
 
 import h5py
@@ -25,9 +24,6 @@ BUDGETS = [
     "batching.micro_batch_tokens=1200",
     "batching.global_tokens=6000",
 ]
-CHOICE = re.compile(
-    r"micro_batch (\d+) layer (\d+) base (\d+) budget (\d+) coverage_loss (-?[0-9.]+)"
-)
 
 
 class SparseBalance(RunCase):
@@ -39,9 +35,9 @@ class SparseBalance(RunCase):
             trace, _ = load.read_rank(path)
             steps = found.setdefault(trace.rank, {})
             for step, plan in trace.plan_steps:
-                kind, _, text = trace.plans[plan]
+                kind, _, rows = trace.plans[plan]
                 if kind == "budgets":
-                    steps[int(step)] = [tuple(map(float, c)) for c in CHOICE.findall(text)]
+                    steps[int(step)] = [tuple(map(float, row)) for row in rows]
             at[trace.rank] = trace.last.at
         return found, at
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "core/base/error.hpp"
 #include "core/plan/batch/batch_plan.hpp"
+#include "core/plan/step_problems.hpp"
 #include "parallel/pattern/pattern_source.hpp"
 
 namespace ballast::testing {
@@ -37,7 +39,7 @@ SampleLength sample_of(std::int64_t sample, std::int64_t tokens) {
   return result;
 }
 
-SmallTraining::SmallTraining(const Mesh& mesh, const StepOptions& options)
+SmallTraining::SmallTraining(const Mesh& mesh, const SmallOptions& options)
     : layer_begin_(
           balance_stages(options.shape.layers, mesh.shape.pp, part_costs(options.shape, 8))),
       parameters(stage_table(options.shape, layer_begin_, mesh.at.pp).table, options.type,
@@ -143,18 +145,31 @@ Batch SmallTraining::plan(const std::vector<SampleLength>& samples) const {
   return plan_batch(0, samples, batching);
 }
 
+StepPlan SmallTraining::step_plan(const Batch& batch) const {
+  StepOptions options;
+  options.mesh = mesh_.shape;
+  options.zero = options_.zero;
+  options.normaliser = options_.normaliser;
+  options.layout = {options_.layout, options_.stripe, options_.attention.align()};
+  options.pipeline = options_.pipeline;
+  options.pipeline.offload = options_.kv_place.offload;
+  options.layer_begin = layer_begin_;
+  options.stage_elements.assign(layer_begin_.size(), 1);
+  return plan_batch_step(batch, options);
+}
+
 double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
   for (const SampleLength& s : samples) length_[s.sample] = s.tokens;
-  const Batch batch = plan(samples);
-  const std::vector<MicroBatch> mine = batch.work_of(mesh_.at.dp);
-  std::size_t rounds = 0;
-  for (const auto& list : batch.micro_batches) rounds = std::max(rounds, list.size());
-  const LossWeights weights(options_.normaliser, batch);
+  const StepPlan executed = step_plan(plan(samples));
+  const std::string wrong = problems(executed);
+  require(wrong.empty(), "{}", wrong);
+  const int dp = mesh_.at.dp;
+  schedule = executed.schedule(dp);
+  const std::vector<MicroBatch> mine = executed.list(dp);
+  const auto weight = [&](std::size_t m) {
+    return executed.micro_batch(dp, static_cast<int>(m)).loss_weight;
+  };
   optimizer.begin_step();
-  PipelineOptions pipeline = options_.pipeline;
-  pipeline.stages = mesh_.shape.pp;
-  pipeline.offload = options_.kv_place.offload;
-  schedule = plan_schedule(mine, pipeline);
   const auto keys = [this](const MicroBatch& micro_batch) {
     const SequenceLayout at = layout(micro_batch);
     KvStore::ShardKeys shards;
@@ -162,21 +177,21 @@ double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
     return shards;
   };
   ChunkStores stores(mine, keys, ring_.plan.rank, options_.kv_place);
-  const MicroBatchLosses losses = run_stage(
-      schedule, static_cast<int>(mine.size()), model, links_,
-      {[&](int m) {
-         return prepare(mine[m], weights.of(mine[m]), stores.at(m), weights.segments(mine[m]));
-       },
-       [&] { optimizer.after_micro_batch(); },
-       {},
-       options_.kv_place.host.get()},
-      options_.recorder);
-  for (std::size_t r = mine.size(); r < rounds; ++r) optimizer.after_micro_batch();
+  const MicroBatchLosses losses =
+      run_stage(schedule, static_cast<int>(mine.size()), model, links_,
+                {[&](int m) {
+                   return prepare(mine[m], weight(static_cast<std::size_t>(m)), stores.at(m),
+                                  segment_weights(options_.normaliser, mine[m]));
+                 },
+                 [&](int) { optimizer.after_micro_batch(); },
+                 {},
+                 options_.kv_place.host.get()},
+                options_.recorder);
   optimizer.reduce_gradients();
   tied_.sum_gradients();
   norm = std::sqrt(mesh_.pp.all_reduce(optimizer.squared_norm()));
   double loss = 0;
-  for (std::size_t m = 0; m < mine.size(); ++m) loss += losses[m] * weights.of(mine[m]);
+  for (std::size_t m = 0; m < mine.size(); ++m) loss += losses[m] * weight(m);
   return mesh_.pp.all_reduce(mesh_.replica.all_reduce(loss));
 }
 
@@ -191,15 +206,15 @@ void SmallTraining::update(double learning_rate, std::int64_t step) {
 
 Reference reference_step(const std::vector<SampleLength>& samples, DType type,
                          const ModelShape& shape, const AttentionOptions& attention) {
-  StepOptions options;
+  SmallOptions options;
   options.attention = attention;
   options.shape = shape;
   options.type = type;
   return reference_step(samples, options);
 }
 
-Reference reference_step(const std::vector<SampleLength>& samples, StepOptions options) {
-  options.method = "none";
+Reference reference_step(const std::vector<SampleLength>& samples, SmallOptions options) {
+  options.method = Batching::none;
   SmallTraining training(alone(), options);
   return reference_step(training, samples);
 }

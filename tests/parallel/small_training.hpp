@@ -14,6 +14,7 @@
 #include "core/plan/context/sequence_layout.hpp"
 #include "core/plan/pipeline/pipeline_schedule.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
+#include "core/plan/plan_step.hpp"
 #include "kernels/model/stage_model.hpp"
 #include "parallel/context/ring_attention.hpp"
 #include "parallel/context/ulysses.hpp"
@@ -38,11 +39,11 @@ inline ModelShape small_shape() {
   return shape;
 }
 
-struct StepOptions {
+struct SmallOptions {
   DType type = DType::f64;
   LayoutKind layout = LayoutKind::zigzag;
   std::int64_t stripe = 64;
-  std::string method = "packed";
+  Batching method = Batching::packed;
   std::int64_t micro_batch_tokens = 48;
   std::vector<PackGroup> groups;           ///< of method hbp
   std::vector<PlacementSplit> splits{{}};  ///< of method balanced
@@ -72,9 +73,10 @@ SampleLength sample_of(std::int64_t sample, std::int64_t tokens);
 /// A model on this rank of a mesh.
 class SmallTraining {
  public:
-  SmallTraining(const Mesh& mesh, const StepOptions& options);
-  /// The Batch plan of these samples.
+  SmallTraining(const Mesh& mesh, const SmallOptions& options);
+  /// The batch of these samples, and the plan of the step over it.
   Batch plan(const std::vector<SampleLength>& samples) const;
+  StepPlan step_plan(const Batch& batch) const;
   /// Forward, backward and reduction over these samples; returns the objective.  Collective.
   double gradients(const std::vector<SampleLength>& samples);
   /// Diagnosis of one micro-batch.  Collective over stages and ring.
@@ -97,7 +99,7 @@ class SmallTraining {
   MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored = {},
                          const std::vector<double>& segment_weights = {}) const;
   const Mesh& mesh_;
-  StepOptions options_;
+  SmallOptions options_;
   RingGroup ring_;
   PipelineLinks links_;
   std::map<std::int64_t, std::int64_t> length_;  ///< tokens of each sample
@@ -119,7 +121,7 @@ Reference reference_step(SmallTraining& training, const std::vector<SampleLength
 Reference reference_step(const std::vector<SampleLength>& samples, DType type,
                          const ModelShape& shape = small_shape(),
                          const AttentionOptions& attention = {});
-Reference reference_step(const std::vector<SampleLength>& samples, StepOptions options);
+Reference reference_step(const std::vector<SampleLength>& samples, SmallOptions options);
 
 /// Largest relative L2 error of a parameter's gradient (relative to 1e-5 of the whole gradient
 /// where it is smaller), and which.  Collective over the whole mesh.

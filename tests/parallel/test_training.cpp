@@ -29,7 +29,7 @@ std::vector<SampleLength> awkward_samples() {
   return samples;
 }
 
-void expect_like_one_rank(const MeshShape& shape, const StepOptions& options,
+void expect_like_one_rank(const MeshShape& shape, const SmallOptions& options,
                           const std::vector<SampleLength>& samples, const Reference& reference) {
   SCOPED_TRACE(fmt::format("{}, {} {}, zero {}, {}", describe(shape), name(options.layout),
                            options.stripe, options.zero, name(options.type)));
@@ -58,7 +58,7 @@ TEST_F(Training, EveryMeshAndLayoutEqualsOneRankInFp64) {
     for (const LayoutCase& l : kLayouts) {
       if (shape.cp() == 1 && l.kind != LayoutKind::contiguous)
         continue;  // one rank holds all: layouts do not differ
-      StepOptions options;
+      SmallOptions options;
       options.layout = l.kind;
       options.stripe = l.stripe;
       options.zero = zero++ % 3;
@@ -71,7 +71,7 @@ TEST_F(Training, EveryMeshEqualsOneRankInFp32) {
   const Reference reference = reference_step(samples, DType::f32);
   int zero = 0;
   for (const MeshShape& shape : data_and_context_meshes(ranks)) {
-    StepOptions options;
+    SmallOptions options;
     options.type = DType::f32;
     options.zero = zero++ % 3;
     expect_like_one_rank(shape, options, samples, reference);
@@ -84,7 +84,7 @@ TEST_F(Training, SequenceParallelismAloneAndRoundRingsEqualsOneRank) {
     const Reference reference = reference_step(samples, type);
     int zero = 0;
     for (const MeshShape& shape : sequence_meshes(ranks, small_shape().query_heads)) {
-      StepOptions options;
+      SmallOptions options;
       options.type = type;
       options.layout = zero % 2 ? LayoutKind::striped : LayoutKind::zigzag;
       options.stripe = 3;
@@ -111,8 +111,8 @@ TEST_F(Training, DegreesThatChangeEveryStepEqualOneRank) {
       samples_from(20, {5, 90, 13, 33, 30, 2, 21, 1}), samples_from(30, {4, 35})};
   for (MeshShape shape : data_and_context_meshes(ranks)) {
     if (shape.cp_outer > 1 || shape.dp < 2) continue;
-    StepOptions options;
-    options.method = "hbp";
+    SmallOptions options;
+    options.method = Batching::hbp;
     const int most = std::min(4, shape.dp);  // of 4 query heads
     options.groups = {{16, 1, 1}, {40, 2, 0}, {96, most, -1}};
     for (int zero : {0, 1, 2}) {
@@ -121,8 +121,8 @@ TEST_F(Training, DegreesThatChangeEveryStepEqualOneRank) {
       SCOPED_TRACE(fmt::format("{}, zero {}", describe(shape), zero));
       const Mesh& mesh = mesh_of(shape, most > 2 ? std::vector<int>{2, most} : std::vector<int>{2});
       SmallTraining training(mesh, options);
-      StepOptions plain;
-      plain.method = "none";
+      SmallOptions plain;
+      plain.method = Batching::none;
       SmallTraining reference(alone(), plain);
       std::set<int> degrees;
       for (std::size_t step = 0; step < steps.size(); ++step) {
@@ -161,8 +161,8 @@ struct QuadraticCosts final : PlacementCosts {
 
 TEST_F(Training, RandomMixesOfDegreesSideBySideEqualOneRank) {
   SCOPED_TRACE(trace);
-  StepOptions plain;
-  plain.method = "none";
+  SmallOptions plain;
+  plain.method = Batching::none;
   int draw = 0;
   std::set<int> degrees;
   bool chunked = false;
@@ -178,8 +178,8 @@ TEST_F(Training, RandomMixesOfDegreesSideBySideEqualOneRank) {
   }
   for (const MeshShape& shape : shapes)
     for (int round = 0; round < 3; ++round) {
-      StepOptions options;
-      options.method = "balanced";
+      SmallOptions options;
+      options.method = Batching::balanced;
       options.placement_costs = std::make_shared<QuadraticCosts>();
       options.micro_batch_tokens = 24 + random(40);
       options.splits.clear();
@@ -238,10 +238,10 @@ Reference combined(SmallTraining& single, const Batch& batch,
   return sum;
 }
 
-TEST_F(Training, LossNormalisersAreThoseOfEquation6AndOnlyTwoOfThemKeepTheSplitOut) {
+TEST_F(Training, LossNormalisersAreThoseOfEquation6AndThreeOfThemKeepTheSplitOut) {
   SCOPED_TRACE(trace);
-  StepOptions plain;
-  plain.method = "none";
+  SmallOptions plain;
+  plain.method = Batching::none;
   SmallTraining single(alone(), plain);
   std::vector<MeshShape> shapes = data_and_context_meshes(ranks);
   for (const MeshShape& shape : sequence_meshes(ranks, small_shape().query_heads))
@@ -249,7 +249,7 @@ TEST_F(Training, LossNormalisersAreThoseOfEquation6AndOnlyTwoOfThemKeepTheSplitO
   if (shapes.size() > 6) shapes.resize(6);
   for (const LossNormaliser normaliser :
        {LossNormaliser::ave_token, LossNormaliser::sum, LossNormaliser::token_mean,
-        LossNormaliser::sample_mean}) {
+        LossNormaliser::sample_mean, LossNormaliser::sequence_mean}) {
     const Reference* first = nullptr;
     Reference kept;
     double apart = 0;  // how far the gradients of other splits are from those of the first
@@ -257,15 +257,18 @@ TEST_F(Training, LossNormalisersAreThoseOfEquation6AndOnlyTwoOfThemKeepTheSplitO
       for (const std::int64_t tokens : {48, 96, 400}) {
         SCOPED_TRACE(fmt::format("normaliser {}, {}, packs of {}", static_cast<int>(normaliser),
                                  describe(shape), tokens));
-        StepOptions options;
+        SmallOptions options;
         options.normaliser = normaliser;
         options.micro_batch_tokens = tokens;
         const Mesh& mesh = mesh_of(shape);
         SmallTraining training(mesh, options);
         const Batch batch = training.plan(samples);
-        double micro_batches = 0;
+        double micro_batches = 0, all_carrying = 0;
         for (const auto& list : batch.micro_batches)
-          for (const MicroBatch& m : list) micro_batches += m.loss_tokens() > 0;
+          for (const MicroBatch& m : list) {
+            micro_batches += m.loss_tokens() > 0;
+            for (const Segment& s : m.segments) all_carrying += s.loss_tokens > 0;
+          }
         const Reference expected =
             combined(single, batch, [&](const Segment& s, const MicroBatch& m) {
               const double carrying = static_cast<double>(
@@ -281,6 +284,8 @@ TEST_F(Training, LossNormalisersAreThoseOfEquation6AndOnlyTwoOfThemKeepTheSplitO
                   return own / static_cast<double>(m.loss_tokens()) / micro_batches;
                 case LossNormaliser::sample_mean:
                   return 1 / carrying / micro_batches;
+                case LossNormaliser::sequence_mean:
+                  return own > 0 ? 1 / all_carrying : 0.0;
               }
               return 0.0;
             });
@@ -293,7 +298,8 @@ TEST_F(Training, LossNormalisersAreThoseOfEquation6AndOnlyTwoOfThemKeepTheSplitO
           first = &kept;
         }
       }
-    const bool exact = normaliser == LossNormaliser::ave_token || normaliser == LossNormaliser::sum;
+    const bool exact = normaliser != LossNormaliser::token_mean &&
+                       normaliser != LossNormaliser::sample_mean;
     if (exact)
       EXPECT_LT(apart, 1e-10) << "the same for every split";
     else
@@ -309,7 +315,7 @@ TEST_F(Training, MoreRanksThanSamplesOrTokens) {
   for (const MeshShape& shape : sequence_meshes(ranks, small_shape().query_heads))
     shapes.push_back(shape);
   for (const MeshShape& shape : shapes) {
-    StepOptions options;
+    SmallOptions options;
     options.zero = 2;
     expect_like_one_rank(shape, options, few, reference);
   }
@@ -320,7 +326,7 @@ TEST_F(Training, RecomputationChangesNoBitOnARing) {
   MeshShape shape;
   shape.cp_inner = ranks;
   const Mesh& mesh = mesh_of(shape);
-  StepOptions options;
+  SmallOptions options;
   options.type = DType::f32;
   SmallTraining keep(mesh, options);
   const double loss = keep.gradients(samples);
@@ -339,7 +345,7 @@ TEST_F(Training, RepeatsItsBits) {
   MeshShape shape;
   shape.dp = ranks > 1 ? 2 : 1;
   shape.cp_outer = ranks / shape.dp;
-  StepOptions options;
+  SmallOptions options;
   options.type = DType::f32;
   options.zero = 1;
   SmallTraining first(mesh_of(shape), options), second(mesh_of(shape), options);

@@ -116,8 +116,7 @@ void write(const std::string& dir) {
         row[pair_of(f[i]).first] = std::stod(pair_of(f[i]).second);
       writers.at(rank)->step(std::stoll(f.at(2)), row);
     } else if (f[0] == "plan") {
-      writers.at(rank)->plan(f.at(2), std::stoull(f.at(3)), with_line_breaks(f.at(5)),
-                             std::stoll(f.at(4)));
+      writers.at(rank)->plan(f.at(2), std::stoull(f.at(3)), f.at(5), std::stoll(f.at(4)));
     } else {
       fail("unknown line '{}'", line);
     }

@@ -1,5 +1,6 @@
 """Synthetic runs for the report's tests: times are chosen, so every metric is known; the program's
 own writer makes the files."""
+import json
 import os
 import random
 import subprocess
@@ -104,9 +105,18 @@ class Rank:
             )
         )
 
-    def plan(self, kind, number, step, text):
-        escaped = text.replace("\n", "\\n")
-        self.lines.append(f"plan\t{self.rank}\t{kind}\t{number}\t{step}\t{escaped}")
+    def plan(self, kind, number, step, value):
+        self.lines.append(f"plan\t{self.rank}\t{kind}\t{number}\t{step}\t{json.dumps(value)}")
+
+
+def batch_plan(*rows, sample=lambda: 9):
+    """The part of a step's plan that the report reads: (first rank, ranks, [segment tokens])."""
+    return {
+        "micro_batches": [
+            {"first": first, "ranks": ranks, "segments": [[sample(), 0, n, n] for n in lengths]}
+            for first, ranks, lengths in rows
+        ]
+    }
 
 
 def write(run, ranks, kill=False, deck=DECK):
@@ -152,17 +162,14 @@ def training_run(
             ]
             for _ in range(dp)
         ]
-        text = "".join(
-            f"dp {d} micro_batch {m}:"
-            + "".join(f" {rng.randrange(999)}[0,{n})" for n in lengths[d][m])
-            + "\n"
-            for d in range(dp)
-            for m in range(micro_batches)
+        plan = batch_plan(
+            *((d, 1, lengths[d][m]) for d in range(dp) for m in range(micro_batches)),
+            sample=lambda: rng.randrange(999),
         )
         begin = [r.clock for r in ranks]
         for r in ranks:
-            r.plan("batch", step + 1, step, text)
-            r.plan("schedule", 7, step, "stage 0 forward 0 0\n")
+            r.plan("step", step + 1, step, plan)
+            r.plan("ring", 7, step, {"rank": 0})
         for d in range(dp):
             workers = ranks[d * cp : (d + 1) * cp]
             for m in range(micro_batches):

@@ -7,7 +7,6 @@ import unittest
 import support  # noqa: F401  (puts app/report on the path)
 import metrics
 import synthetic
-from load import KINDS
 
 
 def cpp(lines):
@@ -100,10 +99,6 @@ class Metrics(unittest.TestCase):
         for sent, got, want in zip(lines, cpp(lines), expected, strict=True):
             for g, w in zip(map(float, got.split()), want, strict=True):
                 self.assertAlmostEqual(g, w, places=9, msg=f"seed {seed}: {sent}")
-
-    def test_useful_kinds_are_those_of_core(self):
-        self.assertEqual(set(cpp(["useful 0 0"])[0].split()), set(metrics.USEFUL))
-        self.assertLessEqual(metrics.USEFUL, set(KINDS))
 
     def test_intervals_lay_out_exclusive_times(self):
         seed = random.randrange(2**32)

@@ -75,16 +75,8 @@ class Budgets(RunTest):
         ranks = [Rank(r, 2, {"pp": 2}, {"pp": r}) for r in range(2)]
         for r in ranks:
             r.event("step", 0, 1, step=0)
-            r.plan("batch", 5, 0, "dp 0 micro_batch 0: 3[0,2048)\n")
-            r.plan(
-                "budgets",
-                6 + r.rank,
-                0,
-                (
-                    f"micro_batch 0 layer {r.rank} base 32 budget {20 + r.rank} coverage_loss"
-                    f" {0.05 - r.rank}\n"
-                ),
-            )
+            r.plan("step", 5, 0, synthetic.batch_plan((0, 1, [2048])))
+            r.plan("budgets", 6 + r.rank, 0, [[0, r.rank, 32, 20 + r.rank, 0.05 - r.rank]])
             r.step(0, loss=1.0, tokens=2048)
         import analysis
         from load import load_run

@@ -59,7 +59,7 @@ def known_run(folder):
             if r.rank == 1:
                 r.event("indexing", t0 + 7, t0 + 8, step=step, mb=0)
             r.event("gradient_reduce", t0 + 8, t0 + 9.5, step=step)
-            r.plan("batch", 5, step, "dp 0 micro_batch 0: 3[0,2048) 4[0,1024)\n")
+            r.plan("step", 5, step, synthetic.batch_plan((0, 1, [2048, 1024])))
             r.step(
                 step,
                 loss=3.0 - step,
@@ -248,15 +248,8 @@ class KnownNumbers(RunTest):
             for mb, t in enumerate(times):
                 r.event("forward", at, at + t, step=0, mb=mb)
                 at += t
-            r.plan(
-                "batch",
-                1,
-                0,
-                (
-                    "dp 0 micro_batch 0: 1[0,10)\ndp 0 micro_batch 1: 2[0,30)\ndp 1 micro_batch 0:"
-                    " 3[0,20)\n"
-                ),
-            )
+            rows = (0, 1, [10]), (0, 1, [30]), (1, 1, [20])
+            r.plan("step", 1, 0, synthetic.batch_plan(*rows))
         run = synthetic.write(self.folder / "r", ranks)
         self.report(run)
         m = self.metrics(run / "report")
@@ -571,7 +564,7 @@ class Loading(RunTest):
             flops=8,
             nbytes=9,
         )
-        r.plan("batch", 2**63 + 1, 1, "dp 0 micro_batch 0 sp 4: 1[0,2) \u00e4\n")
+        r.plan("step", 2**63 + 1, 1, {"micro_batches": [], "note": "\u00e4"})
         run = synthetic.write(self.folder / "run", [r])
         loaded = load.load_run(run)
         trace = loaded.traces[3]
@@ -596,6 +589,8 @@ class Loading(RunTest):
             [1, 2, 3, 4, 5, 6, 7, 1.5, 2.5, 8.0, 9],
         )
         self.assertEqual(load.KINDS[event["kind"]], "send")
+        self.assertEqual(load.BESIDE, {"offload", "fetch"})
+        self.assertEqual(load.USEFUL & {"layer_forward", "send"}, {"layer_forward"})
         self.assertEqual(
             (
                 trace.last.ranks,
@@ -606,19 +601,24 @@ class Loading(RunTest):
             (8, 5, 4, 1),
         )
         self.assertEqual(
-            trace.plans, [("batch", 2**63 + 1, "dp 0 micro_batch 0 sp 4: 1[0,2) \u00e4\n")]
+            trace.plans, [("step", 2**63 + 1, {"micro_batches": [], "note": "\u00e4"})]
         )
         self.assertEqual(loaded.deck["batching.micro_batch_tokens"], 4096)
         self.assertEqual(trace.last.deck, synthetic.DECK)
 
-    def test_batch_text(self):
+    def test_prose_of_older_formats(self):
         import analysis
+        import old_plans
 
         text = (
             "dp 0 micro_batch 0: 12[0,345) 3[100,200)\ndp 1 micro_batch 0:\ndp 1 micro_batch 1 sp"
-            " 4: 7[0,5)\n"
+            " 4 recompute 2: 7[0,5)\n"
         )
-        self.assertEqual(analysis.parse_batch(text), [(0, 1, [345, 100]), (1, 1, []), (1, 4, [5])])
+        kind, number, plan = old_plans.read("batch", 8, text)
+        self.assertEqual((kind, number), ("step", 8))
+        self.assertEqual(analysis.micro_batches(plan), [(0, 1, [345, 100]), (1, 4, [5])])
+        text = "micro_batch 0 layer 3 base 32 budget 20 coverage_loss 0.05\n"
+        self.assertEqual(old_plans.read("budgets", 8, text)[2], [[0, 3, 32, 20, 0.05]])
 
     def test_deck_without_tomllib(self):
         import load

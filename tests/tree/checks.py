@@ -94,6 +94,23 @@ def deck_keys():
             yield Finding(file, count, f"{file} reads {count} deck keys by name")
 
 
+NAME_ROW = re.compile(r'\{\s*(\w+)::\w+\s*,\s*"([a-z0-9_.-]+)"\s*\}')
+
+
+def choices():
+    """Choices are compared as enums: no == with a word of a table of names (EnumNames)."""
+    words = {}
+    for file in product():
+        if "EnumNames<" in sources.read(file):
+            words.update({word: enum for enum, word in NAME_ROW.findall(code(file))})
+    for file in product():
+        compared = re.findall(r'[!=]=\s*"([a-z0-9_.-]+)"', code(file))
+        found = sorted({word for word in compared if word in words})
+        if found:
+            text = f"{file} compares text with {', '.join(found)}: names of {words[found[0]]} ..."
+            yield Finding(file, len(found), text)
+
+
 def functions():
     """No function above layout.MOST_LINES_OF_A_FUNCTION lines outside tables and GPU kernels."""
     longest = {}
@@ -241,6 +258,7 @@ CHECKS = [
     includes,
     libraries,
     deck_keys,
+    choices,
     functions,
     file_lines,
     columns,

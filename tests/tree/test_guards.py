@@ -92,6 +92,16 @@ class OfFiles(unittest.TestCase):
         )
         self.assertEqual(found, {"app/plan/a.cpp": 2})
 
+    def test_choices(self):
+        table = 'struct EnumNames<Kind> { table{{{Kind::a, "first"}, {Kind::b, "second"}}}; };\n'
+        found = self.found(
+            checks.choices,
+            core__base__kinds_hpp=table,
+            app__plan__a_cpp='if (x == "first" || y != "second" || z == "third") ;\n',
+            app__plan__b_cpp='if (x == Kind::a && z == "third") print("first");\n',
+        )
+        self.assertEqual(found, {"app/plan/a.cpp": 2})
+
     def test_sizes_and_columns(self):
         long = "\n" * layout.MOST_LINES_OF_A_FILE
         self.assertEqual(self.found(checks.file_lines, core__base__a_hpp=long), {})

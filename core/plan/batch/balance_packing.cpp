@@ -175,7 +175,7 @@ class Packer {
     std::vector<std::int64_t> tokens(own.size());
     std::transform(own.begin(), own.end(), tokens.begin(),
                    [&](std::uint32_t p) { return samples_.tokens(p); });
-    const Packing packs = pack_lengths("isf", tokens, groups_[g].tokens, seed_ + g);
+    const Packing packs = pack_lengths(PackMethod::isf, tokens, groups_[g].tokens, seed_ + g);
     for (std::size_t p = 0; p < packs.size(); ++p) {
       begin_set(1);
       for (const std::uint32_t i : packs[p]) add(packs_.front(), own[i]);
@@ -250,27 +250,31 @@ class Packer {
 
 }  // namespace
 
-std::vector<std::string> problems(std::span<const PackGroup> groups, int ranks) {
-  std::vector<std::string> list;
+std::vector<Problem> problems(std::span<const PackGroup> groups, int ranks) {
+  std::vector<Problem> list;
   if (groups.empty())
     list.push_back(
-        "batching.groups is empty: method \"hbp\" needs the pack length of each group; `ballast "
-        "plan` selects groups where batching.select_lengths names lengths to try");
+        {{"batching.groups"},
+         "batching.groups is empty: method \"hbp\" needs the pack length of each group",
+         "`ballast plan` selects groups where batching.select_lengths names lengths to try"});
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const PackGroup& group = groups[g];
     if (group.tokens < 1)
-      list.push_back(fmt::format("batching.groups: {} tokens must be at least 1", group.tokens));
+      list.push_back({{"batching.groups"},
+                      fmt::format("batching.groups: {} tokens must be at least 1", group.tokens)});
     if (g > 0 && group.tokens <= groups[g - 1].tokens)
-      list.push_back(fmt::format("batching.groups must ascend: {} follows {}", group.tokens,
-                                 groups[g - 1].tokens));
+      list.push_back({{"batching.groups"},
+                      fmt::format("batching.groups must ascend: {} follows {}", group.tokens,
+                                  groups[g - 1].tokens)});
     if (group.ranks < 1 || ranks % std::max(1, group.ranks) != 0)
-      list.push_back(
-          fmt::format("batching.group_ranks: {} ranks a pack do not divide the {} data-parallel "
-                      "ranks (mesh.dp)",
-                      group.ranks, ranks));
+      list.push_back({{"batching.group_ranks"},
+                      fmt::format("batching.group_ranks: {} ranks a pack do not divide the {} "
+                                  "data-parallel ranks (mesh.dp)",
+                                  group.ranks, ranks)});
     if (g > 0 && group.ranks < groups[g - 1].ranks)
-      list.push_back(fmt::format("batching.group_ranks must not descend: {} follows {}",
-                                 group.ranks, groups[g - 1].ranks));
+      list.push_back({{"batching.group_ranks"},
+                      fmt::format("batching.group_ranks must not descend: {} follows {}",
+                                  group.ranks, groups[g - 1].ranks)});
   }
   return list;
 }
@@ -285,7 +289,7 @@ std::size_t group_of(std::int64_t tokens, std::span<const PackGroup> groups) {
 GroupedPacking hbp_packing(std::span<const std::int64_t> lengths, std::span<const PackGroup> groups,
                            int ranks, bool alike, std::uint64_t seed) {
   const auto wrong = problems(groups, ranks);
-  require(wrong.empty(), "{}", wrong.empty() ? "" : wrong.front());
+  require(wrong.empty(), "{}", wrong.empty() ? "" : wrong.front().message());
   require(lengths.size() < kNone, "{} samples: one plan holds fewer than 2^32", lengths.size());
   for (std::size_t i = 0; i < lengths.size(); ++i)
     require(lengths[i] <= groups.back().tokens,

@@ -7,15 +7,16 @@
 #include <string>
 #include <vector>
 
+#include "core/base/problem.hpp"
 #include "core/plan/batch/batch.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/batch/packing.hpp"
 
 namespace ballast {
 
-/// Why `groups` cannot pack for `ranks` ranks: one sentence each.  Lengths ascend strictly, ranks a
+/// Why `groups` cannot pack for `ranks` ranks.  Lengths ascend strictly, ranks a
 /// pack do not descend and divide `ranks`.
-std::vector<std::string> problems(std::span<const PackGroup> groups, int ranks);
+std::vector<Problem> problems(std::span<const PackGroup> groups, int ranks);
 
 /// Index of the group that a sample belongs to (Algorithm 5): the first whose length holds it;
 /// groups.size() when none does.

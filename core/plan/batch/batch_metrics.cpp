@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <unordered_map>
 
 #include "core/observe/metrics.hpp"
 #include "core/plan/batch/balance_packing.hpp"
@@ -18,7 +20,7 @@ void BatchMeter::Sums::add(double d, double p, double a) {
 
 BatchMeter::BatchMeter(const BatchingOptions& options, int shared_ranks)
     : options_(options), shared_ranks_(shared_ranks) {
-  if (options.method != "hbp") options_.groups = {{options.micro_batch_tokens, 1, -1}};
+  if (options.method != Batching::hbp) options_.groups = {{options.micro_batch_tokens, 1, -1}};
   for (const PackGroup& g : options_.groups) {
     GroupMetrics m;
     m.group = g;
@@ -39,9 +41,26 @@ bool BatchMeter::is_full(const Batch& batch) {
   return busy == rounds * batch.micro_batches.size();
 }
 
+void BatchMeter::add_lengths(const Batch& batch) {
+  std::unordered_map<std::int64_t, std::int64_t> length;  // of a sample, chunks joined
+  for (const auto& list : batch.micro_batches)
+    for (const MicroBatch& m : list)
+      for (const Segment& s : m.segments) length[s.sample] = std::max(length[s.sample], s.end);
+  double sum = 0, count = 0;
+  for (const auto& [sample, tokens] : length) {
+    if (tokens == 0) continue;
+    const double log = std::log(static_cast<double>(tokens));
+    sum += log, log_squares_ += log * log, ++count;
+  }
+  logs_ += sum, logged_ += count;
+  if (count > 0) step_squares_ += sum * sum / count;
+}
+
 void BatchMeter::add(const Batch& batch, bool full) {
+  add_lengths(batch);
   const std::size_t ranks = batch.micro_batches.size();
-  const bool padded = options_.method == "none" || options_.method == "sorted";
+  const bool padded = options_.method == Batching::none || options_.method == Batching::sorted,
+             grouped = options_.method == Batching::hbp;
   std::vector<double> tokens(ranks), attention(ranks);
   double padding = 0;
   std::int64_t packs = 0;
@@ -58,7 +77,7 @@ void BatchMeter::add(const Batch& batch, bool full) {
         squares += n * n;
         longest = std::max(longest, s.tokens());
       }
-      const std::size_t g = options_.method == "hbp" ? group_of(longest, options_.groups) : 0;
+      const std::size_t g = grouped ? group_of(longest, options_.groups) : 0;
       const double length =
           static_cast<double>(padded ? longest * static_cast<std::int64_t>(m.segments.size())
                                      : options_.groups[g].tokens);
@@ -89,8 +108,7 @@ void BatchMeter::add(const Batch& batch, bool full) {
             static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(s.tokens())));
         if (of.lengths.size() <= b) of.lengths.resize(b + 1);
         ++of.lengths[b];
-        const std::size_t own =
-            options_.method == "hbp" ? group_of(s.tokens(), options_.groups) : 0;
+        const std::size_t own = grouped ? group_of(s.tokens(), options_.groups) : 0;
         if (options_.groups[own].ranks > 1) needing_ += static_cast<double>(s.tokens());
       }
       counts_.longest = std::max(counts_.longest, longest);
@@ -128,6 +146,8 @@ BatchMetrics BatchMeter::result() const {
   }
   m.cr = mean(communicating_, m.tokens);
   m.cr_bound = mean(needing_, m.tokens);
+  const double center = logged_ > 0 ? logs_ * logs_ / logged_ : 0, all = log_squares_ - center;
+  m.length_share = all > 0 ? std::max(0.0, step_squares_ - center) / all : 0;
   m.ave_t = mean(static_cast<double>(m.tokens), m.batches * options_.dp);
   return m;
 }

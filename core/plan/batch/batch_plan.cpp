@@ -5,6 +5,7 @@
 #include <functional>
 #include <numeric>
 #include <queue>
+#include <stdexcept>
 
 #include "core/base/error.hpp"
 #include "core/base/random.hpp"
@@ -26,6 +27,28 @@ struct Round {
   Numbers packs;
 };
 
+/// How a method packs that is a packing baseline.
+PackMethod baseline_packing(Batching method) {
+  switch (method) {
+    case Batching::random:
+      return PackMethod::random;
+    case Batching::sorted:
+      return PackMethod::sorted;
+    case Batching::isf:
+      return PackMethod::isf;
+    case Batching::ffs:
+      return PackMethod::ffs;
+    case Batching::ffd:
+      return PackMethod::ffd;
+    case Batching::bfs:
+      return PackMethod::bfs;
+    case Batching::spfhp:
+      return PackMethod::spfhp;
+    default:
+      throw std::logic_error(fmt::format("{} is no packing baseline", name(method)));
+  }
+}
+
 class Planner {
  public:
   Planner(const Samples& samples, const BatchingOptions& options, std::uint64_t stream)
@@ -36,10 +59,11 @@ class Planner {
     std::transform(samples.begin(), samples.end(), lengths.begin(), [&](const SampleLength& s) {
       return (s.tokens + options.align - 1) / options.align * options.align;
     });
-    if (options.method == "hbp") {
+    if (options.method == Batching::hbp) {
       groups_ = options.groups;
-      GroupedPacking grouped =
-          hbp_packing(lengths, groups_, options.dp, options.balance, options.seed + stream);
+      GroupedPacking grouped = hbp_packing(
+          lengths, groups_, options.dp, options.balance && options.packing == GroupPacking::alike,
+          options.seed + stream);
       packs_ = std::move(grouped.packs);
       group_ = std::move(grouped.group);
     } else {
@@ -127,10 +151,10 @@ class Planner {
 
  private:
   Packing single_level(std::span<const std::int64_t> lengths) const {
-    if (options_.method == "packed")
-      return pack_lengths("bfd", lengths, options_.micro_batch_tokens);
-    if (options_.method != "none")
-      return pack_lengths(options_.method, lengths, options_.micro_batch_tokens,
+    if (options_.method == Batching::packed)
+      return pack_lengths(PackMethod::bfd, lengths, options_.micro_batch_tokens);
+    if (options_.method != Batching::none)
+      return pack_lengths(baseline_packing(options_.method), lengths, options_.micro_batch_tokens,
                           options_.seed + stream_);
     Packing packs;
     const auto together = static_cast<std::size_t>(std::max(1, options_.micro_batch_samples));
@@ -144,7 +168,7 @@ class Planner {
   /// Packs [begin, end) of one group as rounds.
   std::vector<Numbers> cut(std::size_t begin, std::size_t end, std::uint32_t group) const {
     Numbers packs =
-        options_.method == "none" || options_.method == "sorted"
+        options_.method == Batching::none || options_.method == Batching::sorted
             ? Numbers()
             : shuffled(end - begin, options_.seed, stream_of("batch.packs") + stream_ + group);
     if (packs.empty()) {
@@ -152,7 +176,7 @@ class Planner {
       std::iota(packs.begin(), packs.end(), 0u);
     }
     for (std::uint32_t& p : packs) p += static_cast<std::uint32_t>(begin);
-    if (options_.method == "hbp" && options_.balance) {
+    if (options_.method == Batching::hbp && options_.balance) {
       std::sort(packs.begin(), packs.end(), [&](std::uint32_t a, std::uint32_t b) {
         return squares_[a] != squares_[b] ? squares_[a] > squares_[b] : a < b;
       });
@@ -185,30 +209,18 @@ class Planner {
       false;  ///< some ranks share packs, so that every rank has an entry in every round
 };
 
-void check_method(const std::string& method) {
-  const auto& known = batching_methods();
-  require(std::find(known.begin(), known.end(), method) != known.end(),
-          "batching.method = \"{}\" is unknown; allowed: {}", method, fmt::join(known, ", "));
-}
-
 Batch plan_by_weight(std::int64_t step, const Samples& samples, const BatchingOptions& options) {
   require(
-      options.method == "lbb" || options.sample_cost,
+      options.method == Batching::lbb || options.sample_cost,
       "batching.method = \"sab\" needs predicted latency: name a profile.table, or state [costs]");
   std::vector<double> weights;
   for (const SampleLength& s : samples)
-    weights.push_back(options.method == "lbb" ? static_cast<double>(s.tokens)
-                                              : options.sample_cost(s.tokens));
+    weights.push_back(options.method == Batching::lbb ? static_cast<double>(s.tokens)
+                                                      : options.sample_cost(s.tokens));
   return plan_weighted(step, samples, weights, options);
 }
 
 }  // namespace
-
-const std::vector<std::string>& batching_methods() {
-  static const std::vector<std::string> names{"none", "random", "sorted", "isf",    "ffs",
-                                              "ffd",  "bfs",    "spfhp",  "packed", "hbp"};
-  return names;
-}
 
 Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
                  const BatchingOptions& options) {
@@ -217,18 +229,17 @@ Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
       for (MicroBatch& micro_batch : list) micro_batch.align = options.align;
     return batch;
   };
-  if (options.method == "sab" || options.method == "lbb")
-    return aligned(plan_by_weight(step, samples, options));
-  if (options.method == "balanced") return aligned(placed_batch(step, samples, options));
-  if (options.method == "chunkflow") return aligned(plan_chunks(step, samples, options));
-  check_method(options.method);
+  if (balances_by_weight(options.method)) return aligned(plan_by_weight(step, samples, options));
+  if (options.method == Batching::chunkflow) return aligned(plan_chunks(step, samples, options));
+  if (options.method == Batching::balanced) return aligned(placed_batch(step, samples, options));
   const Planner planner(samples, options, static_cast<std::uint64_t>(step));
   Batch batch;
   batch.step = step;
   batch.micro_batches.resize(planner.ranks());
-  if (options.method == "packed" || (options.method == "hbp" && !planner.aligned())) {
+  if (options.method == Batching::packed ||
+      (options.method == Batching::hbp && !planner.aligned())) {
     planner.add_all(batch);
-  } else if (options.method == "hbp") {
+  } else if (options.method == Batching::hbp) {
     std::vector<double> load(planner.ranks());
     for (const Round& round : planner.rounds()) planner.add(batch, load, round);
   } else {
@@ -239,10 +250,12 @@ Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
 
 std::vector<Batch> plan_epoch(const std::vector<SampleLength>& samples,
                               const BatchingOptions& options) {
-  check_method(options.method);
+  require(packs_whole_samples(options.method),
+          "batching.scope = \"epoch\" packs whole epochs; batching.method = \"{}\" plans steps",
+          name(options.method));
   const Planner planner(samples, options, 0);
   const std::vector<Round> rounds = planner.rounds();
-  const Numbers order = options.method == "none"
+  const Numbers order = options.method == Batching::none
                             ? Numbers()
                             : shuffled(rounds.size(), options.seed, stream_of("batch.order"));
   std::vector<Batch> batches(rounds.size());

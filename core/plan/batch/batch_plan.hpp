@@ -72,6 +72,17 @@ struct EnumNames<LongSamples> {
       {{LongSamples::refuse, "refuse"}, {LongSamples::split, "split"}}};
 };
 
+/// hbp: how the samples of a packing group become packs.
+enum class GroupPacking {
+  alike,  ///< sets of packs alike in tokens and attention, one for each of the ranks
+  isf     ///< one by one by initial sample fit, as Algorithm 2 of the paper prints
+};
+template <>
+struct EnumNames<GroupPacking> {
+  static constexpr EnumTable<GroupPacking, 2> table{
+      {{GroupPacking::alike, "alike"}, {GroupPacking::isf, "isf"}}};
+};
+
 /// One packing group of Hierarchical Balance Packing.
 struct PackGroup {
   std::int64_t tokens = 0;    ///< pack length
@@ -81,15 +92,15 @@ struct PackGroup {
 };
 
 struct BatchingOptions {
-  std::string method = "packed";  ///< none | packed | random | sorted | isf | ffs | ffd | bfs |
-                                  ///< spfhp | hbp | sab | lbb | chunkflow | balanced
+  Batching method = Batching::packed;
   std::int64_t micro_batch_tokens =
       4096;  ///< pack capacity in tokens; longer samples get a micro-batch of their own
   int dp = 1;
   /// Cost of one visible (query, key) pair in units of one token's matrix products; balances packs
   /// over ranks.
   double pair_cost_tokens = 0;
-  std::vector<PackGroup> groups;  ///< hbp: lengths ascend
+  std::vector<PackGroup> groups;               ///< hbp: lengths ascend
+  GroupPacking packing = GroupPacking::alike;  ///< hbp
   bool balance = true;  ///< hbp: packs and batches of like attention; false: random packs in random
                         ///< order (the paper's ablation)
   std::uint64_t seed = 0;       ///< of every random order
@@ -102,10 +113,17 @@ struct BatchingOptions {
   int stages = 1, chunk_k = 1;  ///< balanced: PlacementOptions::stages, chunk_k
 };
 
-/// Names of the methods that pack whole samples of a step or an epoch (sab and lbb balance a step,
-/// chunkflow cuts samples), in the order of the papers' tables: none random sorted isf ffs ffd bfs
-/// spfhp packed hbp.
-const std::vector<std::string>& batching_methods();
+/// Whether the method packs whole samples of a step or an epoch: sab and lbb balance a step,
+/// chunkflow cuts samples, balanced places a step's.
+inline bool packs_whole_samples(Batching method) {
+  return method != Batching::sab && method != Batching::lbb && method != Batching::chunkflow &&
+         method != Batching::balanced;
+}
+
+/// Whether the method balances a step by a weight of each sample, latency or tokens.
+inline bool balances_by_weight(Batching method) {
+  return method == Batching::sab || method == Batching::lbb;
+}
 
 /// Assigns the samples of one global batch.  `none`: one sample (or micro_batch_samples) a
 /// micro-batch, dealt round robin in the given order. `packed`: best-fit decreasing into packs of
@@ -116,8 +134,8 @@ const std::vector<std::string>& batching_methods();
 /// that round. `sab`, `lbb`: the two-level partition of core/plan/batch/latency_batching by
 /// sample_cost, or by tokens. `balanced`: core/plan/batch/placed_batch. The others: packs as in
 /// core/plan/batch/packing, in random order, dealt round robin.  Every sample appears exactly once;
-/// the result depends on the arguments alone.  Errors: unknown method, dp < 1, groups that cannot
-/// pack (core/plan/batch/balance_packing).  A sample without tokens is kept (it costs nothing and
+/// the result depends on the arguments alone.  Errors: dp < 1, groups that cannot pack
+/// (core/plan/batch/balance_packing).  A sample without tokens is kept (it costs nothing and
 /// counts).
 Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
                  const BatchingOptions& options);

@@ -97,7 +97,7 @@ Bins fewest_bins(std::span<const std::int64_t> lengths, std::int64_t capacity) {
   for (const std::int64_t n : lengths)
     require(n >= 0 && n <= capacity, "a length of {} tokens does not fit a chunk of {}", n,
             capacity);
-  const Packing packing = pack_lengths("bfd", lengths, capacity);
+  const Packing packing = pack_lengths(PackMethod::bfd, lengths, capacity);
   if (lengths.size() <= kSearchedItems) {
     const auto least = static_cast<std::size_t>(least_bins(lengths, capacity));
     const std::vector<std::uint32_t> order = longest_first(lengths);
@@ -133,7 +133,7 @@ std::vector<Segment> cut_sample(const SampleLength& s, std::int64_t chunk_tokens
 }
 
 std::vector<MicroBatch> construct_chunks(const std::vector<SampleLength>& samples,
-                                         std::int64_t chunk_tokens) {
+                                         std::int64_t chunk_tokens, std::int64_t align) {
   require(chunk_tokens >= 1, "chunk.tokens = {} must be at least 1", chunk_tokens);
   std::vector<MicroBatch> chunks;
   std::vector<std::int64_t> lengths;
@@ -142,7 +142,7 @@ std::vector<MicroBatch> construct_chunks(const std::vector<SampleLength>& sample
     const SampleLength& s = samples[i];
     require(s.tokens >= 0, "sample {} has {} tokens", s.sample, s.tokens);
     if (s.tokens <= chunk_tokens) {
-      lengths.push_back(s.tokens);
+      lengths.push_back(std::min(chunk_tokens, (s.tokens + align - 1) / align * align));
       short_samples.push_back(static_cast<std::uint32_t>(i));
       continue;
     }
@@ -166,7 +166,8 @@ Batch plan_chunks(std::int64_t step, const std::vector<SampleLength>& samples,
                   const BatchingOptions& options) {
   require(options.dp >= 1, "mesh.dp = {}: a batch needs at least one data-parallel rank",
           options.dp);
-  std::vector<MicroBatch> chunks = construct_chunks(samples, options.micro_batch_tokens);
+  std::vector<MicroBatch> chunks =
+      construct_chunks(samples, options.micro_batch_tokens, options.align);
   Batch batch;
   batch.step = step;
   batch.micro_batches.resize(options.dp);

@@ -28,10 +28,11 @@ std::vector<Segment> cut_sample(const SampleLength& sample, std::int64_t chunk_t
 
 /// Algorithm 1.  A sample longer than `chunk_tokens` is cut every `chunk_tokens` into dependent
 /// chunks, in order; the others share the fewest chunks.  Dependent chunks come first, then
-/// standalone ones by their first sample in the given order.  Errors: chunk_tokens < 1, a negative
-/// length.
+/// standalone ones by their first sample in the given order.  Lengths in a shared chunk count
+/// rounded up to `align`, so that its packed axis holds no more than chunk_tokens.  Errors:
+/// chunk_tokens < 1, a negative length.
 std::vector<MicroBatch> construct_chunks(const std::vector<SampleLength>& samples,
-                                         std::int64_t chunk_tokens);
+                                         std::int64_t chunk_tokens, std::int64_t align = 1);
 
 /// The batching method `chunkflow`: chunks of one global batch over data-parallel ranks, heaviest
 /// sample or chunk first to the least loaded rank; dependent chunks of a sample stay together and

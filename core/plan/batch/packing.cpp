@@ -130,29 +130,31 @@ Packing shortest_pack_first(const Items& order, Lengths lengths, std::int64_t ca
 
 }  // namespace
 
-std::span<const std::string> packing_methods() {
-  static const std::vector<std::string> names{"random", "sorted", "isf", "ffs",
-                                              "ffd",    "bfs",    "bfd", "spfhp"};
-  return names;
-}
-
-Packing pack_lengths(const std::string& method, std::span<const std::int64_t> lengths,
+Packing pack_lengths(PackMethod method, std::span<const std::int64_t> lengths,
                      std::int64_t capacity, std::uint64_t seed) {
   require(capacity >= 1, "batching.micro_batch_tokens = {} must be at least 1", capacity);
   const auto random_order = [&] {
     return shuffled(lengths.size(), seed, stream_of("packing.order"));
   };
-  if (method == "random") return next_fit(random_order(), lengths, capacity);
-  if (method == "sorted") return sorted_batches(lengths, capacity);
-  if (method == "isf") return iterative_sampling(lengths, capacity, seed);
-  if (method == "ffs") return first_fit(random_order(), lengths, capacity);
-  if (method == "ffd") return first_fit(longest_first(lengths), lengths, capacity);
-  if (method == "bfs") return best_fit(random_order(), lengths, capacity);
-  if (method == "bfd") return best_fit(longest_first(lengths), lengths, capacity);
-  require(method == "spfhp",
-          "packing method \"{}\" is unknown; known: random, sorted, isf, ffs, ffd, bfs, bfd, spfhp",
-          method);
-  return shortest_pack_first(longest_first(lengths), lengths, capacity);
+  switch (method) {
+    case PackMethod::random:
+      return next_fit(random_order(), lengths, capacity);
+    case PackMethod::sorted:
+      return sorted_batches(lengths, capacity);
+    case PackMethod::isf:
+      return iterative_sampling(lengths, capacity, seed);
+    case PackMethod::ffs:
+      return first_fit(random_order(), lengths, capacity);
+    case PackMethod::ffd:
+      return first_fit(longest_first(lengths), lengths, capacity);
+    case PackMethod::bfs:
+      return best_fit(random_order(), lengths, capacity);
+    case PackMethod::bfd:
+      return best_fit(longest_first(lengths), lengths, capacity);
+    case PackMethod::spfhp:
+      return shortest_pack_first(longest_first(lengths), lengths, capacity);
+  }
+  return {};
 }
 
 std::vector<std::uint32_t> longest_first(std::span<const std::int64_t> lengths) {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "core/base/enum_names.hpp"
+
 namespace ballast {
 
 /// Packs over items 0 .. n-1, n below 2^32.
@@ -22,8 +24,19 @@ struct Packing {
   void close() { first.push_back(items.size()); }
 };
 
-/// Names of pack_lengths: random, sorted, isf, ffs, ffd, bfs, bfd, spfhp.
-std::span<const std::string> packing_methods();
+/// How pack_lengths packs.
+enum class PackMethod { random, sorted, isf, ffs, ffd, bfs, bfd, spfhp };
+template <>
+struct EnumNames<PackMethod> {
+  static constexpr EnumTable<PackMethod, 8> table{{{PackMethod::random, "random"},
+                                                   {PackMethod::sorted, "sorted"},
+                                                   {PackMethod::isf, "isf"},
+                                                   {PackMethod::ffs, "ffs"},
+                                                   {PackMethod::ffd, "ffd"},
+                                                   {PackMethod::bfs, "bfs"},
+                                                   {PackMethod::bfd, "bfd"},
+                                                   {PackMethod::spfhp, "spfhp"}}};
+};
 
 /// Packs of at most `capacity` tokens; an item longer than that has a pack of its own, and every
 /// item is in exactly one pack.
@@ -34,8 +47,8 @@ std::span<const std::string> packing_methods();
 ///   order or over decreasing lengths: O(n log n) bfs bfd best fit (the fullest pack that still
 ///   holds the item), likewise: O(n log n) spfhp   shortest pack first over the histogram of
 ///   lengths, longest first (Krell et al. 2021): O(n log n)
-/// The result depends on the arguments alone.  Errors: unknown method, capacity < 1.
-Packing pack_lengths(const std::string& method, std::span<const std::int64_t> lengths,
+/// The result depends on the arguments alone.  Error: capacity < 1.
+Packing pack_lengths(PackMethod method, std::span<const std::int64_t> lengths,
                      std::int64_t capacity, std::uint64_t seed = 0);
 
 /// Items by length, longest first; equal lengths keep their order.  O(n).

@@ -71,53 +71,53 @@ std::string describe(const MeshShape& shape) {
   return fmt::format("{} = {}", factors(shape), product(shape));
 }
 
-std::vector<std::string> problems(const MeshShape& shape, int ranks) {
-  std::vector<std::string> list;
+std::vector<Problem> problems(const MeshShape& shape, int ranks) {
+  std::vector<Problem> list;
   for (const auto& [name, degree] : degrees(shape))
-    if (degree < 1) list.push_back(fmt::format("mesh.{} = {} must be at least 1", name, degree));
+    if (degree < 1)
+      list.push_back({{std::string("mesh.") + name},
+                      fmt::format("mesh.{} = {} must be at least 1", name, degree)});
   if (shape.ranks_per_node < 0)
     list.push_back(
-        fmt::format("mesh.ranks_per_node = {} must be at least 0 (0: as the machine says)",
-                    shape.ranks_per_node));
+        {{"mesh.ranks_per_node"},
+         fmt::format("mesh.ranks_per_node = {} must be at least 0 (0: as the machine says)",
+                     shape.ranks_per_node)});
   if (!list.empty()) return list;
 
+  const std::vector<Key> all{"mesh.dp", "mesh.pp", "mesh.cp_outer",      "mesh.cp_inner",
+                             "mesh.sp", "mesh.tp", "mesh.ranks_per_node"};
   const std::int64_t size = product(shape);
   if (size < 0)
-    return {fmt::format("mesh: {} is more than {} ranks", factors(shape), kMaximumRanks)};
+    return {{all, fmt::format("mesh: {} is more than {} ranks", factors(shape), kMaximumRanks)}};
   if (ranks > 0 && size != ranks)
-    list.push_back(
-        fmt::format("mesh: {} = {} ranks, but the program was started on {}; start it with mpiexec "
-                    "-n {} or change the degrees",
-                    factors(shape), size, ranks, size));
+    list.push_back({all,
+                    fmt::format("mesh: {} = {} ranks, but the program was started on {}",
+                                factors(shape), size, ranks),
+                    fmt::format("start it with mpiexec -n {} or change the degrees", size)});
   const std::int64_t node = shape.ranks_per_node;
   if (node > 0 && size > node) {
     if (size % node != 0)
       list.push_back(
-          fmt::format("mesh.ranks_per_node = {} does not divide the mesh: {} = {} = {} x {} + {}",
-                      node, factors(shape), size, size / node, node, size % node));
+          {all,
+           fmt::format("mesh.ranks_per_node = {} does not divide the mesh: {} = {} = {} x {} + {}",
+                       node, factors(shape), size, size / node, node, size % node)});
     const std::int64_t ring = std::int64_t{1} * shape.cp_inner * shape.sp * shape.tp;
     if (shape.cp_outer > 1 && node % ring != 0)
       list.push_back(
-          fmt::format("mesh: inner rings leave their node: cp_inner {} x sp {} x tp {} = {} "
-                      "neighbouring ranks do not divide ranks_per_node = {}; "
-                      "use a smaller cp_inner, or cp_outer = 1 for a flat ring",
-                      shape.cp_inner, shape.sp, shape.tp, ring, node));
+          {all,
+           fmt::format("mesh: inner rings leave their node: cp_inner {} x sp {} x tp {} = {} "
+                       "neighbouring ranks do not divide ranks_per_node = {}",
+                       shape.cp_inner, shape.sp, shape.tp, ring, node),
+           "use a smaller cp_inner, or cp_outer = 1 for a flat ring"});
   }
   return list;
 }
 
-std::vector<std::string> not_executable(const MeshShape& shape) {
-  std::vector<std::string> list;
-  const auto refuse = [&](const char* name, int degree, const char* what, const char* instead) {
-    if (degree > 1)
-      list.push_back(
-          fmt::format("mesh.{} = {}: {} cannot be run by this version (`ballast check` shows its "
-                      "plan); set mesh.{} = 1 and use {}",
-                      name, degree, what, name, instead));
-  };
-  refuse("tp", shape.tp, "tensor parallelism",
-         "optimizer.zero and the ring (mesh.cp_outer, mesh.cp_inner)");
-  return list;
+std::vector<Problem> not_executable(const MeshShape& shape) {
+  if (shape.tp <= 1) return {};
+  return {{{"mesh.tp"},
+           fmt::format("mesh.tp = {}: tensor parallelism cannot be run by this version", shape.tp),
+           "set mesh.tp = 1 and use optimizer.zero and the ring (mesh.cp_outer, mesh.cp_inner)"}};
 }
 
 }  // namespace ballast

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "core/base/problem.hpp"
+
 namespace ballast {
 
 /// Degrees of every dimension.  Rank order, fastest first: tp, sp, cp_inner, cp_outer, pp, dp:
@@ -35,10 +37,9 @@ std::string describe(const MeshShape& shape);
 /// Problems of a mesh on `ranks` ranks (0: any number), each with the arithmetic shown; empty when
 /// the mesh exists.  Refuses degrees below 1, a product other than `ranks`, nodes that do not
 /// divide the ranks, and a two-level ring whose inner ring leaves its node.
-std::vector<std::string> problems(const MeshShape& shape, int ranks);
+std::vector<Problem> problems(const MeshShape& shape, int ranks);
 
-/// One sentence for each degree that plans know but no executor of this version runs (tp above 1).
-/// `train` and `eval` refuse them, `check` does not.
-std::vector<std::string> not_executable(const MeshShape& shape);
+/// Degrees that plans know but no executor of this version runs (tp above 1).
+std::vector<Problem> not_executable(const MeshShape& shape);
 
 }  // namespace ballast

@@ -94,12 +94,11 @@ Schedule plan_schedule(const std::vector<MicroBatch>& list, const PipelineOption
                        const ScheduleCosts& costs) {
   const ChunkGroups groups = chunk_groups(list);
   const auto plan = [&] {
-    if (options.schedule == "gpipe") return gpipe_schedule(groups, options.stages);
-    if (options.schedule == "1f1b") return one_f_one_b_schedule(groups, options.stages);
-    require(state_aware(options.schedule), "pipeline.schedule = \"{}\" is unknown",
-            options.schedule);
+    if (options.schedule == ScheduleKind::gpipe) return gpipe_schedule(groups, options.stages);
+    if (options.schedule == ScheduleKind::one_f_one_b)
+      return one_f_one_b_schedule(groups, options.stages);
     return state_aware_schedule(groups, options.stages, options.k, costs, options.search,
-                                options.schedule == "zero_bubble");
+                                options.schedule == ScheduleKind::zero_bubble);
   };
   return options.offload ? with_offload(plan()) : plan();
 }

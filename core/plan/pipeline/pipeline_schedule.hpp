@@ -77,7 +77,7 @@ struct EnumNames<Offload> {
 };
 
 struct PipelineOptions {
-  std::string schedule = "1f1b";  ///< gpipe | 1f1b | state_aware_1f1b | zero_bubble
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
   int stages = 1;
   int k = 1, search = 64;  ///< of state_aware_1f1b and zero_bubble
   bool offload = false;    ///< stored chunk inputs wait in host memory
@@ -85,8 +85,8 @@ struct PipelineOptions {
 };
 /// Whether a schedule bounds live chunks by k: of a sample of N > k chunks the first N - k are
 /// recomputed.
-inline bool state_aware(const std::string& schedule) {
-  return schedule == "state_aware_1f1b" || schedule == "zero_bubble";
+inline bool state_aware(ScheduleKind schedule) {
+  return schedule == ScheduleKind::state_aware_1f1b || schedule == ScheduleKind::zero_bubble;
 }
 
 /// Adds the ops that put the input of a chunk away after a forward that keeps nothing, and bring it
@@ -95,7 +95,7 @@ inline bool state_aware(const std::string& schedule) {
 /// recompute.
 Schedule with_offload(const Schedule& schedule);
 
-/// The Schedule of one data-parallel rank's list.  Error: unknown name, and those above.
+/// The Schedule of one data-parallel rank's list.  Errors: those above.
 Schedule plan_schedule(const std::vector<MicroBatch>& list, const PipelineOptions& options);
 /// The same against other costs than the stated ones, such as measured times: what state-aware
 /// schedules are built by.

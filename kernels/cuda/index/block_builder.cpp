@@ -4,7 +4,6 @@
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/coverage.hpp"
-#include "core/predict/latency_model.hpp"
 #include "kernels/cuda/index/block_launch.hpp"
 #include "kernels/cuda/index/index_mirror.hpp"
 #include "kernels/cuda/index/slash_launch.hpp"

@@ -5,7 +5,6 @@
 // A pattern block is a multiple of 64 keys, counted from its segment's start; the blocks of all
 // segments are numbered one after another.
 #pragma once
-#include "core/predict/latency_model.hpp"
 #include "kernels/cuda/index/device_index.hpp"
 
 namespace ballast::cuda {

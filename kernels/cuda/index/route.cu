@@ -4,7 +4,6 @@
 
 #include "core/plan/attention/coverage.hpp"
 #include "core/plan/context/axis_range.hpp"
-#include "core/predict/latency_model.hpp"
 #include "kernels/cuda/attention/product.cuh"
 #include "kernels/cuda/index/block_launch.hpp"
 

@@ -62,9 +62,10 @@ TEST(Config, EveryKeyReachesItsMemberAndTheEffectiveDeck) {
     EXPECT_EQ(config.from.of(spec.path()).place, "deck.toml:7");
     const bool preset = spec.path() == "model.preset";  // fills the keys of the shape
     for (const KeySpec& rest : deck_schema())
-      if (rest.path() != spec.path() && !(preset && rest.block == "model"))
+      if (rest.path() != spec.path() && !(preset && rest.block == "model")) {
         EXPECT_EQ(rest.value(config), rest.default_value)
             << spec.path() << " moves " << rest.path();
+      }
     const std::string effective = config.effective_deck();
     EXPECT_NE(effective, defaults) << spec.path();
     EXPECT_NE(effective.find("\n" + spec.key + " = " + to_text(other) + "  # "), std::string::npos)

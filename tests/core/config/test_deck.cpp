@@ -7,7 +7,9 @@
 #include <random>
 #include <set>
 
+#include "core/base/nearest_name.hpp"
 #include "core/config/deck.hpp"
+#include "core/config/deck_schema.hpp"
 #include "core/config/run_options.hpp"
 #include "core/model/model_shape.hpp"
 
@@ -182,14 +184,14 @@ TEST(DeckPreset, FillsTheShapeAndExplicitKeysWin) {
     Deck deck;
     deck.set("model.preset", name, "deck.toml:1");
     const ModelShape published = model_preset(name);
-    ModelShape shape = model_shape(deck);
+    ModelShape shape = model_shape(deck.config());
     EXPECT_EQ(shape.parameters(), published.parameters()) << name;
     EXPECT_EQ(shape.llama3_factor, published.llama3_factor) << name;
     EXPECT_EQ(shape.rms_eps, published.rms_eps) << name;
     EXPECT_EQ(shape.original_context, published.original_context) << name;
     deck.set("model.layers", std::int64_t{2}, "deck.toml:2");
     deck.set("model.qkv_bias", false, "deck.toml:3");
-    shape = model_shape(deck);
+    shape = model_shape(deck.config());
     EXPECT_EQ(shape.layers, 2);
     EXPECT_FALSE(shape.qkv_bias);
     EXPECT_EQ(shape.hidden, published.hidden);
@@ -207,7 +209,7 @@ TEST(DeckWeights, FillTheShapeAndContradictionsAreNamed) {
   EXPECT_FALSE(deck.states_shape());
   EXPECT_TRUE(deck.apply_weights(shape).empty());
   EXPECT_TRUE(deck.states_shape());
-  const ModelShape filled = model_shape(deck);
+  const ModelShape filled = model_shape(deck.config());
   EXPECT_EQ(filled.parameters(), shape.parameters());
   EXPECT_EQ(filled.llama3_factor, shape.llama3_factor);
   EXPECT_EQ(filled.llama3_high, shape.llama3_high);
@@ -220,11 +222,12 @@ TEST(DeckWeights, FillTheShapeAndContradictionsAreNamed) {
   shape.rope_theta = 1e7;  // stretches the context: the deck's value stays
   const auto problems = deck.apply_weights(shape);
   ASSERT_EQ(problems.size(), 2u);
-  EXPECT_NE(problems[0].find("model.layers = 32 contradicts 31 in folder/config.json"),
+  EXPECT_NE(problems[0].message().find("model.layers = 32 contradicts 31 in folder/config.json"),
             std::string::npos)
-      << problems[0];
-  EXPECT_NE(problems[1].find("model.tied_embedding"), std::string::npos) << problems[1];
-  EXPECT_EQ(model_shape(deck).rope_theta, 5e5);
+      << problems[0].message();
+  EXPECT_NE(problems[1].message().find("model.tied_embedding"), std::string::npos)
+      << problems[1].message();
+  EXPECT_EQ(model_shape(deck.config()).rope_theta, 5e5);
 
   Deck preset;
   preset.set("model.preset", std::string("qwen2.5-0.5b"), "deck.toml:2");
@@ -251,9 +254,9 @@ TEST(DeckOptions, EveryOptionComesFromItsKey) {
   set("batching.micro_batch_tokens", std::int64_t{19});
   set("ring.layout", std::string("striped"));
   set("ring.stripe", std::int64_t{23});
-  const RunOptions o = RunOptions::from(deck);
+  const RunOptions o = RunOptions::from(deck.config());
   EXPECT_EQ(o.mesh, (MeshShape{2, 3, 5, 7, 11, 13, 17}));
-  EXPECT_EQ(o.batching.method, "none");
+  EXPECT_EQ(o.batching.method, Batching::none);
   EXPECT_EQ(o.batching.micro_batch_tokens, 19);
   EXPECT_EQ(o.batching.dp, 2);
   EXPECT_EQ(o.layout, LayoutKind::striped);
@@ -264,7 +267,7 @@ TEST(DeckOptions, EveryOptionComesFromItsKey) {
   EXPECT_DOUBLE_EQ(pair, 4.0 * 64 * 14 * 24);
   EXPECT_NEAR(o.batching.pair_cost_tokens, pair / (o.model.training_flops(1, 0) / 3),
               1e-3 * o.batching.pair_cost_tokens);
-  EXPECT_EQ(RunOptions::from(Deck()).batching.pair_cost_tokens, 0);
+  EXPECT_EQ(RunOptions::from(Config()).batching.pair_cost_tokens, 0);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "core/config/deck.hpp"
+#include "core/config/deck_rules.hpp"
 
 namespace ballast {
 namespace {
@@ -13,6 +14,20 @@ Deck sound() {
   deck.set("model.preset", std::string("qwen2.5-0.5b"), "deck.toml:1");
   deck.set("data.paths", std::vector<std::string>{"/usr/include"}, "deck.toml:2");
   return deck;
+}
+
+/// The problems of a deck's Config, each with its place.
+std::vector<std::string> deck_problems(const Deck& deck, DeckNeeds needs = {},
+                                       const std::set<Key>& faulty = {}) {
+  const Config config = deck.config();
+  std::vector<std::string> list;
+  for (const Problem& problem : problems(config, needs, faulty)) {
+    EXPECT_FALSE(problem.keys.empty()) << problem.text;
+    for (const Key& key : problem.keys)
+      EXPECT_NE(find_key(key.path), nullptr) << key.path << " of " << problem.text;
+    list.push_back(placed(problem, config.from));
+  }
+  return list;
 }
 
 struct Breach {
@@ -233,10 +248,23 @@ TEST(DeckRules, SoundDecksHaveNoProblems) {
   EXPECT_TRUE(deck_problems(deck).empty());
   deck.set("mesh.cp_inner", std::int64_t{8}, "x");  // a flat ring may span nodes
   deck.set("mesh.ranks_per_node", std::int64_t{4}, "x");
-  deck.set("mesh.tp", std::int64_t{2}, "x");  // train refuses it, the deck does not
   deck.set("recompute.mode", std::string("full"), "x");
   deck.set("recompute.layers", std::int64_t{24}, "x");
   EXPECT_EQ(fmt::format("{}", fmt::join(deck_problems(deck), "\n")), "");
+}
+
+TEST(DeckRules, WhatNoExecutorRunsIsRefusedWhereRanksRunIt) {
+  Deck deck = sound();
+  deck.set("mesh.tp", std::int64_t{2}, "deck.toml:3");
+  deck.set("batching.scope", std::string("epoch"), "deck.toml:4");
+  const auto list = deck_problems(deck);
+  ASSERT_EQ(list.size(), 2u) << fmt::format("{}", fmt::join(list, "\n"));
+  EXPECT_EQ(list[0],
+            "deck.toml:3: mesh.tp = 2: tensor parallelism cannot be run by this version; set "
+            "mesh.tp = 1 and use optimizer.zero and the ring (mesh.cp_outer, mesh.cp_inner)");
+  EXPECT_TRUE(list[1].starts_with("deck.toml:4: batching.scope = \"epoch\" is for `ballast pack`"))
+      << list[1];
+  EXPECT_TRUE(deck_problems(deck, {.executes = false}).empty());
 }
 
 TEST(DeckRules, ACustomModelStatesItsWholeShape) {

@@ -180,8 +180,9 @@ TEST(Needle, MistakesAreNamed) {
     NeedleOptions o = options();
     change(o);
     const auto list = problems(o);
-    ASSERT_EQ(list.size(), 1u) << fmt::format("{}", fmt::join(list, "\n"));
-    EXPECT_EQ(list[0].rfind(text, 0), 0u) << list[0];
+    ASSERT_EQ(list.size(), 1u) << messages(list);
+    EXPECT_EQ(list[0].text.rfind(text, 0), 0u) << list[0].text;
+    EXPECT_TRUE(text.starts_with(list[0].keys.at(0).path)) << list[0].text;
     EXPECT_THROW(NeedleSample(o, false, 0), Error);
   };
   named(

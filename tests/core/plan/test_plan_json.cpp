@@ -38,7 +38,7 @@ class RandomValues {
     p.layer_begin.resize(static_cast<std::size_t>(small(4)));
     for (auto& layer : p.layer_begin) layer = draw(100);
     p.layouts.resize(static_cast<std::size_t>(small(3)));
-    for (LayoutRule& l : p.layouts) l = {static_cast<LayoutKind>(small(4)), draw(999), draw(99)};
+    for (LayoutRule& l : p.layouts) l = {static_cast<LayoutKind>(small(5)), draw(999), draw(99)};
     p.micro_batches.resize(static_cast<std::size_t>(small(6)));
     for (PlannedMicroBatch& m : p.micro_batches) m = micro_batch();
     p.schedules.resize(static_cast<std::size_t>(small(3)));
@@ -157,8 +157,9 @@ std::size_t compressed(const std::string& text) {
 // A store of plans of a long run stays small: at most 100 bytes a segment, also where every rank
 // has a schedule of its own and a micro-batch one segment.
 TEST(PlanJson, CompressesTo100BytesASegment) {
-  for (const std::string method : {"none", "packed", "hbp", "chunkflow"})
-    for (const std::string schedule : {"1f1b", "zero_bubble"}) {
+  for (const Batching method :
+       {Batching::none, Batching::packed, Batching::hbp, Batching::chunkflow})
+    for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble}) {
       StepOptions options;
       options.mesh.dp = options.batching.dp = 16;
       options.mesh.pp = 4;
@@ -181,8 +182,8 @@ TEST(PlanJson, CompressesTo100BytesASegment) {
       const std::size_t bytes = compressed(to_json(plan).dump());
       EXPECT_LE(bytes, 100 * segments) << method << " " << schedule << ": " << segments
                                        << " segments, " << plan.schedules.size() << " schedules";
-      std::printf("%s %s: %zu bytes for %zu segments, %zu schedules\n", method.c_str(),
-                  schedule.c_str(), bytes, segments, plan.schedules.size());
+      std::printf("%s %s: %zu bytes for %zu segments, %zu schedules\n", name(method),
+                  name(schedule), bytes, segments, plan.schedules.size());
     }
 }
 

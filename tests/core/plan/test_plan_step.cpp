@@ -10,7 +10,7 @@
 namespace ballast {
 namespace {
 
-StepOptions options_of(int dp, int pp, const std::string& method = "packed") {
+StepOptions options_of(int dp, int pp, Batching method = Batching::packed) {
   StepOptions options;
   options.mesh.dp = dp;
   options.mesh.pp = pp;
@@ -27,7 +27,8 @@ StepOptions options_of(int dp, int pp, const std::string& method = "packed") {
     options.layer_begin.push_back(s);
     options.stage_elements.push_back(100 + s);
   }
-  if (method == "hbp") options.batching.groups = {{4096, 1, -1}, {16384, 2, 1}, {65536, 4, 2}};
+  if (method == Batching::hbp)
+    options.batching.groups = {{4096, 1, -1}, {16384, 2, 1}, {65536, 4, 2}};
   return options;
 }
 
@@ -41,19 +42,17 @@ std::vector<SampleLength> samples_of(int count, std::int64_t longest, std::uint6
   return list;
 }
 
-const std::vector<std::string> kMethods{"none", "random", "sorted",   "isf",    "ffs",
-                                        "ffd",  "bfs",    "spfhp",    "packed", "hbp",
-                                        "sab",  "lbb",    "chunkflow"};
+const std::vector<Batching> kMethods = values_of<Batching>();
 
 TEST(PlanStep, EveryMethodGivesASoundPlanOfAllSamples) {
-  for (const std::string& method : kMethods)
-    for (const std::string schedule : {"1f1b", "zero_bubble"})
+  for (const Batching method : kMethods)
+    for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble})
       for (const int zero : {1, 2}) {
         StepOptions options = options_of(4, 2, method);
         options.pipeline.schedule = schedule;
         options.pipeline.search = 2;
         options.zero = zero;
-        const auto samples = samples_of(24, method == "hbp" ? 65536 : 16384);
+        const auto samples = samples_of(24, method == Batching::hbp ? 65536 : 16384);
         const StepPlan plan = plan_step(3, samples, options);
         EXPECT_EQ(problems(plan), "") << method << " " << schedule << " ZeRO " << zero;
         std::int64_t tokens = 0, loss_tokens = 0;
@@ -67,7 +66,7 @@ TEST(PlanStep, EveryMethodGivesASoundPlanOfAllSamples) {
 }
 
 TEST(PlanStep, IdlePlacesOfRoundsDisappear) {
-  StepOptions options = options_of(4, 1, "hbp");
+  StepOptions options = options_of(4, 1, Batching::hbp);
   const StepPlan plan = plan_step(0, {{0, 65536, 1}, {1, 16384, 1}, {2, 4096, 1}}, options);
   EXPECT_EQ(problems(plan), "");
   ASSERT_EQ(plan.micro_batches.size(), 3u);
@@ -82,7 +81,7 @@ TEST(PlanStep, IdlePlacesOfRoundsDisappear) {
 }
 
 TEST(PlanStep, ChunksLossWeightsTargetsAndCollectives) {
-  StepOptions options = options_of(1, 2, "chunkflow");
+  StepOptions options = options_of(1, 2, Batching::chunkflow);
   options.normaliser = LossNormaliser::sum;
   options.zero = 1;
   options.tied_elements = 7;
@@ -113,7 +112,7 @@ TEST(PlanStep, ChunksLossWeightsTargetsAndCollectives) {
 }
 
 TEST(PlanStep, ExactLossTokensWhereTheNormaliserNeedsThem) {
-  StepOptions options = options_of(1, 1, "chunkflow");
+  StepOptions options = options_of(1, 1, Batching::chunkflow);
   options.count_loss_tokens = [](Batch& batch) {
     for (auto& list : batch.micro_batches)
       for (MicroBatch& m : list) m.segments[0].loss_tokens = m.segments[0].begin == 0 ? 8 : 2;
@@ -129,17 +128,17 @@ TEST(PlanStep, ExactLossTokensWhereTheNormaliserNeedsThem) {
 
 // A step that goes on in the next epoch may take a sample twice, each time in chunks.
 TEST(PlanStep, ASampleMayComeTwice) {
-  for (const std::string schedule : {"1f1b", "zero_bubble"}) {
-    StepOptions options = options_of(2, 2, "chunkflow");
+  for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble}) {
+    StepOptions options = options_of(2, 2, Batching::chunkflow);
     options.pipeline.schedule = schedule;
     const StepPlan plan = plan_step(0, {{5, 10000, 9999}, {5, 10000, 9999}}, options);
-    EXPECT_EQ(problems(plan), "") << schedule;
+    EXPECT_EQ(problems(plan), "") << name(schedule);
     EXPECT_EQ(plan.micro_batches.size(), 6u);
   }
 }
 
 TEST(PlanStep, EvaluationRunsForwardAlone) {
-  for (const std::string& method : kMethods) {
+  for (const Batching method : kMethods) {
     const StepPlan plan = plan_evaluation(samples_of(24, 16384), options_of(4, 2, method));
     EXPECT_EQ(problems(plan), "") << method;
     EXPECT_EQ(plan.step, -1);
@@ -148,8 +147,8 @@ TEST(PlanStep, EvaluationRunsForwardAlone) {
 }
 
 TEST(PlanStep, CostsOfAnotherSourceBuildStateAwareSchedules) {
-  StepOptions options = options_of(2, 4, "chunkflow");
-  options.pipeline.schedule = "state_aware_1f1b";
+  StepOptions options = options_of(2, 4, Batching::chunkflow);
+  options.pipeline.schedule = ScheduleKind::state_aware_1f1b;
   const auto samples = samples_of(12, 16384);
   const StepPlan stated = plan_step(0, samples, options);
   options.costs = [](const StepPlan&) {
@@ -164,7 +163,7 @@ TEST(PlanStep, CostsOfAnotherSourceBuildStateAwareSchedules) {
 
 // 16,384 ranks: dp 2048 x pp 8, eight micro-batches a rank.
 TEST(PlanStep, PlansALargeMachineInTime) {
-  for (const std::string schedule : {"1f1b", "state_aware_1f1b"}) {
+  for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::state_aware_1f1b}) {
     StepOptions options = options_of(2048, 8);
     options.pipeline.schedule = schedule;
     const auto samples = samples_of(16384 * 4, 4096);
@@ -181,7 +180,7 @@ TEST(PlanStep, PlansALargeMachineInTime) {
     std::printf(
         "%s: %zu micro-batches, %zu schedules, hash %016llx: planned in %.3f s, checked in "
         "%.3f s\n",
-        schedule.c_str(), plan.micro_batches.size(), plan.schedules.size(),
+        name(schedule), plan.micro_batches.size(), plan.schedules.size(),
         static_cast<unsigned long long>(hash), seconds(begin, planned), seconds(planned, checked));
   }
 }

@@ -13,7 +13,7 @@
 namespace ballast {
 namespace {
 
-const std::vector<std::string> kSchedules{"gpipe", "1f1b", "state_aware_1f1b", "zero_bubble"};
+const std::vector<ScheduleKind> kSchedules = values_of<ScheduleKind>();
 
 /// Costs of ids: forward one unit a token.
 ScheduleCosts by_tokens(const StepPlan& plan) {
@@ -22,7 +22,7 @@ ScheduleCosts by_tokens(const StepPlan& plan) {
   return schedule_costs({}, all);
 }
 
-void order(StepPlan& plan, const std::string& schedule, int k = 1) {
+void order(StepPlan& plan, const ScheduleKind schedule, int k = 1) {
   PipelineOptions options;
   options.schedule = schedule;
   options.stages = plan.mesh.pp;
@@ -34,7 +34,7 @@ void order(StepPlan& plan, const std::string& schedule, int k = 1) {
 // Lists made by each rank alone deadlock here (StepProblems.FindsTheDeadlockOfListsMadeAlone).
 TEST(StepOrder, SharedListsDoNotDeadlock) {
   for (const int zero : {0, 2})
-    for (const std::string& schedule : kSchedules) {
+    for (const ScheduleKind schedule : kSchedules) {
       StepPlan plan = test::placed(2, 2, {{0, 2}, {0, 1}, {0, 2}});
       plan.zero = zero;
       order(plan, schedule);
@@ -45,7 +45,7 @@ TEST(StepOrder, SharedListsDoNotDeadlock) {
 
 // An op of lane 0 without its private micro-batch is lane 1's, in the same order.
 TEST(StepOrder, ListsAreOneOrderRestricted) {
-  for (const std::string& schedule : kSchedules) {
+  for (const ScheduleKind schedule : kSchedules) {
     StepPlan plan =
         test::placed(2, 3, {{0, 2}, {0, 1}, {0, 2}, {0, 1}, {0, 2}}, {64, 96, 32, 16, 8});
     order(plan, schedule);
@@ -62,7 +62,7 @@ TEST(StepOrder, ListsAreOneOrderRestricted) {
 }
 
 TEST(StepOrder, RanksThatShareNothingOrAllGetTheBuildersSchedule) {
-  for (const std::string& name : kSchedules) {
+  for (const ScheduleKind name : kSchedules) {
     StepPlan plan = test::placed(4, 3, {{0, 1}, {1, 1}, {2, 2}, {0, 1}, {1, 1}, {2, 2}, {0, 1}},
                                  {64, 32, 16, 128, 8, 24, 48});
     order(plan, name);
@@ -80,14 +80,14 @@ TEST(StepOrder, RanksThatShareNothingOrAllGetTheBuildersSchedule) {
 
 // Two ranks that share one micro-batch each hold the same sample's chunks.
 TEST(StepOrder, ChunksOfASampleThatComesTwice) {
-  for (const std::string& name : kSchedules) {
+  for (const ScheduleKind kind : kSchedules) {
     StepPlan plan = test::placed(2, 2, {{0, 1}, {1, 1}, {0, 1}, {1, 1}, {0, 2}});
     for (const std::size_t m : {0, 1, 2, 3}) {
       const std::int64_t begin = m < 2 ? 0 : 64;
       plan.micro_batches[m].segments = {{7, begin, begin + 64, 64}};
     }
-    order(plan, name);
-    EXPECT_EQ(problems(plan), "") << name;
+    order(plan, kind);
+    EXPECT_EQ(problems(plan), "") << name(kind);
   }
 }
 
@@ -95,14 +95,14 @@ TEST(StepOrder, SchedulesAreStoredOnce) {
   std::vector<RankGroup> groups;
   for (int m = 0; m < 64; ++m) groups.push_back({m % 16, 1});
   StepPlan plan = test::placed(16, 4, groups);
-  order(plan, "1f1b");
+  order(plan, ScheduleKind::one_f_one_b);
   EXPECT_EQ(plan.schedules.size(), 1u);
 }
 
 TEST(StepOrder, ReducesEveryRoundOnEveryRank) {
   StepPlan plan = test::placed(3, 2, {{0, 1}, {1, 1}, {0, 1}, {0, 1}});
   plan.zero = 2;
-  order(plan, "1f1b");
+  order(plan, ScheduleKind::one_f_one_b);
   EXPECT_EQ(problems(plan), "");
   EXPECT_EQ(plan.rounds(), 4);
   for (int d = 0; d < 3; ++d)
@@ -118,7 +118,7 @@ TEST(StepOrder, KeepsIdleRounds) {
   const std::vector<int> rounds{0, 1, 1, 3};
   for (std::size_t m = 0; m < 4; ++m) plan.micro_batches[m].round = rounds[m];
   plan.zero = 2;
-  order(plan, "1f1b");
+  order(plan, ScheduleKind::one_f_one_b);
   EXPECT_EQ(problems(plan), "");
   for (std::size_t m = 0; m < 4; ++m) EXPECT_EQ(plan.micro_batches[m].round, rounds[m]);
   EXPECT_EQ(plan.schedule(1).stages[0].front(), (Op{OpKind::collective, 0}));
@@ -127,14 +127,14 @@ TEST(StepOrder, KeepsIdleRounds) {
 TEST(StepOrder, ForwardsAlone) {
   StepPlan plan = test::placed(2, 2, {{0, 2}, {0, 1}, {1, 1}, {0, 2}});
   plan.backward = false;
-  order(plan, "1f1b");
+  order(plan, ScheduleKind::one_f_one_b);
   EXPECT_EQ(problems(plan), "");
 }
 
 TEST(StepOrder, RefusesListsOutOfOrder) {
   StepPlan plan = test::placed(1, 1, {{0, 1}, {0, 1}});
   std::swap(plan.lanes[0].micro_batches[0], plan.lanes[0].micro_batches[1]);
-  EXPECT_THROW(order(plan, "1f1b"), Error);
+  EXPECT_THROW(order(plan, ScheduleKind::one_f_one_b), Error);
 }
 
 /// Random lists over random groups of adjacent ranks, some samples in chunks.
@@ -182,7 +182,7 @@ TEST(StepOrder, RandomPlansReplayWithoutDeadlock) {
   for (std::uint64_t seed = 0; seed < 3000; ++seed) {
     RandomPlans random(seed);
     StepPlan plan = random.plan();
-    const std::string schedule = kSchedules[static_cast<std::size_t>(random.draw(4))];
+    const ScheduleKind schedule = kSchedules[static_cast<std::size_t>(random.draw(4))];
     order(plan, schedule, 1 + random.draw(3));
     ASSERT_EQ(problems(plan), "") << "seed " << seed << " " << schedule;
     shared += plan.schedules.size() > 1 ? 1 : 0;

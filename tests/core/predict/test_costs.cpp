@@ -86,12 +86,12 @@ TEST(RateCosts, FrozenWeightsHaveNoGradient) {
 
 TEST(TableCosts, ReadsLayersFromTheTableAndTheRestFromRates) {
   const WorkShape work = work_of("qwen2.5-0.5b");
-  ProfileTable table = stated_profile(1e-6, 1e-9, 2, "moba", 64);
+  ProfileTable table = stated_profile(1e-6, 1e-9, 2, PatternKind::moba, 64);
   table.links = {{"stage", 1e-5, 1e9}};
-  const TableCosts costs("a.h5", table, "moba", work);
+  const TableCosts costs("a.h5", table, PatternKind::moba, work);
   EXPECT_EQ(costs.source(), "times of a.h5");
   LatencyOptions options;
-  options.pattern = "moba";
+  options.pattern = PatternKind::moba;
   const LatencyModel model(table, options);
   const MicroBatch m{{{0, 0, 5000, 0}, {1, 4096, 6000, 0}}};
   for (const std::int64_t budget : {0, 4, 32}) {
@@ -105,7 +105,7 @@ TEST(TableCosts, ReadsLayersFromTheTableAndTheRestFromRates) {
   EXPECT_DOUBLE_EQ(again.weight_s, kept.weight_s);
   EXPECT_DOUBLE_EQ(costs.stage_hop(1000, {}), 1e-5 + 1000.0 * 896 * 2 / 1e9);
   EXPECT_GT(costs.optimizer(1 << 20), 0);
-  EXPECT_THROW(TableCosts("a.h5", table, "vertical_slash", work), Error);
+  EXPECT_THROW(TableCosts("a.h5", table, PatternKind::vertical_slash, work), Error);
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ TEST(StepPlacementCosts, AreTheClocksForUlyssesGroupsStagesAndRecompute) {
         work.layers = 24;
         work.mesh.pp = pp;
         work.recompute = {recomputed == 0 ? Recompute::none : Recompute::full, recomputed};
-        const StepPlacementCosts placement(costs, work);
+        const StepPlacementCosts placement(*costs, work);
         for (const int sp : {1, 2, 7})
           for (const auto& list : {segments, chunk}) {
             const PlacementSplit split{sp, sp, 1};
@@ -66,7 +66,7 @@ TEST(StepPlacementCosts, RingsThatAttentionHidesCostNoMoreThanTheClockSays) {
   PlacedWork work;
   work.layers = 24;
   const auto costs = rates();
-  const StepPlacementCosts placement(costs, work);
+  const StepPlacementCosts placement(*costs, work);
   const std::vector<Segment> one{{0, 0, 262144, 0}};
   const PlacementSplit ring{4, 1, 4};
   const double expected = clock_s(one, ring, work, *costs);
@@ -77,7 +77,8 @@ TEST(StepPlacementCosts, ABudgetMakesLongSamplesCheap) {
   PlacedWork dense, sparse;
   dense.layers = sparse.layers = 24;
   sparse.budget = 32;
-  const StepPlacementCosts all(rates(), dense), some(rates(), sparse);
+  const auto costs = rates();
+  const StepPlacementCosts all(*costs, dense), some(*costs, sparse);
   EXPECT_LT(some.attention_s(131072, 0, {}), 0.2 * all.attention_s(131072, 0, {}));
   EXPECT_EQ(some.attention_s(1000, 0, {}), all.attention_s(1000, 0, {}));
   EXPECT_EQ(all.bytes(1001, 5000, {4, 4, 1}), 251);

@@ -40,13 +40,21 @@ ProfileTable table_of(const Seconds& seconds, const std::vector<std::int64_t>& p
   for (const ProfilePass pass : {ProfilePass::forward, ProfilePass::backward}) {
     const double factor = pass == ProfilePass::forward ? 1 : 2.5;
     for (std::int64_t n = 1024; n <= 65536; n *= 2) {
-      t.rows.push_back({ProfilePart::rest, "", n, 0, 0, 1, "none", pass,
-                        factor * (1e-5 + 2e-7 * static_cast<double>(n)), 0,
+      t.rows.push_back({ProfilePart::rest,
+                        {},
+                        n,
+                        0,
+                        0,
+                        1,
+                        Recompute::none,
+                        pass,
+                        factor * (1e-5 + 2e-7 * static_cast<double>(n)),
+                        0,
                         pass == ProfilePass::forward ? 100 * n : 0});
       for (const std::int64_t p : prefixes)
         for (std::int64_t k = 4; k <= 256; k *= 2) {
-          t.rows.push_back({ProfilePart::attention, "moba", n, p, k, 1, "none", pass,
-                            factor * seconds(n, p, k), 0, 0});
+          t.rows.push_back({ProfilePart::attention, PatternKind::moba, n, p, k, 1, Recompute::none,
+                            pass, factor * seconds(n, p, k), 0, 0});
           if (k * 256 >= n + p) break;
         }
     }
@@ -103,7 +111,7 @@ TEST(LatencyModel, GivesTheMeasuredPointsBack) {
   std::vector<std::string> notes;
   const ProfileTable t = checked(table_of(seconds, {0, 8192}), 0.2, notes);
   EXPECT_TRUE(notes.empty());
-  const LatencyModel model(t, {.pattern = "moba"});
+  const LatencyModel model(t, {.pattern = PatternKind::moba});
   for (const ProfileRow& r : t.rows) {
     const LayerTime time = r.part == ProfilePart::rest
                                ? model.rest(r.query_tokens)
@@ -135,7 +143,7 @@ TEST(LatencyModel, HeldOutPointsAreNear) {
   };
   std::vector<std::string> notes;
   const LatencyModel model(checked(table_of(seconds, {0, 8192, 32768}), 0.2, notes),
-                           {.pattern = "moba"});
+                           {.pattern = PatternKind::moba});
   std::mt19937_64 random(fresh_seed());
   std::vector<double> errors;
   for (int i = 0; i < 500; ++i) {
@@ -163,7 +171,7 @@ TEST(LatencyModel, NeverFallsAndAlignIsTheLargestBudget) {
     };
     std::vector<std::string> notes;
     const LatencyModel model(checked(table_of(seconds, {0, 8192}), 0.5, notes),
-                             {.pattern = "moba"});
+                             {.pattern = PatternKind::moba});
     for (int i = 0; i < 200; ++i) {
       const std::int64_t n = 1 + static_cast<std::int64_t>(random() % 150000),
                          p = static_cast<std::int64_t>(random() % 40000),
@@ -206,16 +214,18 @@ TEST(LatencyModel, RanksShareAMicroBatch) {
   });
   t.links = {{"inner", 1e-5, 1e11}};
   t = checked(t, 0.2, notes);
-  const LatencyModel one(t, {.pattern = "moba"}), ring(t, {.pattern = "moba", .cp = 4}),
-      ulysses(t, {.pattern = "moba", .sp = 4, .exchange_bytes_per_token = 10000});
+  const LatencyModel one(t, {.pattern = PatternKind::moba}),
+      ring(t, {.pattern = PatternKind::moba, .cp = 4}),
+      ulysses(t, {.pattern = PatternKind::moba, .sp = 4, .exchange_bytes_per_token = 10000});
   const MicroBatch m = packed({16384});
   EXPECT_NEAR(ring.attention(16384, 0, 8).forward_s, one.attention(16384, 0, 8).forward_s / 4,
               1e-12);
   EXPECT_NEAR(ring.rest(16384).forward_s, one.rest(4096).forward_s, 1e-12);
   EXPECT_NEAR(ulysses.predict(m, 8).forward_s - ring.predict(m, 8).forward_s,
               2e-5 + 0.75 * 10000 * 4096 / 1e11, 1e-12);
-  EXPECT_THROW(LatencyModel(t, {.pattern = "dense"}), Error);
-  EXPECT_THROW(LatencyModel(t, {.pattern = "moba", .recompute = "full"}), Error);
+  EXPECT_THROW(LatencyModel(t, {.pattern = PatternKind::dense}), Error);
+  EXPECT_THROW(LatencyModel(t, {.pattern = PatternKind::moba, .recompute = Recompute::full}),
+               Error);
 }
 
 TEST(ProfileTable, HolesAreFilledOrRefused) {
@@ -234,7 +244,7 @@ TEST(ProfileTable, HolesAreFilledOrRefused) {
   for (ProfileRow& r : t.rows)
     if (r.part == ProfilePart::attention && r.query_tokens == 16384 && r.budget == 16)
       r.median_s = r.pass == ProfilePass::forward ? std::nan("") : -1;
-  const LatencyModel model(checked(t, 0.2, notes), {.pattern = "moba"});
+  const LatencyModel model(checked(t, 0.2, notes), {.pattern = PatternKind::moba});
   EXPECT_EQ(notes.size(), 4u);  // two rows without a time, two points filled
   EXPECT_NEAR(model.attention(16384, 0, 16).forward_s, seconds(16384, 0, 16),
               0.05 * seconds(16384, 0, 16));

@@ -55,7 +55,7 @@ StatedCosts unit_costs(double hop = 0) {
   return StatedCosts(times);
 }
 
-PipelineOptions pipeline_of(const std::string& schedule, int stages, int k = 1) {
+PipelineOptions pipeline_of(ScheduleKind schedule, int stages, int k = 1) {
   PipelineOptions options;
   options.schedule = schedule, options.stages = stages, options.k = k;
   options.costs.token_s = 1;
@@ -75,7 +75,8 @@ TEST(Simulate, ChunkFlowSection3And4) {
        {std::tuple{std::vector<std::int64_t>{2, 2, 2, 2}, 3.0 / 7, 42.0},
         {std::vector<std::int64_t>{4, 2, 1, 1}, 4.0 / 7, 56.0},
         {std::vector<std::int64_t>{4, 4}, 0.6, 60.0}}) {
-    const StepPlan plan = plan_of({of_lengths(lengths)}, pipeline_of("1f1b", 4), 7);
+    const StepPlan plan =
+        plan_of({of_lengths(lengths)}, pipeline_of(ScheduleKind::one_f_one_b, 4), 7);
     const SimulatedStep step = simulate(plan, {.layers = 7}, unit_costs());
     EXPECT_NEAR(step.bubble_ratio, bubble, 1e-12);
     EXPECT_NEAR(step.step_s, step_s, 1e-9);
@@ -87,8 +88,9 @@ TEST(Simulate, IsTheClockOfOneScheduleWhereLanesAreAlone) {
   std::mt19937_64 random(20261122);
   for (int trial = 0; trial < 60; ++trial) {
     const int stages = 1 + static_cast<int>(random() % 4), k = 1 + static_cast<int>(random() % 3);
-    const std::string schedule =
-        std::vector<std::string>{"gpipe", "1f1b", "state_aware_1f1b", "zero_bubble"}[trial % 4];
+    const ScheduleKind schedule = std::vector<ScheduleKind>{
+        ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::state_aware_1f1b,
+        ScheduleKind::zero_bubble}[trial % 4];
     std::vector<MicroBatch> list = of_lengths({1 + static_cast<std::int64_t>(random() % 9), 3});
     for (std::int64_t c = 0, chunks = random() % 5; c < chunks; ++c)
       list.push_back({{{7, 4 * c, 4 * c + 4, 0}}});
@@ -126,7 +128,7 @@ TEST(Simulate, RanksOfAGroupBeginASharedMicroBatchTogether) {
   plan.micro_batches[1].segments = {{1, 0, 6, 0}};
   plan.micro_batches[1].group = {0, 2};
   plan.micro_batches[1].split = {2, 1, 1};
-  const PipelineOptions pipeline = pipeline_of("1f1b", 1);
+  const PipelineOptions pipeline = pipeline_of(ScheduleKind::one_f_one_b, 1);
   plan.schedules = {plan_schedule(of_lengths({4, 6}), pipeline),
                     plan_schedule(of_lengths({6}), pipeline)};
   plan.lanes = {{{0, 1}, 0}, {{1}, 1}};
@@ -177,7 +179,7 @@ class RingTimes final : public Costs {
 
 TEST(Simulate, RingHopsHideBehindAttentionAndExchangesDoNot) {
   // Contiguous zigzag of equal parts: no rank has more.
-  const StepPlan plan = plan_of({of_lengths({4096})}, pipeline_of("1f1b", 1), 2,
+  const StepPlan plan = plan_of({of_lengths({4096})}, pipeline_of(ScheduleKind::one_f_one_b, 1), 2,
                                 {.sp = 2, .ring_outer = 1, .ring_inner = 4});
   RingTimes costs;
   const SimulatedStep step = simulate(plan, {.layers = 2}, costs);
@@ -193,7 +195,7 @@ TEST(Simulate, RingHopsHideBehindAttentionAndExchangesDoNot) {
 }
 
 TEST(Simulate, UnevenLayoutsTakeTheTimeOfTheFullestRank) {
-  StepPlan plan = plan_of({of_lengths({1 << 16})}, pipeline_of("1f1b", 1), 1,
+  StepPlan plan = plan_of({of_lengths({1 << 16})}, pipeline_of(ScheduleKind::one_f_one_b, 1), 1,
                           {.sp = 1, .ring_outer = 1, .ring_inner = 4});
   LayerClock zigzag(plan, unit_costs());
   EXPECT_NEAR(zigzag.imbalance(plan.micro_batches[0]), 1, 1e-4);
@@ -208,7 +210,7 @@ TEST(Simulate, UnevenLayoutsTakeTheTimeOfTheFullestRank) {
 }
 
 TEST(Simulate, CollectivesFollowTheLastLaneAndTermsAddUp) {
-  const PipelineOptions pipeline = pipeline_of("1f1b", 2);
+  const PipelineOptions pipeline = pipeline_of(ScheduleKind::one_f_one_b, 2);
   StepPlan plan = plan_of({of_lengths({1, 1}), of_lengths({1})}, pipeline, 4);
   RingTimes costs;
   const double before = simulate(plan, {.layers = 4}, costs).step_s;
@@ -231,7 +233,8 @@ TEST(Simulate, CollectivesFollowTheLastLaneAndTermsAddUp) {
 
 // ZeRO 2: both ranks reduce after each backward, so that the rank with one micro-batch waits.
 TEST(Simulate, RoundsOfCollectivesMeetAllReplicas) {
-  StepPlan plan = plan_of({of_lengths({2, 2}), of_lengths({1})}, pipeline_of("1f1b", 1), 1);
+  StepPlan plan =
+      plan_of({of_lengths({2, 2}), of_lengths({1})}, pipeline_of(ScheduleKind::one_f_one_b, 1), 1);
   plan.zero = 2;
   plan.micro_batches[1].round = 1;
   const Op reduce{OpKind::collective, 0}, reduce_next{OpKind::collective, 1};
@@ -278,7 +281,8 @@ TEST(Simulate, TuningGivesStragglersFewerBlocks) {
   StatedTimes stated;
   stated.token_s = 1e-6, stated.pair_s = 1e-9;
   const StatedCosts costs(stated);
-  StepPlan plan = plan_of({of_lengths({65536}), of_lengths({4096})}, pipeline_of("1f1b", 2), 8);
+  StepPlan plan = plan_of({of_lengths({65536}), of_lengths({4096})},
+                          pipeline_of(ScheduleKind::one_f_one_b, 2), 8);
   SimulationOptions options{.layers = 8, .base_budget = 32};
   const SimulatedStep fixed = simulate(plan, options, costs);
   options.tune = true;
@@ -299,7 +303,7 @@ TEST(Simulate, TuningGivesStragglersFewerBlocks) {
 TEST(Simulate, FetchesRunBesideTheComputationBeforeTheirRecompute) {
   std::vector<MicroBatch> chunks;
   for (std::int64_t c = 0; c < 3; ++c) chunks.push_back({{{0, 4 * c, 4 * c + 4, 0}}});
-  PipelineOptions pipeline = pipeline_of("state_aware_1f1b", 2);
+  PipelineOptions pipeline = pipeline_of(ScheduleKind::state_aware_1f1b, 2);
   const double without =
       simulate(plan_of({chunks}, pipeline, 2), {.layers = 2}, RingTimes()).step_s;
   pipeline.offload = true;
@@ -317,7 +321,7 @@ TEST(Simulate, FetchesRunBesideTheComputationBeforeTheirRecompute) {
 
 TEST(Simulate, AStepOf16384RanksIsSimulatedInSeconds) {
   std::mt19937_64 random(7);
-  PipelineOptions pipeline = pipeline_of("1f1b", 8);
+  PipelineOptions pipeline = pipeline_of(ScheduleKind::one_f_one_b, 8);
   std::vector<std::vector<MicroBatch>> lists;
   for (int d = 0; d < 2048; ++d) {
     std::vector<MicroBatch>& list = lists.emplace_back();

@@ -57,7 +57,7 @@ TEST(Dst, EquationsThreeToSevenAgainstBruteForce) {
     std::int64_t aligned = budgets.front();
     for (std::size_t i = 0; i < budgets.size(); ++i)
       if (latency[i] <= anchor) aligned = budgets[i];
-    const DstTarget target{budgets[base], aligned, latency[base] > anchor};
+    const TuningTarget target{budgets[base], aligned, latency[base] > anchor};
     const std::int64_t chosen = final_budget(target, budgets, coverage, p);
     const auto at = static_cast<std::size_t>(std::find(budgets.begin(), budgets.end(), chosen) -
                                              budgets.begin());
@@ -104,45 +104,59 @@ TEST(Dst, AnchorsAndTargetsOfABatch) {
   table.block_tokens = 256;
   for (const ProfilePass pass : {ProfilePass::forward, ProfilePass::backward})
     for (std::int64_t n = 1024; n <= 32768; n *= 2) {
-      table.rows.push_back(
-          {ProfilePart::rest, "", n, 0, 0, 1, "none", pass, 1e-7 * static_cast<double>(n), 0, 0});
+      table.rows.push_back({ProfilePart::rest,
+                            {},
+                            n,
+                            0,
+                            0,
+                            1,
+                            Recompute::none,
+                            pass,
+                            1e-7 * static_cast<double>(n),
+                            0,
+                            0});
       for (std::int64_t k = 4; k <= 128; k *= 2) {
-        table.rows.push_back({ProfilePart::attention, "moba", n, 0, k, 1, "none", pass,
+        table.rows.push_back({ProfilePart::attention, PatternKind::moba, n, 0, k, 1,
+                              Recompute::none, pass,
                               1e-10 * static_cast<double>(n) * mean_keys(n, 0, k, 256), 0, 0});
         if (k * 256 >= n) break;
       }
     }
   std::vector<std::string> notes;
-  const LatencyModel model(checked(table, 0.2, notes), {.pattern = "moba"});
+  const LatencyModel model(checked(table, 0.2, notes), {.pattern = PatternKind::moba});
   std::mt19937_64 random(fresh_seed());
   for (const Anchor anchor : {Anchor::mean, Anchor::min, Anchor::max}) {
-    Batch batch;
-    batch.micro_batches.resize(2);
+    StepPlan plan;
+    plan.mesh.dp = 2;
+    plan.lanes.resize(2);
     for (int i = 0; i < 8; ++i) {
-      MicroBatch m;
-      for (std::uint64_t s = 0; s < random() % 4; ++s)
-        m.segments.push_back({0, 0, 1 + static_cast<std::int64_t>(random() % 30000), 0});
-      batch.micro_batches[static_cast<std::size_t>(i) % 2].push_back(m);
+      PlannedMicroBatch m;
+      for (std::uint64_t s = 0; s < 1 + random() % 3; ++s)
+        m.segments.push_back({0, 0, static_cast<std::int64_t>(random() % 30000), 0});
+      m.group.first = i % 2;
+      plan.lanes[static_cast<std::size_t>(i) % 2].micro_batches.push_back(i);
+      plan.micro_batches.push_back(m);
     }
     DstOptions options{anchor, 0.1, 32, default_candidates(32)};
-    const auto targets = dst_targets(batch, model, options);
+    const auto targets = tuning_targets(plan, model, options);
+    ASSERT_EQ(targets.size(), 8u);
     std::vector<double> all;
-    for (const auto& list : batch.micro_batches)
-      for (const auto& m : list)
-        if (m.tokens() > 0) all.push_back(model.predict(m, 32).total_s());
+    for (const auto& m : plan.micro_batches)
+      if (m.micro_batch().tokens() > 0) all.push_back(model.predict(m.micro_batch(), 32).total_s());
     if (all.empty()) continue;
     const double t = anchor_latency(anchor, all);
-    for (std::size_t d = 0; d < 2; ++d)
-      for (std::size_t i = 0; i < batch.micro_batches[d].size(); ++i) {
-        const MicroBatch& m = batch.micro_batches[d][i];
-        if (m.tokens() == 0) continue;
-        EXPECT_EQ(targets[d][i].above_anchor, model.predict(m, 32).total_s() > t);
-        EXPECT_EQ(targets[d][i].anchor_budget, model.align(m, t, options.candidates));
-        if (anchor == Anchor::max) {
-          EXPECT_FALSE(targets[d][i].above_anchor);
-          EXPECT_GE(targets[d][i].anchor_budget, 32);
-        }
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+      const MicroBatch m = plan.micro_batches[i].micro_batch();
+      if (m.tokens() == 0) continue;
+      // The mean of other orders differs in its last bits.
+      if (std::abs(model.predict(m, 32).total_s() - t) < 1e-12 * t) continue;
+      EXPECT_EQ(targets[i].above_anchor, model.predict(m, 32).total_s() > t);
+      EXPECT_EQ(targets[i].anchor_budget, model.align(m, t, options.candidates));
+      if (anchor == Anchor::max) {
+        EXPECT_FALSE(targets[i].above_anchor);
+        EXPECT_GE(targets[i].anchor_budget, 32);
       }
+    }
   }
   const auto candidates = default_candidates(32);
   EXPECT_EQ(candidates.front(), 4);

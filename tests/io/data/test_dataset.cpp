@@ -118,18 +118,20 @@ TEST_F(Samples, LongDocumentsAreTruncatedSplitOrDropped) {
   write("d", "q");
   DataOptions options = files({"."});
   options.max_tokens = 4;
-  const auto with = [&](const std::string& what, std::int64_t min_tokens) {
+  const auto with = [&](LongDocuments what, std::int64_t min_tokens) {
     options.long_samples = what;
     options.min_tokens = min_tokens;
     return open_dataset(options);
   };
   using Texts = std::vector<std::string>;
-  EXPECT_EQ(contents(*with("truncate", 1)), (Texts{"0123", "xyz", "ABCD", "q"}));
-  EXPECT_EQ(contents(*with("drop", 1)), (Texts{"xyz", "q"}));
-  EXPECT_EQ(contents(*with("split", 1)), (Texts{"0123", "4567", "89", "xyz", "ABCD", "EFGH", "q"}));
-  EXPECT_EQ(contents(*with("split", 3)), (Texts{"0123", "4567", "xyz", "ABCD", "EFGH"}));
+  EXPECT_EQ(contents(*with(LongDocuments::truncate, 1)), (Texts{"0123", "xyz", "ABCD", "q"}));
+  EXPECT_EQ(contents(*with(LongDocuments::drop, 1)), (Texts{"xyz", "q"}));
+  EXPECT_EQ(contents(*with(LongDocuments::split, 1)),
+            (Texts{"0123", "4567", "89", "xyz", "ABCD", "EFGH", "q"}));
+  EXPECT_EQ(contents(*with(LongDocuments::split, 3)),
+            (Texts{"0123", "4567", "xyz", "ABCD", "EFGH"}));
   // A piece is a sample of its own: its last token has no target, though the document goes on.
-  const auto split = with("split", 1);
+  const auto split = with(LongDocuments::split, 1);
   EXPECT_EQ(targets_of(*split, 0, 0, 4), (std::vector<std::int32_t>{'1', '2', '3', -1}));
   EXPECT_EQ(targets_of(*split, 1, 2, 4), (std::vector<std::int32_t>{'7', -1}));
   std::vector<std::int64_t> documents;
@@ -139,9 +141,10 @@ TEST_F(Samples, LongDocumentsAreTruncatedSplitOrDropped) {
   }
   EXPECT_EQ(documents, (std::vector<std::int64_t>{0, 0, 0, 1, 2, 2, 3}));
   options.samples = 3;
-  EXPECT_EQ(contents(*with("split", 1)), (Texts{"0123", "4567", "89"}));
-  EXPECT_EQ(contents(*with("truncate", 2)), (Texts{"0123", "xyz", "ABCD"}));
-  EXPECT_NE(with("split", 1)->fingerprint(), with("truncate", 1)->fingerprint());
+  EXPECT_EQ(contents(*with(LongDocuments::split, 1)), (Texts{"0123", "4567", "89"}));
+  EXPECT_EQ(contents(*with(LongDocuments::truncate, 2)), (Texts{"0123", "xyz", "ABCD"}));
+  EXPECT_NE(with(LongDocuments::split, 1)->fingerprint(),
+            with(LongDocuments::truncate, 1)->fingerprint());
 }
 
 TEST_F(Samples, MistakesAreRefused) {
@@ -162,16 +165,15 @@ TEST_F(Samples, MistakesAreRefused) {
   refused([](DataOptions& o) { o.min_tokens = 11; }, "no sample is left");
   refused([](DataOptions& o) { o.max_tokens = -1; }, "negative");
   refused([](DataOptions& o) { o.max_tokens = 4, o.min_tokens = 5; }, "above data.max_tokens");
-  refused([](DataOptions& o) { o.long_samples = "cut"; }, "truncate, split, drop");
-  refused([](DataOptions& o) { o.source = "parquet"; }, "megatron");
   refused([](DataOptions& o) { o.paths.clear(); }, "data.paths");
   refused(
       [&](DataOptions& o) {
         o.paths = {dir}, o.extensions = {".hpp", ".cpp"};
       },
       "hold no text in files that end in .hpp, .cpp");
-  refused([&](DataOptions& o) { o.source = "lengths", o.lengths_file = dir; }, "is a folder");
-  refused([&](DataOptions& o) { o.source = "lengths", o.lengths_file = dir + "/absent"; },
+  refused([&](DataOptions& o) { o.source = DataSource::lengths, o.lengths_file = dir; },
+          "is a folder");
+  refused([&](DataOptions& o) { o.source = DataSource::lengths, o.lengths_file = dir + "/absent"; },
           "No such file or directory");
 }
 
@@ -269,7 +271,7 @@ TEST_F(Files, InstalledHeadersHaveALongTail) {
 
 TEST_F(Lengths, FileOfLengths) {
   DataOptions options;
-  options.source = "lengths";
+  options.source = DataSource::lengths;
   options.vocabulary = 1000;
   options.seed = kSeed;
   options.lengths_file =
@@ -299,7 +301,7 @@ TEST_F(Lengths, FileOfLengths) {
 
 TEST_F(Lengths, BadLinesAreNamed) {
   DataOptions options;
-  options.source = "lengths";
+  options.source = DataSource::lengths;
   options.vocabulary = 10;
   for (const char* line : {"-4", "12 13", "1e3", "0x10", "12.5", "99999999999999999999",
                            "1099511627777", "length", "\x80\xff"}) {
@@ -320,7 +322,7 @@ TEST_F(Lengths, BadLinesAreNamed) {
 
 TEST_F(Distribution, SharesAndShapeOfBins) {
   DataOptions options;
-  options.source = "distribution";
+  options.source = DataSource::distribution;
   options.vocabulary = 50;
   options.seed = kSeed;
   options.bin_tokens = {1024, 4096, 8192, 32768};
@@ -360,7 +362,7 @@ TEST_F(Distribution, SharesAndShapeOfBins) {
 
 TEST_F(Distribution, MistakesAreRefused) {
   DataOptions good;
-  good.source = "distribution";
+  good.source = DataSource::distribution;
   good.vocabulary = 50;
   good.bin_tokens = {10, 20};
   good.bin_share = {0.5, 0.5};
@@ -383,7 +385,7 @@ TEST_F(Distribution, MistakesAreRefused) {
 
 TEST_F(Needle, TrainingAndHeldOutSamples) {
   DataOptions options;
-  options.source = "needle";
+  options.source = DataSource::needle;
   options.needle.lengths = {64, 128};
   options.needle.pairs = {4, 9};
   options.needle.questions = {4, 8};

@@ -99,7 +99,7 @@ class Formats : public TemporaryFolder {
  protected:
   DataOptions megatron(const Indexed& files, const std::string& name = "corpus") const {
     DataOptions options;
-    options.source = "megatron";
+    options.source = DataSource::megatron;
     options.vocabulary = 100;
     options.path = dir + "/" + name;
     write(name + ".idx", files.idx);
@@ -161,7 +161,7 @@ TEST_F(Megatron, LossMaskBesideTheTokens) {
     }
   // Split samples count their own targets.
   options.max_tokens = 7;
-  options.long_samples = "split";
+  options.long_samples = LongDocuments::split;
   const auto split = open_dataset(options);
   for (std::int64_t s = 0; s < split->samples(); ++s) {
     std::vector<std::int32_t> targets(static_cast<std::size_t>(split->length(s)));
@@ -289,7 +289,7 @@ TEST_F(Hdf5Tokens, ReadByRange) {
     for (auto& m : d) m = static_cast<std::int64_t>(random() % 2);
   }
   DataOptions options;
-  options.source = "hdf5";
+  options.source = DataSource::hdf5;
   options.vocabulary = 100;
   options.path = dir + "/tokens.h5";
   write_hdf5(options.path, documents, {});
@@ -300,7 +300,7 @@ TEST_F(Hdf5Tokens, ReadByRange) {
 
 TEST_F(Hdf5Tokens, InconsistentFilesAreRefusedByName) {
   DataOptions options;
-  options.source = "hdf5";
+  options.source = DataSource::hdf5;
   options.vocabulary = 100;
   options.path = dir + "/tokens.h5";
   const auto expect_refused = [&](const std::vector<std::int32_t>& tokens,
@@ -342,7 +342,7 @@ TEST_F(Hdf5Tokens, InconsistentFilesAreRefusedByName) {
 TEST_F(Hdf5Tokens, TruncatedFilesAreRefused) {
   std::mt19937_64 random(kSeed + 4);
   DataOptions options;
-  options.source = "hdf5";
+  options.source = DataSource::hdf5;
   options.path = dir + "/tokens.h5";
   write_hdf5(options.path, random_documents(random, 60, 100), {});
   const std::string good = read(options.path);

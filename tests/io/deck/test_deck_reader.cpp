@@ -78,11 +78,11 @@ TEST(DeckReader, EffectiveDeckReadsBackToTheSame) {
   const Deck deck = parse_deck(kSound, "deck.toml",
                                {"data.long=split", "ring.layout=striped", "data.bin_tokens=[4, 8]",
                                 "data.bin_share=[1, 0.25]", "run.output=a \"b\" \\c"});
-  const std::string text = deck.effective_toml();
+  const std::string text = deck.config().effective_deck();
   const Deck again = parse_deck(text, "effective.toml");
   for (const KeySpec& spec : deck_schema())
     EXPECT_EQ(again.value(spec.path()), deck.value(spec.path())) << spec.path();
-  EXPECT_EQ(again.effective_toml(), text);
+  EXPECT_EQ(again.config().effective_deck(), text);
   EXPECT_EQ(again.text("run.output"), "a \"b\" \\c");
 }
 
@@ -113,16 +113,34 @@ TEST(DeckReader, RandomEffectiveDecksRoundTrip) {
       else if (std::holds_alternative<std::string>(value))
         value = spec.allowed.empty() ? std::string("p\t\"q\" \xc3\xa9#=[")
                                      : spec.allowed[random() % spec.allowed.size()];
+      else if (!spec.allowed.empty())
+        value = std::vector<std::string>{spec.allowed.back(), spec.allowed.front()};
       else
         value = std::vector<std::string>{"one, two", "]"};
       ASSERT_EQ(value_problem(spec, value), "") << spec.path() << " seed " << seed;
       deck.set(spec.path(), value, "test");
     }
-    if (!deck_problems(deck).empty()) continue;  // a combination that a rule refuses
-    const Deck again = parse_deck(deck.effective_toml(), "effective.toml");
+    if (!problems(deck.config()).empty()) continue;  // a combination that a rule refuses
+    const Deck again = parse_deck(deck.config().effective_deck(), "effective.toml");
     for (const KeySpec& spec : deck_schema())
       ASSERT_EQ(again.value(spec.path()), deck.value(spec.path()))
           << spec.path() << " seed " << seed;
+  }
+}
+
+TEST(DeckReader, RetiredKeysNameTheirSuccessor) {
+  try {
+    parse_deck(std::string(kSound) + "\n[profile]\npattern = \"moba\"\n", "deck.toml",
+               {"profile.block_tokens=64"});
+    FAIL();
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("profile.pattern is no key any more; use attention.pattern"),
+              std::string::npos)
+        << text;
+    EXPECT_NE(text.find("profile.block_tokens is no key any more; use attention.moba_block"),
+              std::string::npos)
+        << text;
   }
 }
 

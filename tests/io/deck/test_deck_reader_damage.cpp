@@ -329,8 +329,9 @@ TEST(DeckDamage, RandomEditsAreReadOrRefusedAndNothingElse) {
     }
     try {
       const Deck deck = parse_deck(text, "deck.toml");
-      EXPECT_EQ(parse_deck(deck.effective_toml(), "effective.toml").effective_toml(),
-                deck.effective_toml())
+      EXPECT_EQ(
+          parse_deck(deck.config().effective_deck(), "effective.toml").config().effective_deck(),
+          deck.config().effective_deck())
           << "seed " << seed << "\n"
           << text;
     } catch (const Error& e) {

@@ -22,12 +22,13 @@ ProfileTable random_table(std::mt19937_64& random) {
   for (int i = 0; i < 40; ++i) {
     ProfileRow r;
     r.part = static_cast<ProfilePart>(random() % 3);
-    r.pattern = r.part == ProfilePart::attention ? (random() % 2 ? "moba" : "dense") : "";
+    if (r.part == ProfilePart::attention)
+      r.pattern = random() % 2 ? PatternKind::moba : PatternKind::dense;
     r.query_tokens = static_cast<std::int64_t>(random() % 100000);
     r.prefix_tokens = static_cast<std::int64_t>(random() % 1000);
     r.budget = static_cast<std::int64_t>(random() % 100);
     r.sp = 1 + static_cast<int>(random() % 4);
-    r.recompute = random() % 2 ? "full" : "none";
+    r.recompute = random() % 2 ? Recompute::full : Recompute::none;
     r.pass = static_cast<ProfilePass>(random() % 2);
     r.median_s = std::uniform_real_distribution<>(1e-6, 1)(random);
     r.spread_s = r.median_s / 10;

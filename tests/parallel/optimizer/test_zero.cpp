@@ -22,8 +22,8 @@ class Zero : public ::testing::Test {
     shape.dp = world.size() > 1 ? 2 : 1;
     shape.cp_inner = world.size() / shape.dp;
   }
-  StepOptions stage(int zero, DType type = DType::f32) {
-    StepOptions options;
+  SmallOptions stage(int zero, DType type = DType::f32) {
+    SmallOptions options;
     options.zero = zero;
     options.type = type;
     return options;
@@ -53,7 +53,7 @@ TEST_F(Zero, StagesTrainAlike) {
 
 TEST_F(Zero, Fp64StagesFollowOneRank) {
   const Mesh& mesh = mesh_of(shape);
-  StepOptions one = stage(0, DType::f64);
+  SmallOptions one = stage(0, DType::f64);
   const Mesh alone(Communicator{}, MeshShape{});
   SmallTraining reference(alone, one);
   SmallTraining zero2(mesh, stage(2, DType::f64));
@@ -117,7 +117,7 @@ TEST_F(Zero, MasterAndValuesFollowEachOther) {
 TEST_F(Zero, ReductionsAreRecorded) {
   const Mesh& mesh = mesh_of(shape);
   Recorder recorder;
-  StepOptions options = stage(2);
+  SmallOptions options = stage(2);
   options.recorder = &recorder;
   SmallTraining training(mesh, options);
   training.gradients(samples);

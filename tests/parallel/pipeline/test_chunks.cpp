@@ -48,7 +48,7 @@ class Chunks : public ::testing::Test {
     for (std::int64_t tokens : {71, 23, 1, 0, 40, 1, 9})
       samples.push_back(sample_of(static_cast<std::int64_t>(samples.size()), tokens));
   }
-  void expect_like_whole_samples(const MeshShape& shape, const StepOptions& options,
+  void expect_like_whole_samples(const MeshShape& shape, const SmallOptions& options,
                                  const Reference& reference) {
     std::vector<std::int64_t> lengths;
     for (const SampleLength& s : samples) lengths.push_back(s.tokens);
@@ -67,11 +67,11 @@ class Chunks : public ::testing::Test {
     const auto [error, where] = worst_gradient(training, mesh.world, reference);
     EXPECT_LT(error, 1e-10) << where;
   }
-  static StepOptions options_of(std::int64_t tokens, int k,
-                                const char* schedule = "state_aware_1f1b") {
-    StepOptions options;
+  static SmallOptions options_of(std::int64_t tokens, int k,
+                                 ScheduleKind schedule = ScheduleKind::state_aware_1f1b) {
+    SmallOptions options;
     options.shape = deep_shape();
-    options.method = "chunkflow";
+    options.method = Batching::chunkflow;
     options.micro_batch_tokens = tokens;
     options.pipeline.schedule = schedule;
     options.pipeline.k = k;
@@ -89,11 +89,11 @@ TEST_F(Chunks, EverySizeAndKEqualsWholeSamples) {
       for (const int k : {1, 2, 9}) {
         if (turn++ % (ranks > 4 ? 5 * ranks : ranks) != 0)
           continue;  // more ranks are slower, and have more meshes
-        StepOptions options = options_of(tokens, k,
-                                         turn % 7 == 0   ? "1f1b"
-                                         : turn % 7 == 3 ? "gpipe"
-                                         : turn % 2 == 0 ? "zero_bubble"
-                                                         : "state_aware_1f1b");
+        SmallOptions options = options_of(tokens, k,
+                                          turn % 7 == 0   ? ScheduleKind::one_f_one_b
+                                          : turn % 7 == 3 ? ScheduleKind::gpipe
+                                          : turn % 2 == 0 ? ScheduleKind::zero_bubble
+                                                          : ScheduleKind::state_aware_1f1b);
         options.zero = turn % 3;
         options.recompute = turn % 4 == 0   ? RecomputeOptions{Recompute::full, -1}
                             : turn % 4 == 1 ? RecomputeOptions{Recompute::selective, -1}
@@ -113,8 +113,9 @@ TEST_F(Chunks, CopiesThatComeLateAreWaitedFor) {
   int turn = 0, mesh = 0;
   for (const MeshShape& shape : chunk_meshes(ranks)) {
     if (shape.dp > 2 || mesh++ % std::max(1, ranks / 2) != 0) continue;
-    const char* const schedules[] = {"state_aware_1f1b", "zero_bubble", "1f1b"};
-    StepOptions options = options_of(turn % 2 == 0 ? 5 : 16, 1 + turn % 2, schedules[turn % 3]);
+    const ScheduleKind schedules[] = {ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble,
+                                      ScheduleKind::one_f_one_b};
+    SmallOptions options = options_of(turn % 2 == 0 ? 5 : 16, 1 + turn % 2, schedules[turn % 3]);
     options.recompute = turn % 4 == 1 ? RecomputeOptions{Recompute::full, -1} : RecomputeOptions{};
     options.kv_place.offload = true;
     options.kv_place.window_tokens = turn % 3 == 2 ? 1 : 17;
@@ -142,7 +143,7 @@ TEST_F(Chunks, SparsePatternsChooseTheSameIndex) {
         << name(attention.pattern) << " leaves nothing out";
     for (const MeshShape& shape : chunk_meshes(ranks)) {
       if (shape.dp > 1 || shape.cp() > 2) continue;
-      StepOptions options = options_of(128, 1);
+      SmallOptions options = options_of(128, 1);
       options.attention = attention;
       options.kv_place.offload = turn++ % 2 == 1;
       options.kv_place.window_tokens = 200;
@@ -231,7 +232,7 @@ TEST_F(Chunks, VerticalSlashEqualsWholeSamplesUnderTheStitchedIndex) {
   SCOPED_TRACE(trace);
   if (ranks > 1) GTEST_SKIP() << "one rank sees whole indexes";
   samples = {sample_of(0, 500), sample_of(1, 300)};
-  StepOptions options = options_of(128, 1);
+  SmallOptions options = options_of(128, 1);
   options.attention.pattern = PatternKind::vertical_slash;
   options.attention.vertical_share = 0.3;
   options.attention.slash_share = 0.4;
@@ -248,7 +249,7 @@ TEST_F(Chunks, VerticalSlashEqualsWholeSamplesUnderTheStitchedIndex) {
   const Mesh& mesh = mesh_of(MeshShape());
   SmallTraining chunked(mesh, options);  // with the whole index in one call
   const double loss = chunked.gradients(samples);
-  StepOptions whole = options;
+  SmallOptions whole = options;
   double computed = 0, visible = 0;
   whole.wrap_source = [&](const MicroBatch& micro_batch,
                           std::unique_ptr<IndexSource> source) -> std::unique_ptr<IndexSource> {
@@ -282,7 +283,7 @@ TEST_F(Chunks, WhatIsKeptDoesNotGrowWithTheSample) {
   shape.pp = ranks;
   const auto peaks = [&](std::int64_t tokens, bool offload) {
     samples = {sample_of(0, tokens)};
-    StepOptions options = options_of(32, 1);
+    SmallOptions options = options_of(32, 1);
     options.kv_place.offload = offload;
     options.kv_place.window_tokens = 64;
     SmallTraining training(mesh_of(shape), options);
@@ -309,7 +310,7 @@ TEST_F(Chunks, OpsAndTransfersAreRecorded) {
   shape.dp = ranks / shape.pp;
   Recorder recorder;
   samples = {sample_of(0, 100), sample_of(1, 90), sample_of(2, 3)};
-  StepOptions options = options_of(16, 1);
+  SmallOptions options = options_of(16, 1);
   options.recorder = options.kv_place.recorder = &recorder;
   options.kv_place.offload = true;
   SmallTraining training(mesh_of(shape), options);
@@ -337,7 +338,8 @@ TEST_F(Chunks, RandomMixesEqualWholeSamples) {
   SCOPED_TRACE(trace);
   SharedDraw draws(78);
   const std::vector<MeshShape> meshes = chunk_meshes(ranks);
-  const char* const schedules[] = {"1f1b", "state_aware_1f1b", "zero_bubble", "zero_bubble"};
+  const ScheduleKind schedules[] = {ScheduleKind::one_f_one_b, ScheduleKind::state_aware_1f1b,
+                                    ScheduleKind::zero_bubble, ScheduleKind::zero_bubble};
   for (int mix = 0; mix < (full ? 200 : 4); ++mix) {
     samples.clear();
     const std::int64_t count = draws.integer(1, 8);
@@ -345,8 +347,8 @@ TEST_F(Chunks, RandomMixesEqualWholeSamples) {
       samples.push_back(
           sample_of(s, draws.integer(0, 4) == 0 ? draws.integer(40, 120) : draws.integer(0, 20)));
     const Reference reference = reference_step(samples, DType::f64, deep_shape());
-    StepOptions options = options_of(draws.integer(3, 50), static_cast<int>(draws.integer(1, 4)),
-                                     schedules[draws.integer(0, 3)]);
+    SmallOptions options = options_of(draws.integer(3, 50), static_cast<int>(draws.integer(1, 4)),
+                                      schedules[draws.integer(0, 3)]);
     options.zero = static_cast<int>(draws.integer(0, 2));
     options.kv_place.offload = draws.integer(0, 1) == 1;
     options.kv_place.window_tokens = draws.integer(1, 100);
@@ -367,8 +369,9 @@ TEST_F(Chunks, MaskedSamplesEqualWholeOnes) {
   int turn = 0;
   for (const MeshShape& shape : chunk_meshes(ranks))
     for (std::int64_t tokens : {3, 16}) {
-      StepOptions options =
-          options_of(tokens, 1 + turn % 3, turn % 2 == 0 ? "state_aware_1f1b" : "zero_bubble");
+      SmallOptions options =
+          options_of(tokens, 1 + turn % 3,
+                     turn % 2 == 0 ? ScheduleKind::state_aware_1f1b : ScheduleKind::zero_bubble);
       options.kv_place.offload = turn++ % 3 == 1;
       expect_like_whole_samples(shape, options, reference);
     }

@@ -41,7 +41,7 @@ class Pipeline : public ::testing::Test {
     for (std::int64_t tokens : {71, 23, 1, 0, 13, 37, 1, 9})
       samples.push_back(sample_of(static_cast<std::int64_t>(samples.size()), tokens));
   }
-  void expect_like_one_rank(const MeshShape& shape, const StepOptions& options,
+  void expect_like_one_rank(const MeshShape& shape, const SmallOptions& options,
                             const Reference& reference) {
     SCOPED_TRACE(fmt::format("{}, {}, zero {}, {}{}", describe(shape), options.pipeline.schedule,
                              options.zero, name(options.type),
@@ -63,9 +63,10 @@ TEST_F(Pipeline, EveryMeshAndScheduleEqualsOneRank) {
   for (const bool tied : {false, true}) {
     const Reference reference = reference_step(samples, DType::f64, deep_shape(tied));
     for (const MeshShape& shape : pipeline_meshes(ranks))
-      for (const char* schedule : {"gpipe", "1f1b", "state_aware_1f1b", "zero_bubble"}) {
+      for (ScheduleKind schedule : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
+                                    ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble}) {
         if (ranks > 4 && turn++ % 4 != 0) continue;  // more ranks than cores are slow
-        StepOptions options;
+        SmallOptions options;
         options.shape = deep_shape(tied);
         options.pipeline.schedule = schedule;
         options.zero = turn++ % 3;
@@ -80,7 +81,7 @@ TEST_F(Pipeline, SinglePrecisionAndOneMicroBatch) {
   samples.resize(1);
   const Reference reference = reference_step(samples, DType::f32, deep_shape(true));
   for (const MeshShape& shape : pipeline_meshes(ranks)) {
-    StepOptions options;
+    SmallOptions options;
     options.shape = deep_shape(true);
     options.type = DType::f32;
     options.zero = 1;
@@ -95,7 +96,7 @@ TEST_F(Pipeline, TiedCopiesStayEqualOverUpdates) {
     shape.pp = 2;
     shape.dp = ranks / 2;
     const Mesh& mesh = mesh_of(shape);
-    StepOptions options;
+    SmallOptions options;
     options.shape = deep_shape(true);
     options.type = DType::f32;
     options.zero = zero;
@@ -122,14 +123,14 @@ TEST_F(Pipeline, HalvesOfBackwardEqualItBitForBitAndHoldWhatIsPredicted) {
   shape.pp = std::min(ranks, 4);
   shape.cp_inner = ranks / shape.pp;
   const Mesh& mesh = mesh_of(shape);
-  StepOptions options;
+  SmallOptions options;
   options.shape = deep_shape(true);
-  options.method = "none";
+  options.method = Batching::none;
   options.pipeline.search = 1;  // the order of 1f1b, so that sums are formed in the same order
   options.pipeline.costs.backward_over_forward = 2;
   SmallTraining whole(mesh, options);
   const double loss = whole.gradients(samples);
-  options.pipeline.schedule = "zero_bubble";
+  options.pipeline.schedule = ScheduleKind::zero_bubble;
   SmallTraining halves(mesh, options);
   reset_peak_memory();
   const std::int64_t before = memory_use().current[static_cast<int>(MemoryCategory::activations)];
@@ -161,12 +162,13 @@ TEST_F(Pipeline, HalvesOfBackwardEqualItBitForBitAndHoldWhatIsPredicted) {
 
 TEST_F(Pipeline, RecordedOpsAreThePlans) {
   SCOPED_TRACE(trace);
-  for (const char* schedule : {"gpipe", "1f1b", "state_aware_1f1b", "zero_bubble"}) {
+  for (ScheduleKind schedule : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
+                                ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble}) {
     MeshShape shape;
     shape.pp = std::min(ranks, 4);
     shape.dp = ranks / shape.pp;
     Recorder recorder;
-    StepOptions options;
+    SmallOptions options;
     options.shape = deep_shape(false);
     options.pipeline.schedule = schedule;
     options.recorder = &recorder;
@@ -190,7 +192,8 @@ TEST_F(Pipeline, RandomMixesRunThroughEverySchedule) {
   const int mixes = all != nullptr ? 50 : 3;
   SharedDraw draws(77);
   const std::vector<MeshShape> meshes = pipeline_meshes(ranks);
-  const char* schedules[] = {"gpipe", "1f1b", "state_aware_1f1b", "zero_bubble"};
+  ScheduleKind schedules[] = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
+                              ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble};
   for (int mix = 0; mix < mixes; ++mix) {
     samples.clear();
     const std::int64_t count = draws.integer(1, 12);
@@ -199,7 +202,7 @@ TEST_F(Pipeline, RandomMixesRunThroughEverySchedule) {
           sample_of(s, draws.integer(0, 9) == 0 ? draws.integer(60, 150) : draws.integer(0, 30)));
     const Reference reference = reference_step(samples, DType::f64, deep_shape(mix % 2 == 0));
     for (int turn = 0; turn < (all != nullptr ? 4 : 1); ++turn) {
-      StepOptions options;
+      SmallOptions options;
       options.shape = deep_shape(mix % 2 == 0);
       options.pipeline.schedule = schedules[(mix + turn) % 4];
       options.micro_batch_tokens = draws.integer(8, 64);
@@ -216,7 +219,7 @@ TEST_F(Pipeline, ALayerThatIsNotFiniteIsFoundOnAnyStage) {
   shape.pp = std::min(ranks, 4);
   shape.cp_inner = ranks / shape.pp;
   const Mesh& mesh = mesh_of(shape);
-  StepOptions options;
+  SmallOptions options;
   options.shape = deep_shape(false);
   for (const int layer : {-1, 0, 2, 4}) {
     SmallTraining training(mesh, options);
@@ -234,7 +237,7 @@ TEST_F(Pipeline, MistakesAreErrors) {
   EXPECT_THROW(links.send(tensor, links.stage(), Payload::activation), Error);
   EXPECT_THROW(links.send(tensor, links.stage() - 1, Payload::activation), Error);
   EXPECT_THROW(links.receive(tensor, links.stage() + 1, Payload::activation), Error);
-  StepOptions options;
+  SmallOptions options;
   SmallTraining training(mesh_of({ranks, 1, 1, 1, 1, 1, 0}), options);
   EXPECT_THROW(run_stage(gpipe_schedule({{0}}, ranks + 1), 1, training.model, links, {}, nullptr),
                Error);

@@ -28,7 +28,7 @@ TEST(Batch, EverySampleOnceWithinCapacity) {
   for (int trial = 0; trial < 300; ++trial) {
     const int n = static_cast<int>(rng() % 60), dp = 1 + static_cast<int>(rng() % 7);
     const auto samples = random_samples(rng, n, 500);
-    for (const char* method : {"none", "packed"}) {
+    for (const Batching method : {Batching::none, Batching::packed}) {
       const BatchingOptions options{method, 300, dp, 0.01};
       const Batch batch = plan_batch(trial, samples, options);
       ASSERT_EQ(static_cast<int>(batch.micro_batches.size()), dp);
@@ -58,7 +58,7 @@ TEST(Batch, PackedUsesFewMicroBatchesAndBalancesThem) {
   const auto samples = random_samples(rng, 2000, 400);
   std::int64_t tokens = 0;
   for (const auto& s : samples) tokens += s.tokens;
-  const Batch batch = plan_batch(0, samples, {"packed", 4096, 4, 1e-3});
+  const Batch batch = plan_batch(0, samples, {Batching::packed, 4096, 4, 1e-3});
   std::size_t packs = 0;
   std::vector<double> load;
   for (const auto& list : batch.micro_batches) {
@@ -84,22 +84,51 @@ TEST(Batch, AttentionPairsCountPrefixes) {
 
 TEST(Batch, ChunksWeighRightWhateverTheirPlanEstimates) {
   // One loss token in a sample of five chunks: the plan cannot know which chunk holds it.
-  const Batch batch =
-      plan_batch(0, {{0, 20, 1}, {1, 3, 2}}, {.method = "chunkflow", .micro_batch_tokens = 4});
+  const Batch batch = plan_batch(0, {{0, 20, 1}, {1, 3, 2}},
+                                 {.method = Batching::chunkflow, .micro_batch_tokens = 4});
   const LossWeights token(LossNormaliser::ave_token, batch), sum(LossNormaliser::sum, batch);
   for (const auto& list : batch.micro_batches)
     for (const MicroBatch& m : list) {
       EXPECT_DOUBLE_EQ(token.of(m), 1.0 / 3);
       EXPECT_DOUBLE_EQ(sum.of(m), 1);
     }
-  const Batch none = plan_batch(0, {{0, 20, 0}}, {.method = "chunkflow", .micro_batch_tokens = 4});
+  const Batch none =
+      plan_batch(0, {{0, 20, 0}}, {.method = Batching::chunkflow, .micro_batch_tokens = 4});
   EXPECT_EQ(LossWeights(LossNormaliser::ave_token, none).of(none.micro_batches[0][0]), 0);
 }
 
+TEST(Batch, TheChunksOfASampleWeighAsMuchAsTheSample) {
+  const std::vector<SampleLength> samples{{0, 20, 19}, {1, 3, 2}, {2, 9, 8}};
+  const Batch whole = plan_batch(0, samples, {.method = Batching::none, .dp = 2}),
+              cut = plan_batch(0, samples,
+                               {.method = Batching::chunkflow, .micro_batch_tokens = 4, .dp = 2});
+  for (const LossNormaliser normaliser : values_of<LossNormaliser>()) {
+    const LossWeights of_whole(normaliser, whole), of_cut(normaliser, cut);
+    std::map<std::int64_t, double> token_weight;  // by sample
+    for (const auto& list : whole.micro_batches)
+      for (const MicroBatch& m : list) {
+        const auto by_segment = segment_weights(normaliser, m);
+        token_weight[m.segments[0].sample] =
+            of_whole.of(m) * (by_segment.empty() ? 1 : by_segment[0]);
+      }
+    std::size_t chunks = 0;
+    for (const auto& list : cut.micro_batches)
+      for (const MicroBatch& m : list) {
+        ASSERT_EQ(m.segments.size(), 1u);
+        const auto by_segment = segment_weights(normaliser, m);
+        if (m.loss_tokens() == 0) continue;
+        EXPECT_NEAR(of_cut.of(m) * (by_segment.empty() ? 1 : by_segment[0]),
+                    token_weight.at(m.segments[0].sample), 1e-15)
+            << name(normaliser) << " sample " << m.segments[0].sample;
+        ++chunks;
+      }
+    EXPECT_EQ(chunks, 9u);
+  }
+}
+
 TEST(Batch, BadOptionsAreRefused) {
-  EXPECT_THROW(plan_batch(0, {}, {"packd", 1, 1, 0}), Error);
-  EXPECT_THROW(plan_batch(0, {}, {"packed", 0, 1, 0}), Error);
-  EXPECT_THROW(plan_batch(0, {}, {"none", 1, 0, 0}), Error);
+  EXPECT_THROW(plan_batch(0, {}, {Batching::packed, 0, 1, 0}), Error);
+  EXPECT_THROW(plan_batch(0, {}, {Batching::none, 1, 0, 0}), Error);
 }
 
 }  // namespace

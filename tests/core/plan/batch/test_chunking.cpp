@@ -68,7 +68,7 @@ TEST(Chunk, FewestBinsOfSmallSetsAreOptimal) {
 TEST(Chunk, SearchBeatsBestFitDecreasing) {
   const std::vector<std::int64_t> lengths{3, 3, 2,
                                           2, 2, 2};  // best fit decreasing joins the two longest
-  EXPECT_EQ(pack_lengths("bfd", lengths, 7).size(), 3u);
+  EXPECT_EQ(pack_lengths(PackMethod::bfd, lengths, 7).size(), 3u);
   EXPECT_EQ(fewest_bins(lengths, 7).size(), 2u);
 }
 
@@ -84,7 +84,7 @@ TEST(Chunk, EveryTokenOnceAndGroupsTogether) {
       samples[i] = {static_cast<std::int64_t>(100 + i), n, std::max<std::int64_t>(0, n - 1)};
     }
     BatchingOptions options;
-    options.method = "chunkflow";
+    options.method = Batching::chunkflow;
     options.micro_batch_tokens = chunk;
     options.dp = 1 + static_cast<int>(random() % 4);
     const Batch batch = plan_batch(0, samples, options);
@@ -113,6 +113,23 @@ TEST(Chunk, EveryTokenOnceAndGroupsTogether) {
     }
     EXPECT_EQ(batch.hash(), plan_batch(0, samples, options).hash());
   }
+}
+
+TEST(Chunk, PaddingBetweenSegmentsCountsAgainstTheChunk) {
+  BatchingOptions options;
+  options.method = Batching::chunkflow;
+  options.micro_batch_tokens = 512;
+  options.align = 64;
+  std::vector<SampleLength> samples;
+  for (std::int64_t i = 0; i < 64; ++i) samples.push_back({i, 8, 7});
+  samples.push_back({64, 1300, 1299});
+  std::int64_t tokens = 0;
+  for (const auto& list : plan_batch(0, samples, options).micro_batches)
+    for (const MicroBatch& m : list) {
+      EXPECT_LE(m.axis_tokens(), 512);
+      tokens += m.tokens();
+    }
+  EXPECT_EQ(tokens, 64 * 8 + 1300);
 }
 
 TEST(Chunk, FigureTwoOfThePaper) {

@@ -132,7 +132,7 @@ TEST(Sab, TwoLevelsKeepEverySampleAndItsOrder) {
   std::mt19937_64 random(fresh_seed());
   for (int round = 0; round < 300; ++round) {
     BatchingOptions options;
-    options.method = round % 2 == 0 ? "sab" : "lbb";
+    options.method = round % 2 == 0 ? Batching::sab : Batching::lbb;
     options.dp = 1 + static_cast<int>(random() % 4);
     options.micro_batch_samples = static_cast<int>(random() % 3);
     options.micro_batch_tokens = 16384;
@@ -145,8 +145,8 @@ TEST(Sab, TwoLevelsKeepEverySampleAndItsOrder) {
     std::multiset<std::int64_t> found;
     std::vector<double> load(batch.micro_batches.size(), 0), weights;
     for (const SampleLength& s : samples)
-      weights.push_back(options.method == "lbb" ? static_cast<double>(s.tokens)
-                                                : latency_of(s.tokens));
+      weights.push_back(options.method == Batching::lbb ? static_cast<double>(s.tokens)
+                                                        : latency_of(s.tokens));
     for (std::size_t d = 0; d < batch.micro_batches.size(); ++d)
       for (const MicroBatch& m : batch.micro_batches[d]) {
         ASSERT_FALSE(m.segments.empty());
@@ -173,9 +173,9 @@ TEST(Sab, TwoLevelsKeepEverySampleAndItsOrder) {
     }
   }
   BatchingOptions options;
-  options.method = "sab";
+  options.method = Batching::sab;
   EXPECT_THROW(plan_batch(0, {{0, 5, 5}}, options), Error);
-  options.method = "none";
+  options.method = Batching::none;
   options.micro_batch_samples = 2;
   EXPECT_EQ(plan_batch(0, {{0, 5, 5}, {1, 5, 5}, {2, 5, 5}}, options).micro_batches[0].size(), 2u);
 }

@@ -85,7 +85,7 @@ TEST(Packing, EveryItemOnceInEveryMethod) {
   for (int trial = 0; trial < 10000; ++trial) {
     const std::int64_t capacity = 1 + static_cast<std::int64_t>(rng() % 300);
     const Lengths lengths = random_lengths(rng, capacity);
-    for (const std::string& method : packing_methods()) {
+    for (const PackMethod method : values_of<PackMethod>()) {
       const std::string what = fmt::format("{}, seed {}, trial {}", method, seed, trial);
       const Packing packing =
           pack_lengths(method, lengths, capacity, static_cast<std::uint64_t>(trial));
@@ -112,7 +112,7 @@ TEST(Packing, FirstAndBestFitAreTheSlowOnes) {
     std::stable_sort(order.begin(), order.end(),
                      [&](std::uint32_t a, std::uint32_t b) { return lengths[a] > lengths[b]; });
     ASSERT_EQ(longest_first(lengths), order) << "seed " << seed;
-    EXPECT_EQ(packs_of(pack_lengths("ffd", lengths, capacity)),
+    EXPECT_EQ(packs_of(pack_lengths(PackMethod::ffd, lengths, capacity)),
               slow_fit(order, lengths, capacity, false))
         << "seed " << seed << " trial " << trial;
     // Best fit may choose among equally full packs: their fill is what counts.
@@ -122,7 +122,7 @@ TEST(Packing, FirstAndBestFitAreTheSlowOnes) {
       std::sort(tokens.begin(), tokens.end());
       return tokens;
     };
-    EXPECT_EQ(fill(packs_of(pack_lengths("bfd", lengths, capacity))),
+    EXPECT_EQ(fill(packs_of(pack_lengths(PackMethod::bfd, lengths, capacity))),
               fill(slow_fit(order, lengths, capacity, true)))
         << "seed " << seed << " trial " << trial;
   }
@@ -141,10 +141,10 @@ TEST(Packing, LongestFirstOfWideNumbers) {
 
 TEST(Packing, ByHand) {
   const Lengths lengths{6, 5, 4, 3, 2};
-  EXPECT_EQ(packs_of(pack_lengths("ffd", lengths, 10)), (Packs{{0, 2}, {1, 3, 4}}));
-  EXPECT_EQ(packs_of(pack_lengths("spfhp", lengths, 10)),
+  EXPECT_EQ(packs_of(pack_lengths(PackMethod::ffd, lengths, 10)), (Packs{{0, 2}, {1, 3, 4}}));
+  EXPECT_EQ(packs_of(pack_lengths(PackMethod::spfhp, lengths, 10)),
             (Packs{{0, 3}, {1, 2}, {4}}));  // 4 joins the shorter pack, 3 the other, 2 neither
-  EXPECT_EQ(packs_of(pack_lengths("sorted", lengths, 10)),
+  EXPECT_EQ(packs_of(pack_lengths(PackMethod::sorted, lengths, 10)),
             (Packs{{0}, {1, 2}, {3, 4}}));  // padded: 6; 5 + 5; 3 + 3
 }
 
@@ -155,20 +155,20 @@ TEST(Packing, FitMethodsPadLessThanNextFit) {
   std::int64_t total = 0;
   for (auto& length : lengths)
     total += length = std::clamp<std::int64_t>(static_cast<std::int64_t>(draw(rng)), 1, 4096);
-  const auto padding = [&](const char* method) {
+  const auto padding = [&](PackMethod method) {
     return 1 - static_cast<double>(total) /
                    (4096.0 * static_cast<double>(pack_lengths(method, lengths, 4096, 3).size()));
   };
-  const double random = padding("random"), isf = padding("isf");
+  const double random = padding(PackMethod::random), isf = padding(PackMethod::isf);
   EXPECT_GT(random, 0.05);
   EXPECT_LT(isf, random / 2);
-  for (const char* method : {"ffs", "ffd", "bfs", "bfd"})
+  for (const PackMethod method :
+       {PackMethod::ffs, PackMethod::ffd, PackMethod::bfs, PackMethod::bfd})
     EXPECT_LT(padding(method), 0.01) << method;
 }
 
 TEST(Packing, BadArgumentsAreRefused) {
-  EXPECT_THROW(pack_lengths("fd", Lengths{1}, 4), Error);
-  EXPECT_THROW(pack_lengths("ffd", Lengths{1}, 0), Error);
+  EXPECT_THROW(pack_lengths(PackMethod::ffd, Lengths{1}, 0), Error);
 }
 
 }  // namespace

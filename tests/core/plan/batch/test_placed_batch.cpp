@@ -14,7 +14,7 @@ namespace {
 
 BatchingOptions options(int dp) {
   BatchingOptions o;
-  o.method = "balanced";
+  o.method = Batching::balanced;
   o.dp = dp;
   o.micro_batch_tokens = 16384;
   o.splits.clear();

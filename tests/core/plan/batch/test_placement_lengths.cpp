@@ -97,7 +97,7 @@ double batched(const Steps& steps, const BatchingOptions& options, const PackSec
 
 double hbp(const Steps& steps, const PlacementCosts& costs) {
   BatchingOptions options;
-  options.method = "hbp";
+  options.method = Batching::hbp;
   options.dp = kRanks;
   options.groups = {{kRankTokens, 1, -1}, {kLongest, 8, -1}};
   options.pair_cost_tokens = 1.3e-9 / 4e-5;
@@ -109,7 +109,7 @@ double hbp(const Steps& steps, const PlacementCosts& costs) {
 /// Every micro-batch over sp x cp ranks, packs of the capacity that does best, heaviest first.
 double fixed(const Steps& steps, int sp, int cp, const PlacementCosts& costs) {
   BatchingOptions options;
-  options.method = "packed";
+  options.method = Batching::packed;
   options.dp = kRanks / (sp * cp);
   options.pair_cost_tokens = 1.3e-9 / 4e-5;
   const PackSeconds packs = [&](const MicroBatch& m) {
@@ -160,7 +160,7 @@ TEST(PlacementOfLongTailedLengths, BeatsRoundsAndEveryFixedSplit) {
     }
   // What trains: the same placement as lists of rounds, groups aligned, Ulysses alone.
   BatchingOptions trained;
-  trained.method = "balanced";
+  trained.method = Batching::balanced;
   trained.dp = kRanks;
   trained.micro_batch_tokens = kRankTokens;
   trained.splits.clear();

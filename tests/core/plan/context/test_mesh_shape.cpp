@@ -41,16 +41,16 @@ TEST(MeshShape, ProblemsShowTheArithmetic) {
   const MeshShape shape{2, 1, 2, 2, 1, 1, 0};
   const auto list = problems(shape, 6);
   ASSERT_EQ(list.size(), 1u);
-  EXPECT_NE(list[0].find("dp 2 x pp 1 x cp_outer 2 x cp_inner 2 x sp 1 x tp 1 = 8"),
-            std::string::npos)
-      << list[0];
-  EXPECT_NE(list[0].find("started on 6"), std::string::npos) << list[0];
+  const std::string text = list[0].message();
+  EXPECT_NE(text.find("dp 2 x pp 1 x cp_outer 2 x cp_inner 2 x sp 1 x tp 1 = 8"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("started on 6"), std::string::npos) << text;
   EXPECT_EQ(describe(shape), "dp 2 x pp 1 x cp_outer 2 x cp_inner 2 x sp 1 x tp 1 = 8");
 }
 
 TEST(MeshShape, EveryBadDegreeIsNamed) {
   const auto list = problems({0, -1, 1, 0, 1, 1, -2}, 4);
-  EXPECT_EQ(list.size(), 4u) << fmt::format("{}", fmt::join(list, "\n"));
+  EXPECT_EQ(list.size(), 4u) << messages(list);
   EXPECT_EQ(problems({1 << 20, 1 << 20, 1, 1, 1, 1, 0}, 0).size(), 1u);
 }
 

@@ -1,9 +1,11 @@
-// Keys of the command line that change nothing are named, and only they.
+// When keys are read: those of the command line that change nothing are named, and only they.  Keys
+// that went name their successor.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "core/config/deck_effect.hpp"
+#include "core/config/deck.hpp"
+#include "core/config/deck_schema.hpp"
 
 namespace ballast {
 namespace {
@@ -16,17 +18,18 @@ Deck all_set(const std::vector<std::pair<S, DeckValue>>& other) {
   Deck deck;
   for (const KeySpec& spec : deck_schema())
     deck.set(spec.path(), spec.default_value, "command line: x", Origin::command_line);
-  for (const auto& [path, value] : other) deck.set(path, value, "command line: x", Origin::command_line);
+  for (const auto& [path, value] : other)
+    deck.set(path, value, "command line: x", Origin::command_line);
   return deck;
 }
 
 std::vector<S> keys_of(const Deck& deck) {
   std::vector<S> keys;
-  for (const S& note : without_effect(deck)) keys.push_back(note.substr(0, note.find(' ')));
+  for (const Problem& note : without_effect(deck.config())) keys.push_back(note.keys.front().path);
   return keys;
 }
 
-TEST(DeckEffect, KeysOfFeaturesThatAreOffAreNamed) {
+TEST(DeckSchema, KeysOfFeaturesThatAreOffAreNamed) {
   // Defaults: packs of files, dense attention, zigzag, 1F1B, no tuning, adapters, curriculum or
   // recomputation.
   const std::vector<S> off = keys_of(all_set({}));
@@ -77,7 +80,7 @@ TEST(DeckEffect, KeysOfFeaturesThatAreOffAreNamed) {
     EXPECT_EQ(std::count(off.begin(), off.end(), key), 0) << key;
 }
 
-TEST(DeckEffect, KeysOfFeaturesThatAreOnAreNot) {
+TEST(DeckSchema, KeysOfFeaturesThatAreOnAreNot) {
   const std::vector<S> off = keys_of(all_set({{"batching.method", S("chunkflow")},
                                               {"attention.pattern", S("moba")},
                                               {"attention.index", S("generated")},
@@ -98,15 +101,28 @@ TEST(DeckEffect, KeysOfFeaturesThatAreOnAreNot) {
     EXPECT_EQ(std::count(off.begin(), off.end(), key), 1) << key;
 }
 
-TEST(DeckEffect, KeysOfTheDeckMayBeForOtherCases) {
+TEST(DeckSchema, KeysOfTheDeckMayBeForOtherCases) {
   Deck deck;
   deck.set("chunk.k", I{2}, "deck.toml:3");
-  EXPECT_TRUE(without_effect(deck).empty());
+  EXPECT_TRUE(without_effect(deck.config()).empty());
   deck.set("chunk.k", I{2}, "command line: chunk.k=2", Origin::command_line);
-  ASSERT_EQ(without_effect(deck).size(), 1u);
+  ASSERT_EQ(without_effect(deck.config()).size(), 1u);
   EXPECT_EQ(
-      without_effect(deck)[0],
+      without_effect(deck.config())[0].message(),
       "chunk.k has no effect with batching.method = \"packed\"; it is read with \"chunkflow\"");
+}
+
+TEST(DeckSchema, RetiredKeysAreGoneAndTheirSuccessorsAreThere) {
+  ASSERT_FALSE(retired_keys().empty());
+  for (const RetiredKey& key : retired_keys()) {
+    EXPECT_EQ(find_key(key.path), nullptr) << key.path;
+    EXPECT_EQ(find_retired(key.path), &key);
+    if (!key.successor.empty()) {
+      EXPECT_NE(find_key(key.successor), nullptr) << key.path;
+    }
+    EXPECT_FALSE(key.remark.empty()) << key.path;
+  }
+  EXPECT_EQ(find_retired("mesh.dp"), nullptr);
 }
 
 }  // namespace
