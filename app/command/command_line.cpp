@@ -8,6 +8,7 @@
 #include "app/plan/stored_groups.hpp"
 #include "ballast_version.hpp"
 #include "core/base/nearest_name.hpp"
+#include "core/config/combinations.hpp"
 #include "core/config/deck_schema.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/context/mesh_shape.hpp"
@@ -43,7 +44,8 @@ constexpr std::array kCommands = {
 
 constexpr const char* kAbout =
     "Trains long-context language models with every rank equally loaded.\n"
-    "--help deck lists all blocks and keys of a deck (--help deck BLOCK those of one block); "
+    "--help deck lists all blocks and keys of a deck (--help deck BLOCK those of one block), "
+    "--help combinations what runs together; "
     "--kokkos-* arguments pass through to Kokkos.";
 
 /// Options of one subcommand, bound to `line`.  `wall_time` is read later, so that its message is
@@ -124,23 +126,31 @@ std::string version_text() {
       cuda_version(), nccl_version(), hdf5_version());
 }
 
-ParsedLine parse_command_line(const std::vector<std::string>& arguments) {
-  // `--help deck [BLOCK]` is a topic, not a command.
+/// `--help deck [BLOCK]` and `--help combinations` are topics, not commands.
+std::optional<ParsedLine> help_topic(const std::vector<std::string>& arguments) {
   for (std::size_t i = 0; i + 1 < arguments.size(); ++i) {
-    if ((arguments[i] != "--help" && arguments[i] != "-h") || arguments[i + 1] != "deck") continue;
+    if (arguments[i] != "--help" && arguments[i] != "-h") continue;
+    const std::string& topic = arguments[i + 1];
+    if (topic == "combinations") return ParsedLine{std::nullopt, combinations_text(), 0};
+    if (topic == "combinations.json") return ParsedLine{std::nullopt, combinations_json(), 0};
+    if (topic != "deck") continue;
     const std::string block = i + 2 < arguments.size() ? arguments[i + 2] : "";
     std::string text = deck_help(block);
-    if (!text.empty()) return {std::nullopt, std::move(text), 0};
+    if (!text.empty()) return ParsedLine{std::nullopt, std::move(text), 0};
     std::vector<std::string> names;
     for (const auto& b : deck_blocks()) names.push_back(b.name);
     const std::string near = nearest_name(block, names);
-    return {
+    return ParsedLine{
         std::nullopt,
         fmt::format("ballast --help deck {}: no such block{}; blocks: {}\n", block,
                     near.empty() ? "" : " (did you mean " + near + "?)", fmt::join(names, ", ")),
         2};
   }
+  return std::nullopt;
+}
 
+ParsedLine parse_command_line(const std::vector<std::string>& arguments) {
+  if (auto topic = help_topic(arguments)) return *std::move(topic);
   std::vector<std::string> known;
   for (const Command& command : kCommands) known.emplace_back(command.name);
   if (!arguments.empty() && !arguments[0].starts_with("-") &&

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/error.hpp"
+#include "core/config/combinations.hpp"
 #include "core/config/deck_schema.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
@@ -48,14 +49,6 @@ class Rules {
 };
 
 void run_rules(const Config& config, Rules& rules) {
-  const auto& [backend, precision] = std::pair(config.run.backend, config.run.precision);
-  if (backend == Backend::host && precision == Precision::bf16)
-    rules.add({"run.precision", "run.backend"},
-              "run.precision = \"bf16\" needs run.backend = \"cuda\"",
-              "the host computes in \"fp32\" or \"fp64\"");
-  if (backend == Backend::cuda && precision == Precision::fp64)
-    rules.add({"run.precision", "run.backend"},
-              "run.precision = \"fp64\" needs run.backend = \"host\"", "CUDA computes in \"bf16\"");
   const bool needle = config.data.source == DataSource::needle;
   const char* held_out = needle ? "data.needle_held_out" : "data.validation_share";
   if (config.eval.every_steps > 0 &&
@@ -200,27 +193,16 @@ void data_rules(const Config& config, Rules& rules) {
                     data.min_tokens, data.max_tokens));
 }
 
-/// Whether data-parallel ranks share micro-batches.
-bool ranks_share_packs(const Config& config) {
-  return !joined_ranks(batching_options(config)).empty();
-}
-
 /// batching.method = "balanced".
 void balanced_rules(const Config& config, Rules& rules) {
+  if (config.mesh.sp > 1) return;  // groups of one rank alone
   const std::vector<int> degrees = joined_ranks(batching_options(config));
   for (const std::int64_t ranks : config.batching.select_ranks)
     if (ranks > 1 && std::find(degrees.begin(), degrees.end(), ranks) == degrees.end())
-      rules.add({"batching.select_ranks", "mesh.dp", "model.query_heads", "mesh.sp"},
+      rules.add({"batching.select_ranks", "mesh.dp", "model.query_heads"},
                 fmt::format("batching.select_ranks: {} ranks must divide mesh.dp = {} and the {} "
-                            "query heads, and mesh.sp be 1",
+                            "query heads",
                             ranks, config.mesh.dp, config.model.query_heads));
-  if (!degrees.empty() && config.mesh.pp > 1 && state_aware(config.pipeline.schedule))
-    rules.add({"pipeline.schedule", "batching.method"},
-              fmt::format("pipeline.schedule = \"{}\" orders each data-parallel rank's "
-                          "micro-batches by themselves, but batching.method = \"balanced\" makes "
-                          "ranks share some",
-                          name(config.pipeline.schedule)),
-              "set \"1f1b\" or \"gpipe\"");
 }
 
 void selection_rules(const Config& config, Rules& rules) {
@@ -271,20 +253,6 @@ void group_rules(const Config& config, Rules& rules) {
                 fmt::format("batching.group_recompute = {} is more than the model's {} layers",
                             group.recompute_layers, layers));
   }
-  if (!ranks_share_packs(config)) return;
-  if (config.mesh.pp > 1 && state_aware(config.pipeline.schedule))
-    rules.add({"pipeline.schedule", "batching.group_ranks"},
-              fmt::format("pipeline.schedule = \"{}\" orders each data-parallel rank's "
-                          "micro-batches by themselves, but batching.group_ranks makes ranks share "
-                          "some",
-                          name(config.pipeline.schedule)),
-              "set \"1f1b\" or \"gpipe\"");
-  if (config.mesh.sp > 1)
-    rules.add({"mesh.sp", "batching.group_ranks"},
-              fmt::format("mesh.sp = {}: with batching.group_ranks each group joins data-parallel "
-                          "ranks itself",
-                          config.mesh.sp),
-              "set mesh.sp = 1");
 }
 
 void batching_rules(const Config& config, DeckNeeds needs, Rules& rules) {
@@ -294,11 +262,6 @@ void batching_rules(const Config& config, DeckNeeds needs, Rules& rules) {
     rules.add({"curriculum.steps", "curriculum.max_tokens"},
               "curriculum.steps needs curriculum.max_tokens, the longest sample of those steps: "
               "batching.method has no packing groups to take it from");
-  if (batching.scope == BatchScope::epoch && !packs_whole_samples(batching.method))
-    rules.add({"batching.scope", "batching.method"},
-              fmt::format("batching.scope = \"epoch\" packs whole epochs; batching.method = \"{}\" "
-                          "needs batching.scope = \"step\"",
-                          name(batching.method)));
   if (batching.method == Batching::balanced) balanced_rules(config, rules);
   if (!hbp) return;  // a deck may state groups for its other cases
   selection_rules(config, rules);
@@ -378,29 +341,11 @@ void cost_rules(const Config& config, Rules& rules) {
 
 void dst_rules(const Config& config, Rules& rules) {
   const DstConfig& dst = config.dst;
-  const PatternKind pattern = config.attention.pattern;
-  if (dst.enabled) {
-    if (budget_pattern(config) == PatternKind::dense)
-      rules.add({"dst.enabled", "attention.pattern"},
-                fmt::format("dst.enabled tunes the budget of attention.pattern = \"moba\" or "
-                            "\"vertical_slash\"; \"{}\" has none",
-                            name(pattern)));
-    if (config.attention.index == IndexOrigin::generated)
-      rules.add({"dst.enabled", "attention.index"},
-                "dst.enabled needs routing scores, which attention.index = \"generated\" does not "
-                "have",
-                "set \"pattern\"");
-    if (pattern == PatternKind::vertical_slash && dst.base_budget == 0)
-      rules.add({"dst.base_budget", "dst.enabled"},
-                "dst.base_budget = 0: vertical_slash has no fixed budget",
-                "state the one that tuning starts from");
-    if (ranks_share_packs(config))
-      rules.add(
-          {"dst.enabled", "batching.method"},
-          "dst.enabled: a pack on several ranks (batching.group_ranks, or "
-          "batching.method = \"balanced\") has no latency that the others could be aligned to",
-          "use packs of one rank (balanced: batching.select_ranks = [1]), or mesh.sp");
-  }
+  if (dst.enabled && config.attention.pattern == PatternKind::vertical_slash &&
+      dst.base_budget == 0)
+    rules.add({"dst.base_budget", "dst.enabled"},
+              "dst.base_budget = 0: vertical_slash has no fixed budget",
+              "state the one that tuning starts from");
   const bool ascending = rules.ascends("dst.budgets", dst.budgets);
   const std::int64_t base = dst.base_budget == 0 ? config.attention.moba_top_k : dst.base_budget;
   if (ascending && !dst.budgets.empty() &&
@@ -429,16 +374,6 @@ void profile_rules(const Config& config, Rules& rules) {
     rules.add({"profile.recompute"}, "profile.recompute is empty", "name at least \"none\"");
 }
 
-/// What plans know and no executor of this version runs.
-void execution_rules(const Config& config, Rules& rules) {
-  rules.take(not_executable(config.mesh));
-  if (config.batching.scope == BatchScope::epoch && packs_whole_samples(config.batching.method))
-    rules.add({"batching.scope"},
-              "batching.scope = \"epoch\" is for `ballast pack`: a training step's samples do not "
-              "depend on the mesh",
-              "set batching.scope = \"step\"");
-}
-
 }  // namespace
 
 std::vector<Problem> problems(const Config& config, DeckNeeds needs, const std::set<Key>& faulty) {
@@ -460,7 +395,7 @@ std::vector<Problem> problems(const Config& config, DeckNeeds needs, const std::
               "dst.enabled and batching.method = \"sab\" predict latency: name a profile.table "
               "(`ballast profile` measures one), or state costs.forward_token_s and "
               "costs.forward_pair_s");
-  if (needs.executes) execution_rules(config, rules);
+  rules.take(refused_combinations(config, needs.executes));
   return rules.list;
 }
 

@@ -99,6 +99,18 @@ std::vector<PackGroup> pack_groups(const Config& config) {
   return groups;
 }
 
+bool ranks_share_packs(const Config& config) {
+  if (config.batching.method == Batching::balanced) {
+    const Integers& named = config.batching.select_ranks;
+    if (config.mesh.sp > 1)
+      return std::any_of(named.begin(), named.end(), [](std::int64_t n) { return n > 1; });
+    return !joined_ranks(batching_options(config)).empty();
+  }
+  if (config.batching.method != Batching::hbp || takes_stored_groups(config)) return false;
+  const std::vector<PackGroup> groups = pack_groups(config);
+  return std::any_of(groups.begin(), groups.end(), [](const PackGroup& g) { return g.ranks > 1; });
+}
+
 void set_groups(Config& config, const std::vector<PackGroup>& groups, const std::string& place,
                 Origin origin) {
   BatchingConfig& b = config.batching;
@@ -231,10 +243,13 @@ std::vector<std::int64_t> layer_begin(const Config& config) {
   return balance_stages(model.layers, stages, part_costs(model, context));
 }
 
+bool has_budgets(PatternKind pattern) {
+  return pattern == PatternKind::moba || pattern == PatternKind::vertical_slash;
+}
+
 PatternKind budget_pattern(const Config& config) {
   const PatternKind pattern = config.attention.pattern;
-  const bool budgeted = pattern == PatternKind::moba || pattern == PatternKind::vertical_slash;
-  return budgeted ? pattern : PatternKind::dense;
+  return has_budgets(pattern) ? pattern : PatternKind::dense;
 }
 
 std::int64_t budget_block_tokens(const Config& config) {

@@ -33,6 +33,8 @@ DataOptions data_options(const Config& config);
 Curriculum curriculum(const Config& config);
 /// The stated packing groups.
 std::vector<PackGroup> pack_groups(const Config& config);
+/// Whether data-parallel ranks share packs of some stated group (batching.method = "hbp").
+bool ranks_share_packs(const Config& config);
 /// States `groups`, which come from `place`.
 void set_groups(Config& config, const std::vector<PackGroup>& groups, const std::string& place,
                 Origin origin = Origin::profile_table);
@@ -50,8 +52,10 @@ PipelineOptions pipeline_options(const Config& config);
 /// First layer of every pipeline stage.
 std::vector<std::int64_t> layer_begin(const Config& config);
 
-/// The pattern whose budgets count, attention.pattern where it has budgets (moba, vertical_slash),
-/// else dense; and the tokens of the key blocks that its budgets count.
+/// Whether a pattern has budgets, which tuning moves.
+bool has_budgets(PatternKind pattern);
+/// The pattern whose budgets count, attention.pattern where it has budgets, else dense; and the
+/// tokens of the key blocks that its budgets count.
 PatternKind budget_pattern(const Config& config);
 std::int64_t budget_block_tokens(const Config& config);
 

@@ -96,7 +96,8 @@ INSTANTIATE_TEST_SUITE_P(
         Breach{"state_aware_with_placement",
                {{"batching.method", S("balanced")},
                 {"mesh.pp", I{2}},
-                {"pipeline.schedule", S("state_aware_1f1b")}},
+                {"pipeline.schedule", S("state_aware_1f1b")},
+                {"mesh.dp", I{2}}},
                "deck.toml:12",
                "1f1b"},
         Breach{"heads_over_a_group",
@@ -260,7 +261,7 @@ TEST(DeckRules, WhatNoExecutorRunsIsRefusedWhereRanksRunIt) {
   const auto list = deck_problems(deck);
   ASSERT_EQ(list.size(), 2u) << fmt::format("{}", fmt::join(list, "\n"));
   EXPECT_EQ(list[0],
-            "deck.toml:3: mesh.tp = 2: tensor parallelism cannot be run by this version; set "
+            "deck.toml:3: mesh.tp above 1: tensor parallelism cannot be run by this version; set "
             "mesh.tp = 1 and use optimizer.zero and the ring (mesh.cp_outer, mesh.cp_inner)");
   EXPECT_TRUE(list[1].starts_with("deck.toml:4: batching.scope = \"epoch\" is for `ballast pack`"))
       << list[1];

@@ -6,8 +6,10 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <random>
 
+#include "core/config/combinations.hpp"
 #include "core/config/run_options.hpp"
 #include "io/deck/deck_reader.hpp"
 
@@ -164,6 +166,26 @@ TEST(DeckReader, OverridesWinAndBareWordsAreText) {
   EXPECT_EQ(deck.get<std::vector<std::string>>("data.paths"),
             parse_deck(kSound, "d", {R"(data.paths=["/a", "/b"])"})
                 .get<std::vector<std::string>>("data.paths"));
+}
+
+TEST(DeckReader, SettingsOfTheTableOfCombinationsChooseWhatTheySay) {
+  // What a choice needs beside it, so that no rule refuses the deck.
+  const std::map<std::string, std::string> beside{{"dst on", "attention.pattern=moba"},
+                                                  {"precision bf16", "run.backend=cuda"}};
+  for (const Choice& choice : choices()) {
+    std::vector<std::string> overrides{"costs.forward_pair_s=1e-9"};
+    if (const auto more = beside.find(choice.name()); more != beside.end())
+      overrides.push_back(more->second);
+    overrides.insert(overrides.end(), choice.settings.begin(), choice.settings.end());
+    std::string text = kSound;
+    if (choice.name() == "dp 1") text.replace(text.find("dp = 2"), 6, "dp = 1");
+    const Config config = parse_config(text, "deck.toml", overrides, "", {.executes = false});
+    EXPECT_TRUE(choice.chosen(config)) << choice.name();
+    std::map<std::string, int> chosen;
+    for (const Choice& other : choices()) chosen[other.dimension] += other.chosen(config) ? 1 : 0;
+    for (const auto& [dimension, times] : chosen)
+      EXPECT_EQ(times, 1) << dimension << " with " << choice.name();
+  }
 }
 
 TEST(DeckReader, APresetReplacesTheShapeThatStoodBeforeIt) {

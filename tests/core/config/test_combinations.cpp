@@ -1,0 +1,86 @@
+// The table of combinations: every Config makes one choice of each dimension, refusals name choices
+// that exist, and what is chosen decides.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "core/config/combinations.hpp"
+#include "core/config/config.hpp"
+#include "core/config/deck_schema.hpp"
+
+namespace ballast {
+namespace {
+
+TEST(Combinations, ADeckChoosesOnceInEveryDimension) {
+  std::map<std::string, int> count;
+  for (const Choice& choice : choices())
+    count[choice.dimension] += choice.chosen(default_config()) ? 1 : 0;
+  EXPECT_GT(count.size(), 15u);
+  for (const auto& [dimension, times] : count) EXPECT_EQ(times, 1) << dimension;
+}
+
+TEST(Combinations, RefusalsNameChoicesThatExist) {
+  std::set<std::string> names;
+  for (const Choice& choice : choices()) {
+    EXPECT_TRUE(names.insert(choice.name()).second) << choice.name();
+    EXPECT_NE(find_key(choice.key.path), nullptr) << choice.key.path;
+  }
+  std::set<std::vector<std::string>> refused;
+  for (const Refusal& refusal : refusals()) {
+    EXPECT_TRUE(refused.insert(refusal.choices).second) << refusal.because;
+    EXPECT_FALSE(refusal.choices.empty()) << refusal.because;
+    EXPECT_EQ(refusal.keys().size(), refusal.choices.size()) << refusal.because;
+    for (const std::string& name : refusal.choices) EXPECT_TRUE(names.count(name)) << name;
+    EXPECT_FALSE(refusal.because.empty());
+  }
+}
+
+TEST(Combinations, WhatIsChosenDecides) {
+  Config config;
+  EXPECT_TRUE(refused_combinations(config, true).empty());
+  config.dst.enabled = true;
+  const auto found = refused_combinations(config, true);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].keys, (std::vector<Key>{"dst.enabled", "attention.pattern"}));
+  EXPECT_NE(found[0].text.find("\"dense\" has none"), std::string::npos) << found[0].text;
+  config.attention.pattern = PatternKind::moba;
+  EXPECT_TRUE(refused_combinations(config, true).empty());
+  config.batching.method = Batching::hbp;
+  config.batching.groups = {64, 256};
+  EXPECT_TRUE(refused_combinations(config, true).empty());
+  config.batching.group_ranks = {1, 2};
+  EXPECT_EQ(refused_combinations(config, true).size(), 1u);
+  config.batching.groups_from = GroupSource::profile;  // the stated ones are for other cases
+  EXPECT_TRUE(refused_combinations(config, true).empty());
+}
+
+TEST(Combinations, ThreeChoicesMayBeNeededForARefusal) {
+  Config config;
+  config.batching.method = Batching::hbp;
+  config.batching.groups = {64, 256};
+  config.batching.group_ranks = {1, 2};
+  config.pipeline.schedule = ScheduleKind::zero_bubble;
+  EXPECT_TRUE(refused_combinations(config, true).empty());
+  config.mesh.pp = 4;
+  const auto found = refused_combinations(config, true);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].keys,
+            (std::vector<Key>{"pipeline.schedule", "batching.group_ranks", "mesh.pp"}));
+  config.pipeline.schedule = ScheduleKind::gpipe;
+  EXPECT_TRUE(refused_combinations(config, true).empty());
+}
+
+TEST(Combinations, PlansAreMadeOfWhatOnlyExecutorsRefuse) {
+  Config config;
+  config.mesh.tp = 2;
+  config.batching.scope = BatchScope::epoch;
+  EXPECT_EQ(refused_combinations(config, true).size(), 2u);
+  EXPECT_TRUE(refused_combinations(config, false).empty());
+  config.batching.method = Batching::chunkflow;  // cuts the samples of a step
+  EXPECT_EQ(refused_combinations(config, false).size(), 1u);
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,131 @@
+// Options of the parts of the program: every key of their blocks changes what they are told.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "core/config/deck.hpp"
+#include "core/config/deck_schema.hpp"
+#include "core/config/run_options.hpp"
+#include "tests/core/config/other_value.hpp"
+
+namespace ballast {
+namespace {
+
+/// All options that run_options makes of a Config, as one text.
+class OptionsText {
+ public:
+  std::string text;
+
+  template <class... T>
+  void add(const T&... values) {
+    (put(values), ...);
+  }
+  void add(const ModelShape& m) {
+    add(m.preset, m.layers, m.hidden, m.intermediate, m.query_heads, m.kv_heads, m.head_dim,
+        m.vocabulary, m.qkv_bias, m.tied_embedding, m.rms_eps, m.initial_std, m.rope_theta,
+        m.yarn_factor, m.original_context, m.llama3_factor, m.llama3_low, m.llama3_high);
+    add(m.lora.rank, m.lora.alpha, m.lora.dropout, m.lora.projections, m.lora.seed);
+  }
+  void add(const DataOptions& d) {
+    add(d.source, d.paths, d.extensions, d.path, d.mask_path, d.lengths_file, d.lengths,
+        d.bin_tokens, d.bin_share, d.samples, d.max_tokens, d.min_tokens, d.long_samples,
+        d.needle_held_out, d.seed, d.vocabulary);
+    const NeedleOptions& n = d.needle;
+    add(n.lengths, n.length_share, n.held_out_share, n.pairs, n.questions, n.keys, n.values,
+        n.value_tokens, n.vocabulary, n.seed, n.closing);
+  }
+  void add(const BatchingOptions& b) {
+    add(b.method, b.micro_batch_tokens, b.dp, b.pair_cost_tokens, b.packing, b.balance, b.seed,
+        b.micro_batch_samples, b.align);
+    for (const PlacementSplit& s : b.splits) add(s.ranks, s.sp, s.ring);
+    for (const PackGroup& g : b.groups) add(g.tokens, g.ranks, g.recompute_layers);
+  }
+  void add(const AttentionOptions& a) {
+    add(a.pattern, a.generated, a.vertical_share, a.slash_share, a.last_q, a.max_columns,
+        a.max_slashes, a.moba_block, a.moba_top_k, a.xattention_block, a.xattention_stride,
+        a.xattention_threshold, a.generator.density, a.generator.band_tokens, a.generator.columns,
+        a.generator.seed, a.generator.heads);
+  }
+  void add(const PipelineOptions& p) {
+    add(p.schedule, p.stages, p.k, p.search, p.offload, p.costs.token_s, p.costs.pair_s,
+        p.costs.micro_batch_s, p.costs.backward_over_forward, p.costs.weight_share,
+        p.costs.hop_token_s);
+  }
+  void add(const MeshShape& m) {
+    add(m.dp, m.pp, m.cp_outer, m.cp_inner, m.sp, m.tp, m.ranks_per_node);
+  }
+
+ private:
+  template <class T>
+  void put(const T& value) {
+    if constexpr (NamedEnum<T>)
+      text += fmt::format("{} ", name(value));
+    else
+      text += fmt::format("{} ", value);
+  }
+  template <class T>
+  void put(const std::vector<T>& list) {
+    text += '[';
+    for (const T& value : list) put(value);
+    text += "] ";
+  }
+};
+
+std::string options_text(const Config& config) {
+  const RunOptions o = RunOptions::from(config);
+  OptionsText all;
+  all.add(o.mesh);
+  all.add(o.model);
+  all.add(data_options(config));
+  all.add(o.batching);
+  all.add(o.attention);
+  all.add(o.pipeline);
+  all.add(o.normaliser, o.layout, o.stripe, o.layer_begin, o.joined_ranks());
+  all.add(o.window.steps, o.window.rule, o.window.global_tokens, o.window.global_samples);
+  all.add(o.curriculum.steps, o.curriculum.max_tokens, o.curriculum.global_tokens,
+          o.curriculum.global_samples);
+  all.add(recomputed_layers(config), budget_pattern(config), budget_block_tokens(config),
+          takes_stored_groups(config), lacks_groups(config), ranks_share_packs(config));
+  return all.text;
+}
+
+/// Makes `deck` one that reads the key, by the schema's `when`.
+void switch_on(Deck& deck, const KeySpec& spec) {
+  if (!spec.when) return;
+  const KeySpec& by = key_filling(spec.when->switch_member);
+  switch_on(deck, by);
+  deck.set(by.path(), spec.when->values.empty() ? other_value(by) : spec.when->values.front(),
+           "deck.toml:1");
+}
+
+/// Keys of these blocks that commands and executors read from the Config itself.
+const std::set<std::string> kReadAsTheyAre{
+    "model.head_chunk_tokens",    "data.validation_share",
+    "batching.shuffle",           "batching.scope",
+    "batching.select_lengths",    "batching.select_ranks",
+    "batching.select_memory_gib", "chunk.window_tokens",
+    "chunk.search_tokens",        "chunk.search_k",
+    "chunk.search_steps",         "chunk.search_memory_gib",
+    "pipeline.plan_steps",
+};
+
+TEST(RunOptions, EveryKeyOfTheirBlocksChangesThem) {
+  const std::set<std::string> blocks{"mesh",      "model", "data",      "batching",
+                                     "chunk",     "loss",  "ring",      "pipeline",
+                                     "attention", "lora",  "curriculum"};
+  std::set<std::string> as_they_are;
+  for (const KeySpec& spec : deck_schema()) {
+    if (blocks.count(spec.block) == 0) continue;
+    Deck deck;
+    deck.set("model.layers", std::int64_t{6}, "deck.toml:1");
+    deck.set("batching.groups", std::vector<std::int64_t>{64, 256}, "deck.toml:1");
+    switch_on(deck, spec);
+    const std::string before = options_text(deck.config());
+    deck.set(spec.path(), other_value(spec), "deck.toml:2");
+    if (options_text(deck.config()) == before) as_they_are.insert(spec.path());
+  }
+  EXPECT_EQ(as_they_are, kReadAsTheyAre);
+}
+
+}  // namespace
+}  // namespace ballast
