@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
@@ -193,62 +194,70 @@ std::vector<std::string> balance_row(std::vector<std::string> labels, const M& m
   return labels;
 }
 
-void print(const std::vector<PackFacts>& cases) {
-  for (std::size_t i = 0; i < cases.size(); ++i)
-    if (i == 0 || cases[i].data != cases[i - 1].data) fmt::print("data {}\n", cases[i].data);
-  const bool named = !cases.front().case_name.empty();
-  const std::vector<std::string> name(named ? 1 : 0, "case");
-  std::vector<std::string> header = name;
+std::vector<std::string> labels_of(const std::vector<PackFacts>& cases, const std::string& label) {
+  return std::vector<std::string>(cases.front().case_name.empty() ? 0 : 1, label);
+}
+
+/// Columns of planned times; "-" for a case without costs.
+std::vector<std::string> times_of(const PackFacts& f) {
+  if (!f.costs) return std::vector<std::string>(5, "-");
+  return {fmt::format("{:.2f}", f.run.step_s), fmt::format("{:.4f}", f.run.mean_step_s()),
+          fmt::format("{:.4f}", f.step_over_bound()),
+          fmt::format("{:.4f}", f.run.mean(f.run.load_balance)),
+          fmt::format("{:.2f}", f.run.mean(f.run.idle_ranks))};
+}
+
+void print_balance(const std::vector<PackFacts>& cases, bool timed) {
+  std::vector<std::string> header = labels_of(cases, "case");
   for (const char* column :
        {"method", "dp", "dbr", "pr", "abr", "samples", "tokens", "packs", "batches", "tail_packs",
         "cr", "cr_bound", "ave_t", "length_share", "plan_seconds"})
     header.push_back(column);
-  const bool timed = std::any_of(cases.begin(), cases.end(),
-                                 [](const PackFacts& f) { return f.costs != nullptr; });
   if (timed)
     for (const char* column : {"run_s", "step_s", "over_bound", "load_balance", "idle_ranks"})
       header.push_back(column);
   header.push_back("trains");
   TextTable table(header);
-  header = name;
+  for (const PackFacts& f : cases) {
+    std::vector<std::string> row = labels_of(cases, f.case_name);
+    row.push_back(ballast::name(f.options.batching.method));
+    row.push_back(fmt::to_string(f.options.mesh.dp));
+    row = balance_row(row, f.metrics);
+    const bool hbp = f.options.batching.method == Batching::hbp;
+    for (const std::string& value :
+         {fmt::format("{:.4f}", f.metrics.cr),
+          hbp ? fmt::format("{:.4f}", f.metrics.cr_bound) : std::string("-"),
+          fmt::format("{:.1f}", f.metrics.ave_t), fmt::format("{:.4f}", f.metrics.length_share),
+          fmt::format("{:.6f}", f.plan_seconds)})
+      row.push_back(value);
+    if (timed) std::ranges::copy(times_of(f), std::back_inserter(row));
+    row.push_back(f.not_trained.empty() ? "yes" : "not trained");
+    table.row(row);
+  }
+  fmt::print("{}", table.text());
+}
+
+void print_groups(const std::vector<PackFacts>& cases) {
+  std::vector<std::string> header = labels_of(cases, "case");
   for (const char* column : {"group", "ranks", "dbr", "pr", "abr", "samples", "tokens", "packs",
                              "batches", "tail_packs"})
     header.push_back(column);
   TextTable groups(header);
   bool grouped = false;
   for (const PackFacts& f : cases) {
-    std::vector<std::string> labels(named ? 1 : 0, f.case_name), row = labels;
-    row.push_back(ballast::name(f.options.batching.method));
-    row.push_back(fmt::to_string(f.options.mesh.dp));
-    row = balance_row(row, f.metrics);
-    row.push_back(fmt::format("{:.4f}", f.metrics.cr));
-    const bool hbp = f.options.batching.method == Batching::hbp;
-    row.push_back(hbp ? fmt::format("{:.4f}", f.metrics.cr_bound) : "-");
-    row.push_back(fmt::format("{:.1f}", f.metrics.ave_t));
-    row.push_back(fmt::format("{:.4f}", f.metrics.length_share));
-    row.push_back(fmt::format("{:.6f}", f.plan_seconds));
-    if (f.costs)
-      for (const std::string& value :
-           {fmt::format("{:.2f}", f.run.step_s), fmt::format("{:.4f}", f.run.mean_step_s()),
-            fmt::format("{:.4f}", f.step_over_bound()),
-            fmt::format("{:.4f}", f.run.mean(f.run.load_balance)),
-            fmt::format("{:.2f}", f.run.mean(f.run.idle_ranks))})
-        row.push_back(value);
-    else
-      row.insert(row.end(), timed ? 5 : 0, "-");
-    row.push_back(f.not_trained.empty() ? "yes" : "not trained");
-    table.row(row);
-    if (!hbp) continue;
+    if (f.options.batching.method != Batching::hbp) continue;
     grouped = true;
     for (const GroupMetrics& g : f.metrics.groups) {
-      row = labels;
+      std::vector<std::string> row = labels_of(cases, f.case_name);
       row.push_back(fmt::to_string(g.group.tokens));
       row.push_back(fmt::to_string(g.group.ranks));
       groups.row(balance_row(row, g));
     }
   }
-  fmt::print("{}", table.text());
   if (grouped) fmt::print("packing groups\n{}", groups.text());
+}
+
+void print_legend(bool timed) {
   fmt::print(
       "dbr, abr: sum(max - x) / (max N) over data-parallel ranks, x = tokens, x = sum of squared "
       "lengths; pr: sum(length - tokens) / "
@@ -268,6 +277,9 @@ void print(const std::vector<PackFacts>& cases) {
         "over_bound: over the time of every sample alone on one rank, divided by ranks; "
         "load_balance: mean / max of useful seconds over all ranks; idle_ranks: without a "
         "micro-batch\n");
+}
+
+void print_notes(const std::vector<PackFacts>& cases) {
   for (const PackFacts& f : cases)
     if (!f.not_trained.empty())
       fmt::print("not trained{}: {}\n", f.case_name.empty() ? "" : ", " + f.case_name,
@@ -283,6 +295,17 @@ void print(const std::vector<PackFacts>& cases) {
         fmt::print("note: {}: {}\n", f.case_name, note);
       else if (&f == &cases.front())
         fmt::print("note: {}\n", note);
+}
+
+void print(const std::vector<PackFacts>& cases) {
+  for (std::size_t i = 0; i < cases.size(); ++i)
+    if (i == 0 || cases[i].data != cases[i - 1].data) fmt::print("data {}\n", cases[i].data);
+  const bool timed = std::any_of(cases.begin(), cases.end(),
+                                 [](const PackFacts& f) { return f.costs != nullptr; });
+  print_balance(cases, timed);
+  print_groups(cases);
+  print_legend(timed);
+  print_notes(cases);
 }
 
 }  // namespace

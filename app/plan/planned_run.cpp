@@ -34,6 +34,7 @@ StatedTimes stated_times(const Config& config) {
   times.weight_share = costs.weight_share;
   times.stage_hop_token_s = costs.hop_token_s;
   times.exchange_token_s = config.costs.exchange_token_s;
+  times.ring_hop_token_s = config.costs.ring_hop_token_s;
   times.block_tokens = budget_block_tokens(config);
   times.given = config.is_set(&Config::costs);
   return times;

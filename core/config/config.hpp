@@ -163,7 +163,8 @@ struct RingPassConfig {
 struct CostsConfig {
   RingPassConfig forward, backward;
   double forward_token_s = 1e-6, forward_pair_s = 0, backward_over_forward = 2,
-         exchange_token_s = 0, forward_micro_batch_s = 0, stage_hop_token_s = 0;
+         exchange_token_s = 0, ring_hop_token_s = 0, forward_micro_batch_s = 0,
+         stage_hop_token_s = 0;
 };
 
 struct CheckpointConfig {

@@ -36,6 +36,14 @@ double StatedCosts::exchange(std::int64_t tokens, const ContextSplit& split) con
          split.ranks() / 2;
 }
 
+double StatedCosts::ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel,
+                             bool gradients) const {
+  if (split.ring() == 1) return 0;
+  // Keys and values go round in both passes, their gradients, twice the bytes, in one.
+  const double part = gradients ? 0.5 : 0.25;
+  return part * times_.ring_hop_token_s * static_cast<double>(tokens) / split.ranks();
+}
+
 double StatedCosts::stage_hop(std::int64_t tokens, const ContextSplit& split) const {
   return times_.stage_hop_token_s * static_cast<double>(tokens) / split.ranks();
 }

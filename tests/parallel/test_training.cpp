@@ -298,8 +298,8 @@ TEST_F(Training, LossNormalisersAreThoseOfEquation6AndThreeOfThemKeepTheSplitOut
           first = &kept;
         }
       }
-    const bool exact = normaliser != LossNormaliser::token_mean &&
-                       normaliser != LossNormaliser::sample_mean;
+    const bool exact =
+        normaliser != LossNormaliser::token_mean && normaliser != LossNormaliser::sample_mean;
     if (exact)
       EXPECT_LT(apart, 1e-10) << "the same for every split";
     else

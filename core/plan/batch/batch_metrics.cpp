@@ -122,8 +122,7 @@ void BatchMeter::add(const Batch& batch, bool full) {
   else
     counts_.tail_packs += packs;
   if (full && !mixed && packs > 0) group_full_[only].add(dbr, pr, abr);
-  counts_.packs += packs;
-  ++counts_.batches;
+  counts_.packs += packs, ++counts_.batches;
 }
 
 BatchMetrics BatchMeter::result() const {
