@@ -46,6 +46,7 @@ class CommandLine(RunCase):
             self.assertIn(f"  {command} ", commands)
             self.assertIn("Usage: ballast " + command, self.ballast(command, "--help").stdout)
         self.assertIn("cp_outer", self.ballast("--help", "deck").stdout)
+        self.assertIn("dst on with pattern dense", self.ballast("--help", "combinations").stdout)
         version = self.ballast("--version").stdout
         for part in ("ballast", "compiler", "MPI", "Kokkos", "CUDA", "NCCL", "HDF5"):
             self.assertIn(part, version)

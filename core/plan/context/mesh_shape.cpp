@@ -113,11 +113,4 @@ std::vector<Problem> problems(const MeshShape& shape, int ranks) {
   return list;
 }
 
-std::vector<Problem> not_executable(const MeshShape& shape) {
-  if (shape.tp <= 1) return {};
-  return {{{"mesh.tp"},
-           fmt::format("mesh.tp = {}: tensor parallelism cannot be run by this version", shape.tp),
-           "set mesh.tp = 1 and use optimizer.zero and the ring (mesh.cp_outer, mesh.cp_inner)"}};
-}
-
 }  // namespace ballast

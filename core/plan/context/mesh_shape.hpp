@@ -39,7 +39,4 @@ std::string describe(const MeshShape& shape);
 /// divide the ranks, and a two-level ring whose inner ring leaves its node.
 std::vector<Problem> problems(const MeshShape& shape, int ranks);
 
-/// Degrees that plans know but no executor of this version runs (tp above 1).
-std::vector<Problem> not_executable(const MeshShape& shape);
-
 }  // namespace ballast

@@ -63,10 +63,5 @@ TEST(MeshShape, NodesHoldWholeInnerRings) {
   EXPECT_FALSE(problems({3, 1, 1, 2, 1, 1, 4}, 6).empty());  // 6 = 4 + 2
 }
 
-TEST(MeshShape, DegreesWithoutExecutorAreNamed) {
-  EXPECT_TRUE(not_executable({4, 1, 2, 2, 1, 1, 0}).empty());
-  EXPECT_EQ(not_executable({1, 2, 1, 1, 2, 2, 0}).size(), 1u);
-}
-
 }  // namespace
 }  // namespace ballast
