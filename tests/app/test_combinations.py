@@ -92,21 +92,21 @@ class Design:
         rows = [row for row in rows if len(row) == 2 and self.fits(row, next(iter(row.values())))]
         return {frozenset(row.values()) for row in rows if all(self.fitting(row).values())}
 
+    def worth(self, row, dimension, name):
+        """Pairs that a choice newly covers, less the ranks, two or more, that start for it."""
+        gain = sum(frozenset((name, other)) in self.left for other in row.values())
+        return gain - max(2, self.ranks({**row, dimension: name}))
+
     def complete(self, row):
-        """Fills the open dimensions, narrow ones first, with what covers most of what is left."""
+        """Fills the open dimensions, narrow ones first, with what is worth most."""
         while len(row) < len(self.dimensions):
             fitting = self.fitting(row)
             narrow = [d for d, names in fitting.items() if len(names) < 2]
             dimension = self.rng.choice(sorted(narrow or fitting))
             if not fitting[dimension]:
                 return None
-            gain = {
-                n: sum(frozenset((n, o)) in self.left for o in row.values())
-                for n in fitting[dimension]
-            }
-            best = [n for n in fitting[dimension] if gain[n] == max(gain.values())]
-            ranks = {n: max(2, self.ranks({**row, dimension: n})) for n in best}
-            best = [n for n in best if ranks[n] == min(ranks.values())]
+            worth = {n: self.worth(row, dimension, n) for n in fitting[dimension]}
+            best = [n for n in worth if worth[n] == max(worth.values())]
             row[dimension] = self.rng.choice(best)
         return row
 
@@ -114,18 +114,18 @@ class Design:
         self.left = self.pairs()
         rows = []
         while self.left:
-            best, covered = None, set()
+            trials = []
             for _ in range(TRIALS):
                 row = self.complete(row_of(*self.rng.choice(sorted(map(sorted, self.left)))))
-                pairs = (
-                    set(map(frozenset, itertools.combinations(row.values(), 2))) if row else set()
-                )
-                if len(pairs & self.left) > len(covered):
-                    best, covered = row, pairs & self.left
-            if best is None:
+                if row:
+                    pairs = map(frozenset, itertools.combinations(row.values(), 2))
+                    covered = self.left.intersection(pairs)
+                    trials.append((len(covered) / (2 + self.ranks(row)), len(trials), row, covered))
+            if not trials:
                 raise AssertionError(f"no row holds one of {len(self.left)} pairs: {self.left}")
+            _, _, row, covered = max(trials, key=lambda trial: trial[:2])
             self.left -= covered
-            rows.append(best)
+            rows.append(row)
         return rows
 
     def overrides(self, row):
