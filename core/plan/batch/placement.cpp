@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 #include <queue>
+#include <set>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -24,6 +25,12 @@ constexpr double kNear = 1.002;
 constexpr double kTargets[] = {1.0, 1.01, 1.03, 1.06, 1.1, 1.2};
 constexpr double kShares[] = {1.0, 0.5, 0.25, 0.12, 0.06};
 constexpr int kSharesAlone = 3;  ///< without a pipeline
+/// Long samples x ranks above which no smaller share is tried: planning stays below 0.2 s.
+constexpr std::int64_t kMostStarts = 1200000;
+/// Ranks that the last one tries to exchange samples with, and what of the time between their ends
+/// an exchange must move at least.
+constexpr int kPartners = 8;
+constexpr double kWorth = 0.02;
 
 /// One way to run a sample.
 struct Choice {
@@ -85,10 +92,15 @@ class Placer {
     const std::size_t shares = options_.stages > 1 ? std::size(kShares) : kSharesAlone;
     for (const double share : std::span(kShares).first(shares)) {
       const double least = least_target(mean, share);
+      if (best.step_s < kNever && long_samples(least * share) * options_.ranks > kMostStarts) break;
+      double before_s = kNever;
       for (const double factor : kTargets) {
         if (best.step_s <= least * kNear) break;
         Placement found = built(attempt(least * factor, share));
+        const bool same = found.step_s == before_s;  // and so it is with the targets that follow
+        before_s = found.step_s;
         if (found.step_s < best.step_s) best = std::move(found);
+        if (same) break;
         if (options_.rule == DegreeRule::by_length) break;
       }
       if (options_.rule == DegreeRule::by_length) break;
@@ -174,6 +186,12 @@ class Placer {
   bool is_short(std::uint32_t i, double limit) const {
     if (options_.rule == DegreeRule::by_time && packed_s_[i] > limit) return false;
     return fits(tokens(i), 0, options_.splits.front());
+  }
+
+  std::int64_t long_samples(double limit) const {
+    return std::partition_point(order_.begin(), order_.end(),
+                                [&](std::uint32_t i) { return !is_short(i, limit); }) -
+           order_.begin();
   }
 
   /// The least mean time of a rank when no sample takes longer than `share` of it.
@@ -273,7 +291,58 @@ class Placer {
       a.tail[r].push_back(i);
       ends.emplace(end + packed_s_[i], r);
     }
+    std::set<Load> last;
+    for (; !ends.empty(); ends.pop()) last.insert(ends.top());
+    even_out(a.tail, last);
     return a;
+  }
+
+  /// Exchanges short samples between the rank that ends last and those that end first until none
+  /// makes both end earlier than the last one did.  `ends`: of every rank, with its samples.
+  void even_out(std::vector<std::vector<std::uint32_t>>& samples,
+                std::set<std::pair<double, std::size_t>>& ends) const {
+    while (ends.size() > 1) {
+      const auto [latest, from] = *ends.rbegin();
+      auto other = ends.begin();
+      bool exchanged = false;
+      for (int tried = 0; tried < kPartners && other->second != from && !exchanged;
+           ++tried, ++other) {
+        const auto [earliest, to] = *other;
+        exchanged = exchange(samples[from], samples[to], latest - earliest, [&](double moved) {
+          ends.erase({latest, from}), ends.erase({earliest, to});
+          ends.emplace(latest - moved, from), ends.emplace(earliest + moved, to);
+        });
+        if (exchanged) break;
+      }
+      if (!exchanged) break;
+    }
+    for (auto& list : samples)
+      std::sort(list.begin(), list.end(), [&](std::uint32_t a, std::uint32_t b) {
+        return tokens(a) != tokens(b) ? tokens(a) > tokens(b) : a < b;
+      });
+  }
+  /// Gives one sample for one or none so that about half of `gap` seconds move; false: no pair
+  /// moves anything worth it.
+  template <class Moved>
+  bool exchange(std::vector<std::uint32_t>& from, std::vector<std::uint32_t>& to, double gap,
+                const Moved& moved) const {
+    double best = gap * (0.5 - kWorth), seconds = 0;
+    std::size_t give = from.size(), take = to.size();
+    for (std::size_t i = 0; i < from.size(); ++i)
+      for (std::size_t j = 0; j <= to.size(); ++j) {
+        const double d = packed_s_[from[i]] - (j < to.size() ? packed_s_[to[j]] : 0);
+        if (const double off = std::abs(d - gap / 2); off < best)
+          best = off, seconds = d, give = i, take = j;
+      }
+    if (give == from.size()) return false;
+    if (take < to.size()) {
+      std::swap(from[give], to[take]);
+    } else {
+      to.push_back(from[give]);
+      from.erase(from.begin() + static_cast<std::ptrdiff_t>(give));
+    }
+    moved(seconds);
+    return true;
   }
 
   /// Packs of short samples (longest first) on one rank.
