@@ -1,6 +1,8 @@
-# CUDA backend, never required: library ballast_cuda of all *.cu and *.cpp below kernels/cuda, linked into ballast_kernels, and NCCL for
-# ballast_parallel.  BALLAST_HAVE_CUDA=1 and BALLAST_HAVE_NCCL=1 tell the code.  kernels/cuda/standalone is for nvcc alone.
-set(BALLAST_CUDA_ARCHITECTURES 80 90 CACHE STRING "Architectures of the plain kernels; *_sm90.cu are always built for sm_90a")
+# CUDA backend, never required: library ballast_cuda of all *.cu and *.cpp below kernels/cuda,
+# linked into ballast_kernels, and NCCL for ballast_parallel.  BALLAST_HAVE_CUDA=1 and
+# BALLAST_HAVE_NCCL=1 tell the code.  kernels/cuda/standalone is for nvcc alone.
+set(BALLAST_CUDA_ARCHITECTURES 80 90 CACHE STRING
+    "Architectures of the plain kernels; *_sm90.cu are always built for sm_90a")
 set(ballast_cuda_reason "switched off")
 set(BALLAST_HAVE_CUDA FALSE)
 set(BALLAST_HAVE_NCCL FALSE)
@@ -11,7 +13,8 @@ if(NOT BALLAST_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_ARCHITECTURES OFF)
   endif()
   if(NOT CMAKE_CUDA_COMPILER)
-    find_program(BALLAST_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
+    find_program(BALLAST_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH
+                 PATHS /usr/local/cuda PATH_SUFFIXES bin)
     mark_as_advanced(BALLAST_NVCC)
     if(BALLAST_NVCC)
       set(CMAKE_CUDA_COMPILER ${BALLAST_NVCC})
@@ -28,7 +31,8 @@ if(NOT BALLAST_CUDA STREQUAL "OFF")
       set(ballast_cuda_reason "nvcc was found, but not cuBLASLt")
     endif()
   elseif(BALLAST_NVCC)
-    set(ballast_cuda_reason "${BALLAST_NVCC} does not compile with ${CMAKE_CXX_COMPILER}; see CMakeFiles/CMakeError.log")
+    string(CONCAT ballast_cuda_reason "${BALLAST_NVCC} does not compile with "
+           "${CMAKE_CXX_COMPILER}; see CMakeFiles/CMakeError.log")
   else()
     set(ballast_cuda_reason "no nvcc on PATH, under CUDA_HOME or in /usr/local/cuda")
   endif()
@@ -47,7 +51,8 @@ if(BALLAST_HAVE_CUDA AND cuda_sources)
   set(ballast_cuda_version ${CUDAToolkit_VERSION})
 
   foreach(architecture ${BALLAST_CUDA_ARCHITECTURES})
-    list(APPEND plain_flags "-gencode=arch=compute_${architecture},code=[sm_${architecture},compute_${architecture}]")
+    set(code "[sm_${architecture},compute_${architecture}]")
+    list(APPEND plain_flags "-gencode=arch=compute_${architecture},code=${code}")
   endforeach()
   foreach(source ${cuda_sources})
     if(source MATCHES "_sm90\\.cu$")
@@ -59,11 +64,15 @@ if(BALLAST_HAVE_CUDA AND cuda_sources)
   endforeach()
   add_library(ballast_cuda STATIC ${cuda_sources})
   add_library(ballast::cuda ALIAS ballast_cuda)
-  set_target_properties(ballast_cuda PROPERTIES EXPORT_NAME cuda CUDA_ARCHITECTURES OFF CUDA_RUNTIME_LIBRARY Shared)
+  set_target_properties(ballast_cuda PROPERTIES EXPORT_NAME cuda
+                        CUDA_ARCHITECTURES OFF CUDA_RUNTIME_LIBRARY Shared)
   target_compile_definitions(ballast_cuda PUBLIC BALLAST_HAVE_CUDA=1)
-  target_compile_options(ballast_cuda PRIVATE ${ballast_warnings} $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>
-                                              $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo> $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall>)
-  target_link_libraries(ballast_cuda PUBLIC ballast_core CUDA::cudart PRIVATE CUDA::cublasLt CUDA::cublas)
+  foreach(option --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall)
+    target_compile_options(ballast_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${option}>)
+  endforeach()
+  target_compile_options(ballast_cuda PRIVATE ${ballast_warnings})
+  target_link_libraries(ballast_cuda PUBLIC ballast_core CUDA::cudart
+                        PRIVATE CUDA::cublasLt CUDA::cublas)
   target_link_libraries(ballast_kernels PUBLIC ballast_cuda)
 
   find_package(NCCL QUIET)

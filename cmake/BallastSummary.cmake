@@ -1,6 +1,7 @@
 # Feature summary, printed once at the end of configure.
 if(TARGET ballast_cuda)
-  set(cuda_line "CUDA ${ballast_cuda_version}, plain kernels for sm ${BALLAST_CUDA_ARCHITECTURES}, Hopper kernels for sm_90a")
+  string(CONCAT cuda_line "CUDA ${ballast_cuda_version}, "
+         "plain kernels for sm ${BALLAST_CUDA_ARCHITECTURES}, Hopper kernels for sm_90a")
   if(BALLAST_HAVE_NCCL)
     string(APPEND cuda_line "; NCCL ${ballast_nccl_version}")
   else()
@@ -19,7 +20,8 @@ if(BALLAST_TESTS)
   set(tests_line "ctest -L default (all: ctest)")
 endif()
 message(STATUS "Ballast ${PROJECT_VERSION}")
-message(STATUS "  build      ${CMAKE_BUILD_TYPE}, ${ballast_compiler}, native ${BALLAST_NATIVE}, ccache ${ccache_line}")
+message(STATUS "  build      ${CMAKE_BUILD_TYPE}, ${ballast_compiler}, native ${BALLAST_NATIVE}, "
+        "ccache ${ccache_line}")
 message(STATUS "  MPI        ${ballast_mpi_version}, launcher ${MPIEXEC_EXECUTABLE}")
 message(STATUS "  Kokkos     ${BallastKokkos_VERSION}")
 message(STATUS "  HDF5       ${HDF5_VERSION}, parallel ${HDF5_IS_PARALLEL}")

@@ -1,5 +1,6 @@
-# Kokkos::kokkos and BallastKokkos_VERSION from a real Kokkos (3.7 or later) if one is found, else from the distribution's
-# Trilinos package, whose own KokkosConfig.cmake names a missing include directory.
+# Kokkos::kokkos and BallastKokkos_VERSION from a real Kokkos (3.7 or later) if one is found, else
+# from the distribution's Trilinos package, whose own KokkosConfig.cmake names a missing include
+# directory.
 if(TARGET Kokkos::kokkos)
   set(BallastKokkos_FOUND TRUE)
   return()
@@ -13,7 +14,8 @@ endif()
 find_path(BallastKokkos_INCLUDE_DIR Kokkos_Core.hpp PATH_SUFFIXES trilinos kokkos)
 find_library(BallastKokkos_LIBRARY NAMES kokkoscore trilinos_kokkoscore)
 if(EXISTS ${BallastKokkos_INCLUDE_DIR}/KokkosCore_config.h)
-  file(STRINGS ${BallastKokkos_INCLUDE_DIR}/KokkosCore_config.h version_line REGEX "define +KOKKOS_VERSION +[0-9]+")
+  file(STRINGS ${BallastKokkos_INCLUDE_DIR}/KokkosCore_config.h version_line
+       REGEX "define +KOKKOS_VERSION +[0-9]+")
   if(version_line MATCHES "([0-9]+)([0-9][0-9])([0-9][0-9])$")  # 30401 is 3.4.1
     math(EXPR minor "1${CMAKE_MATCH_2} - 100")
     math(EXPR patch "1${CMAKE_MATCH_3} - 100")
@@ -21,7 +23,8 @@ if(EXISTS ${BallastKokkos_INCLUDE_DIR}/KokkosCore_config.h)
   endif()
 endif()
 include(FindPackageHandleStandardArgs)
-find_package_handle_standard_args(BallastKokkos REQUIRED_VARS BallastKokkos_LIBRARY BallastKokkos_INCLUDE_DIR
+find_package_handle_standard_args(BallastKokkos
+                                  REQUIRED_VARS BallastKokkos_LIBRARY BallastKokkos_INCLUDE_DIR
                                   VERSION_VAR BallastKokkos_VERSION)
 if(BallastKokkos_FOUND)
   find_package(Threads REQUIRED)

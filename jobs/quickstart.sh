@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# From a bare clone to a trained model and its report: sets up, builds, trains inputs/quickstart.toml on 4 ranks, writes the report.
+# From a bare clone to a trained model and its report: sets up, builds, trains
+# inputs/quickstart.toml on 4 ranks, writes the report.
 #
-#   jobs/quickstart.sh [ballast train arguments...]      e.g. jobs/quickstart.sh run.steps=50 mesh.dp=4 mesh.cp_inner=1
+#   jobs/quickstart.sh [ballast train arguments...]
+#   jobs/quickstart.sh run.steps=50 mesh.dp=4 mesh.cp_inner=1
 #
-# BALLAST_RANKS (4) ranks; BALLAST_RUN (runs/quickstart, or the next free runs/quickstart-N) is the run folder.
+# BALLAST_RANKS (4) ranks; BALLAST_RUN (runs/quickstart, or the next free runs/quickstart-N) is the
+# run folder.
 set -euo pipefail
 exec </dev/null
 root=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)
@@ -11,7 +14,9 @@ started=$SECONDS
 
 # The CUDA backend costs minutes of compilation, so it is built only where a device answers.
 preset=host
-if command -v nvidia-smi >/dev/null && timeout 60 nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then preset=default; fi
+if command -v nvidia-smi >/dev/null && timeout 60 nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+  preset=default
+fi
 build=$("$root/jobs/setup.sh" --preset "$preset" ballast)
 built=$SECONDS
 
@@ -30,6 +35,10 @@ cd "$root"
 trained=$SECONDS
 "$build/bin/ballast-report" "$run"
 report=$(find "$run" -name report.html | head -n 1)
-[ -n "$report" ] || { echo "quickstart: ballast-report wrote no report.html under $run" >&2; exit 1; }
-echo "quickstart: set-up and build $((built - started)) s, training $((trained - built)) s, report $((SECONDS - trained)) s"
+if [ -z "$report" ]; then
+  echo "quickstart: ballast-report wrote no report.html under $run" >&2
+  exit 1
+fi
+echo "quickstart: set-up and build $((built - started)) s, training $((trained - built)) s," \
+  "report $((SECONDS - trained)) s"
 echo "quickstart: report: $report"

@@ -1,19 +1,23 @@
 #!/usr/bin/env bash
-# Set-up shared by jobs/quickstart.sh and tests/run.sh: installs what is missing, checks MPI, configures by preset and builds.
+# Set-up shared by jobs/quickstart.sh and tests/run.sh: installs what is missing, checks MPI,
+# configures by preset and builds.
 #
-#   jobs/setup.sh [--tests] [--preset NAME] [--define NAME=VALUE]... [TARGET...]     (no TARGET: everything)
+#   jobs/setup.sh [--tests] [--preset NAME] [--define NAME=VALUE]... [TARGET...]
+#                                                            (no TARGET: everything)
 #
-# --tests adds the packages that only tests need.  Packages are installed on Debian and its family, as root or through sudo; apt-get is not
-# called when nothing is missing.  BALLAST_SKIP_INSTALL=1 leaves packages alone (libraries from modules), BALLAST_BUILD_JOBS bounds the
-# compiler processes.  The last line of standard output is the build folder.
+# --tests adds the packages that only tests need.  Packages are installed on Debian and its family,
+# as root or through sudo; apt-get is not called when nothing is missing.  BALLAST_SKIP_INSTALL=1
+# leaves packages alone (libraries from modules), BALLAST_BUILD_JOBS bounds the compiler
+# processes.  The last line of standard output is the build folder.
 set -euo pipefail
 root=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)
 exec 3>&1 1>&2  # everything but the last line goes to standard error
 
 # A|B: either package will do, the first that the distribution offers is installed.
-packages="ca-certificates git cmake ninja-build g++ pkg-config mpich libmpich-dev libhdf5-mpich-dev libtrilinos-kokkos-dev|libkokkos-dev
-  libopenblas-pthread-dev libtomlplusplus-dev libcli11-dev libfmt-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libgtest-dev
-  libbenchmark-dev python3 python3-h5py python3-numpy python3-matplotlib"
+packages="ca-certificates git cmake ninja-build g++ pkg-config mpich libmpich-dev libhdf5-mpich-dev
+  libtrilinos-kokkos-dev|libkokkos-dev libopenblas-pthread-dev libtomlplusplus-dev libcli11-dev
+  libfmt-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libgtest-dev libbenchmark-dev
+  python3 python3-h5py python3-numpy python3-matplotlib"
 test_packages="slurm-wlm munge clang-format-14|clang-format black"
 
 stop() {
@@ -60,7 +64,8 @@ offered() {
 
 install_packages() {
   local missing entry names=()
-  if [ "${BALLAST_SKIP_INSTALL:-0}" = 1 ] || ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+  if [ "${BALLAST_SKIP_INSTALL:-0}" = 1 ] || ! command -v dpkg-query >/dev/null ||
+    ! command -v apt-get >/dev/null; then
     say "packages are left alone; needed (Debian names): $packages"
     return
   fi
@@ -68,15 +73,19 @@ install_packages() {
   mapfile -t missing < <(missing_packages $packages ${with_tests:+$test_packages})
   [ ${#missing[@]} -gt 0 ] || return 0
   say "installing ${missing[*]}"
-  as_root apt-get -q update </dev/null || say "apt-get update failed; trying with the package lists that are here"
+  as_root apt-get -q update </dev/null ||
+    say "apt-get update failed; trying with the package lists that are here"
   for entry in "${missing[@]}"; do names+=("$(offered "$entry")"); done
   # --no-install-recommends: matplotlib and Slurm recommend desktop and mail packages.
-  as_root apt-get -q install -y --no-install-recommends -o DPkg::Lock::Timeout=300 "${names[@]}" </dev/null ||
+  as_root apt-get -q install -y --no-install-recommends -o DPkg::Lock::Timeout=300 \
+    "${names[@]}" </dev/null ||
     stop "could not install: ${names[*]}. Run as root or with sudo:" \
-      "apt-get update && apt-get install -y --no-install-recommends ${names[*]}; or set BALLAST_SKIP_INSTALL=1 if these come from elsewhere"
+      "apt-get update && apt-get install -y --no-install-recommends ${names[*]};" \
+      "or set BALLAST_SKIP_INSTALL=1 if these come from elsewhere"
 }
 
-# MPI compiler or launcher $1: MPICH's own name where the system's default may be another MPI; a module's or user's choice is respected.
+# MPI compiler or launcher $1: MPICH's own name where the system's default may be another MPI; a
+# module's or user's choice is respected.
 mpi_tool() {
   local tool
   tool=$(command -v "$1" || true)
@@ -93,7 +102,9 @@ check_mpi() {
   mpicxx=$(mpi_tool mpicxx)
   mpiexec=$(mpi_tool mpiexec)
   h5pcc=$(mpi_tool h5pcc)
-  if [ -z "$mpicc" ] || [ -z "$mpicxx" ] || [ -z "$mpiexec" ]; then stop "mpicc, mpicxx and mpiexec are not all on PATH; install mpich and libmpich-dev"; fi
+  if [ -z "$mpicc" ] || [ -z "$mpicxx" ] || [ -z "$mpiexec" ]; then
+    stop "mpicc, mpicxx and mpiexec are not all on PATH; install mpich and libmpich-dev"
+  fi
   folder=$(mktemp -d)
   cat >"$folder/ranks.c" <<'PROGRAM'
 #include <mpi.h>
@@ -109,14 +120,18 @@ int main(int argc, char** argv) {
   return 0;
 }
 PROGRAM
-  ranks=$({ "$mpicc" -o "$folder/ranks" "$folder/ranks.c" && timeout 120 "$mpiexec" -n 2 "$folder/ranks" </dev/null; } 2>&1 || true)
+  ranks=$({
+    "$mpicc" -o "$folder/ranks" "$folder/ranks.c" &&
+      timeout 120 "$mpiexec" -n 2 "$folder/ranks" </dev/null
+  } 2>&1 || true)
   rm -rf "$folder"
   case $ranks in
     *"size 2 sum 1"*) ;;
     *"size 1"*)
-      stop "'$mpiexec -n 2' starts two jobs of one rank, not one job of two. Ubuntu 24.04's MPICH 4.2.0-5build3 does this (its bug 2072338)." \
-        "Remedy: install that release's later packages of mpich and libmpich12 (4.2.0-5.1 or newer), use Debian 12, or put the mpicxx and mpiexec" \
-        "of a working MPICH, with an HDF5 built on it, first on PATH."
+      stop "'$mpiexec -n 2' starts two jobs of one rank, not one job of two." \
+        "Ubuntu 24.04's MPICH 4.2.0-5build3 does this (its bug 2072338). Remedy: install that" \
+        "release's later packages of mpich and libmpich12 (4.2.0-5.1 or newer), use Debian 12, or" \
+        "put the mpicxx and mpiexec of a working MPICH, with an HDF5 built on it, first on PATH."
       ;;
     *) stop "'$mpiexec -n 2' did not run a two-rank program. It said: $ranks" ;;
   esac
@@ -124,12 +139,15 @@ PROGRAM
 
 # Compiler processes: one a core, and no more than memory allows at 2 GiB each.
 build_jobs() {
-  local jobs available limit used
+  local jobs available limit used free
   jobs=$(nproc)
   available=$(awk '/^MemAvailable:/ {print int($2 / 1024)}' /proc/meminfo)
   limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || echo max)
   used=$(cat /sys/fs/cgroup/memory.current 2>/dev/null || echo 0)
-  if [ "$limit" != max ] && [ $(((limit - used) / 1048576)) -lt "$available" ]; then available=$(((limit - used) / 1048576)); fi
+  if [ "$limit" != max ]; then
+    free=$(((limit - used) / 1048576))
+    if [ "$free" -lt "$available" ]; then available=$free; fi
+  fi
   if [ $((available / 2048)) -lt "$jobs" ]; then jobs=$((available / 2048)); fi
   if [ "$jobs" -lt 1 ]; then jobs=1; fi
   echo "${BALLAST_BUILD_JOBS:-$jobs}"
@@ -145,7 +163,7 @@ while [ $# -gt 0 ]; do
       shift
       ;;
     -h | --help)
-      sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&3
+      sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&3
       exit 0
       ;;
     -*) stop "unknown option $1; see --help" ;;

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# GPU tests on a machine with NVIDIA GPUs: operations against their host twins, whole training runs against the host
-# backend, then against Hugging Face Transformers where python3 has it, and the attention kernels under compute-sanitizer
-# where it and nvcc are there.
+# GPU tests on a machine with NVIDIA GPUs: operations against their host twins, whole training runs
+# against the host backend, then against Hugging Face Transformers where python3 has it, and the
+# attention kernels under compute-sanitizer where it and nvcc are there.
 #
-#   tests/gpu.sh [FOLDER [PATTERN]]   FOLDER holds ballast and test_cuda (default: the build tree's); PATTERN (of grep -E)
-#                                     picks parts by name, such as 'chunks|pipelines'; BALLAST_GPU_PART_S: seconds a part may take (300)
+#   tests/gpu.sh [FOLDER [PATTERN]]   FOLDER holds ballast and test_cuda (default: the build
+#                                     tree's); PATTERN (of grep -E) picks parts by name, such as
+#                                     'chunks|pipelines'; BALLAST_GPU_PART_S: seconds that a part
+#                                     may take (300)
 #
-# A part that fails or hangs does not keep the others from running; last comes a table of all parts, after the ends of those that failed.
-# Without a GPU it says why it skips and leaves with 77.
+# A part that fails or hangs does not keep the others from running; last comes a table of all
+# parts, after the ends of those that failed.  Without a GPU it says why it skips and leaves
+# with 77.
 set -u
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
@@ -19,7 +22,8 @@ pattern=${2:-.}
 limit=${BALLAST_GPU_PART_S:-300}
 tests=$programs
 [ -x "$tests/test_cuda" ] || tests=$root/build/tests
-export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1} NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0} BALLAST_PROGRAM=$programs/ballast PYTHONDONTWRITEBYTECODE=1
+export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1} NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
+export BALLAST_PROGRAM=$programs/ballast PYTHONDONTWRITEBYTECODE=1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 table=() failed=() status=0
@@ -40,7 +44,9 @@ part() {
   esac
   if [ "$code" != 0 ] && [ "$code" != 77 ]; then
     status=1
-    failed+=("== $name: $result"$'\n'"$(grep -E 'FAILED|Error|error:|ballast:|CUDA:' "$folder/log" | head -n 8)"$'\n'"$(tail -n 8 "$folder/log")")
+    failed+=("== $name: $result
+$(grep -E 'FAILED|Error|error:|ballast:|CUDA:' "$folder/log" | head -n 8)
+$(tail -n 8 "$folder/log")")
   fi
   table+=("$(printf '%-66s %-20s %4d s' "$name" "$result" $((SECONDS - begin)))")
 }
@@ -52,10 +58,13 @@ skip() {
 
 # The sanitizers' programs are built beside the first parts.
 sanitizers="nvcc or compute-sanitizer is not here"
-if command -v nvcc >/dev/null && command -v compute-sanitizer >/dev/null && grep -qE -- "$pattern" <<<"sanitizer memcheck racecheck"; then
+build=$root/kernels/cuda/standalone/build.sh
+if command -v nvcc >/dev/null && command -v compute-sanitizer >/dev/null &&
+  grep -qE -- "$pattern" <<<"sanitizer memcheck racecheck"; then
   sanitizers=
-  (sh "$root/kernels/cuda/standalone/build.sh" "$folder/plain" >"$folder/plain.log" 2>&1) &
-  (FLAGS=-DBALLAST_EVERY_LANE_ARRIVES sh "$root/kernels/cuda/standalone/build.sh" "$folder/arrivals" >"$folder/arrivals.log" 2>&1) &
+  (sh "$build" "$folder/plain" >"$folder/plain.log" 2>&1) &
+  (FLAGS=-DBALLAST_EVERY_LANE_ARRIVES sh "$build" "$folder/arrivals" \
+    >"$folder/arrivals.log" 2>&1) &
 fi
 
 # lists WHAT NAMES: a list that came out empty is a failure, not a pass.
@@ -73,13 +82,15 @@ cd "$root/tests/app" || exit 1
 names=$(python3 -c '
 import unittest, test_cuda
 for case in (test_cuda.Cuda, test_cuda.CudaBench):
-    print(*(f"{case.__name__}.{name}" for name in unittest.TestLoader().getTestCaseNames(case)), sep="\n")')
+    for name in unittest.TestLoader().getTestCaseNames(case):
+        print(f"{case.__name__}.{name}")')
 lists test_cuda.py "$names"
 for name in $names; do
   part "$name" python3 -u -m unittest test_cuda."$name"
 done
 if python3 -c 'import torch, transformers, safetensors' 2>/dev/null; then
-  part "compare_gpu (Transformers)" python3 "$root/tests/reference/compare_gpu.py" "$programs/ballast"
+  part "compare_gpu (Transformers)" \
+    python3 "$root/tests/reference/compare_gpu.py" "$programs/ballast"
 else
   skip "compare_gpu (Transformers)" "no torch and transformers here"
 fi
@@ -87,8 +98,10 @@ if [ -z "$sanitizers" ]; then
   wait
   cat "$folder/plain.log" "$folder/arrivals.log"
   part "attention check" "$folder/plain" check
-  part "sanitizer memcheck" compute-sanitizer --tool memcheck --error-exitcode 1 "$folder/plain" check smoke
-  part "sanitizer racecheck" compute-sanitizer --tool racecheck --error-exitcode 1 "$folder/arrivals" check smoke
+  part "sanitizer memcheck" \
+    compute-sanitizer --tool memcheck --error-exitcode 1 "$folder/plain" check smoke
+  part "sanitizer racecheck" \
+    compute-sanitizer --tool racecheck --error-exitcode 1 "$folder/arrivals" check smoke
 else
   skip "sanitizer memcheck, racecheck" "$sanitizers"
 fi

@@ -9,9 +9,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <random>
 #include <string>
 
+#include "tests/seed.hpp"
+
 namespace {
+
+std::uint64_t g_seed = 20260101;
 
 int rank_in(MPI_Comm comm) {
   int rank = 0;
@@ -62,23 +67,31 @@ class RankListener : public ::testing::EmptyTestEventListener {
       }
       sched_yield();
     }
-    if (failures > 0) {
-      any_failed_ = true;
-      if (rank_ == 0 && !failed_)
-        std::fprintf(stderr, "%s.%s failed on %d other rank(s)\n", info.test_suite_name(),
-                     info.name(), failures);
-    }
+    // The test counts as failed on every rank: with --gtest_fail_fast all then skip the same tests.
+    if (failures > 0 && !failed_)
+      ADD_FAILURE() << info.test_suite_name() << "." << info.name() << " failed on " << failures
+                    << " other rank(s)";
   }
-
-  bool any_failed() const { return any_failed_; }
 
  private:
   MPI_Comm comm_;
   int rank_;
-  bool failed_ = false, any_failed_ = false;
+  bool failed_ = false;
 };
 
+/// Reads BALLAST_TEST_SEED on rank 0 for all.
+void choose_seed() {
+  if (const char* text = std::getenv("BALLAST_TEST_SEED"))
+    g_seed =
+        text == std::string("random") ? std::random_device{}() : std::strtoull(text, nullptr, 10);
+  MPI_Bcast(&g_seed, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
+  if (rank_in(MPI_COMM_WORLD) == 0)
+    std::printf("random data: BALLAST_TEST_SEED=%llu\n", static_cast<unsigned long long>(g_seed));
+}
+
 }  // namespace
+
+std::uint64_t ballast::test_seed() { return g_seed; }
 
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
@@ -86,6 +99,7 @@ int main(int argc, char** argv) {
   {
     Kokkos::ScopeGuard kokkos(argc, argv);
     ::testing::InitGoogleTest(&argc, argv);
+    choose_seed();
     // Ranks must run the same tests in the same order.
     int seed = GTEST_FLAG_GET(random_seed);
     if (seed == 0) seed = 1 + static_cast<int>(std::time(nullptr) % 99999);
@@ -98,9 +112,8 @@ int main(int argc, char** argv) {
       delete listeners.Release(listeners.default_result_printer());
       delete listeners.Release(listeners.default_xml_generator());
     }
-    auto* listener = new RankListener(comm);
-    listeners.Append(listener);
-    const int mine = RUN_ALL_TESTS() != 0 || listener->any_failed() ? 1 : 0;
+    listeners.Append(new RankListener(comm));
+    const int mine = RUN_ALL_TESTS() != 0 ? 1 : 0;
     MPI_Allreduce(&mine, &status, 1, MPI_INT, MPI_MAX, comm);
     MPI_Comm_free(&comm);
   }

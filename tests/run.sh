@@ -3,8 +3,8 @@
 #
 #   tests/run.sh [full] [ctest arguments...]      e.g. tests/run.sh -R parallel
 #
-# The CUDA backend is compiled where nvcc is found; GPU tests run only where a device answers.  BALLAST_PRESET names another preset.
-# The last lines are ctest's summary.
+# The CUDA backend is compiled where nvcc is found; GPU tests run only where a device answers.
+# BALLAST_PRESET names another preset.  The last lines are ctest's summary.
 set -euo pipefail
 exec </dev/null
 root=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)
@@ -13,7 +13,8 @@ if [ "${1:-}" = full ]; then
   selection=()
   shift
 fi
-build=$("$root/jobs/setup.sh" --tests --preset "${BALLAST_PRESET:-default}" --define BALLAST_TESTS=ON)
+preset=${BALLAST_PRESET:-default}
+build=$("$root/jobs/setup.sh" --tests --preset "$preset" --define BALLAST_TESTS=ON)
 # Tests run many ranks on few cores: one thread each.
 export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 cd "$build"

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/config/deck_schema.hpp"
+#include "core/model/parameter_table.hpp"
 #include "core/observe/metrics.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/context/ulysses_heads.hpp"

@@ -52,57 +52,24 @@ def distinct_names(runs):
 
 def main(argv):
     args = arguments(argv)
-    import json
     from pathlib import Path
 
-    import analysis
-    import page
-    import perfetto
     import profile_page
-    from load import ReportError, load_run
+    from load import ReportError
 
-    profiles = [Path(path) for path in args.runs if profile_page.is_profile(Path(path))]
-    if profiles and len(profiles) < len(args.runs):
+    paths = [Path(path) for path in args.runs]
+    profiles = [path for path in paths if profile_page.is_profile(path)]
+    if profiles and len(profiles) < len(paths):
         print(
             f"ballast-report: {profiles[0]} holds a profile and not a run; give it alone",
             file=sys.stderr,
         )
         return 2
     try:
-        for path in profiles:
-            folder = (
-                Path(args.out) / path.name
-                if args.out and len(profiles) > 1
-                else Path(args.out) if args.out else path / "report"
-            )
-            print(profile_page.write(path, profile_page.load(path), folder))
         if profiles:
-            return 0
-        runs = [load_run(path) for path in args.runs]
-        distinct_names(runs)
-        analyses = [analysis.analyse(run) for run in runs]
-        folder = (
-            Path(args.out)
-            if args.out
-            else (runs[0].path / "report" if len(runs) == 1 else Path("ballast-report"))
-        )
-        path = page.write(analyses, folder)
-        summaries = [analysis.summary(a) for a in analyses]
-        text = (
-            json.dumps(
-                clean(
-                    summaries[0]
-                    if len(runs) == 1
-                    else {"cases": [{"name": s["run"], **s} for s in summaries]}
-                ),
-                indent=2,
-            )
-            + "\n"
-        )
-        for target in [folder / "metrics.json"] + ([Path(args.json)] if args.json else []):
-            target.write_text(text, encoding="utf-8")
-        if args.perfetto:
-            perfetto.write(runs, args.perfetto)
+            show_profiles(profiles, args.out)
+        else:
+            show_runs(args)
     except ReportError as error:
         print(f"ballast-report: {error}", file=sys.stderr)
         return 2
@@ -112,11 +79,53 @@ def main(argv):
             file=sys.stderr,
         )
         return 1
+    return 0
+
+
+def show_profiles(paths, out):
+    from pathlib import Path
+
+    import profile_page
+
+    for path in paths:
+        folder = Path(out) if out else path / "report"
+        if out and len(paths) > 1:
+            folder /= path.name
+        print(profile_page.write(path, profile_page.load(path), folder))
+
+
+def show_runs(args):
+    """One page over all runs, metrics.json beside it, and what else was asked for."""
+    import json
+    from pathlib import Path
+
+    import analysis
+    import page
+    import perfetto
+    from load import load_run
+
+    runs = [load_run(path) for path in args.runs]
+    distinct_names(runs)
+    analyses = [analysis.analyse(run) for run in runs]
+    if args.out:
+        folder = Path(args.out)
+    else:
+        folder = runs[0].path / "report" if len(runs) == 1 else Path("ballast-report")
+    path = page.write(analyses, folder)
+    result = [analysis.summary(a) for a in analyses]
+    if len(runs) == 1:
+        result = result[0]
+    else:
+        result = {"cases": [{"name": s["run"], **s} for s in result]}
+    text = json.dumps(clean(result), indent=2) + "\n"
+    for target in [folder / "metrics.json"] + ([Path(args.json)] if args.json else []):
+        target.write_text(text, encoding="utf-8")
+    if args.perfetto:
+        perfetto.write(runs, args.perfetto)
     for run in runs:
         for note in run.notes:
             print(f"note: {run.name}: {note}")
     print(path)
-    return 0
 
 
 def clean(value):

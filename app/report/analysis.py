@@ -7,6 +7,7 @@ import numpy as np
 
 import metrics
 import prediction
+import ring
 from load import BESIDE, KINDS, USEFUL, code
 
 # Step-time split: category -> kinds, by exclusive time, in the order of stacking.
@@ -97,7 +98,7 @@ def analyse(run):
     for rank, trace in run.traces.items():
         a.exclusive[rank] = _exclusive_by_session(trace)
     _times(a)
-    _ring(a)
+    a.ring, a.ring_times = ring.analyse(run.traces)
     _micro_batches(a)
     _plans(a)
     _budgets(a)
@@ -138,38 +139,11 @@ def _times(a):
     shape = (len(a.ranks), len(a.steps))
     a.step_seconds, a.useful = np.full(shape, np.nan), np.full(shape, np.nan)
     a.split = np.zeros(shape + (len(CATEGORIES),))
-    category, useful_codes = category_of_kind(), codes(USEFUL)
-    windows = defaultdict(list)
-    for r, rank in enumerate(a.ranks):
-        events, seconds = traces[rank].events, a.exclusive[rank]
-        if not len(a.steps):
-            continue
-        known = np.isin(events["step"], a.steps)
-        at = np.searchsorted(a.steps, events["step"])
-        np.add.at(a.split[r], (at[known], category[events["kind"][known]]), seconds[known])
-        span = known & (events["kind"] == step_kind)
-        if not spans.size:
-            span = known
-        own = {}
-        for s, begin, end, session in zip(
-            *(
-                column[span].tolist()
-                for column in (at, events["begin_s"], events["end_s"], events["session"])
-            )
-        ):
-            before = own.get(s, (begin, end))
-            own[s] = (
-                min(begin, before[0]),
-                max(end, before[1]),
-                traces[rank].sessions[session].number,
-            )
+    windows = defaultdict(list)  # (session, step) -> (begin, end) of every rank
+    for r, rank in enumerate(a.ranks if len(a.steps) else []):
+        own = _times_of_rank(a, r, traces[rank], step_kind if spans.size else None)
         for s, (begin, end, session) in own.items():
-            a.step_seconds[r, s] = end - begin
-            windows[session, s].append((begin, end))
-        useful = np.zeros(len(a.steps))
-        mine = known & np.isin(events["kind"], useful_codes)
-        np.add.at(useful, at[mine], seconds[mine])
-        a.useful[r] = np.where(np.isnan(a.step_seconds[r]), np.nan, useful)
+            windows[traces[rank].sessions[session].number, s].append((begin, end))
     a.complete = (
         ~np.isnan(a.step_seconds).any(axis=0) if len(a.ranks) else np.zeros(len(a.steps), bool)
     )
@@ -189,102 +163,31 @@ def _times(a):
     a.pop = metrics.pop(totals, a.runtime)
 
 
+def _times_of_rank(a, r, trace, span_kind):
+    """Fills row `r` of split, step_seconds and useful; returns {step: (begin, end, session)} from
+    the events of `span_kind`, or from all events."""
+    events, seconds = trace.events, a.exclusive[a.ranks[r]]
+    known = np.isin(events["step"], a.steps)
+    at = np.searchsorted(a.steps, events["step"])
+    np.add.at(a.split[r], (at[known], category_of_kind()[events["kind"][known]]), seconds[known])
+    span = known if span_kind is None else known & (events["kind"] == span_kind)
+    own = {}
+    columns = (at, events["begin_s"], events["end_s"], events["session"])
+    for s, begin, end, session in zip(*(column[span].tolist() for column in columns)):
+        before = own.get(s, (begin, end))
+        own[s] = (min(begin, before[0]), max(end, before[1]), session)
+    for s, (begin, end, _) in own.items():
+        a.step_seconds[r, s] = end - begin
+    useful = np.zeros(len(a.steps))
+    mine = known & np.isin(events["kind"], codes(USEFUL))
+    np.add.at(useful, at[mine], seconds[mine])
+    a.useful[r] = np.where(np.isnan(a.step_seconds[r]), np.nan, useful)
+    return own
+
+
 def _listed(values, limit=6):
     text = ", ".join(str(v) for v in values[:limit])
     return text + (" ..." if len(values) > limit else "")
-
-
-def _ring(a):
-    """Groups attention events into passes: one layer of one micro-batch in one direction, over the
-    workers of a cp group."""
-    kinds = {
-        code("attention_forward"): "forward",
-        code("attention_backward"): "backward",
-    }
-    wait_kind = code("ring_wait")
-    passes = defaultdict(
-        lambda: defaultdict(dict)
-    )  # pass -> worker -> ring step -> [compute, wall]
-    for rank in a.ranks:
-        trace = a.run.traces[rank]
-        events = trace.events
-        mine = (np.isin(events["kind"], list(kinds)) | (events["kind"] == wait_kind)) & (
-            (events["outer"] >= 0) | (events["inner"] >= 0)
-        )
-        mine = events[mine]
-        mine = mine[np.lexsort((mine["begin_s"], mine["session"]))]
-        groups = [
-            (s.number,) + tuple(s.at.get(c, 0) for c in ("dp", "pp", "sp", "tp"))
-            for s in trace.sessions
-        ]
-        seen, current = defaultdict(int), None
-        for step, mb, chunk, layer, outer, inner, kind, begin, end, session in zip(
-            *(
-                mine[n].tolist()
-                for n in (
-                    "step",
-                    "micro_batch",
-                    "chunk",
-                    "layer",
-                    "outer",
-                    "inner",
-                    "kind",
-                    "begin_s",
-                    "end_s",
-                    "session",
-                )
-            )
-        ):
-            place = (session, step, mb, chunk, layer)
-            if kind == wait_kind:
-                # The wait that ends a ring step belongs to the computation before it.
-                if current and current[0] == place + (outer, inner):
-                    current[1][1] = end - current[2]
-                continue
-            key = place + (kind, outer, inner)
-            seen[key] += 1  # a recomputed layer runs the same pass again
-            entry = [end - begin, end - begin]
-            passes[groups[session] + place[1:] + (kind, seen[key])][rank][outer, inner] = entry
-            current = (place + (outer, inner), entry, begin)
-    sums = defaultdict(lambda: np.zeros(4))
-    laid_out = defaultdict(lambda: defaultdict(lambda: np.zeros(3)))
-    for key, workers in passes.items():
-        if len(workers) < 2:
-            continue
-        ring_steps = sorted({t for steps in workers.values() for t in steps})
-        table = np.array(
-            [[steps.get(t, (0.0, 0.0)) for t in ring_steps] for steps in workers.values()]
-        )
-        compute, wall = table[..., 0], table[..., 1]
-        direction, weight = kinds[key[-2]], compute.sum()
-        values = np.array(
-            [
-                metrics.worker_imbalance(compute),
-                metrics.step_imbalance(compute),
-                metrics.computation_ratio(compute, wall),
-                1.0,
-            ]
-        )
-        for name in (direction, "all"):
-            sums[name] += weight * values
-        for worker, row in zip(workers, table):
-            for t, (c, w) in zip(ring_steps, row):
-                laid_out[direction][worker, t] += (c, w - c, 1)
-    for name, total in sums.items():
-        if total[3] > 0:
-            a.ring[name] = dict(
-                zip(
-                    ("worker_imbalance", "step_imbalance", "computation_ratio"),
-                    (total[:3] / total[3]).tolist(),
-                )
-            )
-    for direction, cells in laid_out.items():
-        workers, ring_steps = sorted({w for w, _ in cells}), sorted({t for _, t in cells})
-        compute, wait = np.zeros((2, len(workers), len(ring_steps)))
-        for (worker, t), (c, w, n) in cells.items():
-            compute[workers.index(worker), ring_steps.index(t)] = c / n
-            wait[workers.index(worker), ring_steps.index(t)] = w / n
-        a.ring_times[direction] = (workers, ring_steps, compute, wait)
 
 
 def _micro_batches(a):

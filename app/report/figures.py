@@ -4,39 +4,25 @@ import re
 
 import numpy as np
 from matplotlib.patches import Patch
-from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MultipleLocator
 
 import metrics
-from analysis import CATEGORIES, SCHEDULE_OPS, category_of_kind, nesting
-from load import BESIDE, KINDS, code
+from analysis import CATEGORIES
 from style import (
     CATEGORY_COLOURS,
-    GRID,
     HEAT,
     INK,
     MEMORY_COLOURS,
-    MUTED,
     SERIES,
+    WIDTH,
     bytes_unit,
+    integer_axis,
     plt,
+    rank_height,
+    rank_ticks,
     seconds_unit,
 )
-
-WIDTH = 9.6
-
-
-def _integer_axis(axis):
-    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
-def _rank_height(ranks, per=0.32, least=2.1, most=7.5):
-    return float(np.clip(1.2 + per * ranks, least, most))
-
-
-def _rank_ticks(ax, ranks):
-    every = max(1, len(ranks) // 24)
-    ax.set_yticks(range(0, len(ranks), every))
-    ax.set_yticklabels([str(r) for r in ranks[::every]])
+from timelines import prediction, timeline
 
 
 def loss(a):
@@ -49,7 +35,7 @@ def loss(a):
         ax.plot(*a.scalars["validation_loss"], "D", markersize=5, color=SERIES[1], label="held out")
         ax.legend(loc="upper right")
     ax.set(xlabel="step", ylabel="loss (nats / token)", title="Loss")
-    _integer_axis(ax.xaxis)
+    integer_axis(ax.xaxis)
     return figure
 
 
@@ -81,7 +67,7 @@ def needle(a):
     left.plot(*a.scalars["needle_accuracy"], color=INK, linewidth=1.2, linestyle="--", label="all")
     left.set(xlabel="step", ylabel="accuracy", ylim=(-0.02, 1.02), title="Needle accuracy")
     left.legend(loc="lower right")
-    _integer_axis(left.xaxis)
+    integer_axis(left.xaxis)
     cells = {
         (int(m[1]), int(m[2])): float(a.scalars[m[0]][1][-1])
         for m in map(_CELL.match, a.scalars)
@@ -115,67 +101,48 @@ def split(a):
     if not a.split.size or not np.nansum(a.split):
         return None
     here = ~np.isnan(a.step_seconds)
-    by_rank = np.array(
-        [
-            a.split[r, here[r]].mean(axis=0) if here[r].any() else np.zeros(len(CATEGORIES))
-            for r in range(len(a.ranks))
-        ]
-    )
-    by_step = np.array(
-        [
-            a.split[here[:, s], s].mean(axis=0) if here[:, s].any() else np.zeros(len(CATEGORIES))
-            for s in range(len(a.steps))
-        ]
-    )
+    by_rank = np.array([_mean(a.split[r, here[r]]) for r in range(len(a.ranks))])
+    by_step = np.array([_mean(a.split[here[:, s], s]) for s in range(len(a.steps))])
     factor, unit = seconds_unit(max(by_rank.sum(axis=1).max(), by_step.sum(axis=1).max()))
-    height = _rank_height(len(a.ranks)) + 0.5
+    by_rank, by_step = by_rank * factor, by_step * factor
     figure, (left, right) = plt.subplots(
-        1, 2, figsize=(WIDTH, max(height, 3.2)), gridspec_kw={"width_ratios": [1, 1.25]}
+        1,
+        2,
+        figsize=(WIDTH, max(rank_height(len(a.ranks)) + 0.5, 3.2)),
+        gridspec_kw={"width_ratios": [1, 1.25]},
     )
     offset_rank, offset_step = np.zeros(len(a.ranks)), np.zeros(len(a.steps))
     for c, name in enumerate(CATEGORIES):
         if not by_rank[:, c].any() and not by_step[:, c].any():
             continue
-        colour = CATEGORY_COLOURS[name]
-        left.barh(
-            range(len(a.ranks)),
-            by_rank[:, c] * factor,
-            left=offset_rank * factor,
-            color=colour,
-            height=0.72,
-            label=name,
-        )
+        style = {"color": CATEGORY_COLOURS[name]}
+        rows = range(len(a.ranks))
+        left.barh(rows, by_rank[:, c], left=offset_rank, height=0.72, label=name, **style)
+        top = offset_step + by_step[:, c]
         if len(a.steps) <= 120:
-            right.bar(
-                a.steps,
-                by_step[:, c] * factor,
-                bottom=offset_step * factor,
-                color=colour,
-                width=0.86,
-            )
+            right.bar(a.steps, by_step[:, c], bottom=offset_step, width=0.86, **style)
         else:
-            right.fill_between(
-                a.steps,
-                offset_step * factor,
-                (offset_step + by_step[:, c]) * factor,
-                color=colour,
-                linewidth=0,
-            )
+            right.fill_between(a.steps, offset_step, top, linewidth=0, **style)
         offset_rank += by_rank[:, c]
-        offset_step += by_step[:, c]
+        offset_step = top
     left.invert_yaxis()
-    _rank_ticks(left, a.ranks)
+    rank_ticks(left, a.ranks)
     left.grid(axis="y", visible=False)
     right.grid(axis="x", visible=False)
     left.set(
         xlabel=f"time per step ({unit})", ylabel="rank", title="Step time by rank, mean over steps"
     )
     right.set(xlabel="step", ylabel=f"time ({unit})", title="Step time by step, mean over ranks")
-    _integer_axis(right.xaxis)
+    integer_axis(right.xaxis)
     figure.legend(
         *left.get_legend_handles_labels(), loc="upper center", ncol=5, bbox_to_anchor=(0.5, 0.0)
     )
     return figure
+
+
+def _mean(rows):
+    """Mean seconds of every category."""
+    return rows.mean(axis=0) if len(rows) else np.zeros(len(CATEGORIES))
 
 
 def heatmap(a):
@@ -183,13 +150,13 @@ def heatmap(a):
     if not len(a.steps) or np.isnan(a.useful).all():
         return None
     factor, unit = seconds_unit(np.nanmax(a.useful))
-    figure, ax = plt.subplots(figsize=(WIDTH, _rank_height(len(a.ranks))))
+    figure, ax = plt.subplots(figsize=(WIDTH, rank_height(len(a.ranks))))
     colours = plt.get_cmap(HEAT).copy()
     colours.set_bad("#eceff3")
     image = ax.imshow(
         a.useful * factor, aspect="auto", cmap=colours, interpolation="nearest", vmin=0
     )
-    _rank_ticks(ax, a.ranks)
+    rank_ticks(ax, a.ranks)
     ticks = np.arange(0, len(a.steps), -(-len(a.steps) // 16))
     ax.set_xticks(ticks)
     ax.set_xticklabels([str(a.steps[t]) for t in ticks])
@@ -213,67 +180,57 @@ def ring(a):
     figure, axes = plt.subplots(
         1,
         len(directions),
-        figsize=(WIDTH, _rank_height(workers) if many else 3.0),
+        figsize=(WIDTH, rank_height(workers) if many else 3.0),
         squeeze=False,
         sharey=not many,
     )
     for ax, direction in zip(axes[0], directions):
         names, ring_steps, compute, wait = a.ring_times[direction]
-        labels = [
-            f"{max(o, 0)}.{max(i, 0)}" if len({o for o, _ in ring_steps}) > 1 else str(i)
-            for o, i in ring_steps
-        ]
-        at = np.arange(len(ring_steps))
         if many:
-            image = ax.imshow(
-                compute * factor,
-                aspect="auto",
-                cmap=HEAT,
-                vmin=0,
-                vmax=longest * factor,
-                interpolation="nearest",
-            )
-            _rank_ticks(ax, names)
-            ax.set_ylabel("rank")
-            ax.grid(False)
+            image = _ring_image(ax, names, compute * factor, longest * factor)
         else:
-            width = 0.82 / len(names)
-            for w, name in enumerate(names):
-                x = at + (w - (len(names) - 1) / 2) * width
-                ax.bar(
-                    x,
-                    compute[w] * factor,
-                    width * 0.92,
-                    color=SERIES[w % len(SERIES)],
-                    label=f"rank {name}",
-                )
-                ax.bar(
-                    x,
-                    wait[w] * factor,
-                    width * 0.92,
-                    bottom=compute[w] * factor,
-                    color="white",
-                    edgecolor="#94a3b8",
-                    hatch="////",
-                    linewidth=0.6,
-                )
-            ax.grid(axis="x", visible=False)
-        ax.set_xticks(at)
+            _ring_columns(ax, names, compute * factor, wait * factor)
+        two_levels = len({o for o, _ in ring_steps}) > 1
+        labels = [f"{max(o, 0)}.{max(i, 0)}" if two_levels else str(i) for o, i in ring_steps]
+        ax.set_xticks(np.arange(len(ring_steps)))
         ax.set_xticklabels(labels)
         ax.set(
-            xlabel="ring step" + (" (outer.inner)" if "." in labels[0] else ""),
+            xlabel="ring step" + (" (outer.inner)" if two_levels else ""),
             title=f"Ring attention, {direction}",
         )
     if many:
-        figure.colorbar(image, ax=axes[0].tolist(), pad=0.015).set_label(
-            f"mean computation ({unit})"
-        )
+        label = f"mean computation ({unit})"
+        figure.colorbar(image, ax=axes[0].tolist(), pad=0.015).set_label(label)
     else:
         axes[0][0].set_ylabel(f"mean time of a ring step ({unit})")
         handles, names = axes[0][0].get_legend_handles_labels()
-        handles.append(Patch(facecolor="white", edgecolor="#94a3b8", hatch="////", linewidth=0.6))
+        handles.append(Patch(**WAITS))
         axes[0][-1].legend(handles, names + ["wait"], loc="center left", bbox_to_anchor=(1.01, 0.5))
     return figure
+
+
+WAITS = {"facecolor": "white", "edgecolor": "#94a3b8", "hatch": "////", "linewidth": 0.6}
+
+
+def _ring_image(ax, names, compute, longest):
+    image = ax.imshow(
+        compute, aspect="auto", cmap=HEAT, vmin=0, vmax=longest, interpolation="nearest"
+    )
+    rank_ticks(ax, names)
+    ax.set_ylabel("rank")
+    ax.grid(False)
+    return image
+
+
+def _ring_columns(ax, names, compute, wait):
+    """A column of computation with its wait on top for every worker of every ring step."""
+    width = 0.82 / len(names)
+    for w, name in enumerate(names):
+        x = np.arange(compute.shape[1]) + (w - (len(names) - 1) / 2) * width
+        colour = SERIES[w % len(SERIES)]
+        ax.bar(x, compute[w], width * 0.92, color=colour, label=f"rank {name}")
+        ax.bar(x, wait[w], width * 0.92, bottom=compute[w], **WAITS)
+    ax.grid(axis="x", visible=False)
 
 
 def sparsity(a):
@@ -289,7 +246,7 @@ def sparsity(a):
     figure, (left, right) = plt.subplots(
         1,
         2,
-        figsize=(WIDTH, _rank_height(len(layers), least=2.6)),
+        figsize=(WIDTH, rank_height(len(layers), least=2.6)),
         gridspec_kw={"width_ratios": [1.25, 1]},
     )
     image = left.imshow(
@@ -301,10 +258,10 @@ def sparsity(a):
         interpolation="nearest",
     )
     figure.colorbar(image, ax=left, pad=0.02)
-    _rank_ticks(left, [layer if layer >= 0 else "all" for layer in layers])
+    rank_ticks(left, [layer if layer >= 0 else "all" for layer in layers])
     left.grid(False)
     left.set(xlabel="head", ylabel="layer", title="Sparsity ratio, mean over steps")
-    _integer_axis(left.xaxis)
+    integer_axis(left.xaxis)
     flat = table.reshape(len(steps), -1)
     right.fill_between(
         steps,
@@ -324,193 +281,7 @@ def sparsity(a):
     )
     right.set(xlabel="step", title="Sparsity ratio by step")
     right.legend()
-    _integer_axis(right.xaxis)
-    return figure
-
-
-def timeline_step(a):
-    """The complete step of median length: index into a.steps."""
-    shown = np.flatnonzero(
-        a.complete if a.complete.any() else ~np.isnan(a.step_seconds).all(axis=0)
-    )
-    if not shown.size:
-        return None
-    longest = np.nanmax(a.step_seconds[:, shown], axis=0)
-    return int(shown[np.argsort(longest)[len(shown) // 2]])
-
-
-def timeline(a):
-    """One step: per rank the schedule ops (upper lane) and what the rank was doing at each moment
-    (lower lane)."""
-    s = timeline_step(a)
-    if s is None:
-        return None
-    category, names = category_of_kind(), list(CATEGORIES)
-    op_codes = {code(k): k for k in SCHEDULE_OPS}
-    chosen = {
-        rank: a.run.traces[rank].events[a.run.traces[rank].events["step"] == a.steps[s]]
-        for rank in a.ranks
-    }
-    step_kind = code("step")
-    chosen = {rank: e for rank, e in chosen.items() if len(e)}
-    inside = [
-        e[e["kind"] == step_kind] if (e["kind"] == step_kind).any() else e for e in chosen.values()
-    ]
-    origin, last = min(e["begin_s"].min() for e in inside), max(e["end_s"].max() for e in inside)
-    factor, unit = seconds_unit(last - origin)
-    figure, ax = plt.subplots(figsize=(WIDTH, _rank_height(len(a.ranks), per=0.62, most=11) + 0.4))
-    least, used = (last - origin) / 3000, set()
-    for row, rank in enumerate(a.ranks):
-        if rank not in chosen:
-            continue
-        events = chosen[rank][nesting(chosen[rank])]
-        bars = {}
-        for begin, end, event in metrics.innermost_intervals(events["begin_s"], events["end_s"]):
-            begin, end = max(begin, origin), min(end, last)
-            if end <= begin:
-                continue
-            drawn = bars.setdefault(category[events["kind"][event]], [])
-            if drawn and begin - drawn[-1][1] < least and end - begin < least:
-                drawn[-1][1] = end  # hair lines run together
-            else:
-                drawn.append([begin, end])
-        for c in sorted(bars, reverse=True):
-            used.add(c)
-            spans = [((b - origin) * factor, max(e - b, least) * factor) for b, e in bars[c]]
-            ax.broken_barh(spans, (row - 0.12, 0.5), color=CATEGORY_COLOURS[names[c]], linewidth=0)
-        for e in events[np.isin(events["kind"], list(op_codes))]:
-            kind, begin, length = (
-                op_codes[int(e["kind"])],
-                (e["begin_s"] - origin) * factor,
-                (e["end_s"] - e["begin_s"]) * factor,
-            )
-            colour = {"forward": "#c7dcf1", "recompute": "#f5dfae"}.get(kind, "#cfe3d3")
-            ax.broken_barh(
-                [(begin, length)],
-                (row - 0.4, 0.24),
-                facecolor=colour,
-                edgecolor="white",
-                linewidth=0.8,
-            )
-            if length > 0.024 * (last - origin) * factor:
-                ax.text(
-                    begin + length / 2,
-                    row - 0.275,
-                    f"{OP_LETTERS[kind]}{e['micro_batch']}",
-                    ha="center",
-                    va="center",
-                    fontsize=7.5,
-                    color=INK,
-                )
-    ax.set_ylim(len(a.ranks) - 0.45, -0.6)
-    ax.set_xlim(0, (last - origin) * factor)
-    _rank_ticks(ax, a.ranks)
-    ax.grid(axis="y", visible=False)
-    ax.set(
-        xlabel=f"time since the step began ({unit})",
-        ylabel="rank",
-        title=f"Timeline of step {a.steps[s]}",
-    )
-    handles = [Patch(color=CATEGORY_COLOURS[names[c]], label=names[c]) for c in sorted(used)]
-    ax.legend(
-        handles=handles,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.55 / (figure.get_figheight() - 0.9)),
-        ncol=6,
-        handlelength=1.2,
-        columnspacing=1.4,
-    )
-    return figure
-
-
-OP_COLOURS = {
-    "forward": "#8fb8de",
-    "recompute": "#edae49",
-    "backward": "#5b9a68",
-    "backward_input": "#5b9a68",
-    "backward_weight": "#a8cfb2",
-    "offload": "#8a7f6a",
-    "fetch": "#c2b8a3",
-    "recv": "#f0dfe2",
-}
-OP_LETTERS = {
-    "forward": "F",
-    "recompute": "R",
-    "backward": "B",
-    "backward_input": "B",
-    "backward_weight": "W",
-}
-
-
-def prediction(a):
-    """The step of median length: per stage the simulated ops over the measured ones."""
-    p = a.prediction
-    if p is None:
-        return None
-    step = p.steps[int(np.argsort(p.measured_s)[len(p.steps) // 2])]
-    lanes = p.lanes[step]
-    origin = min(m["begin_s"].min() for _, m in lanes.values())
-    last = max(max(q["end_s"].max(), m["end_s"].max() - origin) for q, m in lanes.values())
-    factor, unit = seconds_unit(last)
-    figure, ax = plt.subplots(figsize=(WIDTH, _rank_height(len(lanes), per=0.8, most=12) + 0.4))
-    used, names, several = {}, [], len({d for d, _ in lanes}) > 1
-    for row, ((dp, stage), sides) in enumerate(sorted(lanes.items())):
-        names.append(f"dp {dp}, stage {stage}" if several else f"stage {stage}")
-        for side, ops in enumerate(sides):
-            zero, low = (origin if side else 0.0), row + (-0.38, 0.03)[side]
-            for e in ops:
-                kind = KINDS[e["kind"]]
-                length = (e["end_s"] - e["begin_s"]) * factor
-                if kind not in OP_COLOURS or length <= 0:
-                    continue
-                used[kind] = OP_COLOURS[kind]
-                begin = (e["begin_s"] - zero) * factor
-                aside = kind in BESIDE  # a strip over the ops beside which it runs
-                ax.broken_barh(
-                    [(begin, length)],
-                    (low, 0.06 if aside else 0.35),
-                    facecolor=OP_COLOURS[kind],
-                    edgecolor="white",
-                    linewidth=0.5,
-                    zorder=3 if aside else 1,
-                )
-                if length > 0.02 * last * factor and kind in OP_LETTERS:
-                    ax.text(
-                        begin + length / 2,
-                        low + 0.175,
-                        f"{OP_LETTERS[kind]}{e['micro_batch']}",
-                        ha="center",
-                        va="center",
-                        fontsize=6.5,
-                        color=INK,
-                    )
-            ax.text(
-                1.005,
-                low + 0.175,
-                ("predicted", "measured")[side],
-                transform=ax.get_yaxis_transform(),
-                va="center",
-                fontsize=7.5,
-                color=MUTED,
-            )
-    ax.set_ylim(len(lanes) - 0.5, -0.5)
-    ax.set_xlim(0, last * factor)
-    _rank_ticks(ax, names)
-    ax.grid(axis="y", visible=False)
-    ax.set(
-        xlabel=f"time since the schedule began ({unit})",
-        title=f"Schedule of step {step}, simulated and as it ran",
-    )
-    ax.legend(
-        handles=[
-            Patch(color=colour, label=kind.replace("_", " ")) for kind, colour in used.items()
-        ],
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.55 / (figure.get_figheight() - 0.9)),
-        ncol=6,
-        handlelength=1.2,
-        columnspacing=1.4,
-    )
+    integer_axis(right.xaxis)
     return figure
 
 
@@ -520,7 +291,7 @@ def memory(a):
         return None
     categories.sort(key=lambda c: -np.nansum(a.memory[c]))
     factor, unit = bytes_unit(np.nanmax(sum(np.nan_to_num(a.memory[c]) for c in categories)))
-    figure, ax = plt.subplots(figsize=(WIDTH, _rank_height(len(a.ranks)) + 0.5))
+    figure, ax = plt.subplots(figsize=(WIDTH, rank_height(len(a.ranks)) + 0.5))
     offset = np.zeros(len(a.ranks))
     for i, name in enumerate(categories):
         values = np.nan_to_num(a.memory[name])
@@ -543,7 +314,7 @@ def memory(a):
             label="peak at one moment",
         )
     ax.invert_yaxis()
-    _rank_ticks(ax, a.ranks)
+    rank_ticks(ax, a.ranks)
     ax.grid(axis="y", visible=False)
     ax.set(xlabel=f"peak memory ({unit})", ylabel="rank", title="Peak memory by category")
     ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
@@ -635,7 +406,7 @@ def compare(analyses):
     left.set(xlabel="step", ylabel="loss (nats / token)", title="Loss")
     if left.lines:
         left.legend()
-    _integer_axis(left.xaxis)
+    integer_axis(left.xaxis)
     slanted = max(map(len, labels)) >= 12
     below = {
         "loc": "upper center",
@@ -646,7 +417,7 @@ def compare(analyses):
     means = []
     for a in analyses:
         here = ~np.isnan(a.step_seconds)
-        means.append(a.split[here].mean(axis=0) if here.any() else np.zeros(len(CATEGORIES)))
+        means.append(_mean(a.split[here]))
     means = np.array(means)
     factor, unit = seconds_unit(max(means.sum(axis=1).max(), 1e-9))
     for c, name in enumerate(CATEGORIES):

@@ -1,5 +1,5 @@
-"""Imbalance metrics, one definition each: the twins of core/observe/metrics.cpp, and tested against it.
-Times in seconds."""
+"""Imbalance metrics, one definition each: the twins of core/observe/metrics.cpp, and tested
+against it.  Times in seconds."""
 import numpy as np
 
 FORMULAS = {

@@ -1,8 +1,12 @@
-"""Colours and type of the figures, the same as of the page."""
+"""Colours, type and axes of the figures, the colours being those of the page."""
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.ticker import MaxNLocator  # noqa: E402
+
+WIDTH = 9.6  # of every figure, in inches
 
 INK, MUTED, GRID = "#1f2933", "#64748b", "#e5e9ef"
 CATEGORY_COLOURS = {
@@ -85,3 +89,17 @@ def bytes_unit(most):
         if most >= factor:
             return 1.0 / factor, unit
     return 1.0, "bytes"
+
+
+def integer_axis(axis):
+    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def rank_height(ranks, per=0.32, least=2.1, most=7.5):
+    return float(np.clip(1.2 + per * ranks, least, most))
+
+
+def rank_ticks(ax, ranks):
+    every = max(1, len(ranks) // 24)
+    ax.set_yticks(range(0, len(ranks), every))
+    ax.set_yticklabels([str(r) for r in ranks[::every]])

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/config/config.hpp"
-#include "core/model/model_shape.hpp"
+#include "core/model/parameter_table.hpp"
 #include "io/checkpoint/checkpoint_file.hpp"
 
 namespace ballast {

@@ -5,6 +5,7 @@
 
 #include "core/config/deck_schema.hpp"
 #include "core/model/model_shape.hpp"
+#include "core/model/presets.hpp"
 
 namespace ballast {
 namespace {

@@ -5,6 +5,7 @@
 #include "core/config/config.hpp"
 #include "core/config/deck_row_builder.hpp"
 #include "core/model/model_shape.hpp"
+#include "core/model/presets.hpp"
 
 namespace ballast {
 namespace {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/model/parameter_table.hpp"
+
 namespace ballast {
 
 std::int64_t query_width(const ModelShape& s) { return s.query_heads * s.head_dim; }

@@ -8,7 +8,7 @@
 
 #include "core/base/tensor.hpp"
 #include "core/data/sampler.hpp"
-#include "core/model/model_shape.hpp"
+#include "core/model/parameter_table.hpp"
 #include "parallel/comm/comm.hpp"
 
 namespace ballast {

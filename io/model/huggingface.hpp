@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/base/tensor.hpp"
-#include "core/model/model_shape.hpp"
+#include "core/model/parameter_table.hpp"
 
 namespace ballast {
 

@@ -1,8 +1,10 @@
 # shellcheck shell=bash
-# Machine profile: an example cluster with 8 H200 GPUs a node.  Copy it, change the names, and use it twice: source it before sbatch, so
-# that SBATCH_* sets the options, and name it in BALLAST_PROFILE, so that the job loads the same modules.
+# Machine profile: an example cluster with 8 H200 GPUs a node.  Copy it, change the names, and use
+# it twice: source it before sbatch, so that SBATCH_* sets the options, and name it in
+# BALLAST_PROFILE, so that the job loads the same modules.
 #
-#   . jobs/profiles/example.sh && sbatch --nodes=2 jobs/train.sbatch inputs/quickstart.toml run.backend=cuda
+#   . jobs/profiles/example.sh
+#   sbatch --nodes=2 jobs/train.sbatch inputs/quickstart.toml run.backend=cuda
 export SBATCH_PARTITION=gpu
 export SBATCH_GPUS_PER_NODE=8
 export BALLAST_PROFILE=example

@@ -66,6 +66,15 @@ void add_key_gradient(const KeyPiece& piece, std::int64_t rows, const T* left, s
   }
 }
 
+/// Adds scale times the stacked rows of `gradient` to the queries that they came from.
+template <class T, class Rows>
+void add_query_gradient(const StackedRows& stack, T scale, const T* gradient, const Rows& dq) {
+  for (std::int64_t r = 0; r < stack.rows(); ++r) {
+    T* to = dq.at(stack.token + r % stack.queries, stack.group.first + r / stack.queries);
+    for (std::int64_t d = 0; d < dq.head_dim; ++d) to[d] += scale * gradient[r * dq.head_dim + d];
+  }
+}
+
 }  // namespace
 
 template <class T>
@@ -121,11 +130,7 @@ void attention_backward(const AttentionPattern& index, const Tensor& q_, const T
                 add_key_gradient(piece, rows, ds, columns, s.q, dk, kv_head, s.d_keys);
               }
             }
-            for (std::int64_t r = 0; r < rows; ++r) {
-              T* to = dq.at(stack.token + r % stack.queries, group.first + r / stack.queries);
-              for (std::int64_t d = 0; d < head_dim; ++d)
-                to[d] += static_cast<T>(scale) * s.dq[r * head_dim + d];
-            }
+            add_query_gradient(stack, static_cast<T>(scale), s.dq, dq);
           }
         }
       });

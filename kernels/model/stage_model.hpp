@@ -49,6 +49,9 @@ struct StageOutput {
   double loss_sum() const;
 };
 
+/// On a GPU forward, backward and its halves queue their work on the compute stream and return
+/// before it is done: what they return may be passed on to other queued work at once, and the host
+/// waits where it reads a value (StageOutput::loss_sum).  On the host they return with the result.
 class StageModel {
  public:
   /// Layers [layer_begin, layer_end) of the model; the first stage holds the embedding, the last
@@ -59,8 +62,8 @@ class StageModel {
   ~StageModel();
 
   /// `input`: hidden states of the previous stage, undefined on the first.  Keeps what backward
-  /// needs in `saved` (pass nullptr for evaluation).  `head`: whether the last stage forms the
-  /// loss; a chunk that is forwarded again forms it then.
+  /// needs in `saved` (pass nullptr for evaluation).  `head`: whether the last stage computes the
+  /// loss; of a chunk that is recomputed only the recompute does.
   StageOutput forward(const LocalBatch& batch, const Tensor& input, AttentionExecutor& attention,
                       StageActivationsPtr* saved, bool head = true);
   /// `loss_scale`: derivative of the objective with respect to each token's loss (1 / loss tokens

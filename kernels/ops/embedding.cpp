@@ -36,7 +36,7 @@ void weight_gradient(const Tensor& tokens_, const Tensor& dy_, Tensor& dw_) {
   const auto dy = matrix<const T>(dy_);
   const auto dw = matrix<T>(dw_);
   check_tokens(tokens, dw.rows());
-  // Rows of one id together, in token order: each id's sum is formed once, by one thread.
+  // Rows of one id together, in token order: each id's sum is computed once, by one thread.
   std::vector<std::int64_t> order(tokens.extent(0));
   std::iota(order.begin(), order.end(), 0);
   const auto id = [&](std::int64_t i) { return tokens(static_cast<std::size_t>(i)); };

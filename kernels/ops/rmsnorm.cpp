@@ -16,7 +16,7 @@ T reciprocal_rms(const T* x, std::int64_t n, double eps) {
   return static_cast<T>(1.0 / std::sqrt(squares / static_cast<double>(n) + eps));
 }
 
-// The one place that forms y: forward and recomputation must agree bit for bit.
+// The one place that computes y: forward and recomputation must agree bit for bit.
 template <class T>
 void normalise(const T* __restrict x, T rstd, const T* __restrict w, std::int64_t n,
                T* __restrict y) {

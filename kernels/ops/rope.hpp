@@ -23,7 +23,7 @@ struct RopeFrequencies {
 RopeFrequencies rope_frequencies(const ModelShape& shape);
 
 /// Overwrites cos and sin [T, D/2] (f32, or f64) with amplitude * cos and sin of position *
-/// frequency; positions [T] i32. Angles are formed in fp64: in fp32 a position of 512K would lose
+/// frequency; positions [T] i32. Angles are computed in fp64: in fp32 a position of 512K would lose
 /// five digits.
 void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Tensor& cos,
                 Tensor& sin);

@@ -30,9 +30,11 @@ struct Transfer {
 };
 
 /// Transfers in flight; complete() before touching the tensors.  Holds the tensors alive.  Empty:
-/// nothing in flight. The destructor completes them, except while an exception unwinds: then the
-/// peers may never answer, so the transfers are abandoned (their buffers stay allocated) and the
-/// rank can leave.
+/// nothing in flight.  complete() of host tensors returns when the bytes are there; of device
+/// tensors it returns at once, and work queued later on the compute stream begins after the
+/// transfer.  The destructor completes them, except while an exception unwinds: then the peers may
+/// never answer, so the transfers are abandoned (their buffers stay allocated) and the rank can
+/// leave.
 class Pending {
  public:
   Pending() = default;
@@ -61,6 +63,11 @@ class Pending {
 /// NCCL; the first call with one sets NCCL up and is collective, exchange() included.  Errors:
 /// Error for shapes that do not fit, for failed transfers and for device tensors in a program
 /// without NCCL.
+///
+/// What waits: collectives of host tensors, numbers and texts return when this rank's result is
+/// there.  Those of device tensors are queued after the compute stream's work so far and before its
+/// later work, and return at once; the host learns nothing of their end.  exchange() returns at
+/// once for both.
 class Communicator {
  public:
   Communicator();  ///< a group of one

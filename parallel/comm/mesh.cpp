@@ -64,6 +64,38 @@ std::vector<int> node_of_ranks(const Communicator& world, const Communicator& no
   return result;
 }
 
+std::vector<std::string> rank_table(const Communicator& world, const MeshShape& shape,
+                                    const std::vector<int>& nodes) {
+  const auto hosts = world.all_gather(host_name());
+  std::size_t widest = 0;
+  for (const auto& host : hosts) widest = std::max(widest, host.size());
+  const auto digits = std::to_string(world.size() - 1).size();
+  std::vector<std::string> table;
+  for (int r = 0; r < world.size(); ++r) {
+    const MeshCoordinates c = coordinates(shape, r);
+    table.push_back(fmt::format(
+        "rank {:>{}}  host {:<{}}  node {}  dp {}  pp {}  cp_outer {}  cp_inner {}  sp {}  tp {}",
+        r, digits, hosts[r], widest, nodes[r], c.dp, c.pp, c.cp_outer, c.cp_inner, c.sp, c.tp));
+  }
+  return table;
+}
+
+/// Names the first inner ring that leaves its node; empty where none does.
+std::vector<std::string> ring_warnings(const MeshShape& shape, const std::vector<int>& nodes) {
+  for (int r = 0; r < static_cast<int>(nodes.size()); ++r) {
+    MeshCoordinates first = coordinates(shape, r);
+    if (first.cp_inner == 0) continue;
+    first.cp_inner = 0;
+    if (nodes[rank_of(shape, first)] == nodes[r]) continue;
+    return {
+        fmt::format("ring attention: the inner ring of {} ranks (cp_inner {}) leaves its node "
+                    "between ranks {} and {}; {}",
+                    shape.cp_inner, shape.cp_inner, rank_of(shape, first), r,
+                    "split it with mesh.cp_outer so that inner rings stay on one node")};
+  }
+  return {};
+}
+
 }  // namespace
 
 Mesh::Mesh(const Communicator& world_, const MeshShape& shape_, const std::vector<int>& joined)
@@ -105,29 +137,8 @@ Mesh::Mesh(const Communicator& world_, const MeshShape& shape_, const std::vecto
     node = world.split(world.rank() / shape.ranks_per_node, world.rank());
   const std::vector<int> nodes = node_of_ranks(world, node);
   node_index = nodes[world.rank()];
-
-  const auto hosts = world.all_gather(host_name());
-  std::size_t widest = 0;
-  for (const auto& host : hosts) widest = std::max(widest, host.size());
-  const auto digits = std::to_string(world.size() - 1).size();
-  for (int r = 0; r < world.size(); ++r) {
-    const MeshCoordinates c = coordinates(shape, r);
-    table.push_back(fmt::format(
-        "rank {:>{}}  host {:<{}}  node {}  dp {}  pp {}  cp_outer {}  cp_inner {}  sp {}  tp {}",
-        r, digits, hosts[r], widest, nodes[r], c.dp, c.pp, c.cp_outer, c.cp_inner, c.sp, c.tp));
-  }
-  for (int r = 0; r < world.size(); ++r) {
-    MeshCoordinates first = coordinates(shape, r);
-    if (first.cp_inner == 0) continue;
-    first.cp_inner = 0;
-    if (nodes[rank_of(shape, first)] == nodes[r]) continue;
-    warnings.push_back(
-        fmt::format("ring attention: the inner ring of {} ranks (cp_inner {}) leaves its node "
-                    "between ranks {} and {}; {}",
-                    shape.cp_inner, shape.cp_inner, rank_of(shape, first), r,
-                    "split it with mesh.cp_outer so that inner rings stay on one node"));
-    break;
-  }
+  table = rank_table(world, shape, nodes);
+  warnings = ring_warnings(shape, nodes);
 }
 
 const Communicator& Mesh::sequence(int degree) const {

@@ -12,8 +12,8 @@ namespace ballast {
 
 /// One NCCL communicator and its own stream.  Every call is ordered after the compute stream's work
 /// so far; transfers of exchange() run beside later computation until completed, the others are
-/// ordered before it.  Nothing waits on the host.  Goes without waiting for peers, which may have
-/// failed.
+/// ordered before it.  Nothing waits on the host.  The destructor does not wait
+/// for peers, which may have failed.
 class NcclGroup {
  public:
   /// Collective over `comm`; bootstrapped with one broadcast.  Throws Error where NCCL cannot

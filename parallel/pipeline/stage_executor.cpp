@@ -120,80 +120,96 @@ class StageRun {
 
   void run(const Op& op) {
     switch (op.kind) {
-      case OpKind::recv: {
-        post_receives(at_);
-        Live& l = live(op.micro_batch);
-        Scope scope(recorder_, event_kind(op.kind));
-        Receive receive = std::move(receives_.extract(at_).mapped());
-        receive.pending.complete();
-        scope.bytes = static_cast<std::int64_t>(receive.tensor.bytes());
-        (op.payload == Payload::activation ? l.input : l.d_output) = receive.tensor;
-        break;
-      }
-      case OpKind::send: {
-        Live& l = live(op.micro_batch);
-        Scope scope(recorder_, event_kind(op.kind));
-        Tensor& tensor = op.payload == Payload::activation ? l.output : l.d_input;
-        require(tensor.defined(),
-                "schedule: micro-batch {} is sent to stage {} before it is computed",
-                op.micro_batch, op.peer);
-        scope.bytes = static_cast<std::int64_t>(tensor.bytes());
-        sends_.push_back(links_.send(tensor, op.peer, op.payload));
-        tensor = {};
-        break;
-      }
+      case OpKind::recv:
+        return receive(op);
+      case OpKind::send:
+        return send(op);
       case OpKind::forward:
       case OpKind::recompute:
-        forward(op);
-        break;
+        return forward(op);
       case OpKind::backward:
-      case OpKind::backward_input: {
-        Live& l = live(op.micro_batch);
-        require(l.saved != nullptr && l.work.attention != nullptr,
-                "schedule: {} of micro-batch {} before its forward", name(op.kind), op.micro_batch);
-        Scope scope(recorder_, event_kind(op.kind));
-        if (op.kind == OpKind::backward)
-          l.d_input = model_.backward(l.work.batch, std::move(l.saved), *l.work.attention,
-                                      l.work.loss_scale, l.d_output);
-        else
-          l.d_input = model_.backward_input(l.work.batch, *l.saved, *l.work.attention,
-                                            l.work.loss_scale, l.d_output);
-        l.work.attention.reset();  // the weight half needs neither stored keys nor an index
-        l.d_output = {};
-        break;
-      }
-      case OpKind::backward_weight: {
-        Live& l = live(op.micro_batch);
-        require(l.saved != nullptr && l.work.attention == nullptr,
-                "schedule: backward_weight of micro-batch {} before its backward_input",
-                op.micro_batch);
-        Scope scope(recorder_, event_kind(op.kind));
-        model_.backward_weight(std::move(l.saved));
-        break;
-      }
+      case OpKind::backward_input:
+        return backward(op);
+      case OpKind::backward_weight:
+        return backward_weight(op);
       case OpKind::offload:
-      case OpKind::fetch: {
-        Live& l = live(op.micro_batch);
-        const bool out = op.kind == OpKind::offload;
-        require(callbacks_.host != nullptr && (out ? l.input.defined() : l.away.tensor.defined()),
-                "schedule: {} of micro-batch {}: there is nothing to move, or no host memory to "
-                "move it to",
-                name(op.kind), op.micro_batch);
-        Device& device = model_.device();
-        if (out) {
-          l.away = callbacks_.host->take(l.input.shape(), l.input.dtype(), pinned_device());
-          l.away.busy = copy_beside(device, Queue::to_host, {{l.away.tensor, l.input}}, recorder_);
-          leaving_.push_back({std::exchange(l.input, {}), l.away.busy});
-        } else {
-          l.input = Tensor::empty(l.away.tensor.shape(), l.away.tensor.dtype(), device);
-          device.wait(l.away.busy, Queue::to_device);
-          l.away.busy =
-              copy_beside(device, Queue::to_device, {{l.input, l.away.tensor}}, recorder_);
-        }
-        break;
-      }
-      case OpKind::collective:;  // walk() runs it
+        return offload(op);
+      case OpKind::fetch:
+        return fetch(op);
+      case OpKind::collective:
+        return;  // walk() runs it
     }
+  }
+
+  void receive(const Op& op) {
+    post_receives(at_);
+    Live& l = live(op.micro_batch);
+    Scope scope(recorder_, event_kind(op.kind));
+    Receive receive = std::move(receives_.extract(at_).mapped());
+    receive.pending.complete();
+    scope.bytes = static_cast<std::int64_t>(receive.tensor.bytes());
+    (op.payload == Payload::activation ? l.input : l.d_output) = receive.tensor;
+  }
+
+  void send(const Op& op) {
+    Live& l = live(op.micro_batch);
+    Scope scope(recorder_, event_kind(op.kind));
+    Tensor& tensor = op.payload == Payload::activation ? l.output : l.d_input;
+    require(tensor.defined(), "schedule: micro-batch {} is sent to stage {} before it is computed",
+            op.micro_batch, op.peer);
+    scope.bytes = static_cast<std::int64_t>(tensor.bytes());
+    sends_.push_back(links_.send(tensor, op.peer, op.payload));
+    tensor = {};
+  }
+
+  /// A whole backward, or its half that the stage before waits for.
+  void backward(const Op& op) {
+    Live& l = live(op.micro_batch);
+    require(l.saved != nullptr && l.work.attention != nullptr,
+            "schedule: {} of micro-batch {} before its forward", name(op.kind), op.micro_batch);
+    Scope scope(recorder_, event_kind(op.kind));
+    if (op.kind == OpKind::backward)
+      l.d_input = model_.backward(l.work.batch, std::move(l.saved), *l.work.attention,
+                                  l.work.loss_scale, l.d_output);
+    else
+      l.d_input = model_.backward_input(l.work.batch, *l.saved, *l.work.attention,
+                                        l.work.loss_scale, l.d_output);
+    l.work.attention.reset();  // the weight half needs neither stored keys nor an index
+    l.d_output = {};
+  }
+
+  void backward_weight(const Op& op) {
+    Live& l = live(op.micro_batch);
+    require(l.saved != nullptr && l.work.attention == nullptr,
+            "schedule: backward_weight of micro-batch {} before its backward_input",
+            op.micro_batch);
+    Scope scope(recorder_, event_kind(op.kind));
+    model_.backward_weight(std::move(l.saved));
+  }
+
+  void require_host_copy(const Op& op, const Tensor& moved) const {
+    require(callbacks_.host != nullptr && moved.defined(),
+            "schedule: {} of micro-batch {}: there is nothing to move, or no host memory to "
+            "move it to",
+            name(op.kind), op.micro_batch);
+  }
+
+  void offload(const Op& op) {
+    Live& l = live(op.micro_batch);
+    require_host_copy(op, l.input);
+    l.away = callbacks_.host->take(l.input.shape(), l.input.dtype(), pinned_device());
+    l.away.busy =
+        copy_beside(model_.device(), Queue::to_host, {{l.away.tensor, l.input}}, recorder_);
+    leaving_.push_back({std::exchange(l.input, {}), l.away.busy});
+  }
+
+  void fetch(const Op& op) {
+    Live& l = live(op.micro_batch);
+    require_host_copy(op, l.away.tensor);
+    Device& device = model_.device();
+    l.input = Tensor::empty(l.away.tensor.shape(), l.away.tensor.dtype(), device);
+    device.wait(l.away.busy, Queue::to_device);
+    l.away.busy = copy_beside(device, Queue::to_device, {{l.input, l.away.tensor}}, recorder_);
   }
 
   void forward(const Op& op) {
@@ -210,7 +226,7 @@ class StageRun {
     Scope scope(recorder_, event_kind(op.kind));
     const bool keep = again || (a.backward && !a.recompute);
     const bool counts =
-        again || !a.recompute;  // a chunk that is forwarded twice forms its loss the second time
+        again || !a.recompute;  // a chunk that is forwarded twice takes its loss the second time
     StageOutput output =
         model_.forward(l.work.batch, l.input, *l.work.attention, keep ? &l.saved : nullptr, counts);
     if (keep || !a.backward) l.input = {};  // what backward needs of it is among the activations

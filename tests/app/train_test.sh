@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Whole-program tests (tests/app/test_*.py) under the first python that has h5py; BALLAST_PROGRAM names the program.
+# Whole-program tests (tests/app/test_*.py) under the first python that has h5py; BALLAST_PROGRAM
+# names the program.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 for python in python3 /usr/bin/python3; do

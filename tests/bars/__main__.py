@@ -24,7 +24,8 @@ import sys
 import time
 
 sys.dont_write_bytecode = True
-from bars import BARS, Results, Setting
+from bars import BARS
+from results import Results, Setting
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 

@@ -10,6 +10,7 @@
 
 #include "core/base/tensor.hpp"
 #include "kernels/cuda/runtime/device.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast::test {
 
@@ -29,7 +30,7 @@ class CudaTest : public ::testing::Test {
     std::string why;
     gpu = device(why);
     if (!gpu) GTEST_SKIP() << "no CUDA device here: " << why;
-    seed = std::random_device{}();
+    seed = test_seed();
     rng.seed(seed);
     RecordProperty("seed", static_cast<int>(seed));
   }

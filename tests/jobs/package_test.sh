@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# package_test.sh BUILD_FOLDER: installs the build into a temporary prefix and builds a program against find_package(ballast).
+# package_test.sh BUILD_FOLDER: installs the build into a temporary prefix and builds a program
+# against find_package(ballast).
 set -euo pipefail
 build=${1:?}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-cmake --install "$build" --prefix "$folder/prefix" >"$folder/install.log" || { tail "$folder/install.log"; exit 1; }
+cmake --install "$build" --prefix "$folder/prefix" >"$folder/install.log" ||
+  { tail "$folder/install.log"; exit 1; }
 mkdir "$folder/user"
 cat >"$folder/user/CMakeLists.txt" <<'FILE'
 cmake_minimum_required(VERSION 3.22)
@@ -24,11 +26,13 @@ cat >"$folder/user/user.cpp" <<'FILE'
 
 int main() {
   const ballast::RingPlan plan = ballast::plan_ring(1, 2, 2);
-  std::printf("ballast %s (%s), %zu ring steps\n", ballast::version(), ballast::git_hash(), plan.forward.size());
+  std::printf("ballast %s (%s), %zu ring steps\n", ballast::version(), ballast::git_hash(),
+              plan.forward.size());
   return plan.forward.size() == 4 ? 0 : 1;
 }
 FILE
-cmake -S "$folder/user" -B "$folder/user/build" -DCMAKE_PREFIX_PATH="$folder/prefix" -DCMAKE_BUILD_TYPE=Release >"$folder/configure.log" 2>&1 ||
+cmake -S "$folder/user" -B "$folder/user/build" -DCMAKE_PREFIX_PATH="$folder/prefix" \
+  -DCMAKE_BUILD_TYPE=Release >"$folder/configure.log" 2>&1 ||
   { tail -n 30 "$folder/configure.log"; exit 1; }
 cmake --build "$folder/user/build" 2>&1
 "$folder/user/build/user"

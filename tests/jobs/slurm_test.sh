@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Starts a real Slurm on loopback in a temporary folder and checks jobs/train.sbatch: the warning signal stops the run with a checkpoint, the
-# job is requeued, the restart finishes it and the log continues; a cancelled job stays cancelled; jobs/sweep.sbatch runs its elements.
-# Exits 77 (skipped) with one line where Slurm cannot start: it needs root, munged, slurmctld and slurmd.
+# Starts a real Slurm on loopback in a temporary folder and checks jobs/train.sbatch: the warning
+# signal stops the run with a checkpoint, the job is requeued, the restart finishes it and the log
+# continues; a cancelled job stays cancelled; jobs/sweep.sbatch runs its elements. Exits 77
+# (skipped) with one line where Slurm cannot start: it needs root, munged, slurmctld and slurmd.
 set -euo pipefail
 root=${BALLAST_ROOT:?}
 program=${BALLAST_PROGRAM:?}
@@ -59,21 +60,31 @@ wait_for() {
 
 [ "$(id -u)" = 0 ] || skip "a Slurm of its own needs root"
 for tool in munged slurmctld slurmd sbatch srun setpriv; do
-  command -v "$tool" >/dev/null || PATH=$PATH:/usr/sbin command -v "$tool" >/dev/null || skip "no $tool (Debian packages slurm-wlm and munge)"
+  command -v "$tool" >/dev/null || PATH=$PATH:/usr/sbin command -v "$tool" >/dev/null ||
+    skip "no $tool (Debian packages slurm-wlm and munge)"
 done
 PATH=$PATH:/usr/sbin
 
 host=$(hostname -s)
-free_port() { /usr/bin/python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+free_port() {
+  /usr/bin/python3 -c '
+import socket
+s = socket.socket()
+s.bind(("127.0.0.1", 0))
+print(s.getsockname()[1])'
+}
 mkdir -p "$folder"/{munge,state,spool,area}
 chmod 755 "$folder" "$folder/munge"
 head -c 1024 /dev/urandom >"$folder/munge/key"
 chmod 400 "$folder/munge/key"
 chown -R munge: "$folder/munge"
-setpriv --reuid=munge --regid=munge --clear-groups munged --foreground --socket="$folder/munge/socket" --key-file="$folder/munge/key" --pid-file="$folder/munge/pid" \
-  --log-file="$folder/munge/log" --seed-file="$folder/munge/seed" >"$folder/munged.log" 2>&1 </dev/null &
+setpriv --reuid=munge --regid=munge --clear-groups munged --foreground \
+  --socket="$folder/munge/socket" --key-file="$folder/munge/key" --pid-file="$folder/munge/pid" \
+  --log-file="$folder/munge/log" --seed-file="$folder/munge/seed" \
+  >"$folder/munged.log" 2>&1 </dev/null &
 daemons+=($!)
-wait_for 20 test -S "$folder/munge/socket" || skip "munged does not start: $(tail -n 1 "$folder/munged.log")"
+wait_for 20 test -S "$folder/munge/socket" ||
+  skip "munged does not start: $(tail -n 1 "$folder/munged.log")"
 
 cat >"$folder/slurm.conf" <<CONF
 ClusterName=ballasttest
@@ -111,7 +122,8 @@ daemons+=($!)
 slurmd -D >"$folder/slurmd.out.log" 2>&1 </dev/null &
 daemons+=($!)
 node_idle() { sinfo --noheader --format=%T | grep -qx idle; }
-wait_for 40 node_idle || skip "Slurm does not start here: $(tail -q -n 1 "$folder/slurmctld.log" "$folder/slurmd.log" 2>/dev/null | tr '\n' ' ')"
+last_lines() { tail -q -n 1 "$folder"/{slurmctld,slurmd}.log 2>/dev/null | tr '\n' ' '; }
+wait_for 40 node_idle || skip "Slurm does not start here: $(last_lines)"
 
 cd "$folder/area"
 export BALLAST_ROOT=$root BALLAST_PROGRAM=$program
@@ -123,30 +135,37 @@ resumed() { is "$1" RUNNING || is "$1" COMPLETED; }
 reached() { [ "$(grep -c '^step=[0-9]* loss=' "$1")" -ge "$2" ]; }
 
 # The quickstart deck, made small; long enough that the signal finds it at work.
-small=(model.layers=1 model.hidden=32 model.intermediate=64 model.query_heads=2 model.kv_heads=1 model.head_dim=16
-  batching.micro_batch_tokens=256 batching.global_tokens=1024 data.max_tokens=256 checkpoint.every_steps=1000000)
+small=(model.layers=1 model.hidden=32 model.intermediate=64 model.query_heads=2 model.kv_heads=1
+  model.head_dim=16 batching.micro_batch_tokens=256 batching.global_tokens=1024 data.max_tokens=256
+  checkpoint.every_steps=1000000)
 steps=${BALLAST_SLURM_STEPS:-400}
-submit() { sbatch --parsable --ntasks-per-node=4 --output=job-%j.out "$@"; }
+submit() { sbatch --parsable --ntasks-per-node=4 --output=job-%j.out "$@" "${small[@]}"; }
+train=("$root/jobs/train.sbatch" "$root/inputs/quickstart.toml")
 
-job=$(BALLAST_RUN=$folder/area/run submit "$root/jobs/train.sbatch" "$root/inputs/quickstart.toml" run.steps="$steps" "${small[@]}")
+job=$(BALLAST_RUN=$folder/area/run submit "${train[@]}" run.steps="$steps")
 log=$folder/area/run/log.txt
 wait_for 60 reached "$log" 5 || fail "job $job took no step in 60 s; state $(state "$job")"
 scancel --batch --signal=USR1 "$job"  # what --signal=B:USR1@120 sends
-wait_for 60 requeued "$job" || fail "job $job was not requeued; state $(state "$job"), restarts $(field "$job" Restarts)"
+wait_for 60 requeued "$job" ||
+  fail "job $job was not requeued; state $(state "$job"), restarts $(field "$job" Restarts)"
 first=$(grep -c '^step=[0-9]* loss=' "$log")
 [ "$first" -lt "$steps" ] || fail "the run finished before the signal; raise BALLAST_SLURM_STEPS"
-# A requeued job waits two minutes, so that nodes can forget its first start.  This one need not wait so long.
+# A requeued job waits two minutes, so that nodes can forget its first start.  This one need not
+# wait so long.
 sleep 4
 scontrol update jobid="$job" starttime=now
 wait_for 60 resumed "$job" || fail "job $job did not start again; state $(state "$job")"
-wait_for 120 is "$job" COMPLETED || fail "job $job did not finish; state $(state "$job"), exit $(field "$job" ExitCode)"
+wait_for 120 is "$job" COMPLETED ||
+  fail "job $job did not finish; state $(state "$job"), exit $(field "$job" ExitCode)"
 [ "$(field "$job" ExitCode)" = 0:0 ] || fail "job $job ended with $(field "$job" ExitCode)"
-grep -q 'stopped early with a checkpoint: requeued' "job-$job.out" || fail "the first start did not stop for the signal"
+grep -q 'stopped early with a checkpoint: requeued' "job-$job.out" ||
+  fail "the first start did not stop for the signal"
 mapfile -t numbers < <(sed -n 's/^step=\([0-9]*\) loss=.*/\1/p' "$log")
-[ "${numbers[*]}" = "$(seq -s ' ' 1 "$steps")" ] || fail "the log's steps are not 1 to $steps once each: ${numbers[*]}"
+[ "${numbers[*]}" = "$(seq -s ' ' 1 "$steps")" ] ||
+  fail "the log's steps are not 1 to $steps once each: ${numbers[*]}"
 echo "requeue: job $job wrote $first of $steps steps, was requeued and wrote the rest"
 
-job=$(BALLAST_RUN=$folder/area/cancelled submit "$root/jobs/train.sbatch" "$root/inputs/quickstart.toml" run.steps=1000000 "${small[@]}")
+job=$(BALLAST_RUN=$folder/area/cancelled submit "${train[@]}" run.steps=1000000)
 wait_for 60 reached "$folder/area/cancelled/log.txt" 3 || fail "job $job took no step in 60 s"
 scancel "$job"
 wait_for 60 is "$job" CANCELLED || fail "cancelled job $job is $(state "$job")"
@@ -156,7 +175,7 @@ echo "cancel: job $job stayed cancelled"
 
 cp "$root/inputs/quickstart.toml" one.toml
 cp "$root/inputs/quickstart.toml" two.toml
-job=$(submit --array=0-1 "$root/jobs/sweep.sbatch" one.toml two.toml run.steps=3 "${small[@]}")
+job=$(submit --array=0-1 "$root/jobs/sweep.sbatch" one.toml two.toml run.steps=3)
 element_done() { reached "$folder/area/runs/$1-$job/log.txt" 3; }
 wait_for 90 element_done one || fail "element 0 of sweep $job did not run"
 wait_for 90 element_done two || fail "element 1 of sweep $job did not run"

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -15,31 +14,20 @@
 #include "core/base/tensor.hpp"
 #include "core/plan/context/mesh_shape.hpp"
 #include "parallel/comm/mesh.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast::testing {
-
-/// Seed of this run, the same on every rank; fixed by BALLAST_TEST_SEED.
-inline std::uint64_t shared_seed() {
-  static const std::uint64_t seed = [] {
-    const char* fixed = std::getenv("BALLAST_TEST_SEED");
-    const std::uint64_t mine = fixed ? std::strtoull(fixed, nullptr, 10) : std::random_device{}();
-    return std::stoull(Communicator::world().broadcast(std::to_string(mine), 0));
-  }();
-  return seed;
-}
 
 /// Draws that are the same on every rank as long as the ranks draw alike.
 class SharedDraw {
  public:
   explicit SharedDraw(std::uint64_t stream) : stream_(stream) {}
-  std::string trace() const {
-    return fmt::format("repeat with BALLAST_TEST_SEED={}", shared_seed());
-  }
-  double normal() { return random_normal(shared_seed(), stream_, counter_++); }
-  double uniform() { return random_uniform(shared_seed(), stream_, counter_++); }
+  std::string trace() const { return fmt::format("repeat with BALLAST_TEST_SEED={}", test_seed()); }
+  double normal() { return random_normal(test_seed(), stream_, counter_++); }
+  double uniform() { return random_uniform(test_seed(), stream_, counter_++); }
   /// Integer in [low, high].
   std::int64_t integer(std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(random_bits(shared_seed(), stream_, counter_++) %
+    return low + static_cast<std::int64_t>(random_bits(test_seed(), stream_, counter_++) %
                                            static_cast<std::uint64_t>(high - low + 1));
   }
   std::vector<double> normals(std::int64_t n) {

@@ -47,7 +47,7 @@ class Training : public ::testing::Test {
  protected:
   const int ranks = Communicator::world().size();
   const std::vector<SampleLength> samples = awkward_samples();
-  const std::string trace = fmt::format("repeat with BALLAST_TEST_SEED={}", shared_seed());
+  const std::string trace = fmt::format("repeat with BALLAST_TEST_SEED={}", test_seed());
 };
 
 TEST_F(Training, EveryMeshAndLayoutEqualsOneRankInFp64) {

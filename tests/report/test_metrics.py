@@ -1,5 +1,5 @@
-"""metrics.py against hand-worked numbers and, on random data, against core/observe/metrics.cpp through
-report_helper."""
+"""metrics.py against hand-worked numbers and, on random data, against core/observe/metrics.cpp
+through report_helper."""
 import random
 import subprocess
 import unittest

@@ -69,6 +69,34 @@ def includes():
                 yield Finding(f"{file}>{header}", 1, f"{file} includes {header}: {reason}")
 
 
+def included(header):
+    """Files of the tree that `header` includes between quotes."""
+    return [
+        h for h in re.findall(r'^\s*#\s*include\s*"([^"]+)"', code(header), re.M) if h in tree()
+    ]
+
+
+def device_headers():
+    """CUDA sources reach no header of layout.HOST_HEADERS: nvcc with g++ 12 refuses them."""
+    pattern = re.compile(r"^\s*#\s*include\s*<(" + layout.HOST_HEADERS + ")", re.M)
+    for file in product():
+        if not file.endswith((".cu", ".cuh")):
+            continue
+        came_from, to_do = {file: None}, [file]
+        for header in to_do:
+            for other in included(header):
+                if other not in came_from:
+                    came_from[other] = header
+                    to_do.append(other)
+            found = pattern.search(code(header))
+            if found:
+                way = [header]
+                while came_from[way[0]]:
+                    way.insert(0, came_from[way[0]])
+                yield Finding(file, 1, f"{' > '.join(way)} includes <{found.group(1)}...>")
+                break
+
+
 def libraries():
     """MPI, HDF5, NCCL and CUDA are called where layout.LIBRARIES says."""
     for file in product():
@@ -124,7 +152,7 @@ def functions():
         for name, first, lines, head in found:
             key = f"{file}:{name}"
             kernel = "__global__" in head or "__device__" in head
-            if lines > layout.MOST_LINES_OF_A_FUNCTION and not kernel and key not in layout.TABLES:
+            if lines > layout.MOST_LINES_OF_A_FUNCTION and not kernel and file not in layout.TABLES:
                 text = f"{file}:{first}: {name} has {lines} lines"
                 if key not in longest or longest[key].size < lines:
                     longest[key] = Finding(key, lines, text)
@@ -135,9 +163,9 @@ CODE = sources.CPP + (".py", ".sh", ".sbatch", ".cmake", ".in", "CMakeLists.txt"
 
 
 def file_lines():
-    """No file of code above layout.MOST_LINES_OF_A_FILE lines."""
+    """No file of code above layout.MOST_LINES_OF_A_FILE lines, tables aside."""
     for file in tree():
-        if file.endswith(CODE):
+        if file.endswith(CODE) and file not in layout.TABLES:
             lines = sources.read(file).count("\n")
             if lines > layout.MOST_LINES_OF_A_FILE:
                 yield Finding(file, lines, f"{file} has {lines} lines")
@@ -181,7 +209,10 @@ def words():
         if file in layout.SPEAKS_OF_WORDS or file.endswith((".png", ".safetensors")):
             continue
         text = sources.read(file)
-        for pattern, instead in layout.WORDS.items():
+        words = dict(layout.WORDS)
+        if file.endswith(sources.CPP):
+            words |= layout.WORDS_OF_CODE
+        for pattern, instead in words.items():
             found = [match.group() for match in re.finditer(pattern, text)]
             if found:
                 key = f"{file}:{found[0].replace(' ', '_')}"
@@ -256,6 +287,7 @@ def black():
 
 CHECKS = [
     includes,
+    device_headers,
     libraries,
     deck_keys,
     choices,

@@ -54,6 +54,9 @@ LEVELS = {
 # Folders that only some rooms may include.
 READERS = {"core/config": ["core/config", "app", "io"]}
 
+# Headers of the system, as a pattern, that only the host's compiler reads.
+HOST_HEADERS = r"fmt/|spdlog/"
+
 # Libraries by the names of their symbols, and the files (or folders) that call them.
 LIBRARIES = {
     "MPI": (r"\bMPI_[A-Z]\w*", ["parallel/comm", "io/checkpoint", "app/command/main.cpp"]),
@@ -78,12 +81,8 @@ MOST_COLUMNS = 100
 MOST_LINES_OF_A_FILE = 600
 MOST_LINES_OF_A_FUNCTION = 60
 
-# Functions that are tables: one row after another, nothing to split.
-TABLES = [
-    "core/config/deck_rows.cpp:attention_rows",
-    "core/config/batching_rows.cpp:batching_rows",
-    "core/config/deck_rows.cpp:data_rows",
-]
+# Files that are tables: one row after another, nothing to split.
+TABLES = ["core/config/batching_rows.cpp", "core/config/deck_rows.cpp"]
 
 # Sources whose declarations stand elsewhere by nature: `main` has none.
 NO_HEADER = ["app/command/main.cpp"]
@@ -95,8 +94,15 @@ WORDS = {
     r"\bDESIGN\b": "the paper or a page of docs/",
     r"\b[Ii]ssue #?\d+": "the reason itself",
     r"(?<![\w.}])/(work|root|home)/\w+": "a relative path",
+    r"\bAttentionIndex\b": "AttentionPattern",
 }
-SPEAKS_OF_WORDS = ["tests/tree/layout.py", "tests/tree/exceptions.txt"]
+# Of C++ alone: these words mean something else in prose and figures.
+WORDS_OF_CODE = {r"\b[Bb]ars?\b|_bars?\b|\bbars?_": "column"}
+SPEAKS_OF_WORDS = [
+    "tests/tree/layout.py",
+    "tests/tree/exceptions.txt",
+    "kernels/cuda/runtime/hopper.cuh",  # bar.sync is an instruction
+]
 
 # Formatters change their mind between versions; another version skips its check.
 CLANG_FORMAT_VERSION = 14

@@ -7,6 +7,7 @@ import checks
 import guards
 import layout
 import sources
+import tokens
 
 
 class OfFiles(unittest.TestCase):
@@ -71,6 +72,19 @@ class OfFiles(unittest.TestCase):
 
     def test_a_folder_without_a_level(self):
         self.assertEqual(self.found(checks.includes, core__other__a_hpp=""), {"core/other": 1})
+
+    def test_device_headers(self):
+        found = self.found(
+            checks.device_headers,
+            core__base__error_hpp="#include <fmt/format.h>\n",
+            core__base__tensor_hpp='#include "core/base/error.hpp"\n',
+            core__base__ids_hpp='// #include "core/base/error.hpp"\n#include <string>\n',
+            kernels__cuda__a_cu='#include "core/base/tensor.hpp"\n',
+            kernels__cuda__b_cuh="#  include <fmt/core.h>\n",
+            kernels__cuda__c_cu='#include "core/base/ids.hpp"\n',
+            kernels__cuda__d_cpp='#include "core/base/error.hpp"\n',
+        )
+        self.assertEqual(sorted(found), ["kernels/cuda/a.cu", "kernels/cuda/b.cuh"])
 
     def test_libraries(self):
         found = self.found(
@@ -193,6 +207,19 @@ int f() {  // {
 int g() { return 1'000; }
 """
         self.assertEqual(self.names(text), [("f", 10), ("g", 1)])
+
+
+class OfTokens(unittest.TestCase):
+    def test_comments_and_blanks_are_none(self):
+        text = 'int  f(/* a */)\n{ return a->b[1\'000] <= "a // b"[0]; }  // c\n'
+        self.assertEqual(tokens.of_cpp(text), 19)
+        self.assertEqual(tokens.of_cpp("x = 1e-3f + .5;"), 6)
+
+    def test_docstrings_are_comments(self):
+        plain = "def f(x):\n    return x + 'a'\n"
+        text = '"""Module."""\ndef f(x):\n    """Says."""\n    # why\n\n    return x + \'a\'\n'
+        self.assertEqual(tokens.of_python(plain), 10)
+        self.assertEqual(tokens.of_python(text), 10)
 
 
 class OfExceptions(unittest.TestCase):

@@ -56,11 +56,53 @@ void BatchMeter::add_lengths(const Batch& batch) {
   if (count > 0) step_squares_ += sum * sum / count;
 }
 
+BatchMeter::Pack BatchMeter::pack_of(const MicroBatch& micro_batch) const {
+  Pack pack;
+  for (const Segment& s : micro_batch.segments) {
+    const double n = static_cast<double>(s.tokens());
+    pack.tokens += n;
+    pack.squares += n * n;
+    pack.longest = std::max(pack.longest, s.tokens());
+  }
+  pack.group = group(pack.longest);
+  const bool padded = options_.method == Batching::none || options_.method == Batching::sorted;
+  const double length = static_cast<double>(
+      padded ? pack.longest * static_cast<std::int64_t>(micro_batch.segments.size())
+             : options_.groups[pack.group].tokens);
+  // A longer sample has a pack of its own, without padding.
+  pack.padding = padding_ratio(std::vector<double>{std::min(pack.tokens, length)}, length);
+  return pack;
+}
+
+std::size_t BatchMeter::group(std::int64_t tokens) const {
+  return options_.method == Batching::hbp ? group_of(tokens, options_.groups) : 0;
+}
+
+void BatchMeter::count(const MicroBatch& micro_batch, const Pack& pack, bool full) {
+  GroupMetrics& of = counts_.groups[pack.group];
+  const double capacity = static_cast<double>(of.group.tokens);
+  const auto bin = [](double share) {
+    return static_cast<std::size_t>(
+        std::clamp(share * GroupMetrics::kBins, 0.0, GroupMetrics::kBins - 1.0));
+  };
+  ++of.packs;
+  of.tail_packs += full ? 0 : 1;
+  of.tokens += static_cast<std::int64_t>(pack.tokens);
+  ++of.fill[bin(pack.tokens / capacity)];
+  ++of.attention[bin(pack.squares / (capacity * capacity))];
+  for (const Segment& s : micro_batch.segments) {
+    of.samples += s.begin == 0 ? 1 : 0;
+    const auto b = static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(s.tokens())));
+    if (of.lengths.size() <= b) of.lengths.resize(b + 1);
+    ++of.lengths[b];
+    if (options_.groups[group(s.tokens())].ranks > 1) needing_ += static_cast<double>(s.tokens());
+  }
+  counts_.longest = std::max(counts_.longest, pack.longest);
+}
+
 void BatchMeter::add(const Batch& batch, bool full) {
   add_lengths(batch);
   const std::size_t ranks = batch.micro_batches.size();
-  const bool padded = options_.method == Batching::none || options_.method == Batching::sorted,
-             grouped = options_.method == Batching::hbp;
   std::vector<double> tokens(ranks), attention(ranks);
   double padding = 0;
   std::int64_t packs = 0;
@@ -69,49 +111,17 @@ void BatchMeter::add(const Batch& batch, bool full) {
   for (std::size_t d = 0; d < ranks; ++d)
     for (const MicroBatch& m : batch.micro_batches[d]) {
       if (m.segments.empty()) continue;
-      double sum = 0, squares = 0;
-      std::int64_t longest = 0;
-      for (const Segment& s : m.segments) {
-        const double n = static_cast<double>(s.tokens());
-        sum += n;
-        squares += n * n;
-        longest = std::max(longest, s.tokens());
-      }
-      const std::size_t g = grouped ? group_of(longest, options_.groups) : 0;
-      const double length =
-          static_cast<double>(padded ? longest * static_cast<std::int64_t>(m.segments.size())
-                                     : options_.groups[g].tokens);
-      padding += padding_ratio(std::vector<double>{std::min(sum, length)},
-                               length);  // a longer sample has a pack of its own, without padding
+      const Pack pack = pack_of(m);
+      padding += pack.padding;
       for (std::size_t r = d; r < std::min(ranks, d + static_cast<std::size_t>(m.sp)); ++r) {
-        tokens[r] += sum / m.sp;
-        attention[r] += squares / m.sp;
+        tokens[r] += pack.tokens / m.sp;
+        attention[r] += pack.squares / m.sp;
       }
-      if (shared_ranks_ * m.sp > 1) communicating_ += sum;
+      if (shared_ranks_ * m.sp > 1) communicating_ += pack.tokens;
       ++packs;
-      mixed = mixed || (only != options_.groups.size() && only != g);
-      only = g;
-      GroupMetrics& of = counts_.groups[g];
-      const double capacity = static_cast<double>(of.group.tokens);
-      const auto bin = [](double share) {
-        return static_cast<std::size_t>(
-            std::clamp(share * GroupMetrics::kBins, 0.0, GroupMetrics::kBins - 1.0));
-      };
-      ++of.packs;
-      of.tail_packs += full ? 0 : 1;
-      of.tokens += static_cast<std::int64_t>(sum);
-      ++of.fill[bin(sum / capacity)];
-      ++of.attention[bin(squares / (capacity * capacity))];
-      for (const Segment& s : m.segments) {
-        of.samples += s.begin == 0 ? 1 : 0;
-        const std::size_t b =
-            static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(s.tokens())));
-        if (of.lengths.size() <= b) of.lengths.resize(b + 1);
-        ++of.lengths[b];
-        const std::size_t own = grouped ? group_of(s.tokens(), options_.groups) : 0;
-        if (options_.groups[own].ranks > 1) needing_ += static_cast<double>(s.tokens());
-      }
-      counts_.longest = std::max(counts_.longest, longest);
+      mixed = mixed || (only != options_.groups.size() && only != pack.group);
+      only = pack.group;
+      count(m, pack, full);
     }
   const double dbr = balance_ratio(tokens),
                pr = packs > 0 ? padding / static_cast<double>(packs) : 0,

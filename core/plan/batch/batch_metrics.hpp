@@ -60,6 +60,17 @@ class BatchMeter {
     std::int64_t batches = 0;
     void add(double d, double p, double a);
   };
+  /// A micro-batch in numbers.
+  struct Pack {
+    double tokens = 0, squares = 0;  ///< sums over its segments
+    double padding = 0;              ///< ratio
+    std::int64_t longest = 0;
+    std::size_t group = 0;
+  };
+  Pack pack_of(const MicroBatch& micro_batch) const;
+  /// Index of the group of a sample or pack whose longest segment has `tokens`.
+  std::size_t group(std::int64_t tokens) const;
+  void count(const MicroBatch& micro_batch, const Pack& pack, bool full);
   BatchingOptions options_;
   int shared_ranks_;
   BatchMetrics counts_;

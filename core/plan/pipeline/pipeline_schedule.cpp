@@ -7,6 +7,7 @@
 #include "core/base/error.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
 #include "core/plan/pipeline/schedule_lists.hpp"
+#include "core/plan/pipeline/state_aware_schedule.hpp"
 
 namespace ballast {
 

@@ -1,6 +1,6 @@
-// Pipeline schedules as plans: GPipe, 1F1B, ChunkFlow's state-aware 1F1B and its zero-bubble
-// variant, for micro-batches of any lengths and dependent chunks. Sources: GPipe (Huang et al.
-// 2019), 1F1B (Narayanan et al. 2021), ChunkFlow Sections 4.2 and 4.3, Algorithm 2.
+// Pipeline schedules as plans, by name (pipeline.schedule): GPipe, 1F1B, and those of
+// state_aware_schedule.hpp, for micro-batches of any lengths and dependent chunks.  Sources: GPipe
+// (Huang et al. 2019), 1F1B (Narayanan et al. 2021).
 #pragma once
 #include <cstddef>
 #include <string>
@@ -25,25 +25,6 @@ Schedule gpipe_schedule(const ChunkGroups& groups, int stages);
 /// kept, so stage s holds at most (longest group) + P - 1 - s.
 Schedule one_f_one_b_schedule(const ChunkGroups& groups, int stages);
 
-/// State-aware 1F1B: at most k + P - 1 - s live activations at stage s.  Of a group of N > k chunks
-/// the first N - k are forwarded without keeping activations and recomputed from the
-/// stage's stored chunk input just before or while their gradient is awaited, without the neighbour
-/// stages.  Built by list scheduling against `costs`: at each moment the stage that can begin first
-/// takes a backward whose gradient is there, a recompute, or the next forward that a free slot
-/// admits.  All stages take groups in one order, and a group with chunks to recompute hands its
-/// slot from chunk to chunk, so there is always a stage that can go on.  The order of groups is
-/// searched (`search` orders at most, fewer of very many micro-batches; a function of the arguments
-/// alone), the shortest step wins; 1 keeps the given order. `split`: the zero-bubble variant (Qi et
-/// al. 2024, ZB-H1, for any lengths and dependent chunks).  Backward is an input half, which alone
-/// the stage before waits for, and a weight half that fills what would be waits.  A weight half
-/// still to come counts as live, since it holds as much as a forward's activations
-/// (StageModel::backward_input), so the bound above holds.  Halves that follow each other directly
-/// are one backward; weight halves come in the order of their input halves.  Orders that gain
-/// nothing by halves keep whole backwards. Errors: k < 1, stages < 1, a group without
-/// micro-batches.
-Schedule state_aware_schedule(const ChunkGroups& groups, int stages, int k,
-                              const ScheduleCosts& costs, int search = 64, bool split = false);
-
 /// Every forward in order, nothing else: evaluation.
 Schedule forward_schedule(const ChunkGroups& groups, int stages);
 
@@ -53,9 +34,10 @@ struct PipelineCosts {
   double micro_batch_s =
       0;  ///< forward of a micro-batch beside them: launches, kernels too small to fill the device
   double backward_over_forward = 2;
-  double weight_share = 0.5;  ///< of a token's backward that forms weight gradients (weight_share()
-                              ///< of core/plan/pipeline/stage_balance); attention has none
-  double hop_token_s = 0;     ///< one token's activations or gradients to the neighbour stage
+  double weight_share =
+      0.5;                 ///< of a token's backward that computes weight gradients (weight_share()
+                           ///< of core/plan/pipeline/stage_balance); attention has none
+  double hop_token_s = 0;  ///< one token's activations or gradients to the neighbour stage
 };
 ScheduleCosts schedule_costs(const PipelineCosts& costs, const std::vector<MicroBatch>& list);
 

@@ -48,6 +48,25 @@ bool is_useful(OpKind kind) {
          kind == OpKind::backward_weight;
 }
 
+/// [stage] the micro-batches that are recomputed there; their forwards keep nothing.
+std::vector<std::set<int>> recomputed_on(const Schedule& schedule) {
+  std::vector<std::set<int>> list(schedule.stages.size());
+  for (std::size_t s = 0; s < list.size(); ++s)
+    for (const Op& op : schedule.stages[s])
+      if (op.kind == OpKind::recompute) list[s].insert(op.micro_batch);
+  return list;
+}
+
+/// Error that names the op at which each stage stands, if one has not come to its end.
+void require_all_done(const Schedule& schedule, const std::vector<std::size_t>& next) {
+  std::string blocked;
+  for (std::size_t s = 0; s < next.size(); ++s)
+    if (next[s] < schedule.stages[s].size())
+      blocked += "\n  " + describe(static_cast<int>(s), schedule.stages[s][next[s]]);
+  require(blocked.empty(),
+          "the schedule deadlocks; these ops wait for transfers that are never sent:{}", blocked);
+}
+
 }  // namespace
 
 SimulatedSchedule simulate(const Schedule& schedule, const ScheduleCosts& costs) {
@@ -61,11 +80,7 @@ SimulatedSchedule simulate(const Schedule& schedule, const ScheduleCosts& costs)
   std::vector<double> clock(stages, 0);
   std::vector<std::set<int>> live(stages);
   std::map<Wire, double> arrival;
-  // A forward whose micro-batch is recomputed later keeps nothing.
-  std::vector<std::set<int>> formed_again(stages);
-  for (int s = 0; s < stages; ++s)
-    for (const Op& op : schedule.stages[s])
-      if (op.kind == OpKind::recompute) formed_again[s].insert(op.micro_batch);
+  const std::vector<std::set<int>> recomputed = recomputed_on(schedule);
   double useful = 0;
   for (bool progress = true; progress;) {
     progress = false;
@@ -86,7 +101,7 @@ SimulatedSchedule simulate(const Schedule& schedule, const ScheduleCosts& costs)
           if (is_useful(op.kind)) useful += duration;
           const bool kept =
               op.kind == OpKind::recompute ||
-              (op.kind == OpKind::forward && formed_again[s].count(op.micro_batch) == 0);
+              (op.kind == OpKind::forward && recomputed[s].count(op.micro_batch) == 0);
           if (kept) live[s].insert(op.micro_batch);
           result.peak_live_activations[s] =
               std::max(result.peak_live_activations[s], static_cast<int>(live[s].size()));
@@ -104,12 +119,7 @@ SimulatedSchedule simulate(const Schedule& schedule, const ScheduleCosts& costs)
       }
     }
   }
-  std::string blocked;
-  for (int s = 0; s < stages; ++s)
-    if (next[s] < schedule.stages[s].size())
-      blocked += "\n  " + describe(s, schedule.stages[s][next[s]]);
-  require(blocked.empty(),
-          "the schedule deadlocks; these ops wait for transfers that are never sent:{}", blocked);
+  require_all_done(schedule, next);
   result.bubble_ratio = result.step_time_s > 0 ? 1 - useful / (stages * result.step_time_s) : 0;
   return result;
 }

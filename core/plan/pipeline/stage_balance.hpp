@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/model/model_shape.hpp"
+#include "core/model/parameter_table.hpp"
 
 namespace ballast {
 
@@ -17,8 +17,8 @@ struct PartCosts {
 /// element.
 PartCosts part_costs(const ModelShape& shape, double context);
 
-/// Share of a layer's backward matrix products that forms weight gradients: half, but with adapters
-/// (frozen weights have none) less.
+/// Share of a layer's backward matrix products that computes weight gradients: half, but with
+/// adapters (frozen weights have none) less.
 double weight_share(const ModelShape& shape);
 
 /// First layer of every stage, so that the slowest stage is as fast as can be: stage 0 also has the

@@ -1,5 +1,7 @@
 // State-aware 1F1B and its zero-bubble variant: list scheduling of one order of samples, and the
 // search over orders.
+#include "core/plan/pipeline/state_aware_schedule.hpp"
+
 #include <algorithm>
 #include <deque>
 #include <limits>
@@ -34,7 +36,7 @@ void join_halves(std::vector<Op>& ops) {
   ops = std::move(joined);
 }
 
-/// When a stage forms weight gradients.
+/// When a stage computes weight gradients.
 enum class Weights {
   whole,    ///< as part of backward
   fill,     ///< where nothing else can begin
@@ -67,7 +69,7 @@ class ListScheduler {
     for (State& s : state_) {
       s.output_at.assign(size, kNever);
       s.gradient_at.assign(size, kNever);
-      s.formed.assign(size, false);
+      s.present.assign(size, false);
     }
   }
 
@@ -97,12 +99,12 @@ class ListScheduler {
     double free = 0;
     std::size_t next_forward = 0, next_backward = 0;
     int live = 0;  ///< micro-batches between forward (or recompute) and the end of their backward
-    std::deque<Item>
-        weights;  ///< whose weight gradients are still to be formed, in the order of their backward
+    std::deque<Item> weights;  ///< whose weight gradients are still to be computed, in the order of
+                               ///< their backward
     std::vector<double> output_at;  ///< [micro-batch] when this stage's output is at the next stage
     std::vector<double>
-        gradient_at;           ///< [micro-batch] when this stage's gradient is at the stage before
-    std::vector<bool> formed;  ///< [micro-batch] its activations are here
+        gradient_at;            ///< [micro-batch] when this stage's gradient is at the stage before
+    std::vector<bool> present;  ///< [micro-batch] its activations are here
   };
   struct Choice {
     OpKind kind = OpKind::forward;
@@ -124,7 +126,7 @@ class ListScheduler {
     const Item* again = nullptr;
     if (state.next_backward < backward_.size()) {
       const Item& next = backward_[state.next_backward];
-      if (state.formed[next.micro_batch]) {
+      if (state.present[next.micro_batch]) {
         if (may_send(s, Payload::gradient))
           offer(split() ? OpKind::backward_input : OpKind::backward,
                 s + 1 < stages_ ? state_[s + 1].gradient_at[next.micro_batch] : 0.0, next);
@@ -183,7 +185,7 @@ class ListScheduler {
                                       1;  // both orders end a group at the same place
     if (state.next_forward < forwarded_end) return nullptr;
     for (; b < forwarded_end; ++b)
-      if (!state.formed[backward_[b].micro_batch]) return &backward_[b];
+      if (!state.present[backward_[b].micro_batch]) return &backward_[b];
     return nullptr;
   }
 
@@ -201,14 +203,14 @@ class ListScheduler {
         list.forward(c.item);
         ++state.next_forward;
         if (!discarded(c.item)) {
-          state.formed[m] = true;
+          state.present[m] = true;
           ++state.live;
         }
         state.output_at[m] = end + transfer_s(s + 1, Payload::activation);
         break;
       case OpKind::recompute:
         list.recompute(c.item);
-        state.formed[m] = true;
+        state.present[m] = true;
         ++state.live;
         break;
       case OpKind::backward_weight:
@@ -219,7 +221,7 @@ class ListScheduler {
       default:
         list.backward(c.item, c.kind);
         ++state.next_backward;
-        state.formed[m] = false;
+        state.present[m] = false;
         if (split())
           state.weights.push_back(c.item);
         else
@@ -238,7 +240,7 @@ class ListScheduler {
   std::vector<State> state_;
 };
 
-/// List entries that a search may form before it keeps what it has: below a second on one core,
+/// List entries that a search may make before it keeps what it has: below a second on one core,
 /// whatever the batch.
 constexpr std::int64_t kMostEntries = 4'000'000;
 
@@ -267,77 +269,126 @@ double least_time(const ChunkGroups& groups, int stages, int k, const ScheduleCo
   return least;
 }
 
+/// The rules that list scheduling is tried with: those of weight gradients where backward is split,
+/// those of recomputation where a group is recomputed.
+std::vector<ListScheduler::Rules> rules_for(bool split, bool recompute) {
+  std::vector<ListScheduler::Rules> rules;
+  for (const Weights weights : {Weights::whole, Weights::fill, Weights::patient, Weights::lag})
+    for (const auto& [recompute_first, early] :
+         {std::pair{true, true}, {true, false}, {false, true}, {false, false}})
+      if ((split || weights == Weights::whole) && (recompute || (recompute_first && early)))
+        rules.push_back({recompute_first, early, weights});
+  return rules;
+}
+
+/// Search over the order of groups for the shortest step.
+class OrderSearch {
+ public:
+  OrderSearch(const ChunkGroups& groups, int stages, int k, const ScheduleCosts& costs, int search,
+              bool split)
+      : groups_(groups),
+        stages_(stages),
+        k_(k),
+        costs_(costs),
+        most_orders_(std::max(1, search)),
+        split_(split && stages > 1),  // one stage keeps nobody waiting
+        least_(least_time(groups, stages, k, costs, split_)),
+        best_{empty_schedule(stages), std::numeric_limits<double>::infinity()} {
+    bool recompute = false;
+    std::int64_t size = 0;
+    for (const auto& group : groups) {
+      recompute = recompute || static_cast<int>(group.size()) > k;
+      size += static_cast<std::int64_t>(group.size());
+    }
+    rules_ = rules_for(split_, recompute);
+    entries_of_a_list_ = (split_ ? 3 : 2) * size * stages;
+  }
+
+  Schedule best() {
+    std::vector<std::size_t> order(groups_.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    attempt(order);
+    if (groups_.size() >= 2) climb(sorted_by_work(order));
+    return std::move(best_.schedule);
+  }
+
+ private:
+  using Order = std::vector<std::size_t>;
+
+  bool good_enough() const {
+    return best_.end_s <= least_ * (1 + 1e-12) || tried_ >= most_orders_ || entries_ > kMostEntries;
+  }
+
+  /// Whether the order gives a shorter step than all before it.
+  bool attempt(const Order& order) {
+    ChunkGroups ordered;
+    for (std::size_t g : order) ordered.push_back(groups_[g]);
+    bool better = false;
+    for (const ListScheduler::Rules& r : rules_) {
+      entries_ += entries_of_a_list_;
+      if (Built built = ListScheduler(ordered, stages_, k_, costs_, r).run();
+          built.end_s < best_.end_s) {
+        best_ = std::move(built);
+        better = true;
+      }
+    }
+    ++tried_;
+    return better;
+  }
+
+  /// Tries the longest group first and the longest last; returns the best order so far.
+  Order sorted_by_work(const Order& order) {
+    std::vector<double> work(groups_.size(), 0);
+    for (std::size_t g = 0; g < groups_.size(); ++g)
+      for (int m : groups_[g])
+        work[g] +=
+            costs_.duration(0, {OpKind::forward, m}) + costs_.duration(0, {OpKind::backward, m});
+    Order chosen = order;
+    for (const bool longest_first : {true, false}) {
+      if (good_enough()) break;
+      Order sorted = order;
+      std::stable_sort(sorted.begin(), sorted.end(), [&](std::size_t a, std::size_t b) {
+        return longest_first ? work[a] > work[b] : work[a] < work[b];
+      });
+      if (attempt(sorted)) chosen = sorted;
+    }
+    return chosen;
+  }
+
+  /// Hill climbing: moves one group elsewhere, keeps what helps.
+  void climb(Order chosen) {
+    for (std::uint64_t draw = 0; !good_enough(); ++draw) {
+      Order moved = chosen;
+      const auto place = [&](std::uint64_t index, std::size_t n) {
+        return static_cast<std::ptrdiff_t>(
+            random_bits(0, stream_of("state_aware_schedule"), 2 * draw + index) % n);
+      };
+      const std::ptrdiff_t from = place(0, moved.size());
+      const std::size_t group = moved[from];
+      moved.erase(moved.begin() + from);
+      moved.insert(moved.begin() + place(1, moved.size() + 1), group);
+      if (attempt(moved)) chosen = moved;
+    }
+  }
+
+  const ChunkGroups& groups_;
+  int stages_, k_;
+  const ScheduleCosts& costs_;
+  int most_orders_;
+  bool split_;
+  double least_;
+  Built best_;
+  std::vector<ListScheduler::Rules> rules_;
+  int tried_ = 0;
+  std::int64_t entries_of_a_list_ = 0, entries_ = 0;
+};
+
 }  // namespace
 
 Schedule state_aware_schedule(const ChunkGroups& groups, int stages, int k,
                               const ScheduleCosts& costs, int search, bool split) {
   require(k >= 1, "pipeline schedule: k = {} chunks; must be at least 1", k);
-  Built best{empty_schedule(stages), std::numeric_limits<double>::infinity()};
-  split = split && stages > 1;  // one stage keeps nobody waiting
-  const double least = least_time(groups, stages, k, costs, split);
-  const bool again = std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
-    return static_cast<int>(group.size()) > k;
-  });
-  std::vector<ListScheduler::Rules> rules;
-  for (const Weights weights : {Weights::whole, Weights::fill, Weights::patient, Weights::lag})
-    for (const auto& [recompute_first, early] :
-         {std::pair{true, true}, {true, false}, {false, true}, {false, false}})
-      if ((split || weights == Weights::whole) && (again || (recompute_first && early)))
-        rules.push_back({recompute_first, early, weights});
-  int tried = 0;
-  std::int64_t size = 0, entries = 0;
-  for (const auto& group : groups) size += static_cast<std::int64_t>(group.size());
-  const auto good_enough = [&] {
-    return best.end_s <= least * (1 + 1e-12) || tried >= std::max(1, search) ||
-           entries > kMostEntries;
-  };
-  const auto attempt = [&](const std::vector<std::size_t>& order) {
-    ChunkGroups ordered;
-    for (std::size_t g : order) ordered.push_back(groups[g]);
-    bool better = false;
-    for (const ListScheduler::Rules& r : rules) {
-      entries += (split ? 3 : 2) * size * stages;
-      if (Built built = ListScheduler(ordered, stages, k, costs, r).run();
-          built.end_s < best.end_s) {
-        best = std::move(built);
-        better = true;
-      }
-    }
-    ++tried;
-    return better;
-  };
-
-  std::vector<std::size_t> order(groups.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  attempt(order);
-  if (groups.size() < 2) return std::move(best.schedule);
-  std::vector<double> work(groups.size(), 0);
-  for (std::size_t g = 0; g < groups.size(); ++g)
-    for (int m : groups[g])
-      work[g] += costs.duration(0, {OpKind::forward, m}) + costs.duration(0, {OpKind::backward, m});
-  std::vector<std::size_t> chosen = order;
-  for (const bool longest_first : {true, false}) {
-    if (good_enough()) return std::move(best.schedule);
-    std::vector<std::size_t> sorted = order;
-    std::stable_sort(sorted.begin(), sorted.end(), [&](std::size_t a, std::size_t b) {
-      return longest_first ? work[a] > work[b] : work[a] < work[b];
-    });
-    if (attempt(sorted)) chosen = sorted;
-  }
-  // Hill climbing: move one group elsewhere, keep what helps.
-  for (std::uint64_t draw = 0; !good_enough(); ++draw) {
-    std::vector<std::size_t> moved = chosen;
-    const auto place = [&](std::uint64_t index, std::size_t n) {
-      return static_cast<std::ptrdiff_t>(
-          random_bits(0, stream_of("state_aware_schedule"), 2 * draw + index) % n);
-    };
-    const std::ptrdiff_t from = place(0, moved.size());
-    const std::size_t group = moved[from];
-    moved.erase(moved.begin() + from);
-    moved.insert(moved.begin() + place(1, moved.size() + 1), group);
-    if (attempt(moved)) chosen = moved;
-  }
-  return std::move(best.schedule);
+  return OrderSearch(groups, stages, k, costs, search, split).best();
 }
 
 }  // namespace ballast

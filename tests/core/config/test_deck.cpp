@@ -12,6 +12,8 @@
 #include "core/config/deck_schema.hpp"
 #include "core/config/run_options.hpp"
 #include "core/model/model_shape.hpp"
+#include "core/model/presets.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast {
 namespace {
@@ -92,8 +94,7 @@ std::size_t slow_distance(const std::string& a, const std::string& b, std::size_
 }
 
 TEST(DeckNames, NearestIsTheNearestByASlowReference) {
-  std::random_device device;
-  const unsigned seed = device();
+  const std::uint64_t seed = test_seed();
   std::mt19937 random(seed);
   const auto word = [&] {
     std::string text(1 + random() % 6, 'a');

@@ -9,11 +9,10 @@
 
 #include "core/base/error.hpp"
 #include "core/data/needle_task.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast {
 namespace {
-
-const std::uint64_t kSeed = std::random_device{}();
 
 NeedleOptions options() {
   NeedleOptions o;
@@ -24,7 +23,7 @@ NeedleOptions options() {
   o.values = 11;
   o.value_tokens = 3;
   o.vocabulary = 60;
-  o.seed = kSeed;
+  o.seed = test_seed();
   return o;
 }
 
@@ -43,7 +42,7 @@ TEST(Needle, PairsAreHiddenOnceAndQuestionsAskForThem) {
   NeedleOptions o = options();
   std::set<std::int64_t> lengths;
   for (std::int64_t index = 0; index < 200; ++index) {
-    SCOPED_TRACE(fmt::format("seed {} sample {}", kSeed, index));
+    SCOPED_TRACE(fmt::format("seed {} sample {}", test_seed(), index));
     o.closing = index % 3 != 0;
     const std::int64_t width = o.closing ? 5 : 4;
     const NeedleSample sample(o, index % 2 == 1, index);
@@ -104,7 +103,7 @@ TEST(Needle, PairsAreHiddenOnceAndQuestionsAskForThem) {
 }
 
 TEST(Needle, AnyRangeIsPartOfTheSample) {
-  std::mt19937_64 random(kSeed);
+  std::mt19937_64 random(test_seed());
   const NeedleOptions o = options();
   for (std::int64_t index = 0; index < 100; ++index) {
     const NeedleSample sample(o, false, index);
@@ -116,11 +115,11 @@ TEST(Needle, AnyRangeIsPartOfTheSample) {
     sample.tokens(static_cast<std::int64_t>(begin), part);
     ASSERT_TRUE(
         std::equal(part.begin(), part.end(), tokens.begin() + static_cast<std::ptrdiff_t>(begin)))
-        << "seed " << kSeed;
+        << "seed " << test_seed();
     sample.targets(static_cast<std::int64_t>(begin), part);
     ASSERT_TRUE(
         std::equal(part.begin(), part.end(), targets.begin() + static_cast<std::ptrdiff_t>(begin)))
-        << "seed " << kSeed;
+        << "seed " << test_seed();
     const NeedleSample copy = sample;  // holds no pointer into the other
     ASSERT_EQ(tokens_of(copy), tokens);
   }
@@ -154,8 +153,8 @@ TEST(Needle, DepthsKeysAndQuestionsAreUniform) {
     ++key[static_cast<std::size_t>(asked[0])];
     order += sample.questions()[0].depth;
   }
-  for (int n : depth) EXPECT_NEAR(n, samples / 10, 250) << "seed " << kSeed;
-  for (int n : key) EXPECT_NEAR(n, samples / 30, 160) << "seed " << kSeed;
+  for (int n : depth) EXPECT_NEAR(n, samples / 10, 250) << "seed " << test_seed();
+  for (int n : key) EXPECT_NEAR(n, samples / 30, 160) << "seed " << test_seed();
   EXPECT_NEAR(order / samples, 0.5, 0.012);
 }
 
@@ -164,7 +163,7 @@ TEST(Needle, SharesOfLengths) {
   o.length_share = {3, 1};
   int longer = 0;
   for (std::int64_t index = 0; index < 8000; ++index) longer += o.kind(false, index) == 1;
-  EXPECT_NEAR(longer, 2000, 200) << "seed " << kSeed;
+  EXPECT_NEAR(longer, 2000, 200) << "seed " << test_seed();
   o.length_share = {0, 2};
   for (std::int64_t index = 0; index < 100; ++index) EXPECT_EQ(o.kind(true, index), 1u);
   o.held_out_share = {1, 0};

@@ -6,7 +6,8 @@
 #include <set>
 
 #include "core/base/error.hpp"
-#include "core/model/model_shape.hpp"
+#include "core/model/parameter_table.hpp"
+#include "core/model/presets.hpp"
 
 namespace ballast {
 namespace {

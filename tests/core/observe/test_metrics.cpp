@@ -7,6 +7,7 @@
 
 #include "core/base/error.hpp"
 #include "core/observe/metrics.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast {
 namespace {
@@ -67,7 +68,7 @@ TEST(Metrics, PopMultipliesOut) {
 }
 
 TEST(Metrics, BoundsHoldOnRandomData) {
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int round = 0; round < 500; ++round) {
@@ -153,7 +154,7 @@ TEST(ExclusiveSeconds, OverlapGoesToTheLaterEventAndFurtherOut) {
 }
 
 TEST(ExclusiveSeconds, AgreesWithASecondBySecondReference) {
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int round = 0; round < 300; ++round) {

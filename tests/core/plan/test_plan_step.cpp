@@ -201,7 +201,7 @@ TEST(PlanStep, CostsOfAnotherSourceBuildStateAwareSchedules) {
 }
 
 // 16,384 ranks: dp 2048 x pp 8, eight micro-batches a rank.
-TEST(PlanStep, PlansALargeMachineInTime) {
+TEST(PlanStepSlow, PlansALargeMachineInTime) {
   for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::state_aware_1f1b}) {
     StepOptions options = options_of(2048, 8);
     options.pipeline.schedule = schedule;

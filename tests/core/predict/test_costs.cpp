@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "core/base/error.hpp"
+#include "core/model/presets.hpp"
 #include "core/predict/rate_costs.hpp"
 #include "core/predict/stated_costs.hpp"
 #include "core/predict/table_costs.hpp"

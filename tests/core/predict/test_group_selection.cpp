@@ -11,6 +11,7 @@
 #include "core/plan/batch/balance_packing.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/predict/group_selection.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast {
 namespace {
@@ -68,7 +69,7 @@ TEST(GroupSelection, DerivesTheLengthsThatNeedNoCommunication) {
 }
 
 TEST(GroupSelection, RecomputesAsFewLayersAsFit) {
-  const auto seed = std::random_device{}();
+  const auto seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
   std::uniform_real_distribution<double> draw(0.1, 1);
@@ -105,7 +106,7 @@ TEST(GroupSelection, MemoryForcesADegreeOrIsRefused) {
 }
 
 TEST(GroupSelection, RefinementEndsWhereNoSingleChangeHelps) {
-  const auto seed = std::random_device{}();
+  const auto seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
   int improved = 0;

@@ -7,6 +7,7 @@
 
 #include "core/base/error.hpp"
 #include "core/model/model_shape.hpp"
+#include "core/model/presets.hpp"
 #include "core/plan/pipeline/pipeline_schedule.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
 #include "core/predict/rate_costs.hpp"
@@ -300,6 +301,51 @@ TEST(Simulate, TuningGivesStragglersFewerBlocks) {
   EXPECT_EQ(choices, 16);  // of two samples in eight layers
 }
 
+// Three layers and two with the head: a layer takes 5 + 8 forward, twice that backward, 4 of which
+// are weight gradients.
+TEST(Simulate, StagesTakeTheTimeOfTheirLayers) {
+  for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble}) {
+    StepPlan plan = plan_of({of_lengths({1})}, pipeline_of(kind, 2), 5);
+    plan.layer_begin = {0, 3};
+    const SimulatedStep step = simulate(plan, {.layers = 5}, RingTimes());
+    const double forward[] = {39, 27}, backward[] = {78, 54}, weight[] = {12, 8};
+    for (std::size_t s = 0; s < 2; ++s)
+      for (const TimedOp& timed : step.lanes[0][s].ops) {
+        const double seconds = timed.end_s - timed.begin_s;
+        if (timed.op.kind == OpKind::forward) EXPECT_DOUBLE_EQ(seconds, forward[s]);
+        if (timed.op.kind == OpKind::backward) EXPECT_DOUBLE_EQ(seconds, backward[s]);
+        if (timed.op.kind == OpKind::backward_weight) EXPECT_DOUBLE_EQ(seconds, weight[s]);
+        if (timed.op.kind == OpKind::backward_input)
+          EXPECT_DOUBLE_EQ(seconds, backward[s] - weight[s]);
+      }
+    EXPECT_DOUBLE_EQ(step.useful_s, 39 + 27 + 78 + 54) << kind;
+  }
+}
+
+// What a layer chooses depends on the layer and not on the stage that holds it.
+TEST(Simulate, BudgetsDoNotDependOnTheStages) {
+  SimulationOptions options{.layers = 7, .base_budget = 32, .tune = true};
+  options.dst.base_budget = 32;
+  options.dst.candidates = default_candidates(32);
+  const auto budgets = [&](std::vector<std::int64_t> layer_begin) {
+    StepPlan plan =
+        plan_of({of_lengths({65536, 30000})},
+                pipeline_of(ScheduleKind::one_f_one_b, static_cast<int>(layer_begin.size())), 7);
+    plan.layer_begin = std::move(layer_begin);
+    plan.micro_batches[0].tuning = {32, 8, true};
+    plan.micro_batches[1].tuning = {32, 64, false};
+    return simulate(plan, options, unit_costs()).budgets;
+  };
+  const SimulatedBudgets whole = budgets({0});
+  EXPECT_GT(whole.largest_coverage_loss, 0);
+  for (const SimulatedBudgets& split : {budgets({0, 3}), budgets({0, 1, 5})}) {
+    EXPECT_DOUBLE_EQ(split.mean_budget, whole.mean_budget);
+    EXPECT_NEAR(split.mean_coverage_loss, whole.mean_coverage_loss, 1e-12);
+    EXPECT_EQ(split.sums, whole.sums);
+    EXPECT_EQ(split.counts, whole.counts);
+  }
+}
+
 TEST(Simulate, FetchesRunBesideTheComputationBeforeTheirRecompute) {
   std::vector<MicroBatch> chunks;
   for (std::int64_t c = 0; c < 3; ++c) chunks.push_back({{{0, 4 * c, 4 * c + 4, 0}}});
@@ -319,7 +365,7 @@ TEST(Simulate, FetchesRunBesideTheComputationBeforeTheirRecompute) {
   EXPECT_EQ(copies, 4);  // of the two chunks that run again
 }
 
-TEST(Simulate, AStepOf16384RanksIsSimulatedInSeconds) {
+TEST(SimulateSlow, AStepOf16384RanksIsSimulatedInSeconds) {
   std::mt19937_64 random(7);
   PipelineOptions pipeline = pipeline_of(ScheduleKind::one_f_one_b, 8);
   std::vector<std::vector<MicroBatch>> lists;

@@ -3,23 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <random>
 
 #include "core/base/error.hpp"
 #include "core/predict/latency_model.hpp"
 #include "core/predict/sparsity_tuning.hpp"
+#include "tests/seed.hpp"
 
 using namespace ballast;
 
 namespace {
-
-std::uint64_t fresh_seed() {
-  const auto seed =
-      static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
-  return seed;
-}
 
 /// Random ascending budgets; one of them is the base.
 std::vector<std::int64_t> random_budgets(std::mt19937_64& random) {
@@ -43,7 +36,7 @@ std::vector<double> random_coverage(std::mt19937_64& random, std::size_t size) {
 }  // namespace
 
 TEST(Dst, EquationsThreeToSevenAgainstBruteForce) {
-  std::mt19937_64 random(fresh_seed());
+  std::mt19937_64 random(test_seed());
   int compressed = 0, relaxed = 0, infeasible = 0;
   for (int round = 0; round < 100000; ++round) {
     const auto budgets = random_budgets(random);
@@ -124,7 +117,7 @@ TEST(Dst, AnchorsAndTargetsOfABatch) {
     }
   std::vector<std::string> notes;
   const LatencyModel model(checked(table, 0.2, notes), {.pattern = PatternKind::moba});
-  std::mt19937_64 random(fresh_seed());
+  std::mt19937_64 random(test_seed());
   for (const Anchor anchor : {Anchor::mean, Anchor::min, Anchor::max}) {
     StepPlan plan;
     plan.mesh.dp = 2;

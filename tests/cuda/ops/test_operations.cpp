@@ -2,6 +2,7 @@
 // backward.
 #include <algorithm>
 
+#include "core/model/presets.hpp"
 #include "kernels/ops/adamw.hpp"
 #include "kernels/ops/cross_entropy.hpp"
 #include "kernels/ops/dropout.hpp"

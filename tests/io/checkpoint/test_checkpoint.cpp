@@ -19,20 +19,12 @@
 #include "io/checkpoint/checkpoint_writer.hpp"
 #include "io/hdf5/hdf5_support.hpp"
 #include "parallel/comm/waits.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::uint64_t shared_seed() {
-  static const std::uint64_t seed = [] {
-    std::uint64_t s = std::random_device{}();
-    MPI_Bcast(&s, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
-    return s;
-  }();
-  return seed;
-}
 
 Parameter parameter(const std::string& name, Shape shape) {
   Parameter p;
@@ -60,7 +52,7 @@ std::int64_t numel(const std::vector<Parameter>& table) {
 /// Value of flat element i of a field: any shard of any rank can tell what belongs there.
 double value_of(const std::string& field, std::int64_t i, std::uint64_t salt = 0) {
   const double u =
-      random_uniform(shared_seed() + salt, stream_of(field.c_str()), static_cast<std::uint64_t>(i));
+      random_uniform(test_seed() + salt, stream_of(field.c_str()), static_cast<std::uint64_t>(i));
   return field == "moment2" ? u : u - 0.5;
 }
 
@@ -107,7 +99,7 @@ std::pair<std::int64_t, std::int64_t> cut(std::int64_t total, int rank, int size
     std::vector<std::int64_t> cuts{0, total};
     for (int i = 1; i < size; ++i)
       cuts.push_back(
-          static_cast<std::int64_t>(random_bits(shared_seed(), 77, static_cast<std::uint64_t>(i)) %
+          static_cast<std::int64_t>(random_bits(test_seed(), 77, static_cast<std::uint64_t>(i)) %
                                     static_cast<std::uint64_t>(total)));
     if (size > 2) cuts.back() = cuts[cuts.size() - 2];
     std::sort(cuts.begin(), cuts.end());
@@ -225,7 +217,7 @@ TEST_F(Checkpoint, AnyShardingReadsWhatAnotherWrote) {
         const CheckpointState state = read_checkpoint(path, world, shard);
         expect_state(state, some_state(10 * writer));
         ASSERT_EQ(mismatches(shard), 0)
-            << "written " << writer << ", read " << reader << ", seed " << shared_seed();
+            << "written " << writer << ", read " << reader << ", seed " << test_seed();
       }
       // Replicated readers: every rank reads all of it.
       CheckpointShard whole = make_shard(table, 0, numel(table), type, false);
@@ -398,7 +390,7 @@ TEST_F(Checkpoint, DamagedFilesAreSkippedByName) {
 TEST_F(Checkpoint, FiftyDamagedFilesAreRefused) {
   const auto table = small_table();
   const std::string good = write(table, 1), bad = dir + "/step_00000002.h5";
-  std::mt19937_64 random(shared_seed());
+  std::mt19937_64 random(test_seed());
   const auto bytes = static_cast<std::int64_t>(fs::file_size(good));
   for (int i = 0; i < 50; ++i) {
     const int kind = i % 5;
@@ -432,7 +424,7 @@ TEST_F(Checkpoint, FiftyDamagedFilesAreRefused) {
     CheckpointShard shard = make_shard(table, 0, numel(table), DType::f32, false);
     const std::string message = error_of([&] { read_checkpoint(bad, world, shard); });
     EXPECT_NE(message.find(bad), std::string::npos)
-        << message << "; damage " << kind << " at " << place << ", seed " << shared_seed();
+        << message << "; damage " << kind << " at " << place << ", seed " << test_seed();
     world.barrier();
   }
   CheckpointShard shard = make_shard(table, 0, 0, DType::f32, false);
@@ -451,7 +443,7 @@ TEST_F(Checkpoint, EveryByteCounts) {
       write_checkpoint(dir, world, make_shard(table, 0, 15, DType::f32, true), state, 1);
   std::ifstream in(path, std::ios::binary);
   std::string bytes((std::istreambuf_iterator<char>(in)), {});
-  std::mt19937_64 random(shared_seed());
+  std::mt19937_64 random(test_seed());
   for (int i = 0; i < 400; ++i) {
     const std::size_t place = random() % bytes.size();
     std::string altered = bytes;
@@ -459,7 +451,7 @@ TEST_F(Checkpoint, EveryByteCounts) {
     std::ofstream(path, std::ios::binary) << altered;
     CheckpointShard shard = make_shard(table, 0, 15, DType::f32, false);
     EXPECT_THROW(read_checkpoint(path, world, shard), Error)
-        << "byte " << place << ", seed " << shared_seed();
+        << "byte " << place << ", seed " << test_seed();
   }
 }
 

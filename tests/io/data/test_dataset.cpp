@@ -12,13 +12,12 @@
 #include "core/base/error.hpp"
 #include "io/data/dataset.hpp"
 #include "tests/io/temporary_folder.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast {
 namespace {
 
 namespace fs = std::filesystem;
-
-const std::uint64_t kSeed = std::random_device{}();
 
 std::string random_bytes(std::mt19937_64& random, std::size_t count) {
   std::string bytes(count, '\0');
@@ -79,7 +78,7 @@ using Distribution = DatasetTest;
 using Needle = DatasetTest;
 
 TEST_F(Samples, TokensAndTargetsOfAnyRange) {
-  std::mt19937_64 random(kSeed);
+  std::mt19937_64 random(test_seed());
   std::vector<std::string> texts;
   for (int i = 0; i < 100; ++i) {
     texts.push_back(random_bytes(random, 1 + random() % 300));
@@ -102,11 +101,11 @@ TEST_F(Samples, TokensAndTargetsOfAnyRange) {
     for (std::int64_t p = begin; p < end; ++p) {
       const auto at = static_cast<std::size_t>(p - begin);
       ASSERT_EQ(tokens[at], static_cast<unsigned char>(text[static_cast<std::size_t>(p)]))
-          << "seed " << kSeed;
+          << "seed " << test_seed();
       ASSERT_EQ(
           targets[at],
           p + 1 == length ? -1 : static_cast<unsigned char>(text[static_cast<std::size_t>(p) + 1]))
-          << "seed " << kSeed;
+          << "seed " << test_seed();
     }
   }
 }
@@ -273,7 +272,7 @@ TEST_F(Lengths, FileOfLengths) {
   DataOptions options;
   options.source = DataSource::lengths;
   options.vocabulary = 1000;
-  options.seed = kSeed;
+  options.seed = test_seed();
   options.lengths_file =
       write("lengths.txt", "# header\n5\n  17  # with a comment\n\n0\n1\r\n40000");
   const auto data = open_dataset(options);
@@ -324,7 +323,7 @@ TEST_F(Distribution, SharesAndShapeOfBins) {
   DataOptions options;
   options.source = DataSource::distribution;
   options.vocabulary = 50;
-  options.seed = kSeed;
+  options.seed = test_seed();
   options.bin_tokens = {1024, 4096, 8192, 32768};
   options.bin_share = {9.0, 0.5, 0, 0.5};  // in proportion
   options.samples = 40000;
@@ -342,13 +341,13 @@ TEST_F(Distribution, SharesAndShapeOfBins) {
     ++counts[bin];
     if (bin == 3) log_sum += std::log(static_cast<double>(tokens));
   }
-  EXPECT_NEAR(counts[0], 36000, 400) << "seed " << kSeed;
+  EXPECT_NEAR(counts[0], 36000, 400) << "seed " << test_seed();
   EXPECT_NEAR(counts[1], 2000, 300);
   EXPECT_EQ(counts[2], 0);
   EXPECT_NEAR(counts[3], 2000, 300);
   // Log-uniform: the mean logarithm is the middle of the bin's.
   EXPECT_NEAR(log_sum / counts[3], (std::log(8193.0) + std::log(32768.0)) / 2, 0.06)
-      << "seed " << kSeed;
+      << "seed " << test_seed();
   // More samples continue the list, whatever follows.
   options.samples = 50;
   const auto few = open_dataset(options);
@@ -393,7 +392,7 @@ TEST_F(Needle, TrainingAndHeldOutSamples) {
   options.needle.values = 5;
   options.needle.value_tokens = 2;
   options.vocabulary = 40;
-  options.seed = kSeed;
+  options.seed = test_seed();
   options.samples = 300;
   options.needle_held_out = 100;
   const auto data = open_dataset(options);
@@ -408,7 +407,7 @@ TEST_F(Needle, TrainingAndHeldOutSamples) {
     for (const NeedleQuestion& q : questions)
       for (std::int64_t t = q.first; t < q.last; ++t)
         ASSERT_EQ(targets[static_cast<std::size_t>(t)], tokens[static_cast<std::size_t>(t) + 1])
-            << "seed " << kSeed;
+            << "seed " << test_seed();
   }
   // More training samples go on where the others end, and leave the held-out ones alone.
   options.samples = 350;

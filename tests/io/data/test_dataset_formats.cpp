@@ -8,13 +8,12 @@
 #include "io/data/dataset.hpp"
 #include "io/hdf5/hdf5_support.hpp"
 #include "tests/io/temporary_folder.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast {
 namespace {
 
 namespace fs = std::filesystem;
-
-const std::uint64_t kSeed = std::random_device{}();
 
 using Documents = std::vector<std::vector<std::int64_t>>;
 
@@ -88,9 +87,9 @@ void expect_equal(const Dataset& data, const Documents& documents, const Documen
     data.targets(sample, begin, end, targets);
     for (std::int64_t p = begin; p < end; ++p) {
       const auto i = static_cast<std::size_t>(p), at = static_cast<std::size_t>(p - begin);
-      ASSERT_EQ(tokens[at], expected[i]) << "seed " << kSeed;
+      ASSERT_EQ(tokens[at], expected[i]) << "seed " << test_seed();
       const bool carries_loss = p + 1 < length && (masks.empty() || masks[s][i + 1] != 0);
-      ASSERT_EQ(targets[at], carries_loss ? expected[i + 1] : -1) << "seed " << kSeed;
+      ASSERT_EQ(targets[at], carries_loss ? expected[i + 1] : -1) << "seed " << test_seed();
     }
   }
 }
@@ -119,7 +118,7 @@ using Megatron = Formats;
 using Hdf5Tokens = Formats;
 
 TEST_F(Megatron, EveryTokenType) {
-  std::mt19937_64 random(kSeed);
+  std::mt19937_64 random(test_seed());
   for (int code : {1, 2, 3, 4, 5, 8}) {
     const Documents documents = random_documents(random, 40, 100);
     DataOptions options = megatron(Indexed(documents, code, random(), code == 4));
@@ -131,14 +130,14 @@ TEST_F(Megatron, EveryTokenType) {
 }
 
 TEST_F(Megatron, LossMaskBesideTheTokens) {
-  std::mt19937_64 random(kSeed + 1);
+  std::mt19937_64 random(test_seed() + 1);
   const Documents documents = random_documents(random, 50, 100);
   Documents masks = documents;
   for (auto& d : masks) {
     for (auto& m : d) m = static_cast<std::int64_t>(random() % 2);
   }
-  DataOptions options = megatron(Indexed(documents, 8, kSeed));
-  megatron(Indexed(masks, 1, kSeed), "mask");
+  DataOptions options = megatron(Indexed(documents, 8, test_seed()));
+  megatron(Indexed(masks, 1, test_seed()), "mask");
   options.mask_path = dir + "/mask";
   expect_equal(*open_dataset(options), documents, masks, random);
   // Chunks count theirs.
@@ -157,7 +156,7 @@ TEST_F(Megatron, LossMaskBesideTheTokens) {
       for (std::int64_t t = s.begin; t < s.end && t + 1 < whole->length(s.sample); ++t)
         expected += masks[s.sample][t + 1] != 0;
       EXPECT_EQ(s.loss_tokens, expected)
-          << "sample " << s.sample << " from " << s.begin << ", seed " << kSeed;
+          << "sample " << s.sample << " from " << s.begin << ", seed " << test_seed();
     }
   // Split samples count their own targets.
   options.max_tokens = 7;
@@ -170,12 +169,12 @@ TEST_F(Megatron, LossMaskBesideTheTokens) {
                                          std::count(targets.begin(), targets.end(), -1));
   }
   // A mask of other lengths, types or documents is refused by name.
-  megatron(Indexed(masks, 1, kSeed + 9), "mask");
+  megatron(Indexed(masks, 1, test_seed() + 9), "mask");
   EXPECT_NE(error_of(options).find("mask.idx"), std::string::npos);
-  megatron(Indexed(masks, 8, kSeed), "mask");
+  megatron(Indexed(masks, 8, test_seed()), "mask");
   EXPECT_NE(error_of(options).find("uint16"), std::string::npos);
   masks.pop_back();
-  megatron(Indexed(masks, 1, kSeed), "mask");
+  megatron(Indexed(masks, 1, test_seed()), "mask");
   EXPECT_NE(error_of(options).find("mask.idx"), std::string::npos);
 }
 
@@ -195,7 +194,7 @@ TEST_F(Megatron, IdsOutsideTheVocabulary) {
 }
 
 TEST_F(Megatron, DamagedFilesAreRefusedByName) {
-  std::mt19937_64 random(kSeed + 2);
+  std::mt19937_64 random(test_seed() + 2);
   const Indexed good(random_documents(random, 30, 100), 4, random());
   ASSERT_EQ(error_of(megatron(good)), "");
   const auto expect_refused = [&](const Indexed& bad, const std::string& what) {
@@ -204,7 +203,7 @@ TEST_F(Megatron, DamagedFilesAreRefusedByName) {
     const std::string message = error_of(megatron(bad));
     EXPECT_TRUE(message.find("corpus.idx") != std::string::npos ||
                 message.find("corpus.bin") != std::string::npos)
-        << what << " gives \"" << message << "\", seed " << kSeed;
+        << what << " gives \"" << message << "\", seed " << test_seed();
   };
   for (int i = 0; i < 40; ++i) {
     Indexed bad = good;
@@ -282,7 +281,7 @@ void write_hdf5(const std::string& path, const Documents& documents, const Docum
 }
 
 TEST_F(Hdf5Tokens, ReadByRange) {
-  std::mt19937_64 random(kSeed + 3);
+  std::mt19937_64 random(test_seed() + 3);
   const Documents documents = random_documents(random, 60, 100);
   Documents masks = documents;
   for (auto& d : masks) {
@@ -340,7 +339,7 @@ TEST_F(Hdf5Tokens, InconsistentFilesAreRefusedByName) {
 }
 
 TEST_F(Hdf5Tokens, TruncatedFilesAreRefused) {
-  std::mt19937_64 random(kSeed + 4);
+  std::mt19937_64 random(test_seed() + 4);
   DataOptions options;
   options.source = DataSource::hdf5;
   options.path = dir + "/tokens.h5";
@@ -348,7 +347,7 @@ TEST_F(Hdf5Tokens, TruncatedFilesAreRefused) {
   const std::string good = read(options.path);
   for (int i = 0; i < 20; ++i) {
     write("tokens.h5", good.substr(0, random() % good.size()));
-    EXPECT_NE(error_of(options).find(options.path), std::string::npos) << "seed " << kSeed;
+    EXPECT_NE(error_of(options).find(options.path), std::string::npos) << "seed " << test_seed();
   }
 }
 

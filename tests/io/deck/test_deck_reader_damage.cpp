@@ -6,6 +6,7 @@
 #include <random>
 
 #include "io/deck/deck_reader.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast {
 namespace {
@@ -284,7 +285,7 @@ TEST(DeckDamage, TheUndamagedDeckIsSound) {
 }
 
 TEST(DeckDamage, TwoHundredDecksAreRefusedWithTheirPlace) {
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = test_seed();
   Damage d(seed);
   for (int i = 0; i < 240; ++i) {
     const Damaged deck = damaged(d, i % 20);
@@ -304,7 +305,7 @@ TEST(DeckDamage, TwoHundredDecksAreRefusedWithTheirPlace) {
 }
 
 TEST(DeckDamage, RandomEditsAreReadOrRefusedAndNothingElse) {
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = test_seed();
   Damage d(seed);
   const std::string sound = join(kLines);
   int refused = 0;

@@ -38,7 +38,7 @@ class HuggingFace : public ::testing::Test {
     shape.qkv_bias = true;
     return shape;
   }
-  /// A value that bf16 holds exactly, the same wherever it is formed.
+  /// A value that bf16 holds exactly, the same wherever it is computed.
   static float value(std::size_t parameter, std::int64_t i) {
     return static_cast<float>((static_cast<std::int64_t>(parameter) * 31 + i * 7) % 255 - 127) / 64;
   }

@@ -2,13 +2,13 @@
 // by name.
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <fstream>
 #include <random>
 
 #include "io/profile/profile_file.hpp"
 #include "parallel/comm/comm.hpp"
 #include "tests/io/temporary_folder.hpp"
+#include "tests/seed.hpp"
 
 using namespace ballast;
 
@@ -63,10 +63,7 @@ class ProfileFile : public TemporaryFolder {};
 
 TEST_F(ProfileFile, ReadsWhatWasWrittenAndRefusesDamage) {
   if (Communicator::world().rank() != 0) return;
-  const auto seed =
-      static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
-  std::mt19937_64 random(seed);
+  std::mt19937_64 random(test_seed());
   const std::string path = dir + "/deep/table.h5";
   const ProfileTable table = random_table(random);
   write_profile(path, table);

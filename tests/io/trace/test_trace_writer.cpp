@@ -14,6 +14,7 @@
 
 #include "io/hdf5/hdf5_support.hpp"
 #include "io/trace/trace_writer.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast {
 namespace {
@@ -280,7 +281,7 @@ TEST_F(TraceFile, RestartContinuesAfterTheLastFlushOfAKilledRun) {
 }
 
 TEST_F(TraceFile, AKillAtAnyMomentLeavesAReadableFile) {
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   int size = 1;

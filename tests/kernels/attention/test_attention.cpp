@@ -9,6 +9,7 @@
 #include "core/plan/context/sequence_layout.hpp"
 #include "kernels/attention/attention.hpp"
 #include "tests/kernels/attention/test_attention_reference.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast {
 namespace {
@@ -121,7 +122,7 @@ struct Shape4 {
 
 class Attention : public ::testing::Test {
  protected:
-  const std::uint64_t seed_ = std::random_device{}();
+  const std::uint64_t seed_ = test_seed();
   std::mt19937_64 random_{seed_};
   ::testing::ScopedTrace trace_{__FILE__, __LINE__, fmt::format("seed {}", seed_)};
 

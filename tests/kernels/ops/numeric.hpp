@@ -4,23 +4,18 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "core/base/random.hpp"
 #include "core/base/tensor.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast::numeric {
 
-/// Random data of one test.  Every run draws anew unless BALLAST_TEST_SEED is set; trace() goes
-/// into SCOPED_TRACE.
+/// Random data of one test; trace() goes into SCOPED_TRACE.
 class Draw {
  public:
-  Draw() {
-    const char* fixed = std::getenv("BALLAST_TEST_SEED");
-    seed_ = fixed ? std::strtoull(fixed, nullptr, 10) : std::random_device{}();
-  }
   std::string trace() const { return "repeat with BALLAST_TEST_SEED=" + std::to_string(seed_); }
   double normal() { return random_normal(seed_, 1, counter_++); }
   /// Integer in [low, high].
@@ -47,7 +42,7 @@ class Draw {
   }
 
  private:
-  std::uint64_t seed_ = 0, counter_ = 0;
+  std::uint64_t seed_ = test_seed(), counter_ = 0;
 };
 
 inline Tensor from_list(const std::vector<std::int32_t>& list) {

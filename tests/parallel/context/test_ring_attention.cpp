@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 
 #include "parallel/context/ring_attention.hpp"
 #include "tests/parallel/context/naive_attention.hpp"
+#include "tests/parallel/sent_tags.hpp"
 #include "tests/parallel/support.hpp"
 
 namespace ballast {
@@ -300,6 +302,31 @@ TEST_F(Ring, RecordsStepsWorkAndBytes) {
     const double pairs = batch.attention_pairs();
     EXPECT_DOUBLE_EQ(world.all_reduce(flops[0]), 4.0 * kDim * kHeads * pairs);
     EXPECT_DOUBLE_EQ(world.all_reduce(flops[1]), 10.0 * kDim * kHeads * pairs);
+  }
+}
+
+// Hops between nodes must not wait for those inside one, nor the other way round.
+TEST_F(Ring, LevelsTravelOnChannelsOfTheirOwn) {
+  const MicroBatch batch = micro_batch({{0, 77}, {0, 30}});
+  const NaiveAttention all = reference_of(batch, draw);
+  for (const auto& [outer, inner] : rings(world.size())) {
+    const RingGroup group = ring(outer, inner);
+    const SequenceLayout layout(LayoutKind::zigzag, batch.tokens(), world.size(), 1);
+    LocalData local(all, layout, world.rank(), DType::f32);
+    RingAttention attention(group, dense_source(batch, layout, group.plan.rank, nullptr), nullptr);
+    const testing::SentTags tags;
+    attention.forward(local.in, local.o, local.lse);
+    attention.backward(local.in, local.o, local.lse, local.d_o, local.dq, local.dk, local.dv);
+    std::set<int> expected[2], sent[2];  // of outer and inner hops
+    for (const auto* list : {&group.plan.forward, &group.plan.backward})
+      for (const RingStep& step : *list)
+        for (const auto* hop : {&step.kv_inner, &step.kv_outer, &step.dkv_inner, &step.dkv_outer})
+          if (*hop) expected[(*hop)->level == RingLevel::inner].insert((*hop)->to);
+    for (const auto& [peer, tag] : tags.list())
+      for (int level : {0, 1})
+        if (expected[level].contains(peer)) sent[level].insert(tag);
+    for (int level : {0, 1}) EXPECT_EQ(sent[level].size(), expected[level].empty() ? 0u : 1u);
+    if (outer > 1 && inner > 1) EXPECT_NE(sent[0], sent[1]) << outer << " x " << inner;
   }
 }
 

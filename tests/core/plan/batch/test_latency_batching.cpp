@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -16,17 +15,11 @@
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/batch/latency_batching.hpp"
 #include "core/plan/batch/partition.hpp"
+#include "tests/seed.hpp"
 
 using namespace ballast;
 
 namespace {
-
-std::uint64_t fresh_seed() {
-  const auto seed =
-      static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
-  return seed;
-}
 
 /// Least possible heaviest bin, over every assignment (with the first empty bin only).
 double exhaustive(const std::vector<double>& weights, int bins) {
@@ -78,8 +71,8 @@ std::vector<std::int64_t> real_lengths() {
 
 }  // namespace
 
-TEST(Partition, NearExhaustiveAndNeverWorseThanLongestFirst) {
-  std::mt19937_64 random(fresh_seed());
+TEST(PartitionSlow, NearExhaustiveAndNeverWorseThanLongestFirst) {
+  std::mt19937_64 random(test_seed());
   for (int round = 0; round < 2000; ++round) {
     const int bins = 2 + static_cast<int>(random() % 4);
     // Up to 16 samples; as many bins as exhaustive search has time for.
@@ -106,7 +99,7 @@ TEST(Partition, NearExhaustiveAndNeverWorseThanLongestFirst) {
 }
 
 TEST(Partition, ManySamplesReachTheBoundOverRanks) {
-  std::mt19937_64 random(fresh_seed());
+  std::mt19937_64 random(test_seed());
   const auto real = real_lengths();
   if (real.empty()) std::printf("no file of real lengths here: the two mixes alone\n");
   for (int mix = 0; mix < (real.empty() ? 2 : 3); ++mix) {
@@ -129,7 +122,7 @@ TEST(Partition, ManySamplesReachTheBoundOverRanks) {
 }
 
 TEST(Sab, TwoLevelsKeepEverySampleAndItsOrder) {
-  std::mt19937_64 random(fresh_seed());
+  std::mt19937_64 random(test_seed());
   for (int round = 0; round < 300; ++round) {
     BatchingOptions options;
     options.method = round % 2 == 0 ? Batching::sab : Batching::lbb;

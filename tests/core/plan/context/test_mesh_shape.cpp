@@ -6,12 +6,13 @@
 
 #include "core/base/error.hpp"
 #include "core/plan/context/mesh_shape.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast {
 namespace {
 
 TEST(MeshShape, RankNumbersCountTpFastestAndDpSlowest) {
-  std::mt19937 random(std::random_device{}());
+  std::mt19937 random(test_seed());
   for (int trial = 0; trial < 20; ++trial) {
     const auto degree = [&] { return 1 + static_cast<int>(random() % 3); };
     const MeshShape shape{degree(), degree(), degree(), degree(), degree(), degree(), 0};

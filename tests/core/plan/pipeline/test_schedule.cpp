@@ -56,6 +56,26 @@ TEST(Schedule, LiveActivationsOf1F1B) {
       (std::vector<int>{4, 3, 2, 1}));
 }
 
+// Two micro-batches on one stage, by hand: what the weight half needs stays until it has run.
+TEST(Schedule, ActivationsLiveUntilTheWeightHalf) {
+  const Schedule late{{{{OpKind::forward, 0},
+                        {OpKind::backward_input, 0},
+                        {OpKind::forward, 1},
+                        {OpKind::backward_weight, 0},
+                        {OpKind::backward_input, 1},
+                        {OpKind::backward_weight, 1}}}};
+  EXPECT_EQ(problems(late), "");
+  const ScheduleCosts one{[](int, const Op&) { return 1.0; }};
+  EXPECT_EQ(simulate(late, one).peak_live_activations, std::vector<int>{2});
+  EXPECT_EQ(simulate(late, one).peak_weight_halves, std::vector<int>{1});
+  Schedule soon = late;
+  std::swap(soon.stages[0][2], soon.stages[0][3]);  // the weight half before the next forward
+  EXPECT_EQ(simulate(soon, one).peak_live_activations, std::vector<int>{1});
+  Schedule kept = late;
+  std::swap(kept.stages[0][3], kept.stages[0][4]);  // both weight halves at the end
+  EXPECT_EQ(simulate(kept, one).peak_weight_halves, std::vector<int>{2});
+}
+
 TEST(Schedule, OneStageAccumulatesInOrder) {
   const Schedule schedule =
       plan_schedule({{{{0, 0, 1, 0}}}, {{{1, 0, 2, 0}}}, {{{2, 0, 3, 0}}}}, {});

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/base/error.hpp"
+#include "core/model/presets.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
 
 namespace ballast {

@@ -53,6 +53,10 @@ void work_until_failure(const std::string& mode) {
 TEST(FailureOnFourRanks, AsTold) {
   if (!how()) GTEST_SKIP() << "started by Failures";
   std::ofstream(fs::path(std::getenv("BALLAST_TEST_PIDS")) / std::to_string(getpid())) << "";
+  if (how() == std::string("test")) {
+    ASSERT_NE(Communicator::world().rank(), kVictim) << "a check that one rank fails";
+    return;
+  }
   // As main() does it.
   try {
     work_until_failure(how());
@@ -65,6 +69,11 @@ TEST(FailureOnFourRanks, AsTold) {
   }
 }
 
+TEST(FailureOnFourRanks, ThenAnother) {
+  if (!how()) GTEST_SKIP() << "started by Failures";
+  Communicator::world().barrier();
+}
+
 struct Outcome {
   int status = 0;
   double seconds = 0;
@@ -72,7 +81,9 @@ struct Outcome {
   int survivors = 0;
 };
 
-Outcome run_four(const std::string& mode, const std::string& flags) {
+/// `flags` are the launcher's, `options` the program's.
+Outcome run_four(const std::string& mode, const std::string& flags,
+                 const std::string& options = "") {
   const fs::path folder =
       fs::temp_directory_path() / fmt::format("ballast_failure_{}_{}", getpid(), mode);
   fs::create_directories(folder / "pids");
@@ -83,9 +94,9 @@ Outcome run_four(const std::string& mode, const std::string& flags) {
   const std::string command = fmt::format(
       "env -i PATH='{}' HOME=/tmp OPENBLAS_NUM_THREADS=1 BALLAST_TEST_FAILURE={} "
       "BALLAST_TEST_PIDS='{}' timeout -k 1 40 '{}' {} -n {} '{}' "
-      "--gtest_filter='FailureOnFourRanks.*' > '{}' 2>&1 < /dev/null",
+      "--gtest_filter='FailureOnFourRanks.*' {} > '{}' 2>&1 < /dev/null",
       path ? path : "/usr/bin:/bin", mode, (folder / "pids").string(),
-      mpiexec ? mpiexec : "mpiexec", flags, kRanks, self, (folder / "output").string());
+      mpiexec ? mpiexec : "mpiexec", flags, kRanks, self, options, (folder / "output").string());
   Outcome outcome;
   const auto begin = std::chrono::steady_clock::now();
   outcome.status = std::system(command.c_str());
@@ -151,6 +162,18 @@ TEST_F(Failures, AgreedErrorIsPrintedOnce) {
   EXPECT_EQ(outcome.output.find("a problem that", outcome.output.find("a problem that") + 1),
             std::string::npos)
       << outcome.output;
+}
+
+TEST_F(Failures, TestThatFailsOnOneRankFailsOnAll) {
+  const Outcome outcome = run_four("test", "");
+  expect_end(outcome, "FailureOnFourRanks.AsTold failed on 1 other rank(s)");
+  EXPECT_NE(outcome.output.find("OK ] FailureOnFourRanks.ThenAnother"), std::string::npos)
+      << outcome.output;
+}
+
+TEST_F(Failures, FirstFailureEndsAllWithFailFast) {
+  const Outcome outcome = run_four("test", "", "--gtest_fail_fast");
+  expect_end(outcome, "SKIPPED ] FailureOnFourRanks.ThenAnother");
 }
 
 }  // namespace

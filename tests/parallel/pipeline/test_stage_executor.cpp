@@ -34,7 +34,7 @@ std::vector<MeshShape> pipeline_meshes(int ranks) {
 class Pipeline : public ::testing::Test {
  protected:
   const int ranks = Communicator::world().size();
-  const std::string trace = fmt::format("repeat with BALLAST_TEST_SEED={}", shared_seed());
+  const std::string trace = fmt::format("repeat with BALLAST_TEST_SEED={}", test_seed());
   std::vector<SampleLength> samples;
   void SetUp() override {
     if (ranks == 1) GTEST_SKIP() << "needs stages";
@@ -126,7 +126,7 @@ TEST_F(Pipeline, HalvesOfBackwardEqualItBitForBitAndHoldWhatIsPredicted) {
   SmallOptions options;
   options.shape = deep_shape(true);
   options.method = Batching::none;
-  options.pipeline.search = 1;  // the order of 1f1b, so that sums are formed in the same order
+  options.pipeline.search = 1;  // the order of 1f1b, so that sums run in the same order
   options.pipeline.costs.backward_over_forward = 2;
   SmallTraining whole(mesh, options);
   const double loss = whole.gradients(samples);

@@ -42,7 +42,7 @@ class Chunks : public ::testing::Test {
  protected:
   const int ranks = Communicator::world().size();
   const bool full = std::getenv("BALLAST_TEST_FULL") != nullptr;
-  const std::string trace = fmt::format("repeat with BALLAST_TEST_SEED={}", shared_seed());
+  const std::string trace = fmt::format("repeat with BALLAST_TEST_SEED={}", test_seed());
   std::vector<SampleLength> samples;
   void SetUp() override {
     for (std::int64_t tokens : {71, 23, 1, 0, 40, 1, 9})
@@ -104,6 +104,33 @@ TEST_F(Chunks, EverySizeAndKEqualsWholeSamples) {
         options.kv_place.window_tokens = turn % 3 == 0 ? 1 : 40;
         expect_like_whole_samples(shape, options, reference);
       }
+}
+
+// The head costs a tenth of a step where vocabularies are large: a chunk that is forwarded twice
+// runs it the second time only.
+TEST_F(Chunks, HeadRunsOnceForwardAndOnceBackward) {
+  SCOPED_TRACE(trace);
+  const MeshShape shape = chunk_meshes(ranks).back();
+  Recorder recorder;
+  SmallOptions options = options_of(16, 1);
+  options.recorder = &recorder;
+  const Mesh& mesh = mesh_of(shape);
+  SmallTraining training(mesh, options);
+  recorder.flush({});
+  training.gradients(samples);
+  std::map<int, int> forwards, heads;
+  for (const Op& op : training.schedule.stages[static_cast<std::size_t>(mesh.at.pp)])
+    if (op.kind == OpKind::forward || op.kind == OpKind::recompute) ++forwards[op.micro_batch];
+  recorder.flush([&](std::span<const Event> events) {
+    for (const Event& e : events)
+      if (e.kind == EventKind::head) ++heads[e.micro_batch];
+  });
+  int twice = 0;
+  for (const auto& [micro_batch, count] : forwards) {
+    EXPECT_EQ(heads[micro_batch], mesh.at.pp + 1 == mesh.shape.pp ? 2 : 0);
+    twice += count == 2;
+  }
+  EXPECT_TRUE(twice > 0 || mesh.at.dp > 0) << "no chunk was recomputed";
 }
 
 TEST_F(Chunks, CopiesThatComeLateAreWaitedFor) {

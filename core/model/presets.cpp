@@ -1,0 +1,92 @@
+#include "core/model/presets.hpp"
+
+#include "core/base/error.hpp"
+
+namespace ballast {
+namespace {
+
+/// What the Qwen2.5 models share.
+ModelShape qwen(ModelShape shape) {
+  shape.qkv_bias = true;
+  shape.rms_eps = 1e-6;
+  shape.rope_theta = 1e6;
+  shape.original_context = 32768;
+  return shape;
+}
+
+/// Shapes as published in the models' config.json files.
+const std::vector<ModelShape>& presets() {
+  static const std::vector<ModelShape> list = {
+      qwen({.preset = "qwen2.5-0.5b",
+            .layers = 24,
+            .hidden = 896,
+            .intermediate = 4864,
+            .query_heads = 14,
+            .kv_heads = 2,
+            .head_dim = 64,
+            .vocabulary = 151936,
+            .tied_embedding = true}),
+      qwen({.preset = "qwen2.5-1.5b",
+            .layers = 28,
+            .hidden = 1536,
+            .intermediate = 8960,
+            .query_heads = 12,
+            .kv_heads = 2,
+            .head_dim = 128,
+            .vocabulary = 151936,
+            .tied_embedding = true}),
+      qwen({.preset = "qwen2.5-3b",
+            .layers = 36,
+            .hidden = 2048,
+            .intermediate = 11008,
+            .query_heads = 16,
+            .kv_heads = 2,
+            .head_dim = 128,
+            .vocabulary = 151936,
+            .tied_embedding = true}),
+      qwen({.preset = "qwen2.5-7b",
+            .layers = 28,
+            .hidden = 3584,
+            .intermediate = 18944,
+            .query_heads = 28,
+            .kv_heads = 4,
+            .head_dim = 128,
+            .vocabulary = 152064,
+            .tied_embedding = false}),
+      {.preset = "llama3.1-8b",
+       .layers = 32,
+       .hidden = 4096,
+       .intermediate = 14336,
+       .query_heads = 32,
+       .kv_heads = 8,
+       .head_dim = 128,
+       .vocabulary = 128256,
+       .rms_eps = 1e-5,
+       .rope_theta = 5e5,
+       .original_context = 8192,
+       .llama3_factor = 8.0,
+       .llama3_low = 1.0,
+       .llama3_high = 4.0},
+  };
+  return list;
+}
+
+}  // namespace
+
+ModelShape model_preset(const std::string& name) {
+  for (const ModelShape& shape : presets())
+    if (shape.preset == name) return shape;
+  fail("model preset \"{}\" is unknown; choose one of: {}, or give an explicit shape", name,
+       fmt::join(model_presets(), ", "));
+}
+
+const std::vector<std::string>& model_presets() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> list;
+    for (const ModelShape& shape : presets()) list.push_back(shape.preset);
+    return list;
+  }();
+  return names;
+}
+
+}  // namespace ballast

@@ -1,0 +1,159 @@
+"""Bars of attention kernels and of one step on one GPU, each beside its peer."""
+import os
+import re
+
+from results import Command, Figure, deck, ratio
+
+
+PEER_ATTENTION = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "reference", "peer_attention.py"
+)
+PEER_STEP = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "reference", "peer_step.py"
+)
+
+
+def attention_commands(s):
+    lengths = [s.lengths] if s.lengths else []
+    return [
+        Command("check", [s.kernels, "check"], limit_s=200),
+        Command("time", [s.kernels, "time", *lengths], limit_s=200),
+        Command("peers", ["python3", PEER_ATTENTION], limit_s=200),
+    ]
+
+
+def attention_figures(r):
+    number = r"\s*([0-9.]+)"
+
+    def ours(case, what):
+        return r.match("time", rf"^{re.escape(case)}\s.*?\b{what}{number} ms")
+
+    def ours_rate(case, what):
+        return r.match("time", rf"^{re.escape(case)}\s.*?\b{what}\s*[0-9.]+ ms{number} TF/s")
+
+    def peer(case, what):
+        return r.match("peers", rf"^{re.escape(case)}\s.*?\b{what}{number} ms")
+
+    def peer_rate(case, what):
+        return r.match("peers", rf"^{re.escape(case)}\s.*?\b{what}\s*[0-9.]+ ms{number} TF/s")
+
+    figures = [
+        Figure(
+            "wrong results of the kernels' own check",
+            r.match("check", r"^(\d+) failures"),
+            0,
+            at_most=True,
+        )
+    ]
+    for tokens in ("8K", "32K", "128K"):
+        bars = (0.80, 0.70) if tokens == "32K" else (None, None)
+        for what, name, bar in (("fwd", "forward", bars[0]), ("bwd", "backward", bars[1])):
+            figures.append(
+                Figure(
+                    f"dense {tokens} {name}, x cuDNN",
+                    ratio(peer(f"cudnn {tokens}", what), ours(f"dense {tokens} D128 16/2", what)),
+                    bar,
+                    1.0 if bar else None,
+                )
+            )
+    for kind in ("aligned runs of 2", "free runs of 2", "single blocks"):
+        bars = (1.2, 1.0, 1.5, 1.3) if kind == "aligned runs of 2" else (None,) * 4
+        for i, (what, name) in enumerate((("fwd", "forward"), ("bwd", "backward"))):
+            figures.append(
+                Figure(
+                    f"5 % of 128K, {kind}, {name}, per pair, x FlexAttention",
+                    ratio(ours_rate(f"5% of 128K, {kind}", what), peer_rate("flex 5%", what)),
+                    bars[i],
+                    bars[2 + i],
+                )
+            )
+    figures.append(
+        Figure(
+            "packed lengths, forward + backward, x own dense rate",
+            r.match("time", r"^packed, all:.*= ([0-9.]+) of dense"),
+            0.78,
+            0.88,
+        )
+    )
+    # MTraining's kernels on the same GPU and pattern took these times (ms), conversion included.
+    for tokens, forward, backward in (("128K", 14.6, 73.0), ("256K", 29.0, 141.8)):
+        case = f"vertical slash {tokens}, built here"
+        figures.append(
+            Figure(
+                f"vertical slash {tokens}, index + forward, x MTraining's kernels",
+                ratio(forward, r.match("time", rf"^{case}.*?\+ fwd =\s*([0-9.]+) ms")),
+                1.3,
+                1.7,
+            )
+        )
+        figures.append(
+            Figure(
+                f"vertical slash {tokens}, backward, x MTraining's kernels",
+                ratio(backward, r.match("time", rf"^{case}.*?\| bwd\s*([0-9.]+) ms")),
+                2.0,
+                3.0,
+            )
+        )
+    return figures
+
+
+def step_commands(s):
+    if s.host:
+        return [
+            Command(
+                "laptop",
+                [
+                    s.ballast,
+                    "bench",
+                    "step",
+                    deck("bench", "step.toml"),
+                    "--case",
+                    "laptop",
+                    "model.layers=1",
+                    "repeats=1",
+                    "warmup=0",
+                    "--json",
+                    "{out}/laptop.json",
+                ],
+                ranks=1,
+            )
+        ]
+    commands = []
+    for size in ("0.5b", "3b"):
+        commands.append(
+            Command(
+                size,
+                [
+                    s.ballast,
+                    "bench",
+                    "step",
+                    deck("bench", "step.toml"),
+                    "--case",
+                    f"qwen2.5-{size}-8k",
+                    "repeats=7",
+                    "warmup=3",
+                    "--json",
+                    f"{{out}}/{size}.json",
+                ],
+                ranks=1,
+            )
+        )
+        commands.append(Command(f"peer-{size}", ["python3", PEER_STEP, f"qwen2.5-{size}", "8192"]))
+    return commands
+
+
+def step_figures(r):
+    if r.text("laptop"):
+        return [Figure("laptop step, mfu", r.value("laptop", "mfu"))]
+    return [
+        Figure(
+            f"Qwen2.5-{size} step, 8K tokens, x Transformers",
+            ratio(
+                r.value(size, "tokens_per_s_per_rank"),
+                r.match(f"peer-{size}", r"([0-9]+) tokens/s"),
+            ),
+            1.0,
+            1.5,
+        )
+        for size in ("0.5b", "3b")
+    ]

@@ -1,0 +1,325 @@
+"""Bars of ring attention, of sparse steps, of two emulated nodes and of the sparse index."""
+import os
+
+from results import Command, Figure, deck, ratio
+
+
+def ring_commands(s):
+    shape = (
+        ["tokens=2048", "q_heads=2", "kv_heads=1", "repeats=2"]
+        if s.host
+        else [
+            "backend=cuda",
+            "tokens=131072",
+            "q_heads=16",
+            "kv_heads=16",
+            "head_dim=128",
+            "repeats=7",
+        ]
+    )
+    commands = [
+        Command(
+            "flat", [s.ballast, "bench", "ring", *shape, "--json", "{out}/flat.json"], ranks=s.gpus
+        )
+    ]
+    if s.gpus == 4:
+        commands.append(
+            Command(
+                "two-levels",
+                [s.ballast, "bench", "ring", *shape, "outer=2", "--json", "{out}/two-levels.json"],
+                ranks=4,
+            )
+        )
+    return commands
+
+
+def ring_figures(r):
+    return [
+        Figure(
+            f"ring of {r.gpus}, dense 128K, one GPU's time / {r.gpus} / the ring's",
+            r.value("flat", "efficiency"),
+            0.90,
+            0.97,
+        ),
+        Figure("the same in two levels", r.value("two-levels", "efficiency")),
+    ][: 2 if r.gpus == 4 else 1]
+
+
+def long_step(s, tokens):
+    """step512k.toml at this length on all ranks."""
+    return [
+        f"data.lengths=[{tokens}]",
+        f"batching.micro_batch_tokens={tokens}",
+        f"batching.global_tokens={tokens}",
+        f"mesh.cp_inner={s.gpus}",
+    ]
+
+
+def shallow(s):
+    return [] if s.gpus == 4 else ["model.layers=12"]
+
+
+def sparse_step_commands(s):
+    path, pre = deck("mtraining", "step512k.toml"), "laptop " if s.host else ""
+    size = (
+        ["mesh.cp_inner=" + str(s.gpus)] if s.host else long_step(s, 131072 * s.gpus) + shallow(s)
+    )
+    commands = [
+        Command(
+            "dense",
+            [
+                s.ballast,
+                "bench",
+                "step",
+                path,
+                "--case",
+                pre + "dense",
+                "warmup=0",
+                "repeats=1",
+                *size,
+                "--json",
+                "{out}/dense.json",
+            ],
+            ranks=s.gpus,
+            limit_s=200,
+        ),
+        Command(
+            "sparse",
+            [
+                s.ballast,
+                "bench",
+                "step",
+                path,
+                "--case",
+                pre + "flat",
+                "warmup=1",
+                "repeats=2",
+                *size,
+                "--json",
+                "{out}/sparse.json",
+            ],
+            ranks=s.gpus,
+            limit_s=200,
+        ),
+    ]
+    for layout in ("striped", "shuffled"):
+        commands.append(
+            Command(
+                f"trace-{layout}",
+                [
+                    s.ballast,
+                    "train",
+                    path,
+                    "--case",
+                    pre + "flat",
+                    *size,
+                    f"ring.layout={layout}",
+                    "run.steps=2",
+                    "trace.enabled=true",
+                    "checkpoint.at_end=false",
+                    "-d",
+                    f"{{out}}/run-{layout}",
+                ],
+                ranks=s.gpus,
+                limit_s=150,
+            )
+        )
+        commands.append(
+            Command(
+                f"report-{layout}",
+                [
+                    os.path.join(os.path.dirname(s.ballast), "ballast-report"),
+                    f"{{out}}/run-{layout}",
+                    "--json",
+                    f"{{out}}/report-{layout}.json",
+                ],
+            )
+        )
+    return commands
+
+
+def sparse_step_figures(r):
+    bar = (5.0, 8.0) if r.gpus == 4 else (None, None)
+    figures = [
+        Figure(
+            f"{128 * r.gpus}K tokens, 95 % sparse, x dense step",
+            ratio(r.value("dense", "median_s"), r.value("sparse", "median_s")),
+            *bar,
+        )
+    ]
+    for layout in ("striped", "shuffled"):
+        figures.append(
+            Figure(
+                f"worker imbalance, {layout}",
+                r.value(f"report-{layout}", "worker_imbalance"),
+                1.05 if layout == "striped" else None,
+                at_most=True,
+            )
+        )
+        figures.append(
+            Figure(
+                f"step imbalance, {layout}",
+                r.value(f"report-{layout}", "step_imbalance"),
+                at_most=True,
+            )
+        )
+        times = r.log(f"trace-{layout}", "step_time_s")
+        figures.append(Figure(f"step with trace, {layout} (s)", times[-1] if times else None))
+    return figures
+
+
+NODE = (
+    'if [ "${PMI_RANK:-0}" -lt 2 ]; then export NCCL_HOSTID=node-a; else export NCCL_HOSTID=node-b;'
+    ' fi; exec "$@"'
+)
+
+
+def nodes_commands(s):
+    """Four ranks; on two GPUs each node's two share them with the other node's, and the sequence
+    and the model are shorter."""
+    sockets = {
+        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_NTHREADS": "4",
+        "NCCL_NSOCKS_PERTHREAD": "4",
+    }
+    size = long_step(s, 131072 * s.gpus) + shallow(s)
+    commands = []
+    for case, inner in (("flat", 4), ("hierarchical", 2)):
+        commands.append(
+            Command(
+                case,
+                [
+                    "sh",
+                    "-c",
+                    NODE,
+                    "node",
+                    s.ballast,
+                    "bench",
+                    "step",
+                    deck("mtraining", "step512k.toml"),
+                    "--case",
+                    case,
+                    *size,
+                    f"mesh.cp_inner={inner}",
+                    "warmup=1",
+                    "repeats=2",
+                    "--json",
+                    f"{{out}}/{case}.json",
+                ],
+                ranks=4,
+                limit_s=170,
+                environment=sockets,
+            )
+        )
+    for tokens in (32768, 131072):
+        for outer in (1, 2):
+            name = f"ring-{tokens}-outer-{outer}"
+            commands.append(
+                Command(
+                    name,
+                    [
+                        "sh",
+                        "-c",
+                        NODE,
+                        "node",
+                        s.ballast,
+                        "bench",
+                        "ring",
+                        "backend=cuda",
+                        f"tokens={tokens}",
+                        "q_heads=16",
+                        "kv_heads=2",
+                        "head_dim=128",
+                        f"outer={outer}",
+                        "repeats=5",
+                        "--json",
+                        f"{{out}}/{name}.json",
+                    ],
+                    ranks=4,
+                    limit_s=60,
+                    environment=sockets,
+                )
+            )
+    return commands
+
+
+def nodes_figures(r):
+    bar = (1.25, 1.3) if r.gpus == 4 else (None, None)
+    figures = [
+        Figure(
+            f"two emulated nodes, {128 * r.gpus}K tokens, 95 % sparse step: hierarchical, x flat",
+            ratio(r.value("flat", "median_s"), r.value("hierarchical", "median_s")),
+            *bar,
+        )
+    ]
+    for tokens in (32768, 131072):
+        flat, two = (r.value(f"ring-{tokens}-outer-{outer}", "efficiency") for outer in (1, 2))
+        figures.append(
+            Figure(
+                f"two emulated nodes, dense ring of {tokens // 1024}K tokens: hierarchical, x flat",
+                ratio(two, flat),
+            )
+        )
+    return figures
+
+
+def index_commands(s):
+    commands = []
+    size = [
+        "data.bin_tokens=[131071,131072]",
+        "batching.global_tokens=131072",
+        "batching.micro_batch_tokens=131072",
+        "run.steps=3",
+    ]
+    for case in ("dense", "slash", "moba", "moba+dst", "xattention"):
+        commands.append(
+            Command(
+                case,
+                [
+                    s.ballast,
+                    "train",
+                    deck("sparsebalance", "one_gpu.toml"),
+                    "--case",
+                    case,
+                    *size,
+                    "trace.enabled=true",
+                    "checkpoint.at_end=false",
+                    "-d",
+                    f"{{out}}/run-{case}",
+                ],
+                ranks=1,
+            )
+        )
+        commands.append(
+            Command(
+                f"report-{case}",
+                [
+                    os.path.join(os.path.dirname(s.ballast), "ballast-report"),
+                    f"{{out}}/run-{case}",
+                    "--json",
+                    f"{{out}}/report-{case}.json",
+                ],
+            )
+        )
+    return commands
+
+
+def index_figures(r):
+    dense, figures = r.value("report-dense", "attention"), []
+    for case in ("slash", "moba", "moba+dst", "xattention"):
+        attention, index = r.value(f"report-{case}", "attention"), r.value(
+            f"report-{case}", "indexing"
+        )
+        saved = dense - attention if None not in (dense, attention) else None
+        figures.append(
+            Figure(
+                f"{case}, 128K: choosing the index / attention saved",
+                ratio(index, saved),
+                0.10 if case == "slash" else None,
+                at_most=True,
+            )
+        )
+        figures.append(
+            Figure(f"{case}, 128K: sparsity ratio", r.value(f"report-{case}", "sparsity_ratio"))
+        )
+    return figures
