@@ -35,6 +35,8 @@ StatedTimes stated_times(const Config& config) {
   times.stage_hop_token_s = costs.hop_token_s;
   times.exchange_token_s = config.costs.exchange_token_s;
   times.ring_hop_token_s = config.costs.ring_hop_token_s;
+  times.query_heads = config.model.query_heads;
+  times.kv_heads = config.model.kv_heads;
   times.block_tokens = budget_block_tokens(config);
   times.given = config.is_set(&Config::costs);
   return times;

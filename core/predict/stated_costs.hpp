@@ -15,6 +15,8 @@ struct StatedTimes {
   double weight_share = 0.5;  ///< of a token's backward: weight gradients
   double stage_hop_token_s = 0;
   double exchange_token_s = 0;  ///< of all layers, both passes, if a token went whole
+  /// Of the model, where it is known: key/value heads that a group repeats are exchanged again.
+  std::int64_t query_heads = 0, kv_heads = 0;
   double ring_hop_token_s = 0;  ///< of all layers, both passes, if its keys and values go one hop
   std::int64_t block_tokens = 64;  ///< tokens of the key blocks that budgets count
   bool given = true;               ///< false: nothing was stated, a token takes 1 us

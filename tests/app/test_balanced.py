@@ -188,16 +188,52 @@ class Window(Balanced):
 class Deck(Balanced):
     DECK = os.path.join(os.environ.get("BALLAST_ROOT", ""), "inputs", "hbp", "balanced.toml")
 
-    def test_balanced_is_faster_than_rounds_and_fixed_splits(self):
+    PROLONG = os.environ.get(
+        "BALLAST_LENGTHS",
+        os.path.join(
+            os.environ.get("BALLAST_ROOT", ""), "..", "shared", "data", "prolong_lengths.txt"
+        ),
+    )
+
+    def packed(self, *overrides):
+        """Cases of 32 ranks by name, as planned."""
         out = self.out("pack.json")
-        self.run_ballast(1, "pack", self.DECK, "data.samples=12000", "--json", out)
+        done = self.run_ballast(1, "pack", self.DECK, *overrides, "--json", out, timeout=600)
         with open(out) as f:
             cases = {c["name"]: c for c in json.load(f)["cases"]}
-        balanced = cases["balanced"]["run_seconds"]
-        self.assertGreater(cases["hbp"]["run_seconds"], 1.35 * balanced)
-        for fixed in ("packed-sp8", "packed-sp32"):
-            self.assertGreater(cases[fixed]["run_seconds"], balanced)
+        cases.pop("small")
+        for name, case in cases.items():
+            gain = case["step_seconds"] / cases["balanced"]["step_seconds"]
+            print(
+                f"{name:18} {case['step_seconds']:.4f} s a step, {case['step_over_bound']:.4f} x"
+                f" bound, {gain:.3f} x balanced, {case['batches']} steps"
+            )
+            self.assertTrue(case["trains"], name)
+            self.assertIn(name, done.stdout)
+        return cases
+
+    def assert_bars(self, cases, over_fixed):
+        balanced = cases["balanced"]["step_seconds"]
+        self.assertGreater(cases["hbp"]["step_seconds"], 1.35 * balanced)
+        fixed = [c["step_seconds"] for name, c in cases.items() if name.startswith("packed-")]
+        self.assertGreater(min(fixed), over_fixed * balanced)
+        self.assertLess(cases["balanced"]["step_over_bound"], 1.05)
+        self.assertLess(cases["balanced-window-8"]["step_over_bound"], 1.05)
+        self.assertLess(cases["balanced"]["length_share"], cases["longalign"]["length_share"])
+
+    def test_balanced_is_faster_than_rounds_and_fixed_splits(self):
+        cases = self.packed("data.samples=12000")
+        self.assert_bars(cases, 1.0)
         self.assertEqual(cases["balanced"]["samples"], cases["hbp"]["samples"])
+
+    def test_real_lengths_where_they_are(self):
+        if not os.path.exists(self.PROLONG):
+            self.skipTest("no file of real lengths: BALLAST_LENGTHS names one")
+        cases = self.packed(
+            "data.source=lengths", f"data.lengths_file={self.PROLONG}", "data.max_tokens=131072"
+        )
+        self.assertGreaterEqual(cases["balanced"]["batches"], 100)
+        self.assert_bars(cases, 1.10)
 
     def test_the_small_case_trains(self):
         self.run_ballast(4, "train", self.DECK, "--case", "small", "-d", self.out("small"))
