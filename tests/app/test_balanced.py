@@ -150,6 +150,7 @@ class Gradients(Balanced):
             self.train(
                 f"zero{zero}",
                 1,
+                "run.precision=fp64",
                 f"optimizer.zero={zero}",
                 f"run.dump_gradients={file}",
                 dp=1,
