@@ -167,7 +167,7 @@ TEST_F(Training, RandomMixesOfDegreesSideBySideEqualOneRank) {
   std::set<int> degrees;
   bool chunked = false;
   const auto random = [&](int below) {
-    return static_cast<std::int64_t>(random_bits(shared_seed(), 77, draw++) %
+    return static_cast<std::int64_t>(random_bits(test_seed(), 77, draw++) %
                                      static_cast<std::uint64_t>(below));
   };
   std::vector<MeshShape> shapes = data_and_context_meshes(ranks);

@@ -1,6 +1,7 @@
 // What placement goes by is what the clock says of the same micro-batch.
 #include <gtest/gtest.h>
 
+#include "core/model/presets.hpp"
 #include "core/predict/micro_batch_times.hpp"
 #include "core/predict/placement_costs.hpp"
 #include "core/predict/rate_costs.hpp"
