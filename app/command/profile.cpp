@@ -8,12 +8,12 @@
 #include <filesystem>
 
 #include "app/command/command_line.hpp"
-#include "app/command/plan.hpp"
 #include "app/measure/profile_layer.hpp"
 #include "app/measure/profile_links.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/observe/text_table.hpp"
 #include "app/plan/latency.hpp"
+#include "app/plan/plan.hpp"
 #include "app/train/session.hpp"
 #include "ballast_version.hpp"
 #include "core/base/random.hpp"

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "app/command/bench.hpp"
+#include "app/measure/bench.hpp"
 #include "core/base/random.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "app/command/bench.hpp"
+#include "app/measure/bench.hpp"
 #include "core/base/random.hpp"
 #include "kernels/ops/blas.hpp"
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "app/command/bench.hpp"
 #include "app/measure/attention_sample.hpp"
+#include "app/measure/bench.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/ring_plan.hpp"
 #include "core/plan/context/sequence_layout.hpp"

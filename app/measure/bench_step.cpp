@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "app/command/bench.hpp"
+#include "app/measure/bench.hpp"
 #include "app/measure/peak_rate.hpp"
 #include "app/observe/overheads.hpp"
 #include "app/train/step_planner.hpp"

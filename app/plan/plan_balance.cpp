@@ -1,5 +1,5 @@
 // ballast plan: balance of a generated sparse pattern over context-parallel ranks and ring steps.
-#include "app/command/plan.hpp"
+#include "app/plan/plan.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/attention/generated_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"

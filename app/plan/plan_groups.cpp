@@ -4,8 +4,8 @@
 #include <chrono>
 #include <cmath>
 
-#include "app/command/plan.hpp"
 #include "app/plan/pack_costs.hpp"
+#include "app/plan/plan.hpp"
 #include "app/plan/planned_run.hpp"
 #include "app/plan/planned_samples.hpp"
 #include "app/plan/stored_groups.hpp"

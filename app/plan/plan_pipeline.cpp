@@ -1,5 +1,5 @@
 // ballast plan: the pipeline schedule of the deck's first global batch, simulated.
-#include "app/command/plan.hpp"
+#include "app/plan/plan.hpp"
 #include "app/plan/planned_run.hpp"
 
 namespace ballast {

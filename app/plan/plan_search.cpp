@@ -1,6 +1,6 @@
 // ballast plan: search over chunk sizes and K (ChunkFlow Section 5): the fastest pair whose fullest
 // rank fits the memory limit.
-#include "app/command/plan.hpp"
+#include "app/plan/plan.hpp"
 #include "app/plan/planned_run.hpp"
 #include "app/plan/run_summary.hpp"
 

@@ -2,7 +2,7 @@
 // step (SparseBalance Section V, Table I).
 #include <algorithm>
 
-#include "app/command/plan.hpp"
+#include "app/plan/plan.hpp"
 #include "app/plan/planned_run.hpp"
 
 namespace ballast {

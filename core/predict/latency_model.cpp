@@ -42,33 +42,60 @@ double PowerCurve::operator()(double x) const {
   return std::exp(log_y_[lo] + slope * (at - log_x_[lo]));
 }
 
+namespace {
+
+/// Rows of one series of a table.
+struct Series {
+  const ProfileTable& table;
+  const LatencyOptions& options;
+  int sp = 1;
+
+  bool holds(const ProfileRow& r, ProfilePart part, ProfilePass pass) const {
+    return r.part == part && r.sp == (part == ProfilePart::head ? 1 : sp) && r.pass == pass &&
+           r.recompute == options.recompute &&
+           (part != ProfilePart::attention || r.pattern == options.pattern);
+  }
+  bool complete() const {
+    const auto has = [&](ProfilePart part) {
+      return std::any_of(table.rows.begin(), table.rows.end(),
+                         [&](const ProfileRow& r) { return holds(r, part, ProfilePass::forward); });
+    };
+    return has(ProfilePart::attention) && has(ProfilePart::rest);
+  }
+  template <class Value>
+  PowerCurve curve(ProfilePart part, ProfilePass pass, Value&& value) const {
+    std::vector<double> x, y;
+    for (const ProfileRow& r : table.rows) {
+      if (!holds(r, part, pass) || value(r) <= 0) continue;
+      x.push_back(static_cast<double>(r.query_tokens));
+      y.push_back(std::max(y.empty() ? 0.0 : y.back(), value(r)));
+    }
+    return PowerCurve(x, y);
+  }
+};
+
+/// The series of options.sp ranks, else that of one rank.
+Series series_of(const ProfileTable& table, const LatencyOptions& options) {
+  for (const int sp : {options.sp, 1})
+    if (const Series series{table, options, sp}; series.complete()) return series;
+  std::string known;
+  for (const ProfileRow& r : table.rows) {
+    const std::string of = r.pattern ? pattern_text(r) + " " : "";
+    const std::string one = fmt::format("{} {}recompute {}", name(r.part), of, r.recompute);
+    if (known.find(one) == std::string::npos) known += (known.empty() ? "" : "; ") + one;
+  }
+  fail(
+      "profile table: no times of pattern \"{}\" with recompute \"{}\"; it has {}; measure them "
+      "with `ballast profile`",
+      name(options.pattern), name(options.recompute), known);
+}
+
+}  // namespace
+
 LatencyModel::LatencyModel(const ProfileTable& table, const LatencyOptions& options)
     : block_tokens_(table.block_tokens) {
-  const auto matches = [&](const ProfileRow& r, ProfilePart part, int sp, ProfilePass pass) {
-    return r.part == part && r.sp == sp && r.pass == pass && r.recompute == options.recompute &&
-           (part != ProfilePart::attention || r.pattern == options.pattern);
-  };
-  const auto has = [&](ProfilePart part, int sp) {
-    return std::any_of(table.rows.begin(), table.rows.end(), [&](const ProfileRow& r) {
-      return matches(r, part, sp, ProfilePass::forward);
-    });
-  };
-  const int sp = has(ProfilePart::attention, options.sp) && has(ProfilePart::rest, options.sp)
-                     ? options.sp
-                     : 1;
-  if (!has(ProfilePart::attention, sp) || !has(ProfilePart::rest, sp)) {
-    std::string known;
-    for (const ProfileRow& r : table.rows) {
-      const std::string of = r.pattern ? pattern_text(r) + " " : "";
-      const std::string one = fmt::format("{} {}recompute {}", name(r.part), of, r.recompute);
-      if (known.find(one) == std::string::npos) known += (known.empty() ? "" : "; ") + one;
-    }
-    fail(
-        "profile table: no times of pattern \"{}\" with recompute \"{}\"; it has {}; measure them "
-        "with `ballast profile`",
-        name(options.pattern), name(options.recompute), known);
-  }
-  shares_ = options.cp * (sp == options.sp ? 1 : options.sp);
+  const Series series = series_of(table, options);
+  shares_ = options.cp * (series.sp == options.sp ? 1 : options.sp);
   const auto link = [&](const char* level) {
     return std::find_if(table.links.begin(), table.links.end(),
                         [&](const ProfileLink& l) { return l.level == level; });
@@ -76,51 +103,41 @@ LatencyModel::LatencyModel(const ProfileTable& table, const LatencyOptions& opti
   // Ranks of a Ulysses group lie side by side: as those of an inner ring, or, where packs join
   // them, data-parallel ones.
   const auto between = link("inner") != table.links.end() ? link("inner") : link("dp");
-  if (sp != options.sp && between != table.links.end()) {
+  if (series.sp != options.sp && between != table.links.end()) {
     // One exchange before attention (q, k, v) and one after (o); each rank keeps its own part.
     const double away = 1 - 1.0 / options.sp;
     exchange_s_ = away * options.exchange_bytes_per_token / between->bytes_per_s;
     exchanges_s_ = 2 * between->latency_s;
   }
-
-  const auto curve = [&](ProfilePart part, ProfilePass pass, auto value) {
-    std::vector<double> x, y;
-    for (const ProfileRow& r : table.rows) {
-      if (!matches(r, part, part == ProfilePart::head ? 1 : sp, pass) || value(r) <= 0) continue;
-      x.push_back(static_cast<double>(r.query_tokens));
-      y.push_back(std::max(y.empty() ? 0.0 : y.back(), value(r)));
-    }
-    return PowerCurve(x, y);
-  };
   const auto median = [](const ProfileRow& r) { return r.median_s; };
-  bytes_ = curve(ProfilePart::rest, ProfilePass::forward,
-                 [](const ProfileRow& r) { return static_cast<double>(r.bytes); });
+  bytes_ = series.curve(ProfilePart::rest, ProfilePass::forward,
+                        [](const ProfileRow& r) { return static_cast<double>(r.bytes); });
   for (const ProfilePass pass : {ProfilePass::forward, ProfilePass::backward}) {
     const auto i = static_cast<std::size_t>(pass);
-    rest_[i] = curve(ProfilePart::rest, pass, median);
-    head_[i] = curve(ProfilePart::head, pass, median);
-    // Rows of a checked table come by length, prefix, budget.
-    std::vector<double> keys, seconds;
-    const ProfileRow* previous = nullptr;
-    const auto finish = [&] {
-      if (previous == nullptr) return;
-      Grid& grid = attention_[i];
-      if (grid.empty() || grid.back().tokens != previous->query_tokens)
-        grid.push_back({previous->query_tokens, {}});
-      grid.back().prefixes.push_back({previous->prefix_tokens, PowerCurve(keys, seconds)});
-      keys.clear(), seconds.clear();
-    };
-    for (const ProfileRow& r : table.rows) {
-      if (!matches(r, ProfilePart::attention, sp, pass)) continue;
-      if (previous != nullptr &&
-          (previous->query_tokens != r.query_tokens || previous->prefix_tokens != r.prefix_tokens))
-        finish();
-      keys.push_back(mean_keys(r.query_tokens, r.prefix_tokens, r.budget, block_tokens_));
-      seconds.push_back(r.median_s);
-      previous = &r;
-    }
-    finish();
+    rest_[i] = series.curve(ProfilePart::rest, pass, median);
+    head_[i] = series.curve(ProfilePart::head, pass, median);
+    std::vector<ProfileRow> rows;
+    for (const ProfileRow& r : table.rows)
+      if (series.holds(r, ProfilePart::attention, pass)) rows.push_back(r);
+    attention_[i] = grid_of(rows);
   }
+}
+
+LatencyModel::Grid LatencyModel::grid_of(std::span<const ProfileRow> rows) const {
+  Grid grid;
+  std::vector<double> keys, seconds;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const ProfileRow& r = rows[i];
+    keys.push_back(mean_keys(r.query_tokens, r.prefix_tokens, r.budget, block_tokens_));
+    seconds.push_back(r.median_s);
+    if (i + 1 < rows.size() && rows[i + 1].query_tokens == r.query_tokens &&
+        rows[i + 1].prefix_tokens == r.prefix_tokens)
+      continue;
+    if (grid.empty() || grid.back().tokens != r.query_tokens) grid.push_back({r.query_tokens, {}});
+    grid.back().prefixes.push_back({r.prefix_tokens, PowerCurve(keys, seconds)});
+    keys.clear(), seconds.clear();
+  }
+  return grid;
 }
 
 double LatencyModel::at_length(const Length& length, std::int64_t prefix_tokens,

@@ -93,6 +93,8 @@ class LatencyModel {
     std::vector<Prefix> prefixes;
   };
   using Grid = std::vector<Length>;  ///< ascending lengths
+  /// From rows of attention as a checked table has them: by length, prefix, budget.
+  Grid grid_of(std::span<const ProfileRow> rows) const;
   double seconds(const Grid& grid, std::int64_t query_tokens, std::int64_t prefix_tokens,
                  std::int64_t budget) const;
   double at_length(const Length& length, std::int64_t prefix_tokens, std::int64_t budget) const;

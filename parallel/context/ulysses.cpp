@@ -178,7 +178,6 @@ void UlyssesAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse
 void UlyssesAttention::backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse,
                                 const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) {
   const HeadSplit heads = split(in);
-  const int me = sequence_.rank();
   Device& device = device_of(in.q.space());
   const std::int64_t dim = in.q.size(2), query = heads.local_query_heads(),
                      kv = heads.local_kv_heads();
@@ -198,44 +197,62 @@ void UlyssesAttention::backward(const AttentionInputs& in, const Tensor& o, cons
                      whole_lse.tensor, whole.tensor.narrow(1, at + query, at + 2 * query),
                      whole_q.tensor, whole_dk, whole_dv);
   }
-  const RingBuffers::Lease received_q =
-      buffers_.take({heads.ranks, own(), query, dim}, dq.dtype(), device);
-  const RingBuffers::Lease received_kv =
-      buffers_.take({heads.ranks, own(), 2 * kv, dim}, kv_type, device);
-  const auto block = [&](const RingBuffers::Lease& whole, const RingBuffers::Lease& received,
-                         int p) {
-    return p == me ? whole.tensor.rows(begin(p), begin(p + 1))
-                   : received.tensor.rows(p, p + 1).reshape({own(), received.tensor.size(2), dim});
-  };
+  scatter_gradients(heads, whole_q.tensor, whole_kv.tensor, dq, dk, dv);
+}
+
+void UlyssesAttention::scatter_gradients(const HeadSplit& heads, const Tensor& whole_q,
+                                         const Tensor& whole_kv, Tensor& dq, Tensor& dk,
+                                         Tensor& dv) {
+  const int me = sequence_.rank();
+  const std::int64_t query = whole_q.size(1);
+  std::vector<RingBuffers::Lease> buffers;
   std::vector<Transfer> transfers;
+  std::vector<Tensor> blocks[2];  // [q; k and v][rank]: gradients of this rank's tokens
+  for (const Tensor* whole : {&whole_q, &whole_kv}) {
+    std::vector<Tensor>& list = blocks[buffers.size()];
+    const Tensor& received =
+        buffers
+            .emplace_back(buffers_.take({heads.ranks, own(), whole->size(1), whole->size(2)},
+                                        whole->dtype(), device_of(whole->space())))
+            .tensor;
+    for (int p = 0; p < heads.ranks; ++p)
+      list.push_back(
+          p == me ? whole->rows(begin(p), begin(p + 1))
+                  : received.rows(p, p + 1).reshape({own(), whole->size(1), whole->size(2)}));
+  }
   for (int p = 0; p < heads.ranks; ++p) {
     if (p == me) continue;
-    for (const auto& [whole, received] :
-         {std::pair{&whole_q, &received_q}, {&whole_kv, &received_kv}}) {
-      transfers.push_back({block(*whole, *received, p), p, false});
-      transfers.push_back({whole->tensor.rows(begin(p), begin(p + 1)), p, true});
+    for (const auto& [whole, list] : {std::pair{&whole_q, &blocks[0]}, {&whole_kv, &blocks[1]}}) {
+      transfers.push_back({(*list)[static_cast<std::size_t>(p)], p, false});
+      transfers.push_back({whole->rows(begin(p), begin(p + 1)), p, true});
     }
   }
   exchange(transfers);
   if (own() == 0) return;
+  for (int p = 0; p < heads.ranks; ++p)
+    copy(blocks[0][static_cast<std::size_t>(p)], dq.narrow(1, p * query, (p + 1) * query));
+  sum_key_values(heads, blocks[1], dk, dv);
+}
 
+void UlyssesAttention::sum_key_values(const HeadSplit& heads, const std::vector<Tensor>& blocks,
+                                      Tensor& dk, Tensor& dv) {
+  const std::int64_t kv = heads.local_kv_heads();
   RingBuffers::Lease sums;
   Tensor dk_sum = dk, dv_sum = dv;
   if (heads.repeats()) {
-    sums = buffers_.take({own(), 2 * heads.kv_heads, dim}, kv_type, device);
+    sums = buffers_.take({own(), 2 * heads.kv_heads, dk.size(2)}, blocks.front().dtype(),
+                         device_of(dk.space()));
     dk_sum = sums.tensor.narrow(1, 0, heads.kv_heads);
     dv_sum = sums.tensor.narrow(1, heads.kv_heads, 2 * heads.kv_heads);
   }
   std::int64_t started =
       0;  // heads below have a first summand: ranks and their heads come in ascending order
-  for (int p = 0; p < heads.ranks; ++p) {
-    copy(block(whole_q, received_q, p), dq.narrow(1, p * query, (p + 1) * query));
-    const Tensor part = block(whole_kv, received_kv, p);
+  for (int p = 0; p < heads.ranks; ++p)
     for_kv_ranges(heads, p, [&](std::int64_t first, std::int64_t count, std::int64_t local) {
       const bool begins = first >= started;
       for (const auto& [sum, at] : {std::pair{&dk_sum, local}, {&dv_sum, kv + local}}) {
         Tensor target = sum->narrow(1, first, first + count);
-        const Tensor summand = part.narrow(1, at, at + count);
+        const Tensor summand = blocks[static_cast<std::size_t>(p)].narrow(1, at, at + count);
         if (begins)
           copy_rows(summand, target);
         else
@@ -243,7 +260,6 @@ void UlyssesAttention::backward(const AttentionInputs& in, const Tensor& o, cons
       }
       started = first + count;
     });
-  }
   if (!heads.repeats()) return;
   copy_rows(dk_sum, dk);
   copy_rows(dv_sum, dv);

@@ -43,6 +43,12 @@ class UlyssesAttention final : public AttentionExecutor {
   RingBuffers::Lease gather(const std::vector<Part>& parts, const HeadSplit& heads,
                             const Tensor* lse, RingBuffers::Lease* whole_lse);
   void exchange(const std::vector<Transfer>& transfers);
+  /// Gradients of this rank's tokens from those of all tokens' local heads, both ways of sharing.
+  void scatter_gradients(const HeadSplit& heads, const Tensor& whole_q, const Tensor& whole_kv,
+                         Tensor& dq, Tensor& dk, Tensor& dv);
+  /// Sums key/value gradients of `blocks` [rank]: [own tokens, K and V heads of that rank, D].
+  void sum_key_values(const HeadSplit& heads, const std::vector<Tensor>& blocks, Tensor& dk,
+                      Tensor& dv);
 
   Communicator sequence_;
   RingBuffers& buffers_;

@@ -249,3 +249,55 @@ def training_run(
             if step % 4 == 0:
                 r.step(step, validation_loss=5.6 - 2.3 * (1 - 0.93**step))
     return write(run, ranks, kill=kill)
+
+
+def known_run(folder):
+    """Two context-parallel ranks, two steps of 10 s.  Rank 0 computes 4 s a step, rank 1 computes 8
+    s."""
+    mesh = {"cp_inner": 2}
+    ranks = [Rank(r, 2, mesh, {"cp_inner": r}) for r in range(2)]
+    ring = {0: [1.0, 1.0], 1: [2.0, 4.0]}  # computation of the two ring steps
+    for step in range(2):
+        for r in ranks:
+            t0 = 100.0 + 10 * step
+            r.event("step", t0, t0 + 10, step=step)
+            r.event("forward", t0, t0 + 8, step=step, mb=0)
+            at = t0
+            for inner, compute in enumerate(ring[r.rank]):
+                wall = [2.0, 4.0][inner]
+                r.event(
+                    "attention_forward",
+                    at,
+                    at + compute,
+                    step=step,
+                    mb=0,
+                    layer=0,
+                    outer=0,
+                    inner=inner,
+                )
+                if compute < wall:
+                    r.event(
+                        "ring_wait",
+                        at + compute,
+                        at + wall,
+                        step=step,
+                        mb=0,
+                        layer=0,
+                        outer=0,
+                        inner=inner,
+                        nbytes=64,
+                    )
+                at += wall
+            # 2 s of the forward op are left: useful on both ranks.
+            if r.rank == 1:
+                r.event("indexing", t0 + 7, t0 + 8, step=step, mb=0)
+            r.event("gradient_reduce", t0 + 8, t0 + 9.5, step=step)
+            r.plan("step", 5, step, batch_plan((0, 1, [2048, 1024])))
+            r.step(
+                step,
+                loss=3.0 - step,
+                tokens=3072,
+                peak_bytes_activations=2**20 * (1 + r.rank),
+                peak_bytes_total=2**21,
+            )
+    return write(folder, ranks)

@@ -108,9 +108,10 @@ def libraries():
                 yield Finding(f"{file}:{name}", 1, text_of)
 
 
+# A key is block.name; blocks alone are asked for with block_set and place.
 DECK_READ = re.compile(
-    r"(?:\.|->)\s*(?:text|integer|real|boolean|get<[\w:\s<>,]+>|value|is_set|block_set|place)"
-    r'\(\s*"[a-z_]+(?:\.[a-z0-9_]+)?"'
+    r"(?:\.|->)\s*(?:(?:text|integer|real|boolean|get<[\w:\s<>,]+>|value|is_set)"
+    r'\(\s*"[a-z_]+\.[a-z0-9_]+"|(?:block_set|place)\(\s*"[a-z_]+")'
 )
 
 
@@ -185,10 +186,14 @@ def columns():
 
 
 def headers():
-    """A source has a header of its name; the CUDA twins are declared together."""
+    """UNIT.cpp and UNIT_ASPECT.cpp have a UNIT.hpp; layout.DECLARED_TOGETHER and main have none."""
     for file in product():
-        if file.endswith(".cpp") and file not in layout.NO_HEADER:
-            if file[:-4] + ".hpp" not in tree():
+        together = layout.DECLARED_TOGETHER.get(os.path.dirname(file))
+        if file.endswith(".cpp") and file not in layout.NO_HEADER and together not in tree():
+            folder, name = os.path.split(file[:-4])
+            names = name.split("_")
+            units = ["_".join(names[:count]) for count in range(1, len(names) + 1)]
+            if not any(f"{folder}/{unit}.hpp" in tree() for unit in units):
                 yield Finding(file, 1, f"{file} has no header of its name")
 
 

@@ -86,6 +86,8 @@ TABLES = ["core/config/batching_rows.cpp", "core/config/deck_rows.cpp"]
 
 # Sources whose declarations stand elsewhere by nature: `main` has none.
 NO_HEADER = ["app/command/main.cpp"]
+# Folders whose sources hold one function each, declared in one header.
+DECLARED_TOGETHER = {"app/command": "app/command/command_line.hpp"}
 
 # Words that are not ours, and what to write.  A tracked file also cites nothing outside the
 # repository: no design notes, no numbered issues, no paths of one machine.

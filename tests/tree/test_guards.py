@@ -129,6 +129,8 @@ class OfFiles(unittest.TestCase):
         files = dict(
             core__base__a_cpp="", core__base__a_hpp="", core__base__b_cpp="// formed " + "again\n"
         )
+        files |= dict(core__base__a_twice_cpp="", app__command__c_cpp="")
+        files["app__command__command_line_hpp"] = ""
         files["tests__core__base__test_a_cpp"] = ""
         files["tests__core__base__test_a_twice_cpp"] = ""
         files["tests__core__base__test_other_cpp"] = ""

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <map>
 #include <random>
 
 #include "core/base/error.hpp"
@@ -312,11 +313,13 @@ TEST(Simulate, StagesTakeTheTimeOfTheirLayers) {
     for (std::size_t s = 0; s < 2; ++s)
       for (const TimedOp& timed : step.lanes[0][s].ops) {
         const double seconds = timed.end_s - timed.begin_s;
-        if (timed.op.kind == OpKind::forward) EXPECT_DOUBLE_EQ(seconds, forward[s]);
-        if (timed.op.kind == OpKind::backward) EXPECT_DOUBLE_EQ(seconds, backward[s]);
-        if (timed.op.kind == OpKind::backward_weight) EXPECT_DOUBLE_EQ(seconds, weight[s]);
-        if (timed.op.kind == OpKind::backward_input)
-          EXPECT_DOUBLE_EQ(seconds, backward[s] - weight[s]);
+        const std::map<OpKind, double> expected{{OpKind::forward, forward[s]},
+                                                {OpKind::backward, backward[s]},
+                                                {OpKind::backward_input, backward[s] - weight[s]},
+                                                {OpKind::backward_weight, weight[s]}};
+        if (const auto found = expected.find(timed.op.kind); found != expected.end()) {
+          EXPECT_DOUBLE_EQ(seconds, found->second);
+        }
       }
     EXPECT_DOUBLE_EQ(step.useful_s, 39 + 27 + 78 + 54) << kind;
   }

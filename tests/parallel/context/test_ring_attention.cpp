@@ -326,7 +326,9 @@ TEST_F(Ring, LevelsTravelOnChannelsOfTheirOwn) {
       for (int level : {0, 1})
         if (expected[level].contains(peer)) sent[level].insert(tag);
     for (int level : {0, 1}) EXPECT_EQ(sent[level].size(), expected[level].empty() ? 0u : 1u);
-    if (outer > 1 && inner > 1) EXPECT_NE(sent[0], sent[1]) << outer << " x " << inner;
+    if (outer > 1 && inner > 1) {
+      EXPECT_NE(sent[0], sent[1]) << outer << " x " << inner;
+    }
   }
 }
 

@@ -1,0 +1,306 @@
+"""Numbers of a run: known ones, and those of runs side by side."""
+import csv
+import json
+import re
+import unittest
+
+import h5py
+import numpy as np
+import synthetic
+from support import RunTest
+from synthetic import Rank, known_run
+
+
+class KnownNumbers(RunTest):
+    def test_metrics(self):
+        run = known_run(self.folder / "known")
+        self.report(run, "--json", self.folder / "m.json", draw=False)
+        m = self.metrics(run / "report")
+        self.assertEqual(m, json.loads((self.folder / "m.json").read_text()))
+        want = {
+            "ranks": 2,
+            "steps": 2,
+            "runtime_s": 20,
+            "step_time_s": 10,
+            "load_balance": 0.75,
+            "communication_efficiency": 0.8,
+            "parallel_efficiency": 0.6,
+            "worker_imbalance": (2 / 1.5 + 4 / 2.5) / 2,
+            "step_imbalance": (1 + 4 / 3) / 2,
+            "computation_ratio": (0.5 + 0.25 + 1 + 1) / 4,
+            "imbalance": 1,
+            "bubble_ratio": 1 - (4 + 8) / 16,
+            "dbr": 0,
+            "abr": 0,
+            "pr": 0.25,
+            "cr": 1,
+            "ave_t": 3072,
+            "loss": 2,
+            "first_loss": 3,
+            "peak_bytes": 2**21,
+            "tokens_per_s_per_rank": 6144 / 20 / 2,
+        }
+        for name, value in want.items():
+            self.assertAlmostEqual(m[name], value, places=9, msg=name)
+        split = {
+            "attention": 4,
+            "indexing": 0.5,
+            "rest of forward and backward": 1.5,
+            "ring wait": 2,
+            "gradient reduction": 1.5,
+            "idle": 0.5,
+        }
+        self.assertEqual(set(m["step_split_s"]), set(split))
+        for name, value in split.items():
+            self.assertAlmostEqual(m["step_split_s"][name], value, msg=name)
+        self.assertAlmostEqual(sum(m["step_split_s"].values()), 10)
+        self.assertEqual([p["useful_s"] for p in m["per_rank"]], [8, 16])
+        self.assertEqual(m["notes"], [])
+
+    def test_files(self):
+        run = known_run(self.folder / "known")
+        self.report(run)
+        report = run / "report"
+        page = (report / "report.html").read_text()
+        for name in ("loss", "split", "heatmap", "timeline", "ring", "memory", "lengths"):
+            self.assertEqual((report / f"{name}.png").read_bytes()[:4], b"\x89PNG", name)
+            self.assertIn(f'alt="{name}"', page)
+        self.assertNotRegex(page, r'(src|href)="(?!data:|#)')  # self-contained
+        self.assertNotIn("<script", page)
+        for formula in (
+            "load balance = mean useful / max useful",
+            "worker imbalance = max / mean",
+            "dbr = sum",
+            "imbalance = max T_i / mean T_i",
+        ):
+            self.assertEqual(page.count(formula), 1, formula)
+        with open(report / "pop.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual([float(r["useful (s)"]) for r in rows[:2]], [8, 16])
+        with open(report / "steps.csv", newline="") as file:
+            self.assertEqual([float(r["loss"]) for r in csv.DictReader(file)], [3, 2])
+
+    def test_regions_that_rank_0_never_enters(self):
+        run = known_run(self.folder / "known")
+        self.report(run)
+        with open(run / "report" / "regions.csv", newline="") as file:
+            rows = {r["region"]: r for r in csv.DictReader(file)}
+        self.assertEqual(rows["indexing"]["ranks"], "1")
+        self.assertAlmostEqual(float(rows["indexing"]["imbalance"]), 2)
+        self.assertIn(
+            '<td class="text">indexing</td>', (run / "report" / "report.html").read_text()
+        )
+
+    def test_overheads_of_tuning_and_planning(self):
+        deck = (
+            synthetic.DECK.replace('method = "packed"', 'method = "sab"')
+            + "[dst]\nenabled = true\n"
+        )
+        ranks = [synthetic.Rank(r, 2, {"dp": 2}, {"dp": r}, deck=deck) for r in range(2)]
+        for step, (tuning, planning) in enumerate(
+            [((9, 9), (9, 9)), ((0.1, 0.3), (0.02, 0.01)), ((0.5, 0.1), (0.04, 0.05))]
+        ):
+            for r in ranks:
+                t0 = 100.0 + 10 * step
+                r.event("step", t0, t0 + 10, step=step)
+                r.event("planning", t0, t0 + planning[r.rank] / 2, step=step)
+                r.event("planning", t0 + 9, t0 + 9 + planning[r.rank] / 2, step=step)
+                r.event("tuning", t0 + 5, t0 + 5 + tuning[r.rank], step=step)
+        run = synthetic.write(self.folder / "overheads", ranks, deck=deck)
+        self.report(run, draw=False)
+        found = self.metrics(run / "report")
+        self.assertAlmostEqual(found["dst_overhead_share"], (0.3 + 0.5) / 20)
+        self.assertAlmostEqual(found["sab_overhead_share"], (0.02 + 0.05) / 20)
+        self.assertIn(
+            "dst_overhead_share = time of budget tuning",
+            (run / "report" / "report.html").read_text(),
+        )
+
+    def test_copies_run_beside_the_others(self):
+        r = Rank(0, 1)
+        for kind, begin, end in (
+            ("step", 0, 10),
+            ("forward", 0, 10),
+            ("fetch", 1, 7),
+            ("copy_wait", 6, 7),
+            ("offload", 8, 12),
+        ):
+            r.event(kind, begin, end, step=0, mb=0)
+        run = synthetic.write(self.folder / "run", [r])
+        self.report(run, "--perfetto", self.folder / "p.json")
+        self.assertAlmostEqual(self.metrics(run / "report")["parallel_efficiency"], 0.9)
+        events = json.loads((self.folder / "p.json").read_text())["traceEvents"]
+        lanes = {e["name"]: e["tid"] for e in events if e["ph"] == "X"}
+        self.assertEqual((lanes["forward"], lanes["copy_wait"]), (0, 0))
+        self.assertEqual(len({lanes["forward"], lanes["fetch"], lanes["offload"]}), 3)
+
+    def test_perfetto(self):
+        run = known_run(self.folder / "known")
+        self.report(run, "--perfetto", self.folder / "p.json", draw=False)
+        events = json.loads((self.folder / "p.json").read_text())["traceEvents"]
+        spans = [e for e in events if e["ph"] == "X"]
+        with h5py.File(run / "trace" / "trace_00000.h5") as a, h5py.File(
+            run / "trace" / "trace_00001.h5"
+        ) as b:
+            self.assertEqual(len(spans), len(a["events"]) + len(b["events"]))
+        waits = [
+            e
+            for e in spans
+            if e["name"] == "ring_wait" and e["pid"] == 0 and e["args"]["step"] == 1
+        ]
+        self.assertEqual(
+            [(e["ts"], e["dur"], e["args"]["inner"]) for e in waits],
+            [(11e6, 1e6, 0), (13e6, 3e6, 1)],
+        )
+        self.assertEqual(waits[0]["args"]["bytes"], 64)
+        names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+        self.assertEqual(names, {0: "rank 0 (cp_inner 0)", 1: "rank 1 (cp_inner 1)"})
+
+    def test_recomputation_is_a_bubble_and_a_pass_of_its_own(self):
+        ranks = [Rank(0, 1)]
+        r = ranks[0]
+        r.event("step", 0, 10, step=0)
+        r.event("forward", 0, 2, step=0, mb=0)
+        r.event("recompute", 2, 4, step=0, mb=0)
+        r.event("layer_forward", 2.5, 4, step=0, mb=0, layer=0)
+        r.event("backward", 4, 8, step=0, mb=0)
+        r.event("recv", 5, 6, step=0, mb=0)
+        run = synthetic.write(self.folder / "r", ranks)
+        self.report(run)
+        m = self.metrics(run / "report")
+        self.assertAlmostEqual(m["bubble_ratio"], 1 - 5 / 8)
+        self.assertAlmostEqual(m["parallel_efficiency"], 0.7)
+
+    def test_what_precedes_the_schedule_is_no_part_of_its_bubble_ratio(self):
+        r = Rank(0, 1)
+        r.event("step", 0, 10, step=0)
+        r.event("indexing", 0, 2, step=0, mb=0)
+        r.event("forward", 2, 5, step=0, mb=0)
+        r.event("backward", 6, 8, step=0, mb=0)
+        run = synthetic.write(self.folder / "r", [r])
+        self.report(run)
+        self.assertAlmostEqual(self.metrics(run / "report")["bubble_ratio"], 1 - 5 / 6)
+
+    def test_micro_batch_imbalance_over_data_parallel_ranks(self):
+        ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}) for r in range(2)]
+        for r, times in zip(ranks, ([1.0, 3.0], [2.0, 2.0])):
+            r.event("step", 0, 6, step=0)
+            at = 0
+            for mb, t in enumerate(times):
+                r.event("forward", at, at + t, step=0, mb=mb)
+                at += t
+            rows = (0, 1, [10]), (0, 1, [30]), (1, 1, [20])
+            r.plan("step", 1, 0, synthetic.batch_plan(*rows))
+        run = synthetic.write(self.folder / "r", ranks)
+        self.report(run)
+        m = self.metrics(run / "report")
+        self.assertAlmostEqual(m["imbalance"], 1.5)
+        self.assertAlmostEqual(m["dbr"], 20 / 80)
+        self.assertAlmostEqual(m["abr"], 600 / 2000)
+        self.assertAlmostEqual(m["cr"], 0)
+        self.assertNotIn("worker_imbalance", m)
+
+
+class SeveralRuns(RunTest):
+    def test_side_by_side(self):
+        a, b = known_run(self.folder / "a"), synthetic.training_run(self.folder / "b", straggler=1)
+        out = self.folder / "both"
+        self.report(
+            a,
+            b,
+            a,
+            "--out",
+            out,
+            "--json",
+            self.folder / "m.json",
+            "--perfetto",
+            self.folder / "p.json",
+        )
+        cases = self.metrics(out)["cases"]
+        self.assertEqual([c["name"] for c in cases], ["a", "b", "a (2)"])
+        self.assertAlmostEqual(cases[0]["load_balance"], 0.75)
+        self.assertGreater(cases[1]["worker_imbalance"], 1.15)  # the straggler shows
+        with open(out / "comparison.csv", newline="") as file:
+            rows = {r["metric"]: r for r in csv.DictReader(file)}
+        self.assertAlmostEqual(float(rows["load balance"]["a"]), 0.75)
+        self.assertGreater(
+            float(rows["tokens / s / rank"]["b"]), 0
+        )  # numbers for programs, without separators
+        page = (out / "report.html").read_text()
+        for anchor in re.findall(r'href="#([^"]+)"', page):
+            self.assertIn(f'id="{anchor}"', page)
+        self.assertTrue((out / "b_heatmap.png").exists())
+        pids = {e["pid"] for e in json.loads((self.folder / "p.json").read_text())["traceEvents"]}
+        self.assertEqual(pids, {0, 1, 100000, 100001, 100002, 100003, 200000, 200001})
+
+    def test_a_balanced_twin_scores_better(self):
+        slow, even = (
+            synthetic.training_run(self.folder / n, straggler=s, seed=1)
+            for n, s in (("slow", 1), ("even", None))
+        )
+        self.report(slow, even, "--out", self.folder / "out", draw=False)
+        first, second = self.metrics(self.folder / "out")["cases"]
+        self.assertGreater(first["worker_imbalance"], second["worker_imbalance"])
+        self.assertLess(first["computation_ratio"], second["computation_ratio"])
+
+
+class KnownBudgets(RunTest):
+    def test_budgets(self):
+        ranks = [Rank(r, 2, {"cp_inner": 2}, {"cp_inner": r}) for r in range(2)]
+        for r in ranks:
+            for step in range(2):
+                r.event("step", 100.0 + step, 101.0 + step, step=step)
+                for layer in range(2):
+                    for head in range(3):
+                        r.budget(
+                            step,
+                            layer,
+                            head,
+                            4 + head + step,
+                            10 * (1 + head) * (1 + r.rank),
+                            100,
+                            overflow=layer,
+                        )
+        run = synthetic.write(self.folder / "budgets", ranks)
+        self.report(run)
+        m = self.metrics(run / "report")
+        self.assertAlmostEqual(m["sparsity_ratio"], 1 - (10 + 20 + 30) * 3 / 600)
+        self.assertAlmostEqual(m["mean_budget"], 5.5)
+        self.assertEqual(
+            m["budget_overflow"], 6
+        )  # a ring's ranks cut off the same columns: counted once
+        with open(run / "report" / "budgets.csv", newline="") as f:
+            rows = list(csv.DictReader(f))
+        self.assertEqual(len(rows), 12)
+        self.assertEqual(
+            [
+                float(rows[5][k])
+                for k in (
+                    "step",
+                    "layer",
+                    "head",
+                    "budget",
+                    "computed pairs",
+                    "visible pairs",
+                    "overflow",
+                )
+            ],
+            [0, 1, 2, 6, 90, 200, 1],
+        )
+        self.assertTrue((run / "report" / "sparsity.png").exists())
+        self.assertIn("Sparse attention", (run / "report" / "report.html").read_text())
+
+    def test_generated_patterns_have_no_budget(self):
+        r = Rank(0, 1)
+        r.event("step", 100.0, 101.0, step=0)
+        r.budget(0, -1, 0, "nan", 5, 20)
+        run = synthetic.write(self.folder / "generated", [r])
+        self.report(run)
+        m = self.metrics(run / "report")
+        self.assertAlmostEqual(m["sparsity_ratio"], 0.75)
+        self.assertNotIn("mean_budget", m)
+
+
+if __name__ == "__main__":
+    np.seterr(all="raise", under="ignore")
+    unittest.main()

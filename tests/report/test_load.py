@@ -1,0 +1,300 @@
+"""What is read from run folders: every field, and runs that were killed or lost ranks."""
+import csv
+import json
+import random
+import subprocess
+import sys
+import time
+import unittest
+import unittest.mock
+
+import h5py
+import numpy as np
+import synthetic
+from support import RunTest
+from synthetic import Rank, known_run
+
+
+class Loading(RunTest):
+    def test_every_field_arrives(self):
+        import load
+
+        r = Rank(3, 8, {"dp": 4, "cp_inner": 2}, {"dp": 1, "cp_inner": 1}, segment=5)
+        r.event(
+            "send",
+            1.5,
+            2.5,
+            step=1,
+            mb=2,
+            chunk=3,
+            layer=4,
+            stage=5,
+            outer=6,
+            inner=7,
+            flops=8,
+            nbytes=9,
+        )
+        r.plan("step", 2**63 + 1, 1, {"micro_batches": [], "note": "\u00e4"})
+        run = synthetic.write(self.folder / "run", [r])
+        loaded = load.load_run(run)
+        trace = loaded.traces[3]
+        event = trace.events[0]
+        self.assertEqual(
+            [
+                event[n].item()
+                for n in (
+                    "step",
+                    "micro_batch",
+                    "chunk",
+                    "layer",
+                    "stage",
+                    "outer",
+                    "inner",
+                    "begin_s",
+                    "end_s",
+                    "flops",
+                    "bytes",
+                )
+            ],
+            [1, 2, 3, 4, 5, 6, 7, 1.5, 2.5, 8.0, 9],
+        )
+        self.assertEqual(load.KINDS[event["kind"]], "send")
+        self.assertEqual(load.BESIDE, {"offload", "fetch"})
+        self.assertEqual(load.USEFUL & {"layer_forward", "send"}, {"layer_forward"})
+        self.assertEqual(
+            (
+                trace.last.ranks,
+                trace.last.segment,
+                trace.last.mesh["dp"],
+                trace.last.at["cp_inner"],
+            ),
+            (8, 5, 4, 1),
+        )
+        self.assertEqual(
+            trace.plans, [("step", 2**63 + 1, {"micro_batches": [], "note": "\u00e4"})]
+        )
+        self.assertEqual(loaded.deck["batching.micro_batch_tokens"], 4096)
+        self.assertEqual(trace.last.deck, synthetic.DECK)
+
+    def test_prose_of_older_formats(self):
+        import analysis
+        import old_plans
+
+        text = (
+            "dp 0 micro_batch 0: 12[0,345) 3[100,200)\ndp 1 micro_batch 0:\ndp 1 micro_batch 1 sp"
+            " 4 recompute 2: 7[0,5)\n"
+        )
+        kind, number, plan = old_plans.read("batch", 8, text)
+        self.assertEqual((kind, number), ("step", 8))
+        self.assertEqual(analysis.micro_batches(plan), [(0, 1, [345, 100]), (1, 4, [5])])
+        text = "micro_batch 0 layer 3 base 32 budget 20 coverage_loss 0.05\n"
+        self.assertEqual(old_plans.read("budgets", 8, text)[2], [[0, 3, 32, 20, 0.05]])
+
+    def test_deck_without_tomllib(self):
+        import load
+
+        with unittest.mock.patch.dict(sys.modules, {"tomllib": None}):
+            deck = load.parse_deck(
+                '[a]\nx = 3  # note\ny = "text # not a note"\n# z = 1\n[b]\nx = 2.5\n'
+            )
+        self.assertEqual(deck, {"a.x": 3, "a.y": "text # not a note", "b.x": "2.5"})
+
+    def test_loss_falls_back_to_the_log(self):
+        r = Rank(0, 1)
+        r.event("step", 0, 1, step=0)
+        run = synthetic.write(self.folder / "run", [r])
+        (run / "log.txt").write_text(
+            "# header\nstep=1 loss=5.5 lr=1e-3\nstep=2 loss=nonsense\nstep=2 loss=5.0\n"
+        )
+        self.report(run)
+        self.assertEqual(self.metrics(run / "report")["loss"], 5.0)
+
+
+class DamagedRuns(RunTest):
+    def test_killed_run_reads_up_to_its_last_flush(self):
+        run = synthetic.training_run(self.folder / "run", steps=4, kill=True)
+        self.report(run)
+        self.assertEqual(self.metrics(run / "report")["steps"], 4)
+
+    def test_killed_at_random_moments(self):
+        r = Rank(0, 1)
+        for step in range(20000):
+            r.event("step", step, step + 1, step=step)
+            r.step(step, loss=1.0, **{f"column_{step // 500}": 2.0})
+        commands = self.folder / "commands"
+        commands.write_text("\n".join(r.lines) + "\n")
+        for round_ in range(6):
+            run = self.folder / f"run{round_}"
+            with open(commands) as source:
+                child = subprocess.Popen(
+                    [synthetic.HELPER, "write", str(run / "trace")], stdin=source
+                )
+            while child.poll() is None and not (run / "trace" / "trace_00000.h5").exists():
+                time.sleep(0.001)
+            time.sleep(random.uniform(0, 0.2))
+            child.kill()
+            child.wait()
+            with h5py.File(
+                run / "trace" / "trace_00000.h5", "r"
+            ) as file:  # opens with nothing special
+                self.assertGreaterEqual(int(file["rows"][()]["events"]), 0)
+            self.report(run, draw=round_ == 0)
+
+    def test_missing_rank_is_noted(self):
+        run = known_run(self.folder / "run")
+        (run / "trace" / "trace_00001.h5").unlink()
+        text = self.report(run)
+        self.assertIn("rank 1 of 2 left no readable trace", text)
+        m = self.metrics(run / "report")
+        self.assertEqual((m["ranks"], m["ranks_read"]), (2, 1))
+        self.assertAlmostEqual(m["communication_efficiency"], 0.4)
+        self.assertIn("left no readable trace", (run / "report" / "report.html").read_text())
+
+    def test_rank_0_missing(self):
+        run = known_run(self.folder / "run")
+        (run / "trace" / "trace_00000.h5").unlink()
+        self.report(run)
+        self.assertAlmostEqual(self.metrics(run / "report")["loss"], 2)
+
+    def test_truncated_and_foreign_files_are_noted(self):
+        for damage in ("truncate", "text", "empty", "other hdf5", "enum"):
+            run = known_run(self.folder / damage)
+            victim = run / "trace" / "trace_00001.h5"
+            if damage == "truncate":
+                victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 2])
+            elif damage == "other hdf5":
+                victim.unlink()
+                with h5py.File(victim, "w") as file:
+                    file["x"] = 1
+            elif damage == "enum":
+                with h5py.File(victim, "r+") as file:
+                    rows = file["events"][:]
+                    rows["kind"] = 99
+                    file["events"][...] = rows
+            else:
+                victim.write_text("" if damage == "empty" else "no HDF5")
+            text = self.report(run, draw=False)
+            self.assertIn("trace_00001.h5 cannot be read", text, damage)
+            self.assertEqual(self.metrics(run / "report")["ranks_read"], 1)
+
+    def test_last_step_known_to_one_rank_alone(self):
+        ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}) for r in range(2)]
+        for r in ranks:
+            for step in range(3 - r.rank):
+                r.event("step", step * 10, step * 10 + 10, step=step)
+                r.event("forward", step * 10, step * 10 + 5, step=step, mb=0)
+        run = synthetic.write(self.folder / "run", ranks)
+        text = self.report(run)
+        m = self.metrics(run / "report")
+        self.assertEqual(m["steps"], 2)
+        self.assertAlmostEqual(m["parallel_efficiency"], 0.5)
+        self.assertIn("1 step (2)", text)
+
+    def test_no_events_at_all(self):
+        run = synthetic.write(self.folder / "run", [Rank(0, 1)])
+        self.report(run)
+        m = self.metrics(run / "report")
+        self.assertEqual((m["steps"], m["parallel_efficiency"]), (0, 1))
+
+    def test_empty_steps_and_scalars_alone(self):
+        r = Rank(0, 1)
+        r.event("step", 0, 1, step=0)  # nothing inside
+        r.event("step", 2, 2, step=1)  # no length
+        r.step(7, validation_loss=1.5)  # a row without events
+        run = synthetic.write(self.folder / "run", [r])
+        self.report(run)
+        m = self.metrics(run / "report")
+        self.assertEqual(m["steps"], 2)
+        self.assertEqual(m["validation_loss"], 1.5)
+
+    def test_needle_accuracy_is_shown(self):
+        r = Rank(0, 1)
+        r.event("step", 0, 1, step=0)
+        r.event("step", 1, 2, step=1)
+        for step, right in ((0, 0.25), (1, 0.75)):
+            r.step(
+                step,
+                loss=1.0,
+                **{
+                    "needle_accuracy": right,
+                    "needle_accuracy.length.64": right,
+                    "needle_accuracy.length.512": right - 0.1,
+                    "needle_accuracy.length.64.depth.0": right,
+                    "needle_accuracy.length.512.depth.1": 0.5,
+                },
+            )
+        run = synthetic.write(self.folder / "run", [r])
+        self.report(run)
+        self.assertEqual(self.metrics(run / "report")["needle_accuracy"], 0.75)
+        self.assertTrue((run / "report" / "needle.png").exists())
+
+    def test_events_with_impossible_times(self):
+        r = Rank(0, 1)
+        r.event("step", 0, 10, step=0)
+        r.event("forward", 5, 4, step=0, mb=0)
+        r.event("forward", float("nan"), 4, step=0, mb=0)
+        r.event("forward", 1, 2, step=0, mb=0)
+        run = synthetic.write(self.folder / "run", [r])
+        text = self.report(run)
+        self.assertIn("2 events without sound times", text)
+        self.assertAlmostEqual(self.metrics(run / "report")["parallel_efficiency"], 0.1)
+
+    def test_errors_name_the_folder(self):
+        self.assertIn("no such run folder", self.report(self.folder / "nowhere", status=2))
+        (self.folder / "empty").mkdir()
+        self.assertIn("trace.enabled=true", self.report(self.folder / "empty", status=2))
+        run = known_run(self.folder / "run")
+        (self.folder / "file").write_text("")
+        self.assertIn(
+            "cannot write", self.report(run, "--out", self.folder / "file" / "below", status=1)
+        )
+
+
+class Restarts(RunTest):
+    def part(self, first, last, rank, ranks, loss, clock):
+        r = Rank(rank, ranks, {"dp": ranks}, {"dp": rank}, segment=first)
+        for step in range(first, last):
+            t = clock + 10 * step
+            r.event("step", t, t + 10, step=step)
+            r.event("forward", t, t + loss, step=step, mb=0)
+            r.step(step, loss=loss)
+        return r
+
+    def test_steps_given_up_are_not_shown(self):
+        run = self.folder / "run"
+        # Killed in step 6; restarted from the checkpoint after step 3, with another clock, and once
+        # more from after step 5.
+        synthetic.write(run, [self.part(0, 6, r, 2, 1.0, 1000) for r in range(2)], kill=True)
+        synthetic.write(run, [self.part(4, 6, r, 2, 2.0, 5) for r in range(2)])
+        synthetic.write(run, [self.part(6, 8, r, 2, 3.0, 5) for r in range(2)])
+        text = self.report(run, "--perfetto", self.folder / "p.json")
+        m = self.metrics(run / "report")
+        self.assertIn("2 steps from 4 to 5 ran before a restart", text)
+        self.assertEqual(m["steps"], 8)
+        self.assertAlmostEqual(m["runtime_s"], 80)
+        self.assertAlmostEqual(m["parallel_efficiency"], (4 * 1 + 2 * 2 + 2 * 3) / 80)
+        with open(run / "report" / "steps.csv", newline="") as file:
+            self.assertEqual(
+                [float(r["loss"]) for r in csv.DictReader(file)], [1, 1, 1, 1, 2, 2, 3, 3]
+            )
+        spans = [
+            e
+            for e in json.loads((self.folder / "p.json").read_text())["traceEvents"]
+            if e["ph"] == "X" and e["name"] == "step" and e["pid"] == 1
+        ]
+        for before, after in zip(spans, spans[1:]):
+            self.assertGreaterEqual(after["ts"], before["ts"] + before["dur"] - 1)
+
+    def test_restart_on_fewer_ranks(self):
+        run = self.folder / "run"
+        synthetic.write(run, [self.part(0, 6, r, 3, 1.0, 1000) for r in range(3)], kill=True)
+        synthetic.write(run, [self.part(4, 8, r, 2, 2.0, 5) for r in range(2)])
+        text = self.report(run)
+        self.assertIn("rank 2 belongs to an earlier start", text)
+        self.assertNotIn("left no readable trace", text)
+        self.assertEqual(self.metrics(run / "report")["ranks"], 2)
+
+
+if __name__ == "__main__":
+    np.seterr(all="raise", under="ignore")
+    unittest.main()
