@@ -156,6 +156,7 @@ std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState 
   state.extra["curriculum"] = numbers(session.options.curriculum);
   if (state.sampler.window_step > 0)
     state.extra["sampler_window"] = numbers(state.sampler, session.options.window);
+  state.sampler.window_step = state.sampler.window = 0;  // stand there alone
   state.extra["data_fingerprint"] = halves(session.dataset->fingerprint());
   if (session.parameters.frozen_numel() > 0)
     state.extra["base_fingerprint"] = halves(session.base_fingerprint);
