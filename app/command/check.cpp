@@ -229,7 +229,7 @@ int check_command(const CommandLine& line) {
     if (takes_stored_groups(config) || lacks_groups(config)) take_groups(config, needs, notes);
     cases.push_back(CheckFacts::of(config));
     cases.back().notes.insert(cases.back().notes.end(), notes.begin(), notes.end());
-    nlohmann::ordered_json balance;
+    nlohmann::ordered_json balance = nlohmann::ordered_json::object();
     tell_balance(config, cases.back(), balance);
     twins.push_back(cases.back().json());
     twins.back().update(balance);
