@@ -15,7 +15,7 @@ std::string remedy(const Config& config, const StepPlan& plan, const SimulatedSt
   std::vector<std::string> ways;
   if (batching.method != Batching::balanced && config.mesh.dp > 1)
     ways.emplace_back("batching.method = \"balanced\"");
-  if (batching.window == 1) ways.emplace_back("batching.window above 1");
+  if (batching.window == 1 && step.idle_ranks == 0) ways.emplace_back("batching.window above 1");
   ways.emplace_back(batching.global_samples > 0 ? "more batching.global_samples"
                                                 : "more batching.global_tokens");
   if (step.idle_ranks > 0) {
