@@ -1,6 +1,6 @@
 # Installation: programs, headers (include/ballast/FOLDER/*.hpp, included as "FOLDER/name.hpp"),
 # libraries and the CMake package `ballast` with targets ballast::core, ::kernels, ::parallel and
-# ::io.  The report tool is wrapped so that it finds its interpreter.
+# ::io.  The Python tools are wrapped so that they find their interpreter.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -9,12 +9,21 @@ set(executable OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE
     WORLD_READ WORLD_EXECUTE)
 configure_file(cmake/ballast-report.in ${PROJECT_BINARY_DIR}/bin/ballast-report @ONLY
                FILE_PERMISSIONS ${executable})
+set(data_tool ${PROJECT_SOURCE_DIR}/app/data)
+set(data_environment ${PROJECT_BINARY_DIR}/python)
+configure_file(cmake/ballast-data.in ${PROJECT_BINARY_DIR}/bin/ballast-data @ONLY
+               FILE_PERMISSIONS ${executable})
 set(data_folder ${CMAKE_INSTALL_DATADIR}/ballast)
 set(generated ${PROJECT_BINARY_DIR}/generated)
 set(report_folder "$(dirname -- \"$(readlink -f -- \"$0\")\")/../${data_folder}/report")
 configure_file(cmake/ballast-report.in ${generated}/ballast-report @ONLY)
-install(PROGRAMS ${generated}/ballast-report DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(DIRECTORY app/report/ DESTINATION ${data_folder}/report PATTERN __pycache__ EXCLUDE)
+set(installed_data "$BALLAST_DATA_FOLDER/../${data_folder}")
+set(data_tool "${installed_data}/data")
+set(data_environment "${installed_data}/python")
+configure_file(cmake/ballast-data.in ${generated}/ballast-data @ONLY)
+install(PROGRAMS ${generated}/ballast-report ${generated}/ballast-data
+        DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(DIRECTORY app/report app/data DESTINATION ${data_folder} PATTERN __pycache__ EXCLUDE)
 install(DIRECTORY inputs jobs DESTINATION ${data_folder} USE_SOURCE_PERMISSIONS
         PATTERN setup.sh EXCLUDE PATTERN quickstart.sh EXCLUDE)
 

@@ -95,6 +95,16 @@ mpi_tool() {
   esac
 }
 
+# Python packages of ballast-data, which need the network once; nothing else needs them.
+data_environment() {
+  if [ "${BALLAST_SKIP_INSTALL:-0}" != 1 ] && command -v apt-get >/dev/null &&
+    ! installed python3-venv; then
+    as_root apt-get -q install -y --no-install-recommends python3-venv </dev/null || true
+  fi
+  "$root/jobs/data_environment.sh" "$1" </dev/null ||
+    say "ballast-data will not run until jobs/data_environment.sh $1 succeeds; all else does"
+}
+
 # Two processes must be two ranks of one job, with messages between them.
 check_mpi() {
   local folder ranks
@@ -182,8 +192,8 @@ cmake --preset "$preset" -DMPI_CXX_COMPILER="$mpicxx" -DMPIEXEC_EXECUTABLE="$mpi
   ${h5pcc:+-DHDF5_C_COMPILER_EXECUTABLE="$h5pcc"} "${definitions[@]}" </dev/null
 say "building with $jobs compiler processes"
 cmake --build --preset "$preset" --parallel "$jobs" "${targets[@]}" </dev/null
+build=$root/build
+[ "$preset" = default ] || build=$root/build-$preset
+data_environment "$build/python"
 say "ready in $((SECONDS - started)) s"
-case $preset in
-  default) echo "$root/build" >&3 ;;
-  *) echo "$root/build-$preset" >&3 ;;
-esac
+echo "$build" >&3

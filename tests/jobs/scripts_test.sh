@@ -55,7 +55,7 @@ cat >"$folder/bin/cmake" <<'STAND_IN'
 #!/bin/sh
 echo "cmake $*" >>"$CALLS"
 STAND_IN
-for tool in apt-cache sudo; do printf '#!/bin/sh\nexit 0\n' >"$folder/bin/$tool"; done
+for tool in apt-cache sudo python3; do printf '#!/bin/sh\nexit 0\n' >"$folder/bin/$tool"; done
 chmod +x "$folder"/bin/*
 setup_with() {
   env PATH="$folder/bin:$PATH" CALLS="$folder/calls" "$@" \

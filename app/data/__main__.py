@@ -1,0 +1,184 @@
+"""ballast-data build INPUT... : token files for training; ballast-data inspect FILE shows one."""
+import argparse
+import os
+import shutil
+import sys
+
+sys.dont_write_bytecode = True  # the folder may be a checkout or read-only
+
+NEEDED = ("h5py", "numpy", "jinja2", "tokenizers")
+
+
+def arguments(argv):
+    parser = argparse.ArgumentParser(
+        prog="ballast-data",
+        description='Makes the HDF5 files that data.source = "hdf5" reads, and shows them.',
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    build_arguments(commands.add_parser("build", help="tokens and loss masks from data files"))
+    look = commands.add_parser("inspect", help="show samples with their masks in colour")
+    look.add_argument("file", metavar="FILE")
+    look.add_argument("--tokenizer", metavar="FOLDER", help="to show text in place of ids")
+    look.add_argument("--first", type=int, default=0, help="first sample (0)")
+    look.add_argument("--samples", type=int, default=3, help="how many (3)")
+    look.add_argument("--tokens", type=int, default=2000, help="of a sample; 0: all (2000)")
+    look.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    return parser.parse_args(argv)
+
+
+def build_arguments(build):
+    add = build.add_argument
+    add(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help=".jsonl, .json, .parquet, .arrow, .txt, .md, or a folder of these (Hugging Face's)",
+    )
+    add("--tokenizer", required=True, metavar="FOLDER", help="with tokenizer.json and template")
+    add("--out", required=True, metavar="FILE", help="HDF5 file to write")
+    add("--split", metavar="NAME", help="split of a data set folder (train)")
+    add("--key", metavar="NAME", help="column of messages or text, if its name is not usual")
+    add("--chat-template", metavar="FILE", help="in place of the tokenizer's own")
+    add(
+        "--template-arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="variable of the template, such as enable_thinking=false",
+    )
+    add("--date", metavar="YYYY-MM-DD", help="for templates that print the day (today)")
+    add(
+        "--loss-on",
+        default="assistant",
+        metavar="ROLE,...",
+        help='roles that carry loss (assistant); a message\'s own "weight" of 0 or 1 goes first',
+    )
+    add(
+        "--turns",
+        action="store_true",
+        help="where a template renders earlier turns otherwise later, every answer is a sample",
+    )
+    add("--max-tokens", type=int, default=0, metavar="N", help="longest sample; 0: no limit (0)")
+    add(
+        "--long",
+        choices=("refuse", "drop", "truncate", "split"),
+        default="split",
+        help="longer ones; split and truncate keep prompts with their answers (split)",
+    )
+    add("--no-eos", dest="eos", action="store_false", help="no end token after a text")
+    add("--bad-rows", choices=("refuse", "skip"), default="refuse", help="(refuse)")
+    cores = len(os.sched_getaffinity(0))
+    add("--workers", type=int, default=cores, metavar="N", help=f"processes ({cores})")
+    add("--shard-mib", type=float, default=4, metavar="N", help="input of a shard, MiB (4)")
+    add("--restart", action="store_true", help="leave what a stopped run made, and begin anew")
+    add("--force", action="store_true", help="replace a FILE that exists")
+    add("--ranks", type=int, default=8, metavar="N", help="that the plan at the end is for (8)")
+
+
+def build(options):
+    import readers
+    import recipe as recipes
+    import summary
+    import workers
+    from errors import DataError
+    from shards import Journal
+
+    if (
+        options.workers < 1
+        or options.shard_mib < 1e-3
+        or options.max_tokens < 0
+        or options.ranks < 1
+    ):
+        raise DataError(
+            "--workers and --ranks must be at least 1, --shard-mib 0.001, --max-tokens 0"
+        )
+    paths, notes = recipes.files_of(options)
+    for note in notes:
+        print(note)
+    made = recipes.make(options, paths)
+    folder = options.out + ".parts"
+    if options.restart:
+        shutil.rmtree(folder, ignore_errors=True)
+    if os.path.exists(options.out) and not options.force:
+        if finished(options.out, made, folder):
+            print(f"{options.out} is complete")
+            return 0
+        raise DataError(f"{options.out} exists; --force replaces it")
+    groups = readers.pieces(paths, int(options.shard_mib * (1 << 20)))
+    journal = Journal(folder, made)
+    if journal.records:
+        print(f"going on: {len(journal.records)} of {len(groups)} shards are there")
+    workers.make_shards(groups, made, journal, options.workers)
+    return finish(options, made, journal, summary)
+
+
+def finished(path, recipe, folder):
+    """Whether a run was stopped between renaming the file and removing its shards."""
+    import h5py
+
+    from recipe import digest
+
+    if not os.path.isdir(folder):
+        return False
+    with h5py.File(path, "r") as file:
+        same = file.attrs.get("recipe_crc32") == digest(recipe)
+    if same:
+        shutil.rmtree(folder)
+    return same
+
+
+def finish(options, recipe, journal, summary):
+    import assemble
+    from errors import DataError
+
+    records = [journal.records[n] for n in sorted(journal.records)]
+    if not any(r["documents"] for r in records):
+        for line in summary.text(records, assemble.statistics(journal.folder, records)):
+            print(line)
+        raise DataError("no sample is left")
+    lengths = assemble.write(options.out, journal.folder, records, recipe)
+    shutil.rmtree(journal.folder)
+    for line in summary.text(records, lengths):
+        print(line)
+    for line in summary.plan(options.out, lengths.max(), options.ranks):
+        print(line)
+    print(options.out)
+    return 0
+
+
+def main(argv):
+    import importlib.util
+
+    options = arguments(argv)
+    if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        print(
+            (
+                f"ballast-data: {sys.executable} lacks {', '.join(absent)}; jobs/setup.sh makes an"
+                " environment that has them (it needs the network once), or name an interpreter in"
+                " BALLAST_PYTHON after: pip install -r"
+                f" {os.path.join(os.path.dirname(os.path.abspath(__file__)), 'requirements.txt')}"
+            ),
+            file=sys.stderr,
+        )
+        return 1
+    from errors import DataError
+
+    try:
+        if options.command == "build":
+            return build(options)
+        import show
+
+        return show.show(options)
+    except DataError as error:
+        print(f"ballast-data: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("\nballast-data: stopped; the same command goes on", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

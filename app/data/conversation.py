@@ -1,0 +1,129 @@
+"""Rows as samples: conversations in the layouts that are in use, prompts with completions, text."""
+import json
+from dataclasses import dataclass
+
+from errors import RowError
+
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "function": "tool",
+    "observation": "tool",
+}
+CONVERSATIONS = ("messages", "conversations", "conversation")
+
+
+@dataclass
+class Chat:
+    """messages[i] carries loss where weights[i] is 1, and by its role where it is None."""
+
+    messages: list
+    weights: list
+    tools: list = None
+
+
+@dataclass
+class Text:
+    """Loss lies on what follows the first `prompt` characters."""
+
+    text: str
+    prompt: int = 0
+
+
+def sample(row, key=None):
+    """The sample of a row.  Errors: RowError where the row has no layout that is known."""
+    if isinstance(row, str):
+        return Text(row)
+    if not isinstance(row, dict):
+        raise RowError(f"a row is a {type(row).__name__}, not an object")
+    if key is not None:
+        if row.get(key) is None:
+            raise RowError(f"the row has no {key!r}; it has {', '.join(map(repr, row))}")
+        value = row[key]
+        return chat(value, row) if isinstance(value, list) else text(value, key)
+    for name in CONVERSATIONS:
+        if isinstance(row.get(name), list):
+            return chat(row[name], row)
+    if row.get("completion") is not None and row.get("prompt") is not None:
+        return completion(row["prompt"], row["completion"], row)
+    if row.get("instruction") is not None and row.get("output") is not None:
+        return instruction(row)
+    if row.get("text") is not None:
+        return text(row["text"], "text")
+    raise RowError(
+        f"the row has {', '.join(map(repr, row)) or 'nothing'}; known are messages or"
+        " conversations, prompt with completion, instruction with output, and text; --key names"
+        " another column"
+    )
+
+
+def text(value, key):
+    if not isinstance(value, str):
+        raise RowError(f"{key!r} holds a {type(value).__name__}, not text")
+    return Text(value)
+
+
+def completion(prompt, answer, row):
+    if isinstance(prompt, str) and isinstance(answer, str):
+        return Text(prompt + answer, len(prompt))
+    if not (isinstance(prompt, list) and isinstance(answer, list)):
+        raise RowError("prompt and completion must both be text or both be lists of messages")
+    joined = chat(prompt + answer, row)
+    joined.weights[: len(prompt)] = [0] * len(prompt)
+    return joined
+
+
+def instruction(row):
+    asked = row["instruction"] + (f"\n\n{row['input']}" if row.get("input") else "")
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}]
+    return chat(messages, row)
+
+
+def chat(listed, row):
+    messages, weights = [], []
+    system = row.get("system")
+    if isinstance(system, str) and system:
+        messages.append({"role": "system", "content": system})
+        weights.append(None)
+    for entry in listed:
+        one, weight = message(entry)
+        messages.append(one)
+        weights.append(weight)
+    if not messages:
+        raise RowError("a conversation without messages")
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) if tools.strip() else None
+        except ValueError as error:
+            raise RowError(f"tools: no JSON: {error}") from error
+    return Chat(messages, weights, tools or None)
+
+
+def message(entry):
+    """(message, weight) in the form that templates expect."""
+    if not isinstance(entry, dict):
+        raise RowError(f"a message is a {type(entry).__name__}, not an object")
+    # Parquet gives every message every column of any.
+    one = {k: v for k, v in entry.items() if v is not None}
+    if "from" in one and "value" in one:
+        one["role"], one["content"] = one.pop("from"), one.pop("value")
+    if not isinstance(one.get("role"), str):
+        raise RowError("a message without role (or from)")
+    one["role"] = ROLES.get(one["role"], one["role"])
+    weight = one.pop("weight", None)
+    if weight not in (None, 0, 1):
+        raise RowError(f"weight {weight}: a loss mask holds 0 or 1 alone")
+    content = one.get("content")
+    if isinstance(content, list):
+        if not all(isinstance(p, dict) and p.get("type") == "text" for p in content):
+            raise RowError("a message holds parts that are no text")
+        one["content"] = "".join(p["text"] for p in content)
+    elif content is None:
+        one["content"] = ""
+    elif not isinstance(content, str):
+        raise RowError(f"content is a {type(content).__name__}, not text")
+    return one, None if weight is None else int(weight)

@@ -1,0 +1,228 @@
+"""Samples as tokens with a loss mask: where an answer begins and ends in a rendered conversation,
+and which tokens that makes.
+
+A span comes from the template's generation marks where it has them; else an answer begins where
+the messages before it end, rendered with the generation prompt, and ends where the messages up to
+it do.  For that the rendered beginning must be a beginning of the whole."""
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from conversation import Chat
+from errors import DataError, RowError
+from template import CLOSE, OPEN
+
+ROLES = ("text", "system", "user", "assistant", "tool", "other")
+
+
+@dataclass
+class Rendered:
+    """Text of a sample with spans in characters."""
+
+    sample: object
+    text: str
+    loss: list  # (begin, end)
+    begins: list  # (begin, role), ascending, the first at 0
+
+
+@dataclass
+class Document:
+    tokens: np.ndarray  # int32
+    mask: np.ndarray  # uint8, 1 where a token carries loss
+    begins: list  # (token, role)
+    loss: list  # (begin, end) in tokens
+
+
+class NotAPrefix(RowError):
+    def __init__(self, message, part, whole):
+        same = next((i for i, (a, b) in enumerate(zip(part, whole)) if a != b), len(whole))
+        super().__init__(
+            f"the chat template renders the conversation before message {message} otherwise when"
+            f" more follows (...{part[max(0, same - 20) : same + 20]!r} against"
+            f" ...{whole[max(0, same - 20) : same + 20]!r}), so the answer's place is not known;"
+            " --turns makes every answer a sample of its own, rendered as it was asked"
+        )
+
+
+@dataclass
+class Encoder:
+    """Renders and encodes.  loss_on: roles that carry loss; turns: what to do where a beginning
+    is no beginning of the whole; chat: a ChatTemplate or None."""
+
+    tokenizer: object
+    chat: object
+    loss_on: tuple = ("assistant",)
+    turns: bool = False
+    eos: int = None
+    counters: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        self.special = tuple(t.content for t in added if t.special)
+
+    def count(self, what, number=1):
+        self.counters[what] = self.counters.get(what, 0) + number
+
+    # Rendering
+
+    def rendered(self, sample):
+        """List of Rendered: one, or one an answer where turns are rendered on their own."""
+        if not isinstance(sample, Chat):
+            begins = [(0, "user"), (sample.prompt, "assistant")] if sample.prompt else [(0, "text")]
+            return [Rendered(sample, sample.text, [(sample.prompt, len(sample.text))], begins)]
+        if self.chat is None:
+            raise DataError(
+                "the rows are conversations, but the tokenizer's folder has no chat template;"
+                " --chat-template FILE names one"
+            )
+        if self.chat.marked and any(
+            mark in m["content"] for m in sample.messages for mark in (OPEN, CLOSE)
+        ):
+            raise RowError("a message holds U+FDD0 or U+FDD1, which no text may hold")
+        if self.chat.marked and not self.asked_of_others(sample):
+            return [self.by_marks(sample)]
+        try:
+            return [self.by_prefixes(sample)]
+        except NotAPrefix:
+            if not self.turns:
+                raise
+            self.count("conversations rendered turn by turn")
+            return self.by_turns(sample)
+
+    def wanted(self, chat, i):
+        weight = chat.weights[i]
+        return chat.messages[i]["role"] in self.loss_on if weight is None else bool(weight)
+
+    def asked_of_others(self, chat):
+        """Whether a message that is no answer carries loss, which no mark of the template shows."""
+        return any(
+            self.wanted(chat, i) and m["role"] != "assistant" for i, m in enumerate(chat.messages)
+        )
+
+    def by_marks(self, chat):
+        text, spans = self.chat.spans(chat.messages, chat.tools)
+        answers = [i for i, m in enumerate(chat.messages) if m["role"] == "assistant"]
+        if len(answers) != len(spans):
+            raise RowError(
+                f"the chat template marks {len(spans)} answers of {len(answers)} messages of the"
+                " assistant"
+            )
+        begins = [] if answers[:1] == [0] else [(0, chat.messages[0]["role"])]
+        for i, (begin, end) in zip(answers, spans):
+            begins.append((begin if begins else 0, "assistant"))
+            if i + 1 < len(chat.messages) and end < len(text):
+                begins.append((end, chat.messages[i + 1]["role"]))
+        loss = [span for i, span in zip(answers, spans) if self.wanted(chat, i)]
+        self.count("conversations masked by the template's generation marks")
+        return Rendered(chat, text, loss, begins)
+
+    def by_prefixes(self, chat):
+        messages, count = chat.messages, len(chat.messages)
+        text = self.chat.plain(messages, chat.tools)
+        # ends[i]: where the messages before i end, None where it is not known and not needed.
+        ends = [0] + [None] * (count - 1) + [len(text)]
+        begins, loss = [], []
+        for i in range(1, count):
+            needed = self.wanted(chat, i - 1) or (
+                self.wanted(chat, i) and messages[i]["role"] != "assistant"
+            )
+            if needed or messages[i]["role"] != "assistant":
+                ends[i] = self.end_of(chat, i, False, text, needed)
+        for i in range(count):
+            begin, wanted = ends[i], self.wanted(chat, i)
+            if messages[i]["role"] == "assistant":
+                begin = self.end_of(chat, i, True, text, wanted)
+            if begin is None:
+                continue
+            if wanted:
+                loss.append((begin, self.without_space(text, begin, ends[i + 1])))
+            begins.append((begin if begins else 0, messages[i]["role"]))
+        self.count("conversations masked by rendered prefixes")
+        return Rendered(chat, text, loss, begins)
+
+    def end_of(self, chat, i, prompt, whole, needed):
+        """Where the messages before i end in the whole.  Errors: NotAPrefix, if it is needed."""
+        if i == 0 and not prompt:
+            return 0
+        try:
+            part = self.chat.plain(chat.messages[:i], chat.tools, prompt)
+        except RowError:
+            if needed:
+                raise
+            return None
+        if not whole.startswith(part):
+            if needed:
+                raise NotAPrefix(i, part, whole)
+            return None
+        return len(part)
+
+    def without_space(self, text, begin, end):
+        """The end of an answer: what templates put after the end-of-turn token is not learnt."""
+        shorter = text[begin:end].rstrip()
+        return begin + len(shorter) if shorter.endswith(self.special) else end
+
+    def by_turns(self, chat):
+        if self.asked_of_others(chat):
+            raise RowError("turn by turn, only answers of the assistant can carry loss")
+        made = []
+        for i, message in enumerate(chat.messages):
+            if message["role"] == "assistant" and self.wanted(chat, i):
+                turn = Chat(chat.messages[: i + 1], [0] * i + [1], chat.tools)
+                text = self.chat.plain(turn.messages, chat.tools)
+                begin = self.end_of(turn, i, True, text, True)
+                span = (begin, self.without_space(text, begin, len(text)))
+                begins = [(0, chat.messages[0]["role"]), (begin, "assistant")][0 if begin else 1 :]
+                made.append(Rendered(turn, text, [span], begins))
+        return made
+
+    # Encoding
+
+    def encoded(self, rendered):
+        """Documents of a list of Rendered, in its order."""
+        documents = [None] * len(rendered)
+        for chats in (True, False):
+            chosen = [i for i, r in enumerate(rendered) if isinstance(r.sample, Chat) == chats]
+            # A chat template writes special tokens itself.
+            texts = [rendered[i].text for i in chosen]
+            made = self.tokenizer.encode_batch(texts, add_special_tokens=not chats)
+            for i, encoding in zip(chosen, made):
+                documents[i] = self.document(rendered[i], encoding, chats)
+        return documents
+
+    def document(self, rendered, encoding, is_chat):
+        tokens = np.array(encoding.ids, dtype=np.int32)
+        text, count = rendered.text, len(tokens)
+        if is_chat or rendered.sample.prompt:
+            loss = [span for b, e in rendered.loss if (span := tokens_of(encoding, text, b, e))]
+        else:
+            loss = [(0, count)]
+        begins = [(first_token(encoding, text, b) if b else 0, r) for b, r in rendered.begins]
+        if not is_chat and self.eos is not None and (count == 0 or tokens[-1] != self.eos):
+            tokens = np.append(tokens, np.int32(self.eos))
+            if loss:
+                loss[-1] = (loss[-1][0], count + 1)
+        elif not is_chat and loss:
+            loss[-1] = (loss[-1][0], count)  # the end token that the tokenizer itself adds
+        mask = np.zeros(len(tokens), np.uint8)
+        for begin, end in loss:
+            mask[begin:end] = 1
+        return Document(tokens, mask, begins, loss)
+
+
+def first_token(encoding, text, position):
+    """First token that reaches beyond the characters before `position`."""
+    for at in range(position, len(text)):
+        if (token := encoding.char_to_token(at)) is not None:
+            return token
+    return len(encoding)
+
+
+def tokens_of(encoding, text, begin, end):
+    """Tokens that hold any of the characters [begin, end); None where there are none."""
+    first, last = first_token(encoding, text, begin), first_token(encoding, text, end)
+    # A token may hold characters of both sides; then it belongs to the answer.
+    while last < len(encoding) and (place := encoding.token_to_chars(last)) and place[0] < end:
+        last += 1
+    return (first, last) if first < last else None

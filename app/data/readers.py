@@ -1,0 +1,286 @@
+"""Input files cut into pieces of a few MiB that workers read on their own, and the rows of a piece.
+
+The cuts depend on the files alone, never on the number of workers."""
+import json
+import os
+from collections import namedtuple
+
+from errors import DataError
+
+LONGEST_TEXT = 16 << 20  # a longer text file becomes several documents, cut at line ends
+BLOCK_BYTES = 1 << 22
+FORMATS = {
+    ".jsonl": "lines",
+    ".ndjson": "lines",
+    ".json": "array",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".txt": "text",
+    ".md": "text",
+}
+SPLITS = ("train", "validation", "valid", "test", "dev", "eval")
+
+# begin and end: bytes (lines, array, text), row groups (parquet), record batches (arrow)
+Piece = namedtuple("Piece", "format path begin end size")
+
+
+def arrow():
+    """pyarrow, needed for Parquet and Arrow files alone."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(
+            "Parquet and Arrow files need pyarrow, which is not installed here"
+            f" ({error}); jobs/setup.sh installs it, or: pip install pyarrow"
+        ) from error
+    return pyarrow
+
+
+def files(inputs, split):
+    """(paths, notes): the files of files and folders, in order."""
+    found, notes = [], []
+    for path in inputs:
+        if os.path.isdir(path):
+            listed = in_folder(path, split, notes)
+            if not listed:
+                raise DataError(f"{path}: no file of {', '.join(FORMATS)} is in this folder")
+            found += listed
+        elif os.path.isfile(path):
+            found.append(path)
+        else:
+            raise DataError(f"{path}: no such file or folder")
+    for path in found:
+        if os.path.splitext(path)[1] not in FORMATS:
+            raise DataError(f"{path}: not one of {', '.join(FORMATS)} (compressed: unpack it)")
+    return found, notes
+
+
+def in_folder(folder, split, notes):
+    """Files of a folder: written by datasets.save_to_disk, or as it lies on the hub, or any."""
+    names = os.path.join(folder, "dataset_dict.json")
+    if os.path.isfile(names):
+        with open(names, encoding="utf-8") as stream:
+            splits = json.load(stream)["splits"]
+        taken = split or "train"
+        if taken not in splits:
+            raise DataError(f"{folder} has the splits {', '.join(splits)}; name one with --split")
+        notes.append(f"{folder}: split {taken} of {', '.join(splits)}")
+        folder = os.path.join(folder, taken)
+    state = os.path.join(folder, "state.json")
+    if os.path.isfile(state):
+        with open(state, encoding="utf-8") as stream:
+            return [os.path.join(folder, f["filename"]) for f in json.load(stream)["_data_files"]]
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        found += [os.path.join(place, n) for n in sorted(names)]
+    # A README of a dataset is a card, and its .json files describe it.
+    data = [p for p in found if os.path.splitext(p)[1] in FORMATS and not is_card(p)]
+    return one_split(folder, data, split, notes)
+
+
+def is_card(path):
+    return os.path.basename(path) in ("README.md", "dataset_infos.json", "dataset_info.json")
+
+
+def one_split(folder, paths, split, notes):
+    """The files of one split where names tell splits apart (train-00000-of-00001.parquet)."""
+    by_split = {}
+    for path in paths:
+        parts = os.path.relpath(path, folder).replace("-", "/").replace(".", "/").split("/")
+        named = next((s for s in (split, *SPLITS) if s and s in parts), None)
+        by_split.setdefault(named, []).append(path)
+    if split and split not in by_split:
+        raise DataError(f"{folder}: no file's name says split {split}")
+    if not split and (None in by_split or len(by_split) < 2):
+        return paths
+    taken = split or ("train" if "train" in by_split else sorted(by_split)[0])
+    notes.append(f"{folder}: split {taken} of {', '.join(sorted(s for s in by_split if s))}")
+    return by_split[taken]
+
+
+def pieces(paths, piece_bytes):
+    """Groups of pieces of about `piece_bytes`, one group a shard."""
+    groups, size = [[]], 0
+    for path in paths:
+        for piece in pieces_of(path, piece_bytes):
+            if size and size + piece.size > piece_bytes:
+                groups.append([])
+                size = 0
+            groups[-1].append(piece)
+            size += piece.size
+    return [group for group in groups if group]
+
+
+def pieces_of(path, piece_bytes):
+    kind = FORMATS[os.path.splitext(path)[1]]
+    size = os.path.getsize(path)
+    if kind == "array" and first_character(path) == "{":
+        kind = "lines"
+    if kind == "array":
+        yield from array_pieces(path, piece_bytes)
+    elif kind == "lines" or (kind == "text" and size > LONGEST_TEXT):
+        step = piece_bytes if kind == "lines" else LONGEST_TEXT
+        for begin in range(0, size, step):
+            end = min(size, begin + step)
+            yield Piece(kind, path, begin, end, end - begin)
+    elif kind == "text":
+        yield Piece(kind, path, 0, size, size)
+    elif kind == "parquet":
+        meta = opened(path, arrow().parquet.ParquetFile).metadata
+        for g in range(meta.num_row_groups):
+            yield Piece(kind, path, g, g + 1, meta.row_group(g).total_byte_size)
+    else:
+        yield from arrow_pieces(path, piece_bytes)
+
+
+def opened(path, how):
+    try:
+        return how(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def first_character(path):
+    with open(path, "rb") as stream:
+        return stream.read(4096).lstrip(b" \t\r\n\xef\xbb\xbf")[:1].decode("latin-1")
+
+
+def record_batches(path):
+    """Record batches of an Arrow file, mapped: a stream (datasets) or a file with a footer."""
+    pa = arrow()
+    source = pa.memory_map(path)
+    try:
+        reader = pa.ipc.open_stream(source)
+        yield from reader
+    except pa.ArrowInvalid:
+        reader = opened(path, lambda p: pa.ipc.open_file(pa.memory_map(p)))
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number)
+
+
+def arrow_pieces(path, piece_bytes):
+    begin, size, number = 0, 0, 0
+    for number, batch in enumerate(record_batches(path), 1):
+        size += batch.nbytes
+        if size >= piece_bytes:
+            yield Piece("arrow", path, begin, number, size)
+            begin, size = number, 0
+    if begin < number:
+        yield Piece("arrow", path, begin, number, size)
+
+
+def array_pieces(path, piece_bytes):
+    """Byte ranges of a JSON array, each of whole elements; read a few MiB at a time."""
+    decoder = json.JSONDecoder()
+    # Latin-1 keeps a character a byte, so positions are offsets; strings need no meaning here.
+    with open(path, encoding="latin-1", newline="") as stream:
+        text, base = stream.read(BLOCK_BYTES), 0
+        at = text.find("[") + 1
+        begin = at
+        while True:
+            while at < len(text) and text[at] in " \t\r\n,":
+                at += 1
+            if at < len(text) and text[at] == "]":
+                if begin < at:
+                    yield Piece("array", path, base + begin, base + at, at - begin)
+                return
+            try:
+                at = decoder.raw_decode(text, at)[1]
+                if at - begin >= piece_bytes:
+                    yield Piece("array", path, base + begin, base + at, at - begin)
+                    begin = at
+            except ValueError as error:
+                rest = stream.read(max(BLOCK_BYTES, len(text) - at))
+                if not rest:
+                    raise DataError(f"{path}: no JSON at byte {base + at}: {error}") from error
+                if begin < at:
+                    yield Piece("array", path, base + begin, base + at, at - begin)
+                text, base, begin, at = text[at:] + rest, base + at, 0, 0
+
+
+def rows(piece):
+    """(place, row) of every row of a piece."""
+    yield from READERS[piece.format](piece)
+
+
+def line_rows(piece):
+    with open(piece.path, "rb") as stream:
+        if piece.begin:
+            # A line belongs to the piece in which it begins.
+            stream.seek(piece.begin - 1)
+            stream.readline()
+        while (at := stream.tell()) < piece.end:
+            line = stream.readline()
+            if line.strip():
+                yield (piece.path, at), parsed(line, piece.path, at)
+
+
+def parsed(raw, path, at):
+    try:
+        return json.loads(raw.removeprefix(b"\xef\xbb\xbf") if at == 0 else raw)
+    except ValueError as error:
+        raise DataError(f"{place((path, at))}: no JSON: {error}") from error
+
+
+def array_rows(piece):
+    with open(piece.path, "rb") as stream:
+        stream.seek(piece.begin)
+        raw = stream.read(piece.end - piece.begin).strip(b" \t\r\n,")
+    for number, row in enumerate(parsed(b"[" + raw + b"]", piece.path, piece.begin)):
+        yield (piece.path, f"byte {piece.begin}, element {number}"), row
+
+
+def text_rows(piece):
+    with open(piece.path, "rb") as stream:
+        if piece.begin:
+            stream.seek(piece.begin - 1)
+            stream.readline()
+        begin = stream.tell()
+        text = stream.read(max(0, piece.end - begin))
+        if text and not text.endswith(b"\n"):
+            text += stream.readline()
+    if text:
+        yield (piece.path, f"byte {begin}"), {"text": text.decode("utf-8", errors="replace")}
+
+
+def parquet_rows(piece):
+    source = arrow().parquet.ParquetFile(piece.path)
+    number = 0
+    for batch in source.iter_batches(batch_size=256, row_groups=[piece.begin]):
+        for row in batch.to_pylist():
+            yield (piece.path, f"row group {piece.begin}, row {number}"), row
+            number += 1
+
+
+def arrow_rows(piece):
+    for number, batch in enumerate(record_batches(piece.path)):
+        if number >= piece.end:
+            return
+        if number >= piece.begin:
+            for row, value in enumerate(batch.to_pylist()):
+                yield (piece.path, f"record batch {number}, row {row}"), value
+
+
+READERS = {
+    "lines": line_rows,
+    "array": array_rows,
+    "text": text_rows,
+    "parquet": parquet_rows,
+    "arrow": arrow_rows,
+}
+
+
+def place(where):
+    """Words for a place; lines are counted only here, where something is wrong."""
+    path, at = where
+    if isinstance(at, str):
+        return f"{path}, {at}"
+    with open(path, "rb") as stream:
+        line, left = 1, at
+        while left > 0:
+            block = stream.read(min(left, 1 << 20))
+            line += block.count(b"\n")
+            left -= len(block) or left
+    return f"{path}:{line}"

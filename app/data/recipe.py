@@ -1,0 +1,133 @@
+"""What a data set is made of: inputs, tokenizer, template and options, as one value that the
+journal keeps, so that a run goes on only with what it began with."""
+import datetime
+import json
+import os
+import zlib
+
+import readers
+import template
+from errors import DataError
+
+VERSION = 1
+
+
+def checksum(text):
+    return zlib.crc32(text.encode("utf-8", errors="surrogatepass"))
+
+
+def token_table(folder):
+    """{id: token} of a folder's tokenizer.json, added tokens included."""
+    path = os.path.join(folder, "tokenizer.json")
+    if not os.path.isfile(path):
+        raise DataError(
+            f"{path}: no such file; --tokenizer names a Hugging Face folder with tokenizer.json"
+        )
+    stored = template.read_json(path)
+    vocabulary = stored["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        table = {number: token for token, number in vocabulary.items()}
+    else:
+        table = {number: entry[0] for number, entry in enumerate(vocabulary)}
+    table.update((t["id"], t["content"]) for t in stored.get("added_tokens") or [])
+    return table
+
+
+def table_checksum(table):
+    """CRC-32 of "ID, tab, token, newline" in the order of ids: the same for a tokenizer.json that
+    another version of the libraries has written."""
+    return checksum("".join(f"{number}\t{table[number]}\n" for number in sorted(table)))
+
+
+def file_mark(path):
+    """Size and a checksum of both ends: tells a changed input from the one that was begun with."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as stream:
+        mark = zlib.crc32(stream.read(1 << 16))
+        stream.seek(max(0, size - (1 << 16)))
+        mark = zlib.crc32(stream.read(1 << 16), mark)
+    return [path, size, mark]
+
+
+def template_arguments(listed):
+    """NAME=VALUE as JSON, bare words as text."""
+    made = {}
+    for entry in listed:
+        name, equal, value = entry.partition("=")
+        if not equal or not name:
+            raise DataError(f"--template-arg {entry}: expected NAME=VALUE")
+        try:
+            made[name] = json.loads(value)
+        except ValueError:
+            made[name] = value
+    return made
+
+
+def make(options, paths):
+    """The recipe of the options of `ballast-data build` over the files `paths`."""
+    table = token_table(options.tokenizer)
+    source, tokens = template.find(options.tokenizer, options.chat_template)
+    date = options.date or datetime.date.today().isoformat()
+    try:
+        datetime.date.fromisoformat(date)
+    except ValueError as error:
+        raise DataError(f"--date {date}: expected YYYY-MM-DD") from error
+    return {
+        "version": VERSION,
+        "inputs": [file_mark(path) for path in paths],
+        "tokenizer": options.tokenizer,
+        "tokenizer_tokens": len(table),
+        "tokenizer_crc32": table_checksum(table),
+        "template": source,
+        "template_tokens": tokens,
+        "template_arguments": template_arguments(options.template_arg),
+        # Templates that print the day are the only ones whose output changes with it.
+        "date": date if source and "strftime_now" in source else "2000-01-01",
+        "key": options.key,
+        "loss_on": sorted(options.loss_on.split(",")),
+        "turns": options.turns,
+        "max_tokens": options.max_tokens,
+        "long": options.long,
+        "eos": options.eos,
+        "bad_rows": options.bad_rows,
+        "shard_mib": options.shard_mib,
+    }
+
+
+def difference(a, b):
+    """Names of the entries in which two recipes differ."""
+    return sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k))
+
+
+def digest(recipe):
+    """CRC-32 of all that decides what the file holds; paths do not."""
+    named = {
+        **recipe,
+        "inputs": [m[1:] for m in recipe["inputs"]],
+        "tokenizer": None,
+        "shard_mib": None,
+    }
+    return checksum(json.dumps(named, sort_keys=True))
+
+
+def chat_template(recipe):
+    if not recipe["template"]:
+        return None
+    return template.ChatTemplate(
+        recipe["template"], recipe["template_tokens"], recipe["template_arguments"], recipe["date"]
+    )
+
+
+def end_token(recipe, tokenizer):
+    """Id of the token that ends a text, or None."""
+    if not recipe["eos"]:
+        return None
+    name = recipe["template_tokens"].get("eos_token")
+    number = tokenizer.token_to_id(name) if name else None
+    if name and number is None:
+        raise DataError(f"{recipe['tokenizer']}: eos_token {name!r} is not in tokenizer.json")
+    return number
+
+
+def files_of(options):
+    return readers.files(options.inputs, options.split)

@@ -1,0 +1,135 @@
+"""Numbered shards and the journal that lists those that are whole.
+
+A shard is four files of plain numbers, renamed when they are on disk; its line in the journal
+comes after that.  So whatever a killed run leaves is either whole and listed, or made anew."""
+import fcntl
+import json
+import os
+
+import numpy as np
+
+from errors import DataError
+from masks import ROLES
+from recipe import difference
+
+# File of a shard -> its type.  index: for each document tokens, messages, row within the shard.
+PARTS = {"tokens": "<i4", "mask": "u1", "index": "<i8", "messages": "<i8"}
+INDEX_COLUMNS, MESSAGE_COLUMNS = 3, 2
+NUMBERS = {role: number for number, role in enumerate(ROLES)}
+
+
+def path_of(folder, number, part):
+    return os.path.join(folder, f"{number:06}.{part}")
+
+
+def sync(path):
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+class ShardWriter:
+    """Appends documents, so that a shard of any size needs no memory."""
+
+    def __init__(self, folder, number):
+        self.folder, self.number = folder, number
+        self.files = {p: open(path_of(folder, number, p) + ".part", "wb") for p in PARTS}
+        self.record = {"shard": number, "documents": 0, "tokens": 0, "messages": 0, "loss": 0}
+
+    def add(self, documents):
+        """Appends [(document, row)]."""
+        if not documents:
+            return
+        index, messages = [], []
+        for document, row in documents:
+            index += len(document.tokens), len(document.begins), row
+            for begin, role in document.begins:
+                messages += begin, NUMBERS.get(role, NUMBERS["other"])
+            # The first token is nobody's target.
+            self.record["loss"] += int(document.mask[1:].sum())
+        tokens = np.concatenate([d.tokens for d, _ in documents])
+        tokens.astype("<i4", copy=False).tofile(self.files["tokens"])
+        np.concatenate([d.mask for d, _ in documents]).tofile(self.files["mask"])
+        np.array(index, "<i8").tofile(self.files["index"])
+        np.array(messages, "<i8").tofile(self.files["messages"])
+        self.record["documents"] += len(documents)
+        self.record["tokens"] += len(tokens)
+        self.record["messages"] += len(messages) // MESSAGE_COLUMNS
+
+    def close(self):
+        for part, stream in self.files.items():
+            stream.flush()
+            os.fsync(stream.fileno())
+            stream.close()
+            os.rename(stream.name, path_of(self.folder, self.number, part))
+        sync(self.folder)
+        return self.record
+
+
+def expected_bytes(record):
+    return {
+        "tokens": 4 * record["tokens"],
+        "mask": record["tokens"],
+        "index": 8 * INDEX_COLUMNS * record["documents"],
+        "messages": 8 * MESSAGE_COLUMNS * record["messages"],
+    }
+
+
+def is_whole(folder, record):
+    """Whether the files of a journal's record have the sizes that it states."""
+    for part, size in expected_bytes(record).items():
+        path = path_of(folder, record["shard"], part)
+        if not os.path.isfile(path) or os.path.getsize(path) != size:
+            return False
+    return True
+
+
+class Journal:
+    """FOLDER/journal.jsonl: the recipe, then a line for every shard that is whole."""
+
+    def __init__(self, folder, recipe):
+        self.folder, self.records = folder, {}
+        path = os.path.join(folder, "journal.jsonl")
+        os.makedirs(folder, exist_ok=True)
+        self.lock()
+        known = os.path.isfile(path) and self.read(path, recipe)
+        self.stream = open(path, "a" if known else "w", encoding="utf-8")
+        if not known:
+            self.write({"recipe": recipe})
+            sync(folder)
+
+    def lock(self):
+        """Errors: another run that is at work on the same file."""
+        self.handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DataError(f"{self.folder}: another ballast-data is at work here") from error
+
+    def read(self, path, recipe):
+        """Whether the file lists a shard; keeps its records.  A line that a kill cut
+        short is cut off.  Errors: another recipe."""
+        with open(path, "rb") as stream:
+            raw = stream.read()
+        whole = raw[: raw.rfind(b"\n") + 1]
+        lines = [json.loads(line) for line in whole.splitlines()]
+        if len(lines) < 2:  # nothing is made yet, so nothing can contradict
+            return False
+        if changed := difference(lines[0]["recipe"], recipe):
+            raise DataError(
+                f"{self.folder} was begun with other {', '.join(changed)}; --restart begins anew"
+            )
+        os.truncate(path, len(whole))
+        self.records = {
+            record["shard"]: record for record in lines[1:] if is_whole(self.folder, record)
+        }
+        return True
+
+    def add(self, record):
+        self.records[record["shard"]] = record
+        self.write(record)
+
+    def write(self, line):
+        self.stream.write(json.dumps(line) + "\n")
+        self.stream.flush()
+        os.fsync(self.stream.fileno())

@@ -1,0 +1,82 @@
+"""What a build prints at its end: counts, the histogram of lengths, and the planner's view."""
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+
+import numpy as np
+
+from assemble import lengths_histogram
+
+
+def counters(records):
+    total = {}
+    for record in records:
+        for what, number in record["counters"].items():
+            total[what] = total.get(what, 0) + number
+    return total
+
+
+def histogram(lengths, width=40):
+    """Lines of a histogram in powers of two, with the share of tokens beside the samples."""
+    edges, counts = lengths_histogram(lengths)
+    sums = np.bincount(np.searchsorted(edges, lengths), weights=lengths, minlength=len(edges))
+    total = max(1, int(lengths.sum()))
+    yield f"{'tokens up to':>12}  {'samples':>9}  share of tokens"
+    for edge, count, tokens in zip(edges, counts, sums):
+        share = tokens / total
+        yield f"{edge:>12}  {count:>9}  {100 * share:5.1f} % {'#' * round(width * share)}".rstrip()
+
+
+def text(records, lengths):
+    tokens, loss = (sum(r[k] for r in records) for k in ("tokens", "loss"))
+    rows = sum(r["rows"] for r in records)
+    yield (
+        f"{rows} rows, {len(lengths)} samples, {tokens} tokens; {loss} tokens"
+        f" ({100 * loss / max(1, tokens):.1f} %) carry loss"
+    )
+    for what, number in sorted(counters(records).items()):
+        yield f"  {number} {what}"
+    if len(lengths):
+        yield from histogram(lengths)
+
+
+def planner():
+    """The ballast program: BALLAST_PROGRAM, the one beside ballast-data, or the one on PATH."""
+    beside = os.path.join(os.environ.get("BALLAST_DATA_FOLDER", ""), "ballast")
+    for path in (os.environ.get("BALLAST_PROGRAM"), beside, shutil.which("ballast")):
+        if path and os.path.isabs(path) and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def plan(path, longest, ranks):
+    """Lines on how `ballast pack` spreads the samples over ranks, in packs of the longest."""
+    program = planner()
+    if program is None:
+        yield "no plan: the program ballast is not beside this one, on PATH or in BALLAST_PROGRAM"
+        return
+    capacity = max(256, int(longest))
+    with tempfile.TemporaryDirectory() as folder:
+        deck, twin = os.path.join(folder, "deck.toml"), os.path.join(folder, "pack.json")
+        with open(deck, "w", encoding="utf-8") as stream:
+            stream.write(
+                f'[mesh]\ndp = {ranks}\n[data]\nsource = "hdf5"\npath ='
+                f" {json.dumps(os.path.abspath(path))}\n[batching]\nmethod ="
+                f' "packed"\nmicro_batch_tokens = {capacity}\nglobal_tokens ='
+                f" {4 * ranks * capacity}\n"
+            )
+        done = subprocess.run(
+            [program, "pack", deck, "--json", twin], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            yield f"no plan: {program} pack: {done.stderr.strip()[-300:]}"
+            return
+        with open(twin, encoding="utf-8") as stream:
+            made = json.load(stream)
+    yield (
+        f"planned on {ranks} data-parallel ranks, packs of {capacity} tokens, about 4 a rank and"
+        f" step: {made['packs']} packs, {100 * made['pr']:.1f} % of their room is empty,"
+        f" {100 * made['dbr']:.1f} % of the ranks' time is spent waiting (by tokens)"
+    )

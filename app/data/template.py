@@ -1,0 +1,129 @@
+"""Chat templates of Hugging Face tokenizers, with what they expect of their surroundings."""
+import datetime
+import json
+import os
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+
+from errors import DataError, RowError
+
+# Stand around what {% generation %} marks while a template renders; no text may hold them, since
+# Unicode gives them no character.
+OPEN, CLOSE = "\ufdd0", "\ufdd1"
+
+
+class Generation(jinja2.ext.Extension):
+    """{% generation %} ... {% endgeneration %}: what the model itself writes."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        call = self.call_method("marked")
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    @staticmethod
+    def marked(caller):
+        return OPEN + caller() + CLOSE
+
+
+def environment(date):
+    """As Transformers sets it up."""
+
+    def refuse(message):
+        raise jinja2.exceptions.TemplateError(message)
+
+    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
+
+    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    made.filters["tojson"] = tojson
+    made.globals["raise_exception"] = refuse
+    day = datetime.datetime.fromisoformat(date)
+    made.globals["strftime_now"] = day.strftime
+    return made
+
+
+class ChatTemplate:
+    """Renders conversations.  Errors: RowError with what the template says."""
+
+    def __init__(self, source, tokens, arguments, date):
+        try:
+            self.template = environment(date).from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise DataError(f"chat template, line {error.lineno}: {error.message}") from error
+        # A plain dictionary: making a context of the environment's chain costs as much as a render.
+        self.template.globals = dict(self.template.globals)
+        self.values = {**tokens, **arguments}
+        self.marked = "endgeneration" in source
+
+    def render(self, messages, tools=None, prompt=False):
+        """Text of the messages; prompt: with what comes before an answer."""
+        try:
+            # What Template.render does, without copies of the values.
+            values = dict(self.values, messages=messages, tools=tools, add_generation_prompt=prompt)
+            text = "".join(self.template.root_render_func(self.template.new_context(values)))
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise RowError(f"the chat template refuses: {error}") from error
+        return text
+
+    def plain(self, messages, tools=None, prompt=False):
+        """The same without marks."""
+        text = self.render(messages, tools, prompt)
+        return text.replace(OPEN, "").replace(CLOSE, "") if self.marked else text
+
+    def spans(self, messages, tools=None):
+        """(text, spans): what the template marks, in characters."""
+        parts = self.render(messages, tools).split(OPEN)
+        text, found = parts[0], []
+        for part in parts[1:]:
+            inside, mark, outside = part.partition(CLOSE)
+            if not mark or CLOSE in outside:
+                raise RowError("the chat template nests {% generation %}")
+            found.append((len(text), len(text) + len(inside)))
+            text += inside + outside
+        return text, found
+
+
+def read_json(path):
+    if not os.path.isfile(path):
+        return {}
+    with open(path, encoding="utf-8") as stream:
+        try:
+            return json.load(stream)
+        except ValueError as error:
+            raise DataError(f"{path}: no JSON: {error}") from error
+
+
+def find(folder, file=None):
+    """(source, special tokens) of a tokenizer's folder: chat_template.jinja goes first, then
+    tokenizer_config.json; `file` in place of both.  The source is None where there is none."""
+    config = read_json(os.path.join(folder, "tokenizer_config.json"))
+    tokens = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    path = file or os.path.join(folder, "chat_template.jinja")
+    if file or os.path.isfile(path):
+        if not os.path.isfile(path):
+            raise DataError(f"{path}: no such file")
+        with open(path, encoding="utf-8") as stream:
+            return stream.read(), tokens
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default")
+    return source, tokens

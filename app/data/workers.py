@@ -1,0 +1,171 @@
+"""Processes that make shards, and the loop that hands out pieces and shows how far it is."""
+import concurrent.futures
+import ctypes
+import gc
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+
+import readers
+import recipe as recipes
+from conversation import sample
+from cutting import Cutter
+from errors import DataError, RowError
+from masks import Encoder
+from shards import ShardWriter
+
+# Samples encoded at once: enough to pay for the call, few enough to need little memory.
+BLOCK_SAMPLES, BLOCK_CHARACTERS = 256, 1 << 19
+
+STATE = {}  # of a worker process
+
+
+def start(recipe, folder, parent):
+    """A worker ends with its parent, and leaves Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
+    ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before that call
+        os._exit(1)
+    gc.set_threshold(100000, 50, 100)  # rows make many small objects and hardly a cycle
+    # Each worker is one core's.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    STATE.update(recipe=recipe, folder=folder, cutter=cutter_of(recipe))
+
+
+def cutter_of(recipe):
+    import tokenizers
+
+    path = os.path.join(recipe["tokenizer"], "tokenizer.json")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(path)
+    except Exception as error:  # the library knows no narrower one
+        raise DataError(f"{path}: {error}") from error
+    encoder = Encoder(
+        tokenizer,
+        recipes.chat_template(recipe),
+        tuple(recipe["loss_on"]),
+        recipe["turns"],
+        recipes.end_token(recipe, tokenizer),
+    )
+    return Cutter(encoder, recipe["max_tokens"], recipe["long"])
+
+
+def shard(number, group):
+    """Makes one shard from its pieces; returns its record."""
+    cutter, key = STATE["cutter"], STATE["recipe"]["key"]
+    cutter.encoder.counters.clear()
+    writer = ShardWriter(STATE["folder"], number)
+    block, characters, row = [], 0, 0
+    for piece in group:
+        for where, value in readers.rows(piece):
+            rendered = checked(where, lambda v=value: cutter.encoder.rendered(sample(v, key)))
+            if rendered is not None:
+                block.append((where, row, rendered))
+                characters += sum(len(r.text) for r in rendered)
+            row += 1
+            if len(block) >= BLOCK_SAMPLES or characters >= BLOCK_CHARACTERS:
+                write(writer, block)
+                block, characters = [], 0
+    write(writer, block)
+    record = writer.close()
+    record.update(rows=row, bytes=sum(p.size for p in group))
+    record["counters"] = dict(sorted(cutter.encoder.counters.items()))
+    return record
+
+
+def write(writer, block):
+    cutter = STATE["cutter"]
+    encoded = iter(cutter.encoder.encoded([r for _, _, some in block for r in some]))
+    made = []
+    for where, row, some in block:
+        pairs = [(r, next(encoded)) for r in some]
+        fitted = lambda: [d for r, document in pairs for d in cutter.fitted(r, document)]
+        made += [(document, row) for document in checked(where, fitted) or []]
+    writer.add(made)
+
+
+def checked(where, make):
+    """make(), with the place in its error; None where a bad row is to be skipped."""
+    try:
+        return make()
+    except RowError as error:
+        if STATE["recipe"]["bad_rows"] == "skip":
+            STATE["cutter"].count(f"bad rows skipped: {str(error)[:60]}")
+            return None
+        raise DataError(f"{readers.place(where)}: {error}") from error
+
+
+class Progress:
+    """One line on standard error: in place on a terminal, every ten seconds elsewhere."""
+
+    def __init__(self, total, done):
+        self.total, self.begun_with, self.done = max(1, total), done, done
+        self.started = self.shown = time.monotonic()
+        self.tokens = self.documents = 0
+        self.terminal = sys.stderr.isatty()
+
+    def add(self, record):
+        self.done += record["bytes"]
+        self.tokens += record["tokens"]
+        self.documents += record["documents"]
+        now = time.monotonic()
+        if now - self.shown > (0.2 if self.terminal else 10):
+            self.shown = now
+            self.show(now)
+
+    def show(self, now):
+        seconds = max(1e-3, now - self.started)
+        speed = (self.done - self.begun_with) / seconds
+        left = (self.total - self.done) / speed if speed else 0
+        width = min(shutil.get_terminal_size().columns, 100)
+        filled = int(20 * self.done / self.total)
+        line = (
+            f"[{'#' * filled}{'.' * (20 - filled)}] {100 * self.done // self.total} %"
+            f"  {self.documents} samples  {self.tokens / 1e6:.1f} M tokens"
+            f"  {speed / 1e6:.1f} MB/s  {left:.0f} s left"
+        )
+        line = line[: width - 1]
+        print(f"\r{line:{width - 1}}" if self.terminal else line, end="", file=sys.stderr)
+        print("" if self.terminal else "\n", end="", flush=True, file=sys.stderr)
+
+    def close(self):
+        if self.terminal:
+            self.show(time.monotonic())
+            print(file=sys.stderr)
+
+
+def make_shards(groups, recipe, journal, workers):
+    """Makes the shards that the journal lacks.  Errors: DataError of the first row that fails."""
+    left = [n for n in range(len(groups)) if n not in journal.records]
+    sizes = [sum(p.size for p in group) for group in groups]
+    progress = Progress(sum(sizes), sum(sizes) - sum(sizes[n] for n in left))
+    context = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(
+        min(workers, max(1, len(left))), context, start, (recipe, journal.folder, os.getpid())
+    )
+    running, waiting = set(), iter(left)
+    try:
+        while True:
+            # A bounded number waits, so that a data set of any size needs no memory.
+            while len(running) < 2 * workers and (n := next(waiting, None)) is not None:
+                running.add(pool.submit(shard, n, groups[n]))
+            if not running:
+                break
+            done, running = concurrent.futures.wait(
+                running, return_when=concurrent.futures.FIRST_COMPLETED
+            )
+            for future in done:
+                record = future.result()
+                journal.add(record)
+                progress.add(record)
+        progress.close()
+    except concurrent.futures.process.BrokenProcessPool as error:
+        raise DataError(
+            "a worker process died (out of memory?); the same command goes on"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
