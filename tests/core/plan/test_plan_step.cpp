@@ -33,7 +33,9 @@ StepOptions options_of(int dp, int pp, Batching method = Batching::packed) {
   if (method == Batching::balanced) {
     options.batching.splits = {{1, 1, 1}, {2, 2, 1}};
     if (dp % 4 == 0) options.batching.splits.push_back({4, 4, 1});
-    options.batching.placement_costs = std::make_shared<TestCosts>();
+    TestCosts costs;
+    costs.prefix_bytes = 0;  // as in runs: a chunk's tokens alone count
+    options.batching.placement_costs = std::make_shared<TestCosts>(costs);
     options.batching.stages = pp;
   }
   if (method == Batching::hbp)
