@@ -122,7 +122,7 @@ TEST(Batch, TheChunksOfASampleWeighAsMuchAsTheSample) {
             << name(normaliser) << " sample " << m.segments[0].sample;
         ++chunks;
       }
-    EXPECT_EQ(chunks, 9u);
+    EXPECT_EQ(chunks, 8u);  // the last token of a sample carries no loss
   }
 }
 
