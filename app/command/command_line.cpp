@@ -76,9 +76,14 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line,
                  "overrides of deck keys, last wins; values are TOML, bare words are text");
   sub.add_option("--case", line.case_name, "case of the deck's [[case]] list");
   if (runs)
-    sub.add_option(
-        "-r,--restart", line.restart,
-        "checkpoint file to continue, or latest: the newest sound one of the run folder");
+    sub.add_option("-r,--restart", line.restart,
+                   "checkpoint file to continue, or latest: the newest sound one of the run folder")
+        ->check([](const std::string& value) {
+          return value.empty() ? "names no checkpoint; is a variable of a script unset?" : "";
+        });
+  if (command == "train")
+    sub.add_flag("--force-model", line.force_model,
+                 "continue a checkpoint whose block model differs from the deck's");
   if (runs || profile)
     sub.add_option("-d,--output", line.output,
                    "run folder (default: run.output of the deck, or runs/NAME of the deck file)");

@@ -18,6 +18,7 @@ struct CommandLine {
   std::vector<std::string> overrides;  ///< block.key=value
   std::string case_name;               ///< --case, or ""
   std::string restart;                 ///< -r: a checkpoint file, "latest", or ""
+  bool force_model = false;            ///< continue a checkpoint of another block model
   std::string output;                  ///< -d, or ""
   std::string checkpoint, folder;      ///< export: from where, to where
   bool adapter = false;                ///< export: the adapters alone

@@ -11,6 +11,8 @@
 
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
+#include "io/hdf5/hdf5_support.hpp"
+#include "parallel/comm/signals.hpp"
 #include "parallel/comm/waits.hpp"
 
 namespace ballast {
@@ -36,9 +38,22 @@ int run_plain(const Command& command, const CommandLine& line) {
   }
 }
 
-/// An error that all ranks share is printed by rank 0, and all leave; one rank's own error ends the
-/// others too.
+/// One rank's own error, caught by nobody: it ends the others too.  This runs before the stack
+/// goes, whose destructors might wait for the other ranks.
+[[noreturn]] void end_all() {
+  try {
+    if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
+  } catch (const std::exception& e) {
+    fail_here(e.what());
+  } catch (...) {
+  }
+  fail_here("an exception of unknown type");
+}
+
+/// An error that all ranks share is printed by rank 0, and all leave.  Any other is left to
+/// end_all.
 int run_on_ranks(const Command& command, const CommandLine& line) {
+  std::set_terminate(end_all);
   try {
     const Communicator world = Communicator::world();
     const std::string unwritable = world.rank() == 0 ? json_problem(line.json) : "";
@@ -47,16 +62,14 @@ int run_on_ranks(const Command& command, const CommandLine& line) {
   } catch (const CollectiveError& e) {
     if (Communicator::world().rank() == 0) std::fprintf(stderr, "ballast: %s\n", e.what());
     return 1;
-  } catch (const std::exception& e) {
-    fail_here(e.what());
-  } catch (...) {
-    fail_here("an exception of unknown type");
   }
 }
 
 int start_ranks(const Command& command, const CommandLine& line, std::vector<char*>& kokkos) {
   int argc = static_cast<int>(kokkos.size()) - 1;
   char** argv = kokkos.data();
+  if (std::string(command.name) == "train") catch_stop_signals();
+  hdf5::start();
   MPI_Init(&argc, &argv);
   MPI_Comm_set_errhandler(
       MPI_COMM_WORLD, MPI_ERRORS_RETURN);  // return codes are checked, so that messages are ours
@@ -83,19 +96,20 @@ int main(int argc, char** argv) {
       arguments.emplace_back(argv[i]);
   }
   kokkos.push_back(nullptr);
+  ParsedLine parsed;
   try {
-    const ParsedLine parsed = parse_command_line(arguments);
-    if (!parsed.line) {
-      if (launched_rank() == 0)
-        std::fputs(parsed.text.c_str(), parsed.status == 0 ? stdout : stderr);
-      return parsed.status;
-    }
-    for (const Command& command : commands())
-      if (parsed.line->command == command.name)
-        return command.ranks ? start_ranks(command, *parsed.line, kokkos)
-                             : run_plain(command, *parsed.line);
+    parsed = parse_command_line(arguments);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "ballast: %s\n", e.what());
+    return 1;
   }
+  if (!parsed.line) {
+    if (launched_rank() == 0) std::fputs(parsed.text.c_str(), parsed.status == 0 ? stdout : stderr);
+    return parsed.status;
+  }
+  for (const Command& command : commands())
+    if (parsed.line->command == command.name)
+      return command.ranks ? start_ranks(command, *parsed.line, kokkos)
+                           : run_plain(command, *parsed.line);
   return 1;
 }

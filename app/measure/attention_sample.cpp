@@ -67,11 +67,18 @@ class Relative {
   double difference_ = 0, size_ = 0;
 };
 
-std::span<const BlockRun> runs_of(const AttentionPattern& index, std::int64_t head,
-                                  std::int64_t query) {
-  const std::int64_t list = (index.index_heads == 1 ? 0 : head) * index.q_blocks() + query / kBlock;
-  return {index.runs.data() + index.run_offset[list],
-          index.runs.data() + index.run_offset[list + 1]};
+BlockRuns runs_at(const PatternArrays& pattern, std::int64_t head, std::int64_t query) {
+  return runs_of(pattern, pattern.index_heads == 1 ? 0 : static_cast<int>(head), query / kBlock);
+}
+
+/// The keys that a query computes.
+void add_keys(const PatternArrays& pattern, std::int64_t head, std::int64_t query,
+              std::vector<std::int64_t>& keys) {
+  const KeyInterval seen = pattern.visible.row(query);
+  for (const BlockRun& r : runs_at(pattern, head, query))
+    for (std::int64_t j = std::max<std::int64_t>(r.first * kBlock, seen.begin);
+         j < std::min<std::int64_t>(r.last * kBlock, seen.end); ++j)
+      keys.push_back(j);
 }
 
 }  // namespace
@@ -88,7 +95,7 @@ std::string to_string(const AttentionErrors& e) {
 }
 
 AttentionErrors sampled_errors(const AttentionRun& run, std::int64_t samples, std::uint64_t seed) {
-  const AttentionPattern& index = *run.index;
+  const PatternArrays& index = run.index->arrays();
   require(index.row_masks.empty() && !index.has_columns(), "the sampled reference knows runs only");
   const std::int64_t n = run.q.size(0), heads = run.q.size(1), group = heads / run.k.size(1);
   const auto draw = [&](const char* what, std::int64_t sample, std::int64_t below) {
@@ -102,10 +109,7 @@ AttentionErrors sampled_errors(const AttentionRun& run, std::int64_t samples, st
   for (std::int64_t s = 0; s < samples; ++s) {
     const std::int64_t i = draw("sample query", s, n), h = draw("sample head", s, heads);
     std::vector<std::int64_t> keys;
-    for (const BlockRun& r : runs_of(index, h, i))
-      for (std::int64_t j = std::max<std::int64_t>(r.first * kBlock, index.key_begin[i]);
-           j < std::min<std::int64_t>(r.last * kBlock, index.key_end[i]); ++j)
-        keys.push_back(j);
+    add_keys(index, h, i, keys);
     if (keys.empty()) continue;
     read(run.q, i, h, q);
     read(run.d_o, i, h, d_o);
@@ -145,9 +149,10 @@ AttentionErrors sampled_errors(const AttentionRun& run, std::int64_t samples, st
     gradient.assign(k.size(), 0);
     gradient_v.assign(k.size(), 0);
     for (std::int64_t i = 0; i < n; ++i) {
-      if (j < index.key_begin[i] || j >= index.key_end[i]) continue;
+      const KeyInterval seen = index.visible.row(i);
+      if (j < seen.begin || j >= seen.end) continue;
       for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-        const auto runs = runs_of(index, h, i);
+        const BlockRuns runs = runs_at(index, h, i);
         if (std::none_of(runs.begin(), runs.end(), [&](const BlockRun& r) {
               return j / kBlock >= r.first && j / kBlock < r.last;
             }))

@@ -54,24 +54,34 @@ std::vector<std::int64_t> segment_lengths(const BenchSettings& settings, std::in
 
 /// Keeps of each query block's key blocks a random part `density` in runs of `run` blocks, the own
 /// block always.
-void thin_out(AttentionPattern& index, double density, std::int64_t run, std::uint64_t seed) {
-  std::vector<BlockRun> runs;
-  for (std::int64_t b = 0; b < index.q_blocks(); ++b) {
-    const BlockRun whole = index.runs[index.run_offset[b]];
-    index.run_offset[b] = static_cast<std::int64_t>(runs.size());
+AttentionPattern thin_out(const AttentionPattern& dense, double density, std::int64_t run,
+                          std::uint64_t seed) {
+  PatternArrays x;
+  x.visible = dense.arrays().visible;
+  x.k_tokens = dense.k_tokens();
+  for (std::int64_t b = 0; b < x.q_blocks(); ++b) {
+    const BlockRun whole = *dense.runs(0, b).begin();
+    x.run_offset.push_back(static_cast<std::int64_t>(x.runs.size()));
     for (std::int32_t k = whole.first; k < whole.last; ++k) {
       const bool kept =
           random_uniform(seed, stream_of("bench blocks"),
-                         static_cast<std::uint64_t>(b * index.k_blocks() + k / run)) < density;
+                         static_cast<std::uint64_t>(b * x.k_blocks() + k / run)) < density;
       if (!kept && k + 1 < whole.last) continue;
-      if (static_cast<std::int64_t>(runs.size()) > index.run_offset[b] && runs.back().last == k)
-        runs.back().last = k + 1;
+      if (static_cast<std::int64_t>(x.runs.size()) > x.run_offset[b] && x.runs.back().last == k)
+        x.runs.back().last = k + 1;
       else
-        runs.push_back({k, k + 1, -1});
+        x.runs.push_back({k, k + 1, -1});
     }
   }
-  index.run_offset.back() = static_cast<std::int64_t>(runs.size());
-  index.runs = std::move(runs);
+  x.run_offset.push_back(static_cast<std::int64_t>(x.runs.size()));
+  return AttentionPattern(std::move(x));
+}
+
+AttentionPattern bench_pattern(const MicroBatch& batch, std::int64_t tokens, double density,
+                               const BenchSettings& settings, std::uint64_t seed) {
+  const AxisRanges axis = local_ranges(batch, SequenceLayout(LayoutKind::contiguous, tokens, 1), 0);
+  const AttentionPattern dense = dense_pattern(axis, axis);
+  return density < 1 ? thin_out(dense, density, settings.integer("run"), seed) : dense;
 }
 
 BenchResult run(const BenchSettings& settings) {
@@ -92,9 +102,7 @@ BenchResult run(const BenchSettings& settings) {
   MicroBatch batch;
   for (std::size_t s = 0; s < lengths.size(); ++s)
     batch.segments.push_back({static_cast<std::int64_t>(s), 0, lengths[s], 0});
-  const auto axis = local_tokens(batch, SequenceLayout(LayoutKind::contiguous, n, 1), 0);
-  AttentionPattern index = dense_pattern(axis, axis);
-  if (density < 1) thin_out(index, density, settings.integer("run"), seed);
+  const AttentionPattern index = bench_pattern(batch, n, density, settings, seed);
   const double pairs = static_cast<double>(q_heads) * index.pairs_per_head(),
                kept = index.pairs_per_head() / index.visible_pairs();
 
@@ -119,10 +127,11 @@ BenchResult run(const BenchSettings& settings) {
          delta = Tensor::empty({q_heads, n}, sums, device);
   Tensor dq = Tensor::zeros(q.shape(), sums, device), dk = Tensor::zeros(k.shape(), sums, device),
          dv = Tensor::zeros(k.shape(), sums, device);
-  const auto forward = [&] { attention_forward(index, q, k, v, scale, o, lse); };
+  const AttentionWork work = place_pattern(index, q, k);
+  const auto forward = [&] { attention_forward(work, q, k, v, scale, o, lse); };
   const auto backward = [&] {
     attention_delta(o, d_o, delta);
-    attention_backward(index, q, k, v, scale, lse, delta, d_o, dq, dk, dv);
+    attention_backward(work, q, k, v, scale, lse, delta, d_o, dq, dk, dv);
   };
   std::string text = fmt::format(
       "attention {} tokens={} segments={} q_heads={} kv_heads={} head_dim={} density={} (computes "

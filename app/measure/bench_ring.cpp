@@ -11,6 +11,7 @@
 #include "core/plan/context/sequence_layout.hpp"
 #include "parallel/comm/waits.hpp"
 #include "parallel/context/ring_attention.hpp"
+#include "parallel/pattern/fixed_sources.hpp"
 
 namespace ballast {
 namespace {
@@ -74,9 +75,8 @@ void transfers_alone(const RingSide& side, const std::vector<RingStep>& steps, D
           {2, side.layout.local_tokens(shard), side.in.k.size(1), side.in.k.size(2)}, type, device);
     };
     Flight flight{hop->complete, buffer(hop->send_shard), buffer(hop->recv_shard), {}};
-    const Transfer transfers[] = {{flight.received.tensor, hop->from, false},
-                                  {flight.sent.tensor, hop->to, true}};
-    flight.pending = side.group.cp.exchange(transfers, ring_channel(hop->level));
+    const HopTransfers transfers = hop_transfers(*hop, flight.received.tensor, flight.sent.tensor);
+    flight.pending = side.group.cp.exchange(transfers.list, transfers.channel);
     flights.push_back(std::move(flight));
   };
   for (int t = 0; t < static_cast<int>(steps.size()); ++t) {
@@ -179,7 +179,7 @@ BenchResult measure(const RingProblem& p, const BenchSettings& settings, const C
     run.dk = host(whole.dk), run.dv = host(whole.dv);
     AttentionErrors errors;
     if (world.rank() == 0) {
-      const auto axis = local_tokens(whole.batch, whole.layout, 0);
+      const AxisRanges axis = local_ranges(whole.batch, whole.layout, 0);
       const AttentionPattern index = dense_pattern(axis, axis);
       run.index = &index;
       run.q = host(whole.in.q), run.k = host(whole.in.k), run.v = host(whole.in.v),
@@ -253,13 +253,7 @@ BenchResult run(const BenchSettings& settings) {
     where = std::make_unique<BenchDevice>(settings);
     p.type = settings.float_type(where->device().space());
   });
-  try {
-    return measure(p, settings, world, where->device());
-  } catch (const CollectiveError&) {
-    throw;
-  } catch (const Error& e) {
-    fail_here(e.what());  // the others wait for this rank's transfers
-  }
+  return measure(p, settings, world, where->device());
 }
 
 }  // namespace

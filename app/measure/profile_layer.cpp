@@ -237,36 +237,32 @@ MeasuredPasses LayerProfiler::head(std::int64_t tokens) {
   const std::string embedding = "model.embed_tokens.weight",
                     head_name = m.shape.tied_embedding ? embedding : "lm_head.weight";
   const LmHead head{m.parameters.value("model.norm.weight"),
-                    m.parameters.gradient("model.norm.weight"),
                     m.parameters.value(head_name),
-                    m.parameters.gradient(head_name),
+                    m.parameters.gradient_of("model.norm.weight"),
+                    m.parameters.gradient_of(head_name),
                     m.shape.rms_eps,
                     m.options.head_chunk_tokens};
   Workspace workspace(m.device);
   const Tensor ids = m.numbers(tokens, m.shape.vocabulary, "profile tokens"),
                targets = m.numbers(tokens, m.shape.vocabulary, "profile targets");
   const Tensor weights = m.parameters.value(embedding);
-  Tensor gradient = m.parameters.gradient(embedding);
+  const ParameterGradient gradient = m.parameters.gradient_of(embedding);
   const auto rows = [&] {
     return Tensor::empty({tokens, m.shape.hidden}, m.type, m.device, MemoryCategory::workspace);
   };
   const auto column = [&] {
     return Tensor::empty({tokens}, statistics_type(m.type), m.device, MemoryCategory::workspace);
   };
-  Tensor embedded = rows(), hidden = rows(), d = rows(), rstd = column(), lse = column(),
-         loss = column();
+  Tensor embedded = rows(), loss = column();
+  const LossGradient d{1.0 / static_cast<double>(tokens), {}, rows()};
   const Tensor branch =
       Tensor::zeros({tokens, m.shape.hidden}, m.type, m.device, MemoryCategory::workspace);
   MeasuredPasses measured;
   measured.forward = m.time([&] {
     embedding_forward(ids, weights, embedded);
-    lm_head_forward(head, embedded, branch, targets, workspace, hidden, rstd, lse, loss);
+    lm_head(head, embedded, branch, targets, workspace, loss, {}, &d);
   });
-  measured.backward = m.time([&] {
-    lm_head_backward(head, hidden, rstd, lse, targets, 1.0 / static_cast<double>(tokens), {},
-                     workspace, d);
-    embedding_weight_gradient(ids, d, gradient);
-  });
+  measured.backward = m.time([&] { embedding_weight_gradient(ids, d.d_hidden, gradient.next()); });
   return measured;
 }
 

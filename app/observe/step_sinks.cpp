@@ -34,8 +34,10 @@ void TraceSink::step(const StepStatistics& s) {
   if (s.schedule)
     row.insert({{"schedule_s", s.schedule->measured_s},
                 {"predicted_schedule_s", s.schedule->predicted_s}});
-  trace_.step(o.step - 1, row);
-  trace_.flush();
+  trace_.with([&](TraceWriter& trace) {
+    trace.step(o.step - 1, row);
+    trace.flush();
+  });
 }
 
 void LogSink::step(const StepStatistics& s) {

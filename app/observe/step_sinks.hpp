@@ -5,7 +5,7 @@
 
 #include "app/observe/step_log.hpp"
 #include "app/observe/step_statistics.hpp"
-#include "io/trace/trace_writer.hpp"
+#include "app/observe/trace_observer.hpp"
 
 namespace ballast {
 
@@ -18,11 +18,11 @@ class StepSink {
 /// A row of scalars of this rank's trace.
 class TraceSink final : public StepSink {
  public:
-  explicit TraceSink(TraceWriter& trace) : trace_(trace) {}
+  explicit TraceSink(TraceObserver& trace) : trace_(trace) {}
   void step(const StepStatistics& statistics) override;
 
  private:
-  TraceWriter& trace_;
+  TraceObserver& trace_;
 };
 
 /// A line every `every` steps, of the first and of the last one; on a terminal also the progress.

@@ -1,12 +1,16 @@
 #include "app/plan/run_summary.hpp"
 
 #include <algorithm>
+#include <memory>
 
+#include "app/plan/planned_run.hpp"
 #include "core/config/deck_schema.hpp"
 #include "core/model/parameter_table.hpp"
 #include "core/observe/metrics.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/context/ulysses_heads.hpp"
+#include "core/plan/plan_step.hpp"
+#include "core/predict/simulate.hpp"
 
 namespace ballast {
 namespace {
@@ -65,23 +69,21 @@ std::vector<MicroBatch> full_micro_batches(const CheckFacts& f, std::int64_t mic
   return list;
 }
 
-/// The fullest rank's parts of such a list.
-std::vector<RankMicroBatch> rank_parts(const CheckFacts& f, const std::vector<MicroBatch>& list,
-                                       const PackGroup& group) {
-  StepPlan plan;
-  plan.mesh = f.options.mesh;
-  plan.layouts.push_back({f.options.layout, f.options.stripe, f.options.attention.align()});
-  PlannedLane& lane = plan.lanes.emplace_back();
-  for (const MicroBatch& m : list) {
-    PlannedMicroBatch& planned = plan.micro_batches.emplace_back();
-    planned.segments = m.segments;
-    planned.split = {f.options.mesh.sp * group.ranks, f.options.mesh.cp_outer,
-                     f.options.mesh.cp_inner};
-    planned.recompute_layers = group.recompute_layers;
-    planned.align = f.options.attention.align();
-    lane.micro_batches.push_back(static_cast<int>(plan.micro_batches.size()) - 1);
-  }
-  return rank_micro_batches(plan, 0);
+/// A step of such lists, as plan_step decides it: of the data-parallel ranks that share a
+/// micro-batch, as all others have the same.
+StepPlan shown_step(const std::vector<MicroBatch>& list, const PackGroup& group,
+                    StepOptions options) {
+  options.mesh.dp = group.ranks;
+  Batch batch;
+  batch.micro_batches.assign(static_cast<std::size_t>(group.ranks), list);
+  for (std::size_t d = 0; d < batch.micro_batches.size(); ++d)
+    for (MicroBatch& m : batch.micro_batches[d]) {
+      m.sp = group.ranks;
+      m.recompute_layers = group.recompute_layers;
+      m.align = options.layout.align;
+      if (d > 0) m.segments.clear();
+    }
+  return plan_batch_step(batch, options);
 }
 
 nlohmann::ordered_json hop_json(const std::optional<RingHop>& hop) {
@@ -195,11 +197,53 @@ StageMemory stage_memory(const Config& config, const CheckFacts& f, int s,
   return in;
 }
 
-/// The larger of two peaks in every category.
-void take_larger(MemoryEstimate& of, const MemoryEstimate& other) {
-  for (std::size_t c = 0; c < of.bytes.size(); ++c)
-    of.bytes[c] = std::max(of.bytes[c], other.bytes[c]);
-  of.peak_bytes = std::max(of.peak_bytes, other.peak_bytes);
+/// The deck's costs; where its profile table lacks what schedules need, those that it states.
+std::shared_ptr<const Costs> check_costs(const Config& config, std::vector<std::string>& notes) {
+  try {
+    return plan_costs(config, notes);
+  } catch (const Error& e) {
+    notes.push_back(fmt::format("schedules are not built by the table: {}", e.what()));
+    Config stated = config;
+    stated.profile.table.clear();
+    return plan_costs(stated, notes);
+  }
+}
+
+/// Plans and simulates steps of full micro-batches: what they hold at once, and for how long.
+void replay_steps(const Config& config, const LargestMicroBatch& largest, const ModelShape& local,
+                  CheckFacts& f) {
+  const bool chunked = f.options.batching.method == Batching::chunkflow;
+  const std::shared_ptr<const Costs> costs = check_costs(config, f.notes);
+  SimulationOptions simulation = simulation_options(config, f.options);
+  simulation.tune = false;  // budgets need a run's coverage
+  for (int s = 0; s < f.options.mesh.pp; ++s)
+    simulation.memory.push_back(stage_memory(config, f, s, local));
+  const StepOptions planned = step_options(config, f.options, simulation, *costs);
+  const std::int64_t most = f.options.mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches;
+  const auto add = [&](std::int64_t micro_batches) {
+    const StepPlan plan = shown_step(
+        full_micro_batches(f, std::min(micro_batches, most), chunked ? largest.longest : 0),
+        largest.group, planned);
+    const SimulatedStep simulated = simulate(plan, simulation, *costs);
+    for (std::size_t s = 0; s < f.stages.size(); ++s) {
+      StageFacts& stage = f.stages[s];
+      stage.live_micro_batches = std::max(stage.live_micro_batches, simulated.live.at(s));
+      stage.ops = plan.schedule(0).stages.at(s);
+      stage.memory.take_larger(simulated.memory.at(s));
+    }
+  };
+  // Fewer micro-batches may keep more weight halves waiting: other forwards and backwards fill the
+  // waits of many.
+  const std::int64_t chunks = chunked ? (largest.longest + f.micro_batch_tokens - 1) /
+                                            f.micro_batch_tokens
+                                      : 0,
+                     more = f.options.pipeline.k + f.options.mesh.pp;
+  for (std::int64_t m = chunks;
+       f.micro_batches_at_most &&
+       m < std::min({f.micro_batches, chunks + more, kPipelinedMicroBatches});
+       m += (more + 7) / 8)
+    add(std::max<std::int64_t>(1, m));
+  add(f.micro_batches);
 }
 
 }  // namespace
@@ -240,7 +284,6 @@ CheckFacts CheckFacts::of(const Config& config) {
     stage.parameters += p.numel();
     if (!p.trainable) stage.frozen += p.numel();
   }
-  const bool chunked = f.options.batching.method == Batching::chunkflow;
   for (int stage = 0; stage < mesh.pp; ++stage) {
     StageFacts& facts = f.stages[static_cast<std::size_t>(stage)];
     const auto at = static_cast<std::size_t>(stage);
@@ -251,34 +294,7 @@ CheckFacts CheckFacts::of(const Config& config) {
     facts.shard_parameters = f.zero == 0 ? trained : shard;
     facts.live_micro_batches = 0;
   }
-  const std::int64_t most = mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches;
-  const auto add = [&](std::int64_t micro_batches) {
-    const std::vector<MicroBatch> list =
-        full_micro_batches(f, std::min(micro_batches, most), chunked ? largest.longest : 0);
-    const Schedule schedule = plan_schedule(list, f.options.pipeline);
-    const SimulatedSchedule timed =
-        simulate(schedule, schedule_costs(f.options.pipeline.costs, list));
-    const std::vector<RankMicroBatch> parts = rank_parts(f, list, largest.group);
-    for (int s = 0; s < mesh.pp; ++s) {
-      StageFacts& stage = f.stages[static_cast<std::size_t>(s)];
-      stage.live_micro_batches = std::max(
-          stage.live_micro_batches, timed.peak_live_activations.at(static_cast<std::size_t>(s)));
-      stage.ops = schedule.stages.at(static_cast<std::size_t>(s));
-      take_larger(stage.memory, replay_memory(stage_memory(config, f, s, local), stage.ops, parts));
-    }
-  };
-  // Fewer micro-batches may keep more weight halves waiting: other forwards and backwards fill the
-  // waits of many.
-  const std::int64_t chunks = chunked ? (largest.longest + f.micro_batch_tokens - 1) /
-                                            f.micro_batch_tokens
-                                      : 0,
-                     more = f.options.pipeline.k + mesh.pp;
-  for (std::int64_t m = chunks;
-       f.micro_batches_at_most &&
-       m < std::min({f.micro_batches, chunks + more, kPipelinedMicroBatches});
-       m += (more + 7) / 8)
-    add(std::max<std::int64_t>(1, m));
-  add(f.micro_batches);
+  replay_steps(config, largest, local, f);
   return f;
 }
 

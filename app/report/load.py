@@ -19,6 +19,7 @@ FORMAT_VERSIONS = (1, 2, 3, 4)
 # whose exclusive time is useful computation (POP); those that run beside the others, take no time
 # from them, and cost what copy_wait says.
 KINDS, USEFUL, BESIDE = [], set(), set()
+MOST_RANKS = 1 << 20  # more is damage
 BUDGETS = [
     ("step", "i4"),
     ("micro_batch", "i4"),
@@ -194,6 +195,8 @@ def read_rank(path):
         sessions = _sessions(file)
         if not sessions:
             raise OSError("no session")
+        if not all(0 <= s.rank < s.ranks <= MOST_RANKS for s in sessions):
+            raise OSError("rank and number of ranks contradict each other")
         events, sound = _events(file, int(rows["events"]))
         if not sound.all():
             notes.append(
@@ -374,7 +377,7 @@ def load_run(path):
             trace, more = read_rank(file)
             traces[trace.rank] = trace
             notes += more
-        except (OSError, KeyError, ValueError, TypeError, zlib.error) as error:
+        except Exception as error:  # h5py raises many kinds; one file costs that file
             notes.append(f"{file.name} cannot be read and is left out: {error}")
     for file in sorted(folder.glob("trace_*.damaged")):
         notes.append(f"{file.name} was damaged when the run restarted; its events are not shown")

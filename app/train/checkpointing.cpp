@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "ballast_version.hpp"
 #include "io/checkpoint/checkpoint_folder.hpp"
-#include "io/checkpoint/checkpoint_writer.hpp"
+#include "io/deck/deck_difference.hpp"
 #include "parallel/comm/waits.hpp"
 
 namespace ballast {
@@ -121,6 +122,35 @@ void restore_window(Session& session, Restored& restored) {
 
 }  // namespace
 
+std::vector<double> contents_of(const Session& session) {
+  std::string print = "0";
+  together(session.mesh.world, [&] {
+    if (session.mesh.world.rank() == 0) print = fmt::to_string(sampled_contents(*session.dataset));
+  });
+  return halves(std::stoull(session.mesh.world.broadcast(print, 0)));
+}
+
+std::vector<std::string> check_deck(const Session& session, const Restored& restored,
+                                    bool any_model) {
+  // What a run begins with, and how it walks through the head, are not what its model computes.
+  static const std::set<std::string> kFree = {"model.preset", "model.weights", "model.initial_std",
+                                              "model.head_chunk_tokens"};
+  std::vector<std::string> lines, refused;
+  together(session.mesh.world, [&] {
+    for (const DeckDifference& d :
+         deck_differences(restored.state.deck, session.config.effective_deck(), restored.path)) {
+      if (d.before.empty() || d.now.empty()) continue;  // a key of another version of the program
+      lines.push_back(fmt::format("{}: {} before, {} now", d.key, d.before, d.now));
+      if (d.key.starts_with("model.") && !kFree.contains(d.key)) refused.push_back(lines.back());
+    }
+    require(refused.empty() || any_model,
+            "{}: written by another model than the deck's ({}); state the same block model, or "
+            "continue all the same with --force-model",
+            restored.path, fmt::join(refused, "; "));
+  });
+  return lines;
+}
+
 void check_sample_order(Session& session, Restored& restored) {
   const Communicator& world = session.mesh.world;
   const auto seed = session.config.run.seed;
@@ -144,10 +174,15 @@ void check_sample_order(Session& session, Restored& restored) {
     restored.warnings.push_back(fmt::format(
         "{}: written over other data than {}; the sampler goes on at its position in the new order",
         restored.path, session.dataset->description()));
+  const auto contents = restored.state.extra.find("data_contents");
+  if (contents != restored.state.extra.end() && contents->second != contents_of(session))
+    restored.warnings.push_back(
+        fmt::format("{}: the samples of {} hold other tokens than when it was written",
+                    restored.path, session.dataset->description()));
 }
 
-std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState state,
-                 const std::string& folder) {
+CheckpointOutcome save(Session& session, ShardedOptimizer& optimizer, CheckpointState state,
+                       CheckpointWriter& writer) {
   Scope scope(&session.recorder, EventKind::checkpoint);
   state.seed = session.config.run.seed;
   state.deck = session.config.effective_deck();
@@ -160,8 +195,7 @@ std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState 
   state.extra["data_fingerprint"] = halves(session.dataset->fingerprint());
   if (session.parameters.frozen_numel() > 0)
     state.extra["base_fingerprint"] = halves(session.base_fingerprint);
-  return write_checkpoint(folder, session.mesh.world, shard_of(session, optimizer, true), state,
-                          static_cast<int>(session.config.checkpoint.keep));
+  return writer.begin(shard_of(session, optimizer, true), state);
 }
 
 }  // namespace ballast

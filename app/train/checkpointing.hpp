@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "app/train/session.hpp"
-#include "io/checkpoint/checkpoint.hpp"
+#include "io/checkpoint/checkpoint_writer.hpp"
 #include "parallel/optimizer/zero.hpp"
 
 namespace ballast {
@@ -29,8 +29,17 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
 /// epoch another curriculum.
 void check_sample_order(Session& session, Restored& restored);
 
-/// Writes the state after `state.step` steps.  Collective; returns the path.
-std::string save(Session& session, ShardedOptimizer& optimizer, CheckpointState state,
-                 const std::string& folder);
+/// Sampled contents of the training data, as rank 0 sees them, in the form that a checkpoint
+/// stores. Collective.
+std::vector<double> contents_of(const Session& session);
+
+/// Compares the deck with that of the checkpoint and returns a line for each key with another
+/// value. Collective.  Errors: block model describes another model, unless `any_model`.
+std::vector<std::string> check_deck(const Session& session, const Restored& restored,
+                                    bool any_model);
+
+/// Hands the state after `state.step` steps to the writer.  Collective.
+CheckpointOutcome save(Session& session, ShardedOptimizer& optimizer, CheckpointState state,
+                       CheckpointWriter& writer);
 
 }  // namespace ballast

@@ -7,6 +7,9 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "parallel/comm/waits.hpp"
 
@@ -52,6 +55,21 @@ RunFolder::RunFolder(const Communicator& world, const std::string& path, bool re
     lock_ = -1;
   }
   check_all(world, problem.empty(), problem);
+}
+
+void RunFolder::write_status(const std::string& state, std::int64_t step,
+                             const std::string& checkpoint, const std::string& why) {
+  if (lock_ < 0) return;
+  nlohmann::ordered_json status{{"state", state}, {"step", step}, {"checkpoint", checkpoint}};
+  if (!why.empty()) status["why"] = why;
+  const std::string file = path_ + "/status.json", fresh = file + ".new";
+  std::ofstream out(fresh);
+  out << status.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
+  out.close();
+  std::error_code error;
+  if (out) fs::rename(fresh, file, error);
+  if ((!out || error) && !std::exchange(warned_, true))
+    fmt::print(stderr, "ballast: warning: {} cannot be written\n", file);
 }
 
 RunFolder::~RunFolder() {

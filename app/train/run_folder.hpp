@@ -1,6 +1,7 @@
 // Run folder: the fixed layout of one run's outputs, locked while in use.
-//   deck.toml  log.txt  trace/  checkpoints/  report/  lock
+//   deck.toml  log.txt  status.json  trace/  checkpoints/  report/  lock
 #pragma once
+#include <cstdint>
 #include <string>
 
 #include "parallel/comm/comm.hpp"
@@ -17,6 +18,12 @@ class RunFolder {
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
+  /// Writes status.json for scripts that watch the run: `state` running, finished, stopped
+  /// (continue it) or failed, the step, the newest sound checkpoint, and why.  A file that cannot
+  /// be written costs a warning.  One rank writes.
+  void write_status(const std::string& state, std::int64_t step, const std::string& checkpoint,
+                    const std::string& why = "");
+
   const std::string& path() const { return path_; }
   std::string checkpoints() const { return path_ + "/checkpoints"; }
   std::string trace() const { return path_ + "/trace"; }
@@ -26,6 +33,7 @@ class RunFolder {
  private:
   std::string path_;
   int lock_ = -1;
+  bool warned_ = false;  ///< that status.json cannot be written
 };
 
 }  // namespace ballast

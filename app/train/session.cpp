@@ -74,13 +74,14 @@ void together(const Communicator& comm, const std::function<void()>& work) {
 Session::Session(const Communicator& world, const Config& config_)
     : config(config_),
       options(RunOptions::from(config)),
-      mesh(world, options.mesh, options.joined_ranks()),
       backend(choose_backend(config, world)),
+      recorder(*backend.clock),
+      waits(config.run.hang_timeout_s, recorder),
+      mesh(world, options.mesh, options.joined_ranks()),
       device(*backend.device),
       dataset(open_together(world, config)),
       sampler(sampler_of(world, config, *dataset)),
       window(options.window),
-      recorder(*backend.clock),
       stage(stage_table(options.model, options.layer_begin, mesh.at.pp)),
       parameters(stage.table, backend.dtype, device, mesh.replica.size()),
       model(options.model, options.layer_begin[mesh.at.pp], stage_end(options, mesh.at.pp),
@@ -106,10 +107,7 @@ SequenceLayout Session::layout(const MicroBatch& micro_batch) const {
 
 ChunkStores Session::chunk_stores(const std::vector<MicroBatch>& list) {
   const auto tokens = [this](const MicroBatch& micro_batch) {
-    const SequenceLayout at = layout(micro_batch);
-    KvStore::ShardKeys keys;
-    for (int r = 0; r < at.ranks(); ++r) keys.push_back(local_tokens(micro_batch, at, r));
-    return keys;
+    return shard_ranges(micro_batch, layout(micro_batch));
   };
   return ChunkStores(list, tokens, ring.plan.rank, kv_place);
 }
@@ -131,7 +129,7 @@ MicroBatchWork Session::prepare(const MicroBatch& micro_batch, double loss_scale
   if (sequence.size() > 1)
     work.attention = std::make_unique<UlyssesAttention>(sequence, *ring.buffers, tokens,
                                                         std::move(work.attention), &recorder);
-  work.loss_scale = loss_scale;
+  work.batch.loss_scale = loss_scale;
   return work;
 }
 
@@ -143,9 +141,7 @@ std::unique_ptr<IndexSource> Session::index_source(AttentionAxes axes, const Com
   generator.first_head = sequence.rank() * generator.heads;
   if (attention.generated)
     return std::make_unique<GeneratedSource>(std::move(axes), generator, indexes, &recorder);
-  if (attention.sparse())
-    return pattern_source(mesh.cp, std::move(axes), attention, policy, &recorder, sequence);
-  return std::make_unique<DenseSource>(std::move(axes), &recorder);
+  return pattern_source(mesh.cp, std::move(axes), attention, policy, &recorder, sequence);
 }
 
 std::vector<SampleLength> Session::lengths(const std::vector<std::int64_t>& samples) const {

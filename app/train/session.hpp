@@ -17,8 +17,10 @@
 #include "kernels/model/parameters.hpp"
 #include "kernels/model/stage_model.hpp"
 #include "parallel/comm/mesh.hpp"
+#include "parallel/comm/waits.hpp"
 #include "parallel/context/kv_store.hpp"
 #include "parallel/context/ring_attention.hpp"
+#include "parallel/pattern/fixed_sources.hpp"
 #include "parallel/pipeline/pipeline_links.hpp"
 #include "parallel/pipeline/stage_executor.hpp"
 
@@ -49,13 +51,14 @@ class Session {
 
   Config config;
   RunOptions options;
-  Mesh mesh;
   BackendChoice backend;
+  Recorder recorder;
+  WaitWatch waits;  ///< run.hang_timeout_s, from here on
+  Mesh mesh;
   Device& device;
   std::unique_ptr<Dataset> dataset;
   Sampler sampler;
   SamplerWindow window;  ///< takes steps out of sampler
-  Recorder recorder;
   StageTable stage;  ///< this rank's part of the parameter table
   Parameters parameters;
   std::uint64_t base_fingerprint = 0;  ///< of the frozen weights beside adapters, once load_base

@@ -38,51 +38,65 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Confi
   Restored restored;
   if (!line.restart.empty())
     restored = restore(session_, optimizer_, line.restart, folder_.path(), true);
-  if (!restored.path.empty()) check_sample_order(session_, restored);
+  if (!restored.path.empty()) {
+    deck_changes_ = check_deck(session_, restored, line.force_model);
+    check_sample_order(session_, restored);
+  }
   if (restored.path.empty() && !config.model.weights.empty()) load_weights(session_, optimizer_);
   state_ = restored.state;
-  last_saved_ = restored.path.empty() ? -1 : state_.step;
   session_.recorder.set_offset(align_clocks(world));
-  started_s_ = session_.recorder.now();
   session_.recorder.enabled = config.trace.enabled;
-  set_wait_limit(config.run.hang_timeout_s, &session_.recorder);
   together(world, [&] {
     if (world.rank() == 0) {
       std::ofstream file(folder_.deck());
       file << config.effective_deck();
       require(file.good(), "{} cannot be written; is the disk full?", folder_.deck());
     }
-    if (!session_.recorder.enabled) return;
-    const Mesh& m = session_.mesh;
-    TraceHeader header;
-    header.rank = world.rank();
-    header.ranks = world.size();
-    header.host = host_name();
-    header.device = session_.device.description();
-    header.mesh = m.table.at(world.rank());
-    header.deck = config.effective_deck();
-    header.git_hash = git_hash();
-    header.mesh_degrees = {{"dp", m.shape.dp},
-                           {"pp", m.shape.pp},
-                           {"cp_outer", m.shape.cp_outer},
-                           {"cp_inner", m.shape.cp_inner},
-                           {"sp", m.shape.sp},
-                           {"tp", m.shape.tp}};
-    header.coordinates = {
-        {"dp", m.at.dp}, {"pp", m.at.pp}, {"cp_outer", m.at.cp_outer}, {"cp_inner", m.at.cp_inner},
-        {"sp", m.at.sp}, {"tp", m.at.tp}};
-    header.segment = static_cast<int>(state_.step);
-    trace_ = std::make_unique<TraceWriter>(folder_.trace(), header);
   });
+  open_trace();
   open_sinks();
+  checkpoints_.emplace(session_, optimizer_, checkpoint_options(), restored,
+                       [this](const std::string& text) { log_.comment(text); });
   write_header(restored, train_step_.table_notes());
+  folder_.write_status("running", state_.step, checkpoints_->newest());
+}
+
+Checkpoints::Options Trainer::checkpoint_options() const {
+  const CheckpointConfig& config = session_.config.checkpoint;
+  return {folder_.checkpoints(), static_cast<int>(config.keep),
+          static_cast<int>(config.max_failures), config.snapshot_bytes};
+}
+
+void Trainer::open_trace() {
+  if (!session_.recorder.enabled) return;
+  const Communicator& world = session_.mesh.world;
+  const Mesh& m = session_.mesh;
+  TraceHeader header;
+  header.rank = world.rank();
+  header.ranks = world.size();
+  header.host = host_name();
+  header.device = session_.device.description();
+  header.mesh = m.table.at(world.rank());
+  header.deck = session_.config.effective_deck();
+  header.git_hash = git_hash();
+  header.mesh_degrees = {{"dp", m.shape.dp},
+                         {"pp", m.shape.pp},
+                         {"cp_outer", m.shape.cp_outer},
+                         {"cp_inner", m.shape.cp_inner},
+                         {"sp", m.shape.sp},
+                         {"tp", m.shape.tp}};
+  header.coordinates = {
+      {"dp", m.at.dp}, {"pp", m.at.pp}, {"cp_outer", m.at.cp_outer}, {"cp_inner", m.at.cp_inner},
+      {"sp", m.at.sp}, {"tp", m.at.tp}};
+  header.segment = static_cast<int>(state_.step);
+  trace_.open(folder_.trace(), header);
+  trace_.with([&](TraceWriter& trace) {
+    trace.plan("ring", session_.ring.plan.hash(), to_json(session_.ring.plan).dump(), state_.step);
+  });
 }
 
 void Trainer::open_sinks() {
-  if (trace_)
-    trace_->plan("ring", session_.ring.plan.hash(), to_json(session_.ring.plan).dump(),
-                 state_.step);
-  if (trace_) sinks_.push_back(std::make_unique<TraceSink>(*trace_));
+  sinks_.push_back(std::make_unique<TraceSink>(trace_));
   sinks_.push_back(std::make_unique<LogSink>(log_, session_.config.run.log_every));
   sinks_.push_back(std::make_unique<JsonSink>(summary_));
 }
@@ -139,60 +153,85 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
           ? "; pairs that sparse attention leaves out count too, so it can pass 1"
           : ""));
   for (const std::string& warning : restored.warnings) log_.comment("warning: " + warning);
+  for (const std::string& change : deck_changes_) log_.comment("deck: " + change);
   if (!restored.path.empty())
     log_.comment(fmt::format("continues {} after step {}", restored.path, state_.step));
   else if (!line_.restart.empty())
-    log_.comment("no sound checkpoint to continue: starts from the beginning");
+    log_.comment("no checkpoint to continue: starts from the beginning");
 }
 
 int Trainer::run() {
   const std::int64_t steps = session_.config.run.steps,
-                     every = session_.config.checkpoint.every_steps;
-  const std::int64_t validate = session_.config.eval.every_steps;
+                     every = session_.config.checkpoint.every_steps,
+                     validate_every = session_.config.eval.every_steps;
   StopReason stop = StopReason::none;
   while (state_.step < steps && stop == StopReason::none) {
     step();
-    if (every > 0 && state_.step % every == 0) checkpoint();
-    if (validate > 0 && state_.step % validate == 0 && !session_.sampler.validation().empty()) {
-      const Evaluation result = evaluate(session_, planner_, session_.config.eval.samples);
-      StepFields fields{{"step", fmt::to_string(state_.step)},
-                        {"validation_loss", fmt::format("{:.6f}", result.loss)},
-                        {"validation_tokens", fmt::to_string(result.loss_tokens)}};
-      if (!result.needle.lengths.empty())
-        fields.emplace_back("needle_accuracy",
-                            fmt::format("{:.4f}", result.needle.total().accuracy()));
-      log_.step(fields);
-      nlohmann::ordered_json found;
-      result.write(found);
-      summary_["validation_loss"] = result.loss;
-      for (const char* key : {"needle_accuracy", "needle"})
-        if (found.contains(key)) summary_[key] = found[key];
-      if (trace_) trace_->step(state_.step - 1, result.scalars());
-    }
-    // One more step, and a checkpoint of about its length, must still fit.
-    const double deadline =
-        line_.wall_time_s > 0 ? started_s_ + line_.wall_time_s - 2 * longest_step_s_ : 0;
-    stop = agreed_stop(session_.mesh.world, deadline > 0 && session_.recorder.now() > deadline);
+    checkpoints_->after_step(state_, every > 0 && state_.step % every == 0);
+    if (validate_every > 0 && state_.step % validate_every == 0 &&
+        !session_.sampler.validation().empty())
+      validate();
+    stop = agreed_stop(session_.mesh.world, past_deadline());
   }
-  if (state_.step < steps || session_.config.checkpoint.at_end) checkpoint();
-  if (trace_) {
-    session_.recorder.flush([&](std::span<const Event> events) { trace_->events(events); });
-    trace_->flush();
-  }
-  summary_["finished"] = state_.step >= steps;
+  return finish(stop);
+}
+
+void Trainer::note_failure(const std::string& why) {
+  folder_.write_status("failed", state_.step, checkpoints_->newest(), why);
+}
+
+bool Trainer::past_deadline() const {
+  if (line_.wall_time_s <= 0) return false;
+  // What must still fit, at the longest times measured, with a quarter more: load varies.
+  const double reserve_s =
+      1.25 * (longest_step_s_ + longest_evaluation_s_ + checkpoints_->longest_s());
+  return process_seconds() > line_.wall_time_s - reserve_s;
+}
+
+void Trainer::validate() {
+  const double begin = session_.recorder.now();
+  const Evaluation result = evaluate(session_, planner_, session_.config.eval.samples);
+  longest_evaluation_s_ = std::max(longest_evaluation_s_, session_.recorder.now() - begin);
+  StepFields fields{{"step", fmt::to_string(state_.step)},
+                    {"validation_loss", fmt::format("{:.6f}", result.loss)},
+                    {"validation_tokens", fmt::to_string(result.loss_tokens)}};
+  if (!result.needle.lengths.empty())
+    fields.emplace_back("needle_accuracy", fmt::format("{:.4f}", result.needle.total().accuracy()));
+  log_.step(fields);
+  nlohmann::ordered_json found;
+  result.write(found);
+  summary_["validation_loss"] = result.loss;
+  for (const char* key : {"needle_accuracy", "needle"})
+    if (found.contains(key)) summary_[key] = found[key];
+  trace_.with([&](TraceWriter& trace) { trace.step(state_.step - 1, result.scalars()); });
+}
+
+int Trainer::finish(StopReason stop) {
+  const bool finished = state_.step >= session_.config.run.steps;
+  checkpoints_->finish(state_, !finished || session_.config.checkpoint.at_end);
+  trace_.with([&](TraceWriter& trace) {
+    session_.recorder.flush([&](std::span<const Event> events) { trace.events(events); });
+    trace.flush();
+  });
+  summary_["finished"] = finished;
   for (const auto& [key, share] : overheads_.shares()) {
     log_.comment(fmt::format("{} = {:.6f}: {:.3f} % of the step on the rank that spends most", key,
                              share, 100 * share));
     summary_[key] = share;
   }
-  if (session_.mesh.world.rank() == 0) write_json(line_.json, summary_);
-  if (state_.step >= steps) {
-    log_.comment(fmt::format("finished after step {}", state_.step));
-    return 0;
+  if (session_.mesh.world.rank() == 0) {
+    try {
+      write_json(line_.json, summary_);
+    } catch (const std::exception& error) {  // what was trained counts
+      log_.comment(fmt::format("warning: {}", error.what()));
+    }
   }
-  log_.comment(
-      fmt::format("stopped after step {} ({}); continue with -r latest", state_.step, name(stop)));
-  return 75;
+  folder_.write_status(finished ? "finished" : "stopped", state_.step, checkpoints_->newest(),
+                       name(stop));
+  log_.comment(finished ? fmt::format("finished after step {}", state_.step)
+                        : fmt::format("stopped after step {} ({}); continue with -r latest",
+                                      state_.step, name(stop)));
+  return finished ? 0 : 75;
 }
 
 void Trainer::step() {
@@ -211,13 +250,16 @@ void Trainer::step() {
   if (!balance_told_) tell_balance(plan);
   reset_peak_memory();
   const TrainStep::Gradients found = train_step_.compute(plan);
-  if (trace_ && session_.tuning)
-    if (const std::string budgets = session_.tuning->choices(); !budgets.empty())
-      trace_->plan("budgets", std::hash<std::string>()(budgets), budgets, state_.step);
+  if (session_.tuning)
+    trace_.with([&](TraceWriter& trace) {
+      if (const std::string budgets = session_.tuning->choices(); !budgets.empty())
+        trace.plan("budgets", std::hash<std::string>()(budgets), budgets, state_.step);
+    });
   if (!std::isfinite(found.loss) || !std::isfinite(found.norm)) stop_at_nonfinite(plan, found);
   if (!gradient_file_.empty())
     dump_gradients(std::exchange(gradient_file_, ""), session_, optimizer_);
   const std::int64_t next = state_.step + 1;
+  checkpoints_->release();
   const double rate = train_step_.update(found.norm, next);
 
   // Observe.
@@ -254,7 +296,9 @@ void Trainer::tell_balance(const StepPlan& plan) {
 void Trainer::store(const PlannedStep& planned) {
   const std::int64_t every = session_.config.trace.plans_every;
   if (!trace_ || session_.mesh.world.rank() != 0 || every == 0 || state_.step % every != 0) return;
-  trace_->plan("step", planned.plan.hash(), planned.text, state_.step);
+  trace_.with([&](TraceWriter& trace) {
+    trace.plan("step", planned.plan.hash(), planned.text, state_.step);
+  });
 }
 
 double Trainer::predict(const StepPlan& plan) {
@@ -276,7 +320,7 @@ double Trainer::predict(const StepPlan& plan) {
       e.begin_s = timed.begin_s;
       e.end_s = timed.end_s;
     }
-    trace_->predicted(ops);
+    trace_.with([&](TraceWriter& trace) { trace.predicted(ops); });
   }
   return session_.mesh.world.all_reduce(simulated.schedule_s, Reduction::max);
 }
@@ -287,12 +331,12 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
   EventSums sums = sum_events({}, outcome.step - 1, mine);
   session_.recorder.flush([&](std::span<const Event> events) {
     sums = sum_events(events, outcome.step - 1, mine);
-    if (trace_) trace_->events(events);
+    trace_.with([&](TraceWriter& trace) { trace.events(events); });
   });
   if (outcome.predicts = train_step_.predicts(); outcome.predicts)
     outcome.predicted_s = predict(plan);
   const std::vector<BudgetRow> budgets = session_.recorder.take_budgets();
-  if (trace_) trace_->budgets(budgets);
+  trace_.with([&](TraceWriter& trace) { trace.budgets(budgets); });
   outcome.steps = session_.config.run.steps;
   outcome.trained_s = state_.seconds_trained;
   outcome.flops = session_.training_flops(plan);
@@ -335,9 +379,13 @@ void Trainer::stop_at_nonfinite(const StepPlan& plan, const TrainStep::Gradients
   }
   const std::string what = fmt::format("step {}: loss = {}, gradient norm = {}", state_.step + 1,
                                        found.loss, found.norm);
-  const std::string remedy =
-      "nothing was overwritten; lower optimizer.learning_rate or look at the data of this step, "
-      "then continue with -r latest";
+  // The state before this step may be the culprit, so the file to go back to is an older one.
+  const std::string older = checkpoints_->before(state_.step);
+  const std::string remedy = fmt::format(
+      "no checkpoint was replaced; lower optimizer.learning_rate or look at the data of this step, "
+      "then {}",
+      older.empty() ? "begin anew: there is no checkpoint of an earlier state"
+                    : "continue with -r " + older);
   check_all(session_.mesh.world, where.empty(),
             fmt::format("{}; first seen in {}; {}", what, where, remedy));
   check_all(session_.mesh.world, false,
@@ -346,18 +394,17 @@ void Trainer::stop_at_nonfinite(const StepPlan& plan, const TrainStep::Gradients
   std::abort();  // check_all(false) throws
 }
 
-void Trainer::checkpoint() {
-  if (last_saved_ == state_.step) return;
-  const std::string path = save(session_, optimizer_, state_, folder_.checkpoints());
-  last_saved_ = state_.step;
-  log_.comment("checkpoint " + path);
-}
-
 int train_command(const CommandLine& line) {
   const Communicator world = Communicator::world();
   const Config config = line.config(world);
-  catch_stop_signals();
-  return Trainer(line, world, config).run();
+  catch_stop_signals();  // again: libraries may have taken them since main
+  Trainer trainer(line, world, config);
+  try {
+    return trainer.run();
+  } catch (const CollectiveError& error) {
+    trainer.note_failure(error.what());
+    throw;
+  }
 }
 
 }  // namespace ballast

@@ -3,18 +3,20 @@
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "app/command/command_line.hpp"
 #include "app/observe/overheads.hpp"
 #include "app/observe/step_log.hpp"
 #include "app/observe/step_sinks.hpp"
-#include "app/train/checkpointing.hpp"
+#include "app/observe/trace_observer.hpp"
+#include "app/train/checkpoints.hpp"
 #include "app/train/run_folder.hpp"
 #include "app/train/session.hpp"
 #include "app/train/step_planner.hpp"
 #include "app/train/train_step.hpp"
-#include "io/trace/trace_writer.hpp"
+#include "parallel/comm/signals.hpp"
 #include "parallel/optimizer/zero.hpp"
 
 namespace ballast {
@@ -26,8 +28,12 @@ class Trainer {
   /// Runs to run.steps, a signal or the wall-time limit.  Returns the exit status: 0, or 75 when it
   /// stopped early (requeue me).
   int run();
+  /// Leaves word of an error that ends the run.
+  void note_failure(const std::string& why);
 
  private:
+  Checkpoints::Options checkpoint_options() const;
+  void open_trace();
   void open_sinks();
   void write_header(const Restored& restored, const std::vector<std::string>& table_notes);
   void step();
@@ -43,7 +49,10 @@ class Trainer {
   /// Simulated seconds of the step's schedules over the times of profile.table, the slowest
   /// data-parallel rank's; the trace gets the ops of this stage.  Collective.
   double predict(const StepPlan& plan);
-  void checkpoint();
+  void validate();
+  /// Whether the time until -t holds no more than one step, one evaluation and one checkpoint.
+  bool past_deadline() const;
+  int finish(StopReason stop);
 
   CommandLine line_;
   Session session_;
@@ -52,15 +61,16 @@ class Trainer {
   TrainStep train_step_;
   StepPlanner planner_;
   StepLog log_;
-  std::unique_ptr<TraceWriter> trace_;
+  TraceObserver trace_;
   CheckpointState state_;
-  nlohmann::ordered_json summary_;  ///< --json: the run's last step and held-out loss
+  nlohmann::ordered_json summary_;         ///< --json: the run's last step and held-out loss
   bool balance_told_ = false;
-  std::string gradient_file_;  ///< run.dump_gradients until it is written
-  std::int64_t last_saved_ = -1;
-  double started_s_ = 0, peak_flops_, longest_step_s_ = 0;
+  std::string gradient_file_;              ///< run.dump_gradients until it is written
+  std::vector<std::string> deck_changes_;  ///< against the checkpoint that is continued
+  double peak_flops_, longest_step_s_ = 0, longest_evaluation_s_ = 0;
   Overheads overheads_;
   std::vector<std::unique_ptr<StepSink>> sinks_;
+  std::optional<Checkpoints> checkpoints_;
 };
 
 }  // namespace ballast

@@ -16,9 +16,9 @@ struct Key {
 };
 
 struct Problem {
-  std::vector<Key> keys;  ///< at fault, the first the most
-  std::string text;       ///< one sentence
-  std::string remedy;     ///< what to do about it, or ""
+  std::vector<Key> keys;    ///< at fault, the first the most
+  std::string text;         ///< one sentence
+  std::string remedy = {};  ///< what to do about it, or ""
 
   /// Text and remedy, "text; remedy".
   std::string message() const { return remedy.empty() ? text : text + "; " + remedy; }

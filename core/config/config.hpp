@@ -171,6 +171,8 @@ struct CheckpointConfig {
   std::int64_t every_steps = 0;
   bool at_end = true;
   std::int64_t keep = 2;
+  std::int64_t snapshot_bytes = std::int64_t{16} << 30;
+  std::int64_t max_failures = 3;
 };
 
 struct TraceConfig {

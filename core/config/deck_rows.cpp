@@ -21,11 +21,9 @@ std::vector<std::string> presets_and_custom() {
 void run_rows(Schema& schema) {
   auto run = schema.block("run", &Config::run);
   run.key("backend", &RunConfig::backend,
-          "where the computation runs; cuda falls back to the host, with a note, where a rank has "
-          "no GPU");
+          "where the computation runs; cuda without a GPU: the host, with a note");
   run.key("precision", &RunConfig::precision,
-          "compute precision on the host (fp32 or fp64); CUDA computes in bf16 with fp32 "
-          "accumulation and master weights");
+          "fp32 or fp64 on the host; CUDA takes bf16 with fp32 sums and master weights");
   run.key("seed", &RunConfig::seed, "", at_least(0),
           "seed of initial weights, validation split and sample order");
   run.key("steps", &RunConfig::steps, "steps", between(0, kTokens),
@@ -461,11 +459,15 @@ void checkpoint_rows(Schema& schema) {
   auto checkpoint = schema.block("checkpoint", &Config::checkpoint);
   checkpoint.key("every_steps", &CheckpointConfig::every_steps, "steps", between(0, kTokens),
                  "steps between checkpoints; 0: only at the end and on an agreed stop");
-  checkpoint.key(
-      "at_end", &CheckpointConfig::at_end,
-      "a checkpoint after the last step; a run that is stopped before writes one in any case");
+  checkpoint.key("at_end", &CheckpointConfig::at_end,
+                 "a checkpoint after the last step too; a stopped run always writes one");
   checkpoint.key("keep", &CheckpointConfig::keep, "files", between(1, 1 << 20),
-                 "newest checkpoints to keep");
+                 "newest checkpoints to keep; one older than the newest always stays");
+  checkpoint.key("snapshot_bytes", &CheckpointConfig::snapshot_bytes, "bytes",
+                 between(0, 1ll << 50),
+                 "a rank's copy that is written beside training; larger shards make it wait");
+  checkpoint.key("max_failures", &CheckpointConfig::max_failures, "", between(1, 1 << 20),
+                 "failed checkpoints in a row that end the run");
 }
 
 void trace_rows(Schema& schema) {
@@ -478,13 +480,11 @@ void trace_rows(Schema& schema) {
 void profile_rows(Schema& schema) {
   auto profile = schema.block("profile", &Config::profile);
   profile.key("table", &ProfileConfig::table,
-              "profile table (HDF5) that plans and budgets read; `ballast profile` writes it "
-              "(empty: profile.h5 of its run folder)");
+              "profile table (HDF5) of plans and budgets; empty: profile.h5 of `ballast profile`");
   profile.key("allow_mismatch", &ProfileConfig::allow_mismatch,
-              "use a table of other hardware, kernels, layer or dtype all the same, with a note");
-  profile.key(
-      "repair_limit", &ProfileConfig::repair_limit, "", at_least(0),
-      "relative change of a time up to which falling times are made monotone; beyond: refused");
+              "take a table of other hardware, kernels, layer or dtype, with a note");
+  profile.key("repair_limit", &ProfileConfig::repair_limit, "", at_least(0),
+              "change up to which falling times are made monotone; beyond: refused");
   profile.key("lengths", &ProfileConfig::lengths, "tokens", between(1, kTokens),
               "lengths to measure, ascending, multiples of 64 with a sparse attention.pattern; "
               "empty: 256 to 2048, on a GPU 1024 to 65536");

@@ -45,11 +45,11 @@ ScratchSpec layer_scratch(const ModelShape& s, LayerScratch which) {
     case LayerScratch::d_attention:
       return {"layer d_attention", query_width(s), false};
     case LayerScratch::dq:
-      return {"layer dq", query_width(s), false};
+      return {"layer dq", query_width(s), false, true};
     case LayerScratch::dk:
-      return {"layer dk", kv_width(s), false};
+      return {"layer dk", kv_width(s), false, true};
     case LayerScratch::dv:
-      return {"layer dv", kv_width(s), false};
+      return {"layer dv", kv_width(s), false, true};
     case LayerScratch::d_qkv:
       return {"layer d_qkv", qkv_width(s), true};
   }
@@ -74,9 +74,11 @@ std::vector<ScratchSpec> adapter_scratch(const ModelShape& s) {
 }
 
 std::vector<ScratchSpec> head_scratch(const ModelShape& s) {
-  return {{"head normed", s.hidden, false},
+  return {{"head hidden", s.hidden, false},
+          {"head normed", s.hidden, false},
+          {"head rstd", 1, false, true},
           {"head logits", s.vocabulary, false},
-          {"head d_normed", s.hidden, false}};
+          {"head lse", 1, false, true}};
 }
 
 std::int64_t attention_tile_columns(std::int64_t stacked_heads, std::int64_t element_bytes) {

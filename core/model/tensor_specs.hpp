@@ -45,7 +45,8 @@ struct ActivationSpec {
 /// input, rstd1, normed1, qkv, attention, lse, middle, rstd2, normed2, gate_up, product.
 std::vector<ActivationSpec> layer_activations(const ModelShape& shape, std::int64_t tokens);
 
-/// Scratch of a layer's passes, shared by all layers, [tokens, columns] of the activations' type.
+/// Scratch of a layer's passes, shared by all layers, [tokens, columns] of the activations' type
+/// or, where `statistic`, of the statistics'.
 enum class LayerScratch {
   branch,
   d_product,
@@ -61,12 +62,13 @@ struct ScratchSpec {
   const char* name;
   std::int64_t columns;
   bool kept_between_halves;  ///< what backward_weight needs: then a tensor of its own
+  bool statistic = false;
 };
 ScratchSpec layer_scratch(const ModelShape& shape, LayerScratch which);
 inline constexpr int kLayerScratch = 9;
 /// Scratch of adapters; empty without.
 std::vector<ScratchSpec> adapter_scratch(const ModelShape& shape);
-/// Scratch of the LM head over a chunk of tokens: normed, logits and, backward, d_normed.
+/// Scratch of the LM head over a chunk of tokens: hidden, normed, rstd, logits, lse.
 std::vector<ScratchSpec> head_scratch(const ModelShape& shape);
 
 /// Key columns of the host attention's score tiles, of which `stacked_heads` heads' rows share one:

@@ -165,7 +165,7 @@ class Lanes {
     PassParts parts = forward ? times.forward[s] : times.backward[s];
     // The first forward of a chunk that runs again leaves the head to the second.
     if (op.kind == OpKind::forward && c.recomputed[place] && c.stage + 1 == stages_)
-      parts.compute_s -= times.head_forward_s;
+      parts.compute_s -= times.head_s;
     if (op.kind == OpKind::backward_input) parts.compute_s -= times.weight_s[s];
     if (op.kind == OpKind::backward_weight) parts = {times.weight_s[s], 0, 0, 0};
     const double seconds = parts.total_s();

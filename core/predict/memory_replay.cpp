@@ -82,8 +82,8 @@ class Replay {
     const bool wide = element_ == sum_;  // values themselves serve as master weights
     ledger_.add(MemoryCategory::parameters, (padded + stage_.frozen) * element_);
     ledger_.add(MemoryCategory::gradients, padded * sum_ + (stage_.zero == 2 ? shard * sum_ : 0));
-    // Two moments, master weights, the mask of weight decay.
-    ledger_.add(MemoryCategory::optimizer, owned * ((wide ? 2 : 3) * sum_ + 1));
+    // Two moments, master weights.
+    ledger_.add(MemoryCategory::optimizer, owned * (wide ? 2 : 3) * sum_);
     // A sharded reduction goes through its receive space even where nobody else takes part.
     if (stage_.host && (stage_.replicas > 1 || stage_.zero > 0))
       reduction_ = reduction_bytes(padded);
@@ -209,34 +209,33 @@ class Replay {
       l.input = {};
     }
     if (stage_.last && kept) {
-      l.head = hold(hidden_bytes(m) + 2 * m.tokens * sum_);
+      l.head = hold(hidden_bytes(m));  // gradient of the last layer's output
       losses_.push_back(hold(m.tokens * sum_, MemoryCategory::workspace));
-      take_head(m, false);
+      take_head(m);
     } else if (!stage_.last) {
       Held output = hold(hidden_bytes(m), MemoryCategory::workspace);
       if (!again) l.output = std::move(output);
     }
   }
 
+  void take(const ScratchSpec& spec, std::int64_t rows) {
+    scratch_.take(spec.name, rows * spec.columns * (spec.statistic ? sum_ : element_));
+  }
   void take(LayerScratch which, const RankMicroBatch& m) {
-    const ScratchSpec spec = layer_scratch(stage_.model, which);
-    scratch_.take(spec.name, m.tokens * spec.columns * element_);
+    take(layer_scratch(stage_.model, which), m.tokens);
   }
   void take_adapters(const RankMicroBatch& m) {
-    for (const ScratchSpec& spec : adapters_)
-      scratch_.take(spec.name, m.tokens * spec.columns * element_);
+    for (const ScratchSpec& spec : adapters_) take(spec, m.tokens);
   }
-  void take_head(const RankMicroBatch& m, bool backward) {
+  void take_head(const RankMicroBatch& m) {
     const std::int64_t rows = std::min(stage_.head_chunk_tokens, m.tokens);
-    for (const ScratchSpec& spec : head_scratch(stage_.model))
-      if (backward || std::string(spec.name) != "head d_normed")
-        scratch_.take(spec.name, rows * spec.columns * element_);
+    for (const ScratchSpec& spec : head_scratch(stage_.model)) take(spec, rows);
   }
 
   void backward(const Op& op, Live& l, bool halves) {
     const RankMicroBatch& m = of(op);
-    Held d = hold(hidden_bytes(m), MemoryCategory::workspace);
-    if (stage_.last) take_head(m, true);
+    Held d =
+        stage_.last ? std::exchange(l.head, {}) : hold(hidden_bytes(m), MemoryCategory::workspace);
     std::vector<Held> later;
     for (std::int64_t layer = stage_.layers - 1; layer >= 0; --layer) {
       const Keep level = keep(m, layer);

@@ -147,9 +147,8 @@ void MicroBatchClock::finish(const PlannedMicroBatch& m, MicroBatchTimes& times)
   std::int64_t tokens = 0;
   for (const Segment& s : m.segments) tokens += s.tokens();
   const PassTime head = costs_.head(tokens, m.split);
-  times.head_forward_s = head.forward_s;
-  times.forward.back().compute_s += head.forward_s;
-  times.backward.back().compute_s += head.backward_s;
+  times.head_s = head.forward_s + head.backward_s;
+  times.forward.back().compute_s += times.head_s;
   if (plan_.layer_begin.size() > 1) {
     times.stage_hop_s = costs_.stage_hop(tokens, m.split);
     times.host_copy_s = costs_.host_copy(tokens, m.split);

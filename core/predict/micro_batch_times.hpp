@@ -12,6 +12,7 @@
 #include "core/plan/step_plan.hpp"
 #include "core/predict/costs.hpp"
 #include "core/predict/layer_clock.hpp"
+#include "core/predict/memory_replay.hpp"
 #include "core/predict/sparsity_tuning.hpp"
 
 namespace ballast {
@@ -29,6 +30,8 @@ struct SimulationOptions {
   std::vector<std::int64_t> coverage_blocks{10, 36, 50};
   std::uint64_t seed = 0;
   bool keep_ops = true;  ///< SimulatedStep::lanes holds the times of every operation
+  std::vector<StageMemory>
+      memory{};  ///< [stage] what peak bytes are replayed with; empty: none are
 };
 
 /// C(k) of `tokens` tokens whose coverage follows 1 - 10^(-k / blocks90), as a share of what their
@@ -45,7 +48,8 @@ struct SimulatedBudgets {
 struct MicroBatchTimes {
   std::vector<PassParts> forward, backward;  ///< [stage], the head in the last
   std::vector<double> weight_s;              ///< [stage] of backward: what its weight half takes
-  double head_forward_s = 0;                 ///< of the last stage's forward
+  /// Of the head with its loss, in the last stage's forward: it runs its backward at once.
+  double head_s = 0;
   double stage_hop_s = 0, host_copy_s = 0;
   double forward_s() const;  ///< mean over the stages
   double backward_s() const;

@@ -1,8 +1,12 @@
 #include "core/predict/simulate.hpp"
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <set>
 
+#include "core/base/error.hpp"
+#include "core/base/hash.hpp"
 #include "core/observe/metrics.hpp"
 
 namespace ballast {
@@ -111,6 +115,39 @@ std::vector<double> add_lanes(const StepPlan& plan, SimulatedStep& step) {
   return ready_s;
 }
 
+/// What the peak bytes of a lane depend on.
+std::uint64_t memory_hash(const StepPlan& plan, const PlannedLane& lane) {
+  Hash hash;
+  hash.add(lane.schedule);
+  std::map<std::int64_t, int> samples;  // in the order of their first chunk
+  for (const int id : lane.micro_batches) {
+    const PlannedMicroBatch& m = plan.micro_batches[static_cast<std::size_t>(id)];
+    hash.add(shape_hash(m)).add(m.chunk);
+    if (!m.segments.empty())
+      hash.add(samples.try_emplace(m.segments.front().sample, static_cast<int>(samples.size()))
+                   .first->second);
+  }
+  return hash.value();
+}
+
+/// [stage] The largest peaks of all lanes; lanes alike are replayed once.
+std::vector<MemoryEstimate> peak_bytes(const StepPlan& plan,
+                                       const std::vector<StageMemory>& stages) {
+  if (stages.empty()) return {};
+  require(stages.size() == plan.layer_begin.size(), "memory of {} stages for a plan of {}",
+          stages.size(), plan.layer_begin.size());
+  std::vector<MemoryEstimate> peaks(stages.size());
+  std::set<std::uint64_t> done;
+  for (std::size_t d = 0; d < plan.lanes.size(); ++d) {
+    if (!done.insert(memory_hash(plan, plan.lanes[d])).second) continue;
+    const std::vector<RankMicroBatch> list = rank_micro_batches(plan, static_cast<int>(d));
+    const Schedule& schedule = plan.schedule(static_cast<int>(d));
+    for (std::size_t s = 0; s < stages.size(); ++s)
+      peaks[s].take_larger(replay_memory(stages[s], schedule.stages.at(s), list));
+  }
+  return peaks;
+}
+
 }  // namespace
 
 std::vector<std::pair<std::string, double>> StepTerms::list() const {
@@ -138,6 +175,7 @@ SimulatedStep simulate(const StepPlan& plan, const SimulationOptions& options, c
   for (const PlannedLane& lane : plan.lanes)
     for (const Op& op : plan.schedules.at(static_cast<std::size_t>(lane.schedule)).stages.front())
       step.recomputed += op.kind == OpKind::recompute;
+  step.memory = peak_bytes(plan, options.memory);
   step.idle_ranks = plan.idle_lanes() * (plan.mesh.size() / std::max(1, plan.mesh.dp));
   StepTerms& t = step.terms;
   t.bubble_s = step.step_s - (t.compute_s + t.recompute_s + t.ring_s + t.exchange_s +

@@ -37,8 +37,10 @@ struct SimulatedStep {
          forward_min_s = 0;  ///< of micro-batches, over stages
   StepTerms terms;
   SimulatedBudgets budgets;
-  std::size_t recomputed = 0;                 ///< recompute ops of the first stage, all lanes
-  std::vector<int> live, weight_halves;       ///< [stage], of the lane that holds most
+  std::size_t recomputed = 0;            ///< recompute ops of the first stage, all lanes
+  std::vector<int> live, weight_halves;  ///< [stage], of the lane that holds most
+  /// [stage] Peak bytes by category, of the lane that needs most; empty without options.memory.
+  std::vector<MemoryEstimate> memory;
   std::vector<std::vector<LaneStage>> lanes;  ///< [dp][stage]
 };
 

@@ -203,6 +203,25 @@ std::unique_ptr<Dataset> open_dataset(const DataOptions& options) {
   return nullptr;
 }
 
+std::uint64_t sampled_contents(const Dataset& dataset) {
+  constexpr std::int64_t kBlocks = 256, kTokens = 64;
+  Fingerprint print;
+  std::int32_t block[kTokens];
+  const std::int64_t samples = dataset.samples(), blocks = std::min(samples, kBlocks);
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    // Evenly spread samples, and another place in each.
+    const std::int64_t sample = samples * b / blocks, length = dataset.length(sample),
+                       begin = std::max<std::int64_t>(0, length - kTokens) * (b % 7) / 6,
+                       count = std::min(kTokens, length - begin);
+    const std::span<std::int32_t> out(block, static_cast<std::size_t>(count));
+    dataset.tokens(sample, begin, begin + count, out);
+    print.add(block, out.size_bytes());
+    dataset.targets(sample, begin, begin + count, out);
+    print.add(block, out.size_bytes());
+  }
+  return print.value();
+}
+
 void count_loss_tokens(Batch& batch, const Dataset& dataset) {
   std::vector<std::int32_t> targets;
   for (std::vector<MicroBatch>& list : batch.micro_batches)

@@ -47,6 +47,11 @@ class Dataset {
   virtual std::vector<NeedleQuestion> questions(std::int64_t) const { return {}; }
 };
 
+/// Fingerprint of what a dataset's samples contain: tokens and targets of blocks spread over it, so
+/// that files of equal sizes and other contents are told apart.  Reads at most 256 blocks of 64
+/// tokens.
+std::uint64_t sampled_contents(const Dataset& dataset);
+
 /// Exact Segment::loss_tokens of those segments that are a part of their sample; a plan estimates
 /// them where a mask leaves tokens out.
 void count_loss_tokens(Batch& batch, const Dataset& dataset);

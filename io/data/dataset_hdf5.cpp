@@ -2,6 +2,7 @@
 // (documents + 1 positions in /tokens, from 0 to its size) and optionally /loss_mask (one number a
 // token, 0 where it is no target).  Read by range; chunked and compressed files work.
 #include <filesystem>
+#include <utility>
 
 #include "core/base/error.hpp"
 #include "io/data/dataset_source.hpp"
@@ -39,10 +40,11 @@ class Hdf5Source final : public DocumentSource {
     const hdf5::Handle offsets = open("offsets");
     // No compression of HDF5's reaches this ratio, so a larger size is damage and must not become
     // an allocation.
-    require(
-        size(offsets, "offsets") <= 2048 * static_cast<std::int64_t>(H5Dget_storage_size(offsets)),
-        "{}: /offsets claims {} entries, which the file does not hold", path_,
-        size(offsets, "offsets"));
+    for (const auto& [dataset, name] :
+         {std::pair<const hdf5::Handle&, const char*>{offsets, "offsets"}, {tokens_, "tokens"}})
+      require(size(dataset, name) <= 2048 * static_cast<std::int64_t>(H5Dget_storage_size(dataset)),
+              "{}: /{} claims {} entries, which the file does not hold", path_, name,
+              size(dataset, name));
     offsets_.resize(static_cast<std::size_t>(size(offsets, "offsets")));
     read(offsets, "offsets", H5T_NATIVE_INT64, 0, static_cast<std::int64_t>(offsets_.size()),
          offsets_.data());
@@ -74,7 +76,14 @@ class Hdf5Source final : public DocumentSource {
   bool masked() const override { return mask_.valid(); }
   void mask(std::int64_t document, std::int64_t begin, std::int64_t end,
             std::uint8_t* out) const override {
-    read(mask_, "loss_mask", H5T_NATIVE_UINT8, offset(document) + begin, end - begin, out);
+    // Wide enough that HDF5 need not clamp what is no mask.
+    std::vector<std::int16_t> wide(static_cast<std::size_t>(end - begin));
+    read(mask_, "loss_mask", H5T_NATIVE_INT16, offset(document) + begin, end - begin, wide.data());
+    for (std::size_t i = 0; i < wide.size(); ++i) {
+      require(wide[i] >= 0 && wide[i] <= 255, "{}: /loss_mask holds {} at token {}", path_, wide[i],
+              offset(document) + begin + static_cast<std::int64_t>(i));
+      out[i] = static_cast<std::uint8_t>(wide[i]);
+    }
   }
   std::int64_t vocabulary() const override { return vocabulary_; }
   std::string place(std::int64_t document) const override {
@@ -98,6 +107,7 @@ class Hdf5Source final : public DocumentSource {
 
   hdf5::Handle open(const std::string& name) const {
     hdf5::Handle dataset = hdf5::open_dataset(file_, name);
+    hdf5::refuse_external(dataset, path_ + ":/" + name);
     const hdf5::Handle type(H5Dget_type(dataset), H5Tclose, "type of " + name);
     const H5T_class_t kind = H5Tget_class(type);
     // h5py stores booleans as an enumeration.

@@ -79,6 +79,8 @@ std::unique_ptr<DocumentSource> open_lengths(const DataOptions& options) {
     return std::make_unique<MadeUpSource>("lengths of the deck", options.lengths, options);
   require(!options.lengths_file.empty(),
           "data.source = \"lengths\" needs data.lengths_file: one length in tokens a line");
+  require(!std::filesystem::is_fifo(options.lengths_file), "data.lengths_file: {} is a FIFO",
+          options.lengths_file);
   std::ifstream file(options.lengths_file);
   require(file.good(),
           "data.lengths_file: {} cannot be opened: {}; name a text file with one length a line",

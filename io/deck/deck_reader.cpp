@@ -534,6 +534,7 @@ std::vector<std::string> parse_deck_cases(const std::string& text, const std::st
 std::string read_deck_text(const std::string& path) {
   std::error_code error;
   require(!std::filesystem::is_directory(path, error), "deck {} is a folder, not a file", path);
+  require(!std::filesystem::is_fifo(path, error), "deck {} is a FIFO, not a file", path);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
                                                              std::fclose);
   require(file != nullptr, "deck {} cannot be read: {}", path, std::strerror(errno));

@@ -1,6 +1,7 @@
 #include "io/hdf5/hdf5_support.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 namespace ballast::hdf5 {
@@ -120,6 +121,9 @@ Handle create_file(const std::string& path, hid_t creation, hid_t access) {
 
 Handle open_file(const std::string& path, bool writable, hid_t access) {
   silence();
+  std::error_code error;  // HDF5 would wait for a writer of a FIFO
+  require(!std::filesystem::exists(path, error) || std::filesystem::is_regular_file(path, error),
+          "{} is no regular file", path);
   return Handle(H5Fopen(path.c_str(), writable ? H5F_ACC_RDWR : H5F_ACC_RDONLY, access), H5Fclose,
                 "opening " + path);
 }

@@ -30,10 +30,27 @@ T optional(const json& config, const std::string& file, const char* key, T other
   return config.contains(key) && !config[key].is_null() ? need<T>(config, file, key) : otherwise;
 }
 
+/// A whole number within what a deck may state.
+std::int64_t need_size(const json& config, const std::string& file, const char* key,
+                       std::int64_t most) {
+  const auto value = need<std::int64_t>(config, file, key);
+  require(config[key].is_number_integer() && value > 0 && value <= most,
+          "{}: \"{}\" = {} must be a whole number from 1 to {}", file, key, config[key].dump(),
+          most);
+  return value;
+}
+
 void read_rope(const json& config, const std::string& file, ModelShape& shape) {
   // Older files keep rope_theta and rope_scaling apart, newer ones join them as rope_parameters.
-  json rope = optional(config, file, "rope_parameters", json::object());
-  if (rope.empty()) rope = optional(config, file, "rope_scaling", json::object());
+  const auto object = [&](const char* key) {
+    const json found = optional(config, file, key, json::object());
+    require(found.is_object(), "{}: \"{}\" = {} is no object", file, key, found.dump());
+    return found;
+  };
+  require(!config.contains("rope_parameters") || !config["rope_parameters"].is_null(),
+          "{}: \"rope_parameters\" is null", file);
+  json rope = object("rope_parameters");
+  if (rope.empty()) rope = object("rope_scaling");
   shape.rope_theta = rope.contains("rope_theta") ? need<double>(rope, file, "rope_theta")
                                                  : optional(config, file, "rope_theta", 10000.0);
   require(optional(rope, file, "partial_rotary_factor", 1.0) == 1,
@@ -115,6 +132,7 @@ void write_json_file(const std::string& path, const json& value) {
 
 ModelShape read_huggingface_config(const std::string& dir) {
   const std::string file = dir + "/config.json";
+  require(!fs::exists(file) || fs::is_regular_file(file), "{}: is no regular file", file);
   std::ifstream stream(file);
   require(stream.good(), "{}: cannot be read; a Hugging Face model folder has one", file);
   const json config = json::parse(stream, nullptr, false);
@@ -131,14 +149,20 @@ ModelShape read_huggingface_config(const std::string& dir) {
           "{}: attention_bias of llama (it biases the output too) is not supported", file);
   ModelShape shape;
   shape.preset = type + " of " + dir;
-  shape.layers = need<std::int64_t>(config, file, "num_hidden_layers");
-  shape.hidden = need<std::int64_t>(config, file, "hidden_size");
-  shape.intermediate = need<std::int64_t>(config, file, "intermediate_size");
-  shape.query_heads = need<std::int64_t>(config, file, "num_attention_heads");
-  shape.kv_heads = optional(config, file, "num_key_value_heads", shape.query_heads);
-  require(shape.query_heads > 0, "{}: num_attention_heads = {}", file, shape.query_heads);
-  shape.head_dim = optional(config, file, "head_dim", shape.hidden / shape.query_heads);
-  shape.vocabulary = need<std::int64_t>(config, file, "vocab_size");
+  constexpr std::int64_t kCount = 1 << 16, kWidth = 1 << 24;  // the schema's bounds
+  const auto stated = [&](const char* key) {
+    return config.contains(key) && !config[key].is_null();
+  };
+  shape.layers = need_size(config, file, "num_hidden_layers", kCount);
+  shape.hidden = need_size(config, file, "hidden_size", kWidth);
+  shape.intermediate = need_size(config, file, "intermediate_size", kWidth);
+  shape.query_heads = need_size(config, file, "num_attention_heads", kCount);
+  shape.kv_heads = stated("num_key_value_heads")
+                       ? need_size(config, file, "num_key_value_heads", kCount)
+                       : shape.query_heads;
+  shape.head_dim = stated("head_dim") ? need_size(config, file, "head_dim", kCount)
+                                      : shape.hidden / shape.query_heads;
+  shape.vocabulary = need_size(config, file, "vocab_size", kWidth);
   shape.qkv_bias = type == "qwen2";
   shape.tied_embedding = optional(config, file, "tie_word_embeddings", false);
   shape.rms_eps = optional(config, file, "rms_norm_eps", 1e-6);
@@ -168,6 +192,9 @@ void read_huggingface_weights(const std::string& dir, const std::vector<Paramete
         source.read(
             parameter.name, first - offset,
             std::span<T>(out.data<T>() + (first - begin), static_cast<std::size_t>(last - first)));
+        for (std::int64_t i = first; i < last; ++i)
+          require(std::isfinite(out.data<T>()[i - begin]), "{}: tensor {}: element {} is {}", dir,
+                  parameter.name, i - offset, out.data<T>()[i - begin]);
       });
     offset += parameter.numel();
   }

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cmath>
@@ -13,6 +14,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "core/base/error.hpp"
 
@@ -34,6 +36,89 @@ float from_half_bits(std::uint16_t h) {
   if (exponent == 31) return mantissa ? NAN : sign * INFINITY;
   return sign * (exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
                                : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25));
+}
+
+/// JSON in which no object has a key twice; `repeated` names one that it finds.
+json parse_once(const std::string& text, std::string& repeated) {
+  std::vector<std::set<std::string>> open;
+  const auto watch = [&](int, json::parse_event_t event, json& parsed) {
+    if (event == json::parse_event_t::object_start) open.emplace_back();
+    if (event == json::parse_event_t::object_end) open.pop_back();
+    if (event == json::parse_event_t::key && !open.back().insert(parsed.get<std::string>()).second)
+      repeated = parsed.get<std::string>();
+    return true;
+  };
+  return json::parse(text, watch, false);
+}
+
+std::vector<std::int64_t> whole_numbers(const json& list) {
+  require(list.is_array(), "a list of numbers was expected");
+  for (const json& number : list)
+    require(number.is_number_integer(), "{} is no whole number", number.dump());
+  return list.get<std::vector<std::int64_t>>();
+}
+
+/// A tensor's entry of the header.  Errors: damaged, another dtype, a size that does not fit.
+SafetensorsEntry entry_of(const std::string& path, const std::string& name, const json& value,
+                          std::int64_t data_bytes) {
+  SafetensorsEntry entry;
+  try {
+    entry.dtype = value.at("dtype").get<std::string>();
+    entry.shape = whole_numbers(value.at("shape"));
+    const auto offsets = whole_numbers(value.at("data_offsets"));
+    require(offsets.size() == 2, "data_offsets has {} numbers", offsets.size());
+    entry.begin = offsets[0];
+    entry.end = offsets[1];
+  } catch (const std::exception& e) {
+    fail("{}: tensor {}: damaged header entry ({})", path, name, e.what());
+  }
+  require(element_size(entry.dtype) != 0,
+          "{}: tensor {}: dtype {} is not supported (F64, F32, F16, BF16)", path, name,
+          entry.dtype);
+  std::int64_t expected = element_size(entry.dtype);
+  for (auto extent : entry.shape) {
+    require(extent >= 0 && (extent == 0 || expected <= data_bytes / extent),
+            "{}: tensor {}: shape [{}] does not fit the file", path, name,
+            fmt::join(entry.shape, ", "));
+    expected *= extent;
+  }
+  require(0 <= entry.begin && entry.begin <= entry.end && entry.end <= data_bytes &&
+              entry.end - entry.begin == expected,
+          "{}: tensor {}: bytes [{}, {}) do not match {} [{}] in {} bytes of data; the file is "
+          "truncated or damaged",
+          path, name, entry.begin, entry.end, entry.dtype, fmt::join(entry.shape, ", "),
+          data_bytes);
+  return entry;
+}
+
+/// The tensors lie one behind another from the first byte to the last, as the format wants: no
+/// byte belongs to two of them or to none.
+void check_cover(const std::string& path,
+                 std::vector<std::pair<std::int64_t, std::int64_t>> extents,
+                 std::int64_t data_bytes) {
+  std::sort(extents.begin(), extents.end());
+  std::int64_t end = 0;
+  for (const auto& [from, to] : extents) {
+    require(from == end, "{}: bytes [{}, {}) of the data belong to {}; the file is damaged", path,
+            std::min(from, end), std::max(from, end), from < end ? "two tensors" : "no tensor");
+    end = to;
+  }
+  require(end == data_bytes, "{}: {} bytes follow the last tensor; the file is damaged", path,
+          data_bytes - end);
+}
+
+/// A file that an index names stays in its folder; symbolic links may lead to other files there, or
+/// to the blobs of a Hugging Face cache (MODEL/snapshots/REVISION beside MODEL/blobs).
+void check_inside(const std::string& folder, const std::string& index, const std::string& name) {
+  require(!name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos,
+          "{}: \"{}\" is no file name of this folder", index, name);
+  std::error_code error;
+  const fs::path home = fs::canonical(folder, error),
+                 real = fs::canonical(folder + "/" + name, error);
+  if (error) return;  // opening it says what is wrong
+  const fs::path parent = real.parent_path();
+  require(parent == home || parent == home.parent_path().parent_path() / "blobs",
+          "{}: {} leads out of the folder, to {}", index, name, real.string());
 }
 
 template <class T>
@@ -83,7 +168,7 @@ Safetensors::~Safetensors() = default;
 void Safetensors::add_file(const std::string& path) {
   auto file = std::make_unique<File>();
   file->path = path;
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   require(descriptor >= 0, "{}: cannot be opened: {}", path, std::strerror(errno));
   struct stat info {};
   const bool known = ::fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) && info.st_size >= 8;
@@ -101,40 +186,20 @@ void Safetensors::add_file(const std::string& path) {
           "{}: header length {} does not fit a file of {} bytes; it is truncated or damaged", path,
           file->header, file->size);
   const char* text = reinterpret_cast<const char*>(file->data + 8);
-  const json header = json::parse(text, text + file->header, nullptr, false);
+  std::string repeated;
+  const json header = parse_once(std::string(text, file->header), repeated);
   require(header.is_object(), "{}: header is not a JSON object; the file is damaged", path);
+  require(repeated.empty(), "{}: \"{}\" occurs twice in the header", path, repeated);
+  std::vector<std::pair<std::int64_t, std::int64_t>> extents;
   const auto data_bytes = static_cast<std::int64_t>(file->size - 8 - file->header);
   for (const auto& [name, value] : header.items()) {
     if (name == "__metadata__") continue;
-    SafetensorsEntry entry;
-    try {
-      entry.dtype = value.at("dtype").get<std::string>();
-      entry.shape = value.at("shape").get<std::vector<std::int64_t>>();
-      const auto offsets = value.at("data_offsets").get<std::vector<std::int64_t>>();
-      entry.begin = offsets.at(0);
-      entry.end = offsets.at(1);
-    } catch (const std::exception& e) {
-      fail("{}: tensor {}: damaged header entry ({})", path, name, e.what());
-    }
-    require(element_size(entry.dtype) != 0,
-            "{}: tensor {}: dtype {} is not supported (F64, F32, F16, BF16)", path, name,
-            entry.dtype);
-    std::int64_t expected = element_size(entry.dtype);
-    for (auto extent : entry.shape) {
-      require(extent >= 0 && (extent == 0 || expected <= data_bytes / extent),
-              "{}: tensor {}: shape [{}] does not fit the file", path, name,
-              fmt::join(entry.shape, ", "));
-      expected *= extent;
-    }
-    require(0 <= entry.begin && entry.begin <= entry.end && entry.end <= data_bytes &&
-                entry.end - entry.begin == expected,
-            "{}: tensor {}: bytes [{}, {}) do not match {} [{}] in {} bytes of data; the file is "
-            "truncated or damaged",
-            path, name, entry.begin, entry.end, entry.dtype, fmt::join(entry.shape, ", "),
-            data_bytes);
+    const SafetensorsEntry entry = entry_of(path, name, value, data_bytes);
     require(tensors_.emplace(name, Place{file.get(), entry}).second, "{}: tensor {} occurs twice",
             path, name);
+    extents.emplace_back(entry.begin, entry.end);
   }
+  check_cover(path, std::move(extents), data_bytes);
   files_.push_back(std::move(file));
 }
 
@@ -148,8 +213,11 @@ Safetensors::Safetensors(const std::string& path) {
     add_file(path + "/model.safetensors");
     return;
   }
+  require(fs::is_regular_file(index), "{}: is no regular file", index);
   std::ifstream stream(index);
-  const json map = json::parse(stream, nullptr, false);
+  std::string repeated;
+  const json map = parse_once({std::istreambuf_iterator<char>(stream), {}}, repeated);
+  require(repeated.empty(), "{}: \"{}\" occurs twice", index, repeated);
   require(map.is_object() && map.contains("weight_map") && map["weight_map"].is_object(),
           "{}: has no weight_map; the file is damaged", index);
   std::set<std::string> files;
@@ -157,9 +225,13 @@ Safetensors::Safetensors(const std::string& path) {
     require(file.is_string(), "{}: weight_map of {} is not a file name", index, name);
     files.insert(file.get<std::string>());
   }
-  for (const auto& file : files) add_file(path + "/" + file);
+  for (const auto& file : files) {
+    check_inside(path, index, file);
+    add_file(path + "/" + file);
+  }
   for (const auto& [name, file] : map["weight_map"].items())
-    require(contains(name), "{}: tensor {} is not in {}", index, name, file.get<std::string>());
+    require(contains(name) && tensors_.at(name).file->path == path + "/" + file.get<std::string>(),
+            "{}: tensor {} is not in {}", index, name, file.get<std::string>());
 }
 
 bool Safetensors::contains(const std::string& name) const { return tensors_.count(name) != 0; }

@@ -172,6 +172,7 @@ struct TraceWriter::Impl {
   std::map<std::int64_t, std::int64_t> step_rows;  ///< this session's row of a step
   std::map<std::pair<std::string, std::uint64_t>, std::int64_t> plans;
   std::int64_t sessions = 0;
+  bool lost = false;  ///< a call failed
 
   Handle type_of(int table) const {
     switch (table) {
@@ -364,6 +365,7 @@ struct TraceWriter::Impl {
     try {
       work();
     } catch (const Error& e) {
+      lost = true;
       fail(
           "trace {}: {}; look at the space and rights on its disk, or switch the trace off with "
           "trace.enabled=false",
@@ -398,7 +400,7 @@ TraceWriter::TraceWriter(const std::string& dir, const TraceHeader& header)
 TraceWriter::~TraceWriter() {
   try {
     Impl& m = *impl_;
-    if (!m.file.valid()) return;
+    if (!m.file.valid() || m.lost) return;  // of a file that failed the last flush counts
     m.write_rows(m.rows_dataset);
     for (Table& t : m.tables) t.capacity = static_cast<hsize_t>(t.rows);
     m.rewrite([](hid_t) {});
@@ -423,14 +425,16 @@ void TraceWriter::predicted(std::span<const Event> ops) {
 
 void TraceWriter::step(std::int64_t step, const StepRow& row) {
   Impl& m = *impl_;
+  for (const auto& [name, value] : row) {
+    const bool sound = !name.empty() && name != "step" &&
+                       std::all_of(name.begin(), name.end(), [](unsigned char c) {
+                         return std::isalnum(c) || c == '_' || c == '.' || c == '-';
+                       });
+    require(sound, "'{}' cannot name a step scalar", name);
+  }
   m.guarded([&] {
     std::vector<std::string> unknown;
     for (const auto& [name, value] : row) {
-      const bool sound = !name.empty() && name != "step" &&
-                         std::all_of(name.begin(), name.end(), [](unsigned char c) {
-                           return std::isalnum(c) || c == '_' || c == '.' || c == '-';
-                         });
-      require(sound, "'{}' cannot name a step scalar", name);
       if (std::find(m.scalars.begin(), m.scalars.end(), name) == m.scalars.end())
         unknown.push_back(name);
     }
@@ -460,9 +464,9 @@ void TraceWriter::step(std::int64_t step, const StepRow& row) {
 void TraceWriter::plan(const std::string& kind, std::uint64_t hash, const std::string& text,
                        std::int64_t step) {
   Impl& m = *impl_;
+  require(!kind.empty() && kind.size() < sizeof(PlanRow::kind),
+          "plan kind '{}' must have 1 to {} characters", kind, sizeof(PlanRow::kind) - 1);
   m.guarded([&] {
-    require(!kind.empty() && kind.size() < sizeof(PlanRow::kind),
-            "plan kind '{}' must have 1 to {} characters", kind, sizeof(PlanRow::kind) - 1);
     auto found = m.plans.find({kind, hash});
     if (found == m.plans.end()) {
       PlanRow row;

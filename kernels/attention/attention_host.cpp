@@ -72,31 +72,38 @@ void check_lines(const char* where, const char* what, const Tensor& t, std::int6
           name(t.dtype()), name(type));
   require(t.numel() == 0 || t.strides()[1] == 1, "{}: tokens of {} must be dense", where, what);
 }
-void check_operands(const char* where, const AttentionPattern& index, const Tensor& q,
-                    const Tensor& k, const Tensor& v) {
+void check_operands(const char* where, const AttentionWork& work, const Tensor& q, const Tensor& k,
+                    const Tensor& v) {
   require(q.rank() == 3 && k.rank() == 3, "{}: q {} and k {} must be [tokens, heads, head_dim]",
           where, to_string(q.shape()), to_string(k.shape()));
   const std::int64_t q_heads = q.size(1), kv_heads = k.size(1), head_dim = q.size(2);
   require(kv_heads >= 1 && q_heads % kv_heads == 0,
           "{}: {} query heads are no multiple of {} key/value heads", where, q_heads, kv_heads);
-  require(index.index_heads == 1 || index.index_heads == q_heads,
-          "{}: the index has {} heads, expected 1 or {}", where, index.index_heads, q_heads);
-  check_rows(where, "q", q, index.q_tokens, q_heads, head_dim, q.dtype());
-  check_rows(where, "k", k, index.k_tokens, kv_heads, head_dim, q.dtype());
-  check_rows(where, "v", v, index.k_tokens, kv_heads, head_dim, q.dtype());
+  require(work.index_heads() == 1 || work.index_heads() == q_heads,
+          "{}: the pattern has {} heads, expected 1 or {}", where, work.index_heads(), q_heads);
+  require(work.host() != nullptr, "{}: the pattern lies on a device, q on the host", where);
+  check_rows(where, "q", q, work.q_tokens(), q_heads, head_dim, q.dtype());
+  check_rows(where, "k", k, work.k_tokens(), kv_heads, head_dim, q.dtype());
+  check_rows(where, "v", v, work.k_tokens(), kv_heads, head_dim, q.dtype());
 }
 
 }  // namespace
 
-void attention_forward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
-                       const Tensor& v, double scale, Tensor& o, Tensor& lse) {
-  BALLAST_ON_CUDA(q, attention_forward(index, q, k, v, scale, o, lse));
-  check_operands("attention_forward", index, q, k, v);
+AttentionWork place_pattern(const AttentionPattern& pattern, const Tensor& q, const Tensor& k) {
+  BALLAST_ON_CUDA(q, place_pattern(pattern, q, k));
+  (void)k;
+  return pattern;
+}
+
+void attention_forward(const AttentionWork& work, const Tensor& q, const Tensor& k, const Tensor& v,
+                       double scale, Tensor& o, Tensor& lse) {
+  BALLAST_ON_CUDA(q, attention_forward(work, q, k, v, scale, o, lse));
+  check_operands("attention_forward", work, q, k, v);
   check_rows("attention_forward", "o", o, q.size(0), q.size(1), q.size(2), q.dtype());
   check_lines("attention_forward", "lse", lse, q.size(1), q.size(0), q.dtype());
   if (q.numel() == 0) return;
   dispatch_float(q.dtype(), [&](auto t) {
-    host::attention_forward<decltype(t)>(index, q, k, v, scale, o, lse);
+    host::attention_forward<decltype(t)>(work.host()->arrays(), q, k, v, scale, o, lse);
   });
 }
 
@@ -124,12 +131,12 @@ void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta) {
   dispatch_float(o.dtype(), [&](auto t) { host::attention_delta<decltype(t)>(o, d_o, delta); });
 }
 
-void attention_backward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
+void attention_backward(const AttentionWork& work, const Tensor& q, const Tensor& k,
                         const Tensor& v, double scale, const Tensor& lse, const Tensor& delta,
                         const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) {
-  BALLAST_ON_CUDA(q, attention_backward(index, q, k, v, scale, lse, delta, d_o, dq, dk, dv));
+  BALLAST_ON_CUDA(q, attention_backward(work, q, k, v, scale, lse, delta, d_o, dq, dk, dv));
   constexpr const char* where = "attention_backward";
-  check_operands(where, index, q, k, v);
+  check_operands(where, work, q, k, v);
   check_lines(where, "lse", lse, q.size(1), q.size(0), q.dtype());
   check_lines(where, "delta", delta, q.size(1), q.size(0), q.dtype());
   check_rows(where, "d_o", d_o, q.size(0), q.size(1), q.size(2), q.dtype());
@@ -138,7 +145,8 @@ void attention_backward(const AttentionPattern& index, const Tensor& q, const Te
   check_rows(where, "dv", dv, k.size(0), k.size(1), k.size(2), q.dtype());
   if (q.numel() == 0 || k.numel() == 0) return;
   dispatch_float(q.dtype(), [&](auto t) {
-    host::attention_backward<decltype(t)>(index, q, k, v, scale, lse, delta, d_o, dq, dk, dv);
+    host::attention_backward<decltype(t)>(work.host()->arrays(), q, k, v, scale, lse, delta, d_o,
+                                          dq, dk, dv);
   });
 }
 

@@ -71,10 +71,10 @@ inline std::int64_t tile_columns(int stacked_heads, std::size_t element_bytes) {
 using blas::gemm;
 
 template <class T>
-void attention_forward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
+void attention_forward(const PatternArrays& index, const Tensor& q, const Tensor& k,
                        const Tensor& v, double scale, Tensor& o, Tensor& lse);
 template <class T>
-void attention_backward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
+void attention_backward(const PatternArrays& index, const Tensor& q, const Tensor& k,
                         const Tensor& v, double scale, const Tensor& lse, const Tensor& delta,
                         const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv);
 template <class T>

@@ -78,7 +78,7 @@ void add_query_gradient(const StackedRows& stack, T scale, const T* gradient, co
 }  // namespace
 
 template <class T>
-void attention_backward(const AttentionPattern& index, const Tensor& q_, const Tensor& k_,
+void attention_backward(const PatternArrays& index, const Tensor& q_, const Tensor& k_,
                         const Tensor& v_, double scale, const Tensor& lse_, const Tensor& delta_,
                         const Tensor& d_o_, Tensor& dq_, Tensor& dk_, Tensor& dv_) {
   const auto q = head_rows<const T>(q_), k = head_rows<const T>(k_), v = head_rows<const T>(v_),
@@ -101,7 +101,7 @@ void attention_backward(const AttentionPattern& index, const Tensor& q_, const T
           for (std::int64_t block = 0; block < index.q_blocks(); ++block) {
             const StackedRows stack{
                 group, block * kBlock,
-                std::min<std::int64_t>(kBlock, index.q_tokens - block * kBlock)};
+                std::min<std::int64_t>(kBlock, index.q_tokens() - block * kBlock)};
             const std::int64_t rows = stack.rows();
             walker.start(group.index_head, block);
             const auto* tile = walker.next();
@@ -136,10 +136,10 @@ void attention_backward(const AttentionPattern& index, const Tensor& q_, const T
       });
 }
 
-template void attention_backward<float>(const AttentionPattern&, const Tensor&, const Tensor&,
+template void attention_backward<float>(const PatternArrays&, const Tensor&, const Tensor&,
                                         const Tensor&, double, const Tensor&, const Tensor&,
                                         const Tensor&, Tensor&, Tensor&, Tensor&);
-template void attention_backward<double>(const AttentionPattern&, const Tensor&, const Tensor&,
+template void attention_backward<double>(const PatternArrays&, const Tensor&, const Tensor&,
                                          const Tensor&, double, const Tensor&, const Tensor&,
                                          const Tensor&, Tensor&, Tensor&, Tensor&);
 

@@ -96,7 +96,7 @@ void softmax_tile(const std::vector<KeyPiece>& tile, const StackedRows& stack, s
 }  // namespace
 
 template <class T>
-void attention_forward(const AttentionPattern& index, const Tensor& q_, const Tensor& k_,
+void attention_forward(const PatternArrays& index, const Tensor& q_, const Tensor& k_,
                        const Tensor& v_, double scale, Tensor& o_, Tensor& lse_) {
   const auto q = head_rows<const T>(q_), k = head_rows<const T>(k_), v = head_rows<const T>(v_);
   const auto o = head_rows<T>(o_);
@@ -117,7 +117,7 @@ void attention_forward(const AttentionPattern& index, const Tensor& q_, const Te
           for (std::int64_t block = 0; block < index.q_blocks(); ++block) {
             const StackedRows stack{
                 group, block * kBlock,
-                std::min<std::int64_t>(kBlock, index.q_tokens - block * kBlock)};
+                std::min<std::int64_t>(kBlock, index.q_tokens() - block * kBlock)};
             const std::int64_t rows = stack.rows();
             stack.gather(q, static_cast<T>(scale), s.q);
             std::fill_n(s.o, rows * head_dim, T(0));
@@ -155,9 +155,9 @@ void attention_forward(const AttentionPattern& index, const Tensor& q_, const Te
       });
 }
 
-template void attention_forward<float>(const AttentionPattern&, const Tensor&, const Tensor&,
+template void attention_forward<float>(const PatternArrays&, const Tensor&, const Tensor&,
                                        const Tensor&, double, Tensor&, Tensor&);
-template void attention_forward<double>(const AttentionPattern&, const Tensor&, const Tensor&,
+template void attention_forward<double>(const PatternArrays&, const Tensor&, const Tensor&,
                                         const Tensor&, double, Tensor&, Tensor&);
 
 }  // namespace ballast::host

@@ -12,19 +12,21 @@ void TileWalker::start(int index_head, std::int64_t block) {
   columns_.clear();
   range_ = 0;
   row_ = block * kBlock;
-  rows_ = std::min<std::int64_t>(kBlock, index_.q_tokens - row_);
+  rows_ = std::min<std::int64_t>(kBlock, index_.q_tokens() - row_);
+  index_.visible.for_rows(row_, row_ + rows_, [&](std::int64_t i, KeyInterval keys) {
+    seen_[static_cast<std::size_t>(i - row_)] = keys;
+  });
   // Keys that any row of the block may see.
   std::int64_t low = 0, high = 0;
-  for (std::int64_t i = row_; i < row_ + rows_; ++i) {
-    if (index_.key_begin[i] >= index_.key_end[i]) continue;
-    if (high == 0) low = index_.key_begin[i];
-    high = index_.key_end[i];
+  for (std::int64_t i = 0; i < rows_; ++i) {
+    if (seen_[i].begin >= seen_[i].end) continue;
+    if (high == 0) low = seen_[i].begin;
+    high = seen_[i].end;
   }
   if (high == 0) return;
 
   const std::int64_t list = index_head * index_.q_blocks() + block;
-  for (std::int64_t r = index_.run_offset[list]; r < index_.run_offset[list + 1]; ++r) {
-    const BlockRun& run = index_.runs[r];
+  for (const BlockRun& run : runs_of(index_, index_head, block)) {
     const std::int64_t first = std::max<std::int64_t>(std::int64_t{run.first} * kBlock, low);
     const std::int64_t last = std::min<std::int64_t>(std::int64_t{run.last} * kBlock, high);
     const std::uint64_t rows =
@@ -59,7 +61,7 @@ KeyPiece TileWalker::make_piece(const Range& range, std::int64_t column, std::in
   if (range.columns) piece.list = columns_.data() + range.first;
   for (std::int64_t i = 0; i < rows_; ++i) {
     if (!(range.rows >> i & 1)) continue;
-    const std::int32_t begin = index_.key_begin[row_ + i], end = index_.key_end[row_ + i];
+    const auto [begin, end] = seen_[i];
     if (begin >= end) continue;
     if (range.columns) {
       piece.begin[i] = static_cast<std::int32_t>(

@@ -1,4 +1,4 @@
-// Key tiles of host attention: how one query block walks the keys that an AttentionPattern gives
+// Key tiles of host attention: how one query block walks the keys that a pattern gives
 // it.
 //
 // A tile is as many key columns as the score buffer holds.  It is made of pieces: key ranges out of
@@ -6,6 +6,7 @@
 // that interval carries causality, segments, row masks and cover words at once, so the kernels know
 // no other mask.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -33,7 +34,7 @@ struct KeyPiece {
 class TileWalker {
  public:
   /// `max_columns`: columns of the score buffer, a multiple of kColumnAlign.
-  TileWalker(const AttentionPattern& index, std::int64_t max_columns)
+  TileWalker(const PatternArrays& index, std::int64_t max_columns)
       : index_(index), max_columns_(max_columns) {}
 
   /// Starts at a query block.
@@ -49,10 +50,11 @@ class TileWalker {
   };
   KeyPiece make_piece(const Range& range, std::int64_t column, std::int64_t keys) const;
 
-  const AttentionPattern& index_;
+  const PatternArrays& index_;
   const std::int64_t max_columns_;
   std::int64_t row_ = 0, rows_ = 0;
-  std::vector<Range> ranges_;  ///< what is left of the block
+  std::array<KeyInterval, kBlock> seen_;  ///< by the rows of the block
+  std::vector<Range> ranges_;             ///< what is left of the block
   std::size_t range_ = 0;
   std::vector<std::int32_t>
       columns_;  ///< columns of the block that no run covers and some row may see

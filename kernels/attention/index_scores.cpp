@@ -93,11 +93,10 @@ void check_heads(const Rows& q, const Rows& k) {
 }  // namespace
 
 Tensor index_operand(const Tensor& t) {
-  if (t.space() == Space::host && t.dtype() == DType::f32) return t;
-  Tensor copy =
-      Tensor::empty(t.shape(), DType::f32, device_of(t.space()), MemoryCategory::workspace);
+  if (t.space() != Space::host || t.dtype() == DType::f32) return t;
+  Tensor copy = Tensor::empty(t.shape(), DType::f32, host_device(), MemoryCategory::workspace);
   if (t.numel() > 0) copy_rows(t, copy);
-  return copy.to(host_device());
+  return copy;
 }
 
 void observe_scores(const Tensor& q_, const Tensor& k_, double scale, const ObservedRows& rows,

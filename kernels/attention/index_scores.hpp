@@ -12,7 +12,7 @@
 namespace ballast {
 
 /// q or k as the operations below take them: fp32 on the host, rows may lie apart.  Itself where it
-/// is that already.
+/// is that already, or on a GPU.
 Tensor index_operand(const Tensor& t);
 
 /// Observation queries against this rank's keys: row r sees the local keys [key_begin[r],

@@ -7,14 +7,16 @@ namespace ballast {
 
 void LocalAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) {
   Scope scope(recorder_, EventKind::attention_forward);
-  scope.flops = 4.0 * static_cast<double>(in.q.size(1) * in.q.size(2)) * index_.pairs_per_head();
-  attention_forward(index_, in.q, in.k, in.v, in.scale, o, lse);
+  const AttentionWork& work = pattern_.at(in.q, in.k).front();
+  scope.flops = 4.0 * static_cast<double>(in.q.size(1) * in.q.size(2)) * work.pairs_per_head();
+  attention_forward(work, in.q, in.k, in.v, in.scale, o, lse);
 }
 
 void LocalAttention::backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse,
                               const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) {
   Scope scope(recorder_, EventKind::attention_backward);
-  scope.flops = 10.0 * static_cast<double>(in.q.size(1) * in.q.size(2)) * index_.pairs_per_head();
+  const AttentionWork& work = pattern_.at(in.q, in.k).front();
+  scope.flops = 10.0 * static_cast<double>(in.q.size(1) * in.q.size(2)) * work.pairs_per_head();
   Device& device = device_of(in.q.space());
   const DType sums = lse.dtype();
   Tensor delta = Tensor::empty(lse.shape(), sums, device, MemoryCategory::workspace);
@@ -29,7 +31,7 @@ void LocalAttention::backward(const AttentionInputs& in, const Tensor& o, const 
     return t;
   };
   Tensor q_sum = accumulator(dq), k_sum = accumulator(dk), v_sum = accumulator(dv);
-  attention_backward(index_, in.q, in.k, in.v, in.scale, lse, delta, d_o, q_sum, k_sum, v_sum);
+  attention_backward(work, in.q, in.k, in.v, in.scale, lse, delta, d_o, q_sum, k_sum, v_sum);
   if (q_sum.raw() != dq.raw()) copy_rows(q_sum, dq);
   if (k_sum.raw() != dk.raw()) copy_rows(k_sum, dk);
   if (v_sum.raw() != dv.raw()) copy_rows(v_sum, dv);

@@ -36,13 +36,14 @@ void for_each_activation(const ModelShape& shape, std::int64_t tokens, LayerActi
   for (std::size_t i = 0; i < specs.size(); ++i) f(specs[i], a.*kMembers[i]);
 }
 
-LayerTensors bind(const ModelShape& shape, std::int64_t index, const Parameters& parameters,
-                  Tensor (Parameters::*joined)(const std::string&, int) const) {
+template <class T>
+LayerParameters<T> bind(const ModelShape& shape, std::int64_t index, const Parameters& parameters,
+                        T (Parameters::*joined)(const std::string&, int) const) {
   const std::string prefix = fmt::format("model.layers.{}.", index);
   const auto get = [&](const char* name, int count) {
     return (parameters.*joined)(prefix + name, count);
   };
-  LayerTensors t;
+  LayerParameters<T> t;
   t.norm1 = get("input_layernorm.weight", 1);
   t.qkv = get("self_attn.q_proj.weight", 3);
   if (shape.qkv_bias) t.qkv_bias = get("self_attn.q_proj.bias", 3);
@@ -60,7 +61,7 @@ Layer::Layer(const ModelShape& shape, std::int64_t index, const Parameters& para
       index_(index),
       type_(parameters.dtype()),
       value_(bind(shape, index, parameters, &Parameters::joined_value)),
-      gradient_(bind(shape, index, parameters, &Parameters::joined_gradient)),
+      gradient_(bind(shape, index, parameters, &Parameters::gradient_of)),
       lora_qkv_(shape.lora),
       lora_output_(shape.lora),
       lora_gate_up_(shape.lora),
@@ -126,7 +127,8 @@ AttentionInputs Layer::attention_inputs(const LayerActivations& a) const {
 
 Tensor Layer::scratch(LayerScratch which, std::int64_t tokens, Workspace& workspace) const {
   const ScratchSpec spec = layer_scratch(shape_, which);
-  return workspace.take(spec.name, {tokens, spec.columns}, type_);
+  return workspace.take(spec.name, {tokens, spec.columns},
+                        spec.statistic ? statistics_type(type_) : type_);
 }
 
 ResidualPair Layer::forward(const ResidualPair& in, const TokenTables& tables,
@@ -186,18 +188,17 @@ void Layer::restore(Keep keep, bool halves, const TokenTables& tables, Attention
   }
 }
 
-void Layer::weight_gradients(const Tensor& x, const Tensor& dy, Tensor gradient,
+void Layer::weight_gradients(const Tensor& x, const Tensor& dy, const ParameterGradient& gradient,
                              const LoraLinear& adapters, const TokenTables& tables,
                              Workspace& workspace) {
-  linear_weight_gradient(x, dy, gradient);
+  if (gradient.defined()) linear_weight_gradient(x, dy, gradient.next());
   adapters.weight_gradient(x, tables.dropout_keys, dy, workspace);
 }
 
 void Layer::qkv_weights(const TokenTables& tables, const LayerActivations& a, const Tensor& d_qkv,
                         Workspace& workspace) const {
   weight_gradients(a.normed1, d_qkv, gradient_.qkv, lora_qkv_, tables, workspace);
-  Tensor bias = gradient_.qkv_bias;
-  if (shape_.qkv_bias) linear_bias_gradient(d_qkv, bias);
+  if (gradient_.qkv_bias.defined()) linear_bias_gradient(d_qkv, gradient_.qkv_bias.next());
 }
 
 void Layer::backward_weight(const TokenTables& tables, const LayerActivations& a,
@@ -208,12 +209,31 @@ void Layer::backward_weight(const TokenTables& tables, const LayerActivations& a
   qkv_weights(tables, a, d.qkv, workspace);
 }
 
+void Layer::qkv_gradient(const TokenTables& tables, AttentionExecutor& attention,
+                         const LayerActivations& a, const Tensor& d_attention, const Tensor& d_qkv,
+                         Workspace& workspace) const {
+  const std::int64_t query = shape_.query_heads, kv = shape_.kv_heads, dim = shape_.head_dim;
+  const auto sums = [&](LayerScratch which, std::int64_t heads) {
+    return scratch(which, d_attention.size(0), workspace)
+        .reshape({d_attention.size(0), heads, dim});
+  };
+  Tensor dq = sums(LayerScratch::dq, query), dk = sums(LayerScratch::dk, kv),
+         dv = sums(LayerScratch::dv, kv);
+  attention.backward(attention_inputs(a), heads_of(a.attention, 0, query, dim), a.lse,
+                     heads_of(d_attention, 0, query, dim), dq, dk, dv);
+  Tensor q = heads_of(d_qkv, 0, query, dim), k = heads_of(d_qkv, query * dim, kv, dim),
+         v = heads_of(d_qkv, (query + kv) * dim, kv, dim);
+  rope_apply(dq, tables.cos, tables.sin, true, q);
+  rope_apply(dk, tables.cos, tables.sin, true, k);
+  copy_rows(dv, v);
+}
+
 void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,
                      const LayerActivations& a, Tensor& d, Workspace& workspace,
                      LayerGradients* later) const {
-  const std::int64_t tokens = d.size(0), q = query_width(shape_), kv = kv_width(shape_);
+  const std::int64_t tokens = d.size(0);
   const auto scratch = [&](LayerScratch which) { return this->scratch(which, tokens, workspace); };
-  LayerTensors g = gradient_;
+  const LayerParameters<ParameterGradient>& g = gradient_;
   if (later != nullptr) {
     const auto kept = [&](std::int64_t columns) {
       return Tensor::empty({tokens, columns}, type_, device_of(d.space()));
@@ -236,8 +256,7 @@ void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,
   lora_gate_up_.input_gradient(tables.dropout_keys, d_gate_up, d_normed, workspace);
   if (later == nullptr)
     weight_gradients(a.normed2, d_gate_up, g.gate_up, lora_gate_up_, tables, workspace);
-  rmsnorm_weight_gradient(d_normed, a.middle, a.rstd2, g.norm2);
-  rmsnorm_input_gradient(d_normed, a.middle, a.rstd2, value_.norm2, true, d);
+  rmsnorm_backward(d_normed, a.middle, a.rstd2, value_.norm2, true, d, g.norm2.next());
 
   // Attention: d is now the gradient of x2, that is of x and of the attention branch.
   Tensor d_attention = scratch(LayerScratch::d_attention);
@@ -247,24 +266,12 @@ void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,
     later->output.copy_from(d);
   else
     weight_gradients(a.attention, d, g.output, lora_output_, tables, workspace);
-  Tensor dq = scratch(LayerScratch::dq).reshape({tokens, shape_.query_heads, shape_.head_dim});
-  Tensor dk = scratch(LayerScratch::dk).reshape({tokens, shape_.kv_heads, shape_.head_dim});
-  Tensor dv = scratch(LayerScratch::dv).reshape({tokens, shape_.kv_heads, shape_.head_dim});
-  attention.backward(attention_inputs(a),
-                     heads_of(a.attention, 0, shape_.query_heads, shape_.head_dim), a.lse,
-                     heads_of(d_attention, 0, shape_.query_heads, shape_.head_dim), dq, dk, dv);
   Tensor d_qkv = later != nullptr ? later->qkv : scratch(LayerScratch::d_qkv);
-  Tensor d_q = heads_of(d_qkv, 0, shape_.query_heads, shape_.head_dim),
-         d_k = heads_of(d_qkv, q, shape_.kv_heads, shape_.head_dim);
-  Tensor d_v = heads_of(d_qkv, q + kv, shape_.kv_heads, shape_.head_dim);
-  rope_apply(dq, tables.cos, tables.sin, true, d_q);
-  rope_apply(dk, tables.cos, tables.sin, true, d_k);
-  copy_rows(dv, d_v);
+  qkv_gradient(tables, attention, a, d_attention, d_qkv, workspace);
   linear_input_gradient(d_qkv, value_.qkv, d_normed);
   lora_qkv_.input_gradient(tables.dropout_keys, d_qkv, d_normed, workspace);
   if (later == nullptr) qkv_weights(tables, a, d_qkv, workspace);
-  rmsnorm_weight_gradient(d_normed, a.input, a.rstd1, g.norm1);
-  rmsnorm_input_gradient(d_normed, a.input, a.rstd1, value_.norm1, true, d);
+  rmsnorm_backward(d_normed, a.input, a.rstd1, value_.norm1, true, d, g.norm1.next());
 }
 
 }  // namespace ballast

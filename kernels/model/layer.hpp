@@ -15,15 +15,16 @@
 
 namespace ballast {
 
-/// Parameters of one layer, q/k/v and gate/up joined along dimension 0; the same struct holds
-/// values or gradients.
-struct LayerTensors {
-  Tensor norm1;          ///< [H]
-  Tensor qkv, qkv_bias;  ///< [(Hq + 2 Hkv) D, H] and [(Hq + 2 Hkv) D]; bias undefined without
-  Tensor output;         ///< [H, Hq D]
-  Tensor norm2;          ///< [H]
-  Tensor gate_up;        ///< [2 I, H]
-  Tensor down;           ///< [H, I]
+/// Parameters of one layer, q/k/v and gate/up joined along dimension 0: values (T = Tensor) or
+/// gradients (ParameterGradient).
+template <class T>
+struct LayerParameters {
+  T norm1;          ///< [H]
+  T qkv, qkv_bias;  ///< [(Hq + 2 Hkv) D, H] and [(Hq + 2 Hkv) D]; bias undefined without
+  T output;         ///< [H, Hq D]
+  T norm2;          ///< [H]
+  T gate_up;        ///< [2 I, H]
+  T down;           ///< [H, I]
 };
 
 /// Intermediate results of one layer over T tokens.
@@ -101,10 +102,16 @@ class Layer {
   void forward_from_input(const TokenTables& tables, AttentionExecutor& attention,
                           LayerActivations& a, Workspace& workspace) const;
   double adapter_flops(std::int64_t tokens) const;
+  /// Backward of attention and rotation: d_qkv [T, (Hq + 2 Hkv) D] from d_attention [T, Hq D].  dq,
+  /// dk and dv stay in the type in which attention sums them until they are turned back, so that
+  /// they are rounded once.
+  void qkv_gradient(const TokenTables& tables, AttentionExecutor& attention,
+                    const LayerActivations& a, const Tensor& d_attention, const Tensor& d_qkv,
+                    Workspace& workspace) const;
   void qkv_weights(const TokenTables& tables, const LayerActivations& a, const Tensor& d_qkv,
                    Workspace& workspace) const;
   /// Of y = x W^T with adapters.
-  static void weight_gradients(const Tensor& x, const Tensor& dy, Tensor gradient,
+  static void weight_gradients(const Tensor& x, const Tensor& dy, const ParameterGradient& gradient,
                                const LoraLinear& adapters, const TokenTables& tables,
                                Workspace& workspace);
   Tensor scratch(LayerScratch which, std::int64_t tokens, Workspace& workspace) const;
@@ -113,7 +120,8 @@ class Layer {
   ModelShape shape_;
   std::int64_t index_ = 0;
   DType type_ = DType::f32;
-  LayerTensors value_, gradient_;  // gradients are undefined where frozen
+  LayerParameters<Tensor> value_;
+  LayerParameters<ParameterGradient> gradient_;  // undefined where frozen
   LoraLinear lora_qkv_, lora_output_, lora_gate_up_, lora_down_;
 };
 

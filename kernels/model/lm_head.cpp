@@ -7,52 +7,59 @@
 #include "kernels/ops/rmsnorm.hpp"
 
 namespace ballast {
+namespace {
 
-void lm_head_forward(const LmHead& head, const Tensor& residual, const Tensor& branch,
-                     const Tensor& targets, Workspace& workspace, Tensor& hidden, Tensor& rstd,
-                     Tensor& lse, Tensor& token_loss, const Tensor& correct) {
+/// One chunk's tensors; row i of `hidden` is token i of the chunk.
+struct HeadChunk {
+  Tensor hidden, normed, rstd;
+  Tensor logits, targets, token_loss, lse;
+};
+
+void chunk_gradient(const LmHead& head, const LossGradient& gradient, std::int64_t begin,
+                    std::int64_t end, HeadChunk& c) {
+  cross_entropy_with_gradient(
+      c.targets, gradient.scale,
+      gradient.weights.defined() ? gradient.weights.rows(begin, end) : Tensor(), c.logits,
+      c.token_loss, c.lse);
+  if (head.weight_gradient.defined())
+    linear_weight_gradient(c.normed, c.logits, head.weight_gradient.next());
+  Tensor& d_normed = c.normed;  // not needed any more
+  linear_input_gradient(c.logits, head.weight, d_normed);
+  Tensor d_hidden = gradient.d_hidden.rows(begin, end);
+  rmsnorm_backward(d_normed, c.hidden, c.rstd, head.norm, false, d_hidden,
+                   head.norm_gradient.next());
+}
+
+}  // namespace
+
+void lm_head(const LmHead& head, const Tensor& residual, const Tensor& branch,
+             const Tensor& targets, Workspace& workspace, Tensor& token_loss, const Tensor& correct,
+             const LossGradient* gradient) {
   const std::int64_t tokens = residual.size(0), width = residual.size(1),
                      vocabulary = head.weight.size(0);
+  const DType type = residual.dtype(), statistics = token_loss.dtype();
   require(head.chunk_tokens > 0, "the LM head needs chunks of at least one token, got {}",
           head.chunk_tokens);
   for (std::int64_t begin = 0; begin < tokens; begin += head.chunk_tokens) {
-    const std::int64_t end = std::min(begin + head.chunk_tokens, tokens);
-    Tensor normed = workspace.take("head normed", {end - begin, width}, residual.dtype());
-    Tensor logits = workspace.take("head logits", {end - begin, vocabulary}, residual.dtype());
-    Tensor h = hidden.rows(begin, end), r = rstd.rows(begin, end), l = lse.rows(begin, end),
-           loss = token_loss.rows(begin, end);
-    add_rmsnorm_forward(residual.rows(begin, end), branch.rows(begin, end), head.norm, head.eps, h,
-                        normed, r);
-    linear_forward(normed, head.weight, {}, logits);
-    cross_entropy_forward(logits, targets.rows(begin, end), loss, l);
+    const std::int64_t end = std::min(begin + head.chunk_tokens, tokens), n = end - begin;
+    HeadChunk c{.hidden = workspace.take("head hidden", {n, width}, type),
+                .normed = workspace.take("head normed", {n, width}, type),
+                .rstd = workspace.take("head rstd", {n}, statistics),
+                .logits = workspace.take("head logits", {n, vocabulary}, type),
+                .targets = targets.rows(begin, end),
+                .token_loss = token_loss.rows(begin, end),
+                .lse = workspace.take("head lse", {n}, statistics)};
+    add_rmsnorm_forward(residual.rows(begin, end), branch.rows(begin, end), head.norm, head.eps,
+                        c.hidden, c.normed, c.rstd);
+    linear_forward(c.normed, head.weight, {}, c.logits);
     if (correct.defined()) {
-      Tensor c = correct.rows(begin, end);
-      cross_entropy_correct(logits, targets.rows(begin, end), c);
+      Tensor chunk_correct = correct.rows(begin, end);
+      cross_entropy_correct(c.logits, c.targets, chunk_correct);
     }
-  }
-}
-
-void lm_head_backward(const LmHead& head, const Tensor& hidden, const Tensor& rstd,
-                      const Tensor& lse, const Tensor& targets, double scale, const Tensor& weights,
-                      Workspace& workspace, Tensor& d_hidden) {
-  const std::int64_t tokens = hidden.size(0), width = hidden.size(1),
-                     vocabulary = head.weight.size(0);
-  Tensor norm_gradient = head.norm_gradient, weight_gradient = head.weight_gradient;
-  for (std::int64_t begin = 0; begin < tokens; begin += head.chunk_tokens) {
-    const std::int64_t end = std::min(begin + head.chunk_tokens, tokens);
-    Tensor normed = workspace.take("head normed", {end - begin, width}, hidden.dtype());
-    Tensor d_normed = workspace.take("head d_normed", {end - begin, width}, hidden.dtype());
-    Tensor logits = workspace.take("head logits", {end - begin, vocabulary}, hidden.dtype());
-    const Tensor h = hidden.rows(begin, end), r = rstd.rows(begin, end);
-    Tensor d_h = d_hidden.rows(begin, end);
-    rmsnorm_recompute(h, r, head.norm, normed);
-    linear_forward(normed, head.weight, {}, logits);
-    cross_entropy_backward(targets.rows(begin, end), lse.rows(begin, end), scale,
-                           weights.defined() ? weights.rows(begin, end) : Tensor(), logits);
-    linear_weight_gradient(normed, logits, weight_gradient);
-    linear_input_gradient(logits, head.weight, d_normed);
-    rmsnorm_weight_gradient(d_normed, h, r, norm_gradient);
-    rmsnorm_input_gradient(d_normed, h, r, head.norm, false, d_h);
+    if (gradient != nullptr)
+      chunk_gradient(head, *gradient, begin, end, c);
+    else
+      cross_entropy_forward(c.logits, c.targets, c.token_loss, c.lse);
   }
 }
 

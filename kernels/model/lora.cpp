@@ -18,8 +18,8 @@ void LoraLinear::add(const Parameters& parameters, const std::string& prefix, Pr
                     b = module + ".lora_B.weight";
   const std::uint64_t stream =
       random_bits(options_.seed, stream_of("lora.dropout"), stream_of(module.c_str()));
-  adapters_.push_back({parameters.value(a), parameters.gradient(a), parameters.value(b),
-                       parameters.gradient(b), begin, end, stream});
+  adapters_.push_back({parameters.value(a), parameters.value(b), parameters.gradient_of(a),
+                       parameters.gradient_of(b), begin, end, stream});
 }
 
 Tensor LoraLinear::dropped(const Adapter& adapter, const Tensor& x, const Tensor& keys,
@@ -74,10 +74,10 @@ void LoraLinear::weight_gradient(const Tensor& x, const Tensor& keys, const Tens
                                  Workspace& workspace) const {
   for (const Adapter& adapter : adapters_) {
     const Tensor x_dropped = dropped(adapter, x, keys, workspace);
-    Tensor a_gradient = adapter.a_gradient, b_gradient = adapter.b_gradient;
     linear_weight_gradient(projected(adapter, x_dropped, workspace),
-                           dy.narrow(1, adapter.begin, adapter.end), b_gradient);
-    linear_weight_gradient(x_dropped, projected_gradient(adapter, dy, workspace), a_gradient);
+                           dy.narrow(1, adapter.begin, adapter.end), adapter.b_gradient.next());
+    linear_weight_gradient(x_dropped, projected_gradient(adapter, dy, workspace),
+                           adapter.a_gradient.next());
   }
 }
 

@@ -33,8 +33,8 @@ class LoraLinear {
 
  private:
   struct Adapter {
-    Tensor a, a_gradient;  // [rank, in]
-    Tensor b, b_gradient;  // [out, rank]
+    Tensor a, b;  // [rank, in], [out, rank]
+    ParameterGradient a_gradient, b_gradient;
     std::int64_t begin = 0, end = 0;
     std::uint64_t stream = 0;  // of its dropout
   };

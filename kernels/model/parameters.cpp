@@ -95,6 +95,21 @@ Parameters::Parameters(std::vector<Parameter> table, DType type, Device& device,
   values_ = Tensor::zeros({frozen_ + padded}, type, device, MemoryCategory::parameters);
   gradients_ = Tensor::zeros({padded}, type == DType::f64 ? DType::f64 : DType::f32, device,
                              MemoryCategory::gradients);
+  written_ = std::make_shared<std::vector<char>>(trainable_table_.size(), 1);
+}
+
+ParameterGradient::ParameterGradient(Tensor sum)
+    : tensor_(std::move(sum)), written_(std::make_shared<std::vector<char>>(1, 1)), count_(1) {}
+
+GradientTarget ParameterGradient::next() const {
+  if (!defined()) return {Tensor()};
+  const auto begin = written_->begin() + static_cast<std::ptrdiff_t>(first_),
+             end = begin + static_cast<std::ptrdiff_t>(count_);
+  const bool accumulate = *begin != 0;
+  require(std::all_of(begin, end, [&](char w) { return (w != 0) == accumulate; }),
+          "gradients of neighbours were written apart and are now joined");
+  std::fill(begin, end, char{1});
+  return {tensor_, accumulate};
 }
 
 const Parameter& Parameters::info(const std::string& name) const {
@@ -131,6 +146,33 @@ Tensor Parameters::joined_gradient(const std::string& name, int count) const {
   if (!table_[first].trainable) return {};
   return gradients_.rows(offset_[first] - frozen_, offset_[last] + table_[last].numel() - frozen_)
       .reshape(shape);
+}
+
+ParameterGradient Parameters::gradient_of(const std::string& name, int count) const {
+  ParameterGradient g;
+  g.tensor_ = joined_gradient(name, count);
+  if (!g.defined()) return g;
+  g.written_ = written_;
+  g.first_ = static_cast<std::size_t>(&info(name) - table_.data()) - frozen_table_.size();
+  g.count_ = static_cast<std::size_t>(count);
+  return g;
+}
+
+void Parameters::clear_gradients() { std::fill(written_->begin(), written_->end(), char{0}); }
+
+void Parameters::settle_gradients() {
+  for (std::size_t first = 0; first < written_->size(); ++first) {
+    if ((*written_)[first] != 0) continue;
+    std::size_t last = first;  // neighbours in one go
+    while (last + 1 < written_->size() && (*written_)[last + 1] == 0) ++last;
+    const std::size_t frozen = frozen_table_.size();
+    gradients_
+        .rows(offset_[frozen + first] - frozen_,
+              offset_[frozen + last] + trainable_table_[last].numel() - frozen_)
+        .zero();
+    first = last;
+  }
+  std::fill(written_->begin(), written_->end(), char{1});
 }
 
 void Parameters::initialise(std::uint64_t seed) {

@@ -2,13 +2,33 @@
 // parameter table.
 #pragma once
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/base/tensor.hpp"
 #include "core/model/parameter_table.hpp"
+#include "kernels/ops/gradient_target.hpp"
 
 namespace ballast {
+
+/// The gradient of one parameter or of neighbours, as backward passes add to it.
+class ParameterGradient {
+ public:
+  ParameterGradient() = default;  ///< frozen
+  /// A gradient apart from Parameters, which every contribution is added to.
+  explicit ParameterGradient(Tensor sum);
+  bool defined() const { return tensor_.defined(); }
+  /// Where the next contribution goes: the first since Parameters::clear_gradients() overwrites,
+  /// the others add.  Whoever asks writes.
+  GradientTarget next() const;
+
+ private:
+  friend class Parameters;
+  Tensor tensor_;
+  std::shared_ptr<std::vector<char>> written_;  ///< of all trainable parameters
+  std::size_t first_ = 0, count_ = 0;
+};
 
 /// Values in the compute dtype (f32 or f64 on the host, bf16 on CUDA), gradients in f32 (f64 when
 /// values are f64).  Parameters lie back to back in table order without padding, so neighbours such
@@ -35,11 +55,20 @@ class Parameters {
   /// `count` neighbours starting at `name`, joined along dimension 0; all frozen or none.
   Tensor joined_value(const std::string& name, int count) const;
   Tensor joined_gradient(const std::string& name, int count) const;
+  /// What layers hold; undefined when frozen.
+  ParameterGradient gradient_of(const std::string& name, int count = 1) const;
+  /// Begins a step: gradients count as zero, but nothing is written; each is overwritten by its
+  /// first contribution.
+  void clear_gradients();
+  /// Zeroes what no contribution has reached since clear_gradients(), so that gradients() and
+  /// gradient() hold what they should.
+  void settle_gradients();
   Tensor& values() { return values_; }  ///< [padded numel]
   Tensor trainable_values() const {
     return values_.rows(frozen_, values_.numel());
-  }                                              ///< [padded trainable numel]
-  Tensor& gradients() { return gradients_; }     ///< [padded trainable numel]
+  }  ///< [padded trainable numel]
+  /// [padded trainable numel]; between clear_gradients() and settle_gradients() undefined in parts.
+  Tensor& gradients() { return gradients_; }
   std::int64_t numel() const { return numel_; }  ///< without padding
   std::int64_t frozen_numel() const { return frozen_; }
   std::int64_t trainable_numel() const { return numel_ - frozen_; }  ///< without padding
@@ -54,6 +83,8 @@ class Parameters {
   std::vector<std::int64_t> offset_;
   std::int64_t numel_ = 0, frozen_ = 0;
   Tensor values_, gradients_;
+  /// [trainable parameter] whether a contribution lies in its gradient; shared with those who add.
+  std::shared_ptr<std::vector<char>> written_;
 };
 
 }  // namespace ballast

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <functional>
+#include <utility>
 
 #include "kernels/model/layer.hpp"
 #include "kernels/model/lm_head.hpp"
@@ -17,8 +18,7 @@ struct StageActivations {
   TokenTables tables;
   std::vector<LayerActivations> layers;
   std::vector<LayerGradients> gradients;  // [layer] between the halves of backward
-  Tensor hidden, rstd,
-      lse;  // last stage: input of the final norm [T, H], its rstd and the logits' LSE [T]
+  Tensor d_hidden;                        // last stage: gradient of the last layer's output [T, H]
 };
 
 void StageActivationsDeleter::operator()(StageActivations* activations) const {
@@ -57,8 +57,9 @@ struct StageModel::Impl {
   Workspace workspace;
   RopeFrequencies frequencies;
   std::vector<Layer> layers;
-  Tensor embedding, embedding_gradient;  // first stage
-  LmHead head;                           // last stage
+  Tensor embedding;  // first stage
+  ParameterGradient embedding_gradient;
+  LmHead head;  // last stage
   std::function<void(std::int64_t layer, const ResidualPair& output)>
       inspect;  // called after each layer while a diagnosis runs
 
@@ -78,13 +79,13 @@ struct StageModel::Impl {
                       head_name = shape.tied_embedding ? embedding_name : "lm_head.weight";
     if (first()) {
       embedding = parameters.value(embedding_name);
-      embedding_gradient = parameters.gradient(embedding_name);
+      embedding_gradient = parameters.gradient_of(embedding_name);
     }
     if (last())
       head = {parameters.value("model.norm.weight"),
-              parameters.gradient("model.norm.weight"),
               parameters.value(head_name),
-              parameters.gradient(head_name),
+              parameters.gradient_of("model.norm.weight"),
+              parameters.gradient_of(head_name),
               shape.rms_eps,
               head_chunk};
   }
@@ -174,17 +175,19 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input,
   if (m.last() && head) {
     LayerContext context(m.recorder, -1);
     Scope scope(m.recorder, EventKind::head);
-    scope.flops = linear_flops(static_cast<double>(tokens), static_cast<double>(m.shape.hidden),
-                               static_cast<double>(m.shape.vocabulary));
-    a.hidden = m.kept(keep, "final hidden", {tokens, m.shape.hidden}, m.type);
-    a.rstd = m.kept(keep, "final rstd", {tokens}, statistics);
-    a.lse = m.kept(keep, "final lse", {tokens}, statistics);
+    const double products = keep ? (m.head.weight_gradient.defined() ? 3 : 2) : 1;
+    scope.flops =
+        products * linear_flops(static_cast<double>(tokens), static_cast<double>(m.shape.hidden),
+                                static_cast<double>(m.shape.vocabulary));
+    LossGradient gradient{batch.loss_scale, batch.loss_weights, {}};
+    if (keep)
+      gradient.d_hidden = a.d_hidden = Tensor::empty({tokens, m.shape.hidden}, m.type, *m.device);
     output.token_loss = Tensor::empty({tokens}, statistics, *m.device, MemoryCategory::workspace);
     output.loss_weights = batch.loss_weights;
     if (batch.judged)
       output.correct = Tensor::empty({tokens}, DType::u8, *m.device, MemoryCategory::workspace);
-    lm_head_forward(m.head, hidden.residual, hidden.branch, batch.targets, m.workspace, a.hidden,
-                    a.rstd, a.lse, output.token_loss, output.correct);
+    lm_head(m.head, hidden.residual, hidden.branch, batch.targets, m.workspace, output.token_loss,
+            output.correct, keep ? &gradient : nullptr);
   } else if (!m.last()) {
     output.hidden =
         Tensor::empty({tokens, m.shape.hidden}, m.type, *m.device, MemoryCategory::workspace);
@@ -195,16 +198,14 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input,
 }
 
 Tensor StageModel::backward(const LocalBatch& batch, StageActivationsPtr saved,
-                            AttentionExecutor& attention, double loss_scale,
-                            const Tensor& d_output) {
+                            AttentionExecutor& attention, const Tensor& d_output) {
   require(saved != nullptr, "backward needs the activations that forward of the same stage kept");
-  return run_backward(batch, *saved, attention, loss_scale, d_output, false);
+  return run_backward(batch, *saved, attention, d_output, false);
 }
 
 Tensor StageModel::backward_input(const LocalBatch& batch, StageActivations& saved,
-                                  AttentionExecutor& attention, double loss_scale,
-                                  const Tensor& d_output) {
-  return run_backward(batch, saved, attention, loss_scale, d_output, true);
+                                  AttentionExecutor& attention, const Tensor& d_output) {
+  return run_backward(batch, saved, attention, d_output, true);
 }
 
 void StageModel::backward_weight(StageActivationsPtr saved) {
@@ -223,23 +224,15 @@ void StageModel::backward_weight(StageActivationsPtr saved) {
 }
 
 Tensor StageModel::run_backward(const LocalBatch& batch, StageActivations& a,
-                                AttentionExecutor& attention, double loss_scale,
-                                const Tensor& d_output, bool halves) {
+                                AttentionExecutor& attention, const Tensor& d_output, bool halves) {
   Impl& m = *impl_;
   require(a.layers.size() == m.layers.size() && a.gradients.empty(),
           "backward needs the activations that forward of the same stage kept");
   if (halves) a.gradients.resize(m.layers.size());
   const std::int64_t tokens = batch.size();
-  Tensor d = Tensor::empty({tokens, m.shape.hidden}, m.type, *m.device, MemoryCategory::workspace);
-  if (m.last()) {
-    LayerContext context(m.recorder, -1);
-    Scope scope(m.recorder, EventKind::head);
-    scope.flops = (m.head.weight_gradient.defined() ? 2.0 : 1.0) *
-                  linear_flops(static_cast<double>(tokens), static_cast<double>(m.shape.hidden),
-                               static_cast<double>(m.shape.vocabulary));
-    lm_head_backward(m.head, a.hidden, a.rstd, a.lse, batch.targets, loss_scale, batch.loss_weights,
-                     m.workspace, d);
-  } else {
+  Tensor d = std::exchange(a.d_hidden, {});
+  if (!m.last()) {
+    d = Tensor::empty({tokens, m.shape.hidden}, m.type, *m.device, MemoryCategory::workspace);
     require(d_output.defined() && d_output.shape() == d.shape() && d_output.dtype() == m.type,
             "gradient of the stage output must be {} [{}, {}]", name(m.type), tokens,
             m.shape.hidden);
@@ -261,9 +254,10 @@ Tensor StageModel::run_backward(const LocalBatch& batch, StageActivations& a,
     else
       a.layers[l] = {};
   }
-  a.tables.cos = a.tables.sin = a.hidden = a.rstd = a.lse = {};
+  a.tables.cos = a.tables.sin = {};
   if (!m.first()) return d;
-  embedding_weight_gradient(batch.tokens, d, m.embedding_gradient);
+  if (m.embedding_gradient.defined())
+    embedding_weight_gradient(batch.tokens, d, m.embedding_gradient.next());
   return {};
 }
 
@@ -318,7 +312,7 @@ std::int64_t StageModel::activation_bytes(const ModelShape& shape, std::int64_t 
   std::int64_t bytes = 2 * tokens * (shape.head_dim / 2) * statistic;  // rotary table
   for (std::int64_t l = 0; l < layers; ++l)
     bytes += kept_bytes(shape, tokens, type, keep_of(recompute.of(l)));
-  if (last_stage) bytes += tokens * (shape.hidden * element + 2 * statistic);
+  if (last_stage) bytes += tokens * shape.hidden * element;
   return bytes;
 }
 

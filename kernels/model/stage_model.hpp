@@ -28,6 +28,8 @@ struct LocalBatch {
                               ///< (StageOutput::correct)
   int recompute_layers = -1;  ///< layers recomputed in place of the model's options
                               ///< (RecomputeOptions::with); -1: as they say
+  double loss_scale = 1;  ///< the objective is the sum of loss_scale x weight x loss of its tokens
+                          ///< (1 / loss tokens of the global batch for `ave_token`)
   std::int64_t size() const { return tokens.defined() ? tokens.size(0) : 0; }
 };
 
@@ -63,23 +65,24 @@ class StageModel {
 
   /// `input`: hidden states of the previous stage, undefined on the first.  Keeps what backward
   /// needs in `saved` (pass nullptr for evaluation).  `head`: whether the last stage computes the
-  /// loss; of a chunk that is recomputed only the recompute does.
+  /// loss; a chunk that is recomputed only the recompute does.  With `saved` the last stage forms
+  /// the head's part of backward at once, its parameter gradients included, so that no logits are
+  /// formed twice.
   StageOutput forward(const LocalBatch& batch, const Tensor& input, AttentionExecutor& attention,
                       StageActivationsPtr* saved, bool head = true);
-  /// `loss_scale`: derivative of the objective with respect to each token's loss (1 / loss tokens
-  /// of the global batch for `ave_token`), times batch.loss_weights.  `d_output`: gradient of the
-  /// stage output, undefined on the last stage.  `batch` is the one that forward had.  Returns the
-  /// gradient of `input` (undefined on the first stage); parameter gradients are added.
+  /// `d_output`: gradient of the stage output, undefined on the last stage.  `batch` is the one
+  /// that forward had.  Returns the gradient of `input` (undefined on the first stage); parameter
+  /// gradients are added.
   Tensor backward(const LocalBatch& batch, StageActivationsPtr saved, AttentionExecutor& attention,
-                  double loss_scale, const Tensor& d_output);
+                  const Tensor& d_output);
 
   /// The same in halves: the first is all that the stage before waits for, and leaves in `saved`
   /// what the second needs, for each layer as much as forward keeps without recomputation
-  /// (between_halves_bytes).  Norms, head and embedding, whose weight gradients are small or would
-  /// need the logits again, are done in the first.  Halves of several micro-batches may interleave;
-  /// together they equal backward, bit for bit where both orders are the same.
+  /// (between_halves_bytes).  Norms and embedding, whose weight gradients are small, are done in
+  /// the first.  Halves of several micro-batches may interleave; together they equal backward, bit
+  /// for bit where both orders are the same.
   Tensor backward_input(const LocalBatch& batch, StageActivations& saved,
-                        AttentionExecutor& attention, double loss_scale, const Tensor& d_output);
+                        AttentionExecutor& attention, const Tensor& d_output);
   void backward_weight(StageActivationsPtr saved);
 
   /// Diagnosis after a NaN or Inf loss: first layer of the stage whose output, on this rank's
@@ -105,8 +108,7 @@ class StageModel {
 
  private:
   Tensor run_backward(const LocalBatch& batch, StageActivations& saved,
-                      AttentionExecutor& attention, double loss_scale, const Tensor& d_output,
-                      bool halves);
+                      AttentionExecutor& attention, const Tensor& d_output, bool halves);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

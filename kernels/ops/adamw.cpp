@@ -23,13 +23,12 @@ struct AdamWFactors {
 // Adam.  A function of its own, with factors by value, so that the loop vectorises (with
 // -fno-math-errno); `out` may be `w` itself.
 template <class T>
-void adamw_span(const T* g, const std::uint8_t* decay, T* w, T* m, T* v, T* out, std::int64_t n,
-                const AdamWFactors<T> f) {
+void adamw_span(const T* g, T* w, T* m, T* v, T* out, std::int64_t n, const AdamWFactors<T> f) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) {
     const T x = g[i] * f.scale;
     const T first = f.beta1 * m[i] + f.rest1 * x, second = f.beta2 * v[i] + f.rest2 * x * x;
-    const T kept = w[i] - f.shrink * static_cast<T>(decay[i]) * w[i];
+    const T kept = w[i] - f.shrink * w[i];
     const T next = kept - f.step_size * first / (std::sqrt(second) * f.correction + f.eps);
     m[i] = first;
     v[i] = second;
@@ -44,7 +43,8 @@ void adamw(AdamWState& state, const Tensor& gradient_, double gradient_scale, do
   const auto gradient = vector<const T>(gradient_);
   const auto master = vector<T>(state.master), moment1 = vector<T>(state.moment1),
              moment2 = vector<T>(state.moment2), values = vector<T>(values_);
-  const auto decay = vector<const std::uint8_t>(state.decay);
+  const std::int64_t* bounds = state.decay.data<std::int64_t>();
+  const std::int64_t* last = bounds + state.decay.numel();
   const double correction1 = 1.0 - std::pow(options.beta1, static_cast<double>(step)),
                correction2 = 1.0 - std::pow(options.beta2, static_cast<double>(step));
   const AdamWFactors<T> factors{.scale = static_cast<T>(gradient_scale),
@@ -58,10 +58,16 @@ void adamw(AdamWState& state, const Tensor& gradient_, double gradient_scale, do
                                 .shrink = static_cast<T>(rate * options.weight_decay)};
   const std::int64_t n = values_.numel();
   parallel_for("adamw", (n + kSpan - 1) / kSpan, [=](std::int64_t span) {
-    const std::int64_t begin = span * kSpan, count = std::min(kSpan, n - begin);
-    adamw_span(gradient.data() + begin, decay.data() + begin, master.data() + begin,
-               moment1.data() + begin, moment2.data() + begin, values.data() + begin, count,
-               factors);
+    const std::int64_t end = std::min((span + 1) * kSpan, n);
+    for (std::int64_t at = span * kSpan; at < end;) {
+      const std::int64_t* next = std::upper_bound(bounds, last, at);
+      const std::int64_t stop = next == last ? end : std::min(*next, end);
+      AdamWFactors<T> here = factors;
+      if ((next - bounds) % 2 == 0) here.shrink = 0;  // between two ranges
+      adamw_span(gradient.data() + at, master.data() + at, moment1.data() + at, moment2.data() + at,
+                 values.data() + at, stop - at, here);
+      at = stop;
+    }
   });
 }
 
@@ -82,7 +88,7 @@ void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale
                 Tensor& values) {
   const std::int64_t n = values.numel();
   require(state.master.numel() == n && state.moment1.numel() == n && state.moment2.numel() == n &&
-              state.decay.numel() == n && gradient.numel() == n,
+              state.decay.numel() % 2 == 0 && gradient.numel() == n,
           "adamw_step: {} values, {} gradients and {} master values do not fit", n,
           gradient.numel(), state.master.numel());
   require(step >= 1, "adamw_step: steps count from 1, got {}", step);

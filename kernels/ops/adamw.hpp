@@ -15,7 +15,8 @@ struct AdamWOptions {
 /// moments.
 struct AdamWState {
   Tensor master, moment1, moment2;  ///< [n] each
-  Tensor decay;                     ///< [n] u8: 1 where weight decay applies
+  /// [2 R] i64, ascending: weight decay applies to elements [decay[0], decay[1]), [decay[2], ...
+  Tensor decay;
 };
 
 /// One AdamW step (decoupled weight decay, bias correction with `step` counted from 1); `gradient`

@@ -102,13 +102,20 @@ void backward(const Tensor& targets_, const Tensor& lse_, double scale, const Te
 }  // namespace
 }  // namespace host
 
-void cross_entropy_forward(const Tensor& logits, const Tensor& targets, Tensor& token_loss,
-                           Tensor& lse) {
+namespace {
+void check(const char* what, const Tensor& logits, const Tensor& targets, const Tensor& token_loss,
+           const Tensor& lse) {
   require(logits.rank() == 2 && logits.size(0) == targets.numel() &&
               token_loss.numel() == targets.numel() && lse.numel() == targets.numel(),
-          "cross_entropy_forward: logits {}, targets {}, losses {} and lse {} do not fit",
+          "{}: logits {}, targets {}, losses {} and lse {} do not fit", what,
           to_string(logits.shape()), to_string(targets.shape()), to_string(token_loss.shape()),
           to_string(lse.shape()));
+}
+}  // namespace
+
+void cross_entropy_forward(const Tensor& logits, const Tensor& targets, Tensor& token_loss,
+                           Tensor& lse) {
+  check("cross_entropy_forward", logits, targets, token_loss, lse);
   BALLAST_ON_CUDA(logits, cross_entropy_forward(logits, targets, token_loss, lse));
   dispatch_float(logits.dtype(),
                  [&](auto t) { host::forward<decltype(t)>(logits, targets, token_loss, lse); });
@@ -124,16 +131,16 @@ void cross_entropy_correct(const Tensor& logits, const Tensor& targets, Tensor& 
                  [&](auto t) { host::correct<decltype(t)>(logits, targets, correct); });
 }
 
-void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double scale,
-                            const Tensor& weights, Tensor& logits) {
-  require(logits.rank() == 2 && logits.size(0) == targets.numel() &&
-              lse.numel() == targets.numel() &&
-              (!weights.defined() || weights.numel() == targets.numel()),
-          "cross_entropy_backward: logits {}, targets {}, lse {} and weights {} do not fit",
-          to_string(logits.shape()), to_string(targets.shape()), to_string(lse.shape()),
-          to_string(weights.shape()));
-  BALLAST_ON_CUDA(logits, cross_entropy_backward(targets, lse, scale, weights, logits));
+void cross_entropy_with_gradient(const Tensor& targets, double scale, const Tensor& weights,
+                                 Tensor& logits, Tensor& token_loss, Tensor& lse) {
+  check("cross_entropy_with_gradient", logits, targets, token_loss, lse);
+  require(!weights.defined() || weights.numel() == targets.numel(),
+          "cross_entropy_with_gradient: targets {} and weights {} do not fit",
+          to_string(targets.shape()), to_string(weights.shape()));
+  BALLAST_ON_CUDA(logits,
+                  cross_entropy_with_gradient(targets, scale, weights, logits, token_loss, lse));
   dispatch_float(logits.dtype(), [&](auto t) {
+    host::forward<decltype(t)>(logits, targets, token_loss, lse);
     host::backward<decltype(t)>(targets, lse, scale, weights, logits);
   });
 }

@@ -13,10 +13,10 @@ void cross_entropy_forward(const Tensor& logits, const Tensor& targets, Tensor& 
 /// correct [n] u8 = 1 where the target is the most likely token: no logit is higher, and of equal
 /// ones the lowest id counts; 0 elsewhere, where there is no loss, and where a logit is NaN.
 void cross_entropy_correct(const Tensor& logits, const Tensor& targets, Tensor& correct);
-/// Turns logits into the gradient of sum scale * weight * token_loss, in place: scale weight
-/// (softmax - onehot). Undefined `weights` are ones.
-void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double scale,
-                            const Tensor& weights, Tensor& logits);
+/// cross_entropy_forward, and turns logits into the gradient of sum scale * weight * token_loss in
+/// place: scale weight (softmax - onehot).  Undefined `weights` are ones.
+void cross_entropy_with_gradient(const Tensor& targets, double scale, const Tensor& weights,
+                                 Tensor& logits, Tensor& token_loss, Tensor& lse);
 /// Sum of token losses, times `weights` where they are defined, in fp64.  Waits for the device.
 double sum_losses(const Tensor& token_loss, const Tensor& weights = {});
 

@@ -82,9 +82,12 @@ void embedding_forward(const Tensor& tokens, const Tensor& w, Tensor& y) {
   dispatch_float(w.dtype(), [&](auto t) { host::forward<decltype(t)>(tokens, w, y); });
 }
 
-void embedding_weight_gradient(const Tensor& tokens, const Tensor& dy, Tensor& dw) {
-  if (!dw.defined()) return;  // a frozen weight
+void embedding_weight_gradient(const Tensor& tokens, const Tensor& dy,
+                               const GradientTarget& target) {
+  if (!target.defined()) return;
+  Tensor dw = target.tensor;
   check("embedding_weight_gradient", tokens, dw, dy);
+  if (!target.accumulate) dw.zero();
   BALLAST_ON_CUDA(dy, embedding_weight_gradient(tokens, dy, dw));
   dispatch_float(dy.dtype(), [&](auto t) { host::weight_gradient<decltype(t)>(tokens, dy, dw); });
 }

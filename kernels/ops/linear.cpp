@@ -36,18 +36,19 @@ void input_gradient(const Tensor& dy_, const Tensor& w_, Tensor& dx_) {
 }
 
 template <class T>
-void weight_gradient(const Tensor& x_, const Tensor& dy_, Tensor& dw_) {
+void weight_gradient(const Tensor& x_, const Tensor& dy_, const GradientTarget& dw_) {
   const auto x = matrix<const T>(x_), dy = matrix<const T>(dy_);
-  const auto dw = matrix<T>(dw_);
-  if (x.rows() == 0) return;
+  const auto dw = matrix<T>(dw_.tensor);
   gemm(CblasTrans, CblasNoTrans, dw.rows(), dw.columns(), x.rows(), T(1), dy.row(0),
-       dy.row_stride(), x.row(0), x.row_stride(), T(1), dw.row(0), dw.row_stride());
+       dy.row_stride(), x.row(0), x.row_stride(), dw_.accumulate ? T(1) : T(0), dw.row(0),
+       dw.row_stride());
 }
 
 template <class T>
-void bias_gradient(const Tensor& dy_, Tensor& db_) {
+void bias_gradient(const Tensor& dy_, const GradientTarget& db_) {
   const auto dy = matrix<const T>(dy_);
-  const auto db = vector<T>(db_);
+  const auto db = vector<T>(db_.tensor);
+  const bool accumulate = db_.accumulate;
   constexpr std::int64_t width =
       64;  // columns summed together: whole cache lines, accumulators in registers or L1
   const std::int64_t columns = dy.columns();
@@ -58,8 +59,10 @@ void bias_gradient(const Tensor& dy_, Tensor& db_) {
       const T* row = dy.row(i) + begin;
       for (std::int64_t j = 0; j < n; ++j) sum[j] += static_cast<double>(row[j]);
     }
-    for (std::int64_t j = 0; j < n; ++j)
-      db(static_cast<std::size_t>(begin + j)) += static_cast<T>(sum[j]);
+    for (std::int64_t j = 0; j < n; ++j) {
+      T& out = db(static_cast<std::size_t>(begin + j));
+      out = (accumulate ? out : T(0)) + static_cast<T>(sum[j]);
+    }
   });
 }
 
@@ -95,18 +98,22 @@ void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx) {
   dispatch_float(dy.dtype(), [&](auto t) { host::input_gradient<decltype(t)>(dy, w, dx); });
 }
 
-void linear_weight_gradient(const Tensor& x, const Tensor& dy, Tensor& dw) {
-  if (!dw.defined()) return;  // a frozen weight
-  check("linear_weight_gradient", x, dw, dy);
+void linear_weight_gradient(const Tensor& x, const Tensor& dy, const GradientTarget& dw) {
+  if (!dw.defined()) return;
+  check("linear_weight_gradient", x, dw.tensor, dy);
+  if (x.size(0) == 0) {
+    if (!dw.accumulate) Tensor(dw.tensor).zero();
+    return;
+  }
   BALLAST_ON_CUDA(x, linear_weight_gradient(x, dy, dw));
   dispatch_float(x.dtype(), [&](auto t) { host::weight_gradient<decltype(t)>(x, dy, dw); });
 }
 
-void linear_bias_gradient(const Tensor& dy, Tensor& db) {
-  if (!db.defined()) return;  // a frozen weight
-  require(dy.rank() >= 2 && db.numel() == columns(dy),
+void linear_bias_gradient(const Tensor& dy, const GradientTarget& db) {
+  if (!db.defined()) return;
+  require(dy.rank() >= 2 && db.tensor.numel() == columns(dy),
           "linear_bias_gradient: gradient {} and bias {} do not fit", to_string(dy.shape()),
-          to_string(db.shape()));
+          to_string(db.tensor.shape()));
   BALLAST_ON_CUDA(dy, linear_bias_gradient(dy, db));
   dispatch_float(dy.dtype(), [&](auto t) { host::bias_gradient<decltype(t)>(dy, db); });
 }

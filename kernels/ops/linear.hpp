@@ -4,6 +4,7 @@
 // apart.
 #pragma once
 #include "core/base/tensor.hpp"
+#include "kernels/ops/gradient_target.hpp"
 
 namespace ballast {
 
@@ -11,11 +12,10 @@ namespace ballast {
 void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y);
 /// dx = dy w; overwrites dx.
 void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx);
-/// dw += dy^T x.  dw in f32 (f64 for f64 inputs); undefined: the weight is frozen, nothing is done
-/// (db likewise).
-void linear_weight_gradient(const Tensor& x, const Tensor& dy, Tensor& dw);
-/// db += sum of dy over tokens, summed in fp64 in token order before it is added.
-void linear_bias_gradient(const Tensor& dy, Tensor& db);
+/// dw = or += dy^T x.
+void linear_weight_gradient(const Tensor& x, const Tensor& dy, const GradientTarget& dw);
+/// db = or += sum of dy over tokens, summed in fp64 in token order before it is added.
+void linear_bias_gradient(const Tensor& dy, const GradientTarget& db);
 
 /// Floating-point operations of y = x w^T over `tokens` rows; each of the two gradients costs the
 /// same.

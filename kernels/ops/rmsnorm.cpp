@@ -82,10 +82,12 @@ void input_gradient(const Tensor& dy_, const Tensor& x_, const Tensor& rstd_, co
 }
 
 template <class T>
-void weight_gradient(const Tensor& dy_, const Tensor& x_, const Tensor& rstd_, Tensor& dw_) {
+void weight_gradient(const Tensor& dy_, const Tensor& x_, const Tensor& rstd_,
+                     const GradientTarget& dw_) {
   const auto dy = matrix<const T>(dy_), x = matrix<const T>(x_);
   const auto rstd = vector<const T>(rstd_);
-  const auto dw = vector<T>(dw_);
+  const auto dw = vector<T>(dw_.tensor);
+  const bool accumulate = dw_.accumulate;
   constexpr std::int64_t width = 64;
   const std::int64_t columns = x.columns();
   parallel_for("rmsnorm weight gradient", (columns + width - 1) / width, [=](std::int64_t block) {
@@ -97,8 +99,10 @@ void weight_gradient(const Tensor& dy_, const Tensor& x_, const Tensor& rstd_, T
       const T r = rstd(static_cast<std::size_t>(i));
       for (std::int64_t j = 0; j < n; ++j) sum[j] += static_cast<double>(g[j] * (row[j] * r));
     }
-    for (std::int64_t j = 0; j < n; ++j)
-      dw(static_cast<std::size_t>(begin + j)) += static_cast<T>(sum[j]);
+    for (std::int64_t j = 0; j < n; ++j) {
+      T& out = dw(static_cast<std::size_t>(begin + j));
+      out = (accumulate ? out : T(0)) + static_cast<T>(sum[j]);
+    }
   });
 }
 
@@ -137,21 +141,18 @@ void rmsnorm_recompute(const Tensor& x, const Tensor& rstd, const Tensor& w, Ten
   dispatch_float(x.dtype(), [&](auto t) { host::recompute<decltype(t)>(x, rstd, w, y); });
 }
 
-void rmsnorm_input_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& w,
-                            bool accumulate, Tensor& dx) {
-  check("rmsnorm_input_gradient", dy, x, w, rstd);
-  check("rmsnorm_input_gradient", dx, x, w, rstd);
-  BALLAST_ON_CUDA(dy, rmsnorm_input_gradient(dy, x, rstd, w, accumulate, dx));
+void rmsnorm_backward(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& w,
+                      bool accumulate, Tensor& dx, const GradientTarget& dw) {
+  check("rmsnorm_backward", dy, x, w, rstd);
+  check("rmsnorm_backward", dx, x, w, rstd);
+  require(!dw.defined() || dw.tensor.numel() == w.numel(),
+          "rmsnorm_backward: weight {} and its gradient {} do not fit", to_string(w.shape()),
+          to_string(dw.tensor.shape()));
+  BALLAST_ON_CUDA(dy, rmsnorm_backward(dy, x, rstd, w, accumulate, dx, dw));
   dispatch_float(dy.dtype(), [&](auto t) {
+    if (dw.defined()) host::weight_gradient<decltype(t)>(dy, x, rstd, dw);
     host::input_gradient<decltype(t)>(dy, x, rstd, w, accumulate, dx);
   });
-}
-
-void rmsnorm_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, Tensor& dw) {
-  if (!dw.defined()) return;  // a frozen weight
-  check("rmsnorm_weight_gradient", dy, x, dw, rstd);
-  BALLAST_ON_CUDA(dy, rmsnorm_weight_gradient(dy, x, rstd, dw));
-  dispatch_float(dy.dtype(), [&](auto t) { host::weight_gradient<decltype(t)>(dy, x, rstd, dw); });
 }
 
 }  // namespace ballast

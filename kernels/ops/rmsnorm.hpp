@@ -4,6 +4,7 @@
 // Shapes: x, branch, y and their gradients [T, H]; w [H]; rstd [T] in f32 (f64 for f64).
 #pragma once
 #include "core/base/tensor.hpp"
+#include "kernels/ops/gradient_target.hpp"
 
 namespace ballast {
 
@@ -15,12 +16,10 @@ void add_rmsnorm_forward(const Tensor& x, const Tensor& branch, const Tensor& w,
                          Tensor& sum, Tensor& y, Tensor& rstd);
 /// y again, bit for bit, from x and the kept rstd.
 void rmsnorm_recompute(const Tensor& x, const Tensor& rstd, const Tensor& w, Tensor& y);
-/// dx = rstd (w dy - xhat mean(w dy xhat)) with xhat = x rstd.  `accumulate`: dx += (the residual
-/// path's gradient is there already), else overwrites.
-void rmsnorm_input_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& w,
-                            bool accumulate, Tensor& dx);
-/// dw += sum over tokens of dy xhat, summed in fp64 in token order before it is added.  Undefined
-/// dw: frozen, nothing is done.
-void rmsnorm_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, Tensor& dw);
+/// dx = rstd (w dy - xhat mean(w dy xhat)) with xhat = x rstd, added to dx when `accumulate` (the
+/// residual path's gradient is there already); dw = or += sum over tokens of dy xhat, summed in
+/// fp64 in token order before it is added (on CUDA in fp32, in a fixed order).
+void rmsnorm_backward(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& w,
+                      bool accumulate, Tensor& dx, const GradientTarget& dw);
 
 }  // namespace ballast

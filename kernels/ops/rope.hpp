@@ -30,6 +30,7 @@ void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Ten
 
 /// y = rotation of x by every token's angles, for all heads; x, y [T, heads, D], rows may lie
 /// apart, y may be x. `transposed` gives the gradient: the rotation's transpose.
+/// On CUDA x may be f32 beside a y of bf16.
 void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, bool transposed, Tensor& y);
 
 }  // namespace ballast

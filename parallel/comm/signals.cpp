@@ -1,13 +1,35 @@
 #include "parallel/comm/signals.hpp"
 
 #include <csignal>
+#include <ctime>
 
 namespace ballast {
 namespace {
 
-volatile std::sig_atomic_t g_terminate = 0, g_user = 0;
+volatile std::sig_atomic_t g_terminate = 0, g_user = 0, g_interrupt = 0;
+double g_interrupted_s = 0;
 
-extern "C" void note_signal(int signal) { (signal == SIGTERM ? g_terminate : g_user) = 1; }
+double monotonic_s() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+const double g_started_s = monotonic_s();
+
+extern "C" void note_signal(int signal) {
+  if (signal == SIGINT) {
+    // A terminal and the launcher may both deliver one Ctrl-C.
+    if (g_interrupt && monotonic_s() - g_interrupted_s > 0.5) {
+      std::signal(SIGINT, SIG_DFL);
+      raise(SIGINT);
+    }
+    if (!g_interrupt) g_interrupted_s = monotonic_s();
+    g_interrupt = 1;
+    return;
+  }
+  (signal == SIGTERM ? g_terminate : g_user) = 1;
+}
 
 }  // namespace
 
@@ -19,23 +41,28 @@ const char* name(StopReason reason) {
       return "wall-time limit";
     case StopReason::user_signal:
       return "SIGUSR1";
+    case StopReason::interrupt:
+      return "SIGINT";
     case StopReason::terminate:
       return "SIGTERM";
   }
   return "";
 }
 
+double process_seconds() { return monotonic_s() - g_started_s; }
+
 void catch_stop_signals() {
   struct sigaction action = {};
   action.sa_handler = note_signal;
   action.sa_flags = SA_RESTART;  // reads and writes under way go on
   sigemptyset(&action.sa_mask);
-  for (int signal : {SIGTERM, SIGUSR1})
+  for (int signal : {SIGTERM, SIGUSR1, SIGINT})
     require(sigaction(signal, &action, nullptr) == 0, "signal {} cannot be caught", signal);
 }
 
 StopReason agreed_stop(const Communicator& comm, bool past_deadline) {
   const StopReason mine = g_terminate     ? StopReason::terminate
+                          : g_interrupt   ? StopReason::interrupt
                           : g_user        ? StopReason::user_signal
                           : past_deadline ? StopReason::wall_time
                                           : StopReason::none;

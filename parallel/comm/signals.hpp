@@ -4,11 +4,16 @@
 
 namespace ballast {
 
-enum class StopReason { none, wall_time, user_signal, terminate };
-/// "wall-time limit", "SIGUSR1", "SIGTERM"; "" for none.
+enum class StopReason { none, wall_time, user_signal, interrupt, terminate };
+/// "wall-time limit", "SIGUSR1", "SIGINT", "SIGTERM"; "" for none.
 const char* name(StopReason reason);
 
-/// From now on SIGTERM and SIGUSR1 only set a flag that agreed_stop reads.  Call on every rank.
+/// Seconds since this process started.
+double process_seconds();
+
+/// From now on SIGTERM, SIGUSR1 and SIGINT only set a flag that agreed_stop reads; a second SIGINT,
+/// half a second or more after the first, ends the process.  Call on every rank, before MPI starts:
+/// with many ranks that takes minutes, in which a signal would end the job.
 void catch_stop_signals();
 
 /// Whether to stop now, the same answer on all ranks: a signal that reached any one of them since

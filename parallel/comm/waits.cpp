@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <thread>
 
 #include "parallel/comm/comm.hpp"
 
@@ -201,6 +203,10 @@ void check_all(const Communicator& comm, bool condition, const std::string& mess
 }
 
 void fail_here(const std::string& message) {
+  // Rank 0's abort ends the others while they wait here, so that a mistake that all share is
+  // printed once.
+  if (Communicator::world().rank() != 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
   print(fmt::format("ballast: {}: {}{}", who(), message, last_event()));
   abort_all();
 }

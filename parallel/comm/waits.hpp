@@ -21,6 +21,14 @@ void wait_all(std::vector<MPI_Request>& requests, std::vector<MPI_Status>& statu
 void set_wait_limit(double seconds, const Recorder* recorder = nullptr);
 /// The seconds of set_wait_limit.
 double wait_limit();
+/// Holds a limit and a recorder while it lives; the limit stays, the recorder does not.
+class WaitWatch {
+ public:
+  WaitWatch(double seconds, const Recorder& recorder) { set_wait_limit(seconds, &recorder); }
+  ~WaitWatch() { set_wait_limit(wait_limit()); }
+  WaitWatch(const WaitWatch&) = delete;
+  WaitWatch& operator=(const WaitWatch&) = delete;
+};
 /// Puts the host's waits for the GPU under the same limit, and lets them see errors of NCCL.
 /// set_wait_limit and NCCL's first use call it.
 void watch_gpu_waits();
@@ -42,7 +50,8 @@ void check_all(const Communicator& comm, bool condition, const std::string& mess
 /// Name of this machine, for tables and messages.
 std::string host_name();
 /// One rank: prints rank, host, message and (outside a catch block) the last event, then aborts all
-/// ranks with a non-zero status.
+/// ranks with a non-zero status.  Where all ranks come here with one mistake, rank 0 speaks for
+/// them.
 [[noreturn]] void fail_here(const std::string& message);
 
 }  // namespace ballast

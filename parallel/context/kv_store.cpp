@@ -21,10 +21,9 @@ KvStore::KvStore(std::vector<ShardKeys> chunks, int rank, std::int64_t align, co
     require(static_cast<int>(chunk.size()) == ranks(), "KV store: chunks over {} and {} ring ranks",
             chunk.size(), ranks());
     std::int64_t tokens = 0;
-    for (const auto& shard : chunk) tokens += static_cast<std::int64_t>(shard.size());
+    for (const auto& shard : chunk) tokens += token_count(shard);
     largest = std::max(largest, tokens);
-    offset_.push_back(offset_.back() +
-                      static_cast<std::int64_t>(chunk[static_cast<std::size_t>(rank)].size()));
+    offset_.push_back(offset_.back() + token_count(chunk[static_cast<std::size_t>(rank)]));
   }
   window_chunks_ = static_cast<int>(std::max<std::int64_t>(1, place.window_tokens / largest));
 }
@@ -45,14 +44,15 @@ AttentionAxes KvStore::axes(int chunk) const {
   axes.queries = queries.at(static_cast<std::size_t>(rank_));
   std::int64_t first_query = std::numeric_limits<std::int64_t>::max();
   for (const auto& shard : queries)
-    for (const AxisToken& token : shard)
-      if (token.segment >= 0) first_query = std::min(first_query, token.position);
+    for (const AxisRange& range : shard)
+      if (!range.padding()) first_query = std::min(first_query, range.position);
   axes.first_query = {first_query};
   const auto keys = [&](int first, int last, int shard) {
-    std::vector<AxisToken> list;
+    AxisRanges list;
     for (int c = first; c < last; ++c) {
-      const auto& part = chunks_[static_cast<std::size_t>(c)][static_cast<std::size_t>(shard)];
-      list.insert(list.end(), part.begin(), part.end());
+      for (const AxisRange& range :
+           chunks_[static_cast<std::size_t>(c)][static_cast<std::size_t>(shard)])
+        append(list, range);
     }
     return list;
   };

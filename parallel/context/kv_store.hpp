@@ -39,7 +39,7 @@ struct KvPlace {
 /// last to the first.
 class KvStore {
  public:
-  using ShardKeys = std::vector<std::vector<AxisToken>>;  ///< [ring rank]
+  using ShardKeys = std::vector<AxisRanges>;  ///< [ring rank]
   /// chunks[c]: tokens that each ring rank holds of chunk c.  `place` must outlive the store.
   KvStore(std::vector<ShardKeys> chunks, int rank, std::int64_t align, const KvPlace& place);
 

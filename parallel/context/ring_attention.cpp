@@ -5,7 +5,7 @@
 #include <map>
 #include <utility>
 
-#include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/attention/attention_work.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/ops/elementwise.hpp"
 
@@ -118,8 +118,8 @@ class RingPass {
                   buffer(hop.recv_shard, type),
                   static_cast<std::int64_t>(send.bytes()),
                   {}};
-    const Transfer transfers[] = {{flight.received.tensor, hop.from, false}, {send, hop.to, true}};
-    flight.pending = group_.cp.exchange(transfers, ring_channel(hop.level));
+    const HopTransfers transfers = hop_transfers(hop, flight.received.tensor, send);
+    flight.pending = group_.cp.exchange(transfers.list, transfers.channel);
     flights_.push_back(std::move(flight));
   }
 
@@ -188,12 +188,11 @@ RingAttention::RingAttention(const RingGroup& group, std::unique_ptr<IndexSource
           ranks);
   tokens_.resize(turns);
   for (std::size_t c = 0; c < calls.size(); ++c)
-    tokens_[c / static_cast<std::size_t>(ranks)].push_back(
-        static_cast<std::int64_t>(calls[c].size()));
+    tokens_[c / static_cast<std::size_t>(ranks)].push_back(token_count(calls[c]));
 }
 
 void RingAttention::check(const AttentionInputs& in) const {
-  const std::int64_t queries = static_cast<std::int64_t>(source_->axes().queries.size());
+  const std::int64_t queries = source_->axes().q_tokens();
   const std::int64_t keys =
       stored_.store ? queries : tokens_[0][static_cast<std::size_t>(group_.plan.rank)];
   require(in.q.rank() == 3 && in.k.rank() == 3 && in.q.size(0) == queries && in.k.size(0) == keys &&
@@ -203,7 +202,7 @@ void RingAttention::check(const AttentionInputs& in) const {
           queries, keys, to_string(in.q.shape()), to_string(in.k.shape()), to_string(in.v.shape()));
 }
 
-const std::vector<AttentionPattern>& RingAttention::indexes(const AttentionInputs& in) {
+const std::vector<AttentionWork>& RingAttention::indexes(const AttentionInputs& in) {
   if (!stored_.store || !source_->reads_keys(in.layer)) return source_->shards(in);
   AttentionInputs all = in;
   const auto [k, lease] = stored_.store->all_keys(in.layer, stored_.chunk, in.k, in.v);
@@ -224,7 +223,7 @@ KvStore::Sums RingAttention::sums(const AttentionInputs& in, int turn) {
 
 void RingAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) {
   check(in);
-  const std::vector<AttentionPattern>& all = indexes(in);
+  const std::vector<AttentionWork>& all = indexes(in);
   const double flops_per_pair = 4.0 * static_cast<double>(in.q.size(1) * in.q.size(2));
   Device& device = device_of(in.q.space());
   // Partial outputs meet in the type of the LSE: where `o` has it they meet there.
@@ -266,7 +265,7 @@ void RingAttention::forward(const AttentionInputs& in, Tensor& o, Tensor& lse) {
 void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse,
                              const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) {
   check(in);
-  const std::vector<AttentionPattern>& all = indexes(in);
+  const std::vector<AttentionWork>& all = indexes(in);
   const double flops_per_pair = 10.0 * static_cast<double>(in.q.size(1) * in.q.size(2));
   Device& device = device_of(in.q.space());
   const bool empty = in.q.size(0) == 0;

@@ -2,6 +2,7 @@
 // accumulates dKV in fp32 (fp64 for fp64 inputs).  Only the key/value heads travel, K and V of a
 // shard in one buffer of exactly its tokens.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -17,9 +18,16 @@
 
 namespace ballast {
 
-/// Channel of a level's hops (Communicator::exchange): those between nodes must not hold up those
-/// inside a node.
-inline int ring_channel(RingLevel level) { return level == RingLevel::outer ? 1 : 0; }
+/// What a hop hands to Communicator::exchange: one receive, one send, and the channel of its level.
+/// Each level has its own: hops between nodes must not hold up those inside a node.
+struct HopTransfers {
+  std::array<Transfer, 2> list;
+  int channel = 0;
+};
+inline HopTransfers hop_transfers(const RingHop& hop, const Tensor& received, const Tensor& sent) {
+  return {{Transfer{received, hop.from, false}, Transfer{sent, hop.to, true}},
+          hop.level == RingLevel::outer ? 1 : 0};
+}
 
 /// Communicator of a ring, this rank's plan and the buffers (made once; plan of mesh.cp with
 /// cp_outer and cp_inner).
@@ -49,9 +57,8 @@ class RingAttention final : public AttentionExecutor {
  private:
   void check(const AttentionInputs& in) const;
   int turns() const { return static_cast<int>(tokens_.size()); }
-  const std::vector<AttentionPattern>& indexes(const AttentionInputs& in);
-  const AttentionPattern& index(const std::vector<AttentionPattern>& all, int turn,
-                                int shard) const {
+  const std::vector<AttentionWork>& indexes(const AttentionInputs& in);
+  const AttentionWork& index(const std::vector<AttentionWork>& all, int turn, int shard) const {
     return all[static_cast<std::size_t>(turn * group_.plan.ranks() + shard)];
   }
   /// Of a turn; nothing after the last one.

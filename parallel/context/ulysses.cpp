@@ -182,8 +182,8 @@ void UlyssesAttention::backward(const AttentionInputs& in, const Tensor& o, cons
   const std::int64_t dim = in.q.size(2), query = heads.local_query_heads(),
                      kv = heads.local_kv_heads();
   const DType kv_type =
-      heads.repeats() ? lse.dtype() : dk.dtype();  // repeated heads' gradients are partial sums
-  RingBuffers::Lease whole_q = buffers_.take({tokens_, query, dim}, dq.dtype(), device);
+      heads.repeats() ? lse.dtype() : in.k.dtype();  // repeated heads' gradients are partial sums
+  RingBuffers::Lease whole_q = buffers_.take({tokens_, query, dim}, in.q.dtype(), device);
   RingBuffers::Lease whole_kv = buffers_.take({tokens_, 2 * kv, dim}, kv_type, device);
   {
     RingBuffers::Lease whole_lse;

@@ -2,26 +2,32 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "kernels/ops/elementwise.hpp"
 
 namespace ballast {
 namespace {
 
-/// 1 where weight decay applies, for elements [begin, end) of the trainable part.
-Tensor decay_mask(const Parameters& parameters, std::int64_t begin, std::int64_t end,
-                  Device& device) {
-  Tensor mask = Tensor::zeros({end - begin}, DType::u8, host_device(), MemoryCategory::optimizer);
+/// AdamWState::decay of elements [begin, end) of the trainable part.
+Tensor decay_ranges(const Parameters& parameters, std::int64_t begin, std::int64_t end,
+                    Device& device) {
+  std::vector<std::int64_t> bounds;
   for (const Parameter& p : parameters.trainable_table()) {
     if (!p.weight_decay) continue;
-    const std::int64_t first = parameters.trainable_offset(p.name);
-    for (std::int64_t i = std::max(first, begin); i < std::min(first + p.numel(), end); ++i)
-      mask.data<std::uint8_t>()[i - begin] = 1;
+    const std::int64_t offset = parameters.trainable_offset(p.name),
+                       first = std::max(offset, begin) - begin,
+                       last = std::min(offset + p.numel(), end) - begin;
+    if (first >= last) continue;
+    if (!bounds.empty() && bounds.back() == first)
+      bounds.back() = last;
+    else
+      bounds.insert(bounds.end(), {first, last});
   }
-  if (device.space() == Space::host) return mask;
-  Tensor there = Tensor::empty(mask.shape(), DType::u8, device, MemoryCategory::optimizer);
-  there.copy_from(mask);
-  return there;
+  const auto n = static_cast<std::int64_t>(bounds.size());
+  Tensor ranges = Tensor::empty({n}, DType::i64, device, MemoryCategory::optimizer);
+  if (n > 0) ranges.copy_from(Tensor::wrap(bounds.data(), {n}, DType::i64));
+  return ranges;
 }
 
 }  // namespace
@@ -48,29 +54,31 @@ ShardedOptimizer::ShardedOptimizer(Parameters& parameters, const Communicator& r
       parameters.dtype() == sums ? parameters.trainable_values().rows(begin_, end_) : state();
   state_.moment1 = state();
   state_.moment2 = state();
-  state_.decay = decay_mask(parameters, begin_, end_, device);
+  state_.decay = decay_ranges(parameters, begin_, end_, device);
   shard_gradient_ = zero_stage == 2 ? Tensor::zeros({n}, sums, device, MemoryCategory::gradients)
                                     : parameters.gradients().rows(begin_, end_);
 }
 
 void ShardedOptimizer::begin_step() {
-  parameters_.gradients().zero();
+  parameters_.clear_gradients();
   if (zero_stage_ == 2) shard_gradient_.zero();
 }
 
 void ShardedOptimizer::after_micro_batch() {
   if (zero_stage_ < 2) return;
   Scope scope(recorder_, EventKind::gradient_reduce);
+  parameters_.settle_gradients();
   Tensor& gradients = parameters_.gradients();
   Tensor reduced = gradients.rows(begin_, end_);  // in place: this rank's block
   replica_.reduce_scatter(gradients, reduced);
   add(shard_gradient_, reduced, shard_gradient_);
-  gradients.zero();
+  parameters_.clear_gradients();
   scope.bytes = static_cast<std::int64_t>(gradients.bytes() - reduced.bytes());
 }
 
 void ShardedOptimizer::reduce_gradients() {
   Scope scope(recorder_, EventKind::gradient_reduce);
+  parameters_.settle_gradients();
   Tensor& gradients = parameters_.gradients();
   const std::int64_t ranks = replica_.size(), block = gradients.numel() / ranks;
   const auto other_blocks =

@@ -21,7 +21,7 @@ class ShardedOptimizer {
   /// no second copy exists.
   ShardedOptimizer(Parameters& parameters, const Communicator& replica, int zero_stage,
                    AdamWOptions options, Recorder* recorder);
-  void begin_step();         ///< zeroes accumulators
+  void begin_step();         ///< empties accumulators
   void after_micro_batch();  ///< ZeRO-2: reduce-scatter and clear the full gradient buffer.
                              ///< Collective when zero_stage == 2, so every rank calls it `rounds`
                              ///< times; see rounds in the train loop

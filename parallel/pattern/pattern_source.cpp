@@ -1,12 +1,16 @@
 #include "parallel/pattern/pattern_source.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "core/base/error.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/pattern_selection.hpp"
-#include "parallel/pattern/pattern_sources.hpp"
+#include "parallel/pattern/fixed_sources.hpp"
+#include "parallel/pattern/moba.hpp"
+#include "parallel/pattern/vertical_slash.hpp"
+#include "parallel/pattern/xattention.hpp"
 
 namespace ballast {
 
@@ -28,13 +32,12 @@ PatternSource::PatternSource(Communicator cp, Communicator sp, AttentionAxes axe
           axis_.segments());
 }
 
-const std::vector<AttentionPattern>& PatternSource::shards(const AttentionInputs& in) {
+const std::vector<AttentionWork>& PatternSource::shards(const AttentionInputs& in) {
   const auto found = layers_.find(in.layer);
   if (found != layers_.end()) return found->second;
   Scope scope(recorder_, EventKind::indexing);
   Built built = build(in);
-  if (built.shards.empty()) built.shards = split_keys(built.index, axis_, axes().calls());
-  record_budgets(recorder_, in.layer, built.shards, visible_pairs(axes().queries, axis_),
+  record_budgets(recorder_, in.layer, built.shards, visible_keys(axes().queries, axis_).pairs(),
                  [&](int h) {
                    const HeadBudget& head = built.budgets.at(static_cast<std::size_t>(h));
                    return std::pair(head.budget, head.overflow);
@@ -81,18 +84,54 @@ void PatternSource::join(const Communicator& ranks, Tensor& tensor, Reduction re
   ranks.all_reduce(tensor, reduction);
 }
 
+Tensor PatternSource::gather(const Tensor& mine) const {
+  Tensor all = Tensor::empty({cp_.size() * mine.numel()}, DType::i64, host_device(),
+                             MemoryCategory::communication);
+  Scope wait(recorder_, EventKind::ring_wait);
+  wait.bytes = static_cast<std::int64_t>(mine.bytes());
+  cp_.all_gather(mine, all);
+  return all;
+}
+
+namespace {
+
+struct Context {
+  const Communicator& cp;
+  const Communicator& sp;
+  const AttentionOptions& options;
+  BudgetPolicy* policy;
+  Recorder* recorder;
+};
+
+template <class Source>
+std::unique_ptr<IndexSource> scored(AttentionAxes axes, const Context& x) {
+  return std::make_unique<Source>(x.cp, x.sp, std::move(axes), x.options, x.policy, x.recorder);
+}
+std::unique_ptr<IndexSource> dense(AttentionAxes axes, const Context& x) {
+  return std::make_unique<DenseSource>(std::move(axes), x.recorder);
+}
+
+/// The one list of sources.
+constexpr struct {
+  PatternKind kind;
+  std::unique_ptr<IndexSource> (*make)(AttentionAxes axes, const Context& context);
+} kSources[] = {{PatternKind::dense, dense},
+                {PatternKind::vertical_slash, scored<VerticalSlashSource>},
+                {PatternKind::moba, scored<MobaSource>},
+                {PatternKind::xattention, scored<XAttentionSource>}};
+static_assert(std::size(kSources) == EnumNames<PatternKind>::table.size(),
+              "a pattern without a source");
+
+}  // namespace
+
 std::unique_ptr<IndexSource> pattern_source(const Communicator& cp, AttentionAxes axes,
                                             const AttentionOptions& options, BudgetPolicy* policy,
                                             Recorder* recorder, const Communicator& sp) {
-  if (options.pattern == PatternKind::vertical_slash)
-    return std::make_unique<VerticalSlashSource>(cp, sp, std::move(axes), options, policy,
-                                                 recorder);
-  if (options.pattern == PatternKind::moba)
-    return std::make_unique<MobaSource>(cp, sp, std::move(axes), options, policy, recorder);
-  if (options.pattern == PatternKind::xattention)
-    return std::make_unique<XAttentionSource>(cp, sp, std::move(axes), options, policy, recorder);
-  fail("attention.pattern = \"{}\" has no index builder; allowed: vertical_slash, moba, xattention",
-       name(options.pattern));
+  const auto* row = std::find_if(std::begin(kSources), std::end(kSources),
+                                 [&](const auto& x) { return x.kind == options.pattern; });
+  require(row != std::end(kSources), "attention pattern {} has no source",
+          static_cast<int>(options.pattern));
+  return row->make(std::move(axes), {cp, sp, options, policy, recorder});
 }
 
 }  // namespace ballast

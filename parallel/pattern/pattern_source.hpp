@@ -10,6 +10,7 @@
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/budget_policy.hpp"
 #include "core/plan/attention/index_source.hpp"
+#include "kernels/attention/slash_scores.hpp"
 #include "parallel/comm/comm.hpp"
 
 namespace ballast {
@@ -22,20 +23,19 @@ struct HeadBudget {
 };
 
 /// Builds a layer's index at its first forward and keeps it for the micro-batch.
-class PatternSource : public IndexSource {
+class PatternSource : public IndexSource, protected RingJoin {
  public:
   /// `cp`: the ring's ranks; `sp`: those with the other heads of the same tokens (Ulysses).
   /// `policy` may be null: then the budgets are those of `options`.
   PatternSource(Communicator cp, Communicator sp, AttentionAxes axes,
                 const AttentionOptions& options, BudgetPolicy* policy, Recorder* recorder);
-  const std::vector<AttentionPattern>& shards(const AttentionInputs& in) final;
+  const std::vector<AttentionWork>& shards(const AttentionInputs& in) final;
   bool reads_keys(int layer) const final { return layers_.count(layer) == 0; }
 
  protected:
   struct Built {
-    AttentionPattern index;  ///< local queries over the whole key axis
+    std::vector<AttentionWork> shards;  ///< by call of the axes
     std::vector<HeadBudget> budgets;
-    std::vector<AttentionPattern> shards;  ///< where a GPU built them: `index` is empty then
   };
   virtual Built build(const AttentionInputs& in) = 0;
   /// [segments] queries of a segment on all ranks; over those of all segments.
@@ -58,11 +58,14 @@ class PatternSource : public IndexSource {
   const KeyAxis axis_;
 
  private:
+  void sum(Tensor& tensor) const final { join(tensor, Reduction::sum); }
+  void maximum(Tensor& tensor) const final { join(tensor, Reduction::max); }
+  Tensor gather(const Tensor& mine) const final;
   void join(const Communicator& ranks, Tensor& tensor, Reduction reduction) const;
-  std::map<int, std::vector<AttentionPattern>> layers_;
+  std::map<int, std::vector<AttentionWork>> layers_;
 };
 
-/// The source of options.pattern (any but dense).
+/// The source of options.pattern.  `policy` and `sp` are for patterns that look at Q and K.
 std::unique_ptr<IndexSource> pattern_source(const Communicator& cp, AttentionAxes axes,
                                             const AttentionOptions& options, BudgetPolicy* policy,
                                             Recorder* recorder, const Communicator& sp = {});

@@ -169,11 +169,9 @@ class StageRun {
             "schedule: {} of micro-batch {} before its forward", name(op.kind), op.micro_batch);
     Scope scope(recorder_, event_kind(op.kind));
     if (op.kind == OpKind::backward)
-      l.d_input = model_.backward(l.work.batch, std::move(l.saved), *l.work.attention,
-                                  l.work.loss_scale, l.d_output);
+      l.d_input = model_.backward(l.work.batch, std::move(l.saved), *l.work.attention, l.d_output);
     else
-      l.d_input = model_.backward_input(l.work.batch, *l.saved, *l.work.attention,
-                                        l.work.loss_scale, l.d_output);
+      l.d_input = model_.backward_input(l.work.batch, *l.saved, *l.work.attention, l.d_output);
     l.work.attention.reset();  // the weight half needs neither stored keys nor an index
     l.d_output = {};
   }

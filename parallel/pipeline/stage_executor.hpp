@@ -19,7 +19,6 @@ namespace ballast {
 struct MicroBatchWork {
   LocalBatch batch;
   std::unique_ptr<AttentionExecutor> attention;
-  double loss_scale = 1;  ///< derivative of the objective with respect to a token's loss
 };
 
 struct StageCallbacks {

@@ -1,5 +1,6 @@
 """Helpers of the whole-program tests: a tiny deck over real text files, runs of the ballast
 program, and readers of what they leave."""
+import glob
 import hashlib
 import json
 import os
@@ -194,6 +195,14 @@ class RunCase(unittest.TestCase):
                 )
             )
         return digests
+
+    def wait_for_checkpoint(self, process, run, timeout=60):
+        """Waits until `run` holds a checkpoint: they are written while training goes on."""
+        end = time.time() + timeout
+        while not glob.glob(os.path.join(run, "checkpoints", "step_*.h5")):
+            self.assertIsNone(process.poll(), "the run ended early")
+            self.assertLess(time.time(), end, f"no checkpoint within {timeout} s")
+            time.sleep(0.02)
 
     def wait_for_step(self, process, run, step, timeout=60):
         """Waits until the log of `run` shows `step`."""

@@ -133,37 +133,46 @@ def schedules_hash(plan, lists):
     return fnv("\n".join(text) + "\n")
 
 
-# What plans otherwise than 909e272, and why.
-RATES = "without stated costs, state-aware schedules follow built-in rates, no longer 1 us a token"
-SAB = "sab weighs samples by the costs as stated, no longer by a table sampled from them"
-CHANGED = {
-    "inputs/chunkflow/figure8.toml": RATES,
-    "inputs/chunkflow/figure8.toml mesh.pp=2 mesh.dp=2": RATES,
-    "inputs/chunkflow/figure8.toml pipeline.schedule=zero_bubble chunk.offload=host chunk.k=1": (
-        RATES
-    ),
+# What is planned otherwise than by commit 909e272, and why.
+#
+# Stages take times in proportion to their layers, and a deck that states no costs has built-in
+# rates: orders of chunks are searched by those, no longer by 1 us a token on every stage.
+ORDER = ("schedules",)
+# Idle ranks of a round pass no empty micro-batch along.
+IDLE = ("schedules",)
+# Samples are weighed by the costs as stated, no longer by a table sampled from them.
+WEIGHTS = ("batch", "schedules")
+NEEDLE_CHUNKS = " ".join(
+    [
+        "inputs/mtraining/needle.toml",
+        "batching.method=chunkflow chunk.tokens=256 loss.normaliser=token_mean",
+        "mesh.dp=2 mesh.pp=2 pipeline.schedule=state_aware_1f1b",
+    ]
+)
+FIGURE8 = "inputs/chunkflow/figure8.toml"
+CHUNKS = {"chunks": ORDER, "zero-bubble": ORDER, "chunks, offloaded": ORDER}
+ZERO_BUBBLE = " pipeline.schedule=zero_bubble chunk.offload=host chunk.k=1"
+CHANGED = {  # DECK OVERRIDE ...: {case, or * for the others: what differs}
+    FIGURE8: CHUNKS,
+    FIGURE8 + " mesh.pp=2 mesh.dp=2": CHUNKS,
+    FIGURE8 + ZERO_BUBBLE: {"*": ORDER},
+    NEEDLE_CHUNKS: {"*": ORDER},
+    "inputs/hbp/speed.toml mesh.pp=2": {"hbp": IDLE},
+    "inputs/sparsebalance/figure8.toml": {"*": WEIGHTS},
+    "inputs/sparsebalance/figure9.toml": {"*": WEIGHTS},
+}
+for table, prefixes in {
+    "figure7": [f"{m} {l} " for m in ("0.5B", "3B") for l in ("bimodal", "long-tailed")],
+    "table1": ["", "dp 4 "],
+}.items():
+    CHANGED[f"inputs/sparsebalance/{table}.toml"] = {
+        prefix + case: WEIGHTS for prefix in prefixes for case in ("+SAB", "+SAB+DST")
+    }
+UNPLANNED = {
     "inputs/hbp/selected.toml": "no plan without the profile table that the deck names",
     "inputs/hbp/table10.toml": "check refuses the case that packs whole epochs, as train does",
-    "inputs/hbp/speed.toml mesh.pp=2": "idle ranks of a round pass no empty micro-batch along",
-    "inputs/sparsebalance/figure7.toml": SAB,
-    "inputs/sparsebalance/figure8.toml": SAB,
-    "inputs/sparsebalance/figure9.toml": SAB,
-    "inputs/sparsebalance/table1.toml": SAB,
     "inputs/sparsebalance/four_gpus.toml": "no plan without the profile table that the deck names",
 }
-
-
-NEEDLE = "inputs/mtraining/needle.toml"
-CHUNKS = [
-    "batching.method=chunkflow chunk.tokens=256 loss.normaliser=token_mean",
-    "mesh.dp=2 mesh.pp=2 pipeline.schedule=state_aware_1f1b",
-]
-GROUPS = [
-    "batching.method=hbp batching.groups=[64,1024] batching.group_ranks=[1,2]",
-    "mesh.dp=2 loss.normaliser=sample_mean run.seed=2",
-]
-CHANGED[" ".join([NEEDLE, *CHUNKS])] = RATES
-CHANGED[" ".join([NEEDLE, *GROUPS])] = "rounds: not explained yet"
 
 
 class GoldenPlans(RunCase):
@@ -188,24 +197,25 @@ class GoldenPlans(RunCase):
             found = json.load(f)
         return found["cases"] if "cases" in found else [found]
 
-    def compare(self, where, golden, found):
+    def compare(self, where, golden, found, but):
         if "batch" not in golden:
             return 0
         self.assertIn("plans", found, f"{where}: {found.get('plans_refused')}")
         plans = found["plans"]
-        shared = any(m.get("ranks", 1) > 1 for p in plans for m in p["micro_batches"])
         hashes = {"batch": [], "schedules": []}
         for plan in plans:
-            lists = round_lists(plan) if shared else own_lists(plan)
-            hashes["batch"].append(batch_hash(plan["step"], lists))
-            hashes["schedules"].append(schedules_hash(plan, lists))
+            # Where ranks may share packs, every rank had an entry in every round.
+            both = [own_lists(plan), round_lists(plan)]
+            hashes["batch"].append({batch_hash(plan["step"], lists) for lists in both})
+            hashes["schedules"].append({schedules_hash(plan, lists) for lists in both})
         for key, values in hashes.items():
+            if key in but:
+                continue
             want = golden[key] * (STEPS if len(golden[key]) == 1 else 1)
             other = golden.get("portable", {}).get(key, {})
             for step, (value, expected) in enumerate(zip(values, want, strict=True)):
-                self.assertIn(
-                    value, {expected, other.get(str(step), expected)}, f"{where}: {key} {step}"
-                )
+                known = {expected, other.get(str(step), expected)}
+                self.assertTrue(value & known, f"{where}: {key} {step}")
         return len(plans)
 
     def test_every_deck_plans_what_it_did(self):
@@ -215,13 +225,14 @@ class GoldenPlans(RunCase):
         for group in ("decks", "variants"):
             for name, cases in golden[group].items():
                 deck, *overrides = shlex.split(name)
-                if not any("batch" in case for case in cases.values()) or name in CHANGED:
+                if not any("batch" in case for case in cases.values()) or name in UNPLANNED:
                     continue
                 with self.subTest(name):
                     found = self.cases(deck, overrides)
                     for (case, want), got in zip(cases.items(), found, strict=True):
-                        compared += self.compare(f"{name} {case}", want, got)
-        self.assertGreater(compared, 1500)
+                        but = CHANGED.get(name, {}).get(case, CHANGED.get(name, {}).get("*", ()))
+                        compared += self.compare(f"{name} {case}", want, got, but)
+        self.assertGreater(compared, 2000)
 
 
 if __name__ == "__main__":

@@ -222,6 +222,7 @@ class Failures(RunCase):
             process = self.start(4, "train", deck, "-d", run)
             try:
                 self.wait_for_step(process, run, 2 + rng.randint(0, 3))
+                self.wait_for_checkpoint(process, run)
                 time.sleep(rng.random() * 0.1)
                 ranks = self.ranks_of(run)
                 self.assertEqual(len(ranks), 4)
@@ -259,6 +260,8 @@ class Failures(RunCase):
             try:
                 self.wait_for_step(process, run, 2)
                 ranks, end = self.ranks_of(run), time.time() + 20
+                while time.time() < end and not self.checkpoints(run):
+                    pass  # written beside the steps, so it may come later than they
                 while time.time() < end and not any(
                     f.endswith(".partial") for f in os.listdir(folder)
                 ):

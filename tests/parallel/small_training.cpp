@@ -5,7 +5,9 @@
 #include "core/base/error.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/step_problems.hpp"
+#include "parallel/pattern/fixed_sources.hpp"
 #include "parallel/pattern/pattern_source.hpp"
+#include "tests/core/plan/context/axis_tokens.hpp"
 
 namespace ballast::testing {
 namespace {
@@ -106,12 +108,8 @@ MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss
   }
   AttentionAxes axes = stored.store ? stored.store->axes(stored.chunk)
                                     : attention_axes(micro_batch, layout, ring_.plan.rank);
-  std::unique_ptr<IndexSource> source;
-  if (options_.attention.sparse())
-    source =
-        pattern_source(mesh_.cp, std::move(axes), options_.attention, nullptr, options_.recorder);
-  else
-    source = std::make_unique<DenseSource>(std::move(axes), options_.recorder);
+  std::unique_ptr<IndexSource> source =
+      pattern_source(mesh_.cp, std::move(axes), options_.attention, nullptr, options_.recorder);
   if (options_.wrap_source) source = options_.wrap_source(micro_batch, std::move(source));
   work.attention = std::make_unique<RingAttention>(ring_, std::move(source), options_.recorder,
                                                    std::move(stored));
@@ -127,7 +125,7 @@ MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss
     });
   }
   work.batch.recompute_layers = micro_batch.recompute_layers;
-  work.loss_scale = loss_scale;
+  work.batch.loss_scale = loss_scale;
   return work;
 }
 
@@ -171,10 +169,7 @@ double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
   };
   optimizer.begin_step();
   const auto keys = [this](const MicroBatch& micro_batch) {
-    const SequenceLayout at = layout(micro_batch);
-    KvStore::ShardKeys shards;
-    for (int r = 0; r < at.ranks(); ++r) shards.push_back(local_tokens(micro_batch, at, r));
-    return shards;
+    return shard_ranges(micro_batch, layout(micro_batch));
   };
   ChunkStores stores(mine, keys, ring_.plan.rank, options_.kv_place);
   const MicroBatchLosses losses =

@@ -24,7 +24,8 @@ class AttentionExecutor {
   /// fp64). A row that sees no key gets o = 0 and lse = -inf.  Collective over the context-parallel
   /// ranks.
   virtual void forward(const AttentionInputs& in, Tensor& o, Tensor& lse) = 0;
-  /// Overwrites dq, dk, dv (shapes of q, k, v).  Collective like forward.
+  /// Overwrites dq, dk, dv (shapes of q, k, v; in the compute dtype or that of lse).  Collective
+  /// like forward.
   virtual void backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse,
                         const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) = 0;
 };

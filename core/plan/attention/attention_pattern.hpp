@@ -1,8 +1,8 @@
-// AttentionPattern: which (query, key) pairs one attention call computes.  A plain value: no MPI,
-// CUDA or HDF5.
+// AttentionPattern: which (query, key) pairs one attention call computes.  An immutable value that
+// planners hold; executors hold it as AttentionWork (core/plan/attention/attention_work.hpp).
 //
 // One format serves dense, packed, chunked, ring-step and sparse attention:
-//   * the causal and segment mask is an interval of visible keys per query row;
+//   * the causal and segment mask is an interval of visible keys per query row, kept by range;
 //   * the pattern is, per index head and query block, a sorted list of runs of 64-key blocks;
 //   * single key columns come on top, per index head and segment.
 // A pair is computed exactly once: when its key is visible AND (a run covers it for that row OR it
@@ -10,15 +10,17 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "core/plan/attention/visible_keys.hpp"
 #include "core/plan/context/axis_range.hpp"
 
 namespace ballast {
 
 /// Half-open run [first, last) of key blocks.  `row_mask` is -1 when all 64 query rows use the run,
-/// else an index into AttentionPattern::row_masks, whose bit i says that row i of the query block
+/// else an index into PatternArrays::row_masks, whose bit i says that row i of the query block
 /// uses it.
 struct BlockRun {
   std::int32_t first = 0;
@@ -26,20 +28,34 @@ struct BlockRun {
   std::int32_t row_mask = -1;
 };
 
-/// Index of one attention call.  The key axis is whatever the caller hands over: the local
-/// micro-batch, a stored prefix followed by a chunk, or the shard held at a ring step.  Keys of one
-/// segment are adjacent and ascend in position.
-struct AttentionPattern {
-  std::int64_t q_tokens = 0;
+/// Runs of one query block under one index head, in order.
+class BlockRuns {
+ public:
+  explicit BlockRuns(std::span<const BlockRun> listed) : listed_(listed) {}
+  /// One run, or none where it is empty.
+  explicit BlockRuns(const BlockRun& one) : one_(one), single_(one.first < one.last) {}
+  const BlockRun* begin() const { return single_ ? &one_ : listed_.data(); }
+  const BlockRun* end() const { return begin() + size(); }
+  std::size_t size() const { return single_ ? 1 : listed_.size(); }
+
+ private:
+  std::span<const BlockRun> listed_;
+  BlockRun one_;
+  bool single_ = false;
+};
+
+/// The arrays of a pattern.  Whoever builds one fills them, then makes an AttentionPattern of them.
+/// The key axis is whatever the caller hands over: the local micro-batch, a stored prefix followed
+/// by a chunk, or the shard held at a ring step.  Keys of one segment are adjacent and ascend in
+/// position.
+struct PatternArrays {
+  VisibleKeys visible;  ///< of every query row
   std::int64_t k_tokens = 0;
-  int index_heads =
-      1;  ///< 1: one pattern for all query heads; otherwise the number of query heads.
+  int index_heads = 1;  ///< 1: one pattern for all query heads; otherwise the number of query heads
 
-  /// Visible keys of query row i are [key_begin[i], key_end[i]); both arrays have q_tokens entries
-  /// and are non-decreasing.  Equal values mean that the row sees nothing: its output is 0 and its
-  /// LSE is -inf.
-  std::vector<std::int32_t> key_begin, key_end;
-
+  /// Every visible pair is computed: one index head, no columns; run_offset, runs and row_masks
+  /// stay empty.
+  bool dense = false;
   /// Runs of query block b under index head h: runs[run_offset[h * q_blocks + b] .. run_offset[h *
   /// q_blocks + b + 1]), sorted by `first` and disjoint (runs with row masks may touch or overlap
   /// others only if their rows differ).
@@ -48,8 +64,8 @@ struct AttentionPattern {
   std::vector<std::uint64_t> row_masks;
 
   /// Columns of segment s under index head h: columns[column_offset[h * segments + s] ..
-  /// column_offset[h * segments + s + 1]), key columns in ascending order.  Empty column_offset
-  /// means no columns at all. Columns and row masks exclude each other.
+  /// column_offset[h * segments + s + 1]), keys in ascending order.  Empty column_offset means no
+  /// columns at all.  Columns and row masks exclude each other.
   int segments = 1;
   std::vector<std::int32_t>
       block_segment;  ///< [q_blocks], segment of a query block; needed only with columns.
@@ -57,49 +73,68 @@ struct AttentionPattern {
   std::vector<std::int32_t> columns;
   /// For index head h, query block b and group g of 64 consecutive columns of its segment: bit j
   /// set means that column 64 g + j is NOT computed there (a run covers it).  Words of (h, b) start
-  /// at cover_offset[h * q_blocks + b].
+  /// at cover_offset[h * q_blocks + b].  cover_columns() fills them.
   std::vector<std::int64_t> cover_offset;
   std::vector<std::uint64_t> cover;
 
-  /// A backend's own copy of this index (device arrays and what it derives from them), made at the
-  /// first call that uses it and shared by copies of this value.  Whoever changes the arrays above
-  /// resets it.
-  mutable std::shared_ptr<void> mirror;
-  mutable double pairs =
-      -1;  ///< pairs_per_head() once it was asked for; -1 before.  Reset like `mirror`
-  mutable std::vector<double> pairs_of_head;  ///< head_pairs() likewise; empty before
-
-  std::int64_t q_blocks() const { return (q_tokens + kBlock - 1) / kBlock; }
+  std::int64_t q_tokens() const { return visible.rows(); }
+  std::int64_t q_blocks() const { return (q_tokens() + kBlock - 1) / kBlock; }
   std::int64_t k_blocks() const { return (k_tokens + kBlock - 1) / kBlock; }
   bool has_columns() const { return !columns.empty(); }
+};
+
+/// Fills `cover_offset` and `cover` from runs and columns.  Call after both are set.
+void cover_columns(PatternArrays& arrays);
+/// Runs of a query block, also where they are not listed because the pattern is dense.
+BlockRuns runs_of(const PatternArrays& arrays, int index_head, std::int64_t query_block);
+
+/// What is known of a pattern wherever its arrays lie.
+struct PatternCounts {
+  std::int64_t q_tokens = 0, k_tokens = 0;
+  int index_heads = 1;
+  /// (query, key) pairs of each index head; of a device twin only their mean is known.
+  std::vector<double> head_pairs;
 
   /// (query, key) pairs that the call computes, summed over index heads and divided by index_heads:
   /// multiply by the number of query heads and by 4 D for forward FLOPs, 10 D for backward.
   double pairs_per_head() const;
-  /// (query, key) pairs of one index head; the mean over heads where a backend built the index and
-  /// told their sum alone.
-  double head_pairs(int head) const;
-  /// Pairs of the dense causal index over the same visible intervals.
-  double visible_pairs() const;
+  /// Pairs of one index head; the mean over heads where only that is known.
+  double pairs(int head) const;
 };
 
-/// Dense index: every visible pair, one run per query block.
-AttentionPattern dense_pattern(const std::vector<AxisToken>& queries,
-                               const std::vector<AxisToken>& keys);
+/// Immutable; copies share the arrays.  Pairs are counted when it is made.
+class AttentionPattern {
+ public:
+  /// No queries, no keys.
+  AttentionPattern();
+  /// The arrays must be well formed (see problems()).
+  explicit AttentionPattern(PatternArrays arrays);
 
-/// Fills `cover_offset` and `cover` from runs and columns.  Call after both are set.
-void cover_columns(AttentionPattern& index);
+  const PatternArrays& arrays() const { return made_->arrays; }
+  const PatternCounts& counts() const { return made_->counts; }
+  std::int64_t q_tokens() const { return arrays().q_tokens(); }
+  std::int64_t k_tokens() const { return arrays().k_tokens; }
+  int index_heads() const { return arrays().index_heads; }
+  double pairs_per_head() const { return counts().pairs_per_head(); }
+  /// Pairs of the dense causal pattern over the same visible keys.
+  double visible_pairs() const { return arrays().visible.pairs(); }
+  BlockRuns runs(int index_head, std::int64_t query_block) const {
+    return runs_of(arrays(), index_head, query_block);
+  }
 
-/// Transpose for backward: per index head and key block, the query blocks that use it, ascending,
-/// each with its row mask.  Columns are not part of it (backward handles them by column).
-struct TransposedIndex {
-  std::vector<std::int64_t> offset;  ///< [index_heads * k_blocks + 1]
-  std::vector<std::int32_t> query_block;
-  std::vector<std::int32_t> row_mask;  ///< as in BlockRun
+ private:
+  struct Made {
+    PatternArrays arrays;
+    PatternCounts counts;
+  };
+  std::shared_ptr<const Made> made_;
 };
-TransposedIndex transpose(const AttentionPattern& index);
 
-/// Empty when the index is well formed, else what is wrong and where.
-std::string problems(const AttentionPattern& index);
+/// Every visible pair.  Error: keys of a segment that are not adjacent or do not ascend; segments
+/// in another order than those of the queries.
+AttentionPattern dense_pattern(std::span<const AxisRange> queries, std::span<const AxisRange> keys);
+
+/// Empty when the arrays are well formed, else what is wrong and where.
+std::string problems(const PatternArrays& arrays);
 
 }  // namespace ballast

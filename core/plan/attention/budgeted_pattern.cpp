@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "core/base/error.hpp"
 #include "core/base/random.hpp"
@@ -16,30 +17,30 @@ AttentionPattern budgeted_pattern(const std::vector<BudgetSegment>& segments, st
           "budget index: blocks of {} tokens must be multiples of {}, budget {} and heads {} not "
           "negative",
           block_tokens, kBlock, budget, heads);
-  std::vector<AxisToken> queries, keys;
+  AxisRanges queries, keys;
   for (std::size_t s = 0; s < segments.size(); ++s) {
     const auto& [n, prefix] = segments[s];
     require(n > 0 && prefix >= 0, "budget index: {} tokens after {}", n, prefix);
     require(budget == 0 || (n % kBlock == 0 && prefix % kBlock == 0),
             "budget index: {} tokens after {} are no multiples of {}", n, prefix, kBlock);
-    for (std::int64_t i = 0; i < prefix + n; ++i) {
-      keys.push_back({static_cast<std::int32_t>(s), i});
-      if (i >= prefix) queries.push_back(keys.back());
-    }
+    keys.push_back({static_cast<std::int32_t>(s), 0, prefix + n});
+    queries.push_back({static_cast<std::int32_t>(s), prefix, n});
   }
-  AttentionPattern index = dense_pattern(queries, keys);
-  if (budget == 0) return index;
-  const std::int64_t blocks = index.q_blocks(), wide = block_tokens / kBlock;
-  index.index_heads = heads;
-  index.run_offset.assign(1, 0);
-  index.runs.clear();
+  const AttentionPattern dense = dense_pattern(queries, keys);
+  if (budget == 0) return dense;
+  PatternArrays x;
+  x.visible = dense.arrays().visible;
+  x.k_tokens = dense.k_tokens();
+  const std::int64_t blocks = x.q_blocks(), wide = block_tokens / kBlock;
+  x.index_heads = heads;
+  x.run_offset.assign(1, 0);
   std::vector<std::int32_t> order;
   for (int h = 0; h < heads; ++h)
     for (std::int64_t b = 0; b < blocks; ++b) {
       const std::int64_t row = b * kBlock;
-      const auto start = static_cast<std::int32_t>(index.key_begin[row] / kBlock);
-      const auto end = static_cast<std::int32_t>((index.key_end[row + kBlock - 1] + kBlock - 1) /
-                                                 kBlock);  // beyond the own 64 keys
+      const auto start = static_cast<std::int32_t>(x.visible.row(row).begin / kBlock);
+      const auto end = static_cast<std::int32_t>(
+          (x.visible.row(row + kBlock - 1).end + kBlock - 1) / kBlock);  // beyond the own 64 keys
       const auto own = static_cast<std::int32_t>((end - 1 - start) / wide);  // pattern block
       order.resize(own);
       std::iota(order.begin(), order.end(), 0);
@@ -62,13 +63,13 @@ AttentionPattern budgeted_pattern(const std::vector<BudgetSegment>& segments, st
         const auto first = static_cast<std::int32_t>(start + order[i] * wide);
         const auto last = std::min(end, static_cast<std::int32_t>(first + wide));
         if (i > 0 && order[i] == order[i - 1] + 1)
-          index.runs.back().last = last;
+          x.runs.back().last = last;
         else
-          index.runs.push_back({first, last, -1});
+          x.runs.push_back({first, last, -1});
       }
-      index.run_offset.push_back(static_cast<std::int64_t>(index.runs.size()));
+      x.run_offset.push_back(static_cast<std::int64_t>(x.runs.size()));
     }
-  return index;
+  return AttentionPattern(std::move(x));
 }
 
 }  // namespace ballast

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 
 #include "core/base/error.hpp"
@@ -173,6 +174,25 @@ RingBalance ring_balance(const std::vector<std::vector<double>>& work, int outer
   b.critical_path = *std::max_element(done.begin(), done.end()) * ranks / total;
   b.lockstep_path = lockstep * ranks / total;
   return b;
+}
+
+AttentionPattern generated_pattern(std::span<const AxisRange> queries, const KeyAxis& axis,
+                                   const GeneratedPattern& pattern) {
+  std::map<std::int64_t, std::vector<GeneratedHead>> of_length;
+  std::vector<std::vector<GeneratedHead>> of_segment;
+  for (int s = 0; s < axis.segments(); ++s) {
+    const std::int64_t tokens = axis.offset[s + 1] - axis.offset[s];
+    auto& heads = of_length[tokens];
+    if (heads.empty() && tokens > 0) {
+      GeneratedPattern own = pattern;
+      own.tokens = tokens;
+      own.columns = std::min(pattern.columns, tokens / 16);
+      heads = pattern.density < 1 ? generate(own)
+                                  : std::vector<GeneratedHead>(pattern.heads, dense_head(tokens));
+    }
+    of_segment.push_back(heads);
+  }
+  return vertical_slash_pattern(queries, axis, of_segment, false);
 }
 
 }  // namespace ballast

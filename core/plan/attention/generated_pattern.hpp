@@ -4,10 +4,12 @@
 // vertical lines are single keys), Section 5.5 and Table 5.
 #pragma once
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/attention/key_axis.hpp"
 #include "core/plan/attention/vertical_slash.hpp"
 #include "core/plan/context/axis_range.hpp"
 #include "core/plan/context/ring_plan.hpp"
@@ -36,6 +38,12 @@ using GeneratedHead = VerticalSlash;
 /// no positive multiple of 64, density outside (0, 1], more columns than tokens, sizes below what
 /// they count.
 std::vector<GeneratedHead> generate(const GeneratedPattern& pattern);
+
+/// Generated vertical-slash patterns over the whole key axis, one per head: every segment has the
+/// pattern of its own number of keys (GeneratedPattern::tokens is not read), with at most one
+/// column in 16 keys.  Errors: those of generate and query_blocks.
+AttentionPattern generated_pattern(std::span<const AxisRange> queries, const KeyAxis& axis,
+                                   const GeneratedPattern& pattern);
 
 /// Calls visit(query block, key block, pairs) for all work of the heads; a block pair comes once
 /// for each head and slash, and once for its columns.  A pair under a slash and a column counts

@@ -13,7 +13,9 @@ namespace {
 /// Which blocks of the whole key axis a shard holds, and where.
 struct ShardBlocks {
   std::vector<std::int32_t> below;  ///< [blocks + 1]: blocks of the shard before global block g
-  bool holds(std::int64_t g) const { return below[g + 1] > below[g]; }
+  bool holds(std::int64_t g) const {
+    return g + 1 < static_cast<std::int64_t>(below.size()) && below[g + 1] > below[g];
+  }
   /// Keys of the shard before global key x.
   std::int32_t lower_bound(std::int64_t x) const {
     const std::int64_t g = x / kBlock, inside = x % kBlock;
@@ -21,7 +23,7 @@ struct ShardBlocks {
   }
 };
 
-ShardBlocks shard_blocks(const KeyAxis& axis, const std::vector<AxisToken>& keys) {
+ShardBlocks shard_blocks(const KeyAxis& axis, std::span<const AxisRange> keys) {
   ShardBlocks blocks;
   blocks.below.assign(axis.tokens() / kBlock + 1, 0);
   for (const std::int32_t g : global_blocks(axis, keys)) blocks.below[g + 1] = 1;
@@ -29,31 +31,43 @@ ShardBlocks shard_blocks(const KeyAxis& axis, const std::vector<AxisToken>& keys
   return blocks;
 }
 
-AttentionPattern cut(const AttentionPattern& index, const ShardBlocks& shard, std::int64_t tokens) {
-  AttentionPattern out;
-  out.q_tokens = index.q_tokens;
-  out.k_tokens = tokens;
-  out.index_heads = index.index_heads;
-  out.key_begin.resize(index.q_tokens);
-  out.key_end.resize(index.q_tokens);
-  for (std::int64_t i = 0; i < index.q_tokens; ++i) {
-    out.key_begin[i] = shard.lower_bound(index.key_begin[i]);
-    out.key_end[i] = shard.lower_bound(index.key_end[i]);
+/// The keys of a shard that rows see of the whole axis.
+VisibleKeys cut(const VisibleKeys& visible, const ShardBlocks& shard) {
+  VisibleKeys out;
+  for (std::size_t r = 0; r < visible.ranges().size(); ++r) {
+    const VisibleRange& range = visible.ranges()[r];
+    const std::int32_t begin = shard.lower_bound(range.begin);
+    if (range.grow == 0) {
+      out.add(visible.count(r), begin, shard.lower_bound(range.end), 0);
+      continue;
+    }
+    // Ends grow inside the blocks that the shard holds and stand still in the others.
+    const std::int64_t last = range.end + visible.count(r);
+    for (std::int64_t end = range.end; end < last;) {
+      const std::int64_t block = end / kBlock, stop = std::min(last, (block + 1) * kBlock);
+      out.add(stop - end, begin, shard.lower_bound(end), shard.holds(block) ? 1 : 0);
+      end = stop;
+    }
   }
-  std::vector<std::int32_t> mask_of(index.row_masks.size(), -1);
-  out.run_offset.reserve(index.run_offset.size());
+  return out;
+}
+
+/// The runs of a pattern's lists on a shard.
+void cut_runs(const PatternArrays& x, const ShardBlocks& shard, PatternArrays& out) {
+  std::vector<std::int32_t> mask_of(x.row_masks.size(), -1);
+  out.run_offset.reserve(x.run_offset.size());
   out.run_offset.push_back(0);
-  for (std::size_t list = 0; list + 1 < index.run_offset.size(); ++list) {
+  for (std::size_t list = 0; list + 1 < x.run_offset.size(); ++list) {
     const std::size_t start = out.runs.size();
-    for (std::int64_t r = index.run_offset[list]; r < index.run_offset[list + 1]; ++r) {
-      const BlockRun& run = index.runs[r];
+    for (std::int64_t r = x.run_offset[list]; r < x.run_offset[list + 1]; ++r) {
+      const BlockRun& run = x.runs[r];
       BlockRun local{shard.below[run.first], shard.below[run.last], run.row_mask};
       if (local.first == local.last) continue;
       if (run.row_mask >= 0) {
         std::int32_t& mask = mask_of[run.row_mask];
         if (mask < 0) {
           mask = static_cast<std::int32_t>(out.row_masks.size());
-          out.row_masks.push_back(index.row_masks[run.row_mask]);
+          out.row_masks.push_back(x.row_masks[run.row_mask]);
         }
         local.row_mask = mask;
       }
@@ -65,18 +79,27 @@ AttentionPattern cut(const AttentionPattern& index, const ShardBlocks& shard, st
     }
     out.run_offset.push_back(static_cast<std::int64_t>(out.runs.size()));
   }
-  out.segments = index.segments;
-  out.block_segment = index.block_segment;
-  if (index.column_offset.empty()) return out;
+}
+
+AttentionPattern cut(const PatternArrays& x, const ShardBlocks& shard, std::int64_t tokens) {
+  PatternArrays out;
+  out.visible = cut(x.visible, shard);
+  out.k_tokens = tokens;
+  out.index_heads = x.index_heads;
+  out.dense = x.dense;
+  if (!x.dense) cut_runs(x, shard, out);
+  out.segments = x.segments;
+  out.block_segment = x.block_segment;
+  if (x.column_offset.empty()) return AttentionPattern(std::move(out));
   out.column_offset.push_back(0);
-  for (std::size_t list = 0; list + 1 < index.column_offset.size(); ++list) {
-    for (std::int64_t b = index.column_offset[list]; b < index.column_offset[list + 1]; ++b)
-      if (shard.holds(index.columns[b] / kBlock))
-        out.columns.push_back(shard.lower_bound(index.columns[b]));
+  for (std::size_t list = 0; list + 1 < x.column_offset.size(); ++list) {
+    for (std::int64_t c = x.column_offset[list]; c < x.column_offset[list + 1]; ++c)
+      if (shard.holds(x.columns[c] / kBlock))
+        out.columns.push_back(shard.lower_bound(x.columns[c]));
     out.column_offset.push_back(static_cast<std::int64_t>(out.columns.size()));
   }
   cover_columns(out);
-  return out;
+  return AttentionPattern(std::move(out));
 }
 
 }  // namespace
@@ -86,9 +109,8 @@ AttentionAxes attention_axes(const MicroBatch& batch, const SequenceLayout& layo
   axes.rank = rank;
   axes.align = batch.align;
   for (const Segment& segment : batch.segments) axes.first_query.push_back(segment.begin);
-  axes.queries = local_tokens(batch, layout, rank);
-  for (int shard = 0; shard < layout.ranks(); ++shard)
-    axes.keys.push_back(shard == rank ? axes.queries : local_tokens(batch, layout, shard));
+  axes.keys = shard_ranges(batch, layout);
+  axes.queries = axes.keys.at(static_cast<std::size_t>(rank));
   return axes;
 }
 
@@ -100,17 +122,17 @@ KeyAxis key_axis(const AttentionAxes& axes) {
   KeyAxis axis;
   std::vector<std::int64_t> end;
   for (const auto& shard : axes.keys)
-    for (const AxisToken& key : shard) {
-      if (key.segment < 0) continue;
+    for (const AxisRange& key : shard) {
+      if (key.padding()) continue;
       const std::size_t s = static_cast<std::size_t>(key.segment);
       if (s >= axis.count.size()) {
         axis.count.resize(s + 1, 0);
         axis.first_position.resize(s + 1, std::numeric_limits<std::int64_t>::max());
         end.resize(s + 1, 0);
       }
-      ++axis.count[s];
+      axis.count[s] += key.count;
       axis.first_position[s] = std::min(axis.first_position[s], key.position);
-      end[s] = std::max(end[s], key.position + 1);
+      end[s] = std::max(end[s], key.end());
     }
   axis.offset.push_back(0);
   for (int s = 0; s < axis.segments(); ++s) {
@@ -126,98 +148,94 @@ KeyAxis key_axis(const AttentionAxes& axes) {
   return axis;
 }
 
-std::vector<std::int32_t> global_blocks(const KeyAxis& axis, const std::vector<AxisToken>& keys) {
-  require(keys.size() % kBlock == 0,
+std::vector<std::int32_t> global_blocks(const KeyAxis& axis, std::span<const AxisRange> keys) {
+  const std::int64_t tokens = token_count(keys);
+  require(tokens % kBlock == 0,
           "sparse attention: a shard has {} keys, no multiple of {}; use zigzag, or a stripe that "
           "is a multiple of {}",
-          keys.size(), kBlock, kBlock);
+          tokens, kBlock, kBlock);
   std::vector<std::int32_t> blocks;
-  blocks.reserve(keys.size() / kBlock);
+  blocks.reserve(static_cast<std::size_t>(tokens / kBlock));
   std::int64_t last = -kBlock;
-  for (std::size_t first = 0; first < keys.size(); first += kBlock) {
+  for_each_block(keys, [&](std::int64_t first, std::span<const AxisRange> parts) {
     // A block of padding alone follows the last block of its segment.
-    const std::int64_t global = keys[first].segment >= 0 ? axis.global(keys[first]) : last + kBlock;
+    const std::int64_t global =
+        parts.front().padding() ? last + kBlock : axis.global(parts.front());
     bool whole = global % kBlock == 0 && global > last && global < axis.tokens();
-    for (std::size_t i = 1; whole && i < kBlock; ++i)
-      whole = keys[first + i].segment < 0 ||
-              axis.global(keys[first + i]) == global + static_cast<std::int64_t>(i);
+    std::int64_t at = 0;
+    for (const AxisRange& part : parts) {
+      whole = whole && (part.padding() || axis.global(part) == global + at);
+      at += part.count;
+    }
     require(whole,
             "sparse attention: a shard cuts a block of {} keys at its key {}; use zigzag, or a "
             "stripe that is a multiple of {}",
             kBlock, first, kBlock);
     blocks.push_back(static_cast<std::int32_t>(global / kBlock));
     last = global;
-  }
+  });
   return blocks;
 }
 
-std::vector<QueryBlock> query_blocks(const std::vector<AxisToken>& queries, const KeyAxis& axis) {
+std::vector<QueryBlock> query_blocks(std::span<const AxisRange> queries, const KeyAxis& axis) {
   std::vector<QueryBlock> blocks;
-  blocks.reserve(queries.size() / kBlock + 1);
-  for (std::size_t first = 0; first < queries.size(); first += kBlock) {
-    const AxisToken& token = queries[first];
-    if (token.segment < 0 &&
+  for_each_block(queries, [&](std::int64_t first, std::span<const AxisRange> parts) {
+    const AxisRange& token = parts.front();
+    if (token.padding() &&
         !blocks.empty()) {  // padding alone: the block after the last of its segment
-      blocks.push_back({blocks.back().segment, blocks.back().block + 1});
-      continue;
+      blocks.push_back({blocks.back().segment, blocks.back().block + 1, 0});
+      return;
     }
     bool whole =
-        token.segment >= 0 && token.segment < axis.segments() && axis.global(token) % kBlock == 0;
-    for (std::size_t i = 1; whole && i < std::min<std::size_t>(kBlock, queries.size() - first);
-         ++i) {
-      const AxisToken& next = queries[first + i];
-      whole = next.segment < 0 || (next.segment == token.segment &&
-                                   next.position == token.position + static_cast<std::int64_t>(i));
+        !token.padding() && token.segment < axis.segments() && axis.global(token) % kBlock == 0;
+    std::int64_t at = 0;
+    for (const AxisRange& part : parts) {
+      whole = whole && (part.padding() ||
+                        (part.segment == token.segment && part.position == token.position + at));
+      at += part.count;
     }
     require(whole,
             "sparse attention: the {} queries from local token {} on do not lie on one block of "
             "keys; use zigzag, or a stripe that is a multiple of {}",
             kBlock, first, kBlock);
-    blocks.push_back({token.segment, (axis.global(token) - axis.offset[token.segment]) / kBlock});
-  }
+    blocks.push_back({token.segment, (axis.global(token) - axis.offset[token.segment]) / kBlock,
+                      static_cast<std::int32_t>(token.count)});
+  });
   return blocks;
 }
 
-AttentionPattern visible_pattern(const std::vector<AxisToken>& queries, const KeyAxis& axis,
-                                 int index_heads) {
-  AttentionPattern index;
-  index.q_tokens = static_cast<std::int64_t>(queries.size());
-  index.k_tokens = axis.tokens();
-  index.index_heads = index_heads;
-  index.key_begin.resize(queries.size());
-  index.key_end.resize(queries.size());
-  std::int32_t end = 0;
-  for (std::size_t i = 0; i < queries.size(); ++i) {
-    const AxisToken& token = queries[i];
-    std::int32_t begin = end;  // padding repeats the end before it: bounds never decrease
-    if (token.segment >= 0) {
-      begin = static_cast<std::int32_t>(axis.offset[token.segment]);
-      end = static_cast<std::int32_t>(axis.global(token) + 1);
+VisibleKeys visible_keys(std::span<const AxisRange> queries, const KeyAxis& axis) {
+  VisibleKeys visible;
+  std::int64_t end = 0;
+  for (const AxisRange& range : queries) {
+    if (range.padding()) {  // repeats the end before it: bounds never decrease
+      visible.add(range.count, end, end, 0);
+      continue;
     }
-    index.key_begin[i] = begin;
-    index.key_end[i] = end;
+    const std::int64_t first = axis.global(range);
+    visible.add(range.count, axis.offset[range.segment], first + 1, 1);
+    end = first + range.count;
   }
-  return index;
+  return visible;
 }
 
-double visible_pairs(const std::vector<AxisToken>& queries, const KeyAxis& axis) {
-  double pairs = 0;
-  for (const AxisToken& query : queries)
-    if (query.segment >= 0)
-      pairs += static_cast<double>(query.position - axis.first_position[query.segment] + 1);
-  return pairs;
+std::vector<VisibleKeys> split_visible(const VisibleKeys& visible, const KeyAxis& axis,
+                                       std::span<const AxisRanges> keys) {
+  std::vector<VisibleKeys> shards;
+  shards.reserve(keys.size());
+  for (const AxisRanges& shard : keys) shards.push_back(cut(visible, shard_blocks(axis, shard)));
+  return shards;
 }
 
-std::vector<AttentionPattern> split_keys(const AttentionPattern& index, const KeyAxis& axis,
-                                         const std::vector<std::vector<AxisToken>>& keys) {
-  require(index.k_tokens == axis.tokens(),
-          "sparse attention: an index over {} keys, the axis has {}", index.k_tokens,
+std::vector<AttentionPattern> split_keys(const AttentionPattern& pattern, const KeyAxis& axis,
+                                         std::span<const AxisRanges> keys) {
+  require(pattern.k_tokens() == axis.tokens(),
+          "sparse attention: a pattern over {} keys, the axis has {}", pattern.k_tokens(),
           axis.tokens());
   std::vector<AttentionPattern> shards;
   shards.reserve(keys.size());
-  for (std::size_t s = 0; s < keys.size(); ++s)
-    shards.push_back(
-        cut(index, shard_blocks(axis, keys[s]), static_cast<std::int64_t>(keys[s].size())));
+  for (const AxisRanges& shard : keys)
+    shards.push_back(cut(pattern.arrays(), shard_blocks(axis, shard), token_count(shard)));
   return shards;
 }
 

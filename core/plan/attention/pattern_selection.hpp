@@ -2,6 +2,8 @@
 // ranks. Mass is 64-bit fixed point, so that sums do not depend on their order.
 #pragma once
 #include <cstdint>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "core/plan/attention/attention_options.hpp"
@@ -59,21 +61,25 @@ std::vector<std::int64_t> vertical_slash_coverage(const HeadMass& mass,
                                                   const std::vector<std::int64_t>& budgets,
                                                   const AttentionOptions& options);
 
-/// Index from a choice of whole pattern blocks of `block_tokens` keys (a multiple of 64) that count
-/// from the segment's start. rows(head, query block of `blocks`, pattern block) is the word of the
-/// 64 queries that use it; the block that a query lies in is always computed, later ones never.
+/// Pattern from a choice of whole pattern blocks of `block_tokens` keys (a multiple of 64) that
+/// count from the segment's start. rows(head, query block of `blocks`, pattern block) is the word
+/// of the 64 queries that use it; the block that a query lies in is always computed, later ones
+/// never.
 template <class Rows>
-AttentionPattern block_pattern(const std::vector<AxisToken>& queries, const KeyAxis& axis,
-                               int heads, std::int64_t block_tokens, Rows&& rows) {
+AttentionPattern block_pattern(std::span<const AxisRange> queries, const KeyAxis& axis, int heads,
+                               std::int64_t block_tokens, Rows&& rows) {
   const std::vector<QueryBlock> blocks = query_blocks(queries, axis);
   const std::int64_t width = block_tokens / kBlock;
-  AttentionPattern index = visible_pattern(queries, axis, heads);
-  index.run_offset.push_back(0);
+  PatternArrays x;
+  x.visible = visible_keys(queries, axis);
+  x.k_tokens = axis.tokens();
+  x.index_heads = heads;
+  x.run_offset.push_back(0);
   for (int h = 0; h < heads; ++h)
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       const auto first = static_cast<std::int32_t>(axis.offset[blocks[b].segment] / kBlock);
       const std::int64_t own = blocks[b].block / width;
-      const std::size_t start = index.runs.size();
+      const std::size_t start = x.runs.size();
       for (std::int64_t j = 0; j <= own; ++j) {
         const std::uint64_t word = j == own ? ~std::uint64_t{0} : rows(h, b, j);
         if (word == 0) continue;
@@ -81,18 +87,18 @@ AttentionPattern block_pattern(const std::vector<AxisToken>& queries, const KeyA
             static_cast<std::int32_t>(first + j * width),
             static_cast<std::int32_t>(first + std::min((j + 1) * width, blocks[b].block + 1)), -1};
         if (word != ~std::uint64_t{0}) {
-          run.row_mask = static_cast<std::int32_t>(index.row_masks.size());
-          index.row_masks.push_back(word);
-        } else if (index.runs.size() > start && index.runs.back().row_mask < 0 &&
-                   index.runs.back().last == run.first) {
-          index.runs.back().last = run.last;
+          run.row_mask = static_cast<std::int32_t>(x.row_masks.size());
+          x.row_masks.push_back(word);
+        } else if (x.runs.size() > start && x.runs.back().row_mask < 0 &&
+                   x.runs.back().last == run.first) {
+          x.runs.back().last = run.last;
           continue;
         }
-        index.runs.push_back(run);
+        x.runs.push_back(run);
       }
-      index.run_offset.push_back(static_cast<std::int64_t>(index.runs.size()));
+      x.run_offset.push_back(static_cast<std::int64_t>(x.runs.size()));
     }
-  return index;
+  return AttentionPattern(std::move(x));
 }
 
 }  // namespace ballast

@@ -1,7 +1,8 @@
-// Vertical-slash patterns as an attention index.  Source: MTraining Section 4.1, Algorithm 1
+// Vertical-slash patterns.  Source: MTraining Section 4.1, Algorithm 1
 // (sparseformat).
 #pragma once
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/plan/attention/attention_pattern.hpp"
@@ -21,9 +22,9 @@ struct VerticalSlash {
 /// The head that computes every causal pair.
 VerticalSlash dense_head(std::int64_t tokens);
 
-/// Index of `queries` over the whole key axis: heads[s][h] is head h over segment s (an empty list:
-/// a segment without keys).  `sink`: every query uses its segment's first block too.
-AttentionPattern vertical_slash_pattern(const std::vector<AxisToken>& queries, const KeyAxis& axis,
+/// Pattern of `queries` over the whole key axis: heads[s][h] is head h over segment s (an empty
+/// list: a segment without keys).  `sink`: every query uses its segment's first block too.
+AttentionPattern vertical_slash_pattern(std::span<const AxisRange> queries, const KeyAxis& axis,
                                         const std::vector<std::vector<VerticalSlash>>& heads,
                                         bool sink);
 

@@ -299,32 +299,46 @@ int PackedAxis::segment_of(std::int64_t packed) const {
          1;
 }
 
-AxisToken PackedAxis::token(std::int64_t packed) const {
-  const int segment = segment_of(packed);
-  const Segment& at = micro_batch->segments[segment];
-  const std::int64_t position = at.begin + packed - offset[segment];
-  return position < at.end ? AxisToken{segment, position} : AxisToken{-1, 0};
+namespace {
+AxisRanges ranges_of(const MicroBatch& batch, const PackedAxis& axis, const SequenceLayout& layout,
+                     int rank) {
+  AxisRanges ranges;
+  std::size_t segment = 0;  // pieces ascend, and so do segments
+  for (const auto& [begin, end] : layout.pieces(rank))
+    for (std::int64_t packed = begin; packed < end;) {
+      while (axis.offset[segment + 1] <= packed) ++segment;
+      const Segment& at = batch.segments[segment];
+      const std::int64_t stop = std::min(end, axis.offset[segment + 1]),
+                         position = at.begin + packed - axis.offset[segment],
+                         tokens = std::clamp<std::int64_t>(at.end - position, 0, stop - packed);
+      append(ranges, {static_cast<std::int32_t>(segment), position, tokens});
+      append(ranges, {-1, 0, stop - packed - tokens});
+      packed = stop;
+    }
+  return ranges;
 }
 
-std::vector<AxisToken> local_tokens(const MicroBatch& batch, const SequenceLayout& layout,
-                                    int rank) {
-  const PackedAxis axis(batch);
+void check_tokens(const PackedAxis& axis, const SequenceLayout& layout) {
   require(axis.offset.back() == layout.tokens(),
           "the layout spreads {} tokens, the micro-batch has {}", layout.tokens(),
           axis.offset.back());
-  std::vector<AxisToken> tokens;
-  tokens.reserve(layout.local_tokens(rank));
-  std::size_t segment = 0;  // pieces ascend, and so do segments
-  for (const auto& [begin, end] : layout.pieces(rank)) {
-    for (std::int64_t packed = begin; packed < end; ++packed) {
-      while (axis.offset[segment + 1] <= packed) ++segment;
-      const std::int64_t position = batch.segments[segment].begin + packed - axis.offset[segment];
-      tokens.push_back(position < batch.segments[segment].end
-                           ? AxisToken{static_cast<std::int32_t>(segment), position}
-                           : AxisToken{-1, 0});
-    }
-  }
-  return tokens;
+}
+}  // namespace
+
+AxisRanges local_ranges(const MicroBatch& batch, const SequenceLayout& layout, int rank) {
+  const PackedAxis axis(batch);
+  check_tokens(axis, layout);
+  return ranges_of(batch, axis, layout, rank);
+}
+
+std::vector<AxisRanges> shard_ranges(const MicroBatch& batch, const SequenceLayout& layout) {
+  const PackedAxis axis(batch);
+  check_tokens(axis, layout);
+  std::vector<AxisRanges> shards;
+  shards.reserve(static_cast<std::size_t>(layout.ranks()));
+  for (int rank = 0; rank < layout.ranks(); ++rank)
+    shards.push_back(ranges_of(batch, axis, layout, rank));
+  return shards;
 }
 
 }  // namespace ballast

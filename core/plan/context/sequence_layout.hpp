@@ -102,19 +102,18 @@ class SequenceLayout {
   int ranks_ = 1;
 };
 
-/// Segment and position of every packed position of a micro-batch, and its place inside the
-/// micro-batch.  Padding (MicroBatch::align) follows the segment it belongs to and is a token of
-/// segment -1.
+/// Where the segments of a micro-batch lie on its packed axis.  Padding (MicroBatch::align) follows
+/// the segment it belongs to.
 struct PackedAxis {
   std::vector<std::int64_t> offset;  ///< [segments + 1], start of each segment on the packed axis
   const MicroBatch* micro_batch = nullptr;
   explicit PackedAxis(const MicroBatch& batch);
   int segment_of(std::int64_t packed) const;
-  AxisToken token(std::int64_t packed) const;
 };
 
 /// Tokens that `rank` holds of a micro-batch under a layout, in local order.
-std::vector<AxisToken> local_tokens(const MicroBatch& batch, const SequenceLayout& layout,
-                                    int rank);
+AxisRanges local_ranges(const MicroBatch& batch, const SequenceLayout& layout, int rank);
+/// The same of every rank.
+std::vector<AxisRanges> shard_ranges(const MicroBatch& batch, const SequenceLayout& layout);
 
 }  // namespace ballast

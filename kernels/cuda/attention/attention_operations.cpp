@@ -1,11 +1,12 @@
-// Attention on tensors in GPU memory: checks, the index's device mirror, and the launches of
+// Attention on tensors in GPU memory: checks, the device twins of patterns, and the launches of
 // kernels/cuda/attention/attention.hpp.
 #include <memory>
+#include <utility>
 
-#include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/attention/attention_work.hpp"
 #include "kernels/cuda/attention/attention.hpp"
 #include "kernels/cuda/index/device_index.hpp"
-#include "kernels/cuda/index/index_mirror.hpp"
+#include "kernels/cuda/index/pattern_twin.hpp"
 #include "kernels/cuda/ops/operations.hpp"
 #include "kernels/cuda/runtime/device.hpp"
 
@@ -14,28 +15,15 @@ namespace {
 
 bool g_deterministic = false;
 
-const DeviceIndex& mirror_of(const AttentionPattern& index, int q_heads, int kv_heads) {
-  auto mirror = std::static_pointer_cast<IndexMirror>(index.mirror);
-  if (!mirror || mirror->q_heads != q_heads || mirror->kv_heads != kv_heads) {
-    require(static_cast<std::int64_t>(index.key_begin.size()) == index.q_tokens,
-            "attention: an index built on the GPU for {} query and {} key heads serves {} and {}",
-            mirror ? mirror->q_heads : 0, mirror ? mirror->kv_heads : 0, q_heads, kv_heads);
-    mirror = std::make_shared<IndexMirror>();
-    mirror->q_heads = q_heads;
-    mirror->kv_heads = kv_heads;
-    const IndexShape shape = shape_of(index, q_heads, kv_heads);
-    mirror->buffer = Tensor::empty({static_cast<std::int64_t>(index_bytes(shape))}, DType::u8,
-                                   device_of(Space::cuda), MemoryCategory::workspace);
-    mirror->index = bind_index(shape, mirror->buffer.raw());
-    const auto send = [](void* to, const void* from, std::size_t bytes) {
-      copy_to_gpu(to, from, bytes);
-      return cudaSuccess;
-    };
-    check(upload_index(index, mirror->index, send), "upload of the attention index");
-    check(derive_index(mirror->index, stream()), "preparation of the attention index");
-    index.mirror = mirror;
-  }
-  return mirror->index;
+const DeviceIndex& index_of(const AttentionWork& work, int q_heads, int kv_heads) {
+  const auto* twin = dynamic_cast<const PatternTwin*>(work.device());
+  require(twin != nullptr,
+          "attention on CUDA: the pattern lies on the host; place_pattern() first");
+  const IndexShape& shape = twin->index().shape;
+  require(shape.q_heads == q_heads && shape.kv_heads == kv_heads,
+          "attention: a pattern placed on the GPU for {} query and {} key heads serves {} and {}",
+          shape.q_heads, shape.kv_heads, q_heads, kv_heads);
+  return twin->index();
 }
 
 /// [tokens, heads, head_dim] with dense heads: its row stride in elements.
@@ -46,12 +34,12 @@ std::int64_t rows_of(const Tensor& t, const char* what) {
   return t.strides()[0];
 }
 
-void check_shapes(const AttentionPattern& index, const Tensor& q, const Tensor& k,
-                  const Tensor& v) {
-  require(q.rank() == 3 && k.rank() == 3 && q.size(0) == index.q_tokens &&
-              k.size(0) == index.k_tokens && k.shape() == v.shape() && q.size(2) == k.size(2),
-          "attention: q {}, k {}, v {} do not fit an index of {} x {} tokens", to_string(q.shape()),
-          to_string(k.shape()), to_string(v.shape()), index.q_tokens, index.k_tokens);
+void check_shapes(const AttentionWork& work, const Tensor& q, const Tensor& k, const Tensor& v) {
+  require(q.rank() == 3 && k.rank() == 3 && q.size(0) == work.q_tokens() &&
+              k.size(0) == work.k_tokens() && k.shape() == v.shape() && q.size(2) == k.size(2),
+          "attention: q {}, k {}, v {} do not fit a pattern of {} x {} tokens",
+          to_string(q.shape()), to_string(k.shape()), to_string(v.shape()), work.q_tokens(),
+          work.k_tokens());
   require(q.size(2) == 64 || q.size(2) == 128,
           "attention on CUDA needs a head dim of 64 or 128, got {}; use run.backend = \"host\"",
           q.size(2));
@@ -63,9 +51,25 @@ void check_shapes(const AttentionPattern& index, const Tensor& q, const Tensor& 
 
 void set_deterministic(bool on) { g_deterministic = on; }
 
-void attention_forward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
-                       const Tensor& v, double scale, Tensor& o, Tensor& lse) {
-  check_shapes(index, q, k, v);
+AttentionWork place_pattern(const AttentionPattern& pattern, const Tensor& q, const Tensor& k) {
+  const IndexShape shape =
+      shape_of(pattern.arrays(), static_cast<int>(q.size(1)), static_cast<int>(k.size(1)));
+  PlacedIndex placed;
+  placed.buffer = Tensor::empty({static_cast<std::int64_t>(index_bytes(shape))}, DType::u8,
+                                device_of(Space::cuda), MemoryCategory::workspace);
+  placed.index = bind_index(shape, placed.buffer.raw());
+  const auto send = [](void* to, const void* from, std::size_t bytes) {
+    copy_to_gpu(to, from, bytes);
+    return cudaSuccess;
+  };
+  check(upload_index(pattern.arrays(), placed.index, send), "upload of the attention pattern");
+  check(derive_index(placed.index, stream()), "preparation of the attention pattern");
+  return AttentionWork(std::make_shared<const PatternTwin>(pattern.counts(), std::move(placed)));
+}
+
+void attention_forward(const AttentionWork& work, const Tensor& q, const Tensor& k, const Tensor& v,
+                       double scale, Tensor& o, Tensor& lse) {
+  check_shapes(work, q, k, v);
   if (q.numel() == 0) return;
   AttentionForwardArgs args;
   args.q = q.data<bf16>(), args.k = k.data<bf16>(), args.v = v.data<bf16>();
@@ -77,7 +81,7 @@ void attention_forward(const AttentionPattern& index, const Tensor& q, const Ten
   args.o = o.raw();
   args.o_fp32 = o.dtype() == DType::f32;
   args.lse = lse.data<float>();
-  args.index = &mirror_of(index, args.q_heads, args.kv_heads);
+  args.index = &index_of(work, args.q_heads, args.kv_heads);
   args.workspace_bytes = attention_forward_workspace(args);
   args.workspace = scratch(args.workspace_bytes);
   check(attention_forward(args, stream()), "attention forward");
@@ -99,10 +103,10 @@ void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta) {
         "attention delta");
 }
 
-void attention_backward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
+void attention_backward(const AttentionWork& work, const Tensor& q, const Tensor& k,
                         const Tensor& v, double scale, const Tensor& lse, const Tensor& delta,
                         const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) {
-  check_shapes(index, q, k, v);
+  check_shapes(work, q, k, v);
   if (q.numel() == 0 || k.numel() == 0) return;
   AttentionBackwardArgs args;
   args.q = q.data<bf16>(), args.k = k.data<bf16>(), args.v = v.data<bf16>(),
@@ -119,7 +123,7 @@ void attention_backward(const AttentionPattern& index, const Tensor& q, const Te
   args.dv_stride = rows_of(dv, "dv");
   args.accumulate_dq = args.accumulate_dkv = true;
   args.deterministic = g_deterministic;
-  args.index = &mirror_of(index, args.q_heads, args.kv_heads);
+  args.index = &index_of(work, args.q_heads, args.kv_heads);
   args.workspace_bytes = attention_backward_workspace(args);
   args.workspace = scratch(args.workspace_bytes);
   check(attention_backward(args, stream()), "attention backward");

@@ -5,22 +5,14 @@
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/coverage.hpp"
 #include "kernels/cuda/index/block_launch.hpp"
-#include "kernels/cuda/index/index_mirror.hpp"
+#include "kernels/cuda/index/pattern_twin.hpp"
 #include "kernels/cuda/index/slash_launch.hpp"
+#include "kernels/cuda/index/uploads.hpp"
+#include "kernels/cuda/ops/operations.hpp"
 #include "kernels/cuda/runtime/device.hpp"
 
 namespace ballast::cuda {
 namespace {
-
-Tensor workspace(Shape shape, DType type, Device& device) {
-  return Tensor::empty(std::move(shape), type, device, MemoryCategory::workspace);
-}
-
-Tensor upload(const std::vector<std::int32_t>& values, Device& device) {
-  return Tensor::wrap(const_cast<std::int32_t*>(values.data()),
-                      {static_cast<std::int64_t>(values.size())}, DType::i32)
-      .to(device);
-}
 
 struct RowsOnGpu {
   Tensor first, own, rows;
@@ -65,27 +57,31 @@ struct BlockBuilder::Arrays {
   Routing routing(const Tensor& q, const Tensor& means) const;
 };
 
-BlockBuilder::BlockBuilder(const AttentionAxes& axes, const KeyAxis& axis, const Blocks& blocks,
-                           Device& device)
+BlockBuilder::BlockBuilder(const AttentionAxes& axes, const KeyAxis& axis,
+                           std::int64_t block_tokens, Device& device)
     : arrays_(std::make_shared<Arrays>()) {
+  const PatternBlocks blocks(axis, block_tokens);
   Arrays& a = *arrays_;
   a.device = &device;
   a.rank = axes.rank;
-  a.widest = blocks.widest;
-  a.pattern_blocks = static_cast<int>(blocks.block_keys.size());
-  a.q_tokens = static_cast<std::int64_t>(axes.queries.size());
-  a.queries = RowsOnGpu(blocks.queries, device);
-  a.block_keys = upload(blocks.block_keys, device);
+  a.widest = static_cast<int>(blocks.widest());
+  a.pattern_blocks = static_cast<int>(blocks.count());
+  a.q_tokens = axes.q_tokens();
+  a.queries = RowsOnGpu(blocks.rows(axis, axes.queries), device);
+  a.block_keys = upload(blocks.keys(axis), device);
   a.logit_weights = upload({logit_weights().begin(), logit_weights().end()}, device);
   for (std::size_t k = 0; k < axes.keys.size(); ++k) {
-    a.shard_tokens.push_back(static_cast<std::int64_t>(axes.keys[k].size()));
-    a.shard_rows.emplace_back(blocks.shards[k], device);
+    a.shard_tokens.push_back(token_count(axes.keys[k]));
+    a.shard_rows.emplace_back(blocks.rows(axis, axes.keys[k]), device);
   }
-  const std::vector<AttentionPattern> seen =
-      split_keys(visible_pattern(axes.queries, axis, 1), axis, axes.calls());
-  for (std::size_t k = 0; k < seen.size(); ++k)
-    a.calls.push_back({seen[k].k_tokens, RowsOnGpu(blocks.calls[k], device),
-                       upload(seen[k].key_begin, device), upload(seen[k].key_end, device)});
+  const std::vector<VisibleKeys> seen =
+      split_visible(visible_keys(axes.queries, axis), axis, axes.calls());
+  for (std::size_t k = 0; k < seen.size(); ++k) {
+    Arrays::Call& call = a.calls.emplace_back();
+    call.tokens = token_count(axes.calls()[k]);
+    call.rows = RowsOnGpu(blocks.rows(axis, axes.calls()[k]), device);
+    upload_rows(seen[k], device, call.key_begin, call.key_end);
+  }
 }
 
 BlockBuilder::~BlockBuilder() = default;
@@ -148,7 +144,7 @@ Tensor BlockBuilder::coverage(const Tensor& q, const Tensor& means, double scale
   return curve;
 }
 
-Tensor BlockBuilder::route(const Tensor& q, const Tensor& means, std::int64_t top_k) const {
+Tensor BlockBuilder::route(const Tensor& q, const Tensor& means, double, std::int64_t top_k) const {
   const Arrays& a = *arrays_;
   const Routing x = a.routing(q, means);
   Tensor words = workspace({q.size(1), x.at.blocks, a.widest}, DType::i64, *a.device);
@@ -158,7 +154,7 @@ Tensor BlockBuilder::route(const Tensor& q, const Tensor& means, std::int64_t to
   return words;
 }
 
-Tensor BlockBuilder::stride_lse(const Tensor& q, int stride) const {
+Tensor BlockBuilder::strides(const Tensor& q, int stride) const {
   return workspace({q.size(1), q.size(0) / stride, arrays_->widest}, DType::f32, *arrays_->device);
 }
 
@@ -203,8 +199,8 @@ Tensor BlockBuilder::choose(const Tensor& lse, int stride, int block, double sha
   return words;
 }
 
-std::vector<AttentionPattern> BlockBuilder::build(const Tensor& words, int q_heads,
-                                                  int kv_heads) const {
+std::vector<AttentionWork> BlockBuilder::build(const Tensor& words, int q_heads,
+                                               int kv_heads) const {
   const Arrays& a = *arrays_;
   Device& device = *a.device;
   const std::int64_t calls = static_cast<std::int64_t>(a.calls.size()),
@@ -231,7 +227,7 @@ std::vector<AttentionPattern> BlockBuilder::build(const Tensor& words, int q_hea
     to.copy_from(offsets.back().rows(lists, lists + 1));
   }
   const Tensor found = sizes.to(host_device());
-  std::vector<AttentionPattern> built;
+  std::vector<PlacedIndex> placed;
   for (std::int64_t k = 0; k < calls; ++k) {
     const Arrays::Call& call = a.calls[k];
     IndexShape shape;
@@ -241,34 +237,33 @@ std::vector<AttentionPattern> BlockBuilder::build(const Tensor& words, int q_hea
     shape.kv_heads = kv_heads;
     shape.runs = shape.row_masks = std::max<std::int64_t>(1, found.data<std::int64_t>()[k]);
     shape.block_pairs = std::max<std::int64_t>(1, found.data<std::int64_t>()[calls + k]);
-    // The arrays that do not depend on the choice stay with the builder, the offsets with the
-    // mirror.
-    auto mirror = std::make_shared<IndexMirror>();
-    mirror->q_heads = q_heads;
-    mirror->kv_heads = kv_heads;
-    mirror->shared =
-        std::make_shared<std::pair<std::shared_ptr<Arrays>, Tensor>>(arrays_, offsets[k]);
-    mirror->buffer = workspace({static_cast<std::int64_t>(index_bytes(shape))}, DType::u8, device);
-    mirror->index = bind_index(shape, mirror->buffer.raw());
-    mirror->index.key_begin = call.key_begin.data<std::int32_t>();
-    mirror->index.key_end = call.key_end.data<std::int32_t>();
-    mirror->index.run_offset = offsets[k].data<std::int64_t>();
-    check(fill_block_runs(mirror->index, choice(call), stream()),
-          "building of the attention index");
-    check(derive_index(mirror->index, stream()), "preparation of the attention index");
-    check(count_pairs(mirror->index, words_of(sizes) + 2 * calls + k, stream()),
-          "pairs of the attention index");
-    AttentionPattern index;
-    index.q_tokens = a.q_tokens;
-    index.k_tokens = call.tokens;
-    index.index_heads = q_heads;
-    index.mirror = std::move(mirror);
-    built.push_back(std::move(index));
+    // The arrays that do not depend on the choice are the builder's too.
+    PlacedIndex& made = placed.emplace_back();
+    made.shared = {call.key_begin, call.key_end, offsets[k]};
+    made.buffer = workspace({static_cast<std::int64_t>(index_bytes(shape))}, DType::u8, device);
+    made.index = bind_index(shape, made.buffer.raw());
+    made.index.key_begin = call.key_begin.data<std::int32_t>();
+    made.index.key_end = call.key_end.data<std::int32_t>();
+    made.index.run_offset = offsets[k].data<std::int64_t>();
+    check(fill_block_runs(made.index, choice(call), stream()), "building of the attention pattern");
+    check(derive_index(made.index, stream()), "preparation of the attention pattern");
+    check(count_pairs(made.index, words_of(sizes) + 2 * calls + k, stream()),
+          "pairs of the attention pattern");
   }
   const Tensor pairs = sizes.to(host_device());
-  for (std::int64_t k = 0; k < calls; ++k)
-    built[k].pairs = static_cast<double>(pairs.data<std::int64_t>()[2 * calls + k]) / q_heads;
+  std::vector<AttentionWork> built;
+  for (std::int64_t k = 0; k < calls; ++k) {
+    const double mean = static_cast<double>(pairs.data<std::int64_t>()[2 * calls + k]) / q_heads;
+    built.emplace_back(std::make_shared<const PatternTwin>(
+        PatternCounts{a.q_tokens, a.calls[k].tokens, q_heads, {mean}},
+        std::move(placed[static_cast<std::size_t>(k)])));
+  }
   return built;
+}
+
+std::unique_ptr<BlockScores> block_scores(const AttentionAxes& axes, const KeyAxis& axis,
+                                          std::int64_t block_tokens) {
+  return std::make_unique<BlockBuilder>(axes, axis, block_tokens, device_of(Space::cuda));
 }
 
 }  // namespace ballast::cuda

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <vector>
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
@@ -308,25 +309,24 @@ std::size_t carve(DeviceIndex& x, void* base) {
   return c.bytes;
 }
 
-bool is_dense(const AttentionPattern& index) {
-  if (index.has_columns()) return false;
-  for (int h = 0; h < index.index_heads; ++h) {
-    for (std::int64_t b = 0; b < index.q_blocks(); ++b) {
-      // Rows at either end may see nothing: bounds never decrease, so the others' are from the
-      // first to the last that sees something.
-      std::int64_t first_row = b * kBlock,
-                   last_row = std::min(first_row + kBlock, index.q_tokens) - 1;
-      const auto sees = [&](std::int64_t row) { return index.key_begin[row] < index.key_end[row]; };
-      while (first_row < last_row && !sees(first_row)) ++first_row;
-      while (last_row > first_row && !sees(last_row)) --last_row;
-      if (!sees(first_row)) continue;
-      const int low = index.key_begin[first_row] / kBlock,
-                high = (index.key_end[last_row] + kBlock - 1) / kBlock;
-      const std::int64_t list = h * index.q_blocks() + b, r = index.run_offset[list];
-      if (index.run_offset[list + 1] - r != 1 || index.runs[r].row_mask >= 0 ||
-          index.runs[r].first > low || index.runs[r].last < high) {
+/// Whether every query block has one run that holds all its visible keys.
+bool is_dense(const PatternArrays& x) {
+  if (x.dense || x.has_columns()) return x.dense;
+  for (std::int64_t b = 0; b < x.q_blocks(); ++b) {
+    // Rows at either end may see nothing: bounds never decrease, so the others' are from the first
+    // to the last that sees something.
+    int low = 0, high = 0;
+    x.visible.for_rows(b * kBlock, std::min((b + 1) * kBlock, x.q_tokens()),
+                       [&](std::int64_t, KeyInterval keys) {
+                         if (keys.begin >= keys.end) return;
+                         if (high == 0) low = keys.begin / kBlock;
+                         high = (keys.end + kBlock - 1) / kBlock;
+                       });
+    for (int h = 0; high > 0 && h < x.index_heads; ++h) {
+      const std::int64_t list = h * x.q_blocks() + b, r = x.run_offset[list];
+      if (x.run_offset[list + 1] - r != 1 || x.runs[r].row_mask >= 0 || x.runs[r].first > low ||
+          x.runs[r].last < high)
         return false;
-      }
     }
   }
   return true;
@@ -341,9 +341,9 @@ std::int64_t DeviceIndex::backward_unit_capacity() const {
   return (shape.k_blocks() + 1) / 2 * shape.kv_heads + column_rows() / kColumnTile * column_heads();
 }
 
-IndexShape shape_of(const AttentionPattern& index, int q_heads, int kv_heads) {
+IndexShape shape_of(const PatternArrays& index, int q_heads, int kv_heads) {
   IndexShape s;
-  s.q_tokens = index.q_tokens;
+  s.q_tokens = index.q_tokens();
   s.k_tokens = index.k_tokens;
   s.q_heads = q_heads;
   s.kv_heads = kv_heads;
@@ -374,13 +374,13 @@ DeviceIndex bind_index(const IndexShape& shape, void* buffer) {
   return x;
 }
 
-cudaError_t upload_index(const AttentionPattern& index, DeviceIndex& x, cudaStream_t stream) {
+cudaError_t upload_index(const PatternArrays& index, DeviceIndex& x, cudaStream_t stream) {
   return upload_index(index, x, [stream](void* to, const void* from, std::size_t bytes) {
     return cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream);
   });
 }
 
-cudaError_t upload_index(const AttentionPattern& index, DeviceIndex& x, const IndexCopy& send) {
+cudaError_t upload_index(const PatternArrays& index, DeviceIndex& x, const IndexCopy& send) {
   cudaError_t e = cudaSuccess;
   const auto copy = [&](auto* to, const auto& from, std::int64_t capacity) {
     if (static_cast<std::int64_t>(from.size()) > capacity) e = cudaErrorInvalidValue;
@@ -388,9 +388,14 @@ cudaError_t upload_index(const AttentionPattern& index, DeviceIndex& x, const In
     e = send(to, from.data(), from.size() * sizeof(from[0]));
   };
   const IndexShape& s = x.shape;
-  if (index.q_tokens != s.q_tokens || index.k_tokens != s.k_tokens) return cudaErrorInvalidValue;
-  copy(x.key_begin, index.key_begin, s.q_tokens);
-  copy(x.key_end, index.key_end, s.q_tokens);
+  if (index.q_tokens() != s.q_tokens || index.k_tokens != s.k_tokens) return cudaErrorInvalidValue;
+  std::vector<std::int32_t> begin, end;  // one a row, as the kernels read them
+  index.visible.for_rows(0, s.q_tokens, [&](std::int64_t, KeyInterval keys) {
+    begin.push_back(keys.begin);
+    end.push_back(keys.end);
+  });
+  copy(x.key_begin, begin, s.q_tokens);
+  copy(x.key_end, end, s.q_tokens);
   if (s.dense) return e;
   const std::int64_t q_lists = s.index_heads * s.q_blocks();
   copy(x.run_offset, index.run_offset, q_lists + 1);

@@ -2,7 +2,7 @@
 // on the GPU.
 //
 // One buffer holds everything.  Either upload_index() fills the first half from a host
-// AttentionPattern, or a GPU builder writes the same arrays through the pointers.  derive_index()
+// pattern, or a GPU builder writes the same arrays through the pointers.  derive_index()
 // then computes the second half (transposed lists, work orders, column gathers) on the stream.
 // Sizes in IndexShape are capacities: kernels read true counts from the offset arrays, so no count
 // ever returns to the host.
@@ -65,7 +65,7 @@ BALLAST_HOST_DEVICE constexpr int backward_piece(int unit, int part, int parts) 
 
 struct DeviceIndex {
   IndexShape shape;
-  // --- as in AttentionPattern; filled by upload_index() or by a GPU builder
+  // --- as in PatternArrays, visible keys by row; filled by upload_index() or by a GPU builder
   // -------------------------------------------
   std::int32_t* key_begin = nullptr;
   std::int32_t* key_end = nullptr;
@@ -145,15 +145,15 @@ struct DeviceIndex {
 };
 
 /// Capacities that hold `index` exactly.
-IndexShape shape_of(const AttentionPattern& index, int q_heads, int kv_heads);
+IndexShape shape_of(const PatternArrays& index, int q_heads, int kv_heads);
 /// Bytes of the buffer, and the pointers laid out in it (buffer: device, 256-byte aligned).
 std::size_t index_bytes(const IndexShape& shape);
 DeviceIndex bind_index(const IndexShape& shape, void* buffer);
 /// Copies the host value by copy(to, from, bytes), host to device in stream order.
 using IndexCopy = std::function<cudaError_t(void* to, const void* from, std::size_t bytes)>;
-cudaError_t upload_index(const AttentionPattern& index, DeviceIndex& device, const IndexCopy& copy);
-/// The same by cudaMemcpyAsync; the vectors must stay alive until the stream has run.
-cudaError_t upload_index(const AttentionPattern& index, DeviceIndex& device, cudaStream_t stream);
+cudaError_t upload_index(const PatternArrays& index, DeviceIndex& device, const IndexCopy& copy);
+/// The same by cudaMemcpyAsync, from pageable memory.
+cudaError_t upload_index(const PatternArrays& index, DeviceIndex& device, cudaStream_t stream);
 /// Computes the derived half.  Call once per index; forward, recomputation and backward share the
 /// result.
 cudaError_t derive_index(const DeviceIndex& device, cudaStream_t stream);

@@ -5,8 +5,9 @@
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
-#include "kernels/cuda/index/index_mirror.hpp"
+#include "kernels/cuda/index/pattern_twin.hpp"
 #include "kernels/cuda/index/slash_launch.hpp"
+#include "kernels/cuda/index/uploads.hpp"
 #include "kernels/cuda/ops/operations.hpp"
 #include "kernels/cuda/runtime/device.hpp"
 
@@ -16,23 +17,13 @@ namespace {
 /// Bytes of a layer's indexes below which their memory need not follow what was chosen.
 constexpr std::size_t kSmallIndex = std::size_t{32} << 20;
 
-Tensor workspace(Shape shape, DType type, Device& device) {
-  return Tensor::empty(std::move(shape), type, device, MemoryCategory::workspace);
-}
-
-Tensor upload(const std::vector<std::int32_t>& values, Device& device) {
-  return Tensor::wrap(const_cast<std::int32_t*>(values.data()),
-                      {static_cast<std::int64_t>(values.size())}, DType::i32)
-      .to(device);
-}
-
 /// A cap of the options, where 0 means none.
 std::int32_t capacity(std::int64_t cap) {
   constexpr std::int64_t none = std::numeric_limits<std::int32_t>::max();
   return static_cast<std::int32_t>(cap > 0 ? std::min(cap, none) : none);
 }
 
-std::int32_t slot_of(const KeyAxis& axis, const AxisToken& token) {
+std::int32_t slot_of(const KeyAxis& axis, const AxisRange& token) {
   return static_cast<std::int32_t>(axis.global(token) / kBlock);
 }
 
@@ -104,7 +95,7 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
   a.device = &device;
   a.segments = axis.segments();
   a.slots = static_cast<int>(axis.tokens() / kBlock);
-  a.q_tokens = static_cast<std::int64_t>(axes.queries.size());
+  a.q_tokens = axes.q_tokens();
   a.whole.assign(whole.begin(), whole.end());
   std::vector<std::int32_t> slot_segment;
   for (int s = 0; s <= a.segments; ++s) {
@@ -113,11 +104,12 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
       slot_segment.insert(slot_segment.end(), (axis.offset[s + 1] - axis.offset[s]) / kBlock, s);
   }
   query_blocks(axes.queries, axis);  // its checks
-  for (std::int64_t i = 0; i < a.q_tokens; i += kBlock)
-    a.query_slot.push_back(axes.queries[i].segment < 0 ? -1 : slot_of(axis, axes.queries[i]));
+  for_each_block(axes.queries, [&](std::int64_t, std::span<const AxisRange> parts) {
+    a.query_slot.push_back(parts.front().padding() ? -1 : slot_of(axis, parts.front()));
+  });
 
   // Observed rows in whole query blocks; the others of a block see nothing.
-  std::vector<AxisToken> rows;
+  AxisRanges rows;
   for (int s = 0; s < a.segments; ++s) {
     const std::int64_t first = axis.first_position[s], end = first + axis.count[s];
     if (whole[s] || end <= first_observed[s]) continue;
@@ -125,10 +117,11 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
     for (std::int64_t block = (first_observed[s] - first) / kBlock; block * kBlock < axis.count[s];
          ++block) {
       a.tile_slot.push_back(a.segment_slot[s] + static_cast<std::int32_t>(block));
-      for (std::int64_t i = 0; i < kBlock; ++i) {
-        const std::int64_t position = first + block * kBlock + i;
-        rows.push_back({position >= first_observed[s] && position < end ? s : -1, position});
-      }
+      const std::int64_t begin = first + block * kBlock, seen = std::max(begin, first_observed[s]),
+                         stop = std::min(begin + kBlock, end);
+      append(rows, {-1, 0, seen - begin});
+      append(rows, {s, seen, stop - seen});
+      append(rows, {-1, 0, begin + kBlock - stop});
     }
   }
   for (std::size_t b = 0; b < a.query_slot.size(); ++b) {
@@ -142,34 +135,30 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
   a.query_slots = upload(a.query_slot, device);
   a.whole_flags = Tensor::wrap(a.whole.data(), {a.segments}, DType::u8).to(device);
   a.tile_slots = upload(a.tile_slot, device);
-  const auto shard_of = [&](const std::vector<AxisToken>& keys) {
+  const auto shard_of = [&](const AxisRanges& keys) {
     std::vector<std::int32_t> key_slot, slot_key(static_cast<std::size_t>(a.slots), -1);
-    for (std::size_t i = 0; i < keys.size(); i += kBlock) {
-      key_slot.push_back(keys[i].segment < 0
-                             ? 0
-                             : slot_of(axis, keys[i]));  // a block of padding alone is never seen
-      if (keys[i].segment >= 0) slot_key[key_slot.back()] = static_cast<std::int32_t>(i / kBlock);
-    }
-    return Arrays::Shard{static_cast<std::int64_t>(keys.size()),
-                         {},
-                         {},
-                         upload(key_slot, device),
-                         upload(slot_key, device)};
+    for_each_block(keys, [&](std::int64_t first, std::span<const AxisRange> parts) {
+      const bool padding = parts.front().padding();  // a block of padding alone is never seen
+      key_slot.push_back(padding ? 0 : slot_of(axis, parts.front()));
+      if (!padding) slot_key[key_slot.back()] = static_cast<std::int32_t>(first / kBlock);
+    });
+    return Arrays::Shard{
+        token_count(keys), {}, {}, upload(key_slot, device), upload(slot_key, device)};
   };
-  const std::vector<AttentionPattern> seen =
-      split_keys(visible_pattern(axes.queries, axis, 1), axis, axes.calls());
+  const std::vector<VisibleKeys> seen =
+      split_visible(visible_keys(axes.queries, axis), axis, axes.calls());
   for (std::size_t k = 0; k < seen.size(); ++k) {
     a.shards.push_back(shard_of(axes.calls()[k]));
-    a.shards.back().key_begin = upload(seen[k].key_begin, device);
-    a.shards.back().key_end = upload(seen[k].key_end, device);
+    upload_rows(seen[k], device, a.shards.back().key_begin, a.shards.back().key_end);
   }
   a.own = shard_of(axes.keys[axes.rank]);
   if (a.tile_slot.empty()) return;
-  const AttentionPattern own =
-      split_keys(visible_pattern(rows, axis, 1), axis, {axes.keys[axes.rank]}).front();
+  const VisibleKeys own =
+      split_visible(visible_keys(rows, axis), axis, {&axes.keys[axes.rank], 1}).front();
   std::vector<std::int32_t> intervals;
-  for (std::size_t i = 0; i < rows.size(); ++i)
-    intervals.insert(intervals.end(), {own.key_begin[i], own.key_end[i]});
+  own.for_rows(0, own.rows(), [&](std::int64_t, KeyInterval keys) {
+    intervals.insert(intervals.end(), {keys.begin, keys.end});
+  });
   a.visible = upload(intervals, device);
 }
 
@@ -258,9 +247,9 @@ SlashBudgets SlashBuilder::budgets(const Tensor& mass_in, int q_heads,
   return made;
 }
 
-std::vector<AttentionPattern> SlashBuilder::build(const Tensor& mass_in, int q_heads, int kv_heads,
-                                                  SlashCounts& counts, const Tensor& most,
-                                                  std::int64_t budget) const {
+std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass_in, int q_heads, int kv_heads,
+                                               SlashCounts& counts, const Tensor& most,
+                                               std::int64_t budget) const {
   const Arrays& a = *arrays_;
   Device& device = *a.device;
   const std::int64_t slots = a.slots, lists = std::int64_t{q_heads} * a.segments;
@@ -306,33 +295,24 @@ std::vector<AttentionPattern> SlashBuilder::build(const Tensor& mass_in, int q_h
 
   Tensor pairs = Tensor::zeros({static_cast<std::int64_t>(a.shards.size())}, DType::i64, device,
                                MemoryCategory::workspace);
-  std::vector<AttentionPattern> built;
+  std::vector<PlacedIndex> placed;
   for (std::size_t k = 0; k < a.shards.size(); ++k) {
     const Arrays::Shard& shard = a.shards[k];
     const PatternAxes axes = a.axes(shard);
     const IndexShape shape = shape_of_shard(caps, shard);
-    auto mirror = std::make_shared<IndexMirror>();
-    mirror->q_heads = q_heads;
-    mirror->kv_heads = kv_heads;
-    mirror->shared = arrays_;
-    mirror->buffer = workspace({static_cast<std::int64_t>(index_bytes(shape))}, DType::u8, device);
-    mirror->index = bind_index(shape, mirror->buffer.raw());
-    mirror->index.key_begin = shard.key_begin.data<std::int32_t>();
-    mirror->index.key_end = shard.key_end.data<std::int32_t>();
-    check(build_slash_index(mirror->index, axes, slashes, columns,
+    PlacedIndex& made = placed.emplace_back();
+    made.shared = {shard.key_begin, shard.key_end};
+    made.buffer = workspace({static_cast<std::int64_t>(index_bytes(shape))}, DType::u8, device);
+    made.index = bind_index(shape, made.buffer.raw());
+    made.index.key_begin = shard.key_begin.data<std::int32_t>();
+    made.index.key_end = shard.key_end.data<std::int32_t>();
+    check(build_slash_index(made.index, axes, slashes, columns,
                             scratch(slash_scratch_bytes(q_heads, axes)), stream()),
-          "building of the attention index");
-    check(derive_index(mirror->index, stream()), "preparation of the attention index");
-    check(count_pairs(mirror->index,
-                      reinterpret_cast<std::uint64_t*>(pairs.data<std::int64_t>() + k), stream()),
-          "pairs of the attention index");
-    AttentionPattern index;
-    index.q_tokens = a.q_tokens;
-    index.k_tokens = shard.tokens;
-    index.index_heads = q_heads;
-    index.segments = a.segments;
-    index.mirror = std::move(mirror);
-    built.push_back(std::move(index));
+          "building of the attention pattern");
+    check(derive_index(made.index, stream()), "preparation of the attention pattern");
+    check(count_pairs(made.index, reinterpret_cast<std::uint64_t*>(pairs.data<std::int64_t>() + k),
+                      stream()),
+          "pairs of the attention pattern");
   }
 
   const Tensor found = numbers.to(host_device()), sums = pairs.to(host_device());
@@ -341,9 +321,64 @@ std::vector<AttentionPattern> SlashBuilder::build(const Tensor& mass_in, int q_h
   counts.columns.assign(n + lists, n + 2 * lists);
   counts.cut.resize(static_cast<std::size_t>(lists));
   for (std::int64_t i = 0; i < lists; ++i) counts.cut[i] = n[2 * lists + i] + n[3 * lists + i];
-  for (std::size_t k = 0; k < built.size(); ++k)
-    built[k].pairs = static_cast<double>(sums.data<std::int64_t>()[k]) / q_heads;
+  std::vector<AttentionWork> built;
+  for (std::size_t k = 0; k < placed.size(); ++k) {
+    const double mean = static_cast<double>(sums.data<std::int64_t>()[k]) / q_heads;
+    built.emplace_back(std::make_shared<const PatternTwin>(
+        PatternCounts{a.q_tokens, a.shards[k].tokens, q_heads, {mean}}, std::move(placed[k])));
+  }
   return built;
+}
+
+namespace {
+
+/// The builder, and the mass that it chooses by.
+class GpuSlashScores final : public SlashScores {
+ public:
+  explicit GpuSlashScores(const SlashSetup& setup)
+      : builder_(*setup.axes, *setup.axis, setup.whole, setup.first_observed,
+                 {setup.options.vertical_share, setup.options.slash_share,
+                  setup.options.max_columns, setup.options.max_slashes},
+                 device_of(Space::cuda)) {}
+
+  bool observes() const override { return builder_.observes(); }
+  Tensor queries(const Tensor& q) override { return builder_.queries(q); }
+  Tensor maximum(const Tensor& queries, const Tensor& k, double scale) override {
+    return builder_.maximum(queries, k, scale);
+  }
+  Tensor sum(const Tensor& queries, const Tensor& k, double scale, const Tensor& maximum) override {
+    return builder_.sum(queries, k, scale, maximum);
+  }
+  void mass(const Tensor& queries, const Tensor& k, double scale, const Tensor& maximum,
+            const Tensor& sum, const RingJoin& ring) override {
+    mass_ = builder_.mass(queries, k, scale, maximum, sum);
+    ring.sum(mass_);
+  }
+  Tensor coverage(int heads, const std::vector<std::int64_t>& budgets,
+                  const std::vector<std::int64_t>& queries) override {
+    budgets_ = budgets;
+    bought_ = builder_.budgets(mass_, heads, budgets, queries);
+    return bought_.coverage;
+  }
+  std::vector<AttentionWork> build(int q_heads, int kv_heads, std::optional<std::int64_t> budget,
+                                   SlashCounts& counts) override {
+    if (!budget) return builder_.build(mass_, q_heads, kv_heads, counts);
+    const std::int64_t at =
+        std::lower_bound(budgets_.begin(), budgets_.end(), *budget) - budgets_.begin();
+    return builder_.build(mass_, q_heads, kv_heads, counts, bought_.most.rows(at, at + 1), *budget);
+  }
+
+ private:
+  SlashBuilder builder_;
+  Tensor mass_;
+  std::vector<std::int64_t> budgets_;
+  SlashBudgets bought_;
+};
+
+}  // namespace
+
+std::unique_ptr<SlashScores> slash_scores(const SlashSetup& setup) {
+  return std::make_unique<GpuSlashScores>(setup);
 }
 
 }  // namespace ballast::cuda

@@ -8,8 +8,9 @@
 #include <vector>
 
 #include "core/base/tensor.hpp"
-#include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/attention/attention_work.hpp"
 #include "core/plan/attention/key_axis.hpp"
+#include "kernels/attention/slash_scores.hpp"
 
 namespace ballast::cuda {
 
@@ -23,12 +24,6 @@ struct SlashBudgets {
   Tensor coverage;  ///< i64 [budgets], in kCoverageUnit: vertical_slash_coverage() summed over
                     ///< queries and heads
   Tensor most;      ///< i32 [budgets, 2, heads segments]: slashes and columns of a list
-};
-
-/// What was chosen, per head and segment [heads][segments].
-struct SlashCounts {
-  std::vector<std::int32_t> slashes, columns;
-  std::vector<std::int32_t> cut;  ///< slashes and columns that the caps left out
 };
 
 class SlashBuilder {
@@ -64,9 +59,9 @@ class SlashBuilder {
   /// columns in place of the shares where it is defined.  The host waits for counts and pairs at
   /// the end, and, unless the caps (with `most`: `budget`) alone keep the index below 32 MiB,
   /// before for the sizes.
-  std::vector<AttentionPattern> build(const Tensor& mass, int q_heads, int kv_heads,
-                                      SlashCounts& counts, const Tensor& most = {},
-                                      std::int64_t budget = 0) const;
+  std::vector<AttentionWork> build(const Tensor& mass, int q_heads, int kv_heads,
+                                   SlashCounts& counts, const Tensor& most = {},
+                                   std::int64_t budget = 0) const;
 
  private:
   struct Arrays;

@@ -189,7 +189,7 @@ IndexShape slash_shape(std::int64_t q_tokens, std::int64_t k_tokens, int q_heads
   s.q_heads = s.index_heads = q_heads;
   s.kv_heads = kv_heads;
   s.segments = static_cast<int>(whole.size());
-  std::int64_t pairs = 0, columns = 0, longest = 0;
+  std::int64_t pairs = 0, all_columns = 0, longest = 0;
   for (int h = 0; h < q_heads; ++h) {
     const std::int32_t* slashes = caps.slashes.data() + static_cast<std::size_t>(h) * whole.size();
     const std::int32_t* columns = caps.columns.data() + static_cast<std::size_t>(h) * whole.size();
@@ -205,12 +205,12 @@ IndexShape slash_shape(std::int64_t q_tokens, std::int64_t k_tokens, int q_heads
     for (std::size_t i = 0; i < whole.size(); ++i) {
       const std::int64_t keys = std::int64_t{kBlock} * (segment_slot[i + 1] - segment_slot[i]);
       const std::int64_t most = whole[i] ? 0 : std::min({std::int64_t{columns[i]}, keys, k_tokens});
-      columns += most;
+      all_columns += most;
       longest = std::max(longest, most);
     }
   }
   s.runs = s.block_pairs = std::max<std::int64_t>(1, pairs);
-  s.columns = columns;
+  s.columns = all_columns;
   if (s.columns > 0) s.cover_words = q_heads * s.q_blocks() * ((longest + kBlock - 1) / kBlock);
   return s;
 }

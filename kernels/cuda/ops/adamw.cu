@@ -7,34 +7,92 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kSumBlocks = 528;
+// Four a multiprocessor of an H200: with more blocks the eight streams of addresses lie further
+// apart.
+constexpr int kAdamWBlocks = 528;
 
-__global__ void adamw_kernel(float* master, float* moment1, float* moment2,
-                             const std::uint8_t* decay, const float* gradient,
-                             __nv_bfloat16* values, std::int64_t n, AdamWScalars s) {
-  for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x; i < n;
-       i += gridDim.x * static_cast<std::int64_t>(kThreads)) {
-    const float g = gradient[i] * s.gradient_scale;
-    const float m = s.beta1 * moment1[i] + (1 - s.beta1) * g;
-    const float v = s.beta2 * moment2[i] + (1 - s.beta2) * g * g;
-    float w = master[i];
-    if (decay[i]) w -= s.learning_rate * s.weight_decay * w;
-    w -= s.learning_rate * (m / s.correction1) / (sqrtf(v / s.correction2) + s.eps);
-    moment1[i] = m;
-    moment2[i] = v;
-    master[i] = w;
-    values[i] = __float2bfloat16_rn(w);
+// Four neighbours of an array of n, from element i on.  Which thread takes which elements does not
+// depend on kAligned (16 bytes; bf16 8), so sums have the same bits wherever an array begins.
+template <bool kAligned>
+__device__ float4 load4(const float* x, std::int64_t i, std::int64_t n) {
+  if constexpr (kAligned)
+    if (i + 4 <= n) return *reinterpret_cast<const float4*>(x + i);
+  return make_float4(x[i], i + 1 < n ? x[i + 1] : 0, i + 2 < n ? x[i + 2] : 0,
+                     i + 3 < n ? x[i + 3] : 0);
+}
+template <bool kAligned>
+__device__ void store4(float* x, std::int64_t i, std::int64_t n, float4 v) {
+  if (kAligned && i + 4 <= n) {
+    *reinterpret_cast<float4*>(x + i) = v;
+    return;
+  }
+  x[i] = v.x;
+  if (i + 1 < n) x[i + 1] = v.y;
+  if (i + 2 < n) x[i + 2] = v.z;
+  if (i + 3 < n) x[i + 3] = v.w;
+}
+template <bool kAligned>
+__device__ void store4(__nv_bfloat16* x, std::int64_t i, std::int64_t n, float4 v) {
+  if (kAligned && i + 4 <= n) {
+    struct alignas(8) {
+      __nv_bfloat162 low, high;
+    } packed{__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
+    *reinterpret_cast<uint2*>(x + i) = reinterpret_cast<const uint2&>(packed);
+    return;
+  }
+  x[i] = __float2bfloat16_rn(v.x);
+  if (i + 1 < n) x[i + 1] = __float2bfloat16_rn(v.y);
+  if (i + 2 < n) x[i + 2] = __float2bfloat16_rn(v.z);
+  if (i + 3 < n) x[i + 3] = __float2bfloat16_rn(v.w);
+}
+
+__device__ void adamw(float gradient, bool decays, const AdamWFactors& f, float& w, float& m,
+                      float& v) {
+  const float g = gradient * f.scale;
+  m = f.beta1 * m + f.rest1 * g;
+  v = f.beta2 * v + f.rest2 * g * g;
+  if (decays) w -= f.shrink * w;
+  w -= f.step_size * m / (sqrtf(v) * f.correction + f.eps);
+}
+
+template <bool kAligned>
+__global__ void __launch_bounds__(kThreads)
+    adamw_kernel(float* master, float* moment1, float* moment2, const std::int64_t* decay_bounds,
+                 int bounds, const float* gradient, __nv_bfloat16* values, std::int64_t n,
+                 AdamWFactors f) {
+  int passed = 0;  // bounds at or before element i; odd: inside a range
+  for (std::int64_t i = 4 * (blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x); i < n;
+       i += 4 * (gridDim.x * static_cast<std::int64_t>(kThreads))) {
+    const float4 g = load4<kAligned>(gradient, i, n);
+    float4 w = load4<kAligned>(master, i, n), m = load4<kAligned>(moment1, i, n),
+           v = load4<kAligned>(moment2, i, n);
+    bool decays[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      while (passed < bounds && decay_bounds[passed] <= i + j) ++passed;
+      decays[j] = passed % 2 != 0;
+    }
+    adamw(g.x, decays[0], f, w.x, m.x, v.x);
+    adamw(g.y, decays[1], f, w.y, m.y, v.y);
+    adamw(g.z, decays[2], f, w.z, m.z, v.z);
+    adamw(g.w, decays[3], f, w.w, m.w, v.w);
+    store4<kAligned>(moment1, i, n, m);
+    store4<kAligned>(moment2, i, n, v);
+    store4<kAligned>(master, i, n, w);
+    store4<kAligned>(values, i, n, w);
   }
 }
 
-template <bool kSquare>
+template <bool kSquare, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     partial_kernel(const float* x, std::int64_t n, double* partial) {
   __shared__ double scratch[32];
   double total = 0;
-  for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x; i < n;
-       i += gridDim.x * static_cast<std::int64_t>(kThreads)) {
-    const double v = x[i];
-    total += kSquare ? v * v : v;
+  for (std::int64_t i = 4 * (blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x); i < n;
+       i += 4 * (gridDim.x * static_cast<std::int64_t>(kThreads))) {
+    const float4 four = load4<kAligned>(x, i, n);
+    const double a = four.x, b = four.y, c = four.z, d = four.w;
+    total += kSquare ? (a * a + b * b) + (c * c + d * d) : (a + b) + (c + d);
   }
   total = block_sum(total, scratch);
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
@@ -48,14 +106,31 @@ __global__ void __launch_bounds__(kThreads) final_kernel(const double* partial, 
   if (threadIdx.x == 0) *result = total;
 }
 
+bool aligned(const void* p, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(p) % bytes == 0;
+}
+
+template <bool kSquare>
+cudaError_t reduce(const float* x, std::int64_t n, double* partial, double* result,
+                   cudaStream_t stream) {
+  const auto kernel =
+      aligned(x, 16) ? partial_kernel<kSquare, true> : partial_kernel<kSquare, false>;
+  kernel<<<kSumBlocks, kThreads, 0, stream>>>(x, n, partial);
+  final_kernel<<<1, kThreads, 0, stream>>>(partial, result);
+  return cudaGetLastError();
+}
+
 }  // namespace
 
-cudaError_t adamw_step(float* master, float* moment1, float* moment2, const std::uint8_t* decay,
-                       const float* gradient, Bf16* values, std::int64_t n, AdamWScalars scalars,
-                       cudaStream_t stream) {
-  if (n > 0)
-    adamw_kernel<<<2112, kThreads, 0, stream>>>(master, moment1, moment2, decay, gradient, values,
-                                                n, scalars);
+cudaError_t adamw_step(float* master, float* moment1, float* moment2,
+                       const std::int64_t* decay_bounds, int bounds, const float* gradient,
+                       Bf16* values, std::int64_t n, AdamWFactors factors, cudaStream_t stream) {
+  if (n == 0) return cudaSuccess;
+  const bool vectors = aligned(master, 16) && aligned(moment1, 16) && aligned(moment2, 16) &&
+                       aligned(gradient, 16) && aligned(values, 8);
+  const auto kernel = vectors ? adamw_kernel<true> : adamw_kernel<false>;
+  kernel<<<kAdamWBlocks, kThreads, 0, stream>>>(master, moment1, moment2, decay_bounds, bounds,
+                                                gradient, values, n, factors);
   return cudaGetLastError();
 }
 
@@ -63,16 +138,12 @@ std::size_t sum_partial_doubles() { return kSumBlocks; }
 
 cudaError_t sum_of_squares(const float* x, std::int64_t n, double* partial, double* result,
                            cudaStream_t stream) {
-  partial_kernel<true><<<kSumBlocks, kThreads, 0, stream>>>(x, n, partial);
-  final_kernel<<<1, kThreads, 0, stream>>>(partial, result);
-  return cudaGetLastError();
+  return reduce<true>(x, n, partial, result, stream);
 }
 
 cudaError_t sum(const float* x, std::int64_t n, double* partial, double* result,
                 cudaStream_t stream) {
-  partial_kernel<false><<<kSumBlocks, kThreads, 0, stream>>>(x, n, partial);
-  final_kernel<<<1, kThreads, 0, stream>>>(partial, result);
-  return cudaGetLastError();
+  return reduce<false>(x, n, partial, result, stream);
 }
 
 }  // namespace ballast::cuda

@@ -1,4 +1,4 @@
-// Cross-entropy over one chunk of logits: one block a row, online maximum and sum, then the
+// Cross-entropy over one chunk of logits: one block a row, online maximum and sum; then the
 // gradient in place.
 #include "kernels/cuda/ops/ops.hpp"
 #include "kernels/cuda/runtime/reduce.cuh"
@@ -8,6 +8,40 @@ namespace {
 
 constexpr int kThreads = 512;
 
+constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+__device__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Running maximum, in units of log2, and sum of powers of two relative to it.
+struct OnlineSum {
+  float best, total;
+  __device__ void take(float v) {
+    const float higher = fmaxf(best, v * kLog2E);
+    total = total * exp2_fast(best - higher) + exp2_fast(v * kLog2E - higher);
+    best = higher;
+  }
+  __device__ void take(const float (&f)[8]) {
+    float top = f[0];
+#pragma unroll
+    for (int j = 1; j < 8; ++j) top = fmaxf(top, f[j]);
+    const float higher = fmaxf(best, top * kLog2E);
+    total *= exp2_fast(best - higher);
+    best = higher;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) total += exp2_fast(fmaf(f[j], kLog2E, -higher));
+  }
+  /// The block's, on every thread.
+  __device__ void reduce(float* scratch) {
+    const float highest = block_max(best, scratch);
+    total = block_sum(total > 0 ? total * exp2_fast(best - highest) : 0.0f, scratch);
+    best = highest;
+  }
+  __device__ float lse() const { return kLn2 * best + logf(total); }
+};
+
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(const __nv_bfloat16* logits, const std::int32_t* targets, float* loss,
                    float* lse, std::int64_t vocabulary) {
@@ -15,37 +49,26 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t row = blockIdx.x;
   const std::int32_t target = targets[row];
   const __nv_bfloat16* x = logits + row * vocabulary;
-  if (target < 0) {  // no loss here: lse is never read
+  if (target < 0) {
     if (threadIdx.x == 0) loss[row] = 0, lse[row] = 0;
     return;
   }
-  float best = -INFINITY, total = 0;  // of this thread's columns, total relative to best
-  const auto take = [&](float v) {
-    const float higher = fmaxf(best, v);
-    total = total * __expf(best - higher) + __expf(v - higher);
-    best = higher;
-  };
-  const bool packed = vocabulary % 8 == 0;
-  if (packed) {
+  OnlineSum sum{-INFINITY, 0};
+  if (vocabulary % 8 == 0) {
     for (std::int64_t i = threadIdx.x; i < vocabulary / 8; i += kThreads) {
       float f[8];
       unpack(reinterpret_cast<const Pack8*>(x)[i], f);
-      float higher = best;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) higher = fmaxf(higher, f[j]);
-      total *= __expf(best - higher);
-      best = higher;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) total += __expf(f[j] - higher);
+      sum.take(f);
     }
   } else {
-    for (std::int64_t i = threadIdx.x; i < vocabulary; i += kThreads) take(__bfloat162float(x[i]));
+    for (std::int64_t i = threadIdx.x; i < vocabulary; i += kThreads)
+      sum.take(__bfloat162float(x[i]));
   }
-  const float row_best = block_max(best, scratch);
-  const float row_total = block_sum(total > 0 ? total * __expf(best - row_best) : 0.0f, scratch);
+  sum.reduce(scratch);
+  const float row_lse = sum.lse();
   if (threadIdx.x == 0) {
-    lse[row] = row_best + logf(row_total);
-    loss[row] = lse[row] - __bfloat162float(x[target]);
+    lse[row] = row_lse;
+    loss[row] = row_lse - __bfloat162float(x[target]);
   }
 }
 
@@ -80,7 +103,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    backward_kernel(__nv_bfloat16* logits, const std::int32_t* targets, const float* lse,
+    gradient_kernel(__nv_bfloat16* logits, const std::int32_t* targets, const float* lse,
                     float scale, const float* weights, std::int64_t vocabulary) {
   const std::int64_t row = blockIdx.x;
   const std::int32_t target = targets[row];
@@ -124,12 +147,14 @@ cudaError_t cross_entropy_correct(const Bf16* logits, const std::int32_t* target
   return cudaGetLastError();
 }
 
-cudaError_t cross_entropy_backward(Bf16* logits, const std::int32_t* targets, const float* lse,
-                                   float scale, const float* weights, std::int64_t rows,
-                                   std::int64_t vocabulary, cudaStream_t stream) {
-  if (rows > 0)
-    backward_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
-        logits, targets, lse, scale, weights, vocabulary);
+cudaError_t cross_entropy_with_gradient(Bf16* logits, const std::int32_t* targets, float* loss,
+                                        float* lse, float scale, const float* weights,
+                                        std::int64_t rows, std::int64_t vocabulary,
+                                        cudaStream_t stream) {
+  const cudaError_t e = cross_entropy_forward(logits, targets, loss, lse, rows, vocabulary, stream);
+  if (e != cudaSuccess || rows == 0) return e;
+  gradient_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(logits, targets, lse, scale,
+                                                                        weights, vocabulary);
   return cudaGetLastError();
 }
 

@@ -27,25 +27,42 @@ __global__ void rope_table_kernel(const std::int32_t* positions, const double* f
   }
 }
 
-// A thread rotates two neighbouring pairs (j, j + half), (j + 1, j + 1 + half).
-__global__ void rope_kernel(const __nv_bfloat16* x, std::int64_t x_stride, const float* cos_table,
-                            const float* sin_table, float sign, __nv_bfloat16* y,
-                            std::int64_t y_stride, std::int64_t n, int heads, int half) {
-  const int pairs = half / 2;
-  for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
-    const int j = 2 * static_cast<int>(i % pairs),
-              at = static_cast<int>(i / pairs % heads) * 2 * half + j;
-    const std::int64_t t = i / pairs / heads;
-    const float2 a =
-        __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(x + t * x_stride + at));
-    const float2 b =
-        __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(x + t * x_stride + at + half));
-    const float2 c = *reinterpret_cast<const float2*>(cos_table + t * half + j);
-    const float2 s = *reinterpret_cast<const float2*>(sin_table + t * half + j);
-    *reinterpret_cast<__nv_bfloat162*>(y + t * y_stride + at) =
-        __floats2bfloat162_rn(a.x * c.x - sign * b.x * s.x, a.y * c.y - sign * b.y * s.y);
-    *reinterpret_cast<__nv_bfloat162*>(y + t * y_stride + at + half) =
-        __floats2bfloat162_rn(b.x * c.x + sign * a.x * s.x, b.y * c.y + sign * a.y * s.y);
+__device__ float4 load_four(const float* p) { return *reinterpret_cast<const float4*>(p); }
+__device__ float4 load_four(const __nv_bfloat16* p) {
+  const uint2 raw = *reinterpret_cast<const uint2*>(p);
+  const float2 low = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.x)),
+               high = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.y));
+  return make_float4(low.x, low.y, high.x, high.y);
+}
+__device__ void store_four(__nv_bfloat16* p, float a, float b, float c, float d) {
+  const __nv_bfloat162 low = __floats2bfloat162_rn(a, b), high = __floats2bfloat162_rn(c, d);
+  *reinterpret_cast<uint2*>(p) =
+      make_uint2(reinterpret_cast<const unsigned&>(low), reinterpret_cast<const unsigned&>(high));
+}
+
+constexpr int kRopeTokens = 8;  // tokens a block
+
+// A thread rotates four neighbouring pairs (j, j + half), ...
+template <class X>
+__global__ void __launch_bounds__(kThreads)
+    rope_kernel(const X* x, std::int64_t x_stride, const float* cos_table, const float* sin_table,
+                float sign, __nv_bfloat16* y, std::int64_t y_stride, std::int64_t tokens, int heads,
+                int half) {
+  const unsigned quads = half / 4, each = heads * quads;
+  const std::int64_t first = blockIdx.x * std::int64_t{kRopeTokens};
+  const unsigned count = static_cast<unsigned>(min(tokens - first, std::int64_t{kRopeTokens}));
+  for (unsigned i = threadIdx.x; i < count * each; i += kThreads) {
+    const unsigned in_token = i % each, j = 4 * (in_token % quads),
+                   at = in_token / quads * 2 * half + j;
+    const std::int64_t t = first + i / each;
+    const float4 a = load_four(x + t * x_stride + at), b = load_four(x + t * x_stride + at + half);
+    const float4 c = load_four(cos_table + t * half + j);
+    float4 s = load_four(sin_table + t * half + j);
+    s = make_float4(sign * s.x, sign * s.y, sign * s.z, sign * s.w);
+    store_four(y + t * y_stride + at, a.x * c.x - b.x * s.x, a.y * c.y - b.y * s.y,
+               a.z * c.z - b.z * s.z, a.w * c.w - b.w * s.w);
+    store_four(y + t * y_stride + at + half, b.x * c.x + a.x * s.x, b.y * c.y + a.y * s.y,
+               b.z * c.z + a.z * s.z, b.w * c.w + a.w * s.w);
   }
 }
 
@@ -99,6 +116,16 @@ __global__ void convert_kernel(const X* x, std::int64_t x_stride, Y* y, std::int
   }
 }
 
+// Rows of fp32 to bf16, four columns a thread.
+__global__ void narrow_kernel(const float* x, std::int64_t x_stride, __nv_bfloat16* y,
+                              std::int64_t y_stride, std::int64_t n, std::int64_t quads) {
+  for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
+    const std::int64_t row = i / quads, c = 4 * (i - row * quads);
+    const float4 v = load_four(x + row * x_stride + c);
+    store_four(y + row * y_stride + c, v.x, v.y, v.z, v.w);
+  }
+}
+
 template <class X, class Y>
 void convert(const void* x, std::int64_t x_stride, void* y, std::int64_t y_stride,
              std::int64_t rows, std::int64_t width, cudaStream_t stream) {
@@ -149,14 +176,21 @@ cudaError_t rope_table(const std::int32_t* positions, const double* frequency, d
   return cudaGetLastError();
 }
 
-cudaError_t rope_apply(const Bf16* x, std::int64_t x_stride, const float* cos, const float* sin,
-                       bool transposed, Bf16* y, std::int64_t y_stride, std::int64_t tokens,
-                       int heads, int head_dim, cudaStream_t stream) {
+cudaError_t rope_apply(const void* x, bool x_float, std::int64_t x_stride, const float* cos,
+                       const float* sin, bool transposed, Bf16* y, std::int64_t y_stride,
+                       std::int64_t tokens, int heads, int head_dim, cudaStream_t stream) {
   if (tokens == 0) return cudaSuccess;
-  if (head_dim % 4 != 0 || x_stride % 2 != 0 || y_stride % 2 != 0) return cudaErrorInvalidValue;
-  const std::int64_t n = tokens * heads * (head_dim / 4);
-  rope_kernel<<<blocks_for(n), kThreads, 0, stream>>>(
-      x, x_stride, cos, sin, transposed ? -1.0f : 1.0f, y, y_stride, n, heads, head_dim / 2);
+  if (head_dim % 8 != 0 || x_stride % 4 != 0 || y_stride % 4 != 0) return cudaErrorInvalidValue;
+  const auto blocks = static_cast<unsigned>((tokens + kRopeTokens - 1) / kRopeTokens);
+  const auto launch = [&]<class X>(const X* from) {
+    rope_kernel<<<blocks, kThreads, 0, stream>>>(from, x_stride, cos, sin,
+                                                 transposed ? -1.0f : 1.0f, y, y_stride, tokens,
+                                                 heads, head_dim / 2);
+  };
+  if (x_float)
+    launch(static_cast<const float*>(x));
+  else
+    launch(static_cast<const Bf16*>(x));
   return cudaGetLastError();
 }
 
@@ -207,7 +241,14 @@ cudaError_t convert_rows(const void* x, bool x_float, std::int64_t x_stride, voi
     return cudaMemcpy2DAsync(y, y_stride * element, x, x_stride * element, width * element, rows,
                              cudaMemcpyDeviceToDevice, stream);
   }
-  if (x_float)
+  const bool quads = width % 4 == 0 && x_stride % 4 == 0 && y_stride % 4 == 0 &&
+                     reinterpret_cast<std::uintptr_t>(x) % 16 == 0 &&
+                     reinterpret_cast<std::uintptr_t>(y) % 8 == 0;
+  if (x_float && quads)
+    narrow_kernel<<<blocks_for(rows * width / 4), kThreads, 0, stream>>>(
+        static_cast<const float*>(x), x_stride, static_cast<__nv_bfloat16*>(y), y_stride,
+        rows * width / 4, width / 4);
+  else if (x_float)
     convert<float, __nv_bfloat16>(x, x_stride, y, y_stride, rows, width, stream);
   else
     convert<__nv_bfloat16, float>(x, x_stride, y, y_stride, rows, width, stream);

@@ -77,8 +77,8 @@ void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx) {
         .ldc = row_stride(dx)});
 }
 
-void linear_weight_gradient(const Tensor& x, const Tensor& dy, Tensor& dw) {
-  if (x.size(0) == 0) return;
+void linear_weight_gradient(const Tensor& x, const Tensor& dy, const GradientTarget& target) {
+  const Tensor& dw = target.tensor;
   gemm({.m = dw.size(0),
         .n = dw.size(1),
         .k = x.size(0),
@@ -90,13 +90,13 @@ void linear_weight_gradient(const Tensor& x, const Tensor& dy, Tensor& dw) {
         .c = float_of(dw),
         .ldc = row_stride(dw),
         .c_is_float = true,
-        .beta = 1});
+        .beta = target.accumulate ? 1.0f : 0.0f});
 }
 
-void linear_bias_gradient(const Tensor& dy, Tensor& db) {
+void linear_bias_gradient(const Tensor& dy, const GradientTarget& db) {
   auto* partial = static_cast<float*>(scratch(bias_partial_floats(dy.size(1)) * sizeof(float)));
-  check(bias_gradient(bf16_of(dy), row_stride(dy), float_of(db), partial, dy.size(0), dy.size(1),
-                      stream()),
+  check(bias_gradient(bf16_of(dy), row_stride(dy), db.accumulate, float_of(db.tensor), partial,
+                      dy.size(0), dy.size(1), stream()),
         "bias gradient");
 }
 
@@ -126,22 +126,18 @@ void rmsnorm_recompute(const Tensor& x, const Tensor& rstd, const Tensor& w, Ten
         "rmsnorm");
 }
 
-void rmsnorm_input_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& w,
-                            bool accumulate, Tensor& dx) {
+void rmsnorm_backward(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& w,
+                      bool accumulate, Tensor& dx, const GradientTarget& dw) {
   for (const Tensor* t : {&dy, &x, static_cast<const Tensor*>(&dx)})
     require_dense(*t, "rmsnorm gradient");
-  check(rmsnorm_input_gradient(bf16_of(x), bf16_of(w), float_of(rstd), bf16_of(dy), accumulate,
-                               bf16_of(dx), x.size(0), static_cast<int>(x.size(1)), stream()),
-        "rmsnorm input gradient");
-}
-
-void rmsnorm_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, Tensor& dw) {
-  for (const Tensor* t : {&dy, &x}) require_dense(*t, "rmsnorm gradient");
   const int width = static_cast<int>(x.size(1));
-  auto* partial = static_cast<float*>(scratch(rmsnorm_partial_floats(width) * sizeof(float)));
-  check(rmsnorm_weight_gradient(bf16_of(x), float_of(rstd), bf16_of(dy), float_of(dw), partial,
-                                x.size(0), width, stream()),
-        "rmsnorm weight gradient");
+  auto* partial = dw.defined()
+                      ? static_cast<float*>(scratch(rmsnorm_partial_floats(width) * sizeof(float)))
+                      : nullptr;
+  check(rmsnorm_backward(bf16_of(x), bf16_of(w), float_of(rstd), bf16_of(dy), accumulate,
+                         bf16_of(dx), dw.accumulate, dw.defined() ? float_of(dw.tensor) : nullptr,
+                         partial, x.size(0), width, stream()),
+        "rmsnorm gradient");
 }
 
 void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Tensor& cos,
@@ -160,9 +156,10 @@ void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, bool tran
   require(x.rank() == 3 && x.strides()[2] == 1 && x.strides()[1] == x.size(2) &&
               y.strides()[1] == y.size(2),
           "CUDA rope needs dense heads, got shape {}", to_string(x.shape()));
-  check(rope_apply(bf16_of(x), x.strides()[0], float_of(cos), float_of(sin), transposed, bf16_of(y),
-                   y.strides()[0], x.size(0), static_cast<int>(x.size(1)),
-                   static_cast<int>(x.size(2)), stream()),
+  const bool sums = x.dtype() == DType::f32;
+  check(rope_apply(sums ? static_cast<const void*>(float_of(x)) : bf16_of(x), sums, x.strides()[0],
+                   float_of(cos), float_of(sin), transposed, bf16_of(y), y.strides()[0], x.size(0),
+                   static_cast<int>(x.size(1)), static_cast<int>(x.size(2)), stream()),
         "rope");
 }
 
@@ -211,13 +208,13 @@ void cross_entropy_correct(const Tensor& logits, const Tensor& targets, Tensor& 
       "correct predictions");
 }
 
-void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double scale,
-                            const Tensor& weights, Tensor& logits) {
+void cross_entropy_with_gradient(const Tensor& targets, double scale, const Tensor& weights,
+                                 Tensor& logits, Tensor& token_loss, Tensor& lse) {
   require_dense(logits, "cross-entropy gradient");
-  check(cross_entropy_backward(bf16_of(logits), targets.data<std::int32_t>(), float_of(lse),
-                               static_cast<float>(scale),
-                               weights.defined() ? float_of(weights) : nullptr, logits.size(0),
-                               logits.size(1), stream()),
+  check(cross_entropy_with_gradient(bf16_of(logits), targets.data<std::int32_t>(),
+                                    float_of(token_loss), float_of(lse), static_cast<float>(scale),
+                                    weights.defined() ? float_of(weights) : nullptr, logits.size(0),
+                                    logits.size(1), stream()),
         "cross-entropy gradient");
 }
 
@@ -267,18 +264,19 @@ void copy_rows(const Tensor& from, Tensor& to) {
 void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale,
                 double learning_rate, std::int64_t step, const AdamWOptions& options,
                 Tensor& values) {
-  const AdamWScalars scalars{
-      static_cast<float>(gradient_scale),
-      static_cast<float>(learning_rate),
-      static_cast<float>(options.beta1),
-      static_cast<float>(options.beta2),
-      static_cast<float>(options.eps),
-      static_cast<float>(options.weight_decay),
-      static_cast<float>(1 - std::pow(options.beta1, static_cast<double>(step))),
-      static_cast<float>(1 - std::pow(options.beta2, static_cast<double>(step)))};
+  const auto at = [step](double beta) { return 1 - std::pow(beta, static_cast<double>(step)); };
+  const AdamWFactors factors{.scale = static_cast<float>(gradient_scale),
+                             .beta1 = static_cast<float>(options.beta1),
+                             .beta2 = static_cast<float>(options.beta2),
+                             .rest1 = static_cast<float>(1 - options.beta1),
+                             .rest2 = static_cast<float>(1 - options.beta2),
+                             .step_size = static_cast<float>(learning_rate / at(options.beta1)),
+                             .correction = static_cast<float>(1 / std::sqrt(at(options.beta2))),
+                             .eps = static_cast<float>(options.eps),
+                             .shrink = static_cast<float>(learning_rate * options.weight_decay)};
   check(adamw_step(float_of(state.master), float_of(state.moment1), float_of(state.moment2),
-                   state.decay.data<std::uint8_t>(), float_of(gradient), bf16_of(values),
-                   gradient.numel(), scalars, stream()),
+                   state.decay.data<std::int64_t>(), static_cast<int>(state.decay.numel()),
+                   float_of(gradient), bf16_of(values), gradient.numel(), factors, stream()),
         "adamw");
 }
 

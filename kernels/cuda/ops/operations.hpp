@@ -2,25 +2,36 @@
 // reached through BALLAST_ON_CUDA.  Values are bf16, parameter gradients and statistics fp32.  Each
 // checks its arguments and enqueues on the compute stream.
 #pragma once
+#include <cstdint>
+#include <memory>
+
 #include "core/base/tensor.hpp"
-#include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/attention/attention_work.hpp"
 #include "kernels/ops/adamw.hpp"
+#include "kernels/ops/gradient_target.hpp"
 #include "kernels/ops/rope.hpp"
+
+namespace ballast {
+struct AttentionAxes;
+struct KeyAxis;
+struct SlashSetup;
+class SlashScores;
+class BlockScores;
+}  // namespace ballast
 
 namespace ballast::cuda {
 
 void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y);
 void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx);
-void linear_weight_gradient(const Tensor& x, const Tensor& dy, Tensor& dw);
-void linear_bias_gradient(const Tensor& dy, Tensor& db);
+void linear_weight_gradient(const Tensor& x, const Tensor& dy, const GradientTarget& dw);
+void linear_bias_gradient(const Tensor& dy, const GradientTarget& db);
 
 void rmsnorm_forward(const Tensor& x, const Tensor& w, double eps, Tensor& y, Tensor& rstd);
 void add_rmsnorm_forward(const Tensor& x, const Tensor& branch, const Tensor& w, double eps,
                          Tensor& sum, Tensor& y, Tensor& rstd);
 void rmsnorm_recompute(const Tensor& x, const Tensor& rstd, const Tensor& w, Tensor& y);
-void rmsnorm_input_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& w,
-                            bool accumulate, Tensor& dx);
-void rmsnorm_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& rstd, Tensor& dw);
+void rmsnorm_backward(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& w,
+                      bool accumulate, Tensor& dx, const GradientTarget& dw);
 
 void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Tensor& cos,
                 Tensor& sin);
@@ -35,8 +46,8 @@ void embedding_weight_gradient(const Tensor& tokens, const Tensor& dy, Tensor& d
 void cross_entropy_forward(const Tensor& logits, const Tensor& targets, Tensor& token_loss,
                            Tensor& lse);
 void cross_entropy_correct(const Tensor& logits, const Tensor& targets, Tensor& correct);
-void cross_entropy_backward(const Tensor& targets, const Tensor& lse, double scale,
-                            const Tensor& weights, Tensor& logits);
+void cross_entropy_with_gradient(const Tensor& targets, double scale, const Tensor& weights,
+                                 Tensor& logits, Tensor& token_loss, Tensor& lse);
 double sum_losses(const Tensor& token_loss);
 
 void dropout(const Tensor& x, const Tensor& keys, std::uint64_t stream, double rate, double scale,
@@ -44,11 +55,18 @@ void dropout(const Tensor& x, const Tensor& keys, std::uint64_t stream, double r
 void add(const Tensor& a, const Tensor& b, Tensor& out);
 void copy_rows(const Tensor& from, Tensor& to);
 
-void attention_forward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
-                       const Tensor& v, double scale, Tensor& o, Tensor& lse);
+/// Scores of sparse patterns (kernels/attention/slash_scores.hpp, block_scores.hpp).
+std::unique_ptr<SlashScores> slash_scores(const SlashSetup& setup);
+std::unique_ptr<BlockScores> block_scores(const AttentionAxes& axes, const KeyAxis& axis,
+                                          std::int64_t block_tokens);
+
+/// Uploads a host pattern and prepares it for calls with these numbers of heads.
+AttentionWork place_pattern(const AttentionPattern& pattern, const Tensor& q, const Tensor& k);
+void attention_forward(const AttentionWork& work, const Tensor& q, const Tensor& k, const Tensor& v,
+                       double scale, Tensor& o, Tensor& lse);
 void attention_merge(Tensor& o, Tensor& lse, const Tensor& o_part, const Tensor& lse_part);
 void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta);
-void attention_backward(const AttentionPattern& index, const Tensor& q, const Tensor& k,
+void attention_backward(const AttentionWork& work, const Tensor& q, const Tensor& k,
                         const Tensor& v, double scale, const Tensor& lse, const Tensor& delta,
                         const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv);
 /// Bit-identical backward from run to run (run.deterministic): slower, see

@@ -23,26 +23,23 @@ cudaError_t rmsnorm_forward(const Bf16* x, const Bf16* residual, const Bf16* wei
 /// y again from the kept rstd, bit for bit.
 cudaError_t rmsnorm_recompute(const Bf16* x, const float* rstd, const Bf16* weight, Bf16* y,
                               std::int64_t rows, int width, cudaStream_t stream);
-/// d_x = gradient of the norm's input, added to d_x when `accumulate`.
-cudaError_t rmsnorm_input_gradient(const Bf16* x, const Bf16* weight, const float* rstd,
-                                   const Bf16* d_y, bool accumulate, Bf16* d_x, std::int64_t rows,
-                                   int width, cudaStream_t stream);
-/// d_weight [width] is added to.  `partial` is workspace of rmsnorm_partial_floats(width) floats;
-/// sums run in a fixed order.
+/// d_x = gradient of the norm's input, added to d_x when `accumulate_x`; in the same pass d_weight
+/// [width] likewise with `accumulate_weight` (null: a frozen weight).  `partial` is workspace of
+/// rmsnorm_partial_floats(width) floats; sums run in a fixed order.
 std::size_t rmsnorm_partial_floats(int width);
-cudaError_t rmsnorm_weight_gradient(const Bf16* x, const float* rstd, const Bf16* d_y,
-                                    float* d_weight, float* partial, std::int64_t rows, int width,
-                                    cudaStream_t stream);
+cudaError_t rmsnorm_backward(const Bf16* x, const Bf16* weight, const float* rstd, const Bf16* d_y,
+                             bool accumulate_x, Bf16* d_x, bool accumulate_weight, float* d_weight,
+                             float* partial, std::int64_t rows, int width, cudaStream_t stream);
 
 /// cos, sin [tokens, half] of positions[t] * frequency[i], times `scale`; angles in fp64. frequency
 /// [half] on the device.
 cudaError_t rope_table(const std::int32_t* positions, const double* frequency, double scale,
                        float* cos, float* sin, std::int64_t tokens, int half, cudaStream_t stream);
-/// y = x [tokens, heads, head_dim] rotated (row strides in elements; y may be x); `transposed`
-/// rotates back (backward).
-cudaError_t rope_apply(const Bf16* x, std::int64_t x_stride, const float* cos, const float* sin,
-                       bool transposed, Bf16* y, std::int64_t y_stride, std::int64_t tokens,
-                       int heads, int head_dim, cudaStream_t stream);
+/// y = x [tokens, heads, head_dim] rotated (row strides in elements, multiples of 4; y may be x);
+/// `transposed` rotates back (backward).  x is bf16, or fp32 with `x_float`.
+cudaError_t rope_apply(const void* x, bool x_float, std::int64_t x_stride, const float* cos,
+                       const float* sin, bool transposed, Bf16* y, std::int64_t y_stride,
+                       std::int64_t tokens, int heads, int head_dim, cudaStream_t stream);
 
 /// y [rows, width] = silu(gate) * up with gate_up [rows, 2 width]; and its backward into d_gate_up.
 cudaError_t swiglu_forward(const Bf16* gate_up, Bf16* y, std::int64_t rows, std::int64_t width,
@@ -69,21 +66,25 @@ cudaError_t cross_entropy_forward(const Bf16* logits, const std::int32_t* target
 cudaError_t cross_entropy_correct(const Bf16* logits, const std::int32_t* targets,
                                   std::uint8_t* correct, std::int64_t rows, std::int64_t vocabulary,
                                   cudaStream_t stream);
-/// logits are overwritten with their gradient: (softmax - onehot) * scale * weights[row] (null:
-/// ones), 0 where target < 0.
-cudaError_t cross_entropy_backward(Bf16* logits, const std::int32_t* targets, const float* lse,
-                                   float scale, const float* weights, std::int64_t rows,
-                                   std::int64_t vocabulary, cudaStream_t stream);
+/// Both at once: loss and lse as cross_entropy_forward, and logits are overwritten with their
+/// gradient, (softmax - onehot) * scale * weights[row] (null: ones), 0 where target < 0.
+cudaError_t cross_entropy_with_gradient(Bf16* logits, const std::int32_t* targets, float* loss,
+                                        float* lse, float scale, const float* weights,
+                                        std::int64_t rows, std::int64_t vocabulary,
+                                        cudaStream_t stream);
 
-struct AdamWScalars {
-  float gradient_scale, learning_rate, beta1, beta2, eps, weight_decay, correction1,
-      correction2;  ///< corrections: 1 - beta^step
+/// Factors of one AdamW step: of the gradient, of moments and what joins them (rest: 1 - beta), of
+/// the first moment (step_size: learning rate over its bias correction), of the root of the second
+/// (correction: 1 / sqrt(1 - beta2^step)), of decaying weights (shrink: learning rate x decay).
+struct AdamWFactors {
+  float scale, beta1, beta2, rest1, rest2, step_size, correction, eps, shrink;
 };
-/// AdamW on n elements: fp32 master, moments and gradient; decay [n] u8; bf16 values get the
-/// rounded master.
-cudaError_t adamw_step(float* master, float* moment1, float* moment2, const std::uint8_t* decay,
-                       const float* gradient, Bf16* values, std::int64_t n, AdamWScalars scalars,
-                       cudaStream_t stream);
+/// AdamW on n elements: fp32 master, moments and gradient; bf16 values get the rounded master.
+/// Weights decay in the ranges [decay_bounds[0], decay_bounds[1]), ... (`bounds` ascending elements
+/// on the device).
+cudaError_t adamw_step(float* master, float* moment1, float* moment2,
+                       const std::int64_t* decay_bounds, int bounds, const float* gradient,
+                       Bf16* values, std::int64_t n, AdamWFactors factors, cudaStream_t stream);
 /// result[0] = sum of squares of x in fp64, fixed order.  `partial`: sum_partial_doubles() doubles.
 std::size_t sum_partial_doubles();
 cudaError_t sum_of_squares(const float* x, std::int64_t n, double* partial, double* result,
@@ -108,10 +109,11 @@ cudaError_t add_rows(const void* a, std::int64_t a_stride, const void* b, std::i
 cudaError_t convert_rows(const void* x, bool x_float, std::int64_t x_stride, void* y, bool y_float,
                          std::int64_t y_stride, std::int64_t rows, std::int64_t width,
                          cudaStream_t stream);
-/// d_bias[c] += sum over rows of d_y[r, c], in a fixed order.  `partial`:
-/// bias_partial_floats(columns) floats.
-cudaError_t bias_gradient(const Bf16* d_y, std::int64_t row_stride, float* d_bias, float* partial,
-                          std::int64_t rows, std::int64_t columns, cudaStream_t stream);
+/// d_bias[c] = sum over rows of d_y[r, c], in a fixed order, added to d_bias when `accumulate`.
+/// `partial`: bias_partial_floats(columns) floats.
+cudaError_t bias_gradient(const Bf16* d_y, std::int64_t row_stride, bool accumulate, float* d_bias,
+                          float* partial, std::int64_t rows, std::int64_t columns,
+                          cudaStream_t stream);
 std::size_t bias_partial_floats(std::int64_t columns);
 
 }  // namespace ballast::cuda

@@ -1,147 +1,244 @@
-// RMSNorm with fused residual add.  One block a row; a row is read once and kept in registers
-// between the two passes.
+// RMSNorm with fused residual add.  A group of threads (a warp for rows of up to 1024, at most 512
+// threads) takes a row, reads it once and keeps it in registers between the two passes; a block
+// holds as many groups as fit.
+#include <algorithm>
+
 #include "kernels/cuda/ops/ops.hpp"
 #include "kernels/cuda/runtime/reduce.cuh"
 
 namespace ballast::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kMaxPacks = 8;  // 8 packs of 8 values a thread: rows up to 16384
-constexpr int kWeightBlocks =
-    264;  // partial sums of d_weight: two blocks a multiprocessor of an H200
+constexpr int kPacks = 4;  // packs of 8 values that a thread holds of a row
+constexpr int kMaxGroup = 512;
+constexpr int kMaxWidth = kMaxGroup * kPacks * 8;
+constexpr int kRecomputeThreads = 512;
+constexpr int kBackwardThreads = 512;                     // a multiprocessor
+constexpr int kMultiprocessors = 132;                     // an H200's
+constexpr int kMaxBackwardBlocks = 2 * kMultiprocessors;  // each with a partial sum of d_weight
 
-__global__ void __launch_bounds__(kThreads)
+/// The kGroup threads of a row: a place in the group, and sums over it in a fixed order.
+template <int kGroup>
+struct RowGroup {
+  static constexpr int kBlock = kGroup < 256 ? 256 : kGroup;  // threads a block
+  static constexpr int kRows = kBlock / kGroup, kWarps = kGroup / 32;
+  int lane = threadIdx.x % kGroup, index = threadIdx.x / kGroup, turn = 0;
+
+  /// Sum over the group, on each of its threads; the whole block calls it.  `scratch` holds two
+  /// values a warp of the block; the halves alternate, so that one barrier a sum is enough.
+  __device__ float sum(float x, float (&scratch)[2][kBlock / 32]) {
+    x = warp_sum(x);
+    if constexpr (kWarps > 1) {
+      float* half = scratch[turn];
+      turn ^= 1;
+      if (threadIdx.x % 32 == 0) half[threadIdx.x / 32] = x;
+      __syncthreads();
+      x = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) x += half[index * kWarps + w];
+    }
+    return x;
+  }
+};
+
+template <int kGroup, bool kResidual>
+__global__ void __launch_bounds__(RowGroup<kGroup>::kBlock)
     forward_kernel(const Pack8* x, const Pack8* residual, const Pack8* weight, float eps,
-                   Pack8* sum, Pack8* y, float* rstd, int packs) {
-  __shared__ float scratch[32];
-  const std::int64_t row = blockIdx.x;
-  float f[kMaxPacks][8];
-  float squares = 0;
+                   Pack8* sum, Pack8* y, float* rstd, std::int64_t rows, int row_packs) {
+  __shared__ float scratch[2][RowGroup<kGroup>::kBlock / 32];
+  RowGroup<kGroup> group;
+  const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(group.kRows) + group.index;
+  const int packs = row < rows ? row_packs : 0;  // the last block's other groups only join in
+  Pack8 f[kPacks], r[kPacks];
 #pragma unroll
-  for (int k = 0; k < kMaxPacks; ++k) {
-    const int i = threadIdx.x + k * kThreads;
+  for (int k = 0; k < kPacks; ++k) {
+    const int i = group.lane + k * kGroup;
     if (i < packs) {
-      unpack(x[row * packs + i], f[k]);
-      if (residual) {
-        float r[8];
-        unpack(residual[row * packs + i], r);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) f[k][j] += r[j];
-        const Pack8 rounded = pack(f[k]);  // the norm sees what backward will read
-        sum[row * packs + i] = rounded;
-        unpack(rounded, f[k]);
-      }
-#pragma unroll
-      for (int j = 0; j < 8; ++j) squares += f[k][j] * f[k][j];
+      f[k] = x[row * packs + i];
+      if constexpr (kResidual) r[k] = residual[row * packs + i];
     }
   }
-  const float scale = rsqrtf(block_sum(squares, scratch) / (8.0f * packs) + eps);
-  if (threadIdx.x == 0) rstd[row] = scale;
+  float squares = 0;
 #pragma unroll
-  for (int k = 0; k < kMaxPacks; ++k) {
-    const int i = threadIdx.x + k * kThreads;
+  for (int k = 0; k < kPacks; ++k) {
+    const int i = group.lane + k * kGroup;
     if (i < packs) {
-      float w[8];
+      float v[8];
+      unpack(f[k], v);
+      if constexpr (kResidual) {
+        float b[8];
+        unpack(r[k], b);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] += b[j];
+        f[k] = pack(v);  // the norm sees what backward will read
+        sum[row * packs + i] = f[k];
+        unpack(f[k], v);
+      }
+#pragma unroll
+      for (int j = 0; j < 8; ++j) squares += v[j] * v[j];
+    }
+  }
+  const float scale = rsqrtf(group.sum(squares, scratch) / (8.0f * row_packs) + eps);
+  if (group.lane == 0 && packs > 0) rstd[row] = scale;
+#pragma unroll
+  for (int k = 0; k < kPacks; ++k) {
+    const int i = group.lane + k * kGroup;
+    if (i < packs) {
+      float v[8], w[8];
+      unpack(f[k], v);
       unpack(weight[i], w);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) w[j] *= f[k][j] * scale;
+      for (int j = 0; j < 8; ++j) w[j] *= v[j] * scale;
       y[row * packs + i] = pack(w);
     }
   }
 }
 
-// d_x = rstd (w d_y - x_hat mean(w d_y x_hat)), x_hat = x rstd; added to d_x when `accumulate`.
-__global__ void __launch_bounds__(kThreads)
-    input_gradient_kernel(const Pack8* x, const Pack8* weight, const float* rstd, const Pack8* d_y,
-                          bool accumulate, Pack8* d_x, int packs) {
-  __shared__ float scratch[32];
-  const std::int64_t row = blockIdx.x;
-  const float scale = rstd[row];
-  float f[kMaxPacks][8], g[kMaxPacks][8];
-  float dot = 0;
-#pragma unroll
-  for (int k = 0; k < kMaxPacks; ++k) {
-    const int i = threadIdx.x + k * kThreads;
-    if (i < packs) {
-      float w[8];
-      unpack(x[row * packs + i], f[k]);
-      unpack(d_y[row * packs + i], g[k]);
-      unpack(weight[i], w);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        g[k][j] *= w[j];
-        dot += g[k][j] * f[k][j];
-      }
-    }
-  }
-  const float mean = block_sum(dot, scratch) * scale * scale / (8.0f * packs);
-#pragma unroll
-  for (int k = 0; k < kMaxPacks; ++k) {
-    const int i = threadIdx.x + k * kThreads;
-    if (i < packs) {
-      float r[8] = {};
-      if (accumulate) unpack(d_x[row * packs + i], r);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) r[j] += scale * (g[k][j] - f[k][j] * mean);
-      d_x[row * packs + i] = pack(r);
-    }
-  }
-}
-
-// d_weight = sum over rows of d_y x_hat.  Block b takes rows b, b + grid, ... in order; the partial
-// sums are added in block order.
-__global__ void __launch_bounds__(kThreads)
-    weight_gradient_kernel(const Pack8* x, const float* rstd, const Pack8* d_y, float* partial,
-                           std::int64_t rows, int packs) {
-  float d_weight[kMaxPacks][8] = {};
-  for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    const float scale = rstd[row];
-#pragma unroll
-    for (int k = 0; k < kMaxPacks; ++k) {
-      const int i = threadIdx.x + k * kThreads;
-      if (i < packs) {
-        float f[8], g[8];
-        unpack(x[row * packs + i], f);
-        unpack(d_y[row * packs + i], g);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) d_weight[k][j] += g[j] * f[j] * scale;
-      }
-    }
-  }
-#pragma unroll
-  for (int k = 0; k < kMaxPacks; ++k) {
-    const int i = threadIdx.x + k * kThreads;
-    if (i < packs)
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        partial[(static_cast<std::int64_t>(blockIdx.x) * packs + i) * 8 + j] = d_weight[k][j];
-  }
-}
-
 // y again from the kept rstd: the same arithmetic as forward_kernel's second pass.
-__global__ void __launch_bounds__(kThreads)
-    recompute_kernel(const Pack8* x, const float* rstd, const Pack8* weight, Pack8* y, int packs) {
-  const std::int64_t row = blockIdx.x;
+__global__ void __launch_bounds__(kRecomputeThreads)
+    recompute_kernel(const Pack8* x, const float* rstd, const Pack8* weight, Pack8* y,
+                     std::int64_t n, int packs) {
+  const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(kRecomputeThreads) + threadIdx.x;
+  if (i >= n) return;
+  const std::int64_t row = i / packs;
   const float scale = rstd[row];
-  for (int i = threadIdx.x; i < packs; i += kThreads) {
-    float f[8], w[8];
-    unpack(x[row * packs + i], f);
-    unpack(weight[i], w);
+  float v[8], w[8];
+  unpack(x[i], v);
+  unpack(weight[i - row * packs], w);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) w[j] *= f[j] * scale;
-    y[row * packs + i] = pack(w);
+  for (int j = 0; j < 8; ++j) w[j] *= v[j] * scale;
+  y[i] = pack(w);
+}
+
+// d_x = rstd (w d_y - x_hat mean(w d_y x_hat)), x_hat = x rstd; added to d_x with kAdd.
+// With kWeight, partial [block, 8 packs] = sum of d_y x_hat over this block's rows: every group
+// adds up its own rows in ascending order, then the groups add to each other in order.
+template <int kGroup, bool kAdd, bool kWeight>
+__global__ void __launch_bounds__(RowGroup<kGroup>::kBlock,
+                                  kBackwardThreads / RowGroup<kGroup>::kBlock)
+    backward_kernel(const Pack8* x, const Pack8* weight, const float* rstd, const Pack8* d_y,
+                    Pack8* d_x, float* partial, std::int64_t rows, int row_packs) {
+  __shared__ float scratch[2][RowGroup<kGroup>::kBlock / 32];
+  RowGroup<kGroup> group;
+  float d_weight[kPacks][8] = {};
+  for (std::int64_t first = blockIdx.x * static_cast<std::int64_t>(group.kRows); first < rows;
+       first += static_cast<std::int64_t>(gridDim.x) * group.kRows) {
+    const std::int64_t row = first + group.index;
+    const int packs = row < rows ? row_packs : 0;  // groups past the end only join in
+
+    Pack8 f[kPacks], g[kPacks], r[kPacks];
+#pragma unroll
+    for (int k = 0; k < kPacks; ++k) {
+      const int i = group.lane + k * kGroup;
+      if (i < packs) {
+        f[k] = x[row * packs + i];
+        g[k] = d_y[row * packs + i];
+        if constexpr (kAdd) r[k] = d_x[row * packs + i];
+      }
+    }
+    const float scale = packs > 0 ? rstd[row] : 0.0f;
+    float dot = 0;
+#pragma unroll
+    for (int k = 0; k < kPacks; ++k) {
+      const int i = group.lane + k * kGroup;
+      if (i < packs) {
+        float a[8], b[8], c[8];
+        unpack(f[k], a);
+        unpack(g[k], b);
+        unpack(weight[i], c);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          dot += b[j] * c[j] * a[j];
+          if constexpr (kWeight) d_weight[k][j] += b[j] * a[j] * scale;
+        }
+      }
+    }
+    const float mean = group.sum(dot, scratch) * scale * scale / (8.0f * row_packs);
+#pragma unroll
+    for (int k = 0; k < kPacks; ++k) {
+      const int i = group.lane + k * kGroup;
+      if (i < packs) {
+        float a[8], b[8], c[8], out[8] = {};
+        unpack(f[k], a);
+        unpack(g[k], b);
+        unpack(weight[i], c);
+        if constexpr (kAdd) unpack(r[k], out);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) out[j] += scale * (b[j] * c[j] - a[j] * mean);
+        d_x[row * packs + i] = pack(out);
+      }
+    }
+  }
+  if constexpr (kWeight) {
+    __shared__ float sums[group.kRows > 1 ? kGroup * kPacks * 8 : 1];
+    float* out = partial + static_cast<std::int64_t>(blockIdx.x) * row_packs * 8;
+    for (int turn = 0; turn < group.kRows; ++turn) {
+      if (group.index == turn) {
+        const bool last = turn == group.kRows - 1;
+#pragma unroll
+        for (int k = 0; k < kPacks; ++k) {
+          const int i = group.lane + k * kGroup;
+          if (i >= row_packs) continue;
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            // Neighbouring lanes in neighbouring banks.
+            const int at = (k * 8 + j) * kGroup + group.lane;
+            const float total = d_weight[k][j] + (turn > 0 ? sums[at] : 0.0f);
+            if (last)
+              out[i * 8 + j] = total;
+            else
+              sums[at] = total;
+          }
+        }
+      }
+      if (group.kRows > 1) __syncthreads();
+    }
   }
 }
 
-__global__ void add_partials_kernel(const float* partial, float* out, std::int64_t columns,
-                                    int parts) {
-  const std::int64_t c = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
-  if (c >= columns) return;
+constexpr int kPartLanes = 32;
+
+// out = or += the sum of the parts: 32 columns a block, each by kPartLanes threads that take every
+// kPartLanes-th part, then by one that adds those up.
+__global__ void __launch_bounds__(32 * kPartLanes)
+    add_partials_kernel(const float* partial, bool accumulate, float* out, std::int64_t columns,
+                        int parts) {
+  __shared__ float sums[kPartLanes][32];
+  const std::int64_t c = blockIdx.x * std::int64_t{32} + threadIdx.x;
   float total = 0;
-  for (int p = 0; p < parts; ++p) total += partial[p * columns + c];
-  out[c] += total;
+  if (c < columns)
+    for (int p = threadIdx.y; p < parts; p += kPartLanes) total += partial[p * columns + c];
+  sums[threadIdx.y][threadIdx.x] = total;
+  __syncthreads();
+  if (threadIdx.y != 0 || c >= columns) return;
+  for (int lane = 1; lane < kPartLanes; ++lane) total += sums[lane][threadIdx.x];
+  out[c] = accumulate ? out[c] + total : total;
 }
+
+void add_partials(const float* partial, bool accumulate, float* out, std::int64_t columns,
+                  int parts, cudaStream_t stream) {
+  add_partials_kernel<<<static_cast<unsigned>((columns + 31) / 32), dim3(32, kPartLanes), 0,
+                        stream>>>(partial, accumulate, out, columns, parts);
+}
+
+/// Calls f with the group size for rows of `packs` packs as a constant.
+template <class F>
+void with_group(int packs, F&& f) {
+  if (packs <= 32 * kPacks)
+    f(std::integral_constant<int, 32>());
+  else if (packs <= 64 * kPacks)
+    f(std::integral_constant<int, 64>());
+  else if (packs <= 128 * kPacks)
+    f(std::integral_constant<int, 128>());
+  else if (packs <= 256 * kPacks)
+    f(std::integral_constant<int, 256>());
+  else
+    f(std::integral_constant<int, 512>());
+}
+
+bool fits(int width) { return width > 0 && width % 8 == 0 && width <= kMaxWidth; }
+const Pack8* packs_of(const Bf16* p) { return reinterpret_cast<const Pack8*>(p); }
+Pack8* packs_of(Bf16* p) { return reinterpret_cast<Pack8*>(p); }
 
 constexpr int kBiasRows = 128;  // row groups of bias_gradient
 
@@ -161,49 +258,56 @@ cudaError_t rmsnorm_forward(const Bf16* x, const Bf16* residual, const Bf16* wei
                             Bf16* sum, Bf16* y, float* rstd, std::int64_t rows, int width,
                             cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
-  if (width % 8 != 0 || width > kThreads * kMaxPacks * 8) return cudaErrorInvalidValue;
-  auto p = [](const Bf16* q) { return reinterpret_cast<const Pack8*>(q); };
-  forward_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
-      p(x), p(residual), p(weight), static_cast<float>(eps), reinterpret_cast<Pack8*>(sum),
-      reinterpret_cast<Pack8*>(y), rstd, width / 8);
+  if (!fits(width)) return cudaErrorInvalidValue;
+  with_group(width / 8, [&](auto size) {
+    constexpr int kGroup = decltype(size)::value, kRows = RowGroup<kGroup>::kRows;
+    const auto kernel =
+        residual != nullptr ? forward_kernel<kGroup, true> : forward_kernel<kGroup, false>;
+    kernel<<<static_cast<unsigned>((rows + kRows - 1) / kRows), RowGroup<kGroup>::kBlock, 0,
+             stream>>>(packs_of(x), packs_of(residual), packs_of(weight), static_cast<float>(eps),
+                       packs_of(sum), packs_of(y), rstd, rows, width / 8);
+  });
   return cudaGetLastError();
-}
-
-std::size_t rmsnorm_partial_floats(int width) {
-  return static_cast<std::size_t>(kWeightBlocks) * width;
 }
 
 cudaError_t rmsnorm_recompute(const Bf16* x, const float* rstd, const Bf16* weight, Bf16* y,
                               std::int64_t rows, int width, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
   if (width % 8 != 0) return cudaErrorInvalidValue;
-  recompute_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
-      reinterpret_cast<const Pack8*>(x), rstd, reinterpret_cast<const Pack8*>(weight),
-      reinterpret_cast<Pack8*>(y), width / 8);
+  const std::int64_t n = rows * (width / 8);
+  recompute_kernel<<<static_cast<unsigned>((n + kRecomputeThreads - 1) / kRecomputeThreads),
+                     kRecomputeThreads, 0, stream>>>(packs_of(x), rstd, packs_of(weight),
+                                                     packs_of(y), n, width / 8);
   return cudaGetLastError();
 }
 
-cudaError_t rmsnorm_input_gradient(const Bf16* x, const Bf16* weight, const float* rstd,
-                                   const Bf16* d_y, bool accumulate, Bf16* d_x, std::int64_t rows,
-                                   int width, cudaStream_t stream) {
-  if (rows == 0) return cudaSuccess;
-  if (width % 8 != 0 || width > kThreads * kMaxPacks * 8) return cudaErrorInvalidValue;
-  auto p = [](const Bf16* q) { return reinterpret_cast<const Pack8*>(q); };
-  input_gradient_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
-      p(x), p(weight), rstd, p(d_y), accumulate, reinterpret_cast<Pack8*>(d_x), width / 8);
-  return cudaGetLastError();
+std::size_t rmsnorm_partial_floats(int width) {
+  return static_cast<std::size_t>(kMaxBackwardBlocks) * width;
 }
 
-cudaError_t rmsnorm_weight_gradient(const Bf16* x, const float* rstd, const Bf16* d_y,
-                                    float* d_weight, float* partial, std::int64_t rows, int width,
-                                    cudaStream_t stream) {
-  if (rows == 0) return cudaSuccess;
-  if (width % 8 != 0 || width > kThreads * kMaxPacks * 8) return cudaErrorInvalidValue;
-  const int blocks = rows < kWeightBlocks ? static_cast<int>(rows) : kWeightBlocks;
-  weight_gradient_kernel<<<blocks, kThreads, 0, stream>>>(reinterpret_cast<const Pack8*>(x), rstd,
-                                                          reinterpret_cast<const Pack8*>(d_y),
-                                                          partial, rows, width / 8);
-  add_partials_kernel<<<(width + 127) / 128, 128, 0, stream>>>(partial, d_weight, width, blocks);
+cudaError_t rmsnorm_backward(const Bf16* x, const Bf16* weight, const float* rstd, const Bf16* d_y,
+                             bool accumulate_x, Bf16* d_x, bool accumulate_weight, float* d_weight,
+                             float* partial, std::int64_t rows, int width, cudaStream_t stream) {
+  if (!fits(width)) return cudaErrorInvalidValue;
+  int blocks = 0;  // without rows the partial sums are none
+  if (rows > 0)
+    with_group(width / 8, [&](auto size) {
+      constexpr int kGroup = decltype(size)::value;
+      constexpr std::int64_t kRows = RowGroup<kGroup>::kRows;
+      const auto kernel = accumulate_x
+                              ? (d_weight != nullptr ? backward_kernel<kGroup, true, true>
+                                                     : backward_kernel<kGroup, true, false>)
+                              : (d_weight != nullptr ? backward_kernel<kGroup, false, true>
+                                                     : backward_kernel<kGroup, false, false>);
+      blocks = static_cast<int>(
+          std::min<std::int64_t>(kMultiprocessors * (kBackwardThreads / RowGroup<kGroup>::kBlock),
+                                 (rows + kRows - 1) / kRows));
+      kernel<<<static_cast<unsigned>(blocks), RowGroup<kGroup>::kBlock, 0, stream>>>(
+          packs_of(x), packs_of(weight), rstd, packs_of(d_y), packs_of(d_x), partial, rows,
+          width / 8);
+    });
+  if (d_weight != nullptr)
+    add_partials(partial, accumulate_weight, d_weight, width, blocks, stream);
   return cudaGetLastError();
 }
 
@@ -211,12 +315,13 @@ std::size_t bias_partial_floats(std::int64_t columns) {
   return static_cast<std::size_t>(kBiasRows) * columns;
 }
 
-cudaError_t bias_gradient(const Bf16* d_y, std::int64_t row_stride, float* d_bias, float* partial,
-                          std::int64_t rows, std::int64_t columns, cudaStream_t stream) {
-  if (rows == 0 || columns == 0) return cudaSuccess;
+cudaError_t bias_gradient(const Bf16* d_y, std::int64_t row_stride, bool accumulate, float* d_bias,
+                          float* partial, std::int64_t rows, std::int64_t columns,
+                          cudaStream_t stream) {
+  if (columns == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>((columns + 127) / 128), kBiasRows);
   bias_kernel<<<grid, 128, 0, stream>>>(d_y, row_stride, partial, rows, columns);
-  add_partials_kernel<<<grid.x, 128, 0, stream>>>(partial, d_bias, columns, kBiasRows);
+  add_partials(partial, accumulate, d_bias, columns, kBiasRows, stream);
   return cudaGetLastError();
 }
 

@@ -56,7 +56,7 @@ Reference reference(Problem& p, const std::vector<std::int64_t>& rows, bool pair
                      a.k_stride,
                      a.v_stride,
                      p.hq * p.d,
-                     p.host.q_tokens,
+                     p.host.q_tokens(),
                      p.host.k_tokens,
                      p.hq,
                      p.hkv,
@@ -95,9 +95,9 @@ void verdict(const char* name, const char* path, const double (&e)[5], double li
   std::fflush(stdout);
 }
 
-void check_case(const char* name, AttentionPattern x, int hq, int hkv, int d) {
+void check_case(const char* name, PatternArrays x, int hq, int hkv, int d) {
   Problem p(std::move(x), hq, hkv, d);
-  std::vector<std::int64_t> rows(static_cast<std::size_t>(p.host.q_tokens));
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(p.host.q_tokens()));
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int64_t>(i);
   const Reference ref = reference(p, rows, true);
   struct Option {
@@ -168,16 +168,15 @@ std::set<int> random_blocks(std::mt19937& rng, int low, int high, double keep, i
 }
 
 /// Zigzag ring step: this rank's two pieces look at the keys of another rank's two pieces.
-AttentionPattern ring_step(int piece, int mine, int other, int ranks) {
-  AttentionPattern x;
-  x.q_tokens = x.k_tokens = 2 * piece;
+PatternArrays ring_step(int piece, int mine, int other, int ranks) {
+  PatternArrays x;
+  x.k_tokens = 2 * piece;
   const int q_piece[2] = {mine, 2 * ranks - 1 - mine}, k_piece[2] = {other, 2 * ranks - 1 - other};
   for (int i = 0; i < 2 * piece; ++i) {
     const int position = q_piece[i / piece] * piece + i % piece;
     int end = 0;
     for (int j = 0; j < 2; ++j) end += std::clamp(position + 1 - k_piece[j] * piece, 0, piece);
-    x.key_begin.push_back(0);
-    x.key_end.push_back(end);
+    x.visible.add(1, 0, end, 0);
   }
   dense_runs(x);
   return x;
@@ -201,13 +200,10 @@ void check_ring(int hq, int hkv, int d, AttentionPath path) {
   for (int pass = 0; pass < 2; ++pass) {  // forward, backward
     for (int step = 0; step < 2; ++step) {
       const int first = step == 0 ? 0 : cut, last = step == 0 ? cut : tokens;
-      AttentionPattern x;
-      x.q_tokens = tokens;
+      PatternArrays x;
       x.k_tokens = last - first;
-      for (int i = 0; i < tokens; ++i) {
-        x.key_begin.push_back(0);
-        x.key_end.push_back(std::clamp(i + 1 - first, 0, last - first));
-      }
+      for (int i = 0; i < tokens; ++i)
+        x.visible.add(1, 0, std::clamp(i + 1 - first, 0, last - first), 0);
       dense_runs(x);
       const IndexShape shape = shape_of(x, hq, hkv);
       Buffer<char> memory(static_cast<std::int64_t>(index_bytes(shape)));
@@ -260,7 +256,7 @@ int run_checks(bool smoke) {
   check_case("dense 256, 2/1 heads, D128", dense({256}, 256), 2, 1, 128);
   check_case("dense 130, 4/2 heads, D64", dense({130}, 130), 4, 2, 64);
   {
-    AttentionPattern x = dense({192, 128}, 320);
+    PatternArrays x = dense({192, 128}, 320);
     list_runs(x, 1,
               [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.4, 1); });
     add_columns(x, {0, 192, 320}, 40, rng);
@@ -281,7 +277,7 @@ int run_checks(bool smoke) {
     check_case("prefix: 200 queries over 713 keys, 8/2 heads", dense({100, 613}, 200), 8, 2, d);
     check_case("ring step, rows without keys, 6/2 heads", ring_step(150, 0, 1, 2), 6, 2, d);
     check_case("ring step, other way, 6/2 heads", ring_step(150, 1, 0, 2), 6, 2, d);
-    AttentionPattern x = dense({1001}, 1001);
+    PatternArrays x = dense({1001}, 1001);
     list_runs(x, 1,
               [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.3, 1); });
     check_case("lists 1001, one for all, 8/2 heads", x, 8, 2, d);
@@ -289,23 +285,23 @@ int run_checks(bool smoke) {
       return rng() % 4 == 0 ? std::set<int>{} : random_blocks(rng, low, high, 0.3, 2);
     });
     check_case("lists 1001, some rows empty, 7/1 heads", x, 7, 1, d);
-    AttentionPattern y = dense({1001}, 1001);
+    PatternArrays y = dense({1001}, 1001);
     list_runs(y, 8,
               [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.3, 1); });
     check_case("lists 1001, one per head, 8/2 heads", y, 8, 2, d);
     add_columns(y, {0, 1001}, 150, rng);
     check_case("lists and columns 1001, one per head, 8/2 heads", y, 8, 2, d);
-    AttentionPattern z = dense({320, 64, 500}, 884);
+    PatternArrays z = dense({320, 64, 500}, 884);
     list_runs(z, 1,
               [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.3, 1); });
     add_row_masks(z, rng64);
     check_case("row masks, packed 320,64,500, 4/2 heads", z, 4, 2, d);
-    AttentionPattern w = dense({320, 64, 500}, 884);
+    PatternArrays w = dense({320, 64, 500}, 884);
     list_runs(w, 6,
               [&](int, int, int low, int high) { return random_blocks(rng, low, high, 0.2, 1); });
     add_columns(w, {0, 320, 384, 884}, 130, rng);
     check_case("columns per head, packed 320,64,500, 6/2 heads", w, 6, 2, d);
-    AttentionPattern u = dense({512}, 512);
+    PatternArrays u = dense({512}, 512);
     list_runs(u, 1, [&](int, int, int, int high) { return std::set<int>{high - 1}; });
     add_columns(u, {0, 512}, 200, rng);
     check_case("columns for all heads 512, 7/1 heads", u, 7, 1, d);
@@ -339,7 +335,7 @@ double median_ms(F f, int repeats) {
 struct Timing {
   double forward, backward, forward_flops;
 };
-Timing time_case(const char* name, AttentionPattern x, int hq, int hkv, int d, bool verify) {
+Timing time_case(const char* name, PatternArrays x, int hq, int hkv, int d, bool verify) {
   const double pairs = pairs_per_head(x);
   Problem p(std::move(x), hq, hkv, d);
   const AttentionForwardArgs f = p.forward_args(false);  // bf16 output, as one GPU trains
@@ -365,7 +361,7 @@ Timing time_case(const char* name, AttentionPattern x, int hq, int hkv, int d, b
       2.5 * t.forward_flops / t.backward / 1e9, ordered, derive);
   if (verify && p.shape.dense) {
     std::vector<std::int64_t> rows;
-    for (int i = 0; i < 48; ++i) rows.push_back((p.host.q_tokens - 1) * i / 47);
+    for (int i = 0; i < 48; ++i) rows.push_back((p.host.q_tokens() - 1) * i / 47);
     const Reference ref = reference(p, rows, false);
     const std::vector<bf16> o = p.o16.host();
     const std::vector<float> lse = p.lse.host(), dq = p.dq.host();
@@ -376,7 +372,7 @@ Timing time_case(const char* name, AttentionPattern x, int hq, int hkv, int d, b
       dq_rows.insert(dq_rows.end(), dq.begin() + r * hq * d, dq.begin() + (r + 1) * hq * d);
     }
     for (int h = 0; h < hq; ++h) {
-      for (std::int64_t r : rows) lse_rows.push_back(lse[h * p.host.q_tokens + r]);
+      for (std::int64_t r : rows) lse_rows.push_back(lse[h * p.host.q_tokens() + r]);
     }
     // dK and dV by cut pieces against whole units.
     const double e[5] = {error(o_rows, ref.o), error(lse_rows, ref.lse), error(dq_rows, ref.dq),
@@ -404,9 +400,9 @@ Timing time_case(const char* name, AttentionPattern x, int hq, int hkv, int d, b
 }
 
 /// MTraining-like vertical slash, one pattern per head: local band, block diagonals, columns.
-AttentionPattern vertical_slash(int tokens, int heads, int local, int bands, int band, int columns,
-                                std::mt19937& rng) {
-  AttentionPattern x = packed_index({tokens}, tokens);
+PatternArrays vertical_slash(int tokens, int heads, int local, int bands, int band, int columns,
+                             std::mt19937& rng) {
+  PatternArrays x = packed_index({tokens}, tokens);
   std::vector<std::vector<int>> offsets(heads);
   for (auto& o : offsets) {
     for (int i = 0; i < bands; ++i)
@@ -540,8 +536,8 @@ void time_built(const char* name, int tokens, int hq, int hkv, int d, int local,
   std::fflush(stdout);
 }
 
-AttentionPattern block_list(int tokens, double keep, int run, bool align, std::mt19937& rng) {
-  AttentionPattern x = packed_index({tokens}, tokens);
+PatternArrays block_list(int tokens, double keep, int run, bool align, std::mt19937& rng) {
+  PatternArrays x = packed_index({tokens}, tokens);
   list_runs(x, 1, [&](int, int qb, int, int) {
     std::set<int> s;
     const int wanted = std::max(1, static_cast<int>(keep * qb));
@@ -561,13 +557,13 @@ AttentionPattern block_list(int tokens, double keep, int run, bool align, std::m
 /// tiles.
 struct TileShare {
   double pairs = 0, forward = 0, backward = 0;
-  void add(const AttentionPattern& x) {
+  void add(const PatternArrays& x) {
     std::vector<int> first(x.k_blocks(), INT_MAX), last(x.k_blocks(), -1);
     pairs += pairs_per_head(x);
     for (int b = 0; b < x.q_blocks(); ++b) {
-      const std::int64_t row = std::min<std::int64_t>((b + 1) * kBlock, x.q_tokens) - 1;
-      const int low = x.key_begin[b * kBlock] / kBlock,
-                high = (x.key_end[row] + kBlock - 1) / kBlock;
+      const std::int64_t row = std::min<std::int64_t>((b + 1) * kBlock, x.q_tokens()) - 1;
+      const int low = x.visible.row(b * kBlock).begin / kBlock,
+                high = (x.visible.row(row).end + kBlock - 1) / kBlock;
       forward += (high - low + 1) / 2 * 2.0 * kBlock * kBlock;
       for (int k = low; k < high; ++k) {
         first[k] = std::min(first[k], b);

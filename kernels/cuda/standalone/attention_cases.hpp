@@ -14,45 +14,43 @@
 #include "core/plan/context/axis_range.hpp"
 
 namespace bench {
-using ballast::AttentionPattern;
 using ballast::BlockRun;
 using ballast::kBlock;
+using ballast::PatternArrays;
 
 /// Dense index over packed segments (lengths), seen by the last `q_tokens` of the axis.
-inline AttentionPattern packed_index(const std::vector<int>& lengths, std::int64_t q_tokens) {
-  AttentionPattern x;
+inline PatternArrays packed_index(const std::vector<int>& lengths, std::int64_t q_tokens) {
+  PatternArrays x;
   for (int n : lengths) x.k_tokens += n;
-  x.q_tokens = q_tokens;
   std::int64_t begin = 0;
   for (int n : lengths) {
     for (std::int64_t i = begin; i < begin + n; ++i) {
       if (i < x.k_tokens - q_tokens) continue;
-      x.key_begin.push_back(static_cast<int>(begin));
-      x.key_end.push_back(static_cast<int>(i) + 1);
+      x.visible.add(1, begin, i + 1, 1);
     }
     begin += n;
   }
   return x;
 }
 /// Fills the runs of a dense index.
-inline void dense_runs(AttentionPattern& x) {
+inline void dense_runs(PatternArrays& x) {
   x.run_offset = {0};
   for (std::int64_t b = 0; b < x.q_blocks(); ++b) {
-    const std::int64_t last = std::min<std::int64_t>((b + 1) * kBlock, x.q_tokens) - 1;
-    const int low = x.key_begin[b * kBlock] / kBlock,
-              high = (x.key_end[last] + kBlock - 1) / kBlock;
+    const std::int64_t last = std::min<std::int64_t>((b + 1) * kBlock, x.q_tokens()) - 1;
+    const int low = x.visible.row(b * kBlock).begin / kBlock,
+              high = (x.visible.row(last).end + kBlock - 1) / kBlock;
     if (low < high) x.runs.push_back({low, high, -1});
     x.run_offset.push_back(static_cast<std::int64_t>(x.runs.size()));
   }
 }
-inline AttentionPattern dense(const std::vector<int>& lengths, std::int64_t q_tokens) {
-  AttentionPattern x = packed_index(lengths, q_tokens);
+inline PatternArrays dense(const std::vector<int>& lengths, std::int64_t q_tokens) {
+  PatternArrays x = packed_index(lengths, q_tokens);
   dense_runs(x);
   return x;
 }
 
 /// Appends a sorted set of blocks as runs.
-inline void append_blocks(AttentionPattern& x, const std::set<int>& blocks) {
+inline void append_blocks(PatternArrays& x, const std::set<int>& blocks) {
   for (int b : blocks) {
     if (!x.runs.empty() && static_cast<std::int64_t>(x.runs.size()) > x.run_offset.back() &&
         x.runs.back().last == b) {
@@ -64,27 +62,27 @@ inline void append_blocks(AttentionPattern& x, const std::set<int>& blocks) {
   x.run_offset.push_back(static_cast<std::int64_t>(x.runs.size()));
 }
 /// Lists chosen by `pick(index head, query block, first visible key block, one past the last)`.
-inline void list_runs(AttentionPattern& x, int index_heads,
+inline void list_runs(PatternArrays& x, int index_heads,
                       const std::function<std::set<int>(int, int, int, int)>& pick) {
   x.index_heads = index_heads;
   x.run_offset = {0};
   x.runs.clear();
   for (int h = 0; h < index_heads; ++h) {
     for (std::int64_t b = 0; b < x.q_blocks(); ++b) {
-      const std::int64_t last = std::min<std::int64_t>((b + 1) * kBlock, x.q_tokens) - 1;
-      append_blocks(x, pick(h, static_cast<int>(b), x.key_begin[b * kBlock] / kBlock,
-                            (x.key_end[last] + kBlock - 1) / kBlock));
+      const std::int64_t last = std::min<std::int64_t>((b + 1) * kBlock, x.q_tokens()) - 1;
+      append_blocks(x, pick(h, static_cast<int>(b), x.visible.row(b * kBlock).begin / kBlock,
+                            (x.visible.row(last).end + kBlock - 1) / kBlock));
     }
   }
 }
 /// Random columns: `count` columns a segment and head, of `starts` (segment starts on the key axis,
 /// multiples of 64, then the end).
-inline void add_columns(AttentionPattern& x, const std::vector<int>& starts, int count,
+inline void add_columns(PatternArrays& x, const std::vector<int>& starts, int count,
                         std::mt19937& rng) {
   x.segments = static_cast<int>(starts.size()) - 1;
   x.block_segment.clear();
   for (std::int64_t b = 0; b < x.q_blocks(); ++b) {
-    const int key = x.key_begin[b * kBlock];
+    const int key = x.visible.row(b * kBlock).begin;
     x.block_segment.push_back(
         static_cast<int>(std::upper_bound(starts.begin(), starts.end() - 1, key) - starts.begin()) -
         1);
@@ -119,7 +117,7 @@ inline void add_columns(AttentionPattern& x, const std::vector<int>& starts, int
 }
 /// Splits every run into two runs of the same blocks whose row masks are disjoint, or leaves some
 /// rows out.
-inline void add_row_masks(AttentionPattern& x, std::mt19937_64& rng) {
+inline void add_row_masks(PatternArrays& x, std::mt19937_64& rng) {
   std::vector<BlockRun> runs;
   std::vector<std::int64_t> offset = {0};
   for (std::size_t list = 0; list + 1 < x.run_offset.size(); ++list) {
@@ -144,14 +142,16 @@ inline void add_row_masks(AttentionPattern& x, std::mt19937_64& rng) {
 }
 
 /// allowed[(h * q_tokens + q) * k_tokens + k], by the definition, pair by pair.
-inline std::vector<std::uint8_t> allowed_pairs(const AttentionPattern& x) {
+inline std::vector<std::uint8_t> allowed_pairs(const PatternArrays& x) {
   std::vector<std::uint8_t> allowed(
-      static_cast<std::size_t>(x.index_heads * x.q_tokens * x.k_tokens), 0);
+      static_cast<std::size_t>(x.index_heads * x.q_tokens() * x.k_tokens), 0);
   for (int h = 0; h < x.index_heads; ++h) {
-    for (std::int64_t q = 0; q < x.q_tokens; ++q) {
+    for (std::int64_t q = 0; q < x.q_tokens(); ++q) {
       const std::int64_t list = h * x.q_blocks() + q / kBlock;
-      std::uint8_t* row = allowed.data() + (h * x.q_tokens + q) * x.k_tokens;
-      const auto visible = [&](std::int64_t k) { return k >= x.key_begin[q] && k < x.key_end[q]; };
+      std::uint8_t* row = allowed.data() + (h * x.q_tokens() + q) * x.k_tokens;
+      const auto visible = [&](std::int64_t k) {
+        return k >= x.visible.row(q).begin && k < x.visible.row(q).end;
+      };
       std::vector<std::uint8_t> covered(static_cast<std::size_t>(x.k_blocks()), 0);
       for (std::int64_t r = x.run_offset[list]; r < x.run_offset[list + 1]; ++r) {
         const BlockRun& run = x.runs[r];
@@ -172,12 +172,12 @@ inline std::vector<std::uint8_t> allowed_pairs(const AttentionPattern& x) {
 }
 
 /// Pairs a head computes, for indexes without row masks.
-inline double pairs_per_head(const AttentionPattern& x) {
+inline double pairs_per_head(const PatternArrays& x) {
   double total = 0;
   for (int h = 0; h < x.index_heads; ++h) {
-    for (std::int64_t q = 0; q < x.q_tokens; ++q) {
-      const std::int64_t list = h * x.q_blocks() + q / kBlock, begin = x.key_begin[q],
-                         end = x.key_end[q];
+    for (std::int64_t q = 0; q < x.q_tokens(); ++q) {
+      const std::int64_t list = h * x.q_blocks() + q / kBlock, begin = x.visible.row(q).begin,
+                         end = x.visible.row(q).end;
       for (std::int64_t r = x.run_offset[list]; r < x.run_offset[list + 1]; ++r) {
         total +=
             std::max<std::int64_t>(0, std::min<std::int64_t>(end, x.runs[r].last * kBlock) -

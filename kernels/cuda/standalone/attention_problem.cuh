@@ -66,7 +66,7 @@ inline std::uint64_t g_seed = 1;
 
 /// One attention problem on the device: inputs (q, k, v slices of fused buffers), outputs, index.
 struct Problem {
-  AttentionPattern host;
+  PatternArrays host;
   int hq, hkv, d;
   std::int64_t q_stride, kv_stride;
   Buffer<bf16> qb, kvb, dout, o16;
@@ -77,20 +77,20 @@ struct Problem {
   Buffer<char> workspace;
   double scale;
 
-  Problem(AttentionPattern x, int q_heads, int kv_heads, int head_dim)
+  Problem(PatternArrays x, int q_heads, int kv_heads, int head_dim)
       : host(std::move(x)),
         hq(q_heads),
         hkv(kv_heads),
         d(head_dim),
         q_stride(hq * d + 8),
         kv_stride(2 * hkv * d + 16),
-        qb(host.q_tokens * q_stride + 8),
+        qb(host.q_tokens() * q_stride + 8),
         kvb(host.k_tokens * kv_stride),
-        dout(host.q_tokens * hq * d),
-        o16(host.q_tokens * hq * d),
-        o32(host.q_tokens * hq * d),
-        lse(host.q_tokens * hq),
-        dq(host.q_tokens * hq * d),
+        dout(host.q_tokens() * hq * d),
+        o16(host.q_tokens() * hq * d),
+        o32(host.q_tokens() * hq * d),
+        lse(host.q_tokens() * hq),
+        dq(host.q_tokens() * hq * d),
         dk(host.k_tokens * hkv * d),
         dv(host.k_tokens * hkv * d),
         shape(shape_of(host, hq, hkv)),

@@ -1,5 +1,7 @@
 #!/bin/sh
-# Builds attention_bench with nvcc alone (CUDA 12.8 or newer).  Usage: [FLAGS=...] build.sh [OUTPUT]
+# Builds a program of this folder with nvcc alone (CUDA 12.8 or newer).
+# Usage: [FLAGS=...] build.sh [OUTPUT]
+# OUTPUT's name begins with the program's: attention_bench (the default) or ops_bench.
 # FLAGS=-DBALLAST_EVERY_LANE_ARRIVES makes the hand-overs visible to compute-sanitizer's racecheck
 # (hopper.cuh).
 set -e
@@ -7,6 +9,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../../.." && pwd)
 out=${1:-$root/build/attention_bench}
 mkdir -p "$(dirname "$out")"
+cuda=$root/kernels/cuda
+case $(basename "$out") in
+  ops_bench*) set -- "$here/ops_bench.cu" "$cuda"/ops/*.cu ;;
+  *) set -- "$here/attention_bench.cu" "$cuda"/attention/*.cu "$cuda"/index/*.cu ;;
+esac
 exec ${NVCC:-nvcc} -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr \
-  -gencode arch=compute_90a,code=sm_90a -I"$root" ${FLAGS:-} -o "$out" \
-  "$here/attention_bench.cu" "$root"/kernels/cuda/attention/*.cu "$root"/kernels/cuda/index/*.cu
+  -gencode arch=compute_90a,code=sm_90a -I"$root" ${FLAGS:-} -o "$out" "$@"

@@ -190,7 +190,8 @@ TEST(Simulate, RingHopsHideBehindAttentionAndExchangesDoNot) {
                backward = simulate(ring.backward,
                                    {.compute_s = 4, .inner_hop_s = 3, .inner_dkv_hop_s = 3});
   EXPECT_GT(forward, 8);
-  EXPECT_NEAR(step.lanes[0][0].ops[0].end_s, 2 * (5 + forward + 0.5) + 1, 1e-3);
+  EXPECT_NEAR(step.lanes[0][0].ops[0].end_s, 2 * (5 + forward + 0.5) + 3,
+              1e-3);  // the head's backward follows its loss at once
   EXPECT_NEAR(step.terms.ring_s, 2 * (forward - 8 + backward - 16), 1e-2);
   EXPECT_DOUBLE_EQ(step.terms.exchange_s, 2 * 2 * 0.5);
   EXPECT_DOUBLE_EQ(step.terms.compute_s, 2 * (5 + 10 + 8 + 16) + 3);
@@ -302,14 +303,14 @@ TEST(Simulate, TuningGivesStragglersFewerBlocks) {
   EXPECT_EQ(choices, 16);  // of two samples in eight layers
 }
 
-// Three layers and two with the head: a layer takes 5 + 8 forward, twice that backward, 4 of which
-// are weight gradients.
+// Three layers and two with the head, whose backward follows its forward at once (1 + 2): a layer
+// takes 5 + 8 forward, twice that backward, 4 of which are weight gradients.
 TEST(Simulate, StagesTakeTheTimeOfTheirLayers) {
   for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble}) {
     StepPlan plan = plan_of({of_lengths({1})}, pipeline_of(kind, 2), 5);
     plan.layer_begin = {0, 3};
     const SimulatedStep step = simulate(plan, {.layers = 5}, RingTimes());
-    const double forward[] = {39, 27}, backward[] = {78, 54}, weight[] = {12, 8};
+    const double forward[] = {39, 29}, backward[] = {78, 52}, weight[] = {12, 8};
     for (std::size_t s = 0; s < 2; ++s)
       for (const TimedOp& timed : step.lanes[0][s].ops) {
         const double seconds = timed.end_s - timed.begin_s;
@@ -321,7 +322,7 @@ TEST(Simulate, StagesTakeTheTimeOfTheirLayers) {
           EXPECT_DOUBLE_EQ(seconds, found->second);
         }
       }
-    EXPECT_DOUBLE_EQ(step.useful_s, 39 + 27 + 78 + 54) << kind;
+    EXPECT_DOUBLE_EQ(step.useful_s, 39 + 29 + 78 + 52) << kind;
   }
 }
 
@@ -366,6 +367,37 @@ TEST(Simulate, FetchesRunBesideTheComputationBeforeTheirRecompute) {
       EXPECT_DOUBLE_EQ(op.end_s - op.begin_s, 2);
     }
   EXPECT_EQ(copies, 4);  // of the two chunks that run again
+}
+
+// Peak bytes are those of the lane that needs most, replayed with its own operations.
+TEST(Simulate, PeakBytesAreThoseOfTheLaneThatNeedsMost) {
+  const StepPlan plan = plan_of({of_lengths({64}), of_lengths({256, 256, 64}), of_lengths({64})},
+                                pipeline_of(ScheduleKind::one_f_one_b, 2), 4);
+  StageMemory stage;
+  stage.model.layers = 4, stage.model.hidden = 32, stage.model.intermediate = 64;
+  stage.model.query_heads = 2, stage.model.kv_heads = 1, stage.model.head_dim = 16;
+  stage.model.vocabulary = 128;
+  stage.layers = 2, stage.parameters = 1000;
+  SimulationOptions options;
+  options.layers = 4;
+  EXPECT_TRUE(simulate(plan, options, unit_costs()).memory.empty());
+  options.memory = {stage, stage};
+  options.memory[0].last = false, options.memory[1].first = false;
+  const SimulatedStep step = simulate(plan, options, unit_costs());
+  ASSERT_EQ(step.memory.size(), 2u);
+  for (std::size_t s = 0; s < 2; ++s) {
+    const auto lane = [&](int d) {
+      return replay_memory(options.memory[s], plan.schedule(d).stages[s],
+                           rank_micro_batches(plan, d));
+    };
+    EXPECT_EQ(step.memory[s].bytes, lane(1).bytes);
+    EXPECT_GT(step.memory[s].total(), lane(0).total());
+  }
+  // The first stage keeps two micro-batches, the last one.
+  EXPECT_GT(step.memory[0][MemoryCategory::activations],
+            step.memory[1][MemoryCategory::activations]);
+  options.memory.pop_back();
+  EXPECT_THROW(simulate(plan, options, unit_costs()), Error);
 }
 
 TEST(SimulateSlow, AStepOf16384RanksIsSimulatedInSeconds) {

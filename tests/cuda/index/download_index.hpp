@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "kernels/cuda/index/index_mirror.hpp"
+#include "kernels/cuda/index/pattern_twin.hpp"
 
 namespace ballast::test {
 
@@ -20,12 +20,13 @@ std::vector<T> array(const T* device, std::int64_t n) {
 }
 
 /// The arrays of an index that lives on the GPU as a host value.
-inline AttentionPattern download(const cuda::DeviceIndex& x) {
+inline PatternArrays download(const cuda::DeviceIndex& x) {
   const std::int64_t lists = x.shape.index_heads * x.shape.q_blocks();
-  AttentionPattern out;
-  out.q_tokens = x.shape.q_tokens, out.k_tokens = x.shape.k_tokens,
-  out.index_heads = x.shape.index_heads, out.segments = x.shape.segments;
-  out.key_begin = array(x.key_begin, out.q_tokens), out.key_end = array(x.key_end, out.q_tokens);
+  PatternArrays out;
+  out.k_tokens = x.shape.k_tokens, out.index_heads = x.shape.index_heads,
+  out.segments = x.shape.segments;
+  const auto begin = array(x.key_begin, x.shape.q_tokens), end = array(x.key_end, x.shape.q_tokens);
+  for (std::size_t i = 0; i < begin.size(); ++i) out.visible.add(1, begin[i], end[i], 0);
   out.run_offset = array(x.run_offset, lists + 1);
   EXPECT_LE(out.run_offset.back(), x.shape.runs);
   out.runs = array(x.runs, out.run_offset.back());
@@ -49,8 +50,8 @@ inline AttentionPattern download(const cuda::DeviceIndex& x) {
   }
   return out;
 }
-inline AttentionPattern download(const AttentionPattern& built) {
-  return download(std::static_pointer_cast<cuda::IndexMirror>(built.mirror)->index);
+inline PatternArrays download(const AttentionWork& built) {
+  return download(dynamic_cast<const cuda::PatternTwin&>(*built.device()).index());
 }
 
 }  // namespace ballast::test

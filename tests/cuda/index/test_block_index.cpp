@@ -9,6 +9,8 @@
 #include "core/predict/latency_model.hpp"
 #include "kernels/cuda/index/block_launch.hpp"
 #include "kernels/cuda/index/slash_launch.hpp"
+#include "tests/core/plan/attention/pattern_pairs.hpp"
+#include "tests/core/plan/context/axis_tokens.hpp"
 #include "tests/cuda/index/download_index.hpp"
 #include "tests/cuda/support.hpp"
 
@@ -70,7 +72,7 @@ TEST_F(CudaBlocks, EveryRowTakesItsBestBlocksAndItsOwn) {
   const int heads = 4, kv_heads = 2, top_k = 4;
   for (const auto& [dim, slots] : {std::pair{64, 1}, {128, 3}}) {
     const Packed packed({2900, 100, 0, 500}, LayoutKind::contiguous, 1);
-    const auto& tokens = packed.axes[0].queries;
+    const auto tokens = tokens_of(packed.axes[0].queries);
     const std::int64_t count = static_cast<std::int64_t>(tokens.size());
     const Blocks blocks(tokens, packed.axis, slots, *gpu);
     const Tensor q = random({count, heads, dim}), k = random({count, kv_heads, dim});
@@ -148,7 +150,7 @@ TEST_F(CudaBlocks, TheIndexHoldsWhatEveryRowChose) {
        {std::pair{LayoutKind::contiguous, 1}, {LayoutKind::striped, 3}, {LayoutKind::zigzag, 2}}) {
     const Packed packed({1000, 70, 300}, kind, ranks);
     for (int r = 0; r < ranks; ++r) {
-      const auto& queries = packed.axes[r].queries;
+      const auto queries = tokens_of(packed.axes[r].queries);
       const Blocks at(queries, packed.axis, slots, *gpu);
       const int width = at.count;
       std::vector<std::int64_t> words(static_cast<std::size_t>(heads) * at.own.size() * width, 0);
@@ -160,13 +162,15 @@ TEST_F(CudaBlocks, TheIndexHoldsWhatEveryRowChose) {
       const Tensor words_gpu =
           Tensor::wrap(words.data(), {static_cast<std::int64_t>(words.size())}, DType::i64)
               .to(*gpu);
-      const auto seen =
-          split_keys(visible_pattern(queries, packed.axis, 1), packed.axis, packed.axes[r].keys);
+      const auto seen = split_visible(visible_keys(packed.axes[r].queries, packed.axis),
+                                      packed.axis, packed.axes[r].keys);
       for (int shard = 0; shard < ranks; ++shard) {
-        const auto& keys = packed.axes[r].keys[shard];
+        const auto keys = tokens_of(packed.axes[r].keys[shard]);
         const Blocks key_at(keys, packed.axis, slots, *gpu);
-        const Tensor begin = integers(seen[shard].key_begin).to(*gpu),
-                     end = integers(seen[shard].key_end).to(*gpu);
+        std::vector<std::int32_t> begins, ends;
+        for (const KeyInterval& row : seen[shard].expand())
+          begins.push_back(row.begin), ends.push_back(row.end);
+        const Tensor begin = integers(begins).to(*gpu), end = integers(ends).to(*gpu);
         const cuda::BlockChoice choice{
             reinterpret_cast<const std::uint64_t*>(words_gpu.data<std::int64_t>()),
             heads,
@@ -200,7 +204,7 @@ TEST_F(CudaBlocks, TheIndexHoldsWhatEveryRowChose) {
         ASSERT_EQ(cuda::derive_index(index, cuda::stream()), cudaSuccess);
         ASSERT_EQ(cuda::count_pairs(index, totals + 1, cuda::stream()), cudaSuccess);
         gpu->synchronize();
-        const AttentionPattern found = download(index);
+        const PatternArrays found = download(index);
         ASSERT_EQ(problems(found), "") << "seed " << seed;
         double expected = 0;
         for (int h = 0; h < heads; ++h)

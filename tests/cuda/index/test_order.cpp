@@ -9,6 +9,7 @@
 #include "kernels/attention/attention.hpp"
 #include "kernels/cuda/index/device_index.hpp"
 #include "kernels/cuda/ops/operations.hpp"
+#include "tests/core/plan/context/axis_tokens.hpp"
 #include "tests/cuda/index/download_index.hpp"
 #include "tests/cuda/support.hpp"
 
@@ -35,7 +36,7 @@ class CudaOrder : public CudaTest {
   /// Derives the index on the GPU and checks its orders; returns how often the segment changes from
   /// piece to piece, over the pieces.
   double check_orders(const Axis& queries, const Axis& keys, int q_heads, int kv_heads) {
-    const AttentionPattern host = dense_pattern(queries, keys);
+    const PatternArrays host = dense_pattern(queries, keys).arrays();
     const cuda::IndexShape shape = cuda::shape_of(host, q_heads, kv_heads);
     EXPECT_TRUE(shape.dense);
     const Tensor buffer =
@@ -138,7 +139,8 @@ TEST_F(CudaOrder, CutPiecesOfLongPacksGiveTheGradientsOfWholeUnits) {
     const Tensor d_o = to_gpu(random({n, q_heads, dim}), DType::bf16);
     Tensor o = unwritten({n, q_heads, dim}, DType::bf16), lse = unwritten({q_heads, n}, DType::f32),
            delta = unwritten({q_heads, n}, DType::f32);
-    attention_forward(index, q, k, v, scale, o, lse);
+    const AttentionWork work = place_pattern(index, q, k);
+    attention_forward(work, q, k, v, scale, o, lse);
     attention_delta(o, d_o, delta);
     std::vector<std::vector<Tensor>> gradients;
     for (const bool whole : {true, false}) {
@@ -146,7 +148,7 @@ TEST_F(CudaOrder, CutPiecesOfLongPacksGiveTheGradientsOfWholeUnits) {
       std::vector<Tensor> made = {Tensor::zeros(q.shape(), DType::f32, *gpu),
                                   Tensor::zeros(k.shape(), DType::f32, *gpu),
                                   Tensor::zeros(k.shape(), DType::f32, *gpu)};
-      attention_backward(index, q, k, v, scale, lse, delta, d_o, made[0], made[1], made[2]);
+      attention_backward(work, q, k, v, scale, lse, delta, d_o, made[0], made[1], made[2]);
       gradients.push_back(std::move(made));
     }
     const char* const names[] = {"dq", "dk", "dv"};

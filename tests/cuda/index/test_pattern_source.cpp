@@ -10,7 +10,8 @@
 #include "kernels/cuda/index/block_builder.hpp"
 #include "kernels/cuda/index/slash_builder.hpp"
 #include "parallel/pattern/pattern_source.hpp"
-#include "parallel/pattern/pattern_sources.hpp"
+#include "tests/core/plan/attention/pattern_pairs.hpp"
+#include "tests/core/plan/context/axis_tokens.hpp"
 #include "tests/cuda/index/download_index.hpp"
 #include "tests/cuda/support.hpp"
 
@@ -63,7 +64,8 @@ struct Spread {
   }
   std::int64_t rows() const { return static_cast<std::int64_t>(row.size()); }
   /// Rows of tokens in their local order, zeros for padding; fp64.
-  Tensor take(const Tensor& all, const std::vector<AxisToken>& tokens) const {
+  Tensor take(const Tensor& all, const AxisRanges& axis) const {
+    const auto tokens = tokens_of(axis);
     Tensor out = Tensor::zeros({static_cast<std::int64_t>(tokens.size()), all.size(1), all.size(2)},
                                DType::f64);
     const std::int64_t n = all.size(1) * all.size(2);
@@ -84,8 +86,8 @@ Tensor as_f32(const Tensor& t) {
 
 /// Which of the 64 queries of a block use a key block: [head][query block][key block], padding left
 /// out.
-std::vector<std::uint64_t> words(const AttentionPattern& index,
-                                 const std::vector<AxisToken>& queries) {
+std::vector<std::uint64_t> words(const PatternArrays& index, const AxisRanges& axis) {
+  const auto queries = tokens_of(axis);
   std::vector<std::uint64_t> out(
       static_cast<std::size_t>(index.index_heads * index.q_blocks() * index.k_blocks()), 0);
   for (std::int64_t l = 0; l < index.index_heads * index.q_blocks(); ++l) {
@@ -113,8 +115,8 @@ class CudaPatterns : public CudaTest {
     return t;
   }
   /// The index of one rank's source from q and k, on either backend.
-  AttentionPattern chosen(const Spread& spread, const AttentionOptions& options, Asked* policy,
-                          const Tensor& q, const Tensor& k, double scale, bool on_gpu) {
+  PatternArrays chosen(const Spread& spread, const AttentionOptions& options, Asked* policy,
+                       const Tensor& q, const Tensor& k, double scale, bool on_gpu) {
     const auto source = pattern_source(Communicator(), spread.axes[0], options, policy, nullptr);
     AttentionInputs in;
     const Tensor q_rows = spread.take(q, spread.axes[0].queries),
@@ -122,16 +124,15 @@ class CudaPatterns : public CudaTest {
     in.q = on_gpu ? to_gpu(q_rows, DType::bf16) : as_f32(q_rows);
     in.k = in.v = on_gpu ? to_gpu(k_rows, DType::bf16) : as_f32(k_rows);
     in.scale = scale;
-    const AttentionPattern& index = source->shards(in).front();
+    const AttentionWork& index = source->shards(in).front();
     EXPECT_EQ(&source->shards(in).front(), &index)
         << "one index for forward, recomputation and backward";
     if (policy) {
       EXPECT_EQ(policy->times, 1);
     }
-    AttentionPattern host = on_gpu ? download(index) : index;
-    host.pairs = -1;
+    const PatternArrays host = on_gpu ? download(index) : index.host()->arrays();
     EXPECT_EQ(problems(host), "") << "seed " << seed;
-    EXPECT_EQ(host.pairs_per_head(), index.pairs_per_head()) << "seed " << seed;
+    EXPECT_EQ(AttentionPattern(host).pairs_per_head(), index.pairs_per_head()) << "seed " << seed;
     return host;
   }
 };
@@ -152,8 +153,8 @@ TEST_F(CudaPatterns, InjectedRoutingLogitsGiveTheHostsCoverageBudgetAndBlocks) {
     for (double share : {0.3, 0.7, 0.97}) {
       Asked host({1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 64}, share),
           gpu_({1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 64}, share);
-      const AttentionPattern expected = chosen(spread, options, &host, q, k, 0.1, false),
-                             found = chosen(spread, options, &gpu_, q, k, 0.1, true);
+      const PatternArrays expected = chosen(spread, options, &host, q, k, 0.1, false),
+                          found = chosen(spread, options, &gpu_, q, k, 0.1, true);
       EXPECT_EQ(host.coverage, gpu_.coverage) << "seed " << seed;
       EXPECT_EQ(host.budget, gpu_.budget) << "seed " << seed;
       EXPECT_LT(host.coverage.front(), 0.9);
@@ -174,13 +175,14 @@ TEST_F(CudaPatterns, CoverageOfRandomQAndKIsTheHostsWithinRounding) {
     const Tensor q = random({spread.rows(), kHeads, 64}, 1.5),
                  k = random({spread.rows(), kKvHeads, 64});
     Asked host({1, 2, 4, 8, 12, 16, 24, 32}, 0.5), on_gpu({1, 2, 4, 8, 12, 16, 24, 32}, 0.5);
-    const AttentionPattern expected = chosen(spread, options, &host, q, k, 0.125, false),
-                           found = chosen(spread, options, &on_gpu, q, k, 0.125, true);
+    const PatternArrays expected = chosen(spread, options, &host, q, k, 0.125, false),
+                        found = chosen(spread, options, &on_gpu, q, k, 0.125, true);
     for (std::size_t i = 0; i < host.coverage.size(); ++i)
       EXPECT_NEAR(host.coverage[i], on_gpu.coverage[i], 2e-4)
           << pattern << " " << i << " seed " << seed;
     EXPECT_EQ(host.budget, on_gpu.budget) << pattern << " seed " << seed;
-    EXPECT_NEAR(expected.pairs_per_head(), found.pairs_per_head(), 1e-3 * expected.pairs_per_head())
+    const double pairs = AttentionPattern(expected).pairs_per_head();
+    EXPECT_NEAR(pairs, AttentionPattern(found).pairs_per_head(), 1e-3 * pairs)
         << pattern << " seed " << seed;
     const auto a = words(expected, spread.axes[0].queries),
                b = words(found, spread.axes[0].queries);
@@ -203,16 +205,6 @@ TEST_F(CudaPatterns, CoverageSumsAreTheSameOnAnyNumberOfShards) {
     const Spread spread(lengths, kind, ranks, block);
     if (!q.defined())
       q = random({spread.rows(), kHeads, dim}, 1.5), k = random({spread.rows(), kKvHeads, dim});
-    const PatternBlocks blocks(spread.axis, block);
-    cuda::BlockBuilder::Blocks at;
-    at.widest = static_cast<int>(blocks.widest());
-    for (int s = 0; s < spread.axis.segments(); ++s)
-      for (std::int64_t j = 0; j < blocks.first[s + 1] - blocks.first[s]; ++j)
-        at.block_keys.push_back(static_cast<std::int32_t>(
-            std::clamp<std::int64_t>(spread.axis.count[s] - j * block, 0, block)));
-    for (const auto& shard : spread.axes[0].keys)
-      at.shards.push_back(blocks.rows(spread.axis, shard));
-    at.calls = at.shards;
     std::vector<cuda::BlockBuilder> builders;
     std::vector<std::int64_t> sums, curve(budgets.size(), 0);
     const auto add = [](std::vector<std::int64_t>& to, const Tensor& t) {
@@ -222,8 +214,7 @@ TEST_F(CudaPatterns, CoverageSumsAreTheSameOnAnyNumberOfShards) {
     };
     Shape shape;
     for (int r = 0; r < ranks; ++r) {
-      at.queries = blocks.rows(spread.axis, spread.axes[r].queries);
-      builders.emplace_back(spread.axes[r], spread.axis, at, *gpu);
+      builders.emplace_back(spread.axes[r], spread.axis, block, *gpu);
       const Tensor part =
           builders.back().pool(to_gpu(spread.take(k, spread.axes[r].keys[r]), DType::bf16));
       shape = part.shape();
@@ -309,17 +300,18 @@ TEST_F(CudaPatterns, BudgetsOfSlashesAndColumnsAreTheHosts) {
       const auto host =
           split_keys(vertical_slash_pattern(spread.axes[1].queries, axis, heads, true), axis,
                      spread.axes[1].keys);
-      cuda::SlashCounts counts;
+      SlashCounts counts;
       const auto built = builder.build(
           on_gpu, kHeads, kKvHeads, counts,
           made.most.rows(static_cast<std::int64_t>(i), static_cast<std::int64_t>(i) + 1),
           budgets[i]);
       for (std::size_t shard = 0; shard < built.size(); ++shard) {
-        const AttentionPattern found = download(built[shard]);
+        const PatternArrays found = download(built[shard]);
         EXPECT_EQ(problems(found), "");
-        EXPECT_EQ(words(found, spread.axes[1].queries), words(host[shard], spread.axes[1].queries))
+        EXPECT_EQ(words(found, spread.axes[1].queries),
+                  words(host[shard].arrays(), spread.axes[1].queries))
             << "budget " << budgets[i] << " seed " << seed;
-        EXPECT_EQ(found.columns, host[shard].columns)
+        EXPECT_EQ(found.columns, host[shard].arrays().columns)
             << "budget " << budgets[i] << " seed " << seed;
         EXPECT_EQ(built[shard].pairs_per_head(), host[shard].pairs_per_head())
             << "budget " << budgets[i] << " seed " << seed;
@@ -344,8 +336,8 @@ TEST_F(CudaPatterns, StridesChooseTheHostsBlocksUpToRounding) {
       if (rng() % 100 == 0)
         for (std::int64_t c = i * kKvHeads * dim; c < (i + 1) * kKvHeads * dim; ++c)
           k.data<double>()[c] *= 8;
-    const AttentionPattern expected = chosen(spread, options, nullptr, q, k, 0.25, false),
-                           found = chosen(spread, options, nullptr, q, k, 0.25, true);
+    const PatternArrays expected = chosen(spread, options, nullptr, q, k, 0.25, false),
+                        found = chosen(spread, options, nullptr, q, k, 0.25, true);
     const auto a = words(expected, spread.axes[0].queries),
                b = words(found, spread.axes[0].queries);
     std::int64_t used = 0, different = 0;
@@ -355,7 +347,7 @@ TEST_F(CudaPatterns, StridesChooseTheHostsBlocksUpToRounding) {
     EXPECT_LE(different, used / 100)
         << "block " << block << " stride " << stride << " seed " << seed;
     if (block <= 192) {
-      EXPECT_LT(expected.pairs_per_head(), 0.97 * expected.visible_pairs())
+      EXPECT_LT(AttentionPattern(expected).pairs_per_head(), 0.97 * expected.visible.pairs())
           << "something is left out";
     }
   }
@@ -375,20 +367,12 @@ TEST_F(CudaPatterns, StridesChooseTheSameBlocksOnAnyNumberOfShards) {
     if (!q.defined())
       q = random({spread.rows(), kHeads, dim}, 1.5),
       k = random({spread.rows(), kKvHeads, dim}, 1.5);
-    const PatternBlocks blocks(spread.axis, block);
-    cuda::BlockBuilder::Blocks at;
-    at.widest = static_cast<int>(blocks.widest());
-    at.block_keys.assign(static_cast<std::size_t>(blocks.count()), block);
-    for (const auto& shard : spread.axes[0].keys)
-      at.shards.push_back(blocks.rows(spread.axis, shard));
-    at.calls = at.shards;
     std::vector<std::int64_t> counts(kHeads, 0);
     for (int r = 0; r < ranks; ++r) {
-      const auto& queries = spread.axes[r].queries;
-      at.queries = blocks.rows(spread.axis, queries);
-      const cuda::BlockBuilder builder(spread.axes[r], spread.axis, at, *gpu);
-      const Tensor mine = to_gpu(spread.take(q, queries), DType::bf16);
-      Tensor lse = builder.stride_lse(mine, stride), chosen_blocks;
+      const auto queries = tokens_of(spread.axes[r].queries);
+      const cuda::BlockBuilder builder(spread.axes[r], spread.axis, block, *gpu);
+      const Tensor mine = to_gpu(spread.take(q, spread.axes[r].queries), DType::bf16);
+      Tensor lse = builder.strides(mine, stride), chosen_blocks;
       for (int shard = 0; shard < ranks; ++shard)
         builder.score(mine, to_gpu(spread.take(k, spread.axes[r].keys[shard]), DType::bf16), shard,
                       0.25, stride, block, lse);

@@ -9,6 +9,8 @@
 #include "kernels/attention/attention.hpp"
 #include "kernels/cuda/index/slash_builder.hpp"
 #include "kernels/cuda/index/slash_launch.hpp"
+#include "tests/core/plan/attention/pattern_pairs.hpp"
+#include "tests/core/plan/context/axis_tokens.hpp"
 #include "tests/cuda/index/download_index.hpp"
 #include "tests/cuda/support.hpp"
 
@@ -16,7 +18,6 @@ namespace ballast::test {
 namespace {
 
 using cuda::SlashBuilder;
-using cuda::SlashCounts;
 using cuda::SlashOptions;
 constexpr double kOne = static_cast<double>(std::int64_t{1} << cuda::kMassBits);
 
@@ -64,7 +65,8 @@ TEST_F(CudaSlash, MassIsThatOfTheReferenceAndTheSameOnAnyNumberOfShards) {
                   static_cast<std::int64_t>(row.size()));
   const Tensor q = random({static_cast<std::int64_t>(row.size()), heads, dim}, 2.0),
                k = random({static_cast<std::int64_t>(row.size()), kv_heads, dim}, 2.0);
-  const auto slice = [&](const Tensor& from, const std::vector<AxisToken>& tokens) {
+  const auto slice = [&](const Tensor& from, const AxisRanges& axis) {
+    const auto tokens = tokens_of(axis);
     Tensor out =
         Tensor::zeros({static_cast<std::int64_t>(tokens.size()), from.size(1), dim}, DType::f64);
     const std::int64_t n = from.size(1) * dim;
@@ -199,13 +201,14 @@ TEST_F(CudaSlash, BuiltIndexesComputeTheHeaviestSlashesAndColumnsAndNothingElse)
       double pairs = 0;
       for (int r = 0; r < ranks; ++r) {
         SlashCounts counts;
-        const std::vector<AttentionPattern> built =
+        const std::vector<AttentionWork> built =
             spread.builders[r].build(on_gpu, heads, kv_heads, counts);
-        const auto& queries = spread.axes[r].queries;
+        const auto queries = tokens_of(spread.axes[r].queries);
         for (int shard = 0; shard < ranks; ++shard) {
-          const AttentionPattern found = download(built[shard]);
+          const PatternArrays found = download(built[shard]);
           ASSERT_EQ(problems(found), "") << "seed " << seed;
-          const auto& keys = spread.axes[r].keys[shard];
+          const auto keys = tokens_of(spread.axes[r].keys[shard]);
+          const auto seen = found.visible.expand();
           double shard_pairs = 0;
           for (int h = 0; h < heads; ++h)
             for (int s = 0; s < axis.segments(); ++s) {
@@ -254,8 +257,8 @@ TEST_F(CudaSlash, BuiltIndexesComputeTheHeaviestSlashesAndColumnsAndNothingElse)
                 for (std::size_t j = 0; j < keys.size(); ++j) {
                   const bool visible =
                       keys[j].segment == s && keys[j].position <= queries[i].position;
-                  ASSERT_EQ(visible, static_cast<std::int64_t>(j) >= found.key_begin[i] &&
-                                         static_cast<std::int64_t>(j) < found.key_end[i]);
+                  ASSERT_EQ(visible, static_cast<std::int64_t>(j) >= seen[i].begin &&
+                                         static_cast<std::int64_t>(j) < seen[i].end);
                   if (!visible) continue;
                   const std::int64_t kb = keys[j].position / kBlock;
                   const bool wanted = kb == 0 || slash_in[qb - kb] || column_in[keys[j].position];
@@ -267,8 +270,7 @@ TEST_F(CudaSlash, BuiltIndexesComputeTheHeaviestSlashesAndColumnsAndNothingElse)
               }
             }
           EXPECT_EQ(built[shard].pairs_per_head() * heads, shard_pairs) << "seed " << seed;
-          AttentionPattern recount = found;
-          EXPECT_EQ(recount.pairs_per_head() * heads, shard_pairs);
+          EXPECT_EQ(AttentionPattern(found).pairs_per_head() * heads, shard_pairs);
           pairs += shard_pairs;
         }
       }
@@ -282,21 +284,20 @@ TEST_F(CudaSlash, AttentionUnderABuiltIndexIsTheHosts) {
   const std::int64_t dim = 64;
   const double scale = 0.125;
   Spread spread({900, 40, 400}, LayoutKind::contiguous, 1, 64, {0.2, 0.2, 0, 0}, *gpu);
-  const std::int64_t slots = spread.axis.tokens() / kBlock,
-                     tokens = static_cast<std::int64_t>(spread.axes[0].queries.size());
+  const std::int64_t slots = spread.axis.tokens() / kBlock, tokens = spread.axes[0].q_tokens();
   std::vector<std::int64_t> mass(static_cast<std::size_t>(heads * slots * (1 + kBlock)));
   for (auto& m : mass) m = static_cast<std::int64_t>(rng() % 100000);
   SlashCounts counts;
-  const AttentionPattern built =
+  const AttentionWork built =
       spread.builders[0]
           .build(Tensor::wrap(mass.data(), {static_cast<std::int64_t>(mass.size())}, DType::i64)
                      .to(*gpu),
                  heads, kv_heads, counts)
           .front();
-  const AttentionPattern host = download(built);
+  const AttentionPattern host(download(built));
   const Tensor q = random({tokens, heads, dim}), k = random({tokens, kv_heads, dim}),
                v = random({tokens, kv_heads, dim}), d_o = random({tokens, heads, dim});
-  const auto run = [&](const AttentionPattern& index, const auto& put, DType sums) {
+  const auto run = [&](const AttentionWork& index, const auto& put, DType sums) {
     const Tensor q_ = put(q), k_ = put(k), v_ = put(v), d_o_ = put(d_o);
     Device& device = device_of(q_.space());
     Tensor o = Tensor::empty(q.shape(), q_.dtype(), device),

@@ -42,6 +42,12 @@ TEST_F(Operations, Linear) {
     linear_bias_gradient(dy, db);
     linear_bias_gradient(dy_gpu, db_gpu);
     EXPECT_CLOSE(db_gpu, db, kFp32);
+    linear_weight_gradient(x, dy, {dw, false});
+    linear_weight_gradient(x_gpu, dy_gpu, {dw_gpu, false});
+    EXPECT_CLOSE(dw_gpu, dw, kFp32);
+    linear_bias_gradient(dy, {db, false});
+    linear_bias_gradient(dy_gpu, {db_gpu, false});
+    EXPECT_CLOSE(db_gpu, db, kFp32);
   }
 }
 
@@ -63,14 +69,15 @@ TEST_F(Operations, RmsNorm) {
     EXPECT_EQ(error(again, to_host(y_gpu)), 0) << "recomputation must agree bit for bit";
     for (bool accumulate : {false, true}) {
       Tensor dx = before.clone(), dx_gpu = to_gpu(before, b16);
-      rmsnorm_input_gradient(dy, x, rstd, w, accumulate, dx);
-      rmsnorm_input_gradient(dy_gpu, x_gpu, rstd_gpu, w_gpu, accumulate, dx_gpu);
+      Tensor dw = random({h}), dw_gpu = to_gpu(dw, f32);
+      rmsnorm_backward(dy, x, rstd, w, accumulate, dx, {dw, accumulate});
+      rmsnorm_backward(dy_gpu, x_gpu, rstd_gpu, w_gpu, accumulate, dx_gpu, {dw_gpu, accumulate});
       EXPECT_CLOSE(dx_gpu, dx, kBf16);
+      EXPECT_CLOSE(dw_gpu, dw, kFp32);
+      Tensor alone = to_gpu(before, b16);
+      rmsnorm_backward(dy_gpu, x_gpu, rstd_gpu, w_gpu, accumulate, alone, Tensor());
+      EXPECT_EQ(error(alone, to_host(dx_gpu)), 0) << "with a frozen weight";
     }
-    Tensor dw = random({h}), dw_gpu = to_gpu(dw, f32);
-    rmsnorm_weight_gradient(dy, x, rstd, dw);
-    rmsnorm_weight_gradient(dy_gpu, x_gpu, rstd_gpu, dw_gpu);
-    EXPECT_CLOSE(dw_gpu, dw, kFp32);
     add_rmsnorm_forward(x, branch, w, 1e-6, sum, y, rstd);
     add_rmsnorm_forward(x_gpu, to_gpu(branch, b16), w_gpu, 1e-6, sum_gpu, y_gpu, rstd_gpu);
     EXPECT_CLOSE(sum_gpu, sum, kBf16);
@@ -98,6 +105,9 @@ TEST_F(Operations, Rope) {
     rope_apply(x, cos, sin, transposed, y);
     rope_apply(to_gpu(x, b16), cos_gpu, sin_gpu, transposed, y_gpu);
     EXPECT_CLOSE(y_gpu, y, kBf16);
+    Tensor narrowed = unwritten({t, heads, d}, b16);
+    rope_apply(to_gpu(x, f32), cos_gpu, sin_gpu, transposed, narrowed);
+    EXPECT_CLOSE(narrowed, y, kBf16);
   }
 }
 
@@ -146,10 +156,12 @@ TEST_F(Operations, CrossEntropy) {
     EXPECT_NEAR(sum_losses(loss_gpu), sum_losses(loss), 1e-4 * std::abs(sum_losses(loss)));
     for (bool weighted : {false, true}) {
       Tensor d = logits.clone(), d_gpu = to_gpu(logits, b16);
-      cross_entropy_backward(targets, lse, 0.37, weighted ? weights : Tensor(), d);
-      cross_entropy_backward(targets_gpu, lse_gpu, 0.37, weighted ? to_gpu(weights, f32) : Tensor(),
-                             d_gpu);
+      cross_entropy_with_gradient(targets, 0.37, weighted ? weights : Tensor(), d, loss, lse);
+      cross_entropy_with_gradient(targets_gpu, 0.37, weighted ? to_gpu(weights, f32) : Tensor(),
+                                  d_gpu, loss_gpu, lse_gpu);
       EXPECT_CLOSE(d_gpu, d, kBf16);
+      EXPECT_CLOSE(loss_gpu, loss, 1e-4);
+      EXPECT_CLOSE(lse_gpu, lse, 1e-4);
     }
   }
 }
@@ -209,8 +221,8 @@ TEST_F(Operations, Dropout) {
 TEST_F(Operations, AdamWAndNorm) {
   const std::int64_t n = 100003;
   const Tensor start = random({n}), gradient = random({n});
-  Tensor decay = Tensor::empty({n}, DType::u8);
-  for (std::int64_t i = 0; i < n; ++i) decay.data<std::uint8_t>()[i] = i % 2;
+  Tensor decay = Tensor::empty({200}, DType::i64);
+  for (std::int64_t i = 0; i < decay.numel(); ++i) decay.data<std::int64_t>()[i] = 499 * i + 3;
   AdamWState state{start.clone(), Tensor::zeros({n}, f64), Tensor::zeros({n}, f64), decay};
   AdamWState state_gpu{to_gpu(start, f32), Tensor::zeros({n}, f32, *gpu),
                        Tensor::zeros({n}, f32, *gpu), decay.to(*gpu)};

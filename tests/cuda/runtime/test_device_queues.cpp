@@ -6,6 +6,7 @@
 #include "kernels/ops/elementwise.hpp"
 #include "parallel/comm/host_copy.hpp"
 #include "parallel/context/ring_attention.hpp"
+#include "parallel/pattern/fixed_sources.hpp"
 #include "tests/cuda/support.hpp"
 
 namespace ballast::test {
@@ -118,14 +119,13 @@ TEST_F(CudaQueues, ChunksPutAwayEqualChunksOnTheDevice) {
   const RingGroup ring{Communicator(), plan_ring(0, 1, 1)};
   std::vector<KvStore::ShardKeys> chunks;
   for (std::int64_t c = 0; c < kChunks; ++c) {
-    std::vector<AxisToken> tokens;
-    for (std::int64_t t = c * kChunk; t < std::min((c + 1) * kChunk, kChunks * kChunk - 100); ++t)
-      tokens.push_back({0, t});
+    const std::int64_t begin = c * kChunk, end = std::min(begin + kChunk, kChunks * kChunk - 100);
+    const AxisRanges tokens{{0, begin, end - begin}};
     chunks.push_back({tokens});
   }
   std::vector<Tensor> q, k, v, d_o;
   for (const auto& chunk : chunks) {
-    const auto n = static_cast<std::int64_t>(chunk[0].size());
+    const auto n = token_count(chunk[0]);
     q.push_back(to_gpu(random({n, kHeads, kDim}), DType::bf16));
     k.push_back(to_gpu(random({n, kKvHeads, kDim}), DType::bf16));
     v.push_back(to_gpu(random({n, kKvHeads, kDim}), DType::bf16));

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -491,6 +492,79 @@ TEST_F(Checkpoint, ADirectoryThatCannotBeMadeIsNamed) {
               write_checkpoint(dir + "/file", world, shard, some_state(1), 1);
             }).find(dir + "/file"),
             std::string::npos);
+}
+
+TEST_F(Checkpoint, ASnapshotIsWrittenWhileTheStateGoesOn) {
+  const auto table = small_table();
+  const auto [begin, end] = cut(numel(table), world.rank(), world.size(), 2);
+  CheckpointWriter writer(world, dir, 2, std::int64_t{1} << 30);
+  for (std::int64_t step = 1; step <= 3; ++step) {
+    const auto salt = static_cast<std::uint64_t>(step);
+    CheckpointShard shard = make_shard(table, begin, end, DType::f32, true, salt);
+    CheckpointOutcome outcome = writer.begin(shard, some_state(step));
+    EXPECT_EQ(outcome.kind, CheckpointOutcome::Kind::none) << outcome.problem;
+    EXPECT_TRUE(writer.in_flight());
+    writer.release();
+    for (auto& [field, tensor] : shard.fields) tensor.zero();  // the next step's update
+    if (step == 3) {
+      outcome = writer.finish();
+    } else {
+      while (outcome.kind == CheckpointOutcome::Kind::none) outcome = writer.poll();
+    }
+    ASSERT_EQ(outcome.kind, CheckpointOutcome::Kind::written) << outcome.problem;
+    EXPECT_FALSE(outcome.synchronous);
+    EXPECT_FALSE(writer.in_flight());
+    CheckpointShard back = make_shard(table, 0, numel(table), DType::f32, false);
+    expect_state(read_checkpoint(outcome.path, world, back), some_state(step));
+    EXPECT_EQ(mismatches(back, salt), 0) << "step " << step << ", seed " << test_seed();
+  }
+  EXPECT_EQ(names(), (std::vector<std::string>{"step_00000002.h5", "step_00000003.h5"}));
+}
+
+TEST_F(Checkpoint, AStateThatIsNotFiniteIsNeitherWrittenNorRead) {
+  const auto table = small_table();
+  const auto [begin, end] = cut(numel(table), world.rank(), world.size(), 0);
+  CheckpointShard shard = make_shard(table, begin, end, DType::f32, true);
+  const bool last = world.rank() == world.size() - 1;
+  if (last) shard.fields["moment1"].data<float>()[end - begin - 1] = HUGE_VALF;
+  const std::string message =
+      error_of([&] { write_checkpoint(dir, world, shard, some_state(1), 2); });
+  EXPECT_NE(message.find("not finite"), std::string::npos) << message;
+  EXPECT_TRUE(names().empty());
+  world.barrier();
+  // Nothing stops another program from writing one: a negative second moment stands for it.
+  if (last) {
+    shard.fields["moment1"].data<float>()[end - begin - 1] = 0;
+    shard.fields["moment2"].data<float>()[0] = -1;
+  }
+  const std::string path = write_checkpoint(dir, world, shard, some_state(1), 2);
+  CheckpointShard back = make_shard(table, begin, end, DType::f32, false);
+  EXPECT_NE(error_of([&] { read_checkpoint(path, world, back); }).find("second moments below zero"),
+            std::string::npos);
+}
+
+TEST_F(Checkpoint, DatasetsBeginAtPagesAndHdf5ReadsThem) {
+  const auto table = small_table();
+  const std::string path = write(table, 1, 2);
+  const CheckpointFile file(path);
+  EXPECT_EQ(file.version(), kCheckpointVersion);
+  const auto handle = hdf5::open_file(path);
+  std::int64_t flat = 0;
+  for (const Parameter& p : table) {
+    for (const std::string& field : kFields) {
+      const CheckpointDataset* d = find_dataset(file.datasets(), p.name, field);
+      ASSERT_NE(d, nullptr);
+      EXPECT_EQ(d->offset % kCheckpointPage, 0u) << d->path();
+      std::vector<float> values(static_cast<std::size_t>(p.numel()));
+      hdf5::check(H5Dread(hdf5::open_dataset(handle, d->path()), H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL,
+                          H5P_DEFAULT, values.data()),
+                  "reading");
+      for (std::int64_t i = 0; i < p.numel(); ++i)
+        ASSERT_EQ(values[static_cast<std::size_t>(i)],
+                  static_cast<float>(value_of(field, flat + i)));
+    }
+    flat += p.numel();
+  }
 }
 
 }  // namespace

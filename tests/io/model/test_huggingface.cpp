@@ -1,7 +1,9 @@
 // Safetensors and Hugging Face folders: exact round trips, any range, damaged files refused by
 // name.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <mpi.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -137,6 +139,131 @@ TEST_F(HuggingFace, DamagedFilesAreRefusedByName) {
   std::ofstream(dir + "/m/config.json") << R"({"model_type": "mamba"})";
   EXPECT_THROW(read_huggingface_config(dir + "/m"), Error);
   EXPECT_THROW(read_huggingface_config(dir + "/nowhere"), Error);
+}
+
+/// Writes a safetensors file of a header and `bytes` data bytes.
+void write_raw(const std::string& path, const std::string& header, std::size_t bytes) {
+  const std::uint64_t length = header.size();
+  std::ofstream file(path, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(&length), 8);
+  file << header << std::string(bytes, '\1');
+}
+
+/// The error of opening `path`, or "" when it opens.
+std::string refusal(const std::string& path) {
+  try {
+    const Safetensors opened(path);
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+TEST_F(HuggingFace, TensorsCoverTheDataOnce) {
+  const std::string path = dir + "/x.safetensors";
+  const auto entry = [](const char* name, const std::string& offsets) {
+    return fmt::format(R"("{}":{{"dtype":"F32","shape":[2],"data_offsets":{}}})", name, offsets);
+  };
+  const auto refused = [&](const std::string& a, const std::string& b, std::size_t bytes) {
+    write_raw(path, "{" + a + "," + b + "}", bytes);
+    return refusal(path);
+  };
+  EXPECT_EQ(refused(entry("a", "[0,8]"), entry("b", "[8,16]"), 16), "");
+  EXPECT_EQ(refused(entry("a", "[8,16]"), entry("b", "[0,8]"), 16), "");
+  EXPECT_NE(refused(entry("a", "[0,8]"), entry("b", "[4,12]"), 16).find("two tensors"),
+            std::string::npos);
+  EXPECT_NE(refused(entry("a", "[0,8]"), entry("b", "[0,8]"), 8).find("two tensors"),
+            std::string::npos);
+  EXPECT_NE(refused(entry("a", "[0,8]"), entry("b", "[12,20]"), 20).find("no tensor"),
+            std::string::npos);
+  EXPECT_NE(refused(entry("a", "[0,8]"), entry("b", "[8,16]"), 17).find("follow the last"),
+            std::string::npos);
+  EXPECT_NE(refused(entry("a", "[0,8]"), entry("a", "[8,16]"), 16).find("occurs twice"),
+            std::string::npos);
+  EXPECT_NE(refused(entry("a", "[0.5,8.5]"), entry("b", "[8,16]"), 16).find("whole number"),
+            std::string::npos);
+}
+
+TEST_F(HuggingFace, AnIndexNamesFilesOfItsFolder) {
+  const std::string entry = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+  const std::string other = R"({"b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+  fs::create_directories(dir + "/m");
+  fs::create_directories(dir + "/elsewhere");
+  write_raw(dir + "/m/1.safetensors", entry, 8);
+  write_raw(dir + "/m/2.safetensors", other, 8);
+  write_raw(dir + "/elsewhere/3.safetensors", entry, 8);
+  const auto with = [&](const std::string& map) {
+    std::ofstream(dir + "/m/model.safetensors.index.json") << "{\"weight_map\":" + map + "}";
+    return refusal(dir + "/m");
+  };
+  EXPECT_EQ(with(R"({"a":"1.safetensors","b":"2.safetensors"})"), "");
+  EXPECT_NE(with(R"({"a":"2.safetensors","b":"1.safetensors"})").find("is not in"),
+            std::string::npos);
+  EXPECT_NE(with(R"({"a":"../elsewhere/3.safetensors"})").find("no file name"), std::string::npos);
+  EXPECT_NE(with(R"({"a":"/etc/passwd"})").find("no file name"), std::string::npos);
+  fs::create_symlink(dir + "/elsewhere/3.safetensors", dir + "/m/3.safetensors");
+  EXPECT_NE(with(R"({"a":"3.safetensors"})").find("leads out"), std::string::npos);
+  // As a Hugging Face cache lays it out.
+  fs::create_directories(dir + "/hub/snapshots/r");
+  fs::create_directories(dir + "/hub/blobs");
+  write_raw(dir + "/hub/blobs/0a", entry, 8);
+  fs::create_symlink("../../blobs/0a", dir + "/hub/snapshots/r/1.safetensors");
+  std::ofstream(dir + "/hub/snapshots/r/model.safetensors.index.json")
+      << R"({"weight_map":{"a":"1.safetensors"}})";
+  EXPECT_EQ(refusal(dir + "/hub/snapshots/r"), "");
+}
+
+TEST_F(HuggingFace, AFifoIsAnErrorAndNoWait) {
+  const std::string path = dir + "/x.safetensors";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_NE(refusal(path), "");
+  fs::create_directories(dir + "/m");
+  ASSERT_EQ(::mkfifo((dir + "/m/config.json").c_str(), 0600), 0);
+  EXPECT_THROW(read_huggingface_config(dir + "/m"), Error);
+}
+
+TEST_F(HuggingFace, WeightsThatAreNotFiniteAreNamed) {
+  write_huggingface(dir + "/m", small(), parameter_table(small()), "F32", std::int64_t{1} << 30,
+                    [](std::size_t p, std::int64_t begin, std::span<float> out) {
+                      for (std::size_t i = 0; i < out.size(); ++i)
+                        out[i] = p == 3 && begin + static_cast<std::int64_t>(i) == 2 ? NAN : 1.0f;
+                    });
+  Tensor out = Tensor::empty({small().parameters()}, DType::f32);
+  try {
+    read_huggingface_weights(dir + "/m", parameter_table(small()), 0, small().parameters(), out);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(parameter_table(small())[3].name), std::string::npos);
+  }
+}
+
+TEST_F(HuggingFace, SizesOfAConfigAreBoundedAsADecksAre) {
+  write(dir + "/m", "BF16", std::int64_t{1} << 30);
+  std::ifstream in(dir + "/m/config.json");
+  const std::string good((std::istreambuf_iterator<char>(in)), {});
+  const auto with = [&](const std::string& key, const std::string& value) {
+    std::string text = good;
+    const std::size_t at = text.find("\"" + key + "\":"),
+                      begin = at == std::string::npos ? 1 : text.find(':', at) + 1;
+    if (at == std::string::npos)
+      text.insert(1, "\"" + key + "\": " + value + ",");
+    else
+      text.replace(begin, text.find_first_of(",\n", begin) - begin, value);
+    std::ofstream(dir + "/m/config.json") << text;
+    try {
+      read_huggingface_config(dir + "/m");
+      return std::string();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  };
+  EXPECT_EQ(with("num_hidden_layers", "2"), "");
+  for (const char* value : {"2147483648", "0", "-1", "2.5", "1e300"})
+    EXPECT_NE(with("num_hidden_layers", value).find("num_hidden_layers"), std::string::npos)
+        << value;
+  EXPECT_NE(with("vocab_size", "99999999999").find("vocab_size"), std::string::npos);
+  for (const char* value : {"5", "[]", "null", "\"x\""})
+    EXPECT_NE(with("rope_parameters", value).find("rope_parameters"), std::string::npos) << value;
 }
 
 }  // namespace

@@ -8,7 +8,9 @@
 #include "kernels/model/stage_model.hpp"
 #include "parallel/context/ring_attention.hpp"
 #include "parallel/optimizer/zero.hpp"
+#include "parallel/pattern/fixed_sources.hpp"
 #include "parallel/pipeline/stage_executor.hpp"
+#include "tests/core/plan/context/axis_tokens.hpp"
 #include "tests/parallel/support.hpp"
 
 namespace ballast {
@@ -76,7 +78,7 @@ struct Loaded {
     }
     work.attention = std::make_unique<RingAttention>(
         ring, dense_source(micro_batch, layout, ring.plan.rank, nullptr), nullptr);
-    work.loss_scale = scale;
+    work.batch.loss_scale = scale;
     return work;
   }
 
@@ -152,7 +154,7 @@ TEST_P(TransformersParity, LossAndEveryGradientOnEveryMesh) {
                                              1.0 / static_cast<double>(reference.targets));
         StageActivationsPtr saved;
         loss = loaded.model.forward(work.batch, {}, *work.attention, &saved).loss_sum();
-        loaded.model.backward(work.batch, std::move(saved), *work.attention, work.loss_scale, {});
+        loaded.model.backward(work.batch, std::move(saved), *work.attention, {});
       }
       loaded.optimizer.after_micro_batch();
       loaded.optimizer.reduce_gradients();

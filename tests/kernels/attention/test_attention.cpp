@@ -8,6 +8,7 @@
 #include "core/plan/context/axis_range.hpp"
 #include "core/plan/context/sequence_layout.hpp"
 #include "kernels/attention/attention.hpp"
+#include "tests/core/plan/attention/pattern_pairs.hpp"
 #include "tests/kernels/attention/test_attention_reference.hpp"
 #include "tests/seed.hpp"
 
@@ -36,12 +37,12 @@ AttentionResult run_kernel(const AttentionCase& c, int slack_heads = 0, double s
   Tensor o = make_rows(nan, tq, c.q_heads, c.head_dim, c.type, slack_heads);
   Tensor lse = Tensor::empty({c.q_heads, tq}, c.type),
          delta = Tensor::empty({c.q_heads, tq}, c.type);
-  attention_forward(c.index, q, k, v, c.scale, o, lse);
+  attention_forward(AttentionPattern(c.index), q, k, v, c.scale, o, lse);
   attention_delta(o, d_o, delta);
   Tensor dq = make_rows(q_start, tq, c.q_heads, c.head_dim, c.type, slack_heads);
   Tensor dk = make_rows(k_start, tk, c.kv_heads, c.head_dim, c.type, slack_heads),
          dv = make_rows(k_start, tk, c.kv_heads, c.head_dim, c.type, slack_heads);
-  attention_backward(c.index, q, k, v, c.scale, lse, delta, d_o, dq, dk, dv);
+  attention_backward(AttentionPattern(c.index), q, k, v, c.scale, lse, delta, d_o, dq, dk, dv);
   return {values_of(o), values_of(lse), values_of(dq), values_of(dk), values_of(dv)};
 }
 
@@ -67,9 +68,10 @@ enum class Pattern { dense, runs, row_masks, columns, runs_and_columns };
 
 /// Replaces the dense runs by a random pattern.  Some query blocks stay without runs.
 void set_pattern(AttentionCase& c, Pattern pattern, bool per_head, std::mt19937_64& random) {
-  AttentionPattern& x = c.index;
+  PatternArrays& x = c.index;
   if (pattern == Pattern::dense) {
     if (!per_head) return;
+    x = listed(AttentionPattern(x));
     x.index_heads = c.q_heads;
     const auto runs = x.runs;
     const auto offset = x.run_offset;
@@ -81,7 +83,7 @@ void set_pattern(AttentionCase& c, Pattern pattern, bool per_head, std::mt19937_
     return;
   }
   x.index_heads = per_head ? c.q_heads : 1;
-  x.runs.clear();
+  x.dense = false;
   x.run_offset.assign(1, 0);
   for (int h = 0; h < x.index_heads; ++h)
     for (std::int64_t b = 0; b < x.q_blocks(); ++b) {
@@ -135,7 +137,7 @@ class Attention : public ::testing::Test {
     c.q_heads = shape.kv_heads * shape.group;
     c.head_dim = shape.head_dim;
     c.type = type;
-    c.index = dense_pattern(c.queries, c.keys);
+    c.index = dense_pattern(c.queries, c.keys).arrays();
     c.fill(random_);
     return c;
   }
@@ -303,7 +305,7 @@ TEST_F(Attention, GradientsAgreeWithCentralDifferences) {
       const Tensor q = make_rows(c.q, 75, 2, 5, c.type), k = make_rows(c.k, 75, 1, 5, c.type),
                    v = make_rows(c.v, 75, 1, 5, c.type);
       Tensor o = Tensor::empty({75, 2, 5}, c.type), lse = Tensor::empty({2, 75}, c.type);
-      attention_forward(c.index, q, k, v, c.scale, o, lse);
+      attention_forward(AttentionPattern(c.index), q, k, v, c.scale, o, lse);
       double sum = 0;
       for (std::size_t i = 0; i < c.d_o.size(); ++i) sum += o.data<double>()[i] * c.d_o[i];
       return sum;
@@ -424,7 +426,9 @@ TEST_F(Attention, BadOperandsAreRefused) {
   Tensor o = rows(10, 2, 16), lse = Tensor::zeros({2, 10}, DType::f32),
          wrong_lse = Tensor::zeros({10, 2}, DType::f32), f64 = rows(10, 2, 16, DType::f64);
   const auto call = [&](const Tensor& a, const Tensor& b, const Tensor& v, Tensor& out,
-                        Tensor& sums) { attention_forward(c.index, a, b, v, 1.0, out, sums); };
+                        Tensor& sums) {
+    attention_forward(AttentionPattern(c.index), a, b, v, 1.0, out, sums);
+  };
   EXPECT_NO_THROW(call(q, kv, kv, o, lse));
   EXPECT_THROW(call(rows(11, 2, 16), kv, kv, o, lse), Error);
   EXPECT_THROW(call(q, rows(9, 1, 16), kv, o, lse), Error);
@@ -434,11 +438,14 @@ TEST_F(Attention, BadOperandsAreRefused) {
   EXPECT_THROW(call(q, kv, kv, f64, lse), Error);
   EXPECT_THROW(call(q, kv, kv, o, wrong_lse), Error);
   EXPECT_THROW(call(q.reshape({10, 32}), kv, kv, o, lse), Error);
-  AttentionPattern heads = c.index;
+  PatternArrays heads = listed(AttentionPattern(c.index));
   heads.index_heads = 3;
-  EXPECT_THROW(attention_forward(heads, q, kv, kv, 1.0, o, lse), Error);
+  for (int h = 1; h < 3; ++h) heads.run_offset.push_back(heads.run_offset.back());
+  EXPECT_THROW(attention_forward(AttentionPattern(heads), q, kv, kv, 1.0, o, lse), Error);
   Tensor dq = rows(10, 2, 16), dk = rows(10, 1, 16), dv = rows(9, 1, 16);
-  EXPECT_THROW(attention_backward(c.index, q, kv, kv, 1.0, lse, lse, o, dq, dk, dv), Error);
+  EXPECT_THROW(
+      attention_backward(AttentionPattern(c.index), q, kv, kv, 1.0, lse, lse, o, dq, dk, dv),
+      Error);
   EXPECT_THROW(attention_merge(o, lse, q, wrong_lse), Error);
   EXPECT_THROW(attention_delta(o, kv, lse), Error);
 }

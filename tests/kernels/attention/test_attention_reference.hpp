@@ -12,6 +12,7 @@
 #include "core/base/tensor.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
+#include "tests/core/plan/context/axis_tokens.hpp"
 
 namespace ballast::test {
 
@@ -19,7 +20,7 @@ namespace ballast::test {
 /// kernel sees the same.
 struct AttentionCase {
   std::vector<AxisToken> queries, keys;
-  AttentionPattern index;
+  PatternArrays index;
   int q_heads = 1, kv_heads = 1, head_dim = 16;
   double scale = 0.125;
   DType type = DType::f32;
@@ -51,10 +52,9 @@ struct AttentionCase {
     if (queries[i].segment != keys[j].segment || keys[j].position > queries[i].position)
       return false;
     const int index_head = index.index_heads == 1 ? 0 : head;
-    const std::int64_t block = i / kBlock, list = index_head * index.q_blocks() + block;
+    const std::int64_t block = i / kBlock;
     bool covered = false;
-    for (std::int64_t r = index.run_offset[list]; r < index.run_offset[list + 1]; ++r) {
-      const BlockRun& run = index.runs[r];
+    for (const BlockRun& run : runs_of(index, index_head, block)) {
       if (j / kBlock < run.first || j / kBlock >= run.last) continue;
       covered = true;
       if (run.row_mask < 0 || (index.row_masks[run.row_mask] >> (i % kBlock) & 1)) return true;

@@ -18,13 +18,12 @@ TEST(LmHead, JudgesChunkByChunk) {
   SCOPED_TRACE(draw.trace());
   const std::int64_t tokens = 37, width = 6, vocabulary = 5;
   const auto make = [&](const Shape& shape) { return draw.tensor(shape, DType::f64); };
-  LmHead head{make({width}), {}, make({vocabulary, width}), {}, 1e-6, 8};
+  LmHead head{make({width}), make({vocabulary, width}), {}, {}, 1e-6, 8};
   const Tensor residual = make({tokens, width}), branch = make({tokens, width}),
                targets = draw.integers({tokens}, -1, vocabulary - 1);
   Workspace workspace(host_device());
-  Tensor hidden = make({tokens, width}), rstd = make({tokens}), lse = make({tokens}),
-         loss = make({tokens}), correct = Tensor::zeros({tokens}, DType::u8);
-  lm_head_forward(head, residual, branch, targets, workspace, hidden, rstd, lse, loss, correct);
+  Tensor loss = make({tokens}), correct = Tensor::zeros({tokens}, DType::u8);
+  lm_head(head, residual, branch, targets, workspace, loss, correct);
   int right = 0;
   for (std::int64_t t = 0; t < tokens; ++t) {
     std::int64_t best = 0;
@@ -51,26 +50,28 @@ TEST(Gradients, LmHead) {
   const auto f64 = [&](Shape shape) { return draw.tensor(shape, DType::f64); };
   const Tensor residual = f64({t, width}), branch = f64({t, width}),
                targets = from_list({1, 2, -1, 10, 0, 5, 5}), weights = f64({t});
+  const Tensor d_norm = Tensor::zeros({width}, DType::f64),
+               d_weight = Tensor::zeros({vocabulary, width}, DType::f64);
   LmHead head{f64({width}),
-              Tensor::zeros({width}, DType::f64),
               f64({vocabulary, width}),
-              Tensor::zeros({vocabulary, width}, DType::f64),
+              ParameterGradient(d_norm),
+              ParameterGradient(d_weight),
               1e-3,
               3};
   Workspace workspace(host_device());
-  Tensor hidden = f64({t, width}), rstd = f64({t}), lse = f64({t}), loss = f64({t}),
-         d = f64({t, width});
+  Tensor loss = f64({t}), again = f64({t}), d = f64({t, width});
   const auto objective = [&] {
-    lm_head_forward(head, residual, branch, targets, workspace, hidden, rstd, lse, loss);
+    lm_head(head, residual, branch, targets, workspace, loss);
     return 1.3 * dot(loss, weights);
   };
   objective();
-  lm_head_backward(head, hidden, rstd, lse, targets, 1.3, weights, workspace, d);
+  const LossGradient gradient{1.3, weights, d};
+  lm_head(head, residual, branch, targets, workspace, again, {}, &gradient);
+  EXPECT_TRUE(bit_equal(again, loss));
   EXPECT_LT(relative_error(d, central_differences(residual, objective)), kGradientTolerance);
   EXPECT_LT(relative_error(d, central_differences(branch, objective)), kGradientTolerance);
-  EXPECT_LT(relative_error(head.norm_gradient, central_differences(head.norm, objective)),
-            kGradientTolerance);
-  EXPECT_LT(relative_error(head.weight_gradient, central_differences(head.weight, objective)),
+  EXPECT_LT(relative_error(d_norm, central_differences(head.norm, objective)), kGradientTolerance);
+  EXPECT_LT(relative_error(d_weight, central_differences(head.weight, objective)),
             kGradientTolerance);
 }
 
@@ -79,18 +80,20 @@ TEST(LmHead, LogitsAreNeverWhole) {
   const auto zeros = [](Shape shape) {
     return Tensor::zeros(std::move(shape), DType::f32, host_device(), MemoryCategory::data);
   };
-  LmHead head{
-      zeros({width}), zeros({width}), zeros({vocabulary, width}), zeros({vocabulary, width}),
-      1e-6,           chunk};
+  LmHead head{zeros({width}),
+              zeros({vocabulary, width}),
+              ParameterGradient(zeros({width})),
+              ParameterGradient(zeros({vocabulary, width})),
+              1e-6,
+              chunk};
   Workspace workspace(host_device());
-  Tensor residual = zeros({t, width}), hidden = zeros({t, width}), rstd = zeros({t}),
-         lse = zeros({t}), loss = zeros({t}), d = zeros({t, width});
+  Tensor residual = zeros({t, width}), loss = zeros({t}), d = zeros({t, width});
   const Tensor targets = Tensor::zeros({t}, DType::i32);
   reset_peak_memory();
   const std::int64_t before = memory_use().current_total;
-  lm_head_forward(head, residual, residual, targets, workspace, hidden, rstd, lse, loss);
-  lm_head_backward(head, hidden, rstd, lse, targets, 1, {}, workspace, d);
-  EXPECT_LE(memory_use().peak_total - before, chunk * (vocabulary + 2 * width) * 4);
+  const LossGradient gradient{1, {}, d};
+  lm_head(head, residual, residual, targets, workspace, loss, {}, &gradient);
+  EXPECT_LE(memory_use().peak_total - before, chunk * (vocabulary + 2 * width + 2) * 4);
 }
 
 }  // namespace

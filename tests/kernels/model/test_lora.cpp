@@ -80,10 +80,10 @@ struct Adapted {
     StageActivationsPtr saved;
     const double loss = model.forward(batch, {}, attention, &saved).loss_sum();
     if (backward && halves) {
-      model.backward_input(batch, *saved, attention, 1.0, {});
+      model.backward_input(batch, *saved, attention, {});
       model.backward_weight(std::move(saved));
     } else if (backward) {
-      model.backward(batch, std::move(saved), attention, 1.0, {});
+      model.backward(batch, std::move(saved), attention, {});
     }
     return loss;
   }

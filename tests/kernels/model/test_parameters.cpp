@@ -99,6 +99,36 @@ TEST(Parameters, InitialValuesHaveTheirDistribution) {
   }
 }
 
+TEST(Parameters, FirstContributionOverwrites) {
+  ModelShape shape = small_shape();
+  shape.tied_embedding = true;
+  Parameters p(parameter_table(shape), DType::f64, host_device(), 4);
+  const ParameterGradient qkv = p.gradient_of("model.layers.1.self_attn.q_proj.weight", 3),
+                          head = p.gradient_of("model.embed_tokens.weight"),
+                          embedding = p.gradient_of("model.embed_tokens.weight");
+  EXPECT_TRUE(qkv.next().accumulate) << "a buffer that is all zeros";
+  EXPECT_FALSE(ParameterGradient().next().defined());
+  for (int step = 0; step < 2; ++step) {
+    for (std::int64_t i = 0; i < p.trainable_numel(); ++i) p.gradients().data<double>()[i] = NAN;
+    p.clear_gradients();
+    EXPECT_FALSE(qkv.next().accumulate);
+    EXPECT_TRUE(qkv.next().accumulate);
+    EXPECT_FALSE(head.next().accumulate);
+    EXPECT_TRUE(embedding.next().accumulate) << "the same parameter";
+    p.settle_gradients();
+    for (const Parameter& row : p.table()) {
+      const bool written = row.name == "model.embed_tokens.weight" ||
+                           (row.name.starts_with("model.layers.1.self_attn.") &&
+                            !row.name.ends_with("o_proj.weight") && row.name.ends_with("weight"));
+      for (double g : elements(p.gradient(row.name)))
+        ASSERT_EQ(std::isnan(g), written) << row.name << " " << g;
+    }
+  }
+  p.clear_gradients();
+  p.gradient_of("model.layers.0.self_attn.k_proj.weight").next();
+  EXPECT_THROW(p.gradient_of("model.layers.0.self_attn.q_proj.weight", 3).next(), Error);
+}
+
 class Optimizer : public ::testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(Types, Optimizer, ::testing::Values(DType::f32, DType::f64),
                          [](const auto& info) { return std::string(name(info.param)); });
@@ -111,9 +141,15 @@ TEST_P(Optimizer, AdamWFollowsItsAlgorithm) {
   AdamWOptions options;
   options.weight_decay = 0.3;
   AdamWState state{draw.tensor({n}, type), Tensor::zeros({n}, type), Tensor::zeros({n}, type),
-                   Tensor::empty({n}, DType::u8)};
-  for (std::int64_t i = 0; i < n; ++i)
-    state.decay.data<std::uint8_t>()[i] = draw.integer(0, 1) != 0;
+                   Tensor::empty({40}, DType::i64)};
+  std::vector<bool> decays(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0, at = 0; i < 40; ++i) {
+    const std::int64_t next = at + draw.integer(1, 200);
+    state.decay.data<std::int64_t>()[i] = at = next;
+    if (i % 2 != 0)
+      for (std::int64_t j = state.decay.data<std::int64_t>()[i - 1]; j < at; ++j)
+        decays[static_cast<std::size_t>(j)] = true;
+  }
   Tensor values = Tensor::empty({n}, type);
   std::vector<double> w = elements(state.master), m(w.size(), 0.0), v(w.size(), 0.0);
   for (int step = 1; step <= 5; ++step) {
@@ -124,7 +160,7 @@ TEST_P(Optimizer, AdamWFollowsItsAlgorithm) {
       const double g = scale * element(gradient, static_cast<std::int64_t>(i));
       m[i] = 0.9 * m[i] + (1 - 0.9) * g;
       v[i] = 0.95 * v[i] + (1 - 0.95) * g * g;
-      if (state.decay.data<std::uint8_t>()[i]) w[i] -= rate * 0.3 * w[i];
+      if (decays[i]) w[i] -= rate * 0.3 * w[i];
       w[i] -= rate * (m[i] / (1 - std::pow(0.9, step))) /
               (std::sqrt(v[i] / (1 - std::pow(0.95, step))) + 1e-8);
     }
@@ -142,7 +178,7 @@ TEST_P(Optimizer, ShardsGiveTheBitsOfTheWhole) {
   const std::int64_t n = 9000, cut = draw.integer(1, n - 1);
   const auto state = [&](const Tensor& master) {
     return AdamWState{master.clone(), Tensor::zeros({n}, type), Tensor::zeros({n}, type),
-                      Tensor::zeros({n}, DType::u8)};
+                      Tensor::zeros({0}, DType::i64)};
   };
   const Tensor master = draw.tensor({n}, type), gradient = draw.tensor({n}, type);
   AdamWState whole = state(master), split = state(master);
@@ -150,12 +186,12 @@ TEST_P(Optimizer, ShardsGiveTheBitsOfTheWhole) {
   adamw_step(whole, gradient, 1, 0.1, 1, {}, a);
   for (const auto& [begin, end] : {std::pair{std::int64_t{0}, cut}, {cut, n}}) {
     AdamWState part{split.master.rows(begin, end), split.moment1.rows(begin, end),
-                    split.moment2.rows(begin, end), split.decay.rows(begin, end)};
+                    split.moment2.rows(begin, end), split.decay};
     Tensor out = b.rows(begin, end);
     adamw_step(part, gradient.rows(begin, end), 1, 0.1, 1, {}, out);
   }
   EXPECT_TRUE(bit_equal(a, b));
-  AdamWState none{master.rows(0, 0), master.rows(0, 0), master.rows(0, 0), whole.decay.rows(0, 0)};
+  AdamWState none{master.rows(0, 0), master.rows(0, 0), master.rows(0, 0), whole.decay};
   Tensor empty = a.rows(0, 0);
   EXPECT_NO_THROW(adamw_step(none, gradient.rows(0, 0), 1, 0.1, 1, {}, empty));
   EXPECT_THROW(adamw_step(whole, gradient, 1, 0.1, 0, {}, a), Error);

@@ -66,15 +66,21 @@ TEST(Gradients, RmsNorm) {
   const Tensor kept = rstd.clone();
   Tensor dx = draw.tensor({5, 19}, DType::f64), more = Tensor::zeros({5, 19}, DType::f64),
          dw = Tensor::zeros({19}, DType::f64);
-  rmsnorm_input_gradient(c, x, kept, w, false, dx);
-  rmsnorm_weight_gradient(c, x, kept, dw);
+  rmsnorm_backward(c, x, kept, w, false, dx, dw);
   EXPECT_LT(relative_error(dx, central_differences(x, objective)), kGradientTolerance);
   EXPECT_LT(relative_error(dw, central_differences(w, objective)), kGradientTolerance);
-  rmsnorm_input_gradient(c, x, kept, w, true, more);
-  rmsnorm_input_gradient(c, x, kept, w, true, more);
-  std::vector<double> twice = elements(dx);
-  for (double& g : twice) g *= 2;
-  EXPECT_LT(relative_error(more, twice), 1e-13);
+  Tensor again = draw.tensor({19}, DType::f64);
+  rmsnorm_backward(c, x, kept, w, true, more, {again, false});
+  EXPECT_TRUE(bit_equal(again, dw));
+  rmsnorm_backward(c, x, kept, w, true, more, again);
+  const auto twice = [](std::vector<double> values) {
+    for (double& v : values) v *= 2;
+    return values;
+  };
+  EXPECT_LT(relative_error(more, twice(elements(dx))), 1e-13);
+  EXPECT_LT(relative_error(again, twice(elements(dw))), 1e-13);
+  rmsnorm_backward(c, x, kept, w, false, more, Tensor());  // a frozen weight
+  EXPECT_TRUE(bit_equal(more, dx));
 }
 
 TEST_P(RmsNormOperation, RmsNormGradientsAgreeWithDouble) {
@@ -85,8 +91,7 @@ TEST_P(RmsNormOperation, RmsNormGradientsAgreeWithDouble) {
     Tensor y = Tensor::empty({9, 70}, t), rstd = Tensor::empty({9}, t),
            dx = Tensor::empty({9, 70}, t), dw = Tensor::zeros({70}, t);
     rmsnorm_forward(a, b, 1e-6, y, rstd);
-    rmsnorm_input_gradient(g, a, rstd, b, false, dx);
-    rmsnorm_weight_gradient(g, a, rstd, dw);
+    rmsnorm_backward(g, a, rstd, b, false, dx, dw);
     return std::pair{elements(dx), elements(dw)};
   };
   const auto [dx, dw] = gradients(type);

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/context/axis_range.hpp"
+#include "tests/core/plan/context/axis_tokens.hpp"
 
 namespace ballast::testing {
 

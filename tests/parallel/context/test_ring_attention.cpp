@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "parallel/context/ring_attention.hpp"
+#include "parallel/pattern/fixed_sources.hpp"
 #include "tests/parallel/context/naive_attention.hpp"
 #include "tests/parallel/sent_tags.hpp"
 #include "tests/parallel/support.hpp"
@@ -349,6 +351,31 @@ TEST_F(Ring, SizesThatDisagreeAreErrors) {
   Tensor o = Tensor::zeros(in.q.shape(), DType::f32),
          lse = Tensor::zeros({1, in.q.size(0)}, DType::f32);
   EXPECT_THROW(attention.forward(in, o, lse), Error);
+}
+
+TEST(RingAttention, EachRingLevelHasItsOwnChannel) {
+  // Rank 1 of 2 nodes of 2 ranks: inside the node it turns with rank 0, between nodes with rank 3.
+  const RingPlan plan = plan_ring(1, 2, 2);
+  const Tensor received = Tensor::zeros({1}, DType::f32), sent = Tensor::zeros({1}, DType::f32);
+  std::map<RingLevel, std::set<int>> channels;
+  for (const auto* steps : {&plan.forward, &plan.backward})
+    for (const RingStep& step : *steps)
+      for (const auto* hop : {&step.kv_inner, &step.kv_outer, &step.dkv_inner, &step.dkv_outer}) {
+        if (!*hop) continue;
+        const HopTransfers transfers = hop_transfers(**hop, received, sent);
+        channels[(*hop)->level].insert(transfers.channel);
+        EXPECT_FALSE(transfers.list[0].send);
+        EXPECT_EQ(transfers.list[0].tensor.raw(), received.raw());
+        EXPECT_TRUE(transfers.list[1].send);
+        EXPECT_EQ(transfers.list[1].tensor.raw(), sent.raw());
+        const int peer = (*hop)->level == RingLevel::inner ? 0 : 3;
+        EXPECT_EQ(transfers.list[0].peer, peer);
+        EXPECT_EQ(transfers.list[1].peer, peer);
+      }
+  ASSERT_EQ(channels.size(), 2u);
+  EXPECT_EQ(channels[RingLevel::inner].size(), 1u);
+  EXPECT_EQ(channels[RingLevel::outer].size(), 1u);
+  EXPECT_NE(channels[RingLevel::inner], channels[RingLevel::outer]);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/context/ulysses.hpp"
+#include "parallel/pattern/fixed_sources.hpp"
 #include "tests/parallel/context/naive_attention.hpp"
 #include "tests/parallel/support.hpp"
 

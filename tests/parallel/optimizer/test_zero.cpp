@@ -92,12 +92,19 @@ TEST_F(Zero, ShardsTileTheBufferAndMarkDecay) {
                        padded = training.parameters.values().numel();
     EXPECT_EQ(length, z == 0 ? padded : padded / world.size());
     EXPECT_EQ(optimizer.shard_begin(), z == 0 ? 0 : length * world.rank());
-    const auto* decay = training.optimizer.state().decay.data<std::uint8_t>();
+    const Tensor& ranges = training.optimizer.state().decay;
+    std::vector<int> decay(static_cast<std::size_t>(length));
+    for (std::int64_t r = 0; r < ranges.numel(); r += 2)
+      for (std::int64_t i = ranges.data<std::int64_t>()[r]; i < ranges.data<std::int64_t>()[r + 1];
+           ++i)
+        ++decay.at(static_cast<std::size_t>(i));
     for (const Parameter& p : training.parameters.table()) {
       const std::int64_t first = training.parameters.offset(p.name);
       for (std::int64_t i = std::max(first, optimizer.shard_begin());
            i < std::min(first + p.numel(), optimizer.shard_end()); ++i)
-        ASSERT_EQ(decay[i - optimizer.shard_begin()], p.weight_decay ? 1 : 0) << p.name;
+        ASSERT_EQ(decay[static_cast<std::size_t>(i - optimizer.shard_begin())],
+                  p.weight_decay ? 1 : 0)
+            << p.name;
     }
   }
 }

@@ -9,7 +9,7 @@
 #include "core/plan/attention/attention_pattern.hpp"
 #include "parallel/context/ring_attention.hpp"
 #include "parallel/pattern/pattern_source.hpp"
-#include "tests/core/plan/attention/index_pairs.hpp"
+#include "tests/core/plan/attention/pattern_pairs.hpp"
 #include "tests/parallel/context/naive_attention.hpp"
 #include "tests/parallel/support.hpp"
 
@@ -100,17 +100,18 @@ struct Data {
 using Mask = std::vector<char>;  ///< [head, query, key] over packed positions
 
 /// Pairs of this rank's queries, into a mask over all packed positions.
-void mark(const IndexSource& source, const std::vector<AttentionPattern>& shards, const Data& data,
+void mark(const IndexSource& source, const std::vector<AttentionWork>& shards, const Data& data,
           const SequenceLayout& layout, Mask& mask) {
   const std::int64_t n = layout.tokens();
   const auto queries = data.packed(layout, source.axes().rank);
   for (std::size_t s = 0; s < shards.size(); ++s) {
-    ASSERT_EQ(problems(shards[s]), "");
+    const PatternArrays& x = shards[s].host()->arrays();
+    ASSERT_EQ(problems(x), "");
     const auto keys = data.packed(layout, static_cast<int>(s));
     for (std::int64_t h = 0; h < kHeads; ++h)
       for (std::size_t i = 0; i < queries.size(); ++i)
-        for (std::int64_t j = shards[s].key_begin[i]; j < shards[s].key_end[i]; ++j)
-          if (computed(shards[s], static_cast<int>(h), static_cast<std::int64_t>(i), j))
+        for (std::int64_t j = 0; j < static_cast<std::int64_t>(keys.size()); ++j)
+          if (computed(x, static_cast<int>(h), static_cast<std::int64_t>(i), j))
             mask[(h * n + queries[i]) * n + keys[j]] = 1;
   }
 }
@@ -485,8 +486,9 @@ TEST_F(Choice, CapsKeepTheHeaviestColumns) {
     const SequenceLayout layout(LayoutKind::contiguous, 1024, 1, 64, 64);
     const auto source = pattern_source(Communicator(), attention_axes(data.batch, layout, 0),
                                        options, nullptr, nullptr);
-    const AttentionPattern& index =
+    const AttentionWork work =
         source->shards(data.inputs(data.packed(layout, 0), DType::f32)).front();
+    const PatternArrays& index = work.host()->arrays();
     return std::set<std::int32_t>(index.columns.begin(),
                                   index.columns.begin() + index.column_offset[1]);  // head 0
   };

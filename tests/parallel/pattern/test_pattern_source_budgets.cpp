@@ -2,11 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
-#include <set>
 
 #include "parallel/pattern/pattern_source.hpp"
-#include "tests/core/plan/attention/index_pairs.hpp"
 #include "tests/parallel/support.hpp"
 
 namespace ballast {
@@ -32,15 +29,6 @@ Tensor random_rows(SharedDraw& draw, std::int64_t rows, std::int64_t heads) {
   return t;
 }
 
-/// Tokens of segments one after another: (segment, first position, tokens).
-std::vector<AxisToken> tokens(const std::vector<std::array<std::int64_t, 3>>& ranges) {
-  std::vector<AxisToken> list;
-  for (const auto& [segment, first, count] : ranges)
-    for (std::int64_t i = 0; i < count; ++i)
-      list.push_back({static_cast<std::int32_t>(segment), first + i});
-  return list;
-}
-
 /// Takes one stated budget and keeps the coverage that it was told.
 class Stated final : public BudgetPolicy {
  public:
@@ -62,14 +50,15 @@ TEST(PatternBudgets, CoverageOfADependentChunkWeighsItsOwnQueriesAlone) {
   SCOPED_TRACE(draw.trace());
   const AttentionOptions options = vertical_slash_options();
   // A chunk of 128 queries after 512 stored keys, and a segment of 40 tokens that is dense.
+  const AxisRange chunk{0, 512, 128}, stored{0, 0, 640}, short_one{1, 0, 40}, padding{-1, 0, 24};
   AttentionAxes alone, both;
   alone.align = both.align = kBlock;
   alone.first_query = {512};
-  alone.queries = tokens({{0, 512, 128}});
-  alone.keys = {tokens({{0, 0, 640}})};
+  alone.queries = {chunk};
+  alone.keys = {{stored}};
   both.first_query = {512, 0};
-  both.queries = tokens({{0, 512, 128}, {1, 0, 40}, {-1, 0, 24}});
-  both.keys = {tokens({{0, 0, 640}, {1, 0, 40}, {-1, 0, 24}})};
+  both.queries = {chunk, short_one, padding};
+  both.keys = {{stored, short_one, padding}};
   AttentionInputs in;
   in.scale = 0.5;
   in.q = random_rows(draw, 192, kHeads);
@@ -92,14 +81,16 @@ TEST(PatternBudgets, ReportedBudgetsAreSlashesAndColumnsOver64) {
   AttentionAxes axes;
   axes.align = kBlock;
   axes.first_query = {0};
-  axes.queries = tokens({{0, 0, 640}});
+  axes.queries = {{0, 0, 640}};
   axes.keys = {axes.queries};
   AttentionInputs in;
   in.q = random_rows(draw, 640, kHeads);
   in.k = in.v = random_rows(draw, 640, kKvHeads);
   Recorder recorder;
+  recorder.enabled = true;
   const auto source = pattern_source(Communicator(), axes, options, nullptr, &recorder);
-  const AttentionPattern& pattern = source->shards(in).front();
+  const AttentionWork work = source->shards(in).front();
+  const PatternArrays& pattern = work.host()->arrays();
   const std::vector<BudgetRow> rows = recorder.take_budgets();
   ASSERT_EQ(rows.size(), static_cast<std::size_t>(kHeads));
   for (int h = 0; h < kHeads; ++h) {
@@ -107,18 +98,14 @@ TEST(PatternBudgets, ReportedBudgetsAreSlashesAndColumnsOver64) {
     EXPECT_GT(columns, 0);
     const double slashes = rows[h].budget - static_cast<double>(columns) / 64;
     // The last block of queries computes a block for each slash, and the sink block.
-    std::set<std::int64_t> blocks;
-    for (std::int64_t j = 0; j < 640; ++j) {
-      const auto from = pattern.columns.begin() + pattern.column_offset[h],
-                 to = pattern.columns.begin() + pattern.column_offset[h + 1];
-      const bool single = std::find(from, to, static_cast<std::int32_t>(j)) != to;
-      if (!single && computed(pattern, h, 639, j)) blocks.insert(j / 64);
-    }
-    const auto computed = static_cast<double>(blocks.size());
-    EXPECT_TRUE(slashes == computed || slashes == computed - 1)
+    std::int64_t blocks = 0;
+    for (const BlockRun& run : runs_of(pattern, h, pattern.q_blocks() - 1))
+      blocks += run.last - run.first;
+    EXPECT_TRUE(slashes == static_cast<double>(blocks) ||
+                slashes == static_cast<double>(blocks - 1))
         << "head " << h << ": budget " << rows[h].budget << ", " << columns << " columns, "
-        << computed << " blocks";
-    EXPECT_EQ(rows[h].computed_pairs, pattern.head_pairs(h));
+        << blocks << " blocks";
+    EXPECT_EQ(rows[h].computed_pairs, work.counts().pairs(h));
     EXPECT_EQ(rows[h].visible_pairs, 640 * 641 / 2);
     EXPECT_EQ(rows[h].overflow, 0);
   }

@@ -1,4 +1,4 @@
-// Attention index: visible intervals, counts, cover words and transpose against pair-by-pair
+// Attention patterns: visible intervals, counts and cover words against pair-by-pair
 // definitions.
 #include <gtest/gtest.h>
 
@@ -9,7 +9,8 @@
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
 #include "core/plan/context/sequence_layout.hpp"
-#include "tests/core/plan/attention/index_pairs.hpp"
+#include "tests/core/plan/attention/pattern_pairs.hpp"
+#include "tests/core/plan/context/axis_tokens.hpp"
 #include "tests/seed.hpp"
 
 namespace ballast {
@@ -74,8 +75,8 @@ TEST(AttentionPattern, StoredPrefixIsVisible) {
   const AttentionPattern index = dense_pattern(queries, keys);
   EXPECT_EQ(problems(index), "");
   EXPECT_EQ(index.visible_pairs(), batch.attention_pairs());
-  EXPECT_EQ(index.key_end.front(), 131);
-  EXPECT_EQ(index.key_end.back(), 200);
+  EXPECT_EQ(index.arrays().visible.row(0).end, 131);
+  EXPECT_EQ(index.arrays().visible.row(69).end, 200);
 }
 
 TEST(AttentionPattern, RunsOfADenseIndexAreTight) {
@@ -83,22 +84,23 @@ TEST(AttentionPattern, RunsOfADenseIndexAreTight) {
   const MicroBatch batch{{{0, 0, 64, 0}, {1, 0, 70, 0}}};
   const auto tokens = local_tokens(batch, SequenceLayout(LayoutKind::contiguous, 134, 1), 0);
   const AttentionPattern index = dense_pattern(tokens, tokens);
-  ASSERT_EQ(index.runs.size(), 3u);
-  EXPECT_EQ(index.runs[1].first, 1);
-  EXPECT_EQ(index.runs[1].last, 2);
-  EXPECT_EQ(index.runs[2].first, 1);
-  EXPECT_EQ(index.runs[2].last, 3);
+  for (int block = 0; block < 3; ++block) ASSERT_EQ(index.runs(0, block).size(), 1u);
+  EXPECT_EQ(index.runs(0, 1).begin()->first, 1);
+  EXPECT_EQ(index.runs(0, 1).begin()->last, 2);
+  EXPECT_EQ(index.runs(0, 2).begin()->first, 1);
+  EXPECT_EQ(index.runs(0, 2).begin()->last, 3);
 }
 
 TEST(AttentionPattern, EmptyAxes) {
-  const AttentionPattern nothing = dense_pattern({}, {});
+  const AxisRanges none;
+  const AttentionPattern nothing = dense_pattern(none, none);
   EXPECT_EQ(problems(nothing), "");
   EXPECT_EQ(nothing.pairs_per_head(), 0);
-  const AttentionPattern no_keys = dense_pattern({{0, 0}, {0, 1}}, {});
+  const AttentionPattern no_keys = dense_pattern(AxisRanges{{0, 0, 2}}, none);
   EXPECT_EQ(problems(no_keys), "");
   EXPECT_EQ(no_keys.visible_pairs(), 0);
-  EXPECT_TRUE(no_keys.runs.empty());
-  EXPECT_EQ(problems(dense_pattern({}, {{0, 0}})), "");
+  EXPECT_EQ(no_keys.runs(0, 0).size(), 0u);
+  EXPECT_EQ(problems(dense_pattern(none, AxisRanges{{0, 0}})), "");
 }
 
 TEST(AttentionPattern, DisorderIsRefused) {
@@ -109,15 +111,16 @@ TEST(AttentionPattern, DisorderIsRefused) {
 }
 
 /// Random visible intervals and a random pattern on them.
-AttentionPattern random_index(std::mt19937_64& random, bool with_masks, bool with_columns) {
+PatternArrays random_arrays(std::mt19937_64& random, bool with_masks, bool with_columns) {
   const MicroBatch batch = random_batch(random, false);
   auto tokens = local_tokens(batch, SequenceLayout(LayoutKind::contiguous, batch.tokens(), 1), 0);
   if (with_columns)  // query blocks belong to one segment
     for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = {0, static_cast<std::int64_t>(i)};
-  AttentionPattern index = dense_pattern(tokens, tokens);
+  PatternArrays index;
+  index.visible = dense_pattern(tokens, tokens).arrays().visible;
+  index.k_tokens = static_cast<std::int64_t>(tokens.size());
   index.index_heads = 1 + static_cast<int>(random() % 3);
   index.run_offset.assign(1, 0);
-  index.runs.clear();
   for (int h = 0; h < index.index_heads; ++h) {
     for (std::int64_t b = 0; b < index.q_blocks(); ++b) {
       std::int32_t k = 0;
@@ -155,55 +158,49 @@ AttentionPattern random_index(std::mt19937_64& random, bool with_masks, bool wit
   return index;
 }
 
-TEST(AttentionPattern, CountsAndTransposeMatchBruteForce) {
+TEST(AttentionPattern, CountsMatchBruteForce) {
   const std::uint64_t seed = test_seed();
   SCOPED_TRACE(fmt::format("seed {}", seed));
   std::mt19937_64 random(seed);
   for (int trial = 0; trial < 60; ++trial) {
-    const AttentionPattern index = random_index(random, trial % 3 == 1, trial % 3 == 2);
+    const PatternArrays index = random_arrays(random, trial % 3 == 1, trial % 3 == 2);
     ASSERT_EQ(problems(index), "");
     double pairs = 0;
     for (int h = 0; h < index.index_heads; ++h)
-      for (std::int64_t i = 0; i < index.q_tokens; ++i)
+      for (std::int64_t i = 0; i < index.q_tokens(); ++i)
         for (std::int64_t j = 0; j < index.k_tokens; ++j) pairs += computed(index, h, i, j);
-    ASSERT_NEAR(index.pairs_per_head(), pairs / index.index_heads, 1e-9 * pairs);
-
-    const TransposedIndex transposed = transpose(index);
-    ASSERT_EQ(static_cast<std::int64_t>(transposed.offset.size()),
-              index.index_heads * index.k_blocks() + 1);
-    std::int64_t entries = 0;
-    for (int h = 0; h < index.index_heads; ++h)
-      for (std::int64_t k = 0; k < index.k_blocks(); ++k) {
-        std::vector<std::pair<std::int32_t, std::int32_t>> expected, found;
-        for (std::int32_t b = 0; b < index.q_blocks(); ++b)
-          for (std::int64_t r = index.run_offset[h * index.q_blocks() + b];
-               r < index.run_offset[h * index.q_blocks() + b + 1]; ++r)
-            if (index.runs[r].first <= k && k < index.runs[r].last)
-              expected.emplace_back(b, index.runs[r].row_mask);
-        for (std::int64_t e = transposed.offset[h * index.k_blocks() + k];
-             e < transposed.offset[h * index.k_blocks() + k + 1]; ++e)
-          found.emplace_back(transposed.query_block[e], transposed.row_mask[e]);
-        ASSERT_EQ(found, expected);
-        entries += static_cast<std::int64_t>(expected.size());
-      }
-    ASSERT_EQ(static_cast<std::int64_t>(transposed.query_block.size()), entries);
+    ASSERT_NEAR(AttentionPattern(index).pairs_per_head(), pairs / index.index_heads, 1e-9 * pairs);
   }
 }
 
 TEST(AttentionPattern, ProblemsAreNamed) {
   std::vector<AxisToken> tokens;
   for (int i = 0; i < 200; ++i) tokens.push_back({0, i});
-  const AttentionPattern good = dense_pattern(tokens, tokens);
+  const PatternArrays good = listed(dense_pattern(tokens, tokens));
   const auto damaged = [&](auto&& damage) {
-    AttentionPattern index = good;
+    PatternArrays index = good;
     damage(index);
     return problems(index);
   };
   EXPECT_EQ(damaged([](auto&) {}), "");
-  EXPECT_NE(damaged([](auto& x) { x.key_end[5] = 201; }), "");
-  EXPECT_NE(damaged([](auto& x) { x.key_end[5] = 3; }), "");
-  EXPECT_NE(damaged([](auto& x) { x.key_begin[5] = 7; }), "");
-  EXPECT_NE(damaged([](auto& x) { x.key_end.pop_back(); }), "");
+  // Row 5 of 200 sees keys [begin, end) instead of [0, 6).
+  const auto fifth = [](std::int64_t begin, std::int64_t end) {
+    return [=](PatternArrays& x) {
+      VisibleKeys visible;
+      visible.add(5, 0, 1, 1);
+      visible.add(1, begin, end, 0);
+      visible.add(194, 0, 7, 1);
+      x.visible = visible;
+    };
+  };
+  EXPECT_EQ(damaged(fifth(0, 6)), "");
+  EXPECT_NE(damaged(fifth(0, 201)), "");
+  EXPECT_NE(damaged(fifth(0, 3)), "");
+  EXPECT_NE(damaged(fifth(7, 6)), "");
+  EXPECT_NE(damaged(fifth(1, 6)), "") << "the next row sees key 0 again";
+  EXPECT_NE(damaged([](auto& x) { x.visible.add(57, 0, 200, 0); }), "")
+      << "a fifth block without runs";
+  EXPECT_NE(damaged([](auto& x) { x.dense = true; }), "") << "and yet runs";
   EXPECT_NE(damaged([](auto& x) { x.run_offset.pop_back(); }), "");
   EXPECT_NE(damaged([](auto& x) { x.run_offset[1] = 3; }), "");
   EXPECT_NE(damaged([](auto& x) { x.runs[0].last = 5; }), "");

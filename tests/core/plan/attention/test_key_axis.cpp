@@ -7,10 +7,11 @@
 
 #include "core/base/error.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/attention/index_source.hpp"
+#include "core/plan/attention/generated_pattern.hpp"
 #include "core/plan/attention/key_axis.hpp"
 #include "core/plan/context/axis_range.hpp"
-#include "tests/core/plan/attention/index_pairs.hpp"
+#include "tests/core/plan/attention/pattern_pairs.hpp"
+#include "tests/core/plan/context/axis_tokens.hpp"
 #include "tests/seed.hpp"
 
 namespace ballast {
@@ -36,10 +37,13 @@ MicroBatch aligned_batch(std::mt19937_64& random, std::int64_t align) {
 }
 
 /// Random runs and columns (or row masks) over the visible pairs of all segments.
-AttentionPattern random_index(const std::vector<AxisToken>& queries, const KeyAxis& axis, int heads,
-                              bool masks, std::mt19937_64& random) {
+AttentionPattern random_pattern(const AxisRanges& queries, const KeyAxis& axis, int heads,
+                                bool masks, std::mt19937_64& random) {
   const auto blocks = query_blocks(queries, axis);
-  AttentionPattern index = visible_pattern(queries, axis, heads);
+  PatternArrays index;
+  index.visible = visible_keys(queries, axis);
+  index.k_tokens = axis.tokens();
+  index.index_heads = heads;
   index.segments = axis.segments();
   for (const auto& b : blocks) index.block_segment.push_back(b.segment);
   index.run_offset.push_back(0);
@@ -67,7 +71,7 @@ AttentionPattern random_index(const std::vector<AxisToken>& queries, const KeyAx
     }
   }
   if (!masks) cover_columns(index);
-  return index;
+  return AttentionPattern(std::move(index));
 }
 
 TEST(KeyAxis, ShardsTogetherHoldThePairsOfTheWhole) {
@@ -83,20 +87,22 @@ TEST(KeyAxis, ShardsTogetherHoldThePairsOfTheWhole) {
     for (int me = 0; me < ranks; ++me) {
       const AttentionAxes axes = attention_axes(batch, layout, me);
       const KeyAxis axis = key_axis(axes);
-      const AttentionPattern whole = random_index(axes.queries, axis, 2, trial % 3 == 0, random);
+      const AttentionPattern whole = random_pattern(axes.queries, axis, 2, trial % 3 == 0, random);
       ASSERT_EQ(problems(whole), "");
       const auto shards = split_keys(whole, axis, axes.keys);
       double pairs = 0;
       for (int s = 0; s < ranks; ++s) {
         ASSERT_EQ(problems(shards[s]), "") << name(l.kind) << " rank " << me << " shard " << s;
         pairs += shards[s].pairs_per_head();
+        const auto queries = tokens_of(axes.queries), keys = tokens_of(axes.keys[s]);
         for (int h = 0; h < 2; ++h)
-          for (std::size_t i = 0; i < axes.queries.size(); ++i)
-            for (std::size_t j = 0; j < axes.keys[s].size(); ++j) {
-              const AxisToken key = axes.keys[s][j], query = axes.queries[i];
+          for (std::size_t i = 0; i < queries.size(); ++i)
+            for (std::size_t j = 0; j < keys.size(); ++j) {
+              const AxisToken key = keys[j], query = queries[i];
               const bool visible = query.segment >= 0 && query.segment == key.segment &&
                                    key.position <= query.position;
-              const bool expected = visible && computed(whole, h, i, axis.global(key));
+              const bool expected =
+                  visible && computed(whole, h, i, axis.global(key.segment, key.position));
               ASSERT_EQ(computed(shards[s], h, i, j), expected)
                   << name(l.kind) << " rank " << me << " shard " << s << " pair " << i << ", " << j;
             }
@@ -112,11 +118,10 @@ TEST(KeyAxis, APrefixComesBeforeTheChunk) {
   AttentionAxes axes;
   axes.keys.resize(2);
   auto& keys = axes.keys;
-  for (std::int64_t p = 0; p < 192; ++p) keys[p / 64 % 2].push_back({0, p});
+  for (std::int64_t p = 0; p < 192; p += 64) append(keys[p / 64 % 2], {0, p, 64});
   const KeyAxis axis = key_axis(axes);
   EXPECT_EQ(axis.tokens(), 192);
-  std::vector<AxisToken> queries;
-  for (std::int64_t p = 128; p < 192; ++p) queries.push_back({0, p});
+  const AxisRanges queries{{0, 128, 64}};
   EXPECT_EQ(query_blocks(queries, axis).at(0).block, 2);
   GeneratedPattern pattern;
   pattern.density = 1;
@@ -128,15 +133,15 @@ TEST(KeyAxis, APrefixComesBeforeTheChunk) {
 
 TEST(KeyAxis, CutBlocksAreRefused) {
   const MicroBatch batch{{{0, 0, 256, 0}}};
-  const auto source = [&](std::int64_t stripe) {
-    IndexCache cache;
-    return GeneratedSource(
-        attention_axes(batch, SequenceLayout(LayoutKind::striped, 256, 2, stripe), 0),
-        GeneratedPattern(), cache, nullptr);
+  const auto cut = [&](std::int64_t stripe) {
+    const AttentionAxes axes =
+        attention_axes(batch, SequenceLayout(LayoutKind::striped, 256, 2, stripe), 0);
+    const KeyAxis axis = key_axis(axes);
+    return split_keys(generated_pattern(axes.queries, axis, GeneratedPattern()), axis, axes.keys);
   };
-  EXPECT_NO_THROW(source(64));
-  EXPECT_THROW(source(1), Error);
-  EXPECT_THROW(source(96), Error);
+  EXPECT_NO_THROW(cut(64));
+  EXPECT_THROW(cut(1), Error);
+  EXPECT_THROW(cut(96), Error);
   AttentionAxes gap;
   gap.keys = {{{0, 0}, {0, 2}}};
   EXPECT_THROW(key_axis(gap), Error);
@@ -173,35 +178,6 @@ TEST(GeneratedIndex, HoldsThePatternsOfItsSegments) {
         }
     }
   }
-}
-
-TEST(IndexCache, KeepsIndexesOfEqualShapes) {
-  IndexCache cache;
-  int built = 0;
-  const auto get = [&](std::vector<Segment> segments, int ranks, int rank, int first_head = 0) {
-    MicroBatch batch{std::move(segments)};
-    batch.align = kBlock;
-    return cache.get(
-        attention_axes(batch, SequenceLayout(LayoutKind::striped, batch.axis_tokens(), ranks, 64),
-                       rank),
-        first_head, 4, [&] {
-          ++built;
-          return std::vector<AttentionPattern>();
-        });
-  };
-  const auto first = get({{0, 0, 200, 0}}, 2, 0);
-  EXPECT_EQ(get({{7, 0, 200, 0}}, 2, 0), first) << "another sample of the same length";
-  EXPECT_EQ(built, 1);
-  get({{0, 0, 201, 0}}, 2, 0);
-  get({{0, 0, 200, 0}}, 2, 1);
-  get({{0, 0, 100, 0}, {1, 0, 100, 0}}, 2, 0);
-  EXPECT_EQ(built, 4);
-  get({{0, 0, 200, 0}}, 2, 0, 4);  // other heads of the layer
-  EXPECT_EQ(built, 5);
-  for (int i = 0; i < 20; ++i) get({{0, 0, 300 + 64 * i, 0}}, 1, 0);
-  EXPECT_EQ(built, 25);
-  get({{0, 0, 200, 0}}, 2, 0);
-  EXPECT_EQ(built, 26) << "old shapes are dropped";
 }
 
 }  // namespace

@@ -1,0 +1,107 @@
+#include "app/train/checkpoints.hpp"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "io/checkpoint/checkpoint_folder.hpp"
+#include "parallel/comm/waits.hpp"
+
+namespace ballast {
+namespace {
+
+/// Bytes a second of a storage that nobody has measured yet: what one shared disk does.
+constexpr double kAssumedRate = 3e8;
+
+/// An identifier that no other process has, the same on all ranks.
+std::string new_run(const Communicator& world) {
+  std::random_device random;
+  return world.broadcast(fmt::format("{:08x}{:08x}", random(), random()), 0);
+}
+
+}  // namespace
+
+Checkpoints::Checkpoints(Session& session, ShardedOptimizer& optimizer, Options options,
+                         const Restored& restored, std::function<void(const std::string&)> say)
+    : session_(session),
+      optimizer_(optimizer),
+      options_(std::move(options)),
+      say_(std::move(say)),
+      writer_(session.mesh.world, options_.folder, options_.keep, options_.snapshot_bytes),
+      run_(new_run(session.mesh.world)),
+      newest_(restored.path),
+      contents_(contents_of(session)) {
+  if (!restored.path.empty()) {
+    parent_ = fmt::format("{} (run {})", restored.path,
+                          restored.state.run.empty() ? "unknown" : restored.state.run);
+    saved_step_ = restored.state.step;
+  }
+  const auto bytes = static_cast<double>(optimizer_.state().master.bytes()) * 3;
+  longest_s_ = session_.mesh.world.all_reduce(bytes) / kAssumedRate;
+}
+
+void Checkpoints::after_step(const CheckpointState& state, bool due) {
+  settle(writer_.poll());
+  if (!due && failures_ == 0) return;
+  if (writer_.in_flight()) settle(writer_.finish());
+  start(state);
+}
+
+void Checkpoints::finish(const CheckpointState& state, bool wanted) {
+  settle(writer_.finish());
+  while (wanted && saved_step_ != state.step) {
+    start(state);
+    settle(writer_.finish());
+  }
+}
+
+void Checkpoints::start(const CheckpointState& state) {
+  if (saved_step_ == state.step) return;
+  CheckpointState whole = state;
+  whole.run = run_;
+  whole.parent = parent_;
+  whole.extra["data_contents"] = contents_;
+  settle(save(session_, optimizer_, std::move(whole), writer_));
+}
+
+void Checkpoints::settle(const CheckpointOutcome& outcome) {
+  using Kind = CheckpointOutcome::Kind;
+  if (outcome.kind == Kind::none) return;
+  if (outcome.kind == Kind::written) {
+    failures_ = 0;
+    saved_step_ = outcome.step;
+    newest_ = outcome.path;
+    longest_s_ = std::max(longest_s_, outcome.write_s + outcome.check_s + outcome.waited_s);
+    const double written = static_cast<double>(outcome.bytes) * 1e-6;
+    say_(fmt::format(
+        "checkpoint {}  {:.1f} MB written in {:.3f} s ({:.0f} MB/s), read back in "
+        "{:.3f} s; training waited {:.3f} s{}",
+        outcome.path, written, outcome.write_s, written / std::max(outcome.write_s, 1e-6),
+        outcome.check_s, outcome.waited_s,
+        outcome.synchronous ? ": more than checkpoint.snapshot_bytes, so it was written at once"
+                            : ""));
+    return;
+  }
+  ++failures_;
+  const std::string sound =
+      newest_.empty() ? "no sound one exists" : "the newest sound one is " + newest_;
+  check_all(session_.mesh.world, failures_ < options_.max_failures,
+            fmt::format("checkpoint {} failed, {} in a row (checkpoint.max_failures): {}; {}",
+                        outcome.path, failures_, outcome.problem, sound));
+  say_(fmt::format("warning: checkpoint {} failed: {}; {}; the next attempt follows the next step",
+                   outcome.path, outcome.problem, sound));
+}
+
+std::string Checkpoints::before(std::int64_t step) const {
+  std::string name;
+  if (session_.mesh.world.rank() == 0) {
+    try {
+      for (std::int64_t s : checkpoint_steps(options_.folder))
+        if (s < step && name.empty()) name = options_.folder + "/" + checkpoint_name(s);
+    } catch (const Error&) {  // the folder cannot be read: then there is nothing to recommend
+    }
+  }
+  return session_.mesh.world.broadcast(name, 0);
+}
+
+}  // namespace ballast

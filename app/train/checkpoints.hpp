@@ -1,0 +1,54 @@
+// The checkpoints of a training run: when they are written, what becomes of one that fails, and how
+// long they take.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "app/train/checkpointing.hpp"
+#include "io/checkpoint/checkpoint_writer.hpp"
+
+namespace ballast {
+
+class Checkpoints {
+ public:
+  struct Options {
+    std::string folder;
+    int keep = 2, max_failures = 3;
+    std::int64_t snapshot_bytes = 0;
+  };
+  /// `say` gets the lines for the log.  Collective.
+  Checkpoints(Session& session, ShardedOptimizer& optimizer, Options options,
+              const Restored& restored, std::function<void(const std::string&)> say);
+  /// Before the optimizer changes the state.
+  void release() { writer_.release(); }
+  /// After a step.  `due`: the deck wants a checkpoint of `state`; one that failed is tried again
+  /// in any case.  Collective.  Errors: max_failures in a row.
+  void after_step(const CheckpointState& state, bool due);
+  /// Before the run ends: whatever is in flight is finished; with `wanted`, the state is in a file
+  /// when this returns.  Collective.  Errors: max_failures in a row.
+  void finish(const CheckpointState& state, bool wanted);
+  /// Path of the newest sound file that this run wrote or continued, "" for none, and of the newest
+  /// one of a step before `step`.
+  const std::string& newest() const { return newest_; }
+  std::string before(std::int64_t step) const;
+  /// Seconds that the longest checkpoint took from begin to end; an estimate until one is measured.
+  double longest_s() const { return longest_s_; }
+
+ private:
+  void start(const CheckpointState& state);
+  void settle(const CheckpointOutcome& outcome);
+  Session& session_;
+  ShardedOptimizer& optimizer_;
+  Options options_;
+  std::function<void(const std::string&)> say_;
+  CheckpointWriter writer_;
+  std::string run_, parent_, newest_;
+  std::vector<double> contents_;  ///< fingerprint of the training data's contents
+  std::int64_t saved_step_ = -1;
+  int failures_ = 0;
+  double longest_s_ = 0;
+};
+
+}  // namespace ballast

@@ -1,0 +1,49 @@
+#include "io/deck/deck_difference.hpp"
+
+#include <toml++/toml.h>
+
+#include <map>
+#include <sstream>
+
+#include "core/base/error.hpp"
+
+namespace ballast {
+namespace {
+
+/// Values of a deck under "block.key", as TOML.
+std::map<std::string, std::string> values_of(const std::string& text, const std::string& name) {
+  std::map<std::string, std::string> values;
+  try {
+    for (const auto& [block, node] : toml::parse(text)) {
+      const toml::table* table = node.as_table();
+      if (table == nullptr) continue;
+      for (const auto& [key, value] : *table) {
+        std::ostringstream out;
+        value.visit([&](const auto& typed) { out << typed; });
+        values[std::string(block.str()) + "." + std::string(key.str())] = out.str();
+      }
+    }
+  } catch (const toml::parse_error& error) {
+    fail("{}: its deck cannot be read: {}", name, error.description());
+  }
+  return values;
+}
+
+}  // namespace
+
+std::vector<DeckDifference> deck_differences(const std::string& before, const std::string& now,
+                                             const std::string& name) {
+  const auto old = values_of(before, name), fresh = values_of(now, "the effective deck");
+  std::vector<DeckDifference> list;
+  std::map<std::string, std::string> all = old;
+  all.insert(fresh.begin(), fresh.end());
+  for (const auto& [key, value] : all) {
+    const auto a = old.find(key), b = fresh.find(key);
+    DeckDifference difference{key, a == old.end() ? "" : a->second,
+                              b == fresh.end() ? "" : b->second};
+    if (difference.before != difference.now) list.push_back(std::move(difference));
+  }
+  return list;
+}
+
+}  // namespace ballast

@@ -1,0 +1,243 @@
+#include "kernels/attention/slash_scores.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/plan/attention/pattern_selection.hpp"
+#include "kernels/attention/index_scores.hpp"
+#include "kernels/ops/backend.hpp"
+#include "kernels/ops/elementwise.hpp"
+
+namespace ballast {
+namespace {
+
+/// Observed mass of all ranks in one gather: slashes are summed, of its columns each rank sends the
+/// heaviest.
+class MassExchange {
+ public:
+  /// `most` [lists]: columns that a rank may send of each (head, segment).
+  explicit MassExchange(std::vector<std::int64_t> most)
+      : columns_(most.size()), most_(std::move(most)) {}
+  void add(std::size_t list, MassItem item) {
+    if (item.mass > 0) columns_[list].push_back(item);
+  }
+  /// The lists of all ranks; `slashes` becomes their sum.
+  std::vector<std::vector<MassItem>> gather(const RingJoin& ring, int ranks, Tensor& slashes) {
+    for (std::size_t l = 0; l < most_.size(); ++l)
+      if (static_cast<std::int64_t>(columns_[l].size()) > most_[l])
+        columns_[l] = heaviest(std::move(columns_[l]), most_[l]);
+    if (ranks == 1) return std::move(columns_);
+    std::vector<std::int64_t> message(slashes.data<std::int64_t>(),
+                                      slashes.data<std::int64_t>() + slashes.numel());
+    for (const auto& list : columns_) {
+      message.push_back(static_cast<std::int64_t>(list.size()));
+      for (const MassItem& item : list) message.insert(message.end(), {item.index, item.mass});
+    }
+    const std::int64_t longest = slashes.numel() + static_cast<std::int64_t>(most_.size()) +
+                                 2 * std::accumulate(most_.begin(), most_.end(), std::int64_t{0});
+    message.resize(static_cast<std::size_t>(longest));
+    const Tensor all = ring.gather(Tensor::wrap(message.data(), {longest}, DType::i64));
+    std::vector<std::vector<MassItem>> lists(most_.size());
+    slashes.zero();
+    for (int r = 0; r < ranks; ++r) {
+      const std::int64_t* at = all.data<std::int64_t>() + r * longest;
+      for (std::int64_t i = 0; i < slashes.numel(); ++i) slashes.data<std::int64_t>()[i] += *at++;
+      for (auto& list : lists)
+        for (std::int64_t n = *at++; n > 0; --n, at += 2) list.push_back({at[0], at[1]});
+    }
+    return lists;
+  }
+
+ private:
+  std::vector<std::vector<MassItem>> columns_;
+  std::vector<std::int64_t> most_;
+};
+
+/// [segments] keys of a segment on the rank that has most of them.
+std::vector<std::int64_t> widest_shards(const AttentionAxes& axes, int segments) {
+  std::vector<std::int64_t> widest(static_cast<std::size_t>(segments), 0), here(widest.size());
+  for (const auto& shard : axes.keys) {
+    std::fill(here.begin(), here.end(), 0);
+    for (const AxisRange& key : shard)
+      if (!key.padding()) here[key.segment] += key.count;
+    for (std::size_t s = 0; s < here.size(); ++s) widest[s] = std::max(widest[s], here[s]);
+  }
+  return widest;
+}
+
+/// Where the observed rows see this rank's keys, and which slash their mass counts for.
+ObservedRows rows_on_shard(const AxisRanges& observed, const KeyAxis& axis, const AxisRanges& own) {
+  ObservedRows rows;
+  rows.key_block = global_blocks(axis, own);
+  const VisibleKeys visible = split_visible(visible_keys(observed, axis), axis, {&own, 1}).front();
+  visible.for_rows(0, visible.rows(), [&](std::int64_t, KeyInterval keys) {
+    rows.key_begin.push_back(keys.begin);
+    rows.key_end.push_back(keys.end);
+  });
+  for (const AxisRange& range : observed)
+    for (std::int64_t i = 0; i < range.count; ++i)
+      rows.row_slot.push_back(static_cast<std::int32_t>(
+          (axis.global(range) + i + axis.offset[range.segment]) / kBlock));
+  return rows;
+}
+
+class HostSlashScores final : public SlashScores {
+ public:
+  explicit HostSlashScores(SlashSetup setup) : setup_(std::move(setup)) {
+    for (int s = 0; s < axis().segments(); ++s) {
+      const std::int64_t first = setup_.first_observed[s],
+                         end = axis().first_position[s] + axis().count[s];
+      if (!setup_.whole[s] && first < end) observed_.push_back({s, first, end - first});
+    }
+    if (observes()) rows_ = rows_on_shard(observed_, axis(), own());
+  }
+
+  bool observes() const override { return !observed_.empty(); }
+
+  Tensor queries(const Tensor& q) override {
+    Tensor all = Tensor::zeros({token_count(observed_), q.size(1), q.size(2)}, DType::f32,
+                               host_device(), MemoryCategory::workspace);
+    std::int64_t local = 0;
+    for (const AxisRange& have : axes().queries) {
+      std::int64_t row = 0;
+      for (const AxisRange& want : observed_) {
+        const std::int64_t first = std::max(have.position, want.position),
+                           n = std::min(have.end(), want.end()) - first;
+        if (have.segment == want.segment && n > 0) {
+          Tensor to = all.rows(row + first - want.position, row + first - want.position + n);
+          const std::int64_t from = local + first - have.position;
+          copy_rows(q.rows(from, from + n), to);
+        }
+        row += want.count;
+      }
+      local += have.count;
+    }
+    return all;
+  }
+
+  Tensor maximum(const Tensor& queries, const Tensor& k, double scale) override {
+    scores_ = empty({queries.size(1), rows_.size(), k.size(0)}, DType::f32);
+    Tensor top = empty({queries.size(1), rows_.size()}, DType::f32);
+    observe_scores(queries, k, scale, rows_, scores_, top);
+    return top;
+  }
+
+  Tensor sum(const Tensor&, const Tensor&, double, const Tensor& maximum) override {
+    Tensor sum = empty(maximum.shape(), DType::i64);
+    observe_sum(scores_, maximum, rows_, sum);
+    return sum;
+  }
+
+  void mass(const Tensor&, const Tensor& k, double, const Tensor& maximum, const Tensor& sum,
+            const RingJoin& ring) override {
+    const std::int64_t heads = maximum.size(0), slots = axis().tokens() / kBlock;
+    Tensor columns = empty({heads, k.size(0)}, DType::i64),
+           slashes = empty({heads, slots}, DType::i64);
+    observe_mass(scores_, sum, rows_, columns, slashes);
+    scores_ = {};
+    std::vector<std::vector<MassItem>> gathered = exchange(columns, slashes, ring);
+    mass_.assign(gathered.size(), {});
+    for (int s = 0; s < axis().segments(); ++s)
+      for (std::int64_t h = 0; h < heads; ++h) {
+        HeadMass& of = mass_[static_cast<std::size_t>(s * heads + h)];
+        const std::int64_t* from = slashes.data<std::int64_t>() + h * slots;
+        of.slashes.assign(from + axis().offset[s] / kBlock,
+                          from + (axis().offset[s] + axis().count[s] + kBlock - 1) / kBlock);
+        for (std::int64_t m : of.slashes) of.total += m;
+        of.columns = std::move(gathered[static_cast<std::size_t>(s * heads + h)]);
+      }
+  }
+
+  Tensor coverage(int heads, const std::vector<std::int64_t>& budgets,
+                  const std::vector<std::int64_t>& queries) override {
+    Tensor sums = Tensor::zeros({static_cast<std::int64_t>(budgets.size())}, DType::i64);
+    for (int s = 0; s < axis().segments(); ++s)
+      for (int h = 0; h < heads; ++h) {
+        const std::vector<std::int64_t> part =
+            setup_.whole[s]
+                ? std::vector<std::int64_t>(budgets.size(),
+                                            static_cast<std::int64_t>(kCoverageUnit))
+                : vertical_slash_coverage(mass_of(s, h, heads), budgets, setup_.options);
+        for (std::size_t i = 0; i < part.size(); ++i)
+          sums.data<std::int64_t>()[i] += queries[s] * part[i];
+      }
+    return sums;
+  }
+
+  std::vector<AttentionWork> build(int q_heads, int, std::optional<std::int64_t> budget,
+                                   SlashCounts& counts) override {
+    const int segments = axis().segments();
+    const auto lists = static_cast<std::size_t>(q_heads) * segments;
+    counts.slashes.assign(lists, 0);
+    counts.columns.assign(lists, 0);
+    counts.cut.assign(lists, 0);
+    std::vector<std::vector<VerticalSlash>> chosen(static_cast<std::size_t>(segments));
+    for (int s = 0; s < segments; ++s) {
+      if (axis().count[s] == 0) continue;
+      for (int h = 0; h < q_heads; ++h) {
+        HeadChoice choice = choose(s, h, q_heads, budget);
+        const auto list = static_cast<std::size_t>(h) * segments + s;
+        counts.slashes[list] = static_cast<std::int32_t>(choice.head.slashes.size());
+        counts.columns[list] = static_cast<std::int32_t>(choice.head.columns.size());
+        counts.cut[list] = static_cast<std::int32_t>(choice.overflow);
+        chosen[s].push_back(std::move(choice.head));
+      }
+    }
+    const AttentionPattern whole = vertical_slash_pattern(axes().queries, axis(), chosen, true);
+    const std::vector<AttentionPattern> calls = split_keys(whole, axis(), axes().calls());
+    return {calls.begin(), calls.end()};
+  }
+
+ private:
+  const AttentionAxes& axes() const { return *setup_.axes; }
+  const KeyAxis& axis() const { return *setup_.axis; }
+  const AxisRanges& own() const { return axes().keys[axes().rank]; }
+  static Tensor empty(Shape shape, DType type) {
+    return Tensor::empty(std::move(shape), type, host_device(), MemoryCategory::workspace);
+  }
+  const HeadMass& mass_of(int segment, int head, int heads) const {
+    return mass_[static_cast<std::size_t>(segment) * heads + head];
+  }
+  HeadChoice choose(int s, int h, int heads, std::optional<std::int64_t> budget) const {
+    if (setup_.whole[s]) return {dense_head(axis().count[s]), 0};
+    return budget ? choose_vertical_slash(mass_of(s, h, heads), *budget, setup_.options)
+                  : choose_vertical_slash(mass_of(s, h, heads), setup_.options);
+  }
+  /// Columns of all ranks by (segment, head); `slashes` becomes the sum over the ranks.
+  std::vector<std::vector<MassItem>> exchange(const Tensor& columns, Tensor& slashes,
+                                              const RingJoin& ring) const {
+    const std::int64_t heads = columns.size(0), cap = setup_.options.max_columns;
+    std::vector<std::int64_t> most;
+    for (const std::int64_t keys : widest_shards(axes(), axis().segments()))
+      most.insert(most.end(), static_cast<std::size_t>(heads),
+                  cap > 0 ? std::min(cap, keys) : keys);
+    MassExchange exchange(std::move(most));
+    for (std::int64_t h = 0; h < heads; ++h) {
+      const std::int64_t* column = columns.data<std::int64_t>() + h * columns.size(1);
+      for (const AxisRange& range : own()) {
+        if (!range.padding() && !setup_.whole[range.segment])
+          for (std::int64_t i = 0; i < range.count; ++i)
+            exchange.add(static_cast<std::size_t>(range.segment * heads + h),
+                         {axis().global(range) + i - axis().offset[range.segment], column[i]});
+        column += range.count;
+      }
+    }
+    return exchange.gather(ring, static_cast<int>(axes().keys.size()), slashes);
+  }
+
+  const SlashSetup setup_;
+  AxisRanges observed_;
+  ObservedRows rows_;
+  Tensor scores_;
+  std::vector<HeadMass> mass_;  ///< [segments][heads]
+};
+
+}  // namespace
+
+std::unique_ptr<SlashScores> slash_scores(const SlashSetup& setup, const Tensor& q) {
+  BALLAST_ON_CUDA(q, slash_scores(setup));
+  return std::make_unique<HostSlashScores>(setup);
+}
+
+}  // namespace ballast

@@ -1,0 +1,73 @@
+// What a vertical-slash pattern is chosen by, and what builds it: Q and K's device decides where.
+// Source: MTraining Algorithm 1.  What the ranks of a ring must join lies between the calls.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/base/tensor.hpp"
+#include "core/plan/attention/attention_options.hpp"
+#include "core/plan/attention/attention_work.hpp"
+#include "core/plan/attention/key_axis.hpp"
+
+namespace ballast {
+
+/// Sums over the ranks of a ring, from where communicators are known.
+class RingJoin {
+ public:
+  virtual ~RingJoin() = default;
+  virtual void sum(Tensor& tensor) const = 0;
+  virtual void maximum(Tensor& tensor) const = 0;
+  /// [ranks n] i64 in host memory: every rank's [n], in order.
+  virtual Tensor gather(const Tensor& mine) const = 0;
+};
+
+/// What depends on the micro-batch alone.
+struct SlashSetup {
+  const AttentionAxes* axes = nullptr;  ///< outlives the scores
+  const KeyAxis* axis = nullptr;        ///< likewise
+  AttentionOptions options;
+  std::vector<char> whole;  ///< [segments] computed whole, not observed
+  /// [segments] position from which on a segment's rows are observed, to its end.
+  std::vector<std::int64_t> first_observed;
+};
+
+/// What was chosen, per head and segment [heads][segments].
+struct SlashCounts {
+  std::vector<std::int32_t> slashes, columns;
+  std::vector<std::int32_t> cut;  ///< slashes and columns that the caps left out
+};
+
+class SlashScores {
+ public:
+  virtual ~SlashScores() = default;
+  /// Whether any row is observed; the same on all ranks.
+  virtual bool observes() const = 0;
+  /// Q of the observed rows that are here, zero elsewhere: [rows, Hq, D].  Its sum over ranks has
+  /// them all.
+  virtual Tensor queries(const Tensor& q) = 0;
+  /// With `queries` complete, against this rank's k [T, Hkv, D]: f32 [Hq, rows]; the maximum over
+  /// ranks is next.
+  virtual Tensor maximum(const Tensor& queries, const Tensor& k, double scale) = 0;
+  /// i64 [Hq, rows], in kMassUnit; the sum over ranks is next.
+  virtual Tensor sum(const Tensor& queries, const Tensor& k, double scale,
+                     const Tensor& maximum) = 0;
+  /// Takes the mass of every diagonal and column of all ranks.  Collective over the ring.
+  virtual void mass(const Tensor& queries, const Tensor& k, double scale, const Tensor& maximum,
+                    const Tensor& sum, const RingJoin& ring) = 0;
+  /// i64 [budgets], in kCoverageUnit: vertical_slash_coverage() at each budget, summed over heads
+  /// and over the queries of all ranks ([segments]).
+  virtual Tensor coverage(int heads, const std::vector<std::int64_t>& budgets,
+                          const std::vector<std::int64_t>& queries) = 0;
+  /// The pattern of every call of the axes, for these heads: by the shares of the options, or at
+  /// one of the budgets that coverage() was asked for last.
+  virtual std::vector<AttentionWork> build(int q_heads, int kv_heads,
+                                           std::optional<std::int64_t> budget,
+                                           SlashCounts& counts) = 0;
+};
+
+/// Scores where q lies.
+std::unique_ptr<SlashScores> slash_scores(const SlashSetup& setup, const Tensor& q);
+
+}  // namespace ballast

@@ -1,0 +1,29 @@
+// The device twin of a pattern: what CUDA attention reads.
+#pragma once
+#include <utility>
+#include <vector>
+
+#include "core/base/tensor.hpp"
+#include "core/plan/attention/attention_work.hpp"
+#include "kernels/cuda/index/device_index.hpp"
+
+namespace ballast::cuda {
+
+/// Device arrays of a pattern for calls with index.shape's numbers of heads.
+struct PlacedIndex {
+  DeviceIndex index;
+  Tensor buffer;
+  std::vector<Tensor> shared;  ///< further arrays that `index` points to, of several twins
+};
+
+class PatternTwin final : public DevicePattern {
+ public:
+  PatternTwin(PatternCounts counts, PlacedIndex placed)
+      : DevicePattern(std::move(counts)), placed_(std::move(placed)) {}
+  const DeviceIndex& index() const { return placed_.index; }
+
+ private:
+  PlacedIndex placed_;
+};
+
+}  // namespace ballast::cuda

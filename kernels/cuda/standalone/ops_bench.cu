@@ -1,0 +1,556 @@
+// Operations between the matrix products on one GPU: checked against fp64 on fresh random data,
+// then timed at the shapes of Qwen2.5-0.5B and 3B with 8,192 tokens, as bytes a second beside a
+// copy's. Usage: ops_bench check | time [SEED]
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/ops/ops.hpp"
+
+using namespace ballast::cuda;
+
+namespace {
+
+std::mt19937_64 generator;
+
+void must(cudaError_t e, const char* what) {
+  if (e == cudaSuccess) return;
+  std::printf("%s: %s\n", what, cudaGetErrorString(e));
+  std::exit(1);
+}
+
+template <class T>
+struct Buffer {
+  std::size_t n = 0;
+  T* data = nullptr;
+  explicit Buffer(std::size_t count) : n(count) {
+    must(cudaMalloc(&data, std::max<std::size_t>(n, 1) * sizeof(T)), "cudaMalloc");
+  }
+  Buffer(Buffer&& other) noexcept : n(other.n), data(std::exchange(other.data, nullptr)) {}
+  ~Buffer() { cudaFree(data); }
+  void send(const std::vector<T>& from) {
+    must(cudaMemcpy(data, from.data(), n * sizeof(T), cudaMemcpyHostToDevice), "send");
+  }
+  std::vector<T> read() const {
+    std::vector<T> to(n);
+    must(cudaMemcpy(to.data(), data, n * sizeof(T), cudaMemcpyDeviceToHost), "read");
+    return to;
+  }
+};
+
+__device__ float noise(std::uint64_t i, std::uint64_t seed) {
+  std::uint64_t z = (i + 1) * 0x9E3779B97F4A7C15ull + seed * 0xD1B54A32D192ED03ull;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  z ^= z >> 31;
+  float sum = 0;  // of four uniform numbers: close to normal, variance 1
+  for (int k = 0; k < 4; ++k) sum += static_cast<float>((z >> (16 * k)) & 0xFFFF) / 65536.0f - 0.5f;
+  return sum * 1.7320508f;
+}
+template <class T>
+__global__ void fill_kernel(T* x, std::size_t n, float mean, float scale, std::uint64_t seed) {
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n;
+       i += std::size_t{gridDim.x} * blockDim.x)
+    x[i] = static_cast<T>(mean + scale * noise(i, seed));
+}
+template <class T>
+Buffer<T> random_buffer(std::size_t n, float mean = 0, float scale = 1) {
+  Buffer<T> b(n);
+  fill_kernel<<<1024, 256>>>(b.data, n, mean, scale, generator());
+  must(cudaGetLastError(), "fill");
+  return b;
+}
+/// NaN everywhere: what is not written shows.
+template <class T>
+Buffer<T> poisoned(std::size_t n) {
+  Buffer<T> b(n);
+  must(cudaMemset(b.data, 0xFF, n * sizeof(T)), "poison");
+  return b;
+}
+
+std::vector<double> doubles(const Buffer<float>& b) {
+  const auto x = b.read();
+  return {x.begin(), x.end()};
+}
+std::vector<double> doubles(const Buffer<Bf16>& b) {
+  std::vector<double> y;
+  for (Bf16 v : b.read()) y.push_back(__bfloat162float(v));
+  return y;
+}
+
+bool all_good = true;
+/// ||x - reference|| / ||reference||.
+void expect(const char* what, const std::vector<double>& x, const std::vector<double>& reference,
+            double limit) {
+  double difference = 0, norm = 0;
+  for (std::size_t i = 0; i < reference.size(); ++i) {
+    difference += (x[i] - reference[i]) * (x[i] - reference[i]);
+    norm += reference[i] * reference[i];
+  }
+  const double error = std::sqrt(difference / std::max(norm, 1e-300));
+  const bool good = error <= limit;  // false for NaN
+  all_good = all_good && good;
+  std::printf("%-58s %.2e  (limit %.0e)  %s\n", what, error, limit, good ? "ok" : "WRONG");
+}
+
+void check_rmsnorm(std::int64_t rows, int width, bool accumulate) {
+  const std::size_t n = static_cast<std::size_t>(rows) * width;
+  auto x = random_buffer<Bf16>(n), dy = random_buffer<Bf16>(n),
+       w = random_buffer<Bf16>(width, 1, 0.2f), branch = random_buffer<Bf16>(n),
+       dx = random_buffer<Bf16>(n);
+  auto dw = random_buffer<float>(width);
+  auto sum = poisoned<Bf16>(n), y = poisoned<Bf16>(n), again = poisoned<Bf16>(n);
+  auto rstd = poisoned<float>(rows), partial = poisoned<float>(rmsnorm_partial_floats(width));
+  const auto x0 = doubles(x), b0 = doubles(branch), g0 = doubles(dy), w0 = doubles(w),
+             d0 = doubles(dx), dw0 = doubles(dw);
+  must(rmsnorm_forward(x.data, branch.data, w.data, 1e-6, sum.data, y.data, rstd.data, rows, width,
+                       0),
+       "rmsnorm_forward");
+  must(rmsnorm_recompute(sum.data, rstd.data, w.data, again.data, rows, width, 0), "recompute");
+  must(rmsnorm_backward(sum.data, w.data, rstd.data, dy.data, accumulate, dx.data, accumulate,
+                        dw.data, partial.data, rows, width, 0),
+       "rmsnorm_backward");
+  must(cudaDeviceSynchronize(), "rmsnorm");
+  const auto s0 = doubles(sum);
+  std::vector<double> s1(n), y1(n), dx1(n), dw1(width);
+  if (accumulate) dw1 = dw0;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const std::size_t at = static_cast<std::size_t>(r) * width;
+    double squares = 0, dot = 0;
+    for (int c = 0; c < width; ++c) {
+      s1[at + c] = x0[at + c] + b0[at + c];
+      squares += s0[at + c] * s0[at + c];
+      dot += g0[at + c] * w0[c] * s0[at + c];
+    }
+    const double scale = 1 / std::sqrt(squares / width + 1e-6);
+    for (int c = 0; c < width; ++c) {
+      const double x_hat = s0[at + c] * scale;
+      y1[at + c] = x_hat * w0[c];
+      dw1[c] += g0[at + c] * x_hat;
+      dx1[at + c] = scale * (g0[at + c] * w0[c] - x_hat * dot * scale / width) +
+                    (accumulate ? d0[at + c] : 0);
+    }
+  }
+  const std::string name = "rmsnorm " + std::to_string(rows) + " x " + std::to_string(width) +
+                           (accumulate ? " added " : " written ");
+  expect((name + "sum").c_str(), doubles(sum), s1, 4e-3);
+  expect((name + "y").c_str(), doubles(y), y1, 4e-3);
+  expect((name + "y again").c_str(), doubles(again), doubles(y), 0);
+  expect((name + "dx").c_str(), doubles(dx), dx1, 4e-3);
+  expect((name + "dw").c_str(), doubles(dw), dw1, 1e-5);
+  auto dx2 = random_buffer<Bf16>(n);
+  must(rmsnorm_backward(sum.data, w.data, rstd.data, dy.data, false, dx2.data, false, nullptr,
+                        nullptr, rows, width, 0),
+       "rmsnorm_backward of a frozen weight");
+  if (!accumulate) expect((name + "dx alone").c_str(), doubles(dx2), doubles(dx), 0);
+}
+
+void check_cross_entropy(std::int64_t rows, std::int64_t vocabulary, bool weighted) {
+  const std::size_t n = static_cast<std::size_t>(rows * vocabulary);
+  auto logits = random_buffer<Bf16>(n, 0, 3);
+  const auto x0 = doubles(logits);
+  std::vector<std::int32_t> ids(rows);
+  for (std::int64_t r = 0; r < rows; ++r)
+    ids[r] = r % 5 == 3 ? -1 : static_cast<std::int32_t>(generator() % vocabulary);
+  Buffer<std::int32_t> targets(rows);
+  targets.send(ids);
+  auto weights = random_buffer<float>(rows, 1, 0.3f), loss = poisoned<float>(rows),
+       lse = poisoned<float>(rows), loss2 = poisoned<float>(rows), lse2 = poisoned<float>(rows);
+  must(cross_entropy_forward(logits.data, targets.data, loss.data, lse.data, rows, vocabulary, 0),
+       "cross_entropy_forward");
+  const float scale = 0.37f;
+  must(cross_entropy_with_gradient(logits.data, targets.data, loss2.data, lse2.data, scale,
+                                   weighted ? weights.data : nullptr, rows, vocabulary, 0),
+       "cross_entropy_with_gradient");
+  must(cudaDeviceSynchronize(), "cross entropy");
+  const auto w0 = doubles(weights);
+  std::vector<double> loss1(rows), lse1(rows), d1(n);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    if (ids[r] < 0) continue;
+    const double* x = &x0[r * vocabulary];
+    double top = -1e300, total = 0;
+    for (std::int64_t c = 0; c < vocabulary; ++c) top = std::max(top, x[c]);
+    for (std::int64_t c = 0; c < vocabulary; ++c) total += std::exp(x[c] - top);
+    lse1[r] = top + std::log(total);
+    loss1[r] = lse1[r] - x[ids[r]];
+    for (std::int64_t c = 0; c < vocabulary; ++c)
+      d1[r * vocabulary + c] =
+          scale * (weighted ? w0[r] : 1) * (std::exp(x[c] - lse1[r]) - (c == ids[r] ? 1 : 0));
+  }
+  const std::string name = "cross entropy " + std::to_string(rows) + " x " +
+                           std::to_string(vocabulary) + (weighted ? " weighted " : " ");
+  expect((name + "loss").c_str(), doubles(loss), loss1, 1e-6);
+  expect((name + "lse").c_str(), doubles(lse), lse1, 1e-6);
+  expect((name + "loss with gradient").c_str(), doubles(loss2), loss1, 1e-6);
+  expect((name + "lse with gradient").c_str(), doubles(lse2), lse1, 1e-6);
+  expect((name + "gradient").c_str(), doubles(logits), d1, 4e-3);
+}
+
+void check_adamw(std::int64_t n, int offset) {
+  const auto total = static_cast<std::size_t>(n + offset);
+  auto w = random_buffer<float>(total), m = random_buffer<float>(total, 0, 0.1f),
+       v = random_buffer<float>(total, 1, 0.1f), g = random_buffer<float>(total);
+  auto values = poisoned<Bf16>(total);
+  const auto w0 = doubles(w), m0 = doubles(m), v0 = doubles(v), g0 = doubles(g);
+  std::vector<std::int64_t> bounds;
+  for (std::int64_t at = 3; at < n; at += 1 + static_cast<std::int64_t>(generator() % 1000))
+    bounds.push_back(at);
+  if (bounds.size() % 2) bounds.push_back(n);
+  Buffer<std::int64_t> on_gpu(bounds.size());
+  on_gpu.send(bounds);
+  const AdamWFactors f{0.7f, 0.9f, 0.95f, 0.1f, 0.05f, 1e-2f, 1.2f, 1e-8f, 1e-2f};
+  must(adamw_step(w.data + offset, m.data + offset, v.data + offset, on_gpu.data,
+                  static_cast<int>(bounds.size()), g.data + offset, values.data + offset, n, f, 0),
+       "adamw_step");
+  Buffer<double> partial(sum_partial_doubles()), result(1);
+  must(sum_of_squares(g.data + offset, n, partial.data, result.data, 0), "sum_of_squares");
+  must(cudaDeviceSynchronize(), "adamw");
+  std::vector<double> w1 = w0, m1 = m0, v1 = v0, change(n), change1(n);
+  double squares = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::size_t at = static_cast<std::size_t>(i + offset);
+    const auto passed = std::upper_bound(bounds.begin(), bounds.end(), i) - bounds.begin();
+    const double x = g0[at] * f.scale;
+    squares += g0[at] * g0[at];
+    m1[at] = f.beta1 * m0[at] + f.rest1 * x;
+    v1[at] = f.beta2 * v0[at] + f.rest2 * x * x;
+    w1[at] -= (passed % 2 ? f.shrink * w0[at] : 0.0) +
+              f.step_size * m1[at] / (std::sqrt(v1[at]) * f.correction + f.eps);
+    change1[i] = w1[at] - w0[at];
+  }
+  const auto w2 = doubles(w);
+  for (std::int64_t i = 0; i < n; ++i) change[i] = w2[i + offset] - w0[i + offset];
+  auto rounded = doubles(values);
+  rounded.erase(rounded.begin(), rounded.begin() + offset);
+  const std::string name = "adamw " + std::to_string(n) + " from element " + std::to_string(offset);
+  expect((name + " change").c_str(), change, change1, n < 1000 ? 1e-2 : 1e-4);
+  expect((name + " master").c_str(), w2, w1, 1e-6);
+  expect((name + " moment 1").c_str(), doubles(m), m1, 1e-6);
+  expect((name + " moment 2").c_str(), doubles(v), v1, 1e-6);
+  expect((name + " values").c_str(), rounded, {w1.begin() + offset, w1.end()}, 4e-3);
+  expect((name + " sum of squares").c_str(), {result.read()[0]}, {squares}, 1e-12);
+}
+
+void check_rope(std::int64_t tokens, int heads, int dim, bool from_float) {
+  const int width = heads * dim, half = dim / 2, stride = width + 8;
+  auto wide = random_buffer<float>(static_cast<std::size_t>(tokens) * stride);
+  auto narrow = random_buffer<Bf16>(static_cast<std::size_t>(tokens) * stride);
+  auto y = poisoned<Bf16>(static_cast<std::size_t>(tokens) * width),
+       converted = poisoned<Bf16>(static_cast<std::size_t>(tokens) * width);
+  auto cos = random_buffer<float>(tokens * half), sin = random_buffer<float>(tokens * half);
+  const auto x0 = from_float ? doubles(wide) : doubles(narrow), c0 = doubles(cos),
+             s0 = doubles(sin);
+  must(rope_apply(from_float ? static_cast<const void*>(wide.data) : narrow.data, from_float,
+                  stride, cos.data, sin.data, true, y.data, width, tokens, heads, dim, 0),
+       "rope_apply");
+  must(convert_rows(from_float ? static_cast<const void*>(wide.data) : narrow.data, from_float,
+                    stride, converted.data, false, width, tokens, width, 0),
+       "convert_rows");
+  must(cudaDeviceSynchronize(), "rope");
+  std::vector<double> y1(static_cast<std::size_t>(tokens) * width), copy(y1.size());
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (int h = 0; h < heads; ++h)
+      for (int j = 0; j < half; ++j) {
+        const double a = x0[t * stride + h * dim + j], b = x0[t * stride + h * dim + j + half],
+                     c = c0[t * half + j], s = s0[t * half + j];
+        y1[t * width + h * dim + j] = a * c + b * s;
+        y1[t * width + h * dim + j + half] = b * c - a * s;
+        copy[t * width + h * dim + j] = a;
+        copy[t * width + h * dim + j + half] = b;
+      }
+  const std::string name = "rope " + std::to_string(tokens) + " x " + std::to_string(heads) +
+                           " x " + std::to_string(dim) + (from_float ? " fp32 " : " bf16 ");
+  expect((name + "back").c_str(), doubles(y), y1, 4e-3);
+  expect((name + "converted").c_str(), doubles(converted), copy, 4e-3);
+}
+
+void check_bias(std::int64_t rows, int width) {
+  auto dy = random_buffer<Bf16>(static_cast<std::size_t>(rows) * width);
+  auto db = random_buffer<float>(width), partial = poisoned<float>(bias_partial_floats(width));
+  const auto g0 = doubles(dy);
+  auto sum = doubles(db);
+  for (int added = 1; added >= 0; --added) {
+    if (!added) sum.assign(width, 0);
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (int c = 0; c < width; ++c) sum[c] += g0[r * width + c];
+    must(bias_gradient(dy.data, width, added, db.data, partial.data, rows, width, 0),
+         "bias_gradient");
+    expect(added ? "bias gradient added" : "bias gradient written", doubles(db), sum, 1e-5);
+  }
+}
+
+void check_all() {
+  for (const auto& [rows, width] : std::vector<std::pair<int, int>>{{1, 8},
+                                                                    {3, 64},
+                                                                    {517, 896},
+                                                                    {2200, 1024},
+                                                                    {300, 1536},
+                                                                    {515, 2048},
+                                                                    {259, 3584},
+                                                                    {133, 5120},
+                                                                    {67, 16384}})
+    for (bool accumulate : {false, true}) check_rmsnorm(rows, width, accumulate);
+  check_cross_entropy(7, 151936, false);
+  check_cross_entropy(6, 151936, true);
+  check_cross_entropy(9, 32000, true);
+  check_cross_entropy(11, 1003, true);
+  check_cross_entropy(5, 40, false);
+  check_adamw(1'000'003, 0);
+  check_adamw(1'000'003, 3);
+  check_adamw(2, 0);
+  for (bool from_float : {false, true}) {
+    check_rope(1001, 14, 64, from_float);
+    check_rope(77, 2, 128, from_float);
+  }
+  check_bias(1000, 1152);
+}
+
+/// Median milliseconds of seven measurements of `count` calls each; call i gets i.
+double time_ms(int count, const std::function<void(int)>& call) {
+  cudaEvent_t begin, end;
+  must(cudaEventCreate(&begin), "event");
+  must(cudaEventCreate(&end), "event");
+  std::vector<double> times;
+  for (int repeat = 0; repeat < 9; ++repeat) {
+    must(cudaEventRecord(begin), "event");
+    for (int i = 0; i < count; ++i) call(i);
+    must(cudaEventRecord(end), "event");
+    must(cudaEventSynchronize(end), "timed calls");
+    float ms = 0;
+    cudaEventElapsedTime(&ms, begin, end);
+    if (repeat >= 2) times.push_back(ms / count);
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+double copy_rate = 0;  // bytes read and written a second
+void line(const char* what, double ms, double bytes) {
+  std::printf("%-52s %8.4f ms  %6.0f GB/s  %.2f of a copy\n", what, ms, bytes / ms * 1e-6,
+              bytes / ms * 1e3 / copy_rate);
+}
+
+struct Shape {
+  const char* name;
+  std::int64_t tokens;
+  int hidden, q_heads, kv_heads, dim, intermediate;
+  std::int64_t parameters;
+};
+
+constexpr int kSets = 8;  // in turn, so that L2 does not serve one call what the last one wrote
+
+void time_norm(const Shape& s) {
+  const std::size_t n = static_cast<std::size_t>(s.tokens) * s.hidden;
+  const double bytes = 2.0 * n;
+  auto x = random_buffer<Bf16>(kSets * n), dy = random_buffer<Bf16>(kSets * n),
+       dx = random_buffer<Bf16>(kSets * n), sum = random_buffer<Bf16>(kSets * n),
+       w = random_buffer<Bf16>(s.hidden, 1, 0.1f);
+  auto rstd = random_buffer<float>(s.tokens), dw = random_buffer<float>(s.hidden),
+       partial = random_buffer<float>(rmsnorm_partial_floats(s.hidden));
+  line("rmsnorm forward with addition",
+       time_ms(2 * kSets,
+               [&](int i) {
+                 const std::size_t at = i % kSets * n;
+                 must(rmsnorm_forward(x.data + at, dy.data + at, w.data, 1e-6, sum.data + at,
+                                      dx.data + at, rstd.data, s.tokens, s.hidden, 0),
+                      "forward");
+               }),
+       4 * bytes);
+  line("rmsnorm again",
+       time_ms(2 * kSets,
+               [&](int i) {
+                 const std::size_t at = i % kSets * n;
+                 must(rmsnorm_recompute(x.data + at, rstd.data, w.data, sum.data + at, s.tokens,
+                                        s.hidden, 0),
+                      "recompute");
+               }),
+       2 * bytes);
+  line("rmsnorm backward, dx added, dw",
+       time_ms(2 * kSets,
+               [&](int i) {
+                 const std::size_t at = i % kSets * n;
+                 must(rmsnorm_backward(x.data + at, w.data, rstd.data, dy.data + at, true,
+                                       dx.data + at, true, dw.data, partial.data, s.tokens,
+                                       s.hidden, 0),
+                      "backward");
+               }),
+       4 * bytes);
+  line("rmsnorm backward, dx added",
+       time_ms(2 * kSets,
+               [&](int i) {
+                 const std::size_t at = i % kSets * n;
+                 must(rmsnorm_backward(x.data + at, w.data, rstd.data, dy.data + at, true,
+                                       dx.data + at, true, nullptr, nullptr, s.tokens, s.hidden, 0),
+                      "backward");
+               }),
+       4 * bytes);
+}
+
+void time_rope(const Shape& s) {
+  const int heads = s.q_heads + 2 * s.kv_heads, width = heads * s.dim, q = s.q_heads * s.dim;
+  const std::size_t each = static_cast<std::size_t>(s.tokens) * width;
+  auto sums = random_buffer<float>(kSets * each), db = random_buffer<float>(width),
+       partial = random_buffer<float>(bias_partial_floats(width));
+  auto d = random_buffer<Bf16>(kSets * each);
+  auto cos = random_buffer<float>(s.tokens * s.dim / 2),
+       sin = random_buffer<float>(s.tokens * s.dim / 2);
+  line("rope in place, q and k",
+       time_ms(2 * kSets,
+               [&](int i) {
+                 Bf16* at = d.data + i % kSets * each;
+                 must(rope_apply(at, false, width, cos.data, sin.data, false, at, width, s.tokens,
+                                 s.q_heads + s.kv_heads, s.dim, 0),
+                      "rope");
+               }),
+       4.0 * s.tokens * (s.q_heads + s.kv_heads) * s.dim);
+  line("rope of fp32 dq into bf16",
+       time_ms(2 * kSets,
+               [&](int i) {
+                 must(rope_apply(sums.data + i % kSets * each, true, q, cos.data, sin.data, true,
+                                 d.data + i % kSets * each, width, s.tokens, s.q_heads, s.dim, 0),
+                      "rope");
+               }),
+       6.0 * s.tokens * q);
+  line("fp32 dv into bf16",
+       time_ms(2 * kSets,
+               [&](int i) {
+                 must(convert_rows(sums.data + i % kSets * each, true, s.kv_heads * s.dim,
+                                   d.data + i % kSets * each, false, width, s.tokens,
+                                   s.kv_heads * s.dim, 0),
+                      "convert");
+               }),
+       6.0 * s.tokens * s.kv_heads * s.dim);
+  line("bias gradient of qkv",
+       time_ms(2 * kSets,
+               [&](int i) {
+                 must(bias_gradient(d.data + i % kSets * each, width, true, db.data, partial.data,
+                                    s.tokens, width, 0),
+                      "bias");
+               }),
+       2.0 * each);
+}
+
+void time_swiglu(const Shape& s) {
+  const std::size_t each = static_cast<std::size_t>(s.tokens) * s.intermediate;
+  auto gate_up = random_buffer<Bf16>(4 * each), d = random_buffer<Bf16>(4 * each),
+       y = random_buffer<Bf16>(2 * each);
+  line("swiglu forward",
+       time_ms(8,
+               [&](int i) {
+                 must(swiglu_forward(gate_up.data + i % 2 * 2 * each, y.data + i % 2 * each,
+                                     s.tokens, s.intermediate, 0),
+                      "swiglu");
+               }),
+       6.0 * each);
+  line("swiglu backward",
+       time_ms(8,
+               [&](int i) {
+                 must(swiglu_backward(gate_up.data + i % 2 * 2 * each, y.data + i % 2 * each,
+                                      d.data + i % 2 * 2 * each, s.tokens, s.intermediate, 0),
+                      "swiglu");
+               }),
+       10.0 * each);
+}
+
+void time_cross_entropy(const Shape&) {
+  const std::int64_t rows = 1024, vocabulary = 151936;
+  auto logits = random_buffer<Bf16>(rows * vocabulary, 0, 3);
+  auto loss = random_buffer<float>(rows), lse = random_buffer<float>(rows);
+  Buffer<std::int32_t> targets(rows);
+  targets.send(std::vector<std::int32_t>(rows, 17));
+  line("cross-entropy of 1,024 rows",
+       time_ms(4,
+               [&](int) {
+                 must(cross_entropy_forward(logits.data, targets.data, loss.data, lse.data, rows,
+                                            vocabulary, 0),
+                      "loss");
+               }),
+       2.0 * rows * vocabulary);
+  line("cross-entropy with its gradient",
+       time_ms(4,
+               [&](int) {
+                 must(cross_entropy_with_gradient(logits.data, targets.data, loss.data, lse.data,
+                                                  1e-3f, nullptr, rows, vocabulary, 0),
+                      "loss and gradient");
+               }),
+       4.0 * rows * vocabulary);
+}
+
+void time_optimizer(const Shape& s) {
+  const auto count = static_cast<std::size_t>(s.parameters);
+  auto w = random_buffer<float>(count), m = random_buffer<float>(count),
+       v = random_buffer<float>(count, 1, 0.1f), g = random_buffer<float>(count);
+  auto values = random_buffer<Bf16>(count);
+  std::vector<std::int64_t> bounds;
+  for (int i = 0; i < 300; ++i) bounds.push_back(s.parameters / 300 * i);
+  Buffer<std::int64_t> on_gpu(bounds.size());
+  on_gpu.send(bounds);
+  const AdamWFactors f{1, 0.9f, 0.95f, 0.1f, 0.05f, 1e-4f, 1, 1e-8f, 1e-5f};
+  line("adamw",
+       time_ms(3,
+               [&](int) {
+                 must(adamw_step(w.data, m.data, v.data, on_gpu.data, 300, g.data, values.data,
+                                 s.parameters, f, 0),
+                      "adamw");
+               }),
+       30.0 * count);
+  Buffer<double> partial(sum_partial_doubles()), result(1);
+  line("sum of squares",
+       time_ms(3,
+               [&](int) {
+                 must(sum_of_squares(g.data, s.parameters, partial.data, result.data, 0),
+                      "squares");
+               }),
+       4.0 * count);
+}
+
+void time_shape(const Shape& s) {
+  std::printf("%s, %lld tokens\n", s.name, static_cast<long long>(s.tokens));
+  for (const auto part : {time_norm, time_rope, time_swiglu, time_cross_entropy, time_optimizer})
+    part(s);
+}
+
+void time_all() {
+  {
+    const std::size_t n = std::size_t{1} << 30;
+    auto a = random_buffer<Bf16>(n), b = random_buffer<Bf16>(n);
+    const double ms = time_ms(4, [&](int) {
+      must(cudaMemcpyAsync(b.data, a.data, 2 * n, cudaMemcpyDeviceToDevice, 0), "copy");
+    });
+    copy_rate = 4.0 * n / ms * 1e3;
+    line("copy of 2 GiB", ms, 4.0 * n);
+  }
+  time_shape({"Qwen2.5-0.5B", 8192, 896, 14, 2, 64, 4864, 494'032'768});
+  time_shape({"Qwen2.5-3B", 8192, 2048, 16, 2, 128, 11008, 3'085'938'688});
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "";
+  const std::uint64_t seed =
+      argc > 2 ? std::strtoull(argv[2], nullptr, 10) : std::random_device()();
+  generator.seed(seed);
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  if (mode == "check") {
+    check_all();
+    std::printf(all_good ? "all good\n" : "WRONG\n");
+    return all_good ? 0 : 1;
+  }
+  if (mode == "time") {
+    time_all();
+    return 0;
+  }
+  std::printf("usage: ops_bench check | time [SEED]\n");
+  return 2;
+}

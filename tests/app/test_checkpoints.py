@@ -1,0 +1,180 @@
+"""Lineage, model match, formats and failures of checkpoints, through the program."""
+import gzip
+import json
+import os
+import resource
+import signal
+import time
+import unittest
+
+from runs import RunCase
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+OLD = """[run]
+seed = 11
+steps = {steps}
+[model]
+layers = 1
+hidden = 8
+intermediate = 8
+query_heads = 2
+kv_heads = 1
+head_dim = 4
+vocabulary = 64
+tied_embedding = true
+[data]
+source = "lengths"
+lengths = [40, 50, 60, 70, 80, 90]
+[batching]
+method = "packed"
+micro_batch_tokens = 100
+global_tokens = 200
+[trace]
+enabled = false
+"""
+
+
+class Checkpoints(RunCase):
+    def status(self, run):
+        with open(os.path.join(run, "status.json")) as file:
+            return json.load(file)
+
+    def test_latest_follows_the_branch_that_was_continued_last(self):
+        deck, run = self.deck(steps=8), self.out("run")
+        self.run_ballast(2, "train", deck, "-d", run)
+        folder = os.path.join(run, "checkpoints")
+        back = os.path.join(folder, "step_00000004.h5")
+        done = self.run_ballast(
+            2, "train", deck, "-d", run, "-r", back, "run.steps=5", "optimizer.learning_rate=0.02"
+        )
+        self.assertIn("overtaken_1", done.stdout)
+        self.assertIn("optimizer.learning_rate: 0.01 before, 0.02 now", done.stdout)
+        self.assertEqual(
+            sorted(os.listdir(os.path.join(folder, "overtaken_1"))),
+            ["step_00000006.h5", "step_00000008.h5"],
+        )
+        done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", "run.steps=6")
+        self.assertIn("continues " + os.path.join(folder, "step_00000005.h5"), done.stdout)
+
+    def test_a_file_names_its_run_and_its_parent(self):
+        import h5py
+
+        deck, run = self.deck(steps=2), self.out("run")
+        self.run_ballast(2, "train", deck, "-d", run)
+        self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", "run.steps=4")
+        first, second = (
+            dict(h5py.File(os.path.join(run, "checkpoints", f"step_{s:08}.h5"), "r").attrs)
+            for s in (2, 4)
+        )
+        self.assertNotEqual(first["run"], second["run"])
+        self.assertEqual(first["parent"], b"")
+        self.assertIn(first["run"], second["parent"])
+        self.assertIn(b"step_00000002.h5", second["parent"])
+        self.assertEqual(self.status(run)["state"], "finished")
+        self.assertTrue(self.status(run)["checkpoint"].endswith("step_00000004.h5"))
+
+    def test_another_model_of_equal_shapes_is_refused(self):
+        deck, run = self.deck(steps=2), self.out("run")
+        self.run_ballast(2, "train", deck, "-d", run)
+        again = ("train", deck, "-d", run, "-r", "latest", "run.steps=3", "model.rope_theta=100.0")
+        done = self.run_ballast(2, *again, status=1)
+        self.assertIn("model.rope_theta", done.stdout + done.stderr)
+        self.assertIn("--force-model", done.stdout + done.stderr)
+        self.run_ballast(2, *again, "--force-model")
+
+    def test_no_sound_checkpoint_is_no_new_start(self):
+        deck, run = self.deck(steps=2), self.out("run")
+        self.run_ballast(2, "train", deck, "-d", run)
+        path = os.path.join(run, "checkpoints", "step_00000002.h5")
+        with open(path, "r+b") as file:
+            file.truncate(5000)
+        for _ in range(2):
+            done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", status=1)
+            self.assertIn("no checkpoint is sound", done.stdout + done.stderr)
+        self.assertTrue(os.path.exists(path + ".damaged"))
+        done = self.run_ballast(2, "train", deck, "-d", run, "-r", "", status=None)
+        self.assertEqual(done.returncode, 2)
+
+    def test_a_file_of_version_1_continues(self):
+        old = os.path.join(self.folder, "old.h5")
+        with gzip.open(os.path.join(HERE, "checkpoint_version_1.h5.gz")) as file:
+            bytes_ = file.read()
+        with open(old, "wb") as file:
+            file.write(bytes_)
+        deck = self.deck(text=OLD, steps=3)
+        run = self.out("run")
+        self.run_ballast(1, "train", deck, "-d", run, "-r", old, "optimizer.decay_steps=1")
+        # What the program that wrote it went on to print.
+        self.assertEqual(self.losses(run), {2: "4.160989", 3: "4.165277"})
+        with open(old, "r+b") as file:
+            file.seek(len(bytes_) - 3000)
+            byte = file.read(1)
+            file.seek(len(bytes_) - 3000)
+            file.write(bytes([byte[0] ^ 1]))
+        self.run_ballast(1, "train", deck, "-d", self.out("bad"), "-r", old, status=1)
+
+    def test_a_failing_checkpoint_is_tried_again_and_ends_the_run_after_some(self):
+        deck, run = self.deck(steps=4, every=2), self.out("run")
+        self.run_ballast(2, "train", deck, "-d", run)
+
+        def limit():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000))
+            os.environ["UCX_TLS"] = "tcp,self"  # shared memory counts as files
+
+        done = self.run_ballast(
+            2, "train", deck, "-d", run, "-r", "latest", "run.steps=20", "trace.enabled=false",
+            "checkpoint.max_failures=2", status=1, preexec_fn=limit,
+        )  # fmt: skip
+        text = done.stdout + done.stderr
+        self.assertIn("the next attempt follows the next step", text)
+        self.assertIn("2 in a row", text)
+        self.assertIn("step_00000004.h5", text)
+        self.assertEqual(self.status(run)["state"], "failed")
+        self.assertEqual(max(self.losses(run)), 7)
+
+    def test_a_trace_without_room_costs_the_trace_alone(self):
+        deck, run = self.deck(steps=40, every=0), self.out("run")
+
+        def limit():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+            os.environ["UCX_TLS"] = "tcp,self"
+
+        done = self.run_ballast(
+            2, "train", deck, "-d", run, "checkpoint.at_end=false", preexec_fn=limit
+        )
+        self.assertIn("goes on without this rank's trace", done.stderr)
+        self.assertEqual(max(self.losses(run)), 40)
+        self.assertEqual(self.status(run)["state"], "finished")
+
+    def test_snapshots_are_as_good_as_waiting(self):
+        decks = []
+        for bytes_ in (0, 1 << 30):
+            run = self.out(f"run{bytes_}")
+            self.run_ballast(
+                2, "train", self.deck(steps=6, every=1), "-d", run,
+                f"checkpoint.snapshot_bytes={bytes_}", "checkpoint.keep=6",
+            )  # fmt: skip
+            decks.append(
+                [
+                    self.tensors(os.path.join(run, "checkpoints", f"step_{s:08}.h5"))
+                    for s in range(1, 7)
+                ]
+            )
+        self.assertEqual(decks[0], decks[1])
+
+    def test_the_limit_counts_from_the_start_of_the_process(self):
+        begin = time.time()
+        done = self.run_ballast(
+            2, "train", self.deck(steps=100000, every=0), "-d", self.out("run"), "-t", "00:00:04",
+            status=None,
+        )  # fmt: skip
+        self.assertIn(done.returncode, (0, 75))
+        self.assertEqual(self.status(self.out("run"))["state"], "stopped")
+        self.assertEqual(self.status(self.out("run"))["why"], "wall-time limit")
+        self.assertLess(time.time() - begin, 4 + 4)  # mpiexec and a busy machine take their part
+
+
+if __name__ == "__main__":
+    unittest.main()
