@@ -34,8 +34,9 @@ TEST(LayoutBalance, IsWhatCountingGives) {
         const LayoutBalance found = balance(batch, layout);
         for (int r = 0; r < ranks; ++r) {
           double tokens = 0, pairs = 0;
-          for (const AxisToken& t : local_tokens(batch, layout, r))
-            if (t.segment >= 0) tokens += 1, pairs += static_cast<double>(t.position + 1);
+          for (const AxisRange& range : local_ranges(batch, layout, r))
+            for (std::int64_t i = range.position; i < range.end() && !range.padding(); ++i)
+              tokens += 1, pairs += static_cast<double>(i + 1);
           EXPECT_EQ(found.tokens[r], tokens);
           EXPECT_EQ(found.pairs[r], pairs) << name(kind) << " rank " << r;
         }
