@@ -5,7 +5,9 @@
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/observe/text_table.hpp"
+#include "app/plan/expected_balance.hpp"
 #include "app/plan/first_plans.hpp"
+#include "app/plan/planned_run.hpp"
 #include "app/plan/run_summary.hpp"
 #include "app/plan/stored_groups.hpp"
 
@@ -155,6 +157,21 @@ void print_memory(const CheckFacts& f) {
              bytes_text(static_cast<double>(f.largest_rank_bytes())), f.ranks(), bytes_text(all));
 }
 
+/// The first step's balance, where the deck has data that can be opened.
+void tell_balance(const Config& config, CheckFacts& f, nlohmann::ordered_json& twin) {
+  if (!config.is_set(&Config::data)) return;
+  try {
+    std::vector<std::string> notes;
+    const PlannedRun::Step step = PlannedRun(config, plan_costs(config, notes)).next();
+    f.balance = expected_balance(config, step.plan, step.simulated);
+    twin["expected_balance"] = {{"idle_ranks", step.simulated.idle_ranks},
+                                {"load_balance", step.simulated.load_balance},
+                                {"text", f.balance}};
+  } catch (const Error& e) {
+    f.notes.push_back(fmt::format("the first step's balance cannot be told: {}", e.what()));
+  }
+}
+
 void print_whole(const CheckFacts& f) {
   fmt::print("deck {}{}: no problems\n", f.file,
              f.case_name.empty() ? "" : fmt::format(", case {}", f.case_name));
@@ -163,6 +180,7 @@ void print_whole(const CheckFacts& f) {
   print_shards(f);
   print_ring(f);
   print_schedule(f);
+  if (!f.balance.empty()) fmt::print("  {}\n", f.balance);
   print_memory(f);
   for (const std::string& note : f.notes) fmt::print("note: {}\n", note);
 }
@@ -211,7 +229,10 @@ int check_command(const CommandLine& line) {
     if (takes_stored_groups(config) || lacks_groups(config)) take_groups(config, needs, notes);
     cases.push_back(CheckFacts::of(config));
     cases.back().notes.insert(cases.back().notes.end(), notes.begin(), notes.end());
+    nlohmann::ordered_json balance = nlohmann::ordered_json::object();
+    tell_balance(config, cases.back(), balance);
     twins.push_back(cases.back().json());
+    twins.back().update(balance);
     add_plans(twins.back(), config, line.plans);
   }
   if (cases.size() == 1) {

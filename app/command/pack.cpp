@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
@@ -11,9 +12,11 @@
 #include "app/plan/planned_run.hpp"
 #include "app/plan/planned_samples.hpp"
 #include "app/train/budget_tuning.hpp"
+#include "core/config/deck_rules.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/batch/batch_metrics.hpp"
 #include "core/plan/batch/batch_plan.hpp"
+#include "core/predict/placement_costs.hpp"
 
 namespace ballast {
 namespace {
@@ -26,11 +29,32 @@ struct PackFacts {
   std::shared_ptr<const Costs> costs;  ///< where the deck has a profile table or states them
   SimulationOptions simulation;
   StepOptions step;
-  double run_seconds = 0;  ///< of all batches by those costs
+  RunFacts run;             ///< all batches by those costs
+  double bound_s = 0;       ///< rank-seconds of every sample alone on one rank, over the ranks
+  std::string not_trained;  ///< why `train` runs other batches; "" where it runs these
   std::vector<std::string> notes;
 
   void time(const Batch& batch) {
-    if (costs) run_seconds += simulate(plan_batch_step(batch, step), simulation, *costs).step_s;
+    if (!costs) return;
+    const StepPlan plan = plan_batch_step(batch, step);
+    run.add({plan, simulate(plan, simulation, *costs), 0});
+    bound_s += alone_seconds(plan);
+  }
+  double step_over_bound() const { return bound_s > 0 ? run.step_s / bound_s : 0; }
+
+ private:
+  /// Seconds of a step whose samples each run alone on one rank of every stage, work spread evenly.
+  double alone_seconds(const StepPlan& plan) const {
+    PlacedWork work;
+    work.layers = simulation.layers;
+    work.mesh.pp = options.mesh.pp;
+    work.recompute = simulation.recompute;
+    work.budget = simulation.base_budget;
+    const StepPlacementCosts alone(*costs, work);
+    double sum = 0;
+    for (const PlannedMicroBatch& m : plan.micro_batches)
+      for (const Segment& s : m.segments) sum += seconds({s}, {}, alone);
+    return sum / (options.mesh.replicas());
   }
 };
 
@@ -80,11 +104,14 @@ void pack(const Config& config, PackFacts& f) {
   planned.begin_with_curriculum();
   f.case_name = config.from.case_name;
   f.data = planned.dataset().description();
+  if (const auto wrong = problems(config, {.model = false, .data = true}); !wrong.empty())
+    f.not_trained = wrong.front().message();
   f.options = RunOptions::from(config);
-  if (has_costs(config)) {
+  if (has_costs(config) || config.batching.method == Batching::balanced) {
     f.costs = plan_costs(config, f.notes);
     f.simulation = simulation_options(config, f.options);
     f.step = step_options(config, f.options, f.simulation, *f.costs);
+    f.options.batching.placement_costs = f.step.batching.placement_costs;
   }
   predict_samples(config, f.options.batching);
   BatchMeter meter(f.options.batching, f.options.mesh.cp() * f.options.mesh.sp);
@@ -143,7 +170,16 @@ nlohmann::ordered_json json(const PackFacts& f) {
               {"batches", m.batches},
               {"plan_seconds", f.plan_seconds},
               {"data", f.data}});
-  if (f.costs) out["run_seconds"] = f.run_seconds;
+  out["length_share"] = m.length_share;
+  out["trains"] = f.not_trained.empty();
+  if (!f.not_trained.empty()) out["not_trained"] = f.not_trained;
+  if (f.costs)
+    out.update({{"run_seconds", f.run.step_s},
+                {"step_seconds", f.run.mean_step_s()},
+                {"bound_seconds", f.run.mean(f.bound_s)},
+                {"step_over_bound", f.step_over_bound()},
+                {"load_balance", f.run.mean(f.run.load_balance)},
+                {"idle_ranks", f.run.mean(f.run.idle_ranks)}});
   out["groups"] = nlohmann::ordered_json::array();
   for (const GroupMetrics& g : m.groups) out["groups"].push_back(json(g));
   return out;
@@ -158,48 +194,70 @@ std::vector<std::string> balance_row(std::vector<std::string> labels, const M& m
   return labels;
 }
 
-void print(const std::vector<PackFacts>& cases) {
-  for (std::size_t i = 0; i < cases.size(); ++i)
-    if (i == 0 || cases[i].data != cases[i - 1].data) fmt::print("data {}\n", cases[i].data);
-  const bool named = !cases.front().case_name.empty();
-  const std::vector<std::string> name(named ? 1 : 0, "case");
-  std::vector<std::string> header = name;
-  for (const char* column : {"method", "dp", "dbr", "pr", "abr", "samples", "tokens", "packs",
-                             "batches", "tail_packs", "cr", "cr_bound", "ave_t", "plan_seconds"})
+std::vector<std::string> labels_of(const std::vector<PackFacts>& cases, const std::string& label) {
+  return std::vector<std::string>(cases.front().case_name.empty() ? 0 : 1, label);
+}
+
+/// Columns of planned times; "-" for a case without costs.
+std::vector<std::string> times_of(const PackFacts& f) {
+  if (!f.costs) return std::vector<std::string>(5, "-");
+  return {fmt::format("{:.2f}", f.run.step_s), fmt::format("{:.4f}", f.run.mean_step_s()),
+          fmt::format("{:.4f}", f.step_over_bound()),
+          fmt::format("{:.4f}", f.run.mean(f.run.load_balance)),
+          fmt::format("{:.2f}", f.run.mean(f.run.idle_ranks))};
+}
+
+void print_balance(const std::vector<PackFacts>& cases, bool timed) {
+  std::vector<std::string> header = labels_of(cases, "case");
+  for (const char* column :
+       {"method", "dp", "dbr", "pr", "abr", "samples", "tokens", "packs", "batches", "tail_packs",
+        "cr", "cr_bound", "ave_t", "length_share", "plan_seconds"})
     header.push_back(column);
-  const bool timed = std::any_of(cases.begin(), cases.end(),
-                                 [](const PackFacts& f) { return f.costs != nullptr; });
-  if (timed) header.push_back("run_s");
+  if (timed)
+    for (const char* column : {"run_s", "step_s", "over_bound", "load_balance", "idle_ranks"})
+      header.push_back(column);
+  header.push_back("trains");
   TextTable table(header);
-  header = name;
+  for (const PackFacts& f : cases) {
+    std::vector<std::string> row = labels_of(cases, f.case_name);
+    row.push_back(ballast::name(f.options.batching.method));
+    row.push_back(fmt::to_string(f.options.mesh.dp));
+    row = balance_row(row, f.metrics);
+    const bool hbp = f.options.batching.method == Batching::hbp;
+    for (const std::string& value :
+         {fmt::format("{:.4f}", f.metrics.cr),
+          hbp ? fmt::format("{:.4f}", f.metrics.cr_bound) : std::string("-"),
+          fmt::format("{:.1f}", f.metrics.ave_t), fmt::format("{:.4f}", f.metrics.length_share),
+          fmt::format("{:.6f}", f.plan_seconds)})
+      row.push_back(value);
+    if (timed) std::ranges::copy(times_of(f), std::back_inserter(row));
+    row.push_back(f.not_trained.empty() ? "yes" : "not trained");
+    table.row(row);
+  }
+  fmt::print("{}", table.text());
+}
+
+void print_groups(const std::vector<PackFacts>& cases) {
+  std::vector<std::string> header = labels_of(cases, "case");
   for (const char* column : {"group", "ranks", "dbr", "pr", "abr", "samples", "tokens", "packs",
                              "batches", "tail_packs"})
     header.push_back(column);
   TextTable groups(header);
   bool grouped = false;
   for (const PackFacts& f : cases) {
-    std::vector<std::string> labels(named ? 1 : 0, f.case_name), row = labels;
-    row.push_back(ballast::name(f.options.batching.method));
-    row.push_back(fmt::to_string(f.options.mesh.dp));
-    row = balance_row(row, f.metrics);
-    row.push_back(fmt::format("{:.4f}", f.metrics.cr));
-    const bool hbp = f.options.batching.method == Batching::hbp;
-    row.push_back(hbp ? fmt::format("{:.4f}", f.metrics.cr_bound) : "-");
-    row.push_back(fmt::format("{:.1f}", f.metrics.ave_t));
-    row.push_back(fmt::format("{:.6f}", f.plan_seconds));
-    if (timed) row.push_back(f.costs ? fmt::format("{:.2f}", f.run_seconds) : "-");
-    table.row(row);
-    if (!hbp) continue;
+    if (f.options.batching.method != Batching::hbp) continue;
     grouped = true;
     for (const GroupMetrics& g : f.metrics.groups) {
-      row = labels;
+      std::vector<std::string> row = labels_of(cases, f.case_name);
       row.push_back(fmt::to_string(g.group.tokens));
       row.push_back(fmt::to_string(g.group.ranks));
       groups.row(balance_row(row, g));
     }
   }
-  fmt::print("{}", table.text());
   if (grouped) fmt::print("packing groups\n{}", groups.text());
+}
+
+void print_legend(bool timed) {
   fmt::print(
       "dbr, abr: sum(max - x) / (max N) over data-parallel ranks, x = tokens, x = sum of squared "
       "lengths; pr: sum(length - tokens) / "
@@ -209,11 +267,23 @@ void print(const std::vector<PackFacts>& cases) {
       "tail_packs;\n"
       "cr: share of tokens in micro-batches spread over several ranks, cr_bound: in samples longer "
       "than every group of one rank; ave_t: tokens of a rank in a "
-      "batch\n");
+      "batch;\nlength_share: share of the variance of log length that the step explains, near "
+      "batches / samples where steps are drawn at random; trains: whether `train` runs these "
+      "batches\n");
   if (timed)
     fmt::print(
         "run_s: planned seconds of all batches, from the deck's profile table or costs; a rank "
-        "waits for those it shares packs with and for the step's end\n");
+        "waits for those it shares packs with and for the step's end; step_s: their mean;\n"
+        "over_bound: over the time of every sample alone on one rank, divided by ranks; "
+        "load_balance: mean / max of useful seconds over all ranks; idle_ranks: without a "
+        "micro-batch\n");
+}
+
+void print_notes(const std::vector<PackFacts>& cases) {
+  for (const PackFacts& f : cases)
+    if (!f.not_trained.empty())
+      fmt::print("not trained{}: {}\n", f.case_name.empty() ? "" : ", " + f.case_name,
+                 f.not_trained);
   const auto in_all = [&](const std::string& note) {
     return std::all_of(cases.begin(), cases.end(), [&](const PackFacts& f) {
       return std::find(f.notes.begin(), f.notes.end(), note) != f.notes.end();
@@ -225,6 +295,17 @@ void print(const std::vector<PackFacts>& cases) {
         fmt::print("note: {}: {}\n", f.case_name, note);
       else if (&f == &cases.front())
         fmt::print("note: {}\n", note);
+}
+
+void print(const std::vector<PackFacts>& cases) {
+  for (std::size_t i = 0; i < cases.size(); ++i)
+    if (i == 0 || cases[i].data != cases[i - 1].data) fmt::print("data {}\n", cases[i].data);
+  const bool timed = std::any_of(cases.begin(), cases.end(),
+                                 [](const PackFacts& f) { return f.costs != nullptr; });
+  print_balance(cases, timed);
+  print_groups(cases);
+  print_legend(timed);
+  print_notes(cases);
 }
 
 }  // namespace

@@ -17,6 +17,8 @@ void TraceSink::step(const StepStatistics& s) {
               {"tuning_s", s.spent.tuning_s},
               {"computation_s", s.compute_s},
               {"imbalance", s.imbalance},
+              {"load_balance", s.load_balance},
+              {"idle_ranks", static_cast<double>(s.idle_ranks)},
               {"tokens", static_cast<double>(s.tokens)},
               {"loss_tokens", static_cast<double>(s.loss_tokens)},
               {"flops_per_s", s.flops_per_s()},
@@ -51,6 +53,8 @@ void LogSink::step(const StepStatistics& s) {
       {"tflops_per_rank", fmt::format("{:.4f}", s.flops_per_s() * 1e-12)},
       {"mfu", fmt::format("{:.4f}", s.mfu())},
       {"imbalance", fmt::format("{:.4f}", s.imbalance)},
+      {"load_balance", fmt::format("{:.4f}", s.load_balance)},
+      {"idle_ranks", fmt::to_string(s.idle_ranks)},
       {"memory_mib", fmt::format("{:.1f}", static_cast<double>(s.largest_peak_bytes) / (1 << 20))}};
   if (s.schedule) {
     fields.emplace_back("schedule_s", fmt::format("{:.4f}", s.schedule->measured_s));
@@ -73,6 +77,8 @@ void JsonSink::step(const StepStatistics& s) {
   summary_["tokens_per_s_per_rank"] = s.tokens_per_s();
   summary_["mfu"] = s.mfu();
   summary_["imbalance"] = s.imbalance;
+  summary_["load_balance"] = s.load_balance;
+  summary_["idle_ranks"] = s.idle_ranks;
   summary_["step"] = s.outcome.step;
   if (s.recall) {
     summary_["recall"] = s.recall->mean;

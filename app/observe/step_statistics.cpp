@@ -40,26 +40,31 @@ StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const 
   std::vector<double> times = sums.micro_batch_s;
   if (mesh.cp.size() > 1) mesh.cp.all_reduce(std::span<double>(times));
   constexpr double kNever = -std::numeric_limits<double>::max();
-  std::array<double, 6> largest{times.empty() ? 0 : *std::max_element(times.begin(), times.end()),
+  std::array<double, 7> largest{times.empty() ? 0 : *std::max_element(times.begin(), times.end()),
                                 static_cast<double>(all.memory.peak_total),
                                 sums.spent.tuning_s,
                                 sums.spent.planning_s,
                                 sums.scheduled ? -sums.first_begin_s : kNever,
-                                sums.scheduled ? sums.last_end_s : kNever};
-  std::array<double, 5> totals{0, 0, sums.recall.queries, sums.recall.mean, sums.recall.squares};
-  auto& [total_s, count, queries, recall, squares] = totals;
+                                sums.scheduled ? sums.last_end_s : kNever,
+                                sums.compute_s};
+  std::array<double, 6> totals{
+      0, 0, sums.compute_s, sums.recall.queries, sums.recall.mean, sums.recall.squares};
+  auto& [total_s, count, compute_s, queries, recall, squares] = totals;
   for (const double s : times) total_s += s;
   const std::vector<MicroBatch> mine = plan.list(mesh.at.dp);
   count = static_cast<double>(
       std::count_if(mine.begin(), mine.end(), [](const MicroBatch& m) { return m.tokens() > 0; }));
   mesh.world.all_reduce(std::span<double>(largest), Reduction::max);
   mesh.world.all_reduce(std::span<double>(totals));
-  const auto& [longest_s, peak_bytes, tuning_s, planning_s, minus_begin_s, end_s] = largest;
+  const auto& [longest_s, peak_bytes, tuning_s, planning_s, minus_begin_s, end_s, most_compute_s] =
+      largest;
   all.largest_peak_bytes = static_cast<std::int64_t>(peak_bytes);
   all.most_spent = {tuning_s, planning_s};
   const double mean_s = total_s / std::max(1.0, count);
   all.imbalance = mean_s > 0 ? longest_s / mean_s : 1;
   if (queries > 0) all.recall = recall_facts({queries, recall, squares});
+  if (most_compute_s > 0) all.load_balance = compute_s / all.ranks / most_compute_s;
+  all.idle_ranks = plan.idle_lanes() * (all.ranks / static_cast<int>(plan.lanes.size()));
   if (outcome.predicts)
     all.schedule = ScheduleSeconds{std::max(0.0, minus_begin_s + end_s), outcome.predicted_s};
   return all;

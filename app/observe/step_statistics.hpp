@@ -46,6 +46,8 @@ struct StepStatistics {
   OverheadSeconds spent;                     ///< this rank's
   OverheadSeconds most_spent;                ///< of the rank that spends most
   double imbalance = 1;                      ///< SparseBalance Equation 11 over all micro-batches
+  double load_balance = 1;                   ///< POP over all ranks: mean / max of useful seconds
+  int idle_ranks = 0;                        ///< that the plan gives no micro-batch
   std::optional<ScheduleSeconds> schedule;   ///< where the outcome predicts
   std::optional<BudgetFacts> budgets;        ///< this rank's
   std::optional<RecallFacts> recall;         ///< of all layers and heads, where it was measured

@@ -18,27 +18,35 @@ std::optional<PlanPart> plan_pipeline(const Config& config) {
       "pipeline, {}, {}",
       batches == 1 ? "first global batch" : fmt::format("first {} global batches", batches),
       costs->source());
-  part.header = {
-      "stages",        "schedule",   "batching",  "chunk_tokens", "k",
-      "micro_batches", "recomputed", "step_time", "bubble_ratio", "peak_live_activations"};
+  part.header = {"stages",       "schedule",   "batching",
+                 "chunk_tokens", "k",          "micro_batches",
+                 "recomputed",   "step_time",  "bubble_ratio",
+                 "load_balance", "idle_ranks", "peak_live_activations"};
   part.note =
       "bubble_ratio: 1 - forward and backward time / (ranks x step_time), in which recomputation, "
       "transfers and waits are bubble; "
       "step_time "
-      "in seconds, mean of the batches;\npeak_live_activations: micro-batches whose activations a "
+      "in seconds, mean of the batches; load_balance: mean / max of useful seconds over all ranks, "
+      "idle_ranks: without a micro-batch, means of the batches;\npeak_live_activations: "
+      "micro-batches whose activations a "
       "stage holds at once, first stage first; micro_batches, recomputed: of all batches";
   const ScheduleKind schedule = config.pipeline.schedule;
   const bool chunked = options.batching.method == Batching::chunkflow,
              aware = state_aware(schedule);
-  part.rows.push_back(
-      {fmt::to_string(options.mesh.pp), name(schedule), name(options.batching.method),
-       chunked ? fmt::to_string(options.batching.micro_batch_tokens) : "-",
-       aware ? fmt::to_string(config.chunk.k) : "-", fmt::to_string(facts.micro_batches),
-       fmt::to_string(facts.recomputed), fmt::format("{:.6g}", step_s),
-       fmt::format("{:.4f}", facts.bubble_ratio()), fmt::format("{}", fmt::join(facts.live, " "))});
+  part.rows.push_back({fmt::to_string(options.mesh.pp), name(schedule),
+                       name(options.batching.method),
+                       chunked ? fmt::to_string(options.batching.micro_batch_tokens) : "-",
+                       aware ? fmt::to_string(config.chunk.k) : "-",
+                       fmt::to_string(facts.micro_batches), fmt::to_string(facts.recomputed),
+                       fmt::format("{:.6g}", step_s), fmt::format("{:.4f}", facts.bubble_ratio()),
+                       fmt::format("{:.4f}", facts.mean(facts.load_balance)),
+                       fmt::format("{:g}", facts.mean(facts.idle_ranks)),
+                       fmt::format("{}", fmt::join(facts.live, " "))});
   part.values = {{"schedule", name(schedule)},
                  {"bubble_ratio", facts.bubble_ratio()},
                  {"step_time", step_s},
+                 {"load_balance", facts.mean(facts.load_balance)},
+                 {"idle_ranks", facts.mean(facts.idle_ranks)},
                  {"peak_live_activations", facts.live},
                  {"micro_batches", facts.micro_batches},
                  {"recomputed", facts.recomputed}};

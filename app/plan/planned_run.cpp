@@ -7,6 +7,7 @@
 
 #include "app/plan/latency.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
+#include "core/predict/placement_costs.hpp"
 #include "core/predict/stated_costs.hpp"
 #include "core/predict/step_costs.hpp"
 #include "core/predict/table_costs.hpp"
@@ -33,6 +34,9 @@ StatedTimes stated_times(const Config& config) {
   times.weight_share = costs.weight_share;
   times.stage_hop_token_s = costs.hop_token_s;
   times.exchange_token_s = config.costs.exchange_token_s;
+  times.ring_hop_token_s = config.costs.ring_hop_token_s;
+  times.query_heads = config.model.query_heads;
+  times.kv_heads = config.model.kv_heads;
   times.block_tokens = budget_block_tokens(config);
   times.given = config.is_set(&Config::costs);
   return times;
@@ -88,6 +92,17 @@ SimulationOptions simulation_options(const Config& config, const RunOptions& opt
   return simulation;
 }
 
+std::shared_ptr<const PlacementCosts> placement_costs(const RunOptions& options,
+                                                      const SimulationOptions& simulation,
+                                                      const Costs& costs) {
+  PlacedWork work;
+  work.layers = simulation.layers;
+  work.mesh = options.mesh;
+  work.recompute = simulation.recompute;
+  work.budget = simulation.base_budget;
+  return std::make_shared<StepPlacementCosts>(costs, work);
+}
+
 StepOptions step_options(const Config& config, const RunOptions& options) {
   StepOptions step;
   step.mesh = options.mesh;
@@ -109,6 +124,8 @@ StepOptions step_options(const Config& config, const RunOptions& options) {
 StepOptions step_options(const Config& config, const RunOptions& options,
                          const SimulationOptions& simulation, const Costs& costs) {
   StepOptions step = step_options(config, options);
+  if (step.batching.method == Batching::balanced)
+    step.batching.placement_costs = placement_costs(options, simulation, costs);
   step.costs = [&simulation, &costs](const StepPlan& plan) {
     return schedule_costs(plan, simulation, costs);
   };
@@ -125,6 +142,7 @@ PlannedRun::PlannedRun(const Config& config, std::shared_ptr<const Costs> costs)
       options_(RunOptions::from(config)),
       simulation_(simulation_options(config, options_)),
       averages_(static_cast<double>(simulation_.dst.base_budget), config.sab.decay) {
+  options_.batching.placement_costs = placement_costs(options_, simulation_, *costs_);
   begin(options_.batching, simulation_.tune);
 }
 
@@ -160,6 +178,7 @@ void RunFacts::add(const PlannedRun::Step& step) {
   const SimulatedStep& s = step.simulated;
   ++steps;
   step_s += s.step_s, schedule_s += s.schedule_s, useful_s += s.useful_s;
+  load_balance += s.load_balance, idle_ranks += s.idle_ranks;
   rank_s += s.schedule_s * static_cast<double>(step.plan.lanes.size() * s.live.size());
   micro_batches += step.plan.micro_batches.size();
   recomputed += s.recomputed;

@@ -26,6 +26,11 @@ bool has_costs(const Config& config);
 /// What the clock needs to know of the deck beside its costs.
 SimulationOptions simulation_options(const Config& config, const RunOptions& options);
 
+/// What batching.method = "balanced" places by; `costs` must outlive the result.
+std::shared_ptr<const PlacementCosts> placement_costs(const RunOptions& options,
+                                                      const SimulationOptions& simulation,
+                                                      const Costs& costs);
+
 /// What plan_step needs to know of the deck, without functions.
 StepOptions step_options(const Config& config, const RunOptions& options);
 /// With those that ask costs; `simulation` and `costs` must outlive the result.
@@ -69,12 +74,14 @@ class PlannedRun {
 struct RunFacts {
   double step_s = 0, schedule_s = 0, useful_s = 0;  ///< useful: of all lanes and stages
   double rank_s = 0;                                ///< schedule times x lanes and stages
+  double load_balance = 0, idle_ranks = 0;          ///< sums of the steps'
   std::int64_t steps = 0;
   std::size_t micro_batches = 0, recomputed = 0;
   std::vector<int> live;  ///< [stage] most live activations
   StepTerms terms;
   void add(const PlannedRun::Step& step);
-  double mean_step_s() const { return steps > 0 ? step_s / static_cast<double>(steps) : 0; }
+  double mean(double sum) const { return steps > 0 ? sum / static_cast<double>(steps) : 0; }
+  double mean_step_s() const { return mean(step_s); }
   double bubble_ratio() const { return rank_s > 0 ? 1 - useful_s / rank_s : 0; }
 };
 /// The first `count` steps of a deck.

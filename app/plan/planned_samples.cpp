@@ -17,7 +17,8 @@ PlannedSamples::PlannedSamples(const Config& config)
       sampler_(
           dataset_->samples(), config.run.seed, config.data.validation_share,
           config.batching.shuffle, [this](std::int64_t s) { return dataset_->document(s); },
-          dataset_->held_out()) {
+          dataset_->held_out()),
+      window_(window_options(config)) {
   require(training_samples() > 0, "data: no training samples ({}); check the block [data]",
           dataset_->description());
 }
@@ -28,8 +29,7 @@ void PlannedSamples::begin_with_curriculum() {
 
 std::vector<SampleLength> PlannedSamples::next(SamplerPosition& position) {
   std::vector<SampleLength> list = lengths(
-      sampler_.next(position, config_.batching.global_tokens, config_.batching.global_samples,
-                    [this](std::int64_t s) { return dataset_->length(s); }));
+      window_.next(sampler_, position, [this](std::int64_t s) { return dataset_->length(s); }));
   for (SampleLength& s : list) s.loss_tokens = dataset_->loss_tokens(s.sample);
   return list;
 }

@@ -5,6 +5,7 @@
 
 #include "core/config/config.hpp"
 #include "core/data/sampler.hpp"
+#include "core/data/sampler_window.hpp"
 #include "core/plan/batch/batch.hpp"
 #include "io/data/dataset.hpp"
 
@@ -37,6 +38,7 @@ class PlannedSamples {
   const Config& config_;
   std::unique_ptr<Dataset> dataset_;
   Sampler sampler_;
+  SamplerWindow window_;
 };
 
 }  // namespace ballast

@@ -134,7 +134,8 @@ LargestMicroBatch largest_micro_batch(const Config& config, CheckFacts& f) {
     longest = std::ranges::max(config.data.needle_lengths);
   // A sample longer than a pack gets a micro-batch of its own.
   const bool packed = f.options.batching.method != Batching::none,
-             chunked = f.options.batching.method == Batching::chunkflow;
+             chunked = f.options.batching.method == Batching::chunkflow ||
+                       f.options.batching.method == Batching::balanced;  // more ranks, or chunks
   f.micro_batch_tokens = chunked ? f.options.batching.micro_batch_tokens
                          : packed || longest == 0
                              ? std::max(f.options.batching.micro_batch_tokens, longest)

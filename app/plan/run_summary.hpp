@@ -47,6 +47,7 @@ struct CheckFacts {
   RingPlan ring;                                     ///< of context-parallel rank 0
   std::int64_t kv_hop_bytes = 0, dkv_hop_bytes = 0;  ///< of the largest shard, one layer
   std::vector<StageFacts> stages;
+  std::string balance;  ///< that is expected of the first step, a sentence; "" where not planned
   std::vector<std::string> notes;  ///< what train would refuse or what could not be worked out
 
   static CheckFacts of(const Config& config);

@@ -92,6 +92,36 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
   return restored;
 }
 
+namespace {
+
+/// Where a run stands inside a window, and what the window was made by.
+std::vector<double> numbers(const SamplerPosition& position, const WindowOptions& window) {
+  return {static_cast<double>(position.window_step), static_cast<double>(window.steps),
+          static_cast<double>(window.global_tokens), static_cast<double>(window.global_samples),
+          static_cast<double>(window.rule)};
+}
+
+/// A run that stopped inside a window goes on inside the same one.
+void restore_window(Session& session, Restored& restored) {
+  const auto found = restored.state.extra.find("sampler_window");
+  if (found == restored.state.extra.end()) return;
+  const std::vector<double> before = found->second;
+  SamplerPosition& at = restored.state.sampler;
+  check_all(session.mesh.world, before.size() == 5 && before[0] >= 1 && before[0] < before[1],
+            fmt::format("{}: a place in a window that no run has: {}", restored.path,
+                        fmt::join(before, ", ")));
+  at.window_step = static_cast<std::int64_t>(before[0]);
+  at.window = static_cast<std::int64_t>(before[1]);
+  check_all(session.mesh.world, before == numbers(at, session.options.window),
+            fmt::format("{}: written after step {} of a window of {} steps (batching.global_tokens "
+                        "= {}, global_samples = {}); keep these, batching.window and window_rule "
+                        "until that window has ended",
+                        restored.path, before[0], before[1], before[2], before[3]));
+  restored.state.extra.erase(found);
+}
+
+}  // namespace
+
 std::vector<double> contents_of(const Session& session) {
   std::string print = "0";
   together(session.mesh.world, [&] {
@@ -138,6 +168,7 @@ void check_sample_order(Session& session, Restored& restored) {
                         "change in the first epoch: use the same block curriculum and batch size",
                         restored.path, fmt::join(before, ", "),
                         fmt::join(numbers(session.options.curriculum), ", ")));
+  restore_window(session, restored);
   const auto data = restored.state.extra.find("data_fingerprint");
   if (data != restored.state.extra.end() && data->second != halves(session.dataset->fingerprint()))
     restored.warnings.push_back(fmt::format(
@@ -158,6 +189,9 @@ CheckpointOutcome save(Session& session, ShardedOptimizer& optimizer, Checkpoint
   state.git_hash = git_hash();
   if (session.tuning) state.extra["budget_averages"] = session.tuning->averages().values();
   state.extra["curriculum"] = numbers(session.options.curriculum);
+  if (state.sampler.window_step > 0)
+    state.extra["sampler_window"] = numbers(state.sampler, session.options.window);
+  state.sampler.window_step = state.sampler.window = 0;  // stand there alone
   state.extra["data_fingerprint"] = halves(session.dataset->fingerprint());
   if (session.parameters.frozen_numel() > 0)
     state.extra["base_fingerprint"] = halves(session.base_fingerprint);

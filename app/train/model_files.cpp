@@ -96,6 +96,8 @@ void dump_gradients(const std::string& file, Session& session, const ShardedOpti
   Tensor& all = session.parameters.gradients();
   if (optimizer.shard_gradient().numel() < all.numel())
     session.mesh.replica.all_gather(optimizer.shard_gradient(), all);
+  else if (optimizer.shard_gradient().raw() != all.raw())  // ZeRO 2 of one replica
+    all.copy_from(optimizer.shard_gradient());
   const Mesh& mesh = session.mesh;
   const auto table = parameter_table(session.options.model, session.options.layer_begin);
   together(mesh.world, [&] {

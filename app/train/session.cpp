@@ -81,6 +81,7 @@ Session::Session(const Communicator& world, const Config& config_)
       device(*backend.device),
       dataset(open_together(world, config)),
       sampler(sampler_of(world, config, *dataset)),
+      window(options.window),
       stage(stage_table(options.model, options.layer_begin, mesh.at.pp)),
       parameters(stage.table, backend.dtype, device, mesh.replica.size()),
       model(options.model, options.layer_begin[mesh.at.pp], stage_end(options, mesh.at.pp),
@@ -101,7 +102,7 @@ Session::Session(const Communicator& world, const Config& config_)
 }
 
 SequenceLayout Session::layout(const MicroBatch& micro_batch) const {
-  return options.sequence_layout(micro_batch.axis_tokens());
+  return options.sequence_layout(micro_batch);
 }
 
 ChunkStores Session::chunk_stores(const std::vector<MicroBatch>& list) {

@@ -9,6 +9,7 @@
 #include "core/config/config.hpp"
 #include "core/config/run_options.hpp"
 #include "core/data/sampler.hpp"
+#include "core/data/sampler_window.hpp"
 #include "core/observe/events.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
 #include "core/plan/step_plan.hpp"
@@ -57,6 +58,7 @@ class Session {
   Device& device;
   std::unique_ptr<Dataset> dataset;
   Sampler sampler;
+  SamplerWindow window;  ///< takes steps out of sampler
   StageTable stage;  ///< this rank's part of the parameter table
   Parameters parameters;
   std::uint64_t base_fingerprint = 0;  ///< of the frozen weights beside adapters, once load_base

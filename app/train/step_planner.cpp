@@ -83,10 +83,8 @@ StepOptions StepPlanner::options() const {
 
 std::function<StepPlanner::Draft()> StepPlanner::draft(std::int64_t step,
                                                        SamplerPosition position) {
-  const Curriculum& take = session_.options.curriculum;
-  const auto samples =
-      session_.sampler.next(position, take.global_tokens, take.global_samples,
-                            [&](std::int64_t s) { return session_.dataset->length(s); });
+  const auto samples = session_.window.next(
+      session_.sampler, position, [&](std::int64_t s) { return session_.dataset->length(s); });
   return [this, step, position, lengths = session_.lengths(samples)] {
     const auto begin = std::chrono::steady_clock::now();
     Draft made{plan_step(step, lengths, options()), position, 0};
@@ -106,8 +104,8 @@ PlannedStep StepPlanner::share(std::function<Draft()> make) {
     Draft made = make();
     step = {std::move(made.plan), "", made.after, made.seconds};
     step.text = to_json(step.plan).dump();
-    message =
-        fmt::format("{} {} {} {}", step.after.epoch, step.after.index, step.planning_s, step.text);
+    message = fmt::format("{} {} {} {} {} {}", step.after.epoch, step.after.index,
+                          step.after.window_step, step.after.window, step.planning_s, step.text);
   });
   message = world.broadcast(message, 0);
   together(world, [&] {
@@ -120,6 +118,8 @@ PlannedStep StepPlanner::share(std::function<Draft()> make) {
     };
     step.after.epoch = std::stoll(field());
     step.after.index = std::stoll(field());
+    step.after.window_step = std::stoll(field());
+    step.after.window = std::stoll(field());
     step.planning_s = std::stod(field());
     step.text = message.substr(at);
     step.plan = step_plan_from_json(nlohmann::ordered_json::parse(step.text));

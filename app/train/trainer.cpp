@@ -8,6 +8,7 @@
 #include "app/command/eval.hpp"
 #include "app/measure/peak_rate.hpp"
 #include "app/observe/json_output.hpp"
+#include "app/plan/expected_balance.hpp"
 #include "app/train/model_files.hpp"
 #include "ballast_version.hpp"
 #include "core/config/deck_schema.hpp"
@@ -249,6 +250,7 @@ void Trainer::step() {
   }();
   const StepPlan& plan = planned.plan;
   store(planned);
+  if (!balance_told_) tell_balance(plan);
   reset_peak_memory();
   const TrainStep::Gradients found = train_step_.compute(plan);
   if (session_.tuning)
@@ -280,6 +282,18 @@ void Trainer::step() {
   outcome.seconds = seconds;
   outcome.plan_s = planned.planning_s;
   observe(plan, outcome);
+}
+
+void Trainer::tell_balance(const StepPlan& plan) {
+  balance_told_ = true;
+  const Costs* costs = train_step_.costs();
+  if (costs == nullptr || session_.mesh.world.rank() != 0) return;
+  const SimulationOptions options = simulation_options(session_.config, session_.options);
+  try {
+    log_.comment(expected_balance(session_.config, plan, simulate(plan, options, *costs)));
+  } catch (const Error& e) {  // a step runs whether it can be timed or not
+    log_.comment(fmt::format("balance of step {} cannot be told: {}", plan.step + 1, e.what()));
+  }
 }
 
 void Trainer::store(const PlannedStep& planned) {

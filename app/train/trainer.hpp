@@ -38,6 +38,8 @@ class Trainer {
   void write_header(const Restored& restored, const std::vector<std::string>& table_notes);
   void step();
   /// Hands the plan to the trace of rank 0.
+  /// Comments on what balance is expected of the session's first step.
+  void tell_balance(const StepPlan& plan);
   void store(const PlannedStep& planned);
   /// Names the first micro-batch and layer with a NaN or Inf and stops all ranks; nothing is
   /// written.
@@ -64,6 +66,7 @@ class Trainer {
   TraceObserver trace_;
   CheckpointState state_;
   nlohmann::ordered_json summary_;         ///< --json: the run's last step and held-out loss
+  bool balance_told_ = false;
   std::string gradient_file_;              ///< run.dump_gradients until it is written
   std::vector<std::string> deck_changes_;  ///< against the checkpoint that is continued
   double peak_flops_, longest_step_s_ = 0, longest_evaluation_s_ = 0;

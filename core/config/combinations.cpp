@@ -30,15 +30,24 @@ void batching_choices(Choices& all) {
   for (const auto& [method, name] : EnumNames<Batching>::table) {
     std::vector<std::string> settings{fmt::format("batching.method={}", name)};
     if (method == Batching::hbp) settings.push_back("batching.groups=[64,256]");
+    if (method == Batching::balanced) settings.push_back("batching.select_ranks=[1]");
     all.push_back({"method", name, "batching.method", settings, [wanted = method](const Config& c) {
                      return c.batching.method == wanted && !ranks_share_packs(c);
                    }});
   }
+  all.push_back(
+      {"method",
+       "hbp over ranks",
+       "batching.group_ranks",
+       {"batching.method=hbp", "batching.groups=[64,256]", "batching.group_ranks=[1,2]"},
+       [](const Config& c) { return c.batching.method == Batching::hbp && ranks_share_packs(c); }});
   all.push_back({"method",
-                 "hbp over ranks",
-                 "batching.group_ranks",
-                 {"batching.method=hbp", "batching.groups=[64,256]", "batching.group_ranks=[1,2]"},
-                 ranks_share_packs});
+                 "balanced over ranks",
+                 "batching.select_ranks",
+                 {"batching.method=balanced", "batching.select_ranks=[1,2]"},
+                 [](const Config& c) {
+                   return c.batching.method == Batching::balanced && ranks_share_packs(c);
+                 }});
   values(all, "scope", "batching.scope", &Config::batching, &BatchingConfig::scope);
   values(all, "normaliser", "loss.normaliser", &Config::loss, &LossConfig::normaliser);
 }
@@ -118,6 +127,10 @@ void dst_refusals(Refusals& all) {
                  "dst.enabled: a pack on several ranks (batching.group_ranks) has no latency that "
                  "the others could be aligned to",
                  "use packs of one rank, or mesh.sp"});
+  all.push_back({{"dst on", "method balanced over ranks"},
+                 "dst.enabled: a micro-batch on several ranks (batching.method = \"balanced\") has "
+                 "no latency that the others could be aligned to",
+                 "set batching.select_ranks = [1], or use mesh.sp"});
 }
 
 void sharing_refusals(Refusals& all) {
@@ -125,14 +138,25 @@ void sharing_refusals(Refusals& all) {
                  "mesh.sp above 1: with batching.group_ranks each group joins data-parallel ranks "
                  "itself",
                  "set mesh.sp = 1"});
+  all.push_back({{"sp 2", "method balanced over ranks"},
+                 "mesh.sp above 1: with batching.select_ranks above 1 groups join data-parallel "
+                 "ranks themselves",
+                 "set mesh.sp = 1 or batching.select_ranks = [1]"});
   for (const auto& [schedule, name] : EnumNames<ScheduleKind>::table)
-    if (state_aware(schedule))
+    if (state_aware(schedule)) {
+      all.push_back({{fmt::format("schedule {}", name), "method balanced over ranks", "pp 2"},
+                     fmt::format("pipeline.schedule = \"{}\" orders each data-parallel rank's "
+                                 "micro-batches by themselves, but batching.method = \"balanced\" "
+                                 "makes ranks share some",
+                                 name),
+                     "set \"1f1b\" or \"gpipe\", or batching.select_ranks = [1]"});
       all.push_back({{fmt::format("schedule {}", name), "method hbp over ranks", "pp 2"},
                      fmt::format("pipeline.schedule = \"{}\" orders each data-parallel rank's "
                                  "micro-batches by themselves, but batching.group_ranks makes "
                                  "ranks share some",
                                  name),
                      "set \"1f1b\" or \"gpipe\""});
+    }
 }
 
 void precision_refusals(Refusals& all) {

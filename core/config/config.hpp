@@ -11,6 +11,7 @@
 #include "core/base/precision.hpp"
 #include "core/base/problem.hpp"
 #include "core/data/data_options.hpp"
+#include "core/data/sampler_window.hpp"
 #include "core/model/lora_options.hpp"
 #include "core/model/recompute_options.hpp"
 #include "core/plan/attention/attention_options.hpp"
@@ -75,12 +76,15 @@ struct BatchingConfig {
   Batching method = Batching::packed;
   std::int64_t micro_batch_tokens = 4096, global_tokens = 65536, global_samples = 0;
   int micro_batch_samples = 0;
+  std::int64_t window = 1;
+  WindowRule window_rule = WindowRule::balanced;
   bool shuffle = true;
   BatchScope scope = BatchScope::step;
   Integers groups, group_ranks, group_recompute;
   GroupSource groups_from = GroupSource::deck;
   Integers select_lengths, select_ranks;
   double select_memory_gib = 0;
+  GroupPacking packing = GroupPacking::alike;
   bool balance = true;
   LongSamples long_samples = LongSamples::refuse;
 };
@@ -159,7 +163,8 @@ struct RingPassConfig {
 struct CostsConfig {
   RingPassConfig forward, backward;
   double forward_token_s = 1e-6, forward_pair_s = 0, backward_over_forward = 2,
-         exchange_token_s = 0, forward_micro_batch_s = 0, stage_hop_token_s = 0;
+         exchange_token_s = 0, ring_hop_token_s = 0, forward_micro_batch_s = 0,
+         stage_hop_token_s = 0;
 };
 
 struct CheckpointConfig {

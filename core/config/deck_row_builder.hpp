@@ -15,6 +15,10 @@
 
 namespace ballast::deck_row {
 
+inline constexpr double kDegree = 1 << 20;    ///< ranks of one mesh dimension
+inline constexpr double kTokens = 1ll << 40;  ///< tokens, steps, samples
+inline constexpr double kWidth = 1 << 24;     ///< extent of a model dimension
+
 /// Bounds of a number.
 struct Range {
   std::optional<double> minimum, maximum;

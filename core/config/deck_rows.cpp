@@ -1,6 +1,7 @@
 // The rows: every key of a deck and the member of Config that it fills, which holds the default.
 #include "core/config/deck_rows.hpp"
 
+#include "core/config/batching_rows.hpp"
 #include "core/config/config.hpp"
 #include "core/config/deck_row_builder.hpp"
 #include "core/model/model_shape.hpp"
@@ -10,10 +11,6 @@ namespace ballast {
 namespace {
 
 using namespace deck_row;
-
-constexpr double kDegree = 1 << 20;    // ranks of one mesh dimension
-constexpr double kTokens = 1ll << 40;  // tokens, steps, samples
-constexpr double kWidth = 1 << 24;     // extent of a model dimension
 
 std::vector<std::string> presets_and_custom() {
   std::vector<std::string> names = model_presets();
@@ -180,72 +177,6 @@ void data_rows(Schema& schema) {
       .when(source, DataSource::needle);
 }
 
-void batching_rows(Schema& schema) {
-  const auto method = on(&Config::batching, &BatchingConfig::method);
-  auto batching = schema.block("batching", &Config::batching);
-  batching.key("method", &BatchingConfig::method,
-               "none: one sample a micro-batch; packed: best-fit packs, heaviest first to the "
-               "least loaded rank; hbp: packing groups; sab: ranks, then micro-batches, balanced "
-               "by predicted latency (SparseBalance), lbb: by tokens; others: packing baselines");
-  batching.key("micro_batch_tokens", &BatchingConfig::micro_batch_tokens, "tokens",
-               between(1, kTokens),
-               "capacity of a pack; a longer sample gets a micro-batch of its own");
-  batching.key("global_tokens", &BatchingConfig::global_tokens, "tokens", between(1, kTokens),
-               "tokens of a global batch: samples are taken in order until they reach it");
-  batching.key("global_samples", &BatchingConfig::global_samples, "samples", between(0, kTokens),
-               "samples of a global batch, in place of global_tokens; 0: global_tokens decides");
-  batching
-      .key("micro_batch_samples", &BatchingConfig::micro_batch_samples, "samples",
-           between(0, 1 << 20),
-           "none, sab, lbb: samples of a micro-batch (none: that many in order; sab, lbb: on "
-           "average); 0: one (none), as micro_batch_tokens allows (sab, lbb)")
-      .when(method, Batching::none, Batching::sab, Batching::lbb);
-  batching.key("shuffle", &BatchingConfig::shuffle,
-               "a new sample order each epoch, the same on every mesh");
-  batching.key("scope", &BatchingConfig::scope,
-               "what is packed at once: each global batch, or the whole epoch, cut into batches of "
-               "one micro-batch a rank (pack only)");
-  batching
-      .key("groups", &BatchingConfig::groups, "tokens", between(1, kTokens),
-           "hbp: pack length of each group, ascending")
-      .when(method, Batching::hbp);
-  batching
-      .key(
-          "group_ranks", &BatchingConfig::group_ranks, "ranks", between(1, kDegree),
-          "hbp: ranks that share a pack of each group, its sequence parallel degree; empty list: 1")
-      .when(method, Batching::hbp);
-  batching
-      .key("group_recompute", &BatchingConfig::group_recompute, "layers", between(-1, 1 << 16),
-           "hbp: first layers of a stage recomputed in backward in each group, as recompute.mode = "
-           "\"full\" does; -1 or an empty list: as block recompute says")
-      .when(method, Batching::hbp);
-  batching
-      .key("groups_from", &BatchingConfig::groups_from,
-           "hbp: where the packing groups stand; profile: those that `ballast profile` or `ballast "
-           "plan` selected (select_lengths) and stored in profile.table, in place of groups, "
-           "group_ranks and group_recompute")
-      .when(method, Batching::hbp);
-  batching.key("select_lengths", &BatchingConfig::select_lengths, "tokens", between(1, kTokens),
-               "hbp: pack lengths that `ballast plan` and `ballast profile` try when they select "
-               "packing groups, ascending; empty: no selection");
-  batching.key(
-      "select_ranks", &BatchingConfig::select_ranks, "ranks", between(1, kDegree),
-      "ranks a pack to try; empty list: powers of two that divide mesh.dp and the query heads");
-  batching.key(
-      "select_memory_gib", &BatchingConfig::select_memory_gib, "GiB", at_least(0),
-      "memory of a rank that selected groups keep within by recomputing layers; 0: no limit");
-  batching
-      .key("balance", &BatchingConfig::balance,
-           "hbp: packs and batches of like attention; false: random packs of each group in random "
-           "order")
-      .when(method, Batching::hbp);
-  batching
-      .key("long", &BatchingConfig::long_samples,
-           "hbp: what happens to a sample above the longest group; split: pieces of its length, "
-           "each a sample")
-      .when(method, Batching::hbp);
-}
-
 void attention_rows(Schema& schema) {
   const auto pattern = on(&Config::attention, &AttentionConfig::pattern);
   const auto index = on(&Config::attention, &AttentionConfig::index);
@@ -407,7 +338,9 @@ void loss_rows(Schema& schema) {
   loss.key("normaliser", &LossConfig::normaliser,
            "ave_token: summed token loss of the global batch over its loss tokens, exact on every "
            "mesh; token_mean: mean over micro-batches of their mean token loss; sample_mean: mean "
-           "over micro-batches of the mean over their samples; sum: of all token losses");
+           "over micro-batches of the mean over their samples; sequence_mean: mean over the global "
+           "batch's samples of their mean token loss, exact on every mesh (LongAlign); sum: of all "
+           "token losses");
 }
 
 void curriculum_rows(Schema& schema) {
@@ -512,6 +445,9 @@ void costs_rows(Schema& schema) {
   costs.key("exchange_token_s", &CostsConfig::exchange_token_s, "s", at_least(0),
             "packs: all-to-alls of one token, all layers, forward and backward, if it went whole "
             "to other ranks (Ulysses)");
+  costs.key("ring_hop_token_s", &CostsConfig::ring_hop_token_s, "s", at_least(0),
+            "packs: one hop of one token's keys and values and of their gradients round a ring, "
+            "all layers, forward and backward; attention hides hops that are shorter");
   costs.key("forward_micro_batch_s", &CostsConfig::forward_micro_batch_s, "s", at_least(0),
             "pipeline: forward of a micro-batch on one stage beside its tokens and pairs: "
             "launches, kernels too small to fill the device");

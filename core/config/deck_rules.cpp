@@ -193,6 +193,18 @@ void data_rules(const Config& config, Rules& rules) {
                     data.min_tokens, data.max_tokens));
 }
 
+/// batching.method = "balanced".
+void balanced_rules(const Config& config, Rules& rules) {
+  if (config.mesh.sp > 1) return;  // groups of one rank alone
+  const std::vector<int> degrees = joined_ranks(batching_options(config));
+  for (const std::int64_t ranks : config.batching.select_ranks)
+    if (ranks > 1 && std::find(degrees.begin(), degrees.end(), ranks) == degrees.end())
+      rules.add({"batching.select_ranks", "mesh.dp", "model.query_heads"},
+                fmt::format("batching.select_ranks: {} ranks must divide mesh.dp = {} and the {} "
+                            "query heads",
+                            ranks, config.mesh.dp, config.model.query_heads));
+}
+
 void selection_rules(const Config& config, Rules& rules) {
   const BatchingConfig& batching = config.batching;
   rules.ascends("batching.select_lengths", batching.select_lengths);
@@ -250,6 +262,7 @@ void batching_rules(const Config& config, DeckNeeds needs, Rules& rules) {
     rules.add({"curriculum.steps", "curriculum.max_tokens"},
               "curriculum.steps needs curriculum.max_tokens, the longest sample of those steps: "
               "batching.method has no packing groups to take it from");
+  if (batching.method == Batching::balanced) balanced_rules(config, rules);
   if (!hbp) return;  // a deck may state groups for its other cases
   selection_rules(config, rules);
   if (batching.groups_from == GroupSource::profile) {  // the stated ones are for other cases

@@ -5,7 +5,11 @@
 
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/context/axis_range.hpp"
+#include "core/plan/context/ulysses_heads.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
+#include "core/predict/placement_costs.hpp"
+#include "core/predict/rate_costs.hpp"
+#include "core/predict/stated_costs.hpp"
 
 namespace ballast {
 
@@ -97,6 +101,12 @@ std::vector<PackGroup> pack_groups(const Config& config) {
 }
 
 bool ranks_share_packs(const Config& config) {
+  if (config.batching.method == Batching::balanced) {
+    const Integers& named = config.batching.select_ranks;
+    if (config.mesh.sp > 1)
+      return std::any_of(named.begin(), named.end(), [](std::int64_t n) { return n > 1; });
+    return !joined_ranks(batching_options(config)).empty();
+  }
   if (config.batching.method != Batching::hbp || takes_stored_groups(config)) return false;
   const std::vector<PackGroup> groups = pack_groups(config);
   return std::any_of(groups.begin(), groups.end(), [](const PackGroup& g) { return g.ranks > 1; });
@@ -159,6 +169,23 @@ AttentionOptions attention_options(const Config& config) {
   return options;
 }
 
+namespace {
+
+/// Groups that balanced may form: divisors of mesh.dp that divide the query heads, or those of them
+/// that batching.select_ranks names.
+std::vector<PlacementSplit> placement_splits(const Config& config) {
+  const Integers& named = config.batching.select_ranks;
+  const MeshShape& mesh = config.mesh;
+  std::vector<PlacementSplit> splits{{1, mesh.sp, mesh.cp()}};
+  for (int ranks = 2; ranks <= mesh.dp && mesh.sp == 1; ++ranks)
+    if (mesh.dp % ranks == 0 && head_split_problem(config.model.query_heads, ranks).empty() &&
+        (named.empty() || std::find(named.begin(), named.end(), ranks) != named.end()))
+      splits.push_back({ranks, ranks, mesh.cp()});
+  return splits;
+}
+
+}  // namespace
+
 BatchingOptions batching_options(const Config& config) {
   const BatchingConfig& b = config.batching;
   BatchingOptions options;
@@ -168,11 +195,26 @@ BatchingOptions batching_options(const Config& config) {
   options.dp = config.mesh.dp;
   options.pair_cost_tokens = pair_cost_tokens(model_shape(config));
   options.groups = pack_groups(config);
+  options.packing = b.packing;
   options.balance = b.balance;
   options.seed = config.run.seed;
   options.micro_batch_samples = b.micro_batch_samples;
   options.align = attention_options(config).align();
+  options.splits = placement_splits(config);
+  options.stages = config.mesh.pp;
+  options.chunk_k = static_cast<int>(config.chunk.k);
   return options;
+}
+
+WindowOptions window_options(const Config& config) {
+  WindowOptions window;
+  window.steps = config.batching.window;
+  window.rule = config.batching.window_rule;
+  window.global_tokens = config.batching.global_tokens;
+  window.global_samples = config.batching.global_samples;
+  if (const double pairs = pair_cost_tokens(model_shape(config)); pairs > 0)
+    window.token_pairs = pairs_of_token(1, pairs);
+  return window;
 }
 
 PipelineOptions pipeline_options(const Config& config) {
@@ -234,10 +276,12 @@ int recomputed_layers(const Config& config) {
                                      : config.recompute.layers;
 }
 
-std::vector<int> RunOptions::joined_ranks() const {
+std::vector<int> joined_ranks(const BatchingOptions& batching) {
   std::set<int> degrees;
   for (const PackGroup& group : batching.groups)
     if (batching.method == Batching::hbp && group.ranks > 1) degrees.insert(group.ranks);
+  for (const PlacementSplit& split : batching.splits)
+    if (batching.method == Batching::balanced && split.ranks > 1) degrees.insert(split.ranks);
   return {degrees.begin(), degrees.end()};
 }
 
@@ -247,6 +291,7 @@ RunOptions RunOptions::from(const Config& config) {
   options.model = model_shape(config);
   options.normaliser = config.loss.normaliser;
   options.curriculum = ballast::curriculum(config);
+  options.window = window_options(config);
   options.batching = batching_options(config);
   options.layout = config.ring.layout;
   options.stripe = config.ring.stripe;

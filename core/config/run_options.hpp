@@ -9,6 +9,7 @@
 #include "core/data/data_options.hpp"
 #include "core/data/needle_task.hpp"
 #include "core/data/sampler.hpp"
+#include "core/data/sampler_window.hpp"
 #include "core/model/model_shape.hpp"
 #include "core/plan/attention/attention_options.hpp"
 #include "core/plan/batch/batch_plan.hpp"
@@ -37,8 +38,14 @@ bool ranks_share_packs(const Config& config);
 /// States `groups`, which come from `place`.
 void set_groups(Config& config, const std::vector<PackGroup>& groups, const std::string& place,
                 Origin origin = Origin::profile_table);
-/// With dp of the mesh and the pair cost of the model.
+/// With dp of the mesh and the pair cost of the model; balanced with its groups, and without what
+/// it places by.
 BatchingOptions batching_options(const Config& config);
+/// Numbers of data-parallel ranks, above 1, that may share a micro-batch (adaptive sequence
+/// parallelism: groups of hbp, splits of balanced), ascending.
+std::vector<int> joined_ranks(const BatchingOptions& batching);
+/// Windows of steps, of the size of a step.
+WindowOptions window_options(const Config& config);
 AttentionOptions attention_options(const Config& config);
 /// With the stages of the mesh; a pair's cost follows the model where no costs are stated.
 PipelineOptions pipeline_options(const Config& config);
@@ -69,6 +76,7 @@ struct RunOptions {
   ModelShape model;
   LossNormaliser normaliser = LossNormaliser::ave_token;
   Curriculum curriculum;
+  WindowOptions window;  ///< with the size of a step
   BatchingOptions batching;
   LayoutKind layout = LayoutKind::zigzag;
   std::int64_t stripe = 64;  ///< tokens of a stripe (striped and shuffled layouts)
@@ -79,11 +87,13 @@ struct RunOptions {
   SequenceLayout sequence_layout(std::int64_t axis_tokens) const {
     return SequenceLayout(layout, axis_tokens, mesh.cp(), stripe, attention.align());
   }
+  SequenceLayout sequence_layout(const MicroBatch& micro_batch) const {
+    return SequenceLayout(layout, micro_batch, mesh.cp(), stripe, attention.align());
+  }
   /// A Config that has no problems() gives options without problems.
   static RunOptions from(const Config& config);
-  /// Numbers of data-parallel ranks, above 1, that share packs of some group (adaptive sequence
-  /// parallelism), ascending.
-  std::vector<int> joined_ranks() const;
+  /// joined_ranks() of `batching`.
+  std::vector<int> joined_ranks() const { return ballast::joined_ranks(batching); }
 };
 
 }  // namespace ballast

@@ -59,6 +59,7 @@ void Sampler::begin_with(const Curriculum& curriculum,
     if (curriculum.global_samples > 0 ? samples == curriculum.global_samples
                                       : tokens >= curriculum.global_tokens) {
       ++short_steps_;
+      short_samples_ = static_cast<std::int64_t>(first.size());
       tokens = samples = 0;
     }
   }

@@ -13,7 +13,9 @@ namespace ballast {
 /// Where the next step's samples begin.  Stored in checkpoints.
 struct SamplerPosition {
   std::int64_t epoch = 0;
-  std::int64_t index = 0;  ///< in the epoch's order
+  std::int64_t index = 0;  ///< in the epoch's order: of the next step, or of its window
+  /// Steps of the window that are done, and the window's length where some are (SamplerWindow).
+  std::int64_t window_step = 0, window = 0;
   bool operator==(const SamplerPosition&) const = default;
 };
 
@@ -44,6 +46,9 @@ class Sampler {
                   const std::function<std::int64_t(std::int64_t)>& length);
   /// Steps that begin_with could fill.
   std::int64_t short_steps() const { return short_steps_; }
+  /// Samples of those steps: the first ones of epoch 0.
+  std::int64_t short_samples() const { return short_samples_; }
+  std::uint64_t seed() const { return seed_; }
   const std::vector<std::int64_t>& validation() const { return validation_; }  ///< ascending
   std::int64_t training_samples() const { return static_cast<std::int64_t>(training_.size()); }
   /// Samples of the next step: taken in order until `global_tokens` tokens are reached (at least
@@ -63,7 +68,7 @@ class Sampler {
   bool shuffle_;
   std::vector<std::int64_t> training_, validation_, order_;
   std::vector<std::int64_t> first_order_;  ///< of epoch 0 under a curriculum
-  std::int64_t short_steps_ = 0;
+  std::int64_t short_steps_ = 0, short_samples_ = 0;
   std::int64_t order_epoch_ = -1;
 };
 

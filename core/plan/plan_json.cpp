@@ -18,12 +18,7 @@ const char* name_of(Payload payload) {
          : payload == Payload::activation ? "activation"
                                           : "gradient";
 }
-const char* name_of(LossNormaliser normaliser) {
-  static const char* names[] = {"ave_token", "token_mean", "sample_mean", "sum"};
-  return names[static_cast<int>(normaliser)];
-}
 const char* name_of(OpKind kind) { return name(kind); }
-const char* name_of(LayoutKind kind) { return name(kind); }
 const char* name_of(CollectiveKind kind) { return name(kind); }
 
 /// The value among the first `count` that has this name.
@@ -187,7 +182,7 @@ Json to_json(const StepPlan& plan) {
   json["ep"] = plan.ep;
   json["zero"] = plan.zero;
   json["backward"] = plan.backward;
-  json["normaliser"] = name_of(plan.normaliser);
+  json["normaliser"] = name(plan.normaliser);
   json["loss_tokens"] = plan.loss_tokens;
   json["layer_begin"] = plan.layer_begin;
   for (const char* key : {"layouts", "micro_batches", "schedules", "lanes", "collectives"})
@@ -216,11 +211,12 @@ StepPlan step_plan_from_json(const Json& json) {
     get(json, "ep", plan.ep);
     get(json, "zero", plan.zero);
     get(json, "backward", plan.backward);
-    plan.normaliser = named<LossNormaliser>(json.at("normaliser"), 4, "normaliser");
+    plan.normaliser =
+        parse_or_fail<LossNormaliser>(json.at("normaliser").get<std::string>(), "normaliser");
     get(json, "loss_tokens", plan.loss_tokens);
     plan.layer_begin = json.at("layer_begin").get<std::vector<std::int64_t>>();
     for (const Json& l : json.at("layouts"))
-      plan.layouts.push_back({named<LayoutKind>(l.at("kind"), 4, "layout"),
+      plan.layouts.push_back({parse_or_fail<LayoutKind>(l.at("kind").get<std::string>(), "layout"),
                               l.at("stripe").get<std::int64_t>(),
                               l.at("align").get<std::int64_t>()});
     for (const Json& m : json.at("micro_batches"))

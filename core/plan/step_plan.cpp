@@ -30,8 +30,8 @@ const PlannedMicroBatch& StepPlan::micro_batch(int dp, int place) const {
 
 SequenceLayout StepPlan::layout(const PlannedMicroBatch& micro_batch) const {
   const LayoutRule& rule = layouts.at(static_cast<std::size_t>(micro_batch.layout));
-  return SequenceLayout(rule.kind, micro_batch.micro_batch().axis_tokens(),
-                        micro_batch.split.ring(), rule.stripe, rule.align);
+  return SequenceLayout(rule.kind, micro_batch.micro_batch(), micro_batch.split.ring(), rule.stripe,
+                        rule.align);
 }
 
 std::vector<MicroBatch> StepPlan::list(int dp) const {

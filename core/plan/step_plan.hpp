@@ -62,7 +62,8 @@ struct PlannedMicroBatch {
   int chunk = 0;              ///< index of a dependent chunk inside its sample, 0 for standalone
   int recompute_layers = -1;  ///< layers recomputed in backward; -1: as the deck says
   std::int64_t align = 1;     ///< as MicroBatch::align
-  double loss_weight = 0;  ///< of every token in the objective; for sample_mean times its segment's
+  double loss_weight =
+      0;  ///< of every token in the objective, times its segment's (segment_weights)
   TuningTarget tuning;
   bool operator==(const PlannedMicroBatch&) const = default;
 

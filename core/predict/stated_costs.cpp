@@ -1,5 +1,8 @@
 #include "core/predict/stated_costs.hpp"
 
+#include <numeric>
+#include <utility>
+
 namespace ballast {
 
 std::string StatedCosts::source() const {
@@ -31,9 +34,22 @@ PassTime StatedCosts::attention(std::int64_t query_tokens, std::int64_t prefix_t
 
 double StatedCosts::exchange(std::int64_t tokens, const ContextSplit& split) const {
   if (split.sp == 1) return 0;
+  const auto [query, kv] = std::pair(times_.query_heads, times_.kv_heads);
+  const double repeats = kv > 0
+                             ? static_cast<double>(query + std::lcm<std::int64_t>(kv, split.sp)) /
+                                   static_cast<double>(query + kv)
+                             : 1;
   // Both passes of all layers of a stage share the stated time.
-  return times_.exchange_token_s * static_cast<double>(tokens) * (1 - 1.0 / split.sp) /
+  return times_.exchange_token_s * repeats * static_cast<double>(tokens) * (1 - 1.0 / split.sp) /
          split.ranks() / 2;
+}
+
+double StatedCosts::ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel,
+                             bool gradients) const {
+  if (split.ring() == 1) return 0;
+  // Keys and values go round in both passes, their gradients, twice the bytes, in one.
+  const double part = gradients ? 0.5 : 0.25;
+  return part * times_.ring_hop_token_s * static_cast<double>(tokens) / split.ranks();
 }
 
 double StatedCosts::stage_hop(std::int64_t tokens, const ContextSplit& split) const {

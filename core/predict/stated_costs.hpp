@@ -14,7 +14,10 @@ struct StatedTimes {
   double backward_over_forward = 2;
   double weight_share = 0.5;  ///< of a token's backward: weight gradients
   double stage_hop_token_s = 0;
-  double exchange_token_s = 0;     ///< of all layers, both passes, if a token went whole
+  double exchange_token_s = 0;  ///< of all layers, both passes, if a token went whole
+  /// Of the model, where it is known: key/value heads that a group repeats are exchanged again.
+  std::int64_t query_heads = 0, kv_heads = 0;
+  double ring_hop_token_s = 0;  ///< of all layers, both passes, if its keys and values go one hop
   std::int64_t block_tokens = 64;  ///< tokens of the key blocks that budgets count
   bool given = true;               ///< false: nothing was stated, a token takes 1 us
 };
@@ -31,7 +34,8 @@ class StatedCosts final : public Costs {
     return 1 / static_cast<double>(stage_layers);
   }
   double exchange(std::int64_t tokens, const ContextSplit& split) const override;
-  double ring_hop(std::int64_t, const ContextSplit&, RingLevel, bool) const override { return 0; }
+  double ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level,
+                  bool gradients) const override;
   double stage_hop(std::int64_t tokens, const ContextSplit& split) const override;
   double host_copy(std::int64_t, const ContextSplit&) const override { return 0; }
   double reduce(const Collective&) const override { return 0; }

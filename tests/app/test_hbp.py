@@ -149,7 +149,7 @@ class SamplesBeyondGroups(Hbp):
 class LossNormalisers(Hbp):
     def test_ranks_that_share_a_micro_batch_change_no_normaliser(self):
         firsts = {}
-        for normaliser in ("ave_token", "token_mean", "sample_mean", "sum"):
+        for normaliser in ("ave_token", "token_mean", "sample_mean", "sequence_mean", "sum"):
             curves = [
                 self.curve(
                     self.train(
@@ -171,7 +171,7 @@ class LossNormalisers(Hbp):
                     self.assertAlmostEqual(b, d, delta=2e-5 * abs(b), msg=normaliser)
             firsts[normaliser] = curves[0][0][0]
         self.assertGreater(firsts["sum"], 100 * firsts["ave_token"])
-        self.assertEqual(len(set(firsts.values())), 4, firsts)
+        self.assertEqual(len(set(firsts.values())), 5, firsts)
 
 
 class Curriculum(Hbp):

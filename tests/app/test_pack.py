@@ -64,7 +64,7 @@ class Pack(RunCase):
                     if (
                         case["name"].startswith("training")
                         or case["name"] == "hierarchical"
-                        or name.startswith("speed")
+                        or name.startswith(("speed", "balanced"))
                     ):
                         continue
                     # Few samples make few batches, so the bounds are wider than those of the whole

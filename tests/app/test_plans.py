@@ -30,6 +30,19 @@ METHODS = {
         ],
         8,
     ),
+    "balanced": (["batching.method=balanced", "batching.micro_batch_tokens=100", "mesh.dp=8"], 8),
+    "balanced windows": (
+        [
+            "batching.method=balanced",
+            "batching.micro_batch_tokens=60",
+            "batching.window=4",
+            "optimizer.zero=2",
+            "mesh.dp=4",
+            "mesh.cp_inner=2",
+            "ring.layout=document_zigzag",
+        ],
+        8,
+    ),
     "rings": (["batching.method=spfhp", "mesh.dp=2", "mesh.cp_inner=2", "mesh.sp=2"], 8),
 }
 

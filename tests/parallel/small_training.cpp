@@ -72,8 +72,8 @@ SmallTraining::SmallTraining(const Mesh& mesh, const SmallOptions& options)
 }
 
 SequenceLayout SmallTraining::layout(const MicroBatch& micro_batch) const {
-  return SequenceLayout(options_.layout, micro_batch.axis_tokens(), mesh_.shape.cp(),
-                        options_.stripe, options_.attention.align());
+  return SequenceLayout(options_.layout, micro_batch, mesh_.shape.cp(), options_.stripe,
+                        options_.attention.align());
 }
 
 MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss_scale,
@@ -136,6 +136,10 @@ Batch SmallTraining::plan(const std::vector<SampleLength>& samples) const {
   batching.dp = mesh_.shape.dp;
   batching.align = options_.attention.align();
   batching.groups = options_.groups;
+  batching.splits = options_.splits;
+  batching.placement_costs = options_.placement_costs;
+  batching.stages = mesh_.shape.pp;
+  batching.chunk_k = options_.pipeline.k;
   return plan_batch(0, samples, batching);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -44,7 +45,9 @@ struct SmallOptions {
   std::int64_t stripe = 64;
   Batching method = Batching::packed;
   std::int64_t micro_batch_tokens = 48;
-  std::vector<PackGroup> groups;  ///< of method hbp
+  std::vector<PackGroup> groups;           ///< of method hbp
+  std::vector<PlacementSplit> splits{{}};  ///< of method balanced
+  std::shared_ptr<const PlacementCosts> placement_costs;
   int zero = 0;
   LossNormaliser normaliser = LossNormaliser::ave_token;
   ModelShape shape = small_shape();

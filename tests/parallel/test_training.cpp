@@ -17,11 +17,9 @@ struct LayoutCase {
   LayoutKind kind;
   std::int64_t stripe;
 };
-const LayoutCase kLayouts[] = {{LayoutKind::contiguous, 1},
-                               {LayoutKind::zigzag, 1},
-                               {LayoutKind::striped, 1},
-                               {LayoutKind::shuffled, 3},
-                               {LayoutKind::striped, 64}};
+const LayoutCase kLayouts[] = {{LayoutKind::contiguous, 1}, {LayoutKind::zigzag, 1},
+                               {LayoutKind::striped, 1},    {LayoutKind::shuffled, 3},
+                               {LayoutKind::striped, 64},   {LayoutKind::document_zigzag, 1}};
 
 /// Odd lengths, one-token and empty samples, one longer than a pack.
 std::vector<SampleLength> awkward_samples() {
@@ -144,6 +142,79 @@ TEST_F(Training, DegreesThatChangeEveryStepEqualOneRank) {
   }
 }
 
+/// Attention counts more than in a real model, so that lengths far apart need different groups.
+struct QuadraticCosts final : PlacementCosts {
+  double rest_s(std::int64_t tokens, const PlacementSplit& s) const override {
+    return static_cast<double>(tokens) / (s.sp * s.ring);
+  }
+  double attention_s(std::int64_t q, std::int64_t p, const PlacementSplit& s) const override {
+    const double n = static_cast<double>(q);
+    return 0.05 * n * (static_cast<double>(p) + n / 2) / (s.sp * s.ring);
+  }
+  double transfer_s(std::int64_t tokens, double, const PlacementSplit& s) const override {
+    return s.ranks > 1 ? 0.1 * static_cast<double>(tokens) / s.ranks : 0;
+  }
+  double bytes(std::int64_t tokens, std::int64_t, const PlacementSplit& s) const override {
+    return static_cast<double>((tokens + s.ranks - 1) / s.ranks);
+  }
+};
+
+TEST_F(Training, RandomMixesOfDegreesSideBySideEqualOneRank) {
+  SCOPED_TRACE(trace);
+  SmallOptions plain;
+  plain.method = Batching::none;
+  int draw = 0;
+  std::set<int> degrees;
+  bool chunked = false;
+  const auto random = [&](int below) {
+    return static_cast<std::int64_t>(random_bits(test_seed(), 77, draw++) %
+                                     static_cast<std::uint64_t>(below));
+  };
+  std::vector<MeshShape> shapes = data_and_context_meshes(ranks);
+  if (ranks % 2 == 0) {
+    MeshShape stages;
+    stages.pp = 2, stages.dp = ranks / 2;
+    shapes.push_back(stages);
+  }
+  for (const MeshShape& shape : shapes)
+    for (int round = 0; round < 3; ++round) {
+      SmallOptions options;
+      options.method = Batching::balanced;
+      options.placement_costs = std::make_shared<QuadraticCosts>();
+      options.micro_batch_tokens = 24 + random(40);
+      options.splits.clear();
+      std::vector<int> joined;
+      for (int r = 1; r <= shape.dp; ++r)
+        if (shape.dp % r == 0 && small_shape().query_heads % r == 0) {
+          options.splits.push_back({r, r, shape.cp()});
+          if (r > 1) joined.push_back(r);
+        }
+      options.zero = static_cast<int>(random(3));
+      options.layout = random(2) == 0 ? LayoutKind::document_zigzag : LayoutKind::zigzag;
+      options.pipeline.k = 1 + static_cast<int>(random(2));
+      if (random(2) == 0) options.recompute.mode = Recompute::full;
+      std::vector<std::int64_t> lengths{random(400), random(120), random(120)};
+      for (std::int64_t i = random(12); i >= 0; --i) lengths.push_back(random(30));
+      const auto step = samples_from(1000 * round, lengths);
+      SCOPED_TRACE(fmt::format("{}, zero {}, k {}, packs of {}, lengths {}", describe(shape),
+                               options.zero, options.pipeline.k, options.micro_batch_tokens,
+                               fmt::join(lengths, " ")));
+      SmallTraining training(mesh_of(shape, joined), options), reference(alone(), plain);
+      for (const auto& list : training.plan(step).micro_batches)
+        for (const MicroBatch& m : list) {
+          degrees.insert(m.sp);
+          for (const Segment& s : m.segments) chunked = chunked || s.begin > 0;
+        }
+      const Reference expected = reference_step(reference, step);
+      EXPECT_NEAR(training.gradients(step), expected.loss, 1e-10 * expected.loss);
+      EXPECT_NEAR(training.norm, expected.norm, 1e-10 * expected.norm);
+      const auto [error, where] = worst_gradient(training, mesh_of(shape, joined).world, expected);
+      EXPECT_LT(error, 1e-9) << where;
+    }
+  EXPECT_TRUE(chunked || ranks > 4);
+  EXPECT_EQ(degrees.size() > 1, ranks > 1);
+}
+
 /// The objective of Equation 6 from gradients of single samples' mean losses: for each micro-batch
 /// the mean over its samples, weighted by `weight(sample, micro-batch)`, then over micro-batches.
 Reference combined(SmallTraining& single, const Batch& batch,
@@ -167,7 +238,7 @@ Reference combined(SmallTraining& single, const Batch& batch,
   return sum;
 }
 
-TEST_F(Training, LossNormalisersAreThoseOfEquation6AndOnlyTwoOfThemKeepTheSplitOut) {
+TEST_F(Training, LossNormalisersAreThoseOfEquation6AndThreeOfThemKeepTheSplitOut) {
   SCOPED_TRACE(trace);
   SmallOptions plain;
   plain.method = Batching::none;
@@ -178,7 +249,7 @@ TEST_F(Training, LossNormalisersAreThoseOfEquation6AndOnlyTwoOfThemKeepTheSplitO
   if (shapes.size() > 6) shapes.resize(6);
   for (const LossNormaliser normaliser :
        {LossNormaliser::ave_token, LossNormaliser::sum, LossNormaliser::token_mean,
-        LossNormaliser::sample_mean}) {
+        LossNormaliser::sample_mean, LossNormaliser::sequence_mean}) {
     const Reference* first = nullptr;
     Reference kept;
     double apart = 0;  // how far the gradients of other splits are from those of the first
@@ -192,9 +263,12 @@ TEST_F(Training, LossNormalisersAreThoseOfEquation6AndOnlyTwoOfThemKeepTheSplitO
         const Mesh& mesh = mesh_of(shape);
         SmallTraining training(mesh, options);
         const Batch batch = training.plan(samples);
-        double micro_batches = 0;
+        double micro_batches = 0, all_carrying = 0;
         for (const auto& list : batch.micro_batches)
-          for (const MicroBatch& m : list) micro_batches += m.loss_tokens() > 0;
+          for (const MicroBatch& m : list) {
+            micro_batches += m.loss_tokens() > 0;
+            for (const Segment& s : m.segments) all_carrying += s.loss_tokens > 0;
+          }
         const Reference expected =
             combined(single, batch, [&](const Segment& s, const MicroBatch& m) {
               const double carrying = static_cast<double>(
@@ -210,6 +284,8 @@ TEST_F(Training, LossNormalisersAreThoseOfEquation6AndOnlyTwoOfThemKeepTheSplitO
                   return own / static_cast<double>(m.loss_tokens()) / micro_batches;
                 case LossNormaliser::sample_mean:
                   return 1 / carrying / micro_batches;
+                case LossNormaliser::sequence_mean:
+                  return own > 0 ? 1 / all_carrying : 0.0;
               }
               return 0.0;
             });
@@ -222,7 +298,8 @@ TEST_F(Training, LossNormalisersAreThoseOfEquation6AndOnlyTwoOfThemKeepTheSplitO
           first = &kept;
         }
       }
-    const bool exact = normaliser == LossNormaliser::ave_token || normaliser == LossNormaliser::sum;
+    const bool exact =
+        normaliser != LossNormaliser::token_mean && normaliser != LossNormaliser::sample_mean;
     if (exact)
       EXPECT_LT(apart, 1e-10) << "the same for every split";
     else

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <unordered_map>
 
 #include "core/observe/metrics.hpp"
 #include "core/plan/batch/balance_packing.hpp"
@@ -37,6 +39,21 @@ bool BatchMeter::is_full(const Batch& batch) {
       if (!m.segments.empty()) busy += static_cast<std::size_t>(m.sp);
   }
   return busy == rounds * batch.micro_batches.size();
+}
+
+void BatchMeter::add_lengths(const Batch& batch) {
+  std::unordered_map<std::int64_t, std::int64_t> length;  // of a sample, chunks joined
+  for (const auto& list : batch.micro_batches)
+    for (const MicroBatch& m : list)
+      for (const Segment& s : m.segments) length[s.sample] = std::max(length[s.sample], s.end);
+  double sum = 0, count = 0;
+  for (const auto& [sample, tokens] : length) {
+    if (tokens == 0) continue;
+    const double log = std::log(static_cast<double>(tokens));
+    sum += log, log_squares_ += log * log, ++count;
+  }
+  logs_ += sum, logged_ += count;
+  if (count > 0) step_squares_ += sum * sum / count;
 }
 
 BatchMeter::Pack BatchMeter::pack_of(const MicroBatch& micro_batch) const {
@@ -84,6 +101,7 @@ void BatchMeter::count(const MicroBatch& micro_batch, const Pack& pack, bool ful
 }
 
 void BatchMeter::add(const Batch& batch, bool full) {
+  add_lengths(batch);
   const std::size_t ranks = batch.micro_batches.size();
   std::vector<double> tokens(ranks), attention(ranks);
   double padding = 0;
@@ -114,8 +132,7 @@ void BatchMeter::add(const Batch& batch, bool full) {
   else
     counts_.tail_packs += packs;
   if (full && !mixed && packs > 0) group_full_[only].add(dbr, pr, abr);
-  counts_.packs += packs;
-  ++counts_.batches;
+  counts_.packs += packs, ++counts_.batches;
 }
 
 BatchMetrics BatchMeter::result() const {
@@ -138,6 +155,8 @@ BatchMetrics BatchMeter::result() const {
   }
   m.cr = mean(communicating_, m.tokens);
   m.cr_bound = mean(needing_, m.tokens);
+  const double center = logged_ > 0 ? logs_ * logs_ / logged_ : 0, all = log_squares_ - center;
+  m.length_share = all > 0 ? std::max(0.0, step_squares_ - center) / all : 0;
   m.ave_t = mean(static_cast<double>(m.tokens), m.batches * options_.dp);
   return m;
 }

@@ -34,6 +34,10 @@ struct BatchMetrics {
   double cr_bound = 0;  ///< hbp: share of tokens in samples longer than every group of one rank: no
                         ///< plan has a lower cr
   double ave_t = 0;     ///< tokens of a rank in a batch, mean over all batches
+  /// Share of the variance of log length that the step explains: near batches / samples where steps
+  /// are drawn at random, 1 where each step holds one length.  The more alike a
+  /// step's samples are, the more its gradient is biased.
+  double length_share = 0;
   std::vector<GroupMetrics> groups;
 };
 
@@ -49,6 +53,8 @@ class BatchMeter {
   static bool is_full(const Batch& batch);
 
  private:
+  void add_lengths(const Batch& batch);
+
   struct Sums {
     double dbr = 0, pr = 0, abr = 0;
     std::int64_t batches = 0;
@@ -71,6 +77,7 @@ class BatchMeter {
   Sums full_, all_;
   std::vector<Sums> group_full_;
   double communicating_ = 0, needing_ = 0;
+  double logs_ = 0, log_squares_ = 0, step_squares_ = 0, logged_ = 0;  ///< of log lengths
 };
 
 }  // namespace ballast

@@ -13,6 +13,7 @@
 #include "core/plan/batch/chunking.hpp"
 #include "core/plan/batch/latency_batching.hpp"
 #include "core/plan/batch/packing.hpp"
+#include "core/plan/batch/placed_batch.hpp"
 
 namespace ballast {
 namespace {
@@ -60,8 +61,9 @@ class Planner {
     });
     if (options.method == Batching::hbp) {
       groups_ = options.groups;
-      GroupedPacking grouped =
-          hbp_packing(lengths, groups_, options.dp, options.balance, options.seed + stream);
+      GroupedPacking grouped = hbp_packing(
+          lengths, groups_, options.dp, options.balance && options.packing == GroupPacking::alike,
+          options.seed + stream);
       packs_ = std::move(grouped.packs);
       group_ = std::move(grouped.group);
     } else {
@@ -229,6 +231,7 @@ Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
   };
   if (balances_by_weight(options.method)) return aligned(plan_by_weight(step, samples, options));
   if (options.method == Batching::chunkflow) return aligned(plan_chunks(step, samples, options));
+  if (options.method == Batching::balanced) return aligned(placed_batch(step, samples, options));
   const Planner planner(samples, options, static_cast<std::uint64_t>(step));
   Batch batch;
   batch.step = step;

@@ -2,11 +2,13 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/base/enum_names.hpp"
 #include "core/plan/batch/batch.hpp"
+#include "core/plan/batch/placement.hpp"
 
 namespace ballast {
 
@@ -24,11 +26,12 @@ enum class Batching {
   hbp,
   sab,
   lbb,
-  chunkflow
+  chunkflow,
+  balanced
 };
 template <>
 struct EnumNames<Batching> {
-  static constexpr EnumTable<Batching, 13> table{{{Batching::none, "none"},
+  static constexpr EnumTable<Batching, 14> table{{{Batching::none, "none"},
                                                   {Batching::random, "random"},
                                                   {Batching::sorted, "sorted"},
                                                   {Batching::isf, "isf"},
@@ -40,7 +43,8 @@ struct EnumNames<Batching> {
                                                   {Batching::hbp, "hbp"},
                                                   {Batching::sab, "sab"},
                                                   {Batching::lbb, "lbb"},
-                                                  {Batching::chunkflow, "chunkflow"}}};
+                                                  {Batching::chunkflow, "chunkflow"},
+                                                  {Batching::balanced, "balanced"}}};
 };
 
 /// What is packed at once: each global batch, or the whole epoch, cut into batches of one
@@ -68,6 +72,17 @@ struct EnumNames<LongSamples> {
       {{LongSamples::refuse, "refuse"}, {LongSamples::split, "split"}}};
 };
 
+/// hbp: how the samples of a packing group become packs.
+enum class GroupPacking {
+  alike,  ///< sets of packs alike in tokens and attention, one for each of the ranks
+  isf     ///< one by one by initial sample fit, as Algorithm 2 of the paper prints
+};
+template <>
+struct EnumNames<GroupPacking> {
+  static constexpr EnumTable<GroupPacking, 2> table{
+      {{GroupPacking::alike, "alike"}, {GroupPacking::isf, "isf"}}};
+};
+
 /// One packing group of Hierarchical Balance Packing.
 struct PackGroup {
   std::int64_t tokens = 0;    ///< pack length
@@ -84,20 +99,25 @@ struct BatchingOptions {
   /// Cost of one visible (query, key) pair in units of one token's matrix products; balances packs
   /// over ranks.
   double pair_cost_tokens = 0;
-  std::vector<PackGroup> groups;  ///< hbp: lengths ascend
+  std::vector<PackGroup> groups;               ///< hbp: lengths ascend
+  GroupPacking packing = GroupPacking::alike;  ///< hbp
   bool balance = true;  ///< hbp: packs and batches of like attention; false: random packs in random
                         ///< order (the paper's ablation)
   std::uint64_t seed = 0;       ///< of every random order
   int micro_batch_samples = 0;  ///< none, sab, lbb: samples of a micro-batch (none: exactly, in
                                 ///< order); 0: none 1, sab and lbb as capacity allows
   std::function<double(std::int64_t tokens)> sample_cost;  ///< sab: predicted latency of a sample
-  std::int64_t align = 1;  ///< of every micro-batch; lengths count rounded up to it
+  std::int64_t align = 1;                  ///< of every micro-batch; lengths count rounded up to it
+  std::vector<PlacementSplit> splits{{}};  ///< balanced: allowed groups
+  std::shared_ptr<const PlacementCosts> placement_costs;  ///< balanced: what placement goes by
+  int stages = 1, chunk_k = 1;  ///< balanced: PlacementOptions::stages, chunk_k
 };
 
 /// Whether the method packs whole samples of a step or an epoch: sab and lbb balance a step,
-/// chunkflow cuts samples.
+/// chunkflow cuts samples, balanced places a step's.
 inline bool packs_whole_samples(Batching method) {
-  return method != Batching::sab && method != Batching::lbb && method != Batching::chunkflow;
+  return method != Batching::sab && method != Batching::lbb && method != Batching::chunkflow &&
+         method != Batching::balanced;
 }
 
 /// Whether the method balances a step by a weight of each sample, latency or tokens.
@@ -112,9 +132,9 @@ inline bool balances_by_weight(Batching method) {
 /// of one group each, their packs alike, the heaviest to the least loaded ranks: ranks [d, d + sp)
 /// share a pack, which stands with rank d, and the others hold a micro-batch without segments in
 /// that round. `sab`, `lbb`: the two-level partition of core/plan/batch/latency_batching by
-/// sample_cost, or by tokens. The others: packs as in core/plan/batch/packing, in random order,
-/// dealt round robin.  Every sample appears exactly once; the result depends on the arguments
-/// alone.  Errors: dp < 1, groups that cannot pack
+/// sample_cost, or by tokens. `balanced`: core/plan/batch/placed_batch. The others: packs as in
+/// core/plan/batch/packing, in random order, dealt round robin.  Every sample appears exactly once;
+/// the result depends on the arguments alone.  Errors: dp < 1, groups that cannot pack
 /// (core/plan/batch/balance_packing).  A sample without tokens is kept (it costs nothing and
 /// counts).
 Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,

@@ -112,8 +112,28 @@ Bins fewest_bins(std::span<const std::int64_t> lengths, std::int64_t capacity) {
   return bins;
 }
 
+std::vector<Segment> cut_sample(const SampleLength& s, std::int64_t chunk_tokens) {
+  require(s.tokens >= 0, "sample {} has {} tokens", s.sample, s.tokens);
+  if (s.tokens <= chunk_tokens) return {{s.sample, 0, s.tokens, s.loss_tokens}};
+  require(chunk_tokens >= 1, "chunk.tokens = {} must be at least 1", chunk_tokens);
+  const bool all_but_last = s.loss_tokens == s.tokens - 1;  // without a mask
+  const auto loss_before = [&](std::int64_t token) {
+    if (all_but_last) return std::min(token, s.loss_tokens);
+    return static_cast<std::int64_t>(static_cast<long double>(s.loss_tokens) *
+                                     static_cast<long double>(token) /
+                                     static_cast<long double>(s.tokens));
+  };
+  std::vector<Segment> pieces;
+  for (std::int64_t begin = 0; begin < s.tokens; begin += chunk_tokens) {
+    const std::int64_t end = std::min(s.tokens, begin + chunk_tokens);
+    const std::int64_t loss_end = end == s.tokens ? s.loss_tokens : loss_before(end);
+    pieces.push_back({s.sample, begin, end, loss_end - loss_before(begin)});
+  }
+  return pieces;
+}
+
 std::vector<MicroBatch> construct_chunks(const std::vector<SampleLength>& samples,
-                                         std::int64_t chunk_tokens) {
+                                         std::int64_t chunk_tokens, std::int64_t align) {
   require(chunk_tokens >= 1, "chunk.tokens = {} must be at least 1", chunk_tokens);
   std::vector<MicroBatch> chunks;
   std::vector<std::int64_t> lengths;
@@ -122,22 +142,11 @@ std::vector<MicroBatch> construct_chunks(const std::vector<SampleLength>& sample
     const SampleLength& s = samples[i];
     require(s.tokens >= 0, "sample {} has {} tokens", s.sample, s.tokens);
     if (s.tokens <= chunk_tokens) {
-      lengths.push_back(s.tokens);
+      lengths.push_back(std::min(chunk_tokens, (s.tokens + align - 1) / align * align));
       short_samples.push_back(static_cast<std::uint32_t>(i));
       continue;
     }
-    const bool all_but_last = s.loss_tokens == s.tokens - 1;  // without a mask
-    const auto loss_before = [&](std::int64_t token) {
-      if (all_but_last) return std::min(token, s.loss_tokens);
-      return static_cast<std::int64_t>(static_cast<long double>(s.loss_tokens) *
-                                       static_cast<long double>(token) /
-                                       static_cast<long double>(s.tokens));
-    };
-    for (std::int64_t begin = 0; begin < s.tokens; begin += chunk_tokens) {
-      const std::int64_t end = std::min(s.tokens, begin + chunk_tokens);
-      const std::int64_t loss_end = end == s.tokens ? s.loss_tokens : loss_before(end);
-      chunks.push_back({{{s.sample, begin, end, loss_end - loss_before(begin)}}});
-    }
+    for (Segment& piece : cut_sample(s, chunk_tokens)) chunks.push_back({{piece}});
   }
   if (lengths.empty()) return chunks;
   Bins bins = fewest_bins(lengths, chunk_tokens);
@@ -157,7 +166,8 @@ Batch plan_chunks(std::int64_t step, const std::vector<SampleLength>& samples,
                   const BatchingOptions& options) {
   require(options.dp >= 1, "mesh.dp = {}: a batch needs at least one data-parallel rank",
           options.dp);
-  std::vector<MicroBatch> chunks = construct_chunks(samples, options.micro_batch_tokens);
+  std::vector<MicroBatch> chunks =
+      construct_chunks(samples, options.micro_batch_tokens, options.align);
   Batch batch;
   batch.step = step;
   batch.micro_batches.resize(options.dp);

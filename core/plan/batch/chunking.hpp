@@ -22,12 +22,17 @@ std::vector<std::vector<std::uint32_t>> fewest_bins(std::span<const std::int64_t
 /// what their bins cannot take in (Martello and Toth's L2).
 std::int64_t least_bins(std::span<const std::int64_t> lengths, std::int64_t capacity);
 
+/// A sample cut every `chunk_tokens` into dependent chunks, in order; one segment where it is no
+/// longer.  Its loss tokens are shared out in proportion to tokens, exact in sum.
+std::vector<Segment> cut_sample(const SampleLength& sample, std::int64_t chunk_tokens);
+
 /// Algorithm 1.  A sample longer than `chunk_tokens` is cut every `chunk_tokens` into dependent
 /// chunks, in order; the others share the fewest chunks.  Dependent chunks come first, then
-/// standalone ones by their first sample in the given order.  A cut sample's loss tokens are shared
-/// out in proportion to tokens, exact in sum.  Errors: chunk_tokens < 1, a negative length.
+/// standalone ones by their first sample in the given order.  Lengths in a shared chunk count
+/// rounded up to `align`, so that its packed axis holds no more than chunk_tokens.  Errors:
+/// chunk_tokens < 1, a negative length.
 std::vector<MicroBatch> construct_chunks(const std::vector<SampleLength>& samples,
-                                         std::int64_t chunk_tokens);
+                                         std::int64_t chunk_tokens, std::int64_t align = 1);
 
 /// The batching method `chunkflow`: chunks of one global batch over data-parallel ranks, heaviest
 /// sample or chunk first to the least loaded rank; dependent chunks of a sample stay together and

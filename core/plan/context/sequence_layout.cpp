@@ -44,6 +44,49 @@ SequenceLayout::SequenceLayout(LayoutKind kind, std::int64_t tokens, int ranks, 
     }
     deals_ = std::move(deals);
   }
+  if (kind == LayoutKind::document_zigzag) lay_documents({0, tokens});
+}
+
+SequenceLayout::SequenceLayout(LayoutKind kind, const MicroBatch& micro_batch, int ranks,
+                               std::int64_t stripe, std::int64_t align)
+    : SequenceLayout(kind, micro_batch.axis_tokens(), ranks, stripe, align) {
+  if (kind == LayoutKind::document_zigzag) lay_documents(PackedAxis(micro_batch).offset);
+}
+
+void SequenceLayout::lay_documents(std::vector<std::int64_t> offset) {
+  if (offset.size() < 2) offset = {0, 0};
+  auto documents = std::make_shared<Documents>();
+  documents->offset = std::move(offset);
+  documents_ = documents;
+  const auto ranks = static_cast<std::size_t>(ranks_);
+  documents->before.assign(documents->offset.size() * ranks, 0);
+  for (std::size_t d = 0; d + 1 < documents->offset.size(); ++d)
+    for (int r = 0; r < ranks_; ++r) {
+      std::int64_t own = 0;
+      const std::int64_t first = first_piece(d, r);
+      for (const std::int64_t piece : {first, 2 * std::int64_t{ranks_} - 1 - first})
+        own += piece_begin(d, piece + 1) - piece_begin(d, piece);
+      const std::size_t at = d * ranks + static_cast<std::size_t>(r);
+      documents->before[at + ranks] = documents->before[at] + own;
+    }
+}
+
+std::int64_t SequenceLayout::piece_begin(std::size_t document, std::int64_t i) const {
+  const std::int64_t first = documents_->offset[document],
+                     length = documents_->offset[document + 1] - first,
+                     parts = 2 * std::int64_t{ranks_};
+  return first + (i == parts ? length : length * i / parts / align_ * align_);
+}
+
+std::int64_t SequenceLayout::first_piece(std::size_t document, int rank) const {
+  return (rank + static_cast<std::int64_t>(document)) % ranks_;
+}
+
+std::size_t SequenceLayout::document_of(std::int64_t global) const {
+  const auto& offset = documents_->offset;  // empty segments share an offset: the last of them
+  return static_cast<std::size_t>(std::upper_bound(offset.begin(), offset.end() - 1, global) -
+                                  offset.begin()) -
+         1;
 }
 
 std::int64_t SequenceLayout::place(std::int64_t round, int rank) const {
@@ -92,6 +135,15 @@ SequenceLayout::Location SequenceLayout::locate(std::int64_t global) const {
     case LayoutKind::shuffled:
       rank = dealt(global / stripe_ / ranks_, global / stripe_ % ranks_);
       break;
+    case LayoutKind::document_zigzag: {
+      const std::size_t document = document_of(global);
+      const std::int64_t parts = 2 * std::int64_t{ranks_};
+      const std::int64_t piece =
+          piece_of(global, parts, [&](std::int64_t i) { return piece_begin(document, i); });
+      const auto turn = static_cast<std::int64_t>(document % static_cast<std::size_t>(ranks_));
+      rank = static_cast<int>((std::min(piece, parts - 1 - piece) + ranks_ - turn) % ranks_);
+      break;
+    }
   }
   return {rank, lower_bound(rank, global)};
 }
@@ -113,6 +165,21 @@ std::int64_t SequenceLayout::global(int rank, std::int64_t index) const {
     case LayoutKind::striped:
     case LayoutKind::shuffled:
       return (index / stripe_ * ranks_ + place(index / stripe_, rank)) * stripe_ + index % stripe_;
+    case LayoutKind::document_zigzag: {
+      std::size_t low = 0, high = documents_->offset.size() - 1;  // before[low] <= index
+      const auto before = [&](std::size_t d) {
+        return documents_
+            ->before[d * static_cast<std::size_t>(ranks_) + static_cast<std::size_t>(rank)];
+      };
+      while (high - low > 1) {
+        const std::size_t middle = (low + high) / 2;
+        (before(middle) <= index ? low : high) = middle;
+      }
+      const std::int64_t own = index - before(low), piece = first_piece(low, rank),
+                         begin = piece_begin(low, piece),
+                         length = piece_begin(low, piece + 1) - begin;
+      return own < length ? begin + own : piece_begin(low, 2 * ranks_ - 1 - piece) + own - length;
+    }
   }
   return 0;
 }
@@ -141,6 +208,17 @@ std::int64_t SequenceLayout::lower_bound(int rank, std::int64_t global) const {
       const std::int64_t block = global / stripe_, turn = block / ranks_, last = block % ranks_,
                          own = place(turn, rank);
       return turn * stripe_ + (last > own ? stripe_ : last == own ? global % stripe_ : 0);
+    }
+    case LayoutKind::document_zigzag: {
+      const std::size_t document = document_of(global);
+      std::int64_t sum = documents_->before[document * static_cast<std::size_t>(ranks_) +
+                                            static_cast<std::size_t>(rank)];
+      const std::int64_t first = first_piece(document, rank);
+      for (const std::int64_t piece : {first, 2 * std::int64_t{ranks_} - 1 - first}) {
+        const std::int64_t begin = piece_begin(document, piece);
+        sum += std::clamp(global, begin, piece_begin(document, piece + 1)) - begin;
+      }
+      return sum;
     }
   }
   return 0;
@@ -177,6 +255,13 @@ std::vector<std::pair<std::int64_t, std::int64_t>> SequenceLayout::pieces(int ra
       }
       break;
     }
+    case LayoutKind::document_zigzag:
+      for (std::size_t d = 0; d + 1 < documents_->offset.size(); ++d) {
+        const std::int64_t first = first_piece(d, rank);
+        for (const std::int64_t piece : {first, 2 * std::int64_t{ranks_} - 1 - first})
+          add(piece_begin(d, piece), piece_begin(d, piece + 1));
+      }
+      break;
   }
   return result;
 }

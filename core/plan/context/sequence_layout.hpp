@@ -13,13 +13,15 @@
 
 namespace ballast {
 
-enum class LayoutKind { contiguous, zigzag, striped, shuffled };
+enum class LayoutKind { contiguous, zigzag, striped, shuffled, document_zigzag };
 template <>
 struct EnumNames<LayoutKind> {
-  static constexpr EnumTable<LayoutKind, 4> table{{{LayoutKind::contiguous, "contiguous"},
-                                                   {LayoutKind::zigzag, "zigzag"},
-                                                   {LayoutKind::striped, "striped"},
-                                                   {LayoutKind::shuffled, "shuffled"}}};
+  static constexpr EnumTable<LayoutKind, 5> table{
+      {{LayoutKind::contiguous, "contiguous"},
+       {LayoutKind::zigzag, "zigzag"},
+       {LayoutKind::striped, "striped"},
+       {LayoutKind::shuffled, "shuffled"},
+       {LayoutKind::document_zigzag, "document_zigzag"}}};
 };
 /// Whether the layout deals blocks of `stripe` tokens.
 inline bool deals_stripes(LayoutKind kind) {
@@ -36,11 +38,17 @@ inline bool deals_stripes(LayoutKind kind) {
 ///   of its own, always the same one.  A slash,
 ///               which striping computes whole at one ring step or two, is spread over all of them,
 ///               and causal balance stays.
+///   document_zigzag  every segment is cut like zigzag by itself (WLB-LLM's per-document shards);
+///               the ranks take turns in who has the first piece, so that rests even out.  Exact
+///               causal balance of packed samples.
 class SequenceLayout {
  public:
   SequenceLayout() = default;
   SequenceLayout(LayoutKind kind, std::int64_t tokens, int ranks, std::int64_t stripe = 64,
                  std::int64_t align = 1);
+  /// The layout of a micro-batch's packed axis, whose segments document_zigzag needs.
+  SequenceLayout(LayoutKind kind, const MicroBatch& micro_batch, int ranks,
+                 std::int64_t stripe = 64, std::int64_t align = 1);
 
   struct Location {
     int rank = 0;
@@ -76,6 +84,19 @@ class SequenceLayout {
         places;  ///< [rounds][ranks]: the rank at each place, the place of each rank
   };
   std::shared_ptr<const Deals> deals_;
+
+  /// Segments of a document_zigzag layout.
+  struct Documents {
+    std::vector<std::int64_t> offset;  ///< [segments + 1], on the packed axis
+    std::vector<std::int64_t> before;  ///< [segments + 1][ranks]: local tokens of earlier segments
+  };
+  void lay_documents(std::vector<std::int64_t> offset);
+  /// Beginning of piece i of a segment's 2C pieces on the packed axis.
+  std::int64_t piece_begin(std::size_t document, std::int64_t i) const;
+  /// The lower of the two pieces that a rank has of a segment.
+  std::int64_t first_piece(std::size_t document, int rank) const;
+  std::size_t document_of(std::int64_t global) const;
+  std::shared_ptr<const Documents> documents_;
   LayoutKind kind_ = LayoutKind::contiguous;
   std::int64_t tokens_ = 0, stripe_ = 64, align_ = 1;
   int ranks_ = 1;

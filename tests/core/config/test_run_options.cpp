@@ -35,8 +35,9 @@ class OptionsText {
         n.value_tokens, n.vocabulary, n.seed, n.closing);
   }
   void add(const BatchingOptions& b) {
-    add(b.method, b.micro_batch_tokens, b.dp, b.pair_cost_tokens, b.balance, b.seed,
+    add(b.method, b.micro_batch_tokens, b.dp, b.pair_cost_tokens, b.packing, b.balance, b.seed,
         b.micro_batch_samples, b.align);
+    for (const PlacementSplit& s : b.splits) add(s.ranks, s.sp, s.ring);
     for (const PackGroup& g : b.groups) add(g.tokens, g.ranks, g.recompute_layers);
   }
   void add(const AttentionOptions& a) {
@@ -80,6 +81,7 @@ std::string options_text(const Config& config) {
   all.add(o.attention);
   all.add(o.pipeline);
   all.add(o.normaliser, o.layout, o.stripe, o.layer_begin, o.joined_ranks());
+  all.add(o.window.steps, o.window.rule, o.window.global_tokens, o.window.global_samples);
   all.add(o.curriculum.steps, o.curriculum.max_tokens, o.curriculum.global_tokens,
           o.curriculum.global_samples);
   all.add(recomputed_layers(config), budget_pattern(config), budget_block_tokens(config),

@@ -38,7 +38,7 @@ class RandomValues {
     p.layer_begin.resize(static_cast<std::size_t>(small(4)));
     for (auto& layer : p.layer_begin) layer = draw(100);
     p.layouts.resize(static_cast<std::size_t>(small(3)));
-    for (LayoutRule& l : p.layouts) l = {static_cast<LayoutKind>(small(4)), draw(999), draw(99)};
+    for (LayoutRule& l : p.layouts) l = {static_cast<LayoutKind>(small(5)), draw(999), draw(99)};
     p.micro_batches.resize(static_cast<std::size_t>(small(6)));
     for (PlannedMicroBatch& m : p.micro_batches) m = micro_batch();
     p.schedules.resize(static_cast<std::size_t>(small(3)));

@@ -2,10 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <memory>
+#include <set>
 
 #include "core/base/random.hpp"
 #include "core/plan/plan_step.hpp"
 #include "core/plan/step_problems.hpp"
+#include "tests/core/plan/batch/long_tailed_lengths.hpp"
 
 namespace ballast {
 namespace {
@@ -26,6 +29,14 @@ StepOptions options_of(int dp, int pp, Batching method = Batching::packed) {
   for (int s = 0; s < pp; ++s) {
     options.layer_begin.push_back(s);
     options.stage_elements.push_back(100 + s);
+  }
+  if (method == Batching::balanced) {
+    options.batching.splits = {{1, 1, 1}, {2, 2, 1}};
+    if (dp % 4 == 0) options.batching.splits.push_back({4, 4, 1});
+    TestCosts costs;
+    costs.prefix_bytes = 0;  // as in runs: a chunk's tokens alone count
+    options.batching.placement_costs = std::make_shared<TestCosts>(costs);
+    options.batching.stages = pp;
   }
   if (method == Batching::hbp)
     options.batching.groups = {{4096, 1, -1}, {16384, 2, 1}, {65536, 4, 2}};
@@ -63,6 +74,36 @@ TEST(PlanStep, EveryMethodGivesASoundPlanOfAllSamples) {
         EXPECT_EQ(plan.hash(), plan_step(3, samples, options).hash());
         EXPECT_NE(plan.hash(), plan_step(4, samples, options).hash());
       }
+}
+
+TEST(PlanStep, RandomPlacementsReplayWithoutDeadlock) {
+  std::uint64_t draw = 0;
+  const auto random = [&](int below) {
+    return static_cast<int>(random_bits(17, stream_of("placements"), draw++) %
+                            static_cast<std::uint64_t>(below));
+  };
+  std::set<int> degrees;
+  bool chunked = false;
+  for (int trial = 0; trial < 1000 && !HasFailure(); ++trial) {
+    const int dp = 1 << random(4), pp = 1 << random(3);
+    StepOptions options = options_of(dp, pp, Batching::balanced);
+    options.batching.splits.clear();
+    for (int ranks = 1; ranks <= dp; ranks *= 2)
+      options.batching.splits.push_back({ranks, ranks, 1});
+    options.batching.micro_batch_tokens = 512 << random(4);
+    options.batching.chunk_k = 1 + random(3);
+    options.batching.align = random(2) == 0 ? 1 : 64;
+    options.zero = random(3);
+    options.pipeline.schedule = random(2) == 0 ? ScheduleKind::one_f_one_b : ScheduleKind::gpipe;
+    const auto samples = samples_of(1 + random(40), 1 << (8 + random(8)), draw);
+    const StepPlan plan = plan_step(trial, samples, options);
+    EXPECT_EQ(problems(plan), "") << "trial " << trial << " dp " << dp << " pp " << pp;
+    EXPECT_EQ(plan.samples(), static_cast<std::int64_t>(samples.size()));
+    for (const PlannedMicroBatch& m : plan.micro_batches)
+      degrees.insert(m.group.ranks), chunked = chunked || m.chunk > 0;
+  }
+  EXPECT_EQ(degrees, (std::set<int>{1, 2, 4, 8}));
+  EXPECT_TRUE(chunked);
 }
 
 TEST(PlanStep, IdlePlacesOfRoundsDisappear) {
@@ -122,8 +163,8 @@ TEST(PlanStep, ExactLossTokensWhereTheNormaliserNeedsThem) {
   options.normaliser = LossNormaliser::token_mean;
   const StepPlan plan = plan_step(0, samples, options);
   EXPECT_EQ(plan.loss_tokens, 10);
-  EXPECT_DOUBLE_EQ(plan.micro_batches[0].loss_weight, 1.0 / 16);
-  EXPECT_DOUBLE_EQ(plan.micro_batches[1].loss_weight, 1.0 / 4);
+  EXPECT_DOUBLE_EQ(plan.micro_batches[0].loss_weight, 1.0 / 10);  // both chunks are one sample
+  EXPECT_DOUBLE_EQ(plan.micro_batches[1].loss_weight, 1.0 / 10);
 }
 
 // A step that goes on in the next epoch may take a sample twice, each time in chunks.

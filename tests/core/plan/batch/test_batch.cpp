@@ -97,6 +97,35 @@ TEST(Batch, ChunksWeighRightWhateverTheirPlanEstimates) {
   EXPECT_EQ(LossWeights(LossNormaliser::ave_token, none).of(none.micro_batches[0][0]), 0);
 }
 
+TEST(Batch, TheChunksOfASampleWeighAsMuchAsTheSample) {
+  const std::vector<SampleLength> samples{{0, 20, 19}, {1, 3, 2}, {2, 9, 8}};
+  const Batch whole = plan_batch(0, samples, {.method = Batching::none, .dp = 2}),
+              cut = plan_batch(0, samples,
+                               {.method = Batching::chunkflow, .micro_batch_tokens = 4, .dp = 2});
+  for (const LossNormaliser normaliser : values_of<LossNormaliser>()) {
+    const LossWeights of_whole(normaliser, whole), of_cut(normaliser, cut);
+    std::map<std::int64_t, double> token_weight;  // by sample
+    for (const auto& list : whole.micro_batches)
+      for (const MicroBatch& m : list) {
+        const auto by_segment = segment_weights(normaliser, m);
+        token_weight[m.segments[0].sample] =
+            of_whole.of(m) * (by_segment.empty() ? 1 : by_segment[0]);
+      }
+    std::size_t chunks = 0;
+    for (const auto& list : cut.micro_batches)
+      for (const MicroBatch& m : list) {
+        ASSERT_EQ(m.segments.size(), 1u);
+        const auto by_segment = segment_weights(normaliser, m);
+        if (m.loss_tokens() == 0) continue;
+        EXPECT_NEAR(of_cut.of(m) * (by_segment.empty() ? 1 : by_segment[0]),
+                    token_weight.at(m.segments[0].sample), 1e-15)
+            << name(normaliser) << " sample " << m.segments[0].sample;
+        ++chunks;
+      }
+    EXPECT_EQ(chunks, 8u);  // the last token of a sample carries no loss
+  }
+}
+
 TEST(Batch, BadOptionsAreRefused) {
   EXPECT_THROW(plan_batch(0, {}, {Batching::packed, 0, 1, 0}), Error);
   EXPECT_THROW(plan_batch(0, {}, {Batching::none, 1, 0, 0}), Error);

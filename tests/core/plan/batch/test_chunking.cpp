@@ -116,6 +116,23 @@ TEST(Chunk, EveryTokenOnceAndGroupsTogether) {
   }
 }
 
+TEST(Chunk, PaddingBetweenSegmentsCountsAgainstTheChunk) {
+  BatchingOptions options;
+  options.method = Batching::chunkflow;
+  options.micro_batch_tokens = 512;
+  options.align = 64;
+  std::vector<SampleLength> samples;
+  for (std::int64_t i = 0; i < 64; ++i) samples.push_back({i, 8, 7});
+  samples.push_back({64, 1300, 1299});
+  std::int64_t tokens = 0;
+  for (const auto& list : plan_batch(0, samples, options).micro_batches)
+    for (const MicroBatch& m : list) {
+      EXPECT_LE(m.axis_tokens(), 512);
+      tokens += m.tokens();
+    }
+  EXPECT_EQ(tokens, 64 * 8 + 1300);
+}
+
 TEST(Chunk, FigureTwoOfThePaper) {
   const std::vector<SampleLength> samples{{0, 4, 0}, {1, 2, 0}, {2, 1, 0}, {3, 1, 0}};
   EXPECT_EQ(chunk_groups(construct_chunks(samples, 2)), (ChunkGroups{{0, 1}, {2}, {3}}));

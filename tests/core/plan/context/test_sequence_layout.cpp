@@ -12,17 +12,18 @@ namespace ballast {
 namespace {
 
 constexpr LayoutKind kKinds[] = {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
-                                 LayoutKind::shuffled};
+                                 LayoutKind::shuffled, LayoutKind::document_zigzag};
 
 /// Owner of a position by the definition in the header, one position at a time.
 int owner(LayoutKind kind, std::int64_t tokens, int ranks, std::int64_t stripe, std::int64_t align,
           std::int64_t global) {
   if (kind == LayoutKind::striped) return static_cast<int>(global / stripe % ranks);
-  const std::int64_t parts = kind == LayoutKind::zigzag ? 2 * ranks : ranks;
+  const bool folded = kind != LayoutKind::contiguous;
+  const std::int64_t parts = folded ? 2 * ranks : ranks;
   std::int64_t piece = 0;
   for (std::int64_t i = 1; i < parts; ++i)
     if (tokens * i / parts / align * align <= global) piece = i;
-  return static_cast<int>(kind == LayoutKind::zigzag && piece >= ranks ? parts - 1 - piece : piece);
+  return static_cast<int>(folded && piece >= ranks ? parts - 1 - piece : piece);
 }
 
 TEST(SequenceLayout, MapsAreExactInverses) {
@@ -141,6 +142,47 @@ TEST(SequenceLayout, BadInputIsRefused) {
   EXPECT_THROW(layout.global(0, 4), Error);
   EXPECT_THROW(layout.global(2, 0), Error);
   EXPECT_THROW(layout.local_tokens(-1), Error);
+}
+
+TEST(SequenceLayout, DocumentZigzagCutsEverySegmentByItself) {
+  for (const std::int64_t align : {1, 64})
+    for (const int ranks : {1, 2, 3, 8}) {
+      MicroBatch batch{{{0, 0, 0, 0},
+                        {1, 0, 1000, 0},
+                        {2, 0, 0, 0},
+                        {3, 64, 1600, 0},
+                        {4, 0, 1, 0},
+                        {5, 0, 4097, 0},
+                        {6, 0, 0, 0}}};
+      batch.align = align;
+      const PackedAxis axis(batch);
+      const SequenceLayout layout(LayoutKind::document_zigzag, batch, ranks, 64, align);
+      std::vector<std::int64_t> count(static_cast<std::size_t>(ranks), 0);
+      for (std::int64_t g = 0; g < axis.offset.back(); ++g) {
+        const int s = axis.segment_of(g);
+        const std::int64_t length = axis.offset[s + 1] - axis.offset[s], parts = 2 * ranks;
+        std::int64_t piece = 0;
+        for (std::int64_t i = 1; i < parts; ++i)
+          if (length * i / parts / align * align <= g - axis.offset[s]) piece = i;
+        const int folded = static_cast<int>(std::min(piece, parts - 1 - piece));
+        const auto at = layout.locate(g);
+        ASSERT_EQ((at.rank + s) % ranks, folded) << g;
+        ASSERT_EQ(at.index, count[at.rank]);
+        for (int r = 0; r < ranks; ++r) ASSERT_EQ(layout.lower_bound(r, g), count[r]) << g;
+        ASSERT_EQ(layout.global(at.rank, at.index), g);
+        ++count[at.rank];
+      }
+      for (int r = 0; r < ranks; ++r) {
+        ASSERT_EQ(layout.local_tokens(r), count[r]);
+        std::int64_t index = 0;
+        for (const auto& [begin, end] : layout.pieces(r)) {
+          ASSERT_EQ(begin % align, 0);
+          for (std::int64_t g = begin; g < end; ++g) ASSERT_EQ(layout.global(r, index++), g);
+        }
+        ASSERT_EQ(index, count[r]);
+      }
+    }
+  EXPECT_EQ(SequenceLayout(LayoutKind::document_zigzag, MicroBatch{}, 4).local_tokens(3), 0);
 }
 
 TEST(PackedAxis, SkipsEmptySegments) {

@@ -1,0 +1,91 @@
+#include "core/config/batching_rows.hpp"
+
+#include "core/config/config.hpp"
+
+namespace ballast {
+
+using namespace deck_row;
+
+void batching_rows(Schema& schema) {
+  const auto method = on(&Config::batching, &BatchingConfig::method);
+  auto batching = schema.block("batching", &Config::batching);
+  batching.key(
+      "method", &BatchingConfig::method,
+      "none: one sample a micro-batch; packed: best-fit packs, heaviest first to the least "
+      "loaded rank; hbp: packing groups; sab: ranks, then micro-batches, balanced by "
+      "predicted latency (SparseBalance), lbb: by tokens; chunkflow: dependent chunks of long "
+      "samples; balanced: long samples on as many ranks as they need, beside packs of short ones, "
+      "by predicted time; others: packing baselines");
+  batching.key("micro_batch_tokens", &BatchingConfig::micro_batch_tokens, "tokens",
+               between(1, kTokens),
+               "capacity of a pack; a longer sample gets a micro-batch of its own (balanced: as "
+               "many data-parallel ranks as hold no more than this each, or chunks)");
+  batching.key("global_tokens", &BatchingConfig::global_tokens, "tokens", between(1, kTokens),
+               "tokens of a global batch: samples are taken in order until they reach it");
+  batching.key("global_samples", &BatchingConfig::global_samples, "samples", between(0, kTokens),
+               "samples of a global batch, in place of global_tokens; 0: global_tokens decides");
+  batching
+      .key("micro_batch_samples", &BatchingConfig::micro_batch_samples, "samples",
+           between(0, 1 << 20),
+           "none, sab, lbb: samples of a micro-batch (none: that many in order; sab, lbb: on "
+           "average); 0: one (none), as micro_batch_tokens allows (sab, lbb)")
+      .when(method, Batching::none, Batching::sab, Batching::lbb);
+  batching.key("window", &BatchingConfig::window, "steps", between(1, 4096),
+               "steps whose samples are taken together and dealt out anew by batching.window_rule; "
+               "by lengths and the model's shape alone; 1: steps as the sampler takes them");
+  batching.key("window_rule", &BatchingConfig::window_rule,
+               "balanced: equal work to each step of a window; sorted: samples of like length in a "
+               "step, steps in random order (LongAlign)");
+  batching.key("shuffle", &BatchingConfig::shuffle,
+               "a new sample order each epoch, the same on every mesh");
+  batching.key("scope", &BatchingConfig::scope,
+               "what is packed at once: each global batch, or the whole epoch, cut into batches of "
+               "one micro-batch a rank (pack only)");
+  batching
+      .key("groups", &BatchingConfig::groups, "tokens", between(1, kTokens),
+           "hbp: pack length of each group, ascending")
+      .when(method, Batching::hbp);
+  batching
+      .key(
+          "group_ranks", &BatchingConfig::group_ranks, "ranks", between(1, kDegree),
+          "hbp: ranks that share a pack of each group, its sequence parallel degree; empty list: 1")
+      .when(method, Batching::hbp);
+  batching
+      .key("group_recompute", &BatchingConfig::group_recompute, "layers", between(-1, 1 << 16),
+           "hbp: first layers of a stage recomputed in backward in each group, as recompute.mode = "
+           "\"full\" does; -1 or an empty list: as block recompute says")
+      .when(method, Batching::hbp);
+  batching
+      .key("groups_from", &BatchingConfig::groups_from,
+           "hbp: where the packing groups stand; profile: those that `ballast profile` or `ballast "
+           "plan` selected (select_lengths) and stored in profile.table, in place of groups, "
+           "group_ranks and group_recompute")
+      .when(method, Batching::hbp);
+  batching.key("select_lengths", &BatchingConfig::select_lengths, "tokens", between(1, kTokens),
+               "hbp: pack lengths that `ballast plan` and `ballast profile` try when they select "
+               "packing groups, ascending; empty: no selection");
+  batching.key(
+      "select_ranks", &BatchingConfig::select_ranks, "ranks", between(1, kDegree),
+      "ranks a pack to try; empty list: powers of two that divide mesh.dp and the query heads "
+      "(balanced: all divisors of mesh.dp that divide the query heads)");
+  batching.key(
+      "select_memory_gib", &BatchingConfig::select_memory_gib, "GiB", at_least(0),
+      "memory of a rank that selected groups keep within by recomputing layers; 0: no limit");
+  batching
+      .key("packing", &BatchingConfig::packing,
+           "hbp: how a group's samples become packs; alike: sets of packs alike in tokens and "
+           "attention; isf: one by one by initial sample fit, as Algorithm 2 of the paper prints")
+      .when(method, Batching::hbp);
+  batching
+      .key("balance", &BatchingConfig::balance,
+           "hbp: packs and batches of like attention; false: random packs of each group in random "
+           "order")
+      .when(method, Batching::hbp);
+  batching
+      .key("long", &BatchingConfig::long_samples,
+           "hbp: what happens to a sample above the longest group; split: pieces of its length, "
+           "each a sample")
+      .when(method, Batching::hbp);
+}
+
+}  // namespace ballast

@@ -1,0 +1,69 @@
+// Placement as lists of rounds: ranks that share a micro-batch have it at the same place.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+
+#include "core/base/error.hpp"
+#include "core/plan/batch/chunk_groups.hpp"
+#include "core/plan/batch/placed_batch.hpp"
+#include "tests/core/plan/batch/long_tailed_lengths.hpp"
+
+namespace ballast {
+namespace {
+
+BatchingOptions options(int dp) {
+  BatchingOptions o;
+  o.method = Batching::balanced;
+  o.dp = dp;
+  o.micro_batch_tokens = 16384;
+  o.splits.clear();
+  for (int ranks = 1; ranks <= dp; ++ranks)
+    if (dp % ranks == 0 && 24 % ranks == 0) o.splits.push_back({ranks, ranks, 1});
+  o.placement_costs = std::make_shared<TestCosts>();
+  return o;
+}
+
+TEST(PlacedBatch, SharedMicroBatchesStandAtOnePlaceAndEveryTokenOnce) {
+  std::size_t all_shared = 0;
+  for (const int dp : {1, 2, 6, 12, 32}) {
+    const auto lengths = long_tailed_lengths(300, static_cast<std::uint64_t>(dp));
+    std::vector<SampleLength> samples;
+    for (std::size_t i = 0; i < lengths.size(); ++i)
+      samples.push_back({static_cast<std::int64_t>(i), lengths[i], lengths[i] - 1});
+    const BatchingOptions o = options(dp);
+    const Batch batch = plan_batch(5, samples, o);
+    ASSERT_EQ(batch.step, 5);
+    ASSERT_EQ(batch.micro_batches.size(), static_cast<std::size_t>(dp));
+    std::map<std::int64_t, std::int64_t> tokens;
+    std::size_t shared = 0;
+    for (int d = 0; d < dp; ++d) {
+      const auto& list = batch.micro_batches[static_cast<std::size_t>(d)];
+      ASSERT_EQ(list.size(), batch.micro_batches[0].size());
+      EXPECT_NO_THROW(chunk_groups(batch.work_of(d)));
+      for (std::size_t m = 0; m < list.size(); ++m) {
+        const auto& first = batch.micro_batches[static_cast<std::size_t>(d - d % list[m].sp)][m];
+        ASSERT_EQ(first.sp, list[m].sp);
+        ASSERT_TRUE(d % list[m].sp == 0 || list[m].segments.empty());
+        ASSERT_LE(list[m].tokens(), o.micro_batch_tokens * list[m].sp);
+        shared += !list[m].segments.empty() && list[m].sp > 1;
+        for (const Segment& s : list[m].segments) tokens[s.sample] += s.tokens();
+      }
+    }
+    EXPECT_TRUE(dp > 1 || shared == 0);
+    all_shared += shared;
+    ASSERT_EQ(tokens.size(), samples.size());
+    for (const SampleLength& s : samples) EXPECT_EQ(tokens[s.sample], s.tokens);
+    EXPECT_EQ(plan_batch(5, samples, o).hash(), batch.hash());
+  }
+  EXPECT_GT(all_shared, 0u);
+}
+
+TEST(PlacedBatch, NeedsCosts) {
+  BatchingOptions o = options(2);
+  o.placement_costs = nullptr;
+  EXPECT_THROW(plan_batch(0, {{0, 10, 9}}, o), Error);
+}
+
+}  // namespace
+}  // namespace ballast
