@@ -59,7 +59,7 @@ class Session {
   std::unique_ptr<Dataset> dataset;
   Sampler sampler;
   SamplerWindow window;  ///< takes steps out of sampler
-  StageTable stage;  ///< this rank's part of the parameter table
+  StageTable stage;      ///< this rank's part of the parameter table
   Parameters parameters;
   std::uint64_t base_fingerprint = 0;  ///< of the frozen weights beside adapters, once load_base
                                        ///< has read them; 0: initial values

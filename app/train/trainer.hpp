@@ -65,7 +65,7 @@ class Trainer {
   StepLog log_;
   TraceObserver trace_;
   CheckpointState state_;
-  nlohmann::ordered_json summary_;         ///< --json: the run's last step and held-out loss
+  nlohmann::ordered_json summary_;  ///< --json: the run's last step and held-out loss
   bool balance_told_ = false;
   std::string gradient_file_;              ///< run.dump_gradients until it is written
   std::vector<std::string> deck_changes_;  ///< against the checkpoint that is continued
