@@ -29,6 +29,7 @@ void TraceSink::step(const StepStatistics& s) {
     row.insert({{"budget", s.budgets->mean_budget},
                 {"coverage_loss", s.budgets->mean_coverage_loss},
                 {"largest_coverage_loss", s.budgets->largest_coverage_loss}});
+  if (s.recall) row.insert({{"recall", s.recall->mean}, {"recall_interval", s.recall->interval}});
   if (s.schedule)
     row.insert({{"schedule_s", s.schedule->measured_s},
                 {"predicted_schedule_s", s.schedule->predicted_s}});
@@ -55,6 +56,10 @@ void LogSink::step(const StepStatistics& s) {
     fields.emplace_back("schedule_s", fmt::format("{:.4f}", s.schedule->measured_s));
     fields.emplace_back("predicted_schedule_s", fmt::format("{:.4f}", s.schedule->predicted_s));
   }
+  if (s.recall) {
+    fields.emplace_back("recall", fmt::format("{:.5f}", s.recall->mean));
+    fields.emplace_back("recall_interval", fmt::format("{:.5f}", s.recall->interval));
+  }
   if (o.step % std::max<std::int64_t>(1, every_) == 0 || o.step == o.steps || o.step == 1)
     log_.step(fields);
   const double per_step_s = o.trained_s / static_cast<double>(o.step);
@@ -69,6 +74,10 @@ void JsonSink::step(const StepStatistics& s) {
   summary_["mfu"] = s.mfu();
   summary_["imbalance"] = s.imbalance;
   summary_["step"] = s.outcome.step;
+  if (s.recall) {
+    summary_["recall"] = s.recall->mean;
+    summary_["recall_interval"] = s.recall->interval;
+  }
   if (!s.schedule) return;
   summary_["schedule_s"] = s.schedule->measured_s;
   summary_["predicted_schedule_s"] = s.schedule->predicted_s;

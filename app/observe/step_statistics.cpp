@@ -46,8 +46,8 @@ StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const 
                                 sums.spent.planning_s,
                                 sums.scheduled ? -sums.first_begin_s : kNever,
                                 sums.scheduled ? sums.last_end_s : kNever};
-  std::array<double, 2> totals{};
-  auto& [total_s, count] = totals;
+  std::array<double, 5> totals{0, 0, sums.recall.queries, sums.recall.mean, sums.recall.squares};
+  auto& [total_s, count, queries, recall, squares] = totals;
   for (const double s : times) total_s += s;
   const std::vector<MicroBatch> mine = plan.list(mesh.at.dp);
   count = static_cast<double>(
@@ -59,6 +59,7 @@ StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const 
   all.most_spent = {tuning_s, planning_s};
   const double mean_s = total_s / std::max(1.0, count);
   all.imbalance = mean_s > 0 ? longest_s / mean_s : 1;
+  if (queries > 0) all.recall = recall_facts({queries, recall, squares});
   if (outcome.predicts)
     all.schedule = ScheduleSeconds{std::max(0.0, minus_begin_s + end_s), outcome.predicted_s};
   return all;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "app/observe/overheads.hpp"
+#include "app/observe/recall_rows.hpp"
 #include "core/base/device.hpp"
 #include "core/observe/events.hpp"
 #include "core/plan/step_plan.hpp"
@@ -47,6 +48,7 @@ struct StepStatistics {
   double imbalance = 1;                      ///< SparseBalance Equation 11 over all micro-batches
   std::optional<ScheduleSeconds> schedule;   ///< where the outcome predicts
   std::optional<BudgetFacts> budgets;        ///< this rank's
+  std::optional<RecallFacts> recall;         ///< of all layers and heads, where it was measured
   MemoryUse memory;                          ///< this rank's
   std::int64_t largest_peak_bytes = 0;       ///< of the rank that needs most
   int ranks = 1;
@@ -65,6 +67,7 @@ struct EventSums {
   std::vector<double> micro_batch_s;  ///< [micro-batch of the rank's list] forward and backward
   double first_begin_s = 0, last_end_s = 0;  ///< of the stage's schedule ops
   bool scheduled = false;                    ///< whether there were any
+  RecallSums recall;                         ///< of rows that no other rank adds
 };
 EventSums sum_events(std::span<const Event> events, std::int64_t step, std::size_t micro_batches);
 

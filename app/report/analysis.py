@@ -83,6 +83,9 @@ class Analysis:
     sparse: dict = field(
         default_factory=dict
     )  # (step, layer, head) -> [budget sum, rows, computed pairs, visible pairs, overflow]
+    # rows of the plans "recall" and "coverage" (app/observe/recall_rows.hpp), None without any
+    recall: np.ndarray = None
+    coverage: np.ndarray = None
     memory: dict = field(default_factory=dict)  # category -> [rank] bytes
     overheads: dict = field(
         default_factory=dict
@@ -103,6 +106,8 @@ def analyse(run):
     _plans(a)
     _budgets(a)
     _sparse(a)
+    a.recall, a.coverage = (_plan_rows(a, kind) for kind in ("recall", "coverage"))
+    _window_notes(a)
     _overheads(a)
     _memory(a)
     _regions(a)
@@ -369,6 +374,39 @@ def sparsity(a):
     return result
 
 
+def _plan_rows(a, kind):
+    """Rows of a kind of plan that is a list of rows, of all steps and ranks; None without any."""
+    rows = [row for rank in a.ranks for plan in a.run.traces[rank].executed(kind) for row in plan]
+    return np.array(rows, float) if rows else None
+
+
+def _window_notes(a):
+    """Layers whose observed queries do not speak for the whole segments."""
+    if (
+        a.recall is None
+        or a.coverage is None
+        or a.run.deck.get("attention.pattern") != "vertical_slash"
+    ):
+        return
+    for layer in np.unique(a.recall[:, 3]):
+        mine = a.recall[a.recall[:, 3] == layer]
+        told = a.coverage[(a.coverage[:, 3] == layer) & (a.coverage[:, 6] == 1)][:, 5]
+        held = metrics.recall(*mine[:, 6:9].T)[0]
+        if told.size and abs(told.mean() - held) > 0.05:
+            a.run.notes.append(
+                f"layer {int(layer)}: the budgets' patterns hold {told.mean():.3f} of the observed"
+                f" queries' attention, and {held:.3f} of all queries'"
+            )
+
+
+def recall(a):
+    """Mean recall and half its 95 % interval; empty where it was not measured."""
+    if a.recall is None:
+        return {}
+    mean, interval = metrics.recall(*a.recall[:, 6:9].T)
+    return {"recall": mean, "recall_interval": interval}
+
+
 def _overheads(a):
     """Shares of budget tuning and of planning, of a run that tunes budgets or batches by predicted
     latency (sab) or length (lbb)."""
@@ -481,6 +519,7 @@ def summary(a):
     result.update(a.ring.get("all", {}))
     result.update(a.batch)
     result.update(sparsity(a))
+    result.update(recall(a))
     result.update(prediction.summary(a.prediction))
     result.update(a.overheads)
     for name, key in (

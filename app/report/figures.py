@@ -233,6 +233,47 @@ def _ring_columns(ax, names, compute, wait):
     ax.grid(axis="x", visible=False)
 
 
+def recall(a):
+    """Recall by layer and head, by step with its 95 % interval, and coverage curves by layer."""
+    if a.recall is None:
+        return None
+    layers, heads = (np.unique(a.recall[:, i]) for i in (3, 4))
+    curves = a.coverage is not None
+    figure, axes = plt.subplots(
+        1, 2 + curves, figsize=(WIDTH, rank_height(len(layers), least=2.8)), squeeze=False
+    )
+    left, middle, *rest = axes[0]
+    table = np.full((len(layers), len(heads)), np.nan)
+    for i, j in np.ndindex(table.shape):
+        mine = a.recall[(a.recall[:, 3] == layers[i]) & (a.recall[:, 4] == heads[j])]
+        if len(mine):
+            table[i, j] = metrics.recall(*mine[:, 6:9].T)[0]
+    image = left.imshow(table, aspect="auto", cmap=HEAT, vmax=1, interpolation="nearest")
+    figure.colorbar(image, ax=left, pad=0.02)
+    rank_ticks(left, [int(layer) for layer in layers])
+    left.grid(False)
+    left.set(xlabel="head", ylabel="layer", title="Recall, mean over steps")
+    integer_axis(left.xaxis)
+    steps = np.unique(a.recall[:, 0])
+    mean, interval = np.array(
+        [metrics.recall(*a.recall[a.recall[:, 0] == step][:, 6:9].T) for step in steps]
+    ).T
+    middle.errorbar(steps, mean, interval, marker="o", markersize=3, capsize=2, color=SERIES[0])
+    middle.set(xlabel="step", title="Recall by step, 95 % interval")
+    integer_axis(middle.xaxis)
+    for ax in rest:
+        for i, layer in enumerate(np.unique(a.coverage[:, 3])):
+            mine = a.coverage[a.coverage[:, 3] == layer]
+            budgets = np.unique(mine[:, 4])
+            values = [mine[mine[:, 4] == k][:, 5].mean() for k in budgets]
+            ax.plot(budgets, values, color=SERIES[i % len(SERIES)], label=f"layer {int(layer)}")
+        ax.set(xlabel="budget k", title="Coverage C(k)", ylim=(None, 1.02))
+        integer_axis(ax.xaxis)
+        if len(ax.lines) <= len(SERIES):
+            ax.legend(loc="lower right")
+    return figure
+
+
 def sparsity(a):
     """Sparsity ratio by layer and head, and by step: mean and range over layers and heads."""
     if not a.sparse:
@@ -515,6 +556,13 @@ FIGURES = {
         ),
     ),
     "lengths": (lengths, "From the executed plans."),
+    "recall": (
+        recall,
+        (
+            "Share of the exact attention that lies on computed pairs, from sampled queries of the"
+            " measured steps; C(k) where budgets are tuned. Rows: recall_rows.csv, coverage.csv."
+        ),
+    ),
     "budgets": (
         budgets,
         (

@@ -222,6 +222,43 @@ def sparsity(a):
     )
 
 
+def recall(a):
+    if a.recall is None:
+        return None
+    rows = []
+    for layer in np.unique(a.recall[:, 3]):
+        mine = a.recall[a.recall[:, 3] == layer]
+        parts = np.average(mine[:, 10:14], axis=0, weights=mine[:, 6])
+        rows.append(
+            [str(int(layer)), *metrics.recall(*mine[:, 6:9].T), float(mine[:, 7].min())]
+            + [float(mine[:, 9].min()), *map(float, parts)]
+        )
+    return Table(
+        "recall",
+        "Recall of sparse attention",
+        ["layer", "recall", "\u00b1", "least of a head and step", "10th percentile"]
+        + ["sink", "own block", "blocks", "columns"],
+        rows,
+        metrics.FORMULAS["recall"],
+        ("",) + 8 * (".4f",),
+    )
+
+
+def recall_rows(a):
+    if a.recall is None:
+        return None
+    names = ["step", "micro_batch", "chunk", "layer", "head", "rows", "queries", "recall"]
+    names += ["error", "p10", "sink", "own", "blocks", "columns"]
+    return Table("recall_rows", "", names, a.recall.tolist())
+
+
+def coverage(a):
+    if a.coverage is None:
+        return None
+    names = ["step", "micro_batch", "chunk", "layer", "budget", "coverage", "chosen"]
+    return Table("coverage", "", names, a.coverage.tolist())
+
+
 def budgets(a):
     if not a.sparse:
         return None
@@ -393,5 +430,17 @@ def comparison(analyses):
     )
 
 
-SHOWN = (pop, ring, sparsity, steps_balance, predicted, batch, overheads, regions, memory, ranks)
-CSV_ONLY = (split, budgets, ring_steps, steps, segments)
+SHOWN = (
+    pop,
+    ring,
+    sparsity,
+    recall,
+    steps_balance,
+    predicted,
+    batch,
+    overheads,
+    regions,
+    memory,
+    ranks,
+)
+CSV_ONLY = (split, budgets, recall_rows, coverage, ring_steps, steps, segments)

@@ -57,6 +57,9 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Confi
   checkpoints_.emplace(session_, optimizer_, checkpoint_options(), restored,
                        [this](const std::string& text) { log_.comment(text); });
   write_header(restored, train_step_.table_notes());
+  if (session_.options.attention.sparse() && config.trace.recall_every > 0 &&
+      session_.device.space() != Space::host)
+    log_.comment("recall is measured on the host backend alone");
   folder_.write_status("running", state_.step, checkpoints_->newest());
 }
 
@@ -323,6 +326,7 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
     outcome.predicted_s = predict(plan);
   const std::vector<BudgetRow> budgets = session_.recorder.take_budgets();
   trace_.with([&](TraceWriter& trace) { trace.budgets(budgets); });
+  sums.recall = store_recall();
   outcome.steps = session_.config.run.steps;
   outcome.trained_s = state_.seconds_trained;
   outcome.flops = session_.training_flops(plan);
@@ -331,6 +335,21 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
   if (session_.tuning) statistics.budgets = session_.tuning->facts();
   if (session_.recorder.enabled) overheads_.add(statistics.most_spent, outcome.seconds);
   for (const auto& sink : sinks_) sink->step(statistics);
+}
+
+RecallSums Trainer::store_recall() {
+  const std::vector<RecallRow> recall = session_.recorder.take_recalls();
+  const std::vector<CoverageRow> coverage = session_.recorder.take_coverage();
+  if (session_.mesh.cp.rank() != 0) return {};  // a ring's ranks have the same
+  const auto store = [&](const char* kind, const auto& rows, const std::string& text) {
+    if (rows.empty()) return;
+    trace_.with([&](TraceWriter& trace) {
+      trace.plan(kind, std::hash<std::string>()(text), text, rows.front().step);
+    });
+  };
+  store("recall", recall, recall_json(recall));
+  if (session_.mesh.at.sp == 0) store("coverage", coverage, coverage_json(coverage));
+  return sum_recall(recall);
 }
 
 void Trainer::stop_at_nonfinite(const StepPlan& plan, const TrainStep::Gradients& found) {

@@ -44,6 +44,8 @@ class Trainer {
   [[noreturn]] void stop_at_nonfinite(const StepPlan& plan, const TrainStep::Gradients& found);
   /// Completes the outcome, measures the step and hands it to every sink.  Collective.
   void observe(const StepPlan& plan, StepOutcome outcome);
+  /// Writes the step's recall and coverage, and forgets them; the sums that this rank adds.
+  RecallSums store_recall();
   /// Simulated seconds of the step's schedules over the times of profile.table, the slowest
   /// data-parallel rank's; the trace gets the ops of this stage.  Collective.
   double predict(const StepPlan& plan);

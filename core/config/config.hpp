@@ -173,6 +173,7 @@ struct CheckpointConfig {
 struct TraceConfig {
   bool enabled = true;
   std::int64_t plans_every = 1;
+  std::int64_t recall_every = 5, recall_rows = 16;
 };
 
 struct ProfileConfig {

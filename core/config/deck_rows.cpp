@@ -539,6 +539,11 @@ void trace_rows(Schema& schema) {
   trace.key("enabled", &TraceConfig::enabled, "write the event trace that ballast-report reads");
   trace.key("plans_every", &TraceConfig::plans_every, "steps", between(0, kTokens),
             "steps between those whose whole plans the trace of rank 0 stores; 0: none");
+  trace.key("recall_every", &TraceConfig::recall_every, "steps", between(0, kTokens),
+            "steps between measurements of what share of attention a sparse pattern computes, on "
+            "the host backend; 0: none");
+  trace.key("recall_rows", &TraceConfig::recall_rows, "queries", between(2, 1 << 20),
+            "queries of a layer and segment that recall is measured on");
 }
 
 void profile_rows(Schema& schema) {

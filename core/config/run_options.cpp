@@ -147,6 +147,9 @@ AttentionOptions attention_options(const Config& config) {
   options.xattention_block = a.xattention_block;
   options.xattention_stride = a.xattention_stride;
   options.xattention_threshold = a.xattention_threshold;
+  options.recall_every = config.trace.recall_every;
+  options.recall_rows = config.trace.recall_rows;
+  options.recall_seed = config.run.seed;
   options.generator.density = a.generated_density;
   options.generator.band_tokens = a.generated_band_tokens;
   options.generator.columns = a.generated_columns;

@@ -178,12 +178,23 @@ void Recorder::flush(const std::function<void(std::span<const Event>)>& sink) {
   if (sink && !closed.empty()) sink(closed);
 }
 
-void Recorder::budget(BudgetRow row) {
+template <class Row>
+void Recorder::keep(std::vector<Row>& rows, Row row) const {
   if (!enabled) return;
   row.step = context.step;
   row.micro_batch = context.micro_batch;
   row.chunk = context.chunk;
-  budgets_.push_back(row);
+  rows.push_back(row);
+}
+void Recorder::budget(BudgetRow row) { keep(budgets_, row); }
+void Recorder::recall(RecallRow row) { keep(recalls_, row); }
+void Recorder::coverage(CoverageRow row) { keep(coverage_, row); }
+
+bool Recorder::has_recall(int layer) const {
+  return std::any_of(recalls_.begin(), recalls_.end(), [&](const RecallRow& r) {
+    return r.step == context.step && r.micro_batch == context.micro_batch &&
+           r.chunk == context.chunk && r.layer == layer;
+  });
 }
 
 std::string Recorder::last_event() const {

@@ -86,6 +86,27 @@ struct BudgetRow {
   std::int64_t overflow = 0;  ///< columns and slashes that caps left out
 };
 
+/// Recall of one head of one layer: share of the exact softmax over all visible keys that lies on
+/// pairs which the index computes, from sampled queries of the micro-batch.
+struct RecallRow {
+  std::int32_t step = -1, micro_batch = -1, chunk = -1, layer = -1;
+  std::int32_t head = 0;  ///< of the layer
+  std::int32_t rows = 0;  ///< queries sampled
+  double queries = 0;     ///< queries that they stand for
+  double mean = 0;
+  double error = 0;                                   ///< standard error of the mean
+  double low = 0;                                     ///< 10th percentile of the queries
+  double sink = 0, own = 0, blocks = 0, columns = 0;  ///< parts of the mean
+};
+
+/// A point of a layer's coverage curve, as a BudgetPolicy was told it.
+struct CoverageRow {
+  std::int32_t step = -1, micro_batch = -1, chunk = -1, layer = -1;
+  std::int64_t budget = 0;
+  double coverage = 0;
+  bool chosen = false;  ///< the policy's answer
+};
+
 /// Time source.  mark() is cheap and may be taken on a queue of a device; seconds() may be asked
 /// only after the work is done.  The host clock is monotonic and shared by the processes of a node.
 class Clock {
@@ -118,6 +139,14 @@ class Recorder {
   /// Keeps a row, with the context's step, micro-batch and chunk, until take_budgets.
   void budget(BudgetRow row);
   std::vector<BudgetRow> take_budgets() { return std::exchange(budgets_, {}); }
+  /// Likewise, until take_recalls and take_coverage.
+  void recall(RecallRow row);
+  void coverage(CoverageRow row);
+  std::vector<RecallRow> take_recalls() { return std::exchange(recalls_, {}); }
+  std::vector<CoverageRow> take_coverage() { return std::exchange(coverage_, {}); }
+  /// Whether the context's micro-batch and chunk have rows of recall for a layer: a forward that
+  /// runs again is not measured again.
+  bool has_recall(int layer) const;
   /// The latest event opened, with its identifiers and whether it has ended, for reports about a
   /// rank that hangs.  Reads no clock.
   std::string last_event() const;
@@ -137,7 +166,11 @@ class Recorder {
   std::vector<Pending> carried_;  ///< events still open at the last flush
   std::vector<Pending> pending_;
   Pending last_;  ///< latest event at the last flush
+  template <class Row>
+  void keep(std::vector<Row>& rows, Row row) const;
   std::vector<BudgetRow> budgets_;
+  std::vector<RecallRow> recalls_;
+  std::vector<CoverageRow> coverage_;
 };
 
 /// Records a scope; recorder may be null.

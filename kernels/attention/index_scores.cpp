@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/plan/attention/coverage.hpp"
 #include "core/plan/attention/pattern_selection.hpp"
 #include "core/plan/context/axis_range.hpp"
 #include "kernels/ops/elementwise.hpp"
@@ -170,7 +171,7 @@ void observe_mass(const Tensor& scores, const Tensor& row_sum, const ObservedRow
                            end = std::min<std::int64_t>(rows.key_end[r], (block + 1) * kBlock);
         std::int64_t of_block = 0;
         const float* e = from + i * tokens;
-        std::int64_t* sum = column + h * tokens;
+        std::int64_t* sum = column + (rows.row_part[r] * heads + h) * tokens;
         for (; j < end; ++j) {
           const std::int64_t mass = fixed(rounded(e[j]) * share);
           sum[j] += mass;

@@ -21,6 +21,7 @@ struct ObservedRows {
   std::vector<std::int32_t> key_begin, key_end;
   /// Mass of row r on block b of 64 local keys counts for slash slot row_slot[r] - key_block[b].
   std::vector<std::int32_t> row_slot, key_block;
+  std::vector<std::int32_t> row_part;  ///< of `columns` that row r's mass goes to
   std::int64_t size() const { return static_cast<std::int64_t>(key_begin.size()); }
 };
 
@@ -31,9 +32,9 @@ void observe_scores(const Tensor& q, const Tensor& k, double scale, const Observ
 /// row_sum [Hq, R] i64, in kMassUnit: sum over the local keys of e = exp(score - row_max), row_max
 /// being the maximum over all ranks.  Visible scores become e.
 void observe_sum(Tensor& scores, const Tensor& row_max, const ObservedRows& rows, Tensor& row_sum);
-/// columns [Hq, T] and slashes [Hq, slots], i64 in kMassUnit: softmax mass by key and by slash
-/// slot, summed over the observed rows; scores as observe_sum() leaves them, row_sum over all
-/// ranks.
+/// columns [parts, Hq, T] and slashes [Hq, slots], i64 in kMassUnit: softmax mass by key (of the
+/// rows of a part) and by slash slot, summed over the observed rows; scores as observe_sum() leaves
+/// them, row_sum over all ranks.
 void observe_mass(const Tensor& scores, const Tensor& row_sum, const ObservedRows& rows,
                   Tensor& columns, Tensor& slashes);
 

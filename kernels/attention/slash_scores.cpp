@@ -1,10 +1,13 @@
 #include "kernels/attention/slash_scores.hpp"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <utility>
 
+#include "core/plan/attention/coverage.hpp"
 #include "core/plan/attention/pattern_selection.hpp"
+#include "core/plan/attention/slash_purchases.hpp"
 #include "kernels/attention/index_scores.hpp"
 #include "kernels/ops/backend.hpp"
 #include "kernels/ops/elementwise.hpp"
@@ -16,7 +19,7 @@ namespace {
 /// heaviest.
 class MassExchange {
  public:
-  /// `most` [lists]: columns that a rank may send of each (head, segment).
+  /// `most` [lists]: columns that a rank may send of each.
   explicit MassExchange(std::vector<std::int64_t> most)
       : columns_(most.size()), most_(std::move(most)) {}
   void add(std::size_t list, MassItem item) {
@@ -67,7 +70,8 @@ std::vector<std::int64_t> widest_shards(const AttentionAxes& axes, int segments)
 }
 
 /// Where the observed rows see this rank's keys, and which slash their mass counts for.
-ObservedRows rows_on_shard(const AxisRanges& observed, const KeyAxis& axis, const AxisRanges& own) {
+ObservedRows rows_on_shard(const AxisRanges& observed, const KeyAxis& axis, const AxisRanges& own,
+                           bool by_block) {
   ObservedRows rows;
   rows.key_block = global_blocks(axis, own);
   const VisibleKeys visible = split_visible(visible_keys(observed, axis), axis, {&own, 1}).front();
@@ -76,9 +80,12 @@ ObservedRows rows_on_shard(const AxisRanges& observed, const KeyAxis& axis, cons
     rows.key_end.push_back(keys.end);
   });
   for (const AxisRange& range : observed)
-    for (std::int64_t i = 0; i < range.count; ++i)
-      rows.row_slot.push_back(static_cast<std::int32_t>(
-          (axis.global(range) + i + axis.offset[range.segment]) / kBlock));
+    for (std::int64_t i = 0; i < range.count; ++i) {
+      const std::int64_t at = axis.global(range), slot = (at + i) / kBlock;
+      rows.row_slot.push_back(
+          static_cast<std::int32_t>(slot + axis.offset[range.segment] / kBlock));
+      rows.row_part.push_back(by_block ? static_cast<std::int32_t>(slot - at / kBlock) : 0);
+    }
   return rows;
 }
 
@@ -90,7 +97,7 @@ class HostSlashScores final : public SlashScores {
                          end = axis().first_position[s] + axis().count[s];
       if (!setup_.whole[s] && first < end) observed_.push_back({s, first, end - first});
     }
-    if (observes()) rows_ = rows_on_shard(observed_, axis(), own());
+    if (observes()) rows_ = rows_on_shard(observed_, axis(), own(), setup_.budgeted);
   }
 
   bool observes() const override { return !observed_.empty(); }
@@ -132,12 +139,13 @@ class HostSlashScores final : public SlashScores {
   void mass(const Tensor&, const Tensor& k, double, const Tensor& maximum, const Tensor& sum,
             const RingJoin& ring) override {
     const std::int64_t heads = maximum.size(0), slots = axis().tokens() / kBlock;
-    Tensor columns = empty({heads, k.size(0)}, DType::i64),
+    parts_ = 1 + *std::max_element(rows_.row_part.begin(), rows_.row_part.end());
+    Tensor columns = empty({parts_, heads, k.size(0)}, DType::i64),
            slashes = empty({heads, slots}, DType::i64);
     observe_mass(scores_, sum, rows_, columns, slashes);
     scores_ = {};
     std::vector<std::vector<MassItem>> gathered = exchange(columns, slashes, ring);
-    mass_.assign(gathered.size(), {});
+    mass_.assign(static_cast<std::size_t>(axis().segments() * heads), {});
     for (int s = 0; s < axis().segments(); ++s)
       for (std::int64_t h = 0; h < heads; ++h) {
         HeadMass& of = mass_[static_cast<std::size_t>(s * heads + h)];
@@ -145,20 +153,24 @@ class HostSlashScores final : public SlashScores {
         of.slashes.assign(from + axis().offset[s] / kBlock,
                           from + (axis().offset[s] + axis().count[s] + kBlock - 1) / kBlock);
         for (std::int64_t m : of.slashes) of.total += m;
-        of.columns = std::move(gathered[static_cast<std::size_t>(s * heads + h)]);
+        for (std::int64_t p = 0; p < parts_of(s); ++p)
+          of.columns.push_back(std::move(gathered[list(p, s, h, heads)]));
       }
   }
 
   Tensor coverage(int heads, const std::vector<std::int64_t>& budgets,
                   const std::vector<std::int64_t>& queries) override {
     Tensor sums = Tensor::zeros({static_cast<std::int64_t>(budgets.size())}, DType::i64);
+    budgets_ = budgets;
+    purchases_.clear();
     for (int s = 0; s < axis().segments(); ++s)
       for (int h = 0; h < heads; ++h) {
-        const std::vector<std::int64_t> part =
-            setup_.whole[s]
-                ? std::vector<std::int64_t>(budgets.size(),
-                                            static_cast<std::int64_t>(kCoverageUnit))
-                : vertical_slash_coverage(mass_of(s, h, heads), budgets, setup_.options);
+        std::vector<std::int64_t> part(budgets.size(), static_cast<std::int64_t>(kCoverageUnit));
+        if (!setup_.whole[s])
+          part = purchases_
+                     .emplace(std::pair(s, h),
+                              SlashPurchases(mass_of(s, h, heads), budgets, setup_.options))
+                     .first->second.coverage();
         for (std::size_t i = 0; i < part.size(); ++i)
           sums.data<std::int64_t>()[i] += queries[s] * part[i];
       }
@@ -201,25 +213,37 @@ class HostSlashScores final : public SlashScores {
   }
   HeadChoice choose(int s, int h, int heads, std::optional<std::int64_t> budget) const {
     if (setup_.whole[s]) return {dense_head(axis().count[s]), 0};
-    return budget ? choose_vertical_slash(mass_of(s, h, heads), *budget, setup_.options)
-                  : choose_vertical_slash(mass_of(s, h, heads), setup_.options);
+    if (!budget) return choose_vertical_slash(mass_of(s, h, heads), setup_.options);
+    const auto at = std::lower_bound(budgets_.begin(), budgets_.end(), *budget) - budgets_.begin();
+    return {purchases_.at({s, h}).choice(static_cast<std::size_t>(at)), 0};
   }
-  /// Columns of all ranks by (segment, head); `slashes` becomes the sum over the ranks.
+  /// Blocks of 64 observed rows of a segment, where columns are kept by them.
+  std::int64_t parts_of(int s) const {
+    if (!setup_.budgeted) return 1;
+    const std::int64_t first = setup_.first_observed[s] - axis().first_position[s];
+    return setup_.whole[s] ? 0 : (axis().count[s] + kBlock - 1) / kBlock - first / kBlock;
+  }
+  std::size_t list(std::int64_t part, int segment, std::int64_t head, std::int64_t heads) const {
+    return static_cast<std::size_t>((part * axis().segments() + segment) * heads + head);
+  }
+  /// Columns of all ranks by list(); `slashes` becomes the sum over the ranks.
   std::vector<std::vector<MassItem>> exchange(const Tensor& columns, Tensor& slashes,
                                               const RingJoin& ring) const {
-    const std::int64_t heads = columns.size(0), cap = setup_.options.max_columns;
+    const std::int64_t heads = columns.size(1), tokens = columns.size(2),
+                       cap = setup_.budgeted ? 0 : setup_.options.max_columns;
     std::vector<std::int64_t> most;
-    for (const std::int64_t keys : widest_shards(axes(), axis().segments()))
-      most.insert(most.end(), static_cast<std::size_t>(heads),
-                  cap > 0 ? std::min(cap, keys) : keys);
+    for (std::int64_t p = 0; p < parts_; ++p)
+      for (const std::int64_t keys : widest_shards(axes(), axis().segments()))
+        most.insert(most.end(), static_cast<std::size_t>(heads),
+                    cap > 0 ? std::min(cap, keys) : keys);
     MassExchange exchange(std::move(most));
-    for (std::int64_t h = 0; h < heads; ++h) {
-      const std::int64_t* column = columns.data<std::int64_t>() + h * columns.size(1);
+    for (std::int64_t i = 0; i < parts_ * heads; ++i) {
+      const std::int64_t* column = columns.data<std::int64_t>() + i * tokens;
       for (const AxisRange& range : own()) {
         if (!range.padding() && !setup_.whole[range.segment])
-          for (std::int64_t i = 0; i < range.count; ++i)
-            exchange.add(static_cast<std::size_t>(range.segment * heads + h),
-                         {axis().global(range) + i - axis().offset[range.segment], column[i]});
+          for (std::int64_t j = 0; j < range.count; ++j)
+            exchange.add(list(i / heads, range.segment, i % heads, heads),
+                         {axis().global(range) + j - axis().offset[range.segment], column[j]});
         column += range.count;
       }
     }
@@ -230,7 +254,10 @@ class HostSlashScores final : public SlashScores {
   AxisRanges observed_;
   ObservedRows rows_;
   Tensor scores_;
+  std::int64_t parts_ = 1;      ///< that columns are kept in
   std::vector<HeadMass> mass_;  ///< [segments][heads]
+  std::vector<std::int64_t> budgets_;
+  std::map<std::pair<int, int>, SlashPurchases> purchases_;  ///< (segment, head), of `budgets_`
 };
 
 }  // namespace

@@ -31,6 +31,7 @@ struct SlashSetup {
   std::vector<char> whole;  ///< [segments] computed whole, not observed
   /// [segments] position from which on a segment's rows are observed, to its end.
   std::vector<std::int64_t> first_observed;
+  bool budgeted = false;  ///< by coverage(); else by the shares of the options
 };
 
 /// What was chosen, per head and segment [heads][segments].
@@ -56,8 +57,8 @@ class SlashScores {
   /// Takes the mass of every diagonal and column of all ranks.  Collective over the ring.
   virtual void mass(const Tensor& queries, const Tensor& k, double scale, const Tensor& maximum,
                     const Tensor& sum, const RingJoin& ring) = 0;
-  /// i64 [budgets], in kCoverageUnit: vertical_slash_coverage() at each budget, summed over heads
-  /// and over the queries of all ranks ([segments]).
+  /// i64 [budgets], in kCoverageUnit: SlashPurchases::coverage() of each budget, summed over heads
+  /// and over the queries of all ranks ([segments]).  Of a budgeted setup.
   virtual Tensor coverage(int heads, const std::vector<std::int64_t>& budgets,
                           const std::vector<std::int64_t>& queries) = 0;
   /// The pattern of every call of the axes, for these heads: by the shares of the options, or at

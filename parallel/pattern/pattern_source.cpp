@@ -6,9 +6,10 @@
 
 #include "core/base/error.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/attention/pattern_selection.hpp"
+#include "core/plan/attention/coverage.hpp"
 #include "parallel/pattern/fixed_sources.hpp"
 #include "parallel/pattern/moba.hpp"
+#include "parallel/pattern/recall.hpp"
 #include "parallel/pattern/vertical_slash.hpp"
 #include "parallel/pattern/xattention.hpp"
 
@@ -42,7 +43,22 @@ const std::vector<AttentionWork>& PatternSource::shards(const AttentionInputs& i
                    const HeadBudget& head = built.budgets.at(static_cast<std::size_t>(h));
                    return std::pair(head.budget, head.overflow);
                  });
+  if (observes_recall(in.layer) && in.q.space() == Space::host) {
+    const int heads = static_cast<int>(in.q.size(1));
+    for (const RecallRow& row :
+         measure_recall(axes(), axis_,
+                        sample_queries(axes(), axis_, options_.recall_rows, options_.last_q,
+                                       options_.recall_seed, recorder_->context.step, in.layer),
+                        in, built.shards, sp_.rank() * heads, *this))
+      recorder_->recall(row);
+  }
   return layers_.emplace(in.layer, std::move(built.shards)).first->second;
+}
+
+bool PatternSource::observes_recall(int layer) const {
+  return recorder_ != nullptr && recorder_->enabled && options_.recall_every > 0 &&
+         recorder_->context.step >= 0 && recorder_->context.step % options_.recall_every == 0 &&
+         !recorder_->has_recall(layer);
 }
 
 std::vector<std::int64_t> PatternSource::query_counts() const {
@@ -74,7 +90,17 @@ std::int64_t PatternSource::choose(int layer, Tensor coverage, std::int64_t head
     mean.push_back(queries > 0 ? static_cast<double>(sums.data<std::int64_t>()[i]) /
                                      (kCoverageUnit * static_cast<double>(queries))
                                : 1.0);
-  return policy_->choose(layer, mean);
+  const std::int64_t chosen = policy_->choose(layer, mean);
+  if (observes_recall(layer))
+    for (std::size_t i = 0; i < mean.size(); ++i) {
+      CoverageRow row;
+      row.layer = layer;
+      row.budget = policy_->candidates()[i];
+      row.coverage = mean[i];
+      row.chosen = row.budget == chosen;
+      recorder_->coverage(row);
+    }
+  return chosen;
 }
 
 void PatternSource::join(const Communicator& ranks, Tensor& tensor, Reduction reduction) const {

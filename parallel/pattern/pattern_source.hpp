@@ -62,6 +62,8 @@ class PatternSource : public IndexSource, protected RingJoin {
   void maximum(Tensor& tensor) const final { join(tensor, Reduction::max); }
   Tensor gather(const Tensor& mine) const final;
   void join(const Communicator& ranks, Tensor& tensor, Reduction reduction) const;
+  /// Whether this forward of the layer is one that recall is measured in.
+  bool observes_recall(int layer) const;
   std::map<int, std::vector<AttentionWork>> layers_;
 };
 

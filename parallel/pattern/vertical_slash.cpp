@@ -12,7 +12,7 @@ SlashSetup VerticalSlashSource::setup() const {
   // Where a share is 1 everything is chosen: nothing need be observed.
   const bool full =
       policy_ == nullptr && (options_.vertical_share >= 1 || options_.slash_share >= 1);
-  SlashSetup setup{&axes(), &axis_, options_, {}, {}};
+  SlashSetup setup{&axes(), &axis_, options_, {}, {}, policy_ != nullptr};
   for (int s = 0; s < axis_.segments(); ++s) {
     setup.whole.push_back(full || axis_.count[s] <= options_.last_q);
     setup.first_observed.push_back(std::max(

@@ -1,5 +1,9 @@
 """Whole-program tests of sparse attention: the same losses on every mesh, ring and layout."""
+import json
+import re
 import unittest
+import zlib
+from pathlib import Path
 
 from runs import RunCase
 
@@ -129,6 +133,47 @@ class Sparse(RunCase):
         self.assertAlmostEqual(
             flops, 4 * 8 * computed, delta=1e-6 * flops
         )  # 4 FLOPs a pair and head dim, one row a head
+
+    def test_recall_is_measured_every_so_many_steps(self):
+        """In log, JSON and trace, of the first and third step, the same on one rank and on four."""
+        import h5py
+
+        found = {}
+        for ranks, mesh in ((1, {}), (4, {"cp_inner": 2, "sp": 2})):
+            run = self.out(f"recall-{ranks}")
+            self.run_ballast(
+                ranks,
+                "train",
+                self.deck(steps=3, every=0, **{"dp": 1, **mesh}),
+                "-d",
+                run,
+                "--json",
+                f"{run}.json",
+                "attention.pattern=moba",
+                "attention.moba_block=64",
+                "attention.moba_top_k=1",
+                "trace.recall_every=2",
+            )
+            log = Path(run, "log.txt").read_text()
+            found[ranks] = re.findall(r"recall=([\d.]+)\s+recall_interval=([\d.]+)", log)
+            self.assertEqual(len(found[ranks]), 2, log)
+            summary = json.loads(Path(f"{run}.json").read_text())
+            self.assertAlmostEqual(summary["recall"], float(found[ranks][1][0]), delta=6e-6)
+            heads = set()
+            for rank in range(ranks):
+                with h5py.File(f"{run}/trace/trace_{rank:05}.h5") as f:
+                    text = f["plan_text"][:].tobytes()
+                    for p in f["plans"][:]:
+                        if p["kind"].startswith(b"recall"):
+                            part = text[p["begin"] : p["begin"] + p["bytes"]]
+                            heads |= {(r[0], r[3], r[4]) for r in json.loads(zlib.decompress(part))}
+            self.assertEqual(
+                heads,
+                {(step, layer, head) for step in (0, 2) for layer in range(2) for head in range(4)},
+            )
+        self.assertLess(float(found[1][0][0]), 1)
+        # The first step's weights are equal; the third's follow sums in another order.
+        self.assertAlmostEqual(float(found[1][0][0]), float(found[4][0][0]), delta=1e-3)
 
     def test_bad_budgets_are_refused(self):
         for setting, mention in [

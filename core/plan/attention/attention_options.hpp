@@ -25,6 +25,9 @@ struct AttentionOptions {
   std::int64_t xattention_block = 128;  ///< tokens
   std::int64_t xattention_stride = 16;  ///< tokens between antidiagonals
   double xattention_threshold = 0.9;    ///< share of the estimated mass that a row of blocks keeps
+  std::int64_t recall_every = 0;        ///< steps between measurements of recall; 0: none
+  std::int64_t recall_rows = 32;        ///< queries sampled of a layer and segment
+  std::uint64_t recall_seed = 0;
 
   /// Indexes are cut in blocks of 64, so segments, shards and stripes start at multiples of 64.
   bool sparse() const { return generated || pattern != PatternKind::dense; }

@@ -24,13 +24,15 @@ class BudgetPolicy {
  public:
   virtual ~BudgetPolicy() = default;
   /// Budgets that may be chosen, ascending, in the pattern's unit: key blocks a query, own block
-  /// included (moba); 64-key blocks a query row, columns / 64 included (vertical_slash).  The same
-  /// for every layer.
+  /// included (moba); 64-key blocks a query row, sink and own block and columns / 64 included
+  /// (vertical_slash).  The same for every layer.
   virtual std::span<const std::int64_t> candidates() const = 0;
   /// Budget of `layer`, one of the candidates.  coverage[i] = C(candidates()[i]) (Equation 4): the
   /// mean, over all queries and heads of the micro-batch on all its ranks, of the softmax mass of
-  /// the k highest routing logits (scaled by 1 / sqrt(D), visible blocks only). Called once for
-  /// each layer and forward; a recomputation reuses the stored index and does not ask again.
+  /// the k highest routing logits (moba; scaled by 1 / sqrt(D), visible blocks only), or of the
+  /// observed queries' attention on the pairs that the budget's pattern computes
+  /// (vertical_slash: SlashPurchases).  Called once for each layer and forward; a recomputation
+  /// reuses the stored index and does not ask again.
   virtual std::int64_t choose(int layer, std::span<const double> coverage) = 0;
 };
 

@@ -8,7 +8,6 @@
 
 #include "core/plan/attention/attention_options.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
-#include "core/plan/attention/coverage.hpp"
 #include "core/plan/attention/vertical_slash.hpp"
 #include "core/plan/context/axis_range.hpp"
 
@@ -39,8 +38,10 @@ std::vector<MassItem> heaviest(std::vector<MassItem> items, std::int64_t count);
 /// Observed mass of one head over one segment.
 struct HeadMass {
   std::vector<std::int64_t> slashes;  ///< [blocks of the segment]: mass on block diagonal d
-  std::vector<MassItem>
-      columns;  ///< keys of the segment, at least the heaviest max_columns (all without a cap)
+  /// Keys of the segment and their mass.  One list, of at least the heaviest max_columns (of all
+  /// without a cap), where columns are chosen by their share; where budgets buy them one for each
+  /// 64 observed queries, the last being those of the segment's last block, of all that have mass.
+  std::vector<std::vector<MassItem>> columns;
   std::int64_t total = 0;
 };
 struct HeadChoice {
@@ -50,16 +51,6 @@ struct HeadChoice {
 /// Algorithm 1's choice of columns and slashes; the diagonal is always in (the sink block:
 /// vertical_slash_pattern).
 HeadChoice choose_vertical_slash(const HeadMass& mass, const AttentionOptions& options);
-
-/// The same at a stated budget of 64-key blocks a query row: the heaviest of slashes and of groups
-/// of 64 columns, by mass.
-HeadChoice choose_vertical_slash(const HeadMass& mass, std::int64_t budget,
-                                 const AttentionOptions& options);
-/// Share of `total` that the budgets' choices hold (a column under a slash counts once at most:
-/// never above 1), in kCoverageUnit.
-std::vector<std::int64_t> vertical_slash_coverage(const HeadMass& mass,
-                                                  const std::vector<std::int64_t>& budgets,
-                                                  const AttentionOptions& options);
 
 /// Pattern from a choice of whole pattern blocks of `block_tokens` keys (a multiple of 64) that
 /// count from the segment's start. rows(head, query block of `blocks`, pattern block) is the word

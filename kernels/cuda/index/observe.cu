@@ -112,8 +112,10 @@ __global__ __launch_bounds__(kThreads) void observe_kernel(const ObserveParams p
         const int slot = p.axes.key_slot[first / kBlock],
                   base = p.axes.segment_slot[p.axes.slot_segment[slot]];
         if (lane % 4 == 0) {
+          const int part = x.part == nullptr ? 0 : x.part[tile];
           std::int64_t* out =
-              p.columns + (static_cast<std::int64_t>(head) * p.axes.slots + slot) * kBlock;
+              p.columns +
+              ((static_cast<std::int64_t>(part) * x.q_heads + head) * p.axes.slots + slot) * kBlock;
           add_fixed(out + row, mass[0]);
           add_fixed(out + row + 8, mass[1]);
         }

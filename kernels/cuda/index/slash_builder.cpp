@@ -43,11 +43,12 @@ struct SlashBuilder::Arrays {
   std::vector<Shard> shards;  ///< of the calls
   Shard own;                  ///< of this rank's keys; no intervals
   std::int64_t q_tokens = 0;
-  std::int64_t observed = 0;  ///< rows of one segment at most
   // Observation: tiles of 64 rows, each a query block.
   std::vector<std::int32_t> tile_slot;
   std::vector<std::pair<std::int64_t, std::int64_t>> local;  ///< (query block here, its tile)
-  Tensor tile_slots, visible;
+  Tensor tile_slots, tile_parts, visible;
+  std::int64_t parts = 1;  ///< of the mass of columns
+  Tensor window_blocks;    ///< [segments] blocks of observed queries
 
   PatternAxes axes(const Shard& shard) const {
     PatternAxes x;
@@ -79,12 +80,42 @@ struct SlashBuilder::Arrays {
     x.kv_heads = static_cast<int>(k.size(1));
     x.head_dim = static_cast<int>(k.size(2));
     x.scale = static_cast<float>(scale);
+    x.part = tile_parts.data<std::int32_t>();
     return x;
   }
   std::int64_t rows() const { return static_cast<std::int64_t>(tile_slot.size()) * kBlock; }
+  AxisRanges observe(const KeyAxis& axis, const std::vector<std::int64_t>& first_observed,
+                     bool budgeted);
   /// Zeros where nothing was observed.
   Tensor mass_or_none(const Tensor& mass, int q_heads) const;
 };
+
+/// The observed rows in whole query blocks, of which the other rows are padding: they see nothing.
+AxisRanges SlashBuilder::Arrays::observe(const KeyAxis& axis,
+                                         const std::vector<std::int64_t>& first_observed,
+                                         bool budgeted) {
+  AxisRanges rows;
+  std::vector<std::int32_t> tile_part, blocks(static_cast<std::size_t>(segments), 0);
+  for (int s = 0; s < segments; ++s) {
+    const std::int64_t first = axis.first_position[s], end = first + axis.count[s];
+    if (whole[s] || end <= first_observed[s]) continue;
+    for (std::int64_t block = (first_observed[s] - first) / kBlock; block * kBlock < axis.count[s];
+         ++block) {
+      tile_slot.push_back(segment_slot[s] + static_cast<std::int32_t>(block));
+      tile_part.push_back(budgeted ? blocks[s] : 0);
+      parts = std::max<std::int64_t>(parts, 1 + tile_part.back());
+      ++blocks[s];
+      const std::int64_t begin = first + block * kBlock, seen = std::max(begin, first_observed[s]),
+                         stop = std::min(begin + kBlock, end);
+      append(rows, {-1, 0, seen - begin});
+      append(rows, {s, seen, stop - seen});
+      append(rows, {-1, 0, begin + kBlock - stop});
+    }
+  }
+  tile_parts = upload(tile_part, *device);
+  window_blocks = upload(blocks, *device);
+  return rows;
+}
 
 SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
                            const std::vector<char>& whole,
@@ -108,22 +139,7 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
     a.query_slot.push_back(parts.front().padding() ? -1 : slot_of(axis, parts.front()));
   });
 
-  // Observed rows in whole query blocks; the others of a block see nothing.
-  AxisRanges rows;
-  for (int s = 0; s < a.segments; ++s) {
-    const std::int64_t first = axis.first_position[s], end = first + axis.count[s];
-    if (whole[s] || end <= first_observed[s]) continue;
-    a.observed = std::max(a.observed, end - first_observed[s]);
-    for (std::int64_t block = (first_observed[s] - first) / kBlock; block * kBlock < axis.count[s];
-         ++block) {
-      a.tile_slot.push_back(a.segment_slot[s] + static_cast<std::int32_t>(block));
-      const std::int64_t begin = first + block * kBlock, seen = std::max(begin, first_observed[s]),
-                         stop = std::min(begin + kBlock, end);
-      append(rows, {-1, 0, seen - begin});
-      append(rows, {s, seen, stop - seen});
-      append(rows, {-1, 0, begin + kBlock - stop});
-    }
-  }
+  const AxisRanges rows = a.observe(axis, first_observed, options.budgeted);
   for (std::size_t b = 0; b < a.query_slot.size(); ++b) {
     const auto found = std::lower_bound(a.tile_slot.begin(), a.tile_slot.end(), a.query_slot[b]);
     if (a.query_slot[b] >= 0 && found != a.tile_slot.end() && *found == a.query_slot[b])
@@ -201,8 +217,8 @@ Tensor SlashBuilder::mass(const Tensor& queries, const Tensor& k, double scale,
                           const Tensor& maximum, const Tensor& sum) const {
   const Arrays& a = *arrays_;
   const std::int64_t slashes = queries.size(1) * a.slots;
-  Tensor mass =
-      Tensor::zeros({slashes * (1 + kBlock)}, DType::i64, *a.device, MemoryCategory::workspace);
+  Tensor mass = Tensor::zeros({slashes * (1 + kBlock * a.parts)}, DType::i64, *a.device,
+                              MemoryCategory::workspace);
   check(observe_mass(a.observation(queries, k, scale), a.axes(a.own), maximum.data<float>(),
                      sum.data<std::int64_t>(), mass.data<std::int64_t>() + slashes,
                      mass.data<std::int64_t>(), stream()),
@@ -230,19 +246,19 @@ SlashBudgets SlashBuilder::budgets(const Tensor& mass_in, int q_heads,
   SlashBudgets made;
   made.coverage = Tensor::zeros({count}, DType::i64, *a.device, MemoryCategory::workspace);
   made.most = workspace({count, 2, std::int64_t{q_heads} * a.segments}, DType::i32, *a.device);
+  made.order = workspace({std::int64_t{q_heads} * a.slots * (1 + kBlock)}, DType::i64, *a.device);
   BudgetPrices x;
   x.budget = given.data<std::int64_t>();
   x.budgets = static_cast<int>(count);
   x.queries = given.data<std::int64_t>() + count;
   x.most_columns = capacity(options_.max_columns);
-  x.mass_bits = kMassBits + 1;  // of the mass of one list
-  while ((std::int64_t{1} << (x.mass_bits - kMassBits - 1)) < a.observed) ++x.mass_bits;
+  x.window_blocks = a.window_blocks.data<std::int32_t>();
   x.coverage = made.coverage.data<std::int64_t>();
   x.most = made.most.data<std::int32_t>();
+  x.order = made.order.data<std::int64_t>();
   const PatternAxes axes = a.axes(a.own);
-  std::size_t bytes = 0;
-  check(budget_scratch_bytes(q_heads, axes, x, bytes), "coverage of the budgets");
-  check(price_budgets(mass.data<std::int64_t>(), q_heads, axes, x, scratch(bytes), bytes, stream()),
+  check(price_budgets(mass.data<std::int64_t>(), q_heads, axes, x,
+                      scratch(budget_scratch_bytes(q_heads, axes)), stream()),
         "coverage of the budgets");
   return made;
 }
@@ -338,7 +354,7 @@ class GpuSlashScores final : public SlashScores {
   explicit GpuSlashScores(const SlashSetup& setup)
       : builder_(*setup.axes, *setup.axis, setup.whole, setup.first_observed,
                  {setup.options.vertical_share, setup.options.slash_share,
-                  setup.options.max_columns, setup.options.max_slashes},
+                  setup.options.max_columns, setup.options.max_slashes, setup.budgeted},
                  device_of(Space::cuda)) {}
 
   bool observes() const override { return builder_.observes(); }
@@ -365,7 +381,8 @@ class GpuSlashScores final : public SlashScores {
     if (!budget) return builder_.build(mass_, q_heads, kv_heads, counts);
     const std::int64_t at =
         std::lower_bound(budgets_.begin(), budgets_.end(), *budget) - budgets_.begin();
-    return builder_.build(mass_, q_heads, kv_heads, counts, bought_.most.rows(at, at + 1), *budget);
+    return builder_.build(bought_.order, q_heads, kv_heads, counts, bought_.most.rows(at, at + 1),
+                          *budget);
   }
 
  private:

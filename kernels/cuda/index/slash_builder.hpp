@@ -1,7 +1,7 @@
-// Vertical-slash indexes built on the GPU: the device twin of choose_vertical_slash() and
-// vertical_slash_pattern(), from Q and K to an index a shard whose arrays never leave the device.
-// Source: MTraining Algorithm 1.  What the ranks of a ring must join lies between the
-// calls, in tensors.
+// Vertical-slash indexes built on the GPU: the device twin of choose_vertical_slash(),
+// SlashPurchases and vertical_slash_pattern(), from Q and K to an index a shard whose arrays never
+// leave the device. Source: MTraining Algorithm 1.  What the ranks of a ring must join lies between
+// the calls, in tensors.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -17,13 +17,15 @@ namespace ballast::cuda {
 struct SlashOptions {
   double vertical_share = 0.9, slash_share = 0.9;  ///< of the observed mass, (0, 1]
   std::int64_t max_columns = 0, max_slashes = 0;   ///< a head and segment; 0: no cap
+  bool budgeted = false;                           ///< chosen by budgets(), not by the shares
 };
 
 /// What the budgets of a policy buy: [i] of the i-th budget.
 struct SlashBudgets {
-  Tensor coverage;  ///< i64 [budgets], in kCoverageUnit: vertical_slash_coverage() summed over
+  Tensor coverage;  ///< i64 [budgets], in kCoverageUnit: SlashPurchases::coverage() summed over
                     ///< queries and heads
   Tensor most;      ///< i32 [budgets, 2, heads segments]: slashes and columns of a list
+  Tensor order;     ///< i64 [65 heads slots]: BudgetPrices::order
 };
 
 class SlashBuilder {
@@ -45,20 +47,20 @@ class SlashBuilder {
   Tensor maximum(const Tensor& queries, const Tensor& k, double scale) const;
   /// i64 [Hq, rows] fixed point (kMassBits); the sum over ranks is next.
   Tensor sum(const Tensor& queries, const Tensor& k, double scale, const Tensor& maximum) const;
-  /// i64 [Hq, 65 slots]: of every slot the mass of its diagonal, then, behind those of all slots,
-  /// of its 64 columns; the sum over ranks is next.
+  /// i64 [Hq, slots] mass of the diagonals, then [parts, Hq, 64 slots] of the columns: one part, or
+  /// where budgeted one for each block of 64 observed queries of a segment; the sum over ranks is
+  /// next.
   Tensor mass(const Tensor& queries, const Tensor& k, double scale, const Tensor& maximum,
               const Tensor& sum) const;
-  /// The budgets (ascending) of 64-key blocks a query row: the heaviest of slashes and of groups of
-  /// 64 columns, as choose_vertical_slash() takes them.  queries [segments]: those of all ranks.
-  /// `mass` as in build(), the sums of all ranks.
+  /// What the budgets (ascending) of 64-key blocks a query row buy.  queries [segments]: those of
+  /// all ranks.  `mass`: the sums of all ranks, of a budgeted builder.
   SlashBudgets budgets(const Tensor& mass, int q_heads, const std::vector<std::int64_t>& budgets,
                        const std::vector<std::int64_t>& queries) const;
   /// One index a call of the axes, for these heads.  `mass` may be undefined where nothing is
   /// observed.  `most` [2, heads segments], a row of SlashBudgets::most, takes so many slashes and
-  /// columns in place of the shares where it is defined.  The host waits for counts and pairs at
-  /// the end, and, unless the caps (with `most`: `budget`) alone keep the index below 32 MiB,
-  /// before for the sizes.
+  /// columns in place of the shares where it is defined; `mass` is SlashBudgets::order then.  The
+  /// host waits for counts and pairs at the end, and, unless the caps (with `most`: `budget`) alone
+  /// keep the index below 32 MiB, before for the sizes.
   std::vector<AttentionWork> build(const Tensor& mass, int q_heads, int kv_heads,
                                    SlashCounts& counts, const Tensor& most = {},
                                    std::int64_t budget = 0) const;

@@ -36,6 +36,7 @@ struct Observation {
   std::int64_t k_stride = 0, k_tokens = 0;
   int q_heads = 0, kv_heads = 0, head_dim = 0;  ///< head_dim 64 or 128
   float scale = 0;
+  const std::int32_t* part = nullptr;  ///< [tiles] of `columns` that a tile's mass goes to; null: 0
 };
 
 /// Fixed point of all sums: 2^40 stands for 1, so that adding is exact and has no order.
@@ -51,8 +52,9 @@ cudaError_t observe_maximum(const Observation& x, float* top, cudaStream_t strea
 /// sum [q_heads, 64 tiles] += exp(scale * q.k - top), fixed point.
 cudaError_t observe_sum(const Observation& x, const float* top, std::int64_t* sum,
                         cudaStream_t stream);
-/// columns [q_heads, 64 slots] and slashes [q_heads, slots] += exp(scale * q.k - top) / sum, fixed
-/// point: the softmax mass of every column, and of the 64 x 64 blocks of every block diagonal.
+/// columns [parts, q_heads, 64 slots] and slashes [q_heads, slots] += exp(scale * q.k - top) / sum,
+/// fixed point: the softmax mass of every column, and of the 64 x 64 blocks of every block
+/// diagonal.
 cudaError_t observe_mass(const Observation& x, const PatternAxes& axes, const float* top,
                          const std::int64_t* sum, std::int64_t* columns, std::int64_t* slashes,
                          cudaStream_t stream);
@@ -83,29 +85,29 @@ cudaError_t select_heaviest(const std::int64_t* values, int heads, const Pattern
                             const Selection& selection, const PatternLists& lists,
                             std::int32_t* cut, cudaStream_t stream);
 
-/// Budgets of a BudgetPolicy, in 64-key blocks a query row: a slash, or 64 of the heaviest columns,
-/// is one; the heaviest of both are taken, slashes before columns of equal mass
-/// (choose_vertical_slash() of core/plan/attention/pattern_selection.hpp).  All pointers on the
-/// device.
+/// Budgets of a BudgetPolicy, in 64-key blocks a query row, and what they buy (SlashPurchases of
+/// core/plan/attention/slash_purchases.hpp).  All pointers on the device.
 struct BudgetPrices {
   const std::int64_t* budget = nullptr;  ///< [budgets] ascending
   int budgets = 0;
-  const std::int64_t* queries = nullptr;  ///< [segments] queries, on all ranks
-  std::int32_t most_columns = 0;          ///< that a list may have
-  int mass_bits = 0;                      ///< bits that hold the mass of a list
-  std::int64_t* coverage = nullptr;       ///< [budgets] += share of the mass that is reached, in
-                                          ///< kCoverageUnit, summed over queries and heads
+  const std::int64_t* queries = nullptr;        ///< [segments] queries, on all ranks
+  const std::int32_t* window_blocks = nullptr;  ///< [segments] blocks of 64 observed queries, the
+                                                ///< last ones of the segment
+  std::int32_t most_columns = 0;                ///< that a list may have
+  std::int64_t* coverage = nullptr;  ///< [budgets] += share of the mass that is computed,
+                                     ///< in kCoverageUnit, summed over queries and heads
   std::int32_t* most =
       nullptr;  ///< [budgets, 2, heads, segments] slashes and columns that a budget buys
+  /// Slashes [heads, slots], then columns [heads, 64 slots]: 0 where it is never bought, else the
+  /// higher, the earlier.  The highest `most` are what a budget buys: values of select_heaviest().
+  std::int64_t* order = nullptr;
 };
-/// mass: slashes [heads, slots], then columns [heads, 64 slots], of all ranks.  Whole segments are
-/// covered by any budget. Error: cudaErrorInvalidValue where mass_bits leave too few bits for the
-/// number of lists.
-cudaError_t budget_scratch_bytes(int heads, const PatternAxes& axes, const BudgetPrices& x,
-                                 std::size_t& bytes);
+/// mass: slashes [heads, slots], then columns [parts, heads, 64 slots], part w of the w-th block of
+/// observed queries, of all ranks.  Whole segments are covered by any budget.  `scratch`:
+/// budget_scratch_bytes() of device memory.
+std::size_t budget_scratch_bytes(int heads, const PatternAxes& axes);
 cudaError_t price_budgets(const std::int64_t* mass, int heads, const PatternAxes& axes,
-                          const BudgetPrices& x, void* scratch, std::size_t bytes,
-                          cudaStream_t stream);
+                          const BudgetPrices& x, void* scratch, cudaStream_t stream);
 
 /// Most entries that each list may have, [heads, segments]; the main diagonal need not be counted.
 struct PatternCaps {

@@ -5,7 +5,7 @@
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/coverage.hpp"
-#include "core/plan/attention/pattern_selection.hpp"
+#include "core/plan/attention/slash_purchases.hpp"
 #include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/index/block_builder.hpp"
 #include "kernels/cuda/index/slash_builder.hpp"
@@ -248,41 +248,52 @@ TEST_F(CudaPatterns, BudgetsOfSlashesAndColumnsAreTheHosts) {
       first.push_back(std::max<std::int64_t>(0, axis.count[s] - last_q));
       queries.push_back(axis.count[s]);
     }
-    std::vector<std::int64_t> mass(static_cast<std::size_t>(kHeads * slots * (1 + kBlock)), 0);
-    for (int s = 0; s < axis.segments(); ++s)  // padding has no mass
-      for (int h = 0; h < kHeads; ++h)
-        for (std::int64_t j = 0; j < axis.count[s]; ++j) {
-          if (rng() % 3 == 0)
-            mass[kHeads * slots + (h * slots + axis.offset[s] / kBlock) * kBlock + j] =
-                static_cast<std::int64_t>(rng() % static_cast<std::uint64_t>(range));
-          if (j % kBlock == 0)
-            mass[h * slots + (axis.offset[s] + j) / kBlock] =
-                static_cast<std::int64_t>(rng() % static_cast<std::uint64_t>(60 * range));
-        }
-    AttentionOptions options;
-    options.max_columns = max_columns;
-    cuda::SlashBuilder builder(spread.axes[1], axis, whole_segments, first,
-                               cuda::SlashOptions{0.9, 0.9, max_columns, 0}, *gpu);
-    const Tensor on_gpu =
-        Tensor::wrap(mass.data(), {static_cast<std::int64_t>(mass.size())}, DType::i64).to(*gpu);
-    const cuda::SlashBudgets made = builder.budgets(on_gpu, kHeads, budgets, queries);
-    std::vector<std::int64_t> expected(budgets.size(), 0);
+    // Two blocks of observed queries a segment: neither length ends one.
+    const std::int64_t parts = 2;
+    const auto part_at = [&](std::int64_t w, int h, std::int64_t slot) {
+      return kHeads * slots + ((w * kHeads + h) * slots + slot) * kBlock;
+    };
+    std::vector<std::int64_t> mass(static_cast<std::size_t>(kHeads * slots * (1 + parts * kBlock)),
+                                   0);
     std::vector<std::vector<HeadMass>> of(static_cast<std::size_t>(axis.segments()),
                                           std::vector<HeadMass>(kHeads));
     for (int s = 0; s < axis.segments(); ++s)
       for (int h = 0; h < kHeads; ++h) {
+        const std::int64_t base = axis.offset[s] / kBlock,
+                           blocks = (axis.count[s] + kBlock - 1) / kBlock;
         HeadMass& m = of[s][h];
-        for (std::int64_t b = 0; b * kBlock < axis.count[s]; ++b)
-          m.total += m.slashes.emplace_back(mass[h * slots + axis.offset[s] / kBlock + b]);
-        for (std::int64_t j = 0; j < axis.count[s]; ++j)
-          if (const std::int64_t x =
-                  mass[kHeads * slots + (h * slots + axis.offset[s] / kBlock) * kBlock + j];
-              x > 0)
-            m.columns.push_back({j, x});
+        m.slashes.assign(static_cast<std::size_t>(blocks), 0);
+        m.columns.resize(static_cast<std::size_t>(parts));
+        for (std::int64_t w = 0; w < parts && !whole_segments[s]; ++w)
+          for (std::int64_t j = 0; j < std::min(axis.count[s], (blocks - parts + w + 1) * kBlock);
+               ++j) {
+            const std::int64_t d = blocks - parts + w - j / kBlock;
+            if (rng() % 3 == 0) continue;
+            const auto x = static_cast<std::int64_t>(rng() % static_cast<std::uint64_t>(range)) *
+                           (d < 2 || j % 41 == 3 ? 30 : 1);
+            if (x == 0) continue;
+            m.columns[w].push_back({j, x});
+            mass[part_at(w, h, base) + j] = x;
+            mass[h * slots + base + d] += x;
+            m.slashes[d] += x;
+            m.total += x;
+          }
+      }
+    AttentionOptions options;
+    options.max_columns = max_columns;
+    cuda::SlashBuilder builder(spread.axes[1], axis, whole_segments, first,
+                               cuda::SlashOptions{0.9, 0.9, max_columns, 0, true}, *gpu);
+    const Tensor on_gpu =
+        Tensor::wrap(mass.data(), {static_cast<std::int64_t>(mass.size())}, DType::i64).to(*gpu);
+    const cuda::SlashBudgets made = builder.budgets(on_gpu, kHeads, budgets, queries);
+    std::vector<std::int64_t> expected(budgets.size(), 0);
+    const auto bought = [&](int s, int h) { return SlashPurchases(of[s][h], budgets, options); };
+    for (int s = 0; s < axis.segments(); ++s)
+      for (int h = 0; h < kHeads; ++h) {
         const auto part = whole_segments[s]
                               ? std::vector<std::int64_t>(budgets.size(),
                                                           static_cast<std::int64_t>(kCoverageUnit))
-                              : vertical_slash_coverage(m, budgets, options);
+                              : bought(s, h).coverage();
         for (std::size_t i = 0; i < part.size(); ++i) expected[i] += queries[s] * part[i];
       }
     const Tensor coverage = made.coverage.to(host_device());
@@ -294,15 +305,14 @@ TEST_F(CudaPatterns, BudgetsOfSlashesAndColumnsAreTheHosts) {
       std::vector<std::vector<VerticalSlash>> heads(static_cast<std::size_t>(axis.segments()));
       for (int s = 0; s < axis.segments(); ++s)
         for (int h = 0; h < kHeads && axis.count[s] > 0; ++h)
-          heads[s].push_back(whole_segments[s]
-                                 ? dense_head(axis.count[s])
-                                 : choose_vertical_slash(of[s][h], budgets[i], options).head);
+          heads[s].push_back(whole_segments[s] ? dense_head(axis.count[s])
+                                               : bought(s, h).choice(i));
       const auto host =
           split_keys(vertical_slash_pattern(spread.axes[1].queries, axis, heads, true), axis,
                      spread.axes[1].keys);
       SlashCounts counts;
       const auto built = builder.build(
-          on_gpu, kHeads, kKvHeads, counts,
+          made.order, kHeads, kKvHeads, counts,
           made.most.rows(static_cast<std::int64_t>(i), static_cast<std::int64_t>(i) + 1),
           budgets[i]);
       for (std::size_t shard = 0; shard < built.size(); ++shard) {

@@ -9,128 +9,13 @@
 #include "core/plan/attention/attention_pattern.hpp"
 #include "parallel/context/ring_attention.hpp"
 #include "parallel/pattern/pattern_source.hpp"
-#include "tests/core/plan/attention/pattern_pairs.hpp"
-#include "tests/parallel/context/naive_attention.hpp"
+#include "tests/parallel/pattern/pattern_data.hpp"
 #include "tests/parallel/support.hpp"
 
 namespace ballast {
 namespace {
 
-using testing::NaiveAttention;
 using testing::SharedDraw;
-
-constexpr std::int64_t kHeads = 4, kKvHeads = 2, kDim = 8;
-
-struct LayoutCase {
-  LayoutKind kind;
-  std::int64_t stripe;
-};
-const LayoutCase kLayouts[] = {
-    {LayoutKind::zigzag, 1}, {LayoutKind::striped, 64}, {LayoutKind::shuffled, 128}};
-
-AttentionOptions options_of(const std::string& pattern) {
-  AttentionOptions o;
-  o.pattern = parse_or_fail<PatternKind>(pattern, "pattern");
-  o.vertical_share = 0.3;
-  o.slash_share = 0.5;
-  o.last_q = 48;
-  o.moba_block = 128;
-  o.moba_top_k = 3;
-  o.xattention_block = 128;
-  o.xattention_threshold = 0.6;
-  return o;
-}
-
-/// Q, K, V of a packed micro-batch (padding holds numbers too) with some heavy keys, so that
-/// attention is not nearly uniform.
-struct Data {
-  MicroBatch batch;
-  NaiveAttention all;  ///< rows by packed position
-
-  Data(const std::vector<std::int64_t>& lengths, const AttentionOptions& options,
-       SharedDraw& draw) {
-    for (std::size_t s = 0; s < lengths.size(); ++s)
-      batch.segments.push_back({static_cast<std::int64_t>(s), 0, lengths[s], 0});
-    batch.align = options.align();
-    all.heads = kHeads;
-    all.kv_heads = kKvHeads;
-    all.dim = kDim;
-    all.scale = 0.5;
-    const std::int64_t n = batch.axis_tokens();
-    all.tokens = local_tokens(batch, SequenceLayout(LayoutKind::contiguous, n, 1), 0);
-    all.q = draw.normals(n * kHeads * kDim);
-    all.k = draw.normals(n * kKvHeads * kDim);
-    all.v = draw.normals(n * kKvHeads * kDim);
-    all.d_o = draw.normals(n * kHeads * kDim);
-    for (std::int64_t i = 0; i < n; ++i)
-      if (draw.integer(0, 30) == 0)
-        for (std::int64_t c = 0; c < kKvHeads * kDim; ++c) all.k[i * kKvHeads * kDim + c] *= 3;
-    for (double* x : {all.q.data(), all.k.data()})
-      for (std::int64_t i = 0; i < n * kKvHeads * kDim; ++i) x[i] = static_cast<float>(x[i]);
-  }
-
-  std::vector<std::int64_t> packed(const SequenceLayout& layout, int rank) const {
-    std::vector<std::int64_t> list;
-    for (std::int64_t i = 0; i < layout.local_tokens(rank); ++i)
-      list.push_back(layout.global(rank, i));
-    return list;
-  }
-  Tensor rows(const std::vector<double>& from, std::int64_t heads,
-              const std::vector<std::int64_t>& at, DType type) const {
-    Tensor t = Tensor::empty({static_cast<std::int64_t>(at.size()), heads, kDim}, type);
-    dispatch_float(type, [&](auto x) {
-      for (std::size_t i = 0; i < at.size(); ++i)
-        for (std::int64_t c = 0; c < heads * kDim; ++c)
-          t.data<decltype(x)>()[static_cast<std::int64_t>(i) * heads * kDim + c] =
-              static_cast<decltype(x)>(from[at[i] * heads * kDim + c]);
-    });
-    return t;
-  }
-  AttentionInputs inputs(const std::vector<std::int64_t>& at, DType type) const {
-    AttentionInputs in;
-    in.layer = 3;
-    in.q = rows(all.q, kHeads, at, type);
-    in.k = rows(all.k, kKvHeads, at, type);
-    in.v = rows(all.v, kKvHeads, at, type);
-    in.scale = all.scale;
-    return in;
-  }
-};
-
-using Mask = std::vector<char>;  ///< [head, query, key] over packed positions
-
-/// Pairs of this rank's queries, into a mask over all packed positions.
-void mark(const IndexSource& source, const std::vector<AttentionWork>& shards, const Data& data,
-          const SequenceLayout& layout, Mask& mask) {
-  const std::int64_t n = layout.tokens();
-  const auto queries = data.packed(layout, source.axes().rank);
-  for (std::size_t s = 0; s < shards.size(); ++s) {
-    const PatternArrays& x = shards[s].host()->arrays();
-    ASSERT_EQ(problems(x), "");
-    const auto keys = data.packed(layout, static_cast<int>(s));
-    for (std::int64_t h = 0; h < kHeads; ++h)
-      for (std::size_t i = 0; i < queries.size(); ++i)
-        for (std::int64_t j = 0; j < static_cast<std::int64_t>(keys.size()); ++j)
-          if (computed(x, static_cast<int>(h), static_cast<std::int64_t>(i), j))
-            mask[(h * n + queries[i]) * n + keys[j]] = 1;
-  }
-}
-
-/// The choice of one rank alone.
-Mask alone(const Data& data, const AttentionOptions& options) {
-  const std::int64_t n = data.batch.axis_tokens();
-  const SequenceLayout layout(LayoutKind::contiguous, n, 1, 64, options.align());
-  const auto source = pattern_source(Communicator(), attention_axes(data.batch, layout, 0), options,
-                                     nullptr, nullptr);
-  Mask mask(static_cast<std::size_t>(kHeads * n * n), 0);
-  mark(*source, source->shards(data.inputs(data.packed(layout, 0), DType::f32)), data, layout,
-       mask);
-  return mask;
-}
-
-double score(const NaiveAttention& all, std::int64_t h, std::int64_t i, std::int64_t j) {
-  return all.scale * all.dot(all.q, i * kHeads + h, all.k, j * kKvHeads + h / (kHeads / kKvHeads));
-}
 
 /// Mass of every column and block diagonal of a segment under its last queries, by definition.
 std::pair<std::vector<double>, std::vector<double>> observed_mass(const Data& data,
@@ -293,10 +178,45 @@ INSTANTIATE_TEST_SUITE_P(All, Patterns, ::testing::Values("vertical_slash", "mob
 
 class Budgets : public Patterns {
  protected:
-  /// C(k) of the candidates (BudgetPolicy) by definition, in fp64.
+  /// Share of the observed queries' softmax that lies on pairs of the mask; 1 where none is.
+  static double held(const Data& data, const AttentionOptions& options, const Mask& mask,
+                     std::int64_t h, int s) {
+    const std::int64_t n = data.batch.axis_tokens(), first = PackedAxis(data.batch).offset[s],
+                       count = data.batch.segments[s].tokens();
+    if (count <= options.last_q) return 1;
+    double sum = 0;
+    for (std::int64_t i = count - options.last_q; i < count; ++i) {
+      double in = 0, all = 0;
+      for (std::int64_t j = 0; j <= i; ++j) {
+        const double e = std::exp(score(data.all, h, first + i, first + j));
+        all += e;
+        if (mask[(h * n + first + i) * n + first + j] != 0) in += e;
+      }
+      sum += in / all;
+    }
+    return sum / static_cast<double>(options.last_q);
+  }
+  /// What one rank alone computes at a budget; `told`: its coverage curve.
+  static Mask at_budget(const Data& data, const AttentionOptions& options, std::int64_t budget,
+                        std::vector<double>* told = nullptr) {
+    const std::int64_t n = data.batch.axis_tokens();
+    const SequenceLayout flat(LayoutKind::contiguous, n, 1, 64, options.align());
+    Stated policy(budget);
+    const auto source = pattern_source(Communicator(), attention_axes(data.batch, flat, 0), options,
+                                       &policy, nullptr);
+    Mask mask(static_cast<std::size_t>(kHeads * n * n), 0);
+    mark(*source, source->shards(data.inputs(data.packed(flat, 0), DType::f32)), data, flat, mask);
+    if (told != nullptr) *told = policy.coverage;
+    return mask;
+  }
+  /// C(k) of the candidates (BudgetPolicy) by definition, in fp64: routing mass (moba), or what the
+  /// candidates' masks hold (vertical_slash).
   static std::vector<double> coverage(const Data& data, const AttentionOptions& options,
                                       std::span<const std::int64_t> candidates) {
     const PackedAxis axis(data.batch);
+    std::vector<Mask> masks;
+    if (options.pattern == PatternKind::vertical_slash)
+      for (std::int64_t budget : candidates) masks.push_back(at_budget(data, options, budget));
     std::vector<double> sums(candidates.size(), 0);
     double queries = 0;
     for (std::size_t s = 0; s < data.batch.segments.size(); ++s)
@@ -327,18 +247,10 @@ class Budgets : public Patterns {
             }
           }
           for (const auto& row : logits) add(row, std::accumulate(row.begin(), row.end(), 0.0), 1);
-        } else if (count <= options.last_q) {
-          for (double& sum : sums) sum += static_cast<double>(count);
         } else {
-          auto [column, units] = observed_mass(data, options, h, static_cast<int>(s));
-          const double total = std::accumulate(units.begin(), units.end(), 0.0);
-          std::sort(column.rbegin(), column.rend());
-          for (std::size_t g = 0; g < column.size(); g += 64)
-            units.push_back(std::accumulate(
-                column.begin() + static_cast<std::ptrdiff_t>(g),
-                column.begin() + static_cast<std::ptrdiff_t>(std::min(g + 64, column.size())),
-                0.0));
-          add(units, total, static_cast<double>(count));
+          for (std::size_t c = 0; c < candidates.size(); ++c)
+            sums[c] +=
+                static_cast<double>(count) * held(data, options, masks[c], h, static_cast<int>(s));
         }
       }
     for (double& sum : sums) sum /= queries;
@@ -353,18 +265,13 @@ TEST_P(Budgets, CoverageIsThatOfItsDefinitionAndTheSameOnAnyNumberOfRanks) {
        {std::vector<std::int64_t>{1000}, {300, 40, 577, 64}}) {
     const Data data(lengths, options, draw);
     const std::int64_t n = data.batch.axis_tokens();
+    const std::vector<double> definition = coverage(data, options, Stated(2).candidates());
     for (std::int64_t budget : {2, 6}) {
-      Stated one(budget);
-      const SequenceLayout flat(LayoutKind::contiguous, n, 1, 64, options.align());
-      const auto source = pattern_source(Communicator(), attention_axes(data.batch, flat, 0),
-                                         options, &one, nullptr);
-      Mask expected(static_cast<std::size_t>(kHeads * n * n), 0);
-      mark(*source, source->shards(data.inputs(data.packed(flat, 0), DType::f32)), data, flat,
-           expected);
-      const std::vector<double> definition = coverage(data, options, one.candidates());
-      ASSERT_EQ(one.coverage.size(), definition.size());
+      std::vector<double> told;
+      const Mask expected = at_budget(data, options, budget, &told);
+      ASSERT_EQ(told.size(), definition.size());
       for (std::size_t c = 0; c < definition.size(); ++c)
-        EXPECT_NEAR(one.coverage[c], definition[c], 1e-4) << "budget " << one.candidates()[c];
+        EXPECT_NEAR(told[c], definition[c], 1e-4) << "candidate " << c;
       if (options.pattern == PatternKind::moba) {
         for (std::int64_t i = 0; i < lengths[0]; ++i) {
           std::int64_t blocks = 0;
@@ -381,7 +288,7 @@ TEST_P(Budgets, CoverageIsThatOfItsDefinitionAndTheSameOnAnyNumberOfRanks) {
         Mask mask(expected.size(), 0);
         mark(*spread, spread->shards(data.inputs(data.packed(layout, world.rank()), DType::f32)),
              data, layout, mask);
-        EXPECT_EQ(policy.coverage, one.coverage) << name(l.kind) << " " << l.stripe;
+        EXPECT_EQ(policy.coverage, told) << name(l.kind) << " " << l.stripe;
         std::int64_t wrong = 0;
         for (std::int64_t q : data.packed(layout, world.rank()))
           for (std::int64_t h = 0; h < kHeads; ++h)

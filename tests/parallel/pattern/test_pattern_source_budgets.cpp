@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
+#include "core/predict/sparsity_tuning.hpp"
 #include "parallel/pattern/pattern_source.hpp"
+#include "tests/core/plan/attention/pattern_pairs.hpp"
 #include "tests/parallel/support.hpp"
 
 namespace ballast {
@@ -72,6 +75,164 @@ TEST(PatternBudgets, CoverageOfADependentChunkWeighsItsOwnQueriesAlone) {
   EXPECT_LT(of_chunk.coverage.front(), 0.9);
   for (std::size_t c = 0; c < of_chunk.coverage.size(); ++c)
     EXPECT_NEAR(of_both.coverage[c], (128 * of_chunk.coverage[c] + 40) / 168, 1e-8);
+}
+
+/// Segments of a micro-batch that are dependent chunks, whole samples and a short one, on one rank;
+/// heads look at their surroundings, at the first keys and at some of their own.
+struct Chunks {
+  AttentionAxes axes;
+  AttentionInputs in;
+  std::vector<std::int64_t> first_key;  ///< [segments] on the key axis
+
+  explicit Chunks(SharedDraw& draw) {
+    axes.align = kBlock;
+    axes.first_query = {512, 0, 320, 0};
+    const std::int64_t ends[] = {803, 900, 384, 40};  // neither is the window one block, nor full
+    axes.keys.emplace_back();
+    for (std::int32_t s = 0; s < 4; ++s) {
+      first_key.push_back(token_count(axes.keys[0]));
+      const std::int64_t padding = (kBlock - ends[s] % kBlock) % kBlock;
+      append(axes.queries, {s, axes.first_query[s], ends[s] - axes.first_query[s]});
+      append(axes.keys[0], {s, 0, ends[s]});
+      append(axes.queries, {-1, 0, padding});
+      append(axes.keys[0], {-1, 0, padding});
+    }
+    const std::int64_t queries = token_count(axes.queries), keys = token_count(axes.keys[0]);
+    in.scale = 0.6;
+    in.q = random_rows(draw, queries, kHeads);
+    in.k = in.v = random_rows(draw, keys, kKvHeads);
+    // Neighbours and some keys attract.
+    float* k = in.k.data<float>();
+    const auto at = [](std::int64_t i) { return 0.05f * static_cast<float>(i); };
+    std::int64_t row = 0;
+    for (const AxisRange& range : axes.queries)
+      for (std::int64_t i = 0; i < range.count; ++i, ++row)
+        for (std::int64_t h = 0; h < kHeads && !range.padding(); ++h) {
+          float* q = in.q.data<float>() + (row * kHeads + h) * kDim;
+          q[0] = 3 * std::cos(at(range.position + i));
+          q[1] = 3 * std::sin(at(range.position + i));
+        }
+    row = 0;
+    for (const AxisRange& range : axes.keys[0])
+      for (std::int64_t i = 0; i < range.count; ++i, ++row)
+        for (std::int64_t h = 0; h < kKvHeads; ++h) {
+          float* key = k + (row * kKvHeads + h) * kDim;
+          key[0] = 2 * std::cos(at(range.position + i));
+          key[1] = 2 * std::sin(at(range.position + i));
+          if (draw.integer(0, 40) == 0) key[2] += 4;
+        }
+  }
+
+  /// Mean over queries and heads of the share of the observed queries' softmax that `pattern`
+  /// computes, pair by pair in fp64.
+  double held(const AttentionPattern& pattern, std::int64_t last_q) const {
+    double sum = 0, weights = 0;
+    std::int64_t row = 0;
+    for (const AxisRange& range : axes.queries) {
+      if (!range.padding()) {
+        const std::int64_t first =
+            range.end() <= last_q ? range.end() : std::max(range.position, range.end() - last_q);
+        for (std::int64_t h = 0; h < kHeads; ++h) {
+          double of_rows = 0;
+          for (std::int64_t p = first; p < range.end(); ++p)
+            of_rows += held(pattern, h, row + p - range.position, first_key[range.segment], p + 1);
+          const auto rows = static_cast<double>(range.end() - first);
+          sum += static_cast<double>(range.count) * (rows > 0 ? of_rows / rows : 1);
+          weights += static_cast<double>(range.count);
+        }
+      }
+      row += range.count;
+    }
+    return sum / weights;
+  }
+
+ private:
+  double held(const AttentionPattern& pattern, std::int64_t h, std::int64_t row, std::int64_t first,
+              std::int64_t keys) const {
+    double inside = 0, all = 0;
+    const float* q = in.q.data<float>() + (row * kHeads + h) * kDim;
+    for (std::int64_t j = first; j < first + keys; ++j) {
+      const float* k = in.k.data<float>() + (j * kKvHeads + h / (kHeads / kKvHeads)) * kDim;
+      double dot = 0;
+      for (std::int64_t d = 0; d < kDim; ++d) dot += static_cast<double>(q[d]) * k[d];
+      const double e = std::exp(in.scale * dot);
+      all += e;
+      if (computed(pattern, static_cast<int>(h), row, j)) inside += e;
+    }
+    return inside / all;
+  }
+};
+
+TEST(PatternBudgets, CoverageToldIsHeldByEveryBudgetsPattern) {
+  SharedDraw draw{47};
+  SCOPED_TRACE(draw.trace());
+  for (const std::int64_t last_q : {48, 100}) {
+    AttentionOptions options = vertical_slash_options();
+    options.last_q = last_q;
+    const Chunks chunks(draw);
+    std::vector<double> told;
+    const std::vector<std::int64_t> candidates{1, 2, 3, 4, 6, 9, 14};
+    for (std::size_t c = 0; c < candidates.size(); ++c) {
+      Stated policy(candidates[c]);
+      const auto source = pattern_source(Communicator(), chunks.axes, options, &policy, nullptr);
+      const AttentionWork work = source->shards(chunks.in).front();
+      told = policy.coverage;
+      EXPECT_NEAR(told[c], chunks.held(*work.host(), last_q), 1e-4)
+          << "budget " << candidates[c] << ", last_q " << last_q;
+    }
+    EXPECT_LT(told.front(), 0.8);
+    EXPECT_GT(told.back(), told.front() + 0.1);
+  }
+}
+
+/// Equation 5 on what is computed: a straggler loses at most p of the observed rows' attention.
+TEST(PatternBudgets, ALoweredBudgetKeepsTheBoundOnTheObservedRows) {
+  SharedDraw draw{53};
+  SCOPED_TRACE(draw.trace());
+  const AttentionOptions options = vertical_slash_options();
+  int lowered = 0;
+  for (const double p : {0.02, 0.05, 0.1, 0.2}) {
+    const Chunks chunks(draw);
+    DstOptions dst;
+    dst.threshold = p;
+    dst.base_budget = 12;
+    dst.candidates = {1, 2, 3, 4, 5, 6, 8, 10, 12};
+    const auto held_at = [&](BudgetPolicy& policy) {
+      const auto source = pattern_source(Communicator(), chunks.axes, options, &policy, nullptr);
+      return chunks.held(*source->shards(chunks.in).front().host(), options.last_q);
+    };
+    DstPolicy tuned(dst, TuningTarget{12, 1, true});
+    FixedBudget base(12);
+    const double before = held_at(base), after = held_at(tuned);
+    const DstPolicy::Choice choice = tuned.choices().front();
+    EXPECT_LE(before - after, p + 1e-3) << "budget " << choice.budget;
+    EXPECT_NEAR(choice.coverage_loss, before - after, 1e-3);
+    lowered += choice.budget < dst.base_budget;
+  }
+  EXPECT_GT(lowered, 0);
+}
+
+TEST(PatternBudgets, CurvesOfMeasuredStepsAreRecorded) {
+  SharedDraw draw{59};
+  SCOPED_TRACE(draw.trace());
+  AttentionOptions options = vertical_slash_options();
+  options.recall_every = 5;
+  const Chunks chunks(draw);
+  for (const std::int32_t step : {4, 5}) {
+    Recorder recorder;
+    recorder.enabled = true;
+    recorder.context.step = step;
+    Stated policy(3);
+    pattern_source(Communicator(), chunks.axes, options, &policy, &recorder)->shards(chunks.in);
+    const std::vector<CoverageRow> rows = recorder.take_coverage();
+    ASSERT_EQ(rows.size(), step == 5 ? policy.coverage.size() : 0);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      EXPECT_EQ(rows[i].step, 5);
+      EXPECT_EQ(rows[i].budget, policy.candidates()[i]);
+      EXPECT_EQ(rows[i].coverage, policy.coverage[i]);
+      EXPECT_EQ(rows[i].chosen, rows[i].budget == 3);
+    }
+  }
 }
 
 TEST(PatternBudgets, ReportedBudgetsAreSlashesAndColumnsOver64) {

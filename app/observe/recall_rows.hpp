@@ -1,0 +1,28 @@
+// Recall and coverage of a step as trace and log show them.
+#pragma once
+#include <span>
+#include <string>
+
+#include "core/observe/events.hpp"
+
+namespace ballast {
+
+/// Sums that give the mean recall of many rows, and its error, once they are added over ranks.
+struct RecallSums {
+  double queries = 0, mean = 0, squares = 0;  ///< weights; weighted means; squared weighted errors
+};
+RecallSums sum_recall(std::span<const RecallRow> rows);
+
+/// Mean of the weighted rows, and half the width of its 95 % interval.
+struct RecallFacts {
+  double mean = 0, interval = 0;
+};
+RecallFacts recall_facts(const RecallSums& sums);
+
+/// JSON of the trace's plans "recall" ([[step, micro-batch, chunk, layer, head, rows, queries,
+/// mean, error, 10th percentile, sink, own block, blocks, columns]]) and "coverage" ([[step,
+/// micro-batch, chunk, layer, budget, C(budget), 1 where it was chosen]]), to six decimals.
+std::string recall_json(std::span<const RecallRow> rows);
+std::string coverage_json(std::span<const CoverageRow> rows);
+
+}  // namespace ballast

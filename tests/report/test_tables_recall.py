@@ -1,0 +1,40 @@
+"""Recall and coverage rows of a trace in the report: known numbers."""
+import csv
+
+import synthetic
+from support import RunTest
+from synthetic import Rank
+
+
+class KnownRecall(RunTest):
+    def test_recall_and_coverage(self):
+        """Two ranks of other heads: weighted means, intervals, parts, curves."""
+        ranks = [Rank(r, 2, {"sp": 2}, {"sp": r}) for r in range(2)]
+        for r in ranks:
+            r.event("step", 100.0, 101.0, step=0)
+            r.event("step", 101.0, 102.0, step=1)
+        # step, micro-batch, chunk, layer, head, rows, queries, mean, error, p10, parts
+        ranks[0].plan(
+            "recall", 1, 0, [[0, 0, -1, 0, 0, 8, 100, 0.9, 0.03, 0.5, 0.1, 0.2, 0.5, 0.1]]
+        )
+        ranks[1].plan(
+            "recall", 2, 0, [[0, 0, -1, 0, 1, 8, 300, 0.5, 0.01, 0.2, 0.1, 0.1, 0.2, 0.1]]
+        )
+        ranks[0].plan("coverage", 3, 0, [[0, 0, -1, 0, 1, 0.4, 0], [0, 0, -1, 0, 4, 0.9, 1]])
+        deck = synthetic.DECK + '\n[attention]\npattern = "vertical_slash"\n'
+        run = synthetic.write(self.folder / "recall", ranks, deck=deck)
+        self.report(run)
+        m = self.metrics(run / "report")
+        self.assertAlmostEqual(m["recall"], 0.6)
+        self.assertAlmostEqual(m["recall_interval"], 1.96 * 18**0.5 / 400)
+        with open(run / "report" / "recall.csv", newline="") as f:
+            (row,) = csv.DictReader(f)
+        self.assertAlmostEqual(float(row["recall"]), 0.6)
+        self.assertAlmostEqual(float(row["10th percentile"]), 0.2)
+        self.assertAlmostEqual(float(row["own block"]), 0.125)
+        with open(run / "report" / "recall_rows.csv", newline="") as f:
+            self.assertEqual([float(r["head"]) for r in csv.DictReader(f)], [0, 1])
+        with open(run / "report" / "coverage.csv", newline="") as f:
+            self.assertEqual([float(r["coverage"]) for r in csv.DictReader(f)], [0.4, 0.9])
+        self.assertTrue((run / "report" / "recall.png").exists())
+        self.assertIn("0.900 of the observed", (run / "report" / "report.html").read_text())
