@@ -1,5 +1,5 @@
-"""What a run says of its steps: lines that fit a terminal, JSON lines, TensorBoard event files; sinks
-that fail; and the checkpoint of the lowest held-out loss."""
+"""What a run says of its steps: lines that fit a terminal, JSON lines, TensorBoard event files;
+sinks that fail; and the checkpoint of the lowest held-out loss."""
 import glob
 import json
 import os
