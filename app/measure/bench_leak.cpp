@@ -24,12 +24,13 @@ struct Pass {
 
 class LeakTest {
  public:
-  LeakTest(Session& session, StepPlan plan, double at, std::int64_t rows, std::uint64_t seed)
+  LeakTest(Session& session, StepPlan plan, const BenchSettings& settings)
       : session_(session),
         plan_(std::move(plan)),
-        at_(at),
-        rows_(rows),
-        seed_(seed),
+        at_(settings.real("at", 0, 1)),
+        align_(settings.integer("align")),
+        rows_(settings.integer("rows")),
+        seed_(settings.seed()),
         mine_(plan_.list(session.mesh.at.dp)) {}
 
   /// `redrawn`: tokens from each sample's cut on are drawn anew.
@@ -60,8 +61,8 @@ class LeakTest {
 
  private:
   std::int64_t cut(std::int64_t sample) const {
-    return std::max<std::int64_t>(
-        1, static_cast<std::int64_t>(at_ * static_cast<double>(session_.dataset->length(sample))));
+    const double length = static_cast<double>(session_.dataset->length(sample));
+    return std::max<std::int64_t>(1, static_cast<std::int64_t>(at_ * length) / align_) * align_;
   }
   bool before_cut(const MicroBatch& batch, const LocalBatch& local, std::int64_t i) const {
     const std::int32_t segment = local.segment[static_cast<std::size_t>(i)];
@@ -118,7 +119,7 @@ class LeakTest {
   Session& session_;
   const StepPlan plan_;
   const double at_;
-  const std::int64_t rows_;
+  const std::int64_t align_, rows_;
   const std::uint64_t seed_;
   const std::vector<MicroBatch> mine_;
 };
@@ -172,8 +173,7 @@ BenchResult run(const Config& deck, const BenchSettings& settings) {
       static_cast<std::size_t>(std::min(settings.integer("samples"), session.dataset->samples())));
   std::iota(samples.begin(), samples.end(), std::int64_t{0});
   const double at = settings.real("at", 0, 1);
-  LeakTest test(session, planner.evaluation(samples), at, settings.integer("rows"),
-                settings.seed());
+  LeakTest test(session, planner.evaluation(samples), settings);
   const Pass before = test.run(false), after = test.run(true);
   const Leak leak = compare(before, after, world);
   const double pairs = leak.changed_pairs / std::max(1.0, leak.pairs),
@@ -206,6 +206,9 @@ Benchmark leak_benchmark() {
           "host: share of computed pairs, of tokens with other logits",
           {{"samples", "4", "of the deck's data, from the first on"},
            {"at", "0.5", "share of a sample behind which its tokens are drawn anew"},
+           {"align", "64",
+            "tokens of which the cut is a multiple; inside a block of 64, which queries compute "
+            "together, last bits may follow the order of its tiles"},
            {"rows", "512", "queries of a segment whose pairs are compared, at most"},
            {"checkpoint", "", "whose weights run; empty: model.weights or initial values"},
            {"seed", "1", "of the new tokens"}},

@@ -192,7 +192,8 @@ class Sparse(RunCase):
         ]
         causal = [*slash, "attention.selection=causal", "attention.stretch=64"]
         moba = ["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=2"]
-        xattention = ["attention.pattern=xattention", "attention.xattention_threshold=0.3"]
+        xattention = ["attention.pattern=xattention", "attention.xattention_threshold=0.7"]
+        xattention += ["data.max_tokens=900", "batching.micro_batch_tokens=1000", "align=1"]
         chunks = ["batching.method=chunkflow", "chunk.tokens=128"]
         for ranks, mesh, leaks, settings in [
             (1, {}, False, ["attention.pattern=dense"]),
