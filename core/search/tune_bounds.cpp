@@ -46,19 +46,29 @@ std::vector<int> TuneBounds::joined(const Candidate& c) const {
   return list;
 }
 
-TuneBounds::Work TuneBounds::measure(const Candidate& c, int joined) {
+const TuneBounds::Attention& TuneBounds::attention(const Candidate& c, const ContextSplit& split) {
+  const auto [at, fresh] =
+      attention_.try_emplace({c.mesh.pp, split.sp, split.ring_outer, split.ring_inner, c.budget});
+  if (!fresh) return at->second;
   const Config config = with(input_.base, c);
-  const Costs& costs = trials_.costs(config);
-  const ContextSplit split{c.mesh.sp * joined, c.mesh.cp_outer, c.mesh.cp_inner};
-  const RunOptions options = RunOptions::from(config);
-  const std::int64_t budget = simulation_options(config, options).base_budget;
-  double scale = 0;  // layers of all stages, in the costs' unit
-  for (std::size_t s = 0; s < options.layer_begin.size(); ++s) {
-    const bool last = s + 1 == options.layer_begin.size();
-    const std::int64_t layers =
-        (last ? config.model.layers : options.layer_begin[s + 1]) - options.layer_begin[s];
-    scale += static_cast<double>(layers) * costs.layer_scale(layers);
+  const std::int64_t budget = simulation_options(config, RunOptions::from(config)).base_budget;
+  const Costs& costs = trials_.costs(c);
+  for (const SampleLength& s : input_.steps.front()) {
+    const double layer = costs.attention(s.tokens, 0, budget, split, Recompute::none).total_s();
+    at->second.all_s += layer;
+    at->second.longest_s = std::max(at->second.longest_s, layer);
   }
+  return at->second;
+}
+
+TuneBounds::Work TuneBounds::measure(const Candidate& c, int joined) {
+  const Costs& costs = trials_.costs(c);
+  const ContextSplit split{c.mesh.sp * joined, c.mesh.cp_outer, c.mesh.cp_inner};
+  const std::int64_t each = input_.base.model.layers / c.mesh.pp,
+                     more = input_.base.model.layers % c.mesh.pp;
+  // Layers of all stages, in the costs' unit.
+  const double scale = static_cast<double>(more * (each + 1)) * costs.layer_scale(each + 1) +
+                       static_cast<double>((c.mesh.pp - more) * each) * costs.layer_scale(each);
   const std::int64_t most = std::max({longest_, c.capacity, std::int64_t{1}}) * 2;
   Work w;
   w.token_s =
@@ -67,15 +77,9 @@ TuneBounds::Work TuneBounds::measure(const Candidate& c, int joined) {
       });
   w.head_s =
       tokens_ * least_rate(most, [&](std::int64_t n) { return costs.head(n, split).total_s(); });
-  w.lane_s = tokens_ * w.token_s;
-  double attention_s = 0;
-  for (const SampleLength& s : input_.steps.front()) {
-    const double layer =
-        costs.attention(s.tokens, 0, budget, split, Recompute::none).total_s() * scale;
-    attention_s += layer;
-    w.longest_s = std::max(w.longest_s, layer + static_cast<double>(s.tokens) * w.token_s);
-  }
-  w.lane_s += attention_s;
+  const double attention_s = scale * attention(c, split).all_s;
+  w.lane_s = tokens_ * w.token_s + attention_s;
+  w.longest_s = scale * attention(c, split).longest_s + static_cast<double>(longest_) * w.token_s;
   if (c.ring() > 1) {
     const std::int64_t pack = std::max<std::int64_t>(c.capacity, 1);
     const RingLevel level = c.mesh.cp_outer > 1 ? RingLevel::outer : RingLevel::inner;

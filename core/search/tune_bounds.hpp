@@ -31,6 +31,11 @@ class TuneBounds {
     double ring_s = 0;     ///< hops of the step's tokens that no attention hides, an estimate
     double token_s = 0;    ///< of one token's products
   };
+  /// Seconds of one layer's attention.
+  struct Attention {
+    double all_s = 0, longest_s = 0;
+  };
+  const Attention& attention(const Candidate& candidate, const ContextSplit& split);
   const Work& work(const Candidate& candidate, int joined);
   Work measure(const Candidate& candidate, int joined);
   std::vector<int> joined(const Candidate& candidate) const;
@@ -40,6 +45,7 @@ class TuneBounds {
   double tokens_ = 0;
   std::int64_t longest_ = 0;  ///< of the first step
   std::map<std::tuple<int, int, int, int, std::int64_t>, Work> work_;
+  std::map<std::tuple<int, int, int, int, std::int64_t>, Attention> attention_;
 };
 
 }  // namespace ballast

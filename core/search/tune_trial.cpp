@@ -117,9 +117,9 @@ void add_step(Trial& trial, const StepPlan& plan, const SimulatedStep& step) {
 
 }  // namespace
 
-const Costs& TuneTrials::costs(const Config& config) {
-  std::shared_ptr<const Costs>& made = costs_[config.mesh.pp];
-  if (!made) made = input_.costs(config);
+const Costs& TuneTrials::costs(const Candidate& candidate) {
+  std::shared_ptr<const Costs>& made = costs_[candidate.mesh.pp];
+  if (!made) made = input_.costs(with(input_.base, candidate));
   return *made;
 }
 
@@ -136,7 +136,7 @@ Trial TuneTrials::more(Trial trial, std::int64_t steps) {
   const Config config = with(input_.base, trial.candidate);
   const double limit = input_.limits.memory_bytes;
   try {
-    const PlannedDeck deck(config, costs(config));
+    const PlannedDeck deck(config, costs(trial.candidate));
     const auto all = std::min(steps, static_cast<std::int64_t>(input_.steps.size()));
     while (trial.steps < all) {
       const auto& samples = input_.steps[static_cast<std::size_t>(trial.steps)];
@@ -146,7 +146,7 @@ Trial TuneTrials::more(Trial trial, std::int64_t steps) {
       trial.state = limit > 0 && static_cast<double>(trial.bytes) > limit ? TrialState::over_memory
                                                                           : TrialState::fits;
       if (trial.state == TrialState::over_memory) break;  // its time does not matter
-      add_step(trial, plan, simulate(plan, deck.simulation, costs(config)));
+      add_step(trial, plan, simulate(plan, deck.simulation, costs(trial.candidate)));
     }
   } catch (const Error& e) {
     trial.state = TrialState::refused;
@@ -157,20 +157,24 @@ Trial TuneTrials::more(Trial trial, std::int64_t steps) {
 
 const TuneTrials::Standing& TuneTrials::standing(const Candidate& c) {
   const auto [at, fresh] =
-      standing_.try_emplace({c.mesh.pp, c.mesh.replicas(), c.mesh.dp, c.zero,
-                             c.mesh.pp > 1 ? c.capacity : 0, c.method == Batching::chunkflow});
+      standing_.try_emplace({c.mesh.pp, c.mesh.replicas(), c.zero, c.mesh.pp > 1 ? c.capacity : 0,
+                             c.method == Batching::chunkflow});
   if (!fresh) return at->second;
-  const Config config = with(input_.base, c);
-  const RunOptions options = RunOptions::from(config);
-  for (const StageMemory& stage : stage_memories(config, options))
-    at->second.bytes = std::max(at->second.bytes, replay_memory(stage, {}, {}).total());
-  PlannedDeck deck(config, costs(config));
+  Candidate alike = c;  // the same sums in one lane
+  alike.mesh.dp = alike.mesh.cp_outer = alike.mesh.sp = 1;
+  alike.mesh.cp_inner = c.mesh.replicas();
+  alike.zero = std::min(c.zero, 1);  // sums of rounds are a matter of their number
+  const Config config = with(input_.base, alike);
+  PlannedDeck deck(config, costs(alike));
   deck.step.tuning = nullptr;
-  deck.step.zero = std::min(c.zero, 1);  // sums of rounds are a matter of their number
   Batch none;
-  none.micro_batches.resize(static_cast<std::size_t>(c.mesh.dp));
+  none.micro_batches.resize(1);
   at->second.end_s =
-      simulate(plan_batch_step(none, deck.step), deck.simulation, costs(config)).step_s;
+      simulate(plan_batch_step(none, deck.step), deck.simulation, costs(alike)).step_s;
+  for (StageMemory& stage : deck.memory) {
+    stage.zero = c.zero;
+    at->second.bytes = std::max(at->second.bytes, replay_memory(stage, {}, {}).total());
+  }
   return at->second;
 }
 

@@ -66,7 +66,8 @@ class TuneTrials {
   std::int64_t standing_bytes(const Candidate& candidate);
   /// Seconds of sums, optimizer and gathers of a step without micro-batches.
   double end_s(const Candidate& candidate);
-  const Costs& costs(const Config& config);
+  /// Of the candidate's stages.
+  const Costs& costs(const Candidate& candidate);
 
  private:
   struct Standing {
