@@ -145,7 +145,7 @@ void write_deck(const CommandLine& line, const Config& base, const Trial& best,
   text += fmt::format("# means of {} steps, by {}.\n", best.steps, source);
   text += fmt::format("#   ballast check {}\n#   mpiexec -n {} ballast train {}\n", file,
                       best.candidate.mesh.size(), file);
-  text += with(base, best.candidate).stated_deck();
+  text += stated_deck(with(base, best.candidate));
   parse_config(text, file);
   std::ofstream out(file);
   out << text;

@@ -33,19 +33,4 @@ std::string Config::effective_deck() const {
   return out;
 }
 
-std::string Config::stated_deck() const {
-  std::string out;
-  for (const BlockSpec& block : deck_blocks()) {
-    std::string keys;
-    for (const KeySpec& spec : deck_schema()) {
-      const Origin origin = from.of(spec.path()).origin;
-      if (spec.block == block.name && origin != Origin::unset && origin != Origin::preset &&
-          origin != Origin::weights)
-        keys += fmt::format("{} = {}\n", spec.key, to_text(spec.value(*this)));
-    }
-    if (!keys.empty()) out += fmt::format("\n[{}]\n{}", block.name, keys);
-  }
-  return out;
-}
-
 }  // namespace ballast

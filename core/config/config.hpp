@@ -256,9 +256,6 @@ struct Config {
   /// The whole effective deck as TOML: every key with its value, unit and meaning; defaults are
   /// commented as such.  Reading it again gives the same values.
   std::string effective_deck() const;
-  /// The keys that a deck, the command line, a profile table or a search set, as TOML: a deck of
-  /// the same run.
-  std::string stated_deck() const;
 
  private:
   template <class T>

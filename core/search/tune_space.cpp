@@ -279,6 +279,21 @@ std::vector<std::string> overrides(const Config& base, const Config& changed) {
   return list;
 }
 
+std::string stated_deck(const Config& config) {
+  std::string out;
+  for (const BlockSpec& block : deck_blocks()) {
+    std::string keys;
+    for (const KeySpec& spec : deck_schema()) {
+      const Origin origin = config.from.of(spec.path()).origin;
+      if (spec.block == block.name && origin != Origin::unset && origin != Origin::preset &&
+          origin != Origin::weights)
+        keys += fmt::format("{} = {}\n", spec.key, to_text(spec.value(config)));
+    }
+    if (!keys.empty()) out += fmt::format("\n[{}]\n{}", block.name, keys);
+  }
+  return out;
+}
+
 std::vector<std::pair<std::string, std::string>> facets(const Candidate& c, bool saving) {
   std::vector<std::pair<std::string, std::string>> list{
       {"method", name(c.method)},

@@ -35,6 +35,10 @@ Config with(const Config& base, const Candidate& candidate);
 /// "block.key=value" of every key that differs.
 std::vector<std::string> overrides(const Config& base, const Config& changed);
 
+/// The keys that a deck, the command line, a profile table or a search set, as TOML: a deck of the
+/// same run.
+std::string stated_deck(const Config& config);
+
 /// A short name: "packed 16384, dp 8 x pp 2 x sp 2, 1f1b, recompute full, ZeRO 1".
 std::string describe(const Candidate& candidate);
 
