@@ -156,6 +156,23 @@ class KnownNumbers(RunTest):
         names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
         self.assertEqual(names, {0: "rank 0 (cp_inner 0)", 1: "rank 1 (cp_inner 1)"})
 
+    def test_arrows_lead_from_sends_to_their_receives(self):
+        """Three stages, one micro-batch in two chunks, on and back."""
+        ranks = [Rank(r, 3, {"pp": 3}, {"pp": r}) for r in range(3)]
+        expected = set()
+        for chunk in range(2):
+            for n, (a, b) in enumerate(((0, 1), (1, 2), (2, 1), (1, 0))):
+                at = 10.0 * chunk + n
+                ranks[a].event("send", at, at + 0.25, step=0, mb=0, chunk=chunk, stage=a)
+                ranks[b].event("recv", at, at + 0.5, step=0, mb=0, chunk=chunk, stage=b)
+                expected.add((a, 1e6 * at, b, 1e6 * (at + 0.5)))
+        run = synthetic.write(self.folder / "r", ranks)
+        self.report(run, "--perfetto", self.folder / "p.json", draw=False)
+        events = json.loads((self.folder / "p.json").read_text())["traceEvents"]
+        ends = {(e["id"], e["ph"]): (e["pid"], e["ts"]) for e in events if e["ph"] in "sf"}
+        found = {ends[i, "s"] + ends[i, "f"] for i, phase in ends if phase == "s"}
+        self.assertEqual(found, expected)
+
     def test_recomputation_is_a_bubble_and_a_pass_of_its_own(self):
         ranks = [Rank(0, 1)]
         r = ranks[0]
