@@ -93,6 +93,7 @@ class Analysis:
     regions: list = field(default_factory=list)
     prediction: object = None  # prediction.Prediction, None without predicted ops
     scalars: dict = field(default_factory=dict)  # name -> (steps, values)
+    verdict: object = None  # verdict.Verdict
 
 
 def analyse(run):
