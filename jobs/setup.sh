@@ -74,7 +74,8 @@ install_packages() {
     return
   fi
   # shellcheck disable=SC2086
-  mapfile -t missing < <(missing_packages $packages ${with_tests:+$test_packages} ${with_all:+$full_packages})
+  mapfile -t missing < <(missing_packages $packages ${with_tests:+$test_packages} \
+    ${with_all:+$full_packages})
   [ ${#missing[@]} -gt 0 ] || return 0
   say "installing ${missing[*]}"
   as_root apt-get -q update </dev/null ||

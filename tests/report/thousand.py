@@ -1,5 +1,5 @@
-"""The report of 1,024 ranks, as the simulator times them: in 30 s and 2 GB, a page below 20 MB that a
-browser shows."""
+"""The report of 1,024 ranks, as the simulator times them: in 30 s and 2 GB, a page below 20 MB that
+a browser shows."""
 import os
 import resource
 import subprocess
