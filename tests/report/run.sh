@@ -4,7 +4,7 @@
 here=$(cd "$(dirname "$0")" && pwd)
 for python in ${BALLAST_PYTHON:-} python3 /usr/bin/python3; do
   if "$python" -c 'import h5py, numpy, plotly' >/dev/null 2>&1; then
-    cd "$here"
+    cd "$here" || exit 1
     if [ "${1:-}" = thousand ]; then exec "$python" -B -m unittest -v thousand; fi
     exec "$python" -B -W error::RuntimeWarning -m unittest discover -p 'test_*.py' "$@"
   fi
