@@ -197,7 +197,8 @@ FIGURES = {
         split,
         (
             "Where the time of a step goes. Every moment counts once, for the innermost region the"
-            " rank is in; idle is time of the step outside all regions."
+            " rank is in; idle is time of the step outside all regions. Checkpoints and validation"
+            " run between steps and stand on top of the step before."
         ),
     ),
     "heatmap": (

@@ -17,13 +17,13 @@ LOSSES = {
     "host copies": "waiting for copies to and from host memory",
     "gradient reduction": "reducing gradients, the wait for the slowest rank included",
     "data": "reading data",
-    "checkpoint": "writing checkpoints",
-    "validation": "validation",
     "other": "regions that this report does not know",
     "idle": "idle time",
 }
+BETWEEN = {"checkpoint": "checkpoints", "validation": "validation"}  # steps
 SLOW, IDLE = 1.1, 0.5  # useful time over the mean
 MOST_SHOWN = 4
+WRONG_CLOCK = 1.3  # simulated and measured step differ by more
 
 
 @dataclass
@@ -35,11 +35,12 @@ class Verdict:
 
 
 def shares(a):
-    """Category -> share of the ranks' time inside steps."""
+    """Category -> its part of the ranks' time inside steps."""
     shown = a.complete if a.complete.any() else np.ones(len(a.steps), bool)
     seconds = np.nansum(a.split[:, shown], axis=(0, 1)) if a.split.size else np.zeros(0)
-    total = seconds.sum()
-    return dict(zip(CATEGORIES, (seconds / total).tolist())) if total > 0 else {}
+    parts = dict(zip(CATEGORIES, seconds.tolist()))
+    total = sum(value for name, value in parts.items() if name not in BETWEEN)
+    return {name: value / total for name, value in parts.items()} if total > 0 else {}
 
 
 def judge(a, program):
@@ -71,9 +72,9 @@ def _headline(a, parts, losses):
         text = "Simulated, not run. " + text
     worst = sorted(losses.items(), key=lambda item: -item[1])[:3]
     worst = [f"{LOSSES[name]} {percent(share)}" for name, share in worst if share > 0.005]
-    return text + (
-        f". The rest: {', '.join(worst)}." if worst else ", and nothing else to speak of."
-    )
+    text += f". The rest: {', '.join(worst)}." if worst else ", and nothing else to speak of."
+    between = [f"{BETWEEN[n]} {percent(parts[n])}" for n in BETWEEN if parts.get(n, 0) > 0.005]
+    return text + (f" Between steps, on top of that: {', '.join(between)}." if between else "")
 
 
 def _ranks(a):
@@ -125,7 +126,7 @@ def _persistence(a):
 
 def _coordinate(a, useful):
     """The mesh coordinate that explains most of the difference between ranks."""
-    if useful.max() < 1.02 * useful.mean():
+    if useful.max() < 1.05 * useful.mean():
         return ""
     best = ("", 0.0)
     for key, degree in a.run.first_trace.last.mesh.items():
@@ -150,6 +151,8 @@ def _ask(a, verdict, program):
         verdict.simulator = f"The simulator could not be asked: {why}."
         return
     better = [c for c in verdict.changes if (c.gain or 0) > simulator.LEAST_GAIN]
+    measured_s = mean_step_seconds(a)
+    off = max(measured_s, now_s) / max(min(measured_s, now_s), 1e-12)
     verdict.simulator = (
         f"By `ballast check` on this deck: {duration(now_s)} a step as it is (mean of"
         f" {simulator.STEPS}), {asked} changes asked about"
@@ -159,6 +162,12 @@ def _ask(a, verdict, program):
         verdict.simulator += f", none faster by more than 1 %: {tried}."
     else:
         verdict.simulator += f", {len(better)} faster."
+    if off > WRONG_CLOCK:
+        verdict.simulator += (
+            f" Its clock is off by a factor of {off:.1f} from the {duration(measured_s)} measured:"
+            " `ballast profile` measures the machine for `profile.table`; until then its gains are"
+            " rough."
+        )
     best = {}  # of those that set the same keys
     for change in sorted(better, key=lambda c: -c.gain):
         best.setdefault(tuple(sorted(change.settings)), change)
