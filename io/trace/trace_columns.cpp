@@ -81,6 +81,7 @@ constexpr TraceTable kTableList[kTables] = {
 constexpr NameMeaning kStepScalars[] = {
     {"loss", "nats/token", "training loss"},
     {"validation_loss", "nats/token", "loss of held-out samples, before the step"},
+    {"validation_tokens", "tokens", "of held-out samples, those that carry loss"},
     {"grad_norm", "1", "norm of the gradient before clipping"},
     {"learning_rate", "1", "learning rate of the update"},
     {"step_time_s", "s", "time of the step"},
