@@ -98,6 +98,13 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line,
         "-t,--time", wall_time,
         "wall-time limit HH:MM:SS or D-HH:MM:SS: checkpoint in time and leave with status 75");
   sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
+  if (command == "check") {
+    sub.add_option("--steps", line.steps, "steps that are simulated, for the twin and --trace")
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+        ->capture_default_str();
+    sub.add_option("--trace", line.trace,
+                   "new run folder for the trace of every rank as simulated, for ballast-report");
+  }
   if (command == "check" || command == "pack" || command == "plan")
     sub.add_option("--plans", line.plans, "steps whose whole plans the twin holds")
         ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
