@@ -187,7 +187,7 @@ class Replay {
     for (std::int64_t layer = 0; layer < stage_.layers; ++layer) {
       const Keep level = kept ? keep(m, layer) : Keep::nothing;
       std::int64_t bytes = 0;
-      for (const ActivationSpec& spec : layer_activations(stage_.model, m.tokens)) {
+      for (const ActivationSpec& spec : activations(m)) {
         const bool input = spec.kept_from == Keep::input;
         // The first layer takes its input as it comes: embedded, or from the stage before.
         if (input && layer == 0) {
@@ -218,6 +218,13 @@ class Replay {
     }
   }
 
+  /// Of a layer, made once for each number of tokens.
+  const std::vector<ActivationSpec>& activations(const RankMicroBatch& m) {
+    const auto [at, fresh] = activations_.try_emplace(m.tokens);
+    if (fresh) at->second = layer_activations(stage_.model, m.tokens);
+    return at->second;
+  }
+
   void take(const ScratchSpec& spec, std::int64_t rows) {
     scratch_.take(spec.name, rows * spec.columns * (spec.statistic ? sum_ : element_));
   }
@@ -240,7 +247,7 @@ class Replay {
     for (std::int64_t layer = stage_.layers - 1; layer >= 0; --layer) {
       const Keep level = keep(m, layer);
       std::int64_t restored = 0;
-      for (const ActivationSpec& spec : layer_activations(stage_.model, m.tokens)) {
+      for (const ActivationSpec& spec : activations(m)) {
         if (level >= spec.kept_from) continue;
         if (halves && spec.weight_input)
           restored += spec.bytes(stage_.type);
@@ -443,6 +450,7 @@ class Replay {
     if (repeats) lent_.take(kv_type, m.tokens * 2 * kv_width(stage_.model));
   }
 
+  std::map<std::int64_t, std::vector<ActivationSpec>> activations_;
   const StageMemory& stage_;
   const std::vector<Op>& ops_;
   const std::vector<RankMicroBatch>& list_;

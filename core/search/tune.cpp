@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t kWave = 16;  // trials between two looks at what was found
 constexpr double kPromising = 3;   // a choice gets a trial if it may take this much of the best
-constexpr double kScheduledOps = 30e3;  // of all orders that a trial may build schedules of
+constexpr double kScheduledOps = 15e3;  // of all orders that a trial may build schedules of
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Entry {

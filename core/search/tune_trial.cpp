@@ -73,13 +73,24 @@ std::set<int> heavy_lanes(const StepPlan& plan) {
   return lanes;
 }
 
+/// Stages that may hold most: the first, the last two and, since later stages have fewer
+/// micro-batches in flight, the first with each number of layers.
+std::set<std::size_t> heavy_stages(const std::vector<StageMemory>& stages) {
+  std::set<std::size_t> list;
+  std::set<std::int64_t> layers;
+  for (std::size_t s = 0; s < stages.size(); ++s)
+    if (s == 0 || s + 2 >= stages.size() || layers.insert(stages[s].layers).second) list.insert(s);
+  return list;
+}
+
 std::int64_t peak_bytes(const StepPlan& plan, const std::set<int>& lanes,
                         const std::vector<StageMemory>& stages) {
+  const std::set<std::size_t> heavy = heavy_stages(stages);
   std::int64_t bytes = 0;
   for (const int d : lanes) {
     const std::vector<RankMicroBatch> list = rank_micro_batches(plan, d);
     const Schedule& schedule = plan.schedule(d);
-    for (std::size_t s = 0; s < stages.size(); ++s)
+    for (const std::size_t s : heavy)
       bytes = std::max(bytes, replay_memory(stages[s], schedule.stages.at(s), list).total());
   }
   return bytes;
