@@ -63,10 +63,13 @@ std::string pieces_text(const ShardFacts& shard) {
 
 void print_shards(const CheckFacts& f) {
   const RunOptions& o = f.options;
+  const SequenceLayout layout = o.sequence_layout(f.micro_batch_tokens);
   fmt::print(
-      "\nshards of a micro-batch of {} tokens, layout {}{}: causal pairs max / mean {:.4f}\n",
-      f.micro_batch_tokens, name(o.layout),
-      deals_stripes(o.layout) ? fmt::format(" of {}", o.stripe) : "", f.pair_imbalance());
+      "\nshards of a micro-batch of one sample of {} tokens, layout {}{}: causal pairs max / mean "
+      "{:.4f}\n",
+      f.micro_batch_tokens, name(layout.kind()),
+      deals_stripes(layout.kind()) ? fmt::format(" of {}", layout.stripe()) : "",
+      f.pair_imbalance());
   TextTable table({"cp", "tokens", "causal_pairs", "pieces"});
   for (const ShardFacts& shard : f.shards)
     table.row({text(shard.cp), text(shard.tokens), fmt::format("{:.0f}", shard.pairs),

@@ -4,6 +4,7 @@
 
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
+#include "app/plan/planned_run.hpp"
 #include "app/train/checkpointing.hpp"
 #include "app/train/model_files.hpp"
 #include "parallel/comm/waits.hpp"
@@ -21,9 +22,9 @@ Evaluation evaluate(Session& session, StepPlanner& planner, std::int64_t samples
   const std::vector<MicroBatch> mine = plan.list(session.mesh.at.dp);
   double loss = 0;
   NeedleJudge judge(*session.dataset, chosen);
-  ChunkStores stores = session.chunk_stores(mine);
+  ChunkStores stores = session.chunk_stores(plan);
   const auto prepare = [&](int m) {
-    MicroBatchWork work = session.prepare(mine[m], 0, stores.at(m),
+    MicroBatchWork work = session.prepare(plan, m, 0, stores.at(m),
                                           session.tuning ? session.tuning->base_policy() : nullptr);
     work.batch.judged = judge.has_questions();
     return work;
@@ -87,7 +88,12 @@ int eval_command(const CommandLine& line) {
                           "held out, some of them trained on: use the same seed",
                           restored.path, restored.state.seed, seed));
   }
-  StepPlanner planner(session, nullptr);
+  // Placement alone asks for costs: the other methods' packs do not depend on them.
+  std::shared_ptr<const Costs> costs;
+  std::vector<std::string> notes;
+  if (config.batching.method == Batching::balanced)
+    together(world, [&] { costs = plan_costs(config, notes); });
+  StepPlanner planner(session, costs.get());
   const Evaluation result = evaluate(session, planner, config.eval.samples);
   if (world.rank() == 0) {
     for (const std::string& warning : restored.warnings) fmt::print("# warning: {}\n", warning);

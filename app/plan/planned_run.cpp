@@ -108,7 +108,7 @@ StepOptions step_options(const Config& config, const RunOptions& options) {
   step.mesh = options.mesh;
   step.zero = config.optimizer.zero;
   step.normaliser = options.normaliser;
-  step.layout = {options.layout, options.stripe, options.attention.align()};
+  step.layout = options.layout;
   step.batching = options.batching;
   step.pipeline = options.pipeline;
   step.layer_begin = stage_begins(options);

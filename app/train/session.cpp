@@ -101,20 +101,19 @@ Session::Session(const Communicator& world, const Config& config_)
   parameters.initialise(config.run.seed);
 }
 
-SequenceLayout Session::layout(const MicroBatch& micro_batch) const {
-  return options.sequence_layout(micro_batch);
-}
-
-ChunkStores Session::chunk_stores(const std::vector<MicroBatch>& list) {
-  const auto tokens = [this](const MicroBatch& micro_batch) {
-    return shard_ranges(micro_batch, layout(micro_batch));
+ChunkStores Session::chunk_stores(const StepPlan& plan) {
+  const auto tokens = [dp = mesh.at.dp, &plan](int place) {
+    const PlannedMicroBatch& planned = plan.micro_batch(dp, place);
+    return shard_ranges(planned.micro_batch(), plan.layout(planned));
   };
-  return ChunkStores(list, tokens, ring.plan.rank, kv_place);
+  return ChunkStores(plan.list(mesh.at.dp), tokens, ring.plan.rank, kv_place);
 }
 
-MicroBatchWork Session::prepare(const MicroBatch& micro_batch, double loss_scale,
+MicroBatchWork Session::prepare(const StepPlan& plan, int place, double loss_scale,
                                 StoredChunk stored, BudgetPolicy* policy) {
-  const SequenceLayout at = layout(micro_batch);
+  const PlannedMicroBatch& planned = plan.micro_batch(mesh.at.dp, place);
+  const MicroBatch micro_batch = planned.micro_batch();
+  const SequenceLayout at = plan.layout(planned);
   const std::int64_t tokens = at.local_tokens(ring.plan.rank);
   const Communicator& sequence = mesh.sequence(micro_batch.sp);
   const auto [begin, end] = even_part(tokens, sequence.rank(), sequence.size());

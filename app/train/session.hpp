@@ -32,14 +32,12 @@ class Session {
   /// initial values.  Errors reach every rank.
   Session(const Communicator& world, const Config& config);
 
-  /// Layout of a micro-batch over the context-parallel ranks.
-  SequenceLayout layout(const MicroBatch& micro_batch) const;
-  /// What the dependent chunks of a list of micro-batches share; the session must outlive it.
-  ChunkStores chunk_stores(const std::vector<MicroBatch>& list);
-  /// Tokens and attention of a micro-batch of data-parallel rank `mesh.at.dp`.
+  /// What the dependent chunks of this rank's lane share; session and plan must outlive it.
+  ChunkStores chunk_stores(const StepPlan& plan);
+  /// Tokens and attention of the micro-batch at `place` of this rank's lane.
   /// `policy`: who chooses the budgets of its layers (DST); null: they are as block attention says.
-  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored = {},
-                         BudgetPolicy* policy = nullptr);
+  MicroBatchWork prepare(const StepPlan& plan, int place, double loss_scale,
+                         StoredChunk stored = {}, BudgetPolicy* policy = nullptr);
   /// The attention indexes of a micro-batch with these axes, as block attention says, for this
   /// rank's heads of a Ulysses group.
   std::unique_ptr<IndexSource> index_source(AttentionAxes axes, const Communicator& sequence,

@@ -39,11 +39,11 @@ TrainStep::Gradients TrainStep::compute(const StepPlan& plan) {
   const int dp = session_.mesh.at.dp;
   const std::vector<MicroBatch> mine = plan.list(dp);
   const DType weight_type = session_.parameters.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  ChunkStores stores = session_.chunk_stores(mine);
+  ChunkStores stores = session_.chunk_stores(plan);
   BudgetTuning* const tuning = session_.tuning.get();
   const auto prepare = [&](int m) {
     MicroBatchWork work =
-        session_.prepare(mine[m], plan.micro_batch(dp, m).loss_weight, stores.at(m),
+        session_.prepare(plan, m, plan.micro_batch(dp, m).loss_weight, stores.at(m),
                          tuning != nullptr ? tuning->policy(m) : nullptr);
     if (session_.options.model.lora.dropout > 0)
       name_tokens(work.batch, mine[m], plan.step, session_.device);

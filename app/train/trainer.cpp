@@ -377,10 +377,8 @@ void Trainer::stop_at_nonfinite(const StepPlan& plan, const TrainStep::Gradients
   std::string where;
   if (first < static_cast<std::int64_t>(losses.size())) {
     const std::vector<MicroBatch> mine = plan.list(session_.mesh.at.dp);
-    ChunkStores stores = session_.chunk_stores(mine);
-    const auto prepare = [&](int m) {
-      return session_.prepare(mine[static_cast<std::size_t>(m)], 0, stores.at(m));
-    };
+    ChunkStores stores = session_.chunk_stores(plan);
+    const auto prepare = [&](int m) { return session_.prepare(plan, m, 0, stores.at(m)); };
     // A dependent chunk attends to the keys of the chunks before it.
     std::vector<int> before;
     for (const auto& group : chunk_groups(mine))

@@ -73,7 +73,7 @@ struct DataConfig {
 };
 
 struct BatchingConfig {
-  Batching method = Batching::packed;
+  Batching method = Batching::balanced;
   std::int64_t micro_batch_tokens = 4096, global_tokens = 65536, global_samples = 0;
   int micro_batch_samples = 0;
   std::int64_t window = 1;
@@ -99,7 +99,7 @@ struct ChunkConfig {
 };
 
 struct PipelineConfig {
-  ScheduleKind schedule = ScheduleKind::one_f_one_b;
+  ScheduleKind schedule = ScheduleKind::automatic;
   int search = 64;
   std::int64_t plan_steps = 1;
 };
@@ -117,7 +117,7 @@ struct AttentionConfig {
 };
 
 struct RingConfig {
-  LayoutKind layout = LayoutKind::zigzag;
+  LayoutKind layout = LayoutKind::automatic;
   std::int64_t stripe = 64;
 };
 

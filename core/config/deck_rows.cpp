@@ -282,11 +282,13 @@ void pipeline_rows(Schema& schema) {
       "schedule", &PipelineConfig::schedule,
       "gpipe: all forwards, then all backwards; 1f1b: in turn; state_aware_1f1b: list-scheduled, "
       "at most chunk.k + stages - 1 - s live chunks at stage s; zero_bubble: the same, with "
-      "backward split into input and weight gradients where that fills waits");
+      "backward split into input and weight gradients where that fills waits; auto: "
+      "state_aware_1f1b for chunkflow, else 1f1b");
   pipeline
       .key("search", &PipelineConfig::search, "orders", between(1, 1 << 20),
            "state_aware_1f1b, zero_bubble: orders of samples to try at most; 1: the batch's order")
-      .when(schedule, ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble);
+      .when(schedule, ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble,
+            ScheduleKind::automatic);
   pipeline.key("plan_steps", &PipelineConfig::plan_steps, "steps", between(1, kTokens),
                "plan: global batches that times are averaged over");
 }
@@ -295,11 +297,13 @@ void ring_rows(Schema& schema) {
   const auto layout = on(&Config::ring, &RingConfig::layout);
   auto ring = schema.block("ring", &Config::ring);
   ring.key("layout", &RingConfig::layout,
-           "how the tokens of a micro-batch lie on the context-parallel ranks; shuffled: stripes, "
-           "each round of them dealt in an order of its own");
+           "how the tokens of a micro-batch lie on the context-parallel ranks; auto: the most even "
+           "of contiguous, document_zigzag and striped for each micro-batch (vertical_slash: "
+           "striped); shuffled: stripes, each round of them dealt in an order of its own");
   ring.key("stripe", &RingConfig::stripe, "tokens", between(1, 1 << 30),
-           "tokens of a stripe (striped and shuffled layouts)")
-      .when(layout, LayoutKind::striped, LayoutKind::shuffled);
+           "tokens of a stripe (striped and shuffled layouts; auto: rounded up to blocks of a "
+           "sparse pattern)")
+      .when(layout, LayoutKind::striped, LayoutKind::shuffled, LayoutKind::automatic);
 }
 
 void dst_rows(Schema& schema) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/plan/batch/batch_plan.hpp"
+#include "core/plan/context/layout_balance.hpp"
 #include "core/plan/pipeline/pipeline_schedule.hpp"
 #include "core/plan/step_plan.hpp"
 
@@ -15,7 +16,7 @@ struct StepOptions {
   MeshShape mesh;
   int zero = 0;
   LossNormaliser normaliser = LossNormaliser::ave_token;
-  LayoutRule layout;
+  LayoutChoice layout;
   BatchingOptions batching;  ///< dp is the mesh's
   PipelineOptions pipeline;  ///< stages are the mesh's
   std::vector<std::int64_t> layer_begin{0};

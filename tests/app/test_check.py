@@ -242,7 +242,7 @@ class Pack(RunCase):
             f.write(
                 '[mesh]\ndp = 2\n[data]\nsource = "lengths"\n[batching]\nmicro_batch_tokens ='
                 ' 4096\nglobal_samples = 6\n[[case]]\nname = "none"\nbatching.method ='
-                ' "none"\n[[case]]\nname = "packed"\n'
+                ' "none"\n[[case]]\nname = "packed"\nbatching.method = "packed"\n'
             )
         twin = self.out("twin.json")
         done = subprocess.run(

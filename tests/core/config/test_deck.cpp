@@ -260,8 +260,7 @@ TEST(DeckOptions, EveryOptionComesFromItsKey) {
   EXPECT_EQ(o.batching.method, Batching::none);
   EXPECT_EQ(o.batching.micro_batch_tokens, 19);
   EXPECT_EQ(o.batching.dp, 2);
-  EXPECT_EQ(o.layout, LayoutKind::striped);
-  EXPECT_EQ(o.stripe, 23);
+  EXPECT_EQ(o.layout.rule, (LayoutRule{LayoutKind::striped, 23, 1}));
   // One more visible pair costs 4 D Hq L FLOPs; training_flops counts forward and backward, 3 times
   // as many.
   const double pair = (o.model.training_flops(0, 1) - o.model.training_flops(0, 0)) / 3;

@@ -80,7 +80,7 @@ std::string options_text(const Config& config) {
   all.add(o.batching);
   all.add(o.attention);
   all.add(o.pipeline);
-  all.add(o.normaliser, o.layout, o.stripe, o.layer_begin, o.joined_ranks());
+  all.add(o.normaliser, o.layout.rule.kind, o.layout.rule.stripe, o.layer_begin, o.joined_ranks());
   all.add(o.window.steps, o.window.rule, o.window.global_tokens, o.window.global_samples);
   all.add(o.curriculum.steps, o.curriculum.max_tokens, o.curriculum.global_tokens,
           o.curriculum.global_samples);
