@@ -36,6 +36,10 @@ constexpr std::array kCommands = {
             "time steps without running them: pipelines, rings, packing groups and sparse balance, "
             "from stated costs or a profile table",
             false, plan_command},
+    Command{"tune",
+            "search mesh, batching, chunks, layout, schedule and what saves memory for the fastest "
+            "plan on a number of ranks; say why others lose; write its deck",
+            false, tune_command},
     Command{"eval", "held-out loss of a checkpoint or of model.weights; needle accuracy", true,
             eval_command},
     Command{"export",
@@ -51,6 +55,29 @@ constexpr const char* kAbout =
     "  mpiexec -n RANKS ballast train DECK    train\n\n"
     "--help deck lists every key of a deck (--help deck BLOCK those of a block), --help "
     "combinations what runs together.  Options --kokkos-* pass through to Kokkos.";
+
+void add_tune_options(CLI::App& sub, TuneLine& tune) {
+  sub.add_option("--ranks", tune.ranks, "ranks to plan for (default: those of the deck's mesh)")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
+  sub.add_option("--memory", tune.memory_gib, "GiB of a rank (default: no limit)")
+      ->check(CLI::PositiveNumber);
+  sub.add_option(
+         "--coverage", tune.coverage,
+         "of a sparse pattern with budgets: the least mean coverage of attention, between 0 "
+         "and 1; budgets that reach it are searched (default: the deck's budget stays)")
+      ->check(CLI::Range(0.0, 1.0));
+  sub.add_option("--steps", tune.steps, "steps that the best plans are simulated over")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 10))
+      ->capture_default_str();
+  sub.add_option("--list", tune.list, "plans to list")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 10))
+      ->capture_default_str();
+  sub.add_option("--trials", tune.trials,
+                 "plans to simulate at most (default: what half a minute of two cores allows)")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
+  sub.add_option("--write", tune.write, "file for the deck of the best plan");
+  sub.add_flag("--overwrite", tune.overwrite, "--write may replace a file");
+}
 
 /// Options of one subcommand, bound to `line`.  `wall_time` is read later, so that its message is
 /// ours.
@@ -98,6 +125,7 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line,
         "-t,--time", wall_time,
         "wall-time limit HH:MM:SS or D-HH:MM:SS: checkpoint in time and leave with status 75");
   sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
+  if (command == "tune") add_tune_options(sub, line.tune);
   if (command == "check") {
     sub.add_option("--steps", line.steps, "steps that are simulated, for the twin and --trace")
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))

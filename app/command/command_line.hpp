@@ -11,6 +11,18 @@
 
 namespace ballast {
 
+/// What `ballast tune` takes beside its deck.
+struct TuneLine {
+  std::int64_t ranks = 0;   ///< 0: those of the deck's mesh
+  double memory_gib = 0;    ///< of a rank; 0: no limit
+  double coverage = 0;      ///< least mean coverage of a sparse budget; 0: the budget stays
+  std::int64_t steps = 4;   ///< that the best plans are simulated over
+  std::int64_t list = 10;   ///< plans to show
+  std::int64_t trials = 0;  ///< plans to simulate at most; 0: what half a minute allows
+  std::string write;        ///< deck of the best plan, or ""
+  bool overwrite = false;
+};
+
 struct CommandLine {
   std::string command;                 ///< train, check ...
   std::string name;                    ///< bench: what is measured
@@ -25,6 +37,7 @@ struct CommandLine {
   std::string dtype = "bf16";          ///< export: bf16 or f32
   std::string json;                    ///< --json, or "": no twin
   std::int64_t plans = 1;              ///< --plans: steps whose plans the twin holds
+  TuneLine tune;
   std::int64_t steps = 1;              ///< check --steps: steps that are simulated
   std::string trace;                   ///< check --trace: folder for them, or ""
   double wall_time_s = 0;              ///< -t in seconds; 0: no limit
@@ -55,6 +68,7 @@ int check_command(const CommandLine& line);
 int pack_command(const CommandLine& line);
 int profile_command(const CommandLine& line);
 int plan_command(const CommandLine& line);
+int tune_command(const CommandLine& line);
 int export_command(const CommandLine& line);
 int bench_command(const CommandLine& line);
 

@@ -8,7 +8,6 @@
 #include "core/config/config.hpp"
 #include "core/predict/latency_model.hpp"
 #include "core/predict/profile_table.hpp"
-#include "core/predict/sparsity_tuning.hpp"
 
 namespace ballast {
 
@@ -35,8 +34,5 @@ LatencyOptions latency_options(const Config& config, PatternKind pattern);
 /// its part of them).  `notes` as load_profile.
 LatencyModel latency_model(const Config& config, std::vector<std::string>& notes,
                            const Device* device = nullptr);
-
-/// Block dst, with the pattern's base budget where the block states none.
-DstOptions dst_options(const Config& config);
 
 }  // namespace ballast

@@ -8,6 +8,7 @@
 #include "app/plan/planned_samples.hpp"
 #include "core/config/config.hpp"
 #include "core/config/run_options.hpp"
+#include "core/config/step_options.hpp"
 #include "core/plan/batch/latency_batching.hpp"
 #include "core/plan/plan_step.hpp"
 #include "core/predict/costs.hpp"
@@ -22,20 +23,6 @@ std::shared_ptr<const Costs> plan_costs(const Config& config, std::vector<std::s
 
 /// Whether the deck names a profile table or states what a token takes.
 bool has_costs(const Config& config);
-
-/// What the clock needs to know of the deck beside its costs.
-SimulationOptions simulation_options(const Config& config, const RunOptions& options);
-
-/// What batching.method = "balanced" places by; `costs` must outlive the result.
-std::shared_ptr<const PlacementCosts> placement_costs(const RunOptions& options,
-                                                      const SimulationOptions& simulation,
-                                                      const Costs& costs);
-
-/// What plan_step needs to know of the deck, without functions.
-StepOptions step_options(const Config& config, const RunOptions& options);
-/// With those that ask costs; `simulation` and `costs` must outlive the result.
-StepOptions step_options(const Config& config, const RunOptions& options,
-                         const SimulationOptions& simulation, const Costs& costs);
 
 class PlannedRun {
  public:

@@ -22,16 +22,6 @@ constexpr std::size_t kTwinPieces = 1 << 16;
 constexpr int kPlannedRing = 1 << 16;
 constexpr std::int64_t kListedMicroBatches = 1 << 12, kPipelinedMicroBatches = 1 << 7;
 
-/// The part of the model that one tensor-parallel rank holds.
-ModelShape tensor_shard(ModelShape shape, int tp) {
-  const auto part = [tp](std::int64_t n) { return (n + tp - 1) / tp; };
-  shape.query_heads = part(shape.query_heads);
-  shape.kv_heads = part(shape.kv_heads);
-  shape.intermediate = part(shape.intermediate);
-  shape.vocabulary = part(shape.vocabulary);
-  return shape;
-}
-
 /// Causal pairs of queries [begin, end) of one segment: each sees itself and all before it.
 double causal_pairs(std::int64_t begin, std::int64_t end) {
   const double b = static_cast<double>(begin), e = static_cast<double>(end);
@@ -175,28 +165,6 @@ LargestMicroBatch largest_micro_batch(const Config& config, CheckFacts& f) {
   return largest;
 }
 
-/// What decides the memory of stage `s` of `local`, the model of a tensor-parallel rank.
-StageMemory stage_memory(const Config& config, const CheckFacts& f, int s,
-                         const ModelShape& local) {
-  const StageFacts& stage = f.stages[static_cast<std::size_t>(s)];
-  StageMemory in;
-  in.model = local;
-  in.layers = stage.layer_end - stage.layer_begin;
-  in.first = s == 0, in.last = s + 1 == f.options.mesh.pp;
-  in.parameters = stage.parameters - stage.frozen;
-  in.frozen = stage.frozen;
-  in.replicas = f.options.mesh.replicas();
-  in.zero = f.zero;
-  in.type = f.type;
-  in.recompute = config.recompute;
-  in.head_chunk_tokens = config.model.head_chunk_tokens;
-  in.host = config.run.backend == Backend::host;
-  in.index_per_head = f.options.attention.sparse();
-  in.offload = f.options.pipeline.offload;
-  in.window_tokens = config.chunk.window_tokens;
-  return in;
-}
-
 /// The deck's costs; where its profile table lacks what schedules need, those that it states.
 std::shared_ptr<const Costs> check_costs(const Config& config, std::vector<std::string>& notes) {
   try {
@@ -210,14 +178,12 @@ std::shared_ptr<const Costs> check_costs(const Config& config, std::vector<std::
 }
 
 /// Plans and simulates steps of full micro-batches: what they hold at once, and for how long.
-void replay_steps(const Config& config, const LargestMicroBatch& largest, const ModelShape& local,
-                  CheckFacts& f) {
+void replay_steps(const Config& config, const LargestMicroBatch& largest, CheckFacts& f) {
   const bool chunked = f.options.batching.method == Batching::chunkflow;
   const std::shared_ptr<const Costs> costs = check_costs(config, f.notes);
   SimulationOptions simulation = simulation_options(config, f.options);
   simulation.tune = false;  // budgets need a run's coverage
-  for (int s = 0; s < f.options.mesh.pp; ++s)
-    simulation.memory.push_back(stage_memory(config, f, s, local));
+  simulation.memory = stage_memories(config, f.options);
   const StepOptions planned = step_options(config, f.options, simulation, *costs);
   const std::int64_t most = f.options.mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches;
   const auto add = [&](std::int64_t micro_batches) {
@@ -294,7 +260,7 @@ CheckFacts CheckFacts::of(const Config& config) {
     facts.shard_parameters = f.zero == 0 ? trained : shard;
     facts.live_micro_batches = 0;
   }
-  replay_steps(config, largest, local, f);
+  replay_steps(config, largest, f);
   return f;
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/plan/latency.hpp"
+#include "core/config/step_options.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 
 namespace ballast {

@@ -311,6 +311,7 @@ double Trainer::predict(const StepPlan& plan) {
   SimulationOptions options = simulation_options(session_.config, session_.options);
   options.keep_ops = true;
   const SimulatedStep simulated = simulate(plan, options, *train_step_.costs());
+  predicted_terms_ = simulated.terms;
   if (trace_) {
     const MeshCoordinates& at = session_.mesh.at;
     std::vector<Event> ops;
@@ -349,6 +350,11 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
   outcome.flops = session_.training_flops(plan);
   outcome.peak_flops = peak_flops_;
   StepStatistics statistics = measure(outcome, sums, plan, session_.mesh);
+  if (const auto& s = statistics.schedule; s && session_.mesh.world.rank() == 0)
+    if (const std::string off =
+            prediction_warning_.look(outcome.step, s->measured_s, s->predicted_s, predicted_terms_);
+        !off.empty())
+      log_.comment(off);
   if (session_.tuning) statistics.budgets = session_.tuning->facts();
   if (session_.recorder.enabled) overheads_.add(statistics.most_spent, outcome.seconds);
   sinks_.step(statistics);

@@ -8,6 +8,7 @@
 
 #include "app/command/command_line.hpp"
 #include "app/observe/overheads.hpp"
+#include "app/observe/prediction_warning.hpp"
 #include "app/observe/step_log.hpp"
 #include "app/observe/step_sinks.hpp"
 #include "app/observe/trace_observer.hpp"
@@ -72,6 +73,8 @@ class Trainer {
   std::vector<std::string> deck_changes_;  ///< against the checkpoint that is continued
   double peak_flops_, longest_step_s_ = 0, longest_evaluation_s_ = 0;
   Overheads overheads_;
+  PredictionWarning prediction_warning_;
+  StepTerms predicted_terms_;  ///< of the step that was predicted last
   StepSinks sinks_;
   std::optional<Checkpoints> checkpoints_;
 };

@@ -118,6 +118,10 @@ double RateCosts::link(double bytes, bool same_node) const {
                    : rates_.network_latency_s + bytes / rates_.network_bytes;
 }
 
+int RateCosts::node_ranks() const {
+  return work_.ranks_per_node > 0 ? work_.ranks_per_node : kRanksPerNode;
+}
+
 double RateCosts::exchange(std::int64_t tokens, const ContextSplit& split) const {
   if (split.sp == 1 || tokens <= 0) return 0;
   const ModelShape& m = work_.model;
@@ -126,7 +130,9 @@ double RateCosts::exchange(std::int64_t tokens, const ContextSplit& split) const
   const double kv = static_cast<double>(heads.local_kv_heads() * split.sp * m.head_dim),
                q = static_cast<double>(m.query_heads * m.head_dim),
                element = static_cast<double>(work_.element_bytes);
-  return link(away * t * element * (q + 2 * kv), true) + link(away * t * element * q, true);
+  const bool same_node = split.sp <= node_ranks();
+  return link(away * t * element * (q + 2 * kv), same_node) +
+         link(away * t * element * q, same_node);
 }
 
 double RateCosts::ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level,
@@ -137,7 +143,7 @@ double RateCosts::ring_hop(std::int64_t tokens, const ContextSplit& split, RingL
   const auto element = static_cast<double>(
       gradients ? std::max<std::int64_t>(4, work_.element_bytes) : work_.element_bytes);
   return link(2 * t * element * static_cast<double>(heads.local_kv_heads() * m.head_dim),
-              level == RingLevel::inner);
+              level == RingLevel::inner && split.sp * split.ring_inner <= node_ranks());
 }
 
 double RateCosts::stage_hop(std::int64_t tokens, const ContextSplit& split) const {
@@ -153,8 +159,7 @@ double RateCosts::host_copy(std::int64_t tokens, const ContextSplit& split) cons
 
 double RateCosts::collective(const Collective& of, double bytes, double passes) const {
   if (of.ranks <= 1 || of.elements <= 0) return 0;
-  const int node = work_.ranks_per_node > 0 ? work_.ranks_per_node : kRanksPerNode;
-  const bool same_node = of.ranks <= node;
+  const bool same_node = of.ranks <= node_ranks();
   const double away = 1 - 1.0 / of.ranks;
   return passes * away * bytes / (same_node ? rates_.node_bytes : rates_.network_bytes) +
          (same_node ? rates_.node_latency_s : rates_.network_latency_s);

@@ -52,6 +52,7 @@ class RateCosts final : public Costs {
   double checkpoint(std::int64_t bytes) const override;
 
  private:
+  int node_ranks() const;
   double link(double bytes, bool same_node) const;
   double collective(const Collective& of, double bytes, double passes) const;
 

@@ -27,6 +27,7 @@ from rings import (
     sparse_step_commands,
     sparse_step_figures,
 )
+from tune import tune_commands, tune_figures
 
 BARS = [
     Bar(
@@ -115,6 +116,15 @@ BARS = [
         400,
         balance_commands,
         balance_figures,
+        host=True,
+    ),
+    Bar(
+        "tune",
+        "what the clock of `ballast tune` predicts of configurations drawn before measuring",
+        [1, 2, 4],
+        420,
+        tune_commands,
+        tune_figures,
         host=True,
     ),
 ]

@@ -21,6 +21,7 @@ LEVELS = {
         ["core/plan"],
         ["core/predict"],
         ["core/config"],
+        ["core/search"],
     ],
     "kernels": [
         ["kernels/cuda/runtime"],
@@ -52,7 +53,7 @@ LEVELS = {
 }
 
 # Folders that only some rooms may include.
-READERS = {"core/config": ["core/config", "app", "io"]}
+READERS = {"core/config": ["core/config", "core/search", "app", "io"]}
 
 # Headers of the system, as a pattern, that only the host's compiler reads.
 HOST_HEADERS = r"fmt/|spdlog/"

@@ -85,6 +85,19 @@ TEST(RateCosts, FrozenWeightsHaveNoGradient) {
   EXPECT_LT(layer_time(adapters, m, 0).backward_s, 0.75 * layer_time(whole, m, 0).backward_s);
 }
 
+TEST(RateCosts, WhatLeavesANodeTakesTheNetwork) {
+  WorkShape work = work_of("llama3.1-8b");
+  work.ranks_per_node = 4;
+  const RateCosts costs(device_rates(DeviceKind::h200), work);
+  const auto exchange = [&](int sp) { return sp * costs.exchange(1 << 20, {sp, 1, 1}); };
+  EXPECT_GT(exchange(8), 5 * exchange(4));
+  const auto hop = [&](const ContextSplit& split) {
+    return split.ring() * costs.ring_hop(1 << 20, split, RingLevel::inner, false);
+  };
+  EXPECT_GT(hop({1, 1, 8}), 5 * hop({1, 1, 4}));
+  EXPECT_NEAR(hop({1, 2, 4}), hop({1, 1, 4}), 0.01 * hop({1, 1, 4}));
+}
+
 TEST(TableCosts, ReadsLayersFromTheTableAndTheRestFromRates) {
   const WorkShape work = work_of("qwen2.5-0.5b");
   ProfileTable table = stated_profile(1e-6, 1e-9, 2, PatternKind::moba, 64);

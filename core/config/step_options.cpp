@@ -1,0 +1,165 @@
+#include "core/config/step_options.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/model/parameter_table.hpp"
+#include "core/plan/pipeline/pipeline_schedule.hpp"
+#include "core/predict/placement_costs.hpp"
+#include "core/predict/stated_costs.hpp"
+#include "core/predict/step_costs.hpp"
+
+namespace ballast {
+namespace {
+
+StatedTimes stated_times(const Config& config) {
+  const PipelineCosts costs = pipeline_options(config).costs;
+  StatedTimes times;
+  times.token_s = costs.token_s;
+  times.pair_s = costs.pair_s;
+  times.micro_batch_s = costs.micro_batch_s;
+  times.backward_over_forward = costs.backward_over_forward;
+  times.weight_share = costs.weight_share;
+  times.stage_hop_token_s = costs.hop_token_s;
+  times.exchange_token_s = config.costs.exchange_token_s;
+  times.ring_hop_token_s = config.costs.ring_hop_token_s;
+  times.query_heads = config.model.query_heads;
+  times.kv_heads = config.model.kv_heads;
+  times.block_tokens = budget_block_tokens(config);
+  times.given = config.is_set(&Config::costs);
+  return times;
+}
+
+/// First layers of the stages; a deck without a model has one layer a stage.
+std::vector<std::int64_t> stage_begins(const RunOptions& options) {
+  if (static_cast<int>(options.layer_begin.size()) == options.mesh.pp) return options.layer_begin;
+  std::vector<std::int64_t> begin(static_cast<std::size_t>(options.mesh.pp));
+  std::iota(begin.begin(), begin.end(), 0);
+  return begin;
+}
+
+}  // namespace
+
+DstOptions dst_options(const Config& config) {
+  const DstConfig& dst = config.dst;
+  DstOptions options{dst.anchor, dst.threshold, dst.base_budget, dst.budgets};
+  if (options.base_budget == 0) options.base_budget = config.attention.moba_top_k;
+  if (options.candidates.empty()) options.candidates = default_candidates(options.base_budget);
+  return options;
+}
+
+WorkShape work_shape(const Config& config) {
+  WorkShape work;
+  work.model = model_shape(config);
+  work.element_bytes = static_cast<std::int64_t>(size_of(config.run.type()));
+  work.block_tokens = budget_block_tokens(config);
+  work.ranks_per_node = config.mesh.ranks_per_node;
+  return work;
+}
+
+std::shared_ptr<const Costs> stated_costs(const Config& config) {
+  if (config.is_set(&Config::costs) || config.model.layers == 0)
+    return std::make_shared<StatedCosts>(stated_times(config));
+  const DeviceKind kind =
+      config.run.backend == Backend::cuda ? DeviceKind::h200 : DeviceKind::host_core;
+  return std::make_shared<RateCosts>(device_rates(kind), work_shape(config));
+}
+
+SimulationOptions simulation_options(const Config& config, const RunOptions& options) {
+  SimulationOptions simulation;
+  simulation.layers = std::max<std::int64_t>(options.model.layers, options.mesh.pp);
+  simulation.recompute = config.recompute;
+  simulation.tune = config.dst.enabled;
+  simulation.dst = dst_options(config);
+  // Without tuning the pattern's own budget counts, where it has a fixed one.
+  if (budget_pattern(config) == PatternKind::moba || config.is_set(&Config::dst))
+    simulation.base_budget = simulation.dst.base_budget;
+  simulation.block_tokens = budget_block_tokens(config);
+  if (const auto& blocks = config.dst.simulated_coverage; !blocks.empty())
+    simulation.coverage_blocks = blocks;
+  simulation.seed = config.run.seed;
+  simulation.keep_ops = false;
+  return simulation;
+}
+
+std::shared_ptr<const PlacementCosts> placement_costs(const RunOptions& options,
+                                                      const SimulationOptions& simulation,
+                                                      const Costs& costs) {
+  PlacedWork work;
+  work.layers = simulation.layers;
+  work.mesh = options.mesh;
+  work.recompute = simulation.recompute;
+  work.budget = simulation.base_budget;
+  return std::make_shared<StepPlacementCosts>(costs, work);
+}
+
+StepOptions step_options(const Config& config, const RunOptions& options) {
+  StepOptions step;
+  step.mesh = options.mesh;
+  step.zero = config.optimizer.zero;
+  step.normaliser = options.normaliser;
+  step.layout = options.layout;
+  step.batching = options.batching;
+  step.pipeline = options.pipeline;
+  step.layer_begin = stage_begins(options);
+  step.stage_elements.assign(step.layer_begin.size(), 0);
+  if (options.model.layers > 0)
+    for (const Parameter& p : parameter_table(options.model, step.layer_begin)) {
+      if (p.trainable) step.stage_elements.at(static_cast<std::size_t>(p.stage)) += p.numel();
+      if (p.trainable && p.tied_copy) step.tied_elements = p.numel();
+    }
+  return step;
+}
+
+StepOptions step_options(const Config& config, const RunOptions& options,
+                         const SimulationOptions& simulation, const Costs& costs) {
+  StepOptions step = step_options(config, options);
+  if (step.batching.method == Batching::balanced)
+    step.batching.placement_costs = placement_costs(options, simulation, costs);
+  step.costs = [&simulation, &costs](const StepPlan& plan) {
+    return schedule_costs(plan, simulation, costs);
+  };
+  if (simulation.tune)
+    step.tuning = [&simulation, &costs](const StepPlan& plan) {
+      return tuning_targets(plan, simulation, costs);
+    };
+  return step;
+}
+
+ModelShape tensor_shard(ModelShape shape, int tp) {
+  const auto part = [tp](std::int64_t n) { return (n + tp - 1) / tp; };
+  shape.query_heads = part(shape.query_heads);
+  shape.kv_heads = part(shape.kv_heads);
+  shape.intermediate = part(shape.intermediate);
+  shape.vocabulary = part(shape.vocabulary);
+  return shape;
+}
+
+std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& options) {
+  if (options.model.layers == 0) return {};
+  const ModelShape local = tensor_shard(options.model, options.mesh.tp);
+  const std::vector<std::int64_t>& begin = options.layer_begin;
+  std::vector<StageMemory> stages(begin.size());
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    StageMemory& in = stages[s];
+    in.model = local;
+    in.layers = (s + 1 < begin.size() ? begin[s + 1] : local.layers) - begin[s];
+    in.first = s == 0, in.last = s + 1 == begin.size();
+    in.replicas = options.mesh.replicas();
+    in.zero = config.optimizer.zero;
+    in.type = config.run.type();
+    in.recompute = config.recompute;
+    in.head_chunk_tokens = config.model.head_chunk_tokens;
+    in.host = config.run.backend == Backend::host;
+    in.index_per_head = options.attention.sparse();
+    in.offload = options.pipeline.offload;
+    in.window_tokens = config.chunk.window_tokens;
+  }
+  for (const Parameter& p : parameter_table(local, begin)) {
+    StageMemory& in = stages[static_cast<std::size_t>(p.stage)];
+    (p.trainable ? in.parameters : in.frozen) += p.numel();
+  }
+  return stages;
+}
+
+}  // namespace ballast

@@ -1,0 +1,48 @@
+// What a Config means to the clock: costs without a profile table, options of plan_step and
+// simulate, and what each stage holds in memory; as pure functions of it.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "core/config/config.hpp"
+#include "core/config/run_options.hpp"
+#include "core/plan/plan_step.hpp"
+#include "core/predict/costs.hpp"
+#include "core/predict/rate_costs.hpp"
+#include "core/predict/simulate.hpp"
+#include "core/predict/sparsity_tuning.hpp"
+
+namespace ballast {
+
+/// Block dst, with the pattern's base budget where the block states none.
+DstOptions dst_options(const Config& config);
+
+/// Whose FLOPs and bytes costs price.
+WorkShape work_shape(const Config& config);
+
+/// What plans without a profile table are timed by: what block costs states, else built-in rates of
+/// the backend's device.  A deck without a model and without costs takes 1 us a token.
+std::shared_ptr<const Costs> stated_costs(const Config& config);
+
+/// What the clock needs to know of the deck beside its costs.
+SimulationOptions simulation_options(const Config& config, const RunOptions& options);
+
+/// What batching.method = "balanced" places by; `costs` must outlive the result.
+std::shared_ptr<const PlacementCosts> placement_costs(const RunOptions& options,
+                                                      const SimulationOptions& simulation,
+                                                      const Costs& costs);
+
+/// What plan_step needs to know of the deck, without functions.
+StepOptions step_options(const Config& config, const RunOptions& options);
+/// With those that ask costs; `simulation` and `costs` must outlive the result.
+StepOptions step_options(const Config& config, const RunOptions& options,
+                         const SimulationOptions& simulation, const Costs& costs);
+
+/// [stage] What its ranks hold and how they compute, for SimulationOptions::memory: of one
+/// tensor-parallel rank.  Empty without a model.
+std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& options);
+
+/// The part of the model that one tensor-parallel rank holds.
+ModelShape tensor_shard(ModelShape shape, int tp);
+
+}  // namespace ballast

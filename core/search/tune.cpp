@@ -1,0 +1,307 @@
+#include "core/search/tune.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <set>
+#include <thread>
+#include <tuple>
+
+#include "core/base/error.hpp"
+#include "core/config/run_options.hpp"
+#include "core/config/step_options.hpp"
+#include "core/search/tune_bounds.hpp"
+
+namespace ballast {
+namespace {
+
+constexpr std::size_t kWave = 16;  // trials between two looks at what was found
+constexpr double kPromising = 3;   // a choice gets a trial if it may take this much of the best
+constexpr double kScheduledOps = 30e3;  // of all orders that a trial may build schedules of
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct Entry {
+  Candidate candidate;
+  TuneBounds::Figures figures;
+  std::size_t kind = 0;               ///< candidates that estimates err alike on
+  std::vector<ChoiceFacts*> choices;  ///< of TuneResult::choices
+  bool tried = false;
+};
+
+/// Whether two candidates differ in one choice alone; a mesh counts as one.
+bool neighbours(const Candidate& a, const Candidate& b) {
+  const bool method = a.method != b.method || a.groups != b.groups;
+  const bool chunks = a.capacity != b.capacity || a.chunk_k != b.chunk_k || a.offload != b.offload;
+  return (a.mesh != b.mesh) + (method || chunks) + (a.layout != b.layout) +
+             (a.schedule != b.schedule) + (a.budget != b.budget) ==
+         1;
+}
+
+class Search {
+ public:
+  Search(const TuneInput& input, const TuneOptions& options) : input_(input), options_(options) {
+    for (int t = 0; t < std::max(1, options.threads); ++t)
+      trials_.push_back(std::make_unique<TuneTrials>(input));
+  }
+
+  TuneResult run() {
+    collect();
+    const std::int64_t most = options_.trials > 0 ? options_.trials : affordable();
+    while (result_.trials < most) {
+      const std::vector<std::size_t> wave =
+          next_wave(static_cast<std::size_t>(most - result_.trials));
+      if (wave.empty()) break;
+      try_all(wave);
+    }
+    finish();
+    return std::move(result_);
+  }
+
+ private:
+  void collect() {
+    const auto budgets =
+        covering_budgets(input_.base, input_.steps.front(), input_.limits.coverage);
+    TuneSpace space = tune_space(input_.base, input_.limits.ranks, input_.longest.tokens, budgets);
+    result_.candidates = static_cast<std::int64_t>(space.candidates.size());
+    result_.refused = space.refusals;
+    for (const TuneSpace::Refused& r : space.refused) note_refusal(r.candidate, r.words);
+    require(!space.candidates.empty(),
+            "no candidate of {} ranks is allowed{}{}; free some of the keys that the command line "
+            "states",
+            input_.limits.ranks, space.refused.empty() ? "" : ": ",
+            space.refused.empty() ? "" : space.refused.front().words);
+    TuneBounds bounds(input_, *trials_.front());
+    const Config& base = input_.base;
+    for (const RecomputeOptions& r : recompute_choices(base))
+      result_.choices[{"recompute", name(r.mode)}];
+    for (const int zero : zero_choices(base)) result_.choices[{"zero", fmt::to_string(zero)}];
+    std::map<std::tuple<Batching, int, bool, ScheduleKind>, std::size_t> kinds;
+    for (Candidate& c : space.candidates) {
+      Entry entry;
+      if (state_aware(c.schedule)) c.orders = orders(c);
+      entry.figures = bounds.of(c);
+      entry.kind = kinds.try_emplace({c.method, c.mesh.pp, c.ring() > 1, c.schedule}, kinds.size())
+                       .first->second;
+      for (const auto& facet : facets(c, false)) {
+        entry.choices.push_back(&result_.choices[facet]);
+        ++entry.choices.back()->candidates;
+      }
+      const double limit = input_.limits.memory_bytes;
+      if (limit > 0 && static_cast<double>(entry.figures.bytes) > limit) {
+        ++result_.too_large;
+        note_bytes(c, entry.figures.bytes);
+        continue;
+      }
+      entry.candidate = std::move(c);
+      entries_.push_back(std::move(entry));
+    }
+    error_.assign(kinds.size(), {0, 0});
+  }
+
+  /// Orders of samples that a state-aware schedule may try: as many as the deck says where that is
+  /// quickly done.
+  int orders(const Candidate& c) const {
+    double micro_batches = 0;
+    for (const SampleLength& s : input_.steps.front())
+      micro_batches +=
+          std::max(1.0, static_cast<double>(s.tokens) / static_cast<double>(c.capacity));
+    const double most = kScheduledOps / (3 * micro_batches * c.mesh.pp);
+    return std::clamp(static_cast<int>(most), 1, std::max(1, input_.base.pipeline.search));
+  }
+
+  /// Trials that take about 20 s of two cores: planning and timing grow with micro-batches, ranks
+  /// and stages.
+  std::int64_t affordable() const {
+    const double samples = static_cast<double>(input_.steps.front().size()),
+                 ranks = input_.limits.ranks;
+    return std::clamp<std::int64_t>(static_cast<std::int64_t>(4e6 / (samples + 4 * ranks + 200)),
+                                    64, 4000);
+  }
+
+  /// What a candidate may take, by the errors of earlier estimates of its kind, or of all.
+  double promise(const Entry& e) const {
+    const auto& [sum, count] = error_[e.kind].second > 0 ? error_[e.kind] : all_errors_;
+    return std::max(e.figures.bound_s, e.figures.estimate_s * (count > 0 ? sum / count : 1.0));
+  }
+
+  double cutoff() const {
+    return static_cast<std::int64_t>(found_.size()) < options_.list
+               ? kInfinity
+               : found_[static_cast<std::size_t>(options_.list) - 1].step_s;
+  }
+
+  /// First a candidate of every choice that none was tried of, then neighbours of the best, then
+  /// those that promise most.
+  std::vector<std::size_t> next_wave(std::size_t most) const {
+    const double limit = cutoff();
+    std::vector<std::pair<double, std::size_t>> order, near;
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      const Entry& e = entries_[i];
+      if (e.tried || e.figures.bound_s >= limit) continue;
+      order.emplace_back(promise(e), i);
+      for (std::size_t b = 0; b < std::min<std::size_t>(3, found_.size()); ++b)
+        if (neighbours(e.candidate, found_[b].candidate)) {
+          near.push_back(order.back());
+          break;
+        }
+    }
+    std::sort(order.begin(), order.end());
+    std::sort(near.begin(), near.end());
+    std::vector<std::size_t> wave;
+    std::set<const ChoiceFacts*> covered;
+    const std::size_t size = std::min(kWave, most);
+    const auto take = [&](std::size_t i) {
+      if (wave.size() < size && std::find(wave.begin(), wave.end(), i) == wave.end())
+        wave.push_back(i), covered.insert(entries_[i].choices.begin(), entries_[i].choices.end());
+    };
+    const auto untried = [&](const ChoiceFacts* c) { return c->trials == 0 && !covered.count(c); };
+    for (const auto& [s, i] : order) {
+      if (wave.size() == size || s > kPromising * order.front().first) break;
+      const auto& choices = entries_[i].choices;
+      if (std::any_of(choices.begin(), choices.end(), untried)) take(i);
+    }
+    for (std::size_t n = 0; n < near.size() && n < kWave / 2; ++n) take(near[n].second);
+    for (const auto& [s, i] : order) {
+      if (wave.size() == size) break;
+      take(i);
+    }
+    return wave;
+  }
+
+  void each(std::size_t count, const std::function<void(TuneTrials&, std::size_t)>& work) {
+    std::vector<std::thread> threads;
+    const auto part = [&](std::size_t t) {
+      for (std::size_t i = t; i < count; i += trials_.size()) work(*trials_[t], i);
+    };
+    for (std::size_t t = 1; t < trials_.size(); ++t) threads.emplace_back(part, t);
+    part(0);
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  void try_all(const std::vector<std::size_t>& wave) {
+    std::vector<Trial> done(wave.size());
+    each(wave.size(), [&](TuneTrials& trials, std::size_t i) {
+      done[i] = trials.lightest(entries_[wave[i]].candidate);
+    });
+    for (std::size_t i = 0; i < wave.size(); ++i) {
+      Entry& e = entries_[wave[i]];
+      e.tried = true;
+      ++result_.trials;
+      note(done[i]);
+      if (done[i].state != TrialState::fits) continue;
+      for (auto* error : {&error_[e.kind], &all_errors_})
+        error->first += done[i].step_s / e.figures.estimate_s, error->second += 1;
+      found_.push_back(std::move(done[i]));
+    }
+    sort(found_);
+  }
+
+  static void sort(std::vector<Trial>& list) {
+    std::stable_sort(list.begin(), list.end(),
+                     [](const Trial& a, const Trial& b) { return a.step_s < b.step_s; });
+  }
+
+  void note(const Trial& trial) {
+    if (trial.state == TrialState::refused) {
+      ++result_.refused;
+      note_refusal(trial.candidate, trial.words);
+      return;
+    }
+    if (trial.state == TrialState::over_memory) note_bytes(trial.candidate, trial.bytes);
+    for (const auto& facet : facets(trial.candidate)) {
+      ChoiceFacts& facts = result_.choices[facet];
+      ++facts.trials;
+      if (trial.state != TrialState::fits) continue;
+      if (facts.best.empty() || trial.step_s < facts.best.front().step_s) facts.best = {trial};
+    }
+  }
+  void note_refusal(const Candidate& c, const std::string& words) {
+    for (const auto& facet : facets(c))
+      if (std::string& known = result_.choices[facet].refused; known.empty()) known = words;
+  }
+  void note_bytes(const Candidate& c, std::int64_t bytes) {
+    for (const auto& facet : facets(c)) {
+      std::int64_t& least = result_.choices[facet].least_bytes;
+      least = least == 0 ? bytes : std::min(least, bytes);
+    }
+  }
+
+  /// Fewer and fewer of the best over more and more steps.
+  void finish() {
+    const auto list = static_cast<std::size_t>(options_.list);
+    for (std::int64_t steps = 2, last = 1; !found_.empty(); last = steps, steps *= 2) {
+      const std::int64_t now =
+          std::min({steps, options_.steps, static_cast<std::int64_t>(input_.steps.size())});
+      if (now <= last) break;
+      found_.resize(std::min(found_.size(), now >= options_.steps ? list : 2 * list));
+      std::vector<Trial> longer(found_.size());
+      each(found_.size(),
+           [&](TuneTrials& trials, std::size_t i) { longer[i] = trials.more(found_[i], now); });
+      std::erase_if(longer, [](const Trial& t) { return t.state != TrialState::fits; });
+      found_ = std::move(longer);
+      sort(found_);
+    }
+    const double limit = cutoff();
+    for (const Entry& e : entries_) {
+      if (e.tried) continue;
+      const bool above = e.figures.bound_s >= limit;
+      ++(above ? result_.bounded : result_.left);
+      if (!above && (result_.left_bound_s == 0 || e.figures.bound_s < result_.left_bound_s))
+        result_.left_bound_s = e.figures.bound_s;
+      const auto least = [](double& all, double value) {
+        all = all == 0 ? value : std::min(all, value);
+      };
+      for (ChoiceFacts* facts : e.choices) {
+        least(facts->least_bound_s, e.figures.bound_s);
+        least(facts->least_estimate_s, promise(e));
+      }
+    }
+    result_.best = std::move(found_);
+    if (result_.best.size() > list) result_.best.resize(list);
+  }
+
+  const TuneInput& input_;
+  TuneOptions options_;
+  std::vector<std::unique_ptr<TuneTrials>> trials_;  ///< one a thread
+  std::vector<Entry> entries_;
+  std::vector<std::pair<double, double>> error_;  ///< [kind] sum of simulated over estimate, count
+  std::pair<double, double> all_errors_{0, 0};
+  std::vector<Trial> found_;  ///< that fit, the fastest first
+  TuneResult result_;
+};
+
+}  // namespace
+
+TuneResult tune(const TuneInput& input, const TuneOptions& options) {
+  require(!input.steps.empty() && !input.steps.front().empty(), "no samples to tune for");
+  return Search(input, options).run();
+}
+
+std::vector<std::int64_t> covering_budgets(const Config& base,
+                                           const std::vector<SampleLength>& samples,
+                                           double coverage) {
+  if (coverage == 0 || budget_pattern(base) == PatternKind::dense) return {0};
+  const SimulationOptions simulation = simulation_options(base, RunOptions::from(base));
+  std::vector<std::int64_t> list;
+  double most = 0;
+  for (const std::int64_t budget : simulation.dst.candidates) {
+    double sum = 0, tokens = 0;
+    for (const SampleLength& s : samples)
+      for (const std::int64_t blocks : simulation.coverage_blocks) {
+        const double n = static_cast<double>(s.tokens);
+        sum += n * simulated_coverage(s.tokens, budget, blocks, simulation.block_tokens);
+        tokens += n;
+      }
+    most = std::max(most, tokens > 0 ? sum / tokens : 1);
+    if (sum >= coverage * tokens) list.push_back(budget);
+  }
+  require(!list.empty(),
+          "no budget of {} covers {} of attention on average: the largest covers {:.4f}; widen "
+          "dst.budgets or lower the coverage",
+          fmt::join(simulation.dst.candidates, ", "), coverage, most);
+  return list;
+}
+
+}  // namespace ballast

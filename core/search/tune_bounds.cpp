@@ -1,0 +1,155 @@
+#include "core/search/tune_bounds.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/config/run_options.hpp"
+#include "core/config/step_options.hpp"
+
+namespace ballast {
+namespace {
+
+constexpr double kSlack = 0.98;  // tables interpolate: rates between two points may be a bit better
+
+/// The least of time(n) / n over powers of two up to `most`.
+template <class Time>
+double least_rate(std::int64_t most, const Time& time) {
+  double least = std::numeric_limits<double>::infinity();
+  for (std::int64_t n = 64; n < 2 * std::max<std::int64_t>(64, most); n *= 2)
+    least = std::min(least, time(n) / static_cast<double>(n));
+  return least;
+}
+
+}  // namespace
+
+TuneBounds::TuneBounds(const TuneInput& input, TuneTrials& trials)
+    : input_(input), trials_(trials) {
+  for (const SampleLength& s : input.steps.front()) {
+    tokens_ += static_cast<double>(s.tokens);
+    longest_ = std::max(longest_, s.tokens);
+  }
+}
+
+std::vector<int> TuneBounds::joined(const Candidate& c) const {
+  std::vector<int> list{1};
+  if (c.method == Batching::hbp) {
+    list.clear();
+    for (const PackGroup& g : c.groups) list.push_back(g.ranks);
+  } else if (c.method == Batching::balanced && c.mesh.sp == 1) {
+    const std::vector<std::int64_t>& named = input_.base.batching.select_ranks;
+    for (int ranks = 2; ranks <= c.mesh.dp; ++ranks)
+      if (c.mesh.dp % ranks == 0 && input_.base.model.query_heads % ranks == 0 &&
+          (named.empty() || std::find(named.begin(), named.end(), ranks) != named.end()))
+        list.push_back(ranks);
+  }
+  return list;
+}
+
+const TuneBounds::Attention& TuneBounds::attention(const Candidate& c, const ContextSplit& split) {
+  const auto [at, fresh] =
+      attention_.try_emplace({c.mesh.pp, split.sp, split.ring_outer, split.ring_inner, c.budget});
+  if (!fresh) return at->second;
+  const Config config = with(input_.base, c);
+  const std::int64_t budget = simulation_options(config, RunOptions::from(config)).base_budget;
+  const Costs& costs = trials_.costs(c);
+  for (const SampleLength& s : input_.steps.front()) {
+    const double layer = costs.attention(s.tokens, 0, budget, split, Recompute::none).total_s();
+    at->second.all_s += layer;
+    at->second.longest_s = std::max(at->second.longest_s, layer);
+  }
+  return at->second;
+}
+
+TuneBounds::Work TuneBounds::measure(const Candidate& c, int joined) {
+  const Costs& costs = trials_.costs(c);
+  const ContextSplit split{c.mesh.sp * joined, c.mesh.cp_outer, c.mesh.cp_inner};
+  const std::int64_t each = input_.base.model.layers / c.mesh.pp,
+                     more = input_.base.model.layers % c.mesh.pp;
+  // Layers of all stages, in the costs' unit.
+  const double scale = static_cast<double>(more * (each + 1)) * costs.layer_scale(each + 1) +
+                       static_cast<double>((c.mesh.pp - more) * each) * costs.layer_scale(each);
+  const std::int64_t most = std::max({longest_, c.capacity, std::int64_t{1}}) * 2;
+  Work w;
+  w.token_s =
+      scale * least_rate(most, [&](std::int64_t n) {
+        return costs.rest(n, split, Recompute::none).total_s() + 2 * costs.exchange(n, split);
+      });
+  w.head_s =
+      tokens_ * least_rate(most, [&](std::int64_t n) { return costs.head(n, split).total_s(); });
+  const double attention_s = scale * attention(c, split).all_s;
+  w.lane_s = tokens_ * w.token_s + attention_s;
+  w.longest_s = scale * attention(c, split).longest_s + static_cast<double>(longest_) * w.token_s;
+  if (c.ring() > 1) {
+    const std::int64_t pack = std::max<std::int64_t>(c.capacity, 1);
+    const RingLevel level = c.mesh.cp_outer > 1 ? RingLevel::outer : RingLevel::inner;
+    const double hops =
+        tokens_ / static_cast<double>(pack) * scale * (c.ring() - 1) *
+        (2 * costs.ring_hop(pack, split, level, false) + costs.ring_hop(pack, split, level, true));
+    w.ring_s = std::max(0.0, hops - attention_s * (c.ring() - 1) / c.ring()) + 0.02 * attention_s;
+  }
+  return w;
+}
+
+const TuneBounds::Work& TuneBounds::work(const Candidate& c, int ranks) {
+  const auto [at, fresh] =
+      work_.try_emplace({c.mesh.pp, c.mesh.sp * ranks, c.mesh.cp_outer, c.mesh.cp_inner,
+                         c.budget * (std::int64_t{1} << 40) + c.capacity});
+  if (fresh) at->second = measure(c, ranks);
+  return at->second;
+}
+
+TuneBounds::Figures TuneBounds::of(const Candidate& c) {
+  const double pp = c.mesh.pp, dp = c.mesh.dp;
+  const std::int64_t layers = input_.base.model.layers;
+  // A sample on r data-parallel ranks takes r of them for as long as it takes.
+  double all_s = std::numeric_limits<double>::infinity(), longest_s = all_s, head_s = all_s,
+         ring_s = 0, token_s = 0;
+  int widest = 1;
+  for (const int ranks : joined(c)) {
+    const Work& w = work(c, ranks);
+    all_s = std::min(all_s, ranks * w.lane_s);
+    head_s = std::min(head_s, ranks * w.head_s);
+    longest_s = std::min(longest_s, w.longest_s);
+    widest = std::max(widest, ranks);
+    if (ranks == 1 || ring_s == 0) ring_s = w.ring_s;
+    token_s = std::max(token_s, w.token_s);
+  }
+  const bool cut = c.method == Batching::chunkflow || c.method == Batching::balanced;
+  const double fullest_stage =
+      static_cast<double>((layers + c.mesh.pp - 1) / c.mesh.pp) / static_cast<double>(layers);
+  double end_s = std::numeric_limits<double>::infinity();
+  Candidate at = c;
+  Figures f;
+  f.bytes = std::numeric_limits<std::int64_t>::max();
+  for (const int zero : zero_choices(input_.base)) {
+    at.zero = zero;
+    end_s = std::min(end_s, trials_.end_s(at));
+    f.bytes = std::min(f.bytes, trials_.standing_bytes(at));
+  }
+  const double lane_s = std::max(all_s / pp, head_s) / dp,
+               alone_s = cut ? longest_s / pp : longest_s;
+  // The stage whose collectives take longest may be done before the others.
+  f.bound_s = kSlack * std::max(lane_s, alone_s) + (c.mesh.pp > 1 ? 0.5 : 1.0) * end_s;
+
+  // Packs of whole capacity on as many ranks as there are packs; a pipeline fills and drains.
+  const double pack = std::max<double>(
+      c.method == Batching::none ? tokens_ / static_cast<double>(input_.steps.front().size())
+                                 : static_cast<double>(c.capacity),
+      1);
+  const double packs = std::max(1.0, std::ceil(tokens_ / pack)), lanes = std::min(dp, packs),
+               each = std::max(1.0, packs / lanes);
+  double lane = ((all_s + ring_s) * std::max(fullest_stage, 1 / pp) + head_s / pp) / lanes;
+  if (c.method == Batching::none) lane *= 1.2;
+  if (c.method == Batching::hbp && widest > 1) lane *= 1.2;
+  if (c.method == Batching::chunkflow) {
+    const double chunks = static_cast<double>(longest_) / pack;
+    lane *= 1 + std::max(0.0, 1 - static_cast<double>(c.chunk_k) / std::max(1.0, chunks)) / 6;
+  }
+  const double ahead = c.schedule == ScheduleKind::zero_bubble ? 0.5 : 1;
+  const double fill = ahead * (pp - 1) * std::max(lane / each, cut ? 0 : longest_s / pp / 4);
+  f.estimate_s = std::max({lane + fill, alone_s + (cut ? 0 : 0.2 * lane), f.bound_s}) + end_s;
+  return f;
+}
+
+}  // namespace ballast

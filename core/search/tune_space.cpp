@@ -1,0 +1,389 @@
+#include "core/search/tune_space.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "core/config/combinations.hpp"
+#include "core/config/deck_schema.hpp"
+#include "core/config/run_options.hpp"
+#include "core/plan/context/axis_range.hpp"
+
+namespace ballast {
+namespace {
+
+constexpr int kRanksPerNode = 8;             // where the deck does not say
+constexpr std::int64_t kLeastTokens = 1024;  // of the longest sample, that a rank should get
+
+const Config& defaults() { return default_config(); }
+
+std::vector<int> divisors(int n) {
+  std::vector<int> list;
+  for (int d = 1; d <= n; ++d)
+    if (n % d == 0) list.push_back(d);
+  return list;
+}
+
+/// `values` without repetition in their order; the deck's alone where the command line holds it.
+template <class T>
+std::vector<T> choices_of(const Config& base, const void* member, T stated, std::vector<T> values) {
+  if (held(base, member)) return {stated};
+  std::vector<T> list;
+  for (const T& value : values)
+    if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
+  return list;
+}
+
+/// Degrees of rings: flat, and two levels where a flat one leaves its node.
+std::vector<std::pair<int, int>> ring_levels(int ring, int sp, int node) {
+  std::vector<std::pair<int, int>> levels{{1, ring}};
+  const int inner = sp < node && node % sp == 0 ? node / sp : 1;
+  if (ring * sp > node && inner > 1 && ring % inner == 0 && ring / inner > 1)
+    levels.emplace_back(ring / inner, inner);
+  return levels;
+}
+
+std::vector<MeshShape> meshes(const Config& base, int ranks, std::int64_t longest) {
+  const MeshShape &deck = base.mesh, &d = defaults().mesh;
+  const int node = deck.ranks_per_node > 0 ? deck.ranks_per_node : kRanksPerNode;
+  const std::int64_t least = std::clamp<std::int64_t>(longest / kBlock, kBlock, kLeastTokens),
+                     finest = std::max<std::int64_t>(1, longest / least);
+  const auto keeps = [&](const int& member, int stated, int value) {
+    return value == stated || !held(base, &member);
+  };
+  std::vector<MeshShape> list;
+  for (const int pp : divisors(ranks)) {
+    if (pp > base.model.layers || !keeps(d.pp, deck.pp, pp)) continue;
+    for (const int sp : divisors(ranks / pp)) {
+      if (!keeps(d.sp, deck.sp, sp) || base.model.query_heads % sp != 0) continue;
+      for (const int ring : divisors(ranks / pp / sp)) {
+        const int dp = ranks / pp / sp / ring;
+        if (std::int64_t{sp} * ring > finest || !keeps(d.dp, deck.dp, dp)) continue;
+        std::vector<std::pair<int, int>> levels = ring_levels(ring, sp, node);
+        if (deck.cp() == ring) levels.emplace_back(deck.cp_outer, deck.cp_inner);
+        std::set<std::pair<int, int>> seen;
+        for (const auto& [outer, inner] : levels)
+          if (keeps(d.cp_outer, deck.cp_outer, outer) && keeps(d.cp_inner, deck.cp_inner, inner) &&
+              seen.emplace(outer, inner).second)
+            list.push_back({dp, pp, outer, inner, sp, 1, deck.ranks_per_node});
+      }
+    }
+  }
+  return list;
+}
+
+std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+
+std::vector<std::int64_t> capacities(const Config& base, std::int64_t longest) {
+  const std::int64_t deck = base.batching.micro_batch_tokens;
+  std::vector<std::int64_t> list{deck};
+  for (const std::int64_t times : {2, 4, 8})
+    if (deck * times <= std::max(longest, deck)) list.push_back(deck * times);
+  if (deck >= 2 * kBlock) list.push_back(deck / 2);
+  return choices_of(base, &defaults().batching.micro_batch_tokens, deck, list);
+}
+
+std::vector<std::int64_t> chunk_tokens(const Config& base, std::int64_t longest) {
+  if (!base.chunk.search_tokens.empty()) return base.chunk.search_tokens;
+  const std::int64_t align = std::max<std::int64_t>(kBlock, attention_options(base).align());
+  std::vector<std::int64_t> list;
+  if (base.is_set(&Config::chunk, &ChunkConfig::tokens)) list.push_back(base.chunk.tokens);
+  for (std::int64_t parts = 2; parts <= 32; parts *= 2)
+    if (longest / parts >= align) list.push_back(round_up(longest / parts, align));
+  if (list.empty()) list.push_back(round_up(longest, align));
+  return choices_of(base, &defaults().chunk.tokens, base.chunk.tokens, list);
+}
+
+std::vector<std::int64_t> chunk_ks(const Config& base, std::int64_t chunks) {
+  std::vector<std::int64_t> list;
+  for (const std::int64_t k : base.chunk.search_k.empty()
+                                  ? std::vector<std::int64_t>{1, 2, 4, 8, 16}
+                                  : base.chunk.search_k)
+    if (list.empty() || k < 2 * chunks) list.push_back(k);
+  return choices_of(base, &defaults().chunk.k, base.chunk.k, list);
+}
+
+/// Ways to pack by groups: short samples alone on a rank, the longest on several.
+std::vector<std::vector<PackGroup>> pack_group_choices(const Config& base, const MeshShape& mesh,
+                                                       std::int64_t longest) {
+  if (held(base, &defaults().batching.groups)) return {pack_groups(base)};
+  std::vector<std::vector<PackGroup>> list;
+  if (const std::vector<PackGroup> deck = pack_groups(base);
+      !deck.empty() && deck.back().tokens >= longest)
+    list.push_back(deck);
+  const std::int64_t whole = round_up(longest, attention_options(base).align()),
+                     first = base.batching.micro_batch_tokens;
+  for (const std::int64_t shorter : {first, 2 * first})
+    for (const int ranks : divisors(mesh.dp)) {
+      if (base.model.query_heads % ranks != 0 || (ranks > 1 && mesh.sp > 1)) continue;
+      if (shorter < whole)
+        list.push_back({{shorter, 1, -1}, {whole, ranks, -1}});
+      else if (ranks == 1)
+        list.push_back({{whole, 1, -1}});
+    }
+  return list;
+}
+
+std::vector<Batching> methods(const Config& base) {
+  std::vector<Batching> list{base.batching.method, Batching::packed, Batching::balanced,
+                             Batching::hbp,        Batching::lbb,    Batching::chunkflow,
+                             Batching::none};
+  if (!base.profile.table.empty() || base.costs.forward_pair_s > 0) list.push_back(Batching::sab);
+  return choices_of(base, &defaults().batching.method, base.batching.method, list);
+}
+
+/// Candidates of a mesh by method, all else the deck's.
+std::vector<Candidate> method_choices(const Config& base, const MeshShape& mesh,
+                                      std::int64_t longest) {
+  Candidate point;
+  point.mesh = mesh;
+  point.layout = base.ring.layout, point.schedule = base.pipeline.schedule;
+  point.orders = base.pipeline.search;
+  point.recompute = base.recompute, point.zero = base.optimizer.zero;
+  point.chunk_k = base.chunk.k, point.offload = base.chunk.offload;
+  std::vector<Candidate> list;
+  for (const Batching method : methods(base)) {
+    point.method = method, point.groups.clear();
+    point.capacity = base.batching.micro_batch_tokens;
+    if (method == Batching::chunkflow) {
+      for (const std::int64_t tokens : chunk_tokens(base, longest))
+        for (const std::int64_t k : chunk_ks(base, (longest + tokens - 1) / tokens)) {
+          Candidate& c = list.emplace_back(point);
+          c.capacity = tokens, c.chunk_k = k;
+        }
+    } else if (method == Batching::hbp) {
+      for (std::vector<PackGroup>& groups : pack_group_choices(base, mesh, longest))
+        list.emplace_back(point).groups = std::move(groups);
+    } else if (method == Batching::none) {
+      list.push_back(point);
+    } else {
+      for (const std::int64_t tokens : capacities(base, longest))
+        list.emplace_back(point).capacity = tokens;
+    }
+  }
+  return list;
+}
+
+std::vector<LayoutKind> layouts(const Config& base, const Candidate& c) {
+  if (c.ring() == 1) return {base.ring.layout};
+  return choices_of(
+      base, &defaults().ring.layout, base.ring.layout,
+      {base.ring.layout, LayoutKind::document_zigzag, LayoutKind::striped, LayoutKind::zigzag});
+}
+
+std::vector<ScheduleKind> schedules(const Config& base, const Candidate& c) {
+  const bool chunks = c.method == Batching::chunkflow;
+  if (c.mesh.pp == 1 && !chunks) return {base.pipeline.schedule};
+  std::vector<ScheduleKind> list{ScheduleKind::one_f_one_b, ScheduleKind::state_aware_1f1b};
+  if (c.mesh.pp > 1) list.insert(list.end(), {ScheduleKind::zero_bubble, ScheduleKind::gpipe});
+  // Without stages a schedule only bounds live chunks.
+  return choices_of(base, &defaults().pipeline.schedule, base.pipeline.schedule, list);
+}
+
+/// Remembers what the table of combinations says of candidates that are alike to it.
+class Allowed {
+ public:
+  explicit Allowed(const Config& base) : scratch_(base) {}
+  /// "" or why not.
+  const std::string& words(const Candidate& c) {
+    scratch_.mesh = c.mesh;
+    scratch_.batching.method = c.method;
+    if (c.method == Batching::hbp) {
+      scratch_.batching.groups_from = GroupSource::deck;
+      scratch_.batching.groups.clear(), scratch_.batching.group_ranks.clear();
+      for (const PackGroup& g : c.groups)
+        scratch_.batching.groups.push_back(g.tokens),
+            scratch_.batching.group_ranks.push_back(g.ranks);
+    }
+    const auto key = std::tuple(c.method, ranks_share_packs(scratch_), c.mesh.dp > 1, c.mesh.pp > 1,
+                                c.mesh.sp > 1, c.mesh.cp_outer > 1, c.ring() > 1, c.layout,
+                                c.schedule, c.offload);
+    const auto [at, fresh] = known_.try_emplace(key);
+    if (fresh) {
+      scratch_.ring.layout = c.layout, scratch_.pipeline.schedule = c.schedule;
+      scratch_.chunk.offload = c.offload;
+      const auto found = refused_combinations(scratch_, true);
+      if (!found.empty()) at->second = found.front().message();
+    }
+    return at->second;
+  }
+
+ private:
+  Config scratch_;
+  std::map<
+      std::tuple<Batching, bool, bool, bool, bool, bool, bool, LayoutKind, ScheduleKind, Offload>,
+      std::string>
+      known_;
+};
+
+/// Costs of a stage, for other stages than the deck's.
+void scale_stated_costs(const Config& base, Config& changed) {
+  if (!base.profile.table.empty() || !base.is_set(&Config::costs)) return;
+  if (base.mesh.pp == changed.mesh.pp) return;
+  const double times = static_cast<double>(base.mesh.pp) / changed.mesh.pp;
+  const PipelineCosts stage = pipeline_options(base).costs;
+  CostsConfig& costs = changed.costs;
+  costs.forward_token_s = stage.token_s * times;
+  costs.forward_pair_s = stage.pair_s * times;
+  costs.forward_micro_batch_s = stage.micro_batch_s * times;
+  costs.exchange_token_s = base.costs.exchange_token_s * times;
+  costs.ring_hop_token_s = base.costs.ring_hop_token_s * times;
+}
+
+}  // namespace
+
+bool held(const Config& config, const void* member_of_default) {
+  return config.from.of(key_filling(member_of_default).path()).origin == Origin::command_line;
+}
+
+Config with(const Config& base, const Candidate& c) {
+  Config changed = base;
+  changed.mesh = c.mesh;
+  BatchingConfig& batching = changed.batching;
+  batching.method = c.method;
+  if (c.method == Batching::chunkflow) {
+    changed.chunk.tokens = c.capacity, changed.chunk.k = c.chunk_k;
+    changed.chunk.offload = c.offload;
+  } else {
+    batching.micro_batch_tokens = c.capacity;
+  }
+  if (c.method == Batching::hbp) {
+    batching.groups.clear(), batching.group_ranks.clear(), batching.group_recompute.clear();
+    for (const PackGroup& g : c.groups)
+      batching.groups.push_back(g.tokens), batching.group_ranks.push_back(g.ranks);
+    batching.groups_from = GroupSource::deck;
+  }
+  changed.ring.layout = c.layout, changed.pipeline.schedule = c.schedule;
+  if (state_aware(c.schedule) && !held(base, &defaults().pipeline.search))
+    changed.pipeline.search = c.orders;
+  changed.recompute = c.recompute, changed.optimizer.zero = c.zero;
+  if (c.budget > 0) {
+    if (budget_pattern(base) == PatternKind::moba) changed.attention.moba_top_k = c.budget;
+    if (base.is_set(&Config::dst)) changed.dst.base_budget = c.budget;
+  }
+  scale_stated_costs(base, changed);
+  for (const KeySpec& spec : deck_schema())
+    if (spec.value(changed) != spec.value(base))
+      changed.from.settings[spec.path()] = {Origin::search, "ballast tune"};
+  return changed;
+}
+
+std::vector<std::string> overrides(const Config& base, const Config& changed) {
+  std::vector<std::string> list;
+  for (const KeySpec& spec : deck_schema())
+    if (const DeckValue value = spec.value(changed); value != spec.value(base))
+      list.push_back(fmt::format("{}={}", spec.path(), to_text(value)));
+  return list;
+}
+
+std::string stated_deck(const Config& config) {
+  std::string out;
+  for (const BlockSpec& block : deck_blocks()) {
+    std::string keys;
+    for (const KeySpec& spec : deck_schema()) {
+      const Origin origin = config.from.of(spec.path()).origin;
+      if (spec.block == block.name && origin != Origin::unset && origin != Origin::preset &&
+          origin != Origin::weights)
+        keys += fmt::format("{} = {}\n", spec.key, to_text(spec.value(config)));
+    }
+    if (!keys.empty()) out += fmt::format("\n[{}]\n{}", block.name, keys);
+  }
+  return out;
+}
+
+std::vector<std::pair<std::string, std::string>> facets(const Candidate& c, bool saving) {
+  std::vector<std::pair<std::string, std::string>> list{
+      {"method", name(c.method)},
+      {"pp", fmt::to_string(c.mesh.pp)},
+      {"sp", fmt::to_string(c.mesh.sp)},
+      {"ring", c.mesh.cp_outer > 1 ? fmt::format("{} x {}", c.mesh.cp_outer, c.mesh.cp_inner)
+                                   : fmt::to_string(c.ring())}};
+  const bool chunks = c.method == Batching::chunkflow;
+  if (c.ring() > 1) list.emplace_back("layout", name(c.layout));
+  if (c.mesh.pp > 1 || chunks) list.emplace_back("schedule", name(c.schedule));
+  if (chunks) {
+    list.emplace_back("chunk", fmt::to_string(c.capacity));
+    list.emplace_back("k", fmt::to_string(c.chunk_k));
+    if (saving) list.emplace_back("offload", name(c.offload));
+  } else if (c.method != Batching::none && c.method != Batching::hbp) {
+    list.emplace_back("micro-batch", fmt::to_string(c.capacity));
+  }
+  if (c.budget > 0) list.emplace_back("budget", fmt::to_string(c.budget));
+  if (!saving) return list;
+  list.emplace_back("recompute", name(c.recompute.mode));
+  list.emplace_back("zero", fmt::to_string(c.zero));
+  return list;
+}
+
+std::string describe(const Candidate& c) {
+  std::string text = name(c.method);
+  if (c.method == Batching::chunkflow)
+    text += fmt::format(" {} K {}{}", c.capacity, c.chunk_k,
+                        c.offload == Offload::host ? " offloaded" : "");
+  else if (c.method == Batching::hbp)
+    for (const PackGroup& g : c.groups) text += fmt::format(" {}/{}", g.tokens, g.ranks);
+  else if (c.method != Batching::none)
+    text += fmt::format(" {}", c.capacity);
+  text += fmt::format(", dp {}", c.mesh.dp);
+  if (c.mesh.pp > 1) text += fmt::format(" pp {}", c.mesh.pp);
+  if (c.mesh.sp > 1) text += fmt::format(" sp {}", c.mesh.sp);
+  if (c.mesh.cp_outer > 1)
+    text += fmt::format(" cp {}x{}", c.mesh.cp_outer, c.mesh.cp_inner);
+  else if (c.ring() > 1)
+    text += fmt::format(" cp {}", c.ring());
+  if (c.ring() > 1) text += fmt::format(" {}", name(c.layout));
+  if (c.mesh.pp > 1 || c.method == Batching::chunkflow) text += fmt::format(", {}", c.schedule);
+  if (c.recompute.mode != Recompute::none) {
+    text += fmt::format(", recompute {}", name(c.recompute.mode));
+    if (c.recompute.mode == Recompute::full && c.recompute.layers >= 0)
+      text += fmt::format(" {}", c.recompute.layers);
+  }
+  text += fmt::format(", ZeRO {}", c.zero);
+  return c.budget > 0 ? text + fmt::format(", budget {}", c.budget) : text;
+}
+
+TuneSpace tune_space(const Config& base, int ranks, std::int64_t longest,
+                     const std::vector<std::int64_t>& budgets) {
+  TuneSpace space;
+  Allowed allowed(base);
+  std::set<std::string> told;
+  for (const MeshShape& mesh : meshes(base, ranks, longest))
+    for (Candidate& choice : method_choices(base, mesh, longest))
+      for (const LayoutKind layout : layouts(base, choice))
+        for (const ScheduleKind schedule : schedules(base, choice)) {
+          choice.layout = layout, choice.schedule = schedule;
+          if (const std::string& words = allowed.words(choice); !words.empty()) {
+            ++space.refusals;
+            if (told.insert(words).second) space.refused.push_back({choice, words});
+            continue;
+          }
+          for (const std::int64_t budget : budgets) {
+            choice.budget = budget;
+            space.candidates.push_back(choice);
+          }
+        }
+  return space;
+}
+
+std::vector<RecomputeOptions> recompute_choices(const Config& base) {
+  std::vector<RecomputeOptions> list{
+      {Recompute::none, -1}, {Recompute::selective, -1}, {Recompute::full, -1}};
+  const Config& d = defaults();
+  if (held(base, &d.recompute.mode) || held(base, &d.recompute.layers)) return {base.recompute};
+  return list;
+}
+
+std::vector<Offload> offload_choices(const Config& base, Batching method) {
+  if (method != Batching::chunkflow) return {base.chunk.offload};
+  return choices_of(base, &defaults().chunk.offload, base.chunk.offload,
+                    {Offload::none, Offload::host});
+}
+
+std::vector<int> zero_choices(const Config& base) {
+  return choices_of(base, &defaults().optimizer.zero, base.optimizer.zero, {0, 1, 2});
+}
+
+}  // namespace ballast

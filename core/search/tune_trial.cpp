@@ -1,0 +1,255 @@
+#include "core/search/tune_trial.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "core/base/error.hpp"
+#include "core/config/deck_rules.hpp"
+#include "core/config/step_options.hpp"
+#include "core/plan/plan_step.hpp"
+#include "core/predict/memory_replay.hpp"
+
+namespace ballast {
+namespace {
+
+constexpr int kAllLanes = 8;  // whose memory is replayed one by one
+
+/// A deck as the planner and the clock take it.
+struct PlannedDeck {
+  PlannedDeck(const Config& config, const Costs& costs)
+      : options(RunOptions::from(config)), simulation(simulation_options(config, options)) {
+    memory = stage_memories(config, options);
+    options.batching.sample_cost = [this, &costs](std::int64_t tokens) {
+      const MeshShape& mesh = options.mesh;
+      return layer_time(costs, {{{0, 0, tokens, 0}}}, simulation.base_budget,
+                        {mesh.sp, mesh.cp_outer, mesh.cp_inner})
+          .total_s();
+    };
+    step = step_options(config, options, simulation, costs);
+  }
+  PlannedDeck(const PlannedDeck&) = delete;
+  PlannedDeck& operator=(const PlannedDeck&) = delete;
+
+  RunOptions options;
+  SimulationOptions simulation;
+  StepOptions step;
+  std::vector<StageMemory> memory;
+};
+
+/// Data-parallel ranks that may hold most: all where there are few, else those with the largest
+/// micro-batch, the most in flight, the most in all and the longest sample in chunks.
+std::set<int> heavy_lanes(const StepPlan& plan) {
+  std::set<int> lanes;
+  const auto count = static_cast<int>(plan.lanes.size());
+  if (count <= kAllLanes) {
+    for (int d = 0; d < count; ++d) lanes.insert(d);
+    return lanes;
+  }
+  std::array<std::pair<double, int>, 4> most{};
+  for (int d = 0; d < count; ++d) {
+    std::vector<double> tokens;
+    std::map<std::int64_t, double> samples;
+    for (const int id : plan.lanes[static_cast<std::size_t>(d)].micro_batches) {
+      const PlannedMicroBatch& m = plan.micro_batches[static_cast<std::size_t>(id)];
+      tokens.push_back(0);
+      for (const Segment& s : m.segments)
+        tokens.back() += static_cast<double>(s.tokens()) / m.split.ranks();
+      if (m.chunk > 0) samples[m.segments.front().sample] += tokens.back();
+    }
+    std::sort(tokens.rbegin(), tokens.rend());
+    std::array<double, 4> of{};
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      of[0] = tokens.front(), of[2] += tokens[i];
+      if (static_cast<int>(i) < plan.mesh.pp) of[1] += tokens[i];
+    }
+    for (const auto& [sample, sum] : samples) of[3] = std::max(of[3], sum);
+    for (std::size_t i = 0; i < of.size(); ++i) most[i] = std::max(most[i], {of[i], d});
+  }
+  for (const auto& [tokens, d] : most) lanes.insert(d);
+  return lanes;
+}
+
+std::int64_t peak_bytes(const StepPlan& plan, const std::set<int>& lanes,
+                        const std::vector<StageMemory>& stages) {
+  std::int64_t bytes = 0;
+  for (const int d : lanes) {
+    const std::vector<RankMicroBatch> list = rank_micro_batches(plan, d);
+    const Schedule& schedule = plan.schedule(d);
+    for (std::size_t s = 0; s < stages.size(); ++s)
+      bytes = std::max(bytes, replay_memory(stages[s], schedule.stages.at(s), list).total());
+  }
+  return bytes;
+}
+
+/// Peak bytes of the ranks that hold the data's longest sample, were it in this step.
+std::int64_t longest_bytes(const PlannedDeck& deck, std::vector<SampleLength> samples,
+                           const SampleLength& longest) {
+  const auto most = std::max_element(
+      samples.begin(), samples.end(),
+      [](const SampleLength& a, const SampleLength& b) { return a.tokens < b.tokens; });
+  if (most == samples.end() || most->tokens >= longest.tokens) return 0;
+  most->tokens = longest.tokens;
+  const StepPlan plan = plan_step(0, samples, deck.step);
+  std::set<int> lanes;
+  for (const PlannedMicroBatch& m : plan.micro_batches)
+    if (std::any_of(m.segments.begin(), m.segments.end(),
+                    [&](const Segment& s) { return s.sample == most->sample; }))
+      lanes.insert(m.group.first);
+  return peak_bytes(plan, lanes, deck.memory);
+}
+
+void add_step(Trial& trial, const StepPlan& plan, const SimulatedStep& step) {
+  if (trial.steps == 0) trial.first_step_s = step.step_s, trial.terms = step.terms;
+  const auto mean = [n = static_cast<double>(trial.steps)](double& all, double value) {
+    all = (n * all + value) / (n + 1);
+  };
+  mean(trial.step_s, step.step_s);
+  mean(trial.load_balance, step.load_balance);
+  mean(trial.idle_ranks, step.idle_ranks);
+  mean(trial.bubble_ratio, step.bubble_ratio);
+  mean(trial.tokens, static_cast<double>(plan.tokens()));
+  ++trial.steps;
+}
+
+}  // namespace
+
+const Costs& TuneTrials::costs(const Candidate& candidate) {
+  std::shared_ptr<const Costs>& made = costs_[candidate.mesh.pp];
+  if (!made) made = input_.costs(with(input_.base, candidate));
+  return *made;
+}
+
+Trial TuneTrials::run(const Candidate& candidate) {
+  Trial trial;
+  trial.candidate = candidate;
+  const auto wrong = problems(with(input_.base, candidate));
+  if (wrong.empty()) return more(trial, 1);
+  trial.words = wrong.front().message();
+  return trial;
+}
+
+Trial TuneTrials::more(Trial trial, std::int64_t steps) {
+  const Config config = with(input_.base, trial.candidate);
+  const double limit = input_.limits.memory_bytes;
+  try {
+    const PlannedDeck deck(config, costs(trial.candidate));
+    const auto all = std::min(steps, static_cast<std::int64_t>(input_.steps.size()));
+    while (trial.steps < all) {
+      const auto& samples = input_.steps[static_cast<std::size_t>(trial.steps)];
+      const StepPlan plan = plan_step(trial.steps, samples, deck.step);
+      if (trial.steps == 0) trial.bytes = longest_bytes(deck, samples, input_.longest);
+      trial.bytes = std::max(trial.bytes, peak_bytes(plan, heavy_lanes(plan), deck.memory));
+      trial.state = limit > 0 && static_cast<double>(trial.bytes) > limit ? TrialState::over_memory
+                                                                          : TrialState::fits;
+      if (trial.state == TrialState::over_memory) break;  // its time does not matter
+      add_step(trial, plan, simulate(plan, deck.simulation, costs(trial.candidate)));
+    }
+  } catch (const Error& e) {
+    trial.state = TrialState::refused;
+    trial.words = e.what();
+  }
+  return trial;
+}
+
+const TuneTrials::Standing& TuneTrials::standing(const Candidate& c) {
+  const auto [at, fresh] =
+      standing_.try_emplace({c.mesh.pp, c.mesh.replicas(), c.zero, c.mesh.pp > 1 ? c.capacity : 0,
+                             c.method == Batching::chunkflow});
+  if (!fresh) return at->second;
+  Candidate alike = c;  // the same sums in one lane
+  alike.mesh.dp = alike.mesh.cp_outer = alike.mesh.sp = 1;
+  alike.mesh.cp_inner = c.mesh.replicas();
+  alike.zero = std::min(c.zero, 1);  // sums of rounds are a matter of their number
+  const Config config = with(input_.base, alike);
+  PlannedDeck deck(config, costs(alike));
+  deck.step.tuning = nullptr;
+  Batch none;
+  none.micro_batches.resize(1);
+  at->second.end_s =
+      simulate(plan_batch_step(none, deck.step), deck.simulation, costs(alike)).step_s;
+  for (StageMemory& stage : deck.memory) {
+    stage.zero = c.zero;
+    at->second.bytes = std::max(at->second.bytes, replay_memory(stage, {}, {}).total());
+  }
+  return at->second;
+}
+
+std::int64_t TuneTrials::standing_bytes(const Candidate& c) { return standing(c).bytes; }
+double TuneTrials::end_s(const Candidate& c) { return standing(c).end_s; }
+
+std::vector<Candidate> TuneTrials::memory_choices(const Candidate& candidate) {
+  std::vector<int> zeros = zero_choices(input_.base);
+  const auto at = [&](int zero) {
+    Candidate c = candidate;
+    c.zero = zero;
+    return c;
+  };
+  std::stable_sort(zeros.begin(), zeros.end(),
+                   [&](int a, int b) { return end_s(at(a)) < end_s(at(b)); });
+  std::vector<Candidate> list;
+  for (const RecomputeOptions& recompute : recompute_choices(input_.base))
+    for (const Offload offload : offload_choices(input_.base, candidate.method))
+      for (const int zero : zeros) {
+        list.push_back(at(zero));
+        list.back().recompute = recompute, list.back().offload = offload;
+      }
+  return list;
+}
+
+Trial TuneTrials::fewer_layers(const Trial& all, const Trial& none) {
+  const Config config = with(input_.base, all.candidate);
+  std::int64_t layers = 0;
+  for (const StageMemory& stage : stage_memories(config, RunOptions::from(config)))
+    layers = std::max(layers, stage.layers);
+  const double share = (static_cast<double>(none.bytes) - input_.limits.memory_bytes) /
+                       std::max(1.0, static_cast<double>(none.bytes - all.bytes));
+  auto count = static_cast<int>(std::ceil(share * static_cast<double>(layers)));
+  for (int tries = 0; tries < 2 && count < layers; ++tries) {
+    Candidate some = all.candidate;
+    some.recompute.layers = std::max(1, count);
+    if (Trial trial = run(some); trial.state == TrialState::fits)
+      return trial.step_s < all.step_s ? trial : all;
+    count += static_cast<int>(1 + layers / 16);
+  }
+  return all;
+}
+
+Trial TuneTrials::lightest(const Candidate& candidate) {
+  const double limit = input_.limits.memory_bytes;
+  std::optional<Trial> whole, smallest, refused;  // without recompute; of all that are over
+  const auto over = [&](const Trial& t) { return static_cast<double>(t.bytes) - limit; };
+  for (const Candidate& choice : memory_choices(candidate)) {
+    const bool hopeless = limit > 0 && static_cast<double>(standing_bytes(choice)) > limit;
+    // What a rank holds whatever it computes shifts its peak by as much.
+    if (smallest && !hopeless && smallest->candidate.recompute.mode == choice.recompute.mode &&
+        smallest->candidate.offload == choice.offload &&
+        over(*smallest) >
+            static_cast<double>(standing_bytes(smallest->candidate) - standing_bytes(choice)))
+      continue;
+    Trial trial;
+    if (hopeless) {
+      trial.candidate = choice;
+      trial.state = TrialState::over_memory, trial.bytes = standing_bytes(choice);
+    } else {
+      trial = run(choice);
+    }
+    if (trial.state == TrialState::refused) {
+      if (!refused) refused = std::move(trial);
+      continue;
+    }
+    if (trial.state == TrialState::fits) {
+      if (choice.recompute.mode != Recompute::full || choice.recompute.layers >= 0 || !whole)
+        return trial;
+      return fewer_layers(trial, *whole);
+    }
+    if (choice.recompute.mode == Recompute::none && !hopeless) whole = trial;
+    if (!smallest || trial.bytes < smallest->bytes) smallest = trial;
+  }
+  return smallest ? *smallest : *refused;
+}
+
+}  // namespace ballast

@@ -1,0 +1,87 @@
+// A trial of `ballast tune`: one candidate, planned by plan_step and timed by simulate, with what
+// saves memory added until it fits.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/plan/batch/batch.hpp"
+#include "core/predict/costs.hpp"
+#include "core/predict/simulate.hpp"
+#include "core/search/tune_space.hpp"
+
+namespace ballast {
+
+struct TuneLimits {
+  int ranks = 1;
+  double memory_bytes = 0;  ///< of a rank; 0: no limit
+  double coverage = 0;      ///< least mean coverage of a sparse budget; 0: the deck's budget stays
+};
+
+/// What all trials of a search share.
+struct TuneInput {
+  Config base;
+  TuneLimits limits;
+  std::vector<std::vector<SampleLength>> steps;  ///< samples of the first steps, at least one
+  SampleLength longest;                          ///< sample of the whole data set
+  /// Costs of a deck; called by one thread at a time.
+  std::function<std::shared_ptr<const Costs>(const Config&)> costs;
+};
+
+enum class TrialState { fits, over_memory, refused };
+
+struct Trial {
+  Candidate candidate;
+  TrialState state = TrialState::refused;
+  std::string words;  ///< refused: the rule's, or the planner's
+  std::int64_t steps = 0;
+  double step_s = 0;        ///< mean
+  double first_step_s = 0;  ///< of the first step alone, which every trial simulates
+  StepTerms terms;          ///< of the first step
+  double load_balance = 0, idle_ranks = 0, bubble_ratio = 0;  ///< means
+  double tokens = 0;                                          ///< of a step, mean
+  std::int64_t bytes = 0;  ///< of the fullest rank, with the longest sample in the first step
+  double tokens_per_s() const { return step_s > 0 ? tokens / step_s : 0; }
+};
+
+/// Plans and times candidates.  Not for several threads at once; each takes its own.
+class TuneTrials {
+ public:
+  /// `input` must outlive it.
+  explicit TuneTrials(const TuneInput& input) : input_(input) {}
+
+  /// The first step of a candidate as it is; no time where it is over the memory limit.
+  Trial run(const Candidate& candidate);
+  /// The same with further steps, `steps` in all.
+  Trial more(Trial trial, std::int64_t steps);
+  /// One step of it with the lightest of recompute and ZeRO that fit the limit: over_memory where
+  /// none does, with the bytes of the smallest.  Full recompute of a part of a stage's layers is
+  /// tried where all of them are more than needed.
+  Trial lightest(const Candidate& candidate);
+
+  /// Bytes that a candidate holds whatever it computes.
+  std::int64_t standing_bytes(const Candidate& candidate);
+  /// Seconds of sums, optimizer and gathers of a step without micro-batches.
+  double end_s(const Candidate& candidate);
+  /// Of the candidate's stages.
+  const Costs& costs(const Candidate& candidate);
+
+ private:
+  struct Standing {
+    std::int64_t bytes = 0;
+    double end_s = 0;
+  };
+  const Standing& standing(const Candidate& candidate);
+  /// Of a trial that recomputes all layers: as many as the limit asks for, where they are faster.
+  Trial fewer_layers(const Trial& all, const Trial& none);
+  std::vector<Candidate> memory_choices(const Candidate& candidate);
+
+  const TuneInput& input_;
+  std::map<int, std::shared_ptr<const Costs>> costs_;  ///< by mesh.pp, where costs are stated
+  std::map<std::vector<std::int64_t>, Standing> standing_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,223 @@
+// The search of `ballast tune` against trying everything.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "core/base/error.hpp"
+#include "core/config/step_options.hpp"
+#include "core/search/tune.hpp"
+#include "core/search/tune_bounds.hpp"
+#include "core/search/tune_reasons.hpp"
+
+namespace ballast {
+namespace {
+
+/// A deck that states what a token and a pair take, of a model with 4 layers and 4 heads.
+Config deck() {
+  Config c;
+  c.model.layers = 4, c.model.hidden = 64, c.model.intermediate = 192;
+  c.model.query_heads = 4, c.model.kv_heads = 2, c.model.head_dim = 16;
+  c.model.vocabulary = 256;
+  c.data.source = DataSource::lengths;
+  c.data.lengths = {64, 2048};
+  c.batching.micro_batch_tokens = 512;
+  c.costs.forward_token_s = 1e-5, c.costs.forward_pair_s = 1e-8;
+  c.costs.exchange_token_s = 1e-6, c.costs.ring_hop_token_s = 1e-6;
+  for (const char* key : {"costs.forward_token_s", "costs.forward_pair_s"})
+    c.from.settings[key] = {Origin::file, "deck.toml:1"};
+  return c;
+}
+
+void hold(Config& c, std::initializer_list<const char*> keys) {
+  for (const char* key : keys) c.from.settings[key] = {Origin::command_line, key};
+}
+
+TuneInput input(const Config& base, int ranks, std::vector<std::int64_t> lengths) {
+  TuneInput in;
+  in.base = base;
+  in.limits.ranks = ranks;
+  in.steps.resize(2);
+  for (auto& step : in.steps)
+    for (std::size_t i = 0; i < lengths.size(); ++i)
+      step.push_back({static_cast<std::int64_t>(i), lengths[i], lengths[i]});
+  in.longest = {0, *std::max_element(lengths.begin(), lengths.end()), 0};
+  in.costs = [](const Config& config) { return stated_costs(config); };
+  return in;
+}
+
+const std::vector<std::int64_t> kMixed{2048, 700, 512, 300, 256, 130, 128, 64, 64, 40};
+
+/// Every candidate with everything that saves memory.
+std::vector<Trial> all_trials(const TuneInput& in) {
+  TuneTrials trials(in);
+  std::vector<Trial> list;
+  for (Candidate c : tune_space(in.base, in.limits.ranks, in.longest.tokens, {0}).candidates)
+    for (const RecomputeOptions& recompute : recompute_choices(in.base))
+      for (const Offload offload : offload_choices(in.base, c.method))
+        for (const int zero : zero_choices(in.base)) {
+          c.recompute = recompute, c.offload = offload, c.zero = zero;
+          list.push_back(trials.run(c));
+        }
+  return list;
+}
+
+double fastest(const std::vector<Trial>& list, double most_bytes) {
+  double best = 1e300;
+  for (const Trial& t : list)
+    if (t.state == TrialState::fits && static_cast<double>(t.bytes) <= most_bytes)
+      best = std::min(best, t.first_step_s);
+  return best;
+}
+
+/// Held where the whole product would take too long.
+Config small_space() {
+  Config base = deck();
+  base.batching.micro_batch_tokens = 1024;
+  hold(base, {"batching.micro_batch_tokens", "chunk.k", "ring.layout", "chunk.tokens"});
+  base.chunk.tokens = 512;
+  base.ring.layout = LayoutKind::document_zigzag;
+  return base;
+}
+
+TEST(Tune, FindsWhatTryingEverythingFinds) {
+  TuneInput in = input(small_space(), 4, kMixed);
+  const std::vector<Trial> all = all_trials(in);
+  ASSERT_GT(all.size(), 200u);
+  const TuneResult found = tune(in, {.list = 3, .steps = 1, .trials = 100000, .threads = 1});
+  ASSERT_FALSE(found.best.empty());
+  EXPECT_EQ(found.left, 0);
+  EXPECT_NEAR(found.best.front().first_step_s, fastest(all, 1e300), 1e-12);
+  EXPECT_GT(found.bounded, 0) << "no candidate was pruned, so this shows nothing of pruning";
+}
+
+TEST(Tune, KeepsWithinMemory) {
+  TuneInput in = input(small_space(), 4, kMixed);
+  const std::vector<Trial> all = all_trials(in);
+  std::int64_t least = INT64_MAX, most = 0;
+  for (const Trial& t : all)
+    if (t.state == TrialState::fits)
+      least = std::min(least, t.bytes), most = std::max(most, t.bytes);
+  ASSERT_LT(least, most);
+  for (const double share : {0.02, 0.1, 0.3}) {
+    in.limits.memory_bytes = static_cast<double>(least) + share * static_cast<double>(most - least);
+    const TuneResult found = tune(in, {.list = 3, .steps = 2, .trials = 100000, .threads = 1});
+    ASSERT_FALSE(found.best.empty()) << share;
+    for (const Trial& t : found.best)
+      EXPECT_LE(static_cast<double>(t.bytes), in.limits.memory_bytes) << describe(t.candidate);
+    // Layers may be recomputed in part too, which is not in the list of all.
+    EXPECT_LE(found.best.front().first_step_s, fastest(all, in.limits.memory_bytes) * (1 + 1e-9))
+        << share;
+  }
+  in.limits.memory_bytes = 1000;
+  const TuneResult none = tune(in, {.list = 3, .steps = 1, .trials = 100, .threads = 1});
+  EXPECT_TRUE(none.best.empty());
+  EXPECT_EQ(none.trials, 0);  // what a rank holds whatever it computes is too much
+  EXPECT_NE(nothing_fits(none, in.limits).find("fits 1000 B a rank"), std::string::npos);
+}
+
+TEST(Tune, LowerBoundsAreBelowTheClock) {
+  Config base = deck();
+  hold(base, {"chunk.k"});
+  TuneInput in = input(base, 6, kMixed);
+  TuneTrials trials(in);
+  TuneBounds bounds(in, trials);
+  std::size_t checked = 0, tight = 0;
+  const auto space = tune_space(base, 6, in.longest.tokens, {0}).candidates;
+  for (std::size_t i = 0; i < space.size(); i += 7) {
+    const TuneBounds::Figures f = bounds.of(space[i]);
+    const Trial t = trials.lightest(space[i]);
+    if (t.state != TrialState::fits) continue;
+    EXPECT_LE(f.bound_s, t.first_step_s * (1 + 1e-9)) << describe(t.candidate);
+    EXPECT_LE(f.bytes, t.bytes) << describe(t.candidate);
+    ++checked, tight += f.bound_s > 0.5 * t.first_step_s;
+  }
+  EXPECT_GT(checked, 50u);
+  EXPECT_GT(tight, checked / 4);
+}
+
+TEST(Tune, CostsDecide) {
+  // One sample: all ranks are of use only where they share it.
+  Config base = deck();
+  base.batching.method = Batching::packed;
+  hold(base, {"batching.method", "mesh.pp"});
+  const std::vector<std::int64_t> one{2048};
+  base.costs.exchange_token_s = 0, base.costs.ring_hop_token_s = 1e-3;
+  EXPECT_EQ(tune(input(base, 4, one)).best.front().candidate.mesh.sp, 4);
+  base.costs.exchange_token_s = 1e-3, base.costs.ring_hop_token_s = 0;
+  const TuneResult rings = tune(input(base, 4, one));
+  EXPECT_EQ(rings.best.front().candidate.ring(), 4);
+  const std::vector<Loss> lost = losses(rings, {});
+  const auto sp =
+      std::find_if(lost.begin(), lost.end(), [](const Loss& l) { return l.choice == "sp 4"; });
+  ASSERT_NE(sp, lost.end());
+  EXPECT_NE(sp->why.find("exchange"), std::string::npos) << sp->why;
+  EXPECT_GT(sp->slower, 1);
+}
+
+TEST(Tune, StatedCostsFollowTheStages) {
+  // A stage's seconds are stated: with half the layers it takes half of them.
+  Config base = deck();
+  Candidate c;
+  c.mesh.pp = 2, c.capacity = 512;
+  EXPECT_DOUBLE_EQ(with(base, c).costs.forward_token_s, 0.5e-5);
+  EXPECT_DOUBLE_EQ(with(base, c).costs.forward_pair_s, 0.5e-8);
+  c.mesh.pp = 1;
+  EXPECT_DOUBLE_EQ(with(base, c).costs.forward_token_s, 1e-5);
+}
+
+TEST(Tune, CommandLineHoldsKeys) {
+  Config base = deck();
+  base.mesh.pp = 2, base.optimizer.zero = 0;
+  hold(base, {"mesh.pp", "optimizer.zero"});
+  const TuneResult found = tune(input(base, 4, kMixed), {.steps = 1});
+  for (const Trial& t : found.best) {
+    EXPECT_EQ(t.candidate.mesh.pp, 2);
+    EXPECT_EQ(t.candidate.zero, 0);
+    EXPECT_EQ(t.candidate.mesh.size(), 4);
+  }
+  base.mesh.dp = 3;
+  hold(base, {"mesh.dp"});
+  EXPECT_THROW(tune(input(base, 4, kMixed)), Error);
+}
+
+TEST(Tune, IsTheSameOnAnyNumberOfThreads) {
+  TuneInput in = input(deck(), 8, kMixed);
+  const TuneOptions one{.list = 5, .steps = 2, .trials = 60, .threads = 1};
+  TuneOptions three = one;
+  three.threads = 3;
+  const TuneResult a = tune(in, one), b = tune(in, three);
+  ASSERT_EQ(a.best.size(), b.best.size());
+  EXPECT_EQ(a.trials, b.trials);
+  for (std::size_t i = 0; i < a.best.size(); ++i) {
+    EXPECT_EQ(describe(a.best[i].candidate), describe(b.best[i].candidate));
+    EXPECT_EQ(a.best[i].step_s, b.best[i].step_s);
+  }
+}
+
+TEST(Tune, SaysWhatTheTableOfCombinationsRefuses) {
+  Config base = deck();
+  base.batching.method = Batching::balanced;
+  hold(base, {"batching.method"});
+  const TuneResult found = tune(input(base, 4, kMixed), {.steps = 1});
+  EXPECT_GT(found.refused, 0);
+  bool any = false;
+  for (const auto& [facet, facts] : found.choices)
+    any = any || facts.refused.find("orders each data-parallel rank's") != std::string::npos;
+  EXPECT_TRUE(any);
+}
+
+TEST(Tune, BudgetsReachTheCoverage) {
+  Config base = deck();
+  base.attention.pattern = PatternKind::moba;
+  base.attention.moba_block = 64, base.attention.moba_top_k = 16;
+  const std::vector<SampleLength> samples{{0, 4096, 4096}, {1, 1024, 1024}};
+  EXPECT_EQ(covering_budgets(base, samples, 0), std::vector<std::int64_t>{0});
+  const auto few = covering_budgets(base, samples, 0.5),
+             many = covering_budgets(base, samples, 0.95);
+  ASSERT_FALSE(many.empty());
+  EXPECT_LT(few.front(), many.front());
+  EXPECT_THROW(covering_budgets(base, {{0, 1 << 20, 0}}, 0.999), Error);
+}
+
+}  // namespace
+}  // namespace ballast
