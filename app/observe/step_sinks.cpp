@@ -31,6 +31,7 @@ void TraceSink::step(const StepStatistics& s) {
     row.insert({{"budget", s.budgets->mean_budget},
                 {"coverage_loss", s.budgets->mean_coverage_loss},
                 {"largest_coverage_loss", s.budgets->largest_coverage_loss}});
+  if (s.caps) row.insert({{"cap_share", s.caps->share}, {"cap_mass", s.caps->mass}});
   if (s.recall) row.insert({{"recall", s.recall->mean}, {"recall_interval", s.recall->interval}});
   if (s.schedule)
     row.insert({{"schedule_s", s.schedule->measured_s},
@@ -60,6 +61,10 @@ void LogSink::step(const StepStatistics& s) {
     fields.emplace_back("schedule_s", fmt::format("{:.4f}", s.schedule->measured_s));
     fields.emplace_back("predicted_schedule_s", fmt::format("{:.4f}", s.schedule->predicted_s));
   }
+  if (s.caps) {
+    fields.emplace_back("cap_share", fmt::format("{:.4f}", s.caps->share));
+    fields.emplace_back("cap_mass", fmt::format("{:.4f}", s.caps->mass));
+  }
   if (s.recall) {
     fields.emplace_back("recall", fmt::format("{:.5f}", s.recall->mean));
     fields.emplace_back("recall_interval", fmt::format("{:.5f}", s.recall->interval));
@@ -80,6 +85,10 @@ void JsonSink::step(const StepStatistics& s) {
   summary_["load_balance"] = s.load_balance;
   summary_["idle_ranks"] = s.idle_ranks;
   summary_["step"] = s.outcome.step;
+  if (s.caps) {
+    summary_["cap_share"] = s.caps->share;
+    summary_["cap_mass"] = s.caps->mass;
+  }
   if (s.recall) {
     summary_["recall"] = s.recall->mean;
     summary_["recall_interval"] = s.recall->interval;

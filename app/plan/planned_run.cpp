@@ -7,6 +7,7 @@
 
 #include "app/plan/latency.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
+#include "core/predict/path_targets.hpp"
 #include "core/predict/placement_costs.hpp"
 #include "core/predict/stated_costs.hpp"
 #include "core/predict/step_costs.hpp"
@@ -132,6 +133,10 @@ StepOptions step_options(const Config& config, const RunOptions& options,
   if (simulation.tune)
     step.tuning = [&simulation, &costs](const StepPlan& plan) {
       return tuning_targets(plan, simulation, costs);
+    };
+  if (simulation.tune && simulation.dst.anchor == Anchor::path)
+    step.retuning = [&simulation, &costs](const StepPlan& plan) {
+      return path_targets(plan, simulation, costs);
     };
   return step;
 }

@@ -340,6 +340,7 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
     outcome.predicted_s = predict(plan);
   const std::vector<BudgetRow> budgets = session_.recorder.take_budgets();
   trace_.with([&](TraceWriter& trace) { trace.budgets(budgets); });
+  add_budgets(sums, budgets);
   sums.recall = store_recall();
   outcome.steps = session_.config.run.steps;
   outcome.trained_s = state_.seconds_trained;

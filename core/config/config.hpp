@@ -127,6 +127,8 @@ struct DstConfig {
   bool enabled = false;
   Anchor anchor = Anchor::mean;
   double threshold = 0.1;
+  CoverageBound bound = CoverageBound::layer;
+  double dead_band = 0;
   std::int64_t base_budget = 0;
   Integers budgets, simulated_coverage;
 };

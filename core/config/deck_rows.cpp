@@ -319,7 +319,16 @@ void dst_rows(Schema& schema) {
   dst.key("enabled", &DstConfig::enabled,
           "dynamic sparsity tuning: micro-batches predicted above the anchor lose attention "
           "budget, those below gain");
-  dst.key("anchor", &DstConfig::anchor, "predicted latency that micro-batches are aligned to")
+  dst.key("anchor", &DstConfig::anchor, "predicted latency that micro-batches are aligned to; path: the mean for those above it, "
+          "those below gain budget as far as the simulated step takes no longer")
+      .when(enabled, true);
+  dst.key("dead_band", &DstConfig::dead_band, "", between(0, 1),
+          "micro-batches whose predicted latency is within this share of the anchor keep the base "
+          "budget")
+      .when(enabled, true);
+  dst.key("bound", &DstConfig::bound,
+          "what dst.threshold bounds; layer: the drop of every layer; stage: the mean drop over a "
+          "stage's layers, so that layers whose coverage is flat give more and others less")
       .when(enabled, true);
   dst.key("threshold", &DstConfig::threshold, "", between(0, 1),
           "p: largest drop of coverage, the share of routing mass that a budget keeps")

@@ -85,6 +85,7 @@ Handle budget_type() {
   insert(type, "computed_pairs", offsetof(BudgetRow, computed_pairs), H5T_NATIVE_DOUBLE);
   insert(type, "visible_pairs", offsetof(BudgetRow, visible_pairs), H5T_NATIVE_DOUBLE);
   insert(type, "overflow", offsetof(BudgetRow, overflow), H5T_NATIVE_INT64);
+  insert(type, "overflow_mass", offsetof(BudgetRow, overflow_mass), H5T_NATIVE_DOUBLE);
   return type;
 }
 

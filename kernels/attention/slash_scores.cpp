@@ -189,6 +189,7 @@ class HostSlashScores final : public SlashScores {
     counts.slashes.assign(lists, 0);
     counts.columns.assign(lists, 0);
     counts.cut.assign(lists, 0);
+    counts.cut_mass.assign(lists, 0);
     std::vector<SlashStretch> stretches;
     for (std::size_t w = 0; w < windows; ++w) {
       const SlashWindow& window = setup_.windows[w];
@@ -205,6 +206,7 @@ class HostSlashScores final : public SlashScores {
         counts.slashes[i] = static_cast<std::int32_t>(choice.head.slashes.size());
         counts.columns[i] = static_cast<std::int32_t>(choice.head.columns.size());
         counts.cut[i] = static_cast<std::int32_t>(choice.overflow);
+        counts.cut_mass[i] = choice.overflow_mass;
         stretch.heads.push_back(std::move(choice.head));
       }
       if (window.queries() > 0 || window.whole)

@@ -42,7 +42,9 @@ GeneratedSource::GeneratedSource(AttentionAxes axes_, const GeneratedPattern& pa
   });
   record_budgets(
       recorder, -1, shards_->patterns(), visible_keys(axes().queries, axis).pairs(),
-      [](int) { return std::pair(std::numeric_limits<double>::quiet_NaN(), std::int64_t{0}); });
+      [](int) {
+        return std::tuple(std::numeric_limits<double>::quiet_NaN(), std::int64_t{0}, 0.0);
+      });
 }
 
 }  // namespace ballast

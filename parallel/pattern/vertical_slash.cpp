@@ -1,6 +1,7 @@
 #include "parallel/pattern/vertical_slash.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "core/plan/context/axis_range.hpp"
@@ -79,10 +80,14 @@ PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
   built.budgets.resize(static_cast<std::size_t>(heads));
   for (std::size_t h = 0, i = 0; h < built.budgets.size(); ++h)
     for (const SlashWindow& window : windows.windows) {
-      built.budgets[h].budget +=
-          static_cast<double>(window.queries()) / std::max(1.0, queries) *
-          (counts.slashes[i] + static_cast<double>(counts.columns[i]) / kBlock);
-      built.budgets[h].overflow += counts.cut[i++];
+      HeadBudget& head = built.budgets[h];
+      const double share = static_cast<double>(window.queries()) / std::max(1.0, queries);
+      head.budget += share * (counts.slashes[i] + static_cast<double>(counts.columns[i]) / kBlock);
+      head.overflow += counts.cut[i];
+      head.overflow_mass += share * (counts.cut_mass.empty()
+                                         ? std::numeric_limits<double>::quiet_NaN()
+                                         : counts.cut_mass[i]);
+      ++i;
     }
   return built;
 }

@@ -25,6 +25,7 @@ struct MassItem {
 struct Selection {
   std::vector<std::int64_t> chosen;  ///< ascending
   std::int64_t overflow = 0;         ///< elements that the share asked for and the cap left out
+  std::int64_t overflow_mass = 0;    ///< theirs
 };
 
 /// The fewest elements whose mass reaches `share` of `total`: heaviest first, ties to the lower
@@ -47,6 +48,9 @@ struct HeadMass {
 struct HeadChoice {
   VerticalSlash head;
   std::int64_t overflow = 0;  ///< columns and slashes that the caps left out
+  /// Share of the observed mass that lies on the columns, or on the slashes, that the caps left out:
+  /// the larger of the two, since a pair may lie on both.
+  double overflow_mass = 0;
 };
 /// Algorithm 1's choice of columns and slashes; the diagonal is always in (the sink block:
 /// vertical_slash_pattern).
