@@ -25,7 +25,8 @@ install(PROGRAMS ${generated}/ballast-report ${generated}/ballast-data
         DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY app/report app/data DESTINATION ${data_folder} PATTERN __pycache__ EXCLUDE)
 install(DIRECTORY inputs jobs DESTINATION ${data_folder} USE_SOURCE_PERMISSIONS
-        PATTERN setup.sh EXCLUDE PATTERN quickstart.sh EXCLUDE)
+        PATTERN setup.sh EXCLUDE PATTERN quickstart.sh EXCLUDE
+        PATTERN packages EXCLUDE)
 
 set(exported_targets ballast_version ballast_core ballast_kernels ballast_parallel ballast_io)
 if(TARGET ballast_cuda)

@@ -4,21 +4,23 @@
 #
 #   jobs/setup.sh [--tests] [--preset NAME] [--define NAME=VALUE]... [TARGET...]
 #                                                            (no TARGET: everything)
+#   jobs/setup.sh [--tests] --packages       installs packages and stops
 #
-# --tests adds the packages that only tests need.  Packages are installed on Debian and its family,
-# as root or through sudo; apt-get is not called when nothing is missing.  BALLAST_SKIP_INSTALL=1
+# --tests adds the packages that only tests need; jobs/packages/packages.txt lists them all.
+# Packages are installed on Debian and its family, as root or through sudo; apt-get is not called
+# when nothing is missing.  BALLAST_SKIP_INSTALL=1
 # leaves packages alone (libraries from modules), BALLAST_BUILD_JOBS bounds the compiler
 # processes.  The last line of standard output is the build folder.
 set -euo pipefail
 root=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)
 exec 3>&1 1>&2  # everything but the last line goes to standard error
 
-# A|B: either package will do, the first that the distribution offers is installed.
-packages="ca-certificates git cmake ninja-build g++ pkg-config mpich libmpich-dev libhdf5-mpich-dev
-  libtrilinos-kokkos-dev|libkokkos-dev libopenblas-pthread-dev libtomlplusplus-dev libcli11-dev
-  libfmt-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libgtest-dev libbenchmark-dev
-  python3 python3-h5py python3-numpy python3-matplotlib"
-test_packages="slurm-wlm munge clang-format-14|clang-format black"
+# Packages of group $1 of the list, one line.
+listed_packages() {
+  awk -v group="$1" '!/^#/ && $3 == group {printf "%s ", $1}' "$root/jobs/packages/packages.txt"
+}
+packages=$(listed_packages build)
+test_packages=$(listed_packages test)
 
 stop() {
   echo "setup: $*"
@@ -97,10 +99,6 @@ mpi_tool() {
 
 # Python packages of ballast-data, which need the network once; nothing else needs them.
 data_environment() {
-  if [ "${BALLAST_SKIP_INSTALL:-0}" != 1 ] && command -v apt-get >/dev/null &&
-    ! installed python3-venv; then
-    as_root apt-get -q install -y --no-install-recommends python3-venv </dev/null || true
-  fi
   "$root/jobs/data_environment.sh" "$1" </dev/null ||
     say "ballast-data will not run until jobs/data_environment.sh $1 succeeds; all else does"
 }
@@ -163,10 +161,11 @@ build_jobs() {
   echo "${BALLAST_BUILD_JOBS:-$jobs}"
 }
 
-with_tests='' preset=default definitions=() targets=()
+with_tests='' packages_alone='' preset=default definitions=() targets=()
 while [ $# -gt 0 ]; do
   case $1 in
     --tests) with_tests=1 ;;
+    --packages) packages_alone=1 ;;
     --preset | --define)
       [ $# -ge 2 ] || stop "$1 needs a value"
       if [ "$1" = --preset ]; then preset=$2; else definitions+=("-D$2"); fi
@@ -184,6 +183,7 @@ done
 
 started=$SECONDS
 install_packages
+if [ -n "$packages_alone" ]; then exit 0; fi
 check_mpi
 cd "$root"
 jobs=$(build_jobs)

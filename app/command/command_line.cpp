@@ -77,7 +77,9 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line,
   sub.add_option("--case", line.case_name, "case of the deck's [[case]] list");
   if (runs)
     sub.add_option("-r,--restart", line.restart,
-                   "checkpoint file to continue, or latest: the newest sound one of the run folder")
+                   "checkpoint file to continue, or latest: the newest sound one of the run "
+                   "folder, or best: "
+                   "that of the lowest held-out loss")
         ->check([](const std::string& value) {
           return value.empty() ? "names no checkpoint; is a variable of a script unset?" : "";
         });

@@ -17,7 +17,7 @@ struct CommandLine {
   std::string deck_file;               ///< bench: "" without one
   std::vector<std::string> overrides;  ///< block.key=value
   std::string case_name;               ///< --case, or ""
-  std::string restart;                 ///< -r: a checkpoint file, "latest", or ""
+  std::string restart;                 ///< -r: a checkpoint file, "latest", "best", or ""
   bool force_model = false;            ///< continue a checkpoint of another block model
   std::string output;                  ///< -d, or ""
   std::string checkpoint, folder;      ///< export: from where, to where

@@ -48,6 +48,7 @@ Evaluation evaluate(Session& session, StepPlanner& planner, std::int64_t samples
 StepRow Evaluation::scalars() const {
   StepRow row = needle.scalars();
   row["validation_loss"] = loss;
+  row["validation_tokens"] = static_cast<double>(loss_tokens);
   return row;
 }
 

@@ -1,5 +1,6 @@
-// Step log: '#'-prefixed header, then one key=value line a step, on the terminal and in RUN/log.txt
-// (rank 0).  On a terminal also a progress line with the time left.
+// Step log (rank 0): '#'-prefixed header, then one line a step: key=value with all figures in
+// RUN/log.txt, the few that people follow, in at most 100 columns, on standard output.  On a
+// terminal also a progress line with the time left.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -12,6 +13,9 @@ namespace ballast {
 /// What a step line shows, in order.  Values are formatted already.
 using StepFields = std::vector<std::pair<std::string, std::string>>;
 
+/// H:MM:SS of `seconds`, with days before from 100 hours on.
+std::string time_left(double seconds);
+
 class StepLog {
  public:
   /// Appends to `file`; an empty name logs to the terminal alone.  `active` is false on every rank
@@ -19,7 +23,8 @@ class StepLog {
   StepLog(const std::string& file, bool active);
   ~StepLog();
   void comment(const std::string& text);  ///< one '# ' line for each line of `text`
-  void step(const StepFields& fields);
+  /// `fields` go to the file, `line` to standard output.
+  void step(const StepFields& fields, const std::string& line);
   /// Progress line (terminals only); `seconds_left` < 0 hides the estimate.
   void progress(std::int64_t step, std::int64_t steps, double seconds_left);
 

@@ -3,8 +3,64 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <string_view>
+
+#include "app/observe/step_figures.hpp"
+#include "core/base/error.hpp"
 
 namespace ballast {
+namespace {
+
+constexpr std::size_t kColumns = 100;  // of a terminal line
+
+}  // namespace
+
+std::string step_line(const StepStatistics& s, double left_s) {
+  const StepOutcome& o = s.outcome;
+  std::string line = fmt::format("step {}/{}", o.step, o.steps);
+  const std::string left = o.step < o.steps ? fmt::format("  left {}", time_left(left_s)) : "";
+  const auto add = [&](const std::string& part) {
+    if (line.size() + part.size() + left.size() <= kColumns) line += part;
+  };
+  add(fmt::format("  loss {:.6g}", o.loss));
+  add(fmt::format("  grad_norm {:.3g}", o.norm));
+  add(fmt::format("  lr {:.1e}", o.rate));
+  add(fmt::format("  {:.3g} s", o.seconds));
+  add(fmt::format("  {:.0f} tok/s/rank", s.tokens_per_s()));
+  add(fmt::format("  balance {:.2f}", s.load_balance));
+  return line + left;
+}
+
+void StepSinks::add(const std::string& name,
+                    const std::function<std::unique_ptr<StepSink>()>& make) {
+  try {
+    sinks_.push_back({name, make()});
+  } catch (const std::exception& error) {
+    warn_(fmt::format("warning: the run goes on without {}: {}", name, error.what()));
+  }
+}
+
+void StepSinks::each(const std::function<void(StepSink&)>& use) {
+  std::erase_if(sinks_, [&](const Named& named) {
+    try {
+      use(*named.sink);
+      return false;
+    } catch (const std::exception& error) {
+      warn_(fmt::format("warning: the run goes on without {}: {}", named.name, error.what()));
+      return true;
+    }
+  });
+}
+
+void StepSinks::step(const StepStatistics& statistics) {
+  each([&](StepSink& sink) { sink.step(statistics); });
+}
+
+void StepSinks::evaluation(const EvaluationFigures& figures) {
+  each([&](StepSink& sink) { sink.evaluation(figures); });
+}
 
 void TraceSink::step(const StepStatistics& s) {
   const StepOutcome& o = s.outcome;
@@ -42,60 +98,88 @@ void TraceSink::step(const StepStatistics& s) {
   });
 }
 
+void TraceSink::evaluation(const EvaluationFigures& figures) {
+  trace_.with([&](TraceWriter& trace) { trace.step(figures.step - 1, figures.scalars); });
+}
+
 void LogSink::step(const StepStatistics& s) {
   const StepOutcome& o = s.outcome;
-  StepFields fields = {
-      {"step", fmt::to_string(o.step)},
-      {"loss", fmt::format("{:.6f}", o.loss)},
-      {"grad_norm", fmt::format("{:.5f}", o.norm)},
-      {"lr", fmt::format("{:.4e}", o.rate)},
-      {"step_time_s", fmt::format("{:.4f}", o.seconds)},
-      {"tokens_per_s_per_rank", fmt::format("{:.1f}", s.tokens_per_s())},
-      {"tflops_per_rank", fmt::format("{:.4f}", s.flops_per_s() * 1e-12)},
-      {"mfu", fmt::format("{:.4f}", s.mfu())},
-      {"imbalance", fmt::format("{:.4f}", s.imbalance)},
-      {"load_balance", fmt::format("{:.4f}", s.load_balance)},
-      {"idle_ranks", fmt::to_string(s.idle_ranks)},
-      {"memory_mib", fmt::format("{:.1f}", static_cast<double>(s.largest_peak_bytes) / (1 << 20))}};
-  if (s.schedule) {
-    fields.emplace_back("schedule_s", fmt::format("{:.4f}", s.schedule->measured_s));
-    fields.emplace_back("predicted_schedule_s", fmt::format("{:.4f}", s.schedule->predicted_s));
+  const double left_s =
+      o.trained_s / static_cast<double>(o.step) * static_cast<double>(o.steps - o.step);
+  if (o.step % std::max<std::int64_t>(1, every_) == 0 || o.step == o.steps || o.step == 1) {
+    StepFields fields{{"step", fmt::to_string(o.step)}};
+    for (const StepFigure& figure : step_figures(s)) fields.emplace_back(figure.key, figure.text);
+    log_.step(fields, step_line(s, left_s));
   }
-  if (s.caps) {
-    fields.emplace_back("cap_share", fmt::format("{:.4f}", s.caps->share));
-    fields.emplace_back("cap_mass", fmt::format("{:.4f}", s.caps->mass));
-  }
-  if (s.recall) {
-    fields.emplace_back("recall", fmt::format("{:.5f}", s.recall->mean));
-    fields.emplace_back("recall_interval", fmt::format("{:.5f}", s.recall->interval));
-  }
-  if (o.step % std::max<std::int64_t>(1, every_) == 0 || o.step == o.steps || o.step == 1)
-    log_.step(fields);
-  const double per_step_s = o.trained_s / static_cast<double>(o.step);
-  log_.progress(o.step, o.steps, per_step_s * static_cast<double>(o.steps - o.step));
+  log_.progress(o.step, o.steps, left_s);
+}
+
+void LogSink::evaluation(const EvaluationFigures& figures) {
+  StepFields fields{{"step", fmt::to_string(figures.step)}};
+  std::string line = fmt::format("step {}", figures.step);
+  for (const char* key : {"validation_loss", "validation_tokens", "needle_accuracy"})
+    if (const auto found = figures.scalars.find(key); found != figures.scalars.end()) {
+      fields.emplace_back(key, found->second == std::floor(found->second) && found->second > 1
+                                   ? fmt::format("{:.0f}", found->second)
+                                   : fmt::format("{:.6f}", found->second));
+      line += fmt::format("  {} {}", key, fields.back().second);
+    }
+  log_.step(fields, line);
 }
 
 void JsonSink::step(const StepStatistics& s) {
-  summary_["loss"] = s.outcome.loss;
-  summary_["grad_norm"] = s.outcome.norm;
-  summary_["step_time_s"] = s.outcome.seconds;
-  summary_["tokens_per_s_per_rank"] = s.tokens_per_s();
-  summary_["mfu"] = s.mfu();
-  summary_["imbalance"] = s.imbalance;
-  summary_["load_balance"] = s.load_balance;
-  summary_["idle_ranks"] = s.idle_ranks;
   summary_["step"] = s.outcome.step;
-  if (s.caps) {
-    summary_["cap_share"] = s.caps->share;
-    summary_["cap_mass"] = s.caps->mass;
+  for (const StepFigure& figure : step_figures(s)) summary_[figure.key] = figure.value;
+  summary_["idle_ranks"] = s.idle_ranks;
+}
+
+void JsonSink::evaluation(const EvaluationFigures& figures) {
+  summary_["validation_loss"] = figures.scalars.at("validation_loss");
+}
+
+JsonLinesSink::JsonLinesSink(const std::string& file) : file_(file), out_(file, std::ios::app) {
+  require(out_.good(), "{} cannot be written", file_);
+}
+
+void JsonLinesSink::write(nlohmann::ordered_json line) {
+  using namespace std::chrono;
+  line["time"] = static_cast<double>(
+                     duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count()) *
+                 1e-3;
+  out_ << line.dump() << std::endl;
+  require(out_.good(), "{} cannot be written; is the disk full?", file_);
+}
+
+void JsonLinesSink::step(const StepStatistics& s) {
+  nlohmann::ordered_json line{{"step", s.outcome.step}};
+  for (const StepFigure& figure : step_figures(s)) line[figure.key] = figure.value;
+  line["idle_ranks"] = s.idle_ranks;
+  line["tokens"] = s.tokens;
+  line["loss_tokens"] = s.loss_tokens;
+  write(std::move(line));
+}
+
+void JsonLinesSink::evaluation(const EvaluationFigures& figures) {
+  nlohmann::ordered_json line{{"step", figures.step}};
+  for (const auto& [key, value] : figures.scalars) line[key] = value;
+  write(std::move(line));
+}
+
+void TensorBoardSink::step(const StepStatistics& s) {
+  std::vector<std::pair<std::string, double>> values;
+  for (const StepFigure& figure : step_figures(s))
+    values.emplace_back(fmt::format("{}/{}", figure.group, figure.key), figure.value);
+  file_.scalars(s.outcome.step, values);
+}
+
+void TensorBoardSink::evaluation(const EvaluationFigures& figures) {
+  std::vector<std::pair<std::string, double>> values;
+  for (const auto& [key, value] : figures.scalars) {
+    constexpr std::string_view prefix = "validation_";
+    values.emplace_back("eval/" + (key.starts_with(prefix) ? key.substr(prefix.size()) : key),
+                        value);
   }
-  if (s.recall) {
-    summary_["recall"] = s.recall->mean;
-    summary_["recall_interval"] = s.recall->interval;
-  }
-  if (!s.schedule) return;
-  summary_["schedule_s"] = s.schedule->measured_s;
-  summary_["predicted_schedule_s"] = s.schedule->predicted_s;
+  file_.scalars(figures.step, values);
 }
 
 }  // namespace ballast

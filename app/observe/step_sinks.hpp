@@ -1,18 +1,57 @@
-// Where the statistics of steps go: trace, log, progress line, JSON.  A sink only looks: it
-// exchanges nothing between ranks.
+// Where the figures of steps and evaluations go: trace, log, progress line, JSON, TensorBoard.  A
+// sink only looks: it exchanges nothing between ranks, and one that fails costs itself and one
+// warning, never the run.
 #pragma once
+#include <fstream>
+#include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "app/observe/step_log.hpp"
 #include "app/observe/step_statistics.hpp"
 #include "app/observe/trace_observer.hpp"
+#include "io/trace/event_file.hpp"
 
 namespace ballast {
+
+/// What a step shows on the terminal, `left_s` seconds before the run ends: at most 100 columns,
+/// what does not fit is left out.
+std::string step_line(const StepStatistics& statistics, double left_s);
+
+/// What an evaluation after `step` steps found, the names as the trace has them (validation_loss
+/// ...).
+struct EvaluationFigures {
+  std::int64_t step = 0;
+  StepRow scalars;
+};
 
 class StepSink {
  public:
   virtual ~StepSink() = default;
   virtual void step(const StepStatistics& statistics) = 0;
+  virtual void evaluation(const EvaluationFigures& figures) = 0;
+};
+
+/// Hands everything to each sink, and drops one that throws.
+class StepSinks {
+ public:
+  /// `warn` gets a line for each sink that is lost.
+  explicit StepSinks(std::function<void(const std::string&)> warn) : warn_(std::move(warn)) {}
+  /// Adds what `make` makes under the name that a warning calls it by.
+  void add(const std::string& name, const std::function<std::unique_ptr<StepSink>()>& make);
+  void step(const StepStatistics& statistics);
+  void evaluation(const EvaluationFigures& figures);
+
+ private:
+  struct Named {
+    std::string name;
+    std::unique_ptr<StepSink> sink;
+  };
+  void each(const std::function<void(StepSink&)>& use);
+  std::function<void(const std::string&)> warn_;
+  std::vector<Named> sinks_;
 };
 
 /// A row of scalars of this rank's trace.
@@ -20,6 +59,7 @@ class TraceSink final : public StepSink {
  public:
   explicit TraceSink(TraceObserver& trace) : trace_(trace) {}
   void step(const StepStatistics& statistics) override;
+  void evaluation(const EvaluationFigures& figures) override;
 
  private:
   TraceObserver& trace_;
@@ -30,6 +70,7 @@ class LogSink final : public StepSink {
  public:
   LogSink(StepLog& log, std::int64_t every) : log_(log), every_(every) {}
   void step(const StepStatistics& statistics) override;
+  void evaluation(const EvaluationFigures& figures) override;
 
  private:
   StepLog& log_;
@@ -41,9 +82,35 @@ class JsonSink final : public StepSink {
  public:
   explicit JsonSink(nlohmann::ordered_json& summary) : summary_(summary) {}
   void step(const StepStatistics& statistics) override;
+  void evaluation(const EvaluationFigures& figures) override;
 
  private:
   nlohmann::ordered_json& summary_;
+};
+
+/// One JSON object a line, of each step and each evaluation, appended to `file`.
+class JsonLinesSink final : public StepSink {
+ public:
+  explicit JsonLinesSink(const std::string& file);
+  void step(const StepStatistics& statistics) override;
+  void evaluation(const EvaluationFigures& figures) override;
+
+ private:
+  void write(nlohmann::ordered_json line);
+  std::string file_;
+  std::ofstream out_;
+};
+
+/// Charts train/loss, speed/mfu, eval/loss ... in a new event file of folder `dir`, which replaces
+/// what earlier sessions wrote of steps after `step`.
+class TensorBoardSink final : public StepSink {
+ public:
+  TensorBoardSink(const std::string& dir, std::int64_t step) : file_(dir, step) {}
+  void step(const StepStatistics& statistics) override;
+  void evaluation(const EvaluationFigures& figures) override;
+
+ private:
+  EventFile file_;
 };
 
 }  // namespace ballast

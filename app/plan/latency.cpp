@@ -107,8 +107,8 @@ LatencyModel latency_model(const Config& config, std::vector<std::string>& notes
 
 DstOptions dst_options(const Config& config) {
   const DstConfig& dst = config.dst;
-  DstOptions options{dst.anchor,    dst.threshold,   dst.bound,
-                     dst.dead_band, dst.base_budget, dst.budgets};
+  DstOptions options{dst.anchor,  dst.threshold, dst.base_budget,
+                     dst.budgets, dst.bound,     dst.dead_band};
   if (options.base_budget == 0) options.base_budget = config.attention.moba_top_k;
   if (options.candidates.empty()) options.candidates = default_candidates(options.base_budget);
   return options;

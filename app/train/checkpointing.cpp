@@ -71,7 +71,13 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
     if (restored.path.empty()) return restored;
   } else {
     restored.path = what;
-    restored.state = read_checkpoint(what, world, shard);
+    if (what == "best") {
+      together(world, [&] {
+        if (world.rank() == 0) restored.path = best_path(folder);
+      });
+      restored.path = world.broadcast(restored.path, 0);
+    }
+    restored.state = read_checkpoint(restored.path, world, shard);
   }
   if (for_training) leave_overtaken(world, folder, restored);
   optimizer.values_from_master();

@@ -16,11 +16,10 @@ struct Restored {
   std::vector<std::string> warnings;
 };
 
-/// Loads `what` (a file, or "latest" for the newest sound checkpoint of `run_folder`; none there is
-/// at all is not an error) into parameters and optimizer.  `for_training`: unsound files are set
-/// aside, and later checkpoints of the run folder, a branch that is left, move to another folder.
-/// Collective.  Errors: damaged or foreign file,
-/// adapters of another base.
+/// Loads `what` (a file, "best", or "latest" for the newest sound checkpoint of `run_folder`; none
+/// there is at all is not an error) into parameters and optimizer.  `for_training`: unsound files
+/// are set aside, and later checkpoints of the run folder, a branch that is left, move to another
+/// folder. Collective.  Errors: damaged or foreign file, adapters of another base.
 Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what,
                  const std::string& run_folder, bool for_training);
 

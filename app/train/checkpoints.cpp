@@ -1,6 +1,8 @@
 #include "app/train/checkpoints.hpp"
 
 #include <algorithm>
+#include <filesystem>
+#include <limits>
 #include <random>
 #include <utility>
 
@@ -35,9 +37,35 @@ Checkpoints::Checkpoints(Session& session, ShardedOptimizer& optimizer, Options 
     parent_ = fmt::format("{} (run {})", restored.path,
                           restored.state.run.empty() ? "unknown" : restored.state.run);
     saved_step_ = restored.state.step;
+    restore_best(restored.state);
   }
   const auto bytes = static_cast<double>(optimizer_.state().master.bytes()) * 3;
   longest_s_ = session_.mesh.world.all_reduce(bytes) / kAssumedRate;
+}
+
+void Checkpoints::restore_best(const CheckpointState& state) {
+  best_ = best_checkpoint(state);
+  if (!best_) return;
+  // The file of an older best one goes when a better one comes, so a run that went back may lack
+  // it.
+  std::int64_t missing = 0;
+  if (session_.mesh.world.rank() == 0) {
+    const std::string path = options_.folder + "/" + checkpoint_name(best_->step);
+    std::error_code ignored;
+    missing = !std::filesystem::exists(path, ignored);
+    if (missing != 0)
+      remove_best(options_.folder);
+    else
+      link_best(options_.folder, best_->step);
+  }
+  if (session_.mesh.world.all_reduce(missing) != 0) best_.reset();
+}
+
+bool Checkpoints::is_best(double loss, std::int64_t step) {
+  if (!options_.best || !(loss < (best_ ? best_->loss : std::numeric_limits<double>::infinity())))
+    return false;
+  best_ = {loss, step};
+  return true;
 }
 
 void Checkpoints::after_step(const CheckpointState& state, bool due) {
@@ -61,6 +89,7 @@ void Checkpoints::start(const CheckpointState& state) {
   whole.run = run_;
   whole.parent = parent_;
   whole.extra["data_contents"] = contents_;
+  if (best_) set_best_checkpoint(whole, *best_);
   settle(save(session_, optimizer_, std::move(whole), writer_));
 }
 
@@ -71,6 +100,9 @@ void Checkpoints::settle(const CheckpointOutcome& outcome) {
     failures_ = 0;
     saved_step_ = outcome.step;
     newest_ = outcome.path;
+    if (best_ && best_->step == outcome.step)
+      say_(fmt::format("best checkpoint so far, held-out loss {:.6f}: {}", best_->loss,
+                       outcome.path));
     longest_s_ = std::max(longest_s_, outcome.write_s + outcome.check_s + outcome.waited_s);
     const double written = static_cast<double>(outcome.bytes) * 1e-6;
     say_(fmt::format(
@@ -83,6 +115,7 @@ void Checkpoints::settle(const CheckpointOutcome& outcome) {
     return;
   }
   ++failures_;
+  if (best_ && best_->step == outcome.step) best_.reset();  // the next evaluation decides anew
   const std::string sound =
       newest_.empty() ? "no sound one exists" : "the newest sound one is " + newest_;
   check_all(session_.mesh.world, failures_ < options_.max_failures,

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@ class Checkpoints {
     std::string folder;
     int keep = 2, max_failures = 3;
     std::int64_t snapshot_bytes = 0;
+    bool best = false;  ///< keep the one of the lowest held-out loss
   };
   /// `say` gets the lines for the log.  Collective.
   Checkpoints(Session& session, ShardedOptimizer& optimizer, Options options,
@@ -26,6 +28,9 @@ class Checkpoints {
   /// After a step.  `due`: the deck wants a checkpoint of `state`; one that failed is tried again
   /// in any case.  Collective.  Errors: max_failures in a row.
   void after_step(const CheckpointState& state, bool due);
+  /// Whether this held-out loss after `step` steps is the lowest so far and the deck keeps the best
+  /// checkpoint, so that one is due.
+  bool is_best(double loss, std::int64_t step);
   /// Before the run ends: whatever is in flight is finished; with `wanted`, the state is in a file
   /// when this returns.  Collective.  Errors: max_failures in a row.
   void finish(const CheckpointState& state, bool wanted);
@@ -37,6 +42,8 @@ class Checkpoints {
   double longest_s() const { return longest_s_; }
 
  private:
+  /// What of the best checkpoint is still there.  Collective.
+  void restore_best(const CheckpointState& state);
   void start(const CheckpointState& state);
   void settle(const CheckpointOutcome& outcome);
   Session& session_;
@@ -45,7 +52,8 @@ class Checkpoints {
   std::function<void(const std::string&)> say_;
   CheckpointWriter writer_;
   std::string run_, parent_, newest_;
-  std::vector<double> contents_;  ///< fingerprint of the training data's contents
+  std::vector<double> contents_;        ///< fingerprint of the training data's contents
+  std::optional<BestCheckpoint> best_;  ///< the lowest held-out loss whose file is there or due
   std::int64_t saved_step_ = -1;
   int failures_ = 0;
   double longest_s_ = 0;

@@ -28,6 +28,8 @@ class RunFolder {
   std::string checkpoints() const { return path_ + "/checkpoints"; }
   std::string trace() const { return path_ + "/trace"; }
   std::string log() const { return path_ + "/log.txt"; }
+  std::string json_lines() const { return path_ + "/steps.jsonl"; }
+  std::string tensorboard() const { return path_ + "/tensorboard"; }
   std::string deck() const { return path_ + "/deck.toml"; }
 
  private:

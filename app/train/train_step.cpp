@@ -85,10 +85,7 @@ TrainStep::Gradients TrainStep::compute(const StepPlan& plan) {
 
 double TrainStep::update(double norm, std::int64_t step) {
   const Config& config = session_.config;
-  const std::int64_t decay_steps = config.optimizer.decay_steps;
-  const double rate = cosine_rate(
-      step, config.optimizer.warmup_steps, decay_steps > 0 ? decay_steps : config.run.steps,
-      config.optimizer.learning_rate, config.optimizer.minimum_learning_rate);
+  const double rate = learning_rate(config).at(step);
   const double limit = config.optimizer.clip_norm;
   optimizer_.apply(limit > 0 && norm > limit ? limit / norm : 1.0, rate, step);
   return rate;

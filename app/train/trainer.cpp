@@ -32,6 +32,7 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Confi
       log_(folder_.log(), world.rank() == 0),
       gradient_file_(config.run.dump_gradients),
       peak_flops_(dense_peak_flops(session_.device, session_.parameters.dtype())),
+      sinks_([this](const std::string& text) { log_.comment(text); }),
       overheads_(config.dst.enabled, balances_by_weight(config.batching.method)) {
   optimizer_.reset_master_from_values();
   load_base(session_);
@@ -67,7 +68,7 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Confi
 Checkpoints::Options Trainer::checkpoint_options() const {
   const CheckpointConfig& config = session_.config.checkpoint;
   return {folder_.checkpoints(), static_cast<int>(config.keep),
-          static_cast<int>(config.max_failures), config.snapshot_bytes};
+          static_cast<int>(config.max_failures), config.snapshot_bytes, config.best};
 }
 
 void Trainer::open_trace() {
@@ -99,9 +100,17 @@ void Trainer::open_trace() {
 }
 
 void Trainer::open_sinks() {
-  sinks_.push_back(std::make_unique<TraceSink>(trace_));
-  sinks_.push_back(std::make_unique<LogSink>(log_, session_.config.run.log_every));
-  sinks_.push_back(std::make_unique<JsonSink>(summary_));
+  const RunConfig& run = session_.config.run;
+  sinks_.add("the trace", [&] { return std::make_unique<TraceSink>(trace_); });
+  sinks_.add("the step log", [&] { return std::make_unique<LogSink>(log_, run.log_every); });
+  sinks_.add("the JSON summary", [&] { return std::make_unique<JsonSink>(summary_); });
+  if (session_.mesh.world.rank() != 0) return;
+  if (run.json_lines)
+    sinks_.add("JSON lines", [&] { return std::make_unique<JsonLinesSink>(folder_.json_lines()); });
+  if (run.tensorboard)
+    sinks_.add("TensorBoard's event file", [&] {
+      return std::make_unique<TensorBoardSink>(folder_.tensorboard(), state_.step);
+    });
 }
 
 void Trainer::write_header(const Restored& restored, const std::vector<std::string>& table_notes) {
@@ -170,10 +179,10 @@ int Trainer::run() {
   StopReason stop = StopReason::none;
   while (state_.step < steps && stop == StopReason::none) {
     step();
-    checkpoints_->after_step(state_, every > 0 && state_.step % every == 0);
-    if (validate_every > 0 && state_.step % validate_every == 0 &&
-        !session_.sampler.validation().empty())
-      validate();
+    const bool validates = validate_every > 0 && state_.step % validate_every == 0 &&
+                           !session_.sampler.validation().empty();
+    const bool best = validates && checkpoints_->is_best(validate(), state_.step);
+    checkpoints_->after_step(state_, best || (every > 0 && state_.step % every == 0));
     stop = agreed_stop(session_.mesh.world, past_deadline());
   }
   return finish(stop);
@@ -191,22 +200,16 @@ bool Trainer::past_deadline() const {
   return process_seconds() > line_.wall_time_s - reserve_s;
 }
 
-void Trainer::validate() {
+double Trainer::validate() {
   const double begin = session_.recorder.now();
   const Evaluation result = evaluate(session_, planner_, session_.config.eval.samples);
   longest_evaluation_s_ = std::max(longest_evaluation_s_, session_.recorder.now() - begin);
-  StepFields fields{{"step", fmt::to_string(state_.step)},
-                    {"validation_loss", fmt::format("{:.6f}", result.loss)},
-                    {"validation_tokens", fmt::to_string(result.loss_tokens)}};
-  if (!result.needle.lengths.empty())
-    fields.emplace_back("needle_accuracy", fmt::format("{:.4f}", result.needle.total().accuracy()));
-  log_.step(fields);
+  sinks_.evaluation({state_.step, result.scalars()});
   nlohmann::ordered_json found;
   result.write(found);
-  summary_["validation_loss"] = result.loss;
   for (const char* key : {"needle_accuracy", "needle"})
     if (found.contains(key)) summary_[key] = found[key];
-  trace_.with([&](TraceWriter& trace) { trace.step(state_.step - 1, result.scalars()); });
+  return result.loss;
 }
 
 int Trainer::finish(StopReason stop) {
@@ -349,7 +352,7 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
   StepStatistics statistics = measure(outcome, sums, plan, session_.mesh);
   if (session_.tuning) statistics.budgets = session_.tuning->facts();
   if (session_.recorder.enabled) overheads_.add(statistics.most_spent, outcome.seconds);
-  for (const auto& sink : sinks_) sink->step(statistics);
+  sinks_.step(statistics);
 }
 
 RecallSums Trainer::store_recall() {

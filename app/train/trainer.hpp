@@ -51,7 +51,8 @@ class Trainer {
   /// Simulated seconds of the step's schedules over the times of profile.table, the slowest
   /// data-parallel rank's; the trace gets the ops of this stage.  Collective.
   double predict(const StepPlan& plan);
-  void validate();
+  /// The held-out loss.  Collective.
+  double validate();
   /// Whether the time until -t holds no more than one step, one evaluation and one checkpoint.
   bool past_deadline() const;
   int finish(StopReason stop);
@@ -71,7 +72,7 @@ class Trainer {
   std::vector<std::string> deck_changes_;  ///< against the checkpoint that is continued
   double peak_flops_, longest_step_s_ = 0, longest_evaluation_s_ = 0;
   Overheads overheads_;
-  std::vector<std::unique_ptr<StepSink>> sinks_;
+  StepSinks sinks_;
   std::optional<Checkpoints> checkpoints_;
 };
 

@@ -20,8 +20,10 @@ void batching_rows(Schema& schema) {
                between(1, kTokens),
                "capacity of a pack; a longer sample gets a micro-batch of its own (balanced: as "
                "many data-parallel ranks as hold no more than this each, or chunks)");
-  batching.key("global_tokens", &BatchingConfig::global_tokens, "tokens", between(1, kTokens),
-               "tokens of a global batch: samples are taken in order until they reach it");
+  batching.key(
+      "global_tokens", &BatchingConfig::global_tokens, "tokens", between(1, kTokens),
+      "tokens of a global batch: samples are taken in order until they reach it; each rank "
+      "accumulates the gradients of its micro-batches (gradient accumulation)");
   batching.key("global_samples", &BatchingConfig::global_samples, "samples", between(0, kTokens),
                "samples of a global batch, in place of global_tokens; 0: global_tokens decides");
   batching

@@ -10,6 +10,7 @@
 
 #include "core/base/precision.hpp"
 #include "core/base/problem.hpp"
+#include "core/config/learning_rate.hpp"
 #include "core/data/data_options.hpp"
 #include "core/data/sampler_window.hpp"
 #include "core/model/lora_options.hpp"
@@ -37,6 +38,7 @@ struct RunConfig {
   bool deterministic = false;
   double hang_timeout_s = 600;
   std::int64_t log_every = 1;
+  bool json_lines = true, tensorboard = true;
   std::string dump_gradients;
   /// Type of parameter values and activations where the backend is there.
   DType type() const { return compute_type(backend, precision); }
@@ -146,8 +148,9 @@ struct CurriculumConfig {
 };
 
 struct OptimizerConfig {
+  LearningRateSchedule schedule = LearningRateSchedule::cosine;
   double learning_rate = 3e-4, minimum_learning_rate = 0;
-  std::int64_t warmup_steps = 0, decay_steps = 0;
+  std::int64_t warmup_steps = 0, decay_steps = 0, wsd_decay_steps = 0;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip_norm = 1;
   int zero = 1;
 };
@@ -175,6 +178,7 @@ struct CheckpointConfig {
   std::int64_t every_steps = 0;
   bool at_end = true;
   std::int64_t keep = 2;
+  bool best = false;
   std::int64_t snapshot_bytes = std::int64_t{16} << 30;
   std::int64_t max_failures = 3;
 };

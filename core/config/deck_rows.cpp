@@ -36,6 +36,12 @@ void run_rows(Schema& schema) {
           "a rank that waits this long without progress reports its last event and ends the run");
   run.key("log_every", &RunConfig::log_every, "steps", between(1, kTokens),
           "steps between two lines of the step log");
+  run.key(
+      "json_lines", &RunConfig::json_lines,
+      "write steps.jsonl of the run folder: the figures of each step as one JSON object a line; "
+      "of a step taken twice (-r) the later line counts");
+  run.key("tensorboard", &RunConfig::tensorboard,
+          "write the same as TensorBoard event files, folder tensorboard of the run folder");
   run.key("dump_gradients", &RunConfig::dump_gradients,
           "safetensors file for the reduced gradients (fp32, before clipping) of the first step "
           "that this start of the run takes; empty: none");
@@ -378,14 +384,29 @@ void curriculum_rows(Schema& schema) {
 
 void optimizer_rows(Schema& schema) {
   auto optimizer = schema.block("optimizer", &Config::optimizer);
+  const auto schedule = on(&Config::optimizer, &OptimizerConfig::schedule);
+  using enum LearningRateSchedule;
+  optimizer.key(
+      "schedule", &OptimizerConfig::schedule,
+      "learning rate after the warm-up: constant; linear or cosine: falling to the minimum "
+      "at decay_steps; wsd (warm-up, stable, decay): constant, then a line to the minimum "
+      "over the last wsd_decay_steps");
   optimizer.key("learning_rate", &OptimizerConfig::learning_rate, "", at_least(0),
                 "peak learning rate of AdamW");
-  optimizer.key("minimum_learning_rate", &OptimizerConfig::minimum_learning_rate, "", at_least(0),
-                "learning rate at the end of the cosine");
+  optimizer
+      .key("minimum_learning_rate", &OptimizerConfig::minimum_learning_rate, "", at_least(0),
+           "learning rate at the end of the decay")
+      .when(schedule, linear, cosine, wsd);
   optimizer.key("warmup_steps", &OptimizerConfig::warmup_steps, "steps", between(0, kTokens),
                 "linear warm-up");
-  optimizer.key("decay_steps", &OptimizerConfig::decay_steps, "steps", between(0, kTokens),
-                "step at which the cosine ends; 0: run.steps");
+  optimizer
+      .key("decay_steps", &OptimizerConfig::decay_steps, "steps", between(0, kTokens),
+           "step at which the decay ends; 0: run.steps")
+      .when(schedule, linear, cosine, wsd);
+  optimizer
+      .key("wsd_decay_steps", &OptimizerConfig::wsd_decay_steps, "steps", between(0, kTokens),
+           "wsd: steps that the decay takes; 0: a tenth of all")
+      .when(schedule, wsd);
   optimizer.key("beta1", &OptimizerConfig::beta1, "", up_to(0, 1), "decay of the first moment");
   optimizer.key("beta2", &OptimizerConfig::beta2, "", up_to(0, 1), "decay of the second moment");
   optimizer.key("eps", &OptimizerConfig::eps, "", above(0), "epsilon of AdamW");
@@ -483,6 +504,9 @@ void checkpoint_rows(Schema& schema) {
                  "a checkpoint after the last step too; a stopped run always writes one");
   checkpoint.key("keep", &CheckpointConfig::keep, "files", between(1, 1 << 20),
                  "newest checkpoints to keep; one older than the newest always stays");
+  checkpoint.key("best", &CheckpointConfig::best,
+                 "a checkpoint of each evaluation (eval.every_steps) whose held-out loss is the "
+                 "lowest so far, kept until a better one; -r best and checkpoints/best.h5 name it");
   checkpoint.key("snapshot_bytes", &CheckpointConfig::snapshot_bytes, "bytes",
                  between(0, 1ll << 50),
                  "a rank's copy that is written beside training; larger shards make it wait");

@@ -324,16 +324,29 @@ void attention_rules(const Config& config, Rules& rules) {
 
 void optimizer_rules(const Config& config, Rules& rules) {
   const OptimizerConfig& o = config.optimizer;
-  if (o.minimum_learning_rate > o.learning_rate)
+  const bool decays = o.schedule != LearningRateSchedule::constant;
+  if (decays && o.minimum_learning_rate > o.learning_rate)
     rules.add(
         {"optimizer.minimum_learning_rate", "optimizer.learning_rate"},
         fmt::format("optimizer.minimum_learning_rate = {} is above optimizer.learning_rate = {}",
                     o.minimum_learning_rate, o.learning_rate));
-  if (o.decay_steps > 0 && o.warmup_steps > o.decay_steps)
+  if (decays && o.decay_steps > 0 && o.warmup_steps > o.decay_steps)
     rules.add({"optimizer.warmup_steps", "optimizer.decay_steps"},
               fmt::format("optimizer.warmup_steps = {} is above optimizer.decay_steps = {}: the "
-                          "cosine would end before it begins",
+                          "decay would end before it begins",
                           o.warmup_steps, o.decay_steps));
+  const LearningRate rate = learning_rate(config);
+  if (rate.schedule == LearningRateSchedule::wsd &&
+      rate.warmup_steps + rate.wsd_decay_steps > rate.decay_steps)
+    rules.add({"optimizer.wsd_decay_steps", "optimizer.warmup_steps", "optimizer.decay_steps"},
+              fmt::format("optimizer.schedule = \"wsd\": {} steps of warm-up and {} of decay are "
+                          "more than the {} until the decay ends",
+                          rate.warmup_steps, rate.wsd_decay_steps, rate.decay_steps));
+  if (config.checkpoint.best && config.eval.every_steps == 0)
+    rules.add({"checkpoint.best", "eval.every_steps"},
+              "checkpoint.best = true goes by the held-out loss, which eval.every_steps = 0 never "
+              "measures",
+              "set eval.every_steps, and data.validation_share above 0");
   const std::int64_t all = config.model.layers;
   if (config.recompute.mode == Recompute::full && all > 0 && config.recompute.layers > all)
     rules.add({"recompute.layers", "model.layers"},

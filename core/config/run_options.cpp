@@ -143,6 +143,14 @@ double pair_cost_tokens(const ModelShape& shape) {
   return per_pair / per_token;
 }
 
+LearningRate learning_rate(const Config& config) {
+  const OptimizerConfig& o = config.optimizer;
+  LearningRate rate{o.schedule, o.learning_rate, o.minimum_learning_rate, o.warmup_steps};
+  rate.decay_steps = o.decay_steps > 0 ? o.decay_steps : config.run.steps;
+  rate.wsd_decay_steps = o.wsd_decay_steps > 0 ? o.wsd_decay_steps : (rate.decay_steps + 9) / 10;
+  return rate;
+}
+
 AttentionOptions attention_options(const Config& config) {
   const AttentionConfig& a = config.attention;
   AttentionOptions options;

@@ -47,6 +47,8 @@ std::vector<int> joined_ranks(const BatchingOptions& batching);
 /// Windows of steps, of the size of a step.
 WindowOptions window_options(const Config& config);
 AttentionOptions attention_options(const Config& config);
+/// Block optimizer's schedule, over run.steps where it states no end.
+LearningRate learning_rate(const Config& config);
 /// With the stages of the mesh; a pair's cost follows the model where no costs are stated.
 PipelineOptions pipeline_options(const Config& config);
 /// First layer of every pipeline stage.

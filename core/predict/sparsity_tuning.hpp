@@ -22,10 +22,10 @@ double anchor_latency(Anchor anchor, std::span<const double> latencies);
 struct DstOptions {
   Anchor anchor = Anchor::mean;
   double threshold = 0.1;                ///< p: largest drop of coverage
-  CoverageBound bound = CoverageBound::layer;
-  double dead_band = 0;                  ///< latencies within this share of the anchor keep the base
   std::int64_t base_budget = 32;         ///< what the pattern computes without tuning
   std::vector<std::int64_t> candidates;  ///< K, ascending, base_budget among them
+  CoverageBound bound = CoverageBound::layer;
+  double dead_band = 0;  ///< latencies within this share of the anchor keep the base budget
 };
 /// About four budgets to the octave from an eighth of `base` (at least 1) to four times it,
 /// ascending, `base` among them.

@@ -214,6 +214,16 @@ std::string read_sound(const std::string& path, const Communicator& world, Check
 
 }  // namespace
 
+std::optional<BestCheckpoint> best_checkpoint(const CheckpointState& state) {
+  const auto found = state.extra.find("best");
+  if (found == state.extra.end() || found->second.size() != 2) return std::nullopt;
+  return BestCheckpoint{found->second[0], static_cast<std::int64_t>(found->second[1])};
+}
+
+void set_best_checkpoint(CheckpointState& state, const BestCheckpoint& best) {
+  state.extra["best"] = {best.loss, static_cast<double>(best.step)};
+}
+
 CheckpointState read_checkpoint(const std::string& path, const Communicator& world,
                                 CheckpointShard& shard) {
   on_all_ranks(world, [&] { check_shard(shard); });

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,14 @@ struct CheckpointState {
   std::map<std::string, std::vector<double>> extra;  ///< e.g. SAB averages
   bool operator==(const CheckpointState&) const = default;
 };
+
+/// The checkpoint of the lowest held-out loss of a run, as the states of later ones name it.
+struct BestCheckpoint {
+  double loss = 0;
+  std::int64_t step = 0;
+};
+std::optional<BestCheckpoint> best_checkpoint(const CheckpointState& state);
+void set_best_checkpoint(CheckpointState& state, const BestCheckpoint& best);
 
 /// One flat shard of this rank: elements [begin, end) of the flat buffer whose parameters are
 /// `table` in order.  `fields` maps "master", "moment1", "moment2" (or "value") to tensors of end -

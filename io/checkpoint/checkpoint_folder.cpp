@@ -66,13 +66,33 @@ void remove_partials(const std::string& dir) {
       fs::remove(dir + "/" + name);
 }
 
-void prune(const std::string& dir, std::int64_t newest, int keep) {
+void prune(const std::string& dir, std::int64_t newest, int keep, std::int64_t best) {
   int kept = 0;
   for (std::int64_t step : checkpoint_steps(dir)) {
     std::error_code ignored;
-    if (step <= newest && ++kept > std::max(keep, 2))
+    if (step <= newest && ++kept > std::max(keep, 2) && step != best)
       fs::remove(dir + "/" + checkpoint_name(step), ignored);
   }
+}
+
+void link_best(const std::string& dir, std::int64_t step) {
+  const std::string link = dir + "/" + kBestCheckpoint, fresh = link + ".new";
+  std::error_code error;
+  fs::remove(fresh, error);
+  fs::create_symlink(checkpoint_name(step), fresh, error);
+  if (!error) fs::rename(fresh, link, error);
+}
+
+std::string best_path(const std::string& dir) {
+  std::error_code error;
+  const fs::path target = fs::read_symlink(dir + "/" + kBestCheckpoint, error);
+  require(!error, "{} has no best checkpoint; checkpoint.best = true keeps one", dir);
+  return dir + "/" + target.filename().string();
+}
+
+void remove_best(const std::string& dir) {
+  std::error_code ignored;
+  fs::remove(dir + "/" + kBestCheckpoint, ignored);
 }
 
 std::string set_aside(const std::string& path) {

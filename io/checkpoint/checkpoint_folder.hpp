@@ -1,6 +1,6 @@
 // The folder of a run's checkpoints: step_XXXXXXXX.h5, step_XXXXXXXX.h5.partial while one is
-// written, step_XXXXXXXX.h5.damaged for what was found unsound, overtaken_N/ for what a run that
-// went back left behind.  Calls of one rank.
+// written, step_XXXXXXXX.h5.damaged for what was found unsound, best.h5, a link, overtaken_N/ for
+// what a run that went back left behind.  Calls of one rank.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -17,8 +17,17 @@ bool holds_damaged(const std::string& dir);
 /// Removes what a killed write left.
 void remove_partials(const std::string& dir);
 /// Removes all but the newest `keep` files of steps up to `newest`, and at least the one before it:
-/// until a step after `newest` succeeded, nobody knows that its state is any good.
-void prune(const std::string& dir, std::int64_t newest, int keep);
+/// until a step after `newest` succeeded, nobody knows that its state is any good.  That of step
+/// `best` stays too (-1: none).
+void prune(const std::string& dir, std::int64_t newest, int keep, std::int64_t best = -1);
+/// The name of the best checkpoint in its folder: a link to the file of that step.
+inline constexpr const char* kBestCheckpoint = "best.h5";
+/// Makes it point to the checkpoint of `step`; where no links can be made there is none.
+void link_best(const std::string& dir, std::int64_t step);
+/// Path of the file that it points to.  Errors: there is no link.
+std::string best_path(const std::string& dir);
+/// Removes the link, where there is one.
+void remove_best(const std::string& dir);
 /// Renames a file to NAME.damaged (or NAME.damaged.2 ...) and returns the new name.
 std::string set_aside(const std::string& path);
 /// Moves every checkpoint of a step after `step` to a new folder DIR/overtaken_N, and returns that

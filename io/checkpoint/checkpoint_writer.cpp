@@ -355,7 +355,9 @@ void CheckpointWriter::publish() {
     fs::rename(job.partial, job.path);
     job.partial.clear();
     sync_directory(dir_);
-    prune(dir_, job.state.step, keep_);
+    const auto best = best_checkpoint(job.state);
+    if (best && best->step == job.state.step) link_best(dir_, best->step);
+    prune(dir_, job.state.step, keep_, best ? best->step : -1);
   });
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 
 #include "kernels/ops/backend.hpp"
 #include "kernels/ops/host_view.hpp"
@@ -104,17 +103,6 @@ double sum_of_squares(const Tensor& x) {
   if (x.numel() == 0) return 0;
   BALLAST_ON_CUDA(x, sum_of_squares(x));
   return dispatch_float(x.dtype(), [&](auto t) { return host::squares<decltype(t)>(x); });
-}
-
-double cosine_rate(std::int64_t step, std::int64_t warmup, std::int64_t total, double peak,
-                   double minimum) {
-  if (step <= warmup)
-    return warmup > 0 ? peak * static_cast<double>(step) / static_cast<double>(warmup) : peak;
-  const double progress =
-      total > warmup
-          ? std::min(static_cast<double>(step - warmup) / static_cast<double>(total - warmup), 1.0)
-          : 1.0;
-  return minimum + 0.5 * (peak - minimum) * (1.0 + std::cos(std::numbers::pi * progress));
 }
 
 }  // namespace ballast

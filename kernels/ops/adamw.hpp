@@ -29,9 +29,4 @@ void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale
 /// Sum of squares of a flat tensor, accumulated in fp64 in fixed order.
 double sum_of_squares(const Tensor& x);
 
-/// Learning rate at `step` (counted from 1): linear warm-up over `warmup` steps, then cosine from
-/// `peak` to `minimum` at `total`.
-double cosine_rate(std::int64_t step, std::int64_t warmup, std::int64_t total, double peak,
-                   double minimum);
-
 }  // namespace ballast

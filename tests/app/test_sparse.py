@@ -192,8 +192,8 @@ class Sparse(RunCase):
         ]
         causal = [*slash, "attention.selection=causal", "attention.stretch=64"]
         moba = ["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=2"]
-        xattention = ["attention.pattern=xattention", "attention.xattention_threshold=0.7"]
-        xattention += ["data.max_tokens=900", "batching.micro_batch_tokens=1000", "align=1"]
+        xattention = ["attention.pattern=xattention", "attention.xattention_threshold=0.3"]
+        long = ["data.max_tokens=900", "batching.micro_batch_tokens=1000"]
         chunks = ["batching.method=chunkflow", "chunk.tokens=128"]
         for ranks, mesh, leaks, settings in [
             (1, {}, False, ["attention.pattern=dense"]),
@@ -202,8 +202,9 @@ class Sparse(RunCase):
             (2, {"sp": 2}, False, causal),
             (2, {"cp_inner": 2}, False, [*causal, *chunks]),
             (2, {}, False, [*causal, "mesh.pp=2"]),
-            (2, {"cp_inner": 2}, True, slash),
-            (1, {}, True, xattention),
+            (2, {"cp_inner": 2}, False, [*causal, *long]),
+            (2, {"cp_inner": 2}, True, [*slash, *long]),
+            (1, {}, True, [*xattention, *long, "align=1"]),
         ]:
             with self.subTest(ranks=ranks, settings=settings):
                 found = self.out("leak.json")

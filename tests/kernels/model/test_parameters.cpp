@@ -209,18 +209,5 @@ TEST_P(Optimizer, SumOfSquares) {
   }
 }
 
-TEST(Rate, WarmUpThenCosine) {
-  EXPECT_DOUBLE_EQ(cosine_rate(1, 10, 110, 2.0, 0.5), 0.2);
-  EXPECT_DOUBLE_EQ(cosine_rate(10, 10, 110, 2.0, 0.5), 2.0);
-  EXPECT_DOUBLE_EQ(cosine_rate(60, 10, 110, 2.0, 0.5), 1.25);
-  EXPECT_DOUBLE_EQ(cosine_rate(110, 10, 110, 2.0, 0.5), 0.5);
-  EXPECT_DOUBLE_EQ(cosine_rate(500, 10, 110, 2.0, 0.5), 0.5);
-  EXPECT_LE(cosine_rate(1, 0, 100, 2.0, 0.0), 2.0);
-  EXPECT_GT(cosine_rate(1, 0, 100, 2.0, 0.0), 1.99);
-  EXPECT_DOUBLE_EQ(cosine_rate(5, 5, 5, 2.0, 0.0), 2.0);
-  for (int step = 11; step < 110; ++step)
-    EXPECT_LT(cosine_rate(step + 1, 10, 110, 2.0, 0.5), cosine_rate(step, 10, 110, 2.0, 0.5));
-}
-
 }  // namespace
 }  // namespace ballast

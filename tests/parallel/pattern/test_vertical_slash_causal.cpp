@@ -239,8 +239,9 @@ TEST_F(Causal, OutputsBeforeACutKeepEveryBit) {
     const auto at = data.packed(layout, world.rank());
     const auto output = [&] {
       const AttentionAxes axes = attention_axes(data.batch, layout, world.rank());
-      RingAttention attention({world, plan_ring(world.rank(), 1, world.size())},
-                              pattern_source(world, axes, options, nullptr, nullptr), nullptr);
+      const RingGroup group{world, plan_ring(world.rank(), 1, world.size())};
+      RingAttention attention(group, pattern_source(world, axes, options, nullptr, nullptr),
+                              nullptr);
       const AttentionInputs in = data.inputs(at, DType::f64);
       Tensor o = Tensor::zeros(in.q.shape(), DType::f64),
              lse = Tensor::zeros({kHeads, in.q.size(0)}, DType::f64);

@@ -1,0 +1,93 @@
+"""Pages tell the truth: commands name programs, options, decks and keys that exist, links lead
+somewhere, the page of results is what its figures make, and the site builds."""
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from commands import BALLAST, ROOT, commands, wrong, wrong_in_page
+
+RESULTS = os.path.join(ROOT, "tests", "results")
+sys.path.insert(0, RESULTS)
+
+
+def pages():
+    found = glob.glob(os.path.join(ROOT, "*.md"))
+    for folder in ("docs", "inputs", "jobs"):
+        found += glob.glob(os.path.join(ROOT, folder, "**", "*.md"), recursive=True)
+    return sorted(os.path.relpath(page, ROOT) for page in found)
+
+
+class Commands(unittest.TestCase):
+    def test_commands_of_all_pages(self):
+        complaints = [text for page in pages() for text in wrong_in_page(page)]
+        self.assertEqual(complaints, [])
+
+    def test_what_is_wrong_is_seen(self):
+        for line in (
+            "ballast trian inputs/quickstart.toml",
+            "ballast train inputs/quickstart.toml --cases x",
+            "build/bin/ballast train inputs/quickstart.toml mesh.dpp=2",
+            "mpiexec -n 4 ballast plan inputs/hbp/table99.toml",
+            "ballast train inputs/mtraining/needle.toml --case dens",
+            "ballast-report --perfeto FILE",
+            "jobs/setup.sh --pakages",
+            "jobs/no_such_script.sh",
+            "frobnicate x",
+        ):
+            found = [text for words in commands(line) for text in wrong(words)]
+            self.assertEqual(len(found), 1, line)
+
+
+class Links(unittest.TestCase):
+    def test_links_lead_somewhere(self):
+        for page in pages():
+            with open(os.path.join(ROOT, page)) as file:
+                text = re.sub(r"^```.*?^```", "", file.read(), flags=re.M | re.S)
+            for target in re.findall(r"\]\(([^)\s]+)\)", text):
+                if "://" in target:
+                    continue
+                path, _, anchor = target.partition("#")
+                other = (
+                    os.path.normpath(os.path.join(os.path.dirname(page), path)) if path else page
+                )
+                with self.subTest(page=page, link=target):
+                    self.assertTrue(os.path.exists(os.path.join(ROOT, other)))
+                    if anchor and other.endswith(".md"):
+                        self.assertIn(anchor, anchors(other))
+
+
+def anchors(page):
+    """Anchors of a page's headings, as hosting sites make them."""
+    with open(os.path.join(ROOT, page)) as file:
+        text = re.sub(r"^```.*?^```", "", file.read(), flags=re.M | re.S)
+    for heading in re.findall(r"^#+ (.*)$", text, re.M):
+        plain = re.sub(r"[^\w\- ]", "", heading.lower())
+        yield plain.replace(" ", "-")
+
+
+class Results(unittest.TestCase):
+    def results(self, *arguments):
+        return subprocess.run(
+            [sys.executable, RESULTS, "--ballast", BALLAST, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def test_page_is_what_the_figures_make(self):
+        done = self.results("--check")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_planned_figures_are_what_the_program_gives(self):
+        # Packing groups, nearly a million samples a case, are held by the golden plans.
+        done = self.results("--run", "mtraining", "sparsebalance", "chunkflow")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
