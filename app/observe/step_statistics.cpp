@@ -56,9 +56,15 @@ StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const 
                                 sums.scheduled ? -sums.first_begin_s : kNever,
                                 sums.scheduled ? sums.last_end_s : kNever,
                                 sums.compute_s};
-  std::array<double, 9> totals{
-      0,           0, sums.compute_s, sums.recall.queries, sums.recall.mean, sums.recall.squares,
-      sums.choices, sums.cut_choices, sums.cut_mass};
+  std::array<double, 9> totals{0,
+                               0,
+                               sums.compute_s,
+                               sums.recall.queries,
+                               sums.recall.mean,
+                               sums.recall.squares,
+                               sums.choices,
+                               sums.cut_choices,
+                               sums.cut_mass};
   auto& [total_s, count, compute_s, queries, recall, squares, choices, cut, cut_mass] = totals;
   for (const double s : times) total_s += s;
   const std::vector<MicroBatch> mine = plan.list(mesh.at.dp);

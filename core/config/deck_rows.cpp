@@ -325,7 +325,8 @@ void dst_rows(Schema& schema) {
   dst.key("enabled", &DstConfig::enabled,
           "dynamic sparsity tuning: micro-batches predicted above the anchor lose attention "
           "budget, those below gain");
-  dst.key("anchor", &DstConfig::anchor, "predicted latency that micro-batches are aligned to; path: the mean for those above it, "
+  dst.key("anchor", &DstConfig::anchor,
+          "predicted latency that micro-batches are aligned to; path: the mean for those above it, "
           "those below gain budget as far as the simulated step takes no longer")
       .when(enabled, true);
   dst.key("dead_band", &DstConfig::dead_band, "", between(0, 1),

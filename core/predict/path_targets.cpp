@@ -31,8 +31,7 @@ std::vector<TuningTarget> path_targets(StepPlan plan, SimulationOptions options,
     TuningTarget& target = plan.micro_batches[gain.id].tuning;
     const auto first = std::upper_bound(options.dst.candidates.begin(),
                                         options.dst.candidates.end(), target.base_budget),
-               last =
-                   std::upper_bound(first, options.dst.candidates.end(), gain.most);
+               last = std::upper_bound(first, options.dst.candidates.end(), gain.most);
     const auto felt = std::partition_point(first, last, [&](std::int64_t budget) {
       target.anchor_budget = budget;
       return simulate(plan, options, costs).step_s <= least_s * (1 + 1e-9);

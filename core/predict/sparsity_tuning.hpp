@@ -16,7 +16,8 @@
 
 namespace ballast {
 
-/// Equation 3: phi of the micro-batches' predicted latencies (path: their mean).  Error: no latency.
+/// Equation 3: phi of the micro-batches' predicted latencies (path: their mean).  Error: no
+/// latency.
 double anchor_latency(Anchor anchor, std::span<const double> latencies);
 
 struct DstOptions {

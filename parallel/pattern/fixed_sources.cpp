@@ -41,8 +41,7 @@ GeneratedSource::GeneratedSource(AttentionAxes axes_, const GeneratedPattern& pa
     return split_keys(generated_pattern(axes().queries, axis, pattern), axis, axes().calls());
   });
   record_budgets(
-      recorder, -1, shards_->patterns(), visible_keys(axes().queries, axis).pairs(),
-      [](int) {
+      recorder, -1, shards_->patterns(), visible_keys(axes().queries, axis).pairs(), [](int) {
         return std::tuple(std::numeric_limits<double>::quiet_NaN(), std::int64_t{0}, 0.0);
       });
 }

@@ -84,9 +84,9 @@ PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
       const double share = static_cast<double>(window.queries()) / std::max(1.0, queries);
       head.budget += share * (counts.slashes[i] + static_cast<double>(counts.columns[i]) / kBlock);
       head.overflow += counts.cut[i];
-      head.overflow_mass += share * (counts.cut_mass.empty()
-                                         ? std::numeric_limits<double>::quiet_NaN()
-                                         : counts.cut_mass[i]);
+      head.overflow_mass +=
+          share *
+          (counts.cut_mass.empty() ? std::numeric_limits<double>::quiet_NaN() : counts.cut_mass[i]);
       ++i;
     }
   return built;

@@ -15,10 +15,8 @@ namespace ballast {
 enum class Anchor { mean, min, max, path };
 template <>
 struct EnumNames<Anchor> {
-  static constexpr EnumTable<Anchor, 4> table{{{Anchor::mean, "mean"},
-                                               {Anchor::min, "min"},
-                                               {Anchor::max, "max"},
-                                               {Anchor::path, "path"}}};
+  static constexpr EnumTable<Anchor, 4> table{
+      {{Anchor::mean, "mean"}, {Anchor::min, "min"}, {Anchor::max, "max"}, {Anchor::path, "path"}}};
 };
 
 /// What the largest drop of coverage bounds: each layer's (SparseBalance Equation 5), or the mean

@@ -31,7 +31,8 @@ class IndexSource {
 };
 
 /// Hands the recorder a row for each head: what `shards` compute of the `visible` pairs, and the
-/// budget, overflow and its mass that budget_of(head) names.  Shard: AttentionPattern or AttentionWork.
+/// budget, overflow and its mass that budget_of(head) names.  Shard: AttentionPattern or
+/// AttentionWork.
 template <class Shard, class BudgetOf>
 void record_budgets(Recorder* recorder, int layer, const std::vector<Shard>& shards, double visible,
                     BudgetOf&& budget_of) {

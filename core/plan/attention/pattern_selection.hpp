@@ -48,8 +48,8 @@ struct HeadMass {
 struct HeadChoice {
   VerticalSlash head;
   std::int64_t overflow = 0;  ///< columns and slashes that the caps left out
-  /// Share of the observed mass that lies on the columns, or on the slashes, that the caps left out:
-  /// the larger of the two, since a pair may lie on both.
+  /// Share of the observed mass that lies on the columns, or on the slashes, that the caps left
+  /// out: the larger of the two, since a pair may lie on both.
   double overflow_mass = 0;
 };
 /// Algorithm 1's choice of columns and slashes; the diagonal is always in (the sink block:

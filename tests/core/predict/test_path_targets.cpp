@@ -82,9 +82,8 @@ TEST(PathTargets, GainsThatTheSimulatedStepDoesNotFeel) {
       if (path[i].anchor_budget == mean[i].anchor_budget) continue;
       ++held_back;
       std::vector<TuningTarget> more = path;
-      more[i].anchor_budget =
-          *std::upper_bound(options.dst.candidates.begin(), options.dst.candidates.end(),
-                            path[i].anchor_budget);
+      more[i].anchor_budget = *std::upper_bound(
+          options.dst.candidates.begin(), options.dst.candidates.end(), path[i].anchor_budget);
       EXPECT_GT(step_s(more), least_s * (1 + 1e-9)) << "micro-batch " << i << " could gain more";
     }
   }
