@@ -325,7 +325,8 @@ void dst_rows(Schema& schema) {
   dst.key("enabled", &DstConfig::enabled,
           "dynamic sparsity tuning: micro-batches predicted above the anchor lose attention "
           "budget, those below gain");
-  dst.key("anchor", &DstConfig::anchor, "predicted latency that micro-batches are aligned to; path: the mean for those above it, "
+  dst.key("anchor", &DstConfig::anchor,
+          "predicted latency that micro-batches are aligned to; path: the mean for those above it, "
           "those below gain budget as far as the simulated step takes no longer")
       .when(enabled, true);
   dst.key("dead_band", &DstConfig::dead_band, "", between(0, 1),
@@ -338,6 +339,11 @@ void dst_rows(Schema& schema) {
       .when(enabled, true);
   dst.key("threshold", &DstConfig::threshold, "", between(0, 1),
           "p: largest drop of coverage, the share of routing mass that a budget keeps")
+      .when(enabled, true);
+  dst.key("coverage_rows", &DstConfig::coverage_rows,
+          "vertical_slash: queries that coverage is told of and slashes and columns are bought by; "
+          "last: the last attention.last_q of a segment; sampled: as many, spread over all of it "
+          "(moba takes all)")
       .when(enabled, true);
   dst.key("base_budget", &DstConfig::base_budget, "blocks", between(0, 1 << 20),
           "budget without tuning, in key blocks a query; 0: attention.moba_top_k (moba)")
