@@ -131,6 +131,7 @@ struct DstConfig {
   double threshold = 0.1;
   CoverageBound bound = CoverageBound::layer;
   double dead_band = 0;
+  CoverageRows coverage_rows = CoverageRows::last;
   std::int64_t base_budget = 0;
   Integers budgets, simulated_coverage;
 };

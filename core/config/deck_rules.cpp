@@ -377,6 +377,12 @@ void dst_rules(const Config& config, Rules& rules) {
     rules.add({"dst.base_budget", "dst.enabled"},
               "dst.base_budget = 0: vertical_slash has no fixed budget",
               "state the one that tuning starts from");
+  if (dst.enabled && dst.coverage_rows == CoverageRows::sampled &&
+      config.attention.pattern == PatternKind::vertical_slash &&
+      config.run.backend == Backend::cuda)
+    rules.add({"dst.coverage_rows", "run.backend"},
+              "dst.coverage_rows = \"sampled\" is weighed on the host so far",
+              "set \"last\", or run.backend = \"host\"");
   const bool ascending = rules.ascends("dst.budgets", dst.budgets);
   const std::int64_t base = dst.base_budget == 0 ? config.attention.moba_top_k : dst.base_budget;
   if (ascending && !dst.budgets.empty() &&

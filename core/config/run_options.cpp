@@ -161,6 +161,7 @@ AttentionOptions attention_options(const Config& config) {
   options.last_q = a.last_q;
   options.selection = a.selection;
   options.stretch = a.stretch;
+  options.coverage_rows = config.dst.coverage_rows;
   options.max_columns = a.max_columns;
   options.max_slashes = a.max_slashes;
   options.moba_block = a.moba_block;

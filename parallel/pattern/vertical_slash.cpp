@@ -6,6 +6,7 @@
 
 #include "core/plan/context/axis_range.hpp"
 #include "kernels/attention/index_scores.hpp"
+#include "parallel/pattern/recall.hpp"
 
 namespace ballast {
 
@@ -15,15 +16,24 @@ void VerticalSlashSource::add_stretches(int segment, std::vector<SlashWindow>& w
   require(begin % stretch == 0,
           "causal selection: a chunk starts at token {}, inside a stretch of {}", begin, stretch);
   for (std::int64_t at = begin; at < end; at += stretch) {
-    SlashWindow window{segment, at, std::min(end, at + stretch), 0, 0, at == 0};
-    if (at > begin) {
-      window.first_row = at - options_.last_q;
-      window.end_row = at;
-    }
+    SlashWindow window{segment, at, std::min(end, at + stretch), {}, at == 0};
+    if (at > begin) window.rows = {{segment, at - options_.last_q, options_.last_q}};
     windows.push_back(window);
   }
   if (carry_ != nullptr && end % stretch == 0)  // for the next chunk of the sample
-    windows.push_back({segment, end, end, end - options_.last_q, end, false});
+    windows.push_back({segment, end, end, {{segment, end - options_.last_q, options_.last_q}}});
+}
+
+AxisRanges VerticalSlashSource::rows_of(int segment, std::int64_t begin, std::int64_t end) const {
+  const std::int64_t first = std::max(begin, end - options_.last_q);
+  if (policy_ == nullptr || options_.coverage_rows == CoverageRows::last)
+    return first < end ? AxisRanges{{segment, first, end - first}} : AxisRanges{};
+  AxisRanges rows;
+  const std::int64_t step = recorder_ != nullptr ? recorder_->context.step : 0;
+  for (const SampledQuery& query :
+       sample_queries(axes(), axis_, options_.last_q, 0, options_.recall_seed, step, kCoverageDraw))
+    if (query.segment == segment) append(rows, {segment, query.position, 1});
+  return rows;
 }
 
 SlashSetup VerticalSlashSource::setup() const {
@@ -34,12 +44,14 @@ SlashSetup VerticalSlashSource::setup() const {
   for (int s = 0; s < axis_.segments(); ++s) {
     const std::int64_t begin = axes().first_query[s],
                        end = axis_.first_position[s] + axis_.count[s];
-    const bool whole = full || axis_.count[s] <= options_.whole_tokens();
-    if (options_.causal() && !full && axis_.count[s] > 0)
+    if (options_.causal() && !full && axis_.count[s] > 0) {
       add_stretches(s, setup.windows);
-    else
-      setup.windows.push_back(
-          {s, begin, std::max(begin, end), std::max(begin, end - options_.last_q), end, whole});
+      continue;
+    }
+    SlashWindow window{s, begin, std::max(begin, end), {}, false};
+    window.whole = full || axis_.count[s] <= options_.whole_tokens();
+    if (!window.whole) window.rows = rows_of(s, begin, end);
+    setup.windows.push_back(std::move(window));
   }
   return setup;
 }

@@ -20,12 +20,13 @@ struct AttentionOptions {
   std::int64_t last_q = 64;  ///< vertical_slash: queries at the end of a segment (causal: before
                              ///< each stretch) that are observed
   IndexSelection selection = IndexSelection::last;  ///< vertical_slash
-  std::int64_t stretch = 1024;    ///< causal: queries that share a choice, counted from a sample's
-                                  ///< start; the first are dense, later ones dense among themselves
-  std::int64_t max_columns = 0;   ///< vertical_slash: columns of a head at most; 0: no cap
-  std::int64_t max_slashes = 0;   ///< vertical_slash: slashes of a head at most; 0: no cap
-  std::int64_t moba_block = 256;  ///< tokens
-  std::int64_t moba_top_k = 32;   ///< blocks a query, its own included
+  std::int64_t stretch = 1024;  ///< causal: queries that share a choice, counted from a sample's
+                                ///< start; the first are dense, later ones dense among themselves
+  CoverageRows coverage_rows = CoverageRows::last;  ///< vertical_slash under a BudgetPolicy
+  std::int64_t max_columns = 0;         ///< vertical_slash: columns of a head at most; 0: no cap
+  std::int64_t max_slashes = 0;         ///< vertical_slash: slashes of a head at most; 0: no cap
+  std::int64_t moba_block = 256;        ///< tokens
+  std::int64_t moba_top_k = 32;         ///< blocks a query, its own included
   std::int64_t xattention_block = 128;  ///< tokens
   std::int64_t xattention_stride = 16;  ///< tokens between antidiagonals
   double xattention_threshold = 0.9;    ///< share of the estimated mass that a row of blocks keeps

@@ -24,6 +24,15 @@ struct EnumNames<IndexSelection> {
       {{IndexSelection::last, "last"}, {IndexSelection::causal, "causal"}}};
 };
 
+/// Queries that budgets of a vertical-slash pattern are weighed by: a segment's last ones, or as
+/// many sampled over all of it.
+enum class CoverageRows { last, sampled };
+template <>
+struct EnumNames<CoverageRows> {
+  static constexpr EnumTable<CoverageRows, 2> table{
+      {{CoverageRows::last, "last"}, {CoverageRows::sampled, "sampled"}}};
+};
+
 /// Where indexes come from: the pattern's own rule, or made-up vertical-slash patterns.
 enum class IndexOrigin { pattern, generated };
 template <>

@@ -41,8 +41,9 @@ struct HeadMass {
   std::vector<std::int64_t> slashes;  ///< [blocks of the segment]: mass on block diagonal d
   /// Keys of the segment and their mass.  One list, of at least the heaviest max_columns (of all
   /// without a cap), where columns are chosen by their share; where budgets buy them one for each
-  /// 64 observed queries, the last being those of the segment's last block, of all that have mass.
+  /// block of 64 queries that has observed ones, of all that have mass.
   std::vector<std::vector<MassItem>> columns;
+  std::vector<std::int64_t> query_block;  ///< [lists of columns] that block, where budgets buy
   std::int64_t total = 0;
 };
 struct HeadChoice {
