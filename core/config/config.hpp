@@ -116,6 +116,7 @@ struct AttentionConfig {
   std::int64_t xattention_block = 128, xattention_stride = 16;
   double xattention_threshold = 0.9;
   IndexOrigin index = IndexOrigin::pattern;
+  std::string recorded;
   double generated_density = 0.05;
   std::int64_t generated_band_tokens = 1024, generated_columns = 1024;
 };
@@ -188,6 +189,7 @@ struct TraceConfig {
   bool enabled = true;
   std::int64_t plans_every = 1;
   std::int64_t recall_every = 5, recall_rows = 16;
+  std::int64_t indexes_every = 0;
 };
 
 struct ProfileConfig {

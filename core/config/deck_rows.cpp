@@ -245,7 +245,14 @@ void attention_rows(Schema& schema) {
       .when(pattern, PatternKind::xattention);
   attention.key("index", &AttentionConfig::index,
                 "pattern: from the pattern's own rule; generated: made-up vertical-slash patterns, "
-                "for plans and timings (random weights are not sparse)");
+                "for plans and timings (random weights are not sparse); recorded: those that an "
+                "earlier run chose");
+  attention
+      .key("recorded", &AttentionConfig::recorded,
+           "recorded: folder of indexes (RUN/indexes of a run with trace.indexes_every); each "
+           "segment "
+           "takes the sample of the nearest length")
+      .when(index, IndexOrigin::recorded);
   attention
       .key("generated_density", &AttentionConfig::generated_density, "", between(1e-6, 1),
            "generated: share of the causal pairs that is computed; 1: dense")
@@ -530,6 +537,10 @@ void trace_rows(Schema& schema) {
             "the host backend; 0: none");
   trace.key("recall_rows", &TraceConfig::recall_rows, "queries", between(2, 1 << 20),
             "queries of a layer and segment that recall is measured on");
+  trace.key("indexes_every", &TraceConfig::indexes_every, "steps", between(0, kTokens),
+            "steps between those whose vertical_slash choices are stored in RUN/indexes, for "
+            "attention.index = \"recorded\" (kilobytes a layer, head and sample; samples that are "
+            "not cut, on the host backend); 0: none");
 }
 
 void profile_rows(Schema& schema) {

@@ -305,6 +305,11 @@ void attention_rules(const Config& config, Rules& rules) {
     rules.add({"attention.xattention_stride"},
               fmt::format("attention.xattention_stride = {} must divide {}",
                           attention.xattention_stride, kBlock));
+  if (attention.index == IndexOrigin::recorded && config.attention.recorded.empty())
+    rules.add(
+        {"attention.recorded", "attention.index"},
+        "attention.index = \"recorded\" needs attention.recorded, the folder of indexes that a "
+        "run with trace.indexes_every wrote");
   if (attention.causal()) causal_rules(config, attention, rules);
   if (!attention.sparse()) return;
   if (deals_stripes(config.ring.layout) && config.ring.stripe % align != 0)

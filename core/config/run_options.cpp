@@ -155,7 +155,7 @@ AttentionOptions attention_options(const Config& config) {
   const AttentionConfig& a = config.attention;
   AttentionOptions options;
   options.pattern = a.pattern;
-  options.generated = a.index == IndexOrigin::generated;
+  options.index = a.index;
   options.vertical_share = a.vertical_share;
   options.slash_share = a.slash_share;
   options.last_q = a.last_q;
@@ -169,6 +169,7 @@ AttentionOptions attention_options(const Config& config) {
   options.xattention_block = a.xattention_block;
   options.xattention_stride = a.xattention_stride;
   options.xattention_threshold = a.xattention_threshold;
+  options.indexes_every = config.trace.indexes_every;
   options.recall_every = config.trace.recall_every;
   options.recall_rows = config.trace.recall_rows;
   options.recall_seed = config.run.seed;

@@ -108,6 +108,20 @@ struct CoverageRow {
   bool chosen = false;  ///< the policy's answer
 };
 
+/// What vertical_slash chose for one head of a layer over one sample, in the units of SlashStretch.
+struct IndexRow {
+  std::int32_t step = -1, micro_batch = -1, chunk = -1, layer = -1;
+  std::int32_t head = 0;  ///< of the layer
+  std::int64_t tokens = 0;
+  struct Stretch {
+    std::int64_t first = 0;
+    bool local = false;
+    std::vector<std::int32_t> slashes;
+    std::vector<std::int64_t> columns;
+  };
+  std::vector<Stretch> stretches;
+};
+
 /// Time source.  mark() is cheap and may be taken on a queue of a device; seconds() may be asked
 /// only after the work is done.  The host clock is monotonic and shared by the processes of a node.
 class Clock {
@@ -143,8 +157,10 @@ class Recorder {
   /// Likewise, until take_recalls and take_coverage.
   void recall(RecallRow row);
   void coverage(CoverageRow row);
+  void index(IndexRow row);
   std::vector<RecallRow> take_recalls() { return std::exchange(recalls_, {}); }
   std::vector<CoverageRow> take_coverage() { return std::exchange(coverage_, {}); }
+  std::vector<IndexRow> take_indexes() { return std::exchange(indexes_, {}); }
   /// Whether the context's micro-batch and chunk have rows of recall for a layer: a forward that
   /// runs again is not measured again.
   bool has_recall(int layer) const;
@@ -172,6 +188,7 @@ class Recorder {
   std::vector<BudgetRow> budgets_;
   std::vector<RecallRow> recalls_;
   std::vector<CoverageRow> coverage_;
+  std::vector<IndexRow> indexes_;
 };
 
 /// Records a scope; recorder may be null.

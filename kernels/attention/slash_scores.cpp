@@ -222,6 +222,7 @@ class HostSlashScores final : public SlashScores {
         counts.carried = std::move(stretch.heads);
     }
     const AttentionPattern whole = vertical_slash_pattern(axes().queries, axis(), stretches, true);
+    counts.chosen = std::move(stretches);
     const std::vector<AttentionPattern> calls = split_keys(whole, axis(), axes().calls());
     return {calls.begin(), calls.end()};
   }

@@ -51,6 +51,7 @@ struct SlashCounts {
   std::vector<std::int32_t> cut;       ///< slashes and columns that the caps left out
   std::vector<double> cut_mass;        ///< HeadChoice::overflow_mass; empty where it is not known
   std::vector<VerticalSlash> carried;  ///< [heads] of the window without queries; on the host alone
+  std::vector<SlashStretch> chosen;    ///< on the host alone
 };
 
 class SlashScores {

@@ -67,6 +67,25 @@ void VerticalSlashSource::observe(const AttentionInputs& in) {
   scores_->mass(q, k, in.scale, maximum, sum, *this);
 }
 
+void VerticalSlashSource::record(int layer, int heads,
+                                 const std::vector<SlashStretch>& chosen) const {
+  if (recorder_ == nullptr || options_.indexes_every == 0 || recorder_->context.step < 0 ||
+      recorder_->context.step % options_.indexes_every != 0)
+    return;
+  for (int s = 0; s < axis_.segments(); ++s)
+    for (int h = 0; h < heads && axis_.count[s] > 0 && carry_ == nullptr; ++h) {
+      IndexRow row;
+      row.layer = layer;
+      row.head = sp_.rank() * heads + h;
+      row.tokens = axis_.count[s];
+      for (const SlashStretch& stretch : chosen)
+        if (stretch.segment == s)
+          row.stretches.push_back(
+              {stretch.first, stretch.local, stretch.heads[h].slashes, stretch.heads[h].columns});
+      recorder_->index(std::move(row));
+    }
+}
+
 PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
   const int heads = static_cast<int>(in.q.size(1));
   const SlashSetup windows = setup();
@@ -84,6 +103,7 @@ PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
     if (before != carry_->end()) counts.carried = before->second;
   }
   built.shards = scores_->build(heads, static_cast<int>(in.k.size(1)), budget, counts);
+  record(in.layer, heads, counts.chosen);
   if (!counts.carried.empty())
     (*carry_)[{in.layer, windows.windows.back().end}] = std::move(counts.carried);
   double queries = 0;

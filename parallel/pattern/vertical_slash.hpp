@@ -23,6 +23,8 @@ class VerticalSlashSource final : public PatternSource {
   /// does not start at a stretch, or has no choice of the chunk before it.
   void add_stretches(int segment, std::vector<SlashWindow>& windows) const;
   void observe(const AttentionInputs& in);
+  /// Hands the recorder the choice, of samples that are not cut.
+  void record(int layer, int heads, const std::vector<SlashStretch>& chosen) const;
   std::unique_ptr<SlashScores> scores_;
 };
 

@@ -33,12 +33,14 @@ struct EnumNames<CoverageRows> {
       {{CoverageRows::last, "last"}, {CoverageRows::sampled, "sampled"}}};
 };
 
-/// Where indexes come from: the pattern's own rule, or made-up vertical-slash patterns.
-enum class IndexOrigin { pattern, generated };
+/// Where indexes come from: the pattern's own rule, made-up vertical-slash patterns, or choices
+/// that an earlier run stored.
+enum class IndexOrigin { pattern, generated, recorded };
 template <>
 struct EnumNames<IndexOrigin> {
-  static constexpr EnumTable<IndexOrigin, 2> table{
-      {{IndexOrigin::pattern, "pattern"}, {IndexOrigin::generated, "generated"}}};
+  static constexpr EnumTable<IndexOrigin, 3> table{{{IndexOrigin::pattern, "pattern"},
+                                                    {IndexOrigin::generated, "generated"},
+                                                    {IndexOrigin::recorded, "recorded"}}};
 };
 
 }  // namespace ballast
