@@ -25,6 +25,10 @@ std::vector<StepFigure> step_figures(const StepStatistics& s) {
     add("schedule_s", "speed", s.schedule->measured_s, "{:.4f}");
     add("predicted_schedule_s", "speed", s.schedule->predicted_s, "{:.4f}");
   }
+  if (s.caps) {
+    add("cap_share", "balance", s.caps->share, "{:.4f}");
+    add("cap_mass", "balance", s.caps->mass, "{:.4f}");
+  }
   if (s.recall) {
     add("recall", "balance", s.recall->mean, "{:.5f}");
     add("recall_interval", "balance", s.recall->interval, "{:.5f}");

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "app/train/local_batch.hpp"
+#include "io/trace/recorded_indexes.hpp"
 #include "parallel/comm/waits.hpp"
 #include "parallel/context/ulysses.hpp"
 #include "parallel/pattern/pattern_source.hpp"
@@ -112,6 +113,11 @@ Session::Session(const Communicator& world, const Config& config_)
   check_all(world, dataset->vocabulary() <= options.model.vocabulary,
             fmt::format("model.vocabulary = {} is smaller than the data's vocabulary of {}",
                         options.model.vocabulary, dataset->vocabulary()));
+  if (options.attention.index == IndexOrigin::recorded)
+    together(world, [&] {
+      options.attention.recorded =
+          std::make_shared<RecordedIndexes>(read_indexes(config.attention.recorded));
+    });
   together(world, [&] { refuse_samples_beyond_groups(config, *dataset, options.batching.groups); });
   for (const int degree : options.joined_ranks()) connect(mesh.sequence(degree), device);
   recorder.context.stage = mesh.at.pp;
@@ -170,7 +176,10 @@ std::unique_ptr<IndexSource> Session::unheard_source(AttentionAxes axes,
   GeneratedPattern generator = attention.generator;
   generator.heads /= sequence.size();
   generator.first_head = sequence.rank() * generator.heads;
-  if (attention.generated)
+  if (attention.index == IndexOrigin::recorded)
+    return std::make_unique<RecordedSource>(std::move(axes), attention.recorded,
+                                            generator.first_head, generator.heads, &recorder);
+  if (attention.index == IndexOrigin::generated)
     return std::make_unique<GeneratedSource>(std::move(axes), generator, indexes, &recorder);
   return pattern_source(mesh.cp, std::move(axes), attention, policy, &recorder, sequence,
                         std::move(carry));

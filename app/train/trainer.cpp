@@ -15,6 +15,7 @@
 #include "core/observe/metrics.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
 #include "core/plan/plan_json.hpp"
+#include "io/trace/recorded_indexes.hpp"
 #include "parallel/comm/clock_alignment.hpp"
 #include "parallel/comm/signals.hpp"
 #include "parallel/comm/waits.hpp"
@@ -344,6 +345,12 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
     outcome.predicted_s = predict(plan);
   const std::vector<BudgetRow> budgets = session_.recorder.take_budgets();
   trace_.with([&](TraceWriter& trace) { trace.budgets(budgets); });
+  add_budgets(sums, budgets);
+  const std::vector<IndexRow> indexes = session_.recorder.take_indexes();
+  if (session_.mesh.cp.rank() == 0)  // a ring's ranks have the same
+    trace_.with([&](TraceWriter&) {
+      append_indexes(folder_.indexes(), session_.mesh.world.rank(), indexes);
+    });
   sums.recall = store_recall();
   outcome.steps = session_.config.run.steps;
   outcome.trained_s = state_.seconds_trained;

@@ -127,10 +127,13 @@ void dst_refusals(Refusals& all) {
                                  "\"vertical_slash\"; \"{}\" has none",
                                  name),
                      ""});
-  all.push_back({{"dst on", "index generated"},
-                 "dst.enabled needs routing scores, which attention.index = \"generated\" does not "
-                 "have",
-                 "set \"pattern\""});
+  for (const char* index : {"generated", "recorded"})
+    all.push_back(
+        {{"dst on", fmt::format("index {}", index)},
+         fmt::format("dst.enabled needs routing scores, which attention.index = \"{}\" does "
+                     "not have",
+                     index),
+         "set \"pattern\""});
   all.push_back({{"dst on", "method hbp over ranks"},
                  "dst.enabled: a pack on several ranks (batching.group_ranks) has no latency that "
                  "the others could be aligned to",

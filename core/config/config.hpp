@@ -116,6 +116,7 @@ struct AttentionConfig {
   std::int64_t xattention_block = 128, xattention_stride = 16;
   double xattention_threshold = 0.9;
   IndexOrigin index = IndexOrigin::pattern;
+  std::string recorded;
   double generated_density = 0.05;
   std::int64_t generated_band_tokens = 1024, generated_columns = 1024;
 };
@@ -129,6 +130,9 @@ struct DstConfig {
   bool enabled = false;
   Anchor anchor = Anchor::mean;
   double threshold = 0.1;
+  CoverageBound bound = CoverageBound::layer;
+  double dead_band = 0;
+  CoverageRows coverage_rows = CoverageRows::last;
   std::int64_t base_budget = 0;
   Integers budgets, simulated_coverage;
 };
@@ -185,6 +189,7 @@ struct TraceConfig {
   bool enabled = true;
   std::int64_t plans_every = 1;
   std::int64_t recall_every = 5, recall_rows = 16;
+  std::int64_t indexes_every = 0;
 };
 
 struct ProfileConfig {

@@ -245,7 +245,14 @@ void attention_rows(Schema& schema) {
       .when(pattern, PatternKind::xattention);
   attention.key("index", &AttentionConfig::index,
                 "pattern: from the pattern's own rule; generated: made-up vertical-slash patterns, "
-                "for plans and timings (random weights are not sparse)");
+                "for plans and timings (random weights are not sparse); recorded: those that an "
+                "earlier run chose");
+  attention
+      .key("recorded", &AttentionConfig::recorded,
+           "recorded: folder of indexes (RUN/indexes of a run with trace.indexes_every); each "
+           "segment "
+           "takes the sample of the nearest length")
+      .when(index, IndexOrigin::recorded);
   attention
       .key("generated_density", &AttentionConfig::generated_density, "", between(1e-6, 1),
            "generated: share of the causal pairs that is computed; 1: dense")
@@ -329,10 +336,25 @@ void dst_rows(Schema& schema) {
   dst.key("enabled", &DstConfig::enabled,
           "dynamic sparsity tuning: micro-batches predicted above the anchor lose attention "
           "budget, those below gain");
-  dst.key("anchor", &DstConfig::anchor, "predicted latency that micro-batches are aligned to")
+  dst.key("anchor", &DstConfig::anchor,
+          "predicted latency that micro-batches are aligned to; path: the mean for those above it, "
+          "those below gain budget as far as the simulated step takes no longer")
+      .when(enabled, true);
+  dst.key("dead_band", &DstConfig::dead_band, "", between(0, 1),
+          "micro-batches whose predicted latency is within this share of the anchor keep the base "
+          "budget")
+      .when(enabled, true);
+  dst.key("bound", &DstConfig::bound,
+          "what dst.threshold bounds; layer: the drop of every layer; stage: the mean drop over a "
+          "stage's layers, so that layers whose coverage is flat give more and others less")
       .when(enabled, true);
   dst.key("threshold", &DstConfig::threshold, "", between(0, 1),
           "p: largest drop of coverage, the share of routing mass that a budget keeps")
+      .when(enabled, true);
+  dst.key("coverage_rows", &DstConfig::coverage_rows,
+          "vertical_slash: queries that coverage is told of and slashes and columns are bought by; "
+          "last: the last attention.last_q of a segment; sampled: as many, spread over all of it "
+          "(moba takes all)")
       .when(enabled, true);
   dst.key("base_budget", &DstConfig::base_budget, "blocks", between(0, 1 << 20),
           "budget without tuning, in key blocks a query; 0: attention.moba_top_k (moba)")
@@ -519,6 +541,10 @@ void trace_rows(Schema& schema) {
             "the host backend; 0: none");
   trace.key("recall_rows", &TraceConfig::recall_rows, "queries", between(2, 1 << 20),
             "queries of a layer and segment that recall is measured on");
+  trace.key("indexes_every", &TraceConfig::indexes_every, "steps", between(0, kTokens),
+            "steps between those whose vertical_slash choices are stored in RUN/indexes, for "
+            "attention.index = \"recorded\" (kilobytes a layer, head and sample; samples that are "
+            "not cut, on the host backend); 0: none");
 }
 
 void profile_rows(Schema& schema) {

@@ -305,6 +305,11 @@ void attention_rules(const Config& config, Rules& rules) {
     rules.add({"attention.xattention_stride"},
               fmt::format("attention.xattention_stride = {} must divide {}",
                           attention.xattention_stride, kBlock));
+  if (attention.index == IndexOrigin::recorded && config.attention.recorded.empty())
+    rules.add(
+        {"attention.recorded", "attention.index"},
+        "attention.index = \"recorded\" needs attention.recorded, the folder of indexes that a "
+        "run with trace.indexes_every wrote");
   if (attention.causal()) causal_rules(config, attention, rules);
   if (!attention.sparse()) return;
   if (deals_stripes(config.ring.layout) && config.ring.stripe % align != 0)
@@ -377,6 +382,12 @@ void dst_rules(const Config& config, Rules& rules) {
     rules.add({"dst.base_budget", "dst.enabled"},
               "dst.base_budget = 0: vertical_slash has no fixed budget",
               "state the one that tuning starts from");
+  if (dst.enabled && dst.coverage_rows == CoverageRows::sampled &&
+      config.attention.pattern == PatternKind::vertical_slash &&
+      config.run.backend == Backend::cuda)
+    rules.add({"dst.coverage_rows", "run.backend"},
+              "dst.coverage_rows = \"sampled\" is weighed on the host so far",
+              "set \"last\", or run.backend = \"host\"");
   const bool ascending = rules.ascends("dst.budgets", dst.budgets);
   const std::int64_t base = dst.base_budget == 0 ? config.attention.moba_top_k : dst.base_budget;
   if (ascending && !dst.budgets.empty() &&

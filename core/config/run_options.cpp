@@ -155,12 +155,13 @@ AttentionOptions attention_options(const Config& config) {
   const AttentionConfig& a = config.attention;
   AttentionOptions options;
   options.pattern = a.pattern;
-  options.generated = a.index == IndexOrigin::generated;
+  options.index = a.index;
   options.vertical_share = a.vertical_share;
   options.slash_share = a.slash_share;
   options.last_q = a.last_q;
   options.selection = a.selection;
   options.stretch = a.stretch;
+  options.coverage_rows = config.dst.coverage_rows;
   options.max_columns = a.max_columns;
   options.max_slashes = a.max_slashes;
   options.moba_block = a.moba_block;
@@ -168,6 +169,7 @@ AttentionOptions attention_options(const Config& config) {
   options.xattention_block = a.xattention_block;
   options.xattention_stride = a.xattention_stride;
   options.xattention_threshold = a.xattention_threshold;
+  options.indexes_every = config.trace.indexes_every;
   options.recall_every = config.trace.recall_every;
   options.recall_rows = config.trace.recall_rows;
   options.recall_seed = config.run.seed;
@@ -315,7 +317,8 @@ LayoutChoice layout_choice(const Config& config, const RunOptions& options) {
   if (config.ring.layout == LayoutKind::automatic)
     choice.rule.stripe = (choice.rule.stripe + align - 1) / align * align;
   // Striping alone spreads a slash over the ranks (MTraining Section 3.3).
-  if (config.attention.pattern == PatternKind::vertical_slash || options.attention.generated)
+  if (config.attention.pattern == PatternKind::vertical_slash ||
+      options.attention.index != IndexOrigin::pattern)
     choice.kinds = {options.mesh.cp() > 1 ? LayoutKind::striped : LayoutKind::contiguous};
   if (const double pair = pair_cost_tokens(options.model); pair > 0) choice.token_pairs = 1 / pair;
   return choice;

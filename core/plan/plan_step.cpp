@@ -124,13 +124,16 @@ Batch batch_of(std::int64_t step, const std::vector<SampleLength>& samples,
 
 StepPlan plan_batch_step(const Batch& batch, const StepOptions& options) {
   StepPlan plan = lay_out(batch, options);
-  if (options.tuning) {
-    const std::vector<TuningTarget> targets = options.tuning(plan);
+  const auto tune = [&](const auto& targets_of) {
+    if (!targets_of) return;
+    const std::vector<TuningTarget> targets = targets_of(plan);
     require(targets.size() == plan.micro_batches.size(), "{} tuning targets for {} micro-batches",
             targets.size(), plan.micro_batches.size());
     for (std::size_t m = 0; m < targets.size(); ++m) plan.micro_batches[m].tuning = targets[m];
-  }
+  };
+  tune(options.tuning);
   order(plan, options);
+  tune(options.retuning);
   plan.collectives = collectives(plan, options);
   return plan;
 }

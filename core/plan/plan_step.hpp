@@ -26,6 +26,8 @@ struct StepOptions {
   std::function<void(Batch&)> count_loss_tokens;
   /// Targets of dynamic sparsity tuning by id, of a plan without schedules.
   std::function<std::vector<TuningTarget>(const StepPlan&)> tuning;
+  /// Targets in place of those, of the whole plan but its collectives.
+  std::function<std::vector<TuningTarget>(const StepPlan&)> retuning;
   /// Costs by id that state-aware schedules are built by; empty: pipeline.costs.
   std::function<ScheduleCosts(const StepPlan&)> costs;
 };

@@ -64,7 +64,9 @@ constexpr TraceColumn kBudgetColumns[] = {
     {"visible_pairs", kFloat64, offsetof(BudgetRow, visible_pairs), "pairs",
      "pairs that dense attention would compute"},
     {"overflow", kInt64, offsetof(BudgetRow, overflow), "1",
-     "columns and slashes that caps left out"}};
+     "columns and slashes that caps left out"},
+    {"overflow_mass", kFloat64, offsetof(BudgetRow, overflow_mass), "1",
+     "share of the observed attention mass on those; NaN where it is not known"}};
 
 constexpr TraceTable kTableList[kTables] = {
     {"events", sizeof(Event), kEventColumns, "What the rank did, an event a row; events nest"},

@@ -52,8 +52,8 @@ class Design:
     def __init__(self, combinations, rng):
         self.rng = rng
         self.refused = [set(row["choices"]) for row in combinations["refused"]]
-        # No GPU answers in the default tests.
-        self.refused += [{"backend cuda"}]
+        # No GPU answers in the default tests, no run has recorded indexes.
+        self.refused += [{"backend cuda"}, {"index recorded"}]
         self.settings, self.dimensions = {}, {}
         for dimension, values in combinations["dimensions"].items():
             for value in values:

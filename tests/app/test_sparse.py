@@ -181,6 +181,53 @@ class Sparse(RunCase):
         # The first step's weights are equal; the third's follow sums in another order.
         self.assertAlmostEqual(float(found[1][0][0]), float(found[4][0][0]), delta=1e-3)
 
+    def test_recorded_indexes_are_replayed(self):
+        """The choices of a run, read back over other meshes, give its first loss; `plan` balances
+        them."""
+        slash = [
+            "attention.vertical_share=0.3",
+            "attention.slash_share=0.3",
+            "attention.last_q=32",
+            "data.max_tokens=900",
+            "batching.method=none",
+            "batching.micro_batch_tokens=1024",
+            "batching.global_tokens=64",
+            "run.precision=fp64",
+        ]
+        for selection in ("last", "causal"):
+            run = self.out(f"recording-{selection}")
+            deck = self.deck(dp=1, cp_inner=1, steps=1, every=0)
+            choose = [
+                "attention.pattern=vertical_slash",
+                f"attention.selection={selection}",
+                *(["attention.stretch=64"] if selection == "causal" else []),
+            ]
+            self.run_ballast(1, "train", deck, "-d", run, "trace.indexes_every=1", *choose, *slash)
+            rows = [
+                json.loads(line)
+                for line in Path(run, "indexes", "rank_00000.jsonl").read_text().splitlines()
+            ]
+            self.assertEqual(
+                {(r["layer"], r["head"]) for r in rows},
+                {(layer, head) for layer in range(2) for head in range(4)},
+            )
+            self.assertGreater(max(len(r["stretches"]) for r in rows), selection == "causal")
+            replay = ["attention.index=recorded", f"attention.recorded={run}/indexes", *slash[3:]]
+            expected = list(self.losses(run).values())[0]
+            for ranks, mesh in ((1, {}), (2, {"cp_inner": 2}), (4, {"cp_inner": 2, "sp": 2})):
+                again = self.out(f"replay-{selection}-{ranks}")
+                deck = self.deck(steps=1, every=0, **{"dp": 1, **mesh})
+                self.run_ballast(ranks, "train", deck, "-d", again, *replay)
+                found = list(self.losses(again).values())[0]
+                self.assertAlmostEqual(float(found), float(expected), delta=2e-6)
+            if selection == "last":
+                plan = self.run_ballast(1, "plan", deck, "mesh.cp_inner=4", "mesh.sp=1", *replay)
+                self.assertIn("recorded", plan.stdout)
+        missing = self.run_ballast(
+            1, "train", deck, "attention.index=recorded", "attention.recorded=none", status=None
+        )
+        self.assertIn("no folder of indexes", missing.stderr)
+
     def test_leak(self):
         """Later tokens change nothing before them under dense, moba and causal selection; the
         paper's form of vertical_slash and xattention choose by them."""
