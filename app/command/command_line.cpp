@@ -36,6 +36,10 @@ constexpr std::array kCommands = {
             false, plan_command},
     Command{"eval", "held-out loss of a checkpoint or of model.weights; needle accuracy", true,
             eval_command},
+    Command{"reference",
+            "write the log probabilities of pairs under the model that training begins with "
+            "(loss.kind = \"dpo\")",
+            true, reference_command},
     Command{"export",
             "write a checkpoint's weights as a Hugging Face folder: config.json and safetensors",
             true, export_command},
@@ -94,6 +98,9 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line,
         "-t,--time", wall_time,
         "wall-time limit HH:MM:SS or D-HH:MM:SS: checkpoint in time and leave with status 75");
   sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
+  if (command == "check")
+    sub.add_flag("--elsewhere", line.elsewhere,
+                 "data and weights lie on another machine: those missing here are notes");
   if (command == "check" || command == "pack" || command == "plan")
     sub.add_option("--plans", line.plans, "steps whose whole plans the twin holds")
         ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))

@@ -24,6 +24,7 @@ struct CommandLine {
   bool adapter = false;                ///< export: the adapters alone
   std::string dtype = "bf16";          ///< export: bf16 or f32
   std::string json;                    ///< --json, or "": no twin
+  bool elsewhere = false;              ///< check: files that are not here are no problem
   std::int64_t plans = 1;              ///< --plans: steps whose plans the twin holds
   double wall_time_s = 0;              ///< -t in seconds; 0: no limit
 
@@ -53,6 +54,7 @@ int check_command(const CommandLine& line);
 int pack_command(const CommandLine& line);
 int profile_command(const CommandLine& line);
 int plan_command(const CommandLine& line);
+int reference_command(const CommandLine& line);
 int export_command(const CommandLine& line);
 int bench_command(const CommandLine& line);
 
