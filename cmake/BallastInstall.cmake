@@ -1,6 +1,7 @@
-# Installation: programs, headers (include/ballast/FOLDER/*.hpp, included as "FOLDER/name.hpp"),
-# libraries and the CMake package `ballast` with targets ballast::core, ::kernels, ::parallel and
-# ::io.  The Python tools are wrapped so that they find their interpreter.
+# Installation: programs, pages and licence (share/doc/ballast), headers
+# (include/ballast/FOLDER/*.hpp, included as "FOLDER/name.hpp"), libraries and the CMake package
+# `ballast` with targets ballast::core, ::kernels, ::parallel and ::io.  The Python tools are
+# wrapped so that they find their interpreter.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -27,6 +28,9 @@ install(DIRECTORY app/report app/data DESTINATION ${data_folder} PATTERN __pycac
 install(DIRECTORY inputs jobs DESTINATION ${data_folder} USE_SOURCE_PERMISSIONS
         PATTERN setup.sh EXCLUDE PATTERN quickstart.sh EXCLUDE
         PATTERN packages EXCLUDE)
+
+install(FILES LICENSE README.md CITATION.cff DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 set(exported_targets ballast_version ballast_core ballast_kernels ballast_parallel ballast_io)
 if(TARGET ballast_cuda)

@@ -54,6 +54,7 @@ Benchmark attention_benchmark();
 Benchmark gemm_benchmark();
 Benchmark ring_benchmark();
 Benchmark step_benchmark();
+Benchmark leak_benchmark();
 
 /// Wall times of one piece of work, in seconds.
 struct Timing {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <optional>
+#include <set>
 
 #include "app/train/local_batch.hpp"
 #include "parallel/comm/waits.hpp"
@@ -58,6 +59,25 @@ std::int64_t stage_end(const RunOptions& options, int stage) {
   const auto next = static_cast<std::size_t>(stage) + 1;
   return next < options.layer_begin.size() ? options.layer_begin[next] : options.model.layers;
 }
+
+/// A source whose indexes are passed to `heard` when they are made.
+class HeardSource final : public IndexSource {
+ public:
+  using Heard = std::function<void(const AttentionAxes&, const std::vector<AttentionWork>&)>;
+  HeardSource(std::unique_ptr<IndexSource> source, Heard heard)
+      : IndexSource(source->axes()), source_(std::move(source)), heard_(std::move(heard)) {}
+  const std::vector<AttentionWork>& shards(const AttentionInputs& in) override {
+    const std::vector<AttentionWork>& made = source_->shards(in);
+    if (layers_.insert(in.layer).second) heard_(axes(), made);
+    return made;
+  }
+  bool reads_keys(int layer) const override { return source_->reads_keys(layer); }
+
+ private:
+  std::unique_ptr<IndexSource> source_;
+  Heard heard_;
+  std::set<int> layers_;
+};
 
 }  // namespace
 
@@ -122,10 +142,11 @@ MicroBatchWork Session::prepare(const MicroBatch& micro_batch, double loss_scale
   work.batch =
       read_local_batch(*dataset, micro_batch, at.pieces(ring.plan.rank, begin, end), device);
   work.batch.recompute_layers = micro_batch.recompute_layers;
+  const std::shared_ptr<SlashCarry> carry = stored.carry();
   AttentionAxes axes = stored.store ? stored.store->axes(stored.chunk)
                                     : attention_axes(micro_batch, at, ring.plan.rank);
   work.attention = std::make_unique<RingAttention>(
-      ring, index_source(std::move(axes), sequence, policy), &recorder, std::move(stored));
+      ring, index_source(std::move(axes), sequence, policy, carry), &recorder, std::move(stored));
   if (sequence.size() > 1)
     work.attention = std::make_unique<UlyssesAttention>(sequence, *ring.buffers, tokens,
                                                         std::move(work.attention), &recorder);
@@ -134,14 +155,26 @@ MicroBatchWork Session::prepare(const MicroBatch& micro_batch, double loss_scale
 }
 
 std::unique_ptr<IndexSource> Session::index_source(AttentionAxes axes, const Communicator& sequence,
-                                                   BudgetPolicy* policy) {
+                                                   BudgetPolicy* policy,
+                                                   std::shared_ptr<SlashCarry> carry) {
+  std::unique_ptr<IndexSource> source =
+      unheard_source(std::move(axes), sequence, policy, std::move(carry));
+  if (index_made) source = std::make_unique<HeardSource>(std::move(source), index_made);
+  return source;
+}
+
+std::unique_ptr<IndexSource> Session::unheard_source(AttentionAxes axes,
+                                                     const Communicator& sequence,
+                                                     BudgetPolicy* policy,
+                                                     std::shared_ptr<SlashCarry> carry) {
   const AttentionOptions& attention = options.attention;
   GeneratedPattern generator = attention.generator;
   generator.heads /= sequence.size();
   generator.first_head = sequence.rank() * generator.heads;
   if (attention.generated)
     return std::make_unique<GeneratedSource>(std::move(axes), generator, indexes, &recorder);
-  return pattern_source(mesh.cp, std::move(axes), attention, policy, &recorder, sequence);
+  return pattern_source(mesh.cp, std::move(axes), attention, policy, &recorder, sequence,
+                        std::move(carry));
 }
 
 std::vector<SampleLength> Session::lengths(const std::vector<std::int64_t>& samples) const {

@@ -44,7 +44,8 @@ class Session {
   /// The attention indexes of a micro-batch with these axes, as block attention says, for this
   /// rank's heads of a Ulysses group.
   std::unique_ptr<IndexSource> index_source(AttentionAxes axes, const Communicator& sequence,
-                                            BudgetPolicy* policy = nullptr);
+                                            BudgetPolicy* policy = nullptr,
+                                            std::shared_ptr<SlashCarry> carry = nullptr);
   /// Length of each sample, as batching sees it.
   std::vector<SampleLength> lengths(const std::vector<std::int64_t>& samples) const;
   /// Model FLOPs of a step, forward and backward, all ranks together.
@@ -70,8 +71,15 @@ class Session {
   PipelineLinks links;
   KvPlace kv_place;
   std::unique_ptr<PairObjective> pairs;  ///< null but for loss.kind = "dpo", and until load_pairs
+  /// Told of every index that index_source's sources make from now on.
+  std::function<void(const AttentionAxes&, const std::vector<AttentionWork>&)> index_made;
   std::unique_ptr<BudgetTuning>
       tuning;  ///< null unless the deck tunes budgets or batches by predicted latency
+
+ private:
+  std::unique_ptr<IndexSource> unheard_source(AttentionAxes axes, const Communicator& sequence,
+                                              BudgetPolicy* policy,
+                                              std::shared_ptr<SlashCarry> carry);
 };
 
 /// Runs `work` on every rank and lets all ranks fail together when one throws.  Collective.

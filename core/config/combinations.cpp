@@ -69,6 +69,14 @@ void batching_choices(Choices& all) {
 void attention_choices(Choices& all) {
   values(all, "pattern", "attention.pattern", &Config::attention, &AttentionConfig::pattern);
   values(all, "index", "attention.index", &Config::attention, &AttentionConfig::index);
+  all.push_back({"selection", "last", "attention.selection", {}, [](const Config& c) {
+                   return c.attention.selection == IndexSelection::last;
+                 }});
+  all.push_back({"selection",
+                 "causal",
+                 "attention.selection",
+                 {"attention.selection=causal", "attention.stretch=64"},
+                 [](const Config& c) { return c.attention.selection == IndexSelection::causal; }});
   all.push_back({"dst", "off", "dst.enabled", {}, [](const Config& c) { return !c.dst.enabled; }});
   all.push_back({"dst",
                  "on",
@@ -145,6 +153,21 @@ void dst_refusals(Refusals& all) {
                  "dst.enabled: a micro-batch on several ranks (batching.method = \"balanced\") has "
                  "no latency that the others could be aligned to",
                  "set batching.select_ranks = [1], or use mesh.sp"});
+}
+
+void selection_refusals(Refusals& all) {
+  all.push_back({{"selection causal", "pattern xattention"},
+                 "attention.selection = \"causal\": xattention chooses for a block of queries by "
+                 "that block's own queries",
+                 "use \"vertical_slash\", or \"moba\", which looks at no later token"});
+  all.push_back({{"selection causal", "dst on"},
+                 "attention.selection = \"causal\": dst.enabled gives a layer one budget, by "
+                 "coverage that all queries of a micro-batch have a part in",
+                 ""});
+  all.push_back(
+      {{"selection causal", "pattern vertical_slash", "backend cuda"},
+       "attention.selection = \"causal\" with vertical_slash is chosen on the host so far",
+       "set run.backend = \"host\""});
 }
 
 void sharing_refusals(Refusals& all) {
@@ -230,6 +253,7 @@ std::span<const Refusal> refusals() {
     Refusals list;
     precision_refusals(list);
     dst_refusals(list);
+    selection_refusals(list);
     sharing_refusals(list);
     loss_refusals(list);
     planned_refusals(list);

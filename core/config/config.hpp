@@ -110,6 +110,8 @@ struct AttentionConfig {
   PatternKind pattern = PatternKind::dense;
   double vertical_share = 0.9, slash_share = 0.9;
   std::int64_t last_q = 64, max_columns = 4096, max_slashes = 1024;
+  IndexSelection selection = IndexSelection::last;
+  std::int64_t stretch = 1024;
   std::int64_t moba_block = 256, moba_top_k = 32;
   std::int64_t xattention_block = 128, xattention_stride = 16;
   double xattention_threshold = 0.9;

@@ -201,9 +201,20 @@ void attention_rows(Schema& schema) {
       .when(pattern, PatternKind::vertical_slash);
   attention
       .key("last_q", &AttentionConfig::last_q, "queries", between(1, 1 << 20),
-           "vertical_slash: queries at a segment's end that are observed; segments no longer are "
-           "dense")
+           "vertical_slash: queries at a segment's end (causal: before each stretch) that are "
+           "observed; segments no longer (causal: than a stretch) are dense")
       .when(pattern, PatternKind::vertical_slash);
+  attention.key(
+      "selection", &AttentionConfig::selection,
+      "queries that a vertical_slash index is chosen by; last: the last ones of a "
+      "segment, for all its queries (MTraining; the choice for the beginning looks at the "
+      "end); causal: for each stretch of queries those before it. dense and moba look at "
+      "no later token either way");
+  attention
+      .key("stretch", &AttentionConfig::stretch, "tokens", between(64, 1 << 30),
+           "causal: queries that share a choice, a multiple of 64; dense among themselves, the "
+           "first stretch altogether")
+      .when(on(&Config::attention, &AttentionConfig::selection), IndexSelection::causal);
   attention
       .key("max_columns", &AttentionConfig::max_columns, "keys", between(0, kTokens),
            "vertical_slash: columns of a head at most, the heaviest; 0: no cap")

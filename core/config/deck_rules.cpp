@@ -306,6 +306,23 @@ void batching_rules(const Config& config, DeckNeeds needs, Rules& rules) {
   if (!selected_later) group_rules(config, rules);
 }
 
+void causal_rules(const Config& config, const AttentionOptions& attention, Rules& rules) {
+  if (attention.stretch % kBlock != 0)
+    rules.add({"attention.stretch"},
+              fmt::format("attention.stretch = {} must be a multiple of {} tokens",
+                          attention.stretch, kBlock));
+  if (attention.last_q > attention.stretch)
+    rules.add({"attention.last_q", "attention.stretch"},
+              fmt::format("attention.last_q = {} is above attention.stretch = {}: the queries that "
+                          "choose for a stretch are the last of the one before",
+                          attention.last_q, attention.stretch));
+  if (config.batching.method == Batching::chunkflow && config.chunk.tokens % attention.stretch != 0)
+    rules.add({"chunk.tokens", "attention.stretch"},
+              fmt::format("chunk.tokens = {}: attention.selection = \"causal\" needs chunks of a "
+                          "multiple of attention.stretch = {} tokens",
+                          config.chunk.tokens, attention.stretch));
+}
+
 void attention_rules(const Config& config, Rules& rules) {
   const AttentionOptions attention = attention_options(config);
   const std::int64_t align = attention.align();
@@ -317,6 +334,7 @@ void attention_rules(const Config& config, Rules& rules) {
     rules.add({"attention.xattention_stride"},
               fmt::format("attention.xattention_stride = {} must divide {}",
                           attention.xattention_stride, kBlock));
+  if (attention.causal()) causal_rules(config, attention, rules);
   if (!attention.sparse()) return;
   if (deals_stripes(config.ring.layout) && config.ring.stripe % align != 0)
     rules.add({"ring.stripe", "ring.layout", "attention.pattern", "attention.index"},

@@ -162,6 +162,8 @@ AttentionOptions attention_options(const Config& config) {
   options.vertical_share = a.vertical_share;
   options.slash_share = a.slash_share;
   options.last_q = a.last_q;
+  options.selection = a.selection;
+  options.stretch = a.stretch;
   options.max_columns = a.max_columns;
   options.max_slashes = a.max_slashes;
   options.moba_block = a.moba_block;

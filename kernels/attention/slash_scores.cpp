@@ -69,9 +69,8 @@ std::vector<std::int64_t> widest_shards(const AttentionAxes& axes, int segments)
   return widest;
 }
 
-/// Where the observed rows see this rank's keys, and which slash their mass counts for.
-ObservedRows rows_on_shard(const AxisRanges& observed, const KeyAxis& axis, const AxisRanges& own,
-                           bool by_block) {
+/// Where the observed rows see this rank's keys.
+ObservedRows rows_on_shard(const AxisRanges& observed, const KeyAxis& axis, const AxisRanges& own) {
   ObservedRows rows;
   rows.key_block = global_blocks(axis, own);
   const VisibleKeys visible = split_visible(visible_keys(observed, axis), axis, {&own, 1}).front();
@@ -79,25 +78,31 @@ ObservedRows rows_on_shard(const AxisRanges& observed, const KeyAxis& axis, cons
     rows.key_begin.push_back(keys.begin);
     rows.key_end.push_back(keys.end);
   });
-  for (const AxisRange& range : observed)
-    for (std::int64_t i = 0; i < range.count; ++i) {
-      const std::int64_t at = axis.global(range), slot = (at + i) / kBlock;
-      rows.row_slot.push_back(
-          static_cast<std::int32_t>(slot + axis.offset[range.segment] / kBlock));
-      rows.row_part.push_back(by_block ? static_cast<std::int32_t>(slot - at / kBlock) : 0);
-    }
   return rows;
 }
 
 class HostSlashScores final : public SlashScores {
  public:
   explicit HostSlashScores(SlashSetup setup) : setup_(std::move(setup)) {
-    for (int s = 0; s < axis().segments(); ++s) {
-      const std::int64_t first = setup_.first_observed[s],
-                         end = axis().first_position[s] + axis().count[s];
-      if (!setup_.whole[s] && first < end) observed_.push_back({s, first, end - first});
+    std::vector<std::int64_t> parts(static_cast<std::size_t>(axis().segments()), 0);
+    for (const SlashWindow& window : setup_.windows) {
+      Place place{slots_, parts[window.segment], 0, 0};
+      if (window.observed()) {
+        const std::int64_t before = axis().first_position[window.segment],
+                           last = (window.end_row - 1 - before) / kBlock;
+        observed_.push_back({window.segment, window.first_row, window.end_row - window.first_row});
+        place.slots = last + 1;
+        place.parts =
+            setup_.budgeted ? last - (window.first_row - before) / kBlock + 1 : std::int64_t{1};
+      }
+      slots_ += place.slots;
+      parts[window.segment] += place.parts;
+      parts_ = std::max(parts_, parts[window.segment]);
+      places_.push_back(place);
     }
-    if (observes()) rows_ = rows_on_shard(observed_, axis(), own(), setup_.budgeted);
+    if (!observes()) return;
+    rows_ = rows_on_shard(observed_, axis(), own());
+    for (std::size_t w = 0; w < places_.size(); ++w) place_rows(setup_.windows[w], places_[w]);
   }
 
   bool observes() const override { return !observed_.empty(); }
@@ -138,65 +143,76 @@ class HostSlashScores final : public SlashScores {
 
   void mass(const Tensor&, const Tensor& k, double, const Tensor& maximum, const Tensor& sum,
             const RingJoin& ring) override {
-    const std::int64_t heads = maximum.size(0), slots = axis().tokens() / kBlock;
-    parts_ = 1 + *std::max_element(rows_.row_part.begin(), rows_.row_part.end());
+    const std::int64_t heads = maximum.size(0);
     Tensor columns = empty({parts_, heads, k.size(0)}, DType::i64),
-           slashes = empty({heads, slots}, DType::i64);
+           slashes = empty({heads, slots_}, DType::i64);
     observe_mass(scores_, sum, rows_, columns, slashes);
     scores_ = {};
     std::vector<std::vector<MassItem>> gathered = exchange(columns, slashes, ring);
-    mass_.assign(static_cast<std::size_t>(axis().segments() * heads), {});
-    for (int s = 0; s < axis().segments(); ++s)
+    const std::size_t windows = setup_.windows.size();
+    mass_.assign(windows * static_cast<std::size_t>(heads), {});
+    for (std::size_t w = 0; w < windows; ++w)
       for (std::int64_t h = 0; h < heads; ++h) {
-        HeadMass& of = mass_[static_cast<std::size_t>(s * heads + h)];
-        const std::int64_t* from = slashes.data<std::int64_t>() + h * slots;
-        of.slashes.assign(from + axis().offset[s] / kBlock,
-                          from + (axis().offset[s] + axis().count[s] + kBlock - 1) / kBlock);
+        HeadMass& of = mass_[w * static_cast<std::size_t>(heads) + static_cast<std::size_t>(h)];
+        const std::int64_t* from = slashes.data<std::int64_t>() + h * slots_ + places_[w].slot;
+        of.slashes.assign(from, from + places_[w].slots);
         for (std::int64_t m : of.slashes) of.total += m;
-        for (std::int64_t p = 0; p < parts_of(s); ++p)
-          of.columns.push_back(std::move(gathered[list(p, s, h, heads)]));
+        for (std::int64_t p = 0; p < places_[w].parts; ++p)
+          of.columns.push_back(
+              std::move(gathered[list(places_[w].part + p, setup_.windows[w].segment, h, heads)]));
       }
   }
 
-  Tensor coverage(int heads, const std::vector<std::int64_t>& budgets,
-                  const std::vector<std::int64_t>& queries) override {
+  Tensor coverage(int heads, const std::vector<std::int64_t>& budgets) override {
     Tensor sums = Tensor::zeros({static_cast<std::int64_t>(budgets.size())}, DType::i64);
     budgets_ = budgets;
     purchases_.clear();
-    for (int s = 0; s < axis().segments(); ++s)
+    for (std::size_t w = 0; w < setup_.windows.size(); ++w)
       for (int h = 0; h < heads; ++h) {
         std::vector<std::int64_t> part(budgets.size(), static_cast<std::int64_t>(kCoverageUnit));
-        if (!setup_.whole[s])
+        if (setup_.windows[w].observed())
           part = purchases_
-                     .emplace(std::pair(s, h),
-                              SlashPurchases(mass_of(s, h, heads), budgets, setup_.options))
+                     .emplace(std::pair(w, h),
+                              SlashPurchases(mass_of(w, h, heads), budgets, setup_.options))
                      .first->second.coverage();
         for (std::size_t i = 0; i < part.size(); ++i)
-          sums.data<std::int64_t>()[i] += queries[s] * part[i];
+          sums.data<std::int64_t>()[i] += setup_.windows[w].queries() * part[i];
       }
     return sums;
   }
 
   std::vector<AttentionWork> build(int q_heads, int, std::optional<std::int64_t> budget,
                                    SlashCounts& counts) override {
-    const int segments = axis().segments();
-    const auto lists = static_cast<std::size_t>(q_heads) * segments;
+    const std::size_t windows = setup_.windows.size();
+    const std::size_t lists = static_cast<std::size_t>(q_heads) * windows;
+    const std::vector<VerticalSlash> handed_in = std::exchange(counts.carried, {});
     counts.slashes.assign(lists, 0);
     counts.columns.assign(lists, 0);
     counts.cut.assign(lists, 0);
-    std::vector<std::vector<VerticalSlash>> chosen(static_cast<std::size_t>(segments));
-    for (int s = 0; s < segments; ++s) {
-      if (axis().count[s] == 0) continue;
-      for (int h = 0; h < q_heads; ++h) {
-        HeadChoice choice = choose(s, h, q_heads, budget);
-        const auto list = static_cast<std::size_t>(h) * segments + s;
-        counts.slashes[list] = static_cast<std::int32_t>(choice.head.slashes.size());
-        counts.columns[list] = static_cast<std::int32_t>(choice.head.columns.size());
-        counts.cut[list] = static_cast<std::int32_t>(choice.overflow);
-        chosen[s].push_back(std::move(choice.head));
+    std::vector<SlashStretch> stretches;
+    for (std::size_t w = 0; w < windows; ++w) {
+      const SlashWindow& window = setup_.windows[w];
+      const std::int64_t before = axis().first_position[window.segment];
+      SlashStretch stretch{window.segment,
+                           (window.begin - before) / kBlock,
+                           setup_.options.causal() && !window.whole,
+                           {}};
+      for (int h = 0; h < q_heads && axis().count[window.segment] > 0; ++h) {
+        HeadChoice choice = window.whole || window.observed()
+                                ? choose(w, h, q_heads, budget)
+                                : HeadChoice{handed_in.at(static_cast<std::size_t>(h)), 0};
+        const std::size_t i = static_cast<std::size_t>(h) * windows + w;
+        counts.slashes[i] = static_cast<std::int32_t>(choice.head.slashes.size());
+        counts.columns[i] = static_cast<std::int32_t>(choice.head.columns.size());
+        counts.cut[i] = static_cast<std::int32_t>(choice.overflow);
+        stretch.heads.push_back(std::move(choice.head));
       }
+      if (window.queries() > 0 || window.whole)
+        stretches.push_back(std::move(stretch));
+      else
+        counts.carried = std::move(stretch.heads);
     }
-    const AttentionPattern whole = vertical_slash_pattern(axes().queries, axis(), chosen, true);
+    const AttentionPattern whole = vertical_slash_pattern(axes().queries, axis(), stretches, true);
     const std::vector<AttentionPattern> calls = split_keys(whole, axis(), axes().calls());
     return {calls.begin(), calls.end()};
   }
@@ -208,20 +224,35 @@ class HostSlashScores final : public SlashScores {
   static Tensor empty(Shape shape, DType type) {
     return Tensor::empty(std::move(shape), type, host_device(), MemoryCategory::workspace);
   }
-  const HeadMass& mass_of(int segment, int head, int heads) const {
-    return mass_[static_cast<std::size_t>(segment) * heads + head];
+  /// Where the mass of a window is summed.
+  struct Place {
+    std::int64_t slot = 0;   ///< of its slash 0
+    std::int64_t part = 0;   ///< of its segment's columns: its first
+    std::int64_t slots = 0;  ///< blocks of keys up to its last row
+    std::int64_t parts =
+        0;  ///< where budgets buy columns one a block of 64 observed rows, else one
+  };
+  void place_rows(const SlashWindow& window, const Place& place) {
+    if (!window.observed()) return;
+    const std::int64_t before = axis().first_position[window.segment],
+                       first = (window.first_row - before) / kBlock;
+    for (std::int64_t row = window.first_row; row < window.end_row; ++row) {
+      const std::int64_t block = (row - before) / kBlock;
+      rows_.row_slot.push_back(
+          static_cast<std::int32_t>(place.slot + block + axis().offset[window.segment] / kBlock));
+      rows_.row_part.push_back(
+          static_cast<std::int32_t>(place.part + (setup_.budgeted ? block - first : 0)));
+    }
   }
-  HeadChoice choose(int s, int h, int heads, std::optional<std::int64_t> budget) const {
-    if (setup_.whole[s]) return {dense_head(axis().count[s]), 0};
-    if (!budget) return choose_vertical_slash(mass_of(s, h, heads), setup_.options);
+  const HeadMass& mass_of(std::size_t window, int head, int heads) const {
+    return mass_[window * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head)];
+  }
+  HeadChoice choose(std::size_t w, int h, int heads, std::optional<std::int64_t> budget) const {
+    const SlashWindow& window = setup_.windows[w];
+    if (window.whole) return {dense_head(window.end - axis().first_position[window.segment]), 0};
+    if (!budget) return choose_vertical_slash(mass_of(w, h, heads), setup_.options);
     const auto at = std::lower_bound(budgets_.begin(), budgets_.end(), *budget) - budgets_.begin();
-    return {purchases_.at({s, h}).choice(static_cast<std::size_t>(at)), 0};
-  }
-  /// Blocks of 64 observed rows of a segment, where columns are kept by them.
-  std::int64_t parts_of(int s) const {
-    if (!setup_.budgeted) return 1;
-    const std::int64_t first = setup_.first_observed[s] - axis().first_position[s];
-    return setup_.whole[s] ? 0 : (axis().count[s] + kBlock - 1) / kBlock - first / kBlock;
+    return {purchases_.at({w, h}).choice(static_cast<std::size_t>(at)), 0};
   }
   std::size_t list(std::int64_t part, int segment, std::int64_t head, std::int64_t heads) const {
     return static_cast<std::size_t>((part * axis().segments() + segment) * heads + head);
@@ -240,7 +271,7 @@ class HostSlashScores final : public SlashScores {
     for (std::int64_t i = 0; i < parts_ * heads; ++i) {
       const std::int64_t* column = columns.data<std::int64_t>() + i * tokens;
       for (const AxisRange& range : own()) {
-        if (!range.padding() && !setup_.whole[range.segment])
+        if (!range.padding())
           for (std::int64_t j = 0; j < range.count; ++j)
             exchange.add(list(i / heads, range.segment, i % heads, heads),
                          {axis().global(range) + j - axis().offset[range.segment], column[j]});
@@ -254,10 +285,11 @@ class HostSlashScores final : public SlashScores {
   AxisRanges observed_;
   ObservedRows rows_;
   Tensor scores_;
-  std::int64_t parts_ = 1;      ///< that columns are kept in
-  std::vector<HeadMass> mass_;  ///< [segments][heads]
+  std::vector<Place> places_;           ///< [windows]
+  std::int64_t slots_ = 0, parts_ = 1;  ///< that slashes and columns are kept in
+  std::vector<HeadMass> mass_;          ///< [windows][heads]
   std::vector<std::int64_t> budgets_;
-  std::map<std::pair<int, int>, SlashPurchases> purchases_;  ///< (segment, head), of `budgets_`
+  std::map<std::pair<std::size_t, int>, SlashPurchases> purchases_;  ///< (window, head)
 };
 
 }  // namespace

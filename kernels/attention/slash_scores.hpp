@@ -10,6 +10,7 @@
 #include "core/plan/attention/attention_options.hpp"
 #include "core/plan/attention/attention_work.hpp"
 #include "core/plan/attention/key_axis.hpp"
+#include "core/plan/attention/vertical_slash.hpp"
 
 namespace ballast {
 
@@ -23,21 +24,32 @@ class RingJoin {
   virtual Tensor gather(const Tensor& mine) const = 0;
 };
 
+/// Queries of a segment that share one choice, and the rows that it is made by.  All are positions.
+struct SlashWindow {
+  int segment = 0;
+  std::int64_t begin = 0, end = 0;  ///< queries; none: the choice is for those behind the chunk
+  std::int64_t first_row = 0, end_row = 0;  ///< none, and not whole: the choice is handed in
+  bool whole = false;                       ///< computed whole, not observed
+  std::int64_t queries() const { return end - begin; }
+  bool observed() const { return !whole && first_row < end_row; }
+};
+
 /// What depends on the micro-batch alone.
 struct SlashSetup {
   const AttentionAxes* axes = nullptr;  ///< outlives the scores
   const KeyAxis* axis = nullptr;        ///< likewise
   AttentionOptions options;
-  std::vector<char> whole;  ///< [segments] computed whole, not observed
-  /// [segments] position from which on a segment's rows are observed, to its end.
-  std::vector<std::int64_t> first_observed;
+  /// Ascending by segment and begin.  One a segment that is observed to its end, or a causal
+  /// selection (on the host alone).
+  std::vector<SlashWindow> windows;
   bool budgeted = false;  ///< by coverage(); else by the shares of the options
 };
 
-/// What was chosen, per head and segment [heads][segments].
+/// What was chosen, per head and window [heads][windows].
 struct SlashCounts {
   std::vector<std::int32_t> slashes, columns;
-  std::vector<std::int32_t> cut;  ///< slashes and columns that the caps left out
+  std::vector<std::int32_t> cut;       ///< slashes and columns that the caps left out
+  std::vector<VerticalSlash> carried;  ///< [heads] of the window without queries; on the host alone
 };
 
 class SlashScores {
@@ -58,11 +70,11 @@ class SlashScores {
   virtual void mass(const Tensor& queries, const Tensor& k, double scale, const Tensor& maximum,
                     const Tensor& sum, const RingJoin& ring) = 0;
   /// i64 [budgets], in kCoverageUnit: SlashPurchases::coverage() of each budget, summed over heads
-  /// and over the queries of all ranks ([segments]).  Of a budgeted setup.
-  virtual Tensor coverage(int heads, const std::vector<std::int64_t>& budgets,
-                          const std::vector<std::int64_t>& queries) = 0;
+  /// and over the queries of all windows.  Of a budgeted setup.
+  virtual Tensor coverage(int heads, const std::vector<std::int64_t>& budgets) = 0;
   /// The pattern of every call of the axes, for these heads: by the shares of the options, or at
-  /// one of the budgets that coverage() was asked for last.
+  /// one of the budgets that coverage() was asked for last.  counts.carried, where it is not empty,
+  /// is the choice of the window that none of this setup's rows make.
   virtual std::vector<AttentionWork> build(int q_heads, int kv_heads,
                                            std::optional<std::int64_t> budget,
                                            SlashCounts& counts) = 0;

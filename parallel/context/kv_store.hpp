@@ -11,6 +11,7 @@
 
 #include "core/observe/events.hpp"
 #include "core/plan/attention/key_axis.hpp"
+#include "core/plan/attention/vertical_slash.hpp"
 #include "core/plan/context/axis_range.hpp"
 #include "parallel/context/ring_buffers.hpp"
 
@@ -40,6 +41,7 @@ struct KvPlace {
 class KvStore {
  public:
   using ShardKeys = std::vector<AxisRanges>;  ///< [ring rank]
+  SlashCarry carry;  ///< choices that an index made for the chunk behind it
   /// chunks[c]: tokens that each ring rank holds of chunk c.  `place` must outlive the store.
   KvStore(std::vector<ShardKeys> chunks, int rank, std::int64_t align, const KvPlace& place);
 
@@ -128,6 +130,10 @@ class KvStore {
 struct StoredChunk {
   std::shared_ptr<KvStore> store;
   int chunk = 0;
+  /// What a chunk's index takes from that of the chunk before; null without a store.
+  std::shared_ptr<SlashCarry> carry() const {
+    return store ? std::shared_ptr<SlashCarry>(store, &store->carry) : nullptr;
+  }
 };
 
 /// The stores of a list of micro-batches (core/plan/pipeline/pipeline_schedule's chunk groups).  A

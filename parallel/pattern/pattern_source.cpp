@@ -17,14 +17,15 @@ namespace ballast {
 
 PatternSource::PatternSource(Communicator cp, Communicator sp, AttentionAxes axes_in,
                              const AttentionOptions& options, BudgetPolicy* policy,
-                             Recorder* recorder)
+                             Recorder* recorder, std::shared_ptr<SlashCarry> carry)
     : IndexSource(std::move(axes_in)),
       cp_(std::move(cp)),
       sp_(std::move(sp)),
       options_(options),
       policy_(policy),
       recorder_(recorder),
-      axis_(key_axis(axes())) {
+      axis_(key_axis(axes())),
+      carry_(std::move(carry)) {
   require(static_cast<int>(axes().keys.size()) == cp_.size() && axes().rank == cp_.rank(),
           "sparse attention: axes of rank {} of {} on rank {} of {}", axes().rank,
           axes().keys.size(), cp_.rank(), cp_.size());
@@ -47,7 +48,7 @@ const std::vector<AttentionWork>& PatternSource::shards(const AttentionInputs& i
     const int heads = static_cast<int>(in.q.size(1));
     for (const RecallRow& row :
          measure_recall(axes(), axis_,
-                        sample_queries(axes(), axis_, options_.recall_rows, options_.last_q,
+                        sample_queries(axes(), axis_, options_.recall_rows, options_.whole_tokens(),
                                        options_.recall_seed, recorder_->context.step, in.layer),
                         in, built.shards, sp_.rank() * heads, *this))
       recorder_->recall(row);
@@ -67,15 +68,6 @@ std::vector<std::int64_t> PatternSource::query_counts() const {
     counts.push_back(
         axis_.count[s] > 0 ? axis_.first_position[s] + axis_.count[s] - axes().first_query[s] : 0);
   return counts;
-}
-
-std::vector<double> PatternSource::query_shares() const {
-  const std::vector<std::int64_t> counts = query_counts();
-  const double queries = static_cast<double>(
-      std::max<std::int64_t>(1, std::accumulate(counts.begin(), counts.end(), std::int64_t{0})));
-  std::vector<double> share;
-  for (std::int64_t n : counts) share.push_back(static_cast<double>(n) / queries);
-  return share;
 }
 
 std::int64_t PatternSource::choose(int layer, Tensor coverage, std::int64_t heads) const {
@@ -127,11 +119,13 @@ struct Context {
   const AttentionOptions& options;
   BudgetPolicy* policy;
   Recorder* recorder;
+  std::shared_ptr<SlashCarry> carry;
 };
 
 template <class Source>
 std::unique_ptr<IndexSource> scored(AttentionAxes axes, const Context& x) {
-  return std::make_unique<Source>(x.cp, x.sp, std::move(axes), x.options, x.policy, x.recorder);
+  return std::make_unique<Source>(x.cp, x.sp, std::move(axes), x.options, x.policy, x.recorder,
+                                  x.carry);
 }
 std::unique_ptr<IndexSource> dense(AttentionAxes axes, const Context& x) {
   return std::make_unique<DenseSource>(std::move(axes), x.recorder);
@@ -152,12 +146,13 @@ static_assert(std::size(kSources) == EnumNames<PatternKind>::table.size(),
 
 std::unique_ptr<IndexSource> pattern_source(const Communicator& cp, AttentionAxes axes,
                                             const AttentionOptions& options, BudgetPolicy* policy,
-                                            Recorder* recorder, const Communicator& sp) {
+                                            Recorder* recorder, const Communicator& sp,
+                                            std::shared_ptr<SlashCarry> carry) {
   const auto* row = std::find_if(std::begin(kSources), std::end(kSources),
                                  [&](const auto& x) { return x.kind == options.pattern; });
   require(row != std::end(kSources), "attention pattern {} has no source",
           static_cast<int>(options.pattern));
-  return row->make(std::move(axes), {cp, sp, options, policy, recorder});
+  return row->make(std::move(axes), {cp, sp, options, policy, recorder, std::move(carry)});
 }
 
 }  // namespace ballast

@@ -10,6 +10,7 @@
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/budget_policy.hpp"
 #include "core/plan/attention/index_source.hpp"
+#include "core/plan/attention/vertical_slash.hpp"
 #include "kernels/attention/slash_scores.hpp"
 #include "parallel/comm/comm.hpp"
 
@@ -26,9 +27,11 @@ struct HeadBudget {
 class PatternSource : public IndexSource, protected RingJoin {
  public:
   /// `cp`: the ring's ranks; `sp`: those with the other heads of the same tokens (Ulysses).
-  /// `policy` may be null: then the budgets are those of `options`.
+  /// `policy` may be null: then the budgets are those of `options`.  `carry`: of the sample that a
+  /// dependent chunk belongs to, else null.
   PatternSource(Communicator cp, Communicator sp, AttentionAxes axes,
-                const AttentionOptions& options, BudgetPolicy* policy, Recorder* recorder);
+                const AttentionOptions& options, BudgetPolicy* policy, Recorder* recorder,
+                std::shared_ptr<SlashCarry> carry);
   const std::vector<AttentionWork>& shards(const AttentionInputs& in) final;
   bool reads_keys(int layer) const final { return layers_.count(layer) == 0; }
 
@@ -38,9 +41,8 @@ class PatternSource : public IndexSource, protected RingJoin {
     std::vector<HeadBudget> budgets;
   };
   virtual Built build(const AttentionInputs& in) = 0;
-  /// [segments] queries of a segment on all ranks; over those of all segments.
+  /// [segments] queries of a segment on all ranks.
   std::vector<std::int64_t> query_counts() const;
-  std::vector<double> query_shares() const;
   std::vector<std::int64_t> candidates() const {
     return {policy_->candidates().begin(), policy_->candidates().end()};
   }
@@ -56,6 +58,7 @@ class PatternSource : public IndexSource, protected RingJoin {
   BudgetPolicy* const policy_;
   Recorder* const recorder_;
   const KeyAxis axis_;
+  const std::shared_ptr<SlashCarry> carry_;
 
  private:
   void sum(Tensor& tensor) const final { join(tensor, Reduction::sum); }
@@ -67,9 +70,11 @@ class PatternSource : public IndexSource, protected RingJoin {
   std::map<int, std::vector<AttentionWork>> layers_;
 };
 
-/// The source of options.pattern.  `policy` and `sp` are for patterns that look at Q and K.
+/// The source of options.pattern.  `policy`, `sp` and `carry` are for patterns that look at Q and
+/// K.
 std::unique_ptr<IndexSource> pattern_source(const Communicator& cp, AttentionAxes axes,
                                             const AttentionOptions& options, BudgetPolicy* policy,
-                                            Recorder* recorder, const Communicator& sp = {});
+                                            Recorder* recorder, const Communicator& sp = {},
+                                            std::shared_ptr<SlashCarry> carry = nullptr);
 
 }  // namespace ballast

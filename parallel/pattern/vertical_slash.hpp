@@ -15,8 +15,11 @@ class VerticalSlashSource final : public PatternSource {
 
  private:
   Built build(const AttentionInputs& in) override;
-  /// Which segments are computed whole, and which rows of the others are observed.
+  /// Which segments (or stretches) are computed whole, and which rows choose for the others.
   SlashSetup setup() const;
+  /// The windows of a segment's stretches under a causal selection.  Error: a dependent chunk that
+  /// does not start at a stretch, or has no choice of the chunk before it.
+  void add_stretches(int segment, std::vector<SlashWindow>& windows) const;
   void observe(const AttentionInputs& in);
   std::unique_ptr<SlashScores> scores_;
 };

@@ -42,6 +42,21 @@ class Commands(unittest.TestCase):
             found = [text for words in commands(line) for text in wrong(words)]
             self.assertEqual(len(found), 1, line)
 
+    def test_readme_is_short(self):
+        with open(os.path.join(ROOT, "README.md")) as file:
+            text = file.read()
+        # Half of what it had before it was written anew.
+        self.assertLessEqual(len(text.split()), 868)
+        self.assertLessEqual(len(text.encode()), 5796)
+        self.assertLessEqual(text.count("\n"), 70)
+
+    def test_readme_names_the_targets_that_are_installed(self):
+        with open(os.path.join(ROOT, "README.md")) as file:
+            named = set(re.findall(r"ballast::(\w+)", file.read()))
+        with open(os.path.join(ROOT, "tests", "jobs", "package_test.sh")) as file:
+            linked = set(re.findall(r"ballast::(\w+)", file.read().split("<<'FILE'")[1]))
+        self.assertEqual(named, linked)
+
 
 class Links(unittest.TestCase):
     def test_links_lead_somewhere(self):
@@ -87,6 +102,48 @@ class Results(unittest.TestCase):
         # Packing groups, nearly a million samples a case, are held by the golden plans.
         done = self.results("--run", "mtraining", "sparsebalance", "chunkflow")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+
+class Site(unittest.TestCase):
+    @unittest.skipUnless(shutil.which("mkdocs"), "mkdocs is not installed")
+    def test_site_builds_without_a_warning(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                ["mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            with open(os.path.join(folder, "search", "search_index.json")) as file:
+                self.assertIn("imbalance", file.read())
+            # The site loads nothing from elsewhere.
+            for page in glob.glob(os.path.join(folder, "*.html")):
+                with open(page) as file:
+                    self.assertEqual(
+                        re.findall(r"""(?:src=|<link [^>]*href=)["']https?:""", file.read()), []
+                    )
+
+    def test_every_page_is_in_the_menu_and_the_list(self):
+        with open(os.path.join(ROOT, "mkdocs.yml")) as file:
+            menu = re.findall(r": (\S+\.md)$", file.read(), re.M)
+        names = sorted(os.path.basename(p) for p in glob.glob(os.path.join(ROOT, "docs", "*.md")))
+        self.assertEqual(sorted(menu), names)
+        with open(os.path.join(ROOT, "docs", "README.md")) as file:
+            listed = re.findall(r"\]\((\w+\.md)\)", file.read())
+        self.assertEqual(sorted([*listed, "README.md"]), names)
+
+    def test_one_version(self):
+        versions = {}
+        for path, pattern in (
+            ("CITATION.cff", r"^version: (\S+)"),
+            ("docs/CHANGELOG.md", r"^## (\d\S+?),? "),
+            ("cmake/BallastVersionNumber.cmake", r"^set\(BALLAST_VERSION (\S+)\)"),
+        ):
+            with open(os.path.join(ROOT, path)) as file:
+                versions[path] = re.search(pattern, file.read(), re.M).group(1)
+        self.assertEqual(len(set(versions.values())), 1, versions)
 
 
 if __name__ == "__main__":

@@ -70,24 +70,30 @@ class Sparse(RunCase):
                 "attention.slash_share=0.5",
                 "attention.last_q=32",
             ],
+            "vertical_slash attention.selection=causal": [
+                "attention.stretch=64",
+                "attention.vertical_share=0.3",
+                "attention.slash_share=0.3",
+                "attention.last_q=32",
+            ],
             "moba": ["attention.moba_block=64", "attention.moba_top_k=2"],
             "xattention": ["attention.xattention_block=64", "attention.xattention_threshold=0.3"],
         }
         full = {
             "vertical_slash": "attention.slash_share=1",
+            "vertical_slash attention.selection=causal": "attention.slash_share=1",
             "moba": "attention.moba_top_k=1000",
             "xattention": "attention.xattention_threshold=1",
         }
         dense = self.losses_of(MESHES[0])
         for pattern, settings in patterns.items():
             with self.subTest(pattern):
-                sparse = self.expect_same_on_every_mesh(f"attention.pattern={pattern}", *settings)
+                settings = f"attention.pattern={pattern}".split() + settings
+                sparse = self.expect_same_on_every_mesh(*settings)
                 self.assertNotEqual(sparse, dense)
                 for a, b in zip(
                     dense,
-                    self.losses_of(
-                        MESHES[0], f"attention.pattern={pattern}", *settings, full[pattern]
-                    ),
+                    self.losses_of(MESHES[0], *settings, full[pattern]),
                 ):
                     self.assertAlmostEqual(a, b, delta=2e-6, msg="a full budget is dense")
 
@@ -175,6 +181,51 @@ class Sparse(RunCase):
         # The first step's weights are equal; the third's follow sums in another order.
         self.assertAlmostEqual(float(found[1][0][0]), float(found[4][0][0]), delta=1e-3)
 
+    def test_leak(self):
+        """Later tokens change nothing before them under dense, moba and causal selection; the
+        paper's form of vertical_slash and xattention choose by them."""
+        slash = [
+            "attention.pattern=vertical_slash",
+            "attention.last_q=32",
+            "attention.vertical_share=0.5",
+            "attention.slash_share=0.3",
+        ]
+        causal = [*slash, "attention.selection=causal", "attention.stretch=64"]
+        moba = ["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=2"]
+        xattention = ["attention.pattern=xattention", "attention.xattention_threshold=0.3"]
+        long = ["data.max_tokens=900", "batching.micro_batch_tokens=1000"]
+        chunks = ["batching.method=chunkflow", "chunk.tokens=128"]
+        for ranks, mesh, leaks, settings in [
+            (1, {}, False, ["attention.pattern=dense"]),
+            (2, {"cp_inner": 2}, False, moba),
+            (4, {"cp_outer": 2, "cp_inner": 2}, False, causal),
+            (2, {"sp": 2}, False, causal),
+            (2, {"cp_inner": 2}, False, [*causal, *chunks]),
+            (2, {}, False, [*causal, "mesh.pp=2"]),
+            (2, {"cp_inner": 2}, False, [*causal, *long]),
+            (2, {"cp_inner": 2}, True, [*slash, *long]),
+            (1, {}, True, [*xattention, *long, "align=1"]),
+        ]:
+            with self.subTest(ranks=ranks, settings=settings):
+                found = self.out("leak.json")
+                deck = self.deck(**{"dp": 1, **mesh})
+                bench = ["bench", "leak", deck, "samples=8", "seed=3", "--json", found]
+                self.run_ballast(ranks, *bench, *settings)
+                leak = json.loads(Path(found).read_text())
+                self.assertGreater(leak["tokens"], 500)
+                changed = [
+                    leak[name]
+                    for name in (
+                        "changed_pairs_share",
+                        "changed_tokens_share",
+                        "largest_log_probability_change",
+                    )
+                ]
+                if leaks:
+                    self.assertGreater(min(changed), 0, leak)
+                else:
+                    self.assertEqual(changed, [0, 0, 0], leak)
+
     def test_bad_budgets_are_refused(self):
         for setting, mention in [
             ("attention.vertical_share=0", "vertical_share"),
@@ -183,6 +234,11 @@ class Sparse(RunCase):
             ("attention.moba_block=100", "multiple of 64"),
             ("attention.xattention_stride=48", "divide 64"),
             ("ring.stripe=96", "stripes must not cut"),
+            ("attention.stretch=96", "multiple of 64"),
+            ("attention.last_q=4096", "above attention.stretch"),
+            ("attention.pattern=xattention", "that block's own queries"),
+            ("dst.enabled=true", "one budget"),
+            ("chunk.tokens=64", "multiple of attention.stretch"),
         ]:
             done = self.run_ballast(
                 1,
@@ -191,6 +247,9 @@ class Sparse(RunCase):
                 "-d",
                 self.out("bad"),
                 "attention.pattern=vertical_slash",
+                "attention.selection=causal",
+                "batching.method=chunkflow",
+                "chunk.tokens=1024",
                 "ring.layout=striped",
                 setting,
                 status=None,

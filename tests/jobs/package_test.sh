@@ -7,6 +7,9 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cmake --install "$build" --prefix "$folder/prefix" >"$folder/install.log" ||
   { tail "$folder/install.log"; exit 1; }
+for file in README.md LICENSE CITATION.cff docs/README.md docs/operate.md docs/overview.svg; do
+  test -s "$folder/prefix/share/doc/ballast/$file" || { echo "$file was not installed"; exit 1; }
+done
 mkdir "$folder/user"
 cat >"$folder/user/CMakeLists.txt" <<'FILE'
 cmake_minimum_required(VERSION 3.22)
@@ -31,7 +34,7 @@ int main() {
   return plan.forward.size() == 4 ? 0 : 1;
 }
 FILE
-cmake -S "$folder/user" -B "$folder/user/build" -DCMAKE_PREFIX_PATH="$folder/prefix" \
+cmake -G Ninja -S "$folder/user" -B "$folder/user/build" -DCMAKE_PREFIX_PATH="$folder/prefix" \
   -DCMAKE_BUILD_TYPE=Release >"$folder/configure.log" 2>&1 ||
   { tail -n 30 "$folder/configure.log"; exit 1; }
 cmake --build "$folder/user/build" 2>&1

@@ -78,11 +78,16 @@ if installs_as_root; then
     env PATH="$folder/bin:$PATH" CALLS="$folder/calls" MISSING_PACKAGE=black \
     "$root/jobs/setup.sh" --tests --preset host
   check "  from the distribution" 0 ' black$' grep 'apt-get .*install' "$folder/calls"
-  rm "$folder/calls"
-  check "set-up told to leave packages alone" 0 'left alone' \
-    setup_with MISSING_PACKAGE=libfmt-dev BALLAST_SKIP_INSTALL=1
-  check "  calls apt-get not at all" 1 '' grep -q apt-get "$folder/calls"
 fi
+rm "$folder/calls"
+check "set-up told to leave packages alone" 0 'left alone' \
+  setup_with MISSING_PACKAGE=libfmt-dev BALLAST_SKIP_INSTALL=1
+check "  calls apt-get not at all" 1 '' grep -q apt-get "$folder/calls"
+check "  configures and builds all the same" 0 '^2$' grep -c -e --preset "$folder/calls"
+rm "$folder/calls"
+check "set-up asked for packages alone" 0 '' env PATH="$folder/bin:$PATH" \
+  CALLS="$folder/calls" MISSING_PACKAGE= "$root/jobs/setup.sh" --packages
+check "  configures nothing" 0 '' test ! -e "$folder/calls"
 
 # An mpiexec that starts every process as rank 0 of 1.
 cat >"$folder/bin/mpiexec" <<'STAND_IN'
@@ -115,6 +120,22 @@ for script in train sweep report; do
   check "$script.sbatch outside Slurm prints its usage" 2 "sbatch .*jobs/$script.sbatch" \
     "$root/jobs/$script.sbatch"
 done
+
+# The version is that of the newest tag, else a stated one.
+mkdir -p "$folder/tagged/cmake"
+cp "$root/cmake/BallastVersionNumber.cmake" "$folder/tagged/cmake"
+cat >"$folder/tagged/version.cmake" <<'FILE'
+include(${CMAKE_CURRENT_LIST_DIR}/cmake/BallastVersionNumber.cmake)
+message("version ${BALLAST_VERSION}")
+FILE
+check "version without a repository" 0 '^version 0\.' cmake -P "$folder/tagged/version.cmake"
+git_in() {
+  git -C "$folder/tagged" -c user.name=test -c user.email=test -c init.defaultBranch=main \
+    -c commit.gpgsign=false -c tag.gpgsign=false "$@"
+}
+{ git_in init && git_in add . && git_in commit -m one && git_in tag v9.8.7 &&
+  git_in tag not-v1.2.3 && git_in commit --allow-empty -m two; } >/dev/null 2>&1
+check "version from the newest tag" 0 '^version 9\.8\.7$' cmake -P "$folder/tagged/version.cmake"
 
 if [ -n "${BALLAST_PROGRAM:-}" ]; then
   check "ballast --version names its commit" 0 '[0-9a-f]{12}|unknown' "$BALLAST_PROGRAM" --version

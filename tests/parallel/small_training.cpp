@@ -109,7 +109,8 @@ MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss
   AttentionAxes axes = stored.store ? stored.store->axes(stored.chunk)
                                     : attention_axes(micro_batch, layout, ring_.plan.rank);
   std::unique_ptr<IndexSource> source =
-      pattern_source(mesh_.cp, std::move(axes), options_.attention, nullptr, options_.recorder);
+      pattern_source(mesh_.cp, std::move(axes), options_.attention, nullptr, options_.recorder,
+                     sequence, stored.carry());
   if (options_.wrap_source) source = options_.wrap_source(micro_batch, std::move(source));
   work.attention = std::make_unique<RingAttention>(ring_, std::move(source), options_.recorder,
                                                    std::move(stored));

@@ -17,11 +17,15 @@ struct AttentionOptions {
   double vertical_share =
       0.9;  ///< vertical_slash: p_v, share of the observed mass that the columns hold
   double slash_share = 0.9;  ///< vertical_slash: p_s, likewise of the slashes
-  std::int64_t last_q = 64;  ///< vertical_slash: queries at the end of a segment that are observed
-  std::int64_t max_columns = 0;         ///< vertical_slash: columns of a head at most; 0: no cap
-  std::int64_t max_slashes = 0;         ///< vertical_slash: slashes of a head at most; 0: no cap
-  std::int64_t moba_block = 256;        ///< tokens
-  std::int64_t moba_top_k = 32;         ///< blocks a query, its own included
+  std::int64_t last_q = 64;  ///< vertical_slash: queries at the end of a segment (causal: before
+                             ///< each stretch) that are observed
+  IndexSelection selection = IndexSelection::last;  ///< vertical_slash
+  std::int64_t stretch = 1024;    ///< causal: queries that share a choice, counted from a sample's
+                                  ///< start; the first are dense, later ones dense among themselves
+  std::int64_t max_columns = 0;   ///< vertical_slash: columns of a head at most; 0: no cap
+  std::int64_t max_slashes = 0;   ///< vertical_slash: slashes of a head at most; 0: no cap
+  std::int64_t moba_block = 256;  ///< tokens
+  std::int64_t moba_top_k = 32;   ///< blocks a query, its own included
   std::int64_t xattention_block = 128;  ///< tokens
   std::int64_t xattention_stride = 16;  ///< tokens between antidiagonals
   double xattention_threshold = 0.9;    ///< share of the estimated mass that a row of blocks keeps
@@ -31,6 +35,12 @@ struct AttentionOptions {
 
   /// Indexes are cut in blocks of 64, so segments, shards and stripes start at multiples of 64.
   bool sparse() const { return generated || pattern != PatternKind::dense; }
+  bool causal() const {
+    return !generated && pattern == PatternKind::vertical_slash &&
+           selection == IndexSelection::causal;
+  }
+  /// Segments of no more tokens are computed whole.
+  std::int64_t whole_tokens() const { return causal() ? stretch : last_q; }
   std::int64_t align() const {
     if (!sparse()) return 1;
     // Both halves of a block of xattention are scored by one rank.

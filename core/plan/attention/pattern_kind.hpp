@@ -14,6 +14,16 @@ struct EnumNames<PatternKind> {
                                                     {PatternKind::xattention, "xattention"}}};
 };
 
+/// Which queries a vertical-slash index is chosen by: a segment's last ones, for all of it
+/// (MTraining Algorithm 1, which looks at the end to choose for the beginning), or for each stretch
+/// of queries those just before it.
+enum class IndexSelection { last, causal };
+template <>
+struct EnumNames<IndexSelection> {
+  static constexpr EnumTable<IndexSelection, 2> table{
+      {{IndexSelection::last, "last"}, {IndexSelection::causal, "causal"}}};
+};
+
 /// Where indexes come from: the pattern's own rule, or made-up vertical-slash patterns.
 enum class IndexOrigin { pattern, generated };
 template <>

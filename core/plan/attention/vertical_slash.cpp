@@ -1,6 +1,7 @@
 #include "core/plan/attention/vertical_slash.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -35,47 +36,83 @@ VerticalSlash dense_head(std::int64_t tokens) {
   return head;
 }
 
+namespace {
+
+/// [query blocks] index of the stretch that a block uses.
+std::vector<std::int32_t> stretch_of_blocks(const std::vector<QueryBlock>& blocks,
+                                            std::span<const SlashStretch> stretches) {
+  std::vector<std::int32_t> of_block;
+  for (const QueryBlock& block : blocks) {
+    const auto behind = std::upper_bound(stretches.begin(), stretches.end(), block,
+                                         [](const QueryBlock& a, const SlashStretch& b) {
+                                           return std::pair(std::int64_t{a.segment}, a.block) <
+                                                  std::pair(std::int64_t{b.segment}, b.first);
+                                         });
+    require(behind != stretches.begin() && std::prev(behind)->segment == block.segment,
+            "vertical-slash pattern: block {} of segment {} lies in no stretch", block.block,
+            block.segment);
+    of_block.push_back(static_cast<std::int32_t>(behind - stretches.begin() - 1));
+  }
+  return of_block;
+}
+
+using BlockRanges = std::vector<std::pair<std::int32_t, std::int32_t>>;
+
+/// Runs of one query block: the sink, its slashes below `local`, the blocks from there on.
+void add_runs(PatternArrays& x, const QueryBlock& block, const KeyAxis& axis,
+              const BlockRanges& slashes, std::int64_t local, bool sink) {
+  const auto first = static_cast<std::int32_t>(axis.offset[block.segment] / kBlock),
+             own = first + static_cast<std::int32_t>(block.block),
+             limit = std::min(own + 1, first + static_cast<std::int32_t>(local));
+  const std::size_t start = x.runs.size();
+  const auto add = [&](std::int32_t begin, std::int32_t end) {
+    if (begin >= end) return;
+    if (x.runs.size() > start && x.runs.back().last >= begin)
+      x.runs.back().last = std::max(x.runs.back().last, end);
+    else
+      x.runs.push_back({begin, end, -1});
+  };
+  if (sink) add(first, first + 1);
+  for (const auto& [near, far] : slashes)
+    if (near <= block.block)
+      add(own - std::min(far, static_cast<std::int32_t>(block.block)),
+          std::min(limit, own - near + 1));
+  add(limit, own + 1);
+}
+
+}  // namespace
+
 AttentionPattern vertical_slash_pattern(std::span<const AxisRange> queries, const KeyAxis& axis,
-                                        const std::vector<std::vector<VerticalSlash>>& heads,
-                                        bool sink) {
+                                        std::span<const SlashStretch> stretches, bool sink) {
   const std::vector<QueryBlock> blocks = query_blocks(queries, axis);
   std::size_t count = 1;
-  for (const auto& list : heads) count = std::max(count, list.size());
-  require(static_cast<int>(heads.size()) == axis.segments(),
-          "vertical-slash pattern: patterns of {} segments for {}", heads.size(), axis.segments());
+  for (const SlashStretch& stretch : stretches) count = std::max(count, stretch.heads.size());
   PatternArrays x;
   x.visible = visible_keys(queries, axis);
   x.k_tokens = axis.tokens();
   x.index_heads = static_cast<int>(count);
-  x.segments = std::max(1, axis.segments());
-  for (const QueryBlock& block : blocks) x.block_segment.push_back(block.segment);
+  x.segments = std::max(1, static_cast<int>(stretches.size()));
+  x.block_segment = stretch_of_blocks(blocks, stretches);
   x.run_offset.push_back(0);
   x.column_offset.push_back(0);
   for (std::size_t h = 0; h < count; ++h) {
-    std::vector<std::vector<std::pair<std::int32_t, std::int32_t>>> ranges(heads.size());
-    for (std::size_t s = 0; s < heads.size(); ++s) {
-      if (!heads[s].empty()) {
-        ranges[s] = slash_ranges(heads[s].at(h).slashes);
-        for (std::int64_t c : heads[s][h].columns)
-          if (c < axis.count[s]) x.columns.push_back(static_cast<std::int32_t>(axis.offset[s] + c));
+    std::vector<BlockRanges> ranges(stretches.size());
+    for (std::size_t i = 0; i < stretches.size(); ++i) {
+      const auto& [segment, first, local, heads] = stretches[i];
+      if (!heads.empty()) {
+        ranges[i] = slash_ranges(heads.at(h).slashes);
+        for (const std::int64_t c : heads[h].columns)
+          if (c < axis.count[segment])
+            x.columns.push_back(static_cast<std::int32_t>(axis.offset[segment] + c));
       }
       x.column_offset.push_back(static_cast<std::int64_t>(x.columns.size()));
     }
-    if (heads.empty()) x.column_offset.push_back(0);
-    for (const QueryBlock& block : blocks) {
-      const auto first = static_cast<std::int32_t>(axis.offset[block.segment] / kBlock),
-                 base = first + static_cast<std::int32_t>(block.block);
-      const std::size_t start = x.runs.size();
-      const auto add = [&](std::int32_t begin, std::int32_t end) {
-        if (x.runs.size() > start && x.runs.back().last >= begin)
-          x.runs.back().last = std::max(x.runs.back().last, end);
-        else
-          x.runs.push_back({begin, end, -1});
-      };
-      if (sink) add(first, first + 1);
-      for (const auto& [near, far] : ranges[block.segment])
-        if (near <= block.block)
-          add(base - std::min(far, static_cast<std::int32_t>(block.block)), base - near + 1);
+    if (stretches.empty()) x.column_offset.push_back(0);
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      const SlashStretch& stretch = stretches[static_cast<std::size_t>(x.block_segment[b])];
+      const std::int64_t everything = blocks[b].block + 1;
+      add_runs(x, blocks[b], axis, ranges[static_cast<std::size_t>(x.block_segment[b])],
+               stretch.local ? stretch.first : everything, sink);
       x.run_offset.push_back(static_cast<std::int64_t>(x.runs.size()));
     }
   }
@@ -84,6 +121,17 @@ AttentionPattern vertical_slash_pattern(std::span<const AxisRange> queries, cons
   else
     cover_columns(x);
   return AttentionPattern(std::move(x));
+}
+
+AttentionPattern vertical_slash_pattern(std::span<const AxisRange> queries, const KeyAxis& axis,
+                                        const std::vector<std::vector<VerticalSlash>>& heads,
+                                        bool sink) {
+  require(static_cast<int>(heads.size()) == axis.segments(),
+          "vertical-slash pattern: patterns of {} segments for {}", heads.size(), axis.segments());
+  std::vector<SlashStretch> stretches;
+  for (std::size_t s = 0; s < heads.size(); ++s)
+    stretches.push_back({static_cast<int>(s), 0, false, heads[s]});
+  return vertical_slash_pattern(queries, axis, stretches, sink);
 }
 
 }  // namespace ballast

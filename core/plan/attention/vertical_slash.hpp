@@ -2,7 +2,9 @@
 // (sparseformat).
 #pragma once
 #include <cstdint>
+#include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/plan/attention/attention_pattern.hpp"
@@ -22,8 +24,26 @@ struct VerticalSlash {
 /// The head that computes every causal pair.
 VerticalSlash dense_head(std::int64_t tokens);
 
-/// Pattern of `queries` over the whole key axis: heads[s][h] is head h over segment s (an empty
-/// list: a segment without keys).  `sink`: every query uses its segment's first block too.
+/// Queries of a segment that share one choice: those from block `first` of its keys on, up to the
+/// segment's next stretch.
+struct SlashStretch {
+  int segment = 0;
+  std::int64_t first = 0;
+  bool local = false;  ///< their blocks from `first` on are computed whole too
+  std::vector<VerticalSlash> heads;
+};
+
+/// Heads of the choice made at the end of a dependent chunk, for the queries behind it, by layer
+/// and position: kept with the sample's keys and values.
+using SlashCarry = std::map<std::pair<int, std::int64_t>, std::vector<VerticalSlash>>;
+
+/// Pattern of `queries` over the whole key axis.  Stretches ascend by segment and `first` and hold
+/// every query; all have the same number of heads.  `sink`: every query uses its segment's first
+/// block too.
+AttentionPattern vertical_slash_pattern(std::span<const AxisRange> queries, const KeyAxis& axis,
+                                        std::span<const SlashStretch> stretches, bool sink);
+/// The same with one choice a segment: heads[s][h] is head h over segment s (an empty list: a
+/// segment without keys).
 AttentionPattern vertical_slash_pattern(std::span<const AxisRange> queries, const KeyAxis& axis,
                                         const std::vector<std::vector<VerticalSlash>>& heads,
                                         bool sink);

@@ -348,14 +348,25 @@ std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass_in, int q_head
 
 namespace {
 
-/// The builder, and the mass that it chooses by.
+template <class Value, class Of>
+std::vector<Value> by_window(const SlashSetup& setup, Of&& of) {
+  std::vector<Value> values;
+  for (const SlashWindow& window : setup.windows) values.push_back(of(window));
+  return values;
+}
+
+/// The builder, and the mass that it chooses by.  One window a segment.
 class GpuSlashScores final : public SlashScores {
  public:
   explicit GpuSlashScores(const SlashSetup& setup)
-      : builder_(*setup.axes, *setup.axis, setup.whole, setup.first_observed,
+      : builder_(*setup.axes, *setup.axis,
+                 by_window<char>(setup, [](const SlashWindow& w) { return w.whole; }),
+                 by_window<std::int64_t>(setup, [](const SlashWindow& w) { return w.first_row; }),
                  {setup.options.vertical_share, setup.options.slash_share,
                   setup.options.max_columns, setup.options.max_slashes, setup.budgeted},
-                 device_of(Space::cuda)) {}
+                 device_of(Space::cuda)),
+        queries_(by_window<std::int64_t>(setup, [](const SlashWindow& w) { return w.queries(); })) {
+  }
 
   bool observes() const override { return builder_.observes(); }
   Tensor queries(const Tensor& q) override { return builder_.queries(q); }
@@ -370,10 +381,9 @@ class GpuSlashScores final : public SlashScores {
     mass_ = builder_.mass(queries, k, scale, maximum, sum);
     ring.sum(mass_);
   }
-  Tensor coverage(int heads, const std::vector<std::int64_t>& budgets,
-                  const std::vector<std::int64_t>& queries) override {
+  Tensor coverage(int heads, const std::vector<std::int64_t>& budgets) override {
     budgets_ = budgets;
-    bought_ = builder_.budgets(mass_, heads, budgets, queries);
+    bought_ = builder_.budgets(mass_, heads, budgets, queries_);
     return bought_.coverage;
   }
   std::vector<AttentionWork> build(int q_heads, int kv_heads, std::optional<std::int64_t> budget,
@@ -387,6 +397,7 @@ class GpuSlashScores final : public SlashScores {
 
  private:
   SlashBuilder builder_;
+  const std::vector<std::int64_t> queries_;  ///< [segments]
   Tensor mass_;
   std::vector<std::int64_t> budgets_;
   SlashBudgets bought_;
@@ -395,6 +406,8 @@ class GpuSlashScores final : public SlashScores {
 }  // namespace
 
 std::unique_ptr<SlashScores> slash_scores(const SlashSetup& setup) {
+  require(!setup.options.causal(),
+          "attention.selection = \"causal\" is chosen on the host: set run.backend = \"host\"");
   return std::make_unique<GpuSlashScores>(setup);
 }
 

@@ -41,10 +41,10 @@ class OptionsText {
     for (const PackGroup& g : b.groups) add(g.tokens, g.ranks, g.recompute_layers);
   }
   void add(const AttentionOptions& a) {
-    add(a.pattern, a.generated, a.vertical_share, a.slash_share, a.last_q, a.max_columns,
-        a.max_slashes, a.moba_block, a.moba_top_k, a.xattention_block, a.xattention_stride,
-        a.xattention_threshold, a.generator.density, a.generator.band_tokens, a.generator.columns,
-        a.generator.seed, a.generator.heads);
+    add(a.pattern, a.generated, a.vertical_share, a.slash_share, a.last_q, a.selection, a.stretch,
+        a.max_columns, a.max_slashes, a.moba_block, a.moba_top_k, a.xattention_block,
+        a.xattention_stride, a.xattention_threshold, a.generator.density, a.generator.band_tokens,
+        a.generator.columns, a.generator.seed, a.generator.heads);
   }
   void add(const PipelineOptions& p) {
     add(p.schedule, p.stages, p.k, p.search, p.offload, p.costs.token_s, p.costs.pair_s,

@@ -156,14 +156,19 @@ TEST_F(Chunks, CopiesThatComeLateAreWaitedFor) {
 TEST_F(Chunks, SparsePatternsChooseTheSameIndex) {
   SCOPED_TRACE(trace);
   samples = {sample_of(0, 700), sample_of(1, 128), sample_of(2, 70)};
-  AttentionOptions moba, xattention;
+  AttentionOptions moba, xattention, causal;
   moba.pattern = PatternKind::moba;
   moba.moba_block = 64;
   moba.moba_top_k = 2;
   xattention.pattern = PatternKind::xattention;
   xattention.xattention_threshold = 0.05;
+  causal.pattern = PatternKind::vertical_slash;
+  causal.selection = IndexSelection::causal;
+  causal.stretch = 64;
+  causal.last_q = 40;
+  causal.vertical_share = causal.slash_share = 0.05;
   int turn = 0;
-  for (const AttentionOptions& attention : {moba, xattention}) {
+  for (const AttentionOptions& attention : {moba, xattention, causal}) {
     const Reference dense = reference_step(samples, DType::f64, deep_shape());
     const Reference reference = reference_step(samples, DType::f64, deep_shape(), attention);
     EXPECT_GT(std::abs(reference.norm - dense.norm), 1e-6 * dense.norm)
