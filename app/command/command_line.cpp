@@ -42,6 +42,10 @@ constexpr std::array kCommands = {
             false, tune_command},
     Command{"eval", "held-out loss of a checkpoint or of model.weights; needle accuracy", true,
             eval_command},
+    Command{"reference",
+            "write the log probabilities of pairs under the model that training begins with "
+            "(loss.kind = \"dpo\")",
+            true, reference_command},
     Command{"export",
             "write a checkpoint's weights as a Hugging Face folder: config.json and safetensors",
             true, export_command},
@@ -132,6 +136,8 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line,
         ->capture_default_str();
     sub.add_option("--trace", line.trace,
                    "new run folder for the trace of every rank as simulated, for ballast-report");
+    sub.add_flag("--elsewhere", line.elsewhere,
+                 "data and weights lie on another machine: those missing here are notes");
   }
   if (command == "check" || command == "pack" || command == "plan")
     sub.add_option("--plans", line.plans, "steps whose whole plans the twin holds")

@@ -25,6 +25,10 @@ std::string step_line(const StepStatistics& s, double left_s) {
     if (line.size() + part.size() + left.size() <= kColumns) line += part;
   };
   add(fmt::format("  loss {:.6g}", o.loss));
+  if (o.pairs) {
+    add(fmt::format("  margin {:.3g}", o.pairs->margin));
+    add(fmt::format("  accuracy {:.2f}", o.pairs->accuracy));
+  }
   add(fmt::format("  grad_norm {:.3g}", o.norm));
   add(fmt::format("  lr {:.1e}", o.rate));
   add(fmt::format("  {:.3g} s", o.seconds));
@@ -92,6 +96,11 @@ void TraceSink::step(const StepStatistics& s) {
   if (s.schedule)
     row.insert({{"schedule_s", s.schedule->measured_s},
                 {"predicted_schedule_s", s.schedule->predicted_s}});
+  if (o.pairs)
+    row.insert({{"rewards_chosen", o.pairs->chosen_reward},
+                {"rewards_rejected", o.pairs->rejected_reward},
+                {"rewards_margin", o.pairs->margin},
+                {"rewards_accuracy", o.pairs->accuracy}});
   trace_.with([&](TraceWriter& trace) {
     trace.step(o.step - 1, row);
     trace.flush();
@@ -117,7 +126,8 @@ void LogSink::step(const StepStatistics& s) {
 void LogSink::evaluation(const EvaluationFigures& figures) {
   StepFields fields{{"step", fmt::to_string(figures.step)}};
   std::string line = fmt::format("step {}", figures.step);
-  for (const char* key : {"validation_loss", "validation_tokens", "needle_accuracy"})
+  for (const char* key : {"validation_loss", "validation_tokens", "validation_rewards_margin",
+                          "validation_rewards_accuracy", "needle_accuracy"})
     if (const auto found = figures.scalars.find(key); found != figures.scalars.end()) {
       fields.emplace_back(key, found->second == std::floor(found->second) && found->second > 1
                                    ? fmt::format("{:.0f}", found->second)

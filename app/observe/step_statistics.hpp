@@ -33,6 +33,13 @@ struct ScheduleSeconds {
   double measured_s = 0, predicted_s = 0;
 };
 
+/// Means over the pairs of a global batch (loss.kind = "dpo").
+struct PairFigures {
+  double chosen_reward = 0, rejected_reward = 0, margin = 0;
+  double accuracy = 0;  ///< share of the pairs whose chosen answer has the higher reward
+  double chosen_log_probability = 0, rejected_log_probability = 0;
+};
+
 /// What the train loop knows of a step when it ends; the same on every rank, but for `plan_s`.
 struct StepOutcome {
   std::int64_t step = 0, steps = 0;  ///< counted from 1; of the run
@@ -44,6 +51,7 @@ struct StepOutcome {
   double peak_flops = 0;   ///< dense rate of a rank in FLOP/s: the base of MFU
   double predicted_s = 0;  ///< simulated seconds of the schedule; counts where `predicts`
   bool predicts = false;
+  std::optional<PairFigures> pairs;
 };
 
 /// A step's outcome with all that is derived from its events and its plan.

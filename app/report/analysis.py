@@ -284,7 +284,7 @@ def _budgets(a):
 def micro_batches(plan):
     """[(first data-parallel rank, ranks, [segment tokens])] of a step's plan."""
     return [
-        (m["first"], m.get("ranks", 1), [end - begin for _, begin, end, _ in m["segments"]])
+        (m["first"], m.get("ranks", 1), [s[2] - s[1] for s in m["segments"]])
         for m in plan["micro_batches"]
     ]
 

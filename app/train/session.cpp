@@ -188,7 +188,7 @@ std::unique_ptr<IndexSource> Session::unheard_source(AttentionAxes axes,
 std::vector<SampleLength> Session::lengths(const std::vector<std::int64_t>& samples) const {
   std::vector<SampleLength> result;
   result.reserve(samples.size());
-  for (std::int64_t s : samples) result.push_back({s, dataset->length(s), dataset->loss_tokens(s)});
+  for (const std::int64_t s : samples) result.push_back(sample_length(*dataset, s));
   return result;
 }
 

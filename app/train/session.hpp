@@ -6,6 +6,7 @@
 
 #include "app/train/backend.hpp"
 #include "app/train/budget_tuning.hpp"
+#include "app/train/pair_objective.hpp"
 #include "core/config/config.hpp"
 #include "core/config/run_options.hpp"
 #include "core/data/sampler.hpp"
@@ -67,6 +68,7 @@ class Session {
   IndexCache indexes;
   PipelineLinks links;
   KvPlace kv_place;
+  std::unique_ptr<PairObjective> pairs;  ///< null but for loss.kind = "dpo", and until load_pairs
   /// Told of every index that index_source's sources make from now on.
   std::function<void(const AttentionAxes&, const std::vector<AttentionWork>&)> index_made;
   std::unique_ptr<BudgetTuning>

@@ -10,6 +10,7 @@
 #include "app/observe/json_output.hpp"
 #include "app/plan/expected_balance.hpp"
 #include "app/train/model_files.hpp"
+#include "app/train/pair_reference.hpp"
 #include "ballast_version.hpp"
 #include "core/config/deck_schema.hpp"
 #include "core/observe/metrics.hpp"
@@ -45,6 +46,7 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Confi
     check_sample_order(session_, restored);
   }
   if (restored.path.empty() && !config.model.weights.empty()) load_weights(session_, optimizer_);
+  load_pairs(session_);
   state_ = restored.state;
   session_.recorder.set_offset(align_clocks(world));
   session_.recorder.enabled = config.trace.enabled;
@@ -145,9 +147,10 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
   }
   if (restored.path.empty() && !config.model.weights.empty())
     log_.comment("starts from the weights in " + config.model.weights);
-  log_.comment(fmt::format("data {}: {} training samples, {} held out",
+  log_.comment(fmt::format("data {}: {} training samples, {} held out; {}",
                            session_.dataset->description(), session_.sampler.training_samples(),
-                           session_.sampler.validation().size()));
+                           session_.sampler.validation().size(),
+                           loss_share_text(*session_.dataset)));
   if (const std::int64_t steps = session_.options.curriculum.steps; steps > 0)
     log_.comment(fmt::format(
         "curriculum: the first {} steps take samples of at most {} tokens{}",
@@ -282,6 +285,7 @@ void Trainer::step() {
   outcome.step = next;
   outcome.loss = found.loss;
   outcome.norm = found.norm;
+  if (found.pairs) outcome.pairs = pair_figures(*found.pairs);
   outcome.rate = rate;
   outcome.seconds = seconds;
   outcome.plan_s = planned.planning_s;

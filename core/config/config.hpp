@@ -142,7 +142,15 @@ struct SabConfig {
 };
 
 struct LossConfig {
+  LossKind kind = LossKind::cross_entropy;
   LossNormaliser normaliser = LossNormaliser::ave_token;
+};
+
+/// Direct preference optimization (loss.kind = "dpo").
+struct DpoConfig {
+  double beta = 0.1, label_smoothing = 0;
+  std::string reference;
+  bool reference_free = false;
 };
 
 struct CurriculumConfig {
@@ -240,6 +248,7 @@ struct Config {
   DstConfig dst;
   SabConfig sab;
   LossConfig loss;
+  DpoConfig dpo;
   CurriculumConfig curriculum;
   OptimizerConfig optimizer;
   RecomputeOptions recompute;

@@ -377,13 +377,37 @@ void sab_rows(Schema& schema) {
 }
 
 void loss_rows(Schema& schema) {
+  const auto kind = on(&Config::loss, &LossConfig::kind);
   auto loss = schema.block("loss", &Config::loss);
+  loss.key("kind", &LossConfig::kind,
+           "cross_entropy: of the next token; dpo: sigmoid loss of direct preference optimization "
+           "over pairs of a chosen and a rejected answer, mean over the global batch's pairs");
   loss.key("normaliser", &LossConfig::normaliser,
            "ave_token: summed token loss of the global batch over its loss tokens, exact on every "
            "mesh; token_mean: mean over micro-batches of their mean token loss; sample_mean: mean "
            "over micro-batches of the mean over their samples; sequence_mean: mean over the global "
            "batch's samples of their mean token loss, exact on every mesh (LongAlign); sum: of all "
-           "token losses");
+           "token losses")
+      .allow({"ave_token", "token_mean", "sample_mean", "sequence_mean", "sum"})
+      .when(kind, LossKind::cross_entropy);
+}
+
+void dpo_rows(Schema& schema) {
+  const auto kind = on(&Config::loss, &LossConfig::kind);
+  auto dpo = schema.block("dpo", &Config::dpo);
+  dpo.key("beta", &DpoConfig::beta, "", above(0),
+          "strength of the pull towards the reference: a reward is beta times the log probability "
+          "of an answer over that of the reference")
+      .when(kind, LossKind::dpo);
+  dpo.key("label_smoothing", &DpoConfig::label_smoothing, "", up_to(0, 0.5),
+          "share of the pairs whose preference is taken for wrong (conservative DPO)")
+      .when(kind, LossKind::dpo);
+  dpo.key("reference", &DpoConfig::reference,
+          "HDF5 file with the reference's log probabilities, which `ballast reference` writes")
+      .when(kind, LossKind::dpo);
+  dpo.key("reference_free", &DpoConfig::reference_free,
+          "no reference: its log probabilities count as 0")
+      .when(kind, LossKind::dpo);
 }
 
 void curriculum_rows(Schema& schema) {
@@ -596,10 +620,11 @@ void eval_rows(Schema& schema) {
 std::vector<KeySpec> deck_rows() {
   Schema schema;
   for (const auto rows :
-       {run_rows,        mesh_rows,      model_rows,     data_rows, batching_rows, attention_rows,
-        chunk_rows,      pipeline_rows,  ring_rows,      dst_rows,  sab_rows,      loss_rows,
-        curriculum_rows, optimizer_rows, recompute_rows, lora_rows, costs_rows,    checkpoint_rows,
-        trace_rows,      profile_rows,   eval_rows})
+       {run_rows,       mesh_rows,  model_rows,    data_rows,       batching_rows,
+        attention_rows, chunk_rows, pipeline_rows, ring_rows,       dst_rows,
+        sab_rows,       loss_rows,  dpo_rows,      curriculum_rows, optimizer_rows,
+        recompute_rows, lora_rows,  costs_rows,    checkpoint_rows, trace_rows,
+        profile_rows,   eval_rows})
     rows(schema);
   return std::move(schema.list);
 }

@@ -193,6 +193,35 @@ void data_rules(const Config& config, Rules& rules) {
                     data.min_tokens, data.max_tokens));
 }
 
+/// loss.kind = "dpo": documents come as pairs that nothing may part.
+void pair_rules(const Config& config, DeckNeeds needs, Rules& rules) {
+  if (!trains_pairs(config)) return;
+  const DataConfig& data = config.data;
+  if (needs.executes && config.dpo.reference.empty() && !config.dpo.reference_free)
+    rules.add(
+        {"dpo.reference", "loss.kind"},
+        "loss.kind = \"dpo\" needs dpo.reference, the log probabilities of the model that "
+        "training begins with",
+        "name a file and write it with `ballast reference`, or set dpo.reference_free = true");
+  if (data.source == DataSource::needle || data.source == DataSource::distribution)
+    rules.add(
+        {"data.source", "loss.kind"},
+        fmt::format("data.source = \"{}\" has no pairs for loss.kind = \"dpo\"", name(data.source)),
+        "set \"hdf5\", \"megatron\" or \"files\": documents 2 i and 2 i + 1 are pair i");
+  if (data.max_tokens > 0 && data.long_samples != LongDocuments::truncate)
+    rules.add({"data.long", "data.max_tokens", "loss.kind"},
+              fmt::format("data.long = \"{}\" would part the pairs of loss.kind = \"dpo\"",
+                          name(data.long_samples)),
+              "set data.long = \"truncate\"");
+  if (data.min_tokens > 1)
+    rules.add({"data.min_tokens", "loss.kind"},
+              "data.min_tokens would part the pairs of loss.kind = \"dpo\"");
+  if (config.batching.method == Batching::hbp && config.batching.long_samples == LongSamples::split)
+    rules.add({"batching.long", "loss.kind"},
+              "batching.long = \"split\" would cut the pairs of loss.kind = \"dpo\"",
+              "set \"refuse\"");
+}
+
 /// batching.method = "balanced".
 void balanced_rules(const Config& config, Rules& rules) {
   if (config.mesh.sp > 1) return;  // groups of one rank alone
@@ -425,6 +454,7 @@ std::vector<Problem> problems(const Config& config, DeckNeeds needs, const std::
   if (needs.model || config.is_set(&Config::model)) model_rules(config, rules);
   if (needs.data || config.is_set(&Config::data)) data_rules(config, rules);
   batching_rules(config, needs, rules);
+  pair_rules(config, needs, rules);
   attention_rules(config, rules);
   optimizer_rules(config, rules);
   if (config.is_set(&Config::lora)) rules.take(problems(lora_options(config)));

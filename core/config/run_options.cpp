@@ -60,6 +60,8 @@ NeedleOptions needle_options(const Config& config) {
   return options;
 }
 
+bool trains_pairs(const Config& config) { return config.loss.kind == LossKind::dpo; }
+
 DataOptions data_options(const Config& config) {
   const DataConfig& d = config.data;
   DataOptions options;
@@ -76,6 +78,7 @@ DataOptions data_options(const Config& config) {
   options.max_tokens = d.max_tokens;
   options.min_tokens = d.min_tokens;
   options.long_samples = d.long_samples;
+  options.pairs = trains_pairs(config);
   const Integers& groups = config.batching.groups;
   if (config.batching.long_samples == LongSamples::split && !groups.empty() &&
       (options.max_tokens == 0 || options.max_tokens > groups.back())) {
@@ -336,7 +339,7 @@ RunOptions RunOptions::from(const Config& config) {
   RunOptions options;
   options.mesh = config.mesh;
   options.model = model_shape(config);
-  options.normaliser = config.loss.normaliser;
+  options.normaliser = trains_pairs(config) ? LossNormaliser::pair_mean : config.loss.normaliser;
   options.curriculum = ballast::curriculum(config);
   options.window = window_options(config);
   options.batching = batching_options(config);

@@ -27,6 +27,8 @@ LoraOptions lora_options(const Config& config);
 /// The needle task of block data (data.source = "needle"), with the model's vocabulary and
 /// run.seed.
 NeedleOptions needle_options(const Config& config);
+/// Whether samples are pairs of answers (loss.kind = "dpo").
+bool trains_pairs(const Config& config);
 /// Block data, and what it needs of others.
 DataOptions data_options(const Config& config);
 /// Short samples first, up to the first packing group's length where block curriculum states none.

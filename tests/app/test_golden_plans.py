@@ -186,6 +186,7 @@ class GoldenPlans(RunCase):
             "check",
             deck,
             *overrides,
+            "--elsewhere",
             "--plans",
             str(STEPS),
             "--json",

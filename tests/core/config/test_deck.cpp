@@ -55,9 +55,9 @@ TEST(DeckSchema, BoundsFitTypes) {
 
 TEST(DeckSchema, EveryDesignBlockIsKnownAndHasKeys) {
   const std::vector<std::string> design = {
-      "run",       "mesh", "model", "data",       "batching", "chunk",      "pipeline",
-      "attention", "ring", "dst",   "sab",        "loss",     "curriculum", "optimizer",
-      "recompute", "lora", "costs", "checkpoint", "trace",    "profile",    "eval"};
+      "run",  "mesh",  "model",      "data",  "batching", "chunk",      "pipeline",  "attention",
+      "ring", "dst",   "sab",        "loss",  "dpo",      "curriculum", "optimizer", "recompute",
+      "lora", "costs", "checkpoint", "trace", "profile",  "eval"};
   ASSERT_EQ(deck_blocks().size(), design.size());
   for (const auto& name : design) {
     const BlockSpec* block = find_block(name);
