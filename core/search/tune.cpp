@@ -55,6 +55,7 @@ class Search {
       if (wave.empty()) break;
       try_all(wave);
     }
+    explain();
     finish();
     return std::move(result_);
   }
@@ -117,7 +118,7 @@ class Search {
     const double samples = static_cast<double>(input_.steps.front().size()),
                  ranks = input_.limits.ranks;
     return std::clamp<std::int64_t>(static_cast<std::int64_t>(4e6 / (samples + 4 * ranks + 200)),
-                                    64, 4000);
+                                    64, 1500);
   }
 
   /// What a candidate may take, by the errors of earlier estimates of its kind, or of all.
@@ -226,6 +227,25 @@ class Search {
       std::int64_t& least = result_.choices[facet].least_bytes;
       least = least == 0 ? bytes : std::min(least, bytes);
     }
+  }
+
+  /// A trial of each choice that had none, the most promising candidate with it: so that what it
+  /// loses by can be said.
+  void explain() {
+    std::map<ChoiceFacts*, std::pair<double, std::size_t>> least;
+    for (std::size_t i = 0; i < entries_.size(); ++i)
+      for (ChoiceFacts* choice : entries_[i].choices)
+        if (choice->trials == 0 && !entries_[i].tried) {
+          const std::pair at(promise(entries_[i]), i);
+          const auto [known, fresh] = least.try_emplace(choice, at);
+          if (!fresh) known->second = std::min(known->second, at);
+        }
+    std::set<std::pair<double, std::size_t>> order;
+    for (const auto& [choice, at] : least) order.insert(at);
+    std::vector<std::size_t> wave;
+    for (const auto& [seconds, i] : order)
+      if (wave.size() < kWave) wave.push_back(i);
+    try_all(wave);
   }
 
   /// Fewer and fewer of the best over more and more steps.

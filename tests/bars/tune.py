@@ -1,4 +1,4 @@
-"""Bar of `ballast tune`: what the clock predicts of configurations that nobody chose by measuring."""
+"""Bar of `ballast tune`: what the clock predicts of configurations drawn before measuring."""
 import itertools
 import random
 import re
