@@ -34,7 +34,7 @@ int main() {
   return plan.forward.size() == 4 ? 0 : 1;
 }
 FILE
-cmake -S "$folder/user" -B "$folder/user/build" -DCMAKE_PREFIX_PATH="$folder/prefix" \
+cmake -G Ninja -S "$folder/user" -B "$folder/user/build" -DCMAKE_PREFIX_PATH="$folder/prefix" \
   -DCMAKE_BUILD_TYPE=Release >"$folder/configure.log" 2>&1 ||
   { tail -n 30 "$folder/configure.log"; exit 1; }
 cmake --build "$folder/user/build" 2>&1
