@@ -230,7 +230,7 @@ class GoldenPlans(RunCase):
                 if not any("batch" in case for case in cases.values()) or name in UNPLANNED:
                     continue
                 with self.subTest(name):
-                    found = {got.get("name", ""): got for got in self.cases(deck, overrides)}
+                    found = {got.get("name") or "": got for got in self.cases(deck, overrides)}
                     for case, want in cases.items():  # decks may have others by now
                         but = CHANGED.get(name, {}).get(case, CHANGED.get(name, {}).get("*", ()))
                         compared += self.compare(f"{name} {case}", want, found[case], but)
