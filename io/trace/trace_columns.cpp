@@ -66,7 +66,7 @@ constexpr TraceColumn kBudgetColumns[] = {
     {"overflow", kInt64, offsetof(BudgetRow, overflow), "1",
      "columns and slashes that caps left out"},
     {"overflow_mass", kFloat64, offsetof(BudgetRow, overflow_mass), "1",
-     "share of the observed attention mass on those; NaN where it is not known"}};
+     "share of the observed mass on them; NaN where it is not known"}};
 
 constexpr TraceTable kTableList[kTables] = {
     {"events", sizeof(Event), kEventColumns, "What the rank did, an event a row; events nest"},
@@ -105,6 +105,8 @@ constexpr NameMeaning kStepScalars[] = {
     {"largest_coverage_loss", "1", "largest coverage lost over the choices"},
     {"recall", "1", "share of the exact attention on computed pairs"},
     {"recall_interval", "1", "half of the 95 % interval of recall"},
+    {"cap_share", "1", "share of the choices that caps on columns or slashes decided"},
+    {"cap_mass", "1", "mean share of the observed mass that caps left out; NaN: not known"},
     {"needle_accuracy", "1", "share of the held-out questions answered"},
     {"needle_accuracy.depth.D", "1", "needle_accuracy at depth class D"},
     {"needle_accuracy.length.N.depth.D", "1",
