@@ -2,11 +2,12 @@
 # Set-up shared by jobs/quickstart.sh and tests/run.sh: installs what is missing, checks MPI,
 # configures by preset and builds.
 #
-#   jobs/setup.sh [--tests] [--preset NAME] [--define NAME=VALUE]... [TARGET...]
+#   jobs/setup.sh [--tests|--all-tests] [--preset NAME] [--define NAME=VALUE]... [TARGET...]
 #                                                            (no TARGET: everything)
 #   jobs/setup.sh [--tests] --packages       installs packages and stops
 #
-# --tests adds the packages that only tests need; jobs/packages/packages.txt lists them all.
+# --tests adds the packages that only tests need, --all-tests also those of tests/run.sh full;
+# jobs/packages/packages.txt lists them all.
 # Packages are installed on Debian and its family, as root or through sudo; apt-get is not called
 # when nothing is missing.  BALLAST_SKIP_INSTALL=1
 # leaves packages alone (libraries from modules), BALLAST_BUILD_JOBS bounds the compiler
@@ -21,6 +22,7 @@ listed_packages() {
 }
 packages=$(listed_packages build)
 test_packages=$(listed_packages test)
+full_packages=$(listed_packages full)
 
 stop() {
   echo "setup: $*"
@@ -72,13 +74,14 @@ install_packages() {
     return
   fi
   # shellcheck disable=SC2086
-  mapfile -t missing < <(missing_packages $packages ${with_tests:+$test_packages})
+  mapfile -t missing < <(missing_packages $packages ${with_tests:+$test_packages} \
+    ${with_all:+$full_packages})
   [ ${#missing[@]} -gt 0 ] || return 0
   say "installing ${missing[*]}"
   as_root apt-get -q update </dev/null ||
     say "apt-get update failed; trying with the package lists that are here"
   for entry in "${missing[@]}"; do names+=("$(offered "$entry")"); done
-  # --no-install-recommends: matplotlib and Slurm recommend desktop and mail packages.
+  # --no-install-recommends: Plotly and Slurm recommend desktop and mail packages.
   as_root apt-get -q install -y --no-install-recommends -o DPkg::Lock::Timeout=300 \
     "${names[@]}" </dev/null ||
     stop "could not install: ${names[*]}. Run as root or with sudo:" \
@@ -161,10 +164,11 @@ build_jobs() {
   echo "${BALLAST_BUILD_JOBS:-$jobs}"
 }
 
-with_tests='' packages_alone='' preset=default definitions=() targets=()
+with_tests='' with_all='' packages_alone='' preset=default definitions=() targets=()
 while [ $# -gt 0 ]; do
   case $1 in
     --tests) with_tests=1 ;;
+    --all-tests) with_tests=1 with_all=1 ;;
     --packages) packages_alone=1 ;;
     --preset | --define)
       [ $# -ge 2 ] || stop "$1 needs a value"

@@ -8,13 +8,13 @@
 set -euo pipefail
 exec </dev/null
 root=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)
-selection=(-L '^default$')
+selection=(-L '^default$') packages=--tests
 if [ "${1:-}" = full ]; then
-  selection=()
+  selection=() packages=--all-tests
   shift
 fi
 preset=${BALLAST_PRESET:-default}
-build=$("$root/jobs/setup.sh" --tests --preset "$preset" --define BALLAST_TESTS=ON)
+build=$("$root/jobs/setup.sh" "$packages" --preset "$preset" --define BALLAST_TESTS=ON)
 # Tests run many ranks on few cores: one thread each.
 export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 cd "$build"

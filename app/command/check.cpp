@@ -10,6 +10,7 @@
 #include "app/plan/first_plans.hpp"
 #include "app/plan/planned_run.hpp"
 #include "app/plan/run_summary.hpp"
+#include "app/plan/simulated_steps.hpp"
 #include "app/plan/stored_groups.hpp"
 
 namespace ballast {
@@ -175,6 +176,21 @@ void tell_balance(const Config& config, CheckFacts& f, nlohmann::ordered_json& t
   }
 }
 
+/// What the simulator says of the first steps, in the twin and as a trace.
+void simulate_steps(const CommandLine& line, const Config& config, const CheckFacts& f,
+                    nlohmann::ordered_json& twin) {
+  if ((line.json.empty() && line.trace.empty()) || !config.is_set(&Config::data)) return;
+  try {
+    const SimulatedSteps steps(config, line.steps);
+    twin["simulated"] = steps.json();
+    if (line.trace.empty()) return;
+    steps.write_trace(line.trace + (f.case_name.empty() ? "" : "/" + f.case_name), f);
+  } catch (const Error& e) {
+    require(line.trace.empty(), "no trace of simulated steps: {}", e.what());
+    twin["simulation_refused"] = e.what();
+  }
+}
+
 void print_whole(const CheckFacts& f) {
   fmt::print("deck {}{}: {}\n", f.file,
              f.case_name.empty() ? "" : fmt::format(", case {}", f.case_name),
@@ -261,6 +277,7 @@ int check_command(const CommandLine& line) {
     const OpenedFiles& files = cases.back().files;
     twins.back()["data"] = {{"text", files.data}, {"loss_share", files.loss_share}};
     twins.back()["file_problems"] = files.problems;
+    simulate_steps(line, config, cases.back(), twins.back());
     add_plans(twins.back(), config, line.plans);
   }
   if (cases.size() == 1) {

@@ -26,6 +26,8 @@ struct CommandLine {
   std::string json;                    ///< --json, or "": no twin
   bool elsewhere = false;              ///< check: files that are not here are no problem
   std::int64_t plans = 1;              ///< --plans: steps whose plans the twin holds
+  std::int64_t steps = 1;              ///< check --steps: steps that are simulated
+  std::string trace;                   ///< check --trace: folder for them, or ""
   double wall_time_s = 0;              ///< -t in seconds; 0: no limit
 
   /// The chosen deck as a Config, the same on every rank: rank 0 reads the file and hands its text

@@ -44,6 +44,9 @@ class PlannedRun {
   PlannedRun(const PlannedRun&) = delete;
   PlannedRun& operator=(const PlannedRun&) = delete;
 
+  /// Steps from now on hold the times of every operation.
+  void keep_ops() { simulation_.keep_ops = true; }
+
   /// From the first step again, with or without tuning, batches made by `batching`.
   void begin(const BatchingOptions& batching, bool tune);
 

@@ -3,7 +3,7 @@ import sys
 
 sys.dont_write_bytecode = True  # the folder may be a checkout or read-only
 
-NEEDED = {"h5py": "python3-h5py", "numpy": "python3-numpy", "matplotlib": "python3-matplotlib"}
+NEEDED = {"h5py": "python3-h5py", "numpy": "python3-numpy", "plotly": "python3-plotly"}
 
 
 def missing_packages():
@@ -19,7 +19,7 @@ def arguments(argv):
 
     parser = argparse.ArgumentParser(
         prog="ballast-report",
-        description="Imbalance report (HTML, PNG, CSV, JSON) from the traces of run folders.",
+        description="Imbalance report (HTML, CSV, JSON) from the traces of run folders.",
     )
     parser.add_argument(
         "runs",
@@ -38,6 +38,11 @@ def arguments(argv):
         help="also write a timeline for ui.perfetto.dev or chrome://tracing",
     )
     parser.add_argument("--json", metavar="FILE", help="also write the metrics here")
+    parser.add_argument(
+        "--no-simulator",
+        action="store_true",
+        help="do not ask `ballast check` what changes of the deck would bring",
+    )
     return parser.parse_args(argv)
 
 
@@ -102,17 +107,22 @@ def show_runs(args):
     import analysis
     import page
     import perfetto
+    import simulator
+    import verdict
     from load import load_run
 
     runs = [load_run(path) for path in args.runs]
     distinct_names(runs)
     analyses = [analysis.analyse(run) for run in runs]
+    program = None if args.no_simulator else simulator.find_program()
+    for a in analyses:
+        a.verdict = verdict.judge(a, program)
     if args.out:
         folder = Path(args.out)
     else:
         folder = runs[0].path / "report" if len(runs) == 1 else Path("ballast-report")
     path = page.write(analyses, folder)
-    result = [analysis.summary(a) for a in analyses]
+    result = [{**analysis.summary(a), "verdict": verdict.summary(a.verdict)} for a in analyses]
     if len(runs) == 1:
         result = result[0]
     else:

@@ -93,6 +93,7 @@ class Analysis:
     regions: list = field(default_factory=list)
     prediction: object = None  # prediction.Prediction, None without predicted ops
     scalars: dict = field(default_factory=dict)  # name -> (steps, values)
+    verdict: object = None  # verdict.Verdict
 
 
 def analyse(run):
@@ -212,12 +213,7 @@ def _micro_batches(a):
             )
             e, x = events[mine], seconds[mine]
             busy = np.isin(e["kind"], useful_codes)
-            per = defaultdict(float)
-            for step, mb, value in zip(
-                e["step"][busy].tolist(), e["micro_batch"][busy].tolist(), x[busy].tolist()
-            ):
-                per[step, mb] += value
-            for (step, mb), value in per.items():
+            for step, mb, value in _sums(e["step"][busy], e["micro_batch"][busy], x[busy]):
                 times[session.number, step, session.at.get("dp", 0), mb].append(value)
             ops = np.isin(e["kind"], op_codes)
             if not ops.any():
@@ -235,7 +231,7 @@ def _micro_batches(a):
             ):
                 span = spans[pipeline + (step,)]
                 span[0], span[1] = min(span[0], begin), max(span[1], end)
-            for step, value in zip(e["step"][counts].tolist(), x[counts].tolist()):
+            for step, _, value in _sums(e["step"][counts], 0 * e["step"][counts], x[counts]):
                 spans[pipeline + (step,)][2] += value
     per_step = defaultdict(list)
     for (session, step, _, _), values in times.items():
@@ -244,6 +240,13 @@ def _micro_batches(a):
         a.imbalance = float(np.mean([metrics.imbalance_degree(v) for v in per_step.values()]))
     wall = sum((s[1] - s[0]) * s[3] for s in spans.values())
     a.bubble_ratio = 1 - sum(s[2] for s in spans.values()) / wall if wall > 0 else 0.0
+
+
+def _sums(first, second, values):
+    """(first, second, sum of the values) of every pair of keys."""
+    keys, at = np.unique(np.stack([first, second]), axis=1, return_inverse=True)
+    sums = np.bincount(at.reshape(-1), weights=values, minlength=keys.shape[1])
+    return zip(*keys.tolist(), sums.tolist()) if len(values) else ()
 
 
 def _inside(events, outer):

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 
 import old_plans
+from style import number_ranges
 
 # 1 has no budgets, 2 no predicted ops; up to 3 plans are prose and kinds carry no flags.
 FORMAT_VERSIONS = (1, 2, 3, 4)
@@ -390,7 +391,7 @@ def load_run(path):
     missing = sorted(set(range(newest.ranks)) - set(current))
     if missing:
         notes.append(
-            f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of"
+            f"rank{'s' if len(missing) > 1 else ''} {number_ranges(missing)} of"
             f" {newest.ranks} left no readable trace; every figure and metric covers the others"
             " only"
         )
@@ -399,7 +400,7 @@ def load_run(path):
     if gone:
         many = len(gone) > 1
         notes.append(
-            f"rank{'s' * many} {', '.join(map(str, gone))} belong{'s' * (not many)} to an earlier"
+            f"rank{'s' * many} {number_ranges(gone)} belong{'s' * (not many)} to an earlier"
             " start on another number of ranks"
         )
     deck_text = _read_text(path / "deck.toml") or newest.deck

@@ -155,6 +155,30 @@ def _begin_order(begin, end):
 def exclusive_seconds(begin, end):
     """Seconds of each event that no later-begun event of the same rank covers."""
     begin, end = np.asarray(begin, dtype=float), np.asarray(end, dtype=float)
+    nested = _exclusive_of_nested(begin, end)
+    return _exclusive_of_any(begin, end) if nested is None else nested
+
+
+def _exclusive_of_nested(begin, end):
+    """The same where every event lies inside or outside each other one: its length less those of
+    the events directly inside it.  None where two overlap by halves."""
+    seconds = end - begin
+    some = np.flatnonzero(seconds > 0)  # the others cover nothing
+    order = some[_begin_order(begin[some], end[some])]
+    b, e = begin[order], end[order]
+    # As many are open when one begins as began before it and did not end until then.
+    depth = np.arange(len(order)) - np.searchsorted(np.sort(e), b, side="right")
+    out = seconds.copy()
+    for level in range(1, int(depth.max(initial=0)) + 1):
+        inside, around = np.flatnonzero(depth == level), np.flatnonzero(depth == level - 1)
+        parent = around[np.searchsorted(around, inside) - 1]
+        if (parent > inside).any() or (e[inside] > e[parent]).any():
+            return None
+        np.subtract.at(out, order[parent], e[inside] - b[inside])
+    return out
+
+
+def _exclusive_of_any(begin, end):
     seconds = (end - begin).tolist()
     order = _begin_order(begin, end).tolist()
     begins, ends = begin.tolist(), end.tolist()

@@ -1,78 +1,65 @@
-"""One self-contained HTML page: no network, no scripts, figures inline."""
-import base64
+"""One self-contained HTML page: no network; Plotly, style and data inline."""
+import functools
 import html
-import io
+import json
+from pathlib import Path
 
 import numpy as np
 
+import comparison
 import tables
+import verdict
 from analysis import summary
-from figures import FIGURES, compare
-from style import bytes_unit, plt, seconds_unit
+from figures import FIGURES
+from plot import plain
+from style import bytes_unit, seconds_unit
 
-CSS = """
-:root { --ink: #1f2933; --muted: #64748b; --line: #e2e8f0; --soft: #f7f9fb; --accent: #2563a8; }
-* { box-sizing: border-box; }
-body { margin: 0; color: var(--ink); background: #fff; font: 15px/1.55 "Inter", "Segoe UI",
-  "Helvetica Neue", "Liberation Sans", Arial, sans-serif; }
-main, header > div { max-width: 1120px; margin: 0 auto; padding: 0 32px; }
-header { background: #15263b; color: #fff; padding: 34px 0 30px; }
-header h1 { margin: 0; font-size: 27px; font-weight: 650; letter-spacing: -0.01em; }
-header p { margin: 6px 0 0; color: #b6c5d8; font-size: 14px; }
-nav { border-bottom: 1px solid var(--line); background: var(--soft); font-size: 14px; }
-nav div { max-width: 1120px; margin: 0 auto; padding: 9px 32px; display: flex; flex-wrap: wrap; gap:
-  6px 22px; }
-a { color: var(--accent); text-decoration: none; } a:hover { text-decoration: underline; }
-h2 { margin: 44px 0 4px; font-size: 21px; font-weight: 650; letter-spacing: -0.01em; }
-h3 { margin: 34px 0 8px; font-size: 16px; font-weight: 650; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(220px, 1fr)); gap: 12px;
-  margin: 24px 0 8px; }
-.tile { border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px 11px; }
-.tile b { display: block; font-size: 21px; font-weight: 650; line-height: 1.25;
-  font-variant-numeric: tabular-nums; white-space: nowrap; }
-.tile span { color: var(--muted); font-size: 13px; }
-.notes { margin: 22px 0 0; padding: 12px 18px; border-left: 4px solid #edae49; background: #fdf6e7;
-  border-radius: 0 6px 6px 0; font-size: 14px; }
-.notes ul { margin: 4px 0 0; padding-left: 18px; }
-figure { margin: 26px 0 6px; } figure img { display: block; max-width: 100%; height: auto; }
-figcaption, .formula { color: var(--muted); font-size: 13.5px; max-width: 940px; }
-figcaption { margin-top: 6px; } .formula { margin: 8px 0 0; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
-th { text-align: right; font-weight: 600; color: var(--muted); border-bottom: 1.5px solid #b8c1cc;
-  padding: 5px 14px 5px 0; white-space: nowrap; }
-td { text-align: right; border-bottom: 1px solid var(--line); padding: 4px 14px 4px 0; white-space:
-  nowrap; }
-th.text, td.text { text-align: left; } tr:last-child td { border-bottom: 0; }
-tr.total td { font-weight: 600; }
-details { margin: 18px 0; } summary { cursor: pointer; color: var(--accent); font-size: 14px; }
-pre { background: var(--soft); border: 1px solid var(--line); border-radius: 8px; padding: 14px
-  16px; overflow-x: auto; font: 12.5px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }
-footer { margin: 56px 0 0; padding: 18px 0 40px; border-top: 1px solid var(--line); color:
-  var(--muted); font-size: 13px; }
-@media print { nav { display: none; } figure, table { break-inside: avoid; } }
-"""
+HERE = Path(__file__).resolve().parent
+MOST_ROWS = 40  # of a table; its CSV file has all
 
 
 def escape(text):
     return html.escape(str(text), quote=True)
 
 
-def render(figure, path=None):
-    """PNG of a figure: written beside the page and returned for it."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", bbox_inches="tight", pad_inches=0.06)
-    plt.close(figure)
-    if path is not None:
-        path.write_bytes(buffer.getvalue())
-    return buffer.getvalue()
+@functools.lru_cache
+def plotly():
+    """Plotly's script, from the distribution's package or pip's."""
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs().replace("</script", "<\\/script")
 
 
-def figure_html(png, caption, alt):
-    data = base64.b64encode(png).decode("ascii")
+class Panels:
+    """The page's panels, numbered."""
+
+    def __init__(self):
+        self.made = []
+
+    def figure(self, name, panels, caption, run=""):
+        """HTML of a figure; its panels are drawn by page.js."""
+        body = ""
+        for panel in panels:
+            key = f"panel-{len(self.made)}"
+            self.made.append({**plain(panel), "id": key, "run": run, "figure": name})
+            wide = " wide" if len(panels) == 1 or panel["height"] > 400 else ""
+            body += (
+                f'<div class="panel{wide}"><h4>{escape(panel["title"])}</h4><div id="{key}"'
+                f' style="height:{panel["height"]}px"></div>{slider(panel, key)}</div>'
+            )
+        return (
+            f'<figure id="{escape(run)}{escape(name)}"><div class="panels">{body}</div>'
+            f"<figcaption>{escape(caption)}</figcaption></figure>\n"
+        )
+
+
+def slider(panel, key):
+    steps = panel.get("by_step", ())
+    if len(steps) < 2:
+        return f'<div class="slider"><output>{escape(steps[0][0])}</output></div>' if steps else ""
     return (
-        f'<figure><img alt="{escape(alt)}"'
-        f' src="data:image/png;base64,{data}"><figcaption>{escape(caption)}</figcaption></figure>\n'
+        f'<div class="slider"><input type="range" min="0" max="{len(steps) - 1}" value="0"'
+        f' data-panel="{key}" aria-label="step"><output>{escape(steps[0][0])}</output></div>'
     )
 
 
@@ -80,6 +67,16 @@ def cell(value, spec):
     if isinstance(value, float) and np.isnan(value):
         return "&ndash;"
     return escape(format(value, spec) if spec and not isinstance(value, str) else value)
+
+
+def shortened(table):
+    """(place, row) of the rows that the page shows, and how many it leaves out: totals stay."""
+    rows = list(enumerate(table.rows))
+    if len(rows) <= MOST_ROWS:
+        return rows, 0
+    totals = [(r, row) for r, row in rows if str(row[0]).startswith("all")]
+    kept = [item for item in rows if item not in totals][: MOST_ROWS - len(totals)]
+    return kept + totals, len(rows) - len(kept) - len(totals)
 
 
 def table_html(table):
@@ -93,7 +90,8 @@ def table_html(table):
     tag = [' class="text"' if t else "" for t in text]
     head = "".join(f"<th{tag[c]}>{escape(name)}</th>" for c, name in enumerate(table.columns))
     body = ""
-    for r, row in enumerate(table.rows):
+    shown, left_out = shortened(table)
+    for r, row in shown:
         if table.row_formats:
             formats = ("",) + (table.row_formats[r],) * (len(row) - 1)
         total = ' class="total"' if isinstance(row[0], str) and row[0].startswith("all") else ""
@@ -104,6 +102,8 @@ def table_html(table):
         )
     title = f"<h3>{escape(table.title)}</h3>" if table.title else ""
     formula = f'<p class="formula">{escape(table.formula)}</p>' if table.formula else ""
+    if left_out:
+        formula = f'<p class="formula">{left_out} more rows: {escape(table.name)}.csv</p>' + formula
     return (
         f"{title}<div"
         f' class="scroll"><table><thead><tr>{head}</tr></thead>'
@@ -161,8 +161,50 @@ def description(a):
     return " \u00b7 ".join(parts)
 
 
-def run_section(a, folder, prefix, several):
-    """Figures, tables and deck of one run; PNG and CSV files go to `folder` under names that begin
+def rank_groups(a):
+    """[(label, ranks)] that the page can be narrowed to: by mesh coordinate, host and speed."""
+    groups, mesh = [], a.run.first_trace.last.mesh
+    for key in sorted((k for k, degree in mesh.items() if degree > 1), key=_place_in_order):
+        values = {}
+        for rank in a.ranks:
+            values.setdefault(a.run.traces[rank].last.at.get(key, 0), []).append(rank)
+        groups += [(f"{key} {value}", ranks) for value, ranks in sorted(values.items())]
+    hosts = {}
+    for rank in a.ranks:
+        hosts.setdefault(a.run.traces[rank].last.host, []).append(rank)
+    if len(hosts) > 1:
+        groups += [(f"host {host}", ranks) for host, ranks in sorted(hosts.items())]
+    if len(a.ranks) > 16:
+        order = np.argsort(np.nansum(a.useful, axis=1), kind="stable")
+        ranked = [a.ranks[r] for r in order]
+        groups = [("16 busiest", ranked[-16:]), ("16 idlest", ranked[:16])] + groups
+    return groups
+
+
+def _place_in_order(key):
+    return _mesh_order((key, 0))
+
+
+def rank_choice(a, prefix, several):
+    """The control that narrows a run's figures to a group of ranks."""
+    groups = rank_groups(a)
+    if len(a.ranks) < 2 or not groups:
+        return "", groups
+    options = "".join(
+        f'<option value="{i}">{escape(label)}</option>' for i, (label, _) in enumerate(groups)
+    )
+    label = f"ranks of {a.run.name}" if several else "ranks"
+    return (
+        (
+            f'<label>{escape(label)} <select data-run="{escape(prefix)}"><option'
+            f' value="-1">all</option>{options}</select></label>'
+        ),
+        groups,
+    )
+
+
+def run_section(a, folder, prefix, several, panels):
+    """Verdict, figures, tables and deck of one run; CSV files go to `folder` under names that begin
     with `prefix`."""
     out = []
     anchor = escape(prefix)
@@ -171,6 +213,7 @@ def run_section(a, folder, prefix, several):
             f'<h2 id="{anchor}run">{escape(a.run.name)}</h2><p'
             f' class="formula">{escape(description(a))}</p>'
         )
+    out.append(verdict.html(a.verdict, escape))
     out.append(tiles(a))
     if a.run.notes:
         out.append(
@@ -179,22 +222,22 @@ def run_section(a, folder, prefix, several):
             + "</ul></div>\n"
         )
     for name, (draw, caption) in FIGURES.items():
-        figure = draw(a)
-        path = folder / f"{prefix}{name}.png"
-        if figure is None:
-            path.unlink(missing_ok=True)  # of an earlier report
-        else:
-            out.append(figure_html(render(figure, path), caption, name))
+        made = draw(a)
+        if made is not None:
+            out.append(panels.figure(name, made, caption, prefix))
     out.append(f'<h2 id="{anchor}tables">Tables{escape(": " + a.run.name) if several else ""}</h2>')
     for make in tables.SHOWN + tables.CSV_ONLY:
         table = make(a)
         if table is None:
             continue
-        table.write_csv(folder / f"{prefix}{table.name}.csv")
+        table.write_csv(folder / f"{prefix if several else ''}{table.name}.csv")
         if make in tables.SHOWN:
             out.append(table_html(table))
     if not a.ring:
-        out.append('<p class="formula">No ring: every sequence stays on one rank (cp = 1).</p>')
+        mesh = a.run.first_trace.last.mesh
+        alone = mesh.get("cp_outer", 1) * mesh.get("cp_inner", 1) == 1
+        why = "every sequence stays on one rank (cp = 1)" if alone else "no ring step was recorded"
+        out.append(f'<p class="formula">No table of ring attention: {why}.</p>')
     if a.run.deck_text:
         out.append(
             "<details><summary>Effective"
@@ -203,49 +246,70 @@ def run_section(a, folder, prefix, several):
     return "".join(out)
 
 
+def compared(analyses, folder, panels):
+    """The section that lays several runs side by side."""
+    body = '<h2 id="comparison">Comparison</h2>'
+    for name, draw, caption in comparison.FIGURES:
+        made = draw(analyses)
+        if made:
+            body += panels.figure(name, made, caption)
+    for table in (comparison.metrics_table(analyses), comparison.steps_table(analyses)):
+        table.write_csv(folder / f"{table.name}.csv")
+        body += table_html(table)
+    return body
+
+
+def document(title, subtitle, nav, body, panels=None, groups=None):
+    """The whole page; with panels also the script that draws them."""
+    script = ""
+    if panels:
+        data = [("panels", panels.made), ("rank-groups", groups or {})]
+        script = "".join(
+            f'<script type="application/json" id="{key}">'
+            + json.dumps(plain(value), separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+            + "</script>\n"
+            for key, value in data
+        )
+        script += (
+            f"<script>{plotly()}</script>\n<script>{(HERE / 'page.js').read_text()}</script>\n"
+        )
+    nav = f"<nav><div>{nav}</div></nav>" if nav else ""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport"'
+        ' content="width=device-width, initial-scale=1"><title>Ballast:'
+        f' {escape(title)}</title><style>{(HERE / "page.css").read_text()}</style></head>\n'
+        f"<body><header><div><h1>{escape(title)}</h1><p>{escape(subtitle)}</p></div></header>"
+        f"{nav}<main>\n{body}</main>\n{script}</body></html>\n"
+    )
+
+
 def write(analyses, folder):
-    """Writes report.html, PNG and CSV files to `folder`; returns the page's path."""
+    """Writes report.html and CSV files to `folder`; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     several = len(analyses) > 1
-    prefixes = [f"{_file_name(a.run.name)}_" if several else "" for a in analyses]
+    prefixes = [f"{_file_name(a.run.name)}_" if several else "run_" for a in analyses]
     title = f"{len(analyses)} runs side by side" if several else analyses[0].run.name
     subtitle = (
         " \u00b7 ".join(a.run.name for a in analyses) if several else description(analyses[0])
     )
-    links = (
-        [("comparison", "Comparison")] * several
-        + [(p + "run", a.run.name) for p, a in zip(prefixes, analyses) if several]
-        + [("tables", "Tables")] * (not several)
-    )
-    body = ""
-    if several:
-        table = tables.comparison(analyses)
-        table.write_csv(folder / "comparison.csv")
-        body += '<h2 id="comparison">Comparison</h2>' + figure_html(
-            render(compare(analyses), folder / "comparison.png"),
-            "All runs in one picture.",
-            "comparison",
-        )
-        table.title = ""
-        body += table_html(table)
-    body += "".join(run_section(a, folder, p, several) for a, p in zip(analyses, prefixes))
-    nav = (
-        "".join(f'<a href="#{escape(anchor)}">{escape(label)}</a>' for anchor, label in links)
-        if several
-        else ""
-    )
-    nav = f"<nav><div>{nav}</div></nav>" if nav else ""
-    page = (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport"'
-        ' content="width=device-width, initial-scale=1"><title>Ballast:'
-        f" {escape(title)}</title><style>{CSS}</style></head>\n"
-        f"<body><header><div><h1>{escape(title)}</h1><p>{escape(subtitle)}</p></div></header>"
-        f"{nav}<main>\n{body}<footer>Written"
-        " by ballast-report from the traces of every rank. Figures lie beside this page as PNG,"
-        " tables as CSV, all metrics in metrics.json.</footer></main></body></html>\n"
+    panels, groups = Panels(), {}
+    links = [("comparison", "Comparison")] * several
+    links += [(p + "run", a.run.name) for p, a in zip(prefixes, analyses) if several]
+    links += [(f"{prefixes[0]}tables", "Tables")] * (not several)
+    nav = "".join(f'<a href="#{escape(anchor)}">{escape(label)}</a>' for anchor, label in links)
+    body = compared(analyses, folder, panels) if several else ""
+    for a, prefix in zip(analyses, prefixes):
+        choice, groups[prefix] = rank_choice(a, prefix, several)
+        nav += choice
+        body += run_section(a, folder, prefix, several, panels)
+    body += (
+        "<footer>Written by ballast-report from the traces of every rank. Steps count from 0, as in"
+        " the trace: step 0 is the log's step 1. Tables lie beside this"
+        " page as CSV, all metrics in metrics.json. Figures zoom by dragging, double-click shows"
+        " all again; the camera saves one as PNG.</footer>"
     )
     path = folder / "report.html"
-    path.write_text(page, encoding="utf-8")
+    path.write_text(document(title, subtitle, nav, body, panels, groups), encoding="utf-8")
     return path
 
 

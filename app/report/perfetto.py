@@ -1,29 +1,36 @@
-"""Chrome / Perfetto trace (JSON): a process a rank, an event a region, identifiers as arguments."""
+"""Chrome / Perfetto trace (JSON): a process a rank, an event a region, identifiers as arguments,
+and an arrow from each send between stages to its receive."""
 import json
+from collections import defaultdict
 
 import numpy as np
 
 from load import BESIDE, KINDS, code
 
+PIDS = 100000  # from one run's first process to the next one's
 IDS = ("step", "micro_batch", "chunk", "layer", "stage", "outer", "inner")
 
 
 def write(runs, path):
     """Streams the events, so that a large trace needs no second copy in memory.  Ranks of the i-th
-    run have pid 100000 i + rank."""
+    run have pid PIDS i + rank."""
     with open(path, "w", encoding="utf-8") as out:
         out.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         separator = ""
         for r, run in enumerate(runs):
             prefix = f"{run.name}: " if len(runs) > 1 else ""
             begins = _begins_of_sessions(run)
-            for rank, trace in sorted(run.traces.items()):
-                pid = 100000 * r + rank
-                for part in (_names(trace, rank, pid, prefix), _events(trace, pid, begins)):
-                    for event in part:
-                        out.write(separator + json.dumps(event, separators=(",", ":")))
-                        separator = ",\n"
+            for event in _of_run(run, PIDS * r, prefix, begins):
+                out.write(separator + json.dumps(event, separators=(",", ":")))
+                separator = ",\n"
         out.write("\n]}\n")
+
+
+def _of_run(run, first_pid, prefix, begins):
+    for rank, trace in sorted(run.traces.items()):
+        yield from _names(trace, rank, first_pid + rank, prefix)
+        yield from _events(trace, first_pid + rank, begins)
+    yield from _arrows(run, first_pid, begins)
 
 
 def _begins_of_sessions(run):
@@ -89,3 +96,56 @@ def _events(trace, pid, begins):
             "dur": round((end - begin) * 1e6, 3),
             "args": args,
         }
+
+
+def transfers(run):
+    """Matched transfers between pipeline stages: (sending rank, send event, receiving rank, receive
+    event).  Of a micro-batch and chunk a stage sends on, then back, and receives likewise; the
+    first stage sends nothing back and the last nothing on."""
+    sides = {True: defaultdict(list), False: defaultdict(list)}
+    kinds = {code("send"): True, code("recv"): False}
+    for rank, trace in sorted(run.traces.items()):
+        events = trace.events[np.isin(trace.events["kind"], list(kinds))]
+        for event in events[np.argsort(events["begin_s"], kind="stable")]:
+            session = trace.sessions[event["session"]]
+            place = tuple(sorted((k, v) for k, v in session.at.items() if k != "pp"))
+            work = tuple(event[["step", "micro_batch", "chunk"]].tolist())
+            key = (session.number, place, work, session.at.get("pp", 0), session.mesh.get("pp", 1))
+            sides[kinds[int(event["kind"])]][key].append((rank, event))
+    received = {}
+    for key, found in sides[False].items():
+        *where, stage, stages = key
+        onward = _onward(len(found), first=stage == stages - 1, last=stage == 0)
+        for i, (rank, event) in enumerate(found):
+            received[(*where, stage, i < onward, i % max(onward, 1))] = (rank, event)
+    for key, found in sides[True].items():
+        *where, stage, stages = key
+        onward = _onward(len(found), first=stage == 0, last=stage == stages - 1)
+        for i, (rank, event) in enumerate(found):
+            to = (*where, stage + (1 if i < onward else -1), i < onward, i % max(onward, 1))
+            if to in received:
+                yield (rank, event, *received[to])
+
+
+def _onward(count, first, last):
+    """How many of a stage's transfers of one kind go in the direction of forward."""
+    return count if first else 0 if last else (count + 1) // 2
+
+
+def _arrows(run, first_pid, begins):
+    for number, (sender, send, receiver, receive) in enumerate(transfers(run)):
+        for phase, rank, event, at in (
+            ("s", sender, send, "begin_s"),
+            ("f", receiver, receive, "end_s"),
+        ):
+            begin = begins[run.traces[rank].sessions[event["session"]].number]
+            yield {
+                "name": "transfer",
+                "cat": "transfer",
+                "ph": phase,
+                **({"bp": "e"} if phase == "f" else {}),
+                "id": first_pid + number,
+                "pid": first_pid + rank,
+                "tid": 0,
+                "ts": round(float(event[at] - begin) * 1e6, 3),
+            }

@@ -3,10 +3,10 @@ of held-out layers beside measured ones."""
 import json
 
 import numpy as np
-from matplotlib.ticker import NullFormatter
 
 from load import ReportError
-from style import INK, MUTED, SERIES, plt, seconds_unit
+from plot import line, panel
+from style import INK, MUTED, SERIES, seconds_unit, series
 
 PREDICTORS = (
     ("table_s", "profile table", "held_out_error"),
@@ -38,31 +38,26 @@ def latency(profile):
             and row["sp"] == 1
         ):
             key = "dense" if row["pattern"] == "dense" else f"budget {row['budget']}"
-            line = sums.setdefault((row["budget"], key), {})
-            line[row["query_tokens"]] = line.get(row["query_tokens"], 0) + row["median_s"]
-    factor, unit = seconds_unit(max(max(line.values()) for line in sums.values()))
-    figure, ax = plt.subplots(figsize=(9.6, 3.4))
-    for i, ((budget, name), line) in enumerate(sorted(sums.items())):
-        tokens = sorted(line)
-        ax.plot(
-            tokens,
-            [line[n] * factor for n in tokens],
-            marker="o",
-            markersize=3.5,
-            label=name,
-            color=INK if budget == 0 else SERIES[i % len(SERIES)],
-            linestyle="--" if budget == 0 else "-",
+            found = sums.setdefault((row["budget"], key), {})
+            found[row["query_tokens"]] = found.get(row["query_tokens"], 0) + row["median_s"]
+    factor, unit = seconds_unit(max(max(found.values()) for found in sums.values()))
+    data = []
+    for i, ((budget, name), found) in enumerate(sorted(sums.items())):
+        tokens = sorted(found)
+        seconds = [found[n] * factor for n in tokens]
+        dense = {"line": {"dash": "dash"}} if budget == 0 else {}
+        data.append(line(name, tokens, seconds, series(i) if budget else INK, marks=True, **dense))
+    return [
+        panel(
+            "Attention, forward and backward, by budget (key blocks a query)",
+            data,
+            "tokens of the segment",
+            f"attention of a layer ({unit})",
+            height=380,
+            xaxis={"type": "log"},
+            yaxis={"type": "log"},
         )
-    ax.set(
-        xscale="log",
-        yscale="log",
-        xlabel="tokens of the segment",
-        ylabel=f"attention of a layer ({unit})",
-        title="Attention, forward and backward, by budget (key blocks a query)",
-    )
-    ax.set_xscale("log", base=2)
-    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-    return figure
+    ]
 
 
 def predictions(profile):
@@ -73,38 +68,35 @@ def predictions(profile):
         return None
     measured = np.array([p["measured_s"] for p in points])
     factor, unit = seconds_unit(measured.max())
-    figure, axes = plt.subplots(1, 3, figsize=(9.6, 3.4), sharex=True, sharey=True)
     packed = np.array([len(p["lengths"]) > 1 for p in points])
-    for ax, (key, name, error), colour in zip(axes, PREDICTORS, SERIES):
+    ends = np.array([measured.min(), measured.max()]) * factor
+    panels = []
+    for (key, name, error), colour in zip(PREDICTORS, SERIES):
         predicted = np.array([p[key] for p in points])
-        ends = np.array([measured.min(), measured.max()]) * factor
-        ax.plot(ends, ends, color=MUTED, linewidth=1)
-        for chosen, marker, label in ((~packed, "o", "one segment"), (packed, "s", "packs")):
-            ax.plot(
-                measured[chosen] * factor,
-                predicted[chosen] * factor,
-                marker,
-                markersize=4,
-                color=colour,
-                alpha=0.8 if marker == "o" else 0.45,
-                label=label,
+        data = [line("equal", ends, ends, MUTED)]
+        for chosen, symbol, label in (
+            (~packed, "circle", "one segment"),
+            (packed, "square", "packs"),
+        ):
+            marks = line(label, measured[chosen] * factor, predicted[chosen] * factor, colour)
+            marks.update(mode="markers", marker={"color": colour, "symbol": symbol, "size": 6})
+            data.append(marks)
+        panels.append(
+            panel(
+                f"{name}: median error {100 * profile[error]:.1f} %",
+                data,
+                f"measured ({unit})",
+                f"predicted ({unit})",
+                xaxis={"type": "log"},
+                yaxis={"type": "log"},
             )
-        ax.set(
-            xscale="log",
-            yscale="log",
-            xlabel=f"measured ({unit})",
-            title=f"{name}: median error {100 * profile[error]:.1f} %",
         )
-        ax.xaxis.set_minor_formatter(NullFormatter())
-        ax.yaxis.set_minor_formatter(NullFormatter())
-    axes[0].set_ylabel(f"predicted ({unit})")
-    axes[0].legend(loc="upper left")
-    return figure
+    return panels
 
 
 def write(path, profile, folder):
     """Writes report.html and its figures to `folder`; returns the page's path."""
-    from page import CSS, escape, figure_html, render
+    from page import Panels, document, escape
 
     folder.mkdir(parents=True, exist_ok=True)
     figures = [
@@ -123,11 +115,8 @@ def write(path, profile, folder):
             ),
         ),
     ]
-    body = "".join(
-        figure_html(render(f, folder / f"{name}.png"), caption, name)
-        for f, name, caption in figures
-        if f is not None
-    )
+    panels = Panels()
+    body = "".join(panels.figure(name, f, caption) for f, name, caption in figures if f is not None)
     identity = "".join(
         f'<tr><td class="text">{escape(k)}</td><td class="text">{escape(v)}</td></tr>'
         for k, v in profile["identity"].items()
@@ -141,18 +130,20 @@ def write(path, profile, folder):
         for link in profile["links"]
     )
     links = (
-        '<h3>Links</h3><table><thead><tr><th class="text">level</th><th>latency (us)</th><th>GB/s'
-        f" each way</th></tr></thead><tbody>{rows}</tbody></table>"
+        '<h3>Links</h3><div class="scroll"><table><thead><tr><th'
+        ' class="text">level</th><th>latency (us)</th><th>GB/s each'
+        f" way</th></tr></thead><tbody>{rows}</tbody></table></div>"
         if rows
         else ""
     )
     note = f'<div class="notes"><b>Note</b><ul>{notes}</ul></div>' if notes else ""
-    text = (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Ballast:'
-        f" profile</title><style>{CSS}</style></head>\n<body><header><div><h1>Profile of one"
-        f' layer</h1><p>{escape(profile["identity"].get("hardware", ""))}</p></div></header>'
-        f"<main>\n{note}{body}{links}<h3>Measured"
-        f" on</h3><table><tbody>{identity}</tbody></table></main></body></html>\n"
+    measured_on = f'<h3>Measured on</h3><div class="scroll"><table>{identity}</table></div>'
+    text = document(
+        "Profile of one layer",
+        profile["identity"].get("hardware", ""),
+        "",
+        note + body + links + measured_on,
+        panels,
     )
     target = folder / "report.html"
     target.write_text(text, encoding="utf-8")

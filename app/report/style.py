@@ -1,12 +1,4 @@
-"""Colours, type and axes of the figures, the colours being those of the page."""
-import matplotlib
-import numpy as np
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.ticker import MaxNLocator  # noqa: E402
-
-WIDTH = 9.6  # of every figure, in inches
+"""Colours and units of the figures, the colours being those of the page."""
 
 INK, MUTED, GRID = "#1f2933", "#64748b", "#e5e9ef"
 CATEGORY_COLOURS = {
@@ -39,42 +31,7 @@ MEMORY_COLOURS = {
     "data": "#0e9aa7",
     "offloaded": "#c2b8a3",
 }
-HEAT = "viridis"
-
-plt.rcParams.update(
-    {
-        "figure.dpi": 100,
-        "savefig.dpi": 170,
-        "figure.facecolor": "white",
-        "figure.constrained_layout.use": True,
-        "font.family": "sans-serif",
-        "font.sans-serif": ["Inter", "Source Sans 3", "Liberation Sans", "DejaVu Sans"],
-        "font.size": 9.5,
-        "axes.titlesize": 10.5,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        "axes.titlepad": 9,
-        "axes.labelcolor": MUTED,
-        "axes.edgecolor": "#b8c1cc",
-        "axes.linewidth": 0.8,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "axes.prop_cycle": matplotlib.cycler(color=SERIES),
-        "grid.color": GRID,
-        "grid.linewidth": 0.8,
-        "text.color": INK,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "xtick.labelsize": 9,
-        "ytick.labelsize": 9,
-        "legend.frameon": False,
-        "legend.fontsize": 9,
-        "lines.linewidth": 1.8,
-        "patch.linewidth": 0,
-    }
-)
+HEAT = "Viridis"
 
 
 def seconds_unit(longest):
@@ -91,15 +48,16 @@ def bytes_unit(most):
     return 1.0, "bytes"
 
 
-def integer_axis(axis):
-    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+def number_ranges(numbers):
+    """0, 1, 2, 7 as "0-2, 7"."""
+    spans = []
+    for n in sorted(numbers):
+        if spans and n == spans[-1][1] + 1:
+            spans[-1][1] = n
+        else:
+            spans.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
-def rank_height(ranks, per=0.32, least=2.1, most=7.5):
-    return float(np.clip(1.2 + per * ranks, least, most))
-
-
-def rank_ticks(ax, ranks):
-    every = max(1, len(ranks) // 24)
-    ax.set_yticks(range(0, len(ranks), every))
-    ax.set_yticklabels([str(r) for r in ranks[::every]])
+def series(i):
+    return SERIES[i % len(SERIES)]

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 import metrics
-from analysis import CATEGORIES, summary
+from analysis import CATEGORIES
 from load import COORDINATES
 from prediction import OPS
+from style import number_ranges
 
 
 @dataclass
@@ -316,9 +317,7 @@ def regions(a):
     rows = []
     for region in sorted(a.regions, key=lambda g: -g["exclusive"].sum()):
         mine = region["exclusive"][[a.ranks.index(r) for r in region["ranks"]]]
-        who = (
-            "all" if len(region["ranks"]) == len(a.ranks) else ", ".join(map(str, region["ranks"]))
-        )
+        who = "all" if len(region["ranks"]) == len(a.ranks) else number_ranges(region["ranks"])
         rows.append(
             [
                 region["region"],
@@ -409,25 +408,6 @@ COMPARED = [
     ("ave_t", "ave_t (tokens)", ",.0f"),
     ("peak_bytes", "peak memory (MiB)", ".1f"),
 ]
-
-
-def comparison(analyses):
-    """Several runs side by side: a row a metric, a column a run."""
-    summaries = [summary(a) for a in analyses]
-    rows, formats = [], []
-    for key, label, spec in COMPARED:
-        values = [s.get(key) for s in summaries]
-        if any(v is not None for v in values):
-            values = [v / 2**20 if key == "peak_bytes" and v is not None else v for v in values]
-            rows.append([label] + ["" if v is None else v for v in values])
-            formats.append(spec)
-    return Table(
-        "comparison",
-        "Comparison",
-        ["metric"] + [a.run.name for a in analyses],
-        rows,
-        row_formats=tuple(formats),
-    )
 
 
 SHOWN = (

@@ -1,20 +1,24 @@
-"""Figures of one step over time: what every rank did, and its schedule as simulated and as run."""
+"""Figures of a step over time: what every rank did, and its schedule as simulated and as run."""
 import numpy as np
-from matplotlib.patches import Patch
 
 import metrics
 from analysis import CATEGORIES, SCHEDULE_OPS, category_of_kind, nesting
 from load import BESIDE, KINDS, code
-from style import (
-    CATEGORY_COLOURS,
-    INK,
-    MUTED,
-    WIDTH,
-    plt,
-    rank_height,
-    rank_ticks,
-    seconds_unit,
+from plot import of_ranks, some, stepped
+from style import CATEGORY_COLOURS, INK, seconds_unit
+
+TIMELINE = (
+    "Upper lane of a rank: operations of the schedule with their micro-batch (F forward, R"
+    " recompute, B backward, W its weight half). Lower lane: what the rank was doing. The slider"
+    " leads through steps; of more than 32 ranks the slowest, the fastest and some between are"
+    " drawn."
 )
+PREDICTION = (
+    "Upper lane of a stage: its operations as the simulator times them with profile.table; lower"
+    " lane: as they ran (F forward, R recompute, B backward or its input half, W weight half)."
+    " Receives last until the message is there."
+)
+MOST_LANES, MOST_STEPS, MOST_BARS = 32, 12, 60000
 
 OP_COLOURS = {
     "forward": "#8fb8de",
@@ -36,49 +40,100 @@ OP_LETTERS = {
 }
 
 
-def timeline_step(a):
-    """The complete step of median length: index into a.steps."""
+class Bars:
+    """Bars over time, gathered by name into one trace each."""
+
+    def __init__(self, factor, unit):
+        self.factor, self.unit, self.traces = factor, unit, {}
+
+    def add(self, name, colour, lane, rank, begin, end, text, place, letters=""):
+        """`place`: (offset, width) of the bar in its lane."""
+        trace = self.traces.setdefault((name, colour), {"rows": []})
+        row = (lane, rank, begin * self.factor, (end - begin) * self.factor, text, *place, letters)
+        trace["rows"].append(row)
+
+    def data(self, by_rank=True):
+        out = []
+        for (name, colour), trace in self.traces.items():
+            lane, rank, begin, length, text, offset, width, letters = map(list, zip(*trace["rows"]))
+            bar = {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "y": lane,
+                "base": begin,
+                "x": length,
+                "offset": offset,
+                "width": width,
+                "customdata": text,
+                "hovertemplate": (
+                    f"%{{customdata}}<br>%{{base}} to %{{x}} {self.unit}<extra></extra>"
+                ),
+                "marker": {"color": colour, "line": {"width": 0.4, "color": "white"}},
+            }
+            fields = ["y", "base", "x", "offset", "width", "customdata"]
+            if any(letters):
+                bar.update(text=letters, textposition="inside", insidetextanchor="middle")
+                bar.update(insidetextfont={"color": INK, "size": 9}, constraintext="inside")
+                bar["textangle"] = 0
+                fields.append("text")
+            out.append(of_ranks(bar, rank, *fields) if by_rank else bar)
+        return out
+
+
+def steps_shown(a):
+    """Complete steps, as indices into a.steps."""
     shown = np.flatnonzero(
         a.complete if a.complete.any() else ~np.isnan(a.step_seconds).all(axis=0)
     )
-    if not shown.size:
-        return None
-    longest = np.nanmax(a.step_seconds[:, shown], axis=0)
-    return int(shown[np.argsort(longest)[len(shown) // 2]])
+    return some(shown.tolist(), MOST_STEPS)
+
+
+def ranks_shown(a):
+    """All, or the slowest, the fastest and some between, ascending."""
+    if len(a.ranks) <= MOST_LANES:
+        return list(a.ranks)
+    order = np.argsort(np.nansum(a.useful, axis=1), kind="stable").tolist()
+    quarter = MOST_LANES // 4
+    between = some(order[quarter:-quarter], MOST_LANES - 2 * quarter)
+    return sorted(a.ranks[r] for r in order[:quarter] + between + order[-quarter:])
 
 
 def timeline(a):
-    """One step: per rank the schedule ops (upper lane) and what the rank was doing at each moment
-    (lower lane)."""
-    s = timeline_step(a)
-    if s is None:
+    """Per step and rank the schedule's operations (upper lane), and what the rank was doing at each
+    moment (lower lane)."""
+    steps, ranks = steps_shown(a), ranks_shown(a)
+    if not steps:
         return None
-    chosen = {}
-    for rank in a.ranks:
-        events = a.run.traces[rank].events
-        if (here := events["step"] == a.steps[s]).any():
-            chosen[rank] = events[here]
-    origin, last = _extent(chosen.values())
-    factor, unit = seconds_unit(last - origin)
-    figure, ax = plt.subplots(figsize=(WIDTH, rank_height(len(a.ranks), per=0.62, most=11) + 0.4))
-    used, names = set(), list(CATEGORIES)
-    for row, rank in enumerate(a.ranks):
-        if rank not in chosen:
-            continue
-        events = chosen[rank][nesting(chosen[rank])]
-        used |= _draw_categories(ax, row, events, origin, last, factor)
-        _draw_schedule(ax, row, events, origin, last, factor)
-    ax.set_ylim(len(a.ranks) - 0.45, -0.6)
-    ax.set_xlim(0, (last - origin) * factor)
-    rank_ticks(ax, a.ranks)
-    ax.grid(axis="y", visible=False)
-    ax.set(
-        xlabel=f"time since the step began ({unit})",
-        ylabel="rank",
-        title=f"Timeline of step {a.steps[s]}",
-    )
-    _legend_below(ax, {names[c]: CATEGORY_COLOURS[names[c]] for c in sorted(used)})
-    return figure
+    frames, factor, unit = [], None, None
+    for s in steps:
+        chosen = {}
+        for rank in ranks:
+            events = a.run.traces[rank].events
+            here = events[events["step"] == a.steps[s]]
+            if len(here):
+                chosen[rank] = here[nesting(here)]
+        origin, last = _extent(chosen.values())
+        if factor is None:
+            factor, unit = seconds_unit(last - origin)
+        bars = Bars(factor, unit)
+        finest = (last - origin) * max(1 / 3000, len(chosen) * len(steps) / MOST_BARS)
+        for rank, events in chosen.items():
+            _add_categories(bars, rank, events, origin, last, finest)
+            _add_schedule(bars, rank, events, origin, last)
+        frames.append((f"step {a.steps[s]}", bars.data()))
+    title = "Timeline" + ("" if len(ranks) == len(a.ranks) else f" of {len(ranks)} ranks")
+    return [
+        stepped(
+            title,
+            frames,
+            x=f"time since the step began ({unit})",
+            y="rank",
+            height=int(np.clip(150 + 34 * len(ranks), 260, 1000)),
+            barmode="overlay",
+            yaxis={"type": "category", "autorange": "reversed"},
+        )
+    ]
 
 
 def _extent(events_of_ranks):
@@ -90,115 +145,100 @@ def _extent(events_of_ranks):
     return min(e["begin_s"].min() for e in inside), max(e["end_s"].max() for e in inside)
 
 
-def _draw_categories(ax, row, events, origin, last, factor):
-    """The lower lane of a rank; returns the categories drawn."""
-    category, names, least = category_of_kind(), list(CATEGORIES), (last - origin) / 3000
+def _add_categories(bars, rank, events, origin, last, finest):
+    """The lower lane of a rank."""
+    category, names = category_of_kind(), list(CATEGORIES)
     spans = {}
     for begin, end, event in metrics.innermost_intervals(events["begin_s"], events["end_s"]):
         begin, end = max(begin, origin), min(end, last)
         if end <= begin:
             continue
-        drawn = spans.setdefault(category[events["kind"][event]], [])
-        if drawn and begin - drawn[-1][1] < least and end - begin < least:
+        kind = int(events["kind"][event])
+        drawn = spans.setdefault(category[kind], [])
+        if drawn and begin - drawn[-1][1] < finest and end - begin < finest:
             drawn[-1][1] = end  # hair lines run together
         else:
-            drawn.append([begin, end])
-    for c in sorted(spans, reverse=True):
-        drawn = [((b - origin) * factor, max(e - b, least) * factor) for b, e in spans[c]]
-        ax.broken_barh(drawn, (row - 0.12, 0.5), color=CATEGORY_COLOURS[names[c]], linewidth=0)
-    return set(spans)
+            drawn.append([begin, end, _place(events[event])])
+    for c in sorted(spans):
+        for begin, end, text in spans[c]:
+            end = max(end, begin + finest / 4)
+            where = (begin - origin, end - origin)
+            bars.add(
+                names[c], CATEGORY_COLOURS[names[c]], str(rank), rank, *where, text, (-0.1, 0.5)
+            )
 
 
-def _draw_schedule(ax, row, events, origin, last, factor):
+def _add_schedule(bars, rank, events, origin, last):
     """The upper lane of a rank."""
     op_codes = {code(k): k for k in SCHEDULE_OPS}
     for e in events[np.isin(events["kind"], list(op_codes))]:
-        kind, begin = op_codes[int(e["kind"])], (e["begin_s"] - origin) * factor
-        length = (e["end_s"] - e["begin_s"]) * factor
-        ax.broken_barh(
-            [(begin, length)],
-            (row - 0.4, 0.24),
-            facecolor=LIGHT_COLOURS.get(kind, "#cfe3d3"),
-            edgecolor="white",
-            linewidth=0.8,
+        kind = op_codes[int(e["kind"])]
+        begin, end = e["begin_s"] - origin, e["end_s"] - origin
+        colour = LIGHT_COLOURS.get(kind, "#cfe3d3")
+        letters = f"{OP_LETTERS[kind]}{e['micro_batch']}"
+        wide = end - begin > 0.012 * (last - origin)
+        bars.add(
+            f"{kind} op",
+            colour,
+            str(rank),
+            rank,
+            begin,
+            end,
+            _place(e),
+            (-0.4, 0.26),
+            letters if wide else "",
         )
-        if length > 0.024 * (last - origin) * factor:
-            _name_op(ax, kind, e, begin + length / 2, row - 0.275, 7.5)
 
 
-def _name_op(ax, kind, event, x, y, size):
-    text = f"{OP_LETTERS[kind]}{event['micro_batch']}"
-    ax.text(x, y, text, ha="center", va="center", fontsize=size, color=INK)
-
-
-def _legend_below(ax, colours):
-    ax.legend(
-        handles=[Patch(color=colour, label=name) for name, colour in colours.items()],
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.55 / (ax.figure.get_figheight() - 0.9)),
-        ncol=6,
-        handlelength=1.2,
-        columnspacing=1.4,
-    )
+def _place(event):
+    """Kind and identifiers of an event."""
+    text = KINDS[int(event["kind"])]
+    for name in ("micro_batch", "chunk", "layer"):
+        if event[name] >= 0:
+            text += f", {name.replace('_', '-')} {event[name]}"
+    return text
 
 
 def prediction(a):
-    """The step of median length: per stage the simulated ops over the measured ones."""
+    """Per stage the simulated operations over the measured ones, a step at a time."""
     p = a.prediction
     if p is None:
         return None
-    step = p.steps[int(np.argsort(p.measured_s)[len(p.steps) // 2])]
-    lanes = p.lanes[step]
-    origin = min(m["begin_s"].min() for _, m in lanes.values())
-    last = max(max(q["end_s"].max(), m["end_s"].max() - origin) for q, m in lanes.values())
-    factor, unit = seconds_unit(last)
-    figure, ax = plt.subplots(figsize=(WIDTH, rank_height(len(lanes), per=0.8, most=12) + 0.4))
-    used, names, several = {}, [], len({d for d, _ in lanes}) > 1
-    for row, ((dp, stage), sides) in enumerate(sorted(lanes.items())):
-        names.append(f"dp {dp}, stage {stage}" if several else f"stage {stage}")
-        for side, ops in enumerate(sides):
-            low = row + (-0.38, 0.03)[side]
-            used |= _draw_ops(ax, low, ops, origin if side else 0.0, last, factor)
-            ax.text(
-                1.005,
-                low + 0.175,
-                ("predicted", "measured")[side],
-                transform=ax.get_yaxis_transform(),
-                va="center",
-                fontsize=7.5,
-                color=MUTED,
-            )
-    ax.set_ylim(len(lanes) - 0.5, -0.5)
-    ax.set_xlim(0, last * factor)
-    rank_ticks(ax, names)
-    ax.grid(axis="y", visible=False)
-    ax.set(
-        xlabel=f"time since the schedule began ({unit})",
-        title=f"Schedule of step {step}, simulated and as it ran",
-    )
-    _legend_below(ax, {kind.replace("_", " "): colour for kind, colour in used.items()})
-    return figure
+    several = len({d for lanes in p.lanes.values() for d, _ in lanes}) > 1
+    frames, rows = [], 1
+    factor, unit = seconds_unit(float(max(p.measured_s.max(), p.predicted_s.max())))
+    for step in some(p.steps, MOST_STEPS):
+        lanes = dict(sorted(p.lanes[step].items())[: MOST_LANES // 2])
+        rows = max(rows, len(lanes))
+        origin = min(m["begin_s"].min() for _, m in lanes.values())
+        bars = Bars(factor, unit)
+        for (dp, stage), sides in lanes.items():
+            name = f"dp {dp}, stage {stage}" if several else f"stage {stage}"
+            for side, ops in zip(("predicted", "measured"), sides):
+                zero = origin if side == "measured" else 0.0
+                _add_ops(bars, f"{name}, {side}", ops, zero, p.measured_s.max())
+        frames.append((f"step {step}", bars.data(by_rank=False)))
+    return [
+        stepped(
+            "Schedule, simulated and as it ran",
+            frames,
+            x=f"time since the schedule began ({unit})",
+            height=int(np.clip(140 + 62 * rows, 260, 1000)),
+            barmode="overlay",
+            yaxis={"type": "category", "autorange": "reversed", "automargin": True},
+        )
+    ]
 
 
-def _draw_ops(ax, low, ops, zero, last, factor):
-    """One lane of a stage; returns {kind: colour} of the ops drawn, in their order."""
-    used = {}
+def _add_ops(bars, lane, ops, zero, longest):
     for e in ops:
         kind = KINDS[e["kind"]]
-        length = (e["end_s"] - e["begin_s"]) * factor
-        if kind not in OP_COLOURS or length <= 0:
+        begin, end = e["begin_s"] - zero, e["end_s"] - zero
+        if kind not in OP_COLOURS or end <= begin:
             continue
-        used[kind] = OP_COLOURS[kind]
-        begin = (e["begin_s"] - zero) * factor
-        aside = kind in BESIDE  # a strip over the ops beside which it runs
-        ax.broken_barh(
-            [(begin, length)],
-            (low, 0.06 if aside else 0.35),
-            facecolor=OP_COLOURS[kind],
-            edgecolor="white",
-            linewidth=0.5,
-            zorder=3 if aside else 1,
-        )
-        if length > 0.02 * last * factor and kind in OP_LETTERS:
-            _name_op(ax, kind, e, begin + length / 2, low + 0.175, 6.5)
-    return used
+        # a strip over the ops beside which it runs
+        place = (-0.4, 0.14) if kind in BESIDE else (-0.4, 0.8)
+        wide = kind in OP_LETTERS and end - begin > 0.02 * longest
+        letters = f"{OP_LETTERS[kind]}{e['micro_batch']}" if wide else ""
+        name = kind.replace("_", " ")
+        bars.add(name, OP_COLOURS[kind], lane, 0, begin, end, _place(e), place, letters)

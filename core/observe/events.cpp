@@ -1,8 +1,8 @@
 #include "core/observe/events.hpp"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
+#include <iterator>
 #include <limits>
 
 #include "core/base/error.hpp"
@@ -10,34 +10,40 @@
 namespace ballast {
 namespace {
 
-constexpr std::array<const char*, kEventKinds> kNames = {"forward",
-                                                         "recompute",
-                                                         "backward",
-                                                         "backward_input",
-                                                         "backward_weight",
-                                                         "send",
-                                                         "recv",
-                                                         "offload",
-                                                         "fetch",
-                                                         "attention_forward",
-                                                         "attention_backward",
-                                                         "ring_wait",
-                                                         "copy_wait",
-                                                         "sequence_exchange",
-                                                         "layer_forward",
-                                                         "layer_backward",
-                                                         "head",
-                                                         "indexing",
-                                                         "tuning",
-                                                         "planning",
-                                                         "gradient_reduce",
-                                                         "parameter_gather",
-                                                         "optimizer",
-                                                         "data",
-                                                         "checkpoint",
-                                                         "validation",
-                                                         "step",
-                                                         "idle"};
+struct KindText {
+  const char* name;
+  const char* meaning;
+};
+constexpr KindText kTexts[] = {
+    {"forward", "forward of a micro-batch through the rank's stage"},
+    {"recompute", "forward of a micro-batch again, from the stored input of the stage"},
+    {"backward", "backward of a micro-batch through the stage"},
+    {"backward_input", "half of a backward: gradients of inputs"},
+    {"backward_weight", "half of a backward: gradients of weights"},
+    {"send", "sending to a neighbouring stage, as far as the rank waits for it"},
+    {"recv", "receiving from a neighbouring stage, the wait for it included"},
+    {"offload", "copy to host memory, beside computation"},
+    {"fetch", "copy from host memory, beside computation"},
+    {"attention_forward", "attention of a layer, or of one ring step of it"},
+    {"attention_backward", "backward of attention, or of one ring step of it"},
+    {"ring_wait", "wait of a ring step for its hops, or of a choice of pairs for other ranks"},
+    {"copy_wait", "wait of computation for copies to or from host memory"},
+    {"sequence_exchange", "all-to-all of heads against sequence (Ulysses)"},
+    {"layer_forward", "forward of a layer"},
+    {"layer_backward", "backward of a layer"},
+    {"head", "final norm, language-model head and loss"},
+    {"indexing", "choosing the pairs that sparse attention computes"},
+    {"tuning", "dynamic sparsity tuning: targets, coverage and choice of budgets"},
+    {"planning", "making the step's plan"},
+    {"gradient_reduce", "reduction of gradients over replicas, the wait for them included"},
+    {"parameter_gather", "gathering updated parameters"},
+    {"optimizer", "update of the parameters"},
+    {"data", "reading samples"},
+    {"checkpoint", "writing a checkpoint"},
+    {"validation", "held-out loss"},
+    {"step", "a whole training step; what nothing inside covers is idle time"},
+    {"idle", "nothing to do"}};
+static_assert(std::size(kTexts) == kEventKinds);
 
 /// Nanoseconds of the monotonic clock since the machine started: the same origin for all processes
 /// of a node.
@@ -55,13 +61,19 @@ class HostClock final : public Clock {
 
 const char* name(EventKind kind) {
   const auto i = static_cast<std::size_t>(kind);
-  return i < kNames.size() ? kNames[i] : "unknown";
+  return i < std::size(kTexts) ? kTexts[i].name : "unknown";
+}
+
+const char* meaning(EventKind kind) {
+  const auto i = static_cast<std::size_t>(kind);
+  return i < std::size(kTexts) ? kTexts[i].meaning : "";
 }
 
 EventKind event_kind(const std::string& text) {
-  const auto found = std::find(kNames.begin(), kNames.end(), text);
-  require(found != kNames.end(), "'{}' is no event kind", text);
-  return static_cast<EventKind>(found - kNames.begin());
+  const auto found = std::find_if(std::begin(kTexts), std::end(kTexts),
+                                  [&](const KindText& k) { return text == k.name; });
+  require(found != std::end(kTexts), "'{}' is no event kind", text);
+  return static_cast<EventKind>(found - std::begin(kTexts));
 }
 
 bool computes(EventKind kind) {

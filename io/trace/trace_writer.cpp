@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "io/hdf5/hdf5_support.hpp"
+#include "io/trace/trace_columns.hpp"
 
 namespace ballast {
 namespace {
@@ -24,82 +25,9 @@ using hdf5::Handle;
 constexpr std::int64_t kFormatVersion = 4;
 constexpr hsize_t kCopyBytes = 1 << 22;
 
-/// Tables in the order of the fields of /rows.
-enum TableName { kEvents, kSteps, kPlans, kPlanSteps, kPlanText, kBudgets, kPredicted, kTables };
-constexpr const char* kTableNames[kTables] = {"events",    "steps",   "plans",    "plan_steps",
-                                              "plan_text", "budgets", "predicted"};
 constexpr hsize_t kFirstCapacity[kTables] = {16384, 1024, 256, 1024, 1 << 18, 1024, 1024};
 
-struct PlanRow {
-  char kind[24] = {};
-  std::uint64_t hash = 0;
-  std::int64_t step = 0;              ///< first step that executed it
-  std::int64_t begin = 0, bytes = 0;  ///< of its compressed text
-  std::int64_t text_bytes = 0;        ///< of its text
-};
-
-struct PlanStep {
-  std::int64_t step = 0, plan = 0;
-};
-
-void insert(hid_t type, const char* field, std::size_t offset, hid_t field_type) {
-  check(H5Tinsert(type, field, offset, field_type), std::string("field ") + field);
-}
-
-Handle compound(std::size_t bytes) {
-  return Handle(H5Tcreate(H5T_COMPOUND, bytes), H5Tclose, "compound type");
-}
-
-Handle kind_type() {
-  Handle type(H5Tenum_create(H5T_NATIVE_INT32), H5Tclose, "type of event kinds");
-  for (std::int32_t i = 0; i < kEventKinds; ++i)
-    check(H5Tenum_insert(type, name(static_cast<EventKind>(i)), &i), "type of event kinds");
-  return type;
-}
-
-Handle event_type() {
-  Handle type = compound(sizeof(Event));
-  insert(type, "step", offsetof(Event, step), H5T_NATIVE_INT32);
-  insert(type, "micro_batch", offsetof(Event, micro_batch), H5T_NATIVE_INT32);
-  insert(type, "chunk", offsetof(Event, chunk), H5T_NATIVE_INT32);
-  insert(type, "layer", offsetof(Event, layer), H5T_NATIVE_INT32);
-  insert(type, "stage", offsetof(Event, stage), H5T_NATIVE_INT32);
-  insert(type, "outer", offsetof(Event, outer), H5T_NATIVE_INT32);
-  insert(type, "inner", offsetof(Event, inner), H5T_NATIVE_INT32);
-  insert(type, "kind", offsetof(Event, kind), kind_type());
-  insert(type, "begin_s", offsetof(Event, begin_s), H5T_NATIVE_DOUBLE);
-  insert(type, "end_s", offsetof(Event, end_s), H5T_NATIVE_DOUBLE);
-  insert(type, "flops", offsetof(Event, flops), H5T_NATIVE_DOUBLE);
-  insert(type, "bytes", offsetof(Event, bytes), H5T_NATIVE_INT64);
-  return type;
-}
-
-Handle budget_type() {
-  Handle type = compound(sizeof(BudgetRow));
-  insert(type, "step", offsetof(BudgetRow, step), H5T_NATIVE_INT32);
-  insert(type, "micro_batch", offsetof(BudgetRow, micro_batch), H5T_NATIVE_INT32);
-  insert(type, "chunk", offsetof(BudgetRow, chunk), H5T_NATIVE_INT32);
-  insert(type, "layer", offsetof(BudgetRow, layer), H5T_NATIVE_INT32);
-  insert(type, "head", offsetof(BudgetRow, head), H5T_NATIVE_INT32);
-  insert(type, "budget", offsetof(BudgetRow, budget), H5T_NATIVE_DOUBLE);
-  insert(type, "computed_pairs", offsetof(BudgetRow, computed_pairs), H5T_NATIVE_DOUBLE);
-  insert(type, "visible_pairs", offsetof(BudgetRow, visible_pairs), H5T_NATIVE_DOUBLE);
-  insert(type, "overflow", offsetof(BudgetRow, overflow), H5T_NATIVE_INT64);
-  return type;
-}
-
-Handle plan_type() {
-  Handle type = compound(sizeof(PlanRow));
-  Handle text(H5Tcopy(H5T_C_S1), H5Tclose, "text type");
-  check(H5Tset_size(text, sizeof(PlanRow::kind)), "text type");
-  insert(type, "kind", offsetof(PlanRow, kind), text);
-  insert(type, "hash", offsetof(PlanRow, hash), H5T_NATIVE_UINT64);
-  insert(type, "step", offsetof(PlanRow, step), H5T_NATIVE_INT64);
-  insert(type, "begin", offsetof(PlanRow, begin), H5T_NATIVE_INT64);
-  insert(type, "bytes", offsetof(PlanRow, bytes), H5T_NATIVE_INT64);
-  insert(type, "text_bytes", offsetof(PlanRow, text_bytes), H5T_NATIVE_INT64);
-  return type;
-}
+const char* name_of(int table) { return trace_table(table).name; }
 
 std::vector<unsigned char> compressed(const std::string& text) {
   uLongf bytes = compressBound(static_cast<uLong>(text.size()));
@@ -109,37 +37,6 @@ std::vector<unsigned char> compressed(const std::string& text) {
           "compressing the text of a plan");
   out.resize(bytes);
   return out;
-}
-
-/// Names of the kinds for which `flag` holds, separated by blanks.
-std::string names_of(bool (*flag)(EventKind)) {
-  std::vector<const char*> names;
-  for (int i = 0; i < kEventKinds; ++i)
-    if (flag(static_cast<EventKind>(i))) names.push_back(name(static_cast<EventKind>(i)));
-  return fmt::format("{}", fmt::join(names, " "));
-}
-
-Handle plan_step_type() {
-  Handle type = compound(sizeof(PlanStep));
-  insert(type, "step", offsetof(PlanStep, step), H5T_NATIVE_INT64);
-  insert(type, "plan", offsetof(PlanStep, plan), H5T_NATIVE_INT64);
-  return type;
-}
-
-Handle rows_type() {
-  Handle type = compound(kTables * sizeof(std::int64_t));
-  for (int t = 0; t < kTables; ++t)
-    insert(type, kTableNames[t], t * sizeof(std::int64_t), H5T_NATIVE_INT64);
-  return type;
-}
-
-/// Row of /steps: the step, then one double a scalar.
-Handle step_type(const std::vector<std::string>& scalars) {
-  Handle type = compound(8 * (1 + scalars.size()));
-  insert(type, "step", 0, H5T_NATIVE_INT64);
-  for (std::size_t i = 0; i < scalars.size(); ++i)
-    insert(type, scalars[i].c_str(), 8 * (1 + i), H5T_NATIVE_DOUBLE);
-  return type;
 }
 
 /// One contiguous dataset of the file, with its type in memory and in the file.
@@ -174,27 +71,11 @@ struct TraceWriter::Impl {
   std::int64_t sessions = 0;
   bool lost = false;  ///< a call failed
 
-  Handle type_of(int table) const {
-    switch (table) {
-      case kEvents:
-      case kPredicted:
-        return event_type();
-      case kSteps:
-        return step_type(scalars);
-      case kPlans:
-        return plan_type();
-      case kPlanSteps:
-        return plan_step_type();
-      case kBudgets:
-        return budget_type();
-      default:
-        return Handle(H5Tcopy(H5T_NATIVE_UINT8), H5Tclose, "byte type");
-    }
-  }
+  Handle type_of(int table) const { return row_type(table, scalars); }
 
   void put(TableName table, std::int64_t row, std::size_t count, const void* data) {
     transfer(tables[table].dataset, tables[table].type, static_cast<hsize_t>(row), count,
-             const_cast<void*>(data), true, kTableNames[table]);
+             const_cast<void*>(data), true, name_of(table));
   }
 
   /// Access without locks and without a sieve buffer: a write goes to the file at once and readers
@@ -230,11 +111,11 @@ struct TraceWriter::Impl {
         H5Dread(hdf5::open_dataset(file, "rows"), rows_memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, rows),
         "reading rows");
     for (int t = 0; t < kTables; ++t) {
-      tables[t].dataset = hdf5::open_dataset(file, kTableNames[t]);
+      tables[t].dataset = hdf5::open_dataset(file, name_of(t));
       tables[t].rows = rows[t];
-      const auto dims = hdf5::dims_of(tables[t].dataset, kTableNames[t]);
+      const auto dims = hdf5::dims_of(tables[t].dataset, name_of(t));
       require(dims.size() == 1 && rows[t] >= 0 && static_cast<hsize_t>(rows[t]) <= dims[0],
-              "{} has fewer rows than /rows says", kTableNames[t]);
+              "{} has fewer rows than /rows says", name_of(t));
     }
     const Handle fields(H5Dget_type(tables[kSteps].dataset), H5Tclose, "type of steps");
     for (int i = 1; i < check(H5Tget_nmembers(fields), "type of steps"); ++i) {
@@ -261,8 +142,8 @@ struct TraceWriter::Impl {
     for (hsize_t begin = 0; from.dataset.valid() && begin < used; begin += most) {
       const hsize_t count = std::min(used - begin, most);
       buffer.assign((count * bytes + 7) / 8, std::numeric_limits<double>::quiet_NaN());
-      transfer(from.dataset, to.type, begin, count, buffer.data(), false, kTableNames[table]);
-      transfer(to.dataset, to.type, begin, count, buffer.data(), true, kTableNames[table]);
+      transfer(from.dataset, to.type, begin, count, buffer.data(), false, name_of(table));
+      transfer(to.dataset, to.type, begin, count, buffer.data(), true, name_of(table));
     }
   }
 
@@ -274,21 +155,22 @@ struct TraceWriter::Impl {
     Handle fresh = hdf5::create_file(temporary, H5P_DEFAULT, access());
     hdf5::write_attribute(fresh, "format", std::string("ballast-trace"));
     hdf5::write_attribute(fresh, "format_version", kFormatVersion);
+    describe_file(fresh);
     if (file.valid())
       check(H5Ocopy(file, "sessions", fresh, "sessions", H5P_DEFAULT, H5P_DEFAULT),
             "copying sessions");
     else
-      hdf5::create_group(fresh, "sessions");
+      describe_sessions(hdf5::create_group(fresh, "sessions"));
     Table next[kTables];
     for (int t = 0; t < kTables; ++t) {
       next[t] = {type_of(t), {}, tables[t].rows, tables[t].capacity};
       next[t].dataset =
-          hdf5::create_dataset(fresh, kTableNames[t], next[t].type, {next[t].capacity}, layout());
+          hdf5::create_dataset(fresh, name_of(t), next[t].type, {next[t].capacity}, layout());
+      describe_table(next[t].dataset, t, scalars);
       copy_rows(t, next[t]);
     }
-    hdf5::write_attribute(next[kEvents].dataset, "useful", names_of(useful));
-    hdf5::write_attribute(next[kEvents].dataset, "beside", names_of(beside));
     Handle fresh_rows = hdf5::create_dataset(fresh, "rows", rows_memory, {}, layout());
+    describe_rows(fresh_rows);
     extra(fresh);
     write_rows(fresh_rows);
     check(H5Fflush(fresh, H5F_SCOPE_GLOBAL), "flushing");

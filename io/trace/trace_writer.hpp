@@ -2,26 +2,20 @@
 //
 // Contents of DIR/trace_RRRRR.h5 (RRRRR is the rank), format_version 4:
 //   /rows             rows in use of each table below; what lies beyond them is unused space
-//   /events           compound, one row an event: the fields of Event, `kind` as an enumeration
-//                     with names.  Attributes `useful` and `beside`: the names of the kinds of
-//                     which that is true (core/observe/events), separated by blanks
-//   /steps            compound, one row a step: `step`, then a field a scalar, NaN where it was not
-//                     given
-//   /plans            kind, hash, first step, the place of the text in /plan_text, and its length
-//                     before compression; a distinct plan once
-//   /plan_steps       which plan (row of /plans) was executed at which step
-//   /plan_text        texts of the plans, each compressed by zlib, one after another: JSON in
-//   UTF-8.
-//                     Kinds: "step" (core/plan/plan_json, on rank 0), "ring" (likewise), "budgets"
-//                     ([[micro-batch, layer, base budget, budget, coverage loss]], each rank's own)
-//   /budgets          compound, one row a head of a layer of a micro-batch under sparse attention:
-//                     the fields of BudgetRow (since version 2)
-//   /predicted        compound, one row an op of the rank's stage as the simulator times it: the
-//                     fields of Event, seconds since the step's schedule begins (since version 3)
-// Versions 1 to 3 hold plans as prose, uncompressed, and no attributes.
+//   /events, /steps, /plans, /plan_steps, /plan_text, /budgets, /predicted
+//                     tables; trace_columns has their columns, docs/trace.md shows them.  Every
+//                     data set says what it is in attribute `description`, every table what its
+//                     columns are in attribute `columns` ({name, units, description}), and what
+//                     event kinds mean in `kinds`; `useful` and `beside` name the kinds of which
+//                     that is true (core/observe/events), separated by blanks
+//                     Kinds of plans: "step" (core/plan/plan_json, on rank 0), "ring" (likewise),
+//                     "budgets" ([[micro-batch, layer, base budget, budget, coverage loss]], each
+//                     rank's own), "recall" and "coverage" (app/observe/recall_rows)
 //   /sessions/NNN     one group a start or restart: attributes of TraceHeader, started_unix_s, the
 //                     first row of each table that the session wrote (first_events, first_steps,
 //                     first_plan_steps, first_budgets, first_predicted), and the deck as a text
+// Files may lack the descriptions; /budgets came with version 2, /predicted with version 3.
+// Versions 1 to 3 hold plans as prose, uncompressed, and no attributes.
 //
 // How it survives a kill at any moment: tables are contiguous and have spare rows, so appending
 // writes data bytes and then the 40 bytes of /rows, never metadata.  When a table is full, or a new

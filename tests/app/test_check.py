@@ -205,6 +205,40 @@ class Check(RunCase):
         self.assertIn("two", text)
         self.assertEqual(self.check(deck, "--case", "two")[1]["ranks"], 4)
 
+    def test_simulated_steps_become_traces_of_all_ranks(self):
+        import h5py
+
+        folder = os.path.join(self.folder, "simulated")
+        deck = self.deck(dp=2, cp_inner=2)
+        pipeline = ["mesh.pp=2", "batching.global_tokens=3000"]
+        found = self.check(deck, *pipeline, "--steps", "3", "--trace", folder)[1]["simulated"]
+        self.assertEqual(found["steps"], 3)
+        self.assertAlmostEqual(sum(found["terms"].values()), found["step_s"], places=9)
+        paths = sorted(glob.glob(os.path.join(folder, "trace", "trace_*.h5")))
+        self.assertEqual(len(paths), 8)
+        sent = received = 0
+        for path in paths:
+            with h5py.File(path, "r") as f:
+                events = f["events"][()]
+                kinds = h5py.check_enum_dtype(events.dtype["kind"])
+                steps = events[events["kind"] == kinds["step"]]
+                spans = steps["end_s"] - steps["begin_s"]
+                self.assertAlmostEqual(spans.mean(), found["step_s"], places=9)
+                for step in steps:
+                    inside = events[events["step"] == step["step"]]
+                    self.assertGreaterEqual(inside["begin_s"].min(), step["begin_s"])
+                    self.assertLessEqual(inside["end_s"].max(), step["end_s"] + 1e-12)
+                sent += (events["kind"] == kinds["send"]).sum()
+                received += (events["kind"] == kinds["recv"]).sum()
+                self.assertEqual(f["sessions/000"].attrs["device"], b"simulated")
+        self.assertGreater(sent, 0)
+        self.assertEqual(sent, received)
+        again = subprocess.run(
+            [BALLAST, "check", deck, "--trace", folder], capture_output=True, text=True
+        )
+        self.assertNotEqual(again.returncode, 0)
+        self.assertIn("give a new folder", again.stderr)
+
     def test_memory_estimate_is_close_to_the_measured_peak(self):
         try:
             import h5py

@@ -52,6 +52,8 @@ class Meshes(RunCase):
         self.run_ballast(4, "train", self.deck(dp=2, cp_inner=2), "-d", run)
         for path in glob.glob(os.path.join(run, "trace", "trace_*.h5")):
             with h5py.File(path, "r") as f:
+                for name, _, meaning in f["steps"].attrs["columns"]:
+                    self.assertTrue(meaning, f"{name} has no meaning in io/trace/trace_columns")
                 events = f["events"][: f["rows"][0]] if f["rows"].shape else f["events"][()]
                 kinds = {
                     value: name

@@ -51,7 +51,7 @@ class List(unittest.TestCase):
         self.assertGreater(len(rows), 20)
         names = [name for debian, _, _ in rows for name in debian]
         self.assertEqual(len(names), len(set(names)))
-        self.assertEqual({group for _, _, group in rows}, {"build", "test"})
+        self.assertEqual({group for _, _, group in rows}, {"build", "test", "full"})
 
     def test_set_up_installs_the_list_and_nothing_else(self):
         done = subprocess.run(

@@ -11,6 +11,8 @@
 //       kill                                       flushes everything and dies as by kill -9
 //   report_helper metrics     reads lines "NAME ROWS COLUMNS VALUES... [EXTRA]" and prints one
 //   number a line
+//   report_helper scalars     prints the scalars of steps whose meaning the writer knows, one a
+//   line
 #include <csignal>
 #include <cstdio>
 #include <iostream>
@@ -22,6 +24,7 @@
 
 #include "core/base/error.hpp"
 #include "core/observe/metrics.hpp"
+#include "io/trace/trace_columns.hpp"
 #include "io/trace/trace_writer.hpp"
 
 namespace {
@@ -182,8 +185,10 @@ int main(int argc, char** argv) {
       write(argv[2]);
     else if (command == "metrics")
       metrics();
+    else if (command == "scalars")
+      for (const NameMeaning& scalar : step_scalars()) std::cout << scalar.name << '\n';
     else
-      fail("usage: report_helper write DIR | metrics");
+      fail("usage: report_helper write DIR | metrics | scalars");
   } catch (const std::exception& e) {
     std::fprintf(stderr, "report_helper: %s\n", e.what());
     return 1;

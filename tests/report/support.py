@@ -3,6 +3,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 REPORT = Path(__file__).resolve().parents[2] / "app" / "report"
 sys.path.insert(0, str(REPORT))
-os.environ.setdefault("MPLCONFIGDIR", tempfile.gettempdir())
+PROGRAM = os.environ.pop("BALLAST_PROGRAM", "")  # verdicts ask it where a test says so
 
 
 class RunTest(unittest.TestCase):
@@ -22,14 +23,11 @@ class RunTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
 
     def report(self, *arguments, status=0, draw=True):
-        """Runs the command line; returns what it printed.  Figures are coarse or left out here, for
-        speed."""
+        """Runs the command line; returns what it printed."""
         import importlib.util
 
         import page
-        import style
 
-        style.plt.rcParams["savefig.dpi"] = 40
         spec = importlib.util.spec_from_file_location("ballast_report_main", REPORT / "__main__.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -40,6 +38,21 @@ class RunTest(unittest.TestCase):
             got = module.main([str(a) for a in arguments])
         self.assertEqual(got, status, err.getvalue())
         return out.getvalue() + err.getvalue()
+
+    def body(self, folder):
+        """The page's HTML without its scripts."""
+        page = (Path(folder) / "report.html").read_text(encoding="utf-8")
+        return re.sub(r"(<script[^>]*>).*?</script>", r"\1", page, flags=re.S)
+
+    def figures(self, folder, run="run_"):
+        """Name -> panels of a run's figures on the page; those of several runs together: ""."""
+        page = (Path(folder) / "report.html").read_text(encoding="utf-8")
+        text = page.split('id="panels">', 1)[1].split("</script>", 1)[0]
+        found = {}
+        for panel in json.loads(text):
+            if panel["run"] == run:
+                found.setdefault(panel["figure"], []).append(panel)
+        return found
 
     def metrics(self, folder):
         return json.loads((Path(folder) / "metrics.json").read_text())

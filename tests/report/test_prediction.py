@@ -85,9 +85,9 @@ class Prediction(RunTest):
             rows = {(r["stage"], r["ops"]): r for r in csv.DictReader(file)}
         self.assertAlmostEqual(float(rows["stage 0", "backward"]["predicted / measured"]), 2 / 3.75)
         self.assertAlmostEqual(float(rows["all", "step time"]["measured (s)"]), 10.5)
-        page = (run / "report" / "report.html").read_text()
-        self.assertEqual((run / "report" / "prediction.png").read_bytes()[:4], b"\x89PNG")
-        self.assertIn('alt="prediction"', page)
+        page = self.body(run / "report")
+        self.assertEqual(len(self.figures(run / "report")["prediction"][0]["by_step"]), 2)
+        self.assertIn('id="run_prediction"', page)
         self.assertRegex(page, re.compile("Simulated and measured schedule"))
 
     def test_without_predictions(self):
@@ -95,7 +95,7 @@ class Prediction(RunTest):
             run = pipeline_run(self.folder / name, predicted_on=on)
             self.report(run)
             self.assertNotIn("prediction_error", self.metrics(run / "report"))
-            self.assertFalse((run / "report" / "prediction.png").exists())
+            self.assertNotIn("prediction", self.figures(run / "report"))
 
     def test_restart_shows_the_later_run_alone(self):
         r = Rank(0, 1)

@@ -36,5 +36,5 @@ class KnownRecall(RunTest):
             self.assertEqual([float(r["head"]) for r in csv.DictReader(f)], [0, 1])
         with open(run / "report" / "coverage.csv", newline="") as f:
             self.assertEqual([float(r["coverage"]) for r in csv.DictReader(f)], [0.4, 0.9])
-        self.assertTrue((run / "report" / "recall.png").exists())
-        self.assertIn("0.900 of the observed", (run / "report" / "report.html").read_text())
+        self.assertEqual(len(self.figures(run / "report")["recall"]), 4)
+        self.assertIn("0.900 of the observed", self.body(run / "report"))

@@ -67,7 +67,7 @@ LIBRARIES = {
             "io/checkpoint/checkpoint_file.cpp",
             "io/data/dataset_hdf5.cpp",
             "io/profile/profile_file.cpp",
-            "io/trace/trace_writer.cpp",
+            "io/trace",
         ],
     ),
     "NCCL": (r"\bnccl[A-Z]\w*", ["parallel/comm/nccl_group.cpp"]),

@@ -41,7 +41,7 @@ class Ballast(CMakePackage):
     depends_on("python@3.11:", type=("build", "run"))
     depends_on("py-h5py", type="run")
     depends_on("py-numpy", type="run")
-    depends_on("py-matplotlib", type="run")
+    depends_on("py-plotly", type="run")
     depends_on("cuda@12.8:", when="+cuda")
     depends_on("nccl", when="+cuda")
 

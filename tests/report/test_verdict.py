@@ -1,0 +1,121 @@
+"""The verdict: where the time went, which ranks, and what the simulator says of changes."""
+import json
+import stat
+import unittest
+
+import support
+import synthetic
+from synthetic import Rank
+
+DECK = synthetic.DECK.replace("[batching]", "[mesh]\ndp = 4\n[batching]")
+# Stands for ballast: `batching.method=balanced` saves a fifth, a window is refused.
+SIMULATOR = """#!/usr/bin/env python3
+import json, sys
+changes = sys.argv[3:]
+if "batching.window=4" in changes:
+    sys.exit("deck.toml:3: no window here")
+step = 8.0 if "batching.method=balanced" in changes else 10.0
+twin = {"simulated": {"step_s": step, "tokens_per_s": 1000 / step}, "largest_rank_bytes": 2**30}
+json.dump(twin, open(changes[changes.index("--json") + 1], "w"))
+"""
+
+
+def uneven_run(folder, deck=DECK):
+    """Four replicas over three steps: 2, 2, 8 and 0 s of computation in each."""
+    ranks = [Rank(r, 4, {"dp": 4}, {"dp": r}, deck=deck) for r in range(4)]
+    for step in range(3):
+        for r, busy in zip(ranks, (2, 2, 8, 0)):
+            at = 100.0 + 10 * step
+            r.event("step", at, at + 10, step=step)
+            if busy:
+                r.event("forward", at, at + busy, step=step, mb=0)
+            r.event("gradient_reduce", at + busy, at + 9, step=step)
+    return synthetic.write(folder, ranks, deck=deck)
+
+
+class Verdict(support.RunTest):
+    def verdict(self, run):
+        self.report(run, draw=False)
+        return self.metrics(run / "report")["verdict"]
+
+    def test_known_numbers(self):
+        run = uneven_run(self.folder / "run")
+        found = self.verdict(run)
+        self.assertIn("30 % of the ranks' time is the model's arithmetic", found["headline"])
+        self.assertIn("slowest rank included 60 %", found["headline"])
+        self.assertIn("idle time 10 %", found["headline"])
+        self.assertIn("Rank 3 computed nothing", found["ranks"][0])
+        self.assertIn("Rank 2 computed more", found["ranks"][1])
+        self.assertIn("one rank is the slowest in 3 of 3 steps", found["ranks"][1])
+        self.assertIn("was not asked", found["simulator"])
+        self.assertTrue(all("simulated_gain" not in c for c in found["changes"]))
+        settings = [c["settings"] for c in found["changes"]]
+        self.assertIn({"batching.method": "balanced"}, settings)
+        body = self.body(run / "report")
+        self.assertLess(body.index("computed nothing"), body.index('class="tiles"'))
+        self.assertIn("<code>batching.method=balanced</code>", body)
+
+    def test_gains_are_the_simulators(self):
+        program = self.folder / "ballast"
+        program.write_text(SIMULATOR)
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        with unittest.mock.patch.dict("os.environ", {"BALLAST_PROGRAM": str(program)}):
+            found = self.verdict(uneven_run(self.folder / "run"))
+        self.assertEqual(
+            [c["settings"] for c in found["changes"]], [{"batching.method": "balanced"}]
+        )
+        self.assertAlmostEqual(found["changes"][0]["simulated_gain"], 0.25)
+        self.assertEqual(found["changes"][0]["step_s"], [10, 8])
+        self.assertIn("+25 % tokens a second", self.body(self.folder / "run" / "report"))
+
+    def test_simulator_that_fails_is_named(self):
+        program = self.folder / "ballast"
+        program.write_text("#!/bin/sh\necho 'deck.toml:1: no such data' >&2\nexit 1\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        with unittest.mock.patch.dict("os.environ", {"BALLAST_PROGRAM": str(program)}):
+            found = self.verdict(uneven_run(self.folder / "run"))
+        self.assertIn("no such data", found["simulator"])
+        self.assertTrue(all("simulated_gain" not in c for c in found["changes"]))
+
+    def test_even_ranks_need_no_change(self):
+        ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}) for r in range(2)]
+        for r in ranks:
+            r.event("step", 0, 10, step=0)
+            r.event("forward", 0, 10, step=0, mb=0)
+        found = self.verdict(synthetic.write(self.folder / "run", ranks))
+        self.assertEqual(found["changes"], [])
+        self.assertIn("All ranks computed alike", found["ranks"][0])
+
+
+class Simulator(support.RunTest):
+    def test_defaults_of_an_effective_deck_are_not_given(self):
+        import simulator
+
+        deck = "# Effective deck\n[run]  # a\nsteps = 3  # [steps] b\nseed = 1  # default; c\n"
+        deck += "[costs]  # d\nforward_token_s = 1e-06  # default; [s] e\n"
+        self.assertEqual(simulator.given(deck), "[run]  # a\nsteps = 3  # [steps] b\n")
+
+    @unittest.skipUnless(support.PROGRAM, "BALLAST_PROGRAM names no ballast")
+    def test_it_times_a_run_as_the_run_was_simulated(self):
+        """Defaults of the effective deck do not count as given."""
+        import subprocess
+
+        import simulator
+        import thousand
+
+        deck, run = self.folder / "deck.toml", self.folder / "run"
+        smaller = ["mesh.dp=2", "mesh.pp=2", "batching.global_tokens=262144"]
+        deck.write_text(thousand.DECK)
+        twin = self.folder / "twin.json"
+        command = [support.PROGRAM, "check", deck, *smaller, "--steps", str(simulator.STEPS)]
+        subprocess.run(
+            [*command, "--trace", run, "--json", twin], check=True, stdout=subprocess.DEVNULL
+        )
+        asked = simulator.Simulator(support.PROGRAM, (run / "deck.toml").read_text())
+        answer, why = asked.ask({})
+        self.assertEqual(why, "")
+        self.assertEqual(answer["simulated"], json.loads(twin.read_text())["simulated"])
+
+
+if __name__ == "__main__":
+    unittest.main()
