@@ -34,8 +34,8 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Confi
       log_(folder_.log(), world.rank() == 0),
       gradient_file_(config.run.dump_gradients),
       peak_flops_(dense_peak_flops(session_.device, session_.parameters.dtype())),
-      sinks_([this](const std::string& text) { log_.comment(text); }),
-      overheads_(config.dst.enabled, balances_by_weight(config.batching.method)) {
+      overheads_(config.dst.enabled, balances_by_weight(config.batching.method)),
+      sinks_([this](const std::string& text) { log_.comment(text); }) {
   optimizer_.reset_master_from_values();
   load_base(session_);
   Restored restored;
