@@ -22,17 +22,19 @@ constexpr std::array kCommands = {
     Command{"train", "train a model: one process a rank, started by mpiexec or srun", true,
             train_command},
     Command{"check",
-            "validate a deck; show mesh, shards, schedule and memory estimate for any number of "
-            "ranks, without starting them",
+            "validate a deck; show ranks, shards, schedule, memory and expected balance for any "
+            "number of ranks, without starting them",
             false, check_command},
-    Command{"pack", "run the batching plan over the deck's data and print the balance metrics",
+    Command{"pack",
+            "show how the deck's samples are packed into steps, and how evenly, without starting "
+            "ranks",
             false, pack_command},
     Command{"profile",
             "measure a layer's latency and memory and the links' speed; write a profile table",
             true, profile_command},
     Command{"plan",
-            "time rings, sparse balance, pipelines and packing groups from stated costs or a "
-            "profile table, without starting ranks",
+            "time steps without running them: pipelines, rings, packing groups and sparse balance, "
+            "from stated costs or a profile table",
             false, plan_command},
     Command{"eval", "held-out loss of a checkpoint or of model.weights; needle accuracy", true,
             eval_command},
@@ -43,10 +45,12 @@ constexpr std::array kCommands = {
 };
 
 constexpr const char* kAbout =
-    "Trains long-context language models with every rank equally loaded.\n"
-    "--help deck lists all blocks and keys of a deck (--help deck BLOCK those of one block), "
-    "--help combinations what runs together; "
-    "--kokkos-* arguments pass through to Kokkos.";
+    "Trains language models on long texts over many ranks (processes with a GPU or CPU cores each) "
+    "and keeps all of them equally loaded.  A deck, a TOML file, says what to train and how:\n\n"
+    "  ballast check DECK                     is it sound; ranks, memory, balance\n"
+    "  mpiexec -n RANKS ballast train DECK    train\n\n"
+    "--help deck lists every key of a deck (--help deck BLOCK those of a block), --help "
+    "combinations what runs together.  Options --kokkos-* pass through to Kokkos.";
 
 /// Options of one subcommand, bound to `line`.  `wall_time` is read later, so that its message is
 /// ours.
