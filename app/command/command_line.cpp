@@ -83,6 +83,16 @@ void add_tune_options(CLI::App& sub, TuneLine& tune) {
   sub.add_flag("--overwrite", tune.overwrite, "--write may replace a file");
 }
 
+void add_check_options(CLI::App& sub, CommandLine& line) {
+  sub.add_option("--steps", line.steps, "steps that are simulated, for the twin and --trace")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+      ->capture_default_str();
+  sub.add_option("--trace", line.trace,
+                 "new run folder for the trace of every rank as simulated, for ballast-report");
+  sub.add_flag("--elsewhere", line.elsewhere,
+               "data and weights lie on another machine: those missing here are notes");
+}
+
 /// Options of one subcommand, bound to `line`.  `wall_time` is read later, so that its message is
 /// ours.
 void add_options(CLI::App& sub, const std::string& command, CommandLine& line,
@@ -130,15 +140,7 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line,
         "wall-time limit HH:MM:SS or D-HH:MM:SS: checkpoint in time and leave with status 75");
   sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
   if (command == "tune") add_tune_options(sub, line.tune);
-  if (command == "check") {
-    sub.add_option("--steps", line.steps, "steps that are simulated, for the twin and --trace")
-        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
-        ->capture_default_str();
-    sub.add_option("--trace", line.trace,
-                   "new run folder for the trace of every rank as simulated, for ballast-report");
-    sub.add_flag("--elsewhere", line.elsewhere,
-                 "data and weights lie on another machine: those missing here are notes");
-  }
+  if (command == "check") add_check_options(sub, line);
   if (command == "check" || command == "pack" || command == "plan")
     sub.add_option("--plans", line.plans, "steps whose whole plans the twin holds")
         ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
