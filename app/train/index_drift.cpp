@@ -31,7 +31,7 @@ std::vector<DriftRow> IndexDrift::measure() {
   const bool was_enabled = std::exchange(session_.recorder.enabled, false);
   const StepPlan plan = planner_.evaluation({sample_});
   const std::vector<MicroBatch> mine = plan.list(session_.mesh.at.dp);
-  ChunkStores stores = session_.chunk_stores(mine);
+  ChunkStores stores = session_.chunk_stores(plan);
   const CommunicatorJoin ring(session_.mesh.cp);
   std::vector<DriftRow> rows;
   const auto measure_made = [&](int m, const AttentionInputs& in, const AttentionAxes& axes,
@@ -57,7 +57,7 @@ std::vector<DriftRow> IndexDrift::measure() {
                                  const std::vector<AttentionWork>& made) {
       measure_made(m, in, axes, made);
     };
-    return session_.prepare(mine[m], 0, stores.at(m),
+    return session_.prepare(plan, m, 0, stores.at(m),
                             session_.tuning ? session_.tuning->base_policy() : nullptr);
   };
   run_stage(plan.schedule(session_.mesh.at.dp), static_cast<int>(mine.size()), session_.model,
