@@ -37,6 +37,7 @@ samples = 8
 micro_batch_tokens = 64
 global_tokens = 64
 [optimizer]
+schedule = "constant"
 learning_rate = {rate}
 [checkpoint]
 every_steps = 1
