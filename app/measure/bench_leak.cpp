@@ -38,7 +38,7 @@ class LeakTest {
     Pass pass;
     ChunkStores stores = session_.chunk_stores(plan_);
     const auto prepare = [&](int m) {
-      session_.index_made = [this, m, &pass](const AttentionAxes& axes,
+      session_.index_made = [this, m, &pass](const AttentionInputs&, const AttentionAxes& axes,
                                              const std::vector<AttentionWork>& calls) {
         if (session_.options.attention.sparse()) pass.pairs.push_back(pairs(mine_[m], axes, calls));
       };

@@ -37,6 +37,7 @@ std::vector<StepFigure> step_figures(const StepStatistics& s) {
     add("cap_share", "balance", s.caps->share, "{:.4f}");
     add("cap_mass", "balance", s.caps->mass, "{:.4f}");
   }
+  if (s.drift) add("drift", "balance", *s.drift, "{:.5f}");
   if (s.recall) {
     add("recall", "balance", s.recall->mean, "{:.5f}");
     add("recall_interval", "balance", s.recall->interval, "{:.5f}");

@@ -92,6 +92,7 @@ void TraceSink::step(const StepStatistics& s) {
                 {"coverage_loss", s.budgets->mean_coverage_loss},
                 {"largest_coverage_loss", s.budgets->largest_coverage_loss}});
   if (s.caps) row.insert({{"cap_share", s.caps->share}, {"cap_mass", s.caps->mass}});
+  if (s.drift) row.insert({{"drift", *s.drift}});
   if (s.recall) row.insert({{"recall", s.recall->mean}, {"recall_interval", s.recall->interval}});
   if (s.schedule)
     row.insert({{"schedule_s", s.schedule->measured_s},

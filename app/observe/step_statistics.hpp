@@ -67,6 +67,7 @@ struct StepStatistics {
   std::optional<ScheduleSeconds> schedule;   ///< where the outcome predicts
   std::optional<BudgetFacts> budgets;        ///< this rank's
   std::optional<CapFacts> caps;              ///< where a cap decided at all
+  std::optional<double> drift;               ///< recall now - before, mean over queries and heads
   std::optional<RecallFacts> recall;         ///< of all layers and heads, where it was measured
   MemoryUse memory;                          ///< this rank's
   std::int64_t largest_peak_bytes = 0;       ///< of the rank that needs most
@@ -87,11 +88,15 @@ struct EventSums {
   double first_begin_s = 0, last_end_s = 0;           ///< of the stage's schedule ops
   bool scheduled = false;                             ///< whether there were any
   double choices = 0, cut_choices = 0, cut_mass = 0;  ///< of budgets (BudgetRow)
+  double drift_queries = 0, drift = 0;                ///< of rows that no other rank adds
   RecallSums recall;                                  ///< of rows that no other rank adds
 };
 EventSums sum_events(std::span<const Event> events, std::int64_t step, std::size_t micro_batches);
 /// Adds the choices of these rows.
 void add_budgets(EventSums& sums, std::span<const BudgetRow> rows);
+
+/// Adds rows of drift.
+void add_drift(EventSums& sums, std::span<const DriftRow> rows);
 
 /// Joins the sums of all ranks.  Collective: the only exchange that
 /// observing a step costs.

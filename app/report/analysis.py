@@ -86,6 +86,7 @@ class Analysis:
     # rows of the plans "recall" and "coverage" (app/observe/recall_rows.hpp), None without any
     recall: np.ndarray = None
     coverage: np.ndarray = None
+    drift: np.ndarray = None  # step, layer, head, queries, recall now, recall of the index before
     memory: dict = field(default_factory=dict)  # category -> [rank] bytes
     overheads: dict = field(
         default_factory=dict
@@ -107,7 +108,9 @@ def analyse(run):
     _plans(a)
     _budgets(a)
     _sparse(a)
-    a.recall, a.coverage = (_plan_rows(a, kind) for kind in ("recall", "coverage"))
+    a.recall, a.coverage, a.drift = (
+        _plan_rows(a, kind) for kind in ("recall", "coverage", "drift")
+    )
     _window_notes(a)
     _overheads(a)
     _memory(a)

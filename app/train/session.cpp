@@ -64,12 +64,12 @@ std::int64_t stage_end(const RunOptions& options, int stage) {
 /// A source whose indexes are passed to `heard` when they are made.
 class HeardSource final : public IndexSource {
  public:
-  using Heard = std::function<void(const AttentionAxes&, const std::vector<AttentionWork>&)>;
+  using Heard = decltype(Session::index_made);
   HeardSource(std::unique_ptr<IndexSource> source, Heard heard)
       : IndexSource(source->axes()), source_(std::move(source)), heard_(std::move(heard)) {}
   const std::vector<AttentionWork>& shards(const AttentionInputs& in) override {
     const std::vector<AttentionWork>& made = source_->shards(in);
-    if (layers_.insert(in.layer).second) heard_(axes(), made);
+    if (layers_.insert(in.layer).second) heard_(in, axes(), made);
     return made;
   }
   bool reads_keys(int layer) const override { return source_->reads_keys(layer); }

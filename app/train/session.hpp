@@ -70,7 +70,9 @@ class Session {
   KvPlace kv_place;
   std::unique_ptr<PairObjective> pairs;  ///< null but for loss.kind = "dpo", and until load_pairs
   /// Told of every index that index_source's sources make from now on.
-  std::function<void(const AttentionAxes&, const std::vector<AttentionWork>&)> index_made;
+  std::function<void(const AttentionInputs&, const AttentionAxes&,
+                     const std::vector<AttentionWork>&)>
+      index_made;
   std::unique_ptr<BudgetTuning>
       tuning;  ///< null unless the deck tunes budgets or batches by predicted latency
 

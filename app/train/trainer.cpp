@@ -356,6 +356,7 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
       append_indexes(folder_.indexes(), session_.mesh.world.rank(), indexes);
     });
   sums.recall = store_recall();
+  add_drift(sums, measure_drift(outcome.step - 1));
   outcome.steps = session_.config.run.steps;
   outcome.trained_s = state_.seconds_trained;
   outcome.flops = session_.training_flops(plan);
@@ -369,6 +370,24 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
   if (session_.tuning) statistics.budgets = session_.tuning->facts();
   if (session_.recorder.enabled) overheads_.add(statistics.most_spent, outcome.seconds);
   sinks_.step(statistics);
+}
+
+std::vector<DriftRow> Trainer::measure_drift(std::int64_t step) {
+  const TraceConfig& trace = session_.config.trace;
+  const std::vector<std::int64_t> held_out = session_.sampler.validation();
+  if (!trace.recall_drift || !trace.enabled || trace.recall_every == 0 ||
+      step % trace.recall_every != 0 || held_out.empty() || !session_.options.attention.sparse() ||
+      session_.device.space() != Space::host)
+    return {};
+  if (!drift_) drift_.emplace(session_, planner_, held_out.front());
+  std::vector<DriftRow> rows = drift_->measure();
+  if (session_.mesh.cp.rank() != 0 || session_.mesh.at.dp != 0) return {};
+  if (!rows.empty())
+    trace_.with([&](TraceWriter& to) {
+      const std::string text = drift_json(step, rows);
+      to.plan("drift", std::hash<std::string>()(text), text, step);
+    });
+  return rows;
 }
 
 RecallSums Trainer::store_recall() {

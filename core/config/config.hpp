@@ -197,6 +197,7 @@ struct TraceConfig {
   bool enabled = true;
   std::int64_t plans_every = 1;
   std::int64_t recall_every = 5, recall_rows = 16;
+  bool recall_drift = false;
   std::int64_t indexes_every = 0;
 };
 

@@ -565,6 +565,10 @@ void trace_rows(Schema& schema) {
             "the host backend; 0: none");
   trace.key("recall_rows", &TraceConfig::recall_rows, "queries", between(2, 1 << 20),
             "queries of a layer and segment that recall is measured on");
+  trace.key(
+      "recall_drift", &TraceConfig::recall_drift,
+      "at every such step, a forward pass of the first held-out sample too: what the index of "
+      "the measurement before holds of the present attention, against the present index");
   trace.key("indexes_every", &TraceConfig::indexes_every, "steps", between(0, kTokens),
             "steps between those whose vertical_slash choices are stored in RUN/indexes, for "
             "attention.index = \"recorded\" (kilobytes a layer, head and sample; samples that are "

@@ -105,6 +105,7 @@ constexpr NameMeaning kStepScalars[] = {
     {"largest_coverage_loss", "1", "largest coverage lost over the choices"},
     {"recall", "1", "share of the exact attention on computed pairs"},
     {"recall_interval", "1", "half of the 95 % interval of recall"},
+    {"drift", "1", "recall on a held-out sample: of its index now less of that before"},
     {"cap_share", "1", "share of the choices that caps on columns or slashes decided"},
     {"cap_mass", "1", "mean share of the observed mass that caps left out; NaN: not known"},
     {"needle_accuracy", "1", "share of the held-out questions answered"},

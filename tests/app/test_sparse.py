@@ -181,6 +181,55 @@ class Sparse(RunCase):
         # The first step's weights are equal; the third's follow sums in another order.
         self.assertAlmostEqual(float(found[1][0][0]), float(found[4][0][0]), delta=1e-3)
 
+    def test_drift_is_measured_on_a_held_out_sample(self):
+        """From the second measured step on; nothing drifts where weights stand still."""
+        import h5py
+
+        found = {}
+        for name, ranks, mesh, rate in [
+            ("still", 1, {}, 1e-30),
+            ("alone", 1, {}, 0.05),
+            ("ring", 4, {"cp_inner": 2, "sp": 2}, 0.05),
+        ]:
+            run = self.out(f"drift-{name}")
+            self.run_ballast(
+                ranks,
+                "train",
+                self.deck(steps=5, every=0, **{"dp": 1, **mesh}),
+                "-d",
+                run,
+                "attention.pattern=vertical_slash",
+                "attention.vertical_share=0.3",
+                "attention.slash_share=0.3",
+                "attention.last_q=32",
+                "data.validation_share=0.5",
+                "data.min_tokens=200",
+                "trace.recall_every=2",
+                "trace.recall_drift=true",
+                f"optimizer.learning_rate={rate}",
+            )
+            rows = []
+            for rank in range(ranks):
+                with h5py.File(f"{run}/trace/trace_{rank:05}.h5") as f:
+                    text = f["plan_text"][:].tobytes()
+                    for p in f["plans"][:]:
+                        if p["kind"].startswith(b"drift"):
+                            part = text[p["begin"] : p["begin"] + p["bytes"]]
+                            rows += json.loads(zlib.decompress(part))
+            self.assertEqual(
+                {tuple(row[:3]) for row in rows},
+                {(step, layer, head) for step in (2, 4) for layer in range(2) for head in range(4)},
+            )
+            found[name] = {tuple(row[:3]): row[4:] for row in rows}
+            log = Path(run, "log.txt").read_text()
+            self.assertEqual(len(re.findall(r" drift=", log)), 2, log)
+        for now, before in found["still"].values():
+            self.assertEqual(now, before)
+        self.assertTrue(any(now != before for now, before in found["alone"].values()))
+        for key, values in found["alone"].items():
+            for a, b in zip(values, found["ring"][key]):
+                self.assertAlmostEqual(a, b, delta=2e-2, msg=str(key))
+
     def test_recorded_indexes_are_replayed(self):
         """The choices of a run, read back over other meshes, give its first loss; `plan` balances
         them."""
