@@ -228,7 +228,7 @@ Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
   const auto aligned = [&](Batch batch) {
     for (auto& list : batch.micro_batches)
       for (MicroBatch& micro_batch : list) micro_batch.align = options.align;
-    separate_pairs(batch, samples);
+    separate_pairs({&batch, 1}, samples);
     return batch;
   };
   if (balances_by_weight(options.method)) return aligned(plan_by_weight(step, samples, options));
@@ -266,8 +266,8 @@ std::vector<Batch> plan_epoch(const std::vector<SampleLength>& samples,
     batches[i].micro_batches.resize(planner.ranks());
     std::vector<double> load(planner.ranks());
     planner.add(batches[i], load, rounds[order.empty() ? i : order[i]]);
-    separate_pairs(batches[i], samples);
   }
+  separate_pairs(batches, samples);
   return batches;
 }
 

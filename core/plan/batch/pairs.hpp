@@ -1,6 +1,7 @@
 // Pairs of a chosen and a rejected answer in a batch: batching places a pair as one sample, and its
 // two answers then stand side by side in one micro-batch, as documents of their own.
 #pragma once
+#include <span>
 #include <vector>
 
 #include "core/plan/batch/batch.hpp"
@@ -10,6 +11,6 @@ namespace ballast {
 /// Replaces the segment of each pair among `samples` by two, the chosen answer and the rejected one
 /// behind it, neither of which attends to the other.  Errors: a pair that was cut, with the length
 /// that its micro-batch holds.
-void separate_pairs(Batch& batch, const std::vector<SampleLength>& samples);
+void separate_pairs(std::span<Batch> batches, const std::vector<SampleLength>& samples);
 
 }  // namespace ballast

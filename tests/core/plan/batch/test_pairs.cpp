@@ -71,7 +71,7 @@ TEST(Pairs, OneThatIsCutIsRefusedWithTheLengthThatFits) {
   Batch batch;
   batch.micro_batches = {{{{{4, 0, 64, 0}}}, {{{4, 64, 100, 0}}}}};
   try {
-    separate_pairs(batch, {{4, 100, 10, 60, 5}});
+    separate_pairs({&batch, 1}, {{4, 100, 10, 60, 5}});
     FAIL();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("pair 4 of 100 tokens"), std::string::npos);
