@@ -64,6 +64,7 @@ std::vector<BenchCase> cases_of(const Benchmark& benchmark, const CommandLine& l
   std::vector<BenchCase> cases;
   for (const Config& config : deck_line.configs({.model = true, .data = runs, .executes = runs})) {
     const ModelShape model = model_shape(config);
+    const std::string layout = name(RunOptions::from(config).sequence_layout(1 << 20).kind());
     auto settings = benchmark.settings;
     for (auto& setting : settings)
       for (const auto& [key, value] : {std::pair{"q_heads", fmt::to_string(model.query_heads)},
@@ -71,7 +72,7 @@ std::vector<BenchCase> cases_of(const Benchmark& benchmark, const CommandLine& l
                                        {"head_dim", fmt::to_string(model.head_dim)},
                                        {"backend", std::string(name(config.run.backend))},
                                        {"outer", fmt::to_string(config.mesh.cp_outer)},
-                                       {"layout", std::string(name(config.ring.layout))},
+                                       {"layout", layout},
                                        {"stripe", fmt::to_string(config.ring.stripe)}})
         if (setting.key == key) setting.default_value = value;
     cases.push_back({config.from.case_name, config, BenchSettings(settings, words)});

@@ -1,5 +1,6 @@
 // ballast check: parse, validate, and show mesh, shards, schedule and memory for any number of
 // ranks without starting one.
+#include <algorithm>
 #include <cstdio>
 
 #include "app/command/command_line.hpp"
@@ -64,10 +65,13 @@ std::string pieces_text(const ShardFacts& shard) {
 
 void print_shards(const CheckFacts& f) {
   const RunOptions& o = f.options;
+  const SequenceLayout layout = o.sequence_layout(f.micro_batch_tokens);
   fmt::print(
-      "\nshards of a micro-batch of {} tokens, layout {}{}: causal pairs max / mean {:.4f}\n",
-      f.micro_batch_tokens, name(o.layout),
-      deals_stripes(o.layout) ? fmt::format(" of {}", o.stripe) : "", f.pair_imbalance());
+      "\nshards of a micro-batch of one sample of {} tokens, layout {}{}: causal pairs max / mean "
+      "{:.4f}\n",
+      f.micro_batch_tokens, name(layout.kind()),
+      deals_stripes(layout.kind()) ? fmt::format(" of {}", layout.stripe()) : "",
+      f.pair_imbalance());
   TextTable table({"cp", "tokens", "causal_pairs", "pieces"});
   for (const ShardFacts& shard : f.shards)
     table.row({text(shard.cp), text(shard.tokens), fmt::format("{:.0f}", shard.pairs),
@@ -191,8 +195,10 @@ void simulate_steps(const CommandLine& line, const Config& config, const CheckFa
 }
 
 void print_whole(const CheckFacts& f) {
-  fmt::print("deck {}{}: no problems\n", f.file,
-             f.case_name.empty() ? "" : fmt::format(", case {}", f.case_name));
+  fmt::print("deck {}{}: {}\n", f.file,
+             f.case_name.empty() ? "" : fmt::format(", case {}", f.case_name),
+             f.files.problems.empty() ? "no problems" : "sound, but not all of its files");
+  if (!f.files.data.empty()) fmt::print("\ndata: {}\n", f.files.data);
   print_mesh(f);
   print_model(f);
   print_shards(f);
@@ -204,8 +210,10 @@ void print_whole(const CheckFacts& f) {
 }
 
 void print_cases(const std::vector<CheckFacts>& cases) {
-  fmt::print("deck {}: no problems in {} cases (--case NAME shows one whole)\n\n",
-             cases.front().file, cases.size());
+  const bool whole = std::all_of(cases.begin(), cases.end(),
+                                 [](const CheckFacts& f) { return f.files.problems.empty(); });
+  fmt::print("deck {}: {} in {} cases (--case NAME shows one whole)\n\n", cases.front().file,
+             whole ? "no problems" : "files are missing or damaged", cases.size());
   TextTable table({"case", "ranks", "dp", "pp", "cp_outer", "cp_inner", "sp", "tp", "parameters",
                    "micro_batch_tokens", "micro_batches", "pair_imbalance", "fullest_rank",
                    "notes"});
@@ -236,6 +244,23 @@ void take_groups(Config& config, DeckNeeds needs, std::vector<std::string>& note
   }
 }
 
+/// What is wrong with files, each once; whether that is a problem here.
+bool tell_problems(const std::vector<CheckFacts>& cases, bool elsewhere) {
+  std::vector<std::string> told;
+  for (const CheckFacts& f : cases)
+    for (const std::string& problem : f.files.problems)
+      if (std::find(told.begin(), told.end(), problem) == told.end()) told.push_back(problem);
+  for (const std::string& problem : told)
+    if (elsewhere)
+      fmt::print("note: {}\n", problem);
+    else
+      fmt::print(stderr,
+                 "ballast: {}; `train` would stop here (--elsewhere: it is for another "
+                 "machine)\n",
+                 problem);
+  return !elsewhere && !told.empty();
+}
+
 }  // namespace
 
 int check_command(const CommandLine& line) {
@@ -246,22 +271,26 @@ int check_command(const CommandLine& line) {
     std::vector<std::string> notes;
     if (takes_stored_groups(config) || lacks_groups(config)) take_groups(config, needs, notes);
     cases.push_back(CheckFacts::of(config));
+    cases.back().files = open_files_of(config);
     cases.back().notes.insert(cases.back().notes.end(), notes.begin(), notes.end());
     nlohmann::ordered_json balance = nlohmann::ordered_json::object();
     tell_balance(config, cases.back(), balance);
     twins.push_back(cases.back().json());
     twins.back().update(balance);
     simulate_steps(line, config, cases.back(), twins.back());
+    const OpenedFiles& files = cases.back().files;
+    twins.back()["data"] = {{"text", files.data}, {"loss_share", files.loss_share}};
+    twins.back()["file_problems"] = files.problems;
     add_plans(twins.back(), config, line.plans);
   }
   if (cases.size() == 1) {
     print_whole(cases.front());
     write_json(line.json, twins.front());
-    return 0;
+  } else {
+    print_cases(cases);
+    write_json(line.json, {{"deck", line.deck_file}, {"cases", twins}});
   }
-  print_cases(cases);
-  write_json(line.json, {{"deck", line.deck_file}, {"cases", twins}});
-  return 0;
+  return tell_problems(cases, line.elsewhere) ? 1 : 0;
 }
 
 }  // namespace ballast

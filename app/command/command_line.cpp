@@ -42,6 +42,10 @@ constexpr std::array kCommands = {
             false, tune_command},
     Command{"eval", "held-out loss of a checkpoint or of model.weights; needle accuracy", true,
             eval_command},
+    Command{"reference",
+            "write the log probabilities of pairs under the model that training begins with "
+            "(loss.kind = \"dpo\")",
+            true, reference_command},
     Command{"export",
             "write a checkpoint's weights as a Hugging Face folder: config.json and safetensors",
             true, export_command},
@@ -77,6 +81,16 @@ void add_tune_options(CLI::App& sub, TuneLine& tune) {
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
   sub.add_option("--write", tune.write, "file for the deck of the best plan");
   sub.add_flag("--overwrite", tune.overwrite, "--write may replace a file");
+}
+
+void add_check_options(CLI::App& sub, CommandLine& line) {
+  sub.add_option("--steps", line.steps, "steps that are simulated, for the twin and --trace")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+      ->capture_default_str();
+  sub.add_option("--trace", line.trace,
+                 "new run folder for the trace of every rank as simulated, for ballast-report");
+  sub.add_flag("--elsewhere", line.elsewhere,
+               "data and weights lie on another machine: those missing here are notes");
 }
 
 /// Options of one subcommand, bound to `line`.  `wall_time` is read later, so that its message is
@@ -126,13 +140,7 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line,
         "wall-time limit HH:MM:SS or D-HH:MM:SS: checkpoint in time and leave with status 75");
   sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
   if (command == "tune") add_tune_options(sub, line.tune);
-  if (command == "check") {
-    sub.add_option("--steps", line.steps, "steps that are simulated, for the twin and --trace")
-        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
-        ->capture_default_str();
-    sub.add_option("--trace", line.trace,
-                   "new run folder for the trace of every rank as simulated, for ballast-report");
-  }
+  if (command == "check") add_check_options(sub, line);
   if (command == "check" || command == "pack" || command == "plan")
     sub.add_option("--plans", line.plans, "steps whose whole plans the twin holds")
         ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))

@@ -36,6 +36,7 @@ struct CommandLine {
   bool adapter = false;                ///< export: the adapters alone
   std::string dtype = "bf16";          ///< export: bf16 or f32
   std::string json;                    ///< --json, or "": no twin
+  bool elsewhere = false;              ///< check: files that are not here are no problem
   std::int64_t plans = 1;              ///< --plans: steps whose plans the twin holds
   TuneLine tune;
   std::int64_t steps = 1;  ///< check --steps: steps that are simulated
@@ -69,6 +70,7 @@ int pack_command(const CommandLine& line);
 int profile_command(const CommandLine& line);
 int plan_command(const CommandLine& line);
 int tune_command(const CommandLine& line);
+int reference_command(const CommandLine& line);
 int export_command(const CommandLine& line);
 int bench_command(const CommandLine& line);
 

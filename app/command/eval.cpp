@@ -6,6 +6,7 @@
 #include "app/observe/json_output.hpp"
 #include "app/train/checkpointing.hpp"
 #include "app/train/model_files.hpp"
+#include "app/train/pair_reference.hpp"
 #include "parallel/comm/waits.hpp"
 
 namespace ballast {
@@ -20,16 +21,20 @@ Evaluation evaluate(Session& session, StepPlanner& planner, std::int64_t samples
   const StepPlan plan = planner.evaluation(chosen);
   const std::vector<MicroBatch> mine = plan.list(session.mesh.at.dp);
   double loss = 0;
+  PairSums pairs;
   NeedleJudge judge(*session.dataset, chosen);
-  ChunkStores stores = session.chunk_stores(mine);
+  ChunkStores stores = session.chunk_stores(plan);
   const auto prepare = [&](int m) {
-    MicroBatchWork work = session.prepare(mine[m], 0, stores.at(m),
+    MicroBatchWork work = session.prepare(plan, m, 0, stores.at(m),
                                           session.tuning ? session.tuning->base_policy() : nullptr);
     work.batch.judged = judge.has_questions();
     return work;
   };
   const auto take = [&](int m, const LocalBatch& local, const StageOutput& output) {
-    loss += output.loss_sum();
+    if (session.pairs)
+      session.pairs->judge(mine[m], local.segment, output.token_loss, pairs);
+    else
+      loss += output.loss_sum();
     judge.add(mine[m], local, output);
   };
   run_stage(plan.schedule(session.mesh.at.dp), static_cast<int>(mine.size()), session.model,
@@ -41,6 +46,14 @@ Evaluation evaluate(Session& session, StepPlanner& planner, std::int64_t samples
   loss =
       session.mesh.pp.all_reduce(session.mesh.replica.all_reduce(loss));  // the last stage has it
   result.loss = result.loss_tokens > 0 ? loss / static_cast<double>(result.loss_tokens) : 0;
+  if (session.pairs) {
+    std::vector<double> sums = pairs.numbers();
+    session.mesh.replica.all_reduce(std::span<double>(sums));
+    session.mesh.pp.all_reduce(std::span<double>(sums));
+    const PairSums means = PairSums::from(sums.data()).means();
+    result.pairs = pair_figures(means);
+    result.loss = means.loss;
+  }
   result.needle = judge.result(session.mesh.world, session.config.eval.depths);
   return result;
 }
@@ -48,6 +61,10 @@ Evaluation evaluate(Session& session, StepPlanner& planner, std::int64_t samples
 StepRow Evaluation::scalars() const {
   StepRow row = needle.scalars();
   row["validation_loss"] = loss;
+  if (pairs) {
+    row["validation_rewards_margin"] = pairs->margin;
+    row["validation_rewards_accuracy"] = pairs->accuracy;
+  }
   row["validation_tokens"] = static_cast<double>(loss_tokens);
   return row;
 }
@@ -56,6 +73,10 @@ void Evaluation::write(nlohmann::ordered_json& json) const {
   json["validation_loss"] = loss;
   json["loss_tokens"] = loss_tokens;
   json["samples"] = samples;
+  if (pairs) {
+    json["rewards_margin"] = pairs->margin;
+    json["rewards_accuracy"] = pairs->accuracy;
+  }
   if (needle.lengths.empty()) return;
   json["needle_accuracy"] = needle.total().accuracy();
   json["needle"] = needle.json();
@@ -88,12 +109,16 @@ int eval_command(const CommandLine& line) {
                           "held out, some of them trained on: use the same seed",
                           restored.path, restored.state.seed, seed));
   }
+  load_pairs(session);
   StepPlanner planner(session, nullptr);
   const Evaluation result = evaluate(session, planner, config.eval.samples);
   if (world.rank() == 0) {
     for (const std::string& warning : restored.warnings) fmt::print("# warning: {}\n", warning);
     fmt::print("checkpoint={} step={} validation_loss={:.6f} loss_tokens={} samples={}\n",
                restored.path, restored.state.step, result.loss, result.loss_tokens, result.samples);
+    if (result.pairs)
+      fmt::print("rewards_margin={:.5f} rewards_accuracy={:.4f}\n", result.pairs->margin,
+                 result.pairs->accuracy);
     if (!result.needle.lengths.empty())
       fmt::print("needle_accuracy={:.4f} questions={}\n{}", result.needle.total().accuracy(),
                  result.needle.total().questions, result.needle.table());

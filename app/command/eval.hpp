@@ -7,7 +7,8 @@
 namespace ballast {
 
 struct Evaluation {
-  double loss = 0;  ///< mean token loss over the held-out tokens
+  double loss = 0;  ///< mean token loss over the held-out tokens; of pairs the mean of their losses
+  std::optional<PairFigures> pairs;  ///< where samples are pairs
   std::int64_t loss_tokens = 0, samples = 0;
   NeedleAccuracy needle;    ///< without lengths where the data has no questions
   StepRow scalars() const;  ///< for the trace: validation_loss and the accuracies

@@ -58,12 +58,19 @@ def build_arguments(build):
         action="store_true",
         help="where a template renders earlier turns otherwise later, every answer is a sample",
     )
+    add(
+        "--pairs",
+        action="store_true",
+        help="preferences for DPO: rows with prompt, chosen and rejected",
+    )
     add("--max-tokens", type=int, default=0, metavar="N", help="longest sample; 0: no limit (0)")
     add(
         "--long",
         choices=("refuse", "drop", "truncate", "split"),
-        default="split",
-        help="longer ones; split and truncate keep prompts with their answers (split)",
+        help=(
+            "longer ones; split and truncate keep prompts with their answers (split; of pairs:"
+            " truncate)"
+        ),
     )
     add("--no-eos", dest="eos", action="store_false", help="no end token after a text")
     add("--bad-rows", choices=("refuse", "skip"), default="refuse", help="(refuse)")
@@ -92,6 +99,9 @@ def build(options):
         raise DataError(
             "--workers and --ranks must be at least 1, --shard-mib 0.001, --max-tokens 0"
         )
+    if options.pairs and (options.turns or options.long == "split"):
+        raise DataError("--pairs: both answers of a pair are one sample each, not several")
+    options.long = options.long or ("truncate" if options.pairs else "split")
     paths, notes = recipes.files_of(options)
     for note in notes:
         print(note)
@@ -140,7 +150,7 @@ def finish(options, recipe, journal, summary):
     shutil.rmtree(journal.folder)
     for line in summary.text(records, lengths):
         print(line)
-    for line in summary.plan(options.out, lengths.max(), options.ranks):
+    for line in summary.plan(options.out, lengths.max(), options.ranks, options.pairs):
         print(line)
     print(options.out)
     return 0

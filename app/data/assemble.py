@@ -128,6 +128,8 @@ def describe(file, recipe, total, lengths):
     file.attrs["tokenizer_tokens"] = np.int64(recipe["tokenizer_tokens"])
     file.attrs["tokenizer_crc32"] = np.uint64(recipe["tokenizer_crc32"])
     file.attrs["recipe_crc32"] = np.uint64(digest(recipe))
+    if recipe["pairs"]:  # documents 2 i and 2 i + 1: the chosen and the rejected answer
+        file.attrs["pairs"] = np.int64(1)
     file.attrs["max_tokens"] = np.int64(recipe["max_tokens"])
     file.attrs["loss_tokens"] = np.int64(total["loss"])
     for name, value in (

@@ -60,6 +60,26 @@ def sample(row, key=None):
     )
 
 
+def pair(row):
+    """(chosen, rejected) samples of a row of preferences: prompt, chosen and rejected as texts or
+    as lists of messages; without a prompt, what both answers begin with is the prompt."""
+    if not isinstance(row, dict) or row.get("chosen") is None or row.get("rejected") is None:
+        raise RowError("a row of preferences has chosen, rejected and usually prompt")
+    chosen, rejected, prompt = row["chosen"], row["rejected"], row.get("prompt")
+    if type(chosen) is not type(rejected):
+        raise RowError("chosen and rejected must both be text or both be lists of messages")
+    if prompt is None:
+        same = 0
+        while same < min(len(chosen), len(rejected)) and chosen[same] == rejected[same]:
+            same += 1
+        if isinstance(chosen, str) or same == 0:
+            raise RowError("a row of preferences without a prompt")
+        prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
+    if not chosen or not rejected:
+        raise RowError("an answer of a row of preferences is empty")
+    return completion(prompt, chosen, row), completion(prompt, rejected, row)
+
+
 def text(value, key):
     if not isinstance(value, str):
         raise RowError(f"{key!r} holds a {type(value).__name__}, not text")
@@ -72,7 +92,8 @@ def completion(prompt, answer, row):
     if not (isinstance(prompt, list) and isinstance(answer, list)):
         raise RowError("prompt and completion must both be text or both be lists of messages")
     joined = chat(prompt + answer, row)
-    joined.weights[: len(prompt)] = [0] * len(prompt)
+    given = len(joined.weights) - len(answer)  # with the system message of the row
+    joined.weights[:given] = [0] * given
     return joined
 
 

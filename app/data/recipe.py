@@ -86,6 +86,7 @@ def make(options, paths):
         "key": options.key,
         "loss_on": sorted(options.loss_on.split(",")),
         "turns": options.turns,
+        "pairs": options.pairs,
         "max_tokens": options.max_tokens,
         "long": options.long,
         "eos": options.eos,

@@ -39,7 +39,11 @@ def sample_lines(file, number, tokenizer, colour, most):
     names = {v: k for k, v in h5py.check_enum_dtype(file["messages/role"].dtype).items()}
     roles = dict(zip(begins, (names[r] for r in file["messages/role"][first:last].tolist())))
     loss = sum(int(m) for m in mask[1:])
-    heading = f"sample {number}, row {file['rows'][number]}: {end - begin} tokens, {loss} with loss"
+    answer = ("chosen, ", "rejected, ")[number % 2] if file.attrs.get("pairs") else ""
+    heading = (
+        f"sample {number}, {answer}row {file['rows'][number]}: {end - begin} tokens, {loss} with"
+        " loss"
+    )
     yield f"{HEADING}{heading}{END}" if colour else heading
     for a, b in runs(mask, begins, count):
         if a in roles:

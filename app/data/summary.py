@@ -51,13 +51,15 @@ def planner():
     return None
 
 
-def plan(path, longest, ranks):
-    """Lines on how `ballast pack` spreads the samples over ranks, in packs of the longest."""
+def plan(path, longest, ranks, pairs=False):
+    """Lines on how `ballast pack` spreads the samples over ranks, in packs of the longest one; of
+    pairs, of two such answers."""
     program = planner()
     if program is None:
         yield "no plan: the program ballast is not beside this one, on PATH or in BALLAST_PROGRAM"
         return
-    capacity = max(256, int(longest))
+    capacity = max(256, int(longest) * (2 if pairs else 1))
+    objective = '[loss]\nkind = "dpo"\n[dpo]\nreference_free = true\n' if pairs else ""
     with tempfile.TemporaryDirectory() as folder:
         deck, twin = os.path.join(folder, "deck.toml"), os.path.join(folder, "pack.json")
         with open(deck, "w", encoding="utf-8") as stream:
@@ -65,7 +67,7 @@ def plan(path, longest, ranks):
                 f'[mesh]\ndp = {ranks}\n[data]\nsource = "hdf5"\npath ='
                 f" {json.dumps(os.path.abspath(path))}\n[batching]\nmethod ="
                 f' "packed"\nmicro_batch_tokens = {capacity}\nglobal_tokens ='
-                f" {4 * ranks * capacity}\n"
+                f" {4 * ranks * capacity}\n{objective}"
             )
         done = subprocess.run(
             [program, "pack", deck, "--json", twin], capture_output=True, text=True, check=False

@@ -11,7 +11,7 @@ import time
 
 import readers
 import recipe as recipes
-from conversation import sample
+from conversation import pair, sample
 from cutting import Cutter
 from errors import DataError, RowError
 from masks import Encoder
@@ -62,7 +62,7 @@ def shard(number, group):
     block, characters, row = [], 0, 0
     for piece in group:
         for where, value in readers.rows(piece):
-            rendered = checked(where, lambda v=value: cutter.encoder.rendered(sample(v, key)))
+            rendered = checked(where, lambda v=value: rendered_row(v, key))
             if rendered is not None:
                 block.append((where, row, rendered))
                 characters += sum(len(r.text) for r in rendered)
@@ -77,14 +77,26 @@ def shard(number, group):
     return record
 
 
+def rendered_row(value, key):
+    """What is encoded of a row; of a pair the chosen answer, then the rejected one."""
+    encoder = STATE["cutter"].encoder
+    if not STATE["recipe"]["pairs"]:
+        return encoder.rendered(sample(value, key))
+    return [encoder.rendered(answer)[0] for answer in pair(value)]
+
+
 def write(writer, block):
     cutter = STATE["cutter"]
     encoded = iter(cutter.encoder.encoded([r for _, _, some in block for r in some]))
     made = []
     for where, row, some in block:
-        pairs = [(r, next(encoded)) for r in some]
-        fitted = lambda: [d for r, document in pairs for d in cutter.fitted(r, document)]
-        made += [(document, row) for document in checked(where, fitted) or []]
+        parts = [(r, next(encoded)) for r in some]
+        fitted = lambda: [d for r, document in parts for d in cutter.fitted(r, document)]
+        documents = checked(where, fitted) or []
+        if STATE["recipe"]["pairs"] and len(documents) != 2:
+            cutter.count("pairs left out")
+            continue
+        made += [(document, row) for document in documents]
     writer.add(made)
 
 

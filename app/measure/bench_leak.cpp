@@ -36,14 +36,14 @@ class LeakTest {
   /// `redrawn`: tokens from each sample's cut on are drawn anew.
   Pass run(bool redrawn) {
     Pass pass;
-    ChunkStores stores = session_.chunk_stores(mine_);
+    ChunkStores stores = session_.chunk_stores(plan_);
     const auto prepare = [&](int m) {
-      session_.index_made = [this, m, &pass](const AttentionAxes& axes,
+      session_.index_made = [this, m, &pass](const AttentionInputs&, const AttentionAxes& axes,
                                              const std::vector<AttentionWork>& calls) {
         if (session_.options.attention.sparse()) pass.pairs.push_back(pairs(mine_[m], axes, calls));
       };
       MicroBatchWork work = session_.prepare(
-          mine_[m], 0, stores.at(m), session_.tuning ? session_.tuning->base_policy() : nullptr);
+          plan_, m, 0, stores.at(m), session_.tuning ? session_.tuning->base_policy() : nullptr);
       draw(mine_[m], work.batch, redrawn);
       return work;
     };

@@ -41,4 +41,11 @@ std::string coverage_json(std::span<const CoverageRow> rows) {
   return all.dump();
 }
 
+std::string drift_json(std::int64_t step, std::span<const DriftRow> rows) {
+  nlohmann::json all = nlohmann::json::array();
+  for (const DriftRow& r : rows)
+    all.push_back({step, r.layer, r.head, r.queries, shown(r.now), shown(r.before)});
+  return all.dump();
+}
+
 }  // namespace ballast

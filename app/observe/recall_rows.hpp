@@ -19,6 +19,16 @@ struct RecallFacts {
 };
 RecallFacts recall_facts(const RecallSums& sums);
 
+/// Recall of one head of a layer on a held-out sample: of the index that the present weights
+/// choose, and of the one that those of an earlier step chose.
+struct DriftRow {
+  std::int32_t layer = 0, head = 0;
+  double queries = 0;  ///< that were sampled for
+  double now = 0, before = 0;
+};
+/// [[step, layer, head, queries, now, before]], the trace's plan "drift".
+std::string drift_json(std::int64_t step, std::span<const DriftRow> rows);
+
 /// JSON of the trace's plans "recall" ([[step, micro-batch, chunk, layer, head, rows, queries,
 /// mean, error, 10th percentile, sink, own block, blocks, columns]]) and "coverage" ([[step,
 /// micro-batch, chunk, layer, budget, C(budget), 1 where it was chosen]]), to six decimals.

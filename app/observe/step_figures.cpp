@@ -13,6 +13,14 @@ std::vector<StepFigure> step_figures(const StepStatistics& s) {
   add("loss", "train", o.loss, "{:.6f}");
   add("grad_norm", "train", o.norm, "{:.5f}");
   add("lr", "train", o.rate, "{:.4e}");
+  if (o.pairs) {
+    add("rewards_chosen", "rewards", o.pairs->chosen_reward, "{:.5f}");
+    add("rewards_rejected", "rewards", o.pairs->rejected_reward, "{:.5f}");
+    add("rewards_margin", "rewards", o.pairs->margin, "{:.5f}");
+    add("rewards_accuracy", "rewards", o.pairs->accuracy, "{:.4f}");
+    add("logps_chosen", "rewards", o.pairs->chosen_log_probability, "{:.4f}");
+    add("logps_rejected", "rewards", o.pairs->rejected_log_probability, "{:.4f}");
+  }
   add("step_time_s", "speed", o.seconds, "{:.4f}");
   add("tokens_per_s_per_rank", "speed", s.tokens_per_s(), "{:.1f}");
   add("tflops_per_rank", "speed", s.flops_per_s() * 1e-12, "{:.4f}");
@@ -25,6 +33,11 @@ std::vector<StepFigure> step_figures(const StepStatistics& s) {
     add("schedule_s", "speed", s.schedule->measured_s, "{:.4f}");
     add("predicted_schedule_s", "speed", s.schedule->predicted_s, "{:.4f}");
   }
+  if (s.caps) {
+    add("cap_share", "balance", s.caps->share, "{:.4f}");
+    add("cap_mass", "balance", s.caps->mass, "{:.4f}");
+  }
+  if (s.drift) add("drift", "balance", *s.drift, "{:.5f}");
   if (s.recall) {
     add("recall", "balance", s.recall->mean, "{:.5f}");
     add("recall_interval", "balance", s.recall->interval, "{:.5f}");

@@ -25,6 +25,10 @@ std::string step_line(const StepStatistics& s, double left_s) {
     if (line.size() + part.size() + left.size() <= kColumns) line += part;
   };
   add(fmt::format("  loss {:.6g}", o.loss));
+  if (o.pairs) {
+    add(fmt::format("  margin {:.3g}", o.pairs->margin));
+    add(fmt::format("  accuracy {:.2f}", o.pairs->accuracy));
+  }
   add(fmt::format("  grad_norm {:.3g}", o.norm));
   add(fmt::format("  lr {:.1e}", o.rate));
   add(fmt::format("  {:.3g} s", o.seconds));
@@ -87,10 +91,17 @@ void TraceSink::step(const StepStatistics& s) {
     row.insert({{"budget", s.budgets->mean_budget},
                 {"coverage_loss", s.budgets->mean_coverage_loss},
                 {"largest_coverage_loss", s.budgets->largest_coverage_loss}});
+  if (s.caps) row.insert({{"cap_share", s.caps->share}, {"cap_mass", s.caps->mass}});
+  if (s.drift) row.insert({{"drift", *s.drift}});
   if (s.recall) row.insert({{"recall", s.recall->mean}, {"recall_interval", s.recall->interval}});
   if (s.schedule)
     row.insert({{"schedule_s", s.schedule->measured_s},
                 {"predicted_schedule_s", s.schedule->predicted_s}});
+  if (o.pairs)
+    row.insert({{"rewards_chosen", o.pairs->chosen_reward},
+                {"rewards_rejected", o.pairs->rejected_reward},
+                {"rewards_margin", o.pairs->margin},
+                {"rewards_accuracy", o.pairs->accuracy}});
   trace_.with([&](TraceWriter& trace) {
     trace.step(o.step - 1, row);
     trace.flush();
@@ -116,7 +127,8 @@ void LogSink::step(const StepStatistics& s) {
 void LogSink::evaluation(const EvaluationFigures& figures) {
   StepFields fields{{"step", fmt::to_string(figures.step)}};
   std::string line = fmt::format("step {}", figures.step);
-  for (const char* key : {"validation_loss", "validation_tokens", "needle_accuracy"})
+  for (const char* key : {"validation_loss", "validation_tokens", "validation_rewards_margin",
+                          "validation_rewards_accuracy", "needle_accuracy"})
     if (const auto found = figures.scalars.find(key); found != figures.scalars.end()) {
       fields.emplace_back(key, found->second == std::floor(found->second) && found->second > 1
                                    ? fmt::format("{:.0f}", found->second)

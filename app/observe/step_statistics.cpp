@@ -25,6 +25,22 @@ EventSums sum_events(std::span<const Event> events, std::int64_t step, std::size
   return sums;
 }
 
+void add_budgets(EventSums& sums, std::span<const BudgetRow> rows) {
+  for (const BudgetRow& row : rows) {
+    ++sums.choices;
+    if (row.overflow == 0) continue;
+    ++sums.cut_choices;
+    sums.cut_mass += row.overflow_mass;
+  }
+}
+
+void add_drift(EventSums& sums, std::span<const DriftRow> rows) {
+  for (const DriftRow& row : rows) {
+    sums.drift_queries += row.queries;
+    sums.drift += row.queries * (row.now - row.before);
+  }
+}
+
 StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const StepPlan& plan,
                        const Mesh& mesh) {
   StepStatistics all;
@@ -47,9 +63,19 @@ StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const 
                                 sums.scheduled ? -sums.first_begin_s : kNever,
                                 sums.scheduled ? sums.last_end_s : kNever,
                                 sums.compute_s};
-  std::array<double, 6> totals{
-      0, 0, sums.compute_s, sums.recall.queries, sums.recall.mean, sums.recall.squares};
-  auto& [total_s, count, compute_s, queries, recall, squares] = totals;
+  std::array<double, 11> totals{0,
+                                0,
+                                sums.compute_s,
+                                sums.recall.queries,
+                                sums.recall.mean,
+                                sums.recall.squares,
+                                sums.choices,
+                                sums.cut_choices,
+                                sums.cut_mass,
+                                sums.drift_queries,
+                                sums.drift};
+  auto& [total_s, count, compute_s, queries, recall, squares, choices, cut, cut_mass, drift_queries,
+         drift] = totals;
   for (const double s : times) total_s += s;
   const std::vector<MicroBatch> mine = plan.list(mesh.at.dp);
   count = static_cast<double>(
@@ -62,6 +88,8 @@ StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const 
   all.most_spent = {tuning_s, planning_s};
   const double mean_s = total_s / std::max(1.0, count);
   all.imbalance = mean_s > 0 ? longest_s / mean_s : 1;
+  if (cut > 0) all.caps = CapFacts{cut / choices, cut_mass / choices};
+  if (drift_queries > 0) all.drift = drift / drift_queries;
   if (queries > 0) all.recall = recall_facts({queries, recall, squares});
   if (most_compute_s > 0) all.load_balance = compute_s / all.ranks / most_compute_s;
   all.idle_ranks = plan.idle_lanes() * (all.ranks / static_cast<int>(plan.lanes.size()));

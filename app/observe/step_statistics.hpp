@@ -19,10 +19,25 @@ struct BudgetFacts {
   double mean_budget = 0, mean_coverage_loss = 0, largest_coverage_loss = 0;
 };
 
+/// How far the caps on columns and slashes decided, over all micro-batches, layers, heads and
+/// ranks.
+struct CapFacts {
+  double share = 0;  ///< of the choices that left out what their shares asked for
+  double mass =
+      0;  ///< mean share of observed mass that a choice so lost; NaN where it is not known
+};
+
 /// Seconds from the first schedule op of any rank to the end of the last one, and what the
 /// simulator said of it.
 struct ScheduleSeconds {
   double measured_s = 0, predicted_s = 0;
+};
+
+/// Means over the pairs of a global batch (loss.kind = "dpo").
+struct PairFigures {
+  double chosen_reward = 0, rejected_reward = 0, margin = 0;
+  double accuracy = 0;  ///< share of the pairs whose chosen answer has the higher reward
+  double chosen_log_probability = 0, rejected_log_probability = 0;
 };
 
 /// What the train loop knows of a step when it ends; the same on every rank, but for `plan_s`.
@@ -36,6 +51,7 @@ struct StepOutcome {
   double peak_flops = 0;   ///< dense rate of a rank in FLOP/s: the base of MFU
   double predicted_s = 0;  ///< simulated seconds of the schedule; counts where `predicts`
   bool predicts = false;
+  std::optional<PairFigures> pairs;
 };
 
 /// A step's outcome with all that is derived from its events and its plan.
@@ -50,6 +66,8 @@ struct StepStatistics {
   int idle_ranks = 0;                        ///< that the plan gives no micro-batch
   std::optional<ScheduleSeconds> schedule;   ///< where the outcome predicts
   std::optional<BudgetFacts> budgets;        ///< this rank's
+  std::optional<CapFacts> caps;              ///< where a cap decided at all
+  std::optional<double> drift;               ///< recall now - before, mean over queries and heads
   std::optional<RecallFacts> recall;         ///< of all layers and heads, where it was measured
   MemoryUse memory;                          ///< this rank's
   std::int64_t largest_peak_bytes = 0;       ///< of the rank that needs most
@@ -67,11 +85,18 @@ struct EventSums {
   double compute_s = 0;
   OverheadSeconds spent;
   std::vector<double> micro_batch_s;  ///< [micro-batch of the rank's list] forward and backward
-  double first_begin_s = 0, last_end_s = 0;  ///< of the stage's schedule ops
-  bool scheduled = false;                    ///< whether there were any
-  RecallSums recall;                         ///< of rows that no other rank adds
+  double first_begin_s = 0, last_end_s = 0;           ///< of the stage's schedule ops
+  bool scheduled = false;                             ///< whether there were any
+  double choices = 0, cut_choices = 0, cut_mass = 0;  ///< of budgets (BudgetRow)
+  double drift_queries = 0, drift = 0;                ///< of rows that no other rank adds
+  RecallSums recall;                                  ///< of rows that no other rank adds
 };
 EventSums sum_events(std::span<const Event> events, std::int64_t step, std::size_t micro_batches);
+/// Adds the choices of these rows.
+void add_budgets(EventSums& sums, std::span<const BudgetRow> rows);
+
+/// Adds rows of drift.
+void add_drift(EventSums& sums, std::span<const DriftRow> rows);
 
 /// Joins the sums of all ranks.  Collective: the only exchange that
 /// observing a step costs.

@@ -55,12 +55,11 @@ std::optional<PackCosts> pack_costs(const Config& config, std::vector<std::strin
   const RunOptions options = RunOptions::from(config);
   PackCosts packs;
   packs.costs = plan_costs(config, notes);
-  const LayoutRule layout{options.layout, options.stripe, options.attention.align()};
-  packs.seconds = [costs = packs.costs, mesh = options.mesh, layout,
+  packs.seconds = [costs = packs.costs, mesh = options.mesh, layout = options.layout,
                    all = std::max<std::int64_t>(1, options.model.layers)](const MicroBatch& pack,
                                                                           int ranks, int layers) {
     StepPlan plan;
-    plan.layouts = {layout};
+    plan.layouts = {layout.of(pack, mesh.cp())};
     PlannedMicroBatch& m = plan.micro_batches.emplace_back();
     m.segments = pack.segments;
     m.split = {ranks, mesh.cp_outer, mesh.cp_inner};

@@ -22,7 +22,7 @@ struct PlanPart {
 /// Time of one call of ring attention from the component times in [costs] (MTraining Table 4).
 std::optional<PlanPart> plan_ring_times(const Config& config);
 
-/// Balance of a generated pattern (attention.index = "generated") over the ranks and steps of the
+/// Balance of a generated or recorded pattern (attention.index) over the ranks and steps of the
 /// deck's ring (MTraining Table 5).
 std::optional<PlanPart> plan_balance(const Config& config);
 

@@ -1,37 +1,37 @@
-// ballast plan: balance of a generated sparse pattern over context-parallel ranks and ring steps.
+// ballast plan: balance of a generated or recorded sparse pattern over context-parallel ranks and
+// ring steps.
 #include "app/plan/plan.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/attention/generated_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
+#include "io/trace/recorded_indexes.hpp"
 
 namespace ballast {
 
 std::optional<PlanPart> plan_balance(const Config& config) {
-  if (config.attention.index != IndexOrigin::generated) return std::nullopt;
+  const IndexOrigin index = config.attention.index;
+  if (index == IndexOrigin::pattern) return std::nullopt;
   const RunOptions options = RunOptions::from(config);
   const MeshShape& mesh = options.mesh;
   GeneratedPattern pattern = options.attention.generator;
   pattern.tokens = options.batching.micro_batch_tokens;
   require(pattern.tokens % kBlock == 0,
-          "batching.micro_batch_tokens = {} must be a multiple of {} for attention.index = "
-          "\"generated\"",
-          pattern.tokens, kBlock);
+          "batching.micro_batch_tokens = {} must be a multiple of {} for attention.index = \"{}\"",
+          pattern.tokens, kBlock, name(index));
   // All heads of a dense pattern are alike: one stands for them.
   const std::vector<GeneratedHead> heads =
-      pattern.density < 1 ? generate(pattern)
-                          : std::vector<GeneratedHead>{dense_head(pattern.tokens)};
+      index == IndexOrigin::recorded
+          ? recorded_heads(read_indexes(config.attention.recorded), pattern.tokens)
+      : pattern.density < 1 ? generate(pattern)
+                            : std::vector<GeneratedHead>{dense_head(pattern.tokens)};
 
   PlanPart part;
   part.title = "balance over ranks and ring steps";
-  part.header = {"tokens",
-                 "ring",
-                 "layout",
-                 "density",
-                 "worker_imbalance",
-                 "step_imbalance",
-                 "computation_ratio",
-                 "critical_path",
-                 "lockstep_path"};
+  part.header = {"tokens",         "index",
+                 "ring",           "layout",
+                 "density",        "worker_imbalance",
+                 "step_imbalance", "computation_ratio",
+                 "critical_path",  "lockstep_path"};
   part.note =
       "worker_imbalance: max / mean of work over ranks, mean over steps; step_imbalance: max / "
       "mean over steps, mean over ranks; "
@@ -41,13 +41,16 @@ std::optional<PlanPart> plan_balance(const Config& config) {
       "order of its own (ring.layout = \"shuffled\")";
   const double share = density(heads, pattern.tokens);
   part.values["density"] = share;
-  const auto add = [&](const std::string& layout, const std::vector<int>& owner,
-                       const std::string& prefix) {
-    const RingBalance b = ring_balance(ring_work(heads, owner, mesh.cp_outer, mesh.cp_inner),
-                                       mesh.cp_outer, mesh.cp_inner);
+  const auto add = [&](const SequenceLayout& at, const std::string& prefix) {
+    const RingBalance b =
+        ring_balance(ring_work(heads, block_owners(at), mesh.cp_outer, mesh.cp_inner),
+                     mesh.cp_outer, mesh.cp_inner);
+    const std::string title = deals_stripes(at.kind())
+                                  ? fmt::format("{}-{}", name(at.kind()), at.stripe())
+                                  : name(at.kind());
     const auto text = [](double value) { return fmt::format("{:.3f}", value); };
-    part.rows.push_back({fmt::to_string(pattern.tokens),
-                         fmt::format("{} x {}", mesh.cp_outer, mesh.cp_inner), layout, text(share),
+    part.rows.push_back({fmt::to_string(pattern.tokens), name(index),
+                         fmt::format("{} x {}", mesh.cp_outer, mesh.cp_inner), title, text(share),
                          text(b.worker_imbalance), text(b.step_imbalance),
                          text(b.computation_ratio), text(b.critical_path), text(b.lockstep_path)});
     part.values[prefix + "worker_imbalance"] = b.worker_imbalance;
@@ -56,15 +59,12 @@ std::optional<PlanPart> plan_balance(const Config& config) {
     part.values[prefix + "critical_path"] = b.critical_path;
     part.values[prefix + "lockstep_path"] = b.lockstep_path;
   };
-  const auto title = [&](LayoutKind kind) {
-    return deals_stripes(kind) ? fmt::format("{}-{}", name(kind), options.stripe) : name(kind);
-  };
-  add(title(options.layout), block_owners(options.sequence_layout(pattern.tokens)), "");
-  if (options.layout == LayoutKind::striped) {
-    RunOptions other = options;
-    other.layout = LayoutKind::shuffled;
-    add(title(other.layout), block_owners(other.sequence_layout(pattern.tokens)), "shuffled_");
-  }
+  const SequenceLayout layout = options.sequence_layout(pattern.tokens);
+  add(layout, "");
+  if (layout.kind() == LayoutKind::striped)
+    add(SequenceLayout(LayoutKind::shuffled, pattern.tokens, mesh.cp(), layout.stripe(),
+                       options.attention.align()),
+        "shuffled_");
   return part;
 }
 

@@ -30,7 +30,7 @@ std::optional<PlanPart> plan_pipeline(const Config& config) {
       "idle_ranks: without a micro-batch, means of the batches;\npeak_live_activations: "
       "micro-batches whose activations a "
       "stage holds at once, first stage first; micro_batches, recomputed: of all batches";
-  const ScheduleKind schedule = config.pipeline.schedule;
+  const ScheduleKind schedule = options.pipeline.schedule;
   const bool chunked = options.batching.method == Batching::chunkflow,
              aware = state_aware(schedule);
   part.rows.push_back({fmt::to_string(options.mesh.pp), name(schedule),

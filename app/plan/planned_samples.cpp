@@ -28,9 +28,10 @@ void PlannedSamples::begin_with_curriculum() {
 }
 
 std::vector<SampleLength> PlannedSamples::next(SamplerPosition& position) {
-  std::vector<SampleLength> list = lengths(
-      window_.next(sampler_, position, [this](std::int64_t s) { return dataset_->length(s); }));
-  for (SampleLength& s : list) s.loss_tokens = dataset_->loss_tokens(s.sample);
+  std::vector<SampleLength> list;
+  for (const std::int64_t s :
+       window_.next(sampler_, position, [this](std::int64_t i) { return dataset_->length(i); }))
+    list.push_back(sample_length(*dataset_, s));
   return list;
 }
 
@@ -43,7 +44,7 @@ std::vector<SampleLength> PlannedSamples::lengths(const std::vector<std::int64_t
   std::vector<SampleLength> list;
   list.reserve(samples.size());
   // Loss tokens do not steer packing; counting those of a whole epoch may mean reading its masks.
-  for (const std::int64_t s : samples) list.push_back({s, dataset_->length(s), 0});
+  for (const std::int64_t s : samples) list.push_back(sample_length(*dataset_, s, false));
   return list;
 }
 

@@ -31,10 +31,10 @@ double causal_pairs(std::int64_t begin, std::int64_t end) {
 std::vector<ShardFacts> shard_facts(const RunOptions& options, std::int64_t tokens,
                                     std::vector<std::string>& notes) {
   const SequenceLayout layout = options.sequence_layout(tokens);
-  const bool list = !deals_stripes(options.layout) || tokens / options.stripe <= kListedPieces;
+  const bool list = !deals_stripes(layout.kind()) || tokens / layout.stripe() <= kListedPieces;
   if (!list)
     notes.push_back(
-        fmt::format("pieces: {} stripes are not listed one by one", tokens / options.stripe));
+        fmt::format("pieces: {} stripes are not listed one by one", tokens / layout.stripe()));
   std::vector<ShardFacts> shards(static_cast<std::size_t>(options.mesh.cp()));
   for (std::size_t r = 0; r < shards.size(); ++r) {
     ShardFacts& shard = shards[r];
@@ -70,7 +70,7 @@ StepPlan shown_step(const std::vector<MicroBatch>& list, const PackGroup& group,
     for (MicroBatch& m : batch.micro_batches[d]) {
       m.sp = group.ranks;
       m.recompute_layers = group.recompute_layers;
-      m.align = options.layout.align;
+      m.align = options.layout.rule.align;
       if (d > 0) m.segments.clear();
     }
   return plan_batch_step(batch, options);
@@ -330,8 +330,8 @@ nlohmann::ordered_json CheckFacts::json() const {
     if (shard.pieces.size() * shards.size() <= kTwinPieces)
       shard_list.back()["pieces"] = shard.pieces;
   }
-  out["ring"] = {{"layout", ballast::name(options.layout)},
-                 {"stripe", options.stripe},
+  out["ring"] = {{"layout", ballast::name(options.layout.rule.kind)},
+                 {"stripe", options.layout.rule.stripe},
                  {"kv_buffers", ring.kv_buffers},
                  {"dkv_buffers", ring.dkv_buffers},
                  {"kv_hop_bytes", kv_hop_bytes},

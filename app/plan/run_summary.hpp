@@ -1,4 +1,4 @@
-// What `ballast check` finds out about a deck, as values: no rank is started and no data is read.
+// What `ballast check` finds out about a deck, as values: no rank is started.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "app/plan/opened_files.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/context/ring_plan.hpp"
 #include "core/plan/pipeline/schedule.hpp"
@@ -47,6 +48,7 @@ struct CheckFacts {
   RingPlan ring;                                     ///< of context-parallel rank 0
   std::int64_t kv_hop_bytes = 0, dkv_hop_bytes = 0;  ///< of the largest shard, one layer
   std::vector<StageFacts> stages;
+  OpenedFiles files;    ///< that the deck names
   std::string balance;  ///< that is expected of the first step, a sentence; "" where not planned
   std::vector<std::string> notes;  ///< what train would refuse or what could not be worked out
 

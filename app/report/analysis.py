@@ -86,6 +86,7 @@ class Analysis:
     # rows of the plans "recall" and "coverage" (app/observe/recall_rows.hpp), None without any
     recall: np.ndarray = None
     coverage: np.ndarray = None
+    drift: np.ndarray = None  # step, layer, head, queries, recall now, recall of the index before
     memory: dict = field(default_factory=dict)  # category -> [rank] bytes
     overheads: dict = field(
         default_factory=dict
@@ -107,7 +108,9 @@ def analyse(run):
     _plans(a)
     _budgets(a)
     _sparse(a)
-    a.recall, a.coverage = (_plan_rows(a, kind) for kind in ("recall", "coverage"))
+    a.recall, a.coverage, a.drift = (
+        _plan_rows(a, kind) for kind in ("recall", "coverage", "drift")
+    )
     _window_notes(a)
     _overheads(a)
     _memory(a)
@@ -284,7 +287,7 @@ def _budgets(a):
 def micro_batches(plan):
     """[(first data-parallel rank, ranks, [segment tokens])] of a step's plan."""
     return [
-        (m["first"], m.get("ranks", 1), [end - begin for _, begin, end, _ in m["segments"]])
+        (m["first"], m.get("ranks", 1), [s[2] - s[1] for s in m["segments"]])
         for m in plan["micro_batches"]
     ]
 

@@ -138,11 +138,12 @@ def _sessions(file):
 
 def _events(file, rows, table="events"):
     dataset = file[table]
-    names = {value: name for name, value in h5py.check_enum_dtype(dataset.dtype["kind"]).items()}
-    flags = {key: _text(dataset.attrs[key]).split() for key in dataset.attrs}
-    USEFUL.update(flags.get("useful", old_plans.USEFUL))
-    BESIDE.update(flags.get("beside", old_plans.BESIDE))
-    events = dataset[:rows]
+    dtype = dataset.dtype
+    names = {value: name for name, value in h5py.check_enum_dtype(dtype["kind"]).items()}
+    flagged = "useful" in dataset.attrs
+    USEFUL.update(_text(dataset.attrs["useful"]).split() if flagged else old_plans.USEFUL)
+    BESIDE.update(_text(dataset.attrs["beside"]).split() if flagged else old_plans.BESIDE)
+    events = dataset[:rows] if rows else np.empty(0, dtype)
     lookup = np.full(max(names, default=0) + 1, -1)
     for value, name in names.items():
         if name not in KINDS:
@@ -152,8 +153,7 @@ def _events(file, rows, table="events"):
     if kind.size and (kind.min() < 0 or kind.max() >= lookup.size):
         raise OSError("event kinds out of range")
     fields = [
-        (name, dataset.dtype[name].base if name != "kind" else np.dtype("i4"))
-        for name in dataset.dtype.names
+        (name, dtype[name].base if name != "kind" else np.dtype("i4")) for name in dtype.names
     ]
     plain = np.empty(events.shape, dtype=fields)
     for name, _ in fields:
@@ -168,6 +168,8 @@ def _events(file, rows, table="events"):
 
 def _plans(file, rows):
     """Plans by kind and hash; of formats that held prose the same values."""
+    if not int(rows["plans"]):
+        return []
     stored = file["plan_text"][: int(rows["plan_text"])].tobytes()
     plans = []
     for p in file["plans"][: int(rows["plans"])]:
@@ -205,7 +207,7 @@ def read_rank(path):
             )
         predicted = (
             _events(file, int(rows["predicted"]), "predicted")[0]
-            if "predicted" in file
+            if "predicted" in file and int(rows["predicted"])
             else events[:0]
         )
         table = file["steps"][: int(rows["steps"])]
@@ -213,7 +215,9 @@ def read_rank(path):
         plans = _plans(file, rows)
         plan_steps = file["plan_steps"][: int(rows["plan_steps"])]
         budgets = (
-            file["budgets"][: int(rows["budgets"])] if "budgets" in file else np.zeros(0, BUDGETS)
+            file["budgets"][: int(rows["budgets"])]
+            if "budgets" in file and int(rows["budgets"])
+            else np.zeros(0, BUDGETS)
         )
     trace = RankTrace(
         sessions[-1].rank, path, sessions, events, steps, plans, plan_steps, budgets, predicted

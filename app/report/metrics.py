@@ -31,6 +31,11 @@ FORMULAS = {
         " lowest of a head and step. C(k): what the budget's pattern holds, of the observed queries"
         " (vertical_slash), or of routing mass (moba)."
     ),
+    "drift": (
+        "Of one held-out sample at every measured step: recall of the index that the present"
+        " weights choose, and of the one that those of the measurement before chose, on the present"
+        " attention; drift is their difference. Means over heads and steps, weighted by queries."
+    ),
     "batch": (
         "dbr = sum (T_max - T_i) / (T_max N) with T_i the tokens of data-parallel rank i; abr: the"
         " same with A_i, the sum of squared segment lengths; pr = sum (t_max - t_i) / (t_max B)"

@@ -245,6 +245,27 @@ def recall(a):
     )
 
 
+def drift(a):
+    if a.drift is None:
+        return None
+    rows = []
+    for layer in np.unique(a.drift[:, 1]):
+        mine = a.drift[a.drift[:, 1] == layer]
+        now, before = (np.average(mine[:, i], weights=mine[:, 3]) for i in (4, 5))
+        rows.append(
+            [str(int(layer)), float(now), float(before), float(now - before)]
+            + [float((mine[:, 4] - mine[:, 5]).max())]
+        )
+    return Table(
+        "drift",
+        "Drift of sparse indexes",
+        ["layer", "recall", "of the index before", "drift", "largest of a head and step"],
+        rows,
+        metrics.FORMULAS["drift"],
+        ("",) + 4 * (".4f",),
+    )
+
+
 def recall_rows(a):
     if a.recall is None:
         return None
@@ -415,6 +436,7 @@ SHOWN = (
     ring,
     sparsity,
     recall,
+    drift,
     steps_balance,
     predicted,
     batch,

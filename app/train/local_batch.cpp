@@ -29,9 +29,10 @@ LocalBatch read_local_batch(const Dataset& dataset, const MicroBatch& micro_batc
       const std::int64_t count = std::clamp<std::int64_t>(segment.end - first, 0, stop - packed),
                          padding = stop - packed - count;
       if (count > 0) {  // a piece that begins behind a segment's end is padding alone
-        dataset.tokens(segment.sample, first, first + count,
+        const std::int64_t from = segment.origin + first;
+        dataset.tokens(segment.sample, from, from + count,
                        std::span(tokens.data<std::int32_t>() + at, count));
-        dataset.targets(segment.sample, first, first + count,
+        dataset.targets(segment.sample, from, from + count,
                         std::span(targets.data<std::int32_t>() + at, count));
       }
       for (std::int64_t i = 0; i < count; ++i) {
@@ -58,25 +59,24 @@ void name_tokens(LocalBatch& batch, const MicroBatch& micro_batch, std::int64_t 
   const Tensor positions = batch.positions.to(host_device());
   Tensor keys = Tensor::empty({batch.size()}, DType::i64, host_device(), MemoryCategory::data);
   for (std::int64_t t = 0; t < batch.size(); ++t) {
-    const std::int64_t sample =
-        micro_batch.segments
-            .at(static_cast<std::size_t>(batch.segment[static_cast<std::size_t>(t)]))
-            .sample;
-    keys.data<std::int64_t>()[t] = static_cast<std::int64_t>(
-        random_bits(static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(sample),
-                    static_cast<std::uint64_t>(positions.data<std::int32_t>()[t])));
+    const Segment& segment = micro_batch.segments.at(
+        static_cast<std::size_t>(batch.segment[static_cast<std::size_t>(t)]));
+    keys.data<std::int64_t>()[t] = static_cast<std::int64_t>(random_bits(
+        static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(segment.sample),
+        static_cast<std::uint64_t>(segment.origin + positions.data<std::int32_t>()[t])));
   }
   batch.dropout_keys = keys.to(device);
 }
 
-Tensor token_weights(const std::vector<double>& of_segment, const LocalBatch& batch, DType type,
-                     Device& device) {
+Tensor token_weights(const std::vector<double>& of_segment,
+                     const std::vector<std::int32_t>& segment, DType type, Device& device) {
   if (of_segment.empty()) return {};
-  Tensor weights = Tensor::empty({batch.size()}, type, host_device(), MemoryCategory::data);
+  Tensor weights = Tensor::empty({static_cast<std::int64_t>(segment.size())}, type, host_device(),
+                                 MemoryCategory::data);
   dispatch_float(type, [&](auto t) {
-    for (std::size_t i = 0; i < batch.segment.size(); ++i)
+    for (std::size_t i = 0; i < segment.size(); ++i)
       weights.data<decltype(t)>()[i] = static_cast<decltype(t)>(
-          batch.segment[i] < 0 ? 0.0 : of_segment[static_cast<std::size_t>(batch.segment[i])]);
+          segment[i] < 0 ? 0.0 : of_segment[static_cast<std::size_t>(segment[i])]);
   });
   return weights.to(device);
 }

@@ -21,9 +21,9 @@ LocalBatch read_local_batch(const Dataset& dataset, const MicroBatch& micro_batc
 /// others at another step.
 void name_tokens(LocalBatch& batch, const MicroBatch& micro_batch, std::int64_t step,
                  Device& device);
-/// [T] weight of each local token's loss from that of its segment, in `type` on `device`; undefined
-/// for no weights (all 1).
-Tensor token_weights(const std::vector<double>& of_segment, const LocalBatch& batch, DType type,
-                     Device& device);
+/// [T] weight of each local token's loss from that of its segment (LocalBatch::segment), in `type`
+/// on `device`; undefined for no weights (all 1).
+Tensor token_weights(const std::vector<double>& of_segment,
+                     const std::vector<std::int32_t>& segment, DType type, Device& device);
 
 }  // namespace ballast

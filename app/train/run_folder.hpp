@@ -1,5 +1,5 @@
 // Run folder: the fixed layout of one run's outputs, locked while in use.
-//   deck.toml  log.txt  status.json  trace/  checkpoints/  report/  lock
+//   deck.toml  log.txt  status.json  trace/  indexes/  checkpoints/  report/  lock
 #pragma once
 #include <cstdint>
 #include <string>
@@ -30,6 +30,7 @@ class RunFolder {
   std::string log() const { return path_ + "/log.txt"; }
   std::string json_lines() const { return path_ + "/steps.jsonl"; }
   std::string tensorboard() const { return path_ + "/tensorboard"; }
+  std::string indexes() const { return path_ + "/indexes"; }
   std::string deck() const { return path_ + "/deck.toml"; }
 
  private:

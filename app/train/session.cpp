@@ -6,6 +6,7 @@
 #include <set>
 
 #include "app/train/local_batch.hpp"
+#include "io/trace/recorded_indexes.hpp"
 #include "parallel/comm/waits.hpp"
 #include "parallel/context/ulysses.hpp"
 #include "parallel/pattern/pattern_source.hpp"
@@ -63,12 +64,12 @@ std::int64_t stage_end(const RunOptions& options, int stage) {
 /// A source whose indexes are passed to `heard` when they are made.
 class HeardSource final : public IndexSource {
  public:
-  using Heard = std::function<void(const AttentionAxes&, const std::vector<AttentionWork>&)>;
+  using Heard = decltype(Session::index_made);
   HeardSource(std::unique_ptr<IndexSource> source, Heard heard)
       : IndexSource(source->axes()), source_(std::move(source)), heard_(std::move(heard)) {}
   const std::vector<AttentionWork>& shards(const AttentionInputs& in) override {
     const std::vector<AttentionWork>& made = source_->shards(in);
-    if (layers_.insert(in.layer).second) heard_(axes(), made);
+    if (layers_.insert(in.layer).second) heard_(in, axes(), made);
     return made;
   }
   bool reads_keys(int layer) const override { return source_->reads_keys(layer); }
@@ -112,6 +113,11 @@ Session::Session(const Communicator& world, const Config& config_)
   check_all(world, dataset->vocabulary() <= options.model.vocabulary,
             fmt::format("model.vocabulary = {} is smaller than the data's vocabulary of {}",
                         options.model.vocabulary, dataset->vocabulary()));
+  if (options.attention.index == IndexOrigin::recorded)
+    together(world, [&] {
+      options.attention.recorded =
+          std::make_shared<RecordedIndexes>(read_indexes(config.attention.recorded));
+    });
   together(world, [&] { refuse_samples_beyond_groups(config, *dataset, options.batching.groups); });
   for (const int degree : options.joined_ranks()) connect(mesh.sequence(degree), device);
   recorder.context.stage = mesh.at.pp;
@@ -121,20 +127,19 @@ Session::Session(const Communicator& world, const Config& config_)
   parameters.initialise(config.run.seed);
 }
 
-SequenceLayout Session::layout(const MicroBatch& micro_batch) const {
-  return options.sequence_layout(micro_batch);
-}
-
-ChunkStores Session::chunk_stores(const std::vector<MicroBatch>& list) {
-  const auto tokens = [this](const MicroBatch& micro_batch) {
-    return shard_ranges(micro_batch, layout(micro_batch));
+ChunkStores Session::chunk_stores(const StepPlan& plan) {
+  const auto tokens = [dp = mesh.at.dp, &plan](int place) {
+    const PlannedMicroBatch& planned = plan.micro_batch(dp, place);
+    return shard_ranges(planned.micro_batch(), plan.layout(planned));
   };
-  return ChunkStores(list, tokens, ring.plan.rank, kv_place);
+  return ChunkStores(plan.list(mesh.at.dp), tokens, ring.plan.rank, kv_place);
 }
 
-MicroBatchWork Session::prepare(const MicroBatch& micro_batch, double loss_scale,
+MicroBatchWork Session::prepare(const StepPlan& plan, int place, double loss_scale,
                                 StoredChunk stored, BudgetPolicy* policy) {
-  const SequenceLayout at = layout(micro_batch);
+  const PlannedMicroBatch& planned = plan.micro_batch(mesh.at.dp, place);
+  const MicroBatch micro_batch = planned.micro_batch();
+  const SequenceLayout at = plan.layout(planned);
   const std::int64_t tokens = at.local_tokens(ring.plan.rank);
   const Communicator& sequence = mesh.sequence(micro_batch.sp);
   const auto [begin, end] = even_part(tokens, sequence.rank(), sequence.size());
@@ -171,7 +176,10 @@ std::unique_ptr<IndexSource> Session::unheard_source(AttentionAxes axes,
   GeneratedPattern generator = attention.generator;
   generator.heads /= sequence.size();
   generator.first_head = sequence.rank() * generator.heads;
-  if (attention.generated)
+  if (attention.index == IndexOrigin::recorded)
+    return std::make_unique<RecordedSource>(std::move(axes), attention.recorded,
+                                            generator.first_head, generator.heads, &recorder);
+  if (attention.index == IndexOrigin::generated)
     return std::make_unique<GeneratedSource>(std::move(axes), generator, indexes, &recorder);
   return pattern_source(mesh.cp, std::move(axes), attention, policy, &recorder, sequence,
                         std::move(carry));
@@ -180,7 +188,7 @@ std::unique_ptr<IndexSource> Session::unheard_source(AttentionAxes axes,
 std::vector<SampleLength> Session::lengths(const std::vector<std::int64_t>& samples) const {
   std::vector<SampleLength> result;
   result.reserve(samples.size());
-  for (std::int64_t s : samples) result.push_back({s, dataset->length(s), dataset->loss_tokens(s)});
+  for (const std::int64_t s : samples) result.push_back(sample_length(*dataset, s));
   return result;
 }
 

@@ -6,6 +6,7 @@
 
 #include "app/train/backend.hpp"
 #include "app/train/budget_tuning.hpp"
+#include "app/train/pair_objective.hpp"
 #include "core/config/config.hpp"
 #include "core/config/run_options.hpp"
 #include "core/data/sampler.hpp"
@@ -32,14 +33,12 @@ class Session {
   /// initial values.  Errors reach every rank.
   Session(const Communicator& world, const Config& config);
 
-  /// Layout of a micro-batch over the context-parallel ranks.
-  SequenceLayout layout(const MicroBatch& micro_batch) const;
-  /// What the dependent chunks of a list of micro-batches share; the session must outlive it.
-  ChunkStores chunk_stores(const std::vector<MicroBatch>& list);
-  /// Tokens and attention of a micro-batch of data-parallel rank `mesh.at.dp`.
+  /// What the dependent chunks of this rank's lane share; session and plan must outlive it.
+  ChunkStores chunk_stores(const StepPlan& plan);
+  /// Tokens and attention of the micro-batch at `place` of this rank's lane.
   /// `policy`: who chooses the budgets of its layers (DST); null: they are as block attention says.
-  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored = {},
-                         BudgetPolicy* policy = nullptr);
+  MicroBatchWork prepare(const StepPlan& plan, int place, double loss_scale,
+                         StoredChunk stored = {}, BudgetPolicy* policy = nullptr);
   /// The attention indexes of a micro-batch with these axes, as block attention says, for this
   /// rank's heads of a Ulysses group.
   std::unique_ptr<IndexSource> index_source(AttentionAxes axes, const Communicator& sequence,
@@ -69,8 +68,11 @@ class Session {
   IndexCache indexes;
   PipelineLinks links;
   KvPlace kv_place;
+  std::unique_ptr<PairObjective> pairs;  ///< null but for loss.kind = "dpo", and until load_pairs
   /// Told of every index that index_source's sources make from now on.
-  std::function<void(const AttentionAxes&, const std::vector<AttentionWork>&)> index_made;
+  std::function<void(const AttentionInputs&, const AttentionAxes&,
+                     const std::vector<AttentionWork>&)>
+      index_made;
   std::unique_ptr<BudgetTuning>
       tuning;  ///< null unless the deck tunes budgets or batches by predicted latency
 

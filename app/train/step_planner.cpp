@@ -51,7 +51,12 @@ void check_equal(const Communicator& world, const StepPlan& plan) {
 StepPlanner::StepPlanner(Session& session, const Costs* costs)
     : session_(session),
       costs_(costs),
-      simulation_(simulation_options(session.config, session.options)) {}
+      simulation_(simulation_options(session.config, session.options)) {
+  if (costs != nullptr || session.options.batching.method != Batching::balanced) return;
+  std::vector<std::string> notes;
+  together(session.mesh.world, [&] { placement_ = plan_costs(session.config, notes); });
+  costs_ = placement_.get();
+}
 
 std::string StepPlanner::waits_for() const {
   if (session_.options.batching.method == Batching::sab)

@@ -39,16 +39,22 @@ TrainStep::Gradients TrainStep::compute(const StepPlan& plan) {
   const int dp = session_.mesh.at.dp;
   const std::vector<MicroBatch> mine = plan.list(dp);
   const DType weight_type = session_.parameters.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  ChunkStores stores = session_.chunk_stores(mine);
+  ChunkStores stores = session_.chunk_stores(plan);
   BudgetTuning* const tuning = session_.tuning.get();
+  PairSums pairs;
   const auto prepare = [&](int m) {
     MicroBatchWork work =
-        session_.prepare(mine[m], plan.micro_batch(dp, m).loss_weight, stores.at(m),
+        session_.prepare(plan, m, plan.micro_batch(dp, m).loss_weight, stores.at(m),
                          tuning != nullptr ? tuning->policy(m) : nullptr);
     if (session_.options.model.lora.dropout > 0)
       name_tokens(work.batch, mine[m], plan.step, session_.device);
-    work.batch.loss_weights = token_weights(segment_weights(plan.normaliser, mine[m]), work.batch,
-                                            weight_type, session_.device);
+    work.batch.loss_weights = token_weights(segment_weights(plan.normaliser, mine[m]),
+                                            work.batch.segment, weight_type, session_.device);
+    if (session_.pairs)
+      work.batch.weigh = [this, &pairs, &micro_batch = mine[m],
+                          segment = work.batch.segment](const Tensor& token_loss) {
+        return session_.pairs->weigh(micro_batch, segment, token_loss, pairs);
+      };
     return work;
   };
   optimizer_.begin_step();
@@ -68,6 +74,8 @@ TrainStep::Gradients TrainStep::compute(const StepPlan& plan) {
   std::vector<double> sums(1, 0.0);
   for (std::size_t m = 0; m < mine.size(); ++m)
     sums[0] += found.losses[m] * plan.micro_batch(dp, static_cast<int>(m)).loss_weight;
+  const std::vector<double> of_pairs = pairs.numbers();
+  sums.insert(sums.end(), of_pairs.begin(), of_pairs.end());
   if (tuning != nullptr) {
     const std::vector<double> bins = tuning->bin_sums();
     sums.insert(sums.end(), bins.begin(), bins.end());
@@ -76,9 +84,13 @@ TrainStep::Gradients TrainStep::compute(const StepPlan& plan) {
   session_.mesh.replica.all_reduce(joined);
   session_.mesh.pp.all_reduce(joined);
   found.loss = sums[0];
+  if (session_.pairs) {
+    found.pairs = PairSums::from(&sums[1]).means();
+    found.loss = found.pairs->loss;
+  }
   if (tuning != nullptr) {
     Scope scope(&session_.recorder, EventKind::planning);  // of the steps to come
-    tuning->end_step(std::span<const double>(sums).subspan(1));
+    tuning->end_step(std::span<const double>(sums).subspan(1 + PairSums::kNumbers));
   }
   return found;
 }

@@ -2,9 +2,11 @@
 // Used by `train` and `bench step`.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "app/train/pair_objective.hpp"
 #include "app/train/session.hpp"
 #include "core/plan/step_plan.hpp"
 #include "core/predict/costs.hpp"
@@ -22,8 +24,9 @@ class TrainStep {
   TrainStep(Session& session, ShardedOptimizer& optimizer);
 
   struct Gradients {
-    double loss = 0;  ///< objective of the global batch
-    double norm = 0;  ///< of the whole gradient, before clipping
+    double loss = 0;                ///< objective of the global batch
+    double norm = 0;                ///< of the whole gradient, before clipping
+    std::optional<PairSums> pairs;  ///< means over the global batch's pairs (loss.kind = "dpo")
     MicroBatchLosses
         losses;  ///< of this rank's micro-batches, before their weight in the objective
   };

@@ -10,11 +10,13 @@
 #include "app/observe/json_output.hpp"
 #include "app/plan/expected_balance.hpp"
 #include "app/train/model_files.hpp"
+#include "app/train/pair_reference.hpp"
 #include "ballast_version.hpp"
 #include "core/config/deck_schema.hpp"
 #include "core/observe/metrics.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
 #include "core/plan/plan_json.hpp"
+#include "io/trace/recorded_indexes.hpp"
 #include "parallel/comm/clock_alignment.hpp"
 #include "parallel/comm/signals.hpp"
 #include "parallel/comm/waits.hpp"
@@ -32,8 +34,8 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Confi
       log_(folder_.log(), world.rank() == 0),
       gradient_file_(config.run.dump_gradients),
       peak_flops_(dense_peak_flops(session_.device, session_.parameters.dtype())),
-      sinks_([this](const std::string& text) { log_.comment(text); }),
-      overheads_(config.dst.enabled, balances_by_weight(config.batching.method)) {
+      overheads_(config.dst.enabled, balances_by_weight(config.batching.method)),
+      sinks_([this](const std::string& text) { log_.comment(text); }) {
   optimizer_.reset_master_from_values();
   load_base(session_);
   Restored restored;
@@ -44,6 +46,7 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Confi
     check_sample_order(session_, restored);
   }
   if (restored.path.empty() && !config.model.weights.empty()) load_weights(session_, optimizer_);
+  load_pairs(session_);
   state_ = restored.state;
   session_.recorder.set_offset(align_clocks(world));
   session_.recorder.enabled = config.trace.enabled;
@@ -144,9 +147,10 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
   }
   if (restored.path.empty() && !config.model.weights.empty())
     log_.comment("starts from the weights in " + config.model.weights);
-  log_.comment(fmt::format("data {}: {} training samples, {} held out",
+  log_.comment(fmt::format("data {}: {} training samples, {} held out; {}",
                            session_.dataset->description(), session_.sampler.training_samples(),
-                           session_.sampler.validation().size()));
+                           session_.sampler.validation().size(),
+                           loss_share_text(*session_.dataset)));
   if (const std::int64_t steps = session_.options.curriculum.steps; steps > 0)
     log_.comment(fmt::format(
         "curriculum: the first {} steps take samples of at most {} tokens{}",
@@ -281,6 +285,7 @@ void Trainer::step() {
   outcome.step = next;
   outcome.loss = found.loss;
   outcome.norm = found.norm;
+  if (found.pairs) outcome.pairs = pair_figures(*found.pairs);
   outcome.rate = rate;
   outcome.seconds = seconds;
   outcome.plan_s = planned.planning_s;
@@ -344,7 +349,14 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
     outcome.predicted_s = predict(plan);
   const std::vector<BudgetRow> budgets = session_.recorder.take_budgets();
   trace_.with([&](TraceWriter& trace) { trace.budgets(budgets); });
+  add_budgets(sums, budgets);
+  const std::vector<IndexRow> indexes = session_.recorder.take_indexes();
+  if (session_.mesh.cp.rank() == 0)  // a ring's ranks have the same
+    trace_.with([&](TraceWriter&) {
+      append_indexes(folder_.indexes(), session_.mesh.world.rank(), indexes);
+    });
   sums.recall = store_recall();
+  add_drift(sums, measure_drift(outcome.step - 1));
   outcome.steps = session_.config.run.steps;
   outcome.trained_s = state_.seconds_trained;
   outcome.flops = session_.training_flops(plan);
@@ -358,6 +370,24 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
   if (session_.tuning) statistics.budgets = session_.tuning->facts();
   if (session_.recorder.enabled) overheads_.add(statistics.most_spent, outcome.seconds);
   sinks_.step(statistics);
+}
+
+std::vector<DriftRow> Trainer::measure_drift(std::int64_t step) {
+  const TraceConfig& trace = session_.config.trace;
+  const std::vector<std::int64_t> held_out = session_.sampler.validation();
+  if (!trace.recall_drift || !trace.enabled || trace.recall_every == 0 ||
+      step % trace.recall_every != 0 || held_out.empty() || !session_.options.attention.sparse() ||
+      session_.device.space() != Space::host)
+    return {};
+  if (!drift_) drift_.emplace(session_, planner_, held_out.front());
+  std::vector<DriftRow> rows = drift_->measure();
+  if (session_.mesh.cp.rank() != 0 || session_.mesh.at.dp != 0) return {};
+  if (!rows.empty())
+    trace_.with([&](TraceWriter& to) {
+      const std::string text = drift_json(step, rows);
+      to.plan("drift", std::hash<std::string>()(text), text, step);
+    });
+  return rows;
 }
 
 RecallSums Trainer::store_recall() {
@@ -386,10 +416,8 @@ void Trainer::stop_at_nonfinite(const StepPlan& plan, const TrainStep::Gradients
   std::string where;
   if (first < static_cast<std::int64_t>(losses.size())) {
     const std::vector<MicroBatch> mine = plan.list(session_.mesh.at.dp);
-    ChunkStores stores = session_.chunk_stores(mine);
-    const auto prepare = [&](int m) {
-      return session_.prepare(mine[static_cast<std::size_t>(m)], 0, stores.at(m));
-    };
+    ChunkStores stores = session_.chunk_stores(plan);
+    const auto prepare = [&](int m) { return session_.prepare(plan, m, 0, stores.at(m)); };
     // A dependent chunk attends to the keys of the chunks before it.
     std::vector<int> before;
     for (const auto& group : chunk_groups(mine))

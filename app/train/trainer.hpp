@@ -13,6 +13,7 @@
 #include "app/observe/step_sinks.hpp"
 #include "app/observe/trace_observer.hpp"
 #include "app/train/checkpoints.hpp"
+#include "app/train/index_drift.hpp"
 #include "app/train/run_folder.hpp"
 #include "app/train/session.hpp"
 #include "app/train/step_planner.hpp"
@@ -49,6 +50,8 @@ class Trainer {
   void observe(const StepPlan& plan, StepOutcome outcome);
   /// Writes the step's recall and coverage, and forgets them; the sums that this rank adds.
   RecallSums store_recall();
+  /// Measures drift where the deck asks for it at this step, and writes it.  Collective.
+  std::vector<DriftRow> measure_drift(std::int64_t step);
   /// Simulated seconds of the step's schedules over the times of profile.table, the slowest
   /// data-parallel rank's; the trace gets the ops of this stage.  Collective.
   double predict(const StepPlan& plan);
@@ -64,6 +67,7 @@ class Trainer {
   ShardedOptimizer optimizer_;
   TrainStep train_step_;
   StepPlanner planner_;
+  std::optional<IndexDrift> drift_;
   StepLog log_;
   TraceObserver trace_;
   CheckpointState state_;

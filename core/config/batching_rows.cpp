@@ -69,7 +69,8 @@ void batching_rows(Schema& schema) {
   batching.key(
       "select_ranks", &BatchingConfig::select_ranks, "ranks", between(1, kDegree),
       "ranks a pack to try; empty list: powers of two that divide mesh.dp and the query heads "
-      "(balanced: all divisors of mesh.dp that divide the query heads)");
+      "(balanced: all divisors of mesh.dp that divide the query heads, 1 where the deck tunes "
+      "budgets, joins ranks itself or orders chunks)");
   batching.key(
       "select_memory_gib", &BatchingConfig::select_memory_gib, "GiB", at_least(0),
       "memory of a rank that selected groups keep within by recomputing layers; 0: no limit");

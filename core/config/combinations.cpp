@@ -49,7 +49,21 @@ void batching_choices(Choices& all) {
                    return c.batching.method == Batching::balanced && ranks_share_packs(c);
                  }});
   values(all, "scope", "batching.scope", &Config::batching, &BatchingConfig::scope);
-  values(all, "normaliser", "loss.normaliser", &Config::loss, &LossConfig::normaliser);
+  for (const auto& [normaliser, name] : EnumNames<LossNormaliser>::table)
+    if (normaliser != LossNormaliser::pair_mean)  // comes with pairs, not by choice
+      all.push_back(
+          {"normaliser",
+           name,
+           "loss.normaliser",
+           {fmt::format("loss.normaliser={}", name)},
+           [wanted = normaliser](const Config& c) { return c.loss.normaliser == wanted; }});
+  all.push_back(
+      {"loss", "cross_entropy", "loss.kind", {}, [](const Config& c) { return !trains_pairs(c); }});
+  all.push_back({"loss",
+                 "dpo",
+                 "loss.kind",
+                 {"loss.kind=dpo", "dpo.reference_free=true", "data.long=truncate"},
+                 trains_pairs});
 }
 
 void attention_choices(Choices& all) {
@@ -127,10 +141,13 @@ void dst_refusals(Refusals& all) {
                                  "\"vertical_slash\"; \"{}\" has none",
                                  name),
                      ""});
-  all.push_back({{"dst on", "index generated"},
-                 "dst.enabled needs routing scores, which attention.index = \"generated\" does not "
-                 "have",
-                 "set \"pattern\""});
+  for (const char* index : {"generated", "recorded"})
+    all.push_back(
+        {{"dst on", fmt::format("index {}", index)},
+         fmt::format("dst.enabled needs routing scores, which attention.index = \"{}\" does "
+                     "not have",
+                     index),
+         "set \"pattern\""});
   all.push_back({{"dst on", "method hbp over ranks"},
                  "dst.enabled: a pack on several ranks (batching.group_ranks) has no latency that "
                  "the others could be aligned to",
@@ -191,6 +208,13 @@ void precision_refusals(Refusals& all) {
                  "CUDA computes in \"bf16\""});
 }
 
+void loss_refusals(Refusals& all) {
+  all.push_back({{"loss dpo", "method chunkflow"},
+                 "loss.kind = \"dpo\" needs both answers of a pair in one micro-batch, which "
+                 "batching.method = \"chunkflow\" cuts",
+                 "set \"packed\", \"hbp\" or \"balanced\""});
+}
+
 /// What plans know and no executor of this version runs, and what cannot be planned of it.
 void planned_refusals(Refusals& all) {
   all.push_back(
@@ -234,6 +258,7 @@ std::span<const Refusal> refusals() {
     dst_refusals(list);
     selection_refusals(list);
     sharing_refusals(list);
+    loss_refusals(list);
     planned_refusals(list);
     return list;
   }();

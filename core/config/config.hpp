@@ -75,7 +75,7 @@ struct DataConfig {
 };
 
 struct BatchingConfig {
-  Batching method = Batching::packed;
+  Batching method = Batching::balanced;
   std::int64_t micro_batch_tokens = 4096, global_tokens = 65536, global_samples = 0;
   int micro_batch_samples = 0;
   std::int64_t window = 1;
@@ -101,7 +101,7 @@ struct ChunkConfig {
 };
 
 struct PipelineConfig {
-  ScheduleKind schedule = ScheduleKind::one_f_one_b;
+  ScheduleKind schedule = ScheduleKind::automatic;
   int search = 64;
   std::int64_t plan_steps = 1;
 };
@@ -116,12 +116,13 @@ struct AttentionConfig {
   std::int64_t xattention_block = 128, xattention_stride = 16;
   double xattention_threshold = 0.9;
   IndexOrigin index = IndexOrigin::pattern;
+  std::string recorded;
   double generated_density = 0.05;
   std::int64_t generated_band_tokens = 1024, generated_columns = 1024;
 };
 
 struct RingConfig {
-  LayoutKind layout = LayoutKind::zigzag;
+  LayoutKind layout = LayoutKind::automatic;
   std::int64_t stripe = 64;
 };
 
@@ -129,6 +130,9 @@ struct DstConfig {
   bool enabled = false;
   Anchor anchor = Anchor::mean;
   double threshold = 0.1;
+  CoverageBound bound = CoverageBound::layer;
+  double dead_band = 0;
+  CoverageRows coverage_rows = CoverageRows::last;
   std::int64_t base_budget = 0;
   Integers budgets, simulated_coverage;
 };
@@ -138,7 +142,15 @@ struct SabConfig {
 };
 
 struct LossConfig {
+  LossKind kind = LossKind::cross_entropy;
   LossNormaliser normaliser = LossNormaliser::ave_token;
+};
+
+/// Direct preference optimization (loss.kind = "dpo").
+struct DpoConfig {
+  double beta = 0.1, label_smoothing = 0;
+  std::string reference;
+  bool reference_free = false;
 };
 
 struct CurriculumConfig {
@@ -185,6 +197,8 @@ struct TraceConfig {
   bool enabled = true;
   std::int64_t plans_every = 1;
   std::int64_t recall_every = 5, recall_rows = 16;
+  bool recall_drift = false;
+  std::int64_t indexes_every = 0;
 };
 
 struct ProfileConfig {
@@ -235,6 +249,7 @@ struct Config {
   DstConfig dst;
   SabConfig sab;
   LossConfig loss;
+  DpoConfig dpo;
   CurriculumConfig curriculum;
   OptimizerConfig optimizer;
   RecomputeOptions recompute;

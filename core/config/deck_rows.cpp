@@ -245,7 +245,14 @@ void attention_rows(Schema& schema) {
       .when(pattern, PatternKind::xattention);
   attention.key("index", &AttentionConfig::index,
                 "pattern: from the pattern's own rule; generated: made-up vertical-slash patterns, "
-                "for plans and timings (random weights are not sparse)");
+                "for plans and timings (random weights are not sparse); recorded: those that an "
+                "earlier run chose");
+  attention
+      .key("recorded", &AttentionConfig::recorded,
+           "recorded: folder of indexes (RUN/indexes of a run with trace.indexes_every); each "
+           "segment "
+           "takes the sample of the nearest length")
+      .when(index, IndexOrigin::recorded);
   attention
       .key("generated_density", &AttentionConfig::generated_density, "", between(1e-6, 1),
            "generated: share of the causal pairs that is computed; 1: dense")
@@ -299,11 +306,13 @@ void pipeline_rows(Schema& schema) {
       "schedule", &PipelineConfig::schedule,
       "gpipe: all forwards, then all backwards; 1f1b: in turn; state_aware_1f1b: list-scheduled, "
       "at most chunk.k + stages - 1 - s live chunks at stage s; zero_bubble: the same, with "
-      "backward split into input and weight gradients where that fills waits");
+      "backward split into input and weight gradients where that fills waits; auto: "
+      "state_aware_1f1b for chunkflow, else 1f1b");
   pipeline
       .key("search", &PipelineConfig::search, "orders", between(1, 1 << 20),
            "state_aware_1f1b, zero_bubble: orders of samples to try at most; 1: the batch's order")
-      .when(schedule, ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble);
+      .when(schedule, ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble,
+            ScheduleKind::automatic);
   pipeline.key("plan_steps", &PipelineConfig::plan_steps, "steps", between(1, kTokens),
                "plan: global batches that times are averaged over");
 }
@@ -312,11 +321,13 @@ void ring_rows(Schema& schema) {
   const auto layout = on(&Config::ring, &RingConfig::layout);
   auto ring = schema.block("ring", &Config::ring);
   ring.key("layout", &RingConfig::layout,
-           "how the tokens of a micro-batch lie on the context-parallel ranks; shuffled: stripes, "
-           "each round of them dealt in an order of its own");
+           "how the tokens of a micro-batch lie on the context-parallel ranks; auto: the most even "
+           "of contiguous, document_zigzag and striped for each micro-batch (vertical_slash: "
+           "striped); shuffled: stripes, each round of them dealt in an order of its own");
   ring.key("stripe", &RingConfig::stripe, "tokens", between(1, 1 << 30),
-           "tokens of a stripe (striped and shuffled layouts)")
-      .when(layout, LayoutKind::striped, LayoutKind::shuffled);
+           "tokens of a stripe (striped and shuffled layouts; auto: rounded up to blocks of a "
+           "sparse pattern)")
+      .when(layout, LayoutKind::striped, LayoutKind::shuffled, LayoutKind::automatic);
 }
 
 void dst_rows(Schema& schema) {
@@ -325,10 +336,25 @@ void dst_rows(Schema& schema) {
   dst.key("enabled", &DstConfig::enabled,
           "dynamic sparsity tuning: micro-batches predicted above the anchor lose attention "
           "budget, those below gain");
-  dst.key("anchor", &DstConfig::anchor, "predicted latency that micro-batches are aligned to")
+  dst.key("anchor", &DstConfig::anchor,
+          "predicted latency that micro-batches are aligned to; path: the mean for those above it, "
+          "those below gain budget as far as the simulated step takes no longer")
+      .when(enabled, true);
+  dst.key("dead_band", &DstConfig::dead_band, "", between(0, 1),
+          "micro-batches whose predicted latency is within this share of the anchor keep the base "
+          "budget")
+      .when(enabled, true);
+  dst.key("bound", &DstConfig::bound,
+          "what dst.threshold bounds; layer: the drop of every layer; stage: the mean drop over a "
+          "stage's layers, so that layers whose coverage is flat give more and others less")
       .when(enabled, true);
   dst.key("threshold", &DstConfig::threshold, "", between(0, 1),
           "p: largest drop of coverage, the share of routing mass that a budget keeps")
+      .when(enabled, true);
+  dst.key("coverage_rows", &DstConfig::coverage_rows,
+          "vertical_slash: queries that coverage is told of and slashes and columns are bought by; "
+          "last: the last attention.last_q of a segment; sampled: as many, spread over all of it "
+          "(moba takes all)")
       .when(enabled, true);
   dst.key("base_budget", &DstConfig::base_budget, "blocks", between(0, 1 << 20),
           "budget without tuning, in key blocks a query; 0: attention.moba_top_k (moba)")
@@ -351,13 +377,37 @@ void sab_rows(Schema& schema) {
 }
 
 void loss_rows(Schema& schema) {
+  const auto kind = on(&Config::loss, &LossConfig::kind);
   auto loss = schema.block("loss", &Config::loss);
+  loss.key("kind", &LossConfig::kind,
+           "cross_entropy: of the next token; dpo: sigmoid loss of direct preference optimization "
+           "over pairs of a chosen and a rejected answer, mean over the global batch's pairs");
   loss.key("normaliser", &LossConfig::normaliser,
            "ave_token: summed token loss of the global batch over its loss tokens, exact on every "
            "mesh; token_mean: mean over micro-batches of their mean token loss; sample_mean: mean "
            "over micro-batches of the mean over their samples; sequence_mean: mean over the global "
            "batch's samples of their mean token loss, exact on every mesh (LongAlign); sum: of all "
-           "token losses");
+           "token losses")
+      .allow({"ave_token", "token_mean", "sample_mean", "sequence_mean", "sum"})
+      .when(kind, LossKind::cross_entropy);
+}
+
+void dpo_rows(Schema& schema) {
+  const auto kind = on(&Config::loss, &LossConfig::kind);
+  auto dpo = schema.block("dpo", &Config::dpo);
+  dpo.key("beta", &DpoConfig::beta, "", above(0),
+          "strength of the pull towards the reference: a reward is beta times the log probability "
+          "of an answer over that of the reference")
+      .when(kind, LossKind::dpo);
+  dpo.key("label_smoothing", &DpoConfig::label_smoothing, "", up_to(0, 0.5),
+          "share of the pairs whose preference is taken for wrong (conservative DPO)")
+      .when(kind, LossKind::dpo);
+  dpo.key("reference", &DpoConfig::reference,
+          "HDF5 file with the reference's log probabilities, which `ballast reference` writes")
+      .when(kind, LossKind::dpo);
+  dpo.key("reference_free", &DpoConfig::reference_free,
+          "no reference: its log probabilities count as 0")
+      .when(kind, LossKind::dpo);
 }
 
 void curriculum_rows(Schema& schema) {
@@ -515,6 +565,14 @@ void trace_rows(Schema& schema) {
             "the host backend; 0: none");
   trace.key("recall_rows", &TraceConfig::recall_rows, "queries", between(2, 1 << 20),
             "queries of a layer and segment that recall is measured on");
+  trace.key(
+      "recall_drift", &TraceConfig::recall_drift,
+      "at every such step, a forward pass of the first held-out sample too: what the index of "
+      "the measurement before holds of the present attention, against the present index");
+  trace.key("indexes_every", &TraceConfig::indexes_every, "steps", between(0, kTokens),
+            "steps between those whose vertical_slash choices are stored in RUN/indexes, for "
+            "attention.index = \"recorded\" (kilobytes a layer, head and sample; samples that are "
+            "not cut, on the host backend); 0: none");
 }
 
 void profile_rows(Schema& schema) {
@@ -566,10 +624,11 @@ void eval_rows(Schema& schema) {
 std::vector<KeySpec> deck_rows() {
   Schema schema;
   for (const auto rows :
-       {run_rows,        mesh_rows,      model_rows,     data_rows, batching_rows, attention_rows,
-        chunk_rows,      pipeline_rows,  ring_rows,      dst_rows,  sab_rows,      loss_rows,
-        curriculum_rows, optimizer_rows, recompute_rows, lora_rows, costs_rows,    checkpoint_rows,
-        trace_rows,      profile_rows,   eval_rows})
+       {run_rows,       mesh_rows,  model_rows,    data_rows,       batching_rows,
+        attention_rows, chunk_rows, pipeline_rows, ring_rows,       dst_rows,
+        sab_rows,       loss_rows,  dpo_rows,      curriculum_rows, optimizer_rows,
+        recompute_rows, lora_rows,  costs_rows,    checkpoint_rows, trace_rows,
+        profile_rows,   eval_rows})
     rows(schema);
   return std::move(schema.list);
 }

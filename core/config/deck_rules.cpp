@@ -193,6 +193,35 @@ void data_rules(const Config& config, Rules& rules) {
                     data.min_tokens, data.max_tokens));
 }
 
+/// loss.kind = "dpo": documents come as pairs that nothing may part.
+void pair_rules(const Config& config, DeckNeeds needs, Rules& rules) {
+  if (!trains_pairs(config)) return;
+  const DataConfig& data = config.data;
+  if (needs.executes && config.dpo.reference.empty() && !config.dpo.reference_free)
+    rules.add(
+        {"dpo.reference", "loss.kind"},
+        "loss.kind = \"dpo\" needs dpo.reference, the log probabilities of the model that "
+        "training begins with",
+        "name a file and write it with `ballast reference`, or set dpo.reference_free = true");
+  if (data.source == DataSource::needle || data.source == DataSource::distribution)
+    rules.add(
+        {"data.source", "loss.kind"},
+        fmt::format("data.source = \"{}\" has no pairs for loss.kind = \"dpo\"", name(data.source)),
+        "set \"hdf5\", \"megatron\" or \"files\": documents 2 i and 2 i + 1 are pair i");
+  if (data.max_tokens > 0 && data.long_samples != LongDocuments::truncate)
+    rules.add({"data.long", "data.max_tokens", "loss.kind"},
+              fmt::format("data.long = \"{}\" would part the pairs of loss.kind = \"dpo\"",
+                          name(data.long_samples)),
+              "set data.long = \"truncate\"");
+  if (data.min_tokens > 1)
+    rules.add({"data.min_tokens", "loss.kind"},
+              "data.min_tokens would part the pairs of loss.kind = \"dpo\"");
+  if (config.batching.method == Batching::hbp && config.batching.long_samples == LongSamples::split)
+    rules.add({"batching.long", "loss.kind"},
+              "batching.long = \"split\" would cut the pairs of loss.kind = \"dpo\"",
+              "set \"refuse\"");
+}
+
 /// batching.method = "balanced".
 void balanced_rules(const Config& config, Rules& rules) {
   if (config.mesh.sp > 1) return;  // groups of one rank alone
@@ -305,6 +334,11 @@ void attention_rules(const Config& config, Rules& rules) {
     rules.add({"attention.xattention_stride"},
               fmt::format("attention.xattention_stride = {} must divide {}",
                           attention.xattention_stride, kBlock));
+  if (attention.index == IndexOrigin::recorded && config.attention.recorded.empty())
+    rules.add(
+        {"attention.recorded", "attention.index"},
+        "attention.index = \"recorded\" needs attention.recorded, the folder of indexes that a "
+        "run with trace.indexes_every wrote");
   if (attention.causal()) causal_rules(config, attention, rules);
   if (!attention.sparse()) return;
   if (deals_stripes(config.ring.layout) && config.ring.stripe % align != 0)
@@ -377,6 +411,12 @@ void dst_rules(const Config& config, Rules& rules) {
     rules.add({"dst.base_budget", "dst.enabled"},
               "dst.base_budget = 0: vertical_slash has no fixed budget",
               "state the one that tuning starts from");
+  if (dst.enabled && dst.coverage_rows == CoverageRows::sampled &&
+      config.attention.pattern == PatternKind::vertical_slash &&
+      config.run.backend == Backend::cuda)
+    rules.add({"dst.coverage_rows", "run.backend"},
+              "dst.coverage_rows = \"sampled\" is weighed on the host so far",
+              "set \"last\", or run.backend = \"host\"");
   const bool ascending = rules.ascends("dst.budgets", dst.budgets);
   const std::int64_t base = dst.base_budget == 0 ? config.attention.moba_top_k : dst.base_budget;
   if (ascending && !dst.budgets.empty() &&
@@ -414,6 +454,7 @@ std::vector<Problem> problems(const Config& config, DeckNeeds needs, const std::
   if (needs.model || config.is_set(&Config::model)) model_rules(config, rules);
   if (needs.data || config.is_set(&Config::data)) data_rules(config, rules);
   batching_rules(config, needs, rules);
+  pair_rules(config, needs, rules);
   attention_rules(config, rules);
   optimizer_rules(config, rules);
   if (config.is_set(&Config::lora)) rules.take(problems(lora_options(config)));

@@ -57,6 +57,7 @@ std::span<const BlockSpec> deck_blocks() {
       {"dst", "dynamic sparsity tuning (SparseBalance)"},
       {"sab", "sparsity-aware batching (batching.method = \"sab\")"},
       {"loss", "training objective"},
+      {"dpo", "direct preference optimization (loss.kind = \"dpo\")"},
       {"curriculum", "order of packing groups over the run"},
       {"optimizer", "AdamW, learning-rate schedule and ZeRO"},
       {"recompute", "activations recomputed in backward instead of kept"},

@@ -60,6 +60,8 @@ NeedleOptions needle_options(const Config& config) {
   return options;
 }
 
+bool trains_pairs(const Config& config) { return config.loss.kind == LossKind::dpo; }
+
 DataOptions data_options(const Config& config) {
   const DataConfig& d = config.data;
   DataOptions options;
@@ -76,6 +78,7 @@ DataOptions data_options(const Config& config) {
   options.max_tokens = d.max_tokens;
   options.min_tokens = d.min_tokens;
   options.long_samples = d.long_samples;
+  options.pairs = trains_pairs(config);
   const Integers& groups = config.batching.groups;
   if (config.batching.long_samples == LongSamples::split && !groups.empty() &&
       (options.max_tokens == 0 || options.max_tokens > groups.back())) {
@@ -155,12 +158,13 @@ AttentionOptions attention_options(const Config& config) {
   const AttentionConfig& a = config.attention;
   AttentionOptions options;
   options.pattern = a.pattern;
-  options.generated = a.index == IndexOrigin::generated;
+  options.index = a.index;
   options.vertical_share = a.vertical_share;
   options.slash_share = a.slash_share;
   options.last_q = a.last_q;
   options.selection = a.selection;
   options.stretch = a.stretch;
+  options.coverage_rows = config.dst.coverage_rows;
   options.max_columns = a.max_columns;
   options.max_slashes = a.max_slashes;
   options.moba_block = a.moba_block;
@@ -168,6 +172,7 @@ AttentionOptions attention_options(const Config& config) {
   options.xattention_block = a.xattention_block;
   options.xattention_stride = a.xattention_stride;
   options.xattention_threshold = a.xattention_threshold;
+  options.indexes_every = config.trace.indexes_every;
   options.recall_every = config.trace.recall_every;
   options.recall_rows = config.trace.recall_rows;
   options.recall_seed = config.run.seed;
@@ -181,13 +186,20 @@ AttentionOptions attention_options(const Config& config) {
 
 namespace {
 
+/// Whether groups of several ranks run with the rest of the deck (refused_combinations).
+bool groups_run(const Config& config) {
+  return config.mesh.sp == 1 && !config.dst.enabled &&
+         !(config.mesh.pp > 1 && state_aware(config.pipeline.schedule));
+}
+
 /// Groups that balanced may form: divisors of mesh.dp that divide the query heads, or those of them
-/// that batching.select_ranks names.
+/// that batching.select_ranks names; if it names none, single ranks where others do not run.
 std::vector<PlacementSplit> placement_splits(const Config& config) {
   const Integers& named = config.batching.select_ranks;
   const MeshShape& mesh = config.mesh;
   std::vector<PlacementSplit> splits{{1, mesh.sp, mesh.cp()}};
-  for (int ranks = 2; ranks <= mesh.dp && mesh.sp == 1; ++ranks)
+  if (named.empty() ? !groups_run(config) : mesh.sp > 1) return splits;
+  for (int ranks = 2; ranks <= mesh.dp; ++ranks)
     if (mesh.dp % ranks == 0 && head_split_problem(config.model.query_heads, ranks).empty() &&
         (named.empty() || std::find(named.begin(), named.end(), ranks) != named.end()))
       splits.push_back({ranks, ranks, mesh.cp()});
@@ -232,6 +244,10 @@ PipelineOptions pipeline_options(const Config& config) {
   const ModelShape model = model_shape(config);
   PipelineOptions options;
   options.schedule = config.pipeline.schedule;
+  if (options.schedule == ScheduleKind::automatic)
+    options.schedule = config.batching.method == Batching::chunkflow
+                           ? ScheduleKind::state_aware_1f1b
+                           : ScheduleKind::one_f_one_b;
   options.stages = config.mesh.pp;
   options.k = static_cast<int>(config.chunk.k);
   options.search = config.pipeline.search;
@@ -295,17 +311,40 @@ std::vector<int> joined_ranks(const BatchingOptions& batching) {
   return {degrees.begin(), degrees.end()};
 }
 
+namespace {
+
+LayoutChoice layout_choice(const Config& config, const RunOptions& options) {
+  LayoutChoice choice;
+  const std::int64_t align = options.attention.align();
+  choice.rule = {config.ring.layout, config.ring.stripe, align};
+  if (config.ring.layout == LayoutKind::automatic)
+    choice.rule.stripe = (choice.rule.stripe + align - 1) / align * align;
+  // Striping alone spreads a slash over the ranks (MTraining Section 3.3).
+  if (config.attention.pattern == PatternKind::vertical_slash ||
+      options.attention.index != IndexOrigin::pattern)
+    choice.kinds = {options.mesh.cp() > 1 ? LayoutKind::striped : LayoutKind::contiguous};
+  if (const double pair = pair_cost_tokens(options.model); pair > 0) choice.token_pairs = 1 / pair;
+  return choice;
+}
+
+}  // namespace
+
+SequenceLayout RunOptions::sequence_layout(std::int64_t tokens) const {
+  const MicroBatch sample{{{0, 0, tokens, 0}}};
+  const LayoutRule rule = layout.of(sample, mesh.cp());
+  return SequenceLayout(rule.kind, tokens, mesh.cp(), rule.stripe, rule.align);
+}
+
 RunOptions RunOptions::from(const Config& config) {
   RunOptions options;
   options.mesh = config.mesh;
   options.model = model_shape(config);
-  options.normaliser = config.loss.normaliser;
+  options.normaliser = trains_pairs(config) ? LossNormaliser::pair_mean : config.loss.normaliser;
   options.curriculum = ballast::curriculum(config);
   options.window = window_options(config);
   options.batching = batching_options(config);
-  options.layout = config.ring.layout;
-  options.stripe = config.ring.stripe;
   options.attention = attention_options(config);
+  options.layout = layout_choice(config, options);
   options.pipeline = pipeline_options(config);
   options.layer_begin = ballast::layer_begin(config);
   return options;

@@ -14,8 +14,8 @@
 #include "core/plan/attention/attention_options.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/batch/loss_weights.hpp"
+#include "core/plan/context/layout_balance.hpp"
 #include "core/plan/context/mesh_shape.hpp"
-#include "core/plan/context/sequence_layout.hpp"
 #include "core/plan/pipeline/pipeline_schedule.hpp"
 
 namespace ballast {
@@ -27,6 +27,8 @@ LoraOptions lora_options(const Config& config);
 /// The needle task of block data (data.source = "needle"), with the model's vocabulary and
 /// run.seed.
 NeedleOptions needle_options(const Config& config);
+/// Whether samples are pairs of answers (loss.kind = "dpo").
+bool trains_pairs(const Config& config);
 /// Block data, and what it needs of others.
 DataOptions data_options(const Config& config);
 /// Short samples first, up to the first packing group's length where block curriculum states none.
@@ -80,18 +82,13 @@ struct RunOptions {
   Curriculum curriculum;
   WindowOptions window;  ///< with the size of a step
   BatchingOptions batching;
-  LayoutKind layout = LayoutKind::zigzag;
-  std::int64_t stripe = 64;  ///< tokens of a stripe (striped and shuffled layouts)
+  LayoutChoice layout;
   AttentionOptions attention;
   PipelineOptions pipeline;
   std::vector<std::int64_t> layer_begin{0};
 
-  SequenceLayout sequence_layout(std::int64_t axis_tokens) const {
-    return SequenceLayout(layout, axis_tokens, mesh.cp(), stripe, attention.align());
-  }
-  SequenceLayout sequence_layout(const MicroBatch& micro_batch) const {
-    return SequenceLayout(layout, micro_batch, mesh.cp(), stripe, attention.align());
-  }
+  /// Of one sample over the context-parallel ranks.
+  SequenceLayout sequence_layout(std::int64_t tokens) const;
   /// A Config that has no problems() gives options without problems.
   static RunOptions from(const Config& config);
   /// joined_ranks() of `batching`.

@@ -5,6 +5,7 @@
 
 #include "core/model/parameter_table.hpp"
 #include "core/plan/pipeline/pipeline_schedule.hpp"
+#include "core/predict/path_targets.hpp"
 #include "core/predict/placement_costs.hpp"
 #include "core/predict/stated_costs.hpp"
 #include "core/predict/step_costs.hpp"
@@ -42,7 +43,8 @@ std::vector<std::int64_t> stage_begins(const RunOptions& options) {
 
 DstOptions dst_options(const Config& config) {
   const DstConfig& dst = config.dst;
-  DstOptions options{dst.anchor, dst.threshold, dst.base_budget, dst.budgets};
+  DstOptions options{dst.anchor,  dst.threshold, dst.base_budget,
+                     dst.budgets, dst.bound,     dst.dead_band};
   if (options.base_budget == 0) options.base_budget = config.attention.moba_top_k;
   if (options.candidates.empty()) options.candidates = default_candidates(options.base_budget);
   return options;
@@ -98,7 +100,7 @@ StepOptions step_options(const Config& config, const RunOptions& options) {
   step.mesh = options.mesh;
   step.zero = config.optimizer.zero;
   step.normaliser = options.normaliser;
-  step.layout = {options.layout, options.stripe, options.attention.align()};
+  step.layout = options.layout;
   step.batching = options.batching;
   step.pipeline = options.pipeline;
   step.layer_begin = stage_begins(options);
@@ -122,6 +124,10 @@ StepOptions step_options(const Config& config, const RunOptions& options,
   if (simulation.tune)
     step.tuning = [&simulation, &costs](const StepPlan& plan) {
       return tuning_targets(plan, simulation, costs);
+    };
+  if (simulation.tune && simulation.dst.anchor == Anchor::path)
+    step.retuning = [&simulation, &costs](const StepPlan& plan) {
+      return path_targets(plan, simulation, costs);
     };
   return step;
 }

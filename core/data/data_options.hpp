@@ -49,6 +49,8 @@ struct DataOptions {
   std::int64_t max_tokens = 0;  ///< longest sample; 0: no limit
   std::int64_t min_tokens = 1;  ///< shorter samples are left out; empty ones always are
   LongDocuments long_samples = LongDocuments::truncate;
+  bool pairs = false;  ///< a sample is a pair of documents, the chosen answer and the rejected one
+                       ///< (loss.kind = "dpo"); `samples` counts pairs, max_tokens limits an answer
   NeedleOptions needle;  ///< needle: the task; `samples` says how many for training, `vocabulary`
                          ///< and `seed` below hold for it too
   std::int64_t needle_held_out = 0;  ///< needle: samples for evaluation alone

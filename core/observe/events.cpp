@@ -196,11 +196,12 @@ void Recorder::keep(std::vector<Row>& rows, Row row) const {
   row.step = context.step;
   row.micro_batch = context.micro_batch;
   row.chunk = context.chunk;
-  rows.push_back(row);
+  rows.push_back(std::move(row));
 }
 void Recorder::budget(BudgetRow row) { keep(budgets_, row); }
 void Recorder::recall(RecallRow row) { keep(recalls_, row); }
 void Recorder::coverage(CoverageRow row) { keep(coverage_, row); }
+void Recorder::index(IndexRow row) { keep(indexes_, std::move(row)); }
 
 bool Recorder::has_recall(int layer) const {
   return std::any_of(recalls_.begin(), recalls_.end(), [&](const RecallRow& r) {

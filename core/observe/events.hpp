@@ -86,6 +86,7 @@ struct BudgetRow {
   double computed_pairs = 0;  ///< (query, key) pairs of this rank's queries
   double visible_pairs = 0;   ///< those that dense attention computes
   std::int64_t overflow = 0;  ///< columns and slashes that caps left out
+  double overflow_mass = 0;   ///< share of the observed mass on them; NaN where it is not known
 };
 
 /// Recall of one head of one layer: share of the exact softmax over all visible keys that lies on
@@ -107,6 +108,20 @@ struct CoverageRow {
   std::int64_t budget = 0;
   double coverage = 0;
   bool chosen = false;  ///< the policy's answer
+};
+
+/// What vertical_slash chose for one head of a layer over one sample, in the units of SlashStretch.
+struct IndexRow {
+  std::int32_t step = -1, micro_batch = -1, chunk = -1, layer = -1;
+  std::int32_t head = 0;  ///< of the layer
+  std::int64_t tokens = 0;
+  struct Stretch {
+    std::int64_t first = 0;
+    bool local = false;
+    std::vector<std::int32_t> slashes;
+    std::vector<std::int64_t> columns;
+  };
+  std::vector<Stretch> stretches;
 };
 
 /// Time source.  mark() is cheap and may be taken on a queue of a device; seconds() may be asked
@@ -144,8 +159,10 @@ class Recorder {
   /// Likewise, until take_recalls and take_coverage.
   void recall(RecallRow row);
   void coverage(CoverageRow row);
+  void index(IndexRow row);
   std::vector<RecallRow> take_recalls() { return std::exchange(recalls_, {}); }
   std::vector<CoverageRow> take_coverage() { return std::exchange(coverage_, {}); }
+  std::vector<IndexRow> take_indexes() { return std::exchange(indexes_, {}); }
   /// Whether the context's micro-batch and chunk have rows of recall for a layer: a forward that
   /// runs again is not measured again.
   bool has_recall(int layer) const;
@@ -173,6 +190,7 @@ class Recorder {
   std::vector<BudgetRow> budgets_;
   std::vector<RecallRow> recalls_;
   std::vector<CoverageRow> coverage_;
+  std::vector<IndexRow> indexes_;
 };
 
 /// Records a scope; recorder may be null.

@@ -50,7 +50,10 @@ void get(const Json& json, const char* key, T& value) {
 Json to_json(const PlannedMicroBatch& m) {
   const PlannedMicroBatch usual;
   Json json, segments = Json::array();
-  for (const Segment& s : m.segments) segments.push_back({s.sample, s.begin, s.end, s.loss_tokens});
+  for (const Segment& s : m.segments) {
+    segments.push_back({s.sample, s.begin, s.end, s.loss_tokens});
+    if (s.origin != 0) segments.back().push_back(s.origin);
+  }
   json["segments"] = std::move(segments);
   json["first"] = m.group.first;
   put(json, "ranks", m.group.ranks, usual.group.ranks);
@@ -71,7 +74,8 @@ PlannedMicroBatch micro_batch_from(const Json& json) {
   PlannedMicroBatch m;
   for (const Json& s : json.at("segments"))
     m.segments.push_back({s.at(0).get<std::int64_t>(), s.at(1).get<std::int64_t>(),
-                          s.at(2).get<std::int64_t>(), s.at(3).get<std::int64_t>()});
+                          s.at(2).get<std::int64_t>(), s.at(3).get<std::int64_t>(),
+                          s.size() > 4 ? s.at(4).get<std::int64_t>() : 0});
   get(json, "first", m.group.first);
   get(json, "ranks", m.group.ranks);
   m.split.sp = m.group.ranks;

@@ -20,6 +20,16 @@ PlannedMicroBatch planned(const MicroBatch& m, int dp, int round, const StepOpti
   return result;
 }
 
+/// Place of a rule in plan.layouts, which holds each once.
+int layout_id(StepPlan& plan, const LayoutRule& rule) {
+  const auto at = std::find(plan.layouts.begin(), plan.layouts.end(), rule);
+  if (at == plan.layouts.end()) {
+    plan.layouts.push_back(rule);
+    return static_cast<int>(plan.layouts.size()) - 1;
+  }
+  return static_cast<int>(at - plan.layouts.begin());
+}
+
 /// Ids by place in the lists, then by rank.  Places that stand for another rank's micro-batch or
 /// for none are left out.
 void place(StepPlan& plan, const Batch& batch, const StepOptions& options) {
@@ -33,6 +43,8 @@ void place(StepPlan& plan, const Batch& batch, const StepOptions& options) {
       const int id = static_cast<int>(plan.micro_batches.size());
       plan.micro_batches.push_back(
           planned(m, static_cast<int>(d), static_cast<int>(round), options));
+      PlannedMicroBatch& placed = plan.micro_batches.back();
+      placed.layout = layout_id(plan, options.layout.of(m, placed.split.ring()));
       for (std::size_t other = d; other < d + static_cast<std::size_t>(m.sp); ++other)
         plan.lanes.at(other).micro_batches.push_back(id);
     }
@@ -80,7 +92,6 @@ StepPlan lay_out(const Batch& batch, const StepOptions& options) {
   plan.normaliser = options.normaliser;
   plan.loss_tokens = batch.loss_tokens();
   plan.layer_begin = options.layer_begin;
-  plan.layouts = {options.layout};
   plan.lanes.resize(batch.micro_batches.size());
   place(plan, batch, options);
   number_chunks(plan);
@@ -113,13 +124,16 @@ Batch batch_of(std::int64_t step, const std::vector<SampleLength>& samples,
 
 StepPlan plan_batch_step(const Batch& batch, const StepOptions& options) {
   StepPlan plan = lay_out(batch, options);
-  if (options.tuning) {
-    const std::vector<TuningTarget> targets = options.tuning(plan);
+  const auto tune = [&](const auto& targets_of) {
+    if (!targets_of) return;
+    const std::vector<TuningTarget> targets = targets_of(plan);
     require(targets.size() == plan.micro_batches.size(), "{} tuning targets for {} micro-batches",
             targets.size(), plan.micro_batches.size());
     for (std::size_t m = 0; m < targets.size(); ++m) plan.micro_batches[m].tuning = targets[m];
-  }
+  };
+  tune(options.tuning);
   order(plan, options);
+  tune(options.retuning);
   plan.collectives = collectives(plan, options);
   return plan;
 }

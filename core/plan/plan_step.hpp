@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/plan/batch/batch_plan.hpp"
+#include "core/plan/context/layout_balance.hpp"
 #include "core/plan/pipeline/pipeline_schedule.hpp"
 #include "core/plan/step_plan.hpp"
 
@@ -15,7 +16,7 @@ struct StepOptions {
   MeshShape mesh;
   int zero = 0;
   LossNormaliser normaliser = LossNormaliser::ave_token;
-  LayoutRule layout;
+  LayoutChoice layout;
   BatchingOptions batching;  ///< dp is the mesh's
   PipelineOptions pipeline;  ///< stages are the mesh's
   std::vector<std::int64_t> layer_begin{0};
@@ -25,6 +26,8 @@ struct StepOptions {
   std::function<void(Batch&)> count_loss_tokens;
   /// Targets of dynamic sparsity tuning by id, of a plan without schedules.
   std::function<std::vector<TuningTarget>(const StepPlan&)> tuning;
+  /// Targets in place of those, of the whole plan but its collectives.
+  std::function<std::vector<TuningTarget>(const StepPlan&)> retuning;
   /// Costs by id that state-aware schedules are built by; empty: pipeline.costs.
   std::function<ScheduleCosts(const StepPlan&)> costs;
 };

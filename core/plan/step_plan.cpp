@@ -64,7 +64,7 @@ std::int64_t StepPlan::samples() const {
   std::int64_t sum = 0;
   for (const PlannedMicroBatch& m : micro_batches)
     sum += std::count_if(m.segments.begin(), m.segments.end(),
-                         [](const Segment& s) { return s.begin == 0; });
+                         [](const Segment& s) { return s.begins_sample(); });
   return sum;
 }
 
@@ -77,7 +77,7 @@ namespace {
 
 void add(Hash& h, const PlannedMicroBatch& m) {
   h.add(m.segments.size());
-  for (const Segment& s : m.segments) h.add(s.sample).add(s.begin).add(s.end).add(s.loss_tokens);
+  for (const Segment& s : m.segments) add(h, s);
   h.add(m.group.first).add(m.group.ranks);
   h.add(m.split.sp).add(m.split.ring_outer).add(m.split.ring_inner);
   h.add(m.layout).add(m.round).add(m.chunk).add(m.recompute_layers).add(m.align);

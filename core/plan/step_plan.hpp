@@ -33,15 +33,6 @@ struct ContextSplit {
   bool operator==(const ContextSplit&) const = default;
 };
 
-/// How the tokens of a packed axis lie on the ranks of a ring: what makes a SequenceLayout once the
-/// length is known.
-struct LayoutRule {
-  LayoutKind kind = LayoutKind::contiguous;
-  std::int64_t stripe = 64;  ///< tokens of a stripe (striped and shuffled)
-  std::int64_t align = 1;    ///< pieces begin at multiples of it
-  bool operator==(const LayoutRule&) const = default;
-};
-
 /// Dynamic sparsity tuning of one micro-batch (SparseBalance Algorithm 1), known before it runs.
 struct TuningTarget {
   std::int64_t base_budget = 0;    ///< in the pattern's unit; 0: the pattern has no budget

@@ -119,12 +119,12 @@ MicroBatchTimes MicroBatchClock::tuned(const PlannedMicroBatch& m) {
   for (std::size_t s = 0; s < plan_.layer_begin.size(); ++s) {
     const std::int64_t layers = stage_layers(s);
     const double scale = costs_.layer_scale(layers);
+    LayerBudgets budgets(options_.dst, target);
     PassParts forward, backward;
     double weight_s = 0;
     for (std::int64_t l = 0; l < layers; ++l) {
       const std::vector<double> curve = coverage(m, plan_.layer_begin[s] + l);
-      const std::int64_t budget =
-          final_budget(target, options_.dst.candidates, curve, options_.dst.threshold);
+      const std::int64_t budget = budgets.next(curve);
       const double loss = coverage_loss(target, options_.dst.candidates, curve, budget);
       loss_sum_ += loss;
       facts_.largest_coverage_loss = std::max(facts_.largest_coverage_loss, loss);

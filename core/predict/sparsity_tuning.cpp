@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 
 #include "core/base/error.hpp"
@@ -37,6 +38,13 @@ std::vector<std::int64_t> default_candidates(std::int64_t base) {
   return list;
 }
 
+TuningTarget tuning_target(double latency_s, double anchor_s, const DstOptions& options,
+                           const std::function<std::int64_t()>& align) {
+  if (std::abs(latency_s - anchor_s) <= options.dead_band * anchor_s)
+    return {options.base_budget, options.base_budget, false};
+  return {options.base_budget, align(), latency_s > anchor_s};
+}
+
 std::vector<TuningTarget> tuning_targets(const StepPlan& plan, const LatencyModel& model,
                                          const DstOptions& options) {
   std::vector<TuningTarget> targets(plan.micro_batches.size(),
@@ -55,9 +63,9 @@ std::vector<TuningTarget> tuning_targets(const StepPlan& plan, const LatencyMode
   const double anchor = anchor_latency(options.anchor, latencies);
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const auto id = static_cast<std::size_t>(ids[i]);
-    targets[id].anchor_budget =
-        model.align(plan.micro_batches[id].micro_batch(), anchor, options.candidates);
-    targets[id].above_anchor = latencies[i] > anchor;
+    targets[id] = tuning_target(latencies[i], anchor, options, [&] {
+      return model.align(plan.micro_batches[id].micro_batch(), anchor, options.candidates);
+    });
   }
   return targets;
 }
@@ -79,16 +87,28 @@ double coverage_loss(const TuningTarget& target, std::span<const std::int64_t> c
   return coverage[place(candidates, target.base_budget)] - coverage[place(candidates, budget)];
 }
 
+std::int64_t LayerBudgets::next(std::span<const double> coverage) {
+  const std::vector<std::int64_t>& candidates = options_.candidates;
+  if (!target_.above_anchor || options_.bound == CoverageBound::layer)
+    return final_budget(target_, candidates, coverage, options_.threshold);
+  TuningTarget target = target_;
+  const auto behind = std::upper_bound(candidates.begin(), candidates.end(),
+                                       std::max(candidates.front(), target.anchor_budget - above_));
+  target.anchor_budget = std::min(target.anchor_budget, *std::prev(behind));
+  const double allowed = options_.threshold + left_;
+  const std::int64_t budget = final_budget(target, candidates, coverage, allowed);
+  left_ = std::max(0.0, allowed - coverage_loss(target, candidates, coverage, budget));
+  above_ = std::max<std::int64_t>(0, above_ + budget - target_.anchor_budget);
+  return budget;
+}
+
 std::int64_t DstPolicy::choose(int layer, std::span<const double> coverage) {
-  const std::int64_t budget =
-      final_budget(target_, options_.candidates, coverage, options_.threshold);
-  const Choice choice{layer, budget, coverage_loss(target_, options_.candidates, coverage, budget)};
   const auto same = std::find_if(choices_.begin(), choices_.end(),
                                  [&](const Choice& c) { return c.layer == layer; });
-  if (same == choices_.end())
-    choices_.push_back(choice);
-  else
-    *same = choice;  // the forward of a chunk runs again
+  if (same != choices_.end()) return same->budget;  // the forward of a chunk runs again
+  const std::int64_t budget = budgets_.next(coverage);
+  choices_.push_back(
+      {layer, budget, coverage_loss(target_, options_.candidates, coverage, budget)});
   return budget;
 }
 

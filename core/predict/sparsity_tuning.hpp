@@ -3,6 +3,7 @@
 // to 7, Algorithm 1.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,7 +16,8 @@
 
 namespace ballast {
 
-/// Equation 3: phi of the micro-batches' predicted latencies.  Error: no latency.
+/// Equation 3: phi of the micro-batches' predicted latencies (path: their mean).  Error: no
+/// latency.
 double anchor_latency(Anchor anchor, std::span<const double> latencies);
 
 struct DstOptions {
@@ -23,11 +25,16 @@ struct DstOptions {
   double threshold = 0.1;                ///< p: largest drop of coverage
   std::int64_t base_budget = 32;         ///< what the pattern computes without tuning
   std::vector<std::int64_t> candidates;  ///< K, ascending, base_budget among them
+  CoverageBound bound = CoverageBound::layer;
+  double dead_band = 0;  ///< latencies within this share of the anchor keep the base budget
 };
 /// About four budgets to the octave from an eighth of `base` (at least 1) to four times it,
 /// ascending, `base` among them.
 std::vector<std::int64_t> default_candidates(std::int64_t base);
 
+/// Of a micro-batch with this latency; `align` gives the largest candidate within the anchor.
+TuningTarget tuning_target(double latency_s, double anchor_s, const DstOptions& options,
+                           const std::function<std::int64_t()>& align);
 /// Targets of a step's micro-batches by id (of one part of the mesh: stages have like layers).
 std::vector<TuningTarget> tuning_targets(const StepPlan& plan, const LatencyModel& model,
                                          const DstOptions& options);
@@ -43,6 +50,24 @@ std::int64_t final_budget(const TuningTarget& target, std::span<const std::int64
 double coverage_loss(const TuningTarget& target, std::span<const std::int64_t> candidates,
                      std::span<const double> coverage, std::int64_t budget);
 
+/// Budgets of one micro-batch's layers on a stage, in their order.  Under a bound of the stage a
+/// layer may lose what the layers before it left of p, and takes back the budget that they kept
+/// above the anchor: at every layer the mean loss so far is at most p, and no budget is above that
+/// of a bound of each layer.
+class LayerBudgets {
+ public:
+  /// `options` must outlive it.
+  LayerBudgets(const DstOptions& options, const TuningTarget& target)
+      : options_(options), target_(target) {}
+  std::int64_t next(std::span<const double> coverage);
+
+ private:
+  const DstOptions& options_;
+  TuningTarget target_;
+  double left_ = 0;         ///< of the bounds of the layers before
+  std::int64_t above_ = 0;  ///< what they have above the anchor's budget
+};
+
 /// The policy of one micro-batch on one rank; keeps what it chose for trace and averages.
 class DstPolicy final : public BudgetPolicy {
  public:
@@ -53,7 +78,7 @@ class DstPolicy final : public BudgetPolicy {
   };
   /// `options` must outlive it.
   DstPolicy(const DstOptions& options, const TuningTarget& target)
-      : options_(options), target_(target) {}
+      : options_(options), target_(target), budgets_(options, target) {}
   std::span<const std::int64_t> candidates() const override { return options_.candidates; }
   std::int64_t choose(int layer, std::span<const double> coverage) override;
   const std::vector<Choice>& choices() const { return choices_; }
@@ -61,6 +86,7 @@ class DstPolicy final : public BudgetPolicy {
  private:
   const DstOptions& options_;
   TuningTarget target_;
+  LayerBudgets budgets_;
   std::vector<Choice> choices_;
 };
 

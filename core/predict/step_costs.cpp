@@ -44,9 +44,9 @@ std::vector<TuningTarget> tuning_targets(const StepPlan& plan, const SimulationO
   const double anchor_s = anchor_latency(dst.anchor, latencies);
   for (std::size_t id = 0; id < latencies.size(); ++id) {
     const PlannedMicroBatch& m = plan.micro_batches[id];
-    targets.push_back({dst.base_budget,
-                       align_budget(costs, m.micro_batch(), anchor_s, dst.candidates, m.split),
-                       latencies[id] > anchor_s});
+    targets.push_back(tuning_target(latencies[id], anchor_s, dst, [&] {
+      return align_budget(costs, m.micro_batch(), anchor_s, dst.candidates, m.split);
+    }));
   }
   return targets;
 }

@@ -127,8 +127,10 @@ TuneBounds::Figures TuneBounds::of(const Candidate& c) {
     end_s = std::min(end_s, trials_.end_s(at));
     f.bytes = std::min(f.bytes, trials_.standing_bytes(at));
   }
+  // A zero bubble's weight gradients, at most half of a sample's time, run on all stages at once.
+  const double in_turn = c.schedule == ScheduleKind::zero_bubble ? 0.5 + 0.5 / pp : 1;
   const double lane_s = std::max(all_s / pp, head_s) / dp,
-               alone_s = cut ? longest_s / pp : longest_s;
+               alone_s = cut ? longest_s / pp : longest_s * in_turn;
   // The stage whose collectives take longest may be done before the others.
   f.bound_s = kSlack * std::max(lane_s, alone_s) + (c.mesh.pp > 1 ? 0.5 : 1.0) * end_s;
 

@@ -345,6 +345,19 @@ std::string describe(const Candidate& c) {
   return c.budget > 0 ? text + fmt::format(", budget {}", c.budget) : text;
 }
 
+namespace {
+
+/// Whether the candidate differs in nothing that runs from the one of the first K: schedules that
+/// keep all of a sample's chunks have no K.
+bool repeats(const Config& base, const Candidate& c, std::int64_t longest) {
+  if (c.method != Batching::chunkflow || state_aware(c.schedule) ||
+      c.schedule == ScheduleKind::automatic)
+    return false;
+  return c.chunk_k != chunk_ks(base, (longest + c.capacity - 1) / c.capacity).front();
+}
+
+}  // namespace
+
 TuneSpace tune_space(const Config& base, int ranks, std::int64_t longest,
                      const std::vector<std::int64_t>& budgets) {
   TuneSpace space;
@@ -355,6 +368,7 @@ TuneSpace tune_space(const Config& base, int ranks, std::int64_t longest,
       for (const LayoutKind layout : layouts(base, choice))
         for (const ScheduleKind schedule : schedules(base, choice)) {
           choice.layout = layout, choice.schedule = schedule;
+          if (repeats(base, choice, longest)) continue;
           if (const std::string& words = allowed.words(choice); !words.empty()) {
             ++space.refusals;
             if (told.insert(words).second) space.refused.push_back({choice, words});

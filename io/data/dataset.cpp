@@ -5,6 +5,7 @@
 
 #include "core/base/error.hpp"
 #include "io/data/dataset_source.hpp"
+#include "io/data/pairs.hpp"
 #include "io/data/token_table.hpp"
 
 namespace ballast {
@@ -27,6 +28,9 @@ class CutDataset final : public Dataset {
             "{}, data.long = \"{}\"",
             source_->description(), source_->documents(), options_.min_tokens, options_.max_tokens,
             name(options_.long_samples));
+    require(!options_.pairs || left_out_ == 0,
+            "{}: {} documents are empty, so that the others do not pair", source_->description(),
+            left_out_);
     if (source_->masked()) loss_tokens_.assign(static_cast<std::size_t>(samples()), -1);
   }
 
@@ -185,9 +189,7 @@ class CutDataset final : public Dataset {
   mutable std::vector<std::int64_t> loss_tokens_;  ///< with a mask: counted when first asked for
 };
 
-}  // namespace
-
-std::unique_ptr<Dataset> open_dataset(const DataOptions& options) {
+std::unique_ptr<Dataset> open_documents(const DataOptions& options) {
   require(options.source != DataSource::files || !has_tokenizer(options.tokenizer),
           "data.source = \"files\" reads bytes, but {} has a tokenizer; `ballast-data build` makes "
           "token files for data.source = \"hdf5\"",
@@ -210,6 +212,42 @@ std::unique_ptr<Dataset> open_dataset(const DataOptions& options) {
       return open_needle(options);
   }
   return nullptr;
+}
+
+}  // namespace
+
+std::unique_ptr<Dataset> open_dataset(const DataOptions& options) {
+  if (!options.pairs) return open_documents(options);
+  DataOptions answers = options;
+  answers.samples = 2 * options.samples;
+  return pair_up(open_documents(answers));
+}
+
+SampleLength sample_length(const Dataset& dataset, std::int64_t sample, bool count_loss) {
+  SampleLength length{sample, dataset.length(sample), 0, dataset.chosen_tokens(sample), 0};
+  if (!count_loss) return length;
+  length.loss_tokens = dataset.loss_tokens(sample);
+  length.chosen_loss_tokens = dataset.chosen_loss_tokens(sample);
+  return length;
+}
+
+namespace {
+constexpr std::int64_t kSharedSamples = 1000;
+}
+
+double loss_share(const Dataset& dataset) {
+  std::int64_t tokens = 0, loss = 0;
+  for (std::int64_t s = 0; s < std::min(dataset.samples(), kSharedSamples); ++s) {
+    tokens += dataset.length(s);
+    loss += dataset.loss_tokens(s);
+  }
+  return tokens > 0 ? static_cast<double>(loss) / static_cast<double>(tokens) : 0;
+}
+
+std::string loss_share_text(const Dataset& dataset) {
+  const bool all = dataset.samples() <= kSharedSamples;
+  return fmt::format("{:.1f} % of the tokens {}carry loss", 100 * loss_share(dataset),
+                     all ? "" : fmt::format("of the first {} samples ", kSharedSamples));
 }
 
 std::uint64_t sampled_contents(const Dataset& dataset) {
@@ -238,7 +276,7 @@ void count_loss_tokens(Batch& batch, const Dataset& dataset) {
       for (Segment& s : m.segments) {
         if (s.begin == 0 && s.end == dataset.length(s.sample)) continue;
         targets.resize(static_cast<std::size_t>(s.end - s.begin));
-        dataset.targets(s.sample, s.begin, s.end, targets);
+        dataset.targets(s.sample, s.origin + s.begin, s.origin + s.end, targets);
         s.loss_tokens =
             std::count_if(targets.begin(), targets.end(), [](std::int32_t t) { return t >= 0; });
       }

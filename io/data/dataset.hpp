@@ -42,10 +42,23 @@ class Dataset {
   virtual std::int64_t document(std::int64_t sample) const { return sample; }
   /// How many of the last samples are held out whatever data.validation_share says.
   virtual std::int64_t held_out() const { return 0; }
+  /// Where samples are pairs (DataOptions::pairs): tokens of the chosen answer, with which the
+  /// sample begins, and those of them that carry loss; the rejected answer follows.  0: no pairs.
+  virtual std::int64_t chosen_tokens(std::int64_t) const { return 0; }
+  virtual std::int64_t chosen_loss_tokens(std::int64_t) const { return 0; }
   /// Questions of a sample whose answers evaluation judges (data.source = "needle"); others have
   /// none.
   virtual std::vector<NeedleQuestion> questions(std::int64_t) const { return {}; }
 };
+
+/// A sample as batching sees it.  Without `count_loss` loss tokens are 0: counting them may mean
+/// reading a mask.
+SampleLength sample_length(const Dataset& dataset, std::int64_t sample, bool count_loss = true);
+
+/// Share of the tokens that carry loss, of the first 1000 samples (of all where there are fewer),
+/// and the same as a sentence.
+double loss_share(const Dataset& dataset);
+std::string loss_share_text(const Dataset& dataset);
 
 /// Fingerprint of what a dataset's samples contain: tokens and targets of blocks spread over it, so
 /// that files of equal sizes and other contents are told apart.  Reads at most 256 blocks of 64

@@ -2,7 +2,8 @@
 // (documents + 1 positions in /tokens, from 0 to its size) and optionally /loss_mask (one number a
 // token, 0 where it is no target).  Read by range; chunked and compressed files work.  Of what
 // ballast-data adds, /rows says which documents were cut from one row, attributes mark the
-// tokenizer, and the groups messages and lengths are for readers.
+// tokenizer and pairs of a chosen and a rejected answer, and the groups messages and lengths are
+// for readers.
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -39,11 +40,9 @@ void refuse_unknown(const std::string& path, const hdf5::Handle& file) {
             path, name);
 }
 
-bool has_attribute(const hdf5::Handle& file, const char* name) { return H5Aexists(file, name) > 0; }
-
 /// The ids mean what the model takes them for, where both sides say which tokenizer is theirs.
 void check_tokenizer(const std::string& path, const hdf5::Handle& file, const std::string& folder) {
-  if (!has_attribute(file, "tokenizer_crc32") || !has_tokenizer(folder)) return;
+  if (!hdf5::has_attribute(file, "tokenizer_crc32") || !has_tokenizer(folder)) return;
   require(hdf5::read_uint_attribute(file, "tokenizer_crc32") == token_table_crc32(folder),
           "{} was made with the tokenizer {}, whose tokens are not those of {}/tokenizer.json",
           path, hdf5::read_text_attribute(file, "tokenizer"), folder);
@@ -63,6 +62,7 @@ class Hdf5Source final : public DocumentSource {
     }
     refuse_unknown(path_, file_);
     check_tokenizer(path_, file_, options.tokenizer);
+    check_pairs(options.pairs);
     tokens_ = open("tokens");
     total_ = size(tokens_, "tokens");
     const hdf5::Handle offsets = open("offsets");
@@ -129,7 +129,7 @@ class Hdf5Source final : public DocumentSource {
   }
   std::string description() const override {
     std::string mask = masked() ? ", with loss mask" : "";
-    if (masked() && has_attribute(file_, "loss_tokens")) {
+    if (masked() && hdf5::has_attribute(file_, "loss_tokens")) {
       const auto loss = static_cast<double>(hdf5::read_int_attribute(file_, "loss_tokens"));
       mask += fmt::format(" ({:.1f} % of them carry loss)",
                           100 * loss / static_cast<double>(std::max<std::int64_t>(1, total_)));
@@ -146,6 +146,18 @@ class Hdf5Source final : public DocumentSource {
  private:
   std::int64_t offset(std::int64_t document) const {
     return offsets_.at(static_cast<std::size_t>(document));
+  }
+
+  /// Answers that are taken for pairs, or pairs for answers, would train on another objective.
+  void check_pairs(bool wanted) const {
+    const bool holds =
+        hdf5::has_attribute(file_, "pairs") && hdf5::read_int_attribute(file_, "pairs") > 0;
+    require(holds || !wanted,
+            "{} holds no pairs for loss.kind = \"dpo\": `ballast-data build --pairs` makes them "
+            "(documents 2 i and 2 i + 1, attribute pairs = 1)",
+            path_);
+    require(wanted || !holds,
+            "{} holds pairs of chosen and rejected answers; set loss.kind = \"dpo\"", path_);
   }
 
   hdf5::Handle open(const std::string& name) const {

@@ -231,6 +231,10 @@ std::vector<std::string> names_in(hid_t parent, const std::string& group_name) {
   return names;
 }
 
+bool has_attribute(hid_t object, const std::string& name) {
+  return H5Aexists(object, name.c_str()) > 0;
+}
+
 void write_attribute(hid_t object, const std::string& name, std::int64_t value) {
   write_scalar(object, name, H5T_NATIVE_INT64, &value);
 }

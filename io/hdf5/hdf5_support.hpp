@@ -102,6 +102,7 @@ std::uint64_t plain_offset(hid_t dataset, const std::string& name, std::uint64_t
 void refuse_external(hid_t dataset, const std::string& name);
 
 /// Attributes of a file, group or dataset.  Reading refuses another class of type.
+bool has_attribute(hid_t object, const std::string& name);
 void write_attribute(hid_t object, const std::string& name, std::int64_t value);
 void write_attribute(hid_t object, const std::string& name, std::uint64_t value);
 void write_attribute(hid_t object, const std::string& name, double value);

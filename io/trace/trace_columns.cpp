@@ -64,7 +64,9 @@ constexpr TraceColumn kBudgetColumns[] = {
     {"visible_pairs", kFloat64, offsetof(BudgetRow, visible_pairs), "pairs",
      "pairs that dense attention would compute"},
     {"overflow", kInt64, offsetof(BudgetRow, overflow), "1",
-     "columns and slashes that caps left out"}};
+     "columns and slashes that caps left out"},
+    {"overflow_mass", kFloat64, offsetof(BudgetRow, overflow_mass), "1",
+     "share of the observed mass on them; NaN where it is not known"}};
 
 constexpr TraceTable kTableList[kTables] = {
     {"events", sizeof(Event), kEventColumns, "What the rank did, an event a row; events nest"},
@@ -82,6 +84,12 @@ constexpr NameMeaning kStepScalars[] = {
     {"loss", "nats/token", "training loss"},
     {"validation_loss", "nats/token", "loss of held-out samples, before the step"},
     {"validation_tokens", "tokens", "of held-out samples, those that carry loss"},
+    {"rewards_chosen", "1", "DPO: beta times what the policy gained on chosen answers, mean"},
+    {"rewards_rejected", "1", "DPO: the same of rejected answers"},
+    {"rewards_margin", "1", "DPO: rewards_chosen - rewards_rejected"},
+    {"rewards_accuracy", "1", "DPO: share of pairs whose chosen answer gained more"},
+    {"validation_rewards_margin", "1", "DPO: rewards_margin of held-out pairs"},
+    {"validation_rewards_accuracy", "1", "DPO: rewards_accuracy of held-out pairs"},
     {"grad_norm", "1", "norm of the gradient before clipping"},
     {"learning_rate", "1", "learning rate of the update"},
     {"step_time_s", "s", "time of the step"},
@@ -103,6 +111,9 @@ constexpr NameMeaning kStepScalars[] = {
     {"largest_coverage_loss", "1", "largest coverage lost over the choices"},
     {"recall", "1", "share of the exact attention on computed pairs"},
     {"recall_interval", "1", "half of the 95 % interval of recall"},
+    {"drift", "1", "recall on a held-out sample: of its index now less of that before"},
+    {"cap_share", "1", "share of the choices that caps on columns or slashes decided"},
+    {"cap_mass", "1", "mean share of the observed mass that caps left out; NaN: not known"},
     {"needle_accuracy", "1", "share of the held-out questions answered"},
     {"needle_accuracy.depth.D", "1", "needle_accuracy at depth class D"},
     {"needle_accuracy.length.N.depth.D", "1",

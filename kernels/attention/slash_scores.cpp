@@ -86,17 +86,23 @@ class HostSlashScores final : public SlashScores {
   explicit HostSlashScores(SlashSetup setup) : setup_(std::move(setup)) {
     std::vector<std::int64_t> parts(static_cast<std::size_t>(axis().segments()), 0);
     for (const SlashWindow& window : setup_.windows) {
-      Place place{slots_, parts[window.segment], 0, 0};
+      Place place{slots_, parts[window.segment], 0, {}};
       if (window.observed()) {
-        const std::int64_t before = axis().first_position[window.segment],
-                           last = (window.end_row - 1 - before) / kBlock;
-        observed_.push_back({window.segment, window.first_row, window.end_row - window.first_row});
-        place.slots = last + 1;
-        place.parts =
-            setup_.budgeted ? last - (window.first_row - before) / kBlock + 1 : std::int64_t{1};
+        for (const AxisRange& range : window.rows) {
+          observed_.push_back(range);
+          for (std::int64_t p = range.position; p < range.end(); ++p)
+            if (const std::int64_t block = block_of(window, p);
+                place.blocks.empty() || place.blocks.back() != block)
+              place.blocks.push_back(block);
+        }
+        // What budgets buy ends with every slash of the segment.
+        const std::int64_t last = window.rows.back().end(),
+                           end = setup_.budgeted ? std::max(last, window.end) : last;
+        place.slots = block_of(window, end - 1) + 1;
+        if (!setup_.budgeted) place.blocks.resize(1);
       }
       slots_ += place.slots;
-      parts[window.segment] += place.parts;
+      parts[window.segment] += std::ssize(place.blocks);
       parts_ = std::max(parts_, parts[window.segment]);
       places_.push_back(place);
     }
@@ -157,7 +163,8 @@ class HostSlashScores final : public SlashScores {
         const std::int64_t* from = slashes.data<std::int64_t>() + h * slots_ + places_[w].slot;
         of.slashes.assign(from, from + places_[w].slots);
         for (std::int64_t m : of.slashes) of.total += m;
-        for (std::int64_t p = 0; p < places_[w].parts; ++p)
+        if (setup_.budgeted) of.query_block = places_[w].blocks;
+        for (std::int64_t p = 0; p < std::ssize(places_[w].blocks); ++p)
           of.columns.push_back(
               std::move(gathered[list(places_[w].part + p, setup_.windows[w].segment, h, heads)]));
       }
@@ -189,6 +196,7 @@ class HostSlashScores final : public SlashScores {
     counts.slashes.assign(lists, 0);
     counts.columns.assign(lists, 0);
     counts.cut.assign(lists, 0);
+    counts.cut_mass.assign(lists, 0);
     std::vector<SlashStretch> stretches;
     for (std::size_t w = 0; w < windows; ++w) {
       const SlashWindow& window = setup_.windows[w];
@@ -205,6 +213,7 @@ class HostSlashScores final : public SlashScores {
         counts.slashes[i] = static_cast<std::int32_t>(choice.head.slashes.size());
         counts.columns[i] = static_cast<std::int32_t>(choice.head.columns.size());
         counts.cut[i] = static_cast<std::int32_t>(choice.overflow);
+        counts.cut_mass[i] = choice.overflow_mass;
         stretch.heads.push_back(std::move(choice.head));
       }
       if (window.queries() > 0 || window.whole)
@@ -213,6 +222,7 @@ class HostSlashScores final : public SlashScores {
         counts.carried = std::move(stretch.heads);
     }
     const AttentionPattern whole = vertical_slash_pattern(axes().queries, axis(), stretches, true);
+    counts.chosen = std::move(stretches);
     const std::vector<AttentionPattern> calls = split_keys(whole, axis(), axes().calls());
     return {calls.begin(), calls.end()};
   }
@@ -228,21 +238,26 @@ class HostSlashScores final : public SlashScores {
   struct Place {
     std::int64_t slot = 0;   ///< of its slash 0
     std::int64_t part = 0;   ///< of its segment's columns: its first
-    std::int64_t slots = 0;  ///< blocks of keys up to its last row
-    std::int64_t parts =
-        0;  ///< where budgets buy columns one a block of 64 observed rows, else one
+    std::int64_t slots = 0;  ///< slashes
+    /// One a list of columns: where budgets buy them the blocks that have observed rows, else one.
+    std::vector<std::int64_t> blocks;
   };
+  std::int64_t block_of(const SlashWindow& window, std::int64_t position) const {
+    return (position - axis().first_position[window.segment]) / kBlock;
+  }
   void place_rows(const SlashWindow& window, const Place& place) {
     if (!window.observed()) return;
-    const std::int64_t before = axis().first_position[window.segment],
-                       first = (window.first_row - before) / kBlock;
-    for (std::int64_t row = window.first_row; row < window.end_row; ++row) {
-      const std::int64_t block = (row - before) / kBlock;
-      rows_.row_slot.push_back(
-          static_cast<std::int32_t>(place.slot + block + axis().offset[window.segment] / kBlock));
-      rows_.row_part.push_back(
-          static_cast<std::int32_t>(place.part + (setup_.budgeted ? block - first : 0)));
-    }
+    for (const AxisRange& range : window.rows)
+      for (std::int64_t p = range.position; p < range.end(); ++p) {
+        const std::int64_t block = block_of(window, p);
+        const auto part = setup_.budgeted
+                              ? std::lower_bound(place.blocks.begin(), place.blocks.end(), block) -
+                                    place.blocks.begin()
+                              : 0;
+        rows_.row_slot.push_back(
+            static_cast<std::int32_t>(place.slot + block + axis().offset[window.segment] / kBlock));
+        rows_.row_part.push_back(static_cast<std::int32_t>(place.part + part));
+      }
   }
   const HeadMass& mass_of(std::size_t window, int head, int heads) const {
     return mass_[window * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head)];

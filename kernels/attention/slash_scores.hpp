@@ -28,10 +28,10 @@ class RingJoin {
 struct SlashWindow {
   int segment = 0;
   std::int64_t begin = 0, end = 0;  ///< queries; none: the choice is for those behind the chunk
-  std::int64_t first_row = 0, end_row = 0;  ///< none, and not whole: the choice is handed in
-  bool whole = false;                       ///< computed whole, not observed
+  AxisRanges rows = {};             ///< ascending; none, and not whole: the choice is handed in
+  bool whole = false;               ///< computed whole, not observed
   std::int64_t queries() const { return end - begin; }
-  bool observed() const { return !whole && first_row < end_row; }
+  bool observed() const { return !whole && !rows.empty(); }
 };
 
 /// What depends on the micro-batch alone.
@@ -49,7 +49,9 @@ struct SlashSetup {
 struct SlashCounts {
   std::vector<std::int32_t> slashes, columns;
   std::vector<std::int32_t> cut;       ///< slashes and columns that the caps left out
+  std::vector<double> cut_mass;        ///< HeadChoice::overflow_mass; empty where it is not known
   std::vector<VerticalSlash> carried;  ///< [heads] of the window without queries; on the host alone
+  std::vector<SlashStretch> chosen;    ///< on the host alone
 };
 
 class SlashScores {

@@ -106,6 +106,34 @@ struct StageModel::Impl {
               "stage input must be {} [{}, {}]", name(type), t, shape.hidden);
   }
 
+  /// Loss of the last stage, and with `d_hidden` its gradient.
+  void run_head(const LocalBatch& batch, const ResidualPair& hidden, Tensor* d_hidden,
+                StageOutput& output) {
+    const std::int64_t tokens = batch.size();
+    const DType statistics = statistics_type(type);
+    LayerContext context(recorder, -1);
+    Scope scope(recorder, EventKind::head);
+    const bool weighs = d_hidden != nullptr && batch.weigh;
+    const double products =
+        (d_hidden != nullptr ? (head.weight_gradient.defined() ? 3 : 2) : 1) + (weighs ? 1 : 0);
+    scope.flops =
+        products * linear_flops(static_cast<double>(tokens), static_cast<double>(shape.hidden),
+                                static_cast<double>(shape.vocabulary));
+    LossGradient gradient{batch.loss_scale, batch.loss_weights, {}};
+    if (d_hidden != nullptr)
+      gradient.d_hidden = *d_hidden = Tensor::empty({tokens, shape.hidden}, type, *device);
+    output.token_loss = Tensor::empty({tokens}, statistics, *device, MemoryCategory::workspace);
+    if (weighs) {
+      lm_head(head, hidden.residual, hidden.branch, batch.targets, workspace, output.token_loss);
+      gradient.weights = batch.weigh(output.token_loss);
+    }
+    output.loss_weights = gradient.weights;
+    if (batch.judged)
+      output.correct = Tensor::empty({tokens}, DType::u8, *device, MemoryCategory::workspace);
+    lm_head(head, hidden.residual, hidden.branch, batch.targets, workspace, output.token_loss,
+            output.correct, d_hidden != nullptr ? &gradient : nullptr);
+  }
+
   // A tensor that backward needs, or scratch for evaluation.
   Tensor kept(bool keep, const char* name, const Shape& s, DType t) {
     return keep ? Tensor::empty(s, t, *device) : workspace.take(name, s, t);
@@ -173,21 +201,7 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input,
   StageOutput output;
   require(head || !keep, "a forward that keeps activations needs the head's");
   if (m.last() && head) {
-    LayerContext context(m.recorder, -1);
-    Scope scope(m.recorder, EventKind::head);
-    const double products = keep ? (m.head.weight_gradient.defined() ? 3 : 2) : 1;
-    scope.flops =
-        products * linear_flops(static_cast<double>(tokens), static_cast<double>(m.shape.hidden),
-                                static_cast<double>(m.shape.vocabulary));
-    LossGradient gradient{batch.loss_scale, batch.loss_weights, {}};
-    if (keep)
-      gradient.d_hidden = a.d_hidden = Tensor::empty({tokens, m.shape.hidden}, m.type, *m.device);
-    output.token_loss = Tensor::empty({tokens}, statistics, *m.device, MemoryCategory::workspace);
-    output.loss_weights = batch.loss_weights;
-    if (batch.judged)
-      output.correct = Tensor::empty({tokens}, DType::u8, *m.device, MemoryCategory::workspace);
-    lm_head(m.head, hidden.residual, hidden.branch, batch.targets, m.workspace, output.token_loss,
-            output.correct, keep ? &gradient : nullptr);
+    m.run_head(batch, hidden, keep ? &a.d_hidden : nullptr, output);
   } else if (!m.last()) {
     output.hidden =
         Tensor::empty({tokens, m.shape.hidden}, m.type, *m.device, MemoryCategory::workspace);

@@ -1,6 +1,7 @@
 // The transformer of one pipeline stage: forward, recompute and backward of one micro-batch.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -28,6 +29,10 @@ struct LocalBatch {
                               ///< (StageOutput::correct)
   int recompute_layers = -1;  ///< layers recomputed in place of the model's options
                               ///< (RecomputeOptions::with); -1: as they say
+  /// Where the objective is no sum of token losses (pairs): given the loss of every token [T], the
+  /// weights [T] whose weighted sum has its gradient, in place of loss_weights.  Forward for a
+  /// backward then runs the head twice.  Collective over the ranks of the micro-batch.
+  std::function<Tensor(const Tensor& token_loss)> weigh;
   double loss_scale = 1;  ///< the objective is the sum of loss_scale x weight x loss of its tokens
                           ///< (1 / loss tokens of the global batch for `ave_token`)
   std::int64_t size() const { return tokens.defined() ? tokens.size(0) : 0; }

@@ -1,6 +1,7 @@
 #include "parallel/comm/waits.hpp"
 
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -51,7 +52,17 @@ void print(const std::string& line) {
   std::fflush(stderr);
 }
 
+/// The launcher ends everyone once a rank aborts, whether or not it has read what the rank printed
+/// last: gives it up to two seconds to empty the pipe.
+void let_the_launcher_read() {
+  int unread = 0;
+  for (int i = 0; i < 100 && ::ioctl(STDERR_FILENO, FIONREAD, &unread) == 0 && unread > 0; ++i)
+    usleep(20000);
+  usleep(100000);  // on its way from one process of the launcher to the next
+}
+
 [[noreturn]] void abort_all() {
+  let_the_launcher_read();
   if (mpi_runs()) MPI_Abort(MPI_COMM_WORLD, 1);
   std::_Exit(1);
 }

@@ -251,8 +251,8 @@ void KvStore::finish(int layer, int chunk) {
 }
 
 ChunkStores::ChunkStores(const std::vector<MicroBatch>& list,
-                         const std::function<KvStore::ShardKeys(const MicroBatch&)>& tokens,
-                         int rank, const KvPlace& place)
+                         const std::function<KvStore::ShardKeys(int)>& tokens, int rank,
+                         const KvPlace& place)
     : list_(list), tokens_(tokens), rank_(rank), place_(place), members_(list.size()) {
   for (std::vector<int>& group : chunk_groups(list)) {
     if (group.size() < 2) continue;
@@ -272,7 +272,7 @@ StoredChunk ChunkStores::at(int micro_batch) {
   StoredChunk stored{stores_[g].lock(), member.chunk};
   if (!stored.store) {
     std::vector<KvStore::ShardKeys> chunks;
-    for (const int m : groups_[g]) chunks.push_back(tokens_(list_[static_cast<std::size_t>(m)]));
+    for (const int m : groups_[g]) chunks.push_back(tokens_(m));
     stored.store = std::make_shared<KvStore>(
         std::move(chunks), rank_, list_[static_cast<std::size_t>(micro_batch)].align, place_);
     stores_[g] = held_[g] = stored.store;

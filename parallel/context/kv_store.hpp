@@ -140,11 +140,11 @@ struct StoredChunk {
 /// store lives as long as work of its chunks is held.
 class ChunkStores {
  public:
-  /// `tokens`: what each ring rank holds of a micro-batch.  `place` must outlive the stores.
+  /// `tokens`: what each ring rank holds of a micro-batch, by its place in the list.  `place` must
+  /// outlive the stores.
   /// Errors: those of chunk_groups.
   ChunkStores(const std::vector<MicroBatch>& list,
-              const std::function<KvStore::ShardKeys(const MicroBatch&)>& tokens, int rank,
-              const KvPlace& place);
+              const std::function<KvStore::ShardKeys(int)>& tokens, int rank, const KvPlace& place);
   StoredChunk at(int micro_batch);
 
  private:
@@ -152,7 +152,7 @@ class ChunkStores {
     int group = -1, chunk = 0;
   };
   std::vector<MicroBatch> list_;
-  std::function<KvStore::ShardKeys(const MicroBatch&)> tokens_;
+  std::function<KvStore::ShardKeys(int)> tokens_;
   int rank_;
   const KvPlace& place_;
   std::vector<std::vector<int>> groups_;  ///< those of more than one chunk

@@ -1,6 +1,9 @@
 #include "parallel/pattern/fixed_sources.hpp"
 
 #include <limits>
+#include <tuple>
+
+#include "core/base/error.hpp"
 
 namespace ballast {
 namespace {
@@ -11,6 +14,11 @@ std::vector<AttentionPattern> dense_patterns(const AttentionAxes& axes, Recorder
   patterns.reserve(axes.calls().size());
   for (const AxisRanges& keys : axes.calls()) patterns.push_back(dense_pattern(axes.queries, keys));
   return patterns;
+}
+
+/// A pattern that is not chosen here has none.
+std::tuple<double, std::int64_t, double> no_budget(int) {
+  return {std::numeric_limits<double>::quiet_NaN(), 0, 0.0};
 }
 
 }  // namespace
@@ -40,9 +48,31 @@ GeneratedSource::GeneratedSource(AttentionAxes axes_, const GeneratedPattern& pa
   shards_ = cache.get(axes(), pattern.first_head, pattern.heads, [&] {
     return split_keys(generated_pattern(axes().queries, axis, pattern), axis, axes().calls());
   });
-  record_budgets(
-      recorder, -1, shards_->patterns(), visible_keys(axes().queries, axis).pairs(),
-      [](int) { return std::pair(std::numeric_limits<double>::quiet_NaN(), std::int64_t{0}); });
+  record_budgets(recorder, -1, shards_->patterns(), visible_keys(axes().queries, axis).pairs(),
+                 no_budget);
+}
+
+RecordedSource::RecordedSource(AttentionAxes axes_, std::shared_ptr<const RecordedIndexes> recorded,
+                               int first_head, int heads, Recorder* recorder)
+    : IndexSource(std::move(axes_)),
+      recorded_(std::move(recorded)),
+      first_head_(first_head),
+      heads_(heads),
+      recorder_(recorder),
+      axis_(key_axis(axes())) {
+  require(recorded_ != nullptr, "recorded indexes: none were read");
+}
+
+const std::vector<AttentionWork>& RecordedSource::shards(const AttentionInputs& in) {
+  const auto found = layers_.find(in.layer);
+  if (found != layers_.end()) return found->second.at(in.q, in.k);
+  Scope scope(recorder_, EventKind::indexing);
+  PlacedPatterns made(
+      split_keys(recorded_pattern(axes().queries, axis_, *recorded_, in.layer, first_head_, heads_),
+                 axis_, axes().calls()));
+  record_budgets(recorder_, in.layer, made.patterns(), visible_keys(axes().queries, axis_).pairs(),
+                 no_budget);
+  return layers_.emplace(in.layer, std::move(made)).first->second.at(in.q, in.k);
 }
 
 }  // namespace ballast

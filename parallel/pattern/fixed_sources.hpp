@@ -1,12 +1,14 @@
 // Sources of patterns that do not look at Q and K: dense, and generated for benchmarks.
 #pragma once
 #include <list>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "core/plan/attention/generated_pattern.hpp"
 #include "core/plan/attention/index_source.hpp"
+#include "core/plan/attention/recorded_pattern.hpp"
 #include "kernels/attention/placed_patterns.hpp"
 
 namespace ballast {
@@ -51,6 +53,22 @@ class IndexCache {
   };
   Shards find(const Shape& shape);
   std::list<std::pair<Shape, Shards>> kept_;  ///< latest use first
+};
+
+/// Recorded choices: every layer has its own.
+class RecordedSource final : public IndexSource {
+ public:
+  /// Heads [first_head, first_head + heads) of every layer.
+  RecordedSource(AttentionAxes axes, std::shared_ptr<const RecordedIndexes> recorded,
+                 int first_head, int heads, Recorder* recorder);
+  const std::vector<AttentionWork>& shards(const AttentionInputs& in) override;
+
+ private:
+  const std::shared_ptr<const RecordedIndexes> recorded_;
+  const int first_head_, heads_;
+  Recorder* const recorder_;
+  const KeyAxis axis_;
+  std::map<int, PlacedPatterns> layers_;
 };
 
 class GeneratedSource final : public IndexSource {

@@ -42,7 +42,7 @@ const std::vector<AttentionWork>& PatternSource::shards(const AttentionInputs& i
   record_budgets(recorder_, in.layer, built.shards, visible_keys(axes().queries, axis_).pairs(),
                  [&](int h) {
                    const HeadBudget& head = built.budgets.at(static_cast<std::size_t>(h));
-                   return std::pair(head.budget, head.overflow);
+                   return std::tuple(head.budget, head.overflow, head.overflow_mass);
                  });
   if (observes_recall(in.layer) && in.q.space() == Space::host) {
     const int heads = static_cast<int>(in.q.size(1));

@@ -21,6 +21,8 @@ struct HeadBudget {
   double budget = 0;  ///< vertical_slash: slashes + columns / 64; others: pattern blocks a query;
                       ///< mean over segments by queries
   std::int64_t overflow = 0;  ///< columns and slashes that the caps left out
+  double overflow_mass = 0;  ///< share of the observed mass on them, mean like budget; NaN where it
+                             ///< is not known
 };
 
 /// Builds a layer's index at its first forward and keeps it for the micro-batch.

@@ -26,6 +26,9 @@ std::vector<SampledQuery> sample_queries(const AttentionAxes& axes, const KeyAxi
                                          std::int64_t rows, std::int64_t least, std::uint64_t seed,
                                          std::int64_t step, int layer);
 
+/// In place of a layer, for rows that coverage is told of: others than those that recall samples.
+inline constexpr int kCoverageDraw = 1 << 20;
+
 /// Weighted mean of the queries' shares, its standard error (0 where every query was sampled), and
 /// their 10th percentile.  shares [queries].
 struct Estimate {

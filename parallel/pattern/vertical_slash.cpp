@@ -1,10 +1,12 @@
 #include "parallel/pattern/vertical_slash.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "core/plan/context/axis_range.hpp"
 #include "kernels/attention/index_scores.hpp"
+#include "parallel/pattern/recall.hpp"
 
 namespace ballast {
 
@@ -14,15 +16,24 @@ void VerticalSlashSource::add_stretches(int segment, std::vector<SlashWindow>& w
   require(begin % stretch == 0,
           "causal selection: a chunk starts at token {}, inside a stretch of {}", begin, stretch);
   for (std::int64_t at = begin; at < end; at += stretch) {
-    SlashWindow window{segment, at, std::min(end, at + stretch), 0, 0, at == 0};
-    if (at > begin) {
-      window.first_row = at - options_.last_q;
-      window.end_row = at;
-    }
+    SlashWindow window{segment, at, std::min(end, at + stretch), {}, at == 0};
+    if (at > begin) window.rows = {{segment, at - options_.last_q, options_.last_q}};
     windows.push_back(window);
   }
   if (carry_ != nullptr && end % stretch == 0)  // for the next chunk of the sample
-    windows.push_back({segment, end, end, end - options_.last_q, end, false});
+    windows.push_back({segment, end, end, {{segment, end - options_.last_q, options_.last_q}}});
+}
+
+AxisRanges VerticalSlashSource::rows_of(int segment, std::int64_t begin, std::int64_t end) const {
+  const std::int64_t first = std::max(begin, end - options_.last_q);
+  if (policy_ == nullptr || options_.coverage_rows == CoverageRows::last)
+    return first < end ? AxisRanges{{segment, first, end - first}} : AxisRanges{};
+  AxisRanges rows;
+  const std::int64_t step = recorder_ != nullptr ? recorder_->context.step : 0;
+  for (const SampledQuery& query :
+       sample_queries(axes(), axis_, options_.last_q, 0, options_.recall_seed, step, kCoverageDraw))
+    if (query.segment == segment) append(rows, {segment, query.position, 1});
+  return rows;
 }
 
 SlashSetup VerticalSlashSource::setup() const {
@@ -33,12 +44,14 @@ SlashSetup VerticalSlashSource::setup() const {
   for (int s = 0; s < axis_.segments(); ++s) {
     const std::int64_t begin = axes().first_query[s],
                        end = axis_.first_position[s] + axis_.count[s];
-    const bool whole = full || axis_.count[s] <= options_.whole_tokens();
-    if (options_.causal() && !full && axis_.count[s] > 0)
+    if (options_.causal() && !full && axis_.count[s] > 0) {
       add_stretches(s, setup.windows);
-    else
-      setup.windows.push_back(
-          {s, begin, std::max(begin, end), std::max(begin, end - options_.last_q), end, whole});
+      continue;
+    }
+    SlashWindow window{s, begin, std::max(begin, end), {}, false};
+    window.whole = full || axis_.count[s] <= options_.whole_tokens();
+    if (!window.whole) window.rows = rows_of(s, begin, end);
+    setup.windows.push_back(std::move(window));
   }
   return setup;
 }
@@ -52,6 +65,25 @@ void VerticalSlashSource::observe(const AttentionInputs& in) {
   Tensor sum = scores_->sum(q, k, in.scale, maximum);
   join(sum, Reduction::sum);
   scores_->mass(q, k, in.scale, maximum, sum, *this);
+}
+
+void VerticalSlashSource::record(int layer, int heads,
+                                 const std::vector<SlashStretch>& chosen) const {
+  if (recorder_ == nullptr || options_.indexes_every == 0 || recorder_->context.step < 0 ||
+      recorder_->context.step % options_.indexes_every != 0)
+    return;
+  for (int s = 0; s < axis_.segments(); ++s)
+    for (int h = 0; h < heads && axis_.count[s] > 0 && carry_ == nullptr; ++h) {
+      IndexRow row;
+      row.layer = layer;
+      row.head = sp_.rank() * heads + h;
+      row.tokens = axis_.count[s];
+      for (const SlashStretch& stretch : chosen)
+        if (stretch.segment == s)
+          row.stretches.push_back(
+              {stretch.first, stretch.local, stretch.heads[h].slashes, stretch.heads[h].columns});
+      recorder_->index(std::move(row));
+    }
 }
 
 PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
@@ -71,6 +103,7 @@ PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
     if (before != carry_->end()) counts.carried = before->second;
   }
   built.shards = scores_->build(heads, static_cast<int>(in.k.size(1)), budget, counts);
+  record(in.layer, heads, counts.chosen);
   if (!counts.carried.empty())
     (*carry_)[{in.layer, windows.windows.back().end}] = std::move(counts.carried);
   double queries = 0;
@@ -79,10 +112,14 @@ PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
   built.budgets.resize(static_cast<std::size_t>(heads));
   for (std::size_t h = 0, i = 0; h < built.budgets.size(); ++h)
     for (const SlashWindow& window : windows.windows) {
-      built.budgets[h].budget +=
-          static_cast<double>(window.queries()) / std::max(1.0, queries) *
-          (counts.slashes[i] + static_cast<double>(counts.columns[i]) / kBlock);
-      built.budgets[h].overflow += counts.cut[i++];
+      HeadBudget& head = built.budgets[h];
+      const double share = static_cast<double>(window.queries()) / std::max(1.0, queries);
+      head.budget += share * (counts.slashes[i] + static_cast<double>(counts.columns[i]) / kBlock);
+      head.overflow += counts.cut[i];
+      head.overflow_mass +=
+          share *
+          (counts.cut_mass.empty() ? std::numeric_limits<double>::quiet_NaN() : counts.cut_mass[i]);
+      ++i;
     }
   return built;
 }

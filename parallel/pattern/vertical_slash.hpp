@@ -17,10 +17,14 @@ class VerticalSlashSource final : public PatternSource {
   Built build(const AttentionInputs& in) override;
   /// Which segments (or stretches) are computed whole, and which rows choose for the others.
   SlashSetup setup() const;
+  /// Observed queries of a segment's [begin, end): the last ones, or sampled ones.
+  AxisRanges rows_of(int segment, std::int64_t begin, std::int64_t end) const;
   /// The windows of a segment's stretches under a causal selection.  Error: a dependent chunk that
   /// does not start at a stretch, or has no choice of the chunk before it.
   void add_stretches(int segment, std::vector<SlashWindow>& windows) const;
   void observe(const AttentionInputs& in);
+  /// Hands the recorder the choice, of samples that are not cut.
+  void record(int layer, int heads, const std::vector<SlashStretch>& chosen) const;
   std::unique_ptr<SlashScores> scores_;
 };
 

@@ -112,6 +112,21 @@ class Check(RunCase):
         with open(twin) as f:
             return done.stdout, json.load(f)
 
+    def test_the_files_are_opened(self):
+        deck = self.deck()
+        text, facts = self.check(deck)
+        self.assertGreater(facts["data"]["loss_share"], 0.9)  # all but the last token of a file
+        self.assertLess(facts["data"]["loss_share"], 1)
+        self.assertIn("of the tokens carry loss", text)
+        missing = ['data.paths=["nowhere/x"]']
+        refused = self.run_ballast(1, "check", deck, *missing, status=1)
+        self.assertIn("nowhere/x", refused.stderr)
+        self.assertIn("no problems", self.run_ballast(1, "check", deck).stdout)
+        elsewhere = self.run_ballast(1, "check", deck, *missing, "--elsewhere")
+        self.assertIn("nowhere/x", elsewhere.stdout)
+        weights = self.run_ballast(1, "check", deck, f"model.weights={self.data}", status=1)
+        self.assertIn(self.data, weights.stderr)
+
     def test_any_mesh_without_ranks(self):
         text, facts = self.check(
             self.deck(),
@@ -276,7 +291,7 @@ class Pack(RunCase):
             f.write(
                 '[mesh]\ndp = 2\n[data]\nsource = "lengths"\n[batching]\nmicro_batch_tokens ='
                 ' 4096\nglobal_samples = 6\n[[case]]\nname = "none"\nbatching.method ='
-                ' "none"\n[[case]]\nname = "packed"\n'
+                ' "none"\n[[case]]\nname = "packed"\nbatching.method = "packed"\n'
             )
         twin = self.out("twin.json")
         done = subprocess.run(

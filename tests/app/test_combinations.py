@@ -52,8 +52,8 @@ class Design:
     def __init__(self, combinations, rng):
         self.rng = rng
         self.refused = [set(row["choices"]) for row in combinations["refused"]]
-        # No GPU answers in the default tests.
-        self.refused += [{"backend cuda"}]
+        # No GPU answers in the default tests, no run has recorded indexes.
+        self.refused += [{"backend cuda"}, {"index recorded"}]
         self.settings, self.dimensions = {}, {}
         for dimension, values in combinations["dimensions"].items():
             for value in values:
@@ -129,13 +129,16 @@ class Design:
         return rows
 
     def overrides(self, row):
-        return [setting for name in row.values() for setting in self.settings[name]]
+        # Both answers of a pair must fit the packing groups.
+        beside = ["data.max_tokens=128"] if row.get("loss") == "loss dpo" else []
+        return beside + [setting for name in row.values() for setting in self.settings[name]]
 
 
 def same_loss(row):
     """Rows whose first loss is that of one rank with dense attention."""
     return (
-        row["pattern"] == "pattern dense"
+        row["loss"] == "loss cross_entropy"
+        and row["pattern"] == "pattern dense"
         and row["index"] == "index pattern"
         and row["normaliser"]
         in ("normaliser ave_token", "normaliser sequence_mean", "normaliser sum")

@@ -424,6 +424,54 @@ class Refusals(Data):
         self.assertIn("broken.jsonl:2", self.build(self.out("broken.jsonl"), out="b.h5", status=2))
 
 
+class Pairs(Data):
+    def pairs(self, rng, count):
+        """Rows of preferences in every layout, and the two conversations that each stands for."""
+        rows, whole = [], []
+        for i in range(count):
+            prompt = [m for m in conversation(rng, turns=2)][:-1]
+            prompt = [{k: m[k] for k in ("role", "content")} for m in prompt]
+            answers = [[{"role": "assistant", "content": f"{i} {k} {phrase(rng)}"}] for k in "cr"]
+            if i % 2:
+                rows.append({"prompt": prompt, "chosen": answers[0], "rejected": answers[1]})
+            else:
+                rows.append({"chosen": prompt + answers[0], "rejected": prompt + answers[1]})
+            whole += [
+                {"messages": [{**m, "weight": 0} for m in prompt] + answer} for answer in answers
+            ]
+        return rows, whole
+
+    def test_pairs_are_their_answers_one_after_the_other(self):
+        rows, whole = self.pairs(random.Random(11), 20)
+        self.build(self.lines(rows), out="pairs.h5", options=("--pairs",))
+        self.build(self.lines(whole, "whole.jsonl"), out="whole.h5")
+        with h5py.File(self.out("pairs.h5")) as pairs, h5py.File(self.out("whole.h5")) as one:
+            self.assertEqual(pairs.attrs["pairs"], 1)
+            self.assertNotIn("pairs", one.attrs)
+            for name in ("tokens", "offsets", "loss_mask"):
+                numpy.testing.assert_array_equal(pairs[name][:], one[name][:])
+            numpy.testing.assert_array_equal(pairs["rows"][:], numpy.arange(40) // 2)
+
+    def test_texts_and_what_does_not_fit(self):
+        rows = [
+            {"prompt": "ring 1234 stripe 1234 ", "chosen": "chunk of", "rejected": "stripe"},
+            {"prompt": "ring " * 60, "chosen": "a", "rejected": "b"},
+        ]
+        options = ("--pairs", "--max-tokens", "40")
+        said = self.build(self.lines(rows), out="texts.h5", options=options)
+        self.assertIn("1 pairs left out", said)
+        with h5py.File(self.out("texts.h5")) as file:
+            self.assertEqual(len(file["offsets"]), 3)
+        told = [
+            self.loaded().decode([t for t, m in zip(*document) if m])
+            for document in self.documents("texts.h5")
+        ]
+        self.assertEqual([text.strip() for text in told], ["chunk of", "stripe"])
+        for row in ({"prompt": "a", "chosen": "b"}, {"chosen": "a", "rejected": "b"}):
+            said = self.build(self.lines([row]), out="bad.h5", options=("--pairs",), status=2)
+            self.assertIn("row of preferences", said)
+
+
 class Training(Data):
     MODEL = """[run]
 steps = 1

@@ -81,7 +81,7 @@ class Needle(RunCase):
                 self.assertEqual(
                     again["needle"], found["needle"], f"mesh dp {dp} cp {outer} x {inner} {more}"
                 )
-        self.assertEqual(f"{found['needle_accuracy']:.4f}", logged[-1])
+        self.assertAlmostEqual(found["needle_accuracy"], float(logged[-1]), places=5)
         self.assertEqual(found["needle"], trained["needle"])
         needle = found["needle"]
         by_length = {row["length"]: row for row in needle["by_length"]}

@@ -323,7 +323,7 @@ forward_pair_s = 2e-9
 
     def check(self, deck, *overrides):
         return subprocess.run(
-            [BALLAST, "check", deck, *overrides],
+            [BALLAST, "check", deck, "--elsewhere", *overrides],
             capture_output=True,
             text=True,
             timeout=60,

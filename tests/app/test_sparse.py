@@ -181,6 +181,101 @@ class Sparse(RunCase):
         # The first step's weights are equal; the third's follow sums in another order.
         self.assertAlmostEqual(float(found[1][0][0]), float(found[4][0][0]), delta=1e-3)
 
+    def test_drift_is_measured_on_a_held_out_sample(self):
+        """From the second measured step on; nothing drifts where weights stand still."""
+        import h5py
+
+        found = {}
+        for name, ranks, mesh, rate in [
+            ("still", 1, {}, 1e-30),
+            ("alone", 1, {}, 0.05),
+            ("ring", 4, {"cp_inner": 2, "sp": 2}, 0.05),
+        ]:
+            run = self.out(f"drift-{name}")
+            self.run_ballast(
+                ranks,
+                "train",
+                self.deck(steps=5, every=0, **{"dp": 1, **mesh}),
+                "-d",
+                run,
+                "attention.pattern=vertical_slash",
+                "attention.vertical_share=0.3",
+                "attention.slash_share=0.3",
+                "attention.last_q=32",
+                "data.validation_share=0.5",
+                "data.min_tokens=200",
+                "trace.recall_every=2",
+                "trace.recall_drift=true",
+                f"optimizer.learning_rate={rate}",
+            )
+            rows = []
+            for rank in range(ranks):
+                with h5py.File(f"{run}/trace/trace_{rank:05}.h5") as f:
+                    text = f["plan_text"][:].tobytes()
+                    for p in f["plans"][:]:
+                        if p["kind"].startswith(b"drift"):
+                            part = text[p["begin"] : p["begin"] + p["bytes"]]
+                            rows += json.loads(zlib.decompress(part))
+            self.assertEqual(
+                {tuple(row[:3]) for row in rows},
+                {(step, layer, head) for step in (2, 4) for layer in range(2) for head in range(4)},
+            )
+            found[name] = {tuple(row[:3]): row[4:] for row in rows}
+            log = Path(run, "log.txt").read_text()
+            self.assertEqual(len(re.findall(r" drift=", log)), 2, log)
+        for now, before in found["still"].values():
+            self.assertEqual(now, before)
+        self.assertTrue(any(now != before for now, before in found["alone"].values()))
+        for key, values in found["alone"].items():
+            for a, b in zip(values, found["ring"][key]):
+                self.assertAlmostEqual(a, b, delta=2e-2, msg=str(key))
+
+    def test_recorded_indexes_are_replayed(self):
+        """The choices of a run, read back over other meshes, give its first loss; `plan` balances
+        them."""
+        slash = [
+            "attention.vertical_share=0.3",
+            "attention.slash_share=0.3",
+            "attention.last_q=32",
+            "data.max_tokens=0",  # so that hardly two samples have the same length
+            "batching.method=none",
+            "batching.micro_batch_tokens=1024",
+            "batching.global_tokens=2000",
+            "run.precision=fp64",
+        ]
+        for selection in ("last", "causal"):
+            run = self.out(f"recording-{selection}")
+            deck = self.deck(dp=1, cp_inner=1, steps=1, every=0)
+            choose = [
+                "attention.pattern=vertical_slash",
+                f"attention.selection={selection}",
+                *(["attention.stretch=64"] if selection == "causal" else []),
+            ]
+            self.run_ballast(1, "train", deck, "-d", run, "trace.indexes_every=1", *choose, *slash)
+            rows = [
+                json.loads(line)
+                for line in Path(run, "indexes", "rank_00000.jsonl").read_text().splitlines()
+            ]
+            self.assertEqual(
+                {(r["layer"], r["head"]) for r in rows},
+                {(layer, head) for layer in range(2) for head in range(4)},
+            )
+            self.assertGreater(max(len(r["stretches"]) for r in rows), selection == "causal")
+            replay = ["attention.index=recorded", f"attention.recorded={run}/indexes", *slash[3:]]
+            expected = list(self.losses(run).values())[0]
+            for ranks, mesh in ((1, {}), (2, {"cp_inner": 2}), (4, {"cp_inner": 2, "sp": 2})):
+                again = self.out(f"replay-{selection}-{ranks}")
+                deck = self.deck(steps=1, every=0, **{"dp": 1, **mesh})
+                self.run_ballast(ranks, "train", deck, "-d", again, *replay)
+                found = list(self.losses(again).values())[0]
+                self.assertAlmostEqual(float(found), float(expected), delta=2e-6)
+            if selection == "last":
+                plan = self.run_ballast(1, "plan", deck, "mesh.cp_inner=4", "mesh.sp=1", *replay)
+                self.assertIn("recorded", plan.stdout)
+        replay = ["-d", self.out("none"), "attention.index=recorded", "attention.recorded=none"]
+        missing = self.run_ballast(1, "train", self.deck(dp=1), *replay, status=None)
+        self.assertIn("no folder of indexes", missing.stderr)
+
     def test_leak(self):
         """Later tokens change nothing before them under dense, moba and causal selection; the
         paper's form of vertical_slash and xattention choose by them."""

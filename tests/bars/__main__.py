@@ -182,7 +182,10 @@ def check_decks(ballast):
                 if keys is None:
                     continue
                 done = subprocess.run(
-                    [ballast, "check", *keys], capture_output=True, text=True, check=False
+                    [ballast, "check", "--elsewhere", *keys],
+                    capture_output=True,
+                    text=True,
+                    check=False,
                 )
                 failed += done.returncode != 0
                 print(

@@ -114,10 +114,13 @@ class Results:
         return float(found[-1]) if found else None
 
     def log(self, name, key):
-        """A key of every step's line of `ballast train`."""
-        return [
-            float(v) for v in re.findall(rf"^step=.*?\b{key}=([0-9.e+-]+)", self.text(name), re.M)
-        ]
+        """A key of every step of the `ballast train` whose run folder is run-NAME."""
+        pattern = rf"^step=.*?\b{key}=([0-9.e+-]+)"
+        return [float(v) for v in re.findall(pattern, self.run_log("run-" + name), re.M)]
+
+    def run_log(self, run):
+        """log.txt of a run folder: the screen has less."""
+        return self.text(os.path.join(run, "log"))
 
     def names(self, prefix):
         return sorted(

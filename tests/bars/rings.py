@@ -163,7 +163,7 @@ def sparse_step_figures(r):
                 at_most=True,
             )
         )
-        times = r.log(f"trace-{layout}", "step_time_s")
+        times = r.log(layout, "step_time_s")
         figures.append(Figure(f"step with trace, {layout} (s)", times[-1] if times else None))
     return figures
 

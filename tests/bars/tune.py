@@ -135,7 +135,9 @@ def times(r, name):
     """Measured and predicted seconds of the schedules of a run's steps but the first; None where
     there are none."""
     pairs = re.findall(
-        r"^step=.*?\bschedule_s=([0-9.e+-]+) predicted_schedule_s=([0-9.e+-]+)", r.text(name), re.M
+        r"^step=.*?\bschedule_s=([0-9.e+-]+) predicted_schedule_s=([0-9.e+-]+)",
+        r.run_log(name),
+        re.M,
     )[1:]
     if not pairs:
         return None

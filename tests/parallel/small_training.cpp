@@ -71,15 +71,10 @@ SmallTraining::SmallTraining(const Mesh& mesh, const SmallOptions& options)
   optimizer.reset_master_from_values();
 }
 
-SequenceLayout SmallTraining::layout(const MicroBatch& micro_batch) const {
-  return SequenceLayout(options_.layout, micro_batch, mesh_.shape.cp(), options_.stripe,
-                        options_.attention.align());
-}
-
-MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss_scale,
-                                      StoredChunk stored,
-                                      const std::vector<double>& segment_weights) const {
-  const SequenceLayout layout = this->layout(micro_batch);
+MicroBatchWork SmallTraining::prepare(const StepPlan& plan, int place, StoredChunk stored) const {
+  const PlannedMicroBatch& planned = plan.micro_batch(mesh_.at.dp, place);
+  const MicroBatch micro_batch = planned.micro_batch();
+  const SequenceLayout layout = plan.layout(planned);
   MicroBatchWork work;
   auto tokens = local_tokens(micro_batch, layout, ring_.plan.rank);
   const auto whole = static_cast<std::int64_t>(tokens.size());
@@ -117,16 +112,17 @@ MicroBatchWork SmallTraining::prepare(const MicroBatch& micro_batch, double loss
   if (sequence.size() > 1)
     work.attention = std::make_unique<UlyssesAttention>(
         sequence, *ring_.buffers, whole, std::move(work.attention), options_.recorder);
-  if (!segment_weights.empty()) {
+  const std::vector<double> weights = segment_weights(plan.normaliser, micro_batch);
+  if (!weights.empty()) {
     batch.loss_weights = Tensor::empty({n}, options_.type);
     dispatch_float(options_.type, [&](auto t) {
       for (std::int64_t i = 0; i < n; ++i)
-        batch.loss_weights.data<decltype(t)>()[i] = static_cast<decltype(t)>(
-            batch.segment[i] < 0 ? 0.0 : segment_weights[batch.segment[i]]);
+        batch.loss_weights.data<decltype(t)>()[i] =
+            static_cast<decltype(t)>(batch.segment[i] < 0 ? 0.0 : weights[batch.segment[i]]);
     });
   }
   work.batch.recompute_layers = micro_batch.recompute_layers;
-  work.batch.loss_scale = loss_scale;
+  work.batch.loss_scale = planned.loss_weight;
   return work;
 }
 
@@ -149,7 +145,7 @@ StepPlan SmallTraining::step_plan(const Batch& batch) const {
   options.mesh = mesh_.shape;
   options.zero = options_.zero;
   options.normaliser = options_.normaliser;
-  options.layout = {options_.layout, options_.stripe, options_.attention.align()};
+  options.layout.rule = {options_.layout, options_.stripe, options_.attention.align()};
   options.pipeline = options_.pipeline;
   options.pipeline.offload = options_.kv_place.offload;
   options.layer_begin = layer_begin_;
@@ -169,16 +165,14 @@ double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
     return executed.micro_batch(dp, static_cast<int>(m)).loss_weight;
   };
   optimizer.begin_step();
-  const auto keys = [this](const MicroBatch& micro_batch) {
-    return shard_ranges(micro_batch, layout(micro_batch));
+  const auto keys = [&](int m) {
+    const PlannedMicroBatch& planned = executed.micro_batch(dp, m);
+    return shard_ranges(planned.micro_batch(), executed.layout(planned));
   };
   ChunkStores stores(mine, keys, ring_.plan.rank, options_.kv_place);
   const MicroBatchLosses losses =
       run_stage(schedule, static_cast<int>(mine.size()), model, links_,
-                {[&](int m) {
-                   return prepare(mine[m], weight(static_cast<std::size_t>(m)), stores.at(m),
-                                  segment_weights(options_.normaliser, mine[m]));
-                 },
+                {[&](int m) { return prepare(executed, m, stores.at(m)); },
                  [&](int) { optimizer.after_micro_batch(); },
                  {},
                  options_.kv_place.host.get()},
@@ -192,7 +186,9 @@ double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
 }
 
 int SmallTraining::first_nonfinite_layer(const MicroBatch& micro_batch) {
-  MicroBatchWork work = prepare(micro_batch, 0);
+  Batch batch;
+  batch.micro_batches.assign(static_cast<std::size_t>(mesh_.shape.dp), {micro_batch});
+  MicroBatchWork work = prepare(step_plan(batch), 0);
   return ballast::first_nonfinite_layer(work, model, links_);
 }
 

@@ -95,9 +95,8 @@ class SmallTraining {
   Schedule schedule;  ///< that gradients() executed
 
  private:
-  SequenceLayout layout(const MicroBatch& micro_batch) const;
-  MicroBatchWork prepare(const MicroBatch& micro_batch, double loss_scale, StoredChunk stored = {},
-                         const std::vector<double>& segment_weights = {}) const;
+  /// The micro-batch at `place` of this rank's lane.
+  MicroBatchWork prepare(const StepPlan& plan, int place, StoredChunk stored = {}) const;
   const Mesh& mesh_;
   SmallOptions options_;
   RingGroup ring_;

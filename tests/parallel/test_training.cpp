@@ -190,7 +190,7 @@ TEST_F(Training, RandomMixesOfDegreesSideBySideEqualOneRank) {
           if (r > 1) joined.push_back(r);
         }
       options.zero = static_cast<int>(random(3));
-      options.layout = random(2) == 0 ? LayoutKind::document_zigzag : LayoutKind::zigzag;
+      options.layout = random(2) == 0 ? LayoutKind::automatic : LayoutKind::zigzag;
       options.pipeline.k = 1 + static_cast<int>(random(2));
       if (random(2) == 0) options.recompute.mode = Recompute::full;
       std::vector<std::int64_t> lengths{random(400), random(120), random(120)};

@@ -10,12 +10,22 @@
 
 namespace ballast {
 
-/// What the predicted latencies of micro-batches are aligned to (SparseBalance Equation 3).
-enum class Anchor { mean, min, max };
+/// What the predicted latencies of micro-batches are aligned to (SparseBalance Equation 3).  path:
+/// the mean for those above it; those below gain only what the simulated step does not feel.
+enum class Anchor { mean, min, max, path };
 template <>
 struct EnumNames<Anchor> {
-  static constexpr EnumTable<Anchor, 3> table{
-      {{Anchor::mean, "mean"}, {Anchor::min, "min"}, {Anchor::max, "max"}}};
+  static constexpr EnumTable<Anchor, 4> table{
+      {{Anchor::mean, "mean"}, {Anchor::min, "min"}, {Anchor::max, "max"}, {Anchor::path, "path"}}};
+};
+
+/// What the largest drop of coverage bounds: each layer's (SparseBalance Equation 5), or the mean
+/// over the layers of a stage, so that those whose coverage is flat give more.
+enum class CoverageBound { layer, stage };
+template <>
+struct EnumNames<CoverageBound> {
+  static constexpr EnumTable<CoverageBound, 2> table{
+      {{CoverageBound::layer, "layer"}, {CoverageBound::stage, "stage"}}};
 };
 
 /// One object a micro-batch.  Every rank that shares the micro-batch holds an equal one and gets

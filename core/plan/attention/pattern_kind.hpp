@@ -24,12 +24,23 @@ struct EnumNames<IndexSelection> {
       {{IndexSelection::last, "last"}, {IndexSelection::causal, "causal"}}};
 };
 
-/// Where indexes come from: the pattern's own rule, or made-up vertical-slash patterns.
-enum class IndexOrigin { pattern, generated };
+/// Queries that budgets of a vertical-slash pattern are weighed by: a segment's last ones, or as
+/// many sampled over all of it.
+enum class CoverageRows { last, sampled };
+template <>
+struct EnumNames<CoverageRows> {
+  static constexpr EnumTable<CoverageRows, 2> table{
+      {{CoverageRows::last, "last"}, {CoverageRows::sampled, "sampled"}}};
+};
+
+/// Where indexes come from: the pattern's own rule, made-up vertical-slash patterns, or choices
+/// that an earlier run stored.
+enum class IndexOrigin { pattern, generated, recorded };
 template <>
 struct EnumNames<IndexOrigin> {
-  static constexpr EnumTable<IndexOrigin, 2> table{
-      {{IndexOrigin::pattern, "pattern"}, {IndexOrigin::generated, "generated"}}};
+  static constexpr EnumTable<IndexOrigin, 3> table{{{IndexOrigin::pattern, "pattern"},
+                                                    {IndexOrigin::generated, "generated"},
+                                                    {IndexOrigin::recorded, "recorded"}}};
 };
 
 }  // namespace ballast

@@ -39,6 +39,7 @@ Selection top_share(std::vector<MassItem> items, std::int64_t total, double shar
   Selection selection;
   const std::size_t kept = cap > 0 ? std::min(wanted, static_cast<std::size_t>(cap)) : wanted;
   selection.overflow = static_cast<std::int64_t>(wanted - kept);
+  for (std::size_t i = kept; i < wanted; ++i) selection.overflow_mass += items[i].mass;
   for (std::size_t i = 0; i < kept; ++i) selection.chosen.push_back(items[i].index);
   std::sort(selection.chosen.begin(), selection.chosen.end());
   return selection;
@@ -69,6 +70,10 @@ HeadChoice choose_vertical_slash(const HeadMass& mass, const AttentionOptions& o
       top_share(mass.columns.at(0), mass.total, options.vertical_share, options.max_columns);
   choice.head.columns = std::move(columns.chosen);
   choice.overflow = slashes.overflow + columns.overflow;
+  if (mass.total > 0)
+    choice.overflow_mass =
+        static_cast<double>(std::max(slashes.overflow_mass, columns.overflow_mass)) /
+        static_cast<double>(mass.total);
   return choice;
 }
 

@@ -25,6 +25,7 @@ struct MassItem {
 struct Selection {
   std::vector<std::int64_t> chosen;  ///< ascending
   std::int64_t overflow = 0;         ///< elements that the share asked for and the cap left out
+  std::int64_t overflow_mass = 0;    ///< theirs
 };
 
 /// The fewest elements whose mass reaches `share` of `total`: heaviest first, ties to the lower
@@ -40,13 +41,17 @@ struct HeadMass {
   std::vector<std::int64_t> slashes;  ///< [blocks of the segment]: mass on block diagonal d
   /// Keys of the segment and their mass.  One list, of at least the heaviest max_columns (of all
   /// without a cap), where columns are chosen by their share; where budgets buy them one for each
-  /// 64 observed queries, the last being those of the segment's last block, of all that have mass.
+  /// block of 64 queries that has observed ones, of all that have mass.
   std::vector<std::vector<MassItem>> columns;
+  std::vector<std::int64_t> query_block;  ///< [lists of columns] that block, where budgets buy
   std::int64_t total = 0;
 };
 struct HeadChoice {
   VerticalSlash head;
   std::int64_t overflow = 0;  ///< columns and slashes that the caps left out
+  /// Share of the observed mass that lies on the columns, or on the slashes, that the caps left
+  /// out: the larger of the two, since a pair may lie on both.
+  double overflow_mass = 0;
 };
 /// Algorithm 1's choice of columns and slashes; the diagonal is always in (the sink block:
 /// vertical_slash_pattern).

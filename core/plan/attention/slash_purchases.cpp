@@ -11,13 +11,14 @@
 namespace ballast {
 namespace {
 
-/// Mass that is not computed yet, by slash and by column.  A column lies on one slash under each 64
-/// observed queries, so that what one of them takes the other loses.
+/// Mass that is not computed yet, by slash and by column.  A column lies on one slash under each
+/// block of observed queries, so that what one of them takes the other loses.
 class OpenMass {
  public:
   OpenMass(const HeadMass& mass, std::int64_t most_columns)
       : blocks_(std::ssize(mass.slashes)),
         windows_(std::ssize(mass.columns)),
+        query_block_(mass.query_block),
         room_(most_columns > 0 ? most_columns : std::numeric_limits<std::int64_t>::max()),
         part_(static_cast<std::size_t>(windows_ * keys()), 0),
         column_(static_cast<std::size_t>(keys()), 0),
@@ -72,8 +73,8 @@ class OpenMass {
  private:
   static constexpr std::int64_t kTaken = -1;
   std::int64_t keys() const { return blocks_ * kBlock; }
-  /// Block of the segment that observed queries w lie in: the last ones.
-  std::int64_t query_block(std::int64_t w) const { return blocks_ - windows_ + w; }
+  /// Block of the segment that observed queries w lie in.
+  std::int64_t query_block(std::int64_t w) const { return query_block_[w]; }
   std::int64_t take(std::int64_t w, std::int64_t key) {
     const std::int64_t mass = std::exchange(part_[w * keys() + key], 0);
     held_ += mass;
@@ -84,8 +85,10 @@ class OpenMass {
       slash_[query_block(w) - block] -= take(w, j);
   }
 
-  std::int64_t blocks_, windows_, room_, held_ = 0;
-  std::vector<std::int64_t> part_;    ///< [64 observed queries][key]
+  std::int64_t blocks_, windows_;
+  std::vector<std::int64_t> query_block_;
+  std::int64_t room_, held_ = 0;
+  std::vector<std::int64_t> part_;    ///< [block of observed queries][key]
   std::vector<std::int64_t> column_;  ///< [key] their sum
   std::vector<std::int64_t> slash_;   ///< [offset]
   std::vector<MassItem> group_;

@@ -33,6 +33,11 @@ double MicroBatch::attention_pairs() const {
   return sum;
 }
 
+void add(Hash& hash, const Segment& s) {
+  hash.add(s.sample).add(s.begin).add(s.end).add(s.loss_tokens);
+  if (s.origin != 0) hash.add(s.origin);
+}
+
 namespace {
 template <class F>
 std::int64_t total(const Batch& batch, F&& of) {
@@ -54,7 +59,7 @@ std::int64_t Batch::tokens() const {
 std::int64_t Batch::samples() const {
   return total(*this, [](const MicroBatch& mb) {
     return std::count_if(mb.segments.begin(), mb.segments.end(),
-                         [](const Segment& s) { return s.begin == 0; });
+                         [](const Segment& s) { return s.begins_sample(); });
   });
 }
 
@@ -73,7 +78,7 @@ std::uint64_t Batch::hash() const {
     h.add(list.size());
     for (const auto& mb : list) {
       h.add(mb.segments.size()).add(mb.sp).add(mb.recompute_layers).add(mb.align);
-      for (const auto& s : mb.segments) h.add(s.sample).add(s.begin).add(s.end).add(s.loss_tokens);
+      for (const auto& s : mb.segments) add(h, s);
     }
   }
   return h.value();

@@ -8,16 +8,25 @@
 
 namespace ballast {
 
-/// Tokens [begin, end) of a sample.  begin == 0 everywhere is a packed micro-batch; begin > 0 is a
-/// dependent chunk that attends to the stored keys and values of [0, begin).
+/// Tokens [origin + begin, origin + end) of a sample.  begin == 0 everywhere is a packed
+/// micro-batch; begin > 0 is a dependent chunk that attends to the stored keys and values of [0,
+/// begin).
 struct Segment {
   std::int64_t sample = 0;  ///< index in the dataset
   std::int64_t begin = 0, end = 0;
   std::int64_t loss_tokens =
       0;  ///< tokens of this segment that carry loss; of a chunk of a masked sample an estimate
+  std::int64_t origin = 0;  ///< token of the sample that positions count from: where the rejected
+                            ///< answer of a pair begins, 0 elsewhere
   std::int64_t tokens() const { return end - begin; }
+  /// Whether a sample begins with this segment.
+  bool begins_sample() const { return begin == 0 && origin == 0; }
   bool operator==(const Segment&) const = default;
 };
+
+class Hash;
+/// Adds every field.
+void add(Hash& hash, const Segment& segment);
 
 /// Segments computed together, concatenated along one packed axis.
 struct MicroBatch {
@@ -44,7 +53,7 @@ struct Batch {
   std::vector<std::vector<MicroBatch>> micro_batches;
   std::int64_t loss_tokens() const;  ///< of the whole global batch: the `ave_token` normaliser
   std::int64_t tokens() const;
-  std::int64_t samples() const;  ///< distinct samples (segments with begin == 0)
+  std::int64_t samples() const;  ///< distinct samples (Segment::begins_sample)
   /// What data-parallel rank `dp` works on: its own micro-batches, and for those of sp > 1 the one
   /// that the first of its sp neighbouring ranks holds, of which each computes a part.
   std::vector<MicroBatch> work_of(int dp) const;
@@ -57,6 +66,9 @@ struct SampleLength {
   std::int64_t sample = 0;
   std::int64_t tokens = 0;
   std::int64_t loss_tokens = 0;
+  /// Of a pair of answers (loss.kind = "dpo"): what of it is the chosen one, which comes first.  0:
+  /// no pair.
+  std::int64_t chosen_tokens = 0, chosen_loss_tokens = 0;
 };
 
 }  // namespace ballast

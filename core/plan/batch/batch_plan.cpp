@@ -13,6 +13,7 @@
 #include "core/plan/batch/chunking.hpp"
 #include "core/plan/batch/latency_batching.hpp"
 #include "core/plan/batch/packing.hpp"
+#include "core/plan/batch/pairs.hpp"
 #include "core/plan/batch/placed_batch.hpp"
 
 namespace ballast {
@@ -227,6 +228,7 @@ Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
   const auto aligned = [&](Batch batch) {
     for (auto& list : batch.micro_batches)
       for (MicroBatch& micro_batch : list) micro_batch.align = options.align;
+    separate_pairs({&batch, 1}, samples);
     return batch;
   };
   if (balances_by_weight(options.method)) return aligned(plan_by_weight(step, samples, options));
@@ -265,6 +267,7 @@ std::vector<Batch> plan_epoch(const std::vector<SampleLength>& samples,
     std::vector<double> load(planner.ranks());
     planner.add(batches[i], load, rounds[order.empty() ? i : order[i]]);
   }
+  separate_pairs(batches, samples);
   return batches;
 }
 

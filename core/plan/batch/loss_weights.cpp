@@ -17,7 +17,7 @@ std::int64_t carrying(const MicroBatch& micro_batch) {
 }  // namespace
 
 LossWeights::LossWeights(LossNormaliser normaliser, const Batch& batch)
-    : normaliser_(normaliser), loss_tokens_(batch.loss_tokens()) {
+    : normaliser_(normaliser), loss_tokens_(batch.loss_tokens()), pairs_(batch.samples()) {
   for (const auto& list : batch.micro_batches)
     for (const auto& group : chunk_groups(list)) {
       const MicroBatch& first = list[static_cast<std::size_t>(group.front())];
@@ -46,10 +46,12 @@ const LossWeights::Whole* LossWeights::whole(const MicroBatch& micro_batch) cons
 }
 
 double LossWeights::of(const MicroBatch& micro_batch) const {
-  // These two do not ask how many of the tokens are here: of a chunk that is known only roughly.
+  // These do not ask how many of the tokens are here: of a chunk that is known only roughly.
   if (normaliser_ == LossNormaliser::ave_token)
     return loss_tokens_ > 0 ? 1.0 / static_cast<double>(loss_tokens_) : 0.0;
   if (normaliser_ == LossNormaliser::sum) return 1;
+  if (normaliser_ == LossNormaliser::pair_mean)
+    return pairs_ > 0 ? 1.0 / static_cast<double>(pairs_) : 0.0;
   const std::int64_t tokens = micro_batch.loss_tokens();
   if (tokens == 0) return 0;
   const auto over = [](std::int64_t a, std::int64_t b) {

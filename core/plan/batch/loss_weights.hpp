@@ -11,21 +11,32 @@
 
 namespace ballast {
 
-enum class LossNormaliser { ave_token, token_mean, sample_mean, sequence_mean, sum };
+/// What the objective of a run is made of: token losses, or the sigmoid loss of pairs of answers
+/// (direct preference optimization, arXiv 2305.18290).
+enum class LossKind { cross_entropy, dpo };
+template <>
+struct EnumNames<LossKind> {
+  static constexpr EnumTable<LossKind, 2> table{
+      {{LossKind::cross_entropy, "cross_entropy"}, {LossKind::dpo, "dpo"}}};
+};
+
+enum class LossNormaliser { ave_token, token_mean, sample_mean, sequence_mean, sum, pair_mean };
 template <>
 struct EnumNames<LossNormaliser> {
-  static constexpr EnumTable<LossNormaliser, 5> table{
+  static constexpr EnumTable<LossNormaliser, 6> table{
       {{LossNormaliser::ave_token, "ave_token"},
        {LossNormaliser::token_mean, "token_mean"},
        {LossNormaliser::sample_mean, "sample_mean"},
        {LossNormaliser::sequence_mean, "sequence_mean"},
-       {LossNormaliser::sum, "sum"}}};
+       {LossNormaliser::sum, "sum"},
+       {LossNormaliser::pair_mean, "pair_mean"}}};
 };
 
 /// Whether a token's weight depends on how many loss tokens its micro-batch or segment holds, so
 /// that estimates of chunks' will not do.
 inline bool weighs_by_chunk(LossNormaliser normaliser) {
-  return normaliser != LossNormaliser::ave_token && normaliser != LossNormaliser::sum;
+  return normaliser != LossNormaliser::ave_token && normaliser != LossNormaliser::sum &&
+         normaliser != LossNormaliser::pair_mean;
 }
 
 /// Whether segments of a micro-batch weigh differently: segment_weights has something to say.
@@ -45,6 +56,8 @@ inline bool weighs_by_segment(LossNormaliser normaliser) {
 ///   sequence_mean: 1 / (S x loss tokens of the sample), the same for every split (LongAlign, arXiv
 ///   2401.18058, loss weighting).
 ///   sum: 1, the same for every split.
+///   pair_mean: 1 / pairs of the global batch, the same for every split; what each token's loss
+///   counts in its pair follows from the pair's loss (loss.kind = "dpo").
 /// token_mean and sample_mean depend on which samples share a micro-batch, as the paper argues.
 class LossWeights {
  public:
@@ -58,7 +71,8 @@ class LossWeights {
   LossNormaliser normaliser_;
   std::int64_t loss_tokens_ = 0,
                micro_batches_ = 0,  ///< of the global batch; micro-batches that carry loss
-      samples_ = 0;                 ///< that carry loss
+      samples_ = 0,                 ///< that carry loss
+      pairs_ = 0;                   ///< or samples, with loss or without
   /// A sample that is cut into dependent chunks.
   struct Whole {
     std::int64_t end = 0, loss_tokens = 0;

@@ -71,17 +71,19 @@ LayoutBalance balance(const MicroBatch& micro_batch, const SequenceLayout& layou
   return result;
 }
 
-LayoutKind most_even(const MicroBatch& micro_batch, int ranks, std::span<const LayoutKind> kinds,
-                     double token_pairs, std::int64_t stripe, std::int64_t align) {
+LayoutRule LayoutChoice::of(const MicroBatch& micro_batch, int ranks) const {
+  if (rule.kind != LayoutKind::automatic) return rule;
   require(!kinds.empty(), "no layout to choose from");
-  std::vector<double> uneven;
-  for (const LayoutKind kind : kinds)
-    uneven.push_back(balance(micro_batch, SequenceLayout(kind, micro_batch, ranks, stripe, align))
-                         .imbalance(token_pairs));
-  const double least = *std::min_element(uneven.begin(), uneven.end());
-  for (std::size_t k = 0; k < kinds.size(); ++k)
-    if (uneven[k] <= least * 1.001) return kinds[k];
-  return kinds.front();
+  LayoutRule best = rule;
+  double least = std::numeric_limits<double>::infinity();
+  for (const LayoutKind kind : kinds) {
+    const double uneven =
+        balance(micro_batch, SequenceLayout(kind, micro_batch, ranks, rule.stripe, rule.align))
+            .imbalance(token_pairs);
+    if (uneven < least) least = uneven, best.kind = kind;
+    if (uneven <= 1.001) break;
+  }
+  return best;
 }
 
 }  // namespace ballast

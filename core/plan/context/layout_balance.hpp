@@ -2,7 +2,6 @@
 // best.
 #pragma once
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "core/plan/batch/batch.hpp"
@@ -24,9 +23,15 @@ struct LayoutBalance {
 /// O(pieces + segments x ranks).
 LayoutBalance balance(const MicroBatch& micro_batch, const SequenceLayout& layout);
 
-/// The most even of `kinds`, the first of those within 0.1 % of it.  `token_pairs`: visible pairs
-/// that take as long as the rest of one token; 0: attention alone counts.
-LayoutKind most_even(const MicroBatch& micro_batch, int ranks, std::span<const LayoutKind> kinds,
-                     double token_pairs = 0, std::int64_t stripe = 64, std::int64_t align = 1);
+/// The layout of each micro-batch: one rule for all, or the most even of several.
+struct LayoutChoice {
+  LayoutRule rule;
+  /// LayoutKind::automatic takes the first of these that is even within 0.1 %, else the most even.
+  std::vector<LayoutKind> kinds{LayoutKind::contiguous, LayoutKind::document_zigzag,
+                                LayoutKind::striped};
+  /// Visible pairs that take as long as the rest of one token; 0: attention alone counts.
+  double token_pairs = 0;
+  LayoutRule of(const MicroBatch& micro_batch, int ranks) const;
+};
 
 }  // namespace ballast

@@ -20,6 +20,7 @@ SequenceLayout::SequenceLayout(LayoutKind kind, std::int64_t tokens, int ranks, 
     : kind_(kind), tokens_(tokens), stripe_(stripe), align_(align), ranks_(ranks) {
   require(tokens >= 0, "sequence layout: {} tokens; must not be negative", tokens);
   require(ranks >= 1, "sequence layout: {} context-parallel ranks; must be at least 1", ranks);
+  require(kind != LayoutKind::automatic, "sequence layout: auto stands for one of the others");
   require(stripe >= 1, "sequence layout: stripe of {} tokens; must be at least 1", stripe);
   require(align >= 1, "sequence layout: pieces aligned to {} tokens; must be at least 1", align);
   // boundary() multiplies the two.

@@ -13,20 +13,30 @@
 
 namespace ballast {
 
-enum class LayoutKind { contiguous, zigzag, striped, shuffled, document_zigzag };
+/// `automatic` is a deck's word for a choice by micro-batch (LayoutChoice); plans and layouts have
+/// the others alone.
+enum class LayoutKind { contiguous, zigzag, striped, shuffled, document_zigzag, automatic };
 template <>
 struct EnumNames<LayoutKind> {
-  static constexpr EnumTable<LayoutKind, 5> table{
-      {{LayoutKind::contiguous, "contiguous"},
-       {LayoutKind::zigzag, "zigzag"},
-       {LayoutKind::striped, "striped"},
-       {LayoutKind::shuffled, "shuffled"},
-       {LayoutKind::document_zigzag, "document_zigzag"}}};
+  static constexpr EnumTable<LayoutKind, 6> table{{{LayoutKind::contiguous, "contiguous"},
+                                                   {LayoutKind::zigzag, "zigzag"},
+                                                   {LayoutKind::striped, "striped"},
+                                                   {LayoutKind::shuffled, "shuffled"},
+                                                   {LayoutKind::document_zigzag, "document_zigzag"},
+                                                   {LayoutKind::automatic, "auto"}}};
 };
 /// Whether the layout deals blocks of `stripe` tokens.
 inline bool deals_stripes(LayoutKind kind) {
   return kind == LayoutKind::striped || kind == LayoutKind::shuffled;
 }
+
+/// What makes a SequenceLayout once the length is known.
+struct LayoutRule {
+  LayoutKind kind = LayoutKind::contiguous;
+  std::int64_t stripe = 64;  ///< tokens of a stripe (striped and shuffled)
+  std::int64_t align = 1;    ///< pieces begin at multiples of it
+  bool operator==(const LayoutRule&) const = default;
+};
 
 /// How N tokens are spread over C ranks.  Local indices ascend with the global position on every
 /// rank and every layout, so that causal visibility is one interval per query (see

@@ -41,14 +41,17 @@ struct PipelineCosts {
 };
 ScheduleCosts schedule_costs(const PipelineCosts& costs, const std::vector<MicroBatch>& list);
 
-enum class ScheduleKind { gpipe, one_f_one_b, state_aware_1f1b, zero_bubble };
+/// `automatic` is a deck's word for state_aware_1f1b where batching cuts dependent chunks, else
+/// 1f1b; PipelineOptions have the others alone.
+enum class ScheduleKind { gpipe, one_f_one_b, state_aware_1f1b, zero_bubble, automatic };
 template <>
 struct EnumNames<ScheduleKind> {
-  static constexpr EnumTable<ScheduleKind, 4> table{
+  static constexpr EnumTable<ScheduleKind, 5> table{
       {{ScheduleKind::gpipe, "gpipe"},
        {ScheduleKind::one_f_one_b, "1f1b"},
        {ScheduleKind::state_aware_1f1b, "state_aware_1f1b"},
-       {ScheduleKind::zero_bubble, "zero_bubble"}}};
+       {ScheduleKind::zero_bubble, "zero_bubble"},
+       {ScheduleKind::automatic, "auto"}}};
 };
 
 /// Where stored keys, values, their gradients and chunk inputs lie.

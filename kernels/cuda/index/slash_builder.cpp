@@ -361,7 +361,10 @@ class GpuSlashScores final : public SlashScores {
   explicit GpuSlashScores(const SlashSetup& setup)
       : builder_(*setup.axes, *setup.axis,
                  by_window<char>(setup, [](const SlashWindow& w) { return w.whole; }),
-                 by_window<std::int64_t>(setup, [](const SlashWindow& w) { return w.first_row; }),
+                 by_window<std::int64_t>(setup,
+                                         [](const SlashWindow& w) {
+                                           return w.observed() ? w.rows.front().position : 0;
+                                         }),
                  {setup.options.vertical_share, setup.options.slash_share,
                   setup.options.max_columns, setup.options.max_slashes, setup.budgeted},
                  device_of(Space::cuda)),

@@ -75,6 +75,7 @@ TEST(Combinations, ThreeChoicesMayBeNeededForARefusal) {
 TEST(Combinations, PlansAreMadeOfWhatOnlyExecutorsRefuse) {
   Config config;
   config.mesh.tp = 2;
+  config.batching.method = Batching::packed;
   config.batching.scope = BatchScope::epoch;
   EXPECT_EQ(refused_combinations(config, true).size(), 2u);
   EXPECT_TRUE(refused_combinations(config, false).empty());

@@ -55,9 +55,9 @@ TEST(DeckSchema, BoundsFitTypes) {
 
 TEST(DeckSchema, EveryDesignBlockIsKnownAndHasKeys) {
   const std::vector<std::string> design = {
-      "run",       "mesh", "model", "data",       "batching", "chunk",      "pipeline",
-      "attention", "ring", "dst",   "sab",        "loss",     "curriculum", "optimizer",
-      "recompute", "lora", "costs", "checkpoint", "trace",    "profile",    "eval"};
+      "run",  "mesh",  "model",      "data",  "batching", "chunk",      "pipeline",  "attention",
+      "ring", "dst",   "sab",        "loss",  "dpo",      "curriculum", "optimizer", "recompute",
+      "lora", "costs", "checkpoint", "trace", "profile",  "eval"};
   ASSERT_EQ(deck_blocks().size(), design.size());
   for (const auto& name : design) {
     const BlockSpec* block = find_block(name);
@@ -260,8 +260,7 @@ TEST(DeckOptions, EveryOptionComesFromItsKey) {
   EXPECT_EQ(o.batching.method, Batching::none);
   EXPECT_EQ(o.batching.micro_batch_tokens, 19);
   EXPECT_EQ(o.batching.dp, 2);
-  EXPECT_EQ(o.layout, LayoutKind::striped);
-  EXPECT_EQ(o.stripe, 23);
+  EXPECT_EQ(o.layout.rule, (LayoutRule{LayoutKind::striped, 23, 1}));
   // One more visible pair costs 4 D Hq L FLOPs; training_flops counts forward and backward, 3 times
   // as many.
   const double pair = (o.model.training_flops(0, 1) - o.model.training_flops(0, 0)) / 3;

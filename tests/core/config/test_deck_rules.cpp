@@ -97,7 +97,8 @@ INSTANTIATE_TEST_SUITE_P(
                {{"batching.method", S("balanced")},
                 {"mesh.pp", I{2}},
                 {"pipeline.schedule", S("state_aware_1f1b")},
-                {"mesh.dp", I{2}}},
+                {"mesh.dp", I{2}},
+                {"batching.select_ranks", std::vector<I>{1, 2}}},
                "deck.toml:12",
                "1f1b"},
         Breach{"heads_over_a_group",
@@ -257,6 +258,7 @@ TEST(DeckRules, SoundDecksHaveNoProblems) {
 TEST(DeckRules, WhatNoExecutorRunsIsRefusedWhereRanksRunIt) {
   Deck deck = sound();
   deck.set("mesh.tp", std::int64_t{2}, "deck.toml:3");
+  deck.set("batching.method", std::string("packed"), "deck.toml:2");
   deck.set("batching.scope", std::string("epoch"), "deck.toml:4");
   const auto list = deck_problems(deck);
   ASSERT_EQ(list.size(), 2u) << fmt::format("{}", fmt::join(list, "\n"));

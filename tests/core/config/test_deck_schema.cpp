@@ -30,9 +30,11 @@ std::vector<S> keys_of(const Deck& deck) {
 }
 
 TEST(DeckSchema, KeysOfFeaturesThatAreOffAreNamed) {
-  // Defaults: packs of files, dense attention, zigzag, 1F1B, no tuning, adapters, curriculum or
+  // Packs of files, dense attention, zigzag, 1F1B, no tuning, adapters, curriculum or
   // recomputation.
-  const std::vector<S> off = keys_of(all_set({}));
+  const std::vector<S> off = keys_of(all_set({{"batching.method", S("packed")},
+                                              {"ring.layout", S("zigzag")},
+                                              {"pipeline.schedule", S("1f1b")}}));
   for (const char* key : {"chunk.tokens",
                           "chunk.k",
                           "chunk.offload",
@@ -109,7 +111,7 @@ TEST(DeckSchema, KeysOfTheDeckMayBeForOtherCases) {
   ASSERT_EQ(without_effect(deck.config()).size(), 1u);
   EXPECT_EQ(
       without_effect(deck.config())[0].message(),
-      "chunk.k has no effect with batching.method = \"packed\"; it is read with \"chunkflow\"");
+      "chunk.k has no effect with batching.method = \"balanced\"; it is read with \"chunkflow\"");
 }
 
 TEST(DeckSchema, RetiredKeysAreGoneAndTheirSuccessorsAreThere) {

@@ -41,7 +41,7 @@ class OptionsText {
     for (const PackGroup& g : b.groups) add(g.tokens, g.ranks, g.recompute_layers);
   }
   void add(const AttentionOptions& a) {
-    add(a.pattern, a.generated, a.vertical_share, a.slash_share, a.last_q, a.selection, a.stretch,
+    add(a.pattern, a.index, a.vertical_share, a.slash_share, a.last_q, a.selection, a.stretch,
         a.max_columns, a.max_slashes, a.moba_block, a.moba_top_k, a.xattention_block,
         a.xattention_stride, a.xattention_threshold, a.generator.density, a.generator.band_tokens,
         a.generator.columns, a.generator.seed, a.generator.heads);
@@ -80,7 +80,7 @@ std::string options_text(const Config& config) {
   all.add(o.batching);
   all.add(o.attention);
   all.add(o.pipeline);
-  all.add(o.normaliser, o.layout, o.stripe, o.layer_begin, o.joined_ranks());
+  all.add(o.normaliser, o.layout.rule.kind, o.layout.rule.stripe, o.layer_begin, o.joined_ranks());
   all.add(o.window.steps, o.window.rule, o.window.global_tokens, o.window.global_samples);
   all.add(o.curriculum.steps, o.curriculum.max_tokens, o.curriculum.global_tokens,
           o.curriculum.global_samples);
@@ -100,13 +100,13 @@ void switch_on(Deck& deck, const KeySpec& spec) {
 
 /// Keys of these blocks that commands and executors read from the Config itself.
 const std::set<std::string> kReadAsTheyAre{
-    "model.head_chunk_tokens",    "data.validation_share",
-    "batching.shuffle",           "batching.scope",
-    "batching.select_lengths",    "batching.select_ranks",
-    "batching.select_memory_gib", "chunk.window_tokens",
-    "chunk.search_tokens",        "chunk.search_k",
-    "chunk.search_steps",         "chunk.search_memory_gib",
-    "pipeline.plan_steps",
+    "attention.recorded",      "model.head_chunk_tokens",
+    "data.validation_share",   "batching.shuffle",
+    "batching.scope",          "batching.select_lengths",
+    "batching.select_ranks",   "batching.select_memory_gib",
+    "chunk.window_tokens",     "chunk.search_tokens",
+    "chunk.search_k",          "chunk.search_steps",
+    "chunk.search_memory_gib", "pipeline.plan_steps",
 };
 
 TEST(RunOptions, EveryKeyOfTheirBlocksChangesThem) {

@@ -1,7 +1,9 @@
 // plan_step: a step's plan against its batch, for every method, and at the size of a large machine.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <set>
 
@@ -23,7 +25,7 @@ StepOptions options_of(int dp, int pp, Batching method = Batching::packed) {
   options.batching.pair_cost_tokens = 1e-4;
   options.batching.sample_cost = [](std::int64_t tokens) { return static_cast<double>(tokens); };
   options.pipeline.costs.pair_s = 1e-4;
-  options.layout = {LayoutKind::zigzag, 64, 1};
+  options.layout.rule = {LayoutKind::zigzag, 64, 1};
   options.layer_begin.clear();
   options.stage_elements.clear();
   for (int s = 0; s < pp; ++s) {
@@ -76,33 +78,45 @@ TEST(PlanStep, EveryMethodGivesASoundPlanOfAllSamples) {
       }
 }
 
-TEST(PlanStep, RandomPlacementsReplayWithoutDeadlock) {
+TEST(PlanStep, RandomPlansReplayWithoutDeadlock) {
   std::uint64_t draw = 0;
   const auto random = [&](int below) {
     return static_cast<int>(random_bits(17, stream_of("placements"), draw++) %
                             static_cast<std::uint64_t>(below));
   };
   std::set<int> degrees;
+  std::set<LayoutKind> layouts;
   bool chunked = false;
-  for (int trial = 0; trial < 1000 && !HasFailure(); ++trial) {
-    const int dp = 1 << random(4), pp = 1 << random(3);
-    StepOptions options = options_of(dp, pp, Batching::balanced);
+  const int trials = std::getenv("BALLAST_TEST_FULL") != nullptr ? 10000 : 1000;
+  for (int trial = 0; trial < trials && !HasFailure(); ++trial) {
+    const int dp = std::array{1, 2, 3, 4, 6, 8}[static_cast<std::size_t>(random(6))];
+    const int pp = 1 << random(3);
+    const Batching method = trial % 8 != 0 ? Batching::balanced
+                            : dp % 4 == 0  ? Batching::hbp
+                                           : Batching::chunkflow;
+    StepOptions options = options_of(dp, pp, method);
     options.batching.splits.clear();
-    for (int ranks = 1; ranks <= dp; ranks *= 2)
-      options.batching.splits.push_back({ranks, ranks, 1});
+    for (int ranks = 1; ranks <= dp; ++ranks)
+      if (dp % ranks == 0) options.batching.splits.push_back({ranks, ranks, 1});
+    options.mesh.cp_inner = 1 + random(4);
+    options.layout.rule.kind = LayoutKind::automatic;
     options.batching.micro_batch_tokens = 512 << random(4);
     options.batching.chunk_k = 1 + random(3);
     options.batching.align = random(2) == 0 ? 1 : 64;
     options.zero = random(3);
     options.pipeline.schedule = random(2) == 0 ? ScheduleKind::one_f_one_b : ScheduleKind::gpipe;
+    options.layout.rule.align = options.batching.align;
     const auto samples = samples_of(1 + random(40), 1 << (8 + random(8)), draw);
     const StepPlan plan = plan_step(trial, samples, options);
     EXPECT_EQ(problems(plan), "") << "trial " << trial << " dp " << dp << " pp " << pp;
+    for (const LayoutRule& rule : plan.layouts) layouts.insert(rule.kind);
     EXPECT_EQ(plan.samples(), static_cast<std::int64_t>(samples.size()));
     for (const PlannedMicroBatch& m : plan.micro_batches)
       degrees.insert(m.group.ranks), chunked = chunked || m.chunk > 0;
   }
-  EXPECT_EQ(degrees, (std::set<int>{1, 2, 4, 8}));
+  EXPECT_EQ(degrees, (std::set<int>{1, 2, 3, 4, 6, 8}));
+  EXPECT_EQ(layouts,
+            (std::set{LayoutKind::contiguous, LayoutKind::striped, LayoutKind::document_zigzag}));
   EXPECT_TRUE(chunked);
 }
 

@@ -167,3 +167,62 @@ TEST(Dst, AnchorsAndTargetsOfABatch) {
   EXPECT_NEAR(policy.choices()[0].coverage_loss, 0.05, 1e-12);
   EXPECT_THROW(policy.choose(5, std::vector<double>{1}), Error);
 }
+
+TEST(Dst, ADeadBandAroundTheAnchorKeepsTheBase) {
+  DstOptions options{Anchor::mean, 0.1, 4, {2, 4, 8}};
+  options.dead_band = 0.05;
+  const auto target = [&](double latency) {
+    return tuning_target(latency, 1, options, [] { return std::int64_t{2}; });
+  };
+  EXPECT_EQ(target(1.04), (TuningTarget{4, 4, false}));
+  EXPECT_EQ(target(0.96), (TuningTarget{4, 4, false}));
+  EXPECT_EQ(target(1.06), (TuningTarget{4, 2, true}));
+  EXPECT_EQ(target(0.94), (TuningTarget{4, 2, false}));
+  options.dead_band = 0;
+  EXPECT_EQ(target(1.01), (TuningTarget{4, 2, true}));
+}
+
+TEST(Dst, ABoundOfTheStageIsSpentWhereCoverageIsFlat) {
+  DstOptions options{Anchor::mean, 0.1, 8, {1, 2, 4, 6, 8, 16}};
+  options.bound = CoverageBound::stage;
+  const TuningTarget target{8, 4, true};
+  const std::vector<double> steep{0.1, 0.2, 0.55, 0.88, 0.95, 1},
+      flat{0.9, 0.91, 0.92, 0.93, 0.94, 1};
+  LayerBudgets steep_first(options, target);
+  EXPECT_EQ(steep_first.next(steep), 6);  // 4 would lose 0.4
+  EXPECT_EQ(steep_first.next(flat), 2);   // takes those two blocks back
+  LayerBudgets flat_first(options, target);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(flat_first.next(flat), 4);
+  EXPECT_EQ(flat_first.next(steep), 4) << "five flat layers left 0.4 of their bounds";
+}
+
+TEST(Dst, ABoundOfTheStageHoldsAtEveryLayerAndAsksForNoMoreThanThatOfALayer) {
+  std::mt19937_64 random(test_seed());
+  std::uniform_real_distribution<double> draw(0, 1);
+  std::int64_t lower = 0;
+  for (int round = 0; round < 20000; ++round) {
+    DstOptions each{Anchor::mean, 0.02 + 0.3 * draw(random), 16, default_candidates(16)};
+    DstOptions stage = each;
+    stage.bound = CoverageBound::stage;
+    const bool above = draw(random) < 0.8;
+    const auto base = static_cast<std::uint64_t>(
+        std::find(each.candidates.begin(), each.candidates.end(), 16) - each.candidates.begin());
+    const TuningTarget target{
+        16, each.candidates[random() % (above ? base : each.candidates.size())], above};
+    LayerBudgets by_layer(each, target), by_stage(stage, target);
+    double lost = 0;
+    for (int layer = 1; layer <= 12; ++layer) {
+      std::vector<double> curve;
+      for (std::size_t i = 0; i < each.candidates.size(); ++i) curve.push_back(draw(random));
+      std::sort(curve.begin(), curve.end());
+      const std::int64_t a = by_layer.next(curve), b = by_stage.next(curve);
+      ASSERT_LE(b, a);
+      ASSERT_TRUE(std::binary_search(each.candidates.begin(), each.candidates.end(), b));
+      lower += b < a;
+      if (!target.above_anchor) continue;
+      lost += coverage_loss(target, each.candidates, curve, b);
+      ASSERT_LE(lost, each.threshold * layer + 1e-9);
+    }
+  }
+  EXPECT_GT(lower, 1000);
+}

@@ -264,6 +264,7 @@ TEST_F(CudaPatterns, BudgetsOfSlashesAndColumnsAreTheHosts) {
         HeadMass& m = of[s][h];
         m.slashes.assign(static_cast<std::size_t>(blocks), 0);
         m.columns.resize(static_cast<std::size_t>(parts));
+        for (std::int64_t w = 0; w < parts; ++w) m.query_block.push_back(blocks - parts + w);
         for (std::int64_t w = 0; w < parts && !whole_segments[s]; ++w)
           for (std::int64_t j = 0; j < std::min(axis.count[s], (blocks - parts + w + 1) * kBlock);
                ++j) {

@@ -9,6 +9,7 @@
 #include "core/plan/attention/attention_pattern.hpp"
 #include "parallel/context/ring_attention.hpp"
 #include "parallel/pattern/pattern_source.hpp"
+#include "parallel/pattern/recall.hpp"
 #include "tests/parallel/pattern/pattern_data.hpp"
 #include "tests/parallel/support.hpp"
 
@@ -178,6 +179,29 @@ INSTANTIATE_TEST_SUITE_P(All, Patterns, ::testing::Values("vertical_slash", "mob
 
 class Budgets : public Patterns {
  protected:
+  /// Of the parameter: a pattern, or vertical_slash with coverage of sampled rows.
+  static AttentionOptions tuned_options(const std::string& what) {
+    AttentionOptions options = options_of(what == "sampled" ? "vertical_slash" : what);
+    if (what == "sampled") options.coverage_rows = CoverageRows::sampled;
+    return options;
+  }
+  /// Observed queries of a segment.
+  static std::vector<std::int64_t> observed(const Data& data, const AttentionOptions& options,
+                                            int s) {
+    std::vector<std::int64_t> rows;
+    const std::int64_t count = data.batch.segments[s].tokens();
+    if (options.coverage_rows == CoverageRows::last) {
+      for (std::int64_t i = count - options.last_q; i < count; ++i) rows.push_back(i);
+      return rows;
+    }
+    const SequenceLayout flat(LayoutKind::contiguous, data.batch.axis_tokens(), 1, 64,
+                              options.align());
+    const AttentionAxes axes = attention_axes(data.batch, flat, 0);
+    for (const SampledQuery& query : sample_queries(axes, key_axis(axes), options.last_q, 0,
+                                                    options.recall_seed, 0, kCoverageDraw))
+      if (query.segment == s) rows.push_back(query.position);
+    return rows;
+  }
   /// Share of the observed queries' softmax that lies on pairs of the mask; 1 where none is.
   static double held(const Data& data, const AttentionOptions& options, const Mask& mask,
                      std::int64_t h, int s) {
@@ -185,7 +209,7 @@ class Budgets : public Patterns {
                        count = data.batch.segments[s].tokens();
     if (count <= options.last_q) return 1;
     double sum = 0;
-    for (std::int64_t i = count - options.last_q; i < count; ++i) {
+    for (const std::int64_t i : observed(data, options, s)) {
       double in = 0, all = 0;
       for (std::int64_t j = 0; j <= i; ++j) {
         const double e = std::exp(score(data.all, h, first + i, first + j));
@@ -260,7 +284,7 @@ class Budgets : public Patterns {
 
 TEST_P(Budgets, CoverageIsThatOfItsDefinitionAndTheSameOnAnyNumberOfRanks) {
   SCOPED_TRACE(draw.trace());
-  const AttentionOptions options = options_of(GetParam());
+  const AttentionOptions options = tuned_options(GetParam());
   for (const std::vector<std::int64_t>& lengths :
        {std::vector<std::int64_t>{1000}, {300, 40, 577, 64}}) {
     const Data data(lengths, options, draw);
@@ -300,7 +324,7 @@ TEST_P(Budgets, CoverageIsThatOfItsDefinitionAndTheSameOnAnyNumberOfRanks) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Budgets, ::testing::Values("vertical_slash", "moba"),
+INSTANTIATE_TEST_SUITE_P(All, Budgets, ::testing::Values("vertical_slash", "sampled", "moba"),
                          [](const auto& info) { return std::string(info.param); });
 
 class Choice : public ::testing::Test {

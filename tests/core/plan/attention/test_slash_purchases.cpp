@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 #include <random>
 
 #include "core/plan/attention/coverage.hpp"
@@ -12,16 +14,18 @@
 namespace ballast {
 namespace {
 
-/// Observed mass of `windows` blocks of 64 queries at the end of a segment.
+/// Observed mass of `windows` blocks of 64 queries: those at the end of a segment, or these.
 struct Window {
   std::int64_t blocks = 1, windows = 1;
   std::vector<std::vector<std::int64_t>> mass;  ///< [window][key]
+  std::vector<std::int64_t> block_of{};         ///< [window]; empty: the last ones
 
   HeadMass head() const {
     HeadMass m;
     m.slashes.assign(static_cast<std::size_t>(blocks), 0);
     for (std::int64_t w = 0; w < windows; ++w) {
       m.columns.emplace_back();
+      m.query_block.push_back(query_block(w));
       for (std::int64_t j = 0; j < blocks * kBlock; ++j)
         if (mass[w][j] > 0) {
           m.columns[w].push_back({j, mass[w][j]});
@@ -31,7 +35,9 @@ struct Window {
     }
     return m;
   }
-  std::int64_t query_block(std::int64_t w) const { return blocks - windows + w; }
+  std::int64_t query_block(std::int64_t w) const {
+    return block_of.empty() ? blocks - windows + w : block_of[static_cast<std::size_t>(w)];
+  }
   /// Mass on the pairs of the pattern that is built from a choice, pair by pair.
   std::int64_t held(const VerticalSlash& choice) const {
     const AxisRange all{0, 0, blocks * kBlock};
@@ -53,6 +59,11 @@ struct Window {
 
 Window random_window(std::mt19937_64& random, std::int64_t blocks, std::int64_t windows) {
   Window x{blocks, windows, {}};
+  if (random() % 2 == 0) {  // anywhere in the segment
+    std::vector<std::int64_t> all(static_cast<std::size_t>(blocks));
+    std::iota(all.begin(), all.end(), std::int64_t{0});
+    std::sample(all.begin(), all.end(), std::back_inserter(x.block_of), windows, random);
+  }
   const std::int64_t most = random() % 2 == 0 ? 5 : std::int64_t{1} << 40;  // ties, or none
   for (std::int64_t w = 0; w < windows; ++w) {
     x.mass.emplace_back(static_cast<std::size_t>(blocks * kBlock), 0);

@@ -60,17 +60,18 @@ TEST(LayoutBalance, ZigzagOfOneDocumentIsEvenAndOfPackedOnesIsNot) {
 }
 
 TEST(LayoutBalance, TheMostEvenLayoutIsChosen) {
-  const LayoutKind kinds[] = {LayoutKind::document_zigzag, LayoutKind::striped,
-                              LayoutKind::contiguous};
+  LayoutChoice choice{.rule = {LayoutKind::automatic, 64, 1}};
   MicroBatch packed{{{0, 0, 5000, 0}, {1, 0, 700, 0}, {2, 0, 300, 0}}};
-  EXPECT_EQ(most_even(packed, 4, kinds), LayoutKind::document_zigzag);
-  // Documents shorter than 2C blocks of 64 cannot be cut evenly, stripes can.
-  MicroBatch many;
-  many.align = 64;
-  for (int s = 0; s < 37; ++s) many.segments.push_back({s, 0, 64, 0});
-  EXPECT_EQ(most_even(many, 4, std::span(kinds).subspan(1), 0, 64, 64), LayoutKind::striped);
-  EXPECT_EQ(most_even(packed, 1, kinds), LayoutKind::document_zigzag);
-  EXPECT_THROW(most_even(packed, 4, {}), Error);
+  EXPECT_EQ(choice.of(packed, 4).kind, LayoutKind::document_zigzag);
+  EXPECT_EQ(choice.of(packed, 1).kind, LayoutKind::contiguous);
+  choice.kinds = {LayoutKind::contiguous, LayoutKind::striped};
+  EXPECT_EQ(choice.of({{{0, 0, 64 * 64, 0}}}, 4).kind, LayoutKind::striped);
+  // Whole documents on each rank are as even as stripes.
+  EXPECT_EQ(choice.of({{{0, 0, 64, 0}, {1, 0, 64, 0}}}, 2).kind, LayoutKind::contiguous);
+  choice.kinds = {};
+  EXPECT_THROW(choice.of(packed, 4), Error);
+  choice.rule.kind = LayoutKind::zigzag;  // as the deck states
+  EXPECT_EQ(choice.of(packed, 4).kind, LayoutKind::zigzag);
 }
 
 }  // namespace

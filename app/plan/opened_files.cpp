@@ -1,0 +1,51 @@
+#include "app/plan/opened_files.hpp"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <functional>
+
+#include "core/config/run_options.hpp"
+#include "core/model/parameter_table.hpp"
+#include "io/data/dataset.hpp"
+#include "io/model/huggingface.hpp"
+
+namespace ballast {
+
+OpenedFiles open_files_of(const Config& config) {
+  OpenedFiles found;
+  const auto attempt = [&](const std::function<void()>& work) {
+    try {
+      work();
+    } catch (const Error& e) {
+      found.problems.emplace_back(e.what());
+    }
+  };
+  if (config.is_set(&Config::data))
+    attempt([&] {
+      const std::unique_ptr<Dataset> data = open_dataset(data_options(config));
+      require(data->vocabulary() <= config.model.vocabulary,
+              "model.vocabulary = {} is smaller than the data's vocabulary of {}",
+              config.model.vocabulary, data->vocabulary());
+      found.loss_share = loss_share(*data);
+      found.data = fmt::format("{}; {}", data->description(), loss_share_text(*data));
+    });
+  if (const std::string& folder = config.model.weights; !folder.empty())
+    attempt([&] {
+      require(std::filesystem::is_directory(folder), "model.weights = \"{}\": no such folder",
+              folder);
+      ModelShape plain = model_shape(config);
+      plain.lora = {};
+      Tensor none = Tensor::empty({0}, DType::f32, host_device(), MemoryCategory::workspace);
+      // No element, but every name and shape.
+      read_huggingface_weights(folder, parameter_table(plain, {0}), 0, 0, none);
+    });
+  const std::string& reference = config.dpo.reference;
+  if (trains_pairs(config) && !config.dpo.reference_free &&
+      !std::filesystem::is_regular_file(reference))
+    found.problems.push_back(
+        fmt::format("dpo.reference: {} is no file; `ballast reference DECK` writes it", reference));
+  return found;
+}
+
+}  // namespace ballast

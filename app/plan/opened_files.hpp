@@ -1,0 +1,21 @@
+// The files that a deck names, opened before a run waits in a queue for them: data and weights.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "core/config/config.hpp"
+
+namespace ballast {
+
+struct OpenedFiles {
+  std::string data;                   ///< what the data is, and the share that carries loss; ""
+                                      ///< where the deck has none or it cannot be opened
+  double loss_share = 0;              ///< of the tokens of the first samples
+  std::vector<std::string> problems;  ///< what `train` would stop at
+};
+
+/// Opens what block data and model.weights name, as `train` does: every file and tensor must be
+/// there and fit the model.  dpo.reference must be there, and is not compared.
+OpenedFiles open_files_of(const Config& config);
+
+}  // namespace ballast

@@ -1,0 +1,70 @@
+#include "app/train/index_drift.hpp"
+
+#include <algorithm>
+
+#include "parallel/pattern/recall.hpp"
+
+namespace ballast {
+namespace {
+
+/// Sums over the ring's ranks.
+class CommunicatorJoin final : public RingJoin {
+ public:
+  explicit CommunicatorJoin(const Communicator& ranks) : ranks_(ranks) {}
+  void sum(Tensor& tensor) const override { ranks_.all_reduce(tensor, Reduction::sum); }
+  void maximum(Tensor& tensor) const override { ranks_.all_reduce(tensor, Reduction::max); }
+  Tensor gather(const Tensor& mine) const override {
+    Tensor all = Tensor::empty({ranks_.size() * mine.numel()}, mine.dtype(), host_device(),
+                               MemoryCategory::communication);
+    ranks_.all_gather(mine, all);
+    return all;
+  }
+
+ private:
+  const Communicator& ranks_;
+};
+
+}  // namespace
+
+std::vector<DriftRow> IndexDrift::measure() {
+  const AttentionOptions& options = session_.options.attention;
+  const bool was_enabled = std::exchange(session_.recorder.enabled, false);
+  const StepPlan plan = planner_.evaluation({sample_});
+  const std::vector<MicroBatch> mine = plan.list(session_.mesh.at.dp);
+  ChunkStores stores = session_.chunk_stores(plan);
+  const CommunicatorJoin ring(session_.mesh.cp);
+  std::vector<DriftRow> rows;
+  const auto measure_made = [&](int m, const AttentionInputs& in, const AttentionAxes& axes,
+                                const std::vector<AttentionWork>& made) {
+    const KeyAxis axis = key_axis(axes);
+    const int first_head =
+        session_.mesh.sequence(mine[m].sp).rank() * static_cast<int>(in.q.size(1));
+    // The same queries every time: what differs is weights and indexes.
+    const std::vector<SampledQuery> queries = sample_queries(
+        axes, axis, options.recall_rows, options.whole_tokens(), options.recall_seed, 0, in.layer);
+    const auto held = [&](const std::vector<AttentionWork>& calls) {
+      return measure_recall(axes, axis, queries, in, calls, first_head, ring);
+    };
+    const auto [kept, fresh] = before_.try_emplace({m, in.layer}, made);
+    if (fresh) return;
+    const std::vector<RecallRow> now = held(made), before = held(kept->second);
+    for (std::size_t h = 0; h < now.size(); ++h)
+      rows.push_back({in.layer, now[h].head, now[h].queries, now[h].mean, before[h].mean});
+    kept->second = made;
+  };
+  const auto prepare = [&](int m) {
+    session_.index_made = [&, m](const AttentionInputs& in, const AttentionAxes& axes,
+                                 const std::vector<AttentionWork>& made) {
+      measure_made(m, in, axes, made);
+    };
+    return session_.prepare(plan, m, 0, stores.at(m),
+                            session_.tuning ? session_.tuning->base_policy() : nullptr);
+  };
+  run_stage(plan.schedule(session_.mesh.at.dp), static_cast<int>(mine.size()), session_.model,
+            session_.links, {prepare, {}, {}, nullptr}, nullptr);
+  session_.index_made = nullptr;
+  session_.recorder.enabled = was_enabled;
+  return rows;
+}
+
+}  // namespace ballast

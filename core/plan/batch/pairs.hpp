@@ -1,0 +1,16 @@
+// Pairs of a chosen and a rejected answer in a batch: batching places a pair as one sample, and its
+// two answers then stand side by side in one micro-batch, as documents of their own.
+#pragma once
+#include <span>
+#include <vector>
+
+#include "core/plan/batch/batch.hpp"
+
+namespace ballast {
+
+/// Replaces the segment of each pair among `samples` by two, the chosen answer and the rejected one
+/// behind it, neither of which attends to the other.  Errors: a pair that was cut, with the length
+/// that its micro-batch holds.
+void separate_pairs(std::span<Batch> batches, const std::vector<SampleLength>& samples);
+
+}  // namespace ballast
