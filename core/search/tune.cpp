@@ -117,8 +117,8 @@ class Search {
   std::int64_t affordable() const {
     const double samples = static_cast<double>(input_.steps.front().size()),
                  ranks = input_.limits.ranks;
-    return std::clamp<std::int64_t>(static_cast<std::int64_t>(2e6 / (samples + 4 * ranks + 200)),
-                                    64, 1500);
+    return std::clamp<std::int64_t>(static_cast<std::int64_t>(4e5 / (samples + 4 * ranks + 200)),
+                                    32, 1500);
   }
 
   /// What a candidate may take, by the errors of earlier estimates of its kind, or of all.
