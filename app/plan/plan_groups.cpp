@@ -122,7 +122,7 @@ std::optional<PlanPart> plan_groups(const Config& config) {
     return seconds;
   };
   const double first_s = planned_seconds(selection.groups);
-  selection.groups = refine_groups(selection, planned_seconds);
+  if (config.batching.select_refine) selection.groups = refine_groups(selection, planned_seconds);
   const double planned_s = planned_seconds(selection.groups);
 
   PlanPart part;

@@ -74,6 +74,9 @@ void batching_rows(Schema& schema) {
   batching.key(
       "select_memory_gib", &BatchingConfig::select_memory_gib, "GiB", at_least(0),
       "memory of a rank that selected groups keep within by recomputing layers; 0: no limit");
+  batching.key("select_refine", &BatchingConfig::select_refine,
+               "selected groups are changed one at a time while the data's planned time falls; "
+               "false: those of Algorithm 1 as the paper prints it");
   batching
       .key("packing", &BatchingConfig::packing,
            "hbp: how a group's samples become packs; alike: sets of packs alike in tokens and "

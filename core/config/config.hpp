@@ -86,6 +86,7 @@ struct BatchingConfig {
   GroupSource groups_from = GroupSource::deck;
   Integers select_lengths, select_ranks;
   double select_memory_gib = 0;
+  bool select_refine = true;
   GroupPacking packing = GroupPacking::alike;
   bool balance = true;
   LongSamples long_samples = LongSamples::refuse;

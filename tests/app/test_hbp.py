@@ -263,6 +263,10 @@ class Selection(Hbp):
             "batching.group_recompute=[]",
         )  # none are needed beforehand
         self.assertEqual(again["groups"], found["groups"])
+        printed = self.facts("plan", "hbp", "batching.select_refine=false")
+        self.assertEqual(printed["run_s"], printed["algorithm_1_run_s"])
+        self.assertAlmostEqual(printed["run_s"], found["algorithm_1_run_s"])
+        self.assertLess(found["run_s"], printed["run_s"])
         tight = self.facts("plan", "hbp", "batching.select_memory_gib=66")
         self.assertGreaterEqual(sum(tight["group_recompute"]), sum(found["group_recompute"]))
         none = ["batching.groups=[]", "batching.group_ranks=[]", "batching.group_recompute=[]"]
