@@ -141,6 +141,10 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line,
   sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
   if (command == "tune") add_tune_options(sub, line.tune);
   if (command == "check") add_check_options(sub, line);
+  if (command == "pack")
+    sub.add_flag("--compare", line.compare,
+                 "set balanced, packed, hbp, longalign and, planned alone, the placements of other "
+                 "systems side by side on the deck's samples, timed by one clock");
   if (command == "check" || command == "pack" || command == "plan")
     sub.add_option("--plans", line.plans, "steps whose whole plans the twin holds")
         ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))

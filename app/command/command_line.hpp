@@ -37,6 +37,7 @@ struct CommandLine {
   std::string dtype = "bf16";          ///< export: bf16 or f32
   std::string json;                    ///< --json, or "": no twin
   bool elsewhere = false;              ///< check: files that are not here are no problem
+  bool compare = false;                ///< pack: other placements of the same samples beside it
   std::int64_t plans = 1;              ///< --plans: steps whose plans the twin holds
   TuneLine tune;
   std::int64_t steps = 1;  ///< check --steps: steps that are simulated

@@ -8,14 +8,17 @@
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/observe/text_table.hpp"
+#include "app/plan/compared_placements.hpp"
 #include "app/plan/first_plans.hpp"
 #include "app/plan/planned_run.hpp"
 #include "app/plan/planned_samples.hpp"
 #include "app/train/budget_tuning.hpp"
+#include "core/base/error.hpp"
 #include "core/config/deck_rules.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/batch/batch_metrics.hpp"
 #include "core/plan/batch/batch_plan.hpp"
+#include "core/plan/batch/placed_batch.hpp"
 #include "core/predict/placement_costs.hpp"
 
 namespace ballast {
@@ -32,13 +35,26 @@ struct PackFacts {
   RunFacts run;             ///< all batches by those costs
   double bound_s = 0;       ///< rank-seconds of every sample alone on one rank, over the ranks
   std::string not_trained;  ///< why `train` runs other batches; "" where it runs these
+  std::string source;       ///< of a compared placement
+  bool apart = false;       ///< a bound without plans
+  double transfers_s = 0;   ///< of it: sum over steps
   std::vector<std::string> notes;
 
   void time(const Batch& batch) {
-    if (!costs) return;
-    const StepPlan plan = plan_batch_step(batch, step);
+    if (costs) time(plan_batch_step(batch, step));
+  }
+  void time(const StepPlan& plan) {
     run.add({plan, simulate(plan, simulation, *costs), 0});
     bound_s += alone_seconds(plan);
+  }
+  /// Attention apart from tokens has no plan: its steps are a bound by the same costs.
+  void time_apart(const std::vector<SampleLength>& samples) {
+    const AttentionApart apart =
+        attention_apart(samples, placement_options(step.batching), *step.batching.placement_costs);
+    ++run.steps;
+    run.step_s += apart.even_s, run.load_balance += 1;
+    transfers_s += apart.transfers_s;
+    bound_s += alone_seconds(plan_batch_step(plan_batch(0, samples, step.batching), step));
   }
   double step_over_bound() const { return bound_s > 0 ? run.step_s / bound_s : 0; }
 
@@ -78,8 +94,29 @@ void pack_epoch(PlannedSamples& planned, PackFacts& f, BatchMeter& meter) {
   }
 }
 
+/// One step's samples, by the deck's method or by that of a compared placement.
+Batch batch_of_step(std::int64_t step, const std::vector<SampleLength>& samples,
+                    const ComparedPlacement* compared, PackFacts& f) {
+  if (!compared || !compared->place) {
+    Batch batch =
+        timed(f.plan_seconds, [&] { return plan_batch(step, samples, f.options.batching); });
+    if (f.apart)
+      f.time_apart(samples);
+    else
+      f.time(batch);
+    return batch;
+  }
+  const Placement placed = timed(f.plan_seconds, [&] {
+    return compared->place(samples, placement_options(f.step.batching),
+                           *f.step.batching.placement_costs);
+  });
+  f.time(plan_placement_step(step, placed, f.step));
+  return batch_of(step, placed);
+}
+
 /// batching.scope = "step": each global batch by itself, as training does.
-void pack_steps(const Config& config, PlannedSamples& planned, PackFacts& f, BatchMeter& meter) {
+void pack_steps(const Config& config, PlannedSamples& planned, const ComparedPlacement* compared,
+                PackFacts& f, BatchMeter& meter) {
   const std::int64_t global_tokens = config.batching.global_tokens,
                      global_samples = config.batching.global_samples;
   SamplerPosition position;
@@ -89,9 +126,7 @@ void pack_steps(const Config& config, PlannedSamples& planned, PackFacts& f, Bat
     const std::size_t left = static_cast<std::size_t>(planned.training_samples() - position.index);
     auto samples = planned.next(position);
     samples.resize(std::min(samples.size(), left));
-    const Batch batch =
-        timed(f.plan_seconds, [&] { return plan_batch(step, samples, f.options.batching); });
-    f.time(batch);
+    const Batch batch = batch_of_step(step, samples, compared, f);
     meter.add(batch, global_samples > 0
                          ? static_cast<std::int64_t>(samples.size()) == global_samples
                          : batch.tokens() >= global_tokens);
@@ -99,15 +134,18 @@ void pack_steps(const Config& config, PlannedSamples& planned, PackFacts& f, Bat
 }
 
 /// Into `f`, which stays where it is: its plans refer to its members.
-void pack(const Config& config, PackFacts& f) {
+void pack(const Config& config, const ComparedPlacement* compared, PackFacts& f) {
   PlannedSamples planned(config);
   planned.begin_with_curriculum();
-  f.case_name = config.from.case_name;
+  f.case_name = compared ? compared->name : config.from.case_name;
+  if (compared) f.source = compared->source, f.apart = compared->apart;
   f.data = planned.dataset().description();
   if (const auto wrong = problems(config, {.model = false, .data = true}); !wrong.empty())
     f.not_trained = wrong.front().message();
+  if (compared && compared->only_planned())
+    f.not_trained = "planned for comparison alone, `train` has no such method";
   f.options = RunOptions::from(config);
-  if (has_costs(config) || config.batching.method == Batching::balanced) {
+  if (compared || has_costs(config) || config.batching.method == Batching::balanced) {
     f.costs = plan_costs(config, f.notes);
     f.simulation = simulation_options(config, f.options);
     f.step = step_options(config, f.options, f.simulation, *f.costs);
@@ -118,7 +156,7 @@ void pack(const Config& config, PackFacts& f) {
   if (config.batching.scope == BatchScope::epoch)
     pack_epoch(planned, f, meter);
   else
-    pack_steps(config, planned, f, meter);
+    pack_steps(config, planned, compared, f, meter);
   f.metrics = meter.result();
 }
 
@@ -173,6 +211,8 @@ nlohmann::ordered_json json(const PackFacts& f) {
   out["length_share"] = m.length_share;
   out["trains"] = f.not_trained.empty();
   if (!f.not_trained.empty()) out["not_trained"] = f.not_trained;
+  if (!f.source.empty()) out["source"] = f.source;
+  if (f.apart) out["transfer_seconds"] = f.run.mean(f.transfers_s);
   if (f.costs)
     out.update({{"run_seconds", f.run.step_s},
                 {"step_seconds", f.run.mean_step_s()},
@@ -308,13 +348,76 @@ void print(const std::vector<PackFacts>& cases) {
   print_notes(cases);
 }
 
+/// Rows of one deck's placements, the first one's time in all of them.
+void print_compared(const std::vector<PackFacts>& cases) {
+  const PackFacts& first = cases.front();
+  fmt::print("data {}\n{} samples, {} tokens, {} steps; times: {}\n", first.data,
+             first.metrics.samples, first.metrics.tokens, first.run.steps, first.costs->source());
+  const std::string over_first = "over_" + first.case_name;
+  TextTable table({"placement", "step_s", "over_bound", over_first, "load_balance", "idle_ranks",
+                   "cr", "length_share", "plan_ms", "trains"});
+  for (const PackFacts& f : cases) {
+    const double steps = static_cast<double>(std::max<std::int64_t>(1, f.run.steps));
+    table.row({f.case_name, fmt::format("{:.4f}", f.run.mean_step_s()),
+               fmt::format("{:.4f}", f.step_over_bound()),
+               fmt::format("{:.4f}", f.run.step_s / first.run.step_s),
+               fmt::format("{:.4f}", f.run.mean(f.run.load_balance)),
+               !f.apart ? fmt::format("{:.2f}", f.run.mean(f.run.idle_ranks)) : "-",
+               !f.apart ? fmt::format("{:.4f}", f.metrics.cr) : "-",
+               fmt::format("{:.4f}", f.metrics.length_share),
+               !f.apart ? fmt::format("{:.2f}", 1e3 * f.plan_seconds / steps) : "-",
+               f.not_trained.empty() ? "yes" : "not trained"});
+  }
+  fmt::print(
+      "{}step_s: mean planned seconds of a step; over_bound: over the time of every sample alone "
+      "on one rank, divided by ranks; {}: over the first row's;\ncr: share of tokens in "
+      "micro-batches spread over several ranks; length_share: share of the variance of log length "
+      "that the step explains; plan_ms: planning a step\n",
+      table.text(), over_first);
+  for (const PackFacts& f : cases)
+    fmt::print("{}: {}{}\n", f.case_name, f.source,
+               f.not_trained.empty() ? "" : "; not trained: " + f.not_trained);
+  for (const PackFacts& f : cases)
+    if (f.apart)
+      fmt::print("{}: transfers that do not hide add {:.4f} s a step\n", f.case_name,
+                 f.run.mean(f.transfers_s));
+}
+
+/// What has no plan of some step is left out.
+int compare(const Config& config, const CommandLine& line) {
+  std::vector<std::string> notes;
+  std::vector<PackFacts> cases;
+  const std::vector<ComparedPlacement> placements = compared_placements(config, notes);
+  cases.reserve(placements.size());
+  auto list = nlohmann::ordered_json::array();
+  for (const ComparedPlacement& placement : placements) try {
+      pack(placement.config, &placement, cases.emplace_back());
+      list.push_back(json(cases.back()));
+      if (!placement.only_planned()) add_plans(list.back(), placement.config, line.plans);
+    } catch (const Error& e) {
+      cases.pop_back();
+      notes.push_back(fmt::format("{} is left out: {}", placement.name, e.what()));
+    }
+  require(!cases.empty(), "nothing to compare: {}", fmt::join(notes, "; "));
+  print_compared(cases);
+  for (const std::string& note : notes) fmt::print("note: {}\n", note);
+  write_json(line.json, nlohmann::ordered_json{{"cases", list}});
+  return 0;
+}
+
 }  // namespace
 
 int pack_command(const CommandLine& line) {
   const std::vector<Config> configs =
       line.configs({.model = false, .data = true, .executes = false});
+  if (line.compare) {
+    require(configs.size() == 1,
+            "--compare sets one deck's placements side by side; choose one of "
+            "its cases with --case");
+    return compare(configs.front(), line);
+  }
   std::vector<PackFacts> cases(configs.size());
-  for (std::size_t c = 0; c < configs.size(); ++c) pack(configs[c], cases[c]);
+  for (std::size_t c = 0; c < configs.size(); ++c) pack(configs[c], nullptr, cases[c]);
   print(cases);
   auto list = nlohmann::ordered_json::array();
   for (std::size_t c = 0; c < cases.size(); ++c) {

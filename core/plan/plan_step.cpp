@@ -1,9 +1,12 @@
 #include "core/plan/plan_step.hpp"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 
 #include "core/base/error.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
+#include "core/plan/batch/placed_batch.hpp"
 #include "core/plan/step_order.hpp"
 
 namespace ballast {
@@ -13,7 +16,9 @@ PlannedMicroBatch planned(const MicroBatch& m, int dp, int round, const StepOpti
   PlannedMicroBatch result;
   result.segments = m.segments;
   result.group = {dp, m.sp};
-  result.split = {m.sp * options.mesh.sp, options.mesh.cp_outer, options.mesh.cp_inner};
+  result.split = options.split ? options.split(m)
+                               : ContextSplit{m.sp * options.mesh.sp, options.mesh.cp_outer,
+                                              options.mesh.cp_inner};
   result.round = round;
   result.recompute_layers = m.recompute_layers;
   result.align = m.align;
@@ -136,6 +141,27 @@ StepPlan plan_batch_step(const Batch& batch, const StepOptions& options) {
   tune(options.retuning);
   plan.collectives = collectives(plan, options);
   return plan;
+}
+
+StepPlan plan_placement_step(std::int64_t step, const Placement& placed,
+                             const StepOptions& options) {
+  require(options.mesh.cp() == 1 && options.mesh.sp == 1,
+          "a placement on ranks that a mesh of sp {} and cp {} joins already", options.mesh.sp,
+          options.mesh.cp());
+  Batch batch = batch_of(step, placed);
+  for (auto& list : batch.micro_batches)
+    for (MicroBatch& m : list) m.align = options.batching.align;
+  // By first segment and ranks: a sample may come twice.
+  std::map<std::tuple<std::int64_t, std::int64_t, int>, PlacementSplit> splits;
+  for (const PlacedMicroBatch& m : placed.micro_batches)
+    splits[{m.segments.front().sample, m.segments.front().begin, m.split.ranks}] = m.split;
+  StepOptions split = options;
+  split.split = [&splits](const MicroBatch& m) {
+    const Segment& first = m.segments.front();
+    const PlacementSplit& s = splits.at({first.sample, first.begin, m.sp});
+    return ContextSplit{s.sp, 1, s.ring};
+  };
+  return plan_batch_step(batch, split);
 }
 
 StepPlan plan_step(std::int64_t step, const std::vector<SampleLength>& samples,

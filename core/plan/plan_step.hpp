@@ -22,6 +22,8 @@ struct StepOptions {
   std::vector<std::int64_t> layer_begin{0};
   std::vector<std::int64_t> stage_elements{0};  ///< trainable parameters of every stage
   std::int64_t tied_elements = 0;  ///< of the embedding that the first and the last stage share
+  /// How the ranks of a micro-batch share it; empty: heads over its own ranks, the mesh's ring.
+  std::function<ContextSplit(const MicroBatch&)> split;
   /// Exact loss tokens of every segment, where the weights of the normaliser need them.
   std::function<void(Batch&)> count_loss_tokens;
   /// Targets of dynamic sparsity tuning by id, of a plan without schedules.
@@ -43,5 +45,10 @@ StepPlan plan_evaluation(const std::vector<SampleLength>& samples, const StepOpt
 
 /// The plan of a batch that is given, such as one of an epoch packed at once (plan_epoch).
 StepPlan plan_batch_step(const Batch& batch, const StepOptions& options);
+
+/// The plan of a placement that is given: every micro-batch split as it says, rings flat.  `placed`
+/// has as many ranks as the mesh has data-parallel ones, and these join no others (sp and cp 1).
+StepPlan plan_placement_step(std::int64_t step, const Placement& placed,
+                             const StepOptions& options);
 
 }  // namespace ballast

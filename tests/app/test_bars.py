@@ -103,3 +103,13 @@ class Bars(RunCase):
             figures = {f["what"]: (f["value"], f["held"]) for f in json.load(file)}
         self.assertEqual(figures["128K + short mix: hbp, x isf at SP 1"], (2.0, "held"))
         self.assertAlmostEqual(figures["the same, x isf at its best SP above 1"][0], 1.1)
+
+    def test_placement_needs_no_gpu(self):
+        out = self.out("bars")
+        printed = self.run_bars("--gpus", "0", "--out", out, "placement")
+        with open(os.path.join(out, "figures.json")) as file:
+            figures = {f["what"]: f for f in json.load(file)}
+        self.assertEqual({f["held"] for f in figures.values()}, {"", "held"}, printed)
+        self.assertGreaterEqual(figures["hbp-909e272, x balanced"]["value"], 1.35)
+        self.assertGreaterEqual(figures["packed, x balanced"]["value"], 1.1)
+        self.assertIn("flexsp-like (not trained), x balanced", figures)

@@ -140,3 +140,63 @@ class Pack(RunCase):
             )
             self.assertNotEqual(done.returncode, 0, override)
             self.assertIn(words, done.stderr, override)
+
+    def test_placements_side_by_side(self):
+        deck, twin = os.path.join(DECKS, "balanced.toml"), self.out("compared.json")
+        done = self.run_ballast(
+            1,
+            "pack",
+            deck,
+            "--compare",
+            "--case",
+            "balanced",
+            "data.samples=6000",
+            "--json",
+            twin,
+            timeout=300,
+        )
+        with open(twin) as f:
+            rows = json.load(f)["cases"]
+        self.assertEqual(
+            {r["name"]: r["trains"] for r in rows},
+            {
+                **dict.fromkeys(["balanced", "packed", "hbp", "hbp-909e272"], True),
+                **dict.fromkeys(["hbp-909e272-selected", "longalign"], True),
+                **dict.fromkeys(["flexsp-like", "wlb-llm-like", "megatron-dynamic-cp-like"], False),
+                "attention apart": False,
+            },
+        )
+        self.assertEqual(len({(r["samples"], r["tokens"]) for r in rows}), 1)
+        first = rows[0]["step_seconds"]
+        for r in rows:
+            # Only the bound, in whose steps everything is even, is below placement by time.
+            self.assertGreaterEqual(r["step_over_bound"], 1 - 1e-6, r["name"])
+            if r["name"] == "attention apart":
+                self.assertLessEqual(r["step_seconds"], first)
+                self.assertGreater(r["transfer_seconds"], 0)
+            else:
+                self.assertGreaterEqual(r["step_seconds"], first, r["name"])
+            self.assertEqual("not_trained" in r, not r["trains"])
+            self.assertRegex(done.stdout, rf"{r['name']}: .*{'' if r['trains'] else 'not trained'}")
+        self.assertEqual(done.stdout.count("; not trained: "), 4)
+        hbp = self.pack(deck, "data.samples=6000", case="hbp")
+        named = next(r for r in rows if r["name"] == "hbp-909e272")
+        self.assertEqual(named["run_seconds"], hbp["run_seconds"])
+        self.assertIn("plans", rows[0])
+        self.assertNotIn("plans", rows[-1])
+        done = self.run_ballast(1, "pack", deck, "--compare", status=None)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("--case", done.stderr)
+
+    def test_placements_that_a_deck_cannot_have_are_left_out(self):
+        deck = self.deck(
+            text=(
+                '[mesh]\ndp = 2\n[data]\nsource = "lengths"\nlengths ='
+                " [90, 300, 30, 70]\n[batching]\nmicro_batch_tokens = 100\nglobal_tokens = 500\n"
+            )
+        )
+        done = self.run_ballast(1, "pack", deck, "--compare")
+        for name in ("packed", "hbp", "flexsp-like", "wlb-llm-like", "megatron-dynamic-cp-like"):
+            self.assertIn(f"note: {name} is left out: ", done.stdout)
+        self.assertIn("300 tokens", done.stdout)
+        self.assertRegex(done.stdout, r"balanced .* yes")

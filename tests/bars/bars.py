@@ -16,6 +16,7 @@ from chunks import (
     prediction_figures,
 )
 from kernels import attention_commands, attention_figures, step_commands, step_figures
+from placement import placement_commands, placement_figures
 from results import Bar
 from rings import (
     index_commands,
@@ -125,6 +126,15 @@ BARS = [
         420,
         tune_commands,
         tune_figures,
+        host=True,
+    ),
+    Bar(
+        "placement",
+        "`balanced` against other placements of the same samples, simulated",
+        [0],
+        30,
+        placement_commands,
+        placement_figures,
         host=True,
     ),
 ]

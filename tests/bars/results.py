@@ -54,11 +54,15 @@ class Command:
 class Bar:
     name: str
     what: str
-    gpus: List[int]  # numbers of GPUs on which it is measured
+    gpus: List[int]  # numbers of GPUs on which it is measured; [0]: anywhere, it needs none
     seconds: int  # expected
     commands: Callable[["Setting"], List[Command]]
     figures: Callable[["Results"], List[Figure]]
     host: bool = False  # commands have a laptop size
+
+    @property
+    def anywhere(self):
+        return self.gpus == [0]
 
 
 @dataclass

@@ -16,6 +16,7 @@ LEVELS = {
         ["core/base"],
         ["core/model", "core/observe"],
         ["core/plan/batch"],
+        ["core/plan/batch/rivals"],
         ["core/plan/context", "core/plan/pipeline", "core/data"],
         ["core/plan/attention"],
         ["core/plan"],

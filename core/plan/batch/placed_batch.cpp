@@ -19,14 +19,10 @@ PlacementOptions placement_options(const BatchingOptions& options) {
   return placement;
 }
 
-Batch placed_batch(std::int64_t step, const std::vector<SampleLength>& samples,
-                   const BatchingOptions& options) {
-  require(options.placement_costs != nullptr,
-          "batching.method = \"balanced\" needs costs to place by");
-  const Placement placed = place(samples, placement_options(options), *options.placement_costs);
+Batch batch_of(std::int64_t step, const Placement& placed) {
   Batch batch;
   batch.step = step;
-  batch.micro_batches.resize(static_cast<std::size_t>(options.dp));
+  batch.micro_batches.resize(placed.ranks.size());
   auto& lists = batch.micro_batches;
   for (const PlacedMicroBatch& m : placed.micro_batches) {
     const auto first = lists.begin() + m.first, last = first + m.split.ranks;
@@ -42,6 +38,13 @@ Batch placed_batch(std::int64_t step, const std::vector<SampleLength>& samples,
   for (const auto& list : lists) longest = std::max(longest, list.size());
   for (auto& list : lists) list.resize(longest);
   return batch;
+}
+
+Batch placed_batch(std::int64_t step, const std::vector<SampleLength>& samples,
+                   const BatchingOptions& options) {
+  require(options.placement_costs != nullptr,
+          "batching.method = \"balanced\" needs costs to place by");
+  return batch_of(step, place(samples, placement_options(options), *options.placement_costs));
 }
 
 }  // namespace ballast

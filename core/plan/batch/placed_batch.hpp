@@ -13,9 +13,12 @@ namespace ballast {
 /// rank holds more than micro_batch_tokens of a micro-batch.
 PlacementOptions placement_options(const BatchingOptions& options);
 
-/// One list of equal length for every data-parallel rank.  Ranks that share a micro-batch have it
-/// at the same place of their lists; a rank without work at a place has a micro-batch without
-/// segments there.  Errors: no options.placement_costs, and those of place().
+/// One list of equal length for every rank of the placement.  Ranks that share a micro-batch have
+/// it at the same place of their lists; a rank without work at a place has a micro-batch without
+/// segments there.
+Batch batch_of(std::int64_t step, const Placement& placed);
+
+/// The batch of place().  Errors: no options.placement_costs, and those of place().
 Batch placed_batch(std::int64_t step, const std::vector<SampleLength>& samples,
                    const BatchingOptions& options);
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 
+#include "core/base/error.hpp"
 #include "core/base/random.hpp"
 #include "core/plan/plan_step.hpp"
 #include "core/plan/step_problems.hpp"
@@ -118,6 +119,33 @@ TEST(PlanStep, RandomPlansReplayWithoutDeadlock) {
   EXPECT_EQ(layouts,
             (std::set{LayoutKind::contiguous, LayoutKind::striped, LayoutKind::document_zigzag}));
   EXPECT_TRUE(chunked);
+}
+
+TEST(PlanStep, APlacementKeepsItsSplits) {
+  StepOptions options = options_of(8, 2);
+  options.layout.rule.kind = LayoutKind::automatic;
+  Placement placed;
+  placed.ranks.resize(8);
+  placed.micro_batches = {{{{1, 0, 4096, 4095}}, 0, {4, 1, 4}},
+                          {{{2, 0, 2048, 2047}, {3, 0, 100, 99}}, 4, {2, 2, 1}},
+                          {{{1, 0, 4096, 4095}}, 6, {2, 1, 2}},  // a sample that comes twice
+                          {{{4, 0, 64, 63}}, 3, {1, 1, 1}}};
+  const StepPlan plan = plan_placement_step(7, placed, options);
+  EXPECT_EQ(problems(plan), "");
+  EXPECT_EQ(plan.step, 7);
+  ASSERT_EQ(plan.micro_batches.size(), placed.micro_batches.size());
+  std::set<int> seen;
+  for (const PlacedMicroBatch& m : placed.micro_batches)
+    for (const PlannedMicroBatch& p : plan.micro_batches)
+      if (p.group == RankGroup{m.first, m.split.ranks}) {
+        seen.insert(m.first);
+        EXPECT_EQ(p.segments, m.segments);
+        EXPECT_EQ(p.split, (ContextSplit{m.split.sp, 1, m.split.ring}));
+        EXPECT_EQ(plan.layout(p).ranks(), m.split.ring);
+      }
+  EXPECT_EQ(seen.size(), placed.micro_batches.size());
+  options.mesh.sp = 2;
+  EXPECT_THROW(plan_placement_step(7, placed, options), Error);
 }
 
 TEST(PlanStep, IdlePlacesOfRoundsDisappear) {

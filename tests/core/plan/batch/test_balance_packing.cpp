@@ -158,6 +158,44 @@ TEST(Hbp, PlansRepeat) {
   }
 }
 
+/// What commit 909e272 trained by `hbp` is what `hbp` with packing = "alike" trains today, so that
+/// later placements are compared with it by name.  The number was printed by that commit's
+/// plan_batch from the same samples and options: FNV-1a 64 of all lists.
+TEST(Hbp, BatchesOfAStepAreThoseOfCommit909e272) {
+  std::uint64_t drawn = 1, value = 0xcbf29ce484222325u;
+  const auto next = [&] {
+    drawn = drawn * 6364136223846793005u + 1442695040888963407u;
+    return drawn >> 40;
+  };
+  const auto add = [&](std::int64_t x) {
+    for (int b = 0; b < 8; ++b)
+      value = (value ^ (static_cast<std::uint64_t>(x) >> 8 * b & 255)) * 0x100000001b3u;
+  };
+  BatchingOptions options;
+  options.method = Batching::hbp;
+  options.dp = 32, options.seed = 1, options.pair_cost_tokens = 3.25e-5;
+  options.groups = {{16384, 1, -1}, {131072, 8, -1}};
+  std::int64_t sample = 0;
+  for (int step = 0; step < 20; ++step) {
+    std::vector<SampleLength> samples;
+    for (int i = 0; i < 170; ++i) {
+      const std::int64_t n =
+          500 + static_cast<std::int64_t>(next() % 5000) * (i % 17 == 0 ? 26 : 1);
+      samples.push_back({sample++, n, n - 1});
+    }
+    for (const auto& list : plan_batch(step, samples, options).micro_batches) {
+      add(static_cast<std::int64_t>(list.size()));
+      for (const MicroBatch& m : list) {
+        add(m.sp), add(m.recompute_layers), add(m.align);
+        add(static_cast<std::int64_t>(m.segments.size()));
+        for (const Segment& s : m.segments)
+          add(s.sample), add(s.begin), add(s.end), add(s.loss_tokens);
+      }
+    }
+  }
+  EXPECT_EQ(value, 0x58bbc4ef7f00ddc7u);
+}
+
 TEST(Hbp, GroupDataAndGreedyFill) {
   // Two ranks.  32-token packs over both ranks; 8-token packs on one each.
   const std::vector<PackGroup> groups{{8, 1, -1}, {32, 2, -1}};
