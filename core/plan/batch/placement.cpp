@@ -25,8 +25,15 @@ constexpr double kNear = 1.002;
 constexpr double kTargets[] = {1.0, 1.01, 1.03, 1.06, 1.1, 1.2};
 constexpr double kShares[] = {1.0, 0.5, 0.25, 0.12, 0.06};
 constexpr int kSharesAlone = 3;  ///< without a pipeline
+/// Of the largest pack, that a pipeline's packs are tried with: what fills and drains it is as long
+/// as a micro-batch on each of its stages but one.
+constexpr int kPackParts[] = {1, 2, 4, 8, 16};
+constexpr std::size_t kManySamples = 1500;  ///< of a pipeline: planning stays below 0.2 s
 /// Long samples x ranks above which no smaller share is tried: planning stays below 0.2 s.
 constexpr std::int64_t kMostStarts = 1200000;
+/// What each later stage of 1F1B waits where neighbouring micro-batches differ in length, of the
+/// difference.  By the clock's steps of 2 and 4 stages; from 0.3 to 1 the choices are alike.
+constexpr double kUneven = 0.5;
 /// Ranks that the last one tries to exchange samples with, and what of the time between their ends
 /// an exchange must move at least.
 constexpr int kPartners = 8;
@@ -89,8 +96,25 @@ class Placer {
     const double mean = total_s_ / options_.ranks;
     Placement best;
     best.step_s = kNever;
+    const std::int64_t largest_pack = capacity_;
+    const std::size_t parts = options_.stages > 1 ? std::size(kPackParts) : 1;
+    for (std::size_t i = 0; i < parts; i += coarse() ? 2 : 1) {
+      capacity_ = std::max<std::int64_t>(1, largest_pack / kPackParts[i]);
+      search(mean, best);
+    }
+    best.bound_s = mean;
+    return best;
+  }
+
+ private:
+  /// Whether a pipeline's step has so many samples that fewer ways are tried.
+  bool coarse() const { return options_.stages > 1 && samples_.size() > kManySamples; }
+
+  /// Over shares and targets, with packs of the capacity; `best` becomes a better one.
+  void search(double mean, Placement& best) {
     const std::size_t shares = options_.stages > 1 ? std::size(kShares) : kSharesAlone;
-    for (const double share : std::span(kShares).first(shares)) {
+    for (std::size_t i = 0; i < shares; i += coarse() ? 2 : 1) {
+      const double share = kShares[i];
       const double least = least_target(mean, share);
       if (best.step_s < kNever && long_samples(least * share) * options_.ranks > kMostStarts) break;
       double before_s = kNever;
@@ -100,16 +124,11 @@ class Placer {
         const bool same = found.step_s == before_s;  // and so it is with the targets that follow
         before_s = found.step_s;
         if (found.step_s < best.step_s) best = std::move(found);
-        if (same) break;
-        if (options_.rule == DegreeRule::by_length) break;
+        if (same || coarse()) break;
       }
-      if (options_.rule == DegreeRule::by_length) break;
     }
-    best.bound_s = mean;
-    return best;
   }
 
- private:
   std::int64_t rounded(std::int64_t tokens) const {
     return (tokens + options_.align - 1) / options_.align * options_.align;
   }
@@ -174,17 +193,13 @@ class Placer {
             "a sample of {} tokens fits the memory of no group of up to {} ranks, not even in "
             "chunks of {} tokens",
             n, options_.splits.back().ranks, options_.align);
-    if (options_.rule == DegreeRule::by_length) {
-      list.resize(1);
-    } else {
-      std::stable_sort(list.begin(), list.end(),
-                       [](const Choice& a, const Choice& b) { return a.area() < b.area(); });
-    }
+    std::stable_sort(list.begin(), list.end(),
+                     [](const Choice& a, const Choice& b) { return a.area() < b.area(); });
     return list;
   }
 
   bool is_short(std::uint32_t i, double limit) const {
-    if (options_.rule == DegreeRule::by_time && packed_s_[i] > limit) return false;
+    if (packed_s_[i] > limit) return false;
     return fits(tokens(i), 0, options_.splits.front());
   }
 
@@ -222,7 +237,8 @@ class Placer {
 
   /// Where `ranks` adjacent ranks are free first, the least idle of those.
   std::pair<int, double> window(const std::vector<double>& end, int ranks) const {
-    const int step = options_.aligned ? ranks : ranks & -ranks;
+    const int step =
+        std::lcm(options_.aligned ? ranks : ranks & -ranks, options_.splits.front().ranks);
     int at = 0;
     double best = kNever, best_sum = -1;
     for (int first = 0; first + ranks <= options_.ranks; first += step) {
@@ -251,7 +267,7 @@ class Placer {
     }
     for (int r = shared.first; r < shared.first + shared.choice.split.ranks; ++r) {
       double& end = a.end[static_cast<std::size_t>(r)];
-      if (end < start) {
+      if (end < start && r % options_.splits.front().ranks == 0) {
         shared.gaps.push_back(a.gaps.size());
         a.gaps.push_back({r, start - end, {}});
       }
@@ -382,18 +398,23 @@ class Placer {
       cut(s, list);
     }
     for (std::size_t r = 0; r < a.tail.size(); ++r) pack(a.tail[r], static_cast<int>(r), list);
-    std::vector<double> clock(a.tail.size(), 0.0), start(list.size());
-    double longest = 0;
-    for (std::size_t m = 0; m < list.size(); ++m) {
-      const auto first = clock.begin() + list[m].first, last = first + list[m].split.ranks;
-      start[m] = *std::max_element(first, last);
-      std::fill(first, last, start[m] + list[m].seconds);
-      longest = std::max(longest, list[m].seconds);
+    std::vector<double> clock(a.tail.size()), start(list.size(), 0.0), began,
+        done(list.size(), 0.0);
+    // Every stage in turn does what the one before it has done; ranks that share meet there.
+    for (int stage = 0; stage < options_.stages; ++stage) {
+      std::fill(clock.begin(), clock.end(), 0.0);
+      for (std::size_t m = 0; m < list.size(); ++m) {
+        const auto first = clock.begin() + list[m].first, last = first + list[m].split.ranks;
+        start[m] = std::max(done[m], *std::max_element(first, last));
+        done[m] = start[m] + list[m].seconds;
+        std::fill(first, last, done[m]);
+      }
+      if (stage == 0) began = start;
     }
     std::vector<std::size_t> order(list.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::stable_sort(order.begin(), order.end(),
-                     [&](std::size_t x, std::size_t y) { return start[x] < start[y]; });
+                     [&](std::size_t x, std::size_t y) { return began[x] < began[y]; });
     result.ranks.resize(clock.size());
     for (const std::size_t m : order) {
       const int id = static_cast<int>(result.micro_batches.size());
@@ -401,8 +422,21 @@ class Placer {
         result.ranks[static_cast<std::size_t>(r)].push_back(id);
       result.micro_batches.push_back(std::move(list[m]));
     }
-    result.step_s = *std::max_element(clock.begin(), clock.end()) + (options_.stages - 1) * longest;
+    for (std::size_t r = 0; r < clock.size(); ++r)
+      result.step_s = std::max(result.step_s,
+                               clock[r] + (options_.stages - 1) * kUneven * differences(result, r));
     return result;
+  }
+  /// Seconds by which neighbours in a rank's list differ, summed up.
+  static double differences(const Placement& placed, std::size_t rank) {
+    double sum = 0;
+    const std::vector<int>& list = placed.ranks[rank];
+    const auto seconds_at = [&](std::size_t i) {
+      return placed.micro_batches[static_cast<std::size_t>(list[i])].seconds;
+    };
+    for (std::size_t i = 1; i < list.size(); ++i)
+      sum += std::abs(seconds_at(i) - seconds_at(i - 1));
+    return sum;
   }
 
   const std::vector<SampleLength>& samples_;
@@ -470,7 +504,22 @@ Placement place(const std::vector<SampleLength>& samples, const PlacementOptions
                 const PlacementCosts& costs) {
   const auto wrong = problems(options);
   require(wrong.empty(), "{}", wrong.empty() ? "" : wrong.front());
-  return Placer(samples, options, costs).run();
+  Placement best = Placer(samples, options, costs).run();
+  if (options.stages == 1) return best;
+  // Micro-batches of like length keep a pipeline full, so short samples may share ranks as well.
+  const double bound_s = best.bound_s;
+  PlacementOptions wider = options;
+  while (wider.splits.size() > 1) {
+    wider.splits.erase(wider.splits.begin());
+    std::erase_if(wider.splits, [&](const PlacementSplit& split) {
+      return split.ranks % wider.splits.front().ranks != 0;
+    });
+    if (!problems(wider).empty()) continue;
+    Placement found = Placer(samples, wider, costs).run();
+    if (found.step_s < best.step_s) best = std::move(found);
+  }
+  best.bound_s = bound_s;
+  return best;
 }
 
 double seconds(const std::vector<Segment>& segments, const PlacementSplit& split,

@@ -39,12 +39,6 @@ class PlacementCosts {
                        const PlacementSplit& split) const = 0;
 };
 
-/// Who decides how many ranks share a sample.
-enum class DegreeRule {
-  by_time,   ///< least rank-seconds that keep the longest rank at the mean
-  by_length  ///< the fewest ranks whose memory holds it, however long it takes
-};
-
 struct PlacementOptions {
   int ranks = 1;  ///< of the row: mesh.dp
   /// Allowed splits, ascending in ranks; several of one size may stand side by side.  The first is
@@ -52,7 +46,6 @@ struct PlacementOptions {
   std::vector<PlacementSplit> splits{{}};
   /// Groups begin at multiples of their size.  False: of the largest power of two that divides it.
   bool aligned = false;
-  DegreeRule rule = DegreeRule::by_time;
   std::int64_t micro_batch_tokens = 4096;  ///< capacity of a pack of short samples
   double memory_bytes = 0;                 ///< of a rank; 0: no limit
   int stages = 1;                          ///< pipeline stages that every micro-batch goes through
@@ -75,7 +68,7 @@ struct Placement {
   /// it without a deadlock.  Chunks of a sample follow each other on one group.
   std::vector<PlacedMicroBatch> micro_batches;
   std::vector<std::vector<int>> ranks;  ///< [rank]: its micro-batches, in that order
-  double step_s = 0;   ///< predicted: the last rank's end, and what the pipeline's stages add
+  double step_s = 0;   ///< predicted: the last rank's end, on the pipeline's last stage
   double bound_s = 0;  ///< rank-seconds of all samples at the smallest split, over ranks
   /// Ranks without any micro-batch.
   int idle_ranks() const;
@@ -91,9 +84,11 @@ std::vector<PlacementSplit> placement_splits(int ranks, std::int64_t query_heads
 std::vector<std::string> problems(const PlacementOptions& options);
 
 /// Places every sample exactly once.  A sample that fits the memory of no group is cut into chunks
-/// that run one after another on the largest.  Deterministic: the order of `samples` decides
-/// between equal lengths alone.  O(n log n + long samples x ranks).  Errors: problems(options), a
-/// negative length, a sample of which not even a chunk of options.align tokens fits.
+/// that run one after another on the largest.  For a pipeline, whose stages wait where
+/// micro-batches are long or differ, smaller packs and larger groups for short samples are tried
+/// too. Deterministic: the order of `samples` decides between equal lengths alone.  O(n log n +
+/// long samples x ranks).  Errors: problems(options), a negative length, a sample of which not even
+/// a chunk of options.align tokens fits.
 Placement place(const std::vector<SampleLength>& samples, const PlacementOptions& options,
                 const PlacementCosts& costs);
 
