@@ -149,6 +149,8 @@ void print_memory(const CheckFacts& f) {
     used.push_back(category);
     header.push_back(name(category));
   }
+  const bool context = f.stages.front().memory.context_bytes > 0;
+  if (context) header.push_back("context");
   header.push_back("total");
   TextTable table(header);
   double all = 0;
@@ -156,6 +158,7 @@ void print_memory(const CheckFacts& f) {
     std::vector<std::string> row{text(static_cast<std::int64_t>(s))};
     for (MemoryCategory category : used)
       row.push_back(bytes_text(static_cast<double>(f.stages[s].memory[category])));
+    if (context) row.push_back(bytes_text(static_cast<double>(f.stages[s].memory.context_bytes)));
     row.push_back(bytes_text(static_cast<double>(f.stages[s].memory.total())));
     table.row(row);
     all += static_cast<double>(f.stages[s].memory.total()) * (f.ranks() / f.options.mesh.pp);
@@ -270,8 +273,7 @@ int check_command(const CommandLine& line) {
   for (Config& config : line.configs(needs)) {
     std::vector<std::string> notes;
     if (takes_stored_groups(config) || lacks_groups(config)) take_groups(config, needs, notes);
-    cases.push_back(CheckFacts::of(config));
-    cases.back().files = open_files_of(config);
+    cases.push_back(CheckFacts::of(config, open_files_of(config)));
     cases.back().notes.insert(cases.back().notes.end(), notes.begin(), notes.end());
     nlohmann::ordered_json balance = nlohmann::ordered_json::object();
     tell_balance(config, cases.back(), balance);

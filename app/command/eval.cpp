@@ -22,6 +22,7 @@ Evaluation evaluate(Session& session, StepPlanner& planner, std::int64_t samples
   const std::vector<MicroBatch> mine = plan.list(session.mesh.at.dp);
   double loss = 0;
   PairSums pairs;
+  Evaluation result;
   NeedleJudge judge(*session.dataset, chosen);
   ChunkStores stores = session.chunk_stores(plan);
   const auto prepare = [&](int m) {
@@ -36,11 +37,12 @@ Evaluation evaluate(Session& session, StepPlanner& planner, std::int64_t samples
     else
       loss += output.loss_sum();
     judge.add(mine[m], local, output);
+    result.positions.add(local, output);
   };
   run_stage(plan.schedule(session.mesh.at.dp), static_cast<int>(mine.size()), session.model,
             session.links, {prepare, {}, take, nullptr}, nullptr);
   session.recorder.enabled = was_enabled;
-  Evaluation result;
+  result.positions.reduce(session.mesh.world);
   result.loss_tokens = plan.loss_tokens;
   result.samples = plan.samples();
   loss =
@@ -77,6 +79,7 @@ void Evaluation::write(nlohmann::ordered_json& json) const {
     json["rewards_margin"] = pairs->margin;
     json["rewards_accuracy"] = pairs->accuracy;
   }
+  json["loss_by_position"] = positions.json();
   if (needle.lengths.empty()) return;
   json["needle_accuracy"] = needle.total().accuracy();
   json["needle"] = needle.json();
@@ -119,6 +122,7 @@ int eval_command(const CommandLine& line) {
     if (result.pairs)
       fmt::print("rewards_margin={:.5f} rewards_accuracy={:.4f}\n", result.pairs->margin,
                  result.pairs->accuracy);
+    fmt::print("{}", result.positions.table());
     if (!result.needle.lengths.empty())
       fmt::print("needle_accuracy={:.4f} questions={}\n{}", result.needle.total().accuracy(),
                  result.needle.total().questions, result.needle.table());

@@ -14,6 +14,29 @@ namespace {
 
 constexpr std::int64_t kObserved = 3;  // steps with events, for the shares of tuning and planning
 
+/// GiB of the rank, and of the device, that needs most: what Ballast held at its peak, and what is
+/// in use now by all processes (0: not known).  Collective.
+std::pair<double, double> peak_memory(Session& session) {
+  const auto most = [&](std::int64_t bytes) {
+    return session.mesh.world.all_reduce(static_cast<double>(bytes), Reduction::max) / (1 << 30);
+  };
+  const double held = most(memory_use().peak_total);
+  return {held, most(session.device.used_bytes())};
+}
+
+/// How the table's columns are to be read.
+std::string notes(const Session& session, double peak) {
+  return fmt::format(
+      "# TFLOP/s: 6 FLOPs a weight of every matrix product and token, 12 D a visible pair and "
+      "query head; recomputation does not count.  mfu: of {:.3g} TFLOP/s dense{}\n"
+      "# memory_gib: what Ballast holds at most; device_gib: in use on the fullest device at the "
+      "end, by all its processes (0: not known)\n",
+      peak * 1e-12,
+      session.options.attention.sparse()
+          ? "; pairs that sparse attention leaves out count too, so it can pass 1"
+          : "");
+}
+
 BenchResult run(const Config& config, const BenchSettings& settings) {
   const Communicator world = Communicator::world();
   Session session(world, config);
@@ -68,27 +91,20 @@ BenchResult run(const Config& config, const BenchSettings& settings) {
   const double ranks = world.size(), steps = static_cast<double>(repeats);
   const double tokens_per_s = tokens / steps / timing.median_s / ranks,
                rate = flops / steps / timing.median_s / ranks;
-  const double memory_gib =
-      world.all_reduce(static_cast<double>(memory_use().peak_total), Reduction::max) / (1 << 30);
+  const auto [memory_gib, device_gib] = peak_memory(session);
   const ModelShape& model = session.options.model;
   std::string text =
       fmt::format("step {} on {} x {}, {:.0f} tokens a step, {} parameters in {}\n", model.preset,
                   world.size(), session.device.description(), tokens / steps, model.parameters(),
                   name(session.parameters.dtype()));
-  text +=
-      fmt::format("  {:>10} {:>10} {:>10} {:>14} {:>13} {:>7} {:>10} {:>8}\n", "median_s", "min_s",
-                  "max_s", "tokens/s/rank", "TFLOP/s/rank", "mfu", "memory_gib", "loss");
+  text += fmt::format("  {:>10} {:>10} {:>10} {:>14} {:>13} {:>7} {:>10} {:>10} {:>8}\n",
+                      "median_s", "min_s", "max_s", "tokens/s/rank", "TFLOP/s/rank", "mfu",
+                      "memory_gib", "device_gib", "loss");
   text += fmt::format(
-      "  {:>10.4f} {:>10.4f} {:>10.4f} {:>14.1f} {:>13.3f} {:>7.4f} {:>10.2f} {:>8.4f}\n",
+      "  {:>10.4f} {:>10.4f} {:>10.4f} {:>14.1f} {:>13.3f} {:>7.4f} {:>10.2f} {:>10.2f} {:>8.4f}\n",
       timing.median_s, timing.min_s, timing.max_s, tokens_per_s, rate * 1e-12, rate / peak,
-      memory_gib, loss);
-  text += fmt::format(
-      "# TFLOP/s: 6 FLOPs a weight of every matrix product and token, 12 D a visible pair and "
-      "query head; recomputation does not count.  mfu: of {:.3g} TFLOP/s dense{}\n",
-      peak * 1e-12,
-      session.options.attention.sparse()
-          ? "; pairs that sparse attention leaves out count too, so it can pass 1"
-          : "");
+      memory_gib, device_gib, loss);
+  text += notes(session, peak);
   for (const std::string& note : step.table_notes()) text += "# profile: " + note + "\n";
   nlohmann::ordered_json json{{"benchmark", "step"},
                               {"ranks", world.size()},
@@ -100,6 +116,7 @@ BenchResult run(const Config& config, const BenchSettings& settings) {
   json["tflops_per_rank"] = rate * 1e-12;
   json["mfu"] = rate / peak;
   json["peak_memory_gib"] = memory_gib;
+  json["device_memory_gib"] = device_gib;
   json["loss"] = loss;
   for (const auto& [key, share] : spent.shares()) {
     text += fmt::format("  {} {:.6f}\n", key, share);

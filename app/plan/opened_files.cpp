@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 
@@ -27,6 +28,8 @@ OpenedFiles open_files_of(const Config& config) {
       require(data->vocabulary() <= config.model.vocabulary,
               "model.vocabulary = {} is smaller than the data's vocabulary of {}",
               config.model.vocabulary, data->vocabulary());
+      for (std::int64_t s = 0; s < data->samples(); ++s)
+        found.longest = std::max(found.longest, data->length(s));
       found.loss_share = loss_share(*data);
       found.data = fmt::format("{}; {}", data->description(), loss_share_text(*data));
     });

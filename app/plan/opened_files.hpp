@@ -10,6 +10,7 @@ namespace ballast {
 struct OpenedFiles {
   std::string data;                   ///< what the data is, and the share that carries loss; ""
                                       ///< where the deck has none or it cannot be opened
+  std::int64_t longest = 0;           ///< tokens of the longest sample; 0 where not known
   double loss_share = 0;              ///< of the tokens of the first samples
   std::vector<std::string> problems;  ///< what `train` would stop at
 };

@@ -103,6 +103,7 @@ nlohmann::ordered_json memory_json(const MemoryEstimate& memory) {
   for (int c = 0; c < kMemoryCategories; ++c)
     out[fmt::format("{}_bytes", name(static_cast<MemoryCategory>(c)))] =
         memory.bytes[static_cast<std::size_t>(c)];
+  out["context_bytes"] = memory.context_bytes;
   out["total_bytes"] = memory.total();
   return out;
 }
@@ -119,7 +120,7 @@ struct LargestMicroBatch {
 LargestMicroBatch largest_micro_batch(const Config& config, CheckFacts& f) {
   LargestMicroBatch largest;
   std::int64_t& longest = largest.longest;
-  longest = config.data.max_tokens;
+  longest = f.files.longest > 0 ? f.files.longest : config.data.max_tokens;
   if (config.data.source == DataSource::needle)
     longest = std::ranges::max(config.data.needle_lengths);
   // A sample longer than a pack gets a micro-batch of its own.
@@ -145,7 +146,8 @@ LargestMicroBatch largest_micro_batch(const Config& config, CheckFacts& f) {
   }
   if (longest == 0)
     f.notes.push_back(
-        "data.max_tokens = 0: a sample longer than the micro-batch shown here needs more memory");
+        "the data was not opened and data.max_tokens = 0: a sample longer than the micro-batch "
+        "shown here needs more memory");
   const std::int64_t samples = config.batching.global_samples, dp = f.options.mesh.dp,
                      packs = (config.batching.global_tokens + f.micro_batch_tokens - 1) /
                              f.micro_batch_tokens;
@@ -214,8 +216,9 @@ void replay_steps(const Config& config, const LargestMicroBatch& largest, CheckF
 
 }  // namespace
 
-CheckFacts CheckFacts::of(const Config& config) {
+CheckFacts CheckFacts::of(const Config& config, OpenedFiles files) {
   CheckFacts f;
+  f.files = std::move(files);
   f.file = config.from.file;
   f.case_name = config.from.case_name;
   f.options = RunOptions::from(config);

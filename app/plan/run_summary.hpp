@@ -52,7 +52,8 @@ struct CheckFacts {
   std::string balance;  ///< that is expected of the first step, a sentence; "" where not planned
   std::vector<std::string> notes;  ///< what train would refuse or what could not be worked out
 
-  static CheckFacts of(const Config& config);
+  /// `files`: as opened; without them a deck without data.max_tokens has no longest sample.
+  static CheckFacts of(const Config& config, OpenedFiles files = {});
   int ranks() const { return options.mesh.size(); }
   /// Node of a rank, -1 where the machine decides.
   int node(int rank) const {

@@ -65,6 +65,9 @@ class Device {
   virtual void wait(Fence, Queue later) { static_cast<void>(later); }
   /// The host waits: keeps it from running far ahead.
   virtual void wait(Fence) {}
+  /// Bytes in use on the device by all its processes, with contexts, libraries and what pools keep;
+  /// 0 where that is not known.
+  virtual std::int64_t used_bytes() { return 0; }
 };
 
 /// The host device: storage from Kokkos.  Kokkos must be initialised before the first allocation.

@@ -65,6 +65,8 @@ struct DataConfig {
   std::int64_t samples = 0, max_tokens = 0, min_tokens = 1;
   LongDocuments long_samples = LongDocuments::truncate;
   double validation_share = 0;
+  NeedleTask needle_task = NeedleTask::retrieval;
+  Integers needle_repeats;
   Integers needle_lengths;
   Reals needle_length_share;
   Integers needle_pairs, needle_questions;

@@ -147,6 +147,15 @@ void data_rows(Schema& schema) {
   data.key("long", &DataConfig::long_samples, "what happens to a sample above max_tokens");
   data.key("validation_share", &DataConfig::validation_share, "", up_to(0, 1),
            "share of the samples held out for validation");
+  data.key("needle_task", &DataConfig::needle_task,
+           "retrieval: the value of a key; values: all values of a key that occurs several times; "
+           "variables: the chain of assignments back to a value; common: the most common word")
+      .when(source, DataSource::needle);
+  data.key("needle_repeats", &DataConfig::needle_repeats, "", between(1, 1 << 20),
+           "needle: values of a key, assignments in a chain, or times that the common word occurs: "
+           "one number, or one for each length; empty list: 2")
+      .when(on(&Config::data, &DataConfig::needle_task), NeedleTask::values, NeedleTask::variables,
+            NeedleTask::common);
   data.key("needle_lengths", &DataConfig::needle_lengths, "tokens", between(1, kTokens),
            "needle: lengths of samples, questions included; each sample has one of them")
       .when(source, DataSource::needle);

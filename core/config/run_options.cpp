@@ -46,6 +46,8 @@ ModelShape model_shape(const Config& config) {
 NeedleOptions needle_options(const Config& config) {
   const DataConfig& d = config.data;
   NeedleOptions options;
+  options.task = d.needle_task;
+  if (!d.needle_repeats.empty()) options.repeats = d.needle_repeats;
   options.lengths = d.needle_lengths;
   options.length_share = d.needle_length_share;
   options.held_out_share = d.needle_held_out_share;

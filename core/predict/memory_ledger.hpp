@@ -17,12 +17,14 @@ namespace ballast {
 
 struct MemoryEstimate {
   std::array<std::int64_t, kMemoryCategories> bytes{};  ///< peak of each MemoryCategory
-  std::int64_t peak_bytes = 0;  ///< of all at once, on the device: without what is offloaded
-  std::int64_t total() const { return peak_bytes; }
+  std::int64_t peak_bytes = 0;     ///< of all at once, on the device: without what is offloaded
+  std::int64_t context_bytes = 0;  ///< of a GPU: what lies beside Ballast's own tensors
+  std::int64_t total() const { return peak_bytes + context_bytes; }
   /// The larger of both in every category.
   void take_larger(const MemoryEstimate& other) {
     for (std::size_t c = 0; c < bytes.size(); ++c) bytes[c] = std::max(bytes[c], other.bytes[c]);
     peak_bytes = std::max(peak_bytes, other.peak_bytes);
+    context_bytes = std::max(context_bytes, other.context_bytes);
   }
   std::int64_t operator[](MemoryCategory category) const {
     return bytes[static_cast<std::size_t>(category)];

@@ -476,7 +476,9 @@ class Replay {
 
 MemoryEstimate replay_memory(const StageMemory& stage, const std::vector<Op>& ops,
                              const std::vector<RankMicroBatch>& list) {
-  return Replay(stage, ops, list).run();
+  MemoryEstimate found = Replay(stage, ops, list).run();
+  if (!stage.host) found.context_bytes = kContextBytes;
+  return found;
 }
 
 std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp) {

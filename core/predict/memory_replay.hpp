@@ -48,6 +48,11 @@ struct RankMicroBatch {
   std::int64_t sample_tokens = 0;
 };
 
+/// A GPU's memory in use beside Ballast's own tensors: CUDA's context and modules, the workspace of
+/// cuBLASLt, kernels' scratch, what pools keep.  Measured on an H200 with CUDA 13 as memory in use
+/// less tensors: 1.17 GiB at 0.5B, 1.16 GiB at 3B (docs/performance.md); NCCL adds its buffers.
+inline constexpr std::int64_t kContextBytes = std::int64_t{1194} << 20;
+
 /// Peak bytes of a training step of `ops` over `list` (Op::micro_batch is a place in it), once
 /// pools have grown.  Index lists of sparse patterns and copies inside MPI are not in it.
 MemoryEstimate replay_memory(const StageMemory& stage, const std::vector<Op>& ops,

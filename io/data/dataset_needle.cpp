@@ -47,9 +47,12 @@ class NeedleDataset final : public Dataset {
   }
   std::int64_t vocabulary() const override { return task_.vocabulary; }
   std::string description() const override {
-    return fmt::format("needle: {} samples of {} tokens, {} pairs, {} questions", samples(),
+    return fmt::format("needle: {} samples of {} tokens, {} pairs, {} questions{}", samples(),
                        fmt::join(task_.lengths, ", "), fmt::join(task_.pairs, ", "),
-                       fmt::join(task_.questions, ", "));
+                       fmt::join(task_.questions, ", "),
+                       task_.repeated() ? fmt::format(", task {}, repeats {}", name(task_.task),
+                                                      fmt::join(task_.repeats, ", "))
+                                        : "");
   }
   std::uint64_t fingerprint() const override {
     Fingerprint print;
@@ -61,6 +64,10 @@ class NeedleDataset final : public Dataset {
          {std::int64_t{task_.closing}, task_.keys, task_.values, task_.value_tokens,
           task_.vocabulary, static_cast<std::int64_t>(task_.seed), training_, held_out_})
       print.add(n);
+    if (task_.repeated()) {
+      print.add(static_cast<std::int64_t>(task_.task));
+      print.add(task_.repeats.data(), task_.repeats.size() * sizeof(std::int64_t));
+    }
     return print.value();
   }
 

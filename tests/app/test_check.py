@@ -178,6 +178,8 @@ class Check(RunCase):
     def test_memory_of_steps_given_in_samples_counts_every_chunk_that_may_live(self):
         # Each of 16 samples may give four chunks, of which k live; whether another micro-batch is
         # under way depends on how many the other samples fill.
+        with open(os.path.join(self.data, "long.txt"), "w") as f:
+            f.write("balance " * 1024)
         text, facts = self.check(
             self.deck(),
             "mesh.dp=2",
@@ -280,6 +282,25 @@ class Check(RunCase):
                 0.1 * measured,
                 f"{overrides}: estimate {estimate}, measured {measured}",
             )
+
+    def test_memory_is_that_of_the_longest_sample_and_of_a_gpus_context(self):
+        deck = self.out("lengths.toml")
+        with open(deck, "w") as f:
+            f.write(
+                "[model]\nlayers = 2\nhidden = 64\nintermediate = 128\nquery_heads = 1\n"
+                'kv_heads = 1\nhead_dim = 64\nvocabulary = 256\n[data]\nsource = "lengths"\n'
+                'lengths = [900, 5000, 100]\n[batching]\nmethod = "none"\n'
+                "global_samples = 3\n"
+            )
+        twin = self.check(deck)[1]
+        self.assertEqual(twin["micro_batch_tokens"], 5000)
+        limited = self.check(deck, "data.max_tokens=900", "data.long=truncate")[1]
+        self.assertEqual(limited["micro_batch_tokens"], 900)
+        self.assertLess(3 * limited["largest_rank_bytes"], 2 * twin["largest_rank_bytes"])
+        self.assertEqual([s["memory"]["context_bytes"] for s in twin["stages"]], [0])
+        gpu = self.check(deck, "run.backend=cuda")[1]
+        self.assertGreater(gpu["stages"][0]["memory"]["context_bytes"], 1 << 30)
+        self.assertGreater(gpu["largest_rank_bytes"], 1 << 30)
 
 
 class Pack(RunCase):

@@ -190,6 +190,12 @@ void CudaDevice::copy(void* to, Space to_space, const void* from, Space from_spa
   if (to_space == Space::host) check(cudaStreamSynchronize(g_stream), "copy to the host");
 }
 
+std::int64_t CudaDevice::used_bytes() {
+  std::size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return static_cast<std::int64_t>(total - free);
+}
+
 void CudaDevice::synchronize() {
   for (const Queue queue : {Queue::compute, Queue::to_host, Queue::to_device})
     wait_for_queue(queue, "work on the GPU");

@@ -37,6 +37,7 @@ class CudaDevice final : public Device {
   Fence fence(Queue queue) override;
   void wait(Fence fence, Queue later) override;
   void wait(Fence fence) override;
+  std::int64_t used_bytes() override;
   int index() const { return index_; }
 
  private:

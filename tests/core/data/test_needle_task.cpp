@@ -102,6 +102,120 @@ TEST(Needle, PairsAreHiddenOnceAndQuestionsAskForThem) {
   EXPECT_EQ(lengths, (std::set<std::int64_t>{96, 300}));
 }
 
+/// The context's items [key, value, key], and the questions with their answers, as a reader finds
+/// them.
+struct Read {
+  std::vector<std::pair<std::int32_t, std::int32_t>> items;
+  std::vector<std::vector<std::int32_t>> questions;
+};
+Read read(const NeedleOptions& o, const NeedleSample& sample, std::int64_t questions) {
+  const auto tokens = tokens_of(sample), targets = targets_of(sample);
+  const std::int64_t width = o.question_tokens(0), context = sample.length() - questions * width;
+  Read found;
+  std::int64_t with_loss = 0;
+  for (std::int64_t t = 0; t < context; ++t) {
+    const auto at = static_cast<std::size_t>(t);
+    if (tokens[at] >= o.keys + o.values) continue;
+    EXPECT_EQ(tokens[at], tokens[at + 2]) << "no closing key at " << t;
+    EXPECT_EQ(targets[at + 1], tokens[at + 2]);
+    found.items.emplace_back(tokens[at], tokens[at + 1]);
+    ++with_loss;
+    t += 2;
+  }
+  for (std::int64_t q = 0; q < questions; ++q) {
+    const auto begin = tokens.begin() + context + q * width;
+    found.questions.emplace_back(begin, begin + width);
+    for (std::int64_t i = 0; i + 1 < width; ++i)
+      EXPECT_EQ(targets[static_cast<std::size_t>(context + q * width + i)], begin[i + 1]);
+    with_loss += width - 1;
+    const NeedleQuestion& asked = sample.questions()[static_cast<std::size_t>(q)];
+    EXPECT_EQ(asked.first, context + q * width);
+    EXPECT_EQ(asked.last, asked.first + width - 1);
+  }
+  const auto silent = std::count(targets.begin(), targets.end(), -1);
+  EXPECT_EQ(static_cast<std::int64_t>(targets.size()) - silent, with_loss);
+  return found;
+}
+
+NeedleOptions repeated(NeedleTask task) {
+  NeedleOptions o = options();
+  o.task = task;
+  o.lengths = {200};
+  o.pairs = {5};
+  o.questions = {3};
+  o.repeats = {4};
+  o.value_tokens = 1;
+  return o;
+}
+
+TEST(Needle, AllValuesOfAKeyAreAskedForInAscendingOrder) {
+  const NeedleOptions o = repeated(NeedleTask::values);
+  for (std::int64_t index = 0; index < 200; ++index) {
+    SCOPED_TRACE(fmt::format("seed {} sample {}", test_seed(), index));
+    const NeedleSample sample(o, false, index);
+    const Read found = read(o, sample, 3);
+    ASSERT_EQ(o.loss_tokens(0), 5 * 4 + 3 * 4);
+    std::map<std::int32_t, std::set<std::int32_t>> values;
+    for (const auto& [key, value] : found.items) {
+      ASSERT_TRUE(key < 30 && value >= 30 && value < 41);
+      ASSERT_TRUE(values[key].insert(value).second) << "a value twice";
+    }
+    ASSERT_EQ(values.size(), 5u);
+    std::set<std::int32_t> asked;
+    for (const auto& question : found.questions) {
+      ASSERT_TRUE(asked.insert(question.front()).second);
+      const auto& known = values.at(question.front());
+      ASSERT_EQ(std::vector<std::int32_t>(question.begin() + 1, question.end()),
+                std::vector<std::int32_t>(known.begin(), known.end()));
+      ASSERT_EQ(known.size(), 4u);
+    }
+  }
+}
+
+TEST(Needle, AVariableIsTrackedBackToItsValue) {
+  const NeedleOptions o = repeated(NeedleTask::variables);
+  for (std::int64_t index = 0; index < 200; ++index) {
+    SCOPED_TRACE(fmt::format("seed {} sample {}", test_seed(), index));
+    const Read found = read(o, NeedleSample(o, true, index), 3);
+    ASSERT_EQ(found.items.size(), 20u);
+    std::map<std::int32_t, std::int32_t> assigned;
+    for (const auto& [key, value] : found.items) {
+      ASSERT_TRUE(value >= 30 || assigned.count(value) == 1) << "used before it is assigned";
+      ASSERT_TRUE(assigned.emplace(key, value).second);
+    }
+    std::set<std::int32_t> asked;
+    for (const auto& question : found.questions) {
+      ASSERT_TRUE(asked.insert(question.front()).second);
+      for (std::size_t i = 0; i + 1 < question.size(); ++i)
+        ASSERT_EQ(assigned.at(question[i]), question[i + 1]);
+      ASSERT_GE(question.back(), 30);
+    }
+  }
+}
+
+TEST(Needle, TheMostCommonWordIsTheAnswer) {
+  NeedleOptions o = repeated(NeedleTask::common);
+  o.questions = {1};
+  for (std::int64_t index = 0; index < 200; ++index) {
+    SCOPED_TRACE(fmt::format("seed {} sample {}", test_seed(), index));
+    const NeedleSample sample(o, false, index);
+    const auto tokens = tokens_of(sample), targets = targets_of(sample);
+    std::map<std::int32_t, int> times;
+    for (std::size_t t = 0; t < 198; ++t)
+      if (tokens[t] < 41) ++times[tokens[t]];
+    ASSERT_EQ(times.size(), 5u);
+    ASSERT_EQ(times.at(tokens[199]), 4);
+    ASSERT_EQ(std::count_if(times.begin(), times.end(), [](auto& w) { return w.second == 1; }), 4);
+    ASSERT_EQ(tokens[198], 30);  // the question
+    ASSERT_EQ(targets[198], tokens[199]);
+    ASSERT_EQ(std::count(targets.begin(), targets.end(), -1), 199);
+    ASSERT_EQ(o.loss_tokens(0), 1);
+    ASSERT_EQ(sample.questions().size(), 1u);
+    ASSERT_EQ(tokens[static_cast<std::size_t>(std::llround(sample.questions()[0].depth * 197))],
+              tokens[199]);
+  }
+}
+
 TEST(Needle, AnyRangeIsPartOfTheSample) {
   std::mt19937_64 random(test_seed());
   const NeedleOptions o = options();
@@ -208,6 +322,33 @@ TEST(Needle, MistakesAreNamed) {
   named([](NeedleOptions& o) { o.held_out_share = {1, -1}; }, "data.needle_held_out_share: ");
   named([](NeedleOptions& o) { o.vocabulary = 41; }, "data.needle_keys + data.needle_values");
   named([](NeedleOptions& o) { o.value_tokens = 0; }, "data.needle_value_tokens = 0");
+  for (const NeedleTask task : {NeedleTask::values, NeedleTask::variables, NeedleTask::common})
+    EXPECT_EQ(problems(repeated(task)).size(), task == NeedleTask::common ? 1u : 0u);
+  named([](NeedleOptions& o) { o = repeated(NeedleTask::common); }, "data.needle_questions = 3");
+  named(
+      [](NeedleOptions& o) {
+        o = repeated(NeedleTask::variables);
+        o.pairs = {8};
+      },
+      "data.needle_pairs = 8 x 4 is above data.needle_keys = 30");
+  named(
+      [](NeedleOptions& o) {
+        o = repeated(NeedleTask::values);
+        o.repeats = {12};
+      },
+      "data.needle_repeats = 12 is above data.needle_values = 11");
+  named(
+      [](NeedleOptions& o) {
+        o = repeated(NeedleTask::values);
+        o.value_tokens = 3;
+      },
+      "data.needle_value_tokens = 3");
+  named(
+      [](NeedleOptions& o) {
+        o = repeated(NeedleTask::variables);
+        o.repeats = {1, 2};
+      },
+      "data.needle_repeats has 2 values");
   NeedleOptions o = options();
   o.vocabulary = 0;  // not known yet: no problem of the deck, but no sample either
   EXPECT_TRUE(problems(o).empty());

@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""Trains every case of a deck and evaluates each trained model under every case: a matrix of
+training pattern by evaluation pattern, as one command.
+
+    python3 jobs/matrix.py inputs/mtraining/ruler.toml --seeds 1 2 3 --jobs 2 --out runs/ruler
+    python3 jobs/matrix.py DECK --ranks 4 run.backend=cuda run.precision=bf16
+
+Cases whose names begin alike up to a colon ("values: dense", "values: moba") make one matrix; a
+deck without colons makes one.  A cell is the held-out needle accuracy where the data asks
+questions, else the held-out loss: the mean over seeds, and the spread (largest less smallest).
+What a folder already holds is not run again, so a matrix that was stopped goes on.  Exit status 1
+when a run failed; its log is named and its cells stay empty.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tomllib
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("deck", type=pathlib.Path)
+    parser.add_argument("overrides", nargs="*", help="block.key=value, for every run")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--only", help="groups or cases whose names hold this text")
+    parser.add_argument("--ranks", type=int, default=1, help="of each run")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/matrix"))
+    parser.add_argument("--program", default=str(ROOT / "build/bin/ballast"))
+    parser.add_argument("--launcher", default=os.environ.get("BALLAST_MPIEXEC", "mpiexec"))
+    args = parser.parse_intermixed_args()
+    if args.ranks < 1 or args.jobs < 1:
+        parser.error("--ranks and --jobs must be at least 1")
+    return args
+
+
+def groups_of(args):
+    """{group: [case]} in the order of the deck."""
+    try:
+        deck = tomllib.loads(args.deck.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        sys.exit(f"matrix.py: {args.deck}: {error}")
+    names = [case["name"] for case in deck.get("case", []) if "name" in case]
+    if not names:
+        sys.exit(f"matrix.py: {args.deck} has no [[case]]; each pattern to compare is one")
+    groups = {}
+    for name in names:
+        if args.only is None or args.only in name:
+            groups.setdefault(name.split(":")[0] if ":" in name else "", []).append(name)
+    if not groups:
+        sys.exit(f"matrix.py: no case of {args.deck} holds {args.only!r}: {', '.join(names)}")
+    return groups
+
+
+def plain(name):
+    return "".join(c if c.isalnum() or c in "-." else "_" for c in name)
+
+
+class Runs:
+    """Commands of one matrix, each skipped where its result is there."""
+
+    def __init__(self, args):
+        self.args = args
+        self.failed = []
+
+    def folder(self, case, seed):
+        return self.args.out / f"{plain(case)}-{seed}"
+
+    def run(self, command, case, seed, result, *options):
+        if result.exists():
+            return json.loads(result.read_text())
+        program = [self.args.program, command, str(self.args.deck), "--case", case]
+        if self.args.ranks > 1:
+            program = [self.args.launcher, "-n", str(self.args.ranks)] + program
+        fresh = result.with_suffix(".part")
+        program += [*options, "--json", str(fresh), f"run.seed={seed}", *self.args.overrides]
+        log = result.with_suffix(".log")
+        with log.open("w") as out:
+            code = subprocess.run(program, stdout=out, stderr=subprocess.STDOUT).returncode
+        if code != 0 or not fresh.exists():
+            self.failed.append(f"{command} --case {case!r}, seed {seed}: status {code}, see {log}")
+            return None
+        fresh.replace(result)
+        return json.loads(result.read_text())
+
+    def row(self, case, seed, cases):
+        """One model: trained, then asked under every case; {case: figure}."""
+        folder = self.folder(case, seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.run("train", case, seed, folder / "train.json", "-d", str(folder)) is None:
+            return {}
+        row = {}
+        for asked in cases:
+            result = folder / f"eval-{plain(asked)}.json"
+            found = self.run("eval", asked, seed, result, "-d", str(folder), "-r", "latest")
+            if found is not None:
+                row[asked] = found.get("needle_accuracy", found["validation_loss"])
+        return row
+
+
+def cell(values):
+    if not values:
+        return "-"
+    text = f"{sum(values) / len(values):.4f}"
+    return text + (f" ± {max(values) - min(values):.4f}" if len(values) > 1 else "")
+
+
+def table(group, cases, rows):
+    """Trained with (rows) by evaluated with (columns)."""
+    short = [name.split(":", 1)[-1].strip() for name in cases]
+    lines = [["trained \\ evaluated", *short]]
+    for case, name in zip(cases, short):
+        found = [rows.get((case, seed), {}) for seed in sorted({s for _, s in rows})]
+        lines.append([name] + [cell([r[c] for r in found if c in r]) for c in cases])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    text = [f"{group}" if group else "all cases"]
+    text += ["  " + "  ".join(f"{t:<{w}}" for t, w in zip(line, widths)).rstrip() for line in lines]
+    return "\n".join(text)
+
+
+def main():
+    args = arguments()
+    groups = groups_of(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    runs = Runs(args)
+    tasks = [(g, c, s) for g, cases in groups.items() for c in cases for s in args.seeds]
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        found = dict(
+            zip(tasks, pool.map(lambda task: runs.row(task[1], task[2], groups[task[0]]), tasks))
+        )
+    for group, cases in groups.items():
+        rows = {(c, s): found[(group, c, s)] for c in cases for s in args.seeds}
+        print(table(group, cases, rows), end="\n\n")
+    result = {
+        "deck": str(args.deck),
+        "overrides": args.overrides,
+        "ranks": args.ranks,
+        "cells": [
+            {"group": g, "trained": c, "seed": s, "evaluated": row}
+            for (g, c, s), row in found.items()
+        ],
+    }
+    (args.out / "matrix.json").write_text(json.dumps(result, indent=1) + "\n")
+    for line in runs.failed:
+        print(f"matrix.py: {line}", file=sys.stderr)
+    return 1 if runs.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
