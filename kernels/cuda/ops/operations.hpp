@@ -12,6 +12,7 @@
 #include "kernels/ops/rope.hpp"
 
 namespace ballast {
+struct AttentionAdds;
 struct AttentionAxes;
 struct KeyAxis;
 struct SlashSetup;
@@ -68,7 +69,8 @@ void attention_merge(Tensor& o, Tensor& lse, const Tensor& o_part, const Tensor&
 void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta);
 void attention_backward(const AttentionWork& work, const Tensor& q, const Tensor& k,
                         const Tensor& v, double scale, const Tensor& lse, const Tensor& delta,
-                        const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv);
+                        const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv,
+                        const AttentionAdds& adds);
 /// Bit-identical backward from run to run (run.deterministic): slower, see
 /// kernels/cuda/attention/attention.hpp.
 void set_deterministic(bool on);
