@@ -36,7 +36,9 @@ void rmsnorm_backward(const Tensor& dy, const Tensor& x, const Tensor& rstd, con
 
 void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Tensor& cos,
                 Tensor& sin);
-void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, bool transposed, Tensor& y);
+void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, Tensor& y);
+void rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
+                   const Tensor& sin, Tensor& d_qkv);
 
 void swiglu_forward(const Tensor& gate_up, Tensor& y);
 void swiglu_backward(const Tensor& gate_up, const Tensor& dy, Tensor& d_gate_up);
