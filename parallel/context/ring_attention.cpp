@@ -82,9 +82,10 @@ class RingPass {
   Tensor values(int shard) const {
     return shard == group_.plan.rank ? v_ : part(kv_.at(shard).tensor, 1);
   }
-  /// New sums of a shard, not yet written: dK and dV.
+  /// New, zeroed sums of a shard: dK and dV.
   std::pair<Tensor, Tensor> new_sums(int shard) {
-    dkv_[shard] = buffer(shard, sum_type_);
+    RingBuffers::Lease& sum = dkv_[shard] = buffer(shard, sum_type_);
+    sum.tensor.zero();
     return sums(shard);
   }
   std::pair<Tensor, Tensor> sums(int shard) const {
@@ -275,7 +276,7 @@ void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const T
     dq_lease = group_.buffers->take(dq.shape(), lse.dtype(), device);
     dq_sum = dq_lease.tensor;
   }
-  AttentionAdds adds{.dq = false};
+  dq_sum.zero();
   const bool in_place = stored_.store && group_.plan.ranks() == 1;
   KvStore::Keys next = keys(in, 0);
   KvStore::Sums next_sums = sums(in, 0);
@@ -293,14 +294,9 @@ void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const T
       Scope scope(recorder_, EventKind::attention_backward);
       const double pairs = index(all, turn, shard).pairs_per_head();
       scope.flops = flops_per_pair * pairs;
-      adds.dkv = in_place;
-      if (pairs == 0) {
-        if (!adds.dkv) dk_sum.zero(), dv_sum.zero();
-        return;
-      }
+      if (pairs == 0) return;
       attention_backward(index(all, turn, shard), in.q, pass.keys(shard), pass.values(shard),
-                         in.scale, lse, delta.tensor, d_o, dq_sum, dk_sum, dv_sum, adds);
-      adds.dq = true;
+                         in.scale, lse, delta.tensor, d_o, dq_sum, dk_sum, dv_sum);
     });
     if (!stored_.store) {
       if (empty) continue;
@@ -323,7 +319,6 @@ void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const T
     stored_.store->keep(in.layer, stored_.chunk, turn, stored);
   }
   if (stored_.store) stored_.store->finish(in.layer, stored_.chunk);
-  if (!adds.dq) dq_sum.zero();  // no keys for any query
   if (!empty && dq_sum.raw() != dq.raw()) copy_rows(dq_sum, dq);
 }
 
