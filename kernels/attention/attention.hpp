@@ -24,10 +24,18 @@ void attention_merge(Tensor& o, Tensor& lse, const Tensor& o_part, const Tensor&
 /// delta [Hq, q_tokens] = rowsum(o * d_o), with o the final (merged) output.
 void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta);
 
-/// Adds this call's contribution to dq, dk, dv (fp32 or fp64 accumulators, shapes of q, k, v).  lse
-/// and delta belong to the final output, so one call per ring step adds up to the whole gradient.
+/// Which gradients a call of attention_backward adds to.  It overwrites the others (which lie
+/// dense), so that nobody has to zero them before the first of several calls.
+struct AttentionAdds {
+  bool dq = true, dkv = true;
+};
+
+/// Adds this call's contribution to dq, dk, dv (fp32 or fp64 accumulators, shapes of q, k, v), or
+/// overwrites them (`adds`).  lse and delta belong to the final output, so one call per ring step
+/// adds up to the whole gradient.
 void attention_backward(const AttentionWork& work, const Tensor& q, const Tensor& k,
                         const Tensor& v, double scale, const Tensor& lse, const Tensor& delta,
-                        const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv);
+                        const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv,
+                        const AttentionAdds& adds = {});
 
 }  // namespace ballast

@@ -133,8 +133,9 @@ void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta) {
 
 void attention_backward(const AttentionWork& work, const Tensor& q, const Tensor& k,
                         const Tensor& v, double scale, const Tensor& lse, const Tensor& delta,
-                        const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) {
-  BALLAST_ON_CUDA(q, attention_backward(work, q, k, v, scale, lse, delta, d_o, dq, dk, dv));
+                        const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv,
+                        const AttentionAdds& adds) {
+  BALLAST_ON_CUDA(q, attention_backward(work, q, k, v, scale, lse, delta, d_o, dq, dk, dv, adds));
   constexpr const char* where = "attention_backward";
   check_operands(where, work, q, k, v);
   check_lines(where, "lse", lse, q.size(1), q.size(0), q.dtype());
@@ -143,6 +144,8 @@ void attention_backward(const AttentionWork& work, const Tensor& q, const Tensor
   check_rows(where, "dq", dq, q.size(0), q.size(1), q.size(2), q.dtype());
   check_rows(where, "dk", dk, k.size(0), k.size(1), k.size(2), q.dtype());
   check_rows(where, "dv", dv, k.size(0), k.size(1), k.size(2), q.dtype());
+  if (!adds.dq) dq.zero();
+  if (!adds.dkv) dk.zero(), dv.zero();
   if (q.numel() == 0 || k.numel() == 0) return;
   dispatch_float(q.dtype(), [&](auto t) {
     host::attention_backward<decltype(t)>(work.host()->arrays(), q, k, v, scale, lse, delta, d_o,

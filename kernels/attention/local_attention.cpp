@@ -24,14 +24,13 @@ void LocalAttention::backward(const AttentionInputs& in, const Tensor& o, const 
   // Sums are kept in f32 (f64): where the gradients have that type and lie dense they are summed in
   // place.
   const auto accumulator = [&](const Tensor& gradient) {
-    Tensor t = gradient.dtype() == sums && gradient.contiguous()
-                   ? gradient
-                   : Tensor::empty(gradient.shape(), sums, device, MemoryCategory::workspace);
-    t.zero();
-    return t;
+    return gradient.dtype() == sums && gradient.contiguous()
+               ? gradient
+               : Tensor::empty(gradient.shape(), sums, device, MemoryCategory::workspace);
   };
   Tensor q_sum = accumulator(dq), k_sum = accumulator(dk), v_sum = accumulator(dv);
-  attention_backward(work, in.q, in.k, in.v, in.scale, lse, delta, d_o, q_sum, k_sum, v_sum);
+  attention_backward(work, in.q, in.k, in.v, in.scale, lse, delta, d_o, q_sum, k_sum, v_sum,
+                     {.dq = false, .dkv = false});
   if (q_sum.raw() != dq.raw()) copy_rows(q_sum, dq);
   if (k_sum.raw() != dk.raw()) copy_rows(k_sum, dk);
   if (v_sum.raw() != dv.raw()) copy_rows(v_sum, dv);

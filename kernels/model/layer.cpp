@@ -3,7 +3,6 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/ops/elementwise.hpp"
 #include "kernels/ops/linear.hpp"
 #include "kernels/ops/rmsnorm.hpp"
 #include "kernels/ops/rope.hpp"
@@ -155,7 +154,7 @@ void Layer::forward_from_input(const TokenTables& tables, AttentionExecutor& att
   lora_qkv_.forward(a.normed1, tables.dropout_keys, a.qkv, workspace);
   Tensor rotated = heads_of(a.qkv, 0, shape_.query_heads + shape_.kv_heads,
                             shape_.head_dim);  // q and k lie side by side
-  rope_apply(rotated, tables.cos, tables.sin, false, rotated);
+  rope_apply(rotated, tables.cos, tables.sin, rotated);
   Tensor o = heads_of(a.attention, 0, shape_.query_heads, shape_.head_dim);
   attention.forward(attention_inputs(a), o, a.lse);
   Tensor branch = scratch(LayerScratch::branch, a.input.size(0), workspace);
@@ -210,7 +209,7 @@ void Layer::backward_weight(const TokenTables& tables, const LayerActivations& a
 }
 
 void Layer::qkv_gradient(const TokenTables& tables, AttentionExecutor& attention,
-                         const LayerActivations& a, const Tensor& d_attention, const Tensor& d_qkv,
+                         const LayerActivations& a, const Tensor& d_attention, Tensor& d_qkv,
                          Workspace& workspace) const {
   const std::int64_t query = shape_.query_heads, kv = shape_.kv_heads, dim = shape_.head_dim;
   const auto sums = [&](LayerScratch which, std::int64_t heads) {
@@ -221,11 +220,7 @@ void Layer::qkv_gradient(const TokenTables& tables, AttentionExecutor& attention
          dv = sums(LayerScratch::dv, kv);
   attention.backward(attention_inputs(a), heads_of(a.attention, 0, query, dim), a.lse,
                      heads_of(d_attention, 0, query, dim), dq, dk, dv);
-  Tensor q = heads_of(d_qkv, 0, query, dim), k = heads_of(d_qkv, query * dim, kv, dim),
-         v = heads_of(d_qkv, (query + kv) * dim, kv, dim);
-  rope_apply(dq, tables.cos, tables.sin, true, q);
-  rope_apply(dk, tables.cos, tables.sin, true, k);
-  copy_rows(dv, v);
+  rope_backward(dq, dk, dv, tables.cos, tables.sin, d_qkv);
 }
 
 void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,

@@ -106,7 +106,7 @@ class Layer {
   /// dk and dv stay in the type in which attention sums them until they are turned back, so that
   /// they are rounded once.
   void qkv_gradient(const TokenTables& tables, AttentionExecutor& attention,
-                    const LayerActivations& a, const Tensor& d_attention, const Tensor& d_qkv,
+                    const LayerActivations& a, const Tensor& d_attention, Tensor& d_qkv,
                     Workspace& workspace) const;
   void qkv_weights(const TokenTables& tables, const LayerActivations& a, const Tensor& d_qkv,
                    Workspace& workspace) const;

@@ -82,15 +82,30 @@ void rotate(const T* x, const T* c, const T* s, T sign, std::int64_t half, T* y)
 }
 
 template <class T>
-void apply(const Tensor& x_, const Tensor& cos_, const Tensor& sin_, bool transposed, Tensor& y_) {
+void apply(const Tensor& x_, const Tensor& cos_, const Tensor& sin_, Tensor& y_) {
   const auto x = matrix<const T>(x_), cos = matrix<const T>(cos_), sin = matrix<const T>(sin_);
   const auto y = matrix<T>(y_);
   const std::int64_t heads = x_.size(1), head_dim = x_.size(2);
-  const T sign = transposed ? T(-1) : T(1);
   parallel_for("rope", x.rows(), [=](std::int64_t i) {
     for (std::int64_t h = 0; h < heads; ++h)
-      rotate(x.row(i) + h * head_dim, cos.row(i), sin.row(i), sign, head_dim / 2,
+      rotate(x.row(i) + h * head_dim, cos.row(i), sin.row(i), T(1), head_dim / 2,
              y.row(i) + h * head_dim);
+  });
+}
+
+template <class T>
+void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Tensor& cos_,
+              const Tensor& sin_, Tensor& d_qkv_) {
+  const auto dq = matrix<const T>(dq_), dk = matrix<const T>(dk_), dv = matrix<const T>(dv_),
+             cos = matrix<const T>(cos_), sin = matrix<const T>(sin_);
+  const auto d_qkv = matrix<T>(d_qkv_);
+  const std::int64_t head_dim = dq_.size(2);
+  parallel_for("rope gradient", dq.rows(), [=](std::int64_t i) {
+    T* to = d_qkv.row(i);
+    for (const auto& d : {dq, dk})
+      for (std::int64_t c = 0; c < d.columns(); c += head_dim, to += head_dim)
+        rotate(d.row(i) + c, cos.row(i), sin.row(i), T(-1), head_dim / 2, to);
+    std::copy_n(dv.row(i), dv.columns(), to);
   });
 }
 
@@ -110,14 +125,29 @@ void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Ten
                  [&](auto t) { host::table<decltype(t)>(positions, frequencies, cos, sin); });
 }
 
-void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, bool transposed, Tensor& y) {
+void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, Tensor& y) {
   require(x.rank() == 3 && x.shape() == y.shape() && cos.rank() == 2 &&
               cos.shape() == sin.shape() && cos.size(0) == x.size(0) &&
               2 * cos.size(1) == x.size(2),
           "rope_apply: input {}, output {}, cos {} and sin {} do not fit", to_string(x.shape()),
           to_string(y.shape()), to_string(cos.shape()), to_string(sin.shape()));
-  BALLAST_ON_CUDA(x, rope_apply(x, cos, sin, transposed, y));
-  dispatch_float(x.dtype(), [&](auto t) { host::apply<decltype(t)>(x, cos, sin, transposed, y); });
+  BALLAST_ON_CUDA(x, rope_apply(x, cos, sin, y));
+  dispatch_float(x.dtype(), [&](auto t) { host::apply<decltype(t)>(x, cos, sin, y); });
+}
+
+void rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
+                   const Tensor& sin, Tensor& d_qkv) {
+  require(dq.rank() == 3 && dk.rank() == 3 && dk.shape() == dv.shape() &&
+              dk.size(0) == dq.size(0) && dk.size(2) == dq.size(2) && cos.rank() == 2 &&
+              cos.shape() == sin.shape() && cos.size(0) == dq.size(0) &&
+              2 * cos.size(1) == dq.size(2) &&
+              d_qkv.shape() == Shape{dq.size(0), (dq.size(1) + 2 * dk.size(1)) * dq.size(2)},
+          "rope_backward: dq {}, dk {}, dv {}, cos {}, sin {} and d_qkv {} do not fit",
+          to_string(dq.shape()), to_string(dk.shape()), to_string(dv.shape()),
+          to_string(cos.shape()), to_string(sin.shape()), to_string(d_qkv.shape()));
+  BALLAST_ON_CUDA(dq, rope_backward(dq, dk, dv, cos, sin, d_qkv));
+  dispatch_float(dq.dtype(),
+                 [&](auto t) { host::backward<decltype(t)>(dq, dk, dv, cos, sin, d_qkv); });
 }
 
 }  // namespace ballast

@@ -29,8 +29,12 @@ void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Ten
                 Tensor& sin);
 
 /// y = rotation of x by every token's angles, for all heads; x, y [T, heads, D], rows may lie
-/// apart, y may be x. `transposed` gives the gradient: the rotation's transpose.
-/// On CUDA x may be f32 beside a y of bf16.
-void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, bool transposed, Tensor& y);
+/// apart, y may be x.
+void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, Tensor& y);
+/// Gradients of q, k and v before rotation, side by side, in one pass: d_qkv [T, (Hq + 2 Hkv) D] =
+/// dq [T, Hq, D] and dk [T, Hkv, D] turned back (the rotation's transpose), and dv as it is.  On
+/// CUDA dq, dk and dv are sums in f32, dense, and d_qkv is bf16.
+void rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
+                   const Tensor& sin, Tensor& d_qkv);
 
 }  // namespace ballast

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kCounters = 64;  // work queue heads
 
 int grid(std::int64_t threads) {
   return static_cast<int>(std::max<std::int64_t>(1, (threads + kThreads - 1) / kThreads));
@@ -34,7 +35,7 @@ WorkspaceLayout lay_out(void* base, const DeviceIndex& index, int q_heads, int h
     w.bytes += static_cast<std::size_t>(bytes + 255) / 256 * 256;
   };
   const std::int64_t column_elements = index.column_rows() * index.column_heads() * head_dim;
-  take(w.scratch.counters, 256);
+  take(w.scratch.counters, kCounters * sizeof(int));
   take(w.scratch.column_k, column_elements * 2);
   take(w.scratch.column_v, column_elements * 2);
   if (backward) {
@@ -131,23 +132,42 @@ __global__ void delta_kernel(DeltaOperands delta_of, float* delta, std::int64_t 
   if (threadIdx.x % 32 == 0) delta[head * tokens + token] = d;
 }
 
-/// A CTA a row, a warp a head.  zero (may be null, 16-byte aligned as its stride): dQ, cleared on
-/// the way by kernels that add to it.
+/// What the backward kernels add to and find cleared: rows of gradients (8-byte aligned as their
+/// stride) and their counters.
+struct Cleared {
+  struct Rows {
+    float* at = nullptr;  ///< null: none
+    std::int64_t stride = 0, rows = 0, columns = 0;
+  };
+  Rows dq, dk, dv;
+  int* counters = nullptr;
+
+  __device__ void clear(const Rows& r, std::int64_t row) const {
+    if (r.at == nullptr || row >= r.rows) return;
+    for (std::int64_t c = 2 * threadIdx.x; c < r.columns; c += 2 * kThreads)
+      *reinterpret_cast<float2*>(r.at + row * r.stride + c) = make_float2(0, 0);
+  }
+  __device__ void clear(std::int64_t row) const {
+    clear(dq, row);
+    clear(dk, row);
+    clear(dv, row);
+    if (row == 0 && threadIdx.x < kCounters) counters[threadIdx.x] = 0;
+  }
+};
+
+/// A CTA a row, a warp a head; what the next kernel finds cleared is cleared on the way.
 __global__ void statistics_kernel(DeltaOperands delta_of, const float* given_delta,
                                   const float* lse, int heads, std::int64_t tokens,
-                                  std::int64_t blocks, float* statistics, float* zero,
-                                  std::int64_t zero_stride) {
+                                  std::int64_t blocks, float* statistics, Cleared cleared) {
   const std::int64_t token = blockIdx.x;
+  cleared.clear(token);
+  if (token >= blocks * kBlock) return;
   const int lane = threadIdx.x % 32;
   for (int head = threadIdx.x / 32; head < heads; head += kThreads / 32) {
     float lse2 = INFINITY, delta = 0;
     if (token < tokens) {
       const float l = lse[head * tokens + token];
       if (l != -INFINITY) lse2 = l * kLog2E;
-      if (zero != nullptr && 4 * lane < delta_of.head_dim) {
-        *reinterpret_cast<float4*>(zero + token * zero_stride + head * delta_of.head_dim +
-                                   4 * lane) = make_float4(0, 0, 0, 0);
-      }
       delta = given_delta != nullptr ? given_delta[head * tokens + token] : delta_of(token, head);
     }
     if (lane == 0) {
@@ -229,7 +249,7 @@ cudaError_t attention_forward(const AttentionForwardArgs& a, cudaStream_t stream
                    reinterpret_cast<std::uintptr_t>(a.o) % 8 == 0;
   bool sm90 = false;
   cudaError_t e = choose(a.path, tma, sm90);
-  if (e == cudaSuccess) e = cudaMemsetAsync(w.scratch.counters, 0, 256, stream);
+  if (e == cudaSuccess) e = cudaMemsetAsync(w.scratch.counters, 0, kCounters * sizeof(int), stream);
   if (e == cudaSuccess && index.has_columns()) {
     e = gather_columns(index, a.k, a.k_stride, a.v, a.v_stride, a.head_dim, w.scratch.column_k,
                        w.scratch.column_v, stream);
@@ -260,23 +280,26 @@ cudaError_t attention_backward(const AttentionBackwardArgs& a, cudaStream_t stre
                      reinterpret_cast<std::uintptr_t>(a.dv) % 8 == 0;
     e = choose(a.path, tma, sm90);
   }
-  // Kernels that add need zeros to add to; dQ's are written beside the statistics.
-  const bool clear_dq = !empty && !a.accumulate_dq && sm90 && !separate_query_gradient(a);
   if (e == cudaSuccess && empty && !a.accumulate_dq)
     e = zero_rows(a.dq, a.dq_stride, q_columns, q_tokens, 4, stream);
-  if (e == cudaSuccess && !a.accumulate_dkv && (empty || (sm90 && cuts_units(a)))) {
+  if (e == cudaSuccess && empty && !a.accumulate_dkv) {
     e = zero_rows(a.dk, a.dk_stride, k_columns, k_tokens, 4, stream);
     if (e == cudaSuccess) e = zero_rows(a.dv, a.dv_stride, k_columns, k_tokens, 4, stream);
   }
   if (e != cudaSuccess || empty) return e;
 
-  e = cudaMemsetAsync(w.scratch.counters, 0, 256, stream);
-  if (e != cudaSuccess) return e;
-  statistics_kernel<<<static_cast<unsigned>(index.shape.q_blocks() * kBlock), kThreads, 0,
-                      stream>>>(
+  // Kernels that add need zeros to add to: written beside the statistics.
+  Cleared cleared{.counters = w.scratch.counters};
+  if (!a.accumulate_dq && sm90 && !separate_query_gradient(a))
+    cleared.dq = {a.dq, a.dq_stride, q_tokens, q_columns};
+  if (!a.accumulate_dkv && sm90 && cuts_units(a)) {
+    cleared.dk = {a.dk, a.dk_stride, k_tokens, k_columns};
+    cleared.dv = {a.dv, a.dv_stride, k_tokens, k_columns};
+  }
+  const std::int64_t rows = std::max(index.shape.q_blocks() * kBlock, cleared.dk.rows);
+  statistics_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
       delta_operands(a.dout, a.dout_stride, a.o, a.o_stride, a.o_fp32, a.head_dim), a.delta, a.lse,
-      a.q_heads, q_tokens, index.shape.q_blocks(), w.scratch.statistics, clear_dq ? a.dq : nullptr,
-      a.dq_stride);
+      a.q_heads, q_tokens, index.shape.q_blocks(), w.scratch.statistics, cleared);
   e = cudaGetLastError();
   if (e == cudaSuccess && index.has_columns()) {
     e = gather_columns(index, a.k, a.k_stride, a.v, a.v_stride, a.head_dim, w.scratch.column_k,

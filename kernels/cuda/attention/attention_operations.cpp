@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/plan/attention/attention_work.hpp"
+#include "kernels/attention/attention.hpp"
 #include "kernels/cuda/attention/attention.hpp"
 #include "kernels/cuda/index/device_index.hpp"
 #include "kernels/cuda/index/pattern_twin.hpp"
@@ -105,9 +106,14 @@ void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta) {
 
 void attention_backward(const AttentionWork& work, const Tensor& q, const Tensor& k,
                         const Tensor& v, double scale, const Tensor& lse, const Tensor& delta,
-                        const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv) {
+                        const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv,
+                        const AttentionAdds& adds) {
   check_shapes(work, q, k, v);
-  if (q.numel() == 0 || k.numel() == 0) return;
+  if (q.numel() == 0 || k.numel() == 0) {
+    if (!adds.dq) dq.zero();
+    if (!adds.dkv) dk.zero(), dv.zero();
+    return;
+  }
   AttentionBackwardArgs args;
   args.q = q.data<bf16>(), args.k = k.data<bf16>(), args.v = v.data<bf16>(),
   args.dout = d_o.data<bf16>();
@@ -121,7 +127,8 @@ void attention_backward(const AttentionWork& work, const Tensor& q, const Tensor
   args.dq = dq.data<float>(), args.dk = dk.data<float>(), args.dv = dv.data<float>();
   args.dq_stride = rows_of(dq, "dq"), args.dk_stride = rows_of(dk, "dk"),
   args.dv_stride = rows_of(dv, "dv");
-  args.accumulate_dq = args.accumulate_dkv = true;
+  args.accumulate_dq = adds.dq;
+  args.accumulate_dkv = adds.dkv;
   args.deterministic = g_deterministic;
   args.index = &index_of(work, args.q_heads, args.kv_heads);
   args.workspace_bytes = attention_backward_workspace(args);

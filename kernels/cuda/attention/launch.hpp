@@ -20,7 +20,7 @@ struct AttentionScratch {
 
 cudaError_t forward_sm90(const AttentionForwardArgs& args, const AttentionScratch& scratch,
                          cudaStream_t stream);
-/// dq, dk, dv are already zeroed where they are to be overwritten by additions.
+/// dq, dk, dv are already zeroed where they are to be overwritten by additions, and the counters.
 cudaError_t backward_sm90(const AttentionBackwardArgs& args, const AttentionScratch& scratch,
                           cudaStream_t stream);
 /// Whether the sm_90 backward cuts long units by query heads (DeviceIndex::backward_pieces), and so

@@ -152,15 +152,23 @@ void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Ten
         "rope table");
 }
 
-void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, bool transposed, Tensor& y) {
+void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, Tensor& y) {
   require(x.rank() == 3 && x.strides()[2] == 1 && x.strides()[1] == x.size(2) &&
               y.strides()[1] == y.size(2),
           "CUDA rope needs dense heads, got shape {}", to_string(x.shape()));
-  const bool sums = x.dtype() == DType::f32;
-  check(rope_apply(sums ? static_cast<const void*>(float_of(x)) : bf16_of(x), sums, x.strides()[0],
-                   float_of(cos), float_of(sin), transposed, bf16_of(y), y.strides()[0], x.size(0),
-                   static_cast<int>(x.size(1)), static_cast<int>(x.size(2)), stream()),
+  check(rope_apply(bf16_of(x), x.strides()[0], float_of(cos), float_of(sin), bf16_of(y),
+                   y.strides()[0], x.size(0), static_cast<int>(x.size(1)),
+                   static_cast<int>(x.size(2)), stream()),
         "rope");
+}
+
+void rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
+                   const Tensor& sin, Tensor& d_qkv) {
+  for (const Tensor* t : {&dq, &dk, &dv}) require_dense(*t, "rope gradient");
+  check(rope_backward(float_of(dq), float_of(dk), float_of(dv), float_of(cos), float_of(sin),
+                      bf16_of(d_qkv), row_stride(d_qkv), dq.size(0), static_cast<int>(dq.size(1)),
+                      static_cast<int>(dk.size(1)), static_cast<int>(dq.size(2)), stream()),
+        "rope gradient");
 }
 
 void swiglu_forward(const Tensor& gate_up, Tensor& y) {

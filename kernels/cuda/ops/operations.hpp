@@ -12,6 +12,7 @@
 #include "kernels/ops/rope.hpp"
 
 namespace ballast {
+struct AttentionAdds;
 struct AttentionAxes;
 struct KeyAxis;
 struct SlashSetup;
@@ -35,7 +36,9 @@ void rmsnorm_backward(const Tensor& dy, const Tensor& x, const Tensor& rstd, con
 
 void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Tensor& cos,
                 Tensor& sin);
-void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, bool transposed, Tensor& y);
+void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, Tensor& y);
+void rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
+                   const Tensor& sin, Tensor& d_qkv);
 
 void swiglu_forward(const Tensor& gate_up, Tensor& y);
 void swiglu_backward(const Tensor& gate_up, const Tensor& dy, Tensor& d_gate_up);
@@ -68,7 +71,8 @@ void attention_merge(Tensor& o, Tensor& lse, const Tensor& o_part, const Tensor&
 void attention_delta(const Tensor& o, const Tensor& d_o, Tensor& delta);
 void attention_backward(const AttentionWork& work, const Tensor& q, const Tensor& k,
                         const Tensor& v, double scale, const Tensor& lse, const Tensor& delta,
-                        const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv);
+                        const Tensor& d_o, Tensor& dq, Tensor& dk, Tensor& dv,
+                        const AttentionAdds& adds);
 /// Bit-identical backward from run to run (run.deterministic): slower, see
 /// kernels/cuda/attention/attention.hpp.
 void set_deterministic(bool on);

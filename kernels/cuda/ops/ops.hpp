@@ -35,11 +35,16 @@ cudaError_t rmsnorm_backward(const Bf16* x, const Bf16* weight, const float* rst
 /// [half] on the device.
 cudaError_t rope_table(const std::int32_t* positions, const double* frequency, double scale,
                        float* cos, float* sin, std::int64_t tokens, int half, cudaStream_t stream);
-/// y = x [tokens, heads, head_dim] rotated (row strides in elements, multiples of 4; y may be x);
-/// `transposed` rotates back (backward).  x is bf16, or fp32 with `x_float`.
-cudaError_t rope_apply(const void* x, bool x_float, std::int64_t x_stride, const float* cos,
-                       const float* sin, bool transposed, Bf16* y, std::int64_t y_stride,
-                       std::int64_t tokens, int heads, int head_dim, cudaStream_t stream);
+/// y = x [tokens, heads, head_dim] rotated (row strides in elements, multiples of 8; 16-byte
+/// aligned; y may be x); head_dim is a multiple of 16.
+cudaError_t rope_apply(const Bf16* x, std::int64_t x_stride, const float* cos, const float* sin,
+                       Bf16* y, std::int64_t y_stride, std::int64_t tokens, int heads, int head_dim,
+                       cudaStream_t stream);
+/// Rows of d_qkv [tokens, (q_heads + 2 kv_heads) head_dim] (`stride` apart) = dq and dk turned
+/// back, and dv; those are dense, [tokens, heads, head_dim].
+cudaError_t rope_backward(const float* dq, const float* dk, const float* dv, const float* cos,
+                          const float* sin, Bf16* d_qkv, std::int64_t stride, std::int64_t tokens,
+                          int q_heads, int kv_heads, int head_dim, cudaStream_t stream);
 
 /// y [rows, width] = silu(gate) * up with gate_up [rows, 2 width]; and its backward into d_gate_up.
 cudaError_t swiglu_forward(const Bf16* gate_up, Bf16* y, std::int64_t rows, std::int64_t width,

@@ -241,37 +241,51 @@ void check_adamw(std::int64_t n, int offset) {
   expect((name + " sum of squares").c_str(), {result.read()[0]}, {squares}, 1e-12);
 }
 
-void check_rope(std::int64_t tokens, int heads, int dim, bool from_float) {
-  const int width = heads * dim, half = dim / 2, stride = width + 8;
-  auto wide = random_buffer<float>(static_cast<std::size_t>(tokens) * stride);
-  auto narrow = random_buffer<Bf16>(static_cast<std::size_t>(tokens) * stride);
-  auto y = poisoned<Bf16>(static_cast<std::size_t>(tokens) * width),
-       converted = poisoned<Bf16>(static_cast<std::size_t>(tokens) * width);
-  auto cos = random_buffer<float>(tokens * half), sin = random_buffer<float>(tokens * half);
-  const auto x0 = from_float ? doubles(wide) : doubles(narrow), c0 = doubles(cos),
-             s0 = doubles(sin);
-  must(rope_apply(from_float ? static_cast<const void*>(wide.data) : narrow.data, from_float,
-                  stride, cos.data, sin.data, true, y.data, width, tokens, heads, dim, 0),
+void check_rope(std::int64_t tokens, int q_heads, int kv_heads, int dim) {
+  const int heads = q_heads + kv_heads, half = dim / 2, width = (heads + kv_heads) * dim,
+            stride = width + 8;
+  const auto of = [&](int h) { return static_cast<std::size_t>(tokens) * h * dim; };
+  auto x = random_buffer<Bf16>(static_cast<std::size_t>(tokens) * stride);
+  auto y = poisoned<Bf16>(of(heads)),
+       d_qkv = poisoned<Bf16>(static_cast<std::size_t>(tokens) * stride);
+  auto dq = random_buffer<float>(of(q_heads)), dk = random_buffer<float>(of(kv_heads)),
+       dv = random_buffer<float>(of(kv_heads)), cos = random_buffer<float>(tokens * half),
+       sin = random_buffer<float>(tokens * half);
+  const auto x0 = doubles(x), c0 = doubles(cos), s0 = doubles(sin), dq0 = doubles(dq),
+             dk0 = doubles(dk), dv0 = doubles(dv);
+  must(rope_apply(x.data, stride, cos.data, sin.data, y.data, heads * dim, tokens, heads, dim, 0),
        "rope_apply");
-  must(convert_rows(from_float ? static_cast<const void*>(wide.data) : narrow.data, from_float,
-                    stride, converted.data, false, width, tokens, width, 0),
-       "convert_rows");
+  must(rope_apply(x.data, stride, cos.data, sin.data, x.data, stride, tokens, heads, dim, 0),
+       "rope_apply in place");
+  must(rope_backward(dq.data, dk.data, dv.data, cos.data, sin.data, d_qkv.data, stride, tokens,
+                     q_heads, kv_heads, dim, 0),
+       "rope_backward");
   must(cudaDeviceSynchronize(), "rope");
-  std::vector<double> y1(static_cast<std::size_t>(tokens) * width), copy(y1.size());
-  for (std::int64_t t = 0; t < tokens; ++t)
-    for (int h = 0; h < heads; ++h)
+  std::vector<double> y1(of(heads)), d1(static_cast<std::size_t>(tokens) * width), inner, gradient;
+  const auto in_place = doubles(x), written = doubles(d_qkv);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    inner.insert(inner.end(), &in_place[t * stride], &in_place[t * stride] + heads * dim);
+    gradient.insert(gradient.end(), &written[t * stride], &written[t * stride] + width);
+    for (int h = 0; h < heads + kv_heads; ++h)
       for (int j = 0; j < half; ++j) {
-        const double a = x0[t * stride + h * dim + j], b = x0[t * stride + h * dim + j + half],
-                     c = c0[t * half + j], s = s0[t * half + j];
-        y1[t * width + h * dim + j] = a * c + b * s;
-        y1[t * width + h * dim + j + half] = b * c - a * s;
-        copy[t * width + h * dim + j] = a;
-        copy[t * width + h * dim + j + half] = b;
+        const double c = c0[t * half + j], s = s0[t * half + j];
+        if (h < heads) {
+          const double a = x0[t * stride + h * dim + j], b = x0[t * stride + h * dim + j + half];
+          y1[(t * heads + h) * dim + j] = a * c - b * s;
+          y1[(t * heads + h) * dim + j + half] = b * c + a * s;
+        }
+        const double* d = h < q_heads ? &dq0[(t * q_heads + h) * dim + j]
+                          : h < heads ? &dk0[(t * kv_heads + h - q_heads) * dim + j]
+                                      : &dv0[(t * kv_heads + h - heads) * dim + j];
+        d1[t * width + h * dim + j] = h < heads ? d[0] * c + d[half] * s : d[0];
+        d1[t * width + h * dim + j + half] = h < heads ? d[half] * c - d[0] * s : d[half];
       }
-  const std::string name = "rope " + std::to_string(tokens) + " x " + std::to_string(heads) +
-                           " x " + std::to_string(dim) + (from_float ? " fp32 " : " bf16 ");
-  expect((name + "back").c_str(), doubles(y), y1, 4e-3);
-  expect((name + "converted").c_str(), doubles(converted), copy, 4e-3);
+  }
+  const std::string name = "rope " + std::to_string(tokens) + " x " + std::to_string(q_heads) +
+                           "/" + std::to_string(kv_heads) + " x " + std::to_string(dim) + " ";
+  expect((name + "forward").c_str(), doubles(y), y1, 4e-3);
+  expect((name + "in place").c_str(), inner, doubles(y), 0);
+  expect((name + "backward").c_str(), gradient, d1, 4e-3);
 }
 
 void check_bias(std::int64_t rows, int width) {
@@ -308,10 +322,9 @@ void check_all() {
   check_adamw(1'000'003, 0);
   check_adamw(1'000'003, 3);
   check_adamw(2, 0);
-  for (bool from_float : {false, true}) {
-    check_rope(1001, 14, 64, from_float);
-    check_rope(77, 2, 128, from_float);
-  }
+  check_rope(1001, 14, 2, 64);
+  check_rope(77, 2, 2, 128);
+  check_rope(1, 1, 1, 64);
   check_bias(1000, 1152);
 }
 
@@ -397,39 +410,35 @@ void time_norm(const Shape& s) {
 }
 
 void time_rope(const Shape& s) {
-  const int heads = s.q_heads + 2 * s.kv_heads, width = heads * s.dim, q = s.q_heads * s.dim;
-  const std::size_t each = static_cast<std::size_t>(s.tokens) * width;
-  auto sums = random_buffer<float>(kSets * each), db = random_buffer<float>(width),
+  const int heads = s.q_heads + 2 * s.kv_heads, width = heads * s.dim;
+  const std::size_t each = static_cast<std::size_t>(s.tokens) * width,
+                    q = static_cast<std::size_t>(s.tokens) * s.q_heads * s.dim,
+                    kv = static_cast<std::size_t>(s.tokens) * s.kv_heads * s.dim;
+  auto dq = random_buffer<float>(kSets * q), dk = random_buffer<float>(kSets * kv),
+       dv = random_buffer<float>(kSets * kv), db = random_buffer<float>(width),
        partial = random_buffer<float>(bias_partial_floats(width));
   auto d = random_buffer<Bf16>(kSets * each);
-  auto cos = random_buffer<float>(s.tokens * s.dim / 2),
-       sin = random_buffer<float>(s.tokens * s.dim / 2);
+  auto cos = random_buffer<float>(s.tokens * s.dim / 2, 0, 0.5f),
+       sin = random_buffer<float>(s.tokens * s.dim / 2, 0, 0.5f);
   line("rope in place, q and k",
        time_ms(2 * kSets,
                [&](int i) {
                  Bf16* at = d.data + i % kSets * each;
-                 must(rope_apply(at, false, width, cos.data, sin.data, false, at, width, s.tokens,
+                 must(rope_apply(at, width, cos.data, sin.data, at, width, s.tokens,
                                  s.q_heads + s.kv_heads, s.dim, 0),
                       "rope");
                }),
        4.0 * s.tokens * (s.q_heads + s.kv_heads) * s.dim);
-  line("rope of fp32 dq into bf16",
+  line("fp32 dq, dk, dv turned back into bf16",
        time_ms(2 * kSets,
                [&](int i) {
-                 must(rope_apply(sums.data + i % kSets * each, true, q, cos.data, sin.data, true,
-                                 d.data + i % kSets * each, width, s.tokens, s.q_heads, s.dim, 0),
-                      "rope");
+                 const std::size_t set = i % kSets;
+                 must(rope_backward(dq.data + set * q, dk.data + set * kv, dv.data + set * kv,
+                                    cos.data, sin.data, d.data + set * each, width, s.tokens,
+                                    s.q_heads, s.kv_heads, s.dim, 0),
+                      "rope gradient");
                }),
-       6.0 * s.tokens * q);
-  line("fp32 dv into bf16",
-       time_ms(2 * kSets,
-               [&](int i) {
-                 must(convert_rows(sums.data + i % kSets * each, true, s.kv_heads * s.dim,
-                                   d.data + i % kSets * each, false, width, s.tokens,
-                                   s.kv_heads * s.dim, 0),
-                      "convert");
-               }),
-       6.0 * s.tokens * s.kv_heads * s.dim);
+       6.0 * each);
   line("bias gradient of qkv",
        time_ms(2 * kSets,
                [&](int i) {

@@ -94,8 +94,9 @@ class CudaAttention : public CudaTest {
                  d_o = to_gpu(p.d_o, b16);
     Tensor o = unwritten(p.q.shape(), o_type), lse = unwritten({p.heads.q(), p.q.size(0)}, f32),
            delta = unwritten(lse.shape(), f32);
+    const bool adds = start != nullptr;  // else what lies there is overwritten
     const auto sums = [&](const Tensor& host, const Shape& shape) {
-      return start ? to_gpu(host, f32) : Tensor::zeros(shape, f32, *gpu);
+      return adds ? to_gpu(host, f32) : unwritten(shape, f32);
     };
     Tensor dq = sums(start ? start->dq : Tensor(), p.q.shape()),
            dk = sums(start ? start->dk : Tensor(), p.k.shape()),
@@ -103,7 +104,8 @@ class CudaAttention : public CudaTest {
     const AttentionWork work = place_pattern(AttentionPattern(p.index), q, k);
     attention_forward(work, q, k, v, p.scale, o, lse);
     if (o.numel() > 0) attention_delta(o, d_o, delta);
-    attention_backward(work, q, k, v, p.scale, lse, delta, d_o, dq, dk, dv);
+    attention_backward(work, q, k, v, p.scale, lse, delta, d_o, dq, dk, dv,
+                       {.dq = adds, .dkv = adds});
     return {to_host(o), to_host(lse), to_host(dq), to_host(dk), to_host(dv)};
   }
 

@@ -99,15 +99,26 @@ TEST_F(Operations, Rope) {
   rope_table(positions_gpu, frequencies, cos_gpu, sin_gpu);
   EXPECT_CLOSE(cos_gpu, cos, kFp32);
   EXPECT_CLOSE(sin_gpu, sin, kFp32);
-  const Tensor x = random({t, heads, d});
-  for (bool transposed : {false, true}) {
-    Tensor y = Tensor::empty({t, heads, d}, f64), y_gpu = unwritten({t, heads, d}, b16);
-    rope_apply(x, cos, sin, transposed, y);
-    rope_apply(to_gpu(x, b16), cos_gpu, sin_gpu, transposed, y_gpu);
-    EXPECT_CLOSE(y_gpu, y, kBf16);
-    Tensor narrowed = unwritten({t, heads, d}, b16);
-    rope_apply(to_gpu(x, f32), cos_gpu, sin_gpu, transposed, narrowed);
-    EXPECT_CLOSE(narrowed, y, kBf16);
+  const Tensor x = random({t, heads, d}), x_gpu = to_gpu(x, b16);
+  Tensor y = Tensor::empty({t, heads, d}, f64), y_gpu = unwritten({t, heads, d}, b16);
+  rope_apply(x, cos, sin, y);
+  rope_apply(x_gpu, cos_gpu, sin_gpu, y_gpu);
+  EXPECT_CLOSE(y_gpu, y, kBf16);
+  // In place, on heads inside a wider tensor.
+  Tensor wide = to_gpu(random({t, heads + 2, d}), b16), inner = wide.narrow(1, 1, 1 + heads);
+  copy_rows(x_gpu, inner);
+  rope_apply(inner, cos_gpu, sin_gpu, inner);
+  Tensor dense = unwritten({t, heads, d}, b16);
+  copy_rows(inner, dense);
+  EXPECT_EQ(error(dense, to_host(y_gpu)), 0);
+
+  for (const std::int64_t kv : {1, 2, 7}) {
+    const Tensor dq = random({t, heads, d}), dk = random({t, kv, d}), dv = random({t, kv, d});
+    Tensor d_qkv = Tensor::empty({t, (heads + 2 * kv) * d}, f64),
+           d_qkv_gpu = unwritten(d_qkv.shape(), b16);
+    rope_backward(dq, dk, dv, cos, sin, d_qkv);
+    rope_backward(to_gpu(dq, f32), to_gpu(dk, f32), to_gpu(dv, f32), cos_gpu, sin_gpu, d_qkv_gpu);
+    EXPECT_CLOSE(d_qkv_gpu, d_qkv, kBf16);
   }
 }
 

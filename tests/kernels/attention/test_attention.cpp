@@ -24,7 +24,8 @@ using test::values_of;
 double tolerance(DType type) { return type == DType::f64 ? 1e-12 : 4e-6; }
 
 /// The kernel on the operands of a case, as slices of wider buffers when `slack_heads` > 0.
-/// Gradients start at `start`.
+/// Gradients start at `start` and are added to; dense ones that start at 0 are NaN before and
+/// overwritten.
 AttentionResult run_kernel(const AttentionCase& c, int slack_heads = 0, double start = 0) {
   const auto tq = static_cast<std::int64_t>(c.queries.size()),
              tk = static_cast<std::int64_t>(c.keys.size());
@@ -32,6 +33,8 @@ AttentionResult run_kernel(const AttentionCase& c, int slack_heads = 0, double s
                k = make_rows(c.k, tk, c.kv_heads, c.head_dim, c.type, slack_heads);
   const Tensor v = make_rows(c.v, tk, c.kv_heads, c.head_dim, c.type, 2 * slack_heads),
                d_o = make_rows(c.d_o, tq, c.q_heads, c.head_dim, c.type, slack_heads);
+  const bool adds = slack_heads > 0 || start != 0;
+  if (!adds) start = std::nan("");
   const std::vector<double> q_start(c.q_size(), start), k_start(c.k_size(), start),
       nan(c.q_size(), std::nan(""));
   Tensor o = make_rows(nan, tq, c.q_heads, c.head_dim, c.type, slack_heads);
@@ -42,7 +45,8 @@ AttentionResult run_kernel(const AttentionCase& c, int slack_heads = 0, double s
   Tensor dq = make_rows(q_start, tq, c.q_heads, c.head_dim, c.type, slack_heads);
   Tensor dk = make_rows(k_start, tk, c.kv_heads, c.head_dim, c.type, slack_heads),
          dv = make_rows(k_start, tk, c.kv_heads, c.head_dim, c.type, slack_heads);
-  attention_backward(AttentionPattern(c.index), q, k, v, c.scale, lse, delta, d_o, dq, dk, dv);
+  attention_backward(AttentionPattern(c.index), q, k, v, c.scale, lse, delta, d_o, dq, dk, dv,
+                     {.dq = adds, .dkv = adds});
   return {values_of(o), values_of(lse), values_of(dq), values_of(dk), values_of(dv)};
 }
 

@@ -48,8 +48,9 @@ TEST_P(RopeOperation, RopeTurnsPairsAndItsTransposeTurnsBack) {
     Tensor cos = Tensor::empty({t, half}, type), sin = Tensor::empty({t, half}, type);
     rope_table(positions, rope, cos, sin);
     const Tensor wide = draw.tensor({t, heads + 2, d}, type), x = wide.narrow(1, 1, 1 + heads);
-    Tensor y = Tensor::empty({t, heads, d}, type), back = Tensor::empty({t, heads, d}, type);
-    rope_apply(x, cos, sin, false, y);
+    Tensor y = Tensor::empty({t, heads, d}, type),
+           d_qkv = Tensor::empty({t, (heads + 2) * d}, type);
+    rope_apply(x, cos, sin, y);
     std::vector<double> expected(static_cast<std::size_t>(t * heads * d)), scaled = elements(x);
     for (std::int64_t i = 0; i < t; ++i)
       for (std::int64_t h = 0; h < heads; ++h)
@@ -63,13 +64,17 @@ TEST_P(RopeOperation, RopeTurnsPairsAndItsTransposeTurnsBack) {
               rope.amplitude * (b * std::cos(angle) + a * std::sin(angle));
         }
     EXPECT_LT(relative_error(y, expected), tolerance(type, 1e-6, 1e-10));
-    rope_apply(y, cos, sin, true, back);
+    // q and k are turned back, v is kept.
+    rope_backward(y, y.narrow(1, 0, 1), x.narrow(1, 2, 3), cos, sin, d_qkv);
+    const Tensor back = d_qkv.reshape({t, heads + 2, d});
     for (double& value : scaled) value *= rope.amplitude * rope.amplitude;
-    EXPECT_LT(relative_error(back, scaled), tight);
+    EXPECT_LT(relative_error(back.narrow(1, 0, heads), scaled), tight);
+    EXPECT_EQ(relative_error(back.narrow(1, heads, heads + 1), back.narrow(1, 0, 1)), 0.0);
+    EXPECT_EQ(relative_error(back.narrow(1, heads + 1, heads + 2), x.narrow(1, 2, 3)), 0.0);
     // In place on a slice gives the same and leaves the neighbours alone.
     Tensor slice = wide.clone();
     Tensor inner = slice.narrow(1, 1, 1 + heads);
-    rope_apply(inner, cos, sin, false, inner);
+    rope_apply(inner, cos, sin, inner);
     EXPECT_EQ(relative_error(inner, y), 0.0);
     EXPECT_EQ(relative_error(slice.narrow(1, 0, 1), wide.narrow(1, 0, 1)), 0.0);
   }
@@ -81,13 +86,12 @@ TEST(Gradients, Rope) {
   const RopeFrequencies rope = rope_frequencies(rope_shape(1));
   const Tensor x = draw.tensor({3, 2, 64}, DType::f64), c = draw.tensor({3, 2, 64}, DType::f64);
   Tensor cos = Tensor::empty({3, 32}, DType::f64), sin = Tensor::empty({3, 32}, DType::f64),
-         y = Tensor::empty({3, 2, 64}, DType::f64), dx = y.clone();
+         y = Tensor::empty({3, 2, 64}, DType::f64), d = Tensor::empty({3, 4 * 64}, DType::f64);
   rope_table(draw.integers({3}, 0, 1000), rope, cos, sin);
-  rope_apply(c, cos, sin, true, dx);
-  EXPECT_LT(
-      relative_error(
-          dx, central_differences(x, [&] { return rope_apply(x, cos, sin, false, y), dot(y, c); })),
-      kGradientTolerance);
+  const Tensor first = c.narrow(1, 0, 1);
+  rope_backward(c, first, first, cos, sin, d);
+  const auto dx = central_differences(x, [&] { return rope_apply(x, cos, sin, y), dot(y, c); });
+  EXPECT_LT(relative_error(d.reshape({3, 4, 64}).narrow(1, 0, 2), dx), kGradientTolerance);
 }
 
 }  // namespace
