@@ -28,109 +28,71 @@ __global__ void rope_table_kernel(const std::int32_t* positions, const double* f
 }
 
 __device__ float4 load_four(const float* p) { return *reinterpret_cast<const float4*>(p); }
+__device__ float4 load_four(const __nv_bfloat16* p) {
+  const uint2 raw = *reinterpret_cast<const uint2*>(p);
+  const float2 low = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.x)),
+               high = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.y));
+  return make_float4(low.x, low.y, high.x, high.y);
+}
 __device__ void store_four(__nv_bfloat16* p, float a, float b, float c, float d) {
   const __nv_bfloat162 low = __floats2bfloat162_rn(a, b), high = __floats2bfloat162_rn(c, d);
   *reinterpret_cast<uint2*>(p) =
       make_uint2(reinterpret_cast<const unsigned&>(low), reinterpret_cast<const unsigned&>(high));
 }
 
-constexpr int kRopeTokens = 8;  // tokens a block
-constexpr int kRopeLoads = 2;   // items whose loads a thread has in flight
+constexpr int kRopeTokens = 4;  // tokens a block
 
-/// Calls item(token, head, j) for every head and every group of kPairs pairs (j, j + half), ... of
-/// the block's tokens: first load(slot, ...) of kRopeLoads items, then store(slot) of those.
-template <int kPairs, class Load, class Store>
-__device__ void for_each_pair(std::int64_t tokens, unsigned heads, unsigned half, const Load& load,
-                              const Store& store) {
-  const unsigned groups = half / kPairs, each = heads * groups;
+/// Calls f(token, head, j) for the block's tokens, all heads and every fourth j below `half`.
+template <class F>
+__device__ void for_each_four_pairs(std::int64_t tokens, unsigned heads, unsigned half,
+                                    const F& f) {
+  const unsigned quads = half / 4, each = heads * quads;
   const std::int64_t first = blockIdx.x * std::int64_t{kRopeTokens};
   const unsigned count =
       static_cast<unsigned>(min(tokens - first, std::int64_t{kRopeTokens})) * each;
-  for (unsigned base = threadIdx.x; base < count; base += kRopeLoads * kThreads) {
-#pragma unroll
-    for (int slot = 0; slot < kRopeLoads; ++slot) {
-      const unsigned i = base + slot * kThreads, token = i / each, rest = i - token * each,
-                     head = rest / groups;
-      if (i < count) load(slot, first + token, head, kPairs * (rest - head * groups));
-    }
-#pragma unroll
-    for (int slot = 0; slot < kRopeLoads; ++slot)
-      if (base + slot * kThreads < count) store(slot);
+  for (unsigned i = threadIdx.x; i < count; i += kThreads) {
+    const unsigned token = i / each, rest = i - token * each, head = rest / quads;
+    f(first + token, head, 4 * (rest - head * quads));
   }
 }
 
-/// (a, b) turned by the angle of cosine c and sine s.
-__device__ void turn(float& a, float& b, float c, float s) {
-  const float x = a;
-  a = x * c - b * s;
-  b = b * c + x * s;
+/// Four pairs (a, b) turned by the angles of cosines c and sines s; written to y and y + half.
+__device__ void store_turned(float4 a, float4 b, float4 c, float4 s, __nv_bfloat16* y, int half) {
+  store_four(y, a.x * c.x - b.x * s.x, a.y * c.y - b.y * s.y, a.z * c.z - b.z * s.z,
+             a.w * c.w - b.w * s.w);
+  store_four(y + half, b.x * c.x + a.x * s.x, b.y * c.y + a.y * s.y, b.z * c.z + a.z * s.z,
+             b.w * c.w + a.w * s.w);
 }
 
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(const __nv_bfloat16* x, std::int64_t x_stride, const float* cos_table,
                 const float* sin_table, __nv_bfloat16* y, std::int64_t y_stride,
                 std::int64_t tokens, int heads, int half) {
-  Pack8 a[kRopeLoads], b[kRopeLoads];
-  std::int64_t to[kRopeLoads], angle[kRopeLoads];
-  for_each_pair<8>(
-      tokens, heads, half,
-      [&](int slot, std::int64_t token, unsigned head, unsigned j) {
-        const std::int64_t at = head * 2 * half + j;
-        a[slot] = *reinterpret_cast<const Pack8*>(x + token * x_stride + at);
-        b[slot] = *reinterpret_cast<const Pack8*>(x + token * x_stride + at + half);
-        to[slot] = token * y_stride + at;
-        angle[slot] = token * half + j;
-      },
-      [&](int slot) {
-        float low[8], high[8];
-        unpack(a[slot], low);
-        unpack(b[slot], high);
-#pragma unroll
-        for (int j = 0; j < 8; j += 4) {
-          const float4 c = load_four(cos_table + angle[slot] + j),
-                       s = load_four(sin_table + angle[slot] + j);
-          turn(low[j], high[j], c.x, s.x);
-          turn(low[j + 1], high[j + 1], c.y, s.y);
-          turn(low[j + 2], high[j + 2], c.z, s.z);
-          turn(low[j + 3], high[j + 3], c.w, s.w);
-        }
-        *reinterpret_cast<Pack8*>(y + to[slot]) = pack(low);
-        *reinterpret_cast<Pack8*>(y + to[slot] + half) = pack(high);
-      });
+  for_each_four_pairs(tokens, heads, half, [&](std::int64_t t, unsigned head, unsigned j) {
+    const __nv_bfloat16* from = x + t * x_stride + head * 2 * half + j;
+    store_turned(load_four(from), load_four(from + half), load_four(cos_table + t * half + j),
+                 load_four(sin_table + t * half + j), y + t * y_stride + head * 2 * half + j, half);
+  });
 }
 
-// dV's heads are turned by no angle.
 __global__ void __launch_bounds__(kThreads)
     rope_backward_kernel(const float* dq, const float* dk, const float* dv, const float* cos_table,
                          const float* sin_table, __nv_bfloat16* d_qkv, std::int64_t stride,
                          std::int64_t tokens, int q_heads, int kv_heads, int half) {
-  float4 a[kRopeLoads], b[kRopeLoads], c[kRopeLoads], s[kRopeLoads];
-  std::int64_t to[kRopeLoads];
-  for_each_pair<4>(
-      tokens, q_heads + 2 * kv_heads, half,
-      [&](int slot, std::int64_t token, unsigned in_qkv, unsigned j) {
-        const int in_k = static_cast<int>(in_qkv) - q_heads, in_v = in_k - kv_heads;
-        const float* x = in_k < 0   ? dq + (token * q_heads + in_qkv) * 2 * half + j
-                         : in_v < 0 ? dk + (token * kv_heads + in_k) * 2 * half + j
-                                    : dv + (token * kv_heads + in_v) * 2 * half + j;
-        a[slot] = load_four(x);
-        b[slot] = load_four(x + half);
-        c[slot] = make_float4(1, 1, 1, 1);
-        s[slot] = make_float4(0, 0, 0, 0);
+  for_each_four_pairs(
+      tokens, q_heads + 2 * kv_heads, half, [&](std::int64_t t, unsigned head, unsigned j) {
+        const int in_k = static_cast<int>(head) - q_heads, in_v = in_k - kv_heads;
+        const float* from = in_k < 0   ? dq + (t * q_heads + head) * 2 * half + j
+                            : in_v < 0 ? dk + (t * kv_heads + in_k) * 2 * half + j
+                                       : dv + (t * kv_heads + in_v) * 2 * half + j;
+        float4 c = make_float4(1, 1, 1, 1), s = make_float4(0, 0, 0, 0);  // dV stays as it is
         if (in_v < 0) {
-          c[slot] = load_four(cos_table + token * half + j);
-          s[slot] = load_four(sin_table + token * half + j);
+          c = load_four(cos_table + t * half + j);
+          s = load_four(sin_table + t * half + j);
         }
-        to[slot] = token * stride + in_qkv * 2 * half + j;
-      },
-      [&](int slot) {
-        float4 &low = a[slot], &high = b[slot];
-        turn(low.x, high.x, c[slot].x, -s[slot].x);
-        turn(low.y, high.y, c[slot].y, -s[slot].y);
-        turn(low.z, high.z, c[slot].z, -s[slot].z);
-        turn(low.w, high.w, c[slot].w, -s[slot].w);
-        store_four(d_qkv + to[slot], low.x, low.y, low.z, low.w);
-        store_four(d_qkv + to[slot] + half, high.x, high.y, high.z, high.w);
+        store_turned(load_four(from), load_four(from + half), c,
+                     make_float4(-s.x, -s.y, -s.z, -s.w), d_qkv + t * stride + head * 2 * half + j,
+                     half);
       });
 }
 
@@ -252,10 +214,7 @@ cudaError_t rope_apply(const Bf16* x, std::int64_t x_stride, const float* cos, c
                        Bf16* y, std::int64_t y_stride, std::int64_t tokens, int heads, int head_dim,
                        cudaStream_t stream) {
   if (tokens == 0) return cudaSuccess;
-  if (head_dim % 16 != 0 || x_stride % 8 != 0 || y_stride % 8 != 0 ||
-      reinterpret_cast<std::uintptr_t>(x) % 16 != 0 ||
-      reinterpret_cast<std::uintptr_t>(y) % 16 != 0)
-    return cudaErrorInvalidValue;
+  if (head_dim % 8 != 0 || x_stride % 4 != 0 || y_stride % 4 != 0) return cudaErrorInvalidValue;
   rope_kernel<<<rope_blocks(tokens), kThreads, 0, stream>>>(x, x_stride, cos, sin, y, y_stride,
                                                             tokens, heads, head_dim / 2);
   return cudaGetLastError();

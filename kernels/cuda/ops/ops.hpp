@@ -35,8 +35,7 @@ cudaError_t rmsnorm_backward(const Bf16* x, const Bf16* weight, const float* rst
 /// [half] on the device.
 cudaError_t rope_table(const std::int32_t* positions, const double* frequency, double scale,
                        float* cos, float* sin, std::int64_t tokens, int half, cudaStream_t stream);
-/// y = x [tokens, heads, head_dim] rotated (row strides in elements, multiples of 8; 16-byte
-/// aligned; y may be x); head_dim is a multiple of 16.
+/// y = x [tokens, heads, head_dim] rotated (row strides in elements, multiples of 4; y may be x).
 cudaError_t rope_apply(const Bf16* x, std::int64_t x_stride, const float* cos, const float* sin,
                        Bf16* y, std::int64_t y_stride, std::int64_t tokens, int heads, int head_dim,
                        cudaStream_t stream);
