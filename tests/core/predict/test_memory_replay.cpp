@@ -103,8 +103,18 @@ TEST(MemoryReplay, TheTotalIsOfOneMoment) {
   const MemoryEstimate peak = replay_memory(small_stage(), kOnce, {part_of(64)});
   std::int64_t sum = 0;
   for (const std::int64_t bytes : peak.bytes) sum += bytes;
-  EXPECT_LE(peak.total(), sum);
-  EXPECT_GT(peak.total(), sum / 2);
+  EXPECT_LE(peak.peak_bytes, sum);
+  EXPECT_GT(peak.peak_bytes, sum / 2);
+}
+
+TEST(MemoryReplay, OnlyAGpuHoldsAContext) {
+  StageMemory stage = small_stage();
+  MemoryEstimate found = replay_memory(stage, kOnce, {part_of(64)});
+  EXPECT_EQ(found.context_bytes, kContextBytes);
+  EXPECT_EQ(found.total(), found.peak_bytes + kContextBytes);
+  stage.host = true;
+  found = replay_memory(stage, kOnce, {part_of(64)});
+  EXPECT_EQ(found.total(), found.peak_bytes);
 }
 
 TEST(MemoryReplay, BytesReadWell) {
