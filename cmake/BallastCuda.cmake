@@ -72,7 +72,7 @@ if(BALLAST_HAVE_CUDA AND cuda_sources)
   endforeach()
   target_compile_options(ballast_cuda PRIVATE ${ballast_warnings})
   target_link_libraries(ballast_cuda PUBLIC ballast_core CUDA::cudart
-                        PRIVATE CUDA::cublasLt CUDA::cublas)
+                        PRIVATE CUDA::cublasLt CUDA::cublas ${CMAKE_DL_LIBS})
   target_link_libraries(ballast_kernels PUBLIC ballast_cuda)
 
   find_package(NCCL QUIET)

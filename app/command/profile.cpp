@@ -383,9 +383,10 @@ int profile_command(const CommandLine& line) {
   measured.identity["software"] = fmt::format("ballast {} ({})", version(), git_hash());
   measured.identity["ranks"] = fmt::to_string(world.size());
   measured.block_tokens = bins.block_tokens;
-  LayerProfiler layer(options.model, backend.dtype, *backend.device, *backend.clock,
-                      {config.model.head_chunk_tokens, config.run.seed,
-                       (options.model.layers + options.mesh.pp - 1) / options.mesh.pp});
+  LayerProfiler layer(
+      options.model, backend.dtype, *backend.device, *backend.clock,
+      {config.model.head_chunk_tokens, config.run.seed,
+       (options.model.layers + options.mesh.pp - 1) / options.mesh.pp, config.run.fp8()});
   const std::vector<ProfilePoint> points = profile_points(bins);
   layer.repeat(repeat_rule(world, config, bins, points, layer));
   Measurement rows(world, measured);

@@ -1,9 +1,13 @@
 // `ballast bench step DECK`: time of whole training steps, without log, trace and checkpoints.
 #include <algorithm>
 #include <chrono>
+#include <map>
+#include <optional>
+#include <tuple>
 
 #include "app/measure/bench.hpp"
 #include "app/measure/peak_rate.hpp"
+#include "app/measure/step_profile.hpp"
 #include "app/observe/overheads.hpp"
 #include "app/train/step_planner.hpp"
 #include "app/train/train_step.hpp"
@@ -37,35 +41,50 @@ std::string notes(const Session& session, double peak) {
           : "");
 }
 
-BenchResult run(const Config& config, const BenchSettings& settings) {
-  const Communicator world = Communicator::world();
-  Session session(world, config);
+/// What the timed steps gave, and the steps after them.
+struct Measured {
+  std::vector<double> times;  ///< of each timed step, on the slowest rank
+  double tokens = 0, flops = 0, loss = 0;
+  std::map<std::string, double> shares;  ///< of tuning and planning, Overheads::shares
+  std::optional<StepProfile> profile;
+  std::vector<std::string> notes;  ///< of the profile table
+
+  double mean_tokens() const { return tokens / static_cast<double>(times.size()); }
+  double mean_flops() const { return flops / static_cast<double>(times.size()); }
+};
+
+/// Runs `warmup` steps, those that are timed, those that are profiled, and those whose events are
+/// read.
+Measured measure(Session& session, const BenchSettings& settings) {
+  const Communicator& world = session.mesh.world;
+  const Config& config = session.config;
   session.recorder.enabled = false;
   ShardedOptimizer optimizer(session.parameters, session.mesh.replica, config.optimizer.zero,
                              adamw_options(config), nullptr);
   optimizer.reset_master_from_values();
   TrainStep step(session, optimizer);
   StepPlanner planner(session, step.costs());
-  const double peak = dense_peak_flops(session.device, session.parameters.dtype());
-  const std::int64_t warmup = settings.integer("warmup", 0), repeats = settings.integer("repeats");
-  SamplerPosition position;
-  std::vector<double> times;
-  double tokens = 0, flops = 0, loss = 0;
+  const std::int64_t warmup = settings.integer("warmup", 0),
+                     profiled = settings.integer("profile", 0),
+                     timed = warmup + settings.integer("repeats"), traced = timed + profiled;
+  Measured m;
+  if (profiled > 0) m.profile.emplace(session);
   Overheads spent(config.dst.enabled, balances_by_weight(config.batching.method));
-  const std::int64_t observed = spent.any() ? kObserved : 0;  // steps after the timed ones
-  for (std::int64_t i = 0; i < warmup + repeats + observed; ++i) {
-    session.recorder.enabled = i >= warmup + repeats;
+  const std::int64_t steps = traced + (spent.any() ? kObserved : 0);
+  SamplerPosition position;
+  for (std::int64_t i = 0; i < steps; ++i) {
+    if (m.profile && i == timed) m.profile->start();
+    session.recorder.enabled = i >= traced;
     session.recorder.context.step = static_cast<std::int32_t>(i);
     session.device.synchronize();
     world.barrier();
     const auto begin = std::chrono::steady_clock::now();
     const PlannedStep planned = [&] {
       Scope scope(&session.recorder, EventKind::planning);
-      return planner.next(i, position, warmup + repeats + observed);
+      return planner.next(i, position, steps);
     }();
     position = planned.after;
-    const StepPlan& plan = planned.plan;
-    const TrainStep::Gradients found = step.compute(plan);
+    const TrainStep::Gradients found = step.compute(planned.plan);
     step.update(found.norm, i + 1);
     session.device.synchronize();
     const double seconds = world.all_reduce(
@@ -79,50 +98,76 @@ BenchResult run(const Config& config, const BenchSettings& settings) {
                  world.all_reduce(mine.planning_s, Reduction::max)},
                 seconds);
     }
-    if (i < warmup || i >= warmup + repeats) continue;
-    times.push_back(seconds);
-    tokens += static_cast<double>(plan.tokens());
-    flops += session.training_flops(plan);
-    loss = found.loss;
+    if (m.profile && i + 1 == traced) m.profile->stop(profiled);
+    if (i < warmup || i >= timed) continue;
+    m.times.push_back(seconds);
+    m.tokens += static_cast<double>(planned.plan.tokens());
+    m.flops += session.training_flops(planned.plan);
+    m.loss = found.loss;
   }
-  const std::vector<double> in_order = times;
-  std::sort(times.begin(), times.end());
-  const Timing timing{times[times.size() / 2], times.front(), times.back()};
-  const double ranks = world.size(), steps = static_cast<double>(repeats);
-  const double tokens_per_s = tokens / steps / timing.median_s / ranks,
-               rate = flops / steps / timing.median_s / ranks;
-  const auto [memory_gib, device_gib] = peak_memory(session);
+  for (const auto& [key, share] : spent.shares()) m.shares[key] = share;
+  m.notes = step.table_notes();
+  return m;
+}
+
+/// The figures of a run in the order in which table and JSON have them.
+struct Row {
+  Timing timing;
+  double tokens_per_s, flops_per_s, mfu, memory_gib, device_gib;
+};
+
+std::string table(const Session& session, const Measured& m, const Row& row, double peak) {
   const ModelShape& model = session.options.model;
-  std::string text =
-      fmt::format("step {} on {} x {}, {:.0f} tokens a step, {} parameters in {}\n", model.preset,
-                  world.size(), session.device.description(), tokens / steps, model.parameters(),
-                  name(session.parameters.dtype()));
+  std::string text = fmt::format(
+      "step {} on {} x {}, {:.0f} tokens a step, {} parameters in {}\n", model.preset,
+      session.mesh.world.size(), session.device.description(), m.mean_tokens(), model.parameters(),
+      session.config.run.fp8() ? "fp8" : name(session.parameters.dtype()));
   text += fmt::format("  {:>10} {:>10} {:>10} {:>14} {:>13} {:>7} {:>10} {:>10} {:>8}\n",
                       "median_s", "min_s", "max_s", "tokens/s/rank", "TFLOP/s/rank", "mfu",
                       "memory_gib", "device_gib", "loss");
   text += fmt::format(
       "  {:>10.4f} {:>10.4f} {:>10.4f} {:>14.1f} {:>13.3f} {:>7.4f} {:>10.2f} {:>10.2f} {:>8.4f}\n",
-      timing.median_s, timing.min_s, timing.max_s, tokens_per_s, rate * 1e-12, rate / peak,
-      memory_gib, device_gib, loss);
+      row.timing.median_s, row.timing.min_s, row.timing.max_s, row.tokens_per_s,
+      row.flops_per_s * 1e-12, row.mfu, row.memory_gib, row.device_gib, m.loss);
   text += notes(session, peak);
-  for (const std::string& note : step.table_notes()) text += "# profile: " + note + "\n";
+  if (m.profile) text += m.profile->text();
+  for (const std::string& note : m.notes) text += "# profile: " + note + "\n";
+  for (const auto& [key, share] : m.shares) text += fmt::format("  {} {:.6f}\n", key, share);
+  return text;
+}
+
+nlohmann::ordered_json figures(const Session& session, const Measured& m, const Row& row) {
   nlohmann::ordered_json json{{"benchmark", "step"},
-                              {"ranks", world.size()},
+                              {"ranks", session.mesh.world.size()},
                               {"device", session.device.description()},
-                              {"tokens_per_step", tokens / steps}};
-  json.update(to_json(timing));
-  json["steps_s"] = in_order;  // cases of one deck have the same samples in the same steps
-  json["tokens_per_s_per_rank"] = tokens_per_s;
-  json["tflops_per_rank"] = rate * 1e-12;
-  json["mfu"] = rate / peak;
-  json["peak_memory_gib"] = memory_gib;
-  json["device_memory_gib"] = device_gib;
-  json["loss"] = loss;
-  for (const auto& [key, share] : spent.shares()) {
-    text += fmt::format("  {} {:.6f}\n", key, share);
-    json[key] = share;
-  }
-  return {std::move(text), std::move(json)};
+                              {"tokens_per_step", m.mean_tokens()}};
+  json.update(to_json(row.timing));
+  json["steps_s"] = m.times;  // cases of one deck have the same samples in the same steps
+  json["tokens_per_s_per_rank"] = row.tokens_per_s;
+  json["tflops_per_rank"] = row.flops_per_s * 1e-12;
+  json["mfu"] = row.mfu;
+  json["peak_memory_gib"] = row.memory_gib;
+  json["device_memory_gib"] = row.device_gib;
+  json["loss"] = m.loss;
+  if (m.profile) json["profile"] = m.profile->json();
+  for (const auto& [key, share] : m.shares) json[key] = share;
+  return json;
+}
+
+BenchResult run(const Config& config, const BenchSettings& settings) {
+  const Communicator world = Communicator::world();
+  Session session(world, config);
+  const double peak = dense_peak_flops(session.device, session.parameters.dtype());
+  const Measured m = measure(session, settings);
+  std::vector<double> times = m.times;
+  std::sort(times.begin(), times.end());
+  Row row{.timing = {times[times.size() / 2], times.front(), times.back()}};
+  const double rank_seconds = row.timing.median_s * world.size();
+  row.tokens_per_s = m.mean_tokens() / rank_seconds;
+  row.flops_per_s = m.mean_flops() / rank_seconds;
+  row.mfu = row.flops_per_s / peak;
+  std::tie(row.memory_gib, row.device_gib) = peak_memory(session);
+  return {table(session, m, row, peak), figures(session, m, row)};
 }
 
 }  // namespace
@@ -130,7 +175,9 @@ BenchResult run(const Config& config, const BenchSettings& settings) {
 Benchmark step_benchmark() {
   return {"step",
           "whole training steps of a deck, without log, trace and checkpoints",
-          {{"warmup", "2", "steps before timing"}, {"repeats", "7", "timed steps"}},
+          {{"warmup", "2", "steps before timing"},
+           {"repeats", "7", "timed steps"},
+           {"profile", "0", "steps after those whose GPU kernels are recorded by CUPTI, by group"}},
           nullptr,
           run};
 }

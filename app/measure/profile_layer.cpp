@@ -80,7 +80,8 @@ struct LayerProfiler::Impl {
         type(t),
         parameters(parameter_table(shape), t, d),
         frequencies(rope_frequencies(shape)) {
-    for (std::int64_t i = 0; i < shape.layers; ++i) layers.emplace_back(shape, i, parameters);
+    for (std::int64_t i = 0; i < shape.layers; ++i)
+      layers.emplace_back(shape, i, parameters, options.fp8);
     parameters.initialise(options.seed);
   }
 

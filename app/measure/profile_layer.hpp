@@ -33,6 +33,7 @@ class LayerProfiler {
     std::int64_t head_chunk_tokens = 1024;
     std::uint64_t seed = 1;
     std::int64_t layers = 1;  ///< of a stage
+    bool fp8 = false;         ///< run.precision = "fp8"
   };
   /// Allocates layers, the embedding and the head of `shape` with random values.  Layers of a stage
   /// run one after another, so weights are not in the caches any more when their layer's turn comes

@@ -31,16 +31,22 @@ std::string hardware_text(const Device& device) {
   return text;
 }
 
+/// What a layer computes in.
+std::string product_type(const Config& config, DType type) {
+  return config.run.fp8() ? fmt::format("fp8 over {}", name(type)) : name(type);
+}
+
 }  // namespace
 
 std::map<std::string, std::string> planned_identity(const Config& config) {
-  return {{"layer", layer_text(model_shape(config))}, {"dtype", name(config.run.type())}};
+  return {{"layer", layer_text(model_shape(config))},
+          {"dtype", product_type(config, config.run.type())}};
 }
 
 std::map<std::string, std::string> measured_identity(const Config& config, const Device& device,
                                                      DType type) {
   return {{"layer", layer_text(model_shape(config))},
-          {"dtype", name(type)},
+          {"dtype", product_type(config, type)},
           {"hardware", hardware_text(device)},
           {"kernels", kernel_hash()}};
 }

@@ -25,6 +25,7 @@ double rank_bytes(const Config& config, const RunOptions& options, std::int64_t 
   in.replicas = mesh.replicas();
   in.zero = config.optimizer.zero;
   in.type = config.run.type();
+  in.fp8 = config.run.fp8();
   in.recompute = {Recompute::full, layers};
   in.head_chunk_tokens = config.model.head_chunk_tokens;
   in.host = config.run.backend == Backend::host;

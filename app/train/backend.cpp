@@ -37,6 +37,10 @@ BackendChoice choose_backend(const Config& config, const Communicator& world) {
   choice.note = NcclGroup::let_ranks_share_gpus(world, machine, cuda::device_count(why));
 #endif
   choice.device = choice.owned_device.get();
+  require(!config.run.fp8() || cuda::has_fp8(),
+          "run.precision = \"fp8\": {} has no FP8 products with scaled blocks; they need a GPU of "
+          "compute capability 9.0 and cuBLASLt of CUDA 12.9 or newer. Set \"bf16\"",
+          choice.device->description());
   set_cuda_device(choice.device);
   choice.owned_pinned = std::make_unique<cuda::PinnedHost>();
   set_pinned_device(choice.owned_pinned.get());

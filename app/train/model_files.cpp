@@ -56,6 +56,7 @@ void load_base(Session& session) {
       }
       if (!p.tied_copy) session.base_fingerprint += print;
     }
+    parameters.values_changed();
   });
   const std::vector<std::string> stages =
       session.mesh.pp.all_gather(fmt::to_string(session.base_fingerprint));

@@ -106,7 +106,8 @@ Session::Session(const Communicator& world, const Config& config_)
       stage(stage_table(options.model, options.layer_begin, mesh.at.pp)),
       parameters(stage.table, backend.dtype, device, mesh.replica.size()),
       model(options.model, options.layer_begin[mesh.at.pp], stage_end(options, mesh.at.pp),
-            parameters, config.recompute, &recorder, config.model.head_chunk_tokens),
+            parameters, config.recompute, &recorder, config.model.head_chunk_tokens,
+            config.run.fp8()),
       ring{mesh.cp, plan_ring(mesh.at.cp(mesh.shape), mesh.shape.cp_outer, mesh.shape.cp_inner)},
       links(mesh.pp, device),
       kv_place{config.chunk.offload == Offload::host, config.chunk.window_tokens, &recorder} {

@@ -42,6 +42,7 @@ struct RunConfig {
   std::string dump_gradients;
   /// Type of parameter values and activations where the backend is there.
   DType type() const { return compute_type(backend, precision); }
+  bool fp8() const { return precision == Precision::fp8; }
 };
 
 /// Keys of a model's shape, and beside it; model_shape() is the shape.

@@ -22,8 +22,10 @@ void run_rows(Schema& schema) {
   auto run = schema.block("run", &Config::run);
   run.key("backend", &RunConfig::backend,
           "where the computation runs; cuda without a GPU: the host, with a note");
-  run.key("precision", &RunConfig::precision,
-          "fp32 or fp64 on the host; CUDA takes bf16 with fp32 sums and master weights");
+  run.key(
+      "precision", &RunConfig::precision,
+      "fp32 or fp64 on the host; CUDA takes bf16 with fp32 sums and master weights; fp8: layers' "
+      "matrices multiply in E4M3, all else as with bf16 (the host rounds alike)");
   run.key("seed", &RunConfig::seed, "", at_least(0),
           "seed of initial weights, validation split and sample order");
   run.key("steps", &RunConfig::steps, "steps", between(0, kTokens),

@@ -10,6 +10,7 @@
 #include "core/config/combinations.hpp"
 #include "core/config/deck_schema.hpp"
 #include "core/config/run_options.hpp"
+#include "core/model/fp8_specs.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/batch/balance_packing.hpp"
 #include "core/plan/context/axis_range.hpp"
@@ -71,6 +72,16 @@ void mesh_rules(const Config& config, Rules& rules) {
     if (const std::string problem = head_split_problem(heads, mesh.sp); !problem.empty())
       rules.add({"mesh.sp", "model.query_heads"},
                 fmt::format("mesh.sp = {}: {}", mesh.sp, problem));
+}
+
+void fp8_rules(const Config& config, Rules& rules) {
+  const ModelShape shape = model_shape(config);
+  if (!config.run.fp8() || shape.layers <= 0) return;
+  if (const std::int64_t side = fp8_misfit(shape); side != 0)
+    rules.add({"run.precision", "model.hidden", "model.intermediate", "model.head_dim"},
+              fmt::format("run.precision = \"fp8\" needs matrices whose sides are multiples of 16, "
+                          "and this model has one of {}",
+                          side));
 }
 
 void model_rules(const Config& config, Rules& rules) {
@@ -451,7 +462,10 @@ std::vector<Problem> problems(const Config& config, DeckNeeds needs, const std::
   Rules rules(faulty);
   run_rules(config, rules);
   mesh_rules(config, rules);
-  if (needs.model || config.is_set(&Config::model)) model_rules(config, rules);
+  if (needs.model || config.is_set(&Config::model)) {
+    model_rules(config, rules);
+    fp8_rules(config, rules);
+  }
   if (needs.data || config.is_set(&Config::data)) data_rules(config, rules);
   batching_rules(config, needs, rules);
   pair_rules(config, needs, rules);

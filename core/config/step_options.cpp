@@ -53,6 +53,7 @@ DstOptions dst_options(const Config& config) {
 WorkShape work_shape(const Config& config) {
   WorkShape work;
   work.model = model_shape(config);
+  work.fp8 = config.run.fp8();
   work.element_bytes = static_cast<std::int64_t>(size_of(config.run.type()));
   work.block_tokens = budget_block_tokens(config);
   work.ranks_per_node = config.mesh.ranks_per_node;
@@ -154,6 +155,7 @@ std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& 
     in.replicas = options.mesh.replicas();
     in.zero = config.optimizer.zero;
     in.type = config.run.type();
+    in.fp8 = config.run.fp8();
     in.recompute = config.recompute;
     in.head_chunk_tokens = config.model.head_chunk_tokens;
     in.host = config.run.backend == Backend::host;

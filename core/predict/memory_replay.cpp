@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/error.hpp"
+#include "core/model/fp8_specs.hpp"
 #include "core/model/tensor_specs.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
 #include "core/plan/context/ring_plan.hpp"
@@ -81,6 +82,9 @@ class Replay {
         owned = stage_.zero == 0 ? padded : shard;
     const bool wide = element_ == sum_;  // values themselves serve as master weights
     ledger_.add(MemoryCategory::parameters, (padded + stage_.frozen) * element_);
+    if (stage_.fp8)
+      ledger_.add(MemoryCategory::parameters,
+                  stage_.layers * fp8_weight_bytes(stage_.model, stage_.host));
     ledger_.add(MemoryCategory::gradients, padded * sum_ + (stage_.zero == 2 ? shard * sum_ : 0));
     // Two moments, master weights.
     ledger_.add(MemoryCategory::optimizer, owned * (wide ? 2 : 3) * sum_);
@@ -200,6 +204,7 @@ class Replay {
       }
       if (bytes > 0) l.layers.push_back(hold(bytes));
       take(LayerScratch::branch, m);
+      take_rounded(m, false);
       take_adapters(m);
       attention_forward(m, static_cast<int>(layer));
     }
@@ -234,6 +239,13 @@ class Replay {
   void take_adapters(const RankMicroBatch& m) {
     for (const ScratchSpec& spec : adapters_) take(spec, m.tokens);
   }
+  void take_rounded(const RankMicroBatch& m, bool backward) {
+    if (!stage_.fp8) return;
+    const bool trainable = !stage_.model.lora.enabled();
+    for (const Fp8Scratch& spec :
+         fp8_scratch(stage_.model, m.tokens, backward, trainable, stage_.host))
+      scratch_.take(spec.name, spec.bytes);
+  }
   void take_head(const RankMicroBatch& m) {
     const std::int64_t rows = std::min(stage_.head_chunk_tokens, m.tokens);
     for (const ScratchSpec& spec : head_scratch(stage_.model)) take(spec, rows);
@@ -256,6 +268,8 @@ class Replay {
       }
       Held again = hold(restored), gradients;
       take_adapters(m);
+      take_rounded(m, true);
+      if (level != Keep::all) take_rounded(m, false);
       if (level == Keep::input) attention_forward(m, static_cast<int>(layer));
       if (level == Keep::input) take(LayerScratch::branch, m);
       if (halves)

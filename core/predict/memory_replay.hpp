@@ -26,6 +26,7 @@ struct StageMemory {
   int replicas = 1;             ///< ranks that hold the same parameters
   int zero = 0;                 ///< optimizer.zero
   DType type = DType::f32;      ///< of parameter values and activations
+  bool fp8 = false;             ///< products of layers' matrices round their operands
   RecomputeOptions recompute;
   std::int64_t head_chunk_tokens = 1024;
   bool host = true;             ///< reductions over MPI need receive space, attention its tiles

@@ -12,7 +12,7 @@ namespace ballast {
 /// What one device sustains, per second.
 struct DeviceRates {
   const char* name;
-  double matmul_flops, attention_forward_flops, attention_backward_flops;
+  double matmul_flops, fp8_flops, attention_forward_flops, attention_backward_flops;
   double memory_bytes;               ///< streaming kernels: norms, activations, optimizer
   double node_bytes, network_bytes;  ///< one direction, to a rank of the same and of another node
   double node_latency_s, network_latency_s;
@@ -28,6 +28,7 @@ DeviceKind device_kind(const std::string& description);
 /// What the FLOPs and bytes are of.
 struct WorkShape {
   ModelShape model;
+  bool fp8 = false;                ///< layers' matrices multiply in FP8
   std::int64_t element_bytes = 2;  ///< of activations and parameter values
   std::int64_t block_tokens = 64;  ///< tokens of the key blocks that budgets count
   int ranks_per_node = 0;          ///< 0: 8
@@ -60,6 +61,7 @@ class RateCosts final : public Costs {
   WorkShape work_;
   double rest_flops_ = 0, head_flops_ = 0;  ///< of one token, forward
   double rest_bytes_ = 0, head_bytes_ = 0;
+  double round_forward_bytes_ = 0, round_backward_bytes_ = 0;  ///< FP8, of one token
   double weight_share_ = 0.5;
 };
 

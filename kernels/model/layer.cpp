@@ -35,45 +35,31 @@ void for_each_activation(const ModelShape& shape, std::int64_t tokens, LayerActi
   for (std::size_t i = 0; i < specs.size(); ++i) f(specs[i], a.*kMembers[i]);
 }
 
-template <class T>
-LayerParameters<T> bind(const ModelShape& shape, std::int64_t index, const Parameters& parameters,
-                        T (Parameters::*joined)(const std::string&, int) const) {
-  const std::string prefix = fmt::format("model.layers.{}.", index);
-  const auto get = [&](const char* name, int count) {
-    return (parameters.*joined)(prefix + name, count);
-  };
-  LayerParameters<T> t;
-  t.norm1 = get("input_layernorm.weight", 1);
-  t.qkv = get("self_attn.q_proj.weight", 3);
-  if (shape.qkv_bias) t.qkv_bias = get("self_attn.q_proj.bias", 3);
-  t.output = get("self_attn.o_proj.weight", 1);
-  t.norm2 = get("post_attention_layernorm.weight", 1);
-  t.gate_up = get("mlp.gate_proj.weight", 2);
-  t.down = get("mlp.down_proj.weight", 1);
-  return t;
-}
-
 }  // namespace
 
-Layer::Layer(const ModelShape& shape, std::int64_t index, const Parameters& parameters)
-    : shape_(shape),
-      index_(index),
-      type_(parameters.dtype()),
-      value_(bind(shape, index, parameters, &Parameters::joined_value)),
-      gradient_(bind(shape, index, parameters, &Parameters::gradient_of)),
-      lora_qkv_(shape.lora),
-      lora_output_(shape.lora),
-      lora_gate_up_(shape.lora),
-      lora_down_(shape.lora) {
+Layer::Layer(const ModelShape& shape, std::int64_t index, const Parameters& parameters, bool fp8)
+    : shape_(shape), index_(index), type_(parameters.dtype()) {
   const std::string prefix = fmt::format("model.layers.{}.", index);
+  const auto norm = [&](const char* name) { return prefix + name + ".weight"; };
+  norm1_ = parameters.value(norm("input_layernorm"));
+  norm1_gradient_ = parameters.gradient_of(norm("input_layernorm"));
+  norm2_ = parameters.value(norm("post_attention_layernorm"));
+  norm2_gradient_ = parameters.gradient_of(norm("post_attention_layernorm"));
+  const auto matrix = [&](const char* name, int count, const char* bias = nullptr) {
+    return LinearLayer(parameters, prefix + name, bias, count, shape.lora, fp8);
+  };
+  qkv_ = matrix("self_attn.q_proj", 3, shape.qkv_bias ? ".bias" : nullptr);
+  output_ = matrix("self_attn.o_proj", 1);
+  gate_up_ = matrix("mlp.gate_proj", 2);
+  down_ = matrix("mlp.down_proj", 1);
   const std::int64_t q = query_width(shape), kv = kv_width(shape), i = shape.intermediate;
-  lora_qkv_.add(parameters, prefix, Projection::q, 0, q);
-  lora_qkv_.add(parameters, prefix, Projection::k, q, q + kv);
-  lora_qkv_.add(parameters, prefix, Projection::v, q + kv, q + 2 * kv);
-  lora_output_.add(parameters, prefix, Projection::o, 0, shape.hidden);
-  lora_gate_up_.add(parameters, prefix, Projection::gate, 0, i);
-  lora_gate_up_.add(parameters, prefix, Projection::up, i, 2 * i);
-  lora_down_.add(parameters, prefix, Projection::down, 0, shape.hidden);
+  qkv_.add_adapter(parameters, prefix, Projection::q, 0, q);
+  qkv_.add_adapter(parameters, prefix, Projection::k, q, q + kv);
+  qkv_.add_adapter(parameters, prefix, Projection::v, q + kv, q + 2 * kv);
+  output_.add_adapter(parameters, prefix, Projection::o, 0, shape.hidden);
+  gate_up_.add_adapter(parameters, prefix, Projection::gate, 0, i);
+  gate_up_.add_adapter(parameters, prefix, Projection::up, i, 2 * i);
+  down_.add_adapter(parameters, prefix, Projection::down, 0, shape.hidden);
 }
 
 double Layer::flops(std::int64_t tokens) const {
@@ -86,12 +72,13 @@ double Layer::flops(std::int64_t tokens) const {
 
 double Layer::adapter_flops(std::int64_t tokens) const {
   const double t = static_cast<double>(tokens);
-  return lora_qkv_.flops(t) + lora_output_.flops(t) + lora_gate_up_.flops(t) + lora_down_.flops(t);
+  return qkv_.adapter_flops(t) + output_.adapter_flops(t) + gate_up_.adapter_flops(t) +
+         down_.adapter_flops(t);
 }
 
 LayerActivations Layer::allocate(std::int64_t tokens, Keep keep, bool has_branch,
                                  Workspace& workspace) const {
-  Device& device = device_of(value_.qkv.space());
+  Device& device = qkv_.device();
   LayerActivations a;
   for_each_activation(shape_, tokens, a, [&](const ActivationSpec& spec, Tensor& tensor) {
     if (&tensor == &a.input && !has_branch) return;  // forward takes the residual itself
@@ -134,35 +121,31 @@ ResidualPair Layer::forward(const ResidualPair& in, const TokenTables& tables,
                             AttentionExecutor& attention, LayerActivations& a,
                             Workspace& workspace) const {
   if (in.branch.defined()) {
-    add_rmsnorm_forward(in.residual, in.branch, value_.norm1, shape_.rms_eps, a.input, a.normed1,
+    add_rmsnorm_forward(in.residual, in.branch, norm1_, shape_.rms_eps, a.input, a.normed1,
                         a.rstd1);
   } else {
     a.input = in.residual;
-    rmsnorm_forward(a.input, value_.norm1, shape_.rms_eps, a.normed1, a.rstd1);
+    rmsnorm_forward(a.input, norm1_, shape_.rms_eps, a.normed1, a.rstd1);
   }
   forward_from_input(tables, attention, a, workspace);
   Tensor branch = scratch(LayerScratch::branch, a.input.size(0), workspace);
-  linear_forward(a.product, value_.down, {}, branch);
-  lora_down_.forward(a.product, tables.dropout_keys, branch, workspace);
+  down_.forward(a.product, tables.dropout_keys, branch, workspace);
   return {a.middle, branch};
 }
 
 // From normed1 to the SwiGLU product.
 void Layer::forward_from_input(const TokenTables& tables, AttentionExecutor& attention,
                                LayerActivations& a, Workspace& workspace) const {
-  linear_forward(a.normed1, value_.qkv, value_.qkv_bias, a.qkv);
-  lora_qkv_.forward(a.normed1, tables.dropout_keys, a.qkv, workspace);
+  qkv_.forward(a.normed1, tables.dropout_keys, a.qkv, workspace);
   Tensor rotated = heads_of(a.qkv, 0, shape_.query_heads + shape_.kv_heads,
                             shape_.head_dim);  // q and k lie side by side
   rope_apply(rotated, tables.cos, tables.sin, rotated);
   Tensor o = heads_of(a.attention, 0, shape_.query_heads, shape_.head_dim);
   attention.forward(attention_inputs(a), o, a.lse);
   Tensor branch = scratch(LayerScratch::branch, a.input.size(0), workspace);
-  linear_forward(a.attention, value_.output, {}, branch);
-  lora_output_.forward(a.attention, tables.dropout_keys, branch, workspace);
-  add_rmsnorm_forward(a.input, branch, value_.norm2, shape_.rms_eps, a.middle, a.normed2, a.rstd2);
-  linear_forward(a.normed2, value_.gate_up, {}, a.gate_up);
-  lora_gate_up_.forward(a.normed2, tables.dropout_keys, a.gate_up, workspace);
+  output_.forward(a.attention, tables.dropout_keys, branch, workspace);
+  add_rmsnorm_forward(a.input, branch, norm2_, shape_.rms_eps, a.middle, a.normed2, a.rstd2);
+  gate_up_.forward(a.normed2, tables.dropout_keys, a.gate_up, workspace);
   swiglu_forward(a.gate_up, a.product);
 }
 
@@ -173,39 +156,26 @@ void Layer::restore(Keep keep, bool halves, const TokenTables& tables, Attention
   for_each_activation(shape_, tokens, a, [&](const ActivationSpec& spec, Tensor& tensor) {
     if (keep >= spec.kept_from) return;
     const DType type = spec.statistic ? statistics_type(type_) : type_;
-    tensor = halves && spec.weight_input
-                 ? Tensor::empty(spec.shape, type, device_of(value_.qkv.space()))
-                 : workspace.take(spec.name, spec.shape, type);
+    tensor = halves && spec.weight_input ? Tensor::empty(spec.shape, type, qkv_.device())
+                                         : workspace.take(spec.name, spec.shape, type);
   });
   if (keep == Keep::input) {
-    rmsnorm_forward(a.input, value_.norm1, shape_.rms_eps, a.normed1, a.rstd1);
+    rmsnorm_forward(a.input, norm1_, shape_.rms_eps, a.normed1, a.rstd1);
     forward_from_input(tables, attention, a, workspace);
   } else {
-    rmsnorm_recompute(a.input, a.rstd1, value_.norm1, a.normed1);
-    rmsnorm_recompute(a.middle, a.rstd2, value_.norm2, a.normed2);
+    rmsnorm_recompute(a.input, a.rstd1, norm1_, a.normed1);
+    rmsnorm_recompute(a.middle, a.rstd2, norm2_, a.normed2);
     swiglu_forward(a.gate_up, a.product);
   }
 }
 
-void Layer::weight_gradients(const Tensor& x, const Tensor& dy, const ParameterGradient& gradient,
-                             const LoraLinear& adapters, const TokenTables& tables,
-                             Workspace& workspace) {
-  if (gradient.defined()) linear_weight_gradient(x, dy, gradient.next());
-  adapters.weight_gradient(x, tables.dropout_keys, dy, workspace);
-}
-
-void Layer::qkv_weights(const TokenTables& tables, const LayerActivations& a, const Tensor& d_qkv,
-                        Workspace& workspace) const {
-  weight_gradients(a.normed1, d_qkv, gradient_.qkv, lora_qkv_, tables, workspace);
-  if (gradient_.qkv_bias.defined()) linear_bias_gradient(d_qkv, gradient_.qkv_bias.next());
-}
-
 void Layer::backward_weight(const TokenTables& tables, const LayerActivations& a,
                             const LayerGradients& d, Workspace& workspace) const {
-  weight_gradients(a.product, d.down, gradient_.down, lora_down_, tables, workspace);
-  weight_gradients(a.normed2, d.gate_up, gradient_.gate_up, lora_gate_up_, tables, workspace);
-  weight_gradients(a.attention, d.output, gradient_.output, lora_output_, tables, workspace);
-  qkv_weights(tables, a, d.qkv, workspace);
+  const Tensor& keys = tables.dropout_keys;
+  down_.weight_gradient(a.product, keys, d.down, workspace);
+  gate_up_.weight_gradient(a.normed2, keys, d.gate_up, workspace);
+  output_.weight_gradient(a.attention, keys, d.output, workspace);
+  qkv_.weight_gradient(a.normed1, keys, d.qkv, workspace);
 }
 
 void Layer::qkv_gradient(const TokenTables& tables, AttentionExecutor& attention,
@@ -228,7 +198,13 @@ void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,
                      LayerGradients* later) const {
   const std::int64_t tokens = d.size(0);
   const auto scratch = [&](LayerScratch which) { return this->scratch(which, tokens, workspace); };
-  const LayerParameters<ParameterGradient>& g = gradient_;
+  // Gradient of a matrix's input, and now or later those of what it has.
+  const auto pass = [&](const LinearLayer& matrix, const Tensor& x, const Tensor& dy, Tensor& dx) {
+    if (later == nullptr)
+      matrix.backward(x, tables.dropout_keys, dy, dx, workspace);
+    else
+      matrix.input_gradient(tables.dropout_keys, dy, dx, workspace);
+  };
   if (later != nullptr) {
     const auto kept = [&](std::int64_t columns) {
       return Tensor::empty({tokens, columns}, type_, device_of(d.space()));
@@ -240,33 +216,20 @@ void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,
   // MLP: d is the gradient of both summands of the output.
   Tensor d_product = scratch(LayerScratch::d_product), d_normed = scratch(LayerScratch::d_normed);
   Tensor d_gate_up = later != nullptr ? later->gate_up : scratch(LayerScratch::d_gate_up);
-  linear_input_gradient(d, value_.down, d_product);
-  lora_down_.input_gradient(tables.dropout_keys, d, d_product, workspace);
-  if (later != nullptr)
-    later->down.copy_from(d);  // d goes on
-  else
-    weight_gradients(a.product, d, g.down, lora_down_, tables, workspace);
+  pass(down_, a.product, d, d_product);
+  if (later != nullptr) later->down.copy_from(d);  // d goes on
   swiglu_backward(a.gate_up, d_product, d_gate_up);
-  linear_input_gradient(d_gate_up, value_.gate_up, d_normed);
-  lora_gate_up_.input_gradient(tables.dropout_keys, d_gate_up, d_normed, workspace);
-  if (later == nullptr)
-    weight_gradients(a.normed2, d_gate_up, g.gate_up, lora_gate_up_, tables, workspace);
-  rmsnorm_backward(d_normed, a.middle, a.rstd2, value_.norm2, true, d, g.norm2.next());
+  pass(gate_up_, a.normed2, d_gate_up, d_normed);
+  rmsnorm_backward(d_normed, a.middle, a.rstd2, norm2_, true, d, norm2_gradient_.next());
 
   // Attention: d is now the gradient of x2, that is of x and of the attention branch.
   Tensor d_attention = scratch(LayerScratch::d_attention);
-  linear_input_gradient(d, value_.output, d_attention);
-  lora_output_.input_gradient(tables.dropout_keys, d, d_attention, workspace);
-  if (later != nullptr)
-    later->output.copy_from(d);
-  else
-    weight_gradients(a.attention, d, g.output, lora_output_, tables, workspace);
+  pass(output_, a.attention, d, d_attention);
+  if (later != nullptr) later->output.copy_from(d);
   Tensor d_qkv = later != nullptr ? later->qkv : scratch(LayerScratch::d_qkv);
   qkv_gradient(tables, attention, a, d_attention, d_qkv, workspace);
-  linear_input_gradient(d_qkv, value_.qkv, d_normed);
-  lora_qkv_.input_gradient(tables.dropout_keys, d_qkv, d_normed, workspace);
-  if (later == nullptr) qkv_weights(tables, a, d_qkv, workspace);
-  rmsnorm_backward(d_normed, a.input, a.rstd1, value_.norm1, true, d, g.norm1.next());
+  pass(qkv_, a.normed1, d_qkv, d_normed);
+  rmsnorm_backward(d_normed, a.input, a.rstd1, norm1_, true, d, norm1_gradient_.next());
 }
 
 }  // namespace ballast

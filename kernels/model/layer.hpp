@@ -9,23 +9,10 @@
 #include "core/model/model_shape.hpp"
 #include "core/model/tensor_specs.hpp"
 #include "core/plan/attention/attention_executor.hpp"
-#include "kernels/model/lora.hpp"
-#include "kernels/model/parameters.hpp"
+#include "kernels/model/linear_layer.hpp"
 #include "kernels/ops/workspace.hpp"
 
 namespace ballast {
-
-/// Parameters of one layer, q/k/v and gate/up joined along dimension 0: values (T = Tensor) or
-/// gradients (ParameterGradient).
-template <class T>
-struct LayerParameters {
-  T norm1;          ///< [H]
-  T qkv, qkv_bias;  ///< [(Hq + 2 Hkv) D, H] and [(Hq + 2 Hkv) D]; bias undefined without
-  T output;         ///< [H, Hq D]
-  T norm2;          ///< [H]
-  T gate_up;        ///< [2 I, H]
-  T down;           ///< [H, I]
-};
 
 /// Intermediate results of one layer over T tokens.
 struct LayerActivations {
@@ -58,9 +45,9 @@ struct TokenTables {
 
 class Layer {
  public:
-  /// `index`: place in the whole model.  Throws Error when the parameters of this layer are not all
-  /// there.
-  Layer(const ModelShape& shape, std::int64_t index, const Parameters& parameters);
+  /// `index`: place in the whole model.  `fp8`: as LinearLayer.  Throws Error when the parameters
+  /// of this layer are not all there.
+  Layer(const ModelShape& shape, std::int64_t index, const Parameters& parameters, bool fp8);
 
   std::int64_t index() const { return index_; }
   /// Matrix products of one forward pass over `tokens` tokens, attention not included.
@@ -108,21 +95,15 @@ class Layer {
   void qkv_gradient(const TokenTables& tables, AttentionExecutor& attention,
                     const LayerActivations& a, const Tensor& d_attention, Tensor& d_qkv,
                     Workspace& workspace) const;
-  void qkv_weights(const TokenTables& tables, const LayerActivations& a, const Tensor& d_qkv,
-                   Workspace& workspace) const;
-  /// Of y = x W^T with adapters.
-  static void weight_gradients(const Tensor& x, const Tensor& dy, const ParameterGradient& gradient,
-                               const LoraLinear& adapters, const TokenTables& tables,
-                               Workspace& workspace);
   Tensor scratch(LayerScratch which, std::int64_t tokens, Workspace& workspace) const;
   AttentionInputs attention_inputs(const LayerActivations& a) const;
 
   ModelShape shape_;
   std::int64_t index_ = 0;
   DType type_ = DType::f32;
-  LayerParameters<Tensor> value_;
-  LayerParameters<ParameterGradient> gradient_;  // undefined where frozen
-  LoraLinear lora_qkv_, lora_output_, lora_gate_up_, lora_down_;
+  Tensor norm1_, norm2_;                               // [H]
+  ParameterGradient norm1_gradient_, norm2_gradient_;  // undefined where frozen
+  LinearLayer qkv_, output_, gate_up_, down_;          // q, k, v and gate, up joined
 };
 
 }  // namespace ballast

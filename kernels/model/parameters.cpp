@@ -176,6 +176,7 @@ void Parameters::settle_gradients() {
 }
 
 void Parameters::initialise(std::uint64_t seed) {
+  values_changed();
   for (const Parameter& p : table_) {
     Tensor target = value(p.name);
     // Drawn on the host whatever the device: host and GPU runs begin alike.

@@ -74,6 +74,11 @@ class Parameters {
   std::int64_t trainable_numel() const { return numel_ - frozen_; }  ///< without padding
   DType dtype() const { return values_.dtype(); }
 
+  /// Whoever writes values says so, for those who hold them in another form (FP8).
+  void values_changed() { ++*version_; }
+  /// Counts values_changed(), from 1.
+  std::shared_ptr<const std::uint64_t> version() const { return version_; }
+
   /// Counter-based initial values: depend on (seed, parameter name, element) alone.
   void initialise(std::uint64_t seed);
 
@@ -85,6 +90,7 @@ class Parameters {
   Tensor values_, gradients_;
   /// [trainable parameter] whether a contribution lies in its gradient; shared with those who add.
   std::shared_ptr<std::vector<char>> written_;
+  std::shared_ptr<std::uint64_t> version_ = std::make_shared<std::uint64_t>(1);
 };
 
 }  // namespace ballast

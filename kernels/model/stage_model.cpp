@@ -64,7 +64,7 @@ struct StageModel::Impl {
       inspect;  // called after each layer while a diagnosis runs
 
   Impl(const ModelShape& s, std::int64_t begin, std::int64_t end, Parameters& parameters,
-       RecomputeOptions r, Recorder* rec, std::int64_t head_chunk)
+       RecomputeOptions r, Recorder* rec, std::int64_t head_chunk, bool fp8)
       : shape(s),
         layer_begin(begin),
         layer_end(end),
@@ -74,7 +74,7 @@ struct StageModel::Impl {
         device(&device_of(parameters.values().space())),
         workspace(*device),
         frequencies(rope_frequencies(s)) {
-    for (std::int64_t l = begin; l < end; ++l) layers.emplace_back(shape, l, parameters);
+    for (std::int64_t l = begin; l < end; ++l) layers.emplace_back(shape, l, parameters, fp8);
     const std::string embedding_name = "model.embed_tokens.weight",
                       head_name = shape.tied_embedding ? embedding_name : "lm_head.weight";
     if (first()) {
@@ -146,14 +146,14 @@ double StageOutput::loss_sum() const {
 
 StageModel::StageModel(const ModelShape& shape, std::int64_t layer_begin, std::int64_t layer_end,
                        Parameters& parameters, RecomputeOptions recompute, Recorder* recorder,
-                       std::int64_t head_chunk_tokens) {
+                       std::int64_t head_chunk_tokens, bool fp8) {
   const auto list = problems(shape);
   require(list.empty(), "the model's shape is impossible: {}", messages(list, "; "));
   require(0 <= layer_begin && layer_begin < layer_end && layer_end <= shape.layers,
           "stage of layers [{}, {}) in a model of {} layers: a stage needs at least one",
           layer_begin, layer_end, shape.layers);
   impl_ = std::make_unique<Impl>(shape, layer_begin, layer_end, parameters, recompute, recorder,
-                                 head_chunk_tokens);
+                                 head_chunk_tokens, fp8);
 }
 
 StageModel::~StageModel() = default;

@@ -62,10 +62,11 @@ struct StageOutput {
 class StageModel {
  public:
   /// Layers [layer_begin, layer_end) of the model; the first stage holds the embedding, the last
-  /// the final norm and head.  `parameters` must contain them and outlive the model.
+  /// the final norm and head.  `parameters` must contain them and outlive the model.  `fp8`: the
+  /// layers' matrices multiply in FP8 (kernels/ops/fp8.hpp), the head in the compute type.
   StageModel(const ModelShape& shape, std::int64_t layer_begin, std::int64_t layer_end,
              Parameters& parameters, RecomputeOptions recompute, Recorder* recorder,
-             std::int64_t head_chunk_tokens = 1024);
+             std::int64_t head_chunk_tokens = 1024, bool fp8 = false);
   ~StageModel();
 
   /// `input`: hidden states of the previous stage, undefined on the first.  Keeps what backward

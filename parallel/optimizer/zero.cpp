@@ -121,6 +121,7 @@ void ShardedOptimizer::apply(double gradient_scale, double learning_rate, std::i
 }
 
 void ShardedOptimizer::gather_values() {
+  parameters_.values_changed();
   if (zero_stage_ == 0) return;
   Scope scope(recorder_, EventKind::parameter_gather);
   Tensor values = parameters_.trainable_values();

@@ -59,6 +59,9 @@ class Bench(RunCase):
                 places=6,
             )
 
+    def test_step_profile_needs_a_gpu(self):
+        self.assertIn("run.backend=cuda", self.refused(1, "step", self.deck(), "profile=1"))
+
     def test_mistakes_are_named(self):
         self.assertIn("do not divide", self.refused(2, "ring", "outer=3"))
         self.assertIn("no multiple", self.refused(1, "attention", "q_heads=3", "kv_heads=2"))

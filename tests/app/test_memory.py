@@ -70,7 +70,7 @@ def draw(choice):
     tokens = choice([512, 768, 1024])
     keys["optimizer.zero"] = choice([0, 1, 2])
     keys["recompute.mode"] = choice(["none", "none", "selective", "full"])
-    keys["run.precision"] = choice(["fp32", "fp32", "fp64"])
+    keys["run.precision"] = choice(["fp32", "fp32", "fp64", "fp8"])
     if choice([False, False, True]):
         keys["lora.rank"] = 4
     method = choice(["none", "none", "packed", "chunkflow"])

@@ -15,7 +15,14 @@ from chunks import (
     prediction_commands,
     prediction_figures,
 )
-from kernels import attention_commands, attention_figures, step_commands, step_figures
+from kernels import (
+    attention_commands,
+    attention_figures,
+    fp8_commands,
+    fp8_figures,
+    step_commands,
+    step_figures,
+)
 from placement import placement_commands, placement_figures
 from results import Bar
 from rings import (
@@ -46,6 +53,15 @@ BARS = [
         100,
         step_commands,
         step_figures,
+        host=True,
+    ),
+    Bar(
+        "fp8",
+        "FP8 against bf16: steps, and the loss after 300 of them",
+        [1],
+        240,
+        fp8_commands,
+        fp8_figures,
         host=True,
     ),
     Bar(

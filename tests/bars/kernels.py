@@ -157,3 +157,65 @@ def step_figures(r):
         )
         for size in ("0.5b", "3b")
     ]
+
+
+SEEDS = (1, 2, 3)
+
+
+def fp8_commands(s):
+    commands = []
+
+    def add(name, line, limit_s=120):
+        commands.append(Command(name, line, ranks=1, limit_s=limit_s))
+
+    for precision in ("bf16", "fp8"):
+        host_precision = {"bf16": "fp32", "fp8": "fp8"}[precision]
+        for size in () if s.host else ("0.5b", "3b"):
+            line = [s.ballast, "bench", "step", deck("bench", "step.toml"), "--case"]
+            line += [f"qwen2.5-{size}-8k", "repeats=7", "warmup=3", f"run.precision={precision}"]
+            add(
+                f"step-{size}-{precision}",
+                line + ["--json", f"{{out}}/step-{size}-{precision}.json"],
+            )
+        for seed in SEEDS if precision == "bf16" else SEEDS[:1]:
+            name = f"loss-{precision}-{seed}"
+            line = [s.ballast, "train", deck("fp8.toml"), "-d", f"{{out}}/run-{name}"]
+            line += [f"run.seed={seed}", "trace.enabled=false"]
+            if s.host:
+                line += ["--case", "laptop", f"run.precision={host_precision}"]
+            else:
+                line += [f"run.precision={precision}"]
+            add(name, line)
+    return commands
+
+
+def fp8_figures(r):
+    figures = []
+    for size in ("0.5b", "3b"):
+        rate = {p: r.value(f"step-{size}-{p}", "tokens_per_s_per_rank") for p in ("bf16", "fp8")}
+        bar = {"0.5b": (None, None), "3b": (1.15, 1.25)}[size]
+        figures.append(
+            Figure(
+                f"Qwen2.5-{size} step, 8K tokens, FP8 x bf16",
+                ratio(rate["fp8"], rate["bf16"]),
+                *bar,
+            )
+        )
+        figures.append(Figure(f"Qwen2.5-{size}, FP8, tokens/s", rate["fp8"]))
+
+    def last_loss(precision, seed):
+        losses = r.log(f"loss-{precision}-{seed}", "loss")[-50:]
+        return sum(losses) / len(losses) if losses else None
+
+    wanted = [loss for loss in (last_loss("bf16", seed) for seed in SEEDS) if loss is not None]
+    got = last_loss("fp8", SEEDS[0])
+    if wanted and got is not None:
+        apart = abs(got / wanted[0] - 1)
+        figures.append(
+            Figure("loss of the last 50 steps, FP8 to bf16, apart", apart, 0.005, at_most=True)
+        )
+        spread = (max(wanted) - min(wanted)) / wanted[0]
+        figures.append(
+            Figure("the same, of the spread of three seeds", apart / spread, 2.0, at_most=True)
+        )
+    return figures

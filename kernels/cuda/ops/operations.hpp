@@ -13,6 +13,9 @@
 
 namespace ballast {
 struct AttentionAdds;
+struct Fp8Tokens;
+struct Fp8Weight;
+class Workspace;
 struct AttentionAxes;
 struct KeyAxis;
 struct SlashSetup;
@@ -26,6 +29,14 @@ void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor
 void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx);
 void linear_weight_gradient(const Tensor& x, const Tensor& dy, const GradientTarget& dw);
 void linear_bias_gradient(const Tensor& dy, const GradientTarget& db);
+
+void fp8_round_weight(const Tensor& weight, Fp8Weight& rounded);
+void fp8_round(const Tensor& x, Fp8Tokens& rounded);
+void fp8_linear_forward(const Fp8Tokens& x, const Fp8Weight& w, const Tensor& bias, Tensor& y,
+                        Workspace& workspace);
+void fp8_linear_input_gradient(const Fp8Tokens& dy, const Fp8Weight& w, Tensor& dx,
+                               Workspace& workspace);
+void fp8_linear_weight_gradient(const Fp8Tokens& x, const Fp8Tokens& dy, const GradientTarget& dw);
 
 void rmsnorm_forward(const Tensor& x, const Tensor& w, double eps, Tensor& y, Tensor& rstd);
 void add_rmsnorm_forward(const Tensor& x, const Tensor& branch, const Tensor& w, double eps,

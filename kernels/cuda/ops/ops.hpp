@@ -14,6 +14,32 @@ namespace ballast::cuda {
 
 using Bf16 = __nv_bfloat16;
 
+/// Rows of bf16, `stride` elements apart, rounded to E4M3 (kernels/ops/fp8.hpp); width a multiple
+/// of
+/// 8.  `bytes` [rows_padded, width] with `scales` [width / 128][rows_padded], rows beyond `rows`
+/// zero; `transposed` [width, columns_padded] (a multiple of 128) with `transposed_scales`
+/// [columns_padded / 128][width]; null pairs are left out.
+struct Fp8Rounding {
+  const Bf16* x;
+  std::int64_t stride, rows, width;
+  std::uint8_t* bytes;
+  float* scales;
+  std::int64_t rows_padded;
+  std::uint8_t* transposed;
+  float* transposed_scales;
+  std::int64_t columns_padded;
+};
+cudaError_t fp8_round(const Fp8Rounding& rounding, cudaStream_t stream);
+/// A weight [out, in] in blocks of 128 x 128: bytes [out, in] with scales [out / 128][in / 128,
+/// padded to 4], and both transposed.
+cudaError_t fp8_round_weight(const Bf16* weight, std::int64_t stride, std::int64_t out,
+                             std::int64_t in, std::uint8_t* bytes, float* scales,
+                             std::uint8_t* transposed, float* transposed_scales,
+                             cudaStream_t stream);
+/// y [rows, width] += bias [width]; rows `stride` elements apart.
+cudaError_t add_bias(Bf16* y, std::int64_t stride, const Bf16* bias, std::int64_t rows,
+                     std::int64_t width, cudaStream_t stream);
+
 /// y = rmsnorm(x + residual) * weight over rows of `width` (a multiple of 8, at most 16384).
 /// `residual` may be null; otherwise the sum is written to `sum` [rows, width] (bf16).  rstd
 /// [rows].

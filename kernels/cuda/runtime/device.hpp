@@ -110,4 +110,24 @@ struct Gemm {
 };
 void gemm(const Gemm& call);
 
+/// Row-major C [m, n] = A [m, k] B [n, k]^T + beta C of E4M3 bytes with scales
+/// (kernels/ops/fp8.hpp) by cuBLASLt, fp32 accumulation, C bf16 or fp32.  Rows lie k apart (B, A),
+/// n apart (C).  Scales of A and of a B without `b_blocks`: one a row and 128 of k, [k / 128][m or
+/// n]; with it one a block of 128 x 128, [n / 128][k / 128, padded to 4].  m a multiple of 4; n and
+/// k of 16.
+struct Fp8Gemm {
+  std::int64_t m = 0, n = 0, k = 0;
+  const void* a = nullptr;
+  const float* a_scales = nullptr;
+  const void* b = nullptr;
+  const float* b_scales = nullptr;
+  bool b_blocks = false;
+  void* c = nullptr;
+  bool c_is_float = false;
+  float beta = 0;
+};
+void gemm(const Fp8Gemm& call);
+/// Whether this GPU and this cuBLASLt multiply so.
+bool has_fp8();
+
 }  // namespace ballast::cuda

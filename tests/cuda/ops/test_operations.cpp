@@ -8,6 +8,7 @@
 #include "kernels/ops/dropout.hpp"
 #include "kernels/ops/elementwise.hpp"
 #include "kernels/ops/embedding.hpp"
+#include "kernels/ops/fp8.hpp"
 #include "kernels/ops/linear.hpp"
 #include "kernels/ops/rmsnorm.hpp"
 #include "kernels/ops/rope.hpp"
@@ -48,6 +49,90 @@ TEST_F(Operations, Linear) {
     linear_bias_gradient(dy, {db, false});
     linear_bias_gradient(dy_gpu, {db_gpu, false});
     EXPECT_CLOSE(db_gpu, db, kFp32);
+  }
+}
+
+/// What bytes and scales stand for, as fp64; `transposed`: rows of the bytes are columns of x.
+Tensor values_of(const Tensor& bytes, const Tensor& scales, std::int64_t rows, std::int64_t columns,
+                 bool transposed) {
+  const Tensor raw = bytes.to(host_device()), scale = scales.to(host_device());
+  Tensor out = Tensor::empty({rows, columns}, f64);
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < columns; ++c) {
+      const std::int64_t line = transposed ? c : r, along = transposed ? r : c;
+      const unsigned code = raw.data<std::uint8_t>()[line * raw.size(1) + along];
+      const int exponent = static_cast<int>(code >> 3 & 15), mantissa = static_cast<int>(code & 7);
+      const double size =
+          exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+      out.data<double>()[r * columns + c] =
+          (code & 128 ? -size : size) * scale.data<float>()[along / 128 * scale.size(1) + line];
+    }
+  return out;
+}
+
+Tensor as_float(const Tensor& x) {
+  Tensor out = Tensor::empty(x.shape(), f32);
+  for (std::int64_t i = 0; i < x.numel(); ++i)
+    out.data<float>()[i] = static_cast<float>(x.data<double>()[i]);
+  return out;
+}
+
+Tensor as_double(const Tensor& x) {
+  Tensor out = Tensor::empty(x.shape(), f64);
+  for (std::int64_t i = 0; i < x.numel(); ++i) out.data<double>()[i] = x.data<float>()[i];
+  return out;
+}
+
+TEST_F(Operations, Fp8Rounding) {
+  if (!cuda::has_fp8()) GTEST_SKIP() << "this GPU or cuBLASLt has no FP8 products by blocks";
+  Workspace here(host_device()), there(*gpu);
+  for (const auto& [t, width] : {std::pair{1, 64}, {130, 896}, {513, 1168}}) {
+    Tensor x = random({t, width});
+    for (std::int64_t i = 0; i < x.numel(); i += 7)  // magnitudes far apart, zeros
+      x.data<double>()[i] = i % 3 == 0 ? 0 : rounded(x.data<double>()[i] * std::exp2(-(i % 40)));
+    const Fp8Tokens wanted = fp8_round(as_float(x), Fp8Sides::both, "x", here),
+                    got = fp8_round(to_gpu(x, b16), Fp8Sides::both, "x", there);
+    const Tensor rows = values_of(got.rows, got.row_scales, t, width, false),
+                 columns = values_of(got.columns, got.column_scales, t, width, true);
+    for (std::int64_t i = 0; i < x.numel(); ++i) {
+      ASSERT_EQ(rows.data<double>()[i], wanted.rows.data<float>()[i]) << i;
+      ASSERT_EQ(columns.data<double>()[i], wanted.columns.data<float>()[i]) << i;
+    }
+  }
+}
+
+TEST_F(Operations, Fp8Linear) {
+  if (!cuda::has_fp8()) GTEST_SKIP() << "this GPU or cuBLASLt has no FP8 products by blocks";
+  Workspace here(host_device()), there(*gpu);
+  for (const auto& [t, in, out] :
+       {std::tuple{1, 64, 32}, {77, 272, 144}, {513, 896, 1152}, {1024, 256, 512}}) {
+    const Tensor x = random({t, in}), w = random({out, in}, 0.05), bias = random({out}),
+                 dy = random({t, out});
+    Fp8Weight host_w = fp8_weight_memory(out, in, f32, host_device()),
+              gpu_w = fp8_weight_memory(out, in, b16, *gpu);
+    fp8_round_weight(as_float(w), host_w);
+    fp8_round_weight(to_gpu(w, b16), gpu_w);
+    Tensor y = Tensor::empty({t, out}, f32), dx = Tensor::empty({t, in}, f32),
+           dw = as_float(random({out, in}));
+    Tensor y_gpu = unwritten({t, out}, b16), dx_gpu = unwritten({t, in}, b16), dw_gpu = dw.to(*gpu);
+    fp8_linear_forward(fp8_round(as_float(x), Fp8Sides::rows, "x", here), host_w, as_float(bias), y,
+                       here);
+    fp8_linear_forward(fp8_round(to_gpu(x, b16), Fp8Sides::rows, "x", there), gpu_w,
+                       to_gpu(bias, b16), y_gpu, there);
+    EXPECT_CLOSE(y_gpu, as_double(y), kBf16);
+    const Fp8Tokens d = fp8_round(as_float(dy), Fp8Sides::both, "dy", here),
+                    d_gpu = fp8_round(to_gpu(dy, b16), Fp8Sides::both, "dy", there);
+    fp8_linear_input_gradient(d, host_w, dx, here);
+    fp8_linear_input_gradient(d_gpu, gpu_w, dx_gpu, there);
+    EXPECT_CLOSE(dx_gpu, as_double(dx), kBf16);
+    const Fp8Tokens c = fp8_round(as_float(x), Fp8Sides::columns, "x", here),
+                    c_gpu = fp8_round(to_gpu(x, b16), Fp8Sides::columns, "x", there);
+    for (const bool accumulate : {true, false}) {
+      fp8_linear_weight_gradient(c, d, {dw, accumulate});
+      fp8_linear_weight_gradient(c_gpu, d_gpu, {dw_gpu, accumulate});
+      EXPECT_CLOSE(dw_gpu, as_double(dw),
+                   4e-4);  // FP8 products are summed with fewer bits than fp32
+    }
   }
 }
 

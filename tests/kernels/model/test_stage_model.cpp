@@ -401,6 +401,57 @@ TEST(Recompute, RunsAttentionAgainOnlyForFullLayers) {
   EXPECT_EQ(forwards({Recompute::full, -1}), 4);
 }
 
+ModelShape fp8_shape() {
+  ModelShape s = small_shape();
+  s.hidden = 48, s.head_dim = 16, s.intermediate = 144, s.qkv_bias = true;
+  return s;
+}
+
+TEST(Fp8Model, RecomputationAndHalvesRepeatBits) {
+  Draw draw;
+  SCOPED_TRACE(draw.trace());
+  Example setup(fp8_shape(), DType::f32, draw, {90, 1, 60});
+  for (const Parameter& p : setup.parameters.table())  // so that a layer does not magnify errors
+    if (p.shape.size() == 2) draw.fill(setup.parameters.value(p.name), 0.1);
+  const auto gradients = [&](RecomputeOptions options, bool halves, bool fp8) {
+    setup.parameters.gradients().zero();
+    StageModel model(setup.shape, 0, 2, setup.parameters, options, nullptr, 5, fp8);
+    auto attention = setup.attention();
+    StageActivationsPtr saved;
+    model.forward(setup.batch, {}, attention, &saved);
+    if (halves) {
+      model.backward_input(setup.batch, *saved, attention, {});
+      model.backward_weight(std::move(saved));
+    } else {
+      model.backward(setup.batch, std::move(saved), attention, {});
+    }
+    return setup.parameters.gradients().clone();
+  };
+  const Tensor once = gradients({}, false, true), plain = gradients({}, false, false);
+  for (const auto& [mode, halves] :
+       {std::pair{Recompute::selective, false}, {Recompute::full, false}, {Recompute::none, true}})
+    EXPECT_TRUE(bit_equal(gradients({mode, -1}, halves, true), once)) << name(mode) << halves;
+  const double apart = relative_error(once, plain);
+  EXPECT_GT(apart, 1e-3);
+  EXPECT_LT(apart, 0.15);
+}
+
+TEST(Fp8Model, RoundedWeightsFollowTheParameters) {
+  Draw draw;
+  SCOPED_TRACE(draw.trace());
+  Example setup(fp8_shape(), DType::f32, draw, {20});
+  StageModel model(setup.shape, 0, 2, setup.parameters, {}, nullptr, 5, true);
+  const auto loss = [&] {
+    auto attention = setup.attention();
+    return model.forward(setup.batch, {}, attention, nullptr).loss_sum();
+  };
+  const double before = loss();
+  EXPECT_EQ(loss(), before);
+  draw.fill(setup.parameters.value("model.layers.1.mlp.down_proj.weight"), 0.5);
+  setup.parameters.values_changed();
+  EXPECT_NE(loss(), before);
+}
+
 // Blocked attention over a dense index in place of the naive one; bit equality of recomputation
 // holds for it too.
 TEST(Model, LocalAttentionAgreesWithTheDefinition) {

@@ -1,0 +1,133 @@
+#include "app/measure/step_profile.hpp"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "app/train/session.hpp"
+#ifdef BALLAST_HAVE_CUDA
+#include "kernels/cuda/runtime/kernel_trace.hpp"
+#endif
+
+namespace ballast {
+namespace {
+
+struct GroupRule {
+  const char* part;  ///< of a mangled name, which has the file of a local kernel
+  const char* group;
+};
+// The first that fits counts.
+constexpr std::array<GroupRule, 22> kRules = {{
+    {"attention_forward", "attention forward"},
+    {"forward_plain", "attention forward"},
+    {"merge_kernel", "attention forward"},
+    {"attention_query_gradient", "attention backward"},
+    {"attention_backward", "attention backward"},
+    {"gradient_plain", "attention backward"},
+    {"statistics_kernel", "attention backward"},
+    {"delta_kernel", "attention backward"},
+    {"_fp8_cu", "FP8 rounding"},
+    {"_rmsnorm_cu", "norms"},
+    {"swiglu", "SwiGLU"},
+    {"rope", "RoPE"},
+    {"_cross_entropy_cu", "loss"},
+    {"_adamw_cu", "optimizer and gradient norm"},
+    {"_embedding_cu", "embedding"},
+    {"3cub", "embedding"},
+    {"_elementwise_cu", "copies, additions, biases"},
+    {"nccl", "NCCL"},
+    {"[mem", "memory sets and copies"},
+    {"_attention_cu", "attention index and order"},
+    {"_cu_", "attention index and order"},
+    {"ballast", "other"},
+}};
+constexpr const char* kProducts = "matrix products";
+
+/// Milliseconds a step of each group, of one rank; "(idle)" is what no kernel covers.
+std::map<std::string, double> by_group(const std::map<std::string, double>& kernels, double span_s,
+                                       double busy_s, std::int64_t steps) {
+  const double each = 1e3 / static_cast<double>(steps);
+  std::map<std::string, double> groups{{"(idle)", (span_s - busy_s) * each}};
+  for (const auto& [name, seconds] : kernels) groups[kernel_group(name)] += seconds * each;
+  return groups;
+}
+
+}  // namespace
+
+std::string kernel_group(const std::string& name) {
+  for (const GroupRule& rule : kRules)
+    if (name.find(rule.part) != std::string::npos) return rule.group;
+  return kProducts;  // cuBLASLt's own names
+}
+
+StepProfile::StepProfile(Session& session) : session_(session) {
+  require(session.device.space() == Space::cuda,
+          "bench step: profile=N records a GPU's kernels, and this run computes on the host; set "
+          "run.backend=cuda");
+}
+
+void StepProfile::start() {
+#ifdef BALLAST_HAVE_CUDA
+  together(session_.mesh.world, [] {
+    const std::string why = cuda::start_kernel_trace();
+    require(why.empty(), "bench step: profile=N: {}", why);
+  });
+#endif
+}
+
+void StepProfile::stop(std::int64_t steps) {
+  nlohmann::ordered_json mine;
+#ifdef BALLAST_HAVE_CUDA
+  const cuda::KernelTrace trace = cuda::stop_kernel_trace();
+  std::map<std::string, double> kernels;
+  nlohmann::ordered_json list;
+  for (const cuda::KernelTime& k : trace.kernels) {
+    kernels[k.name] += k.seconds;
+    list.push_back({{"name", k.name},
+                    {"group", kernel_group(k.name)},
+                    {"launches", k.launches},
+                    {"ms_per_step", 1e3 * k.seconds / static_cast<double>(steps)}});
+  }
+  mine["step_ms"] = 1e3 * trace.span_s / static_cast<double>(steps);
+  mine["groups_ms"] = by_group(kernels, trace.span_s, trace.busy_s, steps);
+  mine["kernels"] = std::move(list);
+#endif
+  const std::vector<std::string> all = session_.mesh.world.all_gather(mine.dump());
+  std::map<std::string, std::vector<double>> groups;
+  json_["steps"] = steps;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const auto rank = nlohmann::ordered_json::parse(all[r]);
+    for (const auto& [group, ms] : rank.at("groups_ms").items()) {
+      groups[group].resize(all.size());
+      groups[group][r] = ms.get<double>();
+    }
+    groups["step"].resize(all.size());
+    groups["step"][r] = rank.at("step_ms").get<double>();
+    json_["ranks"].push_back(rank);
+  }
+  const auto mean = [](const std::vector<double>& values) {
+    double sum = 0;
+    for (const double v : values) sum += v;
+    return sum / static_cast<double>(values.size());
+  };
+  std::vector<std::pair<std::string, std::vector<double>>> rows(groups.begin(), groups.end());
+  std::sort(rows.begin(), rows.end(),
+            [&](const auto& a, const auto& b) { return mean(a.second) > mean(b.second); });
+  const double whole = mean(groups.at("step"));
+  text_ = fmt::format("  {:<30}{:>10}{:>8}", "of the GPU, a step", "ms", "share");
+  for (std::size_t r = 0; all.size() > 1 && r < all.size(); ++r)
+    text_ += fmt::format("{:>10}", fmt::format("rank {}", r));
+  for (const auto& [group, ms] : rows) {
+    text_ += fmt::format("\n  {:<30}{:>10.3f}{:>8.4f}", group, mean(ms),
+                         whole > 0 ? mean(ms) / whole : 0);
+    for (std::size_t r = 0; all.size() > 1 && r < all.size(); ++r)
+      text_ += fmt::format("{:>10.3f}", ms[r]);
+  }
+  text_ += "\n";
+}
+
+std::string StepProfile::text() const { return text_; }
+
+}  // namespace ballast

@@ -1,0 +1,35 @@
+// Where the GPU's time of a training step goes, by groups of kernels and by rank: the table of
+// `ballast bench step DECK profile=N`.
+#pragma once
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "parallel/comm/comm.hpp"
+
+namespace ballast {
+
+struct Session;
+
+/// Records `steps` steps on every rank.  Collective.  Errors: no GPU, or a GPU whose kernels cannot
+/// be recorded (the reason is named).
+class StepProfile {
+ public:
+  explicit StepProfile(Session& session);
+  void start();
+  void stop(std::int64_t steps);
+  /// Milliseconds a step and shares, of the mean over ranks and of each rank where there are
+  /// several.
+  std::string text() const;
+  const nlohmann::ordered_json& json() const { return json_; }
+
+ private:
+  Session& session_;
+  nlohmann::ordered_json json_;
+  std::string text_;
+};
+
+/// Group of a kernel by its mangled name: "matrix products", "attention forward", ...
+std::string kernel_group(const std::string& name);
+
+}  // namespace ballast

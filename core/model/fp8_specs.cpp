@@ -1,0 +1,114 @@
+#include "core/model/fp8_specs.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "core/model/tensor_specs.hpp"
+
+namespace ballast {
+namespace {
+
+constexpr std::int64_t kBlock = 128;
+
+std::int64_t padded(std::int64_t n, std::int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+std::int64_t blocks(std::int64_t n) { return (n + kBlock - 1) / kBlock; }
+std::int64_t elements(const Shape& shape) {
+  std::int64_t n = 1;
+  for (const std::int64_t extent : shape) n *= extent;
+  return n;
+}
+
+struct Sides {
+  std::int64_t out, in;
+};
+/// Of a layer's matrices: q, k and v; output; gate and up; down.
+std::array<Sides, 4> matrices(const ModelShape& s) {
+  return {{{qkv_width(s), s.hidden},
+           {s.hidden, query_width(s)},
+           {2 * s.intermediate, s.hidden},
+           {s.hidden, s.intermediate}}};
+}
+
+}  // namespace
+
+const char* fp8_part_name(Fp8Part part) {
+  switch (part) {
+    case Fp8Part::rows:
+      return " rows";
+    case Fp8Part::row_scales:
+      return " row scales";
+    case Fp8Part::columns:
+      return " columns";
+    case Fp8Part::column_scales:
+      return " column scales";
+  }
+  return "";
+}
+
+Shape fp8_part_shape(Fp8Part part, std::int64_t tokens, std::int64_t width, bool host) {
+  switch (part) {
+    case Fp8Part::rows:
+      return {host ? tokens : padded(tokens, 4), width};
+    case Fp8Part::row_scales:
+      return {blocks(width), padded(tokens, 4)};
+    case Fp8Part::columns:
+      return host ? Shape{tokens, width} : Shape{width, padded(tokens, kBlock)};
+    case Fp8Part::column_scales:
+      return {blocks(tokens), width};
+  }
+  return {};
+}
+
+Shape fp8_weight_scales(std::int64_t out, std::int64_t in) {
+  return {blocks(out), padded(blocks(in), 4)};
+}
+
+std::int64_t fp8_weight_bytes(const ModelShape& shape, bool host) {
+  std::int64_t bytes = 0;
+  for (const auto& [out, in] : matrices(shape))
+    bytes += host ? 4 * out * in
+                  : 2 * out * in + 4 * elements(fp8_weight_scales(out, in)) +
+                        4 * elements(fp8_weight_scales(in, out));
+  return bytes;
+}
+
+std::vector<Fp8Scratch> fp8_scratch(const ModelShape& shape, std::int64_t tokens, bool backward,
+                                    bool trainable, bool host) {
+  std::vector<Fp8Scratch> list;
+  const auto add = [&](const char* name, Fp8Part part, std::int64_t width) {
+    const bool scales = part == Fp8Part::row_scales || part == Fp8Part::column_scales;
+    if (scales && host) return;
+    list.push_back(
+        {std::string(name) + fp8_part_name(part),
+         elements(fp8_part_shape(part, tokens, width, host)) * (scales || host ? 4 : 1)});
+  };
+  std::int64_t in = 0, out = 0;
+  for (const Sides& sides : matrices(shape)) {
+    in = std::max(in, sides.in);
+    out = std::max(out, sides.out);
+  }
+  if (!backward) {
+    add("fp8 input", Fp8Part::rows, in);
+    add("fp8 input", Fp8Part::row_scales, in);
+    return list;
+  }
+  add("fp8 gradient", Fp8Part::rows, out);
+  add("fp8 gradient", Fp8Part::row_scales, out);
+  if (!trainable) return list;
+  add("fp8 gradient", Fp8Part::columns, out);
+  add("fp8 gradient", Fp8Part::column_scales, out);
+  add("fp8 input", Fp8Part::columns, in);
+  add("fp8 input", Fp8Part::column_scales, in);
+  return list;
+}
+
+std::int64_t fp8_misfit(const ModelShape& shape) {
+  for (const auto& [out, in] : matrices(shape))
+    for (const std::int64_t side : {out, in})
+      if (side % 16 != 0) return side;
+  return 0;
+}
+
+}  // namespace ballast

@@ -1,0 +1,36 @@
+// The tensors that FP8 products take beside those of bf16 (run.precision = "fp8"), by name and
+// size: the one list that allocators (kernels/ops/fp8) and the memory model read.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/tensor.hpp"
+#include "core/model/model_shape.hpp"
+
+namespace ballast {
+
+/// Parts of rounded activations or gradients of T tokens (Fp8Tokens).
+enum class Fp8Part { rows, row_scales, columns, column_scales };
+const char* fp8_part_name(Fp8Part part);
+/// `host`: rounded values in the compute type, no scales.
+Shape fp8_part_shape(Fp8Part part, std::int64_t tokens, std::int64_t width, bool host);
+/// Scales of a GPU's weight [out, in], one a block of 128 x 128, rows padded to 4.
+Shape fp8_weight_scales(std::int64_t out, std::int64_t in);
+
+/// Rounded copies of a layer's four matrices.
+std::int64_t fp8_weight_bytes(const ModelShape& shape, bool host);
+
+/// A buffer that a layer's passes share with all layers.
+struct Fp8Scratch {
+  std::string name;
+  std::int64_t bytes;
+};
+/// Those of a forward pass over `tokens`, or of a backward (`trainable`: weights have gradients).
+std::vector<Fp8Scratch> fp8_scratch(const ModelShape& shape, std::int64_t tokens, bool backward,
+                                    bool trainable, bool host);
+
+/// First side of a layer's matrices that is no multiple of 16, as FP8 products need; 0: none.
+std::int64_t fp8_misfit(const ModelShape& shape);
+
+}  // namespace ballast

@@ -1,0 +1,98 @@
+// Tensors of kernels/ops/fp8.hpp as arguments of the rounding kernels and of cuBLASLt.
+#include "kernels/cuda/ops/operations.hpp"
+#include "kernels/cuda/ops/ops.hpp"
+#include "kernels/cuda/runtime/device.hpp"
+#include "kernels/ops/fp8.hpp"
+
+namespace ballast::cuda {
+namespace {
+
+Bf16* bf16_of(const Tensor& x) { return reinterpret_cast<Bf16*>(x.data<ballast::bf16>()); }
+std::uint8_t* bytes_of(const Tensor& x) { return x.defined() ? x.data<std::uint8_t>() : nullptr; }
+float* float_of(const Tensor& x) { return x.defined() ? x.data<float>() : nullptr; }
+
+/// Elements between the rows, which hold 16-byte pieces.
+std::int64_t aligned_stride(const Tensor& x) {
+  require(x.rank() == 2 && x.strides()[1] == 1 && x.strides()[0] % 8 == 0 && x.size(1) % 8 == 0,
+          "FP8 rounding on CUDA needs dense rows of a multiple of 8, got shape {}",
+          to_string(x.shape()));
+  return x.strides()[0];
+}
+
+/// y [T, n] = x bytes [T, k] times the weight bytes [n, k]^T.
+void product(const Fp8Tokens& x, const Tensor& bytes, const Tensor& scales, Tensor& y,
+             Workspace& workspace) {
+  const std::int64_t tokens = x.rows.size(0);  // a multiple of 4
+  const bool direct = y.size(0) == tokens && y.contiguous();
+  Tensor target = direct ? y : workspace.take("fp8 output", {tokens, y.size(1)}, y.dtype());
+  gemm(Fp8Gemm{.m = tokens,
+               .n = y.size(1),
+               .k = x.width,
+               .a = bytes_of(x.rows),
+               .a_scales = float_of(x.row_scales),
+               .b = bytes_of(bytes),
+               .b_scales = float_of(scales),
+               .b_blocks = true,
+               .c = bf16_of(target)});
+  if (!direct) copy_rows(target.rows(0, y.size(0)), y);
+}
+
+}  // namespace
+
+void fp8_round_weight(const Tensor& weight, Fp8Weight& rounded) {
+  check(
+      fp8_round_weight(bf16_of(weight), aligned_stride(weight), rounded.out, rounded.in,
+                       bytes_of(rounded.bytes), float_of(rounded.scales),
+                       bytes_of(rounded.transposed), float_of(rounded.transposed_scales), stream()),
+      "FP8 rounding of a weight");
+}
+
+void fp8_round(const Tensor& x, Fp8Tokens& rounded) {
+  check(fp8_round(
+            Fp8Rounding{.x = bf16_of(x),
+                        .stride = aligned_stride(x),
+                        .rows = x.size(0),
+                        .width = x.size(1),
+                        .bytes = bytes_of(rounded.rows),
+                        .scales = float_of(rounded.row_scales),
+                        .rows_padded = rounded.rows.defined() ? rounded.rows.size(0) : 0,
+                        .transposed = bytes_of(rounded.columns),
+                        .transposed_scales = float_of(rounded.column_scales),
+                        .columns_padded = rounded.columns.defined() ? rounded.columns.size(1) : 0},
+            stream()),
+        "FP8 rounding");
+}
+
+void fp8_linear_forward(const Fp8Tokens& x, const Fp8Weight& w, const Tensor& bias, Tensor& y,
+                        Workspace& workspace) {
+  if (x.tokens == 0) return;
+  product(x, w.bytes, w.scales, y, workspace);
+  if (bias.defined())
+    check(add_bias(bf16_of(y), y.strides()[0], bf16_of(bias), y.size(0), y.size(1), stream()),
+          "bias");
+}
+
+void fp8_linear_input_gradient(const Fp8Tokens& dy, const Fp8Weight& w, Tensor& dx,
+                               Workspace& workspace) {
+  if (dy.tokens == 0) return;
+  product(dy, w.transposed, w.transposed_scales, dx, workspace);
+}
+
+void fp8_linear_weight_gradient(const Fp8Tokens& x, const Fp8Tokens& dy,
+                                const GradientTarget& target) {
+  const Tensor& dw = target.tensor;
+  require(dw.contiguous(), "FP8 weight gradient needs dense rows, got shape {}",
+          to_string(dw.shape()));
+  gemm(Fp8Gemm{.m = dy.width,
+               .n = x.width,
+               .k = x.columns.size(1),
+               .a = bytes_of(dy.columns),
+               .a_scales = float_of(dy.column_scales),
+               .b = bytes_of(x.columns),
+               .b_scales = float_of(x.column_scales),
+               .c = float_of(dw),
+               .c_is_float = true,
+               .beta = target.accumulate ? 1.0f : 0.0f});
+}
+
+}  // namespace ballast::cuda

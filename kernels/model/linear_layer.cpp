@@ -1,0 +1,83 @@
+#include "kernels/model/linear_layer.hpp"
+
+#include "kernels/ops/linear.hpp"
+
+namespace ballast {
+
+LinearLayer::LinearLayer(const Parameters& parameters, const std::string& weight, const char* bias,
+                         int count, const LoraOptions& lora, bool fp8)
+    : weight_(parameters.joined_value(weight + ".weight", count)),
+      weight_gradient_(parameters.gradient_of(weight + ".weight", count)),
+      adapters_(lora),
+      version_(parameters.version()) {
+  if (bias != nullptr) {
+    bias_ = parameters.joined_value(weight + bias, count);
+    bias_gradient_ = parameters.gradient_of(weight + bias, count);
+  }
+  if (fp8)
+    rounded_ = std::make_unique<Rounded>(
+        Rounded{fp8_weight_memory(weight_.size(0), weight_.size(1), weight_.dtype(), device()), 0});
+}
+
+const Fp8Weight& LinearLayer::rounded() const {
+  if (rounded_->version != *version_) {
+    fp8_round_weight(weight_, rounded_->weight);
+    rounded_->version = *version_;
+  }
+  return rounded_->weight;
+}
+
+void LinearLayer::forward(const Tensor& x, const Tensor& keys, Tensor& y,
+                          Workspace& workspace) const {
+  if (rounded_)
+    fp8_linear_forward(fp8_round(x, Fp8Sides::rows, "fp8 input", workspace), rounded(), bias_, y,
+                       workspace);
+  else
+    linear_forward(x, weight_, bias_, y);
+  adapters_.forward(x, keys, y, workspace);
+}
+
+void LinearLayer::other_gradients(const Tensor& x, const Tensor& keys, const Tensor& dy,
+                                  Workspace& workspace) const {
+  adapters_.weight_gradient(x, keys, dy, workspace);
+  if (bias_gradient_.defined()) linear_bias_gradient(dy, bias_gradient_.next());
+}
+
+void LinearLayer::backward(const Tensor& x, const Tensor& keys, const Tensor& dy, Tensor& dx,
+                           Workspace& workspace) const {
+  if (!rounded_ || !weight_gradient_.defined()) {
+    input_gradient(keys, dy, dx, workspace);
+    weight_gradient(x, keys, dy, workspace);
+    return;
+  }
+  // One pass over dy rounds it for both products.
+  const Fp8Tokens gradient = fp8_round(dy, Fp8Sides::both, "fp8 gradient", workspace);
+  fp8_linear_input_gradient(gradient, rounded(), dx, workspace);
+  adapters_.input_gradient(keys, dy, dx, workspace);
+  fp8_linear_weight_gradient(fp8_round(x, Fp8Sides::columns, "fp8 input", workspace), gradient,
+                             weight_gradient_.next());
+  other_gradients(x, keys, dy, workspace);
+}
+
+void LinearLayer::input_gradient(const Tensor& keys, const Tensor& dy, Tensor& dx,
+                                 Workspace& workspace) const {
+  if (rounded_)
+    fp8_linear_input_gradient(fp8_round(dy, Fp8Sides::rows, "fp8 gradient", workspace), rounded(),
+                              dx, workspace);
+  else
+    linear_input_gradient(dy, weight_, dx);
+  adapters_.input_gradient(keys, dy, dx, workspace);
+}
+
+void LinearLayer::weight_gradient(const Tensor& x, const Tensor& keys, const Tensor& dy,
+                                  Workspace& workspace) const {
+  if (weight_gradient_.defined() && rounded_)
+    fp8_linear_weight_gradient(fp8_round(x, Fp8Sides::columns, "fp8 input", workspace),
+                               fp8_round(dy, Fp8Sides::columns, "fp8 gradient", workspace),
+                               weight_gradient_.next());
+  else if (weight_gradient_.defined())
+    linear_weight_gradient(x, dy, weight_gradient_.next());
+  other_gradients(x, keys, dy, workspace);
+}
+
+}  // namespace ballast
