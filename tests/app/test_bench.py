@@ -60,7 +60,7 @@ class Bench(RunCase):
             )
 
     def test_step_profile_needs_a_gpu(self):
-        self.assertIn("run.backend=cuda", self.refused(1, "step", self.deck(), "profile=1"))
+        self.assertIn("run.backend=cuda", self.refused(2, "step", self.deck(), "profile=1"))
 
     def test_mistakes_are_named(self):
         self.assertIn("do not divide", self.refused(2, "ring", "outer=3"))

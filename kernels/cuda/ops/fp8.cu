@@ -13,7 +13,7 @@ constexpr int kThreads = 256;  // a thread has 8 rows by 8 columns
 constexpr int kEach = 8;
 
 /// Bits of |x|, which order like magnitudes, NaN above all.
-__device__ unsigned magnitude(unsigned short bits) { return bits & 0x7fffu; }
+__device__ unsigned magnitude(unsigned bits) { return bits & 0x7fffu; }
 
 /// The scale for a largest magnitude of these bf16 bits (kernels/ops/fp8.hpp).
 __device__ float scale_of(unsigned bits) {
@@ -27,14 +27,18 @@ __device__ float inverse_of(float scale) {
   return __int_as_float((254 << 23) - __float_as_int(scale));
 }
 
-__device__ unsigned rounded(unsigned short bits, float inverse) {
-  const float x = __uint_as_float(static_cast<unsigned>(bits) << 16) * inverse;
+__device__ unsigned rounded(unsigned bits, float inverse) {
+  const float x = __uint_as_float(bits << 16) * inverse;
   if (!(fabsf(x) <= 448.0f)) return 0x7fu;  // NaN
   return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
 }
 
 struct Tile {
-  unsigned short x[kEach][kEach];  ///< [row][column], bf16 bits
+  unsigned pairs[kEach][kEach / 2];  ///< [row][two columns], bf16 bits
+  __device__ unsigned bits(int row, int column) const {
+    const unsigned pair = pairs[row][column / 2];
+    return column % 2 == 0 ? pair & 0xffffu : pair >> 16;
+  }
 };
 
 /// Rows 8 (thread / 16) + i and columns 8 (thread % 16) + j of the tile; zero outside.
@@ -46,7 +50,7 @@ __device__ Tile load_tile(const Bf16* x, std::int64_t stride, std::int64_t rows,
     uint4 raw = make_uint4(0, 0, 0, 0);
     if (row0 + i < rows && column0 < width)
       raw = *reinterpret_cast<const uint4*>(x + (row0 + i) * stride + column0);
-    *reinterpret_cast<uint4*>(t.x[i]) = raw;
+    t.pairs[i][0] = raw.x, t.pairs[i][1] = raw.y, t.pairs[i][2] = raw.z, t.pairs[i][3] = raw.w;
   }
   return t;
 }
@@ -63,7 +67,7 @@ __device__ void column_magnitudes(const Tile& t, unsigned (&largest)[kEach],
   for (int j = 0; j < kEach; ++j) {
     unsigned most = 0;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) most = max(most, magnitude(t.x[i][j]));
+    for (int i = 0; i < kEach; ++i) most = max(most, magnitude(t.bits(i, j)));
     largest[j] = max(most, __shfl_xor_sync(0xffffffffu, most, 16));
   }
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -79,20 +83,24 @@ __device__ void column_magnitudes(const Tile& t, unsigned (&largest)[kEach],
   }
 }
 
-/// Writes the tile's columns as rows of `out` (rows of `stride` bytes) through shared memory.
-/// bytes[j]: this thread's eight rows of its column j.
-__device__ void store_transposed(const uint2 (&bytes)[kEach], uint2 (*shared)[16],
-                                 std::uint8_t* out, std::int64_t stride, std::int64_t column0,
-                                 std::int64_t width, std::int64_t row0, std::int64_t row_end) {
+/// Where a tile is turned: [column][eight rows].
+using Turned = uint2[kTile][16];
+
+/// This thread's eight rows of its column j.  Groups of eight rows change places by column, so that
+/// the 16 threads of a group meet no bank twice.
+__device__ void turn(Turned& turned, int j, uint2 bytes) {
   const int group = threadIdx.x / 16, c = threadIdx.x % 16;
-  // Groups of eight rows change places by column, so that the 16 threads of a group meet no bank
-  // twice.
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) shared[c * kEach + j][group ^ c] = bytes[j];
+  turned[c * kEach + j][group ^ c] = bytes;
+}
+
+/// Writes the turned tile as rows of `out`, `stride` bytes apart.
+__device__ void store_turned(const Turned& turned, std::uint8_t* out, std::int64_t stride,
+                             std::int64_t column0, std::int64_t width, std::int64_t row0,
+                             std::int64_t row_end) {
   __syncthreads();
   for (int i = threadIdx.x; i < kTile * 8; i += kThreads) {
     const int column = i / 8, pair = i % 8 * 2, swap = column / kEach;
-    const uint2 low = shared[column][pair ^ swap], high = shared[column][(pair + 1) ^ swap];
+    const uint2 low = turned[column][pair ^ swap], high = turned[column][(pair + 1) ^ swap];
     if (column0 + column < width && row0 + pair * 8 < row_end)
       *reinterpret_cast<uint4*>(out + (column0 + column) * stride + row0 + pair * 8) =
           make_uint4(low.x, low.y, high.x, high.y);
@@ -100,27 +108,26 @@ __device__ void store_transposed(const uint2 (&bytes)[kEach], uint2 (*shared)[16
 }
 
 template <bool kRows, bool kColumns>
-__global__ void __launch_bounds__(kThreads) round_kernel(Fp8Rounding r) {
-  __shared__ unsigned largest_of[kThreads / 32][kTile];
-  __shared__ uint2 turned[kColumns ? kTile : 1][16];
+__global__ void __launch_bounds__(kThreads, 3) round_kernel(Fp8Rounding r) {
+  __shared__ unsigned largest_of[kColumns ? kThreads / 32 : 1][kTile];
   const int group = threadIdx.x / 16, c = threadIdx.x % 16;
   const std::int64_t tile_row = blockIdx.y * std::int64_t{kTile},
                      tile_column = blockIdx.x * std::int64_t{kTile},
                      row0 = tile_row + group * kEach, column0 = tile_column + c * kEach;
-  const Tile t = load_tile(r.x, r.stride, r.rows, r.width, row0, column0);
+  Tile t = load_tile(r.x, r.stride, r.rows, r.width, row0, column0);
   if constexpr (kRows) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       unsigned most = 0;
 #pragma unroll
-      for (int j = 0; j < kEach; ++j) most = max(most, magnitude(t.x[i][j]));
+      for (int j = 0; j < kEach; ++j) most = max(most, magnitude(t.bits(i, j)));
 #pragma unroll
       for (int offset = 8; offset > 0; offset /= 2)
         most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
       const float scale = scale_of(most), inverse = inverse_of(scale);
       unsigned bytes[kEach];
 #pragma unroll
-      for (int j = 0; j < kEach; ++j) bytes[j] = rounded(t.x[i][j], inverse);
+      for (int j = 0; j < kEach; ++j) bytes[j] = rounded(t.bits(i, j), inverse);
       if (row0 + i >= r.rows_padded) continue;
       if (column0 < r.width)
         *reinterpret_cast<uint2*>(r.bytes + (row0 + i) * r.width + column0) = pack(bytes);
@@ -128,21 +135,26 @@ __global__ void __launch_bounds__(kThreads) round_kernel(Fp8Rounding r) {
     }
   }
   if constexpr (kColumns) {
+    // From the cache: kept through the rows' phase, the tile would cost a third of the CTAs.
+    if constexpr (kRows) {
+      __syncthreads();
+      t = load_tile(r.x, r.stride, r.rows, r.width, row0, column0);
+    }
     unsigned largest[kEach];
     column_magnitudes(t, largest, largest_of);
-    uint2 columns[kEach];
+    __shared__ Turned turned;
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       const float scale = scale_of(largest[j]), inverse = inverse_of(scale);
       unsigned bytes[kEach];
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) bytes[i] = rounded(t.x[i][j], inverse);
-      columns[j] = pack(bytes);
+      for (int i = 0; i < kEach; ++i) bytes[i] = rounded(t.bits(i, j), inverse);
+      turn(turned, j, pack(bytes));
       if (group == 0 && column0 + j < r.width)
         r.transposed_scales[blockIdx.y * r.width + column0 + j] = scale;
     }
-    store_transposed(columns, turned, r.transposed, r.columns_padded, tile_column, r.width,
-                     tile_row, r.columns_padded);
+    store_turned(turned, r.transposed, r.columns_padded, tile_column, r.width, tile_row,
+                 r.columns_padded);
   }
 }
 
@@ -157,17 +169,17 @@ struct WeightRounding {
 
 __global__ void __launch_bounds__(kThreads) round_weight_kernel(WeightRounding r) {
   __shared__ unsigned largest_of[kThreads / 32];
-  __shared__ uint2 turned[kTile][16];
+  __shared__ Turned turned;
   const int group = threadIdx.x / 16, c = threadIdx.x % 16;
   const std::int64_t tile_row = blockIdx.y * std::int64_t{kTile},
                      tile_column = blockIdx.x * std::int64_t{kTile},
                      row0 = tile_row + group * kEach, column0 = tile_column + c * kEach;
-  const Tile t = load_tile(r.x, r.stride, r.out, r.in, row0, column0);
+  Tile t = load_tile(r.x, r.stride, r.out, r.in, row0, column0);
   unsigned most = 0;
 #pragma unroll
   for (int i = 0; i < kEach; ++i)
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) most = max(most, magnitude(t.x[i][j]));
+    for (int j = 0; j < kEach; ++j) most = max(most, magnitude(t.bits(i, j)));
   most = __reduce_max_sync(0xffffffffu, most);
   if (threadIdx.x % 32 == 0) largest_of[threadIdx.x / 32] = most;
   __syncthreads();
@@ -177,8 +189,7 @@ __global__ void __launch_bounds__(kThreads) round_weight_kernel(WeightRounding r
 #pragma unroll
   for (int i = 0; i < kEach; ++i)
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) bytes[i][j] = rounded(t.x[i][j], inverse);
-  uint2 columns[kEach];
+    for (int j = 0; j < kEach; ++j) bytes[i][j] = rounded(t.bits(i, j), inverse);
 #pragma unroll
   for (int i = 0; i < kEach; ++i)
     if (row0 + i < r.out && column0 < r.in)
@@ -188,14 +199,14 @@ __global__ void __launch_bounds__(kThreads) round_weight_kernel(WeightRounding r
     unsigned column[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) column[i] = bytes[i][j];
-    columns[j] = pack(column);
+    turn(turned, j, pack(column));
   }
   if (threadIdx.x == 0) {
     const std::int64_t across = (gridDim.x + 3) / 4 * 4, down = (gridDim.y + 3) / 4 * 4;
     r.scales[blockIdx.y * across + blockIdx.x] = scale;
     r.transposed_scales[blockIdx.x * down + blockIdx.y] = scale;
   }
-  store_transposed(columns, turned, r.transposed, r.out, tile_column, r.in, tile_row, r.out);
+  store_turned(turned, r.transposed, r.out, tile_column, r.in, tile_row, r.out);
 }
 
 __global__ void add_bias_kernel(Bf16* y, std::int64_t stride, const Bf16* bias, std::int64_t rows,
