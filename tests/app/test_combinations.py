@@ -30,6 +30,8 @@ BASE = [
     "attention.moba_block=64",
     "attention.moba_top_k=2",
     "attention.generated_density=0.5",
+    "attention.flex_share=0.5",
+    "attention.flex_threshold=0.3",
     "costs.forward_token_s=1e-6",
     "costs.forward_pair_s=1e-9",
 ]

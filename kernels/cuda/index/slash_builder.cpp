@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
+#include "kernels/cuda/index/heads_launch.hpp"
 #include "kernels/cuda/index/pattern_twin.hpp"
 #include "kernels/cuda/index/slash_launch.hpp"
 #include "kernels/cuda/index/uploads.hpp"
@@ -47,8 +49,11 @@ struct SlashBuilder::Arrays {
   std::vector<std::int32_t> tile_slot;
   std::vector<std::pair<std::int64_t, std::int64_t>> local;  ///< (query block here, its tile)
   Tensor tile_slots, tile_parts, visible;
-  std::int64_t parts = 1;  ///< of the mass of columns
-  Tensor window_blocks;    ///< [segments] blocks of observed queries
+  Tensor segment_tiles;            ///< [segments + 1] tiles of a segment
+  Tensor tile_rows;                ///< [tiles, 2] observed rows of a tile
+  std::vector<std::int64_t> keys;  ///< [segments]
+  std::int64_t parts = 1;          ///< of the mass of columns
+  Tensor window_blocks;            ///< [segments] blocks of observed queries
 
   PatternAxes axes(const Shard& shard) const {
     PatternAxes x;
@@ -86,6 +91,14 @@ struct SlashBuilder::Arrays {
   std::int64_t rows() const { return static_cast<std::int64_t>(tile_slot.size()) * kBlock; }
   AxisRanges observe(const KeyAxis& axis, const std::vector<std::int64_t>& first_observed,
                      bool budgeted);
+  BlockLists block_lists(const HeadChoices& choices) const {
+    BlockLists lists;
+    if (!choices.by_blocks.defined()) return lists;
+    lists.by_blocks = choices.by_blocks.data<std::uint8_t>();
+    lists.words = reinterpret_cast<const std::uint64_t*>(choices.words.data<std::int64_t>());
+    lists.width = static_cast<int>(choices.words.size(2));
+    return lists;
+  }
   /// Zeros where nothing was observed.
   Tensor mass_or_none(const Tensor& mass, int q_heads) const;
 };
@@ -95,8 +108,8 @@ AxisRanges SlashBuilder::Arrays::observe(const KeyAxis& axis,
                                          const std::vector<std::int64_t>& first_observed,
                                          bool budgeted) {
   AxisRanges rows;
-  std::vector<std::int32_t> tile_part, blocks(static_cast<std::size_t>(segments), 0);
-  for (int s = 0; s < segments; ++s) {
+  std::vector<std::int32_t> tile_part, blocks(static_cast<std::size_t>(segments), 0), tiles{0}, at;
+  for (int s = 0; s < segments; ++s, tiles.push_back(static_cast<std::int32_t>(tile_slot.size()))) {
     const std::int64_t first = axis.first_position[s], end = first + axis.count[s];
     if (whole[s] || end <= first_observed[s]) continue;
     for (std::int64_t block = (first_observed[s] - first) / kBlock; block * kBlock < axis.count[s];
@@ -110,8 +123,12 @@ AxisRanges SlashBuilder::Arrays::observe(const KeyAxis& axis,
       append(rows, {-1, 0, seen - begin});
       append(rows, {s, seen, stop - seen});
       append(rows, {-1, 0, begin + kBlock - stop});
+      at.push_back(static_cast<std::int32_t>(seen - begin));
+      at.push_back(static_cast<std::int32_t>(stop - begin));
     }
   }
+  segment_tiles = upload(tiles, *device);
+  tile_rows = upload(at, *device);
   tile_parts = upload(tile_part, *device);
   window_blocks = upload(blocks, *device);
   return rows;
@@ -128,6 +145,7 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
   a.slots = static_cast<int>(axis.tokens() / kBlock);
   a.q_tokens = axes.q_tokens();
   a.whole.assign(whole.begin(), whole.end());
+  a.keys = axis.count;
   std::vector<std::int32_t> slot_segment;
   for (int s = 0; s <= a.segments; ++s) {
     a.segment_slot.push_back(static_cast<std::int32_t>(axis.offset[s] / kBlock));
@@ -265,7 +283,8 @@ SlashBudgets SlashBuilder::budgets(const Tensor& mass_in, int q_heads,
 
 std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass_in, int q_heads, int kv_heads,
                                                SlashCounts& counts, const Tensor& most,
-                                               std::int64_t budget) const {
+                                               std::int64_t budget,
+                                               const HeadChoices& blocks) const {
   const Arrays& a = *arrays_;
   Device& device = *a.device;
   const std::int64_t slots = a.slots, lists = std::int64_t{q_heads} * a.segments;
@@ -291,12 +310,18 @@ std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass_in, int q_head
   check(select_heaviest(mass.data<std::int64_t>() + q_heads * slots, q_heads, any, of_columns,
                         columns, row(3), stream()),
         "selection of columns");
+  const BlockLists by_blocks = a.block_lists(blocks);
+  if (by_blocks.by_blocks != nullptr)
+    for (const auto& [lists_of, cut] : {std::pair(slashes, row(2)), std::pair(columns, row(3))})
+      check(empty_lists(by_blocks.by_blocks, q_heads, any, lists_of, cut, stream()),
+            "heads that go by blocks");
 
   // Sizes follow what was chosen, which the host must then read, unless what the caps allow is
   // little anyway.
+  std::int64_t block_pairs = 0;
   const auto shape_of_shard = [&](const PatternCaps& caps, const Arrays::Shard& shard) {
     return slash_shape(a.q_tokens, shard.tokens, q_heads, kv_heads, caps, a.query_slot,
-                       a.segment_slot, a.whole);
+                       a.segment_slot, a.whole, block_pairs);
   };
   PatternCaps caps{std::vector<std::int32_t>(static_cast<std::size_t>(lists), of_slashes.most),
                    std::vector<std::int32_t>(static_cast<std::size_t>(lists), of_columns.most)};
@@ -307,6 +332,11 @@ std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass_in, int q_head
     const std::int32_t* n = found.data<std::int32_t>();
     caps.slashes.assign(n, n + lists);
     caps.columns.assign(n + lists, n + 2 * lists);
+    if (blocks.blocks.defined()) {
+      const Tensor sums = blocks.blocks.to(host_device());
+      block_pairs = std::accumulate(sums.data<std::int64_t>(), sums.data<std::int64_t>() + q_heads,
+                                    std::int64_t{0});
+    }
   }
 
   Tensor pairs = Tensor::zeros({static_cast<std::int64_t>(a.shards.size())}, DType::i64, device,
@@ -322,7 +352,7 @@ std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass_in, int q_head
     made.index = bind_index(shape, made.buffer.raw());
     made.index.key_begin = shard.key_begin.data<std::int32_t>();
     made.index.key_end = shard.key_end.data<std::int32_t>();
-    check(build_slash_index(made.index, axes, slashes, columns,
+    check(build_slash_index(made.index, axes, slashes, columns, by_blocks,
                             scratch(slash_scratch_bytes(q_heads, axes)), stream()),
           "building of the attention pattern");
     check(derive_index(made.index, stream()), "preparation of the attention pattern");
@@ -344,6 +374,80 @@ std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass_in, int q_head
         PatternCounts{a.q_tokens, a.shards[k].tokens, q_heads, {mean}}, std::move(placed[k])));
   }
   return built;
+}
+
+Tensor SlashBuilder::block_heads(std::span<const HeadRule> rules) const {
+  const Arrays& a = *arrays_;
+  const auto heads = static_cast<std::int64_t>(rules.size());
+  Tensor marked = Tensor::zeros({heads, a.slots}, DType::u8);
+  for (std::int64_t h = 0; h < heads; ++h)
+    for (int s = 0; s < a.segments; ++s)
+      if (rules[static_cast<std::size_t>(h)].pattern == HeadPattern::block_sparse &&
+          a.whole[s] == 0 && a.keys[s] > 0)
+        marked.data<std::uint8_t>()[h * a.slots + a.segment_slot[s]] = 1;
+  return marked.to(*a.device);
+}
+
+Tensor SlashBuilder::alike(const Tensor& mass, const Tensor& queries, const Tensor& means,
+                           double scale, double threshold) const {
+  const Arrays& a = *arrays_;
+  const int heads = static_cast<int>(queries.size(1));
+  Tensor marked = Tensor::zeros({heads, a.slots}, DType::u8, *a.device, MemoryCategory::workspace);
+  Likeness x;
+  x.q = queries.raw();
+  x.segment_tile = a.segment_tiles.data<std::int32_t>();
+  x.tile_rows = reinterpret_cast<const Interval*>(a.tile_rows.data<std::int32_t>());
+  x.high = means.rows(0, 1).raw();
+  x.low = means.rows(1, 2).raw();
+  x.columns = mass.data<std::int64_t>() + std::int64_t{heads} * a.slots;
+  x.q_heads = heads;
+  x.head_dim = static_cast<int>(queries.size(2));
+  x.kv_heads = static_cast<int>(means.size(2)) / x.head_dim;
+  for (int s = 0; s < a.segments; ++s)
+    x.widest = std::max(x.widest, a.segment_slot[s + 1] - a.segment_slot[s]);
+  x.scale = static_cast<float>(scale);
+  require(x.widest <= 16384, "flexprefill on CUDA: a segment of {} keys, at most {}",
+          std::int64_t{x.widest} * kBlock, 16384 * kBlock);
+  check(compare_estimates(x, a.axes(a.own), threshold, marked.data<std::uint8_t>(), stream()),
+        "comparison of pooled estimates");
+  return marked;
+}
+
+Tensor SlashBuilder::impose(Tensor& mass, std::span<const HeadRule> rules) const {
+  const Arrays& a = *arrays_;
+  const int heads = static_cast<int>(rules.size());
+  mass = a.mass_or_none(mass, heads);
+  std::vector<std::int32_t> imposed, most(static_cast<std::size_t>(2 * heads * a.segments), 0);
+  for (int h = 0; h < heads; ++h) {
+    const HeadRule& rule = rules[static_cast<std::size_t>(h)];
+    const int kind = rule.pattern == HeadPattern::dense            ? 1
+                     : rule.pattern == HeadPattern::a_shape        ? 2
+                     : rule.pattern == HeadPattern::vertical_slash ? 0
+                                                                   : 3;
+    const auto window = static_cast<std::int32_t>(rule.window / kBlock);
+    imposed.insert(imposed.end(), {kind, window, static_cast<std::int32_t>(rule.sink)});
+    for (int s = 0; s < a.segments; ++s) {
+      const std::int32_t blocks = a.segment_slot[s + 1] - a.segment_slot[s];
+      std::int32_t &slashes = most[static_cast<std::size_t>(h * a.segments + s)],
+                   &columns = most[static_cast<std::size_t>((heads + h) * a.segments + s)];
+      if (kind == 1) slashes = blocks;
+      if (kind == 2) {
+        slashes = std::min(window, blocks);
+        columns = static_cast<std::int32_t>(
+            std::max<std::int64_t>(0, std::min(rule.sink, a.keys[s]) - kBlock));
+      }
+      if (kind == 0) {
+        slashes = static_cast<std::int32_t>(rule.slashes);
+        columns = static_cast<std::int32_t>(rule.columns);
+      }
+    }
+  }
+  static_assert(sizeof(StaticRule) == 3 * sizeof(std::int32_t));
+  const Tensor on_gpu = upload(imposed, *a.device);
+  check(impose_rules(mass.data<std::int64_t>(), heads, a.axes(a.own),
+                     reinterpret_cast<const StaticRule*>(on_gpu.data<std::int32_t>()), stream()),
+        "rules of heads");
+  return upload(most, *a.device);
 }
 
 namespace {
@@ -368,8 +472,8 @@ class GpuSlashScores final : public SlashScores {
                  {setup.options.vertical_share, setup.options.slash_share,
                   setup.options.max_columns, setup.options.max_slashes, setup.budgeted},
                  device_of(Space::cuda)),
-        queries_(by_window<std::int64_t>(setup, [](const SlashWindow& w) { return w.queries(); })) {
-  }
+        queries_(by_window<std::int64_t>(setup, [](const SlashWindow& w) { return w.queries(); })),
+        threshold_(setup.options.flex_threshold) {}
 
   bool observes() const override { return builder_.observes(); }
   Tensor queries(const Tensor& q) override { return builder_.queries(q); }
@@ -397,10 +501,27 @@ class GpuSlashScores final : public SlashScores {
     return builder_.build(bought_.order, q_heads, kv_heads, counts, bought_.most.rows(at, at + 1),
                           *budget);
   }
+  Tensor block_heads(std::span<const HeadRule> rules) const override {
+    return builder_.block_heads(rules);
+  }
+  Tensor alike(const Tensor& queries, const Tensor& means, double scale) const override {
+    return builder_.alike(mass_, queries, means, scale, threshold_);
+  }
+  std::vector<AttentionWork> build(const HeadChoices& choices, int q_heads, int kv_heads,
+                                   SlashCounts& counts) override {
+    if (choices.rules.empty())
+      return builder_.build(mass_, q_heads, kv_heads, counts, {}, 0, choices);
+    const Tensor most = builder_.impose(mass_, choices.rules);
+    std::vector<AttentionWork> built =
+        builder_.build(mass_, q_heads, kv_heads, counts, most, 0, choices);
+    counts.cut.assign(counts.cut.size(), 0);  // a rule states its numbers
+    return built;
+  }
 
  private:
   SlashBuilder builder_;
   const std::vector<std::int64_t> queries_;  ///< [segments]
+  const double threshold_;
   Tensor mass_;
   std::vector<std::int64_t> budgets_;
   SlashBudgets bought_;
