@@ -61,8 +61,8 @@ struct HeadChoices {
   std::span<const HeadRule> rules;  ///< [Hq]; none: the shares of the options decide
   Tensor by_blocks;  ///< u8 [Hq, blocks of the key axis], where q lies: 1 at the first block of
                      ///< each segment in which the head goes by blocks; undefined: none does
-  Tensor words;   ///< of BlockScores::choose() for those heads
-  Tensor blocks;  ///< i64 [Hq], its counts
+  Tensor words;      ///< of BlockScores::choose() for those heads
+  Tensor blocks;     ///< i64 [Hq], its counts
 };
 
 class SlashScores {

@@ -146,12 +146,11 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
   a.q_tokens = axes.q_tokens();
   a.whole.assign(whole.begin(), whole.end());
   a.keys = axis.count;
+  for (const std::int64_t offset : axis.offset)
+    a.segment_slot.push_back(static_cast<std::int32_t>(offset / kBlock));
   std::vector<std::int32_t> slot_segment;
-  for (int s = 0; s <= a.segments; ++s) {
-    a.segment_slot.push_back(static_cast<std::int32_t>(axis.offset[s] / kBlock));
-    if (s < a.segments)
-      slot_segment.insert(slot_segment.end(), (axis.offset[s + 1] - axis.offset[s]) / kBlock, s);
-  }
+  for (int s = 0; s < a.segments; ++s)
+    slot_segment.insert(slot_segment.end(), a.segment_slot[s + 1] - a.segment_slot[s], s);
   query_blocks(axes.queries, axis);  // its checks
   for_each_block(axes.queries, [&](std::int64_t, std::span<const AxisRange> parts) {
     a.query_slot.push_back(parts.front().padding() ? -1 : slot_of(axis, parts.front()));
@@ -281,63 +280,94 @@ SlashBudgets SlashBuilder::budgets(const Tensor& mass_in, int q_heads,
   return made;
 }
 
-std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass_in, int q_heads, int kv_heads,
-                                               SlashCounts& counts, const Tensor& most,
-                                               std::int64_t budget,
-                                               const HeadChoices& blocks) const {
+/// Slashes and columns of every head and segment.
+struct SlashBuilder::Lists {
+  Tensor entries, numbers;  ///< numbers [4, lists]: slashes, columns, cuts of either
+  PatternLists slashes, columns;
+  std::int64_t lists = 0;
+  BlockLists by_blocks;
+  std::int32_t most_slashes = 0, most_columns = 0;  ///< that a list may have
+  std::int64_t block_pairs = 0;                     ///< of heads that go by blocks, once read
+
+  std::int32_t* row(int i) const { return numbers.data<std::int32_t>() + i * lists; }
+  PatternCaps caps() const {
+    const auto n = static_cast<std::size_t>(lists);
+    return {std::vector<std::int32_t>(n, most_slashes), std::vector<std::int32_t>(n, most_columns)};
+  }
+  /// What was chosen; the host waits for it.
+  PatternCaps read(const Tensor& blocks) {
+    const Tensor found = numbers.to(host_device());
+    const std::int32_t* n = found.data<std::int32_t>();
+    if (blocks.defined()) {
+      const Tensor sums = blocks.to(host_device());
+      block_pairs = std::accumulate(sums.data<std::int64_t>(),
+                                    sums.data<std::int64_t>() + sums.numel(), std::int64_t{0});
+    }
+    return {{n, n + lists}, {n + lists, n + 2 * lists}};
+  }
+  void count(SlashCounts& counts) const {
+    const Tensor found = numbers.to(host_device());
+    const std::int32_t* n = found.data<std::int32_t>();
+    counts.slashes.assign(n, n + lists);
+    counts.columns.assign(n + lists, n + 2 * lists);
+    counts.cut.resize(static_cast<std::size_t>(lists));
+    for (std::int64_t i = 0; i < lists; ++i) counts.cut[i] = n[2 * lists + i] + n[3 * lists + i];
+  }
+};
+
+SlashBuilder::Lists SlashBuilder::choose(const Tensor& mass_in, int q_heads, const Tensor& most,
+                                         std::int64_t budget, const HeadChoices& blocks) const {
   const Arrays& a = *arrays_;
-  Device& device = *a.device;
-  const std::int64_t slots = a.slots, lists = std::int64_t{q_heads} * a.segments;
+  const std::int64_t slots = a.slots;
   const Tensor mass = a.mass_or_none(mass_in, q_heads);
-  Tensor entries = workspace({q_heads * slots * (1 + kBlock)}, DType::i32, device);
-  Tensor numbers = Tensor::zeros({4, lists}, DType::i32, device,
-                                 MemoryCategory::workspace);  // slashes, columns, cuts of either
-  const auto row = [&](int i) { return numbers.data<std::int32_t>() + i * lists; };
-  const PatternLists slashes{entries.data<std::int32_t>(), row(0), 1},
-      columns{entries.data<std::int32_t>() + q_heads * slots, row(1), kBlock};
+  Lists x;
+  x.lists = std::int64_t{q_heads} * a.segments;
+  x.entries = workspace({q_heads * slots * (1 + kBlock)}, DType::i32, *a.device);
+  x.numbers = Tensor::zeros({4, x.lists}, DType::i32, *a.device, MemoryCategory::workspace);
+  x.slashes = {x.entries.data<std::int32_t>(), x.row(0), 1};
+  x.columns = {x.entries.data<std::int32_t>() + q_heads * slots, x.row(1), kBlock};
   const PatternAxes any = a.axes(a.own);
   Selection of_slashes{options_.slash_share, capacity(options_.max_slashes), true},
       of_columns{options_.vertical_share, capacity(options_.max_columns), false};
   if (most.defined()) {
     of_slashes.most_of = most.data<std::int32_t>();
     of_slashes.most = capacity(budget);
-    of_columns.most_of = most.data<std::int32_t>() + lists;
+    of_columns.most_of = most.data<std::int32_t>() + x.lists;
     of_columns.most = std::min(of_columns.most, capacity(budget * kBlock));
   }
-  check(select_heaviest(mass.data<std::int64_t>(), q_heads, any, of_slashes, slashes, row(2),
+  x.most_slashes = of_slashes.most;
+  x.most_columns = of_columns.most;
+  check(select_heaviest(mass.data<std::int64_t>(), q_heads, any, of_slashes, x.slashes, x.row(2),
                         stream()),
         "selection of slashes");
   check(select_heaviest(mass.data<std::int64_t>() + q_heads * slots, q_heads, any, of_columns,
-                        columns, row(3), stream()),
+                        x.columns, x.row(3), stream()),
         "selection of columns");
-  const BlockLists by_blocks = a.block_lists(blocks);
-  if (by_blocks.by_blocks != nullptr)
-    for (const auto& [lists_of, cut] : {std::pair(slashes, row(2)), std::pair(columns, row(3))})
-      check(empty_lists(by_blocks.by_blocks, q_heads, any, lists_of, cut, stream()),
-            "heads that go by blocks");
+  x.by_blocks = a.block_lists(blocks);
+  if (x.by_blocks.by_blocks == nullptr) return x;
+  for (const auto& [lists, cut] : {std::pair(x.slashes, x.row(2)), std::pair(x.columns, x.row(3))})
+    check(empty_lists(x.by_blocks.by_blocks, q_heads, any, lists, cut, stream()),
+          "heads that go by blocks");
+  return x;
+}
 
+std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass, int q_heads, int kv_heads,
+                                               SlashCounts& counts, const Tensor& most,
+                                               std::int64_t budget,
+                                               const HeadChoices& blocks) const {
+  const Arrays& a = *arrays_;
+  Device& device = *a.device;
+  Lists lists = choose(mass, q_heads, most, budget, blocks);
   // Sizes follow what was chosen, which the host must then read, unless what the caps allow is
   // little anyway.
-  std::int64_t block_pairs = 0;
   const auto shape_of_shard = [&](const PatternCaps& caps, const Arrays::Shard& shard) {
     return slash_shape(a.q_tokens, shard.tokens, q_heads, kv_heads, caps, a.query_slot,
-                       a.segment_slot, a.whole, block_pairs);
+                       a.segment_slot, a.whole, lists.block_pairs);
   };
-  PatternCaps caps{std::vector<std::int32_t>(static_cast<std::size_t>(lists), of_slashes.most),
-                   std::vector<std::int32_t>(static_cast<std::size_t>(lists), of_columns.most)};
+  PatternCaps caps = lists.caps();
   std::size_t bytes = 0;
   for (const Arrays::Shard& shard : a.shards) bytes += index_bytes(shape_of_shard(caps, shard));
-  if (bytes > kSmallIndex) {
-    const Tensor found = numbers.to(host_device());
-    const std::int32_t* n = found.data<std::int32_t>();
-    caps.slashes.assign(n, n + lists);
-    caps.columns.assign(n + lists, n + 2 * lists);
-    if (blocks.blocks.defined()) {
-      const Tensor sums = blocks.blocks.to(host_device());
-      block_pairs = std::accumulate(sums.data<std::int64_t>(), sums.data<std::int64_t>() + q_heads,
-                                    std::int64_t{0});
-    }
-  }
+  if (bytes > kSmallIndex) caps = lists.read(blocks.blocks);
 
   Tensor pairs = Tensor::zeros({static_cast<std::int64_t>(a.shards.size())}, DType::i64, device,
                                MemoryCategory::workspace);
@@ -352,7 +382,7 @@ std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass_in, int q_head
     made.index = bind_index(shape, made.buffer.raw());
     made.index.key_begin = shard.key_begin.data<std::int32_t>();
     made.index.key_end = shard.key_end.data<std::int32_t>();
-    check(build_slash_index(made.index, axes, slashes, columns, by_blocks,
+    check(build_slash_index(made.index, axes, lists.slashes, lists.columns, lists.by_blocks,
                             scratch(slash_scratch_bytes(q_heads, axes)), stream()),
           "building of the attention pattern");
     check(derive_index(made.index, stream()), "preparation of the attention pattern");
@@ -361,12 +391,8 @@ std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass_in, int q_head
           "pairs of the attention pattern");
   }
 
-  const Tensor found = numbers.to(host_device()), sums = pairs.to(host_device());
-  const std::int32_t* n = found.data<std::int32_t>();
-  counts.slashes.assign(n, n + lists);
-  counts.columns.assign(n + lists, n + 2 * lists);
-  counts.cut.resize(static_cast<std::size_t>(lists));
-  for (std::int64_t i = 0; i < lists; ++i) counts.cut[i] = n[2 * lists + i] + n[3 * lists + i];
+  lists.count(counts);
+  const Tensor sums = pairs.to(host_device());
   std::vector<AttentionWork> built;
   for (std::size_t k = 0; k < placed.size(); ++k) {
     const double mean = static_cast<double>(sums.data<std::int64_t>()[k]) / q_heads;

@@ -74,6 +74,10 @@ class SlashBuilder {
 
  private:
   struct Arrays;
+  struct Lists;
+  /// Fills lists from the mass, as build() says.
+  Lists choose(const Tensor& mass, int q_heads, const Tensor& most, std::int64_t budget,
+               const HeadChoices& blocks) const;
   std::shared_ptr<Arrays> arrays_;
   SlashOptions options_;
 };

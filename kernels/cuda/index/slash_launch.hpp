@@ -125,8 +125,8 @@ IndexShape slash_shape(std::int64_t q_tokens, std::int64_t k_tokens, int q_heads
 struct BlockLists {
   const std::uint8_t* by_blocks = nullptr;  ///< [heads, slots] 1 at a segment's first slot where
                                             ///< the head does; null: nowhere
-  const std::uint64_t* words = nullptr;  ///< [heads, q_blocks, width] not 0 where the block of
-                                         ///< keys, counted from the segment's first, is computed
+  const std::uint64_t* words = nullptr;     ///< [heads, q_blocks, width] not 0 where the block of
+                                            ///< keys, counted from the segment's first, is computed
   int width = 0;
 };
 /// Fills runs, columns and cover words of `index` (one pattern a query head) from the lists: a

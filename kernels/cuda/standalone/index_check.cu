@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/index/heads_launch.hpp"
 #include "kernels/cuda/standalone/attention_problem.cuh"
+#include "kernels/cuda/standalone/index_case.cuh"
 
 using namespace bench;
 using namespace ballast::cuda;
@@ -22,79 +23,6 @@ void expect(bool good, const char* what, double figure) {
 }
 
 float to_float(bf16 x) { return static_cast<float>(x); }
-
-/// A packed axis of segments, of which rank `rank` of `ranks` has every ranks-th block of 64.
-struct Axis {
-  std::vector<int> tokens;
-  std::vector<std::int32_t> segment_slot{0}, slot_segment;
-  int slots() const { return segment_slot.back(); }
-  int segments() const { return static_cast<int>(tokens.size()); }
-  explicit Axis(std::vector<int> lengths) : tokens(std::move(lengths)) {
-    for (int s = 0; s < segments(); ++s) {
-      const int n = (tokens[s] + 63) / 64;
-      segment_slot.push_back(segment_slot.back() + n);
-      slot_segment.insert(slot_segment.end(), n, s);
-    }
-  }
-  int base(int slot) const { return segment_slot[slot_segment[slot]]; }
-  /// Tokens of a slot.
-  int rows(int slot) const {
-    return std::clamp(tokens[slot_segment[slot]] - (slot - base(slot)) * 64, 0, 64);
-  }
-  std::vector<std::int32_t> of_rank(int rank, int ranks) const {
-    std::vector<std::int32_t> mine;
-    for (int slot = rank; slot < slots(); slot += ranks) mine.push_back(slot);
-    return mine;
-  }
-};
-
-/// Blocks of 64 of one rank as the choosing kernels read them.
-struct Rows {
-  std::vector<std::int32_t> first, own, rows;
-  Buffer<std::int32_t> d_first, d_own, d_rows;
-  Rows(const Axis& axis, const std::vector<std::int32_t>& slots)
-      : first(map(slots, [&](int s) { return axis.base(s); })),
-        own(slots),
-        rows(map(slots, [&](int s) { return axis.rows(s); })),
-        d_first(first),
-        d_own(own),
-        d_rows(rows) {}
-  template <class Of>
-  static std::vector<std::int32_t> map(const std::vector<std::int32_t>& slots, Of of) {
-    std::vector<std::int32_t> out;
-    for (int s : slots) out.push_back(of(s));
-    return out;
-  }
-  BlockRows view() const {
-    return {static_cast<int>(own.size()), d_first.data, d_own.data, d_rows.data};
-  }
-};
-
-/// Device arrays of a PatternAxes of queries and keys in these slots.
-struct Axes {
-  Buffer<std::int32_t> segment_slot, slot_segment, query_slot, key_slot, slot_key;
-  Buffer<std::uint8_t> whole;
-  int segments, slots;
-  Axes(const Axis& axis, const std::vector<std::uint8_t>& whole_segments,
-       const std::vector<std::int32_t>& queries, const std::vector<std::int32_t>& keys)
-      : segment_slot(axis.segment_slot),
-        slot_segment(axis.slot_segment),
-        query_slot(queries),
-        key_slot(keys),
-        slot_key(places(axis, keys)),
-        whole(whole_segments),
-        segments(axis.segments()),
-        slots(axis.slots()) {}
-  static std::vector<std::int32_t> places(const Axis& axis, const std::vector<std::int32_t>& keys) {
-    std::vector<std::int32_t> at(axis.slots(), -1);
-    for (std::size_t k = 0; k < keys.size(); ++k) at[keys[k]] = static_cast<std::int32_t>(k);
-    return at;
-  }
-  PatternAxes view() const {
-    return {segments,   slots,           segment_slot.data, slot_segment.data,
-            whole.data, query_slot.data, key_slot.data,     slot_key.data};
-  }
-};
 
 /// Q and mean keys of one rank, and the pooled scores of the GPU beside those of plain loops.
 struct Pooled {
@@ -237,29 +165,90 @@ void check_blocks(const Axis& axis, double share, bool limited, std::mt19937& rn
          static_cast<double>(wrong));
 }
 
-void check_likeness(const Axis& axis, int d, std::uint64_t seed, std::mt19937& rng) {
-  const int heads = 4, kv_heads = 2, last_q = 80;
-  Pooled keys(axis, 0, 1, heads, kv_heads, d, seed);
-  const Routing routing = keys.routing();
+/// Observed queries of every segment in whole blocks, and made-up mass on the keys.
+struct Seen {
+  static constexpr int kLast = 80;
   std::vector<std::uint8_t> whole;
   std::vector<std::int32_t> segment_tile{0}, tile_rows;
-  for (int tokens : axis.tokens) {
-    whole.push_back(tokens <= last_q);
-    for (int block = (tokens - last_q) / 64; tokens > last_q && block * 64 < tokens; ++block) {
-      tile_rows.push_back(std::max(tokens - last_q - block * 64, 0));
-      tile_rows.push_back(std::min(tokens - block * 64, 64));
+  std::vector<std::int64_t> columns;
+  Seen(const Axis& axis, int heads, std::mt19937& rng)
+      : columns(static_cast<std::size_t>(heads) * axis.slots() * 64) {
+    for (int tokens : axis.tokens) {
+      whole.push_back(tokens <= kLast);
+      for (int block = (tokens - kLast) / 64; tokens > kLast && block * 64 < tokens; ++block) {
+        tile_rows.push_back(std::max(tokens - kLast - block * 64, 0));
+        tile_rows.push_back(std::min(tokens - block * 64, 64));
+      }
+      segment_tile.push_back(static_cast<std::int32_t>(tile_rows.size()) / 2);
     }
-    segment_tile.push_back(static_cast<std::int32_t>(tile_rows.size()) / 2);
+    for (auto& x : columns) x = static_cast<std::int64_t>(rng() % 1000) << 28;
   }
-  const int tiles = segment_tile.back();
-  Buffer<bf16> q(static_cast<std::int64_t>(tiles) * 64 * heads * d);
+  int tiles() const { return segment_tile.back(); }
+};
+
+/// Divergence of one head of a segment by plain loops; 2 where nothing is observed.
+double distance_of(const Axis& axis, const Seen& seen, const Pooled& keys,
+                   const std::vector<bf16>& q, int h, int s, float scale) {
+  const int d = keys.d, base = axis.segment_slot[s], n = axis.segment_slot[s + 1] - base;
+  std::vector<double> mean(d, 0), p(n), m(n, 0);
+  double rows = 0, all_p = 0, all_m = 0, sum = 0;
+  for (int t = seen.segment_tile[s]; t < seen.segment_tile[s + 1]; ++t)
+    for (int i = seen.tile_rows[2 * t]; i < seen.tile_rows[2 * t + 1]; ++i, ++rows)
+      for (int c = 0; c < d; ++c)
+        mean[c] += to_float(q[((static_cast<std::size_t>(t) * 64 + i) * keys.heads + h) * d + c]);
+  if (rows == 0) return 2;
+  for (int j = 0; j < n; ++j) {
+    double dot = 0;
+    for (int c = 0; c < d; ++c)
+      dot += mean[c] / rows * keys.mean_key(base + j, h / (keys.heads / keys.kv_heads), c);
+    all_p += p[j] = std::exp(scale * dot);
+    for (int c = 0; c < 64; ++c)
+      m[j] += static_cast<double>(
+          seen.columns[(static_cast<std::size_t>(h) * axis.slots() + base + j) * 64 + c]);
+    all_m += m[j];
+  }
+  for (int j = 0; j < n; ++j) {
+    const double a = p[j] / all_p, b = m[j] / all_m;
+    sum += a * std::log(2 * a / (a + b)) / 2 + b * std::log(2 * b / (a + b)) / 2;
+  }
+  return std::sqrt(sum);
+}
+
+/// Heads that choose otherwise than their divergence says, at a threshold on either side of every
+/// one.
+std::int64_t wrong_choices(const Likeness& x, const Axis& axis, const PatternAxes& axes,
+                           const std::vector<double>& distance) {
+  std::int64_t wrong = 0;
+  for (const double around : distance) {
+    if (around > 1) continue;
+    for (const double off : {-1e-5, 1e-5}) {
+      Buffer<std::uint8_t> by_blocks(
+          std::vector<std::uint8_t>(static_cast<std::size_t>(x.q_heads) * axis.slots(), 0));
+      CHECK(compare_estimates(x, axes, around + off, by_blocks.data, 0));
+      const std::vector<std::uint8_t> found = by_blocks.host();
+      for (int h = 0; h < x.q_heads; ++h)
+        for (int slot = 0; slot < axis.slots(); ++slot) {
+          const double mine = distance[h * axis.segments() + axis.slot_segment[slot]];
+          if (std::abs(mine - around - off) < 5e-6) continue;
+          wrong += found[h * axis.slots() + slot] !=
+                   (slot == axis.base(slot) && mine < around + off ? 1 : 0);
+        }
+    }
+  }
+  return wrong;
+}
+
+void check_likeness(const Axis& axis, int d, std::uint64_t seed, std::mt19937& rng) {
+  const int heads = 4, kv_heads = 2;
+  Pooled keys(axis, 0, 1, heads, kv_heads, d, seed);
+  const Routing routing = keys.routing();
+  const Seen seen(axis, heads, rng);
+  Buffer<bf16> q(static_cast<std::int64_t>(seen.tiles()) * 64 * heads * d);
   randomise(q, seed + 7);
   const std::vector<bf16> h_q = q.host();
-  std::vector<std::int64_t> columns(static_cast<std::size_t>(heads) * axis.slots() * 64);
-  for (auto& x : columns) x = static_cast<std::int64_t>(rng() % 1000) << 28;
-  Buffer<std::int32_t> d_tiles(segment_tile), d_rows(tile_rows);
-  Buffer<std::int64_t> d_columns(columns);
-  Axes axes(axis, whole, axis.of_rank(0, 1), axis.of_rank(0, 1));
+  Buffer<std::int32_t> d_tiles(seen.segment_tile), d_rows(seen.tile_rows);
+  Buffer<std::int64_t> d_columns(seen.columns);
+  Axes axes(axis, seen.whole, axis.of_rank(0, 1), axis.of_rank(0, 1));
   Likeness x;
   x.q = q.data;
   x.segment_tile = d_tiles.data;
@@ -272,222 +261,11 @@ void check_likeness(const Axis& axis, int d, std::uint64_t seed, std::mt19937& r
   x.scale = 0.5f;
   std::vector<double> distance;
   for (int h = 0; h < heads; ++h)
-    for (int s = 0; s < axis.segments(); ++s) {
-      const int base = axis.segment_slot[s], n = axis.segment_slot[s + 1] - base;
-      std::vector<double> mean(d, 0), p(n), m(n, 0);
-      double rows = 0, all_p = 0, all_m = 0, sum = 0;
-      for (int t = segment_tile[s]; t < segment_tile[s + 1]; ++t)
-        for (int i = tile_rows[2 * t]; i < tile_rows[2 * t + 1]; ++i, ++rows)
-          for (int c = 0; c < d; ++c)
-            mean[c] += to_float(h_q[((static_cast<std::size_t>(t) * 64 + i) * heads + h) * d + c]);
-      for (int j = 0; j < n && rows > 0; ++j) {
-        double dot = 0;
-        for (int c = 0; c < d; ++c)
-          dot += mean[c] / rows * keys.mean_key(base + j, h / (heads / kv_heads), c);
-        all_p += p[j] = std::exp(0.5 * dot);
-        for (int c = 0; c < 64; ++c)
-          m[j] += static_cast<double>(
-              columns[(static_cast<std::size_t>(h) * axis.slots() + base + j) * 64 + c]);
-        all_m += m[j];
-      }
-      for (int j = 0; j < n && rows > 0; ++j) {
-        const double a = p[j] / all_p, b = m[j] / all_m;
-        sum += a * std::log(2 * a / (a + b)) / 2 + b * std::log(2 * b / (a + b)) / 2;
-      }
-      distance.push_back(rows > 0 ? std::sqrt(sum) : 2);
-    }
-  std::int64_t wrong = 0;
-  for (const double around : distance) {
-    if (around > 1) continue;
-    for (const double off : {-1e-5, 1e-5}) {
-      Buffer<std::uint8_t> by_blocks(
-          std::vector<std::uint8_t>(static_cast<std::size_t>(heads) * axis.slots(), 0));
-      CHECK(compare_estimates(x, axes.view(), around + off, by_blocks.data, 0));
-      const std::vector<std::uint8_t> found = by_blocks.host();
-      for (int h = 0; h < heads; ++h)
-        for (int slot = 0; slot < axis.slots(); ++slot) {
-          const int s = axis.slot_segment[slot];
-          const double mine = distance[h * axis.segments() + s];
-          if (std::abs(mine - around - off) < 5e-6) continue;
-          wrong += found[h * axis.slots() + slot] !=
-                   (slot == axis.base(slot) && mine < around + off ? 1 : 0);
-        }
-    }
-  }
+    for (int s = 0; s < axis.segments(); ++s)
+      distance.push_back(distance_of(axis, seen, keys, h_q, h, s, x.scale));
+  const std::int64_t wrong = wrong_choices(x, axis, axes.view(), distance);
   expect(wrong == 0, "online choice around every divergence: wrong heads",
          static_cast<double>(wrong));
-}
-
-/// What one head of the index below does.
-struct Rule {
-  StaticRule imposed;
-  int slashes = 0, columns = 0;
-  bool by_blocks = false;
-};
-
-/// Index of a rank's queries against a shard's keys, by rules and blocks, pair by pair.
-std::int64_t wrong_pairs(const Axis& axis, const std::vector<Rule>& rules, int rank, int shard,
-                         int ranks, std::mt19937& rng) {
-  const int heads = static_cast<int>(rules.size()), slots = axis.slots();
-  const std::vector<std::int32_t> queries = axis.of_rank(rank, ranks),
-                                  keys = axis.of_rank(shard, ranks);
-  std::vector<std::uint8_t> whole;
-  for (int tokens : axis.tokens) whole.push_back(tokens <= 64);
-  Axes axes(axis, whole, queries, keys);
-  std::vector<std::int64_t> mass(static_cast<std::size_t>(heads) * slots * 65);
-  for (auto& x : mass) x = static_cast<std::int64_t>(rng() % 1000000);
-  std::vector<StaticRule> imposed;
-  std::vector<std::int32_t> most(static_cast<std::size_t>(2) * heads * axis.segments());
-  std::vector<std::uint8_t> by_blocks(static_cast<std::size_t>(heads) * slots, 0);
-  for (int h = 0; h < heads; ++h) {
-    imposed.push_back(rules[h].imposed);
-    for (int s = 0; s < axis.segments(); ++s) {
-      const int n = axis.segment_slot[s + 1] - axis.segment_slot[s], i = h * axis.segments() + s;
-      most[i] = rules[h].imposed.kind == 1   ? n
-                : rules[h].imposed.kind == 2 ? std::min(n, rules[h].imposed.window)
-                                             : rules[h].slashes;
-      most[heads * axis.segments() + i] =
-          rules[h].imposed.kind == 2
-              ? std::max(0, std::min(axis.tokens[s], rules[h].imposed.sink) - 64)
-              : rules[h].columns;
-      if (rules[h].by_blocks && whole[s] == 0) by_blocks[h * slots + axis.segment_slot[s]] = 1;
-    }
-  }
-  const std::vector<std::int64_t> observed = mass;
-  Buffer<std::int64_t> d_mass(mass);
-  Buffer<StaticRule> d_rules(imposed);
-  CHECK(impose_rules(d_mass.data, heads, axes.view(), d_rules.data, 0));
-  Buffer<std::int32_t> d_most(most), entries(static_cast<std::int64_t>(heads) * slots * 65),
-      counts(4 * heads * axis.segments());
-  const int lists = heads * axis.segments();
-  const PatternLists slashes{entries.data, counts.data, 1},
-      columns{entries.data + heads * slots, counts.data + lists, 64};
-  CHECK(select_heaviest(d_mass.data, heads, axes.view(), {1, INT_MAX, true, d_most.data}, slashes,
-                        counts.data + 2 * lists, 0));
-  CHECK(select_heaviest(d_mass.data + heads * slots, heads, axes.view(),
-                        {1, INT_MAX, false, d_most.data + lists}, columns, counts.data + 3 * lists,
-                        0));
-  Buffer<std::uint8_t> d_by_blocks(by_blocks);
-  CHECK(empty_lists(d_by_blocks.data, heads, axes.view(), slashes, counts.data + 2 * lists, 0));
-  CHECK(empty_lists(d_by_blocks.data, heads, axes.view(), columns, counts.data + 3 * lists, 0));
-
-  int width = 0;
-  for (int s = 0; s < axis.segments(); ++s)
-    width = std::max(width, axis.segment_slot[s + 1] - axis.segment_slot[s]);
-  const int q_blocks = static_cast<int>(queries.size());
-  std::vector<std::uint64_t> words(static_cast<std::size_t>(heads) * q_blocks * width, 0);
-  std::int64_t block_pairs = 0;
-  for (int h = 0; h < heads; ++h)
-    for (int b = 0; b < q_blocks; ++b)
-      for (int j = 0; j <= queries[b] - axis.base(queries[b]); ++j) {
-        const bool in = j == 0 || j == queries[b] - axis.base(queries[b]) || rng() % 3 == 0;
-        words[(static_cast<std::size_t>(h) * q_blocks + b) * width + j] = in ? ~0ull : 0;
-        block_pairs += in && by_blocks[h * slots + axis.base(queries[b])] != 0;
-      }
-  Buffer<std::uint64_t> d_words(words);
-
-  // Visible keys of the shard by row, as its own keys are counted.
-  std::vector<std::int32_t> begin, end;
-  for (int b = 0; b < q_blocks; ++b)
-    for (int i = 0; i < 64; ++i) {
-      int before = 0, seen = 0;
-      for (std::size_t k = 0; k < keys.size(); ++k) {
-        if (keys[k] < axis.base(queries[b])) before += 64;
-        if (keys[k] < queries[b]) seen += 64;
-        if (keys[k] == queries[b]) seen += std::min(i + 1, axis.rows(queries[b]));
-      }
-      begin.push_back(before);
-      end.push_back(std::max(before, seen));
-    }
-  Buffer<std::int32_t> d_begin(begin), d_end(end);
-  const std::vector<std::int32_t> n = counts.host();
-  const IndexShape shape =
-      slash_shape(q_blocks * 64, static_cast<std::int64_t>(keys.size()) * 64, heads, heads / 2,
-                  {{n.begin(), n.begin() + lists}, {n.begin() + lists, n.begin() + 2 * lists}},
-                  queries, axis.segment_slot, whole, block_pairs);
-  Buffer<char> memory(static_cast<std::int64_t>(index_bytes(shape))),
-      scratch(static_cast<std::int64_t>(slash_scratch_bytes(heads, axes.view())));
-  memory.poison();
-  DeviceIndex index = bind_index(shape, memory.data);
-  index.key_begin = d_begin.data;
-  index.key_end = d_end.data;
-  CHECK(build_slash_index(index, axes.view(), slashes, columns,
-                          {d_by_blocks.data, d_words.data, width}, scratch.data, 0));
-  CHECK(derive_index(index, 0));
-  Buffer<std::uint64_t> pairs(std::vector<std::uint64_t>(1, 0));
-  CHECK(count_pairs(index, pairs.data, 0));
-  CHECK(cudaDeviceSynchronize());
-
-  const auto copy = [](auto* from, std::int64_t count) {
-    std::vector<std::remove_reference_t<decltype(*from)>> to(static_cast<std::size_t>(count));
-    CHECK(cudaMemcpy(to.data(), from, count * sizeof(*from), cudaMemcpyDeviceToHost));
-    return to;
-  };
-  const auto offset = copy(index.run_offset, static_cast<std::int64_t>(heads) * q_blocks + 1);
-  const auto runs = copy(index.runs, shape.runs);
-  std::vector<std::int64_t> column_offset(static_cast<std::size_t>(lists) + 1, 0), cover_offset;
-  std::vector<std::int32_t> column;
-  std::vector<std::uint64_t> cover;
-  if (shape.columns > 0) {
-    column_offset = copy(index.column_offset, lists + 1);
-    column = copy(index.columns, shape.columns);
-    cover_offset = copy(index.cover_offset, static_cast<std::int64_t>(heads) * q_blocks + 1);
-    cover = copy(index.cover, shape.cover_words);
-  }
-  std::int64_t wrong = offset.back() > shape.runs;
-  std::uint64_t counted = 0;
-  for (int h = 0; h < heads; ++h) {
-    for (int b = 0; b < q_blocks; ++b) {
-      const int slot = queries[b], base = axis.base(slot), s = axis.slot_segment[slot];
-      std::set<int> heavy_slashes, heavy_columns;  // of a head that is chosen by mass
-      const auto heaviest = [&](std::int64_t at, int count, int most_in) {
-        std::vector<int> order(count);
-        std::iota(order.begin(), order.end(), 0);
-        std::stable_sort(order.begin(), order.end(),
-                         [&](int a, int c) { return observed[at + a] > observed[at + c]; });
-        order.resize(std::min(count, most_in));
-        return std::set<int>(order.begin(), order.end());
-      };
-      const int count = axis.segment_slot[s + 1] - base;
-      if (rules[h].imposed.kind == 0) {
-        heavy_slashes =
-            heaviest(static_cast<std::int64_t>(h) * slots + base, count, rules[h].slashes);
-        heavy_columns = heaviest(static_cast<std::int64_t>(heads) * slots +
-                                     (static_cast<std::int64_t>(h) * slots + base) * 64,
-                                 count * 64, rules[h].columns);
-      }
-      for (int i = 0; i < axis.rows(slot); ++i) {
-        std::vector<int> times(keys.size() * 64, 0);
-        for (std::int64_t r = offset[h * q_blocks + b]; r < offset[h * q_blocks + b + 1]; ++r)
-          for (int k = runs[r].first * 64; k < runs[r].last * 64; ++k) ++times[k];
-        for (std::int64_t c = column_offset[h * axis.segments() + s];
-             c < column_offset[h * axis.segments() + s + 1]; ++c) {
-          const std::int64_t at = c - column_offset[h * axis.segments() + s];
-          if (!(cover[cover_offset[h * q_blocks + b] + at / 64] >> (at % 64) & 1))
-            ++times[column[c]];
-        }
-        const int row = b * 64 + i;
-        for (int k = begin[row]; k < end[row]; ++k) {
-          const int key_slot = keys[k / 64], back = slot - key_slot,
-                    key = (key_slot - base) * 64 + k % 64;
-          bool in = key_slot == base || back == 0 || whole[s] != 0;
-          if (rules[h].by_blocks)
-            in |=
-                words[(static_cast<std::size_t>(h) * q_blocks + b) * width + key_slot - base] != 0;
-          else if (rules[h].imposed.kind == 1)
-            in = true;
-          else if (rules[h].imposed.kind == 2)
-            in |= back < rules[h].imposed.window || key < rules[h].imposed.sink;
-          else
-            in |= heavy_slashes.count(back) != 0 || heavy_columns.count(key) != 0;
-          counted += in;
-          wrong += times[k] != (in ? 1 : 0);
-        }
-      }
-    }
-  }
-  // Padding rows see keys too, and count.
-  return wrong + (pairs.host()[0] < counted);
 }
 
 void check_index(const Axis& axis, int ranks, std::mt19937& rng) {
@@ -497,7 +275,7 @@ void check_index(const Axis& axis, int ranks, std::mt19937& rng) {
   std::int64_t wrong = 0;
   for (int rank = 0; rank < ranks; ++rank)
     for (int shard = 0; shard < ranks; ++shard)
-      wrong += wrong_pairs(axis, rules, rank, shard, ranks, rng);
+      wrong += IndexCase(axis, rules, rank, shard, ranks, rng).wrong_pairs();
   char what[80];
   std::snprintf(what, sizeof(what), "index by head, %d segments, %d ranks: wrong pairs",
                 axis.segments(), ranks);
