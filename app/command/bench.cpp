@@ -23,8 +23,8 @@ namespace ballast {
 namespace {
 
 std::vector<Benchmark> benchmarks() {
-  return {attention_benchmark(), gemm_benchmark(), ring_benchmark(), step_benchmark(),
-          leak_benchmark()};
+  return {attention_benchmark(), gemm_benchmark(), ring_benchmark(),
+          step_benchmark(),      leak_benchmark(), heads_benchmark()};
 }
 
 Benchmark find_benchmark(const std::string& name) {

@@ -55,6 +55,7 @@ Benchmark gemm_benchmark();
 Benchmark ring_benchmark();
 Benchmark step_benchmark();
 Benchmark leak_benchmark();
+Benchmark heads_benchmark();
 
 /// Wall times of one piece of work, in seconds.
 struct Timing {

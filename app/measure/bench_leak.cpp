@@ -6,8 +6,7 @@
 #include <utility>
 
 #include "app/measure/bench.hpp"
-#include "app/train/checkpointing.hpp"
-#include "app/train/model_files.hpp"
+#include "app/measure/bench_weights.hpp"
 #include "app/train/step_planner.hpp"
 #include "core/base/random.hpp"
 #include "kernels/attention/recall_scores.hpp"
@@ -147,17 +146,6 @@ Leak compare(const Pass& before, const Pass& after, const Communicator& world) {
     *sum = world.all_reduce(*sum);
   leak.largest = world.all_reduce(leak.largest, Reduction::max);
   return leak;
-}
-
-/// The model's weights: a checkpoint, model.weights, or the initial values.
-void take_weights(Session& session, const std::string& checkpoint) {
-  ShardedOptimizer optimizer(session.parameters, session.mesh.replica,
-                             session.config.optimizer.zero, {}, nullptr);
-  load_base(session);
-  if (!checkpoint.empty())
-    restore(session, optimizer, checkpoint, "", false);
-  else if (!session.config.model.weights.empty())
-    load_weights(session, optimizer);
 }
 
 BenchResult run(const Config& deck, const BenchSettings& settings) {

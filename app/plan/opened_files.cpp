@@ -10,6 +10,7 @@
 #include "core/model/parameter_table.hpp"
 #include "io/data/dataset.hpp"
 #include "io/model/huggingface.hpp"
+#include "io/profile/head_table.hpp"
 
 namespace ballast {
 
@@ -42,6 +43,12 @@ OpenedFiles open_files_of(const Config& config) {
       Tensor none = Tensor::empty({0}, DType::f32, host_device(), MemoryCategory::workspace);
       // No element, but every name and shape.
       read_huggingface_weights(folder, parameter_table(plain, {0}), 0, 0, none);
+    });
+  if (config.attention.pattern == PatternKind::by_head &&
+      config.attention.index == IndexOrigin::pattern && config.model.layers > 0)
+    attempt([&] {
+      const std::string& file = config.attention.heads;
+      check_head_table(read_head_table(file), file, config.model.layers, config.model.query_heads);
     });
   const std::string& reference = config.dpo.reference;
   if (trains_pairs(config) && !config.dpo.reference_free &&

@@ -1,4 +1,5 @@
-// The files that a deck names, opened before a run waits in a queue for them: data and weights.
+// The files that a deck names, opened before a run waits in a queue for them: data, weights and the
+// table of patterns by head.
 #pragma once
 #include <string>
 #include <vector>
@@ -15,8 +16,8 @@ struct OpenedFiles {
   std::vector<std::string> problems;  ///< what `train` would stop at
 };
 
-/// Opens what block data and model.weights name, as `train` does: every file and tensor must be
-/// there and fit the model.  dpo.reference must be there, and is not compared.
+/// Opens what block data, model.weights and attention.heads name, as `train` does: every file and
+/// tensor must be there and fit the model.  dpo.reference must be there, and is not compared.
 OpenedFiles open_files_of(const Config& config);
 
 }  // namespace ballast

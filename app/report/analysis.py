@@ -83,6 +83,9 @@ class Analysis:
     sparse: dict = field(
         default_factory=dict
     )  # (step, layer, head) -> [budget sum, rows, computed pairs, visible pairs, overflow]
+    kinds: dict = field(
+        default_factory=dict
+    )  # (layer, head) -> [HEAD_PATTERNS] choices, where heads differ
     # rows of the plans "recall" and "coverage" (app/observe/recall_rows.hpp), None without any
     recall: np.ndarray = None
     coverage: np.ndarray = None
@@ -95,6 +98,10 @@ class Analysis:
     prediction: object = None  # prediction.Prediction, None without predicted ops
     scalars: dict = field(default_factory=dict)  # name -> (steps, values)
     verdict: object = None  # verdict.Verdict
+
+
+# What a head computes where heads differ, as the trace's kinds count (core/plan/attention/head_rules).
+HEAD_PATTERNS = ("dense", "a_shape", "vertical_slash", "block_sparse")
 
 
 def analyse(run):
@@ -363,6 +370,11 @@ def _sparse(a):
                     visible,
                     overflow if first_of_ring else 0,
                 )
+        if "kind" in (rows.dtype.names or ()):
+            for layer, head, kind in rows[["layer", "head", "kind"]].tolist():
+                if kind >= 0:
+                    key = layer, head + heads * at.get("sp", 0)
+                    a.kinds.setdefault(key, [0] * len(HEAD_PATTERNS))[kind] += 1
     a.sparse = dict(table)
 
 

@@ -2,6 +2,7 @@
 import numpy as np
 
 import metrics
+from analysis import HEAD_PATTERNS
 from plot import bars, heat, line, names, of_ranks, panel, some, stepped
 from style import MUTED, SERIES, seconds_unit, series
 
@@ -17,7 +18,8 @@ RECALL = (
 )
 SPARSITY = (
     "Share of the causal pairs that sparse attention leaves out (MTraining Figure 3). Budgets of"
-    " every layer, head and step: budgets.csv."
+    " every layer, head and step: budgets.csv; where heads differ, how often each computed which"
+    " pattern: head_patterns.csv."
 )
 BUDGETS = (
     "Dynamic sparsity tuning: what every layer chose for every micro-batch. Negative losses are"
@@ -164,6 +166,32 @@ def sparsity(a):
             xaxis=CATEGORY_AXIS,
         ),
         panel("Sparsity ratio by step, range over layers and heads", [low, high, mean], "step"),
+    ] + _head_patterns(a)
+
+
+def _head_patterns(a):
+    """Where heads differ: how often each computes which pattern."""
+    if not a.kinds:
+        return []
+    layers, heads = (sorted({key[i] for key in a.kinds}) for i in range(2))
+    counts = np.zeros((len(layers), len(heads), len(HEAD_PATTERNS)))
+    for (layer, head), chosen in a.kinds.items():
+        counts[layers.index(layer), heads.index(head)] = chosen
+    share = counts / np.maximum(1, counts.sum(axis=2, keepdims=True))
+    frames = [
+        (name, [heat(names(heads), names(layers), share[:, :, k], "share", zmin=0, zmax=1)])
+        for k, name in enumerate(HEAD_PATTERNS)
+        if counts[:, :, k].any()
+    ]
+    return [
+        stepped(
+            "Share of micro-batches in which a head computes a pattern",
+            frames,
+            x="head",
+            y="layer",
+            yaxis=DOWNWARD,
+            xaxis=CATEGORY_AXIS,
+        )
     ]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import metrics
-from analysis import CATEGORIES
+from analysis import CATEGORIES, HEAD_PATTERNS
 from load import COORDINATES
 from prediction import OPS
 from style import number_ranges
@@ -314,6 +314,13 @@ def budgets(a):
     )
 
 
+def head_patterns(a):
+    if not a.kinds:
+        return None
+    rows = [[layer, head, *chosen] for (layer, head), chosen in sorted(a.kinds.items())]
+    return Table("head_patterns", "", ["layer", "head", *HEAD_PATTERNS], rows)
+
+
 def memory(a):
     if not a.memory:
         return None
@@ -445,4 +452,4 @@ SHOWN = (
     memory,
     ranks,
 )
-CSV_ONLY = (split, budgets, recall_rows, coverage, ring_steps, steps, segments)
+CSV_ONLY = (split, budgets, head_patterns, recall_rows, coverage, ring_steps, steps, segments)

@@ -2,30 +2,10 @@
 
 #include <algorithm>
 
+#include "app/train/communicator_join.hpp"
 #include "parallel/pattern/recall.hpp"
 
 namespace ballast {
-namespace {
-
-/// Sums over the ring's ranks.
-class CommunicatorJoin final : public RingJoin {
- public:
-  explicit CommunicatorJoin(const Communicator& ranks) : ranks_(ranks) {}
-  void sum(Tensor& tensor) const override { ranks_.all_reduce(tensor, Reduction::sum); }
-  void maximum(Tensor& tensor) const override { ranks_.all_reduce(tensor, Reduction::max); }
-  Tensor gather(const Tensor& mine) const override {
-    Tensor all = Tensor::empty({ranks_.size() * mine.numel()}, mine.dtype(), host_device(),
-                               MemoryCategory::communication);
-    ranks_.all_gather(mine, all);
-    return all;
-  }
-
- private:
-  const Communicator& ranks_;
-};
-
-}  // namespace
-
 std::vector<DriftRow> IndexDrift::measure() {
   const AttentionOptions& options = session_.options.attention;
   const bool was_enabled = std::exchange(session_.recorder.enabled, false);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "app/train/local_batch.hpp"
+#include "io/profile/head_table.hpp"
 #include "io/trace/recorded_indexes.hpp"
 #include "parallel/comm/waits.hpp"
 #include "parallel/context/ulysses.hpp"
@@ -53,6 +54,17 @@ void refuse_samples_beyond_groups(const Config& config, const Dataset& dataset,
           "{} of {} samples have more tokens than the longest group's {} (batching.groups), the "
           "longest {}; add a group, or set batching.long = \"split\" or data.max_tokens",
           beyond, dataset.samples(), groups.back().tokens, longest);
+}
+
+/// Of attention.pattern = "by_head"; every head dense where no file is named.
+std::shared_ptr<const HeadTable> head_table(const Config& config) {
+  const std::string& file = config.attention.heads;
+  const auto layers = static_cast<int>(config.model.layers),
+             heads = static_cast<int>(config.model.query_heads);
+  if (file.empty()) return std::make_shared<HeadTable>(layers, heads);
+  auto table = std::make_shared<HeadTable>(read_head_table(file));
+  check_head_table(*table, file, layers, heads);
+  return table;
 }
 
 /// One behind the last layer of a pipeline stage.
@@ -119,6 +131,8 @@ Session::Session(const Communicator& world, const Config& config_)
       options.attention.recorded =
           std::make_shared<RecordedIndexes>(read_indexes(config.attention.recorded));
     });
+  if (options.attention.chosen() && options.attention.pattern == PatternKind::by_head)
+    together(world, [&] { options.attention.heads = head_table(config); });
   together(world, [&] { refuse_samples_beyond_groups(config, *dataset, options.batching.groups); });
   for (const int degree : options.joined_ranks()) connect(mesh.sequence(degree), device);
   recorder.context.stage = mesh.at.pp;

@@ -163,6 +163,12 @@ void selection_refusals(Refusals& all) {
                  "attention.selection = \"causal\": xattention chooses for a block of queries by "
                  "that block's own queries",
                  "use \"vertical_slash\", or \"moba\", which looks at no later token"});
+  for (const char* pattern : {"by_head", "flexprefill"})
+    all.push_back({{"selection causal", fmt::format("pattern {}", pattern)},
+                   fmt::format("attention.selection = \"causal\": {} chooses by a segment's last "
+                               "queries so far",
+                               pattern),
+                   "use \"vertical_slash\", or \"moba\", which looks at no later token"});
   all.push_back({{"selection causal", "dst on"},
                  "attention.selection = \"causal\": dst.enabled gives a layer one budget, by "
                  "coverage that all queries of a micro-batch have a part in",

@@ -119,6 +119,8 @@ struct AttentionConfig {
   std::int64_t moba_block = 256, moba_top_k = 32;
   std::int64_t xattention_block = 128, xattention_stride = 16;
   double xattention_threshold = 0.9;
+  std::string heads;
+  double flex_threshold = 0.1, flex_share = 0.95;
   IndexOrigin index = IndexOrigin::pattern;
   std::string recorded;
   double generated_density = 0.05;

@@ -201,7 +201,9 @@ void attention_rows(Schema& schema) {
   attention.key("pattern", &AttentionConfig::pattern,
                 "which (query, key) pairs are computed; vertical_slash: columns and block "
                 "diagonals that the last queries attend to (MTraining); moba: the best blocks of "
-                "keys for each query; xattention: blocks with the heaviest antidiagonals");
+                "keys for each query; xattention: blocks with the heaviest antidiagonals; by_head: "
+                "each head as a table says (MInference); flexprefill: each head by blocks or by "
+                "columns and slashes, as its last queries tell");
   attention
       .key("vertical_share", &AttentionConfig::vertical_share, "", share(),
            "vertical_slash, p_v: share of the observed attention that the columns hold; 1: dense")
@@ -212,9 +214,9 @@ void attention_rows(Schema& schema) {
       .when(pattern, PatternKind::vertical_slash);
   attention
       .key("last_q", &AttentionConfig::last_q, "queries", between(1, 1 << 20),
-           "vertical_slash: queries at a segment's end (causal: before each stretch) that are "
-           "observed; segments no longer (causal: than a stretch) are dense")
-      .when(pattern, PatternKind::vertical_slash);
+           "vertical_slash, by_head, flexprefill: queries at a segment's end (causal: before each "
+           "stretch) that are observed; segments no longer (causal: than a stretch) are dense")
+      .when(pattern, PatternKind::vertical_slash, PatternKind::by_head, PatternKind::flexprefill);
   attention.key(
       "selection", &AttentionConfig::selection,
       "queries that a vertical_slash index is chosen by; last: the last ones of a "
@@ -254,6 +256,22 @@ void attention_rows(Schema& schema) {
       .key("xattention_threshold", &AttentionConfig::xattention_threshold, "", share(),
            "xattention: share of the estimated attention that each row of blocks keeps; 1: dense")
       .when(pattern, PatternKind::xattention);
+  attention
+      .key("heads", &AttentionConfig::heads,
+           "by_head: file with the pattern of every layer and head, as `ballast bench heads` "
+           "writes it")
+      .when(pattern, PatternKind::by_head);
+  attention
+      .key("flex_threshold", &AttentionConfig::flex_threshold, "", between(0, 1),
+           "flexprefill, tau: a head whose pooled estimate diverges less than this (square root of "
+           "Jensen-Shannon) from what its last queries attend to takes blocks for each block of "
+           "queries, others columns and slashes; 0: never blocks")
+      .when(pattern, PatternKind::flexprefill);
+  attention
+      .key("flex_share", &AttentionConfig::flex_share, "", share(),
+           "flexprefill, gamma: share of the attention, estimated or observed, that blocks, "
+           "columns and slashes each hold; 1: dense")
+      .when(pattern, PatternKind::flexprefill);
   attention.key("index", &AttentionConfig::index,
                 "pattern: from the pattern's own rule; generated: made-up vertical-slash patterns, "
                 "for plans and timings (random weights are not sparse); recorded: those that an "

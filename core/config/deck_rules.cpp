@@ -350,6 +350,11 @@ void attention_rules(const Config& config, Rules& rules) {
         {"attention.recorded", "attention.index"},
         "attention.index = \"recorded\" needs attention.recorded, the folder of indexes that a "
         "run with trace.indexes_every wrote");
+  if (attention.pattern == PatternKind::by_head && attention.chosen() &&
+      config.attention.heads.empty())
+    rules.add({"attention.heads", "attention.pattern"},
+              "attention.pattern = \"by_head\" needs attention.heads, the file that `ballast bench "
+              "heads DECK out=FILE` writes");
   if (attention.causal()) causal_rules(config, attention, rules);
   if (!attention.sparse()) return;
   if (deals_stripes(config.ring.layout) && config.ring.stripe % align != 0)

@@ -174,6 +174,8 @@ AttentionOptions attention_options(const Config& config) {
   options.xattention_block = a.xattention_block;
   options.xattention_stride = a.xattention_stride;
   options.xattention_threshold = a.xattention_threshold;
+  options.flex_threshold = a.flex_threshold;
+  options.flex_share = a.flex_share;
   options.indexes_every = config.trace.indexes_every;
   options.recall_every = config.trace.recall_every;
   options.recall_rows = config.trace.recall_rows;
@@ -279,6 +281,11 @@ bool has_budgets(PatternKind pattern) {
   return pattern == PatternKind::moba || pattern == PatternKind::vertical_slash;
 }
 
+bool has_slashes(PatternKind pattern) {
+  return pattern == PatternKind::vertical_slash || pattern == PatternKind::by_head ||
+         pattern == PatternKind::flexprefill;
+}
+
 PatternKind budget_pattern(const Config& config) {
   const PatternKind pattern = config.attention.pattern;
   return has_budgets(pattern) ? pattern : PatternKind::dense;
@@ -322,8 +329,7 @@ LayoutChoice layout_choice(const Config& config, const RunOptions& options) {
   if (config.ring.layout == LayoutKind::automatic)
     choice.rule.stripe = (choice.rule.stripe + align - 1) / align * align;
   // Striping alone spreads a slash over the ranks (MTraining Section 3.3).
-  if (config.attention.pattern == PatternKind::vertical_slash ||
-      options.attention.index != IndexOrigin::pattern)
+  if (has_slashes(config.attention.pattern) || options.attention.index != IndexOrigin::pattern)
     choice.kinds = {options.mesh.cp() > 1 ? LayoutKind::striped : LayoutKind::contiguous};
   if (const double pair = pair_cost_tokens(options.model); pair > 0) choice.token_pairs = 1 / pair;
   return choice;

@@ -58,6 +58,8 @@ std::vector<std::int64_t> layer_begin(const Config& config);
 
 /// Whether a pattern has budgets, which tuning moves.
 bool has_budgets(PatternKind pattern);
+/// Patterns that may compute block diagonals, which stripes alone spread over ranks.
+bool has_slashes(PatternKind pattern);
 /// The pattern whose budgets count, attention.pattern where it has budgets, else dense; and the
 /// tokens of the key blocks that its budgets count.
 PatternKind budget_pattern(const Config& config);

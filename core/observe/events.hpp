@@ -80,7 +80,7 @@ struct BudgetRow {
   std::int32_t step = -1, micro_batch = -1, chunk = -1,
                layer = -1;  ///< layer -1: one choice for all layers
   std::int32_t head = 0;    ///< among the heads that this rank computes
-  std::int32_t unused = 0;
+  std::int32_t kind = -1;   ///< where heads differ: HeadPattern of most queries; -1: they do not
   double budget =
       0;  ///< in the pattern's unit (parallel/pattern/pattern_source.hpp); NaN where none was set
   double computed_pairs = 0;  ///< (query, key) pairs of this rank's queries

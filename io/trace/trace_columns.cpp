@@ -66,7 +66,10 @@ constexpr TraceColumn kBudgetColumns[] = {
     {"overflow", kInt64, offsetof(BudgetRow, overflow), "1",
      "columns and slashes that caps left out"},
     {"overflow_mass", kFloat64, offsetof(BudgetRow, overflow_mass), "1",
-     "share of the observed mass on them; NaN where it is not known"}};
+     "share of the observed mass on them; NaN where it is not known"},
+    {"kind", kInt32, offsetof(BudgetRow, kind), "",
+     "where heads differ, what most queries of the head compute: 0 dense, 1 a_shape, 2 "
+     "vertical_slash, 3 block_sparse; -1: all heads alike"}};
 
 constexpr TraceTable kTableList[kTables] = {
     {"events", sizeof(Event), kEventColumns, "What the rank did, an event a row; events nest"},

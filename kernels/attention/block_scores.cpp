@@ -67,8 +67,16 @@ class HostBlockScores final : public BlockScores {
                   maximum, sum);
   }
 
-  Tensor choose(const Tensor& strides, int stride, int block, double share,
-                Tensor& counts) const override {
+  Tensor pooled(const Tensor& q, const Tensor& means, double scale) const override {
+    Tensor all = strides(q, static_cast<int>(kBlock));
+    Tensor maximum = part(all, 0), sum = part(all, 1);
+    pooled_scores(q, means, scale, queries_, maximum);
+    std::fill_n(sum.data<float>(), sum.numel(), 1.0f);
+    return all;
+  }
+
+  Tensor choose(const Tensor& strides, int stride, int block, double share, Tensor& counts,
+                const BlockHeads& which) const override {
     const std::int64_t heads = strides.size(1), rows = strides.size(2) * stride / block,
                        width = blocks_.count(), halves = block / kBlock;
     Tensor mass = empty({heads, rows, width}, DType::i64);
@@ -77,8 +85,12 @@ class HostBlockScores final : public BlockScores {
     counts = Tensor::zeros({heads}, DType::i64);
     for (std::int64_t h = 0; h < heads; ++h)
       for (std::int64_t b = 0; b < rows; ++b) {
+        if (which.chosen.defined() &&
+            which.chosen.data<std::uint8_t>()[h * width + queries_.first[b * halves]] == 0)
+          continue;
         const std::vector<std::int64_t> chosen =
-            choose_row(mass.data<std::int64_t>() + (h * rows + b) * width, b * halves, share);
+            choose_row(mass.data<std::int64_t>() + (h * rows + b) * width, b * halves, share,
+                       which.most.empty() ? 0 : which.most[static_cast<std::size_t>(h)]);
         counts.data<std::int64_t>()[h] += static_cast<std::int64_t>(chosen.size());
         for (std::int64_t half = b * halves; half < (b + 1) * halves; ++half)
           for (const std::int64_t j : chosen)
@@ -116,8 +128,8 @@ class HostBlockScores final : public BlockScores {
   std::int64_t blocks_of_64() const { return static_cast<std::int64_t>(queries_.own.size()); }
   /// The blocks that the block of queries at `block` of 64 uses, counted from its segment's first,
   /// ascending; mass [pattern blocks].
-  std::vector<std::int64_t> choose_row(const std::int64_t* mass, std::int64_t block,
-                                       double share) const {
+  std::vector<std::int64_t> choose_row(const std::int64_t* mass, std::int64_t block, double share,
+                                       std::int64_t most) const {
     const std::int32_t own = queries_.own[block], first = queries_.first[block];
     std::vector<MassItem> items;
     std::int64_t total = 0;
@@ -125,7 +137,7 @@ class HostBlockScores final : public BlockScores {
       items.push_back({j - first, mass[j]});
       total += mass[j];
     }
-    std::vector<std::int64_t> chosen = top_share(std::move(items), total, share, 0).chosen;
+    std::vector<std::int64_t> chosen = top_share(std::move(items), total, share, most).chosen;
     if (chosen.empty() || chosen.front() != 0) chosen.insert(chosen.begin(), 0);
     if (chosen.back() != own - first) chosen.push_back(own - first);
     return chosen;

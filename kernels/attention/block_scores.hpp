@@ -1,5 +1,6 @@
-// What patterns of whole blocks (MoBA, XAttention) are chosen by, and what builds them: Q and K's
-// device decides where.  What the ranks of a ring must join lies between the calls, in tensors.
+// What patterns of whole blocks (MoBA, XAttention, heads by blocks) are chosen by, and what builds
+// them: Q and K's device decides where.  What the ranks of a ring must join lies between the calls,
+// in tensors.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,6 +12,13 @@
 #include "kernels/attention/pattern_blocks.hpp"
 
 namespace ballast {
+
+/// Heads that blocks are chosen for; those of the others are not written.
+struct BlockHeads {
+  Tensor chosen;  ///< u8 [Hq, pattern blocks], where q lies: 1 at the first block of each segment
+                  ///< in which the head goes by blocks; undefined: all
+  std::vector<std::int32_t> most;  ///< [Hq] the heaviest so many at most; empty: no limit
+};
 
 class BlockScores {
  public:
@@ -34,10 +42,13 @@ class BlockScores {
   /// q against the keys of a shard [T, Hkv, D].
   virtual void score(const Tensor& q, const Tensor& keys, int shard, double scale, int stride,
                      int block, Tensor& strides) const = 0;
+  /// By pooled queries, of blocks of 64: as score() leaves it with one stride a block, whose score
+  /// is scale times the mean query of this rank's blocks times a mean key.
+  virtual Tensor pooled(const Tensor& q, const Tensor& means, double scale) const = 0;
   /// Words as route()'s: per head and block of queries the blocks that hold `share` of the mass,
   /// own and sink block always.  counts i64 [Hq]: blocks chosen by all blocks of queries here.
-  virtual Tensor choose(const Tensor& strides, int stride, int block, double share,
-                        Tensor& counts) const = 0;
+  virtual Tensor choose(const Tensor& strides, int stride, int block, double share, Tensor& counts,
+                        const BlockHeads& heads = {}) const = 0;
 
   /// The pattern of every call of the axes, for these heads, from words.
   virtual std::vector<AttentionWork> build(const Tensor& words, int q_heads,

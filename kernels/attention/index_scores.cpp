@@ -194,8 +194,8 @@ void pool_keys(const Tensor& k_, const PatternRows& at, Tensor& sums) {
       const float* row = k.at(static_cast<std::int64_t>(b) * kBlock + i, 0);
       std::int64_t* sum = to + at.own[b] * width;
       for (std::int64_t c = 0; c < width; ++c) {
-        require(std::abs(row[c]) <= limit, "moba: a key component of {} is not finite or above {}",
-                row[c], limit);
+        require(std::abs(row[c]) <= limit,
+                "pooled keys: a component of {} is not finite or above {}", row[c], limit);
         sum[c] += std::llrint(static_cast<double>(row[c]) * unit);
       }
     }
@@ -288,6 +288,43 @@ void route_coverage(const Tensor& q_, const Tensor& pooled_, double scale, const
       });
   for (std::size_t i = 0; i < part.size(); ++i)
     mass.data<std::int64_t>()[i % budgets.size()] += part[i];
+}
+
+std::vector<float> mean_query(const Tensor& q_, std::int64_t head, std::int64_t first,
+                              std::int64_t last) {
+  const Rows q(q_);
+  std::vector<float> mean(static_cast<std::size_t>(q.head_dim), 0.0f);
+  for (std::int64_t i = first; i < last; ++i)
+    for (std::int64_t d = 0; d < q.head_dim; ++d) mean[d] += q.at(i, head)[d];
+  for (float& x : mean) x /= static_cast<float>(std::max<std::int64_t>(1, last - first));
+  return mean;
+}
+
+std::vector<float> score_pooled(const std::vector<float>& query, const Tensor& pooled_,
+                                std::int64_t head, std::int64_t heads, double scale,
+                                std::int64_t first, std::int64_t last) {
+  const Rows pooled(pooled_);
+  std::vector<float> scores;
+  for (std::int64_t j = first; j < last; ++j)
+    scores.push_back(static_cast<float>(scale) * dot(query.data(),
+                                                     pooled.at(j, head / (heads / pooled.heads)),
+                                                     pooled.head_dim));
+  return scores;
+}
+
+void pooled_scores(const Tensor& q, const Tensor& pooled, double scale, const PatternRows& at,
+                   Tensor& scores) {
+  check_heads(Rows(q), Rows(pooled));
+  const std::int64_t heads = q.size(1), blocks = static_cast<std::int64_t>(at.own.size());
+  float* to = scores.data<float>();
+  parallel_for("pooled scores", heads * blocks, [&, to](std::int64_t n) {
+    const std::int64_t h = n / blocks, b = n % blocks, first = at.first[b], last = at.own[b] + 1;
+    if (at.rows[b] == 0) return;
+    const std::vector<float> row =
+        score_pooled(mean_query(q, h, b * kBlock, b * kBlock + at.rows[b]), pooled, h, heads, scale,
+                     first, last);
+    std::copy(row.begin(), row.end(), to + n * scores.size(2) + first);
+  });
 }
 
 void stride_scores(const Tensor& q_, const Tensor& k_, double scale, int stride, int block_tokens,

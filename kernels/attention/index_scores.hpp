@@ -61,6 +61,19 @@ void route_queries(const Tensor& q, const Tensor& pooled, double scale, const Pa
 void route_coverage(const Tensor& q, const Tensor& pooled, double scale, const PatternRows& at,
                     const std::vector<std::int64_t>& budgets, Tensor& mass);
 
+/// scores [Hq, blocks of 64, pattern blocks] f32, at the block's own column: scale times the mean
+/// of a block's queries times pooled, for the pattern blocks up to the one that holds it; the
+/// others are left.  pooled [pattern blocks, Hkv, D] f32.
+void pooled_scores(const Tensor& q, const Tensor& pooled, double scale, const PatternRows& at,
+                   Tensor& scores);
+/// The mean of rows [first, last) of one head of q [T, Hq, D]: [D]; zeros where there are none.
+std::vector<float> mean_query(const Tensor& q, std::int64_t head, std::int64_t first,
+                              std::int64_t last);
+/// scale times a mean query times pooled[first, last) of the query head `head` of `heads`.
+std::vector<float> score_pooled(const std::vector<float>& query, const Tensor& pooled,
+                                std::int64_t head, std::int64_t heads, double scale,
+                                std::int64_t first, std::int64_t last);
+
 /// XAttention: antidiagonal sums over strides of `stride` tokens.  q [T, Hq, D] against the keys of
 /// one shard: for every row i of `stride` queries and every pattern block of the shard, the maximum
 /// and the sum of exp(. - maximum) of

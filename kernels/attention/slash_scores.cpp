@@ -190,9 +190,95 @@ class HostSlashScores final : public SlashScores {
 
   std::vector<AttentionWork> build(int q_heads, int, std::optional<std::int64_t> budget,
                                    SlashCounts& counts) override {
+    const std::vector<VerticalSlash> handed_in = std::exchange(counts.carried, {});
+    std::vector<SlashStretch> stretches =
+        make_stretches(q_heads, counts, [&](std::size_t w, int h) {
+          const SlashWindow& window = setup_.windows[w];
+          return window.whole || window.observed()
+                     ? choose(w, h, q_heads, budget)
+                     : HeadChoice{handed_in.at(static_cast<std::size_t>(h)), 0};
+        });
+    return cut_calls(std::move(stretches), nullptr, counts);
+  }
+
+  Tensor block_heads(std::span<const HeadRule> rules) const override {
+    return mark_blocks(static_cast<int>(rules.size()), [&](std::size_t, int h) {
+      return rules[static_cast<std::size_t>(h)].pattern == HeadPattern::block_sparse;
+    });
+  }
+
+  Tensor alike(const Tensor& queries, const Tensor& means, double scale) const override {
+    const std::int64_t heads = queries.size(1);
+    std::vector<std::int64_t> row{0};  // of each window's first observed query
+    for (const SlashWindow& window : setup_.windows)
+      row.push_back(row.back() + (window.observed() ? token_count(window.rows) : 0));
+    return mark_blocks(static_cast<int>(heads), [&](std::size_t w, int h) {
+      if (!setup_.windows[w].observed()) return false;
+      const int segment = setup_.windows[w].segment;
+      const std::int64_t first = axis().offset[segment] / kBlock,
+                         last = first + (axis().count[segment] + kBlock - 1) / kBlock;
+      std::vector<double> estimate, held(static_cast<std::size_t>(last - first), 0);
+      const std::vector<float> scores = score_pooled(mean_query(queries, h, row[w], row[w + 1]),
+                                                     means, h, heads, scale, first, last);
+      const float top = *std::max_element(scores.begin(), scores.end());
+      for (const float score : scores) estimate.push_back(std::exp(double{score} - double{top}));
+      for (const MassItem& item : mass_of(w, h, static_cast<int>(heads)).columns.at(0))
+        held[static_cast<std::size_t>(item.index / kBlock)] += static_cast<double>(item.mass);
+      return divergence(estimate, held) < setup_.options.flex_threshold;
+    });
+  }
+
+  std::vector<AttentionWork> build(const HeadChoices& choices, int q_heads, int,
+                                   SlashCounts& counts) override {
+    ChosenBlocks chosen;
+    const auto by_blocks = [&](std::size_t w, int h) {
+      const std::int64_t first = axis().offset[setup_.windows[w].segment] / kBlock;
+      return choices.by_blocks.defined() &&
+             choices.by_blocks.data<std::uint8_t>()[h * choices.by_blocks.size(1) + first] != 0;
+    };
+    std::vector<SlashStretch> stretches =
+        make_stretches(q_heads, counts, [&](std::size_t w, int h) {
+          const SlashWindow& window = setup_.windows[w];
+          if (by_blocks(w, h)) return HeadChoice{};
+          if (window.whole || choices.rules.empty()) return choose(w, h, q_heads, std::nullopt);
+          const HeadRule& rule = choices.rules[static_cast<std::size_t>(h)];
+          const bool observed = rule.pattern == HeadPattern::vertical_slash;
+          return HeadChoice{choose_by_rule(rule, observed ? &mass_of(w, h, q_heads) : nullptr,
+                                           axis().count[window.segment]),
+                            0};
+        });
+    if (choices.words.defined()) {
+      chosen.words = choices.words.data<std::int64_t>();
+      chosen.width = choices.words.size(2);
+      for (std::size_t w = 0; w < setup_.windows.size(); ++w)
+        for (int h = 0; h < q_heads; ++h) chosen.heads.push_back(by_blocks(w, h) ? 1 : 0);
+    }
+    return cut_calls(std::move(stretches), choices.words.defined() ? &chosen : nullptr, counts);
+  }
+
+ private:
+  /// [heads, blocks of the key axis]: 1 at the first block of each window's segment where it is not
+  /// computed whole and test(window, head) holds.
+  template <class Test>
+  Tensor mark_blocks(int heads, Test&& test) const {
+    Tensor marked = Tensor::zeros({heads, axis().tokens() / kBlock}, DType::u8, host_device(),
+                                  MemoryCategory::workspace);
+    for (std::size_t w = 0; w < setup_.windows.size(); ++w) {
+      const SlashWindow& window = setup_.windows[w];
+      for (int h = 0; h < heads && !window.whole && axis().count[window.segment] > 0; ++h)
+        if (test(w, h))
+          marked.data<std::uint8_t>()[h * marked.size(1) + axis().offset[window.segment] / kBlock] =
+              1;
+    }
+    return marked;
+  }
+
+  /// The choice of every window and head, counted; that of a window without queries is for
+  /// counts.carried.
+  template <class Choose>
+  std::vector<SlashStretch> make_stretches(int q_heads, SlashCounts& counts, Choose&& choose) {
     const std::size_t windows = setup_.windows.size();
     const std::size_t lists = static_cast<std::size_t>(q_heads) * windows;
-    const std::vector<VerticalSlash> handed_in = std::exchange(counts.carried, {});
     counts.slashes.assign(lists, 0);
     counts.columns.assign(lists, 0);
     counts.cut.assign(lists, 0);
@@ -206,9 +292,7 @@ class HostSlashScores final : public SlashScores {
                            setup_.options.causal() && !window.whole,
                            {}};
       for (int h = 0; h < q_heads && axis().count[window.segment] > 0; ++h) {
-        HeadChoice choice = window.whole || window.observed()
-                                ? choose(w, h, q_heads, budget)
-                                : HeadChoice{handed_in.at(static_cast<std::size_t>(h)), 0};
+        HeadChoice choice = choose(w, h);
         const std::size_t i = static_cast<std::size_t>(h) * windows + w;
         counts.slashes[i] = static_cast<std::int32_t>(choice.head.slashes.size());
         counts.columns[i] = static_cast<std::int32_t>(choice.head.columns.size());
@@ -221,13 +305,16 @@ class HostSlashScores final : public SlashScores {
       else
         counts.carried = std::move(stretch.heads);
     }
-    const AttentionPattern whole = vertical_slash_pattern(axes().queries, axis(), stretches, true);
+    return stretches;
+  }
+  std::vector<AttentionWork> cut_calls(std::vector<SlashStretch> stretches,
+                                       const ChosenBlocks* chosen, SlashCounts& counts) const {
+    const AttentionPattern whole =
+        vertical_slash_pattern(axes().queries, axis(), stretches, true, chosen);
     counts.chosen = std::move(stretches);
     const std::vector<AttentionPattern> calls = split_keys(whole, axis(), axes().calls());
     return {calls.begin(), calls.end()};
   }
-
- private:
   const AttentionAxes& axes() const { return *setup_.axes; }
   const KeyAxis& axis() const { return *setup_.axis; }
   const AxisRanges& own() const { return axes().keys[axes().rank]; }

@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "core/base/tensor.hpp"
 #include "core/plan/attention/attention_options.hpp"
 #include "core/plan/attention/attention_work.hpp"
+#include "core/plan/attention/head_rules.hpp"
 #include "core/plan/attention/key_axis.hpp"
 #include "core/plan/attention/vertical_slash.hpp"
 
@@ -54,6 +56,15 @@ struct SlashCounts {
   std::vector<SlashStretch> chosen;    ///< on the host alone
 };
 
+/// What each head of a layer does, where heads differ.
+struct HeadChoices {
+  std::span<const HeadRule> rules;  ///< [Hq]; none: the shares of the options decide
+  Tensor by_blocks;  ///< u8 [Hq, blocks of the key axis], where q lies: 1 at the first block of
+                     ///< each segment in which the head goes by blocks; undefined: none does
+  Tensor words;      ///< of BlockScores::choose() for those heads
+  Tensor blocks;     ///< i64 [Hq], its counts
+};
+
 class SlashScores {
  public:
   virtual ~SlashScores() = default;
@@ -79,6 +90,16 @@ class SlashScores {
   /// is the choice of the window that none of this setup's rows make.
   virtual std::vector<AttentionWork> build(int q_heads, int kv_heads,
                                            std::optional<std::int64_t> budget,
+                                           SlashCounts& counts) = 0;
+
+  /// HeadChoices::by_blocks of rules.
+  virtual Tensor block_heads(std::span<const HeadRule> rules) const = 0;
+  /// The same where the mass that mass() took last diverges by less than options.flex_threshold
+  /// from what the mean of its `queries` gives the `means` of keys by block (BlockScores::means()
+  /// of blocks of 64).
+  virtual Tensor alike(const Tensor& queries, const Tensor& means, double scale) const = 0;
+  /// The pattern of every call of the axes.  Slashes and columns of heads by blocks count as 0.
+  virtual std::vector<AttentionWork> build(const HeadChoices& choices, int q_heads, int kv_heads,
                                            SlashCounts& counts) = 0;
 };
 

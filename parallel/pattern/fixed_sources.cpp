@@ -17,8 +17,8 @@ std::vector<AttentionPattern> dense_patterns(const AttentionAxes& axes, Recorder
 }
 
 /// A pattern that is not chosen here has none.
-std::tuple<double, std::int64_t, double> no_budget(int) {
-  return {std::numeric_limits<double>::quiet_NaN(), 0, 0.0};
+std::tuple<double, std::int64_t, double, int> no_budget(int) {
+  return {std::numeric_limits<double>::quiet_NaN(), 0, 0.0, -1};
 }
 
 }  // namespace

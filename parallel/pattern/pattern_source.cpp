@@ -8,6 +8,7 @@
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/coverage.hpp"
 #include "parallel/pattern/fixed_sources.hpp"
+#include "parallel/pattern/heads.hpp"
 #include "parallel/pattern/moba.hpp"
 #include "parallel/pattern/recall.hpp"
 #include "parallel/pattern/vertical_slash.hpp"
@@ -42,7 +43,8 @@ const std::vector<AttentionWork>& PatternSource::shards(const AttentionInputs& i
   record_budgets(recorder_, in.layer, built.shards, visible_keys(axes().queries, axis_).pairs(),
                  [&](int h) {
                    const HeadBudget& head = built.budgets.at(static_cast<std::size_t>(h));
-                   return std::tuple(head.budget, head.overflow, head.overflow_mass);
+                   return std::tuple(head.budget, head.overflow, head.overflow_mass,
+                                     head.kind ? static_cast<int>(*head.kind) : -1);
                  });
   if (observes_recall(in.layer) && in.q.space() == Space::host) {
     const int heads = static_cast<int>(in.q.size(1));
@@ -138,7 +140,9 @@ constexpr struct {
 } kSources[] = {{PatternKind::dense, dense},
                 {PatternKind::vertical_slash, scored<VerticalSlashSource>},
                 {PatternKind::moba, scored<MobaSource>},
-                {PatternKind::xattention, scored<XAttentionSource>}};
+                {PatternKind::xattention, scored<XAttentionSource>},
+                {PatternKind::by_head, scored<HeadsSource>},
+                {PatternKind::flexprefill, scored<HeadsSource>}};
 static_assert(std::size(kSources) == EnumNames<PatternKind>::table.size(),
               "a pattern without a source");
 

@@ -1,14 +1,17 @@
 // Indexes chosen from Q and K by a sparse pattern (attention.pattern), over context-parallel ranks:
 // only what decides the choice is joined, never K itself.  Sources: MTraining Algorithm 1
-// (vertical_slash), MoBA (moba), XAttention (xattention).
+// (vertical_slash), MoBA (moba), XAttention (xattention), MInference (by_head), FlexPrefill
+// (flexprefill).
 #pragma once
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/plan/attention/attention_options.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/budget_policy.hpp"
+#include "core/plan/attention/head_rules.hpp"
 #include "core/plan/attention/index_source.hpp"
 #include "core/plan/attention/vertical_slash.hpp"
 #include "kernels/attention/slash_scores.hpp"
@@ -23,6 +26,7 @@ struct HeadBudget {
   std::int64_t overflow = 0;  ///< columns and slashes that the caps left out
   double overflow_mass = 0;  ///< share of the observed mass on them, mean like budget; NaN where it
                              ///< is not known
+  std::optional<HeadPattern> kind = std::nullopt;  ///< where heads differ: of most of its queries
 };
 
 /// Builds a layer's index at its first forward and keeps it for the micro-batch.

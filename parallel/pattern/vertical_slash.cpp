@@ -56,15 +56,16 @@ SlashSetup VerticalSlashSource::setup() const {
   return setup;
 }
 
-void VerticalSlashSource::observe(const AttentionInputs& in) {
+Tensor observe_rows(SlashScores& scores, const AttentionInputs& in, const RingJoin& ring) {
   const Tensor k = index_operand(in.k);
-  Tensor q = scores_->queries(in.q);
-  join(q, Reduction::sum);
-  Tensor maximum = scores_->maximum(q, k, in.scale);
-  join(maximum, Reduction::max);
-  Tensor sum = scores_->sum(q, k, in.scale, maximum);
-  join(sum, Reduction::sum);
-  scores_->mass(q, k, in.scale, maximum, sum, *this);
+  Tensor q = scores.queries(in.q);
+  ring.sum(q);
+  Tensor maximum = scores.maximum(q, k, in.scale);
+  ring.maximum(maximum);
+  Tensor sum = scores.sum(q, k, in.scale, maximum);
+  ring.sum(sum);
+  scores.mass(q, k, in.scale, maximum, sum, ring);
+  return q;
 }
 
 void VerticalSlashSource::record(int layer, int heads,
@@ -90,7 +91,7 @@ PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
   const int heads = static_cast<int>(in.q.size(1));
   const SlashSetup windows = setup();
   if (!scores_) scores_ = slash_scores(windows, in.q);
-  if (scores_->observes()) observe(in);
+  if (scores_->observes()) observe_rows(*scores_, in, *this);
   std::optional<std::int64_t> budget;
   if (policy_ != nullptr) {
     Scope tuning(recorder_, EventKind::tuning);

@@ -7,6 +7,10 @@
 
 namespace ballast {
 
+/// Gives `scores` the mass of all ranks under the observed queries, joined over the ring, and
+/// returns those queries.  Collective over it.
+Tensor observe_rows(SlashScores& scores, const AttentionInputs& in, const RingJoin& ring);
+
 /// MTraining Algorithm 1: the last queries of every segment go to the keys, column sums stay,
 /// diagonal sums are joined; each rank sends its heaviest columns.
 class VerticalSlashSource final : public PatternSource {
@@ -22,7 +26,6 @@ class VerticalSlashSource final : public PatternSource {
   /// The windows of a segment's stretches under a causal selection.  Error: a dependent chunk that
   /// does not start at a stretch, or has no choice of the chunk before it.
   void add_stretches(int segment, std::vector<SlashWindow>& windows) const;
-  void observe(const AttentionInputs& in);
   /// Hands the recorder the choice, of samples that are not cut.
   void record(int layer, int heads, const std::vector<SlashStretch>& chosen) const;
   std::unique_ptr<SlashScores> scores_;

@@ -30,6 +30,8 @@ BASE = [
     "attention.moba_block=64",
     "attention.moba_top_k=2",
     "attention.generated_density=0.5",
+    "attention.flex_share=0.5",
+    "attention.flex_threshold=0.3",
     "costs.forward_token_s=1e-6",
     "costs.forward_pair_s=1e-9",
 ]
@@ -146,9 +148,25 @@ def same_loss(row):
 
 
 class Combinations(RunCase):
+    def heads(self):
+        """A table of patterns by head for the tiny model: one of each."""
+        path = self.out("heads.json")
+        if not os.path.exists(path):
+            row = [
+                {"pattern": "a_shape", "sink": 64, "window": 64},
+                {"pattern": "vertical_slash", "columns": 8, "slashes": 1},
+                {"pattern": "block_sparse", "blocks": 1},
+                {"pattern": "dense"},
+            ]
+            with open(path, "w") as file:
+                json.dump({"layers": 2, "heads": 4, "rules": [row, row[::-1]]}, file)
+        return [f"attention.heads={path}"]
+
     def train(self, deck, name, ranks, overrides):
         done = subprocess.run(
-            self.command(ranks, "train", deck, *BASE, *overrides, "-d", self.out(name)),
+            self.command(
+                ranks, "train", deck, *BASE, *self.heads(), *overrides, "-d", self.out(name)
+            ),
             capture_output=True,
             text=True,
             timeout=120,

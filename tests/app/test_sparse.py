@@ -11,7 +11,29 @@ from runs import RunCase
 MESHES = [(1, 1, 1, 1, "zigzag", 64), (2, 1, 1, 2, "striped", 128), (4, 1, 2, 2, "zigzag", 64)]
 
 
+def head_table(folder, layers, heads, rule):
+    """A table for attention.heads: rule(layer, head) is an object of it."""
+    rules = [[rule(layer, head) for head in range(heads)] for layer in range(layers)]
+    path = Path(folder, f"heads-{layers}-{heads}-{abs(hash(str(rules)))}.json")
+    path.write_text(json.dumps({"layers": layers, "heads": heads, "rules": rules}))
+    return str(path)
+
+
+MIXED = [
+    {"pattern": "a_shape", "sink": 64, "window": 128},
+    {"pattern": "vertical_slash", "columns": 10, "slashes": 1},
+    {"pattern": "block_sparse", "blocks": 2},
+    {"pattern": "dense"},
+]
+
+
 class Sparse(RunCase):
+    def mixed_heads(self):
+        """The rule of every kind, other heads in other layers."""
+        folder = Path(self.out("heads"))
+        folder.mkdir(exist_ok=True)
+        return head_table(folder, 2, 4, lambda layer, head: MIXED[(layer + head) % 4])
+
     def losses_of(self, mesh, *overrides):
         ranks, dp, outer, inner, layout, stripe = mesh
         run = self.out("-".join(str(m) for m in mesh) + str(abs(hash(overrides))))
@@ -78,12 +100,21 @@ class Sparse(RunCase):
             ],
             "moba": ["attention.moba_block=64", "attention.moba_top_k=2"],
             "xattention": ["attention.xattention_block=64", "attention.xattention_threshold=0.3"],
+            "by_head": [f"attention.heads={self.mixed_heads()}", "attention.last_q=32"],
+            "flexprefill": [
+                "attention.flex_share=0.4",
+                "attention.flex_threshold=0.15",
+                "attention.last_q=32",
+            ],
         }
+        dense_table = head_table(self.out("heads"), 2, 4, lambda layer, head: MIXED[3])
         full = {
             "vertical_slash": "attention.slash_share=1",
             "vertical_slash attention.selection=causal": "attention.slash_share=1",
             "moba": "attention.moba_top_k=1000",
             "xattention": "attention.xattention_threshold=1",
+            "by_head": f"attention.heads={dense_table}",
+            "flexprefill": "attention.flex_share=1",
         }
         dense = self.losses_of(MESHES[0])
         for pattern, settings in patterns.items():
@@ -288,6 +319,11 @@ class Sparse(RunCase):
         causal = [*slash, "attention.selection=causal", "attention.stretch=64"]
         moba = ["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=2"]
         xattention = ["attention.pattern=xattention", "attention.xattention_threshold=0.3"]
+        table = head_table(self.out(""), 2, 4, lambda layer, head: MIXED[(layer + head) % 4])
+        by_head = ["attention.pattern=by_head", f"attention.heads={table}", "attention.last_q=32"]
+        shapes = head_table(self.out(""), 2, 4, lambda layer, head: MIXED[3 * (head % 2)])
+        windows = [*by_head[:1], f"attention.heads={shapes}", *by_head[2:]]
+        flex = ["attention.pattern=flexprefill", "attention.last_q=32", "attention.flex_share=0.4"]
         long = ["data.max_tokens=900", "batching.micro_batch_tokens=1000"]
         chunks = ["batching.method=chunkflow", "chunk.tokens=128"]
         for ranks, mesh, leaks, settings in [
@@ -300,6 +336,9 @@ class Sparse(RunCase):
             (2, {"cp_inner": 2}, False, [*causal, *long]),
             (2, {"cp_inner": 2}, True, [*slash, *long]),
             (1, {}, True, [*xattention, *long, "align=1"]),
+            (2, {"cp_inner": 2}, False, windows),
+            (2, {"cp_inner": 2}, True, [*by_head, *long]),
+            (4, {"cp_inner": 2, "sp": 2}, True, [*flex, *long]),
         ]:
             with self.subTest(ranks=ranks, settings=settings):
                 found = self.out("leak.json")
@@ -320,6 +359,72 @@ class Sparse(RunCase):
                     self.assertGreater(min(changed), 0, leak)
                 else:
                     self.assertEqual(changed, [0, 0, 0], leak)
+
+    def test_heads_are_searched_and_recall_tells_them_apart(self):
+        """`bench heads` finds the same table on one rank and on four; by it a run holds more of the
+        attention than by one rule for all heads, on the samples that were searched."""
+        import h5py
+
+        tables = {}
+        sample = ["data.max_tokens=900", "batching.micro_batch_tokens=1000", "run.precision=fp64"]
+        sample.append("model.initial_std=0.3")  # so that heads attend to something
+        for ranks, mesh in ((1, {}), (4, {"cp_inner": 2, "sp": 2})):
+            out = self.out(f"searched-{ranks}.json")
+            deck = self.deck(steps=1, every=0, **{"dp": 1, **mesh})
+            search = ["bench", "heads", deck, f"out={out}", "pairs=0.5", "samples=6", *sample]
+            done = self.run_ballast(ranks, *search, "attention.last_q=32")
+            self.assertIn("highest mean share of the exact softmax", done.stdout)
+            tables[ranks] = json.loads(Path(out).read_text())
+        for a, b in zip(sum(tables[1]["rules"], []), sum(tables[4]["rules"], [])):
+            self.assertEqual(a["pattern"], b["pattern"])
+            self.assertAlmostEqual(a["recall"], b["recall"], delta=1e-6)
+            self.assertAlmostEqual(a["pairs"], b["pairs"], delta=1e-6)
+        found = tables[1]
+        self.assertGreater(len({head["pattern"] for layer in found["rules"] for head in layer}), 1)
+        for single in found["single_patterns"]:
+            self.assertGreaterEqual(found["recall"], single["recall"] - 1e-12)
+        for head in sum(found["rules"], []):
+            self.assertLessEqual(head["pairs"], 0.5)
+        run = self.out("by-table")
+        settings = ["attention.pattern=by_head", f"attention.heads={self.out('searched-1.json')}"]
+        deck = self.deck(dp=1, steps=1, every=0)
+        self.run_ballast(1, "train", deck, "-d", run, *settings, *sample, "attention.last_q=32")
+        with h5py.File(f"{run}/trace/trace_00000.h5") as f:
+            kinds = {(int(r["layer"]), int(r["head"])): int(r["kind"]) for r in f["budgets"][:]}
+        names = ["dense", "a_shape", "vertical_slash", "block_sparse"]
+        for (layer, head), kind in kinds.items():
+            self.assertEqual(names[kind], found["rules"][layer][head]["pattern"])
+
+    def test_tables_that_do_not_fit_are_refused(self):
+        """By `check` and `train` with the same words."""
+        self.mixed_heads()
+        fits = lambda layer, head: MIXED[3]
+        cases = [
+            ("attention.heads=", "needs attention.heads"),
+            ("attention.heads=none.json", "no such file"),
+            (
+                f"attention.heads={head_table(self.out('heads'), 2, 8, fits)}",
+                "2 layers and 8 query",
+            ),
+            (
+                "attention.heads="
+                + head_table(self.out("heads"), 2, 4, lambda l, h: {**MIXED[0], "window": 100}),
+                "layer 0, head 0: window = 100",
+            ),
+            ("dst.enabled=true", "by_head"),
+            ("attention.selection=causal", "by_head"),
+        ]
+        for setting, mention in cases:
+            settings = [
+                "attention.pattern=by_head",
+                f"attention.heads={self.mixed_heads()}",
+                setting,
+            ]
+            run = ["train", self.deck(dp=1), "-d", self.out("bad"), *settings]
+            for command in (["check", *run[1:2], *settings], run):
+                done = self.run_ballast(1, *command, status=None)
+                self.assertNotEqual(done.returncode, 0, setting)
+                self.assertIn(mention, done.stderr + done.stdout)
 
     def test_bad_budgets_are_refused(self):
         for setting, mention in [

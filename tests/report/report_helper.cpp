@@ -5,6 +5,7 @@
 //       (at.dp=0) of the rank deck RANK TEXT                             of the next session; \n
 //       stands for a line break event RANK STEP MICRO_BATCH CHUNK LAYER STAGE OUTER INNER KIND
 //       BEGIN END FLOPS BYTES budget RANK STEP LAYER HEAD BUDGET COMPUTED VISIBLE OVERFLOW
+//       [KIND]
 //       predicted RANK STEP MICRO_BATCH CHUNK STAGE KIND BEGIN END
 //       step RANK STEP KEY=VALUE...
 //       plan RANK KIND HASH STEP TEXT
@@ -112,6 +113,7 @@ void write(const std::string& dir) {
       row.computed_pairs = std::stod(f.at(6));
       row.visible_pairs = std::stod(f.at(7));
       row.overflow = std::stoll(f.at(8));
+      if (f.size() > 9) row.kind = std::stoi(f[9]);
       writers.at(rank)->budgets({&row, 1});
     } else if (f[0] == "step") {
       StepRow row;

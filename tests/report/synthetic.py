@@ -88,12 +88,15 @@ class Rank:
             )
         )
 
-    def budget(self, step, layer, head, budget, computed, visible, overflow=0):
+    def budget(self, step, layer, head, budget, computed, visible, overflow=0, kind=-1):
         self.lines.append(
             "\t".join(
                 map(
                     str,
-                    ("budget", self.rank, step, layer, head, budget, computed, visible, overflow),
+                    (
+                        *("budget", self.rank, step, layer, head),
+                        *(budget, computed, visible, overflow, kind),
+                    ),
                 )
             )
         )

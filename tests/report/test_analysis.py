@@ -308,6 +308,25 @@ class KnownBudgets(RunTest):
         )
         self.assertIn("sparsity", self.figures(run / "report"))
         self.assertIn("Sparse attention", self.body(run / "report"))
+        self.assertFalse((run / "report" / "head_patterns.csv").exists(), "all heads are alike")
+
+    def test_patterns_by_head(self):
+        ranks = [Rank(r, 2, {"sp": 2}, {"sp": r}) for r in range(2)]
+        for r in ranks:
+            for step in range(4):
+                r.event("step", 100.0 + step, 101.0 + step, step=step)
+                for head in range(2):
+                    kind = 1 + 2 * r.rank if head == 0 else 2 + (step == 3)
+                    r.budget(step, 0, head, 4, 10, 100, kind=kind)
+        run = synthetic.write(self.folder / "heads", ranks)
+        self.report(run)
+        with open(run / "report" / "head_patterns.csv", newline="") as f:
+            rows = [list(map(int, row)) for row in list(csv.reader(f))[1:]]
+        self.assertEqual(
+            rows,
+            [[0, 0, 0, 4, 0, 0], [0, 1, 0, 0, 3, 1], [0, 2, 0, 0, 0, 4], [0, 3, 0, 0, 3, 1]],
+        )
+        self.assertEqual(len(self.figures(run / "report")["sparsity"]), 3)
 
     def test_generated_patterns_have_no_budget(self):
         r = Rank(0, 1)

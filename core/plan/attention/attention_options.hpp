@@ -11,6 +11,8 @@
 
 namespace ballast {
 
+class HeadTable;  // core/plan/attention/head_rules.hpp
+
 struct AttentionOptions {
   PatternKind pattern = PatternKind::dense;
   IndexOrigin index = IndexOrigin::pattern;
@@ -21,8 +23,8 @@ struct AttentionOptions {
   double vertical_share =
       0.9;  ///< vertical_slash: p_v, share of the observed mass that the columns hold
   double slash_share = 0.9;  ///< vertical_slash: p_s, likewise of the slashes
-  std::int64_t last_q = 64;  ///< vertical_slash: queries at the end of a segment (causal: before
-                             ///< each stretch) that are observed
+  std::int64_t last_q = 64;  ///< vertical_slash, by_head, flexprefill: queries at the end of a
+                             ///< segment (causal: before each stretch) that are observed
   IndexSelection selection = IndexSelection::last;  ///< vertical_slash
   std::int64_t stretch = 1024;  ///< causal: queries that share a choice, counted from a sample's
                                 ///< start; the first are dense, later ones dense among themselves
@@ -34,9 +36,13 @@ struct AttentionOptions {
   std::int64_t xattention_block = 128;  ///< tokens
   std::int64_t xattention_stride = 16;  ///< tokens between antidiagonals
   double xattention_threshold = 0.9;    ///< share of the estimated mass that a row of blocks keeps
-  std::int64_t indexes_every = 0;       ///< steps between recordings of the choice; 0: none
-  std::int64_t recall_every = 0;        ///< steps between measurements of recall; 0: none
-  std::int64_t recall_rows = 32;        ///< queries sampled of a layer and segment
+  std::shared_ptr<const HeadTable> heads;  ///< by_head; who runs it reads it
+  double flex_threshold = 0.1;  ///< flexprefill: divergence() below which a head takes blocks
+  double flex_share = 0.95;     ///< flexprefill: share of the mass that blocks, columns and slashes
+                                ///< each hold
+  std::int64_t indexes_every = 0;  ///< steps between recordings of the choice; 0: none
+  std::int64_t recall_every = 0;   ///< steps between measurements of recall; 0: none
+  std::int64_t recall_rows = 32;   ///< queries sampled of a layer and segment
   std::uint64_t recall_seed = 0;
 
   /// Indexes are cut in blocks of 64, so segments, shards and stripes start at multiples of 64.

@@ -31,7 +31,7 @@ class IndexSource {
 };
 
 /// Hands the recorder a row for each head: what `shards` compute of the `visible` pairs, and the
-/// budget, overflow and its mass that budget_of(head) names.  Shard: AttentionPattern or
+/// budget, overflow, its mass and kind that budget_of(head) names.  Shard: AttentionPattern or
 /// AttentionWork.
 template <class Shard, class BudgetOf>
 void record_budgets(Recorder* recorder, int layer, const std::vector<Shard>& shards, double visible,
@@ -43,7 +43,7 @@ void record_budgets(Recorder* recorder, int layer, const std::vector<Shard>& sha
     row.head = h;
     row.visible_pairs = visible;
     for (const Shard& shard : shards) row.computed_pairs += shard.counts().pairs(h);
-    std::tie(row.budget, row.overflow, row.overflow_mass) = budget_of(h);
+    std::tie(row.budget, row.overflow, row.overflow_mass, row.kind) = budget_of(h);
     recorder->budget(row);
   }
 }

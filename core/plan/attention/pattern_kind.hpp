@@ -5,13 +5,15 @@
 namespace ballast {
 
 /// Which (query, key) pairs are computed.
-enum class PatternKind { dense, vertical_slash, moba, xattention };
+enum class PatternKind { dense, vertical_slash, moba, xattention, by_head, flexprefill };
 template <>
 struct EnumNames<PatternKind> {
-  static constexpr EnumTable<PatternKind, 4> table{{{PatternKind::dense, "dense"},
+  static constexpr EnumTable<PatternKind, 6> table{{{PatternKind::dense, "dense"},
                                                     {PatternKind::vertical_slash, "vertical_slash"},
                                                     {PatternKind::moba, "moba"},
-                                                    {PatternKind::xattention, "xattention"}}};
+                                                    {PatternKind::xattention, "xattention"},
+                                                    {PatternKind::by_head, "by_head"},
+                                                    {PatternKind::flexprefill, "flexprefill"}}};
 };
 
 /// Which queries a vertical-slash index is chosen by: a segment's last ones, for all of it

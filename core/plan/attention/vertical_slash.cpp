@@ -58,32 +58,54 @@ std::vector<std::int32_t> stretch_of_blocks(const std::vector<QueryBlock>& block
 
 using BlockRanges = std::vector<std::pair<std::int32_t, std::int32_t>>;
 
+/// Adds the runs of one query block, which come in order; those that touch become one.
+class RunList {
+ public:
+  explicit RunList(PatternArrays& x) : x_(x), start_(x.runs.size()) {}
+  void add(std::int32_t begin, std::int32_t end) {
+    if (begin >= end) return;
+    if (x_.runs.size() > start_ && x_.runs.back().last >= begin)
+      x_.runs.back().last = std::max(x_.runs.back().last, end);
+    else
+      x_.runs.push_back({begin, end, -1});
+  }
+
+ private:
+  PatternArrays& x_;
+  const std::size_t start_;
+};
+
 /// Runs of one query block: the sink, its slashes below `local`, the blocks from there on.
 void add_runs(PatternArrays& x, const QueryBlock& block, const KeyAxis& axis,
               const BlockRanges& slashes, std::int64_t local, bool sink) {
   const auto first = static_cast<std::int32_t>(axis.offset[block.segment] / kBlock),
              own = first + static_cast<std::int32_t>(block.block),
              limit = std::min(own + 1, first + static_cast<std::int32_t>(local));
-  const std::size_t start = x.runs.size();
-  const auto add = [&](std::int32_t begin, std::int32_t end) {
-    if (begin >= end) return;
-    if (x.runs.size() > start && x.runs.back().last >= begin)
-      x.runs.back().last = std::max(x.runs.back().last, end);
-    else
-      x.runs.push_back({begin, end, -1});
-  };
-  if (sink) add(first, first + 1);
+  RunList runs(x);
+  if (sink) runs.add(first, first + 1);
   for (const auto& [near, far] : slashes)
     if (near <= block.block)
-      add(own - std::min(far, static_cast<std::int32_t>(block.block)),
-          std::min(limit, own - near + 1));
-  add(limit, own + 1);
+      runs.add(own - std::min(far, static_cast<std::int32_t>(block.block)),
+               std::min(limit, own - near + 1));
+  runs.add(limit, own + 1);
+}
+
+/// Runs of one query block from its chosen blocks of keys; its own is one of them, whatever was
+/// chosen.
+void add_chosen(PatternArrays& x, const QueryBlock& block, const KeyAxis& axis,
+                const std::int64_t* words, bool sink) {
+  const auto first = static_cast<std::int32_t>(axis.offset[block.segment] / kBlock);
+  RunList runs(x);
+  if (block.tokens == 0) return;
+  for (std::int32_t j = 0; j <= block.block; ++j)
+    if (words[j] != 0 || j == block.block || (sink && j == 0)) runs.add(first + j, first + j + 1);
 }
 
 }  // namespace
 
 AttentionPattern vertical_slash_pattern(std::span<const AxisRange> queries, const KeyAxis& axis,
-                                        std::span<const SlashStretch> stretches, bool sink) {
+                                        std::span<const SlashStretch> stretches, bool sink,
+                                        const ChosenBlocks* chosen) {
   const std::vector<QueryBlock> blocks = query_blocks(queries, axis);
   std::size_t count = 1;
   for (const SlashStretch& stretch : stretches) count = std::max(count, stretch.heads.size());
@@ -109,10 +131,15 @@ AttentionPattern vertical_slash_pattern(std::span<const AxisRange> queries, cons
     }
     if (stretches.empty()) x.column_offset.push_back(0);
     for (std::size_t b = 0; b < blocks.size(); ++b) {
-      const SlashStretch& stretch = stretches[static_cast<std::size_t>(x.block_segment[b])];
+      const auto i = static_cast<std::size_t>(x.block_segment[b]);
+      const SlashStretch& stretch = stretches[i];
       const std::int64_t everything = blocks[b].block + 1;
-      add_runs(x, blocks[b], axis, ranges[static_cast<std::size_t>(x.block_segment[b])],
-               stretch.local ? stretch.first : everything, sink);
+      if (chosen != nullptr && chosen->heads[i * count + h] != 0)
+        add_chosen(x, blocks[b], axis,
+                   chosen->words + static_cast<std::int64_t>(h * blocks.size() + b) * chosen->width,
+                   sink);
+      else
+        add_runs(x, blocks[b], axis, ranges[i], stretch.local ? stretch.first : everything, sink);
       x.run_offset.push_back(static_cast<std::int64_t>(x.runs.size()));
     }
   }

@@ -33,15 +33,26 @@ struct SlashStretch {
   std::vector<VerticalSlash> heads;
 };
 
+/// Blocks of 64 keys chosen for each block of 64 queries, of heads that go by them in place of
+/// slashes and columns.
+struct ChosenBlocks {
+  /// [heads][query blocks][width]: not 0 where the block, counted from the segment's first, is
+  /// computed.
+  const std::int64_t* words = nullptr;
+  std::int64_t width = 0;
+  std::vector<char> heads;  ///< [stretches][heads] whether the head goes by them there
+};
+
 /// Heads of the choice made at the end of a dependent chunk, for the queries behind it, by layer
 /// and position: kept with the sample's keys and values.
 using SlashCarry = std::map<std::pair<int, std::int64_t>, std::vector<VerticalSlash>>;
 
 /// Pattern of `queries` over the whole key axis.  Stretches ascend by segment and `first` and hold
 /// every query; all have the same number of heads.  `sink`: every query uses its segment's first
-/// block too.
+/// block too.  `blocks`: may be null.
 AttentionPattern vertical_slash_pattern(std::span<const AxisRange> queries, const KeyAxis& axis,
-                                        std::span<const SlashStretch> stretches, bool sink);
+                                        std::span<const SlashStretch> stretches, bool sink,
+                                        const ChosenBlocks* blocks = nullptr);
 /// The same with one choice a segment: heads[s][h] is head h over segment s (an empty list: a
 /// segment without keys).
 AttentionPattern vertical_slash_pattern(std::span<const AxisRange> queries, const KeyAxis& axis,

@@ -5,6 +5,7 @@
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/coverage.hpp"
 #include "kernels/cuda/index/block_launch.hpp"
+#include "kernels/cuda/index/heads_launch.hpp"
 #include "kernels/cuda/index/pattern_twin.hpp"
 #include "kernels/cuda/index/slash_launch.hpp"
 #include "kernels/cuda/index/uploads.hpp"
@@ -54,6 +55,8 @@ struct BlockBuilder::Arrays {
             shard_tokens[shard], shard);
   }
 
+  /// As routing needs them to be.
+  void check_routes() const;
   Routing routing(const Tensor& q, const Tensor& means) const;
 };
 
@@ -109,9 +112,6 @@ Tensor BlockBuilder::means(const Tensor& sums) const {
 }
 
 Routing BlockBuilder::Arrays::routing(const Tensor& q, const Tensor& means) const {
-  require(widest <= 3072,
-          "moba on CUDA: a segment of {} blocks, at most 3072; use a larger attention.moba_block",
-          widest);
   require(q.size(2) == 64 || q.size(2) == 128,
           "attention on CUDA needs a head dim of 64 or 128, got {}", q.size(2));
   Routing x;
@@ -128,9 +128,16 @@ Routing BlockBuilder::Arrays::routing(const Tensor& q, const Tensor& means) cons
   return x;
 }
 
+void BlockBuilder::Arrays::check_routes() const {
+  require(widest <= 3072,
+          "moba on CUDA: a segment of {} blocks, at most 3072; use a larger attention.moba_block",
+          widest);
+}
+
 Tensor BlockBuilder::coverage(const Tensor& q, const Tensor& means, double scale,
                               const std::vector<std::int64_t>& budgets) const {
   const Arrays& a = *arrays_;
+  a.check_routes();
   const Routing x = a.routing(q, means);
   const auto count = static_cast<std::int64_t>(budgets.size());
   const Tensor budget =
@@ -146,6 +153,7 @@ Tensor BlockBuilder::coverage(const Tensor& q, const Tensor& means, double scale
 
 Tensor BlockBuilder::route(const Tensor& q, const Tensor& means, double, std::int64_t top_k) const {
   const Arrays& a = *arrays_;
+  a.check_routes();
   const Routing x = a.routing(q, means);
   Tensor words = workspace({q.size(1), x.at.blocks, a.widest}, DType::i64, *a.device);
   check(route_queries(x, static_cast<int>(std::min<std::int64_t>(top_k, 1 << 30)), words_of(words),
@@ -182,19 +190,32 @@ void BlockBuilder::score(const Tensor& q, const Tensor& keys, int shard, double 
   check(score_strides(x, lse.data<float>(), stream()), "antidiagonal scores");
 }
 
-Tensor BlockBuilder::choose(const Tensor& lse, int stride, int block, double share,
-                            Tensor& counts) const {
+Tensor BlockBuilder::pooled(const Tensor& q, const Tensor& means, double scale) const {
+  const Routing x = arrays_->routing(q, means);
+  Tensor scores = strides(q, static_cast<int>(kBlock));
+  check(score_pooled(x, static_cast<float>(scale), scores.data<float>(), stream()),
+        "scores of pooled queries");
+  return scores;
+}
+
+Tensor BlockBuilder::choose(const Tensor& lse, int stride, int block, double share, Tensor& counts,
+                            const BlockHeads& of) const {
   const Arrays& a = *arrays_;
   const BlockRows queries = a.queries.view();
   const int heads = static_cast<int>(lse.size(0));
   require(a.widest <= 16384,
-          "xattention on CUDA: a segment of {} blocks, at most 16384; use a larger "
-          "attention.xattention_block",
+          "sparse attention on CUDA: a segment of {} blocks of keys to choose from, at most 16384; "
+          "with xattention use a larger attention.xattention_block",
           a.widest);
   counts = Tensor::zeros({heads}, DType::i64, *a.device, MemoryCategory::workspace);
   Tensor words = workspace({heads, queries.blocks, a.widest}, DType::i64, *a.device);
+  const Tensor most = upload(of.most, *a.device);
+  ChooseHeads which;
+  if (of.chosen.defined()) which.chosen = of.chosen.data<std::uint8_t>();
+  which.blocks = a.pattern_blocks;
+  if (!of.most.empty()) which.most = most.data<std::int32_t>();
   check(choose_strides(lse.data<float>(), heads, queries, stride, block, a.widest, share,
-                       words_of(words), counts.data<std::int64_t>(), stream()),
+                       words_of(words), counts.data<std::int64_t>(), which, stream()),
         "choice of blocks");
   return words;
 }

@@ -32,8 +32,10 @@ class BlockBuilder final : public BlockScores {
   void score(const Tensor& q, const Tensor& keys, int shard, double scale, int stride, int block,
              Tensor& lse) const override;
   /// By choose_strides().
-  Tensor choose(const Tensor& lse, int stride, int block, double share,
-                Tensor& counts) const override;
+  Tensor choose(const Tensor& lse, int stride, int block, double share, Tensor& counts,
+                const BlockHeads& heads = {}) const override;
+  /// By score_pooled().
+  Tensor pooled(const Tensor& q, const Tensor& means, double scale) const override;
 
   /// Waits twice: for the sizes, and for the pairs.
   std::vector<AttentionWork> build(const Tensor& words, int q_heads, int kv_heads) const override;

@@ -74,13 +74,20 @@ struct Strides {
 /// sum_r q[i stride + r] . k[j stride + stride - 1 - r]) over the block's strides j not behind i.
 /// Padding counts as zeros.  What no stride sees stays unwritten.
 cudaError_t score_strides(const Strides& x, float* lse, cudaStream_t stream);
+/// Heads that choose_strides() is for; words of the others stay unwritten.
+struct ChooseHeads {
+  const std::uint8_t* chosen = nullptr;  ///< [heads, blocks] 1 at a segment's first pattern block;
+                                         ///< null: all
+  int blocks = 0;
+  const std::int32_t* most = nullptr;  ///< [heads] the heaviest so many at most; null: no limit
+};
 /// words as in route_queries(), from lse complete: of every pattern block of queries the fewest
 /// blocks of keys whose softmax mass, summed over its strides, reaches `share` of it, ties to the
 /// lower block, the crossing one included, its own and the first always.  counts [heads] += blocks
 /// chosen.
 cudaError_t choose_strides(const float* lse, int heads, const BlockRows& queries, int stride,
                            int block, int width, double share, std::uint64_t* words,
-                           std::int64_t* counts, cudaStream_t stream);
+                           std::int64_t* counts, const ChooseHeads& of, cudaStream_t stream);
 
 /// What every 64 queries use, in words as above, against one shard's keys.
 struct BlockChoice {

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
+#include "kernels/cuda/index/heads_launch.hpp"
 #include "kernels/cuda/index/pattern_twin.hpp"
 #include "kernels/cuda/index/slash_launch.hpp"
 #include "kernels/cuda/index/uploads.hpp"
@@ -47,8 +49,11 @@ struct SlashBuilder::Arrays {
   std::vector<std::int32_t> tile_slot;
   std::vector<std::pair<std::int64_t, std::int64_t>> local;  ///< (query block here, its tile)
   Tensor tile_slots, tile_parts, visible;
-  std::int64_t parts = 1;  ///< of the mass of columns
-  Tensor window_blocks;    ///< [segments] blocks of observed queries
+  Tensor segment_tiles;            ///< [segments + 1] tiles of a segment
+  Tensor tile_rows;                ///< [tiles, 2] observed rows of a tile
+  std::vector<std::int64_t> keys;  ///< [segments]
+  std::int64_t parts = 1;          ///< of the mass of columns
+  Tensor window_blocks;            ///< [segments] blocks of observed queries
 
   PatternAxes axes(const Shard& shard) const {
     PatternAxes x;
@@ -86,6 +91,14 @@ struct SlashBuilder::Arrays {
   std::int64_t rows() const { return static_cast<std::int64_t>(tile_slot.size()) * kBlock; }
   AxisRanges observe(const KeyAxis& axis, const std::vector<std::int64_t>& first_observed,
                      bool budgeted);
+  BlockLists block_lists(const HeadChoices& choices) const {
+    BlockLists lists;
+    if (!choices.by_blocks.defined()) return lists;
+    lists.by_blocks = choices.by_blocks.data<std::uint8_t>();
+    lists.words = reinterpret_cast<const std::uint64_t*>(choices.words.data<std::int64_t>());
+    lists.width = static_cast<int>(choices.words.size(2));
+    return lists;
+  }
   /// Zeros where nothing was observed.
   Tensor mass_or_none(const Tensor& mass, int q_heads) const;
 };
@@ -95,8 +108,8 @@ AxisRanges SlashBuilder::Arrays::observe(const KeyAxis& axis,
                                          const std::vector<std::int64_t>& first_observed,
                                          bool budgeted) {
   AxisRanges rows;
-  std::vector<std::int32_t> tile_part, blocks(static_cast<std::size_t>(segments), 0);
-  for (int s = 0; s < segments; ++s) {
+  std::vector<std::int32_t> tile_part, blocks(static_cast<std::size_t>(segments), 0), tiles{0}, at;
+  for (int s = 0; s < segments; ++s, tiles.push_back(static_cast<std::int32_t>(tile_slot.size()))) {
     const std::int64_t first = axis.first_position[s], end = first + axis.count[s];
     if (whole[s] || end <= first_observed[s]) continue;
     for (std::int64_t block = (first_observed[s] - first) / kBlock; block * kBlock < axis.count[s];
@@ -110,8 +123,12 @@ AxisRanges SlashBuilder::Arrays::observe(const KeyAxis& axis,
       append(rows, {-1, 0, seen - begin});
       append(rows, {s, seen, stop - seen});
       append(rows, {-1, 0, begin + kBlock - stop});
+      at.push_back(static_cast<std::int32_t>(seen - begin));
+      at.push_back(static_cast<std::int32_t>(stop - begin));
     }
   }
+  segment_tiles = upload(tiles, *device);
+  tile_rows = upload(at, *device);
   tile_parts = upload(tile_part, *device);
   window_blocks = upload(blocks, *device);
   return rows;
@@ -128,12 +145,12 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
   a.slots = static_cast<int>(axis.tokens() / kBlock);
   a.q_tokens = axes.q_tokens();
   a.whole.assign(whole.begin(), whole.end());
+  a.keys = axis.count;
+  for (const std::int64_t offset : axis.offset)
+    a.segment_slot.push_back(static_cast<std::int32_t>(offset / kBlock));
   std::vector<std::int32_t> slot_segment;
-  for (int s = 0; s <= a.segments; ++s) {
-    a.segment_slot.push_back(static_cast<std::int32_t>(axis.offset[s] / kBlock));
-    if (s < a.segments)
-      slot_segment.insert(slot_segment.end(), (axis.offset[s + 1] - axis.offset[s]) / kBlock, s);
-  }
+  for (int s = 0; s < a.segments; ++s)
+    slot_segment.insert(slot_segment.end(), a.segment_slot[s + 1] - a.segment_slot[s], s);
   query_blocks(axes.queries, axis);  // its checks
   for_each_block(axes.queries, [&](std::int64_t, std::span<const AxisRange> parts) {
     a.query_slot.push_back(parts.front().padding() ? -1 : slot_of(axis, parts.front()));
@@ -263,51 +280,94 @@ SlashBudgets SlashBuilder::budgets(const Tensor& mass_in, int q_heads,
   return made;
 }
 
-std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass_in, int q_heads, int kv_heads,
-                                               SlashCounts& counts, const Tensor& most,
-                                               std::int64_t budget) const {
+/// Slashes and columns of every head and segment.
+struct SlashBuilder::Lists {
+  Tensor entries, numbers;  ///< numbers [4, lists]: slashes, columns, cuts of either
+  PatternLists slashes, columns;
+  std::int64_t lists = 0;
+  BlockLists by_blocks;
+  std::int32_t most_slashes = 0, most_columns = 0;  ///< that a list may have
+  std::int64_t block_pairs = 0;                     ///< of heads that go by blocks, once read
+
+  std::int32_t* row(int i) const { return numbers.data<std::int32_t>() + i * lists; }
+  PatternCaps caps() const {
+    const auto n = static_cast<std::size_t>(lists);
+    return {std::vector<std::int32_t>(n, most_slashes), std::vector<std::int32_t>(n, most_columns)};
+  }
+  /// What was chosen; the host waits for it.
+  PatternCaps read(const Tensor& blocks) {
+    const Tensor found = numbers.to(host_device());
+    const std::int32_t* n = found.data<std::int32_t>();
+    if (blocks.defined()) {
+      const Tensor sums = blocks.to(host_device());
+      block_pairs = std::accumulate(sums.data<std::int64_t>(),
+                                    sums.data<std::int64_t>() + sums.numel(), std::int64_t{0});
+    }
+    return {{n, n + lists}, {n + lists, n + 2 * lists}};
+  }
+  void count(SlashCounts& counts) const {
+    const Tensor found = numbers.to(host_device());
+    const std::int32_t* n = found.data<std::int32_t>();
+    counts.slashes.assign(n, n + lists);
+    counts.columns.assign(n + lists, n + 2 * lists);
+    counts.cut.resize(static_cast<std::size_t>(lists));
+    for (std::int64_t i = 0; i < lists; ++i) counts.cut[i] = n[2 * lists + i] + n[3 * lists + i];
+  }
+};
+
+SlashBuilder::Lists SlashBuilder::choose(const Tensor& mass_in, int q_heads, const Tensor& most,
+                                         std::int64_t budget, const HeadChoices& blocks) const {
   const Arrays& a = *arrays_;
-  Device& device = *a.device;
-  const std::int64_t slots = a.slots, lists = std::int64_t{q_heads} * a.segments;
+  const std::int64_t slots = a.slots;
   const Tensor mass = a.mass_or_none(mass_in, q_heads);
-  Tensor entries = workspace({q_heads * slots * (1 + kBlock)}, DType::i32, device);
-  Tensor numbers = Tensor::zeros({4, lists}, DType::i32, device,
-                                 MemoryCategory::workspace);  // slashes, columns, cuts of either
-  const auto row = [&](int i) { return numbers.data<std::int32_t>() + i * lists; };
-  const PatternLists slashes{entries.data<std::int32_t>(), row(0), 1},
-      columns{entries.data<std::int32_t>() + q_heads * slots, row(1), kBlock};
+  Lists x;
+  x.lists = std::int64_t{q_heads} * a.segments;
+  x.entries = workspace({q_heads * slots * (1 + kBlock)}, DType::i32, *a.device);
+  x.numbers = Tensor::zeros({4, x.lists}, DType::i32, *a.device, MemoryCategory::workspace);
+  x.slashes = {x.entries.data<std::int32_t>(), x.row(0), 1};
+  x.columns = {x.entries.data<std::int32_t>() + q_heads * slots, x.row(1), kBlock};
   const PatternAxes any = a.axes(a.own);
   Selection of_slashes{options_.slash_share, capacity(options_.max_slashes), true},
       of_columns{options_.vertical_share, capacity(options_.max_columns), false};
   if (most.defined()) {
     of_slashes.most_of = most.data<std::int32_t>();
     of_slashes.most = capacity(budget);
-    of_columns.most_of = most.data<std::int32_t>() + lists;
+    of_columns.most_of = most.data<std::int32_t>() + x.lists;
     of_columns.most = std::min(of_columns.most, capacity(budget * kBlock));
   }
-  check(select_heaviest(mass.data<std::int64_t>(), q_heads, any, of_slashes, slashes, row(2),
+  x.most_slashes = of_slashes.most;
+  x.most_columns = of_columns.most;
+  check(select_heaviest(mass.data<std::int64_t>(), q_heads, any, of_slashes, x.slashes, x.row(2),
                         stream()),
         "selection of slashes");
   check(select_heaviest(mass.data<std::int64_t>() + q_heads * slots, q_heads, any, of_columns,
-                        columns, row(3), stream()),
+                        x.columns, x.row(3), stream()),
         "selection of columns");
+  x.by_blocks = a.block_lists(blocks);
+  if (x.by_blocks.by_blocks == nullptr) return x;
+  for (const auto& [lists, cut] : {std::pair(x.slashes, x.row(2)), std::pair(x.columns, x.row(3))})
+    check(empty_lists(x.by_blocks.by_blocks, q_heads, any, lists, cut, stream()),
+          "heads that go by blocks");
+  return x;
+}
 
+std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass, int q_heads, int kv_heads,
+                                               SlashCounts& counts, const Tensor& most,
+                                               std::int64_t budget,
+                                               const HeadChoices& blocks) const {
+  const Arrays& a = *arrays_;
+  Device& device = *a.device;
+  Lists lists = choose(mass, q_heads, most, budget, blocks);
   // Sizes follow what was chosen, which the host must then read, unless what the caps allow is
   // little anyway.
   const auto shape_of_shard = [&](const PatternCaps& caps, const Arrays::Shard& shard) {
     return slash_shape(a.q_tokens, shard.tokens, q_heads, kv_heads, caps, a.query_slot,
-                       a.segment_slot, a.whole);
+                       a.segment_slot, a.whole, lists.block_pairs);
   };
-  PatternCaps caps{std::vector<std::int32_t>(static_cast<std::size_t>(lists), of_slashes.most),
-                   std::vector<std::int32_t>(static_cast<std::size_t>(lists), of_columns.most)};
+  PatternCaps caps = lists.caps();
   std::size_t bytes = 0;
   for (const Arrays::Shard& shard : a.shards) bytes += index_bytes(shape_of_shard(caps, shard));
-  if (bytes > kSmallIndex) {
-    const Tensor found = numbers.to(host_device());
-    const std::int32_t* n = found.data<std::int32_t>();
-    caps.slashes.assign(n, n + lists);
-    caps.columns.assign(n + lists, n + 2 * lists);
-  }
+  if (bytes > kSmallIndex) caps = lists.read(blocks.blocks);
 
   Tensor pairs = Tensor::zeros({static_cast<std::int64_t>(a.shards.size())}, DType::i64, device,
                                MemoryCategory::workspace);
@@ -322,7 +382,7 @@ std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass_in, int q_head
     made.index = bind_index(shape, made.buffer.raw());
     made.index.key_begin = shard.key_begin.data<std::int32_t>();
     made.index.key_end = shard.key_end.data<std::int32_t>();
-    check(build_slash_index(made.index, axes, slashes, columns,
+    check(build_slash_index(made.index, axes, lists.slashes, lists.columns, lists.by_blocks,
                             scratch(slash_scratch_bytes(q_heads, axes)), stream()),
           "building of the attention pattern");
     check(derive_index(made.index, stream()), "preparation of the attention pattern");
@@ -331,12 +391,8 @@ std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass_in, int q_head
           "pairs of the attention pattern");
   }
 
-  const Tensor found = numbers.to(host_device()), sums = pairs.to(host_device());
-  const std::int32_t* n = found.data<std::int32_t>();
-  counts.slashes.assign(n, n + lists);
-  counts.columns.assign(n + lists, n + 2 * lists);
-  counts.cut.resize(static_cast<std::size_t>(lists));
-  for (std::int64_t i = 0; i < lists; ++i) counts.cut[i] = n[2 * lists + i] + n[3 * lists + i];
+  lists.count(counts);
+  const Tensor sums = pairs.to(host_device());
   std::vector<AttentionWork> built;
   for (std::size_t k = 0; k < placed.size(); ++k) {
     const double mean = static_cast<double>(sums.data<std::int64_t>()[k]) / q_heads;
@@ -344,6 +400,80 @@ std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass_in, int q_head
         PatternCounts{a.q_tokens, a.shards[k].tokens, q_heads, {mean}}, std::move(placed[k])));
   }
   return built;
+}
+
+Tensor SlashBuilder::block_heads(std::span<const HeadRule> rules) const {
+  const Arrays& a = *arrays_;
+  const auto heads = static_cast<std::int64_t>(rules.size());
+  Tensor marked = Tensor::zeros({heads, a.slots}, DType::u8);
+  for (std::int64_t h = 0; h < heads; ++h)
+    for (int s = 0; s < a.segments; ++s)
+      if (rules[static_cast<std::size_t>(h)].pattern == HeadPattern::block_sparse &&
+          a.whole[s] == 0 && a.keys[s] > 0)
+        marked.data<std::uint8_t>()[h * a.slots + a.segment_slot[s]] = 1;
+  return marked.to(*a.device);
+}
+
+Tensor SlashBuilder::alike(const Tensor& mass, const Tensor& queries, const Tensor& means,
+                           double scale, double threshold) const {
+  const Arrays& a = *arrays_;
+  const int heads = static_cast<int>(queries.size(1));
+  Tensor marked = Tensor::zeros({heads, a.slots}, DType::u8, *a.device, MemoryCategory::workspace);
+  Likeness x;
+  x.q = queries.raw();
+  x.segment_tile = a.segment_tiles.data<std::int32_t>();
+  x.tile_rows = reinterpret_cast<const Interval*>(a.tile_rows.data<std::int32_t>());
+  x.high = means.rows(0, 1).raw();
+  x.low = means.rows(1, 2).raw();
+  x.columns = mass.data<std::int64_t>() + std::int64_t{heads} * a.slots;
+  x.q_heads = heads;
+  x.head_dim = static_cast<int>(queries.size(2));
+  x.kv_heads = static_cast<int>(means.size(2)) / x.head_dim;
+  for (int s = 0; s < a.segments; ++s)
+    x.widest = std::max(x.widest, a.segment_slot[s + 1] - a.segment_slot[s]);
+  x.scale = static_cast<float>(scale);
+  require(x.widest <= 16384, "flexprefill on CUDA: a segment of {} keys, at most {}",
+          std::int64_t{x.widest} * kBlock, 16384 * kBlock);
+  check(compare_estimates(x, a.axes(a.own), threshold, marked.data<std::uint8_t>(), stream()),
+        "comparison of pooled estimates");
+  return marked;
+}
+
+Tensor SlashBuilder::impose(Tensor& mass, std::span<const HeadRule> rules) const {
+  const Arrays& a = *arrays_;
+  const int heads = static_cast<int>(rules.size());
+  mass = a.mass_or_none(mass, heads);
+  std::vector<std::int32_t> imposed, most(static_cast<std::size_t>(2 * heads * a.segments), 0);
+  for (int h = 0; h < heads; ++h) {
+    const HeadRule& rule = rules[static_cast<std::size_t>(h)];
+    const int kind = rule.pattern == HeadPattern::dense            ? 1
+                     : rule.pattern == HeadPattern::a_shape        ? 2
+                     : rule.pattern == HeadPattern::vertical_slash ? 0
+                                                                   : 3;
+    const auto window = static_cast<std::int32_t>(rule.window / kBlock);
+    imposed.insert(imposed.end(), {kind, window, static_cast<std::int32_t>(rule.sink)});
+    for (int s = 0; s < a.segments; ++s) {
+      const std::int32_t blocks = a.segment_slot[s + 1] - a.segment_slot[s];
+      std::int32_t &slashes = most[static_cast<std::size_t>(h * a.segments + s)],
+                   &columns = most[static_cast<std::size_t>((heads + h) * a.segments + s)];
+      if (kind == 1) slashes = blocks;
+      if (kind == 2) {
+        slashes = std::min(window, blocks);
+        columns = static_cast<std::int32_t>(
+            std::max<std::int64_t>(0, std::min(rule.sink, a.keys[s]) - kBlock));
+      }
+      if (kind == 0) {
+        slashes = static_cast<std::int32_t>(rule.slashes);
+        columns = static_cast<std::int32_t>(rule.columns);
+      }
+    }
+  }
+  static_assert(sizeof(StaticRule) == 3 * sizeof(std::int32_t));
+  const Tensor on_gpu = upload(imposed, *a.device);
+  check(impose_rules(mass.data<std::int64_t>(), heads, a.axes(a.own),
+                     reinterpret_cast<const StaticRule*>(on_gpu.data<std::int32_t>()), stream()),
+        "rules of heads");
+  return upload(most, *a.device);
 }
 
 namespace {
@@ -368,8 +498,8 @@ class GpuSlashScores final : public SlashScores {
                  {setup.options.vertical_share, setup.options.slash_share,
                   setup.options.max_columns, setup.options.max_slashes, setup.budgeted},
                  device_of(Space::cuda)),
-        queries_(by_window<std::int64_t>(setup, [](const SlashWindow& w) { return w.queries(); })) {
-  }
+        queries_(by_window<std::int64_t>(setup, [](const SlashWindow& w) { return w.queries(); })),
+        threshold_(setup.options.flex_threshold) {}
 
   bool observes() const override { return builder_.observes(); }
   Tensor queries(const Tensor& q) override { return builder_.queries(q); }
@@ -397,10 +527,27 @@ class GpuSlashScores final : public SlashScores {
     return builder_.build(bought_.order, q_heads, kv_heads, counts, bought_.most.rows(at, at + 1),
                           *budget);
   }
+  Tensor block_heads(std::span<const HeadRule> rules) const override {
+    return builder_.block_heads(rules);
+  }
+  Tensor alike(const Tensor& queries, const Tensor& means, double scale) const override {
+    return builder_.alike(mass_, queries, means, scale, threshold_);
+  }
+  std::vector<AttentionWork> build(const HeadChoices& choices, int q_heads, int kv_heads,
+                                   SlashCounts& counts) override {
+    if (choices.rules.empty())
+      return builder_.build(mass_, q_heads, kv_heads, counts, {}, 0, choices);
+    const Tensor most = builder_.impose(mass_, choices.rules);
+    std::vector<AttentionWork> built =
+        builder_.build(mass_, q_heads, kv_heads, counts, most, 0, choices);
+    counts.cut.assign(counts.cut.size(), 0);  // a rule states its numbers
+    return built;
+  }
 
  private:
   SlashBuilder builder_;
   const std::vector<std::int64_t> queries_;  ///< [segments]
+  const double threshold_;
   Tensor mass_;
   std::vector<std::int64_t> budgets_;
   SlashBudgets bought_;

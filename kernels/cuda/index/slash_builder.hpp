@@ -60,13 +60,24 @@ class SlashBuilder {
   /// observed.  `most` [2, heads segments], a row of SlashBudgets::most, takes so many slashes and
   /// columns in place of the shares where it is defined; `mass` is SlashBudgets::order then.  The
   /// host waits for counts and pairs at the end, and, unless the caps (with `most`: `budget`) alone
-  /// keep the index below 32 MiB, before for the sizes.
+  /// keep the index below 32 MiB, before for the sizes.  `blocks`: of heads that go by them.
   std::vector<AttentionWork> build(const Tensor& mass, int q_heads, int kv_heads,
                                    SlashCounts& counts, const Tensor& most = {},
-                                   std::int64_t budget = 0) const;
+                                   std::int64_t budget = 0, const HeadChoices& blocks = {}) const;
+
+  /// What heads differ by: SlashScores::block_heads(), alike() by `mass`, and what static rules
+  /// make of the mass, in place (undefined: a new one): returns `most` of build().
+  Tensor block_heads(std::span<const HeadRule> rules) const;
+  Tensor alike(const Tensor& mass, const Tensor& queries, const Tensor& means, double scale,
+               double threshold) const;
+  Tensor impose(Tensor& mass, std::span<const HeadRule> rules) const;
 
  private:
   struct Arrays;
+  struct Lists;
+  /// Fills lists from the mass, as build() says.
+  Lists choose(const Tensor& mass, int q_heads, const Tensor& most, std::int64_t budget,
+               const HeadChoices& blocks) const;
   std::shared_ptr<Arrays> arrays_;
   SlashOptions options_;
 };

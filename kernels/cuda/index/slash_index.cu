@@ -16,6 +16,7 @@ struct BuildParams {
   DeviceIndex index;
   PatternAxes axes;
   PatternLists slashes, columns;
+  BlockLists blocks;
   std::uint32_t*
       chosen;  ///< [heads, bitmap_words] bit segment_slot[s] + d: diagonal d of segment s
   int bitmap_words;
@@ -29,15 +30,20 @@ __device__ int warp_of_grid() {
 /// Query block b under head h: where it lies, and what it computes.
 struct QueryBlockView {
   const std::uint32_t* chosen;
+  const std::uint64_t* words = nullptr;  // of a head that goes by blocks
   int slot, base;  // slot of the block, -1 for padding; first slot of its segment
   __device__ QueryBlockView(const BuildParams& p, int h, int b)
       : chosen(p.chosen + static_cast<std::int64_t>(h) * p.bitmap_words) {
     slot = p.axes.query_slot[b];
     base = slot < 0 ? 0 : p.axes.segment_slot[p.axes.slot_segment[slot]];
+    if (slot >= 0 && p.blocks.by_blocks != nullptr &&
+        p.blocks.by_blocks[static_cast<std::int64_t>(h) * p.axes.slots + base] != 0)
+      words = p.blocks.words + (h * p.index.shape.q_blocks() + b) * p.blocks.width;
   }
   /// Whether the key block of `key_slot`, of the same segment, is computed whole.
   __device__ bool computes(int key_slot) const {
     if (key_slot > slot) return false;
+    if (words != nullptr) return words[key_slot - base] != 0;
     const int bit = base + slot - key_slot;
     return key_slot == base || (chosen[bit / 32] >> (bit % 32) & 1);
   }
@@ -182,14 +188,14 @@ int warps(std::int64_t n) { return static_cast<int>((n * 32 + kThreads - 1) / kT
 IndexShape slash_shape(std::int64_t q_tokens, std::int64_t k_tokens, int q_heads, int kv_heads,
                        const PatternCaps& caps, const std::vector<std::int32_t>& query_slot,
                        const std::vector<std::int32_t>& segment_slot,
-                       const std::vector<std::uint8_t>& whole) {
+                       const std::vector<std::uint8_t>& whole, std::int64_t block_pairs) {
   IndexShape s;
   s.q_tokens = q_tokens;
   s.k_tokens = k_tokens;
   s.q_heads = s.index_heads = q_heads;
   s.kv_heads = kv_heads;
   s.segments = static_cast<int>(whole.size());
-  std::int64_t pairs = 0, all_columns = 0, longest = 0;
+  std::int64_t pairs = block_pairs, all_columns = 0, longest = 0;
   for (int h = 0; h < q_heads; ++h) {
     const std::int32_t* slashes = caps.slashes.data() + static_cast<std::size_t>(h) * whole.size();
     const std::int32_t* columns = caps.columns.data() + static_cast<std::size_t>(h) * whole.size();
@@ -221,7 +227,7 @@ std::size_t slash_scratch_bytes(int q_heads, const PatternAxes& axes) {
 
 cudaError_t build_slash_index(const DeviceIndex& index, const PatternAxes& axes,
                               const PatternLists& slashes, const PatternLists& columns,
-                              void* scratch, cudaStream_t stream) {
+                              const BlockLists& blocks, void* scratch, cudaStream_t stream) {
   const IndexShape& s = index.shape;
   if (s.dense || s.index_heads != s.q_heads || s.segments != axes.segments)
     return cudaErrorInvalidValue;
@@ -232,6 +238,7 @@ cudaError_t build_slash_index(const DeviceIndex& index, const PatternAxes& axes,
                 axes,
                 slashes,
                 columns,
+                blocks,
                 static_cast<std::uint32_t*>(scratch),
                 bitmap_words(axes),
                 s.columns > 0 ? static_cast<int>(s.cover_words / lists) : 0};

@@ -114,11 +114,21 @@ struct PatternCaps {
   std::vector<std::int32_t> slashes, columns;
 };
 /// Capacities of an index that build_slash_index() fills.  query_slot as in PatternAxes;
-/// segment_slot [segments + 1] and whole likewise.
+/// segment_slot [segments + 1] and whole likewise.  block_pairs: (query block, key block) pairs of
+/// heads that go by blocks.
 IndexShape slash_shape(std::int64_t q_tokens, std::int64_t k_tokens, int q_heads, int kv_heads,
                        const PatternCaps& caps, const std::vector<std::int32_t>& query_slot,
                        const std::vector<std::int32_t>& segment_slot,
-                       const std::vector<std::uint8_t>& whole);
+                       const std::vector<std::uint8_t>& whole, std::int64_t block_pairs = 0);
+/// Heads that go by blocks chosen for each block of queries, in place of slashes and columns, of
+/// which they have none.
+struct BlockLists {
+  const std::uint8_t* by_blocks = nullptr;  ///< [heads, slots] 1 at a segment's first slot where
+                                            ///< the head does; null: nowhere
+  const std::uint64_t* words = nullptr;     ///< [heads, q_blocks, width] not 0 where the block of
+                                            ///< keys, counted from the segment's first, is computed
+  int width = 0;
+};
 /// Fills runs, columns and cover words of `index` (one pattern a query head) from the lists: a
 /// query block computes the key blocks on the chosen diagonals and its segment's first block whole,
 /// and the chosen columns beside them, as far as they are on this shard. key_begin and key_end are
@@ -126,7 +136,7 @@ IndexShape slash_shape(std::int64_t q_tokens, std::int64_t k_tokens, int q_heads
 std::size_t slash_scratch_bytes(int q_heads, const PatternAxes& axes);
 cudaError_t build_slash_index(const DeviceIndex& index, const PatternAxes& axes,
                               const PatternLists& slashes, const PatternLists& columns,
-                              void* scratch, cudaStream_t stream);
+                              const BlockLists& blocks, void* scratch, cudaStream_t stream);
 /// *pairs += (query, key) pairs that an index (not a dense one) computes, summed over index heads.
 /// After derive_index().
 cudaError_t count_pairs(const DeviceIndex& index, std::uint64_t* pairs, cudaStream_t stream);

@@ -146,6 +146,7 @@ struct ChooseParams {
   double share;
   std::uint64_t* words;
   std::int64_t* counts;
+  ChooseHeads heads;
 };
 
 /// One CTA: one block of queries of one head.
@@ -155,8 +156,13 @@ __global__ __launch_bounds__(kChooseThreads) void choose_kernel(const ChoosePara
   __shared__ int equal_before[kChooseThreads / 32];
   const int per_block = p.block / p.stride, halves = p.block / kBlock, head = blockIdx.y,
             lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int first_block = p.queries.first[blockIdx.x * halves];
+  if (p.queries.rows[blockIdx.x * halves] == 0 ||
+      (p.heads.chosen != nullptr &&
+       p.heads.chosen[static_cast<std::int64_t>(head) * p.heads.blocks + first_block] == 0))
+    return;
   const int strides = p.queries.blocks * kBlock / p.stride,
-            n = p.queries.own[blockIdx.x * halves] - p.queries.first[blockIdx.x * halves] + 1;
+            n = p.queries.own[blockIdx.x * halves] - first_block + 1;
   float* rows = reinterpret_cast<float*>(mass + p.width);
   const float* lse = p.lse + (static_cast<std::int64_t>(head) * strides +
                               static_cast<std::int64_t>(blockIdx.x) * per_block) *
@@ -183,9 +189,9 @@ __global__ __launch_bounds__(kChooseThreads) void choose_kernel(const ChoosePara
   __syncthreads();
   const bool everything = p.share >= 1.0;
   const Whole all = add_list<kChooseThreads>(mass, n, shared);
-  const Found found = find<kChooseThreads>(mass, n, everything,
-                                           everything ? ULLONG_MAX : target_of(p.share, all.sum),
-                                           INT_MAX, all.bits, shared);
+  const Found found = find<kChooseThreads>(
+      mass, n, everything, everything ? ULLONG_MAX : target_of(p.share, all.sum),
+      p.heads.most != nullptr ? p.heads.most[head] : INT_MAX, all.bits, shared);
 
   Tally chosen[1] = {};
   unsigned equal_so_far = 0;
@@ -243,7 +249,7 @@ cudaError_t score_strides(const Strides& x, float* lse, cudaStream_t stream) {
 
 cudaError_t choose_strides(const float* lse, int heads, const BlockRows& queries, int stride,
                            int block, int width, double share, std::uint64_t* words,
-                           std::int64_t* counts, cudaStream_t stream) {
+                           std::int64_t* counts, const ChooseHeads& of, cudaStream_t stream) {
   if (!(share > 0 && share <= 1)) return cudaErrorInvalidValue;
   if (queries.blocks == 0 || heads == 0) return cudaSuccess;
   const int bytes = width * 8 + block / stride * 4;
@@ -251,7 +257,7 @@ cudaError_t choose_strides(const float* lse, int heads, const BlockRows& queries
       choose_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::max(bytes, 48 << 10));
   if (e != cudaSuccess) return e;
   choose_kernel<<<dim3(queries.blocks * kBlock / block, heads), kChooseThreads, bytes, stream>>>(
-      {lse, queries, stride, block, width, share, words, counts});
+      {lse, queries, stride, block, width, share, words, counts, of});
   return cudaGetLastError();
 }
 

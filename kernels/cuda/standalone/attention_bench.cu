@@ -312,26 +312,6 @@ int run_checks(bool smoke) {
 
 // --- timing
 // -------------------------------------------------------------------------------------------------
-template <class F>
-double median_ms(F f, int repeats) {
-  for (int i = 0; i < 2; ++i) f();
-  std::vector<float> times;
-  cudaEvent_t a, b;
-  CHECK(cudaEventCreate(&a));
-  CHECK(cudaEventCreate(&b));
-  for (int i = 0; i < repeats; ++i) {
-    CHECK(cudaEventRecord(a));
-    f();
-    CHECK(cudaEventRecord(b));
-    CHECK(cudaEventSynchronize(b));
-    float ms;
-    CHECK(cudaEventElapsedTime(&ms, a, b));
-    times.push_back(ms);
-  }
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
-
 struct Timing {
   double forward, backward, forward_flops;
 };
@@ -468,7 +448,7 @@ void time_built(const char* name, int tokens, int hq, int hkv, int d, int local,
   index.key_begin = p.index.key_begin;
   index.key_end = p.index.key_end;
   const auto convert = [&] {
-    CHECK(build_slash_index(index, axes, slash_lists, column_lists, scratch.data, 0));
+    CHECK(build_slash_index(index, axes, slash_lists, column_lists, {}, scratch.data, 0));
     CHECK(derive_index(index, 0));
   };
   convert();

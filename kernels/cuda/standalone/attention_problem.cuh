@@ -1,5 +1,6 @@
 // What checks and timings share: device buffers, random data, one attention problem on the device.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -157,5 +158,26 @@ struct Problem {
     return a;
   }
 };
+
+/// Median time of f() in milliseconds, after two calls that do not count.
+template <class F>
+double median_ms(F f, int repeats) {
+  for (int i = 0; i < 2; ++i) f();
+  std::vector<float> times;
+  cudaEvent_t a, b;
+  CHECK(cudaEventCreate(&a));
+  CHECK(cudaEventCreate(&b));
+  for (int i = 0; i < repeats; ++i) {
+    CHECK(cudaEventRecord(a));
+    f();
+    CHECK(cudaEventRecord(b));
+    CHECK(cudaEventSynchronize(b));
+    float ms;
+    CHECK(cudaEventElapsedTime(&ms, a, b));
+    times.push_back(ms);
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
 
 }  // namespace bench

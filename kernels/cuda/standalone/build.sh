@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds a program of this folder with nvcc alone (CUDA 12.8 or newer).
 # Usage: [FLAGS=...] build.sh [OUTPUT]
-# OUTPUT's name begins with the program's: attention_bench (the default) or ops_bench.
+# OUTPUT's name begins with the program's: attention_bench (the default), ops_bench or index_check.
 # FLAGS=-DBALLAST_EVERY_LANE_ARRIVES makes the hand-overs visible to compute-sanitizer's racecheck
 # (hopper.cuh).
 set -e
@@ -12,6 +12,7 @@ mkdir -p "$(dirname "$out")"
 cuda=$root/kernels/cuda
 case $(basename "$out") in
   ops_bench*) set -- "$here/ops_bench.cu" "$cuda"/ops/*.cu ;;
+  index_check*) set -- "$here/index_check.cu" "$cuda"/index/*.cu ;;
   *) set -- "$here/attention_bench.cu" "$cuda"/attention/*.cu "$cuda"/index/*.cu ;;
 esac
 exec ${NVCC:-nvcc} -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr \

@@ -43,8 +43,9 @@ class OptionsText {
   void add(const AttentionOptions& a) {
     add(a.pattern, a.index, a.vertical_share, a.slash_share, a.last_q, a.selection, a.stretch,
         a.max_columns, a.max_slashes, a.moba_block, a.moba_top_k, a.xattention_block,
-        a.xattention_stride, a.xattention_threshold, a.generator.density, a.generator.band_tokens,
-        a.generator.columns, a.generator.seed, a.generator.heads);
+        a.xattention_stride, a.xattention_threshold, a.flex_threshold, a.flex_share,
+        a.generator.density, a.generator.band_tokens, a.generator.columns, a.generator.seed,
+        a.generator.heads);
   }
   void add(const PipelineOptions& p) {
     add(p.schedule, p.stages, p.k, p.search, p.offload, p.costs.token_s, p.costs.pair_s,
@@ -100,13 +101,11 @@ void switch_on(Deck& deck, const KeySpec& spec) {
 
 /// Keys of these blocks that commands and executors read from the Config itself.
 const std::set<std::string> kReadAsTheyAre{
-    "attention.recorded",     "model.head_chunk_tokens",
-    "data.validation_share",  "batching.shuffle",
-    "batching.scope",         "batching.select_lengths",
-    "batching.select_ranks",  "batching.select_memory_gib",
-    "batching.select_refine", "chunk.window_tokens",
-    "chunk.search_tokens",    "chunk.search_k",
-    "chunk.search_steps",     "chunk.search_memory_gib",
+    "attention.heads",         "attention.recorded",    "model.head_chunk_tokens",
+    "data.validation_share",   "batching.shuffle",      "batching.scope",
+    "batching.select_lengths", "batching.select_ranks", "batching.select_memory_gib",
+    "batching.select_refine",  "chunk.window_tokens",   "chunk.search_tokens",
+    "chunk.search_k",          "chunk.search_steps",    "chunk.search_memory_gib",
     "pipeline.plan_steps",
 };
 

@@ -193,6 +193,37 @@ TEST_F(CudaPatterns, CoverageOfRandomQAndKIsTheHostsWithinRounding) {
   }
 }
 
+TEST_F(CudaPatterns, HeadsThatDifferChooseWhatTheHostChooses) {
+  const Spread spread({2000, 50, 500, 0, 130}, LayoutKind::contiguous, 1, kBlock);
+  for (const char* pattern : {"by_head", "flexprefill"}) {
+    AttentionOptions options;
+    options.pattern = parse_or_fail<PatternKind>(pattern, "pattern");
+    auto heads = std::make_shared<HeadTable>(1, kHeads);
+    heads->at(0, 0) = {HeadPattern::a_shape, 128, 256};
+    heads->at(0, 1) = {HeadPattern::vertical_slash, 0, 0, 100, 3};
+    heads->at(0, 2) = {HeadPattern::block_sparse, 0, 0, 0, 0, 4};
+    options.heads = heads;
+    options.flex_share = 0.6;
+    const Tensor q = random({spread.rows(), kHeads, 64}, 1.5),
+                 k = random({spread.rows(), kKvHeads, 64});
+    for (const double threshold : {0.0, 0.3, 1.0}) {
+      options.flex_threshold = threshold;
+      const PatternArrays expected = chosen(spread, options, nullptr, q, k, 0.125, false),
+                          found = chosen(spread, options, nullptr, q, k, 0.125, true);
+      const double pairs = AttentionPattern(expected).pairs_per_head();
+      EXPECT_LT(pairs, spread.batch.attention_pairs()) << pattern;
+      EXPECT_NEAR(pairs, AttentionPattern(found).pairs_per_head(), 1e-2 * pairs)
+          << pattern << " seed " << seed;
+      const auto a = words(expected, spread.axes[0].queries),
+                 b = words(found, spread.axes[0].queries);
+      std::int64_t used = 0, different = 0;
+      for (std::size_t i = 0; i < a.size(); ++i)
+        used += __builtin_popcountll(a[i]), different += __builtin_popcountll(a[i] ^ b[i]);
+      EXPECT_LE(different, used / 100) << pattern << " " << threshold << " seed " << seed;
+    }
+  }
+}
+
 TEST_F(CudaPatterns, CoverageSumsAreTheSameOnAnyNumberOfShards) {
   const std::vector<std::int64_t> lengths{1500, 70, 640}, budgets{1, 2, 3, 5, 9, 17};
   const int dim = 64, block = 128;

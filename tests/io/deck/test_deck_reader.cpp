@@ -173,6 +173,7 @@ TEST(DeckReader, OverridesWinAndBareWordsAreText) {
 TEST(DeckReader, SettingsOfTheTableOfCombinationsChooseWhatTheySay) {
   // What a choice needs beside it, so that no rule refuses the deck.
   const std::map<std::string, std::string> beside{{"dst on", "attention.pattern=moba"},
+                                                  {"pattern by_head", "attention.heads=heads.json"},
                                                   {"index recorded", "attention.recorded=indexes"},
                                                   {"precision bf16", "run.backend=cuda"}};
   for (const Choice& choice : choices()) {

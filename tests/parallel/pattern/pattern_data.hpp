@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/plan/attention/attention_pattern.hpp"
@@ -26,6 +28,16 @@ struct LayoutCase {
 inline const LayoutCase kLayouts[] = {
     {LayoutKind::zigzag, 1}, {LayoutKind::striped, 64}, {LayoutKind::shuffled, 128}};
 
+/// A table whose layer 3 has a head of every pattern that is not dense.
+inline std::shared_ptr<HeadTable> mixed_heads() {
+  auto heads = std::make_shared<HeadTable>(4, static_cast<int>(kHeads));
+  heads->at(3, 0) = {HeadPattern::a_shape, 128, 192};
+  heads->at(3, 1) = {HeadPattern::vertical_slash, 0, 0, 20, 2};
+  heads->at(3, 2) = {HeadPattern::block_sparse, 0, 0, 0, 0, 2};
+  heads->at(3, 3) = {HeadPattern::block_sparse, 0, 0, 0, 0, 4};
+  return heads;
+}
+
 inline AttentionOptions options_of(const std::string& pattern) {
   AttentionOptions o;
   o.pattern = parse_or_fail<PatternKind>(pattern, "pattern");
@@ -36,6 +48,9 @@ inline AttentionOptions options_of(const std::string& pattern) {
   o.moba_top_k = 3;
   o.xattention_block = 128;
   o.xattention_threshold = 0.6;
+  o.heads = mixed_heads();
+  o.flex_threshold = 0.24;  // some heads of the data below go by blocks, some do not
+  o.flex_share = 0.5;
   return o;
 }
 
@@ -128,6 +143,25 @@ inline Mask alone(const Data& data, const AttentionOptions& options) {
 
 inline double score(const NaiveAttention& all, std::int64_t h, std::int64_t i, std::int64_t j) {
   return all.scale * all.dot(all.q, i * kHeads + h, all.k, j * kKvHeads + h / (kHeads / kKvHeads));
+}
+
+/// Mass of every column and block diagonal of a segment under its last queries, by definition.
+inline std::pair<std::vector<double>, std::vector<double>> observed_mass(
+    const Data& data, const AttentionOptions& options, std::int64_t h, int s) {
+  const std::int64_t first = PackedAxis(data.batch).offset[s],
+                     count = data.batch.segments[s].tokens();
+  std::vector<double> column(static_cast<std::size_t>(count), 0),
+      slash(static_cast<std::size_t>((count + 63) / 64), 0);
+  for (std::int64_t i = count - options.last_q; i < count; ++i) {
+    double sum = 0;
+    for (std::int64_t j = 0; j <= i; ++j) sum += std::exp(score(data.all, h, first + i, first + j));
+    for (std::int64_t j = 0; j <= i; ++j) {
+      const double p = std::exp(score(data.all, h, first + i, first + j)) / sum;
+      column[j] += p;
+      slash[i / 64 - j / 64] += p;
+    }
+  }
+  return {column, slash};
 }
 
 }  // namespace ballast

@@ -18,26 +18,6 @@ namespace {
 
 using testing::SharedDraw;
 
-/// Mass of every column and block diagonal of a segment under its last queries, by definition.
-std::pair<std::vector<double>, std::vector<double>> observed_mass(const Data& data,
-                                                                  const AttentionOptions& options,
-                                                                  std::int64_t h, int s) {
-  const std::int64_t first = PackedAxis(data.batch).offset[s],
-                     count = data.batch.segments[s].tokens();
-  std::vector<double> column(static_cast<std::size_t>(count), 0),
-      slash(static_cast<std::size_t>((count + 63) / 64), 0);
-  for (std::int64_t i = count - options.last_q; i < count; ++i) {
-    double sum = 0;
-    for (std::int64_t j = 0; j <= i; ++j) sum += std::exp(score(data.all, h, first + i, first + j));
-    for (std::int64_t j = 0; j <= i; ++j) {
-      const double p = std::exp(score(data.all, h, first + i, first + j)) / sum;
-      column[j] += p;
-      slash[i / 64 - j / 64] += p;
-    }
-  }
-  return {column, slash};
-}
-
 /// Takes one stated budget and keeps the coverage that it was told.
 class Stated final : public BudgetPolicy {
  public:
@@ -93,7 +73,8 @@ TEST_P(Patterns, TheSameChoiceOnAnyNumberOfRanks) {
 TEST_P(Patterns, FullBudgetIsDense) {
   SCOPED_TRACE(draw.trace());
   AttentionOptions options = options_of(GetParam());
-  options.vertical_share = options.xattention_threshold = 1;
+  options.vertical_share = options.xattention_threshold = options.flex_share = 1;
+  options.heads = std::make_shared<HeadTable>(4, static_cast<int>(kHeads));
   options.max_columns = 3;  // caps do not hold back a full budget
   options.moba_top_k = 1000000;
   const Data data({333, 130}, options, draw);
@@ -174,7 +155,9 @@ TEST_P(Patterns, RingAttentionUnderTheMask) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Patterns, ::testing::Values("vertical_slash", "moba", "xattention"),
+INSTANTIATE_TEST_SUITE_P(All, Patterns,
+                         ::testing::Values("vertical_slash", "moba", "xattention", "by_head",
+                                           "flexprefill"),
                          [](const auto& info) { return std::string(info.param); });
 
 class Budgets : public Patterns {

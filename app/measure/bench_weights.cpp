@@ -1,0 +1,18 @@
+#include "app/measure/bench_weights.hpp"
+
+#include "app/train/checkpointing.hpp"
+#include "app/train/model_files.hpp"
+
+namespace ballast {
+
+void take_weights(Session& session, const std::string& checkpoint) {
+  ShardedOptimizer optimizer(session.parameters, session.mesh.replica,
+                             session.config.optimizer.zero, {}, nullptr);
+  load_base(session);
+  if (!checkpoint.empty())
+    restore(session, optimizer, checkpoint, "", false);
+  else if (!session.config.model.weights.empty())
+    load_weights(session, optimizer);
+}
+
+}  // namespace ballast

@@ -1,0 +1,81 @@
+#include "io/profile/head_table.hpp"
+
+#include <fstream>
+#include <map>
+
+#include "core/base/error.hpp"
+
+namespace ballast {
+namespace {
+
+using Json = nlohmann::json;
+
+const std::map<std::string, std::int64_t HeadRule::*> kParameters{{"sink", &HeadRule::sink},
+                                                                  {"window", &HeadRule::window},
+                                                                  {"columns", &HeadRule::columns},
+                                                                  {"slashes", &HeadRule::slashes},
+                                                                  {"blocks", &HeadRule::blocks}};
+
+HeadRule rule_of(const Json& stored) {
+  HeadRule rule;
+  rule.pattern =
+      parse_or_fail<HeadPattern>(stored.at("pattern").get<std::string>(), "pattern of a head");
+  for (const auto& [key, member] : kParameters)
+    if (stored.contains(key)) stored.at(key).get_to(rule.*member);
+  const std::string problem = problems(rule);
+  require(problem.empty(), "{}", problem);
+  return rule;
+}
+
+}  // namespace
+
+HeadTable read_head_table(const std::string& file) {
+  std::ifstream stream(file);
+  require(stream.good(), "{}: no such file; `ballast bench heads DECK out=FILE` writes one", file);
+  std::string place = "the file";
+  try {
+    const Json json = Json::parse(stream);
+    HeadTable table(json.at("layers").get<int>(), json.at("heads").get<int>());
+    const Json& rules = json.at("rules");
+    require(static_cast<int>(rules.size()) == table.layers(), "rules of {} layers for {}",
+            rules.size(), table.layers());
+    for (int layer = 0; layer < table.layers(); ++layer) {
+      const Json& heads = rules.at(static_cast<std::size_t>(layer));
+      place = fmt::format("layer {}", layer);
+      require(static_cast<int>(heads.size()) == table.heads(), "rules of {} heads for {}",
+              heads.size(), table.heads());
+      for (int head = 0; head < table.heads(); ++head) {
+        place = fmt::format("layer {}, head {}", layer, head);
+        table.at(layer, head) = rule_of(heads.at(static_cast<std::size_t>(head)));
+      }
+    }
+    return table;
+  } catch (const std::exception& error) {
+    fail("{}: no table of patterns by head, at {}: {}", file, place, error.what());
+  }
+}
+
+void check_head_table(const HeadTable& table, const std::string& file, std::int64_t layers,
+                      std::int64_t heads) {
+  require(table.layers() == layers && table.heads() == heads,
+          "attention.heads = \"{}\": a table of {} layers and {} query heads for a model of {} and "
+          "{}; write this model's with `ballast bench heads DECK out=FILE`",
+          file, table.layers(), table.heads(), layers, heads);
+}
+
+nlohmann::ordered_json to_json(const HeadRule& rule) {
+  nlohmann::ordered_json json;
+  json["pattern"] = name(rule.pattern);
+  for (const auto& [key, member] : kParameters)
+    if (rule.*member != 0) json[key] = rule.*member;
+  return json;
+}
+
+void write_head_table(const std::string& file, const nlohmann::ordered_json& text) {
+  std::ofstream stream(file);
+  stream << text.dump(1) << '\n';
+  stream.flush();
+  require(stream.good(), "{} cannot be written", file);
+}
+
+}  // namespace ballast
