@@ -21,12 +21,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/attention/head_dims.hpp"
+
 namespace ballast::cuda {
 
 struct DeviceIndex;
-
-/// Head dims that the kernels are written for.
-constexpr bool attention_head_dim(int d) { return d == 64 || d == 96 || d == 128 || d == 256; }
 
 /// Which kernels run.  `automatic`: wgmma and TMA on compute capability 9.0 when strides and
 /// pointers allow TMA (16-byte multiples), else plain.  `sm90` and `plain` force one (for tests; an

@@ -6,7 +6,6 @@
 #include <mma.h>
 
 #include <climits>
-#include <type_traits>
 
 #include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/attention/launch.hpp"
@@ -380,21 +379,6 @@ PlainParams common(const Args& a, const AttentionScratch& scratch) {
   p.group = a.q_heads / a.kv_heads;
   p.scale = a.scale;
   return p;
-}
-
-/// f(head dim) with the head dim as a compile-time constant.
-template <class F>
-cudaError_t at_head_dim(int head_dim, F f) {
-  switch (head_dim) {
-    case 64:
-      return f(std::integral_constant<int, 64>());
-    case 96:
-      return f(std::integral_constant<int, 96>());
-    case 128:
-      return f(std::integral_constant<int, 128>());
-    default:
-      return f(std::integral_constant<int, 256>());
-  }
 }
 
 }  // namespace

@@ -214,16 +214,9 @@ cudaError_t launch_query_gradient(const AttentionBackwardArgs& a, const Attentio
 
 cudaError_t query_gradient_sm90(const AttentionBackwardArgs& a, const AttentionScratch& scratch,
                                 cudaStream_t stream) {
-  switch (a.head_dim) {
-    case 64:
-      return launch_query_gradient<64>(a, scratch, stream);
-    case 96:
-      return launch_query_gradient<96>(a, scratch, stream);
-    case 128:
-      return launch_query_gradient<128>(a, scratch, stream);
-    default:
-      return launch_query_gradient<256>(a, scratch, stream);
-  }
+  return at_head_dim(a.head_dim, [&](auto d) {
+    return launch_query_gradient<decltype(d)::value>(a, scratch, stream);
+  });
 }
 
 }  // namespace ballast::cuda
