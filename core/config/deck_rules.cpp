@@ -3,6 +3,7 @@
 #include "core/config/deck_rules.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -95,9 +96,11 @@ void model_rules(const Config& config, Rules& rules) {
   }
   // What the attention kernels are written for (kernels/cuda/attention/attention_operations.cpp).
   if (config.run.backend != Backend::cuda || shape.head_dim <= 0 || shape.kv_heads <= 0) return;
-  if (shape.head_dim != 64 && shape.head_dim != 128)
+  constexpr std::array kHeadDims = {64, 96, 128, 256};
+  if (std::find(kHeadDims.begin(), kHeadDims.end(), shape.head_dim) == kHeadDims.end())
     rules.add({"model.head_dim", "run.backend"},
-              fmt::format("model.head_dim = {}: attention on CUDA needs 64 or 128", shape.head_dim),
+              fmt::format("model.head_dim = {}: attention on CUDA needs 64, 96, 128 or 256",
+                          shape.head_dim),
               "choose one, or run.backend = \"host\"");
   if (shape.query_heads / shape.kv_heads > 16)
     rules.add({"model.kv_heads", "model.query_heads", "run.backend"},

@@ -505,6 +505,8 @@ class CudaBench(RunCase):
             ["tokens=8192", "lengths=random"],
             ["tokens=16384", "density=0.05", "run=2"],
             ["tokens=4095", "head_dim=64", "q_heads=14"],
+            ["tokens=4095", "head_dim=96"],
+            ["tokens=4095", "head_dim=256"],
         ):
             self.bench(1, "attention", "q_heads=16", "kv_heads=2", "head_dim=128", *settings)
 

@@ -1,19 +1,20 @@
 """Attention kernels of PyTorch on one GPU, the peers of `attention_bench time`: scaled-dot-product
 attention over cuDNN (dense causal) and FlexAttention
 (5 % of 128K tokens in blocks of 128: random ones and the diagonal; then with the first block in
-every list, a column that all queries share). 16 query and 2 key/value heads of 128, bf16, medians
-of device events.
+every list, a column that all queries share). 16 query and 2 key/value heads of 128 unless the name
+says otherwise, bf16, medians of device events.
 
-    python3 tests/reference/peer_attention.py
+    python3 tests/reference/peer_attention.py [dense]
 """
 import random
+import sys
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-Q_HEADS, KV_HEADS, D, BLOCK = 16, 2, 128, 128
+BLOCK = 128
 
 
 def median_ms(work, repeats=7):
@@ -30,10 +31,10 @@ def median_ms(work, repeats=7):
     return sorted(times)[repeats // 2]
 
 
-def time_forward_and_backward(name, tokens, pairs, attention):
+def time_forward_and_backward(name, tokens, pairs, attention, q_heads=16, kv_heads=2, dim=128):
     q, k, v = (
-        torch.randn(1, heads, tokens, D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        for heads in (Q_HEADS, KV_HEADS, KV_HEADS)
+        torch.randn(1, heads, tokens, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for heads in (q_heads, kv_heads, kv_heads)
     )
     d_out = torch.randn_like(q)
     forward = median_ms(lambda: attention(q, k, v))
@@ -44,10 +45,10 @@ def time_forward_and_backward(name, tokens, pairs, attention):
         out.backward(d_out, retain_graph=True)
 
     back = median_ms(backward)
-    flops = 4 * D * Q_HEADS * pairs
+    flops = 4 * dim * q_heads * pairs
     print(
         (
-            f"{name:14} fwd {forward:9.3f} ms {flops / forward / 1e9:7.1f} TF/s | bwd"
+            f"{name:22} fwd {forward:9.3f} ms {flops / forward / 1e9:7.1f} TF/s | bwd"
             f" {back:9.3f} ms {2.5 * flops / back / 1e9:7.1f} TF/s"
         ),
         flush=True,
@@ -85,16 +86,27 @@ def sparse_blocks(tokens, kept, first):
 
 def main():
     torch.manual_seed(0)
-    for tokens in (8192, 32768, 131072):
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            time_forward_and_backward(
-                f"cudnn {tokens // 1024}K",
-                tokens,
-                tokens * (tokens + 1) / 2,
-                lambda q, k, v: scaled_dot_product_attention(
-                    q, k, v, is_causal=True, enable_gqa=True
-                ),
-            )
+    shapes = [(tokens, 16, 2, 128) for tokens in (8192, 32768, 131072)] + [(32768, 14, 2, 64)]
+    shapes += [(tokens, 16, 2, dim) for dim in (96, 256) for tokens in (8192, 32768)]
+    for tokens, q_heads, kv_heads, dim in shapes:
+        name = f"cudnn {tokens // 1024}K {q_heads}/{kv_heads} D{dim}"
+        try:
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                time_forward_and_backward(
+                    name,
+                    tokens,
+                    tokens * (tokens + 1) / 2,
+                    lambda q, k, v: scaled_dot_product_attention(
+                        q, k, v, is_causal=True, enable_gqa=True
+                    ),
+                    q_heads,
+                    kv_heads,
+                    dim,
+                )
+        except RuntimeError as error:
+            print(f"{name}: {str(error).splitlines()[0]}", flush=True)
+    if sys.argv[1:] == ["dense"]:
+        return
     flex = torch.compile(flex_attention, dynamic=False)
     for name, first in (("flex 5%", False), ("flex 5%, sink", True)):
         mask, pairs = sparse_blocks(131072, 0.05, first)

@@ -43,6 +43,10 @@ WorkspaceLayout lay_out(void* base, const DeviceIndex& index, int q_heads, int h
          static_cast<std::int64_t>(q_heads) * index.shape.q_blocks() * 2 * kBlock * 4);
     take(w.scratch.column_dk, column_elements * 4);
     take(w.scratch.column_dv, column_elements * 4);
+    if (index.shape.dense) {  // what QueryGradient::turns needs
+      take(w.scratch.turns, q_heads * index.shape.q_blocks() * backward_slices(head_dim) * 4);
+      take(w.scratch.part_turns, index.key_rows() / kBlock * index.shape.kv_heads * 2 * 4);
+    }
   }
   return w;
 }
@@ -67,7 +71,7 @@ cudaError_t choose(AttentionPath wanted, bool tma_possible, bool& sm90) {
 
 bool heads_fit(const DeviceIndex* index, int q_heads, int kv_heads, int head_dim, float scale) {
   return index != nullptr && kv_heads > 0 && q_heads % kv_heads == 0 && q_heads / kv_heads <= 16 &&
-         (head_dim == 64 || head_dim == 128) && scale > 0 && index->shape.q_heads == q_heads &&
+         attention_head_dim(head_dim) && scale > 0 && index->shape.q_heads == q_heads &&
          index->shape.kv_heads == kv_heads;
 }
 
@@ -83,10 +87,9 @@ template <class T>
 __device__ float row_dot(const __nv_bfloat16* a, const T* b, int n, bool vector) {
   float sum = 0;
   if (vector) {
-    const int d = threadIdx.x % 32 * 4;
-    if (d < n) {
+    for (int d = threadIdx.x % 32 * 4; d < n; d += 128) {
       const float4 x = load4(a + d), y = load4(b + d);
-      sum = x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
+      sum += x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
     }
   } else {
     for (int d = threadIdx.x % 32; d < n; d += 32)
@@ -141,6 +144,13 @@ struct Cleared {
   };
   Rows dq, dk, dv;
   int* counters = nullptr;
+  /// AttentionScratch::turns and part_turns (null: none), set to the first key unit of `unit_blocks`
+  /// blocks that a query block sees, and to zero.
+  int* turns = nullptr;
+  int* part_turns = nullptr;
+  const BlockBounds* bounds = nullptr;
+  int heads = 0, slices = 0, unit_blocks = 0;
+  std::int64_t q_blocks = 0, part_turn_count = 0;
 
   __device__ void clear(const Rows& r, std::int64_t row) const {
     if (r.at == nullptr || row >= r.rows) return;
@@ -152,6 +162,15 @@ struct Cleared {
     clear(dk, row);
     clear(dv, row);
     if (row == 0 && threadIdx.x < kCounters) counters[threadIdx.x] = 0;
+    if (turns != nullptr) begin_turns(row);
+  }
+  __device__ void begin_turns(std::int64_t row) const {
+    const std::int64_t i = row * kThreads + threadIdx.x;
+    if (i < part_turn_count) part_turns[i] = 0;
+    if (row >= q_blocks) return;
+    const int first = bounds[row].begin_first / kBlock / unit_blocks;
+    for (int t = threadIdx.x; t < heads * slices; t += kThreads)
+      turns[(t / slices * q_blocks + row) * slices + t % slices] = first;
   }
 };
 
@@ -290,13 +309,25 @@ cudaError_t attention_backward(const AttentionBackwardArgs& a, cudaStream_t stre
 
   // Kernels that add need zeros to add to: written beside the statistics.
   Cleared cleared{.counters = w.scratch.counters};
-  if (!a.accumulate_dq && sm90 && !separate_query_gradient(a))
+  const QueryGradient mode = query_gradient_mode(a);
+  if (!a.accumulate_dq && sm90 && mode != QueryGradient::apart)
     cleared.dq = {a.dq, a.dq_stride, q_tokens, q_columns};
   if (!a.accumulate_dkv && sm90 && cuts_units(a)) {
     cleared.dk = {a.dk, a.dk_stride, k_tokens, k_columns};
     cleared.dv = {a.dv, a.dv_stride, k_tokens, k_columns};
   }
-  const std::int64_t rows = std::max(index.shape.q_blocks() * kBlock, cleared.dk.rows);
+  std::int64_t rows = std::max(index.shape.q_blocks() * kBlock, cleared.dk.rows);
+  if (sm90 && mode == QueryGradient::turns) {
+    cleared.turns = w.scratch.turns;
+    cleared.part_turns = w.scratch.part_turns;
+    cleared.bounds = index.bounds;
+    cleared.heads = a.q_heads;
+    cleared.slices = backward_slices(a.head_dim);
+    cleared.unit_blocks = backward_unit_blocks(a.head_dim);
+    cleared.q_blocks = index.shape.q_blocks();
+    cleared.part_turn_count = index.key_rows() / kBlock * a.kv_heads * 2;
+    rows = std::max(rows, (cleared.part_turn_count + kThreads - 1) / kThreads);
+  }
   statistics_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
       delta_operands(a.dout, a.dout_stride, a.o, a.o_stride, a.o_fp32, a.head_dim), a.delta, a.lse,
       a.q_heads, q_tokens, index.shape.q_blocks(), w.scratch.statistics, cleared);

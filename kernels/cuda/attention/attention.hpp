@@ -8,7 +8,7 @@
 //   of a ring), o_stride lse      [q_heads, T_q]             fp32, NATURAL logarithm of the sum of
 //   exp(scale * q.k) over the computed pairs dq       [T_q, q_heads, head_dim]   fp32, dq_stride;
 //   dk, dv  [T_k, kv_heads, head_dim]  fp32, dk_stride / dv_stride
-// head_dim is 64 or 128; q_heads % kv_heads == 0 with a group of 1 to 16.  A row that computes no
+// head_dim is 64, 96, 128 or 256; q_heads % kv_heads == 0 with a group of 1 to 16.  A row that computes no
 // pair has o = 0 and lse = -inf, and contributes zero gradient.  scale must be positive.
 //
 // Which pairs are computed is told by a DeviceIndex (attention_index.hpp) on which derive_index()
@@ -20,6 +20,8 @@
 
 #include <cstddef>
 #include <cstdint>
+
+#include "kernels/cuda/attention/head_dims.hpp"
 
 namespace ballast::cuda {
 
@@ -68,10 +70,10 @@ struct AttentionBackwardArgs {
   std::int64_t dq_stride = 0, dk_stride = 0, dv_stride = 0;
   bool accumulate_dq = false;   ///< true: dq += ; false: dq =
   bool accumulate_dkv = false;  ///< likewise for dk and dv
-  /// true: bit-identical from run to run (dQ by a query-stationary kernel, 7 matrix products
-  /// instead of 5, and no unit of work shared by processors).  false: dQ, dK and dV by fp32
-  /// additions whose order varies, except for block lists without gathered columns, which take the
-  /// same path as true.
+  /// true: bit-identical from run to run (additions to dQ, dK and dV of a dense index in a fixed
+  /// order; with lists dQ by a query-stationary kernel, 7 matrix products instead of 5, and no unit
+  /// of work shared by processors).  false: fp32 additions whose order varies, except of dQ with
+  /// block lists without gathered columns, which comes as with true.
   bool deterministic = false;
   const DeviceIndex* index = nullptr;
   void* workspace = nullptr;  ///< device, 256-byte aligned, attention_backward_workspace() bytes

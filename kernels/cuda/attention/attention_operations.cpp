@@ -41,8 +41,9 @@ void check_shapes(const AttentionWork& work, const Tensor& q, const Tensor& k, c
           "attention: q {}, k {}, v {} do not fit a pattern of {} x {} tokens",
           to_string(q.shape()), to_string(k.shape()), to_string(v.shape()), work.q_tokens(),
           work.k_tokens());
-  require(q.size(2) == 64 || q.size(2) == 128,
-          "attention on CUDA needs a head dim of 64 or 128, got {}; use run.backend = \"host\"",
+  require(attention_head_dim(static_cast<int>(q.size(2))),
+          "attention on CUDA needs a head dim of 64, 96, 128 or 256, got {}; use run.backend = "
+          "\"host\"",
           q.size(2));
   require(k.size(1) > 0 && q.size(1) % k.size(1) == 0 && q.size(1) / k.size(1) <= 16,
           "attention on CUDA: {} query heads over {} key/value heads", q.size(1), k.size(1));

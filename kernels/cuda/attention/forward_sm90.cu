@@ -1,288 +1,12 @@
-// Attention forward on Hopper: wgmma, TMA and a persistent grid.
-//
-// A CTA has one producer warp and two consumer warpgroups; each consumer owns 64 query rows.  Where
-// query heads share a key head and a list, the two consumers take two heads of one query block, so
-// any list is used without waste; otherwise they take two neighbouring query blocks of one head and
-// walk the union of their lists.  A stage of the ring holds the K and V of two 64-key blocks *from
-// anywhere*: block lists, gathered columns and dense attention run the same inner loop. Inside a
-// consumer the score product of stage j + 1 is issued before P V of stage j, so the softmax of one
-// stage runs while the tensor cores work on the other (FlashAttention-3, Shah et al. 2024,
-// Section 3.2).
-#include "core/plan/context/axis_range.hpp"
-#include "kernels/cuda/attention/query_tiles.cuh"
+// Attention forward on Hopper: which kernel runs (forward_sm90.cuh), and the copy engine's maps.
+#include "kernels/cuda/attention/launch.hpp"
+#include "kernels/cuda/runtime/hopper.cuh"
 
 namespace ballast::cuda {
-namespace {
-
-struct ForwardParams {
-  QueryWork work;
-  float scale, scale_log2;
-  void* o;
-  std::int64_t o_stride;
-  bool o_fp32;
-  float* lse;
-};
-
-struct ForwardMaps {
-  CUtensorMap q;
-  KeyMaps keys;
-};
-
-template <int D>
-struct ForwardShared : KeyRing<D, D == 128 ? 3 : 5> {
-  alignas(1024) unsigned char q[2][kBlock * D * 2];
-};
-
-template <int D>
-struct Consumer {
-  using Shared = ForwardShared<D>;
-  static constexpr int kBoxes = Shared::kBoxes;
-  Shared& sh;
-  const ForwardParams& p;
-  const int consumer, thread, lane,
-      row;  // row: first of the thread's rows inside the 64-row block, the other is + 8
-  RingPosition<Shared::kStages> ring;
-  Interval seen0, seen1;  // visible keys of the two rows
-  const Interval* column_rows;
-
-  __device__ Consumer(Shared& s, const ForwardParams& params, int which)
-      : sh(s),
-        p(params),
-        consumer(uniform(which)),
-        thread(threadIdx.x % 128),
-        lane(threadIdx.x % 32),
-        row(thread / 32 * 16 + lane / 4) {}
-
-  /// Waits for the next stage that this consumer uses, giving back the others; -1 at the end of the
-  /// item.  A consumer that still holds a stage passes over at most `skips` others, else the ring
-  /// could run dry: one more counts as all masked.
-  __device__ __forceinline__ int next_stage(int& parity, int& state, int skips) {
-    while (true) {
-      const int s = ring.stage;
-      parity = ring.parity;
-      barrier_wait(&sh.k_full[s], ring.parity);
-      state = sh.tile[s].state[consumer];
-      if (state == kEnd) return -1;
-      ring.advance();
-      if (state != kAllSkip || skips-- == 0) return s;
-      barrier_wait(&sh.v_full[s],
-                   parity);  // or the stage could be refilled while its V is still arriving
-      warp_arrive(&sh.empty[s]);
-    }
-  }
-  __device__ __forceinline__ void mask(float (&s)[64], int stage, int state) {
-    if (state == kAllWhole) return;
-    const TileInfo& t = sh.tile[stage];
-    Interval a = seen0, b = seen1;
-    if (t.columns) {
-      a = column_rows[row];
-      b = column_rows[row + 8];
-    }
-    const int first = state & 0xFF, second = state >> 8;
-    if (first != kWhole) {
-      mask_half<0>(s, allowed_columns(t, consumer, first, 0, a, row),
-                   allowed_columns(t, consumer, first, 0, b, row + 8), lane);
-    }
-    if (second != kWhole) {
-      mask_half<1>(s, allowed_columns(t, consumer, second, 1, a, row),
-                   allowed_columns(t, consumer, second, 1, b, row + 8), lane);
-    }
-  }
-
-  __device__ __forceinline__ void issue_scores(float (&s)[64], int stage) {
-    const std::uint32_t dq = descriptor(sh.q[consumer]), dk = descriptor(sh.k[uniform(stage)]);
-    wgmma_fence();
-#pragma unroll
-    for (int c = 0; c < kBoxes; ++c) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        Wgmma<128>::template ss<0, 0>(s, advance(dq, c * kBlock * 128 + i * 32),
-                                      advance(dk, c * Shared::kBoxStride + i * 32), c + i > 0);
-      }
-    }
-    wgmma_commit();
-  }
-  __device__ __forceinline__ void issue_output(float (&o)[D / 2],
-                                               const std::uint32_t (&probability)[32], int stage) {
-    const std::uint32_t dv = descriptor(sh.v[uniform(stage)], Shared::kBoxStride);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      Wgmma<D>::template rs<1>(o, probability + 4 * i, advance(dv, i * 2048), 1);
-    wgmma_commit();
-  }
-  /// Online softmax: s becomes P, the running maximum and sum are updated; returns the factors for
-  /// the old output.
-  __device__ __forceinline__ void softmax(float (&s)[64], float (&top)[2], float (&sum)[2],
-                                          float (&factor)[2]) {
-    // Two chains a row: a long chain of dependent operations would wait for itself.
-    float m[4] = {top[0], top[1], -INFINITY, -INFINITY}, part[4] = {}, shift[2];
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        m[e / 2 + 2 * (j % 2)] = fmaxf(m[e / 2 + 2 * (j % 2)], s[4 * j + e]);
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float x = fmaxf(m[r], m[r + 2]);
-      x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-      x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-      shift[r] = x == -INFINITY ? 0.0f : x * p.scale_log2;  // no key yet: every exponent stays -inf
-      factor[r] = exp2_fast(top[r] * p.scale_log2 - shift[r]);
-      top[r] = x;
-    }
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float& x = s[4 * j + e];
-        x = exp2_fast(x * p.scale_log2 - shift[e / 2]);
-        part[e / 2 + 2 * (j % 2)] += x;
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) sum[r] = sum[r] * factor[r] + (part[r] + part[r + 2]);
-  }
-  __device__ __forceinline__ void pack(const float (&s)[64], std::uint32_t (&probability)[32]) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) probability[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
-  }
-
-  __device__ __forceinline__ void store(float (&o)[D / 2], float (&top)[2], float (&sum)[2],
-                                        int query_block, int head) {
-    const std::int64_t tokens = p.work.index.shape.q_tokens;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float l = sum[r];
-      l += __shfl_xor_sync(~0u, l, 1);
-      l += __shfl_xor_sync(~0u, l, 2);
-      const float inverse = l > 0 ? 1.0f / l : 0.0f;
-      const std::int64_t token = static_cast<std::int64_t>(query_block) * kBlock + row + 8 * r;
-      if (token >= tokens) continue;
-      if (lane % 4 == 0)
-        p.lse[head * tokens + token] = l > 0 ? top[r] * p.scale + logf(l) : -INFINITY;
-      const std::int64_t base = token * p.o_stride + head * D + 2 * (lane % 4);
-      if (p.o_fp32) {
-        float* out = static_cast<float*>(p.o) + base;
-#pragma unroll
-        for (int j = 0; j < D / 8; ++j) {
-          *reinterpret_cast<float2*>(out + 8 * j) =
-              make_float2(o[4 * j + 2 * r] * inverse, o[4 * j + 2 * r + 1] * inverse);
-        }
-      } else {
-        __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.o) + base;
-#pragma unroll
-        for (int j = 0; j < D / 8; ++j) {
-          *reinterpret_cast<std::uint32_t*>(out + 8 * j) =
-              pack_bf16(o[4 * j + 2 * r] * inverse, o[4 * j + 2 * r + 1] * inverse);
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void run() {
-    float o[D / 2], s[64];
-    std::uint32_t probability[32];
-    int q_parity = 0;
-    while (true) {
-      barrier_wait(&sh.q_full, q_parity);
-      q_parity ^= 1;
-      const int query_block = sh.work.query_block[consumer];
-      if (sh.work.query_block[0] < 0) return;
-      const int head = sh.work.head[consumer];
-      const bool exists = query_block < p.work.index.shape.q_blocks();
-      if (exists) {
-        const std::int64_t first = static_cast<std::int64_t>(query_block) * kBlock;
-        seen0 = p.work.index.rows[first + row];
-        seen1 = p.work.index.rows[first + row + 8];
-        if (p.work.index.has_columns()) {
-          column_rows = p.work.index.column_bounds +
-                        sh.work.index_head[consumer] * p.work.index.shape.q_blocks() * kBlock +
-                        first;
-        }
-      }
-      float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, factor[2];
-#pragma unroll
-      for (int i = 0; i < D / 2; ++i) o[i] = 0;
-
-      int parity, state;
-      int stage = next_stage(parity, state, INT_MAX);
-      if (stage >= 0) {
-        issue_scores(s, stage);
-        wgmma_wait<0>();
-        mask(s, stage, state);
-        softmax(s, top, sum, factor);
-        pack(s, probability);
-        while (true) {
-          int next_parity;
-          const int next = next_stage(next_parity, state, Shared::kStages - 2);
-          if (next < 0) break;
-          issue_scores(s, next);
-          barrier_wait(&sh.v_full[stage], parity);
-          issue_output(o, probability, stage);
-          wgmma_wait<1>();
-          mask(s, next, state);
-          softmax(s, top, sum, factor);
-          wgmma_wait<0>();
-          warp_arrive(&sh.empty[stage]);
-#pragma unroll
-          for (int j = 0; j < D / 8; ++j) {
-            o[4 * j] *= factor[0];
-            o[4 * j + 1] *= factor[0];
-            o[4 * j + 2] *= factor[1];
-            o[4 * j + 3] *= factor[1];
-          }
-          pack(s, probability);
-          stage = next;
-          parity = next_parity;
-        }
-      }
-      // ring now stands at the end marker; all score products of this item are complete.
-      warp_arrive(&sh.q_empty);
-      if (stage >= 0) {
-        barrier_wait(&sh.v_full[stage], parity);
-        issue_output(o, probability, stage);
-        wgmma_wait<0>();
-        warp_arrive(&sh.empty[stage]);
-      }
-      warp_arrive(&sh.empty[ring.stage]);
-      ring.advance();
-      if (exists) store(o, top, sum, query_block, head);
-    }
-  }
-};
-
-template <int D>
-__global__ __launch_bounds__(kQueryThreads, 1) void attention_forward_kernel(
-    const __grid_constant__ ForwardMaps maps, const __grid_constant__ ForwardParams p) {
-  extern __shared__ __align__(1024) unsigned char raw[];
-  auto& sh = *reinterpret_cast<ForwardShared<D>*>(raw);
-  if (threadIdx.x == 0) sh.init();
-  __syncthreads();
-  if (threadIdx.x < 128) {
-    registers_release<56>();
-    if (threadIdx.x == 0) {
-      produce(sh, maps.keys, p.work, [&](const WorkItem& w) {
-        for (int i = 0; i < 2; ++i) {
-          barrier_expect(&sh.q_full, ForwardShared<D>::kBlockBytes);
-          for (int c = 0; c < ForwardShared<D>::kBoxes; ++c) {
-            tma_load(sh.q[i] + c * kBlock * 128, &maps.q, &sh.q_full, c * 64, w.head[i],
-                     w.query_block[i] * kBlock);
-          }
-        }
-      });
-    }
-  } else {
-    registers_claim<224>();
-    Consumer<D>(sh, p, threadIdx.x / 128 - 1).run();
-  }
-}
-
-}  // namespace
 
 cudaError_t hopper::make_tensor_map(CUtensorMap* map, const void* base, bool fp32, int head_dim,
-                                    int heads, std::int64_t tokens, std::int64_t stride) {
+                                    int heads, std::int64_t tokens, std::int64_t stride,
+                                    int rows) {
   // The driver's encoder, found at run time so that nothing links against libcuda.
   static const auto encode = [] {
     void* function = nullptr;
@@ -299,7 +23,8 @@ cudaError_t hopper::make_tensor_map(CUtensorMap* map, const void* base, bool fp3
   const cuuint64_t size[3] = {static_cast<cuuint64_t>(head_dim), static_cast<cuuint64_t>(heads),
                               static_cast<cuuint64_t>(tokens)};
   const cuuint64_t strides[2] = {head_dim * bytes, static_cast<cuuint64_t>(stride) * bytes};
-  const cuuint32_t box[3] = {static_cast<cuuint32_t>(128 / bytes), 1, kBlock};
+  const cuuint32_t box[3] = {static_cast<cuuint32_t>(128 / bytes), 1,
+                             static_cast<cuuint32_t>(rows)};
   const cuuint32_t step[3] = {1, 1, 1};
   const CUresult r =
       encode(map, fp32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
@@ -311,25 +36,16 @@ cudaError_t hopper::make_tensor_map(CUtensorMap* map, const void* base, bool fp3
 
 cudaError_t forward_sm90(const AttentionForwardArgs& a, const AttentionScratch& scratch,
                          cudaStream_t stream) {
-  ForwardParams p;
-  p.work = query_work(*a.index, scratch.counters);
-  p.scale = a.scale;
-  p.scale_log2 = a.scale * 1.4426950408889634f;
-  p.o = a.o;
-  p.o_stride = a.o_stride;
-  p.o_fp32 = a.o_fp32;
-  p.lse = a.lse;
-  ForwardMaps maps;
-  cudaError_t e = hopper::make_tensor_map(&maps.q, a.q, false, a.head_dim, a.q_heads,
-                                          a.index->shape.q_tokens, a.q_stride);
-  if (e == cudaSuccess) e = make_key_maps(maps.keys, a, scratch);
-  if (e != cudaSuccess) return e;
-  static_assert(sizeof(ForwardShared<128>) <= 232448 && sizeof(ForwardShared<64>) <= 232448);
-  return a.head_dim == 128
-             ? launch_persistent(attention_forward_kernel<128>, sizeof(ForwardShared<128>),
-                                 p.work.items, stream, maps, p)
-             : launch_persistent(attention_forward_kernel<64>, sizeof(ForwardShared<64>),
-                                 p.work.items, stream, maps, p);
+  switch (a.head_dim) {
+    case 64:
+      return forward_d64(a, scratch, stream);
+    case 96:
+      return forward_d96(a, scratch, stream);
+    case 128:
+      return forward_d128(a, scratch, stream);
+    default:
+      return forward_d256(a, scratch, stream);
+  }
 }
 
 }  // namespace ballast::cuda

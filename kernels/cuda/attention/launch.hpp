@@ -16,9 +16,36 @@ struct AttentionScratch {
   /// [q_heads, q_blocks, 2, 64], backward only: lse * log2(e) (+inf for rows without keys, so that
   /// P becomes 0), then delta = rowsum(dout * o).
   float* statistics = nullptr;
+  /// Of QueryGradient::turns: how far the additions to dQ have come, [q_heads, q_blocks,
+  /// backward_slices()], as the key unit whose turn it is; and which part of the units over the same
+  /// 64 keys may add, [key_rows / 64, kv_heads, 2].
+  int* turns = nullptr;
+  int* part_turns = nullptr;
 };
 
+/// How the sm_90 backward comes to dQ.
+enum class QueryGradient {
+  apart,  ///< a query-stationary kernel computes it: one order, but 7 matrix products instead of 5
+  adds,   ///< the key-stationary kernel adds to it, in whatever order its units come
+  turns,  ///< it adds in the order of the keys: each unit waits for its turn (dense indexes)
+};
+/// For the deterministic option `turns` or, with lists, `apart`; for block lists always `apart`,
+/// since the key-stationary kernel would spend its dQ product on the union of two key blocks' lists.
+QueryGradient query_gradient_mode(const AttentionBackwardArgs& args);
+/// Parts in which a unit's 64 rows of dQ leave, each with a turn of its own; 64-key blocks a unit.
+constexpr int backward_slices(int head_dim) { return head_dim > 128 ? 4 : 2; }
+constexpr int backward_unit_blocks(int head_dim) { return head_dim > 128 ? 1 : 2; }
+
 cudaError_t forward_sm90(const AttentionForwardArgs& args, const AttentionScratch& scratch,
+                         cudaStream_t stream);
+/// The same at one head dim (forward_d*_sm90.cu).
+cudaError_t forward_d64(const AttentionForwardArgs& args, const AttentionScratch& scratch,
+                        cudaStream_t stream);
+cudaError_t forward_d96(const AttentionForwardArgs& args, const AttentionScratch& scratch,
+                        cudaStream_t stream);
+cudaError_t forward_d128(const AttentionForwardArgs& args, const AttentionScratch& scratch,
+                         cudaStream_t stream);
+cudaError_t forward_d256(const AttentionForwardArgs& args, const AttentionScratch& scratch,
                          cudaStream_t stream);
 /// dq, dk, dv are already zeroed where they are to be overwritten by additions, and the counters.
 cudaError_t backward_sm90(const AttentionBackwardArgs& args, const AttentionScratch& scratch,
@@ -26,10 +53,6 @@ cudaError_t backward_sm90(const AttentionBackwardArgs& args, const AttentionScra
 /// Whether the sm_90 backward cuts long units by query heads (DeviceIndex::backward_pieces), and so
 /// adds into dk and dv.
 bool cuts_units(const AttentionBackwardArgs& args);
-/// Whether the sm_90 backward computes dQ in a kernel of its own: for the deterministic option, and
-/// for block lists, where the key-stationary kernel would spend its dQ product on the union of two
-/// key blocks' lists.  Else dQ is added to.
-bool separate_query_gradient(const AttentionBackwardArgs& args);
 cudaError_t forward_plain(const AttentionForwardArgs& args, const AttentionScratch& scratch,
                           cudaStream_t stream);
 cudaError_t backward_plain(const AttentionBackwardArgs& args, const AttentionScratch& scratch,

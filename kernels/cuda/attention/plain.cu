@@ -19,6 +19,9 @@ using bf16 = __nv_bfloat16;
 constexpr int kThreads = 128;  // warp w computes rows [16 w, 16 w + 16) of every product
 constexpr float kLog2E = 1.4426950408889634f;
 
+/// Columns of an output that a thread block keeps in registers at a time.
+constexpr int part_columns(int d) { return d > 128 ? 128 : d; }
+
 struct Tensor3 {
   const bf16* data;
   std::int64_t stride;
@@ -73,16 +76,16 @@ __device__ void product_transposed(float* out, const bf16* a, const bf16* b) {
     wmma::store_matrix_sync(out + row * kBlock + column, c, kBlock, wmma::mem_row_major);
   }
 }
-/// acc[16 rows][D] += a b with a [64][64], or its transpose, and b [64][D].
-template <int D, class MatrixA>
-__device__ void accumulate(Accumulator (&acc)[D / 16], const bf16* a, const bf16* b) {
+/// acc[16 rows][N] += a b with a [64][64], or its transpose, and N columns of b [64][D].
+template <int D, class MatrixA, int N>
+__device__ void accumulate(Accumulator (&acc)[N], const bf16* a, const bf16* b) {
   const int row = threadIdx.x / 32 * 16;
   constexpr bool kTransposed = std::is_same_v<MatrixA, ColMajorA>;
   for (int k = 0; k < kBlock; k += 16) {
     MatrixA x;
     wmma::load_matrix_sync(x, kTransposed ? a + k * kBlock + row : a + row * kBlock + k, kBlock);
 #pragma unroll
-    for (int c = 0; c < D / 16; ++c) {
+    for (int c = 0; c < N; ++c) {
       RowMajorB y;
       wmma::load_matrix_sync(y, b + k * D + c * 16, D);
       wmma::mma_sync(acc[c], x, y, acc[c]);
@@ -176,13 +179,16 @@ __global__ void __launch_bounds__(kThreads) forward_plain_kernel(PlainParams p) 
           sh.sum[r] = sum;
         }
         __syncthreads();
-        Accumulator acc[D / 16];
-        const int row = threadIdx.x / 32 * 16;
-        for (int c = 0; c < D / 16; ++c)
-          wmma::load_matrix_sync(acc[c], sh.o + row * D + c * 16, D, wmma::mem_row_major);
-        accumulate<D, RowMajorA>(acc, sh.probability, sh.kv);
-        for (int c = 0; c < D / 16; ++c)
-          wmma::store_matrix_sync(sh.o + row * D + c * 16, acc[c], D, wmma::mem_row_major);
+        constexpr int kColumns = part_columns(D);
+        for (int part = 0; part < D; part += kColumns) {
+          Accumulator acc[kColumns / 16];
+          float* o = sh.o + threadIdx.x / 32 * 16 * D + part;
+          for (int c = 0; c < kColumns / 16; ++c)
+            wmma::load_matrix_sync(acc[c], o + c * 16, D, wmma::mem_row_major);
+          accumulate<D, RowMajorA>(acc, sh.probability, sh.kv + part);
+          for (int c = 0; c < kColumns / 16; ++c)
+            wmma::store_matrix_sync(o + c * 16, acc[c], D, wmma::mem_row_major);
+        }
       });
   __syncthreads();
   for (int i = threadIdx.x; i < kBlock * D; i += kThreads) {
@@ -232,29 +238,32 @@ __device__ void score_gradients(BackwardShared<D>& sh, const TilePair& pair,
   __syncthreads();
 }
 
-/// Writes or adds a warp's accumulators; `staging` holds 64 x 64 floats.
-template <int D>
-__device__ void store_gradient(Accumulator (&acc)[D / 16], float* staging, float* out,
-                               std::int64_t stride, int head, std::int64_t first,
+/// Writes or adds a warp's accumulators to N * 16 columns from `column` on; `staging` holds 64 x 64
+/// floats.
+template <int N>
+__device__ void store_gradient(Accumulator (&acc)[N], float* staging, float* out,
+                               std::int64_t stride, int column, std::int64_t first,
                                std::int64_t tokens, float factor, bool add) {
 #pragma unroll
-  for (int part = 0; part < D / kBlock; ++part) {
+  for (int begin = 0; begin < N; begin += 4) {
     __syncthreads();
 #pragma unroll
-    for (int c = 0; c < kBlock / 16; ++c) {
-      wmma::store_matrix_sync(staging + threadIdx.x / 32 * 16 * kBlock + c * 16,
-                              acc[part * (kBlock / 16) + c], kBlock, wmma::mem_row_major);
+    for (int c = 0; c < 4; ++c) {
+      if (begin + c < N)
+        wmma::store_matrix_sync(staging + threadIdx.x / 32 * 16 * kBlock + c * 16, acc[begin + c],
+                                kBlock, wmma::mem_row_major);
     }
     __syncthreads();
     for (int i = threadIdx.x; i < kBlock * kBlock; i += kThreads) {
       const std::int64_t token = first + i / kBlock;
-      if (token >= tokens) continue;
-      float& to = out[token * stride + head * D + part * kBlock + i % kBlock];
+      if (token >= tokens || begin * 16 + i % kBlock >= N * 16) continue;
+      float& to = out[token * stride + column + begin * 16 + i % kBlock];
       to = (add ? to : 0.0f) + staging[i] * factor;
     }
   }
 }
 
+/// blockIdx.z: which part_columns() columns of dQ.
 template <int D>
 __global__ void __launch_bounds__(kThreads) query_gradient_plain_kernel(PlainParams p) {
   extern __shared__ __align__(128) unsigned char raw[];
@@ -263,7 +272,8 @@ __global__ void __launch_bounds__(kThreads) query_gradient_plain_kernel(PlainPar
   const std::int64_t first = static_cast<std::int64_t>(qb) * kBlock;
   load_tile<D>(sh.q, p.q, first, head);
   load_tile<D>(sh.dout, p.dout, first, head);
-  Accumulator dq[D / 16];
+  const int column = blockIdx.z * part_columns(D);
+  Accumulator dq[part_columns(D) / 16];
   for (auto& a : dq) wmma::fill_fragment(a, 0.0f);
   const float* statistics = p.statistics + (head * p.index.shape.q_blocks() + qb) * 2 * kBlock;
   for_each_key_tile(p, qb, head,
@@ -273,20 +283,21 @@ __global__ void __launch_bounds__(kThreads) query_gradient_plain_kernel(PlainPar
                       load_tile<D>(sh.k, k, token, kv_head);
                       load_tile<D>(sh.v, v, token, kv_head);
                       score_gradients<D>(sh, pair, statistics, p.scale);
-                      accumulate<D, RowMajorA>(dq, sh.ds, sh.k);
+                      accumulate<D, RowMajorA>(dq, sh.ds, sh.k + column);
                     });
-  store_gradient<D>(dq, sh.s, p.dq, p.dq_stride, head, first, p.index.shape.q_tokens, p.scale,
-                    p.accumulate_dq);
+  store_gradient(dq, sh.s, p.dq, p.dq_stride, head * D + column, first, p.index.shape.q_tokens,
+                 p.scale, p.accumulate_dq);
 }
 
 /// blockIdx.x: key blocks, then groups of gathered columns; blockIdx.y: key heads (or the head of
-/// the gathered buffer).
+/// the gathered buffer); blockIdx.z: which part_columns() columns of dK and dV.
 template <int D>
 __global__ void __launch_bounds__(kThreads) key_gradient_plain_kernel(PlainParams p) {
   extern __shared__ __align__(128) unsigned char raw[];
   auto& sh = *reinterpret_cast<BackwardShared<D>*>(raw);
   const DeviceIndex& x = p.index;
-  Accumulator dk[D / 16], dv[D / 16];
+  const int column = blockIdx.z * part_columns(D);
+  Accumulator dk[part_columns(D) / 16], dv[part_columns(D) / 16];
   for (auto& a : dk) wmma::fill_fragment(a, 0.0f);
   for (auto& a : dv) wmma::fill_fragment(a, 0.0f);
   const auto tile = [&](const TilePair& pair, int qb, int head) {
@@ -295,8 +306,8 @@ __global__ void __launch_bounds__(kThreads) key_gradient_plain_kernel(PlainParam
     load_tile<D>(sh.dout, p.dout, static_cast<std::int64_t>(qb) * kBlock, head);
     score_gradients<D>(sh, pair, p.statistics + (head * x.shape.q_blocks() + qb) * 2 * kBlock,
                        p.scale);
-    accumulate<D, ColMajorA>(dv, sh.probability, sh.dout);
-    accumulate<D, ColMajorA>(dk, sh.ds, sh.q);
+    accumulate<D, ColMajorA>(dv, sh.probability, sh.dout + column);
+    accumulate<D, ColMajorA>(dk, sh.ds, sh.q + column);
   };
   const bool one_list = x.shape.index_heads == 1;
   const int k_blocks = static_cast<int>(x.shape.k_blocks());
@@ -316,10 +327,10 @@ __global__ void __launch_bounds__(kThreads) key_gradient_plain_kernel(PlainParam
              qb, head);
       }
     }
-    store_gradient<D>(dk, sh.s, p.dk, p.dk_stride, head_y, key, x.shape.k_tokens, p.scale,
-                      p.accumulate_dkv);
-    store_gradient<D>(dv, sh.s, p.dv, p.dv_stride, head_y, key, x.shape.k_tokens, 1.0f,
-                      p.accumulate_dkv);
+    store_gradient(dk, sh.s, p.dk, p.dk_stride, head_y * D + column, key, x.shape.k_tokens, p.scale,
+                   p.accumulate_dkv);
+    store_gradient(dv, sh.s, p.dv, p.dv_stride, head_y * D + column, key, x.shape.k_tokens, 1.0f,
+                   p.accumulate_dkv);
     return;
   }
   if (head_y >= x.column_heads()) return;
@@ -340,8 +351,9 @@ __global__ void __launch_bounds__(kThreads) key_gradient_plain_kernel(PlainParam
     }
   }
   const std::int64_t stride = x.column_heads() * D;
-  store_gradient<D>(dk, sh.s, p.column_dk, stride, head_y, first_row, INT_MAX, p.scale, false);
-  store_gradient<D>(dv, sh.s, p.column_dv, stride, head_y, first_row, INT_MAX, 1.0f, false);
+  const int to = head_y * D + column;
+  store_gradient(dk, sh.s, p.column_dk, stride, to, first_row, INT_MAX, p.scale, false);
+  store_gradient(dv, sh.s, p.column_dv, stride, to, first_row, INT_MAX, 1.0f, false);
 }
 
 template <class Shared, class Kernel>
@@ -379,8 +391,10 @@ cudaError_t forward_plain(const AttentionForwardArgs& a, const AttentionScratch&
   p.o_fp32 = a.o_fp32;
   p.lse = a.lse;
   const dim3 grid(static_cast<unsigned>(a.index->shape.q_blocks()), a.q_heads);
-  return a.head_dim == 128 ? launch<ForwardShared<128>>(forward_plain_kernel<128>, grid, p, stream)
-                           : launch<ForwardShared<64>>(forward_plain_kernel<64>, grid, p, stream);
+  return at_head_dim(a.head_dim, [&](auto d) {
+    constexpr int D = decltype(d)::value;
+    return launch<ForwardShared<D>>(forward_plain_kernel<D>, grid, p, stream);
+  });
 }
 
 cudaError_t query_gradient_plain(const AttentionBackwardArgs& a, const AttentionScratch& scratch,
@@ -391,10 +405,12 @@ cudaError_t query_gradient_plain(const AttentionBackwardArgs& a, const Attention
   p.dq = a.dq;
   p.dq_stride = a.dq_stride;
   p.accumulate_dq = a.accumulate_dq;
-  const dim3 grid(static_cast<unsigned>(a.index->shape.q_blocks()), a.q_heads);
-  return a.head_dim == 128
-             ? launch<BackwardShared<128>>(query_gradient_plain_kernel<128>, grid, p, stream)
-             : launch<BackwardShared<64>>(query_gradient_plain_kernel<64>, grid, p, stream);
+  const dim3 grid(static_cast<unsigned>(a.index->shape.q_blocks()), a.q_heads,
+                  a.head_dim / part_columns(a.head_dim));
+  return at_head_dim(a.head_dim, [&](auto d) {
+    constexpr int D = decltype(d)::value;
+    return launch<BackwardShared<D>>(query_gradient_plain_kernel<D>, grid, p, stream);
+  });
 }
 
 cudaError_t backward_plain(const AttentionBackwardArgs& a, const AttentionScratch& scratch,
@@ -413,10 +429,11 @@ cudaError_t backward_plain(const AttentionBackwardArgs& a, const AttentionScratc
   p.column_dv = scratch.column_dv;
   const dim3 grid(
       static_cast<unsigned>(a.index->shape.k_blocks() + a.index->column_rows() / kBlock),
-      a.kv_heads);
-  return a.head_dim == 128
-             ? launch<BackwardShared<128>>(key_gradient_plain_kernel<128>, grid, p, stream)
-             : launch<BackwardShared<64>>(key_gradient_plain_kernel<64>, grid, p, stream);
+      a.kv_heads, a.head_dim / part_columns(a.head_dim));
+  return at_head_dim(a.head_dim, [&](auto d) {
+    constexpr int D = decltype(d)::value;
+    return launch<BackwardShared<D>>(key_gradient_plain_kernel<D>, grid, p, stream);
+  });
 }
 
 }  // namespace ballast::cuda

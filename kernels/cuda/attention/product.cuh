@@ -8,8 +8,12 @@
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
+#include "kernels/cuda/attention/head_dims.hpp"
 
 namespace ballast::cuda {
+
+/// Columns of a row that shared memory holds at a time.
+constexpr int product_columns(int head_dim) { return head_dim > 128 ? 128 : head_dim; }
 
 inline constexpr int kProductThreads = 128;  ///< warp w computes rows [16 w, 16 w + 16)
 

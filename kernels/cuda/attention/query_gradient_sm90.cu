@@ -1,4 +1,5 @@
-// dQ alone, query-stationary, on Hopper: the deterministic backward's second kernel.
+// dQ alone, query-stationary, on Hopper: what backward runs before the key-stationary kernel where
+// that one does not compute dQ (QueryGradient::apart).
 //
 // The key-stationary kernel adds dQ in L2 in whatever order its tiles finish.  Here each consumer
 // owns 64 query rows instead, keeps their dQ in registers and walks the same stream of key tiles as
@@ -24,10 +25,14 @@ struct QueryGradientMaps {
   KeyMaps keys;
 };
 
+constexpr int gradient_stages(int d) { return d > 128 ? 1 : d > 64 ? 2 : 4; }
 template <int D>
-struct QueryGradientShared : KeyRing<D, D == 128 ? 2 : 4> {
-  alignas(1024) unsigned char q[2][kBlock * D * 2];
-  alignas(1024) unsigned char dout[2][kBlock * D * 2];
+using GradientRing = KeyRing<D, gradient_stages(D), 2, tile_halves(D)>;
+
+template <int D>
+struct QueryGradientShared : GradientRing<D> {
+  alignas(1024) unsigned char q[2][GradientRing<D>::kBlockBytes];
+  alignas(1024) unsigned char dout[2][GradientRing<D>::kBlockBytes];
 };
 
 template <int D>
@@ -54,12 +59,10 @@ struct Consumer {
                                                 const unsigned char* keys) {
     const std::uint32_t a = descriptor(queries), b = descriptor(keys);
 #pragma unroll
-    for (int c = 0; c < Shared::kBoxes; ++c) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        Wgmma<64>::template ss<0, 0>(acc, advance(a, c * kBlock * 128 + i * 32),
-                                     advance(b, c * Shared::kBoxStride + i * 32), c + i > 0);
-      }
+    for (int i = 0; i < D / 16; ++i) {
+      const int c = i / 4;
+      Wgmma<64>::template ss<0, 0>(acc, advance(a, c * kBlock * 128 + i % 4 * 32),
+                                   advance(b, c * Shared::kBoxStride + i % 4 * 32), i > 0);
     }
     wgmma_commit();
   }
@@ -73,7 +76,7 @@ struct Consumer {
     issue_product(dp, sh.dout[consumer], sh.v[stage] + half * kBlock * 128);
     wgmma_wait<1>();
     if (state != kWhole) {
-      const TileInfo& t = sh.tile[stage];
+      const auto& t = sh.tile[stage];
       const Interval a = t.columns ? column_rows[row] : seen[0],
                      b = t.columns ? column_rows[row + 8] : seen[1];
       mask_half<0>(s, allowed_columns(t, consumer, state, half, a, row),
@@ -142,7 +145,7 @@ struct Consumer {
         if (state == kEnd) break;
         barrier_wait(&sh.v_full[stage], ring.parity);
         if ((state & 0xFF) != kSkip) half_tile(dq, stage, 0, state & 0xFF);
-        if (state >> 8 != kSkip) half_tile(dq, stage, 1, state >> 8);
+        if (Shared::kHalves == 2 && state >> 8 != kSkip) half_tile(dq, stage, 1, state >> 8);
         wgmma_wait<0>();
         warp_arrive(&sh.empty[stage]);
         ring.advance();
@@ -156,7 +159,7 @@ struct Consumer {
 };
 
 template <int D>
-__global__ __launch_bounds__(kQueryThreads, 1) void attention_query_gradient_kernel(
+__global__ __launch_bounds__(QueryGradientShared<D>::kThreads, 1) void attention_query_gradient_kernel(
     const __grid_constant__ QueryGradientMaps maps, const __grid_constant__ QueryGradientParams p) {
   extern __shared__ __align__(1024) unsigned char raw[];
   auto& sh = *reinterpret_cast<QueryGradientShared<D>*>(raw);
@@ -165,7 +168,7 @@ __global__ __launch_bounds__(kQueryThreads, 1) void attention_query_gradient_ker
   if (threadIdx.x < 128) {
     registers_release<56>();
     if (threadIdx.x == 0) {
-      produce(sh, maps.keys, p.work, [&](const WorkItem& w) {
+      produce(sh, maps.keys, p.work, [&](const WorkItem<2>& w) {
         for (int i = 0; i < 2; ++i) {
           barrier_expect(&sh.q_full, 2 * QueryGradientShared<D>::kBlockBytes);
           for (int c = 0; c < QueryGradientShared<D>::kBoxes; ++c) {
@@ -183,12 +186,12 @@ __global__ __launch_bounds__(kQueryThreads, 1) void attention_query_gradient_ker
   }
 }
 
-}  // namespace
-
-cudaError_t query_gradient_sm90(const AttentionBackwardArgs& a, const AttentionScratch& scratch,
-                                cudaStream_t stream) {
+template <int D>
+cudaError_t launch_query_gradient(const AttentionBackwardArgs& a, const AttentionScratch& scratch,
+                                  cudaStream_t stream) {
+  using Shared = QueryGradientShared<D>;
   QueryGradientParams p;
-  p.work = query_work(*a.index, scratch.counters + 1);
+  p.work = query_work(*a.index, 2, scratch.counters + 1);
   p.scale = a.scale;
   p.scale_log2 = a.scale * 1.4426950408889634f;
   p.statistics = scratch.statistics;
@@ -201,15 +204,19 @@ cudaError_t query_gradient_sm90(const AttentionBackwardArgs& a, const AttentionS
   if (e == cudaSuccess)
     e = hopper::make_tensor_map(&maps.dout, a.dout, false, a.head_dim, a.q_heads,
                                 a.index->shape.q_tokens, a.dout_stride);
-  if (e == cudaSuccess) e = make_key_maps(maps.keys, a, scratch);
+  if (e == cudaSuccess) e = make_key_maps<Shared>(maps.keys, a, scratch);
   if (e != cudaSuccess) return e;
-  static_assert(sizeof(QueryGradientShared<128>) <= 232448 &&
-                sizeof(QueryGradientShared<64>) <= 232448);
-  return a.head_dim == 128
-             ? launch_persistent(attention_query_gradient_kernel<128>,
-                                 sizeof(QueryGradientShared<128>), p.work.items, stream, maps, p)
-             : launch_persistent(attention_query_gradient_kernel<64>,
-                                 sizeof(QueryGradientShared<64>), p.work.items, stream, maps, p);
+  return launch_persistent<Shared>(attention_query_gradient_kernel<D>, p.work.items, stream, maps,
+                                   p);
+}
+
+}  // namespace
+
+cudaError_t query_gradient_sm90(const AttentionBackwardArgs& a, const AttentionScratch& scratch,
+                                cudaStream_t stream) {
+  return at_head_dim(a.head_dim, [&](auto d) {
+    return launch_query_gradient<decltype(d)::value>(a, scratch, stream);
+  });
 }
 
 }  // namespace ballast::cuda

@@ -112,8 +112,8 @@ Tensor BlockBuilder::means(const Tensor& sums) const {
 }
 
 Routing BlockBuilder::Arrays::routing(const Tensor& q, const Tensor& means) const {
-  require(q.size(2) == 64 || q.size(2) == 128,
-          "attention on CUDA needs a head dim of 64 or 128, got {}", q.size(2));
+  require(attention_head_dim(static_cast<int>(q.size(2))),
+          "attention on CUDA needs a head dim of 64, 96, 128 or 256, got {}", q.size(2));
   Routing x;
   x.q = q.raw();
   x.q_stride = q.size(0) > 0 ? q.strides()[0] : 0;
@@ -169,8 +169,8 @@ Tensor BlockBuilder::strides(const Tensor& q, int stride) const {
 void BlockBuilder::score(const Tensor& q, const Tensor& keys, int shard, double scale, int stride,
                          int block, Tensor& lse) const {
   const Arrays& a = *arrays_;
-  require(q.size(2) == 64 || q.size(2) == 128,
-          "attention on CUDA needs a head dim of 64 or 128, got {}", q.size(2));
+  require(attention_head_dim(static_cast<int>(q.size(2))),
+          "attention on CUDA needs a head dim of 64, 96, 128 or 256, got {}", q.size(2));
   a.check_keys(keys, shard);
   if (q.size(0) == 0 || keys.size(0) == 0) return;
   Strides x;

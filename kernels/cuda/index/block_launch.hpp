@@ -34,7 +34,7 @@ struct Routing {
   std::int64_t q_stride = 0, tokens = 0;
   const void* high = nullptr;  ///< of mean_keys(): [pattern blocks, kv_heads, head_dim]
   const void* low = nullptr;
-  int q_heads = 0, kv_heads = 0, head_dim = 0;  ///< head_dim 64 or 128
+  int q_heads = 0, kv_heads = 0, head_dim = 0;  ///< attention_head_dim()
   BlockRows at;
   int width = 0;  ///< pattern blocks of the longest segment: at most 3,072
 };
@@ -62,7 +62,7 @@ struct Strides {
       nullptr;  ///< bf16 [64 blocks, q_heads, head_dim], q_stride elements between tokens
   const void* k = nullptr;
   std::int64_t q_stride = 0, k_stride = 0;
-  int q_heads = 0, kv_heads = 0, head_dim = 0;  ///< head_dim 64 or 128
+  int q_heads = 0, kv_heads = 0, head_dim = 0;  ///< attention_head_dim()
   float scale = 0;                              ///< of a sum over an antidiagonal
   BlockRows queries, keys;
   int stride = 0, block = 0;  ///< tokens: stride divides 64, pattern blocks are multiples of 64

@@ -93,10 +93,17 @@ struct DeviceIndex {
   /// The same with long units cut, for kernels that may add into dK and dV; with several packed
   /// segments one after another.
   std::int32_t* backward_pieces = nullptr;
+  /// The same for a dense index whose dQ is added in turns: key tiles of a query head ascend, and so
+  /// do the parts of a tile.
+  std::int32_t* turn_pieces = nullptr;
+  /// Dense: [triple_units()] threes of (query block, head of the group), for kernels with
+  /// three consumers; longest first.
+  std::int32_t* triple_order = nullptr;
+  std::int32_t* triple_cost = nullptr;
   std::int32_t* forward_cost = nullptr;
   std::int32_t* backward_cost = nullptr;
   std::int32_t* backward_units =
-      nullptr;  ///< [2] how many there are in backward_order and in backward_pieces
+      nullptr;  ///< [3] how many there are in backward_order, backward_pieces and turn_pieces
   std::int32_t* order_buckets = nullptr;  ///< [segment_places() + 1024] scratch of the sort
   // Columns gathered into a dense buffer, lists padded to kColumnTile rows.
   std::int32_t* column_row_offset =
@@ -141,6 +148,10 @@ struct DeviceIndex {
     return shape.index_heads == 1 ? shape.kv_heads : 1;
   }  ///< heads of the gathered buffer
   std::int64_t forward_units() const;
+  BALLAST_HOST_DEVICE std::int64_t triple_units() const {
+    if (!shape.dense) return 0;
+    return (shape.q_blocks() * (shape.q_heads / shape.kv_heads) + 2) / 3;
+  }
   std::int64_t backward_unit_capacity() const;
 };
 

@@ -46,7 +46,8 @@ struct ObserveParams {
 /// One CTA: one observation tile, kKeyTiles key blocks, the query heads of one key head.
 template <int D, Pass kPass>
 __global__ __launch_bounds__(kThreads) void observe_kernel(const ObserveParams p) {
-  __shared__ Tile<D> queries, keys;
+  constexpr int kColumns = product_columns(D);
+  __shared__ Tile<kColumns> queries, keys;
   __shared__ Interval visible[kBlock];
   __shared__ float row_top[kBlock], row_factor[kBlock];
   __shared__ float best[kPass == Pass::maximum ? kMaxGroup : 1][kBlock];
@@ -69,14 +70,15 @@ __global__ __launch_bounds__(kThreads) void observe_kernel(const ObserveParams p
         threadIdx.x < kBlock && visible[threadIdx.x].begin < min(first + kBlock, x.k_tokens) &&
         visible[threadIdx.x].end > first && visible[threadIdx.x].begin < visible[threadIdx.x].end;
     if (!__syncthreads_or(seen)) continue;
-    keys.load(static_cast<const __nv_bfloat16*>(x.k) + first * x.k_stride + kv_head * D, x.k_stride,
-              static_cast<int>(min(static_cast<std::int64_t>(kBlock), x.k_tokens - first)));
+    const auto load_keys = [&](int c) {
+      keys.load(static_cast<const __nv_bfloat16*>(x.k) + first * x.k_stride + kv_head * D + c,
+                x.k_stride,
+                static_cast<int>(min(static_cast<std::int64_t>(kBlock), x.k_tokens - first)));
+    };
+    if (kColumns == D) load_keys(0);
     for (int g = 0; g < group; ++g) {
       const int head = kv_head * group + g;
       const std::int64_t statistics = (static_cast<std::int64_t>(head) * x.tiles + tile) * kBlock;
-      queries.load(static_cast<const __nv_bfloat16*>(x.q) +
-                       (static_cast<std::int64_t>(tile) * kBlock * x.q_heads + head) * D,
-                   static_cast<std::int64_t>(x.q_heads) * D, kBlock);
       if (kPass != Pass::maximum && threadIdx.x < kBlock) {
         row_top[threadIdx.x] = p.top[statistics + threadIdx.x];
         if (kPass == Pass::mass) {
@@ -86,11 +88,19 @@ __global__ __launch_bounds__(kThreads) void observe_kernel(const ObserveParams p
                     : 0.0f;
         }
       }
-      __syncthreads();
       float acc[8][4] = {};
+      for (int c = 0; c < D; c += kColumns) {
+        if (c > 0) __syncthreads();
+        if (kColumns < D) load_keys(c);
+        queries.load(static_cast<const __nv_bfloat16*>(x.q) +
+                         (static_cast<std::int64_t>(tile) * kBlock * x.q_heads + head) * D + c,
+                     static_cast<std::int64_t>(x.q_heads) * D, kBlock);
+        __syncthreads();
+        // Of masses, rows are keys, so that a column's mass is a sum along a row.
+        add_product(acc, kPass == Pass::mass ? keys : queries,
+                    kPass == Pass::mass ? queries : keys);
+      }
       if constexpr (kPass == Pass::mass) {
-        // Rows are keys, so that a column's mass is a sum along a row.
-        add_product(acc, keys, queries);
         long long mass[2] = {0, 0};
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
@@ -124,7 +134,6 @@ __global__ __launch_bounds__(kThreads) void observe_kernel(const ObserveParams p
                         x.slot[tile] - slot,
                     slash);
       } else {
-        add_product(acc, queries, keys);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const int q = row + 8 * r;
@@ -172,19 +181,17 @@ __global__ __launch_bounds__(kThreads) void observe_kernel(const ObserveParams p
 template <Pass kPass>
 cudaError_t launch(const ObserveParams& p, cudaStream_t stream) {
   const Observation& x = p.x;
-  if ((x.head_dim != 64 && x.head_dim != 128) || x.kv_heads <= 0 || x.q_heads % x.kv_heads != 0 ||
+  if (!attention_head_dim(x.head_dim) || x.kv_heads <= 0 || x.q_heads % x.kv_heads != 0 ||
       x.q_heads / x.kv_heads > kMaxGroup || x.k_stride % 2 != 0 || x.scale <= 0) {
     return cudaErrorInvalidValue;
   }
   if (x.tiles == 0 || x.k_tokens == 0) return cudaSuccess;
   const std::int64_t chunk = kKeyTiles * kBlock;
   const dim3 grid(static_cast<unsigned>((x.k_tokens + chunk - 1) / chunk), x.tiles, x.kv_heads);
-  if (x.head_dim == 128) {
-    observe_kernel<128, kPass><<<grid, kThreads, 0, stream>>>(p);
-  } else {
-    observe_kernel<64, kPass><<<grid, kThreads, 0, stream>>>(p);
-  }
-  return cudaGetLastError();
+  return at_head_dim(x.head_dim, [&](auto d) {
+    observe_kernel<decltype(d)::value, kPass><<<grid, kThreads, 0, stream>>>(p);
+    return cudaGetLastError();
+  });
 }
 
 }  // namespace

@@ -54,6 +54,17 @@ __global__ void forward_cost_kernel(DeviceIndex x, int units) {
   x.forward_cost[unit] = cost;
 }
 
+__global__ void triple_cost_kernel(DeviceIndex x) {
+  const int unit = static_cast<int>(thread_index());
+  if (unit >= x.triple_units()) return;
+  const int blocks = static_cast<int>(x.shape.q_blocks()),
+            group = x.shape.q_heads / x.shape.kv_heads;
+  int cost = 0;
+  for (int qb = 3 * unit / group; qb <= min((3 * unit + 2) / group, blocks - 1); ++qb)
+    cost = max(cost, count_blocks(x, qb));
+  x.triple_cost[unit] = cost;
+}
+
 __global__ void backward_cost_kernel(DeviceIndex x, int tiles) {
   const int i = static_cast<int>(thread_index());
   const int kv_heads = x.shape.kv_heads, group = x.shape.q_heads / kv_heads;
@@ -218,6 +229,36 @@ __global__ void order_kernel(const Ordering o) {
   }
 }
 
+/// The order of QueryGradient::turns for a dense index.  Units are cut into parts of a query head
+/// each, unless they are short; part j of key tile t stands at t + j.  So the parts of a tile, which
+/// add to the same dK and dV, do not end at the same time, and a head's tiles come in the order of
+/// the keys.  Whatever a unit waits for stands before it.  One CTA of 1,024 threads.
+__global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
+  __shared__ unsigned long long total;
+  const int kv_heads = x.shape.kv_heads, group = x.shape.q_heads / kv_heads,
+            units = tiles * kv_heads;
+  if (threadIdx.x == 0) total = 0;
+  __syncthreads();
+  unsigned long long sum = 0;
+  for (int i = threadIdx.x; i < units; i += 1024) sum += x.backward_cost[i];
+  atomicAdd(&total, sum);
+  __syncthreads();
+  int parts = 1;
+  for (int d = 2; d <= group; ++d) {
+    if (group % d == 0 && (units * parts < 6 * processors || total / units / d >= 12)) parts = d;
+  }
+  for (int i = threadIdx.x; i < units * parts; i += 1024) {
+    const int part = i % parts, unit = i / parts, tile = unit / kv_heads, place = tile + part;
+    int before = 0;
+    for (int j = 0; j < parts; ++j) {
+      const int earlier = place - j;  // tiles of part j at earlier places
+      before += min(max(earlier, 0), tiles) + (j < part && earlier >= 0 && earlier < tiles);
+    }
+    x.turn_pieces[before * kv_heads + unit % kv_heads] = backward_piece(unit, part, parts);
+  }
+  if (threadIdx.x == 0) x.backward_units[2] = units * parts;
+}
+
 }  // namespace
 
 cudaError_t order_work(const DeviceIndex& x, cudaStream_t stream) {
@@ -232,6 +273,12 @@ cudaError_t order_work(const DeviceIndex& x, cudaStream_t stream) {
   if (e != cudaSuccess) return e;
   order_kernel<<<1, 1024, 0, stream>>>({x, x.forward_cost, nullptr, units, INT_MAX, 1, 1, false,
                                         processors, x.forward_order, nullptr});
+  const int triples = static_cast<int>(x.triple_units());
+  if (triples > 0) {
+    triple_cost_kernel<<<grid(triples), kThreads, 0, stream>>>(x);
+    order_kernel<<<1, 1024, 0, stream>>>({x, x.triple_cost, nullptr, triples, INT_MAX, 1, 1, false,
+                                          processors, x.triple_order, nullptr});
+  }
   backward_cost_kernel<<<grid(x.backward_unit_capacity()), kThreads, 0, stream>>>(x, tiles);
   Ordering whole{x,
                  x.backward_cost,
@@ -251,6 +298,7 @@ cudaError_t order_work(const DeviceIndex& x, cudaStream_t stream) {
   cut.pieces = x.backward_units + 1;
   order_kernel<<<1, 1024, 0, stream>>>(whole);
   order_kernel<<<1, 1024, 0, stream>>>(cut);
+  if (s.dense) turn_order_kernel<<<1, 1024, 0, stream>>>(x, tiles, processors);
   return cudaGetLastError();
 }
 

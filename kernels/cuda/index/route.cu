@@ -236,7 +236,7 @@ __global__ __launch_bounds__(kThreads) void coverage_kernel(const Routing x,
 }
 
 bool unfit(const Routing& x) {
-  return (x.head_dim != 64 && x.head_dim != 128) || x.kv_heads <= 0 ||
+  return !attention_head_dim(x.head_dim) || x.kv_heads <= 0 ||
          x.q_heads % x.kv_heads != 0 || x.width > 3072 || x.q_stride % 2 != 0;
 }
 
@@ -276,8 +276,10 @@ cudaError_t route_queries(const Routing& x, int top_k, std::uint64_t* words, cud
       words, 0, static_cast<std::size_t>(x.q_heads) * x.at.blocks * x.width * 8, stream);
   if (e != cudaSuccess || x.at.blocks == 0) return e;
   const int bytes = (kRows * score_stride(x.width) + x.width) * 4;
-  return launch_rows(x.head_dim == 128 ? route_kernel<128> : route_kernel<64>, x, bytes, stream,
-                     top_k, reinterpret_cast<std::uint16_t*>(words));
+  return at_head_dim(x.head_dim, [&](auto d) {
+    return launch_rows(route_kernel<decltype(d)::value>, x, bytes, stream, top_k,
+                       reinterpret_cast<std::uint16_t*>(words));
+  });
 }
 
 cudaError_t route_coverage(const Routing& x, const CoverageCurve& c, cudaStream_t stream) {
@@ -285,8 +287,9 @@ cudaError_t route_coverage(const Routing& x, const CoverageCurve& c, cudaStream_
   if (x.at.blocks == 0) return cudaSuccess;
   const int bytes =
       4 * c.budgets * 8 + (kRows * score_stride(x.width) + kWeightWords + 4 * kCountWords) * 4;
-  return launch_rows(x.head_dim == 128 ? coverage_kernel<128> : coverage_kernel<64>, x, bytes,
-                     stream, c);
+  return at_head_dim(x.head_dim, [&](auto d) {
+    return launch_rows(coverage_kernel<decltype(d)::value>, x, bytes, stream, c);
+  });
 }
 
 }  // namespace ballast::cuda

@@ -71,8 +71,8 @@ struct SlashBuilder::Arrays {
     require(k.rank() == 3 && k.strides()[2] == 1 &&
                 (k.size(0) == 0 || k.strides()[1] == k.size(2)) && k.size(0) == own.tokens,
             "vertical slash: k {} does not fit the {} keys here", to_string(k.shape()), own.tokens);
-    require(k.size(2) == 64 || k.size(2) == 128,
-            "attention on CUDA needs a head dim of 64 or 128, got {}", k.size(2));
+    require(attention_head_dim(static_cast<int>(k.size(2))),
+            "attention on CUDA needs a head dim of 64, 96, 128 or 256, got {}", k.size(2));
     Observation x;
     x.tiles = static_cast<int>(tile_slot.size());
     x.slot = tile_slots.data<std::int32_t>();

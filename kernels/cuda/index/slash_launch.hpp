@@ -34,7 +34,7 @@ struct Observation {
   const void* k =
       nullptr;  ///< bf16 [k_tokens, kv_heads, head_dim], k_stride elements between tokens
   std::int64_t k_stride = 0, k_tokens = 0;
-  int q_heads = 0, kv_heads = 0, head_dim = 0;  ///< head_dim 64 or 128
+  int q_heads = 0, kv_heads = 0, head_dim = 0;  ///< attention_head_dim()
   float scale = 0;
   const std::int32_t* part = nullptr;  ///< [tiles] of `columns` that a tile's mass goes to; null: 0
 };

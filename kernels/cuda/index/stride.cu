@@ -28,7 +28,7 @@ __device__ void count_tokens(const BlockRows& at, int stride, int first, int str
                             : 0;
 }
 
-/// Token `r` of 64 strides from the one at `from` on; padding is zero.
+/// D columns of token `r` of 64 strides from the one at `from` on; padding is zero.
 template <int D>
 __device__ void load_strides(Tile<D>& tile, const bf16* from, std::int64_t token_stride, int stride,
                              int r, const int* tokens) {
@@ -52,10 +52,11 @@ struct Sum {
 template <int D>
 __global__ __launch_bounds__(kThreads) void stride_kernel(const Strides x, float* lse) {
   constexpr int kScoreStride = kBlock + 1;
-  __shared__ alignas(16) unsigned char memory[2 * sizeof(Tile<D>)];
+  constexpr int kColumns = product_columns(D);
+  __shared__ alignas(16) unsigned char memory[2 * sizeof(Tile<kColumns>)];
   static_assert(sizeof(memory) >= kBlock * kScoreStride * sizeof(float));
-  Tile<D>& queries = reinterpret_cast<Tile<D>*>(memory)[0];
-  Tile<D>& keys = reinterpret_cast<Tile<D>*>(memory)[1];
+  Tile<kColumns>& queries = reinterpret_cast<Tile<kColumns>*>(memory)[0];
+  Tile<kColumns>& keys = reinterpret_cast<Tile<kColumns>*>(memory)[1];
   float* scores = reinterpret_cast<float*>(memory);  // when the products are done
   __shared__ int query_tokens[kBlock], key_tokens[kBlock], first[kBlock], own[kBlock];
   const int per_block = x.block / x.stride, group = max(1, kBlock / per_block), head = blockIdx.z;
@@ -111,11 +112,13 @@ __global__ __launch_bounds__(kThreads) void stride_kernel(const Strides x, float
     count_tokens(x.keys, x.stride, k_first + base, k_last, key_tokens);
     float acc[8][4] = {};
     for (int r = 0; r < x.stride; ++r) {
-      __syncthreads();
-      load_strides<D>(queries, q, x.q_stride, x.stride, r, query_tokens);
-      load_strides<D>(keys, k, x.k_stride, x.stride, x.stride - 1 - r, key_tokens);
-      __syncthreads();
-      add_product(acc, queries, keys);
+      for (int c = 0; c < D; c += kColumns) {
+        __syncthreads();
+        load_strides(queries, q + c, x.q_stride, x.stride, r, query_tokens);
+        load_strides(keys, k + c, x.k_stride, x.stride, x.stride - 1 - r, key_tokens);
+        __syncthreads();
+        add_product(acc, queries, keys);
+      }
     }
     __syncthreads();
 #pragma unroll
@@ -226,7 +229,7 @@ __global__ __launch_bounds__(kChooseThreads) void choose_kernel(const ChoosePara
 }  // namespace
 
 cudaError_t score_strides(const Strides& x, float* lse, cudaStream_t stream) {
-  if ((x.head_dim != 64 && x.head_dim != 128) || x.kv_heads <= 0 || x.q_heads % x.kv_heads != 0 ||
+  if (!attention_head_dim(x.head_dim) || x.kv_heads <= 0 || x.q_heads % x.kv_heads != 0 ||
       x.q_stride % 2 != 0 || x.k_stride % 2 != 0 || x.stride < 1 || kBlock % x.stride != 0 ||
       x.block % kBlock != 0 || x.queries.blocks * kBlock % x.block != 0 ||
       x.keys.blocks * kBlock % x.block != 0) {
@@ -239,12 +242,10 @@ cudaError_t score_strides(const Strides& x, float* lse, cudaStream_t stream) {
   };
   const dim3 grid(chunks(std::int64_t{x.keys.blocks} * kBlock, chunk),
                   chunks(std::int64_t{x.queries.blocks} * kBlock, kBlock), x.q_heads);
-  if (x.head_dim == 128) {
-    stride_kernel<128><<<grid, kThreads, 0, stream>>>(x, lse);
-  } else {
-    stride_kernel<64><<<grid, kThreads, 0, stream>>>(x, lse);
-  }
-  return cudaGetLastError();
+  return at_head_dim(x.head_dim, [&](auto d) {
+    stride_kernel<decltype(d)::value><<<grid, kThreads, 0, stream>>>(x, lse);
+    return cudaGetLastError();
+  });
 }
 
 cudaError_t choose_strides(const float* lse, int heads, const BlockRows& queries, int stride,

@@ -132,6 +132,11 @@ __device__ __forceinline__ void bulk_wait_read() {
 __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
+/// Between such an addition and the flag of another CTA, on either side: the copy engine's writes to
+/// global memory belong to a proxy of their own.
+__device__ __forceinline__ void fence_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
 /// Ordinary stores and the copy engine or tensor cores see shared memory through different proxies:
 /// each writing thread runs this between its stores and the barrier that hands the data over.
 __device__ __forceinline__ void fence_async_proxy() {
@@ -195,11 +200,21 @@ __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 #define BALLAST_D16(d, i) \
   BALLAST_D4(d, i), BALLAST_D4(d, i + 4), BALLAST_D4(d, i + 8), BALLAST_D4(d, i + 12)
 #define BALLAST_D32(d) BALLAST_D16(d, 0), BALLAST_D16(d, 16)
-#define BALLAST_D64(d) BALLAST_D16(d, 0), BALLAST_D16(d, 16), BALLAST_D16(d, 32), BALLAST_D16(d, 48)
+#define BALLAST_D48(d) BALLAST_D32(d), BALLAST_D16(d, 32)
+#define BALLAST_D64(d) BALLAST_D48(d), BALLAST_D16(d, 48)
+#define BALLAST_D128(d)                                                             \
+  BALLAST_D64(d), BALLAST_D16(d, 64), BALLAST_D16(d, 80), BALLAST_D16(d, 96), \
+      BALLAST_D16(d, 112)
 #define BALLAST_R16 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define BALLAST_R32 BALLAST_R16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define BALLAST_R48 BALLAST_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define BALLAST_R64 BALLAST_R48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define BALLAST_R80 BALLAST_R64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define BALLAST_R96 BALLAST_R80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define BALLAST_R112 BALLAST_R96 \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
+#define BALLAST_R128 BALLAST_R112 \
+  ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // N = columns of D.  kTransA / kTransB = 1 for MN-major operands.  `add` = 0 overwrites D.
 template <int N>
@@ -237,10 +252,14 @@ struct Wgmma;
 #define BALLAST_STR_TRANS(N) BALLAST_TRANS_##N
 #define BALLAST_TRANS_32 "%22"
 #define BALLAST_TRANS_64 "%38"
+#define BALLAST_TRANS_96 "%54"
 #define BALLAST_TRANS_128 "%70"
+#define BALLAST_TRANS_256 "%134"
 BALLAST_WGMMA(32, BALLAST_R16, BALLAST_D16(d, 0), 16, 17, 18, 19, 20, 21)
 BALLAST_WGMMA(64, BALLAST_R32, BALLAST_D32(d), 32, 33, 34, 35, 36, 37)
+BALLAST_WGMMA(96, BALLAST_R48, BALLAST_D48(d), 48, 49, 50, 51, 52, 53)
 BALLAST_WGMMA(128, BALLAST_R64, BALLAST_D64(d), 64, 65, 66, 67, 68, 69)
+BALLAST_WGMMA(256, BALLAST_R128, BALLAST_D128(d), 128, 129, 130, 131, 132, 133)
 #undef BALLAST_WGMMA
 
 // --- small arithmetic
@@ -273,11 +292,22 @@ __device__ __forceinline__ void global_add(float* p, float x, float y) {
   asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(x), "f"(y) : "memory");
 }
 
+/// A counter in global memory by which CTAs take turns: read with acquire, one more with release.
+__device__ __forceinline__ int load_acquire(const int* p) {
+  int x;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+  return x;
+}
+__device__ __forceinline__ void count_release(int* p) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(p) : "memory");
+}
+
 // --- tensor maps (host)
 // ---------------------------------------------------------------------------------------------
 /// Map of a [tokens, heads, head_dim] tensor with `stride` elements between tokens, read or written
-/// in boxes of 128 bytes x 1 head x 64 tokens with 128-byte swizzle.
+/// in boxes of 128 bytes x 1 head x `rows` tokens with 128-byte swizzle.  Columns past the head dim
+/// read as zeros.
 cudaError_t make_tensor_map(CUtensorMap* map, const void* base, bool fp32, int head_dim, int heads,
-                            std::int64_t tokens, std::int64_t stride);
+                            std::int64_t tokens, std::int64_t stride, int rows = 64);
 
 }  // namespace ballast::cuda::hopper

@@ -196,6 +196,35 @@ void check_cross_entropy(std::int64_t rows, std::int64_t vocabulary, bool weight
   expect((name + "gradient").c_str(), doubles(logits), d1, 4e-3);
 }
 
+/// A NaN anywhere in a row reaches its loss, and no other row's; masked (-inf) logits count nothing.
+void check_unusual_logits(std::int64_t vocabulary) {
+  const std::int64_t rows = 6;
+  auto logits = random_buffer<Bf16>(static_cast<std::size_t>(rows * vocabulary));
+  std::vector<Bf16> x = logits.read();
+  const std::int64_t at[] = {0, vocabulary / 2 + 3, vocabulary - 1};
+  for (int r = 0; r < 3; ++r) x[r * vocabulary + at[r]] = Bf16(NAN);
+  for (std::int64_t c = 0; c < vocabulary - 1; ++c) x[4 * vocabulary + c] = Bf16(-INFINITY);
+  logits.send(x);
+  Buffer<std::int32_t> targets(rows);
+  targets.send(std::vector<std::int32_t>(rows, static_cast<std::int32_t>(vocabulary - 1)));
+  auto loss = poisoned<float>(rows), lse = poisoned<float>(rows);
+  for (const bool gradient : {false, true}) {
+    must(gradient ? cross_entropy_with_gradient(logits.data, targets.data, loss.data, lse.data, 1,
+                                                nullptr, rows, vocabulary, 0)
+                  : cross_entropy_forward(logits.data, targets.data, loss.data, lse.data, rows,
+                                          vocabulary, 0),
+         "cross entropy of NaN");
+    must(cudaDeviceSynchronize(), "cross entropy of NaN");
+    const auto found = doubles(loss);
+    bool good = std::fabs(found[4]) < 1e-5;
+    for (int r = 0; r < rows; ++r) good = good && std::isnan(found[r]) == (r < 3);
+    expect(("cross entropy of NaN and -inf, " + std::to_string(vocabulary) +
+            (gradient ? ", gradient" : ""))
+               .c_str(),
+           {good ? 0.0 : 1.0}, {0.0}, 0);
+  }
+}
+
 void check_adamw(std::int64_t n, int offset) {
   const auto total = static_cast<std::size_t>(n + offset);
   auto w = random_buffer<float>(total), m = random_buffer<float>(total, 0, 0.1f),
@@ -319,6 +348,9 @@ void check_all() {
   check_cross_entropy(9, 32000, true);
   check_cross_entropy(11, 1003, true);
   check_cross_entropy(5, 40, false);
+  check_cross_entropy(3, 262144, false);
+  check_cross_entropy(2, 300000, false);
+  for (const std::int64_t vocabulary : {1003, 32000, 151936}) check_unusual_logits(vocabulary);
   check_adamw(1'000'003, 0);
   check_adamw(1'000'003, 3);
   check_adamw(2, 0);

@@ -65,7 +65,7 @@ INSTANTIATE_TEST_SUITE_P(
         Breach{"head_dim_on_cuda",
                {{"model.head_dim", I{32}}, {"run.backend", S("cuda")}},
                "deck.toml:10",
-               "64 or 128"},
+               "64, 96, 128 or 256"},
         Breach{"query_heads_a_key_head_on_cuda",
                {{"model.kv_heads", I{1}}, {"model.query_heads", I{32}}, {"run.backend", S("cuda")}},
                "deck.toml:10",

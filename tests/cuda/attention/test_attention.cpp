@@ -156,7 +156,7 @@ class CudaAttention : public CudaTest {
 
 TEST_F(CudaAttention, DenseCausalOfEveryGroupHeadDimAndOddLength) {
   for (const std::int64_t tokens : {1, 63, 64, 65, 127, 130, 333})
-    for (const std::int64_t dim : {64, 128})
+    for (const std::int64_t dim : {64, 96, 128, 256})
       for (const std::int64_t group : {1, 2, 7, 8, 16}) {
         const Heads heads{group == 16 ? 1 : 2, group, dim};
         SCOPED_TRACE(trace(fmt::format("{} tokens", tokens).c_str(), heads));
@@ -179,7 +179,7 @@ TEST_F(CudaAttention, PackedSegmentsAndStoredPrefixes) {
                          axis({{0, 210}, {0, 30}, {0, 9}})},
                         {"keys after the queries", axis({{0, 100}}), axis({{0, 400}})}};
   for (const Axes& axes : cases)
-    for (const Heads& heads : {Heads{1, 1, 64}, {2, 2, 128}, {1, 7, 64}, {1, 16, 128}}) {
+    for (const Heads& heads : {Heads{1, 1, 64}, {2, 2, 128}, {1, 7, 64}, {1, 16, 128}, {2, 3, 96}, {1, 4, 256}}) {
       SCOPED_TRACE(trace(axes.name, heads));
       const Problem p = problem(axes.queries, axes.keys, heads);
       expect_close(on_gpu(p, f32), on_host(p));
@@ -449,7 +449,7 @@ TEST_F(CudaAttention, DeterministicBackwardRepeatsItsBits) {
   const std::vector<std::int64_t> starts{0, 640, 1001};
   const Axis tokens = axis({{0, 640}, {0, 361}});
   for (const Pattern pattern : {Pattern::runs, Pattern::row_masks, Pattern::runs_and_columns})
-    for (const Heads& heads : {Heads{2, 2, 128}, {1, 7, 64}}) {
+    for (const Heads& heads : {Heads{2, 2, 128}, {1, 7, 64}, {1, 2, 96}, {2, 2, 256}}) {
       SCOPED_TRACE(trace(fmt::format("pattern {}", static_cast<int>(pattern)).c_str(), heads));
       Problem p = problem(tokens, tokens, heads);
       set_pattern(p.index, pattern, static_cast<int>(heads.q()), starts, rng);
@@ -465,9 +465,32 @@ TEST_F(CudaAttention, DeterministicBackwardRepeatsItsBits) {
     }
 }
 
+TEST_F(CudaAttention, DeterministicBackwardOfDenseAttentionTakesTurns) {
+  const Axis one = axis({{0, 1501}}),
+             packed = axis({{0, 900}, {0, 1}, {0, 63}, {0, 0}, {0, 700}, {0, 130}});
+  const std::pair<Axis, Axis> cases[] = {
+      {one, one}, {packed, packed}, {axis({{1300, 1501}}), one}, {axis({{0, 100}}), one}};
+  for (const auto& [queries, keys] : cases)
+    for (const Heads& heads :
+         {Heads{2, 8, 128}, {1, 7, 64}, {3, 1, 64}, {1, 12, 96}, {1, 4, 256}, {5, 1, 256}}) {
+      SCOPED_TRACE(trace(fmt::format("{} x {}", queries.size(), keys.size()).c_str(), heads));
+      const Problem p = problem(queries, keys, heads);
+      cuda::set_deterministic(true);
+      const Results first = on_gpu(p);
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        const Results again = on_gpu(p);
+        for (const auto& [x, y] :
+             {std::pair{first.dq, again.dq}, {first.dk, again.dk}, {first.dv, again.dv}})
+          ASSERT_EQ(std::memcmp(x.raw(), y.raw(), x.bytes()), 0);
+      }
+      cuda::set_deterministic(false);
+      expect_close(first, on_host(p));
+    }
+}
+
 TEST_F(CudaAttention, LargeScoresDoNotOverflow) {
   const Axis tokens = axis({{0, 300}});
-  for (const std::int64_t dim : {64, 128}) {
+  for (const std::int64_t dim : {64, 96, 128, 256}) {
     Problem p = problem(tokens, tokens, {1, 2, dim});
     for (std::int64_t i = 0; i < p.q.numel(); ++i)
       p.q.data<double>()[i] *= 64;  // scores of several hundred; still exact in bf16

@@ -30,6 +30,24 @@ Axis packed(const std::vector<std::int64_t>& lengths, int ranks = 1, int rank = 
 
 class CudaOrder : public CudaTest {
  protected:
+  /// Every part of every unit once; whatever a piece waits for, the part before it and the same part
+  /// of the tile before it, stands before it.
+  void expect_turns(const std::vector<std::int32_t>& pieces, std::int64_t units, int kv_heads,
+                    int group) {
+    std::map<int, int> parts;                  // unit -> parts so far
+    std::map<std::pair<int, int>, int> tiles;  // (key head, part) -> tiles so far
+    int of = 0;
+    for (const int piece : pieces) {
+      const int unit = piece & ((1 << cuda::kPieceShift) - 1),
+                part = piece >> cuda::kPieceShift & 15;
+      of = (piece >> (cuda::kPieceShift + 4) & 15) + 1;
+      const int tile = tiles[{unit % kv_heads, part}]++;
+      ASSERT_TRUE(parts[unit]++ == part && tile == unit / kv_heads)
+          << "unit " << unit << ", part " << part << ", seed " << seed;
+    }
+    EXPECT_TRUE(static_cast<std::int64_t>(pieces.size()) == units * of && group % of == 0)
+        << pieces.size() << " pieces of " << units << " units, seed " << seed;
+  }
   void TearDown() override {
     if (gpu) cuda::set_deterministic(false);
   }
@@ -53,7 +71,7 @@ class CudaOrder : public CudaTest {
     constexpr int kUnit = (1 << cuda::kPieceShift) - 1;
     const int group = q_heads / kv_heads;
     const std::int64_t units = (shape.k_tokens + cuda::kKeyTile - 1) / cuda::kKeyTile * kv_heads;
-    const auto counts = array(x.backward_units, 2);
+    const auto counts = array(x.backward_units, 3);
     EXPECT_EQ(counts[0], units);
     const auto once = [&](const char* what, const std::vector<std::int32_t>& order,
                           std::int64_t n) {
@@ -82,6 +100,9 @@ class CudaOrder : public CudaTest {
       EXPECT_TRUE(list == expected && group % of == 0)
           << "unit " << unit << ": " << list.size() << " pieces of " << of << ", seed " << seed;
     }
+    if (x.triple_units() > 0)
+      once("triples", array(x.triple_order, x.triple_units()), x.triple_units());
+    expect_turns(array(x.turn_pieces, counts[2]), units, kv_heads, group);
     const auto range = array(x.query_range, shape.k_blocks());
     std::int64_t changes = 0;
     for (std::size_t i = 1; i < pieces.size(); ++i) {
@@ -128,7 +149,7 @@ TEST_F(CudaOrder, LongPiecesOfPackedSegmentsComeSegmentAfterSegment) {
 
 TEST_F(CudaOrder, CutPiecesOfLongPacksGiveTheGradientsOfWholeUnits) {
   const double scale = 0.125;
-  for (const std::int64_t dim : {64, 128}) {
+  for (const std::int64_t dim : {64, 96, 128, 256}) {
     const Axis tokens = packed({5000, 100, 1, 2500, 64, 3000, 65});
     const AttentionPattern index = dense_pattern(tokens, tokens);
     const auto n = static_cast<std::int64_t>(tokens.size()), q_heads = std::int64_t{8},

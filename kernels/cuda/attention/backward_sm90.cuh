@@ -1,0 +1,317 @@
+// Attention backward on Hopper for head dims up to 128: key-stationary, wgmma and TMA, persistent
+// grid.
+//
+// Each of the two consumer warpgroups owns 64 of a unit's 128 keys and keeps their dK and dV in
+// registers while (query head, query block) tiles of Q and dO stream by.  Scores are computed
+// transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T and dS^T feed dV += P^T dO and dK += dS^T Q
+// straight from registers.  dS goes to shared memory once, for dQ += dS K, whose 64 columns per
+// consumer (32 at head dim 64) leave as an fp32 bulk reduce-add.
+// (FlashAttention-2, Dao 2023, Algorithm 2; the transposed form is FlashAttention-3's.)
+#pragma once
+#include "kernels/cuda/attention/backward_tiles.cuh"
+
+namespace ballast::cuda {
+
+template <int D, QueryGradient kDq>
+struct BackwardConsumer {
+  using Shared = BackwardShared<D>;
+  static constexpr int kBoxes = Shared::kBoxes;
+  static constexpr bool kWithDq = kDq != QueryGradient::apart;
+  static_assert(kQueryStages == 2, "dS and the previous tile are named by the parity of the stage");
+  Shared& sh;
+  const BackwardMaps& maps;
+  const BackwardParams& p;
+  const int consumer, thread, lane, row;
+  RingPosition<kQueryStages> ring;
+  int previous;  // head and query block of the previous tile, whose stage is the other one; kNone
+                 // at the start of a unit
+  static constexpr int kNone = -1, kBlockBits = 16;
+  static constexpr int kDqRegisters = kWithDq ? Shared::kSliceColumns / 2 : 1;
+
+  __device__ BackwardConsumer(Shared& s, const BackwardMaps& m, const BackwardParams& params,
+                              int which)
+      : sh(s),
+        maps(m),
+        p(params),
+        consumer(uniform(which)),
+        thread(threadIdx.x % 128),
+        lane(threadIdx.x % 32),
+        row(thread / 32 * 16 + lane / 4) {}
+
+  /// keys x queries product of the consumer's 64 keys: K Q^T or V dO^T.
+  __device__ __forceinline__ void issue_transposed(float (&acc)[32], const unsigned char* keys,
+                                                   const unsigned char* queries) {
+    const std::uint32_t a = descriptor(keys + consumer * kBlock * 128), b = descriptor(queries);
+#pragma unroll
+    for (int i = 0; i < D / 16; ++i) {
+      const int c = i / 4;
+      Wgmma<64>::template ss<0, 0>(acc, advance(a, c * Shared::kKeyBoxStride + i % 4 * 32),
+                                   advance(b, c * kBlock * 128 + i % 4 * 32), i > 0);
+    }
+    wgmma_commit();
+  }
+  /// dV += P^T dO or dK += dS^T Q.
+  __device__ __forceinline__ void issue_gradient(float (&acc)[D / 2], const std::uint32_t (&a)[16],
+                                                 const unsigned char* queries) {
+    const std::uint32_t b = descriptor(queries, kBlock * 128);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) Wgmma<D>::template rs<1>(acc, a + 4 * i, advance(b, i * 2048), 1);
+    wgmma_commit();
+  }
+  __device__ __forceinline__ std::uint64_t allowed(const QueryTile& t, int r) {
+    return allowed_queries(t, sh.key_queries[consumer * kBlock + r], t.word[consumer],
+                           sh.unit.columns, r) >>
+           (2 * (lane % 4));
+  }
+  /// P^T from S^T: probabilities under the final LSE, zero where masked.
+  __device__ __forceinline__ void probabilities(float (&s)[32], int stage) {
+    const float* lse2 = sh.statistics[stage][0] + 2 * (lane % 4);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 l = *reinterpret_cast<const float2*>(lse2 + 8 * j);
+      s[4 * j] = exp2_fast(s[4 * j] * p.scale_log2 - l.x);
+      s[4 * j + 1] = exp2_fast(s[4 * j + 1] * p.scale_log2 - l.y);
+      s[4 * j + 2] = exp2_fast(s[4 * j + 2] * p.scale_log2 - l.x);
+      s[4 * j + 3] = exp2_fast(s[4 * j + 3] * p.scale_log2 - l.y);
+    }
+    const QueryTile& t = sh.tile[stage];
+    if (t.state[consumer] == kWhole) return;
+    const std::uint64_t allowed0 = allowed(t, row), allowed1 = allowed(t, row + 8);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (!(allowed0 >> (8 * j + e) & 1)) s[4 * j + e] = 0;
+        if (!(allowed1 >> (8 * j + e) & 1)) s[4 * j + 2 + e] = 0;
+      }
+    }
+  }
+  /// dS^T = P^T * (dP^T - delta), as bf16 A operand.  P is the rounded one that dV uses: its fp32
+  /// form would not fit in the registers beside dK and dV.
+  __device__ __forceinline__ void score_gradients(const std::uint32_t (&probability)[16],
+                                                  const float (&dp)[32], std::uint32_t (&ds)[16],
+                                                  int stage) {
+    const float* delta = sh.statistics[stage][1] + 2 * (lane % 4);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 d = *reinterpret_cast<const float2*>(delta + 8 * j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const std::uint32_t pair = probability[2 * j + r];
+        ds[2 * j + r] =
+            pack_bf16(__uint_as_float(pair << 16) * (dp[4 * j + 2 * r] - d.x),
+                      __uint_as_float(pair & 0xFFFF0000u) * (dp[4 * j + 2 * r + 1] - d.y));
+      }
+    }
+  }
+  /// dS^T into shared memory, rows of 64 queries, 128-byte swizzle.
+  __device__ __forceinline__ void share(const std::uint32_t (&ds)[16]) {
+    const int key = thread / 32 * 16 +
+                    lane % 16;  // row that this lane addresses: matrices 0, 1 are rows 0-7, 8-15
+    const std::uint32_t base = smem_address(sh.ds[ring.stage]) + (consumer * kBlock + key) * 128;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = 2 * i + lane / 16;  // matrices 2, 3: the next 8 queries
+      store_matrix_x4(base + ((column ^ (key & 7)) << 4), ds + 4 * i);
+    }
+    fence_async_proxy();
+  }
+  /// dS for both consumers.  The named barriers 4 to 7 are one per consumer and buffer: this
+  /// consumer arrives, the other waits.
+  __device__ __forceinline__ void publish(const std::uint32_t (&ds)[16]) {
+    share(ds);
+    named_arrive(4 + 2 * ring.stage + consumer, 256);
+    named_barrier(8 + consumer, 128);
+  }
+  __device__ __forceinline__ void issue_query_gradient(float (&dq)[kDqRegisters]) {
+    const int previous_stage = uniform(ring.stage) ^ 1;
+    // The consumer's columns of K: the second 128-byte box (whose columns past D are zeros), or the
+    // second half of the only box.
+    const std::uint32_t a = descriptor(sh.ds[previous_stage]);
+    const std::uint32_t b =
+        descriptor(sh.k + (kBoxes == 2 ? consumer * Shared::kKeyBoxStride : consumer * 64));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      Wgmma<Shared::kSliceColumns>::template ss<1, 1>(dq, advance(a, i * 2048),
+                                                      advance(b, i * 2048), i > 0);
+    }
+    wgmma_commit();
+  }
+  /// Sends the consumer's columns of dQ to L2, where they are added: through its own sender in
+  /// turns, else at once.
+  __device__ __forceinline__ void reduce(const float (&dq)[kDqRegisters], int query_block,
+                                         int head) {
+    unsigned char* out = sh.dq[consumer];
+    if constexpr (kDq == QueryGradient::turns) {
+      named_barrier(kBufferFree + consumer, kSenderThreads);
+      stage_query_gradient<Shared::kSliceColumns>(dq, out, row, lane, p.scale);
+      if (thread == 0)
+        sh.job[consumer] = {head, query_block, consumer, sh.unit.first_row / Shared::kUnitKeys};
+      named_arrive(kBufferFull + consumer, kSenderThreads);
+    } else {
+      if (thread == 0) bulk_wait_read();
+      named_barrier(2 + consumer, 128);
+      stage_query_gradient<Shared::kSliceColumns>(dq, out, row, lane, p.scale);
+      named_barrier(2 + consumer, 128);
+      if (thread == 0) {
+        for (int b = 0; b < Shared::kSliceColumns / 32; ++b) {
+          const int column = consumer * Shared::kSliceColumns + b * 32;
+          if (column < D)
+            tma_reduce_add(&maps.dq, out + b * kBlock * 128, column, head, query_block * kBlock);
+        }
+        bulk_commit();
+      }
+    }
+  }
+
+  /// Starts dQ of the previous tile, once both consumers have written its dS.
+  __device__ __forceinline__ void begin_query_gradient(float (&dq)[kDqRegisters]) {
+    if constexpr (kWithDq) {
+      named_barrier(4 + 2 * (ring.stage ^ 1) + (consumer ^ 1),
+                    256);  // the other consumer's publish() arrives
+      issue_query_gradient(dq);
+    }
+  }
+  __device__ __forceinline__ void finish_query_gradient(const float (&dq)[kDqRegisters]) {
+    if constexpr (kWithDq) {
+      if (previous != kNone) reduce(dq, previous & ((1 << kBlockBits) - 1), previous >> kBlockBits);
+    }
+  }
+  /// The previous tile's dK, the last reader of its stage, is complete.
+  __device__ __forceinline__ void release_previous() {
+    if (previous != kNone) warp_arrive(&sh.empty[ring.stage ^ 1]);
+  }
+
+  __device__ __forceinline__ void store(const float (&dk)[D / 2], const float (&dv)[D / 2],
+                                        const WorkUnit& u) {
+    const std::int64_t token = u.first_row + consumer * kBlock + row;
+    const std::int64_t left = (u.columns ? LLONG_MAX : p.index.shape.k_tokens) - token;
+    const std::int64_t column_stride = p.index.column_heads() * D,
+                       column = u.kv_head * D + 2 * (lane % 4);
+    const std::int64_t dk_stride = u.columns ? column_stride : p.dk_stride,
+                       dv_stride = u.columns ? column_stride : p.dv_stride;
+    constexpr bool kTurns = kDq == QueryGradient::turns;
+    // Parts in turns find what the first one wrote; else zeros.
+    const bool add = (p.add && !u.columns) || (kTurns ? u.part > 0 : u.parts > 1);
+    if constexpr (kTurns) await_part(p, u, consumer, thread);
+    store_key_gradient(dk, (u.columns ? p.column_dk : p.dk) + token * dk_stride + column, dk_stride,
+                       p.scale, left, add);
+    store_key_gradient(dv, (u.columns ? p.column_dv : p.dv) + token * dv_stride + column, dv_stride,
+                       1.0f, left, add);
+    if constexpr (kTurns) pass_part(p, u, consumer, thread);
+  }
+
+  /// One tile: its P, dV and dS; dQ of the tile before; dK stays in flight.
+  __device__ __forceinline__ void tile(float (&dk)[D / 2], float (&dv)[D / 2], int stage) {
+    float s[32], dq[kDqRegisters];
+    std::uint32_t a[16];
+    wgmma_fence();
+    issue_transposed(s, sh.k, sh.q[stage]);
+    wgmma_wait<1>();  // dK of the previous tile
+    release_previous();
+    wgmma_wait<0>();
+    probabilities(s, stage);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) a[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
+    barrier_wait(&sh.dout_full[stage], ring.parity);
+    wgmma_fence();
+    begin_query_gradient(dq);
+    issue_gradient(dv, a, sh.dout[stage]);
+    wgmma_wait<1>();
+    finish_query_gradient(dq);
+    float dp[32];
+    wgmma_fence();
+    issue_transposed(dp, sh.v, sh.dout[stage]);
+    wgmma_wait<0>();
+    std::uint32_t ds[16];
+    score_gradients(a, dp, ds, stage);
+    if (kWithDq) publish(ds);
+    wgmma_fence();
+    issue_gradient(dk, ds, sh.q[stage]);
+  }
+  __device__ __forceinline__ void finish_previous() {
+    float dq[kDqRegisters];
+    wgmma_fence();
+    begin_query_gradient(dq);
+    wgmma_wait<0>();
+    release_previous();
+    finish_query_gradient(dq);
+  }
+
+  /// dK of tile i - 1 is in flight when tile i begins, and dQ of tile i - 1 starts only after P of
+  /// tile i: so the two consumers may run half a tile apart, one computing exponentials while the
+  /// other feeds the tensor cores.  (A barrier right after dS keeps them in step, and both then wait
+  /// at the same time: 10 % slower.)  The first tile of a unit computes a dQ that nobody wants.
+  __device__ __forceinline__ void unit(float (&dk)[D / 2], float (&dv)[D / 2]) {
+    previous = kNone;
+    if (kWithDq) named_arrive(4 + 2 * (ring.stage ^ 1) + consumer, 256);
+    while (true) {
+      const int stage = uniform(ring.stage);
+      barrier_wait(&sh.q_full[stage], ring.parity);
+      const QueryTile& t = sh.tile[stage];
+      if (t.end) break;
+      // __shfl_sync tells the compiler that the branch is uniform, as wgmma demands.
+      if (__shfl_sync(~0u, t.state[consumer], 0) != kSkip) {
+        tile(dk, dv, stage);
+      } else {
+        finish_previous();
+        barrier_wait(&sh.dout_full[stage], ring.parity);
+        const std::uint32_t zero[16] = {};
+        if (kWithDq) publish(zero);
+      }
+      previous = t.head << kBlockBits | t.query_block;
+      ring.advance();
+    }
+    finish_previous();
+  }
+
+  __device__ __forceinline__ void run() {
+    int kv_parity = 0;
+    while (true) {
+      barrier_wait(&sh.kv_full, kv_parity);
+      kv_parity ^= 1;
+      if (sh.unit.done) break;
+      float dk[D / 2], dv[D / 2];
+#pragma unroll
+      for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
+      unit(dk, dv);
+      const WorkUnit u = sh.unit;
+      warp_arrive(&sh.kv_empty);
+      warp_arrive(&sh.empty[ring.stage]);
+      ring.advance();
+      store(dk, dv, u);
+    }
+    if constexpr (kDq == QueryGradient::turns) {
+      end_sender(sh, consumer, thread);
+    } else if (kWithDq && thread == 0) {
+      bulk_wait();
+    }
+  }
+};
+
+template <int D, QueryGradient kDq>
+__global__ __launch_bounds__(kBackwardThreads, 1) void attention_backward_kernel(
+    const __grid_constant__ BackwardMaps maps, const __grid_constant__ BackwardParams p) {
+  extern __shared__ __align__(1024) unsigned char raw[];
+  backward_roles<D, kDq, BackwardConsumer<D, kDq>>(raw, maps, p);
+}
+
+template <int D>
+cudaError_t launch_backward(const BackwardMaps& maps, const BackwardParams& p, QueryGradient dq,
+                            cudaStream_t stream) {
+  using Shared = BackwardShared<D>;
+  switch (dq) {
+    case QueryGradient::apart:
+      return launch_backward<Shared>(attention_backward_kernel<D, QueryGradient::apart>, maps, p,
+                                     stream);
+    case QueryGradient::adds:
+      return launch_backward<Shared>(attention_backward_kernel<D, QueryGradient::adds>, maps, p,
+                                     stream);
+    case QueryGradient::turns:
+      return launch_backward<Shared>(attention_backward_kernel<D, QueryGradient::turns>, maps, p,
+                                     stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace ballast::cuda
