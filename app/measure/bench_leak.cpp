@@ -152,7 +152,8 @@ Leak compare(const Pass& before, const Pass& after, const Communicator& world) {
 /// The model's weights: a checkpoint, model.weights, or the initial values.
 void take_weights(Session& session, const std::string& checkpoint) {
   ShardedOptimizer optimizer(session.parameters, session.mesh.replica,
-                             session.config.optimizer.zero, {}, nullptr);
+                             session.config.optimizer.zero, {}, nullptr,
+                             muon_options(session.config));
   load_base(session);
   if (!checkpoint.empty())
     restore(session, optimizer, checkpoint, "", false);
