@@ -165,8 +165,9 @@ def _passes(trace):
 
 
 def hops(run):
-    """Hops of ring attention: (sending rank, the attention that it posts the hop with, receiving
-    rank, the wait that ends with its arrival).  Both ends run the same passes in the same order."""
+    """Hops of ring attention: (sending rank, the attention that it posts the hop with, where it
+    computes none the wait, receiving rank, the wait that ends with its arrival).  Both ends run the
+    same passes in the same order."""
     plans = {rank: _ring_plan(trace) for rank, trace in run.traces.items()}
     rings = defaultdict(dict)  # of a group: place in the ring -> (rank, passes)
     for rank, trace in sorted(run.traces.items()):
@@ -178,9 +179,10 @@ def hops(run):
     for members in rings.values():
         for place, (rank, passes) in members.items():
             for key, mine in passes.items():
-                for i, (direction, attention, _) in enumerate(mine):
+                for i, (direction, attention, waits) in enumerate(mine):
                     for t, step in enumerate(plans[rank][direction]):
-                        send = attention.get((step["outer"], step["inner"]))
+                        at = (step["outer"], step["inner"])
+                        send = attention.get(at, waits.get(at))
                         for kind in HOPS if send is not None else ():
                             hop = step.get(kind)
                             if hop is None or hop["to"] not in members:
