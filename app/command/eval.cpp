@@ -5,6 +5,7 @@
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/train/checkpointing.hpp"
+#include "app/train/generation.hpp"
 #include "app/train/model_files.hpp"
 #include "app/train/pair_reference.hpp"
 #include "parallel/comm/waits.hpp"
@@ -96,7 +97,7 @@ int eval_command(const CommandLine& line) {
             "eval: the validation split is empty; set data.validation_share (data.needle_held_out "
             "for needle data) above 0");
   ShardedOptimizer optimizer(session.parameters, session.mesh.replica, config.optimizer.zero, {},
-                             nullptr);
+                             nullptr, muon_options(config));
   load_base(session);
   Restored restored;
   if (line.restart.empty()) {
@@ -115,6 +116,8 @@ int eval_command(const CommandLine& line) {
   load_pairs(session);
   StepPlanner planner(session, nullptr);
   const Evaluation result = evaluate(session, planner, config.eval.samples);
+  std::vector<GeneratedText> texts;
+  if (Generator::wanted(config)) texts = Generator(session, planner).run();
   if (world.rank() == 0) {
     for (const std::string& warning : restored.warnings) fmt::print("# warning: {}\n", warning);
     fmt::print("checkpoint={} step={} validation_loss={:.6f} loss_tokens={} samples={}\n",
@@ -128,6 +131,8 @@ int eval_command(const CommandLine& line) {
                  result.needle.total().questions, result.needle.table());
     nlohmann::ordered_json json{{"checkpoint", restored.path}, {"step", restored.state.step}};
     result.write(json);
+    if (Generator::wanted(config)) json["generated"] = generated_json(texts);
+    for (const std::string& line : generated_lines(texts)) fmt::print("{}\n", line);
     write_json(line.json, json);
   }
   return 0;

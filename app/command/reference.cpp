@@ -49,7 +49,7 @@ int reference_command(const CommandLine& line) {
   Session session(world, config);
   session.recorder.enabled = false;
   ShardedOptimizer optimizer(session.parameters, session.mesh.replica, config.optimizer.zero, {},
-                             nullptr);
+                             nullptr, muon_options(config));
   load_base(session);
   if (!config.model.weights.empty()) load_weights(session, optimizer);
   StepPlanner planner(session, nullptr);

@@ -60,7 +60,7 @@ Measured measure(Session& session, const BenchSettings& settings) {
   const Config& config = session.config;
   session.recorder.enabled = false;
   ShardedOptimizer optimizer(session.parameters, session.mesh.replica, config.optimizer.zero,
-                             adamw_options(config), nullptr);
+                             adamw_options(config), nullptr, muon_options(config));
   optimizer.reset_master_from_values();
   TrainStep step(session, optimizer);
   StepPlanner planner(session, step.costs());

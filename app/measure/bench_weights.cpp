@@ -7,7 +7,8 @@ namespace ballast {
 
 void take_weights(Session& session, const std::string& checkpoint) {
   ShardedOptimizer optimizer(session.parameters, session.mesh.replica,
-                             session.config.optimizer.zero, {}, nullptr);
+                             session.config.optimizer.zero, {}, nullptr,
+                             muon_options(session.config));
   load_base(session);
   if (!checkpoint.empty())
     restore(session, optimizer, checkpoint, "", false);

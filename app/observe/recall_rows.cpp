@@ -27,7 +27,7 @@ RecallFacts recall_facts(const RecallSums& sums) {
 std::string recall_json(std::span<const RecallRow> rows) {
   nlohmann::json all = nlohmann::json::array();
   for (const RecallRow& r : rows)
-    all.push_back({r.step, r.micro_batch, r.chunk, r.layer, r.head, r.rows, r.queries,
+    all.push_back({r.step + 1, r.micro_batch, r.chunk, r.layer, r.head, r.rows, r.queries,
                    shown(r.mean), shown(r.error), shown(r.low), shown(r.sink), shown(r.own),
                    shown(r.blocks), shown(r.columns)});
   return all.dump();
@@ -36,15 +36,15 @@ std::string recall_json(std::span<const RecallRow> rows) {
 std::string coverage_json(std::span<const CoverageRow> rows) {
   nlohmann::json all = nlohmann::json::array();
   for (const CoverageRow& r : rows)
-    all.push_back(
-        {r.step, r.micro_batch, r.chunk, r.layer, r.budget, shown(r.coverage), r.chosen ? 1 : 0});
+    all.push_back({r.step + 1, r.micro_batch, r.chunk, r.layer, r.budget, shown(r.coverage),
+                   r.chosen ? 1 : 0});
   return all.dump();
 }
 
 std::string drift_json(std::int64_t step, std::span<const DriftRow> rows) {
   nlohmann::json all = nlohmann::json::array();
   for (const DriftRow& r : rows)
-    all.push_back({step, r.layer, r.head, r.queries, shown(r.now), shown(r.before)});
+    all.push_back({step + 1, r.layer, r.head, r.queries, shown(r.now), shown(r.before)});
   return all.dump();
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <string_view>
 
 #include "app/observe/step_figures.hpp"
@@ -109,7 +110,12 @@ void TraceSink::step(const StepStatistics& s) {
 }
 
 void TraceSink::evaluation(const EvaluationFigures& figures) {
-  trace_.with([&](TraceWriter& trace) { trace.step(figures.step - 1, figures.scalars); });
+  trace_.with([&](TraceWriter& trace) {
+    trace.step(figures.step - 1, figures.scalars);
+    if (figures.generated.is_null() || !writes_texts_) return;
+    const std::string text = figures.generated.dump();
+    trace.plan("generated", std::hash<std::string>()(text), text, figures.step - 1);
+  });
 }
 
 void LogSink::step(const StepStatistics& s) {
@@ -136,6 +142,7 @@ void LogSink::evaluation(const EvaluationFigures& figures) {
       line += fmt::format("  {} {}", key, fields.back().second);
     }
   log_.step(fields, line);
+  for (const std::string& text : figures.texts) log_.comment(text);
 }
 
 void JsonSink::step(const StepStatistics& s) {
@@ -173,6 +180,7 @@ void JsonLinesSink::step(const StepStatistics& s) {
 void JsonLinesSink::evaluation(const EvaluationFigures& figures) {
   nlohmann::ordered_json line{{"step", figures.step}};
   for (const auto& [key, value] : figures.scalars) line[key] = value;
+  if (!figures.generated.is_null()) line["generated"] = figures.generated;
   write(std::move(line));
 }
 

@@ -25,6 +25,8 @@ std::string step_line(const StepStatistics& statistics, double left_s);
 struct EvaluationFigures {
   std::int64_t step = 0;
   StepRow scalars;
+  nlohmann::ordered_json generated;  ///< an array of texts; null: none were asked for
+  std::vector<std::string> texts;    ///< the same, a line each
 };
 
 class StepSink {
@@ -57,12 +59,14 @@ class StepSinks {
 /// A row of scalars of this rank's trace.
 class TraceSink final : public StepSink {
  public:
-  explicit TraceSink(TraceObserver& trace) : trace_(trace) {}
+  /// `writes_texts`: whether this rank's trace holds the generated texts.
+  TraceSink(TraceObserver& trace, bool writes_texts) : trace_(trace), writes_texts_(writes_texts) {}
   void step(const StepStatistics& statistics) override;
   void evaluation(const EvaluationFigures& figures) override;
 
  private:
   TraceObserver& trace_;
+  bool writes_texts_;
 };
 
 /// A line every `every` steps, of the first and of the last one; on a terminal also the progress.

@@ -5,6 +5,7 @@
 
 #include "app/plan/planned_run.hpp"
 #include "core/config/run_options.hpp"
+#include "core/config/step_options.hpp"
 #include "core/model/tensor_specs.hpp"
 #include "core/predict/memory_replay.hpp"
 #include "core/predict/micro_batch_times.hpp"
@@ -29,6 +30,7 @@ double rank_bytes(const Config& config, const RunOptions& options, std::int64_t 
   in.recompute = {Recompute::full, layers};
   in.head_chunk_tokens = config.model.head_chunk_tokens;
   in.host = config.run.backend == Backend::host;
+  for (const StageMuon& muon : stage_muon(config, options)) muon.add_to(in);
   RankMicroBatch part;
   part.shard_tokens = (tokens + mesh.cp() - 1) / mesh.cp();
   part.tokens = (part.shard_tokens + ranks - 1) / ranks;

@@ -504,9 +504,7 @@ def _scalars(a):
             if name != "step" and known.any() and name not in a.scalars:
                 a.scalars[name] = (steps["step"][known], values[known])
     if "loss" not in a.scalars and a.run.log:
-        rows = [
-            (line["step"] - 1, line["loss"]) for line in a.run.log if "loss" in line
-        ]  # the log counts finished steps
+        rows = [(line["step"], line["loss"]) for line in a.run.log if "loss" in line]
         if rows:
             a.scalars["loss"] = tuple(np.array(rows).T)
 

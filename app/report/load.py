@@ -14,8 +14,10 @@ import numpy as np
 import old_plans
 from style import number_ranges
 
-# 1 has no budgets, 2 no predicted ops; up to 3 plans are prose and kinds carry no flags.
-FORMAT_VERSIONS = (1, 2, 3, 4)
+# 1 has no budgets, 2 no predicted ops; up to 3 plans are prose and kinds carry no flags; up to 4
+# steps count from 0.
+FORMAT_VERSIONS = (1, 2, 3, 4, 5)
+FROM_0 = 4
 # What the files read so far say of event kinds: their names, in the order of first sight; those
 # whose exclusive time is useful computation (POP); those that run beside the others, take no time
 # from them, and cost what copy_wait says.
@@ -182,6 +184,22 @@ def _plans(file, rows):
     return plans
 
 
+def _count_from_1(*tables):
+    for table in tables:
+        if isinstance(table, dict) and "step" not in table:
+            continue
+        table["step"][table["step"] >= 0] += 1
+
+
+def _count_plans_from_1(plans):
+    for kind, _, value in plans:
+        if kind in ("recall", "coverage", "drift"):
+            for row in value:
+                row[0] += 1
+        elif isinstance(value, dict) and "step" in value:
+            value["step"] += 1
+
+
 def read_rank(path):
     """One file.  Returns (RankTrace, notes); raises OSError, KeyError or ValueError when it cannot
     be read."""
@@ -219,6 +237,9 @@ def read_rank(path):
             if "budgets" in file and int(rows["budgets"])
             else np.zeros(0, BUDGETS)
         )
+        if int(file.attrs["format_version"]) <= FROM_0:
+            _count_from_1(events, predicted, steps, plan_steps, budgets)
+            _count_plans_from_1(plans)
     trace = RankTrace(
         sessions[-1].rank, path, sessions, events, steps, plans, plan_steps, budgets, predicted
     )

@@ -303,10 +303,9 @@ def write(analyses, folder):
         nav += choice
         body += run_section(a, folder, prefix, several, panels)
     body += (
-        "<footer>Written by ballast-report from the traces of every rank. Steps count from 0, as in"
-        " the trace: step 0 is the log's step 1. Tables lie beside this"
-        " page as CSV, all metrics in metrics.json. Figures zoom by dragging, double-click shows"
-        " all again; the camera saves one as PNG.</footer>"
+        "<footer>Written by ballast-report from the traces of every rank. Steps count from 1, as in"
+        " the log. Tables lie beside this page as CSV, all metrics in metrics.json. Figures zoom by"
+        " dragging, double-click shows all again; the camera saves one as PNG.</footer>"
     )
     path = folder / "report.html"
     path.write_text(document(title, subtitle, nav, body, panels, groups), encoding="utf-8")

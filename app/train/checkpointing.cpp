@@ -23,9 +23,10 @@ CheckpointShard shard_of(Session& session, ShardedOptimizer& optimizer, bool wri
   if (writing && replicated && session.mesh.replica.rank() != 0) shard.end = shard.begin;
   const std::int64_t count = shard.end - shard.begin;
   AdamWState& state = optimizer.state();
+  if (optimizer.muon_elements() > 0) shard.field_begin["moment2"] = optimizer.muon_elements();
   shard.fields = {{"master", state.master.rows(0, count)},
                   {"moment1", state.moment1.rows(0, count)},
-                  {"moment2", state.moment2.rows(0, count)}};
+                  {"moment2", state.moment2.rows(0, shard.elements_of("moment2"))}};
   return shard;
 }
 

@@ -72,8 +72,7 @@ void load_weights(Session& session, ShardedOptimizer& optimizer) {
             "model.weights = \"{}\": no such folder; a run that goes on (-r) does not need it",
             folder);
     Tensor& master = optimizer.state().master;
-    const auto table = parameter_table(session.options.model,
-                                       session.options.layer_begin);  // a stage is one range of it
+    const auto table = session.table();  // a stage is one range of it
     const std::int64_t first = std::min(optimizer.shard_begin(), session.parameters.numel());
     const std::int64_t last = std::min(optimizer.shard_end(), session.parameters.numel());
     for (std::int64_t at = first;;
@@ -100,7 +99,7 @@ void dump_gradients(const std::string& file, Session& session, const ShardedOpti
   else if (optimizer.shard_gradient().raw() != all.raw())  // ZeRO 2 of one replica
     all.copy_from(optimizer.shard_gradient());
   const Mesh& mesh = session.mesh;
-  const auto table = parameter_table(session.options.model, session.options.layer_begin);
+  const auto table = session.table();
   together(mesh.world, [&] {
     if (mesh.replica.rank() != 0) return;  // the others hold the same
     const bool writes = mesh.at.pp == 0;

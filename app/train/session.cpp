@@ -6,6 +6,7 @@
 #include <set>
 
 #include "app/train/local_batch.hpp"
+#include "core/model/muon_table.hpp"
 #include "io/profile/head_table.hpp"
 #include "io/trace/recorded_indexes.hpp"
 #include "parallel/comm/waits.hpp"
@@ -73,6 +74,13 @@ std::int64_t stage_end(const RunOptions& options, int stage) {
   return next < options.layer_begin.size() ? options.layer_begin[next] : options.model.layers;
 }
 
+/// This rank's part of the parameter table, in the order that the optimizer wants.
+StageTable stored_stage(const Config& config, const RunOptions& options, int stage) {
+  StageTable part = stage_table(options.model, options.layer_begin, stage);
+  if (config.optimizer.kind == OptimizerKind::muon) order_for_muon(part.table);
+  return part;
+}
+
 /// A source whose indexes are passed to `heard` when they are made.
 class HeardSource final : public IndexSource {
  public:
@@ -115,7 +123,7 @@ Session::Session(const Communicator& world, const Config& config_)
       dataset(open_together(world, config)),
       sampler(sampler_of(world, config, *dataset)),
       window(options.window),
-      stage(stage_table(options.model, options.layer_begin, mesh.at.pp)),
+      stage(stored_stage(config, options, mesh.at.pp)),
       parameters(stage.table, backend.dtype, device, mesh.replica.size()),
       model(options.model, options.layer_begin[mesh.at.pp], stage_end(options, mesh.at.pp),
             parameters, config.recompute, &recorder, config.model.head_chunk_tokens,
@@ -151,7 +159,7 @@ ChunkStores Session::chunk_stores(const StepPlan& plan) {
 }
 
 MicroBatchWork Session::prepare(const StepPlan& plan, int place, double loss_scale,
-                                StoredChunk stored, BudgetPolicy* policy) {
+                                StoredChunk stored, BudgetPolicy* policy, const Dataset* from) {
   const PlannedMicroBatch& planned = plan.micro_batch(mesh.at.dp, place);
   const MicroBatch micro_batch = planned.micro_batch();
   const SequenceLayout at = plan.layout(planned);
@@ -159,8 +167,8 @@ MicroBatchWork Session::prepare(const StepPlan& plan, int place, double loss_sca
   const Communicator& sequence = mesh.sequence(micro_batch.sp);
   const auto [begin, end] = even_part(tokens, sequence.rank(), sequence.size());
   MicroBatchWork work;
-  work.batch =
-      read_local_batch(*dataset, micro_batch, at.pieces(ring.plan.rank, begin, end), device);
+  work.batch = read_local_batch(from != nullptr ? *from : *dataset, micro_batch,
+                                at.pieces(ring.plan.rank, begin, end), device);
   work.batch.recompute_layers = micro_batch.recompute_layers;
   const std::shared_ptr<SlashCarry> carry = stored.carry();
   AttentionAxes axes = stored.store ? stored.store->axes(stored.chunk)
@@ -205,6 +213,23 @@ std::vector<SampleLength> Session::lengths(const std::vector<std::int64_t>& samp
   result.reserve(samples.size());
   for (const std::int64_t s : samples) result.push_back(sample_length(*dataset, s));
   return result;
+}
+
+std::vector<Parameter> Session::table() const {
+  std::vector<Parameter> all = parameter_table(options.model, options.layer_begin);
+  if (config.optimizer.kind == OptimizerKind::muon) order_for_muon(all);
+  return all;
+}
+
+AdamWOptions adamw_options(const Config& config) {
+  return {config.optimizer.beta1, config.optimizer.beta2, config.optimizer.eps,
+          config.optimizer.weight_decay};
+}
+
+std::optional<MuonOptions> muon_options(const Config& config) {
+  const OptimizerConfig& o = config.optimizer;
+  if (o.kind != OptimizerKind::muon) return std::nullopt;
+  return MuonOptions{o.momentum, o.nesterov, o.newton_schulz_steps, o.update_rms, o.weight_decay};
 }
 
 double Session::training_flops(const StepPlan& plan) const {

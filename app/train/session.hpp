@@ -2,6 +2,7 @@
 // is prepared.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "app/train/backend.hpp"
@@ -17,6 +18,8 @@
 #include "io/data/dataset.hpp"
 #include "kernels/model/parameters.hpp"
 #include "kernels/model/stage_model.hpp"
+#include "kernels/ops/adamw.hpp"
+#include "kernels/ops/muon.hpp"
 #include "parallel/comm/mesh.hpp"
 #include "parallel/comm/waits.hpp"
 #include "parallel/context/kv_store.hpp"
@@ -37,8 +40,10 @@ class Session {
   ChunkStores chunk_stores(const StepPlan& plan);
   /// Tokens and attention of the micro-batch at `place` of this rank's lane.
   /// `policy`: who chooses the budgets of its layers (DST); null: they are as block attention says.
+  /// `from`: the dataset whose samples the plan names; null: the session's.
   MicroBatchWork prepare(const StepPlan& plan, int place, double loss_scale,
-                         StoredChunk stored = {}, BudgetPolicy* policy = nullptr);
+                         StoredChunk stored = {}, BudgetPolicy* policy = nullptr,
+                         const Dataset* from = nullptr);
   /// The attention indexes of a micro-batch with these axes, as block attention says, for this
   /// rank's heads of a Ulysses group.
   std::unique_ptr<IndexSource> index_source(AttentionAxes axes, const Communicator& sequence,
@@ -46,6 +51,8 @@ class Session {
                                             std::shared_ptr<SlashCarry> carry = nullptr);
   /// Length of each sample, as batching sees it.
   std::vector<SampleLength> lengths(const std::vector<std::int64_t>& samples) const;
+  /// The parameters of all stages, in the order in which stages store them.
+  std::vector<Parameter> table() const;
   /// Model FLOPs of a step, forward and backward, all ranks together.
   double training_flops(const StepPlan& plan) const;
 
@@ -81,6 +88,10 @@ class Session {
                                               BudgetPolicy* policy,
                                               std::shared_ptr<SlashCarry> carry);
 };
+
+AdamWOptions adamw_options(const Config& config);
+/// Nothing where the deck's optimizer is another.
+std::optional<MuonOptions> muon_options(const Config& config);
 
 /// Runs `work` on every rank and lets all ranks fail together when one throws.  Collective.
 void together(const Communicator& comm, const std::function<void()>& work);

@@ -151,8 +151,20 @@ PlannedStep StepPlanner::next(std::int64_t step, SamplerPosition position, std::
 }
 
 StepPlan StepPlanner::evaluation(const std::vector<std::int64_t>& samples) {
+  return forward(session_.lengths(samples), options());
+}
+
+StepPlan StepPlanner::prompts(const std::vector<SampleLength>& sequences) {
+  StepOptions plain = options();
+  plain.normaliser = LossNormaliser::ave_token;  // no pairs, and nothing to count
+  plain.count_loss_tokens = {};
+  return forward(sequences, plain);
+}
+
+StepPlan StepPlanner::forward(const std::vector<SampleLength>& samples,
+                              const StepOptions& options) {
   return share([&] {
-           Draft made{plan_evaluation(session_.lengths(samples), options()), {}, 0};
+           Draft made{plan_evaluation(samples, options), {}, 0};
            const std::string wrong = problems(made.plan);
            require(wrong.empty(), "evaluation cannot run: {}", wrong);
            return made;

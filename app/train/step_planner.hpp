@@ -36,6 +36,8 @@ class StepPlanner {
   PlannedStep next(std::int64_t step, SamplerPosition position, std::int64_t steps);
   /// The forward pass over these samples.  Collective; errors as above.
   StepPlan evaluation(const std::vector<std::int64_t>& samples);
+  /// The same over sequences of another dataset than the session's, one token of each with loss.
+  StepPlan prompts(const std::vector<SampleLength>& sequences);
 
   /// What a step's plan needs of the step before; "" where steps are planned ahead.
   std::string waits_for() const;
@@ -48,6 +50,7 @@ class StepPlanner {
   };
   /// Draws the samples at once; the rest may run in another thread, without MPI and HDF5.
   std::function<Draft()> draft(std::int64_t step, SamplerPosition position);
+  StepPlan forward(const std::vector<SampleLength>& samples, const StepOptions& options);
   PlannedStep share(std::function<Draft()> make);
   StepOptions options() const;
 

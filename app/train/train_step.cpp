@@ -14,11 +14,6 @@
 
 namespace ballast {
 
-AdamWOptions adamw_options(const Config& config) {
-  return {config.optimizer.beta1, config.optimizer.beta2, config.optimizer.eps,
-          config.optimizer.weight_decay};
-}
-
 TrainStep::TrainStep(Session& session, ShardedOptimizer& optimizer)
     : session_(session),
       optimizer_(optimizer),

@@ -16,8 +16,6 @@
 
 namespace ballast {
 
-AdamWOptions adamw_options(const Config& config);
-
 class TrainStep {
  public:
   /// Collective.

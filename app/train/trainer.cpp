@@ -28,7 +28,7 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Confi
       session_(world, config),
       folder_(world, line.output_folder(config), !line.restart.empty()),
       optimizer_(session_.parameters, session_.mesh.replica, config.optimizer.zero,
-                 adamw_options(config), &session_.recorder),
+                 adamw_options(config), &session_.recorder, muon_options(config)),
       train_step_(session_, optimizer_),
       planner_(session_, train_step_.costs()),
       log_(folder_.log(), world.rank() == 0),
@@ -47,6 +47,8 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Confi
   }
   if (restored.path.empty() && !config.model.weights.empty()) load_weights(session_, optimizer_);
   load_pairs(session_);
+  if (config.eval.every_steps > 0 && Generator::wanted(config))
+    generator_.emplace(session_, planner_);
   state_ = restored.state;
   session_.recorder.set_offset(align_clocks(world));
   session_.recorder.enabled = config.trace.enabled;
@@ -104,7 +106,8 @@ void Trainer::open_trace() {
 
 void Trainer::open_sinks() {
   const RunConfig& run = session_.config.run;
-  sinks_.add("the trace", [&] { return std::make_unique<TraceSink>(trace_); });
+  sinks_.add("the trace",
+             [&] { return std::make_unique<TraceSink>(trace_, session_.mesh.world.rank() == 0); });
   sinks_.add("the step log", [&] { return std::make_unique<LogSink>(log_, run.log_every); });
   sinks_.add("the JSON summary", [&] { return std::make_unique<JsonSink>(summary_); });
   if (session_.mesh.world.rank() != 0) return;
@@ -207,8 +210,14 @@ bool Trainer::past_deadline() const {
 double Trainer::validate() {
   const double begin = session_.recorder.now();
   const Evaluation result = evaluate(session_, planner_, session_.config.eval.samples);
+  EvaluationFigures figures{state_.step, result.scalars(), {}, {}};
+  if (generator_) {
+    const std::vector<GeneratedText> texts = generator_->run();
+    figures.generated = generated_json(texts);
+    figures.texts = generated_lines(texts);
+  }
   longest_evaluation_s_ = std::max(longest_evaluation_s_, session_.recorder.now() - begin);
-  sinks_.evaluation({state_.step, result.scalars()});
+  sinks_.evaluation(figures);
   nlohmann::ordered_json found;
   result.write(found);
   for (const char* key : {"needle_accuracy", "needle"})

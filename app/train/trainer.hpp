@@ -13,6 +13,7 @@
 #include "app/observe/step_sinks.hpp"
 #include "app/observe/trace_observer.hpp"
 #include "app/train/checkpoints.hpp"
+#include "app/train/generation.hpp"
 #include "app/train/index_drift.hpp"
 #include "app/train/run_folder.hpp"
 #include "app/train/session.hpp"
@@ -68,6 +69,7 @@ class Trainer {
   TrainStep train_step_;
   StepPlanner planner_;
   std::optional<IndexDrift> drift_;
+  std::optional<Generator> generator_;
   StepLog log_;
   TraceObserver trace_;
   CheckpointState state_;

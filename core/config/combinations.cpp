@@ -115,6 +115,7 @@ void mesh_choices(Choices& all) {
 }
 
 void memory_choices(Choices& all) {
+  values(all, "optimizer", "optimizer.kind", &Config::optimizer, &OptimizerConfig::kind);
   for (int stage = 0; stage <= 2; ++stage)
     all.push_back({"zero",
                    std::to_string(stage),
@@ -221,6 +222,13 @@ void loss_refusals(Refusals& all) {
                  "set \"packed\", \"hbp\" or \"balanced\""});
 }
 
+void optimizer_refusals(Refusals& all) {
+  all.push_back({{"optimizer muon", "zero 2"},
+                 "optimizer.kind = \"muon\" takes whole matrices of the step's summed gradient, "
+                 "and is not run with optimizer.zero = 2",
+                 "set optimizer.zero = 1, or optimizer.kind = \"adamw\""});
+}
+
 /// What plans know and no executor of this version runs, and what cannot be planned of it.
 void planned_refusals(Refusals& all) {
   all.push_back(
@@ -265,6 +273,7 @@ std::span<const Refusal> refusals() {
     selection_refusals(list);
     sharing_refusals(list);
     loss_refusals(list);
+    optimizer_refusals(list);
     planned_refusals(list);
     return list;
   }();

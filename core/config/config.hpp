@@ -11,6 +11,7 @@
 #include "core/base/precision.hpp"
 #include "core/base/problem.hpp"
 #include "core/config/learning_rate.hpp"
+#include "core/config/optimizer_kind.hpp"
 #include "core/data/data_options.hpp"
 #include "core/data/sampler_window.hpp"
 #include "core/model/lora_options.hpp"
@@ -164,10 +165,14 @@ struct CurriculumConfig {
 };
 
 struct OptimizerConfig {
+  OptimizerKind kind = OptimizerKind::adamw;
   LearningRateSchedule schedule = LearningRateSchedule::cosine;
   double learning_rate = 3e-4, minimum_learning_rate = 0;
   std::int64_t warmup_steps = 0, decay_steps = 0, wsd_decay_steps = 0;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip_norm = 1;
+  double momentum = 0.95, update_rms = 0.2;
+  bool nesterov = true;
+  int newton_schulz_steps = 5;
   int zero = 1;
 };
 
@@ -218,8 +223,17 @@ struct ProfileConfig {
   std::int64_t held_out = 24, largest_message = 1 << 24;
 };
 
+/// Texts that evaluations let the model continue.
+struct GenerateConfig {
+  std::int64_t tokens = 0, samples = 0, prefix_tokens = 0, stop_token = -1;
+  Texts prompts;
+  double temperature = 0;
+  std::uint64_t seed = 1;
+};
+
 struct EvalConfig {
   std::int64_t every_steps = 0, samples = 0, depths = 8;
+  GenerateConfig generate;
 };
 
 /// Who set a value.

@@ -455,14 +455,18 @@ void curriculum_rows(Schema& schema) {
 void optimizer_rows(Schema& schema) {
   auto optimizer = schema.block("optimizer", &Config::optimizer);
   const auto schedule = on(&Config::optimizer, &OptimizerConfig::schedule);
+  const auto kind = on(&Config::optimizer, &OptimizerConfig::kind);
   using enum LearningRateSchedule;
+  optimizer.key("kind", &OptimizerConfig::kind,
+                "adamw; or muon: momentum whose matrices are orthogonalised, for the matrices of "
+                "layers, and adamw for embedding, head, norms and biases");
   optimizer.key(
       "schedule", &OptimizerConfig::schedule,
       "learning rate after the warm-up: constant; linear or cosine: falling to the minimum "
       "at decay_steps; wsd (warm-up, stable, decay): constant, then a line to the minimum "
       "over the last wsd_decay_steps");
   optimizer.key("learning_rate", &OptimizerConfig::learning_rate, "", at_least(0),
-                "peak learning rate of AdamW");
+                "peak learning rate");
   optimizer
       .key("minimum_learning_rate", &OptimizerConfig::minimum_learning_rate, "", at_least(0),
            "learning rate at the end of the decay")
@@ -480,8 +484,26 @@ void optimizer_rows(Schema& schema) {
   optimizer.key("beta1", &OptimizerConfig::beta1, "", up_to(0, 1), "decay of the first moment");
   optimizer.key("beta2", &OptimizerConfig::beta2, "", up_to(0, 1), "decay of the second moment");
   optimizer.key("eps", &OptimizerConfig::eps, "", above(0), "epsilon of AdamW");
+  optimizer
+      .key("momentum", &OptimizerConfig::momentum, "", up_to(0, 1), "muon: decay of the momentum")
+      .when(kind, OptimizerKind::muon);
+  optimizer
+      .key("nesterov", &OptimizerConfig::nesterov,
+           "muon: the update looks ahead, gradient + momentum * moment in place of the moment")
+      .when(kind, OptimizerKind::muon);
+  optimizer
+      .key("newton_schulz_steps", &OptimizerConfig::newton_schulz_steps, "", between(1, 32),
+           "muon: steps of the quintic Newton-Schulz iteration")
+      .when(kind, OptimizerKind::muon);
+  optimizer
+      .key("update_rms", &OptimizerConfig::update_rms, "", at_least(0),
+           "muon: root mean square of an update of full rank over the learning rate: an "
+           "orthogonal matrix times update_rms * sqrt(max(rows, columns)); 0.2 is AdamW's, so that "
+           "learning rate and weight decay serve both (Moonlight); 0: sqrt(max(1, rows / columns)) "
+           "instead")
+      .when(kind, OptimizerKind::muon);
   optimizer.key("weight_decay", &OptimizerConfig::weight_decay, "", at_least(0),
-                "decoupled weight decay of the matrices");
+                "decoupled weight decay of the matrices, embedding and head included");
   optimizer.key("clip_norm", &OptimizerConfig::clip_norm, "", at_least(0),
                 "limit of the global gradient norm; 0: none");
   optimizer.key("zero", &OptimizerConfig::zero, "", between(0, 2),
@@ -646,6 +668,37 @@ void eval_rows(Schema& schema) {
            "held-out samples to use; 0: all");
   eval.key("depths", &EvalConfig::depths, "parts", between(1, 1 << 10),
            "needle: parts of the context whose accuracy is reported apart");
+  const auto generate = schema.part<GenerateConfig>(
+      "eval", [](Config& c) -> GenerateConfig& { return c.eval.generate; }, "generate_");
+  generate.key("tokens", &GenerateConfig::tokens, "tokens", between(0, 1 << 20),
+               "most tokens that each evaluation lets the model write after each prompt; 0: none. "
+               "Every token is a forward pass over all prompts");
+  const Switch<std::int64_t> tokens{&default_config().eval.generate.tokens};
+  generate
+      .key("prompts", &GenerateConfig::prompts,
+           "texts to continue, for data of bytes (data.source = \"files\")")
+      .when(tokens);
+  generate
+      .key("samples", &GenerateConfig::samples, "samples", between(0, 1 << 16),
+           "held-out samples whose beginnings are prompts too")
+      .when(tokens);
+  generate
+      .key("prefix_tokens", &GenerateConfig::prefix_tokens, "tokens", between(0, kTokens),
+           "tokens of such a beginning; 0: up to the first token that carries loss, as the prompt "
+           "of a conversation, or a quarter of the sample where all do")
+      .when(tokens);
+  generate
+      .key("temperature", &GenerateConfig::temperature, "", at_least(0),
+           "logits are divided by it before a token is drawn; 0: the most likely token")
+      .when(tokens);
+  generate
+      .key("seed", &GenerateConfig::seed, "", at_least(0),
+           "of the draws, which depend on it, prompt and position alone")
+      .when(tokens);
+  generate
+      .key("stop_token", &GenerateConfig::stop_token, "", between(-1, kTokens),
+           "token that ends a text, such as the tokenizer's end of sequence; -1: none does")
+      .when(tokens);
 }
 
 }  // namespace

@@ -59,14 +59,14 @@ std::span<const BlockSpec> deck_blocks() {
       {"loss", "training objective"},
       {"dpo", "direct preference optimization (loss.kind = \"dpo\")"},
       {"curriculum", "order of packing groups over the run"},
-      {"optimizer", "AdamW, learning-rate schedule and ZeRO"},
+      {"optimizer", "AdamW or Muon, learning-rate schedule and ZeRO"},
       {"recompute", "activations recomputed in backward instead of kept"},
       {"lora", "low-rank adapters (LoRA) in place of full fine-tuning"},
       {"costs", "component times that the planner takes as given"},
       {"checkpoint", "checkpoints and restart"},
       {"trace", "event trace"},
       {"profile", "profile tables of layer latency and link speed"},
-      {"eval", "held-out loss and needle accuracy"},
+      {"eval", "held-out loss, needle accuracy and generated texts"},
   };
   return blocks;
 }

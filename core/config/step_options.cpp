@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/model/muon_table.hpp"
 #include "core/model/parameter_table.hpp"
 #include "core/plan/pipeline/pipeline_schedule.hpp"
 #include "core/predict/path_targets.hpp"
@@ -68,6 +69,35 @@ std::shared_ptr<const Costs> stated_costs(const Config& config) {
   return std::make_shared<RateCosts>(device_rates(kind), work_shape(config));
 }
 
+void StageMuon::add_to(StageMemory& memory) const {
+  memory.muon_elements += elements;
+  memory.muon_bytes = std::max(memory.muon_bytes, bytes);
+  memory.muon_lent = std::max(memory.muon_lent, lent);
+}
+
+std::vector<StageMuon> stage_muon(const Config& config, const RunOptions& options) {
+  if (config.optimizer.kind != OptimizerKind::muon || options.model.layers == 0) return {};
+  std::vector<Parameter> table =
+      parameter_table(tensor_shard(options.model, options.mesh.tp), options.layer_begin);
+  order_for_muon(table);
+  std::vector<std::vector<Parameter>> stages(options.layer_begin.size());
+  for (Parameter& p : table)
+    if (p.trainable) stages[static_cast<std::size_t>(p.stage)].push_back(std::move(p));
+  const int ranks = config.optimizer.zero > 0 ? options.mesh.replicas() : 1;
+  std::vector<StageMuon> found;
+  for (const std::vector<Parameter>& trainable : stages) {
+    std::int64_t elements = 0;
+    for (const Parameter& p : trainable) elements += p.numel();
+    const MuonWork work = MuonWork::of(trainable);
+    const MuonShards shards =
+        muon_shards(work, std::max<std::int64_t>(1, (elements + ranks - 1) / ranks), ranks,
+                    config.optimizer.newton_schulz_steps);
+    found.push_back({work.elements, work.workspace_bytes(config.run.type()), shards.most_lent(),
+                     shards.busiest()});
+  }
+  return found;
+}
+
 SimulationOptions simulation_options(const Config& config, const RunOptions& options) {
   SimulationOptions simulation;
   simulation.layers = std::max<std::int64_t>(options.model.layers, options.mesh.pp);
@@ -82,6 +112,8 @@ SimulationOptions simulation_options(const Config& config, const RunOptions& opt
     simulation.coverage_blocks = blocks;
   simulation.seed = config.run.seed;
   simulation.keep_ops = false;
+  for (const StageMuon& muon : stage_muon(config, options))
+    simulation.muon.push_back({muon.flops, muon.lent});
   return simulation;
 }
 
@@ -167,6 +199,8 @@ std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& 
     StageMemory& in = stages[static_cast<std::size_t>(p.stage)];
     (p.trainable ? in.parameters : in.frozen) += p.numel();
   }
+  const std::vector<StageMuon> muon = stage_muon(config, options);
+  for (std::size_t s = 0; s < muon.size(); ++s) muon[s].add_to(stages[s]);
   return stages;
 }
 

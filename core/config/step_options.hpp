@@ -24,6 +24,18 @@ WorkShape work_shape(const Config& config);
 /// the backend's device.  A deck without a model and without costs takes 1 us a token.
 std::shared_ptr<const Costs> stated_costs(const Config& config);
 
+/// Muon's part of a stage, on the rank that has most of each.
+struct StageMuon {
+  std::int64_t elements = 0;  ///< of all ranks, with one moment
+  std::int64_t bytes = 0;     ///< of workspace for an update
+  std::int64_t lent = 0;      ///< elements of its matrices that other ranks hold
+  double flops = 0;           ///< of a step's orthogonalisation
+  /// To the memory of a stage, or of several as one.
+  void add_to(StageMemory& memory) const;
+};
+/// [stage]; empty without a model or with another optimizer.
+std::vector<StageMuon> stage_muon(const Config& config, const RunOptions& options);
+
 /// What the clock needs to know of the deck beside its costs.
 SimulationOptions simulation_options(const Config& config, const RunOptions& options);
 

@@ -10,7 +10,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
 constexpr int kOpKinds = static_cast<int>(OpKind::collective) + 1, kPayloads = 3;
 
 const char* name_of(Payload payload) {
@@ -180,7 +180,7 @@ constexpr int MeshShape::*kDegree[] = {
 
 Json to_json(const StepPlan& plan) {
   Json json{
-      {"format", kFormat}, {"hash", fmt::format("{:016x}", plan.hash())}, {"step", plan.step}};
+      {"format", kFormat}, {"hash", fmt::format("{:016x}", plan.hash())}, {"step", plan.step + 1}};
   for (std::size_t i = 0; i < std::size(kDegrees); ++i)
     json["mesh"][kDegrees[i]] = plan.mesh.*kDegree[i];
   json["ep"] = plan.ep;
@@ -210,6 +210,7 @@ StepPlan step_plan_from_json(const Json& json) {
             json.at("format").dump(), kFormat);
     StepPlan plan;
     get(json, "step", plan.step);
+    --plan.step;  // counted from 1 in JSON
     for (std::size_t i = 0; i < std::size(kDegrees); ++i)
       plan.mesh.*kDegree[i] = json.at("mesh").at(kDegrees[i]).get<int>();
     get(json, "ep", plan.ep);

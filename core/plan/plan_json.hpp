@@ -9,8 +9,8 @@
 
 namespace ballast {
 
-/// {"format": 1, "hash": 16 hex digits, "step", "mesh": {"dp" ...}, "ep", "zero", "backward",
-/// "normaliser", "loss_tokens", "layer_begin": [stage],
+/// {"format": 2, "hash": 16 hex digits, "step" (from 1; 0: no training step), "mesh": {"dp" ...},
+/// "ep", "zero", "backward", "normaliser", "loss_tokens", "layer_begin": [stage],
 ///  "layouts": [{"kind", "stripe", "align"}],
 ///  "micro_batches": [{"segments": [[sample, begin, end, loss_tokens]], "first", "ranks": 1,
 ///     "split": [sp, ring_outer, ring_inner], "layout": 0, "round", "chunk": 0,

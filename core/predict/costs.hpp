@@ -65,6 +65,8 @@ class Costs {
   virtual double gather(const Collective& all) const = 0;
   /// Update of the elements whose optimizer state one rank owns.
   virtual double optimizer(std::int64_t elements) const = 0;
+  /// Matrix products of the optimizer (Muon) on one rank.
+  virtual double products(double) const { return 0; }
   /// One rank's part of a checkpoint.
   virtual double checkpoint(std::int64_t bytes) const = 0;
 };

@@ -86,8 +86,10 @@ class Replay {
       ledger_.add(MemoryCategory::parameters,
                   stage_.layers * fp8_weight_bytes(stage_.model, stage_.host));
     ledger_.add(MemoryCategory::gradients, padded * sum_ + (stage_.zero == 2 ? shard * sum_ : 0));
-    // Two moments, master weights.
-    ledger_.add(MemoryCategory::optimizer, owned * (wide ? 2 : 3) * sum_);
+    // Two moments, master weights; Muon's elements, which come first, have one moment, so that the
+    // last rank holds most.
+    const std::int64_t second = std::min(owned, padded - stage_.muon_elements);
+    ledger_.add(MemoryCategory::optimizer, (owned * (wide ? 1 : 2) + second) * sum_);
     // A sharded reduction goes through its receive space even where nobody else takes part.
     if (stage_.host && (stage_.replicas > 1 || stage_.zero > 0))
       reduction_ = reduction_bytes(padded);
@@ -117,6 +119,8 @@ class Replay {
     stores_.clear();
     if (stage_.overlap_bytes > 0)
       hold(stage_.overlap_bytes, MemoryCategory::communication);  // for a moment
+    const Held lent = hold(stage_.muon_lent * sum_, MemoryCategory::communication);
+    hold(stage_.muon_bytes, MemoryCategory::workspace);
   }
 
   Live& live(const Op& op) {

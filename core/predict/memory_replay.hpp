@@ -33,6 +33,9 @@ struct StageMemory {
   bool index_per_head = false;  ///< sparse patterns choose keys head by head
   bool offload = false;
   std::int64_t window_tokens = 8192;  ///< offload: of stored keys that come at once
+  std::int64_t muon_elements = 0;     ///< of the trainable ones, those with one moment (Muon)
+  std::int64_t muon_bytes = 0;        ///< workspace of their update, for a moment
+  std::int64_t muon_lent = 0;         ///< elements that a rank has of others for it
   std::int64_t overlap_bytes = 0;     ///< of a tied embedding that its other copy's gradient needs
 };
 

@@ -18,6 +18,12 @@
 namespace ballast {
 
 /// What a plan's times depend on beside the plan and the costs.
+/// What Muon adds to a stage's update on the rank that has most of it.
+struct MuonCost {
+  double flops = 0;        ///< of its matrices' orthogonalisation
+  std::int64_t moved = 0;  ///< elements of them that other ranks hold: they come and go back
+};
+
 struct SimulationOptions {
   std::int64_t layers = 1;  ///< of the model
   RecomputeOptions recompute{};
@@ -31,7 +37,8 @@ struct SimulationOptions {
   std::uint64_t seed = 0;
   bool keep_ops = true;  ///< SimulatedStep::lanes holds the times of every operation
   std::vector<StageMemory>
-      memory{};  ///< [stage] what peak bytes are replayed with; empty: none are
+      memory{};                  ///< [stage] what peak bytes are replayed with; empty: none are
+  std::vector<MuonCost> muon{};  ///< [stage]; empty with another optimizer
 };
 
 /// C(k) of `tokens` tokens whose coverage follows 1 - 10^(-k / blocks90), as a share of what their

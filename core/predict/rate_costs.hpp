@@ -50,6 +50,7 @@ class RateCosts final : public Costs {
   double reduce(const Collective& sum) const override;
   double gather(const Collective& all) const override;
   double optimizer(std::int64_t elements) const override;
+  double products(double flops) const override { return flops / rates_.matmul_flops; }
   double checkpoint(std::int64_t bytes) const override;
 
  private:

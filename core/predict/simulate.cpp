@@ -26,8 +26,9 @@ std::vector<std::vector<double>> round_seconds(const StepPlan& plan, const Costs
 /// What all replicas of a stage do when their last operation is done.  `ready_s` [stage] moves.
 class StepEnd {
  public:
-  StepEnd(const StepPlan& plan, const Costs& costs, std::vector<double> ready_s)
-      : plan_(plan), costs_(costs), ready_s_(std::move(ready_s)) {}
+  StepEnd(const StepPlan& plan, const SimulationOptions& options, const Costs& costs,
+          std::vector<double> ready_s)
+      : plan_(plan), options_(options), costs_(costs), ready_s_(std::move(ready_s)) {}
 
   void add(const PlannedCollective& c, StepTerms& terms) {
     const int replicas = plan_.mesh.replicas();
@@ -54,6 +55,11 @@ class StepEnd {
       case CollectiveKind::optimizer:
         seconds =
             costs_.optimizer(plan_.zero > 0 ? (c.elements + replicas - 1) / replicas : c.elements);
+        if (!options_.muon.empty()) {
+          const MuonCost& muon = options_.muon.at(stage);
+          seconds += costs_.products(muon.flops);
+          if (muon.moved > 0) seconds += 2 * costs_.reduce({muon.moved, replicas, true});
+        }
         ready_s_[stage] += seconds;
         terms.optimizer_s += share * seconds;
         break;
@@ -68,6 +74,7 @@ class StepEnd {
 
  private:
   const StepPlan& plan_;
+  const SimulationOptions& options_;
   const Costs& costs_;
   std::vector<double> ready_s_;
   bool joined_ = false;  // one norm of all stages, however many list it
@@ -167,7 +174,7 @@ SimulatedStep simulate(const StepPlan& plan, const SimulationOptions& options, c
   step.budgets = clock.budgets();
   add_micro_batches(times, step);
   step.lanes = run_lanes({plan, times, round_seconds(plan, costs), options.keep_ops});
-  StepEnd end(plan, costs, add_lanes(plan, step));
+  StepEnd end(plan, options, costs, add_lanes(plan, step));
   for (const PlannedCollective& c : plan.collectives)
     if (c.after_round < 0) end.add(c, step.terms);
   step.step_s = end.end_s();

@@ -397,7 +397,9 @@ std::vector<Offload> offload_choices(const Config& base, Batching method) {
 }
 
 std::vector<int> zero_choices(const Config& base) {
-  return choices_of(base, &defaults().optimizer.zero, base.optimizer.zero, {0, 1, 2});
+  std::vector<int> stages{0, 1};
+  if (base.optimizer.kind != OptimizerKind::muon) stages.push_back(2);
+  return choices_of(base, &defaults().optimizer.zero, base.optimizer.zero, stages);
 }
 
 }  // namespace ballast

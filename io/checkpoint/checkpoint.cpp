@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 
 #include "io/checkpoint/checkpoint_file.hpp"
 #include "io/checkpoint/checkpoint_folder.hpp"
@@ -36,20 +37,29 @@ std::unique_ptr<CheckpointFile> open_checked(const std::string& path, const Comm
 /// The shard's parameters and fields must be in the file as they are in memory.
 void check_match(const std::string& path, const std::vector<CheckpointDataset>& datasets,
                  const CheckpointShard& shard) {
-  for_each_part(shard, [&](const Parameter& parameter, std::int64_t, std::int64_t, std::int64_t) {
-    for (const auto& [field, tensor] : shard.fields) {
-      const CheckpointDataset* dataset = find_dataset(datasets, parameter.name, field);
-      require(dataset != nullptr,
-              "{}: no dataset /parameters/{}/{}; the checkpoint is of another model", path,
-              parameter.name, field);
-      require(dataset->shape == parameter.shape, "{}: dataset {} has shape {}, the model's is {}",
-              path, dataset->path(), to_string(dataset->shape), to_string(parameter.shape));
-      require(
-          dataset->type == tensor.dtype(),
-          "{}: dataset {} holds {}, this run keeps {}; use the precision that it was written with",
-          path, dataset->path(), name(dataset->type), name(tensor.dtype()));
-    }
+  std::set<std::string> read, whole;
+  for_each_part(shard, [&](const ShardPart& part) {
+    const Parameter& parameter = part.parameter;
+    const CheckpointDataset* dataset = find_dataset(datasets, parameter.name, part.field);
+    require(dataset != nullptr, "{}: no dataset /parameters/{}/{}; the checkpoint is of {}", path,
+            parameter.name, part.field,
+            find_dataset(datasets, parameter.name, "master") != nullptr
+                ? "another optimizer (optimizer.kind)"
+                : "another model");
+    require(dataset->shape == parameter.shape, "{}: dataset {} has shape {}, the model's is {}",
+            path, dataset->path(), to_string(dataset->shape), to_string(parameter.shape));
+    require(
+        dataset->type == part.tensor.dtype(),
+        "{}: dataset {} holds {}, this run keeps {}; use the precision that it was written with",
+        path, dataset->path(), name(dataset->type), name(part.tensor.dtype()));
+    read.insert(dataset->path());
+    whole.insert(parameter.name);
   });
+  for (const CheckpointDataset& dataset : datasets)
+    require(!whole.contains(dataset.parameter) || read.contains(dataset.path()),
+            "{}: dataset {} has no place in this run; the checkpoint is of another optimizer "
+            "(optimizer.kind)",
+            path, dataset.path());
 }
 
 /// Every parameter in the file must be in some rank's table: a smaller model than the one written
@@ -151,28 +161,27 @@ class LoadedSums {
 void load(const CheckpointFile& file, CheckpointShard& shard, const CountedPart& counted,
           LoadedSums& sums) {
   std::vector<std::byte> staging;
-  for_each_part(shard, [&](const Parameter& parameter, std::int64_t first, std::int64_t count,
-                           std::int64_t at) {
+  for_each_part(shard, [&](const ShardPart& part) {
     // The counted part in elements of this parameter; a tied copy is another parameter's.
-    const std::int64_t shift = first - (shard.begin + at);
-    const std::int64_t from = parameter.tied_copy ? 0 : counted.begin + shift,
-                       to = parameter.tied_copy ? 0 : counted.end + shift;
-    for (const auto& [field, tensor] : shard.fields) {
-      const CheckpointDataset& dataset = *find_dataset(file.datasets(), parameter.name, field);
-      const std::size_t width = size_of(tensor.dtype());
-      for (std::int64_t done = 0; done < count; done += kPieceElements) {
-        const std::int64_t piece = std::min(kPieceElements, count - done);
-        auto* memory =
-            static_cast<std::byte*>(tensor.raw()) + static_cast<std::size_t>(at + done) * width;
-        const bool on_host = tensor.space() == Space::host;
-        if (!on_host) staging.resize(static_cast<std::size_t>(piece) * width);
-        std::byte* target = on_host ? memory : staging.data();
-        file.read(dataset, first + done, piece, target);
-        sums.add(dataset, first + done, first + done + piece, target, from, to);
-        if (!on_host)
-          device_of(tensor.space())
-              .copy(memory, tensor.space(), target, Space::host, staging.size());
-      }
+    const bool counts = !part.parameter.tied_copy;
+    const std::int64_t shift = part.first - part.element;
+    const std::int64_t from = counts ? counted.begin + shift : 0,
+                       to = counts ? counted.end + shift : 0;
+    const CheckpointDataset& dataset =
+        *find_dataset(file.datasets(), part.parameter.name, part.field);
+    const Tensor& tensor = part.tensor;
+    const std::size_t width = size_of(tensor.dtype());
+    for (std::int64_t done = 0; done < part.count; done += kPieceElements) {
+      const std::int64_t piece = std::min(kPieceElements, part.count - done);
+      auto* memory =
+          static_cast<std::byte*>(tensor.raw()) + static_cast<std::size_t>(part.at + done) * width;
+      const bool on_host = tensor.space() == Space::host;
+      if (!on_host) staging.resize(static_cast<std::size_t>(piece) * width);
+      std::byte* target = on_host ? memory : staging.data();
+      file.read(dataset, part.first + done, piece, target);
+      sums.add(dataset, part.first + done, part.first + done + piece, target, from, to);
+      if (!on_host)
+        device_of(tensor.space()).copy(memory, tensor.space(), target, Space::host, staging.size());
     }
   });
 }

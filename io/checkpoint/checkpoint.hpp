@@ -1,6 +1,7 @@
 // Checkpoints: one HDF5 file under full logical shapes, so that any mesh can read what another
 // wrote.  checkpoint_writer.hpp writes them.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -45,6 +46,17 @@ struct CheckpointShard {
   const std::vector<Parameter>* table = nullptr;
   std::int64_t begin = 0, end = 0;
   std::map<std::string, Tensor> fields;
+  /// Fields that the table's first parameters lack, by their first element that has it: the tensor
+  /// holds elements [max(begin, that), end) alone.  The same on all ranks with this table.
+  std::map<std::string, std::int64_t> field_begin;
+  std::int64_t first_of(const std::string& field) const {
+    const auto found = field_begin.find(field);
+    return found == field_begin.end() ? 0 : found->second;
+  }
+  /// Elements of this shard that have the field.
+  std::int64_t elements_of(const std::string& field) const {
+    return std::max<std::int64_t>(0, end - std::max(begin, first_of(field)));
+  }
 };
 
 /// Reads a file into this rank's shard (any sharding; several ranks may read the same elements).

@@ -20,12 +20,19 @@ std::int64_t product(const Shape& shape) {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-/// Names and shapes as text, a parameter a line; tied copies are left out, since the parameter
-/// itself is in the file.
-std::string table_text(const std::vector<Parameter>& table) {
+/// Names, fields that are lacking and shapes as text, a parameter a line; tied copies are left out,
+/// since the parameter itself is in the file.
+std::string table_text(const CheckpointShard& shard) {
   std::string text;
-  for (const Parameter& p : table) {
-    if (!p.tied_copy) text += fmt::format("{} {}\n", p.name, fmt::join(p.shape, " "));
+  std::int64_t at = 0;
+  for (const Parameter& p : *shard.table) {
+    std::string lacking;
+    for (const auto& [field, first] : shard.field_begin)
+      if (at < first) lacking += "," + field;
+    at += p.numel();
+    if (!p.tied_copy)
+      text += fmt::format("{} {} {}\n", p.name, lacking.empty() ? "," : lacking,
+                          fmt::join(p.shape, " "));
   }
   return text;
 }
@@ -55,7 +62,7 @@ Offer parse_offer(const std::string& text) {
 
 /// What every rank says of its shard, on every rank.  Collective.
 std::vector<Offer> gather_offers(const Communicator& world, const CheckpointShard& shard) {
-  const std::string table = table_text(*shard.table);
+  const std::string table = table_text(shard);
   std::int64_t numel = 0;
   for (const Parameter& p : *shard.table) numel += p.numel();
   const std::uint64_t hash =
@@ -147,13 +154,17 @@ std::pair<std::size_t, std::size_t> ranges_of_rank(const std::vector<CheckpointD
 }
 
 void for_each_part(const CheckpointShard& shard,
-                   const std::function<void(const Parameter&, std::int64_t first,
-                                            std::int64_t count, std::int64_t at)>& visit) {
+                   const std::function<void(const ShardPart&)>& visit) {
   std::int64_t offset = 0;
   for (const Parameter& parameter : *shard.table) {
     const std::int64_t from = std::max(shard.begin, offset),
                        to = std::min(shard.end, offset + parameter.numel());
-    if (from < to) visit(parameter, from - offset, to - from, from - shard.begin);
+    for (const auto& [field, tensor] : shard.fields) {
+      const std::int64_t first = shard.first_of(field);
+      if (from < to && first <= offset)
+        visit({parameter, field, tensor, from - offset, to - from,
+               from - std::max(shard.begin, first), from});
+    }
     offset += parameter.numel();
   }
 }
@@ -174,9 +185,9 @@ void check_shard(const CheckpointShard& shard) {
   require(!shard.fields.empty(), "checkpoint shard: elements [{}, {}) without fields", shard.begin,
           shard.end);
   for (const auto& [field, tensor] : shard.fields) {
-    require(tensor.defined() && tensor.numel() == shard.end - shard.begin && tensor.contiguous(),
+    require(tensor.defined() && tensor.numel() == shard.elements_of(field) && tensor.contiguous(),
             "checkpoint shard: field {} has shape {}, not {} elements in a row", field,
-            to_string(tensor.shape()), shard.end - shard.begin);
+            to_string(tensor.shape()), shard.elements_of(field));
     require(tensor.dtype() == DType::f32 || tensor.dtype() == DType::f64 ||
                 tensor.dtype() == DType::bf16,
             "checkpoint shard: field {} of {}", field, name(tensor.dtype()));
@@ -215,7 +226,7 @@ CountedPart counted_part(const Communicator& world, const CheckpointShard& shard
 std::vector<CheckpointDataset> agree_layout(const Communicator& world,
                                             const CheckpointShard& shard) {
   on_all_ranks(world, [&] { check_shard(shard); });
-  const std::string table = table_text(*shard.table);
+  const std::string table = table_text(shard);
   const std::vector<Offer> offers = gather_offers(world, shard);
   const std::uint64_t hash = offers[static_cast<std::size_t>(world.rank())].table_hash;
   // Ranks with equal tables (all of them, or those of a pipeline stage) let the lowest one send it.
@@ -231,7 +242,11 @@ std::vector<CheckpointDataset> agree_layout(const Communicator& world,
     const auto filled =
         std::find_if(offers.begin(), offers.end(), [](const Offer& o) { return o.begin < o.end; });
     require(filled != offers.end(), "checkpoint shards: every rank's shard is empty");
-    std::map<std::string, Shape> shapes;
+    struct Described {
+      Shape shape;
+      std::string lacking;  // ",field,field"
+    };
+    std::map<std::string, Described> described;
     for (std::size_t r = 0; r < offers.size(); ++r) {
       require(offers[r].begin == offers[r].end || offers[r].fields == filled->fields,
               "checkpoint shards: rank {} offers other fields than rank {}", r,
@@ -241,18 +256,19 @@ std::vector<CheckpointDataset> agree_layout(const Communicator& world,
       std::istringstream lines(tables[r]);
       for (std::string line; std::getline(lines, line);) {
         std::istringstream words(line);
-        std::string name;
-        words >> name;
+        std::string name, lacking;
+        words >> name >> lacking;
         Shape shape(std::istream_iterator<std::int64_t>(words), {});
-        require(shapes.emplace(name, shape).second,
+        require(described.emplace(name, Described{shape, lacking + ","}).second,
                 "checkpoint shards: parameter {} is in two tables", name);
       }
     }
-    for (const auto& [name, shape] : shapes) {
+    for (const auto& [name, it] : described) {
       std::istringstream lines(filled->fields);
       std::string field;
       for (int type = 0; lines >> field >> type;)
-        datasets.push_back({name, field, shape, static_cast<DType>(type), 0});
+        if (it.lacking.find("," + field + ",") == std::string::npos)
+          datasets.push_back({name, field, it.shape, static_cast<DType>(type), 0});
     }
   });
   return datasets;

@@ -44,11 +44,17 @@ std::vector<std::size_t> first_ranges(const std::vector<CheckpointDataset>& data
 const CheckpointDataset* find_dataset(const std::vector<CheckpointDataset>& datasets,
                                       const std::string& parameter, const std::string& field);
 
-/// Calls visit(parameter, first, count, at) for each parameter that the shard touches: its elements
-/// [first, first + count) are elements [at, at + count) of the shard's tensors.
+/// A field's elements [first, first + count) of a parameter, which are elements [at, at + count) of
+/// the shard's tensor and [element, element + count) of the flat buffer.
+struct ShardPart {
+  const Parameter& parameter;
+  const std::string& field;
+  const Tensor& tensor;
+  std::int64_t first = 0, count = 0, at = 0, element = 0;
+};
+/// Of every parameter that the shard touches and every field that it has.
 void for_each_part(const CheckpointShard& shard,
-                   const std::function<void(const Parameter&, std::int64_t first,
-                                            std::int64_t count, std::int64_t at)>& visit);
+                   const std::function<void(const ShardPart&)>& visit);
 
 /// Datasets of a file that all ranks' shards fill, sorted by parameter and field, the same on every
 /// rank.  Collective.  Errors, on every rank: shards that leave an element out or offer it twice,

@@ -115,15 +115,12 @@ void write_pieces(const std::string& path, const std::vector<CheckpointDataset>&
 std::vector<Piece> pieces_of(const std::vector<CheckpointDataset>& datasets,
                              const CheckpointShard& shard) {
   std::vector<Piece> pieces;
-  for_each_part(shard, [&](const Parameter& parameter, std::int64_t first, std::int64_t count,
-                           std::int64_t at) {
-    if (parameter.tied_copy) return;
-    for (const auto& [field, tensor] : shard.fields) {
-      const CheckpointDataset* dataset = find_dataset(datasets, parameter.name, field);
-      pieces.push_back({static_cast<std::size_t>(dataset - datasets.data()), first, count,
-                        static_cast<const std::byte*>(tensor.raw()) +
-                            static_cast<std::size_t>(at) * size_of(tensor.dtype())});
-    }
+  for_each_part(shard, [&](const ShardPart& part) {
+    if (part.parameter.tied_copy) return;
+    const CheckpointDataset* dataset = find_dataset(datasets, part.parameter.name, part.field);
+    pieces.push_back({static_cast<std::size_t>(dataset - datasets.data()), part.first, part.count,
+                      static_cast<const std::byte*>(part.tensor.raw()) +
+                          static_cast<std::size_t>(part.at) * size_of(part.tensor.dtype())});
   });
   return pieces;
 }
@@ -312,9 +309,12 @@ void CheckpointWriter::write_in_rounds(const CheckpointShard& shard) {
   };
   // In host memory nothing changes while training waits, so no copy is needed.
   if (world_.all_reduce(std::int64_t{on_host(shard)}, Reduction::min) != 0) return write(shard);
+  std::int64_t width = 0;  // of an element that has all fields
+  for (const auto& [field, tensor] : shard.fields)
+    width += static_cast<std::int64_t>(size_of(tensor.dtype()));
   const std::int64_t elements = shard.end - shard.begin,
-                     width = elements > 0 ? bytes_of(shard) / elements : 1,
-                     room = std::max(kSmallestBuffer, snapshot_bytes_) / width;
+                     room = std::max(kSmallestBuffer, snapshot_bytes_) /
+                            std::max<std::int64_t>(1, width);
   const std::int64_t rounds =
       world_.all_reduce((elements + room - 1) / std::max<std::int64_t>(room, 1), Reduction::max);
   for (std::int64_t r = 0; r < rounds; ++r) {
@@ -324,9 +324,12 @@ void CheckpointWriter::write_in_rounds(const CheckpointShard& shard) {
     part.end = shard.begin + end;
     on_all_ranks(world_, [&] {
       for (auto& [field, tensor] : part.fields) {
-        const Tensor from = tensor.rows(begin, end);
-        tensor = Tensor::empty({end - begin}, from.dtype());
-        if (end > begin) tensor.copy_from(from);
+        const std::int64_t first = std::max(shard.begin, shard.first_of(field)),
+                           from_row = std::max(part.begin, first) - first,
+                           count = part.elements_of(field);
+        const Tensor from = tensor.rows(count > 0 ? from_row : 0, count > 0 ? from_row + count : 0);
+        tensor = Tensor::empty({count}, from.dtype());
+        if (count > 0) tensor.copy_from(from);
       }
       if (end > begin) device_of(shard.fields.begin()->second.space()).synchronize();
     });

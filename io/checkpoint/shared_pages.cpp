@@ -46,23 +46,20 @@ SharedPages share_pages(const Communicator& world, const std::vector<CheckpointD
                         const CheckpointShard& shard) {
   SharedPages shared;
   std::vector<std::uint64_t> limits;  // of each page: where the page or its dataset ends
-  for_each_part(shard, [&](const Parameter& parameter, std::int64_t first, std::int64_t count,
-                           std::int64_t at) {
-    if (parameter.tied_copy) return;
-    for (const auto& [field, tensor] : shard.fields) {
-      const CheckpointDataset& dataset = *find_dataset(datasets, parameter.name, field);
-      const std::uint64_t width = size_of(dataset.type), begin = dataset.offset + first * width,
-                          end = begin + count * width, stop = dataset.offset + dataset.bytes(),
-                          place = at * width;
-      const std::uint64_t head_end = std::min(end, page_of(begin + kPage - 1));
-      if (begin < head_end)
-        shared.heads_.push_back({begin, host_bytes(tensor, place, place + head_end - begin)});
-      const std::uint64_t tail = std::max(page_of(end), head_end);
-      if (end < stop && tail < end && tail % kPage == 0) {
-        shared.pages_.push_back(
-            {tail, host_bytes(tensor, place + tail - begin, place + end - begin)});
-        limits.push_back(std::min(stop, tail + kPage));
-      }
+  for_each_part(shard, [&](const ShardPart& part) {
+    if (part.parameter.tied_copy) return;
+    const CheckpointDataset& dataset = *find_dataset(datasets, part.parameter.name, part.field);
+    const std::uint64_t width = size_of(dataset.type), begin = dataset.offset + part.first * width,
+                        end = begin + part.count * width, stop = dataset.offset + dataset.bytes(),
+                        place = part.at * width;
+    const std::uint64_t head_end = std::min(end, page_of(begin + kPage - 1));
+    if (begin < head_end)
+      shared.heads_.push_back({begin, host_bytes(part.tensor, place, place + head_end - begin)});
+    const std::uint64_t tail = std::max(page_of(end), head_end);
+    if (end < stop && tail < end && tail % kPage == 0) {
+      shared.pages_.push_back(
+          {tail, host_bytes(part.tensor, place + tail - begin, place + end - begin)});
+      limits.push_back(std::min(stop, tail + kPage));
     }
   });
   std::string text;

@@ -52,7 +52,7 @@ void append_indexes(const std::string& folder, int rank, std::span<const IndexRo
     Json stretches = Json::array();
     for (const IndexRow::Stretch& s : row.stretches)
       stretches.push_back({s.first, s.local, s.slashes, s.columns});
-    file << Json{{"step", row.step},
+    file << Json{{"step", row.step + 1},
                  {"layer", row.layer},
                  {"head", row.head},
                  {"tokens", row.tokens},

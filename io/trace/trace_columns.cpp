@@ -15,7 +15,7 @@ constexpr auto kUint64 = ColumnType::uint64;
 constexpr auto kFloat64 = ColumnType::float64;
 
 constexpr TraceColumn kEventColumns[] = {
-    {"step", kInt32, offsetof(Event, step), "", "step, from 0; -1: outside of steps"},
+    {"step", kInt32, offsetof(Event, step), "", "step, from 1; -1: outside of steps"},
     {"micro_batch", kInt32, offsetof(Event, micro_batch), "",
      "place in the rank's list of micro-batches; -1: none"},
     {"chunk", kInt32, offsetof(Event, chunk), "",
@@ -33,11 +33,11 @@ constexpr TraceColumn kEventColumns[] = {
     {"bytes", kInt64, offsetof(Event, bytes), "B", "bytes moved between ranks"}};
 
 constexpr TraceColumn kStepColumns[] = {
-    {"step", kInt64, 0, "", "step, from 0: the one that begins after as many updates"}};
+    {"step", kInt64, 0, "", "step, from 1, as the log counts them"}};
 
 constexpr TraceColumn kPlanColumns[] = {
     {"kind", ColumnType::text, offsetof(PlanRow, kind), "",
-     "step, ring, budgets, recall or coverage: what the JSON holds"},
+     "step, ring, budgets, recall, coverage, drift or generated: what the JSON holds"},
     {"hash", kUint64, offsetof(PlanRow, hash), "", "of the plan"},
     {"step", kInt64, offsetof(PlanRow, step), "", "first step that executed it"},
     {"begin", kInt64, offsetof(PlanRow, begin), "B", "where its text begins in /plan_text"},
@@ -51,7 +51,7 @@ constexpr TraceColumn kPlanStepColumns[] = {
 constexpr TraceColumn kByteColumns[] = {{"", kInt64, 0, "B", "compressed text"}};
 
 constexpr TraceColumn kBudgetColumns[] = {
-    {"step", kInt32, offsetof(BudgetRow, step), "", "step, from 0"},
+    {"step", kInt32, offsetof(BudgetRow, step), "", "step, from 1"},
     {"micro_batch", kInt32, offsetof(BudgetRow, micro_batch), "",
      "place in the rank's list of micro-batches"},
     {"chunk", kInt32, offsetof(BudgetRow, chunk), "", "chunk of a sample; -1: none"},
@@ -85,7 +85,7 @@ constexpr TraceTable kTableList[kTables] = {
 
 constexpr NameMeaning kStepScalars[] = {
     {"loss", "nats/token", "training loss"},
-    {"validation_loss", "nats/token", "loss of held-out samples, before the step"},
+    {"validation_loss", "nats/token", "loss of held-out samples, after the step"},
     {"validation_tokens", "tokens", "of held-out samples, those that carry loss"},
     {"rewards_chosen", "1", "DPO: beta times what the policy gained on chosen answers, mean"},
     {"rewards_rejected", "1", "DPO: the same of rejected answers"},
@@ -127,7 +127,7 @@ constexpr NameMeaning kStepScalars[] = {
 constexpr NameMeaning kSessionAttributes[] = {
     {"rank", "", "rank that wrote the file"},
     {"ranks", "ranks", "of the run"},
-    {"segment", "", "step from which the session went on"},
+    {"segment", "", "steps that were done when the session began"},
     {"mesh.NAME", "ranks", "degree of parallelism: dp, pp, cp_outer, cp_inner, sp, tp"},
     {"at.NAME", "", "the rank's place in it"},
     {"first_TABLE", "rows", "first row of the table that the session wrote"},

@@ -22,12 +22,26 @@ namespace {
 using hdf5::check;
 using hdf5::Handle;
 
-constexpr std::int64_t kFormatVersion = 4;
+constexpr std::int64_t kFormatVersion = 5;
 constexpr hsize_t kCopyBytes = 1 << 22;
 
 constexpr hsize_t kFirstCapacity[kTables] = {16384, 1024, 256, 1024, 1 << 18, 1024, 1024};
 
 const char* name_of(int table) { return trace_table(table).name; }
+
+/// As files count: from 1; -1 stays.
+template <class Step>
+Step counted(Step step) {
+  return step < 0 ? step : step + 1;
+}
+
+/// Rows whose steps are counted as files do.
+template <class Row>
+std::vector<Row> counted_rows(std::span<const Row> rows) {
+  std::vector<Row> counted_from_1(rows.begin(), rows.end());
+  for (Row& row : counted_from_1) row.step = counted(row.step);
+  return counted_from_1;
+}
 
 std::vector<unsigned char> compressed(const std::string& text) {
   uLongf bytes = compressBound(static_cast<uLong>(text.size()));
@@ -292,21 +306,25 @@ TraceWriter::~TraceWriter() {
 }
 
 void TraceWriter::events(std::span<const Event> events) {
-  impl_->guarded([&] { impl_->append(kEvents, events.size(), events.data()); });
+  const std::vector<Event> rows = counted_rows(events);
+  impl_->guarded([&] { impl_->append(kEvents, rows.size(), rows.data()); });
 }
 
-void TraceWriter::budgets(std::span<const BudgetRow> rows) {
-  if (rows.empty()) return;
+void TraceWriter::budgets(std::span<const BudgetRow> given) {
+  if (given.empty()) return;
+  const std::vector<BudgetRow> rows = counted_rows(given);
   impl_->guarded([&] { impl_->append(kBudgets, rows.size(), rows.data()); });
 }
 
 void TraceWriter::predicted(std::span<const Event> ops) {
   if (ops.empty()) return;
-  impl_->guarded([&] { impl_->append(kPredicted, ops.size(), ops.data()); });
+  const std::vector<Event> rows = counted_rows(ops);
+  impl_->guarded([&] { impl_->append(kPredicted, rows.size(), rows.data()); });
 }
 
-void TraceWriter::step(std::int64_t step, const StepRow& row) {
+void TraceWriter::step(std::int64_t index, const StepRow& row) {
   Impl& m = *impl_;
+  const std::int64_t step = counted(index);
   for (const auto& [name, value] : row) {
     const bool sound = !name.empty() && name != "step" &&
                        std::all_of(name.begin(), name.end(), [](unsigned char c) {
@@ -344,8 +362,9 @@ void TraceWriter::step(std::int64_t step, const StepRow& row) {
 }
 
 void TraceWriter::plan(const std::string& kind, std::uint64_t hash, const std::string& text,
-                       std::int64_t step) {
+                       std::int64_t index) {
   Impl& m = *impl_;
+  const std::int64_t step = counted(index);
   require(!kind.empty() && kind.size() < sizeof(PlanRow::kind),
           "plan kind '{}' must have 1 to {} characters", kind, sizeof(PlanRow::kind) - 1);
   m.guarded([&] {

@@ -1,6 +1,6 @@
 // Trace: one HDF5 file a rank, an event a row, flushed so that a killed run stays readable.
 //
-// Contents of DIR/trace_RRRRR.h5 (RRRRR is the rank), format_version 4:
+// Contents of DIR/trace_RRRRR.h5 (RRRRR is the rank), format_version 5:
 //   /rows             rows in use of each table below; what lies beyond them is unused space
 //   /events, /steps, /plans, /plan_steps, /plan_text, /budgets, /predicted
 //                     tables; trace_columns has their columns, docs/trace.md shows them.  Every
@@ -14,6 +14,8 @@
 //   /sessions/NNN     one group a start or restart: attributes of TraceHeader, started_unix_s, the
 //                     first row of each table that the session wrote (first_events, first_steps,
 //                     first_plan_steps, first_budgets, first_predicted), and the deck as a text
+// Steps count from 1 in files; the writer takes the updates done before a step, as the program
+// counts them (events, rows and plans alike), and adds 1.  Up to version 4 files counted from 0.
 // Files may lack the descriptions; /budgets came with version 2, /predicted with version 3.
 // Versions 1 to 3 hold plans as prose, uncompressed, and no attributes.
 //
@@ -62,7 +64,8 @@ class TraceWriter {
   /// Simulated ops of the rank's stage: step, micro_batch, chunk, stage, kind, begin_s and end_s of
   /// each.
   void predicted(std::span<const Event> ops);
-  /// Scalars of a step; calls with the same step of one session share a row.
+  /// Scalars of the step that begins after `step` updates; calls with the same step of one session
+  /// share a row.
   void step(std::int64_t step, const StepRow& row);
   /// JSON of an executed plan under its kind and hash; each distinct plan is stored once.
   void plan(const std::string& kind, std::uint64_t hash, const std::string& text,

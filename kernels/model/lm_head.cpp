@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/model/tensor_specs.hpp"
 #include "kernels/ops/cross_entropy.hpp"
 #include "kernels/ops/linear.hpp"
 #include "kernels/ops/rmsnorm.hpp"
@@ -61,6 +62,26 @@ void lm_head(const LmHead& head, const Tensor& residual, const Tensor& branch,
     else
       cross_entropy_forward(c.logits, c.targets, c.token_loss, c.lse);
   }
+}
+
+Tensor lm_logits(const LmHead& head, const Tensor& residual, const Tensor& branch,
+                 const std::vector<std::int64_t>& rows, Workspace& workspace) {
+  const std::int64_t width = residual.size(1), vocabulary = head.weight.size(0),
+                     count = static_cast<std::int64_t>(rows.size());
+  const DType type = residual.dtype(), statistics = statistics_type(type);
+  Tensor logits = Tensor::empty({count, vocabulary}, type, device_of(residual.space()),
+                                MemoryCategory::workspace);
+  Tensor hidden = workspace.take("head hidden", {1, width}, type),
+         normed = workspace.take("head normed", {1, width}, type),
+         rstd = workspace.take("head rstd", {1}, statistics);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t row = rows[static_cast<std::size_t>(i)];
+    add_rmsnorm_forward(residual.rows(row, row + 1), branch.rows(row, row + 1), head.norm, head.eps,
+                        hidden, normed, rstd);
+    Tensor out = logits.rows(i, i + 1);
+    linear_forward(normed, head.weight, {}, out);
+  }
+  return logits;
 }
 
 }  // namespace ballast

@@ -2,6 +2,9 @@
 // sequence are never whole, and each chunk's are formed once, for the loss and its gradient.
 // Composed of rmsnorm, linear and cross_entropy, so it has no backend code of its own.
 #pragma once
+#include <cstdint>
+#include <vector>
+
 #include "core/base/tensor.hpp"
 #include "kernels/model/parameters.hpp"
 #include "kernels/ops/workspace.hpp"
@@ -30,5 +33,9 @@ struct LossGradient {
 void lm_head(const LmHead& head, const Tensor& residual, const Tensor& branch,
              const Tensor& targets, Workspace& workspace, Tensor& token_loss,
              const Tensor& correct = {}, const LossGradient* gradient = nullptr);
+
+/// Logits [rows, V] of some rows of the hidden state, for generation.
+Tensor lm_logits(const LmHead& head, const Tensor& residual, const Tensor& branch,
+                 const std::vector<std::int64_t>& rows, Workspace& workspace);
 
 }  // namespace ballast

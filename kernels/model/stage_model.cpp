@@ -200,7 +200,10 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input,
 
   StageOutput output;
   require(head || !keep, "a forward that keeps activations needs the head's");
-  if (m.last() && head) {
+  if (m.last() && head && batch.next_of) {
+    require(!keep, "a forward for generation keeps no activations");
+    output.logits = lm_logits(m.head, hidden.residual, hidden.branch, *batch.next_of, m.workspace);
+  } else if (m.last() && head) {
     m.run_head(batch, hidden, keep ? &a.d_hidden : nullptr, output);
   } else if (!m.last()) {
     output.hidden =

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -25,8 +26,11 @@ struct LocalBatch {
   std::vector<std::int32_t> segment;  ///< [T] segment index, for per-segment losses
   Tensor dropout_keys;                ///< [T] i64, names each token for the adapters' dropout
                                       ///< (kernels/ops/dropout); undefined: nothing is dropped
-  bool judged = false;        ///< whether forward also says which targets it would have predicted
-                              ///< (StageOutput::correct)
+  bool judged = false;  ///< whether forward also says which targets it would have predicted
+                        ///< (StageOutput::correct)
+  /// Generation: local rows whose next token is wanted.  The last stage then gives their logits
+  /// (StageOutput::logits) and no loss.
+  std::optional<std::vector<std::int64_t>> next_of;
   int recompute_layers = -1;  ///< layers recomputed in place of the model's options
                               ///< (RecomputeOptions::with); -1: as they say
   /// Where the objective is no sum of token losses (pairs): given the loss of every token [T], the
@@ -51,6 +55,7 @@ struct StageOutput {
   Tensor loss_weights;  ///< [T], last stage only: those of the batch
   Tensor correct;  ///< [T] u8, last stage of a judged batch only: 1 where the target is the most
                    ///< likely token
+  Tensor logits;  ///< [LocalBatch::next_of, vocabulary] in the type of activations, last stage only
   /// Sum over this rank's tokens of weight x loss (fp64); 0 where there is none.  Waits for the
   /// device, so ask late.
   double loss_sum() const;

@@ -33,7 +33,8 @@ Tensor decay_ranges(const Parameters& parameters, std::int64_t begin, std::int64
 }  // namespace
 
 ShardedOptimizer::ShardedOptimizer(Parameters& parameters, const Communicator& replica,
-                                   int zero_stage, AdamWOptions options, Recorder* recorder)
+                                   int zero_stage, AdamWOptions options, Recorder* recorder,
+                                   std::optional<MuonOptions> muon)
     : parameters_(parameters),
       replica_(replica),
       zero_stage_(zero_stage),
@@ -46,15 +47,21 @@ ShardedOptimizer::ShardedOptimizer(Parameters& parameters, const Communicator& r
           padded, ranks, ranks);
   begin_ = zero_stage == 0 ? 0 : padded / ranks * replica.rank();
   end_ = zero_stage == 0 ? padded : begin_ + padded / ranks;
-  const std::int64_t n = end_ - begin_;
+  if (muon) {
+    require(zero_stage < 2, "optimizer.kind = \"muon\" is not run with optimizer.zero = 2: set 1");
+    muon_.emplace(parameters, replica, zero_stage == 1, begin_, end_, *muon);
+  }
+  const std::int64_t n = end_ - begin_, adamw = n - muon_part();
   const DType sums = parameters.gradients().dtype();
   Device& device = device_of(parameters.values().space());
-  const auto state = [&] { return Tensor::zeros({n}, sums, device, MemoryCategory::optimizer); };
+  const auto state = [&](std::int64_t elements) {
+    return Tensor::zeros({elements}, sums, device, MemoryCategory::optimizer);
+  };
   state_.master =
-      parameters.dtype() == sums ? parameters.trainable_values().rows(begin_, end_) : state();
-  state_.moment1 = state();
-  state_.moment2 = state();
-  state_.decay = decay_ranges(parameters, begin_, end_, device);
+      parameters.dtype() == sums ? parameters.trainable_values().rows(begin_, end_) : state(n);
+  state_.moment1 = state(n);
+  state_.moment2 = state(adamw);
+  state_.decay = decay_ranges(parameters, end_ - adamw, end_, device);
   shard_gradient_ = zero_stage == 2 ? Tensor::zeros({n}, sums, device, MemoryCategory::gradients)
                                     : parameters.gradients().rows(begin_, end_);
 }
@@ -112,12 +119,25 @@ double ShardedOptimizer::squared_norm() {
 }
 
 void ShardedOptimizer::apply(double gradient_scale, double learning_rate, std::int64_t step) {
+  const std::int64_t first = muon_part(), n = end_ - begin_;
+  const Tensor values = parameters_.trainable_values().rows(begin_, end_);
+  if (muon_)
+    muon_->apply(state_.moment1.rows(0, first), shard_gradient_.rows(0, first),
+                 state_.master.rows(0, first), values.rows(0, first), gradient_scale, learning_rate,
+                 recorder_);
   {
     Scope scope(recorder_, EventKind::optimizer);
-    Tensor values = parameters_.trainable_values().rows(begin_, end_);
-    adamw_step(state_, shard_gradient_, gradient_scale, learning_rate, step, options_, values);
+    AdamWState state{state_.master.rows(first, n), state_.moment1.rows(first, n), state_.moment2,
+                     state_.decay};
+    Tensor rest = values.rows(first, n);
+    adamw_step(state, shard_gradient_.rows(first, n), gradient_scale, learning_rate, step, options_,
+               rest);
   }
   gather_values();
+}
+
+std::int64_t ShardedOptimizer::muon_part() const {
+  return std::clamp<std::int64_t>(muon_elements() - begin_, 0, end_ - begin_);
 }
 
 void ShardedOptimizer::gather_values() {

@@ -79,7 +79,7 @@ class Placement(Balanced):
             self.assertLessEqual(float(row["load_balance"]), 1)
             busy = {
                 rank
-                for m in self.stored(placed)[0]["micro_batches"]
+                for m in self.stored(placed)[1]["micro_batches"]
                 for rank in range(m["first"], m["first"] + m.get("ranks", 1))
             }
             self.assertEqual(int(row["idle_ranks"]), 4 - len(busy))

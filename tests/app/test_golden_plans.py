@@ -209,7 +209,7 @@ class GoldenPlans(RunCase):
         for plan in plans:
             # Where ranks may share packs, every rank had an entry in every round.
             both = [own_lists(plan), round_lists(plan)]
-            hashes["batch"].append({batch_hash(plan["step"], lists) for lists in both})
+            hashes["batch"].append({batch_hash(plan["step"] - 1, lists) for lists in both})
             hashes["schedules"].append({schedules_hash(plan, lists) for lists in both})
         for key, values in hashes.items():
             if key in but:

@@ -99,7 +99,7 @@ class Needle(RunCase):
         self.assertTrue(0 < needle["accuracy"] < 1)  # two values of two tokens: a quarter by chance
         with h5py.File(glob.glob(os.path.join(run, "trace", "trace_00000.h5"))[0], "r") as f:
             steps = f["steps"][()]
-            last = steps[steps["step"] == 5][0]
+            last = steps[steps["step"] == 6][0]
             self.assertEqual(last["needle_accuracy"], needle["accuracy"])
             self.assertEqual(last["needle_accuracy.length.96"], by_length[96]["accuracy"])
             self.assertEqual(last["needle_accuracy.depth.2"], needle["by_depth"][2]["accuracy"])

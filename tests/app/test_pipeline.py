@@ -97,7 +97,7 @@ class Pipelines(RunCase):
                 f"pipeline.schedule={schedule}",
             )
             stages, plans = set(), self.stored(run)
-            self.assertEqual(sorted(plans), [0, 1])
+            self.assertEqual(sorted(plans), [1, 2])
             for path in glob.glob(os.path.join(run, "trace", "trace_*.h5")):
                 with h5py.File(path, "r") as f:
                     events = f["events"][: f["rows"][0]] if f["rows"].shape else f["events"][()]

@@ -63,12 +63,12 @@ class Plans(RunCase):
                 overrides = [*MODEL, *overrides]
                 self.run_ballast(ranks, "train", deck, "-d", run, *overrides)
                 executed = self.stored(run)
-                self.assertEqual(sorted(executed), [0, 1, 2])
+                self.assertEqual(sorted(executed), [1, 2, 3])
                 for command in ("pack", "check"):
                     shown = self.shown(command, deck, *overrides)
                     self.assertEqual(
                         [p["hash"] for p in shown],
-                        [executed[step]["hash"] for step in range(3)],
+                        [executed[step]["hash"] for step in (1, 2, 3)],
                         f"{name}: {command}",
                     )
                     self.assertEqual(shown, list(executed.values()))
@@ -77,7 +77,7 @@ class Plans(RunCase):
                 self.assertEqual(shown, list(executed.values()))
 
     def test_plans_are_stored_every_n_steps_or_never(self):
-        for every, steps in ((1, [0, 1, 2, 3]), (3, [0, 3]), (0, [])):
+        for every, steps in ((1, [1, 2, 3, 4]), (3, [1, 4]), (0, [])):
             run = self.out(f"every{every}")
             self.run_ballast(
                 2, "train", self.deck(steps=4), "-d", run, f"trace.plans_every={every}"

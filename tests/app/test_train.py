@@ -59,7 +59,7 @@ class Meshes(RunCase):
                     value: name
                     for name, value in h5py.check_enum_dtype(events.dtype["kind"]).items()
                 }
-                for step in range(6):
+                for step in range(1, 7):
                     rows = [
                         e
                         for e in events

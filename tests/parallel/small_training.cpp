@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/error.hpp"
+#include "core/model/muon_table.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/step_problems.hpp"
 #include "parallel/pattern/fixed_sources.hpp"
@@ -13,6 +14,13 @@ namespace ballast::testing {
 namespace {
 
 constexpr std::uint64_t kSeed = 20240607;  // parameters; the tokens follow the seed of the run
+
+std::vector<Parameter> stored_table(const SmallOptions& options,
+                                    const std::vector<std::int64_t>& layer_begin, int stage) {
+  std::vector<Parameter> table = stage_table(options.shape, layer_begin, stage).table;
+  if (options.muon) order_for_muon(table);
+  return table;
+}
 
 }  // namespace
 
@@ -44,12 +52,12 @@ SampleLength sample_of(std::int64_t sample, std::int64_t tokens) {
 SmallTraining::SmallTraining(const Mesh& mesh, const SmallOptions& options)
     : layer_begin_(
           balance_stages(options.shape.layers, mesh.shape.pp, part_costs(options.shape, 8))),
-      parameters(stage_table(options.shape, layer_begin_, mesh.at.pp).table, options.type,
-                 host_device(), mesh.replica.size()),
+      parameters(stored_table(options, layer_begin_, mesh.at.pp), options.type, host_device(),
+                 mesh.replica.size()),
       model(options.shape, layer_begin_[mesh.at.pp],
             mesh.at.pp + 1 < mesh.shape.pp ? layer_begin_[mesh.at.pp + 1] : options.shape.layers,
             parameters, options.recompute, options.recorder, 16),
-      optimizer(parameters, mesh.replica, options.zero, {}, options.recorder),
+      optimizer(parameters, mesh.replica, options.zero, {}, options.recorder, options.muon),
       mesh_(mesh),
       options_(options),
       ring_{mesh.cp, plan_ring(mesh.at.cp(mesh.shape), mesh.shape.cp_outer, mesh.shape.cp_inner)},

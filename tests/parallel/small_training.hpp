@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,7 @@ struct SmallOptions {
   std::vector<PlacementSplit> splits{{}};  ///< of method balanced
   std::shared_ptr<const PlacementCosts> placement_costs;
   int zero = 0;
+  std::optional<MuonOptions> muon;
   LossNormaliser normaliser = LossNormaliser::ave_token;
   ModelShape shape = small_shape();
   PipelineOptions pipeline;  ///< stages follow the mesh

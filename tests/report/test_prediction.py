@@ -50,7 +50,7 @@ class Prediction(RunTest):
     def test_known_numbers(self):
         run = pipeline_run(self.folder / "r")
         with h5py.File(run / "trace" / "trace_00001.h5") as file:
-            self.assertEqual(int(file.attrs["format_version"]), 4)
+            self.assertEqual(int(file.attrs["format_version"]), 5)
             rows = file["predicted"][: int(file["rows"][()]["predicted"])]
             self.assertEqual(
                 [

@@ -1,6 +1,8 @@
 #include "kernels/cuda/ops/operations.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "kernels/cuda/ops/ops.hpp"
 #include "kernels/cuda/runtime/device.hpp"
@@ -286,6 +288,74 @@ void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale
                    state.decay.data<std::int64_t>(), static_cast<int>(state.decay.numel()),
                    float_of(gradient), bf16_of(values), gradient.numel(), factors, stream()),
         "adamw");
+}
+
+void muon_momentum(Tensor& moment, Tensor& gradient, double gradient_scale,
+                   const MuonOptions& options) {
+  const auto mu = static_cast<float>(options.momentum);
+  check(muon_momentum(float_of(moment), float_of(gradient), moment.numel(),
+                      static_cast<float>(gradient_scale), mu, options.nesterov ? 1.0f : 0.0f,
+                      options.nesterov ? mu : 1.0f, stream()),
+        "muon momentum");
+}
+
+void orthogonalise(Tensor& matrix, int steps, Workspace& workspace) {
+  const std::int64_t m = matrix.size(0), n = matrix.size(1), s = std::min(m, n);
+  const bool wide = m <= n;  // A = X X^T from the left, else X^T X from the right
+  Tensor x = workspace.take("muon matrix", {m, n}, DType::bf16),
+         next = workspace.take("muon next", {m, n}, DType::bf16),
+         gram = workspace.take("muon gram", {s, s}, DType::bf16),
+         polynomial = workspace.take("muon polynomial", {s, s}, DType::bf16);
+  auto* partial = static_cast<double*>(scratch((sum_partial_doubles() + 1) * sizeof(double)));
+  double* squares = partial + sum_partial_doubles();
+  check(sum_of_squares(float_of(matrix), m * n, partial, squares, stream()), "norm of a matrix");
+  check(normalise(float_of(matrix), squares, kMuonNormEps, bf16_of(x), m * n, stream()),
+        "norm of a matrix");
+  for (int step = 0; step < steps; ++step) {
+    gemm({.m = s,
+          .n = s,
+          .k = wide ? n : m,
+          .a = bf16_of(x),
+          .lda = n,
+          .transpose_a = !wide,
+          .b = bf16_of(x),
+          .ldb = n,
+          .transpose_b = wide,
+          .c = bf16_of(gram),
+          .ldc = s});
+    copy_rows(gram, polynomial);
+    gemm({.m = s,
+          .n = s,
+          .k = s,
+          .a = bf16_of(gram),
+          .lda = s,
+          .b = bf16_of(gram),
+          .ldb = s,
+          .c = bf16_of(polynomial),
+          .ldc = s,
+          .alpha = static_cast<float>(kMuonC),
+          .beta = static_cast<float>(kMuonB)});
+    copy_rows(x, next);
+    gemm({.m = m,
+          .n = n,
+          .k = s,
+          .a = wide ? bf16_of(polynomial) : bf16_of(x),
+          .lda = wide ? s : n,
+          .b = wide ? bf16_of(x) : bf16_of(polynomial),
+          .ldb = wide ? n : s,
+          .c = bf16_of(next),
+          .ldc = n,
+          .beta = static_cast<float>(kMuonA)});
+    std::swap(x, next);
+  }
+  copy_rows(x, matrix);
+}
+
+void muon_update(Tensor& master, const Tensor& direction, double step_size, double shrink,
+                 Tensor& values) {
+  check(muon_update(float_of(master), float_of(direction), bf16_of(values), values.numel(),
+                    static_cast<float>(step_size), static_cast<float>(shrink), stream()),
+        "muon update");
 }
 
 double sum_of_squares(const Tensor& x) {

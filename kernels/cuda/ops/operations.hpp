@@ -9,6 +9,7 @@
 #include "core/plan/attention/attention_work.hpp"
 #include "kernels/ops/adamw.hpp"
 #include "kernels/ops/gradient_target.hpp"
+#include "kernels/ops/muon.hpp"
 #include "kernels/ops/rope.hpp"
 
 namespace ballast {
@@ -92,5 +93,11 @@ void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale
                 double learning_rate, std::int64_t step, const AdamWOptions& options,
                 Tensor& values);
 double sum_of_squares(const Tensor& x);
+
+void muon_momentum(Tensor& moment, Tensor& gradient, double gradient_scale,
+                   const MuonOptions& options);
+void orthogonalise(Tensor& matrix, int steps, Workspace& workspace);
+void muon_update(Tensor& master, const Tensor& direction, double step_size, double shrink,
+                 Tensor& values);
 
 }  // namespace ballast::cuda

@@ -115,6 +115,17 @@ struct AdamWFactors {
 cudaError_t adamw_step(float* master, float* moment1, float* moment2,
                        const std::int64_t* decay_bounds, int bounds, const float* gradient,
                        Bf16* values, std::int64_t n, AdamWFactors factors, cudaStream_t stream);
+/// Muon's momentum on n elements, fp32: moment = momentum moment + scale gradient, and the gradient
+/// becomes own scale gradient + ahead moment.
+cudaError_t muon_momentum(float* moment, float* gradient, std::int64_t n, float scale,
+                          float momentum, float own, float ahead, cudaStream_t stream);
+/// y = bf16(x / (sqrt(squares[0]) + eps)), n elements.
+cudaError_t normalise(const float* x, const double* squares, double eps, Bf16* y, std::int64_t n,
+                      cudaStream_t stream);
+/// master = (1 - shrink) master - step_size direction, n elements; bf16 values get the rounded
+/// master.
+cudaError_t muon_update(float* master, const float* direction, Bf16* values, std::int64_t n,
+                        float step_size, float shrink, cudaStream_t stream);
 /// result[0] = sum of squares of x in fp64, fixed order.  `partial`: sum_partial_doubles() doubles.
 std::size_t sum_partial_doubles();
 cudaError_t sum_of_squares(const float* x, std::int64_t n, double* partial, double* result,

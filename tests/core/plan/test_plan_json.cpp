@@ -136,7 +136,7 @@ TEST(PlanJson, RefusesDamagedText) {
   for (const char* key : {"format", "hash", "mesh", "normaliser", "layouts", "micro_batches",
                           "op_kinds", "schedules", "lanes", "collectives"})
     refused(key, [&](Json& json) { json.erase(key); });
-  refused("format 2", [](Json& json) { json["format"] = 2; });
+  refused("format 1", [](Json& json) { json["format"] = 1; });
   refused("the text says", [](Json& json) { json["step"] = 9; });
   refused("\"jump\" is unknown", [](Json& json) { json["op_kinds"][0] = "jump"; });
   refused("outside its list", [](Json& json) { json["schedules"][0][0]["kind"][0] = 99; });

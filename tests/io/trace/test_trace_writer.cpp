@@ -151,7 +151,7 @@ Contents read(const std::string& path) {
 void expect_numbered(const Contents& c, std::int64_t at_least) {
   ASSERT_GE(c.rows.events, at_least);
   for (std::int64_t n = 0; n < c.rows.events; ++n) {
-    ASSERT_EQ(c.event_steps[n], n);
+    ASSERT_EQ(c.event_steps[n], n + 1);
     ASSERT_EQ(c.event_bytes[n], 3 * n);
     ASSERT_EQ(c.event_begin[n], static_cast<double>(n));
     ASSERT_EQ(c.event_kinds[n], name(static_cast<EventKind>(n % kEventKinds)));
@@ -218,10 +218,10 @@ TEST_F(TraceFile, StepScalarsShareARowAndMissingOnesAreNaN) {
   }
   const Contents c = read(path());
   ASSERT_EQ(c.rows.steps, 3001);
-  EXPECT_EQ(c.steps[0], 0);
-  EXPECT_EQ(c.steps[1], 1);
-  EXPECT_EQ(c.steps[2], 1);
-  EXPECT_EQ(c.steps[3000], 2999);
+  EXPECT_EQ(c.steps[0], 1) << "files count from 1";
+  EXPECT_EQ(c.steps[1], 2);
+  EXPECT_EQ(c.steps[2], 2);
+  EXPECT_EQ(c.steps[3000], 3000);
   EXPECT_EQ(c.scalars.at("loss")[1], 5.0);
   EXPECT_EQ(c.scalars.at("loss")[2], 4.9);
   EXPECT_EQ(c.scalars.at("loss")[3000], 1.0 / 2999);

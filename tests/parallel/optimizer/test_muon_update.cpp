@@ -1,0 +1,87 @@
+// Muon over ranks: stages 0 and 1 and any number of ranks train alike, and the state is sharded
+// with one moment for its matrices.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "core/model/muon_table.hpp"
+#include "tests/parallel/small_training.hpp"
+
+namespace ballast {
+namespace {
+
+using namespace testing;
+
+class MuonRanks : public ::testing::Test {
+ protected:
+  const Communicator world = Communicator::world();
+  std::vector<SampleLength> samples;
+  MeshShape shape;
+  void SetUp() override {
+    for (std::int64_t tokens : {31, 12, 40, 7, 19})
+      samples.push_back(sample_of(static_cast<std::int64_t>(samples.size()), tokens));
+    shape.dp = world.size() > 1 ? 2 : 1;
+    shape.cp_inner = world.size() / shape.dp;
+  }
+  static SmallOptions options(int zero, DType type) {
+    SmallOptions options;
+    options.zero = zero;
+    options.type = type;
+    options.muon = MuonOptions{};
+    return options;
+  }
+};
+
+TEST_F(MuonRanks, StagesTrainAlikeBitForBit) {
+  const Mesh& mesh = mesh_of(shape);
+  SmallTraining zero0(mesh, options(0, DType::f32)), zero1(mesh, options(1, DType::f32));
+  for (std::int64_t step = 1; step <= 4; ++step) {
+    EXPECT_EQ(zero0.gradients(samples), zero1.gradients(samples));
+    for (SmallTraining* t : {&zero0, &zero1}) t->update(3e-3, step);
+    ASSERT_TRUE(bit_equal(zero0.parameters.values(), zero1.parameters.values())) << step;
+  }
+}
+
+TEST_F(MuonRanks, ManyRanksFollowOne) {
+  const Mesh& mesh = mesh_of(shape);
+  SmallTraining one(alone(), options(1, DType::f64)), many(mesh, options(1, DType::f64));
+  double first = 0, last = 0;
+  for (std::int64_t step = 1; step <= 10; ++step) {
+    last = one.gradients(samples);
+    if (step == 1) first = last;
+    EXPECT_NEAR(many.gradients(samples), last, 1e-7 * last);
+    one.update(1e-2, step);
+    many.update(1e-2, step);
+  }
+  EXPECT_LT(last, first) << "it learns";
+  const std::int64_t n = one.parameters.numel();
+  EXPECT_LT(relative_error(elements(many.parameters.values().rows(0, n)),
+                           elements(one.parameters.values().rows(0, n))),
+            1e-7);
+}
+
+TEST_F(MuonRanks, MatricesHaveOneMoment) {
+  const Mesh& mesh = mesh_of(shape);
+  SmallTraining training(mesh, options(1, DType::f32));
+  ShardedOptimizer& optimizer = training.optimizer;
+  std::int64_t matrices = 0;
+  for (const Parameter& p : training.parameters.table())
+    if (muon_updates(p)) matrices += p.numel();
+  EXPECT_EQ(optimizer.muon_elements(), matrices);
+  const std::int64_t seconds = optimizer.state().moment2.numel();
+  EXPECT_EQ(world.all_reduce(seconds, Reduction::sum),
+            training.parameters.values().numel() - matrices);
+  EXPECT_EQ(optimizer.state().moment1.numel(), optimizer.shard_end() - optimizer.shard_begin());
+}
+
+TEST_F(MuonRanks, MistakesAreErrors) {
+  Parameters unordered(parameter_table(small_shape()), DType::f32, host_device(), world.size());
+  EXPECT_THROW(ShardedOptimizer(unordered, world, 1, {}, nullptr, MuonOptions{}), Error);
+  std::vector<Parameter> table = parameter_table(small_shape());
+  order_for_muon(table);
+  Parameters parameters(table, DType::f32, host_device(), world.size());
+  EXPECT_THROW(ShardedOptimizer(parameters, world, 2, {}, nullptr, MuonOptions{}), Error);
+}
+
+}  // namespace
+}  // namespace ballast
