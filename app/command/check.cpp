@@ -46,7 +46,8 @@ void print_mesh(const CheckFacts& f) {
 void print_model(const CheckFacts& f) {
   const ModelShape& m = f.options.model;
   fmt::print("\nmodel {}: {} parameters ({} without embedding and head), computed in {}\n",
-             m.preset, m.parameters(), m.parameters_without_embedding(), name(f.type));
+             m.preset, m.parameters(), m.parameters_without_embedding(),
+             fmt::format("{}{}", name(f.type), f.fp8 ? ", its layers' products in fp8" : ""));
   fmt::print(
       "  {} layers, hidden {}, intermediate {}, {} query and {} key/value heads of {}, vocabulary "
       "{}{}{}\n",

@@ -223,6 +223,7 @@ CheckFacts CheckFacts::of(const Config& config, OpenedFiles files) {
   f.case_name = config.from.case_name;
   f.options = RunOptions::from(config);
   f.type = config.run.type();
+  f.fp8 = config.run.fp8();
   f.zero = config.optimizer.zero;
   f.recompute = name(config.recompute.mode);
   const MeshShape& mesh = f.options.mesh;

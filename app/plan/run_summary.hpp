@@ -38,6 +38,7 @@ struct CheckFacts {
   std::string file, case_name;
   RunOptions options;
   DType type = DType::f32;
+  bool fp8 = false;  ///< run.precision = "fp8"
   int zero = 0;
   std::string recompute;
   std::int64_t micro_batch_tokens = 0;  ///< the largest micro-batch that the deck allows
