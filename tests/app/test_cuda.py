@@ -379,6 +379,22 @@ class Cuda(RunCase):
             steps=6,
         )
 
+    def test_fp8_follows_the_host(self):
+        fp8 = ["run.precision=fp8"]
+        halves = ["pipeline.schedule=zero_bubble"]
+        self.compare(
+            "fp8",
+            fp8,
+            [
+                ({}, fp8),
+                ({}, fp8 + ["recompute.mode=full"]),
+                ({"dp": 2}, fp8 + ["optimizer.zero=2"]),
+                ({"cp_inner": 3}, fp8 + ["ring.layout=striped", "ring.stripe=1"]),
+                ({"pp": 2}, fp8 + chunked(64) + halves),
+            ],
+            steps=6,
+        )
+
     def test_deterministic_runs_repeat_their_digits_with_and_without_recomputation(self):
         for title, ranks, text, common, variants in (
             (

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/plan/context/axis_range.hpp"
+#include "kernels/cuda/attention/head_dims.hpp"
 #include "kernels/cuda/index/heads_launch.hpp"
 
 namespace ballast::cuda {
@@ -44,7 +45,8 @@ __global__ __launch_bounds__(kThreads) void pooled_kernel(const Routing x, float
     const bf16* q = static_cast<const bf16*>(x.q) +
                     static_cast<std::int64_t>(begin + b) * kBlock * x.q_stride + head * D;
     float sum = 0;
-    for (int i = threadIdx.x / D; i < rows; i += kParts)
+    // Threads beyond the last whole part (head dim 96) have no rows.
+    for (int i = threadIdx.x < kParts * D ? threadIdx.x / D : rows; i < rows; i += kParts)
       sum += __bfloat162float(q[i * x.q_stride + d]);
     part[threadIdx.x] = sum;
     __syncthreads();
@@ -198,32 +200,30 @@ unsigned ctas(std::int64_t threads) {
 }  // namespace
 
 cudaError_t score_pooled(const Routing& x, float scale, float* scores, cudaStream_t stream) {
-  if ((x.head_dim != 64 && x.head_dim != 128) || x.kv_heads <= 0 || x.q_heads % x.kv_heads != 0)
-    return cudaErrorInvalidValue;
+  if (x.kv_heads <= 0 || x.q_heads % x.kv_heads != 0) return cudaErrorInvalidValue;
   if (x.at.blocks == 0 || x.q_heads == 0) return cudaSuccess;
   const dim3 grid((x.at.blocks + kQueryBlocks - 1) / kQueryBlocks, x.q_heads);
-  if (x.head_dim == 128) {
-    pooled_kernel<128><<<grid, kThreads, 0, stream>>>(x, scale, scores);
-  } else {
-    pooled_kernel<64><<<grid, kThreads, 0, stream>>>(x, scale, scores);
-  }
-  return cudaGetLastError();
+  return at_head_dim(x.head_dim, [&](auto d) {
+    pooled_kernel<d.value><<<grid, kThreads, 0, stream>>>(x, scale, scores);
+    return cudaGetLastError();
+  });
 }
 
 cudaError_t compare_estimates(const Likeness& x, const PatternAxes& axes, double threshold,
                               std::uint8_t* by_blocks, cudaStream_t stream) {
-  if ((x.head_dim != 64 && x.head_dim != 128) || x.kv_heads <= 0 || x.q_heads % x.kv_heads != 0 ||
-      x.widest > 16384)
+  if (x.kv_heads <= 0 || x.q_heads % x.kv_heads != 0 || x.widest > 16384)
     return cudaErrorInvalidValue;
   if (axes.segments == 0 || x.q_heads == 0) return cudaSuccess;
   const int bytes = x.widest * 12;
-  const auto kernel = x.head_dim == 128 ? compare_kernel<128> : compare_kernel<64>;
-  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             std::max(bytes, 40 << 10));
-  if (e != cudaSuccess) return e;
-  kernel<<<dim3(axes.segments, x.q_heads), kThreads, bytes, stream>>>(x, axes, threshold,
-                                                                      by_blocks);
-  return cudaGetLastError();
+  return at_head_dim(x.head_dim, [&](auto d) {
+    const auto kernel = compare_kernel<d.value>;
+    const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               std::max(bytes, 40 << 10));
+    if (e != cudaSuccess) return e;
+    kernel<<<dim3(axes.segments, x.q_heads), kThreads, bytes, stream>>>(x, axes, threshold,
+                                                                        by_blocks);
+    return cudaGetLastError();
+  });
 }
 
 cudaError_t impose_rules(std::int64_t* mass, int heads, const PatternAxes& axes,
