@@ -27,6 +27,33 @@ def loss(a):
     return [panel("Loss", data, "step", "loss (nats / token)")]
 
 
+def preferences(a):
+    """DPO: rewards of chosen and rejected answers, their margin, and how often it is right."""
+    if "rewards_margin" not in a.scalars:
+        return None
+    rewards = [
+        line(label, *a.scalars[name], SERIES[i])
+        for i, (label, name) in enumerate(
+            (
+                ("chosen", "rewards_chosen"),
+                ("rejected", "rewards_rejected"),
+                ("margin", "rewards_margin"),
+            )
+        )
+        if name in a.scalars
+    ]
+    accuracy = [line("training", *a.scalars["rewards_accuracy"], SERIES[0])]
+    for name, data in (("margin", rewards), ("accuracy", accuracy)):
+        if f"validation_rewards_{name}" in a.scalars:
+            held = line("held out", *a.scalars[f"validation_rewards_{name}"], SERIES[4])
+            label = "margin, held out" if name == "margin" else "held out"
+            data.append({**held, "name": label, "mode": "markers"})
+    return [
+        panel("Rewards", rewards, "step", "reward (beta x nats)"),
+        panel("Accuracy", accuracy, "step", "share of pairs", yaxis={"range": [-0.02, 1.02]}),
+    ]
+
+
 _CELL = re.compile(r"needle_accuracy\.length\.(\d+)\.depth\.(\d+)$")
 _LENGTH = re.compile(r"needle_accuracy\.length\.(\d+)$")
 
@@ -219,6 +246,14 @@ FIGURES = {
         ),
     ),
     "loss": (loss, "Loss of each step, and held-out loss where it was taken."),
+    "preferences": (
+        preferences,
+        (
+            "DPO: beta times what the policy's log probability gained on the reference's, mean over"
+            " the pairs of a step; accuracy: share of the pairs whose chosen answer has the higher"
+            " reward."
+        ),
+    ),
     "needle": (
         needle,
         (

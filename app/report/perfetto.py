@@ -1,5 +1,5 @@
 """Chrome / Perfetto trace (JSON): a process a rank, an event a region, identifiers as arguments,
-and an arrow from each send between stages to its receive."""
+and arrows from each send between stages to its receive and along each hop of a ring."""
 import json
 from collections import defaultdict
 
@@ -132,16 +132,91 @@ def _onward(count, first, last):
     return count if first else 0 if last else (count + 1) // 2
 
 
+HOPS = ("kv_inner", "kv_outer", "dkv_inner", "dkv_outer")
+
+
+def _ring_plan(trace):
+    """The rank's plan of ring steps, or None."""
+    for plan in trace.executed("ring"):
+        if all(isinstance(plan.get(key), list) for key in ("forward", "backward")):
+            return plan
+    return None
+
+
+def _passes(trace):
+    """{(session, step, micro-batch, chunk, layer): [(direction, {(outer, inner): attention event},
+    {(outer, inner): wait})]}: the passes round the ring of each layer, in order."""
+    directions = {code("attention_forward"): "forward", code("attention_backward"): "backward"}
+    wait = code("ring_wait")
+    events = trace.events[
+        np.isin(trace.events["kind"], [*directions, wait]) & (trace.events["inner"] >= 0)
+    ]
+    found = defaultdict(list)
+    for event in events[np.argsort(events["begin_s"], kind="stable")]:
+        number = trace.sessions[event["session"]].number
+        key = (number, *event[["step", "micro_batch", "chunk", "layer"]].tolist())
+        at = (int(event["outer"]), int(event["inner"]))
+        direction = directions.get(int(event["kind"]))
+        if direction and (at == (0, 0) or not found[key]):
+            found[key].append((direction, {}, {}))
+        if found[key]:
+            found[key][-1][1 if direction else 2][at] = event
+    return found
+
+
+def hops(run):
+    """Hops of ring attention: (sending rank, the attention that it posts the hop with, where it
+    computes none the wait, receiving rank, the wait that ends with its arrival).  Both ends run the
+    same passes in the same order."""
+    plans = {rank: _ring_plan(trace) for rank, trace in run.traces.items()}
+    rings = defaultdict(dict)  # of a group: place in the ring -> (rank, passes)
+    for rank, trace in sorted(run.traces.items()):
+        if plans[rank] is None:
+            continue
+        at = trace.last.at
+        group = tuple(sorted((k, v) for k, v in at.items() if k not in ("cp_outer", "cp_inner")))
+        rings[group][plans[rank]["rank"]] = (rank, _passes(trace))
+    for members in rings.values():
+        for place, (rank, passes) in members.items():
+            for key, mine in passes.items():
+                for i, (direction, attention, waits) in enumerate(mine):
+                    for t, step in enumerate(plans[rank][direction]):
+                        at = (step["outer"], step["inner"])
+                        send = attention.get(at, waits.get(at))
+                        for kind in HOPS if send is not None else ():
+                            hop = step.get(kind)
+                            if hop is None or hop["to"] not in members:
+                                continue
+                            other, theirs = members[hop["to"]]
+                            arrival = _arrival(plans[other], theirs.get(key, ()), i, t, kind)
+                            if arrival is not None:
+                                yield rank, send, other, arrival
+
+
+def _arrival(plan, passes, number, t, kind):
+    """The wait in which a rank completes the hop that both ends post at step t of a pass."""
+    if number >= len(passes):
+        return None
+    direction, _, waits = passes[number]
+    steps = plan[direction]
+    hop = steps[t].get(kind) if t < len(steps) else None
+    if hop is None or hop["complete"] >= len(steps):
+        return None
+    end = steps[hop["complete"]]
+    return waits.get((end["outer"], end["inner"]))
+
+
 def _arrows(run, first_pid, begins):
-    for number, (sender, send, receiver, receive) in enumerate(transfers(run)):
+    named = [("transfer", t) for t in transfers(run)] + [("hop", h) for h in hops(run)]
+    for number, (name, (sender, send, receiver, receive)) in enumerate(named):
         for phase, rank, event, at in (
             ("s", sender, send, "begin_s"),
             ("f", receiver, receive, "end_s"),
         ):
             begin = begins[run.traces[rank].sessions[event["session"]].number]
             yield {
-                "name": "transfer",
-                "cat": "transfer",
+                "name": name,
+                "cat": name,
                 "ph": phase,
                 **({"bp": "e"} if phase == "f" else {}),
                 "id": first_pid + number,
