@@ -40,7 +40,6 @@ DPO = f"""[loss]
 kind = "dpo"
 [dpo]
 beta = {make_trl.BETA}
-label_smoothing = {make_trl.SMOOTHING}
 reference = "{{reference}}"
 """
 

@@ -24,7 +24,7 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 MODEL = os.path.join(HERE, "qwen2")
 FILE = os.path.join(HERE, "trl.safetensors")
-BETA, SMOOTHING, SHRINK, PAIRS, SEED = 0.3, 0.1, 0.97, 6, 20261123
+BETA, SHRINK, PAIRS, SEED = 0.3, 0.97, 6, 20261123
 
 
 def shrunk(name, values):
@@ -112,7 +112,7 @@ def dpo(folder, rows, load, words):
     trainer = DPOTrainer(
         model=load(),
         ref_model=reference,
-        args=DPOConfig(**arguments(folder), beta=BETA, label_smoothing=SMOOTHING),
+        args=DPOConfig(**arguments(folder), beta=BETA),
         train_dataset=Dataset.from_list(data),
         processing_class=words,
     )

@@ -157,6 +157,77 @@ class KnownNumbers(RunTest):
         names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
         self.assertEqual(names, {0: "rank 0 (cp_inner 0)", 1: "rank 1 (cp_inner 1)"})
 
+    def test_arrows_follow_the_hops_of_a_ring(self):
+        """Two ranks, forward and backward of two layers; backward ends with a hop without
+        attention."""
+
+        def steps(rank, hops):
+            other = 1 - rank
+            return [
+                {"outer": outer, "inner": inner, "shard": shard}
+                | {
+                    kind: {"to": other, "from": other, "send": 0, "recv": 0, "complete": complete}
+                    for kind, complete in found.items()
+                }
+                for (outer, inner, shard), found in zip(
+                    ((0, 0, rank), (0, 1, other), (1, 0, -1)), hops
+                )
+            ]
+
+        ranks = [Rank(r, 2, {"cp_inner": 2}, {"cp_inner": r}) for r in range(2)]
+        hops = {
+            "attention_forward": ({"kv_inner": 1}, {}),
+            "attention_backward": ({"kv_inner": 0}, {}, {"dkv_inner": 2}),
+        }
+        expected, clock = set(), 0.0
+        for r in ranks:
+            plan = {"rank": r.rank, "outer": 1, "inner": 2}
+            for kind, name in (
+                ("attention_forward", "forward"),
+                ("attention_backward", "backward"),
+            ):
+                plan[name] = steps(r.rank, hops[kind])
+            r.plan("ring", 7, 0, plan)
+        for layer, kind in [(l, k) for k in hops for l in range(2)]:
+            for t, (outer, inner) in enumerate(((0, 0), (0, 1), (1, 0))[: len(hops[kind])]):
+                for r in ranks:
+                    ids = {"step": 0, "mb": 0, "layer": layer, "outer": outer, "inner": inner}
+                    late = 0.1 * r.rank
+                    if t < 2:
+                        r.event(kind, clock + late, clock + 1 + late, **ids)
+                    r.event("ring_wait", clock + 1 + late, clock + 2 + late, **ids)
+                clock += 10
+            first = clock - 10 * len(hops[kind])
+            for t, found in enumerate(hops[kind]):
+                for complete in found.values():
+                    for a in range(2):
+                        begin = first + 10 * t + (1 if t == 2 else 0) + 0.1 * a
+                        end = first + 10 * complete + 2 + 0.1 * (1 - a)
+                        expected.add((a, round(1e6 * begin, 3), 1 - a, round(1e6 * end, 3)))
+        run = synthetic.write(self.folder / "r", ranks)
+        self.report(run, "--perfetto", self.folder / "p.json", draw=False)
+        events = json.loads((self.folder / "p.json").read_text())["traceEvents"]
+        ends = {(e["id"], e["ph"]): (e["pid"], e["ts"]) for e in events if e["ph"] in "sf"}
+        found = {ends[i, "s"] + ends[i, "f"] for i, phase in ends if phase == "s"}
+        self.assertEqual(found, expected)
+        self.assertEqual({e["name"] for e in events if e["ph"] in "sf"}, {"hop"})
+
+    def test_preferences_are_drawn(self):
+        r = Rank(0, 1)
+        for step in range(3):
+            r.event("step", 10 * step, 10 * step + 9, step=step)
+            r.step(
+                step, rewards_chosen=0.1 * step, rewards_rejected=-0.2 * step,
+                rewards_margin=0.3 * step, rewards_accuracy=0.5 + 0.1 * step,
+            )  # fmt: skip
+        r.step(2, validation_rewards_margin=0.25, validation_rewards_accuracy=0.75)
+        run = synthetic.write(self.folder / "r", [r])
+        self.report(run)
+        rewards, accuracy = self.figures(run / "report")["preferences"]
+        names = [t["name"] for t in rewards["data"]]
+        self.assertEqual(names, ["chosen", "rejected", "margin", "margin, held out"])
+        self.assertEqual([t["name"] for t in accuracy["data"]], ["training", "held out"])
+
     def test_arrows_lead_from_sends_to_their_receives(self):
         """Three stages, one micro-batch in two chunks, on and back."""
         ranks = [Rank(r, 3, {"pp": 3}, {"pp": r}) for r in range(3)]

@@ -10,6 +10,7 @@
 #include "kernels/ops/embedding.hpp"
 #include "kernels/ops/fp8.hpp"
 #include "kernels/ops/linear.hpp"
+#include "kernels/ops/muon.hpp"
 #include "kernels/ops/rmsnorm.hpp"
 #include "kernels/ops/rope.hpp"
 #include "kernels/ops/swiglu.hpp"
@@ -333,6 +334,36 @@ TEST_F(Operations, AdamWAndNorm) {
   EXPECT_CLOSE(values_gpu, values, kBf16);
   EXPECT_NEAR(sum_of_squares(gradient_gpu), sum_of_squares(gradient),
               1e-9 * sum_of_squares(gradient));
+}
+
+TEST_F(Operations, Muon) {
+  const std::int64_t n = 100003;
+  const Tensor start = random({n}), first = random({n});
+  for (const bool nesterov : {true, false}) {
+    MuonOptions options;
+    options.nesterov = nesterov;
+    Tensor moment = start.clone(), gradient = first.clone(), master = start.clone(),
+           values = start.clone();
+    Tensor moment_gpu = to_gpu(start, f32), gradient_gpu = to_gpu(first, f32),
+           master_gpu = to_gpu(start, f32), values_gpu = unwritten({n}, b16);
+    muon_momentum(moment, gradient, 0.7, options);
+    muon_momentum(moment_gpu, gradient_gpu, 0.7, options);
+    EXPECT_CLOSE(moment_gpu, moment, kFp32);
+    EXPECT_CLOSE(gradient_gpu, gradient, kFp32);
+    muon_update(master, gradient, 0.02, 0.001, values);
+    muon_update(master_gpu, gradient_gpu, 0.02, 0.001, values_gpu);
+    EXPECT_CLOSE(master_gpu, master, kFp32);
+    EXPECT_CLOSE(values_gpu, values, kBf16);
+  }
+  Workspace host_space(host_device()), gpu_space(*gpu);
+  for (const auto& [rows, columns] :
+       {std::pair<std::int64_t, std::int64_t>{128, 512}, {512, 128}, {200, 333}, {8, 896}})
+    for (const int steps : {1, 5}) {
+      Tensor matrix = random({rows, columns}), matrix_gpu = to_gpu(matrix, f32);
+      orthogonalise(matrix, steps, host_space);
+      orthogonalise(matrix_gpu, steps, gpu_space);
+      EXPECT_CLOSE(matrix_gpu, matrix, 3e-2);  // bf16, each step's rounding grown by the next ones
+    }
 }
 
 TEST_F(Operations, AddAndCopyRows) {
