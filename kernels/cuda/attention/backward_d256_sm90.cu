@@ -73,7 +73,7 @@ struct WideConsumer {
       wgmma_commit();
     }
   }
-  __device__ __forceinline__ void reduce(const float (&dq)[32], int half) {
+  __device__ __forceinline__ void reduce(const float (&dq)[32], int half, bool last = false) {
     if constexpr (kWithDq) {
       if (previous == kNone) return;
       const int head = previous >> kBlockBits, query_block = previous & ((1 << kBlockBits) - 1),
@@ -82,7 +82,8 @@ struct WideConsumer {
       if constexpr (kDq == QueryGradient::turns) {
         named_barrier(kBufferFree + consumer, kSenderThreads);
         stage_query_gradient<64>(dq, out, row, lane, p.scale);
-        if (thread == 0) sh.job[consumer] = {head, query_block, slice, sh.unit.first_row / kBlock};
+        if (thread == 0)
+          sh.job[consumer] = {head, query_block, slice, sh.unit.first_row / kBlock, last};
         named_arrive(kBufferFull + consumer, kSenderThreads);
       } else {
         if (thread == 0) bulk_wait_read();
@@ -212,7 +213,7 @@ struct WideConsumer {
     wgmma_fence();
     issue_query_gradient(dq, 1);
     wgmma_wait<0>();
-    reduce(dq, 1);
+    reduce(dq, 1, true);
   }
 
   __device__ __forceinline__ void store(const float (&dk)[kColumns / 2],

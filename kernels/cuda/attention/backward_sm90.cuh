@@ -146,7 +146,7 @@ struct BackwardConsumer {
       named_barrier(kBufferFree + consumer, kSenderThreads);
       stage_query_gradient<Shared::kSliceColumns>(dq, out, row, lane, p.scale);
       if (thread == 0)
-        sh.job[consumer] = {head, query_block, consumer, sh.unit.first_row / Shared::kUnitKeys};
+        sh.job[consumer] = {head, query_block, consumer, sh.unit.first_row / Shared::kUnitKeys, true};
       named_arrive(kBufferFull + consumer, kSenderThreads);
     } else {
       if (thread == 0) bulk_wait_read();

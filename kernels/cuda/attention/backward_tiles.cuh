@@ -58,6 +58,7 @@ struct QueryTile {
 /// Part of a tile's dQ on its way to global memory; head < 0 ends the sender.
 struct QueryGradientJob {
   int head, query_block, slice, turn;
+  bool last;  // of a unit
 };
 
 template <int D>
@@ -337,33 +338,53 @@ __device__ void send_query_gradients(BackwardShared<D>& sh, const BackwardMaps& 
                                      const BackwardParams& p, int consumer) {
   using Shared = BackwardShared<D>;
   constexpr int kSlices = backward_slices(D);
+  constexpr bool kPipelined = kSlices > 2;
   const bool first = threadIdx.x % 32 == 0;
+  int* pending = nullptr;  // turn of the addition before, not yet known to be complete
   named_arrive(kBufferFree + consumer, kSenderThreads);
   while (true) {
     named_barrier(kBufferFull + consumer, kSenderThreads);
     const QueryGradientJob job = sh.job[consumer];
-    if (job.head < 0) return;
-    int* turn =
-        p.turns + (job.head * p.index.shape.q_blocks() + job.query_block) * kSlices + job.slice;
     if (first) {
-      while (load_acquire(turn) != job.turn) {
+      const bool done = job.head < 0;
+      int* turn =
+          p.turns + (job.head * p.index.shape.q_blocks() + job.query_block) * kSlices + job.slice;
+      // Whoever has to wait first lets others go on.
+      if (pending != nullptr && (done || load_acquire(turn) != job.turn)) {
+        bulk_wait();
+        fence_async_global();
+        count_release(pending);
+        pending = nullptr;
       }
-      fence_async_global();
-      for (int b = 0; b < Shared::kSliceColumns / 32; ++b) {
-        const int column = job.slice * Shared::kSliceColumns + b * 32;
-        if (column < D)
-          tma_reduce_add(&maps.dq, sh.dq[consumer] + b * kBlock * 128, column, job.head,
-                         job.query_block * kBlock);
+      if (!done) {
+        while (load_acquire(turn) != job.turn) {
+        }
+        fence_async_global();
+        for (int b = 0; b < Shared::kSliceColumns / 32; ++b) {
+          const int column = job.slice * Shared::kSliceColumns + b * 32;
+          if (column < D)
+            tma_reduce_add(&maps.dq, sh.dq[consumer] + b * kBlock * 128, column, job.head,
+                           job.query_block * kBlock);
+        }
+        bulk_commit();
+        if (pending != nullptr) {
+          bulk_wait_but_one();
+          fence_async_global();
+          count_release(pending);
+        }
+        pending = turn;
+        bulk_wait_read();
       }
-      bulk_commit();
-      bulk_wait_read();
     }
     __syncwarp();
+    if (job.head < 0) return;
     named_arrive(kBufferFree + consumer, kSenderThreads);
-    if (first) {
+    // Where several slices of a tile follow each other, the next one does not wait for this one.
+    if (first && (job.last || !kPipelined)) {
       bulk_wait();
       fence_async_global();
-      count_release(turn);
+      count_release(pending);
+      pending = nullptr;
     }
     __syncwarp();
   }

@@ -22,6 +22,7 @@ struct ForwardParams {
   void* o;
   std::int64_t o_stride;
   bool o_fp32;
+  bool o_vectors;  // rows of a bf16 o begin at multiples of 16 bytes
   float* lse;
 };
 
@@ -45,12 +46,14 @@ template <int D, int kConsumers>
 struct ForwardConsumer {
   using Shared = ForwardShared<D, kConsumers>;
   static constexpr int kKeys = Shared::kHalves * kBlock;  // of a tile
+  static constexpr int kTurn = 1;                         // named barriers of begin_turn()
   Shared& sh;
   const ForwardParams& p;
   const int consumer, thread, lane,
       row;  // row: first of the thread's rows inside the 64-row block, the other is + 8
   RingPosition<Shared::kStages> ring;
   Interval seen0, seen1;  // visible keys of the two rows
+  int count = 0;          // work items before this one
 
   __device__ ForwardConsumer(Shared& s, const ForwardParams& params, int which)
       : sh(s),
@@ -59,6 +62,10 @@ struct ForwardConsumer {
         thread(threadIdx.x % 128),
         lane(threadIdx.x % 32),
         row(thread / 32 * 16 + lane / 4) {}
+
+  __device__ __forceinline__ const WorkItem<kConsumers>& work() const {
+    return sh.work[count % kWorkSlots];
+  }
 
   /// Waits for the next stage that this consumer uses, giving back the others; -1 at the end of the
   /// item.  A consumer that still holds a stage passes over at most `skips` others, else the ring
@@ -76,7 +83,18 @@ struct ForwardConsumer {
                    parity);  // or the stage could be refilled while its V is still arriving
       sh.release_keys(s);
       sh.release(s);
+      begin_turn();
+      end_turn();
     }
+  }
+  /// Three consumers issue their products in turn, one turn a stage of the ring: else all of them
+  /// compute exponentials at the same time, and leave the tensor cores idle at the same time.
+  __device__ __forceinline__ void begin_turn() {
+    if constexpr (kConsumers == 3) named_barrier(kTurn + consumer, 256);
+  }
+  __device__ __forceinline__ void end_turn() {
+    if constexpr (kConsumers == 3)
+      named_arrive(kTurn + (consumer == kConsumers - 1 ? 0 : consumer + 1), 256);
   }
   __device__ __forceinline__ void mask(float (&s)[kKeys / 2], int stage, int state) {
     if (state == kAllWhole) return;
@@ -86,7 +104,7 @@ struct ForwardConsumer {
       const DeviceIndex& index = p.work.index;
       const Interval* rows =
           index.column_bounds +
-          (sh.work.index_head[consumer] * index.shape.q_blocks() + sh.work.query_block[consumer]) *
+          (work().index_head[consumer] * index.shape.q_blocks() + work().query_block[consumer]) *
               kBlock;
       a = rows[row];
       b = rows[row + 8];
@@ -172,21 +190,32 @@ struct ForwardConsumer {
       l += __shfl_xor_sync(~0u, l, 2);
       const float inverse = l > 0 ? 1.0f / l : 0.0f;
       const std::int64_t token = static_cast<std::int64_t>(query_block) * kBlock + row + 8 * r;
-      if (token >= tokens) continue;
-      if (lane % 4 == 0)
+      const bool stored = token < tokens;  // the same in the four lanes of a row
+      if (stored && lane % 4 == 0)
         p.lse[head * tokens + token] = l > 0 ? top[r] * p.scale + logf(l) : -INFINITY;
       const std::int64_t base = token * p.o_stride + head * D + 2 * (lane % 4);
       if (p.o_fp32) {
         float* out = static_cast<float*>(p.o) + base;
 #pragma unroll
-        for (int j = 0; j < D / 8; ++j) {
+        for (int j = 0; j < D / 8 && stored; ++j) {
           *reinterpret_cast<float2*>(out + 8 * j) =
               make_float2(o[4 * j + 2 * r] * inverse, o[4 * j + 2 * r + 1] * inverse);
+        }
+      } else if (p.o_vectors) {
+        __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.o) + base + 6 * (lane % 4);
+#pragma unroll
+        for (int j = 0; j < D / 8; j += 4) {
+          std::uint32_t w[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            w[i] = pack_bf16(o[4 * (j + i) + 2 * r] * inverse, o[4 * (j + i) + 2 * r + 1] * inverse);
+          transpose_quad(w, lane);
+          if (stored) *reinterpret_cast<uint4*>(out + 8 * j) = make_uint4(w[0], w[1], w[2], w[3]);
         }
       } else {
         __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.o) + base;
 #pragma unroll
-        for (int j = 0; j < D / 8; ++j) {
+        for (int j = 0; j < D / 8 && stored; ++j) {
           *reinterpret_cast<std::uint32_t*>(out + 8 * j) =
               pack_bf16(o[4 * j + 2 * r] * inverse, o[4 * j + 2 * r + 1] * inverse);
         }
@@ -202,7 +231,9 @@ struct ForwardConsumer {
     int parity, state;
     int stage = next_stage(parity, state, INT_MAX);
     if (stage >= 0) {
+      begin_turn();
       issue_scores(s, stage);
+      end_turn();
       wgmma_wait<0>();
       mask(s, stage, state);
       sh.release_keys(stage);
@@ -212,9 +243,11 @@ struct ForwardConsumer {
         int next_parity;
         const int next = next_stage(next_parity, state, Shared::kStages - 2);
         if (next < 0) break;
+        begin_turn();
         issue_scores(s, next);
         barrier_wait(&sh.v_full[stage], parity);
         issue_output(o, probability, stage);
+        end_turn();
         wgmma_wait<1>();
         mask(s, next, state);
         sh.release_keys(next);
@@ -247,14 +280,13 @@ struct ForwardConsumer {
   }
 
   __device__ __forceinline__ void run() {
-    int q_parity = 0;
     const DeviceIndex& index = p.work.index;
-    while (true) {
-      barrier_wait(&sh.q_full, q_parity);
-      q_parity ^= 1;
-      const int query_block = sh.work.query_block[consumer];
-      if (sh.work.query_block[0] < 0) return;
-      const int head = sh.work.head[consumer];
+    if (consumer == kConsumers - 1) end_turn();  // the first one's first turn
+    for (;; ++count) {
+      barrier_wait(&sh.q_full, count % 2);
+      const int query_block = work().query_block[consumer];
+      if (work().query_block[0] < 0) return;
+      const int head = work().head[consumer];
       const bool exists = query_block < index.shape.q_blocks();
       if (exists) {
         const std::int64_t first = static_cast<std::int64_t>(query_block) * kBlock;
@@ -280,8 +312,9 @@ __global__ __launch_bounds__(128 * (1 + kConsumers), 1) void attention_forward_k
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_release<kConsumers == 3 ? 32 : 56>();
-    if (threadIdx.x == 0) {
-      produce(sh, maps.keys, p.work, [&](const WorkItem<kConsumers>& w) {
+    if (threadIdx.x == 0) produce(sh, maps.keys, p.work);
+    if (threadIdx.x == 32) {
+      fetch_queries(sh, [&](const WorkItem<kConsumers>& w) {
 #pragma unroll 1
         for (int i = 0; i < kConsumers; ++i) {
           barrier_expect(&sh.q_full, Shared::kBlockBytes);
@@ -304,12 +337,13 @@ cudaError_t launch_forward(const AttentionForwardArgs& a, const AttentionScratch
                            cudaStream_t stream) {
   using Shared = ForwardShared<D, kConsumers>;
   ForwardParams p;
-  p.work = query_work(*a.index, kConsumers, scratch.counters);
+  p.work = query_work(*a.index, D, kConsumers, scratch.counters);
   p.scale = a.scale;
   p.scale_log2 = a.scale * 1.4426950408889634f;
   p.o = a.o;
   p.o_stride = a.o_stride;
   p.o_fp32 = a.o_fp32;
+  p.o_vectors = a.o_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(a.o) % 16 == 0;
   p.lse = a.lse;
   ForwardMaps maps;
   cudaError_t e = make_tensor_map(&maps.q, a.q, false, a.head_dim, a.q_heads,

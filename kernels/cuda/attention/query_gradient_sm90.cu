@@ -113,13 +113,12 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    int q_parity = 0;
     const DeviceIndex& index = p.work.index;
-    while (true) {
-      barrier_wait(&sh.q_full, q_parity);
-      q_parity ^= 1;
-      const int query_block = sh.work.query_block[consumer], head = sh.work.head[consumer];
-      if (sh.work.query_block[0] < 0) return;
+    for (int count = 0;; ++count) {
+      barrier_wait(&sh.q_full, count % 2);
+      const WorkItem<2>& work = sh.work[count % kWorkSlots];
+      const int query_block = work.query_block[consumer], head = work.head[consumer];
+      if (work.query_block[0] < 0) return;
       const bool exists = query_block < index.shape.q_blocks();
       if (exists) {
         const std::int64_t first = static_cast<std::int64_t>(query_block) * kBlock;
@@ -133,7 +132,7 @@ struct Consumer {
         }
         if (index.has_columns())
           column_rows = index.column_bounds +
-                        sh.work.index_head[consumer] * index.shape.q_blocks() * kBlock + first;
+                        work.index_head[consumer] * index.shape.q_blocks() * kBlock + first;
       }
       float dq[D / 2];
 #pragma unroll
@@ -167,8 +166,9 @@ __global__ __launch_bounds__(QueryGradientShared<D>::kThreads, 1) void attention
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_release<56>();
-    if (threadIdx.x == 0) {
-      produce(sh, maps.keys, p.work, [&](const WorkItem<2>& w) {
+    if (threadIdx.x == 0) produce(sh, maps.keys, p.work);
+    if (threadIdx.x == 32) {
+      fetch_queries(sh, [&](const WorkItem<2>& w) {
         for (int i = 0; i < 2; ++i) {
           barrier_expect(&sh.q_full, 2 * QueryGradientShared<D>::kBlockBytes);
           for (int c = 0; c < QueryGradientShared<D>::kBoxes; ++c) {
@@ -191,7 +191,7 @@ cudaError_t launch_query_gradient(const AttentionBackwardArgs& a, const Attentio
                                   cudaStream_t stream) {
   using Shared = QueryGradientShared<D>;
   QueryGradientParams p;
-  p.work = query_work(*a.index, 2, scratch.counters + 1);
+  p.work = query_work(*a.index, D, 2, scratch.counters + 1);
   p.scale = a.scale;
   p.scale_log2 = a.scale * 1.4426950408889634f;
   p.statistics = scratch.statistics;

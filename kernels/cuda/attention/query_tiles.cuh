@@ -26,7 +26,7 @@ struct QueryWork {
   Grouping grouping;
   int* counter;
 };
-inline QueryWork query_work(const DeviceIndex& index, int consumers, int* counter) {
+inline QueryWork query_work(const DeviceIndex& index, int head_dim, int consumers, int* counter) {
   QueryWork w;
   const IndexShape& s = index.shape;
   w.index = index;
@@ -40,7 +40,7 @@ inline QueryWork query_work(const DeviceIndex& index, int consumers, int* counte
             : w.grouping == QueryWork::heads ? s.q_heads / 2
             : s.index_heads == 1             ? s.q_heads
                                              : 1;
-  w.turn = index.key_heads_in_turn() && w.inner % s.kv_heads == 0 ? w.inner / s.kv_heads : w.inner;
+  w.turn = index.key_heads_in_turn(head_dim) && w.inner % s.kv_heads == 0 ? w.inner / s.kv_heads : w.inner;
   w.items = w.units * w.inner;
   w.counter = counter;
   return w;
@@ -49,6 +49,10 @@ inline QueryWork query_work(const DeviceIndex& index, int consumers, int* counte
 struct KeyMaps {
   CUtensorMap k, v, column_k, column_v;
 };
+
+/// Items that may be known at a time: the producer runs ahead of the consumers by what the ring
+/// holds, and every item takes two of its stages or more.
+inline constexpr int kWorkSlots = 4;
 
 /// What the consumers compute for one work item; query_block[0] < 0 ends the kernel.
 template <int kConsumers>
@@ -85,9 +89,10 @@ struct KeyRing {
   static constexpr int kThreads = 128 * (1 + kConsumers);
   alignas(1024) unsigned char k[kStages][kTileBytes];
   alignas(1024) unsigned char v[kStages][kTileBytes];
-  std::uint64_t k_full[kStages], v_full[kStages], empty[kStages], k_empty[kStages], q_full, q_empty;
+  std::uint64_t k_full[kStages], v_full[kStages], empty[kStages], k_empty[kStages], q_full, q_empty,
+      work_full[kWorkSlots];
   TileInfo<kConsumers> tile[kStages];
-  WorkItem<kConsumers> work;
+  WorkItem<kConsumers> work[kWorkSlots];
   // The producer's own, kept out of its few registers:
   RunCursor cursor[kConsumers];
   BlockBounds bounds[kConsumers];
@@ -103,6 +108,7 @@ struct KeyRing {
     }
     barrier_init(&q_full, 1);
     barrier_init(&q_empty, kArrivals);
+    for (auto& full : work_full) barrier_init(&full, 1);
     barrier_init_fence();
   }
   /// A consumer's warps give back a stage, or its K alone and then the rest.
@@ -155,22 +161,24 @@ struct KeyProducer {
     ring.advance();
     half = 0;
   }
-  /// One 64-key block for all consumers: `key` counts as the masks count, `token` is the row to
+  /// One 64-key block for both consumers: `key` counts as the masks count, `token` is the row to
   /// load.
-  __device__ void block(bool columns, int kv_head, int token, int key,
-                        const HalfState (&state)[kConsumers],
-                        const std::uint64_t (&word)[kConsumers]) {
+  __device__ void block(bool columns, int kv_head, int token, int key, HalfState s0, HalfState s1,
+                        std::uint64_t w0, std::uint64_t w1) {
     if (half == 0) open_stage();
-    TileInfo<kConsumers>& t = sh.tile[ring.stage];
-    t.columns = columns;
-    t.key[half] = key;
-#pragma unroll
-    for (int i = 0; i < kConsumers; ++i) {
+    auto& t = sh.tile[ring.stage];
+    if (half == 0) {
       // A single half counts as both: that is what all whole, or all skipped, means.
-      const int both = Shared::kHalves == 1 ? state[i] | state[i] << 8 : state[i];
-      t.state[i] = half == 0 ? both : t.state[i] | state[i] << 8;
-      t.word[i][half] = word[i];
+      t.columns = columns;
+      t.state[0] = Shared::kHalves == 1 ? s0 | s0 << 8 : s0;
+      t.state[1] = Shared::kHalves == 1 ? s1 | s1 << 8 : s1;
+    } else {
+      t.state[0] |= s0 << 8;
+      t.state[1] |= s1 << 8;
     }
+    t.key[half] = key;
+    t.word[0][half] = w0;
+    t.word[1][half] = w1;
     load(columns, kv_head, token, half, 1);
     if (++half == Shared::kHalves) close_stage();
   }
@@ -222,22 +230,22 @@ __device__ inline void decode(WorkItem<kConsumers>& w, const QueryWork& p, int i
 }
 
 /// Bounds of the consumers' query blocks, in shared memory; a block past the end sees nothing.
-template <class Shared>
-__device__ void find_bounds(Shared& sh, const DeviceIndex& index) {
+template <class Shared, class Work>
+__device__ void find_bounds(Shared& sh, const Work& w, const DeviceIndex& index) {
 #pragma unroll
   for (int i = 0; i < Shared::kConsumers; ++i) {
-    const int qb = sh.work.query_block[i];
+    const int qb = w.query_block[i];
     sh.bounds[i] =
         qb < index.shape.q_blocks() ? index.bounds[qb] : BlockBounds{INT_MAX, INT_MAX, 0, 0};
   }
 }
 
 /// The keys of a dense index, in tiles of neighbouring blocks.
-template <class Shared>
-__device__ void produce_dense(KeyProducer<Shared>& out, const QueryWork& p) {
+template <class Shared, class Work>
+__device__ void produce_dense(KeyProducer<Shared>& out, const QueryWork& p, const Work& w) {
   constexpr int kConsumers = Shared::kConsumers, kKeys = Shared::kHalves * kBlock;
   Shared& sh = out.sh;
-  find_bounds(sh, p.index);
+  find_bounds(sh, w, p.index);
   int first = INT_MAX, last = 0, whole_from = 0, whole_to = INT_MAX;
 #pragma unroll
   for (int i = 0; i < kConsumers; ++i) {
@@ -248,7 +256,7 @@ __device__ void produce_dense(KeyProducer<Shared>& out, const QueryWork& p) {
     whole_from = max(whole_from, b.begin_last);
     whole_to = min(whole_to, b.end_first);
   }
-  const int kv_head = sh.work.head[0] / p.group;
+  const int kv_head = w.head[0] / p.group;
   sh.whole = {whole_from, whole_to};
   for (int key = first / kBlock * kBlock; key < last; key += kKeys) {
     out.open_stage();
@@ -272,137 +280,137 @@ __device__ void produce_dense(KeyProducer<Shared>& out, const QueryWork& p) {
   }
 }
 
-template <class Shared>
-__device__ void produce_blocks(KeyProducer<Shared>& out, const QueryWork& p) {
-  constexpr int kConsumers = Shared::kConsumers;
+/// The lists of two consumers, block by block.  A shared list is walked once.
+template <class Shared, class Work>
+__device__ void produce_blocks(KeyProducer<Shared>& out, const QueryWork& p, const Work& w) {
   const DeviceIndex& index = p.index;
-  Shared& sh = out.sh;
-  const auto& w = sh.work;
   const int kv_head = w.head[0] / p.group;
-  find_bounds(sh, index);
-  // Consumers with the same query block (and list, then) share a cursor.
-#pragma unroll
-  for (int i = 0; i < kConsumers; ++i) {
-    if (i > 0 && w.query_block[i] == w.query_block[i - 1]) {
-      sh.cursor[i].open_empty();
-    } else {
-      open_query_block(sh.cursor[i], index, w.index_head[i], w.query_block[i]);
-    }
+  const bool shared = p.grouping == QueryWork::heads,
+             second = w.query_block[1] < index.shape.q_blocks();
+  const BlockBounds bounds0 = index.bounds[w.query_block[0]];
+  const BlockBounds bounds1 =
+      second ? index.bounds[w.query_block[1]] : BlockBounds{INT_MAX, INT_MAX, 0, 0};
+  RunCursor& a = out.sh.cursor[0];
+  RunCursor& b = out.sh.cursor[1];
+  open_query_block(a, index, w.index_head[0], w.query_block[0]);
+  if (shared) {
+    b.open_empty();
+  } else {
+    open_query_block(b, index, w.index_head[1], w.query_block[1]);
   }
   while (true) {
-    int kb = INT_MAX;
-#pragma unroll
-    for (int i = 0; i < kConsumers; ++i) kb = min(kb, sh.cursor[i].block);
+    const int kb = min(a.block, b.block);
     if (kb == INT_MAX) break;
-    const int key = kb * kBlock;
-    HalfState state[kConsumers];
-    std::uint64_t word[kConsumers];
-    int mask = kAbsent, used = 0;
-#pragma unroll
-    for (int i = 0; i < kConsumers; ++i) {
-      if (i == 0 || w.query_block[i] != w.query_block[i - 1]) {
-        mask = kAbsent;
-        if (sh.cursor[i].block == kb) {
-          mask = sh.cursor[i].mask;
-          sh.cursor[i].pop();
-        }
-      }
-      state[i] = mask == kAbsent ? kSkip : visible_state(sh.bounds[i], key);
-      word[i] = kAllRows;
-      used |= state[i];
-      if (mask >= 0 && state[i] != kSkip) {
-        word[i] = index.row_masks[mask];
-        state[i] = kMasked;
-      }
+    int mask0 = kAbsent, mask1 = kAbsent;
+    if (a.block == kb) {
+      mask0 = a.mask;
+      a.pop();
     }
-    if (used != kSkip) out.block(false, kv_head, key, key, state, word);
+    if (b.block == kb) {
+      mask1 = b.mask;
+      b.pop();
+    }
+    if (shared) mask1 = mask0;
+    const int key = kb * kBlock;
+    HalfState s0 = mask0 == kAbsent ? kSkip : visible_state(bounds0, key);
+    HalfState s1 = mask1 == kAbsent ? kSkip : visible_state(bounds1, key);
+    if (s0 == kSkip && s1 == kSkip) continue;
+    std::uint64_t w0 = kAllRows, w1 = kAllRows;
+    if (mask0 >= 0 && s0 != kSkip) {
+      w0 = index.row_masks[mask0];
+      s0 = kMasked;
+    }
+    if (mask1 >= 0 && s1 != kSkip) {
+      w1 = index.row_masks[mask1];
+      s1 = kMasked;
+    }
+    out.block(false, kv_head, key, key, s0, s1, w0, w1);
   }
   out.flush();
 }
 
-/// The columns of consumer `from` and of those after it up to `to`, whose list is the same.
-template <class Shared>
-__device__ void produce_columns(KeyProducer<Shared>& out, const QueryWork& p, int from, int to) {
-  constexpr int kConsumers = Shared::kConsumers;
+/// The columns of consumer `from` and, if `both`, of the other consumer, whose list is the same.
+template <class Shared, class Work>
+__device__ void produce_columns(KeyProducer<Shared>& out, const QueryWork& p, const Work& w,
+                                int from, bool both) {
   const DeviceIndex& index = p.index;
-  Shared& sh = out.sh;
-  const auto& w = sh.work;
   const int h = w.index_head[from];
   const int list = h * index.shape.segments + index.block_segment[w.query_block[from]];
   const int first_row = index.column_row_offset[list];
   const int kv_head = index.shape.index_heads == 1 ? w.head[0] / p.group : 0;
-  int first = INT_MAX, last = 0;
-  for (int i = from; i < to; ++i) {
-    sh.bounds[i] = column_block_bounds(index, h, w.query_block[i]);
-    first = min(first, sh.bounds[i].begin_first);
-    last = max(last, sh.bounds[i].end_last);
-  }
-  for (int key = first / kBlock * kBlock; key < last; key += kBlock) {
-    HalfState state[kConsumers];
-    std::uint64_t word[kConsumers];
-    int used = 0;
+  const BlockBounds bounds = column_block_bounds(index, h, w.query_block[from]);
+  const BlockBounds other = both ? column_block_bounds(index, h, w.query_block[1]) : bounds;
+  const int groups = (max(bounds.end_last, both ? other.end_last : 0) + kBlock - 1) / kBlock;
+  for (int g = min(bounds.begin_first, other.begin_first) / kBlock; g < groups; ++g) {
+    const int key = g * kBlock;
+    HalfState s[2] = {kSkip, kSkip};
+    std::uint64_t word[2] = {0, 0};
 #pragma unroll
-    for (int i = 0; i < kConsumers; ++i) {
-      state[i] = kSkip;
-      word[i] = 0;
-      if (i < from || i >= to) continue;
-      state[i] = visible_state(sh.bounds[i], key);
-      if (state[i] == kSkip) continue;
-      word[i] = cover_word(index, h, w.query_block[i], key / kBlock);
-      if (word[i] == kAllRows) state[i] = kSkip;
-      if (word[i] != 0 && state[i] == kWhole) state[i] = kMasked;
-      used |= state[i];
+    for (int i = 0; i < 2; ++i) {
+      if (i != from && !both) continue;
+      s[i] = visible_state(i == from ? bounds : other, key);
+      if (s[i] == kSkip) continue;
+      word[i] = cover_word(index, h, w.query_block[i], g);
+      if (word[i] == kAllRows) s[i] = kSkip;
+      if (word[i] != 0 && s[i] == kWhole) s[i] = kMasked;
     }
-    if (used != kSkip) out.block(true, kv_head, first_row + key, key, state, word);
+    if (s[0] == kSkip && s[1] == kSkip) continue;
+    out.block(true, kv_head, first_row + key, key, s[0], s[1], word[0], word[1]);
   }
   out.flush();
 }
-/// Columns of all consumers: those with one list together.
-template <class Shared>
-__device__ void produce_all_columns(KeyProducer<Shared>& out, const QueryWork& p) {
-  const auto& w = out.sh.work;
-  const auto segment = [&](int i) {
-    return w.query_block[i] < p.index.shape.q_blocks() ? p.index.block_segment[w.query_block[i]]
-                                                       : -1;
-  };
-  for (int from = 0; from < Shared::kConsumers;) {
-    int to = from + 1;
-    while (to < Shared::kConsumers && segment(to) == segment(from)) ++to;
-    if (segment(from) >= 0) produce_columns(out, p, from, to);
-    from = to;
-  }
+/// Columns of both consumers, together where they have one list.
+template <class Shared, class Work>
+__device__ void produce_all_columns(KeyProducer<Shared>& out, const QueryWork& p, const Work& w) {
+  if (p.grouping == QueryWork::heads) return produce_columns(out, p, w, 0, true);
+  const bool second = w.query_block[1] < p.index.shape.q_blocks();
+  const bool same = second && p.index.block_segment[w.query_block[0]] ==
+                                  p.index.block_segment[w.query_block[1]];
+  produce_columns(out, p, w, 0, same);
+  if (second && !same) produce_columns(out, p, w, 1, false);
 }
 
-/// The producer's life.  load_queries(work item) announces and loads the query tiles on sh.q_full;
-/// a query block past the end reads zeros and is never written.
-template <class Shared, class LoadQueries>
-__device__ void produce(Shared& sh, const KeyMaps& maps, const QueryWork& p,
-                        LoadQueries load_queries) {
+/// The producer's life: keys, as far ahead as the ring allows, also of the next item.
+template <class Shared>
+__device__ void produce(Shared& sh, const KeyMaps& maps, const QueryWork& p) {
   KeyProducer<Shared> out(sh, maps);
-  int q_parity = 1;
   int item = atomicAdd(p.counter, 1);
-  while (true) {
-    barrier_wait(&sh.q_empty, q_parity);
-    q_parity ^= 1;
-    if (item >= p.items) {
-      sh.work.query_block[0] = -1;
-      barrier_arrive(&sh.q_full);
-      return;
-    }
-    decode(sh.work, p, item);
-    load_queries(sh.work);
-    barrier_arrive(&sh.q_full);
-    if constexpr (Shared::kConsumers == 3) {
-      produce_dense(out, p);
-    } else if (p.index.shape.dense) {
-      produce_dense(out, p);
+  for (int slot = 0;; slot = (slot + 1) % kWorkSlots) {
+    auto& w = sh.work[slot];
+    const bool done = item >= p.items;
+    if (done) {
+      w.query_block[0] = -1;
     } else {
-      produce_blocks(out, p);
-      if (p.index.has_columns()) produce_all_columns(out, p);
+      decode(w, p, item);
+    }
+    barrier_arrive(&sh.work_full[slot]);
+    if (done) return;
+    if constexpr (Shared::kConsumers == 3) {
+      produce_dense(out, p, w);
+    } else if (p.index.shape.dense) {
+      produce_dense(out, p, w);
+    } else {
+      produce_blocks(out, p, w);
+      if (p.index.has_columns()) produce_all_columns(out, p, w);
     }
     // Claimed only now, while the consumers still have tiles: the last items go to whoever is free.
     item = atomicAdd(p.counter, 1);
     out.end();
+  }
+}
+/// Another thread's life, in the producer's warpgroup: queries, as soon as those before have been
+/// read.  load_queries(work item) announces and loads the query tiles on sh.q_full; a query block
+/// past the end reads zeros and is never written.
+template <class Shared, class LoadQueries>
+__device__ void fetch_queries(Shared& sh, LoadQueries load_queries) {
+  for (int n = 0;; ++n) {
+    const int slot = n % kWorkSlots;
+    barrier_wait(&sh.work_full[slot], n / kWorkSlots % 2);
+    barrier_wait(&sh.q_empty, n % 2 ^ 1);
+    const bool done = sh.work[slot].query_block[0] < 0;
+    if (!done) load_queries(sh.work[slot]);
+    barrier_arrive(&sh.q_full);
+    if (done) return;
   }
 }
 

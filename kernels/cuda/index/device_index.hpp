@@ -134,11 +134,11 @@ struct DeviceIndex {
             static_cast<std::int64_t>(shape.index_heads) * shape.segments) *
            kColumnTile;
   }
-  /// Key heads one after another rather than together: when all keys and values (at head dim 128)
-  /// exceed the L2 cache and one head alone fills the machine many times over.
-  BALLAST_HOST_DEVICE bool key_heads_in_turn() const {
-    return shape.kv_heads > 1 && shape.k_tokens * shape.kv_heads * 512 > (48 << 20) &&
-           shape.q_blocks() * (shape.q_heads / shape.kv_heads) > 4096;
+  /// Key heads one after another rather than together: when all keys and values exceed the L2 cache
+  /// and one head alone fills the machine many times over.
+  BALLAST_HOST_DEVICE bool key_heads_in_turn(int head_dim = 128) const {
+    return shape.kv_heads > 1 && shape.k_tokens * shape.kv_heads * head_dim * 4 > (48 << 20) &&
+           shape.q_blocks() * (shape.q_heads / shape.kv_heads) * head_dim > 4096 * 128;
   }
   /// Places for the backward pieces of a dense index, one a key tile and query head.
   BALLAST_HOST_DEVICE int segment_places() const {

@@ -245,7 +245,7 @@ __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
   __syncthreads();
   int parts = 1;
   for (int d = 2; d <= group; ++d) {
-    if (group % d == 0 && (units * parts < 6 * processors || total / units / d >= 12)) parts = d;
+    if (group % d == 0 && (units * parts < 6 * processors || total / units / d >= 8)) parts = d;
   }
   for (int i = threadIdx.x; i < units * parts; i += 1024) {
     const int part = i % parts, unit = i / parts, tile = unit / kv_heads, place = tile + part;

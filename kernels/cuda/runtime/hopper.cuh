@@ -132,6 +132,10 @@ __device__ __forceinline__ void bulk_wait_read() {
 __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
+/// The same for all but the last group.
+__device__ __forceinline__ void bulk_wait_but_one() {
+  asm volatile("cp.async.bulk.wait_group 1;" ::: "memory");
+}
 /// Between such an addition and the flag of another CTA, on either side: the copy engine's writes to
 /// global memory belong to a proxy of their own.
 __device__ __forceinline__ void fence_async_global() {
@@ -274,6 +278,18 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   std::uint32_t r;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
+}
+/// Transposes four words in each of four neighbouring lanes: lane q gets word q of lanes 0 to 3.
+__device__ __forceinline__ void transpose_quad(std::uint32_t (&w)[4], int lane) {
+  const bool odd = lane & 1, high = lane & 2;
+  std::uint32_t a = __shfl_xor_sync(~0u, odd ? w[0] : w[1], 1),
+                b = __shfl_xor_sync(~0u, odd ? w[2] : w[3], 1);
+  (odd ? w[0] : w[1]) = a;
+  (odd ? w[2] : w[3]) = b;
+  a = __shfl_xor_sync(~0u, high ? w[0] : w[2], 2);
+  b = __shfl_xor_sync(~0u, high ? w[1] : w[3], 2);
+  (high ? w[0] : w[2]) = a;
+  (high ? w[1] : w[3]) = b;
 }
 /// Four 8x8 bf16 matrices from registers to shared memory; lane l gives the address of row l % 8 of
 /// matrix l / 8.
