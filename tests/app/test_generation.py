@@ -1,5 +1,5 @@
-"""Texts at evaluations: tokens are those of a model in numpy, the same on every mesh and under every
-batching method, greedily and drawn; where they are written; what is refused."""
+"""Texts at evaluations: tokens are those of a model in numpy, the same on every mesh and under
+every batching method, greedily and drawn; where they are written; what is refused."""
 import json
 import os
 import unittest

@@ -69,6 +69,7 @@ def draw(choice):
     keys = {f"mesh.{name}": degree for name, degree in mesh.items()}
     tokens = choice([512, 768, 1024])
     keys["optimizer.zero"] = choice([0, 1, 2])
+    keys["optimizer.kind"] = choice(["adamw", "adamw", "muon"])
     keys["recompute.mode"] = choice(["none", "none", "selective", "full"])
     keys["run.precision"] = choice(["fp32", "fp32", "fp64", "fp8"])
     if choice([False, False, True]):

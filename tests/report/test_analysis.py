@@ -147,7 +147,7 @@ class KnownNumbers(RunTest):
         waits = [
             e
             for e in spans
-            if e["name"] == "ring_wait" and e["pid"] == 0 and e["args"]["step"] == 1
+            if e["name"] == "ring_wait" and e["pid"] == 0 and e["args"]["step"] == 2
         ]
         self.assertEqual(
             [(e["ts"], e["dur"], e["args"]["inner"]) for e in waits],
@@ -375,7 +375,7 @@ class KnownBudgets(RunTest):
                     "overflow",
                 )
             ],
-            [0, 1, 2, 6, 90, 200, 1],
+            [1, 1, 2, 6, 90, 200, 1],
         )
         self.assertIn("sparsity", self.figures(run / "report"))
         self.assertIn("Sparse attention", self.body(run / "report"))

@@ -56,7 +56,7 @@ class Loading(RunTest):
                     "bytes",
                 )
             ],
-            [1, 2, 3, 4, 5, 6, 7, 1.5, 2.5, 8.0, 9],
+            [2, 2, 3, 4, 5, 6, 7, 1.5, 2.5, 8.0, 9],
         )
         self.assertEqual(load.KINDS[event["kind"]], "send")
         self.assertEqual(load.BESIDE, {"offload", "fetch"})
@@ -188,7 +188,7 @@ class DamagedRuns(RunTest):
         m = self.metrics(run / "report")
         self.assertEqual(m["steps"], 2)
         self.assertAlmostEqual(m["parallel_efficiency"], 0.5)
-        self.assertIn("1 step (2)", text)
+        self.assertIn("1 step (3)", text)
 
     def test_no_events_at_all(self):
         run = synthetic.write(self.folder / "run", [Rank(0, 1)])
@@ -260,16 +260,46 @@ class Restarts(RunTest):
             r.step(step, loss=loss)
         return r
 
+    def test_steps_of_older_formats_count_from_1_too(self):
+        import load
+
+        rank = synthetic.Rank(0, 1)
+        rank.event("step", 0, 1, step=4)
+        rank.event("data", 1, 2)
+        rank.predicted("forward", 0, 1, step=4, mb=0)
+        rank.budget(4, 0, 0, 4, 10, 20)
+        rank.step(4, loss=1.0)
+        rank.plan("step", 1, 4, {"step": 5, "micro_batches": []})
+        rank.plan("recall", 2, 4, [[5, 0, -1, 0, 0, 8, 100, 0.9, 0.03, 0.5, 0.1, 0.2, 0.5, 0.1]])
+        run = synthetic.write(self.folder / "run", [rank])
+        path = run / "trace" / "trace_00000.h5"
+
+        def steps():
+            trace, _ = load.read_rank(path)
+            return (
+                trace.events["step"].tolist(),
+                trace.predicted["step"].tolist(),
+                trace.budgets["step"].tolist(),
+                trace.steps["step"].tolist(),
+                trace.plan_steps["step"].tolist(),
+                [v["step"] if k == "step" else v[0][0] for k, _, v in trace.plans],
+            )
+
+        self.assertEqual(steps(), ([5, -1], [5], [5], [5], [5, 5], [5, 5]))
+        with h5py.File(path, "r+") as file:  # as if an older program had written these numbers
+            file.attrs["format_version"] = 4
+        self.assertEqual(steps(), ([6, -1], [6], [6], [6], [6, 6], [6, 6]))
+
     def test_steps_given_up_are_not_shown(self):
         run = self.folder / "run"
-        # Killed in step 6; restarted from the checkpoint after step 3, with another clock, and once
-        # more from after step 5.
+        # Killed in step 7; restarted from the checkpoint after step 4, with another clock, and once
+        # more from after step 6.
         synthetic.write(run, [self.part(0, 6, r, 2, 1.0, 1000) for r in range(2)], kill=True)
         synthetic.write(run, [self.part(4, 6, r, 2, 2.0, 5) for r in range(2)])
         synthetic.write(run, [self.part(6, 8, r, 2, 3.0, 5) for r in range(2)])
         text = self.report(run, "--perfetto", self.folder / "p.json")
         m = self.metrics(run / "report")
-        self.assertIn("2 steps from 4 to 5 ran before a restart", text)
+        self.assertIn("2 steps from 5 to 6 ran before a restart", text)
         self.assertEqual(m["steps"], 8)
         self.assertAlmostEqual(m["runtime_s"], 80)
         self.assertAlmostEqual(m["parallel_efficiency"], (4 * 1 + 2 * 2 + 2 * 3) / 80)

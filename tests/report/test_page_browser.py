@@ -76,7 +76,7 @@ class Page(support.RunTest):
             " s.value = 3; s.dispatchEvent(new Event('input'));"
             " return s.parentNode.querySelector('output').textContent; })()"
         )
-        self.assertEqual(shown.value(label), "step 3")
+        self.assertEqual(shown.value(label), "step 4")
         self.assertNotEqual(shown.value(begin), before)
         self.assertEqual(shown.errors, [])
 

@@ -280,6 +280,24 @@ TEST(Simulate, RoundsOfCollectivesMeetAllReplicas) {
   EXPECT_DOUBLE_EQ(later.step_s, step.step_s);
 }
 
+TEST(Simulate, MuonAddsItsProductsAndWhatMovesToTheUpdate) {
+  StepPlan plan = plan_of({of_lengths({6})}, pipeline_of(ScheduleKind::one_f_one_b, 1), 1);
+  plan.zero = 1;
+  plan.collectives = {{CollectiveKind::optimizer, 0, -1, 100}};
+  WorkShape work;
+  work.model = model_preset("qwen2.5-0.5b");
+  const RateCosts costs(device_rates(DeviceKind::h200), work);
+  const SimulatedStep plain = simulate(plan, {.layers = 1}, costs);
+  SimulationOptions options{.layers = 1};
+  options.muon = {{1e12, 0}};
+  const SimulatedStep products = simulate(plan, options, costs);
+  EXPECT_NEAR(products.terms.optimizer_s - plain.terms.optimizer_s, costs.products(1e12), 1e-12);
+  EXPECT_NEAR(products.step_s - plain.step_s, costs.products(1e12), 1e-12);
+  options.muon = {{1e12, 1 << 20}};
+  EXPECT_NEAR(simulate(plan, options, costs).step_s - products.step_s,
+              2 * costs.reduce({1 << 20, plan.mesh.replicas(), true}), 1e-12);
+}
+
 TEST(Simulate, TuningGivesStragglersFewerBlocks) {
   StatedTimes stated;
   stated.token_s = 1e-6, stated.pair_s = 1e-9;

@@ -333,6 +333,45 @@ TEST_F(Checkpoint, AnotherModelOrPrecisionIsRefused) {
   EXPECT_NE(read_with(other, DType::f32).find("model.norm.weight"), std::string::npos);
 }
 
+TEST_F(Checkpoint, FieldsThatTheFirstParametersLack) {
+  const auto table = small_table();
+  const std::int64_t total = numel(table), first = table[0].numel() + table[1].numel();
+  const auto lacking = [&](std::int64_t begin, std::int64_t end, bool filled) {
+    CheckpointShard shard = make_shard(table, begin, end, DType::f64, filled);
+    shard.field_begin["moment2"] = first;
+    const std::int64_t from = std::min(std::max<std::int64_t>(0, first - begin), end - begin);
+    shard.fields["moment2"] = shard.fields["moment2"].rows(from, end - begin).clone();
+    return shard;
+  };
+  for (int style = 0; style < 4; ++style) {
+    const auto [begin, end] = cut(total, world.rank(), world.size(), style);
+    const std::string path =
+        write_checkpoint(dir, world, lacking(begin, end, true), some_state(1 + style), 9);
+    world.barrier();
+    const auto [a, b] = cut(total, world.rank(), world.size(), (style + 1) % 4);
+    CheckpointShard back = lacking(a, b, false);
+    expect_state(read_checkpoint(path, world, back), some_state(1 + style));
+    for (std::int64_t i = a; i < b; ++i)
+      ASSERT_EQ(back.fields["moment1"].data<double>()[i - a], value_of("moment1", i)) << i;
+    for (std::int64_t i = std::max(a, first); i < b; ++i)
+      ASSERT_EQ(back.fields["moment2"].data<double>()[i - std::max(a, first)],
+                value_of("moment2", i))
+          << i;
+    const CheckpointFile file(path);
+    std::int64_t seconds = 0;
+    for (const CheckpointDataset& d : file.datasets()) seconds += d.field == "moment2";
+    EXPECT_EQ(seconds, static_cast<std::int64_t>(table.size()) - 2);
+    CheckpointShard whole = make_shard(table, 0, total, DType::f64, false);
+    EXPECT_NE(error_of([&] { read_checkpoint(path, world, whole); }).find("optimizer.kind"),
+              std::string::npos);
+  }
+  const std::string path = write(table, 9, 0, DType::f64);
+  world.barrier();
+  CheckpointShard some = lacking(0, total, false);
+  EXPECT_NE(error_of([&] { read_checkpoint(path, world, some); }).find("optimizer.kind"),
+            std::string::npos);
+}
+
 TEST_F(Checkpoint, KeepsTheNewestAndRemovesLeftovers) {
   const auto table = small_table();
   if (world.rank() == 0) {
