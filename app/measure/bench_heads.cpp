@@ -99,13 +99,11 @@ class HeadSearch {
   HeadSearch(Session& session, StepPlan plan, const BenchSettings& settings)
       : session_(session),
         plan_(std::move(plan)),
-        last_(settings.text("queries") == "last"),
+        last_(parse_or_fail<CoverageRows>(settings.text("queries"), "bench heads: queries") ==
+              CoverageRows::last),
         rows_(settings.integer("rows")),
         seed_(settings.seed()),
         mine_(plan_.list(session.mesh.at.dp)) {
-    require(last_ || settings.text("queries") == "sampled",
-            "bench heads: queries = {} is neither \"last\" nor \"sampled\"",
-            settings.text("queries"));
     found_.budget = settings.real("pairs", 0, 1);
     found_.candidates = candidates_of(mine_, found_.budget);
     found_.layers = static_cast<int>(session.options.model.layers);

@@ -100,7 +100,8 @@ class Analysis:
     verdict: object = None  # verdict.Verdict
 
 
-# What a head computes where heads differ, as the trace's kinds count (core/plan/attention/head_rules).
+# What a head computes where heads differ, as the trace's kinds count
+# (core/plan/attention/head_rules).
 HEAD_PATTERNS = ("dense", "a_shape", "vertical_slash", "block_sparse")
 
 

@@ -371,7 +371,16 @@ class Sparse(RunCase):
         for ranks, mesh in ((1, {}), (4, {"cp_inner": 2, "sp": 2})):
             out = self.out(f"searched-{ranks}.json")
             deck = self.deck(steps=1, every=0, **{"dp": 1, **mesh})
-            search = ["bench", "heads", deck, f"out={out}", "pairs=0.5", "samples=6", *sample]
+            search = [
+                "bench",
+                "heads",
+                deck,
+                f"out={out}",
+                "pairs=0.5",
+                "queries=sampled",
+                "samples=6",
+                *sample,
+            ]
             done = self.run_ballast(ranks, *search, "attention.last_q=32")
             self.assertIn("highest mean share of the exact softmax", done.stdout)
             tables[ranks] = json.loads(Path(out).read_text())
@@ -380,7 +389,6 @@ class Sparse(RunCase):
             self.assertAlmostEqual(a["recall"], b["recall"], delta=1e-6)
             self.assertAlmostEqual(a["pairs"], b["pairs"], delta=1e-6)
         found = tables[1]
-        self.assertGreater(len({head["pattern"] for layer in found["rules"] for head in layer}), 1)
         for single in found["single_patterns"]:
             self.assertGreaterEqual(found["recall"], single["recall"] - 1e-12)
         for head in sum(found["rules"], []):
