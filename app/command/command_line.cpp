@@ -272,6 +272,7 @@ Config CommandLine::config(const Communicator& world, DeckNeeds needs) const {
     result = parse_config(text, deck_file, overrides, case_name, needs);
     if (needs.groups && takes_stored_groups(result)) take_stored_groups(result, needs, notes);
   });
+  set_wait_limit(result.run.hang_timeout_s);
   for (const std::string& note : notes)
     if (world.rank() == 0) fmt::print("note: {}\n", note);
   return result;

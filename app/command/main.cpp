@@ -74,6 +74,7 @@ int start_ranks(const Command& command, const CommandLine& line, std::vector<cha
   if (std::string(command.name) == "train") catch_stop_signals();
   hdf5::start();
   start_mpi(&argc, &argv, start_limit_s(line));
+  set_wait_limit(start_limit_s(line));  // until the deck is read
   int status = 1;
   {
     Kokkos::ScopeGuard scope(argc, argv);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 
+#include "parallel/comm/library_watch.hpp"
 #include "parallel/comm/waits.hpp"
 
 #ifdef BALLAST_HAVE_NCCL
@@ -281,6 +282,7 @@ Communicator Communicator::split(int color, int key) const {
   require(color >= 0, "a sub-group's color must not be negative, got {}", color);
   barrier();  // MPI_Comm_split has no form that yields: let all be here before it polls
   MPI_Comm part = MPI_COMM_NULL;
+  const CallWatch watch("MPI_Comm_split");
   check_mpi(MPI_Comm_split(state_->comm, color, key, &part), "MPI_Comm_split");
   return Communicator(part, true);
 }
@@ -290,6 +292,7 @@ Communicator Communicator::split_by_machine() const {
   if (!state_->machine) {
     barrier();
     MPI_Comm part = MPI_COMM_NULL;
+    const CallWatch watch("MPI_Comm_split_type");
     check_mpi(MPI_Comm_split_type(state_->comm, MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &part),
               "MPI_Comm_split_type");
     state_->machine = std::make_shared<State>(part, true);

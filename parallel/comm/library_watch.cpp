@@ -44,6 +44,13 @@ void LibraryWatch::watch(double limit_s, const std::string& message, int status)
   std::_Exit(status);
 }
 
+CallWatch::CallWatch(const char* call)
+    : LibraryWatch(wait_limit(),
+                   fmt::format("ballast: rank {} on {}: waited {:.1f} s for other ranks in {} "
+                               "(run.hang_timeout_s)\n",
+                               launched_rank(), host_name(), wait_limit(), call),
+                   1) {}
+
 int launched_rank() {
   for (const char* variable : {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"})
     if (const char* text = std::getenv(variable)) return std::atoi(text);

@@ -1,5 +1,5 @@
-// Calls into the MPI library that wait for other ranks where no helper of ours can: its start and
-// its end, watched by a thread.
+// Calls into the MPI library that wait for other ranks where no helper of ours can: its start,
+// its end and the making of communicators, watched by a thread.
 #pragma once
 #include <condition_variable>
 #include <mutex>
@@ -24,6 +24,12 @@ class LibraryWatch {
   std::condition_variable changed_;
   bool over_ = false;
   std::thread thread_;
+};
+
+/// A LibraryWatch of a call that waits for other ranks, under the wait limit (waits.hpp): status 1.
+class CallWatch : public LibraryWatch {
+ public:
+  explicit CallWatch(const char* call);
 };
 
 /// This process's number among those that a launcher started, known before MPI is; 0 without a
