@@ -172,7 +172,7 @@ class Generation(RunCase):
             (
                 (self.token_file(), "eval.generate_prompts are texts"),
                 (["eval.generate_prompts=[]", "eval.generate_samples=0"], "nothing to continue"),
-                (["data.validation_share=0"], "no sample is held out"),
+                (["data.validation_share=0"], "needs held-out samples"),
                 (['eval.generate_prompts=[""]'], "an empty text"),
             )
         ):
