@@ -7,7 +7,7 @@ import unittest
 import h5py
 import numpy as np
 
-from runs import RunCase
+from runs import DECK, RunCase
 from test_dpo import Policy
 
 PROMPTS = ["ring stripe", "b"]
@@ -161,19 +161,22 @@ class Generation(RunCase):
         run = self.train(
             "pairs", "data.source=hdf5", "data.path=" + path, "eval.generate_prompts=[]",
             "eval.generate_prefix_tokens=0", "loss.kind=dpo", "dpo.reference_free=true",
-            "data.long=truncate", "batching.global_samples=4", "batching.global_tokens=0",
+            "data.long=truncate",
             "data.validation_share=0.2", ranks=2, dp=2,
+            text=DECK.replace("global_tokens = 1500", "global_samples = 4"),
         )  # fmt: skip
         self.assertEqual([len(t["prompt"]) for t in self.texts(run)], [9])
 
     def test_what_cannot_be_written_is_an_error_before_the_first_step(self):
-        for settings, said in (
-            (self.token_file(), "eval.generate_prompts are texts"),
-            (["eval.generate_prompts=[]", "eval.generate_samples=0"], "nothing to continue"),
-            (["data.validation_share=0"], "no sample is held out"),
-            (['eval.generate_prompts=[""]'], "an empty text"),
+        for number, (settings, said) in enumerate(
+            (
+                (self.token_file(), "eval.generate_prompts are texts"),
+                (["eval.generate_prompts=[]", "eval.generate_samples=0"], "nothing to continue"),
+                (["data.validation_share=0"], "needs held-out samples"),
+                (['eval.generate_prompts=[""]'], "an empty text"),
+            )
         ):
-            run = self.out("refused")
+            run = self.out(f"refused{number}")
             done = self.run_ballast(
                 1, "train", self.deck(dp=1), "-d", run, *TEXTS, *settings, status=None
             )
