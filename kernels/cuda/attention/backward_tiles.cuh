@@ -27,9 +27,10 @@ struct BackwardParams {
   std::int64_t dk_stride, dv_stride;
   float* column_dk;
   float* column_dv;
-  bool add;  // dk, dv += instead of =
+  bool add;   // dk, dv += instead of =
+  bool down;  // pieces are those of turns, which go from the last query block down
   int* counter;
-  int* turns;       // AttentionScratch::turns and part_turns; only of QueryGradient::turns
+  int* turns;  // AttentionScratch::turns and part_turns; only of QueryGradient::turns
   int* part_turns;
 };
 
@@ -58,7 +59,6 @@ struct QueryTile {
 /// Part of a tile's dQ on its way to global memory; head < 0 ends the sender.
 struct QueryGradientJob {
   int head, query_block, slice, turn;
-  bool last;  // of a unit
 };
 
 template <int D>
@@ -77,7 +77,7 @@ struct BackwardShared {
   alignas(1024) unsigned char dout[kGradientStages][kBlockBytes];
   alignas(1024) unsigned char ds[kScoreBuffers][kUnitKeys * 128];
   alignas(1024) unsigned char dq[2][kBlock * kSliceColumns *
-                                    4];  // fp32, [consumer][32-column box][query]
+                                    4];                    // fp32, [consumer][32-column box][query]
   alignas(128) float statistics[kQueryStages][2][kBlock];  // lse2, delta
   alignas(128) Interval key_queries[kUnitKeys];  // query rows that see each of the unit's keys
   std::uint64_t q_full[kQueryStages], empty[kQueryStages];
@@ -214,9 +214,8 @@ struct BackwardProducer {
     sh.queries.end = p.index.query_range[min(kb + Shared::kUnitBlocks, blocks) - 1].end;
     for (int qb = sh.queries.end - 1; qb >= sh.queries.begin; --qb) {
       const HalfState s0 = state(qb, kNoMask, sh.unit.first_key),
-                      s1 = Shared::kUnitBlocks == 2
-                               ? state(qb, kNoMask, sh.unit.first_key + kBlock)
-                               : kSkip;
+                      s1 = Shared::kUnitBlocks == 2 ? state(qb, kNoMask, sh.unit.first_key + kBlock)
+                                                    : kSkip;
       if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, kNoMask, kNoMask);
     }
   }
@@ -312,6 +311,8 @@ struct BackwardProducer {
           key_blocks_down(u.first_head + i);
         } else if (u.columns) {
           column_blocks(u.first_head + i);
+        } else if (p.down) {
+          key_blocks_down(u.first_head + i);
         } else {
           key_blocks(u.first_head + i);
         }
@@ -338,53 +339,33 @@ __device__ void send_query_gradients(BackwardShared<D>& sh, const BackwardMaps& 
                                      const BackwardParams& p, int consumer) {
   using Shared = BackwardShared<D>;
   constexpr int kSlices = backward_slices(D);
-  constexpr bool kPipelined = kSlices > 2;
   const bool first = threadIdx.x % 32 == 0;
-  int* pending = nullptr;  // turn of the addition before, not yet known to be complete
   named_arrive(kBufferFree + consumer, kSenderThreads);
   while (true) {
     named_barrier(kBufferFull + consumer, kSenderThreads);
     const QueryGradientJob job = sh.job[consumer];
+    if (job.head < 0) return;
+    int* turn =
+        p.turns + (job.head * p.index.shape.q_blocks() + job.query_block) * kSlices + job.slice;
     if (first) {
-      const bool done = job.head < 0;
-      int* turn =
-          p.turns + (job.head * p.index.shape.q_blocks() + job.query_block) * kSlices + job.slice;
-      // Whoever has to wait first lets others go on.
-      if (pending != nullptr && (done || load_acquire(turn) != job.turn)) {
-        bulk_wait();
-        fence_async_global();
-        count_release(pending);
-        pending = nullptr;
+      while (load_acquire(turn) != job.turn) {
       }
-      if (!done) {
-        while (load_acquire(turn) != job.turn) {
-        }
-        fence_async_global();
-        for (int b = 0; b < Shared::kSliceColumns / 32; ++b) {
-          const int column = job.slice * Shared::kSliceColumns + b * 32;
-          if (column < D)
-            tma_reduce_add(&maps.dq, sh.dq[consumer] + b * kBlock * 128, column, job.head,
-                           job.query_block * kBlock);
-        }
-        bulk_commit();
-        if (pending != nullptr) {
-          bulk_wait_but_one();
-          fence_async_global();
-          count_release(pending);
-        }
-        pending = turn;
-        bulk_wait_read();
+      fence_async_global();
+      for (int b = 0; b < Shared::kSliceColumns / 32; ++b) {
+        const int column = job.slice * Shared::kSliceColumns + b * 32;
+        if (column < D)
+          tma_reduce_add(&maps.dq, sh.dq[consumer] + b * kBlock * 128, column, job.head,
+                         job.query_block * kBlock);
       }
+      bulk_commit();
+      bulk_wait_read();
     }
     __syncwarp();
-    if (job.head < 0) return;
     named_arrive(kBufferFree + consumer, kSenderThreads);
-    // Where several slices of a tile follow each other, the next one does not wait for this one.
-    if (first && (job.last || !kPipelined)) {
+    if (first) {
       bulk_wait();
       fence_async_global();
-      count_release(pending);
-      pending = nullptr;
+      count_release(turn);
     }
     __syncwarp();
   }

@@ -93,8 +93,8 @@ struct DeviceIndex {
   /// The same with long units cut, for kernels that may add into dK and dV; with several packed
   /// segments one after another.
   std::int32_t* backward_pieces = nullptr;
-  /// The same for a dense index whose dQ is added in turns: key tiles of a query head ascend, and so
-  /// do the parts of a tile.
+  /// The same for a dense index whose dQ is added in turns: key tiles of a query head ascend, and
+  /// so do the parts of a tile.
   std::int32_t* turn_pieces = nullptr;
   /// Dense: [triple_units()] threes of (query block, head of the group), for kernels with
   /// three consumers; longest first.

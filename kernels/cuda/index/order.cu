@@ -230,9 +230,9 @@ __global__ void order_kernel(const Ordering o) {
 }
 
 /// The order of QueryGradient::turns for a dense index.  Units are cut into parts of a query head
-/// each, unless they are short; part j of key tile t stands at t + j.  So the parts of a tile, which
-/// add to the same dK and dV, do not end at the same time, and a head's tiles come in the order of
-/// the keys.  Whatever a unit waits for stands before it.  One CTA of 1,024 threads.
+/// each, unless they are short; part j of key tile t stands at t + j.  So the parts of a tile,
+/// which add to the same dK and dV, do not end at the same time, and a head's tiles come in the
+/// order of the keys.  Whatever a unit waits for stands before it.  One CTA of 1,024 threads.
 __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
   __shared__ unsigned long long total;
   const int kv_heads = x.shape.kv_heads, group = x.shape.q_heads / kv_heads,

@@ -1,5 +1,5 @@
-// What the cross-entropy kernels share: an online maximum and sum, and the choice of the kernel that
-// holds a row in the registers of a cluster.
+// What the cross-entropy kernels share: an online maximum and sum, and the choice of the kernel
+// that holds a row in the registers of a cluster.
 #pragma once
 #include <cstdint>
 
@@ -38,9 +38,7 @@ struct OnlineSum {
     for (int j = 0; j < 8; ++j) total += exp2_approx(fmaf(f[j], kLog2E, -from));
   }
   /// Its sum relative to another maximum, at least its own.
-  __device__ float under(float highest) const {
-    return total * exp2_approx(best - shift(highest));
-  }
+  __device__ float under(float highest) const { return total * exp2_approx(best - shift(highest)); }
   /// The block's, on every thread.
   __device__ void reduce(float* scratch) {
     const float highest = block_max(best, scratch);
@@ -50,8 +48,9 @@ struct OnlineSum {
   __device__ float lse() const { return kLn2 * best + logf(total); }
 };
 
-inline constexpr int kClusterThreads = 512, kMaxCluster = 8;  ///< 8: what every GPU with clusters has
-inline constexpr int kHeldVectors = 8;                        ///< of eight logits, a thread
+inline constexpr int kClusterThreads = 512,
+                     kMaxCluster = 8;   ///< 8: what every GPU with clusters has
+inline constexpr int kHeldVectors = 8;  ///< of eight logits, a thread
 
 /// Whether the current GPU has clusters and one holds a row.
 inline bool cluster_fits(std::int64_t vocabulary) {

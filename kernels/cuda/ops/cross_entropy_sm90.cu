@@ -1,6 +1,6 @@
-// Cross-entropy on Hopper: a cluster of CTAs holds a row of logits in its registers, so that they are
-// read once, and the gradient is written over them once.  The CTAs exchange maximum and sum through
-// distributed shared memory, always in the same order.
+// Cross-entropy on Hopper: a cluster of CTAs holds a row of logits in its registers, so that they
+// are read once, and the gradient is written over them once.  The CTAs exchange maximum and sum
+// through distributed shared memory, always in the same order.
 #include <cooperative_groups.h>
 
 #include <algorithm>

@@ -30,8 +30,8 @@ Axis packed(const std::vector<std::int64_t>& lengths, int ranks = 1, int rank = 
 
 class CudaOrder : public CudaTest {
  protected:
-  /// Every part of every unit once; whatever a piece waits for, the part before it and the same part
-  /// of the tile before it, stands before it.
+  /// Every part of every unit once; whatever a piece waits for, the part before it and the same
+  /// part of the tile before it, stands before it.
   void expect_turns(const std::vector<std::int32_t>& pieces, std::int64_t units, int kv_heads,
                     int group) {
     std::map<int, int> parts;                  // unit -> parts so far
