@@ -149,7 +149,8 @@ struct Cleared {
   int* turns = nullptr;
   int* part_turns = nullptr;
   const BlockBounds* bounds = nullptr;
-  int heads = 0, slices = 0, unit_blocks = 0;
+  const std::int32_t* reversed = nullptr;  ///< DeviceIndex::backward_units[3]
+  int heads = 0, slices = 0, unit_blocks = 0, last_unit = 0;
   std::int64_t q_blocks = 0, part_turn_count = 0;
 
   /// How many rows clear() has to see.
@@ -172,7 +173,9 @@ struct Cleared {
     const std::int64_t i = row * kThreads + threadIdx.x;
     if (i < part_turn_count) part_turns[i] = 0;
     if (row >= q_blocks) return;
-    const int first = bounds[row].begin_first / kBlock / unit_blocks;
+    const BlockBounds b = bounds[row];
+    const int first = *reversed ? last_unit - (b.end_last - 1) / kBlock / unit_blocks
+                                : b.begin_first / kBlock / unit_blocks;
     for (int t = threadIdx.x; t < heads * slices; t += kThreads)
       turns[(t / slices * q_blocks + row) * slices + t % slices] = first;
   }
@@ -261,6 +264,8 @@ Cleared to_clear(const AttentionBackwardArgs& a, const AttentionScratch& scratch
     c.turns = scratch.turns;
     c.part_turns = scratch.part_turns;
     c.bounds = index.bounds;
+    c.reversed = index.backward_units + 3;
+    c.last_unit = static_cast<int>(index.shape.k_blocks() - 1) / backward_unit_blocks(a.head_dim);
     c.heads = a.q_heads;
     c.slices = backward_slices(a.head_dim);
     c.unit_blocks = backward_unit_blocks(a.head_dim);

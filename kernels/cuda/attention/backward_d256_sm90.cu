@@ -82,7 +82,7 @@ struct WideConsumer {
       if constexpr (kDq == QueryGradient::turns) {
         named_barrier(kBufferFree + consumer, kSenderThreads);
         stage_query_gradient<64>(dq, out, row, lane, p.scale);
-        if (thread == 0) sh.job[consumer] = {head, query_block, slice, sh.unit.first_row / kBlock};
+        if (thread == 0) sh.job[consumer] = {head, query_block, slice, sh.unit.turn};
         named_arrive(kBufferFull + consumer, kSenderThreads);
       } else {
         if (thread == 0) bulk_wait_read();

@@ -145,9 +145,7 @@ struct BackwardConsumer {
     if constexpr (kDq == QueryGradient::turns) {
       named_barrier(kBufferFree + consumer, kSenderThreads);
       stage_query_gradient<Shared::kSliceColumns>(dq, out, row, lane, p.scale);
-      if (thread == 0)
-        sh.job[consumer] = {head, query_block, consumer, sh.unit.first_row / Shared::kUnitKeys,
-                            true};
+      if (thread == 0) sh.job[consumer] = {head, query_block, consumer, sh.unit.turn};
       named_arrive(kBufferFull + consumer, kSenderThreads);
     } else {
       if (thread == 0) bulk_wait_read();

@@ -20,6 +20,7 @@ struct BackwardParams {
   int group;                   // query heads per key head
   const std::int32_t* pieces;  // order of work
   const std::int32_t* piece_count;
+  const std::int32_t* reversed;  // DeviceIndex::backward_units[3]
   float scale, scale_log2;
   const float* statistics;  // [q_heads, q_blocks, {lse2, delta}, 64]
   float* dk;
@@ -27,8 +28,8 @@ struct BackwardParams {
   std::int64_t dk_stride, dv_stride;
   float* column_dk;
   float* column_dv;
-  bool add;   // dk, dv += instead of =
-  bool down;  // pieces are those of turns, which go from the last query block down
+  bool add;      // dk, dv += instead of =
+  bool in_turn;  // pieces are turn_pieces
   int* counter;
   int* turns;  // AttentionScratch::turns and part_turns; only of QueryGradient::turns
   int* part_turns;
@@ -47,6 +48,7 @@ struct WorkUnit {
   int first_head;  // query heads of this unit
   int heads;
   int part, parts;  // of the units that add to the same keys
+  int turn;         // of its additions to dQ
 };
 
 struct QueryTile {
@@ -89,6 +91,7 @@ struct BackwardShared {
   // The producer's own, kept out of its few registers:
   RunCursor cursor[2];
   Interval queries;
+  int reversed;
 
   __device__ void init() {
     for (int s = 0; s < kQueryStages; ++s) {
@@ -205,14 +208,16 @@ struct BackwardProducer {
       if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, mask0, mask1);
     }
   }
-  /// The same of a dense index, from the last query block down: units that run at the same time
-  /// then come to a query block one after another in the order of their keys, as their turns are.
-  __device__ void key_blocks_down(int head) {
+  /// The same of a dense index in turns: from the last query block down, or from the first up where
+  /// turns are reversed.  Units that run at the same time then come to a query block one after
+  /// another in the order of their turns.
+  __device__ void key_blocks_in_turn(int head) {
     const int kb = sh.unit.first_key / kBlock, blocks = static_cast<int>(p.index.shape.k_blocks());
     // Ranges of neighbouring blocks begin and end in their order.
     sh.queries.begin = p.index.query_range[kb].begin;
     sh.queries.end = p.index.query_range[min(kb + Shared::kUnitBlocks, blocks) - 1].end;
-    for (int qb = sh.queries.end - 1; qb >= sh.queries.begin; --qb) {
+    for (int i = sh.queries.begin; i < sh.queries.end; ++i) {
+      const int qb = sh.reversed ? i : sh.queries.begin + sh.queries.end - 1 - i;
       const HalfState s0 = state(qb, kNoMask, sh.unit.first_key),
                       s1 = Shared::kUnitBlocks == 2 ? state(qb, kNoMask, sh.unit.first_key + kBlock)
                                                     : kSkip;
@@ -278,7 +283,14 @@ struct BackwardProducer {
       u.parts = (piece >> (kPieceShift + 4) & 15) + 1;
       u.heads = p.group / u.parts;
       u.first_head = u.kv_head * p.group + u.part * u.heads;
+      const int number = u.first_row / Shared::kUnitKeys,
+                last = static_cast<int>(index.shape.k_blocks() - 1) / Shared::kUnitBlocks;
+      u.turn = sh.reversed ? last - number : number;
     }
+  }
+  /// Which half of a split unit an item is.
+  __device__ int half_of(int item) const {
+    return kSplit == 2 && sh.reversed ? 1 - item % kSplit : item % kSplit;
   }
   /// Whether an item of a split unit begins past the last key.
   __device__ bool beyond_keys(int piece, int half) const {
@@ -289,10 +301,11 @@ struct BackwardProducer {
 
   __device__ void run() {
     const int items = *p.piece_count * kSplit;
+    sh.reversed = p.in_turn ? *p.reversed : 0;
     int parity = 1, item = atomicAdd(p.counter, 1);
     while (true) {
       int piece = item < items ? p.pieces[item / kSplit] : 0;
-      while (item < items && beyond_keys(piece, item % kSplit)) {
+      while (item < items && beyond_keys(piece, half_of(item))) {
         item = atomicAdd(p.counter, 1);
         piece = item < items ? p.pieces[item / kSplit] : 0;
       }
@@ -303,16 +316,16 @@ struct BackwardProducer {
         barrier_arrive(&sh.kv_full);
         return;
       }
-      decode(sh.unit, piece, item % kSplit);
+      decode(sh.unit, piece, half_of(item));
       const WorkUnit& u = sh.unit;
       load_keys(u);
       for (int i = 0; i < u.heads; ++i) {
         if constexpr (kDq == QueryGradient::turns) {
-          key_blocks_down(u.first_head + i);
+          key_blocks_in_turn(u.first_head + i);
         } else if (u.columns) {
           column_blocks(u.first_head + i);
-        } else if (p.down) {
-          key_blocks_down(u.first_head + i);
+        } else if (p.in_turn) {
+          key_blocks_in_turn(u.first_head + i);
         } else {
           key_blocks(u.first_head + i);
         }

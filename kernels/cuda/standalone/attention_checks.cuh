@@ -246,7 +246,8 @@ inline void check_dense(int d) {
   check_case("dense 1, 2/2 heads", dense({1}, 1), 2, 2, d);
   check_case("dense 63, 7/1 heads", dense({63}, 63), 7, 1, d);
   check_case("dense 777, 14/2 heads", dense({777}, 777), 14, 2, d);
-  check_case("dense 3001, 8/1 heads", dense({3001}, 3001), 8, 1, d);
+  check_case("dense 3601, 4/1 heads", dense({3601}, 3601), 4, 1, d);
+  check_case("packed 4000,100,2500, 2/1 heads", dense({4000, 100, 2500}, 6600), 2, 1, d);
   check_case("dense 515, 16/1 heads", dense({515}, 515), 16, 1, d);
   check_case("dense 600, 6/6 heads", dense({600}, 600), 6, 6, d);
   check_case("packed 0,1,300,64,1,5,257, 4/1 heads", dense({0, 1, 300, 64, 1, 5, 257}, 628), 4, 1,
