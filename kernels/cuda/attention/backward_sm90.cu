@@ -16,25 +16,13 @@ bool cuts_units(const AttentionBackwardArgs& a) {
 
 namespace {
 
-/// Whether pieces come in the order of turns, without which dQ of wide heads would pass through
-/// DRAM for every tile: units that run at the same time then add to the same rows.
-bool in_turn_order(const AttentionBackwardArgs& a) {
-  const QueryGradient mode = query_gradient_mode(a);
-#ifdef BALLAST_DOWN
-  return mode == QueryGradient::turns || (mode == QueryGradient::adds && a.index->shape.dense);
-#endif
-  return mode == QueryGradient::turns ||
-         (mode == QueryGradient::adds && a.index->shape.dense && a.head_dim > 128);
-}
-
 BackwardParams backward_params(const AttentionBackwardArgs& a, const AttentionScratch& scratch) {
   const DeviceIndex& index = *a.index;
   BackwardParams p;
   p.index = index;
   p.group = a.q_heads / a.kv_heads;
-  p.in_turn = in_turn_order(a);
   p.reversed = index.backward_units + 3;
-  if (p.in_turn) {
+  if (query_gradient_mode(a) == QueryGradient::turns) {
     p.pieces = index.turn_pieces;
     p.piece_count = index.backward_units + 2;
   } else {

@@ -28,8 +28,7 @@ struct BackwardParams {
   std::int64_t dk_stride, dv_stride;
   float* column_dk;
   float* column_dv;
-  bool add;      // dk, dv += instead of =
-  bool in_turn;  // pieces are turn_pieces
+  bool add;  // dk, dv += instead of =
   int* counter;
   int* turns;  // AttentionScratch::turns and part_turns; only of QueryGradient::turns
   int* part_turns;
@@ -208,16 +207,15 @@ struct BackwardProducer {
       if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, mask0, mask1);
     }
   }
-  /// The same of a dense index in turns: from the last query block down, or from the first up where
-  /// turns are reversed.  Units that run at the same time then come to a query block one after
-  /// another in the order of their turns.
-  __device__ void key_blocks_in_turn(int head) {
+  /// The same of a dense index, from the last query block down: units that run at the same time
+  /// then come to a query block one after another in the order of their turns.  (Where turns are
+  /// reversed, they do so from the first block up.)
+  __device__ void key_blocks_down(int head) {
     const int kb = sh.unit.first_key / kBlock, blocks = static_cast<int>(p.index.shape.k_blocks());
     // Ranges of neighbouring blocks begin and end in their order.
     sh.queries.begin = p.index.query_range[kb].begin;
     sh.queries.end = p.index.query_range[min(kb + Shared::kUnitBlocks, blocks) - 1].end;
-    for (int i = sh.queries.begin; i < sh.queries.end; ++i) {
-      const int qb = sh.reversed ? i : sh.queries.begin + sh.queries.end - 1 - i;
+    for (int qb = sh.queries.end - 1; qb >= sh.queries.begin; --qb) {
       const HalfState s0 = state(qb, kNoMask, sh.unit.first_key),
                       s1 = Shared::kUnitBlocks == 2 ? state(qb, kNoMask, sh.unit.first_key + kBlock)
                                                     : kSkip;
@@ -301,7 +299,7 @@ struct BackwardProducer {
 
   __device__ void run() {
     const int items = *p.piece_count * kSplit;
-    sh.reversed = p.in_turn ? *p.reversed : 0;
+    sh.reversed = kDq == QueryGradient::turns ? *p.reversed : 0;
     int parity = 1, item = atomicAdd(p.counter, 1);
     while (true) {
       int piece = item < items ? p.pieces[item / kSplit] : 0;
@@ -320,12 +318,10 @@ struct BackwardProducer {
       const WorkUnit& u = sh.unit;
       load_keys(u);
       for (int i = 0; i < u.heads; ++i) {
-        if constexpr (kDq == QueryGradient::turns) {
-          key_blocks_in_turn(u.first_head + i);
-        } else if (u.columns) {
+        if (kDq != QueryGradient::turns && u.columns) {
           column_blocks(u.first_head + i);
-        } else if (p.in_turn) {
-          key_blocks_in_turn(u.first_head + i);
+        } else if (kDq == QueryGradient::turns && !sh.reversed) {
+          key_blocks_down(u.first_head + i);
         } else {
           key_blocks(u.first_head + i);
         }

@@ -1,12 +1,49 @@
-// Cross-entropy over one chunk of logits on any GPU: one block a row, online maximum and sum; then
-// the gradient in place.  GPUs with clusters take both in one pass (cross_entropy_sm90.cu).
-#include "kernels/cuda/ops/cross_entropy.cuh"
+// Cross-entropy over one chunk of logits: one block a row, online maximum and sum; then the
+// gradient in place.
 #include "kernels/cuda/ops/ops.hpp"
+#include "kernels/cuda/runtime/reduce.cuh"
 
 namespace ballast::cuda {
 namespace {
 
 constexpr int kThreads = 512;
+
+constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+__device__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Running maximum, in units of log2, and sum of powers of two relative to it.  A NaN turns the sum
+// into NaN; infinities below are nothing.
+struct OnlineSum {
+  float best, total;
+  /// What exponents are relative to: finite where no value has been seen.
+  __device__ static float shift(float best) { return best == -INFINITY ? 0.0f : best; }
+  __device__ void take(float v) {
+    const float higher = fmaxf(best, v * kLog2E), from = shift(higher);
+    total = total * exp2_fast(best - from) + exp2_fast(v * kLog2E - from);
+    best = higher;
+  }
+  __device__ void take(const float (&f)[8]) {
+    float top = f[0];
+#pragma unroll
+    for (int j = 1; j < 8; ++j) top = fmaxf(top, f[j]);
+    const float higher = fmaxf(best, top * kLog2E), from = shift(higher);
+    total *= exp2_fast(best - from);
+    best = higher;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) total += exp2_fast(fmaf(f[j], kLog2E, -from));
+  }
+  /// The block's, on every thread.
+  __device__ void reduce(float* scratch) {
+    const float highest = block_max(best, scratch);
+    total = block_sum(total * exp2_fast(best - shift(highest)), scratch);
+    best = highest;
+  }
+  __device__ float lse() const { return kLn2 * best + logf(total); }
+};
 
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(const __nv_bfloat16* logits, const std::int32_t* targets, float* loss,
@@ -98,9 +135,6 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t cross_entropy_forward(const Bf16* logits, const std::int32_t* targets, float* loss,
                                   float* lse, std::int64_t rows, std::int64_t vocabulary,
                                   cudaStream_t stream) {
-  if (cluster_fits(vocabulary))
-    return cross_entropy_sm90(logits, nullptr, targets, loss, lse, 1, nullptr, rows, vocabulary,
-                              stream);
   if (rows > 0)
     forward_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(logits, targets, loss, lse,
                                                                          vocabulary);
@@ -120,9 +154,6 @@ cudaError_t cross_entropy_with_gradient(Bf16* logits, const std::int32_t* target
                                         float* lse, float scale, const float* weights,
                                         std::int64_t rows, std::int64_t vocabulary,
                                         cudaStream_t stream) {
-  if (cluster_fits(vocabulary))
-    return cross_entropy_sm90(logits, logits, targets, loss, lse, scale, weights, rows, vocabulary,
-                              stream);
   const cudaError_t e = cross_entropy_forward(logits, targets, loss, lse, rows, vocabulary, stream);
   if (e != cudaSuccess || rows == 0) return e;
   gradient_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(logits, targets, lse, scale,
