@@ -1,29 +1,32 @@
 // ballast: parses the command line, starts MPI and Kokkos for the commands that run on ranks, and
 // turns every error into a message and a status.
-#include <mpi.h>
-
 #include <Kokkos_Core.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "io/hdf5/hdf5_support.hpp"
+#include "parallel/comm/library_watch.hpp"
 #include "parallel/comm/signals.hpp"
 #include "parallel/comm/waits.hpp"
 
 namespace ballast {
 namespace {
 
-/// This process's number among those that a launcher started, known before MPI is: so that usage
-/// and help are printed once.
-int launched_rank() {
-  for (const char* variable : {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"})
-    if (const char* text = std::getenv(variable)) return std::atoi(text);
-  return 0;
+/// Seconds that MPI may take to start.  Ranks read the deck only after that, so the command line
+/// and the default count alone.
+double start_limit_s(const CommandLine& line) {
+  constexpr std::string_view kKey = "run.hang_timeout_s=";
+  double limit_s = RunConfig{}.hang_timeout_s;
+  for (const std::string& text : line.overrides)
+    if (text.starts_with(kKey))
+      if (const double stated = std::atof(text.c_str() + kKey.size()); stated > 0) limit_s = stated;
+  return limit_s;
 }
 
 int run_plain(const Command& command, const CommandLine& line) {
@@ -70,15 +73,13 @@ int start_ranks(const Command& command, const CommandLine& line, std::vector<cha
   char** argv = kokkos.data();
   if (std::string(command.name) == "train") catch_stop_signals();
   hdf5::start();
-  MPI_Init(&argc, &argv);
-  MPI_Comm_set_errhandler(
-      MPI_COMM_WORLD, MPI_ERRORS_RETURN);  // return codes are checked, so that messages are ours
+  start_mpi(&argc, &argv, start_limit_s(line));
   int status = 1;
   {
     Kokkos::ScopeGuard scope(argc, argv);
     status = run_on_ranks(command, line);
   }
-  MPI_Finalize();
+  end_mpi(status);
   return status;
 }
 

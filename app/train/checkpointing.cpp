@@ -187,6 +187,10 @@ void check_sample_order(Session& session, Restored& restored) {
                     restored.path, session.dataset->description()));
 }
 
+void prepare_saves(Session& session, ShardedOptimizer& optimizer, CheckpointWriter& writer) {
+  writer.prepare(shard_of(session, optimizer, true));
+}
+
 CheckpointOutcome save(Session& session, ShardedOptimizer& optimizer, CheckpointState state,
                        CheckpointWriter& writer) {
   Scope scope(&session.recorder, EventKind::checkpoint);

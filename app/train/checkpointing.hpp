@@ -37,6 +37,9 @@ std::vector<double> contents_of(const Session& session);
 std::vector<std::string> check_deck(const Session& session, const Restored& restored,
                                     bool any_model);
 
+/// Takes the memory that snapshots of the state need.  Collective.  Errors: there is not enough.
+void prepare_saves(Session& session, ShardedOptimizer& optimizer, CheckpointWriter& writer);
+
 /// Hands the state after `state.step` steps to the writer.  Collective.
 CheckpointOutcome save(Session& session, ShardedOptimizer& optimizer, CheckpointState state,
                        CheckpointWriter& writer);

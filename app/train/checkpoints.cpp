@@ -39,6 +39,8 @@ Checkpoints::Checkpoints(Session& session, ShardedOptimizer& optimizer, Options 
     saved_step_ = restored.state.step;
     restore_best(restored.state);
   }
+  if (session.config.checkpoint.every_steps > 0 || options_.best)
+    prepare_saves(session_, optimizer_, writer_);
   const auto bytes = static_cast<double>(optimizer_.state().master.bytes()) * 3;
   longest_s_ = session_.mesh.world.all_reduce(bytes) / kAssumedRate;
 }

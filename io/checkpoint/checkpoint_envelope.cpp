@@ -46,6 +46,11 @@ std::uint64_t hash_outside(const RawFile& file, std::uint64_t begin, std::uint64
   return XXH64_digest(state.get());
 }
 
+void sort(std::vector<DataExtent>& extents) {
+  std::sort(extents.begin(), extents.end(),
+            [](const DataExtent& a, const DataExtent& b) { return a.offset < b.offset; });
+}
+
 std::vector<char> block_of(Header header, const std::vector<DataExtent>& extents) {
   std::vector<char> block(header.block_bytes, 0);
   header.block_hash = 0;
@@ -60,9 +65,16 @@ std::uint64_t envelope_bytes(std::size_t extents) {
   return std::max(kCheckpointPage, std::bit_ceil(sizeof(Header) + extents * sizeof(DataExtent)));
 }
 
+std::uint64_t structure_hash(const std::string& path, std::uint64_t begin,
+                             std::vector<DataExtent> extents) {
+  sort(extents);
+  const RawFile file(path, false);
+  file.drop_cache();
+  return hash_outside(file, begin, file.bytes(), extents);
+}
+
 void seal(const std::string& path, std::uint64_t block_bytes, std::vector<DataExtent> extents) {
-  std::sort(extents.begin(), extents.end(),
-            [](const DataExtent& a, const DataExtent& b) { return a.offset < b.offset; });
+  sort(extents);
   const RawFile file(path, true);
   Header header;
   header.file_bytes = file.bytes();

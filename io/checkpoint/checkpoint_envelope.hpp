@@ -29,6 +29,9 @@ std::uint64_t envelope_bytes(std::size_t extents);
 /// Writes the envelope into a file whose HDF5 part is complete, and syncs it.  Errors name the
 /// file.
 void seal(const std::string& path, std::uint64_t block_bytes, std::vector<DataExtent> extents);
+/// xxHash64 of what the storage gives back of every byte from `begin` on outside the extents.
+std::uint64_t structure_hash(const std::string& path, std::uint64_t begin,
+                             std::vector<DataExtent> extents);
 /// Returns the format version.  Errors: not a checkpoint, a later format version, truncated, an
 /// altered byte outside the extents; each names the file.
 std::uint64_t check_seal(const std::string& path);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "io/checkpoint/io_threads.hpp"
 #include "kernels/ops/element_sum.hpp"
 
 namespace ballast {
@@ -15,10 +16,22 @@ constexpr const char* kFormat = "Ballast checkpoint";
 
 /// HDF5's own file locks fail on some parallel file systems; a checkpoint is protected by its
 /// rename.
-hdf5::Handle access_list() {
+hdf5::Handle access_list(bool creates = false) {
   hdf5::Handle access = hdf5::property_list(H5P_FILE_ACCESS);
   hdf5::check(H5Pset_libver_bounds(access, H5F_LIBVER_V18, H5F_LIBVER_LATEST),
               "setting the HDF5 file format");
+  if (creates) {
+    // HDF5 keeps all that it has laid out, so that it never reads back what a storage may have
+    // lost.
+    H5AC_cache_config_t cache{};
+    cache.version = H5AC__CURR_CACHE_CONFIG_VERSION;
+    hdf5::check(H5Pget_mdc_config(access, &cache), "the HDF5 cache");
+    cache.evictions_enabled = false;
+    cache.incr_mode = H5C_incr__off;
+    cache.flash_incr_mode = H5C_flash_incr__off;
+    cache.decr_mode = H5C_decr__off;
+    hdf5::check(H5Pset_mdc_config(access, &cache), "setting the HDF5 cache");
+  }
 #if H5_VERSION_GE(1, 10, 7)
   hdf5::check(H5Pset_file_locking(access, false, true), "switching HDF5 file locks off");
 #endif
@@ -129,7 +142,7 @@ CheckpointPlaces create_checkpoint_file(const std::string& path,
                                         std::vector<CheckpointDataset>& datasets,
                                         const CheckpointState& state) {
   CheckpointPlaces places{envelope_bytes(datasets.size()), 0};
-  const hdf5::Handle creation = hdf5::property_list(H5P_FILE_CREATE), access = access_list(),
+  const hdf5::Handle creation = hdf5::property_list(H5P_FILE_CREATE), access = access_list(true),
                      dataset = hdf5::property_list(H5P_DATASET_CREATE);
   hdf5::check(H5Pset_userblock(creation, places.block_bytes), "setting the HDF5 user block");
   hdf5::check(H5Pset_obj_track_times(creation, false), "times of the root group");
@@ -216,16 +229,17 @@ void CheckpointFile::verify(std::size_t first, std::size_t last,
                             std::atomic<std::int64_t>* progress) const {
   file_.drop_cache();
   const auto ranges = checksum_ranges(datasets_);
-  std::vector<std::byte> buffer;
-  for (std::size_t i = first; i < last; ++i) {
-    const auto& [number, begin, end] = ranges[i];
+  std::vector<std::vector<std::byte>> buffers(io_threads());
+  in_io_threads(last - first, [&](std::size_t part, std::size_t thread) {
+    const auto& [number, begin, end] = ranges[first + part];
     const CheckpointDataset& dataset = datasets_[number];
+    std::vector<std::byte>& buffer = buffers[thread];
     buffer.resize(static_cast<std::size_t>(end - begin) * size_of(dataset.type));
     read(dataset, begin, end - begin, buffer.data());
     if (progress != nullptr) progress->fetch_add(static_cast<std::int64_t>(buffer.size()));
-    if (checksum(version_, dataset, begin, end, buffer.data()) != checksums_[i])
+    if (checksum(version_, dataset, begin, end, buffer.data()) != checksums_[first + part])
       fail_damaged(file_.path(), dataset, begin, end);
-  }
+  });
 }
 
 }  // namespace ballast

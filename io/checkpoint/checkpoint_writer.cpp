@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <utility>
 
 #include "io/checkpoint/checkpoint_file.hpp"
 #include "io/checkpoint/checkpoint_folder.hpp"
+#include "io/checkpoint/io_threads.hpp"
 #include "io/checkpoint/shared_pages.hpp"
 #include "kernels/ops/element_sum.hpp"
 #include "parallel/comm/host_copy.hpp"
@@ -43,12 +45,39 @@ struct CheckpointWriter::Job {
   SharedPages pages;
   std::vector<std::uint64_t> sums;
   std::unique_ptr<CheckpointFile> file;  ///< while it is read back
+  std::uint64_t structure = 0;           ///< hash of what is neither envelope nor elements nor sums
   Fence copied;
   double began_s = 0, thread_s = 0;  ///< start of all, seconds of this phase's threads
   CheckpointOutcome outcome;
+
+  /// Where the elements lie, and `with_sums` their sums.
+  std::vector<DataExtent> elements(bool with_sums) const {
+    std::vector<DataExtent> extents;
+    for (const CheckpointDataset& d : datasets) extents.push_back({d.offset, d.bytes()});
+    if (with_sums)
+      extents.push_back({places.checksums, first_ranges(datasets).back() * sizeof(std::uint64_t)});
+    return extents;
+  }
 };
 
 namespace {
+
+/// Elements [begin, end) of a piece's dataset, under one checksum.
+struct Part {
+  const Piece* piece = nullptr;
+  std::int64_t begin = 0, end = 0;
+};
+
+std::vector<Part> parts_of(const std::vector<Piece>& pieces) {
+  std::vector<Part> parts;
+  for (const Piece& piece : pieces)
+    for (std::int64_t at = piece.first, end = piece.first + piece.count; at < end;) {
+      const std::int64_t stop = std::min(end, (at / kChecksumElements + 1) * kChecksumElements);
+      parts.push_back({&piece, at, stop});
+      at = stop;
+    }
+  return parts;
+}
 
 /// Sums the pieces, writes them and syncs.
 void write_pieces(const std::string& path, const std::vector<CheckpointDataset>& datasets,
@@ -56,26 +85,28 @@ void write_pieces(const std::string& path, const std::vector<CheckpointDataset>&
                   std::vector<std::uint64_t>& sums, std::atomic<std::int64_t>& progress) {
   const RawFile file(path, true);
   const std::vector<std::size_t> first_range = first_ranges(datasets);
-  for (const Piece& piece : pieces) {
-    const CheckpointDataset& dataset = datasets[piece.dataset];
+  const std::vector<Part> parts = parts_of(pieces);
+  in_io_threads(parts.size(), [&](std::size_t i, std::size_t) {
+    const auto& [piece, begin, end] = parts[i];
+    const CheckpointDataset& dataset = datasets[piece->dataset];
     const std::size_t width = size_of(dataset.type);
-    for (std::int64_t at = piece.first, end = piece.first + piece.count; at < end;) {
-      const std::int64_t stop = std::min(end, (at / kChecksumElements + 1) * kChecksumElements);
-      const std::byte* data = piece.data + static_cast<std::size_t>(at - piece.first) * width;
-      const ElementSum found = element_sum(data, dataset.type, at, stop - at);
-      require(found.nonfinite == 0,
-              "dataset {} has {} values that are not finite in elements [{}, {}): such a state is "
-              "not saved",
-              dataset.path(), found.nonfinite, at, stop);
-      sums[first_range[piece.dataset] + static_cast<std::size_t>(at / kChecksumElements)] +=
-          found.sum;
-      const std::uint64_t begin = dataset.offset + static_cast<std::uint64_t>(at) * width,
-                          last = dataset.offset + static_cast<std::uint64_t>(stop) * width;
-      const auto [from, to] = pages.own_part(begin, last);
-      if (from < to) file.write(from, data + (from - begin), to - from, &progress);
-      at = stop;
-    }
-  }
+    const std::byte* data = piece->data + static_cast<std::size_t>(begin - piece->first) * width;
+    const ElementSum found = element_sum(data, dataset.type, begin, end - begin);
+    require(found.nonfinite == 0,
+            "dataset {} has {} values that are not finite in elements [{}, {}): such a state is "
+            "not saved",
+            dataset.path(), found.nonfinite, begin, end);
+    // Two pieces may share a range.
+    std::atomic_ref(
+        sums[first_range[piece->dataset] + static_cast<std::size_t>(begin / kChecksumElements)]) +=
+        found.sum;
+    const std::uint64_t place = dataset.offset + static_cast<std::uint64_t>(begin) * width,
+                        last = dataset.offset + static_cast<std::uint64_t>(end) * width;
+    const auto [from, to] = pages.own_part(place, last);
+    if (from >= to) return;
+    file.write(from, data + (from - place), to - from, &progress);
+    file.start_sync(from, to - from);
+  });
   pages.write(file);
   file.sync();
 }
@@ -106,6 +137,17 @@ std::int64_t bytes_of(const CheckpointShard& shard) {
 
 bool on_host(const CheckpointShard& shard) {
   return shard.fields.empty() || shard.fields.begin()->second.space() == Space::host;
+}
+
+/// One core moves fewer bytes a second than the memory does.
+void copy_on_host(const Tensor& to, const Tensor& from) {
+  constexpr std::size_t kBytes = std::size_t{16} << 20;
+  auto* target = static_cast<std::byte*>(to.raw());
+  const auto* source = static_cast<const std::byte*>(from.raw());
+  in_io_threads((from.bytes() + kBytes - 1) / kBytes, [&](std::size_t part, std::size_t) {
+    const std::size_t begin = part * kBytes, count = std::min(kBytes, from.bytes() - begin);
+    std::memcpy(target + begin, source + begin, count);
+  });
 }
 
 }  // namespace
@@ -172,14 +214,7 @@ void CheckpointWriter::lay_out(const CheckpointShard& shard, const CheckpointSta
     if (world_.rank() != 0) return;
     fs::create_directories(dir_);
     remove_partials(dir_);
-    // Once with an estimate, so that HDF5 itself does not meet the full disk, and once with the
-    // size that the file has got.
-    std::uint64_t bytes = (std::uint64_t{1} << 20) + state.deck.size();
-    for (const CheckpointDataset& d : job.datasets) bytes += d.bytes() + 2 * kCheckpointPage;
-    reserve_space(job.partial, bytes, true);
-    job.places = create_checkpoint_file(job.partial, job.datasets, state);
-    reserve_space(job.partial, fs::file_size(job.partial), false);
-    RawFile(job.partial, true).sync();
+    create_file();
     for (const CheckpointDataset& d : job.datasets) places += fmt::format("{} ", d.offset);
   });
   places = world_.broadcast(places, 0);
@@ -193,14 +228,46 @@ void CheckpointWriter::lay_out(const CheckpointShard& shard, const CheckpointSta
   job.pages = share_pages(world_, job.datasets, shard);
 }
 
+void CheckpointWriter::create_file() {
+  Job& job = *job_;
+  // Once with an estimate, so that HDF5 itself does not meet the full disk, and once with the size
+  // that the file has got.
+  std::uint64_t bytes = (std::uint64_t{1} << 20) + job.state.deck.size();
+  for (const CheckpointDataset& d : job.datasets) bytes += d.bytes() + 2 * kCheckpointPage;
+  reserve_space(job.partial, bytes, true);
+  // HDF5 comes down on a structure of which a write was lost or altered.  So it is laid out twice,
+  // and what the storage gives back must be the same both times, before HDF5 reads any of it.
+  std::uint64_t found[2];
+  for (std::uint64_t& hash : found) {
+    job.places = create_checkpoint_file(job.partial, job.datasets, job.state);
+    RawFile(job.partial, true).sync();
+    hash = structure_hash(job.partial, job.places.block_bytes, job.elements(true));
+  }
+  require(found[0] == found[1],
+          "{}: the storage does not give back the structure that was written to it", job.partial);
+  job.structure = found[0];
+  reserve_space(job.partial, fs::file_size(job.partial), false);
+  RawFile(job.partial, true).sync();
+}
+
+void CheckpointWriter::prepare(const CheckpointShard& shard) {
+  const std::int64_t bytes = bytes_of(shard);
+  if (world_.all_reduce(bytes, Reduction::max) <= snapshot_bytes_) hold_snapshot(bytes);
+}
+
+void CheckpointWriter::hold_snapshot(std::int64_t bytes) {
+  on_all_ranks(world_, [&] {
+    if (snapshot_.defined() && static_cast<std::int64_t>(snapshot_.bytes()) >= bytes) return;
+    snapshot_ = Tensor();
+    snapshot_ = Tensor::empty({bytes}, DType::u8, pinned_device(), MemoryCategory::offloaded);
+    // Pages come with the first touch, which must not happen while training waits.
+    if (bytes > 0) std::memset(snapshot_.raw(), 0, static_cast<std::size_t>(bytes));
+  });
+}
+
 void CheckpointWriter::take_snapshot(const CheckpointShard& shard) {
   const std::int64_t bytes = bytes_of(shard);
-  on_all_ranks(world_, [&] {
-    if (!snapshot_.defined() || static_cast<std::int64_t>(snapshot_.bytes()) < bytes) {
-      snapshot_ = Tensor();
-      snapshot_ = Tensor::empty({bytes}, DType::u8, pinned_device(), MemoryCategory::offloaded);
-    }
-  });
+  hold_snapshot(bytes);
   CheckpointShard copy = shard;
   std::int64_t at = 0;
   for (auto& [field, tensor] : copy.fields) {
@@ -208,7 +275,10 @@ void CheckpointWriter::take_snapshot(const CheckpointShard& shard) {
     tensor =
         Tensor::wrap(static_cast<std::byte*>(snapshot_.raw()) + at, from.shape(), from.dtype());
     if (bytes > 0) at += static_cast<std::int64_t>(from.bytes());
-    if (bytes > 0 && from.bytes() > 0)
+    if (bytes == 0 || from.bytes() == 0) continue;
+    if (on_host(shard))
+      copy_on_host(tensor, from);
+    else
       job_->copied =
           copy_beside(device_of(from.space()), Queue::to_host, {{tensor, from}}, nullptr);
   }
@@ -323,11 +393,12 @@ void CheckpointWriter::begin_check() {
     if (world_.rank() != 0) return;
     const RawFile file(job.partial, true);
     file.write(job.places.checksums, job.sums.data(), job.sums.size() * sizeof(std::uint64_t));
-    std::vector<DataExtent> extents;
-    for (const CheckpointDataset& d : job.datasets) extents.push_back({d.offset, d.bytes()});
-    seal(job.partial, job.places.block_bytes, std::move(extents));
+    seal(job.partial, job.places.block_bytes, job.elements(false));
     file.drop_cache();
     check_seal(job.partial);
+    require(
+        structure_hash(job.partial, job.places.block_bytes, job.elements(true)) == job.structure,
+        "{}: the file's structure is not what was written", job.partial);
   });
   // What the storage gives back, structure and state included, must be what the ranks hold.
   on_all_ranks(world_, [&] {

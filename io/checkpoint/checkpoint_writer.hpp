@@ -42,6 +42,9 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
+  /// Takes the memory of a shard's snapshot, so that no checkpoint waits for it.  Collective.
+  /// Errors: there is not enough.
+  void prepare(const CheckpointShard& shard);
   /// Collective; no checkpoint may be in flight.  Returns with a snapshot taken (of tensors on a
   /// GPU: under way, see release) or, where no snapshot is made, when all is done.  `none`: in
   /// flight.
@@ -61,6 +64,9 @@ class CheckpointWriter {
   CheckpointOutcome guarded(const std::function<void()>& work);
   CheckpointOutcome advance(bool wait);
   void lay_out(const CheckpointShard& shard, const CheckpointState& state);
+  /// Rank 0: the file with its structure, which was seen to come back from the storage.
+  void create_file();
+  void hold_snapshot(std::int64_t bytes);
   void take_snapshot(const CheckpointShard& shard);
   void write_in_rounds(const CheckpointShard& shard);
   void start_thread(std::function<void()> work);

@@ -76,6 +76,12 @@ void RawFile::write(std::uint64_t offset, const void* from, std::size_t count,
   }
 }
 
+void RawFile::start_sync(std::uint64_t offset, std::size_t count) const {
+  // A hint: sync reports what goes wrong.
+  ::sync_file_range(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(count),
+                    SYNC_FILE_RANGE_WRITE);
+}
+
 void RawFile::sync() const {
   const int code = synced(descriptor_);
   require(code == 0, "{}: fsync: {}", path_, std::strerror(code));

@@ -23,6 +23,9 @@ class RawFile {
             std::atomic<std::int64_t>* progress = nullptr) const;
   void write(std::uint64_t offset, const void* from, std::size_t count,
              std::atomic<std::int64_t>* progress = nullptr) const;
+  /// Hands what was written there to the storage now and does not wait for it: a later sync finds
+  /// little left.
+  void start_sync(std::uint64_t offset, std::size_t count) const;
   /// Until the storage has it.
   void sync() const;
   /// Asks the system to forget what it holds of the file in memory, so that reads come from the

@@ -1,9 +1,9 @@
 // data.source = "hdf5": /tokens (whole numbers, all documents one after another), /offsets
 // (documents + 1 positions in /tokens, from 0 to its size) and optionally /loss_mask (one number a
-// token, 0 where it is no target).  Read by range; chunked and compressed files work.  Of what
-// ballast-data adds, /rows says which documents were cut from one row, attributes mark the
-// tokenizer and pairs of a chosen and a rejected answer, and the groups messages and lengths are
-// for readers.
+// token, 0 where it is no target).  Each lies in one piece in the file and is read by range; what
+// is chunked or compressed is refused with the command that rewrites it.  Of what ballast-data
+// adds, /rows says which documents were cut from one row, attributes mark the tokenizer and pairs
+// of a chosen and a rejected answer, and the groups messages and lengths are for readers.
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -66,13 +66,6 @@ class Hdf5Source final : public DocumentSource {
     tokens_ = open("tokens");
     total_ = size(tokens_, "tokens");
     const hdf5::Handle offsets = open("offsets");
-    // No compression of HDF5's reaches this ratio, so a larger size is damage and must not become
-    // an allocation.
-    for (const auto& [dataset, name] :
-         {std::pair<const hdf5::Handle&, const char*>{offsets, "offsets"}, {tokens_, "tokens"}})
-      require(size(dataset, name) <= 2048 * static_cast<std::int64_t>(H5Dget_storage_size(dataset)),
-              "{}: /{} claims {} entries, which the file does not hold", path_, name,
-              size(dataset, name));
     offsets_.resize(static_cast<std::size_t>(size(offsets, "offsets")));
     read(offsets, "offsets", H5T_NATIVE_INT64, 0, static_cast<std::int64_t>(offsets_.size()),
          offsets_.data());
@@ -162,7 +155,7 @@ class Hdf5Source final : public DocumentSource {
 
   hdf5::Handle open(const std::string& name) const {
     hdf5::Handle dataset = hdf5::open_dataset(file_, name);
-    hdf5::refuse_external(dataset, path_ + ":/" + name);
+    hdf5::plain_offset(dataset, path_ + ":/" + name, std::filesystem::file_size(path_));
     const hdf5::Handle type(H5Dget_type(dataset), H5Tclose, "type of " + name);
     const H5T_class_t kind = H5Tget_class(type);
     // h5py stores booleans as an enumeration.

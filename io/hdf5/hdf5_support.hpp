@@ -95,11 +95,10 @@ std::vector<hsize_t> dims_of(hid_t dataset, const std::string& name);
 /// Hard links of a group, ascending.  Errors: a link of another kind, which may lead to other
 /// files.
 std::vector<std::string> names_in(hid_t parent, const std::string& group);
-/// Offset in the file of a dataset that lies in one piece inside it.  Errors: chunked or compressed
-/// storage, external files, a size beyond `file_bytes`.
+/// Offset in the file of a dataset that lies in one piece inside it, 0 for one without elements.
+/// Errors: chunked or compressed storage, with the command that rewrites it; external files, which
+/// are not followed; a size beyond `file_bytes`.
 std::uint64_t plain_offset(hid_t dataset, const std::string& name, std::uint64_t file_bytes);
-/// Errors: the raw data of a dataset lies in other files.
-void refuse_external(hid_t dataset, const std::string& name);
 
 /// Attributes of a file, group or dataset.  Reading refuses another class of type.
 bool has_attribute(hid_t object, const std::string& name);

@@ -7,6 +7,7 @@ On the host (`--host`) the same commands run at laptop size, to see that everyth
 figures mean nothing."""
 
 from balance import balance_commands, balance_figures, hbp_commands, hbp_figures
+from checkpoint import checkpoint_commands, checkpoint_figures
 from chunks import (
     figure8_commands,
     figure8_figures,
@@ -63,6 +64,15 @@ BARS = [
         90,
         memory_commands,
         memory_figures,
+        host=True,
+    ),
+    Bar(
+        "checkpoint",
+        "checkpoints of 8 GB beside training, in turns with dd",
+        [1, 2, 4],
+        240,
+        checkpoint_commands,
+        checkpoint_figures,
         host=True,
     ),
     Bar("ring", "dense ring attention", [2, 4], 25, ring_commands, ring_figures, host=True),

@@ -5,13 +5,15 @@
  * of CALL (open, pread, pwrite, fsync, ftruncate, fallocate, rename) on a file whose path contains
  * PATH.  KIND: fail (once, with ERRNO), broken (that call and all later ones), short (half of the
  * bytes), lost (success is reported, nothing is written), flip (one bit is altered on its way). NTH
- * 0 only counts. BALLAST_FAULT_LOG: a file to which a line is added when the fault strikes, and at
+ * 0 only counts.  CALL MPI_Init: the rank stops itself (SIGSTOP) before that call; MPI_Finalize: it
+ * never returns; PATH, NTH, KIND and ERRNO are then any. BALLAST_FAULT_LOG: a file to which a line is added when the fault strikes, and at
  * exit the number of calls seen. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -165,4 +167,22 @@ int open64(const char* path, int flags, ...) {
   mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, int) : 0;
   va_end(rest);
   return open(path, flags, mode);
+}
+
+int MPI_Init(int* argc, char*** argv) {
+  NEXT(int, "MPI_Init", int*, char***);
+  if (plan.active && !strcmp(plan.call, "MPI_Init")) {
+    note("struck");
+    raise(SIGSTOP);
+  }
+  return next(argc, argv);
+}
+
+int MPI_Finalize(void) {
+  NEXT(int, "MPI_Finalize", void);
+  if (plan.active && !strcmp(plan.call, "MPI_Finalize")) {
+    note("struck");
+    for (;;) pause();
+  }
+  return next();
 }

@@ -7,7 +7,10 @@ import subprocess
 import tempfile
 import time
 
-import h5py
+try:
+    import h5py
+except ImportError:  # then losses alone are compared
+    h5py = None
 
 BALLAST = os.environ.get("BALLAST_PROGRAM", "ballast")
 MPIEXEC = os.environ.get("BALLAST_MPIEXEC", "mpiexec")
@@ -59,6 +62,7 @@ class Rig:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def deck(self, mesh="dp = 2", steps=8, every=1, keep=3, trace="false", hang=HANG_S):
+        """A deck of a small run; `mesh` as lines of that block."""
         path = os.path.join(self.folder, "deck.toml")
         with open(path, "w") as file:
             file.write(
@@ -89,7 +93,7 @@ class Rig:
         except subprocess.TimeoutExpired:
             for pid in self.ranks():
                 _signal(pid, signal.SIGKILL)
-            os.killpg(process.pid, signal.SIGKILL)
+            _signal(-process.pid, signal.SIGKILL)
             text, _ = process.communicate()
             return None, text
 
@@ -97,7 +101,7 @@ class Rig:
         return self.end(self.start(ranks, *arguments, **environment), deadline)
 
     def ranks(self):
-        """Process ids of this trial's ranks."""
+        """Process ids of this trial's ranks, in the order of their start."""
         found = []
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
@@ -107,7 +111,21 @@ class Rig:
                     found.append(int(pid))
             except OSError:
                 continue
-        return found
+        return sorted(found)
+
+    def alone(self, *words, deadline=DEADLINE_S, **environment):
+        """(status, output) of a program that the launcher does not start."""
+        process = subprocess.Popen(
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        return self.end(process, deadline)
 
     def wait_for_step(self, process, step, limit=40):
         end = time.time() + limit
@@ -141,6 +159,9 @@ class Rig:
         return os.path.join(self.run, "checkpoints", name)
 
     def sums(self, name):
+        """Checksums of a checkpoint's elements, None where h5py is missing."""
+        if h5py is None:
+            return None
         with h5py.File(self.path(name), "r") as file:
             return file["checksums"][()].tobytes()
 

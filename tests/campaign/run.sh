@@ -7,7 +7,7 @@ state=$(mktemp -d)
 trap 'rm -rf "$state"' EXIT
 for python in python3 /usr/bin/python3; do
   if "$python" -c 'import h5py' 2>/dev/null; then
-    "$python" -B "$here" --short --state "$state/campaign.json"
+    "$python" -B "$here" --short --jobs 2 --state "$state/campaign.json"
     exit
   fi
 done

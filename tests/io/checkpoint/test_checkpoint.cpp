@@ -501,6 +501,7 @@ TEST_F(Checkpoint, ASnapshotIsWrittenWhileTheStateGoesOn) {
   for (std::int64_t step = 1; step <= 3; ++step) {
     const auto salt = static_cast<std::uint64_t>(step);
     CheckpointShard shard = make_shard(table, begin, end, DType::f32, true, salt);
+    if (step == 1) writer.prepare(shard);
     CheckpointOutcome outcome = writer.begin(shard, some_state(step));
     EXPECT_EQ(outcome.kind, CheckpointOutcome::Kind::none) << outcome.problem;
     EXPECT_TRUE(writer.in_flight());

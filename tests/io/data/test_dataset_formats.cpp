@@ -374,6 +374,38 @@ TEST_F(Hdf5Tokens, UnknownDatasetsAndForeignTokenizersAreRefused) {
   EXPECT_NE(error_of(options).find("/mask is not known"), std::string::npos);
 }
 
+TEST_F(Hdf5Tokens, OnlyDatasetsInOnePieceAreRead) {
+  DataOptions options;
+  options.source = DataSource::hdf5;
+  options.vocabulary = 100;
+  options.path = dir + "/tokens.h5";
+  const std::vector<std::int32_t> tokens(4000, 7);
+  const std::vector<std::int64_t> offsets{0, 1500, 4000};
+  for (const char* form : {"contiguous", "chunked", "compressed", "compact"}) {
+    const std::string how = form;
+    const hdf5::Handle creation = hdf5::property_list(H5P_DATASET_CREATE);
+    const hsize_t chunk = 1000;
+    if (how == "chunked" || how == "compressed") H5Pset_chunk(creation, 1, &chunk);
+    if (how == "compressed") H5Pset_deflate(creation, 9);
+    if (how == "compact") H5Pset_layout(creation, H5D_COMPACT);
+    {
+      const hdf5::Handle file = hdf5::create_file(options.path);
+      const hdf5::Handle made =
+          hdf5::create_dataset(file, "tokens", H5T_NATIVE_INT32, {tokens.size()}, creation);
+      hdf5::check(H5Dwrite(made, H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, tokens.data()),
+                  how);
+      hdf5::write_vector<std::int64_t>(file, "offsets", offsets);
+    }
+    const std::string message = error_of(options);
+    if (how == "contiguous") {
+      EXPECT_EQ(message, "");
+    } else {
+      EXPECT_NE(message.find(options.path + ":/tokens"), std::string::npos) << how << message;
+      EXPECT_NE(message.find("h5repack -f NONE -l CONTI"), std::string::npos) << how << message;
+    }
+  }
+}
+
 TEST_F(Hdf5Tokens, TruncatedFilesAreRefused) {
   std::mt19937_64 random(test_seed() + 4);
   DataOptions options;

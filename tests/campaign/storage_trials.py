@@ -1,0 +1,177 @@
+"""What storage does: calls that fail, writes that are lost or altered, a full disk, files that were
+damaged later."""
+import errno
+import os
+import shutil
+
+from common import FAULTS, STEPS, compare, finish, judge, once, undisturbed
+from rig import DEADLINE_S, Rig
+
+ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE)
+CALLS = ("pwrite", "fsync", "pread", "ftruncate", "fallocate", "rename", "open")
+RANKS, MESH = 2, "dp = 2"
+EVERY = 2  # steps from one checkpoint to the next: the first one's calls are those that fail
+SWEEP_STEPS = 4
+
+
+@once
+def calls_of(call, rank):
+    """How often a rank makes a call for one checkpoint of an undisturbed run."""
+    rig = Rig(0)
+    log = os.path.join(rig.folder, "faults")
+    rig.call(
+        RANKS, "train", rig.deck(MESH, steps=EVERY, every=EVERY), "-d", rig.run, LD_PRELOAD=FAULTS,
+        BALLAST_FAULT_LOG=log, BALLAST_FAULT=f"{rank} {call} checkpoints 0 fail 5",
+    )  # fmt: skip
+    with open(log) as file:
+        seen = int(file.read().rsplit("seen=", 1)[1])
+    rig.close()
+    return seen
+
+
+@once
+def fault_plan():
+    """Each kind of call broken from its first on; every call of one checkpoint on either rank
+    failing once, the errors in turn; then all of them with the other errors: (call, rank, number of
+    the call, how, error)."""
+    calls = [(call, rank) for rank in range(RANKS) for call in CALLS if calls_of(call, rank) > 0]
+    plan = [(call, rank, 1, "broken", errno.EIO) for call, rank in calls]
+    for turn in range(len(ERRORS)):
+        for call, rank in calls:
+            plan += [
+                (call, rank, nth, "fail", ERRORS[(nth + turn) % len(ERRORS)])
+                for nth in range(1, calls_of(call, rank) + 1)
+            ]
+    return plan
+
+
+@once
+def spoil_plan():
+    """Every write of one checkpoint on either rank, lost or with one bit altered."""
+    return [
+        ("pwrite", rank, nth, kind, errno.EIO)
+        for rank in range(RANKS)
+        for nth in range(1, calls_of("pwrite", rank) + 1)
+        for kind in ("lost", "flip")
+    ]
+
+
+def struck(rig, plan):
+    """Trains with one entry of a plan: (status, output, note), note None where the fault did not
+    strike."""
+    call, rank, nth, kind, error = plan
+    log = os.path.join(rig.folder, "faults")
+    deck = rig.deck(MESH, steps=SWEEP_STEPS, every=EVERY)
+    status, text = rig.call(
+        RANKS, "train", deck, "-d", rig.run, LD_PRELOAD=FAULTS, BALLAST_FAULT_LOG=log,
+        BALLAST_FAULT=f"{rank} {call} checkpoints {nth} {kind} {error}",
+    )  # fmt: skip
+    with open(log) as file:
+        reached = "struck" in file.read()
+    return (
+        status, text,
+        f"{call} #{nth} of rank {rank}, {kind} {errno.errorcode[error]}: " if reached else None,
+    )  # fmt: skip
+
+
+def fault(rig, number):
+    """One I/O call of a checkpoint fails: that checkpoint is tried again after the next step and
+    the run ends well; where a call always fails it ends with a message.  It never hangs, crashes
+    or loses an older file."""
+    plan = fault_plan()[number % len(fault_plan())]
+    status, text, note = struck(rig, plan)
+    if note is None:
+        return "not reached", str(plan)
+    bad = judge(status, text)
+    if bad:
+        return bad[0], note + bad[1]
+    if status not in (0, 1) or (status == 1 and plan[3] == "fail"):
+        return "wrong", note + f"status {status}: {text[-600:]}"
+    if status == 1 and "/checkpoints" not in text:
+        return "wrong", note + text[-600:]
+    if not rig.checkpoints():
+        shutil.rmtree(rig.run)
+        return "ok", ""
+    outcome, more = finish(rig, MESH, RANKS, SWEEP_STEPS, EVERY)
+    return outcome, note + more if outcome != "ok" else ""
+
+
+def spoil(rig, number):
+    """A write is lost or a bit flips on the way to the disk: the file never becomes a checkpoint
+    that loads as if nothing had happened, and HDF5 is never handed what would bring it down."""
+    plan = spoil_plan()[number % len(spoil_plan())]
+    status, text, note = struck(rig, plan)
+    if note is None:
+        return "not reached", str(plan)
+    bad = judge(status, text)
+    if bad:
+        return bad[0], note + bad[1]
+    if status != 0:
+        return "wrong", note + f"status {status}: {text[-600:]}"
+    expected = undisturbed(MESH, RANKS, SWEEP_STEPS, EVERY)[0]
+    for name in rig.checkpoints():  # every file that stayed continues to the undisturbed numbers
+        twin = Rig(1)
+        deck = twin.deck(MESH, steps=SWEEP_STEPS, every=EVERY)
+        status, text = twin.call(RANKS, "train", deck, "-d", twin.run, "-r", rig.path(name))
+        found = twin.losses()
+        twin.close()
+        if status != 0:
+            return "lost", note + f"{name} does not load: {text[-400:]}"
+        if any(expected[s] != found[s] for s in found):
+            return "silent", note + f"{name}: {found}"
+    return "ok", ""
+
+
+def damage(rig, number):
+    """A checkpoint is cut, extended, or altered in bits and pages: the one before it is used."""
+    status, text = rig.call(2, "train", rig.deck(steps=3), "-d", rig.run)
+    if status != 0:
+        return "wrong", text[-400:]
+    newest = rig.path(rig.checkpoints()[-1])
+    size = os.path.getsize(newest)
+    kind = number % 4
+    with open(newest, "r+b") as file:
+        place = rig.random.randrange(size)
+        if kind == 0:
+            file.truncate(place)
+        elif kind == 1:
+            file.seek(0, 2)
+            file.write(b"\0")
+        else:
+            count = 1 if kind == 2 else min(4096, size - place)
+            file.seek(place)
+            old = file.read(count)
+            new = bytes([old[0] ^ (1 << rig.random.randrange(8))]) + old[1:]
+            if kind == 3:
+                new = bytes(b ^ 255 for b in old)
+            file.seek(place)
+            file.write(new)
+    status, text = rig.call(2, "train", rig.deck(steps=STEPS), "-d", rig.run, "-r", "latest")
+    bad = judge(status, text)
+    if bad:
+        return bad
+    if status != 0:
+        return "lost", text[-400:]
+    if not os.path.exists(newest + ".damaged") or "continues" not in text:
+        return "silent", f"damage {kind} at {place} of {size}: {text[-400:]}"
+    return compare(rig, "dp = 2", 2)
+
+
+def full_disk(rig, number):
+    """A limit on file sizes stands for a full disk, under checkpoints, trace and log alike."""
+    status, text = rig.call(2, "train", rig.deck(steps=3), "-d", rig.run)
+    if status != 0:
+        return "wrong", text[-400:]
+    limit = rig.random.choice((40, 100, 200, 400))  # KiB; below, MPI itself does not start
+    deck = rig.deck(steps=STEPS, trace="true")
+    status, text = rig.alone(
+        "bash", "-c", f"trap '' XFSZ; ulimit -f {limit}; UCX_TLS=tcp,self exec \"$@\"", "limit",
+        *rig.start_words(2, "train", deck, "-d", rig.run, "-r", "latest"),
+        deadline=2 * DEADLINE_S,
+    )  # fmt: skip
+    bad = judge(status, text)
+    if bad:
+        return bad
+    if status not in (0, 1):
+        return "wrong", f"status {status}: {text[-600:]}"
+    return finish(rig, "dp = 2", 2)

@@ -1,0 +1,40 @@
+// A watched call that stands still ends its process with a message and the status that it had.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "parallel/comm/comm.hpp"
+#include "parallel/comm/library_watch.hpp"
+
+namespace ballast {
+namespace {
+
+class LibraryWatchOfOneProcess : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (Communicator::world().size() > 1) GTEST_SKIP() << "runs on one rank";
+  }
+};
+using LibraryWatchDeathTest = LibraryWatchOfOneProcess;
+
+TEST_F(LibraryWatchDeathTest, EndsTheProcessWithItsStatus) {
+  EXPECT_EXIT(
+      {
+        const LibraryWatch watch(0.2, "stood still\n", 75);
+        for (;;) ::pause();
+      },
+      ::testing::ExitedWithCode(75), "stood still");
+}
+
+TEST_F(LibraryWatchOfOneProcess, CallThatReturnsIsLeftAlone) {
+  const auto begin = std::chrono::steady_clock::now();
+  { const LibraryWatch watch(0.1, "never printed\n", 75); }
+  // Behind the limit: had the thread lived on, this process would have ended.
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(300));
+}
+
+}  // namespace
+}  // namespace ballast
