@@ -144,14 +144,19 @@ struct Cleared {
   };
   Rows dq, dk, dv;
   int* counters = nullptr;
-  /// AttentionScratch::turns and part_turns (null: none), set to the first key unit of `unit_blocks`
-  /// blocks that a query block sees, and to zero.
+  /// AttentionScratch::turns and part_turns (null: none), set to the first key unit of
+  /// `unit_blocks` blocks that a query block sees, and to zero.
   int* turns = nullptr;
   int* part_turns = nullptr;
   const BlockBounds* bounds = nullptr;
-  int heads = 0, slices = 0, unit_blocks = 0;
+  const std::int32_t* reversed = nullptr;  ///< DeviceIndex::backward_units[3]
+  int heads = 0, slices = 0, unit_blocks = 0, last_unit = 0;
   std::int64_t q_blocks = 0, part_turn_count = 0;
 
+  /// How many rows clear() has to see.
+  std::int64_t rows() const {
+    return std::max(dk.rows, (part_turn_count + kThreads - 1) / kThreads);
+  }
   __device__ void clear(const Rows& r, std::int64_t row) const {
     if (r.at == nullptr || row >= r.rows) return;
     for (std::int64_t c = 2 * threadIdx.x; c < r.columns; c += 2 * kThreads)
@@ -168,7 +173,9 @@ struct Cleared {
     const std::int64_t i = row * kThreads + threadIdx.x;
     if (i < part_turn_count) part_turns[i] = 0;
     if (row >= q_blocks) return;
-    const int first = bounds[row].begin_first / kBlock / unit_blocks;
+    const BlockBounds b = bounds[row];
+    const int first = *reversed ? last_unit - (b.end_last - 1) / kBlock / unit_blocks
+                                : b.begin_first / kBlock / unit_blocks;
     for (int t = threadIdx.x; t < heads * slices; t += kThreads)
       turns[(t / slices * q_blocks + row) * slices + t % slices] = first;
   }
@@ -240,6 +247,34 @@ cudaError_t zero_rows(void* p, std::int64_t stride, std::int64_t columns, std::i
                            static_cast<std::size_t>(rows), stream);
 }
 
+/// What the sm_90 backward finds cleared: kernels that add need zeros to add to.
+Cleared to_clear(const AttentionBackwardArgs& a, const AttentionScratch& scratch) {
+  const DeviceIndex& index = *a.index;
+  const QueryGradient mode = query_gradient_mode(a);
+  const std::int64_t k_columns = static_cast<std::int64_t>(a.kv_heads) * a.head_dim;
+  Cleared c{.counters = scratch.counters};
+  if (!a.accumulate_dq && mode != QueryGradient::apart)
+    c.dq = {a.dq, a.dq_stride, index.shape.q_tokens,
+            static_cast<std::int64_t>(a.q_heads) * a.head_dim};
+  if (!a.accumulate_dkv && cuts_units(a)) {
+    c.dk = {a.dk, a.dk_stride, index.shape.k_tokens, k_columns};
+    c.dv = {a.dv, a.dv_stride, index.shape.k_tokens, k_columns};
+  }
+  if (mode == QueryGradient::turns) {
+    c.turns = scratch.turns;
+    c.part_turns = scratch.part_turns;
+    c.bounds = index.bounds;
+    c.reversed = index.backward_units + 3;
+    c.last_unit = static_cast<int>(index.shape.k_blocks() - 1) / backward_unit_blocks(a.head_dim);
+    c.heads = a.q_heads;
+    c.slices = backward_slices(a.head_dim);
+    c.unit_blocks = backward_unit_blocks(a.head_dim);
+    c.q_blocks = index.shape.q_blocks();
+    c.part_turn_count = index.key_rows() / kBlock * a.kv_heads * 2;
+  }
+  return c;
+}
+
 }  // namespace
 
 std::size_t attention_forward_workspace(const AttentionForwardArgs& a) {
@@ -307,27 +342,8 @@ cudaError_t attention_backward(const AttentionBackwardArgs& a, cudaStream_t stre
   }
   if (e != cudaSuccess || empty) return e;
 
-  // Kernels that add need zeros to add to: written beside the statistics.
-  Cleared cleared{.counters = w.scratch.counters};
-  const QueryGradient mode = query_gradient_mode(a);
-  if (!a.accumulate_dq && sm90 && mode != QueryGradient::apart)
-    cleared.dq = {a.dq, a.dq_stride, q_tokens, q_columns};
-  if (!a.accumulate_dkv && sm90 && cuts_units(a)) {
-    cleared.dk = {a.dk, a.dk_stride, k_tokens, k_columns};
-    cleared.dv = {a.dv, a.dv_stride, k_tokens, k_columns};
-  }
-  std::int64_t rows = std::max(index.shape.q_blocks() * kBlock, cleared.dk.rows);
-  if (sm90 && mode == QueryGradient::turns) {
-    cleared.turns = w.scratch.turns;
-    cleared.part_turns = w.scratch.part_turns;
-    cleared.bounds = index.bounds;
-    cleared.heads = a.q_heads;
-    cleared.slices = backward_slices(a.head_dim);
-    cleared.unit_blocks = backward_unit_blocks(a.head_dim);
-    cleared.q_blocks = index.shape.q_blocks();
-    cleared.part_turn_count = index.key_rows() / kBlock * a.kv_heads * 2;
-    rows = std::max(rows, (cleared.part_turn_count + kThreads - 1) / kThreads);
-  }
+  const Cleared cleared = sm90 ? to_clear(a, w.scratch) : Cleared{.counters = w.scratch.counters};
+  const std::int64_t rows = std::max(index.shape.q_blocks() * kBlock, cleared.rows());
   statistics_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
       delta_operands(a.dout, a.dout_stride, a.o, a.o_stride, a.o_fp32, a.head_dim), a.delta, a.lse,
       a.q_heads, q_tokens, index.shape.q_blocks(), w.scratch.statistics, cleared);

@@ -8,8 +8,9 @@
 //   of a ring), o_stride lse      [q_heads, T_q]             fp32, NATURAL logarithm of the sum of
 //   exp(scale * q.k) over the computed pairs dq       [T_q, q_heads, head_dim]   fp32, dq_stride;
 //   dk, dv  [T_k, kv_heads, head_dim]  fp32, dk_stride / dv_stride
-// head_dim is 64, 96, 128 or 256; q_heads % kv_heads == 0 with a group of 1 to 16.  A row that computes no
-// pair has o = 0 and lse = -inf, and contributes zero gradient.  scale must be positive.
+// head_dim is 64, 96, 128 or 256; q_heads % kv_heads == 0 with a group of 1 to 16.  A row that
+// computes no pair has o = 0 and lse = -inf, and contributes zero gradient.  scale must be
+// positive.
 //
 // Which pairs are computed is told by a DeviceIndex (attention_index.hpp) on which derive_index()
 // has run. All functions enqueue on `stream`, never allocate, never synchronise, and return the
@@ -21,7 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/attention/head_dims.hpp"
+#include "kernels/cuda/runtime/head_dims.hpp"
 
 namespace ballast::cuda {
 

@@ -1,5 +1,5 @@
-// Attention backward on Hopper at head dim 256: key-stationary like backward_sm90.cuh, but a unit is
-// 64 keys, and the two consumer warpgroups share them.
+// Attention backward on Hopper at head dim 256: key-stationary like backward_sm90.cuh, but a unit
+// is 64 keys, and the two consumer warpgroups share them.
 //
 // dK and dV of 64 keys and 256 columns need all the registers of two warpgroups, so each consumer
 // keeps 128 columns of both.  Of S^T = K Q^T and dP^T = V dO^T each computes 32 of the 64 queries;
@@ -73,7 +73,7 @@ struct WideConsumer {
       wgmma_commit();
     }
   }
-  __device__ __forceinline__ void reduce(const float (&dq)[32], int half, bool last = false) {
+  __device__ __forceinline__ void reduce(const float (&dq)[32], int half) {
     if constexpr (kWithDq) {
       if (previous == kNone) return;
       const int head = previous >> kBlockBits, query_block = previous & ((1 << kBlockBits) - 1),
@@ -82,8 +82,7 @@ struct WideConsumer {
       if constexpr (kDq == QueryGradient::turns) {
         named_barrier(kBufferFree + consumer, kSenderThreads);
         stage_query_gradient<64>(dq, out, row, lane, p.scale);
-        if (thread == 0)
-          sh.job[consumer] = {head, query_block, slice, sh.unit.first_row / kBlock, last};
+        if (thread == 0) sh.job[consumer] = {head, query_block, slice, sh.unit.turn};
         named_arrive(kBufferFull + consumer, kSenderThreads);
       } else {
         if (thread == 0) bulk_wait_read();
@@ -102,8 +101,7 @@ struct WideConsumer {
 
   /// Bits of the consumer's queries that use key r, moved to the thread's columns.
   __device__ __forceinline__ std::uint32_t allowed(const QueryTile& t, int r) {
-    const std::uint64_t bits =
-        allowed_queries(t, sh.key_queries[r], t.word[0], sh.unit.columns, r);
+    const std::uint64_t bits = allowed_queries(t, sh.key_queries[r], t.word[0], sh.unit.columns, r);
     return static_cast<std::uint32_t>(bits >> (consumer * kQueries)) >> (2 * (lane % 4));
   }
   __device__ __forceinline__ void probabilities(float (&s)[16], int stage) {
@@ -213,7 +211,7 @@ struct WideConsumer {
     wgmma_fence();
     issue_query_gradient(dq, 1);
     wgmma_wait<0>();
-    reduce(dq, 1, true);
+    reduce(dq, 1);
   }
 
   __device__ __forceinline__ void store(const float (&dk)[kColumns / 2],

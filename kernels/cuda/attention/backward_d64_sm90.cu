@@ -4,7 +4,7 @@
 namespace ballast::cuda {
 
 cudaError_t backward_d64(const BackwardMaps& maps, const BackwardParams& p, QueryGradient dq,
-                        cudaStream_t stream) {
+                         cudaStream_t stream) {
   return launch_backward<64>(maps, p, dq, stream);
 }
 

@@ -4,7 +4,7 @@
 namespace ballast::cuda {
 
 cudaError_t backward_d96(const BackwardMaps& maps, const BackwardParams& p, QueryGradient dq,
-                        cudaStream_t stream) {
+                         cudaStream_t stream) {
   return launch_backward<96>(maps, p, dq, stream);
 }
 

@@ -21,6 +21,7 @@ BackwardParams backward_params(const AttentionBackwardArgs& a, const AttentionSc
   BackwardParams p;
   p.index = index;
   p.group = a.q_heads / a.kv_heads;
+  p.reversed = index.backward_units + 3;
   if (query_gradient_mode(a) == QueryGradient::turns) {
     p.pieces = index.turn_pieces;
     p.piece_count = index.backward_units + 2;
@@ -44,7 +45,6 @@ BackwardParams backward_params(const AttentionBackwardArgs& a, const AttentionSc
   p.part_turns = scratch.part_turns;
   return p;
 }
-
 
 cudaError_t backward_maps(const AttentionBackwardArgs& a, const AttentionScratch& scratch,
                           BackwardMaps& maps) {

@@ -3,8 +3,8 @@
 //
 // Each of the two consumer warpgroups owns 64 of a unit's 128 keys and keeps their dK and dV in
 // registers while (query head, query block) tiles of Q and dO stream by.  Scores are computed
-// transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T and dS^T feed dV += P^T dO and dK += dS^T Q
-// straight from registers.  dS goes to shared memory once, for dQ += dS K, whose 64 columns per
+// transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T and dS^T feed dV += P^T dO and dK += dS^T
+// Q straight from registers.  dS goes to shared memory once, for dQ += dS K, whose 64 columns per
 // consumer (32 at head dim 64) leave as an fp32 bulk reduce-add.
 // (FlashAttention-2, Dao 2023, Algorithm 2; the transposed form is FlashAttention-3's.)
 #pragma once
@@ -145,8 +145,7 @@ struct BackwardConsumer {
     if constexpr (kDq == QueryGradient::turns) {
       named_barrier(kBufferFree + consumer, kSenderThreads);
       stage_query_gradient<Shared::kSliceColumns>(dq, out, row, lane, p.scale);
-      if (thread == 0)
-        sh.job[consumer] = {head, query_block, consumer, sh.unit.first_row / Shared::kUnitKeys, true};
+      if (thread == 0) sh.job[consumer] = {head, query_block, consumer, sh.unit.turn};
       named_arrive(kBufferFull + consumer, kSenderThreads);
     } else {
       if (thread == 0) bulk_wait_read();
@@ -240,8 +239,9 @@ struct BackwardConsumer {
 
   /// dK of tile i - 1 is in flight when tile i begins, and dQ of tile i - 1 starts only after P of
   /// tile i: so the two consumers may run half a tile apart, one computing exponentials while the
-  /// other feeds the tensor cores.  (A barrier right after dS keeps them in step, and both then wait
-  /// at the same time: 10 % slower.)  The first tile of a unit computes a dQ that nobody wants.
+  /// other feeds the tensor cores.  (A barrier right after dS keeps them in step, and both then
+  /// wait at the same time: 10 % slower.)  The first tile of a unit computes a dQ that nobody
+  /// wants.
   __device__ __forceinline__ void unit(float (&dk)[D / 2], float (&dv)[D / 2]) {
     previous = kNone;
     if (kWithDq) named_arrive(4 + 2 * (ring.stage ^ 1) + consumer, 256);

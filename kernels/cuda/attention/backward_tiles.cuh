@@ -20,6 +20,7 @@ struct BackwardParams {
   int group;                   // query heads per key head
   const std::int32_t* pieces;  // order of work
   const std::int32_t* piece_count;
+  const std::int32_t* reversed;  // DeviceIndex::backward_units[3]
   float scale, scale_log2;
   const float* statistics;  // [q_heads, q_blocks, {lse2, delta}, 64]
   float* dk;
@@ -29,7 +30,7 @@ struct BackwardParams {
   float* column_dv;
   bool add;  // dk, dv += instead of =
   int* counter;
-  int* turns;       // AttentionScratch::turns and part_turns; only of QueryGradient::turns
+  int* turns;  // AttentionScratch::turns and part_turns; only of QueryGradient::turns
   int* part_turns;
 };
 
@@ -46,6 +47,7 @@ struct WorkUnit {
   int first_head;  // query heads of this unit
   int heads;
   int part, parts;  // of the units that add to the same keys
+  int turn;         // of its additions to dQ
 };
 
 struct QueryTile {
@@ -58,7 +60,6 @@ struct QueryTile {
 /// Part of a tile's dQ on its way to global memory; head < 0 ends the sender.
 struct QueryGradientJob {
   int head, query_block, slice, turn;
-  bool last;  // of a unit
 };
 
 template <int D>
@@ -77,7 +78,7 @@ struct BackwardShared {
   alignas(1024) unsigned char dout[kGradientStages][kBlockBytes];
   alignas(1024) unsigned char ds[kScoreBuffers][kUnitKeys * 128];
   alignas(1024) unsigned char dq[2][kBlock * kSliceColumns *
-                                    4];  // fp32, [consumer][32-column box][query]
+                                    4];                    // fp32, [consumer][32-column box][query]
   alignas(128) float statistics[kQueryStages][2][kBlock];  // lse2, delta
   alignas(128) Interval key_queries[kUnitKeys];  // query rows that see each of the unit's keys
   std::uint64_t q_full[kQueryStages], empty[kQueryStages];
@@ -89,6 +90,7 @@ struct BackwardShared {
   // The producer's own, kept out of its few registers:
   RunCursor cursor[2];
   Interval queries;
+  int reversed;
 
   __device__ void init() {
     for (int s = 0; s < kQueryStages; ++s) {
@@ -206,7 +208,8 @@ struct BackwardProducer {
     }
   }
   /// The same of a dense index, from the last query block down: units that run at the same time
-  /// then come to a query block one after another in the order of their keys, as their turns are.
+  /// then come to a query block one after another in the order of their turns.  (Where turns are
+  /// reversed, they do so from the first block up.)
   __device__ void key_blocks_down(int head) {
     const int kb = sh.unit.first_key / kBlock, blocks = static_cast<int>(p.index.shape.k_blocks());
     // Ranges of neighbouring blocks begin and end in their order.
@@ -214,9 +217,8 @@ struct BackwardProducer {
     sh.queries.end = p.index.query_range[min(kb + Shared::kUnitBlocks, blocks) - 1].end;
     for (int qb = sh.queries.end - 1; qb >= sh.queries.begin; --qb) {
       const HalfState s0 = state(qb, kNoMask, sh.unit.first_key),
-                      s1 = Shared::kUnitBlocks == 2
-                               ? state(qb, kNoMask, sh.unit.first_key + kBlock)
-                               : kSkip;
+                      s1 = Shared::kUnitBlocks == 2 ? state(qb, kNoMask, sh.unit.first_key + kBlock)
+                                                    : kSkip;
       if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, kNoMask, kNoMask);
     }
   }
@@ -279,7 +281,14 @@ struct BackwardProducer {
       u.parts = (piece >> (kPieceShift + 4) & 15) + 1;
       u.heads = p.group / u.parts;
       u.first_head = u.kv_head * p.group + u.part * u.heads;
+      const int number = u.first_row / Shared::kUnitKeys,
+                last = static_cast<int>(index.shape.k_blocks() - 1) / Shared::kUnitBlocks;
+      u.turn = sh.reversed ? last - number : number;
     }
+  }
+  /// Which half of a split unit an item is.
+  __device__ int half_of(int item) const {
+    return kSplit == 2 && sh.reversed ? 1 - item % kSplit : item % kSplit;
   }
   /// Whether an item of a split unit begins past the last key.
   __device__ bool beyond_keys(int piece, int half) const {
@@ -290,10 +299,11 @@ struct BackwardProducer {
 
   __device__ void run() {
     const int items = *p.piece_count * kSplit;
+    sh.reversed = kDq == QueryGradient::turns ? *p.reversed : 0;
     int parity = 1, item = atomicAdd(p.counter, 1);
     while (true) {
       int piece = item < items ? p.pieces[item / kSplit] : 0;
-      while (item < items && beyond_keys(piece, item % kSplit)) {
+      while (item < items && beyond_keys(piece, half_of(item))) {
         item = atomicAdd(p.counter, 1);
         piece = item < items ? p.pieces[item / kSplit] : 0;
       }
@@ -304,14 +314,14 @@ struct BackwardProducer {
         barrier_arrive(&sh.kv_full);
         return;
       }
-      decode(sh.unit, piece, item % kSplit);
+      decode(sh.unit, piece, half_of(item));
       const WorkUnit& u = sh.unit;
       load_keys(u);
       for (int i = 0; i < u.heads; ++i) {
-        if constexpr (kDq == QueryGradient::turns) {
-          key_blocks_down(u.first_head + i);
-        } else if (u.columns) {
+        if (kDq != QueryGradient::turns && u.columns) {
           column_blocks(u.first_head + i);
+        } else if (kDq == QueryGradient::turns && !sh.reversed) {
+          key_blocks_down(u.first_head + i);
         } else {
           key_blocks(u.first_head + i);
         }
@@ -338,53 +348,33 @@ __device__ void send_query_gradients(BackwardShared<D>& sh, const BackwardMaps& 
                                      const BackwardParams& p, int consumer) {
   using Shared = BackwardShared<D>;
   constexpr int kSlices = backward_slices(D);
-  constexpr bool kPipelined = kSlices > 2;
   const bool first = threadIdx.x % 32 == 0;
-  int* pending = nullptr;  // turn of the addition before, not yet known to be complete
   named_arrive(kBufferFree + consumer, kSenderThreads);
   while (true) {
     named_barrier(kBufferFull + consumer, kSenderThreads);
     const QueryGradientJob job = sh.job[consumer];
+    if (job.head < 0) return;
+    int* turn =
+        p.turns + (job.head * p.index.shape.q_blocks() + job.query_block) * kSlices + job.slice;
     if (first) {
-      const bool done = job.head < 0;
-      int* turn =
-          p.turns + (job.head * p.index.shape.q_blocks() + job.query_block) * kSlices + job.slice;
-      // Whoever has to wait first lets others go on.
-      if (pending != nullptr && (done || load_acquire(turn) != job.turn)) {
-        bulk_wait();
-        fence_async_global();
-        count_release(pending);
-        pending = nullptr;
+      while (load_acquire(turn) != job.turn) {
       }
-      if (!done) {
-        while (load_acquire(turn) != job.turn) {
-        }
-        fence_async_global();
-        for (int b = 0; b < Shared::kSliceColumns / 32; ++b) {
-          const int column = job.slice * Shared::kSliceColumns + b * 32;
-          if (column < D)
-            tma_reduce_add(&maps.dq, sh.dq[consumer] + b * kBlock * 128, column, job.head,
-                           job.query_block * kBlock);
-        }
-        bulk_commit();
-        if (pending != nullptr) {
-          bulk_wait_but_one();
-          fence_async_global();
-          count_release(pending);
-        }
-        pending = turn;
-        bulk_wait_read();
+      fence_async_global();
+      for (int b = 0; b < Shared::kSliceColumns / 32; ++b) {
+        const int column = job.slice * Shared::kSliceColumns + b * 32;
+        if (column < D)
+          tma_reduce_add(&maps.dq, sh.dq[consumer] + b * kBlock * 128, column, job.head,
+                         job.query_block * kBlock);
       }
+      bulk_commit();
+      bulk_wait_read();
     }
     __syncwarp();
-    if (job.head < 0) return;
     named_arrive(kBufferFree + consumer, kSenderThreads);
-    // Where several slices of a tile follow each other, the next one does not wait for this one.
-    if (first && (job.last || !kPipelined)) {
+    if (first) {
       bulk_wait();
       fence_async_global();
-      count_release(pending);
-      pending = nullptr;
+      count_release(turn);
     }
     __syncwarp();
   }

@@ -4,7 +4,7 @@
 namespace ballast::cuda {
 
 cudaError_t forward_d128(const AttentionForwardArgs& a, const AttentionScratch& scratch,
-                       cudaStream_t stream) {
+                         cudaStream_t stream) {
   return launch_forward<128, 2>(a, scratch, stream);
 }
 

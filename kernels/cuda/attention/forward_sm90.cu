@@ -5,8 +5,7 @@
 namespace ballast::cuda {
 
 cudaError_t hopper::make_tensor_map(CUtensorMap* map, const void* base, bool fp32, int head_dim,
-                                    int heads, std::int64_t tokens, std::int64_t stride,
-                                    int rows) {
+                                    int heads, std::int64_t tokens, std::int64_t stride, int rows) {
   // The driver's encoder, found at run time so that nothing links against libcuda.
   static const auto encode = [] {
     void* function = nullptr;

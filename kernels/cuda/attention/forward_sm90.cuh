@@ -34,8 +34,7 @@ struct ForwardMaps {
 /// As many stages as shared memory has room for.
 constexpr int forward_stages(int d) { return d > 128 ? 2 : d > 64 ? 3 : 5; }
 template <int D, int kConsumers>
-using ForwardRing =
-    KeyRing<D, forward_stages(D), kConsumers, tile_halves(D), tile_halves(D) == 1>;
+using ForwardRing = KeyRing<D, forward_stages(D), kConsumers, tile_halves(D), tile_halves(D) == 1>;
 
 template <int D, int kConsumers>
 struct ForwardShared : ForwardRing<D, kConsumers> {
@@ -99,9 +98,15 @@ struct ForwardConsumer {
   __device__ __forceinline__ void mask(float (&s)[kKeys / 2], int stage, int state) {
     if (state == kAllWhole) return;
     const auto& t = sh.tile[stage];
+    const DeviceIndex& index = p.work.index;
     Interval a = seen0, b = seen1;
+    if constexpr (kConsumers == 3) {  // which have no registers for them
+      const int last = static_cast<int>(index.shape.q_blocks()) - 1;
+      const Interval* rows = index.rows + min(work().query_block[consumer], last) * kBlock;
+      a = rows[row];
+      b = rows[row + 8];
+    }
     if (t.columns) {
-      const DeviceIndex& index = p.work.index;
       const Interval* rows =
           index.column_bounds +
           (work().index_head[consumer] * index.shape.q_blocks() + work().query_block[consumer]) *
@@ -116,7 +121,7 @@ struct ForwardConsumer {
     }
     if (Shared::kHalves == 2 && second != kWhole) {
       mask_half<Shared::kHalves - 1>(s, allowed_columns(t, consumer, second, 1, a, row),
-                   allowed_columns(t, consumer, second, 1, b, row + 8), lane);
+                                     allowed_columns(t, consumer, second, 1, b, row + 8), lane);
     }
   }
 
@@ -208,7 +213,8 @@ struct ForwardConsumer {
           std::uint32_t w[4];
 #pragma unroll
           for (int i = 0; i < 4; ++i)
-            w[i] = pack_bf16(o[4 * (j + i) + 2 * r] * inverse, o[4 * (j + i) + 2 * r + 1] * inverse);
+            w[i] =
+                pack_bf16(o[4 * (j + i) + 2 * r] * inverse, o[4 * (j + i) + 2 * r + 1] * inverse);
           transpose_quad(w, lane);
           if (stored) *reinterpret_cast<uint4*>(out + 8 * j) = make_uint4(w[0], w[1], w[2], w[3]);
         }
@@ -288,7 +294,7 @@ struct ForwardConsumer {
       if (work().query_block[0] < 0) return;
       const int head = work().head[consumer];
       const bool exists = query_block < index.shape.q_blocks();
-      if (exists) {
+      if (exists && kConsumers < 3) {
         const std::int64_t first = static_cast<std::int64_t>(query_block) * kBlock;
         seen0 = index.rows[first + row];
         seen1 = index.rows[first + row + 8];
@@ -303,8 +309,10 @@ struct ForwardConsumer {
 };
 
 template <int D, int kConsumers>
-__global__ __launch_bounds__(128 * (1 + kConsumers), 1) void attention_forward_kernel(
-    const __grid_constant__ ForwardMaps maps, const __grid_constant__ ForwardParams p) {
+__global__ __launch_bounds__(
+    ForwardShared<D, kConsumers>::kThreads,
+    1) void attention_forward_kernel(const __grid_constant__ ForwardMaps maps,
+                                     const __grid_constant__ ForwardParams p) {
   extern __shared__ __align__(1024) unsigned char raw[];
   using Shared = ForwardShared<D, kConsumers>;
   auto& sh = *reinterpret_cast<Shared*>(raw);

@@ -17,8 +17,8 @@ struct AttentionScratch {
   /// P becomes 0), then delta = rowsum(dout * o).
   float* statistics = nullptr;
   /// Of QueryGradient::turns: how far the additions to dQ have come, [q_heads, q_blocks,
-  /// backward_slices()], as the key unit whose turn it is; and which part of the units over the same
-  /// 64 keys may add, [key_rows / 64, kv_heads, 2].
+  /// backward_slices()], as the key unit whose turn it is; and which part of the units over the
+  /// same 64 keys may add, [key_rows / 64, kv_heads, 2].
   int* turns = nullptr;
   int* part_turns = nullptr;
 };
@@ -30,7 +30,8 @@ enum class QueryGradient {
   turns,  ///< it adds in the order of the keys: each unit waits for its turn (dense indexes)
 };
 /// For the deterministic option `turns` or, with lists, `apart`; for block lists always `apart`,
-/// since the key-stationary kernel would spend its dQ product on the union of two key blocks' lists.
+/// since the key-stationary kernel would spend its dQ product on the union of two key blocks'
+/// lists.
 QueryGradient query_gradient_mode(const AttentionBackwardArgs& args);
 /// Parts in which a unit's 64 rows of dQ leave, each with a turn of its own; 64-key blocks a unit.
 constexpr int backward_slices(int head_dim) { return head_dim > 128 ? 4 : 2; }

@@ -149,47 +149,47 @@ __global__ void __launch_bounds__(kThreads) forward_plain_kernel(PlainParams p) 
     sh.top[threadIdx.x] = -INFINITY;
     sh.sum[threadIdx.x] = 0;
   }
-  for_each_key_tile(
-      p, qb, head,
-      [&](const TilePair& pair, const Tensor3& k, const Tensor3& v, std::int64_t token,
-          int kv_head) {
-        __syncthreads();
-        load_tile<D>(sh.kv, k, token, kv_head);
-        __syncthreads();
-        product_transposed<D>(sh.s, sh.q, sh.kv);
-        __syncthreads();
-        load_tile<D>(sh.kv, v, token, kv_head);
-        if (threadIdx.x < kBlock) {  // a thread a row
-          const int r = threadIdx.x;
-          float* s = sh.s + r * kBlock;
-          float top = sh.top[r];
-          for (int c = 0; c < kBlock; ++c) {
-            s[c] = pair.allowed(r, c) ? s[c] * p.scale : -INFINITY;
-            top = fmaxf(top, s[c]);
-          }
-          const float shift = top == -INFINITY ? 0.0f : top, factor = expf(sh.top[r] - shift);
-          float sum = sh.sum[r] * factor;
-          for (int c = 0; c < kBlock; ++c) {
-            const float e = expf(s[c] - shift);
-            sum += e;
-            sh.probability[r * kBlock + c] = bf16(e);
-          }
-          for (int d = 0; d < D; ++d) sh.o[r * D + d] *= factor;
-          sh.top[r] = top;
-          sh.sum[r] = sum;
-        }
-        __syncthreads();
-        constexpr int kColumns = part_columns(D);
-        for (int part = 0; part < D; part += kColumns) {
-          Accumulator acc[kColumns / 16];
-          float* o = sh.o + threadIdx.x / 32 * 16 * D + part;
-          for (int c = 0; c < kColumns / 16; ++c)
-            wmma::load_matrix_sync(acc[c], o + c * 16, D, wmma::mem_row_major);
-          accumulate<D, RowMajorA>(acc, sh.probability, sh.kv + part);
-          for (int c = 0; c < kColumns / 16; ++c)
-            wmma::store_matrix_sync(o + c * 16, acc[c], D, wmma::mem_row_major);
-        }
-      });
+  for_each_key_tile(p, qb, head,
+                    [&](const TilePair& pair, const Tensor3& k, const Tensor3& v,
+                        std::int64_t token, int kv_head) {
+                      __syncthreads();
+                      load_tile<D>(sh.kv, k, token, kv_head);
+                      __syncthreads();
+                      product_transposed<D>(sh.s, sh.q, sh.kv);
+                      __syncthreads();
+                      load_tile<D>(sh.kv, v, token, kv_head);
+                      if (threadIdx.x < kBlock) {  // a thread a row
+                        const int r = threadIdx.x;
+                        float* s = sh.s + r * kBlock;
+                        float top = sh.top[r];
+                        for (int c = 0; c < kBlock; ++c) {
+                          s[c] = pair.allowed(r, c) ? s[c] * p.scale : -INFINITY;
+                          top = fmaxf(top, s[c]);
+                        }
+                        const float shift = top == -INFINITY ? 0.0f : top,
+                                    factor = expf(sh.top[r] - shift);
+                        float sum = sh.sum[r] * factor;
+                        for (int c = 0; c < kBlock; ++c) {
+                          const float e = expf(s[c] - shift);
+                          sum += e;
+                          sh.probability[r * kBlock + c] = bf16(e);
+                        }
+                        for (int d = 0; d < D; ++d) sh.o[r * D + d] *= factor;
+                        sh.top[r] = top;
+                        sh.sum[r] = sum;
+                      }
+                      __syncthreads();
+                      constexpr int kColumns = part_columns(D);
+                      for (int part = 0; part < D; part += kColumns) {
+                        Accumulator acc[kColumns / 16];
+                        float* o = sh.o + threadIdx.x / 32 * 16 * D + part;
+                        for (int c = 0; c < kColumns / 16; ++c)
+                          wmma::load_matrix_sync(acc[c], o + c * 16, D, wmma::mem_row_major);
+                        accumulate<D, RowMajorA>(acc, sh.probability, sh.kv + part);
+                        for (int c = 0; c < kColumns / 16; ++c)
+                          wmma::store_matrix_sync(o + c * 16, acc[c], D, wmma::mem_row_major);
+                      }
+                    });
   __syncthreads();
   for (int i = threadIdx.x; i < kBlock * D; i += kThreads) {
     const int r = i / D;

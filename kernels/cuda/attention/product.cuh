@@ -8,7 +8,7 @@
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
-#include "kernels/cuda/attention/head_dims.hpp"
+#include "kernels/cuda/runtime/head_dims.hpp"
 
 namespace ballast::cuda {
 

@@ -158,8 +158,10 @@ struct Consumer {
 };
 
 template <int D>
-__global__ __launch_bounds__(QueryGradientShared<D>::kThreads, 1) void attention_query_gradient_kernel(
-    const __grid_constant__ QueryGradientMaps maps, const __grid_constant__ QueryGradientParams p) {
+__global__ __launch_bounds__(
+    QueryGradientShared<D>::kThreads,
+    1) void attention_query_gradient_kernel(const __grid_constant__ QueryGradientMaps maps,
+                                            const __grid_constant__ QueryGradientParams p) {
   extern __shared__ __align__(1024) unsigned char raw[];
   auto& sh = *reinterpret_cast<QueryGradientShared<D>*>(raw);
   if (threadIdx.x == 0) sh.init();

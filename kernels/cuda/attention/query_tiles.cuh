@@ -40,7 +40,8 @@ inline QueryWork query_work(const DeviceIndex& index, int head_dim, int consumer
             : w.grouping == QueryWork::heads ? s.q_heads / 2
             : s.index_heads == 1             ? s.q_heads
                                              : 1;
-  w.turn = index.key_heads_in_turn(head_dim) && w.inner % s.kv_heads == 0 ? w.inner / s.kv_heads : w.inner;
+  w.turn = index.key_heads_in_turn(head_dim) && w.inner % s.kv_heads == 0 ? w.inner / s.kv_heads
+                                                                          : w.inner;
   w.items = w.units * w.inner;
   w.counter = counter;
   return w;
@@ -64,9 +65,10 @@ struct WorkItem {
 
 template <int kConsumers>
 struct TileInfo {
-  std::uint16_t state[kConsumers];  // HalfState of the first half, 256 * that of the second, or kEnd
-  int columns;   // keys count in the column list instead of the key axis
-  int key[2];    // first key of either half
+  std::uint16_t
+      state[kConsumers];  // HalfState of the first half, 256 * that of the second, or kEnd
+  int columns;            // keys count in the column list instead of the key axis
+  int key[2];             // first key of either half
   std::uint64_t word[kConsumers][2];  // row mask, or cover word when columns: [consumer][half]
 };
 constexpr int kAllSkip = 0, kAllWhole = kWhole | kWhole << 8;
@@ -96,7 +98,8 @@ struct KeyRing {
   // The producer's own, kept out of its few registers:
   RunCursor cursor[kConsumers];
   BlockBounds bounds[kConsumers];
-  Interval whole;  // keys that all rows see
+  Interval seen, whole;  // keys that some, and that all rows see
+  int kv_head;
 
   __device__ void init() {
     constexpr int kArrivals = 4 * kConsumers * kWarpArrivals;
@@ -131,8 +134,7 @@ struct KeyProducer {
   __device__ KeyProducer(Shared& s, const KeyMaps& m) : sh(s), maps(m) {}
 
   __device__ void open_stage() {
-    barrier_wait(Shared::kSplit ? &sh.k_empty[ring.stage] : &sh.empty[ring.stage],
-                 ring.parity ^ 1);
+    barrier_wait(Shared::kSplit ? &sh.k_empty[ring.stage] : &sh.empty[ring.stage], ring.parity ^ 1);
   }
   __device__ void open_values() {
     if constexpr (Shared::kSplit) barrier_wait(&sh.empty[ring.stage], ring.parity ^ 1);
@@ -256,9 +258,10 @@ __device__ void produce_dense(KeyProducer<Shared>& out, const QueryWork& p, cons
     whole_from = max(whole_from, b.begin_last);
     whole_to = min(whole_to, b.end_first);
   }
-  const int kv_head = w.head[0] / p.group;
+  sh.seen = {first, last};
   sh.whole = {whole_from, whole_to};
-  for (int key = first / kBlock * kBlock; key < last; key += kKeys) {
+  sh.kv_head = w.head[0] / p.group;
+  for (int key = first / kBlock * kBlock; key < sh.seen.end; key += kKeys) {
     out.open_stage();
     TileInfo<kConsumers>& t = sh.tile[out.ring.stage];
     const bool whole = key >= sh.whole.begin && key + kKeys <= sh.whole.end;
@@ -275,7 +278,7 @@ __device__ void produce_dense(KeyProducer<Shared>& out, const QueryWork& p, cons
       }
       t.state[i] = state;
     }
-    out.load(false, kv_head, key, 0, Shared::kHalves);
+    out.load(false, sh.kv_head, key, 0, Shared::kHalves);
     out.close_stage();
   }
 }
@@ -364,8 +367,8 @@ template <class Shared, class Work>
 __device__ void produce_all_columns(KeyProducer<Shared>& out, const QueryWork& p, const Work& w) {
   if (p.grouping == QueryWork::heads) return produce_columns(out, p, w, 0, true);
   const bool second = w.query_block[1] < p.index.shape.q_blocks();
-  const bool same = second && p.index.block_segment[w.query_block[0]] ==
-                                  p.index.block_segment[w.query_block[1]];
+  const bool same =
+      second && p.index.block_segment[w.query_block[0]] == p.index.block_segment[w.query_block[1]];
   produce_columns(out, p, w, 0, same);
   if (second && !same) produce_columns(out, p, w, 1, false);
 }

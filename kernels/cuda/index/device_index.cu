@@ -285,7 +285,7 @@ std::size_t carve(DeviceIndex& x, void* base) {
   c.take(x.backward_cost, x.backward_unit_capacity());
   c.take(x.backward_pieces, x.backward_unit_capacity() * (s.q_heads / std::max(s.kv_heads, 1)));
   c.take(x.turn_pieces, x.segment_places());
-  c.take(x.backward_units, 3);
+  c.take(x.backward_units, 4);
   c.take(x.order_buckets, x.segment_places() + 1024);
   if (!s.dense) {
     c.take(x.run_offset, q_lists + 1);

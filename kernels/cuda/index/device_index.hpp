@@ -93,8 +93,8 @@ struct DeviceIndex {
   /// The same with long units cut, for kernels that may add into dK and dV; with several packed
   /// segments one after another.
   std::int32_t* backward_pieces = nullptr;
-  /// The same for a dense index whose dQ is added in turns: key tiles of a query head ascend, and so
-  /// do the parts of a tile.
+  /// The same for a dense index whose dQ is added in turns: key tiles of a query head ascend (or
+  /// descend: backward_units[3]), and parts of a tile ascend.
   std::int32_t* turn_pieces = nullptr;
   /// Dense: [triple_units()] threes of (query block, head of the group), for kernels with
   /// three consumers; longest first.
@@ -103,7 +103,8 @@ struct DeviceIndex {
   std::int32_t* forward_cost = nullptr;
   std::int32_t* backward_cost = nullptr;
   std::int32_t* backward_units =
-      nullptr;  ///< [3] how many there are in backward_order, backward_pieces and turn_pieces
+      nullptr;  ///< [4] how many there are in backward_order, backward_pieces and turn_pieces;
+                ///< whether key tiles descend in turn_pieces
   std::int32_t* order_buckets = nullptr;  ///< [segment_places() + 1024] scratch of the sort
   // Columns gathered into a dense buffer, lists padded to kColumnTile rows.
   std::int32_t* column_row_offset =

@@ -229,10 +229,15 @@ __global__ void order_kernel(const Ordering o) {
   }
 }
 
-/// The order of QueryGradient::turns for a dense index.  Units are cut into parts of a query head
-/// each, unless they are short; part j of key tile t stands at t + j.  So the parts of a tile, which
-/// add to the same dK and dV, do not end at the same time, and a head's tiles come in the order of
-/// the keys.  Whatever a unit waits for stands before it.  One CTA of 1,024 threads.
+/// The order of QueryGradient::turns for a dense index.  Whatever a unit waits for stands before
+/// it.
+///
+/// Units are cut into parts of a query head each; part j of key tile t stands at t + j.  So the
+/// parts of a tile, which add to the same dK and dV, do not end at the same time, and a head's
+/// tiles come in the order of the keys.  Short units (of short segments) would spend themselves on
+/// adding to dK and dV: they are cut as little as fills the processors, and the last tiles come
+/// first, which have the fewest queries and so are the first to be ready for their next head.  One
+/// CTA of 1,024 threads.
 __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
   __shared__ unsigned long long total;
   const int kv_heads = x.shape.kv_heads, group = x.shape.q_heads / kv_heads,
@@ -243,9 +248,10 @@ __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
   for (int i = threadIdx.x; i < units; i += 1024) sum += x.backward_cost[i];
   atomicAdd(&total, sum);
   __syncthreads();
+  const bool reversed = total / units < 24ull * group;
   int parts = 1;
   for (int d = 2; d <= group; ++d) {
-    if (group % d == 0 && (units * parts < 6 * processors || total / units / d >= 8)) parts = d;
+    if (group % d == 0 && (units * parts < 6 * processors || !reversed)) parts = d;
   }
   for (int i = threadIdx.x; i < units * parts; i += 1024) {
     const int part = i % parts, unit = i / parts, tile = unit / kv_heads, place = tile + part;
@@ -254,9 +260,14 @@ __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
       const int earlier = place - j;  // tiles of part j at earlier places
       before += min(max(earlier, 0), tiles) + (j < part && earlier >= 0 && earlier < tiles);
     }
-    x.turn_pieces[before * kv_heads + unit % kv_heads] = backward_piece(unit, part, parts);
+    const int at = reversed ? ((tiles - 1 - tile) * kv_heads + unit % kv_heads) * parts + part
+                            : before * kv_heads + unit % kv_heads;
+    x.turn_pieces[at] = backward_piece(unit, part, parts);
   }
-  if (threadIdx.x == 0) x.backward_units[2] = units * parts;
+  if (threadIdx.x == 0) {
+    x.backward_units[2] = units * parts;
+    x.backward_units[3] = reversed;
+  }
 }
 
 }  // namespace

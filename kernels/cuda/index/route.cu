@@ -236,8 +236,8 @@ __global__ __launch_bounds__(kThreads) void coverage_kernel(const Routing x,
 }
 
 bool unfit(const Routing& x) {
-  return !attention_head_dim(x.head_dim) || x.kv_heads <= 0 ||
-         x.q_heads % x.kv_heads != 0 || x.width > 3072 || x.q_stride % 2 != 0;
+  return !attention_head_dim(x.head_dim) || x.kv_heads <= 0 || x.q_heads % x.kv_heads != 0 ||
+         x.width > 3072 || x.q_stride % 2 != 0;
 }
 
 /// For 16 rows and a head a CTA, with this much dynamic shared memory.

@@ -13,6 +13,7 @@
 #include "kernels/cuda/index/uploads.hpp"
 #include "kernels/cuda/ops/operations.hpp"
 #include "kernels/cuda/runtime/device.hpp"
+#include "kernels/cuda/runtime/head_dims.hpp"
 
 namespace ballast::cuda {
 namespace {

@@ -15,28 +15,31 @@ __device__ float exp2_fast(float x) {
   return y;
 }
 
-// Running maximum, in units of log2, and sum of powers of two relative to it.
+// Running maximum, in units of log2, and sum of powers of two relative to it.  A NaN turns the sum
+// into NaN; infinities below are nothing.
 struct OnlineSum {
   float best, total;
+  /// What exponents are relative to: finite where no value has been seen.
+  __device__ static float shift(float best) { return best == -INFINITY ? 0.0f : best; }
   __device__ void take(float v) {
-    const float higher = fmaxf(best, v * kLog2E);
-    total = total * exp2_fast(best - higher) + exp2_fast(v * kLog2E - higher);
+    const float higher = fmaxf(best, v * kLog2E), from = shift(higher);
+    total = total * exp2_fast(best - from) + exp2_fast(v * kLog2E - from);
     best = higher;
   }
   __device__ void take(const float (&f)[8]) {
     float top = f[0];
 #pragma unroll
     for (int j = 1; j < 8; ++j) top = fmaxf(top, f[j]);
-    const float higher = fmaxf(best, top * kLog2E);
-    total *= exp2_fast(best - higher);
+    const float higher = fmaxf(best, top * kLog2E), from = shift(higher);
+    total *= exp2_fast(best - from);
     best = higher;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) total += exp2_fast(fmaf(f[j], kLog2E, -higher));
+    for (int j = 0; j < 8; ++j) total += exp2_fast(fmaf(f[j], kLog2E, -from));
   }
   /// The block's, on every thread.
   __device__ void reduce(float* scratch) {
     const float highest = block_max(best, scratch);
-    total = block_sum(total > 0 ? total * exp2_fast(best - highest) : 0.0f, scratch);
+    total = block_sum(total * exp2_fast(best - shift(highest)), scratch);
     best = highest;
   }
   __device__ float lse() const { return kLn2 * best + logf(total); }

@@ -132,12 +132,8 @@ __device__ __forceinline__ void bulk_wait_read() {
 __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
-/// The same for all but the last group.
-__device__ __forceinline__ void bulk_wait_but_one() {
-  asm volatile("cp.async.bulk.wait_group 1;" ::: "memory");
-}
-/// Between such an addition and the flag of another CTA, on either side: the copy engine's writes to
-/// global memory belong to a proxy of their own.
+/// Between such an addition and the flag of another CTA, on either side: the copy engine's writes
+/// to global memory belong to a proxy of their own.
 __device__ __forceinline__ void fence_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
@@ -206,18 +202,19 @@ __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 #define BALLAST_D32(d) BALLAST_D16(d, 0), BALLAST_D16(d, 16)
 #define BALLAST_D48(d) BALLAST_D32(d), BALLAST_D16(d, 32)
 #define BALLAST_D64(d) BALLAST_D48(d), BALLAST_D16(d, 48)
-#define BALLAST_D128(d)                                                             \
-  BALLAST_D64(d), BALLAST_D16(d, 64), BALLAST_D16(d, 80), BALLAST_D16(d, 96), \
-      BALLAST_D16(d, 112)
+#define BALLAST_D128(d) \
+  BALLAST_D64(d), BALLAST_D16(d, 64), BALLAST_D16(d, 80), BALLAST_D16(d, 96), BALLAST_D16(d, 112)
 #define BALLAST_R16 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define BALLAST_R32 BALLAST_R16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define BALLAST_R48 BALLAST_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define BALLAST_R64 BALLAST_R48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define BALLAST_R80 BALLAST_R64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define BALLAST_R96 BALLAST_R80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define BALLAST_R112 BALLAST_R96 \
+#define BALLAST_R112 \
+  BALLAST_R96        \
   ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
-#define BALLAST_R128 BALLAST_R112 \
+#define BALLAST_R128 \
+  BALLAST_R112       \
   ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // N = columns of D.  kTransA / kTransB = 1 for MN-major operands.  `add` = 0 overwrites D.

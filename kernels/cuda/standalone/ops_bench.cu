@@ -196,7 +196,8 @@ void check_cross_entropy(std::int64_t rows, std::int64_t vocabulary, bool weight
   expect((name + "gradient").c_str(), doubles(logits), d1, 4e-3);
 }
 
-/// A NaN anywhere in a row reaches its loss, and no other row's; masked (-inf) logits count nothing.
+/// A NaN anywhere in a row reaches its loss, and no other row's; masked (-inf) logits count
+/// nothing.
 void check_unusual_logits(std::int64_t vocabulary) {
   const std::int64_t rows = 6;
   auto logits = random_buffer<Bf16>(static_cast<std::size_t>(rows * vocabulary));

@@ -179,7 +179,8 @@ TEST_F(CudaAttention, PackedSegmentsAndStoredPrefixes) {
                          axis({{0, 210}, {0, 30}, {0, 9}})},
                         {"keys after the queries", axis({{0, 100}}), axis({{0, 400}})}};
   for (const Axes& axes : cases)
-    for (const Heads& heads : {Heads{1, 1, 64}, {2, 2, 128}, {1, 7, 64}, {1, 16, 128}, {2, 3, 96}, {1, 4, 256}}) {
+    for (const Heads& heads :
+         {Heads{1, 1, 64}, {2, 2, 128}, {1, 7, 64}, {1, 16, 128}, {2, 3, 96}, {1, 4, 256}}) {
       SCOPED_TRACE(trace(axes.name, heads));
       const Problem p = problem(axes.queries, axes.keys, heads);
       expect_close(on_gpu(p, f32), on_host(p));

@@ -30,10 +30,10 @@ Axis packed(const std::vector<std::int64_t>& lengths, int ranks = 1, int rank = 
 
 class CudaOrder : public CudaTest {
  protected:
-  /// Every part of every unit once; whatever a piece waits for, the part before it and the same part
-  /// of the tile before it, stands before it.
+  /// Every part of every unit once; whatever a piece waits for, the part before it and the same
+  /// part of the tile before it, stands before it.
   void expect_turns(const std::vector<std::int32_t>& pieces, std::int64_t units, int kv_heads,
-                    int group) {
+                    int group, bool reversed) {
     std::map<int, int> parts;                  // unit -> parts so far
     std::map<std::pair<int, int>, int> tiles;  // (key head, part) -> tiles so far
     int of = 0;
@@ -42,7 +42,8 @@ class CudaOrder : public CudaTest {
                 part = piece >> cuda::kPieceShift & 15;
       of = (piece >> (cuda::kPieceShift + 4) & 15) + 1;
       const int tile = tiles[{unit % kv_heads, part}]++;
-      ASSERT_TRUE(parts[unit]++ == part && tile == unit / kv_heads)
+      ASSERT_TRUE(parts[unit]++ == part &&
+                  unit / kv_heads == (reversed ? units / kv_heads - 1 - tile : tile))
           << "unit " << unit << ", part " << part << ", seed " << seed;
     }
     EXPECT_TRUE(static_cast<std::int64_t>(pieces.size()) == units * of && group % of == 0)
@@ -71,7 +72,7 @@ class CudaOrder : public CudaTest {
     constexpr int kUnit = (1 << cuda::kPieceShift) - 1;
     const int group = q_heads / kv_heads;
     const std::int64_t units = (shape.k_tokens + cuda::kKeyTile - 1) / cuda::kKeyTile * kv_heads;
-    const auto counts = array(x.backward_units, 3);
+    const auto counts = array(x.backward_units, 4);
     EXPECT_EQ(counts[0], units);
     const auto once = [&](const char* what, const std::vector<std::int32_t>& order,
                           std::int64_t n) {
@@ -102,7 +103,7 @@ class CudaOrder : public CudaTest {
     }
     if (x.triple_units() > 0)
       once("triples", array(x.triple_order, x.triple_units()), x.triple_units());
-    expect_turns(array(x.turn_pieces, counts[2]), units, kv_heads, group);
+    expect_turns(array(x.turn_pieces, counts[2]), units, kv_heads, group, counts[3] != 0);
     const auto range = array(x.query_range, shape.k_blocks());
     std::int64_t changes = 0;
     for (std::size_t i = 1; i < pieces.size(); ++i) {

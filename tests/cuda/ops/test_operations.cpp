@@ -263,6 +263,28 @@ TEST_F(Operations, CrossEntropy) {
   }
 }
 
+TEST_F(Operations, NaNAmongLogitsReachesTheLossOfItsRow) {
+  for (const std::int64_t vocabulary : {257, 32000, 151936}) {
+    const int t = 12;
+    Tensor logits = random({t, vocabulary});
+    for (int i = 0; i < t; i += 3)
+      logits.data<double>()[i * vocabulary + static_cast<std::int64_t>(rng() % vocabulary)] = NAN;
+    const Tensor targets = integers(std::vector<std::int32_t>(t, 1)).to(*gpu);
+    for (const bool gradient : {false, true}) {
+      Tensor loss = unwritten({t}, f32), lse = unwritten({t}, f32), d = to_gpu(logits, b16);
+      if (gradient) {
+        cross_entropy_with_gradient(targets, 1.0, Tensor(), d, loss, lse);
+      } else {
+        cross_entropy_forward(d, targets, loss, lse);
+      }
+      const Tensor found = loss.to(host_device());
+      for (int i = 0; i < t; ++i)
+        EXPECT_EQ(std::isnan(found.data<float>()[i]), i % 3 == 0)
+            << "row " << i << " of vocabulary " << vocabulary << ", seed " << seed;
+    }
+  }
+}
+
 TEST_F(Operations, CrossEntropyCorrect) {
   for (const std::int64_t vocabulary : {2, 8, 257, 32000}) {
     const int t = 400;
