@@ -173,25 +173,14 @@ TEST_F(Checkpoint, FieldsThatTheFirstParametersLack) {
     const auto [a, b] = cut(total, world.rank(), world.size(), (style + 1) % 4);
     CheckpointShard back = lacking(a, b, false);
     expect_state(read_checkpoint(path, world, back), some_state(1 + style));
-    for (std::int64_t i = a; i < b; ++i)
-      ASSERT_EQ(back.fields["moment1"].data<double>()[i - a], value_of("moment1", i)) << i;
-    for (std::int64_t i = std::max(a, first); i < b; ++i)
-      ASSERT_EQ(back.fields["moment2"].data<double>()[i - std::max(a, first)],
-                value_of("moment2", i))
-          << i;
-    const CheckpointFile file(path);
-    std::int64_t seconds = 0;
-    for (const CheckpointDataset& d : file.datasets()) seconds += d.field == "moment2";
-    EXPECT_EQ(seconds, static_cast<std::int64_t>(table.size()) - 2);
+    const std::int64_t from = std::max(a, first);
+    for (std::int64_t i = from; i < b; ++i)
+      ASSERT_EQ(back.fields["moment2"].data<double>()[i - from], value_of("moment2", i)) << i;
+    EXPECT_EQ(CheckpointFile(path).datasets().size(), 3 * table.size() - 2);
     CheckpointShard whole = make_shard(table, 0, total, DType::f64, false);
     EXPECT_NE(error_of([&] { read_checkpoint(path, world, whole); }).find("optimizer.kind"),
               std::string::npos);
   }
-  const std::string path = write(table, 9, 0, DType::f64);
-  world.barrier();
-  CheckpointShard some = lacking(0, total, false);
-  EXPECT_NE(error_of([&] { read_checkpoint(path, world, some); }).find("optimizer.kind"),
-            std::string::npos);
 }
 
 TEST_F(Checkpoint, KeepsTheNewestAndRemovesLeftovers) {
