@@ -4,7 +4,6 @@
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/coverage.hpp"
-#include "kernels/cuda/attention/head_dims.hpp"
 #include "kernels/cuda/index/block_launch.hpp"
 #include "kernels/cuda/index/heads_launch.hpp"
 #include "kernels/cuda/index/pattern_twin.hpp"

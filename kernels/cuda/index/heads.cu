@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "core/plan/context/axis_range.hpp"
-#include "kernels/cuda/attention/head_dims.hpp"
 #include "kernels/cuda/index/heads_launch.hpp"
+#include "kernels/cuda/runtime/head_dims.hpp"
 
 namespace ballast::cuda {
 namespace {

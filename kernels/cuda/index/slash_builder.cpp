@@ -6,7 +6,6 @@
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
-#include "kernels/cuda/attention/head_dims.hpp"
 #include "kernels/cuda/index/heads_launch.hpp"
 #include "kernels/cuda/index/pattern_twin.hpp"
 #include "kernels/cuda/index/slash_launch.hpp"
