@@ -184,7 +184,7 @@ def fp8_commands(s):
             if s.host:
                 line += ["--case", "laptop", f"run.precision={host_precision}"]
             else:
-                line += [f"run.precision={precision}"]
+                line += ["--case", precision]
             add(name, line)
     return commands
 
