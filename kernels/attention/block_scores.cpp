@@ -99,7 +99,8 @@ class HostBlockScores final : public BlockScores {
     return words;
   }
 
-  std::vector<AttentionWork> build(const Tensor& words, int q_heads, int) const override {
+  std::vector<AttentionWork> build(const Tensor& words, int q_heads, int,
+                                   const Routed&) const override {
     // Padding sees nothing, so a block that all tokens of a word use needs no mask.
     const auto word = [&](int h, std::size_t b, std::int64_t j) {
       const auto bits = static_cast<std::uint64_t>(

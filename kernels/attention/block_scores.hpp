@@ -20,6 +20,12 @@ struct BlockHeads {
   std::vector<std::int32_t> most;  ///< [Hq] the heaviest so many at most; empty: no limit
 };
 
+/// What the call of route() that gave some words was asked for.
+struct Routed {
+  std::int64_t top_k = 0;  ///< 0: the words are no routing's
+  std::int64_t head_dim = 0;
+};
+
 class BlockScores {
  public:
   virtual ~BlockScores() = default;
@@ -51,8 +57,8 @@ class BlockScores {
                         const BlockHeads& heads = {}) const = 0;
 
   /// The pattern of every call of the axes, for these heads, from words.
-  virtual std::vector<AttentionWork> build(const Tensor& words, int q_heads,
-                                           int kv_heads) const = 0;
+  virtual std::vector<AttentionWork> build(const Tensor& words, int q_heads, int kv_heads,
+                                           const Routed& routed = {}) const = 0;
 };
 
 /// Scores where q lies.  `axes` and `axis` outlive them.

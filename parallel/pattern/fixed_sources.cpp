@@ -10,10 +10,7 @@ namespace {
 
 std::vector<AttentionPattern> dense_patterns(const AttentionAxes& axes, Recorder* recorder) {
   Scope scope(recorder, EventKind::indexing);
-  std::vector<AttentionPattern> patterns;
-  patterns.reserve(axes.calls().size());
-  for (const AxisRanges& keys : axes.calls()) patterns.push_back(dense_pattern(axes.queries, keys));
-  return patterns;
+  return ballast::dense_patterns(axes.queries, axes.calls());
 }
 
 /// A pattern that is not chosen here has none.

@@ -20,7 +20,7 @@ PatternSource::Built MobaSource::build(const AttentionInputs& in) {
   }
   Built built;
   built.shards = scores_->build(scores_->route(q, means, in.scale, budget), static_cast<int>(heads),
-                                static_cast<int>(k.size(1)));
+                                static_cast<int>(k.size(1)), {budget, q.size(2)});
   built.budgets.assign(static_cast<std::size_t>(heads), {static_cast<double>(budget), 0});
   return built;
 }

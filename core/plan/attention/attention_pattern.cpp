@@ -145,6 +145,7 @@ struct SegmentKeys {
 std::unordered_map<std::int32_t, SegmentKeys> segment_keys(std::span<const AxisRange> keys) {
   std::unordered_map<std::int32_t, SegmentKeys> found;
   std::int64_t at = 0;
+  SegmentKeys* segment = nullptr;
   for (std::size_t r = 0; r < keys.size(); at += keys[r++].count) {
     if (keys[r].padding()) continue;  // ends its segment's keys
     if (r > 0 && keys[r].segment == keys[r - 1].segment) {
@@ -152,14 +153,14 @@ std::unordered_map<std::int32_t, SegmentKeys> segment_keys(std::span<const AxisR
               "attention pattern: key {} of segment {} does not ascend in position", at,
               keys[r].segment);
     } else {
-      const bool fresh =
-          found.try_emplace(keys[r].segment, SegmentKeys{r, r, at, at, r, at}).second;
+      const auto [place, fresh] =
+          found.try_emplace(keys[r].segment, SegmentKeys{r, r, at, at, r, at});
       require(fresh, "attention pattern: keys of segment {} are not adjacent (key {})",
               keys[r].segment, at);
+      segment = &place->second;
     }
-    SegmentKeys& segment = found[keys[r].segment];
-    segment.end_range = r + 1;
-    segment.end = at + keys[r].count;
+    segment->end_range = r + 1;
+    segment->end = at + keys[r].count;
   }
   return found;
 }
@@ -182,10 +183,7 @@ void add_visible(const AxisRange& queries, std::span<const AxisRange> keys, Segm
   segment.latest = queries.end() - 1;
 }
 
-}  // namespace
-
-AttentionPattern dense_pattern(std::span<const AxisRange> queries,
-                               std::span<const AxisRange> keys) {
+PatternArrays dense_arrays(std::span<const AxisRange> queries, std::span<const AxisRange> keys) {
   constexpr std::int64_t limit = std::numeric_limits<std::int32_t>::max();
   require(token_count(queries) <= limit && token_count(keys) <= limit,
           "attention over {} queries and {} keys: at most {} of each in one call",
@@ -196,9 +194,12 @@ AttentionPattern dense_pattern(std::span<const AxisRange> queries,
   auto segments = segment_keys(keys);
   KeyInterval last;  // of the row before: a row of a segment without keys repeats its end, so that
                      // bounds never decrease
+  auto found = segments.end();
   for (const AxisRange& range : queries) {
     const std::int64_t row = x.visible.rows();
-    const auto found = range.padding() ? segments.end() : segments.find(range.segment);
+    const std::size_t before = x.visible.ranges().size();
+    if (found == segments.end() || found->first != range.segment)
+      found = range.padding() ? segments.end() : segments.find(range.segment);
     if (found == segments.end()) {
       x.visible.add(range.count, last.end, last.end, 0);
     } else {
@@ -207,14 +208,37 @@ AttentionPattern dense_pattern(std::span<const AxisRange> queries,
               range.segment);
       add_visible(range, keys, found->second, x.visible);
     }
-    const KeyInterval first = x.visible.row(row);
-    require(first.begin >= last.begin && first.end >= last.end,
-            "attention pattern: segment {} (query {}) comes in another order among the keys than "
-            "among the queries",
-            range.segment, row);
-    last = x.visible.row(x.visible.rows() - 1);
+    const std::vector<VisibleRange>& ranges = x.visible.ranges();
+    if (ranges.size() > before) {  // else the rows continue the range before
+      const KeyInterval first = ranges[before].at(ranges[before].row);
+      require(first.begin >= last.begin && first.end >= last.end,
+              "attention pattern: segment {} (query {}) comes in another order among the keys than "
+              "among the queries",
+              range.segment, row);
+    }
+    last = ranges.back().at(x.visible.rows() - 1);
   }
-  return AttentionPattern(std::move(x));
+  return x;
+}
+
+}  // namespace
+
+AttentionPattern dense_pattern(std::span<const AxisRange> queries,
+                               std::span<const AxisRange> keys) {
+  return AttentionPattern(dense_arrays(queries, keys));
+}
+
+std::vector<AttentionPattern> dense_patterns(std::span<const AxisRange> queries,
+                                             std::span<const AxisRanges> keys) {
+  std::vector<AttentionPattern> patterns;
+  patterns.reserve(keys.size());
+  for (const AxisRanges& shard : keys) {
+    PatternArrays arrays = dense_arrays(queries, shard);
+    const bool again = !patterns.empty() && patterns.back().arrays().k_tokens == arrays.k_tokens &&
+                       patterns.back().arrays().visible.ranges() == arrays.visible.ranges();
+    patterns.push_back(again ? patterns.back() : AttentionPattern(std::move(arrays)));
+  }
+  return patterns;
 }
 
 namespace {

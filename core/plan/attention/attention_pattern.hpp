@@ -133,6 +133,10 @@ class AttentionPattern {
 /// Every visible pair.  Error: keys of a segment that are not adjacent or do not ascend; segments
 /// in another order than those of the queries.
 AttentionPattern dense_pattern(std::span<const AxisRange> queries, std::span<const AxisRange> keys);
+/// The same for each shard; neighbours that are alike, as most of a striped layout's are, share
+/// one.
+std::vector<AttentionPattern> dense_patterns(std::span<const AxisRange> queries,
+                                             std::span<const AxisRanges> keys);
 
 /// Empty when the arrays are well formed, else what is wrong and where.
 std::string problems(const PatternArrays& arrays);

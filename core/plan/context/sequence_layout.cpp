@@ -249,6 +249,7 @@ std::vector<std::pair<std::int64_t, std::int64_t>> SequenceLayout::pieces(int ra
     case LayoutKind::striped:
     case LayoutKind::shuffled: {
       const std::int64_t blocks = tokens_ / stripe_ + (tokens_ % stripe_ != 0);
+      result.reserve(static_cast<std::size_t>(blocks / ranks_ + 1));
       for (std::int64_t round = 0; round * ranks_ < blocks; ++round) {
         const std::int64_t block = round * ranks_ + place(round, rank);
         if (block < blocks)
@@ -303,9 +304,11 @@ int PackedAxis::segment_of(std::int64_t packed) const {
 namespace {
 AxisRanges ranges_of(const MicroBatch& batch, const PackedAxis& axis, const SequenceLayout& layout,
                      int rank) {
+  const auto pieces = layout.pieces(rank);
   AxisRanges ranges;
+  ranges.reserve(pieces.size());
   std::size_t segment = 0;  // pieces ascend, and so do segments
-  for (const auto& [begin, end] : layout.pieces(rank))
+  for (const auto& [begin, end] : pieces)
     for (std::int64_t packed = begin; packed < end;) {
       while (axis.offset[segment + 1] <= packed) ++segment;
       const Segment& at = batch.segments[segment];

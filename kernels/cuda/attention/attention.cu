@@ -25,8 +25,8 @@ struct WorkspaceLayout {
   std::size_t bytes = 0;
 };
 
-WorkspaceLayout lay_out(void* base, const DeviceIndex& index, int q_heads, int head_dim,
-                        bool backward) {
+WorkspaceLayout lay_out(void* base, const DeviceIndex& index, const RoutedWork* routed, int q_heads,
+                        int head_dim, bool backward) {
   WorkspaceLayout w;
   const auto take = [&](auto*& pointer, std::int64_t bytes) {
     pointer = base == nullptr ? nullptr
@@ -47,6 +47,10 @@ WorkspaceLayout lay_out(void* base, const DeviceIndex& index, int q_heads, int h
       take(w.scratch.turns, q_heads * index.shape.q_blocks() * backward_slices(head_dim) * 4);
       take(w.scratch.part_turns, index.key_rows() / kBlock * index.shape.kv_heads * 2 * 4);
     }
+  } else if (routed != nullptr) {
+    const std::int64_t partials = routed_partials(*routed, head_dim);
+    take(w.scratch.partial_o, partials * head_dim * 2);
+    take(w.scratch.partial_lse, partials * 4);
   }
   return w;
 }
@@ -278,16 +282,16 @@ Cleared to_clear(const AttentionBackwardArgs& a, const AttentionScratch& scratch
 }  // namespace
 
 std::size_t attention_forward_workspace(const AttentionForwardArgs& a) {
-  return lay_out(nullptr, *a.index, a.q_heads, a.head_dim, false).bytes;
+  return lay_out(nullptr, *a.index, a.routed, a.q_heads, a.head_dim, false).bytes;
 }
 std::size_t attention_backward_workspace(const AttentionBackwardArgs& a) {
-  return lay_out(nullptr, *a.index, a.q_heads, a.head_dim, true).bytes;
+  return lay_out(nullptr, *a.index, a.routed, a.q_heads, a.head_dim, true).bytes;
 }
 
 cudaError_t attention_forward(const AttentionForwardArgs& a, cudaStream_t stream) {
   if (!heads_fit(a.index, a.q_heads, a.kv_heads, a.head_dim, a.scale)) return cudaErrorInvalidValue;
   const DeviceIndex& index = *a.index;
-  const WorkspaceLayout w = lay_out(a.workspace, index, a.q_heads, a.head_dim, false);
+  const WorkspaceLayout w = lay_out(a.workspace, index, a.routed, a.q_heads, a.head_dim, false);
   const std::int64_t q_tokens = index.shape.q_tokens;
   if (q_tokens == 0) return cudaSuccess;
   if (index.shape.k_tokens == 0) {
@@ -309,7 +313,10 @@ cudaError_t attention_forward(const AttentionForwardArgs& a, cudaStream_t stream
                        w.scratch.column_v, stream);
   }
   if (e != cudaSuccess) return e;
-  return sm90 ? forward_sm90(a, w.scratch, stream) : forward_plain(a, w.scratch, stream);
+  if (a.routed != nullptr && !(sm90 && routed_kernels(a.head_dim, a.routed->index.block_tokens)))
+    return cudaErrorNotSupported;
+  e = sm90 ? forward_sm90(a, w.scratch, stream) : forward_plain(a, w.scratch, stream);
+  return e == cudaSuccess && a.routed != nullptr ? routed_forward_sm90(a, w.scratch, stream) : e;
 }
 
 cudaError_t attention_backward(const AttentionBackwardArgs& a, cudaStream_t stream) {
@@ -318,7 +325,7 @@ cudaError_t attention_backward(const AttentionBackwardArgs& a, cudaStream_t stre
     return cudaErrorInvalidValue;
   }
   const DeviceIndex& index = *a.index;
-  const WorkspaceLayout w = lay_out(a.workspace, index, a.q_heads, a.head_dim, true);
+  const WorkspaceLayout w = lay_out(a.workspace, index, a.routed, a.q_heads, a.head_dim, true);
   const std::int64_t q_tokens = index.shape.q_tokens, k_tokens = index.shape.k_tokens;
   const std::int64_t q_columns = static_cast<std::int64_t>(a.q_heads) * a.head_dim,
                      k_columns = static_cast<std::int64_t>(a.kv_heads) * a.head_dim;
@@ -334,6 +341,9 @@ cudaError_t attention_backward(const AttentionBackwardArgs& a, cudaStream_t stre
                      reinterpret_cast<std::uintptr_t>(a.dv) % 8 == 0;
     e = choose(a.path, tma, sm90);
   }
+  if (a.routed != nullptr &&
+      (!sm90 || a.deterministic || !routed_kernels(a.head_dim, a.routed->index.block_tokens)))
+    return cudaErrorNotSupported;
   if (e == cudaSuccess && empty && !a.accumulate_dq)
     e = zero_rows(a.dq, a.dq_stride, q_columns, q_tokens, 4, stream);
   if (e == cudaSuccess && empty && !a.accumulate_dkv) {
@@ -354,6 +364,7 @@ cudaError_t attention_backward(const AttentionBackwardArgs& a, cudaStream_t stre
   }
   if (e == cudaSuccess)
     e = sm90 ? backward_sm90(a, w.scratch, stream) : backward_plain(a, w.scratch, stream);
+  if (e == cudaSuccess && a.routed != nullptr) e = routed_backward_sm90(a, w.scratch, stream);
   if (e == cudaSuccess && index.has_columns()) {
     e = scatter_column_gradients(index, w.scratch.column_dk, w.scratch.column_dv, a.head_dim, a.dk,
                                  a.dk_stride, a.dv, a.dv_stride, stream);

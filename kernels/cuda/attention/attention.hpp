@@ -27,6 +27,7 @@
 namespace ballast::cuda {
 
 struct DeviceIndex;
+struct RoutedWork;
 
 /// Which kernels run.  `automatic`: wgmma and TMA on compute capability 9.0 when strides and
 /// pointers allow TMA (16-byte multiples), else plain.  `sm90` and `plain` force one (for tests; an
@@ -45,6 +46,9 @@ struct AttentionForwardArgs {
   bool o_fp32 = false;
   float* lse = nullptr;
   const DeviceIndex* index = nullptr;  ///< host struct of device pointers
+  /// Further pairs, of gathered queries (MoBA): `index` then holds each row's own block.  Where
+  /// routed_fits().
+  const RoutedWork* routed = nullptr;
   void* workspace = nullptr;  ///< device, 256-byte aligned, attention_forward_workspace() bytes
   std::size_t workspace_bytes = 0;
   AttentionPath path = AttentionPath::automatic;
@@ -77,6 +81,7 @@ struct AttentionBackwardArgs {
   /// block lists without gathered columns, which comes as with true.
   bool deterministic = false;
   const DeviceIndex* index = nullptr;
+  const RoutedWork* routed = nullptr;  ///< as forward's; not deterministic
   void* workspace = nullptr;  ///< device, 256-byte aligned, attention_backward_workspace() bytes
   std::size_t workspace_bytes = 0;
   AttentionPath path = AttentionPath::automatic;

@@ -16,7 +16,7 @@ namespace {
 
 bool g_deterministic = false;
 
-const DeviceIndex& index_of(const AttentionWork& work, int q_heads, int kv_heads) {
+const PlacedIndex& index_of(const AttentionWork& work, int q_heads, int kv_heads) {
   const auto* twin = dynamic_cast<const PatternTwin*>(work.device());
   require(twin != nullptr,
           "attention on CUDA: the pattern lies on the host; place_pattern() first");
@@ -24,7 +24,7 @@ const DeviceIndex& index_of(const AttentionWork& work, int q_heads, int kv_heads
   require(shape.q_heads == q_heads && shape.kv_heads == kv_heads,
           "attention: a pattern placed on the GPU for {} query and {} key heads serves {} and {}",
           shape.q_heads, shape.kv_heads, q_heads, kv_heads);
-  return twin->index();
+  return twin->placed();
 }
 
 /// [tokens, heads, head_dim] with dense heads: its row stride in elements.
@@ -52,10 +52,14 @@ void check_shapes(const AttentionWork& work, const Tensor& q, const Tensor& k, c
 }  // namespace
 
 void set_deterministic(bool on) { g_deterministic = on; }
+bool deterministic() { return g_deterministic; }
 
 AttentionWork place_pattern(const AttentionPattern& pattern, const Tensor& q, const Tensor& k) {
-  const IndexShape shape =
-      shape_of(pattern.arrays(), static_cast<int>(q.size(1)), static_cast<int>(k.size(1)));
+  return place_pattern(pattern, static_cast<int>(q.size(1)), static_cast<int>(k.size(1)));
+}
+
+AttentionWork place_pattern(const AttentionPattern& pattern, int q_heads, int kv_heads) {
+  const IndexShape shape = shape_of(pattern.arrays(), q_heads, kv_heads);
   PlacedIndex placed;
   placed.buffer = Tensor::empty({static_cast<std::int64_t>(index_bytes(shape))}, DType::u8,
                                 device_of(Space::cuda), MemoryCategory::workspace);
@@ -83,7 +87,9 @@ void attention_forward(const AttentionWork& work, const Tensor& q, const Tensor&
   args.o = o.raw();
   args.o_fp32 = o.dtype() == DType::f32;
   args.lse = lse.data<float>();
-  args.index = &index_of(work, args.q_heads, args.kv_heads);
+  const PlacedIndex& placed = index_of(work, args.q_heads, args.kv_heads);
+  args.index = &placed.index;
+  args.routed = placed.routed.get();
   args.workspace_bytes = attention_forward_workspace(args);
   args.workspace = scratch(args.workspace_bytes);
   check(attention_forward(args, stream()), "attention forward");
@@ -131,7 +137,9 @@ void attention_backward(const AttentionWork& work, const Tensor& q, const Tensor
   args.accumulate_dq = adds.dq;
   args.accumulate_dkv = adds.dkv;
   args.deterministic = g_deterministic;
-  args.index = &index_of(work, args.q_heads, args.kv_heads);
+  const PlacedIndex& placed = index_of(work, args.q_heads, args.kv_heads);
+  args.index = &placed.index;
+  args.routed = placed.routed.get();
   args.workspace_bytes = attention_backward_workspace(args);
   args.workspace = scratch(args.workspace_bytes);
   check(attention_backward(args, stream()), "attention backward");

@@ -14,7 +14,7 @@ namespace ballast::cuda {
 
 template <int D, QueryGradient kDq>
 struct BackwardConsumer {
-  using Shared = BackwardShared<D>;
+  using Shared = BackwardShared<D, kDq == QueryGradient::rows>;
   static constexpr int kBoxes = Shared::kBoxes;
   static constexpr bool kWithDq = kDq != QueryGradient::apart;
   static_assert(kQueryStages == 2, "dS and the previous tile are named by the parity of the stage");
@@ -147,6 +147,8 @@ struct BackwardConsumer {
       stage_query_gradient<Shared::kSliceColumns>(dq, out, row, lane, p.scale);
       if (thread == 0) sh.job[consumer] = {head, query_block, consumer, sh.unit.turn};
       named_arrive(kBufferFull + consumer, kSenderThreads);
+    } else if constexpr (kDq == QueryGradient::rows) {
+      reduce_rows(dq, query_block);
     } else {
       if (thread == 0) bulk_wait_read();
       named_barrier(2 + consumer, 128);
@@ -159,6 +161,32 @@ struct BackwardConsumer {
             tma_reduce_add(&maps.dq, out + b * kBlock * 128, column, head, query_block * kBlock);
         }
         bulk_commit();
+      }
+    }
+  }
+
+  /// The same of gathered rows, whose entries lie in sh.rows[at], from registers: neighbouring
+  /// lanes exchange halves, so that each adds four columns of one row.  (A row a copy of the copy
+  /// engine is no faster, at head dim 64 a sixth slower.)
+  __device__ __forceinline__ void reduce_rows(const float (&dq)[kDqRegisters], int at) {
+    const bool odd = lane & 1;
+    const std::uint32_t entry = sh.rows[at][row + (odd ? 8 : 0)];
+    float* out = p.dq + static_cast<std::int64_t>(entry >> 4) * p.dq_stride +
+                 (sh.unit.kv_head * p.group + (entry & 15)) * D + consumer * Shared::kSliceColumns +
+                 4 * (lane % 4 / 2);
+#pragma unroll
+    for (int j = 0; j < Shared::kSliceColumns / 8; ++j) {
+      float mine[2], theirs[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        mine[e] = p.scale * (odd ? dq[4 * j + 2 + e] : dq[4 * j + e]);
+        theirs[e] = __shfl_xor_sync(~0u, p.scale * (odd ? dq[4 * j + e] : dq[4 * j + 2 + e]), 1);
+      }
+      if (entry == kNoRow) continue;
+      if (odd) {
+        global_add(out + 8 * j, theirs[0], theirs[1], mine[0], mine[1]);
+      } else {
+        global_add(out + 8 * j, mine[0], mine[1], theirs[0], theirs[1]);
       }
     }
   }
@@ -283,7 +311,7 @@ struct BackwardConsumer {
     }
     if constexpr (kDq == QueryGradient::turns) {
       end_sender(sh, consumer, thread);
-    } else if (kWithDq && thread == 0) {
+    } else if (kDq == QueryGradient::adds && thread == 0) {
       bulk_wait();
     }
   }
@@ -310,6 +338,8 @@ cudaError_t launch_backward(const BackwardMaps& maps, const BackwardParams& p, Q
     case QueryGradient::turns:
       return launch_backward<Shared>(attention_backward_kernel<D, QueryGradient::turns>, maps, p,
                                      stream);
+    case QueryGradient::rows:
+      break;  // routed_backward_sm90()
   }
   return cudaErrorInvalidValue;
 }

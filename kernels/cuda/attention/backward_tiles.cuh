@@ -32,6 +32,8 @@ struct BackwardParams {
   int* counter;
   int* turns;  // AttentionScratch::turns and part_turns; only of QueryGradient::turns
   int* part_turns;
+  float* dq;  // only of QueryGradient::rows
+  std::int64_t dq_stride;
 };
 
 struct BackwardMaps {
@@ -62,7 +64,8 @@ struct QueryGradientJob {
   int head, query_block, slice, turn;
 };
 
-template <int D>
+/// kRows: tiles of gathered rows, which threads copy and whose dQ leaves row by row.
+template <int D, bool kRows = false>
 struct BackwardShared {
   static constexpr int kBoxes = (D + 63) / 64;  // 128-byte columns of a row; the last may be padded
   static constexpr int kBlockBytes = kBlock * kBoxes * 128;
@@ -77,14 +80,18 @@ struct BackwardShared {
   alignas(1024) unsigned char q[kQueryStages][kBlockBytes];
   alignas(1024) unsigned char dout[kGradientStages][kBlockBytes];
   alignas(1024) unsigned char ds[kScoreBuffers][kUnitKeys * 128];
-  alignas(1024) unsigned char dq[2][kBlock * kSliceColumns *
-                                    4];                    // fp32, [consumer][32-column box][query]
+  // fp32, [consumer][32-column box][query]; of gathered rows dQ leaves from registers.
+  alignas(1024) unsigned char dq[2][kRows ? 16 : kBlock * kSliceColumns * 4];
   alignas(128) float statistics[kQueryStages][2][kBlock];  // lse2, delta
   alignas(128) Interval key_queries[kUnitKeys];  // query rows that see each of the unit's keys
   std::uint64_t q_full[kQueryStages], empty[kQueryStages];
   std::uint64_t dout_full[kGradientStages], dout_empty;  // dout_empty: only of a single stage
   std::uint64_t kv_full, kv_empty;
   QueryTile tile[kQueryStages];
+  // Entries of gathered rows: dQ of a tile leaves after its stage has been given back, but before
+  // the next but one is.
+  static constexpr int kRowSlots = kRows ? 2 * kQueryStages : 1;
+  std::uint32_t rows[kRowSlots][kBlock];
   WorkUnit unit;
   QueryGradientJob job[2];
   // The producer's own, kept out of its few registers:
@@ -93,11 +100,12 @@ struct BackwardShared {
   int reversed;
 
   __device__ void init() {
+    constexpr int kProducers = kRows ? 128 : 1;
     for (int s = 0; s < kQueryStages; ++s) {
-      barrier_init(&q_full[s], 1);
+      barrier_init(&q_full[s], kProducers);
       barrier_init(&empty[s], kBackwardArrivals);
     }
-    for (int s = 0; s < kGradientStages; ++s) barrier_init(&dout_full[s], 1);
+    for (int s = 0; s < kGradientStages; ++s) barrier_init(&dout_full[s], kProducers);
     barrier_init(&dout_empty, kBackwardArrivals);
     barrier_init(&kv_full, 1);
     barrier_init(&kv_empty, kBackwardArrivals);

@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels/cuda/attention/attention.hpp"
 #include "kernels/cuda/index/device_index.hpp"
+#include "kernels/cuda/index/routed_index.hpp"
 
 namespace ballast::cuda {
 
@@ -21,13 +22,20 @@ struct AttentionScratch {
   /// same 64 keys may add, [key_rows / 64, kv_heads, 2].
   int* turns = nullptr;
   int* part_turns = nullptr;
+  /// Of routed lists, forward only: bf16 [routed_partials(), head_dim], fp32 [routed_partials()].
+  void* partial_o = nullptr;
+  float* partial_lse = nullptr;
 };
+/// Partial outputs of routed lists that lie in the workspace at a time, unless one chunk has more.
+inline constexpr std::int64_t kRoutedPartialBytes = std::int64_t{2} << 30;
+std::int64_t routed_partials(const RoutedWork& work, int head_dim);
 
 /// How the sm_90 backward comes to dQ.
 enum class QueryGradient {
   apart,  ///< a query-stationary kernel computes it: one order, but 7 matrix products instead of 5
   adds,   ///< the key-stationary kernel adds to it, in whatever order its units come
   turns,  ///< it adds in the order of the keys: each unit waits for its turn (dense indexes)
+  rows,   ///< it adds row by row: tiles are gathered queries (routed lists)
 };
 /// For the deterministic option `turns` or, with lists, `apart`; for block lists always `apart`,
 /// since the key-stationary kernel would spend its dQ product on the union of two key blocks'
@@ -58,6 +66,12 @@ cudaError_t forward_plain(const AttentionForwardArgs& args, const AttentionScrat
                           cudaStream_t stream);
 cudaError_t backward_plain(const AttentionBackwardArgs& args, const AttentionScratch& scratch,
                            cudaStream_t stream);
+/// The pairs of args.routed, onto what the calls for args.index have left: o and lse merged; dq, dk
+/// and dv added.
+cudaError_t routed_forward_sm90(const AttentionForwardArgs& args, const AttentionScratch& scratch,
+                                cudaStream_t stream);
+cudaError_t routed_backward_sm90(const AttentionBackwardArgs& args, const AttentionScratch& scratch,
+                                 cudaStream_t stream);
 /// dQ alone, query-stationary, so always in the same order.
 cudaError_t query_gradient_sm90(const AttentionBackwardArgs& args, const AttentionScratch& scratch,
                                 cudaStream_t stream);

@@ -16,6 +16,8 @@ enum HalfState : std::int8_t { kSkip = 0, kWhole = 1, kMasked = 2 };
 inline constexpr int kNoMask = -1;  // BlockRun::row_mask of an unmasked run
 inline constexpr int kAbsent = -2;  // this list does not contain the block
 inline constexpr std::uint64_t kAllRows = ~0ull;
+inline constexpr std::uint32_t kNoRow =
+    0xFFFFFFFFu;  // of a tile of gathered rows: past the list's end
 
 /// Cursor over the blocks of a sorted list of runs, clipped to [low, high).
 struct RunCursor {

@@ -1,12 +1,14 @@
 #include "kernels/cuda/index/block_builder.hpp"
 
 #include <algorithm>
+#include <optional>
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/coverage.hpp"
 #include "kernels/cuda/index/block_launch.hpp"
 #include "kernels/cuda/index/heads_launch.hpp"
 #include "kernels/cuda/index/pattern_twin.hpp"
+#include "kernels/cuda/index/routed_builder.hpp"
 #include "kernels/cuda/index/slash_launch.hpp"
 #include "kernels/cuda/index/uploads.hpp"
 #include "kernels/cuda/ops/operations.hpp"
@@ -49,7 +51,15 @@ struct BlockBuilder::Arrays {
   std::vector<Call> calls;
   std::vector<std::int64_t> shard_tokens;  ///< [ranks]
   std::vector<RowsOnGpu> shard_rows;
+  const AttentionAxes* axes = nullptr;
+  const KeyAxis* axis = nullptr;
+  std::int64_t block_tokens = 0;
+  std::optional<RoutedBuilder> routed_builder;  ///< once routed words are built from
 
+  BlockChoice choice(const Call& call, const Tensor& words, int q_heads) const;
+  /// Routed lists, where they serve.
+  std::optional<AttentionWork> build_routed(const Tensor& words, int q_heads, int kv_heads,
+                                            const Routed& routed);
   void check_keys(const Tensor& k, int shard) const {
     require(k.size(0) == shard_tokens[shard] && (k.size(0) == 0 || k.strides()[1] == k.size(2)),
             "sparse attention: k {} does not fit the {} keys of shard {}", to_string(k.shape()),
@@ -67,6 +77,9 @@ BlockBuilder::BlockBuilder(const AttentionAxes& axes, const KeyAxis& axis,
   const PatternBlocks blocks(axis, block_tokens);
   Arrays& a = *arrays_;
   a.device = &device;
+  a.axes = &axes;
+  a.axis = &axis;
+  a.block_tokens = block_tokens;
   a.rank = axes.rank;
   a.widest = static_cast<int>(blocks.widest());
   a.pattern_blocks = static_cast<int>(blocks.count());
@@ -221,22 +234,36 @@ Tensor BlockBuilder::choose(const Tensor& lse, int stride, int block, double sha
   return words;
 }
 
-std::vector<AttentionWork> BlockBuilder::build(const Tensor& words, int q_heads,
-                                               int kv_heads) const {
+BlockChoice BlockBuilder::Arrays::choice(const Call& call, const Tensor& words, int q_heads) const {
+  return {words_of(words),
+          q_heads,
+          widest,
+          queries.view(),
+          call.rows.view(),
+          call.key_begin.data<std::int32_t>(),
+          call.key_end.data<std::int32_t>(),
+          q_tokens};
+}
+
+std::optional<AttentionWork> BlockBuilder::Arrays::build_routed(const Tensor& words, int q_heads,
+                                                                int kv_heads,
+                                                                const Routed& routed) {
+  if (routed.top_k == 0) return std::nullopt;
+  if (!routed_builder)
+    routed_builder.emplace(*axes, *axis, PatternBlocks(*axis, block_tokens), *device);
+  if (!routed_builder->serves(routed.top_k, q_heads, routed.head_dim)) return std::nullopt;
+  return routed_builder->build(words_of(words), q_heads, kv_heads, routed.top_k);
+}
+
+std::vector<AttentionWork> BlockBuilder::build(const Tensor& words, int q_heads, int kv_heads,
+                                               const Routed& routed) const {
+  if (std::optional<AttentionWork> work = arrays_->build_routed(words, q_heads, kv_heads, routed))
+    return {*work};
   const Arrays& a = *arrays_;
   Device& device = *a.device;
   const std::int64_t calls = static_cast<std::int64_t>(a.calls.size()),
                      lists = q_heads * a.queries.own.numel();
-  const auto choice = [&](const Arrays::Call& call) {
-    return BlockChoice{words_of(words),
-                       q_heads,
-                       a.widest,
-                       a.queries.view(),
-                       call.rows.view(),
-                       call.key_begin.data<std::int32_t>(),
-                       call.key_end.data<std::int32_t>(),
-                       a.q_tokens};
-  };
+  const auto choice = [&](const Arrays::Call& call) { return a.choice(call, words, q_heads); };
   Tensor sizes = Tensor::zeros({3, calls}, DType::i64, device,
                                MemoryCategory::workspace);  // runs, block pairs, pairs
   std::vector<Tensor> offsets;

@@ -37,8 +37,10 @@ class BlockBuilder final : public BlockScores {
   /// By score_pooled().
   Tensor pooled(const Tensor& q, const Tensor& means, double scale) const override;
 
-  /// Waits twice: for the sizes, and for the pairs.
-  std::vector<AttentionWork> build(const Tensor& words, int q_heads, int kv_heads) const override;
+  /// Routed lists where they serve (RoutedBuilder), without waiting; else block lists, which wait
+  /// twice: for the sizes, and for the pairs.
+  std::vector<AttentionWork> build(const Tensor& words, int q_heads, int kv_heads,
+                                   const Routed& routed = {}) const override;
 
  private:
   struct Arrays;

@@ -5,8 +5,8 @@
 
 #include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/attention/launch.hpp"
-#include "kernels/cuda/attention/lists.cuh"
 #include "kernels/cuda/index/device_index.hpp"
+#include "kernels/cuda/index/lists.cuh"
 
 namespace ballast::cuda {
 namespace {

@@ -1,11 +1,13 @@
 // The device twin of a pattern: what CUDA attention reads.
 #pragma once
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "core/base/tensor.hpp"
 #include "core/plan/attention/attention_work.hpp"
 #include "kernels/cuda/index/device_index.hpp"
+#include "kernels/cuda/index/routed_index.hpp"
 
 namespace ballast::cuda {
 
@@ -13,13 +15,16 @@ namespace ballast::cuda {
 struct PlacedIndex {
   DeviceIndex index;
   Tensor buffer;
-  std::vector<Tensor> shared;  ///< further arrays that `index` points to, of several twins
+  /// Null, or further pairs (AttentionForwardArgs::routed).
+  std::shared_ptr<const RoutedWork> routed;
+  std::vector<Tensor> shared;  ///< further arrays that these point to, of several twins
 };
 
 class PatternTwin final : public DevicePattern {
  public:
   PatternTwin(PatternCounts counts, PlacedIndex placed)
       : DevicePattern(std::move(counts)), placed_(std::move(placed)) {}
+  const PlacedIndex& placed() const { return placed_; }
   const DeviceIndex& index() const { return placed_.index; }
 
  private:

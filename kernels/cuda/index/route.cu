@@ -57,32 +57,37 @@ template <int D, class Keep>
 __device__ __forceinline__ void score_rows(const Routing& x, int count, Keep&& keep) {
   const int block = blockIdx.x / 4, part = blockIdx.x % 4, head = blockIdx.y;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = 2 * (lane % 4);
+  // A lane's eight columns of every 32 lie together, so that it loads 16 bytes: which columns make
+  // up a step of the product is free, as long as both operands agree.
+  const int first_column = 4 * column;
   const auto pair = [](const bf16* p) { return *reinterpret_cast<const std::uint32_t*>(p); };
   std::uint32_t a[D / 16][4];
   const std::int64_t first_row = static_cast<std::int64_t>(block) * kBlock + part * kRows;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const std::int64_t token = min(first_row + lane / 4 + 8 * r, x.tokens - 1);
-    const bf16* q = static_cast<const bf16*>(x.q) + token * x.q_stride + head * D + column;
+    const bf16* q = static_cast<const bf16*>(x.q) + token * x.q_stride + head * D + first_column;
 #pragma unroll
     for (int k = 0; k < D / 16; ++k) {
-      a[k][r] = pair(q + 16 * k);
-      a[k][2 + r] = pair(q + 16 * k + 8);
+      a[k][r] = pair(q + k / 2 * 32 + k % 2 * 4);
+      a[k][2 + r] = pair(q + k / 2 * 32 + k % 2 * 4 + 2);
     }
   }
   const std::int64_t key_row = static_cast<std::int64_t>(x.kv_heads) * D;
   const std::int64_t at = static_cast<std::int64_t>(x.at.first[block]) * key_row +
-                          head / (x.q_heads / x.kv_heads) * D + column;
+                          head / (x.q_heads / x.kv_heads) * D + first_column;
   for (int tile = warp * 8; tile < count; tile += 32) {
     float acc[4] = {};
     const std::int64_t key = at + min(tile + lane / 4, count - 1) * key_row;
     const bf16 *high = static_cast<const bf16*>(x.high) + key,
                *low = static_cast<const bf16*>(x.low) + key;
 #pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
-      mma_step(acc, a[k][0], a[k][1], a[k][2], a[k][3], pair(high + 16 * k),
-               pair(high + 16 * k + 8));
-      mma_step(acc, a[k][0], a[k][1], a[k][2], a[k][3], pair(low + 16 * k), pair(low + 16 * k + 8));
+    for (int k = 0; k < D / 16; k += 2) {
+      for (const bf16* mean : {high, low}) {
+        const uint4 b = *reinterpret_cast<const uint4*>(mean + 16 * k);
+        mma_step(acc, a[k][0], a[k][1], a[k][2], a[k][3], b.x, b.y);
+        mma_step(acc, a[k + 1][0], a[k + 1][1], a[k + 1][2], a[k + 1][3], b.z, b.w);
+      }
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) keep(lane / 4 + 8 * (e / 2), tile + column + e % 2, acc[e]);

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "core/plan/context/axis_range.hpp"
-#include "kernels/cuda/attention/lists.cuh"
+#include "kernels/cuda/index/lists.cuh"
 #include "kernels/cuda/index/slash_launch.hpp"
 
 namespace ballast::cuda {

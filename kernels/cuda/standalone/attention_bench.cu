@@ -1,7 +1,7 @@
 // Checks and times the CUDA attention kernels without the rest of Ballast (see build.sh).
-//   attention_bench check [smoke]          small cases against fp64, every path and option; "smoke"
-//   runs the first few attention_bench time [lengths.txt]     medians of the sizes that
-//   docs/performance_attention.md reports
+//   attention_bench check [smoke|routed]     small cases against fp64, every path and option;
+//   "smoke" runs the first few, "routed" those of routed lists attention_bench time [lengths.txt
+//   [PART]]     medians of the sizes that docs/performance_attention.md reports
 #include <climits>
 #include <cmath>
 #include <cstdlib>
@@ -13,6 +13,7 @@
 #include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/index/slash_launch.hpp"
 #include "kernels/cuda/standalone/attention_checks.cuh"
+#include "kernels/cuda/standalone/routed_case.cuh"
 
 using namespace bench;
 using namespace ballast::cuda;
@@ -368,11 +369,20 @@ int run_times(const char* lengths_file, const std::string& only) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc >= 2 && std::strcmp(argv[1], "check") == 0) return run_checks(argc > 2) != 0;
+  if (argc >= 2 && std::strcmp(argv[1], "check") == 0) {
+    const std::string only = argc > 2 ? argv[2] : "";
+    std::mt19937 rng(9);
+    if (only != "routed") run_checks(only == "smoke");
+    if (only != "smoke") check_all_routed(rng);
+    std::printf("%d failures\n", g_failures);
+    return g_failures != 0;
+  }
   if (argc >= 2 && std::strcmp(argv[1], "time") == 0)
-    return run_times(argc > 2 ? argv[2] : nullptr, argc > 3 ? argv[3] : "") != 0;
+    return run_times(argc > 2 ? argv[2] : nullptr, argc > 3 ? argv[3] : "") +
+               (argc < 4 || std::strcmp(argv[3], "routed") == 0 ? time_all_routed() : 0) !=
+           0;
   std::printf(
-      "usage: attention_bench check [smoke] | time [lengths.txt "
-      "[dense|packed|equal|lists|columns]]\n");
+      "usage: attention_bench check [smoke|routed] | time [lengths.txt "
+      "[dense|packed|equal|lists|columns|routed]]\n");
   return 2;
 }

@@ -310,7 +310,6 @@ inline int run_checks(bool smoke) {
     check_dense(d);
     check_lists(d, rng, rng64);
   }
-  std::printf("%d failures\n", g_failures);
   return g_failures;
 }
 

@@ -79,6 +79,32 @@ TEST(AttentionPattern, StoredPrefixIsVisible) {
   EXPECT_EQ(index.arrays().visible.row(69).end, 200);
 }
 
+TEST(AttentionPattern, ShardsThatAreAlikeShareADensePattern) {
+  std::mt19937_64 random(test_seed());
+  for (int trial = 0; trial < 20; ++trial) {
+    const MicroBatch batch = random_batch(random, trial % 2 == 1);
+    const std::int64_t tokens = PackedAxis(batch).offset.back();
+    const int ranks = 1 + static_cast<int>(random() % 6), rank = static_cast<int>(random() % ranks);
+    const SequenceLayout layout(LayoutKind::striped, tokens, ranks, 4);
+    const std::vector<AxisRanges> keys = shard_ranges(batch, layout);
+    const AxisRanges& queries = keys[static_cast<std::size_t>(rank)];
+    const std::vector<AttentionPattern> all = dense_patterns(queries, keys);
+    ASSERT_EQ(all.size(), keys.size());
+    for (std::size_t s = 0; s < keys.size(); ++s) {
+      const AttentionPattern one = dense_pattern(queries, keys[s]);
+      EXPECT_EQ(all[s].k_tokens(), one.k_tokens());
+      EXPECT_EQ(all[s].arrays().visible.ranges(), one.arrays().visible.ranges());
+    }
+  }
+  // Stripes before this rank's own, its own, and those behind it: three kinds.
+  const MicroBatch whole{{{0, 0, 512, 0}}};
+  const std::vector<AxisRanges> keys =
+      shard_ranges(whole, SequenceLayout(LayoutKind::striped, 512, 8, 16));
+  const std::vector<AttentionPattern> all = dense_patterns(keys[3], keys);
+  for (std::size_t s = 1; s < all.size(); ++s)
+    EXPECT_EQ(&all[s].arrays() == &all[s - 1].arrays(), s != 3 && s != 4) << s;
+}
+
 TEST(AttentionPattern, RunsOfADenseIndexAreTight) {
   // Two segments of 64 and 70: the second query block must not run over the first segment's keys.
   const MicroBatch batch{{{0, 0, 64, 0}, {1, 0, 70, 0}}};
