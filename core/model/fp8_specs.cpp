@@ -8,12 +8,10 @@
 namespace ballast {
 namespace {
 
-constexpr std::int64_t kBlock = 128;
-
 std::int64_t padded(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
-std::int64_t blocks(std::int64_t n) { return (n + kBlock - 1) / kBlock; }
+std::int64_t blocks(std::int64_t n) { return (n + kFp8Block - 1) / kFp8Block; }
 std::int64_t elements(const Shape& shape) {
   std::int64_t n = 1;
   for (const std::int64_t extent : shape) n *= extent;
@@ -54,7 +52,7 @@ Shape fp8_part_shape(Fp8Part part, std::int64_t tokens, std::int64_t width, bool
     case Fp8Part::row_scales:
       return {blocks(width), padded(tokens, 4)};
     case Fp8Part::columns:
-      return host ? Shape{tokens, width} : Shape{width, padded(tokens, kBlock)};
+      return host ? Shape{tokens, width} : Shape{width, padded(tokens, kFp8Block)};
     case Fp8Part::column_scales:
       return {blocks(tokens), width};
   }
@@ -75,7 +73,7 @@ std::int64_t fp8_weight_bytes(const ModelShape& shape, bool host) {
 }
 
 std::vector<Fp8Scratch> fp8_scratch(const ModelShape& shape, std::int64_t tokens, bool backward,
-                                    bool trainable, bool host) {
+                                    bool halves, bool host) {
   std::vector<Fp8Scratch> list;
   const auto add = [&](const char* name, Fp8Part part, std::int64_t width) {
     const bool scales = part == Fp8Part::row_scales || part == Fp8Part::column_scales;
@@ -96,12 +94,20 @@ std::vector<Fp8Scratch> fp8_scratch(const ModelShape& shape, std::int64_t tokens
   }
   add("fp8 gradient", Fp8Part::rows, out);
   add("fp8 gradient", Fp8Part::row_scales, out);
-  if (!trainable) return list;
+  if (shape.lora.enabled()) return list;  // weights are frozen
+  if (!halves && fp8_rounds_swiglu(shape))
+    for (const Fp8Part part :
+         {Fp8Part::rows, Fp8Part::row_scales, Fp8Part::columns, Fp8Part::column_scales})
+      add("fp8 branch gradient", part, shape.hidden);
   add("fp8 gradient", Fp8Part::columns, out);
   add("fp8 gradient", Fp8Part::column_scales, out);
   add("fp8 input", Fp8Part::columns, in);
   add("fp8 input", Fp8Part::column_scales, in);
   return list;
+}
+
+bool fp8_rounds_swiglu(const ModelShape& shape) {
+  return shape.intermediate % kFp8Block == 0 && !shape.lora.enabled();
 }
 
 std::int64_t fp8_misfit(const ModelShape& shape) {

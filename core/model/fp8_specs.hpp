@@ -10,6 +10,9 @@
 
 namespace ballast {
 
+/// Tokens, columns and rows of a block that shares a scale.
+inline constexpr std::int64_t kFp8Block = 128;
+
 /// Parts of rounded activations or gradients of T tokens (Fp8Tokens).
 enum class Fp8Part { rows, row_scales, columns, column_scales };
 const char* fp8_part_name(Fp8Part part);
@@ -21,14 +24,18 @@ Shape fp8_weight_scales(std::int64_t out, std::int64_t in);
 /// Rounded copies of a layer's four matrices.
 std::int64_t fp8_weight_bytes(const ModelShape& shape, bool host);
 
+/// Whether SwiGLU's gradient is rounded where it is made and written nowhere else, by shape; halves
+/// of backward and frozen weights write it.
+bool fp8_rounds_swiglu(const ModelShape& shape);
+
 /// A buffer that a layer's passes share with all layers.
 struct Fp8Scratch {
   std::string name;
   std::int64_t bytes;
 };
-/// Those of a forward pass over `tokens`, or of a backward (`trainable`: weights have gradients).
+/// Those of a forward pass over `tokens`, or of a backward (`halves`: done in two).
 std::vector<Fp8Scratch> fp8_scratch(const ModelShape& shape, std::int64_t tokens, bool backward,
-                                    bool trainable, bool host);
+                                    bool halves, bool host);
 
 /// First side of a layer's matrices that is no multiple of 16, as FP8 products need; 0: none.
 std::int64_t fp8_misfit(const ModelShape& shape);

@@ -129,11 +129,11 @@ ResidualPair Layer::forward(const ResidualPair& in, const TokenTables& tables,
   }
   forward_from_input(tables, attention, a, workspace);
   Tensor branch = scratch(LayerScratch::branch, a.input.size(0), workspace);
-  down_.forward(a.product, tables.dropout_keys, branch, workspace);
+  down_.forward_swiglu(a.gate_up, tables.dropout_keys, a.product, branch, workspace);
   return {a.middle, branch};
 }
 
-// From normed1 to the SwiGLU product.
+// From normed1 to gate_up.
 void Layer::forward_from_input(const TokenTables& tables, AttentionExecutor& attention,
                                LayerActivations& a, Workspace& workspace) const {
   qkv_.forward(a.normed1, tables.dropout_keys, a.qkv, workspace);
@@ -146,7 +146,6 @@ void Layer::forward_from_input(const TokenTables& tables, AttentionExecutor& att
   output_.forward(a.attention, tables.dropout_keys, branch, workspace);
   add_rmsnorm_forward(a.input, branch, norm2_, shape_.rms_eps, a.middle, a.normed2, a.rstd2);
   gate_up_.forward(a.normed2, tables.dropout_keys, a.gate_up, workspace);
-  swiglu_forward(a.gate_up, a.product);
 }
 
 void Layer::restore(Keep keep, bool halves, const TokenTables& tables, AttentionExecutor& attention,
@@ -165,8 +164,8 @@ void Layer::restore(Keep keep, bool halves, const TokenTables& tables, Attention
   } else {
     rmsnorm_recompute(a.input, a.rstd1, norm1_, a.normed1);
     rmsnorm_recompute(a.middle, a.rstd2, norm2_, a.normed2);
-    swiglu_forward(a.gate_up, a.product);
   }
+  swiglu_forward(a.gate_up, a.product);
 }
 
 void Layer::backward_weight(const TokenTables& tables, const LayerActivations& a,
@@ -193,6 +192,20 @@ void Layer::qkv_gradient(const TokenTables& tables, AttentionExecutor& attention
   rope_backward(dq, dk, dv, tables.cos, tables.sin, d_qkv);
 }
 
+/// Gradient of normed2 for that of the layer's output, in FP8: SwiGLU's is rounded where it is
+/// made.
+void Layer::rounded_mlp_backward(const LayerActivations& a, const Tensor& d, Tensor& d_product,
+                                 Tensor& d_normed, Workspace& workspace) const {
+  const Fp8Tokens branch = fp8_round(d, Fp8Sides::both, "fp8 branch gradient", workspace);
+  down_.input_gradient(branch, d_product, workspace);
+  const Fp8SwigluGradient made =
+      fp8_swiglu_backward(a.gate_up, a.product, d_product, shape_, workspace);
+  down_.weight_gradient(made.product, branch);
+  gate_up_.input_gradient(made.gate_up, d_normed, workspace);
+  gate_up_.weight_gradient(fp8_round(a.normed2, Fp8Sides::columns, "fp8 input", workspace),
+                           made.gate_up);
+}
+
 void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,
                      const LayerActivations& a, Tensor& d, Workspace& workspace,
                      LayerGradients* later) const {
@@ -215,11 +228,15 @@ void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,
 
   // MLP: d is the gradient of both summands of the output.
   Tensor d_product = scratch(LayerScratch::d_product), d_normed = scratch(LayerScratch::d_normed);
-  Tensor d_gate_up = later != nullptr ? later->gate_up : scratch(LayerScratch::d_gate_up);
-  pass(down_, a.product, d, d_product);
-  if (later != nullptr) later->down.copy_from(d);  // d goes on
-  swiglu_backward(a.gate_up, d_product, d_gate_up);
-  pass(gate_up_, a.normed2, d_gate_up, d_normed);
+  if (later == nullptr && down_.takes_rounded() && fp8_rounds_swiglu(shape_)) {
+    rounded_mlp_backward(a, d, d_product, d_normed, workspace);
+  } else {
+    Tensor d_gate_up = later != nullptr ? later->gate_up : scratch(LayerScratch::d_gate_up);
+    pass(down_, a.product, d, d_product);
+    if (later != nullptr) later->down.copy_from(d);  // d goes on
+    swiglu_backward(a.gate_up, d_product, d_gate_up);
+    pass(gate_up_, a.normed2, d_gate_up, d_normed);
+  }
   rmsnorm_backward(d_normed, a.middle, a.rstd2, norm2_, true, d, norm2_gradient_.next());
 
   // Attention: d is now the gradient of x2, that is of x and of the attention branch.

@@ -95,6 +95,8 @@ class Layer {
   void qkv_gradient(const TokenTables& tables, AttentionExecutor& attention,
                     const LayerActivations& a, const Tensor& d_attention, Tensor& d_qkv,
                     Workspace& workspace) const;
+  void rounded_mlp_backward(const LayerActivations& a, const Tensor& d, Tensor& d_product,
+                            Tensor& d_normed, Workspace& workspace) const;
   Tensor scratch(LayerScratch which, std::int64_t tokens, Workspace& workspace) const;
   AttentionInputs attention_inputs(const LayerActivations& a) const;
 

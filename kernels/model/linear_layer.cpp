@@ -1,6 +1,7 @@
 #include "kernels/model/linear_layer.hpp"
 
 #include "kernels/ops/linear.hpp"
+#include "kernels/ops/swiglu.hpp"
 
 namespace ballast {
 
@@ -35,6 +36,26 @@ void LinearLayer::forward(const Tensor& x, const Tensor& keys, Tensor& y,
   else
     linear_forward(x, weight_, bias_, y);
   adapters_.forward(x, keys, y, workspace);
+}
+
+void LinearLayer::forward_swiglu(const Tensor& gate_up, const Tensor& keys, Tensor& x, Tensor& y,
+                                 Workspace& workspace) const {
+  if (rounded_) {
+    fp8_linear_forward(fp8_swiglu_forward(gate_up, x, "fp8 input", workspace), rounded(), bias_, y,
+                       workspace);
+  } else {
+    swiglu_forward(gate_up, x);
+    linear_forward(x, weight_, bias_, y);
+  }
+  adapters_.forward(x, keys, y, workspace);
+}
+
+void LinearLayer::input_gradient(const Fp8Tokens& dy, Tensor& dx, Workspace& workspace) const {
+  fp8_linear_input_gradient(dy, rounded(), dx, workspace);
+}
+
+void LinearLayer::weight_gradient(const Fp8Tokens& x, const Fp8Tokens& dy) const {
+  fp8_linear_weight_gradient(x, dy, weight_gradient_.next());
 }
 
 void LinearLayer::other_gradients(const Tensor& x, const Tensor& keys, const Tensor& dy,

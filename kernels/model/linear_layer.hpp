@@ -42,6 +42,17 @@ class LinearLayer {
   void weight_gradient(const Tensor& x, const Tensor& keys, const Tensor& dy,
                        Workspace& workspace) const;
 
+  /// forward of x = SwiGLU of gate_up, which it writes.
+  void forward_swiglu(const Tensor& gate_up, const Tensor& keys, Tensor& x, Tensor& y,
+                      Workspace& workspace) const;
+
+  /// FP8 with nothing but a trainable weight: what backward does, for a caller who rounds.
+  bool takes_rounded() const {
+    return rounded_ != nullptr && weight_gradient_.defined() && !bias_.defined();
+  }
+  void input_gradient(const Fp8Tokens& dy, Tensor& dx, Workspace& workspace) const;
+  void weight_gradient(const Fp8Tokens& x, const Fp8Tokens& dy) const;
+
  private:
   struct Rounded {
     Fp8Weight weight;

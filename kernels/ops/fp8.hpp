@@ -10,13 +10,12 @@
 #include <cstdint>
 
 #include "core/base/tensor.hpp"
+#include "core/model/fp8_specs.hpp"
+#include "core/model/model_shape.hpp"
 #include "kernels/ops/gradient_target.hpp"
 #include "kernels/ops/workspace.hpp"
 
 namespace ballast {
-
-/// Tokens, columns and rows of a block that shares a scale.
-inline constexpr std::int64_t kFp8Block = 128;
 
 /// A weight [out, in].  GPU: E4M3 bytes (u8) as stored and transposed, with their scales.  Host:
 /// `bytes` has the rounded values [out, in] (f32), the others are undefined.
@@ -40,6 +39,19 @@ enum class Fp8Sides { rows, columns, both };
 /// x rounded for products that sum over the named sides, in workspace memory that is called after
 /// `name` and is valid until the next call with that name.
 Fp8Tokens fp8_round(const Tensor& x, Fp8Sides sides, const char* name, Workspace& workspace);
+
+/// swiglu_forward (kernels/ops/swiglu.hpp), with y rounded by rows in the same pass.
+Fp8Tokens fp8_swiglu_forward(const Tensor& gate_up, Tensor& y, const char* name,
+                             Workspace& workspace);
+struct Fp8SwigluGradient {
+  Fp8Tokens product, gate_up;
+};
+/// swiglu_backward rounded by both sides ("fp8 gradient"), and the product by columns ("fp8
+/// input"); where fp8_rounds_swiglu(shape).  A GPU makes both in one pass, with the bits of
+/// separate ones, and neither reads `product` nor writes a gradient in bf16.
+Fp8SwigluGradient fp8_swiglu_backward(const Tensor& gate_up, const Tensor& product,
+                                      const Tensor& dy, const ModelShape& shape,
+                                      Workspace& workspace);
 
 /// y = x w^T (+ bias where defined), from x's rows; overwrites y [T, out] of the compute type.
 void fp8_linear_forward(const Fp8Tokens& x, const Fp8Weight& w, const Tensor& bias, Tensor& y,

@@ -1,6 +1,7 @@
 // RoPE, SwiGLU, conversions and additions: one pass over memory each.
 #include "core/base/random.hpp"
 #include "kernels/cuda/ops/ops.hpp"
+#include "kernels/cuda/ops/swiglu.cuh"
 #include "kernels/cuda/runtime/reduce.cuh"
 
 namespace ballast::cuda {
@@ -99,12 +100,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void swiglu_kernel(const Pack8* gate_up, Pack8* y, std::int64_t n, std::int64_t packs) {
   for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
     const std::int64_t row = i / packs, c = i % packs;
-    float g[8], u[8];
-    unpack(gate_up[row * 2 * packs + c], g);
-    unpack(gate_up[row * 2 * packs + packs + c], u);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) g[j] = g[j] / (1 + __expf(-g[j])) * u[j];
-    y[i] = pack(g);
+    y[i] = swiglu_of(gate_up[row * 2 * packs + c], gate_up[row * 2 * packs + packs + c]);
   }
 }
 
@@ -112,18 +108,10 @@ __global__ void swiglu_backward_kernel(const Pack8* gate_up, const Pack8* d_y, P
                                        std::int64_t n, std::int64_t packs) {
   for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
     const std::int64_t row = i / packs, c = i % packs;
-    float g[8], u[8], d[8];
-    unpack(gate_up[row * 2 * packs + c], g);
-    unpack(gate_up[row * 2 * packs + packs + c], u);
-    unpack(d_y[i], d);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float s = 1 / (1 + __expf(-g[j])), silu = g[j] * s;
-      g[j] = d[j] * u[j] * s * (1 + g[j] * (1 - s));
-      u[j] = d[j] * silu;
-    }
-    d_gate_up[row * 2 * packs + c] = pack(g);
-    d_gate_up[row * 2 * packs + packs + c] = pack(u);
+    const Pack8 gate = gate_up[row * 2 * packs + c], up = gate_up[row * 2 * packs + packs + c];
+    const SwigluGradients d = swiglu_gradients(gate, up, d_y[i]);
+    d_gate_up[row * 2 * packs + c] = d.d_gate;
+    d_gate_up[row * 2 * packs + packs + c] = d.d_up;
   }
 }
 

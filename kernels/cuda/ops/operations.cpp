@@ -365,4 +365,19 @@ double sum_of_squares(const Tensor& x) {
   });
 }
 
+std::vector<double> sums_of_squares(const std::vector<Tensor>& list) {
+  auto* partial =
+      static_cast<double*>(scratch((sum_partial_doubles() + list.size()) * sizeof(double)));
+  double* results = partial + sum_partial_doubles();
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    require_dense(list[i], "sum of squares");
+    check(sum_of_squares(float_of(list[i]), list[i].numel(), partial, results + i, stream()),
+          "reduction");
+  }
+  std::vector<double> sums(list.size());
+  device_of(Space::cuda)
+      .copy(sums.data(), Space::host, results, Space::cuda, sums.size() * sizeof(double));
+  return sums;
+}
+
 }  // namespace ballast::cuda

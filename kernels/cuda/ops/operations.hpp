@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "core/base/tensor.hpp"
 #include "core/plan/attention/attention_work.hpp"
@@ -14,6 +15,7 @@
 
 namespace ballast {
 struct AttentionAdds;
+struct Fp8SwigluGradient;
 struct Fp8Tokens;
 struct Fp8Weight;
 class Workspace;
@@ -33,6 +35,8 @@ void linear_bias_gradient(const Tensor& dy, const GradientTarget& db);
 
 void fp8_round_weight(const Tensor& weight, Fp8Weight& rounded);
 void fp8_round(const Tensor& x, Fp8Tokens& rounded);
+void fp8_swiglu_forward(const Tensor& gate_up, Tensor& y, Fp8Tokens& rounded);
+void fp8_swiglu_backward(const Tensor& gate_up, const Tensor& dy, Fp8SwigluGradient& rounded);
 void fp8_linear_forward(const Fp8Tokens& x, const Fp8Weight& w, const Tensor& bias, Tensor& y,
                         Workspace& workspace);
 void fp8_linear_input_gradient(const Fp8Tokens& dy, const Fp8Weight& w, Tensor& dx,
@@ -77,6 +81,7 @@ std::unique_ptr<BlockScores> block_scores(const AttentionAxes& axes, const KeyAx
 
 /// Uploads a host pattern and prepares it for calls with these numbers of heads.
 AttentionWork place_pattern(const AttentionPattern& pattern, const Tensor& q, const Tensor& k);
+AttentionWork place_pattern(const AttentionPattern& pattern, int q_heads, int kv_heads);
 void attention_forward(const AttentionWork& work, const Tensor& q, const Tensor& k, const Tensor& v,
                        double scale, Tensor& o, Tensor& lse);
 void attention_merge(Tensor& o, Tensor& lse, const Tensor& o_part, const Tensor& lse_part);
@@ -88,11 +93,13 @@ void attention_backward(const AttentionWork& work, const Tensor& q, const Tensor
 /// Bit-identical backward from run to run (run.deterministic): slower, see
 /// kernels/cuda/attention/attention.hpp.
 void set_deterministic(bool on);
+bool deterministic();
 
 void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale,
                 double learning_rate, std::int64_t step, const AdamWOptions& options,
                 Tensor& values);
 double sum_of_squares(const Tensor& x);
+std::vector<double> sums_of_squares(const std::vector<Tensor>& list);
 
 void muon_momentum(Tensor& moment, Tensor& gradient, double gradient_scale,
                    const MuonOptions& options);

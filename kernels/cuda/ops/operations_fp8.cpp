@@ -19,6 +19,23 @@ std::int64_t aligned_stride(const Tensor& x) {
   return x.strides()[0];
 }
 
+void require_whole(const Tensor& x) {
+  require(x.contiguous() && x.size(1) % 8 == 0,
+          "FP8 SwiGLU on CUDA needs dense rows of a multiple of 8, got shape {}",
+          to_string(x.shape()));
+}
+
+Fp8Target target(const Fp8Tokens& x) {
+  return {.rows = x.tokens,
+          .width = x.width,
+          .bytes = bytes_of(x.rows),
+          .scales = float_of(x.row_scales),
+          .rows_padded = x.rows.defined() ? x.rows.size(0) : 0,
+          .transposed = bytes_of(x.columns),
+          .transposed_scales = float_of(x.column_scales),
+          .columns_padded = x.columns.defined() ? x.columns.size(1) : 0};
+}
+
 /// y [T, n] = x bytes [T, k] times the weight bytes [n, k]^T.
 void product(const Fp8Tokens& x, const Tensor& bytes, const Tensor& scales, Tensor& y,
              Workspace& workspace) {
@@ -48,19 +65,19 @@ void fp8_round_weight(const Tensor& weight, Fp8Weight& rounded) {
 }
 
 void fp8_round(const Tensor& x, Fp8Tokens& rounded) {
-  check(fp8_round(
-            Fp8Rounding{.x = bf16_of(x),
-                        .stride = aligned_stride(x),
-                        .rows = x.size(0),
-                        .width = x.size(1),
-                        .bytes = bytes_of(rounded.rows),
-                        .scales = float_of(rounded.row_scales),
-                        .rows_padded = rounded.rows.defined() ? rounded.rows.size(0) : 0,
-                        .transposed = bytes_of(rounded.columns),
-                        .transposed_scales = float_of(rounded.column_scales),
-                        .columns_padded = rounded.columns.defined() ? rounded.columns.size(1) : 0},
-            stream()),
-        "FP8 rounding");
+  check(fp8_round(bf16_of(x), aligned_stride(x), target(rounded), stream()), "FP8 rounding");
+}
+
+void fp8_swiglu_forward(const Tensor& gate_up, Tensor& y, Fp8Tokens& rounded) {
+  require_whole(gate_up), require_whole(y);
+  check(fp8_swiglu(bf16_of(gate_up), bf16_of(y), target(rounded), stream()), "swiglu in FP8");
+}
+
+void fp8_swiglu_backward(const Tensor& gate_up, const Tensor& dy, Fp8SwigluGradient& rounded) {
+  require_whole(gate_up), require_whole(dy);
+  check(fp8_swiglu_backward(bf16_of(gate_up), bf16_of(dy), target(rounded.product),
+                            target(rounded.gate_up), stream()),
+        "swiglu gradient in FP8");
 }
 
 void fp8_linear_forward(const Fp8Tokens& x, const Fp8Weight& w, const Tensor& bias, Tensor& y,

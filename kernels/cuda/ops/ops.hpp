@@ -14,14 +14,12 @@ namespace ballast::cuda {
 
 using Bf16 = __nv_bfloat16;
 
-/// Rows of bf16, `stride` elements apart, rounded to E4M3 (kernels/ops/fp8.hpp); width a multiple
-/// of
-/// 8.  `bytes` [rows_padded, width] with `scales` [width / 128][rows_padded], rows beyond `rows`
-/// zero; `transposed` [width, columns_padded] (a multiple of 128) with `transposed_scales`
+/// Where [rows, width] go that are rounded to E4M3 (kernels/ops/fp8.hpp); width a multiple of 8.
+/// `bytes` [rows_padded, width] with `scales` [width / 128][rows_padded], rows beyond `rows` zero;
+/// `transposed` [width, columns_padded] (a multiple of 128) with `transposed_scales`
 /// [columns_padded / 128][width]; null pairs are left out.
-struct Fp8Rounding {
-  const Bf16* x;
-  std::int64_t stride, rows, width;
+struct Fp8Target {
+  std::int64_t rows, width;
   std::uint8_t* bytes;
   float* scales;
   std::int64_t rows_padded;
@@ -29,7 +27,15 @@ struct Fp8Rounding {
   float* transposed_scales;
   std::int64_t columns_padded;
 };
-cudaError_t fp8_round(const Fp8Rounding& rounding, cudaStream_t stream);
+/// Rows of bf16, `stride` elements apart.
+cudaError_t fp8_round(const Bf16* x, std::int64_t stride, const Fp8Target& to, cudaStream_t stream);
+/// swiglu_forward, whose y is rounded as well: by rows.
+cudaError_t fp8_swiglu(const Bf16* gate_up, Bf16* y, const Fp8Target& to, cudaStream_t stream);
+/// swiglu_backward, whose result is rounded in place of being written; the product again, likewise:
+/// `to_product` by columns, `to_gradient` [rows, 2 width] by both; width a multiple of 128.  Bits
+/// are those of the separate passes.
+cudaError_t fp8_swiglu_backward(const Bf16* gate_up, const Bf16* d_y, const Fp8Target& to_product,
+                                const Fp8Target& to_gradient, cudaStream_t stream);
 /// A weight [out, in] in blocks of 128 x 128: bytes [out, in] with scales [out / 128][in / 128,
 /// padded to 4], and both transposed.
 cudaError_t fp8_round_weight(const Bf16* weight, std::int64_t stride, std::int64_t out,

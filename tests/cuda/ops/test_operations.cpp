@@ -1,6 +1,7 @@
 // Every model operation, CUDA (bf16) against its host twin in fp64 on the same inputs, forward and
 // backward.
 #include <algorithm>
+#include <cstring>
 
 #include "core/model/presets.hpp"
 #include "kernels/ops/adamw.hpp"
@@ -99,6 +100,42 @@ TEST_F(Operations, Fp8Rounding) {
       ASSERT_EQ(rows.data<double>()[i], wanted.rows.data<float>()[i]) << i;
       ASSERT_EQ(columns.data<double>()[i], wanted.columns.data<float>()[i]) << i;
     }
+  }
+}
+
+void expect_same_bytes(const Tensor& a, const Tensor& b) {
+  ASSERT_EQ(a.defined(), b.defined());
+  if (!a.defined()) return;
+  const Tensor x = a.to(host_device()), y = b.to(host_device());
+  ASSERT_EQ(x.shape(), y.shape());
+  EXPECT_EQ(std::memcmp(x.raw(), y.raw(), x.bytes()), 0);
+}
+void expect_same(const Fp8Tokens& a, const Fp8Tokens& b) {
+  expect_same_bytes(a.rows, b.rows);
+  expect_same_bytes(a.row_scales, b.row_scales);
+  expect_same_bytes(a.columns, b.columns);
+  expect_same_bytes(a.column_scales, b.column_scales);
+}
+
+TEST_F(Operations, Fp8Swiglu) {
+  if (!cuda::has_fp8()) GTEST_SKIP() << "this GPU or cuBLASLt has no FP8 products by blocks";
+  Workspace joined(*gpu), apart(*gpu);
+  for (const auto& [t, width] : {std::pair{1, 128}, {130, 384}, {515, 1152}}) {
+    ModelShape shape;
+    shape.intermediate = width;
+    ASSERT_TRUE(fp8_rounds_swiglu(shape));
+    const Tensor gate_up = to_gpu(random({t, 2 * width}), b16),
+                 dy = to_gpu(random({t, width}), b16);
+    Tensor y = unwritten({t, width}, b16), product = unwritten({t, width}, b16),
+           d = unwritten({t, 2 * width}, b16);
+    swiglu_forward(gate_up, product);
+    expect_same(fp8_swiglu_forward(gate_up, y, "x", joined),
+                fp8_round(product, Fp8Sides::rows, "x", apart));
+    expect_same_bytes(y, product);
+    swiglu_backward(gate_up, dy, d);
+    const Fp8SwigluGradient made = fp8_swiglu_backward(gate_up, product, dy, shape, joined);
+    expect_same(made.product, fp8_round(product, Fp8Sides::columns, "product", apart));
+    expect_same(made.gate_up, fp8_round(d, Fp8Sides::both, "gradient", apart));
   }
 }
 
