@@ -19,10 +19,12 @@ struct GroupRule {
   const char* group;
 };
 // The first that fits counts.
-constexpr std::array<GroupRule, 22> kRules = {{
+constexpr std::array<GroupRule, 24> kRules = {{
     {"attention_forward", "attention forward"},
     {"forward_plain", "attention forward"},
     {"merge_kernel", "attention forward"},
+    {"routed_forward", "attention forward"},
+    {"routed_backward", "attention backward"},
     {"attention_query_gradient", "attention backward"},
     {"attention_backward", "attention backward"},
     {"gradient_plain", "attention backward"},

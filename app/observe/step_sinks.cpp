@@ -77,6 +77,7 @@ void TraceSink::step(const StepStatistics& s) {
               {"planning_s", s.spent.planning_s},
               {"tuning_s", s.spent.tuning_s},
               {"computation_s", s.compute_s},
+              {"exposed_reduction_s", s.reduction_s},
               {"imbalance", s.imbalance},
               {"load_balance", s.load_balance},
               {"idle_ranks", static_cast<double>(s.idle_ranks)},

@@ -11,6 +11,8 @@ namespace ballast {
 EventSums sum_events(std::span<const Event> events, std::int64_t step, std::size_t micro_batches) {
   EventSums sums;
   sums.compute_s = useful_seconds(events, step);
+  sums.reduction_s = kind_seconds(events, EventKind::gradient_reduce, step) +
+                     kind_seconds(events, EventKind::parameter_gather, step);
   sums.spent = overhead_seconds(events, step);
   sums.micro_batch_s.assign(micro_batches, 0.0);
   for (const Event& e : events) {
@@ -48,6 +50,7 @@ StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const 
   all.tokens = plan.tokens();
   all.loss_tokens = plan.loss_tokens;
   all.compute_s = sums.compute_s;
+  all.reduction_s = sums.reduction_s;
   all.spent = sums.spent;
   all.memory = memory_use();
   all.ranks = mesh.world.size();
@@ -63,7 +66,7 @@ StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const 
                                 sums.scheduled ? -sums.first_begin_s : kNever,
                                 sums.scheduled ? sums.last_end_s : kNever,
                                 sums.compute_s};
-  std::array<double, 11> totals{0,
+  std::array<double, 12> totals{0,
                                 0,
                                 sums.compute_s,
                                 sums.recall.queries,
@@ -73,9 +76,10 @@ StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const 
                                 sums.cut_choices,
                                 sums.cut_mass,
                                 sums.drift_queries,
-                                sums.drift};
+                                sums.drift,
+                                sums.reduction_s};
   auto& [total_s, count, compute_s, queries, recall, squares, choices, cut, cut_mass, drift_queries,
-         drift] = totals;
+         drift, reduction_s] = totals;
   for (const double s : times) total_s += s;
   const std::vector<MicroBatch> mine = plan.list(mesh.at.dp);
   count = static_cast<double>(
@@ -86,6 +90,7 @@ StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const 
       largest;
   all.largest_peak_bytes = static_cast<std::int64_t>(peak_bytes);
   all.most_spent = {tuning_s, planning_s};
+  all.mean_reduction_s = reduction_s / all.ranks;
   const double mean_s = total_s / std::max(1.0, count);
   all.imbalance = mean_s > 0 ? longest_s / mean_s : 1;
   if (cut > 0) all.caps = CapFacts{cut / choices, cut_mass / choices};

@@ -59,18 +59,21 @@ struct StepStatistics {
   StepOutcome outcome;
   std::int64_t tokens = 0, loss_tokens = 0;  ///< of the global batch
   double compute_s = 0;                      ///< this rank's useful seconds
-  OverheadSeconds spent;                     ///< this rank's
-  OverheadSeconds most_spent;                ///< of the rank that spends most
-  double imbalance = 1;                      ///< SparseBalance Equation 11 over all micro-batches
-  double load_balance = 1;                   ///< POP over all ranks: mean / max of useful seconds
-  int idle_ranks = 0;                        ///< that the plan gives no micro-batch
-  std::optional<ScheduleSeconds> schedule;   ///< where the outcome predicts
-  std::optional<BudgetFacts> budgets;        ///< this rank's
-  std::optional<CapFacts> caps;              ///< where a cap decided at all
-  std::optional<double> drift;               ///< recall now - before, mean over queries and heads
-  std::optional<RecallFacts> recall;         ///< of all layers and heads, where it was measured
-  MemoryUse memory;                          ///< this rank's
-  std::int64_t largest_peak_bytes = 0;       ///< of the rank that needs most
+  /// Seconds that reductions of gradients and gathers of parameters keep computation waiting: this
+  /// rank's, and the mean over all.
+  double reduction_s = 0, mean_reduction_s = 0;
+  OverheadSeconds spent;                    ///< this rank's
+  OverheadSeconds most_spent;               ///< of the rank that spends most
+  double imbalance = 1;                     ///< SparseBalance Equation 11 over all micro-batches
+  double load_balance = 1;                  ///< POP over all ranks: mean / max of useful seconds
+  int idle_ranks = 0;                       ///< that the plan gives no micro-batch
+  std::optional<ScheduleSeconds> schedule;  ///< where the outcome predicts
+  std::optional<BudgetFacts> budgets;       ///< this rank's
+  std::optional<CapFacts> caps;             ///< where a cap decided at all
+  std::optional<double> drift;              ///< recall now - before, mean over queries and heads
+  std::optional<RecallFacts> recall;        ///< of all layers and heads, where it was measured
+  MemoryUse memory;                         ///< this rank's
+  std::int64_t largest_peak_bytes = 0;      ///< of the rank that needs most
   int ranks = 1;
 
   double flops_per_s() const { return outcome.flops / ranks / outcome.seconds; }
@@ -82,7 +85,7 @@ struct StepStatistics {
 
 /// This rank's events of one step, summed: what measure() needs of them.
 struct EventSums {
-  double compute_s = 0;
+  double compute_s = 0, reduction_s = 0;
   OverheadSeconds spent;
   std::vector<double> micro_batch_s;  ///< [micro-batch of the rank's list] forward and backward
   double first_begin_s = 0, last_end_s = 0;           ///< of the stage's schedule ops

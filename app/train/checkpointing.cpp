@@ -12,21 +12,16 @@
 namespace ballast {
 namespace {
 
-/// This rank's part of the flat parameter buffer.  Replicated state (ZeRO 0) is written by one rank
+/// This rank's part of the trainable parameters.  Replicated state (ZeRO 0) is written by one rank
 /// and read by all.
 CheckpointShard shard_of(Session& session, ShardedOptimizer& optimizer, bool writing) {
   CheckpointShard shard;
   shard.table = &session.parameters.trainable_table();
-  shard.begin = std::min(optimizer.shard_begin(), session.parameters.trainable_numel());
-  shard.end = std::min(optimizer.shard_end(), session.parameters.trainable_numel());
   const bool replicated = session.config.optimizer.zero == 0;
-  if (writing && replicated && session.mesh.replica.rank() != 0) shard.end = shard.begin;
-  const std::int64_t count = shard.end - shard.begin;
+  if (!writing || !replicated || session.mesh.replica.rank() == 0) shard.runs = optimizer.runs();
   AdamWState& state = optimizer.state();
   if (optimizer.muon_elements() > 0) shard.field_begin["moment2"] = optimizer.muon_elements();
-  shard.fields = {{"master", state.master.rows(0, count)},
-                  {"moment1", state.moment1.rows(0, count)},
-                  {"moment2", state.moment2.rows(0, shard.elements_of("moment2"))}};
+  shard.fields = {{"master", state.master}, {"moment1", state.moment1}, {"moment2", state.moment2}};
   return shard;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <optional>
 
 #include "core/base/random.hpp"
@@ -15,6 +16,23 @@ namespace ballast {
 namespace {
 
 constexpr std::int64_t kPieceElements = std::int64_t{1} << 24;  // on the host at once
+
+/// Takes a parameter's gradient, in pieces on the host, from a rank of its stage to the rank that
+/// writes; `gradient`: undefined on that one where it is another stage's.
+void pass_pieces(const Session& session, const Parameter& p, const Tensor& gradient, DType type,
+                 bool writes, const std::function<void(const Tensor&)>& write) {
+  for (std::int64_t at = 0; at < p.numel(); at += kPieceElements) {
+    const std::int64_t end = std::min(at + kPieceElements, p.numel());
+    const Tensor piece = gradient.defined() ? gradient.rows(at, end).to(host_device())
+                                            : Tensor::empty({end - at}, type, host_device(),
+                                                            MemoryCategory::communication);
+    session.device.synchronize();
+    if (gradient.defined() != writes)
+      session.mesh.pp.exchange(std::vector<Transfer>{{piece, writes ? p.stage : 0, !writes}})
+          .complete();
+    if (writes) write(piece);
+  }
+}
 
 }  // namespace
 
@@ -73,36 +91,28 @@ void load_weights(Session& session, ShardedOptimizer& optimizer) {
             folder);
     Tensor& master = optimizer.state().master;
     const auto table = session.table();  // a stage is one range of it
-    const std::int64_t first = std::min(optimizer.shard_begin(), session.parameters.numel());
-    const std::int64_t last = std::min(optimizer.shard_end(), session.parameters.numel());
-    for (std::int64_t at = first;;
-         at += kPieceElements) {  // once at least, so that every rank sees the names and shapes
-      const std::int64_t end = std::min(at + kPieceElements, last);
-      Tensor piece =
-          Tensor::empty({end - at}, master.dtype(), host_device(), MemoryCategory::workspace);
-      read_huggingface_weights(folder, table, session.stage.begin + at, session.stage.begin + end,
-                               piece);
-      master.rows(at - optimizer.shard_begin(), end - optimizer.shard_begin()).copy_from(piece);
-      session.device.synchronize();  // before the piece goes
-      if (end == last) break;
-    }
+    std::vector<ShardRun> runs = optimizer.runs();
+    if (runs.empty()) runs.emplace_back();  // so that every rank sees the names and shapes
+    for (const ShardRun& run : runs)
+      for (std::int64_t at = 0; at == 0 || at < run.count(); at += kPieceElements) {
+        const std::int64_t end = std::min(at + kPieceElements, run.count()),
+                           first = session.stage.begin + run.begin;
+        Tensor piece =
+            Tensor::empty({end - at}, master.dtype(), host_device(), MemoryCategory::workspace);
+        read_huggingface_weights(folder, table, first + at, first + end, piece);
+        master.rows(run.at + at, run.at + end).copy_from(piece);
+        session.device.synchronize();  // before the piece goes
+      }
   });
   optimizer.values_from_master();
 }
 
-void dump_gradients(const std::string& file, Session& session, const ShardedOptimizer& optimizer) {
-  // The buffer of the micro-batches' gradients is free until the next step; a shard that lies in it
-  // stays in its place.
-  Tensor& all = session.parameters.gradients();
-  if (optimizer.shard_gradient().numel() < all.numel())
-    session.mesh.replica.all_gather(optimizer.shard_gradient(), all);
-  else if (optimizer.shard_gradient().raw() != all.raw())  // ZeRO 2 of one replica
-    all.copy_from(optimizer.shard_gradient());
+void dump_gradients(const std::string& file, Session& session, ShardedOptimizer& optimizer) {
   const Mesh& mesh = session.mesh;
   const auto table = session.table();
+  const Parameters& parameters = session.parameters;
   together(mesh.world, [&] {
-    if (mesh.replica.rank() != 0) return;  // the others hold the same
-    const bool writes = mesh.at.pp == 0;
+    const bool writes = mesh.at.pp == 0 && mesh.replica.rank() == 0;
     std::string
         problem;  // the writer takes in what the other stages send even when it cannot write
     const auto attempt = [&](const auto& work) {
@@ -113,36 +123,39 @@ void dump_gradients(const std::string& file, Session& session, const ShardedOpti
         problem = e.what();
       }
     };
+    // A tied copy is the same parameter as the embedding.
+    const auto left_out = [](const Parameter& p) { return p.tied_copy || !p.trainable; };
     std::vector<std::pair<std::string, Shape>> tensors;
-    std::vector<std::int64_t> elements(static_cast<std::size_t>(mesh.shape.pp), 0);  // by stage
-    for (const Parameter& p : table) {
-      if (p.tied_copy || !p.trainable) continue;  // a tied copy is the last of its stage
-      tensors.emplace_back(p.name, p.shape);
-      elements[static_cast<std::size_t>(p.stage)] += p.numel();
-    }
+    for (const Parameter& p : table)
+      if (!left_out(p)) tensors.emplace_back(p.name, p.shape);
     std::optional<SafetensorsWriter> writer;
     attempt([&] { writer.emplace(file, tensors, "F32"); });
     std::vector<float> values;
-    for (int stage = 0; stage < mesh.shape.pp; ++stage) {
-      const std::int64_t count = elements[static_cast<std::size_t>(stage)];
-      for (std::int64_t at = 0; at < count; at += kPieceElements) {
-        const std::int64_t end = std::min(at + kPieceElements, count);
-        const bool mine = stage == mesh.at.pp;
-        if (!mine && !writes) continue;
-        const Tensor piece = mine ? all.rows(at, end).to(host_device())
-                                  : Tensor::empty({end - at}, all.dtype(), host_device(),
-                                                  MemoryCategory::communication);
-        session.device.synchronize();
-        if (mine != writes)
-          mesh.pp.exchange(std::vector<Transfer>{{piece, writes ? stage : 0, !writes}}).complete();
-        attempt([&] {
-          dispatch_float(piece.dtype(), [&](auto t) {
-            const auto* data = piece.data<decltype(t)>();
-            values.assign(data, data + piece.numel());
-          });
-          writer->append(values);
-        });
+    const auto take = [&](const Parameter& p, const Tensor& gradient) {
+      pass_pieces(session, p, gradient, optimizer.state().moment1.dtype(), writes,
+                  [&](const Tensor& piece) {
+                    attempt([&] {
+                      dispatch_float(piece.dtype(), [&](auto t) {
+                        const auto* data = piece.data<decltype(t)>();
+                        values.assign(data, data + piece.numel());
+                      });
+                      writer->append(values);
+                    });
+                  });
+    };
+    std::size_t gathered = 0;  // buckets
+    Tensor bucket;
+    for (const Parameter& p : table) {
+      if (p.stage != mesh.at.pp) {
+        if (writes && !left_out(p)) take(p, {});
+        continue;
       }
+      if (!p.trainable) continue;
+      const std::int64_t offset = parameters.trainable_offset(p.name);
+      while (gathered == 0 || parameters.buckets()[gathered - 1].end <= offset)
+        bucket = optimizer.bucket_gradient(gathered++);  // by all replicas, which hold the same
+      const std::int64_t first = offset - parameters.buckets()[gathered - 1].begin;
+      if (!left_out(p) && mesh.replica.rank() == 0) take(p, bucket.rows(first, first + p.numel()));
     }
     attempt([&] { writer->finish(); });
     require(problem.empty(), "{}", problem);

@@ -22,6 +22,6 @@ void load_weights(Session& session, ShardedOptimizer& optimizer);
 /// Writes the reduced gradients of the whole model to one safetensors file, F32, under the
 /// parameters' names; rank 0 writes.  Collective; between reduce_gradients() and the next
 /// begin_step().  Errors, on every rank: a file that cannot be written.
-void dump_gradients(const std::string& file, Session& session, const ShardedOptimizer& optimizer);
+void dump_gradients(const std::string& file, Session& session, ShardedOptimizer& optimizer);
 
 }  // namespace ballast

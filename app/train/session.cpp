@@ -6,6 +6,7 @@
 #include <set>
 
 #include "app/train/local_batch.hpp"
+#include "core/config/step_options.hpp"
 #include "core/model/muon_table.hpp"
 #include "io/profile/head_table.hpp"
 #include "io/trace/recorded_indexes.hpp"
@@ -124,7 +125,8 @@ Session::Session(const Communicator& world, const Config& config_)
       sampler(sampler_of(world, config, *dataset)),
       window(options.window),
       stage(stored_stage(config, options, mesh.at.pp)),
-      parameters(stage.table, backend.dtype, device, mesh.replica.size()),
+      parameters(stage.table, backend.dtype, device, mesh.replica.size(), bucket_bytes(config),
+                 config.optimizer.zero < 2),
       model(options.model, options.layer_begin[mesh.at.pp], stage_end(options, mesh.at.pp),
             parameters, config.recompute, &recorder, config.model.head_chunk_tokens,
             config.run.fp8()),

@@ -13,6 +13,22 @@
 #include "core/plan/batch/loss_weights.hpp"
 
 namespace ballast {
+namespace {
+
+/// Reduces buckets inside backwards, where the plan allows it.
+GradientsFinal reduces_inside(const StepPlan& plan, ShardedOptimizer& optimizer) {
+  if (!plan.meets_in_backward()) return {};
+  return [&optimizer](std::int64_t layer) { optimizer.gradients_final(layer); };
+}
+
+/// Reduces what is left of the gradients.  Collective.
+double reduced_norm(const Mesh& mesh, const TiedEmbedding& tied, ShardedOptimizer& optimizer) {
+  optimizer.reduce_gradients();
+  tied.sum_gradients();
+  return std::sqrt(mesh.pp.all_reduce(optimizer.squared_norm()));
+}
+
+}  // namespace
 
 TrainStep::TrainStep(Session& session, ShardedOptimizer& optimizer)
     : session_(session),
@@ -58,13 +74,15 @@ TrainStep::Gradients TrainStep::compute(const StepPlan& plan) {
     tuning->begin_step(plan, dp);
   }
   Gradients found;
-  found.losses = run_stage(
-      plan.schedule(dp), static_cast<int>(mine.size()), session_.model, session_.links,
-      {prepare, [&](int) { optimizer_.after_micro_batch(); }, {}, session_.kv_place.host.get()},
-      &session_.recorder);
-  optimizer_.reduce_gradients();
-  tied_.sum_gradients();
-  found.norm = std::sqrt(session_.mesh.pp.all_reduce(optimizer_.squared_norm()));
+  found.losses =
+      run_stage(plan.schedule(dp), static_cast<int>(mine.size()), session_.model, session_.links,
+                {prepare,
+                 [&](int) { optimizer_.end_round(); },
+                 {},
+                 session_.kv_place.host.get(),
+                 reduces_inside(plan, optimizer_)},
+                &session_.recorder);
+  found.norm = reduced_norm(session_.mesh, tied_, optimizer_);
   // The loss (the last stage has it) and the sums of final budgets travel together.
   std::vector<double> sums(1, 0.0);
   for (std::size_t m = 0; m < mine.size(); ++m)
@@ -75,9 +93,8 @@ TrainStep::Gradients TrainStep::compute(const StepPlan& plan) {
     const std::vector<double> bins = tuning->bin_sums();
     sums.insert(sums.end(), bins.begin(), bins.end());
   }
-  Tensor joined = Tensor::wrap(sums.data(), {static_cast<std::int64_t>(sums.size())}, DType::f64);
-  session_.mesh.replica.all_reduce(joined);
-  session_.mesh.pp.all_reduce(joined);
+  session_.mesh.replica.all_reduce(std::span<double>(sums));
+  session_.mesh.pp.all_reduce(std::span<double>(sums));
   found.loss = sums[0];
   if (session_.pairs) {
     found.pairs = PairSums::from(&sums[1]).means();

@@ -174,6 +174,7 @@ struct OptimizerConfig {
   bool nesterov = true;
   int newton_schulz_steps = 5;
   int zero = 1;
+  std::int64_t bucket_bytes = std::int64_t{128} << 20;
 };
 
 struct LoraConfig {

@@ -75,17 +75,25 @@ void StageMuon::add_to(StageMemory& memory) const {
   memory.muon_lent = std::max(memory.muon_lent, lent);
 }
 
-std::vector<StageMuon> stage_muon(const Config& config, const RunOptions& options) {
-  if (config.optimizer.kind != OptimizerKind::muon || options.model.layers == 0) return {};
+/// [stage] Trainable parameters of one tensor-parallel rank, in stored order; empty without a
+/// model.
+static std::vector<std::vector<Parameter>> stage_trainables(const Config& config,
+                                                            const RunOptions& options) {
+  if (options.model.layers == 0) return {};
   std::vector<Parameter> table =
       parameter_table(tensor_shard(options.model, options.mesh.tp), options.layer_begin);
-  order_for_muon(table);
+  if (config.optimizer.kind == OptimizerKind::muon) order_for_muon(table);
   std::vector<std::vector<Parameter>> stages(options.layer_begin.size());
   for (Parameter& p : table)
     if (p.trainable) stages[static_cast<std::size_t>(p.stage)].push_back(std::move(p));
+  return stages;
+}
+
+std::vector<StageMuon> stage_muon(const Config& config, const RunOptions& options) {
+  if (config.optimizer.kind != OptimizerKind::muon) return {};
   const int ranks = config.optimizer.zero > 0 ? options.mesh.replicas() : 1;
   std::vector<StageMuon> found;
-  for (const std::vector<Parameter>& trainable : stages) {
+  for (const std::vector<Parameter>& trainable : stage_trainables(config, options)) {
     std::int64_t elements = 0;
     for (const Parameter& p : trainable) elements += p.numel();
     const MuonWork work = MuonWork::of(trainable);
@@ -112,6 +120,8 @@ SimulationOptions simulation_options(const Config& config, const RunOptions& opt
     simulation.coverage_blocks = blocks;
   simulation.seed = config.run.seed;
   simulation.keep_ops = false;
+  for (const std::vector<Parameter>& trainable : stage_trainables(config, options))
+    simulation.buckets.push_back(parameter_buckets(trainable, bucket_bytes(config)));
   for (const StageMuon& muon : stage_muon(config, options))
     simulation.muon.push_back({muon.flops, muon.lent});
   return simulation;
@@ -174,6 +184,10 @@ ModelShape tensor_shard(ModelShape shape, int tp) {
   return shape;
 }
 
+std::int64_t bucket_bytes(const Config& config) {
+  return config.optimizer.kind == OptimizerKind::muon ? kOneBucket : config.optimizer.bucket_bytes;
+}
+
 std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& options) {
   if (options.model.layers == 0) return {};
   const ModelShape local = tensor_shard(options.model, options.mesh.tp);
@@ -183,6 +197,7 @@ std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& 
     StageMemory& in = stages[s];
     in.model = local;
     in.layers = (s + 1 < begin.size() ? begin[s + 1] : local.layers) - begin[s];
+    in.first_layer = begin[s];
     in.first = s == 0, in.last = s + 1 == begin.size();
     in.replicas = options.mesh.replicas();
     in.zero = config.optimizer.zero;
@@ -199,6 +214,9 @@ std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& 
     StageMemory& in = stages[static_cast<std::size_t>(p.stage)];
     (p.trainable ? in.parameters : in.frozen) += p.numel();
   }
+  const std::vector<std::vector<Parameter>> trainable = stage_trainables(config, options);
+  for (std::size_t s = 0; s < stages.size(); ++s)
+    stages[s].buckets = parameter_buckets(trainable[s], bucket_bytes(config));
   const std::vector<StageMuon> muon = stage_muon(config, options);
   for (std::size_t s = 0; s < muon.size(); ++s) muon[s].add_to(stages[s]);
   return stages;

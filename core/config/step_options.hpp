@@ -50,6 +50,9 @@ StepOptions step_options(const Config& config, const RunOptions& options);
 StepOptions step_options(const Config& config, const RunOptions& options,
                          const SimulationOptions& simulation, const Costs& costs);
 
+/// optimizer.bucket_bytes; one bucket of all for Muon, which updates whole matrices.
+std::int64_t bucket_bytes(const Config& config);
+
 /// [stage] What its ranks hold and how they compute, for SimulationOptions::memory: of one
 /// tensor-parallel rank.  Empty without a model.
 std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& options);

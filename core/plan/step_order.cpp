@@ -10,6 +10,7 @@
 #include "core/base/error.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
 #include "core/plan/shared_lanes.hpp"
+#include "core/plan/step_problems.hpp"
 
 namespace ballast {
 namespace {
@@ -21,8 +22,8 @@ struct Part {
 };
 
 /// Ranks linked by shared micro-batches; where gradients are reduced by round and lists differ
-/// inside a part, all ranks are one.
-std::vector<Part> parts_of(const StepPlan& plan) {
+/// inside a part, or `as_one`, all ranks are one.
+std::vector<Part> parts_of(const StepPlan& plan, bool as_one) {
   std::vector<int> root(plan.lanes.size());
   std::iota(root.begin(), root.end(), 0);
   const auto find = [&](int d) {
@@ -47,8 +48,8 @@ std::vector<Part> parts_of(const StepPlan& plan) {
     return result;
   };
   std::vector<Part> parts = collect();
-  if (plan.reduces_by_round() &&
-      std::any_of(parts.begin(), parts.end(), [](const Part& p) { return !p.alike; })) {
+  if (as_one || (plan.reduces_by_round() &&
+                 std::any_of(parts.begin(), parts.end(), [](const Part& p) { return !p.alike; }))) {
     std::fill(root.begin(), root.end(), 0);
     parts = collect();
   }
@@ -188,13 +189,9 @@ std::vector<std::vector<Schedule>> build(StepPlan& plan, const std::vector<Part>
   return built;
 }
 
-}  // namespace
-
-void order_step(StepPlan& plan, const PipelineOptions& options, const ScheduleCosts& costs) {
-  for (const PlannedLane& lane : plan.lanes)
-    require(std::is_sorted(lane.micro_batches.begin(), lane.micro_batches.end()),
-            "the ids of a lane's micro-batches must ascend");
-  const std::vector<Part> parts = parts_of(plan);
+/// Orders the parts, each by itself.
+void order_parts(StepPlan& plan, const std::vector<Part>& parts, const PipelineOptions& options,
+                 const ScheduleCosts& costs) {
   std::vector<std::vector<Schedule>> built = build(plan, parts, options, costs);
   for (std::size_t p = 0; p < parts.size(); ++p)
     if (parts[p].alike) number_rounds(plan, parts[p].lanes.front(), built[p].front());
@@ -209,6 +206,25 @@ void order_step(StepPlan& plan, const PipelineOptions& options, const ScheduleCo
       plan.lanes[static_cast<std::size_t>(parts[p].lanes[i])].schedule = place;
     }
   }
+}
+
+}  // namespace
+
+void order_step(StepPlan& plan, const PipelineOptions& options, const ScheduleCosts& costs) {
+  for (const PlannedLane& lane : plan.lanes)
+    require(std::is_sorted(lane.micro_batches.begin(), lane.micro_batches.end()),
+            "the ids of a lane's micro-batches must ascend");
+  const std::vector<Part> parts = parts_of(plan, false);
+  // Halves of a backward end in another order from stage to stage, so lists made apart could wait
+  // for one another's collectives in a circle.
+  const bool checks = plan.reduces_by_round() && parts.size() > 1 && options.stages > 1 &&
+                      options.schedule == ScheduleKind::zero_bubble;
+  if (!checks) return order_parts(plan, parts, options, costs);
+  const StepPlan before = plan;
+  order_parts(plan, parts, options, costs);
+  if (problems(plan).empty()) return;
+  plan = before;
+  order_parts(plan, parts_of(plan, true), options, costs);
 }
 
 }  // namespace ballast

@@ -18,6 +18,16 @@ const char* name(CollectiveKind kind) {
   return names[static_cast<int>(kind)];
 }
 
+bool StepPlan::meets_in_backward() const {
+  std::vector<char> linked(lanes.size(), 0);  // to the lane before
+  for (const PlannedMicroBatch& m : micro_batches)
+    for (int d = m.group.first + 1; d < m.group.first + m.group.ranks; ++d)
+      linked.at(static_cast<std::size_t>(d)) = 1;
+  for (std::size_t d = 1; d < lanes.size(); ++d)
+    if (linked[d] != 0 && lanes[d].micro_batches != lanes[d - 1].micro_batches) return false;
+  return backward;
+}
+
 const Schedule& StepPlan::schedule(int dp) const {
   return schedules.at(static_cast<std::size_t>(lanes.at(static_cast<std::size_t>(dp)).schedule));
 }

@@ -105,6 +105,10 @@ struct StepPlan {
   int stages() const { return mesh.pp; }
   /// Whether gradients are reduced after every round, not once at the end.
   bool reduces_by_round() const { return zero >= 2 && backward; }
+  /// Whether the data-parallel ranks of a stage may wait for one another inside their backwards
+  /// (ends_gradients), not after them alone: where ranks that share micro-batches have all of them
+  /// in common.  With other lists a rank could wait for one that waits for it in a micro-batch.
+  bool meets_in_backward() const;
   const Schedule& schedule(int dp) const;
   const PlannedMicroBatch& micro_batch(int dp, int place) const;
   /// Layout of a micro-batch's packed axis over its ring.

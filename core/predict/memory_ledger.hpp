@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
-#include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -46,6 +47,24 @@ class Ledger {
   const MemoryEstimate& peak() const { return peak_; }
   /// From now on: what a step does after the first one.
   void reset_peak() { peak_.bytes = now_, peak_.peak_bytes = total_; }
+  /// What `work`, which gives back all that it takes, adds at most to what is in use.
+  template <typename Work>
+  MemoryEstimate rise(const Work& work) {
+    const MemoryEstimate before = peak_;
+    reset_peak();
+    work();
+    MemoryEstimate most = peak_;
+    for (std::size_t c = 0; c < now_.size(); ++c) most.bytes[c] -= now_[c];
+    most.peak_bytes -= total_;
+    peak_.take_larger(before);
+    return most;
+  }
+  /// Work whose rise is known.
+  void touch(const MemoryEstimate& rise) {
+    for (std::size_t c = 0; c < now_.size(); ++c)
+      peak_.bytes[c] = std::max(peak_.bytes[c], now_[c] + rise.bytes[c]);
+    peak_.peak_bytes = std::max(peak_.peak_bytes, total_ + rise.peak_bytes);
+  }
 
  private:
   std::array<std::int64_t, kMemoryCategories> now_{};
@@ -87,22 +106,47 @@ class Held {
 class NamedScratch {
  public:
   explicit NamedScratch(Ledger& ledger) : ledger_(ledger) {}
-  void take(const std::string& name, std::int64_t bytes) {
-    const auto [at, fresh] = held_.try_emplace(name);
-    if (fresh) at->second = Held(ledger_, MemoryCategory::workspace, 0);
+  void take(std::string_view name, std::int64_t bytes) {
+    if (settled_) return;
+    auto at = held_.find(name);
+    if (at == held_.end())
+      at = held_.emplace(name, Held(ledger_, MemoryCategory::workspace, 0)).first;
     if (at->second.bytes() < bytes) at->second.grow(bytes - at->second.bytes());
   }
+  /// What follows takes what was taken before, so that nothing grows.
+  void settle() { settled_ = true; }
 
  private:
   Ledger& ledger_;
-  std::map<std::string, Held> held_;
+  std::map<std::string, Held, std::less<>> held_;
+  bool settled_ = false;
 };
 
 /// As parallel/context/ring_buffers: buffers that are lent and taken back, by size alone.
 class LentBuffers {
  public:
   LentBuffers(Ledger& ledger, MemoryCategory category) : ledger_(ledger), category_(category) {}
-  using Loan = std::shared_ptr<void>;
+  /// A buffer until it goes.
+  class Loan {
+   public:
+    Loan() = default;
+    Loan(LentBuffers& from, DType type, std::int64_t size) : from_(&from), buffer_(type, size) {}
+    Loan(Loan&& other) noexcept
+        : from_(std::exchange(other.from_, nullptr)), buffer_(other.buffer_) {}
+    Loan& operator=(Loan&& other) noexcept {
+      Loan old(std::move(other));
+      std::swap(from_, old.from_);
+      std::swap(buffer_, old.buffer_);
+      return *this;
+    }
+    ~Loan() {
+      if (from_ != nullptr) from_->free_.push_back(buffer_);
+    }
+
+   private:
+    LentBuffers* from_ = nullptr;
+    std::pair<DType, std::int64_t> buffer_;
+  };
   Loan take(DType type, std::int64_t elements, std::int64_t capacity = 0) {
     auto fits = free_.end(), small = free_.end();
     for (auto at = free_.begin(); at != free_.end(); ++at) {
@@ -127,14 +171,18 @@ class LentBuffers {
       }
       size = std::max({elements, capacity, std::int64_t{1}});
       ledger_.add(category_, bytes(size));
+      ++made_;
     }
-    return Loan(nullptr, [this, type, size](void*) { free_.emplace_back(type, size); });
+    return Loan(*this, type, size);
   }
+  /// Buffers made so far: while it stays and none is lent, the pool is the same.
+  std::int64_t made() const { return made_; }
 
  private:
   Ledger& ledger_;
   MemoryCategory category_;
   std::vector<std::pair<DType, std::int64_t>> free_;
+  std::int64_t made_ = 0;
 };
 
 }  // namespace ballast

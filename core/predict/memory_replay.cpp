@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "core/base/error.hpp"
@@ -12,13 +12,11 @@
 #include "core/plan/batch/chunk_groups.hpp"
 #include "core/plan/context/ring_plan.hpp"
 #include "core/plan/context/ulysses_heads.hpp"
+#include "core/predict/bucket_replay.hpp"
 #include "core/predict/memory_ledger.hpp"
 
 namespace ballast {
 namespace {
-
-constexpr std::int64_t kReductionBytes = std::int64_t{32} << 20;  // receive space, at most
-constexpr std::int64_t kSmallReduction = std::int64_t{64} << 10;
 
 bool is_transfer(OpKind kind) { return kind == OpKind::send || kind == OpKind::recv; }
 
@@ -38,6 +36,7 @@ class Replay {
         away_(ledger_, MemoryCategory::offloaded) {
     for (const Op& op : ops)
       if (op.kind == OpKind::recompute) recomputed_.insert(op.micro_batch);
+    if (stage.meets_in_backward) ends_ = ends_gradients(ops);
     for (std::size_t i = 0; i < ops.size(); ++i)
       if (ops[i].kind != OpKind::collective) last_op_[ops[i].micro_batch] = i;
     hold_parameters();
@@ -46,6 +45,7 @@ class Replay {
   MemoryEstimate run() {
     step();
     ledger_.reset_peak();
+    scratch_.settle();
     step();
     return ledger_.peak();
   }
@@ -77,42 +77,37 @@ class Replay {
   }
 
   void hold_parameters() {
-    const std::int64_t shard = (stage_.parameters + stage_.replicas - 1) / stage_.replicas,
+    const std::int64_t shard = buckets_.shard(),
                        padded = shard * stage_.replicas,  // so that it divides over the shards
         owned = stage_.zero == 0 ? padded : shard;
-    const bool wide = element_ == sum_;  // values themselves serve as master weights
+    // Values themselves serve as master weights where the shard is one range of them.
+    const bool wide =
+        element_ == sum_ && (stage_.zero == 0 || stage_.replicas == 1 || buckets_.size() == 1);
     ledger_.add(MemoryCategory::parameters, (padded + stage_.frozen) * element_);
     if (stage_.fp8)
       ledger_.add(MemoryCategory::parameters,
                   stage_.layers * fp8_weight_bytes(stage_.model, stage_.host));
-    ledger_.add(MemoryCategory::gradients, padded * sum_ + (stage_.zero == 2 ? shard * sum_ : 0));
+    ledger_.add(MemoryCategory::gradients, (stage_.zero == 2 ? shard : padded) * sum_);
     // Two moments, master weights; Muon's elements, which come first, have one moment, so that the
     // last rank holds most.
     const std::int64_t second = std::min(owned, padded - stage_.muon_elements);
     ledger_.add(MemoryCategory::optimizer, (owned * (wide ? 1 : 2) + second) * sum_);
-    // A sharded reduction goes through its receive space even where nobody else takes part.
-    if (stage_.host && (stage_.replicas > 1 || stage_.zero > 0))
-      reduction_ = reduction_bytes(padded);
-  }
-  std::int64_t reduction_bytes(std::int64_t padded) const {
-    const std::int64_t all = padded * sum_;
-    if (stage_.zero == 0 && all * stage_.replicas <= kSmallReduction) return all * stage_.replicas;
-    return std::min(kReductionBytes / stage_.replicas * stage_.replicas, all);
   }
 
   void step() {
     for (std::size_t i = 0; i < ops_.size(); ++i) {
       const Op& op = ops_[i];
-      if (op.kind == OpKind::collective) continue;
+      if (op.kind == OpKind::collective) {
+        buckets_.end_round();
+        continue;
+      }
+      reduces_ = !ends_.empty() && ends_[i] != 0;
       if (computes(op.kind) && stage_.host) post_receives(i + 1);
       run(op, i);
       if (last_op_.at(op.micro_batch) == i) live_.erase(op.micro_batch);
       if (computes(op.kind)) sent_.clear();
     }
-    if (reduction_ > 0 && !scratch_held_) {  // kept from then on
-      ledger_.add(MemoryCategory::communication, reduction_);
-      scratch_held_ = true;
-    }
+    buckets_.end_step();
     losses_.clear();
     sent_.clear();
     live_.clear();
@@ -166,8 +161,15 @@ class Replay {
         backward(op, l, op.kind == OpKind::backward_input);
         break;
       case OpKind::backward_weight:
+        for (std::int64_t layer = stage_.layers - 1; layer >= 0; --layer) {
+          buckets_.add_layer(layer);
+          if (!l.layers.empty()) l.layers.pop_back();
+          if (!l.gradients.empty()) l.gradients.pop_back();
+          if (reduces_) buckets_.gradients_final(stage_.first_layer + layer);
+        }
         l.layers.clear();
         l.gradients.clear();
+        if (reduces_) buckets_.gradients_final(-1);
         break;
       case OpKind::offload:
         l.away = away_.take(stage_.type, of(op).tokens * stage_.model.hidden);
@@ -221,6 +223,7 @@ class Replay {
       l.head = hold(hidden_bytes(m));  // gradient of the last layer's output
       losses_.push_back(hold(m.tokens * sum_, MemoryCategory::workspace));
       take_head(m);
+      buckets_.add_head();
     } else if (!stage_.last) {
       Held output = hold(hidden_bytes(m), MemoryCategory::workspace);
       if (!again) l.output = std::move(output);
@@ -243,11 +246,10 @@ class Replay {
   void take_adapters(const RankMicroBatch& m) {
     for (const ScratchSpec& spec : adapters_) take(spec, m.tokens);
   }
-  void take_rounded(const RankMicroBatch& m, bool backward) {
+  void take_rounded(const RankMicroBatch& m, bool backward, bool halves = false) {
     if (!stage_.fp8) return;
-    const bool trainable = !stage_.model.lora.enabled();
     for (const Fp8Scratch& spec :
-         fp8_scratch(stage_.model, m.tokens, backward, trainable, stage_.host))
+         fp8_scratch(stage_.model, m.tokens, backward, halves, stage_.host))
       scratch_.take(spec.name, spec.bytes);
   }
   void take_head(const RankMicroBatch& m) {
@@ -259,9 +261,14 @@ class Replay {
     const RankMicroBatch& m = of(op);
     Held d =
         stage_.last ? std::exchange(l.head, {}) : hold(hidden_bytes(m), MemoryCategory::workspace);
+    const bool rounds_swiglu = stage_.fp8 && !stage_.host && fp8_rounds_swiglu(stage_.model);
+    const std::int64_t between =
+        halves ? between_halves_bytes(stage_.model, m.tokens, stage_.type) : 0;
     std::vector<Held> later;
+    if (reduces_) buckets_.gradients_final(stage_.first_layer + stage_.layers);
     for (std::int64_t layer = stage_.layers - 1; layer >= 0; --layer) {
       const Keep level = keep(m, layer);
+      buckets_.add_layer(layer);
       std::int64_t restored = 0;
       for (const ActivationSpec& spec : activations(m)) {
         if (level >= spec.kept_from) continue;
@@ -272,8 +279,7 @@ class Replay {
       }
       Held again = hold(restored), gradients;
       take_adapters(m);
-      take_rounded(m, true);
-      if (level != Keep::all) take_rounded(m, false);
+      take_rounded(m, true, halves);
       if (level == Keep::input) attention_forward(m, static_cast<int>(layer));
       if (level == Keep::input) take(LayerScratch::branch, m);
       if (halves)
@@ -282,15 +288,17 @@ class Replay {
             (qkv_width(stage_.model) + 2 * stage_.model.hidden + 2 * stage_.model.intermediate));
       for (int s = 1; s < kLayerScratch; ++s) {
         const auto which = static_cast<LayerScratch>(s);
+        if (which == LayerScratch::d_gate_up && rounds_swiglu && !halves) continue;
         if (!halves || !layer_scratch(stage_.model, which).kept_between_halves) take(which, m);
       }
       attention_backward(m, static_cast<int>(layer));
       if (!l.layers.empty()) l.layers.pop_back();
-      if (halves)
-        later.push_back(
-            hold(between_halves_bytes(stage_.model, m.tokens, stage_.type) - gradients.bytes()));
+      if (halves) later.push_back(hold(between - gradients.bytes()));
       if (halves) l.gradients.push_back(std::move(gradients));
+      if (reduces_) buckets_.gradients_final(stage_.first_layer + layer);
     }
+    buckets_.add_embedding();
+    if (reduces_) buckets_.gradients_final(-1);
     for (Held& h : later) l.layers.push_back(std::move(h));
     l.tables = {}, l.head = {}, l.d_output = {};
     if (!stage_.first) l.d_input = std::move(d);
@@ -394,7 +402,7 @@ class Replay {
     LentBuffers::Loan own, next;
     for (int turn = 0; turn < turns(m); ++turn) {
       own = std::move(next);
-      next = turn + 1 < turns(m) ? window(m, stage_.type) : nullptr;
+      next = turn + 1 < turns(m) ? window(m, stage_.type) : LentBuffers::Loan{};
       const auto loans = ring(m, turn_tokens(m, turn), false, false);
       Held tile = tiles(m, false);
     }
@@ -430,7 +438,28 @@ class Replay {
     if (stored && m.chunk == 0) stores_.erase({m.sample, layer});
   }
 
+  /// Layers whose attention takes the same buffers from the same pool differ in nothing.
+  template <typename Attention>
+  void alike(const RankMicroBatch& m, bool backward, const Attention& attention) {
+    if (m.sample >= 0) return attention();  // grows the store of its sample
+    const Shape shape{m.tokens,           m.shard_tokens,     m.split.sp,
+                      m.split.ring_outer, m.split.ring_inner, backward};
+    const std::int64_t made = lent_.made();
+    const auto known = rises_.find(shape);
+    if (known != rises_.end() && known->second.first == made)
+      return ledger_.touch(known->second.second);
+    const MemoryEstimate rise = ledger_.rise(attention);
+    if (lent_.made() == made) rises_.insert_or_assign(shape, std::pair{made, rise});
+  }
+
   void attention_forward(const RankMicroBatch& m, int layer) {
+    alike(m, false, [&] { attention_forward_once(m, layer); });
+  }
+  void attention_backward(const RankMicroBatch& m, int layer) {
+    alike(m, true, [&] { attention_backward_once(m, layer); });
+  }
+
+  void attention_forward_once(const RankMicroBatch& m, int layer) {
     if (m.split.sp == 1) return ring_forward(m, layer);
     const std::int64_t width = heads(m).query + 2 * heads(m).kv, all = m.shard_tokens,
                        own = m.tokens * m.split.sp;
@@ -443,7 +472,8 @@ class Replay {
   }
   /// All tokens with one rank's heads; the blocks that go out are given back.
   std::vector<LentBuffers::Loan> gather(const RankMicroBatch& m, std::int64_t width, bool lse) {
-    std::vector<LentBuffers::Loan> loans{lent_.take(stage_.type, m.shard_tokens * width)};
+    std::vector<LentBuffers::Loan> loans;
+    loans.push_back(lent_.take(stage_.type, m.shard_tokens * width));
     const auto sent = lent_.take(stage_.type, m.tokens * m.split.sp * width);
     if (!lse) return loans;
     loans.push_back(lent_.take(statistics_, m.shard_tokens * local_heads(m)));
@@ -451,7 +481,7 @@ class Replay {
     return loans;
   }
 
-  void attention_backward(const RankMicroBatch& m, int layer) {
+  void attention_backward_once(const RankMicroBatch& m, int layer) {
     if (m.split.sp == 1) return ring_backward(m, layer);
     const std::int64_t query = heads(m).query, kv = heads(m).kv, all = m.shard_tokens,
                        own = m.tokens * m.split.sp;
@@ -468,20 +498,24 @@ class Replay {
     if (repeats) lent_.take(kv_type, m.tokens * 2 * kv_width(stage_.model));
   }
 
+  using Shape = std::tuple<std::int64_t, std::int64_t, int, int, int, bool>;
+
   std::map<std::int64_t, std::vector<ActivationSpec>> activations_;
+  std::map<Shape, std::pair<std::int64_t, MemoryEstimate>> rises_;  ///< with the pool's made()
   const StageMemory& stage_;
   const std::vector<Op>& ops_;
   const std::vector<RankMicroBatch>& list_;
   const DType statistics_;
   const std::int64_t element_, sum_;
   const std::vector<ScratchSpec> adapters_ = adapter_scratch(stage_.model);
+  std::vector<char> ends_;  ///< [op] ends_gradients, where its ranks meet in backwards
+  bool reduces_ = false;    ///< whether the backward that runs reduces
   std::set<int> recomputed_;
   std::map<int, std::size_t> last_op_;
   std::map<std::pair<int, int>, RingPlan> rings_;
-  std::int64_t reduction_ = 0;
-  bool scratch_held_ = false;
 
   Ledger ledger_;
+  BucketReplay buckets_{stage_, ledger_, sum_};
   NamedScratch scratch_;
   LentBuffers lent_, windows_, away_;
   std::map<int, Live> live_;

@@ -9,6 +9,7 @@
 #include "core/base/device.hpp"
 #include "core/base/tensor.hpp"
 #include "core/model/model_shape.hpp"
+#include "core/model/parameter_buckets.hpp"
 #include "core/model/recompute_options.hpp"
 #include "core/plan/pipeline/schedule.hpp"
 #include "core/plan/step_plan.hpp"
@@ -21,16 +22,19 @@ struct StageMemory {
   ModelShape model;
   std::int64_t layers = 1;  ///< of the stage
   bool first = true, last = true;
-  std::int64_t parameters = 0;  ///< trainable elements of the stage
-  std::int64_t frozen = 0;      ///< others: values alone
-  int replicas = 1;             ///< ranks that hold the same parameters
-  int zero = 0;                 ///< optimizer.zero
-  DType type = DType::f32;      ///< of parameter values and activations
-  bool fp8 = false;             ///< products of layers' matrices round their operands
+  std::int64_t parameters = 0;           ///< trainable elements of the stage
+  std::int64_t frozen = 0;               ///< others: values alone
+  std::vector<ParameterBucket> buckets;  ///< of the trainable ones; none: all in one
+  int replicas = 1;                      ///< ranks that hold the same parameters
+  int zero = 0;                          ///< optimizer.zero
+  DType type = DType::f32;               ///< of parameter values and activations
+  bool fp8 = false;                      ///< products of layers' matrices round their operands
   RecomputeOptions recompute;
   std::int64_t head_chunk_tokens = 1024;
-  bool host = true;             ///< reductions over MPI need receive space, attention its tiles
-  bool index_per_head = false;  ///< sparse patterns choose keys head by head
+  std::int64_t first_layer = 0;   ///< of the stage, as buckets count layers
+  bool meets_in_backward = true;  ///< StepPlan::meets_in_backward of the step
+  bool host = true;               ///< reductions over MPI need receive space, attention its tiles
+  bool index_per_head = false;    ///< sparse patterns choose keys head by head
   bool offload = false;
   std::int64_t window_tokens = 8192;  ///< offload: of stored keys that come at once
   std::int64_t muon_elements = 0;     ///< of the trainable ones, those with one moment (Muon)
@@ -50,6 +54,7 @@ struct RankMicroBatch {
   int sample = -1;  ///< of the list's cut samples; -1: stands alone
   int chunk = 0, chunks = 1;
   std::int64_t sample_tokens = 0;
+  bool operator==(const RankMicroBatch&) const = default;
 };
 
 /// A GPU's memory in use beside Ballast's own tensors: CUDA's context and modules, the workspace of

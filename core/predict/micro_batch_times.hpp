@@ -39,6 +39,8 @@ struct SimulationOptions {
   std::vector<StageMemory>
       memory{};                  ///< [stage] what peak bytes are replayed with; empty: none are
   std::vector<MuonCost> muon{};  ///< [stage]; empty with another optimizer
+  /// [stage] what is reduced and gathered at a time; empty: all, beside nothing.
+  std::vector<std::vector<ParameterBucket>> buckets{};
 };
 
 /// C(k) of `tokens` tokens whose coverage follows 1 - 10^(-k / blocks90), as a share of what their

@@ -8,18 +8,41 @@
 #include "core/base/error.hpp"
 #include "core/base/hash.hpp"
 #include "core/observe/metrics.hpp"
+#include "core/predict/bucket_overlap.hpp"
 
 namespace ballast {
 namespace {
 
+/// The buckets of a stage; none where nothing is known of them.
+StageBuckets stage_buckets(const StepPlan& plan, const SimulationOptions& options,
+                           std::size_t stage) {
+  if (stage >= options.buckets.size()) return {};
+  const std::int64_t first = plan.layer_begin.at(stage), end = stage + 1 < plan.layer_begin.size()
+                                                                   ? plan.layer_begin[stage + 1]
+                                                                   : options.layers;
+  return {options.buckets[stage], first, end - first};
+}
+
 /// Seconds of what follows the rounds' backwards, [stage][round].
-std::vector<std::vector<double>> round_seconds(const StepPlan& plan, const Costs& costs) {
-  std::vector<std::vector<double>> list(
-      plan.layer_begin.size(), std::vector<double>(static_cast<std::size_t>(plan.rounds()), 0));
-  for (const PlannedCollective& c : plan.collectives)
-    if (c.after_round >= 0)
-      list.at(static_cast<std::size_t>(c.stage)).at(static_cast<std::size_t>(c.after_round)) +=
-          costs.reduce({c.elements, plan.mesh.replicas(), plan.zero > 0});
+std::vector<std::vector<double>> round_seconds(const StepPlan& plan,
+                                               const SimulationOptions& options, const Costs& costs,
+                                               const HidingPasses& hiding) {
+  const std::size_t stages = plan.layer_begin.size(),
+                    rounds = static_cast<std::size_t>(plan.rounds());
+  std::vector<std::vector<double>> list(stages, std::vector<double>(rounds, 0));
+  if (!plan.reduces_by_round()) return list;
+  std::vector<StageBuckets> buckets;
+  std::vector<std::vector<double>> backward;
+  for (std::size_t s = 0; s < stages; ++s) {
+    buckets.push_back(stage_buckets(plan, options, s));
+    backward.push_back(hiding.round_backward_s(s));
+  }
+  for (const PlannedCollective& c : plan.collectives) {
+    if (c.after_round < 0) continue;
+    const auto s = static_cast<std::size_t>(c.stage), r = static_cast<std::size_t>(c.after_round);
+    const double seconds = costs.reduce({c.elements, plan.mesh.replicas(), plan.zero > 0});
+    list.at(s).at(r) += exposed_reduction_s(buckets.at(s), seconds, backward.at(s).at(r));
+  }
   return list;
 }
 
@@ -27,8 +50,14 @@ std::vector<std::vector<double>> round_seconds(const StepPlan& plan, const Costs
 class StepEnd {
  public:
   StepEnd(const StepPlan& plan, const SimulationOptions& options, const Costs& costs,
+          const HidingPasses& hiding, const std::vector<std::vector<LaneStage>>& lanes,
           std::vector<double> ready_s)
-      : plan_(plan), options_(options), costs_(costs), ready_s_(std::move(ready_s)) {}
+      : plan_(plan),
+        options_(options),
+        costs_(costs),
+        hiding_(hiding),
+        lanes_(lanes),
+        ready_s_(std::move(ready_s)) {}
 
   void add(const PlannedCollective& c, StepTerms& terms) {
     const int replicas = plan_.mesh.replicas();
@@ -37,7 +66,9 @@ class StepEnd {
     double seconds = 0;
     switch (c.kind) {
       case CollectiveKind::gradient_reduce:
-        seconds = costs_.reduce({c.elements, replicas, plan_.zero > 0});
+        seconds = exposed_reduction_s(stage_buckets(plan_, options_, stage),
+                                      costs_.reduce({c.elements, replicas, plan_.zero > 0}),
+                                      hiding_.last_backward_s(lanes_, stage));
         ready_s_[stage] += seconds;
         terms.reduction_s += share * seconds;
         break;
@@ -64,7 +95,10 @@ class StepEnd {
         terms.optimizer_s += share * seconds;
         break;
       case CollectiveKind::parameter_gather:
-        seconds = costs_.gather({c.elements, replicas, true});
+        // Beside the next step's forward, but counted here.
+        seconds = exposed_gather_s(stage_buckets(plan_, options_, stage),
+                                   costs_.gather({c.elements, replicas, true}),
+                                   hiding_.first_forward_s(stage));
         ready_s_[stage] += seconds;
         terms.gather_s += share * seconds;
         break;
@@ -76,6 +110,8 @@ class StepEnd {
   const StepPlan& plan_;
   const SimulationOptions& options_;
   const Costs& costs_;
+  const HidingPasses& hiding_;
+  const std::vector<std::vector<LaneStage>>& lanes_;
   std::vector<double> ready_s_;
   bool joined_ = false;  // one norm of all stages, however many list it
 };
@@ -144,13 +180,15 @@ std::vector<MemoryEstimate> peak_bytes(const StepPlan& plan,
   require(stages.size() == plan.layer_begin.size(), "memory of {} stages for a plan of {}",
           stages.size(), plan.layer_begin.size());
   std::vector<MemoryEstimate> peaks(stages.size());
+  std::vector<StageMemory> held = stages;
+  for (StageMemory& stage : held) stage.meets_in_backward = plan.meets_in_backward();
   std::set<std::uint64_t> done;
   for (std::size_t d = 0; d < plan.lanes.size(); ++d) {
     if (!done.insert(memory_hash(plan, plan.lanes[d])).second) continue;
     const std::vector<RankMicroBatch> list = rank_micro_batches(plan, static_cast<int>(d));
     const Schedule& schedule = plan.schedule(static_cast<int>(d));
     for (std::size_t s = 0; s < stages.size(); ++s)
-      peaks[s].take_larger(replay_memory(stages[s], schedule.stages.at(s), list));
+      peaks[s].take_larger(replay_memory(held[s], schedule.stages.at(s), list));
   }
   return peaks;
 }
@@ -173,8 +211,10 @@ SimulatedStep simulate(const StepPlan& plan, const SimulationOptions& options, c
   SimulatedStep step;
   step.budgets = clock.budgets();
   add_micro_batches(times, step);
-  step.lanes = run_lanes({plan, times, round_seconds(plan, costs), options.keep_ops});
-  StepEnd end(plan, options, costs, add_lanes(plan, step));
+  const HidingPasses hiding(plan, times);
+  step.lanes =
+      run_lanes({plan, times, round_seconds(plan, options, costs, hiding), options.keep_ops});
+  StepEnd end(plan, options, costs, hiding, step.lanes, add_lanes(plan, step));
   for (const PlannedCollective& c : plan.collectives)
     if (c.after_round < 0) end.add(c, step.terms);
   step.step_s = end.end_s();

@@ -84,12 +84,19 @@ std::set<std::size_t> heavy_stages(const std::vector<StageMemory>& stages) {
 }
 
 std::int64_t peak_bytes(const StepPlan& plan, const std::set<int>& lanes,
-                        const std::vector<StageMemory>& stages) {
+                        std::vector<StageMemory> stages) {
+  for (StageMemory& stage : stages) stage.meets_in_backward = plan.meets_in_backward();
   const std::set<std::size_t> heavy = heavy_stages(stages);
   std::int64_t bytes = 0;
+  std::vector<std::pair<std::vector<RankMicroBatch>, const Schedule*>> seen;  // lanes alike
   for (const int d : lanes) {
     const std::vector<RankMicroBatch> list = rank_micro_batches(plan, d);
     const Schedule& schedule = plan.schedule(d);
+    if (std::any_of(seen.begin(), seen.end(), [&](const auto& lane) {
+          return lane.first == list && lane.second->stages == schedule.stages;
+        }))
+      continue;
+    seen.emplace_back(list, &schedule);
     for (const std::size_t s : heavy)
       bytes = std::max(bytes, replay_memory(stages[s], schedule.stages.at(s), list).total());
   }

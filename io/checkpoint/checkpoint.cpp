@@ -165,8 +165,8 @@ void load(const CheckpointFile& file, CheckpointShard& shard, const CountedPart&
     // The counted part in elements of this parameter; a tied copy is another parameter's.
     const bool counts = !part.parameter.tied_copy;
     const std::int64_t shift = part.first - part.element;
-    const std::int64_t from = counts ? counted.begin + shift : 0,
-                       to = counts ? counted.end + shift : 0;
+    const auto& [begin, end] = counted.runs.at(part.run);
+    const std::int64_t from = counts ? begin + shift : 0, to = counts ? end + shift : 0;
     const CheckpointDataset& dataset =
         *find_dataset(file.datasets(), part.parameter.name, part.field);
     const Tensor& tensor = part.tensor;

@@ -10,6 +10,7 @@
 
 #include "core/base/tensor.hpp"
 #include "core/data/sampler.hpp"
+#include "core/model/parameter_buckets.hpp"
 #include "core/model/parameter_table.hpp"
 #include "parallel/comm/comm.hpp"
 
@@ -38,25 +39,30 @@ struct BestCheckpoint {
 std::optional<BestCheckpoint> best_checkpoint(const CheckpointState& state);
 void set_best_checkpoint(CheckpointState& state, const BestCheckpoint& best);
 
-/// One flat shard of this rank: elements [begin, end) of the flat buffer whose parameters are
-/// `table` in order.  `fields` maps "master", "moment1", "moment2" (or "value") to tensors of end -
-/// begin elements, on any device.  An element held by several ranks must be offered by one of them
-/// only (begin == end on the others).
+/// One shard of this rank: elements of the flat buffer whose parameters are `table` in order, back
+/// to back.  `fields` maps "master", "moment1", "moment2" (or "value") to tensors that hold the
+/// elements of `runs` at the places that these name, on any device.  An element held by several
+/// ranks must be offered by one of them only (no runs on the others).
 struct CheckpointShard {
   const std::vector<Parameter>* table = nullptr;
-  std::int64_t begin = 0, end = 0;
+  std::vector<ShardRun> runs;  ///< ascending in every member, none of them empty
   std::map<std::string, Tensor> fields;
   /// Fields that the table's first parameters lack, by their first element that has it: the tensor
-  /// holds elements [max(begin, that), end) alone.  The same on all ranks with this table.
+  /// begins with the shard's first element from there on.  The same on all ranks with this table.
   std::map<std::string, std::int64_t> field_begin;
+  bool empty() const { return runs.empty(); }
   std::int64_t first_of(const std::string& field) const {
     const auto found = field_begin.find(field);
     return found == field_begin.end() ? 0 : found->second;
   }
-  /// Elements of this shard that have the field.
-  std::int64_t elements_of(const std::string& field) const {
-    return std::max<std::int64_t>(0, end - std::max(begin, first_of(field)));
+  /// Places of the shard before those of the field's tensor.
+  std::int64_t skipped(const std::string& field) const;
+  /// Places that a field's tensor must have.
+  std::int64_t places_of(const std::string& field) const {
+    return empty() ? 0 : std::max<std::int64_t>(0, places() - skipped(field));
   }
+  /// Of a field that all elements have.
+  std::int64_t places() const { return empty() ? 0 : runs.back().at + runs.back().count(); }
 };
 
 /// Reads a file into this rank's shard (any sharding; several ranks may read the same elements).

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <map>
 #include <numeric>
+#include <set>
 #include <sstream>
 #include <tuple>
 
@@ -47,14 +48,18 @@ std::string fields_text(const CheckpointShard& shard) {
 /// What one rank says of its shard.
 struct Offer {
   std::uint64_t table_hash = 0;
-  std::int64_t begin = 0, end = 0, numel = 0;
+  std::int64_t numel = 0;
+  std::vector<std::pair<std::int64_t, std::int64_t>> runs;
   std::string fields;
 };
 
 Offer parse_offer(const std::string& text) {
   Offer offer;
   std::istringstream in(text);
-  in >> offer.table_hash >> offer.begin >> offer.end >> offer.numel;
+  std::size_t runs = 0;
+  in >> offer.table_hash >> offer.numel >> runs;
+  offer.runs.resize(runs);
+  for (auto& [begin, end] : offer.runs) in >> begin >> end;
   in.get();
   offer.fields.assign(std::istreambuf_iterator<char>(in), {});
   return offer;
@@ -67,31 +72,41 @@ std::vector<Offer> gather_offers(const Communicator& world, const CheckpointShar
   for (const Parameter& p : *shard.table) numel += p.numel();
   const std::uint64_t hash =
       XXH64(table.data(), table.size(), 0) ^ static_cast<std::uint64_t>(numel);
-  const std::string fields = shard.begin < shard.end ? fields_text(shard) : "";
+  std::string text = fmt::format("{} {} {}", hash, numel, shard.runs.size());
+  for (const ShardRun& run : shard.runs) text += fmt::format(" {} {}", run.begin, run.end);
+  text += "\n" + (shard.empty() ? std::string() : fields_text(shard));
   std::vector<Offer> offers;
-  for (const std::string& text : world.all_gather(
-           fmt::format("{} {} {} {}\n{}", hash, shard.begin, shard.end, numel, fields)))
-    offers.push_back(parse_offer(text));
+  for (const std::string& offer : world.all_gather(text)) offers.push_back(parse_offer(offer));
   return offers;
+}
+
+/// A run that a rank offers.
+struct OfferedRun {
+  std::int64_t begin = 0, end = 0;
+  std::size_t rank = 0, run = 0;
+};
+/// The runs of one table, by their first element; those of lower ranks first.
+std::vector<OfferedRun> runs_of(const std::vector<Offer>& offers, std::uint64_t table) {
+  std::vector<OfferedRun> runs;
+  for (std::size_t r = 0; r < offers.size(); ++r)
+    for (std::size_t i = 0; offers[r].table_hash == table && i < offers[r].runs.size(); ++i)
+      runs.push_back({offers[r].runs[i].first, offers[r].runs[i].second, r, i});
+  std::stable_sort(runs.begin(), runs.end(),
+                   [](const OfferedRun& a, const OfferedRun& b) { return a.begin < b.begin; });
+  return runs;
 }
 
 /// The shards of one table must cover it, each element once.
 void check_cover(const std::vector<Offer>& offers, std::uint64_t table) {
-  std::vector<std::size_t> ranks;
-  for (std::size_t r = 0; r < offers.size(); ++r) {
-    if (offers[r].table_hash == table && offers[r].begin < offers[r].end) ranks.push_back(r);
-  }
-  std::sort(ranks.begin(), ranks.end(),
-            [&](std::size_t a, std::size_t b) { return offers[a].begin < offers[b].begin; });
   const auto holder = std::find_if(offers.begin(), offers.end(),
                                    [&](const Offer& o) { return o.table_hash == table; });
   std::int64_t covered = 0;
-  for (std::size_t r : ranks) {
-    require(offers[r].begin == covered,
+  for (const OfferedRun& run : runs_of(offers, table)) {
+    require(run.begin == covered,
             "checkpoint shards: elements [{}, {}) are offered by {}; rank {} offers [{}, {})",
-            std::min(covered, offers[r].begin), std::max(covered, offers[r].begin),
-            offers[r].begin > covered ? "no rank" : "two ranks", r, offers[r].begin, offers[r].end);
-    covered = offers[r].end;
+            std::min(covered, run.begin), std::max(covered, run.begin),
+            run.begin > covered ? "no rank" : "two ranks", run.rank, run.begin, run.end);
+    covered = run.end;
   }
   require(covered == holder->numel, "checkpoint shards: elements [{}, {}) are offered by no rank",
           covered, holder->numel);
@@ -153,19 +168,32 @@ std::pair<std::size_t, std::size_t> ranges_of_rank(const std::vector<CheckpointD
   return {std::min(first, last), last};
 }
 
+std::int64_t CheckpointShard::skipped(const std::string& field) const {
+  const std::int64_t first = first_of(field);
+  std::int64_t places = 0;
+  for (const ShardRun& run : runs)
+    if (run.begin < first) places = run.at + std::min(first, run.end) - run.begin;
+  return places;
+}
+
 void for_each_part(const CheckpointShard& shard,
                    const std::function<void(const ShardPart&)>& visit) {
+  std::map<std::string, std::int64_t> skipped;
+  for (const auto& [field, first] : shard.field_begin) skipped[field] = shard.skipped(field);
   std::int64_t offset = 0;
+  std::size_t next = 0;  // runs before it end before the parameter
   for (const Parameter& parameter : *shard.table) {
-    const std::int64_t from = std::max(shard.begin, offset),
-                       to = std::min(shard.end, offset + parameter.numel());
-    for (const auto& [field, tensor] : shard.fields) {
-      const std::int64_t first = shard.first_of(field);
-      if (from < to && first <= offset)
-        visit({parameter, field, tensor, from - offset, to - from,
-               from - std::max(shard.begin, first), from});
+    const std::int64_t stop = offset + parameter.numel();
+    while (next < shard.runs.size() && shard.runs[next].end <= offset) ++next;
+    for (std::size_t i = next; i < shard.runs.size() && shard.runs[i].begin < stop; ++i) {
+      const ShardRun& run = shard.runs[i];
+      const std::int64_t from = std::max(run.begin, offset), to = std::min(run.end, stop);
+      for (const auto& [field, tensor] : shard.fields)
+        if (shard.first_of(field) <= offset)
+          visit({parameter, field, tensor, from - offset, to - from,
+                 run.at + from - run.begin - skipped[field], from, i});
     }
-    offset += parameter.numel();
+    offset = stop;
   }
 }
 
@@ -179,15 +207,20 @@ void check_shard(const CheckpointShard& shard) {
             to_string(p.shape));
     numel += p.numel();
   }
-  require(0 <= shard.begin && shard.begin <= shard.end && shard.end <= numel,
-          "checkpoint shard: elements [{}, {}) of {}", shard.begin, shard.end, numel);
-  if (shard.begin == shard.end) return;
-  require(!shard.fields.empty(), "checkpoint shard: elements [{}, {}) without fields", shard.begin,
-          shard.end);
+  std::int64_t end = 0, places = 0;
+  for (const ShardRun& run : shard.runs) {
+    require(end <= run.begin && run.begin < run.end && run.end <= numel && places <= run.at,
+            "checkpoint shard: elements [{}, {}) of {} at place {}", run.begin, run.end, numel,
+            run.at);
+    end = run.end, places = run.at + run.count();
+  }
+  if (shard.empty()) return;
+  require(!shard.fields.empty(), "checkpoint shard: elements [{}, {}) without fields",
+          shard.runs.front().begin, end);
   for (const auto& [field, tensor] : shard.fields) {
-    require(tensor.defined() && tensor.numel() == shard.elements_of(field) && tensor.contiguous(),
+    require(tensor.defined() && tensor.numel() >= shard.places_of(field) && tensor.contiguous(),
             "checkpoint shard: field {} has shape {}, not {} elements in a row", field,
-            to_string(tensor.shape()), shard.elements_of(field));
+            to_string(tensor.shape()), shard.places_of(field));
     require(tensor.dtype() == DType::f32 || tensor.dtype() == DType::f64 ||
                 tensor.dtype() == DType::bf16,
             "checkpoint shard: field {} of {}", field, name(tensor.dtype()));
@@ -196,29 +229,20 @@ void check_shard(const CheckpointShard& shard) {
 
 CountedPart counted_part(const Communicator& world, const CheckpointShard& shard) {
   const std::vector<Offer> offers = gather_offers(world, shard);
-  const auto rank = static_cast<std::size_t>(world.rank());
-  CountedPart part{shard.begin, shard.begin, true};
-  for (std::size_t holder = 0; holder < offers.size(); ++holder) {
-    const std::uint64_t table = offers[holder].table_hash;
-    const auto same = [&](const Offer& o) { return o.table_hash == table; };
-    if (std::find_if(offers.begin(), offers.end(), same) - offers.begin() !=
-        static_cast<std::ptrdiff_t>(holder))
-      continue;  // a table that an earlier rank has
-    std::vector<std::size_t> ranks;
-    for (std::size_t r = 0; r < offers.size(); ++r)
-      if (same(offers[r])) ranks.push_back(r);
-    std::stable_sort(ranks.begin(), ranks.end(), [&](std::size_t a, std::size_t b) {
-      return offers[a].begin < offers[b].begin;
-    });
+  CountedPart part;
+  part.runs.resize(shard.runs.size());
+  part.complete = true;
+  std::set<std::uint64_t> tables;
+  for (const Offer& holder : offers) {
+    if (!tables.insert(holder.table_hash).second) continue;  // a table that an earlier rank has
     std::int64_t covered = 0;
-    for (std::size_t r : ranks) {
-      part.complete =
-          part.complete && (offers[r].begin <= covered || offers[r].begin == offers[r].end);
-      const std::int64_t begin = std::max(covered, offers[r].begin);
-      if (r == rank && begin < offers[r].end) part = {begin, offers[r].end, part.complete};
-      covered = std::max(covered, offers[r].end);
+    for (const OfferedRun& run : runs_of(offers, holder.table_hash)) {
+      part.complete = part.complete && run.begin <= covered;
+      if (run.rank == static_cast<std::size_t>(world.rank()))
+        part.runs[run.run] = {std::min(run.end, std::max(covered, run.begin)), run.end};
+      covered = std::max(covered, run.end);
     }
-    part.complete = part.complete && covered == offers[holder].numel;
+    part.complete = part.complete && covered == holder.numel;
   }
   return part;
 }
@@ -240,7 +264,7 @@ std::vector<CheckpointDataset> agree_layout(const Communicator& world,
   std::vector<CheckpointDataset> datasets;
   on_all_ranks(world, [&] {
     const auto filled =
-        std::find_if(offers.begin(), offers.end(), [](const Offer& o) { return o.begin < o.end; });
+        std::find_if(offers.begin(), offers.end(), [](const Offer& o) { return !o.runs.empty(); });
     require(filled != offers.end(), "checkpoint shards: every rank's shard is empty");
     struct Described {
       Shape shape;
@@ -248,7 +272,7 @@ std::vector<CheckpointDataset> agree_layout(const Communicator& world,
     };
     std::map<std::string, Described> described;
     for (std::size_t r = 0; r < offers.size(); ++r) {
-      require(offers[r].begin == offers[r].end || offers[r].fields == filled->fields,
+      require(offers[r].runs.empty() || offers[r].fields == filled->fields,
               "checkpoint shards: rank {} offers other fields than rank {}", r,
               filled - offers.begin());
       if (first_with(offers[r].table_hash) != static_cast<std::ptrdiff_t>(r)) continue;

@@ -45,12 +45,14 @@ const CheckpointDataset* find_dataset(const std::vector<CheckpointDataset>& data
                                       const std::string& parameter, const std::string& field);
 
 /// A field's elements [first, first + count) of a parameter, which are elements [at, at + count) of
-/// the shard's tensor and [element, element + count) of the flat buffer.
+/// the shard's tensor and [element, element + count) of the flat buffer, in one of the shard's
+/// runs.
 struct ShardPart {
   const Parameter& parameter;
   const std::string& field;
   const Tensor& tensor;
   std::int64_t first = 0, count = 0, at = 0, element = 0;
+  std::size_t run = 0;
 };
 /// Of every parameter that the shard touches and every field that it has.
 void for_each_part(const CheckpointShard& shard,
@@ -62,11 +64,11 @@ void for_each_part(const CheckpointShard& shard,
 std::vector<CheckpointDataset> agree_layout(const Communicator& world,
                                             const CheckpointShard& shard);
 
-/// The elements [begin, end) of this rank's flat buffer that it alone adds to sums over all ranks:
-/// each element of a table counts once, however many ranks hold it.  `complete`: the shards of all
-/// ranks together cover their tables.  Collective.
+/// The elements [begin, end) of each run of this rank's shard that it alone adds to sums over all
+/// ranks: each element of a table counts once, however many ranks hold it.  `complete`: the shards
+/// of all ranks together cover their tables.  Collective.
 struct CountedPart {
-  std::int64_t begin = 0, end = 0;
+  std::vector<std::pair<std::int64_t, std::int64_t>> runs;
   bool complete = false;
 };
 CountedPart counted_part(const Communicator& world, const CheckpointShard& shard);

@@ -129,7 +129,27 @@ std::int64_t bytes_of(const CheckpointShard& shard) {
   std::int64_t bytes = 0;
   for (const auto& [field, tensor] : shard.fields)
     bytes += static_cast<std::int64_t>(tensor.bytes());
-  return shard.begin < shard.end ? bytes : 0;
+  return shard.empty() ? 0 : bytes;
+}
+
+/// The elements at places [begin, end) of a shard, copied to host memory.
+CheckpointShard places_on_host(const CheckpointShard& shard, std::int64_t begin, std::int64_t end) {
+  CheckpointShard part = shard;
+  part.runs.clear();
+  for (const ShardRun& run : shard.runs) {
+    const std::int64_t first = std::max(begin, run.at), last = std::min(end, run.at + run.count());
+    if (first < last)
+      part.runs.push_back({run.begin + first - run.at, run.begin + last - run.at, first - begin});
+  }
+  for (auto& [field, tensor] : part.fields) {
+    const std::int64_t skipped = shard.skipped(field), first = std::max(begin, skipped) - skipped,
+                       last = std::max(begin, std::max(end, skipped)) - skipped;
+    const Tensor from = tensor.rows(std::min(first, last), last);
+    tensor = Tensor::empty({from.numel()}, from.dtype());
+    if (from.numel() > 0) tensor.copy_from(from);
+  }
+  if (begin < end) device_of(shard.fields.begin()->second.space()).synchronize();
+  return part;
 }
 
 bool on_host(const CheckpointShard& shard) {
@@ -312,26 +332,14 @@ void CheckpointWriter::write_in_rounds(const CheckpointShard& shard) {
   std::int64_t width = 0;  // of an element that has all fields
   for (const auto& [field, tensor] : shard.fields)
     width += static_cast<std::int64_t>(size_of(tensor.dtype()));
-  const std::int64_t elements = shard.end - shard.begin,
-                     room = std::max(kSmallestBuffer, snapshot_bytes_) /
-                            std::max<std::int64_t>(1, width);
+  const std::int64_t places = shard.places(), room = std::max(kSmallestBuffer, snapshot_bytes_) /
+                                                     std::max<std::int64_t>(1, width);
   const std::int64_t rounds =
-      world_.all_reduce((elements + room - 1) / std::max<std::int64_t>(room, 1), Reduction::max);
+      world_.all_reduce((places + room - 1) / std::max<std::int64_t>(room, 1), Reduction::max);
   for (std::int64_t r = 0; r < rounds; ++r) {
-    const std::int64_t begin = std::min(elements, r * room), end = std::min(elements, begin + room);
-    CheckpointShard part = shard;
-    part.begin = shard.begin + begin;
-    part.end = shard.begin + end;
+    CheckpointShard part;
     on_all_ranks(world_, [&] {
-      for (auto& [field, tensor] : part.fields) {
-        const std::int64_t first = std::max(shard.begin, shard.first_of(field)),
-                           from_row = std::max(part.begin, first) - first,
-                           count = part.elements_of(field);
-        const Tensor from = tensor.rows(count > 0 ? from_row : 0, count > 0 ? from_row + count : 0);
-        tensor = Tensor::empty({count}, from.dtype());
-        if (count > 0) tensor.copy_from(from);
-      }
-      if (end > begin) device_of(shard.fields.begin()->second.space()).synchronize();
+      part = places_on_host(shard, std::min(places, r * room), std::min(places, (r + 1) * room));
     });
     write(part);
     threads_done(true);

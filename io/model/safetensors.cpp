@@ -107,7 +107,7 @@ void check_cover(const std::string& path,
           data_bytes - end);
 }
 
-/// A file that an index names stays in its folder; symbolic links may lead to other files there, or
+/// A file of a model's folder stays there; symbolic links may lead to other files there, or
 /// to the blobs of a Hugging Face cache (MODEL/snapshots/REVISION beside MODEL/blobs).
 void check_inside(const std::string& folder, const std::string& index, const std::string& name) {
   require(!name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos,
@@ -118,7 +118,8 @@ void check_inside(const std::string& folder, const std::string& index, const std
   if (error) return;  // opening it says what is wrong
   const fs::path parent = real.parent_path();
   require(parent == home || parent == home.parent_path().parent_path() / "blobs",
-          "{}: {} leads out of the folder, to {}", index, name, real.string());
+          "{}: {} leads out of the folder, to {}; copy it here, or name its own folder", index,
+          name, real.string());
 }
 
 template <class T>
@@ -210,6 +211,7 @@ Safetensors::Safetensors(const std::string& path) {
   }
   const std::string index = path + "/model.safetensors.index.json";
   if (!fs::exists(index)) {
+    check_inside(path, path, "model.safetensors");
     add_file(path + "/model.safetensors");
     return;
   }

@@ -100,6 +100,8 @@ constexpr NameMeaning kStepScalars[] = {
     {"planning_s", "s", "time of planning that the step waited for"},
     {"tuning_s", "s", "time of tuning budgets"},
     {"computation_s", "s", "useful time of the rank"},
+    {"exposed_reduction_s", "s",
+     "time that gradient reductions and parameter gathers kept the rank waiting"},
     {"schedule_s", "s", "from the first operation of any rank to the end of the last"},
     {"predicted_schedule_s", "s", "schedule_s as simulated"},
     {"imbalance", "1", "max / mean over the micro-batches of their time"},

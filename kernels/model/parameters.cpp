@@ -74,8 +74,24 @@ void fill_parameter(const Parameter& p, std::uint64_t seed, T* out) {
 
 }  // namespace
 
+/// What contributions share.
+struct GradientStore {
+  std::vector<char> written;    ///< [trainable parameter] whether a contribution lies there
+  std::vector<Tensor> buckets;  ///< where there is no buffer of all: those that exist
+  std::vector<std::int64_t> sizes;
+  DType type = DType::f32;
+  Device* device = nullptr;
+
+  Tensor& bucket(std::size_t b) {
+    Tensor& gradients = buckets.at(b);
+    if (!gradients.defined())
+      gradients = Tensor::empty({sizes[b]}, type, *device, MemoryCategory::gradients);
+    return gradients;
+  }
+};
+
 Parameters::Parameters(std::vector<Parameter> table, DType type, Device& device,
-                       std::int64_t pad_to)
+                       std::int64_t pad_to, std::int64_t bucket_bytes, bool whole_gradients)
     : table_(std::move(table)) {
   require(pad_to >= 1, "parameters cannot be padded to a multiple of {}", pad_to);
   require(type == DType::f32 || type == DType::f64 ||
@@ -87,29 +103,52 @@ Parameters::Parameters(std::vector<Parameter> table, DType type, Device& device,
     require(table_[i].trainable || trainable_table_.empty(),
             "frozen parameter {} comes after trainable ones", table_[i].name);
     (table_[i].trainable ? trainable_table_ : frozen_table_).push_back(table_[i]);
-    offset_.push_back(numel_);
     numel_ += table_[i].numel();
-    if (!table_[i].trainable) frozen_ = numel_;
+    if (table_[i].trainable) continue;
+    offset_.push_back(frozen_);
+    frozen_ = numel_;
   }
-  const std::int64_t padded = (trainable_numel() + pad_to - 1) / pad_to * pad_to;
+  std::int64_t padded = 0, dense = 0;
+  for (const ParameterBucket& bucket : parameter_buckets(trainable_table_, bucket_bytes)) {
+    std::int64_t at = padded;
+    for (std::size_t i = bucket.first; i < bucket.last; ++i) {
+      offset_.push_back(frozen_ + at);
+      at += trainable_table_[i].numel();
+    }
+    const std::int64_t end = padded + (bucket.elements + pad_to - 1) / pad_to * pad_to;
+    buckets_.push_back(
+        {padded, end, dense, dense + bucket.elements, bucket.first, bucket.last, bucket.final_at});
+    padded = end;
+    dense += bucket.elements;
+  }
   values_ = Tensor::zeros({frozen_ + padded}, type, device, MemoryCategory::parameters);
-  gradients_ = Tensor::zeros({padded}, type == DType::f64 ? DType::f64 : DType::f32, device,
-                             MemoryCategory::gradients);
-  written_ = std::make_shared<std::vector<char>>(trainable_table_.size(), 1);
+  if (whole_gradients)
+    gradients_ = Tensor::zeros({padded}, gradient_type(), device, MemoryCategory::gradients);
+  store_ = std::make_shared<GradientStore>();
+  store_->written.assign(trainable_table_.size(), 1);
+  store_->buckets.resize(buckets_.size());
+  for (const StoredBucket& bucket : buckets_) store_->sizes.push_back(bucket.size());
+  store_->type = gradient_type();
+  store_->device = &device;
 }
 
 ParameterGradient::ParameterGradient(Tensor sum)
-    : tensor_(std::move(sum)), written_(std::make_shared<std::vector<char>>(1, 1)), count_(1) {}
+    : tensor_(std::move(sum)), store_(std::make_shared<GradientStore>()), count_(1) {
+  store_->written.assign(1, 1);
+}
 
 GradientTarget ParameterGradient::next() const {
   if (!defined()) return {Tensor()};
-  const auto begin = written_->begin() + static_cast<std::ptrdiff_t>(first_),
+  const auto begin = store_->written.begin() + static_cast<std::ptrdiff_t>(first_),
              end = begin + static_cast<std::ptrdiff_t>(count_);
   const bool accumulate = *begin != 0;
   require(std::all_of(begin, end, [&](char w) { return (w != 0) == accumulate; }),
           "gradients of neighbours were written apart and are now joined");
   std::fill(begin, end, char{1});
-  return {tensor_, accumulate};
+  if (tensor_.defined()) return {tensor_, accumulate};
+  std::int64_t elements = 1;
+  for (const std::int64_t extent : shape_) elements *= extent;
+  return {store_->bucket(bucket_).rows(begin_, begin_ + elements).reshape(shape_), accumulate};
 }
 
 const Parameter& Parameters::info(const std::string& name) const {
@@ -130,6 +169,7 @@ Tensor Parameters::value(const std::string& name) const { return joined_value(na
 Tensor Parameters::gradient(const std::string& name) const { return joined_gradient(name, 1); }
 
 Tensor Parameters::joined_value(const std::string& name, int count) const {
+  need_values();
   const auto first = static_cast<std::size_t>(&info(name) - table_.data());
   const Shape shape = joined_shape(table_, first, count);
   const std::size_t last = first + static_cast<std::size_t>(count) - 1;
@@ -143,7 +183,7 @@ Tensor Parameters::joined_gradient(const std::string& name, int count) const {
   require(table_[first].trainable == table_[last].trainable,
           "{} is frozen, its neighbour {} is not: they cannot be joined", table_[first].name,
           table_[last].name);
-  if (!table_[first].trainable) return {};
+  if (!table_[first].trainable || !gradients_.defined()) return {};
   return gradients_.rows(offset_[first] - frozen_, offset_[last] + table_[last].numel() - frozen_)
       .reshape(shape);
 }
@@ -151,28 +191,50 @@ Tensor Parameters::joined_gradient(const std::string& name, int count) const {
 ParameterGradient Parameters::gradient_of(const std::string& name, int count) const {
   ParameterGradient g;
   g.tensor_ = joined_gradient(name, count);
-  if (!g.defined()) return g;
-  g.written_ = written_;
-  g.first_ = static_cast<std::size_t>(&info(name) - table_.data()) - frozen_table_.size();
+  if (!info(name).trainable) return g;
+  const auto place = static_cast<std::size_t>(&info(name) - table_.data());
+  g.store_ = store_;
+  g.first_ = place - frozen_table_.size();
   g.count_ = static_cast<std::size_t>(count);
+  while (buckets_[g.bucket_].last_parameter <= g.first_) ++g.bucket_;
+  g.begin_ = trainable_offset(name) - buckets_[g.bucket_].begin;
+  g.shape_ = joined_shape(table_, place, count);
   return g;
 }
 
-void Parameters::clear_gradients() { std::fill(written_->begin(), written_->end(), char{0}); }
+void Parameters::clear_gradients() {
+  for (std::size_t b = 0; b < buckets_.size(); ++b) release_gradients(b);
+}
 
 void Parameters::settle_gradients() {
-  for (std::size_t first = 0; first < written_->size(); ++first) {
-    if ((*written_)[first] != 0) continue;
+  for (std::size_t b = 0; b < buckets_.size(); ++b) settle_gradients(b);
+}
+
+Tensor Parameters::settle_gradients(std::size_t bucket) {
+  const StoredBucket& b = buckets_.at(bucket);
+  const bool fresh = !gradients_.defined();  // with padding that nobody has zeroed
+  Tensor gradients = fresh ? store_->bucket(bucket) : gradients_.rows(b.begin, b.end);
+  std::vector<char>& written = store_->written;
+  const std::size_t frozen = frozen_table_.size();
+  const auto begin_of = [&](std::size_t i) { return offset_[frozen + i] - frozen_ - b.begin; };
+  for (std::size_t first = b.first_parameter; first < b.last_parameter; ++first) {
+    if (written[first] != 0) continue;
     std::size_t last = first;  // neighbours in one go
-    while (last + 1 < written_->size() && (*written_)[last + 1] == 0) ++last;
-    const std::size_t frozen = frozen_table_.size();
-    gradients_
-        .rows(offset_[frozen + first] - frozen_,
-              offset_[frozen + last] + trainable_table_[last].numel() - frozen_)
-        .zero();
+    while (last + 1 < b.last_parameter && written[last + 1] == 0) ++last;
+    gradients.rows(begin_of(first), begin_of(last) + trainable_table_[last].numel()).zero();
     first = last;
   }
-  std::fill(written_->begin(), written_->end(), char{1});
+  if (fresh && b.last - b.first < b.size()) gradients.rows(b.last - b.first, b.size()).zero();
+  std::fill(written.begin() + static_cast<std::ptrdiff_t>(b.first_parameter),
+            written.begin() + static_cast<std::ptrdiff_t>(b.last_parameter), char{1});
+  return gradients;
+}
+
+void Parameters::release_gradients(std::size_t bucket) {
+  const StoredBucket& b = buckets_.at(bucket);
+  std::fill(store_->written.begin() + static_cast<std::ptrdiff_t>(b.first_parameter),
+            store_->written.begin() + static_cast<std::ptrdiff_t>(b.last_parameter), char{0});
+  store_->buckets[bucket] = {};
 }
 
 void Parameters::initialise(std::uint64_t seed) {

@@ -49,6 +49,7 @@ class LayerContext {
 
 struct StageModel::Impl {
   ModelShape shape;
+  const Parameters* parameters;
   std::int64_t layer_begin, layer_end;
   RecomputeOptions recompute;
   Recorder* recorder;
@@ -66,6 +67,7 @@ struct StageModel::Impl {
   Impl(const ModelShape& s, std::int64_t begin, std::int64_t end, Parameters& parameters,
        RecomputeOptions r, Recorder* rec, std::int64_t head_chunk, bool fp8)
       : shape(s),
+        parameters(&parameters),
         layer_begin(begin),
         layer_end(end),
         recompute(r),
@@ -180,11 +182,13 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input,
 
   ResidualPair hidden{input, {}};
   if (m.first()) {
+    m.parameters->need_values(-1);
     hidden.residual = m.kept(keep, "embedded", {tokens, m.shape.hidden}, m.type);
     embedding_forward(batch.tokens, m.embedding, hidden.residual);
   }
   for (std::size_t l = 0; l < m.layers.size(); ++l) {
     const Layer& layer = m.layers[l];
+    m.parameters->need_values(layer.index());
     LayerContext context(m.recorder, layer.index());
     Scope scope(m.recorder, EventKind::layer_forward);
     scope.flops = layer.flops(tokens);
@@ -198,6 +202,7 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input,
     if (m.inspect) m.inspect(layer.index(), hidden);
   }
 
+  if (m.last()) m.parameters->need_values();
   StageOutput output;
   require(head || !keep, "a forward that keeps activations needs the head's");
   if (m.last() && head && batch.next_of) {
@@ -215,33 +220,40 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input,
 }
 
 Tensor StageModel::backward(const LocalBatch& batch, StageActivationsPtr saved,
-                            AttentionExecutor& attention, const Tensor& d_output) {
+                            AttentionExecutor& attention, const Tensor& d_output,
+                            const GradientsFinal& gradients_final) {
   require(saved != nullptr, "backward needs the activations that forward of the same stage kept");
-  return run_backward(batch, *saved, attention, d_output, false);
+  return run_backward(batch, *saved, attention, d_output, false, gradients_final);
 }
 
 Tensor StageModel::backward_input(const LocalBatch& batch, StageActivations& saved,
                                   AttentionExecutor& attention, const Tensor& d_output) {
-  return run_backward(batch, saved, attention, d_output, true);
+  return run_backward(batch, saved, attention, d_output, true, {});
 }
 
-void StageModel::backward_weight(StageActivationsPtr saved) {
+void StageModel::backward_weight(StageActivationsPtr saved, const GradientsFinal& gradients_final) {
   Impl& m = *impl_;
   require(saved != nullptr && saved->gradients.size() == m.layers.size(),
           "the weight half of backward needs what the input half left");
+  if (gradients_final) gradients_final(m.layer_end);
   for (std::size_t l = m.layers.size(); l-- > 0;) {
     const Layer& layer = m.layers[l];
-    LayerContext context(m.recorder, layer.index());
-    Scope scope(m.recorder, EventKind::layer_backward);
-    scope.flops = layer.weight_gradient_flops(saved->layers[l].normed1.size(0));
-    layer.backward_weight(saved->tables, saved->layers[l], saved->gradients[l], m.workspace);
-    saved->layers[l] = {};
-    saved->gradients[l] = {};
+    {
+      LayerContext context(m.recorder, layer.index());
+      Scope scope(m.recorder, EventKind::layer_backward);
+      scope.flops = layer.weight_gradient_flops(saved->layers[l].normed1.size(0));
+      layer.backward_weight(saved->tables, saved->layers[l], saved->gradients[l], m.workspace);
+      saved->layers[l] = {};
+      saved->gradients[l] = {};
+    }
+    if (gradients_final) gradients_final(layer.index());
   }
+  if (gradients_final) gradients_final(-1);
 }
 
 Tensor StageModel::run_backward(const LocalBatch& batch, StageActivations& a,
-                                AttentionExecutor& attention, const Tensor& d_output, bool halves) {
+                                AttentionExecutor& attention, const Tensor& d_output, bool halves,
+                                const GradientsFinal& gradients_final) {
   Impl& m = *impl_;
   require(a.layers.size() == m.layers.size() && a.gradients.empty(),
           "backward needs the activations that forward of the same stage kept");
@@ -255,27 +267,31 @@ Tensor StageModel::run_backward(const LocalBatch& batch, StageActivations& a,
             m.shape.hidden);
     d.copy_from(d_output);
   }
+  if (gradients_final) gradients_final(m.layer_end);
   for (std::size_t l = m.layers.size(); l-- > 0;) {
     const Layer& layer = m.layers[l];
-    LayerContext context(m.recorder, layer.index());
-    Scope scope(m.recorder, EventKind::layer_backward);
-    scope.flops =
-        layer.input_gradient_flops(tokens) + (halves ? 0 : layer.weight_gradient_flops(tokens));
-    layer.restore(keep_of(m.recompute.with(batch.recompute_layers).of(static_cast<long>(l))),
-                  halves, a.tables, attention, a.layers[l], m.workspace);
-    layer.backward(a.tables, attention, a.layers[l], d, m.workspace,
-                   halves ? &a.gradients[l] : nullptr);
-    // Frees what is done with.
-    if (halves)
-      Layer::keep_weight_inputs(a.layers[l]);
-    else
-      a.layers[l] = {};
+    {
+      LayerContext context(m.recorder, layer.index());
+      Scope scope(m.recorder, EventKind::layer_backward);
+      scope.flops =
+          layer.input_gradient_flops(tokens) + (halves ? 0 : layer.weight_gradient_flops(tokens));
+      layer.restore(keep_of(m.recompute.with(batch.recompute_layers).of(static_cast<long>(l))),
+                    halves, a.tables, attention, a.layers[l], m.workspace);
+      layer.backward(a.tables, attention, a.layers[l], d, m.workspace,
+                     halves ? &a.gradients[l] : nullptr);
+      // Frees what is done with.
+      if (halves)
+        Layer::keep_weight_inputs(a.layers[l]);
+      else
+        a.layers[l] = {};
+    }
+    if (gradients_final) gradients_final(layer.index());
   }
   a.tables.cos = a.tables.sin = {};
-  if (!m.first()) return d;
-  if (m.embedding_gradient.defined())
+  if (m.first() && m.embedding_gradient.defined())
     embedding_weight_gradient(batch.tokens, d, m.embedding_gradient.next());
-  return {};
+  if (gradients_final) gradients_final(-1);
+  return m.first() ? Tensor() : d;
 }
 
 namespace {

@@ -42,6 +42,11 @@ struct LocalBatch {
   std::int64_t size() const { return tokens.defined() ? tokens.size(0) : 0; }
 };
 
+/// Told during a backward that the gradients of this layer and of what lies behind it have all
+/// their contributions: first with the layer behind the stage's last, so that the head's are meant,
+/// and last with -1, so that the embedding's are too.
+using GradientsFinal = std::function<void(std::int64_t layer)>;
+
 /// What forward keeps for backward; opaque outside kernels/.
 struct StageActivations;
 struct StageActivationsDeleter {
@@ -83,9 +88,10 @@ class StageModel {
                       StageActivationsPtr* saved, bool head = true);
   /// `d_output`: gradient of the stage output, undefined on the last stage.  `batch` is the one
   /// that forward had.  Returns the gradient of `input` (undefined on the first stage); parameter
-  /// gradients are added.
+  /// gradients are added.  `gradients_final`: given with the last backward before gradients are
+  /// reduced.
   Tensor backward(const LocalBatch& batch, StageActivationsPtr saved, AttentionExecutor& attention,
-                  const Tensor& d_output);
+                  const Tensor& d_output, const GradientsFinal& gradients_final = {});
 
   /// The same in halves: the first is all that the stage before waits for, and leaves in `saved`
   /// what the second needs, for each layer as much as forward keeps without recomputation
@@ -94,7 +100,7 @@ class StageModel {
   /// for bit where both orders are the same.
   Tensor backward_input(const LocalBatch& batch, StageActivations& saved,
                         AttentionExecutor& attention, const Tensor& d_output);
-  void backward_weight(StageActivationsPtr saved);
+  void backward_weight(StageActivationsPtr saved, const GradientsFinal& gradients_final = {});
 
   /// Diagnosis after a NaN or Inf loss: first layer of the stage whose output, on this rank's
   /// tokens, is not finite, or -1, with the stage's output.  Runs forward once more without keeping
@@ -119,7 +125,8 @@ class StageModel {
 
  private:
   Tensor run_backward(const LocalBatch& batch, StageActivations& saved,
-                      AttentionExecutor& attention, const Tensor& d_output, bool halves);
+                      AttentionExecutor& attention, const Tensor& d_output, bool halves,
+                      const GradientsFinal& gradients_final);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -105,4 +105,12 @@ double sum_of_squares(const Tensor& x) {
   return dispatch_float(x.dtype(), [&](auto t) { return host::squares<decltype(t)>(x); });
 }
 
+std::vector<double> sums_of_squares(const std::vector<Tensor>& list) {
+  if (list.empty()) return {};
+  BALLAST_ON_CUDA(list.front(), sums_of_squares(list));
+  std::vector<double> sums;
+  for (const Tensor& x : list) sums.push_back(sum_of_squares(x));
+  return sums;
+}
+
 }  // namespace ballast

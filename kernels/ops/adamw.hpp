@@ -2,6 +2,7 @@
 // needs.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "core/base/tensor.hpp"
 
@@ -28,5 +29,7 @@ void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale
 
 /// Sum of squares of a flat tensor, accumulated in fp64 in fixed order.
 double sum_of_squares(const Tensor& x);
+/// Of each tensor; a GPU is waited for once.
+std::vector<double> sums_of_squares(const std::vector<Tensor>& list);
 
 }  // namespace ballast

@@ -14,7 +14,7 @@
 namespace ballast {
 namespace {
 
-constexpr int kCollectiveTag = 1;
+constexpr int kCollectiveTag = 1, kBesideTag = 3;
 constexpr int exchange_tag(int channel) { return 2 * channel; }
 constexpr std::size_t kScratchBytes = std::size_t{32} << 20;  // receive space of a reduction
 constexpr std::size_t kSmallBytes =
@@ -152,6 +152,7 @@ struct Communicator::State {
   int rank = 0, size = 1;
   std::shared_ptr<State> machine;  ///< ranks that share memory with this one, once asked for
   Tensor scratch;                  ///< [bytes] u8, receive space of host reductions
+  std::size_t received_bytes = 0;  ///< receive space of host reductions in flight
 #ifdef BALLAST_HAVE_NCCL
   std::map<int, NcclGroup> nccl;  ///< by channel, each made by the first call with a device tensor;
                                   ///< collectives use channel 0
@@ -411,6 +412,118 @@ void Communicator::all_gather(const Tensor& input, Tensor& output) const {
   auto* own = static_cast<char*>(output.raw()) + input.bytes() * rank();
   if (own != input.raw()) std::memcpy(own, input.raw(), input.bytes());
   state_->gather_blocks(output.raw(), input.bytes());
+}
+
+namespace {
+
+/// A host reduction in flight.
+struct ReductionFlight {
+  Messages messages;
+  Tensor input, output, received;
+};
+
+}  // namespace
+
+Pending Communicator::start_reduction(const Tensor& input, const Tensor& output, bool all) const {
+  const std::int64_t n = output.numel();
+  const std::size_t bytes = output.bytes(), ranks = static_cast<std::size_t>(size());
+  if (bytes == 0 || size() == 1) {
+    if (bytes > 0 && output.raw() != input.raw())
+      std::memmove(output.raw(), input.raw(), output.bytes());
+    return {};
+  }
+  auto flight = std::make_shared<ReductionFlight>(
+      ReductionFlight{Messages(state_->comm, kBesideTag), input, output, {}});
+  // The same on all ranks, which is how the messages of several reductions find one another.
+  const bool starts = state_->received_bytes + bytes * ranks <= kScratchBytes;
+  if (starts) {
+    state_->received_bytes += bytes * ranks;
+    flight->received = Tensor::empty({static_cast<std::int64_t>(bytes * ranks)}, DType::u8,
+                                     host_device(), MemoryCategory::communication);
+    auto* to = static_cast<std::byte*>(flight->received.raw());
+    const auto* from = static_cast<const std::byte*>(input.raw());
+    for (int i = 1; i < size(); ++i) {
+      const int p = (rank() + size() - i) % size();
+      flight->messages.receive(to + bytes * static_cast<std::size_t>(p), bytes, p);
+    }
+    for (int i = 1; i < size(); ++i) {
+      const int p = (rank() + i) % size();
+      flight->messages.send(from + bytes * static_cast<std::size_t>(p), bytes, p);
+    }
+  }
+  const auto complete = [flight, n, starts, all, bytes, ranks, state = state_] {
+    dispatch_number(flight->input.dtype(), [&](auto type) {
+      using T = decltype(type);
+      const T* data = flight->input.data<T>();
+      T* sum = flight->output.data<T>();
+      if (!starts) {
+        state->reduce_blocks<T>([&](int p) { return data + n * p; }, [n](int) { return n; },
+                                Reduction::sum, sum);
+      } else {
+        flight->messages.wait();
+        std::vector<const T*> parts(ranks);
+        for (std::size_t p = 0; p < ranks; ++p)
+          parts[p] = (static_cast<int>(p) == state->rank
+                          ? data
+                          : reinterpret_cast<const T*>(flight->received.raw())) +
+                     n * static_cast<std::int64_t>(p);
+        combine(parts, n, Reduction::sum, sum);
+      }
+    });
+    if (starts) state->received_bytes -= bytes * ranks;
+    flight->received = {};
+    if (all) state->gather_blocks(flight->input.raw(), bytes);
+  };
+  return Pending(complete,
+                 [flight, starts, all] { return starts && !all && flight->messages.arrived(); });
+}
+
+Pending Communicator::all_reduce_beside(Tensor& tensor) const {
+  require_dense(tensor, "all_reduce_beside");
+  require(tensor.numel() % size() == 0, "all_reduce_beside: {} elements over {} ranks",
+          tensor.numel(), size());
+  BALLAST_BY_NCCL(tensor, all_reduce_beside(tensor));
+  const std::int64_t n = tensor.numel() / size();
+  return start_reduction(tensor,
+                         tensor.reshape({tensor.numel()}).rows(n * rank(), n * (rank() + 1)), true);
+}
+
+Pending Communicator::reduce_scatter_beside(const Tensor& input, Tensor& output) const {
+  require_dense(input, "reduce_scatter_beside");
+  require_dense(output, "reduce_scatter_beside");
+  require(input.numel() == output.numel() * size() && input.dtype() == output.dtype() &&
+              input.space() == output.space(),
+          "reduce_scatter_beside over {} ranks: {} {} does not fit {} {}", size(),
+          name(input.dtype()), to_string(input.shape()), name(output.dtype()),
+          to_string(output.shape()));
+  BALLAST_BY_NCCL(input, reduce_scatter_beside(input, output));
+  return start_reduction(input, output, false);
+}
+
+Pending Communicator::all_gather_beside(const Tensor& input, Tensor& output) const {
+  require_dense(input, "all_gather_beside");
+  require_dense(output, "all_gather_beside");
+  require(output.numel() == input.numel() * size() && input.dtype() == output.dtype() &&
+              input.space() == output.space(),
+          "all_gather_beside over {} ranks: {} {} does not fit {} {}", size(), name(input.dtype()),
+          to_string(input.shape()), name(output.dtype()), to_string(output.shape()));
+  BALLAST_BY_NCCL(input, all_gather_beside(input, output));
+  auto* own = static_cast<std::byte*>(output.raw()) + input.bytes() * static_cast<unsigned>(rank());
+  if (input.bytes() > 0 && own != input.raw()) std::memcpy(own, input.raw(), input.bytes());
+  if (input.bytes() == 0 || size() == 1) return {};
+  struct Flight {
+    Messages messages;
+    Tensor output;
+  };
+  auto flight = std::make_shared<Flight>(Flight{Messages(state_->comm, kBesideTag), output});
+  auto* blocks = static_cast<std::byte*>(output.raw());
+  for (int i = 1; i < size(); ++i) {
+    const int p = (rank() + size() - i) % size();
+    flight->messages.receive(blocks + input.bytes() * static_cast<unsigned>(p), input.bytes(), p);
+  }
+  for (int i = 1; i < size(); ++i) flight->messages.send(own, input.bytes(), (rank() + i) % size());
+  return Pending([flight, state = state_] { flight->messages.wait(); },
+                 [flight] { return flight->messages.arrived(); });
 }
 
 void Communicator::all_to_all(const Tensor& input, Tensor& output) const {

@@ -97,6 +97,15 @@ class Communicator {
   /// rank's block of the other.
   void reduce_scatter(const Tensor& input, Tensor& output) const;
   void all_gather(const Tensor& input, Tensor& output) const;
+  /// The same, started now and complete with the result, as exchange(): on GPUs they run beside
+  /// later computation, behind the compute stream's work so far.  All ranks start them in one order
+  /// and complete them in that order.  A communicator that has some in flight serves nothing else
+  /// meanwhile.  Sums have the bits of the calls that wait; all_reduce_beside's tensor divides into
+  /// size() blocks.  On the host sums that find no room for what they receive (32 MiB in flight)
+  /// begin when they are completed.
+  Pending all_reduce_beside(Tensor& tensor) const;
+  Pending reduce_scatter_beside(const Tensor& input, Tensor& output) const;
+  Pending all_gather_beside(const Tensor& input, Tensor& output) const;
   /// `input` [size(), n] -> `output` [size(), n]: block p goes to rank p.
   void all_to_all(const Tensor& input, Tensor& output) const;
   void broadcast(Tensor& tensor, int root) const;
@@ -106,6 +115,8 @@ class Communicator {
   void barrier() const;
 
  private:
+  /// On the host; `all`: every rank gets the whole sum in `input`, `output` is its own block.
+  Pending start_reduction(const Tensor& input, const Tensor& output, bool all) const;
   struct State;
   std::shared_ptr<State> state_;
 };

@@ -105,6 +105,35 @@ struct NcclGroup::Impl {
     end_transfer();
     order(stream, cuda::stream());
   }
+  /// The same, ordered before later computation when the result is completed.
+  template <class F>
+  Pending beside(const char* what, std::vector<Tensor> alive, F&& call) {
+    begin_transfer();
+    order(cuda::stream(), stream);
+    check_nccl(call(), what, comm);
+    end_transfer();
+    return pending(std::move(alive));
+  }
+  /// What lies on the stream now.  The tensors live until the compute stream has been told to wait,
+  /// so the pool cannot hand their memory on too early.
+  Pending pending(std::vector<Tensor> alive) {
+    cudaEvent_t done = event();
+    cuda::check(cudaEventRecord(done, stream), "cudaEventRecord");
+    return Pending(
+        [this, done, alive = std::move(alive)] {
+          cuda::check(cudaStreamWaitEvent(cuda::stream(), done, 0), "cudaStreamWaitEvent");
+          free_events.push_back(done);
+        },
+        [done] {
+          const cudaError_t state = cudaEventQuery(done);
+          if (state == cudaErrorNotReady) {
+            cudaGetLastError();  // it is no error, but a later launch would report it as one
+            return false;
+          }
+          cuda::check(state, "cudaEventQuery");
+          return true;
+        });
+  }
 };
 
 NcclGroup::NcclGroup(MPI_Comm mpi) : impl_(std::make_unique<Impl>()) {
@@ -154,24 +183,7 @@ Pending NcclGroup::exchange(std::span<const Transfer> transfers) {
   }
   check_nccl(ncclGroupEnd(), "ncclGroupEnd", g.comm);
   g.end_transfer();
-  cudaEvent_t done = g.event();
-  cuda::check(cudaEventRecord(done, g.stream), "cudaEventRecord");
-  // The tensors live until the compute stream has been told to wait, so the pool cannot hand their
-  // memory on too early.
-  return Pending(
-      [this, done, alive = std::move(alive)] {
-        cuda::check(cudaStreamWaitEvent(cuda::stream(), done, 0), "cudaStreamWaitEvent");
-        impl_->free_events.push_back(done);
-      },
-      [done] {
-        const cudaError_t state = cudaEventQuery(done);
-        if (state == cudaErrorNotReady) {
-          cudaGetLastError();  // it is no error, but a later launch would report it as one
-          return false;
-        }
-        cuda::check(state, "cudaEventQuery");
-        return true;
-      });
+  return g.pending(std::move(alive));
 }
 
 void NcclGroup::all_reduce(Tensor& tensor, Reduction reduction) {
@@ -195,6 +207,32 @@ void NcclGroup::all_gather(const Tensor& input, Tensor& output) {
   require_dense(input);
   require_dense(output);
   impl_->collective("ncclAllGather", [&] {
+    return ncclAllGather(input.raw(), output.raw(), input.numel(), type_of(input), impl_->comm,
+                         impl_->stream);
+  });
+}
+
+Pending NcclGroup::all_reduce_beside(Tensor& tensor) {
+  require_dense(tensor);
+  return impl_->beside("ncclAllReduce", {tensor}, [&] {
+    return ncclAllReduce(tensor.raw(), tensor.raw(), tensor.numel(), type_of(tensor), ncclSum,
+                         impl_->comm, impl_->stream);
+  });
+}
+
+Pending NcclGroup::reduce_scatter_beside(const Tensor& input, Tensor& output) {
+  require_dense(input);
+  require_dense(output);
+  return impl_->beside("ncclReduceScatter", {input, output}, [&] {
+    return ncclReduceScatter(input.raw(), output.raw(), output.numel(), type_of(output), ncclSum,
+                             impl_->comm, impl_->stream);
+  });
+}
+
+Pending NcclGroup::all_gather_beside(const Tensor& input, Tensor& output) {
+  require_dense(input);
+  require_dense(output);
+  return impl_->beside("ncclAllGather", {input, output}, [&] {
     return ncclAllGather(input.raw(), output.raw(), input.numel(), type_of(input), impl_->comm,
                          impl_->stream);
   });

@@ -11,9 +11,9 @@
 namespace ballast {
 
 /// One NCCL communicator and its own stream.  Every call is ordered after the compute stream's work
-/// so far; transfers of exchange() run beside later computation until completed, the others are
-/// ordered before it.  Nothing waits on the host.  The destructor does not wait
-/// for peers, which may have failed.
+/// so far; transfers of exchange() and the calls ..._beside run beside later computation until
+/// completed, the others are ordered before it.  Nothing waits on the host.  The destructor does
+/// not wait for peers, which may have failed.
 class NcclGroup {
  public:
   /// Collective over `comm`; bootstrapped with one broadcast.  Throws Error where NCCL cannot
@@ -27,6 +27,9 @@ class NcclGroup {
   void all_reduce(Tensor& tensor, Reduction reduction);
   void reduce_scatter(const Tensor& input, Tensor& output);
   void all_gather(const Tensor& input, Tensor& output);
+  Pending all_reduce_beside(Tensor& tensor);
+  Pending reduce_scatter_beside(const Tensor& input, Tensor& output);
+  Pending all_gather_beside(const Tensor& input, Tensor& output);
   void all_to_all(const Tensor& input, Tensor& output);
   void broadcast(Tensor& tensor, int root);
   /// Throws Error when any group of this process has met an asynchronous error (a peer died, a link

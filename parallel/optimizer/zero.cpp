@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/ops/elementwise.hpp"
@@ -41,134 +42,246 @@ ShardedOptimizer::ShardedOptimizer(Parameters& parameters, const Communicator& r
       options_(options),
       recorder_(recorder) {
   require(zero_stage >= 0 && zero_stage <= 2, "optimizer.zero = {}: must be 0, 1 or 2", zero_stage);
-  const std::int64_t padded = parameters.trainable_values().numel(), ranks = replica.size();
-  require(padded % ranks == 0,
-          "{} parameters do not divide over {} ranks: pad the flat buffer to a multiple of {}",
-          padded, ranks, ranks);
-  begin_ = zero_stage == 0 ? 0 : padded / ranks * replica.rank();
-  end_ = zero_stage == 0 ? padded : begin_ + padded / ranks;
+  const std::int64_t ranks = replica.size();
+  std::int64_t n = 0;
+  for (const StoredBucket& bucket : parameters.buckets()) {
+    require(bucket.size() % ranks == 0,
+            "{} parameters do not divide over {} ranks: pad buckets to a multiple of {}",
+            bucket.size(), ranks, ranks);
+    const std::int64_t part = bucket.size() / (zero_stage == 0 ? 1 : ranks),
+                       begin = bucket.begin + (zero_stage == 0 ? 0 : part * replica.rank());
+    slices_.push_back({begin, begin + part, n});
+    n += part;
+  }
   if (muon) {
     require(zero_stage < 2, "optimizer.kind = \"muon\" is not run with optimizer.zero = 2: set 1");
-    muon_.emplace(parameters, replica, zero_stage == 1, begin_, end_, *muon);
+    require(slices_.size() <= 1, "Muon: {} buckets in place of one", slices_.size());
+    const Slice all = slices_.empty() ? Slice{} : slices_.front();
+    muon_.emplace(parameters, replica, zero_stage == 1, all.begin, all.end, *muon);
   }
-  const std::int64_t n = end_ - begin_, adamw = n - muon_part();
-  const DType sums = parameters.gradients().dtype();
-  Device& device = device_of(parameters.values().space());
+  const std::int64_t adamw = n - muon_part();
+  const DType sums = parameters.gradient_type();
+  Device& device = device_of(parameters.space());
   const auto state = [&](std::int64_t elements) {
     return Tensor::zeros({elements}, sums, device, MemoryCategory::optimizer);
   };
   state_.master =
-      parameters.dtype() == sums ? parameters.trainable_values().rows(begin_, end_) : state(n);
+      parameters.dtype() == sums && in_place()
+          ? parameters.trainable_values().rows(slices_.front().begin, slices_.front().begin + n)
+          : state(n);
   state_.moment1 = state(n);
   state_.moment2 = state(adamw);
-  state_.decay = decay_ranges(parameters, end_ - adamw, end_, device);
-  shard_gradient_ = zero_stage == 2 ? Tensor::zeros({n}, sums, device, MemoryCategory::gradients)
-                                    : parameters.gradients().rows(begin_, end_);
+  for (const Slice& slice : slices_)
+    decay_.push_back(decay_ranges(parameters, slice.begin + muon_part(), slice.end, device));
+  if (zero_stage == 2)
+    shard_gradient_ = Tensor::zeros({n}, sums, device, MemoryCategory::gradients);
+  if (replica.size() > 1) {
+    beside_ = replica.split(0, replica.rank());
+    // NCCL is set up by the first call, for which ranks should not wait inside a backward.
+    Tensor token = Tensor::zeros({1}, DType::f32, device, MemoryCategory::communication);
+    beside_.all_reduce(token);
+  }
+  parameters_.on_values_needed([this](std::int64_t layer) { finish_gathers(layer); });
+}
+
+ShardedOptimizer::~ShardedOptimizer() { parameters_.on_values_needed({}); }
+
+bool ShardedOptimizer::in_place() const {
+  std::int64_t gaps = 0;
+  for (std::size_t b = 1; b < slices_.size(); ++b) gaps += slices_[b].begin != slices_[b - 1].end;
+  return gaps == 0 && !slices_.empty();
+}
+
+std::int64_t ShardedOptimizer::shard_size() const {
+  return slices_.empty() ? 0 : slices_.back().at + slices_.back().size();
+}
+
+std::vector<ShardRun> ShardedOptimizer::runs() const {
+  std::vector<ShardRun> runs;
+  for (std::size_t b = 0; b < slices_.size(); ++b) {
+    const StoredBucket& bucket = parameters_.buckets()[b];
+    const std::int64_t before = bucket.begin - bucket.first,  // padding
+        begin = slices_[b].begin - before, end = std::min(slices_[b].end - before, bucket.last);
+    if (begin < end) runs.push_back({begin, end, slices_[b].at});
+  }
+  return runs;
+}
+
+Tensor ShardedOptimizer::shard_gradient(std::size_t bucket) const {
+  const Slice& slice = slices_.at(bucket);
+  return zero_stage_ == 2 ? shard_gradient_.rows(slice.at, slice.at + slice.size())
+                          : parameters_.gradients().rows(slice.begin, slice.end);
 }
 
 void ShardedOptimizer::begin_step() {
   parameters_.clear_gradients();
+  left_ = slices_.size();
   if (zero_stage_ == 2) shard_gradient_.zero();
 }
 
-void ShardedOptimizer::after_micro_batch() {
-  if (zero_stage_ < 2) return;
+void ShardedOptimizer::start_reduction(std::size_t b) {
+  if (zero_stage_ == 2) finish_reductions();  // so that few buckets exist at a time
   Scope scope(recorder_, EventKind::gradient_reduce);
-  parameters_.settle_gradients();
-  Tensor& gradients = parameters_.gradients();
-  Tensor reduced = gradients.rows(begin_, end_);  // in place: this rank's block
-  replica_.reduce_scatter(gradients, reduced);
-  add(shard_gradient_, reduced, shard_gradient_);
-  parameters_.clear_gradients();
-  scope.bytes = static_cast<std::int64_t>(gradients.bytes() - reduced.bytes());
+  const StoredBucket& bucket = parameters_.buckets()[b];
+  const Slice& slice = slices_[b];
+  Tensor all = parameters_.settle_gradients(b);
+  Tensor own = all.rows(slice.begin - bucket.begin, slice.end - bucket.begin);  // in place
+  const std::int64_t ranks = replica_.size();
+  scope.bytes = static_cast<std::int64_t>(all.bytes()) / ranks * (ranks - 1);
+  if (zero_stage_ == 0) scope.bytes *= 2;
+  Pending pending;  // alone this rank has the sum
+  if (ranks > 1)
+    pending =
+        zero_stage_ == 0 ? beside_.all_reduce_beside(all) : beside_.reduce_scatter_beside(all, own);
+  if (zero_stage_ == 2) parameters_.release_gradients(b);
+  reductions_.push_back({b, zero_stage_ == 2 ? own : Tensor(), std::move(pending)});
+}
+
+void ShardedOptimizer::finish_reductions() {
+  if (reductions_.empty()) return;
+  Scope scope(recorder_, EventKind::gradient_reduce);
+  for (; !reductions_.empty(); reductions_.pop_front()) {
+    Flight& flight = reductions_.front();
+    if (flight.pending.active()) flight.pending.complete();
+    if (zero_stage_ < 2) continue;
+    Tensor sum = shard_gradient(flight.bucket);
+    add(sum, flight.own, sum);
+  }
+}
+
+void ShardedOptimizer::gradients_final(std::int64_t layer) {
+  while (left_ > 0 && parameters_.buckets()[left_ - 1].final_at >= layer) start_reduction(--left_);
+}
+
+void ShardedOptimizer::end_round() {
+  if (zero_stage_ < 2) return;
+  while (left_ > 0) start_reduction(--left_);
+  finish_reductions();
+  left_ = slices_.size();
 }
 
 void ShardedOptimizer::reduce_gradients() {
-  Scope scope(recorder_, EventKind::gradient_reduce);
-  parameters_.settle_gradients();
-  Tensor& gradients = parameters_.gradients();
-  const std::int64_t ranks = replica_.size(), block = gradients.numel() / ranks;
-  const auto other_blocks =
-      static_cast<std::int64_t>(size_of(gradients.dtype())) * block * (ranks - 1);
-  if (zero_stage_ == 0) {
-    replica_.all_reduce(gradients);
-    scope.bytes = 2 * other_blocks;
-  } else if (zero_stage_ == 1) {
-    replica_.reduce_scatter(gradients, shard_gradient_);
-    scope.bytes = other_blocks;
-  }
+  if (zero_stage_ == 2) left_ = 0;  // by rounds
+  while (left_ > 0) start_reduction(--left_);
+  finish_reductions();
 }
 
 double ShardedOptimizer::squared_norm() {
   Scope scope(recorder_, EventKind::gradient_reduce);
   // The tied copy is the last parameter of its stage.
-  std::int64_t counted = parameters_.trainable_numel();
+  std::int64_t counted = std::numeric_limits<std::int64_t>::max();
   for (const Parameter& p : parameters_.trainable_table())
     if (p.tied_copy) counted = parameters_.trainable_offset(p.name);
-  const auto squares = [&](std::int64_t begin, std::int64_t end) {
-    end = std::min(end, counted);
-    return begin < end ? sum_of_squares(shard_gradient_.rows(begin - begin_, end - begin_)) : 0.0;
-  };
-  if (zero_stage_ > 0) return replica_.all_reduce(squares(begin_, end_));
-  // Block by block, in the order in which the sharded stages add them up: the norm has the same
-  // bits.
-  const std::int64_t ranks = replica_.size(), block = parameters_.gradients().numel() / ranks;
+  // Rank by rank, then bucket by bucket, in every stage: the norm has the same bits.
+  std::vector<Tensor> parts;
+  const int holders = zero_stage_ == 0 ? replica_.size() : 1;
+  for (int r = 0; r < holders; ++r)
+    for (std::size_t b = 0; b < slices_.size(); ++b) {
+      const std::int64_t part = slices_[b].size() / holders, begin = slices_[b].begin + part * r,
+                         end = std::min(begin + part, counted);
+      parts.push_back(shard_gradient(b).rows(begin - slices_[b].begin,
+                                             std::max(begin, end) - slices_[b].begin));
+    }
+  const std::vector<double> squares = sums_of_squares(parts);
   double sum = 0;
-  for (std::int64_t r = 0; r < ranks; ++r) sum += squares(block * r, block * (r + 1));
-  return sum;
+  for (int r = 0; r < holders; ++r) {
+    double of_rank = 0;
+    for (std::size_t b = 0; b < slices_.size(); ++b)
+      of_rank += squares[static_cast<std::size_t>(r) * slices_.size() + b];
+    sum += of_rank;
+  }
+  return zero_stage_ > 0 ? replica_.all_reduce(sum) : sum;
 }
 
 void ShardedOptimizer::apply(double gradient_scale, double learning_rate, std::int64_t step) {
-  const std::int64_t first = muon_part(), n = end_ - begin_;
-  const Tensor values = parameters_.trainable_values().rows(begin_, end_);
-  if (muon_)
-    muon_->apply(state_.moment1.rows(0, first), shard_gradient_.rows(0, first),
-                 state_.master.rows(0, first), values.rows(0, first), gradient_scale, learning_rate,
-                 recorder_);
-  {
-    Scope scope(recorder_, EventKind::optimizer);
-    AdamWState state{state_.master.rows(first, n), state_.moment1.rows(first, n), state_.moment2,
-                     state_.decay};
-    Tensor rest = values.rows(first, n);
-    adamw_step(state, shard_gradient_.rows(first, n), gradient_scale, learning_rate, step, options_,
-               rest);
+  const std::int64_t first = muon_part();
+  const Tensor values = parameters_.trainable_values();
+  if (muon_) {
+    const std::int64_t begin = slices_.front().begin;
+    muon_->apply(state_.moment1.rows(0, first), shard_gradient(0).rows(0, first),
+                 state_.master.rows(0, first), values.rows(begin, begin + first), gradient_scale,
+                 learning_rate, recorder_);
   }
-  gather_values();
+  for (std::size_t b = 0; b < slices_.size(); ++b) {
+    {
+      Scope scope(recorder_, EventKind::optimizer);
+      const Slice& slice = slices_[b];
+      const std::int64_t from = slice.at + first, to = slice.at + slice.size();
+      AdamWState state{state_.master.rows(from, to), state_.moment1.rows(from, to),
+                       state_.moment2.rows(from - first, to - first), decay_[b]};
+      Tensor rest = values.rows(slice.begin + first, slice.end);
+      adamw_step(state, shard_gradient(b).rows(first, slice.size()), gradient_scale, learning_rate,
+                 step, options_, rest);
+    }
+    start_gather(b, values);
+  }
+  parameters_.values_changed();
 }
 
 std::int64_t ShardedOptimizer::muon_part() const {
-  return std::clamp<std::int64_t>(muon_elements() - begin_, 0, end_ - begin_);
+  if (!muon_) return 0;
+  const Slice& all = slices_.front();
+  return std::clamp<std::int64_t>(muon_elements() - all.begin, 0, all.size());
 }
 
-void ShardedOptimizer::gather_values() {
-  parameters_.values_changed();
-  if (zero_stage_ == 0) return;
+void ShardedOptimizer::start_gather(std::size_t b, const Tensor& values) {
+  if (zero_stage_ == 0 || replica_.size() == 1) return;
   Scope scope(recorder_, EventKind::parameter_gather);
-  Tensor values = parameters_.trainable_values();
-  const Tensor own = values.rows(begin_, end_);
-  replica_.all_gather(own, values);
+  const StoredBucket& bucket = parameters_.buckets()[b];
+  Tensor all = values.rows(bucket.begin, bucket.end);
+  const Tensor own = values.rows(slices_[b].begin, slices_[b].end);
   scope.bytes = static_cast<std::int64_t>(own.bytes()) * (replica_.size() - 1);
+  gathers_.push_back({b, {}, beside_.all_gather_beside(own, all)});
+}
+
+void ShardedOptimizer::finish_gathers(std::int64_t layer) {
+  const auto read = [&] {
+    return !gathers_.empty() && parameters_.buckets()[gathers_.front().bucket].final_at <= layer;
+  };
+  if (!read()) return;
+  Scope scope(recorder_, EventKind::parameter_gather);
+  for (; read(); gathers_.pop_front())
+    if (gathers_.front().pending.active()) gathers_.front().pending.complete();
 }
 
 void ShardedOptimizer::reset_master_from_values() {
-  const Tensor values = parameters_.trainable_values().rows(begin_, end_);
-  if (state_.master.raw() != values.raw()) copy_rows(values, state_.master);
+  const Tensor values = parameters_.trainable_values();
+  for (const Slice& slice : slices_) {
+    Tensor master = state_.master.rows(slice.at, slice.at + slice.size());
+    const Tensor own = values.rows(slice.begin, slice.end);
+    if (master.raw() != own.raw()) copy_rows(own, master);
+  }
 }
 
 void ShardedOptimizer::values_from_master() {
-  Tensor values = parameters_.trainable_values().rows(begin_, end_);
-  if (state_.master.raw() != values.raw()) copy_rows(state_.master, values);
-  gather_values();
+  const Tensor values = parameters_.trainable_values();
+  for (std::size_t b = 0; b < slices_.size(); ++b) {
+    const Slice& slice = slices_[b];
+    const Tensor master = state_.master.rows(slice.at, slice.at + slice.size());
+    Tensor own = values.rows(slice.begin, slice.end);
+    if (master.raw() != own.raw()) copy_rows(master, own);
+    start_gather(b, values);
+  }
+  parameters_.need_values();
+  parameters_.values_changed();
+}
+
+Tensor ShardedOptimizer::bucket_gradient(std::size_t bucket) {
+  const Tensor own = shard_gradient(bucket);
+  if (zero_stage_ == 0) return own;
+  Tensor all = Tensor::empty({parameters_.buckets()[bucket].size()}, own.dtype(),
+                             device_of(own.space()), MemoryCategory::workspace);
+  replica_.all_gather(own, all);
+  return all;
 }
 
 Tensor ShardedOptimizer::full_gradient(const std::string& name) {
-  if (zero_stage_ == 0) return parameters_.gradient(name).clone();
-  Tensor all = Tensor::empty({parameters_.gradients().numel()}, shard_gradient_.dtype(),
-                             device_of(shard_gradient_.space()), MemoryCategory::workspace);
-  replica_.all_gather(shard_gradient_, all);
   const Parameter& p = parameters_.info(name);
-  const std::int64_t first = parameters_.trainable_offset(name);
-  return all.rows(first, first + p.numel()).reshape(p.shape).clone();
+  const std::int64_t offset = parameters_.trainable_offset(name);
+  std::size_t b = 0;
+  while (parameters_.buckets().at(b).end <= offset) ++b;
+  const std::int64_t first = offset - parameters_.buckets()[b].begin;
+  return bucket_gradient(b).rows(first, first + p.numel()).reshape(p.shape).clone();
 }
 
 }  // namespace ballast

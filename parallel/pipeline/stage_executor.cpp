@@ -23,6 +23,7 @@ class StageRun {
   StageRun(const std::vector<Op>& ops, int micro_batches, StageModel& model,
            const PipelineLinks& links, const StageCallbacks& callbacks, Recorder* recorder)
       : ops_(ops), model_(model), links_(links), callbacks_(callbacks), recorder_(recorder) {
+    if (callbacks.gradients_final) ends_ = ends_gradients(ops);
     live_.resize(static_cast<std::size_t>(micro_batches));
     outputs_.resize(live_.size());
     ahead_.resize(live_.size());
@@ -162,6 +163,11 @@ class StageRun {
     tensor = {};
   }
 
+  /// For the backward that is running.
+  GradientsFinal gradients_final() const {
+    return !ends_.empty() && ends_[at_] != 0 ? callbacks_.gradients_final : GradientsFinal{};
+  }
+
   /// A whole backward, or its half that the stage before waits for.
   void backward(const Op& op) {
     Live& l = live(op.micro_batch);
@@ -169,7 +175,8 @@ class StageRun {
             "schedule: {} of micro-batch {} before its forward", name(op.kind), op.micro_batch);
     Scope scope(recorder_, event_kind(op.kind));
     if (op.kind == OpKind::backward)
-      l.d_input = model_.backward(l.work.batch, std::move(l.saved), *l.work.attention, l.d_output);
+      l.d_input = model_.backward(l.work.batch, std::move(l.saved), *l.work.attention, l.d_output,
+                                  gradients_final());
     else
       l.d_input = model_.backward_input(l.work.batch, *l.saved, *l.work.attention, l.d_output);
     l.work.attention.reset();  // the weight half needs neither stored keys nor an index
@@ -182,7 +189,7 @@ class StageRun {
             "schedule: backward_weight of micro-batch {} before its backward_input",
             op.micro_batch);
     Scope scope(recorder_, event_kind(op.kind));
-    model_.backward_weight(std::move(l.saved));
+    model_.backward_weight(std::move(l.saved), gradients_final());
   }
 
   void require_host_copy(const Op& op, const Tensor& moved) const {
@@ -259,6 +266,7 @@ class StageRun {
   const StageCallbacks& callbacks_;
   Recorder* recorder_;
   std::size_t at_ = 0;
+  std::vector<char> ends_;  ///< [op]; empty: nobody asks
   std::vector<Ahead> ahead_;
   std::vector<StageOutput> outputs_;
   std::vector<std::optional<Live>> live_;

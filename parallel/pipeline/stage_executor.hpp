@@ -30,6 +30,8 @@ struct StageCallbacks {
   /// summing its loss; may be empty.
   std::function<void(int micro_batch, const LocalBatch& batch, const StageOutput& output)> output;
   RingBuffers* host = nullptr;  ///< lends host memory for chunk inputs that a schedule puts away
+  /// Told what is final while the backwards of ends_gradients() run; may be empty.
+  GradientsFinal gradients_final = {};
 };
 
 /// Sum over this rank's tokens of loss weight x loss (LocalBatch::loss_weights) per micro-batch; 0

@@ -7,7 +7,7 @@
 
 namespace ballast {
 
-TiedEmbedding::TiedEmbedding(const Mesh& mesh, const Parameters& parameters,
+TiedEmbedding::TiedEmbedding(const Mesh& mesh, Parameters& parameters,
                              const ShardedOptimizer& optimizer, int zero_stage)
     : optimizer_(optimizer) {
   if (mesh.shape.pp == 1) return;
@@ -23,11 +23,13 @@ TiedEmbedding::TiedEmbedding(const Mesh& mesh, const Parameters& parameters,
                            last ? replicas + mesh.replica.rank() : mesh.replica.rank());
   if (!first && !last) return;
 
-  // What each rank holds, in elements of the embedding.
+  // What each rank holds, in elements of the embedding, which lies in one bucket.
   const std::int64_t offset = parameters.trainable_offset(tied),
                      numel = parameters.info(tied).numel();
-  const std::int64_t begin = std::clamp<std::int64_t>(optimizer.shard_begin() - offset, 0, numel);
-  const std::int64_t end = std::clamp<std::int64_t>(optimizer.shard_end() - offset, 0, numel);
+  while (parameters.buckets().at(bucket_).end <= offset) ++bucket_;
+  const ShardedOptimizer::Slice& slice = optimizer.slices().at(bucket_);
+  const std::int64_t begin = std::clamp<std::int64_t>(slice.begin - offset, 0, numel);
+  const std::int64_t end = std::clamp<std::int64_t>(slice.end - offset, 0, numel);
   const auto ranges = ends_.all_gather(fmt::format("{} {}", begin, end));
   for (int r = 0; r < replicas; ++r) {
     if (zero_stage == 0 && r != mesh.replica.rank())
@@ -37,19 +39,19 @@ TiedEmbedding::TiedEmbedding(const Mesh& mesh, const Parameters& parameters,
     std::istringstream text(ranges[static_cast<std::size_t>(overlap.peer)]);
     std::int64_t their_begin = 0, their_end = 0;
     text >> their_begin >> their_end;
-    overlap.begin = std::max(begin, their_begin) + offset - optimizer.shard_begin();
-    overlap.end = std::min(end, their_end) + offset - optimizer.shard_begin();
+    overlap.begin = std::max(begin, their_begin) + offset - slice.begin;
+    overlap.end = std::min(end, their_end) + offset - slice.begin;
     if (overlap.begin < overlap.end) overlaps_.push_back(overlap);
   }
   // NCCL's set-up is collective, and a rank may hold nothing of the embedding.
-  Tensor token = Tensor::zeros({1}, DType::f32, device_of(optimizer.shard_gradient().space()),
+  Tensor token = Tensor::zeros({1}, DType::f32, device_of(parameters.values().space()),
                                MemoryCategory::communication);
   ends_.all_reduce(token);
 }
 
 void TiedEmbedding::sum_gradients() const {
   if (overlaps_.empty()) return;
-  const Tensor& own = optimizer_.shard_gradient();
+  const Tensor own = optimizer_.shard_gradient(bucket_);
   std::vector<Transfer> transfers;
   std::vector<Tensor> received;
   for (const Overlap& o : overlaps_) {

@@ -144,6 +144,8 @@ IDLE = ("schedules",)
 WEIGHTS = ("batch", "schedules")
 # Positions that align documents under sparse patterns count against a chunk's tokens.
 PADDING = ("batch", "schedules")
+# The search of zero-bubble orders stopped at a bound that weight halves can pass.
+BOUND = ("schedules",)
 NEEDLE_CHUNKS = " ".join(
     [
         "inputs/mtraining/needle.toml",
@@ -159,6 +161,7 @@ CHANGED = {  # DECK OVERRIDE ...: {case, or * for the others: what differs}
     FIGURE8 + " mesh.pp=2 mesh.dp=2": CHUNKS,
     FIGURE8 + ZERO_BUBBLE: {"*": ORDER},
     NEEDLE_CHUNKS: {"dense": ORDER, "*": PADDING},
+    "inputs/chunkflow/zero_bubble.toml": {f"zero-bubble, K {k}": BOUND for k in (1, 2, 4)},
     "inputs/hbp/speed.toml mesh.pp=2": {"hbp": IDLE},
     "inputs/sparsebalance/figure8.toml": {"*": WEIGHTS},
     "inputs/sparsebalance/figure9.toml": {"*": WEIGHTS},

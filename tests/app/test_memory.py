@@ -11,6 +11,7 @@ from runs import RunCase
 SEED = int(os.environ.get("BALLAST_MEMORY_SEED", "14"))
 COMBINATIONS = 24
 WITHIN = 0.03
+BUCKETS = [1, 800000, 1 << 27]  # a layer each, some of them together, all
 
 DECK = """[run]
 seed = 5
@@ -128,6 +129,7 @@ class Memory(RunCase):
         for n in range(COMBINATIONS):
             while True:
                 ranks, lengths, keys = draw(source.choice)
+                keys["optimizer.bucket_bytes"] = BUCKETS[n % len(BUCKETS)]
                 overrides = [f"{k}={v}" for k, v in keys.items()]
                 deck = self.out(f"memory_{n}.toml")
                 with open(deck, "w") as f:

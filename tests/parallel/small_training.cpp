@@ -53,7 +53,8 @@ SmallTraining::SmallTraining(const Mesh& mesh, const SmallOptions& options)
     : layer_begin_(
           balance_stages(options.shape.layers, mesh.shape.pp, part_costs(options.shape, 8))),
       parameters(stored_table(options, layer_begin_, mesh.at.pp), options.type, host_device(),
-                 mesh.replica.size()),
+                 mesh.replica.size(), options.muon ? kOneBucket : options.bucket_bytes,
+                 options.zero < 2),
       model(options.shape, layer_begin_[mesh.at.pp],
             mesh.at.pp + 1 < mesh.shape.pp ? layer_begin_[mesh.at.pp + 1] : options.shape.layers,
             parameters, options.recompute, options.recorder, 16),
@@ -178,13 +179,14 @@ double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
     return shard_ranges(planned.micro_batch(), executed.layout(planned));
   };
   ChunkStores stores(mine, keys, ring_.plan.rank, options_.kv_place);
-  const MicroBatchLosses losses =
-      run_stage(schedule, static_cast<int>(mine.size()), model, links_,
-                {[&](int m) { return prepare(executed, m, stores.at(m)); },
-                 [&](int) { optimizer.after_micro_batch(); },
-                 {},
-                 options_.kv_place.host.get()},
-                options_.recorder);
+  StageCallbacks callbacks;
+  callbacks.prepare = [&](int m) { return prepare(executed, m, stores.at(m)); };
+  callbacks.collective = [&](int) { optimizer.end_round(); };
+  callbacks.host = options_.kv_place.host.get();
+  if (executed.meets_in_backward() && options_.overlap)
+    callbacks.gradients_final = [&](std::int64_t layer) { optimizer.gradients_final(layer); };
+  const MicroBatchLosses losses = run_stage(schedule, static_cast<int>(mine.size()), model, links_,
+                                            callbacks, options_.recorder);
   optimizer.reduce_gradients();
   tied_.sum_gradients();
   norm = std::sqrt(mesh_.pp.all_reduce(optimizer.squared_norm()));
@@ -233,18 +235,23 @@ Reference reference_step(SmallTraining& training, const std::vector<SampleLength
 std::pair<double, std::string> worst_gradient(SmallTraining& training, const Communicator& world,
                                               const Reference& reference) {
   // Each rank compares its shard; the sums of all parameters are joined at once.
-  const std::int64_t begin = training.optimizer.shard_begin(), end = training.optimizer.shard_end();
-  const std::vector<double> shard = elements(training.optimizer.shard_gradient());
+  const ShardedOptimizer& optimizer = training.optimizer;
   std::vector<double> sums(2 * reference.names.size(), 0.0);
+  std::vector<std::vector<double>> slices;
+  for (std::size_t b = 0; b < optimizer.slices().size(); ++b)
+    slices.push_back(elements(optimizer.shard_gradient(b)));
   for (std::size_t p = 0; p < reference.names.size(); ++p) {
     if (!training.parameters.contains(reference.names[p])) continue;  // another stage's
-    const std::int64_t first = training.parameters.offset(reference.names[p]);
-    for (std::int64_t i = 0; i < static_cast<std::int64_t>(reference.gradients[p].size()); ++i) {
-      if (first + i < begin || first + i >= end) continue;
-      const double expected = reference.gradients[p][i],
-                   difference = shard[first + i - begin] - expected;
-      sums[2 * p] += difference * difference;
-      sums[2 * p + 1] += expected * expected;
+    const std::int64_t first = training.parameters.offset(reference.names[p]),
+                       last = first + static_cast<std::int64_t>(reference.gradients[p].size());
+    for (std::size_t b = 0; b < slices.size(); ++b) {
+      const auto& slice = optimizer.slices()[b];
+      for (std::int64_t i = std::max(first, slice.begin); i < std::min(last, slice.end); ++i) {
+        const double expected = reference.gradients[p][i - first],
+                     difference = slices[b][i - slice.begin] - expected;
+        sums[2 * p] += difference * difference;
+        sums[2 * p + 1] += expected * expected;
+      }
     }
   }
   Tensor joined = Tensor::wrap(sums.data(), {static_cast<std::int64_t>(sums.size())}, DType::f64);

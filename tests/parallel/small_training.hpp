@@ -50,6 +50,8 @@ struct SmallOptions {
   std::vector<PlacementSplit> splits{{}};  ///< of method balanced
   std::shared_ptr<const PlacementCosts> placement_costs;
   int zero = 0;
+  std::int64_t bucket_bytes = 4096;  ///< a layer or two
+  bool overlap = true;               ///< reduces buckets inside backwards, where plans allow it
   std::optional<MuonOptions> muon;
   LossNormaliser normaliser = LossNormaliser::ave_token;
   ModelShape shape = small_shape();

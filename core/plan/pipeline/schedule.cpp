@@ -17,6 +17,19 @@ const char* name(OpKind kind) {
   return names[static_cast<int>(kind)];
 }
 
+std::vector<char> ends_gradients(const std::vector<Op>& ops) {
+  std::vector<char> ends(ops.size(), 0);
+  bool next = true, after_sends = true;  // whether the reduction follows, at once or after sends
+  for (std::size_t i = ops.size(); i-- > 0;) {
+    const OpKind kind = ops[i].kind;
+    ends[i] =
+        (kind == OpKind::backward && after_sends) || (kind == OpKind::backward_weight && next);
+    next = kind == OpKind::collective;
+    after_sends = next || (after_sends && kind == OpKind::send);
+  }
+  return ends;
+}
+
 std::uint64_t Schedule::hash() const {
   Hash h;
   for (const auto& ops : stages) {

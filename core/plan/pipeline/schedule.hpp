@@ -40,6 +40,12 @@ struct Op {
   bool operator==(const Op&) const = default;
 };
 
+/// [op] Whether an op of a stage's list is the last that adds to gradients before they are reduced,
+/// by the collective of a round or, in a list without collectives, at its end: buckets can be
+/// reduced while such a backward runs.  A backward may have its sends behind it, which wait then; a
+/// weight half may not, since they are another micro-batch's.
+std::vector<char> ends_gradients(const std::vector<Op>& ops);
+
 struct Schedule {
   std::vector<std::vector<Op>> stages;
   std::uint64_t hash() const;

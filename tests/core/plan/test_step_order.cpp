@@ -145,13 +145,14 @@ class RandomPlans {
     return static_cast<int>(random_bits(seed_, stream_of("step_order"), count_++) %
                             static_cast<std::uint64_t>(n));
   }
-  StepPlan plan() {
+  /// `widest`: most ranks that share a micro-batch.
+  StepPlan plan(int widest = 6) {
     const int dp = 1 + draw(6), stages = 1 + draw(4), micro_batches = draw(9);
     std::vector<RankGroup> groups;
     std::vector<std::int64_t> tokens;
     std::vector<std::int64_t> begin, sample;
     for (int m = 0; m < micro_batches; ++m) {
-      const int ranks = 1 + draw(dp), chunks = draw(3) == 0 ? 1 + draw(5) : 1;
+      const int ranks = 1 + draw(std::min(widest, dp)), chunks = draw(3) == 0 ? 1 + draw(5) : 1;
       const RankGroup group{draw(dp - ranks + 1), ranks};
       for (int c = 0; c < chunks; ++c) {
         groups.push_back(group);
@@ -188,6 +189,55 @@ TEST(StepOrderSlow, RandomPlansReplayWithoutDeadlock) {
     shared += plan.schedules.size() > 1 ? 1 : 0;
   }
   EXPECT_GT(shared, 1000);
+}
+
+/// The ranks of a stage meet inside a round's last backward, before it sends anything.
+void meet_in_backwards(StepPlan& plan) {
+  for (Schedule& schedule : plan.schedules)
+    for (std::vector<Op>& ops : schedule.stages) {
+      const std::vector<char> ends = ends_gradients(ops);
+      for (std::size_t i = 0; i < ops.size(); ++i) {
+        if (ends[i] == 0) continue;
+        std::size_t joins = i + 1;
+        while (ops.at(joins).kind == OpKind::send) ++joins;
+        ASSERT_EQ(ops[joins].kind, OpKind::collective);
+        std::rotate(ops.begin() + static_cast<std::ptrdiff_t>(i) + 1,
+                    ops.begin() + static_cast<std::ptrdiff_t>(joins),
+                    ops.begin() + static_cast<std::ptrdiff_t>(joins) + 1);
+      }
+    }
+}
+
+void meetings_in_backwards(std::uint64_t seeds) {
+  std::uint64_t met = 0, several = 0;
+  for (std::uint64_t seed = 0; seed < seeds; ++seed) {
+    RandomPlans random(seed);
+    StepPlan plan = random.plan(seed % 4 == 0 ? 6 : 1);
+    plan.zero = 2;
+    const ScheduleKind schedule = kSchedules[static_cast<std::size_t>(random.draw(4))];
+    order(plan, schedule, 1 + random.draw(3));
+    if (!plan.meets_in_backward()) continue;
+    meet_in_backwards(plan);
+    ASSERT_EQ(problems(plan), "") << "seed " << seed << " " << schedule;
+    ++met;
+    several += plan.schedules.size() > 1 ? 1u : 0u;
+  }
+  EXPECT_GT(met, seeds / 2);
+  EXPECT_GT(several, seeds / 4) << "ranks with other lists";
+}
+TEST(StepOrder, RanksMayMeetInsideBackwards) { meetings_in_backwards(300); }
+TEST(StepOrderSlow, RanksMayMeetInsideBackwards) { meetings_in_backwards(3000); }
+
+TEST(StepOrder, RanksWithPartsInCommonMeetAfterBackwards) {
+  StepPlan plan = test::placed(2, 2, {{0, 2}, {0, 1}, {1, 1}});
+  plan.zero = 2;
+  order(plan, ScheduleKind::one_f_one_b);
+  EXPECT_FALSE(plan.meets_in_backward());
+  plan = test::placed(2, 2, {{0, 2}, {0, 2}});
+  order(plan, ScheduleKind::one_f_one_b);
+  EXPECT_TRUE(plan.meets_in_backward());
+  plan.backward = false;
+  EXPECT_FALSE(plan.meets_in_backward());
 }
 
 // Two ops of a list exchanged, or one lost: found wherever that changes what waits for what.

@@ -48,6 +48,40 @@ TEST(MemoryReplay, ShardsAndTypesCountAsAllocated) {
   EXPECT_EQ(bytes(MemoryCategory::optimizer), 251 * 3 * 4);
 }
 
+TEST(MemoryReplay, BucketsOfZero2ExistUntilTheyAreReduced) {
+  StageMemory stage = small_stage();
+  stage.zero = 2;
+  stage.replicas = 4;
+  // Embedding, three layers, head; slices of 3, 26, 26, 26 and 5 elements.
+  const auto bucket = [](std::int64_t elements, std::int64_t final_at) {
+    ParameterBucket b;
+    b.elements = elements, b.final_at = final_at;
+    return b;
+  };
+  stage.buckets = {bucket(10, -1), bucket(101, 0), bucket(101, 1), bucket(101, 2),
+                   bucket(20, kHeadLayer)};
+  const std::int64_t shard = (3 + 3 * 26 + 5) * 4;
+  const auto gradients = [&](const std::vector<Op>& ops, int micro_batches = 1) {
+    const std::vector<RankMicroBatch> list(static_cast<std::size_t>(micro_batches), part_of(8));
+    return replay_memory(stage, ops, list)[MemoryCategory::gradients] - shard;
+  };
+  const Op forward{OpKind::forward}, backward{OpKind::backward}, join{OpKind::collective};
+  EXPECT_EQ(gradients({forward, backward, join}), 2 * 26 * 4 * 4) << "one forms, one is on its way";
+  stage.model.tied_embedding = true;  // formed by the head first, final last
+  EXPECT_EQ(gradients({forward, backward, join}), (3 + 2 * 26) * 4 * 4);
+  stage.model.tied_embedding = false;
+  // Backward in halves holds every layer's norms from the first half on; so does a rank that may
+  // not wait for others inside a backward.
+  const std::int64_t all = (3 + 3 * 26) * 4 * 4;
+  EXPECT_EQ(gradients({forward, {OpKind::backward_input}, {OpKind::backward_weight}, join}),
+            all + 5 * 4 * 4);
+  stage.meets_in_backward = false;
+  EXPECT_EQ(gradients({forward, backward, join}), all + 5 * 4 * 4);
+  stage.meets_in_backward = true;
+  // A rank without a micro-batch in a round takes part with zeros, bucket by bucket.
+  EXPECT_EQ(gradients({join}, 0), 26 * 4 * 4);
+}
+
 TEST(MemoryReplay, ActivationsAreThoseOfTheSpecsAndGoWithTheirLayer) {
   StageMemory stage = small_stage();
   const std::int64_t tokens = 100, all = kept_bytes(stage.model, tokens, DType::f32, Keep::all);

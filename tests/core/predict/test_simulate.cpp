@@ -234,6 +234,35 @@ TEST(Simulate, CollectivesFollowTheLastLaneAndTermsAddUp) {
   EXPECT_GE(step.terms.bubble_s, 0);
 }
 
+// Embedding and first layer of six equal buckets are final when backward ends, and are needed when
+// forward begins; passes hide the others.
+TEST(Simulate, PassesHideTheirPartOfReductionsAndGathers) {
+  const PipelineOptions pipeline = pipeline_of(ScheduleKind::one_f_one_b, 1);
+  StepPlan plan = plan_of({of_lengths({1, 1}), of_lengths({1})}, pipeline, 4);
+  RingTimes costs;
+  SimulationOptions options{.layers = 4};
+  std::vector<ParameterBucket>& buckets = options.buckets.emplace_back(6);
+  for (std::size_t b = 0; b < 6; ++b) {
+    buckets[b].elements = 10;
+    buckets[b].final_at = b == 5 ? kHeadLayer : static_cast<std::int64_t>(b) - 1;
+  }
+  const double before = simulate(plan, options, costs).step_s;
+  plan.zero = 1;
+  plan.collectives = {{CollectiveKind::gradient_reduce, 0, -1, 60},
+                      {CollectiveKind::parameter_gather, 0, -1, 60}};
+  SimulatedStep step = simulate(plan, options, costs);
+  EXPECT_DOUBLE_EQ(step.terms.reduction_s, 7 * 2 / 6.0);
+  EXPECT_DOUBLE_EQ(step.terms.gather_s, 11 * 2 / 6.0);
+  EXPECT_DOUBLE_EQ(step.step_s, before + 18 * 2 / 6.0);
+  // Ranks with some micro-batches in common reduce when all is done.
+  plan.micro_batches[1].group = {0, 2};
+  plan.micro_batches[1].split = {2, 1, 1};
+  plan.lanes[1] = {{1}, plan.lanes[1].schedule};
+  EXPECT_FALSE(plan.meets_in_backward());
+  step = simulate(plan, options, costs);
+  EXPECT_DOUBLE_EQ(step.terms.reduction_s, 7);
+}
+
 // ZeRO 2: both ranks reduce after each backward, so that the rank with one micro-batch waits.
 TEST(Simulate, RoundsOfCollectivesMeetAllReplicas) {
   StepPlan plan =

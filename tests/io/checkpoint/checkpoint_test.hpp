@@ -59,23 +59,50 @@ inline double value_of(const std::string& field, std::int64_t i, std::uint64_t s
 
 const std::vector<std::string> kFields = {"master", "moment1", "moment2"};
 
-inline CheckpointShard make_shard(const std::vector<Parameter>& table, std::int64_t begin,
-                                  std::int64_t end, DType type, bool filled,
-                                  std::uint64_t salt = 0) {
+/// A shard of these runs; places between them hold -7, which no file should show.
+inline CheckpointShard make_shard(const std::vector<Parameter>& table, std::vector<ShardRun> runs,
+                                  DType type, bool filled, std::uint64_t salt = 0) {
   CheckpointShard shard;
   shard.table = &table;
-  shard.begin = begin;
-  shard.end = end;
+  shard.runs = std::move(runs);
   for (const std::string& field : kFields) {
-    Tensor t = Tensor::zeros({end - begin}, type);
+    Tensor t = Tensor::zeros({shard.places()}, type);
     dispatch_float(type, [&](auto zero) {
       using T = decltype(zero);
-      for (std::int64_t i = begin; filled && i < end; ++i)
-        t.data<T>()[i - begin] = static_cast<T>(value_of(field, i, salt));
+      std::fill_n(t.data<T>(), t.numel(), static_cast<T>(-7));
+      for (const ShardRun& run : shard.runs)
+        for (std::int64_t i = run.begin; i < run.end; ++i)
+          t.data<T>()[run.at + i - run.begin] =
+              filled ? static_cast<T>(value_of(field, i, salt)) : T{0};
     });
     shard.fields[field] = t;
   }
   return shard;
+}
+inline CheckpointShard make_shard(const std::vector<Parameter>& table, std::int64_t begin,
+                                  std::int64_t end, DType type, bool filled,
+                                  std::uint64_t salt = 0) {
+  const std::vector<ShardRun> runs(begin < end ? 1 : 0, ShardRun{begin, end, 0});
+  return make_shard(table, runs, type, filled, salt);
+}
+
+/// A rank's equal slices of buckets that end after parameters drawn by seed, padded to whole
+/// slices.
+inline std::vector<ShardRun> slices_of_buckets(const std::vector<Parameter>& table, int rank,
+                                               int size, std::uint64_t salt) {
+  std::vector<ShardRun> runs;
+  std::int64_t begin = 0, end = 0, at = 0;
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    end += table[i].numel();
+    if (i + 1 < table.size() && random_bits(test_seed() + salt, 91, i) % 2 == 0) continue;
+    const std::int64_t part = (end - begin + size - 1) / size,
+                       first = std::min(end, begin + part * rank),
+                       last = std::min(end, first + part);
+    if (first < last) runs.push_back({first, last, at});
+    at += part;
+    begin = end;
+  }
+  return runs;
 }
 
 inline std::int64_t mismatches(const CheckpointShard& shard, std::uint64_t salt = 0) {
@@ -83,9 +110,10 @@ inline std::int64_t mismatches(const CheckpointShard& shard, std::uint64_t salt 
   for (const auto& [field, tensor] : shard.fields) {
     dispatch_float(tensor.dtype(), [&, &field = field, &tensor = tensor](auto zero) {
       using T = decltype(zero);
-      for (std::int64_t i = shard.begin; i < shard.end; ++i)
-        wrong +=
-            tensor.template data<T>()[i - shard.begin] != static_cast<T>(value_of(field, i, salt));
+      for (const ShardRun& run : shard.runs)
+        for (std::int64_t i = run.begin; i < run.end; ++i)
+          wrong += tensor.template data<T>()[run.at + i - run.begin] !=
+                   static_cast<T>(value_of(field, i, salt));
     });
   }
   return wrong;

@@ -63,6 +63,38 @@ TEST_F(Checkpoint, FilesDoNotDependOnTheSharding) {
   }
 }
 
+TEST_F(Checkpoint, SlicesOfBucketsAreAShardingLikeOthers) {
+  std::vector<Parameter> table = small_table();
+  table.push_back(parameter("large", {1100, 1000}));  // more than one checksum range
+  table.push_back(parameter("last", {5}));
+  const std::int64_t total = numel(table);
+  const std::string whole = write(table, 1, 0);
+  const auto bytes_of = [](const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    return std::string((std::istreambuf_iterator<char>(in)), {});
+  };
+  const std::string expected = bytes_of(whole);
+  world.barrier();
+  for (std::uint64_t salt = 0; salt < 3; ++salt) {
+    const std::vector<ShardRun> mine = slices_of_buckets(table, world.rank(), world.size(), salt),
+                                read =
+                                    slices_of_buckets(table, world.rank(), world.size(), salt + 10);
+    const std::string path =
+        write_checkpoint(dir, world, make_shard(table, mine, DType::f32, true), some_state(1), 9);
+    EXPECT_TRUE(bytes_of(path) == expected) << "seed " << test_seed() << ", " << salt;
+    CheckpointShard back = make_shard(table, read, DType::f32, false);
+    read_checkpoint(path, world, back);
+    EXPECT_EQ(mismatches(back), 0) << "seed " << test_seed() << ", " << salt;
+    for (std::size_t i = 1; i < read.size(); ++i)
+      for (std::int64_t at = read[i - 1].at + read[i - 1].count(); at < read[i].at; ++at)
+        ASSERT_EQ(back.fields["moment1"].data<float>()[at], -7) << "padding stays as it is";
+    CheckpointShard replicated = make_shard(table, 0, total, DType::f32, false);
+    read_checkpoint(path, world, replicated);
+    EXPECT_EQ(mismatches(replicated), 0);
+    world.barrier();
+  }
+}
+
 TEST_F(Checkpoint, SpansManyChecksumRanges) {
   const std::vector<Parameter> table = {parameter("a", {1 << 10, 1500}), parameter("b", {3}),
                                         parameter("c", {1100000})};

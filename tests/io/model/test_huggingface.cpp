@@ -203,6 +203,10 @@ TEST_F(HuggingFace, AnIndexNamesFilesOfItsFolder) {
   EXPECT_NE(with(R"({"a":"/etc/passwd"})").find("no file name"), std::string::npos);
   fs::create_symlink(dir + "/elsewhere/3.safetensors", dir + "/m/3.safetensors");
   EXPECT_NE(with(R"({"a":"3.safetensors"})").find("leads out"), std::string::npos);
+  // A single file without an index likewise.
+  fs::create_directories(dir + "/one");
+  fs::create_symlink(dir + "/elsewhere/3.safetensors", dir + "/one/model.safetensors");
+  EXPECT_NE(refusal(dir + "/one").find("leads out"), std::string::npos);
   // As a Hugging Face cache lays it out.
   fs::create_directories(dir + "/hub/snapshots/r");
   fs::create_directories(dir + "/hub/blobs");
@@ -211,6 +215,9 @@ TEST_F(HuggingFace, AnIndexNamesFilesOfItsFolder) {
   std::ofstream(dir + "/hub/snapshots/r/model.safetensors.index.json")
       << R"({"weight_map":{"a":"1.safetensors"}})";
   EXPECT_EQ(refusal(dir + "/hub/snapshots/r"), "");
+  fs::create_directories(dir + "/hub/snapshots/s");
+  fs::create_symlink("../../blobs/0a", dir + "/hub/snapshots/s/model.safetensors");
+  EXPECT_EQ(refusal(dir + "/hub/snapshots/s"), "");
 }
 
 TEST_F(HuggingFace, AFifoIsAnErrorAndNoWait) {

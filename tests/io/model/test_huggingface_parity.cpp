@@ -46,14 +46,14 @@ struct Reference {
 struct Loaded {
   Loaded(const Reference& reference, const Mesh& mesh, DType type, int zero)
       : shape(read_huggingface_config(reference.folder)),
-        parameters(parameter_table(shape), type, host_device(), mesh.replica.size()),
+        parameters(parameter_table(shape), type, host_device(), mesh.replica.size(), 1 << 14),
         model(shape, 0, shape.layers, parameters, {}, nullptr, 40),
         optimizer(parameters, mesh.replica, zero, {}, nullptr),
         ring{mesh.cp, plan_ring(mesh.at.cp(mesh.shape), mesh.shape.cp_outer, mesh.shape.cp_inner)} {
-    const std::int64_t first = std::min(optimizer.shard_begin(), parameters.numel()),
-                       last = std::min(optimizer.shard_end(), parameters.numel());
-    Tensor part = optimizer.state().master.rows(0, last - first);
-    read_huggingface_weights(reference.folder, parameters.table(), first, last, part);
+    for (const ShardRun& run : optimizer.runs()) {
+      Tensor part = optimizer.state().master.rows(run.at, run.at + run.count());
+      read_huggingface_weights(reference.folder, parameters.table(), run.begin, run.end, part);
+    }
     optimizer.values_from_master();
   }
 
@@ -156,15 +156,14 @@ TEST_P(TransformersParity, LossAndEveryGradientOnEveryMesh) {
         loss = loaded.model.forward(work.batch, {}, *work.attention, &saved).loss_sum();
         loaded.model.backward(work.batch, std::move(saved), *work.attention, {});
       }
-      loaded.optimizer.after_micro_batch();
+      loaded.optimizer.end_round();
       loaded.optimizer.reduce_gradients();
       const double norm = std::sqrt(loaded.optimizer.squared_norm());
       loss = mesh.replica.all_reduce(loss) / static_cast<double>(reference.targets);
       EXPECT_NEAR(loss, reference.loss, 1e-6) << describe(shape);
       // Each rank compares its shard; the sums of all parameters are joined at once.
       const auto& table = loaded.parameters.table();
-      const std::vector<double> shard = elements(loaded.optimizer.shard_gradient());
-      const std::int64_t begin = loaded.optimizer.shard_begin(), end = loaded.optimizer.shard_end();
+      const auto& slices = loaded.optimizer.slices();
       std::vector<double> sums(2 * table.size(), 0.0);
       double squares = 0;
       for (std::size_t p = 0; p < table.size(); ++p) {
@@ -172,11 +171,15 @@ TEST_P(TransformersParity, LossAndEveryGradientOnEveryMesh) {
         const std::int64_t first = loaded.parameters.offset(table[p].name),
                            last = first + table[p].numel();
         for (double g : expected) squares += g * g;
-        for (std::int64_t i = std::max(first, begin); i < std::min(last, end); ++i) {
-          const double wanted = expected[static_cast<std::size_t>(i - first)],
-                       difference = shard[static_cast<std::size_t>(i - begin)] - wanted;
-          sums[2 * p] += difference * difference;
-          sums[2 * p + 1] += wanted * wanted;
+        for (std::size_t b = 0; b < slices.size(); ++b) {
+          const std::vector<double> slice = elements(loaded.optimizer.shard_gradient(b));
+          const std::int64_t begin = slices[b].begin;
+          for (std::int64_t i = std::max(first, begin); i < std::min(last, slices[b].end); ++i) {
+            const double wanted = expected[static_cast<std::size_t>(i - first)],
+                         difference = slice[static_cast<std::size_t>(i - begin)] - wanted;
+            sums[2 * p] += difference * difference;
+            sums[2 * p + 1] += wanted * wanted;
+          }
         }
       }
       Tensor joined =

@@ -128,6 +128,50 @@ TEST_F(Comm, ReductionLongerThanItsScratch) {
   }
 }
 
+// Several in flight at once, more than there is receive space for; computation goes on between.
+TEST_F(Comm, CollectivesBesideHaveTheBitsOfThoseThatWait) {
+  SharedDraw draw(4711);
+  const Communicator own = world.split(0, rank);
+  constexpr int kFlights = 6;
+  for (const std::int64_t largest : {std::int64_t{50}, (std::int64_t{96} << 20) / 8 / kFlights}) {
+    std::vector<Tensor> inputs, sums, whole, parts, gathered;
+    for (int f = 0; f < kFlights; ++f) {
+      const std::int64_t n = draw.integer(largest / 2, largest) / size;
+      Tensor input = Tensor::empty({n * size}, f % 2 == 0 ? DType::f64 : DType::f32);
+      dispatch_float(input.dtype(), [&](auto t) {
+        for (std::int64_t i = 0; i < n * size; ++i)
+          input.data<decltype(t)>()[i] = static_cast<decltype(t)>(
+              random_normal(test_seed(), static_cast<std::uint64_t>(rank * kFlights + f),
+                            static_cast<std::uint64_t>(i)));
+      });
+      inputs.push_back(input);
+      whole.push_back(input.clone());
+      world.all_reduce(whole.back());
+      sums.push_back(input.clone());
+      parts.push_back(Tensor::zeros({n}, input.dtype()));
+      gathered.push_back(Tensor::zeros({n * size}, input.dtype()));
+    }
+    std::vector<Pending> flights;
+    for (int f = 0; f < kFlights; ++f) flights.push_back(own.all_reduce_beside(sums[f]));
+    for (Pending& flight : flights) flight.complete();
+    flights.clear();
+    for (int f = 0; f < kFlights; ++f)
+      flights.push_back(own.reduce_scatter_beside(inputs[f], parts[f]));
+    for (Pending& flight : flights) flight.complete();
+    flights.clear();
+    for (int f = 0; f < kFlights; ++f)
+      flights.push_back(own.all_gather_beside(parts[f], gathered[f]));
+    for (Pending& flight : flights) flight.complete();
+    for (int f = 0; f < kFlights; ++f) {
+      const std::int64_t n = parts[f].numel();
+      EXPECT_TRUE(testing::bit_equal(sums[f], whole[f])) << f;
+      EXPECT_TRUE(testing::bit_equal(parts[f], whole[f].rows(n * rank, n * (rank + 1)).clone()))
+          << f;
+      EXPECT_TRUE(testing::bit_equal(gathered[f], whole[f])) << f;
+    }
+  }
+}
+
 TEST_F(Comm, AllGather) {
   for (std::int64_t n : kLengths) {
     Tensor all = Tensor::empty({size, n}, DType::i64);

@@ -71,7 +71,7 @@ TEST_F(MuonRanks, MatricesHaveOneMoment) {
   const std::int64_t seconds = optimizer.state().moment2.numel();
   EXPECT_EQ(world.all_reduce(seconds, Reduction::sum),
             training.parameters.values().numel() - matrices);
-  EXPECT_EQ(optimizer.state().moment1.numel(), optimizer.shard_end() - optimizer.shard_begin());
+  EXPECT_EQ(optimizer.state().moment1.numel(), optimizer.shard_size());
 }
 
 TEST_F(MuonRanks, MistakesAreErrors) {

@@ -83,38 +83,153 @@ TEST_F(Zero, EveryRankSeesTheWholeGradient) {
   }
 }
 
-TEST_F(Zero, ShardsTileTheBufferAndMarkDecay) {
+TEST_F(Zero, SlicesTileEveryBucketAndMarkDecay) {
   const Mesh& mesh = mesh_of(shape);
   for (int z : {0, 1, 2}) {
     SmallTraining training(mesh, stage(z));
     const auto& optimizer = training.optimizer;
-    const std::int64_t length = optimizer.shard_end() - optimizer.shard_begin(),
-                       padded = training.parameters.values().numel();
-    EXPECT_EQ(length, z == 0 ? padded : padded / world.size());
-    EXPECT_EQ(optimizer.shard_begin(), z == 0 ? 0 : length * world.rank());
-    const Tensor& ranges = training.optimizer.state().decay;
-    std::vector<int> decay(static_cast<std::size_t>(length));
-    for (std::int64_t r = 0; r < ranges.numel(); r += 2)
-      for (std::int64_t i = ranges.data<std::int64_t>()[r]; i < ranges.data<std::int64_t>()[r + 1];
-           ++i)
-        ++decay.at(static_cast<std::size_t>(i));
-    for (const Parameter& p : training.parameters.table()) {
-      const std::int64_t first = training.parameters.offset(p.name);
-      for (std::int64_t i = std::max(first, optimizer.shard_begin());
-           i < std::min(first + p.numel(), optimizer.shard_end()); ++i)
-        ASSERT_EQ(decay[static_cast<std::size_t>(i - optimizer.shard_begin())],
-                  p.weight_decay ? 1 : 0)
-            << p.name;
+    const auto& buckets = training.parameters.buckets();
+    ASSERT_EQ(optimizer.slices().size(), buckets.size());
+    ASSERT_GT(buckets.size(), 2u);
+    std::int64_t before = 0;
+    for (std::size_t b = 0; b < buckets.size(); ++b) {
+      const auto& slice = optimizer.slices()[b];
+      EXPECT_EQ(slice.size(), z == 0 ? buckets[b].size() : buckets[b].size() / world.size());
+      EXPECT_EQ(slice.begin, buckets[b].begin + (z == 0 ? 0 : slice.size() * world.rank()));
+      EXPECT_EQ(slice.at, before);
+      before += slice.size();
+      const Tensor& ranges = optimizer.decay(b);
+      std::vector<int> decay(static_cast<std::size_t>(slice.size()));
+      for (std::int64_t r = 0; r < ranges.numel(); r += 2)
+        for (std::int64_t i = ranges.data<std::int64_t>()[r];
+             i < ranges.data<std::int64_t>()[r + 1]; ++i)
+          ++decay.at(static_cast<std::size_t>(i));
+      for (const Parameter& p : training.parameters.table()) {
+        const std::int64_t first = training.parameters.offset(p.name);
+        for (std::int64_t i = std::max(first, slice.begin);
+             i < std::min(first + p.numel(), slice.end); ++i)
+          ASSERT_EQ(decay[static_cast<std::size_t>(i - slice.begin)], p.weight_decay ? 1 : 0)
+              << p.name;
+      }
     }
+    EXPECT_EQ(optimizer.shard_size(), before);
   }
+}
+
+TEST_F(Zero, RunsCoverTheParametersOnce) {
+  const Mesh& mesh = mesh_of(shape);
+  SmallTraining training(mesh, stage(1, DType::f64));
+  // What a rank's runs say of an element, at its place, is what the table says of it.
+  std::vector<double> seen(static_cast<std::size_t>(training.parameters.numel()));
+  const Tensor& master = training.optimizer.state().master;
+  for (const ShardRun& run : training.optimizer.runs())
+    for (std::int64_t i = run.begin; i < run.end; ++i)
+      seen[static_cast<std::size_t>(i)] = master.data<double>()[run.at + i - run.begin];
+  world.all_reduce(std::span<double>(seen));
+  std::size_t i = 0;
+  for (const Parameter& p : training.parameters.table())
+    for (const double value : elements(training.parameters.value(p.name)))
+      ASSERT_EQ(seen[i++], value) << p.name;
+}
+
+TEST_F(Zero, BucketsChangeNoGradient) {
+  const Mesh& mesh = mesh_of(shape);
+  SmallOptions one = stage(1), cut = stage(1);
+  one.bucket_bytes = kOneBucket;
+  SmallTraining whole(mesh, one), parts(mesh, cut);
+  EXPECT_EQ(whole.parameters.buckets().size(), 1u);
+  for (std::int64_t step = 1; step <= 2; ++step) {
+    EXPECT_EQ(parts.gradients(samples), whole.gradients(samples));
+    for (const Parameter& p : whole.parameters.table())
+      EXPECT_TRUE(
+          bit_equal(parts.optimizer.full_gradient(p.name), whole.optimizer.full_gradient(p.name)))
+          << p.name;
+    EXPECT_NEAR(parts.norm, whole.norm, 1e-12 * whole.norm);
+    // The same clipping: norms differ by rounding alone.
+    parts.norm = whole.norm;
+    for (SmallTraining* t : {&whole, &parts}) t->update(3e-3, step);
+  }
+}
+
+TEST_F(Zero, NoBufferOfAllGradientsInStage2) {
+  const Mesh& mesh = mesh_of(shape);
+  SmallOptions options = stage(2);
+  SmallTraining training(mesh, options);
+  const auto category = static_cast<std::size_t>(MemoryCategory::gradients);
+  EXPECT_FALSE(training.parameters.gradients().defined());
+  const std::int64_t before = memory_use().current[category];
+  reset_peak_memory();
+  training.gradients(samples);
+  EXPECT_EQ(memory_use().current[category], before) << "no bucket outlives its reduction";
+  std::int64_t largest = 0, all = 0;
+  for (const StoredBucket& bucket : training.parameters.buckets()) {
+    largest = std::max(largest, bucket.size() * 4);
+    all += bucket.size() * 4;
+  }
+  ASSERT_LT(2 * largest, all);
+  const std::int64_t peak = memory_use().peak[category] - before;
+  EXPECT_GE(peak, largest);
+  EXPECT_LE(peak, 2 * largest);
+}
+
+TEST_F(Zero, WhereBucketsAreReducedChangesNoBit) {
+  const Mesh& mesh = mesh_of(shape);
+  for (int z : {0, 1, 2}) {
+    SmallOptions inside = stage(z), after = stage(z);
+    after.overlap = false;
+    SmallTraining a(mesh, inside), b(mesh, after);
+    EXPECT_EQ(a.gradients(samples), b.gradients(samples));
+    EXPECT_EQ(a.norm, b.norm);
+    for (const Parameter& p : a.parameters.table())
+      EXPECT_TRUE(bit_equal(a.optimizer.full_gradient(p.name), b.optimizer.full_gradient(p.name)))
+          << p.name << ", zero " << z;
+  }
+}
+
+// From the first layer on that the last backward has passed, not when it is over.
+TEST_F(Zero, ReductionsBeginInsideTheLastBackward) {
+  const Mesh& mesh = mesh_of(shape);
+  for (int z : {0, 1, 2}) {
+    Recorder recorder;
+    SmallOptions options = stage(z);
+    options.recorder = &recorder;
+    SmallTraining training(mesh, options);
+    training.gradients(samples);
+    double begin_s = 0, end_s = 0;
+    std::vector<double> reductions;
+    std::size_t backwards = 0;
+    recorder.flush([&](std::span<const Event> events) {
+      for (const Event& e : events) {
+        if (e.kind == EventKind::backward) begin_s = e.begin_s, end_s = e.end_s, ++backwards;
+        if (e.kind == EventKind::gradient_reduce) reductions.push_back(e.begin_s);
+      }
+    });
+    if (backwards == 0) continue;  // of this rank
+    const auto inside = std::count_if(reductions.begin(), reductions.end(),
+                                      [&](double t) { return begin_s < t && t < end_s; });
+    EXPECT_GE(inside, std::ssize(training.parameters.buckets())) << "zero " << z;
+  }
+}
+
+TEST_F(Zero, ValuesArriveBeforeTheyAreRead) {
+  const Mesh& mesh = mesh_of(shape);
+  SmallTraining one(mesh, stage(0)), many(mesh, stage(1));
+  for (std::int64_t step = 1; step <= 2; ++step) {
+    // The second step's forward begins while the first one's values are on their way.
+    EXPECT_EQ(one.gradients(samples), many.gradients(samples));
+    for (SmallTraining* t : {&one, &many}) t->update(3e-3, step);
+  }
+  for (const Parameter& p : one.parameters.table())
+    EXPECT_TRUE(bit_equal(one.parameters.value(p.name), many.parameters.value(p.name))) << p.name;
 }
 
 TEST_F(Zero, MasterAndValuesFollowEachOther) {
   const Mesh& mesh = mesh_of(shape);
   SmallTraining training(mesh, stage(1));
   auto& state = training.optimizer.state();
-  for (std::int64_t i = 0; i < state.master.numel(); ++i)
-    state.master.data<float>()[i] = static_cast<float>(training.optimizer.shard_begin() + i);
+  for (const auto& slice : training.optimizer.slices())
+    for (std::int64_t i = slice.begin; i < slice.end; ++i)
+      state.master.data<float>()[slice.at + i - slice.begin] = static_cast<float>(i);
   training.optimizer.values_from_master();
   const float* values = training.parameters.values().data<float>();
   for (std::int64_t i = 0; i < training.parameters.values().numel(); ++i)
@@ -140,7 +255,7 @@ TEST_F(Zero, ReductionsAreRecorded) {
   const std::int64_t others =
       training.parameters.values().numel() / world.size() * (world.size() - 1) * 4;
   EXPECT_EQ(gathered, others);
-  EXPECT_EQ(optimizers, 1);
+  EXPECT_EQ(optimizers, std::ssize(training.parameters.buckets()));
   if (others > 0) {
     EXPECT_GT(reduced, 0);
     EXPECT_EQ(reduced % others, 0);

@@ -113,5 +113,21 @@ TEST(Schedule, ProblemsAndDeadlocksAreNamed) {
   EXPECT_NE(one_f_one_b(2, 1).hash(), one_f_one_b(2, 2).hash());
 }
 
+TEST(Schedule, BackwardsThatEndGradients) {
+  const Op forward{OpKind::forward}, backward{OpKind::backward}, send{OpKind::send},
+      input{OpKind::backward_input}, weight{OpKind::backward_weight}, join{OpKind::collective};
+  using Ends = std::vector<char>;
+  // Without collectives the last one of all, whatever it still sends.
+  EXPECT_EQ(ends_gradients({forward, backward, forward, backward, send}), (Ends{0, 0, 0, 1, 0}));
+  EXPECT_EQ(ends_gradients({input, input, weight, weight}), (Ends{0, 0, 0, 1}));
+  EXPECT_EQ(ends_gradients({input, weight, send}), (Ends{0, 0, 0}));
+  // With them each that one follows: not where another op is between.
+  EXPECT_EQ(ends_gradients({join, forward, backward, send, join, join, backward, join}),
+            (Ends{0, 0, 1, 0, 0, 0, 1, 0}));
+  EXPECT_EQ(ends_gradients({backward, forward, join, input, weight, join}),
+            (Ends{0, 0, 0, 0, 1, 0}));
+  EXPECT_EQ(ends_gradients({forward}), Ends{0});
+}
+
 }  // namespace
 }  // namespace ballast
