@@ -42,11 +42,11 @@ void masses(const float* score, std::int64_t n, float top, std::int64_t* mass) {
 
 RecallScores::RecallScores(const AttentionAxes& axes, const KeyAxis& axis, const AxisRanges& rows)
     : axes_(axes), axis_(axis), rows_(rows), first_word_{0} {
-  const AxisRanges& own = axes.keys[axes.rank];
+  const AxisRanges own = axes.keys[axes.rank];
   for (const AxisRange& row : rows)
     first_word_.push_back(first_word_.back() + (axis.count[row.segment] + kBlock - 1) / kBlock);
   key_block_ = global_blocks(axis, own);
-  visible_ = split_visible(visible_keys(rows, axis), axis, {&own, 1}).front().expand();
+  visible_ = split_visible(visible_keys(rows, axis), axis, {own}).front().expand();
 }
 
 std::vector<std::int64_t> RecallScores::local_rows() const {

@@ -60,9 +60,9 @@ class MassExchange {
 /// [segments] keys of a segment on the rank that has most of them.
 std::vector<std::int64_t> widest_shards(const AttentionAxes& axes, int segments) {
   std::vector<std::int64_t> widest(static_cast<std::size_t>(segments), 0), here(widest.size());
-  for (const auto& shard : axes.keys) {
+  for (std::size_t shard = 0; shard < axes.keys.size(); ++shard) {
     std::fill(here.begin(), here.end(), 0);
-    for (const AxisRange& key : shard)
+    for (const AxisRange& key : axes.keys[shard])
       if (!key.padding()) here[key.segment] += key.count;
     for (std::size_t s = 0; s < here.size(); ++s) widest[s] = std::max(widest[s], here[s]);
   }
@@ -73,7 +73,7 @@ std::vector<std::int64_t> widest_shards(const AttentionAxes& axes, int segments)
 ObservedRows rows_on_shard(const AxisRanges& observed, const KeyAxis& axis, const AxisRanges& own) {
   ObservedRows rows;
   rows.key_block = global_blocks(axis, own);
-  const VisibleKeys visible = split_visible(visible_keys(observed, axis), axis, {&own, 1}).front();
+  const VisibleKeys visible = split_visible(visible_keys(observed, axis), axis, {own}).front();
   visible.for_rows(0, visible.rows(), [&](std::int64_t, KeyInterval keys) {
     rows.key_begin.push_back(keys.begin);
     rows.key_end.push_back(keys.end);
@@ -317,7 +317,7 @@ class HostSlashScores final : public SlashScores {
   }
   const AttentionAxes& axes() const { return *setup_.axes; }
   const KeyAxis& axis() const { return *setup_.axis; }
-  const AxisRanges& own() const { return axes().keys[axes().rank]; }
+  AxisRanges own() const { return axes().keys[axes().rank]; }
   static Tensor empty(Shape shape, DType type) {
     return Tensor::empty(std::move(shape), type, host_device(), MemoryCategory::workspace);
   }

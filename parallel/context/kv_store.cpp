@@ -56,12 +56,15 @@ AttentionAxes KvStore::axes(int chunk) const {
     }
     return list;
   };
-  for (int shard = 0; shard < ranks(); ++shard) axes.keys.push_back(keys(0, chunk + 1, shard));
+  ShardKeys all, by_turn;
+  for (int shard = 0; shard < ranks(); ++shard) all.push_back(keys(0, chunk + 1, shard));
+  axes.keys = std::move(all);
   if (!place_.offload) return axes;
   for (int turn = 0; turn < turns(chunk); ++turn) {
     const auto [first, last] = range(chunk, turn);
-    for (int shard = 0; shard < ranks(); ++shard) axes.turns.push_back(keys(first, last, shard));
+    for (int shard = 0; shard < ranks(); ++shard) by_turn.push_back(keys(first, last, shard));
   }
+  axes.turns = std::move(by_turn);
   return axes;
 }
 

@@ -9,6 +9,7 @@
 
 #include "core/base/error.hpp"
 #include "core/plan/context/axis_range.hpp"
+#include "core/plan/context/axis_shards.hpp"
 
 namespace ballast {
 namespace {
@@ -229,11 +230,11 @@ AttentionPattern dense_pattern(std::span<const AxisRange> queries,
 }
 
 std::vector<AttentionPattern> dense_patterns(std::span<const AxisRange> queries,
-                                             std::span<const AxisRanges> keys) {
+                                             const AxisShards& keys) {
   std::vector<AttentionPattern> patterns;
   patterns.reserve(keys.size());
-  for (const AxisRanges& shard : keys) {
-    PatternArrays arrays = dense_arrays(queries, shard);
+  for (std::size_t shard = 0; shard < keys.size(); ++shard) {
+    PatternArrays arrays = dense_arrays(queries, keys[shard]);
     const bool again = !patterns.empty() && patterns.back().arrays().k_tokens == arrays.k_tokens &&
                        patterns.back().arrays().visible.ranges() == arrays.visible.ranges();
     patterns.push_back(again ? patterns.back() : AttentionPattern(std::move(arrays)));

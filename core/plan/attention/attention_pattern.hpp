@@ -19,6 +19,8 @@
 
 namespace ballast {
 
+class AxisShards;
+
 /// Half-open run [first, last) of key blocks.  `row_mask` is -1 when all 64 query rows use the run,
 /// else an index into PatternArrays::row_masks, whose bit i says that row i of the query block
 /// uses it.
@@ -136,7 +138,7 @@ AttentionPattern dense_pattern(std::span<const AxisRange> queries, std::span<con
 /// The same for each shard; neighbours that are alike, as most of a striped layout's are, share
 /// one.
 std::vector<AttentionPattern> dense_patterns(std::span<const AxisRange> queries,
-                                             std::span<const AxisRanges> keys);
+                                             const AxisShards& keys);
 
 /// Empty when the arrays are well formed, else what is wrong and where.
 std::string problems(const PatternArrays& arrays);

@@ -109,8 +109,8 @@ AttentionAxes attention_axes(const MicroBatch& batch, const SequenceLayout& layo
   axes.rank = rank;
   axes.align = batch.align;
   for (const Segment& segment : batch.segments) axes.first_query.push_back(segment.begin);
-  axes.keys = shard_ranges(batch, layout);
-  axes.queries = axes.keys.at(static_cast<std::size_t>(rank));
+  axes.keys = AxisShards(batch, layout);
+  axes.queries = axes.keys[static_cast<std::size_t>(rank)];
   return axes;
 }
 
@@ -121,8 +121,8 @@ KeyAxis key_axis(const AttentionAxes& axes) {
           kBlock);
   KeyAxis axis;
   std::vector<std::int64_t> end;
-  for (const auto& shard : axes.keys)
-    for (const AxisRange& key : shard) {
+  for (std::size_t shard = 0; shard < axes.keys.size(); ++shard)
+    for (const AxisRange& key : axes.keys[shard]) {
       if (key.padding()) continue;
       const std::size_t s = static_cast<std::size_t>(key.segment);
       if (s >= axis.count.size()) {
@@ -220,22 +220,25 @@ VisibleKeys visible_keys(std::span<const AxisRange> queries, const KeyAxis& axis
 }
 
 std::vector<VisibleKeys> split_visible(const VisibleKeys& visible, const KeyAxis& axis,
-                                       std::span<const AxisRanges> keys) {
+                                       const AxisShards& keys) {
   std::vector<VisibleKeys> shards;
   shards.reserve(keys.size());
-  for (const AxisRanges& shard : keys) shards.push_back(cut(visible, shard_blocks(axis, shard)));
+  for (std::size_t shard = 0; shard < keys.size(); ++shard)
+    shards.push_back(cut(visible, shard_blocks(axis, keys[shard])));
   return shards;
 }
 
 std::vector<AttentionPattern> split_keys(const AttentionPattern& pattern, const KeyAxis& axis,
-                                         std::span<const AxisRanges> keys) {
+                                         const AxisShards& keys) {
   require(pattern.k_tokens() == axis.tokens(),
           "sparse attention: a pattern over {} keys, the axis has {}", pattern.k_tokens(),
           axis.tokens());
   std::vector<AttentionPattern> shards;
   shards.reserve(keys.size());
-  for (const AxisRanges& shard : keys)
+  for (std::size_t s = 0; s < keys.size(); ++s) {
+    const AxisRanges shard = keys[s];
     shards.push_back(cut(pattern.arrays(), shard_blocks(axis, shard), token_count(shard)));
+  }
   return shards;
 }
 

@@ -7,6 +7,7 @@
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
+#include "core/plan/context/axis_shards.hpp"
 #include "core/plan/context/sequence_layout.hpp"
 
 namespace ballast {
@@ -18,13 +19,12 @@ struct AttentionAxes {
   std::vector<std::int64_t>
       first_query;     ///< [segments] position of a segment's first query, on whichever rank
   AxisRanges queries;  ///< this rank's, in local order
-  std::vector<AxisRanges>
-      keys;  ///< [shard]: what that rank's K and V hold, in local order; by segment, then position
+  AxisShards keys;     ///< what a rank's K and V hold, in local order; by segment, then position
   /// What one call gets at a time, where a ring is walked several times: [turn * shards + shard],
   /// in the end the same keys.  Empty: `keys`.
-  std::vector<AxisRanges> turns;
+  AxisShards turns;
   /// Key axes of the calls that patterns are made for.
-  const std::vector<AxisRanges>& calls() const { return turns.empty() ? keys : turns; }
+  const AxisShards& calls() const { return turns.empty() ? keys : turns; }
   std::int64_t q_tokens() const { return token_count(queries); }
   bool operator==(const AttentionAxes&) const = default;
 };
@@ -74,11 +74,11 @@ VisibleKeys visible_keys(std::span<const AxisRange> queries, const KeyAxis& axis
 
 /// The same cut into one per shard, on that shard's own keys.  Errors: those of global_blocks().
 std::vector<VisibleKeys> split_visible(const VisibleKeys& visible, const KeyAxis& axis,
-                                       std::span<const AxisRanges> keys);
+                                       const AxisShards& keys);
 
 /// Cuts a pattern of local queries over the whole key axis into one per shard, on that shard's own
 /// keys.  Computed pairs stay the same.  Error: a shard that cuts a block of 64 keys.
 std::vector<AttentionPattern> split_keys(const AttentionPattern& pattern, const KeyAxis& axis,
-                                         std::span<const AxisRanges> keys);
+                                         const AxisShards& keys);
 
 }  // namespace ballast

@@ -53,7 +53,7 @@ RoutedBuilder::RoutedBuilder(const AttentionAxes& axes, const KeyAxis& axis,
       width_(static_cast<int>(blocks.widest())),
       rows_(blocks.rows(axis, axes.queries)) {
   if (axes.calls().size() != 1 || !routed_fits(128, block_tokens_)) return;
-  const AxisRanges& keys = axes.calls().front();
+  const AxisRanges keys = axes.calls()[0];
   const std::vector<std::int32_t> first = first_keys(blocks.rows(axis, keys), blocks_);
   gapless_ = !first.empty() && token_count(keys) > 0;
   if (!gapless_) return;

@@ -188,7 +188,7 @@ SlashBuilder::SlashBuilder(const AttentionAxes& axes, const KeyAxis& axis,
   a.own = shard_of(axes.keys[axes.rank]);
   if (a.tile_slot.empty()) return;
   const VisibleKeys own =
-      split_visible(visible_keys(rows, axis), axis, {&axes.keys[axes.rank], 1}).front();
+      split_visible(visible_keys(rows, axis), axis, {axes.keys[axes.rank]}).front();
   std::vector<std::int32_t> intervals;
   own.for_rows(0, own.rows(), [&](std::int64_t, KeyInterval keys) {
     intervals.insert(intervals.end(), {keys.begin, keys.end});

@@ -15,7 +15,7 @@ namespace {
 AttentionAxes axes_of(const std::vector<std::pair<std::int64_t, std::int64_t>>& segments) {
   AttentionAxes axes;
   axes.align = kBlock;
-  axes.keys.emplace_back();
+  AxisRanges keys;
   const auto add = [](AxisRanges& to, std::int32_t segment, std::int64_t begin, std::int64_t end) {
     to.push_back({segment, begin, end - begin});
     const std::int64_t padding = (kBlock - (end - begin) % kBlock) % kBlock;
@@ -25,8 +25,9 @@ AttentionAxes axes_of(const std::vector<std::pair<std::int64_t, std::int64_t>>& 
     const auto [begin, end] = segments[s];
     axes.first_query.push_back(begin);
     add(axes.queries, static_cast<std::int32_t>(s), begin, end);
-    add(axes.keys.front(), static_cast<std::int32_t>(s), 0, end);
+    add(keys, static_cast<std::int32_t>(s), 0, end);
   }
+  axes.keys = {keys};
   return axes;
 }
 
@@ -89,7 +90,7 @@ TEST_F(CudaRouted, AttentionIsTheHostsUnderTheSameChoice) {
     options.pattern = PatternKind::moba;
     options.moba_block = c.block;
     options.moba_top_k = c.top_k;
-    const std::int64_t rows = axes.q_tokens(), keys = token_count(axes.keys.front());
+    const std::int64_t rows = axes.q_tokens(), keys = token_count(axes.keys[0]);
     const double scale = 0.1;
     const Tensor q = whole({rows, c.heads, c.dim}), k = whole({keys, c.kv_heads, c.dim}),
                  v = random(k.shape()), d_o = random(q.shape());
@@ -119,7 +120,7 @@ TEST_F(CudaRouted, BlockListsRemainWhereTheyMust) {
     options.moba_block = block;
     options.moba_top_k = top_k;
     const Tensor q = to_gpu(random({axes.q_tokens(), 2, 64}), DType::bf16),
-                 k = to_gpu(random({token_count(axes.keys.front()), 2, 64}), DType::bf16);
+                 k = to_gpu(random({token_count(axes.keys[0]), 2, 64}), DType::bf16);
     const AttentionWork work = work_of(axes, options, q, k, 0.1);
     return dynamic_cast<const cuda::PatternTwin&>(*work.device()).placed().routed != nullptr;
   };

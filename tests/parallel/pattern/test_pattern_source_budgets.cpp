@@ -88,16 +88,17 @@ struct Chunks {
     axes.align = kBlock;
     axes.first_query = {512, 0, 320, 0};
     const std::int64_t ends[] = {803, 900, 384, 40};  // neither is the window one block, nor full
-    axes.keys.emplace_back();
+    AxisRanges stored;
     for (std::int32_t s = 0; s < 4; ++s) {
-      first_key.push_back(token_count(axes.keys[0]));
+      first_key.push_back(token_count(stored));
       const std::int64_t padding = (kBlock - ends[s] % kBlock) % kBlock;
       append(axes.queries, {s, axes.first_query[s], ends[s] - axes.first_query[s]});
-      append(axes.keys[0], {s, 0, ends[s]});
+      append(stored, {s, 0, ends[s]});
       append(axes.queries, {-1, 0, padding});
-      append(axes.keys[0], {-1, 0, padding});
+      append(stored, {-1, 0, padding});
     }
-    const std::int64_t queries = token_count(axes.queries), keys = token_count(axes.keys[0]);
+    axes.keys = {stored};
+    const std::int64_t queries = token_count(axes.queries), keys = token_count(stored);
     in.scale = 0.6;
     in.q = random_rows(draw, queries, kHeads);
     in.k = in.v = random_rows(draw, keys, kKvHeads);

@@ -181,8 +181,9 @@ TEST_F(Causal, DependentChunksChooseAsTheWholeSample) {
       axes.first_query = {begin};
       append(axes.queries, {0, begin, end - begin});
       append(axes.queries, {-1, 0, padded - end});
-      axes.keys.push_back({{0, 0, end}});
-      append(axes.keys[0], {-1, 0, padded - end});
+      AxisRanges keys{{0, 0, end}};
+      append(keys, {-1, 0, padded - end});
+      axes.keys = {keys};
       const auto source =
           pattern_source(Communicator(), axes, options, nullptr, nullptr, {}, carry);
       AttentionInputs in = all;

@@ -456,7 +456,7 @@ TEST_F(Chunks, OrderOfUseIsChecked) {
   KvStore store({{first}, {second}}, 0, 1, place);
   const Tensor one = Tensor::zeros({1, 2, 4}, DType::f64),
                two = Tensor::zeros({2, 2, 4}, DType::f64);
-  EXPECT_EQ(token_count(store.axes(1).keys.at(0)), 3);
+  EXPECT_EQ(token_count(store.axes(1).keys[0]), 3);
   EXPECT_EQ(store.axes(1).first_query, std::vector<std::int64_t>{2});
   EXPECT_THROW(store.keys(0, 1, 0, one, one), Error) << "before chunk 0";
   EXPECT_THROW(store.keys(0, 0, 0, one, one), Error) << "another length";

@@ -8,6 +8,7 @@
 #include "core/base/error.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
+#include "core/plan/context/axis_shards.hpp"
 #include "core/plan/context/sequence_layout.hpp"
 #include "tests/core/plan/attention/pattern_pairs.hpp"
 #include "tests/core/plan/context/axis_tokens.hpp"

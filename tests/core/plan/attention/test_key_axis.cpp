@@ -116,9 +116,9 @@ TEST(KeyAxis, APrefixComesBeforeTheChunk) {
   // A chunk [128, 192) of a sample whose keys of [0, 128) are stored: two ranks, each with its
   // slices of both.
   AttentionAxes axes;
-  axes.keys.resize(2);
-  auto& keys = axes.keys;
+  std::vector<AxisRanges> keys(2);
   for (std::int64_t p = 0; p < 192; p += 64) append(keys[p / 64 % 2], {0, p, 64});
+  axes.keys = keys;
   const KeyAxis axis = key_axis(axes);
   EXPECT_EQ(axis.tokens(), 192);
   const AxisRanges queries{{0, 128, 64}};

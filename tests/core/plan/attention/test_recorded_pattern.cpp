@@ -26,13 +26,12 @@ VerticalSlash drawn(std::mt19937_64& random, std::int64_t tokens) {
 AttentionAxes axes_of(const std::vector<std::int64_t>& lengths) {
   AttentionAxes axes;
   axes.align = kBlock;
-  axes.keys.emplace_back();
   for (std::size_t s = 0; s < lengths.size(); ++s) {
     axes.first_query.push_back(0);
     append(axes.queries, {static_cast<std::int32_t>(s), 0, lengths[s]});
     append(axes.queries, {-1, 0, (kBlock - lengths[s] % kBlock) % kBlock});
   }
-  axes.keys[0] = axes.queries;
+  axes.keys = {axes.queries};
   return axes;
 }
 
