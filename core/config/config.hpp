@@ -68,7 +68,7 @@ struct DataConfig {
   LongDocuments long_samples = LongDocuments::truncate;
   double validation_share = 0;
   NeedleTask needle_task = NeedleTask::retrieval;
-  Integers needle_repeats;
+  Integers needle_repeats, needle_copies;
   Integers needle_lengths;
   Reals needle_length_share;
   Integers needle_pairs, needle_questions;

@@ -160,6 +160,10 @@ void data_rows(Schema& schema) {
            "one number, or one for each length; empty list: 2")
       .when(on(&Config::data, &DataConfig::needle_task), NeedleTask::values, NeedleTask::variables,
             NeedleTask::common);
+  data.key("needle_copies", &DataConfig::needle_copies, "", between(1, 1 << 16),
+           "needle: times that an item of the context is written, back to back, as a paragraph "
+           "about its key: one number, or one for each length; empty list: 1")
+      .when(source, DataSource::needle);
   data.key("needle_lengths", &DataConfig::needle_lengths, "tokens", between(1, kTokens),
            "needle: lengths of samples, questions included; each sample has one of them")
       .when(source, DataSource::needle);

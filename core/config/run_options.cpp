@@ -48,6 +48,7 @@ NeedleOptions needle_options(const Config& config) {
   NeedleOptions options;
   options.task = d.needle_task;
   if (!d.needle_repeats.empty()) options.repeats = d.needle_repeats;
+  if (!d.needle_copies.empty()) options.copies = d.needle_copies;
   options.lengths = d.needle_lengths;
   options.length_share = d.needle_length_share;
   options.held_out_share = d.needle_held_out_share;

@@ -61,7 +61,7 @@ std::vector<Problem> problems_of_lengths(const NeedleOptions& o) {
   for (std::size_t i = 0; i < o.lengths.size(); ++i) {
     const std::int64_t pairs = o.pairs_of(i), questions = o.questions_of(i),
                        keys = pairs * (o.task == NeedleTask::variables ? o.repeats_of(i) : 1),
-                       needed = o.items_of(i) * o.item_tokens() + questions * o.question_tokens(i);
+                       needed = o.items_of(i) * o.item_tokens(i) + questions * o.question_tokens(i);
     if (questions > pairs)
       list.push_back({{"data.needle_questions"},
                       fmt::format("data.needle_questions = {} is above data.needle_pairs = {}: a "
@@ -78,7 +78,7 @@ std::vector<Problem> problems_of_lengths(const NeedleOptions& o) {
           {{"data.needle_lengths"},
            fmt::format("data.needle_lengths: {} tokens do not hold {} pairs of {} tokens and {} "
                        "questions of {}, which take {}",
-                       o.lengths[i], o.items_of(i), o.item_tokens(), questions,
+                       o.lengths[i], o.items_of(i), o.item_tokens(i), questions,
                        o.question_tokens(i), needed)});
     if (o.task == NeedleTask::common && questions != 1)
       list.push_back({{"data.needle_questions"},
@@ -156,6 +156,7 @@ std::vector<Problem> problems(const NeedleOptions& o) {
   fits("data.needle_pairs", o.pairs);
   fits("data.needle_questions", o.questions);
   fits("data.needle_repeats", o.repeats);
+  fits("data.needle_copies", o.copies);
   if (list.empty()) list = problems_of_lengths(o);
   return list;
 }
@@ -185,7 +186,7 @@ class NeedleSample::Maker {
         context_(s_.length_ - o_.questions_of(kind) * o_.question_tokens(kind)),
         keys_(draws(Draws::keys).order(o_.keys)) {
     // Items and filler tokens in a random order: a set of slots for the items among all of them.
-    const std::int64_t items = o_.items_of(kind), width = o_.item_tokens();
+    const std::int64_t items = o_.items_of(kind), width = o_.item_tokens(kind);
     slots_ = draws(Draws::positions).subset(context_ - items * (width - 1), items);
     for (std::size_t i = 0; i < slots_.size(); ++i)
       slots_[i] += static_cast<std::int64_t>(i) * (width - 1);
@@ -231,17 +232,25 @@ class NeedleSample::Maker {
     s_.tokens_.insert(s_.tokens_.end(), tokens.begin(), tokens.end());
     s_.placed_.push_back({position, begin, count, loss_begin, count});
   }
+  /// The same tokens, as often as an item is written.
+  Tokens copied(const Tokens& once) const {
+    Tokens all;
+    for (std::int64_t i = 0; i < o_.copies_of(kind_); ++i)
+      all.insert(all.end(), once.begin(), once.end());
+    return all;
+  }
   void put_item(std::int64_t slot, std::int32_t of, Tokens value) {
     value.insert(value.begin(), of);
-    const auto closing = static_cast<std::int64_t>(value.size());
-    if (o_.closes()) value.push_back(of);
-    put(at(slots_, slot), value, closing);
+    Tokens item = copied(value);
+    const auto closing = static_cast<std::int64_t>(item.size());
+    if (o_.closes()) item.push_back(of);
+    put(at(slots_, slot), item, closing);
   }
   void ask(std::int64_t position, const Answer& answer) {
     Tokens tokens{answer.key};
     tokens.insert(tokens.end(), answer.tokens.begin(), answer.tokens.end());
     const double furthest =
-        static_cast<double>(std::max<std::int64_t>(1, context_ - o_.item_tokens()));
+        static_cast<double>(std::max<std::int64_t>(1, context_ - o_.item_tokens(kind_)));
     s_.questions_.push_back({position, position + o_.answer_tokens(kind_),
                              static_cast<double>(answer.position) / furthest});
     put(position, tokens, 1);
@@ -306,7 +315,7 @@ class NeedleSample::Maker {
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(slots_.size()); ++i) {
       const std::int64_t word = std::max<std::int64_t>(0, at(order, i) - repeats_ + 1);
       if (word == 0 && answer.position < 0) answer.position = at(slots_, i);
-      put(at(slots_, i), {key(word)}, 1);
+      put(at(slots_, i), copied({key(word)}), o_.copies_of(kind_));
     }
     answers_.push_back(answer);
   }

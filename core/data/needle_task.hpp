@@ -9,6 +9,9 @@
 //               to the value
 //   common      KEY  words that occur once and one that occurs `repeats` times: the answer
 //
+// An item may be written several times back to back, so that a stretch of the context is about its
+// key, as a paragraph is: patterns that choose by a mean over a block of keys (MoBA) can find it.
+//
 //   filler filler KEY VALUE KEY filler filler KEY VALUE KEY filler ... | KEY VALUE KEY VALUE ...
 //   context                                                            questions, each at most once
 //
@@ -57,10 +60,13 @@ struct NeedleOptions {
   std::int64_t vocabulary = 0;
   std::uint64_t seed = 0;
   bool closing = true;  ///< a pair in the context ends with its key again, which carries loss
+  std::vector<std::int64_t> copies{1};  ///< times that an item of the context is written, back to
+                                        ///< back; one number for all lengths, or one for each
   bool repeated() const { return task != NeedleTask::retrieval; }
   bool closes() const { return closing && task != NeedleTask::common; }
-  std::int64_t item_tokens() const {  ///< in the context
-    return task == NeedleTask::common ? 1 : 1 + value_tokens + (closes() ? 1 : 0);
+  std::int64_t item_tokens(std::size_t kind) const {  ///< in the context
+    const std::int64_t once = task == NeedleTask::common ? 1 : 1 + value_tokens;
+    return copies_of(kind) * once + (closes() ? 1 : 0);
   }
   std::int64_t answer_tokens(std::size_t kind) const {
     return task == NeedleTask::common ? 1 : repeated() ? repeats_of(kind) : value_tokens;
@@ -80,6 +86,7 @@ struct NeedleOptions {
   std::int64_t repeats_of(std::size_t kind) const {
     return repeats[repeats.size() == 1 ? 0 : kind];
   }
+  std::int64_t copies_of(std::size_t kind) const { return copies[copies.size() == 1 ? 0 : kind]; }
   /// Of samples of lengths[kind].
   std::int64_t pairs_of(std::size_t kind) const { return pairs[pairs.size() == 1 ? 0 : kind]; }
   std::int64_t questions_of(std::size_t kind) const {

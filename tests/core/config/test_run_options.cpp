@@ -32,7 +32,7 @@ class OptionsText {
         d.needle_held_out, d.seed, d.vocabulary);
     const NeedleOptions& n = d.needle;
     add(n.lengths, n.length_share, n.held_out_share, n.pairs, n.questions, n.keys, n.values,
-        n.value_tokens, n.vocabulary, n.task, n.repeats, n.seed, n.closing);
+        n.value_tokens, n.vocabulary, n.task, n.repeats, n.copies, n.seed, n.closing);
   }
   void add(const BatchingOptions& b) {
     add(b.method, b.micro_batch_tokens, b.dp, b.pair_cost_tokens, b.packing, b.balance, b.seed,

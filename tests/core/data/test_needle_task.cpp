@@ -102,6 +102,42 @@ TEST(Needle, PairsAreHiddenOnceAndQuestionsAskForThem) {
   EXPECT_EQ(lengths, (std::set<std::int64_t>{96, 300}));
 }
 
+TEST(Needle, AnItemMayBeWrittenSeveralTimesInARow) {
+  NeedleOptions o = options();
+  o.value_tokens = 1;
+  o.copies = {1, 4};
+  for (std::int64_t index = 0; index < 100; ++index) {
+    SCOPED_TRACE(fmt::format("seed {} sample {}", test_seed(), index));
+    o.closing = index % 2 == 0;
+    const NeedleSample sample(o, false, index);
+    const auto tokens = tokens_of(sample), targets = targets_of(sample);
+    const std::size_t kind = sample.length() == 96 ? 0 : 1;
+    const std::int64_t copies = kind == 0 ? 1 : 4, context = sample.length() - 5 * 2;
+    ASSERT_EQ(o.item_tokens(kind), 2 * copies + (o.closing ? 1 : 0));
+    std::int64_t items = 0, with_loss = 5;
+    for (std::int64_t t = 0; t < context; ++t) {
+      const auto at = static_cast<std::size_t>(t);
+      if (tokens[at] >= 41) continue;
+      ++items;
+      for (std::int64_t c = 0; c < copies; ++c, t += 2)
+        for (const std::size_t x : {0u, 1u})
+          ASSERT_EQ(tokens[static_cast<std::size_t>(t) + x], tokens[at + x]) << "copy " << c;
+      ASSERT_LT(tokens[at], 30);
+      if (o.closing) {
+        ASSERT_EQ(tokens[static_cast<std::size_t>(t)], tokens[at]);
+        ASSERT_EQ(targets[static_cast<std::size_t>(t) - 1], tokens[at]);
+        ++with_loss;
+      } else {
+        --t;  // the next item may follow at once
+      }
+    }
+    ASSERT_EQ(items, o.pairs_of(kind));
+    ASSERT_EQ(o.loss_tokens(kind), with_loss);
+    ASSERT_EQ(std::count_if(targets.begin(), targets.end(), [](std::int32_t t) { return t >= 0; }),
+              with_loss);
+  }
+}
+
 /// The context's items [key, value, key], and the questions with their answers, as a reader finds
 /// them.
 struct Read {
@@ -349,6 +385,8 @@ TEST(Needle, MistakesAreNamed) {
         o.repeats = {1, 2};
       },
       "data.needle_repeats has 2 values");
+  named([](NeedleOptions& o) { o.copies = {1, 2, 3}; }, "data.needle_copies has 3 values");
+  named([](NeedleOptions& o) { o.copies = {8, 1}; }, "data.needle_lengths: 96 tokens do not hold");
   NeedleOptions o = options();
   o.vocabulary = 0;  // not known yet: no problem of the deck, but no sample either
   EXPECT_TRUE(problems(o).empty());
