@@ -33,7 +33,11 @@ def start(recipe, folder, parent):
     gc.set_threshold(100000, 50, 100)  # rows make many small objects and hardly a cycle
     # Each worker is one core's.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    STATE.update(recipe=recipe, folder=folder, cutter=cutter_of(recipe))
+    STATE.update(recipe=recipe, folder=folder)
+    try:
+        STATE["cutter"] = cutter_of(recipe)
+    except DataError as error:  # told by the first shard: the pool hides what ends a start
+        STATE["error"] = error
 
 
 def cutter_of(recipe):
@@ -56,6 +60,8 @@ def cutter_of(recipe):
 
 def shard(number, group):
     """Makes one shard from its pieces; returns its record."""
+    if "error" in STATE:
+        raise STATE["error"]
     cutter, key = STATE["cutter"], STATE["recipe"]["key"]
     cutter.encoder.counters.clear()
     writer = ShardWriter(STATE["folder"], number)

@@ -2,7 +2,7 @@
 import json
 import random
 
-from test_data import Data
+from test_data import PLAIN, Data
 
 
 class Odd(Data):
@@ -69,6 +69,36 @@ class OddRows(Odd):
         rows = [{"messages": [self.CHAT[0], {"role": "asistant", "content": "x"}, *self.CHAT]}]
         said = self.build(self.lines(rows))
         self.assertIn("1 messages of role 'asistant', which carries no loss", said)
+
+
+class OddTokenizers(Odd):
+    def said_of(self, name, template, status=2, eos="<|im_end|>"):
+        folder = self.make_tokenizer(name, "")
+        with open(f"{folder}/tokenizer_config.json", "w") as f:
+            json.dump({"chat_template": template, **({"eos_token": eos} if eos else {})}, f)
+        path = self.lines([{"messages": self.CHAT}])
+        said = self.build(path, tokenizer=folder, status=status, options=["--restart", "--force"])
+        self.assertNotIn("Traceback", said)
+        return said
+
+    def test_broken_templates_are_named(self):
+        said = self.said_of("open", "{% for m in messages %}")
+        self.assertIn("chat template, line 1", said)
+        self.assertIn(
+            "chat.jsonl:1: the chat template refuses", self.said_of("zero", "{{ 1 / 0 }}")
+        )
+        endless = "{% for i in range(10 ** 9) %}{% endfor %}"
+        self.assertIn("refuses", self.said_of("long", endless))
+        listed = [{"name": "rag", "template": "x"}, {"name": "tool_use", "template": "x"}]
+        self.assertIn("rag, tool_use", self.said_of("listed", listed))
+        self.assertIn("names no eos_token", self.said_of("endless", PLAIN, 0, None))
+
+    def test_a_broken_tokenizer_is_named(self):
+        with open(f"{self.tokenizer}/tokenizer.json", "w") as f:
+            json.dump({"model": {"type": "none", "vocab": {"a": 0}}}, f)
+        error = self.build(self.lines([{"text": "a"}]), status=2)
+        self.assertIn("tokenizer.json: ", error)
+        self.assertNotIn("died", error)
 
 
 class OddPairs(Odd):
