@@ -106,6 +106,8 @@ def build(options):
     for note in notes:
         print(note)
     made = recipes.make(options, paths)
+    if options.eos and "eos_token" not in made["template_tokens"]:
+        print(f"{options.tokenizer} names no eos_token: texts get no end token")
     folder = options.out + ".parts"
     if options.restart:
         shutil.rmtree(folder, ignore_errors=True)

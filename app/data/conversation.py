@@ -9,11 +9,14 @@ ROLES = {
     "gpt": "assistant",
     "bot": "assistant",
     "chatgpt": "assistant",
+    "ai": "assistant",
     "model": "assistant",
     "function": "tool",
     "observation": "tool",
 }
+KNOWN_ROLES = {*ROLES, *ROLES.values(), "system", "developer"}
 CONVERSATIONS = ("messages", "conversations", "conversation")
+INSTRUCTIONS = (("input", "output"), ("context", "response"))  # Alpaca's columns, Dolly's
 
 
 @dataclass
@@ -37,6 +40,8 @@ def sample(row, key=None):
     """The sample of a row.  Errors: RowError where the row has no layout that is known."""
     if isinstance(row, str):
         return Text(row)
+    if isinstance(row, list):
+        return chat(row, {})
     if not isinstance(row, dict):
         raise RowError(f"a row is a {type(row).__name__}, not an object")
     if key is not None:
@@ -45,39 +50,77 @@ def sample(row, key=None):
         value = row[key]
         return chat(value, row) if isinstance(value, list) else text(value, key)
     for name in CONVERSATIONS:
-        if isinstance(row.get(name), list):
-            return chat(row[name], row)
+        if row.get(name) is not None:
+            return chat(listed_messages(row[name], name), row)
     if row.get("completion") is not None and row.get("prompt") is not None:
         return completion(row["prompt"], row["completion"], row)
-    if row.get("instruction") is not None and row.get("output") is not None:
-        return instruction(row)
+    for asked_of, answer in INSTRUCTIONS:
+        if row.get("instruction") is not None and row.get(answer) is not None:
+            return instruction(row, asked_of, answer)
     if row.get("text") is not None:
         return text(row["text"], "text")
     raise RowError(
-        f"the row has {', '.join(map(repr, row)) or 'nothing'}; known are messages or"
+        f"the row has {columns(row)}; known are messages or"
         " conversations, prompt with completion, instruction with output, and text; --key names"
         " another column"
     )
 
 
+def columns(row):
+    return ", ".join(f"{k!r}{' (empty)' * (v is None)}" for k, v in row.items()) or "nothing"
+
+
+def listed_messages(value, name):
+    """A list of messages, which tables often hold as JSON."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise RowError(f"{name!r} holds text that is no JSON: {error}") from error
+    if not isinstance(value, list):
+        raise RowError(f"{name!r} holds a {type(value).__name__}, not a list of messages")
+    return value
+
+
 def pair(row):
     """(chosen, rejected) samples of a row of preferences: prompt, chosen and rejected as texts or
-    as lists of messages; without a prompt, what both answers begin with is the prompt."""
+    as lists of messages; what both lists begin with, or both texts where there is no prompt, is the
+    prompt."""
     if not isinstance(row, dict) or row.get("chosen") is None or row.get("rejected") is None:
         raise RowError("a row of preferences has chosen, rejected and usually prompt")
-    chosen, rejected, prompt = row["chosen"], row["rejected"], row.get("prompt")
-    if type(chosen) is not type(rejected):
+    chosen, rejected = ([v] if isinstance(v, dict) else v for v in (row["chosen"], row["rejected"]))
+    prompt = row.get("prompt")
+    if type(chosen) is not type(rejected) or not isinstance(chosen, (str, list)):
         raise RowError("chosen and rejected must both be text or both be lists of messages")
-    if prompt is None:
-        same = 0
-        while same < min(len(chosen), len(rejected)) and chosen[same] == rejected[same]:
-            same += 1
-        if isinstance(chosen, str) or same == 0:
+    if prompt is None or (isinstance(chosen, list) and begins_with(chosen, rejected, prompt)):
+        same = common(chosen, rejected)
+        if same == 0:
             raise RowError("a row of preferences without a prompt")
         prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
+    elif isinstance(chosen, list) and isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
     if not chosen or not rejected:
         raise RowError("an answer of a row of preferences is empty")
     return completion(prompt, chosen, row), completion(prompt, rejected, row)
+
+
+def common(chosen, rejected):
+    """How much both begin with; of texts to the end of a word, as a token may hold a space and a
+    word."""
+    least = min(len(chosen), len(rejected))
+    same = next((i for i in range(least) if chosen[i] != rejected[i]), least)
+    while isinstance(chosen, str) and same and not chosen[same - 1].isspace():
+        same -= 1
+    return same - (same > 0 and chosen[same - 1] == " ")
+
+
+def begins_with(chosen, rejected, prompt):
+    """Whether both lists of messages hold the row's prompt already, as UltraFeedback's."""
+    same = common(chosen, rejected)
+    if isinstance(prompt, list):
+        return 0 < len(prompt) <= same and chosen[: len(prompt)] == prompt
+    shared = [message(entry)[0]["content"] for entry in chosen[:same]]
+    return isinstance(prompt, str) and prompt in shared
 
 
 def text(value, key):
@@ -97,9 +140,13 @@ def completion(prompt, answer, row):
     return joined
 
 
-def instruction(row):
-    asked = row["instruction"] + (f"\n\n{row['input']}" if row.get("input") else "")
-    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}]
+def instruction(row, asked_of, answer):
+    asked = row["instruction"]
+    if given := row.get(asked_of):
+        asked = f"{asked}\n\n{given}"
+    if not isinstance(asked, str):
+        raise RowError(f"instruction is a {type(asked).__name__}, not text")
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": row[answer]}]
     return chat(messages, row)
 
 
@@ -134,7 +181,8 @@ def message(entry):
         one["role"], one["content"] = one.pop("from"), one.pop("value")
     if not isinstance(one.get("role"), str):
         raise RowError("a message without role (or from)")
-    one["role"] = ROLES.get(one["role"], one["role"])
+    role = one["role"].lower()
+    one["role"] = ROLES.get(role, role if role in KNOWN_ROLES else one["role"])
     weight = one.pop("weight", None)
     if weight not in (None, 0, 1):
         raise RowError(f"weight {weight}: a loss mask holds 0 or 1 alone")

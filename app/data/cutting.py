@@ -1,4 +1,6 @@
 """Samples longer than the limit: dropped, cut, or split so that every answer keeps its prompt."""
+import numpy as np
+
 from conversation import Chat
 from errors import RowError
 from masks import Document
@@ -60,7 +62,7 @@ class Cutter:
 
     def with_loss(self, documents):
         """A first token has no predecessor to predict it."""
-        kept = [d for d in documents if d.mask[1:].any()]
+        kept = [d for d in documents if np.count_nonzero(d.mask[1:])]
         if len(kept) < len(documents):
             self.count("samples left out because no token carries loss", len(documents) - len(kept))
         return kept

@@ -7,3 +7,10 @@ class DataError(Exception):
 
 class RowError(Exception):
     """A row that cannot become a sample; the reader adds its place."""
+
+
+class Unreadable:
+    """Stands for a row that could not be read, so that it can be skipped as a bad row."""
+
+    def __init__(self, reason):
+        self.reason = reason

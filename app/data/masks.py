@@ -13,6 +13,7 @@ from errors import DataError, RowError
 from template import CLOSE, OPEN
 
 ROLES = ("text", "system", "user", "assistant", "tool", "other")
+USUAL_ROLES = {*ROLES, "developer"} - {"text", "other"}
 
 
 @dataclass
@@ -72,6 +73,7 @@ class Encoder:
         if not isinstance(sample, Chat):
             begins = [(0, "user"), (sample.prompt, "assistant")] if sample.prompt else [(0, "text")]
             return [Rendered(sample, sample.text, [(sample.prompt, len(sample.text))], begins)]
+        self.count_unusual_roles(sample)
         if self.chat is None:
             raise DataError(
                 "the rows are conversations, but the tokenizer's folder has no chat template;"
@@ -90,6 +92,15 @@ class Encoder:
                 raise
             self.count("conversations rendered turn by turn")
             return self.by_turns(sample)
+
+    def count_unusual_roles(self, chat):
+        """Names that are misspelt carry no loss, so they are told; a few of them."""
+        for role in (m["role"] for m in chat.messages):
+            if role not in USUAL_ROLES and role not in self.loss_on:
+                what = f"messages of role {role[:20]!r}, which carries no loss"
+                if what not in self.counters and len(self.counters) > 20:
+                    what = "messages of other roles that carry no loss"
+                self.count(what)
 
     def wanted(self, chat, i):
         weight = chat.weights[i]

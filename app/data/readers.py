@@ -5,7 +5,7 @@ import json
 import os
 from collections import namedtuple
 
-from errors import DataError
+from errors import DataError, Unreadable
 
 LONGEST_TEXT = 16 << 20  # a longer text file becomes several documents, cut at line ends
 BLOCK_BYTES = 1 << 22
@@ -118,6 +118,7 @@ def pieces_of(path, piece_bytes):
     size = os.path.getsize(path)
     if kind == "array" and first_character(path) == "{":
         kind = "lines"
+        refuse_one_object(path)
     if kind == "array":
         yield from array_pieces(path, piece_bytes)
     elif kind == "lines" or (kind == "text" and size > LONGEST_TEXT):
@@ -145,6 +146,18 @@ def opened(path, how):
 def first_character(path):
     with open(path, "rb") as stream:
         return stream.read(4096).lstrip(b" \t\r\n\xef\xbb\xbf")[:1].decode("latin-1")
+
+
+def refuse_one_object(path):
+    """A .json file of objects has one a line, or is one object that is no row."""
+    with open(path, "rb") as stream:
+        lines = (line.strip(b" \t\r\n\xef\xbb\xbf") for line in stream)
+        first = next((line for line in lines if line), b"")
+    if not first.endswith(b"}"):
+        raise DataError(
+            f"{path}: one JSON object over several lines; rows are the elements of an array"
+            " ([...]), or objects of one line each"
+        )
 
 
 def record_batches(path):
@@ -191,6 +204,8 @@ def array_pieces(path, piece_bytes):
                 if at - begin >= piece_bytes:
                     yield Piece("array", path, base + begin, base + at, at - begin)
                     begin = at
+            except RecursionError as error:
+                raise DataError(f"{path}: no JSON at byte {base + at}: {error}") from error
             except ValueError as error:
                 rest = stream.read(max(BLOCK_BYTES, len(text) - at))
                 if not rest:
@@ -214,21 +229,24 @@ def line_rows(piece):
         while (at := stream.tell()) < piece.end:
             line = stream.readline()
             if line.strip():
-                yield (piece.path, at), parsed(line, piece.path, at)
+                yield (piece.path, at), parsed(line, at)
 
 
-def parsed(raw, path, at):
+def parsed(raw, at):
     try:
         return json.loads(raw.removeprefix(b"\xef\xbb\xbf") if at == 0 else raw)
-    except ValueError as error:
-        raise DataError(f"{place((path, at))}: no JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        return Unreadable(f"no JSON: {error}")
 
 
 def array_rows(piece):
     with open(piece.path, "rb") as stream:
         stream.seek(piece.begin)
         raw = stream.read(piece.end - piece.begin).strip(b" \t\r\n,")
-    for number, row in enumerate(parsed(b"[" + raw + b"]", piece.path, piece.begin)):
+    found = parsed(b"[" + raw + b"]", piece.begin)
+    if isinstance(found, Unreadable):
+        raise DataError(f"{piece.path}, from byte {piece.begin}: {found.reason}")
+    for number, row in enumerate(found):
         yield (piece.path, f"byte {piece.begin}, element {number}"), row
 
 
@@ -242,7 +260,11 @@ def text_rows(piece):
         if text and not text.endswith(b"\n"):
             text += stream.readline()
     if text:
-        yield (piece.path, f"byte {begin}"), {"text": text.decode("utf-8", errors="replace")}
+        try:
+            row = {"text": text.decode("utf-8")}
+        except UnicodeDecodeError as error:
+            row = Unreadable(f"no UTF-8: {error.reason} at byte {begin + error.start}")
+        yield (piece.path, f"byte {begin}"), row
 
 
 def parquet_rows(piece):

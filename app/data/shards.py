@@ -46,7 +46,7 @@ class ShardWriter:
             for begin, role in document.begins:
                 messages += begin, NUMBERS.get(role, NUMBERS["other"])
             # The first token is nobody's target.
-            self.record["loss"] += int(document.mask[1:].sum())
+            self.record["loss"] += int(np.count_nonzero(document.mask[1:]))
         tokens = np.concatenate([d.tokens for d, _ in documents])
         tokens.astype("<i4", copy=False).tofile(self.files["tokens"])
         np.concatenate([d.mask for d, _ in documents]).tofile(self.files["mask"])

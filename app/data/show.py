@@ -33,12 +33,13 @@ def sample_lines(file, number, tokenizer, colour, most):
     begin, end = (int(v) for v in file["offsets"][number : number + 2])
     count = min(end - begin, most) if most else end - begin
     tokens = file["tokens"][begin : begin + count]
-    mask = file["loss_mask"][begin : begin + count] if "loss_mask" in file else [1] * count
+    mask = file["loss_mask"][begin : begin + count].tolist() if "loss_mask" in file else [1] * count
     first, last = (int(v) for v in file["messages/offsets"][number : number + 2])
     begins = file["messages/begin"][first:last].tolist()
     names = {v: k for k, v in h5py.check_enum_dtype(file["messages/role"].dtype).items()}
     roles = dict(zip(begins, (names[r] for r in file["messages/role"][first:last].tolist())))
-    loss = sum(int(m) for m in mask[1:])
+    mask[:1] = [0]  # no token comes before the first, so nothing predicts it
+    loss = sum(int(m) for m in mask)
     answer = ("chosen, ", "rejected, ")[number % 2] if file.attrs.get("pairs") else ""
     heading = (
         f"sample {number}, {answer}row {file['rows'][number]}: {end - begin} tokens, {loss} with"

@@ -75,7 +75,7 @@ class ChatTemplate:
             # What Template.render does, without copies of the values.
             values = dict(self.values, messages=messages, tools=tools, add_generation_prompt=prompt)
             text = "".join(self.template.root_render_func(self.template.new_context(values)))
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except Exception as error:  # a template is a program: any error may come of it
             raise RowError(f"the chat template refuses: {error}") from error
         return text
 
@@ -126,4 +126,9 @@ def find(folder, file=None):
     if isinstance(source, list):
         named = {entry["name"]: entry["template"] for entry in source}
         source = named.get("default")
+        if source is None and named:
+            raise DataError(
+                f"{folder} has the chat templates {', '.join(named)} and none named default;"
+                " --chat-template FILE names one"
+            )
     return source, tokens

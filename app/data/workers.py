@@ -13,7 +13,7 @@ import readers
 import recipe as recipes
 from conversation import pair, sample
 from cutting import Cutter
-from errors import DataError, RowError
+from errors import DataError, RowError, Unreadable
 from masks import Encoder
 from shards import ShardWriter
 
@@ -33,7 +33,11 @@ def start(recipe, folder, parent):
     gc.set_threshold(100000, 50, 100)  # rows make many small objects and hardly a cycle
     # Each worker is one core's.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    STATE.update(recipe=recipe, folder=folder, cutter=cutter_of(recipe))
+    STATE.update(recipe=recipe, folder=folder)
+    try:
+        STATE["cutter"] = cutter_of(recipe)
+    except DataError as error:  # told by the first shard: the pool hides what ends a start
+        STATE["error"] = error
 
 
 def cutter_of(recipe):
@@ -56,6 +60,8 @@ def cutter_of(recipe):
 
 def shard(number, group):
     """Makes one shard from its pieces; returns its record."""
+    if "error" in STATE:
+        raise STATE["error"]
     cutter, key = STATE["cutter"], STATE["recipe"]["key"]
     cutter.encoder.counters.clear()
     writer = ShardWriter(STATE["folder"], number)
@@ -80,6 +86,8 @@ def shard(number, group):
 def rendered_row(value, key):
     """What is encoded of a row; of a pair the chosen answer, then the rejected one."""
     encoder = STATE["cutter"].encoder
+    if isinstance(value, Unreadable):
+        raise RowError(value.reason)
     if not STATE["recipe"]["pairs"]:
         return encoder.rendered(sample(value, key))
     return [encoder.rendered(answer)[0] for answer in pair(value)]
@@ -87,7 +95,11 @@ def rendered_row(value, key):
 
 def write(writer, block):
     cutter = STATE["cutter"]
-    encoded = iter(cutter.encoder.encoded([r for _, _, some in block for r in some]))
+    try:
+        encoded = iter(cutter.encoder.encoded([r for _, _, some in block for r in some]))
+    except TypeError:  # what the tokenizer says of text that is no Unicode
+        block = [entry for entry in block if checked(entry[0], lambda e=entry: unicode(e[2]))]
+        encoded = iter(cutter.encoder.encoded([r for _, _, some in block for r in some]))
     made = []
     for where, row, some in block:
         parts = [(r, next(encoded)) for r in some]
@@ -98,6 +110,15 @@ def write(writer, block):
             continue
         made += [(document, row) for document in documents]
     writer.add(made)
+
+
+def unicode(rendered):
+    """True.  Errors: RowError of a text that holds half of a surrogate pair (a lone \\ud83d)."""
+    try:
+        return all(one.text.encode() is not None for one in rendered)
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise RowError(f"half of a surrogate pair, {ascii(half)}, which is no character") from error
 
 
 def checked(where, make):

@@ -87,6 +87,8 @@ void Deck::drop_shape() {
 std::vector<Problem> Deck::apply_weights(const ModelShape& shape) {
   const std::set<std::string>& free = context_keys();
   const std::string folder = text("model.weights");
+  if (origin("model.weights") == Origin::command_line && origin("model.preset") == Origin::file)
+    entries_.erase("model.preset");
   Deck stated = *this;
   stated.apply_preset();
   std::vector<Problem> problems;

@@ -65,7 +65,8 @@ class Deck {
   void drop_shape();
   /// The same from `shape`, read from the folder of model.weights.  Returns one problem for each
   /// key to which the deck, or its preset, gives another value; the keys that stretch the context
-  /// (rope_theta, original_context, yarn_factor, llama3_*) may differ.
+  /// (rope_theta, original_context, yarn_factor, llama3_*) may differ.  A folder that the command
+  /// line names replaces a preset of the deck.
   std::vector<Problem> apply_weights(const ModelShape& shape);
   /// Whether every key of the model's shape has a value, as in an effective deck or from a preset.
   bool states_shape() const;

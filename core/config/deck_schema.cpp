@@ -181,7 +181,9 @@ std::string deck_help(const std::string& only) {
         "mesh = { cp_outer = 1 }\n\n"
         "--case NAME picks one.  On the command line, block.key=value comes last and wins.  A "
         "model.preset of a case or of the\n"
-        "command line replaces the shape that stood before it.\n";
+        "command line replaces the shape that stood before it; model.weights of the command line "
+        "replaces a\n"
+        "preset of the deck.\n";
   for (const BlockSpec& block : deck_blocks()) {
     if (!only.empty() && block.name != only) continue;
     out += fmt::format("{}[{}]  {}\n", out.empty() ? "" : "\n", block.name, block.meaning);

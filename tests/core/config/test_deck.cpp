@@ -238,6 +238,21 @@ TEST(DeckWeights, FillTheShapeAndContradictionsAreNamed) {
   EXPECT_FALSE(preset.apply_weights(model_preset("qwen2.5-1.5b")).empty());
 }
 
+TEST(DeckWeights, OfTheCommandLineReplaceAPresetOfTheDeck) {
+  const ModelShape other = model_preset("qwen2.5-1.5b");
+  for (const Origin of_preset : {Origin::file, Origin::command_line})
+    for (const Origin of_weights : {Origin::file, Origin::command_line}) {
+      Deck deck;
+      deck.set("model.preset", std::string("qwen2.5-0.5b"), "place", of_preset);
+      deck.set("model.weights", std::string("folder"), "place", of_weights);
+      const bool replaced = of_preset == Origin::file && of_weights == Origin::command_line;
+      EXPECT_EQ(deck.apply_weights(other).empty(), replaced);
+      if (replaced) {
+        EXPECT_EQ(model_shape(deck.config()).parameters(), other.parameters());
+      }
+    }
+}
+
 TEST(DeckOptions, EveryOptionComesFromItsKey) {
   Deck deck;
   const auto set = [&](const char* path, DeckValue value) {

@@ -1,0 +1,124 @@
+"""Rows of odd shapes that data sets in use have: what they become, and how others are refused."""
+import json
+import random
+
+from test_data import PLAIN, Data
+
+
+class Odd(Data):
+    CHAT = [{"role": "user", "content": "ring"}, {"role": "assistant", "content": "stripe 1234"}]
+
+    def learnt(self, rows, *options):
+        """Text under loss of every document."""
+        self.build(self.lines(rows), options=["--restart", "--force", *options])
+        pick = self.loaded().decode
+        return [
+            pick([t for t, m in zip(tokens[1:], mask[1:]) if m], skip_special_tokens=False)
+            for tokens, mask in self.documents()
+        ]
+
+    def refused(self, raw, *words, name="odd.jsonl", options=()):
+        with open(self.out(name), "wb") as f:
+            f.write(raw)
+        error = self.build(self.out(name), out="no.h5", options=["--restart", *options], status=2)
+        self.assertNotIn("Traceback", error)
+        for word in words:
+            self.assertIn(word, error)
+
+
+class OddRows(Odd):
+    def test_layouts(self):
+        by_name = [
+            {"role": {"user": "Human", "assistant": "AI"}[m["role"]], "content": m["content"]}
+            for m in self.CHAT
+        ]
+        rows = [
+            self.CHAT,
+            {"messages": json.dumps(self.CHAT)},
+            {"messages": by_name},
+            {"instruction": "ring", "context": "x", "response": "stripe 1234"},
+            {"instruction": "ring", "input": None, "output": "stripe 1234"},
+        ]
+        self.assertEqual(self.learnt(rows), ["stripe 1234<|im_end|>"] * len(rows))
+
+    def test_rows_that_are_no_text_name_their_place(self):
+        sound = b'{"text": "a ring"}\n'
+        self.refused(sound + b'{"instruction": 3, "output": "x"}\n', "odd.jsonl:2", "a int")
+        self.refused(sound + b'{"text": null}\n', "odd.jsonl:2", "'text' (empty)")
+        self.refused(sound + b'{"messages": "[oops"}\n', "odd.jsonl:2", "no JSON")
+        self.refused(sound + b'{"messages": 3}\n', "odd.jsonl:2", "not a list")
+        self.refused(sound + b'{"text": "a \\ud83d b"}\n', "odd.jsonl:2", "surrogate")
+        self.refused(sound + b'{"text": "a \xff b"}\n', "odd.jsonl:2", "utf-8")
+        deep = b'{"text": ' + b"[" * 100000 + b"]" * 100000 + b"}\n"
+        self.refused(sound + deep, "odd.jsonl:2", "no JSON")
+        self.refused(b"[" + deep + b"]", "no JSON", name="deep.json")
+        self.refused("ring h\xe9".encode("latin-1"), "no UTF-8", "byte 6", name="latin.txt")
+        self.refused(b'{\n "data": [\n {"text": "a"}]}\n', "several lines", name="one.json")
+
+    def test_skipping_takes_broken_lines_and_texts(self):
+        raw = b'{"text": "ring"}\n{"text": \n{"text": "a \\ud83d b"}\n{"text": "stripe"}\n'
+        with open(self.out("broken.jsonl"), "wb") as f:
+            f.write(raw)
+        said = self.build(self.out("broken.jsonl"), options=["--bad-rows", "skip"])
+        self.assertIn("1 bad rows skipped: no JSON", said)
+        self.assertIn("1 bad rows skipped: half of a surrogate", said)
+        texts = [self.loaded().decode(tokens) for tokens, _ in self.documents()]
+        self.assertEqual(texts, ["ring", "stripe"])
+
+    def test_misspelt_roles_are_told(self):
+        rows = [{"messages": [self.CHAT[0], {"role": "asistant", "content": "x"}, *self.CHAT]}]
+        said = self.build(self.lines(rows))
+        self.assertIn("1 messages of role 'asistant', which carries no loss", said)
+
+
+class OddTokenizers(Odd):
+    def said_of(self, name, template, status=2, eos="<|im_end|>"):
+        folder = self.make_tokenizer(name, "")
+        with open(f"{folder}/tokenizer_config.json", "w") as f:
+            json.dump({"chat_template": template, **({"eos_token": eos} if eos else {})}, f)
+        path = self.lines([{"messages": self.CHAT}])
+        said = self.build(path, tokenizer=folder, status=status, options=["--restart", "--force"])
+        self.assertNotIn("Traceback", said)
+        return said
+
+    def test_broken_templates_are_named(self):
+        said = self.said_of("open", "{% for m in messages %}")
+        self.assertIn("chat template, line 1", said)
+        self.assertIn(
+            "chat.jsonl:1: the chat template refuses", self.said_of("zero", "{{ 1 / 0 }}")
+        )
+        endless = "{% for i in range(10 ** 9) %}{% endfor %}"
+        self.assertIn("refuses", self.said_of("long", endless))
+        listed = [{"name": "rag", "template": "x"}, {"name": "tool_use", "template": "x"}]
+        self.assertIn("rag, tool_use", self.said_of("listed", listed))
+        self.assertIn("names no eos_token", self.said_of("endless", PLAIN, 0, None))
+
+    def test_a_broken_tokenizer_is_named(self):
+        with open(f"{self.tokenizer}/tokenizer.json", "w") as f:
+            json.dump({"model": {"type": "none", "vocab": {"a": 0}}}, f)
+        error = self.build(self.lines([{"text": "a"}]), status=2)
+        self.assertIn("tokenizer.json: ", error)
+        self.assertNotIn("died", error)
+
+
+class OddPairs(Odd):
+    def test_layouts_of_pairs(self):
+        rng = random.Random(7)
+        prompt = {"role": "user", "content": f"ring {rng.randrange(100)}"}
+        good, bad = ({"role": "assistant", "content": c} for c in ("stripe", "1234"))
+        rows = [
+            {"prompt": prompt["content"], "chosen": [prompt, good], "rejected": [prompt, bad]},
+            {"prompt": prompt["content"], "chosen": [good], "rejected": [bad]},
+            {"prompt": [prompt], "chosen": good, "rejected": bad},
+            {"prompt": [prompt], "chosen": [prompt, good], "rejected": [prompt, bad]},
+            {"chosen": [prompt, good], "rejected": [prompt, bad]},
+        ]
+        told = self.learnt(rows, "--pairs")
+        self.assertEqual(told, ["stripe<|im_end|>", "1234<|im_end|>"] * len(rows))
+        same = self.documents()
+        for i in range(2, len(same)):
+            self.assertEqual(same[i], same[i % 2])
+
+    def test_texts_without_prompt_part_at_a_word(self):
+        rows = [{"chosen": "Q: ring\nA: stripes", "rejected": "Q: ring\nA: strip"}]
+        self.assertEqual(self.learnt(rows, "--pairs"), [" stripes<|im_end|>", " strip<|im_end|>"])
