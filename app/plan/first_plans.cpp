@@ -6,6 +6,20 @@
 #include "core/plan/step_problems.hpp"
 
 namespace ballast {
+namespace {
+
+/// sab weighs samples by averages of the budgets that dst found for them in the steps before; a
+/// plan without ranks has simulated ones.
+void tell_simulated_budgets(nlohmann::ordered_json& json, const Config& config) {
+  if (config.batching.method != Batching::sab || !config.dst.enabled) return;
+  json["plans_simulated_from"] = 2;
+  json["plans_note"] =
+      "from step 2 on by simulated budgets (dst.simulated_coverage); `train` balances by those "
+      "that "
+      "its samples find";
+}
+
+}  // namespace
 
 void add_plans(nlohmann::ordered_json& json, const Config& config, std::int64_t count) {
   if (count <= 0) return;
@@ -20,6 +34,7 @@ void add_plans(nlohmann::ordered_json& json, const Config& config, std::int64_t 
       plans.push_back(to_json(plan));
     }
     json["plans"] = std::move(plans);
+    tell_simulated_budgets(json, config);
   } catch (const Error& e) {
     json["plans_refused"] = e.what();
   }

@@ -14,6 +14,22 @@
 
 namespace ballast {
 
+void refuse_samples_beyond_groups(const Config& config, const Dataset& data) {
+  const std::vector<std::int64_t>& groups = config.batching.groups;
+  if (groups.empty() || config.batching.method != Batching::hbp ||
+      config.batching.long_samples != LongSamples::refuse)
+    return;
+  std::int64_t beyond = 0, longest = 0;
+  for (std::int64_t s = 0; s < data.samples(); ++s) {
+    beyond += data.length(s) > groups.back();
+    longest = std::max(longest, data.length(s));
+  }
+  require(beyond == 0,
+          "{} of {} samples have more tokens than the longest group's {} (batching.groups), the "
+          "longest {}; add a group, or set batching.long = \"split\" or data.max_tokens",
+          beyond, data.samples(), groups.back(), longest);
+}
+
 OpenedFiles open_files_of(const Config& config) {
   OpenedFiles found;
   const auto attempt = [&](const std::function<void()>& work) {
@@ -33,6 +49,7 @@ OpenedFiles open_files_of(const Config& config) {
         found.longest = std::max(found.longest, data->length(s));
       found.loss_share = loss_share(*data);
       found.data = fmt::format("{}; {}", data->description(), loss_share_text(*data));
+      refuse_samples_beyond_groups(config, *data);
     });
   if (const std::string& folder = config.model.weights; !folder.empty())
     attempt([&] {

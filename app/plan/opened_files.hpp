@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/config/config.hpp"
+#include "io/data/dataset.hpp"
 
 namespace ballast {
 
@@ -19,5 +20,8 @@ struct OpenedFiles {
 /// Opens what block data, model.weights and attention.heads name, as `train` does: every file and
 /// tensor must be there and fit the model.  dpo.reference must be there, and is not compared.
 OpenedFiles open_files_of(const Config& config);
+
+/// A sample that no packing group holds would end the run at the step that meets it.
+void refuse_samples_beyond_groups(const Config& config, const Dataset& data);
 
 }  // namespace ballast

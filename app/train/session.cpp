@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 
+#include "app/plan/opened_files.hpp"
 #include "app/train/local_batch.hpp"
 #include "core/config/step_options.hpp"
 #include "core/model/muon_table.hpp"
@@ -38,24 +39,6 @@ Sampler sampler_of(const Communicator& world, const Config& config, const Datase
     sampler->begin_with(curriculum(config), [&](std::int64_t s) { return dataset.length(s); });
   });
   return *std::move(sampler);
-}
-
-/// A sample that no packing group holds would end the run at the step that meets it; `ballast pack`
-/// shows them too.
-void refuse_samples_beyond_groups(const Config& config, const Dataset& dataset,
-                                  const std::vector<PackGroup>& groups) {
-  if (groups.empty() || config.batching.method != Batching::hbp ||
-      config.batching.long_samples != LongSamples::refuse)
-    return;
-  std::int64_t beyond = 0, longest = 0;
-  for (std::int64_t s = 0; s < dataset.samples(); ++s) {
-    beyond += dataset.length(s) > groups.back().tokens;
-    longest = std::max(longest, dataset.length(s));
-  }
-  require(beyond == 0,
-          "{} of {} samples have more tokens than the longest group's {} (batching.groups), the "
-          "longest {}; add a group, or set batching.long = \"split\" or data.max_tokens",
-          beyond, dataset.samples(), groups.back().tokens, longest);
 }
 
 /// Of attention.pattern = "by_head"; every head dense where no file is named.
@@ -143,7 +126,7 @@ Session::Session(const Communicator& world, const Config& config_)
     });
   if (options.attention.chosen() && options.attention.pattern == PatternKind::by_head)
     together(world, [&] { options.attention.heads = head_table(config); });
-  together(world, [&] { refuse_samples_beyond_groups(config, *dataset, options.batching.groups); });
+  together(world, [&] { refuse_samples_beyond_groups(config, *dataset); });
   for (const int degree : options.joined_ranks()) connect(mesh.sequence(degree), device);
   recorder.context.stage = mesh.at.pp;
   if (BudgetTuning::wanted(config)) {

@@ -134,6 +134,9 @@ class SamplesBeyondGroups(Hbp):
             ),
         )
         self.assertNotIn("step=", done.stdout)
+        line = ["batching.method=hbp", "batching.groups=[80,160]"]
+        checked = self.run_ballast(1, "check", self.deck(dp=2), *line, status=1)
+        self.assertIn("than the longest group's 160", checked.stdout + checked.stderr)
         self.run_ballast(
             2,
             "train",
@@ -144,6 +147,13 @@ class SamplesBeyondGroups(Hbp):
             "-d",
             self.out("split"),
         )
+
+    def test_padding_of_sparse_blocks_makes_no_sample_too_long(self):
+        sparse = ["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=2"]
+        groups = ["batching.method=hbp", "batching.groups=[80,300]"]  # 300 pad to 320
+        deck = self.deck(dp=2, steps=2, every=0)
+        self.run_ballast(1, "check", deck, *sparse, *groups)
+        self.run_ballast(2, "train", deck, *sparse, *groups, "-d", self.out("padded"))
 
 
 class LossNormalisers(Hbp):

@@ -62,6 +62,10 @@ class Planner {
     });
     if (options.method == Batching::hbp) {
       groups_ = options.groups;
+      // Padding alone makes no sample too long for the longest group.
+      const std::int64_t longest = groups_.empty() ? 0 : groups_.back().tokens;
+      for (std::size_t i = 0; i < lengths.size(); ++i)
+        if (samples[i].tokens <= longest) lengths[i] = std::min(lengths[i], longest);
       GroupedPacking grouped = hbp_packing(
           lengths, groups_, options.dp, options.balance && options.packing == GroupPacking::alike,
           options.seed + stream);

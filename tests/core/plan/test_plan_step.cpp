@@ -12,6 +12,7 @@
 #include "core/plan/plan_step.hpp"
 #include "core/plan/step_problems.hpp"
 #include "tests/core/plan/batch/long_tailed_lengths.hpp"
+#include "tests/seed.hpp"
 
 namespace ballast {
 namespace {
@@ -119,6 +120,44 @@ TEST(PlanStep, RandomPlansReplayWithoutDeadlock) {
   EXPECT_EQ(layouts,
             (std::set{LayoutKind::contiguous, LayoutKind::striped, LayoutKind::document_zigzag}));
   EXPECT_TRUE(chunked);
+}
+
+TEST(PlanStep, RandomPlansOfEveryMethodAndScheduleReplay) {
+  std::uint64_t draw = 0;
+  const auto random = [&](int below) {
+    return static_cast<int>(random_bits(test_seed(), stream_of("methods"), draw++) %
+                            static_cast<std::uint64_t>(below));
+  };
+  constexpr std::array kSchedules{ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
+                                  ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble,
+                                  ScheduleKind::automatic};
+  const int trials = std::getenv("BALLAST_TEST_FULL") != nullptr ? 5000 : 500;
+  for (int trial = 0; trial < trials && !HasFailure(); ++trial) {
+    const Batching method = kMethods[static_cast<std::size_t>(random(int(kMethods.size())))];
+    const int dp = std::array{1, 2, 3, 4, 6, 8}[static_cast<std::size_t>(random(6))];
+    StepOptions options = options_of(dp, 1 + random(4), method);
+    if (method == Batching::hbp)
+      std::erase_if(options.batching.groups,
+                    [dp](const PackGroup& g) { return dp % g.ranks != 0; });
+    if (method == Batching::balanced) options.batching.splits = {{1, 1, 1}};
+    const bool over_ranks = method == Batching::hbp && options.batching.groups.size() > 1;
+    options.pipeline.schedule = kSchedules[static_cast<std::size_t>(random(over_ranks ? 2 : 5))];
+    options.pipeline.search = random(3);
+    options.batching.chunk_k = 1 + random(3);
+    options.batching.align = random(2) == 0 ? 1 : 64;
+    options.layout.rule.align = options.batching.align;
+    options.zero = random(3);
+    const std::int64_t longest = std::min<std::int64_t>(
+        1 << random(14), method == Batching::hbp ? options.batching.groups.back().tokens : 1 << 14);
+    auto samples = samples_of(1 + random(30), longest, draw);
+    if (random(4) == 0)  // all alike
+      for (SampleLength& s : samples) s.tokens = longest, s.loss_tokens = longest - 1;
+    if (random(4) == 0) samples.front() = {samples.front().sample, 0, 0};
+    const StepPlan plan = plan_step(trial, samples, options);
+    EXPECT_EQ(problems(plan), "") << "trial " << trial << " " << method << " dp " << dp << " pp "
+                                  << options.mesh.pp << " " << options.pipeline.schedule;
+    EXPECT_EQ(plan.samples(), static_cast<std::int64_t>(samples.size()));
+  }
 }
 
 TEST(PlanStep, APlacementKeepsItsSplits) {
