@@ -15,8 +15,7 @@ void tell_simulated_budgets(nlohmann::ordered_json& json, const Config& config) 
   json["plans_simulated_from"] = 2;
   json["plans_note"] =
       "from step 2 on by simulated budgets (dst.simulated_coverage); `train` balances by those "
-      "that "
-      "its samples find";
+      "that its samples find";
 }
 
 }  // namespace
