@@ -51,11 +51,12 @@ def row_of(*names):
 class Design:
     """Rows of one choice a dimension that together hold every allowed pair."""
 
-    def __init__(self, combinations, rng):
+    def __init__(self, combinations, rng, refused=("backend cuda", "index recorded")):
+        """`refused`: single choices left out beside those of the table; no GPU answers in the
+        default tests, no run has recorded indexes."""
         self.rng = rng
         self.refused = [set(row["choices"]) for row in combinations["refused"]]
-        # No GPU answers in the default tests, no run has recorded indexes.
-        self.refused += [{"backend cuda"}, {"index recorded"}]
+        self.refused += [{name} for name in refused]
         self.settings, self.dimensions = {}, {}
         for dimension, values in combinations["dimensions"].items():
             for value in values:
@@ -111,6 +112,19 @@ class Design:
             best = [n for n in worth if worth[n] == max(worth.values())]
             row[dimension] = self.rng.choice(best)
         return row
+
+    def drawn(self, row, ranks):
+        """A row that has the choices of `row`, all others at random, on `ranks` ranks."""
+        while True:
+            trial = dict(row)
+            while len(trial) < len(self.dimensions):
+                fitting = self.fitting(trial)
+                dimension = self.rng.choice(sorted(fitting))
+                if not fitting[dimension]:
+                    break
+                trial[dimension] = self.rng.choice(fitting[dimension])
+            if len(trial) == len(self.dimensions) and self.ranks(trial) == ranks:
+                return trial
 
     def rows(self):
         self.left = self.pairs()

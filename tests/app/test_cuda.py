@@ -2,6 +2,7 @@
 there are fewer GPUs than ranks, ranks share
 them, so that every mesh is tried even on one GPU.  Skips, with the reason, where no GPU answers."""
 import os
+import random
 import re
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 
 from runs import DECK, RunCase
+from test_combinations import BASE, DEGREES, SEED, Design, row_of, table
 
 
 def gpus():
@@ -355,6 +357,32 @@ class Cuda(RunCase):
                 text=LONG,
                 steps=3,
             )
+
+    def test_random_plans_follow_the_host(self):
+        """Meshes, methods, schedules and shards drawn anew by BALLAST_TEST_SEED: 200 plans of
+        random samples, with rings, exchanges, pipelines and reductions in flight together."""
+        rng = random.Random(SEED)
+        design = Design(table(), rng, {"index recorded"})
+        fixed = row_of(
+            "pattern dense",
+            "index pattern",
+            "loss cross_entropy",
+            "normaliser ave_token",
+            "optimizer adamw",
+            "lora off",
+            f"backend {BACKEND}",
+            "precision bf16" if BACKEND == "cuda" else "precision fp32",
+        )
+        common = [setting for setting in BASE if not setting.startswith("run.steps")]
+        common += [f"run.seed={rng.randrange(1, 1000)}", "optimizer.bucket_bytes=65536"]
+        runs = []
+        for number in range(20):
+            row = design.drawn(fixed, 4 if number % 2 else 2)
+            ring = DEGREES["ring"].get(row["ring"].partition(" ")[2], 1)
+            mesh = {d: DEGREES[d].get(row[d].partition(" ")[2], 1) for d in ("dp", "pp", "sp")}
+            mesh.update(cp_inner=min(ring, 2), cp_outer=ring // 2 or 1)
+            runs.append((mesh, common + design.overrides(row)))
+        self.compare("random plans", common, runs, steps=10)
 
     def test_adapters_follow_the_host(self):
         lora = [

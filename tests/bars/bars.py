@@ -24,6 +24,7 @@ from kernels import (
     step_commands,
     step_figures,
 )
+from overlap import overlap_commands, overlap_figures
 from placement import placement_commands, placement_figures
 from results import Bar
 from rings import (
@@ -89,6 +90,15 @@ BARS = [
         240,
         checkpoint_commands,
         checkpoint_figures,
+        host=True,
+    ),
+    Bar(
+        "overlap",
+        "gradients reduced beside computation against after it; memory with NCCL's",
+        [2, 4],
+        240,
+        overlap_commands,
+        overlap_figures,
         host=True,
     ),
     Bar("ring", "dense ring attention", [2, 4], 25, ring_commands, ring_figures, host=True),
