@@ -1,6 +1,7 @@
 // ballast: parses the command line, starts MPI and Kokkos for the commands that run on ranks, and
 // turns every error into a message and a status.
 #include <Kokkos_Core.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -80,7 +81,8 @@ int start_ranks(const Command& command, const CommandLine& line, std::vector<cha
     Kokkos::ScopeGuard scope(argc, argv);
     status = run_on_ranks(command, line);
   }
-  end_mpi(status);
+  // Ranks that wait for a core are slow, not stuck.
+  end_mpi(status, std::clamp(wait_limit(), 10.0, 60.0));
   return status;
 }
 

@@ -25,9 +25,11 @@ std::vector<StepFigure> step_figures(const StepStatistics& s) {
   add("tokens_per_s_per_rank", "speed", s.tokens_per_s(), "{:.1f}");
   add("tflops_per_rank", "speed", s.flops_per_s() * 1e-12, "{:.4f}");
   add("mfu", "speed", s.mfu(), "{:.4f}");
-  add("exposed_reduction_s", "speed", s.mean_reduction_s, "{:.4f}");
-  add("imbalance", "balance", s.imbalance, "{:.4f}");
-  add("load_balance", "balance", s.load_balance, "{:.4f}");
+  if (s.recorded) {
+    add("exposed_reduction_s", "speed", s.mean_reduction_s, "{:.4f}");
+    add("imbalance", "balance", s.imbalance, "{:.4f}");
+    add("load_balance", "balance", s.load_balance, "{:.4f}");
+  }
   add("idle_ranks", "balance", s.idle_ranks, "{:.0f}");
   add("memory_mib", "memory", static_cast<double>(s.largest_peak_bytes) / (1 << 20), "{:.1f}");
   if (s.schedule) {

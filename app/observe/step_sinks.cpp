@@ -34,7 +34,7 @@ std::string step_line(const StepStatistics& s, double left_s) {
   add(fmt::format("  lr {:.1e}", o.rate));
   add(fmt::format("  {:.3g} s", o.seconds));
   add(fmt::format("  {:.0f} tok/s/rank", s.tokens_per_s()));
-  add(fmt::format("  balance {:.2f}", s.load_balance));
+  if (s.recorded) add(fmt::format("  balance {:.2f}", s.load_balance));
   return line + left;
 }
 

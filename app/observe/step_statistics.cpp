@@ -49,6 +49,7 @@ StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const 
   all.outcome = outcome;
   all.tokens = plan.tokens();
   all.loss_tokens = plan.loss_tokens;
+  all.recorded = sums.recorded;
   all.compute_s = sums.compute_s;
   all.reduction_s = sums.reduction_s;
   all.spent = sums.spent;
@@ -98,7 +99,7 @@ StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const 
   if (queries > 0) all.recall = recall_facts({queries, recall, squares});
   if (most_compute_s > 0) all.load_balance = compute_s / all.ranks / most_compute_s;
   all.idle_ranks = plan.idle_lanes() * (all.ranks / static_cast<int>(plan.lanes.size()));
-  if (outcome.predicts)
+  if (outcome.predicts && sums.recorded)
     all.schedule = ScheduleSeconds{std::max(0.0, minus_begin_s + end_s), outcome.predicted_s};
   return all;
 }

@@ -58,7 +58,8 @@ struct StepOutcome {
 struct StepStatistics {
   StepOutcome outcome;
   std::int64_t tokens = 0, loss_tokens = 0;  ///< of the global batch
-  double compute_s = 0;                      ///< this rank's useful seconds
+  bool recorded = false;  ///< whether the step's events were: what follows from them counts
+  double compute_s = 0;   ///< this rank's useful seconds
   /// Seconds that reductions of gradients and gathers of parameters keep computation waiting: this
   /// rank's, and the mean over all.
   double reduction_s = 0, mean_reduction_s = 0;
@@ -67,7 +68,7 @@ struct StepStatistics {
   double imbalance = 1;                     ///< SparseBalance Equation 11 over all micro-batches
   double load_balance = 1;                  ///< POP over all ranks: mean / max of useful seconds
   int idle_ranks = 0;                       ///< that the plan gives no micro-batch
-  std::optional<ScheduleSeconds> schedule;  ///< where the outcome predicts
+  std::optional<ScheduleSeconds> schedule;  ///< where the outcome predicts and events tell
   std::optional<BudgetFacts> budgets;       ///< this rank's
   std::optional<CapFacts> caps;             ///< where a cap decided at all
   std::optional<double> drift;              ///< recall now - before, mean over queries and heads
@@ -85,6 +86,7 @@ struct StepStatistics {
 
 /// This rank's events of one step, summed: what measure() needs of them.
 struct EventSums {
+  bool recorded = false;  ///< whether events were recorded at all, on every rank alike
   double compute_s = 0, reduction_s = 0;
   OverheadSeconds spent;
   std::vector<double> micro_batch_s;  ///< [micro-batch of the rank's list] forward and backward

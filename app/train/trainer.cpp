@@ -358,6 +358,7 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
     outcome.predicted_s = predict(plan);
   const std::vector<BudgetRow> budgets = session_.recorder.take_budgets();
   trace_.with([&](TraceWriter& trace) { trace.budgets(budgets); });
+  sums.recorded = session_.recorder.enabled;
   add_budgets(sums, budgets);
   const std::vector<IndexRow> indexes = session_.recorder.take_indexes();
   if (session_.mesh.cp.rank() == 0)  // a ring's ranks have the same

@@ -35,7 +35,8 @@ void run_rows(Schema& schema) {
   run.key("output", &RunConfig::output,
           "run folder; empty: runs/NAME of the deck file (-d on the command line comes first)");
   run.key("deterministic", &RunConfig::deterministic,
-          "bit-identical repetition on CUDA too (the host always is)");
+          "bit-identical repetition on CUDA too (the host always is), of the same plan: "
+          "pipeline.search = 1 keeps the order of micro-batches where costs change");
   run.key("hang_timeout_s", &RunConfig::hang_timeout_s, "s", above(0),
           "a rank that waits this long without progress reports its last event and ends the run");
   run.key("log_every", &RunConfig::log_every, "steps", between(1, kTokens),
@@ -318,7 +319,10 @@ void checkpoint_rows(Schema& schema) {
 
 void trace_rows(Schema& schema) {
   auto trace = schema.block("trace", &Config::trace);
-  trace.key("enabled", &TraceConfig::enabled, "write the event trace that ballast-report reads");
+  trace.key(
+      "enabled", &TraceConfig::enabled,
+      "record the events of every rank and write the trace that ballast-report reads; without "
+      "them the log has no balance, exposed seconds or times of schedules");
   trace.key("plans_every", &TraceConfig::plans_every, "steps", between(0, kTokens),
             "steps between those whose whole plans the trace of rank 0 stores; 0: none");
   trace.key("recall_every", &TraceConfig::recall_every, "steps", between(0, kTokens),

@@ -43,6 +43,6 @@ void start_mpi(int* argc, char*** argv, double limit_s);
 /// Waits for all ranks under the wait limit (waits.hpp), so that none is still sending, then
 /// MPI_Finalize.  By then a run has written everything: where that call stands still for
 /// `limit_s` seconds, the process says so (rank 0 alone) and ends with `status`.
-void end_mpi(int status, double limit_s = 10);
+void end_mpi(int status, double limit_s);
 
 }  // namespace ballast
