@@ -58,8 +58,8 @@ void measure(const ProfileBins& bins, const ProfilePoint& point, LayerProfiler& 
   for (const Recompute mode : bins.recompute) {
     MeasuredPasses passes = once;
     if (part == ProfilePart::attention && mode == Recompute::full) {
-      passes.backward.median_s += once.forward.median_s;
-      passes.backward.spread_s += once.forward.spread_s;
+      passes.backward.median_s += once.again.median_s;
+      passes.backward.spread_s += once.again.spread_s;
     }
     rows.add({part, pattern, n, p, k, 1, mode}, passes);
   }
@@ -383,10 +383,10 @@ int profile_command(const CommandLine& line) {
   measured.identity["software"] = fmt::format("ballast {} ({})", version(), git_hash());
   measured.identity["ranks"] = fmt::to_string(world.size());
   measured.block_tokens = bins.block_tokens;
-  LayerProfiler layer(
-      options.model, backend.dtype, *backend.device, *backend.clock,
-      {config.model.head_chunk_tokens, config.run.seed,
-       (options.model.layers + options.mesh.pp - 1) / options.mesh.pp, config.run.fp8()});
+  LayerProfiler layer(options.model, backend.dtype, *backend.device, *backend.clock,
+                      {config.model.head_chunk_tokens, config.run.seed,
+                       (options.model.layers + options.mesh.pp - 1) / options.mesh.pp,
+                       config.run.fp8(), options.attention});
   const std::vector<ProfilePoint> points = profile_points(bins);
   layer.repeat(repeat_rule(world, config, bins, points, layer));
   Measurement rows(world, measured);

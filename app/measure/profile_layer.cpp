@@ -5,9 +5,9 @@
 #include <numeric>
 
 #include "app/measure/attention_sample.hpp"
+#include "app/measure/budgeted_attention.hpp"
 #include "core/base/random.hpp"
 #include "core/model/tensor_specs.hpp"
-#include "kernels/attention/local_attention.hpp"
 #include "kernels/model/layer.hpp"
 #include "kernels/model/lm_head.hpp"
 #include "kernels/model/stage_model.hpp"
@@ -113,15 +113,16 @@ struct LayerProfiler::Impl {
     return summary(std::move(times));
   }
 
-  /// Random rows, a few of them over and over: what they are costs no time, and drawing each would.
-  Tensor values(const char* what, std::int64_t tokens, std::int64_t heads,
-                std::int64_t width) const {
-    constexpr std::int64_t kDrawn = 1024;
-    const Tensor drawn = attention_values(options.seed, what, std::min(tokens, kDrawn), heads,
+  static constexpr std::int64_t kDrawn = 1024;
+  /// Random rows, the first `distinct` over and over: what they are costs no time unless they
+  /// choose, and drawing each would.
+  Tensor values(const char* what, std::int64_t tokens, std::int64_t heads, std::int64_t width,
+                std::int64_t distinct = kDrawn) const {
+    const Tensor drawn = attention_values(options.seed, what, std::min(tokens, distinct), heads,
                                           width, type, [](std::int64_t i) { return i; });
     Tensor all = Tensor::empty({tokens, heads, width}, type, device, MemoryCategory::data);
-    for (std::int64_t begin = 0; begin < tokens; begin += kDrawn) {
-      const std::int64_t count = std::min(kDrawn, tokens - begin);
+    for (std::int64_t begin = 0; begin < tokens; begin += distinct) {
+      const std::int64_t count = std::min(distinct, tokens - begin);
       all.rows(begin, begin + count).copy_from(drawn.rows(0, count));
     }
     return all;
@@ -136,7 +137,20 @@ struct LayerProfiler::Impl {
     return t.to(device);
   }
 
-  MeasuredPasses run(std::int64_t tokens, Recompute recompute, AttentionExecutor& attention) {
+  BudgetedAttention budgeted(const std::vector<BudgetSegment>& segments, std::int64_t budget,
+                             std::int64_t block_tokens) const {
+    return {segments,
+            budget,
+            block_tokens,
+            options.attention,
+            static_cast<int>(shape.query_heads),
+            options.seed,
+            device.space()};
+  }
+
+  /// `renew` runs before each forward that is a micro-batch's first.
+  MeasuredPasses run(std::int64_t tokens, Recompute recompute, AttentionExecutor& attention,
+                     const std::function<void()>& renew = {}) {
     const Keep keep = keep_of(recompute);
     const std::int64_t half = shape.head_dim / 2;
     TokenTables rotary{Tensor::empty({tokens, half}, statistics_type(type), device),
@@ -162,7 +176,7 @@ struct LayerProfiler::Impl {
       layers[i].forward(in, rotary, attention, kept[i], workspace);
       Layer::release(keep, kept[i]);
     };
-    measured.forward = time(forward);
+    measured.forward = time(forward, renew);
     for (std::size_t i = 0; i < layers.size(); ++i) forward();
     const std::int64_t with = memory_use().current_total;
     kept[0] = {};
@@ -200,24 +214,24 @@ MeasuredPasses LayerProfiler::whole(const std::vector<BudgetSegment>& segments, 
                                     std::int64_t block_tokens, Recompute recompute) {
   std::int64_t tokens = 0;
   for (const BudgetSegment& s : segments) tokens += s.query_tokens;
-  LocalAttention attention(budgeted_pattern(segments, budget, block_tokens,
-                                            static_cast<int>(impl_->shape.query_heads),
-                                            impl_->options.seed));
-  return impl_->run(tokens, recompute, attention);
+  BudgetedAttention attention = impl_->budgeted(segments, budget, block_tokens);
+  std::function<void()> renew;
+  if (attention.routes()) renew = [&] { attention.renew(); };
+  return impl_->run(tokens, recompute, attention, renew);
 }
 
 MeasuredPasses LayerProfiler::attention(const std::vector<BudgetSegment>& segments,
                                         std::int64_t budget, std::int64_t block_tokens) {
   Impl& m = *impl_;
-  LocalAttention attention(budgeted_pattern(segments, budget, block_tokens,
-                                            static_cast<int>(m.shape.query_heads), m.options.seed));
+  BudgetedAttention attention = m.budgeted(segments, budget, block_tokens);
   std::int64_t n = 0, keys = 0;
   for (const BudgetSegment& s : segments)
     n += s.query_tokens, keys += s.query_tokens + s.prefix_tokens;
   const std::int64_t width = m.shape.head_dim;
   AttentionInputs in;
   in.q = m.values("profile q", n, m.shape.query_heads, width);
-  in.k = m.values("profile k", keys, m.shape.kv_heads, width);
+  in.k = m.values("profile k", keys, m.shape.kv_heads, width,
+                  attention.routes() ? keys : Impl::kDrawn);
   in.v = m.values("profile v", keys, m.shape.kv_heads, width);
   in.scale = 1 / std::sqrt(static_cast<double>(width));
   const Tensor d_o = m.values("profile d_o", n, m.shape.query_heads, width);
@@ -228,7 +242,9 @@ MeasuredPasses LayerProfiler::attention(const std::vector<BudgetSegment>& segmen
   Tensor lse = Tensor::empty({m.shape.query_heads, n}, statistics_type(m.type), m.device,
                              MemoryCategory::workspace);
   MeasuredPasses measured;
-  measured.forward = m.time([&] { attention.forward(in, o, lse); });
+  const auto forward = [&] { attention.forward(in, o, lse); };
+  measured.again = measured.forward = m.time(forward);
+  if (attention.routes()) measured.forward = m.time(forward, [&] { attention.renew(); });
   measured.backward = m.time([&] { attention.backward(in, o, lse, d_o, dq, dk, dv); });
   return measured;
 }

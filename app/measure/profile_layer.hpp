@@ -11,6 +11,7 @@
 #include "core/base/tensor.hpp"
 #include "core/model/model_shape.hpp"
 #include "core/observe/events.hpp"
+#include "core/plan/attention/attention_options.hpp"
 #include "core/plan/attention/budgeted_pattern.hpp"
 #include "core/predict/profile_table.hpp"
 
@@ -25,6 +26,7 @@ struct MeasuredTime {
 };
 struct MeasuredPasses {
   MeasuredTime forward, backward;
+  MeasuredTime again;  ///< attention: a forward that has its choice already, as recomputation has
 };
 
 class LayerProfiler {
@@ -32,8 +34,9 @@ class LayerProfiler {
   struct Options {
     std::int64_t head_chunk_tokens = 1024;
     std::uint64_t seed = 1;
-    std::int64_t layers = 1;  ///< of a stage
-    bool fp8 = false;         ///< run.precision = "fp8"
+    std::int64_t layers = 1;     ///< of a stage
+    bool fp8 = false;            ///< run.precision = "fp8"
+    AttentionOptions attention;  ///< of the deck; budgets are the calls'
   };
   /// Allocates layers, the embedding and the head of `shape` with random values.  Layers of a stage
   /// run one after another, so weights are not in the caches any more when their layer's turn comes
@@ -47,7 +50,7 @@ class LayerProfiler {
   /// The layer with its attention left out; `recompute` is what backward recomputes first: none,
   /// selective or full.
   MeasuredPasses rest(std::int64_t tokens, Recompute recompute);
-  /// Attention alone over an index with an injected budget (0: dense).
+  /// Attention alone under a budget (0: dense), the choice included (BudgetedAttention).
   MeasuredPasses attention(const std::vector<BudgetSegment>& segments, std::int64_t budget,
                            std::int64_t block_tokens);
   /// Embedding, final norm, head and loss.

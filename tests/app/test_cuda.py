@@ -1,6 +1,7 @@
 """Whole training runs on GPUs against the host backend: the same deck, run.backend = "cuda".  Where
 there are fewer GPUs than ranks, ranks share
 them, so that every mesh is tried even on one GPU.  Skips, with the reason, where no GPU answers."""
+import json
 import os
 import random
 import re
@@ -554,6 +555,31 @@ class CudaBench(RunCase):
             ["tokens=4095", "head_dim=256"],
         ):
             self.bench(1, "attention", "q_heads=16", "kv_heads=2", "head_dim=128", *settings)
+
+    def test_profile_of_queries_that_route_themselves(self):
+        """A table of MoBA as it trains, stored prefixes included; a few percent of noise aside, a
+        sixteenth of the blocks costs less than dense attention."""
+        twin = self.out("twin.json")
+        moba = MOBA[:1] + ["attention.moba_block=128", "profile.prefixes=[4096]"]
+        grid = ["profile.lengths=[4096,16384]", "profile.budgets=[8,32]", "profile.held_out=4"]
+        shape = ["model.query_heads=8", "profile.target_s=5", "profile.repair_limit=2"]
+        deck = self.deck("profile.toml", WIDE, dp=1, steps=1, every=0)
+        cuda = ["run.backend=cuda", "--json", twin, "-d", self.out("profile")]
+        self.run_ballast(1, "profile", deck, *moba, *grid, *shape, *cuda, timeout=240)
+        with open(twin) as file:
+            rows = json.load(file)["rows"]
+        times = {
+            (r["pattern"], r["query_tokens"], r["prefix_tokens"], r["budget"], r["pass"]): r[
+                "median_s"
+            ]
+            for r in rows
+            if r["part"] == "attention"
+        }
+        for passed in ("forward", "backward"):
+            self.assertLess(
+                times["moba", 16384, 0, 8, passed], times["dense", 16384, 0, 0, passed], passed
+            )
+            self.assertGreater(times["moba", 16384, 4096, 8, passed], 0)
 
     def test_ring(self):
         for ranks, outer in ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2)):

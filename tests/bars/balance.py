@@ -73,7 +73,7 @@ def balance_commands(s):
             "repeats=6",
             "profile.table={out}/profile/profile.h5",
         ]
-        keys += ["mesh.pp=1", "model.layers=9"] if s.gpus == 2 else []
+        keys += ["mesh.dp=1", "model.layers=18"] if s.gpus == 2 else []
         commands = [
             Command(
                 "profile",
@@ -110,7 +110,7 @@ def balance_commands(s):
             ],
             ranks=s.gpus,
         )
-        for case in ("baseline", "dst", "sab", "sab+dst")
+        for case in ("baseline", "dst", "sab", "sab+dst", "path")
     ]
 
 
@@ -130,11 +130,15 @@ def balance_figures(r):
         ]
     if r.gpus == 1:
         return figures
-    for case in ("dst", "sab", "sab+dst"):
-        bar = (1.25, 1.33) if case == "sab+dst" and r.gpus == 4 else (None, None)
+    for case in ("dst", "sab", "sab+dst", "path"):
+        bar = (1.3, 1.4) if case == "path" and r.gpus == 4 else (None, None)
         figures.append(
             Figure(f"bimodal lengths: +{case}, x baseline", step_ratio(r, "baseline", case), *bar)
         )
+    figures += [
+        Figure(f"{case}, x sab", step_ratio(r, "sab", case), 1.05 if case == "path" else None)
+        for case in ("sab+dst", "path")
+    ]
     shares = [r.value("sab+dst", key) for key in ("dst_overhead_share", "sab_overhead_share")]
     return figures + [
         Figure(

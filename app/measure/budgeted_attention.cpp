@@ -1,0 +1,53 @@
+#include "app/measure/budgeted_attention.hpp"
+
+#include "kernels/attention/local_attention.hpp"
+#include "parallel/pattern/pattern_source.hpp"
+
+namespace ballast {
+namespace {
+
+/// Segments one after the other, whose keys are one shard.
+AttentionAxes axes_of(const std::vector<BudgetSegment>& segments) {
+  AttentionAxes axes;
+  axes.align = kBlock;
+  AxisRanges keys;
+  for (std::size_t s = 0; s < segments.size(); ++s) {
+    const auto& [n, prefix] = segments[s];
+    const auto segment = static_cast<std::int32_t>(s);
+    axes.first_query.push_back(prefix);
+    axes.queries.push_back({segment, prefix, n});
+    keys.push_back({segment, 0, prefix + n});
+  }
+  axes.keys = {keys};
+  return axes;
+}
+
+}  // namespace
+
+BudgetedAttention::BudgetedAttention(const std::vector<BudgetSegment>& segments,
+                                     std::int64_t budget, std::int64_t block_tokens,
+                                     const AttentionOptions& options, int heads, std::uint64_t seed,
+                                     Space space)
+    : routes_(budget > 0 && space == Space::cuda && options.chosen() &&
+              options.pattern == PatternKind::moba),
+      options_(options) {
+  if (!routes_) {
+    executor_ = std::make_unique<LocalAttention>(
+        budgeted_pattern(segments, budget, block_tokens, heads, seed));
+    return;
+  }
+  options_.moba_block = block_tokens;
+  options_.moba_top_k = budget;
+  options_.recall_every = options_.indexes_every = 0;
+  axes_ = axes_of(segments);
+  alone_.plan = plan_ring(0, 1, 1);
+  renew();
+}
+
+void BudgetedAttention::renew() {
+  if (!routes_) return;
+  executor_ = std::make_unique<RingAttention>(
+      alone_, pattern_source(Communicator(), axes_, options_, nullptr, nullptr), nullptr);
+}
+
+}  // namespace ballast

@@ -1,0 +1,50 @@
+// Attention under a given budget, as `ballast profile` times it.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/base/device.hpp"
+#include "core/plan/attention/attention_executor.hpp"
+#include "core/plan/attention/attention_options.hpp"
+#include "core/plan/attention/budgeted_pattern.hpp"
+#include "parallel/context/ring_attention.hpp"
+
+namespace ballast {
+
+/// MoBA on a GPU runs as it trains: every query routes itself by q and the mean keys, and the
+/// kernels are those that such a choice gets.  Elsewhere, where time follows the blocks of keys
+/// that neighbouring queries have in common, each 64 queries of a head share random blocks
+/// (budgeted_pattern()), because random operands route every query apart.
+class BudgetedAttention final : public AttentionExecutor {
+ public:
+  /// `options`: of the deck; `budget` in pattern blocks of `block_tokens`, 0: dense.  Segments of
+  /// several keys more than queries have a stored prefix.
+  BudgetedAttention(const std::vector<BudgetSegment>& segments, std::int64_t budget,
+                    std::int64_t block_tokens, const AttentionOptions& options, int heads,
+                    std::uint64_t seed, Space space);
+
+  BudgetedAttention(const BudgetedAttention&) = delete;  // the executor refers to its members
+
+  /// Whether a micro-batch's first forward of a layer chooses, which its time then holds.
+  bool routes() const { return routes_; }
+  /// The next forward is a micro-batch's first.
+  void renew();
+  void forward(const AttentionInputs& in, Tensor& o, Tensor& lse) override {
+    executor_->forward(in, o, lse);
+  }
+  void backward(const AttentionInputs& in, const Tensor& o, const Tensor& lse, const Tensor& d_o,
+                Tensor& dq, Tensor& dk, Tensor& dv) override {
+    executor_->backward(in, o, lse, d_o, dq, dk, dv);
+  }
+
+ private:
+  bool routes_ = false;
+  AttentionOptions options_;
+  AttentionAxes axes_;
+  RingGroup alone_;
+  std::unique_ptr<AttentionExecutor> executor_;
+};
+
+}  // namespace ballast
