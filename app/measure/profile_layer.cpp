@@ -144,13 +144,14 @@ struct LayerProfiler::Impl {
             block_tokens,
             options.attention,
             static_cast<int>(shape.query_heads),
+            options.layers,
             options.seed,
             device.space()};
   }
 
-  /// `renew` runs before each forward that is a micro-batch's first.
+  /// `next_layer` runs before each forward that is the first of its layer.
   MeasuredPasses run(std::int64_t tokens, Recompute recompute, AttentionExecutor& attention,
-                     const std::function<void()>& renew = {}) {
+                     const std::function<void()>& next_layer = {}) {
     const Keep keep = keep_of(recompute);
     const std::int64_t half = shape.head_dim / 2;
     TokenTables rotary{Tensor::empty({tokens, half}, statistics_type(type), device),
@@ -176,7 +177,7 @@ struct LayerProfiler::Impl {
       layers[i].forward(in, rotary, attention, kept[i], workspace);
       Layer::release(keep, kept[i]);
     };
-    measured.forward = time(forward, renew);
+    measured.forward = time(forward, next_layer);
     for (std::size_t i = 0; i < layers.size(); ++i) forward();
     const std::int64_t with = memory_use().current_total;
     kept[0] = {};
@@ -215,9 +216,9 @@ MeasuredPasses LayerProfiler::whole(const std::vector<BudgetSegment>& segments, 
   std::int64_t tokens = 0;
   for (const BudgetSegment& s : segments) tokens += s.query_tokens;
   BudgetedAttention attention = impl_->budgeted(segments, budget, block_tokens);
-  std::function<void()> renew;
-  if (attention.routes()) renew = [&] { attention.renew(); };
-  return impl_->run(tokens, recompute, attention, renew);
+  std::function<void()> next_layer;
+  if (attention.routes()) next_layer = [&] { attention.next_layer(); };
+  return impl_->run(tokens, recompute, attention, next_layer);
 }
 
 MeasuredPasses LayerProfiler::attention(const std::vector<BudgetSegment>& segments,
@@ -244,7 +245,7 @@ MeasuredPasses LayerProfiler::attention(const std::vector<BudgetSegment>& segmen
   MeasuredPasses measured;
   const auto forward = [&] { attention.forward(in, o, lse); };
   measured.again = measured.forward = m.time(forward);
-  if (attention.routes()) measured.forward = m.time(forward, [&] { attention.renew(); });
+  if (attention.routes()) measured.forward = m.time(forward, [&] { attention.next_layer(); });
   measured.backward = m.time([&] { attention.backward(in, o, lse, d_o, dq, dk, dv); });
   return measured;
 }
