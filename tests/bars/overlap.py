@@ -24,15 +24,6 @@ def settings(s):
 
 def overlap_commands(s):
     commands = []
-    for turn, zero in ((turn, zero) for turn in range(TURNS) for zero in (1, 2)):
-        for how, more in HOWS.items():
-            name = f"zero{zero}-{how}-{turn}"
-            line = [
-                s.ballast, "train", *settings(s), *more, f"optimizer.zero={zero}",
-                f"run.steps={SKIPPED + (3 if s.host else 12)}", "checkpoint.at_end=false",
-                "trace.enabled=false", "-d", f"{{out}}/run-{name}",
-            ]  # fmt: skip
-            commands.append(Command(name, line, ranks=s.gpus))
     for zero in (1, 2):
         more = [f"optimizer.zero={zero}", "--json"]
         check = [s.ballast, "check", *settings(s), *more, f"{{out}}/check-{zero}.json"]
@@ -42,6 +33,15 @@ def overlap_commands(s):
         ]  # fmt: skip
         commands.append(Command(f"check-{zero}", check))
         commands.append(Command(f"bench-{zero}", bench, ranks=s.gpus))
+    for turn, zero in ((turn, zero) for turn in range(TURNS) for zero in (1, 2)):
+        for how, more in HOWS.items():
+            name = f"zero{zero}-{how}-{turn}"
+            line = [
+                s.ballast, "train", *settings(s), *more, f"optimizer.zero={zero}",
+                f"run.steps={SKIPPED + (3 if s.host else 12)}", "checkpoint.at_end=false",
+                "-d", f"{{out}}/run-{name}",
+            ]  # fmt: skip
+            commands.append(Command(name, line, ranks=s.gpus))
     return commands
 
 
@@ -73,6 +73,9 @@ def overlap_figures(r):
         for how in HOWS:
             exposed = median(r, zero, how, "exposed_reduction_s")
             figures.append(Figure(f"ZeRO {zero}, exposed seconds, {how}", exposed))
-        used = r.value(f"bench-{zero}", "device_gib")
+        used = r.value(f"bench-{zero}", "device_memory_gib")
+        told = r.value(f"check-{zero}", "largest_rank_bytes")
         figures.append(Figure(f"ZeRO {zero}, device memory in use, GiB", used))
+        error = abs(told / (1 << 30) / used - 1) if used and told else None
+        figures.append(Figure(f"ZeRO {zero}, error of check", error, 0.05, at_most=True))
     return figures
