@@ -143,7 +143,8 @@ class HeadSearch {
   }
   void measure(int m, const AttentionInputs& in, const AttentionAxes& axes) {
     const Communicator& sequence = session_.mesh.sequence(mine_[m].sp);
-    const CommunicatorJoin ring(session_.mesh.cp);
+    const Communicator& ranks = session_.mesh.ring(mine_[m].sp);
+    const CommunicatorJoin ring(ranks);
     const KeyAxis axis = key_axis(axes);
     const int heads = static_cast<int>(in.q.size(1)), first = sequence.rank() * heads;
     const double visible = visible_keys(axes.queries, axis).pairs();
@@ -153,13 +154,12 @@ class HeadSearch {
     for (std::size_t c = 0; c < found_.candidates.size(); ++c) {
       options.heads =
           std::make_shared<HeadTable>(found_.layers, found_.heads, found_.candidates[c]);
-      const auto source =
-          pattern_source(session_.mesh.cp, axes, options, nullptr, nullptr, sequence);
+      const auto source = pattern_source(ranks, axes, options, nullptr, nullptr, sequence);
       const std::vector<AttentionWork>& calls = source->shards(in);
       const std::vector<RecallRow> held =
           measure_recall(axes, axis, measured, in, calls, first, ring);
       for (int h = 0; h < heads; ++h) {
-        if (session_.mesh.cp.rank() == 0) {  // the same on every rank of a ring
+        if (ranks.rank() == 0) {  // the same on every rank of a ring
           const RecallRow& row = held[static_cast<std::size_t>(h)];
           found_.sums[found_.of(c, in.layer, first + h, 0)] += row.mean * row.queries;
           found_.sums[found_.of(c, in.layer, first + h, 1)] += row.queries;

@@ -127,7 +127,6 @@ class Comparison {
           std::min_element(splits_.begin(), splits_.end(), [](const auto& a, const auto& b) {
             return a.ring != b.ring ? a.ring < b.ring : a.ranks < b.ranks;
           });
-      require(fewest->ring == 1, "no group without a ring holds {} tokens", longest_);
       derived.push_back({row_.batching.micro_batch_tokens * fewest->ranks, fewest->ranks, -1});
     }
     return derived;

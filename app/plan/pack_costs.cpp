@@ -32,9 +32,9 @@ double rank_bytes(const Config& config, const RunOptions& options, std::int64_t 
   in.host = config.run.backend == Backend::host;
   for (const StageMuon& muon : stage_muon(config, options)) muon.add_to(in);
   RankMicroBatch part;
-  part.shard_tokens = (tokens + mesh.cp() - 1) / mesh.cp();
-  part.tokens = (part.shard_tokens + ranks - 1) / ranks;
-  part.split = {ranks, mesh.cp_outer, mesh.cp_inner};
+  part.split = joined_split(mesh, ranks, options.model.query_heads);
+  part.shard_tokens = (tokens + part.split.ring() - 1) / part.split.ring();
+  part.tokens = (part.shard_tokens + part.split.sp - 1) / part.split.sp;
   auto bytes = static_cast<double>(
       replay_memory(in, {{OpKind::forward}, {OpKind::backward}}, {part}).total());
   const auto correct = [&](bool recomputed, double of_layers) {
@@ -59,13 +59,14 @@ std::optional<PackCosts> pack_costs(const Config& config, std::vector<std::strin
   PackCosts packs;
   packs.costs = plan_costs(config, notes);
   packs.seconds = [costs = packs.costs, mesh = options.mesh, layout = options.layout,
+                   heads = options.model.query_heads,
                    all = std::max<std::int64_t>(1, options.model.layers)](const MicroBatch& pack,
                                                                           int ranks, int layers) {
     StepPlan plan;
-    plan.layouts = {layout.of(pack, mesh.cp())};
     PlannedMicroBatch& m = plan.micro_batches.emplace_back();
     m.segments = pack.segments;
-    m.split = {ranks, mesh.cp_outer, mesh.cp_inner};
+    m.split = joined_split(mesh, ranks, heads);
+    plan.layouts = {layout.of(pack, m.split.ring())};
     SimulationOptions simulation{.layers = all};
     simulation.recompute = {Recompute::full, layers};
     const auto times = MicroBatchClock(plan, simulation, *costs).times(0);

@@ -13,7 +13,6 @@
 #include "core/plan/batch/balance_packing.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/batch/packing.hpp"
-#include "core/plan/context/ulysses_heads.hpp"
 #include "core/predict/memory_replay.hpp"
 
 namespace ballast {
@@ -90,9 +89,7 @@ std::optional<PlanPart> plan_groups(const Config& config) {
     search.degrees.push_back(static_cast<int>(degree));
   if (search.degrees.empty())
     for (int degree = 1; degree <= options.mesh.dp; degree *= 2)
-      if (options.mesh.dp % degree == 0 &&
-          head_split_problem(std::max<std::int64_t>(1, options.model.query_heads), degree).empty())
-        search.degrees.push_back(degree);
+      if (options.mesh.dp % degree == 0) search.degrees.push_back(degree);
 
   const Samples samples(config);
   const std::vector<std::int64_t>& lengths = samples.lengths;

@@ -113,7 +113,7 @@ struct LargestMicroBatch {
   std::int64_t longest = 0;  ///< sample; 0: the deck does not say
   PackGroup group;  ///< hbp: the group whose packs fill a rank most; else the whole micro-batch
   std::int64_t fullest = 0;  ///< tokens of the context-parallel rank that has most
-  int sp = 1;                ///< ranks that share those
+  int sp = 1;                ///< ranks that share its heads
 };
 
 /// Sets micro_batch_tokens and micro_batches.
@@ -163,7 +163,7 @@ LargestMicroBatch largest_micro_batch(const Config& config, CheckFacts& f) {
     f.notes.push_back(
         "batching.global_samples: the number of micro-batches depends on the samples, here as if "
         "no two shared one; `ballast pack` counts them");
-  largest.sp = f.options.mesh.sp * shown.ranks;
+  largest.sp = joined_split(f.options.mesh, shown.ranks, f.options.model.query_heads).sp;
   return largest;
 }
 

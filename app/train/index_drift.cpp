@@ -12,10 +12,10 @@ std::vector<DriftRow> IndexDrift::measure() {
   const StepPlan plan = planner_.evaluation({sample_});
   const std::vector<MicroBatch> mine = plan.list(session_.mesh.at.dp);
   ChunkStores stores = session_.chunk_stores(plan);
-  const CommunicatorJoin ring(session_.mesh.cp);
   std::vector<DriftRow> rows;
   const auto measure_made = [&](int m, const AttentionInputs& in, const AttentionAxes& axes,
                                 const std::vector<AttentionWork>& made) {
+    const CommunicatorJoin ring(session_.mesh.ring(mine[m].sp));
     const KeyAxis axis = key_axis(axes);
     const int first_head =
         session_.mesh.sequence(mine[m].sp).rank() * static_cast<int>(in.q.size(1));

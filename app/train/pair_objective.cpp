@@ -49,7 +49,7 @@ PairObjective::PairObjective(const DpoConfig& config, const Mesh& mesh,
       reference_(std::move(reference)) {}
 
 bool PairObjective::speaks(const MicroBatch& micro_batch) const {
-  return mesh_.cp.rank() == 0 && mesh_.sequence(micro_batch.sp).rank() == 0;
+  return mesh_.ring(micro_batch.sp).rank() == 0 && mesh_.sequence(micro_batch.sp).rank() == 0;
 }
 
 std::vector<double> PairObjective::log_probabilities(const MicroBatch& micro_batch,
@@ -64,9 +64,8 @@ std::vector<double> PairObjective::log_probabilities(const MicroBatch& micro_bat
       if (segment[i] >= 0)
         sums[static_cast<std::size_t>(segment[i])] -= static_cast<double>(losses[i]);
   });
-  const Communicator& sequence = mesh_.sequence(micro_batch.sp);
-  if (sequence.size() > 1) sequence.all_reduce(std::span<double>(sums));
-  if (mesh_.cp.size() > 1) mesh_.cp.all_reduce(std::span<double>(sums));
+  for (const Communicator* ranks : {&mesh_.sequence(micro_batch.sp), &mesh_.ring(micro_batch.sp)})
+    if (ranks->size() > 1) ranks->all_reduce(std::span<double>(sums));
   return sums;
 }
 

@@ -102,7 +102,7 @@ Session::Session(const Communicator& world, const Config& config_)
       backend(choose_backend(config, world)),
       recorder(*backend.clock),
       waits(config.run.hang_timeout_s, recorder),
-      mesh(world, options.mesh, options.joined_ranks()),
+      mesh(world, options.mesh, options.joined_ranks(), options.model.query_heads),
       device(*backend.device),
       dataset(open_together(world, config)),
       sampler(sampler_of(world, config, *dataset)),
@@ -113,7 +113,7 @@ Session::Session(const Communicator& world, const Config& config_)
       model(options.model, options.layer_begin[mesh.at.pp], stage_end(options, mesh.at.pp),
             parameters, config.recompute, &recorder, config.model.head_chunk_tokens,
             config.run.fp8()),
-      ring{mesh.cp, plan_ring(mesh.at.cp(mesh.shape), mesh.shape.cp_outer, mesh.shape.cp_inner)},
+      rings(mesh),
       links(mesh.pp, device),
       kv_place{config.chunk.offload == Offload::host, config.chunk.window_tokens, &recorder} {
   check_all(world, dataset->vocabulary() <= options.model.vocabulary,
@@ -127,7 +127,7 @@ Session::Session(const Communicator& world, const Config& config_)
   if (options.attention.chosen() && options.attention.pattern == PatternKind::by_head)
     together(world, [&] { options.attention.heads = head_table(config); });
   together(world, [&] { refuse_samples_beyond_groups(config, *dataset); });
-  for (const int degree : options.joined_ranks()) connect(mesh.sequence(degree), device);
+  rings.connect_joined(device);
   recorder.context.stage = mesh.at.pp;
   if (BudgetTuning::wanted(config)) {
     together(world, [&] { tuning = std::make_unique<BudgetTuning>(config, &device); });
@@ -136,11 +136,11 @@ Session::Session(const Communicator& world, const Config& config_)
 }
 
 ChunkStores Session::chunk_stores(const StepPlan& plan) {
-  const auto tokens = [dp = mesh.at.dp, &plan](int place) {
-    const PlannedMicroBatch& planned = plan.micro_batch(dp, place);
-    return shard_ranges(planned.micro_batch(), plan.layout(planned));
+  const auto shards = [this, &plan](int place) -> ChunkStores::Shards {
+    const PlannedMicroBatch& planned = plan.micro_batch(mesh.at.dp, place);
+    return {shard_ranges(planned.micro_batch(), plan.layout(planned)), rings.of(planned).plan.rank};
   };
-  return ChunkStores(plan.list(mesh.at.dp), tokens, ring.plan.rank, kv_place);
+  return ChunkStores(plan.list(mesh.at.dp), shards, kv_place);
 }
 
 MicroBatchWork Session::prepare(const StepPlan& plan, int place, double loss_scale,
@@ -148,6 +148,7 @@ MicroBatchWork Session::prepare(const StepPlan& plan, int place, double loss_sca
   const PlannedMicroBatch& planned = plan.micro_batch(mesh.at.dp, place);
   const MicroBatch micro_batch = planned.micro_batch();
   const SequenceLayout at = plan.layout(planned);
+  const RingGroup& ring = rings.of(planned);
   const std::int64_t tokens = at.local_tokens(ring.plan.rank);
   const Communicator& sequence = mesh.sequence(micro_batch.sp);
   const auto [begin, end] = even_part(tokens, sequence.rank(), sequence.size());
@@ -159,28 +160,29 @@ MicroBatchWork Session::prepare(const StepPlan& plan, int place, double loss_sca
   AttentionAxes axes = stored.store ? stored.store->axes(stored.chunk)
                                     : attention_axes(micro_batch, at, ring.plan.rank);
   work.attention = std::make_unique<RingAttention>(
-      ring, index_source(std::move(axes), sequence, policy, carry), &recorder, std::move(stored));
+      ring, index_source(std::move(axes), micro_batch.sp, policy, carry), &recorder,
+      std::move(stored));
   if (sequence.size() > 1)
-    work.attention = std::make_unique<UlyssesAttention>(sequence, *ring.buffers, tokens,
+    work.attention = std::make_unique<UlyssesAttention>(sequence, rings.buffers(), tokens,
                                                         std::move(work.attention), &recorder);
   work.batch.loss_scale = loss_scale;
   return work;
 }
 
-std::unique_ptr<IndexSource> Session::index_source(AttentionAxes axes, const Communicator& sequence,
+std::unique_ptr<IndexSource> Session::index_source(AttentionAxes axes, int degree,
                                                    BudgetPolicy* policy,
                                                    std::shared_ptr<SlashCarry> carry) {
   std::unique_ptr<IndexSource> source =
-      unheard_source(std::move(axes), sequence, policy, std::move(carry));
+      unheard_source(std::move(axes), degree, policy, std::move(carry));
   if (index_made) source = std::make_unique<HeardSource>(std::move(source), index_made);
   return source;
 }
 
-std::unique_ptr<IndexSource> Session::unheard_source(AttentionAxes axes,
-                                                     const Communicator& sequence,
+std::unique_ptr<IndexSource> Session::unheard_source(AttentionAxes axes, int degree,
                                                      BudgetPolicy* policy,
                                                      std::shared_ptr<SlashCarry> carry) {
   const AttentionOptions& attention = options.attention;
+  const Communicator& sequence = mesh.sequence(degree);
   GeneratedPattern generator = attention.generator;
   generator.heads /= sequence.size();
   generator.first_head = sequence.rank() * generator.heads;
@@ -189,7 +191,7 @@ std::unique_ptr<IndexSource> Session::unheard_source(AttentionAxes axes,
                                             generator.first_head, generator.heads, &recorder);
   if (attention.index == IndexOrigin::generated)
     return std::make_unique<GeneratedSource>(std::move(axes), generator, indexes, &recorder);
-  return pattern_source(mesh.cp, std::move(axes), attention, policy, &recorder, sequence,
+  return pattern_source(mesh.ring(degree), std::move(axes), attention, policy, &recorder, sequence,
                         std::move(carry));
 }
 

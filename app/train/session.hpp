@@ -23,7 +23,7 @@
 #include "parallel/comm/mesh.hpp"
 #include "parallel/comm/waits.hpp"
 #include "parallel/context/kv_store.hpp"
-#include "parallel/context/ring_attention.hpp"
+#include "parallel/context/mesh_rings.hpp"
 #include "parallel/pattern/fixed_sources.hpp"
 #include "parallel/pipeline/pipeline_links.hpp"
 #include "parallel/pipeline/stage_executor.hpp"
@@ -44,11 +44,6 @@ class Session {
   MicroBatchWork prepare(const StepPlan& plan, int place, double loss_scale,
                          StoredChunk stored = {}, BudgetPolicy* policy = nullptr,
                          const Dataset* from = nullptr);
-  /// The attention indexes of a micro-batch with these axes, as block attention says, for this
-  /// rank's heads of a Ulysses group.
-  std::unique_ptr<IndexSource> index_source(AttentionAxes axes, const Communicator& sequence,
-                                            BudgetPolicy* policy = nullptr,
-                                            std::shared_ptr<SlashCarry> carry = nullptr);
   /// Length of each sample, as batching sees it.
   std::vector<SampleLength> lengths(const std::vector<std::int64_t>& samples) const;
   /// The parameters of all stages, in the order in which stages store them.
@@ -71,12 +66,12 @@ class Session {
   std::uint64_t base_fingerprint = 0;  ///< of the frozen weights beside adapters, once load_base
                                        ///< has read them; 0: initial values
   StageModel model;
-  RingGroup ring;
+  MeshRings rings;
   IndexCache indexes;
   PipelineLinks links;
   KvPlace kv_place;
   std::unique_ptr<PairObjective> pairs;  ///< null but for loss.kind = "dpo", and until load_pairs
-  /// Told of every index that index_source's sources make from now on.
+  /// Told of every index that the sources of micro-batches make from now on.
   std::function<void(const AttentionInputs&, const AttentionAxes&,
                      const std::vector<AttentionWork>&)>
       index_made;
@@ -84,8 +79,11 @@ class Session {
       tuning;  ///< null unless the deck tunes budgets or batches by predicted latency
 
  private:
-  std::unique_ptr<IndexSource> unheard_source(AttentionAxes axes, const Communicator& sequence,
-                                              BudgetPolicy* policy,
+  /// The attention indexes of a micro-batch of `degree` joined ranks with these axes, as block
+  /// attention says, for this rank's heads.
+  std::unique_ptr<IndexSource> index_source(AttentionAxes axes, int degree, BudgetPolicy* policy,
+                                            std::shared_ptr<SlashCarry> carry);
+  std::unique_ptr<IndexSource> unheard_source(AttentionAxes axes, int degree, BudgetPolicy* policy,
                                               std::shared_ptr<SlashCarry> carry);
 };
 

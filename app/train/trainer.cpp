@@ -100,7 +100,8 @@ void Trainer::open_trace() {
   header.segment = static_cast<int>(state_.step);
   trace_.open(folder_.trace(), header);
   trace_.with([&](TraceWriter& trace) {
-    trace.plan("ring", session_.ring.plan.hash(), to_json(session_.ring.plan).dump(), state_.step);
+    const RingPlan& ring = session_.rings.of_mesh().plan;
+    trace.plan("ring", ring.hash(), to_json(ring).dump(), state_.step);
   });
 }
 
@@ -346,6 +347,15 @@ double Trainer::predict(const StepPlan& plan) {
   return session_.mesh.world.all_reduce(simulated.schedule_s, Reduction::max);
 }
 
+/// What this rank writes of rows that all ranks of a micro-batch's ring have alike.
+template <class Row>
+static std::vector<Row> once_a_ring(const StepPlan& plan, const Mesh& mesh, std::vector<Row> rows) {
+  std::erase_if(rows, [&](const Row& row) {
+    return mesh.ring(plan.micro_batch(mesh.at.dp, row.micro_batch).group.ranks).rank() != 0;
+  });
+  return rows;
+}
+
 void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
   const std::size_t mine =
       plan.lanes.at(static_cast<std::size_t>(session_.mesh.at.dp)).micro_batches.size();
@@ -360,12 +370,12 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
   trace_.with([&](TraceWriter& trace) { trace.budgets(budgets); });
   sums.recorded = session_.recorder.enabled;
   add_budgets(sums, budgets);
-  const std::vector<IndexRow> indexes = session_.recorder.take_indexes();
-  if (session_.mesh.cp.rank() == 0)  // a ring's ranks have the same
-    trace_.with([&](TraceWriter&) {
-      append_indexes(folder_.indexes(), session_.mesh.world.rank(), indexes);
-    });
-  sums.recall = store_recall();
+  const std::vector<IndexRow> indexes =
+      once_a_ring(plan, session_.mesh, session_.recorder.take_indexes());
+  trace_.with([&](TraceWriter&) {
+    append_indexes(folder_.indexes(), session_.mesh.world.rank(), indexes);
+  });
+  sums.recall = store_recall(plan);
   add_drift(sums, measure_drift(outcome.step - 1));
   outcome.steps = session_.config.run.steps;
   outcome.trained_s = state_.seconds_trained;
@@ -400,10 +410,11 @@ std::vector<DriftRow> Trainer::measure_drift(std::int64_t step) {
   return rows;
 }
 
-RecallSums Trainer::store_recall() {
-  const std::vector<RecallRow> recall = session_.recorder.take_recalls();
-  const std::vector<CoverageRow> coverage = session_.recorder.take_coverage();
-  if (session_.mesh.cp.rank() != 0) return {};  // a ring's ranks have the same
+RecallSums Trainer::store_recall(const StepPlan& plan) {
+  const std::vector<RecallRow> recall =
+      once_a_ring(plan, session_.mesh, session_.recorder.take_recalls());
+  const std::vector<CoverageRow> coverage =
+      once_a_ring(plan, session_.mesh, session_.recorder.take_coverage());
   const auto store = [&](const char* kind, const auto& rows, const std::string& text) {
     if (rows.empty()) return;
     trace_.with([&](TraceWriter& trace) {

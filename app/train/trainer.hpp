@@ -50,7 +50,7 @@ class Trainer {
   /// Completes the outcome, measures the step and hands it to every sink.  Collective.
   void observe(const StepPlan& plan, StepOutcome outcome);
   /// Writes the step's recall and coverage, and forgets them; the sums that this rank adds.
-  RecallSums store_recall();
+  RecallSums store_recall(const StepPlan& plan);
   /// Measures drift where the deck asks for it at this step, and writes it.  Collective.
   std::vector<DriftRow> measure_drift(std::int64_t step);
   /// Simulated seconds of the step's schedules over the times of profile.table, the slowest

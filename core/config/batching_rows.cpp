@@ -50,7 +50,8 @@ void batching_rows(Schema& schema) {
   batching
       .key(
           "group_ranks", &BatchingConfig::group_ranks, "ranks", between(1, kDegree),
-          "hbp: ranks that share a pack of each group, its sequence parallel degree; empty list: 1")
+          "hbp: ranks that share a pack of each group, a divisor of mesh.dp: heads over as many as "
+          "divide the query heads, a ring over the rest; empty list: 1")
       .when(method, Batching::hbp);
   batching
       .key("group_recompute", &BatchingConfig::group_recompute, "layers", between(-1, 1 << 16),
@@ -68,9 +69,8 @@ void batching_rows(Schema& schema) {
                "packing groups, ascending; empty: no selection");
   batching.key(
       "select_ranks", &BatchingConfig::select_ranks, "ranks", between(1, kDegree),
-      "ranks a pack to try; empty list: powers of two that divide mesh.dp and the query heads "
-      "(balanced: all divisors of mesh.dp that divide the query heads, 1 where the deck tunes "
-      "budgets, joins ranks itself or orders chunks)");
+      "ranks a pack to try; empty list: powers of two that divide mesh.dp (balanced: all divisors "
+      "of mesh.dp, 1 where the deck tunes budgets, joins ranks itself or orders chunks)");
   batching.key(
       "select_memory_gib", &BatchingConfig::select_memory_gib, "GiB", at_least(0),
       "memory of a rank that selected groups keep within by recomputing layers; 0: no limit");

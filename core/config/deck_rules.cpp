@@ -236,32 +236,20 @@ void pair_rules(const Config& config, DeckNeeds needs, Rules& rules) {
               "set \"refuse\"");
 }
 
-/// batching.method = "balanced".
-void balanced_rules(const Config& config, Rules& rules) {
-  if (config.mesh.sp > 1) return;  // groups of one rank alone
-  const std::vector<int> degrees = joined_ranks(batching_options(config));
+/// Groups to try lie side by side on the data-parallel ranks.
+void ranks_divide(const Config& config, Rules& rules) {
   for (const std::int64_t ranks : config.batching.select_ranks)
-    if (ranks > 1 && std::find(degrees.begin(), degrees.end(), ranks) == degrees.end())
-      rules.add({"batching.select_ranks", "mesh.dp", "model.query_heads"},
-                fmt::format("batching.select_ranks: {} ranks must divide mesh.dp = {} and the {} "
-                            "query heads",
-                            ranks, config.mesh.dp, config.model.query_heads));
+    if (config.mesh.dp % ranks != 0)
+      rules.add({"batching.select_ranks", "mesh.dp"},
+                fmt::format("batching.select_ranks: {} does not divide mesh.dp = {}", ranks,
+                            config.mesh.dp));
 }
 
 void selection_rules(const Config& config, Rules& rules) {
   const BatchingConfig& batching = config.batching;
   rules.ascends("batching.select_lengths", batching.select_lengths);
   rules.ascends("batching.select_ranks", batching.select_ranks);
-  for (const std::int64_t ranks : batching.select_ranks)
-    if (const std::int64_t heads = config.model.query_heads;
-        heads > 0 && !head_split_problem(heads, static_cast<int>(ranks)).empty())
-      rules.add({"batching.select_ranks", "model.query_heads"},
-                fmt::format("batching.select_ranks: {}",
-                            head_split_problem(heads, static_cast<int>(ranks))));
-    else if (config.mesh.dp % ranks != 0)
-      rules.add({"batching.select_ranks", "mesh.dp"},
-                fmt::format("batching.select_ranks: {} does not divide mesh.dp = {}", ranks,
-                            config.mesh.dp));
+  ranks_divide(config, rules);
   if (!batching.select_lengths.empty() && config.mesh.pp > 1)
     rules.add(
         {"batching.select_lengths", "mesh.pp"},
@@ -285,17 +273,12 @@ void group_rules(const Config& config, Rules& rules) {
   counted("batching.group_recompute", config.batching.group_recompute.size());
   const std::vector<PackGroup> groups = pack_groups(config);
   rules.take(problems(groups, config.mesh.dp), {"batching.method", "mesh.dp"});
-  const std::int64_t heads = config.model.query_heads, layers = config.model.layers;
-  for (const PackGroup& group : groups) {
-    if (const std::string problem = head_split_problem(heads, group.ranks);
-        heads > 0 && !problem.empty())
-      rules.add({"batching.group_ranks", "model.query_heads"},
-                fmt::format("batching.group_ranks: {}", problem));
+  const std::int64_t layers = config.model.layers;
+  for (const PackGroup& group : groups)
     if (layers > 0 && group.recompute_layers > layers)
       rules.add({"batching.group_recompute", "model.layers"},
                 fmt::format("batching.group_recompute = {} is more than the model's {} layers",
                             group.recompute_layers, layers));
-  }
 }
 
 void batching_rules(const Config& config, DeckNeeds needs, Rules& rules) {
@@ -305,7 +288,7 @@ void batching_rules(const Config& config, DeckNeeds needs, Rules& rules) {
     rules.add({"curriculum.steps", "curriculum.max_tokens"},
               "curriculum.steps needs curriculum.max_tokens, the longest sample of those steps: "
               "batching.method has no packing groups to take it from");
-  if (batching.method == Batching::balanced) balanced_rules(config, rules);
+  if (batching.method == Batching::balanced) ranks_divide(config, rules);
   if (!hbp) return;  // a deck may state groups for its other cases
   selection_rules(config, rules);
   if (batching.groups_from == GroupSource::profile) {  // the stated ones are for other cases

@@ -5,7 +5,7 @@
 
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/context/axis_range.hpp"
-#include "core/plan/context/ulysses_heads.hpp"
+#include "core/plan/context/context_split.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
 #include "core/predict/placement_costs.hpp"
 #include "core/predict/rate_costs.hpp"
@@ -197,17 +197,19 @@ bool groups_run(const Config& config) {
          !(config.mesh.pp > 1 && state_aware(config.pipeline.schedule));
 }
 
-/// Groups that balanced may form: divisors of mesh.dp that divide the query heads, or those of them
-/// that batching.select_ranks names; if it names none, single ranks where others do not run.
+/// Groups that balanced may form: divisors of mesh.dp, or those of them that batching.select_ranks
+/// names; if it names none, single ranks where others do not run.
 std::vector<PlacementSplit> placement_splits(const Config& config) {
   const Integers& named = config.batching.select_ranks;
   const MeshShape& mesh = config.mesh;
   std::vector<PlacementSplit> splits{{1, mesh.sp, mesh.cp()}};
   if (named.empty() ? !groups_run(config) : mesh.sp > 1) return splits;
   for (int ranks = 2; ranks <= mesh.dp; ++ranks)
-    if (mesh.dp % ranks == 0 && head_split_problem(config.model.query_heads, ranks).empty() &&
-        (named.empty() || std::find(named.begin(), named.end(), ranks) != named.end()))
-      splits.push_back({ranks, ranks, mesh.cp()});
+    if (mesh.dp % ranks == 0 &&
+        (named.empty() || std::find(named.begin(), named.end(), ranks) != named.end())) {
+      const ContextSplit split = joined_split(mesh, ranks, config.model.query_heads);
+      splits.push_back({ranks, split.sp, split.ring()});
+    }
   return splits;
 }
 
@@ -331,7 +333,7 @@ LayoutChoice layout_choice(const Config& config, const RunOptions& options) {
     choice.rule.stripe = (choice.rule.stripe + align - 1) / align * align;
   // Striping alone spreads a slash over the ranks (MTraining Section 3.3).
   if (has_slashes(config.attention.pattern) || options.attention.index != IndexOrigin::pattern)
-    choice.kinds = {options.mesh.cp() > 1 ? LayoutKind::striped : LayoutKind::contiguous};
+    choice.kinds = {LayoutKind::striped};
   if (const double pair = pair_cost_tokens(options.model); pair > 0) choice.token_pairs = 1 / pair;
   return choice;
 }

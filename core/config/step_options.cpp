@@ -146,6 +146,7 @@ StepOptions step_options(const Config& config, const RunOptions& options) {
   step.layout = options.layout;
   step.batching = options.batching;
   step.pipeline = options.pipeline;
+  step.query_heads = options.model.query_heads;
   step.layer_begin = stage_begins(options);
   step.stage_elements.assign(step.layer_begin.size(), 0);
   if (options.model.layers > 0)

@@ -16,9 +16,8 @@ PlannedMicroBatch planned(const MicroBatch& m, int dp, int round, const StepOpti
   PlannedMicroBatch result;
   result.segments = m.segments;
   result.group = {dp, m.sp};
-  result.split = options.split ? options.split(m)
-                               : ContextSplit{m.sp * options.mesh.sp, options.mesh.cp_outer,
-                                              options.mesh.cp_inner};
+  result.split =
+      options.split ? options.split(m) : joined_split(options.mesh, m.sp, options.query_heads);
   result.round = round;
   result.recompute_layers = m.recompute_layers;
   result.align = m.align;
@@ -159,7 +158,7 @@ StepPlan plan_placement_step(std::int64_t step, const Placement& placed,
   split.split = [&splits](const MicroBatch& m) {
     const Segment& first = m.segments.front();
     const PlacementSplit& s = splits.at({first.sample, first.begin, m.sp});
-    return ContextSplit{s.sp, 1, s.ring};
+    return context_split({}, s.sp, s.ring);
   };
   return plan_batch_step(batch, split);
 }

@@ -22,7 +22,8 @@ struct StepOptions {
   std::vector<std::int64_t> layer_begin{0};
   std::vector<std::int64_t> stage_elements{0};  ///< trainable parameters of every stage
   std::int64_t tied_elements = 0;  ///< of the embedding that the first and the last stage share
-  /// How the ranks of a micro-batch share it; empty: heads over its own ranks, the mesh's ring.
+  std::int64_t query_heads = 0;    ///< of the model; 0: any number of ranks shares them
+  /// How the ranks of a micro-batch share it; empty: joined_split.
   std::function<ContextSplit(const MicroBatch&)> split;
   /// Exact loss tokens of every segment, where the weights of the normaliser need them.
   std::function<void(Batch&)> count_loss_tokens;

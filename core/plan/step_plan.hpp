@@ -11,6 +11,7 @@
 
 #include "core/plan/batch/batch.hpp"
 #include "core/plan/batch/loss_weights.hpp"
+#include "core/plan/context/context_split.hpp"
 #include "core/plan/context/mesh_shape.hpp"
 #include "core/plan/context/sequence_layout.hpp"
 #include "core/plan/pipeline/schedule.hpp"
@@ -22,15 +23,6 @@ struct RankGroup {
   int first = 0, ranks = 1;
   bool holds(int dp) const { return dp >= first && dp < first + ranks; }
   bool operator==(const RankGroup&) const = default;
-};
-
-/// How the ranks of a group split a micro-batch: Ulysses over heads times a ring of two levels.
-/// sp * ring_outer * ring_inner is the group's ranks times the mesh's cp and sp.
-struct ContextSplit {
-  int sp = 1, ring_outer = 1, ring_inner = 1;
-  int ring() const { return ring_outer * ring_inner; }
-  int ranks() const { return sp * ring(); }
-  bool operator==(const ContextSplit&) const = default;
 };
 
 /// Dynamic sparsity tuning of one micro-batch (SparseBalance Algorithm 1), known before it runs.

@@ -18,8 +18,7 @@ StepPlacementCosts::StepPlacementCosts(const Costs& costs, const PlacedWork& wor
 }
 
 ContextSplit StepPlacementCosts::context(const PlacementSplit& split) const {
-  const int outer = split.ring % work_.mesh.cp_outer == 0 ? work_.mesh.cp_outer : 1;
-  return {split.sp, outer, split.ring / outer};
+  return context_split(work_.mesh, split.sp, split.ring);
 }
 
 double StepPlacementCosts::rest_s(std::int64_t tokens, const PlacementSplit& split) const {

@@ -39,7 +39,7 @@ std::vector<int> TuneBounds::joined(const Candidate& c) const {
   } else if (c.method == Batching::balanced && c.mesh.sp == 1) {
     const std::vector<std::int64_t>& named = input_.base.batching.select_ranks;
     for (int ranks = 2; ranks <= c.mesh.dp; ++ranks)
-      if (c.mesh.dp % ranks == 0 && input_.base.model.query_heads % ranks == 0 &&
+      if (c.mesh.dp % ranks == 0 &&
           (named.empty() || std::find(named.begin(), named.end(), ranks) != named.end()))
         list.push_back(ranks);
   }
@@ -63,7 +63,7 @@ const TuneBounds::Attention& TuneBounds::attention(const Candidate& c, const Con
 
 TuneBounds::Work TuneBounds::measure(const Candidate& c, int joined) {
   const Costs& costs = trials_.costs(c);
-  const ContextSplit split{c.mesh.sp * joined, c.mesh.cp_outer, c.mesh.cp_inner};
+  const ContextSplit split = joined_split(c.mesh, joined, input_.base.model.query_heads);
   const std::int64_t each = input_.base.model.layers / c.mesh.pp,
                      more = input_.base.model.layers % c.mesh.pp;
   // Layers of all stages, in the costs' unit.
@@ -92,8 +92,9 @@ TuneBounds::Work TuneBounds::measure(const Candidate& c, int joined) {
 }
 
 const TuneBounds::Work& TuneBounds::work(const Candidate& c, int ranks) {
+  const ContextSplit split = joined_split(c.mesh, ranks, input_.base.model.query_heads);
   const auto [at, fresh] =
-      work_.try_emplace({c.mesh.pp, c.mesh.sp * ranks, c.mesh.cp_outer, c.mesh.cp_inner,
+      work_.try_emplace({c.mesh.pp, split.sp, split.ring_outer, split.ring_inner,
                          c.budget * (std::int64_t{1} << 40) + c.capacity});
   if (fresh) at->second = measure(c, ranks);
   return at->second;

@@ -118,7 +118,7 @@ std::vector<std::vector<PackGroup>> pack_group_choices(const Config& base, const
                      first = base.batching.micro_batch_tokens;
   for (const std::int64_t shorter : {first, 2 * first})
     for (const int ranks : divisors(mesh.dp)) {
-      if (base.model.query_heads % ranks != 0 || (ranks > 1 && mesh.sp > 1)) continue;
+      if (ranks > 1 && mesh.sp > 1) continue;
       if (shorter < whole)
         list.push_back({{shorter, 1, -1}, {whole, ranks, -1}});
       else if (ranks == 1)

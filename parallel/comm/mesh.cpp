@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "parallel/comm/waits.hpp"
 
@@ -26,17 +27,42 @@ class Groups {
     const unsigned key = effective(dimensions);
     const auto found = made_.find(key);
     if (found != made_.end()) return found->second;
-    MeshCoordinates first = coordinates(shape_, world_.rank());
-    if (key & kDp) first.dp = 0;
-    if (key & kPp) first.pp = 0;
-    if (key & kCpOuter) first.cp_outer = 0;
-    if (key & kCpInner) first.cp_inner = 0;
-    if (key & kSp) first.sp = 0;
-    if (key & kTp) first.tp = 0;
-    return made_[key] = world_.split(rank_of(shape_, first), world_.rank());
+    return made_[key] = world_.split(rank_of(shape_, start(key)), world_.rank());
+  }
+  /// `count` neighbouring data-parallel ranks, alike otherwise but in sp, in world order.
+  /// Collective.
+  Communicator heads(int count) {
+    return count == 1 ? along(kSp) : count == shape_.dp ? along(kDp | kSp) : block(count, 1, kSp);
+  }
+  /// Of `ranks` neighbouring data-parallel ranks every `apart`th, and their rings.  Collective.
+  Communicator ring(int ranks, int apart) {
+    constexpr unsigned kRing = kCpOuter | kCpInner;
+    return ranks == apart                     ? along(kRing)
+           : ranks == shape_.dp && apart == 1 ? along(kDp | kRing)
+                                              : block(ranks, apart, kRing);
   }
 
  private:
+  /// Ranks that differ in `dimensions`, and in dp by multiples of `apart` inside a block of
+  /// `ranks`.
+  Communicator block(int ranks, int apart, unsigned dimensions) {
+    const auto [at, fresh] = blocks_.try_emplace({ranks, apart, effective(dimensions)});
+    if (!fresh) return at->second;
+    MeshCoordinates first = start(dimensions);
+    first.dp -= first.dp % ranks / apart * apart;
+    return at->second = world_.split(rank_of(shape_, first), world_.rank());
+  }
+  /// This rank's place with 0 in `dimensions`.
+  MeshCoordinates start(unsigned dimensions) const {
+    MeshCoordinates first = coordinates(shape_, world_.rank());
+    if (dimensions & kDp) first.dp = 0;
+    if (dimensions & kPp) first.pp = 0;
+    if (dimensions & kCpOuter) first.cp_outer = 0;
+    if (dimensions & kCpInner) first.cp_inner = 0;
+    if (dimensions & kSp) first.sp = 0;
+    if (dimensions & kTp) first.tp = 0;
+    return first;
+  }
   unsigned effective(unsigned dimensions) const {
     unsigned wide = 0;
     if (shape_.dp > 1) wide |= kDp;
@@ -50,6 +76,7 @@ class Groups {
   const Communicator& world_;
   const MeshShape& shape_;
   std::map<unsigned, Communicator> made_;
+  std::map<std::tuple<int, int, unsigned>, Communicator> blocks_;
 };
 
 std::vector<int> node_of_ranks(const Communicator& world, const Communicator& node) {
@@ -98,7 +125,8 @@ std::vector<std::string> ring_warnings(const MeshShape& shape, const std::vector
 
 }  // namespace
 
-Mesh::Mesh(const Communicator& world_, const MeshShape& shape_, const std::vector<int>& joined)
+Mesh::Mesh(const Communicator& world_, const MeshShape& shape_, const std::vector<int>& joined,
+           std::int64_t query_heads)
     : shape(shape_), world(world_) {
   const std::vector<Problem> wrong = problems(shape, world.size());
   check_all(world, wrong.empty(), messages(wrong));
@@ -113,19 +141,15 @@ Mesh::Mesh(const Communicator& world_, const MeshShape& shape_, const std::vecto
   sp = groups.along(kSp);
   tp = groups.along(kTp);
   replica = groups.along(kDp | kCpOuter | kCpInner | kSp);
-  for (const int degree : joined) {
+  groups_[1] = {joined_split(shape, 1, query_heads), sp, cp};
+  for (const int degree : std::set<int>(joined.begin(), joined.end())) {
     require(degree > 1 && shape.dp % degree == 0,
             "mesh.dp = {}: {} data-parallel ranks cannot share a micro-batch: {} = {} x {} + {}",
             shape.dp, degree, shape.dp, shape.dp / std::max(1, degree), degree,
             shape.dp % std::max(1, degree));
-    if (joined_.count(degree) != 0) continue;
-    if (degree == shape.dp) {
-      joined_[degree] = dp;
-      continue;
-    }
-    MeshCoordinates first = at;
-    first.dp -= at.dp % degree;
-    joined_[degree] = world.split(rank_of(shape, first), world.rank());
+    const ContextSplit split = joined_split(shape, degree, query_heads);
+    const int heads = split.sp / shape.sp;
+    groups_[degree] = {split, groups.heads(heads), groups.ring(degree, heads)};
   }
 
   const Communicator machine = world.split_by_machine();
@@ -141,12 +165,17 @@ Mesh::Mesh(const Communicator& world_, const MeshShape& shape_, const std::vecto
   warnings = ring_warnings(shape, nodes);
 }
 
-const Communicator& Mesh::sequence(int degree) const {
-  if (degree <= 1) return sp;
-  const auto found = joined_.find(degree);
-  require(found != joined_.end(), "no group of {} data-parallel ranks was made when the mesh was",
+const Mesh::Group& Mesh::group(int degree) const {
+  const auto found = groups_.find(degree);
+  require(found != groups_.end(), "no group of {} data-parallel ranks was made when the mesh was",
           degree);
   return found->second;
+}
+
+std::vector<int> Mesh::degrees() const {
+  std::vector<int> list;
+  for (const auto& [degree, group] : groups_) list.push_back(degree);
+  return list;
 }
 
 }  // namespace ballast

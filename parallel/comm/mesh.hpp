@@ -1,10 +1,12 @@
 // Rank mesh: communicators of dp x pp x cp_outer x cp_inner x sp x tp
 // (core/plan/context/mesh_shape.hpp has the arithmetic).
 #pragma once
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "core/plan/context/context_split.hpp"
 #include "core/plan/context/mesh_shape.hpp"
 #include "parallel/comm/comm.hpp"
 
@@ -14,12 +16,21 @@ class Mesh {
  public:
   /// Collective over `world`; throws CollectiveError with all problems when the shape does not fit
   /// its size.  `joined`: numbers of neighbouring data-parallel ranks that share some micro-batches
-  /// (adaptive sequence parallelism, HBP Section 4.3), divisors of dp.
-  Mesh(const Communicator& world, const MeshShape& shape, const std::vector<int>& joined = {});
-  /// Ulysses group of this rank for micro-batches of degree `degree` (MicroBatch::sp): degree 1 is
-  /// the mesh's own `sp`; above that, `degree` neighbouring data-parallel ranks at the same place
-  /// otherwise, in dp order.  Made at start.  Throws Error for another degree.
-  const Communicator& sequence(int degree) const;
+  /// (adaptive sequence parallelism, HBP Section 4.3), divisors of dp, which split them by
+  /// joined_split with these `query_heads`.
+  Mesh(const Communicator& world, const MeshShape& shape, const std::vector<int>& joined = {},
+       std::int64_t query_heads = 0);
+  /// How micro-batches of degree `degree` (MicroBatch::sp) are shared, and this rank's groups for
+  /// them: the ranks with the other heads of the same tokens, and the ring of those with the same
+  /// heads, in the order of its plan.  Degree 1 has the mesh's own; above that, neighbouring
+  /// data-parallel ranks at the same place otherwise share heads, and the ring is that of the mesh
+  /// in each of their blocks, one block after another.  Made at start.  Throws Error for another
+  /// degree.
+  const ContextSplit& split(int degree) const { return group(degree).split; }
+  const Communicator& sequence(int degree) const { return group(degree).sequence; }
+  const Communicator& ring(int degree) const { return group(degree).ring; }
+  /// The degrees, ascending from 1.
+  std::vector<int> degrees() const;
   MeshShape shape;
   MeshCoordinates at;
   /// Groups along each dimension, ranked by the coordinate: cp by cp_outer * shape.cp_inner +
@@ -36,7 +47,12 @@ class Mesh {
   std::vector<std::string> warnings;
 
  private:
-  std::map<int, Communicator> joined_;
+  struct Group {
+    ContextSplit split;
+    Communicator sequence, ring;
+  };
+  const Group& group(int degree) const;
+  std::map<int, Group> groups_;  ///< by degree
 };
 
 }  // namespace ballast

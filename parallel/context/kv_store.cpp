@@ -254,9 +254,8 @@ void KvStore::finish(int layer, int chunk) {
 }
 
 ChunkStores::ChunkStores(const std::vector<MicroBatch>& list,
-                         const std::function<KvStore::ShardKeys(int)>& tokens, int rank,
-                         const KvPlace& place)
-    : list_(list), tokens_(tokens), rank_(rank), place_(place), members_(list.size()) {
+                         const std::function<Shards(int)>& shards, const KvPlace& place)
+    : list_(list), shards_(shards), place_(place), members_(list.size()) {
   for (std::vector<int>& group : chunk_groups(list)) {
     if (group.size() < 2) continue;
     for (int c = 0; c < static_cast<int>(group.size()); ++c)
@@ -275,9 +274,13 @@ StoredChunk ChunkStores::at(int micro_batch) {
   StoredChunk stored{stores_[g].lock(), member.chunk};
   if (!stored.store) {
     std::vector<KvStore::ShardKeys> chunks;
-    for (const int m : groups_[g]) chunks.push_back(tokens_(m));
+    int rank = 0;
+    for (const int m : groups_[g]) {
+      Shards shards = shards_(m);
+      chunks.push_back(std::move(shards.keys)), rank = shards.rank;
+    }
     stored.store = std::make_shared<KvStore>(
-        std::move(chunks), rank_, list_[static_cast<std::size_t>(micro_batch)].align, place_);
+        std::move(chunks), rank, list_[static_cast<std::size_t>(micro_batch)].align, place_);
     stores_[g] = held_[g] = stored.store;
   }
   if (member.chunk + 1 == static_cast<int>(groups_[g].size())) held_[g].reset();

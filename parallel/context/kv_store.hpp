@@ -140,11 +140,15 @@ struct StoredChunk {
 /// store lives as long as work of its chunks is held.
 class ChunkStores {
  public:
-  /// `tokens`: what each ring rank holds of a micro-batch, by its place in the list.  `place` must
-  /// outlive the stores.
+  /// What each rank of a micro-batch's ring holds of it, and which of them this rank is.
+  struct Shards {
+    KvStore::ShardKeys keys;
+    int rank = 0;
+  };
+  /// `shards`: of a micro-batch, by its place in the list.  `place` must outlive the stores.
   /// Errors: those of chunk_groups.
-  ChunkStores(const std::vector<MicroBatch>& list,
-              const std::function<KvStore::ShardKeys(int)>& tokens, int rank, const KvPlace& place);
+  ChunkStores(const std::vector<MicroBatch>& list, const std::function<Shards(int)>& shards,
+              const KvPlace& place);
   StoredChunk at(int micro_batch);
 
  private:
@@ -152,8 +156,7 @@ class ChunkStores {
     int group = -1, chunk = 0;
   };
   std::vector<MicroBatch> list_;
-  std::function<KvStore::ShardKeys(int)> tokens_;
-  int rank_;
+  std::function<Shards(int)> shards_;
   const KvPlace& place_;
   std::vector<std::vector<int>> groups_;  ///< those of more than one chunk
   std::vector<Member> members_;           ///< [micro-batch]

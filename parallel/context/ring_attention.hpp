@@ -29,8 +29,7 @@ inline HopTransfers hop_transfers(const RingHop& hop, const Tensor& received, co
           hop.level == RingLevel::outer ? 1 : 0};
 }
 
-/// Communicator of a ring, this rank's plan and the buffers (made once; plan of mesh.cp with
-/// cp_outer and cp_inner).
+/// Communicator of a ring, this rank's plan and the buffers.
 struct RingGroup {
   Communicator cp;  ///< ranks in plan order
   RingPlan plan;

@@ -31,6 +31,10 @@ METHODS = {
         8,
     ),
     "balanced": (["batching.method=balanced", "batching.micro_batch_tokens=100", "mesh.dp=8"], 8),
+    "joined rings": (
+        ["batching.method=balanced", "batching.micro_batch_tokens=60", "mesh.dp=6"],
+        6,
+    ),
     "balanced windows": (
         [
             "batching.method=balanced",
@@ -64,6 +68,14 @@ class Plans(RunCase):
                 self.run_ballast(ranks, "train", deck, "-d", run, *overrides)
                 executed = self.stored(run)
                 self.assertEqual(sorted(executed), [1, 2, 3])
+                if name == "joined rings":  # 4 heads: a group of 6 is a ring of 3 over 2
+                    splits = [
+                        m["split"]
+                        for plan in executed.values()
+                        for m in plan["micro_batches"]
+                        if m.get("ranks", 1) == 6
+                    ]
+                    self.assertIn([2, 1, 3], splits)
                 for command in ("pack", "check"):
                     shown = self.shown(command, deck, *overrides)
                     self.assertEqual(

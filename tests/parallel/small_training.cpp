@@ -61,7 +61,7 @@ SmallTraining::SmallTraining(const Mesh& mesh, const SmallOptions& options)
       optimizer(parameters, mesh.replica, options.zero, {}, options.recorder, options.muon),
       mesh_(mesh),
       options_(options),
-      ring_{mesh.cp, plan_ring(mesh.at.cp(mesh.shape), mesh.shape.cp_outer, mesh.shape.cp_inner)},
+      rings_(mesh),
       links_(mesh.pp, host_device()),
       tied_(mesh, parameters, optimizer, options.zero) {
   parameters.initialise(kSeed);
@@ -85,7 +85,8 @@ MicroBatchWork SmallTraining::prepare(const StepPlan& plan, int place, StoredChu
   const MicroBatch micro_batch = planned.micro_batch();
   const SequenceLayout layout = plan.layout(planned);
   MicroBatchWork work;
-  auto tokens = local_tokens(micro_batch, layout, ring_.plan.rank);
+  const RingGroup& ring = rings_.of(planned);
+  auto tokens = local_tokens(micro_batch, layout, ring.plan.rank);
   const auto whole = static_cast<std::int64_t>(tokens.size());
   const Communicator& sequence = mesh_.sequence(micro_batch.sp);
   const auto [begin, end] = even_part(whole, sequence.rank(), sequence.size());
@@ -111,16 +112,16 @@ MicroBatchWork SmallTraining::prepare(const StepPlan& plan, int place, StoredChu
     batch.segment.push_back(tokens[i].segment);
   }
   AttentionAxes axes = stored.store ? stored.store->axes(stored.chunk)
-                                    : attention_axes(micro_batch, layout, ring_.plan.rank);
+                                    : attention_axes(micro_batch, layout, ring.plan.rank);
   std::unique_ptr<IndexSource> source =
-      pattern_source(mesh_.cp, std::move(axes), options_.attention, nullptr, options_.recorder,
+      pattern_source(ring.cp, std::move(axes), options_.attention, nullptr, options_.recorder,
                      sequence, stored.carry());
   if (options_.wrap_source) source = options_.wrap_source(micro_batch, std::move(source));
-  work.attention = std::make_unique<RingAttention>(ring_, std::move(source), options_.recorder,
+  work.attention = std::make_unique<RingAttention>(ring, std::move(source), options_.recorder,
                                                    std::move(stored));
   if (sequence.size() > 1)
     work.attention = std::make_unique<UlyssesAttention>(
-        sequence, *ring_.buffers, whole, std::move(work.attention), options_.recorder);
+        sequence, rings_.buffers(), whole, std::move(work.attention), options_.recorder);
   const std::vector<double> weights = segment_weights(plan.normaliser, micro_batch);
   if (!weights.empty()) {
     batch.loss_weights = Tensor::empty({n}, options_.type);
@@ -157,6 +158,7 @@ StepPlan SmallTraining::step_plan(const Batch& batch) const {
   options.layout.rule = {options_.layout, options_.stripe, options_.attention.align()};
   options.pipeline = options_.pipeline;
   options.pipeline.offload = options_.kv_place.offload;
+  options.query_heads = options_.shape.query_heads;
   options.layer_begin = layer_begin_;
   options.stage_elements.assign(layer_begin_.size(), 1);
   return plan_batch_step(batch, options);
@@ -174,11 +176,12 @@ double SmallTraining::gradients(const std::vector<SampleLength>& samples) {
     return executed.micro_batch(dp, static_cast<int>(m)).loss_weight;
   };
   optimizer.begin_step();
-  const auto keys = [&](int m) {
+  const auto shards = [&](int m) -> ChunkStores::Shards {
     const PlannedMicroBatch& planned = executed.micro_batch(dp, m);
-    return shard_ranges(planned.micro_batch(), executed.layout(planned));
+    return {shard_ranges(planned.micro_batch(), executed.layout(planned)),
+            rings_.of(planned).plan.rank};
   };
-  ChunkStores stores(mine, keys, ring_.plan.rank, options_.kv_place);
+  ChunkStores stores(mine, shards, options_.kv_place);
   StageCallbacks callbacks;
   callbacks.prepare = [&](int m) { return prepare(executed, m, stores.at(m)); };
   callbacks.collective = [&](int) { optimizer.end_round(); };

@@ -17,7 +17,7 @@
 #include "core/plan/pipeline/stage_balance.hpp"
 #include "core/plan/plan_step.hpp"
 #include "kernels/model/stage_model.hpp"
-#include "parallel/context/ring_attention.hpp"
+#include "parallel/context/mesh_rings.hpp"
 #include "parallel/context/ulysses.hpp"
 #include "parallel/optimizer/zero.hpp"
 #include "parallel/pipeline/stage_executor.hpp"
@@ -103,7 +103,7 @@ class SmallTraining {
   MicroBatchWork prepare(const StepPlan& plan, int place, StoredChunk stored = {}) const;
   const Mesh& mesh_;
   SmallOptions options_;
-  RingGroup ring_;
+  MeshRings rings_;
   PipelineLinks links_;
   std::map<std::int64_t, std::int64_t> length_;  ///< tokens of each sample
   TiedEmbedding tied_;

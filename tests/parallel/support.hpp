@@ -96,12 +96,19 @@ inline std::vector<MeshShape> sequence_meshes(int ranks, std::int64_t heads) {
 
 /// The mesh of a shape, made once for all tests: new communicators cost much where ranks share
 /// cores.  Collective at first.
-inline const Mesh& mesh_of(const MeshShape& shape, const std::vector<int>& joined = {}) {
-  static std::vector<std::pair<std::vector<int>, std::unique_ptr<Mesh>>> made;
-  for (const auto& [degrees, mesh] : made)
-    if (mesh->shape == shape && degrees == joined) return *mesh;
-  return *made.emplace_back(joined, std::make_unique<Mesh>(Communicator::world(), shape, joined))
-              .second;
+inline const Mesh& mesh_of(const MeshShape& shape, const std::vector<int>& joined = {},
+                           std::int64_t query_heads = 0) {
+  struct Made {
+    std::vector<int> joined;
+    std::int64_t query_heads;
+    std::unique_ptr<Mesh> mesh;
+  };
+  static std::vector<Made> made;
+  for (const Made& m : made)
+    if (m.mesh->shape == shape && m.joined == joined && m.query_heads == query_heads)
+      return *m.mesh;
+  auto mesh = std::make_unique<Mesh>(Communicator::world(), shape, joined, query_heads);
+  return *made.emplace_back(Made{joined, query_heads, std::move(mesh)}).mesh;
 }
 
 }  // namespace ballast::testing

@@ -113,13 +113,15 @@ TEST_F(Training, DegreesThatChangeEveryStepEqualOneRank) {
     if (shape.cp_outer > 1 || shape.dp < 2) continue;
     SmallOptions options;
     options.method = Batching::hbp;
-    const int most = std::min(4, shape.dp);  // of 4 query heads
-    options.groups = {{16, 1, 1}, {40, 2, 0}, {96, most, -1}};
+    const int most = shape.dp;  // a ring of those that the 4 query heads leave
+    int some = 2;
+    while (most % some != 0) ++some;
+    options.groups = {{16, 1, 1}, {40, some, 0}, {96, most, -1}};
     for (int zero : {0, 1, 2}) {
       options.zero = zero;
       options.recompute.mode = zero == 1 ? Recompute::selective : Recompute::none;
       SCOPED_TRACE(fmt::format("{}, zero {}", describe(shape), zero));
-      const Mesh& mesh = mesh_of(shape, most > 2 ? std::vector<int>{2, most} : std::vector<int>{2});
+      const Mesh& mesh = mesh_of(shape, {some, most}, small_shape().query_heads);
       SmallTraining training(mesh, options);
       SmallOptions plain;
       plain.method = Batching::none;
@@ -137,7 +139,7 @@ TEST_F(Training, DegreesThatChangeEveryStepEqualOneRank) {
         training.update(1e-3, static_cast<std::int64_t>(step) + 1);
         reference.update(1e-3, static_cast<std::int64_t>(step) + 1);
       }
-      EXPECT_EQ(degrees, most > 2 ? (std::set<int>{1, 2, most}) : (std::set<int>{1, 2}));
+      EXPECT_EQ(degrees, (std::set<int>{1, some, most}));
     }
   }
 }
@@ -185,21 +187,26 @@ TEST_F(Training, RandomMixesOfDegreesSideBySideEqualOneRank) {
       options.splits.clear();
       std::vector<int> joined;
       for (int r = 1; r <= shape.dp; ++r)
-        if (shape.dp % r == 0 && small_shape().query_heads % r == 0) {
-          options.splits.push_back({r, r, shape.cp()});
+        if (shape.dp % r == 0) {
+          const ContextSplit split = joined_split(shape, r, small_shape().query_heads);
+          options.splits.push_back({r, split.sp, split.ring()});
           if (r > 1) joined.push_back(r);
         }
       options.zero = static_cast<int>(random(3));
       options.layout = random(2) == 0 ? LayoutKind::automatic : LayoutKind::zigzag;
       options.pipeline.k = 1 + static_cast<int>(random(2));
       if (random(2) == 0) options.recompute.mode = Recompute::full;
+      if (random(3) == 0) options.attention.pattern = PatternKind::moba;
+      options.attention.moba_block = 64, options.attention.moba_top_k = 2;
+      plain.attention = options.attention;
       std::vector<std::int64_t> lengths{random(400), random(120), random(120)};
       for (std::int64_t i = random(12); i >= 0; --i) lengths.push_back(random(30));
       const auto step = samples_from(1000 * round, lengths);
-      SCOPED_TRACE(fmt::format("{}, zero {}, k {}, packs of {}, lengths {}", describe(shape),
+      SCOPED_TRACE(fmt::format("{}, zero {}, k {}, packs of {}, {}, lengths {}", describe(shape),
                                options.zero, options.pipeline.k, options.micro_batch_tokens,
-                               fmt::join(lengths, " ")));
-      SmallTraining training(mesh_of(shape, joined), options), reference(alone(), plain);
+                               name(options.attention.pattern), fmt::join(lengths, " ")));
+      const Mesh& mesh = mesh_of(shape, joined, small_shape().query_heads);
+      SmallTraining training(mesh, options), reference(alone(), plain);
       for (const auto& list : training.plan(step).micro_batches)
         for (const MicroBatch& m : list) {
           degrees.insert(m.sp);
@@ -208,7 +215,7 @@ TEST_F(Training, RandomMixesOfDegreesSideBySideEqualOneRank) {
       const Reference expected = reference_step(reference, step);
       EXPECT_NEAR(training.gradients(step), expected.loss, 1e-10 * expected.loss);
       EXPECT_NEAR(training.norm, expected.norm, 1e-10 * expected.norm);
-      const auto [error, where] = worst_gradient(training, mesh_of(shape, joined).world, expected);
+      const auto [error, where] = worst_gradient(training, mesh.world, expected);
       EXPECT_LT(error, 1e-9) << where;
     }
   EXPECT_TRUE(chunked || ranks > 4);

@@ -31,7 +31,7 @@ void add(Hash& hash, const Segment& segment);
 /// Segments computed together, concatenated along one packed axis.
 struct MicroBatch {
   std::vector<Segment> segments;
-  int sp = 1;                 ///< sequence-parallel degree (HBP); 1 without adaptive SP
+  int sp = 1;                 ///< data-parallel ranks that share it (adaptive SP, HBP); 1: none
   int recompute_layers = -1;  ///< layers recomputed in backward; -1: as the deck says
   /// Segments start at multiples of this on the packed axis, which ends at one (sparse patterns:
   /// 64); what lies between is padding.

@@ -75,6 +75,8 @@ LayoutRule LayoutChoice::of(const MicroBatch& micro_batch, int ranks) const {
   if (rule.kind != LayoutKind::automatic) return rule;
   require(!kinds.empty(), "no layout to choose from");
   LayoutRule best = rule;
+  best.kind = LayoutKind::contiguous;
+  if (ranks == 1) return best;
   double least = std::numeric_limits<double>::infinity();
   for (const LayoutKind kind : kinds) {
     const double uneven =

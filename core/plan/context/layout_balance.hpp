@@ -26,7 +26,8 @@ LayoutBalance balance(const MicroBatch& micro_batch, const SequenceLayout& layou
 /// The layout of each micro-batch: one rule for all, or the most even of several.
 struct LayoutChoice {
   LayoutRule rule;
-  /// LayoutKind::automatic takes the first of these that is even within 0.1 %, else the most even.
+  /// LayoutKind::automatic takes the first of these that is even within 0.1 %, else the most even;
+  /// contiguous where there is no ring.
   std::vector<LayoutKind> kinds{LayoutKind::contiguous, LayoutKind::document_zigzag,
                                 LayoutKind::striped};
   /// Visible pairs that take as long as the rest of one token; 0: attention alone counts.

@@ -101,6 +101,7 @@ TEST(PlanStep, RandomPlansReplayWithoutDeadlock) {
     for (int ranks = 1; ranks <= dp; ++ranks)
       if (dp % ranks == 0) options.batching.splits.push_back({ranks, ranks, 1});
     options.mesh.cp_inner = 1 + random(4);
+    options.query_heads = std::array{0, 4, 14}[static_cast<std::size_t>(trial % 3)];
     options.layout.rule.kind = LayoutKind::automatic;
     options.batching.micro_batch_tokens = 512 << random(4);
     options.batching.chunk_k = 1 + random(3);
@@ -113,8 +114,10 @@ TEST(PlanStep, RandomPlansReplayWithoutDeadlock) {
     EXPECT_EQ(problems(plan), "") << "trial " << trial << " dp " << dp << " pp " << pp;
     for (const LayoutRule& rule : plan.layouts) layouts.insert(rule.kind);
     EXPECT_EQ(plan.samples(), static_cast<std::int64_t>(samples.size()));
-    for (const PlannedMicroBatch& m : plan.micro_batches)
+    for (const PlannedMicroBatch& m : plan.micro_batches) {
       degrees.insert(m.group.ranks), chunked = chunked || m.chunk > 0;
+      EXPECT_EQ(m.split, joined_split(options.mesh, m.group.ranks, options.query_heads));
+    }
   }
   EXPECT_EQ(degrees, (std::set<int>{1, 2, 3, 4, 6, 8}));
   EXPECT_EQ(layouts,

@@ -75,6 +75,34 @@ TEST(Mesh, GroupsOfEveryShape) {
   check_groups(all);
 }
 
+/// Neighbours share heads, the ranks at their places in the blocks of a group share a ring.
+void check_joined(const MeshShape& shape, std::int64_t query_heads) {
+  SCOPED_TRACE(fmt::format("{}, {} heads", describe(shape), query_heads));
+  std::vector<int> joined;
+  for (int ranks = 2; ranks <= shape.dp; ++ranks)
+    if (shape.dp % ranks == 0) joined.push_back(ranks);
+  const Mesh& mesh = testing::mesh_of(shape, joined, query_heads);
+  EXPECT_EQ(members(mesh.sequence(1)), members(mesh.sp));
+  EXPECT_EQ(members(mesh.ring(1)), members(mesh.cp));
+  for (const int ranks : joined) {
+    const ContextSplit split = mesh.split(ranks);
+    EXPECT_EQ(split, joined_split(shape, ranks, query_heads));
+    EXPECT_EQ(members(mesh.sequence(ranks)),
+              expected(shape, mesh.at, [&](auto& c) { c.dp -= c.dp % split.sp; }));
+    EXPECT_EQ(members(mesh.ring(ranks)), expected(shape, mesh.at, [&](auto& c) {
+                c.dp = c.dp / ranks * ranks + c.dp % split.sp;
+                c.cp_outer = c.cp_inner = 0;
+              }));
+  }
+  EXPECT_THROW(mesh.sequence(shape.dp + 1), Error);
+}
+
+TEST(Mesh, JoinedRanksShareHeadsAndARing) {
+  const int ranks = Communicator::world().size();
+  for (const MeshShape& shape : testing::data_and_context_meshes(ranks))
+    for (const std::int64_t heads : {0, 1, 2, 12}) check_joined(shape, heads);
+}
+
 TEST(Mesh, EmulatedNodes) {
   const Communicator world = Communicator::world();
   for (int per_node = 1; per_node <= world.size(); per_node *= 2) {
