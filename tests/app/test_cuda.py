@@ -208,6 +208,17 @@ class Cuda(RunCase):
         ]
         self.compare("adaptive degrees", [], [({"dp": 4}, hbp)], steps=20)
 
+    def test_joined_ranks_that_share_heads_and_a_ring_follow_the_host(self):
+        """Three ranks do not divide four heads: they are a ring, six two of heads by three."""
+
+        def hbp(*ranks):
+            groups = ["batching.groups=[80,300]", f"batching.group_ranks={list(ranks)}"]
+            return ["batching.method=hbp", *groups, "batching.group_recompute=[-1,1]"]
+
+        placed = ["batching.method=balanced", "batching.micro_batch_tokens=100"]
+        runs = [({"dp": 3}, hbp(1, 3)), ({"dp": 6}, hbp(2, 6)), ({"dp": 3}, placed)]
+        self.compare("joined rings", [], runs, steps=6)
+
     def test_sparse_patterns_follow_the_host(self):
         capped = [
             "attention.pattern=vertical_slash",
