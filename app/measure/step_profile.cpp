@@ -19,7 +19,7 @@ struct GroupRule {
   const char* group;
 };
 // The first that fits counts.
-constexpr std::array<GroupRule, 24> kRules = {{
+constexpr std::array<GroupRule, 25> kRules = {{
     {"attention_forward", "attention forward"},
     {"forward_plain", "attention forward"},
     {"merge_kernel", "attention forward"},
@@ -39,6 +39,7 @@ constexpr std::array<GroupRule, 24> kRules = {{
     {"_embedding_cu", "embedding"},
     {"3cub", "embedding"},
     {"_elementwise_cu", "copies, additions, biases"},
+    {"_bias_cu", "copies, additions, biases"},
     {"nccl", "NCCL"},
     {"[mem", "memory sets and copies"},
     {"_attention_cu", "attention index and order"},
@@ -47,11 +48,13 @@ constexpr std::array<GroupRule, 24> kRules = {{
 }};
 constexpr const char* kProducts = "matrix products";
 
-/// Milliseconds a step of each group, of one rank; "(idle)" is what no kernel covers.
+/// Milliseconds a step of each group, of one rank.  What no kernel covers is "(idle)", or waits for
+/// the host where it lasts longer than a launch.
 std::map<std::string, double> by_group(const std::map<std::string, double>& kernels, double span_s,
-                                       double busy_s, std::int64_t steps) {
+                                       double busy_s, double pauses_s, std::int64_t steps) {
   const double each = 1e3 / static_cast<double>(steps);
-  std::map<std::string, double> groups{{"(idle)", (span_s - busy_s) * each}};
+  std::map<std::string, double> groups{{"(idle)", (span_s - busy_s - pauses_s) * each},
+                                       {"(waits for the host)", pauses_s * each}};
   for (const auto& [name, seconds] : kernels) groups[kernel_group(name)] += seconds * each;
   return groups;
 }
@@ -93,7 +96,7 @@ void StepProfile::stop(std::int64_t steps) {
                     {"ms_per_step", 1e3 * k.seconds / static_cast<double>(steps)}});
   }
   mine["step_ms"] = 1e3 * trace.span_s / static_cast<double>(steps);
-  mine["groups_ms"] = by_group(kernels, trace.span_s, trace.busy_s, steps);
+  mine["groups_ms"] = by_group(kernels, trace.span_s, trace.busy_s, trace.pauses_s, steps);
   mine["kernels"] = std::move(list);
 #endif
   const std::vector<std::string> all = session_.mesh.world.all_gather(mine.dump());

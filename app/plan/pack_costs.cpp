@@ -6,6 +6,7 @@
 #include "app/plan/planned_run.hpp"
 #include "core/config/run_options.hpp"
 #include "core/config/step_options.hpp"
+#include "core/model/fp8_specs.hpp"
 #include "core/model/tensor_specs.hpp"
 #include "core/predict/memory_replay.hpp"
 #include "core/predict/micro_batch_times.hpp"
@@ -41,10 +42,11 @@ double rank_bytes(const Config& config, const RunOptions& options, std::int64_t 
     const double measured =
         table ? table->activation_bytes(part.tokens, recomputed ? Recompute::full : Recompute::none)
               : 0;
+    Keep keep = recomputed ? Keep::input : Keep::all;
+    if (in.fp8) keep = fp8_keep(keep, in.model);
     if (measured > 0)
       bytes += of_layers *
-               (measured - static_cast<double>(kept_bytes(in.model, part.tokens, in.type,
-                                                          recomputed ? Keep::input : Keep::all)));
+               (measured - static_cast<double>(kept_bytes(in.model, part.tokens, in.type, keep)));
   };
   correct(false, static_cast<double>(in.layers - layers));
   correct(true, layers);

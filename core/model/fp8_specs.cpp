@@ -87,6 +87,8 @@ std::vector<Fp8Scratch> fp8_scratch(const ModelShape& shape, std::int64_t tokens
     in = std::max(in, sides.in);
     out = std::max(out, sides.out);
   }
+  const bool again = fp8_makes_again(shape);
+  if (again && host) list.push_back({kFp8Made, 4 * tokens * in});
   if (!backward) {
     add("fp8 input", Fp8Part::rows, in);
     add("fp8 input", Fp8Part::row_scales, in);
@@ -95,10 +97,17 @@ std::vector<Fp8Scratch> fp8_scratch(const ModelShape& shape, std::int64_t tokens
   add("fp8 gradient", Fp8Part::rows, out);
   add("fp8 gradient", Fp8Part::row_scales, out);
   if (shape.lora.enabled()) return list;  // weights are frozen
-  if (!halves && fp8_rounds_swiglu(shape))
+  if (again && !halves) {
     for (const Fp8Part part :
          {Fp8Part::rows, Fp8Part::row_scales, Fp8Part::columns, Fp8Part::column_scales})
       add("fp8 branch gradient", part, shape.hidden);
+    const bool swiglu = host || !fp8_rounds_swiglu(shape.intermediate),
+               rope = host || !fp8_rounds_rope(shape.head_dim);
+    const std::int64_t element = host ? 4 : 2, width = std::max(swiglu ? 2 * shape.intermediate : 0,
+                                                                rope ? qkv_width(shape) : 0);
+    if (swiglu && !host) list.push_back({kFp8Made, element * tokens * shape.intermediate});
+    if (width > 0) list.push_back({kFp8MadeGradient, element * tokens * width});
+  }
   add("fp8 gradient", Fp8Part::columns, out);
   add("fp8 gradient", Fp8Part::column_scales, out);
   add("fp8 input", Fp8Part::columns, in);
@@ -106,8 +115,15 @@ std::vector<Fp8Scratch> fp8_scratch(const ModelShape& shape, std::int64_t tokens
   return list;
 }
 
-bool fp8_rounds_swiglu(const ModelShape& shape) {
-  return shape.intermediate % kFp8Block == 0 && !shape.lora.enabled();
+bool fp8_makes_again(const ModelShape& shape) { return !shape.lora.enabled(); }
+
+Keep fp8_keep(Keep keep, const ModelShape& shape) {
+  return fp8_makes_again(shape) ? std::min(keep, Keep::selective) : keep;
+}
+
+bool fp8_rounds_swiglu(std::int64_t intermediate) { return intermediate % kFp8Block == 0; }
+bool fp8_rounds_rope(std::int64_t head_dim) {
+  return head_dim % 16 == 0 && kFp8Block % head_dim == 0;
 }
 
 std::int64_t fp8_misfit(const ModelShape& shape) {

@@ -7,6 +7,7 @@
 
 #include "core/base/tensor.hpp"
 #include "core/model/model_shape.hpp"
+#include "core/model/tensor_specs.hpp"
 
 namespace ballast {
 
@@ -24,9 +25,19 @@ Shape fp8_weight_scales(std::int64_t out, std::int64_t in);
 /// Rounded copies of a layer's four matrices.
 std::int64_t fp8_weight_bytes(const ModelShape& shape, bool host);
 
-/// Whether SwiGLU's gradient is rounded where it is made and written nowhere else, by shape; halves
-/// of backward and frozen weights write it.
-bool fp8_rounds_swiglu(const ModelShape& shape);
+/// Whether a layer makes what its products read of norms, SwiGLU and RoPE rounded, and in backward
+/// rounds it again, so that the compute type holds it only between halves of backward: where all
+/// weights train; adapters read it.
+bool fp8_makes_again(const ModelShape& shape);
+/// What is kept of such a layer where a layer without FP8 keeps `keep`.
+Keep fp8_keep(Keep keep, const ModelShape& shape);
+
+/// Whether a GPU rounds SwiGLU's gradient, of this intermediate size, and RoPE's in the pass that
+/// makes it.
+bool fp8_rounds_swiglu(std::int64_t intermediate);
+bool fp8_rounds_rope(std::int64_t head_dim);
+/// Elsewhere, and on the host, results lie here before they are rounded.
+inline constexpr const char *kFp8Made = "fp8 made", *kFp8MadeGradient = "fp8 made gradient";
 
 /// A buffer that a layer's passes share with all layers.
 struct Fp8Scratch {

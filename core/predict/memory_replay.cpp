@@ -73,8 +73,11 @@ class Replay {
     return m.tokens * stage_.model.hidden * element_;
   }
   Keep keep(const RankMicroBatch& m, std::int64_t layer) const {
-    return keep_of(stage_.recompute.with(m.recompute_layers).of(layer));
+    const Keep level = keep_of(stage_.recompute.with(m.recompute_layers).of(layer));
+    return stage_.fp8 ? fp8_keep(level, stage_.model) : level;
   }
+
+  bool makes_again() const { return stage_.fp8 && fp8_makes_again(stage_.model); }
 
   void hold_parameters() {
     const std::int64_t shard = buckets_.shard(),
@@ -198,6 +201,7 @@ class Replay {
       const Keep level = kept ? keep(m, layer) : Keep::nothing;
       std::int64_t bytes = 0;
       for (const ActivationSpec& spec : activations(m)) {
+        if (makes_again() && spec.kept_from == Keep::all) continue;
         const bool input = spec.kept_from == Keep::input;
         // The first layer takes its input as it comes: embedded, or from the stage before.
         if (input && layer == 0) {
@@ -261,7 +265,6 @@ class Replay {
     const RankMicroBatch& m = of(op);
     Held d =
         stage_.last ? std::exchange(l.head, {}) : hold(hidden_bytes(m), MemoryCategory::workspace);
-    const bool rounds_swiglu = stage_.fp8 && !stage_.host && fp8_rounds_swiglu(stage_.model);
     const std::int64_t between =
         halves ? between_halves_bytes(stage_.model, m.tokens, stage_.type) : 0;
     std::vector<Held> later;
@@ -272,6 +275,7 @@ class Replay {
       std::int64_t restored = 0;
       for (const ActivationSpec& spec : activations(m)) {
         if (level >= spec.kept_from) continue;
+        if (makes_again() && !halves && spec.kept_from == Keep::all) continue;
         if (halves && spec.weight_input)
           restored += spec.bytes(stage_.type);
         else
@@ -288,8 +292,8 @@ class Replay {
             (qkv_width(stage_.model) + 2 * stage_.model.hidden + 2 * stage_.model.intermediate));
       for (int s = 1; s < kLayerScratch; ++s) {
         const auto which = static_cast<LayerScratch>(s);
-        if (which == LayerScratch::d_gate_up && rounds_swiglu && !halves) continue;
-        if (!halves || !layer_scratch(stage_.model, which).kept_between_halves) take(which, m);
+        if (!(halves || makes_again()) || !layer_scratch(stage_.model, which).kept_between_halves)
+          take(which, m);
       }
       attention_backward(m, static_cast<int>(layer));
       if (!l.layers.empty()) l.layers.pop_back();

@@ -1,8 +1,11 @@
 #include "kernels/model/layer.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "core/model/fp8_specs.hpp"
+#include "kernels/ops/fp8_made.hpp"
 #include "kernels/ops/linear.hpp"
 #include "kernels/ops/rmsnorm.hpp"
 #include "kernels/ops/rope.hpp"
@@ -38,7 +41,10 @@ void for_each_activation(const ModelShape& shape, std::int64_t tokens, LayerActi
 }  // namespace
 
 Layer::Layer(const ModelShape& shape, std::int64_t index, const Parameters& parameters, bool fp8)
-    : shape_(shape), index_(index), type_(parameters.dtype()) {
+    : shape_(shape),
+      index_(index),
+      type_(parameters.dtype()),
+      rounds_(fp8 && fp8_makes_again(shape)) {
   const std::string prefix = fmt::format("model.layers.{}.", index);
   const auto norm = [&](const char* name) { return prefix + name + ".weight"; };
   norm1_ = parameters.value(norm("input_layernorm"));
@@ -82,6 +88,7 @@ LayerActivations Layer::allocate(std::int64_t tokens, Keep keep, bool has_branch
   LayerActivations a;
   for_each_activation(shape_, tokens, a, [&](const ActivationSpec& spec, Tensor& tensor) {
     if (&tensor == &a.input && !has_branch) return;  // forward takes the residual itself
+    if (makes_again(spec)) return;
     const DType type = spec.statistic ? statistics_type(type_) : type_;
     tensor = keep >= spec.kept_from ? Tensor::empty(spec.shape, type, device)
                                     : workspace.take(spec.name, spec.shape, type);
@@ -120,48 +127,63 @@ Tensor Layer::scratch(LayerScratch which, std::int64_t tokens, Workspace& worksp
 ResidualPair Layer::forward(const ResidualPair& in, const TokenTables& tables,
                             AttentionExecutor& attention, LayerActivations& a,
                             Workspace& workspace) const {
-  if (in.branch.defined()) {
-    add_rmsnorm_forward(in.residual, in.branch, norm1_, shape_.rms_eps, a.input, a.normed1,
-                        a.rstd1);
-  } else {
-    a.input = in.residual;
-    rmsnorm_forward(a.input, norm1_, shape_.rms_eps, a.normed1, a.rstd1);
-  }
-  forward_from_input(tables, attention, a, workspace);
+  forward_to_mlp(in, tables, attention, a, workspace);
   Tensor branch = scratch(LayerScratch::branch, a.input.size(0), workspace);
-  down_.forward_swiglu(a.gate_up, tables.dropout_keys, a.product, branch, workspace);
+  if (rounds_) {
+    down_.forward(fp8_swiglu_forward(a.gate_up, workspace), branch, workspace);
+  } else {
+    swiglu_forward(a.gate_up, a.product);
+    down_.forward(a.product, tables.dropout_keys, branch, workspace);
+  }
   return {a.middle, branch};
 }
 
-// From normed1 to gate_up.
-void Layer::forward_from_input(const TokenTables& tables, AttentionExecutor& attention,
-                               LayerActivations& a, Workspace& workspace) const {
-  qkv_.forward(a.normed1, tables.dropout_keys, a.qkv, workspace);
-  Tensor rotated = heads_of(a.qkv, 0, shape_.query_heads + shape_.kv_heads,
-                            shape_.head_dim);  // q and k lie side by side
-  rope_apply(rotated, tables.cos, tables.sin, rotated);
+void Layer::normed_product(const ResidualPair& in, const Tensor& weight, Tensor& x, Tensor& normed,
+                           Tensor& rstd, const LinearLayer& matrix, const TokenTables& tables,
+                           Tensor& y, Workspace& workspace) const {
+  if (!in.branch.defined()) x = in.residual;
+  if (rounds_) {
+    const Fp8Tokens rounded =
+        fp8_rmsnorm_forward(in.residual, in.branch, weight, shape_.rms_eps, x, rstd, workspace);
+    matrix.forward(rounded, y, workspace);
+    return;
+  }
+  if (in.branch.defined())
+    add_rmsnorm_forward(in.residual, in.branch, weight, shape_.rms_eps, x, normed, rstd);
+  else
+    rmsnorm_forward(x, weight, shape_.rms_eps, normed, rstd);
+  matrix.forward(normed, tables.dropout_keys, y, workspace);
+}
+
+void Layer::forward_to_mlp(const ResidualPair& in, const TokenTables& tables,
+                           AttentionExecutor& attention, LayerActivations& a,
+                           Workspace& workspace) const {
+  normed_product(in, norm1_, a.input, a.normed1, a.rstd1, qkv_, tables, a.qkv, workspace);
+  const std::int64_t turned = shape_.query_heads + shape_.kv_heads;  // q and k lie side by side
+  Tensor heads = heads_of(a.qkv, 0, turned + shape_.kv_heads, shape_.head_dim);
+  rope_apply(heads, turned, rounds_ ? qkv_.bias() : Tensor(), tables.cos, tables.sin);
   Tensor o = heads_of(a.attention, 0, shape_.query_heads, shape_.head_dim);
   attention.forward(attention_inputs(a), o, a.lse);
   Tensor branch = scratch(LayerScratch::branch, a.input.size(0), workspace);
   output_.forward(a.attention, tables.dropout_keys, branch, workspace);
-  add_rmsnorm_forward(a.input, branch, norm2_, shape_.rms_eps, a.middle, a.normed2, a.rstd2);
-  gate_up_.forward(a.normed2, tables.dropout_keys, a.gate_up, workspace);
+  normed_product({a.input, branch}, norm2_, a.middle, a.normed2, a.rstd2, gate_up_, tables,
+                 a.gate_up, workspace);
 }
 
 void Layer::restore(Keep keep, bool halves, const TokenTables& tables, AttentionExecutor& attention,
                     LayerActivations& a, Workspace& workspace) const {
+  if (rounds_) keep = std::min(keep, Keep::selective);
   if (keep == Keep::all) return;
   const std::int64_t tokens = a.input.size(0);
   for_each_activation(shape_, tokens, a, [&](const ActivationSpec& spec, Tensor& tensor) {
-    if (keep >= spec.kept_from) return;
+    if (keep >= spec.kept_from || (makes_again(spec) && !halves)) return;
     const DType type = spec.statistic ? statistics_type(type_) : type_;
     tensor = halves && spec.weight_input ? Tensor::empty(spec.shape, type, qkv_.device())
                                          : workspace.take(spec.name, spec.shape, type);
   });
-  if (keep == Keep::input) {
-    rmsnorm_forward(a.input, norm1_, shape_.rms_eps, a.normed1, a.rstd1);
-    forward_from_input(tables, attention, a, workspace);
-  } else {
+  if (keep == Keep::input) forward_to_mlp({a.input, {}}, tables, attention, a, workspace);
+  if (rounds_ && !halves) return;
+  if (keep != Keep::input || rounds_) {
     rmsnorm_recompute(a.input, a.rstd1, norm1_, a.normed1);
     rmsnorm_recompute(a.middle, a.rstd2, norm2_, a.normed2);
   }
@@ -177,38 +199,53 @@ void Layer::backward_weight(const TokenTables& tables, const LayerActivations& a
   qkv_.weight_gradient(a.normed1, keys, d.qkv, workspace);
 }
 
-void Layer::qkv_gradient(const TokenTables& tables, AttentionExecutor& attention,
-                         const LayerActivations& a, const Tensor& d_attention, Tensor& d_qkv,
-                         Workspace& workspace) const {
+Layer::HeadGradients Layer::attention_backward(AttentionExecutor& attention,
+                                               const LayerActivations& a, const Tensor& d_attention,
+                                               Workspace& workspace) const {
   const std::int64_t query = shape_.query_heads, kv = shape_.kv_heads, dim = shape_.head_dim;
   const auto sums = [&](LayerScratch which, std::int64_t heads) {
     return scratch(which, d_attention.size(0), workspace)
         .reshape({d_attention.size(0), heads, dim});
   };
-  Tensor dq = sums(LayerScratch::dq, query), dk = sums(LayerScratch::dk, kv),
-         dv = sums(LayerScratch::dv, kv);
+  HeadGradients d{sums(LayerScratch::dq, query), sums(LayerScratch::dk, kv),
+                  sums(LayerScratch::dv, kv)};
   attention.backward(attention_inputs(a), heads_of(a.attention, 0, query, dim), a.lse,
-                     heads_of(d_attention, 0, query, dim), dq, dk, dv);
-  rope_backward(dq, dk, dv, tables.cos, tables.sin, d_qkv);
+                     heads_of(d_attention, 0, query, dim), d.q, d.k, d.v);
+  return d;
 }
 
-/// Gradient of normed2 for that of the layer's output, in FP8: SwiGLU's is rounded where it is
-/// made.
-void Layer::rounded_mlp_backward(const LayerActivations& a, const Tensor& d, Tensor& d_product,
-                                 Tensor& d_normed, Workspace& workspace) const {
-  const Fp8Tokens branch = fp8_round(d, Fp8Sides::both, "fp8 branch gradient", workspace);
-  down_.input_gradient(branch, d_product, workspace);
-  const Fp8SwigluGradient made =
-      fp8_swiglu_backward(a.gate_up, a.product, d_product, shape_, workspace);
-  down_.weight_gradient(made.product, branch);
-  gate_up_.input_gradient(made.gate_up, d_normed, workspace);
-  gate_up_.weight_gradient(fp8_round(a.normed2, Fp8Sides::columns, "fp8 input", workspace),
-                           made.gate_up);
+void Layer::rounded_backward(const TokenTables& tables, AttentionExecutor& attention,
+                             const LayerActivations& a, Tensor& d, Workspace& workspace) const {
+  const auto scratch = [&](LayerScratch which) {
+    return this->scratch(which, d.size(0), workspace);
+  };
+  const auto rounded_d = [&] {
+    return fp8_round(d, Fp8Sides::both, "fp8 branch gradient", workspace);
+  };
+  Tensor d_product = scratch(LayerScratch::d_product), d_normed = scratch(LayerScratch::d_normed);
+  const Fp8Tokens d_down = rounded_d();
+  down_.input_gradient(d_down, d_product, workspace);
+  const Fp8SwigluGradient mlp = fp8_swiglu_backward(a.gate_up, d_product, workspace);
+  down_.weight_gradient(mlp.product, d_down);
+  gate_up_.backward(fp8_rmsnorm_recompute(a.middle, a.rstd2, norm2_, workspace), mlp.gate_up,
+                    d_normed, workspace);
+  rmsnorm_backward(d_normed, a.middle, a.rstd2, norm2_, true, d, norm2_gradient_.next());
+
+  Tensor d_attention = scratch(LayerScratch::d_attention);
+  output_.backward(fp8_round(a.attention, Fp8Sides::columns, "fp8 input", workspace), rounded_d(),
+                   d_attention, workspace);
+  const HeadGradients heads = attention_backward(attention, a, d_attention, workspace);
+  const Fp8Tokens d_qkv = fp8_rope_backward(heads.q, heads.k, heads.v, tables.cos, tables.sin,
+                                            qkv_.bias_gradient(), workspace);
+  qkv_.backward(fp8_rmsnorm_recompute(a.input, a.rstd1, norm1_, workspace), d_qkv, d_normed,
+                workspace);
+  rmsnorm_backward(d_normed, a.input, a.rstd1, norm1_, true, d, norm1_gradient_.next());
 }
 
 void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,
                      const LayerActivations& a, Tensor& d, Workspace& workspace,
                      LayerGradients* later) const {
+  if (rounds_ && later == nullptr) return rounded_backward(tables, attention, a, d, workspace);
   const std::int64_t tokens = d.size(0);
   const auto scratch = [&](LayerScratch which) { return this->scratch(which, tokens, workspace); };
   // Gradient of a matrix's input, and now or later those of what it has.
@@ -228,15 +265,11 @@ void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,
 
   // MLP: d is the gradient of both summands of the output.
   Tensor d_product = scratch(LayerScratch::d_product), d_normed = scratch(LayerScratch::d_normed);
-  if (later == nullptr && down_.takes_rounded() && fp8_rounds_swiglu(shape_)) {
-    rounded_mlp_backward(a, d, d_product, d_normed, workspace);
-  } else {
-    Tensor d_gate_up = later != nullptr ? later->gate_up : scratch(LayerScratch::d_gate_up);
-    pass(down_, a.product, d, d_product);
-    if (later != nullptr) later->down.copy_from(d);  // d goes on
-    swiglu_backward(a.gate_up, d_product, d_gate_up);
-    pass(gate_up_, a.normed2, d_gate_up, d_normed);
-  }
+  Tensor d_gate_up = later != nullptr ? later->gate_up : scratch(LayerScratch::d_gate_up);
+  pass(down_, a.product, d, d_product);
+  if (later != nullptr) later->down.copy_from(d);  // d goes on
+  swiglu_backward(a.gate_up, d_product, d_gate_up);
+  pass(gate_up_, a.normed2, d_gate_up, d_normed);
   rmsnorm_backward(d_normed, a.middle, a.rstd2, norm2_, true, d, norm2_gradient_.next());
 
   // Attention: d is now the gradient of x2, that is of x and of the attention branch.
@@ -244,7 +277,8 @@ void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,
   pass(output_, a.attention, d, d_attention);
   if (later != nullptr) later->output.copy_from(d);
   Tensor d_qkv = later != nullptr ? later->qkv : scratch(LayerScratch::d_qkv);
-  qkv_gradient(tables, attention, a, d_attention, d_qkv, workspace);
+  const HeadGradients heads = attention_backward(attention, a, d_attention, workspace);
+  rope_backward(heads.q, heads.k, heads.v, tables.cos, tables.sin, d_qkv);
   pass(qkv_, a.normed1, d_qkv, d_normed);
   rmsnorm_backward(d_normed, a.input, a.rstd1, norm1_, true, d, norm1_gradient_.next());
 }

@@ -86,24 +86,40 @@ class Layer {
                        const LayerGradients& gradients, Workspace& workspace) const;
 
  private:
-  void forward_from_input(const TokenTables& tables, AttentionExecutor& attention,
-                          LayerActivations& a, Workspace& workspace) const;
+  /// From the input to gate_up.
+  void forward_to_mlp(const ResidualPair& in, const TokenTables& tables,
+                      AttentionExecutor& attention, LayerActivations& a,
+                      Workspace& workspace) const;
+  /// x = the sum of `in` (the residual itself where that is all), its norm with rstd, and `matrix`
+  /// of that.  The norm goes to `normed`, or rounded to the product alone.
+  void normed_product(const ResidualPair& in, const Tensor& weight, Tensor& x, Tensor& normed,
+                      Tensor& rstd, const LinearLayer& matrix, const TokenTables& tables, Tensor& y,
+                      Workspace& workspace) const;
+  /// Whether `spec` is made again, rounded, where backward needs it, and has no memory.
+  bool makes_again(const ActivationSpec& spec) const {
+    return rounds_ && spec.kept_from == Keep::all;
+  }
   double adapter_flops(std::int64_t tokens) const;
-  /// Backward of attention and rotation: d_qkv [T, (Hq + 2 Hkv) D] from d_attention [T, Hq D].  dq,
-  /// dk and dv stay in the type in which attention sums them until they are turned back, so that
-  /// they are rounded once.
-  void qkv_gradient(const TokenTables& tables, AttentionExecutor& attention,
-                    const LayerActivations& a, const Tensor& d_attention, Tensor& d_qkv,
-                    Workspace& workspace) const;
-  void rounded_mlp_backward(const LayerActivations& a, const Tensor& d, Tensor& d_product,
-                            Tensor& d_normed, Workspace& workspace) const;
+  /// Backward of attention: gradients of q, k and v after rotation from d_attention [T, Hq D]. They
+  /// stay in the type in which attention sums them until they are turned back, so that they are
+  /// rounded once.
+  struct HeadGradients {
+    Tensor q, k, v;  ///< [T, heads, D]
+  };
+  HeadGradients attention_backward(AttentionExecutor& attention, const LayerActivations& a,
+                                   const Tensor& d_attention, Workspace& workspace) const;
+  /// backward where products are FP8 and all weights train: operands are rounded where they are
+  /// made.
+  void rounded_backward(const TokenTables& tables, AttentionExecutor& attention,
+                        const LayerActivations& a, Tensor& d, Workspace& workspace) const;
   Tensor scratch(LayerScratch which, std::int64_t tokens, Workspace& workspace) const;
   AttentionInputs attention_inputs(const LayerActivations& a) const;
 
   ModelShape shape_;
   std::int64_t index_ = 0;
   DType type_ = DType::f32;
-  Tensor norm1_, norm2_;                               // [H]
+  bool rounds_ = false;   // FP8 without adapters: what products read is rounded where it is made
+  Tensor norm1_, norm2_;  // [H]
   ParameterGradient norm1_gradient_, norm2_gradient_;  // undefined where frozen
   LinearLayer qkv_, output_, gate_up_, down_;          // q, k, v and gate, up joined
 };

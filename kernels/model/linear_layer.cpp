@@ -1,7 +1,6 @@
 #include "kernels/model/linear_layer.hpp"
 
 #include "kernels/ops/linear.hpp"
-#include "kernels/ops/swiglu.hpp"
 
 namespace ballast {
 
@@ -38,16 +37,14 @@ void LinearLayer::forward(const Tensor& x, const Tensor& keys, Tensor& y,
   adapters_.forward(x, keys, y, workspace);
 }
 
-void LinearLayer::forward_swiglu(const Tensor& gate_up, const Tensor& keys, Tensor& x, Tensor& y,
-                                 Workspace& workspace) const {
-  if (rounded_) {
-    fp8_linear_forward(fp8_swiglu_forward(gate_up, x, "fp8 input", workspace), rounded(), bias_, y,
-                       workspace);
-  } else {
-    swiglu_forward(gate_up, x);
-    linear_forward(x, weight_, bias_, y);
-  }
-  adapters_.forward(x, keys, y, workspace);
+void LinearLayer::forward(const Fp8Tokens& x, Tensor& y, Workspace& workspace) const {
+  fp8_linear_forward(x, rounded(), {}, y, workspace);
+}
+
+void LinearLayer::backward(const Fp8Tokens& x, const Fp8Tokens& dy, Tensor& dx,
+                           Workspace& workspace) const {
+  input_gradient(dy, dx, workspace);
+  weight_gradient(x, dy);
 }
 
 void LinearLayer::input_gradient(const Fp8Tokens& dy, Tensor& dx, Workspace& workspace) const {
@@ -58,26 +55,10 @@ void LinearLayer::weight_gradient(const Fp8Tokens& x, const Fp8Tokens& dy) const
   fp8_linear_weight_gradient(x, dy, weight_gradient_.next());
 }
 
-void LinearLayer::other_gradients(const Tensor& x, const Tensor& keys, const Tensor& dy,
-                                  Workspace& workspace) const {
-  adapters_.weight_gradient(x, keys, dy, workspace);
-  if (bias_gradient_.defined()) linear_bias_gradient(dy, bias_gradient_.next());
-}
-
 void LinearLayer::backward(const Tensor& x, const Tensor& keys, const Tensor& dy, Tensor& dx,
                            Workspace& workspace) const {
-  if (!rounded_ || !weight_gradient_.defined()) {
-    input_gradient(keys, dy, dx, workspace);
-    weight_gradient(x, keys, dy, workspace);
-    return;
-  }
-  // One pass over dy rounds it for both products.
-  const Fp8Tokens gradient = fp8_round(dy, Fp8Sides::both, "fp8 gradient", workspace);
-  fp8_linear_input_gradient(gradient, rounded(), dx, workspace);
-  adapters_.input_gradient(keys, dy, dx, workspace);
-  fp8_linear_weight_gradient(fp8_round(x, Fp8Sides::columns, "fp8 input", workspace), gradient,
-                             weight_gradient_.next());
-  other_gradients(x, keys, dy, workspace);
+  input_gradient(keys, dy, dx, workspace);
+  weight_gradient(x, keys, dy, workspace);
 }
 
 void LinearLayer::input_gradient(const Tensor& keys, const Tensor& dy, Tensor& dx,
@@ -98,7 +79,8 @@ void LinearLayer::weight_gradient(const Tensor& x, const Tensor& keys, const Ten
                                weight_gradient_.next());
   else if (weight_gradient_.defined())
     linear_weight_gradient(x, dy, weight_gradient_.next());
-  other_gradients(x, keys, dy, workspace);
+  adapters_.weight_gradient(x, keys, dy, workspace);
+  if (bias_gradient_.defined()) linear_bias_gradient(dy, bias_gradient_.next());
 }
 
 }  // namespace ballast

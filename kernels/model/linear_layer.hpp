@@ -33,7 +33,7 @@ class LinearLayer {
 
   /// `keys`: TokenTables::dropout_keys, here and below.
   void forward(const Tensor& x, const Tensor& keys, Tensor& y, Workspace& workspace) const;
-  /// Both halves, which may also be done apart, bit for bit the same.
+  /// Both halves.
   void backward(const Tensor& x, const Tensor& keys, const Tensor& dy, Tensor& dx,
                 Workspace& workspace) const;
   /// Overwrites dx.
@@ -42,16 +42,13 @@ class LinearLayer {
   void weight_gradient(const Tensor& x, const Tensor& keys, const Tensor& dy,
                        Workspace& workspace) const;
 
-  /// forward of x = SwiGLU of gate_up, which it writes.
-  void forward_swiglu(const Tensor& gate_up, const Tensor& keys, Tensor& x, Tensor& y,
-                      Workspace& workspace) const;
-
-  /// FP8 with nothing but a trainable weight: what backward does, for a caller who rounds.
-  bool takes_rounded() const {
-    return rounded_ != nullptr && weight_gradient_.defined() && !bias_.defined();
-  }
+  /// Products of FP8 alone, for a caller who rounds, and who sees to the bias and its gradient.
+  void forward(const Fp8Tokens& x, Tensor& y, Workspace& workspace) const;
+  void backward(const Fp8Tokens& x, const Fp8Tokens& dy, Tensor& dx, Workspace& workspace) const;
   void input_gradient(const Fp8Tokens& dy, Tensor& dx, Workspace& workspace) const;
   void weight_gradient(const Fp8Tokens& x, const Fp8Tokens& dy) const;
+  const Tensor& bias() const { return bias_; }
+  GradientTarget bias_gradient() const { return bias_gradient_.next(); }
 
  private:
   struct Rounded {
@@ -60,8 +57,6 @@ class LinearLayer {
   };
   /// Rounded anew where the parameters changed.
   const Fp8Weight& rounded() const;
-  void other_gradients(const Tensor& x, const Tensor& keys, const Tensor& dy,
-                       Workspace& workspace) const;
 
   Tensor weight_, bias_;
   ParameterGradient weight_gradient_, bias_gradient_;

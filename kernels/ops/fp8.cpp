@@ -7,11 +7,9 @@
 #include <string>
 
 #include "core/model/fp8_specs.hpp"
-#include "core/model/tensor_specs.hpp"
 #include "kernels/ops/backend.hpp"
 #include "kernels/ops/host_view.hpp"
 #include "kernels/ops/linear.hpp"
-#include "kernels/ops/swiglu.hpp"
 
 namespace ballast {
 namespace host {
@@ -45,7 +43,9 @@ void round_block(const Matrix<const float>& x, const Matrix<float>& y, std::int6
   std::uint32_t largest = 0;
   for (std::int64_t r = r0; r < r1; ++r)
     for (std::int64_t c = c0; c < c1; ++c) largest = std::max(largest, magnitude_bits(x.row(r)[c]));
-  const float scale = fp8_scale(std::bit_cast<float>(largest)), inverse = 1 / scale;
+  const bool finite = std::isfinite(std::bit_cast<float>(largest));
+  const float scale = fp8_scale(std::bit_cast<float>(largest)),
+              inverse = finite ? 1 / scale : std::numeric_limits<float>::quiet_NaN();
   for (std::int64_t r = r0; r < r1; ++r)
     for (std::int64_t c = c0; c < c1; ++c)
       y.row(r)[c] = nearest_e4m3(x.row(r)[c] * inverse) * scale;
@@ -94,10 +94,8 @@ void fp8_round_weight(const Tensor& weight, Fp8Weight& rounded) {
   host::round_blocks(weight, kFp8Block, kFp8Block, rounded.bytes);
 }
 
-namespace {
-/// Memory for [tokens, width] rounded.
-Fp8Tokens rounded_memory(std::int64_t tokens, std::int64_t width, const Tensor& like,
-                         Fp8Sides sides, const char* name, Workspace& workspace) {
+Fp8Tokens fp8_tokens_memory(std::int64_t tokens, std::int64_t width, const Tensor& like,
+                            Fp8Sides sides, const char* name, Workspace& workspace) {
   const bool on_host = like.space() == Space::host;
   Fp8Tokens rounded{.tokens = tokens, .width = width};
   const DType bytes = on_host ? like.dtype() : DType::u8;
@@ -115,11 +113,10 @@ Fp8Tokens rounded_memory(std::int64_t tokens, std::int64_t width, const Tensor& 
   }
   return rounded;
 }
-}  // namespace
 
 Fp8Tokens fp8_round(const Tensor& x, Fp8Sides sides, const char* name, Workspace& workspace) {
   require(x.rank() == 2, "fp8_round: rows of tokens expected, got shape {}", to_string(x.shape()));
-  Fp8Tokens rounded = rounded_memory(x.size(0), x.size(1), x, sides, name, workspace);
+  Fp8Tokens rounded = fp8_tokens_memory(x.size(0), x.size(1), x, sides, name, workspace);
   if (x.size(0) == 0) return rounded;
 #ifdef BALLAST_HAVE_CUDA
   if (x.space() == Space::cuda) {
@@ -130,39 +127,6 @@ Fp8Tokens fp8_round(const Tensor& x, Fp8Sides sides, const char* name, Workspace
   if (rounded.rows.defined()) host::round_blocks(x, 1, kFp8Block, rounded.rows);
   if (rounded.columns.defined()) host::round_blocks(x, kFp8Block, 1, rounded.columns);
   return rounded;
-}
-
-Fp8Tokens fp8_swiglu_forward(const Tensor& gate_up, Tensor& y, const char* name,
-                             Workspace& workspace) {
-#ifdef BALLAST_HAVE_CUDA
-  if (y.space() == Space::cuda) {
-    Fp8Tokens rounded = rounded_memory(y.size(0), y.size(1), y, Fp8Sides::rows, name, workspace);
-    if (rounded.tokens > 0) cuda::fp8_swiglu_forward(gate_up, y, rounded);
-    return rounded;
-  }
-#endif
-  swiglu_forward(gate_up, y);
-  return fp8_round(y, Fp8Sides::rows, name, workspace);
-}
-
-Fp8SwigluGradient fp8_swiglu_backward(const Tensor& gate_up, const Tensor& product,
-                                      const Tensor& dy, const ModelShape& shape,
-                                      Workspace& workspace) {
-  constexpr const char *kInput = "fp8 input", *kGradient = "fp8 gradient";
-#ifdef BALLAST_HAVE_CUDA
-  if (dy.space() == Space::cuda) {
-    Fp8SwigluGradient rounded{
-        rounded_memory(dy.size(0), dy.size(1), dy, Fp8Sides::columns, kInput, workspace),
-        rounded_memory(dy.size(0), 2 * dy.size(1), dy, Fp8Sides::both, kGradient, workspace)};
-    if (dy.size(0) > 0) cuda::fp8_swiglu_backward(gate_up, dy, rounded);
-    return rounded;
-  }
-#endif
-  const ScratchSpec spec = layer_scratch(shape, LayerScratch::d_gate_up);
-  Tensor d_gate_up = workspace.take(spec.name, gate_up.shape(), dy.dtype());
-  swiglu_backward(gate_up, dy, d_gate_up);
-  return {fp8_round(product, Fp8Sides::columns, kInput, workspace),
-          fp8_round(d_gate_up, Fp8Sides::both, kGradient, workspace)};
 }
 
 void fp8_linear_forward(const Fp8Tokens& x, const Fp8Weight& w, const Tensor& bias, Tensor& y,

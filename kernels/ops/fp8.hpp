@@ -3,15 +3,14 @@
 //   scale of a block = its largest magnitude / 448, rounded up to a power of two; 1 where all is 0
 //   activations and gradients of outputs: blocks of 1 x 128 along a row where a product sums over
 //   the width, and of 128 tokens of a column where it sums over tokens; weights: 128 x 128
-// Rounding is to nearest, ties to even; what is not finite becomes NaN, so that it reaches the
-// loss. A GPU multiplies the bytes themselves; the host multiplies the rounded values in fp32, so
-// that a deck behaves alike on both.
+// Rounding is to nearest, ties to even; a block with a value that is not finite becomes NaN, so
+// that it reaches the loss. A GPU multiplies the bytes themselves; the host multiplies the rounded
+// values in fp32, so that a deck behaves alike on both.
 #pragma once
 #include <cstdint>
 
 #include "core/base/tensor.hpp"
 #include "core/model/fp8_specs.hpp"
-#include "core/model/model_shape.hpp"
 #include "kernels/ops/gradient_target.hpp"
 #include "kernels/ops/workspace.hpp"
 
@@ -40,18 +39,9 @@ enum class Fp8Sides { rows, columns, both };
 /// `name` and is valid until the next call with that name.
 Fp8Tokens fp8_round(const Tensor& x, Fp8Sides sides, const char* name, Workspace& workspace);
 
-/// swiglu_forward (kernels/ops/swiglu.hpp), with y rounded by rows in the same pass.
-Fp8Tokens fp8_swiglu_forward(const Tensor& gate_up, Tensor& y, const char* name,
-                             Workspace& workspace);
-struct Fp8SwigluGradient {
-  Fp8Tokens product, gate_up;
-};
-/// swiglu_backward rounded by both sides ("fp8 gradient"), and the product by columns ("fp8
-/// input"); where fp8_rounds_swiglu(shape).  A GPU makes both in one pass, with the bits of
-/// separate ones, and neither reads `product` nor writes a gradient in bf16.
-Fp8SwigluGradient fp8_swiglu_backward(const Tensor& gate_up, const Tensor& product,
-                                      const Tensor& dy, const ModelShape& shape,
-                                      Workspace& workspace);
+/// Memory for [tokens, width] rounded, of a GPU where `like` lies there; as fp8_round.
+Fp8Tokens fp8_tokens_memory(std::int64_t tokens, std::int64_t width, const Tensor& like,
+                            Fp8Sides sides, const char* name, Workspace& workspace);
 
 /// y = x w^T (+ bias where defined), from x's rows; overwrites y [T, out] of the compute type.
 void fp8_linear_forward(const Fp8Tokens& x, const Fp8Weight& w, const Tensor& bias, Tensor& y,

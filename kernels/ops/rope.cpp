@@ -82,14 +82,17 @@ void rotate(const T* x, const T* c, const T* s, T sign, std::int64_t half, T* y)
 }
 
 template <class T>
-void apply(const Tensor& x_, const Tensor& cos_, const Tensor& sin_, Tensor& y_) {
-  const auto x = matrix<const T>(x_), cos = matrix<const T>(cos_), sin = matrix<const T>(sin_);
-  const auto y = matrix<T>(y_);
-  const std::int64_t heads = x_.size(1), head_dim = x_.size(2);
+void apply(Tensor& x_, std::int64_t turned, const Tensor& bias_, const Tensor& cos_,
+           const Tensor& sin_) {
+  const auto x = matrix<T>(x_);
+  const auto cos = matrix<const T>(cos_), sin = matrix<const T>(sin_);
+  const auto bias = bias_.defined() ? vector<const T>(bias_) : Vector<const T>();
+  const std::int64_t head_dim = x_.size(2);
   parallel_for("rope", x.rows(), [=](std::int64_t i) {
-    for (std::int64_t h = 0; h < heads; ++h)
-      rotate(x.row(i) + h * head_dim, cos.row(i), sin.row(i), T(1), head_dim / 2,
-             y.row(i) + h * head_dim);
+    T* row = x.row(i);
+    for (std::size_t c = 0; c < bias.extent(0); ++c) row[c] += bias(c);
+    for (std::int64_t h = 0; h < turned; ++h)
+      rotate(row + h * head_dim, cos.row(i), sin.row(i), T(1), head_dim / 2, row + h * head_dim);
   });
 }
 
@@ -125,14 +128,16 @@ void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Ten
                  [&](auto t) { host::table<decltype(t)>(positions, frequencies, cos, sin); });
 }
 
-void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, Tensor& y) {
-  require(x.rank() == 3 && x.shape() == y.shape() && cos.rank() == 2 &&
-              cos.shape() == sin.shape() && cos.size(0) == x.size(0) &&
-              2 * cos.size(1) == x.size(2),
-          "rope_apply: input {}, output {}, cos {} and sin {} do not fit", to_string(x.shape()),
-          to_string(y.shape()), to_string(cos.shape()), to_string(sin.shape()));
-  BALLAST_ON_CUDA(x, rope_apply(x, cos, sin, y));
-  dispatch_float(x.dtype(), [&](auto t) { host::apply<decltype(t)>(x, cos, sin, y); });
+void rope_apply(Tensor& x, std::int64_t turned, const Tensor& bias, const Tensor& cos,
+                const Tensor& sin) {
+  require(x.rank() == 3 && turned <= x.size(1) && cos.rank() == 2 && cos.shape() == sin.shape() &&
+              cos.size(0) == x.size(0) && 2 * cos.size(1) == x.size(2) &&
+              (!bias.defined() || bias.numel() == x.size(1) * x.size(2)),
+          "rope_apply: {} heads of {}, bias {}, cos {} and sin {} do not fit", turned,
+          to_string(x.shape()), bias.defined() ? to_string(bias.shape()) : "none",
+          to_string(cos.shape()), to_string(sin.shape()));
+  BALLAST_ON_CUDA(x, rope_apply(x, turned, bias, cos, sin));
+  dispatch_float(x.dtype(), [&](auto t) { host::apply<decltype(t)>(x, turned, bias, cos, sin); });
 }
 
 void rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,

@@ -28,9 +28,10 @@ RopeFrequencies rope_frequencies(const ModelShape& shape);
 void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Tensor& cos,
                 Tensor& sin);
 
-/// y = rotation of x by every token's angles, for all heads; x, y [T, heads, D], rows may lie
-/// apart, y may be x.
-void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, Tensor& y);
+/// x [T, heads, D] in place, rows may lie apart: `bias` [heads D] is added where it is defined,
+/// then the first `turned` heads rotate by every token's angles.
+void rope_apply(Tensor& x, std::int64_t turned, const Tensor& bias, const Tensor& cos,
+                const Tensor& sin);
 /// Gradients of q, k and v before rotation, side by side, in one pass: d_qkv [T, (Hq + 2 Hkv) D] =
 /// dq [T, Hq, D] and dk [T, Hkv, D] turned back (the rotation's transpose), and dv as it is.  On
 /// CUDA dq, dk and dv are sums in f32, dense, and d_qkv is bf16.

@@ -1,7 +1,9 @@
 // RoPE, SwiGLU, conversions and additions: one pass over memory each.
 #include "core/base/random.hpp"
 #include "kernels/cuda/ops/ops.hpp"
+#include "kernels/cuda/ops/rope.cuh"
 #include "kernels/cuda/ops/swiglu.cuh"
+#include "kernels/cuda/runtime/launch.cuh"
 #include "kernels/cuda/runtime/reduce.cuh"
 
 namespace ballast::cuda {
@@ -20,6 +22,7 @@ __device__ std::int64_t thread_count() { return gridDim.x * static_cast<std::int
 __global__ void rope_table_kernel(const std::int32_t* positions, const double* frequency,
                                   double scale, float* cos_out, float* sin_out, std::int64_t n,
                                   int half) {
+  await_earlier_work();
   for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
     double s, c;
     sincos(positions[i / half] * frequency[i % half], &s, &c);
@@ -59,20 +62,42 @@ __device__ void for_each_four_pairs(std::int64_t tokens, unsigned heads, unsigne
 
 /// Four pairs (a, b) turned by the angles of cosines c and sines s; written to y and y + half.
 __device__ void store_turned(float4 a, float4 b, float4 c, float4 s, __nv_bfloat16* y, int half) {
-  store_four(y, a.x * c.x - b.x * s.x, a.y * c.y - b.y * s.y, a.z * c.z - b.z * s.z,
-             a.w * c.w - b.w * s.w);
-  store_four(y + half, b.x * c.x + a.x * s.x, b.y * c.y + a.y * s.y, b.z * c.z + a.z * s.z,
-             b.w * c.w + a.w * s.w);
+  store_four(y, turned_low(a.x, b.x, c.x, s.x), turned_low(a.y, b.y, c.y, s.y),
+             turned_low(a.z, b.z, c.z, s.z), turned_low(a.w, b.w, c.w, s.w));
+  store_four(y + half, turned_high(a.x, b.x, c.x, s.x), turned_high(a.y, b.y, c.y, s.y),
+             turned_high(a.z, b.z, c.z, s.z), turned_high(a.w, b.w, c.w, s.w));
 }
 
+__device__ float rounded_sum(float x, float y) {
+  return __bfloat162float(__float2bfloat16_rn(x + y));
+}
+__device__ float4 rounded_sum(float4 x, float4 y) {
+  return make_float4(rounded_sum(x.x, y.x), rounded_sum(x.y, y.y), rounded_sum(x.z, y.z),
+                     rounded_sum(x.w, y.w));
+}
+
+// A sum with the bias is rounded to bf16 before it is turned.
+template <bool kBias>
 __global__ void __launch_bounds__(kThreads)
-    rope_kernel(const __nv_bfloat16* x, std::int64_t x_stride, const float* cos_table,
-                const float* sin_table, __nv_bfloat16* y, std::int64_t y_stride,
-                std::int64_t tokens, int heads, int half) {
+    rope_kernel(__nv_bfloat16* x, std::int64_t stride, const __nv_bfloat16* bias,
+                const float* cos_table, const float* sin_table, std::int64_t tokens, int heads,
+                int turned, int half) {
+  await_earlier_work();
   for_each_four_pairs(tokens, heads, half, [&](std::int64_t t, unsigned head, unsigned j) {
-    const __nv_bfloat16* from = x + t * x_stride + head * 2 * half + j;
-    store_turned(load_four(from), load_four(from + half), load_four(cos_table + t * half + j),
-                 load_four(sin_table + t * half + j), y + t * y_stride + head * 2 * half + j, half);
+    const unsigned at = head * 2 * half + j;
+    __nv_bfloat16* place = x + t * stride + at;
+    float4 a = load_four(place), b = load_four(place + half);
+    if constexpr (kBias) {
+      a = rounded_sum(a, load_four(bias + at));
+      b = rounded_sum(b, load_four(bias + at + half));
+      if (static_cast<int>(head) >= turned) {
+        store_four(place, a.x, a.y, a.z, a.w);
+        store_four(place + half, b.x, b.y, b.z, b.w);
+        return;
+      }
+    }
+    store_turned(a, b, load_four(cos_table + t * half + j), load_four(sin_table + t * half + j),
+                 place, half);
   });
 }
 
@@ -80,6 +105,7 @@ __global__ void __launch_bounds__(kThreads)
     rope_backward_kernel(const float* dq, const float* dk, const float* dv, const float* cos_table,
                          const float* sin_table, __nv_bfloat16* d_qkv, std::int64_t stride,
                          std::int64_t tokens, int q_heads, int kv_heads, int half) {
+  await_earlier_work();
   for_each_four_pairs(
       tokens, q_heads + 2 * kv_heads, half, [&](std::int64_t t, unsigned head, unsigned j) {
         const int in_k = static_cast<int>(head) - q_heads, in_v = in_k - kv_heads;
@@ -98,6 +124,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void swiglu_kernel(const Pack8* gate_up, Pack8* y, std::int64_t n, std::int64_t packs) {
+  await_earlier_work();
   for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
     const std::int64_t row = i / packs, c = i % packs;
     y[i] = swiglu_of(gate_up[row * 2 * packs + c], gate_up[row * 2 * packs + packs + c]);
@@ -106,6 +133,7 @@ __global__ void swiglu_kernel(const Pack8* gate_up, Pack8* y, std::int64_t n, st
 
 __global__ void swiglu_backward_kernel(const Pack8* gate_up, const Pack8* d_y, Pack8* d_gate_up,
                                        std::int64_t n, std::int64_t packs) {
+  await_earlier_work();
   for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
     const std::int64_t row = i / packs, c = i % packs;
     const Pack8 gate = gate_up[row * 2 * packs + c], up = gate_up[row * 2 * packs + packs + c];
@@ -118,6 +146,7 @@ __global__ void swiglu_backward_kernel(const Pack8* gate_up, const Pack8* d_y, P
 template <class T>
 __global__ void add_kernel(const T* a, std::int64_t a_stride, const T* b, std::int64_t b_stride,
                            T* out, std::int64_t out_stride, std::int64_t n, std::int64_t width) {
+  await_earlier_work();
   for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
     const std::int64_t row = i / width, c = i % width;
     out[row * out_stride + c] = static_cast<T>(static_cast<float>(a[row * a_stride + c]) +
@@ -128,6 +157,7 @@ __global__ void add_kernel(const T* a, std::int64_t a_stride, const T* b, std::i
 template <class X, class Y>
 __global__ void convert_kernel(const X* x, std::int64_t x_stride, Y* y, std::int64_t y_stride,
                                std::int64_t n, std::int64_t width) {
+  await_earlier_work();
   for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
     const std::int64_t row = i / width, c = i % width;
     y[row * y_stride + c] = static_cast<Y>(static_cast<float>(x[row * x_stride + c]));
@@ -137,6 +167,7 @@ __global__ void convert_kernel(const X* x, std::int64_t x_stride, Y* y, std::int
 // Rows of fp32 to bf16, four columns a thread.
 __global__ void narrow_kernel(const float* x, std::int64_t x_stride, __nv_bfloat16* y,
                               std::int64_t y_stride, std::int64_t n, std::int64_t quads) {
+  await_earlier_work();
   for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
     const std::int64_t row = i / quads, c = 4 * (i - row * quads);
     const float4 v = load_four(x + row * x_stride + c);
@@ -151,8 +182,8 @@ unsigned rope_blocks(std::int64_t tokens) {
 template <class X, class Y>
 void convert(const void* x, std::int64_t x_stride, void* y, std::int64_t y_stride,
              std::int64_t rows, std::int64_t width, cudaStream_t stream) {
-  convert_kernel<<<blocks_for(rows * width), kThreads, 0, stream>>>(
-      static_cast<const X*>(x), x_stride, static_cast<Y*>(y), y_stride, rows * width, width);
+  launch(convert_kernel<X, Y>, blocks_for(rows * width), kThreads, 0, stream,
+         static_cast<const X*>(x), x_stride, static_cast<Y*>(y), y_stride, rows * width, width);
 }
 
 // A thread draws once for four neighbouring columns.
@@ -160,6 +191,7 @@ __global__ void dropout_kernel(const __nv_bfloat16* x, std::int64_t x_stride,
                                const std::int64_t* keys, std::uint64_t stream_id,
                                std::uint32_t threshold, float scale, __nv_bfloat16* y,
                                std::int64_t y_stride, std::int64_t n, std::int64_t width) {
+  await_earlier_work();
   const std::int64_t groups = (width + 3) / 4;
   for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
     const std::int64_t row = i / groups, group = i % groups;
@@ -185,26 +217,27 @@ cudaError_t dropout(const Bf16* x, std::int64_t x_stride, const std::int64_t* ke
                     cudaStream_t stream) {
   const std::int64_t n = rows * ((width + 3) / 4);
   if (n > 0)
-    dropout_kernel<<<blocks_for(n), kThreads, 0, stream>>>(x, x_stride, keys, stream_id, threshold,
-                                                           scale, y, y_stride, n, width);
+    launch(dropout_kernel, blocks_for(n), kThreads, 0, stream, x, x_stride, keys, stream_id,
+           threshold, scale, y, y_stride, n, width);
   return cudaGetLastError();
 }
 
 cudaError_t rope_table(const std::int32_t* positions, const double* frequency, double scale,
                        float* cos, float* sin, std::int64_t tokens, int half, cudaStream_t stream) {
   if (tokens > 0)
-    rope_table_kernel<<<blocks_for(tokens * half), kThreads, 0, stream>>>(
-        positions, frequency, scale, cos, sin, tokens * half, half);
+    launch(rope_table_kernel, blocks_for(tokens * half), kThreads, 0, stream, positions, frequency,
+           scale, cos, sin, tokens * half, half);
   return cudaGetLastError();
 }
 
-cudaError_t rope_apply(const Bf16* x, std::int64_t x_stride, const float* cos, const float* sin,
-                       Bf16* y, std::int64_t y_stride, std::int64_t tokens, int heads, int head_dim,
+cudaError_t rope_apply(Bf16* x, std::int64_t stride, const Bf16* bias, const float* cos,
+                       const float* sin, std::int64_t tokens, int heads, int turned, int head_dim,
                        cudaStream_t stream) {
   if (tokens == 0) return cudaSuccess;
-  if (head_dim % 8 != 0 || x_stride % 4 != 0 || y_stride % 4 != 0) return cudaErrorInvalidValue;
-  rope_kernel<<<rope_blocks(tokens), kThreads, 0, stream>>>(x, x_stride, cos, sin, y, y_stride,
-                                                            tokens, heads, head_dim / 2);
+  if (head_dim % 8 != 0 || stride % 4 != 0) return cudaErrorInvalidValue;
+  const auto kernel = bias != nullptr ? rope_kernel<true> : rope_kernel<false>;
+  launch(kernel, rope_blocks(tokens), kThreads, 0, stream, x, stride, bias, cos, sin, tokens,
+         bias != nullptr ? heads : turned, turned, head_dim / 2);
   return cudaGetLastError();
 }
 
@@ -213,8 +246,8 @@ cudaError_t rope_backward(const float* dq, const float* dk, const float* dv, con
                           int q_heads, int kv_heads, int head_dim, cudaStream_t stream) {
   if (tokens == 0) return cudaSuccess;
   if (head_dim % 8 != 0 || stride % 4 != 0) return cudaErrorInvalidValue;
-  rope_backward_kernel<<<rope_blocks(tokens), kThreads, 0, stream>>>(
-      dq, dk, dv, cos, sin, d_qkv, stride, tokens, q_heads, kv_heads, head_dim / 2);
+  launch(rope_backward_kernel, rope_blocks(tokens), kThreads, 0, stream, dq, dk, dv, cos, sin,
+         d_qkv, stride, tokens, q_heads, kv_heads, head_dim / 2);
   return cudaGetLastError();
 }
 
@@ -223,8 +256,8 @@ cudaError_t swiglu_forward(const Bf16* gate_up, Bf16* y, std::int64_t rows, std:
   if (rows == 0) return cudaSuccess;
   if (width % 8 != 0) return cudaErrorInvalidValue;
   const std::int64_t n = rows * (width / 8);
-  swiglu_kernel<<<blocks_for(n), kThreads, 0, stream>>>(reinterpret_cast<const Pack8*>(gate_up),
-                                                        reinterpret_cast<Pack8*>(y), n, width / 8);
+  launch(swiglu_kernel, blocks_for(n), kThreads, 0, stream, reinterpret_cast<const Pack8*>(gate_up),
+         reinterpret_cast<Pack8*>(y), n, width / 8);
   return cudaGetLastError();
 }
 
@@ -233,9 +266,9 @@ cudaError_t swiglu_backward(const Bf16* gate_up, const Bf16* d_y, Bf16* d_gate_u
   if (rows == 0) return cudaSuccess;
   if (width % 8 != 0) return cudaErrorInvalidValue;
   const std::int64_t n = rows * (width / 8);
-  swiglu_backward_kernel<<<blocks_for(n), kThreads, 0, stream>>>(
-      reinterpret_cast<const Pack8*>(gate_up), reinterpret_cast<const Pack8*>(d_y),
-      reinterpret_cast<Pack8*>(d_gate_up), n, width / 8);
+  launch(swiglu_backward_kernel, blocks_for(n), kThreads, 0, stream,
+         reinterpret_cast<const Pack8*>(gate_up), reinterpret_cast<const Pack8*>(d_y),
+         reinterpret_cast<Pack8*>(d_gate_up), n, width / 8);
   return cudaGetLastError();
 }
 
@@ -244,15 +277,14 @@ cudaError_t add_rows(const void* a, std::int64_t a_stride, const void* b, std::i
                      std::int64_t width, cudaStream_t stream) {
   const std::int64_t n = rows * width;
   if (n == 0) return cudaSuccess;
-  const auto launch = [&]<class T>(T*) {
-    add_kernel<T><<<blocks_for(n), kThreads, 0, stream>>>(
-        static_cast<const T*>(a), a_stride, static_cast<const T*>(b), b_stride,
-        static_cast<T*>(out), out_stride, n, width);
+  const auto add = [&]<class T>(T*) {
+    launch(add_kernel<T>, blocks_for(n), kThreads, 0, stream, static_cast<const T*>(a), a_stride,
+           static_cast<const T*>(b), b_stride, static_cast<T*>(out), out_stride, n, width);
   };
   if (is_float)
-    launch(static_cast<float*>(nullptr));
+    add(static_cast<float*>(nullptr));
   else
-    launch(static_cast<__nv_bfloat16*>(nullptr));
+    add(static_cast<__nv_bfloat16*>(nullptr));
   return cudaGetLastError();
 }
 
@@ -269,9 +301,9 @@ cudaError_t convert_rows(const void* x, bool x_float, std::int64_t x_stride, voi
                      reinterpret_cast<std::uintptr_t>(x) % 16 == 0 &&
                      reinterpret_cast<std::uintptr_t>(y) % 8 == 0;
   if (x_float && quads)
-    narrow_kernel<<<blocks_for(rows * width / 4), kThreads, 0, stream>>>(
-        static_cast<const float*>(x), x_stride, static_cast<__nv_bfloat16*>(y), y_stride,
-        rows * width / 4, width / 4);
+    launch(narrow_kernel, blocks_for(rows * width / 4), kThreads, 0, stream,
+           static_cast<const float*>(x), x_stride, static_cast<__nv_bfloat16*>(y), y_stride,
+           rows * width / 4, width / 4);
   else if (x_float)
     convert<float, __nv_bfloat16>(x, x_stride, y, y_stride, rows, width, stream);
   else

@@ -2,6 +2,7 @@
 // scales of its blocks.
 #include "kernels/cuda/ops/fp8_tile.cuh"
 #include "kernels/cuda/ops/ops.hpp"
+#include "kernels/cuda/runtime/launch.cuh"
 
 namespace ballast::cuda {
 namespace {
@@ -9,6 +10,7 @@ namespace {
 template <bool kByRows, bool kByColumns>
 __global__ void __launch_bounds__(kThreads, 3)
     round_kernel(const Bf16* x, std::int64_t stride, Fp8Target to) {
+  await_earlier_work();
   __shared__ TileExchange exchange;
   const TilePlace at(blockIdx.x, blockIdx.y);
   const Tile t = load_tile(at, to.rows, to.width, [=](std::int64_t row, std::int64_t column) {
@@ -28,6 +30,7 @@ struct WeightRounding {
 };
 
 __global__ void __launch_bounds__(kThreads) round_weight_kernel(WeightRounding r) {
+  await_earlier_work();
   __shared__ unsigned largest_of[kThreads / 32];
   __shared__ TileExchange exchange;
   const TilePlace at(blockIdx.x, blockIdx.y);
@@ -41,35 +44,20 @@ __global__ void __launch_bounds__(kThreads) round_weight_kernel(WeightRounding r
   if (threadIdx.x % 32 == 0) largest_of[threadIdx.x / 32] = most;
   __syncthreads();
   for (int w = 0; w < kThreads / 32; ++w) most = max(most, largest_of[w]);
-  const float scale = scale_of(most), inverse = inverse_of(scale);
-  const bool finite = is_finite(most);
+  const BlockScale block(most);
 #pragma unroll
   for (int i = 0; i < kRows; ++i)
     if (at.row0 + i < r.out && at.column0 < r.in)
       *reinterpret_cast<uint2*>(r.bytes + (at.row0 + i) * r.in + at.column0) =
-          rounded_row(t, i, inverse, finite);
+          rounded_row(t.pairs[i], block.inverse);
 #pragma unroll
-  for (int j = 0; j < kColumns; ++j) turn(exchange, j, rounded_column(t, j, inverse, finite));
+  for (int p = 0; p < kColumns / 2; ++p) turn_columns(t, p, both(block.inverse), exchange);
   if (threadIdx.x == 0) {
     const std::int64_t across = (gridDim.x + 3) / 4 * 4, down = (gridDim.y + 3) / 4 * 4;
-    r.scales[blockIdx.y * across + blockIdx.x] = scale;
-    r.transposed_scales[blockIdx.x * down + blockIdx.y] = scale;
+    r.scales[blockIdx.y * across + blockIdx.x] = block.scale;
+    r.transposed_scales[blockIdx.x * down + blockIdx.y] = block.scale;
   }
   store_turned(exchange, at, r.transposed, r.out, r.in, r.out);
-}
-
-constexpr int kBiasThreads = 256;
-
-__global__ void add_bias_kernel(Bf16* y, std::int64_t stride, const Bf16* bias, std::int64_t rows,
-                                std::int64_t pairs) {
-  const std::int64_t pair = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
-  if (pair >= pairs) return;
-  const float2 b = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162*>(bias)[pair]);
-  for (std::int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-    auto* at = reinterpret_cast<__nv_bfloat162*>(y + row * stride) + pair;
-    const float2 value = __bfloat1622float2(*at);
-    *at = __floats2bfloat162_rn(value.x + b.x, value.y + b.y);
-  }
 }
 
 }  // namespace
@@ -78,11 +66,11 @@ cudaError_t fp8_round(const Bf16* x, std::int64_t stride, const Fp8Target& to,
                       cudaStream_t stream) {
   const dim3 grid(tiles(to.width), tiles(to.rows));
   if (to.bytes != nullptr && to.transposed != nullptr)
-    round_kernel<true, true><<<grid, kThreads, 0, stream>>>(x, stride, to);
+    launch(round_kernel<true, true>, grid, kThreads, 0, stream, x, stride, to);
   else if (to.bytes != nullptr)
-    round_kernel<true, false><<<grid, kThreads, 0, stream>>>(x, stride, to);
+    launch(round_kernel<true, false>, grid, kThreads, 0, stream, x, stride, to);
   else
-    round_kernel<false, true><<<grid, kThreads, 0, stream>>>(x, stride, to);
+    launch(round_kernel<false, true>, grid, kThreads, 0, stream, x, stride, to);
   return cudaGetLastError();
 }
 
@@ -91,16 +79,7 @@ cudaError_t fp8_round_weight(const Bf16* weight, std::int64_t stride, std::int64
                              std::uint8_t* transposed, float* transposed_scales,
                              cudaStream_t stream) {
   const WeightRounding r{weight, stride, out, in, bytes, scales, transposed, transposed_scales};
-  round_weight_kernel<<<dim3(tiles(in), tiles(out)), kThreads, 0, stream>>>(r);
-  return cudaGetLastError();
-}
-
-cudaError_t add_bias(Bf16* y, std::int64_t stride, const Bf16* bias, std::int64_t rows,
-                     std::int64_t width, cudaStream_t stream) {
-  const std::int64_t pairs = width / 2;
-  const dim3 grid(static_cast<unsigned>((pairs + kBiasThreads - 1) / kBiasThreads),
-                  static_cast<unsigned>(rows < 4096 ? rows : 4096));
-  add_bias_kernel<<<grid, kBiasThreads, 0, stream>>>(y, stride, bias, rows, pairs);
+  launch(round_weight_kernel, dim3(tiles(in), tiles(out)), kThreads, 0, stream, r);
   return cudaGetLastError();
 }
 

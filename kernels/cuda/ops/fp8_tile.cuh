@@ -17,31 +17,40 @@ inline constexpr int kColumns = 8;
 
 inline unsigned tiles(std::int64_t n) { return static_cast<unsigned>((n + kTile - 1) / kTile); }
 
-/// The scale for a largest magnitude of these bf16 bits (kernels/ops/fp8.hpp).  Bits of |x| order
-/// like magnitudes, NaN above all.
-__device__ inline float scale_of(unsigned bits) {
-  const int exponent = static_cast<int>(bits >> 7);
-  if (bits == 0 || exponent == 255) return 1.0f;
-  const int power = exponent - 127 - 8 + ((bits & 0x7fu) > 0x60u ? 1 : 0);
-  return __int_as_float((max(power, -126) + 127) << 23);
-}
-/// 1 / scale, a power of two as well.
-__device__ inline float inverse_of(float scale) {
-  return __int_as_float((254 << 23) - __float_as_int(scale));
-}
-__device__ inline bool is_finite(unsigned bits) { return bits < 0x7f80u; }
+/// What a block's largest magnitude, as bf16 bits, makes of it (kernels/ops/fp8.hpp).  Bits of |x|
+/// order like magnitudes, NaN above all.
+struct BlockScale {
+  float scale;
+  unsigned inverse;  ///< bf16 bits of 1 / scale, a power of two as well; NaN for what is not finite
+  __device__ explicit BlockScale(unsigned bits) {
+    const int exponent = static_cast<int>(bits >> 7);
+    const int power = exponent - 8 + ((bits & 0x7fu) > 0x60u ? 1 : 0);
+    const bool one = bits == 0 || exponent == 255;
+    const unsigned biased = one ? 127 : max(power, 1);
+    scale = __uint_as_float(biased << 23);
+    inverse = exponent == 255 ? 0x7fffu : (254 - biased) << 7;
+  }
+};
+/// One inverse for both values of a word, and one for each.
+__device__ inline unsigned both(unsigned inverse) { return inverse * 0x10001u; }
+__device__ inline unsigned each(unsigned low, unsigned high) { return low | high << 16; }
 
-/// Two scaled values as bytes, the first one low.  Values of a block that is `finite` are at most
-/// 448 once scaled; of others, what is more becomes NaN.
-__device__ inline unsigned two_bytes(float low, float high, bool finite) {
-  unsigned bytes = __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
-  if (finite) return bytes;
-  if (!(fabsf(low) <= 448.0f)) bytes = (bytes & 0xff00u) | 0x7fu;
-  if (!(fabsf(high) <= 448.0f)) bytes = (bytes & 0x00ffu) | 0x7f00u;
-  return bytes;
+/// Two bf16 values times powers of two, which is exact.
+__device__ inline unsigned scaled(unsigned pair, unsigned inverses) {
+  const __nv_bfloat162 y = __hmul2(reinterpret_cast<const __nv_bfloat162&>(pair),
+                                   reinterpret_cast<const __nv_bfloat162&>(inverses));
+  return reinterpret_cast<const unsigned&>(y);
 }
 __device__ inline float low_value(unsigned pair) { return __uint_as_float(pair << 16); }
 __device__ inline float high_value(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+/// Scaled values, at most 448 or NaN, as bytes, the first one low.
+__device__ inline unsigned two_bytes(float low, float high) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
+}
+__device__ inline unsigned four_bytes(float a, float b, float c, float d) {
+  return two_bytes(a, b) | two_bytes(c, d) << 16;
+}
 
 /// This thread's part of a tile.
 struct Tile {
@@ -88,24 +97,14 @@ __device__ inline unsigned row_magnitudes(const Tile& t, int i) {
   return most;
 }
 
-/// The bytes of row i.
-__device__ inline uint2 rounded_row(const Tile& t, int i, float inverse, bool finite) {
-  unsigned two[kColumns / 2];
+/// The bytes of eight neighbours of a row.
+__device__ inline uint2 rounded_row(const unsigned (&pairs)[kColumns / 2], unsigned inverse) {
+  unsigned x[kColumns / 2];
 #pragma unroll
-  for (int p = 0; p < kColumns / 2; ++p)
-    two[p] =
-        two_bytes(low_value(t.pairs[i][p]) * inverse, high_value(t.pairs[i][p]) * inverse, finite);
-  return make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
-}
-/// The bytes of column j.
-__device__ inline uint2 rounded_column(const Tile& t, int j, float inverse, bool finite) {
-  const auto value = [&](int i) {
-    return (j % 2 == 0 ? low_value(t.pairs[i][j / 2]) : high_value(t.pairs[i][j / 2])) * inverse;
-  };
-  unsigned two[kRows / 2];
-#pragma unroll
-  for (int p = 0; p < kRows / 2; ++p) two[p] = two_bytes(value(2 * p), value(2 * p + 1), finite);
-  return make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
+  for (int p = 0; p < kColumns / 2; ++p) x[p] = scaled(pairs[p], both(inverse));
+  return make_uint2(
+      four_bytes(low_value(x[0]), high_value(x[0]), low_value(x[1]), high_value(x[1])),
+      four_bytes(low_value(x[2]), high_value(x[2]), low_value(x[3]), high_value(x[3])));
 }
 
 /// Rounds by rows and writes bytes and scales.
@@ -120,16 +119,36 @@ __device__ inline void store_rows(const Tile& t, const TilePlace& at, const Fp8T
       most = __vmaxu2(most, __shfl_xor_sync(0xffffffffu, most, offset));
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      const unsigned bits = k == 0 ? most & 0xffffu : most >> 16;
-      const float scale = scale_of(bits);
+      const BlockScale block(k == 0 ? most & 0xffffu : most >> 16);
       const std::int64_t row = at.row0 + i + k;
       if (row >= to.rows_padded) continue;
       if (at.column0 < to.width)
         *reinterpret_cast<uint2*>(to.bytes + row * to.width + at.column0) =
-            rounded_row(t, i + k, inverse_of(scale), is_finite(bits));
-      if (threadIdx.x % 16 == 0) to.scales[at.across * to.rows_padded + row] = scale;
+            rounded_row(t.pairs[i + k], block.inverse);
+      if (threadIdx.x % 16 == 0) to.scales[at.across * to.rows_padded + row] = block.scale;
     }
   }
+}
+
+/// Rounds by rows where 16 neighbouring lanes have a block of a row, eight values each: `eight` are
+/// the values of pack `pack` of `row`, zero and not `inside` beyond the target's bytes.  The whole
+/// warp calls it.
+__device__ inline void store_block(const Pack8& eight, bool inside, std::int64_t row, int pack,
+                                   const Fp8Target& to) {
+  unsigned pairs[kColumns / 2], most = 0;
+#pragma unroll
+  for (int p = 0; p < kColumns / 2; ++p) {
+    pairs[p] = reinterpret_cast<const unsigned&>(eight.v[p]);
+    most = __vmaxu2(most, pairs[p] & 0x7fff7fffu);
+  }
+#pragma unroll
+  for (int offset = 8; offset > 0; offset /= 2)
+    most = __vmaxu2(most, __shfl_xor_sync(0xffffffffu, most, offset));
+  if (!inside) return;
+  const BlockScale block(max(most & 0xffffu, most >> 16));
+  *reinterpret_cast<uint2*>(to.bytes + row * to.width + pack * kColumns) =
+      rounded_row(pairs, block.inverse);
+  if (threadIdx.x % 16 == 0) to.scales[pack / 16 * to.rows_padded + row] = block.scale;
 }
 
 /// What the threads of a CTA tell each other about one tile.
@@ -161,10 +180,19 @@ __device__ inline void column_magnitudes(const Tile& t, TileExchange& exchange,
   }
 }
 
-/// This thread's eight rows of its column j.
-__device__ inline void turn(TileExchange& exchange, int j, uint2 bytes) {
+/// This thread's eight rows of its columns 2 p and 2 p + 1, times these inverses.
+__device__ inline void turn_columns(const Tile& t, int p, unsigned inverses,
+                                    TileExchange& exchange) {
+  unsigned x[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) x[i] = scaled(t.pairs[i][p], inverses);
   const int group = threadIdx.x / 16, c = threadIdx.x % 16;
-  exchange.turned[c * kColumns + j][group ^ c] = bytes;
+  exchange.turned[c * kColumns + 2 * p][group ^ c] =
+      make_uint2(four_bytes(low_value(x[0]), low_value(x[1]), low_value(x[2]), low_value(x[3])),
+                 four_bytes(low_value(x[4]), low_value(x[5]), low_value(x[6]), low_value(x[7])));
+  exchange.turned[c * kColumns + 2 * p + 1][group ^ c] = make_uint2(
+      four_bytes(high_value(x[0]), high_value(x[1]), high_value(x[2]), high_value(x[3])),
+      four_bytes(high_value(x[4]), high_value(x[5]), high_value(x[6]), high_value(x[7])));
 }
 
 /// Writes the turned tile as rows of `out` [width, row_end], `stride` bytes apart.
@@ -188,14 +216,40 @@ __device__ inline void store_columns(const Tile& t, const TilePlace& at, const F
   unsigned most[kColumns / 2];
   column_magnitudes(t, exchange, most);
 #pragma unroll
-  for (int j = 0; j < kColumns; ++j) {
-    const unsigned bits = j % 2 == 0 ? most[j / 2] & 0xffffu : most[j / 2] >> 16;
-    const float scale = scale_of(bits);
-    turn(exchange, j, rounded_column(t, j, inverse_of(scale), is_finite(bits)));
-    if (threadIdx.x / 16 == 0 && at.column0 + j < to.width)
-      to.transposed_scales[at.down * to.width + at.column0 + j] = scale;
+  for (int p = 0; p < kColumns / 2; ++p) {
+    const BlockScale low(most[p] & 0xffffu), high(most[p] >> 16);
+    turn_columns(t, p, each(low.inverse, high.inverse), exchange);
+    if (threadIdx.x / 16 == 0 && at.column0 < to.width)
+      *reinterpret_cast<float2*>(to.transposed_scales + at.down * to.width + at.column0 + 2 * p) =
+          make_float2(low.scale, high.scale);
   }
   store_turned(exchange, at, to.transposed, to.columns_padded, to.width, to.columns_padded);
+}
+
+/// Sums over the tile's rows, in a fixed order, to `sums` [width].
+__device__ inline void store_sums(const Tile& t, const TilePlace& at, std::int64_t width,
+                                  float (&scratch)[kThreads / 32][kTile], float* sums) {
+  float total[kColumns];
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) {
+    total[j] = 0;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      total[j] += j % 2 == 0 ? low_value(t.pairs[i][j / 2]) : high_value(t.pairs[i][j / 2]);
+    total[j] += __shfl_xor_sync(0xffffffffu, total[j], 16);
+  }
+  if (threadIdx.x % 32 < 16)
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j)  // neighbouring lanes in neighbouring banks
+      scratch[threadIdx.x / 32][j * 16 + threadIdx.x % 16] = total[j];
+  __syncthreads();
+  const std::int64_t column = at.across * kTile + threadIdx.x;
+  if (threadIdx.x >= kTile || column >= width) return;
+  float sum = 0;
+#pragma unroll
+  for (int w = 0; w < kThreads / 32; ++w)
+    sum += scratch[w][threadIdx.x % kColumns * 16 + threadIdx.x / kColumns];
+  sums[column] = sum;
 }
 
 }  // namespace ballast::cuda

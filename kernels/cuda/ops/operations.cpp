@@ -96,7 +96,8 @@ void linear_weight_gradient(const Tensor& x, const Tensor& dy, const GradientTar
 }
 
 void linear_bias_gradient(const Tensor& dy, const GradientTarget& db) {
-  auto* partial = static_cast<float*>(scratch(bias_partial_floats(dy.size(1)) * sizeof(float)));
+  auto* partial =
+      static_cast<float*>(scratch(bias_partial_floats(dy.size(0), dy.size(1)) * sizeof(float)));
   check(bias_gradient(bf16_of(dy), row_stride(dy), db.accumulate, float_of(db.tensor), partial,
                       dy.size(0), dy.size(1), stream()),
         "bias gradient");
@@ -154,13 +155,13 @@ void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Ten
         "rope table");
 }
 
-void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, Tensor& y) {
-  require(x.rank() == 3 && x.strides()[2] == 1 && x.strides()[1] == x.size(2) &&
-              y.strides()[1] == y.size(2),
+void rope_apply(Tensor& x, std::int64_t turned, const Tensor& bias, const Tensor& cos,
+                const Tensor& sin) {
+  require(x.rank() == 3 && x.strides()[2] == 1 && x.strides()[1] == x.size(2),
           "CUDA rope needs dense heads, got shape {}", to_string(x.shape()));
-  check(rope_apply(bf16_of(x), x.strides()[0], float_of(cos), float_of(sin), bf16_of(y),
-                   y.strides()[0], x.size(0), static_cast<int>(x.size(1)),
-                   static_cast<int>(x.size(2)), stream()),
+  check(rope_apply(bf16_of(x), x.strides()[0], bias.defined() ? bf16_of(bias) : nullptr,
+                   float_of(cos), float_of(sin), x.size(0), static_cast<int>(x.size(1)),
+                   static_cast<int>(turned), static_cast<int>(x.size(2)), stream()),
         "rope");
 }
 

@@ -35,8 +35,14 @@ void linear_bias_gradient(const Tensor& dy, const GradientTarget& db);
 
 void fp8_round_weight(const Tensor& weight, Fp8Weight& rounded);
 void fp8_round(const Tensor& x, Fp8Tokens& rounded);
-void fp8_swiglu_forward(const Tensor& gate_up, Tensor& y, Fp8Tokens& rounded);
+void fp8_rmsnorm_forward(const Tensor& x, const Tensor& branch, const Tensor& w, double eps,
+                         Tensor& sum, Tensor& rstd, Fp8Tokens& rounded);
+void fp8_rmsnorm_recompute(const Tensor& x, const Tensor& rstd, const Tensor& w,
+                           Fp8Tokens& rounded);
+void fp8_swiglu_forward(const Tensor& gate_up, Fp8Tokens& rounded);
 void fp8_swiglu_backward(const Tensor& gate_up, const Tensor& dy, Fp8SwigluGradient& rounded);
+void fp8_rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
+                       const Tensor& sin, const GradientTarget& d_bias, Fp8Tokens& rounded);
 void fp8_linear_forward(const Fp8Tokens& x, const Fp8Weight& w, const Tensor& bias, Tensor& y,
                         Workspace& workspace);
 void fp8_linear_input_gradient(const Fp8Tokens& dy, const Fp8Weight& w, Tensor& dx,
@@ -52,7 +58,8 @@ void rmsnorm_backward(const Tensor& dy, const Tensor& x, const Tensor& rstd, con
 
 void rope_table(const Tensor& positions, const RopeFrequencies& frequencies, Tensor& cos,
                 Tensor& sin);
-void rope_apply(const Tensor& x, const Tensor& cos, const Tensor& sin, Tensor& y);
+void rope_apply(Tensor& x, std::int64_t turned, const Tensor& bias, const Tensor& cos,
+                const Tensor& sin);
 void rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
                    const Tensor& sin, Tensor& d_qkv);
 

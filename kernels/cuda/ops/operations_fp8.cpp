@@ -2,7 +2,7 @@
 #include "kernels/cuda/ops/operations.hpp"
 #include "kernels/cuda/ops/ops.hpp"
 #include "kernels/cuda/runtime/device.hpp"
-#include "kernels/ops/fp8.hpp"
+#include "kernels/ops/fp8_made.hpp"
 
 namespace ballast::cuda {
 namespace {
@@ -21,7 +21,7 @@ std::int64_t aligned_stride(const Tensor& x) {
 
 void require_whole(const Tensor& x) {
   require(x.contiguous() && x.size(1) % 8 == 0,
-          "FP8 SwiGLU on CUDA needs dense rows of a multiple of 8, got shape {}",
+          "FP8 rounding on CUDA needs whole, dense rows of a multiple of 8, got shape {}",
           to_string(x.shape()));
 }
 
@@ -68,9 +68,25 @@ void fp8_round(const Tensor& x, Fp8Tokens& rounded) {
   check(fp8_round(bf16_of(x), aligned_stride(x), target(rounded), stream()), "FP8 rounding");
 }
 
-void fp8_swiglu_forward(const Tensor& gate_up, Tensor& y, Fp8Tokens& rounded) {
-  require_whole(gate_up), require_whole(y);
-  check(fp8_swiglu(bf16_of(gate_up), bf16_of(y), target(rounded), stream()), "swiglu in FP8");
+void fp8_rmsnorm_forward(const Tensor& x, const Tensor& branch, const Tensor& w, double eps,
+                         Tensor& sum, Tensor& rstd, Fp8Tokens& rounded) {
+  for (const Tensor* t : {&x, &branch, static_cast<const Tensor*>(&sum)})
+    if (t->defined()) require_whole(*t);
+  check(fp8_rmsnorm(bf16_of(x), branch.defined() ? bf16_of(branch) : nullptr, bf16_of(w), eps,
+                    bf16_of(sum), float_of(rstd), target(rounded), stream()),
+        "rmsnorm in FP8");
+}
+
+void fp8_rmsnorm_recompute(const Tensor& x, const Tensor& rstd, const Tensor& w,
+                           Fp8Tokens& rounded) {
+  require_whole(x);
+  check(fp8_rmsnorm_recompute(bf16_of(x), float_of(rstd), bf16_of(w), target(rounded), stream()),
+        "rmsnorm in FP8");
+}
+
+void fp8_swiglu_forward(const Tensor& gate_up, Fp8Tokens& rounded) {
+  require_whole(gate_up);
+  check(fp8_swiglu(bf16_of(gate_up), target(rounded), stream()), "swiglu in FP8");
 }
 
 void fp8_swiglu_backward(const Tensor& gate_up, const Tensor& dy, Fp8SwigluGradient& rounded) {
@@ -78,6 +94,22 @@ void fp8_swiglu_backward(const Tensor& gate_up, const Tensor& dy, Fp8SwigluGradi
   check(fp8_swiglu_backward(bf16_of(gate_up), bf16_of(dy), target(rounded.product),
                             target(rounded.gate_up), stream()),
         "swiglu gradient in FP8");
+}
+
+void fp8_rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
+                       const Tensor& sin, const GradientTarget& d_bias, Fp8Tokens& rounded) {
+  for (const Tensor* t : {&dq, &dk, &dv})
+    require(t->contiguous(), "FP8 rope gradient on CUDA needs dense heads, got shape {}",
+            to_string(t->shape()));
+  auto* partial = d_bias.defined()
+                      ? static_cast<float*>(scratch(
+                            bias_partial_floats(rounded.tokens, rounded.width) * sizeof(float)))
+                      : nullptr;
+  check(fp8_rope_backward(float_of(dq), float_of(dk), float_of(dv), float_of(cos), float_of(sin),
+                          static_cast<int>(dq.size(1)), static_cast<int>(dk.size(1)),
+                          static_cast<int>(dq.size(2)), target(rounded), d_bias.accumulate,
+                          float_of(d_bias.tensor), partial, stream()),
+        "rope gradient in FP8");
 }
 
 void fp8_linear_forward(const Fp8Tokens& x, const Fp8Weight& w, const Tensor& bias, Tensor& y,

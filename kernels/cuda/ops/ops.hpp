@@ -29,13 +29,24 @@ struct Fp8Target {
 };
 /// Rows of bf16, `stride` elements apart.
 cudaError_t fp8_round(const Bf16* x, std::int64_t stride, const Fp8Target& to, cudaStream_t stream);
-/// swiglu_forward, whose y is rounded as well: by rows.
-cudaError_t fp8_swiglu(const Bf16* gate_up, Bf16* y, const Fp8Target& to, cudaStream_t stream);
-/// swiglu_backward, whose result is rounded in place of being written; the product again, likewise:
-/// `to_product` by columns, `to_gradient` [rows, 2 width] by both; width a multiple of 128.  Bits
-/// are those of the separate passes.
+/// Operations whose results are rounded in place of being written, with the bits of separate
+/// passes. swiglu_forward by rows:
+cudaError_t fp8_swiglu(const Bf16* gate_up, const Fp8Target& to, cudaStream_t stream);
+/// swiglu_backward; and the product again: `to_product` by columns, `to_gradient` [rows, 2 width]
+/// by both; width a multiple of 128.
 cudaError_t fp8_swiglu_backward(const Bf16* gate_up, const Bf16* d_y, const Fp8Target& to_product,
                                 const Fp8Target& to_gradient, cudaStream_t stream);
+/// rmsnorm_forward by rows, its sum and rstd as there; rmsnorm_recompute by columns.
+cudaError_t fp8_rmsnorm(const Bf16* x, const Bf16* residual, const Bf16* weight, double eps,
+                        Bf16* sum, float* rstd, const Fp8Target& to, cudaStream_t stream);
+cudaError_t fp8_rmsnorm_recompute(const Bf16* x, const float* rstd, const Bf16* weight,
+                                  const Fp8Target& to, cudaStream_t stream);
+/// rope_backward by both, for heads that divide a block of 128; in the same pass d_bias as
+/// bias_gradient (null: none), with its workspace.
+cudaError_t fp8_rope_backward(const float* dq, const float* dk, const float* dv, const float* cos,
+                              const float* sin, int q_heads, int kv_heads, int head_dim,
+                              const Fp8Target& to, bool accumulate, float* d_bias, float* partial,
+                              cudaStream_t stream);
 /// A weight [out, in] in blocks of 128 x 128: bytes [out, in] with scales [out / 128][in / 128,
 /// padded to 4], and both transposed.
 cudaError_t fp8_round_weight(const Bf16* weight, std::int64_t stride, std::int64_t out,
@@ -67,9 +78,10 @@ cudaError_t rmsnorm_backward(const Bf16* x, const Bf16* weight, const float* rst
 /// [half] on the device.
 cudaError_t rope_table(const std::int32_t* positions, const double* frequency, double scale,
                        float* cos, float* sin, std::int64_t tokens, int half, cudaStream_t stream);
-/// y = x [tokens, heads, head_dim] rotated (row strides in elements, multiples of 4; y may be x).
-cudaError_t rope_apply(const Bf16* x, std::int64_t x_stride, const float* cos, const float* sin,
-                       Bf16* y, std::int64_t y_stride, std::int64_t tokens, int heads, int head_dim,
+/// x [tokens, heads, head_dim] in place (`stride`: between tokens, in elements, a multiple of 4):
+/// bias [heads, head_dim] is added (null: none), then the first `turned` heads are rotated.
+cudaError_t rope_apply(Bf16* x, std::int64_t stride, const Bf16* bias, const float* cos,
+                       const float* sin, std::int64_t tokens, int heads, int turned, int head_dim,
                        cudaStream_t stream);
 /// Rows of d_qkv [tokens, (q_heads + 2 kv_heads) head_dim] (`stride` apart) = dq and dk turned
 /// back, and dv; those are dense, [tokens, heads, head_dim].
@@ -157,10 +169,13 @@ cudaError_t convert_rows(const void* x, bool x_float, std::int64_t x_stride, voi
                          std::int64_t y_stride, std::int64_t rows, std::int64_t width,
                          cudaStream_t stream);
 /// d_bias[c] = sum over rows of d_y[r, c], in a fixed order, added to d_bias when `accumulate`.
-/// `partial`: bias_partial_floats(columns) floats.
+/// Rows of 16-byte pieces.  `partial`: bias_partial_floats(rows, columns) floats.
 cudaError_t bias_gradient(const Bf16* d_y, std::int64_t row_stride, bool accumulate, float* d_bias,
                           float* partial, std::int64_t rows, std::int64_t columns,
                           cudaStream_t stream);
-std::size_t bias_partial_floats(std::int64_t columns);
+std::size_t bias_partial_floats(std::int64_t rows, std::int64_t columns);
+/// out [columns] = or += the sum of `parts` rows of partial, in a fixed order.
+cudaError_t add_partials(const float* partial, bool accumulate, float* out, std::int64_t columns,
+                         int parts, cudaStream_t stream);
 
 }  // namespace ballast::cuda

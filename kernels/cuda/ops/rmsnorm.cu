@@ -1,9 +1,11 @@
 // RMSNorm with fused residual add.  A group of threads (a warp for rows of up to 1024, at most 512
 // threads) takes a row, reads it once and keeps it in registers between the two passes; a block
-// holds as many groups as fit.
+// holds as many groups as fit.  Where the norm feeds an FP8 product, it is rounded as it is made.
 #include <algorithm>
 
+#include "kernels/cuda/ops/fp8_tile.cuh"
 #include "kernels/cuda/ops/ops.hpp"
+#include "kernels/cuda/runtime/launch.cuh"
 #include "kernels/cuda/runtime/reduce.cuh"
 
 namespace ballast::cuda {
@@ -41,10 +43,23 @@ struct RowGroup {
   }
 };
 
-template <int kGroup, bool kResidual>
-__global__ void __launch_bounds__(RowGroup<kGroup>::kBlock)
+/// The norm of eight values; forward, recomputation and rounding agree bit for bit by it.
+__device__ Pack8 normed(const Pack8& x, const Pack8& weight, float scale) {
+  float v[8], w[8];
+  unpack(x, v);
+  unpack(weight, w);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) w[j] *= v[j] * scale;
+  return pack(w);
+}
+
+// With kRounded y is rounded to `to` in place of being written.
+template <int kGroup, bool kResidual, bool kRounded>
+__global__ void __launch_bounds__(RowGroup<kGroup>::kBlock, 1024 / RowGroup<kGroup>::kBlock)
     forward_kernel(const Pack8* x, const Pack8* residual, const Pack8* weight, float eps,
-                   Pack8* sum, Pack8* y, float* rstd, std::int64_t rows, int row_packs) {
+                   Pack8* sum, Pack8* y, Fp8Target to, float* rstd, std::int64_t rows,
+                   int row_packs) {
+  await_earlier_work();
   __shared__ float scratch[2][RowGroup<kGroup>::kBlock / 32];
   RowGroup<kGroup> group;
   const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(group.kRows) + group.index;
@@ -79,35 +94,43 @@ __global__ void __launch_bounds__(RowGroup<kGroup>::kBlock)
     }
   }
   const float scale = rsqrtf(group.sum(squares, scratch) / (8.0f * row_packs) + eps);
+  const int padded_packs = row < to.rows_padded ? row_packs : 0;
   if (group.lane == 0 && packs > 0) rstd[row] = scale;
 #pragma unroll
   for (int k = 0; k < kPacks; ++k) {
     const int i = group.lane + k * kGroup;
-    if (i < packs) {
-      float v[8], w[8];
-      unpack(f[k], v);
-      unpack(weight[i], w);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) w[j] *= v[j] * scale;
-      y[row * packs + i] = pack(w);
-    }
+    Pack8 made{};
+    if (i < packs) made = normed(f[k], weight[i], scale);
+    if constexpr (kRounded)
+      store_block(made, i < padded_packs, row, i, to);
+    else if (i < packs)
+      y[row * packs + i] = made;
   }
 }
 
-// y again from the kept rstd: the same arithmetic as forward_kernel's second pass.
+// y again from the kept rstd.
 __global__ void __launch_bounds__(kRecomputeThreads)
     recompute_kernel(const Pack8* x, const float* rstd, const Pack8* weight, Pack8* y,
                      std::int64_t n, int packs) {
+  await_earlier_work();
   const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(kRecomputeThreads) + threadIdx.x;
   if (i >= n) return;
   const std::int64_t row = i / packs;
-  const float scale = rstd[row];
-  float v[8], w[8];
-  unpack(x[i], v);
-  unpack(weight[i - row * packs], w);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) w[j] *= v[j] * scale;
-  y[i] = pack(w);
+  y[i] = normed(x[i], weight[i - row * packs], rstd[row]);
+}
+
+__global__ void __launch_bounds__(kThreads, 4)
+    rounded_recompute_kernel(const Pack8* x, const float* rstd, const Pack8* weight, Fp8Target to) {
+  await_earlier_work();
+  __shared__ TileExchange exchange;
+  const TilePlace at(blockIdx.x, blockIdx.y);
+  const std::int64_t packs = to.width / kColumns, own = at.column0 / kColumns;
+  Pack8 w{};
+  if (own < packs) w = weight[own];
+  const Tile t = load_tile(at, to.rows, to.width, [=](std::int64_t row, std::int64_t) {
+    return normed(x[row * packs + own], w, rstd[row]);
+  });
+  store_columns(t, at, to, exchange);
 }
 
 // d_x = rstd (w d_y - x_hat mean(w d_y x_hat)), x_hat = x rstd; added to d_x with kAdd.
@@ -118,6 +141,7 @@ __global__ void __launch_bounds__(RowGroup<kGroup>::kBlock,
                                   kBackwardThreads / RowGroup<kGroup>::kBlock)
     backward_kernel(const Pack8* x, const Pack8* weight, const float* rstd, const Pack8* d_y,
                     Pack8* d_x, float* partial, std::int64_t rows, int row_packs) {
+  await_earlier_work();
   __shared__ float scratch[2][RowGroup<kGroup>::kBlock / 32];
   RowGroup<kGroup> group;
   float d_weight[kPacks][8] = {};
@@ -196,31 +220,6 @@ __global__ void __launch_bounds__(RowGroup<kGroup>::kBlock,
   }
 }
 
-constexpr int kPartLanes = 32;
-
-// out = or += the sum of the parts: 32 columns a block, each by kPartLanes threads that take every
-// kPartLanes-th part, then by one that adds those up.
-__global__ void __launch_bounds__(32 * kPartLanes)
-    add_partials_kernel(const float* partial, bool accumulate, float* out, std::int64_t columns,
-                        int parts) {
-  __shared__ float sums[kPartLanes][32];
-  const std::int64_t c = blockIdx.x * std::int64_t{32} + threadIdx.x;
-  float total = 0;
-  if (c < columns)
-    for (int p = threadIdx.y; p < parts; p += kPartLanes) total += partial[p * columns + c];
-  sums[threadIdx.y][threadIdx.x] = total;
-  __syncthreads();
-  if (threadIdx.y != 0 || c >= columns) return;
-  for (int lane = 1; lane < kPartLanes; ++lane) total += sums[lane][threadIdx.x];
-  out[c] = accumulate ? out[c] + total : total;
-}
-
-void add_partials(const float* partial, bool accumulate, float* out, std::int64_t columns,
-                  int parts, cudaStream_t stream) {
-  add_partials_kernel<<<static_cast<unsigned>((columns + 31) / 32), dim3(32, kPartLanes), 0,
-                        stream>>>(partial, accumulate, out, columns, parts);
-}
-
 /// Calls f with the group size for rows of `packs` packs as a constant.
 template <class F>
 void with_group(int packs, F&& f) {
@@ -240,16 +239,22 @@ bool fits(int width) { return width > 0 && width % 8 == 0 && width <= kMaxWidth;
 const Pack8* packs_of(const Bf16* p) { return reinterpret_cast<const Pack8*>(p); }
 Pack8* packs_of(Bf16* p) { return reinterpret_cast<Pack8*>(p); }
 
-constexpr int kBiasRows = 128;  // row groups of bias_gradient
-
-__global__ void bias_kernel(const __nv_bfloat16* d_y, std::int64_t stride, float* partial,
-                            std::int64_t rows, std::int64_t columns) {
-  const std::int64_t c = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
-  if (c >= columns) return;
-  float total = 0;
-  for (std::int64_t r = blockIdx.y; r < rows; r += kBiasRows)
-    total += __bfloat162float(d_y[r * stride + c]);
-  partial[blockIdx.y * columns + c] = total;
+template <bool kRounded>
+cudaError_t forward(const Bf16* x, const Bf16* residual, const Bf16* weight, double eps, Bf16* sum,
+                    Bf16* y, const Fp8Target& to, float* rstd, std::int64_t rows, int width,
+                    cudaStream_t stream) {
+  if (rows == 0) return cudaSuccess;
+  if (!fits(width)) return cudaErrorInvalidValue;
+  with_group(width / 8, [&](auto size) {
+    constexpr int kGroup = decltype(size)::value, kEach = RowGroup<kGroup>::kRows;
+    const auto kernel = residual != nullptr ? forward_kernel<kGroup, true, kRounded>
+                                            : forward_kernel<kGroup, false, kRounded>;
+    const std::int64_t all = kRounded ? to.rows_padded : rows;
+    launch(kernel, static_cast<unsigned>((all + kEach - 1) / kEach), RowGroup<kGroup>::kBlock, 0,
+           stream, packs_of(x), packs_of(residual), packs_of(weight), static_cast<float>(eps),
+           packs_of(sum), packs_of(y), to, rstd, rows, width / 8);
+  });
+  return cudaGetLastError();
 }
 
 }  // namespace
@@ -257,16 +262,21 @@ __global__ void bias_kernel(const __nv_bfloat16* d_y, std::int64_t stride, float
 cudaError_t rmsnorm_forward(const Bf16* x, const Bf16* residual, const Bf16* weight, double eps,
                             Bf16* sum, Bf16* y, float* rstd, std::int64_t rows, int width,
                             cudaStream_t stream) {
-  if (rows == 0) return cudaSuccess;
-  if (!fits(width)) return cudaErrorInvalidValue;
-  with_group(width / 8, [&](auto size) {
-    constexpr int kGroup = decltype(size)::value, kRows = RowGroup<kGroup>::kRows;
-    const auto kernel =
-        residual != nullptr ? forward_kernel<kGroup, true> : forward_kernel<kGroup, false>;
-    kernel<<<static_cast<unsigned>((rows + kRows - 1) / kRows), RowGroup<kGroup>::kBlock, 0,
-             stream>>>(packs_of(x), packs_of(residual), packs_of(weight), static_cast<float>(eps),
-                       packs_of(sum), packs_of(y), rstd, rows, width / 8);
-  });
+  return forward<false>(x, residual, weight, eps, sum, y, {}, rstd, rows, width, stream);
+}
+
+cudaError_t fp8_rmsnorm(const Bf16* x, const Bf16* residual, const Bf16* weight, double eps,
+                        Bf16* sum, float* rstd, const Fp8Target& to, cudaStream_t stream) {
+  return forward<true>(x, residual, weight, eps, sum, nullptr, to, rstd, to.rows,
+                       static_cast<int>(to.width), stream);
+}
+
+cudaError_t fp8_rmsnorm_recompute(const Bf16* x, const float* rstd, const Bf16* weight,
+                                  const Fp8Target& to, cudaStream_t stream) {
+  if (to.rows == 0) return cudaSuccess;
+  if (to.width % 8 != 0) return cudaErrorInvalidValue;
+  launch(rounded_recompute_kernel, dim3(tiles(to.width), tiles(to.rows)), kThreads, 0, stream,
+         packs_of(x), rstd, packs_of(weight), to);
   return cudaGetLastError();
 }
 
@@ -275,9 +285,9 @@ cudaError_t rmsnorm_recompute(const Bf16* x, const float* rstd, const Bf16* weig
   if (rows == 0) return cudaSuccess;
   if (width % 8 != 0) return cudaErrorInvalidValue;
   const std::int64_t n = rows * (width / 8);
-  recompute_kernel<<<static_cast<unsigned>((n + kRecomputeThreads - 1) / kRecomputeThreads),
-                     kRecomputeThreads, 0, stream>>>(packs_of(x), rstd, packs_of(weight),
-                                                     packs_of(y), n, width / 8);
+  launch(recompute_kernel, static_cast<unsigned>((n + kRecomputeThreads - 1) / kRecomputeThreads),
+         kRecomputeThreads, 0, stream, packs_of(x), rstd, packs_of(weight), packs_of(y), n,
+         width / 8);
   return cudaGetLastError();
 }
 
@@ -302,27 +312,13 @@ cudaError_t rmsnorm_backward(const Bf16* x, const Bf16* weight, const float* rst
       blocks = static_cast<int>(
           std::min<std::int64_t>(kMultiprocessors * (kBackwardThreads / RowGroup<kGroup>::kBlock),
                                  (rows + kRows - 1) / kRows));
+      // Not by `launch`: as many blocks as places have to lie evenly over the processors.
       kernel<<<static_cast<unsigned>(blocks), RowGroup<kGroup>::kBlock, 0, stream>>>(
           packs_of(x), packs_of(weight), rstd, packs_of(d_y), packs_of(d_x), partial, rows,
           width / 8);
     });
-  if (d_weight != nullptr)
-    add_partials(partial, accumulate_weight, d_weight, width, blocks, stream);
-  return cudaGetLastError();
-}
-
-std::size_t bias_partial_floats(std::int64_t columns) {
-  return static_cast<std::size_t>(kBiasRows) * columns;
-}
-
-cudaError_t bias_gradient(const Bf16* d_y, std::int64_t row_stride, bool accumulate, float* d_bias,
-                          float* partial, std::int64_t rows, std::int64_t columns,
-                          cudaStream_t stream) {
-  if (columns == 0) return cudaSuccess;
-  const dim3 grid(static_cast<unsigned>((columns + 127) / 128), kBiasRows);
-  bias_kernel<<<grid, 128, 0, stream>>>(d_y, row_stride, partial, rows, columns);
-  add_partials(partial, accumulate, d_bias, columns, kBiasRows, stream);
-  return cudaGetLastError();
+  if (d_weight == nullptr) return cudaGetLastError();
+  return add_partials(partial, accumulate_weight, d_weight, width, blocks, stream);
 }
 
 }  // namespace ballast::cuda

@@ -1,11 +1,18 @@
 // cuBLASLt matrix products.  Row-major C = op(A) op(B) is column-major C^T = op(B)^T op(A)^T, so A
-// and B swap places.
+// and B swap places.  A shape that comes again gets the fastest of the algorithms that give the
+// bits of the heuristic's first, so that results do not depend on what was measured.
 #include <cublasLt.h>
 
+#include <algorithm>
+#include <array>
+#include <limits>
 #include <map>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "core/base/error.hpp"
+#include "kernels/cuda/runtime/bits.hpp"
 #include "kernels/cuda/runtime/device.hpp"
 
 namespace ballast::cuda {
@@ -19,6 +26,14 @@ void check_lt(cublasStatus_t status, const char* what) {
 constexpr std::size_t kWorkspace = std::size_t{64}
                                    << 20;  // what Hopper's split-K algorithms may want
 
+constexpr int kRivals = 7;  // algorithms beside the first
+// Call of a shape at which they are tried, which takes the time of some 35 products: a few steps of
+// a shape that stays, never for one that passes.
+constexpr int kTrialCall = 128;
+constexpr double kTrialFlops = 1e10;   // of a product for which it may pay
+constexpr std::size_t kTrialPart = 8;  // of the free memory that its result may take once more
+constexpr float kTrialGain = 1.01f;    // less is noise
+
 using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                        std::int64_t, bool, bool, bool, bool, bool>;
 
@@ -26,6 +41,15 @@ struct Plan {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
   cublasLtMatmulAlgo_t algorithm{};
+  std::vector<cublasLtMatmulAlgo_t> rivals;  ///< not tried yet
+  int calls = 0;
+};
+/// The operands of a call, in cuBLASLt's order, and the bytes of its result, which lies at c.
+struct Operands {
+  const void *a, *b;
+  void* c;
+  float alpha, beta;
+  std::size_t bytes;
 };
 
 using Fp8Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, bool, bool, bool>;
@@ -52,7 +76,7 @@ void set(const Plan& plan, cublasLtMatmulDescAttributes_t attribute, const T& va
   check_lt(cublasLtMatmulDescSetAttribute(plan.operation, attribute, &value, sizeof value), what);
 }
 
-/// The algorithm that cuBLASLt's heuristic puts first.
+/// The algorithm that cuBLASLt's heuristic puts first, and those behind it.
 void choose_algorithm(Plan& plan, std::int64_t m, std::int64_t n, std::int64_t k) {
   cublasLtMatmulPreference_t preference;
   check_lt(cublasLtMatmulPreferenceCreate(&preference), "preference");
@@ -60,13 +84,111 @@ void choose_algorithm(Plan& plan, std::int64_t m, std::int64_t n, std::int64_t k
       cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                            &kWorkspace, sizeof kWorkspace),
       "preference");
-  cublasLtMatmulHeuristicResult_t result;
+  std::array<cublasLtMatmulHeuristicResult_t, 1 + kRivals> results;
   int found = 0;
   cublasLtMatmulAlgoGetHeuristic(library().handle, plan.operation, plan.a, plan.b, plan.c, plan.c,
-                                 preference, 1, &result, &found);
+                                 preference, 1 + kRivals, results.data(), &found);
   cublasLtMatmulPreferenceDestroy(preference);
   require(found > 0, "cuBLASLt: no algorithm for a product of {} x {} x {}", m, n, k);
-  plan.algorithm = result.algo;
+  plan.algorithm = results[0].algo;
+  if (2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) < kTrialFlops)
+    return;
+  for (int i = 1; i < found; ++i) plan.rivals.push_back(results[static_cast<std::size_t>(i)].algo);
+}
+
+cublasStatus_t multiply(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Operands& of,
+                        void* result) {
+  Library& lib = library();
+  return cublasLtMatmul(lib.handle, plan.operation, &of.alpha, of.a, plan.a, of.b, plan.b, &of.beta,
+                        of.c, plan.c, result, plan.c, &algorithm, lib.workspace, kWorkspace,
+                        stream());
+}
+
+/// Of one algorithm: a sum over the bits of its result, and its shortest time.
+struct Trial {
+  std::uint64_t bits = 0;
+  float ms = 0;
+};
+constexpr std::size_t kSumBytes = 256;  // ahead of a tried result lies the sum over its bits
+
+std::uint64_t bits_of(std::byte* result, const Operands& of) {
+  auto* sum = reinterpret_cast<unsigned long long*>(result - kSumBytes);
+  check(cudaMemsetAsync(sum, 0, sizeof *sum, stream()), "cudaMemsetAsync");
+  check(sum_of_bits(result, of.bytes, sum, stream()), "sum of bits");
+  std::uint64_t bits = 0;
+  device_of(Space::cuda).copy(&bits, Space::host, sum, Space::cuda, sizeof bits);
+  return bits;
+}
+bool try_algorithm(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Operands& of,
+                   std::byte* result, Trial& trial) {
+  check(cudaMemsetAsync(result, 0, of.bytes, stream()), "cudaMemsetAsync");
+  if (multiply(plan, algorithm, of, result) != CUBLAS_STATUS_SUCCESS) return false;
+  trial.bits = bits_of(result, of);
+  std::array<cudaEvent_t, 4> events;
+  for (cudaEvent_t& event : events) check(cudaEventCreate(&event), "cudaEventCreate");
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    check(cudaEventRecord(events[i], stream()), "cudaEventRecord");
+    if (i + 1 < events.size()) multiply(plan, algorithm, of, result);
+  }
+  wait_for(events.back(), "matrix products");
+  trial.ms = std::numeric_limits<float>::infinity();
+  for (std::size_t i = 1; i < events.size(); ++i) {
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, events[i - 1], events[i]), "cudaEventElapsedTime");
+    trial.ms = std::min(trial.ms, ms);
+  }
+  for (cudaEvent_t event : events) cudaEventDestroy(event);
+  return true;
+}
+
+/// Memory for a result once more, which goes back to the driver when it is given back; null where
+/// there is little left.
+void* trial_memory(std::size_t bytes) {
+  static cudaMemPool_t pool = nullptr;
+  if (pool == nullptr) {
+    cudaMemPoolProps properties{};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location.type = cudaMemLocationTypeDevice;
+    check(cudaGetDevice(&properties.location.id), "cudaGetDevice");
+    check(cudaMemPoolCreate(&pool, &properties), "cudaMemPoolCreate");
+  }
+  std::size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  void* memory = nullptr;
+  if (bytes > free / kTrialPart ||
+      cudaMallocFromPoolAsync(&memory, bytes, pool, stream()) != cudaSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  return memory;
+}
+
+/// Gives the plan the fastest algorithm of the bits that its own makes.  A result of zeros does not
+/// tell algorithms apart: then the plan keeps its own.
+void try_rivals(Plan& plan, const Operands& of) {
+  const auto rivals = std::exchange(plan.rivals, {});
+  auto* memory = static_cast<std::byte*>(trial_memory(kSumBytes + of.bytes));
+  if (memory == nullptr) return;
+  std::byte* result = memory + kSumBytes;
+  check(cudaMemsetAsync(result, 0, of.bytes, stream()), "cudaMemsetAsync");
+  const std::uint64_t zeros = bits_of(result, of);
+  Trial best;
+  require(try_algorithm(plan, plan.algorithm, of, result, best), "cuBLASLt: a product failed");
+  best.ms /= kTrialGain;
+  for (const cublasLtMatmulAlgo_t& rival : rivals) {
+    Trial trial;
+    if (best.bits == zeros || !try_algorithm(plan, rival, of, result, trial) ||
+        trial.bits != best.bits || trial.ms >= best.ms)
+      continue;
+    best = trial;
+    plan.algorithm = rival;
+  }
+  check(cudaFreeAsync(memory, stream()), "cudaFreeAsync");
+}
+
+void multiply(Plan& plan, const Operands& of, const char* what) {
+  if (!plan.rivals.empty() && ++plan.calls == kTrialCall) try_rivals(plan, of);
+  check_lt(multiply(plan, plan.algorithm, of, of.c), what);
 }
 
 Plan make_plan(const Gemm& g) {
@@ -119,6 +241,10 @@ Plan make_plan(const Fp8Gemm& g) {
 }
 #endif
 
+std::size_t result_bytes(std::int64_t rows, std::int64_t stride, bool is_float) {
+  return static_cast<std::size_t>(rows * stride) * (is_float ? 4 : 2);
+}
+
 }  // namespace
 
 bool has_fp8() {
@@ -143,11 +269,8 @@ void gemm([[maybe_unused]] const Fp8Gemm& g) {
   Plan& plan = found->second;
   set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.b_scales, "scales");
   set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.a_scales, "scales");
-  const float alpha = 1;
-  check_lt(
-      cublasLtMatmul(lib.handle, plan.operation, &alpha, g.b, plan.a, g.a, plan.b, &g.beta, g.c,
-                     plan.c, g.c, plan.c, &plan.algorithm, lib.workspace, kWorkspace, stream()),
-      "cublasLtMatmul of FP8");
+  multiply(plan, {g.b, g.a, g.c, 1.0f, g.beta, result_bytes(g.m, g.n, g.c_is_float)},
+           "cublasLtMatmul of FP8");
 #else
   fail("FP8 products need cuBLASLt of CUDA 12.9 or newer");
 #endif
@@ -164,10 +287,8 @@ void gemm(const Gemm& g) {
   if (found == lib.plans.end()) found = lib.plans.emplace(key, make_plan(g)).first;
   Plan& plan = found->second;
   if (g.bias) set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias, "bias pointer");
-  check_lt(
-      cublasLtMatmul(lib.handle, plan.operation, &g.alpha, g.b, plan.a, g.a, plan.b, &g.beta, g.c,
-                     plan.c, g.c, plan.c, &plan.algorithm, lib.workspace, kWorkspace, stream()),
-      "cublasLtMatmul");
+  multiply(plan, {g.b, g.a, g.c, g.alpha, g.beta, result_bytes(g.m, g.ldc, g.c_is_float)},
+           "cublasLtMatmul");
 }
 
 }  // namespace ballast::cuda

@@ -138,6 +138,9 @@ KernelTrace stop_kernel_trace() {
   std::sort(from.busy.begin(), from.busy.end());
   std::uint64_t reached = 0;
   for (const auto& [start, end] : from.busy) {
+    const double idle =
+        reached > 0 && start > reached ? 1e-9 * static_cast<double>(start - reached) : 0;
+    if (idle > kPause) trace.pauses_s += idle;
     if (end > reached) trace.busy_s += 1e-9 * static_cast<double>(end - std::max(start, reached));
     reached = std::max(reached, end);
   }

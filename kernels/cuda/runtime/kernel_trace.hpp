@@ -14,10 +14,14 @@ struct KernelTime {
   double seconds = 0;
 };
 
+/// Longer than a launch that was waiting takes to begin.
+inline constexpr double kPause = 20e-6;
+
 struct KernelTrace {
   std::vector<KernelTime> kernels;  ///< longest first
   double busy_s = 0;                ///< at least one of them was running
   double span_s = 0;                ///< from the first's start to the last's end
+  double pauses_s = 0;              ///< of that, idle for more than kPause at a time
 };
 
 /// Begins to record.  Empty, or why this machine cannot (no libcupti, or a driver that refuses).

@@ -196,33 +196,39 @@ void check_rope(std::int64_t tokens, int q_heads, int kv_heads, int dim) {
             stride = width + 8;
   const auto of = [&](int h) { return static_cast<std::size_t>(tokens) * h * dim; };
   auto x = random_buffer<Bf16>(static_cast<std::size_t>(tokens) * stride);
-  auto y = poisoned<Bf16>(of(heads)),
+  auto bias = random_buffer<Bf16>(width);
+  auto plain = poisoned<Bf16>(x.n),
        d_qkv = poisoned<Bf16>(static_cast<std::size_t>(tokens) * stride);
   auto dq = random_buffer<float>(of(q_heads)), dk = random_buffer<float>(of(kv_heads)),
        dv = random_buffer<float>(of(kv_heads)), cos = random_buffer<float>(tokens * half),
        sin = random_buffer<float>(tokens * half);
   const auto x0 = doubles(x), c0 = doubles(cos), s0 = doubles(sin), dq0 = doubles(dq),
              dk0 = doubles(dk), dv0 = doubles(dv);
-  must(rope_apply(x.data, stride, cos.data, sin.data, y.data, heads * dim, tokens, heads, dim, 0),
+  plain.send(x.read());
+  must(rope_apply(plain.data, stride, nullptr, cos.data, sin.data, tokens, heads + kv_heads, heads,
+                  dim, 0),
        "rope_apply");
-  must(rope_apply(x.data, stride, cos.data, sin.data, x.data, stride, tokens, heads, dim, 0),
-       "rope_apply in place");
+  must(rope_apply(x.data, stride, bias.data, cos.data, sin.data, tokens, heads + kv_heads, heads,
+                  dim, 0),
+       "rope_apply with a bias");
   must(rope_backward(dq.data, dk.data, dv.data, cos.data, sin.data, d_qkv.data, stride, tokens,
                      q_heads, kv_heads, dim, 0),
        "rope_backward");
   must(cudaDeviceSynchronize(), "rope");
-  std::vector<double> y1(of(heads)), d1(static_cast<std::size_t>(tokens) * width), inner, gradient;
-  const auto in_place = doubles(x), written = doubles(d_qkv);
+  std::vector<double> y1 = x0, biased = x0, d1(static_cast<std::size_t>(tokens) * width), gradient;
+  const auto bias0 = doubles(bias), written = doubles(d_qkv);
   for (std::int64_t t = 0; t < tokens; ++t) {
-    inner.insert(inner.end(), &in_place[t * stride], &in_place[t * stride] + heads * dim);
+    for (int c = 0; c < width; ++c)  // rounded before it is turned
+      biased[t * stride + c] =
+          __bfloat162float(__float2bfloat16(static_cast<float>(x0[t * stride + c] + bias0[c])));
     gradient.insert(gradient.end(), &written[t * stride], &written[t * stride] + width);
     for (int h = 0; h < heads + kv_heads; ++h)
       for (int j = 0; j < half; ++j) {
         const double c = c0[t * half + j], s = s0[t * half + j];
-        if (h < heads) {
-          const double a = x0[t * stride + h * dim + j], b = x0[t * stride + h * dim + j + half];
-          y1[(t * heads + h) * dim + j] = a * c - b * s;
-          y1[(t * heads + h) * dim + j + half] = b * c + a * s;
+        for (std::vector<double>* y : {&y1, &biased}) {
+          double &low = (*y)[t * stride + h * dim + j], &high = (&low)[half];
+          const double a = low, b = high;
+          if (h < heads) low = a * c - b * s, high = b * c + a * s;
         }
         const double* d = h < q_heads ? &dq0[(t * q_heads + h) * dim + j]
                           : h < heads ? &dk0[(t * kv_heads + h - q_heads) * dim + j]
@@ -233,14 +239,15 @@ void check_rope(std::int64_t tokens, int q_heads, int kv_heads, int dim) {
   }
   const std::string name = "rope " + std::to_string(tokens) + " x " + std::to_string(q_heads) +
                            "/" + std::to_string(kv_heads) + " x " + std::to_string(dim) + " ";
-  expect((name + "forward").c_str(), doubles(y), y1, 4e-3);
-  expect((name + "in place").c_str(), inner, doubles(y), 0);
+  expect((name + "forward").c_str(), doubles(plain), y1, 4e-3);
+  expect((name + "forward with a bias").c_str(), doubles(x), biased, 4e-3);
   expect((name + "backward").c_str(), gradient, d1, 4e-3);
 }
 
 void check_bias(std::int64_t rows, int width) {
   auto dy = random_buffer<Bf16>(static_cast<std::size_t>(rows) * width);
-  auto db = random_buffer<float>(width), partial = poisoned<float>(bias_partial_floats(width));
+  auto db = random_buffer<float>(width),
+       partial = poisoned<float>(bias_partial_floats(rows, width));
   const auto g0 = doubles(dy);
   auto sum = doubles(db);
   for (int added = 1; added >= 0; --added) {
@@ -257,8 +264,12 @@ void check_all() {
   for (const auto& [rows, width] : std::vector<std::pair<int, int>>{
            {1, 64}, {3, 1168}, {130, 896}, {300, 144}, {513, 4864}, {1024, 256}, {1, 128}}) {
     check_fp8(rows, width);
+    check_fp8_rmsnorm(rows, width);
     if (width % 128 == 0) check_fp8_swiglu(rows, width);
   }
+  check_fp8_rope(1001, 14, 2, 64);
+  check_fp8_rope(130, 3, 1, 128);
+  check_fp8_rope(1, 1, 1, 16);
   for (const auto& [rows, width] : std::vector<std::pair<int, int>>{{1, 8},
                                                                     {3, 64},
                                                                     {517, 896},
@@ -340,7 +351,7 @@ void time_rope(const Shape& s) {
                     kv = static_cast<std::size_t>(s.tokens) * s.kv_heads * s.dim;
   auto dq = random_buffer<float>(kSets * q), dk = random_buffer<float>(kSets * kv),
        dv = random_buffer<float>(kSets * kv), db = random_buffer<float>(width),
-       partial = random_buffer<float>(bias_partial_floats(width));
+       partial = random_buffer<float>(bias_partial_floats(s.tokens, width));
   auto d = random_buffer<Bf16>(kSets * each);
   auto cos = random_buffer<float>(s.tokens * s.dim / 2, 0, 0.5f),
        sin = random_buffer<float>(s.tokens * s.dim / 2, 0, 0.5f);
@@ -348,11 +359,20 @@ void time_rope(const Shape& s) {
        time_ms(2 * kSets,
                [&](int i) {
                  Bf16* at = d.data + i % kSets * each;
-                 must(rope_apply(at, width, cos.data, sin.data, at, width, s.tokens,
+                 must(rope_apply(at, width, nullptr, cos.data, sin.data, s.tokens, heads,
                                  s.q_heads + s.kv_heads, s.dim, 0),
                       "rope");
                }),
        4.0 * s.tokens * (s.q_heads + s.kv_heads) * s.dim);
+  auto bias = random_buffer<Bf16>(width);
+  line("rope in place with the bias of q, k and v",
+       time_ms(2 * kSets,
+               [&](int i) {
+                 must(rope_apply(d.data + i % kSets * each, width, bias.data, cos.data, sin.data,
+                                 s.tokens, heads, s.q_heads + s.kv_heads, s.dim, 0),
+                      "rope");
+               }),
+       4.0 * each);
   line("fp32 dq, dk, dv turned back into bf16",
        time_ms(2 * kSets,
                [&](int i) {
@@ -449,8 +469,8 @@ void time_optimizer(const Shape& s) {
 
 void time_shape(const Shape& s) {
   std::printf("%s, %lld tokens\n", s.name, static_cast<long long>(s.tokens));
-  for (const auto part :
-       {time_norm, time_rope, time_swiglu, time_fp8, time_cross_entropy, time_optimizer})
+  for (const auto part : {time_norm, time_rope, time_swiglu, time_fp8, time_fp8_made,
+                          time_cross_entropy, time_optimizer})
     part(s);
 }
 

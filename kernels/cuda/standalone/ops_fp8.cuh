@@ -44,10 +44,9 @@ bool same_bits(const Buffer<T>& a, const Buffer<T>& b) {
 }
 
 /// A value under the scale of its block, by the rule of kernels/ops/fp8.hpp.
-inline std::uint8_t e4m3(double value, float scale) {
-  const double x = value / scale;
-  if (!(std::fabs(x) <= 448)) return 0x7f;
-  return __nv_cvt_float_to_fp8(static_cast<float>(x), __NV_SATFINITE, __NV_E4M3);
+inline std::uint8_t e4m3(double value, double largest, float scale) {
+  if (!std::isfinite(largest)) return 0x7f;
+  return __nv_cvt_float_to_fp8(static_cast<float>(value / scale), __NV_SATFINITE, __NV_E4M3);
 }
 inline float power_of_two(double largest) {
   if (largest == 0 || !std::isfinite(largest)) return 1;
@@ -79,44 +78,99 @@ inline void check_fp8(std::int64_t rows, std::int64_t width) {
     return most;
   };
   std::size_t wrong = 0;
+  std::vector<double> column_largest(static_cast<std::size_t>(width));
+  double row_largest = 0;
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t c = 0; c < width; ++c) {
-      const std::int64_t r0 = r / 128 * 128, c0 = c / 128 * 128;
-      const float by_row = c == c0 ? power_of_two(largest(r, r + 1, c0, c0 + 128))
-                                   : scales[static_cast<std::size_t>(c / 128 * to.rows_padded + r)],
-                  by_column =
-                      r == r0 ? power_of_two(largest(r0, r0 + 128, c, c + 1))
-                              : transposed_scales[static_cast<std::size_t>(r / 128 * width + c)];
+      double& down = column_largest[static_cast<std::size_t>(c)];
+      if (c % 128 == 0) row_largest = largest(r, r + 1, c, c + 128);
+      if (r % 128 == 0) down = largest(r, r + 128, c, c + 1);
+      const float by_row = power_of_two(row_largest), by_column = power_of_two(down);
       wrong += scales[static_cast<std::size_t>(c / 128 * to.rows_padded + r)] != by_row;
       wrong += transposed_scales[static_cast<std::size_t>(r / 128 * width + c)] != by_column;
-      wrong += bytes[static_cast<std::size_t>(r * width + c)] != e4m3(value(r, c), by_row);
+      wrong +=
+          bytes[static_cast<std::size_t>(r * width + c)] != e4m3(value(r, c), row_largest, by_row);
       wrong += transposed[static_cast<std::size_t>(c * to.columns_padded + r)] !=
-               e4m3(value(r, c), by_column);
+               e4m3(value(r, c), down, by_column);
     }
   expect_same("FP8 rounding", wrong == 0);
+}
+
+inline bool alike(const Rounded& a, const Rounded& b) {
+  return same_bits(a.bytes, b.bytes) && same_bits(a.scales, b.scales) &&
+         same_bits(a.transposed, b.transposed) &&
+         same_bits(a.transposed_scales, b.transposed_scales);
 }
 
 inline void check_fp8_swiglu(std::int64_t rows, std::int64_t width) {
   const auto n = static_cast<std::size_t>(rows * width);
   auto gate_up = random_buffer<Bf16>(2 * n), d_y = random_buffer<Bf16>(n);
-  auto y = poisoned<Bf16>(n), fused_y = poisoned<Bf16>(n), d = poisoned<Bf16>(2 * n);
+  auto y = poisoned<Bf16>(n), d = poisoned<Bf16>(2 * n);
   const Rounded product(rows, width), gradient(rows, 2 * width), fused(rows, width),
       fused_gradient(rows, 2 * width);
   must(swiglu_forward(gate_up.data, y.data, rows, width, 0), "swiglu");
   must(swiglu_backward(gate_up.data, d_y.data, d.data, rows, width, 0), "swiglu backward");
   must(fp8_round(y.data, width, product.target(true, true), 0), "rounding");
   must(fp8_round(d.data, 2 * width, gradient.target(true, true), 0), "rounding");
-  must(fp8_swiglu(gate_up.data, fused_y.data, fused.target(true, false), 0), "fused");
+  must(fp8_swiglu(gate_up.data, fused.target(true, false), 0), "fused");
   must(fp8_swiglu_backward(gate_up.data, d_y.data, fused.target(false, true),
                            fused_gradient.target(true, true), 0),
        "fused backward");
-  const auto alike = [](const Rounded& a, const Rounded& b) {
-    return same_bits(a.bytes, b.bytes) && same_bits(a.scales, b.scales) &&
-           same_bits(a.transposed, b.transposed) &&
-           same_bits(a.transposed_scales, b.transposed_scales);
-  };
-  expect_same("SwiGLU rounded where it is made", same_bits(y, fused_y) && alike(product, fused));
+  expect_same("SwiGLU rounded where it is made", alike(product, fused));
   expect_same("its gradient", alike(gradient, fused_gradient));
+}
+
+inline void check_fp8_rmsnorm(std::int64_t rows, std::int64_t width) {
+  const auto n = static_cast<std::size_t>(rows * width);
+  auto x = random_buffer<Bf16>(n), branch = random_buffer<Bf16>(n),
+       w = random_buffer<Bf16>(width, 1, 0.2f), y = poisoned<Bf16>(n), sum = poisoned<Bf16>(n),
+       fused_sum = poisoned<Bf16>(n);
+  auto rstd = poisoned<float>(rows), fused_rstd = poisoned<float>(rows);
+  for (const bool adds : {true, false}) {
+    const Rounded apart(rows, width), fused(rows, width);
+    const Bf16* residual = adds ? branch.data : nullptr;
+    must(rmsnorm_forward(x.data, residual, w.data, 1e-6, sum.data, y.data, rstd.data, rows,
+                         static_cast<int>(width), 0),
+         "rmsnorm");
+    must(fp8_round(y.data, width, apart.target(true, true), 0), "rounding");
+    must(fp8_rmsnorm(x.data, residual, w.data, 1e-6, fused_sum.data, fused_rstd.data,
+                     fused.target(true, false), 0),
+         "fused");
+    must(fp8_rmsnorm_recompute(adds ? fused_sum.data : x.data, fused_rstd.data, w.data,
+                               fused.target(false, true), 0),
+         "fused again");
+    expect_same(adds ? "RMSNorm of a sum, rounded where it is made" : "RMSNorm rounded",
+                same_bits(sum, fused_sum) && same_bits(rstd, fused_rstd) && alike(apart, fused));
+  }
+}
+
+inline void check_fp8_rope(std::int64_t tokens, int q_heads, int kv_heads, int dim) {
+  const std::int64_t width = std::int64_t{dim} * (q_heads + 2 * kv_heads);
+  const auto of = [&](std::int64_t columns) { return static_cast<std::size_t>(tokens * columns); };
+  auto dq = random_buffer<float>(of(q_heads * dim)), dk = random_buffer<float>(of(kv_heads * dim)),
+       dv = random_buffer<float>(of(kv_heads * dim)), cos = random_buffer<float>(of(dim / 2)),
+       sin = random_buffer<float>(of(dim / 2)), db = random_buffer<float>(width),
+       partial = poisoned<float>(bias_partial_floats(tokens, width));
+  auto d = poisoned<Bf16>(of(width));
+  Buffer<float> fused_db(width);
+  fused_db.send(db.read());
+  const Rounded apart(tokens, width), fused(tokens, width), alone(tokens, width);
+  must(rope_backward(dq.data, dk.data, dv.data, cos.data, sin.data, d.data, width, tokens, q_heads,
+                     kv_heads, dim, 0),
+       "rope");
+  must(fp8_round(d.data, width, apart.target(true, true), 0), "rounding");
+  for (const bool accumulate : {true, false}) {
+    must(bias_gradient(d.data, width, accumulate, db.data, partial.data, tokens, width, 0), "bias");
+    must(fp8_rope_backward(dq.data, dk.data, dv.data, cos.data, sin.data, q_heads, kv_heads, dim,
+                           fused.target(true, true), accumulate, fused_db.data, partial.data, 0),
+         "fused");
+    expect_same("RoPE's gradient rounded where it is made, its bias",
+                alike(apart, fused) && same_bits(db, fused_db));
+  }
+  must(fp8_rope_backward(dq.data, dk.data, dv.data, cos.data, sin.data, q_heads, kv_heads, dim,
+                         alone.target(true, true), false, nullptr, nullptr, 0),
+       "fused");
+  expect_same("the same without a bias", alike(apart, alone));
 }
 
 /// The MLP of a layer whose products are FP8: passes of their own, and SwiGLU rounded where it is
@@ -145,12 +199,11 @@ inline void time_fp8(const Shape& s) {
                       "both");
                }),
        8.0 * each);
-  line("SwiGLU rounded",
-       time_ms(8,
-               [&](int) {
-                 must(fp8_swiglu(gate_up.data, y.data, product.target(true, false), 0), "fused");
-               }),
-       7.0 * each);
+  line(
+      "SwiGLU rounded",
+      time_ms(
+          8, [&](int) { must(fp8_swiglu(gate_up.data, product.target(true, false), 0), "fused"); }),
+      5.0 * each);
   line("SwiGLU's gradient rounded, product too",
        time_ms(8,
                [&](int) {
@@ -159,6 +212,56 @@ inline void time_fp8(const Shape& s) {
                       "fused backward");
                }),
        11.0 * each);
+}
+
+/// Norms and RoPE's gradient rounded where they are made; weights.
+inline void time_fp8_made(const Shape& s) {
+  const int width = (s.q_heads + 2 * s.kv_heads) * s.dim;
+  const std::size_t n = static_cast<std::size_t>(s.tokens) * s.hidden,
+                    q = static_cast<std::size_t>(s.tokens) * s.q_heads * s.dim,
+                    kv = static_cast<std::size_t>(s.tokens) * s.kv_heads * s.dim, all = q + 2 * kv;
+  auto x = random_buffer<Bf16>(kSets * n), branch = random_buffer<Bf16>(kSets * n),
+       w = random_buffer<Bf16>(s.hidden, 1, 0.1f);
+  auto rstd = random_buffer<float>(s.tokens), db = random_buffer<float>(width),
+       partial = random_buffer<float>(bias_partial_floats(s.tokens, width)),
+       cos = random_buffer<float>(s.tokens * s.dim / 2), sin = random_buffer<float>(cos.n),
+       dq = random_buffer<float>(kSets * q), dk = random_buffer<float>(kSets * kv),
+       dv = random_buffer<float>(kSets * kv);
+  const Rounded norm(s.tokens, s.hidden), d_qkv(s.tokens, width);
+  line("RMSNorm with addition, rounded by rows",
+       time_ms(2 * kSets,
+               [&](int i) {
+                 const std::size_t at = i % kSets * n;
+                 must(fp8_rmsnorm(x.data + at, branch.data + at, w.data, 1e-6, x.data + at,
+                                  rstd.data, norm.target(true, false), 0),
+                      "norm");
+               }),
+       7.0 * n);
+  line("RMSNorm again, rounded by columns",
+       time_ms(2 * kSets,
+               [&](int i) {
+                 must(fp8_rmsnorm_recompute(x.data + i % kSets * n, rstd.data, w.data,
+                                            norm.target(false, true), 0),
+                      "norm again");
+               }),
+       3.0 * n);
+  line("FP8 rounding of as much by both",
+       time_ms(2 * kSets,
+               [&](int i) {
+                 must(fp8_round(x.data + i % kSets * n, s.hidden, norm.target(true, true), 0),
+                      "both");
+               }),
+       4.0 * n);
+  line("dq, dk, dv turned back, rounded by both, bias",
+       time_ms(2 * kSets,
+               [&](int i) {
+                 const std::size_t set = i % kSets;
+                 must(fp8_rope_backward(dq.data + set * q, dk.data + set * kv, dv.data + set * kv,
+                                        cos.data, sin.data, s.q_heads, s.kv_heads, s.dim,
+                                        d_qkv.target(true, true), true, db.data, partial.data, 0),
+                      "rope gradient");
+               }),
+       6.0 * all);
 }
 
 }  // namespace ballast::cuda

@@ -93,8 +93,16 @@ TEST(MemoryReplay, ActivationsAreThoseOfTheSpecsAndGoWithTheirLayer) {
   EXPECT_EQ(activations(), 3 * all + others);
   stage.recompute = {Recompute::full, 2};
   EXPECT_EQ(activations(), all + 2 * tokens * 8 * 4 + others);
-  // Two micro-batches at once hold twice as much, one after the other does not.
+  // FP8 makes norms and SwiGLU's product again, but for adapters, which read them.
   stage.recompute = {};
+  stage.fp8 = true;
+  EXPECT_EQ(activations(),
+            3 * kept_bytes(stage.model, tokens, DType::f32, Keep::selective) + others);
+  stage.model.lora.rank = 4;
+  EXPECT_EQ(activations(), 3 * all + others);
+  stage.model.lora.rank = 0;
+  stage.fp8 = false;
+  // Two micro-batches at once hold twice as much, one after the other does not.
   const std::vector<RankMicroBatch> two{part_of(tokens), part_of(tokens)};
   const auto peak = [&](const std::vector<Op>& ops) {
     return replay_memory(stage, ops, two)[MemoryCategory::activations];

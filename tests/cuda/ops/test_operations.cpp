@@ -9,7 +9,7 @@
 #include "kernels/ops/dropout.hpp"
 #include "kernels/ops/elementwise.hpp"
 #include "kernels/ops/embedding.hpp"
-#include "kernels/ops/fp8.hpp"
+#include "kernels/ops/fp8_made.hpp"
 #include "kernels/ops/linear.hpp"
 #include "kernels/ops/muon.hpp"
 #include "kernels/ops/rmsnorm.hpp"
@@ -120,22 +120,62 @@ void expect_same(const Fp8Tokens& a, const Fp8Tokens& b) {
 TEST_F(Operations, Fp8Swiglu) {
   if (!cuda::has_fp8()) GTEST_SKIP() << "this GPU or cuBLASLt has no FP8 products by blocks";
   Workspace joined(*gpu), apart(*gpu);
-  for (const auto& [t, width] : {std::pair{1, 128}, {130, 384}, {515, 1152}}) {
-    ModelShape shape;
-    shape.intermediate = width;
-    ASSERT_TRUE(fp8_rounds_swiglu(shape));
+  for (const auto& [t, width] : {std::pair{1, 128}, {130, 384}, {515, 1152}, {131, 144}}) {
     const Tensor gate_up = to_gpu(random({t, 2 * width}), b16),
                  dy = to_gpu(random({t, width}), b16);
-    Tensor y = unwritten({t, width}, b16), product = unwritten({t, width}, b16),
-           d = unwritten({t, 2 * width}, b16);
+    Tensor product = unwritten({t, width}, b16), d = unwritten({t, 2 * width}, b16);
     swiglu_forward(gate_up, product);
-    expect_same(fp8_swiglu_forward(gate_up, y, "x", joined),
+    expect_same(fp8_swiglu_forward(gate_up, joined),
                 fp8_round(product, Fp8Sides::rows, "x", apart));
-    expect_same_bytes(y, product);
     swiglu_backward(gate_up, dy, d);
-    const Fp8SwigluGradient made = fp8_swiglu_backward(gate_up, product, dy, shape, joined);
+    const Fp8SwigluGradient made = fp8_swiglu_backward(gate_up, dy, joined);
     expect_same(made.product, fp8_round(product, Fp8Sides::columns, "product", apart));
     expect_same(made.gate_up, fp8_round(d, Fp8Sides::both, "gradient", apart));
+  }
+}
+
+TEST_F(Operations, Fp8RmsNorm) {
+  if (!cuda::has_fp8()) GTEST_SKIP() << "this GPU or cuBLASLt has no FP8 products by blocks";
+  Workspace joined(*gpu), apart(*gpu);
+  for (const auto& [t, width] : {std::pair{1, 64}, {130, 896}, {515, 2048}, {7, 1168}}) {
+    const Tensor x = to_gpu(random({t, width}), b16), branch = to_gpu(random({t, width}), b16),
+                 w = to_gpu(random({width}), b16);
+    Tensor sum = unwritten({t, width}, b16), y = unwritten({t, width}, b16),
+           rstd = unwritten({t}, f32), sum2 = unwritten({t, width}, b16),
+           rstd2 = unwritten({t}, f32);
+    add_rmsnorm_forward(x, branch, w, 1e-6, sum, y, rstd);
+    expect_same(fp8_rmsnorm_forward(x, branch, w, 1e-6, sum2, rstd2, joined),
+                fp8_round(y, Fp8Sides::rows, "y", apart));
+    expect_same_bytes(sum, sum2);
+    expect_same_bytes(rstd, rstd2);
+    expect_same(fp8_rmsnorm_recompute(sum, rstd, w, joined),
+                fp8_round(y, Fp8Sides::columns, "y", apart));
+    rmsnorm_forward(x, w, 1e-6, y, rstd);
+    Tensor same = x;
+    expect_same(fp8_rmsnorm_forward(x, {}, w, 1e-6, same, rstd2, joined),
+                fp8_round(y, Fp8Sides::rows, "y", apart));
+    expect_same_bytes(rstd, rstd2);
+  }
+}
+
+/// Head dim 96 has heads that lie over two blocks: passes of their own.
+TEST_F(Operations, Fp8Rope) {
+  if (!cuda::has_fp8()) GTEST_SKIP() << "this GPU or cuBLASLt has no FP8 products by blocks";
+  Workspace joined(*gpu), apart(*gpu);
+  for (const auto& [t, heads, kv, dim] :
+       {std::tuple{1, 1, 1, 16}, {300, 14, 2, 64}, {130, 3, 1, 128}, {77, 4, 2, 96}}) {
+    const Tensor dq = to_gpu(random({t, heads, dim}), f32), dk = to_gpu(random({t, kv, dim}), f32),
+                 dv = to_gpu(random({t, kv, dim}), f32), cos = to_gpu(random({t, dim / 2}), f32),
+                 sin = to_gpu(random({t, dim / 2}), f32);
+    const std::int64_t width = (heads + 2 * kv) * dim;
+    Tensor d = unwritten({t, width}, b16), bias = to_gpu(random({width}), f32);
+    Tensor same_bias = bias.clone();
+    rope_backward(dq, dk, dv, cos, sin, d);
+    linear_bias_gradient(d, bias);
+    const Fp8Tokens wanted = fp8_round(d, Fp8Sides::both, "d", apart);
+    expect_same(fp8_rope_backward(dq, dk, dv, cos, sin, same_bias, joined), wanted);
+    expect_same_bytes(bias, same_bias);
+    expect_same(fp8_rope_backward(dq, dk, dv, cos, sin, Tensor(), joined), wanted);
   }
 }
 
@@ -224,16 +264,24 @@ TEST_F(Operations, Rope) {
   EXPECT_CLOSE(sin_gpu, sin, kFp32);
   const Tensor x = random({t, heads, d}), x_gpu = to_gpu(x, b16);
   Tensor y = Tensor::empty({t, heads, d}, f64), y_gpu = unwritten({t, heads, d}, b16);
-  rope_apply(x, cos, sin, y);
-  rope_apply(x_gpu, cos_gpu, sin_gpu, y_gpu);
+  y.copy_from(x);
+  copy_rows(x_gpu, y_gpu);
+  rope_apply(y, heads, {}, cos, sin);
+  rope_apply(y_gpu, heads, {}, cos_gpu, sin_gpu);
   EXPECT_CLOSE(y_gpu, y, kBf16);
-  // In place, on heads inside a wider tensor.
+  // On heads inside a wider tensor.
   Tensor wide = to_gpu(random({t, heads + 2, d}), b16), inner = wide.narrow(1, 1, 1 + heads);
   copy_rows(x_gpu, inner);
-  rope_apply(inner, cos_gpu, sin_gpu, inner);
+  rope_apply(inner, heads, {}, cos_gpu, sin_gpu);
   Tensor dense = unwritten({t, heads, d}, b16);
   copy_rows(inner, dense);
   EXPECT_EQ(error(dense, to_host(y_gpu)), 0);
+  // With a bias, which heads get that are not turned.
+  const Tensor bias = random({heads * d});
+  Tensor sum = x.clone(), sum_gpu = to_gpu(x, b16);
+  rope_apply(sum, heads - 2, bias, cos, sin);
+  rope_apply(sum_gpu, heads - 2, to_gpu(bias, b16), cos_gpu, sin_gpu);
+  EXPECT_CLOSE(sum_gpu, sum, 2 * kBf16);
 
   for (const std::int64_t kv : {1, 2, 7}) {
     const Tensor dq = random({t, heads, d}), dk = random({t, kv, d}), dv = random({t, kv, d});

@@ -19,7 +19,10 @@ TEST(OperationErrors, ShapesThatDoNotFitAreRefused) {
   EXPECT_THROW(linear_forward(make({4, 6}), make({5, 6}), make({4}), y), Error);
   EXPECT_THROW(rmsnorm_forward(make({4, 6}), make({6}), 1e-6, y, v), Error);
   EXPECT_THROW(swiglu_forward(make({4, 9}), y), Error);
-  EXPECT_THROW(rope_apply(make({4, 1, 5}), make({4, 2}), make({4, 2}), y), Error);
+  Tensor heads = make({4, 2, 4});
+  EXPECT_THROW(rope_apply(heads, 2, {}, make({4, 3}), make({4, 3})), Error);
+  EXPECT_THROW(rope_apply(heads, 3, {}, make({4, 2}), make({4, 2})), Error);
+  EXPECT_THROW(rope_apply(heads, 2, make({4}), make({4, 2}), make({4, 2})), Error);
   EXPECT_THROW(rope_backward(make({4, 1, 4}), make({4, 2, 4}), make({4, 1, 4}), make({4, 2}),
                              make({4, 2}), y),
                Error);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "core/model/presets.hpp"
+#include "kernels/ops/elementwise.hpp"
 #include "kernels/ops/rope.hpp"
 #include "tests/kernels/model/reference_model.hpp"
 #include "tests/kernels/ops/operation_test.hpp"
@@ -50,7 +51,8 @@ TEST_P(RopeOperation, RopeTurnsPairsAndItsTransposeTurnsBack) {
     const Tensor wide = draw.tensor({t, heads + 2, d}, type), x = wide.narrow(1, 1, 1 + heads);
     Tensor y = Tensor::empty({t, heads, d}, type),
            d_qkv = Tensor::empty({t, (heads + 2) * d}, type);
-    rope_apply(x, cos, sin, y);
+    copy_rows(x, y);
+    rope_apply(y, heads, {}, cos, sin);
     std::vector<double> expected(static_cast<std::size_t>(t * heads * d)), scaled = elements(x);
     for (std::int64_t i = 0; i < t; ++i)
       for (std::int64_t h = 0; h < heads; ++h)
@@ -71,12 +73,26 @@ TEST_P(RopeOperation, RopeTurnsPairsAndItsTransposeTurnsBack) {
     EXPECT_LT(relative_error(back.narrow(1, 0, heads), scaled), tight);
     EXPECT_EQ(relative_error(back.narrow(1, heads, heads + 1), back.narrow(1, 0, 1)), 0.0);
     EXPECT_EQ(relative_error(back.narrow(1, heads + 1, heads + 2), x.narrow(1, 2, 3)), 0.0);
-    // In place on a slice gives the same and leaves the neighbours alone.
+    // On a slice it gives the same and leaves the neighbours alone.
     Tensor slice = wide.clone();
     Tensor inner = slice.narrow(1, 1, 1 + heads);
-    rope_apply(inner, cos, sin, inner);
+    rope_apply(inner, heads, {}, cos, sin);
     EXPECT_EQ(relative_error(inner, y), 0.0);
     EXPECT_EQ(relative_error(slice.narrow(1, 0, 1), wide.narrow(1, 0, 1)), 0.0);
+    // A bias comes first, also to heads that are not turned.
+    const Tensor bias = draw.tensor({heads * d}, type);
+    Tensor before = Tensor::empty({t, heads, d}, type);
+    copy_rows(x, before);
+    for (std::int64_t i = 0; i < t; ++i) {
+      Tensor row = before.rows(i, i + 1).reshape({heads * d});
+      add(row, bias, row);
+    }
+    Tensor with_bias = Tensor::empty({t, heads, d}, type);
+    copy_rows(x, with_bias);
+    rope_apply(with_bias, 2, bias, cos, sin);
+    EXPECT_EQ(relative_error(with_bias.narrow(1, 2, heads), before.narrow(1, 2, heads)), 0.0);
+    rope_apply(before, heads, {}, cos, sin);
+    EXPECT_EQ(relative_error(with_bias.narrow(1, 0, 2), before.narrow(1, 0, 2)), 0.0);
   }
 }
 
@@ -90,7 +106,11 @@ TEST(Gradients, Rope) {
   rope_table(draw.integers({3}, 0, 1000), rope, cos, sin);
   const Tensor first = c.narrow(1, 0, 1);
   rope_backward(c, first, first, cos, sin, d);
-  const auto dx = central_differences(x, [&] { return rope_apply(x, cos, sin, y), dot(y, c); });
+  const auto dx = central_differences(x, [&] {
+    copy_rows(x, y);
+    rope_apply(y, 2, {}, cos, sin);
+    return dot(y, c);
+  });
   EXPECT_LT(relative_error(d.reshape({3, 4, 64}).narrow(1, 0, 2), dx), kGradientTolerance);
 }
 

@@ -1,0 +1,57 @@
+// Matrix products of a shape that comes often: whichever algorithm is chosen, bits stay.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "tests/cuda/support.hpp"
+
+namespace ballast::test {
+namespace {
+
+using Products = CudaTest;
+
+TEST_F(Products, BitsStayWhenAShapeComesOften) {
+  constexpr std::int64_t m = 4096, n = 896, k = 1664;  // enough work for other algorithms
+  const Tensor a = to_gpu(random({m, k}), DType::bf16), b = to_gpu(random({n, k}), DType::bf16);
+  for (const bool is_float : {false, true}) {
+    const DType type = is_float ? DType::f32 : DType::bf16;
+    Tensor first = unwritten({m, n}, type), c = unwritten({m, n}, type);
+    const auto multiply = [&](Tensor& to, float beta) {
+      cuda::gemm({.m = m,
+                  .n = n,
+                  .k = k,
+                  .a = a.raw(),
+                  .lda = k,
+                  .b = b.raw(),
+                  .ldb = k,
+                  .transpose_b = true,
+                  .c = to.raw(),
+                  .ldc = n,
+                  .c_is_float = is_float,
+                  .beta = beta});
+    };
+    multiply(first, 0);
+    const Tensor wanted = first.to(host_device());
+    for (int call = 0; call < 300; ++call) {
+      multiply(c, 0);
+      if (call < 100 && call % 20 != 0) continue;
+      const Tensor got = c.to(host_device());
+      ASSERT_EQ(std::memcmp(got.raw(), wanted.raw(), wanted.bytes()), 0) << call;
+    }
+    // What is added to is read before it is overwritten, also where algorithms are tried.
+    Tensor sum = Tensor::zeros({m, n}, type, *gpu);
+    for (int call = 0; call < 200; ++call) {
+      sum.zero();
+      multiply(sum, 1);
+      multiply(sum, 1);
+    }
+    Tensor once = Tensor::zeros({m, n}, type, *gpu);
+    multiply(once, 1);
+    multiply(once, 1);
+    const Tensor x = sum.to(host_device()), y = once.to(host_device());
+    EXPECT_EQ(std::memcmp(x.raw(), y.raw(), x.bytes()), 0);
+  }
+}
+
+}  // namespace
+}  // namespace ballast::test
