@@ -85,6 +85,8 @@ struct ProfileTable {
 ///     (of the same length and prefix) or lengths is left to interpolation.  A length whose
 ///     smallest or largest needed budget is missing, a series without its other pass, and two rows
 ///     for one point are refused; budgets that cover all keys count as one.
+///   * A budget that takes longer than all keys of its length and prefix by more than `limit` gets
+///   their time: over few keys choosing costs more than it saves.
 ///   * Times that fall where tokens, prefix or budget grow are replaced by the geometric mean of
 ///   the two monotone envelopes; where that
 ///     moves a time by more than `limit` (relative), the table is refused.

@@ -60,7 +60,7 @@ int launched_rank() {
 void start_mpi(int* argc, char*** argv, double limit_s) {
   const int rank = launched_rank();
   // The first to lose patience ends the others, so that one message is printed.
-  const double own_s = limit_s + std::min(3.0, 0.25 * rank);
+  const double own_s = limit_s + std::min(4.0, 1.0 * rank);
   {
     const LibraryWatch watch(
         own_s,

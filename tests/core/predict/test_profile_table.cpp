@@ -284,3 +284,29 @@ TEST(ProfileTable, TimesThatFallAreRepairedWithinTheLimit) {
     }
   EXPECT_NE(refusal(t, 0.02).find("profile.repair_limit"), std::string::npos);
 }
+
+TEST(ProfileTable, BudgetsThatTakeLongerThanEverythingGetItsTime) {
+  const auto whole = [](std::int64_t n) { return 2e-5 + 1e-10 * slow_pairs(n, 0, 0, 256); };
+  // Choosing costs as much as attention to 16,384 keys.
+  const Seconds seconds = [&](std::int64_t n, std::int64_t p, std::int64_t k) {
+    const double chosen = 2e-5 + 1e-10 * slow_pairs(n, p, k, 256);
+    return k * 256 < n + p ? chosen + whole(16384) : chosen;
+  };
+  std::vector<std::string> notes;
+  const ProfileTable found = checked(table_of(seconds), 0.25, notes);
+  EXPECT_EQ(notes.front().find("attention moba"), 0u);
+  EXPECT_NE(notes.front().find("longer than attention to everything"), std::string::npos);
+  std::size_t seen = 0;
+  for (const ProfileRow& r : found.rows)
+    if (r.part == ProfilePart::attention && r.pass == ProfilePass::forward &&
+        r.query_tokens <= 8192) {
+      EXPECT_DOUBLE_EQ(r.median_s, whole(r.query_tokens)) << r.query_tokens << " " << r.budget;
+      seen += r.budget * 256 < r.query_tokens;
+    }
+  EXPECT_GE(seen, 6u);
+  // Long ones keep what they save.
+  for (const ProfileRow& r : found.rows)
+    if (r.part == ProfilePart::attention && r.query_tokens == 65536 && r.budget == 4) {
+      EXPECT_LT(r.median_s, 2.5 * 0.25 * whole(65536));
+    }
+}
