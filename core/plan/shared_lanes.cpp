@@ -62,6 +62,7 @@ class SharedScheduler {
 
   /// Seconds of the whole.
   double run() {
+    queued_.assign((std::max(ops_.size(), static_cast<std::size_t>(rounds_ * stages_))) * kWays, 0);
     for (int l = 0; l < static_cast<int>(lanes_.size()); ++l)
       for (int s = 0; s < stages_; ++s) offer(l, s);
     double end = 0;
@@ -69,13 +70,13 @@ class SharedScheduler {
       Candidate c = queue_.top();
       queue_.pop();
       const double begin = begin_of(c);
-      if (begin == kNever) continue;
-      if (begin > c.begin) {
+      if (begin > c.begin && begin != kNever) {
         c.begin = begin;
         queue_.push(c);
         continue;
       }
-      end = std::max(end, take(c));
+      queued(c) = 0;
+      if (begin != kNever) end = std::max(end, take(c));
     }
     for (int l = 0; l < static_cast<int>(lanes_.size()); ++l)
       for (int s = 0; s < stages_; ++s) {
@@ -230,12 +231,22 @@ class SharedScheduler {
     return all_;
   }
 
+  /// Whether a candidate is in the queue.  One that is there already would only be put off: an op
+  /// never begins earlier than it could before.
+  char& queued(const Candidate& c) {
+    return queued_[static_cast<std::size_t>((c.micro_batch * stages_ + c.stage) * kWays +
+                                            c.preference)];
+  }
+
   void offer(int l, int s) {
     offers(l, s, [&](OpKind kind, const ScheduleItem& item, double ready, int preference) {
       if (ready == kNever) return;
       Candidate c{0, preference, item.micro_batch, s, kind, item};
+      if (queued(c) != 0) return;
       c.begin = begin_of(c);
-      if (c.begin != kNever) queue_.push(c);
+      if (c.begin == kNever) return;
+      queued(c) = 1;
+      queue_.push(c);
     });
   }
 
@@ -374,6 +385,8 @@ class SharedScheduler {
   std::vector<int> all_;                   ///< lanes
   std::vector<State> at_;                  ///< [lane][stage]
   std::vector<Progress> ops_;              ///< [id][stage]
+  static constexpr int kWays = 6;          ///< preferences
+  std::vector<char> queued_;               ///< [micro-batch or round][stage][preference]
   std::priority_queue<Candidate> queue_;
 };
 

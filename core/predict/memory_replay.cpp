@@ -199,23 +199,14 @@ class Replay {
     if (stage_.first && !kept) scratch_.take("embedded", hidden_bytes(m));
     for (std::int64_t layer = 0; layer < stage_.layers; ++layer) {
       const Keep level = kept ? keep(m, layer) : Keep::nothing;
-      std::int64_t bytes = 0;
-      for (const ActivationSpec& spec : activations(m)) {
-        if (makes_again() && spec.kept_from == Keep::all) continue;
-        const bool input = spec.kept_from == Keep::input;
-        // The first layer takes its input as it comes: embedded, or from the stage before.
-        if (input && layer == 0) {
-          if (kept && stage_.first) bytes += spec.bytes(stage_.type);
-        } else if (level >= spec.kept_from) {
-          bytes += spec.bytes(stage_.type);
-        } else {
-          scratch_.take(spec.name, spec.bytes(stage_.type));
-        }
+      const auto [bytes, fresh] = forwards_.try_emplace({m.tokens, level, kept, layer == 0}, 0);
+      if (fresh) bytes->second = kept_bytes(m, level, kept, layer == 0);
+      if (bytes->second > 0) l.layers.push_back(hold(bytes->second));
+      if (fresh) {
+        take(LayerScratch::branch, m);
+        take_rounded(m, false);
+        take_adapters(m);
       }
-      if (bytes > 0) l.layers.push_back(hold(bytes));
-      take(LayerScratch::branch, m);
-      take_rounded(m, false);
-      take_adapters(m);
       attention_forward(m, static_cast<int>(layer));
     }
     if (kept && !stage_.first && !l.layers.empty()) {
@@ -232,6 +223,36 @@ class Replay {
       Held output = hold(hidden_bytes(m), MemoryCategory::workspace);
       if (!again) l.output = std::move(output);
     }
+  }
+
+  /// Bytes that a layer keeps of its activations; the others lie in scratch, which is taken.
+  std::int64_t kept_bytes(const RankMicroBatch& m, Keep level, bool kept, bool first_layer) {
+    std::int64_t bytes = 0;
+    for (const ActivationSpec& spec : activations(m)) {
+      if (makes_again() && spec.kept_from == Keep::all) continue;
+      // The first layer takes its input as it comes: embedded, or from the stage before.
+      if (spec.kept_from == Keep::input && first_layer) {
+        if (kept && stage_.first) bytes += spec.bytes(stage_.type);
+      } else if (level >= spec.kept_from) {
+        bytes += spec.bytes(stage_.type);
+      } else {
+        scratch_.take(spec.name, spec.bytes(stage_.type));
+      }
+    }
+    return bytes;
+  }
+  /// Bytes that a layer's backward makes again for its weight half; the others lie in scratch.
+  std::int64_t restored_bytes(const RankMicroBatch& m, Keep level, bool halves) {
+    std::int64_t bytes = 0;
+    for (const ActivationSpec& spec : activations(m)) {
+      if (level >= spec.kept_from) continue;
+      if (makes_again() && !halves && spec.kept_from == Keep::all) continue;
+      if (halves && spec.weight_input)
+        bytes += spec.bytes(stage_.type);
+      else
+        scratch_.take(spec.name, spec.bytes(stage_.type));
+    }
+    return bytes;
   }
 
   /// Of a layer, made once for each number of tokens.
@@ -272,25 +293,20 @@ class Replay {
     for (std::int64_t layer = stage_.layers - 1; layer >= 0; --layer) {
       const Keep level = keep(m, layer);
       buckets_.add_layer(layer);
-      std::int64_t restored = 0;
-      for (const ActivationSpec& spec : activations(m)) {
-        if (level >= spec.kept_from) continue;
-        if (makes_again() && !halves && spec.kept_from == Keep::all) continue;
-        if (halves && spec.weight_input)
-          restored += spec.bytes(stage_.type);
-        else
-          scratch_.take(spec.name, spec.bytes(stage_.type));
+      const auto [restored, fresh] = backwards_.try_emplace({m.tokens, level, halves}, 0);
+      if (fresh) restored->second = restored_bytes(m, level, halves);
+      Held again = hold(restored->second), gradients;
+      if (fresh) {
+        take_adapters(m);
+        take_rounded(m, true, halves);
       }
-      Held again = hold(restored), gradients;
-      take_adapters(m);
-      take_rounded(m, true, halves);
       if (level == Keep::input) attention_forward(m, static_cast<int>(layer));
-      if (level == Keep::input) take(LayerScratch::branch, m);
+      if (fresh && level == Keep::input) take(LayerScratch::branch, m);
       if (halves)
         gradients = hold(
             m.tokens * element_ *
             (qkv_width(stage_.model) + 2 * stage_.model.hidden + 2 * stage_.model.intermediate));
-      for (int s = 1; s < kLayerScratch; ++s) {
+      for (int s = 1; fresh && s < kLayerScratch; ++s) {
         const auto which = static_cast<LayerScratch>(s);
         if (!(halves || makes_again()) || !layer_scratch(stage_.model, which).kept_between_halves)
           take(which, m);
@@ -505,6 +521,10 @@ class Replay {
   using Shape = std::tuple<std::int64_t, std::int64_t, int, int, int, bool>;
 
   std::map<std::int64_t, std::vector<ActivationSpec>> activations_;
+  /// Bytes of layers by tokens, what is kept and where they stand: layers alike take no more
+  /// scratch than the first of them.
+  std::map<std::tuple<std::int64_t, Keep, bool, bool>, std::int64_t> forwards_;
+  std::map<std::tuple<std::int64_t, Keep, bool>, std::int64_t> backwards_;
   std::map<Shape, std::pair<std::int64_t, MemoryEstimate>> rises_;  ///< with the pool's made()
   const StageMemory& stage_;
   const std::vector<Op>& ops_;

@@ -344,12 +344,14 @@ class Placer {
                 const Moved& moved) const {
     double best = gap * (0.5 - kWorth), seconds = 0;
     std::size_t give = from.size(), take = to.size();
-    for (std::size_t i = 0; i < from.size(); ++i)
-      for (std::size_t j = 0; j <= to.size(); ++j) {
-        const double d = packed_s_[from[i]] - (j < to.size() ? packed_s_[to[j]] : 0);
-        if (const double off = std::abs(d - gap / 2); off < best)
-          best = off, seconds = d, give = i, take = j;
-      }
+    std::vector<Back> backs{{0, to.size()}};
+    for (std::size_t j = 0; j < to.size(); ++j) backs.emplace_back(packed_s_[to[j]], j);
+    std::sort(backs.begin(), backs.end());
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      const auto [off, back] = nearest(backs, packed_s_[from[i]], gap / 2);
+      if (off >= best) continue;
+      best = off, seconds = packed_s_[from[i]] - back.first, give = i, take = back.second;
+    }
     if (give == from.size()) return false;
     if (take < to.size()) {
       std::swap(from[give], to[take]);
@@ -359,6 +361,28 @@ class Placer {
     }
     moved(seconds);
     return true;
+  }
+
+  /// Seconds of a sample that may come back for another one, and its place; 0 where none does.
+  using Back = std::pair<double, std::size_t>;
+  /// Of ascending `backs` the one for which `seconds` less its own are nearest to `wanted`, the
+  /// lowest place of several, and how near.
+  static std::pair<double, Back> nearest(const std::vector<Back>& backs, double seconds,
+                                         double wanted) {
+    std::pair<double, Back> found{kNever, {}};
+    const auto walk = [&](auto at, auto end) {  // away from the nearest it is never nearer again
+      for (double before = kNever; at != end; ++at) {
+        const double off = std::abs(seconds - at->first - wanted);
+        if (off > before) break;
+        before = off;
+        if (off < found.first || (off == found.first && at->second < found.second.second))
+          found = {off, *at};
+      }
+    };
+    const auto middle = std::lower_bound(backs.begin(), backs.end(), Back{seconds - wanted, 0});
+    walk(middle, backs.end());
+    walk(std::make_reverse_iterator(middle), backs.rend());
+    return found;
   }
 
   /// Packs of short samples (longest first) on one rank.

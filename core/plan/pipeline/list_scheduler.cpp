@@ -38,6 +38,15 @@ void put(OpKind kind, const ScheduleItem& item, StageList& list) {
   }
 }
 
+/// Place of the least of eight values, the lowest of several; without branches, which would be coin
+/// tosses.
+std::size_t earliest_of(const double* values) {
+  const auto least = [values](std::size_t a, std::size_t b) {
+    return values[b] < values[a] ? b : a;
+  };
+  return least(least(least(0, 1), least(2, 3)), least(least(4, 5), least(6, 7)));
+}
+
 int micro_batches(const ChunkGroups& groups) {
   int size = 0;
   for (const auto& group : groups)
@@ -73,10 +82,13 @@ ListScheduler::ListScheduler(const ChunkGroups& groups, int stages, int k,
     : groups_(groups),
       stages_(stages),
       k_(k),
+      size_(micro_batches(groups)),
       durations_(groups, stages, costs),
       state_(static_cast<std::size_t>(stages)),
       choices_(static_cast<std::size_t>(stages)) {
-  while (leaves_ < stages) leaves_ *= 2;
+  const int eights = (stages + kEight - 1) / kEight;
+  begins_.assign(static_cast<std::size_t>(eights * kEight), kNever);
+  earliest_.assign(static_cast<std::size_t>((eights + kEight - 1) / kEight * kEight), kNever);
 }
 
 double ListScheduler::end_s(const Order& order, const ListRules& rules, double limit_s) {
@@ -124,16 +136,8 @@ void ListScheduler::reset(const Order& order, const ListRules& rules) {
   for (const std::size_t g : order) ordered.push_back(groups_[g]);
   forward_ = forward_order(ordered);
   backward_ = backward_order(forward_);
-  const auto size = static_cast<std::size_t>(micro_batches(groups_));
-  for (int s = 0; s < stages_; ++s) {
-    State& state = state_[static_cast<std::size_t>(s)];
-    state.free = 0;
-    state.next_forward = state.next_backward = state.next_weight = 0;
-    state.live = 0;
-    state.output_at.assign(size, kNever);
-    state.gradient_at.assign(size, kNever);
-    state.present.assign(size, 0);
-  }
+  state_.assign(static_cast<std::size_t>(stages_), {});
+  progress_.assign(static_cast<std::size_t>(stages_ * size_), {});
   lay_out_work();
 }
 
@@ -159,22 +163,18 @@ void ListScheduler::lay_out_work() {
 
 double ListScheduler::run(double limit_s, std::vector<StageList>* lists) {
   // A stage's choice depends on itself and its neighbours alone.
-  winners_.assign(static_cast<std::size_t>(2 * leaves_), {});
-  for (int s = 0; s < stages_; ++s) {
-    choices_[static_cast<std::size_t>(s)] = choose(s);
-    winners_[static_cast<std::size_t>(leaves_ + s)] = {choices_[static_cast<std::size_t>(s)].begin,
-                                                       s};
-  }
-  for (int n = leaves_ - 1; n >= 1; --n) play(n);
+  for (int s = 0; s < stages_; ++s) choose(s);
+  for (std::size_t e = 0; e * kEight < begins_.size(); ++e)
+    earliest_[e] = begins_[e * kEight + earliest_of(&begins_[e * kEight])];
   double end = 0;
-  while (winners_[1].begin < kNever) {
-    const int at = winners_[1].stage;
+  for (;;) {
+    const int at = first_to_begin();
+    if (begins_[static_cast<std::size_t>(at)] == kNever) break;
     const Choice choice = choices_[static_cast<std::size_t>(at)];
-    if (lists != nullptr) put(choice.kind, choice.item, (*lists)[static_cast<std::size_t>(at)]);
+    if (lists != nullptr) put(choice.kind, *choice.item, (*lists)[static_cast<std::size_t>(at)]);
     end = std::max(end, take(at, choice));
     if (least_end(at, choice.kind) > limit_s) return kNever;
-    choose_again(at);
-    choose_neighbours_again(at, choice.kind);
+    choose_again(at, choice.kind);
   }
   return end;
 }
@@ -188,47 +188,56 @@ double ListScheduler::least_end(int stage, OpKind taken) const {
   return own.free + left;
 }
 
-void ListScheduler::play(int node) {
-  const Winner &left = winners_[static_cast<std::size_t>(2 * node)],
-               &right = winners_[static_cast<std::size_t>(2 * node + 1)];
-  winners_[static_cast<std::size_t>(node)] = right.begin < left.begin ? right : left;
+/// The stage whose choice begins first, the lowest of several.
+int ListScheduler::first_to_begin() const {
+  std::size_t first = earliest_of(earliest_.data());
+  for (std::size_t e = kEight; e < earliest_.size(); e += kEight)
+    if (const std::size_t at = e + earliest_of(&earliest_[e]); earliest_[at] < earliest_[first])
+      first = at;
+  return static_cast<int>(first * kEight + earliest_of(&begins_[first * kEight]));
 }
 
-void ListScheduler::choose_again(int stage) {
-  const Choice& chosen = choices_[static_cast<std::size_t>(stage)] = choose(stage);
-  winners_[static_cast<std::size_t>(leaves_ + stage)] = {chosen.begin, stage};
-  for (int n = (leaves_ + stage) / 2; n >= 1; n /= 2) play(n);
+/// After an op of this stage: the stage itself and those whose choice the op can have changed, the
+/// one that waited for what it made, and the one that could not send before this stage received.
+void ListScheduler::choose_again(int stage, OpKind taken) {
+  int first = stage, last = stage;
+  const auto again = [&](int s) {
+    choose(s);
+    first = std::min(first, s), last = std::max(last, s);
+  };
+  again(stage);
+  if (taken != OpKind::recompute && taken != OpKind::backward_weight) {
+    const bool forward = taken == OpKind::forward;
+    const int waits = forward ? stage + 1 : stage - 1, sends = forward ? stage - 1 : stage + 1;
+    const auto next = [&](int s) {
+      return forward ? state(s).next_forward : state(s).next_backward;
+    };
+    if (waits >= 0 && waits < stages_ && next(waits) + 1 == next(stage)) again(waits);
+    if (sends >= 0 && sends < stages_ && next(sends) + 1 == next(stage) + kTransfersAhead)
+      again(sends);
+  }
+  for (auto e = static_cast<std::size_t>(first / kEight);
+       e <= static_cast<std::size_t>(last / kEight); ++e)
+    earliest_[e] = begins_[e * kEight + earliest_of(&begins_[e * kEight])];
 }
 
-/// Those whose choice the op can have changed: the one that waited for what it made, and the one
-/// that could not send before this stage received.
-void ListScheduler::choose_neighbours_again(int stage, OpKind taken) {
-  if (taken == OpKind::recompute || taken == OpKind::backward_weight) return;
-  const bool forward = taken == OpKind::forward;
-  const int waits = forward ? stage + 1 : stage - 1, sends = forward ? stage - 1 : stage + 1;
-  const auto next = [&](int s) { return forward ? state(s).next_forward : state(s).next_backward; };
-  if (waits >= 0 && waits < stages_ && next(waits) + 1 == next(stage)) choose_again(waits);
-  if (sends >= 0 && sends < stages_ && next(sends) + 1 == next(stage) + kTransfersAhead)
-    choose_again(sends);
-}
-
-ListScheduler::Choice ListScheduler::choose(int s) const {
+void ListScheduler::choose(int s) {
   const State& own = state(s);
-  Choice best;
+  double first = kNever;
+  OpKind chosen = OpKind::forward;
+  const ScheduleItem* of = nullptr;
   const auto offer = [&](OpKind kind, double ready, const ScheduleItem& item) {
     const double begin = std::max(own.free, ready);
-    if (begin < best.begin) best = {kind, begin, item};
+    if (begin < first) first = begin, chosen = kind, of = &item;
   };
   // In order of preference: an offer must begin strictly earlier to displace one before it.
   const ScheduleItem* again = nullptr;
   if (own.next_backward < backward_.size()) {
     const ScheduleItem& next = backward_[own.next_backward];
-    if (own.present[static_cast<std::size_t>(next.micro_batch)] != 0) {
+    if (progress(s, next.micro_batch).present) {
       if (may_send(s, Payload::gradient))
         offer(rules_.split() ? OpKind::backward_input : OpKind::backward,
-              s + 1 < stages_ ? state(s + 1).gradient_at[static_cast<std::size_t>(next.micro_batch)]
-                              : 0.0,
-              next);
+              s + 1 < stages_ ? progress(s + 1, next.micro_batch).gradient_at : 0.0, next);
     } else if (discarded(next) && !next.last()) {
       again = &next;
     }
@@ -243,21 +252,21 @@ ListScheduler::Choice ListScheduler::choose(int s) const {
   if (own.next_forward < forward_.size()) {
     const ScheduleItem& next = forward_[own.next_forward];
     if ((discarded(next) || room) && may_send(s, Payload::activation))
-      offer(OpKind::forward,
-            s > 0 ? state(s - 1).output_at[static_cast<std::size_t>(next.micro_batch)] : 0.0, next);
+      offer(OpKind::forward, s > 0 ? progress(s - 1, next.micro_batch).output_at : 0.0, next);
   }
   if (again != nullptr && !rules_.recompute_first) offer(OpKind::recompute, 0, *again);
   if (again == nullptr && rules_.early_recompute && room) {
-    if (const ScheduleItem* early = early_recompute(own); early != nullptr)
+    if (const ScheduleItem* early = early_recompute(s); early != nullptr)
       offer(OpKind::recompute, 0, *early);
   }
   if (own.halves() > 0) {
     const ScheduleItem& next = backward_[own.next_weight];
     const double end = own.free + durations_.op(s, OpKind::backward_weight, next.micro_batch);
-    if (rules_.weights != WeightHalves::patient || end <= best.begin)
+    if (rules_.weights != WeightHalves::patient || end <= first)
       offer(OpKind::backward_weight, 0, next);
   }
-  return best;
+  begins_[static_cast<std::size_t>(s)] = first;
+  choices_[static_cast<std::size_t>(s)] = {chosen, of};
 }
 
 /// Whether the neighbour has begun to receive enough for one more message: a host that waits to
@@ -277,34 +286,34 @@ bool ListScheduler::fits(int s, int reserved) const {
 
 /// The first chunk not yet recomputed of the group whose backward is next, once the group is
 /// forwarded.
-const ScheduleItem* ListScheduler::early_recompute(const State& state) const {
-  if (state.next_backward >= backward_.size()) return nullptr;
-  std::size_t b = state.next_backward;
+const ScheduleItem* ListScheduler::early_recompute(int s) const {
+  std::size_t b = state(s).next_backward;
+  if (b >= backward_.size()) return nullptr;
   const std::size_t forwarded_end = b + static_cast<std::size_t>(backward_[b].chunk) +
                                     1;  // both orders end a group at the same place
-  if (state.next_forward < forwarded_end) return nullptr;
+  if (state(s).next_forward < forwarded_end) return nullptr;
   for (; b < forwarded_end; ++b)
-    if (state.present[static_cast<std::size_t>(backward_[b].micro_batch)] == 0)
-      return &backward_[b];
+    if (!progress(s, backward_[b].micro_batch).present) return &backward_[b];
   return nullptr;
 }
 
 double ListScheduler::take(int s, const Choice& choice) {
   State& state = state_[static_cast<std::size_t>(s)];
-  const int micro_batch = choice.item.micro_batch;
-  const auto m = static_cast<std::size_t>(micro_batch);
-  const double seconds = durations_.op(s, choice.kind, micro_batch), end = choice.begin + seconds;
+  const int micro_batch = choice.item->micro_batch;
+  Progress& own = progress_[static_cast<std::size_t>(s * size_ + micro_batch)];
+  const double seconds = durations_.op(s, choice.kind, micro_batch),
+               end = begins_[static_cast<std::size_t>(s)] + seconds;
   switch (choice.kind) {
     case OpKind::forward:
       ++state.next_forward;
-      if (!discarded(choice.item)) {
-        state.present[m] = 1;
+      if (!discarded(*choice.item)) {
+        own.present = true;
         ++state.live;
       }
-      state.output_at[m] = end + durations_.output_transfer(s, micro_batch);
+      own.output_at = end + durations_.output_transfer(s, micro_batch);
       break;
     case OpKind::recompute:
-      state.present[m] = 1;
+      own.present = true;
       ++state.live;
       break;
     case OpKind::backward_weight:
@@ -313,9 +322,9 @@ double ListScheduler::take(int s, const Choice& choice) {
       break;
     default:
       ++state.next_backward;
-      state.present[m] = 0;
+      own.present = false;
       if (!rules_.split()) ++state.next_weight, --state.live;
-      state.gradient_at[m] = end + durations_.gradient_transfer(s, micro_batch);
+      own.gradient_at = end + durations_.gradient_transfer(s, micro_batch);
       break;
   }
   state.free = end;

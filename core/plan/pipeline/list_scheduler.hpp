@@ -75,48 +75,49 @@ class ListScheduler {
     /// Places in the orders; weight halves come in the order of their input halves.
     std::size_t next_forward = 0, next_backward = 0, next_weight = 0;
     int live = 0;  ///< micro-batches between forward (or recompute) and the end of their backward
-    std::vector<double> output_at;    ///< [micro-batch] when its output is at the next stage
-    std::vector<double> gradient_at;  ///< [micro-batch] when its gradient is at the stage before
-    std::vector<char> present;        ///< [micro-batch] its activations are here
     std::size_t halves() const { return next_backward - next_weight; }
   };
+  /// Of a micro-batch on a stage.
+  struct Progress {
+    double output_at = kNever;    ///< when its output is at the next stage
+    double gradient_at = kNever;  ///< when its gradient is at the stage before
+    bool present = false;         ///< its activations are here
+  };
+  /// What a stage does next; when, stands in begins_.
   struct Choice {
     OpKind kind = OpKind::forward;
-    double begin = kNever;
-    ScheduleItem item;
+    const ScheduleItem* item = nullptr;  ///< in one of the orders
   };
 
   void reset(const Order& order, const ListRules& rules);
   double run(double limit_s, std::vector<StageList>* lists);
-  Choice choose(int stage) const;
-  void offer_weights(Choice& best, const State& state, int stage) const;
+  void choose(int stage);
   double take(int stage, const Choice& choice);
-  void choose_again(int stage);
-  void choose_neighbours_again(int stage, OpKind taken);
+  void choose_again(int stage, OpKind taken);
   double least_end(int stage, OpKind taken) const;
-  void play(int node);
+  int first_to_begin() const;
   void lay_out_work();
   bool may_send(int stage, Payload payload) const;
   bool fits(int stage, int reserved) const;
-  const ScheduleItem* early_recompute(const State& state) const;
+  const ScheduleItem* early_recompute(int stage) const;
   bool discarded(const ScheduleItem& i) const { return i.chunk < i.chunks - k_; }
   const State& state(int stage) const { return state_[static_cast<std::size_t>(stage)]; }
+  const Progress& progress(int stage, int micro_batch) const {
+    return progress_[static_cast<std::size_t>(stage * size_ + micro_batch)];
+  }
 
   const ChunkGroups& groups_;
-  int stages_, k_;
+  int stages_, k_, size_ = 0;
   OpDurations durations_;
   ListRules rules_;
   std::vector<ScheduleItem> forward_, backward_;
   std::vector<State> state_;
+  std::vector<Progress> progress_;  ///< [stage, micro-batch]
   std::vector<Choice> choices_;
-  /// A tournament over the stages by Choice::begin, the lower stage where they are equal: node n
-  /// has the winner of nodes 2 n and 2 n + 1, stage s is node leaves_ + s.
-  struct Winner {
-    double begin = kNever;
-    int stage = 0;
-  };
-  std::vector<Winner> winners_;
-  int leaves_ = 1;
+  static constexpr int kEight = 8;
+  /// [stage] Choice::begin, and [eight stages] the earliest of them, both filled up to whole
+  /// eights.
+  std::vector<double> begins_, earliest_;
 };
 
 }  // namespace ballast
