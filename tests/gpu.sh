@@ -80,13 +80,13 @@ for suite in $suites; do
 done
 cd "$root/tests/app" || exit 1
 names=$(python3 -c '
-import unittest, test_cuda
-for case in (test_cuda.Cuda, test_cuda.CudaBench):
+import unittest, test_cuda, test_cuda_bench
+for case in (test_cuda.Cuda, test_cuda_bench.CudaBench):
     for name in unittest.TestLoader().getTestCaseNames(case):
-        print(f"{case.__name__}.{name}")')
+        print(f"{case.__module__}.{case.__name__}.{name}")')
 lists test_cuda.py "$names"
 for name in $names; do
-  part "$name" python3 -u -m unittest test_cuda."$name"
+  part "${name#*.}" python3 -u -m unittest "$name"
 done
 if python3 -c 'import torch, transformers, safetensors' 2>/dev/null; then
   part "compare_gpu (Transformers)" \

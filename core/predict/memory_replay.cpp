@@ -589,16 +589,9 @@ std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp) {
 std::string bytes_text(double bytes) {
   static constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   int unit = 0;
-  while (bytes >= 1000 && unit < 6) {
-    bytes /= 1024;
-    ++unit;
-  }
-  return unit == 0 ? fmt::format("{:.0f} B", bytes)
-                   : fmt::format("{:.{}f} {}", bytes,
-                                 bytes < 10    ? 2
-                                 : bytes < 100 ? 1
-                                               : 0,
-                                 units[unit]);
+  for (; bytes >= 1000 && unit < 6; ++unit) bytes /= 1024;
+  const int digits = unit == 0 || bytes >= 100 ? 0 : bytes < 10 ? 2 : 1;
+  return fmt::format("{:.{}f} {}", bytes, digits, units[unit]);
 }
 
 }  // namespace ballast
