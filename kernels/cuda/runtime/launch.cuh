@@ -4,7 +4,6 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include <cstdlib>
 #include <utility>
 
 namespace ballast::cuda {
@@ -20,8 +19,7 @@ __device__ inline void await_earlier_work() {
 inline bool launches_overlap() {
   static const bool overlap = [] {
     int device = 0, major = 0;
-    const char* off = std::getenv("BALLAST_LAUNCHES_APART");
-    return off == nullptr && cudaGetDevice(&device) == cudaSuccess &&
+    return cudaGetDevice(&device) == cudaSuccess &&
            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
                cudaSuccess &&
            major >= 9;
