@@ -127,10 +127,16 @@ LargestMicroBatch largest_micro_batch(const Config& config, CheckFacts& f) {
   const bool packed = f.options.batching.method != Batching::none,
              chunked = f.options.batching.method == Batching::chunkflow ||
                        f.options.batching.method == Batching::balanced;  // more ranks, or chunks
+  // none, sab, lbb: so many samples of any length lie in one.
+  const Batching method = f.options.batching.method;
+  const bool by_samples =
+      method == Batching::none || method == Batching::sab || method == Batching::lbb;
+  const std::int64_t together =
+      by_samples ? std::max(1, f.options.batching.micro_batch_samples) : 1;
   f.micro_batch_tokens = chunked ? f.options.batching.micro_batch_tokens
-                         : packed || longest == 0
+                         : (packed && together == 1) || longest == 0
                              ? std::max(f.options.batching.micro_batch_tokens, longest)
-                             : longest;
+                             : together * longest;
   // A rank's part of a pack is what its group leaves it: the group with the fullest rank is shown.
   PackGroup& shown = largest.group;
   shown = {f.micro_batch_tokens, 1, -1};
@@ -148,7 +154,8 @@ LargestMicroBatch largest_micro_batch(const Config& config, CheckFacts& f) {
     f.notes.push_back(
         "the data was not opened and data.max_tokens = 0: a sample longer than the micro-batch "
         "shown here needs more memory");
-  const std::int64_t samples = config.batching.global_samples, dp = f.options.mesh.dp,
+  const std::int64_t samples = (config.batching.global_samples + together - 1) / together,
+                     dp = f.options.mesh.dp,
                      packs = (config.batching.global_tokens + f.micro_batch_tokens - 1) /
                              f.micro_batch_tokens;
   // A sample longer than a chunk makes several.

@@ -130,6 +130,8 @@ class Memory(RunCase):
             while True:
                 ranks, lengths, keys = draw(source.choice)
                 keys["optimizer.bucket_bytes"] = BUCKETS[n % len(BUCKETS)]
+                if keys["batching.method"] == "none":
+                    keys["batching.micro_batch_samples"] = 1 + n % 2
                 overrides = [f"{k}={v}" for k, v in keys.items()]
                 deck = self.out(f"memory_{n}.toml")
                 with open(deck, "w") as f:
