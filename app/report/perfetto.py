@@ -180,7 +180,10 @@ def hops(run):
         for place, (rank, passes) in members.items():
             for key, mine in passes.items():
                 for i, (direction, attention, waits) in enumerate(mine):
-                    for t, step in enumerate(plans[rank][direction]):
+                    steps = plans[rank][direction]
+                    if not attention.keys() <= {(s["outer"], s["inner"]) for s in steps}:
+                        continue  # round a longer ring, of joined data-parallel ranks
+                    for t, step in enumerate(steps):
                         at = (step["outer"], step["inner"])
                         send = attention.get(at, waits.get(at))
                         for kind in HOPS if send is not None else ():
