@@ -78,6 +78,16 @@ class StepSinks(RunCase):
         for mine, (_, value) in zip(held_out, charts["eval/loss"]):
             self.assertAlmostEqual(mine, value, delta=1e-6 * mine)
 
+    def test_what_no_event_told_is_left_out(self):
+        """Balance and exposed seconds come from events; without them no figure is made up."""
+        derived = {"imbalance", "load_balance", "exposed_reduction_s"}
+        for enabled in ("true", "false"):
+            run = self.out(f"traced-{enabled}")
+            self.run_ballast(2, "train", self.deck(steps=2), "-d", run, f"trace.enabled={enabled}")
+            for row in [*self.steps(run), *self.lines(run)]:
+                if "loss" in row:
+                    self.assertEqual(set(row) & derived, derived if enabled == "true" else set())
+
     def test_tensorboard_reads_the_event_files(self):
         try:
             from tensorboard.backend.event_processing import event_accumulator
