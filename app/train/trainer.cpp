@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <utility>
 
 #include "app/command/eval.hpp"
@@ -428,14 +429,18 @@ RecallSums Trainer::store_recall(const StepPlan& plan) {
 
 void Trainer::stop_at_nonfinite(const StepPlan& plan, const TrainStep::Gradients& found) {
   const MicroBatchLosses& losses = found.losses;
-  // Ranks that share micro-batches find the culprit together, and which share may change from one
-  // to the next: so all look at the same one.
-  std::int64_t first = static_cast<std::int64_t>(losses.size());
-  for (std::size_t m = losses.size(); m-- > 0;)
-    if (!std::isfinite(losses[m])) first = static_cast<std::int64_t>(m);
-  first = session_.mesh.world.all_reduce(first, Reduction::min);
+  // Ranks that share a micro-batch find the culprit together, wherever it stands in their lists: so
+  // those that hold the first one of the plan look at it, and nobody else at any.
+  const std::vector<int>& ids =
+      plan.lanes.at(static_cast<std::size_t>(session_.mesh.at.dp)).micro_batches;
+  std::int64_t id = std::numeric_limits<std::int64_t>::max();
+  for (std::size_t m = 0; m < losses.size(); ++m)
+    if (!std::isfinite(losses[m])) id = std::min<std::int64_t>(id, ids.at(m));
+  id = session_.mesh.world.all_reduce(id, Reduction::min);
+  const auto place = std::find(ids.begin(), ids.end(), id);
   std::string where;
-  if (first < static_cast<std::int64_t>(losses.size())) {
+  if (place != ids.end()) {
+    const int first = static_cast<int>(place - ids.begin());
     const std::vector<MicroBatch> mine = plan.list(session_.mesh.at.dp);
     ChunkStores stores = session_.chunk_stores(plan);
     const auto prepare = [&](int m) { return session_.prepare(plan, m, 0, stores.at(m)); };
@@ -447,9 +452,9 @@ void Trainer::stop_at_nonfinite(const StepPlan& plan, const TrainStep::Gradients
     if (!before.empty())
       run_stage(forward_schedule({before}, session_.links.stages()), static_cast<int>(mine.size()),
                 session_.model, session_.links, {prepare, {}, {}, nullptr}, nullptr);
-    MicroBatchWork work = prepare(static_cast<int>(first));
+    MicroBatchWork work = prepare(first);
     const int layer = first_nonfinite_layer(work, session_.model, session_.links);
-    if (layer >= 0 || !std::isfinite(losses[first]))
+    if (layer >= 0 || !std::isfinite(losses.at(static_cast<std::size_t>(first))))
       where = fmt::format("micro-batch {} of data-parallel rank {}, {}", first, session_.mesh.at.dp,
                           layer < 0 ? std::string("the head (every layer's output is finite)")
                                     : fmt::format("layer {}", layer));

@@ -337,6 +337,28 @@ class Failures(RunCase):
         self.assertIn("step", text)
         self.assertRegex(text, r"micro-batch \d+|arose in backward")
 
+    def test_ranks_that_share_micro_batches_find_a_nonfinite_loss_together(self):
+        """A shared micro-batch stands at other places of their lists: those that hold it look at
+        it, and nobody waits."""
+        done = self.run_ballast(
+            4,
+            "train",
+            self.deck(steps=50, every=0, dp=4),
+            "-d",
+            self.out("shared"),
+            "run.hang_timeout_s=20",
+            "batching.method=balanced",
+            "batching.micro_batch_tokens=120",
+            "optimizer.learning_rate=1e18",
+            "optimizer.clip_norm=0",
+            "optimizer.warmup_steps=0",
+            status=None,
+        )
+        text = done.stdout + done.stderr
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(text, r"first seen in micro-batch \d+ of data-parallel rank \d")
+        self.assertNotIn("hang_timeout_s", text)
+
     def test_no_checkpoint_at_the_end_where_the_deck_says_so(self):
         for name, settings, count in (("without", ["checkpoint.at_end=false"], 0), ("with", [], 1)):
             run = self.out(name)
