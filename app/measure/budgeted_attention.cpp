@@ -11,22 +11,6 @@ namespace {
 /// Choices are kept until a micro-batch's end: a gigabyte each for long segments and large budgets.
 constexpr std::int64_t kMostLayers = 8;
 
-/// Segments one after the other, whose keys are one shard.
-AttentionAxes axes_of(const std::vector<BudgetSegment>& segments) {
-  AttentionAxes axes;
-  axes.align = kBlock;
-  AxisRanges keys;
-  for (std::size_t s = 0; s < segments.size(); ++s) {
-    const auto& [n, prefix] = segments[s];
-    const auto segment = static_cast<std::int32_t>(s);
-    axes.first_query.push_back(prefix);
-    axes.queries.push_back({segment, prefix, n});
-    keys.push_back({segment, 0, prefix + n});
-  }
-  axes.keys = {keys};
-  return axes;
-}
-
 }  // namespace
 
 BudgetedAttention::BudgetedAttention(const std::vector<BudgetSegment>& segments,
@@ -45,7 +29,7 @@ BudgetedAttention::BudgetedAttention(const std::vector<BudgetSegment>& segments,
   options_.moba_block = block_tokens;
   options_.moba_top_k = budget;
   options_.recall_every = options_.indexes_every = 0;
-  axes_ = axes_of(segments);
+  axes_ = budget_axes(segments);
   alone_.plan = plan_ring(0, 1, 1);
   layer_ = layers_;
   next_layer();

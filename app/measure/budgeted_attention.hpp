@@ -1,7 +1,6 @@
 // Attention under a given budget, as `ballast profile` times it.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -19,8 +18,7 @@ namespace ballast {
 /// (budgeted_pattern()), because random operands route every query apart.
 class BudgetedAttention final : public AttentionExecutor {
  public:
-  /// `options`: of the deck; `budget` in pattern blocks of `block_tokens`, 0: dense.  Segments of
-  /// several keys more than queries have a stored prefix.
+  /// `options`: of the deck; `budget` in pattern blocks of `block_tokens`, 0: dense.
   /// `layers`: of a micro-batch on this rank; what is prepared for all of them counts as their
   /// share.
   BudgetedAttention(const std::vector<BudgetSegment>& segments, std::int64_t budget,

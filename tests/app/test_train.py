@@ -319,43 +319,34 @@ class Failures(RunCase):
         self.assertEqual(glob.glob(os.path.join(run, "checkpoints", "step_00000006.h5")), [])
         self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", "run.steps=8")
 
-    def test_nonfinite_loss_stops_and_names_the_place(self):
-        run = self.out("nan")
-        done = self.run_ballast(
-            2,
-            "train",
-            self.deck(steps=50, every=5),
-            "-d",
-            run,
+    def diverged(self, ranks, deck, *overrides):
+        """What a run whose first update ruins its weights says as it ends."""
+        ruin = [
             "optimizer.learning_rate=1e18",
             "optimizer.clip_norm=0",
             "optimizer.warmup_steps=0",
-            status=None,
+        ]
+        done = self.run_ballast(
+            ranks, "train", deck, "-d", self.out("nan"), *ruin, *overrides, status=None
         )
-        text = done.stdout + done.stderr
         self.assertNotEqual(done.returncode, 0)
+        return done.stdout + done.stderr
+
+    def test_nonfinite_loss_stops_and_names_the_place(self):
+        text = self.diverged(2, self.deck(steps=50, every=5))
         self.assertIn("step", text)
         self.assertRegex(text, r"micro-batch \d+|arose in backward")
 
     def test_ranks_that_share_micro_batches_find_a_nonfinite_loss_together(self):
-        """A shared micro-batch stands at other places of their lists: those that hold it look at
-        it, and nobody waits."""
-        done = self.run_ballast(
+        """Lists of ranks that share some micro-batches differ: those that hold the first bad one
+        of the plan name it, and nobody waits for another."""
+        text = self.diverged(
             4,
-            "train",
             self.deck(steps=50, every=0, dp=4),
-            "-d",
-            self.out("shared"),
             "run.hang_timeout_s=20",
             "batching.method=balanced",
             "batching.micro_batch_tokens=120",
-            "optimizer.learning_rate=1e18",
-            "optimizer.clip_norm=0",
-            "optimizer.warmup_steps=0",
-            status=None,
         )
-        text = done.stdout + done.stderr
-        self.assertNotEqual(done.returncode, 0)
         self.assertRegex(text, r"first seen in micro-batch \d+ of data-parallel rank \d")
         self.assertNotIn("hang_timeout_s", text)
 

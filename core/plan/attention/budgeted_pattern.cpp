@@ -11,22 +11,33 @@
 
 namespace ballast {
 
+AttentionAxes budget_axes(const std::vector<BudgetSegment>& segments) {
+  AttentionAxes axes;
+  axes.align = kBlock;
+  AxisRanges keys;
+  for (std::size_t s = 0; s < segments.size(); ++s) {
+    const auto& [n, prefix] = segments[s];
+    require(n > 0 && prefix >= 0, "budget index: {} tokens after {}", n, prefix);
+    const auto segment = static_cast<std::int32_t>(s);
+    axes.first_query.push_back(prefix);
+    axes.queries.push_back({segment, prefix, n});
+    keys.push_back({segment, 0, prefix + n});
+  }
+  axes.keys = {keys};
+  return axes;
+}
+
 AttentionPattern budgeted_pattern(const std::vector<BudgetSegment>& segments, std::int64_t budget,
                                   std::int64_t block_tokens, int heads, std::uint64_t seed) {
   require(block_tokens > 0 && block_tokens % kBlock == 0 && budget >= 0 && heads >= 1,
           "budget index: blocks of {} tokens must be multiples of {}, budget {} and heads {} not "
           "negative",
           block_tokens, kBlock, budget, heads);
-  AxisRanges queries, keys;
-  for (std::size_t s = 0; s < segments.size(); ++s) {
-    const auto& [n, prefix] = segments[s];
-    require(n > 0 && prefix >= 0, "budget index: {} tokens after {}", n, prefix);
+  const AttentionAxes axes = budget_axes(segments);
+  for (const auto& [n, prefix] : segments)
     require(budget == 0 || (n % kBlock == 0 && prefix % kBlock == 0),
             "budget index: {} tokens after {} are no multiples of {}", n, prefix, kBlock);
-    keys.push_back({static_cast<std::int32_t>(s), 0, prefix + n});
-    queries.push_back({static_cast<std::int32_t>(s), prefix, n});
-  }
-  const AttentionPattern dense = dense_pattern(queries, keys);
+  const AttentionPattern dense = dense_pattern(axes.queries, axes.keys[0]);
   if (budget == 0) return dense;
   PatternArrays x;
   x.visible = dense.arrays().visible;

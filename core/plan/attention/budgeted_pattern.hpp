@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/attention/key_axis.hpp"
 
 namespace ballast {
 
@@ -14,7 +15,11 @@ struct BudgetSegment {
   std::int64_t query_tokens = 0, prefix_tokens = 0;
 };
 
-/// Segments one after the other on both axes.  Every 64 queries of a head compute the pattern block
+/// Segments one after the other on both axes, whose keys are one shard.  Errors: a segment without
+/// tokens.
+AttentionAxes budget_axes(const std::vector<BudgetSegment>& segments);
+
+/// A pattern over these axes.  Every 64 queries of a head compute the pattern block
 /// of `block_tokens` keys (a multiple of 64, counted from the segment's start) that they lie in,
 /// and `budget` - 1 earlier ones drawn from (seed, head, query block); all of them where there are
 /// no more.  budget 0: every visible key, one index head.  Errors: blocks, or lengths under a

@@ -16,10 +16,18 @@ __device__ inline void await_earlier_work() {
 #endif
 }
 
+/// Whether code that awaits is there: a newer GPU may run kernels that were built for an older one
+/// alone (BALLAST_CUDA_ARCHITECTURES), which do not.
+constexpr bool built_to_overlap() {
+  for (const int architecture : {__CUDA_ARCH_LIST__})
+    if (architecture >= 900) return true;
+  return false;
+}
+
 inline bool launches_overlap() {
   static const bool overlap = [] {
     int device = 0, major = 0;
-    return cudaGetDevice(&device) == cudaSuccess &&
+    return built_to_overlap() && cudaGetDevice(&device) == cudaSuccess &&
            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
                cudaSuccess &&
            major >= 9;
