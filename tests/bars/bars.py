@@ -7,6 +7,7 @@ On the host (`--host`) the same commands run at laptop size, to see that everyth
 figures mean nothing."""
 
 from balance import balance_commands, balance_figures, hbp_commands, hbp_figures
+from balanced import balanced_commands, balanced_figures
 from checkpoint import checkpoint_commands, checkpoint_figures
 from chunks import (
     figure8_commands,
@@ -144,6 +145,15 @@ BARS = [
         180,
         hbp_commands,
         hbp_figures,
+        host=True,
+    ),
+    Bar(
+        "balanced",
+        "placement by time against fixed splits of the same samples, and its bound",
+        [2, 4],
+        650,
+        balanced_commands,
+        balanced_figures,
         host=True,
     ),
     Bar(

@@ -72,7 +72,7 @@ def shape(s):
         "model.layers=12",
         "data.max_tokens=65536",
         "recompute.layers=-1",
-        "batching.global_tokens=393216",
+        f"batching.global_tokens={98304 * s.gpus}",
     ]
 
 

@@ -1,13 +1,15 @@
 /* Fails I/O calls of the program that it is loaded into (LD_PRELOAD), to see what the program does
  * then.
  *
- * BALLAST_FAULT="RANK CALL PATH NTH KIND ERRNO": on the rank (PMI_RANK) RANK, the NTH call (from 1)
- * of CALL (open, pread, pwrite, fsync, ftruncate, fallocate, rename) on a file whose path contains
- * PATH.  KIND: fail (once, with ERRNO), broken (that call and all later ones), short (half of the
- * bytes), lost (success is reported, nothing is written), flip (one bit is altered on its way). NTH
- * 0 only counts.  CALL MPI_Init: the rank stops itself (SIGSTOP) before that call; MPI_Finalize: it
- * never returns; PATH, NTH, KIND and ERRNO are then any. BALLAST_FAULT_LOG: a file to which a line is added when the fault strikes, and at
- * exit the number of calls seen. */
+ * BALLAST_FAULT="RANK CALL PATH NTH KIND ERRNO", several separated by ";": on the rank (PMI_RANK)
+ * RANK, the NTH call (from 1) of CALL (open, pread, pwrite, fsync, ftruncate, fallocate, rename) on
+ * a file whose path contains PATH.  PATH may end in @STEP: then only calls made since the path of a
+ * checkpoint of that step (step_STEP) was last seen count, until another step's is.  KIND: fail
+ * (once, with ERRNO), broken (that call and all later ones), short (half of the bytes), lost
+ * (success is reported, nothing is written), flip (one bit is altered on its way).  NTH 0 only
+ * counts.  CALL MPI_Init: the rank stops itself (SIGSTOP) before that call; MPI_Finalize: it never
+ * returns; PATH, NTH, KIND and ERRNO are then any.  BALLAST_FAULT_LOG: a file to which a line is
+ * added when a fault strikes, and at exit the number of calls seen by each. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -21,69 +23,101 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static struct {
-  int active, rank, nth, error, seen;
-  char call[16], path[256], kind[16];
-} plan;
+enum { MOST_FAULTS = 64, NAME = 16, PATH = 256 };
+struct fault {
+  int rank, nth, error, seen, step; /* step: 0 where any counts */
+  char call[NAME], path[PATH], kind[NAME];
+};
+static struct fault faults[MOST_FAULTS]; /* of this rank */
+static int fault_count, step_at;         /* step_at: of the checkpoint whose path was seen last */
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 
-static void note(const char* what) {
+static void note(const char* what, const struct fault* fault) {
   const char* log = getenv("BALLAST_FAULT_LOG");
   char line[600];
-  int fd, size = snprintf(line, sizeof line, "%s %s %s seen=%d\n", what, plan.call, plan.path,
-                          plan.seen);
+  int fd, size = snprintf(line, sizeof line, "%s %s %s@%d seen=%d\n", what, fault->call,
+                          fault->path, fault->step, fault->seen);
   if (!log) return;
   fd = (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND, 0644);
   if (fd < 0) return;
-  if (write(fd, line, (size_t)size) < 0) plan.seen += 0; /* nobody to tell */
+  if (write(fd, line, (size_t)size) < 0) fault_count += 0; /* nobody to tell */
   close(fd);
 }
 
 __attribute__((constructor)) static void begin(void) {
   const char *text = getenv("BALLAST_FAULT"), *rank = getenv("PMI_RANK");
-  if (!text || sscanf(text, "%d %15s %255s %d %15s %d", &plan.rank, plan.call, plan.path, &plan.nth,
-                      plan.kind, &plan.error) != 6)
-    return;
-  plan.active = rank && atoi(rank) == plan.rank;
+  for (; text && rank && fault_count < MOST_FAULTS; text = strchr(text, ';')) {
+    struct fault fault = {0};
+    char* step;
+    if (*text == ';') ++text;
+    if (sscanf(text, "%d %15s %255s %d %15s %d", &fault.rank, fault.call, fault.path, &fault.nth,
+               fault.kind, &fault.error) != 6)
+      return;
+    step = strchr(fault.path, '@');
+    if (step) {
+      fault.step = atoi(step + 1);
+      *step = 0;
+    }
+    if (fault.rank == atoi(rank)) faults[fault_count++] = fault;
+  }
 }
 
 __attribute__((destructor)) static void end(void) {
-  if (plan.active) note("end");
+  for (int i = 0; i < fault_count; ++i) note("end", &faults[i]);
 }
 
-static int strikes(const char* call, const char* path) {
-  int strike = 0;
-  if (!plan.active || strcmp(call, plan.call) || !strstr(path, plan.path)) return 0;
+/* The fault that strikes a call on a path, or none. */
+static const struct fault* struck(const char* call, const char* path) {
+  const char* step = strstr(path, "step_");
+  const struct fault* found = NULL;
   pthread_mutex_lock(&guard);
-  ++plan.seen;
-  if (plan.nth > 0)
-    strike = plan.seen == plan.nth || (plan.seen > plan.nth && !strcmp(plan.kind, "broken"));
+  if (step) step_at = atoi(step + strlen("step_"));
+  for (int i = 0; i < fault_count; ++i) {
+    struct fault* fault = &faults[i];
+    if (strcmp(call, fault->call) || !strstr(path, fault->path)) continue;
+    if (fault->step && fault->step != step_at) continue;
+    ++fault->seen;
+    if (fault->nth == 0 || fault->seen < fault->nth) continue;
+    if (fault->seen == fault->nth || !strcmp(fault->kind, "broken")) found = fault;
+  }
   pthread_mutex_unlock(&guard);
-  if (strike) note("struck");
-  return strike;
+  if (found) note("struck", found);
+  return found;
 }
 
-static int strikes_fd(const char* call, int fd) {
+static const struct fault* struck_fd(const char* call, int fd) {
   char link[64], path[4096];
   ssize_t size;
-  if (!plan.active || strcmp(call, plan.call)) return 0;
+  if (fault_count == 0) return NULL;
   snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
   size = readlink(link, path, sizeof path - 1);
-  if (size < 0) return 0;
+  if (size < 0) return NULL;
   path[size] = 0;
-  return strikes(call, path);
+  return struck(call, path);
 }
 
-static int is(const char* kind) { return !strcmp(plan.kind, kind); }
+/* The fault of a call of MPI that this rank shall not leave, or none. */
+static const struct fault* struck_mpi(const char* call) {
+  for (int i = 0; i < fault_count; ++i)
+    if (!strcmp(faults[i].call, call)) return &faults[i];
+  return NULL;
+}
+
+static int is(const struct fault* fault, const char* kind) { return !strcmp(fault->kind, kind); }
+static int fails(const struct fault* fault) {
+  errno = fault->error;
+  return -1;
+}
 #define NEXT(type, name, ...) \
   type (*next)(__VA_ARGS__) = (type(*)(__VA_ARGS__))dlsym(RTLD_NEXT, name)
 
 ssize_t pwrite(int fd, const void* data, size_t count, off_t offset) {
   NEXT(ssize_t, "pwrite", int, const void*, size_t, off_t);
-  if (!strikes_fd("pwrite", fd)) return next(fd, data, count, offset);
-  if (is("lost")) return (ssize_t)count;
-  if (is("short") && count > 1) return next(fd, data, count / 2, offset);
-  if (is("flip") && count > 0) {
+  const struct fault* fault = struck_fd("pwrite", fd);
+  if (!fault) return next(fd, data, count, offset);
+  if (is(fault, "lost")) return (ssize_t)count;
+  if (is(fault, "short") && count > 1) return next(fd, data, count / 2, offset);
+  if (is(fault, "flip") && count > 0) {
     char* copy = malloc(count);
     ssize_t done;
     memcpy(copy, data, count);
@@ -92,8 +126,7 @@ ssize_t pwrite(int fd, const void* data, size_t count, off_t offset) {
     free(copy);
     return done;
   }
-  errno = plan.error;
-  return -1;
+  return fails(fault);
 }
 ssize_t pwrite64(int fd, const void* data, size_t count, off_t offset) {
   return pwrite(fd, data, count, offset);
@@ -102,15 +135,15 @@ ssize_t pwrite64(int fd, const void* data, size_t count, off_t offset) {
 ssize_t pread(int fd, void* data, size_t count, off_t offset) {
   NEXT(ssize_t, "pread", int, void*, size_t, off_t);
   ssize_t done;
-  if (!strikes_fd("pread", fd)) return next(fd, data, count, offset);
-  if (is("short") && count > 1) return next(fd, data, count / 2, offset);
-  if (is("flip")) {
+  const struct fault* fault = struck_fd("pread", fd);
+  if (!fault) return next(fd, data, count, offset);
+  if (is(fault, "short") && count > 1) return next(fd, data, count / 2, offset);
+  if (is(fault, "flip")) {
     done = next(fd, data, count, offset);
     if (done > 0) ((char*)data)[done / 2] ^= 16;
     return done;
   }
-  errno = plan.error;
-  return -1;
+  return fails(fault);
 }
 ssize_t pread64(int fd, void* data, size_t count, off_t offset) {
   return pread(fd, data, count, offset);
@@ -118,25 +151,25 @@ ssize_t pread64(int fd, void* data, size_t count, off_t offset) {
 
 int fsync(int fd) {
   NEXT(int, "fsync", int);
-  if (!strikes_fd("fsync", fd)) return next(fd);
-  if (is("lost")) return 0;
-  errno = plan.error;
-  return -1;
+  const struct fault* fault = struck_fd("fsync", fd);
+  if (!fault) return next(fd);
+  if (is(fault, "lost")) return 0;
+  return fails(fault);
 }
 
 int ftruncate(int fd, off_t size) {
   NEXT(int, "ftruncate", int, off_t);
-  if (!strikes_fd("ftruncate", fd)) return next(fd, size);
-  errno = plan.error;
-  return -1;
+  const struct fault* fault = struck_fd("ftruncate", fd);
+  if (!fault) return next(fd, size);
+  return fails(fault);
 }
 int ftruncate64(int fd, off_t size) { return ftruncate(fd, size); }
 
 int fallocate(int fd, int mode, off_t offset, off_t size) {
   NEXT(int, "fallocate", int, int, off_t, off_t);
-  if (!strikes_fd("fallocate", fd)) return next(fd, mode, offset, size);
-  errno = plan.error;
-  return -1;
+  const struct fault* fault = struck_fd("fallocate", fd);
+  if (!fault) return next(fd, mode, offset, size);
+  return fails(fault);
 }
 int fallocate64(int fd, int mode, off_t offset, off_t size) {
   return fallocate(fd, mode, offset, size);
@@ -144,21 +177,21 @@ int fallocate64(int fd, int mode, off_t offset, off_t size) {
 
 int rename(const char* from, const char* to) {
   NEXT(int, "rename", const char*, const char*);
-  if (!strikes("rename", from)) return next(from, to);
-  errno = plan.error;
-  return -1;
+  const struct fault* fault = struck("rename", from);
+  if (!fault) return next(from, to);
+  return fails(fault);
 }
 
 int open(const char* path, int flags, ...) {
   NEXT(int, "open", const char*, int, ...);
+  const struct fault* fault = struck("open", path);
   va_list rest;
   int mode;
   va_start(rest, flags);
   mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, int) : 0;
   va_end(rest);
-  if (!strikes("open", path)) return next(path, flags, mode);
-  errno = plan.error;
-  return -1;
+  if (!fault) return next(path, flags, mode);
+  return fails(fault);
 }
 int open64(const char* path, int flags, ...) {
   va_list rest;
@@ -171,8 +204,9 @@ int open64(const char* path, int flags, ...) {
 
 int MPI_Init(int* argc, char*** argv) {
   NEXT(int, "MPI_Init", int*, char***);
-  if (plan.active && !strcmp(plan.call, "MPI_Init")) {
-    note("struck");
+  const struct fault* fault = struck_mpi("MPI_Init");
+  if (fault) {
+    note("struck", fault);
     raise(SIGSTOP);
   }
   return next(argc, argv);
@@ -180,8 +214,9 @@ int MPI_Init(int* argc, char*** argv) {
 
 int MPI_Finalize(void) {
   NEXT(int, "MPI_Finalize", void);
-  if (plan.active && !strcmp(plan.call, "MPI_Finalize")) {
-    note("struck");
+  const struct fault* fault = struck_mpi("MPI_Finalize");
+  if (fault) {
+    note("struck", fault);
     for (;;) pause();
   }
   return next();

@@ -45,6 +45,7 @@ zero = 1
 [checkpoint]
 every_steps = {every}
 keep = {keep}
+max_failures = {failures}
 [trace]
 enabled = {trace}
 """
@@ -61,12 +62,20 @@ class Rig:
     def close(self):
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def deck(self, mesh="dp = 2", steps=8, every=1, keep=3, trace="false", hang=HANG_S):
+    def deck(self, mesh="dp = 2", steps=8, every=1, keep=3, trace="false", failures=3, hang=HANG_S):
         """A deck of a small run; `mesh` as lines of that block."""
         path = os.path.join(self.folder, "deck.toml")
         with open(path, "w") as file:
             file.write(
-                DECK.format(mesh=mesh, steps=steps, every=every, keep=keep, trace=trace, hang=hang)
+                DECK.format(
+                    mesh=mesh,
+                    steps=steps,
+                    every=every,
+                    keep=keep,
+                    failures=failures,
+                    trace=trace,
+                    hang=hang,
+                )
             )
         return path
 

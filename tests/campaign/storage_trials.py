@@ -10,18 +10,31 @@ from rig import DEADLINE_S, Rig
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE)
 CALLS = ("pwrite", "fsync", "pread", "ftruncate", "fallocate", "rename", "open")
 RANKS, MESH = 2, "dp = 2"
-EVERY = 2  # steps from one checkpoint to the next: the first one's calls are those that fail
+EVERY = 2  # steps from one checkpoint to the next: the first one's calls are those that are spoilt
 SWEEP_STEPS = 4
+# A run of the faults that pass has a checkpoint for each of SIDE_BY_SIDE faults, and steps between
+# for the next attempt.
+SIDE_BY_SIDE, APART = 12, 4
+
+
+def injected(faults):
+    """BALLAST_FAULT of (call, rank, number of the call, kind, error, where)."""
+    return ";".join(
+        f"{rank} {call} {where} {nth} {kind} {error}"
+        for call, rank, nth, kind, error, where in faults
+    )
 
 
 @once
 def calls_of(call, rank):
-    """How often a rank makes a call for one checkpoint of an undisturbed run."""
+    """How often a rank makes a call for one checkpoint of an undisturbed run, older ones' removal
+    included."""
     rig = Rig(0)
     log = os.path.join(rig.folder, "faults")
+    last = 5 * EVERY  # the rig keeps three
     rig.call(
-        RANKS, "train", rig.deck(MESH, steps=EVERY, every=EVERY), "-d", rig.run, LD_PRELOAD=FAULTS,
-        BALLAST_FAULT_LOG=log, BALLAST_FAULT=f"{rank} {call} checkpoints 0 fail 5",
+        RANKS, "train", rig.deck(MESH, steps=last, every=EVERY), "-d", rig.run, LD_PRELOAD=FAULTS,
+        BALLAST_FAULT_LOG=log, BALLAST_FAULT=injected([(call, rank, 0, "fail", 5, f"checkpoints@{last}")]),
     )  # fmt: skip
     with open(log) as file:
         seen = int(file.read().rsplit("seen=", 1)[1])
@@ -29,20 +42,24 @@ def calls_of(call, rank):
     return seen
 
 
+def calls():
+    return [(call, rank) for rank in range(RANKS) for call in CALLS if calls_of(call, rank) > 0]
+
+
 @once
 def fault_plan():
-    """Each kind of call broken from its first on; every call of one checkpoint on either rank
-    failing once, the errors in turn; then all of them with the other errors: (call, rank, number of
-    the call, how, error)."""
-    calls = [(call, rank) for rank in range(RANKS) for call in CALLS if calls_of(call, rank) > 0]
-    plan = [(call, rank, 1, "broken", errno.EIO) for call, rank in calls]
-    for turn in range(len(ERRORS)):
-        for call, rank in calls:
-            plan += [
-                (call, rank, nth, "fail", ERRORS[(nth + turn) % len(ERRORS)])
-                for nth in range(1, calls_of(call, rank) + 1)
-            ]
-    return plan
+    """Trials: each kind of call broken from its first on, alone; then every call of one checkpoint
+    on either rank failing once with each error, SIDE_BY_SIDE of them in one run, each at another
+    checkpoint.  Lists of (call, rank, number of the call, how, error)."""
+    once_each = [
+        (call, rank, nth, "fail", ERRORS[(nth + turn) % len(ERRORS)])
+        for turn in range(len(ERRORS))
+        for call, rank in calls()
+        for nth in range(1, calls_of(call, rank) + 1)
+    ]
+    return [[(call, rank, 1, "broken", errno.EIO)] for call, rank in calls()] + [
+        once_each[i : i + SIDE_BY_SIDE] for i in range(0, len(once_each), SIDE_BY_SIDE)
+    ]
 
 
 @once
@@ -56,53 +73,65 @@ def spoil_plan():
     ]
 
 
-def struck(rig, plan):
-    """Trains with one entry of a plan: (status, output, note), note None where the fault did not
-    strike."""
-    call, rank, nth, kind, error = plan
+def struck(rig, faults, steps, every):
+    """Trains under faults: (status, output, which of them struck)."""
     log = os.path.join(rig.folder, "faults")
-    deck = rig.deck(MESH, steps=SWEEP_STEPS, every=EVERY)
+    deck = rig.deck(MESH, steps=steps, every=every, failures=len(faults) + 3)
     status, text = rig.call(
         RANKS, "train", deck, "-d", rig.run, LD_PRELOAD=FAULTS, BALLAST_FAULT_LOG=log,
-        BALLAST_FAULT=f"{rank} {call} checkpoints {nth} {kind} {error}",
+        BALLAST_FAULT=injected(faults),
     )  # fmt: skip
     with open(log) as file:
-        reached = "struck" in file.read()
-    return (
-        status, text,
-        f"{call} #{nth} of rank {rank}, {kind} {errno.errorcode[error]}: " if reached else None,
-    )  # fmt: skip
+        lines = {line.rsplit(" ", 1)[0] for line in file if line.startswith("struck")}
+    return status, text, [
+        fault for fault in faults
+        if "struck {0} {5}".format(*fault) in lines
+        or "struck {0} {5}@0".format(*fault) in lines
+    ]  # fmt: skip
 
 
 def fault(rig, number):
-    """One I/O call of a checkpoint fails: that checkpoint is tried again after the next step and
-    the run ends well; where a call always fails it ends with a message.  It never hangs, crashes
-    or loses an older file."""
+    """I/O calls of a checkpoint fail: that checkpoint is tried again after the next step and the
+    run ends well; where a call always fails it ends with a message.  It never hangs, crashes or
+    loses an older file."""
     plan = fault_plan()[number % len(fault_plan())]
-    status, text, note = struck(rig, plan)
-    if note is None:
-        return "not reached", str(plan)
+    alone = len(plan) == 1
+    every = EVERY if alone else APART
+    steps = SWEEP_STEPS if alone else APART * (len(plan) + 1)
+    faults = [
+        (*one, "checkpoints" if alone else f"checkpoints@{APART * (i + 1)}")
+        for i, one in enumerate(plan)
+    ]
+    status, text, reached = struck(rig, faults, steps, every)
+    note = "; ".join(
+        f"{call} #{nth} of rank {rank}, {kind} {errno.errorcode[error]}"
+        for call, rank, nth, kind, error in plan
+    )
+    if len(reached) < len(faults):
+        return "not reached", f"{note}: {text[-600:]}"
     bad = judge(status, text)
     if bad:
-        return bad[0], note + bad[1]
-    if status not in (0, 1) or (status == 1 and plan[3] == "fail"):
-        return "wrong", note + f"status {status}: {text[-600:]}"
+        return bad[0], f"{note}: {bad[1]}"
+    broken = plan[0][3] == "broken"
+    if status not in (0, 1) or (status == 1 and not broken):
+        return "wrong", f"{note}: status {status}: {text[-600:]}"
     if status == 1 and "/checkpoints" not in text:
-        return "wrong", note + text[-600:]
+        return "wrong", f"{note}: {text[-600:]}"
     if not rig.checkpoints():
         shutil.rmtree(rig.run)
-        return "ok", ""
-    outcome, more = finish(rig, MESH, RANKS, SWEEP_STEPS, EVERY)
-    return outcome, note + more if outcome != "ok" else ""
+        return ("ok", "") if broken else ("lost", f"{note}: {text[-600:]}")
+    outcome, more = finish(rig, MESH, RANKS, steps, every)
+    return outcome, f"{note}: {more}" if outcome != "ok" else ""
 
 
 def spoil(rig, number):
     """A write is lost or a bit flips on the way to the disk: the file never becomes a checkpoint
     that loads as if nothing had happened, and HDF5 is never handed what would bring it down."""
     plan = spoil_plan()[number % len(spoil_plan())]
-    status, text, note = struck(rig, plan)
-    if note is None:
-        return "not reached", str(plan)
+    status, text, reached = struck(rig, [(*plan, "checkpoints")], SWEEP_STEPS, EVERY)
+    note = "{0} #{2} of rank {1}, {3}: ".format(*plan)
+    if not reached:
+        return "not reached", note
     bad = judge(status, text)
     if bad:
         return bad[0], note + bad[1]
