@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/config/run_options.hpp"
+#include "core/plan/attention/block_budget.hpp"
 #include "core/predict/latency_model.hpp"
 
 namespace ballast {
@@ -44,7 +45,8 @@ std::vector<ProfilePoint> profile_points(const ProfileBins& bins) {
         const bool last = i + 1 == bins.budgets.size();
         if (p > 0 && i % 2 == 1 && !last) continue;
         points.push_back({ProfilePart::attention, bins.pattern, n, p, bins.budgets[i]});
-        if (bins.budgets[i] * bins.block_tokens >= n + p) break;  // larger ones compute the same
+        if (budget_takes_all(bins.budgets[i], bins.block_tokens, n + p))
+          break;  // larger ones compute the same
       }
     }
   }

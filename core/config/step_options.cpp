@@ -5,6 +5,7 @@
 
 #include "core/model/muon_table.hpp"
 #include "core/model/parameter_table.hpp"
+#include "core/plan/attention/block_budget.hpp"
 #include "core/plan/pipeline/pipeline_schedule.hpp"
 #include "core/predict/path_targets.hpp"
 #include "core/predict/placement_costs.hpp"
@@ -189,6 +190,15 @@ std::int64_t bucket_bytes(const Config& config) {
   return config.optimizer.kind == OptimizerKind::muon ? kOneBucket : config.optimizer.bucket_bytes;
 }
 
+/// StageMemory::dense_keys.
+static std::int64_t dense_keys(const Config& config, const AttentionOptions& attention) {
+  if (!attention.sparse()) return StageMemory().dense_keys;
+  if (!attention.chosen() || attention.pattern != PatternKind::moba) return 0;
+  const std::int64_t least =
+      config.dst.enabled ? dst_options(config).candidates.front() : attention.moba_top_k;
+  return keys_taken(least, attention.moba_block);
+}
+
 std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& options) {
   if (options.model.layers == 0) return {};
   const ModelShape local = tensor_shard(options.model, options.mesh.tp);
@@ -207,7 +217,7 @@ std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& 
     in.recompute = config.recompute;
     in.head_chunk_tokens = config.model.head_chunk_tokens;
     in.host = config.run.backend == Backend::host;
-    in.index_per_head = options.attention.sparse();
+    in.dense_keys = dense_keys(config, options.attention);
     in.offload = options.pipeline.offload;
     in.window_tokens = config.chunk.window_tokens;
   }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/base/error.hpp"
+#include "core/plan/attention/block_budget.hpp"
 #include "core/predict/profile_table.hpp"
 
 namespace ballast {
@@ -13,7 +14,7 @@ double mean_keys(std::int64_t query_tokens, std::int64_t prefix_tokens, std::int
                  std::int64_t block_tokens) {
   const double n = static_cast<double>(query_tokens), p = static_cast<double>(prefix_tokens);
   const double limit = static_cast<double>(budget) * static_cast<double>(block_tokens);
-  if (budget == 0 || limit >= p + n) return p + (n + 1) / 2;
+  if (budget_takes_all(budget, block_tokens, prefix_tokens + query_tokens)) return p + (n + 1) / 2;
   if (limit <= p + 1) return limit;
   const double below = limit - p;  // queries that see no more than the limit
   return (below * p + below * (below + 1) / 2 + (n - below) * limit) / n;

@@ -357,7 +357,7 @@ class Replay {
   Held tiles(const RankMicroBatch& m, bool backward) {
     if (!stage_.host || m.tokens == 0) return {};
     const HeadSplit split{m.split.sp, stage_.model.query_heads, stage_.model.kv_heads};
-    const std::int64_t stacked = stage_.index_per_head
+    const std::int64_t stacked = m.longest > stage_.dense_keys
                                      ? 1
                                      : split.local_query_heads() / split.local_kv_heads(),
                        dim = stage_.model.head_dim, rows = stacked * 64;
@@ -567,6 +567,7 @@ std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp) {
     for (int r = 0; r < layout.ranks(); ++r)
       rank.shard_tokens = std::max(rank.shard_tokens, layout.local_tokens(r));
     rank.tokens = (rank.shard_tokens + m.split.sp - 1) / m.split.sp;
+    for (const Segment& segment : m.segments) rank.longest = std::max(rank.longest, segment.end);
     rank.split = m.split;
     rank.recompute_layers = m.recompute_layers;
   }

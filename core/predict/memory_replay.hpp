@@ -3,6 +3,7 @@
 // the figures stand beside the measured peaks of the trace.
 #pragma once
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -34,7 +35,8 @@ struct StageMemory {
   std::int64_t first_layer = 0;   ///< of the stage, as buckets count layers
   bool meets_in_backward = true;  ///< StepPlan::meets_in_backward of the step
   bool host = true;               ///< reductions over MPI need receive space, attention its tiles
-  bool index_per_head = false;    ///< sparse patterns choose keys head by head
+  /// Sparse patterns choose keys head by head, but micro-batches of no longer segments.
+  std::int64_t dense_keys = std::numeric_limits<std::int64_t>::max();
   bool offload = false;
   std::int64_t window_tokens = 8192;  ///< offload: of stored keys that come at once
   std::int64_t muon_elements = 0;     ///< of the trainable ones, those with one moment (Muon)
@@ -47,6 +49,7 @@ struct StageMemory {
 struct RankMicroBatch {
   std::int64_t tokens = 0;        ///< its own
   std::int64_t shard_tokens = 0;  ///< of its ring rank's shard: all Ulysses ranks' parts
+  std::int64_t longest = 0;       ///< keys of its longest segment, on whichever rank
   ContextSplit split;
   int recompute_layers = -1;
   /// Chunks of a sample that is cut into several: their number and this one's place; the tokens of

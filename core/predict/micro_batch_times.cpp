@@ -8,6 +8,7 @@
 
 #include "core/base/error.hpp"
 #include "core/base/random.hpp"
+#include "core/plan/attention/block_budget.hpp"
 
 namespace ballast {
 namespace {
@@ -22,7 +23,7 @@ double mean_s(const std::vector<PassParts>& stages) {
 
 double simulated_coverage(std::int64_t tokens, std::int64_t budget, std::int64_t blocks90,
                           std::int64_t block_tokens) {
-  const auto visible = static_cast<double>((tokens + block_tokens - 1) / block_tokens),
+  const auto visible = static_cast<double>(blocks_of_keys(tokens, block_tokens)),
              k = static_cast<double>(budget), scale = static_cast<double>(blocks90);
   if (k >= visible) return 1;
   return (1 - std::pow(10.0, -k / scale)) / (1 - std::pow(10.0, -visible / scale));

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "core/base/error.hpp"
+#include "core/plan/attention/block_budget.hpp"
 #include "core/predict/latency_model.hpp"
 
 namespace ballast {
@@ -24,7 +25,7 @@ std::string describe_series(const ProfileRow& r) {
 }
 
 std::int64_t covering_budget(const ProfileRow& r, std::int64_t block) {
-  return (r.query_tokens + r.prefix_tokens + block - 1) / block;
+  return blocks_of_keys(r.query_tokens + r.prefix_tokens, block);
 }
 
 constexpr const char* kRemedy = "measure the table again with `ballast profile`";
@@ -70,7 +71,7 @@ void check_holes(const std::vector<ProfileRow>& series, std::int64_t block,
   }
   if (first.part != ProfilePart::attention) return;
   const auto covering = [&](const auto& key) {
-    return (key.first + key.second + block - 1) / block;
+    return blocks_of_keys(key.first + key.second, block);
   };
   budgets.clear();  // those that leave something out
   for (const auto& [key, measured] : at)
@@ -253,7 +254,7 @@ ProfileTable stated_profile(double token_s, double pair_s, double backward, Patt
       if (pattern == PatternKind::dense) continue;
       for (double k = 1;; k *= 1.25) {
         const std::int64_t budget = static_cast<std::int64_t>(std::ceil(k)),
-                           covering = (n + block_tokens - 1) / block_tokens;
+                           covering = blocks_of_keys(n, block_tokens);
         const ProfileRow& last = table.rows.back();
         if (last.pattern != pattern || last.budget != budget)
           attention(pattern, std::min(budget, covering));

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
+#include "core/plan/attention/block_budget.hpp"
+
 namespace ballast {
 
 PatternBlocks::PatternBlocks(const KeyAxis& axis, std::int64_t tokens)
     : block_tokens(tokens), first{0} {
   for (int s = 0; s < axis.segments(); ++s)
-    first.push_back(first.back() + (axis.offset[s + 1] - axis.offset[s] + tokens - 1) / tokens);
+    first.push_back(first.back() + blocks_of_keys(axis.offset[s + 1] - axis.offset[s], tokens));
 }
 
 std::int64_t PatternBlocks::widest() const {

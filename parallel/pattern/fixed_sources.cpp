@@ -45,8 +45,8 @@ GeneratedSource::GeneratedSource(AttentionAxes axes_, const GeneratedPattern& pa
   shards_ = cache.get(axes(), pattern.first_head, pattern.heads, [&] {
     return split_keys(generated_pattern(axes().queries, axis, pattern), axis, axes().calls());
   });
-  record_budgets(recorder, -1, shards_->patterns(), visible_keys(axes().queries, axis).pairs(),
-                 no_budget);
+  record_budgets(recorder, -1, pattern.heads, shards_->patterns(),
+                 visible_keys(axes().queries, axis).pairs(), no_budget);
 }
 
 RecordedSource::RecordedSource(AttentionAxes axes_, std::shared_ptr<const RecordedIndexes> recorded,
@@ -67,8 +67,8 @@ const std::vector<AttentionWork>& RecordedSource::shards(const AttentionInputs& 
   PlacedPatterns made(
       split_keys(recorded_pattern(axes().queries, axis_, *recorded_, in.layer, first_head_, heads_),
                  axis_, axes().calls()));
-  record_budgets(recorder_, in.layer, made.patterns(), visible_keys(axes().queries, axis_).pairs(),
-                 no_budget);
+  record_budgets(recorder_, in.layer, heads_, made.patterns(),
+                 visible_keys(axes().queries, axis_).pairs(), no_budget);
   return layers_.emplace(in.layer, std::move(made)).first->second.at(in.q, in.k);
 }
 

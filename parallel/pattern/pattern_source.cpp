@@ -40,8 +40,8 @@ const std::vector<AttentionWork>& PatternSource::shards(const AttentionInputs& i
   if (found != layers_.end()) return found->second;
   Scope scope(recorder_, EventKind::indexing);
   Built built = build(in);
-  record_budgets(recorder_, in.layer, built.shards, visible_keys(axes().queries, axis_).pairs(),
-                 [&](int h) {
+  record_budgets(recorder_, in.layer, static_cast<int>(built.budgets.size()), built.shards,
+                 visible_keys(axes().queries, axis_).pairs(), [&](int h) {
                    const HeadBudget& head = built.budgets.at(static_cast<std::size_t>(h));
                    return std::tuple(head.budget, head.overflow, head.overflow_mass,
                                      head.kind ? static_cast<int>(*head.kind) : -1);
@@ -72,25 +72,28 @@ std::vector<std::int64_t> PatternSource::query_counts() const {
   return counts;
 }
 
-std::int64_t PatternSource::choose(int layer, Tensor coverage, std::int64_t heads) const {
-  join(sp_, coverage, Reduction::sum);
-  heads *= sp_.size();
+std::vector<double> PatternSource::mean_coverage(Tensor sums, std::int64_t heads) const {
+  join(sp_, sums, Reduction::sum);
   const std::vector<std::int64_t> counts = query_counts();
   const std::int64_t queries =
-      std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) * heads;
-  const Tensor sums = coverage.to(host_device());
+      std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) * heads * sp_.size();
+  const Tensor all = sums.to(host_device());
   std::vector<double> mean;
-  for (std::int64_t i = 0; i < sums.numel(); ++i)
-    mean.push_back(queries > 0 ? static_cast<double>(sums.data<std::int64_t>()[i]) /
+  for (std::int64_t i = 0; i < all.numel(); ++i)
+    mean.push_back(queries > 0 ? static_cast<double>(all.data<std::int64_t>()[i]) /
                                      (kCoverageUnit * static_cast<double>(queries))
                                : 1.0);
-  const std::int64_t chosen = policy_->choose(layer, mean);
+  return mean;
+}
+
+std::int64_t PatternSource::choose(int layer, const std::vector<double>& coverage) const {
+  const std::int64_t chosen = policy_->choose(layer, coverage);
   if (observes_recall(layer))
-    for (std::size_t i = 0; i < mean.size(); ++i) {
+    for (std::size_t i = 0; i < coverage.size(); ++i) {
       CoverageRow row;
       row.layer = layer;
       row.budget = policy_->candidates()[i];
-      row.coverage = mean[i];
+      row.coverage = coverage[i];
       row.chosen = row.budget == chosen;
       recorder_->coverage(row);
     }

@@ -52,10 +52,12 @@ class PatternSource : public IndexSource, protected RingJoin {
   std::vector<std::int64_t> candidates() const {
     return {policy_->candidates().begin(), policy_->candidates().end()};
   }
-  /// The policy's choice given the coverage at its candidates [candidates] i64, in kCoverageUnit,
-  /// summed over the queries of all ranks of the ring and the `heads` here; sums over the heads of
-  /// the other ranks.  Collective over `sp`.
-  std::int64_t choose(int layer, Tensor coverage, std::int64_t heads) const;
+  /// Mean of the coverage at the policy's candidates over all queries and heads.  sums:
+  /// [candidates] i64, in kCoverageUnit, over the queries of all ranks of the ring and the `heads`
+  /// here; sums over the heads of the other ranks.  Collective over `sp`.
+  std::vector<double> mean_coverage(Tensor sums, std::int64_t heads) const;
+  /// The policy's choice given the mean coverage at its candidates.
+  std::int64_t choose(int layer, const std::vector<double>& coverage) const;
   /// Sums (maxima) a tensor over the ring's ranks.
   void join(Tensor& tensor, Reduction reduction) const { join(cp_, tensor, reduction); }
 

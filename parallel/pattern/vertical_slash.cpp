@@ -95,7 +95,7 @@ PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
   std::optional<std::int64_t> budget;
   if (policy_ != nullptr) {
     Scope tuning(recorder_, EventKind::tuning);
-    budget = choose(in.layer, scores_->coverage(heads, candidates()), heads);
+    budget = choose(in.layer, mean_coverage(scores_->coverage(heads, candidates()), heads));
   }
   Built built;
   SlashCounts counts;

@@ -59,6 +59,17 @@ class Sparse(RunCase):
                 self.assertAlmostEqual(a, b, delta=2e-6, msg=str(mesh))
         return reference
 
+    def test_moba_of_every_block_is_dense(self):
+        moba = ["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=40"]
+        dense = self.losses_of(MESHES[0], "attention.pattern=dense")
+        chunks = ["batching.method=chunkflow", "chunk.tokens=128", "chunk.k=1"]
+        for found in (
+            self.expect_same_on_every_mesh(*moba),
+            self.losses_of(MESHES[0], *moba, *chunks),
+        ):
+            for a, b in zip(dense, found):
+                self.assertAlmostEqual(a, b, delta=2e-6)
+
     def test_generated_index(self):
         generated = [
             "attention.index=generated",

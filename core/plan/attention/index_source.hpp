@@ -30,14 +30,14 @@ class IndexSource {
   AttentionAxes axes_;
 };
 
-/// Hands the recorder a row for each head: what `shards` compute of the `visible` pairs, and the
-/// budget, overflow, its mass and kind that budget_of(head) names.  Shard: AttentionPattern or
-/// AttentionWork.
+/// Hands the recorder a row for each of `heads`: what `shards` compute of the `visible` pairs, and
+/// the budget, overflow, its mass and kind that budget_of(head) names.  Shard: AttentionPattern or
+/// AttentionWork, whose index heads may be one for all.
 template <class Shard, class BudgetOf>
-void record_budgets(Recorder* recorder, int layer, const std::vector<Shard>& shards, double visible,
-                    BudgetOf&& budget_of) {
+void record_budgets(Recorder* recorder, int layer, int heads, const std::vector<Shard>& shards,
+                    double visible, BudgetOf&& budget_of) {
   if (recorder == nullptr || !recorder->enabled || shards.empty()) return;
-  for (int h = 0; h < shards.front().index_heads(); ++h) {
+  for (int h = 0; h < heads; ++h) {
     BudgetRow row;
     row.layer = layer;
     row.head = h;

@@ -17,7 +17,7 @@ RoutedLists routed_lists(const RoutedAxis& axis, std::span<const std::uint64_t> 
               kv_head = list / axis.blocks % axis.kv_heads;
     const int last = std::min((chunk + 1) * kRoutedChunk, query_blocks);
     for (int b = chunk * kRoutedChunk; b < last; ++b) {
-      if (block < axis.first[b] || block >= axis.own[b]) continue;
+      if (axis.listed(b) == 0 || block < axis.first[b] || block >= axis.own[b]) continue;
       for (int g = 0; g < group; ++g) {
         const std::int64_t head = kv_head * group + g;
         const std::uint64_t word =

@@ -1,11 +1,15 @@
 // Where routing sends queries (MoBA), turned round: of every key head and pattern block the list of
 // the query rows that chose it, so that attention can gather them into full tiles.
 //
-// A row's own pattern block is not in the lists: all its queries use it, causally.
+// A row's own pattern block is not in the lists: all its queries use it, causally.  Nor are rows
+// that choose every block before their own (listed_blocks()): dense attention computes all of
+// theirs, at a better rate.
 #pragma once
 #include <cstdint>
 #include <span>
 #include <vector>
+
+#include "core/plan/attention/block_budget.hpp"
 
 namespace ballast {
 
@@ -26,6 +30,8 @@ struct RoutedAxis {
   std::span<const std::int32_t> first,
       own;  ///< [query blocks] first pattern block of the segment, and the own one
   int query_blocks() const { return static_cast<int>(own.size()); }
+  /// Blocks that each row of query block b lists.
+  int listed(int b) const { return listed_blocks(own[b] - first[b], slots); }
   int chunks() const { return (query_blocks() + kRoutedChunk - 1) / kRoutedChunk; }
   int lists() const { return chunks() * kv_heads * blocks; }
 };

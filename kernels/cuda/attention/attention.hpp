@@ -46,8 +46,8 @@ struct AttentionForwardArgs {
   bool o_fp32 = false;
   float* lse = nullptr;
   const DeviceIndex* index = nullptr;  ///< host struct of device pointers
-  /// Further pairs, of gathered queries (MoBA): `index` then holds each row's own block.  Where
-  /// routed_fits().
+  /// Further pairs, of gathered queries (MoBA): `index` then holds each row's own block, and all of
+  /// rows that are not listed.  Where routed_fits().
   const RoutedWork* routed = nullptr;
   void* workspace = nullptr;  ///< device, 256-byte aligned, attention_forward_workspace() bytes
   std::size_t workspace_bytes = 0;

@@ -263,7 +263,7 @@ __device__ __forceinline__ void store_pair(T* p, float x, float y) {
 }
 
 /// A warp a (row, head), a CTA 8 of them: o and lse hold the own block's and become the whole
-/// row's, in the order of the blocks.
+/// row's, in the order of the blocks.  Rows that list nothing are whole already.
 template <int D, class Out>
 __global__ __launch_bounds__(256) void combine_kernel(const Partials x, Out* o,
                                                       std::int64_t o_stride, float* lse) {
@@ -275,8 +275,8 @@ __global__ __launch_bounds__(256) void combine_kernel(const Partials x, Out* o,
   const std::int64_t token = x.first_block * std::int64_t{kBlock} + item / index.q_heads;
   const int b = static_cast<int>(token / kBlock);
   if (token >= index.q_tokens || token % kBlock >= index.queries.rows[b]) return;
-  const int count = min(index.queries.own[b] - index.queries.first[b], index.slots);
-  if (count <= 0) return;
+  const int count = index.listed(b);
+  if (count == 0) return;
   const std::int32_t* places =
       index.places +
       (static_cast<std::int64_t>(head) * index.queries.blocks * kBlock + token) * index.slots;

@@ -12,9 +12,6 @@
 namespace ballast::cuda {
 namespace {
 
-/// Share of the visible pairs up to which routed lists win over block lists with row masks, which
-/// turn into dense attention when everything is chosen (docs/performance_attention.md).
-constexpr double kMostPairs = 0.9;
 constexpr double kMostEntries = 2147483647.0;  // places have 32 bits
 
 /// First key of every pattern block on an axis of keys; empty if some block's keys are apart.
@@ -31,16 +28,19 @@ std::vector<std::int32_t> first_keys(const PatternRows& keys, int blocks) {
   return first;
 }
 
-/// The visible keys of each row in its own block.
-VisibleKeys own_keys(const VisibleKeys& visible, const PatternRows& rows,
-                     const std::vector<std::int32_t>& first_key) {
-  VisibleKeys own;
+/// Of each row its visible keys that it does not list.
+VisibleKeys unlisted_keys(const VisibleKeys& visible, const RoutedAxis& axis,
+                          const std::vector<std::int32_t>& first_key) {
+  VisibleKeys left;
   visible.for_rows(0, visible.rows(), [&](std::int64_t row, KeyInterval keys) {
-    const std::int32_t start =
-        first_key[static_cast<std::size_t>(rows.own[static_cast<std::size_t>(row / kBlock)])];
-    own.add(1, std::clamp(start, keys.begin, keys.end), keys.end, 0);
+    const auto b = static_cast<int>(row / kBlock);
+    std::int32_t begin = keys.begin;
+    if (keys.begin < keys.end && axis.listed(b) > 0)
+      begin = std::clamp(first_key[static_cast<std::size_t>(axis.own[static_cast<std::size_t>(b)])],
+                         keys.begin, keys.end);
+    left.add(1, begin, keys.end, 0);
   });
-  return own;
+  return left;
 }
 
 }  // namespace
@@ -54,37 +54,30 @@ RoutedBuilder::RoutedBuilder(const AttentionAxes& axes, const KeyAxis& axis,
       rows_(blocks.rows(axis, axes.queries)) {
   if (axes.calls().size() != 1 || !routed_fits(128, block_tokens_)) return;
   const AxisRanges keys = axes.calls()[0];
-  const std::vector<std::int32_t> first = first_keys(blocks.rows(axis, keys), blocks_);
-  gapless_ = !first.empty() && token_count(keys) > 0;
+  first_key_ = first_keys(blocks.rows(axis, keys), blocks_);
+  key_tokens_ = token_count(keys);
+  gapless_ = !first_key_.empty() && key_tokens_ > 0;
   if (!gapless_) return;
-  block_key_ = upload(first, device);
+  block_key_ = upload(first_key_, device);
   first_ = upload(rows_.first, device);
   own_block_ = upload(rows_.own, device);
   row_count_ = upload(rows_.rows, device);
-  const VisibleKeys visible =
-      split_visible(visible_keys(axes.queries, axis), axis, axes.calls()).front();
-  visible_pairs_ = visible.pairs();
-  PatternArrays own;
-  own.visible = own_keys(visible, rows_, first);
-  own.k_tokens = token_count(keys);
-  own.dense = true;
-  own_.emplace(std::move(own));
+  visible_ = split_visible(visible_keys(axes.queries, axis), axis, axes.calls()).front();
 }
 
 double RoutedBuilder::routed_pairs(std::int64_t top_k) const {
-  double pairs = 0;
-  for (std::size_t b = 0; b < rows_.own.size(); ++b)
-    pairs += static_cast<double>(rows_.rows[b]) * block_tokens_ *
-             std::min<std::int64_t>(rows_.own[b] - rows_.first[b], top_k - 1);
-  return pairs;
+  const RoutedAxis axis = routed_axis(1, 1, top_k);
+  double rows = 0;
+  for (int b = 0; b < axis.query_blocks(); ++b)
+    rows += static_cast<double>(rows_.rows[static_cast<std::size_t>(b)]) * axis.listed(b);
+  return rows * static_cast<double>(block_tokens_);
 }
 
 bool RoutedBuilder::serves(std::int64_t top_k, int q_heads, std::int64_t head_dim) const {
   if (!gapless_ || deterministic() || top_k < 2 || !routed_fits(head_dim, block_tokens_))
     return false;
-  const double routed = routed_pairs(top_k),
-               entries = routed / static_cast<double>(block_tokens_) * q_heads;
-  return entries <= kMostEntries && routed + own_->pairs_per_head() <= kMostPairs * visible_pairs_;
+  const double entries = routed_pairs(top_k) / static_cast<double>(block_tokens_) * q_heads;
+  return entries > 0 && entries <= kMostEntries;
 }
 
 RoutedAxis RoutedBuilder::routed_axis(int q_heads, int kv_heads, std::int64_t top_k) const {
@@ -97,13 +90,25 @@ RoutedAxis RoutedBuilder::routed_axis(int q_heads, int kv_heads, std::int64_t to
           rows_.own};
 }
 
+const RoutedBuilder::Unlisted& RoutedBuilder::unlisted(const RoutedAxis& axis) {
+  const auto found = unlisted_.find(axis.slots);
+  if (found != unlisted_.end()) return found->second;
+  PatternArrays x;
+  x.visible = unlisted_keys(visible_, axis, first_key_);
+  x.k_tokens = key_tokens_;
+  x.dense = true;
+  const AttentionPattern pattern(std::move(x));
+  const Unlisted made{pattern, place_pattern(pattern, axis.q_heads, axis.kv_heads)};
+  return unlisted_.emplace(axis.slots, made).first->second;
+}
+
 AttentionWork RoutedBuilder::build(const std::uint64_t* words, int q_heads, int kv_heads,
                                    std::int64_t top_k) {
   const RoutedAxis axis = routed_axis(q_heads, kv_heads, top_k);
-  if (!own_twin_) own_twin_ = place_pattern(*own_, q_heads, kv_heads);
+  const auto& [dense, twin] = unlisted(axis);
   auto work = std::make_shared<RoutedWork>();
   RoutedIndex& x = work->index;
-  x.q_tokens = own_->q_tokens();
+  x.q_tokens = dense.q_tokens();
   x.q_heads = q_heads;
   x.kv_heads = kv_heads;
   x.blocks = axis.blocks;
@@ -114,7 +119,7 @@ AttentionWork RoutedBuilder::build(const std::uint64_t* words, int q_heads, int 
                row_count_.data<std::int32_t>()};
   x.block_key = block_key_.data<std::int32_t>();
   work->chunk_begin = routed_chunks(axis, rows_.rows);
-  PlacedIndex placed = dynamic_cast<const PatternTwin&>(*own_twin_->device()).placed();
+  PlacedIndex placed = dynamic_cast<const PatternTwin&>(*twin.device()).placed();
   const Tensor memory =
       workspace({static_cast<std::int64_t>(routed_bytes(*work))}, DType::u8, device_);
   bind_routed(*work, memory.raw());
@@ -126,10 +131,10 @@ AttentionWork RoutedBuilder::build(const std::uint64_t* words, int q_heads, int 
   placed.shared.insert(placed.shared.end(), {memory, block_key_, first_, own_block_, row_count_});
   placed.routed = std::move(work);
   return AttentionWork(std::make_shared<const PatternTwin>(
-      PatternCounts{own_->q_tokens(),
-                    own_->arrays().k_tokens,
+      PatternCounts{dense.q_tokens(),
+                    dense.k_tokens(),
                     q_heads,
-                    {own_->pairs_per_head() + routed_pairs(top_k)}},
+                    {dense.pairs_per_head() + routed_pairs(top_k)}},
       std::move(placed)));
 }
 

@@ -28,7 +28,7 @@ __global__ __launch_bounds__(32 * kParts) void walk_kernel(const RoutedIndex x,
   const auto walk = [&](auto&& visit) {  // the words of the list in this part, in order
     for (int b = from; b < min(from + kPartBlocks, x.queries.blocks); ++b) {
       const int j = block - x.queries.first[b];
-      if (j < 0 || block >= x.queries.own[b]) continue;
+      if (j < 0 || block >= x.queries.own[b] || x.listed(b) == 0) continue;
       const std::int64_t first =
           kv_head * group * head_words + static_cast<std::int64_t>(b) * x.width + j;
 #pragma unroll 8
@@ -81,6 +81,7 @@ __global__ void entries_kernel(const RoutedIndex x, const std::uint64_t* words,
   const int b = static_cast<int>(list % x.queries.blocks),
             head = static_cast<int>(list / x.queries.blocks),
             before = x.queries.own[b] - x.queries.first[b];
+  if (x.listed(b) == 0) return;
   const std::int64_t token = static_cast<std::int64_t>(b) * kBlock + row;
   const std::uint32_t entry = routed_entry(token, head % (x.q_heads / x.kv_heads));
   const std::uint64_t below = (1ull << row) - 1;
@@ -137,8 +138,7 @@ std::vector<std::int64_t> routed_chunks(const RoutedAxis& axis,
   std::vector<std::int64_t> begin(static_cast<std::size_t>(axis.chunks()) + 1, 0);
   for (int b = 0; b < axis.query_blocks(); ++b)
     begin[static_cast<std::size_t>(b / kRoutedChunk) + 1] +=
-        static_cast<std::int64_t>(axis.q_heads) * rows[b] *
-        std::min(axis.own[b] - axis.first[b], axis.slots);
+        static_cast<std::int64_t>(axis.q_heads) * rows[b] * axis.listed(b);
   for (std::size_t c = 1; c < begin.size(); ++c) begin[c] += begin[c - 1];
   return begin;
 }

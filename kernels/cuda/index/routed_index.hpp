@@ -37,6 +37,10 @@ struct RoutedIndex {
     return (queries.blocks + kRoutedChunk - 1) / kRoutedChunk;
   }
   BALLAST_HOST_DEVICE int lists() const { return chunks() * kv_heads * blocks; }
+  /// RoutedAxis::listed().
+  BALLAST_HOST_DEVICE int listed(int b) const {
+    return listed_blocks(queries.own[b] - queries.first[b], slots);
+  }
 };
 
 /// The index and what the host knows of it without looking: how many blocks a row chooses does not
@@ -53,7 +57,7 @@ constexpr bool routed_kernels(std::int64_t head_dim, std::int64_t block_tokens) 
 }
 /// And that the current device runs them.
 bool routed_fits(std::int64_t head_dim, std::int64_t block_tokens);
-/// [chunks + 1] first entries, of rows that choose all blocks before their own up to `slots`.
+/// [chunks + 1] first entries.
 /// rows [query blocks]: rows of a block that are tokens.
 std::vector<std::int64_t> routed_chunks(const RoutedAxis& axis,
                                         const std::vector<std::int32_t>& rows);

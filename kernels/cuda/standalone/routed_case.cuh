@@ -37,18 +37,19 @@ struct RoutedSegments {
   ballast::RoutedAxis axis(int q_heads, int kv_heads) const {
     return {q_heads, kv_heads, blocks, width, slots, first, own};
   }
-  /// Keys that a row sees: of its segment, or of its own block alone.
-  PatternArrays visible(bool own_only) const {
+  /// Keys that a row sees: of its segment, or those that it does not list.
+  PatternArrays visible(bool unlisted) const {
     PatternArrays x;
     x.k_tokens = tokens();
     int start = 0;
     for (int n : lengths) {
       for (int i = 0; i < (n + kBlock - 1) / kBlock * kBlock; ++i)
-        x.visible.add(1,
-                      start + (i >= n     ? n
-                               : own_only ? i / block * block
-                                          : 0),
-                      start + std::min(i + 1, n), 0);
+        x.visible.add(
+            1,
+            start + (i >= n                                                     ? n
+                     : unlisted && ballast::listed_blocks(i / block, slots) > 0 ? i / block * block
+                                                                                : 0),
+            start + std::min(i + 1, n), 0);
       start += (n + kBlock - 1) / kBlock * kBlock;
     }
     dense_runs(x);
@@ -92,7 +93,7 @@ struct RoutedSegments {
   }
 };
 
-/// Routed lists on the device, and the index of the rows' own blocks.
+/// Routed lists on the device, and the index of what rows do not list.
 struct RoutedDevice {
   Buffer<std::int32_t> first, own, rows, block_key, block_keys;
   PatternArrays own_host;
@@ -331,8 +332,8 @@ inline void time_routed(int tokens, int hq, int hkv, int d, int block, int top_k
       backward, own_backward, 2.5 * flops / (backward - own_backward) / 1e9,
       (dense_forward + dense_backward) /
           (choice.pool + choice.route + choice.lists + forward + backward),
-      (pairs + 0.5 * block * tokens) / (0.5 * tokens * tokens), device.bytes / 1048576.0,
-      workspace.size / 1048576.0);
+      (pairs + device.own_host.visible.pairs()) / s.visible(false).visible.pairs(),
+      device.bytes / 1048576.0, workspace.size / 1048576.0);
   std::fflush(stdout);
   if (listed) compare_lists(p, s.lists(hq, device.words.host()));
 }
@@ -341,6 +342,8 @@ inline int time_all_routed() {
   time_routed(8192, 16, 2, 128, 256, 4, true);
   time_routed(8192, 16, 2, 128, 256, 12, true);
   time_routed(8192, 16, 2, 128, 256, 20, true);
+  time_routed(8192, 16, 2, 128, 256, 28, true);
+  time_routed(16384, 16, 2, 128, 256, 32, true);
   time_routed(32768, 16, 2, 128, 256, 16, true);
   time_routed(32768, 14, 2, 64, 256, 16, true);
   time_routed(32768, 16, 2, 128, 128, 32, true);

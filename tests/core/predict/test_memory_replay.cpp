@@ -48,6 +48,21 @@ TEST(MemoryReplay, ShardsAndTypesCountAsAllocated) {
   EXPECT_EQ(bytes(MemoryCategory::optimizer), 251 * 3 * 4);
 }
 
+TEST(MemoryReplay, TilesAreOfAGroupOfHeadsWhereEverythingIsChosen) {
+  StageMemory stage = small_stage();
+  stage.host = true;  // whose attention has tiles
+  stage.model.query_heads = 8;
+  RankMicroBatch part = part_of(64);
+  const auto bytes = [&](std::int64_t longest) {
+    part.longest = longest;
+    return replay_memory(stage, kOnce, {part})[MemoryCategory::workspace];
+  };
+  const std::int64_t dense = bytes(1000);
+  stage.dense_keys = 512;
+  EXPECT_EQ(bytes(512), dense);
+  EXPECT_NE(bytes(513), dense);
+}
+
 TEST(MemoryReplay, BucketsOfZero2ExistUntilTheyAreReduced) {
   StageMemory stage = small_stage();
   stage.zero = 2;

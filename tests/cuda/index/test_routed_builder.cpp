@@ -83,7 +83,9 @@ TEST_F(CudaRouted, AttentionIsTheHostsUnderTheSameChoice) {
     int block, top_k, heads, kv_heads, dim;
   };
   const std::vector<Case> cases = {{{{0, 3100}, {0, 100}, {0, 1500}}, 256, 3, 4, 2, 128},
-                                   {{{1088, 3000}, {0, 700}}, 128, 5, 3, 1, 64}};
+                                   {{{1088, 3000}, {0, 700}}, 128, 5, 3, 1, 64},
+                                   // Nearly everything: the first 11 of 13 blocks list nothing.
+                                   {{{0, 3100}, {0, 500}}, 256, 11, 4, 2, 128}};
   for (const Case& c : cases) {
     const AttentionAxes axes = axes_of(c.segments);
     AttentionOptions options;
@@ -126,6 +128,7 @@ TEST_F(CudaRouted, BlockListsRemainWhereTheyMust) {
   };
   const AttentionAxes axes = axes_of({{0, 4096}});
   EXPECT_TRUE(routed(axes, 256, 3));
+  EXPECT_TRUE(routed(axes, 256, 15)) << "one row block lists, the others are dense";
   EXPECT_FALSE(routed(axes, 256, 16)) << "every block is chosen: dense";
   EXPECT_FALSE(routed(axes, 192, 3)) << "no kernels for such blocks";
   cuda::set_deterministic(true);

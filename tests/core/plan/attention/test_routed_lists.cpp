@@ -18,7 +18,7 @@ constexpr int kSlots = 5, kHeads = 6, kKvHeads = 2, kGroup = 3;
 /// Segments of whole query blocks, `per` of them a pattern block.
 struct Choice {
   std::vector<std::int32_t> first, own;
-  std::vector<std::set<int>> of;  ///< [heads, tokens] pattern blocks besides the own one
+  std::vector<std::set<int>> of;  ///< [heads, tokens] pattern blocks that a row lists
   std::vector<std::uint64_t> words;
   RoutedAxis axis;
   Choice(const std::vector<int>& segments, int per, std::mt19937_64& rng) {
@@ -43,6 +43,7 @@ struct Choice {
         for (int g : all)
           words[(static_cast<std::size_t>(h) * count + b) * width + g - first[b]] |=
               1ull << (i % kBlock);
+        if (before <= kSlots) chosen.clear();  // it chooses all: dense attention has it
       }
   }
 };
