@@ -157,6 +157,15 @@ class Check(RunCase):
         self.assertEqual(stored[0], 0)
         self.assertGreater(stored[1], 0)
 
+    def test_memory_counts_the_micro_batches_of_short_samples(self):
+        short = ["data.source=lengths", "data.lengths=[3]", "data.max_tokens=0", "data.paths=[]"]
+        twins = [
+            self.check(self.deck(dp=1), *short, "mesh.pp=2", "pipeline.schedule=gpipe", *more)[1]
+            for more in ([], ["attention.pattern=vertical_slash"])  # whose blocks hold one each
+        ]
+        held = [twin["stages"][0]["memory"]["activations_bytes"] for twin in twins]
+        self.assertGreater(held[1], 5 * held[0])
+
     def test_any_mesh_without_ranks(self):
         text, facts = self.check(
             self.deck(),
