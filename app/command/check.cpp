@@ -168,12 +168,17 @@ void print_memory(const CheckFacts& f) {
              bytes_text(static_cast<double>(f.largest_rank_bytes())), f.ranks(), bytes_text(all));
 }
 
-/// The first step's balance, where the deck has data that can be opened.
+/// The first step's balance and what it holds at once, where the deck has data that can be opened:
+/// of samples shorter than a sparse pattern's blocks more micro-batches live than of full ones.
 void tell_balance(const Config& config, CheckFacts& f, nlohmann::ordered_json& twin) {
   if (!config.is_set(&Config::data)) return;
   try {
     std::vector<std::string> notes;
-    const PlannedRun::Step step = PlannedRun(config, plan_costs(config, notes)).next();
+    PlannedRun run(config, plan_costs(config, notes));
+    run.count_memory();
+    const PlannedRun::Step step = run.next();
+    for (std::size_t s = 0; s < f.stages.size(); ++s)
+      f.stages[s].memory.take_larger(step.simulated.memory.at(s));
     f.balance = expected_balance(config, step.plan, step.simulated);
     twin["expected_balance"] = {{"idle_ranks", step.simulated.idle_ranks},
                                 {"load_balance", step.simulated.load_balance},

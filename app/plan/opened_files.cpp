@@ -6,11 +6,13 @@
 #include <filesystem>
 #include <functional>
 
+#include "app/plan/planned_samples.hpp"
 #include "core/config/run_options.hpp"
 #include "core/model/parameter_table.hpp"
 #include "io/data/dataset.hpp"
 #include "io/model/huggingface.hpp"
 #include "io/profile/head_table.hpp"
+#include "io/trace/recorded_indexes.hpp"
 
 namespace ballast {
 
@@ -30,6 +32,18 @@ void refuse_samples_beyond_groups(const Config& config, const Dataset& data) {
           beyond, data.samples(), groups.back(), longest);
 }
 
+void refuse_missing_held_out(const Config& config, const Sampler& sampler) {
+  if (!sampler.validation().empty()) return;
+  const auto needs = [&](const char* key, std::int64_t value) {
+    require(value == 0,
+            "{} = {}: no sample is held out (data.validation_share = {}, {} samples: a single "
+            "document is trained on); set data.validation_share above 0 and give more documents",
+            key, value, config.data.validation_share, sampler.training_samples());
+  };
+  needs("eval.every_steps", config.eval.every_steps);
+  if (config.eval.generate.tokens > 0) needs("eval.generate_samples", config.eval.generate.samples);
+}
+
 OpenedFiles open_files_of(const Config& config) {
   OpenedFiles found;
   const auto attempt = [&](const std::function<void()>& work) {
@@ -45,11 +59,14 @@ OpenedFiles open_files_of(const Config& config) {
       require(data->vocabulary() <= config.model.vocabulary,
               "model.vocabulary = {} is smaller than the data's vocabulary of {}",
               config.model.vocabulary, data->vocabulary());
-      for (std::int64_t s = 0; s < data->samples(); ++s)
-        found.longest = std::max(found.longest, data->length(s));
+      std::int64_t longest = 0;
+      for (std::int64_t s = 1; s < data->samples(); ++s)
+        if (data->length(s) > data->length(longest)) longest = s;
+      found.longest = sample_length(*data, longest);
       found.loss_share = loss_share(*data);
       found.data = fmt::format("{}; {}", data->description(), loss_share_text(*data));
       refuse_samples_beyond_groups(config, *data);
+      refuse_missing_held_out(config, sampler_of(config, *data));
     });
   if (const std::string& folder = config.model.weights; !folder.empty())
     attempt([&] {
@@ -67,6 +84,8 @@ OpenedFiles open_files_of(const Config& config) {
       const std::string& file = config.attention.heads;
       check_head_table(read_head_table(file), file, config.model.layers, config.model.query_heads);
     });
+  if (config.attention.index == IndexOrigin::recorded)
+    attempt([&] { read_indexes(config.attention.recorded); });
   const std::string& reference = config.dpo.reference;
   if (trains_pairs(config) && !config.dpo.reference_free &&
       !std::filesystem::is_regular_file(reference))

@@ -53,6 +53,8 @@ void PlannedRun::begin(const BatchingOptions& batching, bool tune) {
   step_ = 0;
 }
 
+void PlannedRun::count_memory() { simulation_.memory = stage_memories(config_, options_); }
+
 PlannedRun::Step PlannedRun::next() {
   const std::vector<SampleLength> samples = samples_->next(position_);
   Step step;

@@ -11,13 +11,16 @@ std::unique_ptr<Dataset> open_planned_data(const Config& config) {
   return open_dataset(data);
 }
 
+Sampler sampler_of(const Config& config, const Dataset& dataset) {
+  return Sampler(
+      dataset.samples(), config.run.seed, config.data.validation_share, config.batching.shuffle,
+      [&](std::int64_t s) { return dataset.document(s); }, dataset.held_out());
+}
+
 PlannedSamples::PlannedSamples(const Config& config)
     : config_(config),
       dataset_(open_planned_data(config)),
-      sampler_(
-          dataset_->samples(), config.run.seed, config.data.validation_share,
-          config.batching.shuffle, [this](std::int64_t s) { return dataset_->document(s); },
-          dataset_->held_out()),
+      sampler_(sampler_of(config, *dataset_)),
       window_(window_options(config)) {
   require(training_samples() > 0, "data: no training samples ({}); check the block [data]",
           dataset_->description());

@@ -14,6 +14,9 @@ namespace ballast {
 /// The deck's dataset; a deck without a model will do, since no token is read.
 std::unique_ptr<Dataset> open_planned_data(const Config& config);
 
+/// Their order, and which of them are held out.
+Sampler sampler_of(const Config& config, const Dataset& dataset);
+
 class PlannedSamples {
  public:
   /// Errors: those of open_dataset, no training sample.

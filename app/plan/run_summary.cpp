@@ -76,6 +76,18 @@ StepPlan shown_step(const std::vector<MicroBatch>& list, const PackGroup& group,
   return plan_batch_step(batch, options);
 }
 
+/// A step of samples like the longest, which may need more ranks than one, or chunks.
+std::vector<SampleLength> longest_samples(const Config& config, SampleLength longest) {
+  const std::int64_t stated = config.batching.global_samples,
+                     samples = stated > 0 ? stated : config.batching.global_tokens / longest.tokens;
+  std::vector<SampleLength> list;
+  for (std::int64_t s = 0; s < std::clamp<std::int64_t>(samples, 1, kPipelinedMicroBatches); ++s) {
+    list.push_back(longest);
+    list.back().sample += s;
+  }
+  return list;
+}
+
 nlohmann::ordered_json hop_json(const std::optional<RingHop>& hop) {
   if (!hop) return nullptr;
   return {{"to", hop->to},
@@ -120,7 +132,7 @@ struct LargestMicroBatch {
 LargestMicroBatch largest_micro_batch(const Config& config, CheckFacts& f) {
   LargestMicroBatch largest;
   std::int64_t& longest = largest.longest;
-  longest = f.files.longest > 0 ? f.files.longest : config.data.max_tokens;
+  longest = f.files.longest.tokens > 0 ? f.files.longest.tokens : config.data.max_tokens;
   if (config.data.source == DataSource::needle)
     longest = std::ranges::max(config.data.needle_lengths);
   // A sample longer than a pack gets a micro-batch of its own.
@@ -195,10 +207,7 @@ void replay_steps(const Config& config, const LargestMicroBatch& largest, CheckF
   simulation.memory = stage_memories(config, f.options);
   const StepOptions planned = step_options(config, f.options, simulation, *costs);
   const std::int64_t most = f.options.mesh.pp == 1 ? kListedMicroBatches : kPipelinedMicroBatches;
-  const auto add = [&](std::int64_t micro_batches) {
-    const StepPlan plan = shown_step(
-        full_micro_batches(f, std::min(micro_batches, most), chunked ? largest.longest : 0),
-        largest.group, planned);
+  const auto take = [&](const StepPlan& plan) {
     const SimulatedStep simulated = simulate(plan, simulation, *costs);
     for (std::size_t s = 0; s < f.stages.size(); ++s) {
       StageFacts& stage = f.stages[s];
@@ -207,6 +216,16 @@ void replay_steps(const Config& config, const LargestMicroBatch& largest, CheckF
       stage.memory.take_larger(simulated.memory.at(s));
     }
   };
+  const auto add = [&](std::int64_t micro_batches) {
+    take(shown_step(
+        full_micro_batches(f, std::min(micro_batches, most), chunked ? largest.longest : 0),
+        largest.group, planned));
+  };
+  if (f.options.batching.method == Batching::balanced && largest.longest > f.micro_batch_tokens) {
+    SampleLength longest = f.files.longest;
+    if (longest.tokens == 0) longest = {0, largest.longest, largest.longest - 1};
+    take(plan_step(0, longest_samples(config, longest), planned));
+  }
   // Fewer micro-batches may keep more weight halves waiting: other forwards and backwards fill the
   // waits of many.
   const std::int64_t chunks = chunked ? (largest.longest + f.micro_batch_tokens - 1) /

@@ -136,19 +136,11 @@ Generator::Generator(Session& session, StepPlanner& planner)
     : session_(session), planner_(planner), options_(session.config.eval.generate) {
   const bool bytes = session.config.data.source == DataSource::files;
   together(session.mesh.world, [&] {
-    require(bytes || options_.prompts.empty(),
-            "eval.generate_prompts are texts, and this data has tokens of a tokenizer, which this "
-            "program does not run; set eval.generate_samples, whose beginnings are prompts");
     for (const std::string& text : options_.prompts) {
-      require(!text.empty(), "eval.generate_prompts: an empty text is no prompt");
       GeneratedText& prompt = prompts_.emplace_back();
       for (const char c : text) prompt.prompt.push_back(static_cast<unsigned char>(c));
     }
     add_samples();
-    require(!prompts_.empty(),
-            "eval.generate_tokens = {}: there is nothing to continue; set eval.generate_prompts or "
-            "eval.generate_samples",
-            options_.tokens);
   });
   std::vector<std::vector<std::int32_t>> longest;
   for (GeneratedText& prompt : prompts_) {
@@ -161,9 +153,6 @@ Generator::Generator(Session& session, StepPlanner& planner)
 
 void Generator::add_samples() {
   std::vector<std::int64_t> held_out = session_.sampler.validation();
-  require(options_.samples == 0 || !held_out.empty(),
-          "eval.generate_samples = {}: no sample is held out; set data.validation_share above 0",
-          options_.samples);
   const Dataset& data = *session_.dataset;
   held_out.resize(std::min(held_out.size(), static_cast<std::size_t>(options_.samples)));
   for (const std::int64_t sample : held_out) {

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "app/plan/opened_files.hpp"
+#include "app/plan/planned_samples.hpp"
 #include "app/train/local_batch.hpp"
 #include "core/config/step_options.hpp"
 #include "core/model/muon_table.hpp"
@@ -30,12 +31,11 @@ std::unique_ptr<Dataset> open_together(const Communicator& world, const Config& 
   return dataset;
 }
 
-Sampler sampler_of(const Communicator& world, const Config& config, const Dataset& dataset) {
+Sampler sampler_together(const Communicator& world, const Config& config, const Dataset& dataset) {
   std::optional<Sampler> sampler;
   together(world, [&] {
-    sampler.emplace(
-        dataset.samples(), config.run.seed, config.data.validation_share, config.batching.shuffle,
-        [&](std::int64_t s) { return dataset.document(s); }, dataset.held_out());
+    sampler = sampler_of(config, dataset);
+    refuse_missing_held_out(config, *sampler);
     sampler->begin_with(curriculum(config), [&](std::int64_t s) { return dataset.length(s); });
   });
   return *std::move(sampler);
@@ -105,7 +105,7 @@ Session::Session(const Communicator& world, const Config& config_)
       mesh(world, options.mesh, options.joined_ranks(), options.model.query_heads),
       device(*backend.device),
       dataset(open_together(world, config)),
-      sampler(sampler_of(world, config, *dataset)),
+      sampler(sampler_together(world, config, *dataset)),
       window(options.window),
       stage(stored_stage(config, options, mesh.at.pp)),
       parameters(stage.table, backend.dtype, device, mesh.replica.size(), bucket_bytes(config),

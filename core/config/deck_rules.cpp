@@ -60,6 +60,25 @@ void run_rules(const Config& config, Rules& rules) {
               fmt::format("set {} above 0", held_out));
 }
 
+/// Texts that evaluations let the model continue.
+void generation_rules(const Config& config, Rules& rules) {
+  const GenerateConfig& generate = config.eval.generate;
+  if (generate.tokens == 0) return;
+  const Texts& prompts = generate.prompts;
+  if (prompts.empty() && generate.samples == 0)
+    rules.add(
+        {"eval.generate_tokens", "eval.generate_prompts", "eval.generate_samples"},
+        fmt::format("eval.generate_tokens = {}: there is nothing to continue", generate.tokens),
+        "set eval.generate_prompts or eval.generate_samples");
+  if (!prompts.empty() && config.data.source != DataSource::files)
+    rules.add({"eval.generate_prompts", "data.source"},
+              "eval.generate_prompts are texts, and this data has tokens of a tokenizer, which "
+              "this program does not run",
+              "set eval.generate_samples, whose beginnings are prompts");
+  if (std::find(prompts.begin(), prompts.end(), "") != prompts.end())
+    rules.add({"eval.generate_prompts"}, "eval.generate_prompts: an empty text is no prompt");
+}
+
 void mesh_rules(const Config& config, Rules& rules) {
   const MeshShape& mesh = config.mesh;
   rules.take(problems(mesh, 0));
@@ -457,7 +476,10 @@ std::vector<Problem> problems(const Config& config, DeckNeeds needs, const std::
     model_rules(config, rules);
     fp8_rules(config, rules);
   }
-  if (needs.data || config.is_set(&Config::data)) data_rules(config, rules);
+  if (needs.data || config.is_set(&Config::data)) {
+    data_rules(config, rules);
+    generation_rules(config, rules);
+  }
   batching_rules(config, needs, rules);
   pair_rules(config, needs, rules);
   attention_rules(config, rules);
@@ -467,11 +489,14 @@ std::vector<Problem> problems(const Config& config, DeckNeeds needs, const std::
   if (config.is_set(&Config::profile)) profile_rules(config, rules);
   if (config.is_set(&Config::dst)) dst_rules(config, rules);
   const bool predicts = config.dst.enabled || config.batching.method == Batching::sab;
-  if (predicts && config.profile.table.empty() && config.costs.forward_pair_s == 0)
+  const CostsConfig& costs = config.costs;
+  const bool timed =
+      costs.forward_token_s > 0 && costs.forward_pair_s > 0 && costs.backward_over_forward > 0;
+  if (predicts && config.profile.table.empty() && !timed)
     rules.add({"dst.enabled", "batching.method"},
               "dst.enabled and batching.method = \"sab\" predict latency: name a profile.table "
               "(`ballast profile` measures one), or state costs.forward_token_s and "
-              "costs.forward_pair_s");
+              "costs.forward_pair_s above 0 (costs.backward_over_forward is 2 unless stated)");
   rules.take(refused_combinations(config, needs.executes));
   return rules.list;
 }

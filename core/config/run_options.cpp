@@ -83,7 +83,8 @@ DataOptions data_options(const Config& config) {
   options.long_samples = d.long_samples;
   options.pairs = trains_pairs(config);
   const Integers& groups = config.batching.groups;
-  if (config.batching.long_samples == LongSamples::split && !groups.empty() &&
+  if (config.batching.method == Batching::hbp &&
+      config.batching.long_samples == LongSamples::split && !groups.empty() &&
       (options.max_tokens == 0 || options.max_tokens > groups.back())) {
     options.max_tokens = groups.back();
     options.long_samples = LongDocuments::split;

@@ -127,6 +127,45 @@ class Check(RunCase):
         weights = self.run_ballast(1, "check", deck, f"model.weights={self.data}", status=1)
         self.assertIn(self.data, weights.stderr)
 
+    def test_what_train_would_stop_at_is_refused(self):
+        one = os.path.join(self.data, "000.txt")
+        with open(one, "w") as f:
+            f.write("balance " * 100)
+        pairs = ["loss.kind=dpo", "dpo.reference_free=true", "data.long=truncate"]
+        for settings, said in (
+            ([f'data.paths=["{one}"]', "data.max_tokens=0", "eval.every_steps=1"], "held out"),
+            (["attention.index=recorded", f"attention.recorded={self.out('none')}"], "none"),
+            (
+                pairs + ["batching.method=balanced", "batching.micro_batch_tokens=60"],
+                "does not fit one micro-batch",
+            ),
+        ):
+            deck = self.deck(dp=1)
+            for command in ("check", "train"):
+                folder = ["-d", self.out("refused")] if command == "train" else []
+                done = self.run_ballast(1, command, deck, *settings, *folder, status=1)
+                self.assertIn(said, done.stderr, f"{command} {settings}")
+
+    def test_memory_counts_chunks_of_samples_that_no_group_holds(self):
+        with open(os.path.join(self.data, "long.txt"), "w") as f:
+            f.write("balance " * 128)
+        twins = [
+            self.check(self.deck(), "batching.method=balanced", f"data.max_tokens={tokens}")[1]
+            for tokens in (300, 1024)  # a micro-batch; four, which two ranks do not hold whole
+        ]
+        stored = [twin["stages"][0]["memory"]["kv_store_bytes"] for twin in twins]
+        self.assertEqual(stored[0], 0)
+        self.assertGreater(stored[1], 0)
+
+    def test_memory_counts_the_micro_batches_of_short_samples(self):
+        short = ["data.source=lengths", "data.lengths=[3]", "data.max_tokens=0", "data.paths=[]"]
+        twins = [
+            self.check(self.deck(dp=1), *short, "mesh.pp=2", "pipeline.schedule=gpipe", *more)[1]
+            for more in ([], ["attention.pattern=vertical_slash"])  # whose blocks hold one each
+        ]
+        held = [twin["stages"][0]["memory"]["activations_bytes"] for twin in twins]
+        self.assertGreater(held[1], 5 * held[0])
+
     def test_any_mesh_without_ranks(self):
         text, facts = self.check(
             self.deck(),

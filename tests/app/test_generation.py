@@ -176,6 +176,8 @@ class Generation(RunCase):
                 (['eval.generate_prompts=[""]'], "an empty text"),
             )
         ):
+            checked = self.run_ballast(1, "check", self.deck(dp=1), *TEXTS, *settings, status=1)
+            self.assertIn(said, checked.stderr)
             run = self.out(f"refused{number}")
             done = self.run_ballast(
                 1, "train", self.deck(dp=1), "-d", run, *TEXTS, *settings, status=None

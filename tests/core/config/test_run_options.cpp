@@ -127,5 +127,15 @@ TEST(RunOptions, EveryKeyOfTheirBlocksChangesThem) {
   EXPECT_EQ(as_they_are, kReadAsTheyAre);
 }
 
+TEST(RunOptions, GroupsOfAnotherMethodCutNoSamples) {
+  Config config;
+  config.batching.groups = {64, 256};
+  config.batching.long_samples = LongSamples::split;
+  config.batching.method = Batching::packed;
+  EXPECT_EQ(data_options(config).max_tokens, 0);
+  config.batching.method = Batching::hbp;
+  EXPECT_EQ(data_options(config).max_tokens, 256);
+}
+
 }  // namespace
 }  // namespace ballast
