@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "core/base/error.hpp"
 #include "core/base/hash.hpp"
@@ -18,7 +19,37 @@ const char* name(CollectiveKind kind) {
   return names[static_cast<int>(kind)];
 }
 
+namespace {
+
+constexpr double kInStep = 0.05;  // share by which work of ranks in step may differ
+
+bool alike(double a, double b) { return std::abs(a - b) <= kInStep * std::max(a, b); }
+
+/// Whether two micro-batches take a rank about the same time, as far as tokens and pairs tell.
+bool alike(const PlannedMicroBatch& a, const PlannedMicroBatch& b) {
+  const MicroBatch first = a.micro_batch(), second = b.micro_batch();
+  return alike(static_cast<double>(first.tokens()) / a.group.ranks,
+               static_cast<double>(second.tokens()) / b.group.ranks) &&
+         alike(first.attention_pairs() / a.group.ranks, second.attention_pairs() / b.group.ranks);
+}
+
+}  // namespace
+
+bool StepPlan::lanes_in_step() const {
+  for (std::size_t d = 1; d < lanes.size(); ++d) {
+    const std::vector<int>&one = lanes[d - 1].micro_batches, &other = lanes[d].micro_batches;
+    if (one.size() != other.size()) return false;
+    for (std::size_t i = 0; i < one.size(); ++i)
+      if (one[i] != other[i] && !alike(micro_batches.at(static_cast<std::size_t>(one[i])),
+                                       micro_batches.at(static_cast<std::size_t>(other[i]))))
+        return false;
+  }
+  return true;
+}
+
 bool StepPlan::meets_in_backward() const {
+  // ZeRO 2 has no memory for what a bucket would wait in.
+  if (zero < 2 && !lanes_in_step()) return false;
   std::vector<char> linked(lanes.size(), 0);  // to the lane before
   for (const PlannedMicroBatch& m : micro_batches)
     for (int d = m.group.first + 1; d < m.group.first + m.group.ranks; ++d)

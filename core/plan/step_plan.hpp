@@ -99,8 +99,14 @@ struct StepPlan {
   bool reduces_by_round() const { return zero >= 2 && backward; }
   /// Whether the data-parallel ranks of a stage may wait for one another inside their backwards
   /// (ends_gradients), not after them alone: where ranks that share micro-batches have all of them
-  /// in common.  With other lists a rank could wait for one that waits for it in a micro-batch.
+  /// in common (with other lists a rank could wait for one that waits for it in a micro-batch), and
+  /// where they are in step.  A reduction that waits for a rank elsewhere holds processors of the
+  /// GPU, and kernels that count on all of them take twice their time.  ZeRO 2 meets all the same,
+  /// to save memory.
   bool meets_in_backward() const;
+  /// Whether the data-parallel ranks have lists of micro-batches that take about the same time,
+  /// place by place.
+  bool lanes_in_step() const;
   const Schedule& schedule(int dp) const;
   const PlannedMicroBatch& micro_batch(int dp, int place) const;
   /// Layout of a micro-batch's packed axis over its ring.

@@ -32,9 +32,10 @@ def calls_of(call, rank):
     rig = Rig(0)
     log = os.path.join(rig.folder, "faults")
     last = 5 * EVERY  # the rig keeps three
+    counted = [(call, rank, 0, "fail", errno.EIO, f"checkpoints@{last}")]
     rig.call(
         RANKS, "train", rig.deck(MESH, steps=last, every=EVERY), "-d", rig.run, LD_PRELOAD=FAULTS,
-        BALLAST_FAULT_LOG=log, BALLAST_FAULT=injected([(call, rank, 0, "fail", 5, f"checkpoints@{last}")]),
+        BALLAST_FAULT_LOG=log, BALLAST_FAULT=injected(counted),
     )  # fmt: skip
     with open(log) as file:
         seen = int(file.read().rsplit("seen=", 1)[1])

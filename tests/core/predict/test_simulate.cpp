@@ -238,7 +238,7 @@ TEST(Simulate, CollectivesFollowTheLastLaneAndTermsAddUp) {
 // forward begins; passes hide the others.
 TEST(Simulate, PassesHideTheirPartOfReductionsAndGathers) {
   const PipelineOptions pipeline = pipeline_of(ScheduleKind::one_f_one_b, 1);
-  StepPlan plan = plan_of({of_lengths({1, 1}), of_lengths({1})}, pipeline, 4);
+  StepPlan plan = plan_of({of_lengths({1, 1}), of_lengths({1, 1})}, pipeline, 4);
   RingTimes costs;
   SimulationOptions options{.layers = 4};
   std::vector<ParameterBucket>& buckets = options.buckets.emplace_back(6);
@@ -254,10 +254,19 @@ TEST(Simulate, PassesHideTheirPartOfReductionsAndGathers) {
   EXPECT_DOUBLE_EQ(step.terms.reduction_s, 7 * 2 / 6.0);
   EXPECT_DOUBLE_EQ(step.terms.gather_s, 11 * 2 / 6.0);
   EXPECT_DOUBLE_EQ(step.step_s, before + 18 * 2 / 6.0);
+  // So do ranks that are not in step, except under ZeRO 2.
+  const StepPlan even = plan;
+  plan.micro_batches.back().segments = {{2, 0, 2, 0}};
+  EXPECT_FALSE(plan.lanes_in_step());
+  EXPECT_DOUBLE_EQ(simulate(plan, options, costs).terms.reduction_s, 7);
+  plan.zero = 2;
+  EXPECT_TRUE(plan.meets_in_backward());
+  plan = even;
   // Ranks with some micro-batches in common reduce when all is done.
   plan.micro_batches[1].group = {0, 2};
   plan.micro_batches[1].split = {2, 1, 1};
-  plan.lanes[1] = {{1}, plan.lanes[1].schedule};
+  plan.lanes[1] = {{1, 2}, plan.lanes[1].schedule};
+  plan.micro_batches.pop_back();
   EXPECT_FALSE(plan.meets_in_backward());
   step = simulate(plan, options, costs);
   EXPECT_DOUBLE_EQ(step.terms.reduction_s, 7);
