@@ -190,14 +190,18 @@ std::int64_t bucket_bytes(const Config& config) {
   return config.optimizer.kind == OptimizerKind::muon ? kOneBucket : config.optimizer.bucket_bytes;
 }
 
+namespace {
+
 /// StageMemory::dense_keys.
-static std::int64_t dense_keys(const Config& config, const AttentionOptions& attention) {
+std::int64_t dense_keys(const Config& config, const AttentionOptions& attention) {
   if (!attention.sparse()) return StageMemory().dense_keys;
   if (!attention.chosen() || attention.pattern != PatternKind::moba) return 0;
   const std::int64_t least =
       config.dst.enabled ? dst_options(config).candidates.front() : attention.moba_top_k;
   return keys_taken(least, attention.moba_block);
 }
+
+}  // namespace
 
 std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& options) {
   if (options.model.layers == 0) return {};

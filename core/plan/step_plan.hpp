@@ -101,8 +101,8 @@ struct StepPlan {
   /// (ends_gradients), not after them alone: where ranks that share micro-batches have all of them
   /// in common (with other lists a rank could wait for one that waits for it in a micro-batch), and
   /// where they are in step.  A reduction that waits for a rank elsewhere holds processors of the
-  /// GPU, and kernels that count on all of them take twice their time.  ZeRO 2 meets all the same,
-  /// to save memory.
+  /// GPU that other kernels count on: steps were a third longer.  ZeRO 2 meets all the same, to
+  /// save memory.
   bool meets_in_backward() const;
   /// Whether the data-parallel ranks have lists of micro-batches that take about the same time,
   /// place by place.

@@ -41,12 +41,10 @@ def settings(s, case):
         ]  # fmt: skip
         small += ["batching.groups=[128,1024]"] if named == "hbp" else []
         return [deck("hbp", "balanced_gpu.toml"), "--case", named, *small]
-    lengths = (
-        ["data.source=lengths", f"data.lengths_file={s.lengths}", "data.bin_tokens=[]"]
-        + ["data.bin_share=[]"]
-        if s.lengths
-        else []
-    )
+    lengths = []
+    if s.lengths:
+        lengths = ["data.source=lengths", f"data.lengths_file={s.lengths}"]
+        lengths += ["data.bin_tokens=[]", "data.bin_share=[]"]
     tokens = 131072 * s.gpus
     return [
         deck("hbp", "balanced_gpu.toml"), "--case", named, f"batching.global_tokens={tokens}",

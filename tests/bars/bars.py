@@ -169,7 +169,7 @@ BARS = [
         "tune",
         "what the clock of `ballast tune` predicts of configurations drawn before measuring",
         [1, 2, 4],
-        420,
+        1150,
         tune_commands,
         tune_figures,
         host=True,

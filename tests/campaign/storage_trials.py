@@ -87,7 +87,6 @@ def struck(rig, faults, steps, every):
     return status, text, [
         fault for fault in faults
         if "struck {0} {5}".format(*fault) in lines
-        or "struck {0} {5}@0".format(*fault) in lines
     ]  # fmt: skip
 
 
@@ -100,8 +99,7 @@ def fault(rig, number):
     every = EVERY if alone else APART
     steps = SWEEP_STEPS if alone else APART * (len(plan) + 1)
     faults = [
-        (*one, "checkpoints" if alone else f"checkpoints@{APART * (i + 1)}")
-        for i, one in enumerate(plan)
+        (*one, f"checkpoints@{0 if alone else APART * (i + 1)}") for i, one in enumerate(plan)
     ]
     status, text, reached = struck(rig, faults, steps, every)
     note = "; ".join(
@@ -129,7 +127,7 @@ def spoil(rig, number):
     """A write is lost or a bit flips on the way to the disk: the file never becomes a checkpoint
     that loads as if nothing had happened, and HDF5 is never handed what would bring it down."""
     plan = spoil_plan()[number % len(spoil_plan())]
-    status, text, reached = struck(rig, [(*plan, "checkpoints")], SWEEP_STEPS, EVERY)
+    status, text, reached = struck(rig, [(*plan, "checkpoints@0")], SWEEP_STEPS, EVERY)
     note = "{0} #{2} of rank {1}, {3}: ".format(*plan)
     if not reached:
         return "not reached", note

@@ -8,29 +8,13 @@
 #include "kernels/attention/index_scores.hpp"
 #include "parallel/pattern/moba.hpp"
 #include "tests/parallel/pattern/pattern_data.hpp"
+#include "tests/parallel/pattern/stated_budget.hpp"
 #include "tests/parallel/support.hpp"
 
 namespace ballast {
 namespace {
 
 constexpr std::int64_t kKeys = 128;  // of a block
-
-/// Takes the budget that it is given, and keeps what it was told.
-class Told final : public BudgetPolicy {
- public:
-  Told(std::vector<std::int64_t> candidates, std::int64_t budget)
-      : candidates_(std::move(candidates)), budget_(budget) {}
-  std::span<const std::int64_t> candidates() const override { return candidates_; }
-  std::int64_t choose(int, std::span<const double> told) override {
-    coverage.assign(told.begin(), told.end());
-    return budget_;
-  }
-  std::vector<double> coverage;
-
- private:
-  std::vector<std::int64_t> candidates_;
-  std::int64_t budget_;
-};
 
 class Moba : public ::testing::Test {
  protected:
@@ -177,7 +161,7 @@ TEST_F(Moba, TunedBudgetsOfEveryBlockAreDenseToo) {
   const auto source_of = [&](BudgetPolicy& policy) {
     return pattern_source(world, axes, options, &policy, nullptr, Communicator());
   };
-  Told some({1, 3, 4, 9}, 4), all({4, 9}, 9), few({1, 3, 4, 9}, 3);
+  Stated some(4, {1, 3, 4, 9}), all(9, {4, 9}), few(3, {1, 3, 4, 9});
   EXPECT_TRUE(dense(source_of(some)->shards(in)));
   EXPECT_TRUE(dense(source_of(all)->shards(in)));
   EXPECT_FALSE(dense(source_of(few)->shards(in)));

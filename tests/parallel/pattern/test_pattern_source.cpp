@@ -11,28 +11,13 @@
 #include "parallel/pattern/pattern_source.hpp"
 #include "parallel/pattern/recall.hpp"
 #include "tests/parallel/pattern/pattern_data.hpp"
+#include "tests/parallel/pattern/stated_budget.hpp"
 #include "tests/parallel/support.hpp"
 
 namespace ballast {
 namespace {
 
 using testing::SharedDraw;
-
-/// Takes one stated budget and keeps the coverage that it was told.
-class Stated final : public BudgetPolicy {
- public:
-  explicit Stated(std::int64_t budget) : budget_(budget) {}
-  std::span<const std::int64_t> candidates() const override { return candidates_; }
-  std::int64_t choose(int, std::span<const double> told) override {
-    coverage.assign(told.begin(), told.end());
-    return budget_;
-  }
-  std::vector<double> coverage;
-
- private:
-  std::vector<std::int64_t> candidates_{1, 2, 3, 4, 6, 9, 14};
-  std::int64_t budget_;
-};
 
 class Patterns : public ::testing::TestWithParam<const char*> {
  protected:

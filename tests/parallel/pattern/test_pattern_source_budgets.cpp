@@ -7,6 +7,7 @@
 #include "core/predict/sparsity_tuning.hpp"
 #include "parallel/pattern/pattern_source.hpp"
 #include "tests/core/plan/attention/pattern_pairs.hpp"
+#include "tests/parallel/pattern/stated_budget.hpp"
 #include "tests/parallel/support.hpp"
 
 namespace ballast {
@@ -31,22 +32,6 @@ Tensor random_rows(SharedDraw& draw, std::int64_t rows, std::int64_t heads) {
   std::copy(values.begin(), values.end(), t.data<float>());
   return t;
 }
-
-/// Takes one stated budget and keeps the coverage that it was told.
-class Stated final : public BudgetPolicy {
- public:
-  explicit Stated(std::int64_t budget) : budget_(budget) {}
-  std::span<const std::int64_t> candidates() const override { return candidates_; }
-  std::int64_t choose(int, std::span<const double> told) override {
-    coverage.assign(told.begin(), told.end());
-    return budget_;
-  }
-  std::vector<double> coverage;
-
- private:
-  std::vector<std::int64_t> candidates_{1, 2, 3, 4, 6, 9, 14};
-  std::int64_t budget_;
-};
 
 TEST(PatternBudgets, CoverageOfADependentChunkWeighsItsOwnQueriesAlone) {
   SharedDraw draw{41};
