@@ -65,13 +65,41 @@ void measure(const ProfileBins& bins, const ProfilePoint& point, LayerProfiler& 
   }
 }
 
+/// A step works for seconds at the device's power limit, where clocks are lower than in the short
+/// runs of a point: the ratio of a layer that runs again and again for some seconds, after others
+/// that make the device hot, to what the rows say of it.  The rows become times of such work.
+/// Collective.
+double sustain(const Communicator& world, const ProfileBins& bins, LayerProfiler& layer,
+               ProfileTable& measured) {
+  constexpr std::int64_t kTokens = 16384;  // enough that launches do not decide
+  RepeatRule rule;
+  rule.batch_s = 1, rule.heat_s = 2, rule.pass_s = 2 * rule.heat_s;
+  rule.least = rule.most = 1;
+  layer.repeat(rule);
+  std::int64_t tokens = bins.lengths.front();
+  for (const std::int64_t n : bins.lengths)
+    if (n <= kTokens) tokens = n;
+  const std::vector<BudgetSegment> segments{{tokens, 0}};
+  const MeasuredPasses hot = layer.whole(segments, 0, bins.block_tokens, bins.recompute.front());
+  double said = 0;
+  for (const ProfileRow& r : measured.rows)
+    if (r.part != ProfilePart::head && r.query_tokens == tokens && r.prefix_tokens == 0 &&
+        r.budget == 0 && r.recompute == bins.recompute.front())
+      said += r.median_s;
+  const double ratio =
+      world.all_reduce((hot.forward.median_s + hot.backward.median_s) / said, Reduction::max);
+  for (ProfileRow& r : measured.rows) r.median_s *= ratio, r.spread_s *= ratio;
+  return ratio;
+}
+
 /// Chooses how often passes run, so that all take about profile.target_s, and says how long that
 /// will be.  Collective.
 RepeatRule repeat_rule(const Communicator& world, const Config& config, const ProfileBins& bins,
-                       const std::vector<ProfilePoint>& points, LayerProfiler& layer) {
+                       const std::vector<ProfilePoint>& points, bool gpu, LayerProfiler& layer) {
   RepeatRule rule;
   rule.warmup = config.profile.warmup;
   rule.most = config.profile.repeats;
+  rule.heat_s = gpu ? 0.1 : 0;
   rule.pass_s = 0;
   layer.repeat(rule);
   const auto both = [&](const MeasuredPasses& passes) {
@@ -259,6 +287,7 @@ struct Profiled {
   PatternKind pattern = PatternKind::dense;
   std::optional<PlanPart> selected;
   double seconds = 0;
+  double sustained = 1;  ///< times of sustained work over those of the points' own runs
   double error(double HeldOut::*predicted) const { return median_error(held_out, predicted); }
 };
 
@@ -284,10 +313,11 @@ ProfileTable keep(const Communicator& world, const Config& config, Profiled& fou
   return table;
 }
 
-/// Times layers that the table did not see.  Collective.
+/// Times layers that the table did not see, in runs as short as those of its points, and scales the
+/// times as theirs were.  Collective.
 std::vector<HeldOut> measure_held_out(const Communicator& world, const Config& config,
                                       const ProfileBins& bins, const ProfileTable& table,
-                                      LayerProfiler& layer) {
+                                      double sustained, LayerProfiler& layer) {
   LatencyOptions series;
   series.pattern = bins.pattern;
   series.recompute = bins.recompute.front();
@@ -296,7 +326,8 @@ std::vector<HeldOut> measure_held_out(const Communicator& world, const Config& c
   std::vector<HeldOut> held_out = draw_points(bins, config.profile.held_out, config.run.seed);
   for (HeldOut& p : held_out) {
     const MeasuredPasses m = layer.whole(p.segments, p.budget, bins.block_tokens, series.recompute);
-    p.measured_s = world.all_reduce(m.forward.median_s + m.backward.median_s, Reduction::max);
+    p.measured_s =
+        sustained * world.all_reduce(m.forward.median_s + m.backward.median_s, Reduction::max);
     p.table_s = model.predict(micro_batch(p.segments), p.budget).total_s();
     p.flops_s =
         layer.flops(p.tokens(), pairs(p.segments, p.budget, bins.block_tokens)) / analytic.rate;
@@ -311,6 +342,11 @@ void print(const Profiled& found, const std::string& backend_note) {
   if (!backend_note.empty()) fmt::print("note: {}\n", backend_note);
   for (const std::string& note : found.notes) fmt::print("note: {}\n", note);
   fmt::print("measured in {:.1f} s, preparations included\n", found.seconds);
+  if (found.sustained != 1)
+    fmt::print(
+        "note: times are those of work that goes on for seconds, {:.3f} x what short runs of each "
+        "point took\n",
+        found.sustained);
   print(found.measured);
   if (found.measured.links.empty())
     fmt::print("links: none measured, every level of the mesh has one rank\n");
@@ -336,7 +372,8 @@ nlohmann::ordered_json json_of(const Profiled& found) {
                               {"block_tokens", found.measured.block_tokens},
                               {"pattern", name(found.pattern)},
                               {"notes", found.notes},
-                              {"measure_seconds", found.seconds}};
+                              {"measure_seconds", found.seconds},
+                              {"sustained", found.sustained}};
   json["rows"] = rows_json(found.measured);
   json["links"] = nlohmann::ordered_json::array();
   for (const ProfileLink& l : found.measured.links)
@@ -369,7 +406,8 @@ int profile_command(const CommandLine& line) {
   const Mesh mesh(world, options.mesh);
   const BackendChoice backend = choose_backend(config, world);
   const std::string folder = line.output_folder(config);
-  const ProfileBins bins(config, backend.device->space() == Space::cuda);
+  const bool gpu = backend.device->space() == Space::cuda;
+  const ProfileBins bins(config, gpu);
   const auto begin = std::chrono::steady_clock::now();
 
   Profiled found;
@@ -388,14 +426,17 @@ int profile_command(const CommandLine& line) {
                        (options.model.layers + options.mesh.pp - 1) / options.mesh.pp,
                        config.run.fp8(), options.attention});
   const std::vector<ProfilePoint> points = profile_points(bins);
-  layer.repeat(repeat_rule(world, config, bins, points, layer));
+  const RepeatRule rule = repeat_rule(world, config, bins, points, gpu, layer);
+  layer.repeat(rule);
   Measurement rows(world, measured);
   for (const ProfilePoint& point : points) measure(bins, point, layer, rows);
+  if (gpu) found.sustained = sustain(world, bins, layer, measured);
   measured.links =
       measure_links(mesh, *backend.device, config.profile.repeats, config.profile.largest_message);
 
   const ProfileTable table = keep(world, config, found);
-  found.held_out = measure_held_out(world, config, bins, table, layer);
+  layer.repeat(rule);
+  found.held_out = measure_held_out(world, config, bins, table, found.sustained, layer);
   together(world, [&] {
     if (world.rank() != 0) return;
     Config with_table = config;

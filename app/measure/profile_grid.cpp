@@ -72,9 +72,12 @@ std::vector<double> estimated_run_seconds(const std::vector<ProfilePoint>& point
 }
 
 std::int64_t RepeatRule::warmups(double run_s) const {
-  return std::clamp<std::int64_t>(
-      static_cast<std::int64_t>(std::min(pass_s / std::max(run_s, 1e-9), kMostRuns)), 1,
-      std::max<std::int64_t>(1, warmup));
+  const auto within = [&](double seconds) {
+    return static_cast<std::int64_t>(std::min(seconds / std::max(run_s, 1e-9), kMostRuns));
+  };
+  const std::int64_t few =
+      std::clamp<std::int64_t>(within(pass_s), 1, std::max<std::int64_t>(1, warmup));
+  return std::max(few, within(std::min(heat_s, pass_s / 2)));
 }
 
 std::int64_t RepeatRule::runs(double run_s) const {

@@ -47,11 +47,13 @@ std::vector<double> estimated_run_seconds(const std::vector<ProfilePoint>& point
                                           const PilotTimes& pilot, std::int64_t block_tokens);
 
 /// How often passes run (LayerProfiler): batches of at least `batch_s`, as many as fit into
-/// `pass_s`, between `least` and `most`.
+/// `pass_s`, between `least` and `most`.  Before them the device works for `heat_s`, at most half
+/// of `pass_s`: a GPU at its power limit lowers its clock within that time, as it does in training.
 struct RepeatRule {
-  double batch_s = 0.004, pass_s = 0.1;
+  double batch_s = 0.004, pass_s = 0.1, heat_s = 0;
   std::int64_t warmup = 2, least = 3, most = 9;
   std::int64_t warmups(double run_s) const;  ///< untimed runs: one, and more of short work
+                                             ///< (up to `warmup`, or until the device is hot)
   std::int64_t runs(double run_s) const;     ///< in one batch
   std::int64_t batches(double run_s) const;  ///< timed
   double seconds(double run_s) const;        ///< of a pass, warm-up included

@@ -99,8 +99,12 @@ struct LayerProfiler::Impl {
       return (clock.seconds(end) - clock.seconds(begin)) / static_cast<double>(runs);
     };
     const std::function<void()>& first = before ? before : nothing;
-    double once = batch(1, first, work);  // of the last warm-up run
-    for (std::int64_t i = 1, most = rule.warmups(once); i < most; ++i) once = batch(1, first, work);
+    double once = batch(1, first, work);  // of the warm-up runs
+    const std::int64_t alone =
+        std::min<std::int64_t>(rule.warmups(once), std::max<std::int64_t>(1, rule.warmup));
+    for (std::int64_t i = 1; i < alone; ++i) once = batch(1, first, work);
+    if (const std::int64_t hot = rule.warmups(once) - alone; hot > 0)
+      once = batch(hot, first, work);
     const std::int64_t runs = rule.runs(once), batches = rule.batches(once);
     std::vector<double> times, aside(1, 0.0);
     for (std::int64_t i = 0; i < batches; ++i) times.push_back(batch(runs, first, work));

@@ -56,6 +56,10 @@ class Costs {
   /// Ring: one hop of a shard's keys and values, or of their gradients.
   virtual double ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level,
                           bool gradients) const = 0;
+  /// Ring: the passes over memory by which one pass of a layer joins the partial results of its
+  /// shards, beside attention (parallel/context/ring_attention.cpp): outputs in forward, gradients
+  /// of keys and values in backward.
+  virtual double ring_sums(std::int64_t tokens, const ContextSplit& split, bool gradients) const;
   /// Activations or gradients of a micro-batch to the neighbour stage.
   virtual double stage_hop(std::int64_t tokens, const ContextSplit& split) const = 0;
   /// A chunk's stage input to or from host memory.
@@ -72,6 +76,7 @@ class Costs {
 };
 
 inline double Costs::layer_scale(std::int64_t) const { return 1; }
+inline double Costs::ring_sums(std::int64_t, const ContextSplit&, bool) const { return 0; }
 
 /// One layer of a whole micro-batch: rest + attention of its segments (SparseBalance Equation 8),
 /// no transfer counted.

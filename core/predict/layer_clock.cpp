@@ -107,9 +107,10 @@ LayerParts LayerClock::layer(const PlannedMicroBatch& m, std::int64_t budget, Re
     }
     return simulate(steps, ring) - seconds;
   };
-  parts.forward.ring_s = pass(plan.forward, attention.forward_s, false);
+  parts.forward.ring_s =
+      pass(plan.forward, attention.forward_s, false) + costs_.ring_sums(tokens, m.split, false);
   parts.backward.ring_s = pass(plan.backward, attention.backward_s - attention.recompute_s, true) +
-                          again * parts.forward.ring_s;
+                          costs_.ring_sums(tokens, m.split, true) + again * parts.forward.ring_s;
   return parts;
 }
 

@@ -16,7 +16,7 @@ namespace ballast {
 struct PassParts {
   double compute_s = 0;    ///< forward or backward itself, an even share of each rank
   double recompute_s = 0;  ///< forward that runs again
-  double ring_s = 0;       ///< what hops and the ranks' uneven parts add
+  double ring_s = 0;       ///< what hops, joined sums and the ranks' uneven parts add
   double exchange_s = 0;   ///< all-to-alls
   double total_s() const { return compute_s + recompute_s + ring_s + exchange_s; }
   PassParts& add(const PassParts& other, double times = 1);

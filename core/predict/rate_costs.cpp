@@ -157,6 +157,28 @@ double RateCosts::ring_hop(std::int64_t tokens, const ContextSplit& split, RingL
               level == RingLevel::inner && split.sp * split.ring_inner <= node_ranks());
 }
 
+double RateCosts::ring_sums(std::int64_t tokens, const ContextSplit& split, bool gradients) const {
+  const int ring = split.ring();
+  if (ring == 1 || tokens <= 0) return 0;
+  const ModelShape& m = work_.model;
+  const HeadSplit heads{split.sp, m.query_heads, m.kv_heads};
+  const double t = static_cast<double>(tokens) / split.ranks(), shards = ring,
+               sum = static_cast<double>(std::max<std::int64_t>(4, work_.element_bytes)),
+               element = static_cast<double>(work_.element_bytes);
+  if (!gradients) {
+    // Each shard's output is written as a sum; every one but the first is read and joins the
+    // running one, which is rounded at the end.
+    const double bytes = shards * (sum - element) + (shards - 1) * 3 * sum + sum + element;
+    return t * static_cast<double>(m.query_heads * m.head_dim) * bytes / rates_.memory_bytes +
+           shards * rates_.launch_s;
+  }
+  // Sums of every shard begin with zeros and are read once more where they meet; the own ones are
+  // rounded at the end.
+  const double kv = static_cast<double>(2 * heads.local_kv_heads() * split.sp * m.head_dim),
+               bytes = shards * 2 * sum + 3 * sum + sum + element;
+  return t * kv * bytes / rates_.memory_bytes + 2 * shards * rates_.launch_s;
+}
+
 double RateCosts::stage_hop(std::int64_t tokens, const ContextSplit& split) const {
   return link(static_cast<double>(tokens) / split.ranks() *
                   static_cast<double>(work_.model.hidden * work_.element_bytes),

@@ -45,6 +45,7 @@ class RateCosts final : public Costs {
   double exchange(std::int64_t tokens, const ContextSplit& split) const override;
   double ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level,
                   bool gradients) const override;
+  double ring_sums(std::int64_t tokens, const ContextSplit& split, bool gradients) const override;
   double stage_hop(std::int64_t tokens, const ContextSplit& split) const override;
   double host_copy(std::int64_t tokens, const ContextSplit& split) const override;
   double reduce(const Collective& sum) const override;

@@ -27,6 +27,9 @@ class TableCosts final : public Costs {
   double exchange(std::int64_t tokens, const ContextSplit& split) const override;
   double ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level,
                   bool gradients) const override;
+  double ring_sums(std::int64_t tokens, const ContextSplit& split, bool gradients) const override {
+    return rates_.ring_sums(tokens, split, gradients);
+  }
   double stage_hop(std::int64_t tokens, const ContextSplit& split) const override;
   double host_copy(std::int64_t tokens, const ContextSplit& split) const override {
     return rates_.host_copy(tokens, split);

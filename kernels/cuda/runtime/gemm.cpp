@@ -1,6 +1,6 @@
 // cuBLASLt matrix products.  Row-major C = op(A) op(B) is column-major C^T = op(B)^T op(A)^T, so A
-// and B swap places.  A shape that comes again gets the fastest of the algorithms that give the
-// bits of the heuristic's first, so that results do not depend on what was measured.
+// and B swap places.  A shape that stays (trial_rule.hpp) gets the fastest of the algorithms that
+// give the bits of the heuristic's first, so that results do not depend on what was measured.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -14,6 +14,7 @@
 #include "core/base/error.hpp"
 #include "kernels/cuda/runtime/bits.hpp"
 #include "kernels/cuda/runtime/device.hpp"
+#include "kernels/cuda/runtime/trial_rule.hpp"
 
 namespace ballast::cuda {
 namespace {
@@ -26,10 +27,7 @@ void check_lt(cublasStatus_t status, const char* what) {
 constexpr std::size_t kWorkspace = std::size_t{64}
                                    << 20;  // what Hopper's split-K algorithms may want
 
-constexpr int kRivals = 7;  // algorithms beside the first
-// Call of a shape at which they are tried, which takes the time of some 35 products: a few steps of
-// a shape that stays, never for one that passes.
-constexpr int kTrialCall = 128;
+constexpr int kRivals = 7;             // algorithms beside the first
 constexpr double kTrialFlops = 1e10;   // of a product for which it may pay
 constexpr std::size_t kTrialPart = 8;  // of the free memory that its result may take once more
 constexpr float kTrialGain = 1.01f;    // less is noise
@@ -41,8 +39,9 @@ struct Plan {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
   cublasLtMatmulAlgo_t algorithm{};
-  std::vector<cublasLtMatmulAlgo_t> rivals;  ///< not tried yet
-  int calls = 0;
+  bool large = false;                        ///< a product for which a trial may pay
+  std::vector<cublasLtMatmulAlgo_t> rivals;  ///< not tried yet; only of large ones
+  TrialRule rule;
 };
 /// The operands of a call, in cuBLASLt's order, and the bytes of its result, which lies at c.
 struct Operands {
@@ -59,6 +58,7 @@ struct Library {
   void* workspace = nullptr;
   std::map<Key, Plan> plans;
   std::map<Fp8Key, Plan> fp8_plans;
+  std::int64_t large_calls = 0;
 };
 
 Library& library() {
@@ -91,8 +91,9 @@ void choose_algorithm(Plan& plan, std::int64_t m, std::int64_t n, std::int64_t k
   cublasLtMatmulPreferenceDestroy(preference);
   require(found > 0, "cuBLASLt: no algorithm for a product of {} x {} x {}", m, n, k);
   plan.algorithm = results[0].algo;
-  if (2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) < kTrialFlops)
-    return;
+  plan.large =
+      2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) >= kTrialFlops;
+  if (!plan.large) return;
   for (int i = 1; i < found; ++i) plan.rivals.push_back(results[static_cast<std::size_t>(i)].algo);
 }
 
@@ -187,7 +188,8 @@ void try_rivals(Plan& plan, const Operands& of) {
 }
 
 void multiply(Plan& plan, const Operands& of, const char* what) {
-  if (!plan.rivals.empty() && ++plan.calls == kTrialCall) try_rivals(plan, of);
+  if (plan.large && plan.rule.due(++library().large_calls) && !plan.rivals.empty())
+    try_rivals(plan, of);
   check_lt(multiply(plan, plan.algorithm, of, of.c), what);
 }
 

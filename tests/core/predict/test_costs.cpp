@@ -76,6 +76,26 @@ TEST(RateCosts, KnowKindsOfDevicesAndOrderThem) {
   }
 }
 
+/// Seconds in which an H100 moves `bytes_of_a_token` for 8,192 tokens of a rank, and launches.
+double moved(double bytes_of_a_token, int launches) {
+  const DeviceRates& h100 = device_rates(DeviceKind::h100);
+  return 8192 * bytes_of_a_token / h100.memory_bytes + launches * h100.launch_s;
+}
+
+// Qwen2.5-3B: 2,048 elements of o, 512 of k and v together, bf16 beside fp32 sums.
+TEST(RateCosts, ARingJoinsPartialResultsOfItsShards) {
+  const RateCosts costs(device_rates(DeviceKind::h100), work_of("qwen2.5-3b"));
+  EXPECT_EQ(costs.ring_sums(8192, {}, false), 0);
+  EXPECT_EQ(costs.ring_sums(8192, {2, 1, 1}, true), 0);
+  // Two outputs of 4 bytes in place of 2, one join of 12, one rounding of 6.
+  EXPECT_DOUBLE_EQ(costs.ring_sums(2 * 8192, {1, 1, 2}, false), moved(2048.0 * (4 + 12 + 6), 2));
+  EXPECT_DOUBLE_EQ(costs.ring_sums(4 * 8192, {1, 2, 2}, false), moved(2048.0 * (8 + 36 + 6), 4));
+  // Two sums of zeros that are read again, one addition of 12, one rounding of 6.
+  EXPECT_DOUBLE_EQ(costs.ring_sums(2 * 8192, {1, 1, 2}, true), moved(512.0 * (16 + 12 + 6), 4));
+  // A rank of a Ulysses group has half of the heads and twice the tokens of its ring's rank.
+  EXPECT_DOUBLE_EQ(costs.ring_sums(4 * 8192, {2, 1, 2}, false), moved(2048.0 * (4 + 12 + 6), 2));
+}
+
 TEST(RateCosts, FrozenWeightsHaveNoGradient) {
   WorkShape work = work_of("qwen2.5-3b");
   const MicroBatch m{{{0, 0, 4096, 0}}};

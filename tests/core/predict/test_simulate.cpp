@@ -171,6 +171,9 @@ class RingTimes final : public Costs {
     return split.sp > 1 ? 0.5 : 0;
   }
   double ring_hop(std::int64_t, const ContextSplit&, RingLevel, bool) const override { return 3; }
+  double ring_sums(std::int64_t, const ContextSplit&, bool gradients) const override {
+    return gradients ? 0.75 : 0.25;
+  }
   double stage_hop(std::int64_t, const ContextSplit&) const override { return 0; }
   double host_copy(std::int64_t, const ContextSplit&) const override { return 2; }
   double reduce(const Collective& sum) const override { return sum.elements > 1 ? 7 : 0; }
@@ -179,7 +182,7 @@ class RingTimes final : public Costs {
   double checkpoint(std::int64_t) const override { return 0; }
 };
 
-TEST(Simulate, RingHopsHideBehindAttentionAndExchangesDoNot) {
+TEST(Simulate, RingHopsHideBehindAttentionAndSumsAndExchangesDoNot) {
   // Contiguous zigzag of equal parts: no rank has more.
   const StepPlan plan = plan_of({of_lengths({4096})}, pipeline_of(ScheduleKind::one_f_one_b, 1), 2,
                                 {.sp = 2, .ring_outer = 1, .ring_inner = 4});
@@ -190,9 +193,9 @@ TEST(Simulate, RingHopsHideBehindAttentionAndExchangesDoNot) {
                backward = simulate(ring.backward,
                                    {.compute_s = 4, .inner_hop_s = 3, .inner_dkv_hop_s = 3});
   EXPECT_GT(forward, 8);
-  EXPECT_NEAR(step.lanes[0][0].ops[0].end_s, 2 * (5 + forward + 0.5) + 3,
+  EXPECT_NEAR(step.lanes[0][0].ops[0].end_s, 2 * (5 + forward + 0.25 + 0.5) + 3,
               1e-3);  // the head's backward follows its loss at once
-  EXPECT_NEAR(step.terms.ring_s, 2 * (forward - 8 + backward - 16), 1e-2);
+  EXPECT_NEAR(step.terms.ring_s, 2 * (forward - 8 + 0.25 + backward - 16 + 0.75), 1e-2);
   EXPECT_DOUBLE_EQ(step.terms.exchange_s, 2 * 2 * 0.5);
   EXPECT_DOUBLE_EQ(step.terms.compute_s, 2 * (5 + 10 + 8 + 16) + 3);
 }
