@@ -239,11 +239,14 @@ void print_cases(const std::vector<CheckFacts>& cases) {
 }
 
 /// Groups of the profile table; before a selection one group of the longest length stands for all.
-void take_groups(Config& config, DeckNeeds needs, std::vector<std::string>& notes) {
+/// What is wrong with a table whose groups `train` would take is a problem.
+void take_groups(Config& config, DeckNeeds needs, std::vector<std::string>& notes,
+                 std::vector<std::string>& problems) {
   try {
     require(takes_stored_groups(config), "they are to be selected with `ballast plan`");
     take_stored_groups(config, needs, notes);
   } catch (const Error& e) {
+    if (takes_stored_groups(config)) problems.emplace_back(e.what());
     const BatchingConfig& batching = config.batching;
     const std::int64_t tokens = batching.select_lengths.empty() ? batching.micro_batch_tokens
                                                                 : batching.select_lengths.back();
@@ -277,9 +280,12 @@ int check_command(const CommandLine& line) {
   std::vector<nlohmann::ordered_json> twins;
   const DeckNeeds needs{.model = true, .data = false, .groups = false};
   for (Config& config : line.configs(needs)) {
-    std::vector<std::string> notes;
-    if (takes_stored_groups(config) || lacks_groups(config)) take_groups(config, needs, notes);
-    cases.push_back(CheckFacts::of(config, open_files_of(config)));
+    std::vector<std::string> notes, problems;
+    if (takes_stored_groups(config) || lacks_groups(config))
+      take_groups(config, needs, notes, problems);
+    OpenedFiles opened = open_files_of(config);
+    opened.problems.insert(opened.problems.end(), problems.begin(), problems.end());
+    cases.push_back(CheckFacts::of(config, std::move(opened)));
     cases.back().notes.insert(cases.back().notes.end(), notes.begin(), notes.end());
     nlohmann::ordered_json balance = nlohmann::ordered_json::object();
     tell_balance(config, cases.back(), balance);

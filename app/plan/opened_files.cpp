@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <functional>
 
+#include "app/plan/latency.hpp"
+#include "app/plan/planned_run.hpp"
 #include "app/plan/planned_samples.hpp"
 #include "core/config/run_options.hpp"
 #include "core/model/parameter_table.hpp"
@@ -83,6 +85,17 @@ OpenedFiles open_files_of(const Config& config) {
     attempt([&] {
       const std::string& file = config.attention.heads;
       check_head_table(read_head_table(file), file, config.model.layers, config.model.query_heads);
+    });
+  // Other runs go on without predictions where a table cannot be read.
+  const Batching method = config.batching.method;
+  const bool tunes = config.dst.enabled || method == Batching::sab;
+  if (!config.profile.table.empty() && (tunes || method == Batching::balanced))
+    attempt([&] {
+      std::vector<std::string> notes;
+      if (tunes)
+        latency_model(config, notes);
+      else
+        plan_costs(config, notes);
     });
   if (config.attention.index == IndexOrigin::recorded)
     attempt([&] { read_indexes(config.attention.recorded); });

@@ -1,5 +1,5 @@
 // The files that a deck names, opened before a run waits in a queue for them: data, weights, the
-// table of patterns by head and recorded indexes.
+// table of patterns by head, recorded indexes and a profile table that samples are balanced by.
 #pragma once
 #include <string>
 #include <vector>
@@ -18,9 +18,9 @@ struct OpenedFiles {
   std::vector<std::string> problems;  ///< what `train` would stop at
 };
 
-/// Opens what block data, model.weights, attention.heads and attention.recorded name, as `train`
-/// does: every file and tensor must be there and fit the model.  dpo.reference must be there, and
-/// is not compared.
+/// Opens what block data, model.weights, attention.heads, attention.recorded and profile.table
+/// (where placement, SAB or DST need it) name, as `train` does: every file and tensor must be there
+/// and fit the model.  dpo.reference must be there, and is not compared.
 OpenedFiles open_files_of(const Config& config);
 
 /// A sample that no packing group holds would end the run at the step that meets it.

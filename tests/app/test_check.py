@@ -139,10 +139,11 @@ class Check(RunCase):
                 pairs + ["batching.method=balanced", "batching.micro_batch_tokens=60"],
                 "does not fit one micro-batch",
             ),
+            (["batching.method=balanced", "profile.table=nowhere.h5"], "nowhere.h5 does not exist"),
         ):
             deck = self.deck(dp=1)
             for command in ("check", "train"):
-                folder = ["-d", self.out("refused")] if command == "train" else []
+                folder = ["-d", self.out("refused-" + said[:4])] if command == "train" else []
                 done = self.run_ballast(1, command, deck, *settings, *folder, status=1)
                 self.assertIn(said, done.stderr, f"{command} {settings}")
 

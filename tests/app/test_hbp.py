@@ -366,9 +366,10 @@ class StoredGroups(Hbp):
             return done.stdout + done.stderr
 
         self.assertIn("does not exist", refused("train"))
-        self.assertIn(
-            "one group of 300 tokens is shown", run("check").stdout
-        )  # a plan before the table is there
+        checked = refused("check")
+        self.assertIn("one group of 300 tokens is shown", checked)
+        self.assertIn("`train` would stop here", checked)
+        self.assertIn("one group of 300 tokens is shown", run("check", "--elsewhere").stdout)
         done = run("profile", "-d", self.out("profile"), *bins, "--json", self.out("profile.json"))
         self.assertIn(f"stored in {table}", done.stdout)
         with open(self.out("profile.json")) as f:
