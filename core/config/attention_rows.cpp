@@ -29,12 +29,14 @@ void attention_rows(Schema& schema) {
            "vertical_slash, by_head, flexprefill: queries at a segment's end (causal: before each "
            "stretch) that are observed; segments no longer (causal: than a stretch) are dense")
       .when(pattern, PatternKind::vertical_slash, PatternKind::by_head, PatternKind::flexprefill);
-  attention.key(
-      "selection", &AttentionConfig::selection,
-      "queries that a vertical_slash index is chosen by; last: the last ones of a "
-      "segment, for all its queries (MTraining; the choice for the beginning looks at the "
-      "end); causal: for each stretch of queries those before it. dense and moba look at "
-      "no later token either way");
+  attention
+      .key("selection", &AttentionConfig::selection,
+           "queries that a vertical_slash index is chosen by; last: the last ones of a "
+           "segment, for all its queries (MTraining; the choice for the beginning looks at the "
+           "end); causal: for each stretch of queries those before it. dense and moba look at "
+           "no later token either way")
+      .when(pattern, PatternKind::vertical_slash, PatternKind::xattention, PatternKind::by_head,
+            PatternKind::flexprefill);
   attention
       .key("stretch", &AttentionConfig::stretch, "tokens", between(64, 1 << 30),
            "causal: queries that share a choice, a multiple of 64; dense among themselves, the "

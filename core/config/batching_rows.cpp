@@ -20,10 +20,11 @@ void batching_rows(Schema& schema) {
                between(1, kTokens),
                "capacity of a pack; a longer sample gets a micro-batch of its own (balanced: as "
                "many data-parallel ranks as hold no more than this each, or chunks)");
-  batching.key(
-      "global_tokens", &BatchingConfig::global_tokens, "tokens", between(1, kTokens),
-      "tokens of a global batch: samples are taken in order until they reach it; each rank "
-      "accumulates the gradients of its micro-batches (gradient accumulation)");
+  batching
+      .key("global_tokens", &BatchingConfig::global_tokens, "tokens", between(1, kTokens),
+           "tokens of a global batch: samples are taken in order until they reach it; each rank "
+           "accumulates the gradients of its micro-batches (gradient accumulation)")
+      .when(on(&Config::batching, &BatchingConfig::global_samples), 0);
   batching.key("global_samples", &BatchingConfig::global_samples, "samples", between(0, kTokens),
                "samples of a global batch, in place of global_tokens; 0: global_tokens decides");
   batching
@@ -35,9 +36,11 @@ void batching_rows(Schema& schema) {
   batching.key("window", &BatchingConfig::window, "steps", between(1, 4096),
                "steps whose samples are taken together and dealt out anew by batching.window_rule; "
                "by lengths and the model's shape alone; 1: steps as the sampler takes them");
-  batching.key("window_rule", &BatchingConfig::window_rule,
-               "balanced: equal work to each step of a window; sorted: samples of like length in a "
-               "step, steps in random order (LongAlign)");
+  batching
+      .key("window_rule", &BatchingConfig::window_rule,
+           "balanced: equal work to each step of a window; sorted: samples of like length in a "
+           "step, steps in random order (LongAlign)")
+      .when(on(&Config::batching, &BatchingConfig::window));
   batching.key("shuffle", &BatchingConfig::shuffle,
                "a new sample order each epoch, the same on every mesh");
   batching.key("scope", &BatchingConfig::scope,

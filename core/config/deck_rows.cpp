@@ -101,11 +101,16 @@ void model_rows(Schema& schema) {
             "context that the model was trained for (YaRN, llama3)");
   model.key("llama3_factor", &ModelConfig::llama3_factor, "", at_least(1),
             "Llama 3.1 scaling of low rotary frequencies; 1: none");
-  model.key(
-      "llama3_low", &ModelConfig::llama3_low, "turns", above(0),
-      "llama3: frequencies below this many turns over original_context are divided by the factor");
-  model.key("llama3_high", &ModelConfig::llama3_high, "turns", above(0),
-            "llama3: frequencies above this many turns stay as they are");
+  const auto llama3 = on(&Config::model, &ModelConfig::llama3_factor);
+  model
+      .key("llama3_low", &ModelConfig::llama3_low, "turns", above(0),
+           "llama3: frequencies below this many turns over original_context are divided by the "
+           "factor")
+      .when(llama3);
+  model
+      .key("llama3_high", &ModelConfig::llama3_high, "turns", above(0),
+           "llama3: frequencies above this many turns stay as they are")
+      .when(llama3);
   model.key("head_chunk_tokens", &ModelConfig::head_chunk_tokens, "tokens", between(1, kTokens),
             "tokens whose logits exist at once in the LM head");
 }
@@ -222,7 +227,7 @@ void chunk_rows(Schema& schema) {
       .key("window_tokens", &ChunkConfig::window_tokens, "tokens", between(1, kTokens),
            "chunk.offload = host: stored tokens of a window, two of which are on the device; at "
            "least one chunk")
-      .when(method, Batching::chunkflow);
+      .when(on(&Config::chunk, &ChunkConfig::offload));
   chunk.key("search_tokens", &ChunkConfig::search_tokens, "tokens", between(1, kTokens),
             "plan: chunk sizes to search over; empty: no search");
   chunk.key("search_k", &ChunkConfig::search_k, "chunks", between(1, 1 << 20),
@@ -323,17 +328,21 @@ void trace_rows(Schema& schema) {
       "enabled", &TraceConfig::enabled,
       "record the events of every rank and write the trace that ballast-report reads; without "
       "them the log has no balance, exposed seconds or times of schedules");
-  trace.key("plans_every", &TraceConfig::plans_every, "steps", between(0, kTokens),
-            "steps between those whose whole plans the trace of rank 0 stores; 0: none");
+  const auto traced = on(&Config::trace, &TraceConfig::enabled);
+  trace
+      .key("plans_every", &TraceConfig::plans_every, "steps", between(0, kTokens),
+           "steps between those whose whole plans the trace of rank 0 stores; 0: none")
+      .when(traced, true);
   trace.key("recall_every", &TraceConfig::recall_every, "steps", between(0, kTokens),
             "steps between measurements of what share of attention a sparse pattern computes, on "
             "the host backend; 0: none");
   trace.key("recall_rows", &TraceConfig::recall_rows, "queries", between(2, 1 << 20),
             "queries of a layer and segment that recall is measured on");
-  trace.key(
-      "recall_drift", &TraceConfig::recall_drift,
-      "at every such step, a forward pass of the first held-out sample too: what the index of "
-      "the measurement before holds of the present attention, against the present index");
+  trace
+      .key("recall_drift", &TraceConfig::recall_drift,
+           "at every such step, a forward pass of the first held-out sample too: what the index of "
+           "the measurement before holds of the present attention, against the present index")
+      .when(traced, true);
   trace.key("indexes_every", &TraceConfig::indexes_every, "steps", between(0, kTokens),
             "steps between those whose vertical_slash choices are stored in RUN/indexes, for "
             "attention.index = \"recorded\" (kilobytes a layer, head and sample; samples that are "

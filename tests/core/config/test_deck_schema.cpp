@@ -84,6 +84,7 @@ TEST(DeckSchema, KeysOfFeaturesThatAreOffAreNamed) {
 
 TEST(DeckSchema, KeysOfFeaturesThatAreOnAreNot) {
   const std::vector<S> off = keys_of(all_set({{"batching.method", S("chunkflow")},
+                                              {"chunk.offload", S("host")},
                                               {"attention.pattern", S("moba")},
                                               {"attention.index", S("generated")},
                                               {"ring.layout", S("shuffled")},
@@ -99,7 +100,8 @@ TEST(DeckSchema, KeysOfFeaturesThatAreOnAreNot) {
     EXPECT_TRUE(std::none_of(off.begin(), off.end(), [&](const S& key) {
       return (key + " ").starts_with(prefix);
     })) << prefix;
-  for (const char* key : {"data.paths", "sab.decay", "batching.groups", "attention.last_q"})
+  for (const char* key : {"data.paths", "sab.decay", "batching.groups", "attention.last_q",
+                          "attention.selection", "batching.window_rule", "model.llama3_low"})
     EXPECT_EQ(std::count(off.begin(), off.end(), key), 1) << key;
 }
 
