@@ -9,6 +9,7 @@
 #include "app/measure/peak_rate.hpp"
 #include "app/measure/step_profile.hpp"
 #include "app/observe/overheads.hpp"
+#include "app/train/budget_tuning.hpp"
 #include "app/train/step_planner.hpp"
 #include "app/train/train_step.hpp"
 #include "app/train/trainer.hpp"
@@ -46,12 +47,27 @@ struct Measured {
   std::vector<double> times;  ///< of each timed step, on the slowest rank
   double tokens = 0, flops = 0, loss = 0;
   std::map<std::string, double> shares;  ///< of tuning and planning, Overheads::shares
+  BudgetFacts budgets;                   ///< of all ranks in the timed steps
   std::optional<StepProfile> profile;
   std::vector<std::string> notes;  ///< of the profile table
 
   double mean_tokens() const { return tokens / static_cast<double>(times.size()); }
   double mean_flops() const { return flops / static_cast<double>(times.size()); }
 };
+
+/// Adds a step's budgets of all ranks to `all`.  Collective.
+void add_budgets(const Communicator& world, const BudgetFacts& mine, BudgetFacts& all) {
+  double sums[] = {mine.choices, mine.choices * mine.mean_budget,
+                   mine.choices * mine.mean_coverage_loss};
+  Tensor summed = Tensor::wrap(sums, {3}, DType::f64);
+  world.all_reduce(summed, Reduction::sum);
+  all.largest_coverage_loss = std::max(
+      all.largest_coverage_loss, world.all_reduce(mine.largest_coverage_loss, Reduction::max));
+  if (sums[0] == 0) return;
+  all.choices += sums[0];
+  all.mean_budget += (sums[1] - sums[0] * all.mean_budget) / all.choices;
+  all.mean_coverage_loss += (sums[2] - sums[0] * all.mean_coverage_loss) / all.choices;
+}
 
 /// Runs `warmup` steps, those that are timed, those that are profiled, and those whose events are
 /// read.
@@ -104,6 +120,8 @@ Measured measure(Session& session, const BenchSettings& settings) {
     m.tokens += static_cast<double>(planned.plan.tokens());
     m.flops += session.training_flops(planned.plan);
     m.loss = found.loss;
+    if (session.tuning && session.tuning->tunes())
+      add_budgets(world, session.tuning->facts(), m.budgets);
   }
   for (const auto& [key, share] : spent.shares()) m.shares[key] = share;
   m.notes = step.table_notes();
@@ -133,6 +151,11 @@ std::string table(const Session& session, const Measured& m, const Row& row, dou
   if (m.profile) text += m.profile->text();
   for (const std::string& note : m.notes) text += "# profile: " + note + "\n";
   for (const auto& [key, share] : m.shares) text += fmt::format("  {} {:.6f}\n", key, share);
+  if (m.budgets.choices > 0)
+    text += fmt::format(
+        "  budgets of the timed steps, all ranks: {:.2f} blocks on average, coverage given up "
+        "{:.6f} on average, {:.6f} at most\n",
+        m.budgets.mean_budget, m.budgets.mean_coverage_loss, m.budgets.largest_coverage_loss);
   return text;
 }
 
@@ -151,6 +174,11 @@ nlohmann::ordered_json figures(const Session& session, const Measured& m, const 
   json["loss"] = m.loss;
   if (m.profile) json["profile"] = m.profile->json();
   for (const auto& [key, share] : m.shares) json[key] = share;
+  if (m.budgets.choices > 0) {
+    json["budget"] = m.budgets.mean_budget;
+    json["coverage_loss"] = m.budgets.mean_coverage_loss;
+    json["largest_coverage_loss"] = m.budgets.largest_coverage_loss;
+  }
   return json;
 }
 

@@ -14,9 +14,10 @@
 
 namespace ballast {
 
-/// Budgets that this rank's micro-batches got in the step (dynamic sparsity tuning).
+/// Budgets that this rank's micro-batches got in the step (dynamic sparsity tuning): means over
+/// `choices`, one a micro-batch and layer.
 struct BudgetFacts {
-  double mean_budget = 0, mean_coverage_loss = 0, largest_coverage_loss = 0;
+  double mean_budget = 0, mean_coverage_loss = 0, largest_coverage_loss = 0, choices = 0;
 };
 
 /// How far the caps on columns and slashes decided, over all micro-batches, layers, heads and

@@ -64,12 +64,11 @@ void BudgetTuning::end_step(std::span<const double> sums) {
 
 BudgetFacts BudgetTuning::facts() const {
   BudgetFacts f;
-  double count = 0;
   for (const auto& [m, policy] : policies_)
     for (const DstPolicy::Choice& choice : policy->choices()) {
-      ++count;
-      f.mean_budget += (static_cast<double>(choice.budget) - f.mean_budget) / count;
-      f.mean_coverage_loss += (choice.coverage_loss - f.mean_coverage_loss) / count;
+      ++f.choices;
+      f.mean_budget += (static_cast<double>(choice.budget) - f.mean_budget) / f.choices;
+      f.mean_coverage_loss += (choice.coverage_loss - f.mean_coverage_loss) / f.choices;
       f.largest_coverage_loss = std::max(f.largest_coverage_loss, choice.coverage_loss);
     }
   return f;

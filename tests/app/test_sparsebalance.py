@@ -130,6 +130,23 @@ class SparseBalance(RunCase):
                 self.assertLess(min(budgets), 4)
                 self.assertGreater(max(budgets), 4)
 
+    def test_bench_step_tells_the_budgets_of_all_ranks(self):
+        run, twin = self.out("run"), self.out("bench.json")
+        few = [*BUDGETS, "optimizer.learning_rate=0"]
+        self.run_ballast(2, "train", self.deck(steps=3, dp=2), *few, "-d", run)
+        chosen = [c for of in self.choices(run)[0].values() for s in (2, 3) for c in of[s]]
+        bench = ["bench", "step", self.deck(steps=3, dp=2), *few, "warmup=1", "repeats=2"]
+        done = self.run_ballast(2, *bench, "--json", twin)
+        with open(twin) as f:
+            found = json.load(f)
+        want = [sum(c[i] for c in chosen) / len(chosen) for i in (3, 4)]
+        self.assertAlmostEqual(found["budget"], want[0], delta=1e-9)
+        self.assertAlmostEqual(found["coverage_loss"], want[1], delta=1e-6)
+        self.assertAlmostEqual(
+            found["largest_coverage_loss"], max(c[4] for c in chosen), delta=1e-6
+        )
+        self.assertIn("coverage given up", done.stdout)
+
     def test_overheads_are_measured(self):
         run, twin = self.out("run"), self.out("twin.json")
         self.run_ballast(2, "train", self.deck(steps=3, dp=2), *BUDGETS, "-d", run, "--json", twin)

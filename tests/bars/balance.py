@@ -139,6 +139,10 @@ def balance_figures(r):
         Figure(f"{case}, x sab", step_ratio(r, "sab", case), 1.05 if case == "path" else None)
         for case in ("sab+dst", "path")
     ]
+    figures += [
+        Figure(f"{case}, coverage given up, mean of the run", r.value(case, "coverage_loss"))
+        for case in ("dst", "sab+dst", "path")
+    ]
     shares = [r.value("sab+dst", key) for key in ("dst_overhead_share", "sab_overhead_share")]
     return figures + [
         Figure(
