@@ -62,8 +62,9 @@ def _means(cells):
 
 def _passes(traces):
     """Attention events by pass, which is one layer of one micro-batch in one direction over the
-    workers of a cp group: (..., direction, turn) -> worker -> ring step -> [compute, wall]."""
+    workers of a ring: (..., direction, turn) -> worker -> ring step -> [compute, wall]."""
     passes = defaultdict(lambda: defaultdict(dict))
+    joined = _joined(traces)
     for rank in sorted(traces):
         trace = traces[rank]
         groups = [
@@ -71,8 +72,29 @@ def _passes(traces):
             for s in trace.sessions
         ]
         for session, place, direction, turn, t, entry in _ring_steps(trace.events):
-            passes[groups[session] + place + (direction, turn)][rank][t] = entry
+            number, dp, *others = groups[session]
+            step, micro_batch, *layer = place
+            ring = joined.get((step, dp, micro_batch), (dp, micro_batch))
+            passes[(number, ring, *others, step, *layer, direction, turn)][rank][t] = entry
     return passes
+
+
+def _joined(traces):
+    """Rings of micro-batches that several data-parallel ranks share: (step, data-parallel rank,
+    its how manieth micro-batch) -> what the ranks of one ring have in common.  Heads are shared by
+    adjacent ranks of a group, a ring goes round the others."""
+    rings = {}
+    plans = next((p for p in (traces[r].executed("step") for r in sorted(traces)) if p), [])
+    for plan in plans:
+        own_sp = plan.get("mesh", {}).get("sp", 1)
+        for dp, lane in enumerate(plan.get("lanes", [])):
+            for place, id in enumerate(lane["micro_batches"]):
+                m = plan["micro_batches"][id]
+                if m.get("ranks", 1) > 1:
+                    heads = m["split"][0] // own_sp
+                    ring = (m["first"], id, (dp - m["first"]) % heads)
+                    rings[plan["step"], dp, place] = ring
+    return rings
 
 
 def _ring_steps(events):

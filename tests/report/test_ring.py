@@ -1,0 +1,90 @@
+"""Rings that data-parallel ranks joined for a micro-batch: who is in one, and its balance, by
+hand."""
+import types
+import unittest
+
+import numpy as np
+
+import support  # noqa: F401  (puts app/report on the path)
+import load
+import ring
+
+KINDS = ["attention_forward", "attention_backward", "ring_wait"]
+FIELDS = ("session", "begin_s", "end_s", *ring.FIELDS)
+
+
+def events(rows):
+    """Of (step, micro-batch, inner, begin, end): forward events of layer 0."""
+    made = np.zeros(len(rows), [(f, "f8" if f.endswith("_s") else "i4") for f in FIELDS])
+    for event, (step, micro_batch, inner, begin, end) in zip(made, rows):
+        for field, value in (
+            ("step", step), ("micro_batch", micro_batch), ("inner", inner), ("begin_s", begin),
+            ("end_s", end), ("kind", load.code("attention_forward")),
+        ):  # fmt: skip
+            event[field] = value
+    return made
+
+
+def run(plan, rows_by_dp):
+    """rank -> trace of dp ranks alone, the plan in the first."""
+    return {
+        dp: types.SimpleNamespace(
+            executed=lambda kind, mine=[plan] if dp == 0 else []: mine,
+            sessions=[types.SimpleNamespace(number=0, at={"dp": dp})],
+            events=events(rows),
+        )
+        for dp, rows in enumerate(rows_by_dp)
+    }
+
+
+def plan_of(micro_batches, lanes, sp=1):
+    return {
+        "step": 1,
+        "mesh": {"sp": sp},
+        "micro_batches": micro_batches,
+        "lanes": [{"micro_batches": ids} for ids in lanes],
+    }
+
+
+class JoinedRings(unittest.TestCase):
+    def setUp(self):
+        self.kept = list(load.KINDS)
+        load.KINDS[:] = KINDS
+
+    def tearDown(self):
+        load.KINDS[:] = self.kept
+
+    def test_ranks_that_share_a_micro_batch_are_one_ring(self):
+        # Rank 0 has a micro-batch of its own first, so the shared one is its second.
+        plan = plan_of(
+            [{"first": 0, "ranks": 1, "split": [1, 1, 1]},
+             {"first": 0, "ranks": 2, "split": [1, 1, 2]}],
+            [[0, 1], [1]],
+        )  # fmt: skip
+        traces = run(
+            plan,
+            [[(1, 0, 0, 0, 9), (1, 1, 0, 10, 11), (1, 1, 1, 11, 12)],
+             [(1, 0, 0, 10, 13), (1, 0, 1, 13, 14)]],
+        )  # fmt: skip
+        balance, times = ring.analyse(traces)
+        workers, steps, compute, _ = times["forward"]
+        self.assertEqual((workers, steps), ([0, 1], [(0, 0), (0, 1)]))
+        np.testing.assert_array_equal(compute, [[1, 1], [3, 1]])
+        # Mean over the ring steps of the largest over the mean: 3 / 2 and 1.
+        self.assertAlmostEqual(balance["forward"]["worker_imbalance"], 1.25)
+
+    def test_ranks_that_share_heads_are_in_different_rings(self):
+        # Four ranks: heads over two adjacent ones, rings of ranks 0 and 2, 1 and 3.
+        plan = plan_of([{"first": 0, "ranks": 4, "split": [2, 1, 2]}], [[0]] * 4)
+        joined = ring._joined(run(plan, [[]] * 4))
+        rings = [joined[1, dp, 0] for dp in range(4)]
+        self.assertEqual([rings[0], rings[1]], [rings[2], rings[3]])
+        self.assertNotEqual(rings[0], rings[1])
+        # Where the mesh itself shares heads, its ranks are apart already.
+        within = plan_of([{"first": 0, "ranks": 2, "split": [2, 1, 2]}], [[0]] * 2, sp=2)
+        joined = ring._joined(run(within, [[]] * 2))
+        self.assertEqual(joined[1, 0, 0], joined[1, 1, 0])
+
+
+if __name__ == "__main__":
+    unittest.main()
