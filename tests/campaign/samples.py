@@ -115,6 +115,8 @@ def words(rig, kind, path):
         key = "data.lengths_file" if kind == "lengths" else "data.path"
         train += [
             rig.deck("dp = 1", steps=1), f"data.source={kind}", f'{key}="{argument(kind, path)}"',
+            # A damaged length may be a sound one of a sample that takes minutes.
+            "data.max_tokens=4096", "data.long=truncate",
             "data.lengths=[]", "checkpoint.every_steps=0", "checkpoint.at_end=false",
         ]  # fmt: skip
     else:
