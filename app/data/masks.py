@@ -4,6 +4,7 @@ and which tokens that makes.
 A span comes from the template's generation marks where it has them; else an answer begins where
 the messages before it end, rendered with the generation prompt, and ends where the messages up to
 it do.  For that the rendered beginning must be a beginning of the whole."""
+from array import array
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -203,7 +204,8 @@ class Encoder:
         return documents
 
     def document(self, rendered, encoding, is_chat):
-        tokens = np.array(encoding.ids, dtype=np.int32)
+        # By way of an array: a third of the time that NumPy takes over a list.
+        tokens = np.frombuffer(array("i", encoding.ids), np.int32)
         text, count = rendered.text, len(tokens)
         if is_chat or rendered.sample.prompt:
             loss = [span for b, e in rendered.loss if (span := tokens_of(encoding, text, b, e))]
