@@ -69,11 +69,11 @@ void measure(const ProfileBins& bins, const ProfilePoint& point, LayerProfiler& 
 /// runs of a point: the ratio of a layer that runs again and again for some seconds, after others
 /// that make the device hot, to what the rows say of it.  The rows become times of such work.
 /// Collective.
-double sustain(const Communicator& world, const ProfileBins& bins, LayerProfiler& layer,
-               ProfileTable& measured) {
+double sustain(const Communicator& world, const ProfileBins& bins, double seconds,
+               LayerProfiler& layer, ProfileTable& measured) {
   constexpr std::int64_t kTokens = 16384;  // enough that launches do not decide
-  RepeatRule rule;
-  rule.batch_s = 1, rule.heat_s = 2, rule.pass_s = 2 * rule.heat_s;
+  RepeatRule rule;  // of each pass a third of the time goes by before the timed sixth
+  rule.heat_s = seconds / 3, rule.batch_s = seconds / 6, rule.pass_s = 2 * rule.heat_s;
   rule.least = rule.most = 1;
   layer.repeat(rule);
   std::int64_t tokens = bins.lengths.front();
@@ -430,7 +430,9 @@ int profile_command(const CommandLine& line) {
   layer.repeat(rule);
   Measurement rows(world, measured);
   for (const ProfilePoint& point : points) measure(bins, point, layer, rows);
-  if (gpu) found.sustained = sustain(world, bins, layer, measured);
+  const double sustained_s = config.profile.sustained_s;
+  if (gpu || sustained_s > 0)
+    found.sustained = sustain(world, bins, sustained_s > 0 ? sustained_s : 6, layer, measured);
   measured.links =
       measure_links(mesh, *backend.device, config.profile.repeats, config.profile.largest_message);
 

@@ -221,6 +221,7 @@ struct ProfileConfig {
   std::vector<Recompute> recompute = {Recompute::none};
   std::int64_t warmup = 2, repeats = 9;
   double target_s = 40;
+  double sustained_s = 0;
   std::int64_t held_out = 24, largest_message = 1 << 24;
 };
 

@@ -377,6 +377,10 @@ void profile_rows(Schema& schema) {
   profile.key("target_s", &ProfileConfig::target_s, "s", above(0),
               "time that all timed runs aim at: points get fewer batches, three at least, where "
               "they would take longer");
+  profile.key("sustained_s", &ProfileConfig::sustained_s, "s", at_least(0),
+              "seconds for which one layer runs again and again, and whose times all others are "
+              "scaled to: at its power limit a device is slower than in short runs; 0: 6 on a GPU, "
+              "none on the host");
   profile.key("held_out", &ProfileConfig::held_out, "points", between(0, 1 << 20),
               "layers that the table did not see, timed to judge its predictions");
   profile.key("largest_message", &ProfileConfig::largest_message, "bytes",

@@ -217,3 +217,27 @@ class Profile(RunCase):
         self.assertIn(
             "more than profile.target_s = 0.001, even with 3 repeats a point", late.stdout
         )
+
+    def test_times_become_those_of_sustained_work(self):
+        twin = self.out("twin.json")
+        line = [BALLAST, "profile", DECK, *TINY, "-d", self.out("profile"), "--json", twin]
+        for keys, scaled in (["profile.held_out=0"], False), (["profile.sustained_s=1.5"], True):
+            done = subprocess.run(
+                line + keys, capture_output=True, text=True, timeout=300, check=False
+            )
+            self.assertEqual(done.returncode, 0, done.stderr)
+            with open(twin) as f:
+                found = json.load(f)
+            # On the host a table is of short runs unless asked otherwise.
+            self.assertEqual(found["sustained"] != 1, scaled)
+            self.assertEqual("work that goes on for seconds" in done.stdout, scaled)
+        self.assertTrue(0.2 < found["sustained"] < 5, found["sustained"])
+        # All rows are scaled alike: recomputation still adds a forward.
+        rows = {
+            (r["query_tokens"], r["recompute"], r["pass"]): r["median_s"]
+            for r in found["rows"]
+            if r["part"] == "attention" and r["prefix_tokens"] == 0 and r["budget"] == 0
+        }
+        for n in (128, 256, 512):
+            forward, backward = (rows[n, "none", p] for p in ("forward", "backward"))
+            self.assertAlmostEqual(rows[n, "full", "backward"] / (forward + backward), 1)
