@@ -33,6 +33,14 @@ void give(void* p) {
 }  // namespace
 
 void* operator new(std::size_t bytes) { return take(bytes); }
+// Sanitizers have one of their own, whose memory the deletes below would not know.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return take(bytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 void operator delete(void* p) noexcept { give(p); }
 void operator delete(void* p, std::size_t) noexcept { give(p); }
 
