@@ -203,6 +203,8 @@ bool groups_run(const Config& config) {
 std::vector<PlacementSplit> placement_splits(const Config& config) {
   const Integers& named = config.batching.select_ranks;
   const MeshShape& mesh = config.mesh;
+  // Products of a mesh that is refused may not be numbers of ranks.
+  if (!problems(mesh, 0).empty()) return {{1, 1, 1}};
   std::vector<PlacementSplit> splits{{1, mesh.sp, mesh.cp()}};
   if (named.empty() ? !groups_run(config) : mesh.sp > 1) return splits;
   for (int ranks = 2; ranks <= mesh.dp; ++ranks)
