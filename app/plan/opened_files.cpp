@@ -87,15 +87,12 @@ OpenedFiles open_files_of(const Config& config) {
       check_head_table(read_head_table(file), file, config.model.layers, config.model.query_heads);
     });
   // Other runs go on without predictions where a table cannot be read.
-  const Batching method = config.batching.method;
-  const bool tunes = config.dst.enabled || method == Batching::sab;
-  if (!config.profile.table.empty() && (tunes || method == Batching::balanced))
+  const bool placed = config.batching.method == Batching::balanced;
+  if (!config.profile.table.empty() && (placed || predicts_latency(config)))
     attempt([&] {
       std::vector<std::string> notes;
-      if (tunes)
-        latency_model(config, notes);
-      else
-        plan_costs(config, notes);
+      if (predicts_latency(config)) latency_model(config, notes);
+      if (placed) plan_costs(config, notes);
     });
   if (config.attention.index == IndexOrigin::recorded)
     attempt([&] { read_indexes(config.attention.recorded); });

@@ -81,18 +81,18 @@ def _passes(traces):
 
 def _joined(traces):
     """Rings of micro-batches that several data-parallel ranks share: (step, data-parallel rank,
-    its how manieth micro-batch) -> what the ranks of one ring have in common.  Heads are shared by
+    place in its list) -> what the ranks of one ring have in common.  Heads are shared by
     adjacent ranks of a group, a ring goes round the others."""
     rings = {}
     plans = next((p for p in (traces[r].executed("step") for r in sorted(traces)) if p), [])
     for plan in plans:
         own_sp = plan.get("mesh", {}).get("sp", 1)
         for dp, lane in enumerate(plan.get("lanes", [])):
-            for place, id in enumerate(lane["micro_batches"]):
-                m = plan["micro_batches"][id]
+            for place, number in enumerate(lane["micro_batches"]):
+                m = plan["micro_batches"][number]
                 if m.get("ranks", 1) > 1:
                     heads = m["split"][0] // own_sp
-                    ring = (m["first"], id, (dp - m["first"]) % heads)
+                    ring = (m["first"], number, (dp - m["first"]) % heads)
                     rings[plan["step"], dp, place] = ring
     return rings
 

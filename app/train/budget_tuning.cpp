@@ -10,10 +10,6 @@
 
 namespace ballast {
 
-bool BudgetTuning::wanted(const Config& config) {
-  return config.dst.enabled || config.batching.method == Batching::sab;
-}
-
 BudgetTuning::BudgetTuning(const Config& config, const Device* device)
     : tune_(config.dst.enabled),
       model_(latency_model(config, notes_, device)),

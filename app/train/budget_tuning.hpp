@@ -19,8 +19,6 @@ namespace ballast {
 
 class BudgetTuning {
  public:
-  /// Whether the deck wants any of it: dst.enabled or batching.method = "sab".
-  static bool wanted(const Config& config);
   /// Reads the profile table (held against `device`, null for plans) or the stated costs.
   BudgetTuning(const Config& config, const Device* device);
 

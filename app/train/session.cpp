@@ -129,7 +129,7 @@ Session::Session(const Communicator& world, const Config& config_)
   together(world, [&] { refuse_samples_beyond_groups(config, *dataset); });
   rings.connect_joined(device);
   recorder.context.stage = mesh.at.pp;
-  if (BudgetTuning::wanted(config)) {
+  if (predicts_latency(config)) {
     together(world, [&] { tuning = std::make_unique<BudgetTuning>(config, &device); });
   }
   parameters.initialise(config.run.seed);

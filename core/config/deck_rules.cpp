@@ -488,11 +488,10 @@ std::vector<Problem> problems(const Config& config, DeckNeeds needs, const std::
   if (config.is_set(&Config::costs)) cost_rules(config, rules);
   if (config.is_set(&Config::profile)) profile_rules(config, rules);
   if (config.is_set(&Config::dst)) dst_rules(config, rules);
-  const bool predicts = config.dst.enabled || config.batching.method == Batching::sab;
   const CostsConfig& costs = config.costs;
   const bool timed =
       costs.forward_token_s > 0 && costs.forward_pair_s > 0 && costs.backward_over_forward > 0;
-  if (predicts && config.profile.table.empty() && !timed)
+  if (predicts_latency(config) && config.profile.table.empty() && !timed)
     rules.add({"dst.enabled", "batching.method"},
               "dst.enabled and batching.method = \"sab\" predict latency: name a profile.table "
               "(`ballast profile` measures one), or state costs.forward_token_s and "

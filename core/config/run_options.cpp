@@ -65,6 +65,10 @@ NeedleOptions needle_options(const Config& config) {
 
 bool trains_pairs(const Config& config) { return config.loss.kind == LossKind::dpo; }
 
+bool predicts_latency(const Config& config) {
+  return config.dst.enabled || config.batching.method == Batching::sab;
+}
+
 DataOptions data_options(const Config& config) {
   const DataConfig& d = config.data;
   DataOptions options;

@@ -29,6 +29,9 @@ LoraOptions lora_options(const Config& config);
 NeedleOptions needle_options(const Config& config);
 /// Whether samples are pairs of answers (loss.kind = "dpo").
 bool trains_pairs(const Config& config);
+/// Whether budgets are tuned (dst.enabled) or samples weighed (batching.method = "sab") by
+/// predicted latency, which needs a profile table or stated costs.
+bool predicts_latency(const Config& config);
 /// Block data, and what it needs of others.
 DataOptions data_options(const Config& config);
 /// Short samples first, up to the first packing group's length where block curriculum states none.
