@@ -45,8 +45,10 @@ ballast_train() {
   if [ "$restarts" -gt 0 ] || [ "${BALLAST_RESUME:-0}" = 1 ]; then resume=(-r latest); fi
   echo "# job ${SLURM_JOB_ID} start $((restarts + 1)) on ${SLURM_JOB_NODELIST:-?}:" \
     "ballast train $* -d $run ${resume[*]}"
+  # Ranks leave together; --wait ends one that stands still after MPI's end, which no rank sees.
   # shellcheck disable=SC2086
-  srun --mpi="${BALLAST_MPI_TYPE:-pmi2}" --kill-on-bad-exit=1 ${BALLAST_SRUN_FLAGS:-} \
+  srun --mpi="${BALLAST_MPI_TYPE:-pmi2}" --kill-on-bad-exit=1 --wait=120 \
+    ${BALLAST_SRUN_FLAGS:-} \
     "$program" train "$@" -d "$run" "${resume[@]}" &
   srun_pid=$!
   # The warning reaches this shell (--signal=B:); every rank must see it, since they agree on the

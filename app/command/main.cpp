@@ -82,7 +82,9 @@ int start_ranks(const Command& command, const CommandLine& line, std::vector<cha
     status = run_on_ranks(command, line);
   }
   // Ranks that wait for a core are slow, not stuck.
-  end_mpi(status, std::clamp(wait_limit(), 30.0, 60.0));
+  const double limit_s = std::clamp(wait_limit(), 30.0, 60.0);
+  end_mpi(status, limit_s);
+  watch_exit(status, limit_s);
   return status;
 }
 

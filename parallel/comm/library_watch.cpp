@@ -90,4 +90,15 @@ void end_mpi(int status, double limit_s) {
   MPI_Finalize();
 }
 
+void watch_exit(int status, double limit_s) {
+  // Never destroyed: its thread ends with the process, after the last exit handler.
+  [[maybe_unused]] static const LibraryWatch* const watch = new LibraryWatch(
+      limit_s,
+      fmt::format("ballast: note: rank {} on {} has not left for {:.0f} s after MPI's end: a "
+                  "library's exit handler stands still; everything is written, and the process "
+                  "ends with its own status, {}\n",
+                  launched_rank(), host_name(), limit_s, status),
+      status);
+}
+
 }  // namespace ballast

@@ -45,4 +45,8 @@ void start_mpi(int* argc, char*** argv, double limit_s);
 /// `limit_s` seconds, the process says so (rank 0 alone) and ends with `status`.
 void end_mpi(int status, double limit_s);
 
+/// From here to the end of the process, exit handlers of libraries included (CUDA's wait for the
+/// driver): after `limit_s` seconds it says so and ends with `status`.  For the end of main.
+void watch_exit(int status, double limit_s);
+
 }  // namespace ballast

@@ -8,8 +8,9 @@
  * KIND: fail (once, with ERRNO), broken (that call and all later ones), short (half of the bytes),
  * lost (success is reported, nothing is written), flip (one bit is altered on its way).  NTH 0 only
  * counts.  CALL MPI_Init: the rank stops itself (SIGSTOP) before that call; MPI_Finalize: it never
- * returns; PATH, NTH, KIND and ERRNO are then any.  BALLAST_FAULT_LOG: a file to which a line is
- * added when a fault strikes, and at exit the number of calls seen by each. */
+ * returns; exit: the rank stops itself after MPI_Finalize; PATH, NTH, KIND and ERRNO are then any.
+ * BALLAST_FAULT_LOG: a file to which a line is added when a fault strikes, and at exit the number
+ * of calls seen by each. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -219,5 +220,10 @@ int MPI_Finalize(void) {
     note("struck", fault);
     for (;;) pause();
   }
-  return next();
+  const int result = next();
+  if ((fault = struck_mpi("exit"))) {
+    note("struck", fault);
+    raise(SIGSTOP);
+  }
+  return result;
 }

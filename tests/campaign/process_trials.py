@@ -3,10 +3,11 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 
 from common import FAULTS, STEPS, finish, judge, undisturbed
-from rig import HANG_S, signal_ranks
+from rig import HANG_S, is_stopped, signal_ranks
 
 RANKS = 4
 MESHES = ("dp = 2\ncp_inner = 2", "dp = 4", "dp = 2\npp = 2", "cp_inner = 2\npp = 2")
@@ -50,6 +51,7 @@ def stall(rig, number):
     pids = rig.ranks()
     stopped = [rig.random.choice(pids)] if pids else []
     signal_ranks(stopped, signal.SIGSTOP)
+    _release_launcher(rig, process)
     status, text = rig.end(process, deadline=6 * HANG_S + 20)
     signal_ranks(stopped, signal.SIGKILL)
     if status is None:
@@ -70,10 +72,10 @@ def stall(rig, number):
 
 
 def start_end(rig, number):
-    """A rank stops before MPI has started, or MPI_Finalize never returns on it: the job ends, with
-    everything written that was to be written."""
+    """A rank stops before MPI has started, or MPI_Finalize never returns on it, or it stops after
+    MPI's end: the others end, with everything written that was to be written."""
     mesh, rank = MESHES[number % len(MESHES)], rig.random.randrange(RANKS)
-    call = ("MPI_Init", "MPI_Finalize")[number % 2]
+    call = ("MPI_Init", "MPI_Finalize", "exit")[number % 3]
     expected = undisturbed(mesh, RANKS)
     process = rig.start(
         RANKS, "train", rig.deck(mesh), "-d", rig.run, f"run.hang_timeout_s={HANG_S}",
@@ -83,6 +85,8 @@ def start_end(rig, number):
     while process.poll() is None and len(pids) < RANKS:
         pids = rig.ranks()
         time.sleep(0.01)
+    if call == "exit":
+        _release_launcher(rig, process)
     status, text = rig.end(process, deadline=6 * HANG_S + 20)
     signal_ranks([pid for pid in pids if pid in rig.ranks()], signal.SIGKILL)
     if status is None:
@@ -98,6 +102,25 @@ def start_end(rig, number):
     # The launcher kills whoever is left when the first rank goes without MPI's end, so that its
     # status is a matter of microseconds; status.json is not.
     return ("ok" if status == 0 else "ok, launcher's status"), f"status {status}"
+
+
+def _release_launcher(rig, process):
+    """Kills a stopped rank, beside the caller, once it is the last one of a finished run.  A rank
+    that stops after MPI's end is seen by its launcher alone: mpiexec waits for it for ever."""
+
+    def last():
+        left = rig.ranks()
+        finished = _state(rig).get("state") == "finished"
+        return left if len(left) == 1 and finished and is_stopped(left[0]) else []
+
+    def watch():
+        while process.poll() is None:
+            if last():
+                time.sleep(1)  # whoever else ends this job has done so by then
+                signal_ranks(last(), signal.SIGKILL)
+            time.sleep(0.1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _state(rig):

@@ -187,6 +187,14 @@ def signal_ranks(pids, number):
         _signal(pid, number)
 
 
+def is_stopped(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] == "T"
+    except OSError:
+        return False
+
+
 def crashed(status, text):
     """Whether a process ended by a fault of its own: by a signal that nobody sent."""
     return (

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Starts a real Slurm on loopback in a temporary folder and checks jobs/train.sbatch: the warning
 # signal stops the run with a checkpoint, the job is requeued, the restart finishes it and the log
-# continues; a cancelled job stays cancelled; jobs/sweep.sbatch runs its elements. Exits 77
+# continues; a cancelled job stays cancelled; a rank that stands still after MPI's end is ended (with
+# BALLAST_FAULTS, the library of tests/campaign); jobs/sweep.sbatch runs its elements. Exits 77
 # (skipped) with one line where Slurm cannot start: it needs root, munged, slurmctld and slurmd.
 set -euo pipefail
 root=${BALLAST_ROOT:?}
@@ -172,6 +173,19 @@ wait_for 60 is "$job" CANCELLED || fail "cancelled job $job is $(state "$job")"
 sleep 1
 is "$job" CANCELLED || fail "cancelled job $job came back as $(state "$job")"
 echo "cancel: job $job stayed cancelled"
+
+# A rank that stops after MPI's end is seen by srun alone, whose --wait ends it.
+ended() { is "$1" COMPLETED || is "$1" FAILED; }
+if [ -n "${BALLAST_FAULTS:-}" ]; then
+  flags="--wait=2 --export=ALL,LD_PRELOAD=$BALLAST_FAULTS"
+  job=$(BALLAST_RUN=$folder/area/left BALLAST_FAULT="2 exit - 0 stop 0" \
+    BALLAST_SRUN_FLAGS=$flags submit "${train[@]}" run.steps=3)
+  wait_for 60 ended "$job" || fail "job $job waits for a rank that stopped; it is $(state "$job")"
+  grep -q '"state": "finished"' "$folder/area/left/status.json" ||
+    fail "job $job: $(cat "$folder/area/left/status.json")"
+  grep -q "Terminating StepId" "job-$job.out" || fail "srun ended no rank: $(cat "job-$job.out")"
+  echo "wait: srun ended the rank of job $job that stood still after MPI's end"
+fi
 
 cp "$root/inputs/quickstart.toml" one.toml
 cp "$root/inputs/quickstart.toml" two.toml

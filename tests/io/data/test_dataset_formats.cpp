@@ -264,11 +264,12 @@ TEST_F(Megatron, DamagedFilesAreRefusedByName) {
   EXPECT_NE(error_of(options).find("corpus.bin"), std::string::npos);
 }
 
-/// /tokens, /offsets and, where given, /loss_mask.
+/// /tokens, /offsets and, where given, /loss_mask of type Mask.
+template <class Mask = std::uint8_t>
 void write_hdf5(const std::string& path, const Documents& documents, const Documents& masks) {
   std::vector<std::int32_t> tokens;
   std::vector<std::int64_t> offsets{0};
-  std::vector<std::uint8_t> mask;
+  std::vector<Mask> mask;
   for (std::size_t d = 0; d < documents.size(); ++d) {
     tokens.insert(tokens.end(), documents[d].begin(), documents[d].end());
     if (!masks.empty()) mask.insert(mask.end(), masks[d].begin(), masks[d].end());
@@ -277,7 +278,7 @@ void write_hdf5(const std::string& path, const Documents& documents, const Docum
   const hdf5::Handle file = hdf5::create_file(path);
   hdf5::write_vector<std::int32_t>(file, "tokens", tokens);
   hdf5::write_vector<std::int64_t>(file, "offsets", offsets);
-  if (!masks.empty()) hdf5::write_vector<std::uint8_t>(file, "loss_mask", mask);
+  if (!masks.empty()) hdf5::write_vector<Mask>(file, "loss_mask", mask);
 }
 
 TEST_F(Hdf5Tokens, ReadByRange) {
@@ -294,6 +295,8 @@ TEST_F(Hdf5Tokens, ReadByRange) {
   write_hdf5(options.path, documents, {});
   expect_equal(*open_dataset(options), documents, {}, random);
   write_hdf5(options.path, documents, masks);
+  expect_equal(*open_dataset(options), documents, masks, random);
+  write_hdf5<std::int64_t>(options.path, documents, masks);  // read by way of a conversion
   expect_equal(*open_dataset(options), documents, masks, random);
 }
 

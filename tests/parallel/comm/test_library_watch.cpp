@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 
 #include "parallel/comm/comm.hpp"
@@ -26,6 +27,28 @@ TEST_F(LibraryWatchDeathTest, EndsTheProcessWithItsStatus) {
         for (;;) ::pause();
       },
       ::testing::ExitedWithCode(75), "stood still");
+}
+
+// std::exit runs handlers until one of them stands still; the watch outlives static objects.
+TEST_F(LibraryWatchDeathTest, ExitHandlerThatStandsStillIsLeft) {
+  EXPECT_EXIT(
+      {
+        std::atexit([] {
+          for (;;) ::pause();
+        });
+        watch_exit(3, 0.2);
+        std::exit(3);
+      },
+      ::testing::ExitedWithCode(3), "a library's exit handler stands still");
+}
+
+TEST_F(LibraryWatchDeathTest, ExitThatEndsIsLeftAlone) {
+  EXPECT_EXIT(
+      {
+        watch_exit(3, 30);
+        std::exit(3);
+      },
+      ::testing::ExitedWithCode(3), "^$");
 }
 
 TEST_F(LibraryWatchOfOneProcess, CallThatReturnsIsLeftAlone) {
