@@ -32,9 +32,8 @@ void take_samples(const Config& config, std::int64_t steps, TuneInput& input) {
   SamplerPosition position;
   for (std::int64_t s = 0; s < steps; ++s) input.steps.push_back(samples.next(position));
   const Dataset& data = samples.dataset();
-  for (std::int64_t s = 0; s < data.samples(); ++s)
-    if (const std::int64_t tokens = data.length(s); tokens > input.longest.tokens)
-      input.longest = {s, tokens, tokens};
+  const std::int64_t longest = longest_sample(data), tokens = data.length(longest);
+  input.longest = {longest, tokens, tokens};
 }
 
 /// The command, as one would type it once more.

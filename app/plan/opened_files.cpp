@@ -23,15 +23,12 @@ void refuse_samples_beyond_groups(const Config& config, const Dataset& data) {
   if (groups.empty() || config.batching.method != Batching::hbp ||
       config.batching.long_samples != LongSamples::refuse)
     return;
-  std::int64_t beyond = 0, longest = 0;
-  for (std::int64_t s = 0; s < data.samples(); ++s) {
-    beyond += data.length(s) > groups.back();
-    longest = std::max(longest, data.length(s));
-  }
+  std::int64_t beyond = 0;
+  for (std::int64_t s = 0; s < data.samples(); ++s) beyond += data.length(s) > groups.back();
   require(beyond == 0,
           "{} of {} samples have more tokens than the longest group's {} (batching.groups), the "
           "longest {}; add a group, or set batching.long = \"split\" or data.max_tokens",
-          beyond, data.samples(), groups.back(), longest);
+          beyond, data.samples(), groups.back(), data.length(longest_sample(data)));
 }
 
 void refuse_missing_held_out(const Config& config, const Sampler& sampler) {
@@ -61,10 +58,7 @@ OpenedFiles open_files_of(const Config& config) {
       require(data->vocabulary() <= config.model.vocabulary,
               "model.vocabulary = {} is smaller than the data's vocabulary of {}",
               config.model.vocabulary, data->vocabulary());
-      std::int64_t longest = 0;
-      for (std::int64_t s = 1; s < data->samples(); ++s)
-        if (data->length(s) > data->length(longest)) longest = s;
-      found.longest = sample_length(*data, longest);
+      found.longest = sample_length(*data, longest_sample(*data));
       found.loss_share = loss_share(*data);
       found.data = fmt::format("{}; {}", data->description(), loss_share_text(*data));
       refuse_samples_beyond_groups(config, *data);

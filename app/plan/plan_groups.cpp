@@ -37,9 +37,7 @@ struct Samples {
       for (const SampleLength& s : batches.back()) lengths.push_back(s.tokens);
     }
     const Dataset& dataset = planned.dataset();
-    std::int64_t longest = 0;
-    for (std::int64_t s = 0; s < dataset.samples(); ++s)
-      longest = std::max(longest, dataset.length(s));
+    const std::int64_t longest = dataset.length(longest_sample(dataset));
     if (std::find(lengths.begin(), lengths.end(), longest) == lengths.end())
       lengths.push_back(longest);
   }

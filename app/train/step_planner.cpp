@@ -52,10 +52,18 @@ StepPlanner::StepPlanner(Session& session, const Costs* costs)
     : session_(session),
       costs_(costs),
       simulation_(simulation_options(session.config, session.options)) {
-  if (costs != nullptr || session.options.batching.method != Batching::balanced) return;
+  if (session.options.batching.method != Batching::balanced) return;
   std::vector<std::string> notes;
-  together(session.mesh.world, [&] { placement_ = plan_costs(session.config, notes); });
-  costs_ = placement_.get();
+  together(session.mesh.world, [&] {
+    if (costs == nullptr) {
+      placement_ = plan_costs(session.config, notes);
+      costs_ = placement_.get();
+    }
+    if (!trains_pairs(session.config)) return;
+    // A pair that no group holds whole is refused now, not at the step that it comes in.
+    const Dataset& data = *session.dataset;
+    plan_step(0, {sample_length(data, longest_sample(data))}, options());
+  });
 }
 
 std::string StepPlanner::waits_for() const {

@@ -116,7 +116,11 @@ void ring_rows(Schema& schema) {
   ring.key("layout", &RingConfig::layout,
            "how the tokens of a micro-batch lie on the context-parallel ranks; auto: the most even "
            "of contiguous, document_zigzag and striped for each micro-batch (vertical_slash: "
-           "striped); shuffled: stripes, each round of them dealt in an order of its own");
+           "striped); shuffled: stripes, each round of them dealt in an order of its own")
+      .when_any(
+          {on(&Config::mesh, &MeshShape::cp_inner).is(),
+           on(&Config::mesh, &MeshShape::cp_outer).is(),
+           on(&Config::batching, &BatchingConfig::method).is(Batching::hbp, Batching::balanced)});
   ring.key("stripe", &RingConfig::stripe, "tokens", between(1, 1 << 30),
            "tokens of a stripe (striped and shuffled layouts; auto: rounded up to blocks of a "
            "sparse pattern)")
@@ -148,7 +152,8 @@ void dst_rows(Schema& schema) {
           "vertical_slash: queries that coverage is told of and slashes and columns are bought by; "
           "last: the last attention.last_q of a segment; sampled: as many, spread over all of it "
           "(moba takes all)")
-      .when(enabled, true);
+      .when(enabled, true)
+      .when(on(&Config::attention, &AttentionConfig::pattern), PatternKind::vertical_slash);
   dst.key("base_budget", &DstConfig::base_budget, "blocks", between(0, 1 << 20),
           "budget without tuning, in key blocks a query; 0: attention.moba_top_k (moba)")
       .when(enabled, true);
@@ -166,7 +171,8 @@ void sab_rows(Schema& schema) {
   auto sab = schema.block("sab", &Config::sab);
   sab.key("decay", &SabConfig::decay, "", up_to(0, 1),
           "weight of the past in the moving average of final budgets of a length bin")
-      .when(method, Batching::sab);
+      .when(method, Batching::sab)
+      .when(on(&Config::dst, &DstConfig::enabled), true);
 }
 
 }  // namespace ballast

@@ -16,10 +16,11 @@ void batching_rows(Schema& schema) {
       "predicted latency (SparseBalance), lbb: by tokens; chunkflow: dependent chunks of long "
       "samples; balanced: long samples on as many ranks as they need, beside packs of short ones, "
       "by predicted time; others: packing baselines");
-  batching.key("micro_batch_tokens", &BatchingConfig::micro_batch_tokens, "tokens",
-               between(1, kTokens),
-               "capacity of a pack; a longer sample gets a micro-batch of its own (balanced: as "
-               "many data-parallel ranks as hold no more than this each, or chunks)");
+  batching
+      .key("micro_batch_tokens", &BatchingConfig::micro_batch_tokens, "tokens", between(1, kTokens),
+           "capacity of a pack; a longer sample gets a micro-batch of its own (balanced: as "
+           "many data-parallel ranks as hold no more than this each, or chunks)")
+      .when_any({method.is_not(Batching::none, Batching::hbp, Batching::chunkflow)});
   batching
       .key("global_tokens", &BatchingConfig::global_tokens, "tokens", between(1, kTokens),
            "tokens of a global batch: samples are taken in order until they reach it; each rank "

@@ -84,6 +84,16 @@ std::vector<std::string> choices() {
 template <class T>
 struct Switch {
   const T* member;  ///< in default_config()
+  /// It has one of `values`, or, without them, not its default.
+  template <class... Values>
+  SwitchedOn is(Values... values) const {
+    if constexpr (sizeof...(values) == 0) return is_not(*member);
+    return {member, {DeckValue(to_deck(static_cast<T>(values)))...}};
+  }
+  template <class... Values>
+  SwitchedOn is_not(Values... values) const {
+    return {member, {DeckValue(to_deck(static_cast<T>(values)))...}, true};
+  }
 };
 template <class B, class T>
 Switch<T> on(B Config::*block, T B::*member) {
@@ -98,10 +108,15 @@ struct Row {
     spec.allowed = std::move(values);
     return *this;
   }
-  /// Read only where the switch has one of `values`, or, without them, not its default.
+  /// Read only where the switch is read and has one of `values`, or, without them, not its default;
+  /// called again: where that holds too.
   template <class T, class... Values>
-  void when(Switch<T> by, Values... values) const {
-    spec.when = {by.member, {DeckValue(to_deck(static_cast<T>(values)))...}};
+  Row when(Switch<T> by, Values... values) const {
+    return when_any({by.is(values...)});
+  }
+  Row when_any(ReadWhen switches) const {
+    spec.when.push_back(std::move(switches));
+    return *this;
   }
 };
 

@@ -98,7 +98,7 @@ void model_rows(Schema& schema) {
   model.key("yarn_factor", &ModelConfig::yarn_factor, "", at_least(1),
             "YaRN scaling of the context; 1: plain RoPE");
   model.key("original_context", &ModelConfig::original_context, "tokens", between(1, kTokens),
-            "context that the model was trained for (YaRN, llama3)");
+            "context that the model was trained for (YaRN, llama3; exports state it)");
   model.key("llama3_factor", &ModelConfig::llama3_factor, "", at_least(1),
             "Llama 3.1 scaling of low rotary frequencies; 1: none");
   const auto llama3 = on(&Config::model, &ModelConfig::llama3_factor);
@@ -154,7 +154,8 @@ void data_rows(Schema& schema) {
            "longest sample; 0: no limit");
   data.key("min_tokens", &DataConfig::min_tokens, "tokens", between(0, kTokens),
            "shorter samples are left out");
-  data.key("long", &DataConfig::long_samples, "what happens to a sample above max_tokens");
+  data.key("long", &DataConfig::long_samples, "what happens to a sample above max_tokens")
+      .when(on(&Config::data, &DataConfig::max_tokens));
   data.key("validation_share", &DataConfig::validation_share, "", up_to(0, 1),
            "share of the samples held out for validation");
   data.key("needle_task", &DataConfig::needle_task,
@@ -217,7 +218,9 @@ void chunk_rows(Schema& schema) {
       .key("k", &ChunkConfig::k, "chunks", between(1, 1 << 20),
            "state_aware_1f1b, zero_bubble: chunks of a sample that keep their activations; earlier "
            "ones are forwarded twice")
-      .when(method, Batching::chunkflow);
+      .when(method, Batching::chunkflow)
+      .when(on(&Config::pipeline, &PipelineConfig::schedule), ScheduleKind::state_aware_1f1b,
+            ScheduleKind::zero_bubble, ScheduleKind::automatic);
   chunk
       .key("offload", &ChunkConfig::offload,
            "where the stored keys, values, their gradients and chunk inputs lie: none: on the "
@@ -250,8 +253,11 @@ void pipeline_rows(Schema& schema) {
   pipeline
       .key("search", &PipelineConfig::search, "orders", between(1, 1 << 20),
            "state_aware_1f1b, zero_bubble: orders of samples to try at most; 1: the batch's order")
+      .when(on(&Config::mesh, &MeshShape::pp))
       .when(schedule, ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble,
-            ScheduleKind::automatic);
+            ScheduleKind::automatic)
+      .when_any({schedule.is_not(ScheduleKind::automatic),
+                 on(&Config::batching, &BatchingConfig::method).is(Batching::chunkflow)});
   pipeline.key("plan_steps", &PipelineConfig::plan_steps, "steps", between(1, kTokens),
                "plan: global batches that times are averaged over");
 }
@@ -329,24 +335,33 @@ void trace_rows(Schema& schema) {
       "record the events of every rank and write the trace that ballast-report reads; without "
       "them the log has no balance, exposed seconds or times of schedules");
   const auto traced = on(&Config::trace, &TraceConfig::enabled);
+  const auto pattern = on(&Config::attention, &AttentionConfig::pattern);
+  const auto recall = on(&Config::trace, &TraceConfig::recall_every);
   trace
       .key("plans_every", &TraceConfig::plans_every, "steps", between(0, kTokens),
            "steps between those whose whole plans the trace of rank 0 stores; 0: none")
       .when(traced, true);
-  trace.key("recall_every", &TraceConfig::recall_every, "steps", between(0, kTokens),
-            "steps between measurements of what share of attention a sparse pattern computes, on "
-            "the host backend; 0: none");
-  trace.key("recall_rows", &TraceConfig::recall_rows, "queries", between(2, 1 << 20),
-            "queries of a layer and segment that recall is measured on");
+  trace
+      .key("recall_every", &TraceConfig::recall_every, "steps", between(0, kTokens),
+           "steps between measurements of what share of attention a sparse pattern computes, on "
+           "the host backend; 0: none")
+      .when(traced, true)
+      .when(pattern);
+  trace
+      .key("recall_rows", &TraceConfig::recall_rows, "queries", between(2, 1 << 20),
+           "queries of a layer and segment that recall is measured on")
+      .when_any({recall.is_not(0)});
   trace
       .key("recall_drift", &TraceConfig::recall_drift,
            "at every such step, a forward pass of the first held-out sample too: what the index of "
            "the measurement before holds of the present attention, against the present index")
-      .when(traced, true);
-  trace.key("indexes_every", &TraceConfig::indexes_every, "steps", between(0, kTokens),
-            "steps between those whose vertical_slash choices are stored in RUN/indexes, for "
-            "attention.index = \"recorded\" (kilobytes a layer, head and sample; samples that are "
-            "not cut, on the host backend); 0: none");
+      .when_any({recall.is_not(0)});
+  trace
+      .key("indexes_every", &TraceConfig::indexes_every, "steps", between(0, kTokens),
+           "steps between those whose vertical_slash choices are stored in RUN/indexes, for "
+           "attention.index = \"recorded\" (kilobytes a layer, head and sample; samples that are "
+           "not cut, on the host backend); 0: none")
+      .when(pattern, PatternKind::vertical_slash);
 }
 
 void profile_rows(Schema& schema) {

@@ -202,30 +202,64 @@ std::string deck_help(const std::string& only) {
 }
 
 namespace {
-/// Whether the key's feature is on.
-bool is_read(const KeySpec& spec, const Config& config) {
-  if (!spec.when) return true;
-  const KeySpec& by = key_filling(spec.when->switch_member);
+bool holds(const SwitchedOn& on, const Config& config) {
+  const KeySpec& by = key_filling(on.switch_member);
   const DeckValue value = by.value(config);
-  const auto& values = spec.when->values;
-  if (values.empty()) return value != by.default_value;
-  return std::find(values.begin(), values.end(), value) != values.end();
+  return (std::find(on.values.begin(), on.values.end(), value) != on.values.end()) != on.except;
+}
+
+/// What keeps the key from being read, or the one key that switches it on; null where it is read.
+const ReadWhen* off_by(const KeySpec& spec, const Config& config) {
+  for (const ReadWhen& when : spec.when) {
+    if (when.size() == 1)
+      if (const ReadWhen* off = off_by(key_filling(when.front().switch_member), config)) return off;
+    const auto on = [&](const SwitchedOn& one) {
+      return holds(one, config) && off_by(key_filling(one.switch_member), config) == nullptr;
+    };
+    if (std::none_of(when.begin(), when.end(), on)) return &when;
+  }
+  return nullptr;
+}
+
+/// "a = 1 and b = 2", the switches as they are; "1 or 2", or "c = 3 or another d", as they must be.
+std::string state_of(const ReadWhen& when, const Config& config) {
+  std::string text;
+  for (const SwitchedOn& one : when) {
+    const KeySpec& by = key_filling(one.switch_member);
+    text +=
+        fmt::format("{}{} = {}", text.empty() ? "" : " and ", by.path(), to_text(by.value(config)));
+  }
+  return text;
+}
+std::string needs_of(const ReadWhen& when) {
+  if (when.size() == 1 && when.front().except) return "";
+  std::string text;
+  for (const SwitchedOn& one : when) {
+    std::string values;
+    for (const DeckValue& value : one.values)
+      values += (values.empty() ? "" : " or ") + to_text(value);
+    if (when.size() > 1) {
+      const std::string path = key_filling(one.switch_member).path();
+      values = one.except ? "another " + path : path + " = " + values;
+    }
+    text += (text.empty() ? "" : ", or ") + values;
+  }
+  return "it is read with " + text;
 }
 }  // namespace
 
 std::vector<Problem> without_effect(const Config& config) {
   std::vector<Problem> list;
   for (const KeySpec& spec : deck_schema()) {
-    if (config.from.of(spec.path()).origin != Origin::command_line || is_read(spec, config))
-      continue;
-    const KeySpec& by = key_filling(spec.when->switch_member);
-    std::string needs;
-    for (const DeckValue& value : spec.when->values)
-      needs += (needs.empty() ? "" : " or ") + to_text(value);
-    list.push_back({{spec.path(), by.path()},
-                    fmt::format("{} has no effect with {} = {}", spec.path(), by.path(),
-                                to_text(by.value(config))),
-                    needs.empty() ? "" : "it is read with " + needs});
+    if (config.from.of(spec.path()).origin != Origin::command_line) continue;
+    const ReadWhen* off = off_by(spec, config);
+    if (off == nullptr) continue;
+    Problem& problem = list.emplace_back(
+        Problem{{spec.path()},
+                fmt::format("{} has no effect with {}", spec.path(), state_of(*off, config)),
+                needs_of(*off)});
+    for (const SwitchedOn& one : *off)
+      problem.keys.push_back(key_filling(one.switch_member).path());
   }
   return list;
 }

@@ -16,11 +16,15 @@ namespace ballast {
 
 struct Config;
 
-/// A key is read only where another has one of some values, or, without values, not its default.
-struct ReadWhen {
+/// A key that switches others on, where it is read itself and has one of `values`, or, with
+/// `except`, none of them.
+struct SwitchedOn {
   const void* switch_member = nullptr;  ///< in default_config()
   std::vector<DeckValue> values;
+  bool except = false;
 };
+/// A key is read only where any of these switches it on.
+using ReadWhen = std::vector<SwitchedOn>;
 
 /// One key of the schema.  The default value gives the type.
 struct KeySpec {
@@ -36,7 +40,7 @@ struct KeySpec {
   std::function<DeckValue(const Config&)> value;  ///< of the member
   /// Fills the member.  Throws std::logic_error for a value of another type or none of `allowed`.
   std::function<void(Config&, const DeckValue&)> fill;
-  std::optional<ReadWhen> when;  ///< nothing: always read
+  std::vector<ReadWhen> when;  ///< each of which must hold; none: always read
   std::string path() const { return block + "." + key; }
 };
 

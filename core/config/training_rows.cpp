@@ -152,15 +152,21 @@ void eval_rows(Schema& schema) {
   auto eval = schema.block("eval", &Config::eval);
   eval.key("every_steps", &EvalConfig::every_steps, "steps", between(0, kTokens),
            "steps between held-out losses; 0: none while training");
+  const auto every = on(&Config::eval, &EvalConfig::every_steps);
   eval.key("samples", &EvalConfig::samples, "samples", between(0, kTokens),
-           "held-out samples to use; 0: all");
+           "held-out samples to use; 0: all")
+      .when(every);
   eval.key("depths", &EvalConfig::depths, "parts", between(1, 1 << 10),
-           "needle: parts of the context whose accuracy is reported apart");
+           "needle: parts of the context whose accuracy is reported apart")
+      .when(every)
+      .when(on(&Config::data, &DataConfig::source), DataSource::needle);
   const auto generate = schema.part<GenerateConfig>(
       "eval", [](Config& c) -> GenerateConfig& { return c.eval.generate; }, "generate_");
-  generate.key("tokens", &GenerateConfig::tokens, "tokens", between(0, 1 << 20),
-               "most tokens that each evaluation lets the model write after each prompt; 0: none. "
-               "Every token is a forward pass over all prompts");
+  generate
+      .key("tokens", &GenerateConfig::tokens, "tokens", between(0, 1 << 20),
+           "most tokens that each evaluation lets the model write after each prompt; 0: none. "
+           "Every token is a forward pass over all prompts")
+      .when(every);
   const Switch<std::int64_t> tokens{&default_config().eval.generate.tokens};
   generate
       .key("prompts", &GenerateConfig::prompts,

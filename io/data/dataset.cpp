@@ -231,6 +231,13 @@ SampleLength sample_length(const Dataset& dataset, std::int64_t sample, bool cou
   return length;
 }
 
+std::int64_t longest_sample(const Dataset& dataset) {
+  std::int64_t longest = 0;
+  for (std::int64_t s = 1; s < dataset.samples(); ++s)
+    if (dataset.length(s) > dataset.length(longest)) longest = s;
+  return longest;
+}
+
 namespace {
 constexpr std::int64_t kSharedSamples = 1000;
 }

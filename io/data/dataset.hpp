@@ -54,6 +54,8 @@ class Dataset {
 /// A sample as batching sees it.  Without `count_loss` loss tokens are 0: counting them may mean
 /// reading a mask.
 SampleLength sample_length(const Dataset& dataset, std::int64_t sample, bool count_loss = true);
+/// The sample of most tokens, the first of equals.
+std::int64_t longest_sample(const Dataset& dataset);
 
 /// Share of the tokens that carry loss, of the first 1000 samples (of all where there are fewer),
 /// and the same as a sentence.

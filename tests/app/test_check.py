@@ -147,6 +147,23 @@ class Check(RunCase):
                 done = self.run_ballast(1, command, deck, *settings, *folder, status=1)
                 self.assertIn(said, done.stderr, f"{command} {settings}")
 
+    def test_a_late_pair_that_no_group_holds_is_refused_before_the_first_step(self):
+        folder = os.path.join(self.data, "pairs")
+        os.mkdir(folder)
+        for i in range(24):
+            with open(os.path.join(folder, f"{i:02}.txt"), "w") as f:
+                f.write("balance " * (30 if i > 21 else 5))
+        settings = [f'data.paths=["{folder}"]', "data.max_tokens=0", "batching.shuffle=false"]
+        settings += ["loss.kind=dpo", "dpo.reference_free=true", "batching.method=balanced"]
+        settings += ["batching.micro_batch_tokens=200", "batching.global_tokens=200", "mesh.dp=2"]
+        said = set()
+        for command, more in (("check", []), ("train", ["-d", self.out("late-pair")])):
+            done = self.run_ballast(2, command, self.deck(), *settings, *more, status=1)
+            self.assertNotIn("step 1/", done.stdout)
+            said |= {line for line in done.stderr.splitlines() if "pair 11 of 480 tokens" in line}
+        self.assertEqual(len(said), 1, said)
+        self.assertIn("holds 400 at most", said.pop())
+
     def test_memory_counts_chunks_of_samples_that_no_group_holds(self):
         with open(os.path.join(self.data, "long.txt"), "w") as f:
             f.write("balance " * 128)

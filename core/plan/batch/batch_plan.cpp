@@ -225,6 +225,14 @@ Batch plan_by_weight(std::int64_t step, const Samples& samples, const BatchingOp
   return plan_weighted(step, samples, weights, options);
 }
 
+/// Of a micro-batch; all but `balanced` give a longer sample one of its own.
+std::int64_t most_tokens(const BatchingOptions& options) {
+  int ranks = 1;
+  if (options.method == Batching::balanced)
+    for (const PlacementSplit& split : options.splits) ranks = std::max(ranks, split.ranks);
+  return ranks * options.micro_batch_tokens;
+}
+
 }  // namespace
 
 Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
@@ -232,7 +240,7 @@ Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
   const auto aligned = [&](Batch batch) {
     for (auto& list : batch.micro_batches)
       for (MicroBatch& micro_batch : list) micro_batch.align = options.align;
-    separate_pairs({&batch, 1}, samples);
+    separate_pairs({&batch, 1}, samples, most_tokens(options));
     return batch;
   };
   if (balances_by_weight(options.method)) return aligned(plan_by_weight(step, samples, options));
@@ -271,7 +279,7 @@ std::vector<Batch> plan_epoch(const std::vector<SampleLength>& samples,
     std::vector<double> load(planner.ranks());
     planner.add(batches[i], load, rounds[order.empty() ? i : order[i]]);
   }
-  separate_pairs(batches, samples);
+  separate_pairs(batches, samples, most_tokens(options));
   return batches;
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 using Pairs = std::map<std::int64_t, const SampleLength*>;
 
-void separate(MicroBatch& micro_batch, const Pairs& pairs) {
+void separate(MicroBatch& micro_batch, const Pairs& pairs, std::int64_t fits) {
   std::vector<Segment> separate;
   for (const Segment& whole : micro_batch.segments) {
     const auto found = pairs.find(whole.sample);
@@ -19,12 +19,12 @@ void separate(MicroBatch& micro_batch, const Pairs& pairs) {
       continue;
     }
     const SampleLength& pair = *found->second;
-    require(whole.begin == 0 && whole.end == pair.tokens,
-            "pair {} of {} tokens (chosen {}, rejected {}) does not fit one micro-batch, which "
-            "holds {}; both answers must lie in one: raise batching.micro_batch_tokens or make "
-            "the pairs with a lower --max-tokens",
-            pair.sample, pair.tokens, pair.chosen_tokens, pair.tokens - pair.chosen_tokens,
-            whole.tokens());
+    require(
+        whole.begin == 0 && whole.end == pair.tokens,
+        "pair {} of {} tokens (chosen {}, rejected {}) does not fit one micro-batch, which "
+        "holds {} at most; both answers must lie in one: raise batching.micro_batch_tokens or make "
+        "the pairs with a lower --max-tokens",
+        pair.sample, pair.tokens, pair.chosen_tokens, pair.tokens - pair.chosen_tokens, fits);
     separate.push_back({pair.sample, 0, pair.chosen_tokens, pair.chosen_loss_tokens, 0});
     separate.push_back({pair.sample, 0, pair.tokens - pair.chosen_tokens,
                         pair.loss_tokens - pair.chosen_loss_tokens, pair.chosen_tokens});
@@ -34,14 +34,15 @@ void separate(MicroBatch& micro_batch, const Pairs& pairs) {
 
 }  // namespace
 
-void separate_pairs(std::span<Batch> batches, const std::vector<SampleLength>& samples) {
+void separate_pairs(std::span<Batch> batches, const std::vector<SampleLength>& samples,
+                    std::int64_t fits) {
   Pairs pairs;
   for (const SampleLength& s : samples)
     if (s.chosen_tokens > 0) pairs[s.sample] = &s;
   if (pairs.empty()) return;
   for (Batch& batch : batches)
     for (auto& list : batch.micro_batches)
-      for (MicroBatch& micro_batch : list) separate(micro_batch, pairs);
+      for (MicroBatch& micro_batch : list) separate(micro_batch, pairs, fits);
 }
 
 }  // namespace ballast

@@ -9,8 +9,9 @@
 namespace ballast {
 
 /// Replaces the segment of each pair among `samples` by two, the chosen answer and the rejected one
-/// behind it, neither of which attends to the other.  Errors: a pair that was cut, with the length
-/// that its micro-batch holds.
-void separate_pairs(std::span<Batch> batches, const std::vector<SampleLength>& samples);
+/// behind it, neither of which attends to the other.  Errors: a pair that was cut, with `fits`, the
+/// most tokens of a micro-batch.
+void separate_pairs(std::span<Batch> batches, const std::vector<SampleLength>& samples,
+                    std::int64_t fits);
 
 }  // namespace ballast

@@ -62,6 +62,15 @@ TEST(DeckSchema, KeysOfFeaturesThatAreOffAreNamed) {
                           "batching.long",
                           "batching.micro_batch_samples",
                           "pipeline.search",
+                          "ring.layout",
+                          "data.long",
+                          "eval.samples",
+                          "eval.depths",
+                          "eval.generate_tokens",
+                          "trace.recall_every",
+                          "trace.recall_rows",
+                          "trace.recall_drift",
+                          "trace.indexes_every",
                           "curriculum.max_tokens",
                           "lora.alpha",
                           "lora.dropout",
@@ -93,15 +102,23 @@ TEST(DeckSchema, KeysOfFeaturesThatAreOnAreNot) {
                                               {"curriculum.steps", I{3}},
                                               {"lora.rank", I{4}},
                                               {"recompute.mode", S("full")},
+                                              {"mesh.pp", I{2}},
+                                              {"mesh.cp_inner", I{2}},
+                                              {"data.max_tokens", I{9}},
+                                              {"eval.every_steps", I{1}},
                                               {"data.source", S("megatron")}}));
-  for (const char* prefix :
-       {"chunk.", "attention.moba_", "attention.generated_", "ring.", "dst.", "pipeline.",
-        "curriculum.", "lora.", "recompute.", "data.path ", "data.mask"})
+  // moba measures all blocks.
+  EXPECT_EQ(std::count(off.begin(), off.end(), "dst.coverage_rows"), 1);
+  for (const char* prefix : {"chunk.", "attention.moba_", "attention.generated_", "ring.", "dst.b",
+                             "dst.t", "pipeline.", "curriculum.", "lora.", "recompute.",
+                             "data.path ", "data.mask", "data.long", "eval.s", "trace.r"})
     EXPECT_TRUE(std::none_of(off.begin(), off.end(), [&](const S& key) {
       return (key + " ").starts_with(prefix);
     })) << prefix;
-  for (const char* key : {"data.paths", "sab.decay", "batching.groups", "attention.last_q",
-                          "attention.selection", "batching.window_rule", "model.llama3_low"})
+  for (const char* key :
+       {"data.paths", "sab.decay", "batching.groups", "attention.last_q", "attention.selection",
+        "attention.stretch", "batching.window_rule", "batching.micro_batch_tokens", "eval.depths",
+        "model.llama3_low", "trace.indexes_every"})
     EXPECT_EQ(std::count(off.begin(), off.end(), key), 1) << key;
 }
 
@@ -114,6 +131,46 @@ TEST(DeckSchema, KeysOfTheDeckMayBeForOtherCases) {
   EXPECT_EQ(
       without_effect(deck.config())[0].message(),
       "chunk.k has no effect with batching.method = \"balanced\"; it is read with \"chunkflow\"");
+}
+
+/// The note on `path`, set on the command line, beside what `other` sets in the deck.
+S note_on(const S& path, const std::vector<std::pair<S, DeckValue>>& other) {
+  Deck deck;
+  for (const auto& [key, value] : other) deck.set(key, value, "deck.toml:1");
+  deck.set(path, find_key(path)->default_value, "command line: x", Origin::command_line);
+  return messages(without_effect(deck.config()));
+}
+
+TEST(DeckSchema, KeyOfAFeatureThatIsNotReadItselfIsNamedWithWhatKeepsThatFromBeingRead) {
+  EXPECT_EQ(note_on("chunk.window_tokens", {{"chunk.offload", S("host")}}),
+            "chunk.window_tokens has no effect with batching.method = \"balanced\"; it is read "
+            "with \"chunkflow\"");
+  EXPECT_EQ(note_on("eval.generate_seed", {{"eval.generate_tokens", I{4}}}),
+            "eval.generate_seed has no effect with eval.every_steps = 0");
+}
+
+TEST(DeckSchema, KeyThatSeveralFeaturesReadIsNamedWhereNoneIsOn) {
+  const DeckValue packed = S("packed"), hbp = S("hbp");
+  EXPECT_EQ(note_on("ring.layout", {{"batching.method", packed}}),
+            "ring.layout has no effect with mesh.cp_inner = 1 and mesh.cp_outer = 1 and "
+            "batching.method = \"packed\"; it is read with another mesh.cp_inner, or another "
+            "mesh.cp_outer, or batching.method = \"hbp\" or \"balanced\"");
+  EXPECT_EQ(note_on("ring.layout", {{"batching.method", packed}, {"mesh.cp_outer", I{2}}}), "");
+  EXPECT_EQ(note_on("ring.layout", {{"batching.method", hbp}}), "");
+  EXPECT_EQ(note_on("batching.micro_batch_tokens", {{"batching.method", packed}}), "");
+  EXPECT_EQ(note_on("batching.micro_batch_tokens", {{"batching.method", hbp}}),
+            "batching.micro_batch_tokens has no effect with batching.method = \"hbp\"");
+}
+
+TEST(DeckSchema, KeyOfTwoFeaturesNeedsBoth) {
+  const DeckValue chunks = S("chunkflow");
+  EXPECT_EQ(note_on("chunk.k", {{"batching.method", chunks}}), "");
+  EXPECT_EQ(note_on("chunk.k", {{"batching.method", chunks}, {"pipeline.schedule", S("gpipe")}}),
+            "chunk.k has no effect with pipeline.schedule = \"gpipe\"; it is read with "
+            "\"state_aware_1f1b\" or \"zero_bubble\" or \"auto\"");
+  EXPECT_EQ(note_on("pipeline.search", {{"mesh.pp", I{2}}, {"batching.method", chunks}}), "");
+  EXPECT_NE(note_on("pipeline.search", {{"mesh.pp", I{2}}}), "");
+  EXPECT_NE(note_on("pipeline.search", {{"batching.method", chunks}}), "");
 }
 
 TEST(DeckSchema, RetiredKeysAreGoneAndTheirSuccessorsAreThere) {

@@ -92,11 +92,12 @@ std::string options_text(const Config& config) {
 
 /// Makes `deck` one that reads the key, by the schema's `when`.
 void switch_on(Deck& deck, const KeySpec& spec) {
-  if (!spec.when) return;
-  const KeySpec& by = key_filling(spec.when->switch_member);
-  switch_on(deck, by);
-  deck.set(by.path(), spec.when->values.empty() ? other_value(by) : spec.when->values.front(),
-           "deck.toml:1");
+  for (const ReadWhen& when : spec.when) {
+    const SwitchedOn& one = when.front();
+    const KeySpec& by = key_filling(one.switch_member);
+    switch_on(deck, by);
+    deck.set(by.path(), one.except ? other_value(by) : one.values.front(), "deck.toml:1");
+  }
 }
 
 /// Keys of these blocks that commands and executors read from the Config itself.

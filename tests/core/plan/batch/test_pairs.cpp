@@ -71,11 +71,11 @@ TEST(Pairs, OneThatIsCutIsRefusedWithTheLengthThatFits) {
   Batch batch;
   batch.micro_batches = {{{{{4, 0, 64, 0}}}, {{{4, 64, 100, 0}}}}};
   try {
-    separate_pairs({&batch, 1}, {{4, 100, 10, 60, 5}});
+    separate_pairs({&batch, 1}, {{4, 100, 10, 60, 5}}, 64);
     FAIL();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("pair 4 of 100 tokens"), std::string::npos);
-    EXPECT_NE(std::string(error.what()).find("holds 64"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("holds 64 at most"), std::string::npos);
   }
 }
 
