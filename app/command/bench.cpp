@@ -62,7 +62,10 @@ std::vector<BenchCase> cases_of(const Benchmark& benchmark, const CommandLine& l
   if (line.deck_file.empty()) return {{"", std::nullopt, BenchSettings(benchmark.settings, words)}};
   const bool runs = benchmark.run_deck != nullptr;
   std::vector<BenchCase> cases;
-  for (const Config& config : deck_line.configs({.model = true, .data = runs, .executes = runs})) {
+  const std::vector<Config> configs =
+      deck_line.configs({.model = true, .data = runs, .executes = runs});
+  if (runs && Communicator::world().rank() == 0) note_without_effect(configs);
+  for (const Config& config : configs) {
     const ModelShape model = model_shape(config);
     const std::string layout = name(RunOptions::from(config).sequence_layout(1 << 20).kind());
     auto settings = benchmark.settings;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <map>
 
 #include "app/plan/stored_groups.hpp"
 #include "ballast_version.hpp"
@@ -276,6 +277,14 @@ Config CommandLine::config(const Communicator& world, DeckNeeds needs) const {
   for (const std::string& note : notes)
     if (world.rank() == 0) fmt::print("note: {}\n", note);
   return result;
+}
+
+void note_without_effect(std::span<const Config> cases) {
+  std::map<Key, std::size_t> counts;
+  for (const Config& config : cases)
+    for (const Problem& note : without_effect(config))
+      if (++counts[note.keys.front()] == cases.size())
+        fmt::print(stderr, "note: {}\n", note.message());
 }
 
 std::vector<Config> CommandLine::configs(DeckNeeds needs) const {

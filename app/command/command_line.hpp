@@ -54,6 +54,9 @@ struct CommandLine {
   std::string output_folder(const Config& config) const;
 };
 
+/// Notes on the standard error about overrides that change nothing in any of the cases.
+void note_without_effect(std::span<const Config> cases);
+
 /// One subcommand.  `ranks`: MPI and Kokkos are up when it runs; otherwise it is a plain process.
 struct Command {
   const char* name;

@@ -89,6 +89,9 @@ void Evaluation::write(nlohmann::ordered_json& json) const {
 int eval_command(const CommandLine& line) {
   const Communicator world = Communicator::world();
   const Config config = line.config(world);
+  Config evaluates = config;
+  evaluates.eval.every_steps = 1;  // keys of evaluations are read here
+  if (world.rank() == 0) note_without_effect({&evaluates, 1});
   Session session(world, config);
   const std::string& weights = config.model.weights;
   check_all(world, !line.restart.empty() || !weights.empty(),

@@ -131,7 +131,7 @@ Measured measure(Session& session, const BenchSettings& settings) {
 /// The figures of a run in the order in which table and JSON have them.
 struct Row {
   Timing timing;
-  double tokens_per_s, flops_per_s, mfu, memory_gib, device_gib;
+  double tokens_per_s = 0, flops_per_s = 0, mfu = 0, memory_gib = 0, device_gib = 0;
 };
 
 std::string table(const Session& session, const Measured& m, const Row& row, double peak) {

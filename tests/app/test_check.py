@@ -164,6 +164,22 @@ class Check(RunCase):
         self.assertEqual(len(said), 1, said)
         self.assertIn("holds 400 at most", said.pop())
 
+    def test_commands_name_overrides_that_no_case_reads(self):
+        note = "chunk.k has no effect with batching.method"
+        deck, override = self.deck(), ["batching.method=packed", "chunk.k=2"]
+        self.assertIn(note, self.run_ballast(1, "check", deck, *override).stdout)
+        self.assertEqual(self.run_ballast(1, "pack", deck, *override).stderr.count(note), 1)
+        step = ["bench", "step", deck, "warmup=0", "repeats=1", "mesh.dp=2"]
+        self.assertEqual(self.run_ballast(2, *step, *override).stderr.count(note), 1)
+        cases = self.out("cases.toml")
+        with open(deck) as read, open(cases, "w") as write:
+            write.write(read.read())
+            for name in ("packed", "chunkflow"):
+                write.write(f'[[case]]\nname = "{name}"\nbatching.method = "{name}"\n')
+        for case, count in ([], 0), (["--case", "packed"], 1):
+            packed = self.run_ballast(1, "pack", cases, "chunk.k=2", *case)
+            self.assertEqual(packed.stderr.count(note), count)
+
     def test_memory_counts_chunks_of_samples_that_no_group_holds(self):
         with open(os.path.join(self.data, "long.txt"), "w") as f:
             f.write("balance " * 128)
