@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Starts a real Slurm on loopback in a temporary folder and checks jobs/train.sbatch: the warning
 # signal stops the run with a checkpoint, the job is requeued, the restart finishes it and the log
-# continues; a cancelled job stays cancelled; a rank that stands still after MPI's end is ended (with
-# BALLAST_FAULTS, the library of tests/campaign); jobs/sweep.sbatch runs its elements. Exits 77
-# (skipped) with one line where Slurm cannot start: it needs root, munged, slurmctld and slurmd.
+# continues; a cancelled job stays cancelled; a rank that stands still after MPI's end is ended
+# (with BALLAST_FAULTS, the library of tests/campaign); jobs/sweep.sbatch runs its elements.
+# Exits 77 (skipped) with one line where Slurm cannot start: it needs root, munged, slurmctld and
+# slurmd.
 set -euo pipefail
 root=${BALLAST_ROOT:?}
 program=${BALLAST_PROGRAM:?}
