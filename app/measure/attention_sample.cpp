@@ -94,84 +94,121 @@ std::string to_string(const AttentionErrors& e) {
                      e.dk, e.dv);
 }
 
+nlohmann::ordered_json to_json(const AttentionErrors& e) {
+  return {{"o", e.o}, {"lse", e.lse}, {"dq", e.dq}, {"dk", e.dk}, {"dv", e.dv}};
+}
+
+double error_limit(DType type) {
+  return type == DType::bf16 ? 2e-2 : type == DType::f32 ? 1e-4 : 1e-11;
+}
+
+namespace {
+
+/// The reference's rows, one after another, and how far the run's are from them.
+class Reference {
+ public:
+  explicit Reference(const AttentionRun& run)
+      : run_(run), index_(run.index->arrays()), group_(run.q.size(1) / run.k.size(1)) {}
+
+  /// o, lse and dq of a query.
+  void query(std::int64_t i, std::int64_t h) {
+    std::vector<std::int64_t> keys;
+    add_keys(index_, h, i, keys);
+    if (keys.empty()) return;
+    read(run_.q, i, h, q_);
+    read(run_.d_o, i, h, d_o_);
+    Row score(keys.size()), dp(keys.size());
+    double top = -std::numeric_limits<double>::infinity(), sum = 0, delta = 0;
+    for (std::size_t x = 0; x < keys.size(); ++x) {
+      read(run_.k, keys[x], h / group_, k_);
+      top = std::max(top, score[x] = run_.scale * dot(q_, k_));
+    }
+    for (double x : score) sum += std::exp(x - top);
+    const double lse = top + std::log(sum);
+    out_.assign(q_.size(), 0);
+    gradient_.assign(q_.size(), 0);
+    for (std::size_t x = 0; x < keys.size(); ++x) {
+      const double p = std::exp(score[x] - lse);
+      read(run_.v, keys[x], h / group_, v_);
+      axpy(p, v_, out_);
+      dp[x] = dot(d_o_, v_);
+      delta += p * dp[x];
+    }
+    for (std::size_t x = 0; x < keys.size(); ++x) {
+      read(run_.k, keys[x], h / group_, k_);
+      axpy(std::exp(score[x] - lse) * (dp[x] - delta) * run_.scale, k_, gradient_);
+    }
+    judge(run_.o, i, h, out_, o);
+    judge(run_.dq, i, h, gradient_, dq);
+    const double found = element(run_.lse, h * run_.q.size(0) + i),
+                 off = std::abs(found - lse) / std::max(1.0, std::abs(lse));
+    lse_error = larger(off, lse_error);
+  }
+
+  /// dk and dv of a key, from lse and o of the queries that compute it.
+  void key(std::int64_t j, std::int64_t kv) {
+    read(run_.k, j, kv, k_);
+    read(run_.v, j, kv, v_);
+    gradient_.assign(k_.size(), 0);
+    gradient_v_.assign(k_.size(), 0);
+    for (std::int64_t i = 0; i < run_.q.size(0); ++i) {
+      const KeyInterval seen = index_.visible.row(i);
+      if (j < seen.begin || j >= seen.end) continue;
+      for (std::int64_t h = kv * group_; h < (kv + 1) * group_; ++h)
+        if (computes(h, i, j)) add_query(i, h);
+    }
+    judge(run_.dk, j, kv, gradient_, dk);
+    judge(run_.dv, j, kv, gradient_v_, dv);
+  }
+
+  Relative o, dq, dk, dv;
+  double lse_error = 0;
+
+ private:
+  bool computes(std::int64_t head, std::int64_t query, std::int64_t key) const {
+    const BlockRuns runs = runs_at(index_, head, query);
+    return std::any_of(runs.begin(), runs.end(), [&](const BlockRun& r) {
+      return key / kBlock >= r.first && key / kBlock < r.last;
+    });
+  }
+  /// A query's part of the gradients of the key whose rows are k_ and v_.
+  void add_query(std::int64_t i, std::int64_t h) {
+    read(run_.q, i, h, q_);
+    read(run_.d_o, i, h, d_o_);
+    read(run_.o, i, h, out_);
+    const double p = std::exp(run_.scale * dot(q_, k_) - element(run_.lse, h * run_.q.size(0) + i));
+    axpy(p, d_o_, gradient_v_);
+    axpy(p * (dot(d_o_, v_) - dot(d_o_, out_)) * run_.scale, q_, gradient_);
+  }
+  void judge(const Tensor& found, std::int64_t token, std::int64_t head, const Row& expected,
+             Relative& error) {
+    read(found, token, head, found_);
+    error.add(found_, expected);
+  }
+
+  const AttentionRun& run_;
+  const PatternArrays& index_;
+  std::int64_t group_;
+  Row q_, k_, v_, d_o_, found_, out_, gradient_, gradient_v_;
+};
+
+}  // namespace
+
 AttentionErrors sampled_errors(const AttentionRun& run, std::int64_t samples, std::uint64_t seed) {
   const PatternArrays& index = run.index->arrays();
   require(index.row_masks.empty() && !index.has_columns(), "the sampled reference knows runs only");
-  const std::int64_t n = run.q.size(0), heads = run.q.size(1), group = heads / run.k.size(1);
   const auto draw = [&](const char* what, std::int64_t sample, std::int64_t below) {
     return static_cast<std::int64_t>(
         random_bits(seed, stream_of(what), static_cast<std::uint64_t>(sample)) %
         static_cast<std::uint64_t>(below));
   };
-  Relative o, dq, dk, dv;
-  AttentionErrors errors;
-  Row q, k, v, d_o, found, out, gradient, gradient_v;
-  for (std::int64_t s = 0; s < samples; ++s) {
-    const std::int64_t i = draw("sample query", s, n), h = draw("sample head", s, heads);
-    std::vector<std::int64_t> keys;
-    add_keys(index, h, i, keys);
-    if (keys.empty()) continue;
-    read(run.q, i, h, q);
-    read(run.d_o, i, h, d_o);
-    Row score(keys.size()), dp(keys.size());
-    double top = -std::numeric_limits<double>::infinity(), sum = 0, delta = 0;
-    for (std::size_t x = 0; x < keys.size(); ++x) {
-      read(run.k, keys[x], h / group, k);
-      top = std::max(top, score[x] = run.scale * dot(q, k));
-    }
-    for (double x : score) sum += std::exp(x - top);
-    const double lse = top + std::log(sum);
-    out.assign(q.size(), 0);
-    gradient.assign(q.size(), 0);
-    for (std::size_t x = 0; x < keys.size(); ++x) {
-      const double p = std::exp(score[x] - lse);
-      read(run.v, keys[x], h / group, v);
-      axpy(p, v, out);
-      dp[x] = dot(d_o, v);
-      delta += p * dp[x];
-    }
-    for (std::size_t x = 0; x < keys.size(); ++x) {
-      read(run.k, keys[x], h / group, k);
-      axpy(std::exp(score[x] - lse) * (dp[x] - delta) * run.scale, k, gradient);
-    }
-    read(run.o, i, h, found);
-    o.add(found, out);
-    read(run.dq, i, h, found);
-    dq.add(found, gradient);
-    const double off = std::abs(element(run.lse, h * n + i) - lse) / std::max(1.0, std::abs(lse));
-    errors.lse = larger(off, errors.lse);
-  }
-  for (std::int64_t s = 0; s < (samples + 3) / 4; ++s) {
-    const std::int64_t j = draw("sample key", s, run.k.size(0)),
-                       kv = draw("sample key head", s, run.k.size(1));
-    read(run.k, j, kv, k);
-    read(run.v, j, kv, v);
-    gradient.assign(k.size(), 0);
-    gradient_v.assign(k.size(), 0);
-    for (std::int64_t i = 0; i < n; ++i) {
-      const KeyInterval seen = index.visible.row(i);
-      if (j < seen.begin || j >= seen.end) continue;
-      for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-        const BlockRuns runs = runs_at(index, h, i);
-        if (std::none_of(runs.begin(), runs.end(), [&](const BlockRun& r) {
-              return j / kBlock >= r.first && j / kBlock < r.last;
-            }))
-          continue;
-        read(run.q, i, h, q);
-        read(run.d_o, i, h, d_o);
-        read(run.o, i, h, out);
-        const double p = std::exp(run.scale * dot(q, k) - element(run.lse, h * n + i));
-        axpy(p, d_o, gradient_v);
-        axpy(p * (dot(d_o, v) - dot(d_o, out)) * run.scale, q, gradient);
-      }
-    }
-    read(run.dk, j, kv, found);
-    dk.add(found, gradient);
-    read(run.dv, j, kv, found);
-    dv.add(found, gradient_v);
-  }
-  errors.o = o.value(), errors.dq = dq.value(), errors.dk = dk.value(), errors.dv = dv.value();
-  return errors;
+  Reference reference(run);
+  for (std::int64_t s = 0; s < samples; ++s)
+    reference.query(draw("sample query", s, run.q.size(0)), draw("sample head", s, run.q.size(1)));
+  for (std::int64_t s = 0; s < (samples + 3) / 4; ++s)
+    reference.key(draw("sample key", s, run.k.size(0)), draw("sample key head", s, run.k.size(1)));
+  return {reference.o.value(), reference.lse_error, reference.dq.value(), reference.dk.value(),
+          reference.dv.value()};
 }
 
 }  // namespace ballast

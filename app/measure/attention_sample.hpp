@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "core/base/tensor.hpp"
@@ -36,5 +37,8 @@ struct AttentionErrors {
 /// run: they are checked by the first samples.
 AttentionErrors sampled_errors(const AttentionRun& run, std::int64_t samples, std::uint64_t seed);
 std::string to_string(const AttentionErrors& errors);
+nlohmann::ordered_json to_json(const AttentionErrors& errors);
+/// The largest error of a right result whose operands are of this type.
+double error_limit(DType type);
 
 }  // namespace ballast

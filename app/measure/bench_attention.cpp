@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <optional>
 
 #include "app/measure/attention_sample.hpp"
 #include "app/measure/bench.hpp"
@@ -84,122 +85,156 @@ AttentionPattern bench_pattern(const MicroBatch& batch, std::int64_t tokens, dou
   return density < 1 ? thin_out(dense, density, settings.integer("run"), seed) : dense;
 }
 
-BenchResult run(const BenchSettings& settings) {
-  const BenchDevice where(settings);
-  Device& device = where.device();
-  const std::int64_t n = settings.integer("tokens"), q_heads = settings.integer("q_heads"),
-                     kv_heads = settings.integer("kv_heads"), d = settings.integer("head_dim"),
-                     repeats = settings.integer("repeats");
-  const DType type = settings.float_type(device.space()),
-              sums = type == DType::bf16 ? DType::f32 : type;
-  const double density = settings.real("density", 0, 1),
-               scale = 1 / std::sqrt(static_cast<double>(d));
-  const std::uint64_t seed = settings.seed();
-  require(q_heads % kv_heads == 0, "bench attention: q_heads = {} is no multiple of kv_heads = {}",
-          q_heads, kv_heads);
+/// The shape that the settings state.
+struct Shape {
+  std::int64_t tokens, q_heads, kv_heads, head_dim;
+  DType type;
+  std::uint64_t seed;
+  double density;
+  std::vector<std::int64_t> lengths;
 
-  const std::vector<std::int64_t> lengths = segment_lengths(settings, n, seed);
-  MicroBatch batch;
-  for (std::size_t s = 0; s < lengths.size(); ++s)
-    batch.segments.push_back({static_cast<std::int64_t>(s), 0, lengths[s], 0});
-  const AttentionPattern index = bench_pattern(batch, n, density, settings, seed);
-  const double pairs = static_cast<double>(q_heads) * index.pairs_per_head(),
+  Shape(const BenchSettings& settings, const Device& device)
+      : tokens(settings.integer("tokens")),
+        q_heads(settings.integer("q_heads")),
+        kv_heads(settings.integer("kv_heads")),
+        head_dim(settings.integer("head_dim")),
+        type(settings.float_type(device.space())),
+        seed(settings.seed()),
+        density(settings.real("density", 0, 1)) {
+    require(q_heads % kv_heads == 0,
+            "bench attention: q_heads = {} is no multiple of kv_heads = {}", q_heads, kv_heads);
+    lengths = segment_lengths(settings, tokens, seed);
+  }
+  MicroBatch batch() const {
+    MicroBatch batch;
+    for (std::size_t s = 0; s < lengths.size(); ++s)
+      batch.segments.push_back({static_cast<std::int64_t>(s), 0, lengths[s], 0});
+    return batch;
+  }
+  DType sums() const { return type == DType::bf16 ? DType::f32 : type; }
+};
+
+/// One attention on the device: operands, index and results.
+class Attention {
+ public:
+  Attention(const Shape& s, const BenchSettings& settings, Device& device)
+      : index(bench_pattern(s.batch(), s.tokens, s.density, settings, s.seed)),
+        scale_(1 / std::sqrt(static_cast<double>(s.head_dim))) {
+    const auto values = [&](const char* what, std::int64_t heads) {
+      return attention_values(s.seed, what, s.tokens, heads, s.head_dim, s.type,
+                              [](std::int64_t i) { return i; })
+          .to(device);
+    };
+    q_ = values("bench q", s.q_heads), k_ = values("bench k", s.kv_heads),
+    v_ = values("bench v", s.kv_heads), d_o_ = values("bench d_o", s.q_heads);
+    o_ = Tensor::empty(q_.shape(), s.type, device);
+    lse_ = Tensor::empty({s.q_heads, s.tokens}, s.sums(), device);
+    delta_ = Tensor::empty({s.q_heads, s.tokens}, s.sums(), device);
+    dq_ = Tensor::zeros(q_.shape(), s.sums(), device);
+    dk_ = Tensor::zeros(k_.shape(), s.sums(), device);
+    dv_ = Tensor::zeros(k_.shape(), s.sums(), device);
+    work_.emplace(place_pattern(index, q_, k_));
+  }
+  void forward() { attention_forward(*work_, q_, k_, v_, scale_, o_, lse_); }
+  void backward() {
+    attention_delta(o_, d_o_, delta_);
+    attention_backward(*work_, q_, k_, v_, scale_, lse_, delta_, d_o_, dq_, dk_, dv_);
+  }
+  AttentionRun on_host() const {
+    const auto host = [](const Tensor& t) { return t.to(host_device()); };
+    return {&index,   scale_,     host(q_),  host(k_),  host(v_), host(d_o_),
+            host(o_), host(lse_), host(dq_), host(dk_), host(dv_)};
+  }
+
+  const AttentionPattern index;
+
+ private:
+  double scale_;
+  Tensor q_, k_, v_, d_o_, o_, lse_, delta_, dq_, dk_, dv_;
+  std::optional<AttentionWork> work_;
+};
+
+BenchResult described(const Shape& s, const Attention& attention, const Device& device) {
+  const AttentionPattern& index = attention.index;
+  const double pairs = static_cast<double>(s.q_heads) * index.pairs_per_head(),
                kept = index.pairs_per_head() / index.visible_pairs();
-
-  const auto values = [&](const char* what, std::int64_t heads) {
-    return attention_values(seed, what, n, heads, d, type, [](std::int64_t i) { return i; });
-  };
-  AttentionRun whole{&index,
-                     scale,
-                     values("bench q", q_heads),
-                     values("bench k", kv_heads),
-                     values("bench v", kv_heads),
-                     values("bench d_o", q_heads),
-                     {},
-                     {},
-                     {},
-                     {},
-                     {}};
-  const Tensor q = whole.q.to(device), k = whole.k.to(device), v = whole.v.to(device),
-               d_o = whole.d_o.to(device);
-  Tensor o = Tensor::empty(q.shape(), type, device),
-         lse = Tensor::empty({q_heads, n}, sums, device),
-         delta = Tensor::empty({q_heads, n}, sums, device);
-  Tensor dq = Tensor::zeros(q.shape(), sums, device), dk = Tensor::zeros(k.shape(), sums, device),
-         dv = Tensor::zeros(k.shape(), sums, device);
-  const AttentionWork work = place_pattern(index, q, k);
-  const auto forward = [&] { attention_forward(work, q, k, v, scale, o, lse); };
-  const auto backward = [&] {
-    attention_delta(o, d_o, delta);
-    attention_backward(work, q, k, v, scale, lse, delta, d_o, dq, dk, dv);
-  };
-  std::string text = fmt::format(
+  BenchResult result;
+  result.text = fmt::format(
       "attention {} tokens={} segments={} q_heads={} kv_heads={} head_dim={} density={} (computes "
       "{:.4f} of the visible pairs) seed={} on "
       "{}\n",
-      name(type), n, lengths.size(), q_heads, kv_heads, d, density, kept, seed,
-      device.description());
-  nlohmann::ordered_json json{{"benchmark", "attention"},
-                              {"device", device.description()},
-                              {"dtype", name(type)},
-                              {"tokens", n},
-                              {"segments", lengths.size()},
-                              {"q_heads", q_heads},
-                              {"kv_heads", kv_heads},
-                              {"head_dim", d},
-                              {"density", density},
-                              {"kept", kept},
-                              {"seed", seed},
-                              {"pairs", pairs}};
-  forward();
-  backward();
-  if (settings.boolean("check")) {
-    // Before the timing: a figure for a wrong result is worth nothing.
-    whole.o = o.to(host_device()), whole.lse = lse.to(host_device());
-    whole.dq = dq.to(host_device()), whole.dk = dk.to(host_device()),
-    whole.dv = dv.to(host_device());
-    const AttentionErrors errors = sampled_errors(whole, settings.integer("samples"), seed);
-    json["error"] = {{"o", errors.o},
-                     {"lse", errors.lse},
-                     {"dq", errors.dq},
-                     {"dk", errors.dk},
-                     {"dv", errors.dv}};
-    text += fmt::format("  error against fp64, sampled rows: {}\n", to_string(errors));
-    const double limit = type == DType::bf16 ? 2e-2 : type == DType::f32 ? 1e-4 : 1e-11;
-    require(errors.worst() <= limit,
-            "bench attention: error {:.1e} against the fp64 reference is above {:.0e}: the result "
-            "is wrong ({})",
-            errors.worst(), limit, to_string(errors));
-  }
-  whole = {};
+      name(s.type), s.tokens, s.lengths.size(), s.q_heads, s.kv_heads, s.head_dim, s.density, kept,
+      s.seed, device.description());
+  result.json = {{"benchmark", "attention"},
+                 {"device", device.description()},
+                 {"dtype", name(s.type)},
+                 {"tokens", s.tokens},
+                 {"segments", s.lengths.size()},
+                 {"q_heads", s.q_heads},
+                 {"kv_heads", s.kv_heads},
+                 {"head_dim", s.head_dim},
+                 {"density", s.density},
+                 {"kept", kept},
+                 {"seed", s.seed},
+                 {"pairs", pairs}};
+  return result;
+}
 
+/// Compares the results of the last runs with the reference.
+void check(const Attention& attention, const Shape& s, std::int64_t samples, BenchResult& result) {
+  const AttentionErrors errors = sampled_errors(attention.on_host(), samples, s.seed);
+  result.json["error"] = to_json(errors);
+  result.text += fmt::format("  error against fp64, sampled rows: {}\n", to_string(errors));
+  require(errors.worst() <= error_limit(s.type),
+          "bench attention: error {:.1e} against the fp64 reference is above {:.0e}: the result "
+          "is wrong ({})",
+          errors.worst(), error_limit(s.type), to_string(errors));
+}
+
+void time_beside_product(Attention& attention, const Shape& s, const BenchDevice& where,
+                         std::int64_t repeats, BenchResult& result) {
   const std::int64_t size = where.cuda() ? 8192 : 1024;
-  const Tensor a = random_matrix(size, size, type, seed, device),
-               b = random_matrix(size, size, type, seed + 1, device);
-  Tensor c = Tensor::empty({size, size}, type, device);
+  const Tensor a = random_matrix(size, size, s.type, s.seed, where.device()),
+               b = random_matrix(size, size, s.type, s.seed + 1, where.device());
+  Tensor c = Tensor::empty({size, size}, s.type, where.device());
   const auto product = [&] { matrix_product(a, b, c); };
-  const auto timings = where.time_in_turn(repeats, {forward, product, backward, product});
+  const auto timings = where.time_in_turn(
+      repeats, {[&] { attention.forward(); }, product, [&] { attention.backward(); }, product});
   const double product_rate = 2.0 * static_cast<double>(size * size * size) /
                               std::min(timings[1].median_s, timings[3].median_s);
-  json["gemm_gflops"] = product_rate * 1e-9;
-  text += fmt::format("  {:<9} {:>10} {:>10} {:>10} {:>10} {:>8}\n", "", "median_s", "min_s",
-                      "max_s", "GFLOP/s", "of gemm");
+  result.json["gemm_gflops"] = product_rate * 1e-9;
+  result.text += fmt::format("  {:<9} {:>10} {:>10} {:>10} {:>10} {:>8}\n", "", "median_s", "min_s",
+                             "max_s", "GFLOP/s", "of gemm");
+  const double pairs = result.json["pairs"];
   const auto report = [&](const char* direction, const Timing& timing, double flops_per_pair) {
-    const double rate = flops_per_pair * static_cast<double>(d) * pairs / timing.median_s;
-    text +=
+    const double rate = flops_per_pair * static_cast<double>(s.head_dim) * pairs / timing.median_s;
+    result.text +=
         fmt::format("  {:<9} {:>10.3e} {:>10.3e} {:>10.3e} {:>10.1f} {:>8.3f}\n", direction,
                     timing.median_s, timing.min_s, timing.max_s, rate * 1e-9, rate / product_rate);
-    json[direction] = to_json(timing);
-    json[direction]["gflops"] = rate * 1e-9;
-    json[direction]["of_gemm"] = rate / product_rate;
+    result.json[direction] = to_json(timing);
+    result.json[direction]["gflops"] = rate * 1e-9;
+    result.json[direction]["of_gemm"] = rate / product_rate;
   };
   report("forward", timings[0], 4);
   report("backward", timings[2], 10);
-  text += fmt::format("  gemm {} {:>43.1f}\n", size, product_rate * 1e-9);
-  text +=
+  result.text += fmt::format("  gemm {} {:>43.1f}\n", size, product_rate * 1e-9);
+}
+
+BenchResult run(const BenchSettings& settings) {
+  const BenchDevice where(settings);
+  const Shape shape(settings, where.device());
+  const std::int64_t repeats = settings.integer("repeats"), samples = settings.integer("samples");
+  Attention attention(shape, settings, where.device());
+  BenchResult result = described(shape, attention, where.device());
+  attention.forward();
+  attention.backward();
+  // Before the timing: a figure for a wrong result is worth nothing.
+  if (settings.boolean("check")) check(attention, shape, samples, result);
+  time_beside_product(attention, shape, where, repeats, result);
+  result.text +=
       "# GFLOP/s of useful work: 4 (forward) or 10 (backward) x head_dim x computed (query, key) "
       "pairs x q_heads / median time\n";
-  return {std::move(text), std::move(json)};
+  return result;
 }
 
 }  // namespace

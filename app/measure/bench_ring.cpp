@@ -135,99 +135,126 @@ void on_every_rank(const Communicator& world, F&& work) {
   check_all(world, problem.empty(), problem);
 }
 
-/// Collective.  An Error that is no CollectiveError is one rank's alone.
-BenchResult measure(const RingProblem& p, const BenchSettings& settings, const Communicator& world,
-                    Device& device) {
-  const int ranks = world.size(), outer = static_cast<int>(settings.integer("outer"));
-  const std::int64_t repeats = settings.integer("repeats"), stripe = settings.integer("stripe");
-  const auto kind = parse_or_fail<LayoutKind>(settings.text("layout"), "sequence layout");
-  RingSide ring(p, {world, plan_ring(world.rank(), outer, ranks / outer)}, kind, stripe, device);
-  RingSide whole(p, {Communicator(), plan_ring(0, 1, 1)}, LayoutKind::contiguous, 64, device);
-  std::string text = fmt::format(
+BenchResult described(const RingProblem& p, const RingSide& ring, const BenchSettings& settings,
+                      const Device& device) {
+  const int ranks = ring.group.plan.ranks(), outer = static_cast<int>(settings.integer("outer"));
+  const std::int64_t stripe = settings.integer("stripe");
+  const std::string layout = name(ring.layout.kind());
+  BenchResult result;
+  result.text = fmt::format(
       "ring {} {} ranks ({} x {}) {} stripe={} tokens={} q_heads={} kv_heads={} head_dim={} "
       "seed={} on {}\n",
-      name(p.type), ranks, outer, ranks / outer, name(kind), stripe, p.tokens, p.q_heads,
-      p.kv_heads, p.head_dim, p.seed, device.description());
-  nlohmann::ordered_json json{{"benchmark", "ring"},    {"device", device.description()},
-                              {"dtype", name(p.type)},  {"ranks", ranks},
-                              {"cp_outer", outer},      {"cp_inner", ranks / outer},
-                              {"layout", name(kind)},   {"stripe", stripe},
-                              {"tokens", p.tokens},     {"q_heads", p.q_heads},
-                              {"kv_heads", p.kv_heads}, {"head_dim", p.head_dim},
-                              {"seed", p.seed}};
-  const Timing forward = time_together(repeats, world, device, [&] { ring.forward(); });
-  const Timing both = time_together(repeats, world, device, [&] {
+      name(p.type), ranks, outer, ranks / outer, layout, stripe, p.tokens, p.q_heads, p.kv_heads,
+      p.head_dim, p.seed, device.description());
+  result.json = {{"benchmark", "ring"},    {"device", device.description()},
+                 {"dtype", name(p.type)},  {"ranks", ranks},
+                 {"cp_outer", outer},      {"cp_inner", ranks / outer},
+                 {"layout", layout},       {"stripe", stripe},
+                 {"tokens", p.tokens},     {"q_heads", p.q_heads},
+                 {"kv_heads", p.kv_heads}, {"head_dim", p.head_dim},
+                 {"seed", p.seed}};
+  return result;
+}
+
+/// Judges the ring's results by the whole's, and those by the reference.  Collective.
+void check(const RingProblem& p, const RingSide& ring, const RingSide& whole, std::int64_t samples,
+           const Communicator& world, BenchResult& result) {
+  AttentionRun run;
+  run.scale = whole.in.scale;
+  const auto host = [&](const Tensor& t) { return t.to(host_device()); };
+  run.o = host(whole.o), run.lse = host(whole.lse), run.dq = host(whole.dq),
+  run.dk = host(whole.dk), run.dv = host(whole.dv);
+  AttentionErrors errors;
+  if (world.rank() == 0) {
+    const AxisRanges axis = local_ranges(whole.batch, whole.layout, 0);
+    const AttentionPattern index = dense_pattern(axis, axis);
+    run.index = &index;
+    run.q = host(whole.in.q), run.k = host(whole.in.k), run.v = host(whole.in.v),
+    run.d_o = host(whole.d_o);
+    errors = sampled_errors(run, samples, p.seed);
+  }
+  double apart = 0;
+  for (const auto& [part, all] :
+       {std::pair{&ring.o, &run.o}, {&ring.dq, &run.dq}, {&ring.dk, &run.dk}, {&ring.dv, &run.dv}})
+    apart = larger(difference(*part, *all, ring.layout, world.rank()), apart);
+  apart = world.all_reduce(apart, Reduction::max);
+  result.json["error"] = to_json(errors);
+  result.json["error"]["ring_against_whole"] = apart;
+  result.text += fmt::format(
+      "  error of the whole against fp64, sampled rows: {};  of the ring against the whole: "
+      "{:.1e}\n",
+      to_string(errors), apart);
+  const double limit = error_limit(p.type), worst = larger(errors.worst(), apart);
+  check_all(world, worst <= limit,
+            fmt::format("bench ring: error {:.1e} is above {:.0e}: the result is wrong\n{}", worst,
+                        limit, result.text));
+}
+
+struct RingTimings {
+  Timing forward, both, transfers, alone;
+};
+
+/// Collective.
+RingTimings timings(const RingProblem& p, RingSide& ring, RingSide& whole, std::int64_t repeats,
+                    const Communicator& world, Device& device) {
+  RingTimings t;
+  t.forward = time_together(repeats, world, device, [&] { ring.forward(); });
+  t.both = time_together(repeats, world, device, [&] {
     ring.forward();
     ring.backward();
   });
   RingBuffers buffers;
-  const Timing transfers = time_together(repeats, world, device, [&] {
+  t.transfers = time_together(repeats, world, device, [&] {
     transfers_alone(ring, ring.group.plan.forward, p.type, p.sums(), buffers, device);
     transfers_alone(ring, ring.group.plan.backward, p.type, p.sums(), buffers, device);
   });
   // Every rank computes the whole at once, so that they share the machine as they do in the ring.
-  const Timing alone = time_together(repeats, world, device, [&] {
+  t.alone = time_together(repeats, world, device, [&] {
     whole.forward();
     whole.backward();
   });
+  return t;
+}
 
-  if (settings.boolean("check")) {
-    AttentionRun run;
-    run.scale = whole.in.scale;
-    const auto host = [&](const Tensor& t) { return t.to(host_device()); };
-    run.o = host(whole.o), run.lse = host(whole.lse), run.dq = host(whole.dq),
-    run.dk = host(whole.dk), run.dv = host(whole.dv);
-    AttentionErrors errors;
-    if (world.rank() == 0) {
-      const AxisRanges axis = local_ranges(whole.batch, whole.layout, 0);
-      const AttentionPattern index = dense_pattern(axis, axis);
-      run.index = &index;
-      run.q = host(whole.in.q), run.k = host(whole.in.k), run.v = host(whole.in.v),
-      run.d_o = host(whole.d_o);
-      errors = sampled_errors(run, settings.integer("samples"), p.seed);
-    }
-    double apart = 0;
-    for (const auto& [part, all] : {std::pair{&ring.o, &run.o},
-                                    {&ring.dq, &run.dq},
-                                    {&ring.dk, &run.dk},
-                                    {&ring.dv, &run.dv}})
-      apart = larger(difference(*part, *all, ring.layout, world.rank()), apart);
-    apart = world.all_reduce(apart, Reduction::max);
-    json["error"] = {{"o", errors.o},   {"lse", errors.lse}, {"dq", errors.dq},
-                     {"dk", errors.dk}, {"dv", errors.dv},   {"ring_against_whole", apart}};
-    text += fmt::format(
-        "  error of the whole against fp64, sampled rows: {};  of the ring against the whole: "
-        "{:.1e}\n",
-        to_string(errors), apart);
-    const double limit = p.type == DType::bf16 ? 2e-2 : p.type == DType::f32 ? 1e-4 : 1e-11;
-    const double worst = larger(errors.worst(), apart);
-    check_all(world, worst <= limit,
-              fmt::format("bench ring: error {:.1e} is above {:.0e}: the result is wrong\n{}",
-                          worst, limit, text));
-  }
-
+void report(const RingProblem& p, const RingSide& ring, const RingTimings& t, BenchResult& result) {
+  const int ranks = ring.group.plan.ranks();
   const double pairs = static_cast<double>(p.q_heads) * ring.batch.attention_pairs(),
-               flops = 14.0 * static_cast<double>(p.head_dim) * pairs;
-  const double efficiency = alone.median_s / ranks / both.median_s;
-  text += fmt::format("  {:<20} {:>10} {:>10} {:>10} {:>13}\n", "", "median_s", "min_s", "max_s",
-                      "TFLOP/s/rank");
-  const auto row = [&](const char* what, const char* key, const Timing& t, double rate) {
-    text += fmt::format("  {:<20} {:>10.3e} {:>10.3e} {:>10.3e} {:>13}\n", what, t.median_s,
-                        t.min_s, t.max_s, rate > 0 ? fmt::format("{:.3f}", rate * 1e-12) : "");
-    json[key] = to_json(t);
-    if (rate > 0) json[key]["tflops_per_rank"] = rate * 1e-12;
+               flops = 14.0 * static_cast<double>(p.head_dim) * pairs,
+               efficiency = t.alone.median_s / ranks / t.both.median_s;
+  result.text += fmt::format("  {:<20} {:>10} {:>10} {:>10} {:>13}\n", "", "median_s", "min_s",
+                             "max_s", "TFLOP/s/rank");
+  const auto row = [&](const char* what, const char* key, const Timing& timing, double rate) {
+    result.text += fmt::format("  {:<20} {:>10.3e} {:>10.3e} {:>10.3e} {:>13}\n", what,
+                               timing.median_s, timing.min_s, timing.max_s,
+                               rate > 0 ? fmt::format("{:.3f}", rate * 1e-12) : "");
+    result.json[key] = to_json(timing);
+    if (rate > 0) result.json[key]["tflops_per_rank"] = rate * 1e-12;
   };
-  row("forward", "forward", forward, flops * 4 / 14 / ranks / forward.median_s);
-  row("forward + backward", "both", both, flops / ranks / both.median_s);
-  row("one rank, the whole", "whole", alone, flops / alone.median_s);
-  row("transfers alone", "transfers", transfers, 0);
-  text += fmt::format("  efficiency {:.3f}\n", efficiency);
-  text +=
+  row("forward", "forward", t.forward, flops * 4 / 14 / ranks / t.forward.median_s);
+  row("forward + backward", "both", t.both, flops / ranks / t.both.median_s);
+  row("one rank, the whole", "whole", t.alone, flops / t.alone.median_s);
+  row("transfers alone", "transfers", t.transfers, 0);
+  result.text += fmt::format("  efficiency {:.3f}\n", efficiency);
+  result.text +=
       "# efficiency: one rank's time of the whole / ranks / the ring's time, forward + backward.  "
       "TFLOP/s of useful work: 14 x head_dim x "
       "visible pairs x q_heads.\n";
-  json["efficiency"] = efficiency;
-  return {std::move(text), std::move(json)};
+  result.json["efficiency"] = efficiency;
+}
+
+/// Collective.  An Error that is no CollectiveError is one rank's alone.
+BenchResult measure(const RingProblem& p, const BenchSettings& settings, const Communicator& world,
+                    Device& device) {
+  const int ranks = world.size(), outer = static_cast<int>(settings.integer("outer"));
+  const auto kind = parse_or_fail<LayoutKind>(settings.text("layout"), "sequence layout");
+  RingSide ring(p, {world, plan_ring(world.rank(), outer, ranks / outer)}, kind,
+                settings.integer("stripe"), device);
+  RingSide whole(p, {Communicator(), plan_ring(0, 1, 1)}, LayoutKind::contiguous, 64, device);
+  BenchResult result = described(p, ring, settings, device);
+  const RingTimings times = timings(p, ring, whole, settings.integer("repeats"), world, device);
+  if (settings.boolean("check")) check(p, ring, whole, settings.integer("samples"), world, result);
+  report(p, ring, times, result);
+  return result;
 }
 
 BenchResult run(const BenchSettings& settings) {

@@ -6,13 +6,12 @@
 #include <tuple>
 
 #include "app/measure/bench.hpp"
-#include "app/measure/peak_rate.hpp"
 #include "app/measure/step_profile.hpp"
 #include "app/observe/overheads.hpp"
+#include "app/observe/peak_rate.hpp"
 #include "app/train/budget_tuning.hpp"
 #include "app/train/step_planner.hpp"
 #include "app/train/train_step.hpp"
-#include "app/train/trainer.hpp"
 
 namespace ballast {
 namespace {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 
 #include "app/plan/pack_costs.hpp"
 #include "app/plan/plan.hpp"
@@ -68,19 +69,9 @@ std::string list_text(const std::vector<PackGroup>& groups,
   return fmt::format("[{}]", fmt::join(items, ", "));
 }
 
-}  // namespace
-
-std::optional<PlanPart> plan_groups(const Config& config) {
+GroupSearch search_of(const Config& config, const RunOptions& options) {
   GroupSearch search;
   search.lengths = config.batching.select_lengths;
-  if (search.lengths.empty() || config.batching.method != Batching::hbp) return std::nullopt;
-  const auto begin = std::chrono::steady_clock::now();
-  const RunOptions options = RunOptions::from(config);
-  std::vector<std::string> notes;
-  const std::optional<PackCosts> costs = pack_costs(config, notes);
-  require(costs.has_value(),
-          "{}: batching.select_lengths needs times: profile.table, or costs.forward_token_s",
-          config.from.file);
   search.layers = static_cast<int>(std::max<std::int64_t>(1, options.model.layers));
   search.memory_bytes = config.batching.select_memory_gib * (1 << 30);
   for (const std::int64_t degree : config.batching.select_ranks)
@@ -88,41 +79,44 @@ std::optional<PlanPart> plan_groups(const Config& config) {
   if (search.degrees.empty())
     for (int degree = 1; degree <= options.mesh.dp; degree *= 2)
       if (options.mesh.dp % degree == 0) search.degrees.push_back(degree);
+  return search;
+}
 
-  const Samples samples(config);
-  const std::vector<std::int64_t>& lengths = samples.lengths;
-  const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-  require(longest <= search.lengths.back(),
-          "{}: batching.select_lengths ends with {}, but a sample has {} tokens; add a longer one "
-          "or set data.max_tokens",
-          config.from.file, search.lengths.back(), longest);
-  GroupSelection selection = select_groups(
-      search,
-      [&](std::int64_t tokens) { return naive_packs(lengths, tokens, options.batching.seed); },
-      *costs);
-  const SimulationOptions simulation = simulation_options(config, options);
-  StepOptions step = step_options(config, options, simulation, *costs->costs);
-  const auto planned_seconds = [&](const std::vector<PackGroup>& groups) {
-    step.batching.groups = groups;
+/// Simulated seconds of the samples' batches by groups.
+class PlannedSeconds {
+ public:
+  PlannedSeconds(const Config& config, const RunOptions& options, const Samples& samples,
+                 const Costs& costs)
+      : samples_(samples),
+        costs_(costs),
+        epoch_(config.batching.scope == BatchScope::epoch),
+        simulation_(simulation_options(config, options)),
+        step_(step_options(config, options, simulation_, costs)) {}
+
+  double operator()(const std::vector<PackGroup>& groups) {
+    step_.batching.groups = groups;
     double seconds = 0;
     const auto add = [&](const Batch& batch) {
-      seconds += simulate(plan_batch_step(batch, step), simulation, *costs->costs).step_s;
+      seconds += simulate(plan_batch_step(batch, step_), simulation_, costs_).step_s;
     };
-    for (std::size_t b = 0; b < samples.batches.size(); ++b) {
-      if (config.batching.scope == BatchScope::epoch)
-        std::ranges::for_each(plan_epoch(samples.batches[b], step.batching), add);
+    for (std::size_t b = 0; b < samples_.batches.size(); ++b) {
+      if (epoch_)
+        std::ranges::for_each(plan_epoch(samples_.batches[b], step_.batching), add);
       else
-        add(plan_batch(static_cast<std::int64_t>(b), samples.batches[b], step.batching));
+        add(plan_batch(static_cast<std::int64_t>(b), samples_.batches[b], step_.batching));
     }
     return seconds;
-  };
-  const double first_s = planned_seconds(selection.groups);
-  if (config.batching.select_refine) selection.groups = refine_groups(selection, planned_seconds);
-  const double planned_s = planned_seconds(selection.groups);
+  }
 
-  PlanPart part;
-  part.title = "packing groups, selected";
-  part.header = {"pack_tokens", "ranks", "recompute", "memory", "token_us", "chosen"};
+ private:
+  const Samples& samples_;
+  const Costs& costs_;
+  bool epoch_;
+  SimulationOptions simulation_;
+  StepOptions step_;
+};
+
+void add_trials(const GroupSelection& selection, PlanPart& part) {
   auto trials = nlohmann::ordered_json::array();
   for (const GroupTrial& t : selection.trials) {
     const bool fits = std::isfinite(t.token_s);
@@ -139,43 +133,82 @@ std::optional<PlanPart> plan_groups(const Config& config) {
                       {"bytes", t.bytes},
                       {"token_s", fits ? nlohmann::ordered_json(t.token_s) : nullptr}});
   }
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  const std::string tokens =
-      list_text(selection.groups, [](const PackGroup& g) { return g.tokens; });
-  const std::string ranks =
-      list_text(selection.groups, [](const PackGroup& g) { return std::int64_t{g.ranks}; });
-  const std::string recompute = list_text(
-      selection.groups, [](const PackGroup& g) { return std::int64_t{g.recompute_layers}; });
-  part.note = fmt::format(
-      "token_us: rank-microseconds a token in naive packs, forward and backward (HBP Algorithms 1, "
-      "3, 4); selected in {:.2f} s: {} samples planned in {:.4g} s with "
-      "the groups of Algorithm 1, in {:.4g} s with these",
-      took.count(), lengths.size(), first_s, planned_s);
-  const std::vector<Problem> wrong = problems(selection.groups, options.mesh.dp);
-  const bool stored = takes_stored_groups(config) && wrong.empty();
-  if (stored) store_groups(config, selection.groups);
-  if (stored)
+  part.values["trials"] = trials;
+}
+
+/// Stores the groups where the deck takes them from its profile table, else prints them as a deck.
+void hand_over(const Config& config, const std::vector<PackGroup>& groups, int dp, PlanPart& part) {
+  const std::string tokens = list_text(groups, [](const PackGroup&g) { return g.tokens; }),
+                    ranks =
+                        list_text(groups, [](const PackGroup&g) { return std::int64_t{g.ranks}; }),
+                    recompute = list_text(
+                        groups, [](const PackGroup&g) { return std::int64_t{g.recompute_layers}; });
+  const std::vector<Problem> wrong = problems(groups, dp);
+  if (takes_stored_groups(config) && wrong.empty()) {
+    store_groups(config, groups);
     part.note += fmt::format("; stored in {}: groups {}, ranks {}, recomputed layers {}",
                              config.profile.table, tokens, ranks, recompute);
-  else
+    part.values["stored_in"] = config.profile.table;
+  } else {
     part.note += fmt::format(
         ". For `train` and `pack`:\n\n[batching]\nmethod = \"hbp\"\ngroups = {}\ngroup_ranks = "
         "{}\ngroup_recompute = {}",
         tokens, ranks, recompute);
-  for (const std::string& note : notes) part.note += "\nnote: " + note;
+  }
   for (const Problem& problem : wrong) part.note += "\nnote: " + problem.message();
-  part.values = {{"trials", trials},
-                 {"selection_seconds", took.count()},
-                 {"algorithm_1_run_s", first_s},
-                 {"run_s", planned_s}};
-  if (stored) part.values["stored_in"] = config.profile.table;
   for (const char* key : {"groups", "group_ranks", "group_recompute"})
     part.values[key] = nlohmann::ordered_json::array();
-  for (const PackGroup& g : selection.groups) {
+  for (const PackGroup& g : groups) {
     part.values["groups"].push_back(g.tokens);
     part.values["group_ranks"].push_back(g.ranks);
     part.values["group_recompute"].push_back(g.recompute_layers);
   }
+}
+
+}  // namespace
+
+std::optional<PlanPart> plan_groups(const Config& config) {
+  if (config.batching.select_lengths.empty() || config.batching.method != Batching::hbp)
+    return std::nullopt;
+  const auto begin = std::chrono::steady_clock::now();
+  const RunOptions options = RunOptions::from(config);
+  std::vector<std::string> notes;
+  const std::optional<PackCosts> costs = pack_costs(config, notes);
+  require(costs.has_value(),
+          "{}: batching.select_lengths needs times: profile.table, or costs.forward_token_s",
+          config.from.file);
+  const GroupSearch search = search_of(config, options);
+  const Samples samples(config);
+  const std::int64_t longest = std::ranges::max(samples.lengths);
+  require(longest <= search.lengths.back(),
+          "{}: batching.select_lengths ends with {}, but a sample has {} tokens; add a longer one "
+          "or set data.max_tokens",
+          config.from.file, search.lengths.back(), longest);
+  const auto packs = [&](std::int64_t tokens) {
+    return naive_packs(samples.lengths, tokens, options.batching.seed);
+  };
+  GroupSelection selection = select_groups(search, packs, *costs);
+  PlannedSeconds planned_seconds(config, options, samples, *costs->costs);
+  const double first_s = planned_seconds(selection.groups);
+  if (config.batching.select_refine)
+    selection.groups = refine_groups(selection, std::ref(planned_seconds));
+  const double planned_s = planned_seconds(selection.groups);
+
+  PlanPart part;
+  part.title = "packing groups, selected";
+  part.header = {"pack_tokens", "ranks", "recompute", "memory", "token_us", "chosen"};
+  add_trials(selection, part);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  part.note = fmt::format(
+      "token_us: rank-microseconds a token in naive packs, forward and backward (HBP Algorithms 1, "
+      "3, 4); selected in {:.2f} s: {} samples planned in {:.4g} s with "
+      "the groups of Algorithm 1, in {:.4g} s with these",
+      took.count(), samples.lengths.size(), first_s, planned_s);
+  part.values["selection_seconds"] = took.count();
+  part.values["algorithm_1_run_s"] = first_s;
+  part.values["run_s"] = planned_s;
+  hand_over(config, selection.groups, options.mesh.dp, part);
+  for (const std::string& note : notes) part.note += "\nnote: " + note;
   return part;
 }
 

@@ -306,60 +306,99 @@ std::int64_t CheckFacts::largest_rank_bytes() const {
   return bytes;
 }
 
+namespace {
+
+nlohmann::ordered_json mesh_json(const MeshShape& mesh) {
+  return {{"dp", mesh.dp},
+          {"pp", mesh.pp},
+          {"cp_outer", mesh.cp_outer},
+          {"cp_inner", mesh.cp_inner},
+          {"sp", mesh.sp},
+          {"tp", mesh.tp},
+          {"ranks_per_node", mesh.ranks_per_node}};
+}
+
+nlohmann::ordered_json model_json(const ModelShape& model) {
+  return {{"preset", model.preset},
+          {"parameters", model.parameters()},
+          {"parameters_without_embedding", model.parameters_without_embedding()},
+          {"layers", model.layers},
+          {"hidden", model.hidden},
+          {"intermediate", model.intermediate},
+          {"query_heads", model.query_heads},
+          {"kv_heads", model.kv_heads},
+          {"head_dim", model.head_dim},
+          {"vocabulary", model.vocabulary}};
+}
+
+nlohmann::ordered_json ranks_json(const CheckFacts& facts) {
+  const MeshShape& mesh = facts.options.mesh;
+  auto list = nlohmann::ordered_json::array();
+  for (int r = 0; r < std::min(mesh.size(), kListedRanks); ++r) {
+    const MeshCoordinates at = coordinates(mesh, r);
+    list.push_back({{"rank", r},
+                    {"node", facts.node(r)},
+                    {"dp", at.dp},
+                    {"pp", at.pp},
+                    {"cp_outer", at.cp_outer},
+                    {"cp_inner", at.cp_inner},
+                    {"cp", at.cp(mesh)},
+                    {"sp", at.sp},
+                    {"tp", at.tp}});
+  }
+  return list;
+}
+
+nlohmann::ordered_json shards_json(const std::vector<ShardFacts>& shards) {
+  auto list = nlohmann::ordered_json::array();
+  for (const ShardFacts& shard : shards) {
+    list.push_back({{"cp", shard.cp},
+                    {"tokens", shard.tokens},
+                    {"pairs", shard.pairs},
+                    {"piece_count", shard.pieces.size()}});
+    if (shard.pieces.size() * shards.size() <= kTwinPieces) list.back()["pieces"] = shard.pieces;
+  }
+  return list;
+}
+
+nlohmann::ordered_json stages_json(const std::vector<StageFacts>& stages) {
+  auto list = nlohmann::ordered_json::array();
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    const StageFacts& stage = stages[s];
+    auto ops = nlohmann::ordered_json::array();
+    for (const Op& op : stage.ops)
+      ops.push_back({{"op", name(op.kind)}, {"micro_batch", op.micro_batch}, {"chunk", op.chunk}});
+    list.push_back({{"stage", s},
+                    {"layer_begin", stage.layer_begin},
+                    {"layer_end", stage.layer_end},
+                    {"parameters", stage.parameters},
+                    {"frozen_parameters", stage.frozen},
+                    {"shard_parameters", stage.shard_parameters},
+                    {"live_micro_batches", stage.live_micro_batches},
+                    {"memory", memory_json(stage.memory)},
+                    {"ops", ops}});
+  }
+  return list;
+}
+
+}  // namespace
+
 nlohmann::ordered_json CheckFacts::json() const {
-  const MeshShape& mesh = options.mesh;
-  const ModelShape& model = options.model;
   nlohmann::ordered_json out;
   if (!case_name.empty()) out["name"] = case_name;
   out["deck"] = file;
-  out["ranks"] = mesh.size();
-  out["mesh"] = {{"dp", mesh.dp},
-                 {"pp", mesh.pp},
-                 {"cp_outer", mesh.cp_outer},
-                 {"cp_inner", mesh.cp_inner},
-                 {"sp", mesh.sp},
-                 {"tp", mesh.tp},
-                 {"ranks_per_node", mesh.ranks_per_node}};
-  out["model"] = {{"preset", model.preset},
-                  {"parameters", model.parameters()},
-                  {"parameters_without_embedding", model.parameters_without_embedding()},
-                  {"layers", model.layers},
-                  {"hidden", model.hidden},
-                  {"intermediate", model.intermediate},
-                  {"query_heads", model.query_heads},
-                  {"kv_heads", model.kv_heads},
-                  {"head_dim", model.head_dim},
-                  {"vocabulary", model.vocabulary}};
+  out["ranks"] = options.mesh.size();
+  out["mesh"] = mesh_json(options.mesh);
+  out["model"] = model_json(options.model);
   out["dtype"] = ballast::name(type);
   out["micro_batch_tokens"] = micro_batch_tokens;
   out["micro_batches"] = micro_batches;
   out["pair_imbalance"] = pair_imbalance();
   out["largest_rank_bytes"] = largest_rank_bytes();
   out["notes"] = notes;
-
-  auto& ranks = out["rank_table"] = nlohmann::ordered_json::array();
-  for (int r = 0; r < std::min(mesh.size(), kListedRanks); ++r) {
-    const MeshCoordinates at = coordinates(mesh, r);
-    ranks.push_back({{"rank", r},
-                     {"node", node(r)},
-                     {"dp", at.dp},
-                     {"pp", at.pp},
-                     {"cp_outer", at.cp_outer},
-                     {"cp_inner", at.cp_inner},
-                     {"cp", at.cp(mesh)},
-                     {"sp", at.sp},
-                     {"tp", at.tp}});
-  }
-  out["rank_table_omitted"] = std::max(0, mesh.size() - kListedRanks);
-  auto& shard_list = out["shards"] = nlohmann::ordered_json::array();
-  for (const ShardFacts& shard : shards) {
-    shard_list.push_back({{"cp", shard.cp},
-                          {"tokens", shard.tokens},
-                          {"pairs", shard.pairs},
-                          {"piece_count", shard.pieces.size()}});
-    if (shard.pieces.size() * shards.size() <= kTwinPieces)
-      shard_list.back()["pieces"] = shard.pieces;
-  }
+  out["rank_table"] = ranks_json(*this);
+  out["rank_table_omitted"] = std::max(0, options.mesh.size() - kListedRanks);
+  out["shards"] = shards_json(shards);
   out["ring"] = {{"layout", ballast::name(options.layout.rule.kind)},
                  {"stripe", options.layout.rule.stripe},
                  {"kv_buffers", ring.kv_buffers},
@@ -368,23 +407,7 @@ nlohmann::ordered_json CheckFacts::json() const {
                  {"dkv_hop_bytes", dkv_hop_bytes},
                  {"forward", steps_json(ring.forward)},
                  {"backward", steps_json(ring.backward)}};
-  auto& stage_list = out["stages"] = nlohmann::ordered_json::array();
-  for (std::size_t s = 0; s < stages.size(); ++s) {
-    const StageFacts& stage = stages[s];
-    auto ops = nlohmann::ordered_json::array();
-    for (const Op& op : stage.ops)
-      ops.push_back(
-          {{"op", ballast::name(op.kind)}, {"micro_batch", op.micro_batch}, {"chunk", op.chunk}});
-    stage_list.push_back({{"stage", s},
-                          {"layer_begin", stage.layer_begin},
-                          {"layer_end", stage.layer_end},
-                          {"parameters", stage.parameters},
-                          {"frozen_parameters", stage.frozen},
-                          {"shard_parameters", stage.shard_parameters},
-                          {"live_micro_batches", stage.live_micro_batches},
-                          {"memory", memory_json(stage.memory)},
-                          {"ops", ops}});
-  }
+  out["stages"] = stages_json(stages);
   return out;
 }
 

@@ -6,9 +6,8 @@
 #include <limits>
 #include <utility>
 
-#include "app/command/eval.hpp"
-#include "app/measure/peak_rate.hpp"
 #include "app/observe/json_output.hpp"
+#include "app/observe/peak_rate.hpp"
 #include "app/plan/expected_balance.hpp"
 #include "app/train/model_files.hpp"
 #include "app/train/pair_reference.hpp"
@@ -24,10 +23,10 @@
 
 namespace ballast {
 
-Trainer::Trainer(const CommandLine& line, const Communicator& world, const Config& config)
-    : line_(line),
+Trainer::Trainer(const TrainOptions& options, const Communicator& world, const Config& config)
+    : options_(options),
       session_(world, config),
-      folder_(world, line.output_folder(config), !line.restart.empty()),
+      folder_(world, options.folder, !options.restart.empty()),
       optimizer_(session_.parameters, session_.mesh.replica, config.optimizer.zero,
                  adamw_options(config), &session_.recorder, muon_options(config)),
       train_step_(session_, optimizer_),
@@ -40,10 +39,10 @@ Trainer::Trainer(const CommandLine& line, const Communicator& world, const Confi
   optimizer_.reset_master_from_values();
   load_base(session_);
   Restored restored;
-  if (!line.restart.empty())
-    restored = restore(session_, optimizer_, line.restart, folder_.path(), true);
+  if (!options.restart.empty())
+    restored = restore(session_, optimizer_, options.restart, folder_.path(), true);
   if (!restored.path.empty()) {
-    deck_changes_ = check_deck(session_, restored, line.force_model);
+    deck_changes_ = check_deck(session_, restored, options.force_model);
     check_sample_order(session_, restored);
   }
   if (restored.path.empty() && !config.model.weights.empty()) load_weights(session_, optimizer_);
@@ -177,7 +176,7 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
   for (const std::string& change : deck_changes_) log_.comment("deck: " + change);
   if (!restored.path.empty())
     log_.comment(fmt::format("continues {} after step {}", restored.path, state_.step));
-  else if (!line_.restart.empty())
+  else if (!options_.restart.empty())
     log_.comment("no checkpoint to continue: starts from the beginning");
 }
 
@@ -202,11 +201,11 @@ void Trainer::note_failure(const std::string& why) {
 }
 
 bool Trainer::past_deadline() const {
-  if (line_.wall_time_s <= 0) return false;
+  if (options_.wall_time_s <= 0) return false;
   // What must still fit, at the longest times measured, with a quarter more: load varies.
   const double reserve_s =
       1.25 * (longest_step_s_ + longest_evaluation_s_ + checkpoints_->longest_s());
-  return process_seconds() > line_.wall_time_s - reserve_s;
+  return process_seconds() > options_.wall_time_s - reserve_s;
 }
 
 double Trainer::validate() {
@@ -242,7 +241,7 @@ int Trainer::finish(StopReason stop) {
   }
   if (session_.mesh.world.rank() == 0) {
     try {
-      write_json(line_.json, summary_);
+      write_json(options_.json, summary_);
     } catch (const std::exception& error) {  // what was trained counts
       log_.comment(fmt::format("warning: {}", error.what()));
     }
@@ -474,19 +473,6 @@ void Trainer::stop_at_nonfinite(const StepPlan& plan, const TrainStep::Gradients
             fmt::format("{}; every micro-batch's loss is finite, so it arose in backward; {}", what,
                         remedy));
   std::abort();  // check_all(false) throws
-}
-
-int train_command(const CommandLine& line) {
-  const Communicator world = Communicator::world();
-  const Config config = line.config(world);
-  catch_stop_signals();  // again: libraries may have taken them since main
-  Trainer trainer(line, world, config);
-  try {
-    return trainer.run();
-  } catch (const CollectiveError& error) {
-    trainer.note_failure(error.what());
-    throw;
-  }
 }
 
 }  // namespace ballast

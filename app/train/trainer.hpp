@@ -6,13 +6,13 @@
 #include <optional>
 #include <string>
 
-#include "app/command/command_line.hpp"
 #include "app/observe/overheads.hpp"
 #include "app/observe/prediction_warning.hpp"
 #include "app/observe/step_log.hpp"
 #include "app/observe/step_sinks.hpp"
 #include "app/observe/trace_observer.hpp"
 #include "app/train/checkpoints.hpp"
+#include "app/train/evaluation.hpp"
 #include "app/train/generation.hpp"
 #include "app/train/index_drift.hpp"
 #include "app/train/run_folder.hpp"
@@ -24,10 +24,19 @@
 
 namespace ballast {
 
+/// What a run takes beside its deck.
+struct TrainOptions {
+  std::string folder;        ///< of the run
+  std::string restart;       ///< a checkpoint file, "latest", "best", or ""
+  bool force_model = false;  ///< continue a checkpoint of another block model
+  double wall_time_s = 0;    ///< of the whole process; 0: no limit
+  std::string json;          ///< file for the run's last step and held-out loss, or ""
+};
+
 class Trainer {
  public:
   /// Collective.  Locks the run folder, restores when asked, opens log and trace.
-  Trainer(const CommandLine& line, const Communicator& world, const Config& config);
+  Trainer(const TrainOptions& options, const Communicator& world, const Config& config);
   /// Runs to run.steps, a signal or the wall-time limit.  Returns the exit status: 0, or 75 when it
   /// stopped early (requeue me).
   int run();
@@ -40,9 +49,9 @@ class Trainer {
   void open_sinks();
   void write_header(const Restored& restored, const std::vector<std::string>& table_notes);
   void step();
-  /// Hands the plan to the trace of rank 0.
   /// Comments on what balance is expected of the session's first step.
   void tell_balance(const StepPlan& plan);
+  /// Hands the plan to the trace of rank 0.
   void store(const PlannedStep& planned);
   /// Names the first micro-batch and layer with a NaN or Inf and stops all ranks; nothing is
   /// written.
@@ -62,7 +71,7 @@ class Trainer {
   bool past_deadline() const;
   int finish(StopReason stop);
 
-  CommandLine line_;
+  TrainOptions options_;
   Session session_;
   RunFolder folder_;
   ShardedOptimizer optimizer_;

@@ -1,6 +1,6 @@
 // The base of MFU.  Data-sheet rates for GPUs; on the host, what OpenBLAS reaches on one core with
 // every rank at work.
-#include "app/measure/peak_rate.hpp"
+#include "app/observe/peak_rate.hpp"
 
 #include <algorithm>
 #include <chrono>
