@@ -16,17 +16,16 @@ struct Point {
   RunFacts facts = {};
 };
 
-std::string schedule_of(const Config& config) {
-  return name(state_aware(config.pipeline.schedule) ? config.pipeline.schedule
-                                                    : ScheduleKind::state_aware_1f1b);
+ScheduleKind schedule_of(const Config& config) {
+  return state_aware(config.pipeline.schedule) ? config.pipeline.schedule
+                                               : ScheduleKind::state_aware_1f1b;
 }
 
 Point planned_point(const Config& config, const std::shared_ptr<const Costs>& costs,
                     std::int64_t tokens, std::int64_t k) {
   Config point = config;
   point.batching.method = Batching::chunkflow;
-  if (!state_aware(config.pipeline.schedule))
-    point.pipeline.schedule = ScheduleKind::state_aware_1f1b;
+  point.pipeline.schedule = schedule_of(config);
   point.chunk.tokens = tokens;
   point.chunk.k = k;
   Point result{tokens, k};
