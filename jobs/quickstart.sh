@@ -12,12 +12,14 @@ exec </dev/null
 root=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)
 started=$SECONDS
 
-# The CUDA backend costs minutes of compilation, so it is built only where a device answers.
-preset=host
-if command -v nvidia-smi >/dev/null && timeout 60 nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
-  preset=default
+# The CUDA backend costs minutes of compilation, so a new build has it only where a device answers.
+cuda=(--define BALLAST_CUDA=OFF)
+if [ -e "$root/build/CMakeCache.txt" ] ||
+  { command -v nvidia-smi >/dev/null && timeout 60 nvidia-smi -L 2>/dev/null | grep -q '^GPU '; }
+then
+  cuda=()
 fi
-build=$("$root/jobs/setup.sh" --preset "$preset" ballast)
+build=$("$root/jobs/setup.sh" "${cuda[@]}" ballast)
 built=$SECONDS
 
 run=${BALLAST_RUN:-$root/runs/quickstart}

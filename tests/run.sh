@@ -14,7 +14,10 @@ if [ "${1:-}" = full ]; then
   shift
 fi
 preset=${BALLAST_PRESET:-default}
-build=$("$root/jobs/setup.sh" "$packages" --preset "$preset" --define BALLAST_TESTS=ON)
+defines=(--define BALLAST_TESTS=ON)
+# A build that jobs/quickstart.sh made without CUDA gets it now, where nvcc is found.
+[ "$preset" != default ] || defines+=(--define BALLAST_CUDA=AUTO)
+build=$("$root/jobs/setup.sh" "$packages" --preset "$preset" "${defines[@]}")
 # Tests run many ranks on few cores: one thread each.
 export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 cd "$build"
