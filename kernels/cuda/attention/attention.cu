@@ -14,7 +14,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr float kLog2E = 1.4426950408889634f;
-constexpr int kCounters = 64;  // work queue heads
 
 int grid(std::int64_t threads) {
   return static_cast<int>(std::max<std::int64_t>(1, (threads + kThreads - 1) / kThreads));

@@ -41,6 +41,7 @@ BackwardParams backward_params(const AttentionBackwardArgs& a, const AttentionSc
   p.column_dv = scratch.column_dv;
   p.add = a.accumulate_dkv;
   p.counter = scratch.counters;
+  p.places = scratch.counters + kCounters - kPlaces;
   p.turns = scratch.turns;
   p.part_turns = scratch.part_turns;
   return p;

@@ -30,7 +30,8 @@ struct BackwardParams {
   float* column_dv;
   bool add;  // dk, dv += instead of =
   int* counter;
-  int* turns;  // AttentionScratch::turns and part_turns; only of QueryGradient::turns
+  int* places;  // of each head modulo kPlaces, the query block that a unit was last at: a hint
+  int* turns;   // AttentionScratch::turns and part_turns; only of QueryGradient::turns
   int* part_turns;
   float* dq;  // only of QueryGradient::rows
   std::int64_t dq_stride;
@@ -119,6 +120,7 @@ template <int D, QueryGradient kDq>
 struct BackwardProducer {
   using Shared = BackwardShared<D>;
   static constexpr int kSplit = 2 / Shared::kUnitBlocks;  // units of a unit of the index
+  static constexpr int kManyBlocks = 64;  // of queries: fewer lie in L2 wherever a unit begins
   Shared& sh;
   const BackwardMaps& maps;
   const BackwardParams& p;
@@ -230,6 +232,31 @@ struct BackwardProducer {
       if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, kNoMask, kNoMask);
     }
   }
+  /// The same of a dense index whose additions to dQ have no order.  A unit of many query blocks
+  /// begins where the one before it in this head is now, and comes round to the blocks before: so
+  /// all that run at the same time share Q, dO and dQ in L2, which the whole range of a few heads
+  /// would not fit.
+  __device__ void key_blocks_round(int head) {
+    const int kb = sh.unit.first_key / kBlock, blocks = static_cast<int>(p.index.shape.k_blocks());
+    // Ranges of neighbouring blocks begin and end in their order.
+    sh.queries.begin = p.index.query_range[kb].begin;
+    sh.queries.end = p.index.query_range[min(kb + Shared::kUnitBlocks, blocks) - 1].end;
+    volatile int* place = p.places + head % kPlaces;
+    const bool many = sh.queries.end - sh.queries.begin >= kManyBlocks;
+    int qb = sh.queries.begin;
+    if (many) {
+      const int now = *place;
+      if (sh.queries.begin <= now && now < sh.queries.end) qb = now;
+    }
+    for (int left = sh.queries.end - sh.queries.begin; left > 0; --left) {
+      const HalfState s0 = state(qb, kNoMask, sh.unit.first_key),
+                      s1 = Shared::kUnitBlocks == 2 ? state(qb, kNoMask, sh.unit.first_key + kBlock)
+                                                    : kSkip;
+      if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, kNoMask, kNoMask);
+      if (many) *place = qb;
+      if (++qb == sh.queries.end) qb = sh.queries.begin;
+    }
+  }
   __device__ HalfState column_state(const BlockBounds& bounds, int head, int qb, int first_column) {
     const HalfState s = visible_state(bounds, first_column);
     if (s == kSkip) return s;
@@ -330,6 +357,8 @@ struct BackwardProducer {
           column_blocks(u.first_head + i);
         } else if (kDq == QueryGradient::turns && !sh.reversed) {
           key_blocks_down(u.first_head + i);
+        } else if (kDq == QueryGradient::adds && p.index.shape.dense) {
+          key_blocks_round(u.first_head + i);
         } else {
           key_blocks(u.first_head + i);
         }

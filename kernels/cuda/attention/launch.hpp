@@ -7,9 +7,12 @@
 
 namespace ballast::cuda {
 
+/// Heads of work queues, and behind them the places of query heads (BackwardParams::places).
+inline constexpr int kPlaces = 64, kCounters = 64 + kPlaces;
+
 /// Workspace of one call, carved by the dispatcher; sizes follow DeviceIndex.
 struct AttentionScratch {
-  int* counters = nullptr;   ///< work queue heads, zeroed by the dispatcher
+  int* counters = nullptr;   ///< [kCounters], zeroed by the dispatcher
   void* column_k = nullptr;  ///< gathered bf16 [column_rows, column_heads, head_dim]
   void* column_v = nullptr;
   float* column_dk = nullptr;  ///< fp32, backward only

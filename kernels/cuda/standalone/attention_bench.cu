@@ -343,6 +343,15 @@ int run_times(const char* lengths_file, const std::string& only) {
                   share.pairs / share.backward);
     }
   }
+  if (wants("prefix")) {
+    for (const auto& [before, queries] :
+         {std::pair{16384, 16384}, {49152, 16384}, {49152, 32768}, {122880, 8192}}) {
+      const std::string name = std::to_string(queries / 1024) + "K queries after " +
+                               std::to_string(before / 1024) + "K keys";
+      time_case(name.c_str(), dense({before + queries}, queries), 16, 2, 128, false);
+    }
+    time_case("8K queries after 24K keys, 16/16", dense({32768}, 8192), 16, 16, 128, false);
+  }
   if (wants("lists")) {
     time_case("5% of 32K, aligned runs of 2", block_list(32768, 0.05, 2, true, rng), 16, 2, 128,
               true);
@@ -383,6 +392,6 @@ int main(int argc, char** argv) {
            0;
   std::printf(
       "usage: attention_bench check [smoke|routed] | time [lengths.txt "
-      "[dense|packed|equal|lists|columns|routed]]\n");
+      "[dense|packed|equal|prefix|lists|columns|routed]]\n");
   return 2;
 }
