@@ -52,4 +52,11 @@ BackendChoice choose_backend(const Config& config, const Communicator& world) {
   return choice;
 }
 
+void expect_lengths([[maybe_unused]] const BackendChoice& backend,
+                    [[maybe_unused]] std::int64_t most_tokens) {
+#ifdef BALLAST_HAVE_CUDA
+  if (backend.device->space() == Space::cuda) cuda::expect_lengths(most_tokens);
+#endif
+}
+
 }  // namespace ballast

@@ -1,6 +1,7 @@
 // Backend of a run: device, clock and compute dtype, chosen by the deck and by what this machine
 // has.
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -25,5 +26,9 @@ struct BackendChoice {
 /// any rank has none, the host on all of them with `note` saying why.  More ranks than GPUs on a
 /// machine share them, and `note` says so.  Collective.
 BackendChoice choose_backend(const Config& config, const Communicator& world);
+
+/// On GPUs: micro-batches of any length up to `most_tokens` are to come, whose matrix products load
+/// their kernels now rather than in whichever step needs them (cuda::expect_lengths).
+void expect_lengths(const BackendChoice& backend, std::int64_t most_tokens);
 
 }  // namespace ballast

@@ -50,6 +50,10 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
   if (config.eval.every_steps > 0 && Generator::wanted(config))
     generator_.emplace(session_, planner_);
   state_ = restored.state;
+  if (lengths_differ(*session_.dataset))
+    expect_lengths(session_.backend,
+                   std::max(config.batching.micro_batch_tokens,
+                            session_.dataset->length(longest_sample(*session_.dataset))));
   session_.recorder.set_offset(align_clocks(world));
   session_.recorder.enabled = config.trace.enabled;
   together(world, [&] {

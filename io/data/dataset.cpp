@@ -238,6 +238,12 @@ std::int64_t longest_sample(const Dataset& dataset) {
   return longest;
 }
 
+bool lengths_differ(const Dataset& dataset) {
+  for (std::int64_t s = 1; s < dataset.samples(); ++s)
+    if (dataset.length(s) != dataset.length(0)) return true;
+  return false;
+}
+
 namespace {
 constexpr std::int64_t kSharedSamples = 1000;
 }

@@ -56,6 +56,8 @@ class Dataset {
 SampleLength sample_length(const Dataset& dataset, std::int64_t sample, bool count_loss = true);
 /// The sample of most tokens, the first of equals.
 std::int64_t longest_sample(const Dataset& dataset);
+/// Whether samples have several lengths; looks no further than the first that differs.
+bool lengths_differ(const Dataset& dataset);
 
 /// Share of the tokens that carry loss, of the first 1000 samples (of all where there are fewer),
 /// and the same as a sentence.

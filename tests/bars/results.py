@@ -65,7 +65,7 @@ class Bar:
         return self.gpus == [0]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Setting:
     gpus: int  # ranks, too
     host: bool  # laptop size on the host backend

@@ -1,17 +1,20 @@
 """Bar of `ballast tune`: what the clock predicts of configurations drawn before measuring."""
+import functools
 import itertools
+import json
+import os
 import random
 import re
 import statistics
+import subprocess
+import tempfile
 
 from results import Command, Figure, deck
 
 CONFIGURATIONS = 24
-STEPS = 8
-# Steps of the bar, whose first is left out; those behind them, when kernels are loaded, are figures
-# of their own.
-BAR, WARM = slice(1, 5), slice(5, STEPS)
+STEPS = 5  # of a run; the first, in which kernels are loaded, is left out
 SEED = 16  # of the draw, before anything is measured
+CARD_BYTES = 76 * 2**30  # what a plan may take of the smallest card, one of 80 GB
 APART = 1.03  # measured times that differ by less have no order
 
 # By number of GPUs: meshes that its runs may take.
@@ -31,8 +34,8 @@ MESHES = {
 }
 
 
-def configurations(gpus, host):
-    """Settings of every drawn configuration: a mesh and what `ballast tune` chooses beside it."""
+def product_of(gpus, host):
+    """Settings of every configuration: a mesh and what `ballast tune` chooses beside it."""
     unit = 128 if host else 8192
     batching = [
         *(["batching.method=packed", f"batching.micro_batch_tokens={n * unit}"] for n in (1, 2)),
@@ -65,24 +68,51 @@ def configurations(gpus, host):
                     f"ring.layout={layout}",
                 ]
             )
-    return random.Random(SEED).sample(product, min(CONFIGURATIONS, len(product)))
+    return product
 
 
-def shape(s):
-    if s.host:
-        return deck("tune.toml"), ["data.max_tokens=1024", "batching.global_tokens=4096"]
-    return deck("hbp", "speed_gpu.toml"), [
+def shape(gpus, host):
+    """Deck, case and overrides that all configurations share."""
+    if host:
+        return [deck("tune.toml"), "data.max_tokens=1024", "batching.global_tokens=4096"]
+    return [
+        deck("hbp", "speed_gpu.toml"),
+        "--case",
+        "hbp",
         "model.layers=12",
         "data.max_tokens=65536",
         "recompute.layers=-1",
-        f"batching.global_tokens={98304 * s.gpus}",
+        f"batching.global_tokens={98304 * gpus}",
+        "batching.group_ranks=[]",
+        "batching.group_recompute=[]",
     ]
 
 
+def fits(s, settings):
+    """Whether `ballast check` says that a card holds the configuration's fullest rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        said = os.path.join(folder, "check.json")
+        subprocess.run(
+            [s.ballast, "check", "--elsewhere", *shape(s.gpus, s.host), *settings, "--json", said],
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        with open(said) as file:
+            return json.load(file)["largest_rank_bytes"] <= CARD_BYTES
+
+
+@functools.cache
+def configurations(s):
+    """The drawn configurations: those that fit, in the order of the draw."""
+    product = product_of(s.gpus, s.host)
+    drawn = random.Random(SEED).sample(product, len(product))
+    if not s.host and os.path.exists(s.ballast):
+        drawn = (settings for settings in drawn if fits(s, settings))
+    return list(itertools.islice(drawn, CONFIGURATIONS))
+
+
 def tune_commands(s):
-    path, keys = shape(s)
-    case = [] if s.host else ["--case", "hbp"]
-    own = [] if s.host else ["batching.group_ranks=[]", "batching.group_recompute=[]"]
+    shared = shape(s.gpus, s.host)
     lengths = "[64,128,256,512,1024]" if s.host else "[256,1024,4096,8192,16384,32768,65536]"
     prefixes = "[128,512]" if s.host else "[8192,16384,49152]"
     commands = [
@@ -91,10 +121,7 @@ def tune_commands(s):
             [
                 s.ballast,
                 "profile",
-                path,
-                *case,
-                *keys,
-                *own,
+                *shared,
                 f"mesh.dp={s.gpus}",
                 "profile.recompute=[none,full]",
                 f"profile.lengths={lengths}",
@@ -109,7 +136,7 @@ def tune_commands(s):
             limit_s=200,
         )
     ]
-    for number, settings in enumerate(configurations(s.gpus, s.host)):
+    for number, settings in enumerate(configurations(s)):
         name = f"run-{number:02}"
         commands.append(
             Command(
@@ -117,10 +144,7 @@ def tune_commands(s):
                 [
                     s.ballast,
                     "train",
-                    path,
-                    *case,
-                    *keys,
-                    *own,
+                    *shared,
                     *settings,
                     f"run.steps={STEPS}",
                     "checkpoint.at_end=false",
@@ -134,14 +158,14 @@ def tune_commands(s):
     return commands
 
 
-def times(r, name, steps):
-    """Medians of the measured and predicted seconds of a slice of a run's schedules; None where
-    there are none."""
+def times(r, name):
+    """Medians of the measured and predicted seconds of a run's schedules; None where there are
+    none."""
     pairs = re.findall(
         r"^step=.*?\bschedule_s=([0-9.e+-]+) predicted_schedule_s=([0-9.e+-]+)",
         r.run_log(name),
         re.M,
-    )[steps]
+    )[1:]
     if not pairs:
         return None
     return tuple(statistics.median(float(p[i]) for p in pairs) for i in (0, 1))
@@ -159,9 +183,8 @@ def ordered(runs):
 
 
 def tune_figures(r):
-    found = [[times(r, name, steps) for name in r.names("run-")] for steps in (BAR, WARM)]
-    runs, warm = [[pair for pair in pairs if pair] for pairs in found]
-    errors, later = [sorted(abs(p / m - 1) for m, p in pairs) for pairs in (runs, warm)]
+    runs = [pair for name in r.names("run-") if (pair := times(r, name))]
+    errors = sorted(abs(p / m - 1) for m, p in runs)
     return [
         Figure(
             "predicted step time, median error",
@@ -176,7 +199,5 @@ def tune_figures(r):
             at_most=True,
         ),
         Figure("pairs in the right order, of those 3 % apart", ordered(runs), 0.9),
-        Figure("median error from the sixth step on", statistics.median(later) if later else None),
-        Figure("right order from the sixth step on", ordered(warm)),
         Figure("configurations that ran", len(runs)),
     ]

@@ -91,11 +91,19 @@ void* scratch(std::size_t bytes);
 /// marks before it (copy_beside of parallel/comm/host_copy.hpp sees to that).
 std::unique_ptr<Clock> device_clock();
 
+/// Which dimension of a product counts tokens, and so changes from micro-batch to micro-batch.
+enum class GemmTokens { none, m, k };
+/// From here on products of up to `most` tokens come in any length.  cuBLASLt has a kernel for
+/// nearly every length, and loads each (3 to 20 ms, for which other ranks wait) when it first runs:
+/// the first product of every kind now loads those of all lengths.  0: each as it comes.
+void expect_lengths(std::int64_t most);
+
 /// Row-major C [m, n] = alpha op(A) [m, k] op(B) [k, n] + beta C by cuBLASLt: A and B bf16, fp32
 /// accumulation, C bf16 or fp32. Leading dimensions in elements.  `bias` (bf16, [n]) is added when
 /// not null (C bf16, beta 0).
 struct Gemm {
   std::int64_t m = 0, n = 0, k = 0;
+  GemmTokens tokens = GemmTokens::none;
   const void* a = nullptr;
   std::int64_t lda = 0;
   bool transpose_a = false;

@@ -7,6 +7,7 @@
 #include <array>
 #include <limits>
 #include <map>
+#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -27,10 +28,11 @@ void check_lt(cublasStatus_t status, const char* what) {
 constexpr std::size_t kWorkspace = std::size_t{64}
                                    << 20;  // what Hopper's split-K algorithms may want
 
-constexpr int kRivals = 7;             // algorithms beside the first
-constexpr double kTrialFlops = 1e10;   // of a product for which it may pay
-constexpr std::size_t kTrialPart = 8;  // of the free memory that its result may take once more
-constexpr float kTrialGain = 1.01f;    // less is noise
+constexpr int kRivals = 7;                // algorithms beside the first
+constexpr double kTrialFlops = 1e10;      // of a product for which it may pay
+constexpr std::size_t kTrialPart = 8;     // of the free memory that its result may take once more
+constexpr float kTrialGain = 1.01f;       // less is noise
+constexpr std::int64_t kLengthStep = 20;  // of lengths whose kernels are loaded: one in so many
 
 using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                        std::int64_t, bool, bool, bool, bool, bool>;
@@ -59,6 +61,8 @@ struct Library {
   std::map<Key, Plan> plans;
   std::map<Fp8Key, Plan> fp8_plans;
   std::int64_t large_calls = 0;
+  std::int64_t most_tokens = 0;  ///< expect_lengths()
+  std::set<Key> loaded;          ///< keys without tokens whose lengths have been loaded
 };
 
 Library& library() {
@@ -76,8 +80,8 @@ void set(const Plan& plan, cublasLtMatmulDescAttributes_t attribute, const T& va
   check_lt(cublasLtMatmulDescSetAttribute(plan.operation, attribute, &value, sizeof value), what);
 }
 
-/// The algorithm that cuBLASLt's heuristic puts first, and those behind it.
-void choose_algorithm(Plan& plan, std::int64_t m, std::int64_t n, std::int64_t k) {
+/// Up to `most` algorithms in the order of cuBLASLt's heuristic.
+std::vector<cublasLtMatmulAlgo_t> algorithms(const Plan& plan, int most) {
   cublasLtMatmulPreference_t preference;
   check_lt(cublasLtMatmulPreferenceCreate(&preference), "preference");
   check_lt(
@@ -87,14 +91,20 @@ void choose_algorithm(Plan& plan, std::int64_t m, std::int64_t n, std::int64_t k
   std::array<cublasLtMatmulHeuristicResult_t, 1 + kRivals> results;
   int found = 0;
   cublasLtMatmulAlgoGetHeuristic(library().handle, plan.operation, plan.a, plan.b, plan.c, plan.c,
-                                 preference, 1 + kRivals, results.data(), &found);
+                                 preference, most, results.data(), &found);
   cublasLtMatmulPreferenceDestroy(preference);
-  require(found > 0, "cuBLASLt: no algorithm for a product of {} x {} x {}", m, n, k);
-  plan.algorithm = results[0].algo;
+  std::vector<cublasLtMatmulAlgo_t> in_order;
+  for (int i = 0; i < found; ++i) in_order.push_back(results[static_cast<std::size_t>(i)].algo);
+  return in_order;
+}
+
+void choose_algorithm(Plan& plan, std::int64_t m, std::int64_t n, std::int64_t k) {
+  const auto in_order = algorithms(plan, 1 + kRivals);
+  require(!in_order.empty(), "cuBLASLt: no algorithm for a product of {} x {} x {}", m, n, k);
+  plan.algorithm = in_order.front();
   plan.large =
       2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) >= kTrialFlops;
-  if (!plan.large) return;
-  for (int i = 1; i < found; ++i) plan.rivals.push_back(results[static_cast<std::size_t>(i)].algo);
+  if (plan.large) plan.rivals.assign(in_order.begin() + 1, in_order.end());
 }
 
 cublasStatus_t multiply(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Operands& of,
@@ -193,7 +203,8 @@ void multiply(Plan& plan, const Operands& of, const char* what) {
   check_lt(multiply(plan, plan.algorithm, of, of.c), what);
 }
 
-Plan make_plan(const Gemm& g) {
+/// A product's operation and layouts, without an algorithm.
+Plan lay_out(const Gemm& g) {
   Plan plan;
   check_lt(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
            "cublasLtMatmulDescCreate");
@@ -214,8 +225,62 @@ Plan make_plan(const Gemm& g) {
                                       g.transpose_a ? g.k : g.m, g.lda),
            "layout");
   check_lt(cublasLtMatrixLayoutCreate(&plan.c, c_type, g.n, g.m, g.ldc), "layout");
+  return plan;
+}
+Plan make_plan(const Gemm& g) {
+  Plan plan = lay_out(g);
   choose_algorithm(plan, g.m, g.n, g.k);
   return plan;
+}
+void destroy(const Plan& plan) {
+  cublasLtMatmulDescDestroy(plan.operation);
+  for (cublasLtMatrixLayout_t layout : {plan.a, plan.b, plan.c})
+    cublasLtMatrixLayoutDestroy(layout);
+}
+
+Key key_of(const Gemm& g) {
+  return {g.m,        g.n,           g.k,           g.lda,        g.ldb,
+          g.ldc,      g.transpose_a, g.transpose_b, g.c_is_float, g.bias != nullptr,
+          g.beta != 0};
+}
+
+/// Loads the kernels of a product for all lengths up to Library::most_tokens, by running each once
+/// on a small product of zeros.  Neighbouring lengths mostly share a kernel, multiples of eight
+/// apart from others, so lengths of either kind are asked for, `kLengthStep` apart.
+void load_lengths(Gemm g) {
+  constexpr std::int64_t kSmall = 256, kFirst = 64;
+  constexpr std::size_t kOperand = kSmall * kSmall * sizeof(float);
+  auto* memory = static_cast<std::byte*>(trial_memory(3 * kOperand));
+  if (memory == nullptr) return;
+  check(cudaMemsetAsync(memory, 0, 3 * kOperand, stream()), "cudaMemsetAsync");
+  const Operands of{memory, memory + kOperand, memory + 2 * kOperand, 1.0f, g.beta, kOperand};
+  Gemm small = g;
+  small.m = small.n = small.k = small.lda = small.ldb = small.ldc = kSmall;
+  if (g.bias != nullptr) small.bias = memory;
+  const Plan on = lay_out(small);
+  std::set<std::array<std::uint64_t, 8>> seen;
+  const auto load = [&](std::int64_t tokens) {
+    (g.tokens == GemmTokens::m ? g.m : g.k) = tokens;
+    const Plan plan = lay_out(g);
+    for (const cublasLtMatmulAlgo_t& algorithm : algorithms(plan, 1)) {
+      std::array<std::uint64_t, 8> words;
+      std::copy(std::begin(algorithm.data), std::end(algorithm.data), words.begin());
+      if (seen.insert(words).second) multiply(on, algorithm, of, of.c);
+    }
+    destroy(plan);
+  };
+  for (std::int64_t tokens = kFirst; tokens <= library().most_tokens;
+       tokens += std::max<std::int64_t>(8, tokens / kLengthStep / 8 * 8)) {
+    load(tokens);
+    load((tokens + tokens / kLengthStep / 2) | 1);
+  }
+  destroy(on);
+  check(cudaFreeAsync(memory, stream()), "cudaFreeAsync");
+}
+/// A key without its tokens.
+Key kind_of(Gemm g) {
+  (g.tokens == GemmTokens::m ? g.m : g.k) = 0;
+  return key_of(g);
 }
 
 // Blocks of scales came with CUDA 12.9.
@@ -278,13 +343,15 @@ void gemm([[maybe_unused]] const Fp8Gemm& g) {
 #endif
 }
 
+void expect_lengths(std::int64_t most) { library().most_tokens = most; }
+
 void gemm(const Gemm& g) {
   if (g.m == 0 || g.n == 0) return;
   require(g.k > 0, "matrix product with an empty inner dimension");
   Library& lib = library();
-  const Key key{g.m,        g.n,           g.k,           g.lda,        g.ldb,
-                g.ldc,      g.transpose_a, g.transpose_b, g.c_is_float, g.bias != nullptr,
-                g.beta != 0};
+  if (lib.most_tokens > 0 && g.tokens != GemmTokens::none && lib.loaded.insert(kind_of(g)).second)
+    load_lengths(g);
+  const Key key = key_of(g);
   auto found = lib.plans.find(key);
   if (found == lib.plans.end()) found = lib.plans.emplace(key, make_plan(g)).first;
   Plan& plan = found->second;

@@ -1,8 +1,10 @@
 // Matrix products of a shape that comes often: whichever algorithm is chosen, bits stay.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <vector>
 
+#include "kernels/cuda/ops/operations.hpp"
 #include "tests/cuda/support.hpp"
 
 namespace ballast::test {
@@ -51,6 +53,34 @@ TEST_F(Products, BitsStayWhenAShapeComesOften) {
     const Tensor x = sum.to(host_device()), y = once.to(host_device());
     EXPECT_EQ(std::memcmp(x.raw(), y.raw(), x.bytes()), 0);
   }
+}
+
+/// Kernels of all lengths that are loaded ahead leave results, memory and errors alone.
+TEST_F(Products, LengthsThatAreExpectedChangeNoBit) {
+  constexpr std::int64_t n = 640, k = 768, longest = 3000;
+  const Tensor a = to_gpu(random({longest, k}), DType::bf16),
+               w = to_gpu(random({n, k}), DType::bf16),
+               dy = to_gpu(random({longest, n}), DType::bf16);
+  const auto results = [&](std::int64_t tokens) {
+    Tensor y = unwritten({tokens, n}, DType::bf16), dx = unwritten({tokens, k}, DType::bf16),
+           dw = Tensor::zeros({n, k}, DType::f32, *gpu);
+    cuda::linear_forward(a.rows(0, tokens), w, Tensor(), y);
+    cuda::linear_input_gradient(dy.rows(0, tokens), w, dx);
+    for (const bool accumulate : {false, true})
+      cuda::linear_weight_gradient(a.rows(0, tokens), dy.rows(0, tokens), {dw, accumulate});
+    return std::array{y.to(host_device()), dx.to(host_device()), dw.to(host_device())};
+  };
+  const std::array<std::int64_t, 5> lengths = {1, 77, 1000, 2048, longest};
+  std::vector<std::array<Tensor, 3>> wanted;
+  for (const std::int64_t tokens : lengths) wanted.push_back(results(tokens));
+  cuda::expect_lengths(longest);
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    const auto got = results(lengths[i]);
+    for (std::size_t j = 0; j < got.size(); ++j)
+      EXPECT_EQ(std::memcmp(got[j].raw(), wanted[i][j].raw(), got[j].bytes()), 0)
+          << lengths[i] << " tokens, result " << j;
+  }
+  cuda::expect_lengths(0);
 }
 
 }  // namespace

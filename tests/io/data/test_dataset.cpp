@@ -298,6 +298,21 @@ TEST_F(Lengths, FileOfLengths) {
   EXPECT_NE(tokens_of(*open_dataset(options), 3, 0, 40000), all);
 }
 
+TEST_F(Lengths, LongestAndWhetherTheyDiffer) {
+  DataOptions options;
+  options.source = DataSource::lengths;
+  options.vocabulary = 1000;
+  const auto of = [&](const char* lines) {
+    options.lengths_file = write("lengths.txt", lines);
+    return open_dataset(options);
+  };
+  EXPECT_TRUE(lengths_differ(*of("7\n7\n7\n8\n7")));
+  EXPECT_EQ(longest_sample(*of("7\n7\n7\n8\n7\n8")), 3);
+  EXPECT_FALSE(lengths_differ(*of("7\n7\n7")));
+  EXPECT_FALSE(lengths_differ(*of("7")));
+  EXPECT_EQ(longest_sample(*of("7")), 0);
+}
+
 TEST_F(Lengths, BadLinesAreNamed) {
   DataOptions options;
   options.source = DataSource::lengths;
