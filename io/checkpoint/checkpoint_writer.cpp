@@ -79,7 +79,8 @@ std::vector<Part> parts_of(const std::vector<Piece>& pieces) {
   return parts;
 }
 
-/// Sums the pieces, writes them and syncs.
+/// Sums the pieces, writes them and syncs.  Drops them from memory as well: they are read back from
+/// the storage, and training would wait while all ranks' pages are dropped at once.
 void write_pieces(const std::string& path, const std::vector<CheckpointDataset>& datasets,
                   const std::vector<Piece>& pieces, const SharedPages& pages,
                   std::vector<std::uint64_t>& sums, std::atomic<std::int64_t>& progress) {
@@ -109,6 +110,12 @@ void write_pieces(const std::string& path, const std::vector<CheckpointDataset>&
   });
   pages.write(file);
   file.sync();
+  for (const Piece& piece : pieces) {
+    const CheckpointDataset& dataset = datasets[piece.dataset];
+    const std::size_t width = size_of(dataset.type);
+    file.drop_cache(dataset.offset + static_cast<std::uint64_t>(piece.first) * width,
+                    static_cast<std::uint64_t>(piece.count) * width);
+  }
 }
 
 /// Pieces of a shard whose fields are in host memory.

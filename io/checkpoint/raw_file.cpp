@@ -87,7 +87,10 @@ void RawFile::sync() const {
   require(code == 0, "{}: fsync: {}", path_, std::strerror(code));
 }
 
-void RawFile::drop_cache() const { ::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_DONTNEED); }
+void RawFile::drop_cache(std::uint64_t offset, std::uint64_t count) const {
+  ::posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(count),
+                  POSIX_FADV_DONTNEED);
+}
 
 void reserve_space(const std::string& path, std::uint64_t bytes, bool create) {
   const int descriptor = ::open(

@@ -28,9 +28,11 @@ class RawFile {
   void start_sync(std::uint64_t offset, std::size_t count) const;
   /// Until the storage has it.
   void sync() const;
-  /// Asks the system to forget what it holds of the file in memory, so that reads come from the
-  /// storage.  What was not synced stays.
-  void drop_cache() const;
+  /// Asks the system to forget what it holds in memory of bytes [offset, offset + count), or of the
+  /// whole file, so that reads come from the storage.  What was not synced stays.  Takes a second
+  /// for some tens of GB.
+  void drop_cache(std::uint64_t offset, std::uint64_t count) const;
+  void drop_cache() const { drop_cache(0, 0); }
 
  private:
   std::string path_;

@@ -27,13 +27,14 @@ def dd(s, turn):
 
 
 def train(s, turn):
+    """Two checkpoints, with steps enough behind the second that the run's end need not wait."""
     every = EVERY[s.host]
     more = ["--case", "laptop"] if s.host else []
     return Command(
         f"train-{turn}",
         [
             s.ballast, "train", deck("bench", "checkpoint.toml"), *more, f"mesh.dp={s.gpus}",
-            f"checkpoint.every_steps={every}", f"run.steps={2 * every + every // 2}",
+            f"checkpoint.every_steps={every}", f"run.steps={3 * every - 1}",
             "-d", f"{{out}}/run-train-{turn}",
         ],
         ranks=s.gpus,
