@@ -292,6 +292,63 @@ Timing time_dense() {
   return dense32;
 }
 
+/// Six packs of 32K; `dense32`: the time of one such sample, zeros where it was not measured.
+void time_packed(const std::vector<int>& lengths, const Timing& dense32) {
+  Timing sum{};
+  TileShare share;
+  std::size_t at = 0;
+  const int packs = 6;
+  for (int pack = 0; pack < packs; ++pack) {
+    std::vector<int> segments;
+    int used = 0;
+    while (used < 32768) {
+      const int n = std::min(lengths[at++ % lengths.size()],
+                             32768 - used);  // the last sample is cut to fill the pack
+      segments.push_back(n);
+      used += n;
+    }
+    share.add(dense(segments, 32768));
+    const Timing t =
+        time_case(("packed 32K, " + std::to_string(segments.size()) + " samples").c_str(),
+                  dense(segments, 32768), 16, 2, 128, pack < 2);
+    sum.forward += t.forward;
+    sum.backward += t.backward;
+    sum.forward_flops += t.forward_flops;
+  }
+  const double rate = 3.5 * sum.forward_flops / (sum.forward + sum.backward) / 1e9;
+  std::printf("packed, all: fwd %.1f bwd %.1f both %.1f TF/s",
+              sum.forward_flops / sum.forward / 1e9, 2.5 * sum.forward_flops / sum.backward / 1e9,
+              rate);
+  if (dense32.forward > 0)
+    std::printf(" = %.3f of dense",
+                rate / (3.5 * dense32.forward_flops / (dense32.forward + dense32.backward) / 1e9));
+  std::printf("; useful share of tiles: fwd %.3f bwd %.3f\n", share.pairs / share.forward,
+              share.pairs / share.backward);
+}
+
+void time_equal_segments() {
+  for (int n : {16384, 4096, 1024, 256}) {
+    const std::vector<int> segments(32768 / n, n);
+    TileShare share;
+    share.add(dense(segments, 32768));
+    time_case(("32K, segments of " + std::to_string(n)).c_str(), dense(segments, 32768), 16, 2, 128,
+              false);
+    std::printf("  useful share of tiles: fwd %.3f bwd %.3f\n", share.pairs / share.forward,
+                share.pairs / share.backward);
+  }
+}
+
+/// Queries behind keys that all of them see, as chunks of a long sample have them.
+void time_prefixes() {
+  for (const auto& [before, queries] :
+       {std::pair{16384, 16384}, {49152, 16384}, {49152, 32768}, {122880, 8192}}) {
+    const std::string name = std::to_string(queries / 1024) + "K queries after " +
+                             std::to_string(before / 1024) + "K keys";
+    time_case(name.c_str(), dense({before + queries}, queries), 16, 2, 128, false);
+  }
+  time_case("8K queries after 24K keys, 16/16", dense({32768}, 8192), 16, 16, 128, false);
+}
+
 int run_times(const char* lengths_file, const std::string& only) {
   std::mt19937 rng(3);
   const auto wants = [&](const char* what) { return only.empty() || only == what; };
@@ -300,58 +357,9 @@ int run_times(const char* lengths_file, const std::string& only) {
   std::ifstream file(lengths_file == nullptr ? "" : lengths_file);
   std::vector<int> lengths;
   for (int n; file >> n;) lengths.push_back(n);
-  if (wants("packed") && !lengths.empty()) {
-    Timing sum{};
-    TileShare share;
-    std::size_t at = 0;
-    const int packs = 6;
-    for (int pack = 0; pack < packs; ++pack) {
-      std::vector<int> segments;
-      int used = 0;
-      while (used < 32768) {
-        const int n = std::min(lengths[at++ % lengths.size()],
-                               32768 - used);  // the last sample is cut to fill the pack
-        segments.push_back(n);
-        used += n;
-      }
-      share.add(dense(segments, 32768));
-      const Timing t =
-          time_case(("packed 32K, " + std::to_string(segments.size()) + " samples").c_str(),
-                    dense(segments, 32768), 16, 2, 128, pack < 2);
-      sum.forward += t.forward;
-      sum.backward += t.backward;
-      sum.forward_flops += t.forward_flops;
-    }
-    const double rate = 3.5 * sum.forward_flops / (sum.forward + sum.backward) / 1e9;
-    std::printf("packed, all: fwd %.1f bwd %.1f both %.1f TF/s",
-                sum.forward_flops / sum.forward / 1e9, 2.5 * sum.forward_flops / sum.backward / 1e9,
-                rate);
-    if (dense32.forward > 0)
-      std::printf(" = %.3f of dense", rate / (3.5 * dense32.forward_flops /
-                                              (dense32.forward + dense32.backward) / 1e9));
-    std::printf("; useful share of tiles: fwd %.3f bwd %.3f\n", share.pairs / share.forward,
-                share.pairs / share.backward);
-  }
-  if (wants("equal")) {
-    for (int n : {16384, 4096, 1024, 256}) {
-      const std::vector<int> segments(32768 / n, n);
-      TileShare share;
-      share.add(dense(segments, 32768));
-      time_case(("32K, segments of " + std::to_string(n)).c_str(), dense(segments, 32768), 16, 2,
-                128, false);
-      std::printf("  useful share of tiles: fwd %.3f bwd %.3f\n", share.pairs / share.forward,
-                  share.pairs / share.backward);
-    }
-  }
-  if (wants("prefix")) {
-    for (const auto& [before, queries] :
-         {std::pair{16384, 16384}, {49152, 16384}, {49152, 32768}, {122880, 8192}}) {
-      const std::string name = std::to_string(queries / 1024) + "K queries after " +
-                               std::to_string(before / 1024) + "K keys";
-      time_case(name.c_str(), dense({before + queries}, queries), 16, 2, 128, false);
-    }
-    time_case("8K queries after 24K keys, 16/16", dense({32768}, 8192), 16, 16, 128, false);
-  }
+  if (wants("packed") && !lengths.empty()) time_packed(lengths, dense32);
+  if (wants("equal")) time_equal_segments();
+  if (wants("prefix")) time_prefixes();
   if (wants("lists")) {
     time_case("5% of 32K, aligned runs of 2", block_list(32768, 0.05, 2, true, rng), 16, 2, 128,
               true);
