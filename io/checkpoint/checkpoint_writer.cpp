@@ -190,6 +190,7 @@ CheckpointOutcome CheckpointWriter::guarded(const std::function<void()>& work) {
     return {};
   } catch (const CollectiveError& error) {  // on every rank alike
     if (thread_.joinable()) thread_.join();
+    if (!job_->copied.empty()) cuda_device()->wait(job_->copied);  // the next snapshot lies there
     CheckpointOutcome failed = job_->outcome;
     failed.kind = CheckpointOutcome::Kind::failed;
     failed.problem = error.what();
@@ -209,11 +210,18 @@ CheckpointOutcome CheckpointWriter::begin(const CheckpointShard& shard,
   job_->outcome.step = state.step;
   job_->outcome.path = dir_ + "/" + checkpoint_name(state.step);
   CheckpointOutcome outcome = guarded([&] {
-    lay_out(shard, state);
     const std::int64_t most = world_.all_reduce(bytes_of(shard), Reduction::max);
     job_->outcome.synchronous = most > snapshot_bytes_;
-    if (!job_->outcome.synchronous) return take_snapshot(shard);
-    write_in_rounds(shard);
+    if (job_->outcome.synchronous) {
+      lay_out(shard, state);
+      return write_in_rounds(shard);
+    }
+    // A GPU copies while the file is laid out.
+    const CheckpointShard copy = take_snapshot(shard);
+    lay_out(shard, state);
+    job_->pieces = pieces_of(job_->datasets, copy);
+    phase_ = Phase::copying;
+    if (on_host(shard)) release();
   });
   if (outcome.kind == CheckpointOutcome::Kind::failed) return outcome;
   if (job_->outcome.synchronous) return finish();
@@ -289,7 +297,7 @@ void CheckpointWriter::hold_snapshot(std::int64_t bytes) {
   });
 }
 
-void CheckpointWriter::take_snapshot(const CheckpointShard& shard) {
+CheckpointShard CheckpointWriter::take_snapshot(const CheckpointShard& shard) {
   const std::int64_t bytes = bytes_of(shard);
   hold_snapshot(bytes);
   CheckpointShard copy = shard;
@@ -306,9 +314,7 @@ void CheckpointWriter::take_snapshot(const CheckpointShard& shard) {
       job_->copied =
           copy_beside(device_of(from.space()), Queue::to_host, {{tensor, from}}, nullptr);
   }
-  job_->pieces = pieces_of(job_->datasets, copy);
-  phase_ = Phase::copying;
-  if (on_host(shard)) release();
+  return copy;
 }
 
 void CheckpointWriter::release() {

@@ -67,7 +67,8 @@ class CheckpointWriter {
   /// Rank 0: the file with its structure, which was seen to come back from the storage.
   void create_file();
   void hold_snapshot(std::int64_t bytes);
-  void take_snapshot(const CheckpointShard& shard);
+  /// The shard in host memory; of tensors on a GPU the copies are under way.
+  CheckpointShard take_snapshot(const CheckpointShard& shard);
   void write_in_rounds(const CheckpointShard& shard);
   void start_thread(std::function<void()> work);
   /// Whether the threads of all ranks have ended; with `wait` it returns true only.
