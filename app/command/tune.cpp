@@ -92,6 +92,10 @@ void print_effort(const TuneResult& r, double seconds) {
       r.left > 0 ? fmt::format(" (lower bound {:.4g} s, --trials simulates more)", r.left_bound_s)
                  : "",
       r.refused, seconds);
+  if (r.cut_short)
+    fmt::print(
+        "cut short, so that it ends within half a minute: another machine may simulate more; "
+        "--trials says how many plans, however long they take\n");
 }
 
 ordered_json json(const Trial& t, const Config& base) {
@@ -120,7 +124,8 @@ ordered_json json(const TuneResult& r, const std::vector<Loss>& lost, const Tune
                    {"bounded", r.bounded},
                    {"too_large", r.too_large},
                    {"left", r.left},
-                   {"refused", r.refused}};
+                   {"refused", r.refused},
+                   {"cut_short", r.cut_short}};
   auto& best = out["best"] = ordered_json::array();
   for (const Trial& t : r.best) best.push_back(json(t, input.base));
   auto& list = out["losses"] = ordered_json::array();

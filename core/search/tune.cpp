@@ -1,6 +1,7 @@
 #include "core/search/tune.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <limits>
 #include <map>
@@ -20,6 +21,9 @@ namespace {
 constexpr std::size_t kWave = 16;  // trials between two looks at what was found
 constexpr double kPromising = 3;   // a choice gets a trial if it may take this much of the best
 constexpr double kScheduledOps = 15e3;  // of all orders that a trial may build schedules of
+// Of TuneOptions::seconds: when the search ends at the latest, and trials of choices that had none.
+constexpr double kSearched = 0.65, kExplained = 0.75;
+constexpr double kHeavy = 1.5;  // the best plans may be dearer to time than the mean of trials
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Entry {
@@ -51,7 +55,7 @@ class Search {
     const std::int64_t most = options_.trials > 0 ? options_.trials : affordable();
     while (result_.trials < most) {
       const std::vector<std::size_t> wave =
-          next_wave(static_cast<std::size_t>(most - result_.trials));
+          in_time(next_wave(static_cast<std::size_t>(most - result_.trials)), kSearched);
       if (wave.empty()) break;
       try_all(wave);
     }
@@ -110,6 +114,25 @@ class Search {
           std::max(1.0, static_cast<double>(s.tokens) / static_cast<double>(c.capacity));
     const double most = kScheduledOps / (3 * micro_batches * c.mesh.pp);
     return std::clamp(static_cast<int>(most), 1, std::max(1, input_.base.pipeline.search));
+  }
+
+  double elapsed_s() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  }
+  /// How many of `count` pieces of `each_s` seconds end within a share of the time.
+  std::size_t in_time(std::size_t count, double each_s, double share) {
+    if (options_.trials > 0 || each_s == 0) return count;
+    const double left = std::max(0.0, share * options_.seconds - elapsed_s()) / each_s;
+    if (left >= static_cast<double>(count)) return count;
+    result_.cut_short = true;
+    return static_cast<std::size_t>(left);
+  }
+  /// The first trials of a wave that end in time.
+  std::vector<std::size_t> in_time(std::vector<std::size_t> wave, double share) {
+    const double each_s =
+        result_.trials > 0 ? trials_s_ / static_cast<double>(result_.trials) : 0.0;
+    wave.resize(in_time(wave.size(), each_s, share));
+    return wave;
   }
 
   /// Trials that take about 20 s of two cores: planning and timing grow with micro-batches, ranks
@@ -182,12 +205,15 @@ class Search {
   }
 
   void try_all(const std::vector<std::size_t>& wave) {
+    const double began = elapsed_s();
     std::vector<Trial> done(wave.size());
     each(wave.size(), [&](TuneTrials& trials, std::size_t i) {
       done[i] = trials.lightest(entries_[wave[i]].candidate);
     });
+    trials_s_ += elapsed_s() - began;
     for (std::size_t i = 0; i < wave.size(); ++i) {
       Entry& e = entries_[wave[i]];
+      planned_ += done[i].planned;
       e.tried = true;
       ++result_.trials;
       note(done[i]);
@@ -245,17 +271,23 @@ class Search {
     std::vector<std::size_t> wave;
     for (const auto& [seconds, i] : order)
       if (wave.size() < kWave) wave.push_back(i);
-    try_all(wave);
+    try_all(in_time(std::move(wave), kExplained));
   }
 
-  /// Fewer and fewer of the best over more and more steps.
+  /// Fewer and fewer of the best over more and more steps, while there is time for all that are
+  /// listed.
   void finish() {
     const auto list = static_cast<std::size_t>(options_.list);
     for (std::int64_t steps = 2, last = 1; !found_.empty(); last = steps, steps *= 2) {
       const std::int64_t now =
           std::min({steps, options_.steps, static_cast<std::int64_t>(input_.steps.size())});
       if (now <= last) break;
-      found_.resize(std::min(found_.size(), now >= options_.steps ? list : 2 * list));
+      const double step_s = planned_ > 0 ? kHeavy * trials_s_ / static_cast<double>(planned_) : 0.0;
+      const std::size_t carried =
+          in_time(std::min(found_.size(), now >= options_.steps ? list : 2 * list),
+                  static_cast<double>(now - last) * step_s, 1);
+      if (carried < std::min(list, found_.size())) break;
+      found_.resize(carried);
       std::vector<Trial> longer(found_.size());
       each(found_.size(),
            [&](TuneTrials& trials, std::size_t i) { longer[i] = trials.more(found_[i], now); });
@@ -284,6 +316,9 @@ class Search {
 
   const TuneInput& input_;
   TuneOptions options_;
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  double trials_s_ = 0;                              ///< of all trials so far
+  std::int64_t planned_ = 0;                         ///< steps in them
   std::vector<std::unique_ptr<TuneTrials>> trials_;  ///< one a thread
   std::vector<Entry> entries_;
   std::vector<std::pair<double, double>> error_;  ///< [kind] sum of simulated over estimate, count

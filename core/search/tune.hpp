@@ -14,7 +14,8 @@ namespace ballast {
 struct TuneOptions {
   std::int64_t list = 10;   ///< best plans to find
   std::int64_t steps = 4;   ///< that the best are simulated over; TuneInput::steps may have fewer
-  std::int64_t trials = 0;  ///< at most of one step; 0: as many as 30 s on two cores allow
+  std::int64_t trials = 0;  ///< at most of one step; 0: as many as `seconds` on two cores allow
+  double seconds = 27;      ///< without `trials`: a search that takes longer is cut short
   int threads = 2;          ///< the result is the same with any number
 };
 
@@ -38,9 +39,11 @@ struct TuneResult {
   std::int64_t bounded = 0;     ///< whose lower bound is above the last of `best`
   std::int64_t left = 0;        ///< neither: the trials were used up
   double left_bound_s = 0;      ///< least lower bound of those
+  bool cut_short = false;       ///< by TuneOptions::seconds: on another machine there may be more
 };
 
-/// Deterministic in its arguments but `threads`.  Errors: no candidate at all, no step.
+/// Deterministic in its arguments but `threads`, unless it was cut short.  Errors: no candidate at
+/// all, no step.
 TuneResult tune(const TuneInput& input, const TuneOptions& options = {});
 
 /// Budgets of the deck's sparse pattern whose mean coverage of the samples, by the coverage that

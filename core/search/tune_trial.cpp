@@ -159,6 +159,7 @@ Trial TuneTrials::more(Trial trial, std::int64_t steps) {
     while (trial.steps < all) {
       const auto& samples = input_.steps[static_cast<std::size_t>(trial.steps)];
       const StepPlan plan = plan_step(trial.steps, samples, deck.step);
+      ++planned_;
       if (trial.steps == 0) trial.bytes = longest_bytes(deck, samples, input_.longest);
       trial.bytes = std::max(trial.bytes, peak_bytes(plan, heavy_lanes(plan), deck.memory));
       trial.state = limit > 0 && static_cast<double>(trial.bytes) > limit ? TrialState::over_memory
@@ -237,10 +238,17 @@ Trial TuneTrials::fewer_layers(const Trial& all, const Trial& none) {
 }
 
 Trial TuneTrials::lightest(const Candidate& candidate) {
+  const std::int64_t before = planned_;
+  Trial trial = lightest_of(memory_choices(candidate));
+  trial.planned = planned_ - before;
+  return trial;
+}
+
+Trial TuneTrials::lightest_of(const std::vector<Candidate>& choices) {
   const double limit = input_.limits.memory_bytes;
   std::optional<Trial> whole, smallest, refused;  // without recompute; of all that are over
   const auto over = [&](const Trial& t) { return static_cast<double>(t.bytes) - limit; };
-  for (const Candidate& choice : memory_choices(candidate)) {
+  for (const Candidate& choice : choices) {
     const bool hopeless = limit > 0 && static_cast<double>(standing_bytes(choice)) > limit;
     // What a rank holds whatever it computes shifts its peak by as much.
     if (smallest && !hopeless && smallest->candidate.recompute.mode == choice.recompute.mode &&

@@ -43,7 +43,8 @@ struct Trial {
   StepTerms terms;          ///< of the first step
   double load_balance = 0, idle_ranks = 0, bubble_ratio = 0;  ///< means
   double tokens = 0;                                          ///< of a step, mean
-  std::int64_t bytes = 0;  ///< of the fullest rank, with the longest sample in the first step
+  std::int64_t bytes = 0;    ///< of the fullest rank, with the longest sample in the first step
+  std::int64_t planned = 0;  ///< steps that were planned for it, also with more or less recompute
   double tokens_per_s() const { return step_s > 0 ? tokens / step_s : 0; }
 };
 
@@ -78,10 +79,12 @@ class TuneTrials {
   /// Of a trial that recomputes all layers: as many as the limit asks for, where they are faster.
   Trial fewer_layers(const Trial& all, const Trial& none);
   std::vector<Candidate> memory_choices(const Candidate& candidate);
+  Trial lightest_of(const std::vector<Candidate>& choices);
 
   const TuneInput& input_;
   std::map<int, std::shared_ptr<const Costs>> costs_;  ///< by mesh.pp, where costs are stated
   std::map<std::vector<std::int64_t>, Standing> standing_;
+  std::int64_t planned_ = 0;  ///< steps
 };
 
 }  // namespace ballast

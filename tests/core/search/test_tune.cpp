@@ -196,6 +196,23 @@ TEST(TuneSlow, IsTheSameOnAnyNumberOfThreads) {
   }
 }
 
+TEST(TuneSlow, EndsInTime) {
+  const TuneInput in = input(deck(), 8, kMixed);
+  const TuneResult whole = tune(in, {.list = 3, .steps = 2}),
+                   hurried = tune(in, {.list = 3, .steps = 2, .seconds = 1e-6}),
+                   stated = tune(in, {.list = 3, .steps = 2, .trials = 40, .seconds = 1e-6});
+  EXPECT_FALSE(whole.cut_short);
+  EXPECT_FALSE(stated.cut_short);  // who says how many gets as many
+  EXPECT_GE(stated.trials, 40);
+  // The first trials, a plan of every promising choice, come before anybody knows how long they
+  // take; all that are listed have as many steps.
+  EXPECT_TRUE(hurried.cut_short);
+  EXPECT_LT(hurried.trials, whole.trials);
+  ASSERT_EQ(hurried.best.size(), 3u);
+  for (const Trial& t : hurried.best) EXPECT_EQ(t.steps, 1);
+  for (const Trial& t : whole.best) EXPECT_EQ(t.steps, 2);
+}
+
 TEST(TuneSlow, SaysWhatTheTableOfCombinationsRefuses) {
   Config base = deck();
   base.batching.method = Batching::balanced;
