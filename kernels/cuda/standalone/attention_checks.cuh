@@ -254,7 +254,9 @@ inline void check_dense(int d) {
              d);
   check_case("packed 1900,40,700,300, 16/2 heads", dense({1900, 40, 700, 300}, 2940), 16, 2, d);
   check_case("prefix: 200 queries over 713 keys, 8/2 heads", dense({100, 613}, 200), 8, 2, d);
-  check_case("prefix: 1501 queries over 4001 keys, 16/2 heads", dense({4001}, 1501), 16, 2, d);
+  // Ranges of 64 query blocks and more, in which a backward unit begins where others are.
+  check_case("dense 4501, 2/1 heads", dense({4501}, 4501), 2, 1, d);
+  check_case("prefix: 4201 queries over 5001 keys, 4/2 heads", dense({5001}, 4201), 4, 2, d);
   check_case("ring step, rows without keys, 6/2 heads", ring_step(150, 0, 1, 2), 6, 2, d);
   check_case("ring step, other way, 6/2 heads", ring_step(150, 1, 0, 2), 6, 2, d);
 }
