@@ -217,19 +217,26 @@ struct BackwardProducer {
       if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, mask0, mask1);
     }
   }
-  /// The same of a dense index, from the last query block down: units that run at the same time
-  /// then come to a query block one after another in the order of their turns.  (Where turns are
-  /// reversed, they do so from the first block up.)
-  __device__ void key_blocks_down(int head) {
+  /// Of a dense index: the query blocks that see some of the unit's keys, and a tile of one.
+  __device__ __forceinline__ void find_queries() {
     const int kb = sh.unit.first_key / kBlock, blocks = static_cast<int>(p.index.shape.k_blocks());
     // Ranges of neighbouring blocks begin and end in their order.
     sh.queries.begin = p.index.query_range[kb].begin;
     sh.queries.end = p.index.query_range[min(kb + Shared::kUnitBlocks, blocks) - 1].end;
+  }
+  __device__ __forceinline__ void dense_tile(int head, int qb) {
+    const HalfState s0 = state(qb, kNoMask, sh.unit.first_key),
+                    s1 = Shared::kUnitBlocks == 2 ? state(qb, kNoMask, sh.unit.first_key + kBlock)
+                                                  : kSkip;
+    if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, kNoMask, kNoMask);
+  }
+  /// The same of a dense index, from the last query block down: units that run at the same time
+  /// then come to a query block one after another in the order of their turns.  (Where turns are
+  /// reversed, they do so from the first block up.)
+  __device__ void key_blocks_down(int head) {
+    find_queries();
     for (int qb = sh.queries.end - 1; qb >= sh.queries.begin; --qb) {
-      const HalfState s0 = state(qb, kNoMask, sh.unit.first_key),
-                      s1 = Shared::kUnitBlocks == 2 ? state(qb, kNoMask, sh.unit.first_key + kBlock)
-                                                    : kSkip;
-      if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, kNoMask, kNoMask);
+      dense_tile(head, qb);
     }
   }
   /// The same of a dense index whose additions to dQ have no order.  A unit of many query blocks
@@ -237,10 +244,7 @@ struct BackwardProducer {
   /// all that run at the same time share Q, dO and dQ in L2, which the whole range of a few heads
   /// would not fit.
   __device__ void key_blocks_round(int head) {
-    const int kb = sh.unit.first_key / kBlock, blocks = static_cast<int>(p.index.shape.k_blocks());
-    // Ranges of neighbouring blocks begin and end in their order.
-    sh.queries.begin = p.index.query_range[kb].begin;
-    sh.queries.end = p.index.query_range[min(kb + Shared::kUnitBlocks, blocks) - 1].end;
+    find_queries();
     volatile int* place = p.places + head % kPlaces;
     const bool many = sh.queries.end - sh.queries.begin >= kManyBlocks;
     int qb = sh.queries.begin;
@@ -249,10 +253,7 @@ struct BackwardProducer {
       if (sh.queries.begin <= now && now < sh.queries.end) qb = now;
     }
     for (int left = sh.queries.end - sh.queries.begin; left > 0; --left) {
-      const HalfState s0 = state(qb, kNoMask, sh.unit.first_key),
-                      s1 = Shared::kUnitBlocks == 2 ? state(qb, kNoMask, sh.unit.first_key + kBlock)
-                                                    : kSkip;
-      if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, kNoMask, kNoMask);
+      dense_tile(head, qb);
       if (many) *place = qb;
       if (++qb == sh.queries.end) qb = sh.queries.begin;
     }
