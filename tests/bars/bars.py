@@ -22,6 +22,8 @@ from kernels import (
     attention_figures,
     fp8_commands,
     fp8_figures,
+    fsdp_commands,
+    fsdp_figures,
     step_commands,
     step_figures,
 )
@@ -65,6 +67,15 @@ BARS = [
         240,
         fp8_commands,
         fp8_figures,
+        host=True,
+    ),
+    Bar(
+        "fsdp",
+        "a step of Llama-3.1-8B on four GPUs against FSDP2 with torch.compile",
+        [4],
+        400,
+        fsdp_commands,
+        fsdp_figures,
         host=True,
     ),
     Bar(

@@ -8,6 +8,9 @@ from results import Command, Figure, deck, ratio
 PEER_ATTENTION = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "reference", "peer_attention.py"
 )
+PEER_FSDP = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "reference", "peer_fsdp.py"
+)
 PEER_STEP = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "reference", "peer_step.py"
 )
@@ -218,4 +221,66 @@ def fp8_figures(r):
         figures.append(
             Figure("the same, of the spread of three seeds", apart / spread, 2.0, at_most=True)
         )
+    return figures
+
+
+def fsdp_commands(s):
+    ours = {
+        "zero1": ["optimizer.zero=1"],
+        "zero2": [],
+        "zero2-fp8": ["run.precision=fp8", "recompute.mode=full"],
+    }
+    if s.host:
+        small = ["--case", "laptop", f"mesh.dp={s.gpus}", "model.layers=1", "repeats=1", "warmup=0"]
+        small.append(f"batching.global_tokens={4096 * s.gpus}")
+        ours = {"zero1": ["optimizer.zero=1"], "zero2": ["optimizer.zero=2"]}
+    else:
+        small = ["--case", "llama3.1-8b-8k", "repeats=9", "warmup=4"]
+    commands = [
+        Command(
+            name,
+            [
+                s.ballast, "bench", "step", deck("bench", "step.toml"), *small, *more, "--json",
+                f"{{out}}/{name}.json",
+            ],
+            ranks=s.gpus,
+            limit_s=150,
+        )
+        for name, more in ours.items()
+    ]  # fmt: skip
+    if s.host:
+        return commands
+    torchrun = ["python3", "-m", "torch.distributed.run", f"--nproc-per-node={s.gpus}"]
+    peers = [
+        Command(f"peer-{how}", [*torchrun, PEER_FSDP, "llama3.1-8b", "8192", how], limit_s=200)
+        for how in ("zero2", "zero3", "zero3-recompute")
+    ]
+    return [*commands, *peers]
+
+
+def fsdp_figures(r):
+    peers = [
+        r.match(f"peer-{how}", r"([0-9.]+) tokens/s/GPU")
+        for how in ("zero2", "zero3", "zero3-recompute")
+    ]
+    best = max((p for p in peers if p), default=None)
+    figures = [
+        Figure("best of FSDP2 + compile, tokens/s/GPU", best),
+        Figure(
+            "its memory, GiB of the card",
+            r.match("peer-zero3", r"card ([0-9.]+) GiB") if best else None,
+        ),
+    ]
+    for name, bar, memory in (("zero1", 1.12, 95), ("zero2", 1.08, 75), ("zero2-fp8", None, None)):
+        rate = r.value(name, "tokens_per_s_per_rank")
+        figures += [
+            Figure(f"8B, {name}, tokens/s/GPU", rate),
+            Figure(f"8B, {name}, x the best of FSDP2", ratio(rate, best), bar),
+            Figure(
+                f"8B, {name}, GiB of the card",
+                r.value(name, "device_memory_gib") or None,
+                memory,
+                at_most=True,
+            ),
+        ]
     return figures

@@ -229,16 +229,43 @@ __global__ void order_kernel(const Ordering o) {
   }
 }
 
+/// Key heads, and of each its parts, whose pieces stand among each other in the order of
+/// QueryGradient::turns.
+struct Abreast {
+  int heads, parts;
+};
+
+/// Where the piece (key tile, key head, part) stands in the order of QueryGradient::turns: round
+/// after round of `abreast` heads and parts, in each part j of a round's key tile t at t + j, its
+/// heads one after another.
+__device__ int turn_place(int tile, int head, int part, int tiles, int heads, int parts,
+                          Abreast abreast) {
+  const int head_first = head / abreast.heads * abreast.heads,
+            part_first = part / abreast.parts * abreast.parts,
+            round_heads = min(abreast.heads, heads - head_first),
+            round_parts = min(abreast.parts, parts - part_first);
+  part -= part_first;
+  int before = 0;
+  for (int j = 0; j < round_parts; ++j) {
+    const int earlier = tile + part - j;  // tiles of part j at earlier places
+    before += min(max(earlier, 0), tiles) + (j < part && earlier >= 0 && earlier < tiles);
+  }
+  return tiles * (head_first * parts + round_heads * part_first) + before * round_heads + head -
+         head_first;
+}
+
 /// The order of QueryGradient::turns for a dense index.  Whatever a unit waits for stands before
 /// it.
 ///
 /// Units are cut into parts of a query head each; part j of key tile t stands at t + j.  So the
 /// parts of a tile, which add to the same dK and dV, do not end at the same time, and a head's
-/// tiles come in the order of the keys.  Short units (of short segments) would spend themselves on
-/// adding to dK and dV: they are cut as little as fills the processors, and the last tiles come
-/// first, which have the fewest queries and so are the first to be ready for their next head.  One
-/// CTA of 1,024 threads.
+/// tiles come in the order of the keys.  Units that stream more Q, dO and dQ than L2 holds come
+/// four query heads at a time: their tiles share what lies there.  Short units (of short segments)
+/// would spend themselves on adding to dK and dV: they are cut as little as fills the processors,
+/// and the last tiles come first, which have the fewest queries and so are the first to be ready
+/// for their next head.  One CTA of 1,024 threads.
 __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
+  constexpr int kHeadsInL2 = 4, kManyBlocks = 96;  // fewer query blocks are shared as they are
   __shared__ unsigned long long total;
   const int kv_heads = x.shape.kv_heads, group = x.shape.q_heads / kv_heads,
             units = tiles * kv_heads;
@@ -248,20 +275,22 @@ __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
   for (int i = threadIdx.x; i < units; i += 1024) sum += x.backward_cost[i];
   atomicAdd(&total, sum);
   __syncthreads();
-  const bool reversed = total / units < 24ull * group;
+  const unsigned long long mean_blocks = total / units / group;
+  const bool reversed = mean_blocks < 24, many = mean_blocks >= kManyBlocks;
   int parts = 1;
   for (int d = 2; d <= group; ++d) {
     if (group % d == 0 && (units * parts < 6 * processors || !reversed)) parts = d;
   }
+  Abreast abreast{kv_heads, parts};
+  if (many) {
+    abreast.heads = min(kv_heads, kHeadsInL2);
+    abreast.parts = min(parts, kHeadsInL2 / abreast.heads);
+  }
   for (int i = threadIdx.x; i < units * parts; i += 1024) {
-    const int part = i % parts, unit = i / parts, tile = unit / kv_heads, place = tile + part;
-    int before = 0;
-    for (int j = 0; j < parts; ++j) {
-      const int earlier = place - j;  // tiles of part j at earlier places
-      before += min(max(earlier, 0), tiles) + (j < part && earlier >= 0 && earlier < tiles);
-    }
-    const int at = reversed ? ((tiles - 1 - tile) * kv_heads + unit % kv_heads) * parts + part
-                            : before * kv_heads + unit % kv_heads;
+    const int part = i % parts, unit = i / parts, tile = unit / kv_heads;
+    const int at = reversed
+                       ? ((tiles - 1 - tile) * kv_heads + unit % kv_heads) * parts + part
+                       : turn_place(tile, unit % kv_heads, part, tiles, kv_heads, parts, abreast);
     x.turn_pieces[at] = backward_piece(unit, part, parts);
   }
   if (threadIdx.x == 0) {

@@ -344,7 +344,7 @@ void time_prefixes() {
        {std::pair{16384, 16384}, {49152, 16384}, {49152, 32768}, {122880, 8192}}) {
     const std::string name = std::to_string(queries / 1024) + "K queries after " +
                              std::to_string(before / 1024) + "K keys";
-    time_case(name.c_str(), dense({before + queries}, queries), 16, 2, 128, false);
+    time_case(name.c_str(), dense({before + queries}, queries), 16, 2, 128, true);
   }
   time_case("8K queries after 24K keys, 16/16", dense({32768}, 8192), 16, 16, 128, false);
 }
