@@ -265,7 +265,7 @@ __device__ int turn_place(int tile, int head, int part, int tiles, int heads, in
 /// and the last tiles come first, which have the fewest queries and so are the first to be ready
 /// for their next head.  One CTA of 1,024 threads.
 __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
-  constexpr int kHeadsInL2 = 4, kManyBlocks = 96;  // fewer query blocks are shared as they are
+  constexpr int kHeadsInL2 = 4, kManyBlocks = 40;  // fewer query blocks are shared as they are
   __shared__ unsigned long long total;
   const int kv_heads = x.shape.kv_heads, group = x.shape.q_heads / kv_heads,
             units = tiles * kv_heads;
