@@ -184,6 +184,7 @@ nlohmann::ordered_json figures(const Session& session, const Measured& m, const 
 BenchResult run(const Config& config, const BenchSettings& settings) {
   const Communicator world = Communicator::world();
   Session session(world, config);
+  choose_products_early(session.backend);
   const double peak = dense_peak_flops(session.device, session.parameters.dtype());
   const Measured m = measure(session, settings);
   std::vector<double> times = m.times;

@@ -59,4 +59,10 @@ void expect_lengths([[maybe_unused]] const BackendChoice& backend,
 #endif
 }
 
+void choose_products_early([[maybe_unused]] const BackendChoice& backend) {
+#ifdef BALLAST_HAVE_CUDA
+  if (backend.device->space() == Space::cuda) cuda::try_products_after(0);
+#endif
+}
+
 }  // namespace ballast

@@ -31,4 +31,8 @@ BackendChoice choose_backend(const Config& config, const Communicator& world);
 /// their kernels now rather than in whichever step needs them (cuda::expect_lengths).
 void expect_lengths(const BackendChoice& backend, std::int64_t most_tokens);
 
+/// On GPUs: matrix products choose their algorithms in the first steps, as they otherwise do once a
+/// long run pays for it (cuda::try_products_after): for measurements of such runs.
+void choose_products_early(const BackendChoice& backend);
+
 }  // namespace ballast

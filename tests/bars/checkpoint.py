@@ -86,7 +86,7 @@ def median(values):
 
 def checkpoint_figures(r):
     turns = [Turn(r, turn) for turn in range(TURNS)]
-    on_gpu = "CUDA" in r.run_log("run-train-0")
+    on_gpu = "(sm_" in r.run_log("run-train-0")  # as the log names a GPU
     ratios = [median(t.rates) / t.dd if t.rates and t.dd else None for t in turns]
     return [
         Figure("bytes a second, x dd bs=16M conv=fsync", median(ratios), 0.8),

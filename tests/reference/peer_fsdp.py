@@ -132,9 +132,11 @@ def measure(config, tokens, how, device):
     if dist.get_rank() == 0:
         liger = "Liger's loss" if model.head.fused else "no Liger"
         print(
-            f"fsdp2 {how} {tokens} tokens a GPU, {liger}: {median:.4f} s,"
-            f" {tokens / median:.0f} tokens/s/GPU, loss {loss.item():.3f}, tensors"
-            f" {peak / 2**30:.1f} GiB, card {used / 2**30:.1f} GiB",
+            (
+                f"fsdp2 {how} {tokens} tokens a GPU, {liger}: {median:.4f} s,"
+                f" {tokens / median:.0f} tokens/s/GPU, loss {loss.item():.3f}, tensors"
+                f" {peak / 2**30:.1f} GiB, card {used / 2**30:.1f} GiB"
+            ),
             flush=True,
         )
 

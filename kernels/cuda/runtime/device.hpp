@@ -97,6 +97,9 @@ enum class GemmTokens { none, m, k };
 /// nearly every length, and loads each (3 to 20 ms, for which other ranks wait) when it first runs:
 /// the first product of every kind now loads those of all lengths.  0: each as it comes.
 void expect_lengths(std::int64_t most);
+/// From here on new shapes of products have their algorithms tried after so much work
+/// (TrialRule::kWork); 0: as early as it can be, so that what follows runs as in a long training.
+void try_products_after(double flops);
 
 /// Row-major C [m, n] = alpha op(A) [m, k] op(B) [k, n] + beta C by cuBLASLt: A and B bf16, fp32
 /// accumulation, C bf16 or fp32. Leading dimensions in elements.  `bias` (bf16, [n]) is added when

@@ -61,6 +61,7 @@ struct Library {
   std::map<Key, Plan> plans;
   std::map<Fp8Key, Plan> fp8_plans;
   std::int64_t large_calls = 0;
+  double trial_work = TrialRule::kWork;
   std::int64_t most_tokens = 0;  ///< expect_lengths()
   std::set<Key> loaded;          ///< keys without tokens whose lengths have been loaded
 };
@@ -102,9 +103,12 @@ void choose_algorithm(Plan& plan, std::int64_t m, std::int64_t n, std::int64_t k
   const auto in_order = algorithms(plan, 1 + kRivals);
   require(!in_order.empty(), "cuBLASLt: no algorithm for a product of {} x {} x {}", m, n, k);
   plan.algorithm = in_order.front();
-  plan.large =
-      2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) >= kTrialFlops;
-  if (plan.large) plan.rivals.assign(in_order.begin() + 1, in_order.end());
+  const double flops =
+      2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  plan.large = flops >= kTrialFlops;
+  if (!plan.large) return;
+  plan.rivals.assign(in_order.begin() + 1, in_order.end());
+  plan.rule = TrialRule(flops, library().trial_work);
 }
 
 cublasStatus_t multiply(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Operands& of,
@@ -344,6 +348,8 @@ void gemm([[maybe_unused]] const Fp8Gemm& g) {
 }
 
 void expect_lengths(std::int64_t most) { library().most_tokens = most; }
+
+void try_products_after(double flops) { library().trial_work = flops; }
 
 void gemm(const Gemm& g) {
   if (g.m == 0 || g.n == 0) return;

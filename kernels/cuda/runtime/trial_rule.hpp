@@ -1,29 +1,37 @@
 // When a product's algorithms are tried against each other.  Includes nothing of CUDA.
 #pragma once
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 namespace ballast::cuda {
 
-/// Calls of one shape of product.  A trial takes the time of some 35 products, so it waits for a
-/// shape that stays: `kTrialCall` calls, a few steps.  A shape that passes, as every length of a
-/// pack does, must not be tried however often a micro-batch of many layers calls it, so no more
-/// than `kTrialWindow` calls, of all shapes, may lie between the first of them and the last.  A
-/// layer has some 27 products, recomputation included, one or two of a shape: a shape of two fifths
-/// of the micro-batches is tried.
+/// Calls of one shape of product.  A trial gains 4 % of a product's time at best, and costs the
+/// loading of eight kernels (0.1 to 0.9 s) and some 35 products: it waits until the shape has done
+/// the work of several seconds.  A shape that passes, as every length of a pack does, must not be
+/// tried however often a micro-batch of many layers calls it, so no more than `kWindow` calls of
+/// all shapes for each of its own may lie between the first of them and the last.  A layer has some
+/// 27 products, recomputation included, one or two of a shape: a shape of two fifths of the
+/// micro-batches is tried.
 class TrialRule {
  public:
-  static constexpr std::int64_t kTrialCall = 128, kTrialWindow = 64 * kTrialCall;
+  static constexpr double kWork = 4e15;  ///< FLOPs: six seconds of an H100 or H200
+  static constexpr std::int64_t kFewestCalls = 128, kWindow = 64;
+
+  /// `flops`: of a call; `work`: FLOPs after which the trial is due, in `kFewestCalls` at least.
+  explicit TrialRule(double flops = 1, double work = kWork)
+      : due_(std::max(kFewestCalls, static_cast<std::int64_t>(std::ceil(work / flops)))) {}
 
   /// Counts a call, which is number `of_all` of those of all shapes; true where the trial is due.
   bool due(std::int64_t of_all) {
     if (calls_++ == 0) first_ = of_all;
-    if (calls_ < kTrialCall) return false;
+    if (calls_ < due_) return false;
     calls_ = 0;
-    return of_all - first_ < kTrialWindow;
+    return of_all - first_ < kWindow * due_;
   }
 
  private:
-  std::int64_t calls_ = 0, first_ = 0;
+  std::int64_t due_, calls_ = 0, first_ = 0;
 };
 
 }  // namespace ballast::cuda

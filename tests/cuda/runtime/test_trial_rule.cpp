@@ -12,14 +12,15 @@ namespace {
 
 constexpr int kProducts = 27;  // of a layer and micro-batch, each shape once
 
-/// Shapes tried while micro-batches of `lengths` pass through `layers` layers.
-int trials(const std::vector<int>& lengths, int layers) {
+/// Shapes tried while micro-batches of `lengths` pass through `layers` layers, by a rule.
+int trials(const std::vector<int>& lengths, int layers, const TrialRule& rule = TrialRule(1, 0)) {
   std::map<std::pair<int, int>, TrialRule> rules;
   std::int64_t calls = 0;
   int due = 0;
   for (const int length : lengths)
     for (int layer = 0; layer < layers; ++layer)
-      for (int p = 0; p < kProducts; ++p) due += rules[{length, p}].due(++calls);
+      for (int p = 0; p < kProducts; ++p)
+        due += rules.try_emplace({length, p}, rule).first->second.due(++calls);
   return due;
 }
 
@@ -31,10 +32,20 @@ std::vector<int> in_turn(int micro_batches, int lengths) {
 
 TEST(TrialRule, TriesEveryShapeOfOneLengthOnceInAWindow) {
   for (const int layers : {12, 24, 36}) {
-    const int calls = static_cast<int>(TrialRule::kTrialCall);
+    const int calls = static_cast<int>(TrialRule::kFewestCalls);
     EXPECT_EQ(trials(in_turn((calls - 1) / layers, 1), layers), 0);
     EXPECT_EQ(trials(in_turn((calls + layers - 1) / layers, 1), layers), kProducts);
   }
+}
+
+TEST(TrialRule, WaitsForTheWorkThatPaysForIt) {
+  constexpr double kFlops = 1e12;  // of a call: 4,000 of them are the work of a trial
+  constexpr int kLayers = 32, kBatches = static_cast<int>(TrialRule::kWork / kFlops) / kLayers;
+  const TrialRule rule(kFlops);
+  EXPECT_EQ(trials(in_turn(kBatches - 1, 1), kLayers, rule), 0);
+  EXPECT_EQ(trials(in_turn(kBatches + 1, 1), kLayers, rule), kProducts);
+  EXPECT_EQ(trials(in_turn(3 * kBatches + 3, 3), kLayers, rule), 0);
+  EXPECT_EQ(trials(in_turn(4, 1), kLayers, TrialRule(1e15)), kProducts);  // 128 calls at least
 }
 
 TEST(TrialRule, TriesTwoLengthsInTurnAndNoneOfMany) {
