@@ -180,7 +180,7 @@ BARS = [
         "tune",
         "what the clock of `ballast tune` predicts of configurations drawn before measuring",
         [1, 2, 4],
-        1150,
+        1300,
         tune_commands,
         tune_figures,
         host=True,

@@ -12,7 +12,9 @@ import tempfile
 from results import Command, Figure, deck
 
 CONFIGURATIONS = 24
-STEPS = 5  # of a run; the first, in which kernels are loaded, is left out
+# Steps of a run that count, behind others in which kernels are loaded and the GPU gets as hot as the
+# profile's sustained times say.
+WARM, STEPS = 5, 5
 SEED = 16  # of the draw, before anything is measured
 CARD_BYTES = 76 * 2**30  # what a plan may take of the smallest card, one of 80 GB
 APART = 1.03  # measured times that differ by less have no order
@@ -146,7 +148,7 @@ def tune_commands(s):
                     "train",
                     *shared,
                     *settings,
-                    f"run.steps={STEPS}",
+                    f"run.steps={WARM + STEPS}",
                     "checkpoint.at_end=false",
                     "profile.table={out}/profile/profile.h5",
                     "-d",
@@ -165,7 +167,7 @@ def times(r, name):
         r"^step=.*?\bschedule_s=([0-9.e+-]+) predicted_schedule_s=([0-9.e+-]+)",
         r.run_log(name),
         re.M,
-    )[1:]
+    )[WARM:]
     if not pairs:
         return None
     return tuple(statistics.median(float(p[i]) for p in pairs) for i in (0, 1))
