@@ -114,7 +114,7 @@ void ring_rows(Schema& schema) {
   const auto layout = on(&Config::ring, &RingConfig::layout);
   auto ring = schema.block("ring", &Config::ring);
   ring.key("layout", &RingConfig::layout,
-           "how the tokens of a micro-batch lie on the context-parallel ranks; auto: the most even "
+           "how the tokens of a micro-batch lie on the context-parallel ranks; auto: the quickest "
            "of contiguous, document_zigzag and striped for each micro-batch (vertical_slash: "
            "striped); shuffled: stripes, each round of them dealt in an order of its own")
       .when_any(
@@ -123,7 +123,7 @@ void ring_rows(Schema& schema) {
            on(&Config::batching, &BatchingConfig::method).is(Batching::hbp, Batching::balanced)});
   ring.key("stripe", &RingConfig::stripe, "tokens", between(1, 1 << 30),
            "tokens of a stripe (striped and shuffled layouts; auto: rounded up to blocks of a "
-           "sparse pattern)")
+           "sparse pattern, or to 128)")
       .when(layout, LayoutKind::striped, LayoutKind::shuffled, LayoutKind::automatic);
 }
 

@@ -339,8 +339,8 @@ LayoutChoice layout_choice(const Config& config, const RunOptions& options) {
   if (config.ring.layout == LayoutKind::automatic)
     choice.rule.stripe = (choice.rule.stripe + align - 1) / align * align;
   // Striping alone spreads a slash over the ranks (MTraining Section 3.3).
-  if (has_slashes(config.attention.pattern) || options.attention.index != IndexOrigin::pattern)
-    choice.kinds = {LayoutKind::striped};
+  choice.striped =
+      has_slashes(config.attention.pattern) || options.attention.index != IndexOrigin::pattern;
   if (const double pair = pair_cost_tokens(options.model); pair > 0) choice.token_pairs = 1 / pair;
   return choice;
 }

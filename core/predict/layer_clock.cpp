@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/base/hash.hpp"
+#include "core/plan/context/layout_balance.hpp"
 
 namespace ballast {
 
@@ -24,47 +25,11 @@ std::uint64_t shape_hash(const PlannedMicroBatch& m) {
   return hash.value();
 }
 
-namespace {
-
-/// Visible pairs of the queries [begin, end) of the packed axis, added to `pairs`; padding sees
-/// nothing.
-double visible_pairs(const MicroBatch& batch, const PackedAxis& axis, std::int64_t begin,
-                     std::int64_t end) {
-  double pairs = 0;
-  const auto first = std::upper_bound(axis.offset.begin(), axis.offset.end(), begin) - 1;
-  for (auto s = static_cast<std::size_t>(first - axis.offset.begin()); s < batch.segments.size();
-       ++s) {
-    const Segment& segment = batch.segments[s];
-    const std::int64_t from = std::max(begin, axis.offset[s]) - axis.offset[s],
-                       to = std::min(end - axis.offset[s], segment.tokens());
-    if (axis.offset[s] >= end) break;
-    if (to <= from) continue;
-    const double a = static_cast<double>(segment.begin + from),
-                 b = static_cast<double>(segment.begin + to);
-    pairs += (b * (b + 1) - a * (a + 1)) / 2;
-  }
-  return pairs;
-}
-
-}  // namespace
-
-double LayerClock::imbalance(const PlannedMicroBatch& m) {
-  const int ranks = m.split.ring();
-  if (ranks == 1) return 1;
-  const auto [at, fresh] = imbalance_.try_emplace(shape_hash(m), 1.0);
-  if (!fresh) return at->second;
-  const MicroBatch batch = m.micro_batch();
-  const SequenceLayout layout = plan_.layout(m);
-  const PackedAxis axis(batch);
-  double most = 0, all = 0;
-  for (int r = 0; r < ranks; ++r) {
-    double mine = 0;
-    for (const auto& [begin, end] : layout.pieces(r))
-      mine += visible_pairs(batch, axis, begin, end);
-    most = std::max(most, mine);
-    all += mine;
-  }
-  return at->second = all > 0 ? most * ranks / all : 1;
+double LayerClock::uneven(const PlannedMicroBatch& m) {
+  if (m.split.ring() == 1) return 1;
+  const auto [at, fresh] = uneven_.try_emplace(shape_hash(m), 1.0);
+  if (fresh) at->second = balance(m.micro_batch(), plan_.layout(m)).cost(0);
+  return at->second;
 }
 
 const RingPlan& LayerClock::ring(const ContextSplit& split) {
@@ -93,8 +58,8 @@ LayerParts LayerClock::layer(const PlannedMicroBatch& m, std::int64_t budget, Re
   const int ranks = m.split.ring();
   if (ranks == 1 || tokens == 0) return parts;
 
-  // Uneven parts are those of all visible pairs; a budget evens them out.
-  const double uneven = budget == 0 ? imbalance(m) : 1;
+  // Uneven parts and tiles are those of all visible pairs; a budget evens them out.
+  const double uneven = budget == 0 ? this->uneven(m) : 1;
   const RingPlan& plan = ring(m.split);
   const auto pass = [&](const std::vector<RingStep>& steps, double seconds, bool gradients) {
     RingCosts ring;

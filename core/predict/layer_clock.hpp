@@ -33,8 +33,9 @@ class LayerClock {
   LayerClock(const StepPlan& plan, const Costs& costs) : plan_(plan), costs_(costs) {}
   /// `budget`: key blocks a query in this layer; 0: every visible key.
   LayerParts layer(const PlannedMicroBatch& micro_batch, std::int64_t budget, Recompute mode);
-  /// max / mean, over the ranks of its ring, of the visible pairs of a micro-batch's queries.
-  double imbalance(const PlannedMicroBatch& micro_batch);
+  /// Pairs that the fullest rank of its ring computes for a micro-batch, over an even share of the
+  /// visible ones (LayoutBalance::cost).
+  double uneven(const PlannedMicroBatch& micro_batch);
 
  private:
   const RingPlan& ring(const ContextSplit& split);
@@ -42,7 +43,7 @@ class LayerClock {
   const StepPlan& plan_;
   const Costs& costs_;
   std::map<std::pair<int, int>, RingPlan> rings_;
-  std::unordered_map<std::uint64_t, double> imbalance_;  ///< by shape of the micro-batch
+  std::unordered_map<std::uint64_t, double> uneven_;  ///< by shape of the micro-batch
 };
 
 /// Hash of all that decides a micro-batch's times but the samples that it holds.

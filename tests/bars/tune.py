@@ -12,8 +12,8 @@ import tempfile
 from results import Command, Figure, deck
 
 CONFIGURATIONS = 24
-# Steps of a run that count, behind others in which kernels are loaded and the GPU gets as hot as the
-# profile's sustained times say.
+# Steps of a run that count come behind others in which kernels are loaded and the GPU gets as hot
+# as the profile's sustained times say.
 WARM, STEPS = 5, 5
 SEED = 16  # of the draw, before anything is measured
 CARD_BYTES = 76 * 2**30  # what a plan may take of the smallest card, one of 80 GB

@@ -9,6 +9,8 @@
 namespace ballast {
 namespace {
 
+constexpr double kGoodCost = 1.005;
+
 /// Calls f(segment, first, last) for every segment's own tokens, places inside it, that lie on
 /// packed positions [begin, end).
 template <class F>
@@ -19,7 +21,7 @@ void for_segments(const MicroBatch& micro_batch, const PackedAxis& axis, std::in
        s < micro_batch.segments.size() && axis.offset[s] < end; ++s) {
     const std::int64_t first = std::max<std::int64_t>(0, begin - axis.offset[s]),
                        last = std::min(micro_batch.segments[s].tokens(), end - axis.offset[s]);
-    if (first < last) f(micro_batch.segments[s], first, last);
+    if (first < last) f(s, first, last);
   }
 }
 
@@ -29,23 +31,32 @@ double pairs_of(const Segment& segment, std::int64_t first, std::int64_t last) {
   return n * (static_cast<double>(segment.begin + first) + (n + 1) / 2);
 }
 
-}  // namespace
-
-double visible_pairs(const MicroBatch& micro_batch, const PackedAxis& axis, std::int64_t begin,
-                     std::int64_t end) {
-  double sum = 0;
-  for_segments(micro_batch, axis, begin, end,
-               [&](const Segment& segment, std::int64_t first, std::int64_t last) {
-                 sum += pairs_of(segment, first, last);
-               });
-  return sum;
+/// LayoutBalance::rounding of a token whose segment begins at `offset` of the packed axis.  Ends
+/// that fall anywhere in a tile leave half of it unused, a whole tile at both; ends that fall on
+/// blocks half of that.
+double rounding(const SequenceLayout& layout, const Segment& segment, std::int64_t offset) {
+  const std::int64_t ranks = layout.ranks();
+  const auto cut_by = [&](std::int64_t unit) {
+    if (deals_stripes(layout.kind())) return layout.stripe() % unit == 0;
+    return layout.align() % unit == 0 ||
+           (offset % (ranks * unit) == 0 && segment.tokens() % (2 * ranks * unit) == 0);
+  };
+  if (!deals_stripes(layout.kind()) && layout.kind() != LayoutKind::document_zigzag) return 0;
+  const std::int64_t tokens = cut_by(kKeyTile) ? 0 : cut_by(kBlock) ? kBlock : kKeyTile;
+  return static_cast<double>(tokens * (ranks - 1));
 }
 
+}  // namespace
+
 double LayoutBalance::imbalance(double token_pairs) const {
+  return LayoutBalance{tokens, pairs, std::vector<double>(pairs.size())}.cost(token_pairs);
+}
+
+double LayoutBalance::cost(double token_pairs) const {
   double most = 0, all = 0;
   for (std::size_t r = 0; r < pairs.size(); ++r) {
     const double work = tokens[r] * token_pairs + pairs[r];
-    most = std::max(most, work);
+    most = std::max(most, work + rounding[r]);
     all += work;
   }
   return all > 0 ? most * static_cast<double>(pairs.size()) / all : 1;
@@ -57,33 +68,47 @@ LayoutBalance balance(const MicroBatch& micro_batch, const SequenceLayout& layou
           "the layout spreads {} tokens, the micro-batch has {}", layout.tokens(),
           axis.offset.back());
   LayoutBalance result;
+  std::vector<double> rounded;  // [segment], pairs a token
+  for (std::size_t s = 0; s < micro_batch.segments.size(); ++s)
+    rounded.push_back(rounding(layout, micro_batch.segments[s], axis.offset[s]));
   for (int r = 0; r < layout.ranks(); ++r) {
-    double tokens = 0, pairs = 0;
+    double tokens = 0, pairs = 0, tiles = 0;
     for (const auto& [begin, end] : layout.pieces(r))
       for_segments(micro_batch, axis, begin, end,
-                   [&](const Segment& segment, std::int64_t first, std::int64_t last) {
-                     tokens += static_cast<double>(last - first);
-                     pairs += pairs_of(segment, first, last);
+                   [&](std::size_t s, std::int64_t first, std::int64_t last) {
+                     const double n = static_cast<double>(last - first);
+                     tokens += n;
+                     pairs += pairs_of(micro_batch.segments[s], first, last);
+                     tiles += n * rounded[s];
                    });
     result.tokens.push_back(tokens);
     result.pairs.push_back(pairs);
+    result.rounding.push_back(tiles);
   }
   return result;
 }
 
+std::vector<LayoutRule> even_layouts(std::int64_t stripe, std::int64_t align) {
+  const std::int64_t tile = std::lcm(kKeyTile, align), whole = (stripe + tile - 1) / tile * tile;
+  std::vector<LayoutRule> among{{LayoutKind::contiguous, stripe, align},
+                                {LayoutKind::document_zigzag, stripe, align},
+                                {LayoutKind::striped, stripe, align}};
+  if (whole != stripe) among.push_back({LayoutKind::striped, whole, align});
+  return among;
+}
+
 LayoutRule LayoutChoice::of(const MicroBatch& micro_batch, int ranks) const {
   if (rule.kind != LayoutKind::automatic) return rule;
-  require(!kinds.empty(), "no layout to choose from");
-  LayoutRule best = rule;
-  best.kind = LayoutKind::contiguous;
-  if (ranks == 1) return best;
+  if (ranks == 1) return {LayoutKind::contiguous, rule.stripe, rule.align};
+  if (striped) return {LayoutKind::striped, rule.stripe, rule.align};
+  LayoutRule best;
   double least = std::numeric_limits<double>::infinity();
-  for (const LayoutKind kind : kinds) {
-    const double uneven =
-        balance(micro_batch, SequenceLayout(kind, micro_batch, ranks, rule.stripe, rule.align))
-            .imbalance(token_pairs);
-    if (uneven < least) least = uneven, best.kind = kind;
-    if (uneven <= 1.001) break;
+  for (const LayoutRule& l : even_layouts(rule.stripe, rule.align)) {
+    const double cost =
+        balance(micro_batch, SequenceLayout(l.kind, micro_batch, ranks, l.stripe, l.align))
+            .cost(token_pairs);
+    if (cost < least) least = cost, best = l;
+    if (cost <= kGoodCost) break;  // stripes of millions of tokens are dear to add up
   }
   return best;
 }

@@ -1,5 +1,5 @@
-// How evenly a layout spreads a micro-batch over the ranks of a ring, and which layout spreads it
-// best.
+// How evenly a layout spreads a micro-batch over the ranks of a ring, what it makes attention
+// compute beside visible pairs, and which layout costs least.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -9,27 +9,36 @@
 
 namespace ballast {
 
-/// Visible (query, key) pairs of the queries at packed positions [begin, end); padding sees none.
-double visible_pairs(const MicroBatch& micro_batch, const PackedAxis& axis, std::int64_t begin,
-                     std::int64_t end);
+/// Keys of a tile, which attention computes whole for a block of kBlock queries.
+inline constexpr std::int64_t kKeyTile = 2 * kBlock;
 
 /// Work of every rank under a layout.
 struct LayoutBalance {
-  std::vector<double> tokens, pairs;  ///< [rank]; padding is no token
+  std::vector<double> tokens, pairs;  ///< [rank]; visible pairs; padding is no token
+  /// [rank] Pairs that tiles hold beside the visible ones because of the layout, on average: those
+  /// at both ends of what a block of queries sees of a segment, which a ring step computes for each
+  /// shard, and where two segments meet in a block.  A layout that deals whole tiles has none more
+  /// than a rank that holds all.
+  std::vector<double> rounding;
   /// max / mean over ranks of tokens * token_pairs + pairs; 1 without any.
   double imbalance(double token_pairs) const;
+  /// The same, where the fullest rank computes the rounding too: its time over an even share.
+  double cost(double token_pairs) const;
 };
 
 /// O(pieces + segments x ranks).
 LayoutBalance balance(const MicroBatch& micro_batch, const SequenceLayout& layout);
 
-/// The layout of each micro-batch: one rule for all, or the most even of several.
+/// What dense attention and patterns of blocks choose from: contiguous, document zigzag, stripes of
+/// `stripe` tokens and of as many whole key tiles.
+std::vector<LayoutRule> even_layouts(std::int64_t stripe, std::int64_t align);
+
+/// The layout of each micro-batch: one rule for all, or the best of several.
 struct LayoutChoice {
+  /// LayoutKind::automatic takes the first of even_layouts that costs within 0.5 % of an even
+  /// share, else the one that costs least; contiguous where there is no ring.
   LayoutRule rule;
-  /// LayoutKind::automatic takes the first of these that is even within 0.1 %, else the most even;
-  /// contiguous where there is no ring.
-  std::vector<LayoutKind> kinds{LayoutKind::contiguous, LayoutKind::document_zigzag,
-                                LayoutKind::striped};
+  bool striped = false;  ///< automatic means stripes, which alone spread a slash over the ranks
   /// Visible pairs that take as long as the rest of one token; 0: attention alone counts.
   double token_pairs = 0;
   LayoutRule of(const MicroBatch& micro_batch, int ranks) const;

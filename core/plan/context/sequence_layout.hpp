@@ -72,6 +72,7 @@ class SequenceLayout {
   int ranks() const { return ranks_; }
   LayoutKind kind() const { return kind_; }
   std::int64_t stripe() const { return stripe_; }
+  std::int64_t align() const { return align_; }
   /// Number of local tokens of `rank` whose global position is below `global`: the lower bound that
   /// turns global intervals into local ones.
   std::int64_t lower_bound(int rank, std::int64_t global) const;

@@ -204,15 +204,15 @@ TEST(Simulate, UnevenLayoutsTakeTheTimeOfTheFullestRank) {
   StepPlan plan = plan_of({of_lengths({1 << 16})}, pipeline_of(ScheduleKind::one_f_one_b, 1), 1,
                           {.sp = 1, .ring_outer = 1, .ring_inner = 4});
   LayerClock zigzag(plan, unit_costs());
-  EXPECT_NEAR(zigzag.imbalance(plan.micro_batches[0]), 1, 1e-4);
+  EXPECT_NEAR(zigzag.uneven(plan.micro_batches[0]), 1, 1e-4);
   plan.layouts[0].kind = LayoutKind::contiguous;
   // The last of four ranks has 7 / 16 of the pairs.
   LayerClock contiguous(plan, unit_costs());
-  EXPECT_NEAR(contiguous.imbalance(plan.micro_batches[0]), 7.0 / 4, 1e-4);
+  EXPECT_NEAR(contiguous.uneven(plan.micro_batches[0]), 7.0 / 4, 1e-4);
   // Packed: two samples, each on two ranks.
   plan.micro_batches[0].segments = packed({1 << 15, 1 << 15}).segments;
   LayerClock two(plan, unit_costs());
-  EXPECT_NEAR(two.imbalance(plan.micro_batches[0]), 3.0 / 2, 1e-4);
+  EXPECT_NEAR(two.uneven(plan.micro_batches[0]), 3.0 / 2, 1e-4);
 }
 
 TEST(Simulate, CollectivesFollowTheLastLaneAndTermsAddUp) {
