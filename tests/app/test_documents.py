@@ -99,8 +99,7 @@ class Results(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_planned_figures_are_what_the_program_gives(self):
-        # Packing groups, nearly a million samples a case, are held by the golden plans.
-        done = self.results("--run", "mtraining", "sparsebalance", "chunkflow")
+        done = self.results("--run")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
 
