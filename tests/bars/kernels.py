@@ -259,16 +259,16 @@ def fsdp_commands(s):
 
 
 def fsdp_figures(r):
-    peers = [
-        r.match(f"peer-{how}", r"([0-9.]+) tokens/s/GPU")
+    best, fastest = max(
+        (r.match(f"peer-{how}", r"([0-9.]+) tokens/s/GPU") or 0, how)
         for how in ("zero2", "zero3", "zero3-recompute")
-    ]
-    best = max((p for p in peers if p), default=None)
+    )
+    best = best or None
     figures = [
         Figure("best of FSDP2 + compile, tokens/s/GPU", best),
         Figure(
             "its memory, GiB of the card",
-            r.match("peer-zero3", r"card ([0-9.]+) GiB") if best else None,
+            r.match(f"peer-{fastest}", r"card ([0-9.]+) GiB"),
         ),
     ]
     for name, bar, memory in (("zero1", 1.12, 95), ("zero2", 1.08, 75), ("zero2-fp8", None, None)):

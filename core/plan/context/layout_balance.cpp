@@ -48,10 +48,6 @@ double rounding(const SequenceLayout& layout, const Segment& segment, std::int64
 
 }  // namespace
 
-double LayoutBalance::imbalance(double token_pairs) const {
-  return LayoutBalance{tokens, pairs, std::vector<double>(pairs.size())}.cost(token_pairs);
-}
-
 double LayoutBalance::cost(double token_pairs) const {
   double most = 0, all = 0;
   for (std::size_t r = 0; r < pairs.size(); ++r) {

@@ -20,9 +20,8 @@ struct LayoutBalance {
   /// shard, and where two segments meet in a block.  A layout that deals whole tiles has none more
   /// than a rank that holds all.
   std::vector<double> rounding;
-  /// max / mean over ranks of tokens * token_pairs + pairs; 1 without any.
-  double imbalance(double token_pairs) const;
-  /// The same, where the fullest rank computes the rounding too: its time over an even share.
+  /// What the fullest rank computes, tokens * token_pairs + pairs + rounding, over an even share of
+  /// tokens * token_pairs + pairs; 1 without any.
   double cost(double token_pairs) const;
 };
 
