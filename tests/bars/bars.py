@@ -12,6 +12,8 @@ from checkpoint import checkpoint_commands, checkpoint_figures
 from chunks import (
     figure8_commands,
     figure8_figures,
+    long_tail_commands,
+    long_tail_figures,
     memory_commands,
     memory_figures,
     prediction_commands,
@@ -31,6 +33,8 @@ from overlap import overlap_commands, overlap_figures
 from placement import placement_commands, placement_figures
 from results import Bar
 from rings import (
+    figure6_commands,
+    figure6_figures,
     index_commands,
     index_figures,
     nodes_commands,
@@ -132,12 +136,30 @@ BARS = [
         nodes_figures,
     ),
     Bar(
+        "figure6",
+        "MTraining's methods on one small model: losses and seconds",
+        [4],
+        330,
+        figure6_commands,
+        figure6_figures,
+        host=True,
+    ),
+    Bar(
         "figure8",
         "chunks against a Megatron-style baseline",
         [2, 4],
         250,
         figure8_commands,
         figure8_figures,
+        host=True,
+    ),
+    Bar(
+        "long-tail",
+        "samples to 256K placed by time against chunks over a pipeline, by memory",
+        [2, 4],
+        150,
+        long_tail_commands,
+        long_tail_figures,
         host=True,
     ),
     Bar(

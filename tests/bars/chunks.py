@@ -165,6 +165,50 @@ def figure8_figures(r):
     return figures
 
 
+LONG_TAIL_WARM = 2  # first steps, in which kernels are loaded
+
+
+def long_tail_commands(s):
+    """The mix to 256K in chunks over a pipeline, and placed by time: within the same memory, and
+    with more of it, which saves recomputation and joins more short samples."""
+    steps = f"run.steps={LONG_TAIL_WARM + (2 if s.host else 10)}"
+    size = [steps] if s.host else [steps, "data.max_tokens=262144", "run.seed=3"]
+    n = str(s.gpus)
+    placed = ["mesh.pp=1", f"mesh.dp={n}"]
+    tokens = (128, 256) if s.host else (2048, 8192)
+    more = [] if s.host else ["recompute.mode=selective"]
+    return [
+        figure8_command(s, "chunks", "chunks", f"mesh.pp={n}", *size),
+        *(
+            figure8_command(
+                s, name, "balanced", *placed, f"batching.micro_batch_tokens={t}", *keys, *size
+            )
+            for name, t, keys in (("placed", tokens[0], []), ("more", tokens[1], more))
+        ),
+    ]
+
+
+def long_tail_figures(r):
+    names = ("chunks", "placed", "more")
+    seconds = {name: sum(r.log(name, "step_time_s")[LONG_TAIL_WARM:]) or None for name in names}
+    memory = {name: max(r.log(name, "memory_mib"), default=None) for name in names}
+    losses = [r.log(name, "loss") for name in names]
+    apart = [max(v) / min(v) - 1 for v in zip(*losses)] if all(losses) else []
+    rows = []
+    for name, bar, room in (("placed", 1.0, 1.0), ("more", 1.15, 1.5)):
+        gain = ratio(seconds["chunks"], seconds[name])
+        used = ratio(memory[name], memory["chunks"])
+        rows += [
+            Figure(f"mix to 256K, chunks over pp / {name}", gain, bar if r.gpus == 4 else None),
+            Figure(f"memory, {name} / chunks", used, room if r.gpus == 4 else None, at_most=True),
+        ]
+    return [
+        *rows,
+        Figure("losses apart", max(apart, default=None), 0.01, at_most=True),
+        Figure("chunks over pp, s of all steps", seconds["chunks"]),
+    ]
+
+
 def prediction_commands(s):
     keys = [f"mesh.pp={s.gpus}"]
     lengths = (

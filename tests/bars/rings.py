@@ -1,5 +1,6 @@
 """Bars of ring attention, of sparse steps, of two emulated nodes and of the sparse index."""
 import os
+import statistics
 
 from results import Command, Figure, deck, ratio
 
@@ -168,6 +169,11 @@ def sparse_step_figures(r):
     return figures
 
 
+SOCKETS = {
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_NTHREADS": "4",
+    "NCCL_NSOCKS_PERTHREAD": "4",
+}
 NODE = (
     'if [ "${PMI_RANK:-0}" -lt 2 ]; then export NCCL_HOSTID=node-a; else export NCCL_HOSTID=node-b;'
     ' fi; exec "$@"'
@@ -177,11 +183,6 @@ NODE = (
 def nodes_commands(s):
     """Four ranks; on two GPUs each node's two share them with the other node's, and the sequence
     and the model are shorter."""
-    sockets = {
-        "NCCL_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_NTHREADS": "4",
-        "NCCL_NSOCKS_PERTHREAD": "4",
-    }
     size = long_step(s, 131072 * s.gpus) + shallow(s)
     commands = []
     for case, inner in (("flat", 4), ("hierarchical", 2)):
@@ -208,7 +209,7 @@ def nodes_commands(s):
                 ],
                 ranks=4,
                 limit_s=170,
-                environment=sockets,
+                environment=SOCKETS,
             )
         )
     for tokens in (32768, 131072):
@@ -237,7 +238,7 @@ def nodes_commands(s):
                     ],
                     ranks=4,
                     limit_s=60,
-                    environment=sockets,
+                    environment=SOCKETS,
                 )
             )
     return commands
@@ -252,6 +253,15 @@ def nodes_figures(r):
             *bar,
         )
     ]
+    # Of all hops that cross at once: two of a flat ring's, one of each rank with rings in nodes.
+    for what, name, key, hops in (
+        ("flat", "ring-131072-outer-1", "hop_inner_gb_per_s", 2),
+        ("hierarchical", "ring-131072-outer-2", "hop_outer_gb_per_s", 4),
+    ):
+        rate = r.value(name, key)
+        figures.append(
+            Figure(f"emulated link, {what}: GB/s, both ways", rate * hops if rate else None)
+        )
     for tokens in (32768, 131072):
         flat, two = (r.value(f"ring-{tokens}-outer-{outer}", "efficiency") for outer in (1, 2))
         figures.append(
@@ -260,6 +270,62 @@ def nodes_figures(r):
                 ratio(two, flat),
             )
         )
+    return figures
+
+
+FIGURE6_STEPS, FIGURE6_TIMED = 150, 30  # the last ones, of a model that has learned
+FIGURE6_CASES = ("dense zigzag", "dense striped", "moba", "xattention", "ours zigzag", "ours flat")
+FIGURE6_NODES = ("ours zigzag", "ours flat", "ours")  # again, over two emulated nodes
+
+
+def figure6_commands(s):
+    """figure6.toml, by default a small model of 64K tokens a sequence on the CUDA toolkit's
+    headers; dense methods first, each method for as many steps."""
+    steps = 4 if s.host else FIGURE6_STEPS
+    keys = [f"run.steps={steps}", "checkpoint.at_end=false", "run.log_every=1"]
+    if s.host:
+        keys += ["data.samples=50"]
+    else:
+        n = "65536"
+        keys += ["run.backend=cuda", "run.precision=bf16", "model.layers=4", "model.hidden=1024"]
+        keys += ["model.intermediate=2816", "model.query_heads=16", "model.kv_heads=2"]
+        keys += ["model.head_dim=64", f"data.max_tokens={n}", f"data.min_tokens={n}"]
+        keys += [f"batching.micro_batch_tokens={n}", f"batching.global_tokens={n}"]
+        keys += ["attention.moba_block=512", "attention.moba_top_k=12", "recompute.mode=full"]
+        keys += ["data.paths=['/usr/local/cuda/include','/usr/include']", "optimizer.zero=1"]
+    commands = []
+    for nodes, cases in (("", FIGURE6_CASES), (" nodes", () if s.host else FIGURE6_NODES)):
+        for case in cases:
+            line = [s.ballast, "train", deck("mtraining", "figure6.toml"), "--case", case, *keys]
+            line += ["-d", f"{{out}}/run-{case}{nodes}"]
+            launched = ["sh", "-c", NODE, "node", *line] if nodes else line
+            environment = SOCKETS if nodes else {}
+            commands.append(Command(case + nodes, launched, ranks=4, environment=environment))
+    return commands
+
+
+def figure6_seconds(r, name):
+    times = r.log(name, "step_time_s")[-FIGURE6_TIMED:]
+    return statistics.median(times) if times else None
+
+
+def figure6_figures(r):
+    figures = []
+    for case in FIGURE6_CASES:
+        losses = r.log(case, "loss")[-FIGURE6_TIMED:]
+        mean = statistics.mean(losses) if losses else None
+        figures += [
+            Figure(f"{case}: loss, mean of the last steps", mean),
+            Figure(f"{case}: s a step", figure6_seconds(r, case)),
+        ]
+    dense = figure6_seconds(r, "dense striped")
+    figures.append(
+        Figure("dense striped / ours flat", ratio(dense, figure6_seconds(r, "ours flat")))
+    )
+    ours = figure6_seconds(r, "ours nodes")
+    for case in ("ours zigzag", "ours flat"):
+        over = ratio(figure6_seconds(r, case + " nodes"), ours)
+        figures.append(Figure(f"two emulated nodes: {case} / ours", over))
     return figures
 
 
