@@ -209,6 +209,7 @@ void data_rows(Schema& schema) {
 
 void chunk_rows(Schema& schema) {
   const auto method = on(&Config::batching, &BatchingConfig::method);
+  const auto schedule = on(&Config::pipeline, &PipelineConfig::schedule);
   auto chunk = schema.block("chunk", &Config::chunk);
   chunk
       .key("tokens", &ChunkConfig::tokens, "tokens", between(1, kTokens),
@@ -218,14 +219,16 @@ void chunk_rows(Schema& schema) {
       .key("k", &ChunkConfig::k, "chunks", between(1, 1 << 20),
            "state_aware_1f1b, zero_bubble: chunks of a sample that keep their activations; earlier "
            "ones are forwarded twice")
-      .when(method, Batching::chunkflow)
-      .when(on(&Config::pipeline, &PipelineConfig::schedule), ScheduleKind::state_aware_1f1b,
-            ScheduleKind::zero_bubble, ScheduleKind::automatic);
+      .when(method, Batching::chunkflow, Batching::balanced)
+      .when(schedule, ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble,
+            ScheduleKind::automatic)
+      .when_any({schedule.is_not(ScheduleKind::automatic), method.is(Batching::chunkflow),
+                 on(&Config::mesh, &MeshShape::pp).is(1)});
   chunk
       .key("offload", &ChunkConfig::offload,
            "where the stored keys, values, their gradients and chunk inputs lie: none: on the "
            "device; host: in (pinned) host memory, brought back window by window")
-      .when(method, Batching::chunkflow);
+      .when(method, Batching::chunkflow, Batching::balanced);
   chunk
       .key("window_tokens", &ChunkConfig::window_tokens, "tokens", between(1, kTokens),
            "chunk.offload = host: stored tokens of a window, two of which are on the device; at "
@@ -249,7 +252,7 @@ void pipeline_rows(Schema& schema) {
       "gpipe: all forwards, then all backwards; 1f1b: in turn; state_aware_1f1b: list-scheduled, "
       "at most chunk.k + stages - 1 - s live chunks at stage s; zero_bubble: the same, with "
       "backward split into input and weight gradients where that fills waits; auto: "
-      "state_aware_1f1b for chunkflow, else 1f1b");
+      "state_aware_1f1b for chunkflow and, on one stage, balanced, else 1f1b");
   pipeline
       .key("search", &PipelineConfig::search, "orders", between(1, 1 << 20),
            "state_aware_1f1b, zero_bubble: orders of samples to try at most; 1: the batch's order")

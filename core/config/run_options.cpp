@@ -223,6 +223,7 @@ std::vector<PlacementSplit> placement_splits(const Config& config) {
 }  // namespace
 
 BatchingOptions batching_options(const Config& config) {
+  constexpr int kEveryChunk = 1 << 30;  // other schedules forward none twice
   const BatchingConfig& b = config.batching;
   BatchingOptions options;
   options.method = b.method;
@@ -238,7 +239,8 @@ BatchingOptions batching_options(const Config& config) {
   options.align = attention_options(config).align();
   options.splits = placement_splits(config);
   options.stages = config.mesh.pp;
-  options.chunk_k = static_cast<int>(config.chunk.k);
+  const PipelineOptions pipeline = pipeline_options(config);
+  options.chunk_k = state_aware(pipeline.schedule) ? pipeline.k : kEveryChunk;
   return options;
 }
 
@@ -258,10 +260,13 @@ PipelineOptions pipeline_options(const Config& config) {
   const ModelShape model = model_shape(config);
   PipelineOptions options;
   options.schedule = config.pipeline.schedule;
-  if (options.schedule == ScheduleKind::automatic)
-    options.schedule = config.batching.method == Batching::chunkflow
-                           ? ScheduleKind::state_aware_1f1b
-                           : ScheduleKind::one_f_one_b;
+  if (options.schedule == ScheduleKind::automatic) {
+    // Whatever cuts samples bounds the chunks that live, where ranks that share allow it.
+    const Batching method = config.batching.method;
+    const bool chunks =
+        method == Batching::chunkflow || (method == Batching::balanced && config.mesh.pp == 1);
+    options.schedule = chunks ? ScheduleKind::state_aware_1f1b : ScheduleKind::one_f_one_b;
+  }
   options.stages = config.mesh.pp;
   options.k = static_cast<int>(config.chunk.k);
   options.search = config.pipeline.search;

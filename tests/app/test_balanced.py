@@ -86,6 +86,31 @@ class Placement(Balanced):
             with open(os.path.join(placed, "log.txt")) as f:
                 self.assertIn("balance of step 1, expected over all 4 ranks", f.read())
 
+    def test_live_chunks_of_a_sample_that_no_group_holds_are_bounded(self):
+        found = []
+        for more in (
+            ["chunk.k=8"],
+            ["chunk.k=1"],
+            ["chunk.k=1", "chunk.offload=host", "chunk.window_tokens=256"],
+            ["chunk.k=1", "pipeline.schedule=1f1b"],
+        ):
+            keys = ["--case", "balanced", "batching.micro_batch_tokens=64", "run.steps=2", *more]
+            keys += ["data.source=lengths", "data.lengths=[2048]", "batching.global_samples=1"]
+            keys += ["data.bin_tokens=[]", "data.bin_share=[]", "data.max_tokens=2048"]
+            run = self.out(f"chunks{len(found)}")
+            deck = os.path.join(os.environ["BALLAST_ROOT"], "inputs/chunkflow/figure8.toml")
+            self.run_ballast(4, "train", deck, *keys, "-d", run)
+            rows = [r for r in self.steps(run) if "loss" in r]
+            found.append((rows[-1]["loss"], float(rows[-1]["memory_mib"])))
+            with open(os.path.join(run, "log.txt")) as log:
+                noted = "chunk.k has no effect" in log.read()
+            self.assertEqual(noted, "pipeline.schedule=1f1b" in more)
+        self.assertEqual(len({loss for loss, _ in found}), 1, found)
+        kept, one, offloaded, unbounded = (memory for _, memory in found)
+        self.assertLess(one, 0.8 * kept, found)
+        self.assertLess(offloaded, 0.95 * one, found)
+        self.assertGreaterEqual(unbounded, 0.99 * kept, found)
+
     def test_idle_ranks_are_seen_before_and_while_a_deck_runs(self):
         few = ["batching.global_samples=2", "batching.method=none"]
         done = self.run_ballast(1, "check", self.deck("few.toml", dp=4), *few)

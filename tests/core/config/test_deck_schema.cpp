@@ -124,13 +124,13 @@ TEST(DeckSchema, KeysOfFeaturesThatAreOnAreNot) {
 
 TEST(DeckSchema, KeysOfTheDeckMayBeForOtherCases) {
   Deck deck;
-  deck.set("chunk.k", I{2}, "deck.toml:3");
+  deck.set("chunk.tokens", I{2}, "deck.toml:3");
   EXPECT_TRUE(without_effect(deck.config()).empty());
-  deck.set("chunk.k", I{2}, "command line: chunk.k=2", Origin::command_line);
+  deck.set("chunk.tokens", I{2}, "command line: chunk.tokens=2", Origin::command_line);
   ASSERT_EQ(without_effect(deck.config()).size(), 1u);
-  EXPECT_EQ(
-      without_effect(deck.config())[0].message(),
-      "chunk.k has no effect with batching.method = \"balanced\"; it is read with \"chunkflow\"");
+  EXPECT_EQ(without_effect(deck.config())[0].message(),
+            "chunk.tokens has no effect with batching.method = \"balanced\"; it is read with "
+            "\"chunkflow\"");
 }
 
 /// The note on `path`, set on the command line, beside what `other` sets in the deck.
@@ -142,9 +142,11 @@ S note_on(const S& path, const std::vector<std::pair<S, DeckValue>>& other) {
 }
 
 TEST(DeckSchema, KeyOfAFeatureThatIsNotReadItselfIsNamedWithWhatKeepsThatFromBeingRead) {
-  EXPECT_EQ(note_on("chunk.window_tokens", {{"chunk.offload", S("host")}}),
-            "chunk.window_tokens has no effect with batching.method = \"balanced\"; it is read "
-            "with \"chunkflow\"");
+  EXPECT_EQ(note_on("chunk.window_tokens", {{"chunk.offload", S("host")}}), "");
+  EXPECT_EQ(
+      note_on("chunk.window_tokens", {{"chunk.offload", S("host")}, {"batching.method", S("lbb")}}),
+      "chunk.window_tokens has no effect with batching.method = \"lbb\"; it is read "
+      "with \"chunkflow\" or \"balanced\"");
   EXPECT_EQ(note_on("eval.generate_seed", {{"eval.generate_tokens", I{4}}}),
             "eval.generate_seed has no effect with eval.every_steps = 0");
 }
@@ -165,6 +167,10 @@ TEST(DeckSchema, KeyThatSeveralFeaturesReadIsNamedWhereNoneIsOn) {
 TEST(DeckSchema, KeyOfTwoFeaturesNeedsBoth) {
   const DeckValue chunks = S("chunkflow");
   EXPECT_EQ(note_on("chunk.k", {{"batching.method", chunks}}), "");
+  EXPECT_EQ(note_on("chunk.k", {{"batching.method", chunks}, {"mesh.pp", I{2}}}), "");
+  EXPECT_EQ(note_on("chunk.k", {}), "");
+  EXPECT_NE(note_on("chunk.k", {{"mesh.pp", I{2}}}), "") << "1F1B, which keeps every chunk";
+  EXPECT_NE(note_on("chunk.k", {{"batching.method", S("packed")}}), "");
   EXPECT_EQ(note_on("chunk.k", {{"batching.method", chunks}, {"pipeline.schedule", S("gpipe")}}),
             "chunk.k has no effect with pipeline.schedule = \"gpipe\"; it is read with "
             "\"state_aware_1f1b\" or \"zero_bubble\" or \"auto\"");
