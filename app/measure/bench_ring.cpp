@@ -58,30 +58,35 @@ struct RingSide {
   void backward() { attention->backward(in, o, lse, d_o, dq, dk, dv); }
 };
 
+struct Flight {
+  int complete;
+  RingBuffers::Lease sent, received;
+  Pending pending;
+};
+
+Flight post(const RingSide& side, const RingHop& hop, DType type, RingBuffers& buffers,
+            Device& device) {
+  const auto buffer = [&](int shard) {
+    return buffers.take({2, side.layout.local_tokens(shard), side.in.k.size(1), side.in.k.size(2)},
+                        type, device);
+  };
+  Flight flight{hop.complete, buffer(hop.send_shard), buffer(hop.recv_shard), {}};
+  const HopTransfers transfers = hop_transfers(hop, flight.received.tensor, flight.sent.tensor);
+  flight.pending = side.group.cp.exchange(transfers.list, transfers.channel);
+  return flight;
+}
+
 /// The transfers of one pass with nothing between them: hops are posted and completed at the steps
 /// that the plan says.
 void transfers_alone(const RingSide& side, const std::vector<RingStep>& steps, DType kv_type,
                      DType dkv_type, RingBuffers& buffers, Device& device) {
-  struct Flight {
-    int complete;
-    RingBuffers::Lease sent, received;
-    Pending pending;
-  };
   std::vector<Flight> flights;
-  const auto post = [&](const std::optional<RingHop>& hop, DType type) {
-    if (!hop) return;
-    const auto buffer = [&](int shard) {
-      return buffers.take(
-          {2, side.layout.local_tokens(shard), side.in.k.size(1), side.in.k.size(2)}, type, device);
-    };
-    Flight flight{hop->complete, buffer(hop->send_shard), buffer(hop->recv_shard), {}};
-    const HopTransfers transfers = hop_transfers(*hop, flight.received.tensor, flight.sent.tensor);
-    flight.pending = side.group.cp.exchange(transfers.list, transfers.channel);
-    flights.push_back(std::move(flight));
+  const auto post_if = [&](const std::optional<RingHop>& hop, DType type) {
+    if (hop) flights.push_back(post(side, *hop, type, buffers, device));
   };
   for (int t = 0; t < static_cast<int>(steps.size()); ++t) {
-    post(steps[t].kv_inner, kv_type), post(steps[t].kv_outer, kv_type),
-        post(steps[t].dkv_inner, dkv_type), post(steps[t].dkv_outer, dkv_type);
+    post_if(steps[t].kv_inner, kv_type), post_if(steps[t].kv_outer, kv_type),
+        post_if(steps[t].dkv_inner, dkv_type), post_if(steps[t].dkv_outer, dkv_type);
     for (Flight& f : flights)
       if (f.complete == t) f.pending.complete();
     std::erase_if(flights, [t](const Flight& f) { return f.complete == t; });
@@ -190,8 +195,26 @@ void check(const RingProblem& p, const RingSide& ring, const RingSide& whole, st
                         limit, result.text));
 }
 
+/// Bytes a second of one hop of keys and values on a level of the ring while every rank has one in
+/// flight; 0 without such hops.  Collective.
+double hop_rate(const RingSide& side, std::optional<RingHop> RingStep::*level, DType type,
+                std::int64_t repeats, const Communicator& world, Device& device) {
+  const std::vector<RingStep>& steps = side.group.plan.forward;
+  const auto first =
+      std::find_if(steps.begin(), steps.end(), [&](const RingStep& s) { return s.*level; });
+  if (first == steps.end()) return 0;
+  const RingHop hop = *((*first).*level);
+  RingBuffers buffers;
+  const Timing timing = time_together(
+      repeats, world, device, [&] { post(side, hop, type, buffers, device).pending.complete(); });
+  const std::int64_t values =
+      2 * side.layout.local_tokens(hop.send_shard) * side.in.k.size(1) * side.in.k.size(2);
+  return static_cast<double>(values) * static_cast<double>(size_of(type)) / timing.median_s;
+}
+
 struct RingTimings {
   Timing forward, both, transfers, alone;
+  double inner_rate = 0, outer_rate = 0;  ///< bytes a second of a hop
 };
 
 /// Collective.
@@ -208,6 +231,8 @@ RingTimings timings(const RingProblem& p, RingSide& ring, RingSide& whole, std::
     transfers_alone(ring, ring.group.plan.forward, p.type, p.sums(), buffers, device);
     transfers_alone(ring, ring.group.plan.backward, p.type, p.sums(), buffers, device);
   });
+  t.inner_rate = hop_rate(ring, &RingStep::kv_inner, p.type, repeats, world, device);
+  t.outer_rate = hop_rate(ring, &RingStep::kv_outer, p.type, repeats, world, device);
   // Every rank computes the whole at once, so that they share the machine as they do in the ring.
   t.alone = time_together(repeats, world, device, [&] {
     whole.forward();
@@ -234,11 +259,19 @@ void report(const RingProblem& p, const RingSide& ring, const RingTimings& t, Be
   row("forward + backward", "both", t.both, flops / ranks / t.both.median_s);
   row("one rank, the whole", "whole", t.alone, flops / t.alone.median_s);
   row("transfers alone", "transfers", t.transfers, 0);
+  const auto hop = [&](const char* what, const char* key, double rate) {
+    if (rate <= 0) return;
+    result.text += fmt::format("  {:<20} {:.3f} GB/s\n", what, rate * 1e-9);
+    result.json[key] = rate * 1e-9;
+  };
+  hop("hop inside a ring", "hop_inner_gb_per_s", t.inner_rate);
+  hop("hop between rings", "hop_outer_gb_per_s", t.outer_rate);
   result.text += fmt::format("  efficiency {:.3f}\n", efficiency);
   result.text +=
       "# efficiency: one rank's time of the whole / ranks / the ring's time, forward + backward.  "
       "TFLOP/s of useful work: 14 x head_dim x "
-      "visible pairs x q_heads.\n";
+      "visible pairs x q_heads.  Hops: keys and values of a shard, while every rank has one in "
+      "flight.\n";
   result.json["efficiency"] = efficiency;
 }
 

@@ -91,7 +91,7 @@ struct DeviceIndex {
   std::int32_t* backward_order =
       nullptr;  ///< backward work units as pieces of one part, longest first
   /// The same with long units cut, for kernels that may add into dK and dV; with several packed
-  /// segments one after another.
+  /// segments one after another; a dense index of one long segment has turn_pieces here.
   std::int32_t* backward_pieces = nullptr;
   /// The same for a dense index whose dQ is added in turns: key tiles of a query head ascend (or
   /// descend: backward_units[3]), and parts of a tile ascend.

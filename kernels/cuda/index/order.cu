@@ -263,9 +263,13 @@ __device__ int turn_place(int tile, int head, int part, int tiles, int heads, in
 /// four query heads at a time: their tiles share what lies there.  Short units (of short segments)
 /// would spend themselves on adding to dK and dV: they are cut as little as fills the processors,
 /// and the last tiles come first, which have the fewest queries and so are the first to be ready
-/// for their next head.  One CTA of 1,024 threads.
+/// for their next head.
+///
+/// Where the units of one segment stream twice as much as that, those that add dQ at once take this
+/// order too, in place of the longest first (backward_pieces).  One CTA of 1,024 threads.
 __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
   constexpr int kHeadsInL2 = 4, kManyBlocks = 40;  // fewer query blocks are shared as they are
+  constexpr int kLongBlocks = 96;  // fewer leave an order of the longest first as quick
   __shared__ unsigned long long total;
   const int kv_heads = x.shape.kv_heads, group = x.shape.q_heads / kv_heads,
             units = tiles * kv_heads;
@@ -276,7 +280,8 @@ __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
   atomicAdd(&total, sum);
   __syncthreads();
   const unsigned long long mean_blocks = total / units / group;
-  const bool reversed = mean_blocks < 24, many = mean_blocks >= kManyBlocks;
+  const bool reversed = mean_blocks < 24, many = mean_blocks >= kManyBlocks,
+             every_mode = mean_blocks >= kLongBlocks && segment_tiles(x, 0).end >= tiles;
   int parts = 1;
   for (int d = 2; d <= group; ++d) {
     if (group % d == 0 && (units * parts < 6 * processors || !reversed)) parts = d;
@@ -292,8 +297,10 @@ __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
                        ? ((tiles - 1 - tile) * kv_heads + unit % kv_heads) * parts + part
                        : turn_place(tile, unit % kv_heads, part, tiles, kv_heads, parts, abreast);
     x.turn_pieces[at] = backward_piece(unit, part, parts);
+    if (every_mode) x.backward_pieces[at] = x.turn_pieces[at];
   }
   if (threadIdx.x == 0) {
+    if (every_mode) x.backward_units[1] = units * parts;
     x.backward_units[2] = units * parts;
     x.backward_units[3] = reversed;
   }
