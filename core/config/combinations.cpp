@@ -189,21 +189,6 @@ void sharing_refusals(Refusals& all) {
                  "mesh.sp above 1: with batching.select_ranks above 1 groups join data-parallel "
                  "ranks themselves",
                  "set mesh.sp = 1 or batching.select_ranks = [1]"});
-  for (const auto& [schedule, name] : EnumNames<ScheduleKind>::table)
-    if (state_aware(schedule)) {
-      all.push_back({{fmt::format("schedule {}", name), "method balanced over ranks", "pp 2"},
-                     fmt::format("pipeline.schedule = \"{}\" orders each data-parallel rank's "
-                                 "micro-batches by themselves, but batching.method = \"balanced\" "
-                                 "makes ranks share some",
-                                 name),
-                     "set \"1f1b\" or \"gpipe\", or batching.select_ranks = [1]"});
-      all.push_back({{fmt::format("schedule {}", name), "method hbp over ranks", "pp 2"},
-                     fmt::format("pipeline.schedule = \"{}\" orders each data-parallel rank's "
-                                 "micro-batches by themselves, but batching.group_ranks makes "
-                                 "ranks share some",
-                                 name),
-                     "set \"1f1b\" or \"gpipe\""});
-    }
 }
 
 void precision_refusals(Refusals& all) {

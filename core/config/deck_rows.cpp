@@ -221,9 +221,7 @@ void chunk_rows(Schema& schema) {
            "ones are forwarded twice")
       .when(method, Batching::chunkflow, Batching::balanced)
       .when(schedule, ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble,
-            ScheduleKind::automatic)
-      .when_any({schedule.is_not(ScheduleKind::automatic), method.is(Batching::chunkflow),
-                 on(&Config::mesh, &MeshShape::pp).is(1)});
+            ScheduleKind::automatic);
   chunk
       .key("offload", &ChunkConfig::offload,
            "where the stored keys, values, their gradients and chunk inputs lie: none: on the "
@@ -252,7 +250,7 @@ void pipeline_rows(Schema& schema) {
       "gpipe: all forwards, then all backwards; 1f1b: in turn; state_aware_1f1b: list-scheduled, "
       "at most chunk.k + stages - 1 - s live chunks at stage s; zero_bubble: the same, with "
       "backward split into input and weight gradients where that fills waits; auto: "
-      "state_aware_1f1b for chunkflow and, on one stage, balanced, else 1f1b");
+      "state_aware_1f1b for chunkflow and balanced, else 1f1b");
   pipeline
       .key("search", &PipelineConfig::search, "orders", between(1, 1 << 20),
            "state_aware_1f1b, zero_bubble: orders of samples to try at most; 1: the batch's order")
@@ -260,7 +258,8 @@ void pipeline_rows(Schema& schema) {
       .when(schedule, ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble,
             ScheduleKind::automatic)
       .when_any({schedule.is_not(ScheduleKind::automatic),
-                 on(&Config::batching, &BatchingConfig::method).is(Batching::chunkflow)});
+                 on(&Config::batching, &BatchingConfig::method)
+                     .is(Batching::chunkflow, Batching::balanced)});
   pipeline.key("plan_steps", &PipelineConfig::plan_steps, "steps", between(1, kTokens),
                "plan: global batches that times are averaged over");
 }

@@ -197,10 +197,7 @@ AttentionOptions attention_options(const Config& config) {
 namespace {
 
 /// Whether groups of several ranks run with the rest of the deck (refused_combinations).
-bool groups_run(const Config& config) {
-  return config.mesh.sp == 1 && !config.dst.enabled &&
-         !(config.mesh.pp > 1 && state_aware(config.pipeline.schedule));
-}
+bool groups_run(const Config& config) { return config.mesh.sp == 1 && !config.dst.enabled; }
 
 /// Groups that balanced may form: divisors of mesh.dp, or those of them that batching.select_ranks
 /// names; if it names none, single ranks where others do not run.
@@ -261,10 +258,9 @@ PipelineOptions pipeline_options(const Config& config) {
   PipelineOptions options;
   options.schedule = config.pipeline.schedule;
   if (options.schedule == ScheduleKind::automatic) {
-    // Whatever cuts samples bounds the chunks that live, where ranks that share allow it.
+    // Whatever cuts samples bounds the chunks that live.
     const Batching method = config.batching.method;
-    const bool chunks =
-        method == Batching::chunkflow || (method == Batching::balanced && config.mesh.pp == 1);
+    const bool chunks = method == Batching::chunkflow || method == Batching::balanced;
     options.schedule = chunks ? ScheduleKind::state_aware_1f1b : ScheduleKind::one_f_one_b;
   }
   options.stages = config.mesh.pp;

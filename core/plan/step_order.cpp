@@ -215,10 +215,11 @@ void order_step(StepPlan& plan, const PipelineOptions& options, const ScheduleCo
     require(std::is_sorted(lane.micro_batches.begin(), lane.micro_batches.end()),
             "the ids of a lane's micro-batches must ascend");
   const std::vector<Part> parts = parts_of(plan, false);
-  // Halves of a backward end in another order from stage to stage, so lists made apart could wait
-  // for one another's collectives in a circle.
+  // Halves of a backward end in another order from stage to stage, and forwards that keep nothing
+  // run as far ahead as transfers may, so lists made apart could wait for one another's collectives
+  // in a circle.
   const bool checks = plan.reduces_by_round() && parts.size() > 1 && options.stages > 1 &&
-                      options.schedule == ScheduleKind::zero_bubble;
+                      state_aware(options.schedule);
   if (!checks) return order_parts(plan, parts, options, costs);
   const StepPlan before = plan;
   order_parts(plan, parts, options, costs);

@@ -1,4 +1,5 @@
 """Bars of ring attention, of sparse steps, of two emulated nodes and of the sparse index."""
+import itertools
 import os
 import statistics
 
@@ -169,78 +170,52 @@ def sparse_step_figures(r):
     return figures
 
 
-SOCKETS = {
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_NTHREADS": "4",
-    "NCCL_NSOCKS_PERTHREAD": "4",
-}
+def sockets(threads, each):
+    """A loopback link with so many of NCCL's threads and sockets a connection."""
+    return {
+        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_NTHREADS": str(threads),
+        "NCCL_NSOCKS_PERTHREAD": str(each),
+    }
+
+
+# By levels of the ring: two connections cross the link in a flat one, four in one of two levels,
+# and the link should carry as much in both, 5 to 8 GB/s; `nodes/link-*` measures what each setting
+# carries.
+SOCKETS = {1: sockets(4, 4), 2: sockets(4, 4)}
+LINKS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
 NODE = (
     'if [ "${PMI_RANK:-0}" -lt 2 ]; then export NCCL_HOSTID=node-a; else export NCCL_HOSTID=node-b;'
     ' fi; exec "$@"'
 )
 
 
+def over_nodes(name, line, environment, limit_s):
+    launched = ["sh", "-c", NODE, "node", *line, "--json", f"{{out}}/{name}.json"]
+    return Command(name, launched, ranks=4, limit_s=limit_s, environment=environment)
+
+
 def nodes_commands(s):
     """Four ranks; on two GPUs each node's two share them with the other node's, and the sequence
     and the model are shorter."""
     size = long_step(s, 131072 * s.gpus) + shallow(s)
-    commands = []
-    for case, inner in (("flat", 4), ("hierarchical", 2)):
-        commands.append(
-            Command(
-                case,
-                [
-                    "sh",
-                    "-c",
-                    NODE,
-                    "node",
-                    s.ballast,
-                    "bench",
-                    "step",
-                    deck("mtraining", "step512k.toml"),
-                    "--case",
-                    case,
-                    *size,
-                    f"mesh.cp_inner={inner}",
-                    "warmup=1",
-                    "repeats=2",
-                    "--json",
-                    f"{{out}}/{case}.json",
-                ],
-                ranks=4,
-                limit_s=170,
-                environment=SOCKETS,
-            )
+    step = [s.ballast, "bench", "step", deck("mtraining", "step512k.toml"), *size]
+    step += ["warmup=1", "repeats=2"]
+    commands = [
+        over_nodes(
+            case, [*step, "--case", case, f"mesh.cp_inner={4 // outer}"], SOCKETS[outer], 170
         )
-    for tokens in (32768, 131072):
-        for outer in (1, 2):
-            name = f"ring-{tokens}-outer-{outer}"
-            commands.append(
-                Command(
-                    name,
-                    [
-                        "sh",
-                        "-c",
-                        NODE,
-                        "node",
-                        s.ballast,
-                        "bench",
-                        "ring",
-                        "backend=cuda",
-                        f"tokens={tokens}",
-                        "q_heads=16",
-                        "kv_heads=2",
-                        "head_dim=128",
-                        f"outer={outer}",
-                        "repeats=5",
-                        "--json",
-                        f"{{out}}/{name}.json",
-                    ],
-                    ranks=4,
-                    limit_s=60,
-                    environment=SOCKETS,
-                )
-            )
+        for case, outer in (("flat", 1), ("hierarchical", 2))
+    ]
+    shape = ["q_heads=16", "kv_heads=2", "head_dim=128", "repeats=5"]
+    ring = [s.ballast, "bench", "ring", "backend=cuda", *shape]
+    for tokens, outer in itertools.product((32768, 131072), (1, 2)):
+        line = [*ring, f"tokens={tokens}", f"outer={outer}"]
+        commands.append(over_nodes(f"ring-{tokens}-outer-{outer}", line, SOCKETS[outer], 60))
+    for (threads, each), outer in itertools.product(LINKS, (1, 2)):
+        line = [*ring, "tokens=131072", f"outer={outer}", "check=false"]
+        name = f"link-{outer}-{threads}x{each}"
+        commands.append(over_nodes(name, line, sockets(threads, each), 60))
     return commands
 
 
@@ -254,14 +229,13 @@ def nodes_figures(r):
         )
     ]
     # Of all hops that cross at once: two of a flat ring's, one of each rank with rings in nodes.
-    for what, name, key, hops in (
-        ("flat", "ring-131072-outer-1", "hop_inner_gb_per_s", 2),
-        ("hierarchical", "ring-131072-outer-2", "hop_outer_gb_per_s", 4),
-    ):
-        rate = r.value(name, key)
-        figures.append(
-            Figure(f"emulated link, {what}: GB/s, both ways", rate * hops if rate else None)
-        )
+    for outer, what in ((1, "flat"), (2, "hierarchical")):
+        key, hops = (None, ("hop_inner_gb_per_s", 2), ("hop_outer_gb_per_s", 4))[outer]
+        for name in [f"ring-131072-outer-{outer}", *r.names(f"link-{outer}-")]:
+            rate = r.value(name, key)
+            figures.append(
+                Figure(f"emulated link, {what}, {name}: GB/s", rate * hops if rate else None)
+            )
     for tokens in (32768, 131072):
         flat, two = (r.value(f"ring-{tokens}-outer-{outer}", "efficiency") for outer in (1, 2))
         figures.append(
@@ -299,7 +273,7 @@ def figure6_commands(s):
             line = [s.ballast, "train", deck("mtraining", "figure6.toml"), "--case", case, *keys]
             line += ["-d", f"{{out}}/run-{case}{nodes}"]
             launched = ["sh", "-c", NODE, "node", *line] if nodes else line
-            environment = SOCKETS if nodes else {}
+            environment = SOCKETS[2 if case == "ours" else 1] if nodes else {}
             commands.append(Command(case + nodes, launched, ranks=4, environment=environment))
     return commands
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <set>
 
@@ -195,6 +196,9 @@ TEST_F(Training, RandomMixesOfDegreesSideBySideEqualOneRank) {
       options.zero = static_cast<int>(random(3));
       options.layout = random(2) == 0 ? LayoutKind::automatic : LayoutKind::zigzag;
       options.pipeline.k = 1 + static_cast<int>(random(2));
+      constexpr std::array kSchedules{ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
+                                      ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble};
+      options.pipeline.schedule = kSchedules[static_cast<std::size_t>(random(4))];
       if (random(2) == 0) options.recompute.mode = Recompute::full;
       if (random(3) == 0) options.attention.pattern = PatternKind::moba;
       options.attention.moba_block = 64, options.attention.moba_top_k = 2;
@@ -202,8 +206,9 @@ TEST_F(Training, RandomMixesOfDegreesSideBySideEqualOneRank) {
       std::vector<std::int64_t> lengths{random(400), random(120), random(120)};
       for (std::int64_t i = random(12); i >= 0; --i) lengths.push_back(random(30));
       const auto step = samples_from(1000 * round, lengths);
-      SCOPED_TRACE(fmt::format("{}, zero {}, k {}, packs of {}, {}, lengths {}", describe(shape),
-                               options.zero, options.pipeline.k, options.micro_batch_tokens,
+      SCOPED_TRACE(fmt::format("{}, {}, zero {}, k {}, packs of {}, {}, lengths {}",
+                               describe(shape), name(options.pipeline.schedule), options.zero,
+                               options.pipeline.k, options.micro_batch_tokens,
                                name(options.attention.pattern), fmt::join(lengths, " ")));
       const Mesh& mesh = mesh_of(shape, joined, small_shape().query_heads);
       SmallTraining training(mesh, options), reference(alone(), plain);

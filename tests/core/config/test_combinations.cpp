@@ -58,18 +58,32 @@ TEST(Combinations, WhatIsChosenDecides) {
 
 TEST(Combinations, ThreeChoicesMayBeNeededForARefusal) {
   Config config;
-  config.batching.method = Batching::hbp;
-  config.batching.groups = {64, 256};
-  config.batching.group_ranks = {1, 2};
-  config.pipeline.schedule = ScheduleKind::zero_bubble;
+  config.attention.selection = IndexSelection::causal;
+  config.run.backend = Backend::cuda;
+  config.attention.pattern = PatternKind::moba;
   EXPECT_TRUE(refused_combinations(config, true).empty());
-  config.mesh.pp = 4;
+  config.attention.pattern = PatternKind::vertical_slash;
   const auto found = refused_combinations(config, true);
   ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(found[0].keys,
-            (std::vector<Key>{"pipeline.schedule", "batching.group_ranks", "mesh.pp"}));
-  config.pipeline.schedule = ScheduleKind::gpipe;
+            (std::vector<Key>{"attention.selection", "attention.pattern", "run.backend"}));
+  config.run.backend = Backend::host;
   EXPECT_TRUE(refused_combinations(config, true).empty());
+}
+
+TEST(Combinations, RanksShareMicroBatchesUnderEverySchedule) {
+  for (const ScheduleKind schedule : values_of<ScheduleKind>()) {
+    Config config;
+    config.mesh.pp = 4, config.mesh.dp = 2;
+    config.pipeline.schedule = schedule;
+    config.batching.method = Batching::hbp;
+    config.batching.groups = {64, 256};
+    config.batching.group_ranks = {1, 2};
+    EXPECT_TRUE(refused_combinations(config, true).empty()) << schedule;
+    config.batching.method = Batching::balanced;
+    config.batching.select_ranks = {1, 2};
+    EXPECT_TRUE(refused_combinations(config, true).empty()) << schedule;
+  }
 }
 
 TEST(Combinations, PlansAreMadeOfWhatOnlyExecutorsRefuse) {

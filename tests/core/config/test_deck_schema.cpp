@@ -169,13 +169,15 @@ TEST(DeckSchema, KeyOfTwoFeaturesNeedsBoth) {
   EXPECT_EQ(note_on("chunk.k", {{"batching.method", chunks}}), "");
   EXPECT_EQ(note_on("chunk.k", {{"batching.method", chunks}, {"mesh.pp", I{2}}}), "");
   EXPECT_EQ(note_on("chunk.k", {}), "");
-  EXPECT_NE(note_on("chunk.k", {{"mesh.pp", I{2}}}), "") << "1F1B, which keeps every chunk";
+  EXPECT_EQ(note_on("chunk.k", {{"mesh.pp", I{2}}}), "");
+  EXPECT_NE(note_on("chunk.k", {{"pipeline.schedule", S("1f1b")}}), "") << "keeps every chunk";
   EXPECT_NE(note_on("chunk.k", {{"batching.method", S("packed")}}), "");
   EXPECT_EQ(note_on("chunk.k", {{"batching.method", chunks}, {"pipeline.schedule", S("gpipe")}}),
             "chunk.k has no effect with pipeline.schedule = \"gpipe\"; it is read with "
             "\"state_aware_1f1b\" or \"zero_bubble\" or \"auto\"");
   EXPECT_EQ(note_on("pipeline.search", {{"mesh.pp", I{2}}, {"batching.method", chunks}}), "");
-  EXPECT_NE(note_on("pipeline.search", {{"mesh.pp", I{2}}}), "");
+  EXPECT_EQ(note_on("pipeline.search", {{"mesh.pp", I{2}}}), "");
+  EXPECT_NE(note_on("pipeline.search", {{"mesh.pp", I{2}}, {"batching.method", S("packed")}}), "");
   EXPECT_NE(note_on("pipeline.search", {{"batching.method", chunks}}), "");
 }
 

@@ -222,7 +222,7 @@ TEST(TuneSlow, SaysWhatTheTableOfCombinationsRefuses) {
   EXPECT_GT(found.refused, 0);
   bool any = false;
   for (const auto& [facet, facts] : found.choices)
-    any = any || facts.refused.find("orders each data-parallel rank's") != std::string::npos;
+    any = any || facts.refused.find("groups join data-parallel ranks") != std::string::npos;
   EXPECT_TRUE(any);
 }
 
