@@ -168,21 +168,32 @@ void print_memory(const CheckFacts& f) {
              bytes_text(static_cast<double>(f.largest_rank_bytes())), f.ranks(), bytes_text(all));
 }
 
-/// The first step's balance and what it holds at once, where the deck has data that can be opened:
-/// of samples shorter than a sparse pattern's blocks more micro-batches live than of full ones.
+/// Steps whose memory is counted at most, and micro-batches after which no further step is.
+constexpr std::int64_t kCountedSteps = 8;
+constexpr std::size_t kCountedMicroBatches = 4096;
+
+/// The first step's balance and what the first steps hold at once, where the deck has data that can
+/// be opened: of samples shorter than a sparse pattern's blocks more micro-batches live than of
+/// full ones.
 void tell_balance(const Config& config, CheckFacts& f, nlohmann::ordered_json& twin) {
   if (!config.is_set(&Config::data)) return;
   try {
     std::vector<std::string> notes;
     PlannedRun run(config, plan_costs(config, notes));
     run.count_memory();
-    const PlannedRun::Step step = run.next();
-    for (std::size_t s = 0; s < f.stages.size(); ++s)
-      f.stages[s].memory.take_larger(step.simulated.memory.at(s));
-    f.balance = expected_balance(config, step.plan, step.simulated);
-    twin["expected_balance"] = {{"idle_ranks", step.simulated.idle_ranks},
-                                {"load_balance", step.simulated.load_balance},
-                                {"text", f.balance}};
+    const std::int64_t steps = std::clamp<std::int64_t>(config.run.steps, 1, kCountedSteps);
+    std::size_t micro_batches = 0;
+    for (std::int64_t i = 0; i < steps && micro_batches < kCountedMicroBatches; ++i) {
+      const PlannedRun::Step step = run.next();
+      micro_batches += step.plan.micro_batches.size();
+      for (std::size_t s = 0; s < f.stages.size(); ++s)
+        f.stages[s].memory.take_larger(step.simulated.memory.at(s));
+      if (i > 0) continue;
+      f.balance = expected_balance(config, step.plan, step.simulated);
+      twin["expected_balance"] = {{"idle_ranks", step.simulated.idle_ranks},
+                                  {"load_balance", step.simulated.load_balance},
+                                  {"text", f.balance}};
+    }
   } catch (const Error& e) {
     f.notes.push_back(fmt::format("the first step's balance cannot be told: {}", e.what()));
   }

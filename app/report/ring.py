@@ -91,7 +91,8 @@ def _joined(traces):
             for place, number in enumerate(lane["micro_batches"]):
                 m = plan["micro_batches"][number]
                 if m.get("ranks", 1) > 1:
-                    heads = m["split"][0] // own_sp
+                    # Plans state no split where all ranks of a group share heads.
+                    heads = m.get("split", [m["ranks"]])[0] // own_sp
                     ring = (m["first"], number, (dp - m["first"]) % heads)
                     rings[plan["step"], dp, place] = ring
     return rings

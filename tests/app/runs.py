@@ -13,6 +13,7 @@ import unittest
 import zlib
 
 BALLAST = os.environ["BALLAST_PROGRAM"]
+REPORT = os.path.join(os.path.dirname(BALLAST), "ballast-report")
 MPIEXEC = os.environ.get("BALLAST_MPIEXEC", "mpiexec")
 
 DECK = """# Tiny run for the tests.

@@ -1,6 +1,7 @@
 """The table of combinations, held against the program: a covering design, drawn by seed, trains
 every pair of choices that the table does not refuse on a tiny model over 1 to 8 host ranks; every
-pair that it refuses is refused by `check` and `train` with the table's words."""
+pair that it refuses is refused by `check` and `train` with the table's words.  The report reads
+what every row leaves."""
 import concurrent.futures
 import itertools
 import json
@@ -10,7 +11,7 @@ import random
 import subprocess
 import unittest
 
-from runs import BALLAST, RunCase
+from runs import BALLAST, REPORT, RunCase
 
 SEED = int(os.environ.get("BALLAST_TEST_SEED", "14"))
 WORKERS = 2
@@ -201,9 +202,15 @@ class Combinations(RunCase):
 
         def run(i):
             row = rows[i]
-            done = self.train(deck, f"row-{i}", design.ranks(row), design.overrides(row))
+            overrides = [*design.overrides(row), "trace.enabled=true"]
+            done = self.train(deck, f"row-{i}", design.ranks(row), overrides)
             if done.returncode != 0:
                 return f"status {done.returncode}: {done.stderr[-600:]}"
+            report = subprocess.run(
+                [REPORT, self.out(f"row-{i}"), "--no-simulator"], capture_output=True, text=True
+            )
+            if report.returncode != 0:
+                return f"report, status {report.returncode}: {report.stderr[-600:]}"
             loss = float(self.losses(self.out(f"row-{i}"))[1])
             if not math.isfinite(loss):
                 return f"loss {loss}"

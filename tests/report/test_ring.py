@@ -80,6 +80,10 @@ class JoinedRings(unittest.TestCase):
         rings = [joined[1, dp, 0] for dp in range(4)]
         self.assertEqual([rings[0], rings[1]], [rings[2], rings[3]])
         self.assertNotEqual(rings[0], rings[1])
+        # A plan states no split where all ranks of a group share heads.
+        heads_alone = plan_of([{"first": 0, "ranks": 2}], [[0]] * 2)
+        joined = ring._joined(run(heads_alone, [[]] * 2))
+        self.assertNotEqual(joined[1, 0, 0], joined[1, 1, 0])
         # Where the mesh itself shares heads, its ranks are apart already.
         within = plan_of([{"first": 0, "ranks": 2, "split": [2, 1, 2]}], [[0]] * 2, sp=2)
         joined = ring._joined(run(within, [[]] * 2))

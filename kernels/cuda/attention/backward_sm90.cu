@@ -26,9 +26,10 @@ BackwardParams backward_params(const AttentionBackwardArgs& a, const AttentionSc
     p.pieces = index.turn_pieces;
     p.piece_count = index.backward_units + 2;
   } else {
-    const bool cut = cuts_units(a);
-    p.pieces = cut ? index.backward_pieces : index.backward_order;
-    p.piece_count = index.backward_units + (cut ? 1 : 0);
+    // Of a dense index also where nothing is cut: segments come one after another.
+    const bool pieces = cuts_units(a) || (index.shape.dense && !a.deterministic);
+    p.pieces = pieces ? index.backward_pieces : index.backward_order;
+    p.piece_count = index.backward_units + (pieces ? 1 : 0);
   }
   p.scale = a.scale;
   p.scale_log2 = a.scale * 1.4426950408889634f;

@@ -315,8 +315,9 @@ struct BackwardProducer {
       u.first_row = u.first_key = unit / index.shape.kv_heads * kKeyTile + half * kBlock;
       u.part = piece >> kPieceShift & 15;
       u.parts = (piece >> (kPieceShift + 4) & 15) + 1;
-      u.heads = p.group / u.parts;
-      u.first_head = u.kv_head * p.group + u.part * u.heads;
+      const int share = first_share(p.group, u.part, u.parts);
+      u.heads = first_share(p.group, u.part + 1, u.parts) - share;
+      u.first_head = u.kv_head * p.group + share;
       const int number = u.first_row / Shared::kUnitKeys,
                 last = static_cast<int>(index.shape.k_blocks() - 1) / Shared::kUnitBlocks;
       u.turn = sh.reversed ? last - number : number;

@@ -55,12 +55,16 @@ struct Interval {
 };
 
 // A backward work unit is 128 keys of one key head, or 128 gathered columns (kColumnUnit).  Long
-// units of keys are cut by query heads: a piece names its unit, which of `parts` equal shares of
-// the group's query heads it takes, and `parts`.
+// units of keys are cut by query heads: a piece names its unit, which of `parts` shares of the
+// group's query heads it takes, and `parts`.
 inline constexpr int kColumnUnit = 1 << 30,
                      kPieceShift = 22;  ///< a unit has 22 bits, part and parts - 1 have 4 each
 BALLAST_HOST_DEVICE constexpr int backward_piece(int unit, int part, int parts) {
   return unit | part << kPieceShift | (parts - 1) << (kPieceShift + 4);
+}
+/// The first query head of its group that part `part` of `parts` takes; the next part's is its end.
+BALLAST_HOST_DEVICE constexpr int first_share(int group, int part, int parts) {
+  return part * group / parts;
 }
 
 struct DeviceIndex {

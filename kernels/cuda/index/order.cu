@@ -107,7 +107,7 @@ struct Ordering {
   int block_units;  ///< units of keys; the others are tiles of columns, and are marked
   int turns;  ///< > 1: units i of keys with the same i % turns (key head) come together, head after
               ///< head, and the columns first
-  int group;  ///< > 1: units of keys that are long are cut into a divisor of `group` pieces
+  int group;  ///< > 1: units of keys that are long are cut into up to `group` pieces
   bool by_segment;  ///< dense index of several segments: segment by segment
   int processors;
   std::int32_t* order;
@@ -129,7 +129,8 @@ __device__ Interval segment_tiles(const DeviceIndex& x, int tile) {
 /// by_segment: pieces stand in the order (segment, key head, key tile, query head), so that those
 /// which run at the same time share Q, dO and dQ in L2.  Longest first over all segments would have
 /// all of them in flight at once, and each tile would come from DRAM.  Pieces of at most half the
-/// limit below stay for the end, longest first, to fill up the processors.
+/// limit below, and a quarter of the longest unit, stay for the end, longest first, to fill up the
+/// processors.
 __global__ void order_kernel(const Ordering o) {
   __shared__ int top, sums[1024];
   __shared__ unsigned long long total;
@@ -160,29 +161,34 @@ __global__ void order_kernel(const Ordering o) {
   // Units of keys are cut alike into six pieces a processor for balance, and more while a piece
   // stays long (400 tiles) beside its own prologue and epilogue: the last pieces to finish decide
   // the tail.  A unit that alone would take over a sixth of a processor's share (the first block,
-  // which every query uses) is cut further.
-  const int long_units = min(n, o.block_units);
+  // which every query uses) is cut further.  Segment by segment all are cut by such a limit alone,
+  // so that pieces which run together are of one size and short units stay whole.
+  constexpr int kPieces = 6, kSegmentPieces = 13;  // a processor
+  const int long_units = min(n, o.block_units),
+            wanted = by_segment ? o.processors : kPieces * o.processors;
   int alike = 1;
   for (int d = 2; d <= o.group; ++d) {
-    if (o.group % d == 0 &&
-        (long_units * alike < 6 * o.processors || total / max(long_units, 1) / d >= 400))
+    if (o.group % d == 0 && (long_units * alike < wanted || total / max(long_units, 1) / d >= 400))
       alike = d;
   }
-  const long long limit = static_cast<long long>(total / (6ull * o.processors));
+  const long long limit = static_cast<long long>(
+      total /
+      (static_cast<unsigned long long>(by_segment ? kSegmentPieces : kPieces) * o.processors));
   const auto parts = [&](int i) {
     if (i >= o.block_units) return 1;
     int d = alike;
-    while (d < o.group && (o.group % d != 0 || o.cost[i] > limit * d)) ++d;
+    while (d < o.group && o.cost[i] > limit * d) ++d;
     return d;
   };
   const auto placed = [&](int i, int parts) {
-    return by_segment && i < o.block_units && 2ll * o.cost[i] > limit * parts;
+    return by_segment && i < o.block_units &&
+           4ll * o.cost[i] > min(2 * limit, static_cast<long long>(top)) * parts;
   };
   const auto place = [&](int i, int part, int parts) {
     const int tile = i / x.shape.kv_heads, group = x.shape.q_heads / x.shape.kv_heads;
     const Interval segment = segment_tiles(x, tile);
     const int before = i % x.shape.kv_heads * (segment.end - segment.begin) + tile - segment.begin;
-    return segment.begin * x.shape.q_heads + before * group + part * (group / parts);
+    return segment.begin * x.shape.q_heads + before * group + first_share(group, part, parts);
   };
   const int turns = by_segment ? 1 : o.turns, width = 1024 / turns;
   const auto slot = [&](int i, int parts) {
@@ -262,8 +268,8 @@ __device__ int turn_place(int tile, int head, int part, int tiles, int heads, in
 /// tiles come in the order of the keys.  Units that stream more Q, dO and dQ than L2 holds come
 /// four query heads at a time: their tiles share what lies there.  Short units (of short segments)
 /// would spend themselves on adding to dK and dV: they are cut as little as fills the processors,
-/// and the last tiles come first, which have the fewest queries and so are the first to be ready
-/// for their next head.
+/// into parts that need not be equal, and the last tiles come first, which have the fewest queries
+/// and so are the first to be ready for their next head.
 ///
 /// Where the units of one segment stream twice as much as that, those that add dQ at once take this
 /// order too, in place of the longest first (backward_pieces).  One CTA of 1,024 threads.
@@ -284,7 +290,7 @@ __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
              every_mode = mean_blocks >= kLongBlocks && segment_tiles(x, 0).end >= tiles;
   int parts = 1;
   for (int d = 2; d <= group; ++d) {
-    if (group % d == 0 && (units * parts < 6 * processors || !reversed)) parts = d;
+    if (reversed ? units * parts < 6 * processors : group % d == 0) parts = d;
   }
   Abreast abreast{kv_heads, parts};
   if (many) {

@@ -336,6 +336,14 @@ void time_equal_segments() {
     std::printf("  useful share of tiles: fwd %.3f bwd %.3f\n", share.pairs / share.forward,
                 share.pairs / share.backward);
   }
+  const auto of_1024 = [](const char* name, int tokens, int q_heads, int kv_heads, int head_dim) {
+    time_case(name, dense(std::vector<int>(tokens / 1024, 1024), tokens), q_heads, kv_heads,
+              head_dim, true);
+  };
+  of_1024("8K, segments of 1024", 8192, 16, 2, 128);
+  of_1024("32K D64 14/2, segments of 1024", 32768, 14, 2, 64);
+  of_1024("32K 32/8, segments of 1024", 32768, 32, 8, 128);
+  of_1024("32K 16/16, segments of 1024", 32768, 16, 16, 128);
 }
 
 /// Queries behind keys that all of them see, as chunks of a long sample have them.
