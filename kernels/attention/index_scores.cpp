@@ -100,12 +100,20 @@ Tensor index_operand(const Tensor& t) {
   return copy;
 }
 
+std::vector<std::int64_t> ObservedRows::places() const {
+  std::vector<std::int64_t> places(key_begin.size() + 1, 0);
+  for (std::size_t r = 0; r < key_begin.size(); ++r)
+    places[r + 1] = places[r] + std::max(0, key_end[r] - key_begin[r]);
+  return places;
+}
+
 void observe_scores(const Tensor& q_, const Tensor& k_, double scale, const ObservedRows& rows,
                     Tensor& scores, Tensor& row_max) {
   const Rows q(q_), k(k_);
   check_heads(q, k);
   const std::int64_t count = rows.size(), group = q.heads / k.heads;
-  require(q.tokens == count && scores.shape() == Shape{q.heads, count, k.tokens} &&
+  const std::vector<std::int64_t> place = rows.places();
+  require(q.tokens == count && scores.shape() == Shape{q.heads, place.back()} &&
               row_max.shape() == Shape{q.heads, count},
           "observe_scores: {} rows of {} queries, scores {}", count, q.tokens,
           to_string(scores.shape()));
@@ -116,37 +124,34 @@ void observe_scores(const Tensor& q_, const Tensor& k_, double scale, const Obse
     const std::int64_t h = i / tiles.tiles(), tile = i % tiles.tiles(), first = tile * kBlock,
                        last = std::min(k.tokens, first + kBlock);
     for (std::int64_t r = 0; r < count; ++r) {
-      float* row = to + (h * count + r) * k.tokens;
       const std::int64_t begin = std::clamp<std::int64_t>(rows.key_begin[r], first, last),
                          end = std::clamp<std::int64_t>(rows.key_end[r], begin, last);
       if (begin < end)
         tiles.scores(q.at(r, h), h / group, tile, static_cast<float>(scale), begin, end,
-                     row + begin);
-      std::fill(row + first, row + begin, kNothing);
-      std::fill(row + end, row + last, kNothing);
+                     to + h * place.back() + place[r] + begin - rows.key_begin[r]);
     }
   });
   parallel_for("observe maxima", q.heads * count, [&, to, most](std::int64_t i) {
-    const float* row = to + i * k.tokens;
+    const float *row = to + i / count * place.back(), *end = row + place[i % count + 1];
     float top = kNothing;
-    for (std::int64_t j = rows.key_begin[i % count]; j < rows.key_end[i % count]; ++j)
-      top = row[j] > top ? row[j] : top;
+    for (row += place[i % count]; row < end; ++row) top = *row > top ? *row : top;
     most[i] = top;
   });
 }
 
 void observe_sum(Tensor& scores, const Tensor& row_max, const ObservedRows& rows, Tensor& row_sum) {
-  const std::int64_t heads = scores.size(0), count = scores.size(1), tokens = scores.size(2);
+  const std::int64_t heads = scores.size(0), count = rows.size();
+  const std::vector<std::int64_t> place = rows.places();
   const float* most = row_max.data<float>();
   float* score = scores.data<float>();
   std::int64_t* to = row_sum.data<std::int64_t>();
   parallel_for("observe sum", heads * count, [&, score, most, to](std::int64_t i) {
-    const std::int64_t begin = rows.key_begin[i % count], end = rows.key_end[i % count];
+    float* row = score + i / count * place.back() + place[i % count];
+    const std::int64_t keys = place[i % count + 1] - place[i % count];
     const float top = most[i];
-    float* row = score + i * tokens;
     std::int64_t sum = 0;
-    for (std::int64_t j = begin; j < end; ++j) row[j] = host::fast_exp(row[j] - top);
-    for (std::int64_t j = begin; j < end; ++j)
+    for (std::int64_t j = 0; j < keys; ++j) row[j] = host::fast_exp(row[j] - top);
+    for (std::int64_t j = 0; j < keys; ++j)
       sum += fixed(row[j]);  // a loop of its own: together they do not vectorise
     to[i] = sum;
   });
@@ -154,8 +159,9 @@ void observe_sum(Tensor& scores, const Tensor& row_max, const ObservedRows& rows
 
 void observe_mass(const Tensor& scores, const Tensor& row_sum, const ObservedRows& rows,
                   Tensor& columns, Tensor& slashes) {
-  const std::int64_t heads = scores.size(0), count = scores.size(1), tokens = scores.size(2),
+  const std::int64_t heads = scores.size(0), count = rows.size(), tokens = columns.size(2),
                      slots = slashes.size(1);
+  const std::vector<std::int64_t> place = rows.places();
   const float* from = scores.data<float>();
   const std::int64_t* sums = row_sum.data<std::int64_t>();
   columns.zero();
@@ -170,10 +176,10 @@ void observe_mass(const Tensor& scores, const Tensor& row_sum, const ObservedRow
         const std::int64_t block = j / kBlock,
                            end = std::min<std::int64_t>(rows.key_end[r], (block + 1) * kBlock);
         std::int64_t of_block = 0;
-        const float* e = from + i * tokens;
+        const float* e = from + h * place.back() + place[r];
         std::int64_t* sum = column + (rows.row_part[r] * heads + h) * tokens;
         for (; j < end; ++j) {
-          const std::int64_t mass = fixed(rounded(e[j]) * share);
+          const std::int64_t mass = fixed(rounded(e[j - rows.key_begin[r]]) * share);
           sum[j] += mass;
           of_block += mass;
         }

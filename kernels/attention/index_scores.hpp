@@ -23,9 +23,11 @@ struct ObservedRows {
   std::vector<std::int32_t> row_slot, key_block;
   std::vector<std::int32_t> row_part;  ///< of `columns` that row r's mass goes to
   std::int64_t size() const { return static_cast<std::int64_t>(key_begin.size()); }
+  /// Of each row the place of its first key among the keys that all rows see, V of them; V last.
+  std::vector<std::int64_t> places() const;
 };
 
-/// scores [Hq, R, T] f32 = scale q . k, -inf where row r does not see the key; row_max [Hq, R]
+/// scores [Hq, V] f32 = scale q . k of the keys that each row sees, row after row; row_max [Hq, R]
 /// their maximum (-inf without keys). q [R, Hq, D], k [T, Hkv, D].
 void observe_scores(const Tensor& q, const Tensor& k, double scale, const ObservedRows& rows,
                     Tensor& scores, Tensor& row_max);

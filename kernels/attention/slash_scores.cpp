@@ -135,7 +135,7 @@ class HostSlashScores final : public SlashScores {
   }
 
   Tensor maximum(const Tensor& queries, const Tensor& k, double scale) override {
-    scores_ = empty({queries.size(1), rows_.size(), k.size(0)}, DType::f32);
+    scores_ = empty({queries.size(1), rows_.places().back()}, DType::f32);
     Tensor top = empty({queries.size(1), rows_.size()}, DType::f32);
     observe_scores(queries, k, scale, rows_, scores_, top);
     return top;
