@@ -170,6 +170,35 @@ class Memory(RunCase):
             print("\n".join(lines))
         self.assertLessEqual(worst, WITHIN)
 
+    def test_a_later_step_that_holds_more_is_counted(self):
+        """Short samples in a step of their own (a sorted window): under gpipe a sparse pattern
+        holds all of their micro-batches, each sample padded to a block."""
+        deck = self.out("later.toml")
+        lengths = [512] * 8 + [20] * 200
+        with open(deck, "w") as f:
+            f.write(DECK.format(lengths=", ".join(map(str, lengths)), longest=512, tokens=2048))
+        keys = [
+            "pipeline.schedule=gpipe",
+            "attention.pattern=moba",
+            "attention.moba_block=64",
+            "batching.method=packed",
+            "batching.window=4",
+            "batching.window_rule=sorted",
+            "run.steps=4",
+        ]
+        run = self.out("later")
+        self.run_ballast(1, "train", deck, *keys, "-d", run)
+        used = [float(row["memory_mib"]) for row in self.steps(run) if "memory_mib" in row]
+        self.assertEqual(len(used), 4)
+        told = {}
+        for steps in (1, 4):
+            twin = self.out("later.json")
+            self.run_ballast(1, "check", deck, *keys, f"run.steps={steps}", "--json", twin)
+            with open(twin) as f:
+                told[steps] = json.load(f)["largest_rank_bytes"] / (1 << 20)
+        self.assertLess(told[1], 0.9 * max(used), "the first step alone tells enough")
+        self.assertLessEqual(abs(told[4] / max(used) - 1), WITHIN, f"{told} of {used}")
+
 
 if __name__ == "__main__":
     unittest.main()

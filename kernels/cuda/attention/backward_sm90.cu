@@ -27,7 +27,7 @@ BackwardParams backward_params(const AttentionBackwardArgs& a, const AttentionSc
     p.piece_count = index.backward_units + 2;
   } else {
     // Of a dense index also where nothing is cut: segments come one after another.
-    const bool pieces = cuts_units(a) || (index.shape.dense && !a.deterministic);
+    const bool pieces = cuts_units(a) || index.shape.dense;
     p.pieces = pieces ? index.backward_pieces : index.backward_order;
     p.piece_count = index.backward_units + (pieces ? 1 : 0);
   }
