@@ -37,7 +37,7 @@ double rank_bytes(const Config& config, const RunOptions& options, std::int64_t 
   part.shard_tokens = (tokens + part.split.ring() - 1) / part.split.ring();
   part.tokens = (part.shard_tokens + part.split.sp - 1) / part.split.sp;
   auto bytes = static_cast<double>(
-      replay_memory(in, {{OpKind::forward}, {OpKind::backward}}, {part}).total());
+      replay_memory(in, {{{OpKind::forward}, {OpKind::backward}}, {part}}).total());
   const auto correct = [&](bool recomputed, double of_layers) {
     const double measured =
         table ? table->activation_bytes(part.tokens, recomputed ? Recompute::full : Recompute::none)

@@ -33,7 +33,8 @@ class PlannedRun {
 
   /// Steps from now on hold the times of every operation.
   void keep_ops() { simulation_.keep_ops = true; }
-  /// Steps come with their ranks' peak bytes (SimulatedStep::memory).
+  /// Steps come with their ranks' peak bytes (SimulatedStep::memory), as they are when the deck's
+  /// evaluations have grown the pools.
   void count_memory();
 
   /// From the first step again, with or without tuning, batches made by `batching`.

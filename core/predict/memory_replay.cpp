@@ -22,11 +22,8 @@ bool is_transfer(OpKind kind) { return kind == OpKind::send || kind == OpKind::r
 
 class Replay {
  public:
-  Replay(const StageMemory& stage, const std::vector<Op>& ops,
-         const std::vector<RankMicroBatch>& list)
+  explicit Replay(const StageMemory& stage)
       : stage_(stage),
-        ops_(ops),
-        list_(list),
         statistics_(statistics_type(stage.type)),
         element_(static_cast<std::int64_t>(size_of(stage.type))),
         sum_(static_cast<std::int64_t>(size_of(statistics_))),
@@ -34,19 +31,19 @@ class Replay {
         lent_(ledger_, MemoryCategory::communication),
         windows_(ledger_, MemoryCategory::kv_store),
         away_(ledger_, MemoryCategory::offloaded) {
-    for (const Op& op : ops)
-      if (op.kind == OpKind::recompute) recomputed_.insert(op.micro_batch);
-    if (stage.meets_in_backward) ends_ = ends_gradients(ops);
-    for (std::size_t i = 0; i < ops.size(); ++i)
-      if (ops[i].kind != OpKind::collective) last_op_[ops[i].micro_batch] = i;
     hold_parameters();
   }
 
-  MemoryEstimate run() {
-    step();
+  MemoryEstimate run(const StageWork& step, const StageWork& evaluation) {
+    begin(evaluation);
+    evaluates_ = true;
+    walk();
+    begin(step);
+    evaluates_ = false;
+    train();
     ledger_.reset_peak();
     scratch_.settle();
-    step();
+    train();
     return ledger_.peak();
   }
 
@@ -67,7 +64,7 @@ class Replay {
     return Held(ledger_, category, bytes);
   }
   const RankMicroBatch& of(const Op& op) const {
-    return list_.at(static_cast<std::size_t>(op.micro_batch));
+    return work_->list.at(static_cast<std::size_t>(op.micro_batch));
   }
   std::int64_t hidden_bytes(const RankMicroBatch& m) const {
     return m.tokens * stage_.model.hidden * element_;
@@ -97,9 +94,29 @@ class Replay {
     ledger_.add(MemoryCategory::optimizer, (owned * (wide ? 1 : 2) + second) * sum_);
   }
 
-  void step() {
-    for (std::size_t i = 0; i < ops_.size(); ++i) {
-      const Op& op = ops_[i];
+  void begin(const StageWork& work) {
+    work_ = &work;
+    recomputed_.clear();
+    last_op_.clear();
+    const std::vector<Op>& ops = work.ops;
+    ends_ = stage_.meets_in_backward ? ends_gradients(ops) : std::vector<char>{};
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      if (ops[i].kind == OpKind::recompute) recomputed_.insert(ops[i].micro_batch);
+      if (ops[i].kind != OpKind::collective) last_op_[ops[i].micro_batch] = i;
+    }
+  }
+
+  void train() {
+    walk();
+    if (stage_.overlap_bytes > 0)
+      hold(stage_.overlap_bytes, MemoryCategory::communication);  // for a moment
+    const Held lent = hold(stage_.muon_lent * sum_, MemoryCategory::communication);
+    hold(stage_.muon_bytes, MemoryCategory::workspace);
+  }
+
+  void walk() {
+    for (std::size_t i = 0; i < work_->ops.size(); ++i) {
+      const Op& op = work_->ops[i];
       if (op.kind == OpKind::collective) {
         buckets_.end_round();
         continue;
@@ -115,10 +132,6 @@ class Replay {
     sent_.clear();
     live_.clear();
     stores_.clear();
-    if (stage_.overlap_bytes > 0)
-      hold(stage_.overlap_bytes, MemoryCategory::communication);  // for a moment
-    const Held lent = hold(stage_.muon_lent * sum_, MemoryCategory::communication);
-    hold(stage_.muon_bytes, MemoryCategory::workspace);
   }
 
   Live& live(const Op& op) {
@@ -133,12 +146,13 @@ class Replay {
 
   /// Receives up to the next computation are posted ahead of it.
   void post_receives(std::size_t from) {
-    for (std::size_t i = from; i < ops_.size() && is_transfer(ops_[i].kind); ++i)
-      if (ops_[i].kind == OpKind::recv && posted_.count(i) == 0) {
-        live(ops_[i]);
-        posted_.emplace(i, hold(hidden_bytes(of(ops_[i])), ops_[i].payload == Payload::activation
-                                                               ? MemoryCategory::activations
-                                                               : MemoryCategory::communication));
+    const std::vector<Op>& ops = work_->ops;
+    for (std::size_t i = from; i < ops.size() && is_transfer(ops[i].kind); ++i)
+      if (ops[i].kind == OpKind::recv && posted_.count(i) == 0) {
+        live(ops[i]);
+        posted_.emplace(i, hold(hidden_bytes(of(ops[i])), ops[i].payload == Payload::activation
+                                                              ? MemoryCategory::activations
+                                                              : MemoryCategory::communication));
       }
   }
 
@@ -189,7 +203,7 @@ class Replay {
   void forward(const Op& op, Live& l) {
     const RankMicroBatch& m = of(op);
     const bool again = op.kind == OpKind::recompute,
-               kept = again || recomputed_.count(op.micro_batch) == 0;
+               kept = again || (!evaluates_ && recomputed_.count(op.micro_batch) == 0);
     if (again) l.away = {};
     const std::int64_t tables = 2 * m.tokens * (stage_.model.head_dim / 2) * sum_;
     if (kept)
@@ -214,7 +228,9 @@ class Replay {
       l.layers.front().grow(hidden_bytes(m));
       l.input = {};
     }
-    if (stage_.last && kept) {
+    if (stage_.last && evaluates_) {
+      take_head(m);
+    } else if (stage_.last && kept) {
       l.head = hold(hidden_bytes(m));  // gradient of the last layer's output
       losses_.push_back(hold(m.tokens * sum_, MemoryCategory::workspace));
       take_head(m);
@@ -527,8 +543,8 @@ class Replay {
   std::map<std::tuple<std::int64_t, Keep, bool>, std::int64_t> backwards_;
   std::map<Shape, std::pair<std::int64_t, MemoryEstimate>> rises_;  ///< with the pool's made()
   const StageMemory& stage_;
-  const std::vector<Op>& ops_;
-  const std::vector<RankMicroBatch>& list_;
+  const StageWork* work_ = nullptr;
+  bool evaluates_ = false;  ///< keeps nothing for a backward
   const DType statistics_;
   const std::int64_t element_, sum_;
   const std::vector<ScratchSpec> adapters_ = adapter_scratch(stage_.model);
@@ -550,9 +566,9 @@ class Replay {
 
 }  // namespace
 
-MemoryEstimate replay_memory(const StageMemory& stage, const std::vector<Op>& ops,
-                             const std::vector<RankMicroBatch>& list) {
-  MemoryEstimate found = Replay(stage, ops, list).run();
+MemoryEstimate replay_memory(const StageMemory& stage, const StageWork& step,
+                             const StageWork& evaluation) {
+  MemoryEstimate found = Replay(stage).run(step, evaluation);
   if (!stage.host) found.context_bytes = kContextBytes;
   return found;
 }

@@ -60,15 +60,22 @@ struct RankMicroBatch {
   bool operator==(const RankMicroBatch&) const = default;
 };
 
+/// What a stage does, and with what: Op::micro_batch is a place in the list.
+struct StageWork {
+  std::vector<Op> ops;
+  std::vector<RankMicroBatch> list;
+};
+
 /// A GPU's memory in use beside Ballast's own tensors: CUDA's context and modules, the workspace of
 /// cuBLASLt, kernels' scratch, what pools keep.  Measured on an H200 with CUDA 13 as memory in use
 /// less tensors: 1.17 GiB at 0.5B, 1.16 GiB at 3B (docs/performance.md); NCCL adds its buffers.
 inline constexpr std::int64_t kContextBytes = std::int64_t{1194} << 20;
 
-/// Peak bytes of a training step of `ops` over `list` (Op::micro_batch is a place in it), once
-/// pools have grown.  Index lists of sparse patterns and copies inside MPI are not in it.
-MemoryEstimate replay_memory(const StageMemory& stage, const std::vector<Op>& ops,
-                             const std::vector<RankMicroBatch>& list);
+/// Peak bytes of a training step, once pools have grown in a step like it and in an `evaluation`
+/// (forward alone; no ops: there is none).  Index lists of sparse patterns and copies inside MPI
+/// are not in it.
+MemoryEstimate replay_memory(const StageMemory& stage, const StageWork& step,
+                             const StageWork& evaluation = {});
 
 /// The part of a lane's micro-batches that its fullest context-parallel rank holds.
 std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp);

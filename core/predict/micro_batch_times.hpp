@@ -37,8 +37,9 @@ struct SimulationOptions {
   std::uint64_t seed = 0;
   bool keep_ops = true;  ///< SimulatedStep::lanes holds the times of every operation
   std::vector<StageMemory>
-      memory{};                  ///< [stage] what peak bytes are replayed with; empty: none are
-  std::vector<MuonCost> muon{};  ///< [stage]; empty with another optimizer
+      memory{};  ///< [stage] what peak bytes are replayed with; empty: none are
+  std::shared_ptr<const StepPlan> evaluation{};  ///< what grows pools beside steps; none: nothing
+  std::vector<MuonCost> muon{};                  ///< [stage]; empty with another optimizer
   /// [stage] what is reduced and gathered at a time; empty: all, beside nothing.
   std::vector<std::vector<ParameterBucket>> buckets{};
 };

@@ -173,22 +173,35 @@ std::uint64_t memory_hash(const StepPlan& plan, const PlannedLane& lane) {
   return hash.value();
 }
 
+/// [stage] What each does in a lane of `plan`.
+std::vector<StageWork> lane_work(const StepPlan& plan, std::size_t dp) {
+  const int lane = static_cast<int>(dp);
+  const std::vector<RankMicroBatch> list = rank_micro_batches(plan, lane);
+  std::vector<StageWork> work;
+  for (const std::vector<Op>& ops : plan.schedule(lane).stages) work.push_back({ops, list});
+  return work;
+}
+
 /// [stage] The largest peaks of all lanes; lanes alike are replayed once.
-std::vector<MemoryEstimate> peak_bytes(const StepPlan& plan,
-                                       const std::vector<StageMemory>& stages) {
+std::vector<MemoryEstimate> peak_bytes(const StepPlan& plan, const SimulationOptions& options) {
+  const std::vector<StageMemory>& stages = options.memory;
   if (stages.empty()) return {};
   require(stages.size() == plan.layer_begin.size(), "memory of {} stages for a plan of {}",
           stages.size(), plan.layer_begin.size());
   std::vector<MemoryEstimate> peaks(stages.size());
   std::vector<StageMemory> held = stages;
   for (StageMemory& stage : held) stage.meets_in_backward = plan.meets_in_backward();
-  std::set<std::uint64_t> done;
+  const StepPlan* evaluation = options.evaluation.get();
+  std::set<std::pair<std::uint64_t, std::uint64_t>> done;
   for (std::size_t d = 0; d < plan.lanes.size(); ++d) {
-    if (!done.insert(memory_hash(plan, plan.lanes[d])).second) continue;
-    const std::vector<RankMicroBatch> list = rank_micro_batches(plan, static_cast<int>(d));
-    const Schedule& schedule = plan.schedule(static_cast<int>(d));
+    const std::uint64_t evaluated =
+        evaluation != nullptr ? memory_hash(*evaluation, evaluation->lanes.at(d)) : 0;
+    if (!done.emplace(memory_hash(plan, plan.lanes[d]), evaluated).second) continue;
+    const std::vector<StageWork> step = lane_work(plan, d);
+    std::vector<StageWork> before(stages.size());
+    if (evaluation != nullptr) before = lane_work(*evaluation, d);
     for (std::size_t s = 0; s < stages.size(); ++s)
-      peaks[s].take_larger(replay_memory(held[s], schedule.stages.at(s), list));
+      peaks[s].take_larger(replay_memory(held[s], step.at(s), before.at(s)));
   }
   return peaks;
 }
@@ -222,7 +235,7 @@ SimulatedStep simulate(const StepPlan& plan, const SimulationOptions& options, c
   for (const PlannedLane& lane : plan.lanes)
     for (const Op& op : plan.schedules.at(static_cast<std::size_t>(lane.schedule)).stages.front())
       step.recomputed += op.kind == OpKind::recompute;
-  step.memory = peak_bytes(plan, options.memory);
+  step.memory = peak_bytes(plan, options);
   step.idle_ranks = plan.idle_lanes() * (plan.mesh.size() / std::max(1, plan.mesh.dp));
   StepTerms& t = step.terms;
   t.bubble_s = step.step_s - (t.compute_s + t.recompute_s + t.ring_s + t.exchange_s +

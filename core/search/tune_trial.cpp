@@ -98,7 +98,7 @@ std::int64_t peak_bytes(const StepPlan& plan, const std::set<int>& lanes,
       continue;
     seen.emplace_back(list, &schedule);
     for (const std::size_t s : heavy)
-      bytes = std::max(bytes, replay_memory(stages[s], schedule.stages.at(s), list).total());
+      bytes = std::max(bytes, replay_memory(stages[s], {schedule.stages.at(s), list}).total());
   }
   return bytes;
 }
@@ -192,7 +192,7 @@ const TuneTrials::Standing& TuneTrials::standing(const Candidate& c) {
       simulate(plan_batch_step(none, deck.step), deck.simulation, costs(alike)).step_s;
   for (StageMemory& stage : deck.memory) {
     stage.zero = c.zero;
-    at->second.bytes = std::max(at->second.bytes, replay_memory(stage, {}, {}).total());
+    at->second.bytes = std::max(at->second.bytes, replay_memory(stage, {}).total());
   }
   return at->second;
 }

@@ -94,6 +94,8 @@ def draw(choice):
         keys["attention.moba_block"], keys["attention.moba_top_k"] = 64, 2
     if pattern != "dense" and ("cp_inner" in mesh or "cp_outer" in mesh):
         keys["ring.layout"], keys["ring.stripe"] = "striped", 64
+    if choice([False, True]):
+        keys["eval.every_steps"], keys["data.validation_share"] = 1, 0.3
     return ranks_of(mesh), lengths, keys
 
 

@@ -63,7 +63,7 @@ struct ForwardConsumer {
         row(thread / 32 * 16 + lane / 4) {}
 
   __device__ __forceinline__ const WorkItem<kConsumers>& work() const {
-    return sh.work[count % kWorkSlots];
+    return sh.work[count % Shared::kWorkSlots];
   }
 
   /// Waits for the next stage that this consumer uses, giving back the others; -1 at the end of the

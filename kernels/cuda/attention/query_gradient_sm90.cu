@@ -116,7 +116,7 @@ struct Consumer {
     const DeviceIndex& index = p.work.index;
     for (int count = 0;; ++count) {
       barrier_wait(&sh.q_full, count % 2);
-      const WorkItem<2>& work = sh.work[count % kWorkSlots];
+      const WorkItem<2>& work = sh.work[count % Shared::kWorkSlots];
       const int query_block = work.query_block[consumer], head = work.head[consumer];
       if (work.query_block[0] < 0) return;
       const bool exists = query_block < index.shape.q_blocks();

@@ -51,10 +51,6 @@ struct KeyMaps {
   CUtensorMap k, v, column_k, column_v;
 };
 
-/// Items that may be known at a time: the producer runs ahead of the consumers by what the ring
-/// holds, and every item takes two of its stages or more.
-inline constexpr int kWorkSlots = 4;
-
 /// What the consumers compute for one work item; query_block[0] < 0 ends the kernel.
 template <int kConsumers>
 struct WorkItem {
@@ -89,6 +85,9 @@ struct KeyRing {
   static constexpr int kBoxStride =
       kHalves * kBlock * 128;  // distance of the 64-column parts of K and V
   static constexpr int kThreads = 128 * (1 + kConsumers);
+  /// Items that may be known at a time: one a stage, as an item whose queries see no key is its end
+  /// marker alone, and the one that waits for a stage.
+  static constexpr int kWorkSlots = kStages + 1;
   alignas(1024) unsigned char k[kStages][kTileBytes];
   alignas(1024) unsigned char v[kStages][kTileBytes];
   std::uint64_t k_full[kStages], v_full[kStages], empty[kStages], k_empty[kStages], q_full, q_empty,
@@ -378,7 +377,7 @@ template <class Shared>
 __device__ void produce(Shared& sh, const KeyMaps& maps, const QueryWork& p) {
   KeyProducer<Shared> out(sh, maps);
   int item = atomicAdd(p.counter, 1);
-  for (int slot = 0;; slot = (slot + 1) % kWorkSlots) {
+  for (int slot = 0;; slot = (slot + 1) % Shared::kWorkSlots) {
     auto& w = sh.work[slot];
     const bool done = item >= p.items;
     if (done) {
@@ -407,8 +406,8 @@ __device__ void produce(Shared& sh, const KeyMaps& maps, const QueryWork& p) {
 template <class Shared, class LoadQueries>
 __device__ void fetch_queries(Shared& sh, LoadQueries load_queries) {
   for (int n = 0;; ++n) {
-    const int slot = n % kWorkSlots;
-    barrier_wait(&sh.work_full[slot], n / kWorkSlots % 2);
+    const int slot = n % Shared::kWorkSlots;
+    barrier_wait(&sh.work_full[slot], n / Shared::kWorkSlots % 2);
     barrier_wait(&sh.q_empty, n % 2 ^ 1);
     const bool done = sh.work[slot].query_block[0] < 0;
     if (!done) load_queries(sh.work[slot]);

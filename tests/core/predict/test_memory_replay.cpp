@@ -33,7 +33,7 @@ TEST(MemoryReplay, ShardsAndTypesCountAsAllocated) {
   stage.parameters = 1001;
   stage.replicas = 4;
   const auto bytes = [&](MemoryCategory category) {
-    return replay_memory(stage, kOnce, {part_of(0)})[category];
+    return replay_memory(stage, {kOnce, {part_of(0)}})[category];
   };
   EXPECT_EQ(bytes(MemoryCategory::parameters), 1004 * 4);
   EXPECT_EQ(bytes(MemoryCategory::gradients), 1004 * 4);
@@ -55,7 +55,7 @@ TEST(MemoryReplay, TilesAreOfAGroupOfHeadsWhereEverythingIsChosen) {
   RankMicroBatch part = part_of(64);
   const auto bytes = [&](std::int64_t longest) {
     part.longest = longest;
-    return replay_memory(stage, kOnce, {part})[MemoryCategory::workspace];
+    return replay_memory(stage, {kOnce, {part}})[MemoryCategory::workspace];
   };
   const std::int64_t dense = bytes(1000);
   stage.dense_keys = 512;
@@ -78,7 +78,7 @@ TEST(MemoryReplay, BucketsOfZero2ExistUntilTheyAreReduced) {
   const std::int64_t shard = (3 + 3 * 26 + 5) * 4;
   const auto gradients = [&](const std::vector<Op>& ops, int micro_batches = 1) {
     const std::vector<RankMicroBatch> list(static_cast<std::size_t>(micro_batches), part_of(8));
-    return replay_memory(stage, ops, list)[MemoryCategory::gradients] - shard;
+    return replay_memory(stage, {ops, list})[MemoryCategory::gradients] - shard;
   };
   const Op forward{OpKind::forward}, backward{OpKind::backward}, join{OpKind::collective};
   EXPECT_EQ(gradients({forward, backward, join}), 2 * 26 * 4 * 4) << "one forms, one is on its way";
@@ -101,7 +101,7 @@ TEST(MemoryReplay, ActivationsAreThoseOfTheSpecsAndGoWithTheirLayer) {
   StageMemory stage = small_stage();
   const std::int64_t tokens = 100, all = kept_bytes(stage.model, tokens, DType::f32, Keep::all);
   const auto activations = [&] {
-    return replay_memory(stage, kOnce, {part_of(tokens)})[MemoryCategory::activations];
+    return replay_memory(stage, {kOnce, {part_of(tokens)}})[MemoryCategory::activations];
   };
   // Three layers, the rotary table, and the gradient that the head leaves.
   const std::int64_t others = tokens * 4 * (2 * 2 + 8);
@@ -120,7 +120,7 @@ TEST(MemoryReplay, ActivationsAreThoseOfTheSpecsAndGoWithTheirLayer) {
   // Two micro-batches at once hold twice as much, one after the other does not.
   const std::vector<RankMicroBatch> two{part_of(tokens), part_of(tokens)};
   const auto peak = [&](const std::vector<Op>& ops) {
-    return replay_memory(stage, ops, two)[MemoryCategory::activations];
+    return replay_memory(stage, {ops, two})[MemoryCategory::activations];
   };
   EXPECT_EQ(peak({{OpKind::forward, 0},
                   {OpKind::forward, 1},
@@ -145,19 +145,38 @@ TEST(MemoryReplay, StoredChunksLieOnTheDeviceOrInHostMemory) {
   std::vector<Op> ops;
   for (int c = 0; c < 5; ++c) ops.push_back({OpKind::forward, c, c});
   for (int c = 4; c >= 0; --c) ops.push_back({OpKind::backward, c, c});
-  const MemoryEstimate resident = replay_memory(stage, ops, chunks);
+  const MemoryEstimate resident = replay_memory(stage, {ops, chunks});
   // Keys and values of all layers; sums of gradients until a layer's first chunk is done.
   EXPECT_EQ(resident[MemoryCategory::kv_store], 3 * 100 * 2 * 8 * (4 + 4));
   stage.offload = true;
   stage.window_tokens = 40;
-  const MemoryEstimate away = replay_memory(stage, ops, chunks);
+  const MemoryEstimate away = replay_memory(stage, {ops, chunks});
   EXPECT_EQ(away[MemoryCategory::offloaded], 3 * 100 * 2 * 8 * (4 + 4));
   EXPECT_EQ(away[MemoryCategory::kv_store] % (40 * 2 * 8 * 4), 0) << "windows of two chunks";
   EXPECT_LT(away.total(), resident.total());
 }
 
+TEST(MemoryReplay, AnEvaluationGrowsPoolsAndKeepsNothing) {
+  const StageWork step{kOnce, {part_of(64)}};
+  const auto after = [&](std::int64_t tokens) {
+    return replay_memory(small_stage(), step, {{{OpKind::forward}}, {part_of(tokens)}});
+  };
+  const MemoryEstimate alone = replay_memory(small_stage(), step), some = after(64),
+                       more = after(200);
+  for (const MemoryCategory kept : {MemoryCategory::activations, MemoryCategory::gradients})
+    EXPECT_EQ(more[kept], alone[kept]);
+  // What a layer keeps for its backward lies in scratch, once for all layers.
+  const auto in_scratch = [&](std::int64_t tokens) {
+    return kept_bytes(small_stage().model, tokens, DType::f32, Keep::all) -
+           kept_bytes(small_stage().model, tokens, DType::f32, Keep::nothing);
+  };
+  EXPECT_GE(some[MemoryCategory::workspace] - alone[MemoryCategory::workspace], in_scratch(64) / 2);
+  EXPECT_GE(more[MemoryCategory::workspace] - some[MemoryCategory::workspace],
+            in_scratch(200) - in_scratch(64));
+}
+
 TEST(MemoryReplay, TheTotalIsOfOneMoment) {
-  const MemoryEstimate peak = replay_memory(small_stage(), kOnce, {part_of(64)});
+  const MemoryEstimate peak = replay_memory(small_stage(), {kOnce, {part_of(64)}});
   std::int64_t sum = 0;
   for (const std::int64_t bytes : peak.bytes) sum += bytes;
   EXPECT_LE(peak.peak_bytes, sum);
@@ -166,11 +185,11 @@ TEST(MemoryReplay, TheTotalIsOfOneMoment) {
 
 TEST(MemoryReplay, OnlyAGpuHoldsAContext) {
   StageMemory stage = small_stage();
-  MemoryEstimate found = replay_memory(stage, kOnce, {part_of(64)});
+  MemoryEstimate found = replay_memory(stage, {kOnce, {part_of(64)}});
   EXPECT_EQ(found.context_bytes, kContextBytes);
   EXPECT_EQ(found.total(), found.peak_bytes + kContextBytes);
   stage.host = true;
-  found = replay_memory(stage, kOnce, {part_of(64)});
+  found = replay_memory(stage, {kOnce, {part_of(64)}});
   EXPECT_EQ(found.total(), found.peak_bytes);
 }
 

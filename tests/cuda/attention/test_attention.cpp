@@ -417,6 +417,21 @@ TEST_F(CudaAttention, RowsWithoutKeysAreExactZeros) {
   EXPECT_NO_THROW(on_gpu(no_queries));
 }
 
+TEST_F(CudaAttention, ManyQueriesWithoutKeysFollowEachOther) {
+  // As half of a zigzag rank's queries against the keys between its pieces: so many that each
+  // multiprocessor takes several items without a tile, one after another.
+  for (const Heads& heads : {Heads{1, 4, 64}, {1, 2, 128}, {1, 2, 256}})
+    for (const bool lists : {false, true})
+      for (const bool deterministic : {false, true}) {
+        SCOPED_TRACE(trace(lists ? "lists" : "dense", heads));
+        const std::int64_t before = 64 * 3000 / heads.q() / (heads.dim / 64), after = 130;
+        Problem p = problem(axis({{0, before + after}}), axis({{before, before + after}}), heads);
+        if (lists) p.index = listed(AttentionPattern(p.index));
+        cuda::set_deterministic(deterministic);
+        expect_close(on_gpu(p), on_host(p));
+      }
+}
+
 TEST_F(CudaAttention, MergeAndDelta) {
   const std::int64_t n = 203, heads = 5, dim = 64;
   const double nothing = -std::numeric_limits<double>::infinity();
