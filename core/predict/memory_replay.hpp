@@ -12,9 +12,8 @@
 #include "core/model/model_shape.hpp"
 #include "core/model/parameter_buckets.hpp"
 #include "core/model/recompute_options.hpp"
-#include "core/plan/pipeline/schedule.hpp"
-#include "core/plan/step_plan.hpp"
 #include "core/predict/memory_ledger.hpp"
+#include "core/predict/stage_work.hpp"
 
 namespace ballast {
 
@@ -45,27 +44,6 @@ struct StageMemory {
   std::int64_t overlap_bytes = 0;     ///< of a tied embedding that its other copy's gradient needs
 };
 
-/// One rank's part of a micro-batch.
-struct RankMicroBatch {
-  std::int64_t tokens = 0;        ///< its own
-  std::int64_t shard_tokens = 0;  ///< of its ring rank's shard: all Ulysses ranks' parts
-  std::int64_t longest = 0;       ///< keys of its longest segment, on whichever rank
-  ContextSplit split;
-  int recompute_layers = -1;
-  /// Chunks of a sample that is cut into several: their number and this one's place; the tokens of
-  /// the ring rank's shards of all of them.
-  int sample = -1;  ///< of the list's cut samples; -1: stands alone
-  int chunk = 0, chunks = 1;
-  std::int64_t sample_tokens = 0;
-  bool operator==(const RankMicroBatch&) const = default;
-};
-
-/// What a stage does, and with what: Op::micro_batch is a place in the list.
-struct StageWork {
-  std::vector<Op> ops;
-  std::vector<RankMicroBatch> list;
-};
-
 /// A GPU's memory in use beside Ballast's own tensors: CUDA's context and modules, the workspace of
 /// cuBLASLt, kernels' scratch, what pools keep.  Measured on an H200 with CUDA 13 as memory in use
 /// less tensors: 1.17 GiB at 0.5B, 1.16 GiB at 3B (docs/performance.md); NCCL adds its buffers.
@@ -76,9 +54,6 @@ inline constexpr std::int64_t kContextBytes = std::int64_t{1194} << 20;
 /// are not in it.
 MemoryEstimate replay_memory(const StageMemory& stage, const StageWork& step,
                              const StageWork& evaluation = {});
-
-/// The part of a lane's micro-batches that its fullest context-parallel rank holds.
-std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp);
 
 /// "1.50 GiB", "12.0 MiB", "640 B".
 std::string bytes_text(double bytes);

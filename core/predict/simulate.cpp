@@ -173,15 +173,6 @@ std::uint64_t memory_hash(const StepPlan& plan, const PlannedLane& lane) {
   return hash.value();
 }
 
-/// [stage] What each does in a lane of `plan`.
-std::vector<StageWork> lane_work(const StepPlan& plan, std::size_t dp) {
-  const int lane = static_cast<int>(dp);
-  const std::vector<RankMicroBatch> list = rank_micro_batches(plan, lane);
-  std::vector<StageWork> work;
-  for (const std::vector<Op>& ops : plan.schedule(lane).stages) work.push_back({ops, list});
-  return work;
-}
-
 /// [stage] The largest peaks of all lanes; lanes alike are replayed once.
 std::vector<MemoryEstimate> peak_bytes(const StepPlan& plan, const SimulationOptions& options) {
   const std::vector<StageMemory>& stages = options.memory;
@@ -197,9 +188,9 @@ std::vector<MemoryEstimate> peak_bytes(const StepPlan& plan, const SimulationOpt
     const std::uint64_t evaluated =
         evaluation != nullptr ? memory_hash(*evaluation, evaluation->lanes.at(d)) : 0;
     if (!done.emplace(memory_hash(plan, plan.lanes[d]), evaluated).second) continue;
-    const std::vector<StageWork> step = lane_work(plan, d);
+    const std::vector<StageWork> step = lane_work(plan, static_cast<int>(d));
     std::vector<StageWork> before(stages.size());
-    if (evaluation != nullptr) before = lane_work(*evaluation, d);
+    if (evaluation != nullptr) before = lane_work(*evaluation, static_cast<int>(d));
     for (std::size_t s = 0; s < stages.size(); ++s)
       peaks[s].take_larger(replay_memory(held[s], step.at(s), before.at(s)));
   }

@@ -1,10 +1,12 @@
 #include "parallel/comm/comm.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 
 #include "parallel/comm/library_watch.hpp"
+#include "parallel/comm/messages.hpp"
 #include "parallel/comm/waits.hpp"
 
 #ifdef BALLAST_HAVE_NCCL
@@ -19,76 +21,10 @@ constexpr int exchange_tag(int channel) { return 2 * channel; }
 constexpr std::size_t kScratchBytes = std::size_t{32} << 20;  // receive space of a reduction
 constexpr std::size_t kSmallBytes =
     std::size_t{64} << 10;  // gathered total up to which latency counts more than bytes
-std::size_t g_message_bytes = std::size_t{1} << 30;  // counts of MPI are int
 
 void require_dense(const Tensor& t, const char* call) {
   require(t.contiguous(), "{} needs contiguous tensors, got shape {}", call, to_string(t.shape()));
 }
-
-/// Requests in flight; wait() completes them and verifies that every message had the expected size.
-class Messages {
- public:
-  explicit Messages(MPI_Comm comm, int tag) : comm_(comm), tag_(tag) {}
-  void send(const void* data, std::size_t bytes, int peer) {
-    in_parts(bytes, [&](std::size_t at, int count) {
-      check_mpi(MPI_Isend(static_cast<const char*>(data) + at, count, MPI_BYTE, peer, tag_, comm_,
-                          &add(-1)),
-                "MPI_Isend");
-    });
-  }
-  void receive(void* data, std::size_t bytes, int peer) {
-    in_parts(bytes, [&](std::size_t at, int count) {
-      check_mpi(
-          MPI_Irecv(static_cast<char*>(data) + at, count, MPI_BYTE, peer, tag_, comm_, &add(count)),
-          "MPI_Irecv");
-    });
-  }
-  /// Whether all of them have completed; wait() will not wait then.
-  bool arrived() {
-    if (taken_) return true;
-    int all = 0;
-    statuses_.resize(requests_.size());
-    check_mpi(
-        MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &all, statuses_.data()),
-        "MPI_Testall");
-    return taken_ = all != 0;
-  }
-  void wait() {
-    std::vector<MPI_Status> statuses;
-    if (taken_)
-      statuses = statuses_;
-    else
-      wait_all(requests_, statuses);
-    for (std::size_t i = 0; i < requests_.size(); ++i) {
-      if (expected_[i] < 0) continue;
-      int got = 0;
-      check_mpi(MPI_Get_count(&statuses[i], MPI_BYTE, &got), "MPI_Get_count");
-      require(
-          got == expected_[i],
-          "rank {} sent {} bytes where {} were expected: the ranks disagree on a tensor's shape",
-          statuses[i].MPI_SOURCE, got, expected_[i]);
-    }
-    requests_.clear();
-    expected_.clear();
-  }
-
- private:
-  MPI_Request& add(int expected) {
-    expected_.push_back(expected);
-    return requests_.emplace_back(MPI_REQUEST_NULL);
-  }
-  template <class F>
-  static void in_parts(std::size_t bytes, F&& f) {
-    for (std::size_t at = 0; at < bytes; at += g_message_bytes)
-      f(at, static_cast<int>(std::min(g_message_bytes, bytes - at)));
-  }
-  MPI_Comm comm_;
-  int tag_;
-  std::vector<MPI_Request> requests_;
-  std::vector<int> expected_;  ///< bytes of a receive, -1 for a send
-  std::vector<MPI_Status> statuses_;
-  bool taken_ = false;  ///< `statuses_` are those of the completed requests
-};
 
 /// out[i] = parts[0][i] (+) parts[1][i] (+) ..., always in this order.  Floating-point sums run in
 /// fp64 and round once, so they depend on the values and the number of parts alone.  `out` may be
@@ -144,6 +80,26 @@ void dispatch_number(DType type, F&& f) {
   fail("host tensors of {} cannot be reduced: sums are kept in f32", name(type));
 }
 
+/// The ranks of every group in its order, a -1 after each, groups by their lowest rank: what groups
+/// that MPI_Comm_split makes of colors and keys, by rank, have in common with no others.
+std::vector<int> ranks_by_group(const std::vector<std::array<int, 2>>& given) {
+  std::map<int, std::vector<std::pair<int, int>>> by_color;  // (key, rank)
+  std::vector<int> colors;                                   // in the order of their lowest ranks
+  for (std::size_t r = 0; r < given.size(); ++r) {
+    auto& group = by_color[given[r][0]];
+    if (group.empty()) colors.push_back(given[r][0]);
+    group.emplace_back(given[r][1], static_cast<int>(r));
+  }
+  std::vector<int> order;
+  for (const int color : colors) {
+    auto& group = by_color[color];
+    std::sort(group.begin(), group.end());
+    for (const auto& [key, rank] : group) order.push_back(rank);
+    order.push_back(-1);
+  }
+  return order;
+}
+
 }  // namespace
 
 struct Communicator::State {
@@ -151,8 +107,9 @@ struct Communicator::State {
   bool owned = false;
   int rank = 0, size = 1;
   std::shared_ptr<State> machine;  ///< ranks that share memory with this one, once asked for
-  Tensor scratch;                  ///< [bytes] u8, receive space of host reductions
-  std::size_t received_bytes = 0;  ///< receive space of host reductions in flight
+  std::map<std::vector<int>, MPI_Comm> parts;  ///< made by split(), by ranks_by_group
+  Tensor scratch;                              ///< [bytes] u8, receive space of host reductions
+  std::size_t received_bytes = 0;              ///< receive space of host reductions in flight
 #ifdef BALLAST_HAVE_NCCL
   std::map<int, NcclGroup> nccl;  ///< by channel, each made by the first call with a device tensor;
                                   ///< collectives use channel 0
@@ -169,7 +126,9 @@ struct Communicator::State {
   ~State() {
     int finalised = 0;
     MPI_Finalized(&finalised);
-    if (owned && !finalised) MPI_Comm_free(&comm);
+    if (finalised) return;
+    for (auto& [ranks, part] : parts) MPI_Comm_free(&part);
+    if (owned) MPI_Comm_free(&comm);
   }
 
   void wait(MPI_Request request) const {
@@ -250,12 +209,6 @@ struct Communicator::State {
       __func__)
 #endif
 
-void set_largest_message(std::int64_t bytes) {
-  require(bytes >= 1 && bytes <= std::int64_t{1} << 30,
-          "messages of at most {} bytes: must lie in [1, 2^30]", bytes);
-  g_message_bytes = static_cast<std::size_t>(bytes);
-}
-
 Communicator::Communicator() : state_(std::make_shared<State>()) {}
 Communicator::Communicator(MPI_Comm comm, bool owned)
     : state_(std::make_shared<State>(comm, owned)) {}
@@ -281,10 +234,24 @@ MPI_Comm Communicator::mpi() const { return state_->comm; }
 
 Communicator Communicator::split(int color, int key) const {
   require(color >= 0, "a sub-group's color must not be negative, got {}", color);
-  barrier();  // MPI_Comm_split has no form that yields: let all be here before it polls
+  std::vector<std::array<int, 2>> given(static_cast<std::size_t>(size()));
+  given[static_cast<std::size_t>(rank())] = {color, key};
+  state_->gather_blocks(given.data(), sizeof given.front());
+  const std::vector<int> order = ranks_by_group(given);
+  // MPI_Comm_split has no form that yields: with ranks that share cores it takes up to a tenth of a
+  // second.  So the same groups are split once and then copied; and all ranks are here before it
+  // polls.
+  const bool whole = std::is_sorted(order.begin(), order.end() - 1);
+  MPI_Comm& kept =
+      whole ? state_->comm : state_->parts.try_emplace(order, MPI_COMM_NULL).first->second;
+  if (kept == MPI_COMM_NULL) {
+    const CallWatch watch("MPI_Comm_split");
+    check_mpi(MPI_Comm_split(state_->comm, color, key, &kept), "MPI_Comm_split");
+  }
   MPI_Comm part = MPI_COMM_NULL;
-  const CallWatch watch("MPI_Comm_split");
-  check_mpi(MPI_Comm_split(state_->comm, color, key, &part), "MPI_Comm_split");
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Comm_idup(kept, &part, &request), "MPI_Comm_idup");
+  state_->wait(request);
   return Communicator(part, true);
 }
 
@@ -554,11 +521,11 @@ void Communicator::broadcast(Tensor& tensor, int root) const {
           size());
   BALLAST_BY_NCCL(tensor, broadcast(tensor, root));
   if (size() == 1) return;
-  for (std::size_t at = 0; at < tensor.bytes(); at += g_message_bytes) {
+  for (std::size_t at = 0; at < tensor.bytes(); at += largest_message()) {
     MPI_Request request;
     check_mpi(MPI_Ibcast(static_cast<char*>(tensor.raw()) + at,
-                         static_cast<int>(std::min(g_message_bytes, tensor.bytes() - at)), MPI_BYTE,
-                         root, state_->comm, &request),
+                         static_cast<int>(std::min(largest_message(), tensor.bytes() - at)),
+                         MPI_BYTE, root, state_->comm, &request),
               "MPI_Ibcast");
     state_->wait(request);
   }

@@ -16,10 +16,6 @@
 
 namespace ballast {
 
-/// Longer messages travel in parts of this many bytes (2^30 until set: MPI counts in int).  The
-/// same on all ranks.
-void set_largest_message(std::int64_t bytes);
-
 enum class Reduction { sum, max, min };
 
 /// One direction of a neighbour transfer.

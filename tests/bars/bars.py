@@ -139,7 +139,7 @@ BARS = [
         "figure6",
         "MTraining's methods on one small model: losses and seconds",
         [4],
-        330,
+        350,
         figure6_commands,
         figure6_figures,
         host=True,

@@ -170,20 +170,22 @@ def sparse_step_figures(r):
     return figures
 
 
-def sockets(threads, each):
-    """A loopback link with so many of NCCL's threads and sockets a connection."""
+def sockets(threads, each, chunk_kib):
+    """A loopback link with so many of NCCL's threads and sockets a connection, and KiB that it
+    sends at a time."""
     return {
         "NCCL_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_NTHREADS": str(threads),
         "NCCL_NSOCKS_PERTHREAD": str(each),
+        "NCCL_P2P_NET_CHUNKSIZE": str(chunk_kib << 10),
     }
 
 
 # By levels of the ring: two connections cross the link in a flat one, four in one of two levels,
 # and the link should carry as much in both, 5 to 8 GB/s; `nodes/link-*` measures what each setting
 # carries.
-SOCKETS = {1: sockets(4, 4), 2: sockets(4, 4)}
-LINKS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
+SOCKETS = {1: sockets(4, 4, 64), 2: sockets(4, 4, 48)}
+LINKS = [(4, 4, 128), (4, 4, 64), (4, 4, 48), (4, 4, 32), (1, 1, 64), (1, 1, 32)]
 NODE = (
     'if [ "${PMI_RANK:-0}" -lt 2 ]; then export NCCL_HOSTID=node-a; else export NCCL_HOSTID=node-b;'
     ' fi; exec "$@"'
@@ -212,11 +214,23 @@ def nodes_commands(s):
     for tokens, outer in itertools.product((32768, 131072), (1, 2)):
         line = [*ring, f"tokens={tokens}", f"outer={outer}"]
         commands.append(over_nodes(f"ring-{tokens}-outer-{outer}", line, SOCKETS[outer], 60))
-    for (threads, each), outer in itertools.product(LINKS, (1, 2)):
+    for (threads, each, chunk), outer in itertools.product(LINKS, (1, 2)):
         line = [*ring, "tokens=131072", f"outer={outer}", "check=false"]
-        name = f"link-{outer}-{threads}x{each}"
-        commands.append(over_nodes(name, line, sockets(threads, each), 60))
+        name = f"link-{outer}-{threads}x{each}-{chunk}k"
+        commands.append(over_nodes(name, line, sockets(threads, each, chunk), 60))
     return commands
+
+
+def link_figure(r, outer, name):
+    """Of all hops that cross at once: two of a flat ring's, one of each rank with rings in
+    nodes."""
+    what, key, hops = (
+        None,
+        ("flat", "hop_inner_gb_per_s", 2),
+        ("hierarchical", "hop_outer_gb_per_s", 4),
+    )[outer]
+    rate = r.value(name, key)
+    return Figure(f"emulated link, {what}, {name}: GB/s", rate * hops if rate else None)
 
 
 def nodes_figures(r):
@@ -228,14 +242,9 @@ def nodes_figures(r):
             *bar,
         )
     ]
-    # Of all hops that cross at once: two of a flat ring's, one of each rank with rings in nodes.
-    for outer, what in ((1, "flat"), (2, "hierarchical")):
-        key, hops = (None, ("hop_inner_gb_per_s", 2), ("hop_outer_gb_per_s", 4))[outer]
+    for outer in (1, 2):
         for name in [f"ring-131072-outer-{outer}", *r.names(f"link-{outer}-")]:
-            rate = r.value(name, key)
-            figures.append(
-                Figure(f"emulated link, {what}, {name}: GB/s", rate * hops if rate else None)
-            )
+            figures.append(link_figure(r, outer, name))
     for tokens in (32768, 131072):
         flat, two = (r.value(f"ring-{tokens}-outer-{outer}", "efficiency") for outer in (1, 2))
         figures.append(
@@ -275,6 +284,10 @@ def figure6_commands(s):
             launched = ["sh", "-c", NODE, "node", *line] if nodes else line
             environment = SOCKETS[2 if case == "ours" else 1] if nodes else {}
             commands.append(Command(case + nodes, launched, ranks=4, environment=environment))
+    for outer in () if s.host else (1, 2):
+        ring = [s.ballast, "bench", "ring", "backend=cuda", "q_heads=16", "kv_heads=2"]
+        ring += ["head_dim=64", "tokens=65536", "repeats=5", f"outer={outer}", "check=false"]
+        commands.append(over_nodes(f"link-{outer}", ring, SOCKETS[outer], 60))
     return commands
 
 
@@ -299,8 +312,9 @@ def figure6_figures(r):
     ours = figure6_seconds(r, "ours nodes")
     for case in ("ours zigzag", "ours flat"):
         over = ratio(figure6_seconds(r, case + " nodes"), ours)
-        figures.append(Figure(f"two emulated nodes: {case} / ours", over))
-    return figures
+        bar = (1.25, 1.3) if case == "ours flat" else (None, None)
+        figures.append(Figure(f"two emulated nodes: {case} / ours", over, *bar))
+    return figures + [link_figure(r, outer, f"link-{outer}") for outer in (1, 2)]
 
 
 def index_commands(s):

@@ -1,11 +1,14 @@
 // Communicator: collectives against plain references, fixed order, matching order, errors.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <tuple>
 
+#include "parallel/comm/messages.hpp"
 #include "parallel/comm/waits.hpp"
 #include "tests/parallel/support.hpp"
 
@@ -341,6 +344,40 @@ TEST_F(Comm, SplitOrdersByKey) {
   const Communicator machine = world.split_by_machine();
   EXPECT_GE(machine.size(), 1);
   EXPECT_LE(machine.size(), size);
+}
+
+// A group that was split before is copied: the ranks must be those of these colors and keys, and
+// the copies must not take each other's messages.
+TEST_F(Comm, GroupsSplitAgainAreTheirColorsAndKeysAndApart) {
+  SharedDraw draws(83);
+  SCOPED_TRACE(draws.trace());
+  for (int trial = 0; trial < 24; ++trial) {
+    std::vector<std::tuple<std::int64_t, std::int64_t, int>> given;  // color, key, rank
+    for (int r = 0; r < size; ++r)
+      given.emplace_back(draws.integer(0, trial % 3), draws.integer(0, 1), r);
+    const auto [color, key, self] = given[static_cast<std::size_t>(rank)];
+    std::sort(given.begin(), given.end());
+    std::vector<int> members;
+    for (const auto& [of, at, r] : given)
+      if (of == color) members.push_back(r);
+    const Communicator a = world.split(static_cast<int>(color), static_cast<int>(key)),
+                       b = world.split(static_cast<int>(color) + 7, static_cast<int>(key) - 3);
+    for (const Communicator& group : {a, b}) {
+      ASSERT_EQ(group.size(), static_cast<int>(members.size()));
+      ASSERT_EQ(members[static_cast<std::size_t>(group.rank())], rank);
+    }
+    const int next = (a.rank() + 1) % a.size(), before = (a.rank() + a.size() - 1) % a.size();
+    double sent[] = {rank + 0.25, rank + 0.5}, came[] = {0, 0};
+    const auto one = [](double& x) { return Tensor::wrap(&x, {1}, DType::f64); };
+    const std::vector<Transfer> from_a{{one(came[0]), before, false}, {one(sent[0]), next, true}},
+        from_b{{one(came[1]), before, false}, {one(sent[1]), next, true}};
+    // In another order on every other rank.
+    Pending first = rank % 2 ? a.exchange(from_a) : b.exchange(from_b),
+            second = rank % 2 ? b.exchange(from_b) : a.exchange(from_a);
+    first.complete(), second.complete();
+    EXPECT_EQ(came[0], members[static_cast<std::size_t>(before)] + 0.25);
+    EXPECT_EQ(came[1], members[static_cast<std::size_t>(before)] + 0.5);
+  }
 }
 
 TEST_F(Comm, GroupOfOneNeedsNobody) {

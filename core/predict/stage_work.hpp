@@ -1,0 +1,40 @@
+// What a stage of a lane does in a step, and over what: its operations and its rank's part of every
+// micro-batch.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/plan/context/context_split.hpp"
+#include "core/plan/pipeline/schedule.hpp"
+#include "core/plan/step_plan.hpp"
+
+namespace ballast {
+
+/// One rank's part of a micro-batch.
+struct RankMicroBatch {
+  std::int64_t tokens = 0;        ///< its own
+  std::int64_t shard_tokens = 0;  ///< of its ring rank's shard: all Ulysses ranks' parts
+  std::int64_t longest = 0;       ///< keys of its longest segment, on whichever rank
+  ContextSplit split;
+  int recompute_layers = -1;
+  /// Chunks of a sample that is cut into several: their number and this one's place; the tokens of
+  /// the ring rank's shards of all of them.
+  int sample = -1;  ///< of the list's cut samples; -1: stands alone
+  int chunk = 0, chunks = 1;
+  std::int64_t sample_tokens = 0;
+  bool operator==(const RankMicroBatch&) const = default;
+};
+
+/// What a stage does, and with what: Op::micro_batch is a place in the list.
+struct StageWork {
+  std::vector<Op> ops;
+  std::vector<RankMicroBatch> list;
+};
+
+/// The part of a lane's micro-batches that its fullest context-parallel rank holds.
+std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp);
+
+/// [stage] What each does in lane `dp` of a plan.
+std::vector<StageWork> lane_work(const StepPlan& plan, int dp);
+
+}  // namespace ballast
