@@ -20,12 +20,22 @@ struct MemoryEstimate {
   std::array<std::int64_t, kMemoryCategories> bytes{};  ///< peak of each MemoryCategory
   std::int64_t peak_bytes = 0;     ///< of all at once, on the device: without what is offloaded
   std::int64_t context_bytes = 0;  ///< of a GPU: what lies beside Ballast's own tensors
+  std::int64_t pool_bytes = 0;     ///< of the workspace: what grew before and stays
   std::int64_t total() const { return peak_bytes + context_bytes; }
-  /// The larger of both in every category.
+  /// The larger of both in every category.  A rank that does both keeps the larger pool, whichever
+  /// grew it, beside the rest of either.
   void take_larger(const MemoryEstimate& other) {
+    const std::int64_t pool = std::max(pool_bytes, other.pool_bytes);
+    const auto larger = [&](std::int64_t mine, std::int64_t its) {
+      return std::max(mine - pool_bytes, its - other.pool_bytes) + pool;
+    };
+    constexpr auto kWorkspace = static_cast<std::size_t>(MemoryCategory::workspace);
+    const std::int64_t workspace = larger(bytes[kWorkspace], other.bytes[kWorkspace]);
     for (std::size_t c = 0; c < bytes.size(); ++c) bytes[c] = std::max(bytes[c], other.bytes[c]);
-    peak_bytes = std::max(peak_bytes, other.peak_bytes);
+    bytes[kWorkspace] = workspace;
+    peak_bytes = larger(peak_bytes, other.peak_bytes);
     context_bytes = std::max(context_bytes, other.context_bytes);
+    pool_bytes = pool;
   }
   std::int64_t operator[](MemoryCategory category) const {
     return bytes[static_cast<std::size_t>(category)];
@@ -115,6 +125,11 @@ class NamedScratch {
   }
   /// What follows takes what was taken before, so that nothing grows.
   void settle() { settled_ = true; }
+  std::int64_t bytes() const {
+    std::int64_t sum = 0;
+    for (const auto& [name, held] : held_) sum += held.bytes();
+    return sum;
+  }
 
  private:
   Ledger& ledger_;

@@ -43,7 +43,9 @@ class Replay {
     ledger_.reset_peak();
     scratch_.settle();
     train();
-    return ledger_.peak();
+    MemoryEstimate found = ledger_.peak();
+    found.pool_bytes = scratch_.bytes();
+    return found;
   }
 
  private:
@@ -328,8 +330,11 @@ class Replay {
       }
       attention_backward(m, static_cast<int>(layer));
       if (!l.layers.empty()) l.layers.pop_back();
-      if (halves) later.push_back(hold(between - gradients.bytes()));
-      if (halves) l.gradients.push_back(std::move(gradients));
+      if (halves) {  // what was made again stays for the weight half
+        again.grow(between - gradients.bytes() - again.bytes());
+        later.push_back(std::move(again));
+        l.gradients.push_back(std::move(gradients));
+      }
       if (reduces_) buckets_.gradients_final(stage_.first_layer + layer);
     }
     buckets_.add_embedding();

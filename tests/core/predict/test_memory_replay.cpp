@@ -175,6 +175,28 @@ TEST(MemoryReplay, AnEvaluationGrowsPoolsAndKeepsNothing) {
             in_scratch(200) - in_scratch(64));
 }
 
+TEST(MemoryReplay, StepsShareThePoolThatTheLargestOfThemGrew) {
+  // One long micro-batch at a time, or many short ones at once.
+  std::vector<Op> many;
+  for (const OpKind kind : {OpKind::forward, OpKind::backward})
+    for (int m = 0; m < 8; ++m) many.push_back({kind, m});
+  const MemoryEstimate wide = replay_memory(small_stage(), {kOnce, {part_of(200)}}),
+                       deep = replay_memory(small_stage(),
+                                            {many, std::vector<RankMicroBatch>(8, part_of(64))});
+  ASSERT_GT(wide.pool_bytes, deep.pool_bytes);
+  ASSERT_GT(deep.peak_bytes, wide.peak_bytes);
+  for (const bool first : {false, true}) {
+    MemoryEstimate both = first ? wide : deep;
+    both.take_larger(first ? deep : wide);
+    EXPECT_EQ(both.peak_bytes, deep.peak_bytes + wide.pool_bytes - deep.pool_bytes);
+    EXPECT_EQ(both[MemoryCategory::activations], deep[MemoryCategory::activations]);
+  }
+  MemoryEstimate twice = deep;
+  twice.take_larger(deep);
+  EXPECT_EQ(twice.peak_bytes, deep.peak_bytes);
+  EXPECT_EQ(twice.bytes, deep.bytes);
+}
+
 TEST(MemoryReplay, TheTotalIsOfOneMoment) {
   const MemoryEstimate peak = replay_memory(small_stage(), {kOnce, {part_of(64)}});
   std::int64_t sum = 0;
