@@ -55,10 +55,11 @@ void PlannedRun::begin(const BatchingOptions& batching, bool tune) {
 
 void PlannedRun::count_memory() {
   simulation_.memory = stage_memories(config_, options_);
-  const std::vector<SampleLength> held_out = samples_->held_out(config_.eval.samples);
-  if (config_.eval.every_steps == 0 || held_out.empty()) return;
+  if (config_.eval.every_steps == 0) return;
+  const std::vector<SampleLength> samples = samples_->evaluated();
+  if (samples.empty()) return;
   const StepOptions options = step_options(config_, options_, simulation_, *costs_);
-  simulation_.evaluation = std::make_shared<const StepPlan>(plan_evaluation(held_out, options));
+  simulation_.evaluation = std::make_shared<const StepPlan>(plan_evaluation(samples, options));
 }
 
 PlannedRun::Step PlannedRun::next() {

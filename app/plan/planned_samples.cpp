@@ -43,10 +43,8 @@ std::vector<SampleLength> PlannedSamples::first(std::int64_t count) {
   return lengths(sampler_.next(position, 0, count, {}));
 }
 
-std::vector<SampleLength> PlannedSamples::held_out(std::int64_t most) const {
-  std::vector<std::int64_t> list = sampler_.validation();
-  if (most > 0 && std::ssize(list) > most) list.resize(static_cast<std::size_t>(most));
-  return lengths(list);
+std::vector<SampleLength> PlannedSamples::evaluated() const {
+  return lengths(sampler_.evaluated(config_.eval.samples));
 }
 
 std::vector<SampleLength> PlannedSamples::lengths(const std::vector<std::int64_t>& samples) const {

@@ -32,8 +32,8 @@ class PlannedSamples {
   /// The first `count` samples of the epoch, however many batches they make.
   std::vector<SampleLength> first(std::int64_t count);
 
-  /// What an evaluation takes: samples that are held out, `most` of them at most (0: all).
-  std::vector<SampleLength> held_out(std::int64_t most) const;
+  /// What the deck's evaluations take; empty where nothing is held out.
+  std::vector<SampleLength> evaluated() const;
 
   const Dataset& dataset() const { return *dataset_; }
   std::int64_t training_samples() const { return sampler_.training_samples(); }

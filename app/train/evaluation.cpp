@@ -7,8 +7,7 @@ Evaluation evaluate(Session& session, StepPlanner& planner, std::int64_t samples
   const bool was_enabled = session.recorder.enabled;
   session.recorder.enabled =
       false;  // one event for the whole pass: its micro-batches are not those of a training step
-  std::vector<std::int64_t> chosen = session.sampler.validation();
-  if (samples > 0 && static_cast<std::int64_t>(chosen.size()) > samples) chosen.resize(samples);
+  const std::vector<std::int64_t> chosen = session.sampler.evaluated(samples);
   const StepPlan plan = planner.evaluation(chosen);
   const std::vector<MicroBatch> mine = plan.list(session.mesh.at.dp);
   double loss = 0;

@@ -50,6 +50,12 @@ class Sampler {
   std::int64_t short_samples() const { return short_samples_; }
   std::uint64_t seed() const { return seed_; }
   const std::vector<std::int64_t>& validation() const { return validation_; }  ///< ascending
+  /// What an evaluation takes: the first `most` of them (0: all).
+  std::vector<std::int64_t> evaluated(std::int64_t most) const {
+    std::vector<std::int64_t> list = validation_;
+    if (most > 0 && std::ssize(list) > most) list.resize(static_cast<std::size_t>(most));
+    return list;
+  }
   std::int64_t training_samples() const { return static_cast<std::int64_t>(training_.size()); }
   /// Samples of the next step: taken in order until `global_tokens` tokens are reached (at least
   /// one sample; the one that reaches it is included) or, when global_samples > 0, exactly that

@@ -173,7 +173,8 @@ std::uint64_t memory_hash(const StepPlan& plan, const PlannedLane& lane) {
   return hash.value();
 }
 
-/// [stage] The largest peaks of all lanes; lanes alike are replayed once.
+/// [stage] The largest peaks of all lanes, whose ranks come to hold the largest pool of any of them
+/// over a run's steps; lanes alike are replayed once.
 std::vector<MemoryEstimate> peak_bytes(const StepPlan& plan, const SimulationOptions& options) {
   const std::vector<StageMemory>& stages = options.memory;
   if (stages.empty()) return {};

@@ -39,7 +39,8 @@ struct SimulatedStep {
   SimulatedBudgets budgets;
   std::size_t recomputed = 0;            ///< recompute ops of the first stage, all lanes
   std::vector<int> live, weight_halves;  ///< [stage], of the lane that holds most
-  /// [stage] Peak bytes by category, of the lane that needs most; empty without options.memory.
+  /// [stage] Peak bytes by category, of the lane that needs most beside the largest pool; empty
+  /// without options.memory.
   std::vector<MemoryEstimate> memory;
   std::vector<std::vector<LaneStage>> lanes;  ///< [dp][stage]
 };

@@ -127,7 +127,8 @@ struct Communicator::State {
     int finalised = 0;
     MPI_Finalized(&finalised);
     if (finalised) return;
-    for (auto& [ranks, part] : parts) MPI_Comm_free(&part);
+    for (auto& [ranks, part] : parts)
+      if (part != MPI_COMM_NULL) MPI_Comm_free(&part);
     if (owned) MPI_Comm_free(&comm);
   }
 

@@ -131,7 +131,7 @@ BARS = [
         "nodes",
         "hierarchical against flat rings over two emulated nodes",
         [2, 4],
-        270,
+        300,
         nodes_commands,
         nodes_figures,
     ),

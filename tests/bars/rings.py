@@ -183,9 +183,10 @@ def sockets(threads, each, chunk_kib):
 
 # By levels of the ring: two connections cross the link in a flat one, four in one of two levels,
 # and the link should carry as much in both, 5 to 8 GB/s; `nodes/link-*` measures what each setting
-# carries.
-SOCKETS = {1: sockets(4, 4, 64), 2: sockets(4, 4, 48)}
-LINKS = [(4, 4, 128), (4, 4, 64), (4, 4, 48), (4, 4, 32), (1, 1, 64), (1, 1, 32)]
+# carries.  NCCL's own chunk is 128 KiB.
+NODES_SOCKETS = sockets(4, 4, 128)
+FIGURE6_SOCKETS = {1: sockets(4, 4, 64), 2: sockets(4, 4, 48)}
+LINKS = [(1, 1, 128), (2, 1, 128), (2, 2, 128), (4, 2, 128), (4, 4, 128), (4, 4, 64), (4, 4, 48)]
 NODE = (
     'if [ "${PMI_RANK:-0}" -lt 2 ]; then export NCCL_HOSTID=node-a; else export NCCL_HOSTID=node-b;'
     ' fi; exec "$@"'
@@ -204,16 +205,14 @@ def nodes_commands(s):
     step = [s.ballast, "bench", "step", deck("mtraining", "step512k.toml"), *size]
     step += ["warmup=1", "repeats=2"]
     commands = [
-        over_nodes(
-            case, [*step, "--case", case, f"mesh.cp_inner={4 // outer}"], SOCKETS[outer], 170
-        )
+        over_nodes(case, [*step, "--case", case, f"mesh.cp_inner={4 // outer}"], NODES_SOCKETS, 170)
         for case, outer in (("flat", 1), ("hierarchical", 2))
     ]
     shape = ["q_heads=16", "kv_heads=2", "head_dim=128", "repeats=5"]
     ring = [s.ballast, "bench", "ring", "backend=cuda", *shape]
     for tokens, outer in itertools.product((32768, 131072), (1, 2)):
         line = [*ring, f"tokens={tokens}", f"outer={outer}"]
-        commands.append(over_nodes(f"ring-{tokens}-outer-{outer}", line, SOCKETS[outer], 60))
+        commands.append(over_nodes(f"ring-{tokens}-outer-{outer}", line, NODES_SOCKETS, 60))
     for (threads, each, chunk), outer in itertools.product(LINKS, (1, 2)):
         line = [*ring, "tokens=131072", f"outer={outer}", "check=false"]
         name = f"link-{outer}-{threads}x{each}-{chunk}k"
@@ -224,11 +223,10 @@ def nodes_commands(s):
 def link_figure(r, outer, name):
     """Of all hops that cross at once: two of a flat ring's, one of each rank with rings in
     nodes."""
-    what, key, hops = (
-        None,
-        ("flat", "hop_inner_gb_per_s", 2),
-        ("hierarchical", "hop_outer_gb_per_s", 4),
-    )[outer]
+    what, key, hops = {
+        1: ("flat", "hop_inner_gb_per_s", 2),
+        2: ("hierarchical", "hop_outer_gb_per_s", 4),
+    }[outer]
     rate = r.value(name, key)
     return Figure(f"emulated link, {what}, {name}: GB/s", rate * hops if rate else None)
 
@@ -282,12 +280,12 @@ def figure6_commands(s):
             line = [s.ballast, "train", deck("mtraining", "figure6.toml"), "--case", case, *keys]
             line += ["-d", f"{{out}}/run-{case}{nodes}"]
             launched = ["sh", "-c", NODE, "node", *line] if nodes else line
-            environment = SOCKETS[2 if case == "ours" else 1] if nodes else {}
+            environment = FIGURE6_SOCKETS[2 if case == "ours" else 1] if nodes else {}
             commands.append(Command(case + nodes, launched, ranks=4, environment=environment))
     for outer in () if s.host else (1, 2):
         ring = [s.ballast, "bench", "ring", "backend=cuda", "q_heads=16", "kv_heads=2"]
         ring += ["head_dim=64", "tokens=65536", "repeats=5", f"outer={outer}", "check=false"]
-        commands.append(over_nodes(f"link-{outer}", ring, SOCKETS[outer], 60))
+        commands.append(over_nodes(f"link-{outer}", ring, FIGURE6_SOCKETS[outer], 60))
     return commands
 
 

@@ -125,6 +125,10 @@ TEST(Sampler, ValidationIsADisjointShare) {
   // A dataset that grows keeps its split.
   Sampler grown(20100, test_seed(), 0.05);
   EXPECT_TRUE(std::equal(held_out.begin(), held_out.end(), grown.validation().begin()));
+  EXPECT_EQ(sampler.evaluated(0), held_out);
+  EXPECT_EQ(sampler.evaluated(std::ssize(held_out) + 1), held_out);
+  EXPECT_EQ(sampler.evaluated(2),
+            std::vector<std::int64_t>(held_out.begin(), held_out.begin() + 2));
   EXPECT_TRUE(Sampler(100, test_seed(), 0).validation().empty());
 }
 
