@@ -148,12 +148,12 @@ void dst_rows(Schema& schema) {
   dst.key("threshold", &DstConfig::threshold, "", between(0, 1),
           "p: largest drop of coverage, the share of routing mass that a budget keeps")
       .when(enabled, true);
-  dst.key("coverage_rows", &DstConfig::coverage_rows,
-          "vertical_slash: queries that coverage is told of and slashes and columns are bought by; "
-          "last: the last attention.last_q of a segment; sampled: as many, spread over all of it "
-          "(moba takes all)")
-      .when(enabled, true)
-      .when(on(&Config::attention, &AttentionConfig::pattern), PatternKind::vertical_slash);
+  dst.key(
+         "coverage_rows", &DstConfig::coverage_rows,
+         "queries that coverage is told of; last: with vertical_slash the last attention.last_q of "
+         "a segment, by which slashes and columns are bought too, with moba all; sampled: with "
+         "vertical_slash as many, spread over the segment, with moba the first 16 of every 64")
+      .when(enabled, true);
   dst.key("base_budget", &DstConfig::base_budget, "blocks", between(0, 1 << 20),
           "budget without tuning, in key blocks a query; 0: attention.moba_top_k (moba)")
       .when(enabled, true);

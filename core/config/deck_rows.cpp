@@ -372,8 +372,9 @@ void profile_rows(Schema& schema) {
               "profile table (HDF5) of plans and budgets; empty: profile.h5 of `ballast profile`");
   profile.key("allow_mismatch", &ProfileConfig::allow_mismatch,
               "take a table of other hardware, kernels, layer or dtype, with a note");
-  profile.key("repair_limit", &ProfileConfig::repair_limit, "", at_least(0),
-              "change up to which falling times are made monotone; beyond: refused");
+  profile.key(
+      "repair_limit", &ProfileConfig::repair_limit, "", at_least(0),
+      "change up to which falling times are made monotone; beyond, and above 20 us: refused");
   profile.key("lengths", &ProfileConfig::lengths, "tokens", between(1, kTokens),
               "lengths to measure, ascending, multiples of 64 with a sparse attention.pattern; "
               "empty: 256 to 2048, on a GPU 1024 to 65536");

@@ -39,9 +39,9 @@ class HostBlockScores final : public BlockScores {
   }
 
   Tensor coverage(const Tensor& q, const Tensor& means, double scale,
-                  const std::vector<std::int64_t>& budgets) const override {
+                  const std::vector<std::int64_t>& budgets, int told) const override {
     Tensor mass = empty({static_cast<std::int64_t>(budgets.size())}, DType::i64);
-    route_coverage(q, means, scale, queries_, budgets, mass);
+    route_coverage(q, means, scale, queries_, budgets, told, mass);
     return mass;
   }
 

@@ -35,10 +35,10 @@ class BlockScores {
   virtual Tensor pool(const Tensor& k) const = 0;
   /// Mean keys of the sums of all ranks, as the calls below take them.
   virtual Tensor means(const Tensor& sums) const = 0;
-  /// i64 [budgets], in kCoverageUnit: route_coverage() of this rank's q; the sum over ranks is
-  /// next.  Errors as route().
+  /// i64 [budgets], in kCoverageUnit: route_coverage() of this rank's q, of the first `told` of
+  /// every 64 queries, a multiple of 16; the sum over ranks is next.  Errors as route().
   virtual Tensor coverage(const Tensor& q, const Tensor& means, double scale,
-                          const std::vector<std::int64_t>& budgets) const = 0;
+                          const std::vector<std::int64_t>& budgets, int told) const = 0;
   /// i64 [Hq, blocks of 64, widest]: the words of route_queries(), of this rank's q, where q lies.
   virtual Tensor route(const Tensor& q, const Tensor& means, double scale,
                        std::int64_t top_k) const = 0;

@@ -209,10 +209,11 @@ void pool_keys(const Tensor& k_, const PatternRows& at, Tensor& sums) {
 
 namespace {
 
-/// Calls visit(head, block of 64, row, routing scores of the pattern blocks up to the row's own).
+/// Calls visit(head, block of 64, row, routing scores of the pattern blocks up to the row's own)
+/// for the first `most` rows of every block.
 template <class Visit>
 void for_each_route(const char* label, const Rows& q, const Rows& pooled, double scale,
-                    const PatternRows& at, const Visit& visit) {
+                    const PatternRows& at, std::int64_t most, const Visit& visit) {
   check_heads(q, pooled);
   const std::int64_t group = q.heads / pooled.heads,
                      blocks = static_cast<std::int64_t>(at.own.size());
@@ -220,7 +221,7 @@ void for_each_route(const char* label, const Rows& q, const Rows& pooled, double
   parallel_for(label, q.heads * blocks, [&](std::int64_t n) {
     const std::int64_t h = n / blocks, b = n % blocks, first = at.first[b], last = at.own[b] + 1;
     std::vector<float> scores(static_cast<std::size_t>(last - first));
-    for (std::int64_t i = 0; i < at.rows[b]; ++i) {
+    for (std::int64_t i = 0; i < std::min<std::int64_t>(at.rows[b], most); ++i) {
       for (std::int64_t begin = first; begin < last;) {
         const std::int64_t tile = begin / kBlock, end = std::min(last, (tile + 1) * kBlock);
         tiles.scores(q.at(b * kBlock + i, h), h / group, tile, static_cast<float>(scale), begin,
@@ -241,7 +242,7 @@ void route_queries(const Tensor& q_, const Tensor& pooled_, double scale, const 
   std::int64_t* words = rows.data<std::int64_t>();
   const std::int64_t blocks = rows.size(1), width = rows.size(2);
   for_each_route(
-      "route queries", q, pooled, scale, at,
+      "route queries", q, pooled, scale, at, kBlock,
       [&, words](std::int64_t h, std::int64_t b, std::int64_t i, const std::vector<float>& scores) {
         const std::int64_t own = static_cast<std::int64_t>(scores.size()) - 1,
                            chosen = std::min(top_k - 1, own);
@@ -260,7 +261,7 @@ void route_queries(const Tensor& q_, const Tensor& pooled_, double scale, const 
 }
 
 void route_coverage(const Tensor& q_, const Tensor& pooled_, double scale, const PatternRows& at,
-                    const std::vector<std::int64_t>& budgets, Tensor& mass) {
+                    const std::vector<std::int64_t>& budgets, int told, Tensor& mass) {
   const Rows q(q_), pooled(pooled_);
   mass.zero();
   const std::int64_t blocks = static_cast<std::int64_t>(at.own.size()),
@@ -269,7 +270,7 @@ void route_coverage(const Tensor& q_, const Tensor& pooled_, double scale, const
                                  0);  // of one (head, block of 64): no two threads share it
   const std::vector<std::uint32_t>& weights = logit_weights();
   for_each_route(
-      "route coverage", q, pooled, scale, at,
+      "route coverage", q, pooled, scale, at, told,
       [&](std::int64_t h, std::int64_t b, std::int64_t, const std::vector<float>& scores) {
         const float highest = *std::max_element(scores.begin(), scores.end());
         std::array<std::int64_t, kLogitSteps> counts{};

@@ -57,11 +57,11 @@ void pool_keys(const Tensor& k, const PatternRows& at, Tensor& sums);
 /// [pattern blocks, Hkv, D] f32.
 void route_queries(const Tensor& q, const Tensor& pooled, double scale, const PatternRows& at,
                    std::int64_t top_k, Tensor& rows);
-/// mass [budgets] i64, in kCoverageUnit: summed over queries and heads, the softmax mass of the k
-/// highest routing scores, own block included, for each k of `budgets` (ascending).  Scores are
-/// rounded to logit_step()s.
+/// mass [budgets] i64, in kCoverageUnit: summed over heads and the first `told` queries of every
+/// 64, the softmax mass of the k highest routing scores, own block included, for each k of
+/// `budgets` (ascending).  Scores are rounded to logit_step()s.
 void route_coverage(const Tensor& q, const Tensor& pooled, double scale, const PatternRows& at,
-                    const std::vector<std::int64_t>& budgets, Tensor& mass);
+                    const std::vector<std::int64_t>& budgets, int told, Tensor& mass);
 
 /// scores [Hq, blocks of 64, pattern blocks] f32, at the block's own column: scale times the mean
 /// of a block's queries times pooled, for the pattern blocks up to the one that holds it; the

@@ -3,9 +3,18 @@
 #include <algorithm>
 
 #include "core/plan/attention/block_budget.hpp"
+#include "core/plan/attention/coverage.hpp"
 #include "kernels/attention/index_scores.hpp"
 
 namespace ballast {
+namespace {
+
+/// Of every 64 queries of a segment, counted from its start, the first so many tell the coverage.
+int told_of_64(CoverageRows rows) {
+  return rows == CoverageRows::sampled ? 16 : static_cast<int>(kBlock);
+}
+
+}  // namespace
 
 bool MobaSource::takes_all(std::int64_t budget) const {
   return std::all_of(axis_.count.begin(), axis_.count.end(), [&](std::int64_t keys) {
@@ -29,9 +38,10 @@ PatternSource::Built MobaSource::build(const AttentionInputs& in) {
     Scope tuning(recorder_, EventKind::tuning);
     std::vector<double> coverage(candidates().size(), 1.0);  // of all candidates that take all
     if (scored) {
-      Tensor sums = scores_->coverage(q, pooled, in.scale, candidates());
+      const int told = told_of_64(options_.coverage_rows);
+      Tensor sums = scores_->coverage(q, pooled, in.scale, candidates(), told);
       join(sums, Reduction::sum);
-      coverage = mean_coverage(sums, heads);
+      coverage = mean_coverage(sums, heads, told);
     }
     budget = choose(in.layer, coverage);
   }

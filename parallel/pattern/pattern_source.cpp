@@ -64,17 +64,18 @@ bool PatternSource::observes_recall(int layer) const {
          !recorder_->has_recall(layer);
 }
 
-std::vector<std::int64_t> PatternSource::query_counts() const {
+std::vector<std::int64_t> PatternSource::query_counts(int told) const {
   std::vector<std::int64_t> counts;
   for (int s = 0; s < axis_.segments(); ++s)
-    counts.push_back(
-        axis_.count[s] > 0 ? axis_.first_position[s] + axis_.count[s] - axes().first_query[s] : 0);
+    counts.push_back(axis_.count[s] > 0 ? count_told(axes().first_query[s],
+                                                     axis_.first_position[s] + axis_.count[s], told)
+                                        : 0);
   return counts;
 }
 
-std::vector<double> PatternSource::mean_coverage(Tensor sums, std::int64_t heads) const {
+std::vector<double> PatternSource::mean_coverage(Tensor sums, std::int64_t heads, int told) const {
   join(sp_, sums, Reduction::sum);
-  const std::vector<std::int64_t> counts = query_counts();
+  const std::vector<std::int64_t> counts = query_counts(told);
   const std::int64_t queries =
       std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) * heads * sp_.size();
   const Tensor all = sums.to(host_device());

@@ -268,6 +268,7 @@ class Cuda(RunCase):
     def test_tuned_budgets_follow_the_host(self):
         for name, pattern in (
             ("moba tuned", MOBA + TUNED),
+            ("moba tuned by a quarter", MOBA + TUNED + ["dst.coverage_rows=sampled"]),
             ("slash tuned", SLASH + ["dst.base_budget=4"] + TUNED),
         ):
             meshes = [

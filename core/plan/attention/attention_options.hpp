@@ -28,7 +28,7 @@ struct AttentionOptions {
   IndexSelection selection = IndexSelection::last;  ///< vertical_slash
   std::int64_t stretch = 1024;  ///< causal: queries that share a choice, counted from a sample's
                                 ///< start; the first are dense, later ones dense among themselves
-  CoverageRows coverage_rows = CoverageRows::last;  ///< vertical_slash under a BudgetPolicy
+  CoverageRows coverage_rows = CoverageRows::last;  ///< under a BudgetPolicy
   std::int64_t max_columns = 0;         ///< vertical_slash: columns of a head at most; 0: no cap
   std::int64_t max_slashes = 0;         ///< vertical_slash: slashes of a head at most; 0: no cap
   std::int64_t moba_block = 256;        ///< tokens

@@ -6,7 +6,17 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/plan/context/axis_range.hpp"
+
 namespace ballast {
+
+/// How many of positions [begin, end) are among the first `told` of every 64.
+constexpr std::int64_t count_told(std::int64_t begin, std::int64_t end, int told) {
+  const auto before = [told](std::int64_t position) {
+    return position / kBlock * told + std::min<std::int64_t>(position % kBlock, told);
+  };
+  return before(end) - before(begin);
+}
 
 /// Unit of coverage sums, which run over all queries and heads; room for 2^34 of them.
 inline constexpr double kCoverageUnit = 268435456.0;  // 2^28

@@ -26,8 +26,8 @@ struct EnumNames<IndexSelection> {
       {{IndexSelection::last, "last"}, {IndexSelection::causal, "causal"}}};
 };
 
-/// Queries that budgets of a vertical-slash pattern are weighed by: a segment's last ones, or as
-/// many sampled over all of it.
+/// Queries that coverage is told of.  vertical_slash: a segment's last ones, or as many sampled
+/// over all of it; moba: all, or the first 16 of every 64.
 enum class CoverageRows { last, sampled };
 template <>
 struct EnumNames<CoverageRows> {

@@ -149,7 +149,7 @@ void BlockBuilder::Arrays::check_routes() const {
 }
 
 Tensor BlockBuilder::coverage(const Tensor& q, const Tensor& means, double scale,
-                              const std::vector<std::int64_t>& budgets) const {
+                              const std::vector<std::int64_t>& budgets, int told) const {
   const Arrays& a = *arrays_;
   a.check_routes();
   const Routing x = a.routing(q, means);
@@ -158,9 +158,12 @@ Tensor BlockBuilder::coverage(const Tensor& q, const Tensor& means, double scale
       Tensor::wrap(const_cast<std::int64_t*>(budgets.data()), {count}, DType::i64).to(*a.device);
   Tensor curve = Tensor::zeros({count}, DType::i64, *a.device, MemoryCategory::workspace);
   const CoverageCurve c{
-      static_cast<float>(scale), budget.data<std::int64_t>(), static_cast<int>(count),
+      static_cast<float>(scale),
+      budget.data<std::int64_t>(),
+      static_cast<int>(count),
       reinterpret_cast<const std::uint32_t*>(a.logit_weights.data<std::int32_t>()),
-      curve.data<std::int64_t>()};
+      curve.data<std::int64_t>(),
+      told};
   check(route_coverage(x, c, stream()), "coverage of the budgets");
   return curve;
 }

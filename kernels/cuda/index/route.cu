@@ -11,7 +11,7 @@ namespace ballast::cuda {
 namespace {
 
 using bf16 = __nv_bfloat16;
-constexpr int kRows = 16;      // queries of a CTA: a quarter of a block
+constexpr int kRows = 16;      // queries of a CTA: a part of a block
 constexpr int kThreads = 128;  // four warps share the scores, then take four rows each
 constexpr float kUnit = 4294967296.0f;
 
@@ -51,11 +51,19 @@ __device__ unsigned ordered(float x) {
 
 constexpr int score_stride(int width) { return (width + 7) / 8 * 8 + 4; }
 
-/// The CTA's 16 queries against the first `count` pattern blocks of their segment: keep(row,
+/// Where a CTA's 16 queries lie: the grid has `parts` CTAs a block of 64.
+struct Place {
+  int block, part, head;
+  __device__ explicit Place(int parts)
+      : block(blockIdx.x / parts), part(blockIdx.x % parts), head(blockIdx.y) {}
+};
+
+/// A CTA's 16 queries against the first `count` pattern blocks of their segment: keep(row,
 /// pattern block, q . mean); also a few rows and blocks beyond, up to the next multiple of 8.
 template <int D, class Keep>
-__device__ __forceinline__ void score_rows(const Routing& x, int count, Keep&& keep) {
-  const int block = blockIdx.x / 4, part = blockIdx.x % 4, head = blockIdx.y;
+__device__ __forceinline__ void score_rows(const Routing& x, const Place& at_rows, int count,
+                                           Keep&& keep) {
+  const auto& [block, part, head] = at_rows;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = 2 * (lane % 4);
   // A lane's eight columns of every 32 lie together, so that it loads 16 bytes: which columns make
   // up a step of the product is free, as long as both operands agree.
@@ -95,15 +103,16 @@ __device__ __forceinline__ void score_rows(const Routing& x, int count, Keep&& k
 }
 
 /// One CTA: 16 rows of one head.  scores [16][stride] and the choices, 16 bits a pattern block, in
-/// shared memory.
-template <int D>
+/// shared memory; of a row's scores each lane holds `Held`, the first of all.
+template <int D, int Held>
 __global__ __launch_bounds__(kThreads) void route_kernel(const Routing x, int top_k,
                                                          std::uint16_t* words) {
   extern __shared__ unsigned scores[];
   const int stride = score_stride(x.width);
   unsigned* marks = scores + kRows * stride;
-  const int block = blockIdx.x / 4, part = blockIdx.x % 4, head = blockIdx.y,
-            lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Place place(kBlock / kRows);
+  const auto& [block, part, head] = place;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int before = x.at.own[block] - x.at.first[block],
             tokens = min(max(x.at.rows[block] - part * kRows, 0), kRows);
   const unsigned rows = (1u << tokens) - 1;
@@ -116,18 +125,28 @@ __global__ __launch_bounds__(kThreads) void route_kernel(const Routing x, int to
     return;
   }
   for (int j = threadIdx.x; j < before; j += kThreads) marks[j] = 0;
-  score_rows<D>(x, before,
+  score_rows<D>(x, place, before,
                 [&](int row, int j, float score) { scores[row * stride + j] = ordered(score); });
   __syncthreads();
 
   for (int row = warp; row < tokens; row += 4) {
     const unsigned* s = scores + row * stride;
-    // The largest threshold that at least `wanted` scores reach.
-    unsigned threshold = 0;
-    for (int bit = 31; bit >= 0; --bit) {
+    unsigned held[Held], low = ~0u, high = 0;
+#pragma unroll
+    for (int i = 0; i < Held; ++i) held[i] = lane + 32 * i < before ? s[lane + 32 * i] : 0;
+    for (int j = lane; j < before; j += 32) low = min(low, s[j]), high = max(high, s[j]);
+    low = __reduce_min_sync(~0u, low);
+    high = __reduce_max_sync(~0u, high);
+    // The largest threshold that at least `wanted` scores reach: its first bits are those that all
+    // scores share.
+    const int open = 32 - __clz(low ^ high);
+    unsigned threshold = open < 32 ? high >> open << open : 0;
+    for (int bit = open - 1; bit >= 0; --bit) {
       const unsigned candidate = threshold | 1u << bit;
       unsigned reached = 0;
-      for (int j = lane; j < before; j += 32) reached += s[j] >= candidate;
+#pragma unroll
+      for (int i = 0; i < Held; ++i) reached += held[i] >= candidate;
+      for (int j = lane + 32 * Held; j < before; j += 32) reached += s[j] >= candidate;
       reached = __reduce_add_sync(~0u, reached);
       if (static_cast<int>(reached) >= wanted) threshold = candidate;
       if (static_cast<int>(reached) == wanted) break;
@@ -169,13 +188,14 @@ __global__ __launch_bounds__(kThreads) void coverage_kernel(const Routing x,
   float* scores = reinterpret_cast<float*>(sums + 4 * c.budgets);
   unsigned* weights = reinterpret_cast<unsigned*>(scores + kRows * stride);
   unsigned* counts = weights + kWeightWords + warp * kCountWords;
-  const int block = blockIdx.x / 4, part = blockIdx.x % 4;
+  const Place place(c.told / kRows);
+  const auto& [block, part, head] = place;
   const int visible = x.at.own[block] - x.at.first[block] + 1,
             tokens = min(max(x.at.rows[block] - part * kRows, 0), kRows);
   if (tokens == 0) return;
   for (int i = threadIdx.x; i < kLogitSteps; i += kThreads) weights[weight_word(i)] = c.weights[i];
   for (int i = lane; i < c.budgets; i += kLanes) sums[warp * c.budgets + i] = 0;
-  score_rows<D>(x, visible,
+  score_rows<D>(x, place, visible,
                 [&](int row, int j, float score) { scores[row * stride + j] = c.scale * score; });
   __syncthreads();
 
@@ -245,14 +265,15 @@ bool unfit(const Routing& x) {
          x.width > 3072 || x.q_stride % 2 != 0;
 }
 
-/// For 16 rows and a head a CTA, with this much dynamic shared memory.
+/// For 16 of the first `rows` rows of every block and a head a CTA, with this much dynamic shared
+/// memory.
 template <class Kernel, class... Args>
-cudaError_t launch_rows(Kernel kernel, const Routing& x, int bytes, cudaStream_t stream,
+cudaError_t launch_rows(Kernel kernel, const Routing& x, int rows, int bytes, cudaStream_t stream,
                         Args... args) {
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              std::max(bytes, 48 << 10));
   if (e != cudaSuccess) return e;
-  kernel<<<dim3(4 * x.at.blocks, x.q_heads), kThreads, bytes, stream>>>(x, args...);
+  kernel<<<dim3(rows / kRows * x.at.blocks, x.q_heads), kThreads, bytes, stream>>>(x, args...);
   return cudaGetLastError();
 }
 
@@ -282,18 +303,21 @@ cudaError_t route_queries(const Routing& x, int top_k, std::uint64_t* words, cud
   if (e != cudaSuccess || x.at.blocks == 0) return e;
   const int bytes = (kRows * score_stride(x.width) + x.width) * 4;
   return at_head_dim(x.head_dim, [&](auto d) {
-    return launch_rows(route_kernel<decltype(d)::value>, x, bytes, stream, top_k,
+    constexpr int kDim = decltype(d)::value;
+    return launch_rows(x.width <= 128 ? route_kernel<kDim, 4> : route_kernel<kDim, 16>, x,
+                       static_cast<int>(kBlock), bytes, stream, top_k,
                        reinterpret_cast<std::uint16_t*>(words));
   });
 }
 
 cudaError_t route_coverage(const Routing& x, const CoverageCurve& c, cudaStream_t stream) {
-  if (unfit(x) || c.budgets < 1) return cudaErrorInvalidValue;
+  if (unfit(x) || c.budgets < 1 || c.told < kRows || c.told > kBlock || c.told % kRows != 0)
+    return cudaErrorInvalidValue;
   if (x.at.blocks == 0) return cudaSuccess;
   const int bytes =
       4 * c.budgets * 8 + (kRows * score_stride(x.width) + kWeightWords + 4 * kCountWords) * 4;
   return at_head_dim(x.head_dim, [&](auto d) {
-    return launch_rows(coverage_kernel<decltype(d)::value>, x, bytes, stream, c);
+    return launch_rows(coverage_kernel<decltype(d)::value>, x, c.told, bytes, stream, c);
   });
 }
 

@@ -283,6 +283,9 @@ TEST(ProfileTable, TimesThatFallAreRepairedWithinTheLimit) {
       EXPECT_NEAR(r.median_s, std::sqrt(1.1) * longer, 1e-12);
     }
   EXPECT_NE(refusal(t, 0.02).find("profile.repair_limit"), std::string::npos);
+  // Passes as short as launches vary by more, and weigh nothing.
+  for (ProfileRow& r : t.rows) r.median_s *= 1e-5 / longer;
+  EXPECT_EQ(refusal(t, 0.02), "");
 }
 
 TEST(ProfileTable, BudgetsThatTakeLongerThanEverythingGetItsTime) {

@@ -138,11 +138,14 @@ class CudaPatterns : public CudaTest {
 };
 
 TEST_F(CudaPatterns, InjectedRoutingLogitsGiveTheHostsCoverageBudgetAndBlocks) {
-  for (const auto& [dim, block] : {std::pair{64, 64}, {128, 192}}) {
+  for (const auto& [dim, block, rows] : {std::tuple{64, 64, CoverageRows::last},
+                                         {128, 192, CoverageRows::last},
+                                         {64, 64, CoverageRows::sampled}}) {
     const Spread spread({2900, 100, 0, 700}, LayoutKind::contiguous, 1, kBlock);
     AttentionOptions options;
     options.pattern = PatternKind::moba;
     options.moba_block = block;
+    options.coverage_rows = rows;
     // Keys that are equal inside a block, of few bits: their means and all dot products are exact.
     const Tensor q = whole({spread.rows(), kHeads, dim}, 3);
     Tensor k = whole({spread.rows(), kKvHeads, dim}, 3);
@@ -254,7 +257,7 @@ TEST_F(CudaPatterns, CoverageSumsAreTheSameOnAnyNumberOfShards) {
     const Tensor means = builders[0].means(Tensor::wrap(sums.data(), shape, DType::i64).to(*gpu));
     for (int r = 0; r < ranks; ++r)
       add(curve, builders[r].coverage(to_gpu(spread.take(q, spread.axes[r].queries), DType::bf16),
-                                      means, 0.125, budgets));
+                                      means, 0.125, budgets, kBlock));
     if (first.empty()) first = curve;
     EXPECT_EQ(curve, first) << ranks << " shards, seed " << seed;
     EXPECT_GT(curve.back(), curve.front());

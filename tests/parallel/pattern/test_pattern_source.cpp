@@ -147,10 +147,11 @@ INSTANTIATE_TEST_SUITE_P(All, Patterns,
 
 class Budgets : public Patterns {
  protected:
-  /// Of the parameter: a pattern, or vertical_slash with coverage of sampled rows.
+  /// Of the parameter: a pattern, with coverage of sampled rows where "_sampled" follows.
   static AttentionOptions tuned_options(const std::string& what) {
-    AttentionOptions options = options_of(what == "sampled" ? "vertical_slash" : what);
-    if (what == "sampled") options.coverage_rows = CoverageRows::sampled;
+    const auto sampled = what.find("_sampled");
+    AttentionOptions options = options_of(what.substr(0, sampled));
+    if (sampled != std::string::npos) options.coverage_rows = CoverageRows::sampled;
     return options;
   }
   /// Observed queries of a segment.
@@ -214,7 +215,6 @@ class Budgets : public Patterns {
     for (std::size_t s = 0; s < data.batch.segments.size(); ++s)
       for (std::int64_t h = 0; h < kHeads; ++h) {
         const std::int64_t first = axis.offset[s], count = data.batch.segments[s].tokens();
-        queries += static_cast<double>(count);
         const auto add = [&](std::vector<double> mass, double total,
                              double weight) {  // shares of the k heaviest
           std::sort(mass.rbegin(), mass.rend());
@@ -238,8 +238,14 @@ class Budgets : public Patterns {
               logits[i].push_back(std::exp(mean));
             }
           }
-          for (const auto& row : logits) add(row, std::accumulate(row.begin(), row.end(), 0.0), 1);
+          for (std::int64_t i = 0; i < count; ++i)
+            if (options.coverage_rows == CoverageRows::last || i % 64 < 16) {
+              const auto& row = logits[static_cast<std::size_t>(i)];
+              add(row, std::accumulate(row.begin(), row.end(), 0.0), 1);
+              ++queries;
+            }
         } else {
+          queries += static_cast<double>(count);
           for (std::size_t c = 0; c < candidates.size(); ++c)
             sums[c] +=
                 static_cast<double>(count) * held(data, options, masks[c], h, static_cast<int>(s));
@@ -292,7 +298,9 @@ TEST_P(Budgets, CoverageIsThatOfItsDefinitionAndTheSameOnAnyNumberOfRanks) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Budgets, ::testing::Values("vertical_slash", "sampled", "moba"),
+INSTANTIATE_TEST_SUITE_P(All, Budgets,
+                         ::testing::Values("vertical_slash", "vertical_slash_sampled", "moba",
+                                           "moba_sampled"),
                          [](const auto& info) { return std::string(info.param); });
 
 class Choice : public ::testing::Test {
