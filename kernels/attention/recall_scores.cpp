@@ -41,12 +41,14 @@ void masses(const float* score, std::int64_t n, float top, std::int64_t* mass) {
 }  // namespace
 
 RecallScores::RecallScores(const AttentionAxes& axes, const KeyAxis& axis, const AxisRanges& rows)
-    : axes_(axes), axis_(axis), rows_(rows), first_word_{0} {
+    : axes_(axes), axis_(axis), rows_(rows), first_word_{0}, place_{0} {
   const AxisRanges own = axes.keys[axes.rank];
   for (const AxisRange& row : rows)
     first_word_.push_back(first_word_.back() + (axis.count[row.segment] + kBlock - 1) / kBlock);
   key_block_ = global_blocks(axis, own);
   visible_ = split_visible(visible_keys(rows, axis), axis, {own}).front().expand();
+  for (const KeyInterval& keys : visible_)
+    place_.push_back(place_.back() + std::max(0, keys.end - keys.begin));
 }
 
 std::vector<std::int64_t> RecallScores::local_rows() const {
@@ -107,7 +109,7 @@ Tensor RecallScores::maximum(const Tensor& queries, const Tensor& k, double scal
   const std::int64_t rows = queries.size(0), heads = queries.size(1), dim = queries.size(2),
                      group = heads / k.size(1), tokens = k.size(0);
   scores_ =
-      Tensor::empty({heads, rows, tokens}, k.dtype(), host_device(), MemoryCategory::workspace);
+      Tensor::empty({heads, place_.back()}, k.dtype(), host_device(), MemoryCategory::workspace);
   Tensor most = zeros({heads, rows}, DType::f64);
   double* top = most.data<double>();
   dispatch_float(k.dtype(), [&](auto type) {
@@ -119,7 +121,7 @@ Tensor RecallScores::maximum(const Tensor& queries, const Tensor& k, double scal
       const std::int64_t h = i / rows, r = i % rows;
       const double* from = queries.data<double>() + (r * heads + h) * dim;
       const std::vector<T> q(from, from + dim);
-      T* score = scores + i * tokens;
+      T* score = scores + h * place_.back() + place_[r] - visible_[r].begin;
       T best = -std::numeric_limits<T>::infinity();
       for (std::int64_t j = visible_[r].begin; j < visible_[r].end; ++j) {
         const T* key = keys + j * stride + h / group * dim;
@@ -134,8 +136,8 @@ Tensor RecallScores::maximum(const Tensor& queries, const Tensor& k, double scal
 }
 
 Tensor RecallScores::sums(const Tensor& maximum, const Tensor& computed) const {
-  const std::int64_t heads = scores_.size(0), rows = scores_.size(1), tokens = scores_.size(2),
-                     words = first_word_.back(), index_heads = computed.numel() / words;
+  const std::int64_t heads = scores_.size(0), rows = std::ssize(rows_), words = first_word_.back(),
+                     index_heads = computed.numel() / words;
   Tensor sums = zeros({heads, rows, kSums}, DType::i64);
   const double* most = maximum.data<double>();
   const auto* bits = reinterpret_cast<const std::uint64_t*>(computed.data<std::int64_t>());
@@ -149,11 +151,12 @@ Tensor RecallScores::sums(const Tensor& maximum, const Tensor& computed) const {
                          own = (row.position - axis_.first_position[row.segment]) / kBlock;
       const std::uint64_t* word = bits + (index_heads > 1 ? h : 0) * words + first_word_[r];
       std::int64_t* sum = sums.data<std::int64_t>() + i * kSums;
+      const T* row_scores = scores + h * place_.back() + place_[r] - visible_[r].begin;
       for (std::int64_t j = visible_[r].begin; j < visible_[r].end;) {
         const std::int64_t block = key_block_[j / kBlock] - base, first = j % kBlock,
                            n = std::min<std::int64_t>(visible_[r].end - j, kBlock - first);
         std::int64_t mass[kBlock];
-        masses(scores + i * tokens + j, n, static_cast<T>(most[i]), mass);
+        masses(row_scores + j, n, static_cast<T>(most[i]), mass);
         const std::uint64_t computed_keys = word[block];
         std::int64_t& part = sum[1 + static_cast<int>(part_of(block, own, computed_keys))];
         for (std::int64_t c = 0; c < n; ++c) sum[0] += mass[c];

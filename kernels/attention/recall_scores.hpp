@@ -45,7 +45,8 @@ class RecallScores {
   std::vector<std::int64_t> first_word_;  ///< [rows + 1] of one head
   std::vector<std::int32_t> key_block_;   ///< global block of each block of this rank's keys
   std::vector<KeyInterval> visible_;      ///< [rows] of this rank's keys
-  Tensor scores_;                         ///< [Hq, rows, T] as K, where visible
+  std::vector<std::int64_t> place_;       ///< [rows + 1] of a row's scores among a head's
+  Tensor scores_;                         ///< [Hq, place_.back()] as K, of visible keys alone
 };
 
 }  // namespace ballast
