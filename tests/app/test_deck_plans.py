@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 import unittest
 
 import shrunk_decks
@@ -98,6 +99,7 @@ class DeckPlans(RunCase):
     def compare(self, deck, *overrides, known=STEPS):
         """Trains, and returns the number of commands that print what was executed in the first
         `known` steps."""
+        begin = time.monotonic()
         run = self.out("run")
         self.run_ballast(RANKS, "train", deck, *overrides, "-d", run, timeout=300, cwd=ROOT)
         stored = self.stored(run)
@@ -111,6 +113,7 @@ class DeckPlans(RunCase):
             if shown is not None:
                 self.assertEqual(shown, executed[:known], command)
                 commands += 1
+        self.seconds = time.monotonic() - begin
         return commands
 
     def test_every_method(self):
@@ -121,6 +124,7 @@ class DeckPlans(RunCase):
             with self.subTest(name):
                 deck = self.deck(steps=STEPS, dp=1, every=0)
                 self.assertGreaterEqual(self.compare(deck, *tiny, *found[name]), 2)
+                print(f"# {name}: {self.seconds:.0f} s", flush=True)
 
     def profiled(self, deck):
         """The deck with a profile table measured here, and the groups that it selects."""
@@ -174,6 +178,7 @@ class DeckPlans(RunCase):
                     found = deck.get("batching.method") == "sab" and deck.get("dst.enabled")
                     known = 1 if found else STEPS
                     self.assertGreaterEqual(self.compare(self.written(deck), known=known), 2)
+                    print(f"# {name} {case}: {self.seconds:.0f} s", flush=True)
                     compared += 1
         self.assertGreaterEqual(compared, len(names if FULL else SOME))
 
