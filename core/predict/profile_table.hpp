@@ -88,8 +88,8 @@ struct ProfileTable {
 ///   * A budget that takes longer than all keys of its length and prefix by more than `limit` gets
 ///   their time: over few keys choosing costs more than it saves.
 ///   * Times that fall where tokens, prefix or budget grow are replaced by the geometric mean of
-///   the two monotone envelopes; where that
-///     moves a time by more than `limit` (relative) and 20 us, the table is refused.
+///   the two monotone envelopes; where that moves a time by more than `limit` (relative) and by
+///   more than 20 us, the table is refused.
 /// Errors name the rows and the remedy.
 ProfileTable checked(ProfileTable table, double limit, std::vector<std::string>& notes);
 

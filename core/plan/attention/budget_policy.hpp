@@ -40,10 +40,9 @@ class BudgetPolicy {
   /// Budget of `layer`, one of the candidates.  coverage[i] = C(candidates()[i]) (Equation 4): the
   /// mean, over all queries and heads of the micro-batch on all its ranks, of the softmax mass of
   /// the k highest routing logits (moba; scaled by 1 / sqrt(D), visible blocks only; of the queries
-  /// that CoverageRows names), or of the
-  /// observed queries' attention on the pairs that the budget's pattern computes
-  /// (vertical_slash: SlashPurchases).  Called once for each layer and forward; a recomputation
-  /// reuses the stored index and does not ask again.
+  /// that CoverageRows names), or of the observed queries' attention on the pairs that the budget's
+  /// pattern computes (vertical_slash: SlashPurchases).  Called once for each layer and forward; a
+  /// recomputation reuses the stored index and does not ask again.
   virtual std::int64_t choose(int layer, std::span<const double> coverage) = 0;
 };
 
