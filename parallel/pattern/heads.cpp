@@ -55,9 +55,9 @@ void HeadsSource::choose_blocks(const AttentionInputs& in, const Tensor& observe
       online() ? slashes_->alike(observed, means, in.scale) : slashes_->block_heads(choices.rules);
   for (const HeadRule& rule : choices.rules)
     heads.most.push_back(static_cast<std::int32_t>(rule.blocks));
-  choices.words = blocks_->choose(blocks_->pooled(index_operand(in.q), means, in.scale),
-                                  static_cast<int>(kBlock), static_cast<int>(kBlock),
-                                  online() ? options_.flex_share : 1.0, choices.blocks, heads);
+  choices.words =
+      blocks_->choose(blocks_->pooled(index_operand(in.q), means, in.scale), kBlock, kBlock,
+                      online() ? options_.flex_share : 1.0, choices.blocks, heads);
   choices.by_blocks = heads.chosen;
 }
 

@@ -10,9 +10,7 @@ namespace ballast {
 namespace {
 
 /// Of every 64 queries of a segment, counted from its start, the first so many tell the coverage.
-int told_of_64(CoverageRows rows) {
-  return rows == CoverageRows::sampled ? 16 : static_cast<int>(kBlock);
-}
+int told_of_64(CoverageRows rows) { return rows == CoverageRows::sampled ? 16 : kBlock; }
 
 }  // namespace
 

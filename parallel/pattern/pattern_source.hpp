@@ -48,15 +48,14 @@ class PatternSource : public IndexSource, protected RingJoin {
   };
   virtual Built build(const AttentionInputs& in) = 0;
   /// [segments] queries of a segment on all ranks, of the first `told` of every 64.
-  std::vector<std::int64_t> query_counts(int told = static_cast<int>(kBlock)) const;
+  std::vector<std::int64_t> query_counts(int told = kBlock) const;
   std::vector<std::int64_t> candidates() const {
     return {policy_->candidates().begin(), policy_->candidates().end()};
   }
   /// Mean of the coverage at the policy's candidates over queries and heads.  sums: [candidates]
   /// i64, in kCoverageUnit, over query_counts(told) of all ranks of the ring and the `heads` here;
   /// sums over the heads of the other ranks.  Collective over `sp`.
-  std::vector<double> mean_coverage(Tensor sums, std::int64_t heads,
-                                    int told = static_cast<int>(kBlock)) const;
+  std::vector<double> mean_coverage(Tensor sums, std::int64_t heads, int told = kBlock) const;
   /// The policy's choice given the mean coverage at its candidates.
   std::int64_t choose(int layer, const std::vector<double>& coverage) const;
   /// Sums (maxima) a tensor over the ring's ranks.

@@ -172,6 +172,30 @@ class Memory(RunCase):
             print("\n".join(lines))
         self.assertLessEqual(worst, WITHIN)
 
+    def test_recall_over_a_pack_of_many_samples_takes_little(self):
+        """What recall measures by is not counted: it must not grow with rows times all keys."""
+        deck = self.out("recall.toml")
+        lengths = [85] * 48
+        with open(deck, "w") as f:
+            f.write(DECK.format(lengths=", ".join(map(str, lengths)), longest=4096, tokens=4080))
+        keys = [
+            "batching.method=packed",
+            "recompute.mode=full",
+            "attention.pattern=flexprefill",
+            "attention.last_q=64",
+            "trace.recall_every=1",
+            "trace.recall_rows=64",
+        ]
+        twin, run = self.out("recall.json"), self.out("recall")
+        self.run_ballast(1, "check", deck, *keys, "--json", twin)
+        self.run_ballast(1, "train", deck, *keys, "-d", run)
+        with open(twin) as f:
+            told = json.load(f)["largest_rank_bytes"] / (1 << 20)
+        rows = self.steps(run)
+        self.assertTrue(all("recall" in row for row in rows), "recall was not measured")
+        used = max(float(row["memory_mib"]) for row in rows if "memory_mib" in row)
+        self.assertLessEqual(abs(told / used - 1), WITHIN, f"{told} of {used}")
+
     def test_a_later_step_that_holds_more_is_counted(self):
         """Short samples in a step of their own (a sorted window): under gpipe a sparse pattern
         holds all of their micro-batches, each sample padded to a block."""

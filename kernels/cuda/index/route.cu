@@ -61,9 +61,9 @@ struct Place {
 /// A CTA's 16 queries against the first `count` pattern blocks of their segment: keep(row,
 /// pattern block, q . mean); also a few rows and blocks beyond, up to the next multiple of 8.
 template <int D, class Keep>
-__device__ __forceinline__ void score_rows(const Routing& x, const Place& at_rows, int count,
+__device__ __forceinline__ void score_rows(const Routing& x, const Place& place, int count,
                                            Keep&& keep) {
-  const auto& [block, part, head] = at_rows;
+  const auto& [block, part, head] = place;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = 2 * (lane % 4);
   // A lane's eight columns of every 32 lie together, so that it loads 16 bytes: which columns make
   // up a step of the product is free, as long as both operands agree.
@@ -304,9 +304,8 @@ cudaError_t route_queries(const Routing& x, int top_k, std::uint64_t* words, cud
   const int bytes = (kRows * score_stride(x.width) + x.width) * 4;
   return at_head_dim(x.head_dim, [&](auto d) {
     constexpr int kDim = decltype(d)::value;
-    return launch_rows(x.width <= 128 ? route_kernel<kDim, 4> : route_kernel<kDim, 16>, x,
-                       static_cast<int>(kBlock), bytes, stream, top_k,
-                       reinterpret_cast<std::uint16_t*>(words));
+    return launch_rows(x.width <= 128 ? route_kernel<kDim, 4> : route_kernel<kDim, 16>, x, kBlock,
+                       bytes, stream, top_k, reinterpret_cast<std::uint16_t*>(words));
   });
 }
 
