@@ -21,7 +21,7 @@ constexpr int kRanksPerNode = 8;
 // Figures 4 to 6, head dim 128, causal).
 // h100: products and attention as an H200's, whose multiprocessors are the same; 3.35 TB/s (NVIDIA
 // H100 SXM data sheet), 83 % of it as on an H200.
-// h200: one training step of Qwen2.5-3B at 8K tokens (docs/performance.md): 703 TFLOP/s in
+// h200: one training step of Qwen2.5-3B at 8K tokens (`bench step`, profile): 703 TFLOP/s in
 // products, 550 and 455 in attention, 3.5 TB/s in the optimizer; 302 GB/s in a ring over NVLink.
 // Network of all GPUs: one HDR port each, 200 Gb/s, of which 23 GB/s arrive.  Host copies: PCIe 4
 // and 5, 16 lanes, of which 80 % arrive.

@@ -6,16 +6,16 @@
 
 namespace ballast::cuda {
 
-/// Calls of one shape of product.  A trial gains 4 % of a product's time at best, and costs the
-/// loading of eight kernels (0.1 to 0.9 s) and some 35 products: it waits until the shape has done
-/// the work of several seconds.  A shape that passes, as every length of a pack does, must not be
+/// Calls of one shape of product.  A trial gains 1 to 4 % of a product's time, and costs the
+/// loading of eight kernels (0.1 to 0.9 s) and up to 1.6 s of products: it waits until the shape
+/// has done the work of a minute.  A shape that passes, as every length of a pack does, must not be
 /// tried however often a micro-batch of many layers calls it, so no more than `kWindow` calls of
 /// all shapes for each of its own may lie between the first of them and the last.  A layer has some
 /// 27 products, recomputation included, one or two of a shape: a shape of two fifths of the
 /// micro-batches is tried.
 class TrialRule {
  public:
-  static constexpr double kWork = 4e15;  ///< FLOPs: six seconds of an H100 or H200
+  static constexpr double kWork = 4e16;  ///< FLOPs: a minute of an H100 or H200
   static constexpr std::int64_t kFewestCalls = 128, kWindow = 64;
 
   /// `flops`: of a call; `work`: FLOPs after which the trial is due, in `kFewestCalls` at least.

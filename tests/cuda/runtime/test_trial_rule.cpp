@@ -39,7 +39,7 @@ TEST(TrialRule, TriesEveryShapeOfOneLengthOnceInAWindow) {
 }
 
 TEST(TrialRule, WaitsForTheWorkThatPaysForIt) {
-  constexpr double kFlops = 1e12;  // of a call: 4,000 of them are the work of a trial
+  constexpr double kFlops = 1e12;  // of a call: 40,000 of them are the work before a trial
   constexpr int kLayers = 32, kBatches = static_cast<int>(TrialRule::kWork / kFlops) / kLayers;
   const TrialRule rule(kFlops);
   EXPECT_EQ(trials(in_turn(kBatches - 1, 1), kLayers, rule), 0);
