@@ -268,8 +268,9 @@ __device__ int turn_place(int tile, int head, int part, int tiles, int heads, in
 /// tiles come in the order of the keys.  Units that stream more Q, dO and dQ than L2 holds come
 /// four query heads at a time: their tiles share what lies there.  Short units (of short segments)
 /// would spend themselves on adding to dK and dV: they are cut as little as fills the processors,
-/// into parts that need not be equal, and the last tiles come first, which have the fewest queries
-/// and so are the first to be ready for their next head.
+/// into parts that need not be equal, of three heads or so where processors are busy (a part waits
+/// for its neighbours when it begins, not again for its next head), and the last tiles come first,
+/// which have the fewest queries and so are the first to be ready for their next head.
 ///
 /// Where the units of one segment stream twice as much as that, those that add dQ at once take this
 /// order too, in place of the longest first (backward_pieces).  One CTA of 1,024 threads.
@@ -290,7 +291,8 @@ __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
              every_mode = mean_blocks >= kLongBlocks && segment_tiles(x, 0).end >= tiles;
   int parts = 1;
   for (int d = 2; d <= group; ++d) {
-    if (reversed ? units * parts < 6 * processors : group % d == 0) parts = d;
+    const int pieces = 3 * d <= group + 2 ? 6 : 1;  // wanted a processor
+    if (reversed ? units * parts < pieces * processors : group % d == 0) parts = d;
   }
   Abreast abreast{kv_heads, parts};
   if (many) {
