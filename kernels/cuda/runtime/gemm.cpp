@@ -33,7 +33,7 @@ constexpr double kTrialFlops = 1e10;   // of a product for which it may pay
 constexpr std::size_t kTrialPart = 8;  // of the free memory that its result may take once more
 constexpr float kTrialGain = 1.01f;    // less is noise
 constexpr float kNear = 1.08f;         // of the shortest time: what is tried for longer
-constexpr float kSustained_ms = 100;   // how long, twice
+constexpr float kSustained_ms = 100;   // for how long, in each round
 constexpr int kSustainedRounds = 2;
 constexpr std::int64_t kLengthStep = 20;  // of lengths whose kernels are loaded: one in so many
 
