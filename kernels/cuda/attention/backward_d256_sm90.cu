@@ -5,7 +5,7 @@
 // keeps 128 columns of both.  Of S^T = K Q^T and dP^T = V dO^T each computes 32 of the 64 queries;
 // P^T and dS^T meet in shared memory, from where they feed dV += P^T dO, dK += dS^T Q and
 // dQ += dS K, of which either consumer again computes its 128 columns, 64 at a time.
-#include "kernels/cuda/attention/backward_tiles.cuh"
+#include "kernels/cuda/attention/backward_turns.cuh"
 
 namespace ballast::cuda {
 namespace {
@@ -24,6 +24,7 @@ struct WideConsumer {
   RingPosition<kQueryStages> ring;
   int dout_parity = 0;
   int previous;  // head and query block of the previous tile; kNone at the start of a unit
+  int jobs = 0;  // before the next one
   static constexpr int kNone = -1, kBlockBits = 16;
 
   __device__ WideConsumer(Shared& s, const BackwardMaps& m, const BackwardParams& params, int which)
@@ -78,13 +79,13 @@ struct WideConsumer {
       if (previous == kNone) return;
       const int head = previous >> kBlockBits, query_block = previous & ((1 << kBlockBits) - 1),
                 slice = 2 * consumer + half;
-      unsigned char* out = sh.dq[consumer];
       if constexpr (kDq == QueryGradient::turns) {
-        named_barrier(kBufferFree + consumer, kSenderThreads);
-        stage_query_gradient<64>(dq, out, row, lane, p.scale);
-        if (thread == 0) sh.job[consumer] = {head, query_block, slice, sh.unit.turn};
-        named_arrive(kBufferFull + consumer, kSenderThreads);
+        const JobSide<D> side{sh, consumer, thread};
+        side.wait(jobs);
+        stage_query_gradient<64>(dq, sh.dq[consumer], row, lane, p.scale);
+        side.give(jobs++, {head, query_block, slice, sh.unit.turn});
       } else {
+        unsigned char* out = sh.dq[consumer];
         if (thread == 0) bulk_wait_read();
         named_barrier(2 + consumer, 128);
         stage_query_gradient<64>(dq, out, row, lane, p.scale);
@@ -219,7 +220,7 @@ struct WideConsumer {
     const std::int64_t token = u.first_row + row;
     const std::int64_t left = (u.columns ? LLONG_MAX : p.index.shape.k_tokens) - token;
     const std::int64_t column_stride = p.index.column_heads() * D,
-                       column = u.kv_head * D + consumer * kColumns + 2 * (lane % 4);
+                       column = u.kv_head * D + consumer * kColumns;
     const std::int64_t dk_stride = u.columns ? column_stride : p.dk_stride,
                        dv_stride = u.columns ? column_stride : p.dv_stride;
     constexpr bool kTurns = kDq == QueryGradient::turns;
@@ -249,7 +250,7 @@ struct WideConsumer {
       store(dk, dv, u);
     }
     if constexpr (kDq == QueryGradient::turns) {
-      end_sender(sh, consumer, thread);
+      JobSide<D>{sh, consumer, thread}.end(jobs);
     } else if (kWithDq && thread == 0) {
       bulk_wait();
     }

@@ -8,7 +8,7 @@
 // consumer (32 at head dim 64) leave as an fp32 bulk reduce-add.
 // (FlashAttention-2, Dao 2023, Algorithm 2; the transposed form is FlashAttention-3's.)
 #pragma once
-#include "kernels/cuda/attention/backward_tiles.cuh"
+#include "kernels/cuda/attention/backward_turns.cuh"
 
 namespace ballast::cuda {
 
@@ -25,6 +25,7 @@ struct BackwardConsumer {
   RingPosition<kQueryStages> ring;
   int previous;  // head and query block of the previous tile, whose stage is the other one; kNone
                  // at the start of a unit
+  int jobs = 0;  // before the next one
   static constexpr int kNone = -1, kBlockBits = 16;
   static constexpr int kDqRegisters = kWithDq ? Shared::kSliceColumns / 2 : 1;
 
@@ -137,19 +138,19 @@ struct BackwardConsumer {
     }
     wgmma_commit();
   }
-  /// Sends the consumer's columns of dQ to L2, where they are added: through its own sender in
-  /// turns, else at once.
+  /// Sends the consumer's columns of dQ to L2, where they are added: through the senders in turns,
+  /// else at once.
   __device__ __forceinline__ void reduce(const float (&dq)[kDqRegisters], int query_block,
                                          int head) {
-    unsigned char* out = sh.dq[consumer];
     if constexpr (kDq == QueryGradient::turns) {
-      named_barrier(kBufferFree + consumer, kSenderThreads);
-      stage_query_gradient<Shared::kSliceColumns>(dq, out, row, lane, p.scale);
-      if (thread == 0) sh.job[consumer] = {head, query_block, consumer, sh.unit.turn};
-      named_arrive(kBufferFull + consumer, kSenderThreads);
+      const JobSide<D> side{sh, consumer, thread};
+      side.wait(jobs);
+      stage_query_gradient<Shared::kSliceColumns>(dq, sh.dq[consumer], row, lane, p.scale);
+      side.give(jobs++, {head, query_block, 0, sh.unit.turn});
     } else if constexpr (kDq == QueryGradient::rows) {
       reduce_rows(dq, query_block);
     } else {
+      unsigned char* out = sh.dq[consumer];
       if (thread == 0) bulk_wait_read();
       named_barrier(2 + consumer, 128);
       stage_query_gradient<Shared::kSliceColumns>(dq, out, row, lane, p.scale);
@@ -213,8 +214,7 @@ struct BackwardConsumer {
                                         const WorkUnit& u) {
     const std::int64_t token = u.first_row + consumer * kBlock + row;
     const std::int64_t left = (u.columns ? LLONG_MAX : p.index.shape.k_tokens) - token;
-    const std::int64_t column_stride = p.index.column_heads() * D,
-                       column = u.kv_head * D + 2 * (lane % 4);
+    const std::int64_t column_stride = p.index.column_heads() * D, column = u.kv_head * D;
     const std::int64_t dk_stride = u.columns ? column_stride : p.dk_stride,
                        dv_stride = u.columns ? column_stride : p.dv_stride;
     constexpr bool kTurns = kDq == QueryGradient::turns;
@@ -310,7 +310,7 @@ struct BackwardConsumer {
       store(dk, dv, u);
     }
     if constexpr (kDq == QueryGradient::turns) {
-      end_sender(sh, consumer, thread);
+      JobSide<D>{sh, consumer, thread}.end(jobs);
     } else if (kDq == QueryGradient::adds && thread == 0) {
       bulk_wait();
     }

@@ -1,6 +1,5 @@
 // What the sm_90 backward kernels of all head dims share: parameters, the layout of shared memory,
-// the producer thread that turns work units into a stream of (query head, query block) tiles, and
-// the threads that send dQ away when its additions have an order.
+// and the producer thread that turns work units into a stream of (query head, query block) tiles.
 //
 // A work unit is 128 keys of one key head (64 at head dim 256), or as many gathered columns.
 #pragma once
@@ -60,7 +59,7 @@ struct QueryTile {
   std::uint64_t word[2];  // row mask, or cover word for columns
 };
 
-/// Part of a tile's dQ on its way to global memory; head < 0 ends the sender.
+/// A tile's dQ, or one of its backward_slices(), on its way to global memory; head < 0: no more.
 struct QueryGradientJob {
   int head, query_block, slice, turn;
 };
@@ -75,6 +74,7 @@ struct BackwardShared {
   static constexpr int kKeyBoxStride = kUnitKeys * 128;
   static constexpr int kGradientStages = D > 128 ? 1 : kQueryStages;  // of dO
   static constexpr int kSliceColumns = D > 64 ? 64 : 32;  // of dQ that a consumer sends at a time
+  static constexpr bool kJointJobs = D <= 128;            // QueryGradientJob is of both consumers
   static constexpr int kScoreBuffers = D > 128 ? 4 : 2;   // of [unit's keys][64 queries]: dS; P
   alignas(1024) unsigned char k[kUnitBlocks * kBlockBytes];
   alignas(1024) unsigned char v[kUnitBlocks * kBlockBytes];
@@ -88,6 +88,7 @@ struct BackwardShared {
   std::uint64_t q_full[kQueryStages], empty[kQueryStages];
   std::uint64_t dout_full[kGradientStages], dout_empty;  // dout_empty: only of a single stage
   std::uint64_t kv_full, kv_empty;
+  std::uint64_t job_full[2], job_free[2];  // only of kVisibleJobs
   QueryTile tile[kQueryStages];
   // Entries of gathered rows: dQ of a tile leaves after its stage has been given back, but before
   // the next but one is.
@@ -110,6 +111,10 @@ struct BackwardShared {
     barrier_init(&dout_empty, kBackwardArrivals);
     barrier_init(&kv_full, 1);
     barrier_init(&kv_empty, kBackwardArrivals);
+    for (int s = 0; s < 2; ++s) {
+      barrier_init(&job_full[s], 1);
+      barrier_init(&job_free[s], kWarpArrivals);
+    }
     barrier_init_fence();
   }
 };
@@ -230,13 +235,20 @@ struct BackwardProducer {
                                                   : kSkip;
     if (s0 != kSkip || s1 != kSkip) tile(head, qb, s0, s1, kNoMask, kNoMask);
   }
-  /// The same of a dense index, from the last query block down: units that run at the same time
-  /// then come to a query block one after another in the order of their turns.  (Where turns are
-  /// reversed, they do so from the first block up.)
-  __device__ void key_blocks_down(int head) {
+  /// Of a dense index whose additions to dQ have an order, all query heads of the unit: from the
+  /// last query block down, so that units that run at the same time come to a query block one after
+  /// another in the order of their turns.  Where turns are reversed, they do so from the first
+  /// block up; and those of the unit's own keys come first, of all heads, since the last unit of a
+  /// segment shares them with the segment before, whose units would wait for it at every head.
+  __device__ void query_blocks_in_turn(const WorkUnit& u) {
     find_queries();
-    for (int qb = sh.queries.end - 1; qb >= sh.queries.begin; --qb) {
-      dense_tile(head, qb);
+    const int n = sh.queries.end - sh.queries.begin,
+              own = sh.reversed ? min(n, Shared::kUnitBlocks) : 0;
+    for (int i = 0; i < u.heads * own; ++i)
+      dense_tile(u.first_head + i / own, sh.queries.begin + i % own);
+    for (int head = u.first_head; head < u.first_head + u.heads; ++head) {
+      for (int i = own; i < n; ++i)
+        dense_tile(head, sh.reversed ? sh.queries.begin + i : sh.queries.end - 1 - i);
     }
   }
   /// The same of a dense index whose additions to dQ have no order.  A unit of many query blocks
@@ -354,11 +366,10 @@ struct BackwardProducer {
       decode(sh.unit, piece, half_of(item));
       const WorkUnit& u = sh.unit;
       load_keys(u);
-      for (int i = 0; i < u.heads; ++i) {
-        if (kDq != QueryGradient::turns && u.columns) {
+      if constexpr (kDq == QueryGradient::turns) query_blocks_in_turn(u);
+      for (int i = 0; i < u.heads && kDq != QueryGradient::turns; ++i) {
+        if (u.columns) {
           column_blocks(u.first_head + i);
-        } else if (kDq == QueryGradient::turns && !sh.reversed) {
-          key_blocks_down(u.first_head + i);
         } else if (kDq == QueryGradient::adds && p.index.shape.dense) {
           key_blocks_round(u.first_head + i);
         } else {
@@ -372,59 +383,6 @@ struct BackwardProducer {
     }
   }
 };
-
-// --- dQ in turns
-// -------------------------------------------------------------------------------------------------
-// Named barriers between a consumer and its sender, a warp: the consumer waits at kBufferFree and
-// arrives at kBufferFull, the sender the other way round.
-inline constexpr int kBufferFree = 10, kBufferFull = 12, kSenderThreads = 128 + 32;
-
-/// One warp a consumer: adds what the consumer has staged when all units before this one have added
-/// theirs.  Units are given out in the order of the turns, so whoever is waited for has begun, and
-/// waits only for those before it.
-template <int D>
-__device__ void send_query_gradients(BackwardShared<D>& sh, const BackwardMaps& maps,
-                                     const BackwardParams& p, int consumer) {
-  using Shared = BackwardShared<D>;
-  constexpr int kSlices = backward_slices(D);
-  const bool first = threadIdx.x % 32 == 0;
-  named_arrive(kBufferFree + consumer, kSenderThreads);
-  while (true) {
-    named_barrier(kBufferFull + consumer, kSenderThreads);
-    const QueryGradientJob job = sh.job[consumer];
-    if (job.head < 0) return;
-    int* turn =
-        p.turns + (job.head * p.index.shape.q_blocks() + job.query_block) * kSlices + job.slice;
-    if (first) {
-      while (load_acquire(turn) != job.turn) {
-      }
-      fence_async_global();
-      for (int b = 0; b < Shared::kSliceColumns / 32; ++b) {
-        const int column = job.slice * Shared::kSliceColumns + b * 32;
-        if (column < D)
-          tma_reduce_add(&maps.dq, sh.dq[consumer] + b * kBlock * 128, column, job.head,
-                         job.query_block * kBlock);
-      }
-      bulk_commit();
-      bulk_wait_read();
-    }
-    __syncwarp();
-    named_arrive(kBufferFree + consumer, kSenderThreads);
-    if (first) {
-      bulk_wait();
-      fence_async_global();
-      count_release(turn);
-    }
-    __syncwarp();
-  }
-}
-/// The consumer's side.
-template <class Shared>
-__device__ __forceinline__ void end_sender(Shared& sh, int consumer, int thread) {
-  named_barrier(kBufferFree + consumer, kSenderThreads);
-  if (thread == 0) sh.job[consumer].head = -1;
-  named_arrive(kBufferFull + consumer, kSenderThreads);
-}
 
 // --- what the consumers of all head dims do alike
 // -------------------------------------------------------------------------------------------------
@@ -456,72 +414,38 @@ __device__ __forceinline__ void stage_query_gradient(const float (&dq)[kColumns 
   fence_async_proxy();
 }
 
-/// 64 keys x 2 N columns of dK or dV to (or onto) global memory; `to`: the thread's first row and
-/// column.
+/// 64 keys x 2 N columns of dK or dV to (or onto) global memory, 16 bytes a thread: the four lanes
+/// of a row exchange what they hold of 16 columns.  `to`: the thread's first row, column 0.
 template <int N>
 __device__ __forceinline__ void store_key_gradient(const float (&acc)[N], float* to,
                                                    std::int64_t stride, float factor,
                                                    std::int64_t rows_left, bool add) {
+  const bool high = threadIdx.x & 2, odd = threadIdx.x & 1;
+  to += threadIdx.x % 4 * 4;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    if (8 * r >= rows_left) continue;
     float* at = to + 8 * r * stride;
 #pragma unroll
-    for (int j = 0; j < N / 4; ++j) {
-      const float x = acc[4 * j + 2 * r] * factor, y = acc[4 * j + 2 * r + 1] * factor;
+    for (int j = 0; j < N / 4; j += 2) {
+      float x[4];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float low_columns = acc[4 * j + 2 * r + e] * factor,
+                    high_columns = acc[4 * j + 4 + 2 * r + e] * factor;
+        const float mine = high ? high_columns : low_columns,
+                    theirs = __shfl_xor_sync(~0u, high ? low_columns : high_columns, 2);
+        const float first = high ? theirs : mine, second = high ? mine : theirs;
+        const float other = __shfl_xor_sync(~0u, odd ? first : second, 1);
+        x[e] = odd ? other : first;
+        x[2 + e] = odd ? second : other;
+      }
+      if (8 * r >= rows_left) continue;
       if (add) {
-        global_add(at + 8 * j, x, y);
+        global_add(at + 8 * j, x[0], x[1], x[2], x[3]);
       } else {
-        *reinterpret_cast<float2*>(at + 8 * j) = make_float2(x, y);
+        *reinterpret_cast<float4*>(at + 8 * j) = make_float4(x[0], x[1], x[2], x[3]);
       }
     }
-  }
-}
-
-/// The turns of parts that add to the same keys: one consumer warpgroup waits for those before it.
-__device__ __forceinline__ int* part_turn(const BackwardParams& p, const WorkUnit& u,
-                                          int consumer) {
-  return p.part_turns + (u.first_row / kBlock * p.index.shape.kv_heads + u.kv_head) * 2 + consumer;
-}
-__device__ __forceinline__ void await_part(const BackwardParams& p, const WorkUnit& u, int consumer,
-                                           int thread) {
-  if (u.part == 0) return;
-  if (thread == 0) {
-    const int* turn = part_turn(p, u, consumer);
-    while (load_acquire(turn) != u.part) {
-    }
-  }
-  named_barrier(2 + consumer, 128);
-}
-__device__ __forceinline__ void pass_part(const BackwardParams& p, const WorkUnit& u, int consumer,
-                                          int thread) {
-  if (u.part + 1 >= u.parts) return;
-  __threadfence();
-  named_barrier(2 + consumer, 128);
-  if (thread == 0) count_release(part_turn(p, u, consumer));
-}
-
-/// The kernel's body: roles by warpgroup.
-template <int D, QueryGradient kDq, class Consumer>
-__device__ __forceinline__ void backward_roles(unsigned char* raw, const BackwardMaps& maps,
-                                               const BackwardParams& p) {
-  using Shared = BackwardShared<D>;
-  static_assert(sizeof(Shared) <= 232448 &&
-                backward_slices(D) == Shared::kBoxes * 64 / Shared::kSliceColumns &&
-                backward_unit_blocks(D) == Shared::kUnitBlocks);
-  auto& sh = *reinterpret_cast<Shared*>(raw);
-  if (threadIdx.x == 0) sh.init();
-  __syncthreads();
-  if (threadIdx.x < 128) {
-    registers_release<40>();
-    if (threadIdx.x == 0) BackwardProducer<D, kDq>(sh, maps, p).run();
-    if constexpr (kDq == QueryGradient::turns) {
-      const int warp = threadIdx.x / 32;
-      if (warp == 1 || warp == 2) send_query_gradients<D>(sh, maps, p, warp - 1);
-    }
-  } else {
-    registers_claim<232>();
-    Consumer(sh, maps, p, threadIdx.x / 128 - 1).run();
   }
 }
 

@@ -45,7 +45,7 @@ enum class QueryGradient {
 /// lists.
 QueryGradient query_gradient_mode(const AttentionBackwardArgs& args);
 /// Parts in which a unit's 64 rows of dQ leave, each with a turn of its own; 64-key blocks a unit.
-constexpr int backward_slices(int head_dim) { return head_dim > 128 ? 4 : 2; }
+constexpr int backward_slices(int head_dim) { return head_dim > 128 ? 4 : 1; }
 constexpr int backward_unit_blocks(int head_dim) { return head_dim > 128 ? 1 : 2; }
 
 cudaError_t forward_sm90(const AttentionForwardArgs& args, const AttentionScratch& scratch,

@@ -124,6 +124,32 @@ __device__ Interval segment_tiles(const DeviceIndex& x, int tile) {
           first_true(tiles, [&](int t) { return query_end(t) > end; })};
 }
 
+/// Replaces every number of `x` by the sum of those before it and returns the sum of all.  All
+/// threads of a CTA of 1,024, with `sums` of theirs; waits for them before and after.
+__device__ int sum_before(std::int32_t* x, int n, int* sums) {
+  const int each = (n + 1023) / 1024, first = min(n, static_cast<int>(threadIdx.x) * each),
+            last = min(n, first + each);
+  __syncthreads();
+  int own = 0;
+  for (int i = first; i < last; ++i) own += x[i];
+  sums[threadIdx.x] = own;
+  __syncthreads();
+  for (int step = 1; step < 1024; step *= 2) {
+    const int add = threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
+    __syncthreads();
+    sums[threadIdx.x] += add;
+    __syncthreads();
+  }
+  int running = sums[threadIdx.x] - own;
+  for (int i = first; i < last; ++i) {
+    const int size = x[i];
+    x[i] = running;
+    running += size;
+  }
+  __syncthreads();
+  return sums[1023];
+}
+
 /// Counting sort by cost, longest first.  One CTA of 1,024 threads.
 ///
 /// by_segment: pieces stand in the order (segment, key head, key tile, query head), so that those
@@ -140,9 +166,7 @@ __global__ void order_kernel(const Ordering o) {
   const bool by_segment = o.by_segment && segment_tiles(x, 0).end < tiles;
   const int places = by_segment ? tiles * x.shape.q_heads
                                 : 0;  // buckets of one piece each, before those of a cost each
-  const int buckets = places + 1024, each = (buckets + 1023) / 1024;
-  const int my_first = min(buckets, static_cast<int>(threadIdx.x) * each),
-            my_last = min(buckets, my_first + each);
+  const int buckets = places + 1024;
   if (threadIdx.x == 0) {
     top = 1;
     total = 0;
@@ -205,25 +229,8 @@ __global__ void order_kernel(const Ordering o) {
       atomicAdd(&x.order_buckets[slot(i, p)], p);
     }
   }
-  __syncthreads();
-  int own = 0;
-  for (int i = my_first; i < my_last; ++i) own += x.order_buckets[i];
-  sums[threadIdx.x] = own;
-  __syncthreads();
-  for (int step = 1; step < 1024; step *= 2) {
-    const int add = threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
-    __syncthreads();
-    sums[threadIdx.x] += add;
-    __syncthreads();
-  }
-  if (threadIdx.x == 1023 && o.pieces != nullptr) *o.pieces = sums[1023];
-  int running = sums[threadIdx.x] - own;
-  for (int i = my_first; i < my_last; ++i) {
-    const int size = x.order_buckets[i];
-    x.order_buckets[i] = running;
-    running += size;
-  }
-  __syncthreads();
+  const int pieces = sum_before(x.order_buckets, buckets, sums);
+  if (threadIdx.x == 0 && o.pieces != nullptr) *o.pieces = pieces;
   for (int i = threadIdx.x; i < n; i += 1024) {
     const int p = parts(i), unit = i < o.block_units ? i : kColumnUnit | (i - o.block_units);
     const bool has_place = placed(i, p);
@@ -266,32 +273,42 @@ __device__ int turn_place(int tile, int head, int part, int tiles, int heads, in
 /// Units are cut into parts of a query head each; part j of key tile t stands at t + j.  So the
 /// parts of a tile, which add to the same dK and dV, do not end at the same time, and a head's
 /// tiles come in the order of the keys.  Units that stream more Q, dO and dQ than L2 holds come
-/// four query heads at a time: their tiles share what lies there.  Short units (of short segments)
-/// would spend themselves on adding to dK and dV: they are cut as little as fills the processors,
-/// into parts that need not be equal, of three heads or so where processors are busy (a part waits
-/// for its neighbours when it begins, not again for its next head), and the last tiles come first,
-/// which have the fewest queries and so are the first to be ready for their next head.
+/// four query heads at a time: their tiles share what lies there.
 ///
-/// Where the units of one segment stream twice as much as that, those that add dQ at once take this
-/// order too, in place of the longest first (backward_pieces).  One CTA of 1,024 threads.
+/// Short units (of short segments) would spend themselves on adding to dK and dV: they are cut as
+/// little as fills the processors, into parts that need not be equal, of three heads or so where
+/// processors are busy (a part waits for its neighbours when it begins, not again for its next
+/// head), and the order is reversed: last segments first, of each one key head after another, and
+/// of that the last tiles first, which have the fewest queries and so are the first to be ready for
+/// their next head.
+///
+/// Where the units of one segment stream twice as much as L2 holds, those that add dQ at once take
+/// this order too, in place of the longest first (backward_pieces).  One CTA of 1,024 threads.
 __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
   constexpr int kHeadsInL2 = 4, kManyBlocks = 40;  // fewer query blocks are shared as they are
-  constexpr int kLongBlocks = 96;  // fewer leave an order of the longest first as quick
-  __shared__ unsigned long long total;
+  constexpr int kLongBlocks = 96;   // fewer leave an order of the longest first as quick
+  constexpr int kShortBlocks = 28;  // more leave ascending tiles as quick
+  __shared__ unsigned long long total, squares;
   const int kv_heads = x.shape.kv_heads, group = x.shape.q_heads / kv_heads,
             units = tiles * kv_heads;
-  if (threadIdx.x == 0) total = 0;
+  if (threadIdx.x == 0) total = squares = 0;
   __syncthreads();
-  unsigned long long sum = 0;
-  for (int i = threadIdx.x; i < units; i += 1024) sum += x.backward_cost[i];
+  unsigned long long sum = 0, sum_squares = 0;
+  for (int i = threadIdx.x; i < tiles; i += 1024) {
+    const unsigned long long blocks = x.backward_cost[i * kv_heads] / group;
+    sum += blocks;
+    sum_squares += blocks * blocks;
+  }
   atomicAdd(&total, sum);
+  atomicAdd(&squares, sum_squares);
   __syncthreads();
-  const unsigned long long mean_blocks = total / units / group;
-  const bool reversed = mean_blocks < 24, many = mean_blocks >= kManyBlocks,
+  // The mean over units, and over the work: of segments that differ the long ones decide.
+  const unsigned long long mean_blocks = total / tiles, work_blocks = squares / max(total, 1ull);
+  const bool reversed = work_blocks < kShortBlocks, many = mean_blocks >= kManyBlocks,
              every_mode = mean_blocks >= kLongBlocks && segment_tiles(x, 0).end >= tiles;
   int parts = 1;
   for (int d = 2; d <= group; ++d) {
-    const int pieces = 3 * d <= group + 2 ? 6 : 1;  // wanted a processor
+    const int pieces = 3 * d <= group + 2 ? 16 : 1;  // wanted a processor
     if (reversed ? units * parts < pieces * processors : group % d == 0) parts = d;
   }
   Abreast abreast{kv_heads, parts};
@@ -300,10 +317,15 @@ __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
     abreast.parts = min(parts, kHeadsInL2 / abreast.heads);
   }
   for (int i = threadIdx.x; i < units * parts; i += 1024) {
-    const int part = i % parts, unit = i / parts, tile = unit / kv_heads;
-    const int at = reversed
-                       ? ((tiles - 1 - tile) * kv_heads + unit % kv_heads) * parts + part
-                       : turn_place(tile, unit % kv_heads, part, tiles, kv_heads, parts, abreast);
+    const int part = i % parts, unit = i / parts, tile = unit / kv_heads, head = unit % kv_heads;
+    int at;
+    if (reversed) {
+      const Interval s = segment_tiles(x, tile);
+      at =
+          ((tiles - s.end) * kv_heads + head * (s.end - s.begin) + s.end - 1 - tile) * parts + part;
+    } else {
+      at = turn_place(tile, head, part, tiles, kv_heads, parts, abreast);
+    }
     x.turn_pieces[at] = backward_piece(unit, part, parts);
     if (every_mode) x.backward_pieces[at] = x.turn_pieces[at];
   }
