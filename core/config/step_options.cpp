@@ -222,6 +222,7 @@ std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& 
     in.head_chunk_tokens = config.model.head_chunk_tokens;
     in.host = config.run.backend == Backend::host;
     in.dense_keys = dense_keys(config, options.attention);
+    in.index = {options.attention, config.dst.enabled};
     in.offload = options.pipeline.offload;
     in.window_tokens = config.chunk.window_tokens;
   }

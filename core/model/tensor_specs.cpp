@@ -36,6 +36,8 @@ ScratchSpec layer_scratch(const ModelShape& s, LayerScratch which) {
   switch (which) {
     case LayerScratch::branch:
       return {"layer branch", s.hidden, false};
+    case LayerScratch::product:
+      return {"layer product", s.intermediate, false};
     case LayerScratch::d_product:
       return {"layer d_product", s.intermediate, false};
     case LayerScratch::d_normed:
@@ -85,6 +87,17 @@ std::int64_t attention_tile_columns(std::int64_t stacked_heads, std::int64_t ele
   constexpr std::int64_t buffer_bytes = 256 * 1024, block = 64;
   const std::int64_t columns = buffer_bytes / element_bytes / (stacked_heads * block);
   return std::clamp(columns / block * block, block, 8 * block);
+}
+
+std::int64_t attention_tile_bytes(std::int64_t stacked_heads, std::int64_t head_dim,
+                                  std::int64_t element_bytes, bool backward) {
+  const auto padded = [](std::int64_t n) { return (n + 63) / 64 * 64; };
+  const std::int64_t rows = stacked_heads * 64, dim = head_dim,
+                     columns = attention_tile_columns(stacked_heads, element_bytes);
+  return element_bytes * padded(backward ? 3 * padded(rows * dim) + 2 * padded(rows * columns) +
+                                               3 * padded(columns * dim)
+                                         : 2 * padded(rows * dim) + padded(rows * columns) +
+                                               2 * padded(columns * dim) + 2 * padded(rows));
 }
 
 std::int64_t kept_bytes(const ModelShape& shape, std::int64_t tokens, DType type, Keep keep) {

@@ -57,6 +57,7 @@ enum class LayerScratch {
   dk,
   dv,
   d_qkv,
+  product,  ///< the activation of that name, where backward makes it again
 };
 struct ScratchSpec {
   const char* name;
@@ -65,7 +66,7 @@ struct ScratchSpec {
   bool statistic = false;
 };
 ScratchSpec layer_scratch(const ModelShape& shape, LayerScratch which);
-inline constexpr int kLayerScratch = 9;
+inline constexpr int kLayerScratch = 9;  ///< those but for `product`
 /// Scratch of adapters; empty without.
 std::vector<ScratchSpec> adapter_scratch(const ModelShape& shape);
 /// Scratch of the LM head over a chunk of tokens: hidden, normed, rstd, logits, lse.
@@ -74,6 +75,9 @@ std::vector<ScratchSpec> head_scratch(const ModelShape& shape);
 /// Key columns of the host attention's score tiles, of which `stacked_heads` heads' rows share one:
 /// wide enough for good matrix products, small enough to stay in a core's cache.
 std::int64_t attention_tile_columns(std::int64_t stacked_heads, std::int64_t element_bytes);
+/// All tiles of a pass of it over one range of keys.
+std::int64_t attention_tile_bytes(std::int64_t stacked_heads, std::int64_t head_dim,
+                                  std::int64_t element_bytes, bool backward);
 
 /// Bytes of a layer's activations that `keep` names; and held between the halves of its backward:
 /// the inputs of its weights and the gradients of its products' outputs.

@@ -24,23 +24,14 @@ struct MemoryEstimate {
   std::int64_t total() const { return peak_bytes + context_bytes; }
   /// The larger of both in every category.  A rank that does both keeps the larger pool, whichever
   /// grew it, beside the rest of either.
-  void take_larger(const MemoryEstimate& other) {
-    const std::int64_t pool = std::max(pool_bytes, other.pool_bytes);
-    const auto larger = [&](std::int64_t mine, std::int64_t its) {
-      return std::max(mine - pool_bytes, its - other.pool_bytes) + pool;
-    };
-    constexpr auto kWorkspace = static_cast<std::size_t>(MemoryCategory::workspace);
-    const std::int64_t workspace = larger(bytes[kWorkspace], other.bytes[kWorkspace]);
-    for (std::size_t c = 0; c < bytes.size(); ++c) bytes[c] = std::max(bytes[c], other.bytes[c]);
-    bytes[kWorkspace] = workspace;
-    peak_bytes = larger(peak_bytes, other.peak_bytes);
-    context_bytes = std::max(context_bytes, other.context_bytes);
-    pool_bytes = pool;
-  }
+  void take_larger(const MemoryEstimate& other);
   std::int64_t operator[](MemoryCategory category) const {
     return bytes[static_cast<std::size_t>(category)];
   }
 };
+
+/// "1.50 GiB", "12.0 MiB", "640 B".
+std::string bytes_text(double bytes);
 
 /// Bytes in use now and at most.
 class Ledger {

@@ -116,6 +116,7 @@ class Replay {
   }
 
   void walk() {
+    recalled_.clear();
     for (std::size_t i = 0; i < work_->ops.size(); ++i) {
       const Op& op = work_->ops[i];
       if (op.kind == OpKind::collective) {
@@ -222,6 +223,7 @@ class Replay {
         take_rounded(m, false);
         take_adapters(m);
       }
+      if (!again) choose_index(m, layer);
       attention_forward(m, static_cast<int>(layer));
     }
     if (kept && !stage_.first && !l.layers.empty()) {
@@ -373,21 +375,31 @@ class Replay {
     return stage_.model.query_heads / m.split.sp;
   }
 
+  /// A pattern is chosen in a layer's first forward and kept; recall is measured once a step.
+  void choose_index(const RankMicroBatch& m, std::int64_t layer) {
+    const Heads width = heads(m);
+    const std::int64_t dim = stage_.model.head_dim,
+                       keys = m.sample < 0 ? m.shard_tokens
+                                           : m.sample_tokens / m.chunks * (m.chunk + 1);
+    const IndexShape shape{width.query / dim, width.kv / dim, dim, keys,
+                           m.split.ring(),    stage_.type};
+    const IndexBytes bytes = index_bytes(m.index, shape);
+    if (reduced_.bytes() < bytes.reduced) reduced_.grow(bytes.reduced - reduced_.bytes());
+    {
+      const Held observed = hold(bytes.observed, MemoryCategory::workspace);
+      hold(bytes.message, MemoryCategory::communication);
+    }
+    if (!evaluates_ && m.index.recall.rows > 0 && recalled_.insert(layer).second)
+      hold(bytes.recall, MemoryCategory::workspace);
+  }
+
   /// Tiles of the host's attention, for as long as it runs.
   Held tiles(const RankMicroBatch& m, bool backward) {
     if (!stage_.host || m.tokens == 0) return {};
-    const HeadSplit split{m.split.sp, stage_.model.query_heads, stage_.model.kv_heads};
-    const std::int64_t stacked = m.longest > stage_.dense_keys
-                                     ? 1
-                                     : split.local_query_heads() / split.local_kv_heads(),
-                       dim = stage_.model.head_dim, rows = stacked * 64;
-    const std::int64_t columns = attention_tile_columns(stacked, element_);
-    const auto padded = [](std::int64_t n) { return (n + 63) / 64 * 64; };
-    const std::int64_t elements =
-        backward ? 3 * padded(rows * dim) + 2 * padded(rows * columns) + 3 * padded(columns * dim)
-                 : 2 * padded(rows * dim) + padded(rows * columns) + 2 * padded(columns * dim) +
-                       2 * padded(rows);
-    return hold(padded(elements) * element_, MemoryCategory::workspace);
+    const Heads width = heads(m);
+    const std::int64_t stacked = m.longest > stage_.dense_keys ? 1 : width.query / width.kv;
+    return hold(attention_tile_bytes(stacked, stage_.model.head_dim, element_, backward),
+                MemoryCategory::workspace);
   }
 
   /// A chunk's keys and values, or their gradients, in the store of its sample.
@@ -409,12 +421,11 @@ class Replay {
     std::vector<LentBuffers::Loan> loans;
     const RingPlan& plan = ring_plan(m.split);
     const std::int64_t elements = 2 * shard * heads(m).kv;
-    if (plan.ranks() > 1)
-      for (int b = 0; b < 1 + plan.kv_buffers; ++b)
-        loans.push_back(lent_.take(stage_.type, elements, elements));
-    if (backward && !in_place)
-      for (int b = 0; b < std::max(1, plan.dkv_buffers); ++b)
-        loans.push_back(lent_.take(statistics_, elements, elements));
+    const int kv = plan.ranks() > 1 ? 1 + plan.kv_buffers : 0;
+    int sums = backward && !in_place ? std::max(1, plan.dkv_buffers) : 0;
+    if (kv > 0 && sums > 0 && element_ == sum_) sums = std::max(kv, backward_buffers(plan)) - kv;
+    for (int b = 0; b < kv; ++b) loans.push_back(lent_.take(stage_.type, elements, elements));
+    for (int b = 0; b < sums; ++b) loans.push_back(lent_.take(statistics_, elements, elements));
     return loans;
   }
   const RingPlan& ring_plan(const ContextSplit& split) {
@@ -555,6 +566,7 @@ class Replay {
   std::vector<char> ends_;  ///< [op] ends_gradients, where its ranks meet in backwards
   bool reduces_ = false;    ///< whether the backward that runs reduces
   std::set<int> recomputed_;
+  std::set<std::int64_t> recalled_;  ///< layers whose recall this step has measured
   std::map<int, std::size_t> last_op_;
   std::map<std::pair<int, int>, RingPlan> rings_;
 
@@ -562,6 +574,7 @@ class Replay {
   BucketReplay buckets_{stage_, ledger_, sum_};
   NamedScratch scratch_;
   LentBuffers lent_, windows_, away_;
+  Held reduced_ = hold(0, MemoryCategory::communication);  ///< receive space of a ring's sums
   std::map<int, Live> live_;
   std::map<std::size_t, Held> posted_;
   std::vector<Held> sent_, losses_;
@@ -575,14 +588,6 @@ MemoryEstimate replay_memory(const StageMemory& stage, const StageWork& step,
   MemoryEstimate found = Replay(stage).run(step, evaluation);
   if (!stage.host) found.context_bytes = kContextBytes;
   return found;
-}
-
-std::string bytes_text(double bytes) {
-  static constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  int unit = 0;
-  for (; bytes >= 1000 && unit < 6; ++unit) bytes /= 1024;
-  const int digits = unit == 0 || bytes >= 100 ? 0 : bytes < 10 ? 2 : 1;
-  return fmt::format("{:.{}f} {}", bytes, digits, units[unit]);
 }
 
 }  // namespace ballast

@@ -4,7 +4,6 @@
 #pragma once
 #include <cstdint>
 #include <limits>
-#include <string>
 #include <vector>
 
 #include "core/base/device.hpp"
@@ -12,6 +11,7 @@
 #include "core/model/model_shape.hpp"
 #include "core/model/parameter_buckets.hpp"
 #include "core/model/recompute_options.hpp"
+#include "core/predict/index_workspace.hpp"
 #include "core/predict/memory_ledger.hpp"
 #include "core/predict/stage_work.hpp"
 
@@ -36,12 +36,15 @@ struct StageMemory {
   bool host = true;               ///< reductions over MPI need receive space, attention its tiles
   /// Sparse patterns choose keys head by head, but micro-batches of no longer segments.
   std::int64_t dense_keys = std::numeric_limits<std::int64_t>::max();
+  IndexRule index;  ///< how patterns are chosen
   bool offload = false;
   std::int64_t window_tokens = 8192;  ///< offload: of stored keys that come at once
   std::int64_t muon_elements = 0;     ///< of the trainable ones, those with one moment (Muon)
   std::int64_t muon_bytes = 0;        ///< workspace of their update, for a moment
   std::int64_t muon_lent = 0;         ///< elements that a rank has of others for it
   std::int64_t overlap_bytes = 0;     ///< of a tied embedding that its other copy's gradient needs
+  /// For rank_micro_batches().
+  const IndexRule* index_rule() const { return host ? &index : nullptr; }
 };
 
 /// A GPU's memory in use beside Ballast's own tensors: CUDA's context and modules, the workspace of
@@ -50,12 +53,9 @@ struct StageMemory {
 inline constexpr std::int64_t kContextBytes = std::int64_t{1194} << 20;
 
 /// Peak bytes of a training step, once pools have grown in a step like it and in an `evaluation`
-/// (forward alone; no ops: there is none).  Index lists of sparse patterns and copies inside MPI
-/// are not in it.
+/// (forward alone; no ops: there is none).  What sparse patterns are chosen by counts; their lists
+/// and copies inside MPI are not in it.
 MemoryEstimate replay_memory(const StageMemory& stage, const StageWork& step,
                              const StageWork& evaluation = {});
-
-/// "1.50 GiB", "12.0 MiB", "640 B".
-std::string bytes_text(double bytes);
 
 }  // namespace ballast

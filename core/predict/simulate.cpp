@@ -189,9 +189,11 @@ std::vector<MemoryEstimate> peak_bytes(const StepPlan& plan, const SimulationOpt
     const std::uint64_t evaluated =
         evaluation != nullptr ? memory_hash(*evaluation, evaluation->lanes.at(d)) : 0;
     if (!done.emplace(memory_hash(plan, plan.lanes[d]), evaluated).second) continue;
-    const std::vector<StageWork> step = lane_work(plan, static_cast<int>(d));
+    const std::vector<StageWork> step =
+        lane_work(plan, static_cast<int>(d), stages.front().index_rule());
     std::vector<StageWork> before(stages.size());
-    if (evaluation != nullptr) before = lane_work(*evaluation, static_cast<int>(d));
+    if (evaluation != nullptr)
+      before = lane_work(*evaluation, static_cast<int>(d), stages.front().index_rule());
     for (std::size_t s = 0; s < stages.size(); ++s)
       peaks[s].take_larger(replay_memory(held[s], step.at(s), before.at(s)));
   }

@@ -6,7 +6,8 @@
 
 namespace ballast {
 
-std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp) {
+std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp,
+                                               const IndexRule* index) {
   std::vector<RankMicroBatch> list;
   const std::vector<int>& ids = plan.lanes.at(static_cast<std::size_t>(dp)).micro_batches;
   for (const int id : ids) {
@@ -33,11 +34,14 @@ std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp) {
     }
     ++sample;
   }
+  for (std::size_t i = 0; index != nullptr && i < list.size(); ++i)
+    list[i].index = index_work(*index, plan.micro_batch(dp, static_cast<int>(i)).segments,
+                               list[i].split.ring(), list[i].sample >= 0);
   return list;
 }
 
-std::vector<StageWork> lane_work(const StepPlan& plan, int dp) {
-  const std::vector<RankMicroBatch> list = rank_micro_batches(plan, dp);
+std::vector<StageWork> lane_work(const StepPlan& plan, int dp, const IndexRule* index) {
+  const std::vector<RankMicroBatch> list = rank_micro_batches(plan, dp, index);
   std::vector<StageWork> work;
   for (const std::vector<Op>& ops : plan.schedule(dp).stages) work.push_back({ops, list});
   return work;

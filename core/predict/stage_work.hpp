@@ -7,6 +7,7 @@
 #include "core/plan/context/context_split.hpp"
 #include "core/plan/pipeline/schedule.hpp"
 #include "core/plan/step_plan.hpp"
+#include "core/predict/index_workspace.hpp"
 
 namespace ballast {
 
@@ -22,6 +23,7 @@ struct RankMicroBatch {
   int sample = -1;  ///< of the list's cut samples; -1: stands alone
   int chunk = 0, chunks = 1;
   std::int64_t sample_tokens = 0;
+  IndexWork index;  ///< where the host chooses its pattern
   bool operator==(const RankMicroBatch&) const = default;
 };
 
@@ -31,10 +33,12 @@ struct StageWork {
   std::vector<RankMicroBatch> list;
 };
 
-/// The part of a lane's micro-batches that its fullest context-parallel rank holds.
-std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp);
+/// The part of a lane's micro-batches that its fullest context-parallel rank holds.  `index`: how
+/// the host chooses patterns; null: on a GPU, or from no micro-batch's Q and K.
+std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp,
+                                               const IndexRule* index = nullptr);
 
 /// [stage] What each does in lane `dp` of a plan.
-std::vector<StageWork> lane_work(const StepPlan& plan, int dp);
+std::vector<StageWork> lane_work(const StepPlan& plan, int dp, const IndexRule* index = nullptr);
 
 }  // namespace ballast

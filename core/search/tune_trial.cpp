@@ -90,7 +90,8 @@ std::int64_t peak_bytes(const StepPlan& plan, const std::set<int>& lanes,
   std::int64_t bytes = 0;
   std::vector<std::pair<std::vector<RankMicroBatch>, const Schedule*>> seen;  // lanes alike
   for (const int d : lanes) {
-    const std::vector<RankMicroBatch> list = rank_micro_batches(plan, d);
+    const std::vector<RankMicroBatch> list =
+        rank_micro_batches(plan, d, stages.front().index_rule());
     const Schedule& schedule = plan.schedule(d);
     if (std::any_of(seen.begin(), seen.end(), [&](const auto& lane) {
           return lane.first == list && lane.second->stages == schedule.stages;

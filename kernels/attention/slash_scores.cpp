@@ -84,42 +84,25 @@ ObservedRows rows_on_shard(const AxisRanges& observed, const KeyAxis& axis, cons
 class HostSlashScores final : public SlashScores {
  public:
   explicit HostSlashScores(SlashSetup setup) : setup_(std::move(setup)) {
-    std::vector<std::int64_t> parts(static_cast<std::size_t>(axis().segments()), 0);
-    for (const SlashWindow& window : setup_.windows) {
-      Place place{slots_, parts[window.segment], 0, {}};
-      if (window.observed()) {
-        for (const AxisRange& range : window.rows) {
-          observed_.push_back(range);
-          for (std::int64_t p = range.position; p < range.end(); ++p)
-            if (const std::int64_t block = block_of(window, p);
-                place.blocks.empty() || place.blocks.back() != block)
-              place.blocks.push_back(block);
-        }
-        // What budgets buy ends with every slash of the segment.
-        const std::int64_t last = window.rows.back().end(),
-                           end = setup_.budgeted ? std::max(last, window.end) : last;
-        place.slots = block_of(window, end - 1) + 1;
-        if (!setup_.budgeted) place.blocks.resize(1);
-      }
-      slots_ += place.slots;
-      parts[window.segment] += std::ssize(place.blocks);
-      parts_ = std::max(parts_, parts[window.segment]);
-      places_.push_back(place);
-    }
-    if (!observes()) return;
-    rows_ = rows_on_shard(observed_, axis(), own());
-    for (std::size_t w = 0; w < places_.size(); ++w) place_rows(setup_.windows[w], places_[w]);
+    if (std::none_of(setup_.windows.begin(), setup_.windows.end(),
+                     [](const SlashWindow& w) { return w.observed(); }))
+      return;
+    places_.resize(setup_.windows.size());
+    const std::vector<std::size_t> edges =
+        observed_batches(setup_.windows, axis(), setup_.options.last_q);
+    for (std::size_t b = 0; b + 1 < edges.size(); ++b) add_batch(edges[b], edges[b + 1]);
   }
 
-  bool observes() const override { return !observed_.empty(); }
+  bool observes() const override { return !batches_.empty(); }
+  bool more() const override { return now_ > 0; }
 
   Tensor queries(const Tensor& q) override {
-    Tensor all = Tensor::zeros({token_count(observed_), q.size(1), q.size(2)}, DType::f32,
+    Tensor all = Tensor::zeros({token_count(batch().observed), q.size(1), q.size(2)}, DType::f32,
                                host_device(), MemoryCategory::workspace);
     std::int64_t local = 0;
     for (const AxisRange& have : axes().queries) {
       std::int64_t row = 0;
-      for (const AxisRange& want : observed_) {
+      for (const AxisRange& want : batch().observed) {
         const std::int64_t first = std::max(have.position, want.position),
                            n = std::min(have.end(), want.end()) - first;
         if (have.segment == want.segment && n > 0) {
@@ -135,32 +118,33 @@ class HostSlashScores final : public SlashScores {
   }
 
   Tensor maximum(const Tensor& queries, const Tensor& k, double scale) override {
-    scores_ = empty({queries.size(1), rows_.places().back()}, DType::f32);
-    Tensor top = empty({queries.size(1), rows_.size()}, DType::f32);
-    observe_scores(queries, k, scale, rows_, scores_, top);
+    const ObservedRows& rows = batch().rows;
+    scores_ = empty({queries.size(1), rows.places().back()}, DType::f32);
+    Tensor top = empty({queries.size(1), rows.size()}, DType::f32);
+    observe_scores(queries, k, scale, rows, scores_, top);
     return top;
   }
 
   Tensor sum(const Tensor&, const Tensor&, double, const Tensor& maximum) override {
     Tensor sum = empty(maximum.shape(), DType::i64);
-    observe_sum(scores_, maximum, rows_, sum);
+    observe_sum(scores_, maximum, batch().rows, sum);
     return sum;
   }
 
   void mass(const Tensor&, const Tensor& k, double, const Tensor& maximum, const Tensor& sum,
             const RingJoin& ring) override {
     const std::int64_t heads = maximum.size(0);
-    Tensor columns = empty({parts_, heads, k.size(0)}, DType::i64),
-           slashes = empty({heads, slots_}, DType::i64);
-    observe_mass(scores_, sum, rows_, columns, slashes);
+    Tensor columns = empty({batch().parts, heads, k.size(0)}, DType::i64),
+           slashes = empty({heads, batch().slots}, DType::i64);
+    observe_mass(scores_, sum, batch().rows, columns, slashes);
     scores_ = {};
     std::vector<std::vector<MassItem>> gathered = exchange(columns, slashes, ring);
-    const std::size_t windows = setup_.windows.size();
-    mass_.assign(windows * static_cast<std::size_t>(heads), {});
-    for (std::size_t w = 0; w < windows; ++w)
+    if (now_ == 0) mass_.assign(setup_.windows.size() * static_cast<std::size_t>(heads), {});
+    for (std::size_t w = batch().first; w < batch().last; ++w)
       for (std::int64_t h = 0; h < heads; ++h) {
         HeadMass& of = mass_[w * static_cast<std::size_t>(heads) + static_cast<std::size_t>(h)];
-        const std::int64_t* from = slashes.data<std::int64_t>() + h * slots_ + places_[w].slot;
+        const std::int64_t* from =
+            slashes.data<std::int64_t>() + h * batch().slots + places_[w].slot;
         of.slashes.assign(from, from + places_[w].slots);
         for (std::int64_t m : of.slashes) of.total += m;
         if (setup_.budgeted) of.query_block = places_[w].blocks;
@@ -168,6 +152,7 @@ class HostSlashScores final : public SlashScores {
           of.columns.push_back(
               std::move(gathered[list(places_[w].part + p, setup_.windows[w].segment, h, heads)]));
       }
+    now_ = (now_ + 1) % batches_.size();
   }
 
   Tensor coverage(int heads, const std::vector<std::int64_t>& budgets) override {
@@ -329,10 +314,51 @@ class HostSlashScores final : public SlashScores {
     /// One a list of columns: where budgets buy them the blocks that have observed rows, else one.
     std::vector<std::int64_t> blocks;
   };
+  /// Windows that are observed together.
+  struct Batch {
+    std::size_t first = 0, last = 0;
+    AxisRanges observed;
+    ObservedRows rows;                  ///< on this rank's keys
+    std::int64_t slots = 0, parts = 1;  ///< that slashes and columns are kept in
+  };
+  const Batch& batch() const { return batches_[now_]; }
+  void add_batch(std::size_t first, std::size_t last) {
+    Batch& batch = batches_.emplace_back();
+    batch.first = first, batch.last = last;
+    std::vector<std::int64_t> parts(static_cast<std::size_t>(axis().segments()), 0);
+    for (std::size_t w = first; w < last; ++w) {
+      const SlashWindow& window = setup_.windows[w];
+      Place& place = places_[w];
+      place.slot = batch.slots, place.part = parts[window.segment];
+      if (window.observed()) {
+        batch.observed.insert(batch.observed.end(), window.rows.begin(), window.rows.end());
+        place_window(window, place);
+      }
+      batch.slots += place.slots;
+      parts[window.segment] += std::ssize(place.blocks);
+      batch.parts = std::max(batch.parts, parts[window.segment]);
+    }
+    batch.rows = rows_on_shard(batch.observed, axis(), own());
+    for (std::size_t w = first; w < last; ++w)
+      place_rows(setup_.windows[w], places_[w], batch.rows);
+  }
   std::int64_t block_of(const SlashWindow& window, std::int64_t position) const {
     return (position - axis().first_position[window.segment]) / kBlock;
   }
-  void place_rows(const SlashWindow& window, const Place& place) {
+  /// The blocks and the slashes of an observed window.
+  void place_window(const SlashWindow& window, Place& place) const {
+    for (const AxisRange& range : window.rows)
+      for (std::int64_t p = range.position; p < range.end(); ++p)
+        if (const std::int64_t block = block_of(window, p);
+            place.blocks.empty() || place.blocks.back() != block)
+          place.blocks.push_back(block);
+    // What budgets buy ends with every slash of the segment.
+    const std::int64_t last = window.rows.back().end(),
+                       end = setup_.budgeted ? std::max(last, window.end) : last;
+    place.slots = block_of(window, end - 1) + 1;
+    if (!setup_.budgeted) place.blocks.resize(1);
+  }
+  void place_rows(const SlashWindow& window, const Place& place, ObservedRows& rows) const {
     if (!window.observed()) return;
     for (const AxisRange& range : window.rows)
       for (std::int64_t p = range.position; p < range.end(); ++p) {
@@ -341,9 +367,9 @@ class HostSlashScores final : public SlashScores {
                               ? std::lower_bound(place.blocks.begin(), place.blocks.end(), block) -
                                     place.blocks.begin()
                               : 0;
-        rows_.row_slot.push_back(
+        rows.row_slot.push_back(
             static_cast<std::int32_t>(place.slot + block + axis().offset[window.segment] / kBlock));
-        rows_.row_part.push_back(static_cast<std::int32_t>(place.part + part));
+        rows.row_part.push_back(static_cast<std::int32_t>(place.part + part));
       }
   }
   const HeadMass& mass_of(std::size_t window, int head, int heads) const {
@@ -364,13 +390,16 @@ class HostSlashScores final : public SlashScores {
                                               const RingJoin& ring) const {
     const std::int64_t heads = columns.size(1), tokens = columns.size(2),
                        cap = setup_.budgeted ? 0 : setup_.options.max_columns;
-    std::vector<std::int64_t> most;
-    for (std::int64_t p = 0; p < parts_; ++p)
-      for (const std::int64_t keys : widest_shards(axes(), axis().segments()))
+    std::vector<std::int64_t> widest = widest_shards(axes(), axis().segments()), most;
+    std::vector<char> seen(widest.size(), 0);
+    for (const AxisRange& range : batch().observed) seen[range.segment] = 1;
+    for (std::size_t s = 0; s < seen.size(); ++s) widest[s] *= seen[s];
+    for (std::int64_t p = 0; p < batch().parts; ++p)
+      for (const std::int64_t keys : widest)
         most.insert(most.end(), static_cast<std::size_t>(heads),
                     cap > 0 ? std::min(cap, keys) : keys);
     MassExchange exchange(std::move(most));
-    for (std::int64_t i = 0; i < parts_ * heads; ++i) {
+    for (std::int64_t i = 0; i < batch().parts * heads; ++i) {
       const std::int64_t* column = columns.data<std::int64_t>() + i * tokens;
       for (const AxisRange& range : own()) {
         if (!range.padding())
@@ -384,12 +413,11 @@ class HostSlashScores final : public SlashScores {
   }
 
   const SlashSetup setup_;
-  AxisRanges observed_;
-  ObservedRows rows_;
+  std::vector<Batch> batches_;
+  std::size_t now_ = 0;  ///< the batch that is observed
   Tensor scores_;
-  std::vector<Place> places_;           ///< [windows]
-  std::int64_t slots_ = 0, parts_ = 1;  ///< that slashes and columns are kept in
-  std::vector<HeadMass> mass_;          ///< [windows][heads]
+  std::vector<Place> places_;   ///< [windows] in their batch
+  std::vector<HeadMass> mass_;  ///< [windows][heads]
   std::vector<std::int64_t> budgets_;
   std::map<std::pair<std::size_t, int>, SlashPurchases> purchases_;  ///< (window, head)
 };

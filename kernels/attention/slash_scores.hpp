@@ -12,6 +12,7 @@
 #include "core/plan/attention/attention_work.hpp"
 #include "core/plan/attention/head_rules.hpp"
 #include "core/plan/attention/key_axis.hpp"
+#include "core/plan/attention/slash_windows.hpp"
 #include "core/plan/attention/vertical_slash.hpp"
 
 namespace ballast {
@@ -24,16 +25,6 @@ class RingJoin {
   virtual void maximum(Tensor& tensor) const = 0;
   /// [ranks n] i64 in host memory: every rank's [n], in order.
   virtual Tensor gather(const Tensor& mine) const = 0;
-};
-
-/// Queries of a segment that share one choice, and the rows that it is made by.  All are positions.
-struct SlashWindow {
-  int segment = 0;
-  std::int64_t begin = 0, end = 0;  ///< queries; none: the choice is for those behind the chunk
-  AxisRanges rows = {};             ///< ascending; none, and not whole: the choice is handed in
-  bool whole = false;               ///< computed whole, not observed
-  std::int64_t queries() const { return end - begin; }
-  bool observed() const { return !whole && !rows.empty(); }
 };
 
 /// What depends on the micro-batch alone.
@@ -82,6 +73,9 @@ class SlashScores {
   /// Takes the mass of every diagonal and column of all ranks.  Collective over the ring.
   virtual void mass(const Tensor& queries, const Tensor& k, double scale, const Tensor& maximum,
                     const Tensor& sum, const RingJoin& ring) = 0;
+  /// Whether rows are left that queries() to mass() take next, the same on all ranks: a causal
+  /// selection observes a few windows at a time.
+  virtual bool more() const { return false; }
   /// i64 [budgets], in kCoverageUnit: SlashPurchases::coverage() of each budget, summed over heads
   /// and over the queries of all windows.  Of a budgeted setup.
   virtual Tensor coverage(int heads, const std::vector<std::int64_t>& budgets) = 0;

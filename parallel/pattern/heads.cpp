@@ -24,16 +24,8 @@ SlashSetup HeadsSource::setup() const {
   options.selection = IndexSelection::last;
   options.vertical_share = options.slash_share = options.flex_share;
   options.max_columns = options.max_slashes = 0;
-  SlashSetup setup{&axes(), &axis_, options, {}, false};
-  for (int s = 0; s < axis_.segments(); ++s) {
-    const std::int64_t begin = axes().first_query[s],
-                       end = axis_.first_position[s] + axis_.count[s];
-    SlashWindow window{s, begin, std::max(begin, end), {}, axis_.count[s] <= options_.last_q};
-    const std::int64_t first = std::max(begin, end - options_.last_q);
-    if (!window.whole && first < end) window.rows = {{s, first, end - first}};
-    setup.windows.push_back(std::move(window));
-  }
-  return setup;
+  return {&axes(), &axis_, options,
+          slash_windows(options, axis_, axes().first_query, carry_ != nullptr), false};
 }
 
 void HeadsSource::open(const AttentionInputs& in) {

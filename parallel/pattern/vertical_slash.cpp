@@ -10,61 +10,42 @@
 
 namespace ballast {
 
-void VerticalSlashSource::add_stretches(int segment, std::vector<SlashWindow>& windows) const {
-  const std::int64_t stretch = options_.stretch, begin = axes().first_query[segment],
-                     end = axis_.first_position[segment] + axis_.count[segment];
-  require(begin % stretch == 0,
-          "causal selection: a chunk starts at token {}, inside a stretch of {}", begin, stretch);
-  for (std::int64_t at = begin; at < end; at += stretch) {
-    SlashWindow window{segment, at, std::min(end, at + stretch), {}, at == 0};
-    if (at > begin) window.rows = {{segment, at - options_.last_q, options_.last_q}};
-    windows.push_back(window);
-  }
-  if (carry_ != nullptr && end % stretch == 0)  // for the next chunk of the sample
-    windows.push_back({segment, end, end, {{segment, end - options_.last_q, options_.last_q}}});
-}
-
-AxisRanges VerticalSlashSource::rows_of(int segment, std::int64_t begin, std::int64_t end) const {
-  const std::int64_t first = std::max(begin, end - options_.last_q);
-  if (policy_ == nullptr || options_.coverage_rows == CoverageRows::last)
-    return first < end ? AxisRanges{{segment, first, end - first}} : AxisRanges{};
-  AxisRanges rows;
+void VerticalSlashSource::sample_rows(std::vector<SlashWindow>& windows) const {
+  for (SlashWindow& window : windows)
+    if (!window.whole) window.rows.clear();
   const std::int64_t step = recorder_ != nullptr ? recorder_->context.step : 0;
   for (const SampledQuery& query :
        sample_queries(axes(), axis_, options_.last_q, 0, options_.recall_seed, step, kCoverageDraw))
-    if (query.segment == segment) append(rows, {segment, query.position, 1});
-  return rows;
+    if (SlashWindow& window = windows[query.segment]; !window.whole)
+      append(window.rows, {query.segment, query.position, 1});
 }
 
 SlashSetup VerticalSlashSource::setup() const {
+  SlashSetup setup{&axes(), &axis_, options_, {}, policy_ != nullptr};
   // Where a share is 1 everything is chosen: nothing need be observed.
   const bool full =
       policy_ == nullptr && (options_.vertical_share >= 1 || options_.slash_share >= 1);
-  SlashSetup setup{&axes(), &axis_, options_, {}, policy_ != nullptr};
-  for (int s = 0; s < axis_.segments(); ++s) {
-    const std::int64_t begin = axes().first_query[s],
-                       end = axis_.first_position[s] + axis_.count[s];
-    if (options_.causal() && !full && axis_.count[s] > 0) {
-      add_stretches(s, setup.windows);
-      continue;
-    }
-    SlashWindow window{s, begin, std::max(begin, end), {}, false};
-    window.whole = full || axis_.count[s] <= options_.whole_tokens();
-    if (!window.whole) window.rows = rows_of(s, begin, end);
-    setup.windows.push_back(std::move(window));
-  }
+  AttentionOptions options = options_;
+  if (full) options.selection = IndexSelection::last;
+  setup.windows = slash_windows(options, axis_, axes().first_query, carry_ != nullptr);
+  if (policy_ != nullptr && options_.coverage_rows == CoverageRows::sampled)
+    sample_rows(setup.windows);
+  for (SlashWindow& window : setup.windows) window.whole = window.whole || full;
   return setup;
 }
 
 Tensor observe_rows(SlashScores& scores, const AttentionInputs& in, const RingJoin& ring) {
   const Tensor k = index_operand(in.k);
-  Tensor q = scores.queries(in.q);
-  ring.sum(q);
-  Tensor maximum = scores.maximum(q, k, in.scale);
-  ring.maximum(maximum);
-  Tensor sum = scores.sum(q, k, in.scale, maximum);
-  ring.sum(sum);
-  scores.mass(q, k, in.scale, maximum, sum, ring);
+  Tensor q;
+  do {
+    q = scores.queries(in.q);
+    ring.sum(q);
+    Tensor maximum = scores.maximum(q, k, in.scale);
+    ring.maximum(maximum);
+    Tensor sum = scores.sum(q, k, in.scale, maximum);
+    ring.sum(sum);
+    scores.mass(q, k, in.scale, maximum, sum, ring);
+  } while (scores.more());
   return q;
 }
 

@@ -8,7 +8,7 @@
 namespace ballast {
 
 /// Gives `scores` the mass of all ranks under the observed queries, joined over the ring, and
-/// returns those queries.  Collective over it.
+/// returns those queries, or the last of them where it takes several turns.  Collective over it.
 Tensor observe_rows(SlashScores& scores, const AttentionInputs& in, const RingJoin& ring);
 
 /// MTraining Algorithm 1: the last queries of every segment go to the keys, column sums stay,
@@ -21,11 +21,8 @@ class VerticalSlashSource final : public PatternSource {
   Built build(const AttentionInputs& in) override;
   /// Which segments (or stretches) are computed whole, and which rows choose for the others.
   SlashSetup setup() const;
-  /// Observed queries of a segment's [begin, end): the last ones, or sampled ones.
-  AxisRanges rows_of(int segment, std::int64_t begin, std::int64_t end) const;
-  /// The windows of a segment's stretches under a causal selection.  Error: a dependent chunk that
-  /// does not start at a stretch, or has no choice of the chunk before it.
-  void add_stretches(int segment, std::vector<SlashWindow>& windows) const;
+  /// Puts sampled queries of each segment in place of its last ones, for a BudgetPolicy.
+  void sample_rows(std::vector<SlashWindow>& windows) const;
   /// Hands the recorder the choice, of samples that are not cut.
   void record(int layer, int heads, const std::vector<SlashStretch>& chosen) const;
   std::unique_ptr<SlashScores> scores_;

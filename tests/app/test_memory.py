@@ -94,6 +94,12 @@ def draw(choice):
         keys["attention.moba_block"], keys["attention.moba_top_k"] = 64, 2
     if pattern != "dense" and ("cp_inner" in mesh or "cp_outer" in mesh):
         keys["ring.layout"], keys["ring.stripe"] = "striped", 64
+    if pattern == "vertical_slash":
+        keys["attention.last_q"] = choice([16, 64])
+        if choice([False, True, True]):
+            keys["attention.selection"], keys["attention.stretch"] = "causal", choice([128, 256])
+    if pattern != "dense":
+        keys["trace.recall_every"] = choice([0, 1])
     if choice([False, True]):
         keys["eval.every_steps"], keys["data.validation_share"] = 1, 0.3
     return ranks_of(mesh), lengths, keys
@@ -173,7 +179,7 @@ class Memory(RunCase):
         self.assertLessEqual(worst, WITHIN)
 
     def test_recall_over_a_pack_of_many_samples_takes_little(self):
-        """What recall measures by is not counted: it must not grow with rows times all keys."""
+        """What recall measures by must not grow with rows times all keys."""
         deck = self.out("recall.toml")
         lengths = [85] * 48
         with open(deck, "w") as f:

@@ -89,26 +89,40 @@ std::vector<RingStep> add_dkv(const Rings& r, std::vector<RingStep> steps) {
   return steps;
 }
 
-/// Most dKV buffers alive at once on one rank.
-int most_sums(const std::vector<RingStep>& steps) {
-  std::set<int> held;
-  std::vector<RingHop> flights;
-  std::size_t most = 0;
+/// Buffers alive at once on one rank, at most.
+struct MostBuffers {
+  std::size_t sums = 0;    ///< dKV
+  std::size_t of_all = 0;  ///< dKV and KV
+};
+MostBuffers most_buffers(int rank, const std::vector<RingStep>& steps) {
+  std::set<int> kv{rank}, held;
+  std::vector<RingHop> kv_flights, flights;
+  MostBuffers most;
   for (std::size_t t = 0; t < steps.size(); ++t) {
-    for (const auto* hop : {&steps[t].dkv_inner, &steps[t].dkv_outer})
+    const RingStep& step = steps[t];
+    for (const auto* hop : {&step.kv_inner, &step.kv_outer})
+      if (*hop) kv_flights.push_back(**hop);
+    for (const auto* hop : {&step.dkv_inner, &step.dkv_outer})
       if (*hop) {
         held.erase((*hop)->send_shard);
         flights.push_back(**hop);
       }
-    if (steps[t].shard >= 0) held.insert(steps[t].shard);
-    most = std::max(most, held.size() + 2 * flights.size());  // one leaves, one arrives
-    std::erase_if(flights, [&](const RingHop& hop) {
-      const bool ends = hop.complete == static_cast<int>(t);
-      if (ends) held.insert(hop.recv_shard);
-      return ends;
-    });
+    if (step.shard >= 0) held.insert(step.shard);
+    const std::size_t sums = held.size() + 2 * flights.size();  // one leaves, one arrives
+    most.sums = std::max(most.sums, sums);
+    most.of_all = std::max(most.of_all, sums + kv.size() + kv_flights.size());
+    const auto arrive = [t](std::vector<RingHop>& list, std::set<int>& to) {
+      std::erase_if(list, [&](const RingHop& hop) {
+        const bool ends = hop.complete == static_cast<int>(t);
+        if (ends) to.insert(hop.recv_shard);
+        return ends;
+      });
+    };
+    arrive(kv_flights, kv);
+    arrive(flights, held);
+    for (const int shard : step.release) kv.erase(shard);
   }
-  return static_cast<int>(most);
+  return most;
 }
 
 enum Kind { kKvInner, kKvOuter, kDkvInner, kDkvOuter, kKinds };
@@ -344,8 +358,12 @@ RingPlan plan_ring(int rank, int outer, int inner) {
   const bool both = outer > 1 && inner > 1;
   plan.kv_buffers =
       both ? (outer > 2 ? 1 : 0) + 1 + std::min(inner - 1, 2) : std::min(outer * inner - 1, 2);
-  plan.dkv_buffers = most_sums(plan.backward);
+  plan.dkv_buffers = static_cast<int>(most_buffers(rank, plan.backward).sums);
   return plan;
+}
+
+int backward_buffers(const RingPlan& plan) {
+  return static_cast<int>(most_buffers(plan.rank, plan.backward).of_all);
 }
 
 std::string problems(const std::vector<RingPlan>& plans) {

@@ -82,6 +82,10 @@ struct RingPlan {
 /// for sizes below 1 or a rank outside.
 RingPlan plan_ring(int rank, int outer, int inner);
 
+/// Buffers of KV, the own among them, and of dKV that live at once in backward, at most: what
+/// received KV leaves behind holds sums, where both have one type.
+int backward_buffers(const RingPlan& plan);
+
 /// Replays the plans of all ranks (plans[r] is that of rank r) by the rules above, with sets of
 /// contributions in place of numbers, and returns what is wrong (unmatched hops, a shard computed
 /// twice or never, KV used before it is there or after its release, a dKV sum that misses a

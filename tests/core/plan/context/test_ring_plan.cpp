@@ -54,6 +54,17 @@ TEST(RingPlan, FlatRingOfThree) {
             4);  // its own partial, this step's, one that leaves and one that arrives
 }
 
+TEST(RingPlan, SumsTakeThePlaceOfReceivedKv) {
+  EXPECT_EQ(backward_buffers(plan_ring(0, 1, 1)), 2);
+  // Two ranks: both KV and both sums; then one KV, the own sum, one that leaves, one that arrives.
+  EXPECT_EQ(backward_buffers(plan_ring(0, 1, 2)), 4);
+  for (const auto& [outer, inner] : {std::pair{1, 2}, {1, 5}, {3, 1}, {2, 2}, {2, 3}, {4, 4}})
+    for (const RingPlan& plan : all_ranks(outer, inner)) {
+      EXPECT_LE(backward_buffers(plan), 1 + plan.kv_buffers + plan.dkv_buffers);
+      EXPECT_GT(backward_buffers(plan), plan.dkv_buffers);
+    }
+}
+
 TEST(RingPlan, OneRankHasNoHops) {
   const RingPlan plan = plan_ring(0, 1, 1);
   for (const auto* steps : {&plan.forward, &plan.backward}) {
