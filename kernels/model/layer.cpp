@@ -177,6 +177,7 @@ void Layer::restore(Keep keep, bool halves, const TokenTables& tables, Attention
   const std::int64_t tokens = a.input.size(0);
   for_each_activation(shape_, tokens, a, [&](const ActivationSpec& spec, Tensor& tensor) {
     if (keep >= spec.kept_from || (makes_again(spec) && !halves)) return;
+    if (&tensor == &a.product && !halves) return;  // backward makes it beside its gradient
     const DType type = spec.statistic ? statistics_type(type_) : type_;
     tensor = halves && spec.weight_input ? Tensor::empty(spec.shape, type, qkv_.device())
                                          : workspace.take(spec.name, spec.shape, type);
@@ -187,7 +188,7 @@ void Layer::restore(Keep keep, bool halves, const TokenTables& tables, Attention
     rmsnorm_recompute(a.input, a.rstd1, norm1_, a.normed1);
     rmsnorm_recompute(a.middle, a.rstd2, norm2_, a.normed2);
   }
-  swiglu_forward(a.gate_up, a.product);
+  if (halves) swiglu_forward(a.gate_up, a.product);
 }
 
 void Layer::backward_weight(const TokenTables& tables, const LayerActivations& a,
@@ -266,9 +267,14 @@ void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,
   // MLP: d is the gradient of both summands of the output.
   Tensor d_product = scratch(LayerScratch::d_product), d_normed = scratch(LayerScratch::d_normed);
   Tensor d_gate_up = later != nullptr ? later->gate_up : scratch(LayerScratch::d_gate_up);
-  pass(down_, a.product, d, d_product);
-  if (later != nullptr) later->down.copy_from(d);  // d goes on
-  swiglu_backward(a.gate_up, d_product, d_gate_up);
+  down_.input_gradient(tables.dropout_keys, d, d_product, workspace);
+  const bool again = !a.product.defined();
+  const Tensor product = again ? scratch(LayerScratch::product) : a.product;
+  swiglu_backward(a.gate_up, d_product, d_gate_up, again ? product : Tensor());
+  if (later != nullptr)
+    later->down.copy_from(d);  // d goes on
+  else
+    down_.weight_gradient(product, tables.dropout_keys, d, workspace);
   pass(gate_up_, a.normed2, d_gate_up, d_normed);
   rmsnorm_backward(d_normed, a.middle, a.rstd2, norm2_, true, d, norm2_gradient_.next());
 

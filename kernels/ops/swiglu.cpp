@@ -9,6 +9,11 @@ namespace host {
 namespace {
 
 template <class T>
+T swiglu_of(T gate, T up) {
+  return gate / (T(1) + fast_exp(-gate)) * up;
+}
+
+template <class T>
 void forward(const Tensor& gate_up_, Tensor& y_) {
   const auto gate_up = matrix<const T>(gate_up_);
   const auto y = matrix<T>(y_);
@@ -17,18 +22,21 @@ void forward(const Tensor& gate_up_, Tensor& y_) {
     const T* __restrict g = gate_up.row(i);
     const T* __restrict u = g + n;
     T* __restrict out = y.row(i);
-    for (std::int64_t j = 0; j < n; ++j) out[j] = g[j] / (T(1) + fast_exp(-g[j])) * u[j];
+    for (std::int64_t j = 0; j < n; ++j) out[j] = swiglu_of(g[j], u[j]);
   });
 }
 
 template <class T>
-void backward(const Tensor& gate_up_, const Tensor& dy_, Tensor& d_gate_up_) {
+void backward(const Tensor& gate_up_, const Tensor& dy_, Tensor& d_gate_up_, const Tensor& y_) {
   const auto gate_up = matrix<const T>(gate_up_), dy = matrix<const T>(dy_);
   const auto d_gate_up = matrix<T>(d_gate_up_);
+  const auto y = y_.defined() ? matrix<T>(y_) : d_gate_up;
+  const bool wanted = y_.defined();
   const std::int64_t n = dy.columns();
   parallel_for("swiglu backward", dy.rows(), [=](std::int64_t i) {
     const T *g = gate_up.row(i), *u = g + n, *d = dy.row(i);
     T *dg = d_gate_up.row(i), *du = dg + n;
+    for (std::int64_t j = 0; wanted && j < n; ++j) y.row(i)[j] = swiglu_of(g[j], u[j]);
 #pragma GCC ivdep
     for (std::int64_t j = 0; j < n;
          ++j) {  // d_gate_up may be gate_up itself: element j is read before it is written
@@ -57,12 +65,13 @@ void swiglu_forward(const Tensor& gate_up, Tensor& y) {
   dispatch_float(gate_up.dtype(), [&](auto t) { host::forward<decltype(t)>(gate_up, y); });
 }
 
-void swiglu_backward(const Tensor& gate_up, const Tensor& dy, Tensor& d_gate_up) {
+void swiglu_backward(const Tensor& gate_up, const Tensor& dy, Tensor& d_gate_up, const Tensor& y) {
   check("swiglu_backward", gate_up, dy);
   check("swiglu_backward", d_gate_up, dy);
-  BALLAST_ON_CUDA(gate_up, swiglu_backward(gate_up, dy, d_gate_up));
+  if (y.defined()) check("swiglu_backward", gate_up, y);
+  BALLAST_ON_CUDA(gate_up, swiglu_backward(gate_up, dy, d_gate_up, y));
   dispatch_float(gate_up.dtype(),
-                 [&](auto t) { host::backward<decltype(t)>(gate_up, dy, d_gate_up); });
+                 [&](auto t) { host::backward<decltype(t)>(gate_up, dy, d_gate_up, y); });
 }
 
 }  // namespace ballast

@@ -7,7 +7,9 @@
 namespace ballast {
 
 void swiglu_forward(const Tensor& gate_up, Tensor& y);
-/// Overwrites d_gate_up [T, 2 I]; it may be gate_up itself.
-void swiglu_backward(const Tensor& gate_up, const Tensor& dy, Tensor& d_gate_up);
+/// Overwrites d_gate_up [T, 2 I]; it may be gate_up itself.  `y`, where it is defined: overwritten
+/// with what forward gave, bit for bit, in the same pass.
+void swiglu_backward(const Tensor& gate_up, const Tensor& dy, Tensor& d_gate_up,
+                     const Tensor& y = {});
 
 }  // namespace ballast

@@ -131,8 +131,9 @@ __global__ void swiglu_kernel(const Pack8* gate_up, Pack8* y, std::int64_t n, st
   }
 }
 
+template <bool kAgain>
 __global__ void swiglu_backward_kernel(const Pack8* gate_up, const Pack8* d_y, Pack8* d_gate_up,
-                                       std::int64_t n, std::int64_t packs) {
+                                       Pack8* y, std::int64_t n, std::int64_t packs) {
   await_earlier_work();
   for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
     const std::int64_t row = i / packs, c = i % packs;
@@ -140,6 +141,7 @@ __global__ void swiglu_backward_kernel(const Pack8* gate_up, const Pack8* d_y, P
     const SwigluGradients d = swiglu_gradients(gate, up, d_y[i]);
     d_gate_up[row * 2 * packs + c] = d.d_gate;
     d_gate_up[row * 2 * packs + packs + c] = d.d_up;
+    if constexpr (kAgain) y[i] = d.product;
   }
 }
 
@@ -261,14 +263,15 @@ cudaError_t swiglu_forward(const Bf16* gate_up, Bf16* y, std::int64_t rows, std:
   return cudaGetLastError();
 }
 
-cudaError_t swiglu_backward(const Bf16* gate_up, const Bf16* d_y, Bf16* d_gate_up,
+cudaError_t swiglu_backward(const Bf16* gate_up, const Bf16* d_y, Bf16* d_gate_up, Bf16* y,
                             std::int64_t rows, std::int64_t width, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
   if (width % 8 != 0) return cudaErrorInvalidValue;
   const std::int64_t n = rows * (width / 8);
-  launch(swiglu_backward_kernel, blocks_for(n), kThreads, 0, stream,
-         reinterpret_cast<const Pack8*>(gate_up), reinterpret_cast<const Pack8*>(d_y),
-         reinterpret_cast<Pack8*>(d_gate_up), n, width / 8);
+  launch(y == nullptr ? swiglu_backward_kernel<false> : swiglu_backward_kernel<true>, blocks_for(n),
+         kThreads, 0, stream, reinterpret_cast<const Pack8*>(gate_up),
+         reinterpret_cast<const Pack8*>(d_y), reinterpret_cast<Pack8*>(d_gate_up),
+         reinterpret_cast<Pack8*>(y), n, width / 8);
   return cudaGetLastError();
 }
 

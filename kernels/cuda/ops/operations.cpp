@@ -183,11 +183,11 @@ void swiglu_forward(const Tensor& gate_up, Tensor& y) {
   check(swiglu_forward(bf16_of(gate_up), bf16_of(y), y.size(0), y.size(1), stream()), "swiglu");
 }
 
-void swiglu_backward(const Tensor& gate_up, const Tensor& dy, Tensor& d_gate_up) {
-  for (const Tensor* t : {&gate_up, &dy, static_cast<const Tensor*>(&d_gate_up)})
-    require_dense(*t, "swiglu gradient");
-  check(swiglu_backward(bf16_of(gate_up), bf16_of(dy), bf16_of(d_gate_up), dy.size(0), dy.size(1),
-                        stream()),
+void swiglu_backward(const Tensor& gate_up, const Tensor& dy, Tensor& d_gate_up, const Tensor& y) {
+  for (const Tensor* t : {&gate_up, &dy, static_cast<const Tensor*>(&d_gate_up), &y})
+    if (t->defined()) require_dense(*t, "swiglu gradient");
+  check(swiglu_backward(bf16_of(gate_up), bf16_of(dy), bf16_of(d_gate_up),
+                        y.defined() ? bf16_of(y) : nullptr, dy.size(0), dy.size(1), stream()),
         "swiglu gradient");
 }
 

@@ -64,7 +64,7 @@ void rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const T
                    const Tensor& sin, Tensor& d_qkv);
 
 void swiglu_forward(const Tensor& gate_up, Tensor& y);
-void swiglu_backward(const Tensor& gate_up, const Tensor& dy, Tensor& d_gate_up);
+void swiglu_backward(const Tensor& gate_up, const Tensor& dy, Tensor& d_gate_up, const Tensor& y);
 
 void embedding_forward(const Tensor& tokens, const Tensor& w, Tensor& y);
 void embedding_weight_gradient(const Tensor& tokens, const Tensor& dy, Tensor& dw);

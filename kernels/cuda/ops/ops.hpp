@@ -89,10 +89,11 @@ cudaError_t rope_backward(const float* dq, const float* dk, const float* dv, con
                           const float* sin, Bf16* d_qkv, std::int64_t stride, std::int64_t tokens,
                           int q_heads, int kv_heads, int head_dim, cudaStream_t stream);
 
-/// y [rows, width] = silu(gate) * up with gate_up [rows, 2 width]; and its backward into d_gate_up.
+/// y [rows, width] = silu(gate) * up with gate_up [rows, 2 width]; and its backward into d_gate_up,
+/// with y again unless it is null.
 cudaError_t swiglu_forward(const Bf16* gate_up, Bf16* y, std::int64_t rows, std::int64_t width,
                            cudaStream_t stream);
-cudaError_t swiglu_backward(const Bf16* gate_up, const Bf16* d_y, Bf16* d_gate_up,
+cudaError_t swiglu_backward(const Bf16* gate_up, const Bf16* d_y, Bf16* d_gate_up, Bf16* y,
                             std::int64_t rows, std::int64_t width, cudaStream_t stream);
 
 /// y [tokens, width] = table[ids].

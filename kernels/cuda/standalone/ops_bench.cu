@@ -396,7 +396,7 @@ void time_rope(const Shape& s) {
 void time_swiglu(const Shape& s) {
   const std::size_t each = static_cast<std::size_t>(s.tokens) * s.intermediate;
   auto gate_up = random_buffer<Bf16>(4 * each), d = random_buffer<Bf16>(4 * each),
-       y = random_buffer<Bf16>(2 * each);
+       y = random_buffer<Bf16>(2 * each), product = random_buffer<Bf16>(2 * each);
   line("swiglu forward",
        time_ms(8,
                [&](int i) {
@@ -405,14 +405,17 @@ void time_swiglu(const Shape& s) {
                       "swiglu");
                }),
        6.0 * each);
-  line("swiglu backward",
-       time_ms(8,
-               [&](int i) {
-                 must(swiglu_backward(gate_up.data + i % 2 * 2 * each, y.data + i % 2 * each,
-                                      d.data + i % 2 * 2 * each, s.tokens, s.intermediate, 0),
-                      "swiglu");
-               }),
-       10.0 * each);
+  for (const bool again : {false, true})
+    line(again ? "swiglu backward, product again" : "swiglu backward",
+         time_ms(8,
+                 [&](int i) {
+                   must(swiglu_backward(gate_up.data + i % 2 * 2 * each, y.data + i % 2 * each,
+                                        d.data + i % 2 * 2 * each,
+                                        again ? product.data + i % 2 * each : nullptr, s.tokens,
+                                        s.intermediate, 0),
+                        "swiglu");
+                 }),
+         (again ? 12.0 : 10.0) * each);
 }
 
 void time_cross_entropy(const Shape&) {

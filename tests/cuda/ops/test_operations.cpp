@@ -302,8 +302,10 @@ TEST_F(Operations, SwiGlu) {
   swiglu_forward(to_gpu(gate_up, b16), y_gpu);
   EXPECT_CLOSE(y_gpu, y, kBf16);
   swiglu_backward(gate_up, dy, d);
-  swiglu_backward(d_gpu, to_gpu(dy, b16), d_gpu);  // in place, as the layer may do
+  Tensor again = unwritten({t, width}, b16);
+  swiglu_backward(d_gpu, to_gpu(dy, b16), d_gpu, again);  // in place, as the layer may do
   EXPECT_CLOSE(d_gpu, d, kBf16);
+  EXPECT_EQ(error(again, to_host(y_gpu)), 0.0);
 }
 
 TEST_F(Operations, Embedding) {

@@ -48,9 +48,11 @@ TEST(Gradients, SwiGlu) {
   EXPECT_LT(
       relative_error(dx, central_differences(x, [&] { return swiglu_forward(x, y), dot(y, c); })),
       kGradientTolerance);
-  Tensor in_place = x.clone();
-  swiglu_backward(in_place, c, in_place);
+  Tensor in_place = x.clone(), again = Tensor::empty({4, 11}, DType::f64);
+  swiglu_forward(x, y);
+  swiglu_backward(in_place, c, in_place, again);
   EXPECT_TRUE(bit_equal(in_place, dx));
+  EXPECT_TRUE(bit_equal(again, y));
   const Tensor single = converted(x, DType::f32);
   Tensor d_single = Tensor::empty({4, 22}, DType::f32);
   swiglu_backward(single, converted(c, DType::f32), d_single);
