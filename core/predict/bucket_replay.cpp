@@ -2,13 +2,9 @@
 
 #include <algorithm>
 
+#include "core/base/reduction_space.hpp"
+
 namespace ballast {
-namespace {
-
-constexpr std::int64_t kReductionBytes = std::int64_t{32} << 20;  // receive space, at most
-
-}  // namespace
-
 BucketReplay::BucketReplay(const StageMemory& stage, Ledger& ledger, std::int64_t element_bytes)
     : stage_(stage), ledger_(ledger), element_bytes_(element_bytes), buckets_(stage.buckets) {
   if (buckets_.empty()) buckets_.push_back({0, 0, stage.parameters, -1});

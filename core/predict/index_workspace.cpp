@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/base/reduction_space.hpp"
 #include "core/plan/attention/slash_windows.hpp"
 
 namespace ballast {
@@ -10,10 +11,9 @@ namespace {
 
 constexpr std::int64_t up(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
 
-/// Receive space of a host reduction over a ring: as parallel/comm, which gathers small tensors.
+/// Receive space of a host reduction over a ring, by Communicator::all_reduce.
 std::int64_t received(std::int64_t bytes, int ring) {
-  constexpr std::int64_t small = std::int64_t{64} << 10, most = std::int64_t{32} << 20;
-  return bytes * ring <= small ? bytes * ring : std::min(bytes, most);
+  return bytes * ring <= kGatheredBytes ? bytes * ring : std::min(bytes, kReductionBytes);
 }
 
 /// The keys of a micro-batch, as executors see them.

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 
+#include "core/base/reduction_space.hpp"
 #include "parallel/comm/library_watch.hpp"
 #include "parallel/comm/messages.hpp"
 #include "parallel/comm/waits.hpp"
@@ -18,9 +19,7 @@ namespace {
 
 constexpr int kCollectiveTag = 1, kBesideTag = 3;
 constexpr int exchange_tag(int channel) { return 2 * channel; }
-constexpr std::size_t kScratchBytes = std::size_t{32} << 20;  // receive space of a reduction
-constexpr std::size_t kSmallBytes =
-    std::size_t{64} << 10;  // gathered total up to which latency counts more than bytes
+constexpr std::size_t kScratchBytes = kReductionBytes, kSmallBytes = kGatheredBytes;
 
 void require_dense(const Tensor& t, const char* call) {
   require(t.contiguous(), "{} needs contiguous tensors, got shape {}", call, to_string(t.shape()));

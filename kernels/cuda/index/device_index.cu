@@ -155,15 +155,7 @@ __global__ void scan_kernel(std::int32_t* count, std::int32_t* offset, int n) {
   const int first = min(n, static_cast<int>(threadIdx.x) * each), last = min(n, first + each);
   int sum = 0;
   for (int i = first; i < last; ++i) sum += count[i];
-  sums[threadIdx.x] = sum;
-  __syncthreads();
-  for (int step = 1; step < 1024; step *= 2) {
-    const int add = threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
-    __syncthreads();
-    sums[threadIdx.x] += add;
-    __syncthreads();
-  }
-  int running = sums[threadIdx.x] - sum;
+  int running = sum_of_earlier(sum, sums);
   for (int i = first; i < last; ++i) {
     offset[i] = running;
     running += count[i];

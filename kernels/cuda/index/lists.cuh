@@ -20,6 +20,20 @@ __device__ inline int first_true(int n, Predicate predicate) {
   return low;
 }
 
+/// Sum of what the threads before this one have, in a CTA of 1,024; of all: sums[1023] afterwards.
+template <class T>
+__device__ inline T sum_of_earlier(T own, T* sums) {
+  sums[threadIdx.x] = own;
+  __syncthreads();
+  for (int step = 1; step < 1024; step *= 2) {
+    const T add = static_cast<int>(threadIdx.x) >= step ? sums[threadIdx.x - step] : 0;
+    __syncthreads();
+    sums[threadIdx.x] += add;
+    __syncthreads();
+  }
+  return sums[threadIdx.x] - own;
+}
+
 /// offset[i + 1] = sum of offset[1 .. i + 1], at most `limit`; offset[0] = 0.  One CTA of 1,024
 /// threads.
 static __global__ void accumulate_offsets(std::int64_t* offset, int n, std::int64_t limit) {
@@ -28,15 +42,7 @@ static __global__ void accumulate_offsets(std::int64_t* offset, int n, std::int6
             last = min(n, first + each);
   long long sum = 0;
   for (int i = first; i < last; ++i) sum += offset[i + 1];
-  sums[threadIdx.x] = sum;
-  __syncthreads();
-  for (int step = 1; step < 1024; step *= 2) {
-    const long long add = static_cast<int>(threadIdx.x) >= step ? sums[threadIdx.x - step] : 0;
-    __syncthreads();
-    sums[threadIdx.x] += add;
-    __syncthreads();
-  }
-  long long running = sums[threadIdx.x] - sum;
+  long long running = sum_of_earlier(sum, sums);
   for (int i = first; i < last; ++i) {
     running += offset[i + 1];
     offset[i + 1] = min(running, static_cast<long long>(limit));

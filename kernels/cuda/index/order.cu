@@ -132,15 +132,7 @@ __device__ int sum_before(std::int32_t* x, int n, int* sums) {
   __syncthreads();
   int own = 0;
   for (int i = first; i < last; ++i) own += x[i];
-  sums[threadIdx.x] = own;
-  __syncthreads();
-  for (int step = 1; step < 1024; step *= 2) {
-    const int add = threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
-    __syncthreads();
-    sums[threadIdx.x] += add;
-    __syncthreads();
-  }
-  int running = sums[threadIdx.x] - own;
+  int running = sum_of_earlier(own, sums);
   for (int i = first; i < last; ++i) {
     const int size = x[i];
     x[i] = running;
