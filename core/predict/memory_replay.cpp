@@ -127,11 +127,11 @@ class Replay {
       if (computes(op.kind) && stage_.host) post_receives(i + 1);
       run(op, i);
       if (last_op_.at(op.micro_batch) == i) live_.erase(op.micro_batch);
-      if (computes(op.kind)) sent_.clear();
+      leaving_.erase(i);
     }
     buckets_.end_step();
     losses_.clear();
-    sent_.clear();
+    leaving_.clear();
     live_.clear();
     stores_.clear();
   }
@@ -168,7 +168,8 @@ class Replay {
         break;
       }
       case OpKind::send:
-        sent_.push_back(
+        leaving_.emplace(
+            work_->given_back.at(at),
             std::exchange(op.payload == Payload::activation ? l.output : l.d_input, {}));
         break;
       case OpKind::forward:
@@ -192,7 +193,7 @@ class Replay {
         break;
       case OpKind::offload:
         l.away = away_.take(stage_.type, of(op).tokens * stage_.model.hidden);
-        sent_.push_back(std::exchange(l.input, {}));
+        leaving_.emplace(work_->given_back.at(at), std::exchange(l.input, {}));
         break;
       case OpKind::fetch:
         l.input = hold(hidden_bytes(of(op)));
@@ -217,7 +218,7 @@ class Replay {
       const Keep level = kept ? keep(m, layer) : Keep::nothing;
       const auto [bytes, fresh] = forwards_.try_emplace({m.tokens, level, kept, layer == 0}, 0);
       if (fresh) bytes->second = kept_bytes(m, level, kept, layer == 0);
-      if (bytes->second > 0) l.layers.push_back(hold(bytes->second));
+      if (kept) l.layers.push_back(hold(bytes->second));
       if (fresh) {
         take(LayerScratch::branch, m);
         take_rounded(m, false);
@@ -577,7 +578,8 @@ class Replay {
   Held reduced_ = hold(0, MemoryCategory::communication);  ///< receive space of a ring's sums
   std::map<int, Live> live_;
   std::map<std::size_t, Held> posted_;
-  std::vector<Held> sent_, losses_;
+  std::multimap<std::size_t, Held> leaving_;  ///< by the op that they are given back after
+  std::vector<Held> losses_;
   std::map<std::pair<int, int>, Store> stores_;  ///< by sample and layer
 };
 

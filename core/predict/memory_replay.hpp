@@ -43,7 +43,7 @@ struct StageMemory {
   std::int64_t muon_bytes = 0;        ///< workspace of their update, for a moment
   std::int64_t muon_lent = 0;         ///< elements that a rank has of others for it
   std::int64_t overlap_bytes = 0;     ///< of a tied embedding that its other copy's gradient needs
-  /// For rank_micro_batches().
+  /// For lane_work().
   const IndexRule* index_rule() const { return host ? &index : nullptr; }
 };
 

@@ -1,10 +1,14 @@
 #include "core/predict/stage_work.hpp"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
 
 #include "core/plan/batch/chunk_groups.hpp"
 
 namespace ballast {
+namespace {
 
 std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp,
                                                const IndexRule* index) {
@@ -40,10 +44,57 @@ std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp,
   return list;
 }
 
+/// Every stage's ops where a forward takes one second a token.
+SimulatedSchedule timed(const Schedule& schedule, const std::vector<RankMicroBatch>& list) {
+  const auto duration = [&](int, const Op& op) {
+    if (!computes(op.kind)) return 0.0;
+    const auto place = static_cast<std::size_t>(op.micro_batch);
+    return (op.kind == OpKind::backward ? 2.0 : 1.0) * static_cast<double>(list.at(place).tokens);
+  };
+  return simulate(schedule, {duration});
+}
+
+/// Place of the first computation behind `at` that ends after `left_s`: only between computations
+/// does a stage look whether a tensor has left.
+std::size_t computation_after(const std::vector<TimedOp>& ops, std::size_t at, double left_s) {
+  const auto found =
+      std::find_if(ops.begin() + static_cast<std::ptrdiff_t>(at) + 1, ops.end(),
+                   [&](const TimedOp& t) { return computes(t.op.kind) && t.end_s > left_s; });
+  return static_cast<std::size_t>(found - ops.begin());
+}
+
+}  // namespace
+
+std::vector<std::vector<std::size_t>> given_back(const Schedule& schedule,
+                                                 const std::vector<RankMicroBatch>& list) {
+  const SimulatedSchedule run = timed(schedule, list);
+  std::map<std::tuple<int, int, Payload>, double> received_s;  // [sender, micro-batch, payload]
+  for (const std::vector<TimedOp>& ops : run.stages)
+    for (const auto& [op, begin_s, end_s] : ops)
+      if (op.kind == OpKind::recv) received_s[{op.peer, op.micro_batch, op.payload}] = end_s;
+  std::vector<std::vector<std::size_t>> places;
+  for (std::size_t s = 0; s < run.stages.size(); ++s) {
+    const std::vector<TimedOp>& ops = run.stages[s];
+    std::vector<std::size_t>& stage = places.emplace_back(ops.size(), 0);
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      const auto& [op, begin_s, end_s] = ops[i];
+      if (op.kind == OpKind::offload)
+        stage[i] = computation_after(ops, i, end_s);
+      else if (op.kind == OpKind::send)
+        stage[i] = computation_after(
+            ops, i, received_s.at({static_cast<int>(s), op.micro_batch, op.payload}));
+    }
+  }
+  return places;
+}
+
 std::vector<StageWork> lane_work(const StepPlan& plan, int dp, const IndexRule* index) {
   const std::vector<RankMicroBatch> list = rank_micro_batches(plan, dp, index);
   std::vector<StageWork> work;
-  for (const std::vector<Op>& ops : plan.schedule(dp).stages) work.push_back({ops, list});
+  const Schedule& schedule = plan.schedule(dp);
+  std::vector<std::vector<std::size_t>> places = given_back(schedule, list);
+  for (std::size_t s = 0; s < schedule.stages.size(); ++s)
+    work.push_back({schedule.stages[s], list, std::move(places[s])});
   return work;
 }
 

@@ -1,6 +1,7 @@
 // What a stage of a lane does in a step, and over what: its operations and its rank's part of every
 // micro-batch.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -31,14 +32,21 @@ struct RankMicroBatch {
 struct StageWork {
   std::vector<Op> ops;
   std::vector<RankMicroBatch> list;
+  /// [op] Of a send or an offload: place of the op by whose end its tensor is given back,
+  /// ops.size() where none is.  Empty: there are neither.
+  std::vector<std::size_t> given_back{};
+  bool operator==(const StageWork&) const = default;
 };
 
-/// The part of a lane's micro-batches that its fullest context-parallel rank holds.  `index`: how
-/// the host chooses patterns; null: on a GPU, or from no micro-batch's Q and K.
-std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp,
-                                               const IndexRule* index = nullptr);
+/// [stage] StageWork::given_back of a schedule over a list.  A stage that is ahead of its peer
+/// keeps what it sends until the peer comes to the receive.  When that is in a run depends on its
+/// timing; here a token takes all stages equally long, as it does where they are balanced.
+std::vector<std::vector<std::size_t>> given_back(const Schedule& schedule,
+                                                 const std::vector<RankMicroBatch>& list);
 
-/// [stage] What each does in lane `dp` of a plan.
+/// [stage] What each does in lane `dp` of a plan, with the part of its micro-batches that its
+/// fullest context-parallel rank holds.  `index`: how the host chooses patterns; null: on a GPU, or
+/// from no micro-batch's Q and K.
 std::vector<StageWork> lane_work(const StepPlan& plan, int dp, const IndexRule* index = nullptr);
 
 }  // namespace ballast

@@ -88,18 +88,13 @@ std::int64_t peak_bytes(const StepPlan& plan, const std::set<int>& lanes,
   for (StageMemory& stage : stages) stage.meets_in_backward = plan.meets_in_backward();
   const std::set<std::size_t> heavy = heavy_stages(stages);
   std::int64_t bytes = 0;
-  std::vector<std::pair<std::vector<RankMicroBatch>, const Schedule*>> seen;  // lanes alike
+  std::vector<std::vector<StageWork>> seen;  // lanes alike
   for (const int d : lanes) {
-    const std::vector<RankMicroBatch> list =
-        rank_micro_batches(plan, d, stages.front().index_rule());
-    const Schedule& schedule = plan.schedule(d);
-    if (std::any_of(seen.begin(), seen.end(), [&](const auto& lane) {
-          return lane.first == list && lane.second->stages == schedule.stages;
-        }))
-      continue;
-    seen.emplace_back(list, &schedule);
+    std::vector<StageWork> work = lane_work(plan, d, stages.front().index_rule());
+    if (std::find(seen.begin(), seen.end(), work) != seen.end()) continue;
     for (const std::size_t s : heavy)
-      bytes = std::max(bytes, replay_memory(stages[s], {schedule.stages.at(s), list}).total());
+      bytes = std::max(bytes, replay_memory(stages[s], work.at(s)).total());
+    seen.push_back(std::move(work));
   }
   return bytes;
 }

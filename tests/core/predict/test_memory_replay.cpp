@@ -134,6 +134,25 @@ TEST(MemoryReplay, ActivationsAreThoseOfTheSpecsAndGoWithTheirLayer) {
             3 * all + others);
 }
 
+TEST(MemoryReplay, AStagesInputGoesWithItsFirstLayerWhateverThatKeeps) {
+  StageMemory stage = small_stage();
+  stage.first = false, stage.layers = 1;
+  stage.recompute.mode = Recompute::full;  // keeps the input alone, which came from elsewhere
+  std::vector<Op> ops;
+  for (int m = 0; m < 2; ++m)
+    ops.insert(ops.end(), {{OpKind::recv, m, 0, 0, Payload::activation},
+                           {OpKind::forward, m},
+                           {OpKind::backward_input, m}});
+  for (int m = 0; m < 2; ++m) ops.push_back({OpKind::backward_weight, m});
+  const std::int64_t tokens = 100, hidden = tokens * 8 * 4, table = tokens * 4 * 4,
+                     halves = between_halves_bytes(stage.model, tokens, DType::f32);
+  const std::vector<RankMicroBatch> two{part_of(tokens), part_of(tokens)};
+  // Of the first what its weight half needs and its input's gradient; of the second, whose input
+  // half runs, the input and the gradient from the head too.
+  EXPECT_EQ(replay_memory(stage, {ops, two})[MemoryCategory::activations],
+            halves + hidden + halves + 2 * hidden + table);
+}
+
 TEST(MemoryReplay, StoredChunksLieOnTheDeviceOrInHostMemory) {
   StageMemory stage = small_stage();
   std::vector<RankMicroBatch> chunks;

@@ -446,8 +446,7 @@ TEST(Simulate, PeakBytesAreThoseOfTheLaneThatNeedsMost) {
   ASSERT_EQ(step.memory.size(), 2u);
   for (std::size_t s = 0; s < 2; ++s) {
     const auto lane = [&](int d) {
-      return replay_memory(options.memory[s],
-                           {plan.schedule(d).stages[s], rank_micro_batches(plan, d)});
+      return replay_memory(options.memory[s], lane_work(plan, d)[s]);
     };
     EXPECT_EQ(step.memory[s].bytes, lane(1).bytes);
     EXPECT_GT(step.memory[s].total(), lane(0).total());
