@@ -6,6 +6,7 @@
 
 #include "app/measure/attention_sample.hpp"
 #include "app/measure/bench.hpp"
+#include "app/measure/step_profile.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/ring_plan.hpp"
 #include "core/plan/context/sequence_layout.hpp"
@@ -241,6 +242,24 @@ RingTimings timings(const RingProblem& p, RingSide& ring, RingSide& whole, std::
   return t;
 }
 
+/// Records `rounds` of forward and backward.  Collective.
+void profile(RingSide& ring, std::int64_t rounds, const Communicator& world, Device& device,
+             BenchResult& result) {
+  StepProfile recorded(device, world, "ring", "forward + backward");
+  device.synchronize();
+  world.barrier();
+  recorded.start();
+  for (std::int64_t i = 0; i < rounds; ++i) {
+    ring.forward();
+    ring.backward();
+    device.synchronize();
+    world.barrier();
+  }
+  recorded.stop(rounds);
+  result.text += recorded.text();
+  result.json["profile"] = recorded.json();
+}
+
 void report(const RingProblem& p, const RingSide& ring, const RingTimings& t, BenchResult& result) {
   const int ranks = ring.group.plan.ranks();
   const double pairs = static_cast<double>(p.q_heads) * ring.batch.attention_pairs(),
@@ -287,6 +306,8 @@ BenchResult measure(const RingProblem& p, const BenchSettings& settings, const C
   const RingTimings times = timings(p, ring, whole, settings.integer("repeats"), world, device);
   if (settings.boolean("check")) check(p, ring, whole, settings.integer("samples"), world, result);
   report(p, ring, times, result);
+  if (const std::int64_t rounds = settings.integer("profile", 0); rounds > 0)
+    profile(ring, rounds, world, device, result);
   return result;
 }
 
@@ -333,6 +354,8 @@ Benchmark ring_benchmark() {
        {"dtype", "", "host: f32 (when empty) or f64; cuda: bf16"},
        {"repeats", "5", "timed runs"},
        {"check", "true", "compare with the whole on one rank, and that with fp64 on sampled rows"},
+       {"profile", "0",
+        "rounds after those that are timed whose GPU kernels are recorded, by group"},
        {"samples", "16", "query rows compared with fp64, and a quarter as many keys"},
        {"seed", "", "of the random data; empty: from the clock"}},
       run};

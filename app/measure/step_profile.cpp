@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "app/train/session.hpp"
+#include "core/base/error.hpp"
 #ifdef BALLAST_HAVE_CUDA
 #include "kernels/cuda/runtime/kernel_trace.hpp"
 #endif
@@ -46,7 +47,7 @@ constexpr std::array<GroupRule, 25> kRules = {{
     {"_cu_", "attention index and order"},
     {"ballast", "other"},
 }};
-constexpr const char* kProducts = "matrix products";
+constexpr const char *kProducts = "matrix products", *kWhole = "step";
 
 /// Milliseconds a step of each group, of one rank.  What no kernel covers is "(idle)", or waits for
 /// the host where it lasts longer than a launch.
@@ -67,17 +68,19 @@ std::string kernel_group(const std::string& name) {
   return kProducts;  // cuBLASLt's own names
 }
 
-StepProfile::StepProfile(Session& session) : session_(session) {
-  require(session.device.space() == Space::cuda,
-          "bench step: profile=N records a GPU's kernels, and this run computes on the host; set "
-          "run.backend=cuda");
+StepProfile::StepProfile(const Device& device, Communicator world, std::string benchmark,
+                         std::string step)
+    : world_(std::move(world)), benchmark_(std::move(benchmark)), step_(std::move(step)) {
+  require(device.space() == Space::cuda,
+          "bench {}: profile=N records a GPU's kernels, and this run computes on the host; set {}",
+          benchmark_, benchmark_ == "step" ? "run.backend=cuda" : "backend=cuda");
 }
 
 void StepProfile::start() {
 #ifdef BALLAST_HAVE_CUDA
-  together(session_.mesh.world, [] {
+  together(world_, [&] {
     const std::string why = cuda::start_kernel_trace();
-    require(why.empty(), "bench step: profile=N: {}", why);
+    require(why.empty(), "bench {}: profile=N: {}", benchmark_, why);
   });
 #endif
 }
@@ -99,7 +102,7 @@ void StepProfile::stop(std::int64_t steps) {
   mine["groups_ms"] = by_group(kernels, trace.span_s, trace.busy_s, trace.pauses_s, steps);
   mine["kernels"] = std::move(list);
 #endif
-  const std::vector<std::string> all = session_.mesh.world.all_gather(mine.dump());
+  const std::vector<std::string> all = world_.all_gather(mine.dump());
   std::map<std::string, std::vector<double>> groups;
   json_["steps"] = steps;
   for (std::size_t r = 0; r < all.size(); ++r) {
@@ -108,8 +111,8 @@ void StepProfile::stop(std::int64_t steps) {
       groups[group].resize(all.size());
       groups[group][r] = ms.get<double>();
     }
-    groups["step"].resize(all.size());
-    groups["step"][r] = rank.at("step_ms").get<double>();
+    groups[kWhole].resize(all.size());
+    groups[kWhole][r] = rank.at("step_ms").get<double>();
     json_["ranks"].push_back(rank);
   }
   const auto mean = [](const std::vector<double>& values) {
@@ -120,8 +123,8 @@ void StepProfile::stop(std::int64_t steps) {
   std::vector<std::pair<std::string, std::vector<double>>> rows(groups.begin(), groups.end());
   std::sort(rows.begin(), rows.end(),
             [&](const auto& a, const auto& b) { return mean(a.second) > mean(b.second); });
-  const double whole = mean(groups.at("step"));
-  text_ = fmt::format("  {:<30}{:>10}{:>8}", "of the GPU, a step", "ms", "share");
+  const double whole = mean(groups.at(kWhole));
+  text_ = fmt::format("  {:<30}{:>10}{:>8}", fmt::format("of the GPU, {}", step_), "ms", "share");
   for (std::size_t r = 0; all.size() > 1 && r < all.size(); ++r)
     text_ += fmt::format("{:>10}", fmt::format("rank {}", r));
   for (const auto& [group, ms] : rows) {

@@ -1,21 +1,22 @@
-// Where the GPU's time of a training step goes, by groups of kernels and by rank: the table of
-// `ballast bench step DECK profile=N`.
+// Where the GPU's time of a training step, or of another round of work, goes, by groups of kernels
+// and by rank: the table of `ballast bench step DECK profile=N` and `ballast bench ring profile=N`.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/base/device.hpp"
 #include "parallel/comm/comm.hpp"
 
 namespace ballast {
 
-struct Session;
-
-/// Records `steps` steps on every rank.  Collective.  Errors: no GPU, or a GPU whose kernels cannot
-/// be recorded (the reason is named).
+/// Records `steps` steps on every rank of `world`.  Collective.  Errors: no GPU, or a GPU whose
+/// kernels cannot be recorded (the reason is named).
 class StepProfile {
  public:
-  explicit StepProfile(Session& session);
+  /// `benchmark`: its name, for errors; `step`: what a step is.
+  StepProfile(const Device& device, Communicator world, std::string benchmark,
+              std::string step = "a step");
   void start();
   void stop(std::int64_t steps);
   /// Milliseconds a step and shares, of the mean over ranks and of each rank where there are
@@ -24,7 +25,8 @@ class StepProfile {
   const nlohmann::ordered_json& json() const { return json_; }
 
  private:
-  Session& session_;
+  Communicator world_;
+  std::string benchmark_, step_;
   nlohmann::ordered_json json_;
   std::string text_;
 };

@@ -82,10 +82,9 @@ class RingPass {
   Tensor values(int shard) const {
     return shard == group_.plan.rank ? v_ : part(kv_.at(shard).tensor, 1);
   }
-  /// New, zeroed sums of a shard: dK and dV.
+  /// New sums of a shard, which hold nothing yet: dK and dV.
   std::pair<Tensor, Tensor> new_sums(int shard) {
-    RingBuffers::Lease& sum = dkv_[shard] = buffer(shard, sum_type_);
-    sum.tensor.zero();
+    dkv_[shard] = buffer(shard, sum_type_);
     return sums(shard);
   }
   std::pair<Tensor, Tensor> sums(int shard) const {
@@ -276,7 +275,7 @@ void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const T
     dq_lease = group_.buffers->take(dq.shape(), lse.dtype(), device);
     dq_sum = dq_lease.tensor;
   }
-  dq_sum.zero();
+  bool started = false;
   const bool in_place = stored_.store && group_.plan.ranks() == 1;
   KvStore::Keys next = keys(in, 0);
   KvStore::Sums next_sums = sums(in, 0);
@@ -294,9 +293,14 @@ void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const T
       Scope scope(recorder_, EventKind::attention_backward);
       const double pairs = index(all, turn, shard).pairs_per_head();
       scope.flops = flops_per_pair * pairs;
-      if (pairs == 0) return;
+      if (pairs == 0) {
+        if (!in_place) dk_sum.zero(), dv_sum.zero();
+        return;
+      }
       attention_backward(index(all, turn, shard), in.q, pass.keys(shard), pass.values(shard),
-                         in.scale, lse, delta.tensor, d_o, dq_sum, dk_sum, dv_sum);
+                         in.scale, lse, delta.tensor, d_o, dq_sum, dk_sum, dv_sum,
+                         {.dq = started, .dkv = in_place});
+      started = true;
     });
     if (!stored_.store) {
       if (empty) continue;
@@ -319,6 +323,7 @@ void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const T
     stored_.store->keep(in.layer, stored_.chunk, turn, stored);
   }
   if (stored_.store) stored_.store->finish(in.layer, stored_.chunk);
+  if (!started) dq_sum.zero();
   if (!empty && dq_sum.raw() != dq.raw()) copy_rows(dq_sum, dq);
 }
 

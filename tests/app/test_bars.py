@@ -53,8 +53,9 @@ class Bars(RunCase):
                 " 25.000 ms  500.0 TF/s | observe  1.600 select  1.000 ms\n"
             ),
             "peers": (
-                "cudnn 32K    fwd     6.680 ms   658.0 TF/s | bwd    11.050 ms   995.0 TF/s\nflex"
-                " 5%      fwd     1.000 ms   334.0 TF/s | bwd     1.000 ms   193.0 TF/s\n"
+                "cudnn 32K 16/2 D128    fwd     6.680 ms   658.0 TF/s | bwd    11.050 ms   995.0"
+                " TF/s\nflex 5%      fwd     1.000 ms   334.0 TF/s | bwd     1.000 ms   193.0"
+                " TF/s\n"
             ),
         }
         for name, text in outputs.items():
@@ -65,9 +66,16 @@ class Bars(RunCase):
         )  # some are missed, some absent
         with open(os.path.join(os.path.dirname(folder), "figures.json")) as file:
             figures = {f["what"]: (f["value"], f["held"]) for f in json.load(file)}
-        self.assertEqual(figures["dense 32K forward, x cuDNN"], (1.0, "held"))
-        self.assertEqual(figures["dense 32K backward, x cuDNN"], (0.5, "MISSED"))
-        self.assertEqual(figures["dense 8K forward, x cuDNN"], (None, "no figure"))
+        self.assertEqual(figures["dense 32K, 16/2 heads, D 128, forward, x cuDNN"], (1.0, "held"))
+        self.assertEqual(
+            figures["dense 32K, 16/2 heads, D 128, backward, x cuDNN"], (0.5, "MISSED")
+        )
+        self.assertEqual(
+            figures["dense 32K, 14/2 heads, D 64, forward, x cuDNN"], (None, "no figure")
+        )
+        slowest, held = figures["deterministic backward, x the default's time, the slowest line"]
+        self.assertAlmostEqual(slowest, 25.5 / 22.1)
+        self.assertEqual(held, "held")
         self.assertEqual(
             figures["5 % of 128K, aligned runs of 2, forward, per pair, x FlexAttention"],
             (1.5, "held"),
@@ -85,6 +93,32 @@ class Bars(RunCase):
         self.assertAlmostEqual(
             figures["vertical slash 128K, backward, x MTraining's kernels"][0], 2.92
         )
+
+    def test_a_ring_stands_beside_its_peer(self):
+        folder = os.path.join(self.out("bars"), "ring")
+        os.makedirs(folder)
+        with open(os.path.join(folder, "flat.json"), "w") as file:
+            json.dump(
+                {"forward": {"median_s": 0.03}, "both": {"median_s": 0.125}, "efficiency": 0.96},
+                file,
+            )
+        for name, text in {
+            "flat": "ring\n",
+            "peer": (
+                "context_parallel cudnn 131072 tokens 16 heads 4 ranks: ring 120.00 ms, whole"
+                " 456.00 ms, efficiency 0.950\n"
+            ),
+        }.items():
+            with open(os.path.join(folder, name + ".txt"), "w") as file:
+                file.write(text)
+        self.run_bars("--again", "--gpus", "2", "--out", os.path.dirname(folder), "ring", code=1)
+        with open(os.path.join(os.path.dirname(folder), "figures.json")) as file:
+            figures = {f["what"]: (f["value"], f["held"]) for f in json.load(file)}
+        self.assertEqual(
+            figures["its forward + backward, x PyTorch's context_parallel over cuDNN"],
+            (0.96, "MISSED"),
+        )
+        self.assertEqual(figures["efficiency of that"][0], 0.95)
 
     def test_cases_on_the_same_samples_are_compared_step_by_step(self):
         folder = os.path.join(self.out("bars"), "hbp")

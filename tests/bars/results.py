@@ -10,6 +10,7 @@ from typing import Callable, List, Optional
 INPUTS = os.path.join(
     os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "inputs"
 )
+REFERENCE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "reference")
 
 
 def deck(*parts):
@@ -116,6 +117,10 @@ class Results:
         """Last number that the pattern's first group finds in NAME.txt."""
         found = re.findall(pattern, self.text(name), re.M)
         return float(found[-1]) if found else None
+
+    def matches(self, name, pattern):
+        """The numbers of all groups, wherever the pattern fits."""
+        return [tuple(map(float, found)) for found in re.findall(pattern, self.text(name), re.M)]
 
     def log(self, name, key):
         """A key of every step of the `ballast train` whose run folder is run-NAME."""

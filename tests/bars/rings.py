@@ -3,7 +3,9 @@ import itertools
 import os
 import statistics
 
-from results import Command, Figure, deck, ratio
+from results import REFERENCE, Command, Figure, deck, ratio
+
+PEER_RING = os.path.join(REFERENCE, "peer_ring.py")
 
 
 def ring_commands(s):
@@ -32,19 +34,35 @@ def ring_commands(s):
                 ranks=4,
             )
         )
+    if not s.host:
+        torchrun = ["python3", "-m", "torch.distributed.run", f"--nproc-per-node={s.gpus}"]
+        commands.append(Command("peer", [*torchrun, PEER_RING, "131072", "16"]))
     return commands
 
 
 def ring_figures(r):
-    return [
+    figures = [
         Figure(
             f"ring of {r.gpus}, dense 128K, one GPU's time / {r.gpus} / the ring's",
             r.value("flat", "efficiency"),
             0.95,
             0.97,
         ),
-        Figure("the same in two levels", r.value("two-levels", "efficiency")),
-    ][: 2 if r.gpus == 4 else 1]
+    ]
+    if r.text("peer"):
+        ours, peer_ms = r.find("flat", "both", dict), r.match("peer", r"ring ([0-9.]+) ms")
+        figures += [
+            Figure(
+                "its forward + backward, x PyTorch's context_parallel over cuDNN",
+                ratio(peer_ms, ours and 1e3 * ours["median_s"]),
+                1.0,
+                1.05,
+            ),
+            Figure("efficiency of that", r.match("peer", r"efficiency ([0-9.]+)")),
+        ]
+    if r.gpus == 4:
+        figures.append(Figure("the ring in two levels", r.value("two-levels", "efficiency")))
+    return figures
 
 
 def long_step(s, tokens):

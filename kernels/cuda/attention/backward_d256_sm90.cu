@@ -106,7 +106,7 @@ struct WideConsumer {
     return static_cast<std::uint32_t>(bits >> (consumer * kQueries)) >> (2 * (lane % 4));
   }
   __device__ __forceinline__ void probabilities(float (&s)[16], int stage) {
-    const float* lse2 = sh.statistics[stage][0] + consumer * kQueries + 2 * (lane % 4);
+    const float* lse2 = sh.statistics[stage][0][0] + consumer * kQueries + 2 * (lane % 4);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float2 l = *reinterpret_cast<const float2*>(lse2 + 8 * j);
@@ -115,7 +115,7 @@ struct WideConsumer {
       s[4 * j + 2] = exp2_fast(s[4 * j + 2] * p.scale_log2 - l.x);
       s[4 * j + 3] = exp2_fast(s[4 * j + 3] * p.scale_log2 - l.y);
     }
-    const QueryTile& t = sh.tile[stage];
+    const QueryTile& t = sh.tile[stage][0];
     if (t.state[0] == kWhole) return;
     const std::uint32_t allowed0 = allowed(t, row), allowed1 = allowed(t, row + 8);
 #pragma unroll
@@ -130,7 +130,7 @@ struct WideConsumer {
   __device__ __forceinline__ void score_gradients(const std::uint32_t (&probability)[8],
                                                   const float (&dp)[16], std::uint32_t (&ds)[8],
                                                   int stage) {
-    const float* delta = sh.statistics[stage][1] + consumer * kQueries + 2 * (lane % 4);
+    const float* delta = sh.statistics[stage][0][1] + consumer * kQueries + 2 * (lane % 4);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float2 d = *reinterpret_cast<const float2*>(delta + 8 * j);
@@ -198,9 +198,10 @@ struct WideConsumer {
     while (true) {
       const int stage = uniform(ring.stage);
       barrier_wait(&sh.q_full[stage], ring.parity);
-      if (sh.tile[stage].end) break;
+      const QueryTile& t = sh.tile[stage][0];
+      if (t.end) break;
       tile(dk, dv, stage);
-      previous = sh.tile[stage].head << kBlockBits | sh.tile[stage].query_block;
+      previous = t.head << kBlockBits | t.query_block;
       ring.advance();
     }
     float dq[32];

@@ -4,8 +4,11 @@
 // Each of the two consumer warpgroups owns 64 of a unit's 128 keys and keeps their dK and dV in
 // registers while (query head, query block) tiles of Q and dO stream by.  Scores are computed
 // transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T and dS^T feed dV += P^T dO and dK += dS^T
-// Q straight from registers.  dS goes to shared memory once, for dQ += dS K, whose 64 columns per
-// consumer (32 at head dim 64) leave as an fp32 bulk reduce-add.
+// Q straight from registers.  dS goes to shared memory once, for dQ += dS K, which leaves as an
+// fp32 bulk reduce-add: 64 columns per consumer.  At head dim 64 a tile has two blocks of 64
+// queries from anywhere, so that products are as wide and barriers as rare as at 128, and each
+// consumer sends the dQ of one (tiles of gathered rows have one block, and 32 columns per
+// consumer).
 // (FlashAttention-2, Dao 2023, Algorithm 2; the transposed form is FlashAttention-3's.)
 #pragma once
 #include "kernels/cuda/attention/backward_turns.cuh"
@@ -15,7 +18,7 @@ namespace ballast::cuda {
 template <int D, QueryGradient kDq>
 struct BackwardConsumer {
   using Shared = BackwardShared<D, kDq == QueryGradient::rows>;
-  static constexpr int kBoxes = Shared::kBoxes;
+  static constexpr int kBoxes = Shared::kBoxes, kTileBlocks = Shared::kTileBlocks;
   static constexpr bool kWithDq = kDq != QueryGradient::apart;
   static_assert(kQueryStages == 2, "dS and the previous tile are named by the parity of the stage");
   Shared& sh;
@@ -23,11 +26,14 @@ struct BackwardConsumer {
   const BackwardParams& p;
   const int consumer, thread, lane, row;
   RingPosition<kQueryStages> ring;
-  int previous;  // head and query block of the previous tile, whose stage is the other one; kNone
-                 // at the start of a unit
+  int previous;  // head and query block of the previous tile, whose stage is the other one: of its
+                 // only block, or of this consumer's (kNoBlock: it has none); kNone at the start of
+                 // a unit
   int jobs = 0;  // before the next one
-  static constexpr int kNone = -1, kBlockBits = 16;
+  static constexpr int kNone = -1, kNoBlock = -2, kBlockBits = 16;
   static constexpr int kDqRegisters = kWithDq ? Shared::kSliceColumns / 2 : 1;
+  static constexpr int kScores = 32 * kTileBlocks;  // a thread's registers of S^T, dP^T
+  static constexpr bool kEarly = D <= 64;           // dP beside dQ: above, registers do not suffice
 
   __device__ BackwardConsumer(Shared& s, const BackwardMaps& m, const BackwardParams& params,
                               int which)
@@ -40,62 +46,70 @@ struct BackwardConsumer {
         row(thread / 32 * 16 + lane / 4) {}
 
   /// keys x queries product of the consumer's 64 keys: K Q^T or V dO^T.
-  __device__ __forceinline__ void issue_transposed(float (&acc)[32], const unsigned char* keys,
+  __device__ __forceinline__ void issue_transposed(float (&acc)[kScores], const unsigned char* keys,
                                                    const unsigned char* queries) {
     const std::uint32_t a = descriptor(keys + consumer * kBlock * 128), b = descriptor(queries);
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
       const int c = i / 4;
-      Wgmma<64>::template ss<0, 0>(acc, advance(a, c * Shared::kKeyBoxStride + i % 4 * 32),
-                                   advance(b, c * kBlock * 128 + i % 4 * 32), i > 0);
+      Wgmma<kTileBlocks * kBlock>::template ss<0, 0>(
+          acc, advance(a, c * Shared::kKeyBoxStride + i % 4 * 32),
+          advance(b, c * kBlock * 128 + i % 4 * 32), i > 0);
     }
     wgmma_commit();
   }
   /// dV += P^T dO or dK += dS^T Q.
-  __device__ __forceinline__ void issue_gradient(float (&acc)[D / 2], const std::uint32_t (&a)[16],
+  __device__ __forceinline__ void issue_gradient(float (&acc)[D / 2],
+                                                 const std::uint32_t (&a)[kScores / 2],
                                                  const unsigned char* queries) {
     const std::uint32_t b = descriptor(queries, kBlock * 128);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) Wgmma<D>::template rs<1>(acc, a + 4 * i, advance(b, i * 2048), 1);
+    for (int i = 0; i < 4 * kTileBlocks; ++i)
+      Wgmma<D>::template rs<1>(acc, a + 4 * i, advance(b, i * 2048), 1);
     wgmma_commit();
   }
   __device__ __forceinline__ std::uint64_t allowed(const QueryTile& t, int r) {
+    if (kTileBlocks > 1 && t.state[consumer] == kSkip) return 0;
     return allowed_queries(t, sh.key_queries[consumer * kBlock + r], t.word[consumer],
                            sh.unit.columns, r) >>
            (2 * (lane % 4));
   }
   /// P^T from S^T: probabilities under the final LSE, zero where masked.
-  __device__ __forceinline__ void probabilities(float (&s)[32], int stage) {
-    const float* lse2 = sh.statistics[stage][0] + 2 * (lane % 4);
+  __device__ __forceinline__ void probabilities(float (&s)[kScores], int stage) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 l = *reinterpret_cast<const float2*>(lse2 + 8 * j);
-      s[4 * j] = exp2_fast(s[4 * j] * p.scale_log2 - l.x);
-      s[4 * j + 1] = exp2_fast(s[4 * j + 1] * p.scale_log2 - l.y);
-      s[4 * j + 2] = exp2_fast(s[4 * j + 2] * p.scale_log2 - l.x);
-      s[4 * j + 3] = exp2_fast(s[4 * j + 3] * p.scale_log2 - l.y);
-    }
-    const QueryTile& t = sh.tile[stage];
-    if (t.state[consumer] == kWhole) return;
-    const std::uint64_t allowed0 = allowed(t, row), allowed1 = allowed(t, row + 8);
+    for (int b = 0; b < kTileBlocks; ++b) {
+      const float* lse2 = sh.statistics[stage][b][0] + 2 * (lane % 4);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+      for (int j = 0; j < 8; ++j) {
+        const float2 l = *reinterpret_cast<const float2*>(lse2 + 8 * j);
+        float* x = s + 32 * b + 4 * j;
+        x[0] = exp2_fast(x[0] * p.scale_log2 - l.x);
+        x[1] = exp2_fast(x[1] * p.scale_log2 - l.y);
+        x[2] = exp2_fast(x[2] * p.scale_log2 - l.x);
+        x[3] = exp2_fast(x[3] * p.scale_log2 - l.y);
+      }
+      const QueryTile& t = sh.tile[stage][b];
+      if (t.state[consumer] == kWhole) continue;
+      const std::uint64_t allowed0 = allowed(t, row), allowed1 = allowed(t, row + 8);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (!(allowed0 >> (8 * j + e) & 1)) s[4 * j + e] = 0;
-        if (!(allowed1 >> (8 * j + e) & 1)) s[4 * j + 2 + e] = 0;
+      for (int j = 0; j < 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (!(allowed0 >> (8 * j + e) & 1)) s[32 * b + 4 * j + e] = 0;
+          if (!(allowed1 >> (8 * j + e) & 1)) s[32 * b + 4 * j + 2 + e] = 0;
+        }
       }
     }
   }
   /// dS^T = P^T * (dP^T - delta), as bf16 A operand.  P is the rounded one that dV uses: its fp32
   /// form would not fit in the registers beside dK and dV.
-  __device__ __forceinline__ void score_gradients(const std::uint32_t (&probability)[16],
-                                                  const float (&dp)[32], std::uint32_t (&ds)[16],
-                                                  int stage) {
-    const float* delta = sh.statistics[stage][1] + 2 * (lane % 4);
+  __device__ __forceinline__ void score_gradients(const std::uint32_t (&probability)[kScores / 2],
+                                                  const float (&dp)[kScores],
+                                                  std::uint32_t (&ds)[kScores / 2], int stage) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 d = *reinterpret_cast<const float2*>(delta + 8 * j);
+    for (int j = 0; j < 8 * kTileBlocks; ++j) {
+      const float2 d = *reinterpret_cast<const float2*>(sh.statistics[stage][j / 8][1] +
+                                                        2 * (lane % 4) + j % 8 * 8);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const std::uint32_t pair = probability[2 * j + r];
@@ -106,31 +120,35 @@ struct BackwardConsumer {
     }
   }
   /// dS^T into shared memory, rows of 64 queries, 128-byte swizzle.
-  __device__ __forceinline__ void share(const std::uint32_t (&ds)[16]) {
+  __device__ __forceinline__ void share(const std::uint32_t (&ds)[kScores / 2]) {
     const int key = thread / 32 * 16 +
                     lane % 16;  // row that this lane addresses: matrices 0, 1 are rows 0-7, 8-15
     const std::uint32_t base = smem_address(sh.ds[ring.stage]) + (consumer * kBlock + key) * 128;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int column = 2 * i + lane / 16;  // matrices 2, 3: the next 8 queries
-      store_matrix_x4(base + ((column ^ (key & 7)) << 4), ds + 4 * i);
+    for (int i = 0; i < 4 * kTileBlocks; ++i) {
+      const int column = 2 * (i % 4) + lane / 16;  // matrices 2, 3: the next 8 queries
+      store_matrix_x4(base + i / 4 * Shared::kUnitKeys * 128 + ((column ^ (key & 7)) << 4),
+                      ds + 4 * i);
     }
     fence_async_proxy();
   }
   /// dS for both consumers.  The named barriers 4 to 7 are one per consumer and buffer: this
   /// consumer arrives, the other waits.
-  __device__ __forceinline__ void publish(const std::uint32_t (&ds)[16]) {
+  __device__ __forceinline__ void publish(const std::uint32_t (&ds)[kScores / 2]) {
     share(ds);
     named_arrive(4 + 2 * ring.stage + consumer, 256);
     named_barrier(8 + consumer, 128);
   }
   __device__ __forceinline__ void issue_query_gradient(float (&dq)[kDqRegisters]) {
     const int previous_stage = uniform(ring.stage) ^ 1;
-    // The consumer's columns of K: the second 128-byte box (whose columns past D are zeros), or the
-    // second half of the only box.
-    const std::uint32_t a = descriptor(sh.ds[previous_stage]);
-    const std::uint32_t b =
-        descriptor(sh.k + (kBoxes == 2 ? consumer * Shared::kKeyBoxStride : consumer * 64));
+    // The consumer's block of queries and all columns of K, or its columns: the second 128-byte box
+    // (whose columns past D are zeros), or the second half of the only box.
+    const int block = kTileBlocks > 1 ? consumer * Shared::kUnitKeys * 128 : 0,
+              columns = kTileBlocks > 1 ? 0
+                        : kBoxes == 2   ? consumer * Shared::kKeyBoxStride
+                                        : consumer * 64;
+    const std::uint32_t a = descriptor(sh.ds[previous_stage] + block);
+    const std::uint32_t b = descriptor(sh.k + columns);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       Wgmma<Shared::kSliceColumns>::template ss<1, 1>(dq, advance(a, i * 2048),
@@ -157,7 +175,7 @@ struct BackwardConsumer {
       named_barrier(2 + consumer, 128);
       if (thread == 0) {
         for (int b = 0; b < Shared::kSliceColumns / 32; ++b) {
-          const int column = consumer * Shared::kSliceColumns + b * 32;
+          const int column = (kTileBlocks > 1 ? 0 : consumer * Shared::kSliceColumns) + b * 32;
           if (column < D)
             tma_reduce_add(&maps.dq, out + b * kBlock * 128, column, head, query_block * kBlock);
         }
@@ -202,7 +220,7 @@ struct BackwardConsumer {
   }
   __device__ __forceinline__ void finish_query_gradient(const float (&dq)[kDqRegisters]) {
     if constexpr (kWithDq) {
-      if (previous != kNone) reduce(dq, previous & ((1 << kBlockBits) - 1), previous >> kBlockBits);
+      if (previous >= 0) reduce(dq, previous & ((1 << kBlockBits) - 1), previous >> kBlockBits);
     }
   }
   /// The previous tile's dK, the last reader of its stage, is complete.
@@ -230,8 +248,8 @@ struct BackwardConsumer {
 
   /// One tile: its P, dV and dS; dQ of the tile before; dK stays in flight.
   __device__ __forceinline__ void tile(float (&dk)[D / 2], float (&dv)[D / 2], int stage) {
-    float s[32], dq[kDqRegisters];
-    std::uint32_t a[16];
+    float s[kScores], dq[kDqRegisters];
+    std::uint32_t a[kScores / 2];
     wgmma_fence();
     issue_transposed(s, sh.k, sh.q[stage]);
     wgmma_wait<1>();  // dK of the previous tile
@@ -239,18 +257,21 @@ struct BackwardConsumer {
     wgmma_wait<0>();
     probabilities(s, stage);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) a[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < kScores / 2; ++i) a[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
     barrier_wait(&sh.dout_full[stage], ring.parity);
     wgmma_fence();
     begin_query_gradient(dq);
+    float dp[kScores];
+    if constexpr (kEarly) issue_transposed(dp, sh.v, sh.dout[stage]);
     issue_gradient(dv, a, sh.dout[stage]);
-    wgmma_wait<1>();
+    wgmma_wait<kEarly ? 2 : 1>();
     finish_query_gradient(dq);
-    float dp[32];
-    wgmma_fence();
-    issue_transposed(dp, sh.v, sh.dout[stage]);
+    if constexpr (!kEarly) {
+      wgmma_fence();
+      issue_transposed(dp, sh.v, sh.dout[stage]);
+    }
     wgmma_wait<0>();
-    std::uint32_t ds[16];
+    std::uint32_t ds[kScores / 2];
     score_gradients(a, dp, ds, stage);
     if (kWithDq) publish(ds);
     wgmma_fence();
@@ -276,18 +297,21 @@ struct BackwardConsumer {
     while (true) {
       const int stage = uniform(ring.stage);
       barrier_wait(&sh.q_full[stage], ring.parity);
-      const QueryTile& t = sh.tile[stage];
-      if (t.end) break;
+      const QueryTile(&t)[kTileBlocks] = sh.tile[stage];
+      if (t[0].end) break;
+      bool seen = false;
+      for (int b = 0; b < kTileBlocks; ++b) seen |= t[b].state[consumer] != kSkip;
       // __shfl_sync tells the compiler that the branch is uniform, as wgmma demands.
-      if (__shfl_sync(~0u, t.state[consumer], 0) != kSkip) {
+      if (__shfl_sync(~0u, seen, 0)) {
         tile(dk, dv, stage);
       } else {
         finish_previous();
         barrier_wait(&sh.dout_full[stage], ring.parity);
-        const std::uint32_t zero[16] = {};
+        const std::uint32_t zero[kScores / 2] = {};
         if (kWithDq) publish(zero);
       }
-      previous = t.head << kBlockBits | t.query_block;
+      const QueryTile& own = t[kTileBlocks > 1 ? consumer : 0];
+      previous = own.head < 0 ? kNoBlock : own.head << kBlockBits | own.query_block;
       ring.advance();
     }
     finish_previous();

@@ -52,9 +52,10 @@ struct WorkUnit {
   int turn;         // of its additions to dQ
 };
 
+/// 64 queries of one head, of which a tile has kTileBlocks.
 struct QueryTile {
   int end;
-  int query_block, head;
+  int query_block, head;  // head < 0: none, where the number of blocks is odd
   std::int8_t state[2];   // HalfState of either 64 keys
   std::uint64_t word[2];  // row mask, or cover word for columns
 };
@@ -68,28 +69,33 @@ struct QueryGradientJob {
 template <int D, bool kRows = false>
 struct BackwardShared {
   static constexpr int kBoxes = (D + 63) / 64;  // 128-byte columns of a row; the last may be padded
+  static constexpr int kTileBlocks = D > 64 || kRows ? 1 : 2;
   static constexpr int kBlockBytes = kBlock * kBoxes * 128;
   static constexpr int kUnitBlocks = D > 128 ? 1 : 2;  // of 64 keys
   static constexpr int kUnitKeys = kUnitBlocks * kBlock;
   static constexpr int kKeyBoxStride = kUnitKeys * 128;
   static constexpr int kGradientStages = D > 128 ? 1 : kQueryStages;  // of dO
-  static constexpr int kSliceColumns = D > 64 ? 64 : 32;  // of dQ that a consumer sends at a time
-  static constexpr bool kJointJobs = D <= 128;            // QueryGradientJob is of both consumers
-  static constexpr int kScoreBuffers = D > 128 ? 4 : 2;   // of [unit's keys][64 queries]: dS; P
+  // Columns of dQ that a consumer sends at a time: its share of a block's, or all of its own
+  // block's.
+  static constexpr int kSliceColumns = D > 64 || kTileBlocks > 1 ? 64 : 32;
+  static constexpr bool kJointJobs =
+      D <= 128 && kTileBlocks == 1;  // QueryGradientJob is of both consumers
+  static constexpr int kScoreBuffers =
+      D > 128 ? 4 : 2;  // of [block][unit's keys][64 queries]: dS; P
   alignas(1024) unsigned char k[kUnitBlocks * kBlockBytes];
   alignas(1024) unsigned char v[kUnitBlocks * kBlockBytes];
-  alignas(1024) unsigned char q[kQueryStages][kBlockBytes];
-  alignas(1024) unsigned char dout[kGradientStages][kBlockBytes];
-  alignas(1024) unsigned char ds[kScoreBuffers][kUnitKeys * 128];
+  alignas(1024) unsigned char q[kQueryStages][kTileBlocks * kBlockBytes];
+  alignas(1024) unsigned char dout[kGradientStages][kTileBlocks * kBlockBytes];
+  alignas(1024) unsigned char ds[kScoreBuffers][kTileBlocks * kUnitKeys * 128];
   // fp32, [consumer][32-column box][query]; of gathered rows dQ leaves from registers.
   alignas(1024) unsigned char dq[2][kRows ? 16 : kBlock * kSliceColumns * 4];
-  alignas(128) float statistics[kQueryStages][2][kBlock];  // lse2, delta
+  alignas(128) float statistics[kQueryStages][kTileBlocks][2][kBlock];  // lse2, delta
   alignas(128) Interval key_queries[kUnitKeys];  // query rows that see each of the unit's keys
   std::uint64_t q_full[kQueryStages], empty[kQueryStages];
   std::uint64_t dout_full[kGradientStages], dout_empty;  // dout_empty: only of a single stage
   std::uint64_t kv_full, kv_empty;
   std::uint64_t job_full[2], job_free[2];  // only of kVisibleJobs
-  QueryTile tile[kQueryStages];
+  QueryTile tile[kQueryStages][kTileBlocks];
   // Entries of gathered rows: dQ of a tile leaves after its stage has been given back, but before
   // the next but one is.
   static constexpr int kRowSlots = kRows ? 2 * kQueryStages : 1;
@@ -131,6 +137,7 @@ struct BackwardProducer {
   const BackwardParams& p;
   RingPosition<kQueryStages> ring;
   int dout_parity = 1;
+  int blocks = 0;  // of the tile that is being filled
 
   __device__ BackwardProducer(Shared& s, const BackwardMaps& m, const BackwardParams& params)
       : sh(s), maps(m), p(params) {}
@@ -145,17 +152,33 @@ struct BackwardProducer {
     }
     barrier_expect(&sh.dout_full[s], Shared::kBlockBytes);
     for (int c = 0; c < Shared::kBoxes; ++c) {
-      tma_load(sh.dout[s] + c * kBlock * 128, &maps.dout, &sh.dout_full[s], c * 64, head,
-               qb * kBlock);
+      tma_load(sh.dout[s] + (blocks * Shared::kBoxes + c) * kBlock * 128, &maps.dout,
+               &sh.dout_full[s], c * 64, head, qb * kBlock);
     }
-    barrier_arrive(&sh.dout_full[s]);
+    if (blocks + 1 == Shared::kTileBlocks) barrier_arrive(&sh.dout_full[s]);
   }
-  /// mask0, mask1: row masks of the two key blocks; for columns the cover words are looked up
-  /// instead.
+  __device__ void load_queries(int head, int qb) {
+    const int s = ring.stage;
+    barrier_expect(&sh.q_full[s], Shared::kBlockBytes + sizeof(sh.statistics[0][0]));
+    for (int c = 0; c < Shared::kBoxes; ++c) {
+      tma_load(sh.q[s] + (blocks * Shared::kBoxes + c) * kBlock * 128, &maps.q, &sh.q_full[s],
+               c * 64, head, qb * kBlock);
+    }
+    bulk_load(sh.statistics[s][blocks],
+              p.statistics + (head * p.index.shape.q_blocks() + qb) * 2 * kBlock,
+              sizeof(sh.statistics[0][0]), &sh.q_full[s]);
+    if (blocks + 1 == Shared::kTileBlocks) barrier_arrive(&sh.q_full[s]);
+    load_gradient(head, qb);
+    if (++blocks < Shared::kTileBlocks) return;
+    blocks = 0;
+    ring.advance();
+  }
+  /// A block of the next tile.  mask0, mask1: row masks of the two key blocks; for columns the
+  /// cover words are looked up instead.
   __device__ void tile(int head, int qb, HalfState s0, HalfState s1, int mask0, int mask1) {
     const int s = ring.stage;
-    barrier_wait(&sh.empty[s], ring.parity ^ 1);
-    QueryTile& t = sh.tile[s];
+    if (blocks == 0) barrier_wait(&sh.empty[s], ring.parity ^ 1);
+    QueryTile& t = sh.tile[s][blocks];
     const bool columns = sh.unit.columns;
     t.end = 0;
     t.query_block = qb;
@@ -170,20 +193,22 @@ struct BackwardProducer {
       t.word[0] = mask0 >= 0 ? p.index.row_masks[mask0] : kAllRows;
       t.word[1] = mask1 >= 0 ? p.index.row_masks[mask1] : kAllRows;
     }
-    const std::int64_t blocks = p.index.shape.q_blocks();
-    barrier_expect(&sh.q_full[s], Shared::kBlockBytes + sizeof(sh.statistics[0]));
-    for (int c = 0; c < Shared::kBoxes; ++c) {
-      tma_load(sh.q[s] + c * kBlock * 128, &maps.q, &sh.q_full[s], c * 64, head, qb * kBlock);
-    }
-    bulk_load(sh.statistics[s], p.statistics + (head * blocks + qb) * 2 * kBlock,
-              sizeof(sh.statistics[0]), &sh.q_full[s]);
-    barrier_arrive(&sh.q_full[s]);
-    load_gradient(head, qb);
-    ring.advance();
+    load_queries(head, qb);
+  }
+  /// Fills an open tile with its first block once more, which no key sees: zeros would need a pass
+  /// over shared memory.
+  __device__ void close() {
+    if (blocks == 0) return;
+    const QueryTile& first = sh.tile[ring.stage][0];
+    QueryTile& none = sh.tile[ring.stage][Shared::kTileBlocks - 1];
+    none.head = -1;
+    none.state[0] = none.state[1] = kSkip;
+    load_queries(first.head, first.query_block);
   }
   __device__ void end() {
+    if constexpr (Shared::kTileBlocks > 1) close();
     barrier_wait(&sh.empty[ring.stage], ring.parity ^ 1);
-    sh.tile[ring.stage].end = 1;
+    sh.tile[ring.stage][0].end = 1;
     barrier_arrive(&sh.q_full[ring.stage]);
     if constexpr (Shared::kGradientStages > 1) barrier_arrive(&sh.dout_full[ring.stage]);
     ring.advance();

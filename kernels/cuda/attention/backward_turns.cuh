@@ -1,10 +1,11 @@
 // Backward whose additions have an order (QueryGradient::turns): the warps that send dQ away, the
 // turns of parts that add to the same dK and dV, and the roles of a CTA's warps.
 //
-// A job is what the consumers have staged of a tile's dQ, 64 or 32 columns each.  Up to head dim
-// 128 both share a job, and two warps take the jobs in turn: one may begin while the other waits
-// until the additions of the job before are complete.  At head dim 256, where a consumer has two
-// jobs a tile, each has a warp of its own (jobs of both: 3 to 5 % slower).
+// A job is what the consumers have staged of a tile's dQ, 64 columns each.  At head dims 96 and 128
+// both share a job, and two warps take the jobs in turn: one may begin while the other waits until
+// the additions of the job before are complete.  At head dim 64, where a job is a consumer's own
+// block of queries, and at 256, where it has two jobs a tile, each has a warp of its own (at 256
+// jobs of both are 3 to 5 % slower).
 //
 // Named barriers of a sender: consumers arrive at kJobFull + sender, where it waits; it arrives at
 // job_free(), where they wait before they stage the next job.  (mbarriers in their place: 3 to 12 %
@@ -74,7 +75,7 @@ __device__ void send_query_gradients(BackwardShared<D>& sh, const BackwardMaps& 
     __syncwarp();
   }
 }
-/// One consumer's part in job `number` of the CTA, or at head dim 256 of the consumer.
+/// One consumer's part in job `number` of the CTA, or of the consumer where it has its own.
 template <int D>
 struct JobSide {
   static constexpr bool kJoint = BackwardShared<D>::kJointJobs;

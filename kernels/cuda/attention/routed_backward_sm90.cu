@@ -61,7 +61,7 @@ struct RowProducer {
     barrier_wait(&sh.empty[s], ring.parity ^ 1);
     const int slot = tiles++ % Shared::kRowSlots;
     if (thread == 0) {
-      QueryTile& t = sh.tile[s];
+      QueryTile& t = sh.tile[s][0];
       t.end = t.head = 0;
       t.query_block = slot;
       t.state[0] = t.state[1] = kWhole;
@@ -77,7 +77,7 @@ struct RowProducer {
                         ((head * p.index.shape.q_blocks() + token / kBlock) * 2 + which) * kBlock +
                         token % kBlock);
     }
-    sh.statistics[s][which][row] = statistic;
+    sh.statistics[s][0][which][row] = statistic;
     if (which == 0) sh.rows[slot][row] = entry;
     copies_done();
     barrier_arrive(&sh.q_full[s]);
@@ -86,7 +86,7 @@ struct RowProducer {
   }
   __device__ void end() {
     barrier_wait(&sh.empty[ring.stage], ring.parity ^ 1);
-    if (thread == 0) sh.tile[ring.stage].end = 1;
+    if (thread == 0) sh.tile[ring.stage][0].end = 1;
     barrier_arrive(&sh.q_full[ring.stage]);
     barrier_arrive(&sh.dout_full[ring.stage]);
     ring.advance();
