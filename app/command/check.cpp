@@ -137,6 +137,8 @@ void print_schedule(const CheckFacts& f) {
   fmt::print("{}", table.text(kRows));
 }
 
+constexpr double kMuchLess = 0.99;  ///< of full micro-batches: below, what is planned is told
+
 void print_memory(const CheckFacts& f) {
   fmt::print("\nmemory estimate of a rank: ZeRO stage {} over {} ranks, recompute {}\n", f.zero,
              f.options.mesh.replicas(), f.recompute);
@@ -166,6 +168,16 @@ void print_memory(const CheckFacts& f) {
   }
   fmt::print("{}  fullest rank {}, all {} ranks at most {}\n", table.text(kRows),
              bytes_text(static_cast<double>(f.largest_rank_bytes())), f.ranks(), bytes_text(all));
+  const double full = static_cast<double>(f.fullest_rank(&StageFacts::full)),
+               planned = static_cast<double>(f.fullest_rank(&StageFacts::planned));
+  if (f.planned_steps == 0 || planned > kMuchLess * full) return;
+  if (f.all_planned)
+    fmt::print("  full micro-batches, which this run's steps do not have, would take {}\n",
+               bytes_text(full));
+  else
+    fmt::print("  that is of full micro-batches; the first {} as planned: at most {}\n",
+               f.planned_steps == 1 ? "step" : fmt::format("{} steps", f.planned_steps),
+               bytes_text(planned));
 }
 
 /// Steps whose memory is counted at most, and micro-batches after which no further step is.
@@ -187,13 +199,15 @@ void tell_balance(const Config& config, CheckFacts& f, nlohmann::ordered_json& t
       const PlannedRun::Step step = run.next();
       micro_batches += step.plan.micro_batches.size();
       for (std::size_t s = 0; s < f.stages.size(); ++s)
-        f.stages[s].memory.take_larger(step.simulated.memory.at(s));
+        f.stages[s].planned.take_larger(step.simulated.memory.at(s));
+      f.planned_steps = i + 1;
       if (i > 0) continue;
       f.balance = expected_balance(config, step.plan, step.simulated);
       twin["expected_balance"] = {{"idle_ranks", step.simulated.idle_ranks},
                                   {"load_balance", step.simulated.load_balance},
                                   {"text", f.balance}};
     }
+    f.take_planned(f.planned_steps == config.run.steps);
   } catch (const Error& e) {
     f.notes.push_back(fmt::format("the first step's balance cannot be told: {}", e.what()));
   }

@@ -213,7 +213,8 @@ void replay_steps(const Config& config, const LargestMicroBatch& largest, CheckF
       StageFacts& stage = f.stages[s];
       stage.live_micro_batches = std::max(stage.live_micro_batches, simulated.live.at(s));
       stage.ops = plan.schedule(0).stages.at(s);
-      stage.memory.take_larger(simulated.memory.at(s));
+      stage.full.take_larger(simulated.memory.at(s));
+      stage.memory = stage.full;
     }
   };
   const auto add = [&](std::int64_t micro_batches) {
@@ -300,10 +301,18 @@ double CheckFacts::pair_imbalance() const {
   return imbalance_degree(pairs);
 }
 
-std::int64_t CheckFacts::largest_rank_bytes() const {
+std::int64_t CheckFacts::fullest_rank(MemoryEstimate StageFacts::*memory) const {
   std::int64_t bytes = 0;
-  for (const StageFacts& stage : stages) bytes = std::max(bytes, stage.memory.total());
+  for (const StageFacts& stage : stages) bytes = std::max(bytes, (stage.*memory).total());
   return bytes;
+}
+
+void CheckFacts::take_planned(bool all) {
+  all_planned = all;
+  for (StageFacts& stage : stages) {
+    stage.full.take_larger(stage.planned);
+    stage.memory = all ? stage.planned : stage.full;
+  }
 }
 
 namespace {
@@ -376,6 +385,7 @@ nlohmann::ordered_json stages_json(const std::vector<StageFacts>& stages) {
                     {"shard_parameters", stage.shard_parameters},
                     {"live_micro_batches", stage.live_micro_batches},
                     {"memory", memory_json(stage.memory)},
+                    {"full_memory", memory_json(stage.full)},
                     {"ops", ops}});
   }
   return list;
@@ -395,6 +405,7 @@ nlohmann::ordered_json CheckFacts::json() const {
   out["micro_batches"] = micro_batches;
   out["pair_imbalance"] = pair_imbalance();
   out["largest_rank_bytes"] = largest_rank_bytes();
+  out["planned_steps"] = planned_steps;
   out["notes"] = notes;
   out["rank_table"] = ranks_json(*this);
   out["rank_table_omitted"] = std::max(0, options.mesh.size() - kListedRanks);

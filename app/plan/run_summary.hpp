@@ -31,7 +31,9 @@ struct StageFacts {
   std::int64_t shard_parameters = 0;  ///< elements whose optimizer state a rank owns
   int live_micro_batches = 1;         ///< whose activations live at once
   std::vector<Op> ops;                ///< of one step
-  MemoryEstimate memory;              ///< of its fullest rank
+  MemoryEstimate memory;   ///< of its fullest rank: `full`, or `planned` where all steps are
+  MemoryEstimate full;     ///< of steps of full micro-batches, and of those that are planned
+  MemoryEstimate planned;  ///< of the first CheckFacts::planned_steps
 };
 
 struct CheckFacts {
@@ -51,6 +53,8 @@ struct CheckFacts {
   std::vector<StageFacts> stages;
   OpenedFiles files;    ///< that the deck names
   std::string balance;  ///< that is expected of the first step, a sentence; "" where not planned
+  std::int64_t planned_steps = 0;  ///< whose memory was counted as their batches are planned
+  bool all_planned = false;        ///< they are the whole run
   std::vector<std::string> notes;  ///< what train would refuse or what could not be worked out
 
   /// `files`: as opened; without them a deck without data.max_tokens has no longest sample.
@@ -62,7 +66,11 @@ struct CheckFacts {
   }
   /// max / mean of the causal pairs over context-parallel ranks.
   double pair_imbalance() const;
-  std::int64_t largest_rank_bytes() const;
+  /// Of the fullest rank of all stages.
+  std::int64_t fullest_rank(MemoryEstimate StageFacts::*memory) const;
+  std::int64_t largest_rank_bytes() const { return fullest_rank(&StageFacts::memory); }
+  /// Takes over StageFacts::planned; `all`: the run has no further steps.
+  void take_planned(bool all);
   nlohmann::ordered_json json() const;
 };
 

@@ -105,6 +105,10 @@ def draw(choice):
     return ranks_of(mesh), lengths, keys
 
 
+def unequal_lengths(source):
+    return [source.randrange(30, 513) for _ in range(12)]
+
+
 class Memory(RunCase):
     def peaks(self, run, pp):
         """[stage] of peak bytes by category and in total, of the stage's fullest rank."""
@@ -177,6 +181,47 @@ class Memory(RunCase):
         if os.environ.get("BALLAST_MEMORY_REPORT") or worst > WITHIN:
             print("\n".join(lines))
         self.assertLessEqual(worst, WITHIN)
+
+    def test_a_run_that_is_planned_whole_holds_what_its_packs_take(self):
+        """Not what full packs would: samples of 300 tokens leave packs of 512 as they are.  Pools
+        are told as large as many such steps make them."""
+        source = random.Random(SEED)
+        for schedule, pp, dp, lengths, most in (
+            ("1f1b", 2, 2, unequal_lengths(source), 0.05),
+            ("gpipe", 4, 1, unequal_lengths(source), 0.05),
+            ("zero_bubble", 2, 1, unequal_lengths(source), 0.05),
+            ("gpipe", 2, 1, [300] * 12, WITHIN),
+        ):
+            text = DECK.format(lengths=", ".join(map(str, lengths)), longest=512, tokens=1800 * dp)
+            keys = [
+                "run.steps=8",
+                "batching.method=packed",
+                f"pipeline.schedule={schedule}",
+                f"mesh.pp={pp}",
+                f"mesh.dp={dp}",
+                f"recompute.mode={source.choice(['none', 'selective', 'full'])}",
+            ]
+            deck, twin, run = (
+                self.out(f"packs_{len(set(lengths))}_{schedule}{e}") for e in (".toml", ".json", "")
+            )
+            with open(deck, "w") as f:
+                f.write(text)
+            self.run_ballast(1, "check", deck, *keys, "--json", twin)
+            self.run_ballast(pp * dp, "train", deck, *keys, "-d", run)
+            with open(twin) as f:
+                facts = json.load(f)
+            self.assertEqual(facts["planned_steps"], 8)
+            for s, measured in self.peaks(run, pp).items():
+                told, full = (
+                    facts["stages"][s][key]["total_bytes"] / measured["total"] - 1
+                    for key in ("memory", "full_memory")
+                )
+                with self.subTest(" ".join(keys), lengths=lengths, stage=s):
+                    self.assertGreaterEqual(told, -WITHIN)
+                    self.assertLessEqual(told, most)
+                    self.assertGreaterEqual(full, told if most > WITHIN else 0.05)
+                if os.environ.get("BALLAST_MEMORY_REPORT"):
+                    print(f"stage {s}: {100 * told:+.2f} %, full {100 * full:+.1f} %  {keys}")
 
     def test_recall_over_a_pack_of_many_samples_takes_little(self):
         """What recall measures by must not grow with rows times all keys."""
