@@ -3,6 +3,7 @@
 // against a sampled fp64 reference.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "app/measure/attention_sample.hpp"
 #include "app/measure/bench.hpp"
@@ -243,9 +244,8 @@ RingTimings timings(const RingProblem& p, RingSide& ring, RingSide& whole, std::
 }
 
 /// Records `rounds` of forward and backward.  Collective.
-void profile(RingSide& ring, std::int64_t rounds, const Communicator& world, Device& device,
-             BenchResult& result) {
-  StepProfile recorded(device, world, "ring", "forward + backward");
+void profile(RingSide& ring, std::int64_t rounds, StepProfile& recorded, const Communicator& world,
+             Device& device, BenchResult& result) {
   device.synchronize();
   world.barrier();
   recorded.start();
@@ -296,7 +296,7 @@ void report(const RingProblem& p, const RingSide& ring, const RingTimings& t, Be
 
 /// Collective.  An Error that is no CollectiveError is one rank's alone.
 BenchResult measure(const RingProblem& p, const BenchSettings& settings, const Communicator& world,
-                    Device& device) {
+                    Device& device, std::optional<StepProfile>& recorded) {
   const int ranks = world.size(), outer = static_cast<int>(settings.integer("outer"));
   const auto kind = parse_or_fail<LayoutKind>(settings.text("layout"), "sequence layout");
   RingSide ring(p, {world, plan_ring(world.rank(), outer, ranks / outer)}, kind,
@@ -306,8 +306,7 @@ BenchResult measure(const RingProblem& p, const BenchSettings& settings, const C
   const RingTimings times = timings(p, ring, whole, settings.integer("repeats"), world, device);
   if (settings.boolean("check")) check(p, ring, whole, settings.integer("samples"), world, result);
   report(p, ring, times, result);
-  if (const std::int64_t rounds = settings.integer("profile", 0); rounds > 0)
-    profile(ring, rounds, world, device, result);
+  if (recorded) profile(ring, settings.integer("profile", 0), *recorded, world, device, result);
   return result;
 }
 
@@ -330,11 +329,14 @@ BenchResult run(const BenchSettings& settings) {
   require(ranks % outer == 0, "bench ring: {} ranks do not divide into outer={} nodes", ranks,
           outer);
   std::unique_ptr<BenchDevice> where;
+  std::optional<StepProfile> recorded;
   on_every_rank(world, [&] {
     where = std::make_unique<BenchDevice>(settings);
     p.type = settings.float_type(where->device().space());
+    if (settings.integer("profile", 0) > 0)
+      recorded.emplace(where->device(), world, "ring", "backend", "forward + backward");
   });
-  return measure(p, settings, world, where->device());
+  return measure(p, settings, world, where->device(), recorded);
 }
 
 }  // namespace

@@ -83,7 +83,9 @@ Measured measure(Session& session, const BenchSettings& settings) {
                      profiled = settings.integer("profile", 0),
                      timed = warmup + settings.integer("repeats"), traced = timed + profiled;
   Measured m;
-  if (profiled > 0) m.profile.emplace(session.device, session.mesh.world, "step");
+  if (profiled > 0)
+    together(session.mesh.world,
+             [&] { m.profile.emplace(session.device, session.mesh.world, "step", "run.backend"); });
   Overheads spent(config.dst.enabled, balances_by_weight(config.batching.method));
   const std::int64_t steps = traced + (spent.any() ? kObserved : 0);
   SamplerPosition position;

@@ -69,11 +69,12 @@ std::string kernel_group(const std::string& name) {
 }
 
 StepProfile::StepProfile(const Device& device, Communicator world, std::string benchmark,
-                         std::string step)
+                         const std::string& setting, std::string step)
     : world_(std::move(world)), benchmark_(std::move(benchmark)), step_(std::move(step)) {
   require(device.space() == Space::cuda,
-          "bench {}: profile=N records a GPU's kernels, and this run computes on the host; set {}",
-          benchmark_, benchmark_ == "step" ? "run.backend=cuda" : "backend=cuda");
+          "bench {}: profile=N records a GPU's kernels, and this run computes on the host; set "
+          "{}=cuda",
+          benchmark_, setting);
 }
 
 void StepProfile::start() {

@@ -14,9 +14,10 @@ namespace ballast {
 /// kernels cannot be recorded (the reason is named).
 class StepProfile {
  public:
-  /// `benchmark`: its name, for errors; `step`: what a step is.
+  /// For errors the name of the benchmark and the setting that chooses a GPU; `step`: what a step
+  /// is.
   StepProfile(const Device& device, Communicator world, std::string benchmark,
-              std::string step = "a step");
+              const std::string& setting, std::string step = "a step");
   void start();
   void stop(std::int64_t steps);
   /// Milliseconds a step and shares, of the mean over ranks and of each rank where there are

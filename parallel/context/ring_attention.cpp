@@ -166,6 +166,26 @@ class RingPass {
   std::vector<Flight> flights_;
 };
 
+/// The calls of one backward, which add up to dQ.
+struct BackwardCalls {
+  const AttentionInputs& in;
+  const Tensor &lse, &delta, &d_o;
+  Tensor& dq;
+  bool started = false;  ///< dQ holds something
+
+  /// Adds to dk and dv, or overwrites them where they are `fresh`.
+  void add(const AttentionWork& work, const Tensor& k, const Tensor& v, Tensor& dk, Tensor& dv,
+           bool fresh) {
+    if (work.pairs_per_head() == 0) {
+      if (fresh) dk.zero(), dv.zero();
+      return;
+    }
+    attention_backward(work, in.q, k, v, in.scale, lse, delta, d_o, dq, dk, dv,
+                       {.dq = started, .dkv = !fresh});
+    started = true;
+  }
+};
+
 }  // namespace
 
 RingAttention::RingAttention(const RingGroup& group, std::unique_ptr<IndexSource> source,
@@ -275,7 +295,7 @@ void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const T
     dq_lease = group_.buffers->take(dq.shape(), lse.dtype(), device);
     dq_sum = dq_lease.tensor;
   }
-  bool started = false;
+  BackwardCalls calls{in, lse, delta.tensor, d_o, dq_sum};
   const bool in_place = stored_.store && group_.plan.ranks() == 1;
   KvStore::Keys next = keys(in, 0);
   KvStore::Sums next_sums = sums(in, 0);
@@ -291,16 +311,9 @@ void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const T
     pass.walk(group_.plan.backward, [&](int shard) {
       auto [dk_sum, dv_sum] = in_place ? std::pair(stored.dk, stored.dv) : pass.new_sums(shard);
       Scope scope(recorder_, EventKind::attention_backward);
-      const double pairs = index(all, turn, shard).pairs_per_head();
-      scope.flops = flops_per_pair * pairs;
-      if (pairs == 0) {
-        if (!in_place) dk_sum.zero(), dv_sum.zero();
-        return;
-      }
-      attention_backward(index(all, turn, shard), in.q, pass.keys(shard), pass.values(shard),
-                         in.scale, lse, delta.tensor, d_o, dq_sum, dk_sum, dv_sum,
-                         {.dq = started, .dkv = in_place});
-      started = true;
+      const AttentionWork& work = index(all, turn, shard);
+      scope.flops = flops_per_pair * work.pairs_per_head();
+      calls.add(work, pass.keys(shard), pass.values(shard), dk_sum, dv_sum, !in_place);
     });
     if (!stored_.store) {
       if (empty) continue;
@@ -323,7 +336,7 @@ void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const T
     stored_.store->keep(in.layer, stored_.chunk, turn, stored);
   }
   if (stored_.store) stored_.store->finish(in.layer, stored_.chunk);
-  if (!started) dq_sum.zero();
+  if (!calls.started) dq_sum.zero();
   if (!empty && dq_sum.raw() != dq.raw()) copy_rows(dq_sum, dq);
 }
 

@@ -59,8 +59,9 @@ class Bench(RunCase):
                 places=6,
             )
 
-    def test_step_profile_needs_a_gpu(self):
+    def test_a_profile_of_kernels_needs_a_gpu(self):
         self.assertIn("run.backend=cuda", self.refused(2, "step", self.deck(), "profile=1"))
+        self.assertIn("set backend=cuda", self.refused(2, "ring", "tokens=512", "profile=1"))
 
     def test_mistakes_are_named(self):
         self.assertIn("do not divide", self.refused(2, "ring", "outer=3"))
