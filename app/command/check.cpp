@@ -207,10 +207,10 @@ void tell_balance(const Config& config, CheckFacts& f, nlohmann::ordered_json& t
                                   {"load_balance", step.simulated.load_balance},
                                   {"text", f.balance}};
     }
-    f.take_planned(f.planned_steps == config.run.steps);
   } catch (const Error& e) {
     f.notes.push_back(fmt::format("the first step's balance cannot be told: {}", e.what()));
   }
+  if (f.planned_steps > 0) f.take_planned(f.planned_steps == config.run.steps);
 }
 
 /// What the simulator says of the first steps, in the twin and as a trace.
