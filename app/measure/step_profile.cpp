@@ -68,9 +68,12 @@ std::string kernel_group(const std::string& name) {
   return kProducts;  // cuBLASLt's own names
 }
 
-StepProfile::StepProfile(const Device& device, Communicator world, std::string benchmark,
+StepProfile::StepProfile(Device& device, Communicator world, std::string benchmark,
                          const std::string& setting, std::string step)
-    : world_(std::move(world)), benchmark_(std::move(benchmark)), step_(std::move(step)) {
+    : device_(device),
+      world_(std::move(world)),
+      benchmark_(std::move(benchmark)),
+      step_(std::move(step)) {
   require(device.space() == Space::cuda,
           "bench {}: profile=N records a GPU's kernels, and this run computes on the host; set "
           "{}=cuda",
@@ -78,6 +81,7 @@ StepProfile::StepProfile(const Device& device, Communicator world, std::string b
 }
 
 void StepProfile::start() {
+  device_.synchronize();
 #ifdef BALLAST_HAVE_CUDA
   together(world_, [&] {
     const std::string why = cuda::start_kernel_trace();
@@ -87,6 +91,7 @@ void StepProfile::start() {
 }
 
 void StepProfile::stop(std::int64_t steps) {
+  device_.synchronize();
   nlohmann::ordered_json mine;
 #ifdef BALLAST_HAVE_CUDA
   const cuda::KernelTrace trace = cuda::stop_kernel_trace();

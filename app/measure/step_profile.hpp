@@ -16,8 +16,9 @@ class StepProfile {
  public:
   /// For errors the name of the benchmark and the setting that chooses a GPU; `step`: what a step
   /// is.
-  StepProfile(const Device& device, Communicator world, std::string benchmark,
-              const std::string& setting, std::string step = "a step");
+  StepProfile(Device& device, Communicator world, std::string benchmark, const std::string& setting,
+              std::string step = "a step");
+  /// Both wait for the work of all queues, so that as many updates as steps are recorded.
   void start();
   void stop(std::int64_t steps);
   /// Milliseconds a step and shares, of the mean over ranks and of each rank where there are
@@ -26,6 +27,7 @@ class StepProfile {
   const nlohmann::ordered_json& json() const { return json_; }
 
  private:
+  Device& device_;
   Communicator world_;
   std::string benchmark_, step_;
   nlohmann::ordered_json json_;

@@ -21,6 +21,14 @@ GradientsFinal reduces_inside(const StepPlan& plan, ShardedOptimizer& optimizer)
   return [&optimizer](std::int64_t layer) { optimizer.gradients_final(layer); };
 }
 
+/// Of the micro-batches of a rank.
+double objective(const StepPlan& plan, int dp, const MicroBatchLosses& losses) {
+  double sum = 0;
+  for (std::size_t m = 0; m < losses.size(); ++m)
+    sum += losses[m] * plan.micro_batch(dp, static_cast<int>(m)).loss_weight;
+  return sum;
+}
+
 /// Reduces what is left of the gradients.  Collective.
 double reduced_norm(const Mesh& mesh, const TiedEmbedding& tied, ShardedOptimizer& optimizer) {
   optimizer.reduce_gradients();
@@ -57,6 +65,7 @@ TrainStep::Gradients TrainStep::compute(const StepPlan& plan) {
     MicroBatchWork work =
         session_.prepare(plan, m, plan.micro_batch(dp, m).loss_weight, stores.at(m),
                          tuning != nullptr ? tuning->policy(m) : nullptr);
+    if (m == 0) forward_tokens_ = static_cast<double>(work.batch.size());
     if (session_.options.model.lora.dropout > 0)
       name_tokens(work.batch, mine[m], plan.step, session_.device);
     work.batch.loss_weights = token_weights(segment_weights(plan.normaliser, mine[m]),
@@ -84,9 +93,7 @@ TrainStep::Gradients TrainStep::compute(const StepPlan& plan) {
                 &session_.recorder);
   found.norm = reduced_norm(session_.mesh, tied_, optimizer_);
   // The loss (the last stage has it) and the sums of final budgets travel together.
-  std::vector<double> sums(1, 0.0);
-  for (std::size_t m = 0; m < mine.size(); ++m)
-    sums[0] += found.losses[m] * plan.micro_batch(dp, static_cast<int>(m)).loss_weight;
+  std::vector<double> sums{objective(plan, dp, found.losses)};
   const std::vector<double> of_pairs = pairs.numbers();
   sums.insert(sums.end(), of_pairs.begin(), of_pairs.end());
   if (tuning != nullptr) {
@@ -111,7 +118,7 @@ double TrainStep::update(double norm, std::int64_t step) {
   const Config& config = session_.config;
   const double rate = learning_rate(config).at(step);
   const double limit = config.optimizer.clip_norm;
-  optimizer_.apply(limit > 0 && norm > limit ? limit / norm : 1.0, rate, step);
+  optimizer_.apply(limit > 0 && norm > limit ? limit / norm : 1.0, rate, step, forward_tokens_);
   return rate;
 }
 

@@ -38,7 +38,8 @@ class TrainStep {
   /// Executes a step's plan but for the update: forward and backward of this rank's micro-batches
   /// in the order of its schedule, gradients reduced.  Collective.
   Gradients compute(const StepPlan& plan);
-  /// Clips and updates; `step` counts from 1.  Returns the learning rate.  Collective.
+  /// Clips and updates; `step` counts from 1.  Returns the learning rate.  The update may go on
+  /// beside the next step's forward (ShardedOptimizer::apply).  Collective.
   double update(double norm, std::int64_t step);
 
  private:
@@ -47,6 +48,7 @@ class TrainStep {
   TiedEmbedding tied_;
   std::shared_ptr<const Costs> costs_;
   bool predicts_ = false;
+  double forward_tokens_ = 0;  ///< of this rank's latest first micro-batch
   std::vector<std::string> table_notes_;
 };
 

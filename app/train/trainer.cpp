@@ -287,7 +287,7 @@ void Trainer::step() {
   const double rate = train_step_.update(found.norm, next);
 
   // Observe.
-  session_.device.synchronize();
+  session_.device.settle();
   if (whole >= 0) recorder.end(whole);
   const double seconds = recorder.now() - begin;
   longest_step_s_ = std::max(longest_step_s_, seconds);

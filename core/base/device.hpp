@@ -26,10 +26,10 @@ enum class MemoryCategory {
 inline constexpr int kMemoryCategories = 9;
 const char* name(MemoryCategory category);
 
-/// Queues of a device: computation, and copies to and from memory of pinned_device().  Work of one
-/// queue runs in order; queues run beside each other.
-enum class Queue { compute, to_host, to_device };
-inline constexpr int kQueues = 3;
+/// Queues of a device: computation, copies to and from memory of pinned_device(), and updates of
+/// parameters beside computation.  Work of one queue runs in order; queues run beside each other.
+enum class Queue { compute, to_host, to_device, update };
+inline constexpr int kQueues = 4;
 
 /// The work that one queue holds when the fence is made.  Without a number it holds nothing.
 struct Fence {
@@ -54,6 +54,9 @@ class Device {
                     std::size_t bytes) = 0;
   /// Returns when the work of all queues is done.
   virtual void synchronize() = 0;
+  /// Returns when the work of all queues but Queue::update is done: a step is over, while the next
+  /// one may begin beside its update.
+  virtual void settle() { synchronize(); }
   /// Appends a copy between this device and memory of pinned_device() to a queue.  The caller
   /// orders it with other queues and keeps both sides until it is done; parallel/comm/host_copy.hpp
   /// does.  A device without queues, as the host, copies at once and gives empty fences.

@@ -36,7 +36,7 @@ constexpr KindText kTexts[] = {
     {"tuning", "dynamic sparsity tuning: targets, coverage and choice of budgets"},
     {"planning", "making the step's plan"},
     {"gradient_reduce", "reduction of gradients over replicas, the wait for them included"},
-    {"parameter_gather", "gathering updated parameters"},
+    {"parameter_gather", "gathering updated parameters, or waiting for their update"},
     {"optimizer", "update of the parameters"},
     {"data", "reading samples"},
     {"checkpoint", "writing a checkpoint"},

@@ -84,7 +84,7 @@ double squares(const Tensor& x_) {
 
 void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale,
                 double learning_rate, std::int64_t step, const AdamWOptions& options,
-                Tensor& values) {
+                Tensor& values, Queue queue) {
   const std::int64_t n = values.numel();
   require(state.master.numel() == n && state.moment1.numel() == n && state.moment2.numel() == n &&
               state.decay.numel() % 2 == 0 && gradient.numel() == n,
@@ -92,8 +92,8 @@ void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale
           gradient.numel(), state.master.numel());
   require(step >= 1, "adamw_step: steps count from 1, got {}", step);
   if (n == 0) return;
-  BALLAST_ON_CUDA(
-      values, adamw_step(state, gradient, gradient_scale, learning_rate, step, options, values));
+  BALLAST_ON_CUDA(values, adamw_step(state, gradient, gradient_scale, learning_rate, step, options,
+                                     values, queue));
   dispatch_float(values.dtype(), [&](auto t) {
     host::adamw<decltype(t)>(state, gradient, gradient_scale, learning_rate, step, options, values);
   });

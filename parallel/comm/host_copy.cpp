@@ -6,7 +6,8 @@ namespace ballast {
 
 Fence copy_beside(Device& device, Queue queue, std::initializer_list<HostCopy> copies,
                   Recorder* recorder) {
-  require(queue != Queue::compute, "copies to and from host memory have queues of their own");
+  require(queue == Queue::to_host || queue == Queue::to_device,
+          "copies to and from host memory have queues of their own");
   device.wait(device.fence(Queue::compute),
               queue);  // no mark of the clock lies between this and the event's begin
   std::optional<Scope> standing;

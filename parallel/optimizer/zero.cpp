@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "kernels/ops/elementwise.hpp"
@@ -75,16 +76,25 @@ ShardedOptimizer::ShardedOptimizer(Parameters& parameters, const Communicator& r
     decay_.push_back(decay_ranges(parameters, slice.begin + muon_part(), slice.end, device));
   if (zero_stage == 2)
     shard_gradient_ = Tensor::zeros({n}, sums, device, MemoryCategory::gradients);
+  summed_.resize(slices_.size());
   if (replica.size() > 1) {
     beside_ = replica.split(0, replica.rank());
     // NCCL is set up by the first call, for which ranks should not wait inside a backward.
     Tensor token = Tensor::zeros({1}, DType::f32, device, MemoryCategory::communication);
     beside_.all_reduce(token);
   }
-  parameters_.on_values_needed([this](std::int64_t layer) { finish_gathers(layer); });
+  parameters_.on_values_needed([this](std::int64_t layer) { finish_updates(layer); });
 }
 
-ShardedOptimizer::~ShardedOptimizer() { parameters_.on_values_needed({}); }
+ShardedOptimizer::~ShardedOptimizer() {
+  parameters_.on_values_needed({});
+  // Memory goes back in the order of the compute queue.
+  if (updates_.empty()) return;
+  try {
+    device_of(parameters_.space()).wait(updates_.back().done, Queue::compute);
+  } catch (const std::exception&) {  // the device has failed
+  }
+}
 
 bool ShardedOptimizer::in_place() const {
   std::int64_t gaps = 0;
@@ -116,10 +126,11 @@ Tensor ShardedOptimizer::shard_gradient(std::size_t bucket) const {
 void ShardedOptimizer::begin_step() {
   parameters_.clear_gradients();
   left_ = slices_.size();
-  if (zero_stage_ == 2) shard_gradient_.zero();
+  std::fill(summed_.begin(), summed_.end(), char{0});
 }
 
 void ShardedOptimizer::start_reduction(std::size_t b) {
+  finish_updates(kHeadLayer);                 // of the step before, where this rank had no forward
   if (zero_stage_ == 2) finish_reductions();  // so that few buckets exist at a time
   Scope scope(recorder_, EventKind::gradient_reduce);
   const StoredBucket& bucket = parameters_.buckets()[b];
@@ -145,7 +156,10 @@ void ShardedOptimizer::finish_reductions() {
     if (flight.pending.active()) flight.pending.complete();
     if (zero_stage_ < 2) continue;
     Tensor sum = shard_gradient(flight.bucket);
-    add(sum, flight.own, sum);
+    if (std::exchange(summed_[flight.bucket], char{1}))
+      add(sum, flight.own, sum);
+    else
+      copy_rows(flight.own, sum);
   }
 }
 
@@ -193,9 +207,22 @@ double ShardedOptimizer::squared_norm() {
   return zero_stage_ > 0 ? replica_.all_reduce(sum) : sum;
 }
 
-void ShardedOptimizer::apply(double gradient_scale, double learning_rate, std::int64_t step) {
+std::size_t ShardedOptimizer::first_beside(double forward_tokens) const {
+  const std::vector<StoredBucket>& buckets = parameters_.buckets();
+  const bool shared = zero_stage_ > 0 && replica_.size() > 1;
+  if (muon_ || shared || buckets.empty() || forward_tokens < kTokensBeside) return buckets.size();
+  const std::int64_t first_layer = std::max<std::int64_t>(0, buckets.front().final_at);
+  std::size_t b = 0;
+  while (b < buckets.size() && buckets[b].final_at <= first_layer) ++b;
+  return b;
+}
+
+void ShardedOptimizer::apply(double gradient_scale, double learning_rate, std::int64_t step,
+                             double forward_tokens) {
   const std::int64_t first = muon_part();
   const Tensor values = parameters_.trainable_values();
+  Device& device = device_of(parameters_.space());
+  const std::size_t beside = first_beside(forward_tokens);
   if (muon_) {
     const std::int64_t begin = slices_.front().begin;
     muon_->apply(state_.moment1.rows(0, first), shard_gradient(0).rows(0, first),
@@ -203,6 +230,8 @@ void ShardedOptimizer::apply(double gradient_scale, double learning_rate, std::i
                  learning_rate, recorder_);
   }
   for (std::size_t b = 0; b < slices_.size(); ++b) {
+    const Queue queue = b < beside ? Queue::compute : Queue::update;
+    if (b == beside) device.wait(device.fence(Queue::compute), Queue::update);
     {
       Scope scope(recorder_, EventKind::optimizer);
       const Slice& slice = slices_[b];
@@ -211,8 +240,10 @@ void ShardedOptimizer::apply(double gradient_scale, double learning_rate, std::i
                        state_.moment2.rows(from - first, to - first), decay_[b]};
       Tensor rest = values.rows(slice.begin + first, slice.end);
       adamw_step(state, shard_gradient(b).rows(first, slice.size()), gradient_scale, learning_rate,
-                 step, options_, rest);
+                 step, options_, rest, queue);
     }
+    if (queue == Queue::update)
+      if (const Fence done = device.fence(queue); !done.empty()) updates_.push_back({b, done});
     start_gather(b, values);
   }
   parameters_.values_changed();
@@ -234,13 +265,15 @@ void ShardedOptimizer::start_gather(std::size_t b, const Tensor& values) {
   gathers_.push_back({b, {}, beside_.all_gather_beside(own, all)});
 }
 
-void ShardedOptimizer::finish_gathers(std::int64_t layer) {
-  const auto read = [&] {
-    return !gathers_.empty() && parameters_.buckets()[gathers_.front().bucket].final_at <= layer;
+void ShardedOptimizer::finish_updates(std::int64_t layer) {
+  const auto read = [&](const auto& list) {
+    return !list.empty() && parameters_.buckets()[list.front().bucket].final_at <= layer;
   };
-  if (!read()) return;
+  if (!read(updates_) && !read(gathers_)) return;
   Scope scope(recorder_, EventKind::parameter_gather);
-  for (; read(); gathers_.pop_front())
+  Device& device = device_of(parameters_.space());
+  for (; read(updates_); updates_.pop_front()) device.wait(updates_.front().done, Queue::compute);
+  for (; read(gathers_); gathers_.pop_front())
     if (gathers_.front().pending.active()) gathers_.front().pending.complete();
 }
 

@@ -19,7 +19,9 @@ namespace ballast {
 /// and a bucket's own exist only until then (Parameters without whole gradients).  A shard has an
 /// equal slice of every bucket of the parameters, which are reduced and gathered one by one. They
 /// travel beside computation: a bucket's reduction from when its gradients are final in the last
-/// backward, its values from when they are updated until a forward needs them. Gradients are summed
+/// backward, its values from when they are updated until a forward needs them. An update that ranks
+/// do not share itself runs beside the next forward (Queue::update) where apply() is told that this
+/// lasts long enough, but for the buckets of its first layer. Gradients are summed
 /// over the ranks, never averaged, in rank order: stages 0 and 1 give the same bits, stage 2
 /// differs by the order of summation over micro-batches alone.  Frozen parameters have no part in
 /// it.  Buckets must be padded to a multiple of the replica size (Parameters' pad_to).
@@ -55,8 +57,15 @@ class ShardedOptimizer {
   /// rank and in stages 0 and 1.
   double squared_norm();
   /// AdamW (or Muon) on this rank's shard with gradients scaled by `gradient_scale`, and begins to
-  /// gather the new values bucket by bucket; Parameters::need_values() waits for them.  Collective.
-  void apply(double gradient_scale, double learning_rate, std::int64_t step);
+  /// gather the new values bucket by bucket; Parameters::need_values() and state() wait for what
+  /// runs still.  `forward_tokens`: of a micro-batch as this rank computes it; the next step is
+  /// taken to begin with such a forward.  Collective.
+  void apply(double gradient_scale, double learning_rate, std::int64_t step,
+             double forward_tokens = 0);
+  /// Tokens of a forward from which on an update that ranks do not share runs beside it.  Both are
+  /// linear in the parameters: a forward takes 2 FLOPs a parameter and token, an update 30 bytes a
+  /// parameter, beside products at 0.4 of a copy's rate (1.2 TB/s on an H100).
+  static constexpr double kTokensBeside = 6000;
 
   /// This rank's part of a bucket: elements [begin, end) of the trainable part of the flat buffers,
   /// padding included, and where they lie in tensors of the shard.
@@ -70,7 +79,10 @@ class ShardedOptimizer {
   /// The shard's elements of parameters, padding left out, as checkpoints and files count them.
   std::vector<ShardRun> runs() const;
   /// Of the shard; moment2 has AdamW's part alone, which begins behind Muon's.
-  AdamWState& state() { return state_; }
+  AdamWState& state() {
+    parameters_.need_values();
+    return state_;
+  }
   /// AdamWState::decay of a slice, counted from the first element of AdamW's part of it.
   const Tensor& decay(std::size_t bucket) const { return decay_[bucket]; }
   /// Elements [0, muon_elements()) of the trainable ones are Muon's.
@@ -100,9 +112,10 @@ class ShardedOptimizer {
   void start_reduction(std::size_t bucket);
   void finish_reductions();
   void start_gather(std::size_t bucket, const Tensor& values);
-  void finish_gathers(std::int64_t layer);  ///< of all that a layer's forward reads
-  std::int64_t muon_part() const;           ///< first elements of the shard, Muon's
-  bool in_place() const;                    ///< whether the shard is one range of the flat buffers
+  void finish_updates(std::int64_t layer);  ///< with gathers, of all that a layer's forward reads
+  std::size_t first_beside(double forward_tokens) const;  ///< bucket updated beside a forward
+  std::int64_t muon_part() const;                         ///< first elements of the shard, Muon's
+  bool in_place() const;  ///< whether the shard is one range of the flat buffers
   Parameters& parameters_;
   Communicator replica_;
   Communicator beside_;  ///< the same ranks, for what is on its way
@@ -114,8 +127,15 @@ class ShardedOptimizer {
   AdamWState state_;
   std::vector<Tensor> decay_;  ///< [bucket]
   std::size_t left_ = 0;       ///< buckets [0, left_) are to be reduced still, last one first
+  /// A bucket whose update runs beside computation.
+  struct Update {
+    std::size_t bucket = 0;
+    Fence done;
+  };
   std::deque<Flight> reductions_, gathers_;
-  Tensor shard_gradient_;  ///< [shard_size()] of stage 2; others: in Parameters::gradients()
+  std::deque<Update> updates_;
+  Tensor shard_gradient_;     ///< [shard_size()] of stage 2; others: in Parameters::gradients()
+  std::vector<char> summed_;  ///< [bucket] of stage 2: shard_gradient_ has a sum of this step
 };
 
 }  // namespace ballast

@@ -38,6 +38,13 @@ LONG = (
     .replace("micro_batch_tokens = 300", "micro_batch_tokens = 1800")
     .replace("global_tokens = 1500", "global_tokens = 3600")
 )
+# Forwards long enough that updates of small buckets run beside them.
+BESIDE = (
+    WIDE.replace("layers = 2", "layers = 6")
+    .replace("max_tokens = 300", "max_tokens = 2000")
+    .replace("micro_batch_tokens = 300", "micro_batch_tokens = 8192")
+    .replace("global_tokens = 1500", "global_tokens = 32768")
+)
 RATE = "optimizer.learning_rate=0.001"
 SLASH = [
     "attention.pattern=vertical_slash",
@@ -489,32 +496,58 @@ class Cuda(RunCase):
                         f"{title}: the first run against run {number} {' '.join(overrides)}",
                     )
 
+    def test_updates_beside_a_forward_change_no_digit(self):
+        """Buckets of a layer each are updated beside the next forward, one bucket of all before
+        it.  Without clipping, whose norm is summed bucket by bucket, a run's digits are alike."""
+        for title, mesh, overrides in (
+            ("one rank", {}, []),
+            ("zero 0", {"dp": 2}, ["optimizer.zero=0"]),
+            ("zero 1", {"dp": 2}, ["optimizer.zero=1"]),  # whose update waits
+            ("zero 2", {"dp": 2}, ["optimizer.zero=2"]),
+            ("two stages", {}, ["mesh.pp=2"]),
+        ):
+            found = []
+            for size in (1 << 40, 1):
+                run, _ = self.train(
+                    f"{title}-{size}".replace(" ", "-"),
+                    1 if title == "one rank" else 2,
+                    f"run.backend={BACKEND}",
+                    "run.deterministic=true",
+                    "optimizer.clip_norm=0",
+                    f"optimizer.bucket_bytes={size}",
+                    *overrides,
+                    text=BESIDE,
+                    steps=6,
+                    **mesh,
+                )
+                found.append(self.curve(run))
+            with self.subTest(title):
+                self.assertEqual(*found)
+                self.assertLess(found[0][-1], found[0][0])
+
     def test_restart_is_bit_identical(self):
-        whole, _ = self.train(
-            "whole", 1, f"run.backend={BACKEND}", "run.deterministic=true", steps=6, every=3
-        )
-        parts, _ = self.train(
-            "parts",
-            1,
-            f"run.backend={BACKEND}",
-            "run.deterministic=true",
-            "optimizer.decay_steps=6",
-            steps=3,
-            every=3,
-        )
-        self.run_ballast(
-            1,
-            "train",
-            self.deck("again.toml", WIDE, dp=1, steps=6, every=3),
-            "-d",
-            parts,
-            "-r",
-            "latest",
-            RATE,
-            f"run.backend={BACKEND}",
-            "run.deterministic=true",
-        )
-        self.assertEqual(self.losses(whole), self.losses(parts))
+        for title, text in (("alone", WIDE), ("beside", BESIDE)):
+            common = [
+                f"run.backend={BACKEND}",
+                "run.deterministic=true",
+                "optimizer.decay_steps=6",
+                "optimizer.bucket_bytes=1",
+            ]
+            whole, _ = self.train(f"whole-{title}", 1, *common, text=text, steps=6, every=3)
+            parts, _ = self.train(f"parts-{title}", 1, *common, text=text, steps=3, every=3)
+            self.run_ballast(
+                1,
+                "train",
+                self.deck(f"again-{title}.toml", text, dp=1, steps=6, every=3),
+                "-d",
+                parts,
+                "-r",
+                "latest",
+                RATE,
+                *common,
+            )
+            with self.subTest(title):
+                self.assertEqual(self.losses(whole), self.losses(parts))
 
     def test_a_stopped_rank_is_reported_within_the_time_limit(self):
         run = self.out("stopped")

@@ -206,7 +206,7 @@ int SmallTraining::first_nonfinite_layer(const MicroBatch& micro_batch) {
 }
 
 void SmallTraining::update(double learning_rate, std::int64_t step) {
-  optimizer.apply(norm > 1 ? 1 / norm : 1.0, learning_rate, step);
+  optimizer.apply(norm > 1 ? 1 / norm : 1.0, learning_rate, step, ShardedOptimizer::kTokensBeside);
 }
 
 Reference reference_step(const std::vector<SampleLength>& samples, DType type,

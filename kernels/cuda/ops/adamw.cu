@@ -1,4 +1,6 @@
 // AdamW on a shard, and the sums that clipping and the loss need (fp64, fixed order).
+#include <algorithm>
+
 #include "kernels/cuda/ops/ops.hpp"
 #include "kernels/cuda/runtime/reduce.cuh"
 
@@ -55,32 +57,59 @@ __device__ void adamw(float gradient, bool decays, const AdamWFactors& f, float&
   w -= f.step_size * m / (sqrtf(v) * f.correction + f.eps);
 }
 
-template <bool kAligned>
-__global__ void __launch_bounds__(kThreads)
+/// kVectors: of four elements, whose loads a thread has in flight together.
+template <bool kAligned, int kBlock, int kVectors>
+__global__ void __launch_bounds__(kBlock)
     adamw_kernel(float* master, float* moment1, float* moment2, const std::int64_t* decay_bounds,
                  int bounds, const float* gradient, __nv_bfloat16* values, std::int64_t n,
                  AdamWFactors f) {
   int passed = 0;  // bounds at or before element i; odd: inside a range
-  for (std::int64_t i = 4 * (blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x); i < n;
-       i += 4 * (gridDim.x * static_cast<std::int64_t>(kThreads))) {
-    const float4 g = load4<kAligned>(gradient, i, n);
-    float4 w = load4<kAligned>(master, i, n), m = load4<kAligned>(moment1, i, n),
-           v = load4<kAligned>(moment2, i, n);
-    bool decays[4];
+  const std::int64_t stride = 4 * (gridDim.x * static_cast<std::int64_t>(kBlock));
+  for (std::int64_t first = 4 * (blockIdx.x * static_cast<std::int64_t>(kBlock) + threadIdx.x);
+       first < n; first += kVectors * stride) {
+    float4 g[kVectors], w[kVectors], m[kVectors], v[kVectors];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      while (passed < bounds && decay_bounds[passed] <= i + j) ++passed;
-      decays[j] = passed % 2 != 0;
+    for (int k = 0; k < kVectors; ++k) {
+      const std::int64_t i = first + k * stride;
+      if (i >= n) break;
+      g[k] = load4<kAligned>(gradient, i, n);
+      w[k] = load4<kAligned>(master, i, n);
+      m[k] = load4<kAligned>(moment1, i, n);
+      v[k] = load4<kAligned>(moment2, i, n);
     }
-    adamw(g.x, decays[0], f, w.x, m.x, v.x);
-    adamw(g.y, decays[1], f, w.y, m.y, v.y);
-    adamw(g.z, decays[2], f, w.z, m.z, v.z);
-    adamw(g.w, decays[3], f, w.w, m.w, v.w);
-    store4<kAligned>(moment1, i, n, m);
-    store4<kAligned>(moment2, i, n, v);
-    store4<kAligned>(master, i, n, w);
-    store4<kAligned>(values, i, n, w);
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      const std::int64_t i = first + k * stride;
+      if (i >= n) break;
+      bool decays[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        while (passed < bounds && decay_bounds[passed] <= i + j) ++passed;
+        decays[j] = passed % 2 != 0;
+      }
+      adamw(g[k].x, decays[0], f, w[k].x, m[k].x, v[k].x);
+      adamw(g[k].y, decays[1], f, w[k].y, m[k].y, v[k].y);
+      adamw(g[k].z, decays[2], f, w[k].z, m[k].z, v[k].z);
+      adamw(g[k].w, decays[3], f, w[k].w, m[k].w, v[k].w);
+      store4<kAligned>(moment1, i, n, m[k]);
+      store4<kAligned>(moment2, i, n, v[k]);
+      store4<kAligned>(master, i, n, w[k]);
+      store4<kAligned>(values, i, n, w[k]);
+    }
   }
+}
+
+/// What fills a multiprocessor alone, so that few of them keep memory busy beside products that
+/// fill the others.
+constexpr int kBesideThreads = 1024, kBesideVectors = 2;
+int beside_blocks() {
+  static const int blocks = [] {
+    int device = 0, processors = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    return std::max(1, processors / 5);
+  }();
+  return blocks;
 }
 
 template <bool kSquare, bool kAligned>
@@ -124,13 +153,17 @@ cudaError_t reduce(const float* x, std::int64_t n, double* partial, double* resu
 
 cudaError_t adamw_step(float* master, float* moment1, float* moment2,
                        const std::int64_t* decay_bounds, int bounds, const float* gradient,
-                       Bf16* values, std::int64_t n, AdamWFactors factors, cudaStream_t stream) {
+                       Bf16* values, std::int64_t n, AdamWFactors factors, cudaStream_t stream,
+                       bool beside) {
   if (n == 0) return cudaSuccess;
   const bool vectors = aligned(master, 16) && aligned(moment1, 16) && aligned(moment2, 16) &&
                        aligned(gradient, 16) && aligned(values, 8);
-  const auto kernel = vectors ? adamw_kernel<true> : adamw_kernel<false>;
-  kernel<<<kAdamWBlocks, kThreads, 0, stream>>>(master, moment1, moment2, decay_bounds, bounds,
-                                                gradient, values, n, factors);
+  const auto kernel = beside    ? (vectors ? adamw_kernel<true, kBesideThreads, kBesideVectors>
+                                           : adamw_kernel<false, kBesideThreads, kBesideVectors>)
+                      : vectors ? adamw_kernel<true, kThreads, 1>
+                                : adamw_kernel<false, kThreads, 1>;
+  kernel<<<beside ? beside_blocks() : kAdamWBlocks, beside ? kBesideThreads : kThreads, 0,
+           stream>>>(master, moment1, moment2, decay_bounds, bounds, gradient, values, n, factors);
   return cudaGetLastError();
 }
 

@@ -277,7 +277,7 @@ void copy_rows(const Tensor& from, Tensor& to) {
 
 void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale,
                 double learning_rate, std::int64_t step, const AdamWOptions& options,
-                Tensor& values) {
+                Tensor& values, Queue queue) {
   const auto at = [step](double beta) { return 1 - std::pow(beta, static_cast<double>(step)); };
   const AdamWFactors factors{.scale = static_cast<float>(gradient_scale),
                              .beta1 = static_cast<float>(options.beta1),
@@ -290,7 +290,8 @@ void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale
                              .shrink = static_cast<float>(learning_rate * options.weight_decay)};
   check(adamw_step(float_of(state.master), float_of(state.moment1), float_of(state.moment2),
                    state.decay.data<std::int64_t>(), static_cast<int>(state.decay.numel()),
-                   float_of(gradient), bf16_of(values), gradient.numel(), factors, stream()),
+                   float_of(gradient), bf16_of(values), gradient.numel(), factors, stream(queue),
+                   queue == Queue::update),
         "adamw");
 }
 

@@ -104,7 +104,7 @@ bool deterministic();
 
 void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale,
                 double learning_rate, std::int64_t step, const AdamWOptions& options,
-                Tensor& values);
+                Tensor& values, Queue queue);
 double sum_of_squares(const Tensor& x);
 std::vector<double> sums_of_squares(const std::vector<Tensor>& list);
 

@@ -130,10 +130,11 @@ struct AdamWFactors {
 };
 /// AdamW on n elements: fp32 master, moments and gradient; bf16 values get the rounded master.
 /// Weights decay in the ranges [decay_bounds[0], decay_bounds[1]), ... (`bounds` ascending elements
-/// on the device).
+/// on the device).  `beside`: on a fifth of the multiprocessors, with the same bits.
 cudaError_t adamw_step(float* master, float* moment1, float* moment2,
                        const std::int64_t* decay_bounds, int bounds, const float* gradient,
-                       Bf16* values, std::int64_t n, AdamWFactors factors, cudaStream_t stream);
+                       Bf16* values, std::int64_t n, AdamWFactors factors, cudaStream_t stream,
+                       bool beside = false);
 /// Muon's momentum on n elements, fp32: moment = momentum moment + scale gradient, and the gradient
 /// becomes own scale gradient + ahead moment.
 cudaError_t muon_momentum(float* moment, float* gradient, std::int64_t n, float scale,

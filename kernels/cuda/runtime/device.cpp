@@ -196,8 +196,14 @@ std::int64_t CudaDevice::used_bytes() {
   return static_cast<std::int64_t>(total - free);
 }
 
-void CudaDevice::synchronize() {
+void CudaDevice::settle() {
   for (const Queue queue : {Queue::compute, Queue::to_host, Queue::to_device})
+    wait_for_queue(queue, "work on the GPU");
+  if (!g_retired.empty()) synchronize();
+}
+
+void CudaDevice::synchronize() {
+  for (const Queue queue : {Queue::compute, Queue::to_host, Queue::to_device, Queue::update})
     wait_for_queue(queue, "work on the GPU");
   for (void* pointer : std::exchange(g_retired, {})) cudaFreeHost(pointer);
 }

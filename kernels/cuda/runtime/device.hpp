@@ -33,6 +33,7 @@ class CudaDevice final : public Device {
   void copy(void* to, Space to_space, const void* from, Space from_space,
             std::size_t bytes) override;
   void synchronize() override;
+  void settle() override;
   void queue_copy(Queue queue, void* to, const void* from, std::size_t bytes) override;
   Fence fence(Queue queue) override;
   void wait(Fence fence, Queue later) override;

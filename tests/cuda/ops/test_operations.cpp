@@ -1,7 +1,10 @@
 // Every model operation, CUDA (bf16) against its host twin in fp64 on the same inputs, forward and
 // backward.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #include "core/model/presets.hpp"
 #include "kernels/ops/adamw.hpp"
@@ -443,6 +446,40 @@ TEST_F(Operations, AdamWAndNorm) {
   EXPECT_CLOSE(values_gpu, values, kBf16);
   EXPECT_NEAR(sum_of_squares(gradient_gpu), sum_of_squares(gradient),
               1e-9 * sum_of_squares(gradient));
+}
+
+TEST_F(Operations, AdamWBesideComputationHasItsBits) {
+  const std::int64_t n = 1000003;  // several sweeps of a fifth of the multiprocessors
+  const Tensor start = random({n}), gradient = to_gpu(random({n}), f32);
+  Tensor decay = Tensor::empty({200}, DType::i64);
+  for (std::int64_t i = 0; i < decay.numel(); ++i) decay.data<std::int64_t>()[i] = 4999 * i + 3;
+  for (const std::int64_t first : {0, 1}) {  // 1: not aligned for vectors
+    const auto run = [&](Queue queue) {
+      AdamWState all{to_gpu(start, f32), Tensor::zeros({n}, f32, *gpu),
+                     Tensor::zeros({n}, f32, *gpu), decay.to(*gpu)};
+      Tensor values = unwritten({n}, b16), written = values.rows(first, n);
+      AdamWState part{all.master.rows(first, n), all.moment1.rows(first, n),
+                      all.moment2.rows(first, n), all.decay};
+      gpu->wait(gpu->fence(Queue::compute), queue);
+      if (queue == Queue::update)
+        cudaLaunchHostFunc(
+            cuda::stream(queue),
+            [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(300)); }, nullptr);
+      for (int step = 1; step <= 3; ++step)
+        adamw_step(part, gradient.rows(first, n), 0.5, 1e-2, step, {}, written, queue);
+      if (queue == Queue::update) {
+        gpu->settle();
+        EXPECT_EQ(error(all.master, start), 0) << "who does not ask does not wait";
+        gpu->wait(gpu->fence(queue), Queue::compute);
+      }
+      return std::vector<Tensor>{to_host(part.master), to_host(part.moment1), to_host(part.moment2),
+                                 to_host(written)};
+    };
+    const std::vector<Tensor> alone = run(Queue::compute), beside = run(Queue::update);
+    for (std::size_t i = 0; i < alone.size(); ++i)
+      EXPECT_EQ(error(beside[i], alone[i]), 0) << "tensor " << i << " from element " << first;
+    EXPECT_GT(error(alone[0], to_host(to_gpu(start, f32).rows(first, n))), 0);
+  }
 }
 
 TEST_F(Operations, Muon) {

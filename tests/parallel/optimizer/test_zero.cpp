@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -252,6 +254,108 @@ TEST_F(Zero, MasterAndValuesFollowEachOther) {
   const float* values = training.parameters.values().data<float>();
   for (std::int64_t i = 0; i < training.parameters.values().numel(); ++i)
     ASSERT_EQ(values[i], static_cast<float>(i));
+}
+
+/// The host with a queue of updates, which notes who waits for them.
+class Updates final : public Device {
+ public:
+  Space space() const override { return Space::host; }
+  std::string description() const override { return "host with a queue of updates"; }
+  void* allocate(std::size_t bytes) override { return host_.allocate(bytes); }
+  void deallocate(void* pointer, std::size_t bytes) noexcept override {
+    host_.deallocate(pointer, bytes);
+  }
+  void zero(void* pointer, std::size_t bytes) override {
+    waited_at_zero = std::min(waited_at_zero, waited.size());
+    host_.zero(pointer, bytes);
+  }
+  void copy(void* to, Space to_space, const void* from, Space from_space,
+            std::size_t bytes) override {
+    host_.copy(to, to_space, from, from_space, bytes);
+  }
+  void synchronize() override {}
+  Fence fence(Queue queue) override {
+    if (queue != Queue::update) return {};
+    return {queue, made++};
+  }
+  void wait(Fence fence, Queue later) override {
+    if (later == Queue::update && on_order) on_order();
+    if (later == Queue::compute && !fence.empty()) waited.push_back(fence.number);
+  }
+  std::int64_t made = 0;             ///< updates
+  std::vector<std::int64_t> waited;  ///< numbers of updates that computation waits for
+  std::size_t waited_at_zero = 0;    ///< how many when memory was zeroed, the fewest
+  std::function<void()> on_order;    ///< the queue of updates is ordered behind computation
+
+ private:
+  Device& host_ = host_device();  ///< the real one: made before it is replaced
+};
+
+TEST_F(Zero, ForwardsWaitForTheUpdatesOfTheirLayers) {
+  static Updates device;  // memory that it gave goes back at the end
+  const Mesh& mesh = mesh_of(shape);
+  for (const int z : {0, 1, 2}) {
+    set_host_device(&device);
+    {
+      SmallTraining training(mesh, stage(z));
+      const auto& buckets = training.parameters.buckets();
+      std::size_t first = 0;  // that layer 0 does not need
+      while (first < buckets.size() && buckets[first].final_at <= 0) ++first;
+      ASSERT_GT(first, 0u);
+      ASSERT_GT(buckets.size(), first + 1);
+      const bool shared = z > 0 && world.size() > 1;
+      if (shared) first = buckets.size();  // gathers follow, behind computation
+      const auto beside = static_cast<std::int64_t>(buckets.size() - first);
+      training.gradients(samples);
+      device.made = 0, device.waited.clear();
+      const auto& master = training.optimizer.state().master;
+      std::int64_t ordered = 0;
+      std::vector<double> before;  // of the first bucket beside
+      const auto beside_values = [&] {
+        const auto& slices = training.optimizer.slices();
+        return elements(master.rows(slices[first].at, slices[first].at + slices[first].size()));
+      };
+      device.on_order = [&] {
+        ++ordered;
+        EXPECT_EQ(beside_values(), before) << "updates follow the norm";
+      };
+      const double enough = ShardedOptimizer::kTokensBeside;
+      training.optimizer.apply(1, 1e-3, 1, enough - 1);
+      EXPECT_EQ(device.made, 0) << "a short forward would wait for a slow update";
+      if (!shared) before = beside_values();
+      training.optimizer.apply(1, 1e-3, 2, enough);
+      EXPECT_EQ(device.made, beside);
+      EXPECT_EQ(ordered, shared ? 0 : 1);
+      if (!shared) EXPECT_NE(beside_values(), before);
+      device.on_order = {};
+      EXPECT_TRUE(device.waited.empty());
+      for (const std::int64_t layer : {std::int64_t{-1}, std::int64_t{0}, std::int64_t{1}}) {
+        training.parameters.need_values(layer);
+        std::vector<std::int64_t> expected;
+        for (std::size_t b = first; b < buckets.size() && buckets[b].final_at <= layer; ++b)
+          expected.push_back(static_cast<std::int64_t>(b - first));
+        EXPECT_EQ(device.waited, expected) << "layer " << layer;
+      }
+      training.optimizer.state();
+      EXPECT_EQ(std::ssize(device.waited), beside) << "checkpoints read what is updated";
+      // A rank without a forward: the next reduction writes what the update reads.
+      training.optimizer.apply(1, 1e-3, 3, enough);
+      device.waited.clear();
+      training.optimizer.begin_step();
+      device.waited_at_zero = buckets.size();
+      training.optimizer.end_round();
+      training.optimizer.reduce_gradients();
+      EXPECT_EQ(std::ssize(device.waited), beside);
+      EXPECT_GE(static_cast<std::int64_t>(device.waited_at_zero), beside)
+          << "what no forward reached is zeroed";
+      training.optimizer.apply(1, 1e-3, 4, enough);
+      device.waited.clear();
+    }
+    if (z == 0 || world.size() == 1) {
+      EXPECT_EQ(device.waited.size(), 1u) << "memory goes back behind the last update";
+    }
+    set_host_device(nullptr);
+  }
 }
 
 TEST_F(Zero, ReductionsAreRecorded) {
