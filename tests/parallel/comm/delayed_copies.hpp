@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/tensor.hpp"
+#include "tests/parallel/comm/host_stand_in.hpp"
 
 namespace ballast::testing {
 
@@ -31,11 +32,9 @@ class DelayedCopies {
   Device& device() { return device_; }
 
  private:
-  class Late final : public Device {
+  class Late final : public HostStandIn {
    public:
-    Space space() const override { return Space::host; }
     std::string description() const override { return "host with late copies"; }
-    void* allocate(std::size_t bytes) override { return host_.allocate(bytes); }
     void deallocate(void* pointer, std::size_t bytes) noexcept override {
       bool pinned = false;  // such memory is given back when no copy is under way
       for (const Queue queue : {Queue::to_host, Queue::to_device})
@@ -46,12 +45,7 @@ class DelayedCopies {
           pinned |= queue == Queue::to_host ? target : source;
         }
       if (pinned) finish();
-      host_.deallocate(pointer, bytes);
-    }
-    void zero(void* pointer, std::size_t bytes) override { host_.zero(pointer, bytes); }
-    void copy(void* to, Space to_space, const void* from, Space from_space,
-              std::size_t bytes) override {
-      host_.copy(to, to_space, from, from_space, bytes);
+      HostStandIn::deallocate(pointer, bytes);
     }
     void synchronize() override { finish(); }
     void queue_copy(Queue queue, void* to, const void* from, std::size_t bytes) override {
@@ -107,7 +101,6 @@ class DelayedCopies {
       const auto* y = static_cast<const char*>(b);
       return x < y + b_bytes && y < x + a_bytes;
     }
-    Device& host_ = host_device();  ///< the real one: made before it is replaced
     Line queues_[kQueues];
   };
   static Late& instance() {

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "tests/parallel/comm/host_stand_in.hpp"
 #include "tests/parallel/small_training.hpp"
 
 namespace ballast {
@@ -257,23 +258,13 @@ TEST_F(Zero, MasterAndValuesFollowEachOther) {
 }
 
 /// The host with a queue of updates, which notes who waits for them.
-class Updates final : public Device {
+class Updates final : public HostStandIn {
  public:
-  Space space() const override { return Space::host; }
   std::string description() const override { return "host with a queue of updates"; }
-  void* allocate(std::size_t bytes) override { return host_.allocate(bytes); }
-  void deallocate(void* pointer, std::size_t bytes) noexcept override {
-    host_.deallocate(pointer, bytes);
-  }
   void zero(void* pointer, std::size_t bytes) override {
     waited_at_zero = std::min(waited_at_zero, waited.size());
-    host_.zero(pointer, bytes);
+    HostStandIn::zero(pointer, bytes);
   }
-  void copy(void* to, Space to_space, const void* from, Space from_space,
-            std::size_t bytes) override {
-    host_.copy(to, to_space, from, from_space, bytes);
-  }
-  void synchronize() override {}
   Fence fence(Queue queue) override {
     if (queue != Queue::update) return {};
     return {queue, made++};
@@ -286,9 +277,6 @@ class Updates final : public Device {
   std::vector<std::int64_t> waited;  ///< numbers of updates that computation waits for
   std::size_t waited_at_zero = 0;    ///< how many when memory was zeroed, the fewest
   std::function<void()> on_order;    ///< the queue of updates is ordered behind computation
-
- private:
-  Device& host_ = host_device();  ///< the real one: made before it is replaced
 };
 
 TEST_F(Zero, ForwardsWaitForTheUpdatesOfTheirLayers) {
