@@ -6,6 +6,7 @@
 
 #include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/attention/attention.hpp"
+#include "kernels/cuda/attention/delta.cuh"
 #include "kernels/cuda/attention/launch.hpp"
 #include "kernels/cuda/index/device_index.hpp"
 
@@ -78,67 +79,33 @@ bool heads_fit(const DeviceIndex* index, int q_heads, int kv_heads, int head_dim
          index->shape.kv_heads == kv_heads;
 }
 
-__device__ float4 load4(const __nv_bfloat16* p) {
-  const uint2 raw = *reinterpret_cast<const uint2*>(p);
-  return make_float4(__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xFFFF0000u),
-                     __uint_as_float(raw.y << 16), __uint_as_float(raw.y & 0xFFFF0000u));
-}
-__device__ float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
-
-/// Dot product of two rows by a warp; `vector`: both are aligned for four elements at once.
-template <class T>
-__device__ float row_dot(const __nv_bfloat16* a, const T* b, int n, bool vector) {
-  float sum = 0;
-  if (vector) {
-    for (int d = threadIdx.x % 32 * 4; d < n; d += 128) {
-      const float4 x = load4(a + d), y = load4(b + d);
-      sum += x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
-    }
-  } else {
-    for (int d = threadIdx.x % 32; d < n; d += 32)
-      sum += static_cast<float>(a[d]) * static_cast<float>(b[d]);
-  }
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-  return sum;
-}
-
-struct DeltaOperands {
-  const __nv_bfloat16* dout;
-  const void* o;
-  std::int64_t dout_stride, o_stride;
-  bool o_fp32, vector;
-  int head_dim;
-  __device__ float operator()(std::int64_t token, int head) const {
-    const __nv_bfloat16* a = dout + token * dout_stride + head * head_dim;
-    const std::int64_t at = token * o_stride + head * head_dim;
-    return o_fp32 ? row_dot(a, static_cast<const float*>(o) + at, head_dim, vector)
-                  : row_dot(a, static_cast<const __nv_bfloat16*>(o) + at, head_dim, vector);
-  }
-};
 DeltaOperands delta_operands(const void* dout, std::int64_t dout_stride, const void* o,
-                             std::int64_t o_stride, bool o_fp32, int head_dim) {
-  const auto fits = [](const void* p, std::int64_t stride, int bytes) {
-    return reinterpret_cast<std::uintptr_t>(p) % (4 * bytes) == 0 && stride % 4 == 0;
-  };
+                             std::int64_t o_stride, bool o_fp32, std::int64_t tokens,
+                             int head_dim) {
   return {static_cast<const __nv_bfloat16*>(dout),
           o,
           dout_stride,
           o_stride,
+          tokens,
+          head_dim,
           o_fp32,
-          fits(dout, dout_stride, 2) && fits(o, o_stride, o_fp32 ? 4 : 2),
-          head_dim};
+          aligned(dout, dout_stride, 2) && aligned(o, o_stride, o_fp32 ? 4 : 2)};
 }
 
-__global__ void delta_kernel(DeltaOperands delta_of, float* delta, std::int64_t tokens, int heads) {
-  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
-  if (i >= tokens * heads) return;
-  const std::int64_t token = i / heads;
-  const int head = static_cast<int>(i % heads);
-  const float d = delta_of(token, head);
-  if (threadIdx.x % 32 == 0) delta[head * tokens + token] = d;
+/// A warp for kDeltaRows rows of a head; the heads of the same rows are neighbours.
+template <int kLanes>
+__global__ void __launch_bounds__(kThreads)
+    delta_kernel(DeltaOperands delta_of, float* delta, int heads) {
+  const std::int64_t warp = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32,
+                     token = warp / heads * kDeltaRows;
+  if (token >= delta_of.tokens) return;
+  const int head = static_cast<int>(warp % heads), lane = threadIdx.x % 32;
+  const float d = delta_of.rows<kLanes>(token, head);
+  if (lane < kDeltaRows && token + lane < delta_of.tokens)
+    delta[head * delta_of.tokens + token + lane] = d;
 }
 
-/// What the backward kernels add to and find cleared: rows of gradients (8-byte aligned as their
+/// What the backward kernels add to and find cleared: rows of gradients (16-byte aligned as their
 /// stride) and their counters.
 struct Cleared {
   struct Rows {
@@ -162,8 +129,8 @@ struct Cleared {
   }
   __device__ void clear(const Rows& r, std::int64_t row) const {
     if (r.at == nullptr || row >= r.rows) return;
-    for (std::int64_t c = 2 * threadIdx.x; c < r.columns; c += 2 * kThreads)
-      *reinterpret_cast<float2*>(r.at + row * r.stride + c) = make_float2(0, 0);
+    for (std::int64_t c = 4 * threadIdx.x; c < r.columns; c += 4 * kThreads)
+      *reinterpret_cast<float4*>(r.at + row * r.stride + c) = make_float4(0, 0, 0, 0);
   }
   __device__ void clear(std::int64_t row) const {
     clear(dq, row);
@@ -184,26 +151,27 @@ struct Cleared {
   }
 };
 
-/// A CTA a row, a warp a head; what the next kernel finds cleared is cleared on the way.
-__global__ void statistics_kernel(DeltaOperands delta_of, const float* given_delta,
-                                  const float* lse, int heads, std::int64_t tokens,
-                                  std::int64_t blocks, float* statistics, Cleared cleared) {
-  const std::int64_t token = blockIdx.x;
-  cleared.clear(token);
+/// A CTA for kDeltaRows rows, a warp a head; what the next kernel finds cleared is cleared on the
+/// way.
+template <int kLanes>
+__global__ void __launch_bounds__(kThreads)
+    statistics_kernel(DeltaOperands delta_of, const float* given_delta, const float* lse, int heads,
+                      std::int64_t blocks, float* statistics, Cleared cleared) {
+  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kDeltaRows;
+  for (int r = 0; r < kDeltaRows; ++r) cleared.clear(token + r);
   if (token >= blocks * kBlock) return;
   const int lane = threadIdx.x % 32;
+  const bool held = lane < kDeltaRows && token + lane < delta_of.tokens;
   for (int head = threadIdx.x / 32; head < heads; head += kThreads / 32) {
-    float lse2 = INFINITY, delta = 0;
-    if (token < tokens) {
-      const float l = lse[head * tokens + token];
-      if (l != -INFINITY) lse2 = l * kLog2E;
-      delta = given_delta != nullptr ? given_delta[head * tokens + token] : delta_of(token, head);
-    }
-    if (lane == 0) {
-      float* out = statistics + (head * blocks + token / kBlock) * 2 * kBlock + token % kBlock;
-      out[0] = lse2;
-      out[kBlock] = delta;
-    }
+    const std::int64_t at = head * delta_of.tokens + token + lane;
+    const float l = held ? lse[at] : -INFINITY;
+    const float delta = given_delta == nullptr ? delta_of.rows<kLanes>(token, head)
+                        : held                 ? given_delta[at]
+                                               : 0;
+    if (lane >= kDeltaRows) continue;
+    float* out = statistics + (head * blocks + token / kBlock) * 2 * kBlock + token % kBlock + lane;
+    out[0] = l == -INFINITY ? INFINITY : l * kLog2E;
+    out[kBlock] = delta;
   }
 }
 
@@ -352,9 +320,12 @@ cudaError_t attention_backward(const AttentionBackwardArgs& a, cudaStream_t stre
 
   const Cleared cleared = sm90 ? to_clear(a, w.scratch) : Cleared{.counters = w.scratch.counters};
   const std::int64_t rows = std::max(index.shape.q_blocks() * kBlock, cleared.rows());
-  statistics_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
-      delta_operands(a.dout, a.dout_stride, a.o, a.o_stride, a.o_fp32, a.head_dim), a.delta, a.lse,
-      a.q_heads, q_tokens, index.shape.q_blocks(), w.scratch.statistics, cleared);
+  at_row_lanes(a.head_dim, [&](auto lanes) {
+    statistics_kernel<lanes.value>
+        <<<static_cast<unsigned>((rows + kDeltaRows - 1) / kDeltaRows), kThreads, 0, stream>>>(
+            delta_operands(a.dout, a.dout_stride, a.o, a.o_stride, a.o_fp32, q_tokens, a.head_dim),
+            a.delta, a.lse, a.q_heads, index.shape.q_blocks(), w.scratch.statistics, cleared);
+  });
   e = cudaGetLastError();
   if (e == cudaSuccess && index.has_columns()) {
     e = gather_columns(index, a.k, a.k_stride, a.v, a.v_stride, a.head_dim, w.scratch.column_k,
@@ -374,8 +345,11 @@ cudaError_t attention_delta(const void* dout, std::int64_t dout_stride, const vo
                             std::int64_t o_stride, bool o_fp32, float* delta, std::int64_t tokens,
                             int heads, int head_dim, cudaStream_t stream) {
   if (tokens == 0) return cudaSuccess;
-  delta_kernel<<<grid(tokens * heads * 32), kThreads, 0, stream>>>(
-      delta_operands(dout, dout_stride, o, o_stride, o_fp32, head_dim), delta, tokens, heads);
+  const std::int64_t warps = (tokens + kDeltaRows - 1) / kDeltaRows * heads;
+  at_row_lanes(head_dim, [&](auto lanes) {
+    delta_kernel<lanes.value><<<grid(warps * 32), kThreads, 0, stream>>>(
+        delta_operands(dout, dout_stride, o, o_stride, o_fp32, tokens, head_dim), delta, heads);
+  });
   return cudaGetLastError();
 }
 
