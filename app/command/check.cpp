@@ -12,6 +12,7 @@
 #include "app/plan/run_summary.hpp"
 #include "app/plan/simulated_steps.hpp"
 #include "app/plan/stored_groups.hpp"
+#include "core/predict/step_memory.hpp"
 
 namespace ballast {
 namespace {
@@ -195,17 +196,24 @@ void tell_balance(const Config& config, CheckFacts& f, nlohmann::ordered_json& t
     run.count_memory();
     const std::int64_t steps = std::clamp<std::int64_t>(config.run.steps, 1, kCountedSteps);
     std::size_t micro_batches = 0;
+    std::vector<StepPlan> plans;
     for (std::int64_t i = 0; i < steps && micro_batches < kCountedMicroBatches; ++i) {
-      const PlannedRun::Step step = run.next();
+      PlannedRun::Step step = run.next();
       micro_batches += step.plan.micro_batches.size();
       for (std::size_t s = 0; s < f.stages.size(); ++s)
         f.stages[s].planned.take_larger(step.simulated.memory.at(s));
       f.planned_steps = i + 1;
-      if (i > 0) continue;
-      f.balance = expected_balance(config, step.plan, step.simulated);
-      twin["expected_balance"] = {{"idle_ranks", step.simulated.idle_ranks},
-                                  {"load_balance", step.simulated.load_balance},
-                                  {"text", f.balance}};
+      if (i == 0) {
+        f.balance = expected_balance(config, step.plan, step.simulated);
+        twin["expected_balance"] = {{"idle_ranks", step.simulated.idle_ranks},
+                                    {"load_balance", step.simulated.load_balance},
+                                    {"text", f.balance}};
+      }
+      plans.push_back(std::move(step.plan));
+    }
+    if (f.planned_steps == config.run.steps) {
+      const auto whole = run_memory(plans, run.simulation(), config.eval.every_steps);
+      for (std::size_t s = 0; s < f.stages.size(); ++s) f.stages[s].planned = whole.at(s);
     }
   } catch (const Error& e) {
     f.notes.push_back(fmt::format("the first step's balance cannot be told: {}", e.what()));

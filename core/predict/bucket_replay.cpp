@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/reduction_space.hpp"
+#include "core/model/fp8_specs.hpp"
 
 namespace ballast {
 BucketReplay::BucketReplay(const StageMemory& stage, Ledger& ledger, std::int64_t element_bytes)
@@ -19,6 +20,24 @@ std::int64_t BucketReplay::shard() const {
   std::int64_t elements = 0;
   for (const ParameterBucket& bucket : buckets_) elements += slice(bucket);
   return elements;
+}
+
+void BucketReplay::hold_state(std::int64_t value_bytes) {
+  const std::int64_t own = shard(),
+                     padded = own * stage_.replicas,  // so that it divides over the shards
+      owned = stage_.zero == 0 ? padded : own;
+  // Values themselves serve as master weights where the shard is one range of them.
+  const bool wide = value_bytes == element_bytes_ &&
+                    (stage_.zero == 0 || stage_.replicas == 1 || buckets_.size() == 1);
+  ledger_.add(MemoryCategory::parameters, (padded + stage_.frozen) * value_bytes);
+  if (stage_.fp8)
+    ledger_.add(MemoryCategory::parameters,
+                stage_.layers * fp8_weight_bytes(stage_.model, stage_.host));
+  ledger_.add(MemoryCategory::gradients, (stage_.zero == 2 ? own : padded) * element_bytes_);
+  // Two moments, master weights; Muon's elements, which come first, have one moment, so that the
+  // last rank holds most.
+  const std::int64_t second = std::min(owned, padded - stage_.muon_elements);
+  ledger_.add(MemoryCategory::optimizer, (owned * (wide ? 1 : 2) + second) * element_bytes_);
 }
 
 void BucketReplay::add(std::size_t bucket) {

@@ -1,5 +1,5 @@
-// Buckets of gradients as the sharded optimizer holds and reduces them (parallel/optimizer/zero),
-// by their sizes alone: a part of core/predict/memory_replay.
+// What the sharded optimizer holds (parallel/optimizer/zero), and buckets of gradients as it
+// reduces them, by their sizes alone: a part of core/predict/memory_replay.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -15,9 +15,8 @@ class BucketReplay {
   /// `element_bytes`: of a gradient.
   BucketReplay(const StageMemory& stage, Ledger& ledger, std::int64_t element_bytes);
 
-  std::size_t size() const { return buckets_.size(); }
-  std::int64_t shard() const;  ///< elements of a rank's slices
-
+  /// Values of `value_bytes` an element, gradients and optimizer state, which stay.
+  void hold_state(std::int64_t value_bytes);
   /// Backward adds to the gradients of a layer of the stage, of the head, of the embedding.
   void add_layer(std::int64_t layer);
   void add_head();
@@ -30,6 +29,7 @@ class BucketReplay {
 
  private:
   std::int64_t slice(const ParameterBucket& bucket) const;
+  std::int64_t shard() const;  ///< elements of a rank's slices
   /// ZeRO 2: a bucket's gradients exist from the first contribution until they are reduced.
   void add(std::size_t bucket);
   void start_reduction(std::size_t bucket);

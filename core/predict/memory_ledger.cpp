@@ -18,6 +18,13 @@ void MemoryEstimate::take_larger(const MemoryEstimate& other) {
   pool_bytes = pool;
 }
 
+void MemoryEstimate::take_peaks(const MemoryEstimate& other) {
+  for (std::size_t c = 0; c < bytes.size(); ++c) bytes[c] = std::max(bytes[c], other.bytes[c]);
+  peak_bytes = std::max(peak_bytes, other.peak_bytes);
+  context_bytes = std::max(context_bytes, other.context_bytes);
+  pool_bytes = std::max(pool_bytes, other.pool_bytes);
+}
+
 std::string bytes_text(double bytes) {
   static constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   int unit = 0;

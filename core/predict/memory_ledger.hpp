@@ -25,6 +25,8 @@ struct MemoryEstimate {
   /// The larger of both in every category.  A rank that does both keeps the larger pool, whichever
   /// grew it, beside the rest of either.
   void take_larger(const MemoryEstimate& other);
+  /// The larger of both in every number, as they are.
+  void take_peaks(const MemoryEstimate& other);
   std::int64_t operator[](MemoryCategory category) const {
     return bytes[static_cast<std::size_t>(category)];
   }

@@ -30,21 +30,26 @@ class Replay {
         lent_(ledger_, MemoryCategory::communication),
         windows_(ledger_, MemoryCategory::kv_store),
         away_(ledger_, MemoryCategory::offloaded) {
-    hold_parameters();
+    buckets_.hold_state(element_);
   }
 
-  MemoryEstimate run(const StageWork& step, const StageWork& evaluation) {
-    begin(evaluation);
-    evaluates_ = true;
+  void evaluate(const StageWork& evaluation) {
+    begin(evaluation, true);
     walk();
-    begin(step);
-    evaluates_ = false;
-    train();
+  }
+  /// `grown`: nothing grows that a step before has grown.  Peaks are the step's own.
+  MemoryEstimate train(const StageWork& step, bool grown = false) {
+    begin(step, false);
     ledger_.reset_peak();
-    scratch_.settle();
-    train();
+    if (grown) scratch_.settle();
+    walk();
+    if (stage_.overlap_bytes > 0)
+      hold(stage_.overlap_bytes, MemoryCategory::communication);  // for a moment
+    const Held lent = hold(stage_.muon_lent * sum_, MemoryCategory::communication);
+    hold(stage_.muon_bytes, MemoryCategory::workspace);
     MemoryEstimate found = ledger_.peak();
     found.pool_bytes = scratch_.bytes();
+    if (!stage_.host) found.context_bytes = kContextBytes;
     return found;
   }
 
@@ -77,42 +82,17 @@ class Replay {
 
   bool makes_again() const { return stage_.fp8 && fp8_makes_again(stage_.model); }
 
-  void hold_parameters() {
-    const std::int64_t shard = buckets_.shard(),
-                       padded = shard * stage_.replicas,  // so that it divides over the shards
-        owned = stage_.zero == 0 ? padded : shard;
-    // Values themselves serve as master weights where the shard is one range of them.
-    const bool wide =
-        element_ == sum_ && (stage_.zero == 0 || stage_.replicas == 1 || buckets_.size() == 1);
-    ledger_.add(MemoryCategory::parameters, (padded + stage_.frozen) * element_);
-    if (stage_.fp8)
-      ledger_.add(MemoryCategory::parameters,
-                  stage_.layers * fp8_weight_bytes(stage_.model, stage_.host));
-    ledger_.add(MemoryCategory::gradients, (stage_.zero == 2 ? shard : padded) * sum_);
-    // Two moments, master weights; Muon's elements, which come first, have one moment, so that the
-    // last rank holds most.
-    const std::int64_t second = std::min(owned, padded - stage_.muon_elements);
-    ledger_.add(MemoryCategory::optimizer, (owned * (wide ? 1 : 2) + second) * sum_);
-  }
-
-  void begin(const StageWork& work) {
+  void begin(const StageWork& work, bool evaluates) {
     work_ = &work;
+    evaluates_ = evaluates;
     recomputed_.clear();
     last_op_.clear();
     const std::vector<Op>& ops = work.ops;
-    ends_ = stage_.meets_in_backward ? ends_gradients(ops) : std::vector<char>{};
+    ends_ = work.meets_in_backward ? ends_gradients(ops) : std::vector<char>{};
     for (std::size_t i = 0; i < ops.size(); ++i) {
       if (ops[i].kind == OpKind::recompute) recomputed_.insert(ops[i].micro_batch);
       if (ops[i].kind != OpKind::collective) last_op_[ops[i].micro_batch] = i;
     }
-  }
-
-  void train() {
-    walk();
-    if (stage_.overlap_bytes > 0)
-      hold(stage_.overlap_bytes, MemoryCategory::communication);  // for a moment
-    const Held lent = hold(stage_.muon_lent * sum_, MemoryCategory::communication);
-    hold(stage_.muon_bytes, MemoryCategory::workspace);
   }
 
   void walk() {
@@ -587,9 +567,22 @@ class Replay {
 
 MemoryEstimate replay_memory(const StageMemory& stage, const StageWork& step,
                              const StageWork& evaluation) {
-  MemoryEstimate found = Replay(stage).run(step, evaluation);
-  if (!stage.host) found.context_bytes = kContextBytes;
-  return found;
+  Replay replay(stage);
+  replay.evaluate(evaluation);
+  replay.train(step);
+  return replay.train(step, true);
+}
+
+MemoryEstimate replay_run(const StageMemory& stage, const std::vector<StageWork>& steps,
+                          const StageWork& evaluation, std::int64_t evaluates) {
+  Replay replay(stage);
+  MemoryEstimate most;
+  std::int64_t done = 0;
+  for (const StageWork& step : steps) {
+    most.take_peaks(replay.train(step));
+    if (evaluates > 0 && ++done % evaluates == 0) replay.evaluate(evaluation);
+  }
+  return most;
 }
 
 }  // namespace ballast

@@ -31,9 +31,8 @@ struct StageMemory {
   bool fp8 = false;                      ///< products of layers' matrices round their operands
   RecomputeOptions recompute;
   std::int64_t head_chunk_tokens = 1024;
-  std::int64_t first_layer = 0;   ///< of the stage, as buckets count layers
-  bool meets_in_backward = true;  ///< StepPlan::meets_in_backward of the step
-  bool host = true;               ///< reductions over MPI need receive space, attention its tiles
+  std::int64_t first_layer = 0;  ///< of the stage, as buckets count layers
+  bool host = true;              ///< reductions over MPI need receive space, attention its tiles
   /// Sparse patterns choose keys head by head, but micro-batches of no longer segments.
   std::int64_t dense_keys = std::numeric_limits<std::int64_t>::max();
   IndexRule index;  ///< how patterns are chosen
@@ -57,5 +56,11 @@ inline constexpr std::int64_t kContextBytes = std::int64_t{1194} << 20;
 /// and copies inside MPI are not in it.
 MemoryEstimate replay_memory(const StageMemory& stage, const StageWork& step,
                              const StageWork& evaluation = {});
+
+/// The largest peaks of a run's steps in their order, pools as the steps before them left them: a
+/// run of few steps never holds all of its pools beside all that its largest step keeps.
+/// `evaluation`, if it has ops, follows each step whose number `evaluates` divides; 0: none.
+MemoryEstimate replay_run(const StageMemory& stage, const std::vector<StageWork>& steps,
+                          const StageWork& evaluation = {}, std::int64_t evaluates = 0);
 
 }  // namespace ballast

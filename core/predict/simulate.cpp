@@ -9,6 +9,7 @@
 #include "core/base/hash.hpp"
 #include "core/observe/metrics.hpp"
 #include "core/predict/bucket_overlap.hpp"
+#include "core/predict/step_memory.hpp"
 
 namespace ballast {
 namespace {
@@ -158,48 +159,6 @@ std::vector<double> add_lanes(const StepPlan& plan, SimulatedStep& step) {
   return ready_s;
 }
 
-/// What the peak bytes of a lane depend on.
-std::uint64_t memory_hash(const StepPlan& plan, const PlannedLane& lane) {
-  Hash hash;
-  hash.add(lane.schedule);
-  std::map<std::int64_t, int> samples;  // in the order of their first chunk
-  for (const int id : lane.micro_batches) {
-    const PlannedMicroBatch& m = plan.micro_batches[static_cast<std::size_t>(id)];
-    hash.add(shape_hash(m)).add(m.chunk);
-    if (!m.segments.empty())
-      hash.add(samples.try_emplace(m.segments.front().sample, static_cast<int>(samples.size()))
-                   .first->second);
-  }
-  return hash.value();
-}
-
-/// [stage] The largest peaks of all lanes, whose ranks come to hold the largest pool of any of them
-/// over a run's steps; lanes alike are replayed once.
-std::vector<MemoryEstimate> peak_bytes(const StepPlan& plan, const SimulationOptions& options) {
-  const std::vector<StageMemory>& stages = options.memory;
-  if (stages.empty()) return {};
-  require(stages.size() == plan.layer_begin.size(), "memory of {} stages for a plan of {}",
-          stages.size(), plan.layer_begin.size());
-  std::vector<MemoryEstimate> peaks(stages.size());
-  std::vector<StageMemory> held = stages;
-  for (StageMemory& stage : held) stage.meets_in_backward = plan.meets_in_backward();
-  const StepPlan* evaluation = options.evaluation.get();
-  std::set<std::pair<std::uint64_t, std::uint64_t>> done;
-  for (std::size_t d = 0; d < plan.lanes.size(); ++d) {
-    const std::uint64_t evaluated =
-        evaluation != nullptr ? memory_hash(*evaluation, evaluation->lanes.at(d)) : 0;
-    if (!done.emplace(memory_hash(plan, plan.lanes[d]), evaluated).second) continue;
-    const std::vector<StageWork> step =
-        lane_work(plan, static_cast<int>(d), stages.front().index_rule());
-    std::vector<StageWork> before(stages.size());
-    if (evaluation != nullptr)
-      before = lane_work(*evaluation, static_cast<int>(d), stages.front().index_rule());
-    for (std::size_t s = 0; s < stages.size(); ++s)
-      peaks[s].take_larger(replay_memory(held[s], step.at(s), before.at(s)));
-  }
-  return peaks;
-}
-
 }  // namespace
 
 std::vector<std::pair<std::string, double>> StepTerms::list() const {
@@ -229,7 +188,7 @@ SimulatedStep simulate(const StepPlan& plan, const SimulationOptions& options, c
   for (const PlannedLane& lane : plan.lanes)
     for (const Op& op : plan.schedules.at(static_cast<std::size_t>(lane.schedule)).stages.front())
       step.recomputed += op.kind == OpKind::recompute;
-  step.memory = peak_bytes(plan, options);
+  step.memory = step_memory(plan, options);
   step.idle_ranks = plan.idle_lanes() * (plan.mesh.size() / std::max(1, plan.mesh.dp));
   StepTerms& t = step.terms;
   t.bubble_s = step.step_s - (t.compute_s + t.recompute_s + t.ring_s + t.exchange_s +

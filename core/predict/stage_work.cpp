@@ -94,7 +94,7 @@ std::vector<StageWork> lane_work(const StepPlan& plan, int dp, const IndexRule* 
   const Schedule& schedule = plan.schedule(dp);
   std::vector<std::vector<std::size_t>> places = given_back(schedule, list);
   for (std::size_t s = 0; s < schedule.stages.size(); ++s)
-    work.push_back({schedule.stages[s], list, std::move(places[s])});
+    work.push_back({schedule.stages[s], list, std::move(places[s]), plan.meets_in_backward()});
   return work;
 }
 

@@ -35,6 +35,7 @@ struct StageWork {
   /// [op] Of a send or an offload: place of the op by whose end its tensor is given back,
   /// ops.size() where none is.  Empty: there are neither.
   std::vector<std::size_t> given_back{};
+  bool meets_in_backward = true;  ///< StepPlan::meets_in_backward
   bool operator==(const StageWork&) const = default;
 };
 

@@ -84,8 +84,7 @@ std::set<std::size_t> heavy_stages(const std::vector<StageMemory>& stages) {
 }
 
 std::int64_t peak_bytes(const StepPlan& plan, const std::set<int>& lanes,
-                        std::vector<StageMemory> stages) {
-  for (StageMemory& stage : stages) stage.meets_in_backward = plan.meets_in_backward();
+                        const std::vector<StageMemory>& stages) {
   const std::set<std::size_t> heavy = heavy_stages(stages);
   std::int64_t bytes = 0;
   std::vector<std::vector<StageWork>> seen;  // lanes alike

@@ -76,9 +76,9 @@ TEST(MemoryReplay, BucketsOfZero2ExistUntilTheyAreReduced) {
   stage.buckets = {bucket(10, -1), bucket(101, 0), bucket(101, 1), bucket(101, 2),
                    bucket(20, kHeadLayer)};
   const std::int64_t shard = (3 + 3 * 26 + 5) * 4;
-  const auto gradients = [&](const std::vector<Op>& ops, int micro_batches = 1) {
+  const auto gradients = [&](const std::vector<Op>& ops, int micro_batches = 1, bool meets = true) {
     const std::vector<RankMicroBatch> list(static_cast<std::size_t>(micro_batches), part_of(8));
-    return replay_memory(stage, {ops, list})[MemoryCategory::gradients] - shard;
+    return replay_memory(stage, {ops, list, {}, meets})[MemoryCategory::gradients] - shard;
   };
   const Op forward{OpKind::forward}, backward{OpKind::backward}, join{OpKind::collective};
   EXPECT_EQ(gradients({forward, backward, join}), 2 * 26 * 4 * 4) << "one forms, one is on its way";
@@ -90,9 +90,7 @@ TEST(MemoryReplay, BucketsOfZero2ExistUntilTheyAreReduced) {
   const std::int64_t all = (3 + 3 * 26) * 4 * 4;
   EXPECT_EQ(gradients({forward, {OpKind::backward_input}, {OpKind::backward_weight}, join}),
             all + 5 * 4 * 4);
-  stage.meets_in_backward = false;
-  EXPECT_EQ(gradients({forward, backward, join}), all + 5 * 4 * 4);
-  stage.meets_in_backward = true;
+  EXPECT_EQ(gradients({forward, backward, join}, 1, false), all + 5 * 4 * 4);
   // A rank without a micro-batch in a round takes part with zeros, bucket by bucket.
   EXPECT_EQ(gradients({join}, 0), 26 * 4 * 4);
 }
@@ -192,6 +190,37 @@ TEST(MemoryReplay, AnEvaluationGrowsPoolsAndKeepsNothing) {
   EXPECT_GE(some[MemoryCategory::workspace] - alone[MemoryCategory::workspace], in_scratch(64) / 2);
   EXPECT_GE(more[MemoryCategory::workspace] - some[MemoryCategory::workspace],
             in_scratch(200) - in_scratch(64));
+}
+
+TEST(MemoryReplay, ARunHoldsPoolsAsItsOwnStepsGrewThem) {
+  // Short micro-batches at once, then a long one, which grows the pools.
+  std::vector<Op> ops;
+  for (const OpKind kind : {OpKind::forward, OpKind::backward})
+    for (int m = 0; m < 8; ++m) ops.push_back({kind, m});
+  std::vector<RankMicroBatch> list(8, part_of(64));
+  const StageWork deep{ops, list}, wide{kOnce, {part_of(200)}};
+  for (const OpKind kind : {OpKind::forward, OpKind::backward}) ops.push_back({kind, 8});
+  list.push_back(part_of(200));
+  const StageWork step{ops, list};
+  const auto run = [](const std::vector<StageWork>& steps) {
+    return replay_run(small_stage(), steps).total();
+  };
+  EXPECT_LT(run({step}), replay_memory(small_stage(), step).total());
+  EXPECT_EQ(run({step}), run({deep, wide}));
+  EXPECT_EQ(run({step, step}), replay_memory(small_stage(), step).total());
+  EXPECT_GT(run({wide, deep}), run({deep, wide}));
+  EXPECT_EQ(run({deep, wide, wide}), run({step}));
+  // Evaluations count for the steps behind them alone.
+  const StageWork evaluation{{{OpKind::forward}}, {part_of(300)}};
+  const auto evaluated = [&](std::size_t steps, std::int64_t every) {
+    const std::vector<StageWork> list(steps, deep);
+    return replay_run(small_stage(), list, evaluation, every).total();
+  };
+  EXPECT_EQ(evaluated(1, 1), run({deep}));
+  EXPECT_EQ(evaluated(2, 2), run({deep}));
+  EXPECT_EQ(evaluated(3, 2), replay_memory(small_stage(), deep, evaluation).total());
+  EXPECT_EQ(evaluated(2, 1), evaluated(3, 2));
+  EXPECT_GT(evaluated(2, 1), run({deep}));
 }
 
 TEST(MemoryReplay, StepsShareThePoolThatTheLargestOfThemGrew) {

@@ -1,6 +1,7 @@
 // The one clock: levels against hand-worked examples and against the clock of single schedules.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <map>
@@ -14,6 +15,7 @@
 #include "core/predict/rate_costs.hpp"
 #include "core/predict/simulate.hpp"
 #include "core/predict/stated_costs.hpp"
+#include "core/predict/step_memory.hpp"
 
 namespace ballast {
 namespace {
@@ -451,11 +453,25 @@ TEST(Simulate, PeakBytesAreThoseOfTheLaneThatNeedsMost) {
     EXPECT_EQ(step.memory[s].bytes, lane(1).bytes);
     EXPECT_GT(step.memory[s].total(), lane(0).total());
   }
+  // A run's lanes go through its steps each with its own pools.
+  const StepPlan turned = plan_of({of_lengths({256, 256, 64}), of_lengths({64}), of_lengths({64})},
+                                  pipeline_of(ScheduleKind::one_f_one_b, 2), 4);
+  const std::vector<MemoryEstimate> run = run_memory({plan, turned}, options, 0);
+  ASSERT_EQ(run.size(), 2u);
+  for (std::size_t s = 0; s < 2; ++s) {
+    const auto lane = [&](int d) {
+      return replay_run(options.memory[s], {lane_work(plan, d)[s], lane_work(turned, d)[s]});
+    };
+    EXPECT_EQ(run[s].total(), std::max(lane(0).total(), lane(1).total()));
+    EXPECT_GE(run[s].total(), run_memory({plan}, options, 0)[s].total());
+  }
+  EXPECT_TRUE(run_memory({}, options, 0).empty());
   // The first stage keeps two micro-batches, the last one.
   EXPECT_GT(step.memory[0][MemoryCategory::activations],
             step.memory[1][MemoryCategory::activations]);
   options.memory.pop_back();
   EXPECT_THROW(simulate(plan, options, unit_costs()), Error);
+  EXPECT_THROW(run_memory({plan}, options, 0), Error);
 }
 
 TEST(SimulateSlow, AStepOf16384RanksIsSimulatedInSeconds) {

@@ -1,0 +1,85 @@
+#include "core/predict/step_memory.hpp"
+
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "core/base/error.hpp"
+#include "core/base/hash.hpp"
+#include "core/predict/layer_clock.hpp"
+#include "core/predict/stage_work.hpp"
+
+namespace ballast {
+namespace {
+
+/// What the peak bytes of a lane depend on.
+std::uint64_t memory_hash(const StepPlan& plan, const PlannedLane& lane) {
+  Hash hash;
+  hash.add(lane.schedule);
+  std::map<std::int64_t, int> samples;  // in the order of their first chunk
+  for (const int id : lane.micro_batches) {
+    const PlannedMicroBatch& m = plan.micro_batches[static_cast<std::size_t>(id)];
+    hash.add(shape_hash(m)).add(m.chunk);
+    if (!m.segments.empty())
+      hash.add(samples.try_emplace(m.segments.front().sample, static_cast<int>(samples.size()))
+                   .first->second);
+  }
+  return hash.value();
+}
+
+/// [stage] What is replayed of a plan.
+const std::vector<StageMemory>& stages_of(const StepPlan& plan, const SimulationOptions& options) {
+  require(options.memory.size() == plan.layer_begin.size(), "memory of {} stages for a plan of {}",
+          options.memory.size(), plan.layer_begin.size());
+  return options.memory;
+}
+
+/// [stage] An evaluation's work in a lane; without ops where there is none.
+std::vector<StageWork> evaluation_work(const SimulationOptions& options, std::size_t lane) {
+  if (options.evaluation == nullptr) return std::vector<StageWork>(options.memory.size());
+  return lane_work(*options.evaluation, static_cast<int>(lane),
+                   options.memory.front().index_rule());
+}
+
+}  // namespace
+
+std::vector<MemoryEstimate> step_memory(const StepPlan& plan, const SimulationOptions& options) {
+  if (options.memory.empty()) return {};
+  const std::vector<StageMemory>& stages = stages_of(plan, options);
+  std::vector<MemoryEstimate> peaks(stages.size());
+  const StepPlan* evaluation = options.evaluation.get();
+  std::set<std::pair<std::uint64_t, std::uint64_t>> done;
+  for (std::size_t d = 0; d < plan.lanes.size(); ++d) {
+    const std::uint64_t evaluated =
+        evaluation != nullptr ? memory_hash(*evaluation, evaluation->lanes.at(d)) : 0;
+    if (!done.emplace(memory_hash(plan, plan.lanes[d]), evaluated).second) continue;
+    const std::vector<StageWork> step =
+        lane_work(plan, static_cast<int>(d), stages.front().index_rule());
+    const std::vector<StageWork> before = evaluation_work(options, d);
+    for (std::size_t s = 0; s < stages.size(); ++s)
+      peaks[s].take_larger(replay_memory(stages[s], step.at(s), before.at(s)));
+  }
+  return peaks;
+}
+
+std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
+                                       const SimulationOptions& options, std::int64_t evaluates) {
+  if (options.memory.empty() || steps.empty()) return {};
+  const std::vector<StageMemory>& stages = stages_of(steps.front(), options);
+  std::vector<MemoryEstimate> peaks(stages.size());
+  for (std::size_t d = 0; d < steps.front().lanes.size(); ++d) {
+    std::vector<std::vector<StageWork>> work(stages.size());  // [stage][step]
+    for (const StepPlan& plan : steps) {
+      std::vector<StageWork> step =
+          lane_work(plan, static_cast<int>(d), stages.front().index_rule());
+      for (std::size_t s = 0; s < stages.size(); ++s) work[s].push_back(std::move(step.at(s)));
+    }
+    const std::vector<StageWork> evaluation = evaluation_work(options, d);
+    for (std::size_t s = 0; s < stages.size(); ++s)
+      peaks[s].take_peaks(replay_run(stages[s], work[s], evaluation.at(s), evaluates));
+  }
+  return peaks;
+}
+
+}  // namespace ballast

@@ -1,0 +1,22 @@
+// Peak bytes of a plan's stages: memory_replay over the lanes of one step, or of a whole run.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/plan/step_plan.hpp"
+#include "core/predict/memory_replay.hpp"
+#include "core/predict/micro_batch_times.hpp"
+
+namespace ballast {
+
+/// [stage] The largest peaks of all lanes, whose ranks come to hold the largest pool of any of them
+/// over a run's steps; lanes alike are replayed once.  Empty without SimulationOptions::memory.
+std::vector<MemoryEstimate> step_memory(const StepPlan& plan, const SimulationOptions& options);
+
+/// [stage] The largest peaks of all lanes over all steps of a run, from its first one on (what
+/// train measures, whose first steps hold pools that have not grown yet).  An evaluation follows
+/// each step whose number `evaluates` divides.
+std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
+                                       const SimulationOptions& options, std::int64_t evaluates);
+
+}  // namespace ballast
