@@ -34,7 +34,7 @@ double rank_bytes(const Config& config, const RunOptions& options, std::int64_t 
   for (const StageMuon& muon : stage_muon(config, options)) muon.add_to(in);
   RankMicroBatch part;
   part.split = joined_split(mesh, ranks, options.model.query_heads);
-  part.shard_tokens = (tokens + part.split.ring() - 1) / part.split.ring();
+  part.shard_tokens = part.hop_tokens = (tokens + part.split.ring() - 1) / part.split.ring();
   part.tokens = (part.shard_tokens + part.split.sp - 1) / part.split.sp;
   auto bytes = static_cast<double>(
       replay_memory(in, {{{OpKind::forward}, {OpKind::backward}}, {part}}).total());

@@ -424,7 +424,7 @@ class Replay {
       part_lse = lent_.take(statistics_, queries * local_heads(m));
     }
     if (m.sample < 0) {
-      const auto loans = ring(m, queries, false, false);
+      const auto loans = ring(m, m.hop_tokens, false, false);
       Held tile = tiles(m, false);
       return;
     }
@@ -464,7 +464,7 @@ class Replay {
     for (int turn = 0; turn < turns(m); ++turn) {
       own = std::move(next), sums = std::move(next_sums);
       if (turn + 1 < turns(m)) next = window(m, stage_.type), next_sums = window(m, statistics_);
-      const auto loans = ring(m, stored ? turn_tokens(m, turn) : queries, true, in_place);
+      const auto loans = ring(m, stored ? turn_tokens(m, turn) : m.hop_tokens, true, in_place);
       Held tile = tiles(m, true);
     }
     if (stored && m.chunk == 0) stores_.erase({m.sample, layer});

@@ -10,8 +10,8 @@
 namespace ballast {
 namespace {
 
-std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp,
-                                               const IndexRule* index) {
+std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp, const IndexRule* index,
+                                               int ring_rank) {
   std::vector<RankMicroBatch> list;
   const std::vector<int>& ids = plan.lanes.at(static_cast<std::size_t>(dp)).micro_batches;
   for (const int id : ids) {
@@ -20,7 +20,7 @@ std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp,
     RankMicroBatch& rank = list.emplace_back();
     for (int r = 0; r < layout.ranks(); ++r)
       rank.shard_tokens = std::max(rank.shard_tokens, layout.local_tokens(r));
-    rank.tokens = (rank.shard_tokens + m.split.sp - 1) / m.split.sp;
+    rank.hop_tokens = rank.shard_tokens;
     for (const Segment& segment : m.segments) rank.longest = std::max(rank.longest, segment.end);
     rank.split = m.split;
     rank.recompute_layers = m.recompute_layers;
@@ -38,9 +38,15 @@ std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp,
     }
     ++sample;
   }
-  for (std::size_t i = 0; index != nullptr && i < list.size(); ++i)
-    list[i].index = index_work(*index, plan.micro_batch(dp, static_cast<int>(i)).segments,
-                               list[i].split.ring(), list[i].sample >= 0);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    RankMicroBatch& rank = list[i];
+    const PlannedMicroBatch& m = plan.micro_batches.at(static_cast<std::size_t>(ids[i]));
+    if (ring_rank != kFullest && rank.sample < 0)
+      rank.shard_tokens = plan.layout(m).local_tokens(ring_rank % rank.split.ring());
+    rank.tokens = (rank.shard_tokens + m.split.sp - 1) / m.split.sp;
+    if (index != nullptr)
+      rank.index = index_work(*index, m.segments, rank.split.ring(), rank.sample >= 0);
+  }
   return list;
 }
 
@@ -88,8 +94,9 @@ std::vector<std::vector<std::size_t>> given_back(const Schedule& schedule,
   return places;
 }
 
-std::vector<StageWork> lane_work(const StepPlan& plan, int dp, const IndexRule* index) {
-  const std::vector<RankMicroBatch> list = rank_micro_batches(plan, dp, index);
+std::vector<StageWork> lane_work(const StepPlan& plan, int dp, const IndexRule* index,
+                                 int ring_rank) {
+  const std::vector<RankMicroBatch> list = rank_micro_batches(plan, dp, index, ring_rank);
   std::vector<StageWork> work;
   const Schedule& schedule = plan.schedule(dp);
   std::vector<std::vector<std::size_t>> places = given_back(schedule, list);

@@ -16,6 +16,7 @@ namespace ballast {
 struct RankMicroBatch {
   std::int64_t tokens = 0;        ///< its own
   std::int64_t shard_tokens = 0;  ///< of its ring rank's shard: all Ulysses ranks' parts
+  std::int64_t hop_tokens = 0;    ///< of the fullest shard, which buffers of the ring hold
   std::int64_t longest = 0;       ///< keys of its longest segment, on whichever rank
   ContextSplit split;
   int recompute_layers = -1;
@@ -45,9 +46,11 @@ struct StageWork {
 std::vector<std::vector<std::size_t>> given_back(const Schedule& schedule,
                                                  const std::vector<RankMicroBatch>& list);
 
-/// [stage] What each does in lane `dp` of a plan, with the part of its micro-batches that its
-/// fullest context-parallel rank holds.  `index`: how the host chooses patterns; null: on a GPU, or
-/// from no micro-batch's Q and K.
-std::vector<StageWork> lane_work(const StepPlan& plan, int dp, const IndexRule* index = nullptr);
+/// [stage] What each does in lane `dp` of a plan.  `index`: how the host chooses patterns; null: on
+/// a GPU, or from no micro-batch's Q and K.  `ring_rank`: whose shards; kFullest: of each
+/// micro-batch the largest, whichever rank's, as chunks of a cut sample always are.
+inline constexpr int kFullest = -1;
+std::vector<StageWork> lane_work(const StepPlan& plan, int dp, const IndexRule* index = nullptr,
+                                 int ring_rank = kFullest);
 
 }  // namespace ballast

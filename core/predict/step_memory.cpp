@@ -1,5 +1,6 @@
 #include "core/predict/step_memory.hpp"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <set>
@@ -42,6 +43,14 @@ std::vector<StageWork> evaluation_work(const SimulationOptions& options, std::si
                    options.memory.front().index_rule());
 }
 
+int largest_ring(const std::vector<StepPlan>& steps, std::size_t lane) {
+  int ranks = 1;
+  for (const StepPlan& plan : steps)
+    for (const int id : plan.lanes.at(lane).micro_batches)
+      ranks = std::max(ranks, plan.micro_batches.at(static_cast<std::size_t>(id)).split.ring());
+  return ranks;
+}
+
 }  // namespace
 
 std::vector<MemoryEstimate> step_memory(const StepPlan& plan, const SimulationOptions& options) {
@@ -69,15 +78,21 @@ std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
   const std::vector<StageMemory>& stages = stages_of(steps.front(), options);
   std::vector<MemoryEstimate> peaks(stages.size());
   for (std::size_t d = 0; d < steps.front().lanes.size(); ++d) {
-    std::vector<std::vector<StageWork>> work(stages.size());  // [stage][step]
-    for (const StepPlan& plan : steps) {
-      std::vector<StageWork> step =
-          lane_work(plan, static_cast<int>(d), stages.front().index_rule());
-      for (std::size_t s = 0; s < stages.size(); ++s) work[s].push_back(std::move(step.at(s)));
-    }
     const std::vector<StageWork> evaluation = evaluation_work(options, d);
-    for (std::size_t s = 0; s < stages.size(); ++s)
-      peaks[s].take_peaks(replay_run(stages[s], work[s], evaluation.at(s), evaluates));
+    std::set<std::vector<std::int64_t>> seen;  // shards of ring ranks
+    for (int rank = 0; rank < largest_ring(steps, d); ++rank) {
+      std::vector<std::vector<StageWork>> work(stages.size());  // [stage][step]
+      std::vector<std::int64_t> shards;
+      for (const StepPlan& plan : steps) {
+        std::vector<StageWork> step =
+            lane_work(plan, static_cast<int>(d), stages.front().index_rule(), rank);
+        for (const RankMicroBatch& m : step.front().list) shards.push_back(m.shard_tokens);
+        for (std::size_t s = 0; s < stages.size(); ++s) work[s].push_back(std::move(step.at(s)));
+      }
+      if (!seen.insert(std::move(shards)).second) continue;
+      for (std::size_t s = 0; s < stages.size(); ++s)
+        peaks[s].take_peaks(replay_run(stages[s], work[s], evaluation.at(s), evaluates));
+    }
   }
   return peaks;
 }

@@ -74,7 +74,7 @@ std::int64_t workspace(StageMemory stage, const IndexWork& work) {
   stage.model.query_heads = stage.model.kv_heads = 2, stage.model.head_dim = 4;
   stage.model.vocabulary = 10;
   RankMicroBatch m;
-  m.tokens = m.shard_tokens = 640;
+  m.tokens = m.shard_tokens = m.hop_tokens = 640;
   m.index = work;
   const Op forward{OpKind::forward}, backward{OpKind::backward};
   return replay_memory(stage, {{forward, backward}, {m}})[MemoryCategory::workspace];

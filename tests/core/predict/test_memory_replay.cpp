@@ -22,7 +22,7 @@ StageMemory small_stage() {
 
 RankMicroBatch part_of(std::int64_t tokens) {
   RankMicroBatch m;
-  m.tokens = m.shard_tokens = tokens;
+  m.tokens = m.shard_tokens = m.hop_tokens = tokens;
   return m;
 }
 
