@@ -58,7 +58,8 @@ void PlannedRun::count_memory() {
   if (config_.eval.every_steps == 0) return;
   const std::vector<SampleLength> samples = samples_->evaluated();
   if (samples.empty()) return;
-  const StepOptions options = step_options(config_, options_, simulation_, *costs_);
+  StepOptions options = step_options(config_, options_, simulation_, *costs_);
+  options.batching = batching_;  // with what samples cost
   simulation_.evaluation = std::make_shared<const StepPlan>(plan_evaluation(samples, options));
 }
 

@@ -192,13 +192,14 @@ std::int64_t bucket_bytes(const Config& config) {
 
 namespace {
 
-/// StageMemory::dense_keys.
+/// StageMemory::dense_keys; tuned budgets rise for short micro-batches, whose attention is dense
+/// then.
 std::int64_t dense_keys(const Config& config, const AttentionOptions& attention) {
   if (!attention.sparse()) return StageMemory().dense_keys;
   if (!attention.chosen() || attention.pattern != PatternKind::moba) return 0;
-  const std::int64_t least =
-      config.dst.enabled ? dst_options(config).candidates.front() : attention.moba_top_k;
-  return keys_taken(least, attention.moba_block);
+  const std::int64_t most =
+      config.dst.enabled ? dst_options(config).candidates.back() : attention.moba_top_k;
+  return keys_taken(most, attention.moba_block);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "core/predict/memory_replay.hpp"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 #include <tuple>
@@ -377,10 +378,11 @@ class Replay {
   /// Tiles of the host's attention, for as long as it runs.
   Held tiles(const RankMicroBatch& m, bool backward) {
     if (!stage_.host || m.tokens == 0) return {};
-    const Heads width = heads(m);
-    const std::int64_t stacked = m.longest > stage_.dense_keys ? 1 : width.query / width.kv;
-    return hold(attention_tile_bytes(stacked, stage_.model.head_dim, element_, backward),
+    return hold(attention_tile_bytes(stacked(m), stage_.model.head_dim, element_, backward),
                 MemoryCategory::workspace);
+  }
+  std::int64_t stacked(const RankMicroBatch& m) const {  ///< query heads that choose alike
+    return m.longest > stage_.dense_keys ? 1 : heads(m).query / heads(m).kv;
   }
 
   /// A chunk's keys and values, or their gradients, in the store of its sample.
@@ -474,8 +476,11 @@ class Replay {
   template <typename Attention>
   void alike(const RankMicroBatch& m, bool backward, const Attention& attention) {
     if (m.sample >= 0) return attention();  // grows the store of its sample
-    const Shape shape{m.tokens,           m.shard_tokens,     m.split.sp,
-                      m.split.ring_outer, m.split.ring_inner, backward};
+    const Shape shape{m.tokens,
+                      m.shard_tokens,
+                      stacked(m),
+                      {m.split.sp, m.split.ring_outer, m.split.ring_inner},
+                      backward};
     const std::int64_t made = lent_.made();
     const auto known = rises_.find(shape);
     if (known != rises_.end() && known->second.first == made)
@@ -530,7 +535,7 @@ class Replay {
     if (repeats) lent_.take(kv_type, m.tokens * 2 * kv_width(stage_.model));
   }
 
-  using Shape = std::tuple<std::int64_t, std::int64_t, int, int, int, bool>;
+  using Shape = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::array<int, 3>, bool>;
 
   std::map<std::int64_t, std::vector<ActivationSpec>> activations_;
   /// Bytes of layers by tokens, what is kept and where they stand: layers alike take no more

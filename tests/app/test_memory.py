@@ -7,9 +7,11 @@ import random
 import unittest
 
 from runs import RunCase
+from test_combinations import BASE, Design, table
 
 SEED = int(os.environ.get("BALLAST_MEMORY_SEED", "14"))
 COMBINATIONS = 24
+ROWS = 10  # of the table of combinations
 WITHIN = 0.03
 BUCKETS = [1, 800000, 1 << 27]  # a layer each, some of them together, all
 
@@ -105,6 +107,10 @@ def draw(choice):
     return ranks_of(mesh), lengths, keys
 
 
+# Settings that the table's choices need beside them.
+TABLE_KEYS = """chunk.tokens chunk.window_tokens attention.moba_block attention.moba_top_k
+attention.generated_density attention.flex_share attention.flex_threshold costs.forward_token_s
+costs.forward_pair_s""".split()
 EVALUATED = ["eval.every_steps=1", "data.validation_share=0.3"]
 MOBA = ["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=2"]
 
@@ -228,6 +234,39 @@ class Memory(RunCase):
                     self.assertGreaterEqual(full, told if len(set(lengths)) > 1 else 0.05)
                 if os.environ.get("BALLAST_MEMORY_REPORT"):
                     print(f"stage {s}: {100 * told:+.2f} %, full {100 * full:+.1f} %  {keys}")
+
+    def test_rows_of_the_table_of_combinations(self):
+        """Unequal samples, runs of one to five steps, whatever the table allows, as drawn."""
+        source = random.Random(SEED)
+        design = Design(table(), source)
+        heads = [{"pattern": "a_shape", "sink": 64, "window": 64}, {"pattern": "dense"}] * 2
+        with open(self.out("heads.json"), "w") as f:
+            json.dump({"layers": 4, "heads": 4, "rules": [heads, heads[::-1]] * 2}, f)
+        wrong = []
+        for n in range(ROWS):
+            ranks, steps = source.choice([1, 2, 4, 4, 8]), source.choice([1, 2, 5])
+            row = design.drawn({}, ranks)
+            keys = [key for key in BASE if key.split("=")[0] in TABLE_KEYS]
+            keys += [f"attention.heads={self.out('heads.json')}", *design.overrides(row)]
+            keys += ["ring.stripe=64", f"run.steps={steps}"]
+            keys += source.choice([[], EVALUATED])
+            lengths = [source.randrange(30, 513) for _ in range(24)]
+            tokens = 2048 * (2 if row["dp"] == "dp 2" else 1)
+            deck, twin, run = (self.out(f"row_{n}{e}") for e in (".toml", ".json", ""))
+            with open(deck, "w") as f:
+                f.write(DECK.format(lengths=str(lengths)[1:-1], longest=512, tokens=tokens))
+            done = self.run_ballast(1, "check", deck, *keys, "--json", twin, status=None)
+            if done.returncode != 0:
+                continue  # too few samples, or another rule of its numbers
+            self.run_ballast(ranks, "train", deck, "-d", run, *keys)
+            with open(twin) as f:
+                facts = json.load(f)
+            self.assertEqual(facts["planned_steps"], steps, facts["notes"])
+            for s, measured in self.peaks(run, len(facts["stages"])).items():
+                error = facts["stages"][s]["memory"]["total_bytes"] / measured["total"] - 1
+                if abs(error) > WITHIN:
+                    wrong.append(f"stage {s}: {100 * error:+.2f} %  {' '.join(keys)}")
+        self.assertFalse(wrong, "\n".join(wrong))
 
     def test_recall_over_a_pack_of_many_samples_takes_little(self):
         """What recall measures by must not grow with rows times all keys."""
