@@ -476,11 +476,8 @@ class Replay {
   template <typename Attention>
   void alike(const RankMicroBatch& m, bool backward, const Attention& attention) {
     if (m.sample >= 0) return attention();  // grows the store of its sample
-    const Shape shape{m.tokens,
-                      m.shard_tokens,
-                      stacked(m),
-                      {m.split.sp, m.split.ring_outer, m.split.ring_inner},
-                      backward};
+    const Shape shape{{m.tokens, m.shard_tokens, m.hop_tokens, stacked(m)},
+                      {m.split.sp, m.split.ring_outer, m.split.ring_inner, backward}};
     const std::int64_t made = lent_.made();
     const auto known = rises_.find(shape);
     if (known != rises_.end() && known->second.first == made)
@@ -535,7 +532,7 @@ class Replay {
     if (repeats) lent_.take(kv_type, m.tokens * 2 * kv_width(stage_.model));
   }
 
-  using Shape = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::array<int, 3>, bool>;
+  using Shape = std::pair<std::array<std::int64_t, 4>, std::array<int, 4>>;
 
   std::map<std::int64_t, std::vector<ActivationSpec>> activations_;
   /// Bytes of layers by tokens, what is kept and where they stand: layers alike take no more

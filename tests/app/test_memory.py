@@ -112,6 +112,7 @@ TABLE_KEYS = """chunk.tokens chunk.window_tokens attention.moba_block attention.
 attention.generated_density attention.flex_share attention.flex_threshold costs.forward_token_s
 costs.forward_pair_s""".split()
 EVALUATED = ["eval.every_steps=1", "data.validation_share=0.3"]
+UNEVEN = ["mesh.cp_inner=2", "ring.layout=document_zigzag", "recompute.mode=none"]
 MOBA = ["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=2"]
 
 
@@ -195,15 +196,18 @@ class Memory(RunCase):
     def test_a_run_that_is_planned_whole_holds_what_its_packs_take(self):
         """Not what full packs would: samples of 300 tokens leave packs of 512 as they are.  Pools
         are as large as the steps before have made them, so a run of one step holds less than one
-        of many alike, and an evaluation behind the last step nothing more."""
+        of many alike, and an evaluation behind the last step nothing more.  The fullest shards of
+        micro-batches lie on different ranks of a ring."""
         source = random.Random(SEED)
-        for steps, schedule, pp, dp, lengths, more in (
+        cases = (
             (8, "1f1b", 2, 2, unequal_lengths(source), []),
             (1, "gpipe", 4, 1, unequal_lengths(source), EVALUATED),
             (2, "zero_bubble", 2, 1, unequal_lengths(source), EVALUATED),
             (1, "1f1b", 2, 1, unequal_lengths(source), MOBA),
+            (1, "gpipe", 1, 1, unequal_lengths(source), UNEVEN),
             (8, "gpipe", 2, 1, [300] * 12, []),
-        ):
+        )
+        for n, (steps, schedule, pp, dp, lengths, more) in enumerate(cases):
             text = DECK.format(lengths=", ".join(map(str, lengths)), longest=512, tokens=1800 * dp)
             keys = [
                 f"run.steps={steps}",
@@ -214,13 +218,12 @@ class Memory(RunCase):
                 f"recompute.mode={source.choice(['none', 'selective', 'full'])}",
                 *more,
             ]
-            deck, twin, run = (
-                self.out(f"packs_{steps}_{schedule}_{dp}{e}") for e in (".toml", ".json", "")
-            )
+            deck, twin, run = (self.out(f"packs_{n}{e}") for e in (".toml", ".json", ""))
             with open(deck, "w") as f:
                 f.write(text)
             self.run_ballast(1, "check", deck, *keys, "--json", twin)
-            self.run_ballast(pp * dp, "train", deck, *keys, "-d", run)
+            ranks = pp * dp * (2 if more == UNEVEN else 1)
+            self.run_ballast(ranks, "train", deck, *keys, "-d", run)
             with open(twin) as f:
                 facts = json.load(f)
             self.assertEqual(facts["planned_steps"], steps)
