@@ -2,6 +2,8 @@
 // ranks without starting one.
 #include <algorithm>
 #include <cstdio>
+#include <utility>
+#include <vector>
 
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"

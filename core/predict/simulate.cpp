@@ -1,12 +1,9 @@
 #include "core/predict/simulate.hpp"
 
 #include <algorithm>
-#include <map>
 #include <memory>
-#include <set>
 
 #include "core/base/error.hpp"
-#include "core/base/hash.hpp"
 #include "core/observe/metrics.hpp"
 #include "core/predict/bucket_overlap.hpp"
 #include "core/predict/step_memory.hpp"
