@@ -22,7 +22,7 @@ struct AdamWState {
 
 /// One AdamW step (decoupled weight decay, bias correction with `step` counted from 1); `gradient`
 /// [n] is multiplied by `gradient_scale` (clipping) first; the new master values are also written
-/// to `values` [n] in its dtype.  On a GPU's Queue::update it takes a fifth of the multiprocessors,
+/// to `values` [n] in its dtype.  On a GPU's Queue::update it takes a third of the multiprocessors,
 /// for as long as it needs, and leaves the others to what runs beside it.
 void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale,
                 double learning_rate, std::int64_t step, const AdamWOptions& options,

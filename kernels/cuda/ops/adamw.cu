@@ -107,7 +107,7 @@ int beside_blocks() {
     int device = 0, processors = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    return std::max(1, processors / 5);
+    return std::max(1, processors / 3);
   }();
   return blocks;
 }

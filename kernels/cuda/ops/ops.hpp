@@ -130,7 +130,7 @@ struct AdamWFactors {
 };
 /// AdamW on n elements: fp32 master, moments and gradient; bf16 values get the rounded master.
 /// Weights decay in the ranges [decay_bounds[0], decay_bounds[1]), ... (`bounds` ascending elements
-/// on the device).  `beside`: on a fifth of the multiprocessors, with the same bits.
+/// on the device).  `beside`: on a third of the multiprocessors, with the same bits.
 cudaError_t adamw_step(float* master, float* moment1, float* moment2,
                        const std::int64_t* decay_bounds, int bounds, const float* gradient,
                        Bf16* values, std::int64_t n, AdamWFactors factors, cudaStream_t stream,

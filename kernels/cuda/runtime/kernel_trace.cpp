@@ -121,12 +121,14 @@ std::string start_kernel_trace() {
   for (const CUpti_ActivityKind kind : kKinds)
     if (lib.enable(kind) != CUPTI_SUCCESS)
       return "the driver refused to record kernels (another profiler may be attached)";
+  hold_trials(true);
   return "";
 }
 
 KernelTrace stop_kernel_trace() {
   Cupti& lib = cupti();
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  hold_trials(false);
   lib.flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
   for (const CUpti_ActivityKind kind : kKinds) lib.disable(kind);
   Recording& from = recording();

@@ -25,7 +25,7 @@ struct KernelTrace {
 };
 
 /// Begins to record.  Empty, or why this machine cannot (no libcupti, or a driver that refuses).
-/// One recording at a time.
+/// One recording at a time; meanwhile no algorithms of products are tried.
 std::string start_kernel_trace();
 /// Waits for the device and ends the recording.
 KernelTrace stop_kernel_trace();

@@ -2,9 +2,12 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "kernels/cuda/ops/operations.hpp"
+#include "kernels/cuda/runtime/kernel_trace.hpp"
+#include "kernels/cuda/runtime/trial_rule.hpp"
 #include "tests/cuda/support.hpp"
 
 namespace ballast::test {
@@ -52,6 +55,24 @@ TEST_F(Products, BitsStayWhenAShapeComesOften) {
     multiply(once, 1);
     const Tensor x = sum.to(host_device()), y = once.to(host_device());
     EXPECT_EQ(std::memcmp(x.raw(), y.raw(), x.bytes()), 0);
+  }
+}
+
+/// What is recorded are the products that were asked for, though trials fall due meanwhile.
+TEST_F(Products, NoAlgorithmIsTriedWhileKernelsAreRecorded) {
+  constexpr std::int64_t m = 4096, n = 1024, k = 1408;  // a shape of no other test
+  const Tensor a = to_gpu(random({m, k}), DType::bf16), b = to_gpu(random({n, k}), DType::bf16);
+  Tensor c = unwritten({m, n}, DType::bf16);
+  cuda::try_products_after(0);
+  cuda::linear_forward(a, b, Tensor(), c);
+  if (const std::string why = cuda::start_kernel_trace(); !why.empty()) GTEST_SKIP() << why;
+  for (int call = 0; call < 300; ++call) cuda::linear_forward(a, b, Tensor(), c);
+  const cuda::KernelTrace trace = cuda::stop_kernel_trace();
+  cuda::try_products_after(cuda::TrialRule::kWork);
+  EXPECT_FALSE(trace.kernels.empty());
+  for (const cuda::KernelTime& kernel : trace.kernels) {
+    EXPECT_EQ(kernel.launches, 300) << kernel.name;
+    EXPECT_EQ(kernel.name.find("sum_of_bits"), std::string::npos);
   }
 }
 
