@@ -71,9 +71,13 @@ std::shared_ptr<const Costs> stated_costs(const Config& config) {
 }
 
 void StageMuon::add_to(StageMemory& memory) const {
-  memory.muon_elements += elements;
-  memory.muon_bytes = std::max(memory.muon_bytes, bytes);
-  memory.muon_lent = std::max(memory.muon_lent, lent);
+  memory.muon.resize(shares.size());
+  for (std::size_t r = 0; r < shares.size(); ++r) {
+    MuonShare& sum = memory.muon[r];
+    sum.elements += shares[r].elements;
+    sum.workspace_bytes = std::max(sum.workspace_bytes, shares[r].workspace_bytes);
+    sum.lent = std::max(sum.lent, shares[r].lent);
+  }
 }
 
 /// [stage] Trainable parameters of one tensor-parallel rank, in stored order; empty without a
@@ -98,10 +102,9 @@ std::vector<StageMuon> stage_muon(const Config& config, const RunOptions& option
     std::int64_t elements = 0;
     for (const Parameter& p : trainable) elements += p.numel();
     const MuonWork work = MuonWork::of(trainable);
-    const MuonShards shards =
-        muon_shards(work, std::max<std::int64_t>(1, (elements + ranks - 1) / ranks), ranks,
-                    config.optimizer.newton_schulz_steps);
-    found.push_back({work.elements, work.workspace_bytes(config.run.type()), shards.most_lent(),
+    const std::int64_t block = std::max<std::int64_t>(1, (elements + ranks - 1) / ranks);
+    const MuonShards shards = muon_shards(work, block, ranks, config.optimizer.newton_schulz_steps);
+    found.push_back({muon_shares(work, block, shards, config.run.type()), shards.most_lent(),
                      shards.busiest()});
   }
   return found;

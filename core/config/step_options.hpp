@@ -6,6 +6,7 @@
 
 #include "core/config/config.hpp"
 #include "core/config/run_options.hpp"
+#include "core/model/muon_table.hpp"
 #include "core/plan/plan_step.hpp"
 #include "core/predict/costs.hpp"
 #include "core/predict/rate_costs.hpp"
@@ -24,12 +25,11 @@ WorkShape work_shape(const Config& config);
 /// the backend's device.  A deck without a model and without costs takes 1 us a token.
 std::shared_ptr<const Costs> stated_costs(const Config& config);
 
-/// Muon's part of a stage, on the rank that has most of each.
+/// Muon's part of a stage.
 struct StageMuon {
-  std::int64_t elements = 0;  ///< of all ranks, with one moment
-  std::int64_t bytes = 0;     ///< of workspace for an update
-  std::int64_t lent = 0;      ///< elements of its matrices that other ranks hold
-  double flops = 0;           ///< of a step's orthogonalisation
+  std::vector<MuonShare> shares;  ///< [rank that shares the stage's optimizer]
+  std::int64_t lent = 0;  ///< elements of its matrices that other ranks hold, at most on a rank
+  double flops = 0;       ///< of a step's orthogonalisation, likewise
   /// To the memory of a stage, or of several as one.
   void add_to(StageMemory& memory) const;
 };

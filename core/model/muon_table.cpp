@@ -102,4 +102,34 @@ MuonShards muon_shards(const MuonWork& work, std::int64_t block, int ranks, int 
   return shards;
 }
 
+std::vector<MuonShare> muon_shares(const MuonWork& work, std::int64_t block,
+                                   const MuonShards& shards, DType type) {
+  std::vector<MuonShare> shares;
+  for (std::size_t r = 0; r < shards.flops.size(); ++r) {
+    const std::int64_t begin = static_cast<std::int64_t>(r) * block, end = begin + block;
+    MuonShare share;
+    share.elements = std::clamp<std::int64_t>(work.elements - begin, 0, block);
+    MuonWork own;
+    for (std::size_t i = 0; i < work.matrices.size(); ++i) {
+      const MuonMatrix& m = work.matrices[i];
+      if (shards.owner[i] != static_cast<int>(r)) continue;
+      own.matrices.push_back(m);
+      if (m.begin < begin || m.end() > end) share.lent += m.numel();
+    }
+    share.workspace_bytes = own.workspace_bytes(type);
+    shares.push_back(share);
+  }
+  return shares;
+}
+
+MuonShare heaviest(const std::vector<MuonShare>& shares) {
+  MuonShare most = shares.empty() ? MuonShare{} : shares.front();
+  for (const MuonShare& share : shares) {
+    most.elements = std::min(most.elements, share.elements);  // the others have two moments
+    most.workspace_bytes = std::max(most.workspace_bytes, share.workspace_bytes);
+    most.lent = std::max(most.lent, share.lent);
+  }
+  return most;
+}
+
 }  // namespace ballast

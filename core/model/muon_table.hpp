@@ -56,4 +56,17 @@ struct MuonShards {
 /// even share of the products, else to the rank with the least so far.  The same on every rank.
 MuonShards muon_shards(const MuonWork& work, std::int64_t block, int ranks, int steps);
 
+/// What one of those ranks holds for Muon.
+struct MuonShare {
+  std::int64_t elements = 0;         ///< of the matrices, in its block: they have one moment
+  std::int64_t workspace_bytes = 0;  ///< of the updates of its own matrices, for a moment
+  std::int64_t lent = 0;             ///< elements of those that do not lie whole in its block
+  auto operator<=>(const MuonShare&) const = default;
+};
+/// [rank]
+std::vector<MuonShare> muon_shares(const MuonWork& work, std::int64_t block,
+                                   const MuonShards& shards, DType type);
+/// The most memory of each kind that one of them takes; of none: nothing.
+MuonShare heaviest(const std::vector<MuonShare>& shares);
+
 }  // namespace ballast

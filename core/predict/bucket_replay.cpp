@@ -34,9 +34,8 @@ void BucketReplay::hold_state(std::int64_t value_bytes) {
     ledger_.add(MemoryCategory::parameters,
                 stage_.layers * fp8_weight_bytes(stage_.model, stage_.host));
   ledger_.add(MemoryCategory::gradients, (stage_.zero == 2 ? own : padded) * element_bytes_);
-  // Two moments, master weights; Muon's elements, which come first, have one moment, so that the
-  // last rank holds most.
-  const std::int64_t second = std::min(owned, padded - stage_.muon_elements);
+  // Two moments, of Muon's elements one, and master weights.
+  const std::int64_t second = owned - heaviest(stage_.muon).elements;
   ledger_.add(MemoryCategory::optimizer, (owned * (wide ? 1 : 2) + second) * element_bytes_);
 }
 

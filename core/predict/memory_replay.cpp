@@ -46,8 +46,8 @@ class Replay {
     walk();
     if (stage_.overlap_bytes > 0)
       hold(stage_.overlap_bytes, MemoryCategory::communication);  // for a moment
-    const Held lent = hold(stage_.muon_lent * sum_, MemoryCategory::communication);
-    hold(stage_.muon_bytes, MemoryCategory::workspace);
+    const Held lent = hold(muon_.lent * sum_, MemoryCategory::communication);
+    hold(muon_.workspace_bytes, MemoryCategory::workspace);
     MemoryEstimate found = ledger_.peak();
     found.pool_bytes = scratch_.bytes();
     if (!stage_.host) found.context_bytes = kContextBytes;
@@ -545,6 +545,7 @@ class Replay {
   bool evaluates_ = false;  ///< keeps nothing for a backward
   const DType statistics_;
   const std::int64_t element_, sum_;
+  const MuonShare muon_ = heaviest(stage_.muon);
   const std::vector<ScratchSpec> adapters_ = adapter_scratch(stage_.model);
   std::vector<char> ends_;  ///< [op] ends_gradients, where its ranks meet in backwards
   bool reduces_ = false;    ///< whether the backward that runs reduces

@@ -9,6 +9,7 @@
 #include "core/base/device.hpp"
 #include "core/base/tensor.hpp"
 #include "core/model/model_shape.hpp"
+#include "core/model/muon_table.hpp"
 #include "core/model/parameter_buckets.hpp"
 #include "core/model/recompute_options.hpp"
 #include "core/predict/index_workspace.hpp"
@@ -38,9 +39,7 @@ struct StageMemory {
   IndexRule index;  ///< how patterns are chosen
   bool offload = false;
   std::int64_t window_tokens = 8192;  ///< offload: of stored keys that come at once
-  std::int64_t muon_elements = 0;     ///< of the trainable ones, those with one moment (Muon)
-  std::int64_t muon_bytes = 0;        ///< workspace of their update, for a moment
-  std::int64_t muon_lent = 0;         ///< elements that a rank has of others for it
+  std::vector<MuonShare> muon;        ///< of the ranks that may be meant; empty: AdamW
   std::int64_t overlap_bytes = 0;     ///< of a tied embedding that its other copy's gradient needs
   /// For lane_work().
   const IndexRule* index_rule() const { return host ? &index : nullptr; }

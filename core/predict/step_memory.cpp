@@ -50,6 +50,34 @@ int largest_ring(const std::vector<StepPlan>& steps, std::size_t lane) {
   return ranks;
 }
 
+/// [stage][rank] What each of a lane's ranks has of Muon's work, without repetitions; empty where
+/// they do not share it.  Ranks of a lane are neighbours, and so are the Ulysses ranks of a ring
+/// rank.  `ring_rank` of `ring`: its ranks alone.
+using LaneShares = std::vector<std::vector<MuonShare>>;
+LaneShares lane_shares(const std::vector<StageMemory>& stages, std::size_t lanes, std::size_t lane,
+                       int ring_rank, int ring) {
+  LaneShares shares(stages.size());
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    const std::vector<MuonShare>& all = stages[s].muon;
+    if (all.size() < lanes) continue;
+    const std::size_t in_lane = all.size() / lanes,
+                      each = std::max<std::size_t>(1, in_lane / static_cast<std::size_t>(ring)),
+                      first = static_cast<std::size_t>(ring_rank) * each;
+    std::set<MuonShare> found;
+    for (std::size_t i = first; i < first + each; ++i)
+      found.insert(all[lane * in_lane + i % in_lane]);
+    shares[s].assign(found.begin(), found.end());
+  }
+  return shares;
+}
+
+/// The stage as ranks with these shares hold it.
+std::vector<StageMemory> ranks_of(const StageMemory& stage, const std::vector<MuonShare>& shares) {
+  std::vector<StageMemory> ranks(std::max<std::size_t>(1, shares.size()), stage);
+  for (std::size_t r = 0; r < shares.size(); ++r) ranks[r].muon = {shares[r]};
+  return ranks;
+}
+
 }  // namespace
 
 std::vector<MemoryEstimate> step_memory(const StepPlan& plan, const SimulationOptions& options) {
@@ -76,10 +104,12 @@ std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
   if (options.memory.empty() || steps.empty()) return {};
   const std::vector<StageMemory>& stages = stages_of(steps.front(), options);
   std::vector<MemoryEstimate> peaks(stages.size());
-  for (std::size_t d = 0; d < steps.front().lanes.size(); ++d) {
+  const std::size_t lanes = steps.front().lanes.size();
+  for (std::size_t d = 0; d < lanes; ++d) {
     const std::vector<StageWork> evaluation = evaluation_work(options, d);
-    std::set<std::vector<std::int64_t>> seen;  // shards of ring ranks
-    for (int rank = 0; rank < largest_ring(steps, d); ++rank) {
+    std::set<std::pair<std::vector<std::int64_t>, LaneShares>> seen;  // shards of ring ranks
+    const int ring = largest_ring(steps, d);
+    for (int rank = 0; rank < ring; ++rank) {
       std::vector<std::vector<StageWork>> work(stages.size());  // [stage][step]
       std::vector<std::int64_t> shards;
       for (const StepPlan& plan : steps) {
@@ -88,9 +118,11 @@ std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
         for (const RankMicroBatch& m : step.front().list) shards.push_back(m.shard_tokens);
         for (std::size_t s = 0; s < stages.size(); ++s) work[s].push_back(std::move(step.at(s)));
       }
-      if (!seen.insert(std::move(shards)).second) continue;
+      const LaneShares shares = lane_shares(stages, lanes, d, rank, ring);
+      if (!seen.emplace(std::move(shards), shares).second) continue;
       for (std::size_t s = 0; s < stages.size(); ++s)
-        peaks[s].take_peaks(replay_run(stages[s], work[s], evaluation.at(s), evaluates));
+        for (const StageMemory& of_rank : ranks_of(stages[s], shares[s]))
+          peaks[s].take_peaks(replay_run(of_rank, work[s], evaluation.at(s), evaluates));
     }
   }
   return peaks;

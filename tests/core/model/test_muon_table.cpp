@@ -91,6 +91,20 @@ TEST(MuonTable, EveryMatrixHasOneOwnerAndTheWorkIsEven) {
     EXPECT_DOUBLE_EQ(*std::max_element(flops.begin(), flops.end()), shards.busiest());
     EXPECT_LE(shards.busiest(), total / ranks + largest) << ranks;
     if (ranks == 1) EXPECT_EQ(shards.most_lent(), 0);
+    const std::vector<MuonShare> shares = muon_shares(work, block, shards, DType::f32);
+    ASSERT_EQ(shares.size(), lent.size());
+    std::int64_t elements = 0;
+    for (std::size_t r = 0; r < shares.size(); ++r) {
+      elements += shares[r].elements;
+      EXPECT_GE(shares[r].lent, lent[r]) << "whole matrices, of which others hold so much";
+      EXPECT_EQ(shares[r].lent > 0, lent[r] > 0);
+      EXPECT_EQ(shares[r].workspace_bytes > 0, flops[r] > 0) << "none without a matrix";
+      EXPECT_LE(shares[r].workspace_bytes, work.workspace_bytes(DType::f32));
+    }
+    EXPECT_EQ(elements, work.elements) << ranks;
+    const MuonShare most = heaviest(shares);
+    EXPECT_EQ(most.workspace_bytes, work.workspace_bytes(DType::f32)) << "of the largest matrix";
+    EXPECT_EQ(most.elements, shares.back().elements) << "AdamW's elements come last";
   }
 }
 

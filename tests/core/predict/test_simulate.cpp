@@ -474,6 +474,46 @@ TEST(Simulate, PeakBytesAreThoseOfTheLaneThatNeedsMost) {
   EXPECT_THROW(run_memory({plan}, options, 0), Error);
 }
 
+// The rank with most of Muon's work need not be in the lane with most activations.
+TEST(Simulate, RanksThatShareMuonAreReplayedWithTheirOwnShares) {
+  const auto plan = [](int sp) {
+    return plan_of({of_lengths({64, 64}), of_lengths({256, 256})},
+                   pipeline_of(ScheduleKind::one_f_one_b, 1), 2, {.sp = sp});
+  };
+  StageMemory stage;
+  stage.model.layers = stage.layers = 2, stage.model.hidden = 32, stage.model.intermediate = 64;
+  stage.model.query_heads = 2, stage.model.kv_heads = 1, stage.model.head_dim = 16;
+  stage.model.vocabulary = 128;
+  stage.parameters = 40000, stage.zero = 1;
+  const MuonShare heavy{1000, 4 << 20, 20000}, light{8000, 1 << 20, 0};
+  const auto lane = [&](int d, const MuonShare& share, int sp) {
+    StageMemory one = stage;
+    one.muon = {share}, one.replicas = 2 * sp;
+    return replay_run(one, {lane_work(plan(sp), d)[0]}).total();
+  };
+  const auto told = [&](const std::vector<MuonShare>& shares, int sp) {
+    SimulationOptions options;
+    options.layers = 2;
+    options.memory = {stage};
+    options.memory[0].muon = shares;
+    options.memory[0].replicas = static_cast<int>(shares.size());
+    const StepPlan step = plan(sp);
+    // Over many steps every rank meets the fullest micro-batches.
+    EXPECT_GE(step_memory(step, options)[0].total(), lane(1, heavy, sp));
+    return run_memory({step}, options, 0)[0].total();
+  };
+  for (const int sp : {1, 2}) {
+    std::vector<MuonShare> first(static_cast<std::size_t>(sp), light), second = first;
+    first.back() = heavy;
+    std::vector<MuonShare> shares = first;
+    shares.insert(shares.end(), second.begin(), second.end());
+    EXPECT_EQ(told(shares, sp), std::max(lane(0, heavy, sp), lane(1, light, sp))) << sp;
+    EXPECT_GT(lane(1, heavy, sp), std::max(lane(0, heavy, sp), lane(1, light, sp)));
+    std::reverse(shares.begin(), shares.end());
+    EXPECT_EQ(told(shares, sp), lane(1, heavy, sp)) << sp;
+  }
+}
+
 TEST(SimulateSlow, AStepOf16384RanksIsSimulatedInSeconds) {
   std::mt19937_64 random(7);
   PipelineOptions pipeline = pipeline_of(ScheduleKind::one_f_one_b, 8);
