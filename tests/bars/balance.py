@@ -73,7 +73,7 @@ ROUNDS = {"first": 1, "second": 2}
 CASES = ("baseline", "sab", "sab+dst", "sab+dst-capped", "path")
 TUNED = CASES[2:]
 OF_PAPER = ("sab+dst", "sab+dst-capped")  # mean anchor, p = 0.1
-BESIDE = ("dst", "lbb", "lbb+dst", "sab-fewer")
+BESIDE = ("dst", "lbb", "lbb+dst", "sab-fewer", "sab+dst-ordered")
 STEPS, BESIDE_STEPS, WARM = 10, 6, 2
 BUDGET, FEWER = 32, 24  # blocks of every micro-batch, of the deck and of its case sab-fewer
 

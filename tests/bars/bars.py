@@ -193,7 +193,7 @@ BARS = [
         "balance",
         "profile table; DST and SAB against the baseline",
         [1, 2, 4],
-        400,
+        900,
         balance_commands,
         balance_figures,
         host=True,
