@@ -184,8 +184,8 @@ void print_memory(const CheckFacts& f) {
 }
 
 /// Steps whose memory is counted at most, and micro-batches after which no further step is.
-constexpr std::int64_t kCountedSteps = 8;
-constexpr std::size_t kCountedMicroBatches = 4096;
+constexpr std::int64_t kCountedSteps = 256;
+constexpr std::size_t kCountedMicroBatches = 8192;
 
 /// The first step's balance and what the first steps hold at once, where the deck has data that can
 /// be opened: of samples shorter than a sparse pattern's blocks more micro-batches live than of

@@ -127,7 +127,7 @@ SimulationOptions simulation_options(const Config& config, const RunOptions& opt
   for (const std::vector<Parameter>& trainable : stage_trainables(config, options))
     simulation.buckets.push_back(parameter_buckets(trainable, bucket_bytes(config)));
   for (const StageMuon& muon : stage_muon(config, options))
-    simulation.muon.push_back({muon.flops, muon.lent});
+    simulation.muon.push_back({muon.flops, muon.exchanged});
   return simulation;
 }
 

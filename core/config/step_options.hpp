@@ -28,8 +28,8 @@ std::shared_ptr<const Costs> stated_costs(const Config& config);
 /// Muon's part of a stage.
 struct StageMuon {
   std::vector<MuonShare> shares;  ///< [rank that shares the stage's optimizer]
-  std::int64_t lent = 0;  ///< elements of its matrices that other ranks hold, at most on a rank
-  double flops = 0;       ///< of a step's orthogonalisation, likewise
+  std::int64_t exchanged = 0;     ///< elements of a rank's matrices that others hold, at most
+  double flops = 0;               ///< of a rank's orthogonalisation a step, at most
   /// To the memory of a stage, or of several as one.
   void add_to(StageMemory& memory) const;
 };

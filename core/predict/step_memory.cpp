@@ -51,21 +51,22 @@ int largest_ring(const std::vector<StepPlan>& steps, std::size_t lane) {
 }
 
 /// [stage][rank] What each of a lane's ranks has of Muon's work, without repetitions; empty where
-/// they do not share it.  Ranks of a lane are neighbours, and so are the Ulysses ranks of a ring
-/// rank.  `ring_rank` of `ring`: its ranks alone.
+/// they do not share it.  Ranks of a lane are neighbours (sp fastest, then cp; lanes are joined
+/// along dp), and the Ulysses ranks of one ring rank hold like shards.  `ring_rank` of `ring`: its
+/// ranks alone, where the ring is no shorter than the mesh's.
 using LaneShares = std::vector<std::vector<MuonShare>>;
-LaneShares lane_shares(const std::vector<StageMemory>& stages, std::size_t lanes, std::size_t lane,
-                       int ring_rank, int ring) {
+LaneShares lane_shares(const std::vector<StageMemory>& stages, const MeshShape& mesh,
+                       std::size_t lane, int ring_rank, int ring) {
+  const auto in_lane = static_cast<std::size_t>(mesh.cp() * mesh.sp);
+  const bool all_ranks = ring < mesh.cp();
+  const auto first = static_cast<std::size_t>(all_ranks ? 0 : ring_rank % mesh.cp() * mesh.sp),
+             count = all_ranks ? in_lane : static_cast<std::size_t>(mesh.sp);
   LaneShares shares(stages.size());
   for (std::size_t s = 0; s < stages.size(); ++s) {
     const std::vector<MuonShare>& all = stages[s].muon;
-    if (all.size() < lanes) continue;
-    const std::size_t in_lane = all.size() / lanes,
-                      each = std::max<std::size_t>(1, in_lane / static_cast<std::size_t>(ring)),
-                      first = static_cast<std::size_t>(ring_rank) * each;
-    std::set<MuonShare> found;
-    for (std::size_t i = first; i < first + each; ++i)
-      found.insert(all[lane * in_lane + i % in_lane]);
+    if (all.size() < static_cast<std::size_t>(mesh.replicas())) continue;
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(lane * in_lane + first);
+    const std::set<MuonShare> found(begin, begin + static_cast<std::ptrdiff_t>(count));
     shares[s].assign(found.begin(), found.end());
   }
   return shares;
@@ -104,8 +105,8 @@ std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
   if (options.memory.empty() || steps.empty()) return {};
   const std::vector<StageMemory>& stages = stages_of(steps.front(), options);
   std::vector<MemoryEstimate> peaks(stages.size());
-  const std::size_t lanes = steps.front().lanes.size();
-  for (std::size_t d = 0; d < lanes; ++d) {
+  const MeshShape& mesh = steps.front().mesh;
+  for (std::size_t d = 0; d < steps.front().lanes.size(); ++d) {
     const std::vector<StageWork> evaluation = evaluation_work(options, d);
     std::set<std::pair<std::vector<std::int64_t>, LaneShares>> seen;  // shards of ring ranks
     const int ring = largest_ring(steps, d);
@@ -118,7 +119,7 @@ std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
         for (const RankMicroBatch& m : step.front().list) shards.push_back(m.shard_tokens);
         for (std::size_t s = 0; s < stages.size(); ++s) work[s].push_back(std::move(step.at(s)));
       }
-      const LaneShares shares = lane_shares(stages, lanes, d, rank, ring);
+      const LaneShares shares = lane_shares(stages, mesh, d, rank, ring);
       if (!seen.emplace(std::move(shards), shares).second) continue;
       for (std::size_t s = 0; s < stages.size(); ++s)
         for (const StageMemory& of_rank : ranks_of(stages[s], shares[s]))

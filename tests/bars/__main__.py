@@ -18,6 +18,7 @@ Needs the built program; the attention bars also nvcc, PyTorch and a file of sam
 (--lengths, one a line)."""
 import argparse
 import fnmatch
+import itertools
 import json
 import os
 import signal
@@ -178,8 +179,8 @@ def deck_of(command):
 def check_decks(ballast):
     failed = 0
     for bar in BARS:
-        for gpus in bar.gpus:
-            for command in bar.commands(Setting(gpus, False, ballast, "attention_bench", "")):
+        for gpus, host in itertools.product(bar.gpus, (False, True) if bar.host else (False,)):
+            for command in bar.commands(Setting(gpus, host, ballast, "attention_bench", "")):
                 keys = deck_of(command)
                 if keys is None:
                     continue
@@ -191,7 +192,7 @@ def check_decks(ballast):
                 )
                 failed += done.returncode != 0
                 print(
-                    f"{bar.name}, {gpus} GPUs, {command.name}:"
+                    f"{bar.name}, {gpus} {'host ranks' if host else 'GPUs'}, {command.name}:"
                     f" {'ok' if done.returncode == 0 else done.stderr.strip()}"
                 )
     return failed == 0

@@ -65,10 +65,11 @@ struct Library {
   std::map<Fp8Key, Plan> fp8_plans;
   std::int64_t large_calls = 0;
   double trial_work = TrialRule::kWork;
-  bool trials_held = false;
   std::int64_t most_tokens = 0;  ///< expect_lengths()
   std::set<Key> loaded;          ///< keys without tokens whose lengths have been loaded
 };
+
+bool trials_held = false;
 
 Library& library() {
   static Library lib;
@@ -247,8 +248,7 @@ void try_rivals(Plan& plan, const Operands& of) {
 }
 
 void multiply(Plan& plan, const Operands& of, const char* what) {
-  if (plan.large && plan.rule.due(++library().large_calls) && !plan.rivals.empty() &&
-      !library().trials_held)
+  if (plan.large && plan.rule.due(++library().large_calls) && !plan.rivals.empty() && !trials_held)
     try_rivals(plan, of);
   check_lt(multiply(plan, plan.algorithm, of, of.c), what);
 }
@@ -397,7 +397,7 @@ void expect_lengths(std::int64_t most) { library().most_tokens = most; }
 
 void try_products_after(double flops) { library().trial_work = flops; }
 
-void hold_trials(bool held) { library().trials_held = held; }
+void hold_trials(bool held) { trials_held = held; }
 
 void gemm(const Gemm& g) {
   if (g.m == 0 || g.n == 0) return;

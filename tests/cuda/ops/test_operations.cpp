@@ -449,7 +449,7 @@ TEST_F(Operations, AdamWAndNorm) {
 }
 
 TEST_F(Operations, AdamWBesideComputationHasItsBits) {
-  const std::int64_t n = 1000003;  // several sweeps of a fifth of the multiprocessors
+  const std::int64_t n = 1000003;  // several sweeps of a third of the multiprocessors
   const Tensor start = random({n}), gradient = to_gpu(random({n}), f32);
   Tensor decay = Tensor::empty({200}, DType::i64);
   for (std::int64_t i = 0; i < decay.numel(); ++i) decay.data<std::int64_t>()[i] = 4999 * i + 3;
