@@ -115,7 +115,8 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line,
   const bool bench = command == "bench", runs = command == "train" || command == "eval",
              profile = command == "profile";
   if (bench)
-    sub.add_option("NAME", line.name, "what to measure: attention, gemm, ring or step")->required();
+    sub.add_option("NAME", line.name, "what to measure: attention, gemm, heads, leak, ring or step")
+        ->required();
   auto* deck = sub.add_option("DECK", line.deck_file, "input deck (TOML)");
   if (!bench) deck->required();
   sub.add_option("block.key=value", line.overrides,

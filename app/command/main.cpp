@@ -2,6 +2,7 @@
 // turns every error into a message and a status.
 #include <Kokkos_Core.hpp>
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -26,7 +27,8 @@ double start_limit_s(const CommandLine& line) {
   double limit_s = RunConfig{}.hang_timeout_s;
   for (const std::string& text : line.overrides)
     if (text.starts_with(kKey))
-      if (const double stated = std::atof(text.c_str() + kKey.size()); stated > 0) limit_s = stated;
+      if (const double stated = std::atof(text.c_str() + kKey.size()); stated > 0)
+        limit_s = std::min(stated, kMostSeconds);
   return limit_s;
 }
 
@@ -93,6 +95,8 @@ int start_ranks(const Command& command, const CommandLine& line, std::vector<cha
 
 int main(int argc, char** argv) {
   using namespace ballast;
+  // A file that meets the limit of its size fails as on a full disk, with a message.
+  std::signal(SIGXFSZ, SIG_IGN);
   std::vector<std::string> arguments;
   std::vector<char*> kokkos{argv[0]};
   for (int i = 1; i < argc; ++i) {

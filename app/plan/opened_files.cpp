@@ -43,6 +43,46 @@ void refuse_missing_held_out(const Config& config, const Sampler& sampler) {
   if (config.eval.generate.tokens > 0) needs("eval.generate_samples", config.eval.generate.samples);
 }
 
+void refuse_without_loss(const Dataset& data) {
+  require(loss_share(data) > 0,
+          "{}: {} (the last token of a sample carries none, nor do masked ones); look at "
+          "data.mask_path and at the samples' lengths",
+          data.description(), loss_share_text(data));
+}
+
+bool goes_by_head(const Config& config) {
+  return config.attention.pattern == PatternKind::by_head &&
+         config.attention.index == IndexOrigin::pattern && config.model.layers > 0;
+}
+
+std::shared_ptr<const HeadTable> head_table(const Config& config) {
+  const std::string& file = config.attention.heads;
+  const auto layers = static_cast<int>(config.model.layers),
+             heads = static_cast<int>(config.model.query_heads);
+  if (file.empty()) return std::make_shared<HeadTable>(layers, heads);
+  auto table = std::make_shared<HeadTable>(read_head_table(file));
+  check_head_table(*table, file, layers, heads);
+  return table;
+}
+
+namespace {
+
+/// Whoever reads an id that the vocabulary does not have names its file and place.
+void read_first_tokens(const Dataset& data) {
+  std::vector<std::int32_t> tokens;
+  std::int64_t left = kReadTokens;
+  for (std::int64_t s = 0; s < data.samples() && left > 0; ++s) {
+    tokens.resize(static_cast<std::size_t>(std::min(data.length(s), left)));
+    data.tokens(s, 0, std::ssize(tokens), tokens);
+    left -= std::ssize(tokens);
+  }
+}
+bool has_ids(const DataOptions& options) {
+  return options.source == DataSource::megatron || options.source == DataSource::hdf5;
+}
+
+}  // namespace
+
 OpenedFiles open_files_of(const Config& config) {
   OpenedFiles found;
   const auto attempt = [&](const std::function<void()>& work) {
@@ -61,6 +101,8 @@ OpenedFiles open_files_of(const Config& config) {
       found.longest = sample_length(*data, longest_sample(*data));
       found.loss_share = loss_share(*data);
       found.data = fmt::format("{}; {}", data->description(), loss_share_text(*data));
+      refuse_without_loss(*data);
+      if (has_ids(data_options(config))) read_first_tokens(*data);
       refuse_samples_beyond_groups(config, *data);
       refuse_missing_held_out(config, sampler_of(config, *data));
     });
@@ -74,12 +116,7 @@ OpenedFiles open_files_of(const Config& config) {
       // No element, but every name and shape.
       read_huggingface_weights(folder, parameter_table(plain, {0}), 0, 0, none);
     });
-  if (config.attention.pattern == PatternKind::by_head &&
-      config.attention.index == IndexOrigin::pattern && config.model.layers > 0)
-    attempt([&] {
-      const std::string& file = config.attention.heads;
-      check_head_table(read_head_table(file), file, config.model.layers, config.model.query_heads);
-    });
+  if (goes_by_head(config)) attempt([&] { found.heads = head_table(config); });
   // Other runs go on without predictions where a table cannot be read.
   const bool placed = config.batching.method == Batching::balanced;
   if (!config.profile.table.empty() && (placed || predicts_latency(config)))

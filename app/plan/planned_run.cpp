@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "app/plan/latency.hpp"
+#include "app/plan/opened_files.hpp"
 #include "core/predict/table_costs.hpp"
 
 namespace ballast {
@@ -54,7 +55,9 @@ void PlannedRun::begin(const BatchingOptions& batching, bool tune) {
 }
 
 void PlannedRun::count_memory() {
-  simulation_.memory = stage_memories(config_, options_);
+  RunOptions run = options_;
+  if (goes_by_head(config_)) run.attention.heads = head_table(config_);
+  simulation_.memory = stage_memories(config_, run);
   if (config_.eval.every_steps == 0) return;
   const std::vector<SampleLength> samples = samples_->evaluated();
   if (samples.empty()) return;

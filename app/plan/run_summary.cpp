@@ -249,6 +249,7 @@ CheckFacts CheckFacts::of(const Config& config, OpenedFiles files) {
   f.file = config.from.file;
   f.case_name = config.from.case_name;
   f.options = RunOptions::from(config);
+  f.options.attention.heads = f.files.heads;
   f.type = config.run.type();
   f.fp8 = config.run.fp8();
   f.zero = config.optimizer.zero;

@@ -36,7 +36,9 @@ std::string claim(const std::string& path, bool resume, int& lock) {
         "run folder {} is in use by another run (it holds {}); wait for it or choose another "
         "folder with -d",
         path, file);
-  if (!resume && fs::exists(path + "/log.txt"))
+  // An empty log is of a run that began to write and could not.
+  const std::string log = path + "/log.txt";
+  if (!resume && fs::exists(log) && (!fs::is_regular_file(log) || fs::file_size(log) > 0))
     return fmt::format(
         "run folder {} already holds a run; continue it with -r latest, or choose another folder "
         "with -d",

@@ -10,7 +10,6 @@
 #include "app/train/local_batch.hpp"
 #include "core/config/step_options.hpp"
 #include "core/model/muon_table.hpp"
-#include "io/profile/head_table.hpp"
 #include "io/trace/recorded_indexes.hpp"
 #include "parallel/comm/waits.hpp"
 #include "parallel/context/ulysses.hpp"
@@ -39,17 +38,6 @@ Sampler sampler_together(const Communicator& world, const Config& config, const 
     sampler->begin_with(curriculum(config), [&](std::int64_t s) { return dataset.length(s); });
   });
   return *std::move(sampler);
-}
-
-/// Of attention.pattern = "by_head"; every head dense where no file is named.
-std::shared_ptr<const HeadTable> head_table(const Config& config) {
-  const std::string& file = config.attention.heads;
-  const auto layers = static_cast<int>(config.model.layers),
-             heads = static_cast<int>(config.model.query_heads);
-  if (file.empty()) return std::make_shared<HeadTable>(layers, heads);
-  auto table = std::make_shared<HeadTable>(read_head_table(file));
-  check_head_table(*table, file, layers, heads);
-  return table;
 }
 
 /// One behind the last layer of a pipeline stage.

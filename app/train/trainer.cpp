@@ -9,6 +9,7 @@
 #include "app/observe/json_output.hpp"
 #include "app/observe/peak_rate.hpp"
 #include "app/plan/expected_balance.hpp"
+#include "app/plan/opened_files.hpp"
 #include "app/train/model_files.hpp"
 #include "app/train/pair_reference.hpp"
 #include "ballast_version.hpp"
@@ -22,6 +23,9 @@
 #include "parallel/comm/waits.hpp"
 
 namespace ballast {
+namespace {
+constexpr double kStatusSeconds = 5;  ///< between two writes of status.json
+}
 
 Trainer::Trainer(const TrainOptions& options, const Communicator& world, const Config& config)
     : options_(options),
@@ -46,6 +50,7 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
     check_sample_order(session_, restored);
   }
   if (restored.path.empty() && !config.model.weights.empty()) load_weights(session_, optimizer_);
+  together(world, [&] { refuse_without_loss(*session_.dataset); });
   load_pairs(session_);
   if (config.eval.every_steps > 0 && Generator::wanted(config))
     generator_.emplace(session_, planner_);
@@ -71,7 +76,7 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
   if (session_.options.attention.sparse() && config.trace.recall_every > 0 &&
       session_.device.space() != Space::host)
     log_.comment("recall is measured on the host backend alone");
-  folder_.write_status("running", state_.step, checkpoints_->newest());
+  tell_status();
 }
 
 Checkpoints::Options Trainer::checkpoint_options() const {
@@ -195,9 +200,18 @@ int Trainer::run() {
                            !session_.sampler.validation().empty();
     const bool best = validates && checkpoints_->is_best(validate(), state_.step);
     checkpoints_->after_step(state_, best || (every > 0 && state_.step % every == 0));
+    tell_status();
     stop = agreed_stop(session_.mesh.world, past_deadline());
   }
   return finish(stop);
+}
+
+void Trainer::tell_status() {
+  const double now = session_.recorder.now();
+  if (checkpoints_->newest() == told_checkpoint_ && now - told_s_ < kStatusSeconds) return;
+  told_checkpoint_ = checkpoints_->newest();
+  told_s_ = now;
+  folder_.write_status("running", state_.step, told_checkpoint_);
 }
 
 void Trainer::note_failure(const std::string& why) {

@@ -1,6 +1,7 @@
 // The train loop: sample, plan, execute, reduce, update, observe; checkpoints and agreed stops
 // between steps.
 #pragma once
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -69,6 +70,8 @@ class Trainer {
   double validate();
   /// Whether the time until -t holds no more than one step, one evaluation and one checkpoint.
   bool past_deadline() const;
+  /// status.json follows checkpoints at once, steps every few seconds.
+  void tell_status();
   int finish(StopReason stop);
 
   TrainOptions options_;
@@ -87,6 +90,8 @@ class Trainer {
   std::string gradient_file_;              ///< run.dump_gradients until it is written
   std::vector<std::string> deck_changes_;  ///< against the checkpoint that is continued
   double peak_flops_, longest_step_s_ = 0, longest_evaluation_s_ = 0;
+  std::string told_checkpoint_;  ///< by status.json
+  double told_s_ = -std::numeric_limits<double>::infinity();
   Overheads overheads_;
   PredictionWarning prediction_warning_;
   StepTerms predicted_terms_;  ///< of the step that was predicted last

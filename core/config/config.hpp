@@ -30,6 +30,9 @@ using Integers = std::vector<std::int64_t>;
 using Reals = std::vector<double>;
 using Texts = std::vector<std::string>;
 
+/// The longest limit in seconds: clocks count nanoseconds in 64 bits.
+inline constexpr double kMostSeconds = 1e8;
+
 struct RunConfig {
   Backend backend = Backend::host;
   Precision precision = Precision::fp32;

@@ -37,7 +37,7 @@ void run_rows(Schema& schema) {
   run.key("deterministic", &RunConfig::deterministic,
           "bit-identical repetition on CUDA too (the host always is), of the same plan: "
           "pipeline.search = 1 keeps the order of micro-batches where costs change");
-  run.key("hang_timeout_s", &RunConfig::hang_timeout_s, "s", above(0),
+  run.key("hang_timeout_s", &RunConfig::hang_timeout_s, "s", between(1e-3, kMostSeconds),
           "a rank that waits this long without progress reports its last event and ends the run");
   run.key("log_every", &RunConfig::log_every, "steps", between(1, kTokens),
           "steps between two lines of the step log");

@@ -58,7 +58,7 @@ class Replay {
   /// A micro-batch between its first op and its last.
   struct Live {
     Held batch, input, output, d_output, d_input, tables, head;
-    std::vector<Held> layers, gradients;
+    std::vector<Held> layers, gradients, indexes;
     LentBuffers::Loan away;
   };
   struct Store {  ///< of a sample that is cut into chunks, one layer
@@ -205,7 +205,7 @@ class Replay {
         take_rounded(m, false);
         take_adapters(m);
       }
-      if (!again) choose_index(m, layer);
+      if (!again) choose_index(m, layer, l);
       attention_forward(m, static_cast<int>(layer));
     }
     if (kept && !stage_.first && !l.layers.empty()) {
@@ -329,20 +329,12 @@ class Replay {
   }
 
   /// Chunks of a sample whose stored keys come at once.
-  std::int64_t window_chunks(const RankMicroBatch& m) const {
-    const std::int64_t chunk = m.sample_tokens / m.chunks;
-    return std::max<std::int64_t>(
-        1, stage_.window_tokens / std::max<std::int64_t>(1, chunk * m.split.ring()));
-  }
-  int turns(const RankMicroBatch& m) const {
-    if (!stage_.offload || m.sample < 0) return 1;
-    const std::int64_t window = window_chunks(m);
-    return static_cast<int>(1 + (m.chunk + window - 1) / window);
-  }
+  std::int64_t window_tokens() const { return stage_.offload ? stage_.window_tokens : 0; }
+  int turns(const RankMicroBatch& m) const { return ballast::turns(m, window_tokens()); }
   /// Elements of the largest window of stored keys and values.
   std::int64_t window_elements(const RankMicroBatch& m, std::int64_t row) const {
-    return 2 * std::min<std::int64_t>(window_chunks(m), m.chunks) * (m.sample_tokens / m.chunks) *
-           row;
+    return 2 * std::min<std::int64_t>(window_chunks(m, window_tokens()), m.chunks) *
+           (m.sample_tokens / m.chunks) * row;
   }
 
   struct Heads {
@@ -358,7 +350,9 @@ class Replay {
   }
 
   /// A pattern is chosen in a layer's first forward and kept; recall is measured once a step.
-  void choose_index(const RankMicroBatch& m, std::int64_t layer) {
+  void choose_index(const RankMicroBatch& m, std::int64_t layer, Live& l) {
+    const LentBuffers::Loan back = stored_keys(m, static_cast<int>(layer));
+    if (!stage_.host) return hold_gpu_index(m.gpu_index, layer, l);
     const Heads width = heads(m);
     const std::int64_t dim = stage_.model.head_dim,
                        keys = m.sample < 0 ? m.shard_tokens
@@ -373,6 +367,23 @@ class Replay {
     }
     if (!evaluates_ && m.index.recall.rows > 0 && recalled_.insert(layer).second)
       hold(bytes.recall, MemoryCategory::workspace);
+  }
+
+  /// All keys so far come back to be looked at, where they are away.
+  LentBuffers::Loan stored_keys(const RankMicroBatch& m, int layer) {
+    const AttentionOptions& options = stage_.index.options;
+    if (m.sample < 0 || !stage_.offload || !options.chosen() || !options.sparse()) return {};
+    store(m, layer, false);
+    const std::int64_t row = heads(m).kv, all = m.sample_tokens / m.chunks * (m.chunk + 1);
+    windows_.take(stage_.type, 2 * row * m.shard_tokens, window_elements(m, row));
+    return windows_.take(stage_.type, row * all);
+  }
+  void hold_gpu_index(const GpuIndexBytes& bytes, std::int64_t layer, Live& l) {
+    scratch_.take("kernels", bytes.kernels);
+    scratch_.take("generated indexes", bytes.cached);
+    if (l.indexes.empty()) l.indexes.push_back(hold(bytes.micro_batch, MemoryCategory::workspace));
+    const Held choosing = hold(bytes.choosing, MemoryCategory::workspace);
+    l.indexes.push_back(hold(bytes.layer(stage_.first_layer + layer), MemoryCategory::workspace));
   }
 
   /// Tiles of the host's attention, for as long as it runs.
@@ -437,7 +448,7 @@ class Replay {
     for (int turn = 0; turn < turns(m); ++turn) {
       own = std::move(next);
       next = turn + 1 < turns(m) ? window(m, stage_.type) : LentBuffers::Loan{};
-      const auto loans = ring(m, turn_tokens(m, turn), false, false);
+      const auto loans = ring(m, turn_tokens(m, turn, window_tokens()), false, false);
       Held tile = tiles(m, false);
     }
   }
@@ -445,20 +456,11 @@ class Replay {
     const std::int64_t most = window_elements(m, heads(m).kv);
     return windows_.take(type, most, most);
   }
-  /// Tokens of the shard whose keys go round in a turn.
-  std::int64_t turn_tokens(const RankMicroBatch& m, int turn) const {
-    const std::int64_t chunk = m.sample_tokens / m.chunks;
-    if (!stage_.offload) return chunk * (m.chunk + 1);
-    const std::int64_t window = window_chunks(m);
-    return turn == 0 ? m.shard_tokens
-                     : chunk * std::min<std::int64_t>(m.chunk - (turn - 1) * window, window);
-  }
-
   void ring_backward(const RankMicroBatch& m, int layer) {
     const std::int64_t queries = m.shard_tokens;
     const auto delta = lent_.take(statistics_, queries * local_heads(m));
     LentBuffers::Loan dq;
-    if (element_ != sum_) dq = lent_.take(statistics_, queries * heads(m).query);
+    if (element_ != sum_ && m.split.sp > 1) dq = lent_.take(statistics_, queries * heads(m).query);
     const bool stored = m.sample >= 0, in_place = stored && m.split.ring() == 1;
     if (stored) store(m, layer, true);
     LentBuffers::Loan own, next, sums, next_sums;
@@ -466,7 +468,8 @@ class Replay {
     for (int turn = 0; turn < turns(m); ++turn) {
       own = std::move(next), sums = std::move(next_sums);
       if (turn + 1 < turns(m)) next = window(m, stage_.type), next_sums = window(m, statistics_);
-      const auto loans = ring(m, stored ? turn_tokens(m, turn) : m.hop_tokens, true, in_place);
+      const auto loans =
+          ring(m, stored ? turn_tokens(m, turn, window_tokens()) : m.hop_tokens, true, in_place);
       Held tile = tiles(m, true);
     }
     if (stored && m.chunk == 0) stores_.erase({m.sample, layer});
@@ -493,10 +496,15 @@ class Replay {
     alike(m, true, [&] { attention_backward_once(m, layer); });
   }
 
+  /// Tokens of what goes out to all ranks or comes from them.  Where they are uneven, blocks of
+  /// those with fewer do not serve for a whole sequence, so that they hold more buffers.
+  static std::int64_t exchanged(const RankMicroBatch& m) {
+    return m.shard_tokens / m.split.sp * m.split.sp;
+  }
   void attention_forward_once(const RankMicroBatch& m, int layer) {
     if (m.split.sp == 1) return ring_forward(m, layer);
     const std::int64_t width = heads(m).query + 2 * heads(m).kv, all = m.shard_tokens,
-                       own = m.tokens * m.split.sp;
+                       own = exchanged(m);
     const auto whole = gather(m, width, false);
     const auto whole_o = lent_.take(stage_.type, all * heads(m).query);
     const auto whole_lse = lent_.take(statistics_, all * local_heads(m));
@@ -508,7 +516,7 @@ class Replay {
   std::vector<LentBuffers::Loan> gather(const RankMicroBatch& m, std::int64_t width, bool lse) {
     std::vector<LentBuffers::Loan> loans;
     loans.push_back(lent_.take(stage_.type, m.shard_tokens * width));
-    const auto sent = lent_.take(stage_.type, m.tokens * m.split.sp * width);
+    const auto sent = lent_.take(stage_.type, exchanged(m) * width);
     if (!lse) return loans;
     loans.push_back(lent_.take(statistics_, m.shard_tokens * local_heads(m)));
     const auto blocks = lent_.take(statistics_, m.shard_tokens * local_heads(m));
@@ -518,7 +526,7 @@ class Replay {
   void attention_backward_once(const RankMicroBatch& m, int layer) {
     if (m.split.sp == 1) return ring_backward(m, layer);
     const std::int64_t query = heads(m).query, kv = heads(m).kv, all = m.shard_tokens,
-                       own = m.tokens * m.split.sp;
+                       own = exchanged(m);
     const bool repeats = kv * m.split.sp > kv_width(stage_.model);
     const DType kv_type = repeats ? statistics_ : stage_.type;
     const auto whole_q = lent_.take(stage_.type, all * query);

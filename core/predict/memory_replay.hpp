@@ -36,13 +36,15 @@ struct StageMemory {
   bool host = true;              ///< reductions over MPI need receive space, attention its tiles
   /// Sparse patterns choose keys head by head, but micro-batches of no longer segments.
   std::int64_t dense_keys = std::numeric_limits<std::int64_t>::max();
-  IndexRule index;  ///< how patterns are chosen
+  IndexRule index;         ///< how patterns are chosen on the host
+  GpuIndexRule gpu_index;  ///< and on a GPU
   bool offload = false;
   std::int64_t window_tokens = 8192;  ///< offload: of stored keys that come at once
   std::vector<MuonShare> muon;        ///< of the ranks that may be meant; empty: AdamW
   std::int64_t overlap_bytes = 0;     ///< of a tied embedding that its other copy's gradient needs
-  /// For lane_work().
-  const IndexRule* index_rule() const { return host ? &index : nullptr; }
+  IndexRules index_rules() const {
+    return {host ? &index : nullptr, host ? nullptr : &gpu_index, offload ? window_tokens : 0};
+  }
 };
 
 /// A GPU's memory in use beside Ballast's own tensors: CUDA's context and modules, the workspace of
@@ -51,8 +53,8 @@ struct StageMemory {
 inline constexpr std::int64_t kContextBytes = std::int64_t{1194} << 20;
 
 /// Peak bytes of a training step, once pools have grown in a step like it and in an `evaluation`
-/// (forward alone; no ops: there is none).  What sparse patterns are chosen by counts; their lists
-/// and copies inside MPI are not in it.
+/// (forward alone; no ops: there is none).  What sparse patterns are chosen by counts, and on GPUs
+/// their lists; the host's lists and copies inside MPI are not in it.
 MemoryEstimate replay_memory(const StageMemory& stage, const StageWork& step,
                              const StageWork& evaluation = {});
 

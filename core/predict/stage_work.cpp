@@ -10,16 +10,30 @@
 namespace ballast {
 namespace {
 
-std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp, const IndexRule* index,
-                                               int ring_rank) {
+/// Keys of each attention call of a micro-batch.
+std::vector<std::int64_t> calls_of(const RankMicroBatch& m, std::int64_t window_tokens) {
+  const auto ring = static_cast<std::size_t>(m.split.ring());
+  std::vector<std::int64_t> calls;
+  for (int turn = 0; turn < turns(m, window_tokens); ++turn)
+    calls.insert(calls.end(), ring,
+                 m.sample < 0 ? m.hop_tokens : turn_tokens(m, turn, window_tokens));
+  return calls;
+}
+
+std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp,
+                                               const IndexRules& index, int ring_rank) {
   std::vector<RankMicroBatch> list;
+  std::vector<std::int64_t> whole;  // tokens on all ranks of the ring
   const std::vector<int>& ids = plan.lanes.at(static_cast<std::size_t>(dp)).micro_batches;
   for (const int id : ids) {
     const PlannedMicroBatch& m = plan.micro_batches.at(static_cast<std::size_t>(id));
     const SequenceLayout layout = plan.layout(m);
     RankMicroBatch& rank = list.emplace_back();
-    for (int r = 0; r < layout.ranks(); ++r)
+    whole.push_back(0);
+    for (int r = 0; r < layout.ranks(); ++r) {
       rank.shard_tokens = std::max(rank.shard_tokens, layout.local_tokens(r));
+      whole.back() += layout.local_tokens(r);
+    }
     rank.hop_tokens = rank.shard_tokens;
     for (const Segment& segment : m.segments) rank.longest = std::max(rank.longest, segment.end);
     rank.split = m.split;
@@ -28,13 +42,16 @@ std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp, con
   int sample = 0;
   for (const std::vector<int>& group : chunk_groups(plan.list(dp))) {
     if (group.size() < 2) continue;
-    std::int64_t tokens = 0;
-    for (const int place : group) tokens += list[static_cast<std::size_t>(place)].shard_tokens;
+    std::int64_t tokens = 0, largest = 0;
+    for (const int place : group) {
+      tokens += list[static_cast<std::size_t>(place)].shard_tokens;
+      largest = std::max(largest, whole[static_cast<std::size_t>(place)]);
+    }
     for (std::size_t c = 0; c < group.size(); ++c) {
       RankMicroBatch& rank = list[static_cast<std::size_t>(group[c])];
       rank.sample = sample;
       rank.chunk = static_cast<int>(c), rank.chunks = static_cast<int>(group.size());
-      rank.sample_tokens = tokens;
+      rank.sample_tokens = tokens, rank.chunk_tokens = largest;
     }
     ++sample;
   }
@@ -44,8 +61,12 @@ std::vector<RankMicroBatch> rank_micro_batches(const StepPlan& plan, int dp, con
     if (ring_rank != kFullest && rank.sample < 0)
       rank.shard_tokens = plan.layout(m).local_tokens(ring_rank % rank.split.ring());
     rank.tokens = (rank.shard_tokens + m.split.sp - 1) / m.split.sp;
-    if (index != nullptr)
-      rank.index = index_work(*index, m.segments, rank.split.ring(), rank.sample >= 0);
+    if (index.host != nullptr)
+      rank.index = index_work(*index.host, m.segments, rank.split.ring(), rank.sample >= 0);
+    if (index.gpu != nullptr)
+      rank.gpu_index = gpu_index_bytes(*index.gpu, m.segments,
+                                       {rank.shard_tokens, rank.split.ring(), rank.split.sp,
+                                        calls_of(rank, index.window_tokens)});
   }
   return list;
 }
@@ -71,6 +92,22 @@ std::size_t computation_after(const std::vector<TimedOp>& ops, std::size_t at, d
 
 }  // namespace
 
+std::int64_t window_chunks(const RankMicroBatch& m, std::int64_t window_tokens) {
+  return std::max<std::int64_t>(1, window_tokens / std::max<std::int64_t>(1, m.chunk_tokens));
+}
+int turns(const RankMicroBatch& m, std::int64_t window_tokens) {
+  if (window_tokens == 0 || m.sample < 0) return 1;
+  const std::int64_t window = window_chunks(m, window_tokens);
+  return static_cast<int>(1 + (m.chunk + window - 1) / window);
+}
+std::int64_t turn_tokens(const RankMicroBatch& m, int turn, std::int64_t window_tokens) {
+  const std::int64_t chunk = m.sample_tokens / m.chunks;
+  if (window_tokens == 0) return chunk * (m.chunk + 1);
+  if (turn == 0) return m.shard_tokens;
+  const std::int64_t window = window_chunks(m, window_tokens);
+  return chunk * std::min(m.chunk - (turn - 1) * window, window);
+}
+
 std::vector<std::vector<std::size_t>> given_back(const Schedule& schedule,
                                                  const std::vector<RankMicroBatch>& list) {
   const SimulatedSchedule run = timed(schedule, list);
@@ -94,7 +131,7 @@ std::vector<std::vector<std::size_t>> given_back(const Schedule& schedule,
   return places;
 }
 
-std::vector<StageWork> lane_work(const StepPlan& plan, int dp, const IndexRule* index,
+std::vector<StageWork> lane_work(const StepPlan& plan, int dp, const IndexRules& index,
                                  int ring_rank) {
   const std::vector<RankMicroBatch> list = rank_micro_batches(plan, dp, index, ring_rank);
   std::vector<StageWork> work;

@@ -8,6 +8,7 @@
 #include "core/plan/context/context_split.hpp"
 #include "core/plan/pipeline/schedule.hpp"
 #include "core/plan/step_plan.hpp"
+#include "core/predict/gpu_index.hpp"
 #include "core/predict/index_workspace.hpp"
 
 namespace ballast {
@@ -25,9 +26,18 @@ struct RankMicroBatch {
   int sample = -1;  ///< of the list's cut samples; -1: stands alone
   int chunk = 0, chunks = 1;
   std::int64_t sample_tokens = 0;
-  IndexWork index;  ///< where the host chooses its pattern
+  std::int64_t chunk_tokens = 0;  ///< of its largest chunk, on all ranks of the ring
+  IndexWork index;                ///< where the host chooses its pattern
+  GpuIndexBytes gpu_index{};      ///< on a GPU
   bool operator==(const RankMicroBatch&) const = default;
 };
+
+/// How stored keys that are away come back to attend to, `window_tokens` of all ranks at once (0:
+/// none are away): chunks of a window; turns of a micro-batch, its own keys first; tokens of a ring
+/// rank's shard whose keys go round in a turn.
+std::int64_t window_chunks(const RankMicroBatch& m, std::int64_t window_tokens);
+int turns(const RankMicroBatch& m, std::int64_t window_tokens);
+std::int64_t turn_tokens(const RankMicroBatch& m, int turn, std::int64_t window_tokens);
 
 /// What a stage does, and with what: Op::micro_batch is a place in the list.
 struct StageWork {
@@ -46,11 +56,17 @@ struct StageWork {
 std::vector<std::vector<std::size_t>> given_back(const Schedule& schedule,
                                                  const std::vector<RankMicroBatch>& list);
 
-/// [stage] What each does in lane `dp` of a plan.  `index`: how the host chooses patterns; null: on
-/// a GPU, or from no micro-batch's Q and K.  `ring_rank`: whose shards; kFullest: of each
+/// How patterns are chosen, on the host or on a GPU; null: nothing is counted.
+struct IndexRules {
+  const IndexRule* host = nullptr;
+  const GpuIndexRule* gpu = nullptr;
+  std::int64_t window_tokens = 0;  ///< of stored keys that come at once; 0: none is away
+};
+
+/// [stage] What each does in lane `dp` of a plan.  `ring_rank`: whose shards; kFullest: of each
 /// micro-batch the largest, whichever rank's, as chunks of a cut sample always are.
 inline constexpr int kFullest = -1;
-std::vector<StageWork> lane_work(const StepPlan& plan, int dp, const IndexRule* index = nullptr,
+std::vector<StageWork> lane_work(const StepPlan& plan, int dp, const IndexRules& index = {},
                                  int ring_rank = kFullest);
 
 }  // namespace ballast

@@ -39,7 +39,7 @@ const std::vector<StageMemory>& stages_of(const StepPlan& plan, const Simulation
 std::vector<StageWork> evaluation_work(const SimulationOptions& options, std::size_t lane) {
   if (options.evaluation == nullptr) return std::vector<StageWork>(options.memory.size());
   return lane_work(*options.evaluation, static_cast<int>(lane),
-                   options.memory.front().index_rule());
+                   options.memory.front().index_rules());
 }
 
 int largest_ring(const std::vector<StepPlan>& steps, std::size_t lane) {
@@ -92,7 +92,7 @@ std::vector<MemoryEstimate> step_memory(const StepPlan& plan, const SimulationOp
         evaluation != nullptr ? memory_hash(*evaluation, evaluation->lanes.at(d)) : 0;
     if (!done.emplace(memory_hash(plan, plan.lanes[d]), evaluated).second) continue;
     const std::vector<StageWork> step =
-        lane_work(plan, static_cast<int>(d), stages.front().index_rule());
+        lane_work(plan, static_cast<int>(d), stages.front().index_rules());
     const std::vector<StageWork> before = evaluation_work(options, d);
     for (std::size_t s = 0; s < stages.size(); ++s)
       peaks[s].take_larger(replay_memory(stages[s], step.at(s), before.at(s)));
@@ -115,7 +115,7 @@ std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
       std::vector<std::int64_t> shards;
       for (const StepPlan& plan : steps) {
         std::vector<StageWork> step =
-            lane_work(plan, static_cast<int>(d), stages.front().index_rule(), rank);
+            lane_work(plan, static_cast<int>(d), stages.front().index_rules(), rank);
         for (const RankMicroBatch& m : step.front().list) shards.push_back(m.shard_tokens);
         for (std::size_t s = 0; s < stages.size(); ++s) work[s].push_back(std::move(step.at(s)));
       }

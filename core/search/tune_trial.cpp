@@ -89,7 +89,7 @@ std::int64_t peak_bytes(const StepPlan& plan, const std::set<int>& lanes,
   std::int64_t bytes = 0;
   std::vector<std::vector<StageWork>> seen;  // lanes alike
   for (const int d : lanes) {
-    std::vector<StageWork> work = lane_work(plan, d, stages.front().index_rule());
+    std::vector<StageWork> work = lane_work(plan, d, stages.front().index_rules());
     if (std::find(seen.begin(), seen.end(), work) != seen.end()) continue;
     for (const std::size_t s : heavy)
       bytes = std::max(bytes, replay_memory(stages[s], work.at(s)).total());

@@ -79,7 +79,10 @@ std::unique_ptr<DocumentSource> open_lengths(const DataOptions& options) {
     return std::make_unique<MadeUpSource>("lengths of the deck", options.lengths, options);
   require(!options.lengths_file.empty(),
           "data.source = \"lengths\" needs data.lengths_file: one length in tokens a line");
-  require(!std::filesystem::is_fifo(options.lengths_file), "data.lengths_file: {} is a FIFO",
+  const std::filesystem::file_status status = std::filesystem::status(options.lengths_file);
+  require(!std::filesystem::exists(status) || std::filesystem::is_regular_file(status) ||
+              std::filesystem::is_directory(status),
+          "data.lengths_file: {} is a FIFO or a device; name a text file with one length a line",
           options.lengths_file);
   std::ifstream file(options.lengths_file);
   require(file.good(),

@@ -140,12 +140,30 @@ class Check(RunCase):
                 "does not fit one micro-batch",
             ),
             (["batching.method=balanced", "profile.table=nowhere.h5"], "nowhere.h5 does not exist"),
+            (
+                ["data.source=lengths", "data.lengths=[1,1,1,1,1,1]"],
+                "0.0 % of the tokens carry loss",
+            ),
         ):
             deck = self.deck(dp=1)
             for command in ("check", "train"):
                 folder = ["-d", self.out("refused-" + said[:4])] if command == "train" else []
                 done = self.run_ballast(1, command, deck, *settings, *folder, status=1)
                 self.assertIn(said, done.stderr, f"{command} {settings}")
+
+    def test_an_id_beyond_the_vocabulary_is_refused_before_the_first_step(self):
+        try:
+            import h5py
+        except ImportError:
+            self.skipTest("h5py is not installed")
+        data = self.out("ids.h5")
+        with h5py.File(data, "w") as f:
+            f["tokens"] = [1, 2, 3] * 300 + [256] + [4] * 99
+            f["offsets"] = list(range(0, 1001, 100))
+        settings = ["data.source=hdf5", f"data.path={data}", "data.max_tokens=0"]
+        done = self.run_ballast(1, "check", self.deck(dp=1), *settings, status=1)
+        self.assertIn("document 9: token 0 has id 256, outside the vocabulary of 256", done.stderr)
+        self.run_ballast(1, "check", self.deck(dp=1), *settings, "model.vocabulary=257")
 
     def test_a_late_pair_that_no_group_holds_is_refused_before_the_first_step(self):
         folder = os.path.join(self.data, "pairs")

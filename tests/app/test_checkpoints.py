@@ -3,7 +3,6 @@ import gzip
 import json
 import os
 import resource
-import signal
 import time
 import unittest
 
@@ -38,6 +37,33 @@ class Checkpoints(RunCase):
     def status(self, run):
         with open(os.path.join(run, "status.json")) as file:
             return json.load(file)
+
+    def test_status_follows_a_run_that_lives(self):
+        deck, run = self.deck(steps=100000, every=1), self.out("alive")
+        process = self.start(2, "train", deck, "-d", run)
+        try:
+            self.wait_for_checkpoint(process, run)
+            end = time.time() + 60
+            while not self.status(run)["checkpoint"]:
+                self.assertLess(time.time(), end, "status.json names no checkpoint")
+                time.sleep(0.05)
+            told = self.status(run)
+            self.assertEqual(told["state"], "running")
+            self.assertGreater(told["step"], 0)
+            self.assertTrue(os.path.isfile(told["checkpoint"]), told)
+        finally:
+            self.stop_group(process)
+
+    def test_a_folder_in_which_nothing_could_be_written_is_no_run(self):
+        deck, run = self.deck(steps=2), self.out("full")
+        os.mkdir(run)
+        for name in ("log.txt", "lock"):
+            open(os.path.join(run, name), "w").close()
+        with open(os.path.join(run, "deck.toml"), "w") as f:
+            f.write("[ru")
+        self.run_ballast(2, "train", deck, "-d", run)
+        again = self.run_ballast(2, "train", deck, "-d", run, status=1)
+        self.assertIn("already holds a run", again.stderr)
 
     def test_latest_follows_the_branch_that_was_continued_last(self):
         deck, run = self.deck(steps=8), self.out("run")
@@ -118,7 +144,6 @@ class Checkpoints(RunCase):
         self.run_ballast(2, "train", deck, "-d", run)
 
         def limit():
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000))
             os.environ["UCX_TLS"] = "tcp,self"  # shared memory counts as files
 
@@ -137,7 +162,6 @@ class Checkpoints(RunCase):
         deck, run = self.deck(steps=40, every=0), self.out("run")
 
         def limit():
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
             os.environ["UCX_TLS"] = "tcp,self"
 

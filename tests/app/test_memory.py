@@ -295,6 +295,32 @@ class Memory(RunCase):
         used = max(float(row["memory_mib"]) for row in rows if "memory_mib" in row)
         self.assertLessEqual(abs(told / used - 1), WITHIN, f"{told} of {used}")
 
+    def test_what_comes_back_and_goes_out_in_uneven_parts(self):
+        """Keys of a sample in host memory that are looked at again to choose a pattern, over rings
+        of uneven shards too; samples that Ulysses ranks share unevenly."""
+        away = ["batching.method=chunkflow", "chunk.offload=host", "attention.moba_block=64"]
+        away += ["chunk.tokens=64", "attention.moba_top_k=1", "attention.last_q=16"]
+        away += ["trace.recall_every=0", "ring.stripe=64"]
+        runs = []
+        for pattern in ("moba", "vertical_slash"):
+            for ranks, window in ((1, 64), (2, 256)):
+                keys = [f"attention.pattern={pattern}", f"chunk.window_tokens={window}"]
+                runs.append((ranks, 1500, [*away, *keys, f"mesh.cp_inner={ranks}"]))
+        runs += [(2, 1025, ["mesh.sp=2"]), (4, 511, ["mesh.sp=2", "mesh.cp_inner=2"])]
+        for n, (ranks, longest, keys) in enumerate(runs):
+            deck, twin, run = (self.out(f"parts_{n}{e}") for e in (".toml", ".json", ""))
+            with open(deck, "w") as f:
+                text = DECK.format(
+                    lengths=f"{longest}, 5, 60", longest=longest, tokens=longest + 65
+                )
+                f.write(text)
+            self.run_ballast(1, "check", deck, *keys, "--json", twin)
+            self.run_ballast(ranks, "train", deck, *keys, "-d", run)
+            with open(twin) as f:
+                told = json.load(f)["largest_rank_bytes"]
+            used = self.peaks(run, 1)[0]["total"]
+            self.assertLessEqual(abs(told / used - 1), WITHIN, f"{told} of {used}: {keys}")
+
     def test_a_later_step_that_holds_more_is_counted(self):
         """Short samples in a step of their own (a sorted window): under gpipe a sparse pattern
         holds all of their micro-batches, each sample padded to a block."""

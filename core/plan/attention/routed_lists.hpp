@@ -16,6 +16,10 @@ namespace ballast {
 /// Query blocks of 64 whose rows stand together in the lists: partial outputs of so many rows lie
 /// in memory at a time, and their queries in the cache.
 inline constexpr int kRoutedChunk = 64;
+/// Partial outputs that lie in memory at a time, in bytes, unless one chunk has more.
+inline constexpr std::int64_t kRoutedPartialBytes = std::int64_t{2} << 30;
+/// Rows of a unit of work, at most: their keys and values are loaded once.
+inline constexpr int kRoutedUnit = 4096;
 
 /// A query row of one key head: its token and its head in the group (at most 16).
 constexpr std::uint32_t routed_entry(std::int64_t token, int head_in_group) {

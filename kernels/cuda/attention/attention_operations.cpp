@@ -61,9 +61,9 @@ AttentionWork place_pattern(const AttentionPattern& pattern, const Tensor& q, co
 AttentionWork place_pattern(const AttentionPattern& pattern, int q_heads, int kv_heads) {
   const IndexShape shape = shape_of(pattern.arrays(), q_heads, kv_heads);
   PlacedIndex placed;
-  placed.buffer = Tensor::empty({static_cast<std::int64_t>(index_bytes(shape))}, DType::u8,
+  placed.buffer = Tensor::empty({static_cast<std::int64_t>(held_bytes(shape))}, DType::u8,
                                 device_of(Space::cuda), MemoryCategory::workspace);
-  placed.index = bind_index(shape, placed.buffer.raw());
+  placed.index = bind_index(shape, placed.buffer.raw(), scratch(building_bytes(shape)));
   const auto send = [](void* to, const void* from, std::size_t bytes) {
     copy_to_gpu(to, from, bytes);
     return cudaSuccess;

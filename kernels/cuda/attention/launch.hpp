@@ -29,8 +29,7 @@ struct AttentionScratch {
   void* partial_o = nullptr;
   float* partial_lse = nullptr;
 };
-/// Partial outputs of routed lists that lie in the workspace at a time, unless one chunk has more.
-inline constexpr std::int64_t kRoutedPartialBytes = std::int64_t{2} << 30;
+/// Rows whose partial outputs lie in the workspace at a time (kRoutedPartialBytes).
 std::int64_t routed_partials(const RoutedWork& work, int head_dim);
 
 /// How the sm_90 backward comes to dQ.

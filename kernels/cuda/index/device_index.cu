@@ -247,63 +247,6 @@ __global__ void scatter_kernel(DeviceIndex x, const float* column_dk, const floa
   }
 }
 
-/// Lays arrays one after another, 256-byte aligned; with a null base it only counts.
-struct Carver {
-  char* base;
-  std::size_t bytes = 0;
-  template <class T>
-  void take(T*& pointer, std::int64_t n) {
-    pointer = base == nullptr ? nullptr : reinterpret_cast<T*>(base + bytes);
-    bytes += (static_cast<std::size_t>(std::max<std::int64_t>(n, 0)) * sizeof(T) + 255) / 256 * 256;
-  }
-};
-
-std::size_t carve(DeviceIndex& x, void* base) {
-  const IndexShape& s = x.shape;
-  Carver c{static_cast<char*>(base)};
-  const std::int64_t q_lists = s.index_heads * s.q_blocks(), k_lists = s.index_heads * s.k_blocks();
-  const std::int64_t column_lists = static_cast<std::int64_t>(s.index_heads) * s.segments;
-  c.take(x.key_begin, s.q_tokens);
-  c.take(x.key_end, s.q_tokens);
-  c.take(x.rows, s.q_blocks() * kBlock);
-  c.take(x.bounds, s.q_blocks());
-  c.take(x.query_range, s.k_blocks());
-  c.take(x.key_queries, x.key_rows());
-  c.take(x.forward_order, x.forward_units());
-  c.take(x.forward_cost, x.forward_units());
-  c.take(x.triple_order, x.triple_units());
-  c.take(x.triple_cost, x.triple_units());
-  c.take(x.backward_order, x.backward_unit_capacity());
-  c.take(x.backward_cost, x.backward_unit_capacity());
-  c.take(x.backward_pieces, x.backward_unit_capacity() * (s.q_heads / std::max(s.kv_heads, 1)));
-  c.take(x.turn_pieces, x.segment_places());
-  c.take(x.backward_units, 4);
-  c.take(x.order_buckets, x.segment_places() + 1024);
-  if (!s.dense) {
-    c.take(x.run_offset, q_lists + 1);
-    c.take(x.runs, s.runs);
-    c.take(x.row_masks, s.row_masks);
-    c.take(x.transposed_offset, k_lists + 1);
-    c.take(x.transposed, s.block_pairs);
-    c.take(x.scratch, s.block_pairs);
-    c.take(x.scratch_count, k_lists);
-  }
-  if (s.columns > 0) {
-    c.take(x.block_segment, s.q_blocks());
-    c.take(x.column_offset, column_lists + 1);
-    c.take(x.columns, s.columns);
-    c.take(x.cover_offset, q_lists + 1);
-    c.take(x.cover, s.cover_words);
-    c.take(x.column_row_offset, column_lists + 1);
-    c.take(x.column_row_key, x.column_rows());
-    c.take(x.column_row_queries, x.column_rows());
-    c.take(x.column_tile_list, x.column_rows() / kColumnTile);
-    c.take(x.column_tile_queries, x.column_rows() / kColumnTile);
-    c.take(x.column_bounds, q_lists * kBlock);
-  }
-  return c.bytes;
-}
-
 /// Whether every query block has one run that holds all its visible keys.
 bool is_dense(const PatternArrays& x) {
   if (x.dense || x.has_columns()) return x.dense;
@@ -329,13 +272,6 @@ bool is_dense(const PatternArrays& x) {
 
 }  // namespace
 
-std::int64_t DeviceIndex::forward_units() const {
-  return pairs_heads() ? shape.q_blocks() : shape.index_heads * ((shape.q_blocks() + 1) / 2);
-}
-std::int64_t DeviceIndex::backward_unit_capacity() const {
-  return (shape.k_blocks() + 1) / 2 * shape.kv_heads + column_rows() / kColumnTile * column_heads();
-}
-
 IndexShape shape_of(const PatternArrays& index, int q_heads, int kv_heads) {
   IndexShape s;
   s.q_tokens = index.q_tokens();
@@ -354,19 +290,6 @@ IndexShape shape_of(const PatternArrays& index, int q_heads, int kv_heads) {
     s.cover_words = static_cast<std::int64_t>(index.cover.size());
   }
   return s;
-}
-
-std::size_t index_bytes(const IndexShape& shape) {
-  DeviceIndex x;
-  x.shape = shape;
-  return carve(x, nullptr);
-}
-
-DeviceIndex bind_index(const IndexShape& shape, void* buffer) {
-  DeviceIndex x;
-  x.shape = shape;
-  carve(x, buffer);
-  return x;
 }
 
 cudaError_t upload_index(const PatternArrays& index, DeviceIndex& x, cudaStream_t stream) {

@@ -10,9 +10,6 @@
 
 namespace ballast::cuda {
 
-/// Rows of a unit of work, at most: their keys and values are loaded once.
-inline constexpr int kRoutedUnit = 4096;
-
 /// Some rows of one list.  rows = 0: no more work.
 struct RoutedUnit {
   std::int32_t kv_head, key;  ///< key head, first key of the pattern block

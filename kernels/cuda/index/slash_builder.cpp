@@ -367,7 +367,7 @@ std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass, int q_heads, 
   };
   PatternCaps caps = lists.caps();
   std::size_t bytes = 0;
-  for (const Arrays::Shard& shard : a.shards) bytes += index_bytes(shape_of_shard(caps, shard));
+  for (const Arrays::Shard& shard : a.shards) bytes += held_bytes(shape_of_shard(caps, shard));
   if (bytes > kSmallIndex) caps = lists.read(blocks.blocks);
 
   Tensor pairs = Tensor::zeros({static_cast<std::int64_t>(a.shards.size())}, DType::i64, device,
@@ -379,12 +379,15 @@ std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass, int q_heads, 
     const IndexShape shape = shape_of_shard(caps, shard);
     PlacedIndex& made = placed.emplace_back();
     made.shared = {shard.key_begin, shard.key_end};
-    made.buffer = workspace({static_cast<std::int64_t>(index_bytes(shape))}, DType::u8, device);
-    made.index = bind_index(shape, made.buffer.raw());
+    made.buffer = workspace({static_cast<std::int64_t>(held_bytes(shape))}, DType::u8, device);
+    // First the chosen slashes, then the unsorted transpose.
+    void* const building =
+        scratch(std::max(slash_scratch_bytes(q_heads, axes), building_bytes(shape)));
+    made.index = bind_index(shape, made.buffer.raw(), building);
     made.index.key_begin = shard.key_begin.data<std::int32_t>();
     made.index.key_end = shard.key_end.data<std::int32_t>();
     check(build_slash_index(made.index, axes, lists.slashes, lists.columns, lists.by_blocks,
-                            scratch(slash_scratch_bytes(q_heads, axes)), stream()),
+                            building, stream()),
           "building of the attention pattern");
     check(derive_index(made.index, stream()), "preparation of the attention pattern");
     check(count_pairs(made.index, reinterpret_cast<std::uint64_t*>(pairs.data<std::int64_t>() + k),

@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "core/base/error.hpp"
+#include "core/base/tensor.hpp"
 
 namespace ballast::cuda {
 namespace {
 cudaStream_t g_streams[kQueues] = {};
 cudaStream_t& g_stream = g_streams[static_cast<int>(Queue::compute)];
-void* g_scratch = nullptr;
-std::size_t g_scratch_bytes = 0;
+Tensor g_scratch;
 std::function<void(double)> g_watch;
 /// Pinned memory to give back when the GPU is idle: giving it back waits for the GPU, which in the
 /// midst of a step may itself wait for a transfer to another rank, and that rank for this host.
@@ -147,9 +147,7 @@ CudaDevice::CudaDevice(int local_rank) {
 }
 
 CudaDevice::~CudaDevice() {
-  if (g_scratch) cudaFreeAsync(g_scratch, g_stream);
-  g_scratch = nullptr;
-  g_scratch_bytes = 0;
+  g_scratch = {};
   for (const Fences& fences : fences_)
     for (cudaEvent_t event : fences.events)
       if (event) cudaEventDestroy(event);
@@ -260,13 +258,12 @@ void CudaDevice::wait(Fence fence) {
 cudaStream_t stream(Queue queue) { return g_streams[static_cast<int>(queue)]; }
 
 void* scratch(std::size_t bytes) {
-  if (bytes > g_scratch_bytes) {
-    if (g_scratch) check(cudaFreeAsync(g_scratch, g_stream), "cudaFreeAsync");
-    g_scratch = nullptr;
-    check(cudaMallocAsync(&g_scratch, bytes, g_stream), "cudaMallocAsync");
-    g_scratch_bytes = bytes;
+  if (bytes > g_scratch.bytes()) {
+    g_scratch = {};
+    g_scratch = Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, device_of(Space::cuda),
+                              MemoryCategory::workspace);
   }
-  return g_scratch;
+  return g_scratch.raw();
 }
 
 namespace {

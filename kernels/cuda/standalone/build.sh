@@ -12,9 +12,10 @@ mkdir -p "$(dirname "$out")"
 cuda=$root/kernels/cuda
 case $(basename "$out") in
   ops_bench*) set -- "$here/ops_bench.cu" "$cuda"/ops/*.cu ;;
-  index_check*) set -- "$here/index_check.cu" "$cuda"/index/*.cu ;;
+  index_check*) set -- "$here/index_check.cu" "$cuda"/index/*.cu \
+    "$root/core/plan/attention/device_index.cpp" ;;
   *) set -- "$here/attention_bench.cu" "$cuda"/attention/*.cu "$cuda"/index/*.cu \
-    "$root/core/plan/attention/routed_lists.cpp" ;;
+    "$root/core/plan/attention/device_index.cpp" "$root/core/plan/attention/routed_lists.cpp" ;;
 esac
 exec ${NVCC:-nvcc} -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr \
   -gencode arch=compute_90a,code=sm_90a -I"$root" ${FLAGS:-} -o "$out" "$@"

@@ -169,7 +169,7 @@ inline void check_lists_of(const char* name, const RoutedSegments& s, const Rout
     std::int64_t at = lists.offset[list];
     for (std::int64_t u = unit_offset[list]; u < unit_offset[list + 1]; ++u) {
       const RoutedUnit& unit = units[u];
-      same = same && unit.begin == at && unit.rows > 0 && unit.rows <= kRoutedUnit &&
+      same = same && unit.begin == at && unit.rows > 0 && unit.rows <= ballast::kRoutedUnit &&
              unit.kv_head == list / x.blocks % x.kv_heads &&
              unit.key == s.block_key[list % x.blocks];
       at += unit.rows;

@@ -156,7 +156,7 @@ TEST(MemoryReplay, StoredChunksLieOnTheDeviceOrInHostMemory) {
   std::vector<RankMicroBatch> chunks;
   for (int c = 0; c < 5; ++c) {
     RankMicroBatch m = part_of(20);
-    m.sample = 0, m.chunk = c, m.chunks = 5, m.sample_tokens = 100;
+    m.sample = 0, m.chunk = c, m.chunks = 5, m.sample_tokens = 100, m.chunk_tokens = 20;
     chunks.push_back(m);
   }
   std::vector<Op> ops;

@@ -1,0 +1,50 @@
+// What a GPU holds of the patterns of a micro-batch, and what choosing and running them takes
+// beside: kernels/cuda/index and kernels/cuda/attention by their shapes alone.
+//
+// What a pattern chooses by mass is counted as of attention that is spread evenly over its keys, as
+// at the start of training: it chooses less of attention that is not.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/plan/attention/attention_options.hpp"
+#include "core/plan/batch/batch.hpp"
+
+namespace ballast {
+
+/// How a run chooses its patterns on GPUs.
+struct GpuIndexRule {
+  AttentionOptions options;
+  std::int64_t query_heads = 1, kv_heads = 1, head_dim = 1;  ///< of the model
+  std::int64_t budget = 0;     ///< the largest of a BudgetPolicy, in key blocks a query; 0: none
+  bool deterministic = false;  ///< run.deterministic: no routed lists
+};
+
+/// One rank's part of a micro-batch.
+struct GpuIndexPart {
+  std::int64_t queries = 0;           ///< tokens of its ring rank's shard
+  int ring = 1, sp = 1;               ///< ranks
+  std::vector<std::int64_t> calls{};  ///< keys of each attention call
+  bool operator==(const GpuIndexPart&) const = default;
+};
+
+struct GpuIndexBytes {
+  std::int64_t micro_batch = 0;  ///< workspace from its first forward to its last operation
+  /// Likewise of each layer, the model's first at 0; one value: of all alike.
+  std::vector<std::int64_t> layers{0};
+  std::int64_t choosing = 0;  ///< workspace while a layer's pattern is chosen
+  std::int64_t kernels = 0;   ///< scratch that kernels share and keep
+  std::int64_t cached = 0;    ///< of all micro-batches of this shape: generated indexes
+  std::int64_t layer(std::int64_t number) const {
+    return layers.size() == 1 ? layers.front() : layers.at(static_cast<std::size_t>(number));
+  }
+  bool operator==(const GpuIndexBytes&) const = default;
+};
+
+/// `segments`: of the micro-batch, on all ranks of the ring.  Recorded indexes count as nothing:
+/// what they hold is in their files.
+GpuIndexBytes gpu_index_bytes(const GpuIndexRule& rule, std::span<const Segment> segments,
+                              const GpuIndexPart& part);
+
+}  // namespace ballast
