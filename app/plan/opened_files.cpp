@@ -44,10 +44,12 @@ void refuse_missing_held_out(const Config& config, const Sampler& sampler) {
 }
 
 void refuse_without_loss(const Dataset& data) {
-  require(loss_share(data) > 0,
-          "{}: {} (the last token of a sample carries none, nor do masked ones); look at "
-          "data.mask_path and at the samples' lengths",
-          data.description(), loss_share_text(data));
+  for (std::int64_t s = 0; s < data.samples(); ++s)
+    if (data.loss_tokens(s) > 0) return;
+  fail(
+      "{}: {} (the last token of a sample carries none, nor do masked ones); look at "
+      "data.mask_path and at the samples' lengths",
+      data.description(), loss_share_text(data));
 }
 
 bool goes_by_head(const Config& config) {

@@ -36,9 +36,10 @@ std::string claim(const std::string& path, bool resume, int& lock) {
         "run folder {} is in use by another run (it holds {}); wait for it or choose another "
         "folder with -d",
         path, file);
-  // An empty log is of a run that began to write and could not.
+  // An empty log without checkpoints is of a run that began to write and could not.
   const std::string log = path + "/log.txt";
-  if (!resume && fs::exists(log) && (!fs::is_regular_file(log) || fs::file_size(log) > 0))
+  if (!resume && fs::exists(log) &&
+      (!fs::is_regular_file(log) || fs::file_size(log) > 0 || !fs::is_empty(path + "/checkpoints")))
     return fmt::format(
         "run folder {} already holds a run; continue it with -r latest, or choose another folder "
         "with -d",

@@ -114,7 +114,10 @@ Session::Session(const Communicator& world, const Config& config_)
     });
   if (options.attention.chosen() && options.attention.pattern == PatternKind::by_head)
     together(world, [&] { options.attention.heads = head_table(config); });
-  together(world, [&] { refuse_samples_beyond_groups(config, *dataset); });
+  together(world, [&] {
+    refuse_without_loss(*dataset);
+    refuse_samples_beyond_groups(config, *dataset);
+  });
   rings.connect_joined(device);
   recorder.context.stage = mesh.at.pp;
   if (predicts_latency(config)) {

@@ -9,7 +9,6 @@
 #include "app/observe/json_output.hpp"
 #include "app/observe/peak_rate.hpp"
 #include "app/plan/expected_balance.hpp"
-#include "app/plan/opened_files.hpp"
 #include "app/train/model_files.hpp"
 #include "app/train/pair_reference.hpp"
 #include "ballast_version.hpp"
@@ -50,7 +49,6 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
     check_sample_order(session_, restored);
   }
   if (restored.path.empty() && !config.model.weights.empty()) load_weights(session_, optimizer_);
-  together(world, [&] { refuse_without_loss(*session_.dataset); });
   load_pairs(session_);
   if (config.eval.every_steps > 0 && Generator::wanted(config))
     generator_.emplace(session_, planner_);

@@ -227,12 +227,13 @@ std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& 
     in.host = config.run.backend == Backend::host;
     in.dense_keys = dense_keys(config, options.attention);
     in.index = {options.attention, config.dst.enabled};
-    in.gpu_index = {options.attention,
-                    local.query_heads,
-                    local.kv_heads,
-                    local.head_dim,
-                    config.dst.enabled ? dst_options(config).candidates.back() : 0,
-                    config.run.deterministic};
+    in.gpu_index = {
+        options.attention,
+        local.query_heads,
+        local.kv_heads,
+        local.head_dim,
+        config.dst.enabled ? dst_options(config).candidates : std::vector<std::int64_t>{},
+        config.run.deterministic};
     in.offload = options.pipeline.offload;
     in.window_tokens = config.chunk.window_tokens;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/plan/attention/block_budget.hpp"
 #include "core/plan/attention/device_index.hpp"
@@ -54,14 +55,27 @@ class Pattern {
     q_heads_ = split.local_query_heads();
     kv_heads_ = split.local_kv_heads();
     for (const Segment& s : segments) widest_ = std::max(widest_, s.end);
+    for (const GpuIndexPart::Calls& c : part.calls) {
+      call_count_ += c.times;
+      most_keys_ = std::max(most_keys_, c.keys);
+    }
+    const auto whole = [&](std::int64_t budget) {
+      return rule.options.pattern == PatternKind::moba &&
+             budget_takes_all(budget, rule.options.moba_block, widest_);
+    };
+    // The largest that is not attention to everything, where there is one.
+    for (const std::int64_t budget : rule.budgets)
+      if (budget_ == 0 || !whole(budget)) budget_ = budget;
   }
 
   GpuIndexBytes bytes() const {
     GpuIndexBytes b;
     const AttentionOptions& o = rule_.options;
+    if (o.index == IndexOrigin::recorded) return b;
     if (o.index == IndexOrigin::generated) {
       b.cached = lists(generated(), b);
-    } else if (!o.chosen() || o.pattern == PatternKind::dense || takes_all()) {
+    } else if (!o.chosen() || o.pattern == PatternKind::dense ||
+               (o.pattern == PatternKind::moba && takes_all())) {
       b.micro_batch = dense(b);
     } else if (o.pattern == PatternKind::moba) {
       if (!routed(b)) moba(b);
@@ -84,13 +98,17 @@ class Pattern {
     for (const Segment& s : segments_) count += up(s.end, block_tokens);
     return count;
   }
-  bool whole(const Segment& s) const { return s.end <= rule_.options.whole_tokens(); }
-  std::int64_t moba_budget() const {
-    return rule_.budget > 0 ? rule_.budget : rule_.options.moba_top_k;
+  bool whole(const Segment& s) const {
+    const AttentionOptions& o = rule_.options;
+    return s.end <= o.whole_tokens() || (o.pattern == PatternKind::vertical_slash && takes_all());
   }
+  std::int64_t moba_budget() const { return budget_ > 0 ? budget_ : rule_.options.moba_top_k; }
   bool takes_all() const {
-    return rule_.options.pattern == PatternKind::moba &&
-           budget_takes_all(moba_budget(), rule_.options.moba_block, widest_);
+    const AttentionOptions& o = rule_.options;
+    if (o.pattern == PatternKind::moba)
+      return budget_takes_all(moba_budget(), o.moba_block, widest_);
+    return o.pattern == PatternKind::vertical_slash && budget_ == 0 &&
+           (o.vertical_share >= 1 || o.slash_share >= 1);
   }
 
   cuda::IndexShape shape(std::int64_t keys) const {
@@ -110,30 +128,31 @@ class Pattern {
   }
   std::int64_t dense(GpuIndexBytes& b) const {
     std::int64_t sum = 0;
-    for (const std::int64_t keys : part_.calls) {
-      cuda::IndexShape s = shape(keys);
+    for (const GpuIndexPart::Calls& c : part_.calls) {
+      cuda::IndexShape s = shape(c.keys);
       s.dense = true;
-      sum += held(s, b);
+      sum += c.times * held(s, b);
     }
     return sum;
   }
   std::int64_t lists(const Chosen& all, GpuIndexBytes& b) const {
-    const double calls = all.in_each_call ? 1 : static_cast<double>(part_.calls.size());
+    const std::int64_t calls = all.in_each_call ? 1 : call_count_;
     const auto count = [&](double n) {
-      return std::max<std::int64_t>(1, static_cast<std::int64_t>(n / (part_.ring * calls)));
+      return std::max<std::int64_t>(
+          1, static_cast<std::int64_t>(n / static_cast<double>(part_.ring * calls)));
     };
     std::int64_t bytes = 0;
-    for (const std::int64_t keys : part_.calls) {
-      cuda::IndexShape s = shape(keys);
+    for (const GpuIndexPart::Calls& c : part_.calls) {
+      cuda::IndexShape s = shape(c.keys);
       s.index_heads = s.q_heads;
       s.segments = static_cast<int>(segments_.size());
       s.block_pairs = count(all.tiles);
       s.runs = std::min(s.block_pairs, count(all.runs) + q_heads_ * s.q_blocks());
       if (all.masked) s.row_masks = s.runs;
-      s.columns = std::min(all.columns, q_heads_ * keys);
+      s.columns = all.columns / calls;
       if (s.columns > 0)
-        s.cover_words = q_heads_ * s.q_blocks() * up(std::min(all.longest, keys), kBlock);
-      bytes += held(s, b);
+        s.cover_words = q_heads_ * s.q_blocks() * up(std::min(all.longest, c.keys), kBlock);
+      bytes += c.times * held(s, b);
     }
     return bytes;
   }
@@ -152,13 +171,14 @@ class Pattern {
   }
   void add_slashes(const Segment& s, const SlashCaps& take, std::int64_t heads, Chosen& all) const {
     all.in_each_call = true;
-    const std::int64_t seen = up(*std::max_element(part_.calls.begin(), part_.calls.end()), kBlock);
+    const std::int64_t seen = up(most_keys_, kBlock);
     // The diagonal and the first block come on top.
     const std::int64_t most = whole(s) ? seen : std::min(seen, take.slashes + 2);
     all.tiles += static_cast<double>(heads * tiles_of(s, most));
     if (whole(s)) return;
-    all.columns += heads * take.columns;
-    all.longest = std::max(all.longest, take.columns);
+    const std::int64_t columns = std::min({take.columns, s.end, most_keys_});
+    all.columns += heads * columns;
+    all.longest = std::max(all.longest, columns);
   }
   Chosen slashes(double slash_share, double column_share, const SlashCaps& caps) const {
     Chosen all;
@@ -170,21 +190,20 @@ class Pattern {
   /// Whether lists have place for all that their caps allow, since that is little: then they do not
   /// follow what is chosen.
   bool by_caps(const SlashCaps& caps, GpuIndexBytes& b) const {
-    constexpr std::int64_t little = std::int64_t{32} << 20;
     GpuIndexBytes all;
     all.layers.front() = lists(slashes(1, 1, caps), all);
-    if (all.layers.front() <= little) b = all;
+    if (all.layers.front() <= cuda::kSmallIndex) b = all;
     observe(b);
-    return all.layers.front() <= little;
+    return all.layers.front() <= cuda::kSmallIndex;
   }
   void vertical_slash(GpuIndexBytes& b) const {
     const AttentionOptions& o = rule_.options;
     SlashCaps caps{o.max_slashes, o.max_columns};
-    if (rule_.budget > 0)
-      caps = {rule_.budget, o.max_columns > 0 ? std::min(o.max_columns, rule_.budget * kBlock)
-                                              : rule_.budget * kBlock};
+    if (budget_ > 0)
+      caps = {budget_,
+              o.max_columns > 0 ? std::min(o.max_columns, budget_ * kBlock) : budget_ * kBlock};
     if (by_caps(caps, b)) return;
-    const bool bought = rule_.budget > 0;
+    const bool bought = budget_ > 0;
     b.layers.front() =
         lists(slashes(bought ? 1 : o.slash_share, bought ? 1 : o.vertical_share, caps), b);
   }
@@ -192,32 +211,35 @@ class Pattern {
   void flexprefill(GpuIndexBytes& b) const {
     if (by_caps({}, b)) return;
     Chosen all = blocks(rule_.options.flex_share, 1);
+    // The diagonal and the first block come on top; each call has place for all of a rank's.
+    all.tiles += static_cast<double>(2 * q_heads_ * blocks_of(kBlock));
     all.runs = all.tiles;
+    all.in_each_call = true;
     b.layers.front() = lists(all, b);
   }
   void by_head(GpuIndexBytes& b) const {
     if (by_caps({}, b)) return;
     const HeadTable& table = *rule_.options.heads;
     b.layers.assign(static_cast<std::size_t>(table.layers()), 0);
-    for (int l = 0; l < table.layers(); ++l) {
-      Chosen all;
-      for (int h = 0; h < table.heads(); ++h)
-        for (const Segment& s : segments_) add_rule(s, table.at(l, h), all);
-      // A rank of an Ulysses group has its part of the heads.
-      const double part = static_cast<double>(q_heads_) / std::max(1, table.heads());
-      all.tiles *= part;
-      all.columns = static_cast<std::int64_t>(static_cast<double>(all.columns) * part);
-      all.runs = all.tiles;
-      b.layers[static_cast<std::size_t>(l)] = lists(all, b);
-    }
+    for (int l = 0; l < table.layers(); ++l)
+      for (int first = 0; first + q_heads_ <= table.heads(); first += static_cast<int>(q_heads_)) {
+        Chosen all;  // a rank of an Ulysses group has these heads
+        for (int h = first; h < first + q_heads_; ++h)
+          for (const Segment& s : segments_) add_rule(s, table.at(l, h), all);
+        all.runs = all.tiles;
+        std::int64_t& most = b.layers[static_cast<std::size_t>(l)];
+        most = std::max(most, lists(all, b));
+      }
   }
   void add_rule(const Segment& s, const HeadRule& rule, Chosen& all) const {
     switch (rule.pattern) {
       case HeadPattern::dense:
         return add_slashes(s, {up(s.end, kBlock), 0}, 1, all);
       case HeadPattern::a_shape:
-        return add_slashes(s, {rule.window / kBlock, std::max<std::int64_t>(0, rule.sink - kBlock)},
-                           1, all);
+        return add_slashes(
+            s,
+            {rule.window / kBlock, std::max<std::int64_t>(0, std::min(rule.sink, s.end) - kBlock)},
+            1, all);
       case HeadPattern::vertical_slash:
         return add_slashes(s, {rule.slashes, std::min(rule.columns, s.end)}, 1, all);
       case HeadPattern::block_sparse:
@@ -241,8 +263,10 @@ class Pattern {
   /// Mass of slashes and columns, and where budgets are bought their order, in 64 bits; the entries
   /// chosen of them in 32.
   void observe(GpuIndexBytes& b) const {
-    const std::int64_t lists = q_heads_ * blocks_of(kBlock) * (1 + kBlock);
-    b.micro_batch += lists * (rule_.budget > 0 ? 16 : 8);
+    if (rule_.options.pattern == PatternKind::vertical_slash && takes_all()) return;
+    const std::int64_t slots = q_heads_ * blocks_of(kBlock), lists = slots * (1 + kBlock),
+                       parts = budget_ > 0 ? up(rule_.options.last_q, kBlock) + 1 : 1;
+    b.micro_batch += slots * (1 + kBlock * parts) * 8 + (budget_ > 0 ? lists * 8 : 0);
     b.choosing += lists * 4;
     if (rule_.options.pattern != PatternKind::vertical_slash)
       b.choosing += words(kBlock) + words(kBlock) / 2;  // of heads that go by blocks, with scores
@@ -277,14 +301,14 @@ class Pattern {
   bool routed(GpuIndexBytes& b) const {
     const std::int64_t block = rule_.options.moba_block, dim = rule_.head_dim;
     const std::int64_t wide = up(widest_, block), slots = std::min(moba_budget() - 1, wide);
-    if (part_.calls.size() != 1 || part_.ring != 1 || rule_.deterministic || slots < 1 ||
-        (dim != 64 && dim != 128) || (block != 128 && block != 256))
+    if (call_count_ != 1 || part_.ring != 1 || rule_.deterministic || slots < 1 ||
+        !routed_kernels(dim, block))
       return false;
     std::int64_t rows = 0;  // those that list blocks: others see all before their own
     for (const Segment& s : segments_)
       rows += std::max<std::int64_t>(0, s.end - std::max(s.begin, (slots + 1) * block));
     const std::int64_t entries = q_heads_ * rows * slots;
-    if (entries == 0) return false;
+    if (entries == 0 || entries > std::numeric_limits<std::int32_t>::max()) return false;
     const std::int64_t listed = up(q_blocks(), kRoutedChunk) * kv_heads_ * blocks_of(block);
     b.micro_batch = dense(b);
     b.layers.front() = listed * 2 * 8 + (entries / kRoutedUnit + listed) * 16 + entries * 4 +
@@ -301,13 +325,14 @@ class Pattern {
   const std::span<const Segment> segments_;
   const GpuIndexPart& part_;
   std::int64_t q_heads_ = 1, kv_heads_ = 1, widest_ = 0;
+  std::int64_t call_count_ = 0, most_keys_ = 0, budget_ = 0;
 };
 
 }  // namespace
 
 GpuIndexBytes gpu_index_bytes(const GpuIndexRule& rule, std::span<const Segment> segments,
                               const GpuIndexPart& part) {
-  if (part.queries == 0) return {};
+  if (part.queries == 0 || part.calls.empty()) return {};
   return Pattern(rule, segments, part).bytes();
 }
 

@@ -2,7 +2,8 @@
 // beside: kernels/cuda/index and kernels/cuda/attention by their shapes alone.
 //
 // What a pattern chooses by mass is counted as of attention that is spread evenly over its keys, as
-// at the start of training: it chooses less of attention that is not.
+// at the start of training: it chooses less of attention that is not.  Budgets and caps count as
+// bounds: as many slashes and as many columns as either allows.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -17,15 +18,19 @@ namespace ballast {
 struct GpuIndexRule {
   AttentionOptions options;
   std::int64_t query_heads = 1, kv_heads = 1, head_dim = 1;  ///< of the model
-  std::int64_t budget = 0;     ///< the largest of a BudgetPolicy, in key blocks a query; 0: none
-  bool deterministic = false;  ///< run.deterministic: no routed lists
+  std::vector<std::int64_t> budgets{};  ///< of a BudgetPolicy, ascending, in key blocks a query
+  bool deterministic = false;           ///< run.deterministic: no routed lists
 };
 
 /// One rank's part of a micro-batch.
 struct GpuIndexPart {
-  std::int64_t queries = 0;           ///< tokens of its ring rank's shard
-  int ring = 1, sp = 1;               ///< ranks
-  std::vector<std::int64_t> calls{};  ///< keys of each attention call
+  std::int64_t queries = 0;  ///< tokens of its ring rank's shard
+  int ring = 1, sp = 1;      ///< ranks
+  struct Calls {
+    std::int64_t keys = 0, times = 1;
+    bool operator==(const Calls&) const = default;
+  };
+  std::vector<Calls> calls{};  ///< of attention; those alike together
   bool operator==(const GpuIndexPart&) const = default;
 };
 
@@ -35,7 +40,8 @@ struct GpuIndexBytes {
   std::vector<std::int64_t> layers{0};
   std::int64_t choosing = 0;  ///< workspace while a layer's pattern is chosen
   std::int64_t kernels = 0;   ///< scratch that kernels share and keep
-  std::int64_t cached = 0;    ///< of all micro-batches of this shape: generated indexes
+  std::int64_t cached = 0;    ///< of all micro-batches of this shape: generated indexes, of which
+                              ///< a run keeps the latest kCachedIndexes shapes
   std::int64_t layer(std::int64_t number) const {
     return layers.size() == 1 ? layers.front() : layers.at(static_cast<std::size_t>(number));
   }

@@ -106,10 +106,10 @@ IndexWork index_work(const IndexRule& rule, std::span<const Segment> segments, i
   return work;
 }
 
-IndexBytes index_bytes(const IndexWork& work, const IndexShape& shape) {
+ChoiceBytes choice_bytes(const IndexWork& work, const ChoiceShape& shape) {
   const std::int64_t heads = shape.query_heads, dim = shape.head_dim,
                      operand = shape.type == DType::f32 ? 0 : shape.keys * shape.kv_heads * dim * 4;
-  IndexBytes bytes;
+  ChoiceBytes bytes;
   for (const ObservedBatch& batch : work.batches) {
     const auto [rows, pairs] = batch.keys;
     // Of rows their queries, maxima and sums; scores of pairs.

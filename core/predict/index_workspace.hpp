@@ -45,18 +45,18 @@ IndexWork index_work(const IndexRule& rule, std::span<const Segment> segments, i
                      bool carries);
 
 /// One rank's part of a layer.
-struct IndexShape {
+struct ChoiceShape {
   std::int64_t query_heads = 1, kv_heads = 1, head_dim = 1;
   std::int64_t keys = 0;  ///< its own, padding included
   int ring = 1;
   DType type = DType::f32;
 };
-struct IndexBytes {
+struct ChoiceBytes {
   std::int64_t observed = 0;  ///< workspace while columns and slashes are observed (slash_scores)
   std::int64_t message = 0;   ///< columns of all ranks of a ring, meanwhile
   std::int64_t recall = 0;    ///< workspace afterwards (recall_scores)
   std::int64_t reduced = 0;   ///< receive space of the ring's sums, which stays
 };
-IndexBytes index_bytes(const IndexWork& work, const IndexShape& shape);
+ChoiceBytes choice_bytes(const IndexWork& work, const ChoiceShape& shape);
 
 }  // namespace ballast

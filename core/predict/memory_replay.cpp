@@ -328,7 +328,6 @@ class Replay {
     if (!stage_.first) l.d_input = std::move(d);
   }
 
-  /// Chunks of a sample whose stored keys come at once.
   std::int64_t window_tokens() const { return stage_.offload ? stage_.window_tokens : 0; }
   int turns(const RankMicroBatch& m) const { return ballast::turns(m, window_tokens()); }
   /// Elements of the largest window of stored keys and values.
@@ -357,9 +356,9 @@ class Replay {
     const std::int64_t dim = stage_.model.head_dim,
                        keys = m.sample < 0 ? m.shard_tokens
                                            : m.sample_tokens / m.chunks * (m.chunk + 1);
-    const IndexShape shape{width.query / dim, width.kv / dim, dim, keys,
-                           m.split.ring(),    stage_.type};
-    const IndexBytes bytes = index_bytes(m.index, shape);
+    const ChoiceShape shape{width.query / dim, width.kv / dim, dim, keys,
+                            m.split.ring(),    stage_.type};
+    const ChoiceBytes bytes = choice_bytes(m.index, shape);
     if (reduced_.bytes() < bytes.reduced) reduced_.grow(bytes.reduced - reduced_.bytes());
     {
       const Held observed = hold(bytes.observed, MemoryCategory::workspace);
@@ -380,7 +379,8 @@ class Replay {
   }
   void hold_gpu_index(const GpuIndexBytes& bytes, std::int64_t layer, Live& l) {
     scratch_.take("kernels", bytes.kernels);
-    scratch_.take("generated indexes", bytes.cached);
+    if (generated_.size() < kCachedIndexes && generated_.insert(bytes.cached).second)
+      scratch_.take("generated " + std::to_string(bytes.cached), bytes.cached);
     if (l.indexes.empty()) l.indexes.push_back(hold(bytes.micro_batch, MemoryCategory::workspace));
     const Held choosing = hold(bytes.choosing, MemoryCategory::workspace);
     l.indexes.push_back(hold(bytes.layer(stage_.first_layer + layer), MemoryCategory::workspace));
@@ -558,7 +558,8 @@ class Replay {
   std::vector<char> ends_;  ///< [op] ends_gradients, where its ranks meet in backwards
   bool reduces_ = false;    ///< whether the backward that runs reduces
   std::set<int> recomputed_;
-  std::set<std::int64_t> recalled_;  ///< layers whose recall this step has measured
+  std::set<std::int64_t> generated_;  ///< sizes of indexes that are kept
+  std::set<std::int64_t> recalled_;   ///< layers whose recall this step has measured
   std::map<int, std::size_t> last_op_;
   std::map<std::pair<int, int>, RingPlan> rings_;
 

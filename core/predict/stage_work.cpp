@@ -10,13 +10,12 @@
 namespace ballast {
 namespace {
 
-/// Keys of each attention call of a micro-batch.
-std::vector<std::int64_t> calls_of(const RankMicroBatch& m, std::int64_t window_tokens) {
-  const auto ring = static_cast<std::size_t>(m.split.ring());
-  std::vector<std::int64_t> calls;
+/// The attention calls of a micro-batch.
+std::vector<GpuIndexPart::Calls> calls_of(const RankMicroBatch& m, std::int64_t window_tokens) {
+  std::vector<GpuIndexPart::Calls> calls;
   for (int turn = 0; turn < turns(m, window_tokens); ++turn)
-    calls.insert(calls.end(), ring,
-                 m.sample < 0 ? m.hop_tokens : turn_tokens(m, turn, window_tokens));
+    calls.push_back(
+        {m.sample < 0 ? m.hop_tokens : turn_tokens(m, turn, window_tokens), m.split.ring()});
   return calls;
 }
 

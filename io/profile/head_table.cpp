@@ -21,7 +21,11 @@ HeadRule rule_of(const Json& stored) {
   rule.pattern =
       parse_or_fail<HeadPattern>(stored.at("pattern").get<std::string>(), "pattern of a head");
   for (const auto& [key, member] : kParameters)
-    if (stored.contains(key)) stored.at(key).get_to(rule.*member);
+    if (stored.contains(key)) {
+      require(stored.at(key).is_number_integer(), "{} must be a whole number, not {}", key,
+              stored.at(key).dump());
+      stored.at(key).get_to(rule.*member);
+    }
   const std::string problem = problems(rule);
   require(problem.empty(), "{}", problem);
   return rule;

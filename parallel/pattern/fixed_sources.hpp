@@ -34,14 +34,14 @@ class IndexCache {
  public:
   using Shards = std::shared_ptr<PlacedPatterns>;
   /// The patterns of `heads` heads from `first_head` on over these axes; `build` makes them the
-  /// first time.  The 8 latest shapes are kept.
+  /// first time.  The kCachedIndexes latest shapes are kept.
   template <class Build>
   Shards get(const AttentionAxes& axes, int first_head, int heads, Build&& build) {
     Shape shape{axes, first_head, heads};
     if (Shards found = find(shape)) return found;
     auto made = std::make_shared<PlacedPatterns>(build());
     kept_.emplace_front(std::move(shape), made);
-    if (kept_.size() > 8) kept_.pop_back();
+    if (kept_.size() > kCachedIndexes) kept_.pop_back();
     return made;
   }
 

@@ -84,10 +84,7 @@ struct DeviceIndex {
   Interval* key_queries = nullptr;            ///< [key_rows()] query rows that see a key
   std::int32_t* transposed_offset = nullptr;  ///< [index_heads * k_blocks + 1]
   BlockRun* transposed = nullptr;             ///< query blocks of a key block, ascending
-  // Only while it is derived (building_bytes()):
-  std::uint64_t* scratch = nullptr;  ///< unsorted transpose
-  std::int32_t* scratch_count = nullptr;
-  std::int32_t* forward_order = nullptr;  ///< forward work units, longest first
+  std::int32_t* forward_order = nullptr;      ///< forward work units, longest first
   std::int32_t* backward_order =
       nullptr;  ///< backward work units as pieces of one part, longest first
   /// The same with long units cut, for kernels that may add into dK and dV; with several packed
@@ -117,6 +114,10 @@ struct DeviceIndex {
       nullptr;  ///< [column_rows / kColumnTile] query blocks that can see the tile
   Interval* column_bounds =
       nullptr;  ///< [index_heads, 64 q_blocks] visible columns of a row, counted in its list
+  // --- only while it is derived (building_bytes()); dangling afterwards
+  // -----------------------------------------------------------------------------------------------
+  std::uint64_t* scratch = nullptr;  ///< unsorted transpose
+  std::int32_t* scratch_count = nullptr;
 
   /// Two query heads that share a key head and a list fill one CTA; otherwise two neighbouring
   /// query blocks do.
@@ -156,6 +157,9 @@ struct DeviceIndex {
   std::int64_t backward_unit_capacity() const;
 };
 
+/// Bytes of a layer's indexes of slashes and columns up to which their memory does not follow what
+/// was chosen.
+inline constexpr std::int64_t kSmallIndex = std::int64_t{32} << 20;
 /// Bytes that an index holds, and those it needs beside them while it is derived.
 std::size_t held_bytes(const IndexShape& shape);
 std::size_t building_bytes(const IndexShape& shape);

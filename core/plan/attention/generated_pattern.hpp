@@ -29,6 +29,9 @@ struct GeneratedPattern {
       0;  ///< number of the first, where a rank computes some heads of a layer (Ulysses)
 };
 
+/// Shapes of micro-batches whose indexes a run keeps, the latest.
+inline constexpr std::size_t kCachedIndexes = 8;
+
 /// One head; its first slash is the diagonal.
 using GeneratedHead = VerticalSlash;
 

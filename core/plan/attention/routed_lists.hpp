@@ -21,6 +21,11 @@ inline constexpr std::int64_t kRoutedPartialBytes = std::int64_t{2} << 30;
 /// Rows of a unit of work, at most: their keys and values are loaded once.
 inline constexpr int kRoutedUnit = 4096;
 
+/// The head dims and pattern blocks that kernels for routed lists are written for (Hopper).
+constexpr bool routed_kernels(std::int64_t head_dim, std::int64_t block_tokens) {
+  return (head_dim == 64 || head_dim == 128) && (block_tokens == 128 || block_tokens == 256);
+}
+
 /// A query row of one key head: its token and its head in the group (at most 16).
 constexpr std::uint32_t routed_entry(std::int64_t token, int head_in_group) {
   return static_cast<std::uint32_t>(token) << 4 | static_cast<std::uint32_t>(head_in_group);

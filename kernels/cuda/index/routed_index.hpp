@@ -48,11 +48,7 @@ struct RoutedWork {
   std::int64_t entries() const { return chunk_begin.back(); }
 };
 
-/// The pattern blocks and head dims that the sm_90 kernels are written for.
-constexpr bool routed_kernels(std::int64_t head_dim, std::int64_t block_tokens) {
-  return (head_dim == 64 || head_dim == 128) && (block_tokens == 128 || block_tokens == 256);
-}
-/// And that the current device runs them.
+/// Whether routed_kernels() has them, and the current device runs those.
 bool routed_fits(std::int64_t head_dim, std::int64_t block_tokens);
 /// [chunks + 1] first entries.
 /// rows [query blocks]: rows of a block that are tokens.

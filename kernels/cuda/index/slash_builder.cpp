@@ -17,9 +17,6 @@
 namespace ballast::cuda {
 namespace {
 
-/// Bytes of a layer's indexes below which their memory need not follow what was chosen.
-constexpr std::size_t kSmallIndex = std::size_t{32} << 20;
-
 /// A cap of the options, where 0 means none.
 std::int32_t capacity(std::int64_t cap) {
   constexpr std::int64_t none = std::numeric_limits<std::int32_t>::max();
@@ -368,7 +365,7 @@ std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass, int q_heads, 
   PatternCaps caps = lists.caps();
   std::size_t bytes = 0;
   for (const Arrays::Shard& shard : a.shards) bytes += held_bytes(shape_of_shard(caps, shard));
-  if (bytes > kSmallIndex) caps = lists.read(blocks.blocks);
+  if (bytes > static_cast<std::size_t>(kSmallIndex)) caps = lists.read(blocks.blocks);
 
   Tensor pairs = Tensor::zeros({static_cast<std::int64_t>(a.shards.size())}, DType::i64, device,
                                MemoryCategory::workspace);

@@ -34,7 +34,7 @@ GpuIndexRule rule_of(PatternKind pattern) {
 }
 GpuIndexBytes bytes_of(const GpuIndexRule& rule, const std::vector<Segment>& segments) {
   const std::int64_t tokens = aligned(segments);
-  return gpu_index_bytes(rule, segments, {tokens, 1, 1, {tokens}});
+  return gpu_index_bytes(rule, segments, {tokens, 1, 1, {{tokens}}});
 }
 
 cuda::IndexShape shape_of(std::int64_t tokens) {
@@ -115,7 +115,7 @@ TEST(GpuIndex, SlashesAndColumnsFollowTheirCaps) {
   shape.cover_words = kQueryHeads * shape.q_blocks() * 5;
   const GpuIndexBytes found = bytes_of(rule, segments);
   EXPECT_EQ(found.layer(0), std::int64_t(cuda::held_bytes(shape)));
-  rule.budget = 2;  // slashes, and 128 columns
+  rule.budgets = {1, 2};  // slashes, and 128 columns
   shape.block_pairs = shape.runs = kQueryHeads * tiles(segments, 2 + 2);
   shape.columns = kQueryHeads * 2 * 128;
   shape.cover_words = kQueryHeads * shape.q_blocks() * 2;
@@ -123,23 +123,50 @@ TEST(GpuIndex, SlashesAndColumnsFollowTheirCaps) {
 }
 
 TEST(GpuIndex, RanksOfARingShareTheTilesAndCallsSplitThem) {
-  GpuIndexRule rule = rule_of(PatternKind::xattention);
-  const auto segments = segments_of({1 << 15});
-  const auto on = [&](int ring) {
-    const std::int64_t own = (1 << 15) / ring;
-    return static_cast<double>(
-        gpu_index_bytes(
-            rule, segments,
-            {own, ring, 1, std::vector<std::int64_t>(static_cast<std::size_t>(ring), own)})
-            .layer(0));
+  const std::int64_t n = 1 << 15;
+  const auto segments = segments_of({n});
+  const auto on = [&](const GpuIndexRule& rule, int ring, int sp = 1) {
+    const GpuIndexPart part{n / ring, ring, sp, {{n / ring, ring}}};
+    return static_cast<double>(gpu_index_bytes(rule, segments, part).layer(0));
   };
-  EXPECT_NEAR(on(4), on(1) / 4, 0.1 * on(1));
+  GpuIndexRule rule = rule_of(PatternKind::xattention);
+  const double whole = on(rule, 1);
+  EXPECT_NEAR(on(rule, 4), whole / 4, 0.07 * whole) << "arrays of keys in every call";
+  EXPECT_NEAR(on(rule, 1, 2), whole / 2, 0.04 * whole) << "half of the heads each";
   rule.options.xattention_threshold = 0.3;
-  EXPECT_LT(bytes_of(rule, segments).layer(0), on(1) * 1.01);
-  EXPECT_NEAR(
-      static_cast<double>(gpu_index_bytes(rule, segments, {1 << 15, 1, 2, {1 << 15}}).layer(0)),
-      on(1) / 2, 0.1 * on(1))
-      << "half of the heads each";
+  EXPECT_LT(on(rule, 1), 0.6 * whole);
+  // Slashes, and heads that go by blocks among them, have place in every call.
+  const GpuIndexRule flex = rule_of(PatternKind::flexprefill);
+  EXPECT_GT(on(flex, 4), 0.9 * on(flex, 1));
+}
+
+TEST(GpuIndex, BudgetsThatTakeAllLeaveThoseThatDoNot) {
+  const auto segments = segments_of({4096});
+  GpuIndexRule rule = rule_of(PatternKind::moba);
+  const GpuIndexBytes four = bytes_of(rule, segments);
+  rule.options.moba_top_k = 100;
+  rule.budgets = {1, 4, 16};  // sixteen blocks of 256 are all
+  EXPECT_EQ(bytes_of(rule, segments), four);
+  rule.budgets = {16, 32};
+  EXPECT_EQ(bytes_of(rule, segments).layer(0), 0) << "dense";
+}
+
+TEST(GpuIndex, AShareOfOneIsAllTilesAndNoColumn) {
+  GpuIndexRule rule = rule_of(PatternKind::vertical_slash);
+  rule.options.slash_share = 1;
+  const auto segments = segments_of({1 << 15});
+  cuda::IndexShape shape = shape_of(1 << 15);
+  shape.index_heads = kQueryHeads;
+  shape.block_pairs = shape.runs = kQueryHeads * tiles(segments, 512);
+  const GpuIndexBytes found = bytes_of(rule, segments);
+  EXPECT_EQ(found.layer(0), std::int64_t(cuda::held_bytes(shape)));
+  EXPECT_EQ(found.micro_batch, 0) << "nothing is observed";
+}
+
+TEST(GpuIndex, RecordedIndexesAreNotCounted) {
+  GpuIndexRule rule = rule_of(PatternKind::vertical_slash);
+  rule.options.index = IndexOrigin::recorded;
+  EXPECT_EQ(bytes_of(rule, segments_of({4096})), GpuIndexBytes{});
 }
 
 TEST(GpuIndex, EveryLayerOfATableHoldsItsOwn) {
@@ -158,13 +185,26 @@ TEST(GpuIndex, EveryLayerOfATableHoldsItsOwn) {
   EXPECT_NEAR(
       static_cast<double>(found.layer(0) - found.layer(2)),
       static_cast<double>(each * kQueryHeads * (tiles(segments, 512) - tiles(segments, 10))), 4096);
-  EXPECT_LT(found.layer(1), found.layer(2) + kQueryHeads * (1 << 15) * 9)
-      << "and bounds of its columns";
+}
+
+TEST(GpuIndex, RanksThatShareHeadsCountTheFullestRange) {
+  auto table = std::make_shared<HeadTable>(1, static_cast<int>(kQueryHeads));
+  for (int h = 0; h < kQueryHeads / 2; ++h)
+    table->at(0, h) = {HeadPattern::block_sparse, 0, 0, 0, 0, 8};
+  GpuIndexRule rule = rule_of(PatternKind::by_head);
+  rule.options.heads = table;
+  const auto segments = segments_of({1 << 15});
+  const auto half = [&] {
+    return gpu_index_bytes(rule, segments, {1 << 15, 1, 2, {{1 << 15}}}).layer(0);
+  };
+  const std::int64_t uneven = half();
+  for (int h = 0; h < kQueryHeads / 2; ++h) table->at(0, h) = {};
+  EXPECT_EQ(uneven, half()) << "the second rank's heads are dense either way";
 }
 
 TEST(GpuIndex, ARankHoldsThatOfEveryLayerUntilBackward) {
   StageMemory stage;
-  stage.model.layers = stage.layers = 3;
+  stage.model.layers = 5, stage.layers = 3, stage.first_layer = 2;
   stage.model.hidden = 64, stage.model.intermediate = 128;
   stage.model.query_heads = stage.model.kv_heads = 2, stage.model.head_dim = 32;
   stage.model.vocabulary = 100;
@@ -182,7 +222,8 @@ TEST(GpuIndex, ARankHoldsThatOfEveryLayerUntilBackward) {
   const std::int64_t none = workspace({});
   GpuIndexBytes bytes;
   bytes.micro_batch = 1 << 20;
-  bytes.layers = {std::int64_t{4} << 20};
+  constexpr std::int64_t other = std::int64_t{1} << 40, own = std::int64_t{4} << 20;
+  bytes.layers = {other, other, own, own, own};
   bytes.kernels = 1 << 22;
   EXPECT_EQ(workspace(bytes) - none,
             (std::int64_t{2} << 20) + 2 * 3 * (std::int64_t{4} << 20) + (std::int64_t{4} << 20));

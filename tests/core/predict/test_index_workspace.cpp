@@ -84,7 +84,7 @@ TEST(IndexWorkspace, CountsInAForwardAndForNoLongerThanALayerChooses) {
   IndexRule rule = rule_of(PatternKind::vertical_slash);
   rule.options.last_q = 64;
   const IndexWork work = work_of(rule, {640});
-  const IndexBytes bytes = index_bytes(work, {2, 2, 4, 640, 1, DType::f32});
+  const ChoiceBytes bytes = choice_bytes(work, {2, 2, 4, 640, 1, DType::f32});
   const std::int64_t none = workspace({}, {});
   // More than the tiles that a layer takes afterwards; once, not a layer each.
   EXPECT_GT(workspace({}, work), none);
@@ -92,7 +92,7 @@ TEST(IndexWorkspace, CountsInAForwardAndForNoLongerThanALayerChooses) {
   rule.options.recall_every = 1;
   rule.options.recall_rows = 640;
   const IndexWork recalled = work_of(rule, {640});
-  const std::int64_t recall = index_bytes(recalled, {2, 2, 4, 640, 1, DType::f32}).recall;
+  const std::int64_t recall = choice_bytes(recalled, {2, 2, 4, 640, 1, DType::f32}).recall;
   EXPECT_GT(recall, bytes.observed);
   EXPECT_EQ(workspace({}, recalled) - workspace({}, work), recall - bytes.observed);
 }

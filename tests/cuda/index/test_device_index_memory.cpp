@@ -74,7 +74,7 @@ class IndexMemory : public CudaTest {
       tokens += (n + options.align() - 1) / options.align() * options.align();
     }
     const GpuIndexBytes told =
-        gpu_index_bytes({options, kHeads, kKvHeads, kDim}, segments, {tokens, 1, 1, {tokens}});
+        gpu_index_bytes({options, kHeads, kKvHeads, kDim}, segments, {tokens, 1, 1, {{tokens}}});
     const Found found = measured(lengths, options);
     const auto near = [&](std::int64_t a, std::int64_t b, const char* what) {
       EXPECT_NEAR(static_cast<double>(a), static_cast<double>(b),

@@ -40,8 +40,8 @@ class PatternMemory : public ::testing::Test {
         world.all_reduce(memory_use().peak[kWork] - before.current[kWork], Reduction::max),
         world.all_reduce(memory_use().peak[kMessage] - before.current[kMessage], Reduction::max)};
   }
-  IndexBytes told(const Data& data, const Case& c, const SequenceLayout& layout) const {
-    return index_bytes(
+  ChoiceBytes told(const Data& data, const Case& c, const SequenceLayout& layout) const {
+    return choice_bytes(
         index_work(c.rule, data.batch.segments, world.size(), false),
         {kHeads, kKvHeads, kDim, layout.local_tokens(world.rank()), world.size(), c.type});
   }
@@ -50,7 +50,7 @@ class PatternMemory : public ::testing::Test {
     const SequenceLayout layout(LayoutKind::striped, data.batch.axis_tokens(), world.size(), 64,
                                 c.rule.options.align());
     const Bytes found = measured(data, c, layout);
-    const IndexBytes bytes = told(data, c, layout);
+    const ChoiceBytes bytes = told(data, c, layout);
     const auto workspace = static_cast<double>(std::max(bytes.recall, bytes.observed)),
                sent = static_cast<double>(bytes.message + bytes.reduced);
     if (world.size() == 1 && !c.recalls) {
