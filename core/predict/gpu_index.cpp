@@ -126,6 +126,7 @@ class Pattern {
     b.kernels = std::max({b.kernels, backward, std::int64_t(cuda::building_bytes(shape))});
     return static_cast<std::int64_t>(cuda::held_bytes(shape));
   }
+  /// Bytes of all calls; what they need of the kernels' scratch goes to `b`.
   std::int64_t dense(GpuIndexBytes& b) const {
     std::int64_t sum = 0;
     for (const GpuIndexPart::Calls& c : part_.calls) {
@@ -135,6 +136,7 @@ class Pattern {
     }
     return sum;
   }
+  /// Lists of every head in all calls, as dense().
   std::int64_t lists(const Chosen& all, GpuIndexBytes& b) const {
     const std::int64_t calls = all.in_each_call ? 1 : call_count_;
     const auto count = [&](double n) {
