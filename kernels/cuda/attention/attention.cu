@@ -44,7 +44,8 @@ WorkspaceLayout lay_out(void* base, const DeviceIndex& index, const RoutedWork* 
     take(w.scratch.column_dk, column_elements * 4);
     take(w.scratch.column_dv, column_elements * 4);
     if (index.shape.dense) {  // what QueryGradient::turns needs
-      take(w.scratch.turns, q_heads * index.shape.q_blocks() * backward_slices(head_dim) * 4);
+      take(w.scratch.turns,
+           q_heads * index.shape.q_blocks() * backward_slices(head_dim, QueryGradient::firsts) * 4);
       take(w.scratch.part_turns, index.key_rows() / kBlock * index.shape.kv_heads * 2 * 4);
     }
   } else if (routed != nullptr) {
@@ -114,10 +115,12 @@ struct Cleared {
   };
   Rows dq, dk, dv;
   int* counters = nullptr;
-  /// AttentionScratch::turns and part_turns (null: none), set to the first key unit of
-  /// `unit_blocks` blocks that a query block sees, and to zero.
+  /// AttentionScratch::turns and part_turns (null: none), set for the mode to come: `in_turns` to
+  /// the first key unit of `unit_blocks` blocks that a query block sees, and to zero.
   int* turns = nullptr;
   int* part_turns = nullptr;
+  bool in_turns = false;
+  bool first_stored = false;  ///< dQ is zeroed only where a query block sees no key
   const BlockBounds* bounds = nullptr;
   const std::int32_t* reversed = nullptr;  ///< DeviceIndex::backward_units[3]
   int heads = 0, slices = 0, unit_blocks = 0, last_unit = 0;
@@ -132,8 +135,9 @@ struct Cleared {
     for (std::int64_t c = 4 * threadIdx.x; c < r.columns; c += 4 * kThreads)
       *reinterpret_cast<float4*>(r.at + row * r.stride + c) = make_float4(0, 0, 0, 0);
   }
+  static __device__ bool sees_keys(const BlockBounds& b) { return b.begin_first < b.end_last; }
   __device__ void clear(std::int64_t row) const {
-    clear(dq, row);
+    if (!first_stored || row >= dq.rows || !sees_keys(bounds[row / kBlock])) clear(dq, row);
     clear(dk, row);
     clear(dv, row);
     if (row == 0 && threadIdx.x < kCounters) counters[threadIdx.x] = 0;
@@ -144,8 +148,12 @@ struct Cleared {
     if (i < part_turn_count) part_turns[i] = 0;
     if (row >= q_blocks) return;
     const BlockBounds b = bounds[row];
-    const int first = *reversed ? last_unit - (b.end_last - 1) / kBlock / unit_blocks
-                                : b.begin_first / kBlock / unit_blocks;
+    int first = first_stored ? kHoldsNothing : kHolds;
+    if (in_turns) {
+      first = *reversed ? last_unit - (b.end_last - 1) / kBlock / unit_blocks
+                        : b.begin_first / kBlock / unit_blocks;
+      if (first_stored) first |= kFirstTurn;
+    }
     for (int t = threadIdx.x; t < heads * slices; t += kThreads)
       turns[(t / slices * q_blocks + row) * slices + t % slices] = first;
   }
@@ -231,17 +239,19 @@ Cleared to_clear(const AttentionBackwardArgs& a, const AttentionScratch& scratch
     c.dk = {a.dk, a.dk_stride, index.shape.k_tokens, k_columns};
     c.dv = {a.dv, a.dv_stride, index.shape.k_tokens, k_columns};
   }
-  if (mode == QueryGradient::turns) {
+  if (sends_jobs(mode)) {
     c.turns = scratch.turns;
     c.part_turns = scratch.part_turns;
+    c.in_turns = mode == QueryGradient::turns;
+    c.first_stored = !a.accumulate_dq;
     c.bounds = index.bounds;
     c.reversed = index.backward_units + 3;
     c.last_unit = static_cast<int>(index.shape.k_blocks() - 1) / backward_unit_blocks(a.head_dim);
     c.heads = a.q_heads;
-    c.slices = backward_slices(a.head_dim);
+    c.slices = backward_slices(a.head_dim, mode);
     c.unit_blocks = backward_unit_blocks(a.head_dim);
     c.q_blocks = index.shape.q_blocks();
-    c.part_turn_count = index.key_rows() / kBlock * a.kv_heads * 2;
+    if (c.in_turns) c.part_turn_count = index.key_rows() / kBlock * a.kv_heads * 2;
   }
   return c;
 }

@@ -80,7 +80,7 @@ struct WideConsumer {
       const int head = previous >> kBlockBits, query_block = previous & ((1 << kBlockBits) - 1),
                 slice = 2 * consumer + half;
       if constexpr (kDq == QueryGradient::turns) {
-        const JobSide<D> side{sh, consumer, thread};
+        const JobSide<D, kDq> side{sh, consumer, thread};
         side.wait(jobs);
         stage_query_gradient<64>(dq, sh.dq[consumer], row, lane, p.scale);
         side.give(jobs++, {head, query_block, slice, sh.unit.turn});
@@ -251,7 +251,7 @@ struct WideConsumer {
       store(dk, dv, u);
     }
     if constexpr (kDq == QueryGradient::turns) {
-      JobSide<D>{sh, consumer, thread}.end(jobs);
+      JobSide<D, kDq>{sh, consumer, thread}.end(jobs);
     } else if (kWithDq && thread == 0) {
       bulk_wait();
     }

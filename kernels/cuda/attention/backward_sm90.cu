@@ -7,7 +7,11 @@ namespace ballast::cuda {
 QueryGradient query_gradient_mode(const AttentionBackwardArgs& a) {
   const bool dense = a.index->shape.dense;
   if (!dense && (a.deterministic || !a.index->has_columns())) return QueryGradient::apart;
-  return a.deterministic ? QueryGradient::turns : QueryGradient::adds;
+  if (a.deterministic) return QueryGradient::turns;
+  return dense && stores_first_additions(a.head_dim) &&
+                 a.index->shape.pairs <= kFewKeys * static_cast<double>(a.index->shape.q_tokens)
+             ? QueryGradient::firsts
+             : QueryGradient::adds;
 }
 
 bool cuts_units(const AttentionBackwardArgs& a) {

@@ -19,7 +19,7 @@ template <int D, QueryGradient kDq>
 struct BackwardConsumer {
   using Shared = BackwardShared<D, kDq == QueryGradient::rows>;
   static constexpr int kBoxes = Shared::kBoxes, kTileBlocks = Shared::kTileBlocks;
-  static constexpr bool kWithDq = kDq != QueryGradient::apart;
+  static constexpr bool kWithDq = kDq != QueryGradient::apart, kSent = sends_jobs(kDq);
   static_assert(kQueryStages == 2, "dS and the previous tile are named by the parity of the stage");
   Shared& sh;
   const BackwardMaps& maps;
@@ -160,11 +160,11 @@ struct BackwardConsumer {
   /// else at once.
   __device__ __forceinline__ void reduce(const float (&dq)[kDqRegisters], int query_block,
                                          int head) {
-    if constexpr (kDq == QueryGradient::turns) {
-      const JobSide<D> side{sh, consumer, thread};
+    if constexpr (kSent) {
+      const JobSide<D, kDq> side{sh, consumer, thread};
       side.wait(jobs);
       stage_query_gradient<Shared::kSliceColumns>(dq, sh.dq[consumer], row, lane, p.scale);
-      side.give(jobs++, {head, query_block, 0, sh.unit.turn});
+      side.give(jobs++, {head, query_block, kTileBlocks > 1 ? 0 : consumer, sh.unit.turn});
     } else if constexpr (kDq == QueryGradient::rows) {
       reduce_rows(dq, query_block);
     } else {
@@ -333,8 +333,8 @@ struct BackwardConsumer {
       ring.advance();
       store(dk, dv, u);
     }
-    if constexpr (kDq == QueryGradient::turns) {
-      JobSide<D>{sh, consumer, thread}.end(jobs);
+    if constexpr (kSent) {
+      JobSide<D, kDq>{sh, consumer, thread}.end(jobs);
     } else if (kDq == QueryGradient::adds && thread == 0) {
       bulk_wait();
     }
@@ -362,6 +362,12 @@ cudaError_t launch_backward(const BackwardMaps& maps, const BackwardParams& p, Q
     case QueryGradient::turns:
       return launch_backward<Shared>(attention_backward_kernel<D, QueryGradient::turns>, maps, p,
                                      stream);
+    case QueryGradient::firsts:
+      if constexpr (stores_first_additions(D)) {
+        return launch_backward<Shared>(attention_backward_kernel<D, QueryGradient::firsts>, maps, p,
+                                       stream);
+      }
+      break;
     case QueryGradient::rows:
       break;  // routed_backward_sm90()
   }

@@ -30,7 +30,7 @@ struct BackwardParams {
   bool add;  // dk, dv += instead of =
   int* counter;
   int* places;  // of each head modulo kPlaces, the query block that a unit was last at: a hint
-  int* turns;   // AttentionScratch::turns and part_turns; only of QueryGradient::turns
+  int* turns;   // AttentionScratch::turns and part_turns; only of dense indexes
   int* part_turns;
   float* dq;  // only of QueryGradient::rows
   std::int64_t dq_stride;
@@ -78,8 +78,6 @@ struct BackwardShared {
   // Columns of dQ that a consumer sends at a time: its share of a block's, or all of its own
   // block's.
   static constexpr int kSliceColumns = D > 64 || kTileBlocks > 1 ? 64 : 32;
-  static constexpr bool kJointJobs =
-      D <= 128 && kTileBlocks == 1;  // QueryGradientJob is of both consumers
   static constexpr int kScoreBuffers =
       D > 128 ? 4 : 2;  // of [block][unit's keys][64 queries]: dS; P
   alignas(1024) unsigned char k[kUnitBlocks * kBlockBytes];
@@ -335,7 +333,7 @@ struct BackwardProducer {
     const DeviceIndex& index = p.index;
     const int unit = piece & ((1 << kPieceShift) - 1);
     u.done = 0;
-    u.columns = kDq != QueryGradient::turns && (piece & kColumnUnit) != 0;
+    u.columns = !sends_jobs(kDq) && (piece & kColumnUnit) != 0;
     if (u.columns) {
       const int column_tile = unit / index.column_heads();
       const int list = index.column_tile_list[column_tile];
@@ -391,14 +389,19 @@ struct BackwardProducer {
       decode(sh.unit, piece, half_of(item));
       const WorkUnit& u = sh.unit;
       load_keys(u);
-      if constexpr (kDq == QueryGradient::turns) query_blocks_in_turn(u);
-      for (int i = 0; i < u.heads && kDq != QueryGradient::turns; ++i) {
-        if (u.columns) {
-          column_blocks(u.first_head + i);
-        } else if (kDq == QueryGradient::adds && p.index.shape.dense) {
-          key_blocks_round(u.first_head + i);
-        } else {
-          key_blocks(u.first_head + i);
+      if constexpr (kDq == QueryGradient::turns) {
+        query_blocks_in_turn(u);
+      } else if constexpr (kDq == QueryGradient::firsts) {
+        for (int i = 0; i < u.heads; ++i) key_blocks_round(u.first_head + i);
+      } else {
+        for (int i = 0; i < u.heads; ++i) {
+          if (u.columns) {
+            column_blocks(u.first_head + i);
+          } else if (kDq == QueryGradient::adds && p.index.shape.dense) {
+            key_blocks_round(u.first_head + i);
+          } else {
+            key_blocks(u.first_head + i);
+          }
         }
       }
       // Claimed only now, while the consumers still have tiles: the last units go to whoever is

@@ -1,11 +1,13 @@
-// Backward whose additions have an order (QueryGradient::turns): the warps that send dQ away, the
-// turns of parts that add to the same dK and dV, and the roles of a CTA's warps.
+// Backward whose dQ warps of their own send away: its additions have an order
+// (QueryGradient::turns), or whoever comes first stores (firsts).  Then the turns of parts that add
+// to the same dK and dV, and the roles of a CTA's warps.
 //
-// A job is what the consumers have staged of a tile's dQ, 64 columns each.  At head dims 96 and 128
-// both share a job, and two warps take the jobs in turn: one may begin while the other waits until
-// the additions of the job before are complete.  At head dim 64, where a job is a consumer's own
-// block of queries, and at 256, where it has two jobs a tile, each has a warp of its own (at 256
-// jobs of both are 3 to 5 % slower).
+// A job is what the consumers have staged of a tile's dQ, 64 columns each.  In turns at head dims
+// 96 and 128 both share a job, and two warps take the jobs in turn: one may begin while the other
+// waits until the additions of the job before are complete.  At head dim 64, where a job is a
+// consumer's own block of queries, at 256, where it has two jobs a tile, and where no order holds
+// anyone up, each has a warp of its own (at 256 jobs of both are 3 to 5 % slower, without an order
+// 2 to 5 %).
 //
 // Named barriers of a sender: consumers arrive at kJobFull + sender, where it waits; it arrives at
 // job_free(), where they wait before they stage the next job.  (mbarriers in their place: 3 to 12 %
@@ -16,50 +18,78 @@
 namespace ballast::cuda {
 
 inline constexpr int kJobFree = 10, kJobFull = 14, kJobFreeThreads = 128 + 32;
-template <int D>
-inline constexpr int kJobFullThreads = (BackwardShared<D>::kJointJobs ? 256 : 128) + 32;
-template <int D>
+/// Whether a job is of both consumers.
+template <int D, QueryGradient kDq>
+inline constexpr bool kJointJobs =
+    kDq == QueryGradient::turns&& D <= 128 && BackwardShared<D>::kTileBlocks == 1;
+template <int D, QueryGradient kDq>
+inline constexpr int kJobFullThreads = (kJointJobs<D, kDq> ? 256 : 128) + 32;
+template <int D, QueryGradient kDq>
 __device__ __forceinline__ int job_free(int sender, int consumer) {
-  return kJobFree + (BackwardShared<D>::kJointJobs ? 2 * sender + consumer : consumer);
+  return kJobFree + (kJointJobs<D, kDq> ? 2 * sender + consumer : consumer);
 }
 /// racecheck does not follow barriers at which threads only arrive: its build orders what says the
 /// job by mbarriers too.
 inline constexpr bool kVisibleJobs = kWarpArrivals > 1;
 
-/// Adds job after job, each when all units before this one have added theirs.  Units are given out
-/// in the order of the turns, so whoever is waited for has begun, and waits only for those before
-/// it.
-template <int D>
+/// Waits until all units before this one have added to a block of dQ; whether there is none.  Units
+/// are given out in the order of the turns, so whoever is waited for has begun, and waits only for
+/// those before it.
+__device__ __forceinline__ bool await_turn(const int* turn, int own) {
+  int now;
+  do {
+    now = load_acquire(turn);
+  } while ((now & ~kFirstTurn) != own);
+  return now & kFirstTurn;
+}
+/// Whether this job is the first of a block of dQ, which others then wait for.  Whoever is waited
+/// for waits for nobody: a claim, its store and what tells of it are one warp's.  (Claims by the
+/// consumers, who would tell a tile later: 6 to 8 % slower.)
+__device__ __forceinline__ bool claim_first(int* progress) {
+  int now = claim(progress, kHoldsNothing, kIsStored);
+  while (now == kIsStored) now = load_acquire(progress);
+  return now == kHoldsNothing;
+}
+
+/// Sends job after job: the first of a block of dQ is stored, so that nobody need write zeros; all
+/// others are added.
+template <int D, QueryGradient kDq>
 __device__ void send_query_gradients(BackwardShared<D>& sh, const BackwardMaps& maps,
                                      const BackwardParams& p, int sender) {
   using Shared = BackwardShared<D>;
-  constexpr int kSlices = backward_slices(D), kBoxes = Shared::kSliceColumns / 32;
+  constexpr bool kTurns = kDq == QueryGradient::turns, kJoint = kJointJobs<D, kDq>;
+  constexpr int kSlices = backward_slices(D, kDq), kBoxes = Shared::kSliceColumns / 32;
   const bool first = threadIdx.x % 32 == 0;
-  const int first_consumer = Shared::kJointJobs ? 0 : sender,
-            end_consumer = Shared::kJointJobs ? 2 : sender + 1;
+  const int first_consumer = kJoint ? 0 : sender, end_consumer = kJoint ? 2 : sender + 1;
   const auto give_back = [&] {
     for (int c = first_consumer; c < end_consumer; ++c)
-      named_arrive(job_free<D>(sender, c), kJobFreeThreads);
+      named_arrive(job_free<D, kDq>(sender, c), kJobFreeThreads);
   };
-  if (!Shared::kJointJobs || sender == 1) give_back();
+  if (!kJoint || sender == 1) give_back();
   for (int phase = 0;; phase ^= 1) {
-    named_barrier(kJobFull + sender, kJobFullThreads<D>);
+    named_barrier(kJobFull + sender, kJobFullThreads<D, kDq>);
     if (kVisibleJobs) barrier_wait(&sh.job_full[sender], phase);
     const QueryGradientJob job = sh.job[sender];
     if (kVisibleJobs) warp_arrive(&sh.job_free[sender]);
-    if (job.head < 0) return;
+    if (job.head < 0) break;
     int* turn =
         p.turns + (job.head * p.index.shape.q_blocks() + job.query_block) * kSlices + job.slice;
+    bool tell = false;
     if (first) {
-      while (load_acquire(turn) != job.turn) {
-      }
+      const bool stores = kTurns ? await_turn(turn, job.turn) : claim_first(turn);
+      tell = kTurns || stores;
       fence_async_global();
       for (int c = first_consumer; c < end_consumer; ++c) {
         for (int b = 0; b < kBoxes; ++b) {
-          const int column = (Shared::kJointJobs ? c : job.slice) * Shared::kSliceColumns + b * 32;
-          if (column < D)
+          const int column = (kJoint ? c : job.slice) * Shared::kSliceColumns + b * 32;
+          if (column >= D) continue;
+          if (stores) {
+            tma_store(&maps.dq, sh.dq[c] + b * kBlock * 128, column, job.head,
+                      job.query_block * kBlock);
+          } else {
             tma_reduce_add(&maps.dq, sh.dq[c] + b * kBlock * 128, column, job.head,
                            job.query_block * kBlock);
+          }
         }
       }
       bulk_commit();
@@ -67,25 +97,26 @@ __device__ void send_query_gradients(BackwardShared<D>& sh, const BackwardMaps& 
     }
     __syncwarp();
     give_back();
-    if (first) {
+    if (first && tell) {
       bulk_wait();
       fence_async_global();
-      count_release(turn);
+      store_release(turn, kTurns ? job.turn + 1 : kHolds);
     }
     __syncwarp();
   }
+  if (first) bulk_wait();
 }
 /// One consumer's part in job `number` of the CTA, or of the consumer where it has its own.
-template <int D>
+template <int D, QueryGradient kDq>
 struct JobSide {
-  static constexpr bool kJoint = BackwardShared<D>::kJointJobs;
+  static constexpr bool kJoint = kJointJobs<D, kDq>;
   BackwardShared<D>& sh;
   const int consumer, thread;
 
   __device__ __forceinline__ int sender(int number) const { return kJoint ? number & 1 : consumer; }
   /// Until what was staged for the job before has been read.
   __device__ __forceinline__ void wait(int number) const {
-    named_barrier(job_free<D>(sender(number - 1), consumer), kJobFreeThreads);
+    named_barrier(job_free<D, kDq>(sender(number - 1), consumer), kJobFreeThreads);
   }
   __device__ __forceinline__ void give(int number, const QueryGradientJob& job) const {
     const int to = sender(number), phase = (kJoint ? number >> 1 : number) & 1;
@@ -94,7 +125,7 @@ struct JobSide {
       sh.job[to] = job;
       if (kVisibleJobs) barrier_arrive(&sh.job_full[to]);
     }
-    named_arrive(kJobFull + to, kJobFullThreads<D>);
+    named_arrive(kJobFull + to, kJobFullThreads<D, kDq>);
   }
   /// After `number` jobs.
   __device__ __forceinline__ void end(int number) const {
@@ -130,17 +161,18 @@ template <int D, QueryGradient kDq, class Consumer>
 __device__ __forceinline__ void backward_roles(unsigned char* raw, const BackwardMaps& maps,
                                                const BackwardParams& p) {
   using Shared = BackwardShared<D>;
-  static_assert(sizeof(Shared) <= 232448 &&
-                backward_slices(D) == (Shared::kJointJobs ? 1 : Shared::kBoxes));
+  static_assert(
+      sizeof(Shared) <= 232448 &&
+      (!sends_jobs(kDq) || backward_slices(D, kDq) == (kJointJobs<D, kDq> ? 1 : Shared::kBoxes)));
   auto& sh = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) sh.init();
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_release<40>();
     if (threadIdx.x == 0) BackwardProducer<D, kDq>(sh, maps, p).run();
-    if constexpr (kDq == QueryGradient::turns) {
+    if constexpr (sends_jobs(kDq)) {
       const int warp = threadIdx.x / 32;
-      if (warp == 1 || warp == 2) send_query_gradients<D>(sh, maps, p, warp - 1);
+      if (warp == 1 || warp == 2) send_query_gradients<D, kDq>(sh, maps, p, warp - 1);
     }
   } else {
     registers_claim<232>();

@@ -279,6 +279,7 @@ IndexShape shape_of(const PatternArrays& index, int q_heads, int kv_heads) {
   s.q_heads = q_heads;
   s.kv_heads = kv_heads;
   s.dense = is_dense(index);
+  if (s.dense) s.pairs = index.visible.pairs();
   if (s.dense) return s;  // one pattern for all heads, whatever index.index_heads says
   s.index_heads = index.index_heads;
   s.runs = static_cast<std::int64_t>(index.runs.size());

@@ -120,6 +120,15 @@ __device__ __forceinline__ void tma_reduce_add(const CUtensorMap* map, const voi
       "r"(smem_address(smem)), "r"(column), "r"(head), "r"(token)
       : "memory");
 }
+/// Writes a shared-memory box of fp32 to global memory, in groups as tma_reduce_add() does.
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* smem, int column,
+                                          int head, int token) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+          map),
+      "r"(smem_address(smem)), "r"(column), "r"(head), "r"(token)
+      : "memory");
+}
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -305,14 +314,26 @@ __device__ __forceinline__ void global_add(float* p, float x, float y) {
   asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(x), "f"(y) : "memory");
 }
 
-/// A counter in global memory by which CTAs take turns: read with acquire, one more with release.
+/// A counter in global memory by which CTAs take turns: read with acquire, raised with release.
 __device__ __forceinline__ int load_acquire(const int* p) {
   int x;
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
   return x;
 }
+__device__ __forceinline__ void store_release(int* p, int x) {
+  asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
 __device__ __forceinline__ void count_release(int* p) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(p) : "memory");
+}
+/// What it held, read with acquire; where that is `expected` it holds `desired` from then on.
+__device__ __forceinline__ int claim(int* p, int expected, int desired) {
+  int x;
+  asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], %2, %3;"
+               : "=r"(x)
+               : "l"(p), "r"(expected), "r"(desired)
+               : "memory");
+  return x;
 }
 
 // --- tensor maps (host)

@@ -257,6 +257,8 @@ inline void check_dense(int d) {
   // Ranges of 64 query blocks and more, in which a backward unit begins where others are.
   check_case("dense 4501, 2/1 heads", dense({4501}, 4501), 2, 1, d);
   check_case("prefix: 4201 queries over 5001 keys, 4/2 heads", dense({5001}, 4201), 4, 2, d);
+  // More keys a query than kFewKeys: first additions to dQ find zeros.
+  check_case("prefix: 333 queries over 9001 keys, 4/2 heads", dense({9001}, 333), 4, 2, d);
   check_case("ring step, rows without keys, 6/2 heads", ring_step(150, 0, 1, 2), 6, 2, d);
   check_case("ring step, other way, 6/2 heads", ring_step(150, 1, 0, 2), 6, 2, d);
 }
