@@ -1,5 +1,6 @@
 """ballast-data build INPUT... : token files for training; ballast-data inspect FILE shows one."""
 import argparse
+import errno
 import os
 import shutil
 import sys
@@ -101,6 +102,8 @@ def build(options):
         )
     if options.pairs and (options.turns or options.long == "split"):
         raise DataError("--pairs: both answers of a pair are one sample each, not several")
+    if os.path.exists(options.out) and not os.path.isfile(options.out):
+        raise DataError(f"{options.out} is no regular file; --out names the HDF5 file to write")
     options.long = options.long or ("truncate" if options.pairs else "split")
     paths, notes = recipes.files_of(options)
     for note in notes:
@@ -158,6 +161,25 @@ def finish(options, recipe, journal, summary):
     return 0
 
 
+def of_output(place, out):
+    """Whether a place is the output, lies beside it under its name, or is a folder on its way."""
+    return (
+        place == out or place.startswith(out + ".part") or out.startswith(place.rstrip("/") + "/")
+    )
+
+
+def of_system(error, options):
+    """One line for what the system refuses.  HDF5's errors name no file, and have many lines."""
+    place = error.filename or getattr(options, "out", None) or options.file
+    said = error.strerror or " ".join(str(error).split())
+    text = f"{place}: {said}"
+    if options.command == "build" and error.errno == errno.ENOSPC:
+        return text + "; free some space: the same command goes on"
+    if options.command == "build" and of_output(str(place), options.out):
+        return text + "; --out names a file in a folder that can be written"
+    return text
+
+
 def main(argv):
     import importlib.util
 
@@ -187,6 +209,9 @@ def main(argv):
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        print(f"ballast-data: {of_system(error, options)}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("\nballast-data: stopped; the same command goes on", file=sys.stderr)
         return 130

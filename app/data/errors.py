@@ -9,6 +9,18 @@ class RowError(Exception):
     """A row that cannot become a sample; the reader adds its place."""
 
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec"
+
+
+def refuse_pointer(path, first):
+    """Errors: DataError where the file's first bytes are those of a Git LFS pointer.  Twin:
+    core/base/lfs_pointer.cpp."""
+    if first.startswith(LFS_POINTER):
+        raise DataError(
+            f"{path}: is a Git LFS pointer, not the file itself; `git lfs pull` there fetches it"
+        )
+
+
 class Unreadable:
     """Stands for a row that could not be read, so that it can be skipped as a bad row."""
 

@@ -63,6 +63,8 @@ class Encoder:
         self.tokenizer.no_padding()
         added = self.tokenizer.get_added_tokens_decoder().values()
         self.special = tuple(t.content for t in added if t.special)
+        # A vocabulary of characters without an unknown token leaves out what it lacks.
+        self.drops_nul = not self.tokenizer.encode("\0", add_special_tokens=False).ids
 
     def count(self, what, number=1):
         self.counters[what] = self.counters.get(what, 0) + number
@@ -70,7 +72,18 @@ class Encoder:
     # Rendering
 
     def rendered(self, sample):
-        """List of Rendered: one, or one an answer where turns are rendered on their own."""
+        """List of Rendered: one, or one an answer where turns are rendered on their own.  Errors:
+        RowError of a text that would lose its NUL characters."""
+        made = self.rendered_sample(sample)
+        if self.drops_nul and (lost := sum(one.text.count("\0") for one in made)):
+            raise RowError(
+                f"{lost} NUL character{'s' if lost > 1 else ''} (U+0000), for which the tokenizer"
+                " has no token: take them out of the text, or leave the row out with --bad-rows"
+                " skip"
+            )
+        return made
+
+    def rendered_sample(self, sample):
         if not isinstance(sample, Chat):
             begins = [(0, "user"), (sample.prompt, "assistant")] if sample.prompt else [(0, "text")]
             return [Rendered(sample, sample.text, [(sample.prompt, len(sample.text))], begins)]

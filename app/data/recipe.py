@@ -7,7 +7,7 @@ import zlib
 
 import readers
 import template
-from errors import DataError
+from errors import DataError, refuse_pointer
 
 VERSION = 1
 
@@ -24,12 +24,18 @@ def token_table(folder):
             f"{path}: no such file; --tokenizer names a Hugging Face folder with tokenizer.json"
         )
     stored = template.read_json(path)
-    vocabulary = stored["model"]["vocab"]
-    if isinstance(vocabulary, dict):
-        table = {number: token for token, number in vocabulary.items()}
-    else:
-        table = {number: entry[0] for number, entry in enumerate(vocabulary)}
-    table.update((t["id"], t["content"]) for t in stored.get("added_tokens") or [])
+    try:
+        vocabulary = stored["model"]["vocab"]
+        if isinstance(vocabulary, dict):
+            table = {number: token for token, number in vocabulary.items()}
+        else:
+            table = {number: entry[0] for number, entry in enumerate(vocabulary)}
+        table.update((t["id"], t["content"]) for t in stored.get("added_tokens") or [])
+    except (KeyError, TypeError, IndexError) as error:
+        raise DataError(
+            f"{path}: holds no table of tokens (model.vocab, added_tokens); is it a Hugging Face"
+            " tokenizer's?"
+        ) from error
     return table
 
 
@@ -43,7 +49,9 @@ def file_mark(path):
     """Size and a checksum of both ends: tells a changed input from the one that was begun with."""
     size = os.path.getsize(path)
     with open(path, "rb") as stream:
-        mark = zlib.crc32(stream.read(1 << 16))
+        first = stream.read(1 << 16)
+        refuse_pointer(path, first)
+        mark = zlib.crc32(first)
         stream.seek(max(0, size - (1 << 16)))
         mark = zlib.crc32(stream.read(1 << 16), mark)
     return [path, size, mark]

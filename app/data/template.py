@@ -8,7 +8,7 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
-from errors import DataError, RowError
+from errors import DataError, RowError, refuse_pointer
 
 # Stand around what {% generation %} marks while a template renders; no text may hold them, since
 # Unicode gives them no character.
@@ -98,13 +98,19 @@ class ChatTemplate:
 
 
 def read_json(path):
+    """The object in a file of a tokenizer's folder; {} where there is none."""
     if not os.path.isfile(path):
         return {}
-    with open(path, encoding="utf-8") as stream:
-        try:
-            return json.load(stream)
-        except ValueError as error:
-            raise DataError(f"{path}: no JSON: {error}") from error
+    with open(path, "rb") as stream:
+        raw = stream.read()
+    refuse_pointer(path, raw)
+    try:
+        read = json.loads(raw)
+    except ValueError as error:
+        raise DataError(f"{path}: no JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise DataError(f"{path}: holds a {type(read).__name__} where an object {{...}} belongs")
+    return read
 
 
 def find(folder, file=None):

@@ -80,7 +80,10 @@ def main(argv):
         return 2
     except OSError as error:
         print(
-            f"ballast-report: cannot write {error.filename or ''}: {error.strerror or error}",
+            (
+                f"ballast-report: cannot write {error.filename or ''}: {error.strerror or error};"
+                " free some space there, or name another place (--out, --json, --perfetto)"
+            ),
             file=sys.stderr,
         )
         return 1
@@ -105,6 +108,7 @@ def show_runs(args):
     from pathlib import Path
 
     import analysis
+    import output
     import page
     import perfetto
     import simulator
@@ -129,7 +133,7 @@ def show_runs(args):
         result = {"cases": [{"name": s["run"], **s} for s in result]}
     text = json.dumps(clean(result), indent=2) + "\n"
     for target in [folder / "metrics.json"] + ([Path(args.json)] if args.json else []):
-        target.write_text(text, encoding="utf-8")
+        output.write_text(target, text)
     if args.perfetto:
         perfetto.write(runs, args.perfetto)
     for run in runs:

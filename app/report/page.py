@@ -11,6 +11,7 @@ import tables
 import verdict
 from analysis import summary
 from figures import FIGURES
+from output import write_text
 from plot import plain
 from style import bytes_unit, seconds_unit
 
@@ -308,7 +309,7 @@ def write(analyses, folder):
         " dragging, double-click shows all again; the camera saves one as PNG.</footer>"
     )
     path = folder / "report.html"
-    path.write_text(document(title, subtitle, nav, body, panels, groups), encoding="utf-8")
+    write_text(path, document(title, subtitle, nav, body, panels, groups))
     return path
 
 

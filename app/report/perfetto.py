@@ -6,6 +6,7 @@ from collections import defaultdict
 import numpy as np
 
 from load import BESIDE, KINDS, code
+from output import writing
 
 PIDS = 100000  # from one run's first process to the next one's
 IDS = ("step", "micro_batch", "chunk", "layer", "stage", "outer", "inner")
@@ -14,7 +15,7 @@ IDS = ("step", "micro_batch", "chunk", "layer", "stage", "outer", "inner")
 def write(runs, path):
     """Streams the events, so that a large trace needs no second copy in memory.  Ranks of the i-th
     run have pid PIDS i + rank."""
-    with open(path, "w", encoding="utf-8") as out:
+    with writing(path) as out:
         out.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         separator = ""
         for r, run in enumerate(runs):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 
 from load import ReportError
+from output import write_text
 from plot import line, panel
 from style import INK, MUTED, SERIES, seconds_unit, series
 
@@ -146,5 +147,5 @@ def write(path, profile, folder):
         panels,
     )
     target = folder / "report.html"
-    target.write_text(text, encoding="utf-8")
+    write_text(target, text)
     return target

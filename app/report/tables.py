@@ -7,6 +7,7 @@ import numpy as np
 import metrics
 from analysis import CATEGORIES, HEAD_PATTERNS
 from load import COORDINATES
+from output import writing
 from prediction import OPS
 from style import number_ranges
 
@@ -23,7 +24,7 @@ class Table:
     row_formats: tuple = ()
 
     def write_csv(self, path):
-        with open(path, "w", newline="", encoding="utf-8") as out:
+        with writing(path, newline="") as out:
             writer = csv.writer(out)
             writer.writerow(self.columns)
             writer.writerows(self.rows)

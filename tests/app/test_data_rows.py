@@ -1,5 +1,6 @@
 """Rows of odd shapes that data sets in use have: what they become, and how others are refused."""
 import json
+import os
 import random
 
 from test_data import PLAIN, Data
@@ -65,6 +66,35 @@ class OddRows(Odd):
         texts = [self.loaded().decode(tokens) for tokens, _ in self.documents()]
         self.assertEqual(texts, ["ring", "stripe"])
 
+    def test_nul_characters_stay_in_texts_and_messages(self):
+        answer = "stripe\0 1234\0"
+        chat = [self.CHAT[0], {"role": "assistant", "content": answer}]
+        self.assertEqual(self.learnt([{"messages": chat}]), [answer + "<|im_end|>"])
+        with open(self.out("nul.txt"), "wb") as f:
+            f.write(b"ring\0 stripe\n")
+        self.build(self.out("nul.txt"), out="nul.h5")
+        texts = [self.loaded().decode(tokens) for tokens, _ in self.documents("nul.h5")]
+        self.assertEqual(texts, ["ring\0 stripe\n"])
+        self.refused(b'{"text": "a"}\n{"text": "a\0b"}\n', "odd.jsonl:2", "no JSON")
+
+    def test_outputs_that_cannot_be_written_are_named(self):
+        rows = self.lines([{"text": "ring"}])
+        for out in (f"{rows}/x.h5", f"{rows}/sub/x.h5", "/proc/x.h5", "/dev/full", self.folder):
+            error = self.build(rows, out=out, options=["--force"], status=2)
+            self.assertEqual(error.count("\n"), 1, error)
+            self.assertIn("--out names", error)
+            self.assertIn(os.path.dirname(out), error)
+
+    def test_pointers_of_git_lfs_are_named(self):
+        pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+        for name in ("chat.jsonl", "book.txt", "table.parquet"):
+            self.refused(pointer, name, "Git LFS pointer", "git lfs pull", name=name)
+        rows = self.lines([{"text": "ring"}])
+        with open(f"{self.tokenizer}/tokenizer.json", "wb") as f:
+            f.write(pointer)
+        error = self.build(rows, status=2)
+        self.assertIn("tokenizer.json: is a Git LFS pointer", error)
+
     def test_misspelt_roles_are_told(self):
         rows = [{"messages": [self.CHAT[0], {"role": "asistant", "content": "x"}, *self.CHAT]}]
         said = self.build(self.lines(rows))
@@ -92,6 +122,27 @@ class OddTokenizers(Odd):
         listed = [{"name": "rag", "template": "x"}, {"name": "tool_use", "template": "x"}]
         self.assertIn("rag, tool_use", self.said_of("listed", listed))
         self.assertIn("names no eos_token", self.said_of("endless", PLAIN, 0, None))
+
+    def test_a_tokenizer_without_nul_refuses_texts_that_have_it(self):
+        from tokenizers import Tokenizer, models
+
+        words = {c: i for i, c in enumerate("abcdefghijklmnopqrstuvwxyz ")}
+        made = Tokenizer(models.BPE(vocab=words, merges=[]))
+        made.save(f"{self.tokenizer}/tokenizer.json")
+        rows = self.lines([{"text": "ring"}, {"text": "ring\0 stripe"}])
+        error = self.build(rows, options=["--no-eos"], status=2)
+        self.assertIn("chat.jsonl:2: 1 NUL character (U+0000)", error)
+        said = self.build(rows, options=["--no-eos", "--restart", "--bad-rows", "skip"])
+        self.assertIn("1 bad rows skipped", said)
+        self.assertEqual([len(tokens) for tokens, _ in self.documents()], [4])
+
+    def test_a_tokenizer_that_holds_no_tokens_is_named(self):
+        for text in ("[]", "{}", '{"model": {"vocab": 3}}'):
+            with open(f"{self.tokenizer}/tokenizer.json", "w") as f:
+                f.write(text)
+            error = self.build(self.lines([{"text": "a"}]), status=2)
+            self.assertEqual(error.count("\n"), 1, error)
+            self.assertIn("tokenizer.json: holds ", error)
 
     def test_a_broken_tokenizer_is_named(self):
         with open(f"{self.tokenizer}/tokenizer.json", "w") as f:

@@ -6,6 +6,24 @@ import unittest
 
 import numpy as np
 import support
+import synthetic
+
+
+class Outputs(support.RunTest):
+    def test_what_cannot_be_written_is_named(self):
+        run = synthetic.known_run(self.folder / "run")
+        plain = self.folder / "plain"
+        plain.write_text("")
+        for option, place in (
+            ("--json", "/dev/full"),
+            ("--perfetto", "/dev/full"),
+            ("--json", plain / "m.json"),
+            ("--out", plain),
+        ):
+            said = self.report(run, option, place, status=1, draw=False)
+            self.assertEqual(said.count("\n"), 1, said)
+            self.assertIn(f"cannot write {place}: ", said)
+            self.assertIn("name another place", said)
 
 
 class CommandLine(unittest.TestCase):

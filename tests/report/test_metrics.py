@@ -1,6 +1,7 @@
 """metrics.py against hand-worked numbers and, on random data, against core/observe/metrics.cpp
 through report_helper."""
 import random
+import re
 import subprocess
 import unittest
 
@@ -115,6 +116,41 @@ class Metrics(unittest.TestCase):
             for got, want in zip(spent, metrics.exclusive_seconds(begin, end)):
                 self.assertAlmostEqual(got, want, places=9, msg=f"seed {seed}")
             self.assertAlmostEqual(sum(spent), metrics.union_seconds(begin, end), places=9)
+
+
+class Page(support.RunTest):
+    """docs/metrics.md has the names that runs write."""
+
+    ROOT = support.REPORT.parents[1]
+
+    def setUp(self):
+        super().setUp()
+        self.text = (self.ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+
+    def test_every_key_of_metrics_json_is_there(self):
+        runs = [synthetic.known_run(self.folder / "a"), synthetic.training_run(self.folder / "b")]
+        keys = {"cases"}
+        for run in runs:
+            self.report(run, draw=False)
+            keys.update(self.metrics(run / "report"))
+        summaries = (support.REPORT / name for name in ("analysis.py", "prediction.py"))
+        for text in (path.read_text().split("\ndef summary(")[1] for path in summaries):
+            keys.update(re.findall(r'^        "(\w+)": ', text, re.M))
+        self.assertGreater(len(keys), 25)
+        self.assertEqual([key for key in sorted(keys) if f"`{key}`" not in self.text], [])
+
+    def test_every_name_is_one_that_the_programs_write(self):
+        rows = re.findall(r"^\| (`.*?) \|", self.text, re.M)
+        names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+        self.assertGreater(len(names), 40)
+        sources = [*self.ROOT.glob("app/**/*.py"), *self.ROOT.glob("app/**/*.cpp")]
+        sources += self.ROOT.glob("core/**/*.cpp")
+        written = set()
+        for path in sources:
+            written.update(re.findall(r'"(\w+)"', path.read_text(encoding="utf-8")))
+        # `plan` puts this before names of the pipeline's table.
+        names = [name.removeprefix("first_batch_") for name in names]
+        self.assertEqual([name for name in names if name not in written], [])
 
 
 if __name__ == "__main__":
