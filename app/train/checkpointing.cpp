@@ -37,20 +37,17 @@ std::vector<double> numbers(const Curriculum& c) {
           static_cast<double>(c.global_tokens), static_cast<double>(c.global_samples)};
 }
 
-/// From here on the newest file of the run folder is of the branch that this run continues.
-void leave_overtaken(const Communicator& world, const std::string& folder, Restored& restored) {
-  std::string moved;
-  together(world, [&] {
-    if (world.rank() != 0) return;
-    namespace fs = std::filesystem;
-    std::error_code ignored;
-    const bool own = fs::equivalent(fs::path(restored.path).parent_path(), folder, ignored);
-    moved = move_overtaken(folder, own ? restored.state.step : -1);
-  });
-  moved = world.broadcast(moved, 0);
-  if (!moved.empty())
-    restored.warnings.push_back(
-        fmt::format("the checkpoints of the branch that is left are now in {}", moved));
+/// Behind the error of a checkpoint whose parameters are not this run's.
+std::string model_differences(const std::string& path, const CheckpointState& state,
+                              const std::string& deck) {
+  std::vector<std::string> lines;
+  for (const DeckDifference& d : deck_differences(state.deck, deck, path))
+    if ((d.key.starts_with("model.") || d.key.starts_with("lora.")) && !d.before.empty() &&
+        !d.now.empty())
+      lines.push_back(
+          fmt::format("{} = {} in the checkpoint, {} in the deck", d.key, d.before, d.now));
+  if (lines.empty()) return "";
+  return fmt::format("; {}: state the same blocks model and lora", fmt::join(lines, "; "));
 }
 
 }  // namespace
@@ -61,9 +58,12 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
   const Communicator& world = session.mesh.world;
   CheckpointShard shard = shard_of(session, optimizer, false);
   const std::string folder = run_folder + "/checkpoints";
+  const MisfitNote note = [&](const std::string& path, const CheckpointState& state) {
+    return model_differences(path, state, session.config.effective_deck());
+  };
   if (what == "latest") {
     restored.path =
-        read_latest(folder, world, shard, restored.state, restored.warnings, for_training);
+        read_latest(folder, world, shard, restored.state, restored.warnings, for_training, note);
     if (restored.path.empty()) return restored;
   } else {
     restored.path = what;
@@ -73,9 +73,8 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
       });
       restored.path = world.broadcast(restored.path, 0);
     }
-    restored.state = read_checkpoint(restored.path, world, shard);
+    restored.state = read_checkpoint(restored.path, world, shard, note);
   }
-  if (for_training) leave_overtaken(world, folder, restored);
   optimizer.values_from_master();
   if (session.tuning) {
     const auto averages = restored.state.extra.find("budget_averages");
@@ -181,6 +180,23 @@ void check_sample_order(Session& session, Restored& restored) {
     restored.warnings.push_back(
         fmt::format("{}: the samples of {} hold other tokens than when it was written",
                     restored.path, session.dataset->description()));
+}
+
+void leave_overtaken(const Session& session, const std::string& run_folder, Restored& restored) {
+  const Communicator& world = session.mesh.world;
+  const std::string folder = run_folder + "/checkpoints";
+  std::string moved;
+  together(world, [&] {
+    if (world.rank() != 0) return;
+    namespace fs = std::filesystem;
+    std::error_code ignored;
+    const bool own = fs::equivalent(fs::path(restored.path).parent_path(), folder, ignored);
+    moved = move_overtaken(folder, own ? restored.state.step : -1);
+  });
+  moved = world.broadcast(moved, 0);
+  if (!moved.empty())
+    restored.warnings.push_back(
+        fmt::format("the checkpoints of the branch that is left are now in {}", moved));
 }
 
 void prepare_saves(Session& session, ShardedOptimizer& optimizer, CheckpointWriter& writer) {

@@ -18,8 +18,7 @@ struct Restored {
 
 /// Loads `what` (a file, "best", or "latest" for the newest sound checkpoint of `run_folder`; none
 /// there is at all is not an error) into parameters and optimizer.  `for_training`: unsound files
-/// are set aside, and later checkpoints of the run folder, a branch that is left, move to another
-/// folder. Collective.  Errors: damaged or foreign file, adapters of another base.
+/// are set aside. Collective.  Errors: damaged or foreign file, adapters of another base.
 Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what,
                  const std::string& run_folder, bool for_training);
 
@@ -36,6 +35,11 @@ std::vector<double> contents_of(const Session& session);
 /// value. Collective.  Errors: block model describes another model, unless `any_model`.
 std::vector<std::string> check_deck(const Session& session, const Restored& restored,
                                     bool any_model);
+
+/// Moves later checkpoints of the run folder, a branch that is left, to another folder: from here
+/// on the newest file is of the branch that this run continues.  After all checks, since a run that
+/// is refused continues none. Collective.
+void leave_overtaken(const Session& session, const std::string& run_folder, Restored& restored);
 
 /// Takes the memory that snapshots of the state need.  Collective.  Errors: there is not enough.
 void prepare_saves(Session& session, ShardedOptimizer& optimizer, CheckpointWriter& writer);

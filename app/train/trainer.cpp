@@ -47,6 +47,7 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
   if (!restored.path.empty()) {
     deck_changes_ = check_deck(session_, restored, options.force_model);
     check_sample_order(session_, restored);
+    leave_overtaken(session_, folder_.path(), restored);
   }
   if (restored.path.empty() && !config.model.weights.empty()) load_weights(session_, optimizer_);
   load_pairs(session_);

@@ -1,8 +1,15 @@
 #include "core/config/batching_rows.hpp"
 
 #include "core/config/config.hpp"
+#include "core/data/sampler.hpp"
 
 namespace ballast {
+namespace {
+
+/// Above any step that is trained (up to 2^30 tokens), and few enough to be planned.
+constexpr std::int64_t kStepTokens = std::int64_t{1} << 34;
+
+}  // namespace
 
 using namespace deck_row;
 
@@ -22,11 +29,12 @@ void batching_rows(Schema& schema) {
            "many data-parallel ranks as hold no more than this each, or chunks)")
       .when_any({method.is_not(Batching::none, Batching::hbp, Batching::chunkflow)});
   batching
-      .key("global_tokens", &BatchingConfig::global_tokens, "tokens", between(1, kTokens),
+      .key("global_tokens", &BatchingConfig::global_tokens, "tokens", between(1, kStepTokens),
            "tokens of a global batch: samples are taken in order until they reach it; each rank "
            "accumulates the gradients of its micro-batches (gradient accumulation)")
       .when(on(&Config::batching, &BatchingConfig::global_samples), 0);
-  batching.key("global_samples", &BatchingConfig::global_samples, "samples", between(0, kTokens),
+  batching.key("global_samples", &BatchingConfig::global_samples, "samples",
+               between(0, kMostStepSamples),
                "samples of a global batch, in place of global_tokens; 0: global_tokens decides");
   batching
       .key("micro_batch_samples", &BatchingConfig::micro_batch_samples, "samples",

@@ -142,6 +142,9 @@ std::string value_problem(const KeySpec& spec, const DeckValue& value) {
                        range.empty() ? "finite" : range, spec.unit.empty() ? "" : " ", spec.unit);
   };
   const auto word = [&](const std::string& v) -> std::string {
+    // The system would end a file's name there; a prompt may hold it as any byte.
+    if (v.find('\0') != std::string::npos && spec.path() != "eval.generate_prompts")
+      return fmt::format("{} = {} holds a NUL character; leave it out", spec.path(), quoted(v));
     if (spec.allowed.empty() ||
         std::find(spec.allowed.begin(), spec.allowed.end(), v) != spec.allowed.end())
       return "";

@@ -104,6 +104,11 @@ std::vector<std::int64_t> Sampler::next(SamplerPosition& position, std::int64_t 
     require(global_samples > 0 || tokens > 0 ||
                 static_cast<std::int64_t>(samples.size()) < 2 * training_samples(),
             "the {} training samples hold no token", training_samples());
+    require(static_cast<std::int64_t>(samples.size()) <= kMostStepSamples,
+            "batching.global_tokens = {} takes more than {} samples a step, the most that are "
+            "planned: these hold {:.1f} tokens each on average; lower it below {}",
+            global_tokens, kMostStepSamples,
+            static_cast<double>(tokens) / static_cast<double>(samples.size()), tokens);
   } while (!enough());
   position = next;
   return samples;

@@ -10,6 +10,9 @@
 
 namespace ballast {
 
+/// Samples of a step: more take minutes to plan and gigabytes to hold.
+inline constexpr std::int64_t kMostStepSamples = std::int64_t{1} << 24;
+
 /// Where the next step's samples begin.  Stored in checkpoints.
 struct SamplerPosition {
   std::int64_t epoch = 0;
@@ -63,7 +66,7 @@ class Sampler {
   /// step that needs more than is left of an epoch goes on in the next one, so that a sample can
   /// come twice in one step (always, when a step needs more than an epoch holds).  The position
   /// after an epoch's last sample is the start of the next epoch.  Errors: a position outside the
-  /// epoch (another dataset), an epoch without a single token.
+  /// epoch (another dataset), an epoch without a single token, more than kMostStepSamples samples.
   std::vector<std::int64_t> next(SamplerPosition& position, std::int64_t global_tokens,
                                  std::int64_t global_samples,
                                  const std::function<std::int64_t(std::int64_t)>& length);

@@ -200,13 +200,21 @@ std::string collective_problem(F&& work) {
 /// Reads a file into the shard.  Returns what is unsound about the file, or ""; a sound file of
 /// another model or precision is an error.  Collective.
 std::string read_sound(const std::string& path, const Communicator& world, CheckpointShard& shard,
-                       CheckpointState& state) {
+                       CheckpointState& state, const MisfitNote& note) {
   std::unique_ptr<CheckpointFile> file;
   if (const std::string problem = collective_problem([&] { file = open_checked(path, world); });
       !problem.empty())
     return problem;
-  on_all_ranks(world, [&] { check_match(path, file->datasets(), shard); });
-  check_all_wanted(path, world, file->datasets(), shard);
+  if (std::string misfit = collective_problem([&] {
+        on_all_ranks(world, [&] { check_match(path, file->datasets(), shard); });
+        check_all_wanted(path, world, file->datasets(), shard);
+      });
+      !misfit.empty()) {
+    on_all_ranks(world, [&] {
+      if (note) misfit += note(path, file->state());
+    });
+    check_all(world, false, misfit);
+  }
   const CountedPart counted = counted_part(world, shard);
   const bool sums_apply = file->version() > 1 && counted.complete;
   return collective_problem([&] {
@@ -234,10 +242,10 @@ void set_best_checkpoint(CheckpointState& state, const BestCheckpoint& best) {
 }
 
 CheckpointState read_checkpoint(const std::string& path, const Communicator& world,
-                                CheckpointShard& shard) {
+                                CheckpointShard& shard, const MisfitNote& note) {
   on_all_ranks(world, [&] { check_shard(shard); });
   CheckpointState state;
-  const std::string problem = read_sound(path, world, shard, state);
+  const std::string problem = read_sound(path, world, shard, state, note);
   check_all(world, problem.empty(), problem);
   return state;
 }
@@ -249,7 +257,8 @@ CheckpointState verify_checkpoint(const std::string& path, const Communicator& w
 }
 
 std::string read_latest(const std::string& dir, const Communicator& world, CheckpointShard& shard,
-                        CheckpointState& state, std::vector<std::string>& warnings, bool aside) {
+                        CheckpointState& state, std::vector<std::string>& warnings, bool aside,
+                        const MisfitNote& note) {
   on_all_ranks(world, [&] { check_shard(shard); });
   std::string list;
   bool unsound = false;
@@ -263,7 +272,7 @@ std::string read_latest(const std::string& dir, const Communicator& world, Check
   for (std::size_t begin = 0, end; (end = list.find('\n', begin)) != std::string::npos;
        begin = end + 1) {
     const std::string path = dir + "/" + list.substr(begin, end - begin);
-    const std::string problem = read_sound(path, world, shard, state);
+    const std::string problem = read_sound(path, world, shard, state, note);
     if (problem.empty()) return path;
     warnings.push_back("checkpoint skipped: " + problem);
     std::string name;

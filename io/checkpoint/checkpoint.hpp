@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -65,6 +66,10 @@ struct CheckpointShard {
   std::int64_t places() const { return empty() ? 0 : runs.back().at + runs.back().count(); }
 };
 
+/// What a run says of a checkpoint that does not fit its parameters, behind the error: which keys
+/// of the deck differ, or "".
+using MisfitNote = std::function<std::string(const std::string& path, const CheckpointState&)>;
+
 /// Reads a file into this rank's shard (any sharding; several ranks may read the same elements).
 /// `shard.fields` says which fields to read. Collective.  Every element is summed as it is loaded
 /// and the sums are compared over all ranks; a file of version 1 is verified first.  Throws Error
@@ -72,7 +77,7 @@ struct CheckpointShard {
 /// other shapes or dtypes, a parameter that no rank wants, an element that is not finite, a second
 /// moment below zero.
 CheckpointState read_checkpoint(const std::string& path, const Communicator& world,
-                                CheckpointShard& shard);
+                                CheckpointShard& shard, const MisfitNote& note = {});
 
 /// Everything besides tensors of a file whose every byte is checked first.  Collective.
 CheckpointState verify_checkpoint(const std::string& path, const Communicator& world);
@@ -82,6 +87,7 @@ CheckpointState verify_checkpoint(const std::string& path, const Communicator& w
 /// nothing replaces them.  Collective.  Errors: DIR cannot be read; it holds checkpoints, but none
 /// that is sound.
 std::string read_latest(const std::string& dir, const Communicator& world, CheckpointShard& shard,
-                        CheckpointState& state, std::vector<std::string>& warnings, bool set_aside);
+                        CheckpointState& state, std::vector<std::string>& warnings, bool set_aside,
+                        const MisfitNote& note = {});
 
 }  // namespace ballast

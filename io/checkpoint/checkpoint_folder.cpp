@@ -75,6 +75,18 @@ void prune(const std::string& dir, std::int64_t newest, int keep, std::int64_t b
   }
 }
 
+std::string space_remedy(int keep) {
+  if (keep > 2)
+    return fmt::format(
+        "free some space (delete the oldest checkpoints there: checkpoint.keep = {} keeps more "
+        "than the two that a run needs), or name another run folder (-d)",
+        keep);
+  return fmt::format(
+      "free some space, or name another run folder (-d); with checkpoint.keep = {} the two newest "
+      "stay until this one is whole",
+      keep);
+}
+
 void link_best(const std::string& dir, std::int64_t step) {
   const std::string link = dir + "/" + kBestCheckpoint, fresh = link + ".new";
   std::error_code error;

@@ -266,7 +266,8 @@ void CheckpointWriter::create_file() {
   // that the file has got.
   std::uint64_t bytes = (std::uint64_t{1} << 20) + job.state.deck.size();
   for (const CheckpointDataset& d : job.datasets) bytes += d.bytes() + 2 * kCheckpointPage;
-  reserve_space(job.partial, bytes, true);
+  const std::string remedy = space_remedy(keep_);
+  reserve_space(job.partial, bytes, true, remedy);
   // HDF5 comes down on a structure of which a write was lost or altered.  So it is laid out twice,
   // and what the storage gives back must be the same both times, before HDF5 reads any of it.
   std::uint64_t found[2];
@@ -278,7 +279,7 @@ void CheckpointWriter::create_file() {
   require(found[0] == found[1],
           "{}: the storage does not give back the structure that was written to it", job.partial);
   job.structure = found[0];
-  reserve_space(job.partial, fs::file_size(job.partial), false);
+  reserve_space(job.partial, fs::file_size(job.partial), false, remedy);
   RawFile(job.partial, true).sync();
 }
 

@@ -92,7 +92,8 @@ void RawFile::drop_cache(std::uint64_t offset, std::uint64_t count) const {
                   POSIX_FADV_DONTNEED);
 }
 
-void reserve_space(const std::string& path, std::uint64_t bytes, bool create) {
+void reserve_space(const std::string& path, std::uint64_t bytes, bool create,
+                   const std::string& remedy) {
   const int descriptor = ::open(
       path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | (create ? O_CREAT | O_TRUNC : 0), 0666);
   require(descriptor >= 0, "{} cannot be {}: {}", path, create ? "created" : "opened",
@@ -103,10 +104,8 @@ void reserve_space(const std::string& path, std::uint64_t bytes, bool create) {
     if (code = errno; code != EINTR) break;
   if (code == EINTR || code == EOPNOTSUPP || code == EINVAL || code == ENOSYS) code = 0;
   ::close(descriptor);
-  require(code == 0,
-          "{}: {} bytes for the checkpoint: {}; free some space, lower checkpoint.keep or name "
-          "another run folder",
-          path, bytes, std::strerror(code));
+  require(code == 0, "{}: {} bytes for the checkpoint: {}; {}", path, bytes, std::strerror(code),
+          remedy);
 }
 
 void sync_directory(const std::string& dir) {

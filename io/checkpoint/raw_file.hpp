@@ -41,8 +41,9 @@ class RawFile {
 
 /// Takes disk space for bytes [0, bytes) of a file before anybody writes there: a full disk then
 /// shows here.  File systems without such a call leave it to the writes.  Creates and empties the
-/// file when `create` is set.
-void reserve_space(const std::string& path, std::uint64_t bytes, bool create);
+/// file when `create` is set.  Errors: there is no room; they end with `remedy`.
+void reserve_space(const std::string& path, std::uint64_t bytes, bool create,
+                   const std::string& remedy);
 /// Until the storage has the names in a folder.
 void sync_directory(const std::string& dir);
 

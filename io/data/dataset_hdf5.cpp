@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/base/error.hpp"
+#include "core/base/lfs_pointer.hpp"
 #include "io/data/dataset_source.hpp"
 #include "io/data/token_table.hpp"
 #include "io/hdf5/hdf5_support.hpp"
@@ -21,6 +22,7 @@ namespace {
 /// HDF5's own words for these two say little to who mistyped a path.
 hdf5::Handle opened(const std::string& path) {
   require(std::filesystem::is_regular_file(path), "data.path: {} is no file", path);
+  refuse_lfs_pointer(path);
   hdf5::silence();
   require(H5Fis_hdf5(path.c_str()) > 0,
           "data.path: {} is no HDF5 file; a token file holds /tokens, /offsets and optionally "

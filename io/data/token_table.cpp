@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.hpp"
+#include "core/base/lfs_pointer.hpp"
 
 namespace ballast {
 
@@ -43,6 +44,7 @@ bool has_tokenizer(const std::string& folder) {
 }
 
 std::uint64_t token_table_crc32(const std::string& folder) {
+  refuse_lfs_pointer(file_of(folder));
   std::ifstream stream(file_of(folder));
   require(stream.good(), "{}: cannot be read", file_of(folder));
   std::map<std::int64_t, std::string> table;

@@ -6,7 +6,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
+#include "core/base/lfs_pointer.hpp"
 #include "io/model/safetensors.hpp"
 
 namespace ballast {
@@ -40,17 +42,8 @@ std::int64_t need_size(const json& config, const std::string& file, const char* 
   return value;
 }
 
-void read_rope(const json& config, const std::string& file, ModelShape& shape) {
-  // Older files keep rope_theta and rope_scaling apart, newer ones join them as rope_parameters.
-  const auto object = [&](const char* key) {
-    const json found = optional(config, file, key, json::object());
-    require(found.is_object(), "{}: \"{}\" = {} is no object", file, key, found.dump());
-    return found;
-  };
-  require(!config.contains("rope_parameters") || !config["rope_parameters"].is_null(),
-          "{}: \"rope_parameters\" is null", file);
-  json rope = object("rope_parameters");
-  if (rope.empty()) rope = object("rope_scaling");
+/// What `rope`, the value of either key, says of a shape.
+void apply_rope(const json& rope, const json& config, const std::string& file, ModelShape& shape) {
   shape.rope_theta = rope.contains("rope_theta") ? need<double>(rope, file, "rope_theta")
                                                  : optional(config, file, "rope_theta", 10000.0);
   require(optional(rope, file, "partial_rotary_factor", 1.0) == 1,
@@ -85,6 +78,35 @@ void read_rope(const json& config, const std::string& file, ModelShape& shape) {
   } else {
     fail("{}: rope type \"{}\" is not supported (default, yarn, llama3)", file, type);
   }
+}
+
+void read_rope(const json& config, const std::string& file, ModelShape& shape) {
+  // Older files keep rope_theta and rope_scaling apart, newer ones join them as rope_parameters.
+  const auto object = [&](const char* key) {
+    const json found = optional(config, file, key, json::object());
+    require(found.is_object(), "{}: \"{}\" = {} is no object", file, key, found.dump());
+    return found;
+  };
+  require(!config.contains("rope_parameters") || !config["rope_parameters"].is_null(),
+          "{}: \"rope_parameters\" is null", file);
+  const json joined = object("rope_parameters"), apart = object("rope_scaling");
+  ModelShape other = shape;
+  apply_rope(joined.empty() ? apart : joined, config, file, shape);
+  if (joined.empty() || apart.empty()) return;
+  // Which of two goes first differs between the programs that read them, so they must agree.
+  json whole = apart;
+  if (joined.contains("rope_theta") && !config.contains("rope_theta") &&
+      !whole.contains("rope_theta"))
+    whole["rope_theta"] = joined["rope_theta"];
+  apply_rope(whole, config, file, other);
+  const auto said = [](const ModelShape& s) {
+    return std::tuple(s.rope_theta, s.original_context, s.yarn_factor, s.llama3_factor,
+                      s.llama3_low, s.llama3_high);
+  };
+  require(said(shape) == said(other),
+          "{}: \"rope_parameters\" = {} and \"rope_scaling\" = {} differ in what they say; leave "
+          "the one that the weights were trained with",
+          file, joined.dump(), apart.dump());
 }
 
 json config_of(const ModelShape& shape, const std::string& dtype) {
@@ -151,10 +173,16 @@ void carry_over(const std::string& base, const std::string& dir, json& config) {
 ModelShape read_huggingface_config(const std::string& dir) {
   const std::string file = dir + "/config.json";
   require(!fs::exists(file) || fs::is_regular_file(file), "{}: is no regular file", file);
+  refuse_lfs_pointer(file);
   std::ifstream stream(file);
   require(stream.good(), "{}: cannot be read; a Hugging Face model folder has one", file);
   const json config = json::parse(stream, nullptr, false);
-  require(config.is_object(), "{}: is not valid JSON", file);
+  require(!config.is_discarded(), "{}: is not valid JSON", file);
+  require(
+      config.is_object(),
+      "{}: holds {} at its top level, where an object {{\"model_type\": ...}} belongs; take the "
+      "config.json of the model's folder",
+      file, config.is_array() ? "a list" : fmt::format("a {}", config.type_name()));
   const auto type = need<std::string>(config, file, "model_type");
   require(type == "qwen2" || type == "llama",
           "{}: model_type \"{}\" is not supported (qwen2, llama)", file, type);

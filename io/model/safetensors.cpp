@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "core/base/error.hpp"
+#include "core/base/lfs_pointer.hpp"
 
 namespace ballast {
 namespace fs = std::filesystem;
@@ -167,6 +168,7 @@ struct Safetensors::File {
 Safetensors::~Safetensors() = default;
 
 void Safetensors::add_file(const std::string& path) {
+  refuse_lfs_pointer(path);
   auto file = std::make_unique<File>();
   file->path = path;
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -216,6 +218,7 @@ Safetensors::Safetensors(const std::string& path) {
     return;
   }
   require(fs::is_regular_file(index), "{}: is no regular file", index);
+  refuse_lfs_pointer(index);
   std::ifstream stream(index);
   std::string repeated;
   const json map = parse_once({std::istreambuf_iterator<char>(stream), {}}, repeated);

@@ -108,6 +108,28 @@ class Checkpoints(RunCase):
         self.assertIn("--force-model", done.stdout + done.stderr)
         self.run_ballast(2, *again, "--force-model")
 
+    def test_another_model_is_refused_by_its_keys_and_moves_nothing(self):
+        deck, run = self.deck(steps=6), self.out("run")
+        self.run_ballast(2, "train", deck, "-d", run)
+        kept = self.checkpoints(run)
+        self.assertEqual(len(kept), 3)
+        back = os.path.join(run, "checkpoints", kept[0])
+        wide = ["model.hidden=64", "model.layers=3"]
+        for where, words in (("latest", wide), (back, wide), (back, ["model.rope_theta=100.0"])):
+            again = ("-d", run, "-r", where, "run.steps=7", *words)
+            done = self.run_ballast(2, "train", deck, *again, status=1)
+            lines = [line for line in done.stderr.split("\n") if "step_0" in line]
+            self.assertEqual(len(lines), 1, done.stderr)
+            for word in words:
+                key, value = word.split("=")
+                self.assertIn(key, lines[0])
+                self.assertIn(value, lines[0])
+            if words == wide:
+                self.assertIn("model.hidden = 32 in the checkpoint, 64 in the deck", lines[0])
+            self.assertEqual(self.checkpoints(run), kept)
+        done = self.run_ballast(2, "eval", deck, "-r", back, *wide, status=1)
+        self.assertIn("model.layers = 2 in the checkpoint, 3 in the deck", done.stderr)
+
     def test_no_sound_checkpoint_is_no_new_start(self):
         deck, run = self.deck(steps=2), self.out("run")
         self.run_ballast(2, "train", deck, "-d", run)
@@ -149,11 +171,13 @@ class Checkpoints(RunCase):
 
         done = self.run_ballast(
             2, "train", deck, "-d", run, "-r", "latest", "run.steps=20", "trace.enabled=false",
-            "checkpoint.max_failures=2", status=1, preexec_fn=limit,
+            "checkpoint.max_failures=2", "checkpoint.keep=1", status=1, preexec_fn=limit,
         )  # fmt: skip
         text = done.stdout + done.stderr
         self.assertIn("the next attempt follows the next step", text)
         self.assertIn("2 in a row", text)
+        self.assertIn("with checkpoint.keep = 1 the two newest stay until this one is whole", text)
+        self.assertNotIn("lower checkpoint.keep", text)
         self.assertIn("step_00000004.h5", text)
         self.assertEqual(self.status(run)["state"], "failed")
         self.assertEqual(max(self.losses(run)), 7)

@@ -179,6 +179,25 @@ TEST(DeckSchema, KeyOfTwoFeaturesNeedsBoth) {
   EXPECT_NE(note_on("pipeline.search", {{"batching.method", chunks}}), "");
 }
 
+TEST(DeckSchema, StepsThatNobodyCanPlanAreOutOfRange) {
+  const KeySpec &tokens = *find_key("batching.global_tokens"),
+                &samples = *find_key("batching.global_samples");
+  const auto power = [](int n) { return DeckValue(std::int64_t{1} << n); };
+  for (int n : {22, 26, 30, 34}) EXPECT_EQ(value_problem(tokens, power(n)), "");
+  EXPECT_NE(value_problem(tokens, power(40)).find("batching.global_tokens = 1099511627776"),
+            std::string::npos);
+  EXPECT_EQ(value_problem(samples, power(24)), "");
+  EXPECT_NE(value_problem(samples, power(40)), "");
+}
+
+TEST(DeckSchema, TextsWithNulCharactersAreRefusedButInPrompts) {
+  using Texts = std::vector<std::string>;
+  const std::string cut("a\0b", 3);
+  EXPECT_NE(value_problem(*find_key("data.path"), cut).find("data.path"), std::string::npos);
+  EXPECT_NE(value_problem(*find_key("data.paths"), Texts{"a", cut}), "");
+  EXPECT_EQ(value_problem(*find_key("eval.generate_prompts"), Texts{cut}), "");
+}
+
 TEST(DeckSchema, RetiredKeysAreGoneAndTheirSuccessorsAreThere) {
   ASSERT_FALSE(retired_keys().empty());
   for (const RetiredKey& key : retired_keys()) {

@@ -52,6 +52,22 @@ TEST(Sampler, ShuffleIsUniform) {
   for (const auto& [order, count] : counts) EXPECT_NEAR(count, 2500, 300) << "seed " << test_seed();
 }
 
+TEST(Sampler, AStepOfMoreSamplesThanCanBePlannedNamesItsKey) {
+  Sampler sampler(1000, test_seed(), 0);
+  SamplerPosition at;
+  EXPECT_EQ(std::ssize(sampler.next(at, kMostStepSamples, 0, one)), kMostStepSamples);
+  const SamplerPosition before = at;
+  try {
+    sampler.next(at, std::int64_t{1} << 34, 0, one);
+    ADD_FAILURE() << "a step of 2^34 samples was taken";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("batching.global_tokens = 17179869184"),
+              std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(at, before);
+}
+
 TEST(Sampler, WithoutShuffleTheOrderIsTheDatasets) {
   Sampler sampler(5, test_seed(), 0, false);
   SamplerPosition at;

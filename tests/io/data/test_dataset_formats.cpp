@@ -337,6 +337,8 @@ TEST_F(Hdf5Tokens, InconsistentFilesAreRefusedByName) {
   EXPECT_NE(error_of(options).find("/tokens"), std::string::npos);
   write("tokens.h5", "this is no HDF5 file at all");
   EXPECT_NE(error_of(options).find(options.path + " is no HDF5 file"), std::string::npos);
+  write("tokens.h5", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n");
+  EXPECT_NE(error_of(options).find(options.path + ": is a Git LFS pointer"), std::string::npos);
   options.path = dir + "/absent.h5";
   EXPECT_NE(error_of(options).find("absent.h5 is no file"), std::string::npos);
 }

@@ -13,6 +13,7 @@
 #include <random>
 
 #include "core/base/error.hpp"
+#include "io/data/token_table.hpp"
 #include "io/model/huggingface.hpp"
 #include "io/model/safetensors.hpp"
 
@@ -103,6 +104,78 @@ TEST_F(HuggingFace, HalfPrecisionIsRead) {
   std::vector<double> out(4);
   Safetensors(dir).read("x", 0, std::span<double>(out));
   EXPECT_EQ(out, (std::vector<double>{1.0, -2.0, std::ldexp(1.0, -24), 65504.0}));
+}
+
+TEST_F(HuggingFace, PointersOfGitLfsAreNamedAsSuch) {
+  const std::string pointer =
+      "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+  const auto expect = [&](const std::string& name, const auto& read) {
+    try {
+      read();
+      ADD_FAILURE() << name << ": a pointer was read";
+    } catch (const Error& e) {
+      EXPECT_EQ(std::string(e.what()), fmt::format("{}/{}: is a Git LFS pointer, not the file "
+                                                   "itself; `git lfs pull` there fetches it",
+                                                   dir, name));
+    }
+  };
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
+    std::ofstream(dir + "/" + name) << pointer;
+    expect(name, [&] { Safetensors(std::string(dir)); });
+  }
+  std::ofstream(dir + "/config.json") << pointer;
+  expect("config.json", [&] { read_huggingface_config(dir); });
+  std::ofstream(dir + "/tokenizer.json") << pointer;
+  expect("tokenizer.json", [&] { token_table_crc32(dir); });
+}
+
+TEST_F(HuggingFace, ConfigsThatAreNoObjectSayWhatTheyHold) {
+  for (const auto& [text, word] : {std::pair{"[]", "a list"},
+                                   {"3", "a number"},
+                                   {"\"x\"", "a string"},
+                                   {"[{", "valid JSON"}}) {
+    std::ofstream(dir + "/config.json") << text;
+    try {
+      read_huggingface_config(dir);
+      ADD_FAILURE() << text << " was read";
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << text << ": " << e.what();
+      EXPECT_NE(std::string(e.what()).find("config.json"), std::string::npos) << e.what();
+    }
+  }
+}
+
+TEST_F(HuggingFace, TwoStatementsOfRopeMustAgree) {
+  write(dir + "/m", "F32", std::int64_t{1} << 30);
+  const std::string file = dir + "/m/config.json";
+  std::ifstream stream(file);
+  std::string text{std::istreambuf_iterator<char>(stream), {}};
+  const std::size_t theta = text.find("  \"rope_theta\"");
+  text.erase(theta, text.find('\n', theta) + 1 - theta);
+  const auto read = [&](const std::string& parameters, const std::string& scaling) -> std::string {
+    std::ofstream(file) << "{\"rope_parameters\": " << parameters
+                        << ", \"rope_scaling\": " << scaling << "," << text.substr(1);
+    try {
+      const ModelShape shape = read_huggingface_config(dir + "/m");
+      return fmt::format("{} {}", shape.rope_theta, shape.yarn_factor);
+    } catch (const Error& e) {
+      return e.what();
+    }
+  };
+  const std::string plain = R"({"rope_type": "default", "rope_theta": 5000.0})",
+                    yarn = R"({"type": "yarn", "factor": 4.0})",
+                    both = R"({"rope_type": "yarn", "factor": 4.0, "rope_theta": 5000.0})";
+  EXPECT_EQ(read(plain, "null"), "5000 1");
+  EXPECT_EQ(read(plain, "{}"), "5000 1");
+  EXPECT_EQ(read(plain, R"({"type": "default"})"), "5000 1");
+  EXPECT_EQ(read("{}", yarn), "10000 4");
+  EXPECT_EQ(read(both, yarn), "5000 4");
+  for (const std::string& other :
+       {yarn, std::string(R"({"type": "default", "rope_theta": 6000.0})")}) {
+    const std::string error = read(plain, other);
+    for (const char* word : {"config.json", "\"rope_parameters\"", "\"rope_scaling\"", "differ"})
+      EXPECT_NE(error.find(word), std::string::npos) << error;
+  }
 }
 
 TEST_F(HuggingFace, DamagedFilesAreRefusedByName) {
