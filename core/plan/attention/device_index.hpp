@@ -7,6 +7,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
@@ -29,7 +30,8 @@ struct IndexShape {
   /// Every query block has one run that holds all its visible keys, and there are no columns: the
   /// run arrays are not read and need not be filled.
   bool dense = false;
-  double pairs = 0;  ///< of a dense index, (query, key) pairs a head
+  /// Of a dense index, (query, key) pairs a head; unknown: as many as there may be.
+  double pairs = std::numeric_limits<double>::infinity();
   std::int64_t runs = 0, row_masks = 0;
   std::int64_t block_pairs = 0;  ///< (query block, key block, mask) triples over all index heads:
                                  ///< size of the transpose; 0 when dense

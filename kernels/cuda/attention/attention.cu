@@ -43,7 +43,7 @@ WorkspaceLayout lay_out(void* base, const DeviceIndex& index, const RoutedWork* 
          static_cast<std::int64_t>(q_heads) * index.shape.q_blocks() * 2 * kBlock * 4);
     take(w.scratch.column_dk, column_elements * 4);
     take(w.scratch.column_dv, column_elements * 4);
-    if (index.shape.dense) {  // what QueryGradient::turns needs
+    if (index.shape.dense) {  // what QueryGradient::turns needs, or `firsts`, with no fewer slices
       take(w.scratch.turns,
            q_heads * index.shape.q_blocks() * backward_slices(head_dim, QueryGradient::firsts) * 4);
       take(w.scratch.part_turns, index.key_rows() / kBlock * index.shape.kv_heads * 2 * 4);
@@ -243,7 +243,7 @@ Cleared to_clear(const AttentionBackwardArgs& a, const AttentionScratch& scratch
     c.turns = scratch.turns;
     c.part_turns = scratch.part_turns;
     c.in_turns = mode == QueryGradient::turns;
-    c.first_stored = !a.accumulate_dq;
+    c.first_stored = !a.accumulate_dq && stores_first(mode, a.head_dim);
     c.bounds = index.bounds;
     c.reversed = index.backward_units + 3;
     c.last_unit = static_cast<int>(index.shape.k_blocks() - 1) / backward_unit_blocks(a.head_dim);

@@ -8,7 +8,7 @@ QueryGradient query_gradient_mode(const AttentionBackwardArgs& a) {
   const bool dense = a.index->shape.dense;
   if (!dense && (a.deterministic || !a.index->has_columns())) return QueryGradient::apart;
   if (a.deterministic) return QueryGradient::turns;
-  return dense && stores_first_additions(a.head_dim) &&
+  return dense && has_firsts(a.head_dim) &&
                  a.index->shape.pairs <= kFewKeys * static_cast<double>(a.index->shape.q_tokens)
              ? QueryGradient::firsts
              : QueryGradient::adds;

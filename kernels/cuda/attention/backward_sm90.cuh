@@ -156,8 +156,8 @@ struct BackwardConsumer {
     }
     wgmma_commit();
   }
-  /// Sends the consumer's columns of dQ to L2, where they are added: through the senders in turns,
-  /// else at once.
+  /// Sends the consumer's columns of dQ to L2, where they are added (or stored): through the
+  /// senders where those decide (sends_jobs()), else at once.
   __device__ __forceinline__ void reduce(const float (&dq)[kDqRegisters], int query_block,
                                          int head) {
     if constexpr (kSent) {
@@ -363,7 +363,7 @@ cudaError_t launch_backward(const BackwardMaps& maps, const BackwardParams& p, Q
       return launch_backward<Shared>(attention_backward_kernel<D, QueryGradient::turns>, maps, p,
                                      stream);
     case QueryGradient::firsts:
-      if constexpr (stores_first_additions(D)) {
+      if constexpr (has_firsts(D)) {
         return launch_backward<Shared>(attention_backward_kernel<D, QueryGradient::firsts>, maps, p,
                                        stream);
       }

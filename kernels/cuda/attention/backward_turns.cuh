@@ -32,10 +32,10 @@ __device__ __forceinline__ int job_free(int sender, int consumer) {
 /// job by mbarriers too.
 inline constexpr bool kVisibleJobs = kWarpArrivals > 1;
 
-/// Waits until all units before this one have added to a block of dQ; whether there is none.  Units
-/// are given out in the order of the turns, so whoever is waited for has begun, and waits only for
-/// those before it.
-__device__ __forceinline__ bool await_turn(const int* turn, int own) {
+/// Waits until all units before this one have added to a block of dQ; kFirstTurn where there are
+/// none.  Units are given out in the order of the turns, so whoever is waited for has begun, and
+/// waits only for those before it.
+__device__ __forceinline__ int await_turn(const int* turn, int own) {
   int now;
   do {
     now = load_acquire(turn);
@@ -51,8 +51,7 @@ __device__ __forceinline__ bool claim_first(int* progress) {
   return now == kHoldsNothing;
 }
 
-/// Sends job after job: the first of a block of dQ is stored, so that nobody need write zeros; all
-/// others are added.
+/// Sends job after job: the first of a block of dQ is stored (stores_first()), others are added.
 template <int D, QueryGradient kDq>
 __device__ void send_query_gradients(BackwardShared<D>& sh, const BackwardMaps& maps,
                                      const BackwardParams& p, int sender) {
@@ -76,7 +75,8 @@ __device__ void send_query_gradients(BackwardShared<D>& sh, const BackwardMaps& 
         p.turns + (job.head * p.index.shape.q_blocks() + job.query_block) * kSlices + job.slice;
     bool tell = false;
     if (first) {
-      const bool stores = kTurns ? await_turn(turn, job.turn) : claim_first(turn);
+      const bool earliest = kTurns ? await_turn(turn, job.turn) != 0 : claim_first(turn),
+                 stores = stores_first(kDq, D) && earliest;
       tell = kTurns || stores;
       fence_async_global();
       for (int c = first_consumer; c < end_consumer; ++c) {

@@ -54,7 +54,12 @@ constexpr int backward_unit_blocks(int head_dim) { return head_dim > 128 ? 1 : 2
 /// Where `firsts` pays: at most so many keys a query on average (beyond, up to 1.3 % slower than
 /// `adds`), at this head dim (others: 3 to 20 % slower).
 inline constexpr double kFewKeys = 6000;
-constexpr bool stores_first_additions(int head_dim) { return head_dim == 128; }
+constexpr bool has_firsts(int head_dim) { return head_dim == 128; }
+/// Whether the first addition to a block of dQ is a store, so that nobody need write zeros (in
+/// turns at head dim 256: 7 to 15 % slower).
+constexpr bool stores_first(QueryGradient dq, int head_dim) {
+  return dq == QueryGradient::firsts || (dq == QueryGradient::turns && head_dim <= 128);
+}
 /// Whether warps beside the producer send a tile's dQ.
 constexpr bool sends_jobs(QueryGradient dq) {
   return dq == QueryGradient::turns || dq == QueryGradient::firsts;
@@ -73,7 +78,8 @@ cudaError_t forward_d128(const AttentionForwardArgs& args, const AttentionScratc
                          cudaStream_t stream);
 cudaError_t forward_d256(const AttentionForwardArgs& args, const AttentionScratch& scratch,
                          cudaStream_t stream);
-/// dq, dk, dv are already zeroed where they are to be overwritten by additions, and the counters.
+/// The dispatcher has zeroed the counters and dq, dk, dv where additions overwrite them (not dq
+/// whose first addition is a store), and set `turns` and `part_turns` for the mode.
 cudaError_t backward_sm90(const AttentionBackwardArgs& args, const AttentionScratch& scratch,
                           cudaStream_t stream);
 /// Whether the sm_90 backward cuts long units by query heads (DeviceIndex::backward_pieces), and so

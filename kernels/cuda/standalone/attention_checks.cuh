@@ -6,6 +6,7 @@
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
+#include "kernels/cuda/attention/launch.hpp"
 #include "kernels/cuda/standalone/attention_problem.cuh"
 
 namespace bench {
@@ -240,6 +241,21 @@ inline void check_ring(int hq, int hkv, int d, AttentionPath path) {
           1e-2);
 }
 
+/// Results do not tell by which way dQ came: short samples and long prefixes take different ones.
+inline void check_modes() {
+  using ballast::cuda::QueryGradient;
+  const auto mode = [](int keys, int queries, int head_dim) {
+    Problem p(dense({keys}, queries), 4, 2, head_dim);
+    return ballast::cuda::query_gradient_mode(p.backward_args());
+  };
+  const bool good = mode(777, 777, 128) == QueryGradient::firsts &&
+                    mode(777, 777, 64) == QueryGradient::adds &&
+                    mode(9001, 333, 128) == QueryGradient::adds;
+  if (!good) ++g_failures;
+  std::printf("first additions to dQ are stores of short samples at D128 alone: %s\n",
+              good ? "ok" : "FAIL");
+}
+
 /// Dense cases of a head dim: odd lengths, packed segments, steps of a ring.
 inline void check_dense(int d) {
   std::printf("head dim %d\n", d);
@@ -310,6 +326,7 @@ inline int run_checks(bool smoke) {
   check_case("dense 200, 2/1 heads, D256", dense({200}, 200), 2, 1, 256);
   check_ring(4, 2, 128, AttentionPath::sm90);
   check_ring(3, 1, 64, AttentionPath::plain);
+  check_modes();
   if (smoke) return g_failures;
   for (int d : {128, 64, 96, 256}) {
     check_dense(d);

@@ -58,6 +58,7 @@ class CudaOrder : public CudaTest {
     const PatternArrays host = dense_pattern(queries, keys).arrays();
     const cuda::IndexShape shape = cuda::shape_of(host, q_heads, kv_heads);
     EXPECT_TRUE(shape.dense);
+    EXPECT_EQ(shape.pairs, host.visible.pairs());
     const Tensor buffer =
         unwritten({static_cast<std::int64_t>(cuda::index_bytes(shape))}, DType::u8);
     cuda::DeviceIndex x = cuda::bind_index(shape, buffer.raw());
