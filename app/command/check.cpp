@@ -187,38 +187,52 @@ void print_memory(const CheckFacts& f) {
 constexpr std::int64_t kCountedSteps = 256;
 constexpr std::size_t kCountedMicroBatches = 8192;
 
+/// The first steps as they are planned: the balance of the first, and what they hold at once.
+void plan_first_steps(const Config& config, const std::shared_ptr<const Costs>& costs,
+                      CheckFacts& f, nlohmann::ordered_json& twin) {
+  PlannedRun run(config, costs);
+  run.count_memory();
+  const std::int64_t steps = std::clamp<std::int64_t>(config.run.steps, 1, kCountedSteps);
+  std::size_t micro_batches = 0;
+  std::vector<StepPlan> plans;
+  for (std::int64_t i = 0; i < steps && micro_batches < kCountedMicroBatches; ++i) {
+    PlannedRun::Step step = run.next();
+    micro_batches += step.plan.micro_batches.size();
+    for (std::size_t s = 0; s < f.stages.size(); ++s)
+      f.stages[s].planned.take_larger(step.simulated.memory.at(s));
+    f.planned_steps = i + 1;
+    if (i == 0) {
+      f.balance = expected_balance(config, step.plan, step.simulated);
+      twin["expected_balance"] = {{"idle_ranks", step.simulated.idle_ranks},
+                                  {"load_balance", step.simulated.load_balance},
+                                  {"text", f.balance}};
+    }
+    plans.push_back(std::move(step.plan));
+  }
+  if (f.planned_steps == config.run.steps) {
+    const auto whole = run_memory(plans, run.simulation(), config.eval.every_steps);
+    for (std::size_t s = 0; s < f.stages.size(); ++s) f.stages[s].planned = whole.at(s);
+  }
+}
+
 /// The first step's balance and what the first steps hold at once, where the deck has data that can
 /// be opened: of samples shorter than a sparse pattern's blocks more micro-batches live than of
 /// full ones.
 void tell_balance(const Config& config, CheckFacts& f, nlohmann::ordered_json& twin) {
   if (!config.is_set(&Config::data)) return;
+  // A run goes on where costs cannot be told, but plans the same steps: what fails then is a
+  // problem, unless it comes of files that are not here.
+  std::shared_ptr<const Costs> costs;
   try {
     std::vector<std::string> notes;
-    PlannedRun run(config, plan_costs(config, notes));
-    run.count_memory();
-    const std::int64_t steps = std::clamp<std::int64_t>(config.run.steps, 1, kCountedSteps);
-    std::size_t micro_batches = 0;
-    std::vector<StepPlan> plans;
-    for (std::int64_t i = 0; i < steps && micro_batches < kCountedMicroBatches; ++i) {
-      PlannedRun::Step step = run.next();
-      micro_batches += step.plan.micro_batches.size();
-      for (std::size_t s = 0; s < f.stages.size(); ++s)
-        f.stages[s].planned.take_larger(step.simulated.memory.at(s));
-      f.planned_steps = i + 1;
-      if (i == 0) {
-        f.balance = expected_balance(config, step.plan, step.simulated);
-        twin["expected_balance"] = {{"idle_ranks", step.simulated.idle_ranks},
-                                    {"load_balance", step.simulated.load_balance},
-                                    {"text", f.balance}};
-      }
-      plans.push_back(std::move(step.plan));
-    }
-    if (f.planned_steps == config.run.steps) {
-      const auto whole = run_memory(plans, run.simulation(), config.eval.every_steps);
-      for (std::size_t s = 0; s < f.stages.size(); ++s) f.stages[s].planned = whole.at(s);
-    }
+    costs = plan_costs(config, notes);
+    plan_first_steps(config, costs, f, twin);
   } catch (const Error& e) {
-    f.notes.push_back(fmt::format("the first step's balance cannot be told: {}", e.what()));
+    if (costs && f.files.problems.empty()) {
+      f.files.problems.push_back(e.what());
+    } else {
+      f.notes.push_back(fmt::format("the first step's balance cannot be told: {}", e.what()));
+    }
   }
   if (f.planned_steps > 0) f.take_planned(f.planned_steps == config.run.steps);
 }

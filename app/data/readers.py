@@ -216,8 +216,14 @@ def array_pieces(path, piece_bytes):
 
 
 def rows(piece):
-    """(place, row) of every row of a piece."""
-    yield from READERS[piece.format](piece)
+    """(place, row) of every row of a piece.  Errors: DataError that names the file, also of what a
+    library says without one."""
+    try:
+        yield from READERS[piece.format](piece)
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise DataError(f"{piece.path}: {' '.join(str(error).split())}; is it damaged?") from error
 
 
 def line_rows(piece):

@@ -37,15 +37,27 @@ std::vector<double> numbers(const Curriculum& c) {
           static_cast<double>(c.global_tokens), static_cast<double>(c.global_samples)};
 }
 
-/// Behind the error of a checkpoint whose parameters are not this run's.
+/// Whether a key says what a model computes: not what a run begins with, nor how it walks through
+/// the head.
+bool names_model(const std::string& key) {
+  static const std::set<std::string> kFree = {"model.preset", "model.weights", "model.initial_std",
+                                              "model.head_chunk_tokens"};
+  return key.starts_with("model.") && !kFree.contains(key);
+}
+
+/// Behind the error of a checkpoint whose parameters are not this run's: "", where the models are
+/// alike or the checkpoint's deck cannot be read.
 std::string model_differences(const std::string& path, const CheckpointState& state,
                               const std::string& deck) {
   std::vector<std::string> lines;
-  for (const DeckDifference& d : deck_differences(state.deck, deck, path))
-    if ((d.key.starts_with("model.") || d.key.starts_with("lora.")) && !d.before.empty() &&
-        !d.now.empty())
-      lines.push_back(
-          fmt::format("{} = {} in the checkpoint, {} in the deck", d.key, d.before, d.now));
+  try {
+    for (const DeckDifference& d : deck_differences(state.deck, deck, path))
+      if ((names_model(d.key) || d.key.starts_with("lora.")) && !d.before.empty() && !d.now.empty())
+        lines.push_back(
+            fmt::format("{} = {} in the checkpoint, {} in the deck", d.key, d.before, d.now));
+  } catch (const Error&) {
+    return "";
+  }
   if (lines.empty()) return "";
   return fmt::format("; {}: state the same blocks model and lora", fmt::join(lines, "; "));
 }
@@ -133,16 +145,13 @@ std::vector<double> contents_of(const Session& session) {
 
 std::vector<std::string> check_deck(const Session& session, const Restored& restored,
                                     bool any_model) {
-  // What a run begins with, and how it walks through the head, are not what its model computes.
-  static const std::set<std::string> kFree = {"model.preset", "model.weights", "model.initial_std",
-                                              "model.head_chunk_tokens"};
   std::vector<std::string> lines, refused;
   together(session.mesh.world, [&] {
     for (const DeckDifference& d :
          deck_differences(restored.state.deck, session.config.effective_deck(), restored.path)) {
       if (d.before.empty() || d.now.empty()) continue;  // a key of another version of the program
       lines.push_back(fmt::format("{}: {} before, {} now", d.key, d.before, d.now));
-      if (d.key.starts_with("model.") && !kFree.contains(d.key)) refused.push_back(lines.back());
+      if (names_model(d.key)) refused.push_back(lines.back());
     }
     require(refused.empty() || any_model,
             "{}: written by another model than the deck's ({}); state the same block model, or "

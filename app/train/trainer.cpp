@@ -47,7 +47,6 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
   if (!restored.path.empty()) {
     deck_changes_ = check_deck(session_, restored, options.force_model);
     check_sample_order(session_, restored);
-    leave_overtaken(session_, folder_.path(), restored);
   }
   if (restored.path.empty() && !config.model.weights.empty()) load_weights(session_, optimizer_);
   load_pairs(session_);
@@ -71,6 +70,7 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
   open_sinks();
   checkpoints_.emplace(session_, optimizer_, checkpoint_options(), restored,
                        [this](const std::string& text) { log_.comment(text); });
+  if (!restored.path.empty()) leave_overtaken(session_, folder_.path(), restored);
   write_header(restored, train_step_.table_notes());
   if (session_.options.attention.sparse() && config.trace.recall_every > 0 &&
       session_.device.space() != Space::host)

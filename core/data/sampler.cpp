@@ -97,6 +97,10 @@ std::vector<std::int64_t> Sampler::next(SamplerPosition& position, std::int64_t 
                               : tokens >= global_tokens;
   };
   do {
+    require(global_samples > 0 || static_cast<std::int64_t>(samples.size()) < kMostStepSamples,
+            "batching.global_tokens = {} takes more than {} samples a step, the most that are "
+            "planned: so many hold {} tokens here; lower it to that at most",
+            global_tokens, kMostStepSamples, tokens);
     const std::int64_t sample = order(next.epoch)[static_cast<std::size_t>(next.index)];
     samples.push_back(sample);
     if (global_samples <= 0) tokens += length(sample);
@@ -104,11 +108,6 @@ std::vector<std::int64_t> Sampler::next(SamplerPosition& position, std::int64_t 
     require(global_samples > 0 || tokens > 0 ||
                 static_cast<std::int64_t>(samples.size()) < 2 * training_samples(),
             "the {} training samples hold no token", training_samples());
-    require(static_cast<std::int64_t>(samples.size()) <= kMostStepSamples,
-            "batching.global_tokens = {} takes more than {} samples a step, the most that are "
-            "planned: these hold {:.1f} tokens each on average; lower it below {}",
-            global_tokens, kMostStepSamples,
-            static_cast<double>(tokens) / static_cast<double>(samples.size()), tokens);
   } while (!enough());
   position = next;
   return samples;

@@ -119,11 +119,8 @@ class Replay {
 
   Live& live(const Op& op) {
     const auto [at, fresh] = live_.try_emplace(op.micro_batch);
-    if (fresh) {
-      // Tokens, targets, positions; names of tokens for the adapters' dropout.
-      const std::int64_t token = 3 * 4 + (stage_.model.lora.dropout > 0 ? 8 : 0);
-      at->second.batch = hold(of(op).tokens * token, MemoryCategory::data);
-    }
+    if (fresh)
+      at->second.batch = hold(of(op).tokens * stage_.token_bytes(sum_), MemoryCategory::data);
     return at->second;
   }
 
@@ -218,6 +215,7 @@ class Replay {
     } else if (stage_.last && kept) {
       l.head = hold(hidden_bytes(m));  // gradient of the last layer's output
       losses_.push_back(hold(m.tokens * sum_, MemoryCategory::workspace));
+      losses_.push_back(hold(stage_.weighted ? m.tokens * sum_ : 0, MemoryCategory::data));
       take_head(m);
       buckets_.add_head();
     } else if (!stage_.last) {

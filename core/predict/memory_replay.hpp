@@ -38,10 +38,16 @@ struct StageMemory {
   std::int64_t dense_keys = std::numeric_limits<std::int64_t>::max();
   IndexRule index;         ///< how patterns are chosen on the host
   GpuIndexRule gpu_index;  ///< and on a GPU
+  bool weighted = false;   ///< each token's loss has a weight of its own
   bool offload = false;
   std::int64_t window_tokens = 8192;  ///< offload: of stored keys that come at once
   std::vector<MuonShare> muon;        ///< of the ranks that may be meant; empty: AdamW
   std::int64_t overlap_bytes = 0;     ///< of a tied embedding that its other copy's gradient needs
+  /// A token of a batch: itself, target and position; its name for the adapters' dropout; the
+  /// weight of its loss, of `number` bytes, which the last stage keeps beside the loss instead.
+  std::int64_t token_bytes(std::int64_t number) const {
+    return 3 * 4 + (model.lora.dropout > 0 ? 8 : 0) + (weighted && !last ? number : 0);
+  }
   IndexRules index_rules() const {
     return {host ? &index : nullptr, host ? nullptr : &gpu_index, offload ? window_tokens : 0};
   }

@@ -78,7 +78,8 @@ void prune(const std::string& dir, std::int64_t newest, int keep, std::int64_t b
 std::string space_remedy(int keep) {
   if (keep > 2)
     return fmt::format(
-        "free some space (delete the oldest checkpoints there: checkpoint.keep = {} keeps more "
+        "free some space (delete the oldest checkpoints there, not that of best.h5: "
+        "checkpoint.keep = {} keeps more "
         "than the two that a run needs), or name another run folder (-d)",
         keep);
   return fmt::format(

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "core/base/error.hpp"
+#include "core/base/lfs_pointer.hpp"
 #include "io/data/dataset_source.hpp"
 
 namespace ballast {
@@ -100,6 +101,8 @@ class IndexedFile {
  private:
   void check() {
     const std::string& name = index_.path();
+    refuse_lfs_pointer(name);
+    refuse_lfs_pointer(data_.path());
     require(index_.size() >= kHeaderBytes, "{}: {} bytes are too few for the header of {}", name,
             index_.size(), kHeaderBytes);
     const std::byte* header = index_.bytes(0, kHeaderBytes);

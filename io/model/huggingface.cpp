@@ -90,10 +90,21 @@ void read_rope(const json& config, const std::string& file, ModelShape& shape) {
   require(!config.contains("rope_parameters") || !config["rope_parameters"].is_null(),
           "{}: \"rope_parameters\" is null", file);
   const json joined = object("rope_parameters"), apart = object("rope_scaling");
+  for (const auto& [name, value] : joined.items())
+    require(
+        !value.is_object(),
+        "{}: \"rope_parameters\" states rope for {} layers on their own, which is not supported",
+        file, name);
+  if (joined.contains("rope_theta") && config.contains("rope_theta"))
+    require(joined["rope_theta"] == config["rope_theta"],
+            "{}: \"rope_theta\" = {} and that of \"rope_parameters\", {}, differ; leave the one "
+            "that the weights were trained with",
+            file, config["rope_theta"].dump(), joined["rope_theta"].dump());
   ModelShape other = shape;
   apply_rope(joined.empty() ? apart : joined, config, file, shape);
   if (joined.empty() || apart.empty()) return;
-  // Which of two goes first differs between the programs that read them, so they must agree.
+  // Which of two goes first differs between the programs that read them, so they must agree; the
+  // base of the angles is taken from whoever states it.
   json whole = apart;
   if (joined.contains("rope_theta") && !config.contains("rope_theta") &&
       !whole.contains("rope_theta"))

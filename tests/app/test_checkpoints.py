@@ -127,6 +127,11 @@ class Checkpoints(RunCase):
             if words == wide:
                 self.assertIn("model.hidden = 32 in the checkpoint, 64 in the deck", lines[0])
             self.assertEqual(self.checkpoints(run), kept)
+        other = ("-r", back, "optimizer.kind=muon", "model.initial_std=0.5", "run.steps=7")
+        done = self.run_ballast(2, "train", deck, "-d", run, *other, status=1)
+        self.assertIn("optimizer.kind", done.stderr)
+        self.assertNotIn("same blocks model", done.stderr)
+        self.assertEqual(self.checkpoints(run), kept)
         done = self.run_ballast(2, "eval", deck, "-r", back, *wide, status=1)
         self.assertIn("model.layers = 2 in the checkpoint, 3 in the deck", done.stderr)
 

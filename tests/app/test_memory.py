@@ -321,6 +321,25 @@ class Memory(RunCase):
             used = self.peaks(run, 1)[0]["total"]
             self.assertLessEqual(abs(told / used - 1), WITHIN, f"{told} of {used}: {keys}")
 
+    def test_weights_of_losses_are_counted(self):
+        """A weight a token, kept beside its loss to the end of a step of many micro-batches."""
+        deck = self.out("weights.toml")
+        with open(deck, "w") as f:
+            f.write(DECK.format(lengths="512, 300, 212", longest=512, tokens=1 << 17))
+        small = ["model.layers=2", "model.hidden=32", "model.intermediate=64", "model.head_dim=8"]
+        for normaliser in ("ave_token", "sample_mean"):
+            for pp in (1, 2):
+                keys = [f"loss.normaliser={normaliser}", f"mesh.pp={pp}", *small]
+                twin, run = (self.out(f"weights_{normaliser}_{pp}{e}") for e in (".json", ""))
+                self.run_ballast(1, "check", deck, *keys, "--json", twin)
+                self.run_ballast(pp, "train", deck, *keys, "run.steps=1", "-d", run)
+                with open(twin) as f:
+                    told = [s["memory"]["total_bytes"] for s in json.load(f)["stages"]]
+                for stage, peaks in self.peaks(run, pp).items():
+                    used = peaks["total"]
+                    text = f"{told} of {used}: {keys}"
+                    self.assertLessEqual(abs(told[stage] / used - 1), WITHIN, text)
+
     def test_a_later_step_that_holds_more_is_counted(self):
         """Short samples in a step of their own (a sorted window): under gpipe a sparse pattern
         holds all of their micro-batches, each sample padded to a block."""

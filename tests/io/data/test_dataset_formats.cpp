@@ -258,6 +258,10 @@ TEST_F(Megatron, DamagedFilesAreRefusedByName) {
     expect_refused(with(good.idx.size() - 8, pointer), "last document entry");
     expect_refused(with(good.idx.size() - 16, pointer / 2 - 1000000), "document entry");
   }
+  Indexed away = good;
+  const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n";
+  away.bin.assign(pointer.begin(), pointer.end());
+  expect_refused(away, "corpus.bin: is a Git LFS pointer");
   fs::remove(dir + "/corpus.bin");
   DataOptions options = megatron(good);
   fs::remove(dir + "/corpus.bin");

@@ -176,6 +176,12 @@ TEST_F(HuggingFace, TwoStatementsOfRopeMustAgree) {
     for (const char* word : {"config.json", "\"rope_parameters\"", "\"rope_scaling\"", "differ"})
       EXPECT_NE(error.find(word), std::string::npos) << error;
   }
+  const std::string nested = read(R"({"full_attention": {"rope_theta": 5000.0}})", "null");
+  EXPECT_NE(nested.find("full_attention layers"), std::string::npos) << nested;
+  text.insert(1, "\"rope_theta\": 4000.0,");
+  const std::string bases = read(plain, "null");
+  for (const char* word : {"\"rope_theta\" = 4000", "\"rope_parameters\", 5000"})
+    EXPECT_NE(bases.find(word), std::string::npos) << bases;
 }
 
 TEST_F(HuggingFace, DamagedFilesAreRefusedByName) {
