@@ -39,6 +39,10 @@ int eval_command(const CommandLine& line) {
               fmt::format("{}: written with run.seed = {}, the deck has {}; other samples would be "
                           "held out, some of them trained on: use the same seed",
                           restored.path, restored.state.seed, seed));
+    for (const std::string& key : check_deck(session, restored, true))
+      if (names_model(key.substr(0, key.find(':'))))
+        restored.warnings.push_back(
+            fmt::format("{}: written by another model than the deck's: {}", restored.path, key));
   }
   load_pairs(session);
   StepPlanner planner(session, nullptr);

@@ -13,6 +13,7 @@
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/observe/text_table.hpp"
+#include "app/plan/opened_files.hpp"
 #include "app/plan/planned_run.hpp"
 #include "core/predict/memory_replay.hpp"
 #include "core/search/tune_reasons.hpp"
@@ -163,6 +164,7 @@ TuneResult search(const CommandLine& line, TuneInput& input, std::string& source
                   std::vector<std::string>& notes) {
   const TuneLine& asked = line.tune;
   take_samples(input.base, asked.steps, input);
+  input.heads = head_table_here(input.base);
   source = plan_costs(input.base, notes)->source();
   // Tables are read by one thread after another.
   const auto reading = std::make_shared<std::mutex>();

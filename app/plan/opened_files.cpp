@@ -67,6 +67,12 @@ std::shared_ptr<const HeadTable> head_table(const Config& config) {
   return table;
 }
 
+std::shared_ptr<const HeadTable> head_table_here(const Config& config) {
+  const std::string& file = config.attention.heads;
+  const bool here = file.empty() || std::filesystem::is_regular_file(file);
+  return goes_by_head(config) && here ? head_table(config) : nullptr;
+}
+
 namespace {
 
 /// Whoever reads an id that the vocabulary does not have names its file and place.

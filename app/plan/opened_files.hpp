@@ -32,6 +32,8 @@ OpenedFiles open_files_of(const Config& config);
 bool goes_by_head(const Config& config);
 /// That table, which fits the model; every head dense where no file is named.
 std::shared_ptr<const HeadTable> head_table(const Config& config);
+/// The same; null where layers do not choose by one, or its file is of another machine.
+std::shared_ptr<const HeadTable> head_table_here(const Config& config);
 
 /// A sample that no packing group holds would end the run at the step that meets it.
 void refuse_samples_beyond_groups(const Config& config, const Dataset& data);

@@ -57,9 +57,7 @@ void PlannedRun::begin(const BatchingOptions& batching, bool tune) {
 
 void PlannedRun::count_memory() {
   RunOptions run = options_;
-  if (goes_by_head(config_) && (config_.attention.heads.empty() ||
-                                std::filesystem::is_regular_file(config_.attention.heads)))
-    run.attention.heads = head_table(config_);  // it may be of another machine
+  run.attention.heads = head_table_here(config_);
   simulation_.memory = stage_memories(config_, run);
   if (config_.eval.every_steps == 0) return;
   const std::vector<SampleLength> samples = samples_->evaluated();

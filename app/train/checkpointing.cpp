@@ -37,14 +37,6 @@ std::vector<double> numbers(const Curriculum& c) {
           static_cast<double>(c.global_tokens), static_cast<double>(c.global_samples)};
 }
 
-/// Whether a key says what a model computes: not what a run begins with, nor how it walks through
-/// the head.
-bool names_model(const std::string& key) {
-  static const std::set<std::string> kFree = {"model.preset", "model.weights", "model.initial_std",
-                                              "model.head_chunk_tokens"};
-  return key.starts_with("model.") && !kFree.contains(key);
-}
-
 /// Behind the error of a checkpoint whose parameters are not this run's: "", where the models are
 /// alike or the checkpoint's deck cannot be read.
 std::string model_differences(const std::string& path, const CheckpointState& state,
@@ -63,6 +55,12 @@ std::string model_differences(const std::string& path, const CheckpointState& st
 }
 
 }  // namespace
+
+bool names_model(const std::string& key) {
+  static const std::set<std::string> kFree = {"model.preset", "model.weights", "model.initial_std",
+                                              "model.head_chunk_tokens"};
+  return key.starts_with("model.") && !kFree.contains(key);
+}
 
 Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what,
                  const std::string& run_folder, bool for_training) {

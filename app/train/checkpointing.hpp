@@ -36,6 +36,10 @@ std::vector<double> contents_of(const Session& session);
 std::vector<std::string> check_deck(const Session& session, const Restored& restored,
                                     bool any_model);
 
+/// Whether a key of a deck says what a model computes: not what a run begins with, nor how it walks
+/// through the head.
+bool names_model(const std::string& key);
+
 /// Moves later checkpoints of the run folder, a branch that is left, to another folder: from here
 /// on the newest file is of the branch that this run continues.  After all checks, since a run that
 /// is refused continues none. Collective.

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "core/base/error.hpp"
 #include "core/config/deck_rules.hpp"
@@ -20,8 +21,9 @@ constexpr int kAllLanes = 8;  // whose memory is replayed one by one
 
 /// A deck as the planner and the clock take it.
 struct PlannedDeck {
-  PlannedDeck(const Config& config, const Costs& costs)
+  PlannedDeck(const Config& config, const Costs& costs, std::shared_ptr<const HeadTable> heads)
       : options(RunOptions::from(config)), simulation(simulation_options(config, options)) {
+    options.attention.heads = std::move(heads);
     memory = stage_memories(config, options);
     options.batching.sample_cost = [this, &costs](std::int64_t tokens) {
       const MeshShape& mesh = options.mesh;
@@ -149,7 +151,7 @@ Trial TuneTrials::more(Trial trial, std::int64_t steps) {
   const Config config = with(input_.base, trial.candidate);
   const double limit = input_.limits.memory_bytes;
   try {
-    const PlannedDeck deck(config, costs(trial.candidate));
+    const PlannedDeck deck(config, costs(trial.candidate), input_.heads);
     const auto all = std::min(steps, static_cast<std::int64_t>(input_.steps.size()));
     while (trial.steps < all) {
       const auto& samples = input_.steps[static_cast<std::size_t>(trial.steps)];
@@ -179,7 +181,7 @@ const TuneTrials::Standing& TuneTrials::standing(const Candidate& c) {
   alike.mesh.cp_inner = c.mesh.replicas();
   alike.zero = std::min(c.zero, 1);  // sums of rounds are a matter of their number
   const Config config = with(input_.base, alike);
-  PlannedDeck deck(config, costs(alike));
+  PlannedDeck deck(config, costs(alike), input_.heads);
   deck.step.tuning = nullptr;
   Batch none;
   none.micro_batches.resize(1);

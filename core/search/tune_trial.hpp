@@ -27,6 +27,7 @@ struct TuneInput {
   TuneLimits limits;
   std::vector<std::vector<SampleLength>> steps;  ///< samples of the first steps, at least one
   SampleLength longest;                          ///< sample of the whole data set
+  std::shared_ptr<const HeadTable> heads;        ///< of attention.pattern = "by_head"; may be null
   /// Costs of a deck; called by one thread at a time.
   std::function<std::shared_ptr<const Costs>(const Config&)> costs;
 };

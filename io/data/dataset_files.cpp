@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "core/base/error.hpp"
+#include "core/base/lfs_pointer.hpp"
 #include "io/data/dataset_source.hpp"
 
 namespace ballast {
@@ -125,6 +126,8 @@ class FileFinder {
   std::vector<File> files_;
 };
 
+constexpr std::int64_t kPointerBytes = 1024;  ///< pointers of Git LFS are shorter
+
 class FilesSource final : public DocumentSource {
  public:
   explicit FilesSource(const DataOptions& options) {
@@ -136,6 +139,7 @@ class FilesSource final : public DocumentSource {
     std::int64_t bytes = 0, longest = 0;
     for (const File& file : files_) {
       fingerprint.add(file.path).add(file.bytes);
+      if (file.bytes < kPointerBytes) refuse_lfs_pointer(file.path);
       bytes += file.bytes;
       longest = std::max(longest, file.bytes);
     }

@@ -106,6 +106,8 @@ class Checkpoints(RunCase):
         done = self.run_ballast(2, *again, status=1)
         self.assertIn("model.rope_theta", done.stdout + done.stderr)
         self.assertIn("--force-model", done.stdout + done.stderr)
+        done = self.run_ballast(2, "eval", *again[1:], "data.validation_share=0.3")
+        self.assertIn("another model than the deck's: model.rope_theta", done.stdout)
         self.run_ballast(2, *again, "--force-model")
 
     def test_another_model_is_refused_by_its_keys_and_moves_nothing(self):

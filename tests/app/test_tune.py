@@ -186,6 +186,25 @@ class Tune(RunCase):
             self.assertIn("chunkflow", plan["plan"])
             self.assertIn("pp 2", plan["plan"])
 
+    def test_heads_take_the_memory_of_their_table(self):
+        """On a GPU, whose lists of long samples hold what the table's patterns name."""
+        long = 65536
+        keys = ["attention.pattern=by_head", "run.backend=cuda", "run.precision=bf16"]
+        keys += [f"data.lengths=[{long}]", f"data.max_tokens={long}", "data.source=lengths"]
+        keys += [f"batching.micro_batch_tokens={long}", "model.head_dim=64", "mesh.pp=1"]
+        told = {}
+        for name, rule in (
+            ("dense", {"pattern": "dense"}),
+            ("blocks", {"pattern": "block_sparse", "blocks": 16}),
+        ):
+            table = self.out(name + ".json")
+            with open(table, "w") as f:
+                json.dump({"layers": 2, "heads": 8, "rules": [[rule] * 8] * 2}, f)
+            deck = self.small(heads=8, hidden=512, capacity=512)
+            facts, _ = self.tune(deck, *keys, f"attention.heads={table}", "--steps", "1")
+            told[name] = facts["best"][0]["largest_rank_bytes"]
+        self.assertGreater(told["dense"], told["blocks"] + (64 << 20))
+
     def test_refusals(self):
         deck = self.small()
         self.assertIn("fits", self.tune(deck, "--memory", "1e-6", status=1))

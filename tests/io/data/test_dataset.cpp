@@ -246,6 +246,13 @@ TEST_F(Files, UnreadableFilesAreCountedOrRefused) {
   EXPECT_NE(error.find("tree/secret"), std::string::npos) << error;
 }
 
+TEST_F(Files, PointersOfGitLfsAreNoDocuments) {
+  write("a", "text");
+  write("b", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n");
+  EXPECT_NE(error_of([&] { open_dataset(files({"."})); }).find("/b: is a Git LFS pointer"),
+            std::string::npos);
+}
+
 TEST_F(Files, AFileThatChangesIsNoticed) {
   const std::string path = write("a", std::string(100000, 'x'));
   write("b", "b");
