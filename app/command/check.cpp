@@ -220,19 +220,19 @@ void plan_first_steps(const Config& config, const std::shared_ptr<const Costs>& 
 /// full ones.
 void tell_balance(const Config& config, CheckFacts& f, nlohmann::ordered_json& twin) {
   if (!config.is_set(&Config::data)) return;
-  // A run goes on where costs cannot be told, but plans the same steps: what fails then is a
-  // problem, unless it comes of files that are not here.
-  std::shared_ptr<const Costs> costs;
+  const auto note = [&](const Error& e) {
+    f.notes.push_back(fmt::format("the first step's balance cannot be told: {}", e.what()));
+  };
   try {
     std::vector<std::string> notes;
-    costs = plan_costs(config, notes);
-    plan_first_steps(config, costs, f, twin);
-  } catch (const Error& e) {
-    if (costs && f.files.problems.empty()) {
-      f.files.problems.push_back(e.what());
-    } else {
-      f.notes.push_back(fmt::format("the first step's balance cannot be told: {}", e.what()));
-    }
+    plan_first_steps(config, plan_costs(config, notes), f, twin);
+  } catch (const UnplannableStep& e) {
+    if (f.files.problems.empty())
+      f.unplannable = e.what();
+    else  // it may come of files that are not here
+      note(e);
+  } catch (const Error& e) {  // a run goes on where its steps cannot be timed
+    note(e);
   }
   if (f.planned_steps > 0) f.take_planned(f.planned_steps == config.run.steps);
 }
@@ -255,7 +255,9 @@ void simulate_steps(const CommandLine& line, const Config& config, const CheckFa
 void print_whole(const CheckFacts& f) {
   fmt::print("deck {}{}: {}\n", f.file,
              f.case_name.empty() ? "" : fmt::format(", case {}", f.case_name),
-             f.files.problems.empty() ? "no problems" : "sound, but not all of its files");
+             !f.unplannable.empty()     ? "sound, but not all of its steps"
+             : f.files.problems.empty() ? "no problems"
+                                        : "sound, but not all of its files");
   if (!f.files.data.empty()) fmt::print("\ndata: {}\n", f.files.data);
   print_mesh(f);
   print_model(f);
@@ -268,10 +270,12 @@ void print_whole(const CheckFacts& f) {
 }
 
 void print_cases(const std::vector<CheckFacts>& cases) {
-  const bool whole = std::all_of(cases.begin(), cases.end(),
-                                 [](const CheckFacts& f) { return f.files.problems.empty(); });
+  const bool whole = std::all_of(cases.begin(), cases.end(), [](const CheckFacts& f) {
+    return f.files.problems.empty() && f.unplannable.empty();
+  });
   fmt::print("deck {}: {} in {} cases (--case NAME shows one whole)\n\n", cases.front().file,
-             whole ? "no problems" : "files are missing or damaged", cases.size());
+             whole ? "no problems" : "files are missing or damaged, or steps cannot be planned",
+             cases.size());
   TextTable table({"case", "ranks", "dp", "pp", "cp_outer", "cp_inner", "sp", "tp", "parameters",
                    "micro_batch_tokens", "micro_batches", "pair_imbalance", "fullest_rank",
                    "notes"});
@@ -305,7 +309,7 @@ void take_groups(Config& config, DeckNeeds needs, std::vector<std::string>& note
   }
 }
 
-/// What is wrong with files, each once; whether that is a problem here.
+/// What is wrong with files, each once, and with steps; whether that is a problem here.
 bool tell_problems(const std::vector<CheckFacts>& cases, bool elsewhere) {
   std::vector<std::string> told;
   for (const CheckFacts& f : cases)
@@ -319,7 +323,14 @@ bool tell_problems(const std::vector<CheckFacts>& cases, bool elsewhere) {
                  "ballast: {}; `train` would stop here (--elsewhere: it is for another "
                  "machine)\n",
                  problem);
-  return !elsewhere && !told.empty();
+  bool stops = !elsewhere && !told.empty();
+  for (const CheckFacts& f : cases) {
+    if (f.unplannable.empty()) continue;
+    fmt::print(stderr, "ballast: {}{}; `train` would stop there\n", f.unplannable,
+               f.case_name.empty() ? "" : fmt::format(" (case {})", f.case_name));
+    stops = true;
+  }
+  return stops;
 }
 
 }  // namespace
@@ -344,6 +355,7 @@ int check_command(const CommandLine& line) {
     const OpenedFiles& files = cases.back().files;
     twins.back()["data"] = {{"text", files.data}, {"loss_share", files.loss_share}};
     twins.back()["file_problems"] = files.problems;
+    twins.back()["unplannable"] = cases.back().unplannable;
     add_plans(twins.back(), config, line.plans);
   }
   if (cases.size() == 1) {

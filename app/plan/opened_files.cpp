@@ -69,7 +69,8 @@ std::shared_ptr<const HeadTable> head_table(const Config& config) {
 
 std::shared_ptr<const HeadTable> head_table_here(const Config& config) {
   const std::string& file = config.attention.heads;
-  const bool here = file.empty() || std::filesystem::is_regular_file(file);
+  std::error_code ignored;
+  const bool here = file.empty() || std::filesystem::is_regular_file(file, ignored);
   return goes_by_head(config) && here ? head_table(config) : nullptr;
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
 
 #include "app/plan/latency.hpp"
 #include "app/plan/opened_files.hpp"
@@ -68,11 +67,16 @@ void PlannedRun::count_memory() {
 }
 
 PlannedRun::Step PlannedRun::next() {
-  const std::vector<SampleLength> samples = samples_->next(position_);
   Step step;
   const auto begin = std::chrono::steady_clock::now();
-  Batch batch = plan_batch(step_++, samples, batching_);
-  if (weighs_by_chunk(options_.normaliser)) count_loss_tokens(batch, samples_->dataset());
+  Batch batch;
+  try {
+    batch = plan_batch(step_, samples_->next(position_), batching_);
+    if (weighs_by_chunk(options_.normaliser)) count_loss_tokens(batch, samples_->dataset());
+  } catch (const Error& e) {
+    throw UnplannableStep(fmt::format("step {} cannot be planned: {}", step_ + 1, e.what()));
+  }
+  ++step_;
   step.planned_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   step.plan = plan_batch_step(batch, step_options(config_, options_, simulation_, *costs_));
   step.simulated = simulate(step.plan, simulation_, *costs_);

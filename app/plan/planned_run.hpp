@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "app/plan/planned_samples.hpp"
+#include "core/base/error.hpp"
 #include "core/config/config.hpp"
 #include "core/config/run_options.hpp"
 #include "core/config/step_options.hpp"
@@ -23,6 +24,11 @@ std::shared_ptr<const Costs> plan_costs(const Config& config, std::vector<std::s
 
 /// Whether the deck names a profile table or states what a token takes.
 bool has_costs(const Config& config);
+
+/// No rank can take such a step: its samples or its batch.
+class UnplannableStep : public Error {
+  using Error::Error;
+};
 
 class PlannedRun {
  public:
@@ -45,7 +51,8 @@ class PlannedRun {
     SimulatedStep simulated;
     double planned_s = 0;  ///< wall time of assigning the batch
   };
-  /// The next step; averages of budgets that batches are made by follow it.
+  /// The next step; averages of budgets that batches are made by follow it.  Errors:
+  /// UnplannableStep, and others of what it is timed by.
   Step next();
 
   const RunOptions& options() const { return options_; }

@@ -56,6 +56,7 @@ struct CheckFacts {
   std::int64_t planned_steps = 0;  ///< whose memory was counted as their batches are planned
   bool all_planned = false;        ///< they are the whole run
   std::vector<std::string> notes;  ///< what train would refuse or what could not be worked out
+  std::string unplannable;         ///< the step at which train would stop on any machine; "": none
 
   /// `files`: as opened; without them a deck without data.max_tokens has no longest sample.
   static CheckFacts of(const Config& config, OpenedFiles files = {});

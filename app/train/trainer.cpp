@@ -68,9 +68,10 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
   });
   open_trace();
   open_sinks();
+  // Before the best checkpoint is looked for, which may be among those that go.
+  if (!restored.path.empty()) leave_overtaken(session_, folder_.path(), restored);
   checkpoints_.emplace(session_, optimizer_, checkpoint_options(), restored,
                        [this](const std::string& text) { log_.comment(text); });
-  if (!restored.path.empty()) leave_overtaken(session_, folder_.path(), restored);
   write_header(restored, train_step_.table_notes());
   if (session_.options.attention.sparse() && config.trace.recall_every > 0 &&
       session_.device.space() != Space::host)

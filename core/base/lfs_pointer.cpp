@@ -14,13 +14,17 @@ constexpr std::string_view kBegin = "version https://git-lfs.github.com/spec";
 
 }  // namespace
 
-void refuse_lfs_pointer(const std::string& path) {
+bool is_lfs_pointer(const std::string& path) {
   std::error_code ignored;
-  if (!std::filesystem::is_regular_file(path, ignored)) return;
+  if (!std::filesystem::is_regular_file(path, ignored)) return false;
   std::string first(kBegin.size(), '\0');
   std::ifstream(path, std::ios::binary)
       .read(first.data(), static_cast<std::streamsize>(first.size()));
-  require(first != kBegin,
+  return first == kBegin;
+}
+
+void refuse_lfs_pointer(const std::string& path) {
+  require(!is_lfs_pointer(path),
           "{}: is a Git LFS pointer, not the file itself; `git lfs pull` there fetches it", path);
 }
 

@@ -4,7 +4,9 @@
 
 namespace ballast {
 
-/// Errors: the file is a pointer.  One that cannot be read is none: who reads it says why.
+/// Whether the file is a pointer.  One that cannot be read is none: who reads it says why.
+bool is_lfs_pointer(const std::string& path);
+/// Errors: the file is a pointer.
 void refuse_lfs_pointer(const std::string& path);
 
 }  // namespace ballast

@@ -234,7 +234,7 @@ std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& 
         local.head_dim,
         config.dst.enabled ? dst_options(config).candidates : std::vector<std::int64_t>{},
         config.run.deterministic};
-    in.weighted = weighs_by_segment(options.normaliser) || trains_pairs(config);
+    in.weighted = weighs_by_segment(options.normaliser) || (trains_pairs(config) && in.last);
     in.offload = options.pipeline.offload;
     in.window_tokens = config.chunk.window_tokens;
   }

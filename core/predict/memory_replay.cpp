@@ -120,7 +120,8 @@ class Replay {
   Live& live(const Op& op) {
     const auto [at, fresh] = live_.try_emplace(op.micro_batch);
     if (fresh)
-      at->second.batch = hold(of(op).tokens * stage_.token_bytes(sum_), MemoryCategory::data);
+      at->second.batch =
+          hold(of(op).tokens * stage_.token_bytes(evaluates_ ? 0 : sum_), MemoryCategory::data);
     return at->second;
   }
 

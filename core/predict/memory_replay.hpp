@@ -44,7 +44,8 @@ struct StageMemory {
   std::vector<MuonShare> muon;        ///< of the ranks that may be meant; empty: AdamW
   std::int64_t overlap_bytes = 0;     ///< of a tied embedding that its other copy's gradient needs
   /// A token of a batch: itself, target and position; its name for the adapters' dropout; the
-  /// weight of its loss, of `number` bytes, which the last stage keeps beside the loss instead.
+  /// weight of its loss, of `number` bytes (0: it has none), which the last stage keeps beside the
+  /// loss instead.
   std::int64_t token_bytes(std::int64_t number) const {
     return 3 * 4 + (model.lora.dropout > 0 ? 8 : 0) + (weighted && !last ? number : 0);
   }

@@ -79,8 +79,9 @@ std::string space_remedy(int keep) {
   if (keep > 2)
     return fmt::format(
         "free some space (delete the oldest checkpoints there, not that of best.h5: "
-        "checkpoint.keep = {} keeps more "
-        "than the two that a run needs), or name another run folder (-d)",
+        "checkpoint.keep = {} keeps more than the two that a run needs), or name another run "
+        "folder "
+        "(-d)",
         keep);
   return fmt::format(
       "free some space, or name another run folder (-d); with checkpoint.keep = {} the two newest "

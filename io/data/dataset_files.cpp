@@ -25,6 +25,7 @@ namespace {
 /// Maps that stay open at once: far below any limit of open files, enough for the samples of a
 /// step.
 constexpr std::size_t kOpenFiles = 64;
+constexpr std::int64_t kPointerBytes = 1024;  ///< pointers of Git LFS are shorter
 
 struct File {
   std::string path;
@@ -115,6 +116,8 @@ class FileFinder {
     const bool regular = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
     ::close(descriptor);
     if (!regular) return "not a regular file";
+    if (status.st_size < kPointerBytes && is_lfs_pointer(real.string()))
+      return "a Git LFS pointer; `git lfs pull` there fetches the file";
     if (status.st_size == 0)
       empty_.insert(real.string());
     else
@@ -125,8 +128,6 @@ class FileFinder {
   std::set<std::string> extensions_, directories_, unreadable_, empty_;
   std::vector<File> files_;
 };
-
-constexpr std::int64_t kPointerBytes = 1024;  ///< pointers of Git LFS are shorter
 
 class FilesSource final : public DocumentSource {
  public:
@@ -139,7 +140,6 @@ class FilesSource final : public DocumentSource {
     std::int64_t bytes = 0, longest = 0;
     for (const File& file : files_) {
       fingerprint.add(file.path).add(file.bytes);
-      if (file.bytes < kPointerBytes) refuse_lfs_pointer(file.path);
       bytes += file.bytes;
       longest = std::max(longest, file.bytes);
     }

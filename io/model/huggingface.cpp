@@ -95,11 +95,13 @@ void read_rope(const json& config, const std::string& file, ModelShape& shape) {
         !value.is_object(),
         "{}: \"rope_parameters\" states rope for {} layers on their own, which is not supported",
         file, name);
-  if (joined.contains("rope_theta") && config.contains("rope_theta"))
-    require(joined["rope_theta"] == config["rope_theta"],
-            "{}: \"rope_theta\" = {} and that of \"rope_parameters\", {}, differ; leave the one "
-            "that the weights were trained with",
-            file, config["rope_theta"].dump(), joined["rope_theta"].dump());
+  const auto stated = [](const json& in) { return in.value("rope_theta", json()); };
+  for (const auto& [name, rope] :
+       {std::pair("rope_parameters", joined), std::pair("rope_scaling", apart)})
+    require(stated(rope).is_null() || stated(config).is_null() || stated(rope) == stated(config),
+            "{}: \"rope_theta\" = {} and that of \"{}\", {}, differ; leave the one that the "
+            "weights were trained with",
+            file, stated(config).dump(), name, stated(rope).dump());
   ModelShape other = shape;
   apply_rope(joined.empty() ? apart : joined, config, file, shape);
   if (joined.empty() || apart.empty()) return;

@@ -151,6 +151,18 @@ class Check(RunCase):
                 done = self.run_ballast(1, command, deck, *settings, *folder, status=1)
                 self.assertIn(said, done.stderr, f"{command} {settings}")
 
+    def test_a_step_that_cannot_be_planned_is_refused_for_any_machine(self):
+        deck = self.deck(dp=1)
+        tiny = ["data.source=lengths", "data.lengths=[2,2]", "batching.global_tokens=17179869184"]
+        for more in ([], ["--elsewhere"], ["profile.table=nowhere.h5", "--elsewhere"]):
+            done = self.run_ballast(1, "check", deck, *tiny, *more, status=None)
+            if "profile.table=nowhere.h5" in more:  # no step is planned without its costs
+                self.assertIn("nowhere.h5", done.stdout)
+                continue
+            self.assertEqual(done.returncode, 1, done.stdout)
+            self.assertIn("step 1 cannot be planned: batching.global_tokens", done.stderr)
+            self.assertIn("`train` would stop there", done.stderr)
+
     def test_an_id_beyond_the_vocabulary_is_refused_before_the_first_step(self):
         try:
             import h5py

@@ -247,9 +247,13 @@ TEST_F(Files, UnreadableFilesAreCountedOrRefused) {
 }
 
 TEST_F(Files, PointersOfGitLfsAreNoDocuments) {
-  write("a", "text");
-  write("b", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n");
-  EXPECT_NE(error_of([&] { open_dataset(files({"."})); }).find("/b: is a Git LFS pointer"),
+  using Texts = std::vector<std::string>;
+  write("src/a", "text");
+  write("src/b", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n");
+  const auto found = open_dataset(files({"src"}));
+  EXPECT_EQ(contents(*found), (Texts{"text"}));
+  EXPECT_NE(found->description().find("1 unreadable"), std::string::npos);
+  EXPECT_NE(error_of([&] { open_dataset(files({"src/b"})); }).find("src/b: a Git LFS pointer"),
             std::string::npos);
 }
 
