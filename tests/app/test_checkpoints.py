@@ -82,6 +82,20 @@ class Checkpoints(RunCase):
         done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", "run.steps=6")
         self.assertIn("continues " + os.path.join(folder, "step_00000005.h5"), done.stdout)
 
+    def test_a_branch_that_is_taken_up_again_takes_no_best_from_the_other(self):
+        deck, run = self.deck(steps=8), self.out("run")
+        keys = ("checkpoint.best=true", "eval.every_steps=2", "data.validation_share=0.3")
+        folder = os.path.join(run, "checkpoints")
+        self.run_ballast(2, "train", deck, "-d", run, *keys)
+        back = os.path.join(folder, "step_00000004.h5")
+        other = ("optimizer.learning_rate=0.02", *keys)
+        self.run_ballast(2, "train", deck, "-d", run, "-r", back, *other)
+        left = os.path.join(folder, "overtaken_1", "step_00000008.h5")
+        done = self.run_ballast(2, "train", deck, "-d", run, "-r", left, "run.steps=9", *keys)
+        self.assertIn("overtaken_2", done.stdout)
+        best = os.path.join(folder, "best.h5")
+        self.assertEqual(os.path.lexists(best), os.path.exists(best), os.listdir(folder))
+
     def test_a_file_names_its_run_and_its_parent(self):
         import h5py
 
