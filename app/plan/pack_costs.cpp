@@ -26,6 +26,7 @@ double rank_bytes(const Config& config, const RunOptions& options, std::int64_t 
   in.parameters = options.model.parameters();
   in.replicas = mesh.replicas();
   in.zero = config.optimizer.zero;
+  in.bf16_moments = config.optimizer.bf16_moments();
   in.type = config.run.type();
   in.fp8 = config.run.fp8();
   in.recompute = {Recompute::full, layers};

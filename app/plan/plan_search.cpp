@@ -101,7 +101,7 @@ std::optional<PlanPart> plan_search(const Config& config) {
   require(best.has_value(),
           "{}: no pair of chunk.search_tokens and chunk.search_k fits chunk.search_memory_gib = "
           "{}; raise it, lower the chunk sizes, or "
-          "set recompute.mode, chunk.offload or optimizer.zero",
+          "set recompute.mode, chunk.offload, optimizer.zero or optimizer.moments",
           config.from.file, config.chunk.search_memory_gib);
   add_best(config, *best, part);
   for (const std::string& note : notes) part.note += "\nnote: " + note;

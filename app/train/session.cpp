@@ -200,8 +200,8 @@ std::vector<Parameter> Session::table() const {
 }
 
 AdamWOptions adamw_options(const Config& config) {
-  return {config.optimizer.beta1, config.optimizer.beta2, config.optimizer.eps,
-          config.optimizer.weight_decay};
+  const OptimizerConfig& o = config.optimizer;
+  return {o.beta1, o.beta2, o.eps, o.weight_decay, o.bf16_moments()};
 }
 
 std::optional<MuonOptions> muon_options(const Config& config) {

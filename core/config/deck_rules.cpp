@@ -403,7 +403,7 @@ void optimizer_rules(const Config& config, Rules& rules) {
               "measures",
               "set eval.every_steps, and data.validation_share above 0");
   const std::int64_t all = config.model.layers;
-  if (config.recompute.mode == Recompute::full && all > 0 && config.recompute.layers > all)
+  if (config.recompute.mode != Recompute::none && all > 0 && config.recompute.layers > all)
     rules.add({"recompute.layers", "model.layers"},
               fmt::format("recompute.layers = {} is more than the model's {} layers",
                           config.recompute.layers, all),

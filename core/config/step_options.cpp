@@ -57,6 +57,7 @@ WorkShape work_shape(const Config& config) {
   work.model = model_shape(config);
   work.fp8 = config.run.fp8();
   work.element_bytes = static_cast<std::int64_t>(size_of(config.run.type()));
+  work.moment_bytes = config.optimizer.bf16_moments() ? 2 : 4;
   work.block_tokens = budget_block_tokens(config);
   work.ranks_per_node = config.mesh.ranks_per_node;
   return work;
@@ -220,6 +221,7 @@ std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& 
     in.first = s == 0, in.last = s + 1 == begin.size();
     in.replicas = options.mesh.replicas();
     in.zero = config.optimizer.zero;
+    in.bf16_moments = config.optimizer.bf16_moments();
     in.type = config.run.type();
     in.fp8 = config.run.fp8();
     in.recompute = config.recompute;

@@ -84,6 +84,12 @@ void optimizer_rows(Schema& schema) {
       .when(schedule, wsd);
   optimizer.key("beta1", &OptimizerConfig::beta1, "", up_to(0, 1), "decay of the first moment");
   optimizer.key("beta2", &OptimizerConfig::beta2, "", up_to(0, 1), "decay of the second moment");
+  optimizer
+      .key(
+          "moments", &OptimizerConfig::moments,
+          "full: both moments in the precision of gradients; bf16: half of that, rounded by chance "
+          "so that they do not stand still; weights and gradients stay full")
+      .when(kind, OptimizerKind::adamw);
   optimizer.key("eps", &OptimizerConfig::eps, "", above(0), "epsilon of AdamW");
   optimizer
       .key("momentum", &OptimizerConfig::momentum, "", up_to(0, 1), "muon: decay of the momentum")
@@ -127,8 +133,8 @@ void recompute_rows(Schema& schema) {
                 "layers from their input");
   recompute
       .key("layers", &RecomputeOptions::layers, "layers", between(-1, 1 << 16),
-           "full: the first layers of a stage that are recomputed; -1: all")
-      .when(mode, Recompute::full);
+           "the first layers of a stage recompute, the others keep everything; -1: all recompute")
+      .when(mode, Recompute::selective, Recompute::full);
 }
 
 void lora_rows(Schema& schema) {

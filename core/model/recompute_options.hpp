@@ -14,7 +14,8 @@ struct EnumNames<Recompute> {
 
 struct RecomputeOptions {
   Recompute mode = Recompute::none;
-  /// With `full`: layers [0, layers) of the stage are recomputed (HBP's "GC layers"); -1 means all.
+  /// Layers [0, layers) of the stage recompute, the others keep everything (with `full` HBP's "GC
+  /// layers"); -1 means all.
   int layers = -1;
   /// Those of a micro-batch that asks for `micro_batch_layers` layers
   /// (MicroBatch::recompute_layers): `full` with that many; -1: these.
@@ -23,8 +24,7 @@ struct RecomputeOptions {
   }
   /// Mode of a layer of the stage, counted from the stage's first.
   Recompute of(long layer_in_stage) const {
-    return mode == Recompute::full && layers >= 0 && layer_in_stage >= layers ? Recompute::none
-                                                                              : mode;
+    return layers >= 0 && layer_in_stage >= layers ? Recompute::none : mode;
   }
 };
 

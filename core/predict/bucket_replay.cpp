@@ -35,8 +35,10 @@ void BucketReplay::hold_state(std::int64_t value_bytes) {
                 stage_.layers * fp8_weight_bytes(stage_.model, stage_.host));
   ledger_.add(MemoryCategory::gradients, (stage_.zero == 2 ? own : padded) * element_bytes_);
   // Two moments, of Muon's elements one, and master weights.
-  const std::int64_t second = owned - heaviest(stage_.muon).elements;
-  ledger_.add(MemoryCategory::optimizer, (owned * (wide ? 1 : 2) + second) * element_bytes_);
+  const std::int64_t moments = 2 * owned - heaviest(stage_.muon).elements,
+                     moment_bytes = stage_.bf16_moments ? 2 : element_bytes_;
+  ledger_.add(MemoryCategory::optimizer,
+              moments * moment_bytes + (wide ? 0 : owned * element_bytes_));
 }
 
 void BucketReplay::add(std::size_t bucket) {

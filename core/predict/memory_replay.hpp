@@ -28,6 +28,7 @@ struct StageMemory {
   std::vector<ParameterBucket> buckets;  ///< of the trainable ones; none: all in one
   int replicas = 1;                      ///< ranks that hold the same parameters
   int zero = 0;                          ///< optimizer.zero
+  bool bf16_moments = false;             ///< optimizer.moments
   DType type = DType::f32;               ///< of parameter values and activations
   bool fp8 = false;                      ///< products of layers' matrices round their operands
   RecomputeOptions recompute;

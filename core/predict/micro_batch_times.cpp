@@ -73,7 +73,7 @@ MicroBatchTimes MicroBatchClock::untuned(const PlannedMicroBatch& m) {
   MicroBatchTimes times;
   // Of the layers at a stage's beginning, and of those behind them that recompute nothing.
   const LayerParts first = layer_.layer(m, options_.base_budget, recompute.of(0));
-  const bool mixed = recompute.mode == Recompute::full && recompute.layers > 0;
+  const bool mixed = recompute.mode != Recompute::none && recompute.layers > 0;
   const LayerParts others = mixed ? layer_.layer(m, options_.base_budget, Recompute::none) : first;
   for (std::size_t s = 0; s < plan_.layer_begin.size(); ++s) {
     const std::int64_t layers = stage_layers(s);

@@ -8,10 +8,9 @@ StepPlacementCosts::StepPlacementCosts(const Costs& costs, const PlacedWork& wor
     : costs_(costs), work_(work) {
   const std::int64_t stage = std::max<std::int64_t>(1, work.layers / std::max(1, work.mesh.pp)),
                      all = work.recompute.mode == Recompute::none ? 0 : stage,
-                     recomputed =
-                         work.recompute.mode == Recompute::full && work.recompute.layers >= 0
-                             ? std::min<std::int64_t>(work.recompute.layers, stage)
-                             : all;
+                     recomputed = work.recompute.layers >= 0
+                                      ? std::min<std::int64_t>(work.recompute.layers, all)
+                                      : all;
   const double scale = costs_.layer_scale(stage);
   kept_ = scale * static_cast<double>(stage - recomputed);
   recomputed_ = scale * static_cast<double>(recomputed);

@@ -210,8 +210,8 @@ double RateCosts::gather(const Collective& all) const {
 double RateCosts::optimizer(std::int64_t elements) const {
   // Gradient, two moments and the master weight are read, all but the gradient written, and the
   // value.
-  return static_cast<double>(elements) * (7 * 4 + static_cast<double>(work_.element_bytes)) /
-         rates_.memory_bytes;
+  const std::int64_t bytes = 3 * 4 + 4 * work_.moment_bytes + work_.element_bytes;
+  return static_cast<double>(elements) * static_cast<double>(bytes) / rates_.memory_bytes;
 }
 
 double RateCosts::checkpoint(std::int64_t bytes) const {

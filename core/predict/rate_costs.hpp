@@ -30,6 +30,7 @@ struct WorkShape {
   ModelShape model;
   bool fp8 = false;                ///< layers' matrices multiply in FP8
   std::int64_t element_bytes = 2;  ///< of activations and parameter values
+  std::int64_t moment_bytes = 4;   ///< of each of the optimizer's moments
   std::int64_t block_tokens = 64;  ///< tokens of the key blocks that budgets count
   int ranks_per_node = 0;          ///< 0: 8
 };

@@ -338,8 +338,7 @@ std::string describe(const Candidate& c) {
   if (c.mesh.pp > 1 || c.method == Batching::chunkflow) text += fmt::format(", {}", c.schedule);
   if (c.recompute.mode != Recompute::none) {
     text += fmt::format(", recompute {}", name(c.recompute.mode));
-    if (c.recompute.mode == Recompute::full && c.recompute.layers >= 0)
-      text += fmt::format(" {}", c.recompute.layers);
+    if (c.recompute.layers >= 0) text += fmt::format(" {}", c.recompute.layers);
   }
   text += fmt::format(", ZeRO {}", c.zero);
   return c.budget > 0 ? text + fmt::format(", budget {}", c.budget) : text;

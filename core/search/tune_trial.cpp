@@ -265,7 +265,7 @@ Trial TuneTrials::lightest_of(const std::vector<Candidate>& choices) {
       continue;
     }
     if (trial.state == TrialState::fits) {
-      if (choice.recompute.mode != Recompute::full || choice.recompute.layers >= 0 || !whole)
+      if (choice.recompute.mode == Recompute::none || choice.recompute.layers >= 0 || !whole)
         return trial;
       return fewer_layers(trial, *whole);
     }

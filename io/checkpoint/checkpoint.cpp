@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <set>
+#include <utility>
 
 #include "io/checkpoint/checkpoint_file.hpp"
 #include "io/checkpoint/checkpoint_folder.hpp"
@@ -34,7 +35,30 @@ std::unique_ptr<CheckpointFile> open_checked(const std::string& path, const Comm
   return file;
 }
 
-/// The shard's parameters and fields must be in the file as they are in memory.
+/// Whether a file's elements of `from` are read into a tensor of `to`: as they are, and moments
+/// between fp32 and bf16 (optimizer.moments).
+bool readable(const std::string& field, DType from, DType to) {
+  const auto is = [&](DType a, DType b) { return from == a && to == b; };
+  return from == to || ((field == "moment1" || field == "moment2") &&
+                        (is(DType::f32, DType::bf16) || is(DType::bf16, DType::f32)));
+}
+
+/// bf16 to fp32 exactly, fp32 to the nearest bf16 (ties to even); finite values.
+void convert(const std::byte* from, DType type, std::int64_t count, std::byte* to) {
+  const auto n = static_cast<std::size_t>(count);
+  if (type == DType::bf16) {
+    const auto* bits = reinterpret_cast<const std::uint16_t*>(from);
+    auto* wide = reinterpret_cast<std::uint32_t*>(to);
+    for (std::size_t i = 0; i < n; ++i) wide[i] = std::uint32_t{bits[i]} << 16;
+    return;
+  }
+  const auto* bits = reinterpret_cast<const std::uint32_t*>(from);
+  auto* narrow = reinterpret_cast<std::uint16_t*>(to);
+  for (std::size_t i = 0; i < n; ++i)
+    narrow[i] = static_cast<std::uint16_t>((bits[i] + 0x7FFFu + (bits[i] >> 16 & 1u)) >> 16);
+}
+
+/// The shard's parameters and fields must be in the file as they are in memory, or readable().
 void check_match(const std::string& path, const std::vector<CheckpointDataset>& datasets,
                  const CheckpointShard& shard) {
   std::set<std::string> read, whole;
@@ -49,7 +73,7 @@ void check_match(const std::string& path, const std::vector<CheckpointDataset>& 
     require(dataset->shape == parameter.shape, "{}: dataset {} has shape {}, the model's is {}",
             path, dataset->path(), to_string(dataset->shape), to_string(parameter.shape));
     require(
-        dataset->type == part.tensor.dtype(),
+        readable(part.field, dataset->type, part.tensor.dtype()),
         "{}: dataset {} holds {}, this run keeps {}; use the precision that it was written with",
         path, dataset->path(), name(dataset->type), name(part.tensor.dtype()));
     read.insert(dataset->path());
@@ -157,10 +181,11 @@ class LoadedSums {
   std::vector<std::uint64_t> counted_;
 };
 
-/// Reads the shard's elements, through a host buffer for tensors on a device, and sums them.
+/// Reads the shard's elements, through host buffers for tensors on a device or of another dtype,
+/// and sums them as they are in the file.
 void load(const CheckpointFile& file, CheckpointShard& shard, const CountedPart& counted,
           LoadedSums& sums) {
-  std::vector<std::byte> staging;
+  std::vector<std::byte> staging, converted;
   for_each_part(shard, [&](const ShardPart& part) {
     // The counted part in elements of this parameter; a tied copy is another parameter's.
     const bool counts = !part.parameter.tied_copy;
@@ -175,13 +200,20 @@ void load(const CheckpointFile& file, CheckpointShard& shard, const CountedPart&
       const std::int64_t piece = std::min(kPieceElements, part.count - done);
       auto* memory =
           static_cast<std::byte*>(tensor.raw()) + static_cast<std::size_t>(part.at + done) * width;
-      const bool on_host = tensor.space() == Space::host;
-      if (!on_host) staging.resize(static_cast<std::size_t>(piece) * width);
-      std::byte* target = on_host ? memory : staging.data();
+      const bool on_host = tensor.space() == Space::host, same = dataset.type == tensor.dtype();
+      const auto bytes = static_cast<std::size_t>(piece) * width;
+      if (!on_host || !same)
+        staging.resize(static_cast<std::size_t>(piece) * size_of(dataset.type));
+      std::byte* target = on_host && same ? memory : staging.data();
       file.read(dataset, part.first + done, piece, target);
       sums.add(dataset, part.first + done, part.first + done + piece, target, from, to);
+      if (!same) {
+        converted.resize(on_host ? 0 : bytes);
+        std::byte* in_place = on_host ? memory : converted.data();
+        convert(std::exchange(target, in_place), dataset.type, piece, in_place);
+      }
       if (!on_host)
-        device_of(tensor.space()).copy(memory, tensor.space(), target, Space::host, staging.size());
+        device_of(tensor.space()).copy(memory, tensor.space(), target, Space::host, bytes);
     }
   });
 }

@@ -1,10 +1,12 @@
 #include "kernels/ops/adamw.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "kernels/ops/backend.hpp"
 #include "kernels/ops/host_view.hpp"
+#include "kernels/ops/stochastic_rounding.hpp"
 
 namespace ballast {
 namespace host {
@@ -16,32 +18,61 @@ constexpr std::int64_t kSpan =
 template <class T>
 struct AdamWFactors {
   T scale, beta1, beta2, rest1, rest2, step_size, correction, eps, shrink;
+  std::uint32_t key = 0;  // of bf16 moments' rounding
+};
+
+/// A moment as it is stored, as a number and back.
+template <class T>
+struct FullMoments {
+  using Stored = T;
+  static T value(T stored) { return stored; }
+  static std::uint32_t random(std::uint32_t, std::int64_t) { return 0; }
+  static T stored(T value, std::uint32_t) { return value; }
+};
+template <class T>
+struct Bf16Moments {
+  using Stored = bf16;
+  static T value(bf16 stored) {
+    return static_cast<T>(std::bit_cast<float>(std::uint32_t{stored.bits} << 16));
+  }
+  static std::uint32_t random(std::uint32_t key, std::int64_t index) {
+    return rounding_bits(key, index);
+  }
+  static bf16 stored(T value, std::uint32_t random) {
+    return {round_by_chance(std::bit_cast<std::uint32_t>(static_cast<float>(value)), random)};
+  }
 };
 
 // Decoupled weight decay (Loshchilov and Hutter 2019, Algorithm 2) with the bias corrections of
 // Adam.  A function of its own, with factors by value, so that the loop vectorises (with
 // -fno-math-errno); `out` may be `w` itself.
-template <class T>
-void adamw_span(const T* g, T* w, T* m, T* v, T* out, std::int64_t n, const AdamWFactors<T> f) {
+template <class Moments, class T, class M = typename Moments::Stored>
+void adamw_span(const T* g, T* w, M* m, M* v, T* out, std::int64_t n, std::int64_t number,
+                const AdamWFactors<T> f) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) {
     const T x = g[i] * f.scale;
-    const T first = f.beta1 * m[i] + f.rest1 * x, second = f.beta2 * v[i] + f.rest2 * x * x;
+    const T first = f.beta1 * Moments::value(m[i]) + f.rest1 * x,
+            second = f.beta2 * Moments::value(v[i]) + f.rest2 * x * x;
     const T kept = w[i] - f.shrink * w[i];
     const T next = kept - f.step_size * first / (std::sqrt(second) * f.correction + f.eps);
-    m[i] = first;
-    v[i] = second;
+    const std::uint32_t random = Moments::random(f.key, number + i);
+    m[i] = Moments::stored(first, random);
+    v[i] = Moments::stored(second, random >> 16);
     w[i] = next;
     out[i] = next;
   }
 }
 
-template <class T>
+template <class Moments, class T>
 void adamw(AdamWState& state, const Tensor& gradient_, double gradient_scale, double rate,
            std::int64_t step, const AdamWOptions& options, Tensor& values_) {
+  using Stored = typename Moments::Stored;
   const auto gradient = vector<const T>(gradient_);
-  const auto master = vector<T>(state.master), moment1 = vector<T>(state.moment1),
-             moment2 = vector<T>(state.moment2), values = vector<T>(values_);
+  const auto master = vector<T>(state.master), values = vector<T>(values_);
+  auto* const moment1 = state.moment1.data<Stored>();
+  auto* const moment2 = state.moment2.data<Stored>();
+  const std::int64_t number = state.first;
   const std::int64_t* bounds = state.decay.data<std::int64_t>();
   const std::int64_t* last = bounds + state.decay.numel();
   const double correction1 = 1.0 - std::pow(options.beta1, static_cast<double>(step)),
@@ -54,7 +85,8 @@ void adamw(AdamWState& state, const Tensor& gradient_, double gradient_scale, do
                                 .step_size = static_cast<T>(rate / correction1),
                                 .correction = static_cast<T>(1.0 / std::sqrt(correction2)),
                                 .eps = static_cast<T>(options.eps),
-                                .shrink = static_cast<T>(rate * options.weight_decay)};
+                                .shrink = static_cast<T>(rate * options.weight_decay),
+                                .key = rounding_key(step)};
   const std::int64_t n = values_.numel();
   parallel_for("adamw", (n + kSpan - 1) / kSpan, [=](std::int64_t span) {
     const std::int64_t end = std::min((span + 1) * kSpan, n);
@@ -63,8 +95,8 @@ void adamw(AdamWState& state, const Tensor& gradient_, double gradient_scale, do
       const std::int64_t stop = next == last ? end : std::min(*next, end);
       AdamWFactors<T> here = factors;
       if ((next - bounds) % 2 == 0) here.shrink = 0;  // between two ranges
-      adamw_span(gradient.data() + at, master.data() + at, moment1.data() + at, moment2.data() + at,
-                 values.data() + at, stop - at, here);
+      adamw_span<Moments>(gradient.data() + at, master.data() + at, moment1 + at, moment2 + at,
+                          values.data() + at, stop - at, number + at, here);
       at = stop;
     }
   });
@@ -91,11 +123,19 @@ void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale
           "adamw_step: {} values, {} gradients and {} master values do not fit", n,
           gradient.numel(), state.master.numel());
   require(step >= 1, "adamw_step: steps count from 1, got {}", step);
+  const DType moments = state.moment1.dtype();
+  require(moments == state.moment2.dtype() &&
+              (moments == DType::bf16 || moments == state.master.dtype()),
+          "adamw_step: moments in {} and {} beside master weights in {}", name(moments),
+          name(state.moment2.dtype()), name(state.master.dtype()));
   if (n == 0) return;
   BALLAST_ON_CUDA(values, adamw_step(state, gradient, gradient_scale, learning_rate, step, options,
                                      values, queue));
   dispatch_float(values.dtype(), [&](auto t) {
-    host::adamw<decltype(t)>(state, gradient, gradient_scale, learning_rate, step, options, values);
+    using T = decltype(t);
+    const auto update = moments == DType::bf16 ? host::adamw<host::Bf16Moments<T>, T>
+                                               : host::adamw<host::FullMoments<T>, T>;
+    update(state, gradient, gradient_scale, learning_rate, step, options, values);
   });
 }
 

@@ -63,15 +63,17 @@ ShardedOptimizer::ShardedOptimizer(Parameters& parameters, const Communicator& r
   const std::int64_t adamw = n - muon_part();
   const DType sums = parameters.gradient_type();
   Device& device = device_of(parameters.space());
-  const auto state = [&](std::int64_t elements) {
-    return Tensor::zeros({elements}, sums, device, MemoryCategory::optimizer);
+  require(!muon || !options.bf16_moments, "Muon keeps its moments in full precision");
+  const DType moments = options.bf16_moments ? DType::bf16 : sums;
+  const auto state = [&](std::int64_t elements, DType type) {
+    return Tensor::zeros({elements}, type, device, MemoryCategory::optimizer);
   };
   state_.master =
       parameters.dtype() == sums && in_place()
           ? parameters.trainable_values().rows(slices_.front().begin, slices_.front().begin + n)
-          : state(n);
-  state_.moment1 = state(n);
-  state_.moment2 = state(adamw);
+          : state(n, sums);
+  state_.moment1 = state(n, moments);
+  state_.moment2 = state(adamw, moments);
   for (const Slice& slice : slices_)
     decay_.push_back(decay_ranges(parameters, slice.begin + muon_part(), slice.end, device));
   if (zero_stage == 2)
@@ -236,8 +238,10 @@ void ShardedOptimizer::apply(double gradient_scale, double learning_rate, std::i
       Scope scope(recorder_, EventKind::optimizer);
       const Slice& slice = slices_[b];
       const std::int64_t from = slice.at + first, to = slice.at + slice.size();
+      const StoredBucket& bucket = parameters_.buckets()[b];
       AdamWState state{state_.master.rows(from, to), state_.moment1.rows(from, to),
-                       state_.moment2.rows(from - first, to - first), decay_[b]};
+                       state_.moment2.rows(from - first, to - first), decay_[b],
+                       slice.begin + first - (bucket.begin - bucket.first)};
       Tensor rest = values.rows(slice.begin + first, slice.end);
       adamw_step(state, shard_gradient(b).rows(first, slice.size()), gradient_scale, learning_rate,
                  step, options_, rest, queue);

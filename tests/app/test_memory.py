@@ -73,7 +73,11 @@ def draw(choice):
     tokens = choice([512, 768, 1024])
     keys["optimizer.zero"] = choice([0, 1, 2])
     keys["optimizer.kind"] = choice(["adamw", "adamw", "muon"])
+    if keys["optimizer.kind"] == "adamw":
+        keys["optimizer.moments"] = choice(["full", "bf16"])
     keys["recompute.mode"] = choice(["none", "none", "selective", "full"])
+    if keys["recompute.mode"] != "none":
+        keys["recompute.layers"] = choice([-1, 1])
     keys["run.precision"] = choice(["fp32", "fp32", "fp64", "fp8"])
     if choice([False, False, True]):
         keys["lora.rank"] = 4

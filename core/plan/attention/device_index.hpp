@@ -9,14 +9,9 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/base/host_device.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
-
-#ifdef __CUDACC__
-#define BALLAST_HOST_DEVICE __host__ __device__
-#else
-#define BALLAST_HOST_DEVICE
-#endif
 
 namespace ballast::cuda {
 

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/ops/ops.hpp"
 #include "kernels/cuda/runtime/reduce.cuh"
+#include "kernels/ops/stochastic_rounding.hpp"
 
 namespace ballast::cuda {
 namespace {
@@ -21,6 +22,17 @@ __device__ float4 load4(const float* x, std::int64_t i, std::int64_t n) {
     if (i + 4 <= n) return *reinterpret_cast<const float4*>(x + i);
   return make_float4(x[i], i + 1 < n ? x[i + 1] : 0, i + 2 < n ? x[i + 2] : 0,
                      i + 3 < n ? x[i + 3] : 0);
+}
+template <bool kAligned>
+__device__ float4 load4(const __nv_bfloat16* x, std::int64_t i, std::int64_t n) {
+  if constexpr (kAligned)
+    if (i + 4 <= n) {
+      const uint2 four = *reinterpret_cast<const uint2*>(x + i);
+      return make_float4(__uint_as_float(four.x << 16), __uint_as_float(four.x & 0xffff0000u),
+                         __uint_as_float(four.y << 16), __uint_as_float(four.y & 0xffff0000u));
+    }
+  const auto at = [&](std::int64_t j) { return j < n ? __bfloat162float(x[j]) : 0.0f; };
+  return make_float4(at(i), at(i + 1), at(i + 2), at(i + 3));
 }
 template <bool kAligned>
 __device__ void store4(float* x, std::int64_t i, std::int64_t n, float4 v) {
@@ -48,6 +60,42 @@ __device__ void store4(__nv_bfloat16* x, std::int64_t i, std::int64_t n, float4 
   if (i + 3 < n) x[i + 3] = __float2bfloat16_rn(v.w);
 }
 
+/// Moments of four neighbours, of which element i has number `number`: as they are, or rounded by
+/// chance, by the lower half of a number's random bits (first moment) or by the upper one.
+template <bool kAligned>
+__device__ void store_moments(float* m, float* v, std::int64_t i, std::int64_t n, float4 first,
+                              float4 second, std::int64_t, std::uint32_t) {
+  store4<kAligned>(m, i, n, first);
+  store4<kAligned>(v, i, n, second);
+}
+template <bool kAligned>
+__device__ void store_rounded(__nv_bfloat16* x, std::int64_t i, std::int64_t n, float4 v,
+                              const std::uint32_t (&random)[4]) {
+  const std::uint16_t bits[4] = {round_by_chance(__float_as_uint(v.x), random[0]),
+                                 round_by_chance(__float_as_uint(v.y), random[1]),
+                                 round_by_chance(__float_as_uint(v.z), random[2]),
+                                 round_by_chance(__float_as_uint(v.w), random[3])};
+  if (kAligned && i + 4 <= n) {
+    *reinterpret_cast<uint2*>(x + i) = make_uint2(bits[0] | static_cast<unsigned>(bits[1]) << 16,
+                                                  bits[2] | static_cast<unsigned>(bits[3]) << 16);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+    if (i + j < n) x[i + j] = __ushort_as_bfloat16(bits[j]);
+}
+template <bool kAligned>
+__device__ void store_moments(__nv_bfloat16* m, __nv_bfloat16* v, std::int64_t i, std::int64_t n,
+                              float4 first, float4 second, std::int64_t number, std::uint32_t key) {
+  std::uint32_t random[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) random[j] = rounding_bits(key, number + j);
+  store_rounded<kAligned>(m, i, n, first, random);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) random[j] >>= 16;
+  store_rounded<kAligned>(v, i, n, second, random);
+}
+
 __device__ void adamw(float gradient, bool decays, const AdamWFactors& f, float& w, float& m,
                       float& v) {
   const float g = gradient * f.scale;
@@ -58,9 +106,9 @@ __device__ void adamw(float gradient, bool decays, const AdamWFactors& f, float&
 }
 
 /// kVectors: of four elements, whose loads a thread has in flight together.
-template <bool kAligned, int kBlock, int kVectors>
+template <bool kAligned, int kBlock, int kVectors, class Moment>
 __global__ void __launch_bounds__(kBlock)
-    adamw_kernel(float* master, float* moment1, float* moment2, const std::int64_t* decay_bounds,
+    adamw_kernel(float* master, Moment* moment1, Moment* moment2, const std::int64_t* decay_bounds,
                  int bounds, const float* gradient, __nv_bfloat16* values, std::int64_t n,
                  AdamWFactors f) {
   int passed = 0;  // bounds at or before element i; odd: inside a range
@@ -91,8 +139,7 @@ __global__ void __launch_bounds__(kBlock)
       adamw(g[k].y, decays[1], f, w[k].y, m[k].y, v[k].y);
       adamw(g[k].z, decays[2], f, w[k].z, m[k].z, v[k].z);
       adamw(g[k].w, decays[3], f, w[k].w, m[k].w, v[k].w);
-      store4<kAligned>(moment1, i, n, m[k]);
-      store4<kAligned>(moment2, i, n, v[k]);
+      store_moments<kAligned>(moment1, moment2, i, n, m[k], v[k], f.first + i, f.key);
       store4<kAligned>(master, i, n, w[k]);
       store4<kAligned>(values, i, n, w[k]);
     }
@@ -151,21 +198,28 @@ cudaError_t reduce(const float* x, std::int64_t n, double* partial, double* resu
 
 }  // namespace
 
-cudaError_t adamw_step(float* master, float* moment1, float* moment2,
+template <class Moment>
+cudaError_t adamw_step(float* master, Moment* moment1, Moment* moment2,
                        const std::int64_t* decay_bounds, int bounds, const float* gradient,
                        Bf16* values, std::int64_t n, AdamWFactors factors, cudaStream_t stream,
                        bool beside) {
   if (n == 0) return cudaSuccess;
-  const bool vectors = aligned(master, 16) && aligned(moment1, 16) && aligned(moment2, 16) &&
-                       aligned(gradient, 16) && aligned(values, 8);
-  const auto kernel = beside    ? (vectors ? adamw_kernel<true, kBesideThreads, kBesideVectors>
-                                           : adamw_kernel<false, kBesideThreads, kBesideVectors>)
-                      : vectors ? adamw_kernel<true, kThreads, 1>
-                                : adamw_kernel<false, kThreads, 1>;
+  const bool vectors = aligned(master, 16) && aligned(moment1, 4 * sizeof(Moment)) &&
+                       aligned(moment2, 4 * sizeof(Moment)) && aligned(gradient, 16) &&
+                       aligned(values, 8);
+  const auto kernel = beside
+                          ? (vectors ? adamw_kernel<true, kBesideThreads, kBesideVectors, Moment>
+                                     : adamw_kernel<false, kBesideThreads, kBesideVectors, Moment>)
+                      : vectors ? adamw_kernel<true, kThreads, 1, Moment>
+                                : adamw_kernel<false, kThreads, 1, Moment>;
   kernel<<<beside ? beside_blocks() : kAdamWBlocks, beside ? kBesideThreads : kThreads, 0,
            stream>>>(master, moment1, moment2, decay_bounds, bounds, gradient, values, n, factors);
   return cudaGetLastError();
 }
+template cudaError_t adamw_step(float*, float*, float*, const std::int64_t*, int, const float*,
+                                Bf16*, std::int64_t, AdamWFactors, cudaStream_t, bool);
+template cudaError_t adamw_step(float*, Bf16*, Bf16*, const std::int64_t*, int, const float*, Bf16*,
+                                std::int64_t, AdamWFactors, cudaStream_t, bool);
 
 std::size_t sum_partial_doubles() { return kSumBlocks; }
 

@@ -7,6 +7,7 @@
 #include "kernels/cuda/ops/ops.hpp"
 #include "kernels/cuda/runtime/device.hpp"
 #include "kernels/ops/dropout.hpp"
+#include "kernels/ops/stochastic_rounding.hpp"
 
 namespace ballast::cuda {
 namespace {
@@ -287,12 +288,19 @@ void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale
                              .step_size = static_cast<float>(learning_rate / at(options.beta1)),
                              .correction = static_cast<float>(1 / std::sqrt(at(options.beta2))),
                              .eps = static_cast<float>(options.eps),
-                             .shrink = static_cast<float>(learning_rate * options.weight_decay)};
-  check(adamw_step(float_of(state.master), float_of(state.moment1), float_of(state.moment2),
-                   state.decay.data<std::int64_t>(), static_cast<int>(state.decay.numel()),
-                   float_of(gradient), bf16_of(values), gradient.numel(), factors, stream(queue),
-                   queue == Queue::update),
-        "adamw");
+                             .shrink = static_cast<float>(learning_rate * options.weight_decay),
+                             .first = state.first,
+                             .key = rounding_key(step)};
+  const auto update = [&](auto* moment1, auto* moment2) {
+    check(adamw_step(float_of(state.master), moment1, moment2, state.decay.data<std::int64_t>(),
+                     static_cast<int>(state.decay.numel()), float_of(gradient), bf16_of(values),
+                     gradient.numel(), factors, stream(queue), queue == Queue::update),
+          "adamw");
+  };
+  if (state.moment1.dtype() == DType::bf16)
+    update(bf16_of(state.moment1), bf16_of(state.moment2));
+  else
+    update(float_of(state.moment1), float_of(state.moment2));
 }
 
 void muon_momentum(Tensor& moment, Tensor& gradient, double gradient_scale,

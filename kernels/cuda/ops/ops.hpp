@@ -127,11 +127,15 @@ cudaError_t cross_entropy_with_gradient(Bf16* logits, const std::int32_t* target
 /// (correction: 1 / sqrt(1 - beta2^step)), of decaying weights (shrink: learning rate x decay).
 struct AdamWFactors {
   float scale, beta1, beta2, rest1, rest2, step_size, correction, eps, shrink;
+  std::int64_t first = 0;  ///< number of the first element, by which bf16 moments are rounded
+  std::uint32_t key = 0;   ///< rounding_key() of the step
 };
-/// AdamW on n elements: fp32 master, moments and gradient; bf16 values get the rounded master.
+/// AdamW on n elements: fp32 master and gradient, moments in fp32 or in bf16, rounded by chance
+/// (kernels/ops/stochastic_rounding.hpp); bf16 values get the rounded master.
 /// Weights decay in the ranges [decay_bounds[0], decay_bounds[1]), ... (`bounds` ascending elements
 /// on the device).  `beside`: on a third of the multiprocessors, with the same bits.
-cudaError_t adamw_step(float* master, float* moment1, float* moment2,
+template <class Moment>
+cudaError_t adamw_step(float* master, Moment* moment1, Moment* moment2,
                        const std::int64_t* decay_bounds, int bounds, const float* gradient,
                        Bf16* values, std::int64_t n, AdamWFactors factors, cudaStream_t stream,
                        bool beside = false);

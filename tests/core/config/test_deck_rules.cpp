@@ -245,6 +245,10 @@ INSTANTIATE_TEST_SUITE_P(
         Breach{"recompute_more_than_all",
                {{"recompute.mode", S("full")}, {"recompute.layers", I{25}}},
                "deck.toml:11",
+               "24 layers"},
+        Breach{"selective_more_than_all",
+               {{"recompute.mode", S("selective")}, {"recompute.layers", I{25}}},
+               "deck.toml:11",
                "24 layers"}),
     [](const auto& info) { return S(info.param.name); });
 

@@ -46,6 +46,9 @@ TEST(MemoryReplay, ShardsAndTypesCountAsAllocated) {
   EXPECT_EQ(bytes(MemoryCategory::parameters), 1004 * 2);
   EXPECT_EQ(bytes(MemoryCategory::gradients), (1004 + 251) * 4);
   EXPECT_EQ(bytes(MemoryCategory::optimizer), 251 * 3 * 4);
+  stage.bf16_moments = true;
+  EXPECT_EQ(bytes(MemoryCategory::optimizer), 251 * (4 + 2 + 2));
+  stage.bf16_moments = false;
 }
 
 TEST(MemoryReplay, TilesAreOfAGroupOfHeadsWhereEverythingIsChosen) {

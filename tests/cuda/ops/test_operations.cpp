@@ -448,18 +448,42 @@ TEST_F(Operations, AdamWAndNorm) {
               1e-9 * sum_of_squares(gradient));
 }
 
+TEST_F(Operations, AdamWRoundsBf16MomentsAsTheHostDoes) {
+  const std::int64_t n = 100003, number = (std::int64_t{1} << 32) - 50000;
+  const Tensor start = random({n}), none = Tensor::zeros({0}, DType::i64);
+  AdamWState host{start.clone(), Tensor::zeros({n}, b16), Tensor::zeros({n}, b16), none, number};
+  AdamWState device{to_gpu(start, f32), Tensor::zeros({n}, b16, *gpu),
+                    Tensor::zeros({n}, b16, *gpu), none.to(*gpu), number};
+  Tensor values = start.clone(), values_gpu = unwritten({n}, b16);
+  for (int step = 1; step <= 3; ++step) {
+    const Tensor gradient = random({n});
+    adamw_step(host, gradient, 0.5, 1e-2, step, {}, values);
+    adamw_step(device, to_gpu(gradient, f32), 0.5, 1e-2, step, {}, values_gpu);
+  }
+  EXPECT_CLOSE(device.master, host.master, kFp32);
+  for (const auto& [found, expected] :
+       {std::pair{to_host(device.moment1), to_host(host.moment1)},
+        std::pair{to_host(device.moment2), to_host(host.moment2)}}) {
+    std::int64_t unlike = 0;  // where the last bit of a sum in fp32 decides
+    for (std::int64_t i = 0; i < n; ++i)
+      unlike += found.data<double>()[i] != expected.data<double>()[i];
+    EXPECT_LT(unlike, n / 1000);
+  }
+}
+
 TEST_F(Operations, AdamWBesideComputationHasItsBits) {
   const std::int64_t n = 1000003;  // several sweeps of a third of the multiprocessors
   const Tensor start = random({n}), gradient = to_gpu(random({n}), f32);
   Tensor decay = Tensor::empty({200}, DType::i64);
   for (std::int64_t i = 0; i < decay.numel(); ++i) decay.data<std::int64_t>()[i] = 4999 * i + 3;
-  for (const std::int64_t first : {0, 1}) {  // 1: not aligned for vectors
-    const auto run = [&](Queue queue, bool blocked) {
-      AdamWState all{to_gpu(start, f32), Tensor::zeros({n}, f32, *gpu),
-                     Tensor::zeros({n}, f32, *gpu), decay.to(*gpu)};
+  for (const auto& [moments, first] : {std::pair{f32, 0}, {f32, 1}, {b16, 0}, {b16, 1}}) {
+    // 1: not aligned for vectors
+    const auto run = [&, moments = moments, first = first](Queue queue, bool blocked) {
+      AdamWState all{to_gpu(start, f32), Tensor::zeros({n}, moments, *gpu),
+                     Tensor::zeros({n}, moments, *gpu), decay.to(*gpu)};
       Tensor values = unwritten({n}, b16), written = values.rows(first, n);
       AdamWState part{all.master.rows(first, n), all.moment1.rows(first, n),
-                      all.moment2.rows(first, n), all.decay};
+                      all.moment2.rows(first, n), all.decay, first};
       gpu->wait(gpu->fence(Queue::compute), queue);
       if (blocked)
         cudaLaunchHostFunc(

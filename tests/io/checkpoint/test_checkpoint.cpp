@@ -1,5 +1,7 @@
 // Checkpoints: any sharding reads what another wrote, damaged files are refused by name, failed
 // writes leave the last good file alone.
+#include <bit>
+
 #include "tests/io/checkpoint/checkpoint_test.hpp"
 
 namespace ballast {
@@ -185,6 +187,45 @@ TEST_F(Checkpoint, AnotherModelOrPrecisionIsRefused) {
   other = table;
   other.pop_back();
   EXPECT_NE(read_with(other, DType::f32).find("model.norm.weight"), std::string::npos);
+}
+
+TEST_F(Checkpoint, MomentsAreReadAsFp32OrBf16) {
+  const auto table = small_table();
+  const std::int64_t total = numel(table);
+  const CheckpointShard wide = make_shard(table, 0, total, DType::f32, true);
+  const auto nearest = [](float value) {  // by comparing distances to both neighbours
+    const std::uint32_t low = std::bit_cast<std::uint32_t>(value) & 0xFFFF0000u;
+    const float a = std::bit_cast<float>(low), b = std::bit_cast<float>(low + 0x10000u);
+    return std::fabs(value - a) <= std::fabs(b - value) ? a : b;
+  };
+  const auto with_bf16 = [&](bool filled) {
+    CheckpointShard shard = make_shard(table, 0, total, DType::f32, filled);
+    for (const char* field : {"moment1", "moment2"})
+      shard.fields[field] = Tensor::zeros({total}, DType::bf16);
+    return shard;
+  };
+  CheckpointShard narrow = with_bf16(false);
+  read_checkpoint(write(table, 1), world, narrow);
+  CheckpointShard held = narrow;  // what a file in bf16 is made of
+  if (world.rank() != 0) held.runs.clear();
+  const std::string path = write_checkpoint(dir, world, held, some_state(2), 2);
+  CheckpointShard again = make_shard(table, 0, total, DType::f32, false), same = with_bf16(false);
+  read_checkpoint(path, world, again);
+  read_checkpoint(path, world, same);
+  for (const char* field : {"moment1", "moment2"})
+    for (std::int64_t i = 0; i < total; ++i) {
+      const float expected = nearest(wide.fields.at(field).data<float>()[i]);
+      const std::uint16_t bits = narrow.fields.at(field).data<bf16>()[i].bits;
+      ASSERT_EQ(std::bit_cast<float>(std::uint32_t{bits} << 16), expected) << field << " " << i;
+      ASSERT_EQ(again.fields.at(field).data<float>()[i], expected) << field << " " << i;
+      ASSERT_EQ(same.fields.at(field).data<bf16>()[i].bits, bits) << field << " " << i;
+    }
+  CheckpointShard other = make_shard(table, 0, total, DType::f64, false);
+  const std::string said = error_of([&] { read_checkpoint(path, world, other); });
+  EXPECT_NE(said.find("holds f32"), std::string::npos) << "weights do not change: " << said;
+  other.fields["master"] = Tensor::zeros({total}, DType::f32);
+  EXPECT_NE(error_of([&] { read_checkpoint(path, world, other); }).find("holds bf16"),
+            std::string::npos);
 }
 
 TEST_F(Checkpoint, FieldsThatTheFirstParametersLack) {

@@ -198,6 +198,72 @@ TEST_P(Optimizer, ShardsGiveTheBitsOfTheWhole) {
   EXPECT_THROW(adamw_step(whole, gradient.rows(1, n), 1, 0.1, 1, {}, a), Error);
 }
 
+TEST_P(Optimizer, Bf16MomentsAreRoundedByElementAndStep) {
+  const DType type = GetParam();
+  Draw draw;
+  SCOPED_TRACE(draw.trace());
+  const std::int64_t n = 9001, cut = draw.integer(1, n - 1);
+  const Tensor master = draw.tensor({n}, type), decay = Tensor::zeros({0}, DType::i64);
+  const auto state = [&](DType moments) {
+    return AdamWState{master.clone(), Tensor::zeros({n}, moments), Tensor::zeros({n}, moments),
+                      decay};
+  };
+  AdamWState full = state(type), whole = state(DType::bf16), split = state(DType::bf16);
+  Tensor a = Tensor::empty({n}, type), b = a.clone(), c = a.clone();
+  for (int step = 1; step <= 3; ++step) {
+    const Tensor gradient = draw.tensor({n}, type);
+    adamw_step(full, gradient, 1, 0.1, step, {}, a);
+    adamw_step(whole, gradient, 1, 0.1, step, {}, b);
+    for (const auto& [begin, end] : {std::pair{std::int64_t{0}, cut}, {cut, n}}) {
+      AdamWState part{split.master.rows(begin, end), split.moment1.rows(begin, end),
+                      split.moment2.rows(begin, end), decay, begin};
+      Tensor out = c.rows(begin, end);
+      adamw_step(part, gradient.rows(begin, end), 1, 0.1, step, {}, out);
+    }
+    EXPECT_TRUE(bit_equal(b, c)) << "cut at " << cut << ", step " << step;
+    EXPECT_TRUE(bit_equal(whole.moment2, split.moment2));
+    // The update has moments as they were before they are rounded.
+    EXPECT_EQ(bit_equal(a, b), step == 1) << step;
+    EXPECT_LT(relative_error(b, elements(a)), 5e-3) << step;
+  }
+  for (const auto& [found, exact] :
+       {std::pair{whole.moment1, full.moment1}, {whole.moment2, full.moment2}}) {
+    double sum = 0, squares = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const double e = element(found, i) - element(exact, i);
+      sum += e, squares += e * e;
+    }
+    EXPECT_GT(squares, 0);
+    EXPECT_LT(std::fabs(sum), 6 * std::sqrt(squares)) << "no side is preferred";
+    EXPECT_LT(relative_error(found, elements(exact)), 1e-2);
+  }
+  full.moment1 = whole.moment1;
+  EXPECT_THROW(adamw_step(full, master, 1, 0.1, 1, {}, a), Error) << "one moment in bf16";
+}
+
+TEST_P(Optimizer, Bf16MomentsDoNotStandStill) {
+  const DType type = GetParam();
+  const std::int64_t n = 4096;
+  AdamWOptions options;
+  options.beta2 = 0.999;  // a step changes less than half a unit of bf16's last place
+  AdamWState state{Tensor::zeros({n}, type), Tensor::zeros({n}, DType::bf16),
+                   Tensor::zeros({n}, DType::bf16), Tensor::zeros({0}, DType::i64)};
+  Tensor gradient = Tensor::zeros({n}, type), values = Tensor::zeros({n}, type);
+  double expected = 0;
+  for (int step = 1; step <= 2000; ++step) {
+    const double g = step <= 1000 ? 2.0 : 0.5;
+    dispatch_float(type, [&](auto t) {
+      std::fill_n(gradient.data<decltype(t)>(), n, static_cast<decltype(t)>(g));
+    });
+    adamw_step(state, gradient, 1, 1e-3, step, options, values);
+    expected = 0.999 * expected + 0.001 * g * g;
+    if (step % 1000 != 0) continue;
+    double mean = 0;
+    for (std::int64_t i = 0; i < n; ++i) mean += element(state.moment2, i) / static_cast<double>(n);
+    EXPECT_NEAR(mean, expected, 0.01 * expected) << "step " << step;
+  }
+}
+
 TEST_P(Optimizer, SumOfSquares) {
   Draw draw;
   SCOPED_TRACE(draw.trace());

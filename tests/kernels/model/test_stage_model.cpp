@@ -378,6 +378,7 @@ INSTANTIATE_TEST_SUITE_P(
     Modes, RecomputeCases,
     ::testing::Values(std::pair{DType::f32, RecomputeOptions{Recompute::none, -1}},
                       std::pair{DType::f32, RecomputeOptions{Recompute::selective, -1}},
+                      std::pair{DType::f32, RecomputeOptions{Recompute::selective, 2}},
                       std::pair{DType::f32, RecomputeOptions{Recompute::full, -1}},
                       std::pair{DType::f32, RecomputeOptions{Recompute::full, 2}},
                       std::pair{DType::f32, RecomputeOptions{Recompute::full, 0}},

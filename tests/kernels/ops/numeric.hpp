@@ -1,5 +1,6 @@
 // Fresh random data, comparisons and central differences for tests of kernels.
 #pragma once
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -58,6 +59,8 @@ inline double element(const Tensor& t, std::int64_t index) {
     offset += index % t.shape()[d] * t.strides()[d];
     index /= t.shape()[d];
   }
+  if (t.dtype() == DType::bf16)
+    return std::bit_cast<float>(std::uint32_t{t.data<bf16>()[offset].bits} << 16);
   return t.dtype() == DType::i32 ? t.data<std::int32_t>()[offset]
                                  : dispatch_float(t.dtype(), [&](auto x) -> double {
                                      return t.data<decltype(x)>()[offset];
